@@ -1,0 +1,1 @@
+//! Architecture cards: what a checkpoint of each architecture is called in GGUF, as data.

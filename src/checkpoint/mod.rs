@@ -1,0 +1,1 @@
+//! Checkpoints as they come: safetensors and their configuration, as named tensors and byte ranges. Knows no model.

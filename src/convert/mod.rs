@@ -1,0 +1,1 @@
+//! A checkpoint becomes a GGUF file: plan from headers, then stream.

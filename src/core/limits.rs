@@ -1,0 +1,31 @@
+//! Caps on what a header may claim. They are far above anything real and far below what would hurt.
+
+/// Limits that parsers check before they allocate.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of a safetensors header (the format's own cap).
+    pub safetensors_header_bytes: u64,
+    /// Bytes of a JSON or text file read whole (`config.json`, `tokenizer.json`, an index).
+    pub text_file_bytes: u64,
+    /// Depth of nested arrays and JSON values.
+    pub depth: usize,
+    /// Tensors in one file or checkpoint.
+    pub n_tensors: u64,
+    /// Keys in a GGUF header.
+    pub n_keys: u64,
+    /// Parts of a split file or shards of a checkpoint.
+    pub n_parts: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            safetensors_header_bytes: 100_000_000,
+            text_file_bytes: 1 << 30,
+            depth: 64,
+            n_tensors: 1 << 24,
+            n_keys: 1 << 20,
+            n_parts: 1 << 16,
+        }
+    }
+}

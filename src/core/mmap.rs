@@ -1,0 +1,124 @@
+//! Read-only mapping of input files.
+#![allow(unsafe_code)]
+
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+/// A file mapped read-only for as long as the value lives.
+///
+/// Another process that truncates the file while it is mapped makes reads fault (`SIGBUS`): the operating system
+/// offers no way to turn that into an error. We never write to a path that we map, and outputs appear by rename,
+/// which leaves a mapped predecessor intact.
+#[derive(Debug)]
+pub struct MappedFile {
+    path: PathBuf,
+    // `None` for an empty file, which cannot be mapped.
+    map: Option<Mmap>,
+}
+
+impl MappedFile {
+    /// Maps a file.
+    ///
+    /// # Errors
+    /// I/O errors, named with the path; a path that is not a regular file.
+    pub fn open(path: &Path) -> std::io::Result<Self> {
+        let file = fs_err::File::open(path)?;
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(std::io::Error::new(
+                std::io::ErrorKind::InvalidInput,
+                format!("{}: not a regular file", path.display()),
+            ));
+        }
+        let map = if metadata.len() == 0 {
+            None
+        } else {
+            // SAFETY: the mapping is private and read-only, and only `&[u8]` leaves this type. Another process
+            // changing the file under us changes the bytes we see, which every parser treats as untrusted anyway.
+            Some(unsafe { Mmap::map(file.file()) }?)
+        };
+        Ok(Self { path: path.to_owned(), map })
+    }
+
+    /// Where the file was opened.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Tells the system that the range will be read soon, front to back. Best effort.
+    pub fn will_need(&self, offset: u64, n_bytes: u64) {
+        #[cfg(unix)]
+        if let Some((map, start, len)) = self.clip(offset, n_bytes) {
+            let _ = map.advise_range(memmap2::Advice::WillNeed, start, len);
+        }
+        #[cfg(not(unix))]
+        let _ = (offset, n_bytes);
+    }
+
+    /// Drops the pages that lie wholly inside the range from this process. They come back from the file (or the
+    /// page cache) when read again. Best effort.
+    pub fn release(&self, offset: u64, n_bytes: u64) {
+        #[cfg(unix)]
+        {
+            const PAGE: usize = 4096;
+            let Some((map, start, len)) = self.clip(offset, n_bytes) else { return };
+            let first = start.next_multiple_of(PAGE);
+            let last = (start + len) / PAGE * PAGE;
+            if first < last {
+                // SAFETY: the mapping is read-only and backed by a file, so dropped pages are read back unchanged;
+                // no reference observes a difference.
+                let _ = unsafe {
+                    map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, first, last - first)
+                };
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = (offset, n_bytes);
+    }
+
+    #[cfg(unix)]
+    fn clip(&self, offset: u64, n_bytes: u64) -> Option<(&Mmap, usize, usize)> {
+        let map = self.map.as_ref()?;
+        let start = usize::try_from(offset).ok().filter(|&start| start < map.len())?;
+        let len = usize::try_from(n_bytes).unwrap_or(usize::MAX).min(map.len() - start);
+        (len > 0).then_some((map, start, len))
+    }
+}
+
+impl Deref for MappedFile {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.map.as_deref().unwrap_or(&[])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_releases_and_reads_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data");
+        let data: Vec<u8> = (0..100_000u32).map(|i| i as u8).collect();
+        fs_err::write(&path, &data).unwrap();
+        let map = MappedFile::open(&path).unwrap();
+        map.will_need(0, 5000);
+        map.release(1, u64::MAX);
+        map.release(u64::MAX, 1);
+        assert_eq!(&map[..], &data[..]);
+    }
+
+    #[test]
+    fn an_empty_file_is_an_empty_slice_and_a_directory_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("empty");
+        fs_err::write(&path, b"").unwrap();
+        assert!(MappedFile::open(&path).unwrap().is_empty());
+        assert!(MappedFile::open(dir.path()).is_err());
+    }
+}

@@ -1,0 +1,52 @@
+//! How the library tells how far it is, without knowing a terminal, and how it is told to stop.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Receives progress of a long run. All methods may be called from several threads.
+pub trait Progress: Sync {
+    /// A stage begins: what it does, and how many bytes it will go through.
+    fn begin(&self, what: &str, total_bytes: u64) {
+        let _ = (what, total_bytes);
+    }
+
+    /// `n_bytes` more are done.
+    fn advance(&self, n_bytes: u64) {
+        let _ = n_bytes;
+    }
+
+    /// The stage is over.
+    fn end(&self) {}
+
+    /// Something the user should know that does not stop the run.
+    fn warn(&self, message: &str) {
+        let _ = message;
+    }
+
+    /// True once the run should stop; work units check it between chunks.
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+}
+
+/// Reports nothing and never cancels.
+#[derive(Debug, Default)]
+pub struct Silent;
+
+impl Progress for Silent {}
+
+/// Reports nothing; cancels when the flag is set. For tests and embedders.
+#[derive(Debug, Default)]
+pub struct CancelFlag(AtomicBool);
+
+impl CancelFlag {
+    /// Asks the run to stop.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Progress for CancelFlag {
+    fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}

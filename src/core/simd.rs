@@ -1,0 +1,117 @@
+//! Which vector instructions to use. The level is detected once and passed on as a value; `--simd` and tests can
+//! ask for any level the machine has.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A level of vector instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SimdLevel {
+    /// The readable truth; runs everywhere.
+    Scalar,
+    /// 128-bit vectors on AArch64.
+    Neon,
+    /// 256-bit vectors with FMA and F16C on x86-64.
+    Avx2,
+    /// 512-bit vectors (F, BW, DQ, VL) on x86-64.
+    Avx512,
+}
+
+impl SimdLevel {
+    /// All levels, narrowest first.
+    pub const ALL: [Self; 4] = [Self::Scalar, Self::Neon, Self::Avx2, Self::Avx512];
+
+    /// The widest level this machine has.
+    #[must_use]
+    pub fn detect() -> Self {
+        Self::ALL.into_iter().rev().find(|level| level.is_available()).unwrap_or(Self::Scalar)
+    }
+
+    /// The levels this machine has, narrowest first.
+    pub fn available() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|level| level.is_available())
+    }
+
+    /// True if this machine can run the level.
+    #[must_use]
+    pub fn is_available(self) -> bool {
+        match self {
+            Self::Scalar => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => {
+                Self::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+            }
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => true,
+            _ => false,
+        }
+    }
+
+    /// Name as `--simd` takes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Scalar => "scalar",
+            Self::Neon => "neon",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+        }
+    }
+}
+
+impl fmt::Display for SimdLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Why a `--simd` argument was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SimdError {
+    /// Not the name of a level.
+    #[error("unknown SIMD level `{0}`: expected auto, scalar, neon, avx2 or avx512")]
+    Unknown(String),
+    /// The machine lacks the level.
+    #[error("this machine cannot run SIMD level `{0}`")]
+    Unavailable(SimdLevel),
+}
+
+impl FromStr for SimdLevel {
+    type Err = SimdError;
+
+    fn from_str(text: &str) -> Result<Self, SimdError> {
+        if text.eq_ignore_ascii_case("auto") {
+            return Ok(Self::detect());
+        }
+        let level = Self::ALL
+            .into_iter()
+            .find(|level| level.name().eq_ignore_ascii_case(text))
+            .ok_or_else(|| SimdError::Unknown(text.to_owned()))?;
+        if level.is_available() { Ok(level) } else { Err(SimdError::Unavailable(level)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn auto_is_available_and_names_round_trip() {
+        let auto: SimdLevel = "auto".parse().unwrap();
+        assert!(auto.is_available());
+        for level in SimdLevel::available() {
+            assert_eq!(level.name().parse(), Ok(level));
+        }
+        assert!(matches!("mmx".parse::<SimdLevel>(), Err(SimdError::Unknown(_))));
+    }
+}

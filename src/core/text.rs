@@ -1,0 +1,107 @@
+//! Text for people: escaping of foreign strings, sizes in bytes.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+/// Makes a string from a file safe to print: control characters, terminal escapes and bidirectional overrides
+/// appear as `\u{..}`.
+#[must_use]
+pub fn escape(text: &str) -> Cow<'_, str> {
+    let is_unsafe = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+    };
+    if !text.chars().any(is_unsafe) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match c {
+            '\n' => out.push_str("\\n"),
+            '\t' => out.push_str("\\t"),
+            '\r' => out.push_str("\\r"),
+            c if is_unsafe(c) => {
+                let _ = write!(out, "\\u{{{:x}}}", c as u32);
+            }
+            c => out.push(c),
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// [`escape`] for bytes that may not be UTF-8: invalid bytes appear as `\xNN`.
+#[must_use]
+pub fn escape_bytes(bytes: &[u8]) -> String {
+    let mut out = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        out.push_str(&escape(chunk.valid()));
+        for byte in chunk.invalid() {
+            let _ = write!(out, "\\x{byte:02x}");
+        }
+    }
+    out
+}
+
+/// A byte count with a binary unit and three significant digits: `1.91 GiB`.
+#[must_use]
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut value = n as f64;
+    let mut unit = 0;
+    while value >= 1000.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    match (unit, value) {
+        (0, _) => format!("{n} B"),
+        (_, v) if v < 10.0 => format!("{v:.2} {}", UNITS[unit]),
+        (_, v) if v < 100.0 => format!("{v:.1} {}", UNITS[unit]),
+        (_, v) => format!("{v:.0} {}", UNITS[unit]),
+    }
+}
+
+/// Parses a size with an optional unit K, M, G or T (powers of 1024): `128M`, `1.5G`, `4096`.
+#[must_use]
+pub fn parse_bytes(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = text[digits.len()..].to_ascii_uppercase();
+    let factor: u64 = match unit.trim_end_matches("IB").trim_end_matches('B') {
+        "" => 1,
+        "K" => 1 << 10,
+        "M" => 1 << 20,
+        "G" => 1 << 30,
+        "T" => 1 << 40,
+        _ => return None,
+    };
+    if let Ok(n) = digits.parse::<u64>() {
+        return n.checked_mul(factor);
+    }
+    let n = digits.parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0)? * factor as f64;
+    (n < u64::MAX as f64).then_some(n as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_what_a_terminal_would_obey() {
+        assert_eq!(escape("plain ünïcode"), "plain ünïcode");
+        assert_eq!(escape("a\u{1b}[31mb\n"), "a\\u{1b}[31mb\\n");
+        assert_eq!(escape_bytes(b"ok\xff\xfe"), "ok\\xff\\xfe");
+    }
+
+    #[test]
+    fn sizes_both_ways() {
+        assert_eq!(bytes(512), "512 B");
+        assert_eq!(bytes(2_200_000_000), "2.05 GiB");
+        assert_eq!(parse_bytes("128M"), Some(128 << 20));
+        assert_eq!(parse_bytes("1.5G"), Some(3 << 29));
+        assert_eq!(parse_bytes("2GiB"), Some(2 << 30));
+        assert_eq!(parse_bytes("4096"), Some(4096));
+        for bad in ["", "M", "-1", "12X", "99999999999999999999", "18446744073709551615K", "nanG"] {
+            assert_eq!(parse_bytes(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,428 @@
+//! Metadata: the thirteen value types of the format, and the ordered table of keys.
+
+use std::collections::HashMap;
+use std::fmt;
+
+/// Type of a metadata value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ValueType {
+    /// 8-bit unsigned.
+    U8,
+    /// 8-bit signed.
+    I8,
+    /// 16-bit unsigned.
+    U16,
+    /// 16-bit signed.
+    I16,
+    /// 32-bit unsigned.
+    U32,
+    /// 32-bit signed.
+    I32,
+    /// 32-bit float.
+    F32,
+    /// One byte, 0 or 1.
+    Bool,
+    /// Length and bytes.
+    String,
+    /// Element type, count, elements.
+    Array,
+    /// 64-bit unsigned.
+    U64,
+    /// 64-bit signed.
+    I64,
+    /// 64-bit float.
+    F64,
+}
+
+impl ValueType {
+    const ALL: [(Self, &'static str, &'static str); 13] = [
+        (Self::U8, "u8", "uint8"),
+        (Self::I8, "i8", "int8"),
+        (Self::U16, "u16", "uint16"),
+        (Self::I16, "i16", "int16"),
+        (Self::U32, "u32", "uint32"),
+        (Self::I32, "i32", "int32"),
+        (Self::F32, "f32", "float32"),
+        (Self::Bool, "bool", "bool"),
+        (Self::String, "str", "string"),
+        (Self::Array, "arr", "array"),
+        (Self::U64, "u64", "uint64"),
+        (Self::I64, "i64", "int64"),
+        (Self::F64, "f64", "float64"),
+    ];
+
+    /// Number in the file format.
+    #[must_use]
+    pub fn id(self) -> u32 {
+        self as u32
+    }
+
+    /// The type with this number in the file format.
+    #[must_use]
+    pub fn from_id(id: u32) -> Option<Self> {
+        Self::ALL.get(id as usize).map(|row| row.0)
+    }
+
+    /// Short name (`u32`, `str`), as `--set` takes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+
+    /// Long name (`uint32`, `string`), as gguf-py prints it in lower case.
+    #[must_use]
+    pub fn long_name(self) -> &'static str {
+        Self::ALL[self as usize].2
+    }
+
+    /// The type of this short or long name, in any case.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL
+            .iter()
+            .find(|row| row.1.eq_ignore_ascii_case(name) || row.2.eq_ignore_ascii_case(name))
+            .map(|row| row.0)
+    }
+
+    /// Smallest number of bytes that an element of this type takes in a file.
+    #[must_use]
+    pub fn min_bytes(self) -> u64 {
+        match self {
+            Self::U8 | Self::I8 | Self::Bool => 1,
+            Self::U16 | Self::I16 => 2,
+            Self::U32 | Self::I32 | Self::F32 => 4,
+            Self::U64 | Self::I64 | Self::F64 | Self::String => 8,
+            Self::Array => 12,
+        }
+    }
+}
+
+impl fmt::Display for ValueType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A metadata value. Strings are bytes: the format promises UTF-8, files do not always keep it.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "the variants are those of `ValueType`")]
+pub enum Value {
+    U8(u8),
+    I8(i8),
+    U16(u16),
+    I16(i16),
+    U32(u32),
+    I32(i32),
+    F32(f32),
+    Bool(bool),
+    String(Vec<u8>),
+    Array(Array),
+    U64(u64),
+    I64(i64),
+    F64(f64),
+}
+
+/// An array value: elements of one type.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "the variants are those of `ValueType`")]
+pub enum Array {
+    U8(Vec<u8>),
+    I8(Vec<i8>),
+    U16(Vec<u16>),
+    I16(Vec<i16>),
+    U32(Vec<u32>),
+    I32(Vec<i32>),
+    F32(Vec<f32>),
+    Bool(Vec<bool>),
+    String(Vec<Vec<u8>>),
+    Array(Vec<Array>),
+    U64(Vec<u64>),
+    I64(Vec<i64>),
+    F64(Vec<f64>),
+}
+
+/// Applies one expression to the vector inside an [`Array`], whatever its type.
+macro_rules! for_each_array {
+    ($array:expr, $v:ident => $body:expr) => {
+        match $array {
+            $crate::gguf::Array::U8($v) => $body,
+            $crate::gguf::Array::I8($v) => $body,
+            $crate::gguf::Array::U16($v) => $body,
+            $crate::gguf::Array::I16($v) => $body,
+            $crate::gguf::Array::U32($v) => $body,
+            $crate::gguf::Array::I32($v) => $body,
+            $crate::gguf::Array::F32($v) => $body,
+            $crate::gguf::Array::Bool($v) => $body,
+            $crate::gguf::Array::String($v) => $body,
+            $crate::gguf::Array::Array($v) => $body,
+            $crate::gguf::Array::U64($v) => $body,
+            $crate::gguf::Array::I64($v) => $body,
+            $crate::gguf::Array::F64($v) => $body,
+        }
+    };
+}
+
+#[allow(unused_imports, reason = "the reader and writer")]
+pub(crate) use for_each_array;
+
+impl Array {
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        for_each_array!(self, v => v.len())
+    }
+
+    /// True if there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Type of the elements.
+    #[must_use]
+    pub fn element_type(&self) -> ValueType {
+        match self {
+            Self::U8(_) => ValueType::U8,
+            Self::I8(_) => ValueType::I8,
+            Self::U16(_) => ValueType::U16,
+            Self::I16(_) => ValueType::I16,
+            Self::U32(_) => ValueType::U32,
+            Self::I32(_) => ValueType::I32,
+            Self::F32(_) => ValueType::F32,
+            Self::Bool(_) => ValueType::Bool,
+            Self::String(_) => ValueType::String,
+            Self::Array(_) => ValueType::Array,
+            Self::U64(_) => ValueType::U64,
+            Self::I64(_) => ValueType::I64,
+            Self::F64(_) => ValueType::F64,
+        }
+    }
+
+    /// Element `index` as a value of its own.
+    #[must_use]
+    pub fn get(&self, index: usize) -> Option<Value> {
+        Some(match self {
+            Self::U8(v) => Value::U8(*v.get(index)?),
+            Self::I8(v) => Value::I8(*v.get(index)?),
+            Self::U16(v) => Value::U16(*v.get(index)?),
+            Self::I16(v) => Value::I16(*v.get(index)?),
+            Self::U32(v) => Value::U32(*v.get(index)?),
+            Self::I32(v) => Value::I32(*v.get(index)?),
+            Self::F32(v) => Value::F32(*v.get(index)?),
+            Self::Bool(v) => Value::Bool(*v.get(index)?),
+            Self::String(v) => Value::String(v.get(index)?.clone()),
+            Self::Array(v) => Value::Array(v.get(index)?.clone()),
+            Self::U64(v) => Value::U64(*v.get(index)?),
+            Self::I64(v) => Value::I64(*v.get(index)?),
+            Self::F64(v) => Value::F64(*v.get(index)?),
+        })
+    }
+}
+
+impl Value {
+    /// Type of the value.
+    #[must_use]
+    pub fn value_type(&self) -> ValueType {
+        match self {
+            Self::U8(_) => ValueType::U8,
+            Self::I8(_) => ValueType::I8,
+            Self::U16(_) => ValueType::U16,
+            Self::I16(_) => ValueType::I16,
+            Self::U32(_) => ValueType::U32,
+            Self::I32(_) => ValueType::I32,
+            Self::F32(_) => ValueType::F32,
+            Self::Bool(_) => ValueType::Bool,
+            Self::String(_) => ValueType::String,
+            Self::Array(_) => ValueType::Array,
+            Self::U64(_) => ValueType::U64,
+            Self::I64(_) => ValueType::I64,
+            Self::F64(_) => ValueType::F64,
+        }
+    }
+
+    /// The text of a string that is valid UTF-8.
+    #[must_use]
+    pub fn as_str(&self) -> Option<&str> {
+        match self {
+            Self::String(bytes) => std::str::from_utf8(bytes).ok(),
+            _ => None,
+        }
+    }
+
+    /// The value of any integer type.
+    #[must_use]
+    pub fn as_i128(&self) -> Option<i128> {
+        Some(match *self {
+            Self::U8(v) => v.into(),
+            Self::I8(v) => v.into(),
+            Self::U16(v) => v.into(),
+            Self::I16(v) => v.into(),
+            Self::U32(v) => v.into(),
+            Self::I32(v) => v.into(),
+            Self::U64(v) => v.into(),
+            Self::I64(v) => v.into(),
+            _ => return None,
+        })
+    }
+
+    /// The value of any integer type that is not negative and fits.
+    #[must_use]
+    pub fn as_u64(&self) -> Option<u64> {
+        u64::try_from(self.as_i128()?).ok()
+    }
+
+    /// The value of either float type.
+    #[must_use]
+    pub fn as_f64(&self) -> Option<f64> {
+        match *self {
+            Self::F32(v) => Some(v.into()),
+            Self::F64(v) => Some(v),
+            _ => None,
+        }
+    }
+
+    /// The value of a bool.
+    #[must_use]
+    pub fn as_bool(&self) -> Option<bool> {
+        match *self {
+            Self::Bool(v) => Some(v),
+            _ => None,
+        }
+    }
+
+    /// The array inside.
+    #[must_use]
+    pub fn as_array(&self) -> Option<&Array> {
+        match self {
+            Self::Array(v) => Some(v),
+            _ => None,
+        }
+    }
+}
+
+macro_rules! from {
+    ($( $ty:ty => $variant:ident; )*) => {
+        $(
+            impl From<$ty> for Value {
+                fn from(value: $ty) -> Self {
+                    Self::$variant(value.into())
+                }
+            }
+            impl From<Vec<$ty>> for Value {
+                fn from(values: Vec<$ty>) -> Self {
+                    Self::Array(Array::$variant(values.into_iter().map(Into::into).collect()))
+                }
+            }
+        )*
+    };
+}
+
+from! {
+    u16 => U16;
+    i16 => I16;
+    u32 => U32;
+    i32 => I32;
+    f32 => F32;
+    bool => Bool;
+    String => String;
+    &str => String;
+    u64 => U64;
+    i64 => I64;
+    f64 => F64;
+}
+
+/// The ordered keys and values of a file. Keys are unique.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Metadata {
+    entries: Vec<(String, Value)>,
+    index: HashMap<String, usize>,
+}
+
+impl Metadata {
+    /// An empty table.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Number of keys.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// True without keys.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Keys and values in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> + DoubleEndedIterator {
+        self.entries.iter().map(|(key, value)| (key.as_str(), value))
+    }
+
+    /// The value of a key.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.index.get(key).map(|&at| &self.entries[at].1)
+    }
+
+    /// True if the key is there.
+    #[must_use]
+    pub fn contains(&self, key: &str) -> bool {
+        self.index.contains_key(key)
+    }
+
+    /// Sets a key: replaced in its place if it is there, else appended. (A Python dictionary does the same, which
+    /// is what makes key order equal the peer's.)
+    pub fn set(&mut self, key: impl Into<String>, value: impl Into<Value>) {
+        let key = key.into();
+        match self.index.get(&key) {
+            Some(&at) => self.entries[at].1 = value.into(),
+            None => {
+                self.index.insert(key.clone(), self.entries.len());
+                self.entries.push((key, value.into()));
+            }
+        }
+    }
+
+    /// Removes a key and returns its value; later keys move up.
+    pub fn remove(&mut self, key: &str) -> Option<Value> {
+        let at = self.index.remove(key)?;
+        let (_, value) = self.entries.remove(at);
+        for (at, (key, _)) in self.entries.iter().enumerate().skip(at) {
+            self.index.insert(key.clone(), at);
+        }
+        Some(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn type_numbers_are_those_of_the_format() {
+        for (id, row) in ValueType::ALL.iter().enumerate() {
+            assert_eq!(row.0.id() as usize, id);
+            assert_eq!(ValueType::from_id(id as u32), Some(row.0));
+            assert_eq!(ValueType::from_name(row.2), Some(row.0));
+        }
+        assert_eq!(ValueType::from_id(13), None);
+    }
+
+    #[test]
+    fn set_replaces_in_place_and_remove_closes_the_gap() {
+        let mut metadata = Metadata::new();
+        metadata.set("a", 1u32);
+        metadata.set("b", "two");
+        metadata.set("c", vec![true, false]);
+        metadata.set("a", 3u32);
+        let keys: Vec<_> = metadata.iter().map(|(key, _)| key).collect();
+        assert_eq!(keys, ["a", "b", "c"]);
+        assert_eq!(metadata.remove("b").and_then(|v| v.as_str().map(str::to_owned)).as_deref(), Some("two"));
+        assert_eq!(metadata.get("c").and_then(Value::as_array).map(Array::len), Some(2));
+        assert_eq!(metadata.get("b"), None);
+    }
+}

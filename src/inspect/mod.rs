@@ -1,0 +1,1 @@
+//! Look into GGUF files and compare them.

@@ -1,0 +1,23 @@
+//! Convert, quantize, verify and inspect GGUF model files.
+//!
+//! Data flows in one direction, and each module may use only those before it:
+//! [`core`] → [`gguf`], [`checkpoint`], [`quant`] → [`tokenizer`], [`arch`] → [`transform`] → [`convert`],
+//! [`quantize`], [`engine`] → [`verify`], [`inspect`] → `cli`.
+//!
+//! The library knows no terminal: it returns values and errors and reports progress through
+//! [`core::progress::Progress`]. The feature `cli` (default) adds the four programs.
+
+pub mod arch;
+pub mod checkpoint;
+#[cfg(feature = "cli")]
+pub mod cli;
+pub mod convert;
+pub mod core;
+pub mod engine;
+pub mod gguf;
+pub mod inspect;
+pub mod quant;
+pub mod quantize;
+pub mod tokenizer;
+pub mod transform;
+pub mod verify;

@@ -1,0 +1,1 @@
+//! Vocabularies: read from tokenizer files, identified, written as `tokenizer.*` keys.

@@ -1,0 +1,1 @@
+//! Tensor operations that cards name: layout as strided views, arithmetic element by element.

@@ -1,0 +1,1 @@
+//! A verdict on a file: structure, tensors, tokenizer, perplexity.

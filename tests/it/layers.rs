@@ -1,0 +1,76 @@
+//! The import arrows: a module uses what stands before it, nothing else.
+
+use std::path::Path;
+
+use crate::support::root;
+
+/// Module and what it may use; anything else is an arrow in the wrong direction.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("core", &[]),
+    ("gguf", &["core"]),
+    ("checkpoint", &["core"]),
+    ("quant", &["core"]),
+    ("tokenizer", &["core", "gguf", "checkpoint"]),
+    ("arch", &["core", "gguf", "checkpoint"]),
+    ("transform", &["core", "arch", "quant"]),
+    ("convert", &["core", "checkpoint", "arch", "transform", "tokenizer", "quant", "gguf"]),
+    ("quantize", &["core", "gguf", "quant"]),
+    ("engine", &["core", "gguf", "quant", "tokenizer", "arch"]),
+    ("verify", &["core", "convert", "engine", "arch", "tokenizer", "checkpoint", "gguf", "quant"]),
+    ("inspect", &["core", "convert", "arch", "tokenizer", "checkpoint", "gguf", "quant"]),
+];
+
+/// Names of modules behind `crate::` in a source text, in `use` items and paths alike.
+fn uses(source: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for line in source.lines().filter(|line| !line.trim_start().starts_with("//")) {
+        for (at, _) in line.match_indices("crate::") {
+            if at > 0 && line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == '$') {
+                continue;
+            }
+            let rest = &line[at + "crate::".len()..];
+            if let Some(group) = rest.strip_prefix('{') {
+                let names = group.split(',').filter_map(|item| item.trim().split("::").next());
+                found.extend(names.map(|name| name.trim_end_matches(['}', ';']).to_owned()));
+            } else {
+                found.push(rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect());
+            }
+        }
+    }
+    found
+}
+
+fn check(dir: &Path, module: &str, allowed: &[&str], n_files: &mut usize, wrong: &mut Vec<String>) {
+    for entry in fs_err::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            check(&path, module, allowed, n_files, wrong);
+        } else if path.extension().is_some_and(|ext| ext == "rs") {
+            *n_files += 1;
+            for name in uses(&fs_err::read_to_string(&path).unwrap()) {
+                let is_module = name == "cli" || ARROWS.iter().any(|row| row.0 == name);
+                if is_module && name != module && !allowed.contains(&name.as_str()) {
+                    wrong.push(format!("{}: uses crate::{name}", path.display()));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn arrows_point_one_way() {
+    let mut n_files = 0;
+    let mut wrong = Vec::new();
+    for (module, allowed) in ARROWS {
+        check(&root().join("src").join(module), module, allowed, &mut n_files, &mut wrong);
+    }
+    assert!(n_files >= ARROWS.len(), "only {n_files} files read");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_reader_of_arrows_sees_paths_and_groups() {
+    let source =
+        "use crate::{gguf::Value, cli};\nlet x = crate::quant::f();\n// crate::verify\n$crate::engine::x";
+    assert_eq!(uses(source), ["gguf", "cli", "quant"]);
+}

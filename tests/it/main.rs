@@ -1,0 +1,20 @@
+//! Integration tests: one binary, one module per subject.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    unreachable_pub,
+    reason = "a test stops by panicking, and prints for its reader"
+)]
+
+mod arch;
+mod checkpoint;
+mod convert;
+mod gguf;
+mod gguf2hf;
+mod inspect;
+mod layers;
+mod metadata;
+mod quant;
+mod quantize;
+mod support;
+mod tokenizer;

@@ -1,0 +1,44 @@
+//! Shared by the test modules: where fixtures and the conformance corpus are.
+#![allow(dead_code, reason = "each item is used by some of the modules only")]
+
+use std::path::{Path, PathBuf};
+
+/// The repository root.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A path under `fixtures/`.
+pub fn fixture(path: &str) -> PathBuf {
+    root().join("fixtures").join(path)
+}
+
+/// The conformance corpus if `GGUF_CONFORMANCE` names one. Without it the caller skips (one line says so); a
+/// folder that is named but holds nothing is a failure of the caller's own count.
+pub fn conformance() -> Option<PathBuf> {
+    match std::env::var_os("GGUF_CONFORMANCE") {
+        Some(dir) => {
+            let dir = PathBuf::from(dir);
+            // Tests run in the package root; a relative path is meant from there.
+            let dir = if dir.is_absolute() { dir } else { root().join(dir) };
+            assert!(dir.is_dir(), "GGUF_CONFORMANCE={} is not a directory", dir.display());
+            Some(dir)
+        }
+        None => {
+            println!("skipped: GGUF_CONFORMANCE is not set");
+            None
+        }
+    }
+}
+
+/// Ends a conformance test: prints how many cases ran and fails on zero.
+pub fn report_cases(subject: &str, n_cases: usize) {
+    println!("{subject}: {n_cases} conformance cases");
+    assert!(n_cases > 0, "{subject}: no conformance case found");
+}
+
+/// SHA-256 in lower-case hex.
+pub fn sha256(bytes: &[u8]) -> String {
+    use sha2::Digest;
+    sha2::Sha256::digest(bytes).iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"))
+}
