@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# The main job on the bundled model: convert a Hugging Face checkpoint, quantize it, look into the result.
+# Usage: scripts/demo.sh [--profile release|dev] [OUTPUT_DIRECTORY]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+profile=release
+if [ "${1:-}" = --profile ]; then
+    profile=$2
+    shift 2
+fi
+out=${1:-target/demo}
+cargo build --quiet --profile "$profile" --bins
+bin=target/$([ "$profile" = dev ] && echo debug || echo "$profile")
+mkdir -p "$out"
+
+run() {
+    printf '\n$ %s\n' "$(basename "$1") ${*:2}"
+    "$@"
+}
+
+run "$bin/gguf-convert" hf2gguf fixtures/tiny-llama -o "$out/tiny-llama-f32.gguf" --type f32
+for type in q8_0 q6_k q4_k_m; do
+    run "$bin/gguf-quantize" "$out/tiny-llama-f32.gguf" "$out/tiny-llama-$type.gguf" --type "$type"
+done
+run "$bin/gguf-convert" hf2gguf fixtures/tiny-llama -o "$out/tiny-llama-q4_k_m-one-pass.gguf" --type q4_k_m
+cmp "$out/tiny-llama-q4_k_m.gguf" "$out/tiny-llama-q4_k_m-one-pass.gguf"
+run "$bin/gguf-inspect" "$out/tiny-llama-q4_k_m.gguf"

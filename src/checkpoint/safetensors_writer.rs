@@ -1,0 +1,357 @@
+//! Writes a checkpoint: safetensors shards and their index, streamed from any [`WeightSource`].
+//!
+//! Like everything here, a shard is planned first: its header and the position of every tensor follow from names,
+//! shapes and types. Then row ranges flow to their places from all cores, in bounded memory.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+
+use crate::core::output::OutputFile;
+use crate::core::progress::Progress;
+use crate::core::{ElementType, Hint, SourceError, WeightMeta, WeightSource};
+
+/// Why a checkpoint could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteCheckpointError {
+    /// An element type that the format or this writer does not carry.
+    #[error("tensor `{tensor}`: element type {ty} cannot be written to safetensors")]
+    ElementType {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        ty: ElementType,
+    },
+    /// Sizes that no file can have.
+    #[error("tensor `{tensor}`: size overflows")]
+    Overflow {
+        /// The tensor.
+        tensor: String,
+    },
+    /// The header that was planned does not hold together.
+    #[error("{file}: {source}")]
+    Header {
+        /// The shard.
+        file: String,
+        /// The rule that is broken.
+        source: safetensors::SafeTensorError,
+    },
+    /// A tensor could not be read.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The file system refused.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The run was interrupted.
+    #[error("interrupted")]
+    Cancelled,
+}
+
+impl Hint for WriteCheckpointError {}
+
+/// How to write.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteCheckpointOptions {
+    /// Largest shard, in bytes of tensor data. A single tensor may exceed it.
+    pub max_shard_bytes: u64,
+    /// Memory for buffers, over all threads.
+    pub memory_bytes: u64,
+    /// Whether files reach the disk before they get their names.
+    pub sync: bool,
+}
+
+/// One file of the checkpoint to be.
+#[derive(Clone, Debug)]
+pub struct ShardPlan {
+    /// File name within the directory.
+    pub file_name: String,
+    /// Tensors: index into the source, offset in the file.
+    pub tensors: Vec<(usize, u64)>,
+    /// Length word and JSON header.
+    pub header: Vec<u8>,
+    /// Size of the file.
+    pub n_bytes: u64,
+}
+
+/// Distributes tensors over shards, in their order, and plans each file.
+///
+/// # Errors
+/// Types that safetensors does not hold, sizes that overflow.
+pub fn plan_shards(
+    weights: &[WeightMeta],
+    max_shard_bytes: u64,
+) -> Result<Vec<ShardPlan>, WriteCheckpointError> {
+    let mut groups: Vec<Vec<(usize, u64)>> = vec![Vec::new()];
+    let mut filled = 0u64;
+    for (index, weight) in weights.iter().enumerate() {
+        let overflow = || WriteCheckpointError::Overflow { tensor: weight.name.clone() };
+        let n_bytes = weight
+            .ty
+            .bytes()
+            .and_then(|bytes| weight.shape.n_elems().checked_mul(bytes as u64))
+            .ok_or_else(overflow)?;
+        let total = filled.checked_add(n_bytes).ok_or_else(overflow)?;
+        let is_open = groups.last().is_some_and(|group| !group.is_empty());
+        if is_open && total > max_shard_bytes {
+            groups.push(Vec::new());
+            filled = 0;
+        }
+        filled = filled.checked_add(n_bytes).ok_or_else(overflow)?;
+        if let Some(group) = groups.last_mut() {
+            group.push((index, n_bytes));
+        }
+    }
+    let count = groups.len();
+    groups
+        .into_iter()
+        .enumerate()
+        .map(|(number, group)| {
+            let file_name = if count == 1 {
+                "model.safetensors".to_owned()
+            } else {
+                format!("model-{:05}-of-{count:05}.safetensors", number + 1)
+            };
+            plan_shard(file_name, weights, &group)
+        })
+        .collect()
+}
+
+fn plan_shard(
+    file_name: String,
+    weights: &[WeightMeta],
+    group: &[(usize, u64)],
+) -> Result<ShardPlan, WriteCheckpointError> {
+    let mut infos = Vec::with_capacity(group.len());
+    let mut positions = Vec::with_capacity(group.len());
+    let mut begin = 0u64;
+    for &(index, n_bytes) in group {
+        let weight = &weights[index];
+        let overflow = || WriteCheckpointError::Overflow { tensor: weight.name.clone() };
+        let to_usize = |n: u64| usize::try_from(n).map_err(|_| overflow());
+        let end = begin.checked_add(n_bytes).ok_or_else(overflow)?;
+        let info = TensorInfo {
+            dtype: dtype(weight)?,
+            shape: weight.shape.dims().iter().map(|&dim| to_usize(dim)).collect::<Result<_, _>>()?,
+            data_offsets: (to_usize(begin)?, to_usize(end)?),
+        };
+        infos.push((weight.name.clone(), info));
+        positions.push((index, begin));
+        begin = end;
+    }
+    // What transformers requires of every file it loads.
+    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let metadata = Metadata::new(Some(format), infos)
+        .map_err(|source| WriteCheckpointError::Header { file: file_name.clone(), source })?;
+    let mut json = serde_json::to_vec(&metadata).map_err(io::Error::from)?;
+    // Tensor data starts at a multiple of eight, as the reference writer pads it.
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let mut header = (json.len() as u64).to_le_bytes().to_vec();
+    header.extend_from_slice(&json);
+    let data_offset = header.len() as u64;
+    let tensors = positions.into_iter().map(|(index, begin)| (index, data_offset + begin)).collect();
+    Ok(ShardPlan { file_name, tensors, n_bytes: data_offset + begin, header })
+}
+
+fn dtype(weight: &WeightMeta) -> Result<Dtype, WriteCheckpointError> {
+    Ok(match weight.ty {
+        ElementType::F64 => Dtype::F64,
+        ElementType::F32 => Dtype::F32,
+        ElementType::F16 => Dtype::F16,
+        ElementType::Bf16 => Dtype::BF16,
+        ElementType::I64 => Dtype::I64,
+        ElementType::I32 => Dtype::I32,
+        ElementType::I16 => Dtype::I16,
+        ElementType::I8 => Dtype::I8,
+        ElementType::U8 => Dtype::U8,
+        ElementType::Bool => Dtype::BOOL,
+        ty => return Err(WriteCheckpointError::ElementType { tensor: weight.name.clone(), ty }),
+    })
+}
+
+/// The index of a sharded checkpoint (`model.safetensors.index.json`); `None` for a single file.
+#[must_use]
+pub fn index_json(weights: &[WeightMeta], shards: &[ShardPlan]) -> Option<String> {
+    if shards.len() < 2 {
+        return None;
+    }
+    let total: u64 = shards.iter().map(|shard| shard.n_bytes - shard.header.len() as u64).sum();
+    let mut names: Vec<(&str, &str)> = shards
+        .iter()
+        .flat_map(|shard| {
+            shard.tensors.iter().map(|&(index, _)| (weights[index].name.as_str(), shard.file_name.as_str()))
+        })
+        .collect();
+    names.sort_unstable();
+    let weight_map: serde_json::Map<String, serde_json::Value> =
+        names.into_iter().map(|(name, file)| (name.to_owned(), file.into())).collect();
+    let index = serde_json::json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
+    Some(format!("{index:#}\n"))
+}
+
+/// Writes the shards of `source` into `dir`, and the index if there are several. All files get their names at the
+/// end, so that an interrupted run leaves none.
+///
+/// # Errors
+/// Anything reading the source, the file system, an interrupt.
+pub fn write_checkpoint(
+    dir: &Path,
+    source: &dyn WeightSource,
+    options: &WriteCheckpointOptions,
+    progress: &dyn Progress,
+) -> Result<Vec<PathBuf>, WriteCheckpointError> {
+    let weights = source.weights();
+    let shards = plan_shards(weights, options.max_shard_bytes)?;
+    progress.begin("writing", shards.iter().map(|shard| shard.n_bytes).sum());
+    let mut outputs = Vec::with_capacity(shards.len() + 1);
+    for shard in &shards {
+        let output = OutputFile::create(&dir.join(&shard.file_name))?;
+        output.reserve(shard.n_bytes)?;
+        output.write_at(0, &shard.header)?;
+        write_tensors(&output, shard, source, options, progress)?;
+        progress.advance(shard.header.len() as u64);
+        outputs.push(output);
+    }
+    if let Some(json) = index_json(weights, &shards) {
+        let output = OutputFile::create(&dir.join("model.safetensors.index.json"))?;
+        output.write_at(0, json.as_bytes())?;
+        outputs.push(output);
+    }
+    let paths = outputs.iter().map(|output| output.target().to_owned()).collect();
+    for output in outputs {
+        output.commit(options.sync)?;
+    }
+    progress.end();
+    Ok(paths)
+}
+
+fn write_tensors(
+    output: &OutputFile,
+    shard: &ShardPlan,
+    source: &dyn WeightSource,
+    options: &WriteCheckpointOptions,
+    progress: &dyn Progress,
+) -> Result<(), WriteCheckpointError> {
+    let weights = source.weights();
+    let n_threads = rayon::current_num_threads() as u64;
+    // One buffer a thread here and about as much in the layers behind the source.
+    let chunk_bytes = (options.memory_bytes / (n_threads * 4)).clamp(64 << 10, 4 << 20);
+    let mut chunks = Vec::new();
+    for &(index, offset) in &shard.tensors {
+        let weight = &weights[index];
+        let elem_bytes = weight.ty.bytes().unwrap_or(1) as u64;
+        let cols = weight.shape.n_cols().max(1);
+        // Whole rows where they fit, so that sources that decode by row do not decode twice.
+        let rows_per_chunk = (chunk_bytes / (cols * elem_bytes).max(1)).max(1);
+        let step = rows_per_chunk.saturating_mul(cols);
+        let mut first = 0;
+        while first < weight.shape.n_elems() {
+            let n = step.min(weight.shape.n_elems() - first);
+            chunks.push((index, first, n, offset + first * elem_bytes));
+            first += n;
+        }
+    }
+    chunks.par_iter().try_for_each_init(Vec::new, |buffer, &(index, first, n, offset)| {
+        if progress.is_cancelled() {
+            return Err(WriteCheckpointError::Cancelled);
+        }
+        let n_bytes = n * weights[index].ty.bytes().unwrap_or(1) as u64;
+        let len = usize::try_from(n_bytes)
+            .map_err(|_| WriteCheckpointError::Overflow { tensor: weights[index].name.clone() })?;
+        buffer.resize(len, 0u8);
+        source.read_elems(index, first, buffer)?;
+        output.write_at(offset, buffer)?;
+        output.start_writeback(offset, n_bytes);
+        source.release_elems(index, first, n);
+        progress.advance(n_bytes);
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::Shape;
+    use crate::core::progress::{CancelFlag, Silent};
+
+    struct Fake {
+        weights: Vec<WeightMeta>,
+        data: Vec<Vec<u8>>,
+    }
+
+    impl Fake {
+        fn new() -> Self {
+            let mut fake = Self { weights: Vec::new(), data: Vec::new() };
+            for (name, dims, ty) in [
+                ("b", vec![3, 5], ElementType::F32),
+                ("a", vec![7], ElementType::Bf16),
+                ("empty", vec![0, 4], ElementType::F16),
+                ("c", vec![2, 2, 2], ElementType::I64),
+            ] {
+                let shape = Shape::new(dims).unwrap();
+                let n_bytes = shape.n_elems() as usize * ty.bytes().unwrap();
+                let seed = fake.data.len() * 50;
+                fake.data.push((0..n_bytes).map(|i| (i + seed) as u8).collect());
+                fake.weights.push(WeightMeta { name: name.to_owned(), shape, ty });
+            }
+            fake
+        }
+    }
+
+    impl WeightSource for Fake {
+        fn weights(&self) -> &[WeightMeta] {
+            &self.weights
+        }
+
+        fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
+            let start = first as usize * self.weights[weight].ty.bytes().unwrap();
+            out.copy_from_slice(&self.data[weight][start..start + out.len()]);
+            Ok(())
+        }
+    }
+
+    fn options(max_shard_bytes: u64) -> WriteCheckpointOptions {
+        WriteCheckpointOptions { max_shard_bytes, memory_bytes: 1 << 20, sync: false }
+    }
+
+    #[test]
+    fn the_reference_crate_reads_what_is_written() {
+        let fake = Fake::new();
+        let dir = tempfile::tempdir().unwrap();
+        let paths = write_checkpoint(dir.path(), &fake, &options(u64::MAX), &Silent).unwrap();
+        assert_eq!(paths, [dir.path().join("model.safetensors")]);
+        let bytes = fs_err::read(&paths[0]).unwrap();
+        let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(read.len(), 4);
+        for (weight, data) in fake.weights.iter().zip(&fake.data) {
+            let view = read.tensor(&weight.name).unwrap();
+            assert_eq!(view.data(), &data[..], "{}", weight.name);
+            assert_eq!(view.shape().iter().map(|&d| d as u64).collect::<Vec<_>>(), weight.shape.dims());
+        }
+    }
+
+    #[test]
+    fn shards_fill_up_in_order_and_the_index_names_them() {
+        let fake = Fake::new();
+        let dir = tempfile::tempdir().unwrap();
+        let paths = write_checkpoint(dir.path(), &fake, &options(70), &Silent).unwrap();
+        assert_eq!(paths.len(), 4);
+        let index: serde_json::Value = serde_json::from_slice(&fs_err::read(&paths[3]).unwrap()).unwrap();
+        assert_eq!(index["metadata"]["total_size"], 60 + 14 + 64);
+        assert_eq!(index["weight_map"]["b"], "model-00001-of-00003.safetensors");
+        assert_eq!(index["weight_map"]["a"], "model-00002-of-00003.safetensors");
+        assert_eq!(index["weight_map"]["c"], "model-00003-of-00003.safetensors");
+    }
+
+    #[test]
+    fn an_interrupted_run_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let flag = CancelFlag::default();
+        flag.cancel();
+        let result = write_checkpoint(dir.path(), &Fake::new(), &options(70), &flag);
+        assert!(matches!(result, Err(WriteCheckpointError::Cancelled)));
+        assert_eq!(fs_err::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
