@@ -113,6 +113,19 @@ pub fn roundf(x: f32) -> f32 {
     x.round()
 }
 
+/// C's `lroundf` with a 64-bit `long`, as glibc does it on x86-64: half away from zero; out of range and NaN
+/// give `i64::MIN`.
+#[inline]
+#[must_use]
+pub fn lroundf(x: f32) -> i64 {
+    let rounded = x.round();
+    if (-9_223_372_036_854_775_808.0..9_223_372_036_854_775_808.0).contains(&rounded) {
+        rounded as i64
+    } else {
+        i64::MIN
+    }
+}
+
 /// `floor(log2f(x))` for positive finite `x`, as glibc rounds `log2f`.
 ///
 /// # Exactness
@@ -186,6 +199,9 @@ mod tests {
         assert_eq!(c_trunc_i32(f32::NAN), i32::MIN);
         assert_eq!(c_trunc_u8(f32::INFINITY), 0);
         assert_eq!(roundf(-2.5), -3.0);
+        assert_eq!(lroundf(2.5), 3);
+        assert_eq!(lroundf(f32::INFINITY), i64::MIN);
+        assert_eq!(lroundf(f32::NAN), i64::MIN);
     }
 
     #[test]

@@ -17,29 +17,70 @@
     clippy::inline_always,
     reason = "code that is compiled once per vector level must be inlined into its entry"
 )]
+#![allow(clippy::needless_range_loop, reason = "block formulas index several arrays alike")]
 
 use crate::core::{GgmlType, ImatrixNeed, simd::SimdLevel};
 
+mod bytes8;
 mod codec;
 mod error;
 mod float;
+mod fp4;
+mod legacy;
+mod lowbit;
+mod q2_k;
+mod q3_k;
+mod q45_k;
+mod q6_k;
+mod search;
+mod superblock;
+mod ternary;
 
 pub use error::{BlockError, BlockFlaw, QuantError};
 
 use codec::{Codec, Rows};
 
 /// One row per type. A family adds its rows here and nowhere else.
-static CODECS: &[&Codec] =
-    &[&float::F32, &float::F16, &float::BF16, &float::F64, &float::I8, &float::I16, &float::I32, &float::I64];
+#[rustfmt::skip]
+static CODECS: &[&Codec] = &[
+    &float::F32,
+    &float::F16,
+    &float::BF16,
+    &float::F64,
+    &float::I8,
+    &float::I16,
+    &float::I32,
+    &float::I64,
+    &legacy::Q4_0,
+    &legacy::Q4_1,
+    &legacy::Q5_0,
+    &legacy::Q5_1,
+    &bytes8::Q8_0,
+    &bytes8::Q8_1,
+    &bytes8::Q8_K,
+    &lowbit::Q1_0,
+    &lowbit::Q2_0,
+    &ternary::TQ1_0,
+    &ternary::TQ2_0,
+    &fp4::MXFP4,
+    &fp4::NVFP4,
+    &q2_k::Q2_K,
+    &q3_k::Q3_K,
+    &q45_k::Q4_K,
+    &q45_k::Q5_K,
+    &q6_k::Q6_K,
+];
 
 fn codec(ty: GgmlType) -> Option<&'static Codec> {
     CODECS.iter().find(|codec| codec.ty == ty).copied()
 }
 
-/// True if [`quantize_rows`] can write the type.
+/// True if a file may be quantized to the type.
+///
+/// [`quantize_rows`] also writes Q8_1 and Q8_K, which are made of activations and have no place in a file.
 #[must_use]
 pub fn can_quantize(ty: GgmlType) -> bool {
-    codec(ty).is_some_and(|codec| codec.quantize.is_some())
+    !matches!(ty, GgmlType::Q8_1 | GgmlType::Q8K) && codec(ty).is_some_and(|codec| codec.quantize.is_some())
 }
 
 /// Quantizes whole rows; the bytes are those of ggml's `ggml_quantize_chunk`, at every level.

@@ -1,0 +1,174 @@
+//! MXFP4 and NVFP4: the 16 values of E2M1 under block scales that are powers of two or UE4M3.
+//!
+//! # Layout
+//! MXFP4: 32 elements, E8M0 scale at 0, nibbles 1..17, byte `j` holds elements `j` and `j + 16`. NVFP4: 64
+//! elements in four groups of 16, UE4M3 scales 0..4, nibbles 4..36, byte `8 g + j` holds elements `16 g + j` and
+//! `16 g + j + 8`.
+
+use super::codec::{Codec, Rows, decode_blocks, validate_nothing, validate_with};
+use super::error::BlockFlaw;
+use super::search::signed_max;
+use crate::core::numeric::{c_trunc_i32, c_trunc_u8, floor_log2f};
+use crate::core::{GgmlType, simd::SimdLevel};
+
+pub(super) static MXFP4: Codec = Codec {
+    ty: GgmlType::Mxfp4,
+    quantize: Some(mxfp4_quantize),
+    dequantize: mxfp4_dequantize,
+    validate: |bytes| validate_with::<17>(bytes, |block| (block[0] == 0xff).then_some(BlockFlaw::ScaleNan)),
+};
+
+pub(super) static NVFP4: Codec = Codec {
+    ty: GgmlType::Nvfp4,
+    quantize: Some(nvfp4_quantize),
+    dequantize: nvfp4_dequantize,
+    // ggml accepts every UE4M3 byte; its NaN decodes to zero.
+    validate: validate_nothing,
+};
+
+/// Twice the values of E2M1, so that they are whole numbers.
+const VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// Half of an E8M0 scale, to go with [`VALUES`]: `2^(e - 128)`, subnormal for 0 and 1.
+#[inline(always)]
+fn e8m0_half(e: u8) -> f32 {
+    f32::from_bits(if e < 2 { 0x0020_0000 << e } else { (u32::from(e) - 1) << 23 })
+}
+
+/// Half of a UE4M3 scale; the NaN code counts as zero.
+#[inline(always)]
+fn ue4m3_half(code: u8) -> f32 {
+    if code == 0 || code == 0x7f {
+        return 0.0;
+    }
+    let (exponent, mantissa) = (u32::from(code >> 3 & 15), f32::from(code & 7));
+    let value = if exponent == 0 {
+        mantissa * f32::from_bits((127 - 9) << 23)
+    } else {
+        (1.0 + mantissa / 8.0) * f32::from_bits((exponent + 127 - 7) << 23)
+    };
+    value * 0.5
+}
+
+/// UE4M3 of a scale: nearest by the next bit alone, at most 448.
+///
+/// # Exactness
+/// `ggml_fp32_to_ue4m3`: only the bit after the mantissa rounds, and everything from 256 up becomes 448.
+fn ue4m3(x: f32) -> u8 {
+    let positive = x > 0.0;
+    if !positive {
+        return 0;
+    }
+    let x = if x > 448.0 { 448.0 } else { x };
+    let bits = x.to_bits();
+    let exponent = (bits >> 23 & 0xff) as i32 - 127 + 7;
+    if exponent <= 0 {
+        return c_trunc_i32(x * 512.0 + 0.5).clamp(0, 7) as u8;
+    }
+    if exponent >= 15 {
+        return 0x7e;
+    }
+    // A mantissa that rounds up to 8 carries into the exponent.
+    let code = (exponent << 3) + (bits >> 20 & 7) as i32 + (bits >> 19 & 1) as i32;
+    if code >= 15 << 3 { 0x7e } else { code as u8 }
+}
+
+/// The first code whose value times `d` is nearest to `x`.
+#[inline(always)]
+fn nearest_code(x: f32, d: f32) -> u8 {
+    let mut best = 0;
+    let mut best_error = (f32::from(VALUES[0]) * d - x).abs();
+    for code in 1..16 {
+        let error = (f32::from(VALUES[code]) * d - x).abs();
+        if error < best_error {
+            best_error = error;
+            best = code as u8;
+        }
+    }
+    best
+}
+
+/// E8M0 scale for a largest magnitude: the largest value of E2M1 has exponent 2.
+fn e8m0(amax: f32) -> u8 {
+    // ref: narrowed without a limit, wraps below 2^-125
+    if amax > 0.0 { c_trunc_u8(floor_log2f(amax) as f32 - 2.0 + 127.0) } else { 0 }
+}
+
+fn mxfp4_quantize(_level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+    for ((x, _), out) in rows.blocks::<32>().zip(dst.as_chunks_mut::<17>().0) {
+        let (_, amax) = signed_max(x);
+        let e = e8m0(amax);
+        let d = e8m0_half(e);
+        out[0] = e;
+        for j in 0..16 {
+            out[1 + j] = nearest_code(x[j], d) | nearest_code(x[j + 16], d) << 4;
+        }
+    }
+}
+
+fn mxfp4_dequantize(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
+    decode_blocks(src, dst, |block: &[u8; 17], out: &mut [f32; 32]| {
+        let d = e8m0_half(block[0]);
+        for j in 0..16 {
+            out[j] = f32::from(VALUES[usize::from(block[1 + j] & 15)]) * d;
+            out[j + 16] = f32::from(VALUES[usize::from(block[1 + j] >> 4)]) * d;
+        }
+    });
+}
+
+fn nvfp4_quantize(_level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+    for ((x, _), out) in rows.blocks::<64>().zip(dst.as_chunks_mut::<36>().0) {
+        for (g, x) in x.as_chunks::<16>().0.iter().enumerate() {
+            let (_, amax) = signed_max(x);
+            let scale = ue4m3(amax / 6.0);
+            let d = ue4m3_half(scale);
+            out[g] = scale;
+            for j in 0..8 {
+                out[4 + 8 * g + j] = nearest_code(x[j], d) | nearest_code(x[j + 8], d) << 4;
+            }
+        }
+    }
+}
+
+fn nvfp4_dequantize(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
+    decode_blocks(src, dst, |block: &[u8; 36], out: &mut [f32; 64]| {
+        for (g, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+            let d = ue4m3_half(block[g]);
+            for j in 0..8 {
+                let byte = block[4 + 8 * g + j];
+                out[j] = f32::from(VALUES[usize::from(byte & 15)]) * d;
+                out[j + 8] = f32::from(VALUES[usize::from(byte >> 4)]) * d;
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ue4m3_codes_decode_to_themselves() {
+        for code in 0..0x7f {
+            assert_eq!(ue4m3(2.0 * ue4m3_half(code)), if code >= 0x78 { 0x7e } else { code }, "{code:#x}");
+        }
+        assert_eq!(ue4m3(f32::INFINITY), 0x7e);
+        assert_eq!(ue4m3(f32::NAN), 0);
+    }
+
+    #[test]
+    fn scales_just_below_a_power_of_two_round_up() {
+        assert_eq!(e8m0(8.0), 128);
+        assert_eq!(e8m0(f32::from_bits(8f32.to_bits() - 1)), 128);
+        assert_eq!(e8m0(7.9), 127);
+        assert_eq!(e8m0(f32::from_bits(1)), (-149 + 125_i32) as u8);
+        assert_eq!(e8m0(f32::INFINITY), 0);
+    }
+
+    #[test]
+    fn a_tie_goes_to_the_smaller_magnitude() {
+        assert_eq!(nearest_code(5.0, 1.0), 4);
+        assert_eq!(nearest_code(-5.0, 1.0), 12);
+        assert_eq!(nearest_code(-0.0, 1.0), 0);
+    }
+}
