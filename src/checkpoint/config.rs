@@ -1,0 +1,155 @@
+//! The directory of a checkpoint without its weights: configuration and other small files, read with caps.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::checkpoint::json::{JsonError, JsonReader};
+use crate::checkpoint::{CheckpointError, detect};
+use crate::core::limits::Limits;
+
+/// A Hugging Face model directory with its configuration. Enough for a vocabulary; [`super::Checkpoint`] adds the
+/// weights.
+#[derive(Clone, Debug)]
+pub struct ModelDir {
+    path: PathBuf,
+    config: Map<String, Value>,
+    limits: Limits,
+}
+
+impl ModelDir {
+    /// Opens a directory and reads `config.json`.
+    ///
+    /// # Errors
+    /// [`CheckpointError`]: not a directory, no configuration, broken JSON, I/O.
+    pub fn open(path: &Path, limits: &Limits) -> Result<Self, CheckpointError> {
+        if !fs_err::metadata(path)?.is_dir() {
+            return Err(detect::not_a_directory(path));
+        }
+        let mut dir = Self { path: path.to_owned(), config: Map::new(), limits: *limits };
+        match dir.json("config.json")? {
+            Some(config) => dir.config = config,
+            None => {
+                // A directory of another form often has no configuration: name the form instead.
+                let missing = CheckpointError::FileMissing { dir: path.to_owned(), name: "config.json" };
+                return Err(match detect::unreadable(path, &dir.file_names()?) {
+                    unsupported @ CheckpointError::Unsupported { .. } => unsupported,
+                    _ => missing,
+                });
+            }
+        }
+        Ok(dir)
+    }
+
+    /// The directory as given.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory's own name, empty for a root. `.` is resolved, links are not.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let own = self.path.file_name().map(ToOwned::to_owned);
+        let resolved = || fs_err::canonicalize(&self.path).ok()?.file_name().map(ToOwned::to_owned);
+        own.or_else(resolved).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
+    /// The content of `config.json`, keys in file order.
+    #[must_use]
+    pub fn config(&self) -> &Map<String, Value> {
+        &self.config
+    }
+
+    /// The caps this directory is read with.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The path of a file if it exists.
+    #[must_use]
+    pub fn file(&self, name: &str) -> Option<PathBuf> {
+        let path = self.path.join(name);
+        path.is_file().then_some(path)
+    }
+
+    /// The bytes of a file; `None` if there is no such file.
+    ///
+    /// # Errors
+    /// [`CheckpointError::TooLarge`] and I/O errors.
+    pub fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
+        self.file(name).map(|path| read_capped(&path, &self.limits)).transpose()
+    }
+
+    /// The text of a file; `None` if there is no such file.
+    ///
+    /// # Errors
+    /// As [`ModelDir::bytes`]; text that is not UTF-8.
+    pub fn text(&self, name: &str) -> Result<Option<String>, CheckpointError> {
+        let Some(bytes) = self.bytes(name)? else { return Ok(None) };
+        String::from_utf8(bytes).map(Some).map_err(|error| CheckpointError::NotUtf8 {
+            path: self.path.join(name),
+            offset: error.utf8_error().valid_up_to() as u64,
+        })
+    }
+
+    /// The object in a JSON file; `None` if there is no such file.
+    ///
+    /// # Errors
+    /// As [`ModelDir::bytes`]; broken JSON, or another value than an object.
+    pub fn json(&self, name: &str) -> Result<Option<Map<String, Value>>, CheckpointError> {
+        self.file(name).map(|path| load_object(&path, &self.limits)).transpose()
+    }
+
+    /// The names of the files in the directory, sorted; names that are not UTF-8 are left out.
+    pub(super) fn file_names(&self) -> Result<Vec<String>, CheckpointError> {
+        let mut names = Vec::new();
+        for entry in fs_err::read_dir(&self.path)? {
+            if let Ok(name) = entry?.file_name().into_string() {
+                names.push(name);
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+}
+
+/// Reads a whole file of bounded size.
+///
+/// # Errors
+/// [`CheckpointError::TooLarge`] and I/O errors.
+pub fn read_capped(path: &Path, limits: &Limits) -> Result<Vec<u8>, CheckpointError> {
+    let file = fs_err::File::open(path)?;
+    let limit = limits.text_file_bytes;
+    let too_large = |n_bytes| CheckpointError::TooLarge { path: path.to_owned(), n_bytes, limit };
+    let n_bytes = file.metadata()?.len();
+    if n_bytes > limit {
+        return Err(too_large(n_bytes));
+    }
+    // A pipe or a growing file says little about its length: the cap holds while reading too.
+    let mut content = Vec::new();
+    file.take(limit.saturating_add(1)).read_to_end(&mut content)?;
+    if content.len() as u64 > limit { Err(too_large(content.len() as u64)) } else { Ok(content) }
+}
+
+/// Reads a JSON file that holds one object.
+///
+/// # Errors
+/// As [`read_capped`]; [`CheckpointError::Json`].
+pub fn load_object(path: &Path, limits: &Limits) -> Result<Map<String, Value>, CheckpointError> {
+    let text = read_capped(path, limits)?;
+    parse_object(&text, limits).map_err(|source| CheckpointError::Json { path: path.to_owned(), source })
+}
+
+/// Parses a JSON text that is one object.
+///
+/// # Errors
+/// [`JsonError`], also for another value than an object.
+pub fn parse_object(text: &[u8], limits: &Limits) -> Result<Map<String, Value>, JsonError> {
+    let mut reader = JsonReader::new(text, limits.depth);
+    let map = reader.map()?;
+    reader.finish()?;
+    Ok(map)
+}

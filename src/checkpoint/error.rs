@@ -1,0 +1,197 @@
+//! Everything that can be wrong with a checkpoint.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::checkpoint::detect::Unsupported;
+use crate::checkpoint::json::JsonError;
+use crate::checkpoint::safetensors::HeaderError;
+use crate::core::Hint;
+use crate::core::text::{bytes, escape};
+
+/// Why a checkpoint could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// Reading failed; the inner error names the path.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The path is not a directory.
+    #[error("{}: not a directory", shown(path))]
+    NotADirectory {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A file that every checkpoint has is not there.
+    #[error("{}: `{name}` is missing", shown(dir))]
+    FileMissing {
+        /// The checkpoint.
+        dir: PathBuf,
+        /// The file.
+        name: &'static str,
+    },
+    /// There are no weights in any form we know.
+    #[error(
+        "{}: no weights found (`model.safetensors.index.json`, `model.safetensors` or `model*.safetensors`)",
+        shown(dir)
+    )]
+    NoWeights {
+        /// The checkpoint.
+        dir: PathBuf,
+    },
+    /// A form of weights that is known by name but cannot be read.
+    #[error("{}: {what} cannot be read yet", shown(path))]
+    Unsupported {
+        /// The file that shows it.
+        path: PathBuf,
+        /// The form.
+        what: Unsupported,
+    },
+    /// A text file larger than the cap.
+    #[error("{}: {} to read whole, at most {} allowed", shown(path), bytes(*n_bytes), bytes(*limit))]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        n_bytes: u64,
+        /// The cap.
+        limit: u64,
+    },
+    /// A text file that is not UTF-8.
+    #[error("{}: offset {offset}: not valid UTF-8", shown(path))]
+    NotUtf8 {
+        /// The file.
+        path: PathBuf,
+        /// Absolute offset of the first bad byte.
+        offset: u64,
+    },
+    /// A JSON file that is broken.
+    #[error("{}: {source}", shown(path))]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What and where.
+        source: JsonError,
+    },
+    /// An index without a usable `weight_map`.
+    #[error("{}: `weight_map` is missing or is not an object of strings", shown(index))]
+    WeightMap {
+        /// The index.
+        index: PathBuf,
+    },
+    /// An index that names a shard outside the directory.
+    #[error("{}: shard `{}` lies outside the directory", shown(index), escape(shard))]
+    ShardOutside {
+        /// The index.
+        index: PathBuf,
+        /// The name.
+        shard: String,
+    },
+    /// A shard that is not there.
+    #[error("{}: shard `{}` is missing", shown(named_by), escape(shard))]
+    ShardMissing {
+        /// What names it: the index, or the directory whose shards count it.
+        named_by: PathBuf,
+        /// The shard.
+        shard: String,
+    },
+    /// More shards than the cap.
+    #[error("{}: {n_shards} shards, at most {limit} allowed", shown(path))]
+    TooManyShards {
+        /// The index or directory.
+        path: PathBuf,
+        /// Shards.
+        n_shards: usize,
+        /// The cap.
+        limit: usize,
+    },
+    /// Tensors of the index that no shard holds.
+    #[error("{}: tensor `{}` is not in shard `{}`{}", shown(index), escape(tensor), escape(shard), more(*n_more))]
+    NotInShards {
+        /// The index.
+        index: PathBuf,
+        /// The first of them, by name.
+        tensor: String,
+        /// Where the index puts it.
+        shard: String,
+        /// How many others.
+        n_more: usize,
+    },
+    /// Tensors of shards that the index does not list.
+    #[error("{}: tensor `{}` of shard `{}` is not listed{}", shown(index), escape(tensor), escape(shard), more(*n_more))]
+    NotInIndex {
+        /// The index.
+        index: PathBuf,
+        /// The first of them, by name.
+        tensor: String,
+        /// The shard that holds it.
+        shard: String,
+        /// How many others.
+        n_more: usize,
+    },
+    /// A tensor that two shards hold.
+    #[error("tensor `{}` is in `{}` and in `{}`", escape(tensor), escape(first), escape(second))]
+    InTwoShards {
+        /// The tensor.
+        tensor: String,
+        /// The first shard.
+        first: String,
+        /// The second.
+        second: String,
+    },
+    /// A safetensors file that is broken.
+    #[error("{}: {source}", shown(path))]
+    Safetensors {
+        /// The file.
+        path: PathBuf,
+        /// The rule it breaks.
+        source: HeaderError,
+    },
+}
+
+/// A path for people; it may come from an index that a stranger wrote.
+fn shown(path: &Path) -> String {
+    escape(&path.display().to_string()).into_owned()
+}
+
+fn more(n: usize) -> String {
+    if n == 0 { String::new() } else { format!(" (and {n} more)") }
+}
+
+impl Hint for CheckpointError {
+    fn hints(&self) -> Vec<String> {
+        let hint = match self {
+            Self::FileMissing { .. } | Self::NotADirectory { .. } => {
+                "give the directory that holds `config.json` and the weights"
+            }
+            Self::NoWeights { .. } => {
+                "download the weights too; with git, large files need `git lfs pull`; `--vocab-only` needs no weights"
+            }
+            Self::Unsupported { what, .. } => return what.hints(),
+            Self::ShardMissing { .. } | Self::NotInShards { .. } => {
+                "the download is not complete: fetch the missing file again"
+            }
+            Self::NotInIndex { .. } => {
+                "the index and the shards come from different versions: fetch both again"
+            }
+            Self::InTwoShards { .. } => {
+                "move the file that does not belong to the model out of the directory"
+            }
+            Self::Safetensors { source, .. } => match source {
+                HeaderError::TooLong { declared, .. } if is_lfs_pointer(*declared) => {
+                    "this is a git LFS pointer, not the file: run `git lfs pull`"
+                }
+                HeaderError::NoLength { .. }
+                | HeaderError::Truncated { .. }
+                | HeaderError::DataTruncated { .. } => "the file is cut short: fetch it again",
+                _ => return Vec::new(),
+            },
+            _ => return Vec::new(),
+        };
+        vec![hint.to_owned()]
+    }
+}
+
+/// True if the first eight bytes of a file are those of a git LFS pointer (`version `).
+fn is_lfs_pointer(declared: u64) -> bool {
+    declared.to_le_bytes() == *b"version "
+}
