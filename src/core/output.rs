@@ -148,9 +148,42 @@ pub fn free_bytes(path: &Path) -> Option<u64> {
     }
 }
 
+/// True if both paths lead to one existing file, through links of any kind.
+#[must_use]
+pub fn same_file(a: &Path, b: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        match (fs_err::metadata(a), fs_err::metadata(b)) {
+            (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
+            _ => false,
+        }
+    }
+    #[cfg(not(unix))]
+    {
+        match (fs_err::canonicalize(a), fs_err::canonicalize(b)) {
+            (Ok(a), Ok(b)) => a == b,
+            _ => false,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn links_lead_to_the_same_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link, other) = (dir.path().join("a"), dir.path().join("b"), dir.path().join("c"));
+        fs_err::write(&file, b"x").unwrap();
+        fs_err::write(&other, b"x").unwrap();
+        fs_err::hard_link(&file, &link).unwrap();
+        assert!(same_file(&file, &link));
+        assert!(!same_file(&file, &other));
+        assert!(!same_file(&file, &dir.path().join("missing")));
+    }
 
     #[test]
     fn nothing_appears_before_commit_and_nothing_stays_after_a_drop() {
