@@ -1,0 +1,111 @@
+//! Byte order of tensor data: which multi-byte fields the blocks of each type have.
+//!
+//! A big-endian file holds what a big-endian machine has in memory, so the 16-, 32- and 64-bit fields of each block
+//! structure are reversed and its byte arrays are not. Types without such fields have no row.
+
+use crate::core::GgmlType;
+use crate::core::bytes::Endian;
+
+/// A run of equal fields inside a block.
+struct Fields {
+    offset: usize,
+    width: usize,
+    count: usize,
+}
+
+const fn fields(offset: usize, width: usize, count: usize) -> Fields {
+    Fields { offset, width, count }
+}
+
+/// The fields of each type's block.
+static FIELDS: &[(GgmlType, &[Fields])] = &[
+    (GgmlType::F32, &[fields(0, 4, 1)]),
+    (GgmlType::F16, &[fields(0, 2, 1)]),
+    (GgmlType::Bf16, &[fields(0, 2, 1)]),
+    (GgmlType::F64, &[fields(0, 8, 1)]),
+    (GgmlType::I16, &[fields(0, 2, 1)]),
+    (GgmlType::I32, &[fields(0, 4, 1)]),
+    (GgmlType::I64, &[fields(0, 8, 1)]),
+    (GgmlType::Q4_0, &[fields(0, 2, 1)]),
+    (GgmlType::Q4_1, &[fields(0, 2, 2)]),
+    (GgmlType::Q5_0, &[fields(0, 2, 1)]),
+    (GgmlType::Q5_1, &[fields(0, 2, 2)]),
+    (GgmlType::Q8_0, &[fields(0, 2, 1)]),
+    (GgmlType::Q8_1, &[fields(0, 2, 2)]),
+    (GgmlType::Q2K, &[fields(80, 2, 2)]),
+    (GgmlType::Q3K, &[fields(108, 2, 1)]),
+    (GgmlType::Q4K, &[fields(0, 2, 2)]),
+    (GgmlType::Q5K, &[fields(0, 2, 2)]),
+    (GgmlType::Q6K, &[fields(208, 2, 1)]),
+    (GgmlType::Q8K, &[fields(0, 4, 1), fields(260, 2, 16)]),
+    (GgmlType::Iq2Xxs, &[fields(0, 2, 33)]),
+    (GgmlType::Iq2Xs, &[fields(0, 2, 33)]),
+    (GgmlType::Iq2S, &[fields(0, 2, 1)]),
+    (GgmlType::Iq3Xxs, &[fields(0, 2, 1)]),
+    (GgmlType::Iq3S, &[fields(0, 2, 1)]),
+    (GgmlType::Iq1S, &[fields(0, 2, 1), fields(34, 2, 8)]),
+    (GgmlType::Iq4Nl, &[fields(0, 2, 1)]),
+    (GgmlType::Iq4Xs, &[fields(0, 2, 2)]),
+    (GgmlType::Tq1_0, &[fields(52, 2, 1)]),
+    (GgmlType::Tq2_0, &[fields(64, 2, 1)]),
+    (GgmlType::Q1_0, &[fields(0, 2, 1)]),
+    (GgmlType::Q2_0, &[fields(0, 2, 1)]),
+];
+
+/// Reverses the multi-byte fields of whole blocks in place. Its own inverse.
+pub fn swap_blocks(ty: GgmlType, bytes: &mut [u8]) {
+    let Some((_, layout)) = FIELDS.iter().find(|row| row.0 == ty) else { return };
+    for block in bytes.chunks_exact_mut(ty.block_bytes()) {
+        for run in *layout {
+            let end = run.offset + run.width * run.count;
+            for field in block[run.offset..end].chunks_exact_mut(run.width) {
+                field.reverse();
+            }
+        }
+    }
+}
+
+/// Brings whole blocks from the little-endian form that all stages use into the order of a file, or back.
+pub fn to_order(endian: Endian, ty: GgmlType, bytes: &mut [u8]) {
+    if endian == Endian::Big {
+        swap_blocks(ty, bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_lie_inside_their_block_and_apart() {
+        for (ty, layout) in FIELDS {
+            let mut end = 0;
+            for run in *layout {
+                assert!(run.offset >= end, "{ty}");
+                assert!(run.offset % run.width.min(4) == 0, "{ty}");
+                end = run.offset + run.width * run.count;
+            }
+            assert!(end <= ty.block_bytes(), "{ty}");
+        }
+    }
+
+    #[test]
+    fn only_byte_types_have_no_row() {
+        let without: Vec<_> = GgmlType::all().filter(|ty| !FIELDS.iter().any(|row| row.0 == *ty)).collect();
+        assert_eq!(without, [GgmlType::I8, GgmlType::Iq1M, GgmlType::Mxfp4, GgmlType::Nvfp4]);
+    }
+
+    #[test]
+    fn swapping_reverses_the_scale_and_keeps_the_codes() {
+        let mut block: Vec<u8> = (0..210).collect();
+        swap_blocks(GgmlType::Q6K, &mut block);
+        assert_eq!(block[206..], [206, 207, 209, 208]);
+        swap_blocks(GgmlType::Q6K, &mut block);
+        assert_eq!(block, (0..210).collect::<Vec<u8>>());
+
+        let mut block: Vec<u8> = (0..292).map(|i| i as u8).collect();
+        swap_blocks(GgmlType::Q8K, &mut block);
+        assert_eq!(block[..5], [3, 2, 1, 0, 4]);
+        assert_eq!(block[258..264], [2, 3, 5, 4, 7, 6]);
+    }
+}

@@ -1,0 +1,242 @@
+//! What can be wrong with a GGUF file.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::core::bytes::Truncated;
+use crate::core::text::{escape, escape_bytes};
+use crate::core::{GgmlType, Hint};
+use crate::gguf::ValueType;
+
+/// The part of a header that an error is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// A field of the fixed header.
+    Field(&'static str),
+    /// The key of this index.
+    Key(u64),
+    /// The value of a key.
+    Value(String),
+    /// The name of the tensor of this index.
+    TensorName(u64),
+    /// The rest of a tensor's entry.
+    Tensor(String),
+}
+
+impl fmt::Display for Item {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Field(name) => write!(f, "{name}"),
+            Self::Key(index) => write!(f, "key {index}"),
+            Self::Value(key) => write!(f, "key `{}`", escape(key)),
+            Self::TensorName(index) => write!(f, "name of tensor {index}"),
+            Self::Tensor(name) => write!(f, "tensor `{}`", escape(name)),
+        }
+    }
+}
+
+/// A rule of the format that the bytes of one file break. Offsets are absolute.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum HeaderError {
+    /// The file ends inside the header, or a length reaches beyond its end.
+    #[error("offset {}: {item}: {} bytes wanted, {} left", at.offset, at.wanted, at.left)]
+    Truncated { item: Item, at: Truncated },
+    /// Not a GGUF file.
+    #[error("offset 0: magic `GGUF` expected, found `{}`", escape_bytes(found))]
+    Magic { found: Vec<u8> },
+    /// The magic is `FUGG`: someone reversed the bytes of every word.
+    #[error("offset 0: magic `GGUF` expected, found `FUGG`: the bytes of each 32-bit word are reversed")]
+    MagicSwapped,
+    /// A version other than 2 and 3.
+    #[error("offset 4: version {found}{}, expected 2 or 3", if *big { " (big-endian)" } else { "" })]
+    Version { found: u32, big: bool },
+    /// More tensors or keys than the rest of the file can hold, or than the limits allow.
+    #[error(
+        "offset {offset}: {found} {what} declared, at most {most} possible in the {left} bytes that follow"
+    )]
+    Count { offset: u64, what: &'static str, found: u64, most: u64, left: u64 },
+    /// A key without characters.
+    #[error("offset {offset}: key {index} is empty")]
+    KeyEmpty { offset: u64, index: u64 },
+    /// A key that is not UTF-8.
+    #[error("offset {offset}: key {index} is not UTF-8: `{}`", escape_bytes(found))]
+    KeyNotUtf8 { offset: u64, index: u64, found: Vec<u8> },
+    /// A key that was there before.
+    #[error("offset {offset}: key `{}` appears twice", escape(key))]
+    KeyTwice { offset: u64, key: String },
+    /// A number that is not a value type.
+    #[error("offset {offset}: key `{}`: value type {found} does not exist", escape(key))]
+    ValueType { offset: u64, key: String, found: i32 },
+    /// A number that is not a value type, as the type of an array's elements.
+    #[error("offset {offset}: key `{}`: array element type {found} does not exist", escape(key))]
+    ElementType { offset: u64, key: String, found: i32 },
+    /// An array longer than the rest of the file.
+    #[error(
+        "offset {offset}: key `{}`: array of {n_elems} {ty} cannot fit in the {left} bytes left",
+        escape(key)
+    )]
+    ArrayLength { offset: u64, key: String, n_elems: u64, ty: ValueType, left: u64 },
+    /// Arrays of arrays, too deep.
+    #[error("offset {offset}: key `{}`: arrays nested more than {limit} deep", escape(key))]
+    ArrayDepth { offset: u64, key: String, limit: usize },
+    /// A bool that is neither 0 nor 1. llama.cpp reads it as true.
+    #[error("offset {offset}: key `{}`: bool is {found}, expected 0 or 1", escape(key))]
+    Bool { offset: u64, key: String, found: u8 },
+    /// `general.alignment` of another type.
+    #[error("offset {offset}: key `general.alignment`: u32 expected, found {found}")]
+    AlignmentType { offset: u64, found: ValueType },
+    /// `general.alignment` that is not a power of two.
+    #[error("offset {offset}: key `general.alignment` is {found}, a power of two expected")]
+    Alignment { offset: u64, found: u32 },
+    /// A tensor without a name. llama.cpp lets it pass.
+    #[error("offset {offset}: name of tensor {index} is empty")]
+    TensorNameEmpty { offset: u64, index: u64 },
+    /// A tensor name longer than llama.cpp can hold.
+    #[error("offset {offset}: name of tensor {index} has {found} bytes, at most {most} allowed")]
+    TensorNameLength { offset: u64, index: u64, found: u64, most: u64 },
+    /// A tensor name that is not UTF-8.
+    #[error("offset {offset}: name of tensor {index} is not UTF-8: `{}`", escape_bytes(found))]
+    TensorNameNotUtf8 { offset: u64, index: u64, found: Vec<u8> },
+    /// A tensor name that was there before.
+    #[error("offset {offset}: tensor `{}` appears twice", escape(tensor))]
+    TensorTwice { offset: u64, tensor: String },
+    /// More dimensions than the format has.
+    #[error("offset {offset}: tensor `{}`: {found} dimensions, at most {most} allowed", escape(tensor))]
+    Rank { offset: u64, tensor: String, found: u32, most: u32 },
+    /// A dimension of zero. llama.cpp lets it pass.
+    #[error("offset {offset}: tensor `{}`: dimension {dim} is 0", escape(tensor))]
+    DimensionZero { offset: u64, tensor: String, dim: usize },
+    /// A dimension that is negative as the signed number it is.
+    #[error("offset {offset}: tensor `{}`: dimension {dim} is negative ({found})", escape(tensor))]
+    DimensionNegative { offset: u64, tensor: String, dim: usize, found: i64 },
+    /// The product of the dimensions overflows. Dimensions in file order, innermost first.
+    #[error("offset {offset}: tensor `{}`: number of elements of {dims:?} overflows 63 bits", escape(tensor))]
+    Elements { offset: u64, tensor: String, dims: Vec<u64> },
+    /// A number that is not a tensor type.
+    #[error("offset {offset}: tensor `{}`: type {found} does not exist", escape(tensor))]
+    TensorType { offset: u64, tensor: String, found: i32 },
+    /// A tensor type that was removed from the format.
+    #[error(
+        "offset {offset}: tensor `{}`: type {found} (`{name}`) was removed from the format",
+        escape(tensor)
+    )]
+    TensorTypeRemoved { offset: u64, tensor: String, found: u32, name: &'static str },
+    /// Rows that are not whole blocks.
+    #[error(
+        "offset {offset}: tensor `{}`: rows of {n_cols} elements, expected a multiple of {} for {ty}",
+        escape(tensor), ty.block_elems()
+    )]
+    Row { offset: u64, tensor: String, n_cols: u64, ty: GgmlType },
+    /// The bytes of one tensor overflow 64 bits.
+    #[error(
+        "offset {offset}: tensor `{}`: number of bytes of {n_elems} elements of {ty} overflows 64 bits",
+        escape(tensor)
+    )]
+    TensorBytes { offset: u64, tensor: String, n_elems: u64, ty: GgmlType },
+    /// The running sum of padded tensor sizes overflows 64 bits.
+    #[error(
+        "offset {offset}: tensor `{}`: end of its data, padded to {alignment}, overflows 64 bits",
+        escape(tensor)
+    )]
+    DataBytes { offset: u64, tensor: String, alignment: u64 },
+    /// A data offset that is not a multiple of the alignment.
+    #[error(
+        "offset {offset}: tensor `{}`: data offset {found} is not a multiple of {alignment}",
+        escape(tensor)
+    )]
+    Unaligned { offset: u64, tensor: String, found: u64, alignment: u64 },
+    /// A tensor that begins before the end of the one before.
+    #[error(
+        "offset {offset}: tensor `{}`: data offset {found} overlaps the tensor before, expected {expected}",
+        escape(tensor)
+    )]
+    Overlap { offset: u64, tensor: String, found: u64, expected: u64 },
+    /// A tensor that does not begin at the (padded) end of the one before.
+    #[error(
+        "offset {offset}: tensor `{}`: data offset {found} leaves a gap, expected {expected}",
+        escape(tensor)
+    )]
+    Gap { offset: u64, tensor: String, found: u64, expected: u64 },
+    /// The header, padded, reaches beyond the end of the file.
+    #[error("offset {offset}: tensor data begins at {data_offset}, the file ends at {file_bytes}")]
+    DataStart { offset: u64, data_offset: u64, file_bytes: u64 },
+    /// A tensor's data reach beyond the end of the file.
+    #[error(
+        "offset {offset}: tensor `{}`: {n_bytes} bytes of data end beyond the file of {file_bytes} bytes",
+        escape(tensor)
+    )]
+    DataEnd { offset: u64, tensor: String, n_bytes: u64, file_bytes: u64 },
+}
+
+/// Why a GGUF file, or a set of parts, was refused.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum GgufError {
+    /// The file could not be opened or mapped.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// The bytes break a rule of the format.
+    #[error("{}: {error}", path.display())]
+    Header { path: PathBuf, error: HeaderError },
+    /// A `split.*` key that is not a sensible number.
+    #[error("{}: key `{key}`: {expected} expected, found {found}", path.display())]
+    SplitKey { path: PathBuf, key: &'static str, expected: &'static str, found: String },
+    /// A part whose file name does not say which part it is, so that the others cannot be found.
+    #[error("{}: part {part} of {n_parts} by its keys, so its name must end in `{expected}`", path.display())]
+    PartName { path: PathBuf, part: u64, n_parts: u64, expected: String },
+    /// A part that is not there.
+    #[error("{}: part {part} of {n_parts} is missing", path.display())]
+    PartMissing { path: PathBuf, part: usize, n_parts: usize },
+    /// A part whose keys say that it is another one: a part twice, or renamed.
+    #[error("{}: part {expected} expected, key `split.no` says part {found}", path.display())]
+    PartNumber { path: PathBuf, expected: u64, found: u64 },
+    /// A part that belongs to another model.
+    #[error("{}: not of the same model as the first part: {what} {expected} expected, found {found}", path.display())]
+    PartForeign { path: PathBuf, what: &'static str, expected: String, found: String },
+    /// A tensor that is in two parts.
+    #[error("{}: tensor `{}` is in `{}` too", path.display(), escape(tensor), other.display())]
+    PartTensorTwice { path: PathBuf, tensor: String, other: PathBuf },
+    /// The parts together do not hold the declared number of tensors.
+    #[error("{}: {found} tensors in all parts, key `split.tensors.count` says {expected}", path.display())]
+    PartTensors { path: PathBuf, expected: u64, found: u64 },
+}
+
+impl Hint for GgufError {
+    fn hints(&self) -> Vec<String> {
+        let text = match self {
+            Self::Header { error: HeaderError::Magic { found }, .. } => match found.as_slice() {
+                b"vers" => "this looks like a Git LFS pointer: fetch the file itself with `git lfs pull`",
+                b"ggml" | b"lmgg" | b"ggjt" | b"tjgg" | b"ggmf" | b"fmgg" => {
+                    "this is a model of the time before GGUF: convert the original checkpoint again"
+                }
+                b"PK\x03\x04" => {
+                    "this is a zip archive (a PyTorch checkpoint?): convert it with `gguf-convert`"
+                }
+                [_, _, _, 0] => {
+                    "this may be a safetensors file: convert its directory with `gguf-convert hf2gguf`"
+                }
+                _ => return Vec::new(),
+            },
+            Self::Header { error: HeaderError::Version { found: 1, .. }, .. } => {
+                "version 1 was replaced in 2023 and nothing reads it any more: convert the original checkpoint again"
+            }
+            Self::Header { error: HeaderError::Version { .. }, .. } => {
+                "the file may be newer than this program, or damaged"
+            }
+            Self::Header { error: HeaderError::DataEnd { .. } | HeaderError::DataStart { .. }, .. } => {
+                "the file is probably an incomplete download"
+            }
+            Self::Header { error: HeaderError::TensorTypeRemoved { .. }, .. } => {
+                "quantize the model again to a type of today; repacking now happens when the model is loaded"
+            }
+            Self::PartName { .. } => "give the part its original name back",
+            Self::PartMissing { .. } => "all parts must lie in one directory",
+            Self::PartNumber { .. } | Self::PartForeign { .. } => {
+                "fetch the parts again, all from the same place"
+            }
+            _ => return Vec::new(),
+        };
+        vec![text.to_owned()]
+    }
+}

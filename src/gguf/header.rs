@@ -1,0 +1,429 @@
+//! The header of a GGUF file: a pure function from untrusted bytes to facts.
+
+use std::collections::HashSet;
+
+use crate::core::bytes::{Cursor, Endian, Truncated};
+use crate::core::limits::Limits;
+use crate::core::{GgmlType, Shape, TensorMeta};
+use crate::gguf::error::{HeaderError, Item};
+use crate::gguf::{Array, Metadata, Value, ValueType};
+
+/// The key that sets the alignment of tensor data.
+pub const ALIGNMENT_KEY: &str = "general.alignment";
+/// Alignment of tensor data in a file that does not say.
+pub const DEFAULT_ALIGNMENT: u64 = 32;
+/// Bytes of the longest tensor name: llama.cpp keeps 64 with a terminating zero.
+pub const MAX_NAME_BYTES: u64 = 63;
+/// Most dimensions of a tensor.
+pub const MAX_DIMS: u32 = 4;
+
+/// How to take what the format forbids and llama.cpp lets pass: tensors with a dimension of zero or without a name,
+/// bools other than 0 and 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Strictness {
+    /// Read on, as llama.cpp does, and list them in [`Header::tolerated`].
+    #[default]
+    LlamaCpp,
+    /// Refuse the file.
+    Format,
+}
+
+/// Everything that the bytes before the tensor data say.
+#[derive(Clone, Debug)]
+pub struct Header {
+    /// Version of the format, 2 or 3. Both have the same layout.
+    pub version: u32,
+    /// Byte order of the whole file.
+    pub endian: Endian,
+    /// Keys and values, in file order.
+    pub metadata: Metadata,
+    /// Tensors, in file order.
+    pub tensors: Vec<TensorMeta>,
+    /// Absolute offset of each tensor's data.
+    pub offsets: Vec<u64>,
+    /// Alignment of tensor data.
+    pub alignment: u64,
+    /// Bytes of the header, without the padding that follows.
+    pub header_bytes: u64,
+    /// Absolute offset of the tensor data; the end of the header in a file without tensors.
+    pub data_offset: u64,
+    /// Absolute offset of the end of the last tensor, without the padding that follows.
+    pub data_end: u64,
+    /// What [`Strictness::LlamaCpp`] let pass (at most the first 100).
+    pub tolerated: Vec<HeaderError>,
+}
+
+impl Header {
+    /// [`Header::data_end`] with the padding that usually follows the last tensor (or the header, without tensors).
+    #[must_use]
+    pub fn padded_end(&self) -> u64 {
+        self.data_end.checked_next_multiple_of(self.alignment).unwrap_or(u64::MAX)
+    }
+}
+
+/// Reads the header of a file. `bytes` is the whole file, so that lengths and offsets can be held against it.
+///
+/// # Errors
+/// The first rule of the format that the bytes break, with its absolute offset.
+pub fn parse_header(bytes: &[u8], limits: &Limits, strictness: Strictness) -> Result<Header, HeaderError> {
+    Parser { cursor: Cursor::new(bytes, Endian::Little), limits, strictness, tolerated: Vec::new() }.header()
+}
+
+struct Parser<'a> {
+    cursor: Cursor<'a>,
+    limits: &'a Limits,
+    strictness: Strictness,
+    tolerated: Vec<HeaderError>,
+}
+
+/// Names the item that a read past the end was for.
+trait During<T> {
+    fn during(self, item: impl FnOnce() -> Item) -> Result<T, HeaderError>;
+}
+
+impl<T> During<T> for Result<T, Truncated> {
+    fn during(self, item: impl FnOnce() -> Item) -> Result<T, HeaderError> {
+        self.map_err(|at| HeaderError::Truncated { item: item(), at })
+    }
+}
+
+impl<'a> Parser<'a> {
+    fn header(mut self) -> Result<Header, HeaderError> {
+        let version = self.version()?;
+        let endian = self.cursor.endian();
+        let (n_tensors, tensors_at) = self.count("tensor count")?;
+        let (n_keys, keys_at) = self.count("key count")?;
+        // The smallest key: length, one character, type, one byte. The smallest tensor: no name, no dimensions.
+        self.check_count("tensors", n_tensors, tensors_at, 24, self.limits.n_tensors)?;
+        self.check_count("keys", n_keys, keys_at, 14, self.limits.n_keys)?;
+
+        let mut metadata = Metadata::new();
+        let mut alignment = DEFAULT_ALIGNMENT;
+        for index in 0..n_keys {
+            let at = self.cursor.offset();
+            let key = self.key(index)?;
+            if metadata.contains(&key) {
+                return Err(HeaderError::KeyTwice { offset: at, key });
+            }
+            let at = self.cursor.offset();
+            let value = self.value(&key)?;
+            if key == ALIGNMENT_KEY {
+                alignment = check_alignment(&value, at)?;
+            }
+            metadata.set(key, value);
+        }
+
+        let mut tensors = Vec::new();
+        let mut rel_offsets = Vec::new();
+        let mut names = HashSet::new();
+        let mut next = 0u64;
+        for index in 0..n_tensors {
+            let (meta, rel_offset) = self.tensor(index, &mut names, next, alignment)?;
+            let n_bytes = meta.n_bytes().unwrap_or(u64::MAX);
+            next = next
+                .checked_add(n_bytes)
+                .and_then(|end| end.checked_next_multiple_of(alignment))
+                .ok_or_else(|| HeaderError::DataBytes {
+                    offset: self.cursor.offset(),
+                    tensor: meta.name.clone(),
+                    alignment,
+                })?;
+            tensors.push(meta);
+            rel_offsets.push(rel_offset);
+        }
+
+        let header_bytes = self.cursor.offset();
+        let file_bytes = header_bytes + self.cursor.left();
+        let data_offset =
+            if tensors.is_empty() { header_bytes } else { header_bytes.next_multiple_of(alignment) };
+        if data_offset > file_bytes {
+            return Err(HeaderError::DataStart { offset: header_bytes, data_offset, file_bytes });
+        }
+        let mut offsets = Vec::with_capacity(tensors.len());
+        let mut data_end = data_offset;
+        for (meta, rel_offset) in tensors.iter().zip(rel_offsets) {
+            let n_bytes = meta.n_bytes().unwrap_or(u64::MAX);
+            let offset = data_offset.saturating_add(rel_offset);
+            data_end = offset.saturating_add(n_bytes);
+            if data_end > file_bytes {
+                let tensor = meta.name.clone();
+                return Err(HeaderError::DataEnd { offset, tensor, n_bytes, file_bytes });
+            }
+            offsets.push(offset);
+        }
+        let tolerated = self.tolerated;
+        Ok(Header {
+            version,
+            endian,
+            metadata,
+            tensors,
+            offsets,
+            alignment,
+            header_bytes,
+            data_offset,
+            data_end,
+            tolerated,
+        })
+    }
+
+    /// Reads magic and version; from here on the cursor has the byte order of the file.
+    fn version(&mut self) -> Result<u32, HeaderError> {
+        let magic = self.cursor.take(4).during(|| Item::Field("magic"))?;
+        match magic {
+            b"GGUF" => {}
+            b"FUGG" => return Err(HeaderError::MagicSwapped),
+            _ => return Err(HeaderError::Magic { found: magic.to_vec() }),
+        }
+        let mut version = self.cursor.u32().during(|| Item::Field("version"))?;
+        // A small number whose low half is empty was written by a machine of the other byte order.
+        let big = version != 0 && version.trailing_zeros() >= 16;
+        if big {
+            version = version.swap_bytes();
+            self.cursor.set_endian(Endian::Big);
+        }
+        match version {
+            2 | 3 => Ok(version),
+            found => Err(HeaderError::Version { found, big }),
+        }
+    }
+
+    fn count(&mut self, what: &'static str) -> Result<(u64, u64), HeaderError> {
+        let offset = self.cursor.offset();
+        Ok((self.cursor.u64().during(|| Item::Field(what))?, offset))
+    }
+
+    fn check_count(
+        &self,
+        what: &'static str,
+        found: u64,
+        offset: u64,
+        min_bytes: u64,
+        limit: u64,
+    ) -> Result<(), HeaderError> {
+        let left = self.cursor.left();
+        let most = (left / min_bytes).min(limit);
+        if found > most { Err(HeaderError::Count { offset, what, found, most, left }) } else { Ok(()) }
+    }
+
+    fn tolerate(&mut self, error: HeaderError) -> Result<(), HeaderError> {
+        match self.strictness {
+            Strictness::Format => Err(error),
+            Strictness::LlamaCpp => {
+                if self.tolerated.len() < 100 {
+                    self.tolerated.push(error);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn string(&mut self, item: impl Fn() -> Item) -> Result<&'a [u8], HeaderError> {
+        let n_bytes = self.cursor.u64().during(&item)?;
+        self.cursor.take(n_bytes).during(item)
+    }
+
+    fn key(&mut self, index: u64) -> Result<String, HeaderError> {
+        let offset = self.cursor.offset();
+        let bytes = self.string(|| Item::Key(index))?;
+        if bytes.is_empty() {
+            return Err(HeaderError::KeyEmpty { offset, index });
+        }
+        String::from_utf8(bytes.to_vec()).map_err(|error| HeaderError::KeyNotUtf8 {
+            offset,
+            index,
+            found: error.into_bytes(),
+        })
+    }
+
+    fn value(&mut self, key: &str) -> Result<Value, HeaderError> {
+        let offset = self.cursor.offset();
+        let item = || Item::Value(key.to_owned());
+        let id = self.cursor.u32().during(item)?;
+        let ty = ValueType::from_id(id).ok_or_else(|| HeaderError::ValueType {
+            offset,
+            key: key.to_owned(),
+            found: id as i32,
+        })?;
+        Ok(match ty {
+            ValueType::U8 => Value::U8(self.cursor.u8().during(item)?),
+            ValueType::I8 => Value::I8(self.cursor.i8().during(item)?),
+            ValueType::U16 => Value::U16(self.cursor.u16().during(item)?),
+            ValueType::I16 => Value::I16(self.cursor.i16().during(item)?),
+            ValueType::U32 => Value::U32(self.cursor.u32().during(item)?),
+            ValueType::I32 => Value::I32(self.cursor.i32().during(item)?),
+            ValueType::F32 => Value::F32(self.cursor.f32().during(item)?),
+            ValueType::Bool => Value::Bool(self.bool(key)?),
+            ValueType::String => Value::String(self.string(item)?.to_vec()),
+            ValueType::Array => Value::Array(self.array(key, 1)?),
+            ValueType::U64 => Value::U64(self.cursor.u64().during(item)?),
+            ValueType::I64 => Value::I64(self.cursor.i64().during(item)?),
+            ValueType::F64 => Value::F64(self.cursor.f64().during(item)?),
+        })
+    }
+
+    fn bool(&mut self, key: &str) -> Result<bool, HeaderError> {
+        let offset = self.cursor.offset();
+        let found = self.cursor.u8().during(|| Item::Value(key.to_owned()))?;
+        if found > 1 {
+            self.tolerate(HeaderError::Bool { offset, key: key.to_owned(), found })?;
+        }
+        Ok(found != 0)
+    }
+
+    fn array(&mut self, key: &str, depth: usize) -> Result<Array, HeaderError> {
+        let item = || Item::Value(key.to_owned());
+        let offset = self.cursor.offset();
+        if depth > self.limits.depth {
+            let limit = self.limits.depth;
+            return Err(HeaderError::ArrayDepth { offset, key: key.to_owned(), limit });
+        }
+        let id = self.cursor.u32().during(item)?;
+        let ty = ValueType::from_id(id).ok_or_else(|| HeaderError::ElementType {
+            offset,
+            key: key.to_owned(),
+            found: id as i32,
+        })?;
+        let offset = self.cursor.offset();
+        let n_elems = self.cursor.u64().during(item)?;
+        let left = self.cursor.left();
+        let fits = usize::try_from(n_elems).ok().filter(|_| n_elems <= left / ty.min_bytes());
+        let Some(n) = fits else {
+            return Err(HeaderError::ArrayLength { offset, key: key.to_owned(), n_elems, ty, left });
+        };
+        // The closures differ in type, so a macro collects: `n` elements, each checked against the end.
+        macro_rules! collect {
+            ($variant:ident, $read:expr) => {{
+                let mut elems = Vec::with_capacity(n);
+                for _ in 0..n {
+                    elems.push($read);
+                }
+                Array::$variant(elems)
+            }};
+        }
+        Ok(match ty {
+            ValueType::U8 => Array::U8(self.cursor.take(n_elems).during(item)?.to_vec()),
+            ValueType::I8 => collect!(I8, self.cursor.i8().during(item)?),
+            ValueType::U16 => collect!(U16, self.cursor.u16().during(item)?),
+            ValueType::I16 => collect!(I16, self.cursor.i16().during(item)?),
+            ValueType::U32 => collect!(U32, self.cursor.u32().during(item)?),
+            ValueType::I32 => collect!(I32, self.cursor.i32().during(item)?),
+            ValueType::F32 => collect!(F32, self.cursor.f32().during(item)?),
+            ValueType::Bool => collect!(Bool, self.bool(key)?),
+            ValueType::String => collect!(String, self.string(item)?.to_vec()),
+            ValueType::Array => collect!(Array, self.array(key, depth + 1)?),
+            ValueType::U64 => collect!(U64, self.cursor.u64().during(item)?),
+            ValueType::I64 => collect!(I64, self.cursor.i64().during(item)?),
+            ValueType::F64 => collect!(F64, self.cursor.f64().during(item)?),
+        })
+    }
+
+    /// Reads one tensor entry. `expected` is where its data must begin, relative to the start of all data.
+    fn tensor(
+        &mut self,
+        index: u64,
+        names: &mut HashSet<String>,
+        expected: u64,
+        alignment: u64,
+    ) -> Result<(TensorMeta, u64), HeaderError> {
+        let name = self.tensor_name(index, names)?;
+        let shape = self.shape(&name)?;
+        let tensor = || name.clone();
+        let item = || Item::Tensor(name.clone());
+
+        let offset = self.cursor.offset();
+        let id = self.cursor.u32().during(item)?;
+        let ty = GgmlType::from_id(id).ok_or_else(|| match GgmlType::removed_name(id) {
+            Some(removed) => {
+                HeaderError::TensorTypeRemoved { offset, tensor: tensor(), found: id, name: removed }
+            }
+            None => HeaderError::TensorType { offset, tensor: tensor(), found: id as i32 },
+        })?;
+        let n_cols = shape.n_cols();
+        if !n_cols.is_multiple_of(ty.block_elems() as u64) {
+            return Err(HeaderError::Row { offset, tensor: tensor(), n_cols, ty });
+        }
+        let n_elems = shape.n_elems();
+        let meta = TensorMeta { name: tensor(), shape, ty };
+        if meta.n_bytes().is_none() {
+            return Err(HeaderError::TensorBytes { offset, tensor: tensor(), n_elems, ty });
+        }
+
+        let offset = self.cursor.offset();
+        let found = self.cursor.u64().during(item)?;
+        if !found.is_multiple_of(alignment) {
+            return Err(HeaderError::Unaligned { offset, tensor: tensor(), found, alignment });
+        }
+        match found.cmp(&expected) {
+            std::cmp::Ordering::Less => {
+                Err(HeaderError::Overlap { offset, tensor: tensor(), found, expected })
+            }
+            std::cmp::Ordering::Greater => {
+                Err(HeaderError::Gap { offset, tensor: tensor(), found, expected })
+            }
+            std::cmp::Ordering::Equal => Ok((meta, found)),
+        }
+    }
+
+    fn tensor_name(&mut self, index: u64, names: &mut HashSet<String>) -> Result<String, HeaderError> {
+        let offset = self.cursor.offset();
+        let bytes = self.string(|| Item::TensorName(index))?;
+        let found = bytes.len() as u64;
+        if found > MAX_NAME_BYTES {
+            return Err(HeaderError::TensorNameLength { offset, index, found, most: MAX_NAME_BYTES });
+        }
+        let name = String::from_utf8(bytes.to_vec()).map_err(|error| HeaderError::TensorNameNotUtf8 {
+            offset,
+            index,
+            found: error.into_bytes(),
+        })?;
+        if name.is_empty() {
+            self.tolerate(HeaderError::TensorNameEmpty { offset, index })?;
+        }
+        if !names.insert(name.clone()) {
+            return Err(HeaderError::TensorTwice { offset, tensor: name });
+        }
+        Ok(name)
+    }
+
+    /// Reads rank and dimensions; the file has them innermost first.
+    fn shape(&mut self, name: &str) -> Result<Shape, HeaderError> {
+        let tensor = || name.to_owned();
+        let item = || Item::Tensor(name.to_owned());
+        let rank_offset = self.cursor.offset();
+        let rank = self.cursor.u32().during(item)?;
+        if rank > MAX_DIMS {
+            return Err(HeaderError::Rank {
+                offset: rank_offset,
+                tensor: tensor(),
+                found: rank,
+                most: MAX_DIMS,
+            });
+        }
+        let mut dims = Vec::with_capacity(rank as usize);
+        for dim in 0..rank as usize {
+            let offset = self.cursor.offset();
+            let found = self.cursor.i64().during(item)?;
+            let Ok(size) = u64::try_from(found) else {
+                return Err(HeaderError::DimensionNegative { offset, tensor: tensor(), dim, found });
+            };
+            if size == 0 {
+                self.tolerate(HeaderError::DimensionZero { offset, tensor: tensor(), dim })?;
+            }
+            dims.push(size);
+        }
+        let outermost_first = dims.iter().rev().copied().collect();
+        Shape::new(outermost_first).ok_or_else(|| HeaderError::Elements {
+            offset: rank_offset,
+            tensor: tensor(),
+            dims,
+        })
+    }
+}
+
+fn check_alignment(value: &Value, offset: u64) -> Result<u64, HeaderError> {
+    match *value {
+        Value::U32(found) if found.is_power_of_two() => Ok(found.into()),
+        Value::U32(found) => Err(HeaderError::Alignment { offset, found }),
+        ref other => Err(HeaderError::AlignmentType { offset, found: other.value_type() }),
+    }
+}

@@ -1,0 +1,389 @@
+//! The one way a GGUF file gets written: planned as a whole, then streamed in chunks of rows from any
+//! [`TensorSource`], by all threads at once, into files that appear whole or not at all.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::core::bytes::Endian;
+use crate::core::output::{OutputFile, free_bytes, same_file};
+use crate::core::progress::Progress;
+use crate::core::{Hint, SourceError, TensorMeta, TensorSource, text};
+use crate::gguf::Metadata;
+use crate::gguf::endian::swap_blocks;
+use crate::gguf::plan::{FilePlan, LayoutOptions, PlanError};
+use crate::gguf::split::{self, SplitSpec};
+
+/// Bytes of the largest chunk; rows that are longer are a chunk each.
+const MAX_CHUNK_BYTES: u64 = 4 << 20;
+/// Bytes of the smallest budget for a chunk.
+const MIN_CHUNK_BYTES: u64 = 64 << 10;
+/// Write-back to the disk is started each time this much more was written.
+const WRITEBACK_BYTES: u64 = 32 << 20;
+
+/// How to write.
+#[derive(Clone, Debug)]
+pub struct WriteOptions {
+    /// Version, byte order, padding.
+    pub layout: LayoutOptions,
+    /// Where to cut the output, if at all.
+    pub split: Option<SplitSpec>,
+    /// Sync the output to the disk before it gets its name.
+    pub sync: bool,
+    /// Memory for chunks in flight, over all threads.
+    pub memory_bytes: u64,
+    /// Files that the output must not replace: those that are being read.
+    pub inputs: Vec<PathBuf>,
+}
+
+impl Default for WriteOptions {
+    fn default() -> Self {
+        Self {
+            layout: LayoutOptions::default(),
+            split: None,
+            sync: true,
+            memory_bytes: 128 << 20,
+            inputs: Vec::new(),
+        }
+    }
+}
+
+/// One planned output file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedFile {
+    /// Its final name.
+    pub path: PathBuf,
+    /// The tensors in it, as indices into the list of all.
+    pub tensors: Range<usize>,
+    /// Its header and where each tensor goes.
+    pub plan: FilePlan,
+}
+
+/// What was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WriteReport {
+    /// The files, in the order of their parts.
+    pub paths: Vec<PathBuf>,
+    /// Number of tensors.
+    pub n_tensors: usize,
+    /// Bytes of all tensors, without padding.
+    pub tensor_bytes: u64,
+    /// Size of all files.
+    pub file_bytes: u64,
+}
+
+/// Why nothing was written.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum WriteError {
+    /// The format cannot hold the content.
+    #[error("{}: {error}", path.display())]
+    Plan { path: PathBuf, error: PlanError },
+    /// The output would replace an input.
+    #[error("{}: output is the same file as input {}", path.display(), input.display())]
+    SameFile { path: PathBuf, input: PathBuf },
+    /// Not enough room for the output.
+    #[error("{}: {} needed, {} free", path.display(), text::bytes(*needed), text::bytes(*free))]
+    NoSpace { path: PathBuf, needed: u64, free: u64 },
+    /// Writing failed.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// The source could not deliver.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The run was told to stop.
+    #[error("interrupted; nothing was written")]
+    Cancelled,
+}
+
+impl Hint for WriteError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::SameFile { .. } => vec!["give the output another name".to_owned()],
+            Self::NoSpace { .. } => vec!["give an output on another disk, or a smaller type".to_owned()],
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Plans the files of an output: one called `target`, or its parts.
+///
+/// # Errors
+/// Content that the format cannot hold.
+pub fn plan_files(
+    target: &Path,
+    metadata: &Metadata,
+    tensors: &[TensorMeta],
+    layout: &LayoutOptions,
+    split: Option<&SplitSpec>,
+) -> Result<Vec<PlannedFile>, WriteError> {
+    let failed = |error| WriteError::Plan { path: target.to_owned(), error };
+    // The plan of the whole finds what no part can see, such as a name in two parts.
+    let whole = FilePlan::new(metadata, tensors, layout).map_err(failed)?;
+    let cuts = split.map(|spec| (spec, spec.cut(tensors)));
+    let Some((spec, ranges)) = cuts.filter(|(spec, ranges)| spec.is_split(ranges.len())) else {
+        return Ok(vec![PlannedFile { path: target.to_owned(), tensors: 0..tensors.len(), plan: whole }]);
+    };
+    let n_parts = ranges.len();
+    let most = usize::from(u16::MAX);
+    if n_parts > most {
+        return Err(failed(PlanError::Parts { found: n_parts, most }));
+    }
+    ranges
+        .into_iter()
+        .enumerate()
+        .map(|(part, range)| {
+            let keys = spec.part_metadata(metadata, part, n_parts, tensors.len());
+            let plan = FilePlan::new(&keys, &tensors[range.clone()], layout).map_err(failed)?;
+            Ok(PlannedFile { path: split::part_path(target, part + 1, n_parts), tensors: range, plan })
+        })
+        .collect()
+}
+
+/// Writes a GGUF file, or the parts of one.
+///
+/// Tensors are read in chunks of rows by all threads of the current rayon pool and written where the plan puts
+/// them, so memory does not grow with the model and the bytes do not depend on the number of threads.
+///
+/// # Errors
+/// See [`WriteError`]. Then, and when a thread panics, no file has appeared under a final name.
+pub fn write_gguf(
+    target: &Path,
+    metadata: &Metadata,
+    source: &dyn TensorSource,
+    options: &WriteOptions,
+    progress: &dyn Progress,
+) -> Result<WriteReport, WriteError> {
+    let files = plan_files(target, metadata, source.tensors(), &options.layout, options.split.as_ref())?;
+    for file in &files {
+        if let Some(input) = options.inputs.iter().find(|input| same_file(&file.path, input)) {
+            return Err(WriteError::SameFile { path: file.path.clone(), input: input.clone() });
+        }
+    }
+    let file_bytes = files.iter().map(|file| file.plan.file_bytes).fold(0, u64::saturating_add);
+    if let Some(free) = free_bytes(target)
+        && free < file_bytes
+    {
+        return Err(WriteError::NoSpace { path: target.to_owned(), needed: file_bytes, free });
+    }
+
+    let mut outputs = Vec::with_capacity(files.len());
+    for file in &files {
+        let output = OutputFile::create(&file.path)?;
+        output.reserve(file.plan.file_bytes)?;
+        output.write_at(0, &file.plan.header)?;
+        outputs.push(output);
+    }
+    let tensor_bytes = files.iter().flat_map(|file| &file.plan.tensors).map(|tensor| tensor.n_bytes).sum();
+    progress.begin("writing", tensor_bytes);
+    let streamed = Stream::new(source, &files, &outputs, options, progress).run();
+    progress.end();
+    streamed?;
+    if progress.is_cancelled() {
+        return Err(WriteError::Cancelled);
+    }
+
+    let mut paths: Vec<PathBuf> = Vec::with_capacity(files.len());
+    for (file, output) in files.iter().zip(outputs) {
+        if let Err(error) = output.commit(options.sync) {
+            // Parts without their siblings are worth nothing.
+            for path in &paths {
+                let _ = fs_err::remove_file(path);
+            }
+            return Err(error.into());
+        }
+        paths.push(file.path.clone());
+    }
+    Ok(WriteReport { paths, n_tensors: source.tensors().len(), tensor_bytes, file_bytes })
+}
+
+/// Rows of one tensor and where they go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Chunk {
+    file: usize,
+    tensor: usize,
+    first_row: u64,
+    n_rows: u64,
+    offset: u64,
+    n_bytes: u64,
+}
+
+/// Cuts all tensors into chunks, in file order.
+struct Chunks<'a> {
+    tensors: &'a [TensorMeta],
+    files: &'a [PlannedFile],
+    chunk_bytes: u64,
+    file: usize,
+    tensor: usize,
+    row: u64,
+}
+
+impl Iterator for Chunks<'_> {
+    type Item = Chunk;
+
+    fn next(&mut self) -> Option<Chunk> {
+        loop {
+            let file = self.files.get(self.file)?;
+            if self.tensor >= file.tensors.end {
+                self.file += 1;
+                continue;
+            }
+            let meta = &self.tensors[self.tensor];
+            let n_rows = meta.shape.n_rows();
+            // The plan was refused if rows were not whole blocks.
+            let row_bytes = meta.row_bytes().unwrap_or(0);
+            if self.row >= n_rows || row_bytes == 0 {
+                self.tensor += 1;
+                self.row = 0;
+                continue;
+            }
+            let first_row = self.row;
+            let n_rows = (self.chunk_bytes / row_bytes).max(1).min(n_rows - first_row);
+            self.row += n_rows;
+            let planned = file.plan.tensors[self.tensor - file.tensors.start];
+            return Some(Chunk {
+                file: self.file,
+                tensor: self.tensor,
+                first_row,
+                n_rows,
+                offset: planned.offset + first_row * row_bytes,
+                n_bytes: n_rows * row_bytes,
+            });
+        }
+    }
+}
+
+/// Stops the other threads when one panics, instead of letting them write a file that is lost.
+struct StopOnPanic<'a>(&'a AtomicBool);
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The running of a plan.
+struct Stream<'a> {
+    source: &'a dyn TensorSource,
+    outputs: &'a [OutputFile],
+    endian: Endian,
+    writeback: bool,
+    chunk_bytes: u64,
+    progress: &'a dyn Progress,
+    n_workers: usize,
+    queue: Mutex<std::iter::Enumerate<Chunks<'a>>>,
+    stop: AtomicBool,
+    /// The failure of the earliest chunk, so that the message does not depend on the threads.
+    failure: Mutex<Option<(usize, WriteError)>>,
+    /// Per file, the offset up to which write-back was started.
+    marks: Vec<AtomicU64>,
+}
+
+impl<'a> Stream<'a> {
+    fn new(
+        source: &'a dyn TensorSource,
+        files: &'a [PlannedFile],
+        outputs: &'a [OutputFile],
+        options: &WriteOptions,
+        progress: &'a dyn Progress,
+    ) -> Self {
+        let n_workers = rayon::current_num_threads().max(1);
+        let chunk_bytes =
+            (options.memory_bytes / (2 * n_workers as u64)).clamp(MIN_CHUNK_BYTES, MAX_CHUNK_BYTES);
+        let chunks = Chunks { tensors: source.tensors(), files, chunk_bytes, file: 0, tensor: 0, row: 0 };
+        Self {
+            source,
+            outputs,
+            endian: options.layout.endian,
+            writeback: options.sync,
+            chunk_bytes,
+            progress,
+            n_workers,
+            queue: Mutex::new(chunks.enumerate()),
+            stop: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            marks: outputs.iter().map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    fn run(self) -> Result<(), WriteError> {
+        rayon::scope(|scope| {
+            for _ in 0..self.n_workers {
+                scope.spawn(|_| self.work());
+            }
+        });
+        match self.failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some((_, error)) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    fn work(&self) {
+        let _guard = StopOnPanic(&self.stop);
+        let mut buffer = Vec::new();
+        while !self.stop.load(Ordering::Relaxed) {
+            let next = self.queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((index, chunk)) = next else { break };
+            let done = if self.progress.is_cancelled() {
+                Err(WriteError::Cancelled)
+            } else {
+                self.write(chunk, &mut buffer)
+            };
+            match done {
+                Ok(()) => self.progress.advance(chunk.n_bytes),
+                Err(error) => self.fail(index, error),
+            }
+        }
+    }
+
+    fn fail(&self, index: usize, error: WriteError) {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if failure.as_ref().is_none_or(|(earlier, _)| index < *earlier) {
+            *failure = Some((index, error));
+        }
+    }
+
+    fn write(&self, chunk: Chunk, buffer: &mut Vec<u8>) -> Result<(), WriteError> {
+        let output = &self.outputs[chunk.file];
+        let borrowed = match self.endian {
+            Endian::Little => self.source.borrow_rows(chunk.tensor, chunk.first_row, chunk.n_rows),
+            Endian::Big => None,
+        };
+        if let Some(bytes) = borrowed {
+            output.write_at(chunk.offset, bytes)?;
+        } else {
+            // A chunk is one row or fits the budget; the source holds at least as much.
+            buffer.resize(chunk.n_bytes as usize, 0);
+            self.source.read_rows(chunk.tensor, chunk.first_row, buffer)?;
+            if self.endian == Endian::Big {
+                swap_blocks(self.source.tensors()[chunk.tensor].ty, buffer);
+            }
+            output.write_at(chunk.offset, buffer)?;
+            if buffer.capacity() as u64 > 2 * self.chunk_bytes {
+                *buffer = Vec::new();
+            }
+        }
+        self.source.release_rows(chunk.tensor, chunk.first_row, chunk.n_rows);
+        if self.writeback {
+            self.start_writeback(chunk);
+        }
+        Ok(())
+    }
+
+    /// Starts write-back up to this chunk once enough has gathered before it. Chunks are handed out in order, so all
+    /// but the few in flight are written.
+    fn start_writeback(&self, chunk: Chunk) {
+        let mark = &self.marks[chunk.file];
+        let from = mark.load(Ordering::Relaxed);
+        let n_bytes = chunk.offset.saturating_sub(from);
+        if n_bytes >= WRITEBACK_BYTES
+            && mark.compare_exchange(from, chunk.offset, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            self.outputs[chunk.file].start_writeback(from, n_bytes);
+        }
+    }
+}

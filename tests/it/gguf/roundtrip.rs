@@ -1,0 +1,46 @@
+//! Reading a file of another tool and writing it unchanged gives the same bytes.
+
+use std::path::{Path, PathBuf};
+
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::gguf::{GgufFile, OpenOptions, WriteOptions, write_gguf};
+
+use crate::support::{conformance, report_cases};
+
+fn gguf_files(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs_err::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            gguf_files(&path, found);
+        } else if path.extension().is_some_and(|ext| ext == "gguf") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn unchanged() {
+    let Some(corpus) = conformance() else { return };
+    let mut paths = Vec::new();
+    gguf_files(&corpus, &mut paths);
+    paths.sort();
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out.gguf");
+    let options = OpenOptions { join_parts: false, ..OpenOptions::default() };
+    for path in &paths {
+        let file = GgufFile::open_with(path, &options).unwrap();
+        assert_eq!(file.tolerated().count(), 0, "{}", path.display());
+        let options = WriteOptions { layout: file.layout(), sync: false, ..WriteOptions::default() };
+        write_gguf(&out, file.metadata(), &file, &options, &Silent).unwrap();
+        let (ours, theirs) = (fs_err::read(&out).unwrap(), fs_err::read(path).unwrap());
+        let differs = ours.iter().zip(&theirs).position(|(a, b)| a != b);
+        assert!(
+            differs.is_none() && ours.len() == theirs.len(),
+            "{}: {} bytes for {}, first difference at {differs:?}",
+            path.display(),
+            ours.len(),
+            theirs.len()
+        );
+    }
+    report_cases("gguf unchanged", paths.len());
+}
