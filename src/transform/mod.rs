@@ -1,3 +1,15 @@
 //! Tensor operations that cards name: layout as strided views, arithmetic element by element.
+//!
+//! A [`View`] says where each element of a tensor comes from; a [`Recipe`] is a view made ready to be read, any range
+//! of rows on its own, so that no tensor is ever held in memory as a whole.
 
 pub mod decoded;
+
+mod layout;
+mod math;
+mod recipe;
+mod view;
+
+pub use math::Math;
+pub use recipe::{ReadPolicy, Recipe, TransformError};
+pub use view::{ShapeError, View};
