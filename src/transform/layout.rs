@@ -15,7 +15,7 @@ impl View {
 
     fn groups(&self, axis: usize, n: u64) -> Result<u64, ShapeError> {
         self.known_axis(axis)?;
-        let size = self.shape[axis];
+        let size = self.shape()[axis];
         match size.checked_div(n) {
             Some(groups) if groups * n == size => Ok(groups),
             _ => Err(ShapeError::Factors { size, factors: vec![n] }),
@@ -145,12 +145,12 @@ impl View {
     /// More rows than `n` already.
     pub fn pad_rows(&self, n: u64) -> Result<Self, ShapeError> {
         self.known_axis(0)?;
-        let size = self.shape[0];
+        let size = self.shape()[0];
         let missing = n.checked_sub(size).ok_or(ShapeError::Range { start: 0, end: size, size: n })?;
         if missing == 0 {
             return Ok(self.clone());
         }
-        let mut shape = self.shape.clone();
+        let mut shape = self.shape().to_vec();
         shape[0] = missing;
         Self::concat(vec![self.clone(), Self::fill(0.0, shape)], 0)
     }

@@ -8,6 +8,7 @@ pub mod decoded;
 mod layout;
 mod math;
 mod recipe;
+mod run;
 mod view;
 
 pub use math::Math;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::core::WeightMeta;
-use crate::transform::ShapeError;
+use crate::transform::{Math, ShapeError};
 
 /// Weights that count up: element `i` of weight `w` is `1000 w + i`.
 struct Counting {

@@ -1,0 +1,369 @@
+//! Walking a view: ranges of output elements cut into evenly spaced stretches of their sources.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::core::simd::SimdLevel;
+use crate::core::{ElementType, GgmlType, WeightSource};
+use crate::quant;
+use crate::transform::TransformError;
+use crate::transform::math::Math;
+use crate::transform::view::{Body, Dim, Leaf, Origin, View};
+
+/// Takes a leaf, a position inside it, and the part of the range that it covers from there.
+type Visit<'a, E> = dyn FnMut(&Run, u64, Range<u64>) -> Result<(), E> + 'a;
+
+#[derive(Clone, Debug)]
+pub(super) enum Node {
+    Leaf(Run),
+    Concat {
+        /// Elements of one step of the axes outside the seam, summed up to and with each part.
+        ends: Vec<u64>,
+        parts: Vec<Node>,
+    },
+}
+
+/// A leaf with its factors merged to as few as possible.
+#[derive(Clone, Debug)]
+pub(super) struct Run {
+    pub(super) origin: Origin,
+    offset: u64,
+    dims: Vec<Dim>,
+    pub(super) math: Vec<Math>,
+}
+
+/// A stretch of output elements that lie evenly spaced in their source.
+struct Stretch {
+    start: u64,
+    stride: u64,
+    len: usize,
+}
+
+thread_local! {
+    static FLOATS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    static BYTES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Lends a buffer of `n` floats that lives as long as the thread. A nested loan gets one of its own.
+pub(super) fn with_floats<T>(n: usize, use_it: impl FnOnce(&mut [f32]) -> T) -> T {
+    let mut buffer = FLOATS.take();
+    if buffer.len() < n {
+        buffer.resize(n, 0.0);
+    }
+    let result = use_it(&mut buffer[..n]);
+    FLOATS.set(buffer);
+    result
+}
+
+/// As [`with_floats`], for bytes.
+fn with_bytes<T>(n: usize, use_it: impl FnOnce(&mut [u8]) -> T) -> T {
+    let mut buffer = BYTES.take();
+    if buffer.len() < n {
+        buffer.resize(n, 0);
+    }
+    let result = use_it(&mut buffer[..n]);
+    BYTES.set(buffer);
+    result
+}
+
+pub(super) fn compile(view: &View) -> Node {
+    match &view.body {
+        Body::Leaf(leaf) => Node::Leaf(merge(leaf)),
+        Body::Concat { axis, parts } => {
+            let mut end = 0;
+            let ends = parts.iter().map(|part| {
+                end += part.shape()[*axis..].iter().product::<u64>();
+                end
+            });
+            Node::Concat { ends: ends.collect(), parts: parts.iter().map(compile).collect() }
+        }
+    }
+}
+
+/// Drops factors of one and joins neighbours that are contiguous.
+fn merge(leaf: &Leaf) -> Run {
+    let mut dims: Vec<Dim> = Vec::new();
+    for dim in leaf.dims().filter(|dim| dim.size != 1) {
+        match dims.last_mut() {
+            Some(outer) if outer.stride == dim.stride * dim.size => {
+                *outer = Dim { size: outer.size * dim.size, stride: dim.stride };
+            }
+            _ => dims.push(dim),
+        }
+    }
+    Run { origin: leaf.origin.clone(), offset: leaf.offset, dims, math: leaf.math.clone() }
+}
+
+impl Node {
+    /// Calls `test` on every leaf until it says no; true if it never did.
+    pub(super) fn all_leaves(&self, test: &mut dyn FnMut(&Run) -> bool) -> bool {
+        match self {
+            Self::Leaf(run) => test(run),
+            Self::Concat { parts, .. } => parts.iter().all(|part| part.all_leaves(test)),
+        }
+    }
+
+    /// Splits the range `first .. first + n` at the seams: one visit each.
+    fn walk<E>(&self, first: u64, n: u64, visit: &mut Visit<'_, E>) -> Result<(), E> {
+        self.walk_from(first, n, 0, visit)
+    }
+
+    fn walk_from<E>(&self, first: u64, n: u64, done: u64, visit: &mut Visit<'_, E>) -> Result<(), E> {
+        let (ends, parts) = match self {
+            Self::Leaf(run) => return visit(run, first, done..done + n),
+            Self::Concat { ends, parts } => (ends, parts),
+        };
+        let period = ends.last().copied().unwrap_or(0);
+        let (mut at, end) = (first, first + n);
+        while at < end && period > 0 {
+            let (outer, within) = (at / period, at % period);
+            let index = ends.partition_point(|&end| end <= within);
+            let begin = if index == 0 { 0 } else { ends[index - 1] };
+            let len = (ends[index] - within).min(end - at);
+            let inner = outer * (ends[index] - begin) + (within - begin);
+            parts[index].walk_from(inner, len, done + (at - first), visit)?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    pub(super) fn read(
+        &self,
+        source: &dyn WeightSource,
+        level: SimdLevel,
+        first: u64,
+        out: &mut [f32],
+    ) -> Result<(), TransformError> {
+        self.walk(first, out.len() as u64, &mut |run, first, range| {
+            run.read(source, level, first, &mut out[range.start as usize..range.end as usize])
+        })
+    }
+
+    pub(super) fn copy(
+        &self,
+        source: &dyn WeightSource,
+        first: u64,
+        out: &mut [u8],
+        elem_bytes: usize,
+    ) -> Result<(), TransformError> {
+        let n = (out.len() / elem_bytes) as u64;
+        self.walk(first, n, &mut |run, first, range| {
+            let out = &mut out[range.start as usize * elem_bytes..range.end as usize * elem_bytes];
+            run.copy(source, first, out, elem_bytes)
+        })
+    }
+
+    pub(super) fn release(&self, source: &dyn WeightSource, first: u64, n: u64) {
+        let _ = self.walk::<std::convert::Infallible>(first, n, &mut |run, first, range| {
+            run.release(source, first, range.end - range.start);
+            Ok(())
+        });
+    }
+
+    /// The weight and element behind an output element; `None` if it comes from none.
+    pub(super) fn locate(&self, index: u64) -> Option<(usize, u64)> {
+        let mut found = None;
+        let _ = self.walk::<std::convert::Infallible>(index, 1, &mut |run, first, _| {
+            if let Origin::Weight { index, .. } = run.origin {
+                run.stretches(first, 1, &mut |stretch, _| found = Some((index, stretch.start)));
+            }
+            Ok(())
+        });
+        found
+    }
+}
+
+impl Run {
+    /// Cuts `first .. first + n` into stretches of even spacing; the second argument is the position in the range.
+    fn stretches(&self, first: u64, n: u64, visit: &mut dyn FnMut(Stretch, usize)) {
+        let Some((inner, outer)) = self.dims.split_last() else {
+            if n > 0 {
+                visit(Stretch { start: self.offset, stride: 1, len: 1 }, 0);
+            }
+            return;
+        };
+        let mut done = 0;
+        while done < n {
+            let at = first + done;
+            let (mut rest, column) = (at / inner.size, at % inner.size);
+            let mut start = self.offset + column * inner.stride;
+            for dim in outer.iter().rev() {
+                start += rest % dim.size * dim.stride;
+                rest /= dim.size;
+            }
+            let len = (inner.size - column).min(n - done);
+            visit(Stretch { start, stride: inner.stride, len: len as usize }, done as usize);
+            done += len;
+        }
+    }
+
+    fn read(
+        &self,
+        source: &dyn WeightSource,
+        level: SimdLevel,
+        first: u64,
+        out: &mut [f32],
+    ) -> Result<(), TransformError> {
+        let mut result = Ok(());
+        match &self.origin {
+            Origin::Fill(value) => out.fill(*value),
+            Origin::Values(values) => self.stretches(first, out.len() as u64, &mut |stretch, at| {
+                take_values(values, &stretch, &mut out[at..at + stretch.len]);
+            }),
+            Origin::Weight { index, ty } => {
+                let elem_bytes = ty.bytes().ok_or_else(|| TransformError::ElementType {
+                    weight: source.weights()[*index].name.clone(),
+                    ty: *ty,
+                })?;
+                let borrowed = source.borrow(*index);
+                self.stretches(first, out.len() as u64, &mut |stretch, at| {
+                    if result.is_err() {
+                        return;
+                    }
+                    let out = &mut out[at..at + stretch.len];
+                    let decode_run = |bytes: &[u8], out: &mut [f32]| {
+                        decode(*ty, level, bytes, out).map_err(|_| TransformError::ElementType {
+                            weight: source.weights()[*index].name.clone(),
+                            ty: *ty,
+                        })
+                    };
+                    result = if stretch.stride == 1 {
+                        with_elems(source, borrowed, *index, elem_bytes, &stretch, |bytes| {
+                            decode_run(bytes, out)
+                        })
+                    } else {
+                        with_bytes(out.len() * elem_bytes, |bytes| {
+                            gather(source, borrowed, *index, elem_bytes, &stretch, bytes)?;
+                            decode_run(bytes, out)
+                        })
+                    };
+                });
+            }
+        }
+        result?;
+        let in_f16 = matches!(self.origin, Origin::Weight { ty: ElementType::F16, .. });
+        for math in &self.math {
+            math.apply(out, in_f16);
+        }
+        Ok(())
+    }
+
+    fn copy(
+        &self,
+        source: &dyn WeightSource,
+        first: u64,
+        out: &mut [u8],
+        elem_bytes: usize,
+    ) -> Result<(), TransformError> {
+        let Origin::Weight { index, .. } = self.origin else { return Ok(()) };
+        let borrowed = source.borrow(index);
+        let mut result = Ok(());
+        self.stretches(first, (out.len() / elem_bytes) as u64, &mut |stretch, at| {
+            if result.is_err() {
+                return;
+            }
+            let out = &mut out[at * elem_bytes..(at + stretch.len) * elem_bytes];
+            result = match borrowed {
+                Some(bytes) if stretch.stride == 1 => {
+                    out.copy_from_slice(&bytes[stretch.start as usize * elem_bytes..][..out.len()]);
+                    Ok(())
+                }
+                None if stretch.stride == 1 => {
+                    source.read_elems(index, stretch.start, out).map_err(TransformError::from)
+                }
+                _ => gather(source, borrowed, index, elem_bytes, &stretch, out),
+            };
+        });
+        result
+    }
+
+    fn release(&self, source: &dyn WeightSource, first: u64, n: u64) {
+        let Origin::Weight { index, .. } = self.origin else { return };
+        let Some((outer, rest)) = self.dims.split_first() else { return };
+        let inner: u64 = rest.iter().map(|dim| dim.size).product();
+        // Whole steps of the outermost factor, if each is one region of its own in the source.
+        if rest.iter().any(|dim| dim.stride >= outer.stride) {
+            return;
+        }
+        let (begin, end) = (first.div_ceil(inner), (first + n) / inner);
+        if begin < end {
+            source.release_elems(index, self.offset + begin * outer.stride, (end - begin) * outer.stride);
+        }
+    }
+}
+
+fn take_values(values: &Arc<[f32]>, stretch: &Stretch, out: &mut [f32]) {
+    for (i, value) in out.iter_mut().enumerate() {
+        *value = values[(stretch.start + i as u64 * stretch.stride) as usize];
+    }
+}
+
+/// Hands contiguous elements on, from the mapping or through a buffer.
+fn with_elems(
+    source: &dyn WeightSource,
+    borrowed: Option<&[u8]>,
+    weight: usize,
+    elem_bytes: usize,
+    stretch: &Stretch,
+    use_it: impl FnOnce(&[u8]) -> Result<(), TransformError>,
+) -> Result<(), TransformError> {
+    let n_bytes = stretch.len * elem_bytes;
+    match borrowed {
+        Some(bytes) => use_it(&bytes[stretch.start as usize * elem_bytes..][..n_bytes]),
+        None => with_bytes(n_bytes, |bytes| {
+            source.read_elems(weight, stretch.start, bytes)?;
+            use_it(bytes)
+        }),
+    }
+}
+
+/// Collects elements that are not neighbours in their source.
+fn gather(
+    source: &dyn WeightSource,
+    borrowed: Option<&[u8]>,
+    weight: usize,
+    elem_bytes: usize,
+    stretch: &Stretch,
+    out: &mut [u8],
+) -> Result<(), TransformError> {
+    for (i, elem) in out.chunks_exact_mut(elem_bytes).enumerate() {
+        let at = stretch.start + i as u64 * stretch.stride;
+        match borrowed {
+            Some(bytes) => elem.copy_from_slice(&bytes[at as usize * elem_bytes..][..elem_bytes]),
+            None => source.read_elems(weight, at, elem)?,
+        }
+    }
+    Ok(())
+}
+
+/// The element type has no conversion to a number.
+struct NotANumber;
+
+/// Widens or narrows stored elements to F32, as numpy's `astype(float32)`.
+fn decode(ty: ElementType, level: SimdLevel, bytes: &[u8], out: &mut [f32]) -> Result<(), NotANumber> {
+    macro_rules! each {
+        ($n:literal, $from:expr) => {{
+            for (value, &raw) in out.iter_mut().zip(bytes.as_chunks::<$n>().0) {
+                *value = $from(raw);
+            }
+            Ok(())
+        }};
+    }
+    match ty {
+        ElementType::F32 => each!(4, f32::from_le_bytes),
+        ElementType::F16 => quant::dequantize(GgmlType::F16, level, bytes, out).map_err(|_| NotANumber),
+        ElementType::Bf16 => quant::dequantize(GgmlType::Bf16, level, bytes, out).map_err(|_| NotANumber),
+        ElementType::F64 => each!(8, |b| f64::from_le_bytes(b) as f32),
+        ElementType::I64 => each!(8, |b| i64::from_le_bytes(b) as f32),
+        ElementType::U64 => each!(8, |b| u64::from_le_bytes(b) as f32),
+        ElementType::I32 => each!(4, |b| i32::from_le_bytes(b) as f32),
+        ElementType::U32 => each!(4, |b| u32::from_le_bytes(b) as f32),
+        ElementType::I16 => each!(2, |b| f32::from(i16::from_le_bytes(b))),
+        ElementType::U16 => each!(2, |b| f32::from(u16::from_le_bytes(b))),
+        ElementType::I8 => each!(1, |b| f32::from(i8::from_le_bytes(b))),
+        ElementType::U8 => each!(1, |b: [u8; 1]| f32::from(b[0])),
+        ElementType::Bool => each!(1, |b: [u8; 1]| f32::from(u8::from(b[0] != 0))),
+        _ => Err(NotANumber),
+    }
+}
