@@ -118,6 +118,21 @@ pub fn size(text: &str) -> Result<u64, String> {
     parse_bytes(text).ok_or_else(|| "a size such as `4096`, `128M` or `1.5G` expected".to_owned())
 }
 
+/// Parses `--split-max-size` as llama.cpp does: `300M`, `2G`, powers of 1000. For `value_parser = cli::split_size`.
+///
+/// # Errors
+/// A message for clap.
+pub fn split_size(text: &str) -> Result<u64, String> {
+    let (digits, factor) = match text.as_bytes().last() {
+        Some(b'K') => (&text[..text.len() - 1], 1_000),
+        Some(b'M') => (&text[..text.len() - 1], 1_000_000),
+        Some(b'G') => (&text[..text.len() - 1], 1_000_000_000),
+        _ => (text, 1),
+    };
+    let n_bytes = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(factor));
+    n_bytes.filter(|&n| n > 0).ok_or_else(|| "a size such as `300M` or `2G` expected".to_owned())
+}
+
 /// A program.
 pub trait Tool: clap::Parser {
     /// The common options.
@@ -231,7 +246,23 @@ fn conclude(error: &anyhow::Error) -> Exit {
         return Exit::Interrupted;
     }
     render::error(error);
-    if error.downcast_ref::<UsageError>().is_some() { Exit::Usage } else { Exit::Failed }
+    if error.downcast_ref::<UsageError>().is_some() {
+        Exit::Usage
+    } else if error.chain().any(is_broken_file) {
+        Exit::Broken
+    } else {
+        Exit::Failed
+    }
+}
+
+/// True for a GGUF file that could be read but breaks the format.
+fn is_broken_file(cause: &(dyn std::error::Error + 'static)) -> bool {
+    use crate::gguf::GgufError;
+    let broken = |error: &GgufError| !matches!(error, GgufError::Io(_) | GgufError::PartMissing { .. });
+    match cause.downcast_ref::<crate::inspect::EditError>() {
+        Some(crate::inspect::EditError::Open(error)) => broken(error),
+        _ => cause.downcast_ref::<GgufError>().is_some_and(broken),
+    }
 }
 
 fn is_closed_pipe(cause: &(dyn std::error::Error + 'static)) -> bool {
@@ -263,6 +294,16 @@ mod tests {
         assert_eq!(common.simd, SimdLevel::Scalar);
         for bad in [["--threads", "0"], ["--memory", "lots"], ["--simd", "mmx"]] {
             assert!(parse(&bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn split_sizes_are_decimal() {
+        assert_eq!(split_size("2G"), Ok(2_000_000_000));
+        assert_eq!(split_size("300M"), Ok(300_000_000));
+        assert_eq!(split_size("4096"), Ok(4096));
+        for bad in ["", "G", "0", "-1M", "1.5G", "2T", "99999999999999G"] {
+            assert!(split_size(bad).is_err(), "{bad}");
         }
     }
 

@@ -61,6 +61,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::checkpoint::CheckpointError,
         crate::gguf::GgufError,
         crate::gguf::WriteError,
+        crate::inspect::EditError,
         crate::quant::QuantError,
     }
     Vec::new()

@@ -5,6 +5,7 @@
 //!   tells beforehand what it will write.
 //! - [`parse_header`] is the pure parser under the former, [`FilePlan`] the pure plan under the latter.
 
+mod assign;
 mod endian;
 mod error;
 mod header;
@@ -15,6 +16,7 @@ pub mod split;
 mod value;
 mod writer;
 
+pub use assign::{AssignError, parse_assignment};
 pub use endian::{swap_blocks, to_order};
 pub use error::{GgufError, HeaderError, Item};
 pub use header::{

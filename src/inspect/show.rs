@@ -1,0 +1,128 @@
+//! Metadata values as text for people and as JSON for programs.
+
+use serde_json::{Value as Json, json};
+
+use crate::core::text::escape_bytes;
+use crate::gguf::{Array, Value};
+
+/// The type of a value as one word: `u32`, `arr[str]`, `arr[arr]`.
+#[must_use]
+pub fn value_type_name(value: &Value) -> String {
+    match value {
+        Value::Array(array) => format!("arr[{}]", array.element_type()),
+        other => other.value_type().to_string(),
+    }
+}
+
+/// A value as safe text. Of strings at most `max_chars` characters are shown, of arrays at most `max_elems`
+/// elements; what is left out is counted. `None` shows all.
+#[must_use]
+pub fn value_text(value: &Value, max_chars: Option<usize>, max_elems: Option<usize>) -> String {
+    match value {
+        Value::String(bytes) => elide(&escape_bytes(bytes), max_chars),
+        Value::Array(array) => array_text(array, max_chars, max_elems),
+        other => scalar_text(other),
+    }
+}
+
+fn scalar_text(value: &Value) -> String {
+    match value {
+        Value::Bool(v) => v.to_string(),
+        // Shortest text that reads back as the same number.
+        Value::F32(v) => v.to_string(),
+        Value::F64(v) => v.to_string(),
+        other => other.as_i128().map_or_else(String::new, |v| v.to_string()),
+    }
+}
+
+fn elide(text: &str, max_chars: Option<usize>) -> String {
+    let n_chars = text.chars().count();
+    match max_chars {
+        Some(most) if n_chars > most => {
+            let shown: String = text.chars().take(most).collect();
+            format!("{shown}… ({n_chars} characters)")
+        }
+        _ => text.to_owned(),
+    }
+}
+
+fn array_text(array: &Array, max_chars: Option<usize>, max_elems: Option<usize>) -> String {
+    let len = array.len();
+    let shown = max_elems.unwrap_or(len).min(len);
+    let mut parts: Vec<_> = (0..shown)
+        .filter_map(|index| array.get(index))
+        .map(|elem| match &elem {
+            Value::String(bytes) => format!("\"{}\"", elide(&escape_bytes(bytes), max_chars)),
+            other => value_text(other, max_chars, max_elems),
+        })
+        .collect();
+    if shown < len {
+        parts.push(format!("… ({len} elements)"));
+    }
+    format!("[{}]", parts.join(", "))
+}
+
+/// A value as JSON: numbers, booleans, strings, lists. A string that is not UTF-8 is `{"hex": …}`; a float that
+/// JSON cannot hold is `"NaN"`, `"inf"` or `"-inf"`; 32-bit floats have their shortest digits. Of arrays at most
+/// `max_elems` elements.
+#[must_use]
+pub fn value_json(value: &Value, max_elems: Option<usize>) -> Json {
+    match value {
+        Value::Bool(v) => json!(v),
+        Value::F32(v) => float_json(f64::from(*v), &v.to_string()),
+        Value::F64(v) => float_json(*v, &v.to_string()),
+        Value::U64(v) => json!(v),
+        Value::String(bytes) => match std::str::from_utf8(bytes) {
+            Ok(text) => json!(text),
+            Err(_) => json!({ "hex": hex(bytes) }),
+        },
+        Value::Array(array) => {
+            let shown = max_elems.unwrap_or(array.len()).min(array.len());
+            (0..shown).filter_map(|index| array.get(index)).map(|elem| value_json(&elem, max_elems)).collect()
+        }
+        other => json!(other.as_i128().and_then(|v| i64::try_from(v).ok())),
+    }
+}
+
+fn float_json(value: f64, digits: &str) -> Json {
+    match digits.parse::<f64>() {
+        Ok(number) if value.is_finite() => json!(number),
+        _ => json!(digits),
+    }
+}
+
+/// Bytes in lower-case hexadecimal.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut out, byte| {
+        let _ = write!(out, "{byte:02x}");
+        out
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_values_are_elided_and_escapes_defused() {
+        let text = |value: Value| value_text(&value, Some(5), Some(2));
+        assert_eq!(text("short".into()), "short");
+        assert_eq!(text("longer".into()), "longe… (6 characters)");
+        assert_eq!(text(Value::String(b"\x1b[0m\xff".to_vec())), "\\u{1b… (13 characters)");
+        assert_eq!(text(vec![1u32, 2, 3].into()), "[1, 2, … (3 elements)]");
+        assert_eq!(text(vec!["a", "b"].into()), "[\"a\", \"b\"]");
+        assert_eq!(value_text(&0.1f32.into(), None, None), "0.1");
+        assert_eq!(value_type_name(&vec![1u32].into()), "arr[u32]");
+    }
+
+    #[test]
+    fn json_keeps_what_it_can() {
+        assert_eq!(value_json(&0.1f32.into(), None), json!(0.1));
+        assert_eq!(value_json(&f32::NEG_INFINITY.into(), None), json!("-inf"));
+        assert_eq!(value_json(&f64::NAN.into(), None), json!("NaN"));
+        assert_eq!(value_json(&u64::MAX.into(), None), json!(u64::MAX));
+        assert_eq!(value_json(&Value::String(b"\xff\x00".to_vec()), None), json!({ "hex": "ff00" }));
+        assert_eq!(value_json(&vec![-1i32, 2, 3].into(), Some(2)), json!([-1, 2]));
+    }
+}

@@ -1,0 +1,166 @@
+//! The description of a GGUF file: what it is, its metadata, its tensors.
+
+use serde_json::{Value as Json, json};
+
+use crate::core::bytes::Endian;
+use crate::core::{GgmlType, TensorSource};
+use crate::gguf::{GgufFile, Value};
+use crate::inspect::show::{value_json, value_type_name};
+
+/// How much of a model one tensor type holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TypeShare {
+    /// The type.
+    pub ty: GgmlType,
+    /// Number of tensors.
+    pub n_tensors: usize,
+    /// Number of elements.
+    pub n_elems: u64,
+    /// Number of bytes.
+    pub n_bytes: u64,
+}
+
+/// Totals of a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Summary {
+    /// `general.architecture`, if there is one.
+    pub architecture: Option<String>,
+    /// Number of elements of all tensors.
+    pub n_elems: u64,
+    /// Bytes of all tensors, without padding.
+    pub tensor_bytes: u64,
+    /// Types, the one with the most bytes first.
+    pub types: Vec<TypeShare>,
+}
+
+impl Summary {
+    /// Bits per weight over all tensors; `None` without elements.
+    #[must_use]
+    pub fn bits_per_weight(&self) -> Option<f64> {
+        (self.n_elems > 0).then(|| self.tensor_bytes as f64 * 8.0 / self.n_elems as f64)
+    }
+}
+
+/// Adds up the tensors of a file.
+#[must_use]
+pub fn summary(file: &GgufFile) -> Summary {
+    let mut types: Vec<TypeShare> = Vec::new();
+    for (index, tensor) in file.tensors().iter().enumerate() {
+        let n_bytes = file.place(index).n_bytes;
+        let n_elems = tensor.shape.n_elems();
+        match types.iter_mut().find(|share| share.ty == tensor.ty) {
+            Some(share) => {
+                share.n_tensors += 1;
+                share.n_elems += n_elems;
+                share.n_bytes += n_bytes;
+            }
+            None => types.push(TypeShare { ty: tensor.ty, n_tensors: 1, n_elems, n_bytes }),
+        }
+    }
+    types.sort_by_key(|share| (std::cmp::Reverse(share.n_bytes), share.ty));
+    Summary {
+        architecture: file.metadata().get("general.architecture").and_then(Value::as_str).map(str::to_owned),
+        n_elems: types.iter().map(|share| share.n_elems).sum(),
+        tensor_bytes: types.iter().map(|share| share.n_bytes).sum(),
+        types,
+    }
+}
+
+/// The whole description as JSON. Of arrays at most `max_elems` elements are listed; `length` has the number.
+#[must_use]
+pub fn summary_json(file: &GgufFile, max_elems: Option<usize>) -> Json {
+    let totals = summary(file);
+    let metadata: Vec<_> = file
+        .metadata()
+        .iter()
+        .map(|(key, value)| {
+            let mut entry = json!({
+                "key": key,
+                "type": value_type_name(value),
+                "value": value_json(value, max_elems),
+            });
+            if let (Value::Array(array), Json::Object(entry)) = (value, &mut entry) {
+                entry.insert("length".to_owned(), json!(array.len()));
+            }
+            entry
+        })
+        .collect();
+    let tensors: Vec<_> = file
+        .tensors()
+        .iter()
+        .enumerate()
+        .map(|(index, tensor)| {
+            let place = file.place(index);
+            json!({
+                "name": tensor.name,
+                "type": tensor.ty.name(),
+                "shape": tensor.shape.dims(),
+                "bytes": place.n_bytes,
+                "part": place.part,
+                "offset": place.offset,
+            })
+        })
+        .collect();
+    let parts: Vec<_> = file
+        .parts()
+        .iter()
+        .map(|part| {
+            json!({
+                "path": part.path().to_string_lossy(),
+                "file_bytes": part.file_bytes(),
+                "data_offset": part.header().data_offset,
+                "tensors": part.header().tensors.len(),
+                "trailing_bytes": part.trailing_bytes(),
+            })
+        })
+        .collect();
+    let types: Vec<_> = totals
+        .types
+        .iter()
+        .map(|share| {
+            json!({
+                "type": share.ty.name(),
+                "tensors": share.n_tensors,
+                "elements": share.n_elems,
+                "bytes": share.n_bytes,
+            })
+        })
+        .collect();
+    json!({
+        "path": file.path().to_string_lossy(),
+        "version": file.version(),
+        "endian": endian_name(file.endian()),
+        "alignment": file.alignment(),
+        "architecture": totals.architecture,
+        "file_bytes": file.file_bytes(),
+        "tensor_bytes": totals.tensor_bytes,
+        "elements": totals.n_elems,
+        "bits_per_weight": totals.bits_per_weight(),
+        "parts": parts,
+        "types": types,
+        "warnings": warnings(file),
+        "metadata": metadata,
+        "tensors": tensors,
+    })
+}
+
+/// What a reader should know although the file opened.
+#[must_use]
+pub fn warnings(file: &GgufFile) -> Vec<String> {
+    let mut out: Vec<_> =
+        file.tolerated().map(|(path, error)| format!("{}: {error}", path.display())).collect();
+    for part in file.parts().iter().filter(|part| part.trailing_bytes() > 0) {
+        let n = part.trailing_bytes();
+        out.push(format!("{}: {n} bytes after the last tensor", part.path().display()));
+    }
+    out
+}
+
+/// `little` or `big`.
+#[must_use]
+pub fn endian_name(endian: Endian) -> &'static str {
+    match endian {
+        Endian::Little => "little",
+        Endian::Big => "big",
+    }
+}

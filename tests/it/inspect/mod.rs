@@ -1,0 +1,119 @@
+//! Tests of `inspect` and of the program `gguf-inspect`.
+
+mod edit;
+mod look;
+
+use std::path::{Path, PathBuf};
+
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
+use gguf_foundry::gguf::{Metadata, WriteOptions, write_gguf};
+
+/// A source whose data lie in memory.
+pub struct InMemory {
+    tensors: Vec<TensorMeta>,
+    data: Vec<Vec<u8>>,
+}
+
+impl InMemory {
+    pub fn new() -> Self {
+        Self { tensors: Vec::new(), data: Vec::new() }
+    }
+
+    pub fn add(mut self, name: &str, dims: &[u64], ty: GgmlType, data: Vec<u8>) -> Self {
+        let meta = TensorMeta { name: name.to_owned(), shape: Shape::new(dims.to_vec()).unwrap(), ty };
+        assert_eq!(meta.n_bytes(), Some(data.len() as u64));
+        self.tensors.push(meta);
+        self.data.push(data);
+        self
+    }
+
+    pub fn f32(self, name: &str, dims: &[u64], values: &[f32]) -> Self {
+        let data = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        self.add(name, dims, GgmlType::F32, data)
+    }
+
+    pub fn write(&self, path: &Path, metadata: &Metadata) {
+        let options = WriteOptions { sync: false, ..WriteOptions::default() };
+        write_gguf(path, metadata, self, &options, &Silent).unwrap();
+    }
+}
+
+impl TensorSource for InMemory {
+    fn tensors(&self) -> &[TensorMeta] {
+        &self.tensors
+    }
+
+    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        let start = (first_row * self.tensors[tensor].row_bytes().unwrap()) as usize;
+        out.copy_from_slice(&self.data[tensor][start..start + out.len()]);
+        Ok(())
+    }
+}
+
+/// A directory with one small model, and the program to run on it.
+pub struct Bench {
+    dir: tempfile::TempDir,
+}
+
+impl Bench {
+    pub fn new() -> Self {
+        let bench = Self { dir: tempfile::tempdir().unwrap() };
+        model().write(&bench.path("model.gguf"), &metadata());
+        bench
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<_> = fs_err::read_dir(self.dir.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// Runs `gguf-inspect` in the directory: exit code, standard output, standard error.
+    pub fn run(&self, args: &[&str]) -> (i32, String, String) {
+        let output = assert_cmd::Command::cargo_bin("gguf-inspect")
+            .unwrap()
+            .current_dir(self.dir.path())
+            .args(args)
+            .output()
+            .unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    }
+
+    /// Runs with `--json` and expects success (or the given code).
+    pub fn json(&self, args: &[&str], code: i32) -> serde_json::Value {
+        let (found, out, err) = self.run(&[args, &["--json"]].concat());
+        assert_eq!(found, code, "{err}");
+        serde_json::from_str(&out).unwrap()
+    }
+}
+
+pub fn metadata() -> Metadata {
+    let mut metadata = Metadata::new();
+    metadata.set("general.architecture", "llama");
+    metadata.set("general.name", "A \u{1b}[31mred\u{1b}[0m name");
+    metadata.set("llama.block_count", 2u32);
+    metadata.set("llama.rope.freq_base", 0.1f32);
+    metadata.set("tokenizer.ggml.tokens", (0..40).map(|i| format!("t{i}")).collect::<Vec<_>>());
+    metadata
+}
+
+pub fn model() -> InMemory {
+    let ramp: Vec<f32> = (0..12).map(|i| i as f32 / 4.0).collect();
+    // One block of Q8_0: scale 0.5 (f16 0x3800), codes -16..16.
+    let block: Vec<u8> = [0x00, 0x38].into_iter().chain((-16i8..16).map(|code| code as u8)).collect();
+    InMemory::new().f32("norm", &[4], &[1.0, -2.0, 0.5, 4.0]).f32("ramp", &[3, 4], &ramp).add(
+        "codes",
+        &[2, 32],
+        GgmlType::Q8_0,
+        block.repeat(2),
+    )
+}
