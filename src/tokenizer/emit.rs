@@ -1,0 +1,183 @@
+//! The token list of a GGUF file: texts, scores, types, and how they become keys.
+
+use std::path::Path;
+
+use crate::gguf::{Array, Metadata, Value};
+
+use super::{BuildRequest, TokenizerError};
+
+/// Most tokens that are written: four times the largest vocabulary there is. What stands in `vocab_size` of a
+/// stranger's configuration is not worth more memory.
+pub const MAX_TOKENS: u64 = 1 << 22;
+
+/// What a token is, by the format's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum TokenType {
+    /// Text.
+    Normal = 1,
+    /// Stands for unknown text.
+    Unknown = 2,
+    /// Not text: begin, end, roles of a chat.
+    Control = 3,
+    /// Text that is recognized before anything else.
+    UserDefined = 4,
+    /// A row of the embedding without a token.
+    Unused = 5,
+    /// One byte.
+    Byte = 6,
+}
+
+/// Tokens by id.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenList {
+    /// Texts.
+    pub tokens: Vec<Vec<u8>>,
+    /// Scores, if the kind of vocabulary has them.
+    pub scores: Option<Vec<f32>>,
+    /// Types.
+    pub types: Vec<TokenType>,
+}
+
+impl TokenList {
+    /// A list of `n` unused tokens `[PADi]`, with this score if there is one.
+    ///
+    /// # Errors
+    /// More tokens than [`MAX_TOKENS`].
+    pub fn unused(path: &Path, n: u64, score: Option<f32>) -> Result<Self, TokenizerError> {
+        let mut list = Self { scores: score.map(|_| Vec::new()), ..Self::default() };
+        list.pad(path, n, score)?;
+        Ok(list)
+    }
+
+    /// Number of tokens.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.tokens.len() as u64
+    }
+
+    /// True without tokens.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    /// Appends a token.
+    pub fn push(&mut self, text: impl Into<Vec<u8>>, score: f32, kind: TokenType) {
+        self.tokens.push(text.into());
+        if let Some(scores) = &mut self.scores {
+            scores.push(score);
+        }
+        self.types.push(kind);
+    }
+
+    /// Sets the token of an id that the list has; false beyond it.
+    #[must_use]
+    pub fn set(&mut self, id: u64, text: impl Into<Vec<u8>>, score: f32, kind: TokenType) -> bool {
+        let Some(at) = usize::try_from(id).ok().filter(|&at| at < self.tokens.len()) else { return false };
+        self.tokens[at] = text.into();
+        if let Some(score_at) = self.scores.as_mut().and_then(|scores| scores.get_mut(at)) {
+            *score_at = score;
+        }
+        self.types[at] = kind;
+        true
+    }
+
+    /// Appends unused tokens `[PADi]` up to `n` tokens.
+    ///
+    /// # Errors
+    /// More tokens than [`MAX_TOKENS`].
+    pub fn pad(&mut self, path: &Path, n: u64, score: Option<f32>) -> Result<(), TokenizerError> {
+        if n > MAX_TOKENS {
+            return Err(TokenizerError::TooManyTokens { path: path.into(), size: n, limit: MAX_TOKENS });
+        }
+        for id in self.len()..n {
+            self.push(format!("[PAD{id}]"), score.unwrap_or(0.0), TokenType::Unused);
+        }
+        Ok(())
+    }
+
+    /// The id of a text.
+    #[must_use]
+    pub fn id(&self, text: &str) -> Option<u64> {
+        self.tokens.iter().position(|token| token == text.as_bytes()).map(|at| at as u64)
+    }
+
+    /// Retypes the tokens that the card names.
+    pub fn retype(&mut self, request: &BuildRequest) {
+        for (names, kind) in
+            [(&request.control, TokenType::Control), (&request.user_defined, TokenType::UserDefined)]
+        {
+            for name in names {
+                for (text, of_text) in self.tokens.iter().zip(&mut self.types) {
+                    if text == name.as_bytes() {
+                        *of_text = kind;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes model, pre-tokenizer, tokens, scores and types, in the reference's order.
+    pub fn write(self, model: &str, pre: &str, out: &mut Metadata) {
+        out.set("tokenizer.ggml.model", model);
+        out.set("tokenizer.ggml.pre", pre);
+        out.set("tokenizer.ggml.tokens", Value::Array(Array::String(self.tokens)));
+        if let Some(scores) = self.scores {
+            out.set("tokenizer.ggml.scores", scores);
+        }
+        let types: Vec<i32> = self.types.into_iter().map(|kind| kind as i32).collect();
+        out.set("tokenizer.ggml.token_type", types);
+    }
+}
+
+/// `size` of the request, or the files' own count, rounded up as the card asks.
+#[must_use]
+pub fn n_tokens(request: &BuildRequest, own: u64) -> u64 {
+    let size = request.size.unwrap_or(own);
+    match request.pad_multiple {
+        Some(multiple) if multiple > 0 => size.checked_next_multiple_of(multiple).unwrap_or(u64::MAX),
+        _ => size,
+    }
+}
+
+/// Tokens that llama.cpp's converter takes for special though their file does not say so.
+#[must_use]
+pub fn looks_special(text: &str) -> bool {
+    let between = |start: &str, end: &str| text.starts_with(start) && text.ends_with(end);
+    matches!(text, "<pad>" | "<mask>" | "<2mass>" | "[@BOS@]")
+        || between("<|", "|>")
+        || between("<\u{ff5c}", "\u{ff5c}>")
+        || between("<unused", ">")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn padding_names_the_id_and_has_a_limit() {
+        let path = Path::new("d");
+        let mut list = TokenList::default();
+        list.push("a", 0.0, TokenType::Normal);
+        list.pad(path, 3, None).unwrap();
+        assert_eq!(list.tokens, [b"a".to_vec(), b"[PAD1]".to_vec(), b"[PAD2]".to_vec()]);
+        assert_eq!(list.types, [TokenType::Normal, TokenType::Unused, TokenType::Unused]);
+        let error = list.pad(path, u64::MAX, None).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "d: a vocabulary of 18446744073709551615 tokens is asked for, at most 4194304 are written"
+        );
+        assert!(!list.set(3, "x", 0.0, TokenType::Normal));
+    }
+
+    #[test]
+    fn special_looks() {
+        for text in ["<|im_end|>", "<pad>", "<\u{ff5c}User\u{ff5c}>", "<unused7>"] {
+            assert!(looks_special(text), "{text}");
+        }
+        for text in ["<s>", "<|x", "unused", "[PAD]"] {
+            assert!(!looks_special(text), "{text}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! What can be wrong with tokenizer files, and what is only worth saying.
+
+use std::path::PathBuf;
+
+use crate::core::Hint;
+use crate::core::text::escape;
+
+use super::Mode;
+
+/// Why no vocabulary could be made.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts that the messages name")]
+pub enum TokenizerError {
+    /// A file could not be read. The I/O error names the path.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// A text file is larger than [`crate::core::limits::Limits::text_file_bytes`].
+    #[error("{}: {found} bytes, at most {limit} are read", path.display())]
+    FileTooLarge { path: PathBuf, found: u64, limit: u64 },
+    /// A JSON file does not parse, or a member has another type than it must have.
+    #[error("{}: {source}", path.display())]
+    Json { path: PathBuf, source: serde_json::Error },
+    /// A text file is not UTF-8.
+    #[error("{}: byte {offset}: not UTF-8", path.display())]
+    NotUtf8 { path: PathBuf, offset: usize },
+    /// A SentencePiece model does not parse.
+    #[error("{}: not a SentencePiece model: {source}", path.display())]
+    SentencePiece { path: PathBuf, source: prost::DecodeError },
+    /// A SentencePiece model without pieces.
+    #[error("{}: SentencePiece model without pieces", path.display())]
+    NoPieces { path: PathBuf },
+    /// A piece is not UTF-8.
+    #[error("{}: piece {index}: not UTF-8 at byte {offset} of the piece", path.display())]
+    PieceNotUtf8 { path: PathBuf, index: usize, offset: usize },
+    /// A SentencePiece model of a kind that llama.cpp cannot run.
+    #[error("{}: `trainer_spec.model_type` is {found}, expected {expected}", path.display())]
+    ModelType { path: PathBuf, found: i32, expected: &'static str },
+    /// `tokenizer.json` holds another model than the mode needs.
+    #[error("{}: `model.type` is `{}`, expected `{expected}`", path.display(), escape(found))]
+    JsonModel { path: PathBuf, found: String, expected: &'static str },
+    /// Two tokens share an id.
+    #[error("{}: token id {id} belongs to `{}` and to `{}`", path.display(), escape(first), escape(second))]
+    DuplicateId { path: PathBuf, id: u64, first: String, second: String },
+    /// The vocabulary names a token twice.
+    #[error("{}: `model.vocab`: token `{}` appears twice", path.display(), escape(token))]
+    DuplicateToken { path: PathBuf, token: String },
+    /// An id that the vocabulary has no room for.
+    #[error("{}: `{key}`: id {id} of token `{}` is beyond the vocabulary of {size} tokens", path.display(), escape(token))]
+    IdBeyondVocabulary { path: PathBuf, key: &'static str, token: String, id: u64, size: u64 },
+    /// An id without a token where every id needs one.
+    #[error("{}: id {id} has no token, the vocabulary has {size}", path.display())]
+    MissingId { path: PathBuf, id: u64, size: u64 },
+    /// A special token id below zero.
+    #[error("{}: `{key}` is {found}, a token id cannot be negative", path.display())]
+    NegativeId { path: PathBuf, key: String, found: i64 },
+    /// A token id that is no number.
+    #[error("{}: `{key}`: `{}` is no token id", path.display(), escape(found))]
+    BadId { path: PathBuf, key: &'static str, found: String },
+    /// A merge names a token that the vocabulary lacks.
+    #[error("{}: `model.merges[{rank}]`: `{}` is not in the vocabulary", path.display(), escape(token))]
+    UnknownMerge { path: PathBuf, rank: usize, token: String },
+    /// A merge that is not two tokens.
+    #[error("{}: `model.merges[{rank}]`: `{}` is not two tokens with a blank between", path.display(), escape(merge))]
+    MalformedMerge { path: PathBuf, rank: usize, merge: String },
+    /// A special token that the card names is not in the vocabulary.
+    #[error("{}: the card sets `{role}` to `{}`, which is not among the added tokens", path.display(), escape(token))]
+    UnknownSpecial { path: PathBuf, role: String, token: String },
+    /// The pre-tokenizer has no name in llama.cpp.
+    #[error("{}: unknown pre-tokenizer\n  found:   {}\n  nearest: `{nearest}`: {}", path.display(), escape(found), escape(nearest_steps))]
+    UnknownPreTokenizer { path: PathBuf, found: String, nearest: &'static str, nearest_steps: String },
+    /// A name given with `--pre` that no runtime knows.
+    #[error(
+        "`--pre {}`: not a pre-tokenizer that llama.cpp knows, the nearest is `{nearest}`",
+        escape(found)
+    )]
+    UnknownPreName { found: String, nearest: &'static str },
+    /// A vocabulary of more tokens than any model has.
+    #[error("{}: a vocabulary of {size} tokens is asked for, at most {limit} are written", path.display())]
+    TooManyTokens { path: PathBuf, size: u64, limit: u64 },
+    /// The card asks for a mode that is not built in.
+    #[error("{}: tokenizer mode `{mode}` is not available", path.display())]
+    ModeNotAvailable { path: PathBuf, mode: Mode },
+    /// No mode of the card found its files.
+    #[error("{}: no tokenizer found{}", path.display(), reasons(tried))]
+    NothingFits { path: PathBuf, tried: Vec<(Mode, String)> },
+}
+
+/// One line for each mode that did not fit.
+fn reasons(tried: &[(Mode, String)]) -> String {
+    tried.iter().fold(String::new(), |lines, (mode, why)| lines + &format!("\n  {mode}: {}", escape(why)))
+}
+
+impl Hint for TokenizerError {
+    fn hints(&self) -> Vec<String> {
+        let no_tokenizer = "`--no-tokenizer` writes the file without a vocabulary".to_owned();
+        match self {
+            Self::UnknownPreTokenizer { nearest, .. } => vec![
+                format!(
+                    "`--pre NAME` sets the name by hand, `--pre {nearest}` if the patterns mean the same"
+                ),
+                no_tokenizer,
+            ],
+            Self::UnknownPreName { .. } => {
+                vec!["see `src/tokenizer/pretokenizers.toml` for all names".to_owned()]
+            }
+            Self::IdBeyondVocabulary { .. } | Self::TooManyTokens { .. } => vec![
+                "compare `vocab_size` in config.json with the rows of the embedding".to_owned(),
+                no_tokenizer,
+            ],
+            Self::NothingFits { .. } | Self::ModeNotAvailable { .. } => vec![
+                "put tokenizer.json or tokenizer.model of the original model beside config.json".to_owned(),
+                no_tokenizer,
+            ],
+            Self::Json { .. }
+            | Self::SentencePiece { .. }
+            | Self::NoPieces { .. }
+            | Self::UnknownMerge { .. }
+            | Self::MalformedMerge { .. } => {
+                vec!["the file is damaged or incomplete: fetch it again".to_owned(), no_tokenizer]
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Something odd that did not stop the work.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts that the messages name")]
+pub enum TokenizerWarning {
+    /// Structure and check-text hash name different pre-tokenizers.
+    #[error("pre-tokenizer `{chosen}` by structure, but the check text's hash is that of `{hashed}`")]
+    HashContradicts { chosen: String, hashed: String },
+    /// The pre-tokenizer was found by its hash alone.
+    #[error("pre-tokenizer `{chosen}` by the check text's hash, its structure is not in the table")]
+    HashOnly { chosen: String },
+    /// The check text could not be encoded, so that nothing confirms the structure.
+    #[error(
+        "pre-tokenizer `{chosen}` by structure alone, the check text could not be encoded: {}",
+        escape(reason)
+    )]
+    HashUnavailable { chosen: String, reason: String },
+    /// A special id is out of range and left out.
+    #[error("special token `{role}`: id {id} is beyond the vocabulary of {size} tokens, left out")]
+    SpecialOutOfRange { role: String, id: u64, size: u64 },
+    /// A token id is out of range and left out.
+    #[error(
+        "{file}: token `{}` with id {id} is beyond the vocabulary of {size} tokens, left out",
+        escape(token)
+    )]
+    TokenOutOfRange { file: &'static str, token: String, id: u64, size: u64 },
+    /// An added token's id in the file is not the one it gets.
+    #[error("added token `{}`: the file says id {stated}, the tokenizer gives it {used}", escape(token))]
+    AddedTokenMoved { token: String, stated: u64, used: u64 },
+    /// A chat template of another type than text or list of named texts.
+    #[error("{file}: `chat_template` is neither text nor a list of templates, left out")]
+    BadChatTemplate { file: &'static str },
+    /// A byte-level tokenizer without merges.
+    #[error("{file}: no merges, text will fall apart into single bytes")]
+    NoMerges { file: &'static str },
+    /// A mode of the card did not apply because its file is damaged.
+    #[error("tokenizer mode `{mode}` passed over: {}", escape(reason))]
+    ModePassedOver { mode: Mode, reason: String },
+    /// A line of merges.txt that is not two tokens.
+    #[error("merges.txt: line {line} is not two tokens, left out")]
+    MalformedMergeLine { line: usize },
+}

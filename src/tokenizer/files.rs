@@ -1,0 +1,88 @@
+//! Reading the small files of a checkpoint directory.
+
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde_json::Value as Json;
+
+use crate::core::limits::Limits;
+
+use super::TokenizerError;
+
+/// A checkpoint directory with the caps that its text files must keep.
+#[derive(Clone, Copy, Debug)]
+pub struct Directory<'a> {
+    path: &'a Path,
+    limits: Limits,
+}
+
+impl<'a> Directory<'a> {
+    /// A directory; nothing is read yet.
+    #[must_use]
+    pub fn new(path: &'a Path, limits: Limits) -> Self {
+        Self { path, limits }
+    }
+
+    /// The directory itself.
+    #[must_use]
+    pub fn path(&self) -> &'a Path {
+        self.path
+    }
+
+    /// The path of a file in it.
+    #[must_use]
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// The bytes of a file, or nothing if there is no such file.
+    ///
+    /// # Errors
+    /// I/O errors, a file above the cap.
+    pub fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>, TokenizerError> {
+        let path = self.join(name);
+        match fs_err::metadata(&path) {
+            Ok(metadata) if metadata.is_file() => {
+                let limit = self.limits.text_file_bytes;
+                if metadata.len() > limit {
+                    return Err(TokenizerError::FileTooLarge { path, found: metadata.len(), limit });
+                }
+                Ok(Some(fs_err::read(&path)?))
+            }
+            Ok(_) => Ok(None),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The text of a file, or nothing if there is no such file.
+    ///
+    /// # Errors
+    /// I/O errors, a file above the cap, text that is not UTF-8.
+    pub fn text(&self, name: &str) -> Result<Option<String>, TokenizerError> {
+        let Some(bytes) = self.bytes(name)? else { return Ok(None) };
+        String::from_utf8(bytes).map(Some).map_err(|error| TokenizerError::NotUtf8 {
+            path: self.join(name),
+            offset: error.utf8_error().valid_up_to(),
+        })
+    }
+
+    /// A JSON file, or nothing if there is no such file.
+    ///
+    /// # Errors
+    /// I/O errors, a file above the cap, malformed JSON or members of the wrong type.
+    pub fn json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, TokenizerError> {
+        let Some(bytes) = self.bytes(name)? else { return Ok(None) };
+        serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|source| TokenizerError::Json { path: self.join(name), source })
+    }
+
+    /// A JSON file as a tree; null if there is no such file.
+    ///
+    /// # Errors
+    /// As [`Directory::json`].
+    pub fn tree(&self, name: &str) -> Result<Json, TokenizerError> {
+        Ok(self.json(name)?.unwrap_or(Json::Null))
+    }
+}

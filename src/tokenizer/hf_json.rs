@@ -1,0 +1,296 @@
+//! `tokenizer.json`, the file format of the Hugging Face tokenizers.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use serde::de::{MapAccess, SeqAccess, Visitor};
+use serde_json::Value as Json;
+
+use super::TokenizerError;
+use super::files::Directory;
+
+/// Name of the file.
+pub const FILE: &str = "tokenizer.json";
+
+/// A token that is recognized in text before anything else.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct AddedToken {
+    /// Its id as the file states it; what it really gets is [`HfJson::added_ids`]'s.
+    #[serde(default)]
+    pub id: u64,
+    /// Its text.
+    pub content: String,
+    /// Left out when text is decoded without special tokens.
+    #[serde(default)]
+    pub special: bool,
+    /// Looked for in normalized text.
+    #[serde(default)]
+    pub normalized: Option<bool>,
+}
+
+impl AddedToken {
+    /// Whether the token is looked for in normalized text; special tokens are not unless they say so.
+    #[must_use]
+    pub fn is_normalized(&self) -> bool {
+        self.normalized.unwrap_or(!self.special)
+    }
+}
+
+/// One merge rule: its two tokens, as one text with a blank (older files) or as a pair.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Merge {
+    /// `"left right"`.
+    Text(String),
+    /// `["left", "right"]`; either may hold blanks.
+    Pair(String, String),
+}
+
+impl Merge {
+    /// The two tokens.
+    #[must_use]
+    pub fn parts(&self) -> Option<(&str, &str)> {
+        match self {
+            Self::Text(text) => text.split_once(' ').filter(|(_, right)| !right.contains(' ')),
+            Self::Pair(left, right) => Some((left, right)),
+        }
+    }
+
+    /// The text that GGUF holds: blanks inside the tokens of a pair appear as `Ġ`, as byte-level text writes them.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        match self {
+            Self::Text(text) => text.clone(),
+            Self::Pair(left, right) => {
+                format!("{} {}", left.replace(' ', "\u{120}"), right.replace(' ', "\u{120}"))
+            }
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Merge {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct MergeVisitor;
+        impl<'de> Visitor<'de> for MergeVisitor {
+            type Value = Merge;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a merge: text or a pair of texts")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Merge, E> {
+                Ok(Merge::Text(text.to_owned()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Merge, A::Error> {
+                let missing = || serde::de::Error::custom("a merge needs two tokens");
+                let left = seq.next_element()?.ok_or_else(missing)?;
+                let right = seq.next_element()?.ok_or_else(missing)?;
+                if seq.next_element::<serde::de::IgnoredAny>()?.is_some() {
+                    return Err(serde::de::Error::custom("a merge has two tokens, this one has more"));
+                }
+                Ok(Merge::Pair(left, right))
+            }
+        }
+        deserializer.deserialize_any(MergeVisitor)
+    }
+}
+
+/// `model.vocab`: a table of ids (BPE, WordPiece) or a list of scores (Unigram), in file order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum VocabTable {
+    /// Token and id.
+    Ids(Vec<(String, u64)>),
+    /// Token and score; the id is the place.
+    Scores(Vec<(String, f64)>),
+}
+
+impl Default for VocabTable {
+    fn default() -> Self {
+        Self::Ids(Vec::new())
+    }
+}
+
+impl<'de> Deserialize<'de> for VocabTable {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TableVisitor;
+        impl<'de> Visitor<'de> for TableVisitor {
+            type Value = VocabTable;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a table of token ids or a list of tokens with scores")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<VocabTable, A::Error> {
+                let mut ids = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    ids.push(entry);
+                }
+                Ok(VocabTable::Ids(ids))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<VocabTable, A::Error> {
+                let mut scores = Vec::new();
+                while let Some(entry) = seq.next_element()? {
+                    scores.push(entry);
+                }
+                Ok(VocabTable::Scores(scores))
+            }
+        }
+        deserializer.deserialize_any(TableVisitor)
+    }
+}
+
+/// `model`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Model {
+    /// `BPE`, `Unigram`, `WordPiece` or `WordLevel`.
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    /// Tokens.
+    pub vocab: VocabTable,
+    /// Merge rules by rank.
+    pub merges: Vec<Merge>,
+    /// Unknown characters become byte tokens.
+    pub byte_fallback: Option<bool>,
+    /// A piece that is a token as a whole is not put together from merges.
+    pub ignore_merges: Option<bool>,
+    /// The token of unknown text.
+    pub unk_token: Option<String>,
+}
+
+/// The whole file.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct HfJson {
+    /// Tokens recognized before anything else.
+    #[serde(deserialize_with = "null_as_default")]
+    pub added_tokens: Vec<AddedToken>,
+    /// Rewrites text.
+    pub normalizer: Json,
+    /// Cuts text into pieces.
+    pub pre_tokenizer: Json,
+    /// Puts special tokens around ids.
+    pub post_processor: Json,
+    /// Makes text of tokens.
+    pub decoder: Json,
+    /// Makes tokens of a piece.
+    pub model: Model,
+}
+
+fn null_as_default<'de, D: serde::Deserializer<'de>, T: Deserialize<'de> + Default>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+impl HfJson {
+    /// Reads the file, or finds none.
+    ///
+    /// # Errors
+    /// I/O errors, malformed JSON, members of the wrong type, a token or an id twice.
+    pub fn read(directory: &Directory<'_>) -> Result<Option<Self>, TokenizerError> {
+        let Some(file) = directory.json::<Self>(FILE)? else { return Ok(None) };
+        file.check(&directory.join(FILE))?;
+        Ok(Some(file))
+    }
+
+    /// Refuses a token or an id that appears twice in `model.vocab`.
+    fn check(&self, path: &std::path::Path) -> Result<(), TokenizerError> {
+        let VocabTable::Ids(ids) = &self.model.vocab else { return Ok(()) };
+        let mut tokens = HashSet::with_capacity(ids.len());
+        let mut owners = HashMap::with_capacity(ids.len());
+        for (token, id) in ids {
+            if !tokens.insert(token.as_str()) {
+                return Err(TokenizerError::DuplicateToken { path: path.into(), token: token.clone() });
+            }
+            if let Some(first) = owners.insert(*id, token) {
+                let (first, second) = (first.clone(), token.clone());
+                return Err(TokenizerError::DuplicateId { path: path.into(), id: *id, first, second });
+            }
+        }
+        Ok(())
+    }
+
+    /// The table of ids of a BPE model.
+    ///
+    /// # Errors
+    /// Another kind of model.
+    pub fn bpe_vocab(&self, path: PathBuf) -> Result<&[(String, u64)], TokenizerError> {
+        let kind = self.model.kind.as_deref();
+        match (&self.model.vocab, kind) {
+            // Files before version 0.8 of the library do not name their kind.
+            (VocabTable::Ids(ids), Some("BPE") | None) => Ok(ids),
+            _ => {
+                let found = kind.unwrap_or("Unigram").to_owned();
+                Err(TokenizerError::JsonModel { path, found, expected: "BPE" })
+            }
+        }
+    }
+
+    /// `type` of the decoder.
+    #[must_use]
+    pub fn decoder_kind(&self) -> Option<&str> {
+        self.decoder.get("type").and_then(Json::as_str)
+    }
+
+    /// True for text pieces with byte tokens for the rest (Llama 2 and its kin).
+    #[must_use]
+    pub fn is_byte_fallback(&self) -> bool {
+        self.model.kind.as_deref() == Some("BPE")
+            && self.model.byte_fallback == Some(true)
+            && self.decoder_kind() == Some("Sequence")
+    }
+
+    /// True if merges are passed over for pieces that are tokens.
+    #[must_use]
+    pub fn ignores_merges(&self) -> bool {
+        self.model.ignore_merges == Some(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merges_in_both_spellings() {
+        let merges: Vec<Merge> = serde_json::from_str(r#"["a b", ["c d", "e"]]"#).unwrap();
+        assert_eq!(merges[0].parts(), Some(("a", "b")));
+        assert_eq!(merges[0].to_text(), "a b");
+        assert_eq!(merges[1].parts(), Some(("c d", "e")));
+        assert_eq!(merges[1].to_text(), "c\u{120}d e");
+        assert_eq!(Merge::Text("a b c".into()).parts(), None);
+        assert!(serde_json::from_str::<Merge>(r#"["a"]"#).is_err());
+        assert!(serde_json::from_str::<Merge>(r#"["a", "b", "c"]"#).is_err());
+        assert!(serde_json::from_str::<Merge>("1").is_err());
+    }
+
+    #[test]
+    fn ids_and_tokens_must_be_unique() {
+        let read = |text: &str| {
+            let file: HfJson = serde_json::from_str(text).unwrap();
+            file.check(std::path::Path::new("t.json")).unwrap_err().to_string()
+        };
+        assert_eq!(
+            read(r#"{"model": {"vocab": {"a": 0, "a": 1}}}"#),
+            "t.json: `model.vocab`: token `a` appears twice"
+        );
+        assert_eq!(
+            read(r#"{"model": {"vocab": {"a": 7, "b": 7}}}"#),
+            "t.json: token id 7 belongs to `a` and to `b`"
+        );
+    }
+
+    #[test]
+    fn parts_may_be_null_or_missing() {
+        let file: HfJson =
+            serde_json::from_str(r#"{"added_tokens": null, "normalizer": null, "model": {"type": "BPE"}}"#)
+                .unwrap();
+        assert!(file.added_tokens.is_empty());
+        assert_eq!(file.pre_tokenizer, Json::Null);
+        assert!(!file.is_byte_fallback());
+    }
+}

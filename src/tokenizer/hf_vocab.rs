@@ -1,0 +1,215 @@
+//! The vocabulary of a `tokenizer.json` as transformers presents it: the model's tokens, the added tokens, and the
+//! special tokens that only the configuration names.
+//!
+//! # Exactness
+//! Follows transformers 4.57's fast tokenizers: an added token that the model knows keeps the model's id, any other
+//! gets the next free one; tokens of `added_tokens_decoder` come after those of the file, in order of their ids, and
+//! special tokens found nowhere come last.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+use serde_json::Value as Json;
+
+use super::files::Directory;
+use super::hf_json::{AddedToken, FILE, HfJson};
+use super::special::{CONFIG, token_text};
+use super::{TokenizerError, TokenizerWarning};
+
+/// Roles of single special tokens, in transformers' order.
+const ROLES: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// Special tokens that a tokenizer class has unless its configuration says otherwise.
+const CLASS_DEFAULTS: [(&str, &[(&str, &str)]); 7] = [
+    ("Llama", &[("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")]),
+    ("CodeLlama", &[("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")]),
+    (
+        "GPT2",
+        &[("bos_token", "<|endoftext|>"), ("eos_token", "<|endoftext|>"), ("unk_token", "<|endoftext|>")],
+    ),
+    (
+        "GPTNeoX",
+        &[("bos_token", "<|endoftext|>"), ("eos_token", "<|endoftext|>"), ("unk_token", "<|endoftext|>")],
+    ),
+    (
+        "CodeGen",
+        &[("bos_token", "<|endoftext|>"), ("eos_token", "<|endoftext|>"), ("unk_token", "<|endoftext|>")],
+    ),
+    (
+        "Qwen2",
+        &[("eos_token", "<|endoftext|>"), ("unk_token", "<|endoftext|>"), ("pad_token", "<|endoftext|>")],
+    ),
+    (
+        "Gemma",
+        &[("bos_token", "<bos>"), ("eos_token", "<eos>"), ("unk_token", "<unk>"), ("pad_token", "<pad>")],
+    ),
+];
+
+/// An added token with the id it really has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Added {
+    /// Its id.
+    pub id: u64,
+    /// Text and flags.
+    pub token: AddedToken,
+}
+
+/// All tokens of a `tokenizer.json`.
+#[derive(Clone, Debug)]
+pub struct HfVocabulary<'a> {
+    /// Tokens of the model, in file order.
+    pub base: &'a [(String, u64)],
+    /// Added tokens, in the order in which they are added.
+    pub added: Vec<Added>,
+    /// Tokens that play a special role, by text.
+    pub special: Vec<String>,
+    by_text: HashMap<&'a str, u64>,
+    added_ids: HashMap<String, u64>,
+    last_added: Option<u64>,
+}
+
+impl<'a> HfVocabulary<'a> {
+    /// Puts the vocabulary together.
+    ///
+    /// # Errors
+    /// I/O errors, malformed JSON, a model that is not BPE, an id of `added_tokens_decoder` that is no number.
+    pub fn new(
+        directory: &Directory<'_>,
+        hf: &'a HfJson,
+        warnings: &mut Vec<TokenizerWarning>,
+    ) -> Result<Self, TokenizerError> {
+        let base = hf.bpe_vocab(directory.join(FILE))?;
+        let by_text = base.iter().map(|(text, id)| (text.as_str(), *id)).collect();
+        let mut vocabulary = Self {
+            base,
+            added: Vec::new(),
+            special: Vec::new(),
+            by_text,
+            added_ids: HashMap::new(),
+            last_added: None,
+        };
+        for token in &hf.added_tokens {
+            if let Some(id) = vocabulary.add(token.clone())
+                && id != token.id
+            {
+                let (token, stated, used) = (token.content.clone(), token.id, id);
+                warnings.push(TokenizerWarning::AddedTokenMoved { token, stated, used });
+            }
+        }
+        let config = directory.tree(CONFIG)?;
+        vocabulary.special = special_texts(directory, &config)?;
+        let mut decoder = Vec::new();
+        for (id, token) in config.get("added_tokens_decoder").and_then(Json::as_object).into_iter().flatten()
+        {
+            let path = || directory.join(CONFIG);
+            let id: u64 = id.parse().map_err(|_| TokenizerError::BadId {
+                path: path(),
+                key: "added_tokens_decoder",
+                found: id.clone(),
+            })?;
+            let mut token: AddedToken = AddedToken::deserialize(token)
+                .map_err(|source| TokenizerError::Json { path: path(), source })?;
+            token.special |= vocabulary.special.contains(&token.content);
+            decoder.push((id, token));
+        }
+        decoder.sort_by_key(|entry| entry.0);
+        for (_, token) in decoder {
+            vocabulary.add(token);
+        }
+        for content in vocabulary.special.clone() {
+            vocabulary.add(AddedToken { id: 0, content, special: true, normalized: Some(false) });
+        }
+        Ok(vocabulary)
+    }
+
+    /// Adds a token unless its text is added already; returns the id it has now.
+    fn add(&mut self, token: AddedToken) -> Option<u64> {
+        if token.content.is_empty() || self.added_ids.contains_key(&token.content) {
+            return None;
+        }
+        let n_base = self.base.len() as u64;
+        let id = match (self.by_text.get(token.content.as_str()), self.last_added) {
+            (Some(&id), _) => id,
+            (None, Some(last)) if last >= n_base => last.checked_add(1)?,
+            (None, _) => n_base,
+        };
+        self.last_added = self.last_added.max(Some(id));
+        self.added_ids.insert(token.content.clone(), id);
+        self.added.push(Added { id, token });
+        Some(id)
+    }
+
+    /// The id of a token, added or not.
+    #[must_use]
+    pub fn id(&self, text: &str) -> Option<u64> {
+        self.added_ids.get(text).or_else(|| self.by_text.get(text)).copied()
+    }
+
+    /// True if the text is an added token's.
+    #[must_use]
+    pub fn is_added(&self, text: &str) -> bool {
+        self.added_ids.contains_key(text)
+    }
+
+    /// True if the text is a special token's.
+    #[must_use]
+    pub fn is_special(&self, text: &str) -> bool {
+        self.special.iter().any(|special| special == text)
+    }
+
+    /// Number of tokens, each text counted once.
+    #[must_use]
+    pub fn n_tokens(&self) -> u64 {
+        let new = self.added.iter().filter(|added| !self.by_text.contains_key(added.token.content.as_str()));
+        self.base.len() as u64 + new.count() as u64
+    }
+}
+
+/// The texts of all special tokens: configuration, else `special_tokens_map.json`, else the class's own.
+fn special_texts(directory: &Directory<'_>, config: &Json) -> Result<Vec<String>, TokenizerError> {
+    let map = match config.get("added_tokens_decoder") {
+        Some(_) => Json::Null,
+        None => directory.tree("special_tokens_map.json")?,
+    };
+    let defaults = match config.get("tokenizer_class").and_then(Json::as_str) {
+        Some(class) => class_defaults(class),
+        None => model_class(&directory.tree("config.json")?).map_or(&[][..], class_defaults),
+    };
+    let mut texts: Vec<String> = Vec::new();
+    let mut push = |text: &str| {
+        if !text.is_empty() && !texts.iter().any(|known| known == text) {
+            texts.push(text.to_owned());
+        }
+    };
+    for role in ROLES {
+        match map.get(role).or_else(|| config.get(role)) {
+            Some(entry) => token_text(entry).map(&mut push),
+            None => defaults.iter().find(|row| row.0 == role).map(|row| push(row.1)),
+        };
+    }
+    for source in [&map, config] {
+        let more = source.get("additional_special_tokens").and_then(Json::as_array);
+        more.into_iter().flatten().filter_map(token_text).for_each(&mut push);
+    }
+    Ok(texts)
+}
+
+fn class_defaults(class: &str) -> &'static [(&'static str, &'static str)] {
+    let stem = class.strip_suffix("Fast").unwrap_or(class);
+    let stem = stem.strip_suffix("Tokenizer").unwrap_or(stem);
+    CLASS_DEFAULTS.iter().find(|row| row.0 == stem).map_or(&[], |row| row.1)
+}
+
+/// The tokenizer class that transformers picks by `model_type`.
+fn model_class(config: &Json) -> Option<&'static str> {
+    Some(match config.get("model_type")?.as_str()? {
+        "llama" | "mistral" | "mixtral" => "Llama",
+        "gpt2" | "starcoder2" | "gpt_bigcode" => "GPT2",
+        "gpt_neox" | "olmo" | "stablelm" => "GPTNeoX",
+        "qwen2" | "qwen2_moe" | "qwen3" | "qwen3_moe" => "Qwen2",
+        "gemma" | "gemma2" | "gemma3_text" => "Gemma",
+        "phi" => "CodeGen",
+        _ => return None,
+    })
+}

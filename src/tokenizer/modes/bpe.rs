@@ -1,0 +1,181 @@
+//! Byte-level BPE from `tokenizer.json`.
+
+use std::collections::HashSet;
+
+use serde_json::Value as Json;
+use tokenizers::Decoder;
+
+use super::super::emit::{MAX_TOKENS, TokenList, TokenType, looks_special, n_tokens};
+use super::super::hf_json::{AddedToken, FILE, HfJson, Merge};
+use super::super::hf_vocab::HfVocabulary;
+use super::super::spec::Mode;
+use super::super::special::{CONFIG, token_text};
+use super::super::{TokenizerError, TokenizerWarning, pretokenizer};
+use super::{Attempt, Context, byte_fallback};
+
+/// Writes the keys of a byte-level BPE vocabulary.
+pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+    let Some(hf) = context.hf else { return Ok(Attempt::Absent(format!("{FILE} is missing"))) };
+    if hf.is_byte_fallback() {
+        // Text pieces with byte tokens are SentencePiece's, whatever list of modes led here (Gemma 3 without
+        // tokenizer.model). Written as byte-level BPE, llama.cpp would not find the pieces of any text.
+        return byte_fallback::run_llama_hf(context);
+    }
+    let path = context.directory.join(FILE);
+    let vocabulary = HfVocabulary::new(&context.directory, hf, context.warnings)?;
+    check_merges(context, hf, &vocabulary)?;
+    let plain = context.mode.mode == Mode::BpePlainAdded;
+    let mut tokens = list(context, hf, &vocabulary, plain)?;
+    tokens.retype(context.request);
+    let whitespace = context.mode.mode == Mode::Whitespace;
+    let pre = match &context.request.pre {
+        _ if whitespace => "whitespace".to_owned(),
+        Some(name) => pretokenizer::accept(name)?,
+        None => {
+            let config = context.directory.tree(CONFIG)?;
+            let class = config.get("tokenizer_class").and_then(Json::as_str).unwrap_or_default();
+            let flag = |name: &str| config.get(name).and_then(Json::as_bool);
+            let setting = pretokenizer::Setting {
+                bos: config.get("bos_token").and_then(token_text).and_then(|text| vocabulary.id(text)),
+                class_adds_bos: ["Llama", "CodeLlama", "Gemma"]
+                    .iter()
+                    .any(|stem| class.strip_prefix(stem).is_some_and(|rest| rest.starts_with("Tokenizer")))
+                    .then(|| flag("add_bos_token").unwrap_or(true)),
+                clean_up: flag("clean_up_tokenization_spaces"),
+            };
+            let text = context.directory.bytes(FILE)?.unwrap_or_default();
+            let found = pretokenizer::identify(&path, hf, &text, setting)?;
+            context.warnings.extend(found.warnings);
+            found.name
+        }
+    };
+    let merges = merges(context, hf)?;
+    let special = context.special(&tokens, false)?;
+    tokens.write(if whitespace { "whitespace" } else { "gpt2" }, &pre, context.out);
+    if merges.is_empty() {
+        context.warnings.push(TokenizerWarning::NoMerges { file: FILE });
+    } else {
+        context.out.set("tokenizer.ggml.merges", merges);
+    }
+    special.write(context.out);
+    Ok(Attempt::Done)
+}
+
+/// The tokens by id, added ones decoded as the runtime wants them, the rest of the rows padded.
+fn list(
+    context: &Context<'_>,
+    hf: &HfJson,
+    vocabulary: &HfVocabulary<'_>,
+    plain: bool,
+) -> Result<TokenList, TokenizerError> {
+    let path = context.directory.join(FILE);
+    let size = n_tokens(context.request, vocabulary.n_tokens());
+    if size > MAX_TOKENS {
+        return Err(TokenizerError::TooManyTokens { path, size, limit: MAX_TOKENS });
+    }
+    let mut by_id: Vec<Option<(&str, Option<&AddedToken>)>> = vec![None; size as usize];
+    let base = vocabulary.base.iter().map(|(text, id)| (text.as_str(), *id, None));
+    let added =
+        vocabulary.added.iter().map(|added| (added.token.content.as_str(), added.id, Some(&added.token)));
+    for (text, id, token) in base.chain(added) {
+        let Some(slot) = usize::try_from(id).ok().and_then(|at| by_id.get_mut(at)) else {
+            let key = if token.is_some() { "added_tokens" } else { "model.vocab" };
+            return Err(TokenizerError::IdBeyondVocabulary { path, key, token: text.to_owned(), id, size });
+        };
+        match slot {
+            Some((first, _)) if *first != text => {
+                let (first, second) = ((*first).to_owned(), text.to_owned());
+                return Err(TokenizerError::DuplicateId { path, id, first, second });
+            }
+            _ => *slot = Some((text, token)),
+        }
+    }
+    let decoder = added_decoder(context, hf)?;
+    let mut list = TokenList::default();
+    for (id, entry) in by_id.into_iter().enumerate() {
+        match entry {
+            None => list.push(format!("[PAD{id}]"), 0.0, TokenType::Unused),
+            Some((text, None)) => list.push(text, 0.0, TokenType::Normal),
+            Some((text, Some(added))) if plain => {
+                let kind = if added.special { TokenType::Control } else { TokenType::UserDefined };
+                list.push(text, 0.0, kind);
+            }
+            Some((text, Some(added))) => {
+                // The runtime looks for these in plain text: they are written as they read, not as bytes' letters.
+                let mut text = text.to_owned();
+                if !added.is_normalized()
+                    && let Some(decoder) = &decoder
+                {
+                    text = decoder.decode(vec![text.clone()]).unwrap_or(text);
+                }
+                if added.special || looks_special(&text) {
+                    list.push(text, 0.0, TokenType::Control);
+                } else {
+                    list.push(text.replace('\u{2581}', " "), 0.0, TokenType::UserDefined);
+                }
+            }
+        }
+    }
+    Ok(list)
+}
+
+/// The decoder of the file, if it has one.
+fn added_decoder(
+    context: &Context<'_>,
+    hf: &HfJson,
+) -> Result<Option<tokenizers::DecoderWrapper>, TokenizerError> {
+    if hf.decoder.is_null() {
+        return Ok(None);
+    }
+    serde_json::from_value(hf.decoder.clone())
+        .map(Some)
+        .map_err(|source| TokenizerError::Json { path: context.directory.join(FILE), source })
+}
+
+/// Every merge must be made of tokens and make one, as the format's own reader demands.
+fn check_merges(
+    context: &Context<'_>,
+    hf: &HfJson,
+    vocabulary: &HfVocabulary<'_>,
+) -> Result<(), TokenizerError> {
+    let path = || context.directory.join(FILE);
+    let known: HashSet<&str> = vocabulary.base.iter().map(|(text, _)| text.as_str()).collect();
+    let mut merged = String::new();
+    for (rank, merge) in hf.model.merges.iter().enumerate() {
+        let Some((left, right)) = merge.parts() else {
+            let merge = merge.to_text();
+            return Err(TokenizerError::MalformedMerge { path: path(), rank, merge });
+        };
+        merged.clear();
+        merged.push_str(left);
+        merged.push_str(right);
+        for token in [left, right, &merged] {
+            if !known.contains(token) {
+                let token = token.to_owned();
+                return Err(TokenizerError::UnknownMerge { path: path(), rank, token });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Merges as the file has them, else those of `merges.txt`.
+fn merges(context: &mut Context<'_>, hf: &HfJson) -> Result<Vec<String>, TokenizerError> {
+    if !hf.model.merges.is_empty() {
+        return Ok(hf.model.merges.iter().map(Merge::to_text).collect());
+    }
+    let Some(text) = context.directory.text("merges.txt")? else { return Ok(Vec::new()) };
+    let mut merges = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || (at == 0 && line.starts_with('#')) {
+            continue;
+        }
+        let parts: Vec<&str> = line.split_whitespace().collect();
+        match parts.as_slice() {
+            [left, right] => merges.push(format!("{left} {right}")),
+            _ => context.warnings.push(TokenizerWarning::MalformedMergeLine { line: at + 1 }),
+        }
+    }
+    Ok(merges)
+}

@@ -1,0 +1,91 @@
+//! One file per family of modes: how its files become tokens and keys.
+
+mod bpe;
+mod byte_fallback;
+mod spm;
+mod unigram;
+
+use crate::gguf::Metadata;
+
+use super::emit::TokenList;
+use super::files::Directory;
+use super::hf_json::HfJson;
+use super::spec::{Mode, ModeRequest, SpecialValue};
+use super::special::SpecialTokens;
+use super::{BuildRequest, TokenizerError, TokenizerWarning};
+
+/// What a mode works with.
+pub(super) struct Context<'a> {
+    pub(super) directory: Directory<'a>,
+    pub(super) request: &'a BuildRequest,
+    pub(super) mode: &'a ModeRequest,
+    /// `tokenizer.json`, read once for all modes.
+    pub(super) hf: Option<&'a HfJson>,
+    pub(super) out: &'a mut Metadata,
+    pub(super) warnings: &'a mut Vec<TokenizerWarning>,
+}
+
+/// How a mode went.
+pub(super) enum Attempt {
+    /// Its keys are written.
+    Done,
+    /// Its files are not there, or are another mode's.
+    Absent(String),
+}
+
+/// Tries one mode.
+pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+    match context.mode.mode {
+        Mode::None => {
+            context.out.set("tokenizer.ggml.model", "none");
+            Ok(Attempt::Done)
+        }
+        Mode::Bpe | Mode::BpePlainAdded | Mode::Whitespace => bpe::run(context),
+        Mode::LlamaHf => byte_fallback::run_llama_hf(context),
+        Mode::SpmXverse => byte_fallback::run_xverse(context),
+        Mode::Spm | Mode::SpmInternlm2 | Mode::SpmInternlm3 => spm::run(context),
+        Mode::Unigram => unigram::run(context),
+        mode => Err(TokenizerError::ModeNotAvailable { path: context.directory.path().to_owned(), mode }),
+    }
+}
+
+impl Context<'_> {
+    /// The special tokens as files and card name them. `bounded` leaves out ids beyond the tokens.
+    fn special(&mut self, tokens: &TokenList, bounded: bool) -> Result<SpecialTokens, TokenizerError> {
+        let n_tokens = bounded.then(|| tokens.len());
+        let roles = self.request.types.as_deref();
+        let mut special = SpecialTokens::read(&self.directory, self.hf, n_tokens, roles, self.warnings)?;
+        for (role, value) in &self.mode.special {
+            if special.id(role).is_none() {
+                let id = self.special_id(tokens, role, value)?;
+                special.set(role, id, self.warnings);
+            }
+        }
+        for (role, value) in &self.request.force {
+            special.force(role, self.special_id(tokens, role, value)?);
+        }
+        if self.request.no_template {
+            special.chat = super::chat_template::ChatTemplates::None;
+        }
+        if let Some(text) = &self.request.chat_template {
+            special.chat = super::chat_template::ChatTemplates::One(text.clone());
+        }
+        Ok(special)
+    }
+
+    fn special_id(
+        &self,
+        tokens: &TokenList,
+        role: &str,
+        value: &SpecialValue,
+    ) -> Result<u64, TokenizerError> {
+        match value {
+            SpecialValue::Id(id) => Ok(*id),
+            SpecialValue::Token(token) => tokens.id(token).ok_or_else(|| TokenizerError::UnknownSpecial {
+                path: self.directory.path().to_owned(),
+                role: role.to_owned(),
+                token: token.clone(),
+            }),
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! SentencePiece models of the BPE kind: `tokenizer.model`.
+
+use std::path::Path;
+
+use serde_json::Value as Json;
+
+use super::super::emit::{TokenList, TokenType, looks_special, n_tokens};
+use super::super::hf_json;
+use super::super::sentencepiece::{ModelProto, Piece, PieceKind, first_of};
+use super::super::spec::Mode;
+use super::super::special::CONFIG;
+use super::super::{TokenizerError, TokenizerWarning};
+use super::{Attempt, Context};
+
+/// Score of a row without a token.
+const PAD_SCORE: f32 = -10000.0;
+/// Score of a token that came after training.
+pub(super) const ADDED_SCORE: f32 = -1000.0;
+/// The end token of InternLM's chat models.
+const CHAT_END: &str = "<|im_end|>";
+
+/// Writes the keys of a SentencePiece vocabulary.
+pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+    let own: Vec<&str> = context.mode.files.iter().map(String::as_str).collect();
+    let names = if own.is_empty() { vec!["tokenizer.model"] } else { own };
+    match first_of(&context.directory, &names)? {
+        Some((name, model)) => write(context, &context.directory.join(name), &model).map(|()| Attempt::Done),
+        None => Ok(Attempt::Absent(format!("{} is missing", names.join(" or ")))),
+    }
+}
+
+/// Writes the keys of a model that was read.
+pub(super) fn write(
+    context: &mut Context<'_>,
+    path: &Path,
+    model: &ModelProto,
+) -> Result<(), TokenizerError> {
+    let mode = context.mode.mode;
+    let mut tokens = pieces(context, path, model)?;
+    let mut chat_end = None;
+    if mode == Mode::SpmInternlm2 {
+        chat_end = internlm2_tokens(context, &mut tokens)?;
+    } else {
+        added_tokens_file(context, &mut tokens, true)?;
+        added_tokens_decoder(context, &mut tokens)?;
+    }
+    tokens.retype(context.request);
+    let config = context.directory.tree(CONFIG)?;
+    let mut special = context.special(&tokens, true)?;
+    if mode == Mode::SpmInternlm3 {
+        let added = config.get("added_tokens_decoder").and_then(Json::as_object);
+        chat_end = added.into_iter().flatten().find_map(|(id, token)| {
+            let is_end = token.get("content")?.as_str()? == CHAT_END && token.get("special")?.as_bool()?;
+            id.parse().ok().filter(|_| is_end && special.id("eos").is_some())
+        });
+    }
+    if let Some(id) = chat_end {
+        special.force("eos", id);
+    }
+    tokens.write("llama", "default", context.out);
+    match mode {
+        Mode::SpmInternlm2 => {
+            context.out.set("tokenizer.ggml.add_space_prefix", model.normalizer().add_dummy_prefix());
+        }
+        Mode::SpmInternlm3 => {
+            if let Some(prefix) = config.get("add_prefix_space").and_then(Json::as_bool) {
+                context.out.set("tokenizer.ggml.add_space_prefix", prefix);
+            }
+        }
+        _ => {}
+    }
+    special.write(context.out);
+    Ok(())
+}
+
+/// The pieces of the model, padded to the size that is asked for. Pieces beyond it are left out with a warning.
+pub(super) fn pieces(
+    context: &mut Context<'_>,
+    path: &Path,
+    model: &ModelProto,
+) -> Result<TokenList, TokenizerError> {
+    let size = n_tokens(context.request, model.pieces.len() as u64);
+    let mut tokens = TokenList::unused(path, size, Some(PAD_SCORE))?;
+    let internlm2 = context.mode.mode == Mode::SpmInternlm2;
+    for (id, piece) in model.pieces.iter().enumerate() {
+        let mut text = piece.piece();
+        let mut kind = token_type(piece);
+        if internlm2 && text.starts_with(b"[UNUSED") {
+            kind = TokenType::Unused;
+        }
+        if internlm2 && text == b"\0" {
+            // C would take the token for an empty one.
+            text = "\u{1f409}".as_bytes();
+        }
+        if !tokens.set(id as u64, text, piece.score(), kind) {
+            let token = String::from_utf8_lossy(text).into_owned();
+            let id = id as u64;
+            context.warnings.push(TokenizerWarning::TokenOutOfRange {
+                file: "tokenizer.model",
+                token,
+                id,
+                size,
+            });
+            break;
+        }
+    }
+    Ok(tokens)
+}
+
+fn token_type(piece: &Piece) -> TokenType {
+    match piece.piece_kind() {
+        PieceKind::Unknown => TokenType::Unknown,
+        PieceKind::Control => TokenType::Control,
+        PieceKind::Unused => TokenType::Unused,
+        PieceKind::Byte => TokenType::Byte,
+        // User-defined pieces are written as normal ones; `added_tokens_decoder` names those that matter.
+        PieceKind::Normal | PieceKind::UserDefined => TokenType::Normal,
+    }
+}
+
+/// Tokens of `added_tokens.json`: in the place of their id, or (`in_place` false) appended in file order.
+pub(super) fn added_tokens_file(
+    context: &mut Context<'_>,
+    tokens: &mut TokenList,
+    in_place: bool,
+) -> Result<(), TokenizerError> {
+    const NAME: &str = "added_tokens.json";
+    let added = context.directory.tree(NAME)?;
+    for (token, id) in added.as_object().into_iter().flatten() {
+        if !in_place {
+            tokens.push(token.as_str(), ADDED_SCORE, TokenType::UserDefined);
+            continue;
+        }
+        let id = id.as_u64().ok_or_else(|| TokenizerError::BadId {
+            path: context.directory.join(NAME),
+            key: "added token",
+            found: id.to_string(),
+        })?;
+        let size = tokens.len();
+        if !tokens.set(id, token.as_str(), ADDED_SCORE, TokenType::UserDefined) {
+            let token = token.clone();
+            context.warnings.push(TokenizerWarning::TokenOutOfRange { file: NAME, token, id, size });
+        }
+    }
+    Ok(())
+}
+
+/// One entry of `added_tokens_decoder` or `added_tokens`.
+struct Override {
+    id: u64,
+    text: String,
+    special: bool,
+}
+
+fn decoder_entries(context: &Context<'_>) -> Result<Vec<Override>, TokenizerError> {
+    let config = context.directory.tree(CONFIG)?;
+    let mut entries = Vec::new();
+    for (id, token) in config.get("added_tokens_decoder").and_then(Json::as_object).into_iter().flatten() {
+        let bad = || TokenizerError::BadId {
+            path: context.directory.join(CONFIG),
+            key: "added_tokens_decoder",
+            found: id.clone(),
+        };
+        let text = token.get("content").and_then(Json::as_str).ok_or_else(bad)?.to_owned();
+        let special = token.get("special").and_then(Json::as_bool).unwrap_or(false);
+        entries.push(Override { id: id.parse().map_err(|_| bad())?, text, special });
+    }
+    Ok(entries)
+}
+
+/// Tokens of `added_tokens_decoder` replace those of the model.
+fn added_tokens_decoder(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<(), TokenizerError> {
+    let size = tokens.len();
+    for Override { id, text, special } in decoder_entries(context)? {
+        let written = if special || looks_special(&text) {
+            tokens.set(id, text.as_str(), ADDED_SCORE, TokenType::Control)
+        } else {
+            tokens.set(id, text.replace('\u{2581}', " "), ADDED_SCORE, TokenType::UserDefined)
+        };
+        if !written {
+            context.warnings.push(TokenizerWarning::TokenOutOfRange { file: CONFIG, token: text, id, size });
+        }
+    }
+    Ok(())
+}
+
+/// InternLM 2's own order: appended tokens, then the configuration's, then those of tokenizer.json. Returns the id
+/// of the chat's end token.
+fn internlm2_tokens(
+    context: &mut Context<'_>,
+    tokens: &mut TokenList,
+) -> Result<Option<u64>, TokenizerError> {
+    added_tokens_file(context, tokens, false)?;
+    let mut overrides = decoder_entries(context)?;
+    for token in context.hf.map_or(&[][..], |hf| hf.added_tokens.as_slice()) {
+        overrides.push(Override { id: token.id, text: token.content.clone(), special: token.special });
+    }
+    let mut chat_end = None;
+    let size = tokens.len();
+    for Override { id, text, special } in overrides {
+        let kind = if special { TokenType::Control } else { TokenType::UserDefined };
+        if !tokens.set(id, text.as_str(), ADDED_SCORE, kind) {
+            return Err(TokenizerError::IdBeyondVocabulary {
+                path: context.directory.join(hf_json::FILE),
+                key: "added_tokens",
+                token: text,
+                id,
+                size,
+            });
+        }
+        if text == CHAT_END {
+            chat_end = Some(id);
+        }
+    }
+    Ok(chat_end)
+}

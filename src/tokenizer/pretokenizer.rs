@@ -1,0 +1,394 @@
+//! Names the pre-tokenizer of a byte-level BPE tokenizer as llama.cpp knows it.
+//!
+//! The structure (the steps of `pre_tokenizer`) identifies it, from the table `pretokenizers.toml`, so that a
+//! fine-tune with more tokens is recognized like its parent. The hash over the ids of a check text, which is all that
+//! the reference has, decides between names of one structure and is the cross-check.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+use serde_json::Value as Json;
+use sha2::{Digest, Sha256};
+
+use super::hf_json::HfJson;
+use super::{TokenizerError, TokenizerWarning};
+
+/// The regex inside the byte-level step, as GPT-2 has it.
+pub(super) const GPT2_REGEX: &str =
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+
+/// The text whose ids are hashed: blanks, emoji, digits, scripts, quotes, contractions. A fact of the format: the
+/// hashes in the table are over exactly these characters.
+const CHECK_TEXT: &str = "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n\u{1f680} (normal) \u{1f636}\u{200d}\u{1f32b}\u{fe0f} (multiple emojis concatenated) \u{2705} \u{1f999}\u{1f999} 3 33 333 3333 33333 333333 3333333 33333333 3.3 3..3 3...3 កាន់តែពិសេសអាច\u{1f601} ?我想在apple工作1314151天～ ------======= нещо на Български ''''''```````\"\"\"\"......!!!!!!?????? I've been 'told he's there, 'RE you sure? 'M not sure I'll make it, 'D you like some tea? We'Ve a'lL";
+
+/// The steps of one pre-tokenizer.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Structure {
+    pub(super) name: String,
+    pub(super) steps: Vec<String>,
+}
+
+/// A name that the runtime knows.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Pre {
+    pub(super) name: String,
+    pub(super) structure: Option<String>,
+    #[serde(default)]
+    pub(super) ignore_merges: bool,
+    #[serde(default = "yes")]
+    pub(super) clean_spaces: bool,
+    pub(super) normalizer: Option<String>,
+    #[serde(default)]
+    pub(super) hashes: Vec<String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// The table.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Table {
+    structure: Vec<Structure>,
+    pre: Vec<Pre>,
+}
+
+impl Table {
+    /// The table that is built in.
+    pub(super) fn get() -> &'static Self {
+        static TABLE: LazyLock<Table> = LazyLock::new(|| {
+            toml::from_str(include_str!("pretokenizers.toml")).expect("a test parses the built-in table")
+        });
+        &TABLE
+    }
+
+    /// The row of a name.
+    pub(super) fn pre(&self, name: &str) -> Option<&Pre> {
+        self.pre.iter().find(|pre| pre.name == name)
+    }
+
+    /// The steps of a name, if its structure is known.
+    #[cfg(test)]
+    pub(super) fn steps(&self, pre: &Pre) -> Option<&[String]> {
+        let name = pre.structure.as_ref()?;
+        self.structure.iter().find(|structure| structure.name == *name).map(|found| found.steps.as_slice())
+    }
+}
+
+/// What `tokenizer_config.json` says that the hash or the choice between names depends on.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Setting {
+    /// Id of the begin token.
+    pub bos: Option<u64>,
+    /// True or false for tokenizer classes that put the begin token in front by themselves, whatever the file says.
+    pub class_adds_bos: Option<bool>,
+    /// `clean_up_tokenization_spaces`, if it says so.
+    pub clean_up: Option<bool>,
+}
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Identified {
+    /// Value of `tokenizer.ggml.pre`.
+    pub name: String,
+    /// Doubts.
+    pub warnings: Vec<TokenizerWarning>,
+}
+
+/// Names the pre-tokenizer of a file. `text` is the file's own text, for the check text's hash.
+///
+/// # Errors
+/// A structure and a hash that are both unknown.
+pub fn identify(
+    path: &Path,
+    hf: &HfJson,
+    text: &[u8],
+    setting: Setting,
+) -> Result<Identified, TokenizerError> {
+    let table = Table::get();
+    let steps = steps(&hf.pre_tokenizer);
+    let normalizer = normalizer(&hf.normalizer);
+    let plain = matches!(normalizer.as_str(), "none" | "nfc");
+    let structure = table.structure.iter().find(|structure| structure.steps == steps).filter(|_| plain);
+    let mut candidates: Vec<&Pre> = match structure {
+        Some(structure) => {
+            table.pre.iter().filter(|pre| pre.structure.as_ref() == Some(&structure.name)).collect()
+        }
+        None => Vec::new(),
+    };
+    let hashes = check_hashes(text, setting);
+    let hashed_by = |pre: &Pre| match &hashes {
+        Ok(hashes) => hashes.iter().position(|hash| pre.hashes.contains(hash)),
+        Err(_) => None,
+    };
+    let hashed = table.pre.iter().filter(|pre| hashed_by(pre).is_some()).min_by_key(|pre| hashed_by(pre));
+    let mut warnings = Vec::new();
+    // What the runtime does with whole-piece tokens decides over ids; the hash may not overrule it.
+    if candidates.iter().any(|pre| pre.ignore_merges == hf.ignores_merges()) {
+        candidates.retain(|pre| pre.ignore_merges == hf.ignores_merges());
+    }
+    let rank = |pre: &&&Pre| {
+        let wanted = pre.normalizer.as_deref().unwrap_or("none");
+        let other_blanks = setting.clean_up.is_some_and(|clean_up| clean_up != pre.clean_spaces);
+        (hashed_by(pre).unwrap_or(usize::MAX), other_blanks, wanted != normalizer)
+    };
+    let name = match (candidates.iter().min_by_key(rank), hashed) {
+        (Some(pre), hashed) => {
+            let chosen = pre.name.clone();
+            match (&hashes, hashed) {
+                (Err(reason), _) => {
+                    let (chosen, reason) = (chosen.clone(), reason.clone());
+                    warnings.push(TokenizerWarning::HashUnavailable { chosen, reason });
+                }
+                (Ok(_), Some(other)) if hashed_by(pre).is_none() => {
+                    let (chosen, hashed) = (chosen.clone(), other.name.clone());
+                    warnings.push(TokenizerWarning::HashContradicts { chosen, hashed });
+                }
+                _ => {}
+            }
+            chosen
+        }
+        (None, Some(pre)) => {
+            warnings.push(TokenizerWarning::HashOnly { chosen: pre.name.clone() });
+            pre.name.clone()
+        }
+        (None, None) => {
+            let mut found = steps.join(" + ");
+            if !plain {
+                found = format!("normalizer {normalizer}: {found}");
+            }
+            let (nearest, nearest_steps) = nearest_structure(table, &steps);
+            return Err(TokenizerError::UnknownPreTokenizer {
+                path: path.into(),
+                found,
+                nearest,
+                nearest_steps,
+            });
+        }
+    };
+    Ok(Identified { name, warnings })
+}
+
+/// Accepts a name given by hand if some runtime knows it.
+///
+/// # Errors
+/// An unknown name.
+pub fn accept(name: &str) -> Result<String, TokenizerError> {
+    let table = Table::get();
+    if name == "default" || table.pre(name).is_some() {
+        return Ok(name.to_owned());
+    }
+    let nearest = table.pre.iter().max_by(|a, b| {
+        let likeness = |pre: &Pre| likeness(&pre.name, name);
+        likeness(a).total_cmp(&likeness(b))
+    });
+    let nearest = nearest.map_or("default", |pre| pre.name.as_str());
+    Err(TokenizerError::UnknownPreName { found: name.to_owned(), nearest })
+}
+
+/// The structure whose steps are most alike (an equal step counts more than two half alike), under its first name.
+fn nearest_structure(table: &'static Table, found: &[String]) -> (&'static str, String) {
+    let alike = |structure: &Structure| {
+        let best =
+            |step: &String| structure.steps.iter().map(|own| likeness(own, step).powi(2)).fold(0.0, f64::max);
+        found.iter().take(16).map(best).sum::<f64>() / found.len().max(structure.steps.len()) as f64
+    };
+    let near = table.structure.iter().max_by(|a, b| alike(a).total_cmp(&alike(b)));
+    near.map_or(("default", String::new()), |structure| {
+        let first = table.pre.iter().find(|pre| pre.structure.as_ref() == Some(&structure.name));
+        (first.map_or("default", |pre| pre.name.as_str()), structure.steps.join(" + "))
+    })
+}
+
+/// How alike two texts are, from 0 to 1: shared pairs of characters (Dice's coefficient), over at most 4096 of them.
+fn likeness(a: &str, b: &str) -> f64 {
+    let pairs = |text: &str| {
+        let chars: Vec<char> = text.chars().take(4096).collect();
+        let mut pairs: Vec<(char, char)> = chars.windows(2).map(|pair| (pair[0], pair[1])).collect();
+        pairs.sort_unstable();
+        pairs
+    };
+    let (a, b) = (pairs(a), pairs(b));
+    let (mut i, mut j, mut shared) = (0, 0, 0);
+    while i < a.len() && j < b.len() {
+        match a[i].cmp(&b[j]) {
+            std::cmp::Ordering::Less => i += 1,
+            std::cmp::Ordering::Greater => j += 1,
+            std::cmp::Ordering::Equal => {
+                shared += 1;
+                i += 1;
+                j += 1;
+            }
+        }
+    }
+    2.0 * f64::from(shared) / (a.len() + b.len()).max(1) as f64
+}
+
+/// The steps of a `pre_tokenizer`, each as one line in the spelling of the table.
+pub(super) fn steps(pre_tokenizer: &Json) -> Vec<String> {
+    let mut lines = Vec::new();
+    flatten(pre_tokenizer, "pretokenizers", 0, &mut |step| lines.push(step_line(step)));
+    // The byte-level step's own regex may be written out as a split before it.
+    if let [.., split, bytes] = lines.as_slice()
+        && split.strip_prefix("split isolated ") == Some(GPT2_REGEX)
+        && bytes == "byte_level"
+    {
+        lines.truncate(lines.len() - 2);
+        lines.push("byte_level regex".to_owned());
+    }
+    lines
+}
+
+fn flatten(part: &Json, members: &str, depth: usize, visit: &mut impl FnMut(&Json)) {
+    match part.get("type").and_then(Json::as_str) {
+        Some("Sequence") if depth < 8 => {
+            for part in part.get(members).and_then(Json::as_array).into_iter().flatten() {
+                flatten(part, members, depth + 1, visit);
+            }
+        }
+        _ if part.is_null() => {}
+        _ => visit(part),
+    }
+}
+
+fn step_line(step: &Json) -> String {
+    let flag = |name: &str, default: bool| step.get(name).and_then(Json::as_bool).unwrap_or(default);
+    let behavior = || step.get("behavior").and_then(Json::as_str).unwrap_or("Isolated").to_ascii_lowercase();
+    match step.get("type").and_then(Json::as_str) {
+        Some("ByteLevel") => {
+            let prefix = if flag("add_prefix_space", true) { " prefix_space" } else { "" };
+            let regex = if flag("use_regex", true) { " regex" } else { "" };
+            format!("byte_level{prefix}{regex}")
+        }
+        Some("Digits") if flag("individual_digits", false) => "digits individual".to_owned(),
+        Some("Digits") => "digits grouped".to_owned(),
+        Some("Punctuation") => format!("punctuation {}", behavior()),
+        Some("Split") => {
+            let pattern = step.get("pattern");
+            let member = |name: &str| pattern.and_then(|pattern| pattern.get(name)?.as_str());
+            let regex = match (member("Regex"), member("String")) {
+                (Some(regex), _) => regex.replace('\r', r"\r").replace('\n', r"\n"),
+                (None, text) => regex::escape(text.unwrap_or_default()),
+            };
+            // "Remove what does not match" leaves the matches, as "isolate" does where everything matches.
+            match (behavior().as_str(), flag("invert", false)) {
+                ("removed", true) => format!("split isolated {regex}"),
+                (behavior, false) => format!("split {behavior} {regex}"),
+                (behavior, true) => format!("split {behavior}_inverted {regex}"),
+            }
+        }
+        _ => step.to_string(),
+    }
+}
+
+/// The normalizer in one line: `none`, `nfc`, or its JSON.
+fn normalizer(normalizer: &Json) -> String {
+    let mut parts = Vec::new();
+    flatten(normalizer, "normalizers", 0, &mut |part| {
+        parts.push(match part.get("type").and_then(Json::as_str) {
+            Some("NFC") => "nfc".to_owned(),
+            _ => part.to_string(),
+        });
+    });
+    if parts.is_empty() { "none".to_owned() } else { parts.join(" + ") }
+}
+
+/// Hashes over the ids of the check text, likeliest first: as transformers encodes it, then with other choices of
+/// special tokens around the same ids (a template that was changed after the release).
+fn check_hashes(text: &[u8], setting: Setting) -> Result<Vec<String>, String> {
+    let tokenizer = tokenizers::Tokenizer::from_bytes(text).map_err(|error| error.to_string())?;
+    let ids = |special| match tokenizer.encode(CHECK_TEXT, special) {
+        Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+        Err(error) => Err(error.to_string()),
+    };
+    let (full, bare) = (hash(&ids(true)?), ids(false)?);
+    let bos = setting.bos.and_then(|bos| u32::try_from(bos).ok());
+    let begun = bos.map(|bos| hash(&[&[bos], bare.as_slice()].concat()));
+    let bare = hash(&bare);
+    Ok(match (setting.class_adds_bos, begun) {
+        (Some(true), Some(begun)) => vec![begun, full, bare],
+        (Some(false), begun) => [Some(bare), Some(full), begun].into_iter().flatten().collect(),
+        (_, begun) => [Some(full), Some(bare), begun].into_iter().flatten().collect(),
+    })
+}
+
+/// SHA-256 of the ids written as Python writes a list.
+fn hash(ids: &[u32]) -> String {
+    let list = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    let digest = Sha256::digest(format!("[{list}]").as_bytes());
+    digest.iter().fold(String::with_capacity(64), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_table_is_sound() {
+        let table = Table::get();
+        for (at, pre) in table.pre.iter().enumerate() {
+            assert!(table.pre[..at].iter().all(|other| other.name != pre.name), "{} twice", pre.name);
+            assert!(pre.structure.is_none() || table.steps(pre).is_some(), "{}: no such structure", pre.name);
+            assert!(pre.structure.is_some() || !pre.hashes.is_empty(), "{} can never be found", pre.name);
+            for hash in &pre.hashes {
+                assert_eq!(hash.len(), 64, "{}", pre.name);
+                let owners = table.pre.iter().filter(|other| other.hashes.contains(hash)).count();
+                assert_eq!(owners, 1, "{hash} belongs to several names");
+            }
+        }
+        for structure in &table.structure {
+            for other in &table.structure {
+                assert!(std::ptr::eq(structure, other) || structure.steps != other.steps, "{}", other.name);
+            }
+            for regex in structure.steps.iter().filter_map(|step| step.strip_prefix("split isolated ")) {
+                assert!(fancy_regex::Regex::new(regex).is_ok(), "{}: {regex}", structure.name);
+            }
+        }
+    }
+
+    #[test]
+    fn steps_are_told_apart_and_spellings_are_not() {
+        let split = |regex: &str, behavior: &str, invert: bool| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": behavior, "invert": invert});
+        let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "use_regex": false});
+        let sequence = |parts: &[&Json]| json!({"type": "Sequence", "pretokenizers": parts});
+        let isolated = steps(&sequence(&[&split("[\r\n]", "Isolated", false), &bytes]));
+        assert_eq!(isolated, [r"split isolated [\r\n]", "byte_level"]);
+        assert_eq!(steps(&sequence(&[&split(r"[\r\n]", "Removed", true), &bytes])), isolated);
+        assert_ne!(steps(&sequence(&[&split(r"[\r\n]", "Removed", false), &bytes])), isolated);
+        let written_out = steps(&sequence(&[&split(GPT2_REGEX, "Isolated", false), &bytes]));
+        assert_eq!(written_out, steps(&json!({"type": "ByteLevel", "add_prefix_space": false})));
+        assert_eq!(steps(&Json::Null), Vec::<String>::new());
+    }
+
+    #[test]
+    fn an_unknown_structure_names_the_nearest() {
+        let pre_tokenizer = json!({"type": "Sequence", "pretokenizers": [
+            {"type": "Digits", "individual_digits": true}, {"type": "ByteLevel", "use_regex": true}]});
+        let hf = HfJson { pre_tokenizer, ..HfJson::default() };
+        let error = identify(Path::new("t.json"), &hf, b"{}", Setting::default()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "t.json: unknown pre-tokenizer\n  found:   digits individual + byte_level prefix_space regex\n  \
+             nearest: `smollm`: digits individual + byte_level regex"
+        );
+        assert!(accept("llama-bpe").is_ok());
+        let error = accept("lama-bpe").unwrap_err();
+        assert!(error.to_string().ends_with("the nearest is `llama-bpe`"), "{error}");
+    }
+
+    #[test]
+    fn the_hash_is_over_a_python_list() {
+        // echo -n '[1, 2]' | sha256sum
+        assert_eq!(hash(&[1, 2]), "3a316d6d3226f84c1e46e4447fa8d5fd800bff4a1bc6498152523cd4a602b69b");
+    }
+}

@@ -1,0 +1,197 @@
+//! Tests of `tokenizer`.
+
+use std::path::Path;
+
+use gguf_foundry::gguf::{Array, Metadata, Value};
+use gguf_foundry::tokenizer::{BuildRequest, Built, Mode, build};
+use serde_json::Value as Json;
+
+use crate::support::{conformance, report_cases, sha256};
+
+mod bad_input;
+mod pretokenizers;
+
+/// What we write unlike the reference, on purpose; each entry is in `docs/differences.md`.
+enum Difference {
+    /// Scores that follow the merge ranks, where the reference writes -1000 for every token.
+    Scores,
+    /// `add_space_prefix = false` where the normalizer puts no blank in front.
+    NoSpacePrefix,
+    /// Tokens padded to the rows of the embedding; the reference's list is a prefix.
+    Padded,
+}
+
+use Difference::{NoSpacePrefix, Padded, Scores};
+
+/// The vocabularies: modes of their card, differences.
+const CASES: &[(&str, &[Mode], &[Difference])] = &[
+    ("chatglm3_as_llama", LLAMA, &[Scores, Padded]),
+    ("deepseek_v3", &[Mode::Bpe], &[]),
+    ("gpt2", &[Mode::Bpe], &[]),
+    ("internlm2_as_llama", LLAMA, &[Scores, NoSpacePrefix]),
+    ("llama2", LLAMA, &[Scores]),
+    ("llama3_1", LLAMA, &[]),
+    ("mistral_nemo", LLAMA, &[]),
+    ("mistral_v1_spm", LLAMA, &[]),
+    ("mistral_v3_spm", LLAMA, &[]),
+    ("olmo", &[Mode::Bpe], &[]),
+    ("qwen2_5", &[Mode::Spm, Mode::Bpe], &[]),
+    ("t5_unigram_spm", &[Mode::Unigram], &[]),
+    ("yi", LLAMA, &[Scores, NoSpacePrefix]),
+];
+
+const LLAMA: &[Mode] = &[Mode::Spm, Mode::LlamaHf, Mode::Bpe];
+
+fn json(path: &Path) -> Json {
+    serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
+}
+
+/// Builds the vocabulary of a checkpoint directory as the card of its architecture would.
+fn build_case(dir: &Path, modes: &[Mode]) -> Built {
+    let mut request = BuildRequest::of(modes);
+    request.size = json(&dir.join("config.json"))["vocab_size"].as_u64();
+    let config = dir.join("tokenizer_config.json");
+    if modes == LLAMA
+        && config.is_file()
+        && let Some(prefix) = json(&config)["add_prefix_space"].as_bool()
+    {
+        request.before.push(("tokenizer.ggml.add_space_prefix".to_owned(), Value::Bool(prefix)));
+    }
+    build(dir, &request).unwrap()
+}
+
+/// The bytes of an array's elements as a GGUF file stores them.
+fn element_bytes(array: &Array) -> Vec<u8> {
+    match array {
+        Array::String(items) => {
+            let mut bytes = Vec::new();
+            for item in items {
+                bytes.extend((item.len() as u64).to_le_bytes());
+                bytes.extend(item);
+            }
+            bytes
+        }
+        Array::F32(items) => items.iter().flat_map(|item| item.to_le_bytes()).collect(),
+        Array::I32(items) => items.iter().flat_map(|item| item.to_le_bytes()).collect(),
+        Array::U8(items) => items.clone(),
+        other => panic!("no such array in a vocabulary: {:?}", other.element_type()),
+    }
+}
+
+/// The first `n` elements.
+fn prefix(array: &Array, n: usize) -> Array {
+    match array {
+        Array::String(items) => Array::String(items[..n].to_vec()),
+        Array::I32(items) => Array::I32(items[..n].to_vec()),
+        other => other.clone(),
+    }
+}
+
+/// Name of a value's type as the corpus spells it, and the value as the corpus shows it.
+fn shown(value: &Value) -> (String, Json) {
+    match value {
+        Value::String(text) => ("string".into(), String::from_utf8(text.clone()).unwrap().into()),
+        Value::U32(v) => ("uint32".into(), (*v).into()),
+        Value::Bool(v) => ("bool".into(), (*v).into()),
+        Value::Array(array) => {
+            let kind = match array {
+                Array::String(_) => "arr[string]",
+                Array::F32(_) => "arr[float32]",
+                Array::I32(_) => "arr[int32]",
+                Array::U8(_) => "arr[uint8]",
+                _ => "arr[?]",
+            };
+            let hash = serde_json::json!({"sha256": sha256(&element_bytes(array)), "length": array.len()});
+            (kind.into(), hash)
+        }
+        other => panic!("no such value in a vocabulary: {other:?}"),
+    }
+}
+
+fn check_case(name: &str, rows: &Metadata, expected: &Json, differences: &[Difference]) {
+    let has = |wanted: fn(&Difference) -> bool| differences.iter().any(wanted);
+    let mut rows: Vec<(String, Value)> =
+        rows.iter().map(|(key, value)| (key.to_owned(), value.clone())).collect();
+    if has(|d| matches!(d, Difference::NoSpacePrefix)) {
+        let at = rows.iter().position(|row| row.0 == "tokenizer.ggml.add_space_prefix").unwrap();
+        assert_eq!(rows.remove(at).1, Value::Bool(false), "{name}");
+    }
+    let expected = expected["kv"].as_array().unwrap();
+    let keys: Vec<&str> = rows.iter().map(|row| row.0.as_str()).collect();
+    let expected_keys: Vec<&str> = expected.iter().map(|row| row[0].as_str().unwrap()).collect();
+    assert_eq!(keys, expected_keys, "{name}: keys and their order");
+    for ((key, value), row) in rows.iter().zip(expected) {
+        let mut value = value.clone();
+        if has(|d| matches!(d, Difference::Padded))
+            && let Value::Array(array) = &mut value
+            && let Some(n) = row[2]["length"].as_u64()
+        {
+            assert!(array.len() as u64 > n, "{name}: {key}: nothing is padded");
+            *array = prefix(array, n as usize);
+        }
+        let (kind, shown) = shown(&value);
+        assert_eq!(kind, row[1], "{name}: {key}");
+        if key == "tokenizer.ggml.scores" && has(|d| matches!(d, Difference::Scores)) {
+            assert_ne!(shown["sha256"], row[2]["sha256"], "{name}: scores are no longer different");
+            continue;
+        }
+        match row[2].get("sha256") {
+            Some(hash) => {
+                assert_eq!((&shown["sha256"], &shown["length"]), (hash, &row[2]["length"]), "{name}: {key}");
+            }
+            None => assert_eq!(shown, row[2], "{name}: {key}"),
+        }
+    }
+}
+
+#[test]
+fn released_vocabularies_become_the_reference_keys() {
+    let Some(corpus) = conformance() else { return };
+    for (name, modes, differences) in CASES {
+        let case = corpus.join("vocab").join(name);
+        let built = build_case(&case.join("hf"), modes);
+        for warning in &built.warnings {
+            println!("{name}: {warning}");
+        }
+        check_case(name, &built.rows, &json(&case.join("expect.json")), differences);
+    }
+    let on_disk = fs_err::read_dir(corpus.join("vocab"))
+        .unwrap()
+        .filter(|entry| entry.as_ref().unwrap().path().join("expect.json").is_file())
+        .count();
+    assert_eq!(on_disk, CASES.len(), "a vocabulary of the corpus is not tested");
+    report_cases("vocab", CASES.len());
+}
+
+/// Llama 2's tokenizer.json and Mistral's tokenizer.model hold one vocabulary: the scores that we derive from the
+/// merges must put its pieces in the order of the model file.
+#[test]
+fn scores_from_merge_ranks_order_pieces_as_the_sentencepiece_model_does() {
+    let Some(corpus) = conformance() else { return };
+    let rows = |name: &str| build_case(&corpus.join("vocab").join(name).join("hf"), LLAMA).rows;
+    let (derived, original) = (rows("llama2"), rows("mistral_v1_spm"));
+    let tokens = |rows: &Metadata| match rows.get("tokenizer.ggml.tokens") {
+        Some(Value::Array(Array::String(tokens))) => tokens.clone(),
+        _ => panic!("no tokens"),
+    };
+    let scores = |rows: &Metadata| match rows.get("tokenizer.ggml.scores") {
+        Some(Value::Array(Array::F32(scores))) => scores.clone(),
+        _ => panic!("no scores"),
+    };
+    assert!(tokens(&derived) == tokens(&original));
+    let texts = tokens(&derived);
+    let (derived, original) = (scores(&derived), scores(&original));
+    // Pieces of several characters: those are what merges make. Bytes and control tokens come first.
+    let mut pieces: Vec<usize> = (259..texts.len())
+        .filter(|&id| std::str::from_utf8(&texts[id]).unwrap().chars().count() > 1)
+        .collect();
+    assert!(pieces.len() > 28_000);
+    pieces.sort_by(|&a, &b| derived[b].total_cmp(&derived[a]));
+    for pair in pieces.windows(2) {
+        assert!(derived[pair[0]] > derived[pair[1]], "{pair:?} share a score");
+        assert!(original[pair[0]] >= original[pair[1]], "{pair:?} are in another order");
+    }
+    let lowest = derived[*pieces.last().unwrap()];
+    let single = (259..texts.len()).filter(|id| !pieces.contains(id)).map(|id| derived[id]);
+    assert!(single.fold(f32::MIN, f32::max) < lowest, "a single character ranks above a merge");
+}

@@ -1,0 +1,104 @@
+//! Pre-tokenizers are identified by structure, with the hash as cross-check, on variations of released files.
+
+use gguf_foundry::gguf::Value;
+use gguf_foundry::tokenizer::{BuildRequest, Built, Mode, TokenizerWarning, build};
+use serde_json::{Value as Json, json};
+
+use super::json;
+use crate::support::{conformance, report_cases};
+
+/// Builds a released vocabulary after `edit` changed its `tokenizer.json`.
+fn edited(name: &str, edit: impl FnOnce(&mut Json)) -> Option<Built> {
+    let released = conformance()?.join("vocab").join(name).join("hf");
+    let dir = tempfile::tempdir().unwrap();
+    let mut file = json(&released.join("tokenizer.json"));
+    edit(&mut file);
+    fs_err::write(dir.path().join("tokenizer.json"), serde_json::to_vec(&file).unwrap()).unwrap();
+    for other in ["tokenizer_config.json", "config.json"] {
+        fs_err::copy(released.join(other), dir.path().join(other)).unwrap();
+    }
+    Some(build(dir.path(), &BuildRequest::of(&[Mode::Bpe])).unwrap())
+}
+
+fn byte_level(use_regex: bool) -> Json {
+    json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex})
+}
+
+fn split(regex: &str) -> Json {
+    json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false})
+}
+
+fn pre(built: &Built) -> &str {
+    built.rows.get("tokenizer.ggml.pre").and_then(Value::as_str).unwrap()
+}
+
+#[test]
+fn llama_3_without_a_begin_token_stays_llama_bpe() {
+    let Some(built) = edited("llama3_1", |file| file["post_processor"] = byte_level(false)) else {
+        return;
+    };
+    // The check text's hash is that of Smaug here, whose runtime puts whole-piece tokens together from merges; the
+    // file says that it must not.
+    assert_eq!(pre(&built), "llama-bpe");
+    assert_eq!(built.rows.get("tokenizer.ggml.add_bos_token"), Some(&Value::Bool(false)));
+    assert_eq!(built.warnings, []);
+    report_cases("llama 3 without begin token", 1);
+}
+
+#[test]
+fn a_fine_tune_with_more_tokens_is_recognized() {
+    let mut n_cases = 0;
+    for (name, expected) in
+        [("qwen2_5", "qwen2"), ("llama3_1", "llama-bpe"), ("gpt2", "gpt-2"), ("mistral_nemo", "tekken")]
+    {
+        // A token that occurs in the check text changes its ids, and with them the hash.
+        let Some(built) = edited(name, |file| {
+            let tokens = file["added_tokens"].as_array_mut().unwrap();
+            tokens.push(json!({"id": 900_000, "content": "\u{1f999}", "special": false, "normalized": false,
+                "single_word": false, "lstrip": false, "rstrip": false}));
+        }) else {
+            return;
+        };
+        assert_eq!(pre(&built), expected, "{name}");
+        let moved = |warning: &TokenizerWarning| matches!(warning, TokenizerWarning::AddedTokenMoved { .. });
+        assert!(built.warnings.iter().all(moved), "{name}: {:?}", built.warnings);
+        n_cases += 1;
+    }
+    report_cases("fine-tunes", n_cases);
+}
+
+#[test]
+fn a_hash_that_contradicts_the_structure_is_a_warning() {
+    // The steps of MiniCPM 5 give the check text the pieces, and with Llama 3's vocabulary the ids, of Llama 3.
+    let Some(built) = edited("llama3_1", |file| {
+        let steps = file["pre_tokenizer"]["pretokenizers"].as_array_mut().unwrap();
+        let regex = steps[0]["pattern"]["Regex"].as_str().unwrap().replace(r"\p{N}{1,3}", r"\p{N}+");
+        steps[0]["pattern"]["Regex"] = regex.into();
+        steps.insert(0, split(r"\p{N}{1,3}"));
+    }) else {
+        return;
+    };
+    assert_eq!(pre(&built), "minicpm5");
+    let (chosen, hashed) = ("minicpm5".to_owned(), "llama-bpe".to_owned());
+    assert_eq!(built.warnings, [TokenizerWarning::HashContradicts { chosen, hashed }]);
+    report_cases("contradicting hash", 1);
+}
+
+#[test]
+fn changed_steps_are_another_pre_tokenizer() {
+    let digits = json!({"type": "Digits", "individual_digits": true});
+    let sequence = |steps: &[&Json]| json!({"type": "Sequence", "pretokenizers": steps});
+    let qwen = split(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    );
+    // GPT-2's configuration asks for blanks to be cleaned up, which decides between names of one structure.
+    for (steps, expected) in [
+        (sequence(&[&digits, &byte_level(true)]), "starcoder"),
+        (sequence(&[&qwen, &byte_level(false)]), "stablelm2"),
+    ] {
+        let Some(built) = edited("gpt2", |file| file["pre_tokenizer"] = steps) else { return };
+        assert_eq!(pre(&built), expected);
+        assert_eq!(built.warnings, []);
+    }
+    report_cases("changed steps", 2);
+}
