@@ -7,6 +7,7 @@ use gguf_foundry::convert::metadata::{
 };
 use gguf_foundry::convert::naming::{FileName, ParameterCounts};
 use gguf_foundry::core::limits::Limits;
+use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
 use gguf_foundry::gguf::{Array, Value};
 use serde_json::{Map, Value as Json, json};
 
@@ -257,4 +258,51 @@ fn an_empty_name_in_the_configuration_hides_the_directorys_but_not_in_the_file_n
     assert_eq!(rows(&metadata), [] as [Json; 0]);
     assert_eq!(metadata.default_file_name("f16"), "ggml-model-F16.gguf");
     assert_eq!(metadata.default_vocab_file_name(), "ggml-model-vocab.gguf");
+}
+
+#[test]
+fn conformance_of_whole_checkpoints() {
+    let Some(corpus) = conformance() else { return };
+    let mut n_cases = 0;
+    for case in fs_err::read_dir(corpus.join("arch")).unwrap() {
+        let case = case.unwrap().path();
+        let expect = case.join("expect-f32.json");
+        if !expect.is_file() {
+            continue;
+        }
+        let expect: Json = serde_json::from_slice(&fs_err::read(expect).unwrap()).unwrap();
+        // A file in parts has its keys in the first.
+        let parts = expect["parts"].as_array().map_or(std::slice::from_ref(&expect), Vec::as_slice);
+        let tensors: Vec<TensorMeta> =
+            parts.iter().flat_map(|part| part["tensors"].as_array().unwrap()).map(tensor).collect();
+        let dir = ModelDir::open(&case.join("hf"), &Limits::default()).unwrap();
+        let ours = Case {
+            dir_name: dir.name(),
+            config: dir.config().clone(),
+            files: MetadataFiles::read(&dir, None).unwrap(),
+            model_name: None,
+            counts: ParameterCounts::of(&tensors),
+        };
+        let theirs: Vec<Json> =
+            parts[0]["kv"].as_array().unwrap().iter().filter(is_derived).map(narrowed).collect();
+        assert_eq!(rows(&ours.run()), theirs, "{}", case.display());
+        n_cases += 1;
+    }
+    report_cases("metadata of checkpoints", n_cases);
+}
+
+/// A row `[name, dims, ...]` of the corpus.
+fn tensor(row: &Json) -> TensorMeta {
+    let dims = row[1].as_array().unwrap().iter().rev().map(|dim| dim.as_u64().unwrap()).collect();
+    TensorMeta {
+        name: row[0].as_str().unwrap().into(),
+        shape: Shape::new(dims).unwrap(),
+        ty: GgmlType::from_name(row[2].as_str().unwrap()).unwrap(),
+    }
+}
+
+/// True for the keys that come from names and files rather than from the conversion.
+fn is_derived(row: &&Json) -> bool {
+    let conversion = ["architecture", "type", "file_type", "quantization_version", "alignment"];
+    row[0].as_str().and_then(|key| key.strip_prefix("general.")).is_some_and(|key| !conversion.contains(&key))
 }
