@@ -1,0 +1,439 @@
+//! Names: what the parts of a model's name mean, size labels, and the default name of the output file.
+
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+use crate::core::TensorMeta;
+
+/// Parameters of a model, counted the way the size label needs them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ParameterCounts {
+    /// All parameters. Negative: an estimate from an adapter.
+    pub total: i64,
+    /// Parameters outside the experts.
+    pub shared: i64,
+    /// Parameters of one expert, over all layers.
+    pub expert: i64,
+    /// Experts per layer, the mean if layers differ; 0 without experts.
+    pub n_experts: i64,
+}
+
+impl ParameterCounts {
+    /// Counts the parameters of a GGUF file's tensors. A tensor of experts has `_exps.` in its name and the experts
+    /// in its third dimension from the end (second for a bias).
+    ///
+    /// # Exactness
+    /// gguf-py's `get_total_parameter_count`, adapters apart; sums saturate.
+    #[must_use]
+    pub fn of<'a>(tensors: impl IntoIterator<Item = &'a TensorMeta>) -> Self {
+        let mut counts = Self::default();
+        let (mut expert_sum, mut n_expert_tensors) = (0i64, 0);
+        for tensor in tensors {
+            let dims = tensor.shape.dims();
+            let n_elems = i64::try_from(tensor.shape.n_elems()).unwrap_or(i64::MAX);
+            let axis = if tensor.name.contains(".bias") { 2 } else { 3 };
+            let experts = (tensor.name.contains("_exps.") && dims.len() >= 3)
+                .then(|| i64::try_from(dims[dims.len() - axis]).unwrap_or(i64::MAX))
+                .filter(|&n| n > 0);
+            if let Some(n) = experts {
+                counts.expert = counts.expert.saturating_add(n_elems / n);
+                expert_sum = expert_sum.saturating_add(n);
+                n_expert_tensors += 1;
+            } else {
+                counts.shared = counts.shared.saturating_add(n_elems);
+            }
+            counts.total = counts.total.saturating_add(n_elems);
+        }
+        if n_expert_tensors > 0 {
+            counts.n_experts = expert_sum / n_expert_tensors;
+        }
+        counts
+    }
+
+    /// The size label: `6.7B`, `180K`, `8x7.2B`.
+    ///
+    /// # Exactness
+    /// gguf-py's `size_label`; a million is `1000K`, because the limits are exclusive.
+    #[must_use]
+    pub fn size_label(&self) -> String {
+        if self.n_experts > 0 {
+            let per_expert = self.shared.unsigned_abs().saturating_add(self.expert.unsigned_abs());
+            format!("{}x{}", self.n_experts, rounded(per_expert))
+        } else {
+            rounded(self.total.unsigned_abs())
+        }
+    }
+}
+
+/// A count with a unit and at least two digits.
+fn rounded(n: u64) -> String {
+    let n = n as f64;
+    let (scaled, unit) = if n > 1e12 {
+        (n * 1e-12, 'T')
+    } else if n > 1e9 {
+        (n * 1e-9, 'B')
+    } else if n > 1e6 {
+        (n * 1e-6, 'M')
+    } else {
+        (n * 1e-3, 'K')
+    };
+    let whole = scaled.round_ties_even();
+    // A leading zero is no digit.
+    let n_digits = if whole == 0.0 { 0 } else { format!("{whole:.0}").len() };
+    format!("{scaled:.*}{unit}", 2usize.saturating_sub(n_digits))
+}
+
+/// What the parts of a model id (`org/Base-7B-Chat-v1.0`) mean.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IdParts {
+    /// All after the first slash.
+    pub full_name: Option<String>,
+    /// What stands before it.
+    pub organization: Option<String>,
+    /// The leading words.
+    pub basename: Option<String>,
+    /// What was made of the base: `Chat`, `Instruct-DPO`.
+    pub finetune: Option<String>,
+    /// `v1.0`, `2507`.
+    pub version: Option<String>,
+    /// `7B`, `30B-A3B`, `mini`.
+    pub size_label: Option<String>,
+}
+
+/// What a part of a name was taken for; several may hold.
+#[derive(Clone, Copy, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "a set of five marks, any of which may be combined")]
+struct Kinds {
+    basename: bool,
+    size: bool,
+    finetune: bool,
+    version: bool,
+    ty: bool,
+}
+
+impl Kinds {
+    fn count(self) -> usize {
+        [self.basename, self.size, self.finetune, self.version, self.ty].iter().filter(|&&set| set).count()
+    }
+}
+
+fn pattern(text: &str) -> Regex {
+    #[expect(clippy::unwrap_used, reason = "every pattern is a literal below, and each is used in a test")]
+    Regex::new(&format!("(?i)^(?:{text})$")).unwrap()
+}
+
+static VERSION: LazyLock<Regex> = LazyLock::new(|| pattern(r"(v|iter)?\d+([.]\d+)*"));
+static TYPE: LazyLock<Regex> = LazyLock::new(|| pattern(r"i?q\d(_\w)*|b?fp?(16|32)"));
+static SIZE: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(([A]|\d+[x])?\d+([._]\d+)?[KMBT][\d]?|small|mini|medium|large|x?xl)"));
+static FINETUNE: LazyLock<Regex> = LazyLock::new(|| pattern("chat|instruct|vision|lora"));
+
+/// Takes a model id apart. `total_params` tells a size from a context length (`80k`); 0 if unknown, negative for an
+/// adapter.
+///
+/// # Exactness
+/// gguf-py's `Metadata.get_model_id_components`.
+#[must_use]
+pub fn split_id(id: &str, total_params: i64) -> IdParts {
+    // An id with a space is a sentence, not an id.
+    if id.contains(' ') {
+        return IdParts { full_name: Some(id.to_owned()), ..IdParts::default() };
+    }
+    let (organization, full_name) = match id.split_once('/') {
+        // `./x` and `../x` are paths.
+        Some((org, name)) => (Some(org).filter(|org| !org.starts_with('.')), name),
+        None => (None, id),
+    };
+    let mut parts: Vec<(String, Kinds)> = full_name
+        .split('-')
+        .filter(|part| !part.is_empty())
+        .map(|part| (part.into(), Kinds::default()))
+        .collect();
+    for (i, (part, kinds)) in parts.iter_mut().enumerate() {
+        if VERSION.is_match(part) {
+            kinds.version = true;
+        } else if TYPE.is_match(part) {
+            kinds.ty = true;
+            *part = part.to_uppercase();
+        } else if i > 0 && SIZE.is_match(part) {
+            let (size, is_size) = normal_size(part, total_params);
+            *part = size;
+            kinds.size = is_size;
+            kinds.finetune = !is_size;
+        } else if i > 0 && FINETUNE.is_match(part) {
+            // An adapter need not say that it is one.
+            let redundant = total_params < 0 && part.eq_ignore_ascii_case("lora");
+            kinds.ty = redundant;
+            kinds.finetune = !redundant;
+        }
+    }
+    // Words for sizes do not count beside figures.
+    if parts.iter().any(|(part, kinds)| kinds.size && part.contains(char::is_numeric)) {
+        for (part, kinds) in &mut parts {
+            kinds.size &= !part.chars().all(char::is_alphabetic);
+        }
+    }
+    mark_basename(&mut parts);
+
+    let join = |of: fn(Kinds) -> bool| {
+        let words: Vec<&str> = parts.iter().filter(|(_, k)| of(*k)).map(|(part, _)| part.as_str()).collect();
+        Some(words.join("-")).filter(|text| !text.is_empty())
+    };
+    let mut sizes: Vec<&str> = Vec::new();
+    for (part, _) in parts.iter().filter(|(_, kinds)| kinds.size) {
+        if !sizes.contains(&part.as_str()) {
+            sizes.push(part);
+        }
+    }
+    let size_label = Some(sizes.join("-")).filter(|text| !text.is_empty());
+    let finetune = join(|kinds| kinds.finetune);
+    let version = join(|kinds| kinds.version && !kinds.basename);
+    // A name in which nothing else was recognized says too little to call it a base name.
+    let ambiguous = size_label.is_none() && finetune.is_none() && version.is_none();
+    IdParts {
+        full_name: Some(full_name.to_owned()),
+        organization: organization.map(ToOwned::to_owned),
+        basename: join(|kinds| kinds.basename).filter(|_| !ambiguous),
+        finetune,
+        version,
+        size_label,
+    }
+}
+
+/// The leading words and versions are the base name, but versions at its end are versions.
+fn mark_basename(parts: &mut [(String, Kinds)]) {
+    let mut at_start = true;
+    for (part, kinds) in &mut *parts {
+        let is_word = kinds.count() == 0 && part.starts_with(char::is_alphabetic);
+        if at_start && (is_word || kinds.version) {
+            kinds.basename = true;
+        } else {
+            at_start = false;
+            kinds.finetune |= kinds.count() == 0;
+        }
+    }
+    for (_, kinds) in parts.iter_mut().rev() {
+        if !kinds.basename || kinds.count() == 1 {
+            break;
+        }
+        kinds.basename = false;
+    }
+}
+
+/// A part that looks like a size, in its usual spelling, and whether it is one: a figure far from the parameter
+/// count is a context length.
+fn normal_size(part: &str, total_params: i64) -> (String, bool) {
+    let mut chars: Vec<char> = part.replace('_', ".").chars().collect();
+    // `7b1` means `7.1b`.
+    if let [.., unit, digit] = chars[..]
+        && digit.is_numeric()
+    {
+        chars.truncate(chars.len() - 2);
+        chars.extend(['.', digit, unit]);
+    }
+    if let [.., before, last] = &mut chars[..]
+        && before.is_numeric()
+        && matches!(last, 'k' | 'm' | 'b' | 't')
+    {
+        *last = last.to_ascii_uppercase();
+    }
+    let text = |chars: &[char]| chars.iter().collect::<String>();
+    let Some((unit, figure)) = chars.split_last() else { return (part.to_owned(), true) };
+    if total_params != 0
+        && let Ok(figure) = text(figure).parse::<f64>()
+    {
+        let power = " KMBT".find(*unit).map_or(-1, |at| at as i32);
+        let label = figure * 1000f64.powi(power);
+        let total = i128::from(total_params);
+        let implausible = if total < 0 {
+            label < (total.abs() / 8) as f64
+        } else {
+            (label - total as f64).abs() > (7 * total / 8) as f64
+        };
+        if implausible {
+            let last = unit.to_lowercase().collect::<Vec<_>>();
+            chars.truncate(chars.len() - 1);
+            chars.extend(last);
+            return (text(&chars), false);
+        }
+    }
+    (text(&chars), true)
+}
+
+/// A name for people: hyphens become spaces, and lower-case words get a capital, versions apart.
+///
+/// # Exactness
+/// gguf-py's `Metadata.id_to_title`.
+#[must_use]
+pub fn title(id: &str) -> String {
+    static PLAIN: LazyLock<Regex> = LazyLock::new(|| pattern(r"v\d+(?:\.\d+)*|\d.*"));
+    let spaced = id.replace('-', " ");
+    let words = spaced.split(is_space).filter(|word| !word.is_empty()).map(|word| {
+        // The pattern is meant for lower case only, which the first test grants.
+        if is_lower(word) && !PLAIN.is_match(word) { capitalize(word) } else { word.to_owned() }
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// White space as Python sees it.
+fn is_space(c: char) -> bool {
+    c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
+}
+
+/// At least one letter with case, and none of them upper case.
+fn is_lower(word: &str) -> bool {
+    word.contains(char::is_lowercase) && !word.contains(char::is_uppercase)
+}
+
+/// Every letter that does not follow a letter becomes a capital (`gpt2xl` → `Gpt2Xl`).
+fn capitalize(word: &str) -> String {
+    let mut out = String::with_capacity(word.len());
+    let mut after_letter = false;
+    for c in word.chars() {
+        if after_letter || !c.is_lowercase() {
+            out.push(c);
+        } else {
+            // Four letters are pairs, with a form of their own for a capital followed by a small letter.
+            let pair = match c {
+                'ǆ' => Some('ǅ'),
+                'ǉ' => Some('ǈ'),
+                'ǌ' => Some('ǋ'),
+                'ǳ' => Some('ǲ'),
+                _ => None,
+            };
+            if let Some(pair) = pair {
+                out.push(pair);
+                after_letter = true;
+                continue;
+            }
+            let mut capital = c.to_uppercase();
+            out.extend(capital.next());
+            out.extend(capital.flat_map(char::to_lowercase));
+        }
+        after_letter = c.is_lowercase();
+    }
+    out
+}
+
+/// The parts of an output file's name.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FileName<'a> {
+    /// The model's name; used if there is no base name.
+    pub name: Option<&'a str>,
+    /// The base name.
+    pub basename: Option<&'a str>,
+    /// What was made of it.
+    pub finetune: Option<&'a str>,
+    /// The version.
+    pub version: Option<&'a str>,
+    /// The size label.
+    pub size_label: Option<&'a str>,
+    /// The types, as in `F16`.
+    pub encoding: Option<&'a str>,
+    /// `vocab` or `LoRA` where it is not a whole model.
+    pub kind: Option<&'a str>,
+}
+
+impl FileName<'_> {
+    /// `Base-7B-Chat-v1.0-F16`, without the extension.
+    ///
+    /// # Exactness
+    /// gguf-py's `naming_convention`, except that no part can lead out of the directory: a slash or a control
+    /// character in any part becomes a hyphen.
+    #[must_use]
+    pub fn stem(&self) -> String {
+        let hyphened = |text: &str| text.trim_matches(is_space).replace(' ', "-");
+        let mut stem = hyphened(self.basename.or(self.name).unwrap_or("ggml-model"));
+        let encoding = self.encoding.map(str::to_uppercase);
+        // The size label alone is taken as it is.
+        let parts = [
+            self.size_label.map(ToOwned::to_owned),
+            self.finetune.map(hyphened),
+            self.version.map(hyphened),
+            encoding.as_deref().map(hyphened),
+            self.kind.map(hyphened),
+        ];
+        for part in parts.into_iter().flatten() {
+            stem.push('-');
+            stem.push_str(&part);
+        }
+        stem.replace(|c: char| c.is_control() || matches!(c, '/' | '\\'), "-")
+    }
+}
+
+/// Fills the places `{ftype}` (also `{outtype}`, `{}`) and `{FTYPE}` (`{OUTTYPE}`) of an output file's name with the
+/// type, in lower and upper case.
+#[must_use]
+pub fn fill_template(file_name: &str, encoding: &str) -> String {
+    let (lower, upper) = (encoding.to_lowercase(), encoding.to_uppercase());
+    ["{ftype}", "{outtype}", "{}", "{0}"]
+        .iter()
+        .fold(file_name.to_owned(), |name, place| name.replace(place, &lower))
+        .replace("{FTYPE}", &upper)
+        .replace("{OUTTYPE}", &upper)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{GgmlType, Shape};
+
+    #[test]
+    fn experts_are_counted_once() {
+        let tensor = |name: &str, dims: &[u64]| TensorMeta {
+            name: name.into(),
+            shape: Shape::new(dims.to_vec()).unwrap(),
+            ty: GgmlType::F16,
+        };
+        let tensors = [
+            tensor("blk.0.ffn_up_exps.weight", &[8, 100, 10]),
+            tensor("blk.1.ffn_up_exps.weight", &[4, 100, 10]),
+            tensor("blk.1.ffn_up_exps.bias", &[4, 100]),
+            tensor("output.weight", &[50, 10]),
+        ];
+        let counts = ParameterCounts::of(&tensors);
+        assert_eq!(counts, ParameterCounts { total: 12_900, shared: 900, expert: 2000, n_experts: 6 });
+        assert_eq!(counts.size_label(), "6x2.9K");
+        assert_eq!(ParameterCounts::of(&tensors[3..]).size_label(), "0.50K");
+    }
+
+    #[test]
+    fn ties_round_to_even() {
+        let label = |total| ParameterCounts { total, ..Default::default() }.size_label();
+        assert_eq!(
+            (label(12_500), label(13_500), label(-12_500)),
+            ("12K".into(), "14K".into(), "12K".into())
+        );
+    }
+
+    #[test]
+    fn titles() {
+        assert_eq!(title("gpt2xl-über_straße-v1.0-7b"), "Gpt2Xl Über_Straße v1.0 7b");
+        assert_eq!(title(" a--b "), "A B");
+        assert_eq!(title("ßx"), "Ssx");
+    }
+
+    #[test]
+    fn names_stay_in_their_directory() {
+        let name = FileName {
+            basename: Some("a"),
+            version: Some("../../b\n"),
+            encoding: Some("f16"),
+            ..Default::default()
+        };
+        assert_eq!(name.stem(), "a-..-..-b-F16");
+    }
+
+    #[test]
+    fn templates() {
+        assert_eq!(fill_template("m-{ftype}-{FTYPE}-{x}.gguf", "Q8_0"), "m-q8_0-Q8_0-{x}.gguf");
+    }
+
+    #[test]
+    fn an_adapter_is_judged_by_its_own_rule() {
+        let parts = split_id("Org/Base-7B-lora", -6_000_000_000);
+        assert_eq!((parts.size_label.as_deref(), parts.finetune), (Some("7B"), None));
+        assert_eq!(split_id("Base-7B-lora", 7_000_000_000).finetune.as_deref(), Some("lora"));
+    }
+}
