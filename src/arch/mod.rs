@@ -1,1 +1,49 @@
 //! Architecture cards: what a checkpoint of each architecture is called in GGUF, as data.
+//!
+//! A card (`converters/*.toml`) says which model classes it converts, how their tensors are named, joined and
+//! reordered, and which metadata keys come from which configuration keys. This module loads cards, checks them, and
+//! applies one to a checkpoint's headers; the result is a [`Mapping`]: plain data that `transform` and `convert`
+//! carry out.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `expr` `eval` `datum` | the expressions in cards |
+//! | `ops` | the closed list of tensor operations |
+//! | `names` | patterns |
+//! | `schema` `read` `check` `load` | cards: types, TOML, checks, the registry |
+//! | `detect` `hparams` `config_keys` | configurations: class, defaults, rows |
+//! | `resolve` `assign` `types` `mapping` | a card applied to a checkpoint |
+
+mod assign;
+mod check;
+mod config_keys;
+mod datum;
+mod detect;
+mod error;
+mod eval;
+mod expr;
+mod hparams;
+mod load;
+mod mapping;
+mod names;
+mod ops;
+mod read;
+mod resolve;
+mod schema;
+mod types;
+
+pub use datum::Datum;
+pub use detect::{class_of, with_text_config};
+pub use error::{ArchError, CardProblem, ParentProblem};
+pub use eval::EvalError;
+pub use expr::ParseError;
+pub use load::{ClassRow, Registry};
+pub use mapping::{
+    Assembly, Content, Dropped, JoinKind, Mapping, ModePlan, OutputSpec, RopeFreqsLlama3, Source, Step,
+    TokenizerPlan,
+};
+pub use names::{Pattern, PatternError};
+pub use ops::{MathOp, Op, OpError};
+pub use resolve::{Inputs, Options, Pooling, resolve};
+pub use schema::{Card, EntryType, Phase, SpecialToken};
+pub use types::{FileType, TypeRule};

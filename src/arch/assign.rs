@@ -1,0 +1,547 @@
+//! Every weight to its entry, entries to tensors in file order, and the checks that need names and shapes only.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use indexmap::IndexMap;
+
+use crate::arch::error::ArchError;
+use crate::arch::eval::{Captures, Scope};
+use crate::arch::expr::Expr;
+use crate::arch::mapping::{Assembly, Content, Dropped, JoinKind, OutputSpec, Source, Step};
+use crate::arch::names::{self, Placeholder, SUFFIXES};
+use crate::arch::ops::OpSpec;
+use crate::arch::schema::{Card, Entry, Join, Phase, Rewrite, RewriteStep};
+use crate::arch::types::TypeRule;
+use crate::core::{ElementType, Shape, WeightMeta};
+
+/// How many missing tensors an error lists at most.
+const MAX_MISSING: usize = 8;
+/// Dimensions a GGUF tensor can have.
+const MAX_RANK: usize = 4;
+
+/// The result for all weights.
+pub(super) struct Assigned {
+    pub(super) outputs: Vec<OutputSpec>,
+    pub(super) dropped: Vec<Dropped>,
+}
+
+/// One emission of an entry: its sources by part number.
+#[derive(Default)]
+struct Unit {
+    parts: BTreeMap<u64, usize>,
+    /// Position of the last source.
+    last: usize,
+}
+
+/// What tells the emissions of an entry apart.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct UnitKey {
+    entry: usize,
+    captures: Captures,
+    suffix: &'static str,
+}
+
+/// A match of a name with an entry.
+struct Match {
+    captures: Captures,
+    suffix: &'static str,
+    /// Which of the entry's sources: 0, or 1 and up for those of `with`.
+    part: usize,
+}
+
+struct Assigner<'a> {
+    card: &'a Card,
+    weights: &'a [WeightMeta],
+    scope: &'a Scope<'a>,
+    /// Names after rewriting, by weight.
+    names: Vec<String>,
+    units: IndexMap<UnitKey, Unit>,
+    dropped: Vec<Dropped>,
+}
+
+pub(super) fn assign(card: &Card, weights: &[WeightMeta], scope: &Scope<'_>) -> Result<Assigned, ArchError> {
+    let mut assigner =
+        Assigner { card, weights, scope, names: Vec::new(), units: IndexMap::new(), dropped: Vec::new() };
+    assigner.match_all()?;
+    let outputs = assigner.outputs()?;
+    assigner.check_complete(&outputs)?;
+    Ok(Assigned { outputs, dropped: assigner.dropped })
+}
+
+fn match_entry(entry: &Entry, name: &str) -> Option<Match> {
+    let main = entry.patterns.iter().map(|pattern| (0, pattern));
+    let with = entry.with.iter().enumerate().map(|(n, pattern)| (n + 1, pattern));
+    main.chain(with).find_map(|(part, pattern)| {
+        if entry.exact {
+            let captures = pattern.matches(name)?;
+            // A complete pattern with a bare target hands its own ending on.
+            let bare = !entry.targets.iter().any(|target| target.name.is_complete());
+            let own = SUFFIXES.into_iter().find(|suffix| bare && pattern.text().ends_with(suffix));
+            return Some(Match { captures, suffix: own.unwrap_or(""), part });
+        }
+        let suffixed = SUFFIXES.into_iter().find_map(|suffix| {
+            let captures = pattern.matches(name.strip_suffix(suffix)?)?;
+            Some(Match { captures, suffix, part })
+        });
+        suffixed.or_else(|| pattern.matches(name).map(|captures| Match { captures, suffix: "", part }))
+    })
+}
+
+impl Assigner<'_> {
+    fn holds(&self, at: &str, when: Option<&Expr>, captures: Captures) -> Result<bool, ArchError> {
+        self.scope.holds(when, captures).map_err(|source| self.eval_error(at, source))
+    }
+
+    fn eval_error(&self, at: &str, source: crate::arch::eval::EvalError) -> ArchError {
+        ArchError::Eval { card: self.card.name(), at: format!("`{at}`"), source }
+    }
+
+    fn count(&self, at: &str, expr: &Expr, captures: Captures) -> Result<u64, ArchError> {
+        self.scope.count(expr, captures, &[]).map_err(|source| self.eval_error(at, source))
+    }
+
+    fn block_limit(&self) -> Result<u64, ArchError> {
+        match self.card.lets.get("block_limit") {
+            Some(limit) => self.count("block_limit", limit, Captures::default()),
+            None => Ok(u64::MAX),
+        }
+    }
+
+    fn match_all(&mut self) -> Result<(), ArchError> {
+        let mut leftovers = Vec::new();
+        let block_limit = self.block_limit()?;
+        for weight in 0..self.weights.len() {
+            let name = names::shared_rewrite(&self.weights[weight].name);
+            let is_multimodal = !self.card.keep_multimodal && names::is_multimodal(&name);
+            let name = if is_multimodal { name } else { self.rewritten(name)? };
+            let dropped = if is_multimodal {
+                Some("belongs to another modality".to_owned())
+            } else if names::is_recomputed(&name) {
+                Some("recomputed by the runtime".to_owned())
+            } else {
+                self.ignored(&name, true)?
+            };
+            if let Some(why) = dropped {
+                self.dropped.push(Dropped { weight, why });
+            } else if let Some((entry, found)) = self.entry_of(weight, &name)? {
+                if let Some(block) = found.captures.bid.filter(|&block| block >= block_limit) {
+                    let tensor = self.weights[weight].name.clone();
+                    return Err(ArchError::Block { tensor, block, n_blocks: block_limit });
+                }
+                self.add(weight, entry, &found)?;
+            } else if let Some(why) = self.ignored(&name, false)? {
+                self.dropped.push(Dropped { weight, why });
+            } else {
+                leftovers.push((self.weights[weight].name.clone(), name.clone()));
+            }
+            self.names.push(name);
+        }
+        if leftovers.is_empty() {
+            return Ok(());
+        }
+        let names = leftovers.iter().map(|(tensor, name)| (tensor.clone(), self.nearest(name))).collect();
+        Err(ArchError::Leftover { card: self.card.name(), names })
+    }
+
+    /// The card's own rewriting of a name.
+    fn rewritten(&self, mut name: String) -> Result<String, ArchError> {
+        for Rewrite { step, when } in &self.card.rewrite {
+            if !self.holds("rewrite", when.as_ref(), Captures::default())? {
+                continue;
+            }
+            name = match step {
+                RewriteStep::Strip(text) => name.replace(text.as_str(), ""),
+                RewriteStep::Replace(from, to) => name.replace(from.as_str(), to),
+                RewriteStep::Head(from, to) => match name.strip_prefix(from.as_str()) {
+                    Some(rest) => format!("{to}{rest}"),
+                    None => name,
+                },
+                RewriteStep::Tail(from, to) => match name.strip_suffix(from.as_str()) {
+                    Some(rest) => format!("{rest}{to}"),
+                    None => name,
+                },
+                RewriteStep::Prefix(prefix) if name.starts_with(prefix.as_str()) => name,
+                RewriteStep::Prefix(prefix) => format!("{prefix}{name}"),
+                RewriteStep::Shift(from, to, by) => {
+                    let shifted = name.strip_prefix(from.as_str()).and_then(|rest| {
+                        let (index, rest) = rest.split_once('.')?;
+                        Some((index.parse::<u64>().ok()?, rest))
+                    });
+                    match shifted {
+                        Some((index, rest)) => {
+                            let by = self.count("rewrite", by, Captures::default())?;
+                            format!("{to}{}.{rest}", index.saturating_add(by))
+                        }
+                        None => name,
+                    }
+                }
+            };
+        }
+        Ok(name)
+    }
+
+    /// The reason to leave a name out, by the rules with conditions or by those without.
+    fn ignored(&self, name: &str, conditional: bool) -> Result<Option<String>, ArchError> {
+        for ignore in self.card.ignore.iter().filter(|ignore| ignore.when.is_some() == conditional) {
+            if let Some(captures) = ignore.pattern.matches(name)
+                && self.holds(ignore.pattern.text(), ignore.when.as_ref(), captures)?
+            {
+                return Ok(Some(ignore.why.clone()));
+            }
+        }
+        Ok(None)
+    }
+
+    fn entry_of(&self, weight: usize, name: &str) -> Result<Option<(usize, Match)>, ArchError> {
+        let mut found: Option<(usize, Match)> = None;
+        for (index, entry) in self.card.entries.iter().enumerate() {
+            let Some(matched) = match_entry(entry, name) else { continue };
+            if !self.holds(entry.name(), entry.when.as_ref(), matched.captures)? {
+                continue;
+            }
+            if let Some((first, _)) = &found {
+                return Err(ArchError::TwoEntries {
+                    card: self.card.name(),
+                    tensor: self.weights[weight].name.clone(),
+                    first: self.card.entries[*first].name().to_owned(),
+                    second: entry.name().to_owned(),
+                });
+            }
+            found = Some((index, matched));
+        }
+        Ok(found)
+    }
+
+    fn add(&mut self, weight: usize, entry: usize, found: &Match) -> Result<(), ArchError> {
+        let spec = &self.card.entries[entry];
+        let by = match spec.join {
+            Some(Join::StackBy(by) | Join::ConcatBy(by)) => Some(by),
+            _ => None,
+        };
+        let part = by.map_or(Some(found.part as u64), |by| found.captures.get(by)).unwrap_or(0);
+        let captures = by.map_or(found.captures, |by| found.captures.with(by, None));
+        let key = UnitKey { entry, captures, suffix: found.suffix };
+        let unit = self.units.entry(key).or_default();
+        if let Some(&first) = unit.parts.get(&part) {
+            if spec.drop_duplicates {
+                let why = format!("the same tensor as {}", self.weights[first].name);
+                self.dropped.push(Dropped { weight, why });
+                return Ok(());
+            }
+            return Err(ArchError::TwoSources {
+                first: self.weights[first].name.clone(),
+                second: self.weights[weight].name.clone(),
+                target: spec.targets.first().map_or("", |target| target.name.text()).to_owned(),
+            });
+        }
+        unit.parts.insert(part, weight);
+        unit.last = weight;
+        Ok(())
+    }
+
+    /// The known source name nearest to one that nothing matches, for the same block.
+    fn nearest(&self, name: &str) -> Option<String> {
+        let block = names::block_of(name);
+        let captures = Captures { bid: block.or(Some(0)), eid: Some(0), xid: Some(0) };
+        let suffix = SUFFIXES.into_iter().find(|suffix| name.ends_with(suffix)).unwrap_or("");
+        let known: Vec<String> = self
+            .card
+            .entries
+            .iter()
+            .flat_map(|entry| entry.patterns.iter().map(move |pattern| (entry, pattern)))
+            .filter_map(|(entry, pattern)| {
+                let name = pattern.render(captures)?;
+                Some(if entry.exact { name } else { name + suffix })
+            })
+            .collect();
+        names::nearest(name, known.iter().map(String::as_str)).map(str::to_owned)
+    }
+
+    /// The tensors in file order.
+    fn outputs(&self) -> Result<Vec<OutputSpec>, ArchError> {
+        // Entries of a group stand where the last of them is complete.
+        let mut groups: HashMap<(&str, Option<u64>), usize> = HashMap::new();
+        for (key, unit) in &self.units {
+            if let Some(group) = &self.card.entries[key.entry].group {
+                let last = groups.entry((group, key.captures.bid)).or_default();
+                *last = (*last).max(unit.last);
+            }
+        }
+        let mut order: Vec<(Phase, usize, UnitKey)> = Vec::with_capacity(self.units.len());
+        for (key, unit) in &self.units {
+            let entry = &self.card.entries[key.entry];
+            let group = entry.group.as_deref().and_then(|group| groups.get(&(group, key.captures.bid)));
+            order.push((entry.phase, group.copied().unwrap_or(unit.last), *key));
+        }
+        order.sort_unstable();
+        let mut outputs: Vec<OutputSpec> = Vec::with_capacity(order.len());
+        let mut first_sources: HashMap<String, usize> = HashMap::with_capacity(order.len());
+        for (_, last, key) in &order {
+            for output in self.unit_outputs(key, &self.units[key])? {
+                if let Some(&first) = first_sources.get(&output.name) {
+                    return Err(ArchError::TwoSources {
+                        first: self.weights[first].name.clone(),
+                        second: self.weights[*last].name.clone(),
+                        target: output.name,
+                    });
+                }
+                first_sources.insert(output.name.clone(), *last);
+                outputs.push(output);
+            }
+        }
+        Ok(outputs)
+    }
+
+    fn unit_outputs(&self, key: &UnitKey, unit: &Unit) -> Result<Vec<OutputSpec>, ArchError> {
+        let entry = &self.card.entries[key.entry];
+        let captures = key.captures;
+        let target_bid = match &entry.bid {
+            Some(bid) => Some(self.count(entry.name(), bid, captures)?),
+            None => captures.bid,
+        };
+        let target_captures = captures.with(Placeholder::Bid, target_bid);
+        let target_name = |target: &crate::arch::schema::Target| {
+            target.name.render(target_captures).unwrap_or_default() + key.suffix
+        };
+        let first_target = entry.targets.first().map(target_name).unwrap_or_default();
+        self.check_parts(entry, key, unit, &first_target)?;
+
+        let mut sources = Vec::with_capacity(unit.parts.len());
+        let mut joined: Option<Vec<u64>> = None;
+        let mut joined_len = 0u64;
+        for &weight in unit.parts.values() {
+            let meta = &self.weights[weight];
+            check_element_type(meta)?;
+            let mut dims = meta.shape.dims().to_vec();
+            let ops = self.steps(&entry.pre, captures, &mut dims, meta)?;
+            sources.push(Source { weight, ops });
+            let axis = match entry.join {
+                Some(Join::Concat { axis }) => Some(axis),
+                Some(Join::ConcatBy(_)) => Some(0),
+                _ => None,
+            };
+            // What must be equal: all dimensions but the one along which parts follow one another.
+            let mut common = dims.clone();
+            if let Some(axis) = axis {
+                let len = common.get_mut(axis).map(|len| std::mem::replace(len, 0));
+                joined_len = len
+                    .and_then(|len| joined_len.checked_add(len))
+                    .ok_or_else(|| join_error(meta, &dims, &dims, &first_target))?;
+            }
+            match &joined {
+                Some(expected) if *expected != common => {
+                    return Err(join_error(meta, &dims, expected, &first_target));
+                }
+                _ => joined = Some(common),
+            }
+        }
+        let mut dims = joined.unwrap_or_default();
+        let join = match entry.join {
+            Some(Join::Stack | Join::StackBy(_)) => {
+                dims.insert(0, sources.len() as u64);
+                Some(JoinKind::Stack)
+            }
+            Some(Join::Concat { axis }) => Some(JoinKind::Concat { axis }),
+            Some(Join::ConcatBy(_)) => Some(JoinKind::Concat { axis: 0 }),
+            None => None,
+        };
+        if let Some(JoinKind::Concat { axis }) = join {
+            dims[axis] = joined_len;
+        }
+        let first = unit.parts.values().next().copied().unwrap_or(0);
+        let meta = &self.weights[first];
+        let type_rule = TypeRule {
+            entry: entry.ty,
+            source_block: if entry.untyped_bid { None } else { names::block_of(&self.names[first]) },
+            source: Some(meta.ty),
+        };
+        // All operations but the last yield one tensor; the last yields one per target.
+        let (last, before) = match entry.ops.split_last() {
+            Some((last, before)) => (std::slice::from_ref(last), before),
+            None => (&[][..], &[][..]),
+        };
+        let shared = self.steps(before, captures, &mut dims, meta)?;
+        let mut outputs = Vec::with_capacity(entry.targets.len());
+        for (result, target) in entry.targets.iter().enumerate() {
+            let mut dims = dims.clone();
+            let mut ops = shared.clone();
+            for spec in last {
+                ops.push(self.step(spec, captures, &mut dims, result, meta)?);
+            }
+            ops.extend(self.steps(&target.ops, captures, &mut dims, meta)?);
+            let name = target_name(target);
+            let shape = storable(&name, dims)?;
+            let content = Content::Sources(Assembly { sources: sources.clone(), join, ops });
+            outputs.push(OutputSpec { name, shape, content, type_rule, phase: entry.phase });
+        }
+        Ok(outputs)
+    }
+
+    /// A joined tensor has all its parts: numbered from zero, as many as the configuration says.
+    fn check_parts(&self, entry: &Entry, key: &UnitKey, unit: &Unit, target: &str) -> Result<(), ArchError> {
+        let found = unit.parts.len() as u64;
+        let last = unit.parts.keys().next_back().copied().unwrap_or(0);
+        let by = match entry.join {
+            Some(Join::StackBy(by) | Join::ConcatBy(by)) => Some(by),
+            Some(_) => None,
+            None => return Ok(()),
+        };
+        let expected = match (&entry.n, by) {
+            (Some(n), _) => self.count(entry.name(), n, key.captures)?,
+            (None, Some(_)) => last.saturating_add(1),
+            (None, None) => entry.with.len() as u64 + 1,
+        };
+        if found == expected && last < expected {
+            return Ok(());
+        }
+        let hole = (0..expected).find(|part| !unit.parts.contains_key(part));
+        let pattern = match (by, hole) {
+            (None, Some(hole)) if hole > 0 => entry.with.get(hole as usize - 1),
+            _ => entry.patterns.first(),
+        };
+        let captures = by.map_or(key.captures, |by| key.captures.with(by, hole.or(Some(expected))));
+        let missing = pattern.and_then(|pattern| pattern.render(captures)).unwrap_or_default() + key.suffix;
+        Err(ArchError::Stack { target: target.to_owned(), found, expected, missing })
+    }
+
+    fn steps(
+        &self,
+        specs: &[OpSpec],
+        captures: Captures,
+        dims: &mut Vec<u64>,
+        meta: &WeightMeta,
+    ) -> Result<Vec<Step>, ArchError> {
+        specs.iter().map(|spec| self.step(spec, captures, dims, 0, meta)).collect()
+    }
+
+    fn step(
+        &self,
+        spec: &OpSpec,
+        captures: Captures,
+        dims: &mut Vec<u64>,
+        result: usize,
+        meta: &WeightMeta,
+    ) -> Result<Step, ArchError> {
+        let failed = |source, dims: &[u64]| ArchError::Op {
+            tensor: meta.name.clone(),
+            shape: show(dims),
+            source: Box::new(source),
+        };
+        let op = spec.resolve(self.scope, captures, dims).map_err(|source| failed(source, dims))?;
+        let mut shapes = op.shapes(dims).map_err(|source| failed(source, dims))?;
+        if result >= shapes.len() {
+            let source = crate::arch::ops::OpError::Range { op: spec.kind.name(), parameter: "sizes" };
+            return Err(failed(source, dims));
+        }
+        *dims = shapes.swap_remove(result);
+        Ok(Step { op, result })
+    }
+
+    /// The outputs the card wants are there, and what one block has all blocks have.
+    fn check_complete(&self, outputs: &[OutputSpec]) -> Result<(), ArchError> {
+        let present: HashSet<&str> = outputs.iter().map(|output| output.name.as_str()).collect();
+        let block_limit = self.block_limit()?;
+        let mut missing: Vec<String> = Vec::new();
+        let mut note = |name: String| {
+            if !missing.contains(&name) {
+                missing.push(name);
+            }
+            missing.len() > MAX_MISSING
+        };
+        let mut full = false;
+        // What each entry matched, by suffix.
+        let mut seen: IndexMap<(usize, &'static str), HashSet<u64>> = IndexMap::new();
+        for key in self.units.keys() {
+            if let Some(bid) = key.captures.bid {
+                seen.entry((key.entry, key.suffix)).or_default().insert(bid);
+            }
+        }
+        'entries: for ((index, suffix), blocks) in &seen {
+            let entry = &self.card.entries[*index];
+            let by = match entry.join {
+                Some(Join::StackBy(by) | Join::ConcatBy(by)) => Some(by),
+                _ => None,
+            };
+            let Some(pattern) = entry.patterns.first() else { continue };
+            let other =
+                |placeholder: &Placeholder| *placeholder != Placeholder::Bid && Some(*placeholder) != by;
+            if entry.optional || entry.bid.is_some() || pattern.placeholders().any(|p| other(&p)) {
+                continue;
+            }
+            for bid in (0..block_limit).filter(|bid| !blocks.contains(bid)) {
+                let captures = Captures { bid: Some(bid), ..Captures::default() };
+                if !self.holds(entry.name(), entry.when.as_ref(), captures)? {
+                    continue;
+                }
+                let yielded = entry.targets.iter().all(|target| {
+                    let name = target.name.render(captures).unwrap_or_default() + suffix;
+                    present.contains(name.as_str())
+                });
+                let captures = by.map_or(captures, |by| captures.with(by, Some(0)));
+                if !yielded && note(pattern.render(captures).unwrap_or_default() + suffix) {
+                    full = true;
+                    break 'entries;
+                }
+            }
+        }
+        'outputs: for output in &self.card.outputs {
+            let blocks = if output.has(Placeholder::Bid) { block_limit } else { 1 };
+            for bid in 0..blocks {
+                let name =
+                    output.render(Captures { bid: Some(bid), ..Captures::default() }).unwrap_or_default();
+                if !present.contains(name.as_str()) && !full && note(self.source_of(&name)) {
+                    full = true;
+                    break 'outputs;
+                }
+            }
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        missing.truncate(MAX_MISSING);
+        Err(ArchError::Missing { names: missing, more: full })
+    }
+
+    /// The checkpoint's name of a target, where an entry of the card yields it; else the target itself.
+    fn source_of(&self, target: &str) -> String {
+        let found = self.card.entries.iter().find_map(|entry| {
+            let pattern = entry.patterns.first()?;
+            entry.targets.iter().find_map(|to| {
+                if to.name.is_complete() {
+                    return pattern.render(to.name.matches(target)?);
+                }
+                let suffix = SUFFIXES.into_iter().find(|suffix| target.ends_with(suffix))?;
+                Some(pattern.render(to.name.matches(target.strip_suffix(suffix)?)?)? + suffix)
+            })
+        });
+        found.unwrap_or_else(|| target.to_owned())
+    }
+}
+
+/// Plain floats and integers convert; quantized and packed elements need to be decoded first.
+fn check_element_type(meta: &WeightMeta) -> Result<(), ArchError> {
+    use ElementType::{Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
+    match meta.ty {
+        F64 | F32 | F16 | Bf16 | I64 | I32 | I16 | I8 | U64 | U32 | U16 | U8 | Bool => Ok(()),
+        found => Err(ArchError::ElementType { tensor: meta.name.clone(), found }),
+    }
+}
+
+fn storable(name: &str, dims: Vec<u64>) -> Result<Shape, ArchError> {
+    let fits = !dims.is_empty() && dims.len() <= MAX_RANK && !dims.contains(&0);
+    let text = show(&dims);
+    Shape::new(dims).filter(|_| fits).ok_or_else(|| ArchError::Shape { target: name.to_owned(), shape: text })
+}
+
+fn join_error(meta: &WeightMeta, dims: &[u64], expected: &[u64], target: &str) -> ArchError {
+    ArchError::Join {
+        target: target.to_owned(),
+        tensor: meta.name.clone(),
+        found: show(dims),
+        expected: show(expected),
+    }
+}
+
+fn show(dims: &[u64]) -> String {
+    format!("{dims:?}")
+}

@@ -1,0 +1,300 @@
+//! What can be checked on a card alone: names, keys, arities, placeholders, overlapping patterns.
+
+use indexmap::IndexMap;
+
+use crate::arch::config_keys::{CONFIG_KEYS, ROOTS};
+use crate::arch::error::CardProblem;
+use crate::arch::expr::{Expr, Function};
+use crate::arch::hparams;
+use crate::arch::names::{Pattern, Placeholder, SUFFIXES, nearest};
+use crate::arch::ops::{OpSpec, Param};
+use crate::arch::schema::{Card, DefaultValue, Entry, GenerateKind, Join, RewriteStep, Row};
+use crate::gguf::keys::{KEYS, key_type};
+
+/// Checks a merged card.
+pub(super) fn card(card: &Card) -> Result<(), CardProblem> {
+    if !card.is_abstract {
+        for (key, list) in [("classes", &card.classes), ("examples", &card.examples)] {
+            if list.is_empty() {
+                return Err(CardProblem::MissingKey { at: "top level".to_owned(), key });
+            }
+        }
+    }
+    names(card)?;
+    keys(card)?;
+    definitions(&card.lets)?;
+    for entry in &card.entries {
+        arity(entry)?;
+        placeholders(entry)?;
+    }
+    overlaps(card)
+}
+
+/// Every name in every expression is known.
+fn names(card: &Card) -> Result<(), CardProblem> {
+    let check = |at: &str, expr: &Expr| -> Result<(), CardProblem> {
+        let mut unknown = None;
+        let mut tables: Vec<String> = Vec::new();
+        expr.walk(&mut |expr| match expr {
+            Expr::Call(Function::Lookup, arguments) => {
+                if let Some(Expr::Path(path)) = arguments.first() {
+                    tables.push(path.root.clone());
+                }
+            }
+            Expr::Path(path)
+                if unknown.is_none() && !is_known(card, &path.root) && !tables.contains(&path.root) =>
+            {
+                unknown = Some(path.root.clone());
+            }
+            _ => {}
+        });
+        let nearest_name = |name: &str| {
+            let lets = card.lets.keys().map(String::as_str);
+            nearest(name, lets.chain(CONFIG_KEYS.iter().copied()).chain(ROOTS.iter().copied()))
+                .map(str::to_owned)
+        };
+        if let Some(name) = tables.into_iter().find(|name| !card.tables.contains_key(name)) {
+            return Err(CardProblem::UnknownName { at: at.to_owned(), nearest: None, name });
+        }
+        match unknown {
+            Some(name) => {
+                Err(CardProblem::UnknownName { at: at.to_owned(), nearest: nearest_name(&name), name })
+            }
+            None => Ok(()),
+        }
+    };
+    each_expr(card, &check)
+}
+
+fn is_known(card: &Card, name: &str) -> bool {
+    let is_dim = |name: &str| {
+        name.strip_prefix('d').is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+    };
+    Placeholder::from_name(name).is_some()
+        || card.lets.contains_key(name)
+        || ROOTS.contains(&name)
+        || CONFIG_KEYS.binary_search(&name).is_ok()
+        || is_dim(name)
+        || card.defaults.values().any(|defaults| defaults.contains_key(name))
+        || card
+            .aliases
+            .values()
+            .any(|aliases| aliases.contains_key(name) || aliases.values().any(|key| key == name))
+        || card.set.iter().chain(&card.metadata_set).any(|set| set.0 == name)
+}
+
+type Check<'c> = &'c dyn Fn(&str, &Expr) -> Result<(), CardProblem>;
+
+fn each_row(at: &str, rows: &[Row], check: Check<'_>) -> Result<(), CardProblem> {
+    for row in rows {
+        if let Row::Key { key, value, when } = row {
+            let at = format!("{at} `{key}`");
+            check(&at, value)?;
+            when.iter().try_for_each(|when| check(&at, when))?;
+        }
+    }
+    Ok(())
+}
+
+fn each_op(at: &str, ops: &[OpSpec], check: Check<'_>) -> Result<(), CardProblem> {
+    for param in ops.iter().flat_map(|op| &op.params) {
+        match &param.1 {
+            Param::One(expr) => check(at, expr)?,
+            Param::Many(items) => items.iter().try_for_each(|expr| check(at, expr))?,
+        }
+    }
+    Ok(())
+}
+
+/// Calls `check` for every expression of the card and where it stands.
+fn each_expr(card: &Card, check: Check<'_>) -> Result<(), CardProblem> {
+    card.when.iter().try_for_each(|expr| check("`when`", expr))?;
+    card.require.iter().try_for_each(|rule| check("`require`", &rule.0))?;
+    card.set.iter().try_for_each(|set| check("`set`", &set.1))?;
+    card.metadata_set.iter().try_for_each(|set| check("`metadata_set`", &set.1))?;
+    each_row("early", &card.early, check)?;
+    each_row("metadata", &card.metadata, check)?;
+    for (name, expr) in &card.lets {
+        check(&format!("[let] `{name}`"), expr)?;
+    }
+    for (model_type, defaults) in &card.defaults {
+        for (key, default) in defaults {
+            for value in [Some(&default.value), default.null.as_ref()].into_iter().flatten() {
+                if let DefaultValue::Expr(expr) = value {
+                    check(&format!("[defaults.{model_type}] `{key}`"), expr)?;
+                }
+            }
+        }
+    }
+    for rewrite in &card.rewrite {
+        rewrite.when.iter().try_for_each(|expr| check("[names] `rewrite`", expr))?;
+        if let RewriteStep::Shift(_, _, by) = &rewrite.step {
+            check("[names] `rewrite`", by)?;
+        }
+    }
+    for entry in &card.entries {
+        let at = format!("`{}`", entry.name());
+        let conditions = [&entry.n, &entry.bid, &entry.when];
+        conditions.into_iter().flatten().try_for_each(|expr| check(&at, expr))?;
+        each_op(&at, &entry.pre, check)?;
+        each_op(&at, &entry.ops, check)?;
+        entry.targets.iter().try_for_each(|target| each_op(&at, &target.ops, check))?;
+    }
+    for ignore in &card.ignore {
+        ignore.when.iter().try_for_each(|expr| check(&format!("[ignore] `{}`", ignore.pattern), expr))?;
+    }
+    for generate in &card.generate {
+        generate.when.iter().try_for_each(|expr| check("`generate`", expr))?;
+        let GenerateKind::RopeFreqsLlama3 { dim, .. } = &generate.kind;
+        check("`generate`", dim)?;
+    }
+    let tokenizer = &card.tokenizer;
+    let sizes = [&tokenizer.size, &tokenizer.token_type_count];
+    sizes.into_iter().flatten().try_for_each(|expr| check("[tokenizer]", expr))?;
+    each_row("[tokenizer]", &tokenizer.before, check)?;
+    each_row("[tokenizer]", &tokenizer.after, check)?;
+    for mode in &tokenizer.modes {
+        mode.when.iter().try_for_each(|expr| check("[tokenizer] `try`", expr))?;
+        each_row("[tokenizer]", &mode.after, check)?;
+    }
+    Ok(())
+}
+
+/// Every metadata key is in the table of well-known keys, which knows its type.
+fn keys(card: &Card) -> Result<(), CardProblem> {
+    let tokenizer = &card.tokenizer;
+    let modes = tokenizer.modes.iter().map(|mode| &mode.after);
+    let lists = [("early", &card.early), ("metadata", &card.metadata), ("[tokenizer]", &tokenizer.before)];
+    let after = std::iter::once(&tokenizer.after).chain(modes).map(|rows| ("[tokenizer]", rows));
+    for (at, rows) in lists.into_iter().chain(after) {
+        for row in rows {
+            let Row::Key { key, .. } = row else { continue };
+            if hparams::full_key(key, &card.gguf).and_then(|key| key_type(&key, &card.gguf)).is_none() {
+                let known = KEYS.iter().map(|row| row.pattern.trim_start_matches("{arch}."));
+                return Err(CardProblem::UnknownGgufKey {
+                    at: at.to_owned(),
+                    nearest: nearest(key, known).map(str::to_owned),
+                    key: key.clone(),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Definitions do not need themselves. (A name inside its own definition is the configuration key.)
+fn definitions(lets: &IndexMap<String, Expr>) -> Result<(), CardProblem> {
+    fn visit<'l>(
+        name: &'l str,
+        lets: &'l IndexMap<String, Expr>,
+        open: &mut Vec<&'l str>,
+        done: &mut Vec<&'l str>,
+    ) -> Result<(), CardProblem> {
+        if done.contains(&name) {
+            return Ok(());
+        }
+        let Some((name, expr)) = lets.get_key_value(name) else { return Ok(()) };
+        open.push(name);
+        let mut uses: Vec<String> = Vec::new();
+        expr.walk(&mut |expr| match expr {
+            Expr::Path(path) => uses.push(path.root.clone()),
+            Expr::Call(Function::Layers | Function::Find, arguments) if arguments.len() == 1 => {
+                uses.push("block_count".to_owned());
+            }
+            _ => {}
+        });
+        for used in uses.iter().filter(|used| *used != name) {
+            let Some((used, _)) = lets.get_key_value(used) else { continue };
+            if open.contains(&used.as_str()) {
+                return Err(CardProblem::Cycle(used.clone()));
+            }
+            visit(used, lets, open, done)?;
+        }
+        open.pop();
+        done.push(name);
+        Ok(())
+    }
+    let mut done = Vec::new();
+    lets.keys().try_for_each(|name| visit(name, lets, &mut Vec::new(), &mut done))
+}
+
+/// The operations yield as many tensors as there are targets.
+fn arity(entry: &Entry) -> Result<(), CardProblem> {
+    let count = |ops: &[OpSpec]| ops.iter().map(|op| op.n_outputs().unwrap_or(0)).product::<usize>();
+    let wrong =
+        |outputs, targets| Err(CardProblem::Arity { at: format!("`{}`", entry.name()), outputs, targets });
+    // A split is the last operation on the whole; what follows it belongs to the targets.
+    let early = entry.pre.iter().chain(entry.ops.iter().rev().skip(1)).any(|op| op.n_outputs() != Some(1));
+    let late = entry.targets.iter().any(|target| count(&target.ops) != 1);
+    if early || late {
+        return wrong(0, entry.targets.len());
+    }
+    match count(&entry.ops) {
+        outputs if outputs == entry.targets.len() => Ok(()),
+        outputs => wrong(outputs, entry.targets.len()),
+    }
+}
+
+/// Placeholders of targets have values, and captured ones are used.
+fn placeholders(entry: &Entry) -> Result<(), CardProblem> {
+    let at = || format!("`{}`", entry.name());
+    let joined = match entry.join {
+        Some(Join::StackBy(by) | Join::ConcatBy(by)) => Some(by),
+        _ => None,
+    };
+    let wrong = |placeholder: Placeholder, problem| {
+        Err(CardProblem::Placeholder { at: at(), placeholder: placeholder.name(), problem })
+    };
+    for pattern in entry.patterns.iter().chain(&entry.with) {
+        if let Some(by) = joined.filter(|&by| !pattern.has(by)) {
+            return wrong(by, "is stacked but not in the pattern");
+        }
+        for placeholder in pattern.placeholders().filter(|&p| Some(p) != joined) {
+            let used = entry.targets.iter().all(|target| target.name.has(placeholder));
+            if !used && !(placeholder == Placeholder::Bid && entry.bid.is_some()) {
+                return wrong(placeholder, "is captured but neither stacked nor in the target");
+            }
+        }
+        for target in &entry.targets {
+            for placeholder in target.name.placeholders() {
+                let set = placeholder == Placeholder::Bid && entry.bid.is_some();
+                if !set && (!pattern.has(placeholder) || Some(placeholder) == joined) {
+                    return wrong(placeholder, "is in the target but not in the pattern");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// No name is matched by two entries, unless both have conditions.
+fn overlaps(card: &Card) -> Result<(), CardProblem> {
+    let bare: &[&str] = &["", SUFFIXES[0], SUFFIXES[1]];
+    let mut all: Vec<(&Pattern, &[&str], bool)> = Vec::new();
+    for entry in &card.entries {
+        let suffixes = if entry.exact { &bare[..1] } else { bare };
+        for pattern in entry.patterns.iter().chain(&entry.with) {
+            all.push((pattern, suffixes, entry.when.is_some()));
+        }
+    }
+    for (i, (first, first_ends, first_when)) in all.iter().enumerate() {
+        for (second, second_ends, second_when) in &all[..i] {
+            if *first_when && *second_when {
+                continue;
+            }
+            let overlap = first_ends.iter().any(|a| second_ends.iter().any(|b| first.overlaps(a, second, b)));
+            if overlap {
+                let (first, second) = (second.text().to_owned(), first.text().to_owned());
+                return Err(CardProblem::Overlap { first, second });
+            }
+        }
+    }
+    // Entries are asked first; a rule that leaves out what an entry maps would never act.
+    for ignore in card.ignore.iter().filter(|ignore| ignore.when.is_none()) {
+        if let Some(entry) = all.iter().find(|entry| entry.0.text() == ignore.pattern.text() && !entry.2) {
+            let (first, second) = (entry.0.text().to_owned(), ignore.pattern.text().to_owned());
+            return Err(CardProblem::Overlap { first, second });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! The values that card expressions compute with: JSON's, with Python's distinction of integers and floats.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde_json::{Map, Value as Json};
+
+use crate::core::text::escape;
+
+/// A value of an expression.
+#[derive(Clone, Debug)]
+pub enum Datum {
+    /// JSON `null`, and a key that is absent where the expression allows it.
+    Null,
+    /// A truth value.
+    Bool(bool),
+    /// An integer.
+    Int(i128),
+    /// A float.
+    Float(f64),
+    /// A text.
+    Text(Arc<str>),
+    /// A list.
+    List(Arc<Vec<Datum>>),
+    /// A JSON object; only paths look into it.
+    Map(Arc<Map<String, Json>>),
+}
+
+impl Datum {
+    /// The datum of a JSON value. A number without fraction and exponent is an integer.
+    #[must_use]
+    pub fn from_json(json: &Json) -> Self {
+        match json {
+            Json::Null => Self::Null,
+            Json::Bool(value) => Self::Bool(*value),
+            Json::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
+                (Some(value), _, _) => Self::Int(value.into()),
+                (_, Some(value), _) => Self::Int(value.into()),
+                (_, _, Some(value)) => Self::Float(value),
+                _ => Self::Null,
+            },
+            Json::String(text) => Self::Text(text.as_str().into()),
+            Json::Array(items) => Self::List(Arc::new(items.iter().map(Self::from_json).collect())),
+            Json::Object(map) => Self::Map(Arc::new(map.clone())),
+        }
+    }
+
+    /// The JSON value of a datum; infinities and NaN, which JSON lacks, become null.
+    #[must_use]
+    pub fn to_json(&self) -> Json {
+        match self {
+            Self::Null => Json::Null,
+            Self::Bool(value) => Json::Bool(*value),
+            Self::Int(value) => i64::try_from(*value)
+                .map(Json::from)
+                .or_else(|_| u64::try_from(*value).map(Json::from))
+                .unwrap_or_else(|_| Json::from(*value as f64)),
+            Self::Float(value) => Json::from(*value),
+            Self::Text(text) => Json::from(&**text),
+            Self::List(items) => Json::Array(items.iter().map(Self::to_json).collect()),
+            Self::Map(map) => Json::Object((**map).clone()),
+        }
+    }
+
+    /// Python's truth: null, false, zero and everything empty are false.
+    #[must_use]
+    pub fn truth(&self) -> bool {
+        match self {
+            Self::Null => false,
+            Self::Bool(value) => *value,
+            Self::Int(value) => *value != 0,
+            Self::Float(value) => *value != 0.0,
+            Self::Text(text) => !text.is_empty(),
+            Self::List(items) => !items.is_empty(),
+            Self::Map(map) => !map.is_empty(),
+        }
+    }
+
+    /// True for null.
+    #[must_use]
+    pub fn is_null(&self) -> bool {
+        matches!(self, Self::Null)
+    }
+
+    /// An integer, or a truth value as 0 or 1.
+    #[must_use]
+    pub fn as_int(&self) -> Option<i128> {
+        match self {
+            Self::Bool(value) => Some((*value).into()),
+            Self::Int(value) => Some(*value),
+            _ => None,
+        }
+    }
+
+    /// Any number as a float.
+    #[must_use]
+    pub fn as_float(&self) -> Option<f64> {
+        match self {
+            Self::Float(value) => Some(*value),
+            _ => self.as_int().map(|value| value as f64),
+        }
+    }
+
+    /// Python's `==`.
+    #[must_use]
+    pub fn equals(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Null, Self::Null) => true,
+            (Self::Text(a), Self::Text(b)) => a == b,
+            (Self::List(a), Self::List(b)) => {
+                a.len() == b.len() && a.iter().zip(b.iter()).all(|(a, b)| a.equals(b))
+            }
+            (Self::Map(a), Self::Map(b)) => a == b,
+            _ => match (self.as_int(), other.as_int()) {
+                (Some(a), Some(b)) => a == b,
+                _ => matches!((self.as_float(), other.as_float()), (Some(a), Some(b)) if a == b),
+            },
+        }
+    }
+
+    /// What kind of value this is, for messages.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Null => "null",
+            Self::Bool(_) => "a truth value",
+            Self::Int(_) => "an integer",
+            Self::Float(_) => "a float",
+            Self::Text(_) => "a text",
+            Self::List(_) => "a list",
+            Self::Map(_) => "an object",
+        }
+    }
+}
+
+impl fmt::Display for Datum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Null => write!(f, "null"),
+            Self::Bool(value) => write!(f, "{value}"),
+            Self::Int(value) => write!(f, "{value}"),
+            Self::Float(value) => write!(f, "{value:?}"),
+            Self::Text(text) => write!(f, "'{}'", escape(text)),
+            Self::List(items) => write!(f, "a list of {}", items.len()),
+            Self::Map(_) => write!(f, "an object"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_numbers_keep_their_kind() {
+        let json: Json = serde_json::from_str("[7, 7.0, 1e3, 18446744073709551615, true, null]").unwrap();
+        let Datum::List(items) = Datum::from_json(&json) else { panic!("a list") };
+        let kinds: Vec<_> = items.iter().map(Datum::kind).collect();
+        assert_eq!(kinds, ["an integer", "a float", "a float", "an integer", "a truth value", "null"]);
+        assert!(items[0].equals(&items[1]), "7 == 7.0");
+        assert_eq!(Datum::List(items).to_json().to_string(), "[7,7.0,1000.0,18446744073709551615,true,null]");
+    }
+}

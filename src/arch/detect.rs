@@ -1,0 +1,169 @@
+//! Which class a configuration names, and which card converts it.
+
+use serde_json::{Map, Value as Json};
+
+use crate::arch::error::ArchError;
+use crate::arch::eval::{Captures, EvalError};
+use crate::arch::load::Registry;
+use crate::arch::names::distance;
+use crate::arch::schema::Card;
+
+/// Members that models use for the configuration of their text part. Each is copied to `text_config`, in this order.
+const TEXT_PARTS: [&str; 4] = ["llm_config", "lm_config", "language_config", "lfm"];
+
+/// Classes that count although the text part names another one.
+const OUTER_CLASSES: [&str; 5] = [
+    "StepVLForConditionalGeneration",
+    "Sarashina2VisionForCausalLM",
+    "Exaone4_5_ForConditionalGeneration",
+    "Step3p7ForConditionalGeneration",
+    "KimiK3ForConditionalGeneration",
+];
+
+/// The configuration with its text part under `text_config`, whatever the model calls it.
+///
+/// # Exactness
+/// Equals `ModelBase.load_hparams` of llama.cpp 0.5.0.
+#[must_use]
+pub fn with_text_config(config: &Map<String, Json>) -> Map<String, Json> {
+    let mut config = config.clone();
+    let thinker = config.get("thinker_config").and_then(|thinker| thinker.get("text_config")).cloned();
+    for part in TEXT_PARTS {
+        if part == "language_config"
+            && let Some(thinker) = &thinker
+        {
+            config.insert("text_config".to_owned(), thinker.clone());
+        }
+        if let Some(part) = config.get(part).cloned() {
+            config.insert("text_config".to_owned(), part);
+        }
+    }
+    config
+}
+
+fn first_class(config: &Map<String, Json>) -> Option<&str> {
+    config.get("architectures")?.get(0)?.as_str()
+}
+
+/// The model class of a configuration (with its text part under `text_config`).
+///
+/// # Errors
+/// [`ArchError::NoClass`].
+///
+/// # Exactness
+/// Equals `get_model_architecture` of llama.cpp 0.5.0 for text models. `model_type` is not consulted.
+pub fn class_of(config: &Map<String, Json>) -> Result<String, ArchError> {
+    let outer = match (first_class(config), config.get("ssm_cfg")) {
+        (Some(class), _) => Some(class.to_owned()),
+        (None, Some(ssm)) => {
+            let layer = ssm.get("layer").and_then(Json::as_str).unwrap_or("Mamba");
+            Some(format!("{layer}ForCausalLM"))
+        }
+        (None, None) => None,
+    };
+    if let Some(class) = outer.as_ref().filter(|class| OUTER_CLASSES.contains(&class.as_str())) {
+        return Ok(class.clone());
+    }
+    let inner = config.get("text_config").and_then(Json::as_object).and_then(first_class).map(str::to_owned);
+    inner.or(outer).ok_or_else(|| ArchError::NoClass {
+        model_type: config.get("model_type").and_then(Json::as_str).map(str::to_owned),
+    })
+}
+
+/// The card for a class. `holds` evaluates a card's condition on the checkpoint.
+///
+/// Conditions are evaluated first: exactly one that holds wins, else the card without a condition.
+pub(super) fn choose<'r>(
+    registry: &'r Registry,
+    class: &str,
+    holds: &dyn Fn(&Card) -> Result<bool, ArchError>,
+) -> Result<&'r Card, ArchError> {
+    let candidates: Vec<&Card> =
+        registry.cards().iter().filter(|card| card.classes.iter().any(|own| own == class)).collect();
+    if candidates.is_empty() {
+        return Err(ArchError::UnknownClass { class: class.to_owned(), nearest: similar(registry, class) });
+    }
+    let mut chosen = Vec::new();
+    for card in candidates.iter().filter(|card| card.when.is_some()) {
+        if holds(card)? {
+            chosen.push(*card);
+        }
+    }
+    let n_true = chosen.len();
+    if n_true == 0 {
+        chosen.extend(candidates.iter().find(|card| card.when.is_none()));
+    }
+    match chosen.as_slice() {
+        [card] => Ok(card),
+        _ => Err(ArchError::AmbiguousClass {
+            class: class.to_owned(),
+            cards: candidates.iter().map(|card| format!("`{}`", card.name())).collect(),
+            n_true,
+        }),
+    }
+}
+
+/// Up to three known classes with similar names.
+fn similar(registry: &Registry, class: &str) -> Vec<String> {
+    if class.len() > 256 {
+        return Vec::new();
+    }
+    let classes = registry.classes();
+    let mut near: Vec<(usize, &str)> =
+        classes.iter().map(|row| (distance(class, row.class), row.class)).collect();
+    near.sort_unstable();
+    near.dedup();
+    let is_near = |candidate: &&(usize, &str)| candidate.0 <= class.len() / 2;
+    near.iter().filter(is_near).take(3).map(|candidate| candidate.1.to_owned()).collect()
+}
+
+/// The truth of a card's condition; a name the configuration lacks makes it false.
+pub(super) fn condition(card: &Card, scope: &crate::arch::eval::Scope<'_>) -> Result<bool, ArchError> {
+    match scope.holds(card.when.as_ref(), Captures::default()) {
+        Ok(holds) => Ok(holds),
+        Err(EvalError::Absent(_)) => Ok(false),
+        Err(source) => Err(ArchError::Eval { card: card.name(), at: "`when`".to_owned(), source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn class(json: &str) -> String {
+        let config = with_text_config(&serde_json::from_str(json).unwrap());
+        class_of(&config).unwrap_or_else(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_class_is_found_where_models_put_it() {
+        for (json, want) in [
+            (r#"{"architectures": ["A", "B"]}"#, "A"),
+            (r#"{"architectures": ["A"], "text_config": {"architectures": ["T"]}}"#, "T"),
+            (r#"{"architectures": ["A"], "llm_config": {"architectures": ["L"]}}"#, "L"),
+            (r#"{"architectures": ["A"], "thinker_config": {"text_config": {"architectures": ["Q"]}}}"#, "Q"),
+            (
+                r#"{"architectures": ["StepVLForConditionalGeneration"], "text_config": {"architectures": ["T"]}}"#,
+                "StepVLForConditionalGeneration",
+            ),
+            (r#"{"ssm_cfg": {"layer": "Mamba2"}}"#, "Mamba2ForCausalLM"),
+            (r#"{"ssm_cfg": {}}"#, "MambaForCausalLM"),
+            (
+                r#"{"architectures": [], "model_type": "x"}"#,
+                "config.json: `architectures` names no model class",
+            ),
+            (r#"{"architectures": "A"}"#, "config.json: `architectures` names no model class"),
+        ] {
+            assert_eq!(class(json), want, "{json}");
+        }
+    }
+
+    #[test]
+    fn unknown_classes_list_similar_ones() {
+        let registry = Registry::embedded().unwrap();
+        let error = choose(&registry, "LlamaForCasualLM", &|_| Ok(false)).unwrap_err();
+        assert_eq!(error.to_string(), "no architecture card for class `LlamaForCasualLM`");
+        let hints = crate::core::Hint::hints(&error);
+        assert!(hints[0].starts_with("similar classes: LlamaForCausalLM"), "{hints:?}");
+    }
+}

@@ -1,0 +1,397 @@
+//! What can be wrong with a card, and with a checkpoint in the eyes of its card.
+
+use crate::arch::eval::EvalError;
+use crate::arch::expr::ParseError;
+use crate::arch::names::PatternError;
+use crate::arch::ops::OpError;
+use crate::core::Hint;
+use crate::core::text::escape;
+use crate::gguf::ValueType;
+
+/// An error of this module.
+#[derive(Debug, thiserror::Error)]
+pub enum ArchError {
+    /// A card that breaks a rule of the schema.
+    #[error("card `{}`: {problem}", escape(card))]
+    Card {
+        /// The card (and variant, after a slash).
+        card: String,
+        /// The rule it breaks.
+        problem: Box<CardProblem>,
+    },
+    /// `config.json` names no class.
+    #[error("config.json: `architectures` names no model class")]
+    NoClass {
+        /// `model_type`, which is not enough to go by but may help the reader.
+        model_type: Option<String>,
+    },
+    /// No card claims the class.
+    #[error("no architecture card for class `{}`", escape(class))]
+    UnknownClass {
+        /// The class.
+        class: String,
+        /// Known classes with similar names.
+        nearest: Vec<String>,
+    },
+    /// The conditions of several cards hold, or of none.
+    #[error("class `{}` is claimed by the cards {}, and {} of their conditions hold", escape(class), cards.join(", "), if *n_true == 0 { "none" } else { "several" })]
+    AmbiguousClass {
+        /// The class.
+        class: String,
+        /// The cards.
+        cards: Vec<String>,
+        /// How many conditions hold.
+        n_true: usize,
+    },
+    /// An expression of the card has no value for this configuration.
+    #[error("card `{card}`, {at}: {source}")]
+    Eval {
+        /// The card.
+        card: String,
+        /// Where in the card.
+        at: String,
+        /// What is wrong.
+        source: EvalError,
+    },
+    /// A requirement of the card does not hold.
+    #[error("config.json: {message}")]
+    Required {
+        /// The card's message.
+        message: String,
+    },
+    /// A key the conversion cannot do without.
+    #[error("config.json: `{key}` is missing")]
+    ConfigMissing {
+        /// The key.
+        key: &'static str,
+    },
+    /// A rope type nobody knows here.
+    #[error("config.json: unknown rope type `{}`", escape(found))]
+    RopeType {
+        /// The type.
+        found: String,
+    },
+    /// A value that does not fit its GGUF key.
+    #[error("`{key}`: {value} is not a {expected}")]
+    KeyValue {
+        /// The GGUF key.
+        key: String,
+        /// The value.
+        value: String,
+        /// Type of the key.
+        expected: ValueType,
+    },
+    /// Tensors that no entry of the card maps.
+    #[error("{} of the checkpoint's tensors {} unknown to card `{card}`: {}", names.len(), if names.len() == 1 { "is" } else { "are" }, first_few(names))]
+    Leftover {
+        /// The card.
+        card: String,
+        /// The tensors, each with the nearest name the card knows.
+        names: Vec<(String, Option<String>)>,
+    },
+    /// Tensors the card asks for and the checkpoint lacks.
+    #[error("the checkpoint lacks {}{}", first_few_names(names), if *more { " and more" } else { "" })]
+    Missing {
+        /// Their names in the checkpoint, or in GGUF where the former is not known.
+        names: Vec<String>,
+        /// True if the list is cut.
+        more: bool,
+    },
+    /// Two entries of the card match one tensor.
+    #[error("tensor `{}`: matches `{first}` and `{second}` of card `{card}`", escape(tensor))]
+    TwoEntries {
+        /// The card.
+        card: String,
+        /// The tensor.
+        tensor: String,
+        /// One pattern.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// Two sources yield one target.
+    #[error("tensors `{}` and `{}` both become `{target}`", escape(first), escape(second))]
+    TwoSources {
+        /// One source.
+        first: String,
+        /// The other.
+        second: String,
+        /// The target.
+        target: String,
+    },
+    /// A block the configuration does not have.
+    #[error("tensor `{}`: block {block} of a model with {n_blocks}", escape(tensor))]
+    Block {
+        /// The tensor.
+        tensor: String,
+        /// Its block.
+        block: u64,
+        /// How many there are.
+        n_blocks: u64,
+    },
+    /// A stack with holes, or of another size than the configuration says.
+    #[error("`{target}`: {found} of {expected} parts present, `{}` is missing", escape(missing))]
+    Stack {
+        /// The target.
+        target: String,
+        /// Parts present.
+        found: u64,
+        /// Parts expected.
+        expected: u64,
+        /// A missing one.
+        missing: String,
+    },
+    /// An operation that does not fit the tensor's shape.
+    #[error("tensor `{}` {shape}: {source}", escape(tensor))]
+    Op {
+        /// The tensor.
+        tensor: String,
+        /// Its shape.
+        shape: String,
+        /// What is wrong.
+        source: Box<OpError>,
+    },
+    /// Parts with different shapes, or parts whose join overflows.
+    #[error("`{target}`: shape {found} of `{}` does not join with {expected}", escape(tensor))]
+    Join {
+        /// The target.
+        target: String,
+        /// The part that differs.
+        tensor: String,
+        /// Its shape.
+        found: String,
+        /// The first part's shape.
+        expected: String,
+    },
+    /// A tensor of integers or packed values where the card wants floats.
+    #[error("tensor `{}`: element type {found} cannot be converted here", escape(tensor))]
+    ElementType {
+        /// The tensor.
+        tensor: String,
+        /// Its element type.
+        found: crate::core::ElementType,
+    },
+    /// More dimensions than GGUF has, or an empty one.
+    #[error("`{target}`: shape {shape} cannot be stored")]
+    Shape {
+        /// The target.
+        target: String,
+        /// The shape.
+        shape: String,
+    },
+}
+
+/// A rule of the card schema that is broken.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum CardProblem {
+    /// Not TOML.
+    #[error("{0}")]
+    Toml(String),
+    /// A key the schema does not have.
+    #[error("{at}: unknown key `{key}`")]
+    UnknownKey {
+        /// Where.
+        at: String,
+        /// The key.
+        key: String,
+        /// A known key with a similar name.
+        nearest: Option<String>,
+    },
+    /// A key that must be there.
+    #[error("{at}: `{key}` is missing")]
+    MissingKey {
+        /// Where.
+        at: String,
+        /// The key.
+        key: &'static str,
+    },
+    /// A value of the wrong kind.
+    #[error("{at}: expected {expected}, found {found}")]
+    Kind {
+        /// Where.
+        at: String,
+        /// What may stand there.
+        expected: &'static str,
+        /// What stands there.
+        found: String,
+    },
+    /// A broken expression.
+    #[error("{at}: `{text}`: {source}")]
+    Expr {
+        /// Where.
+        at: String,
+        /// The expression.
+        text: String,
+        /// What is wrong.
+        source: ParseError,
+    },
+    /// A broken pattern.
+    #[error("{at}: {source}")]
+    Pattern {
+        /// Where.
+        at: String,
+        /// What is wrong.
+        source: PatternError,
+    },
+    /// A name in an expression that is neither defined nor a known configuration key.
+    #[error("{at}: unknown name `{name}`")]
+    UnknownName {
+        /// Where.
+        at: String,
+        /// The name.
+        name: String,
+        /// A known name that is similar.
+        nearest: Option<String>,
+    },
+    /// A metadata key nobody knows.
+    #[error("{at}: unknown GGUF key `{key}`")]
+    UnknownGgufKey {
+        /// Where.
+        at: String,
+        /// The key.
+        key: String,
+        /// A known key that is similar.
+        nearest: Option<String>,
+    },
+    /// An operation, mode or kind outside the closed lists.
+    #[error("{at}: unknown {what} `{name}`")]
+    UnknownChoice {
+        /// Where.
+        at: String,
+        /// What is chosen.
+        what: &'static str,
+        /// The choice.
+        name: String,
+        /// A known one that is similar.
+        nearest: Option<String>,
+    },
+    /// Operations that yield another number of tensors than there are targets.
+    #[error("{at}: the operations yield {outputs} tensors for {targets} targets")]
+    Arity {
+        /// Where.
+        at: String,
+        /// Tensors.
+        outputs: usize,
+        /// Targets.
+        targets: usize,
+    },
+    /// A placeholder in a target without a value, or one in a pattern that nothing uses up.
+    #[error("{at}: `{{{placeholder}}}` {problem}")]
+    Placeholder {
+        /// Where.
+        at: String,
+        /// The placeholder.
+        placeholder: &'static str,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// Two patterns that match the same name.
+    #[error("`{first}` and `{second}` match the same names, and not both have `when`")]
+    Overlap {
+        /// One pattern.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// A definition that needs itself.
+    #[error("[let]: the definition of `{0}` needs itself")]
+    Cycle(String),
+    /// A parent that does not exist, or too many generations of them.
+    #[error("`extends`: {0}")]
+    Parent(ParentProblem),
+    /// A file named otherwise than its architecture.
+    #[error("`gguf` is `{gguf}`, but the file is named `{stem}`")]
+    Stem {
+        /// The architecture.
+        gguf: String,
+        /// The file's stem.
+        stem: String,
+    },
+    /// A class that another card claims, without a condition to choose by.
+    #[error("class `{class}` is claimed by `{other}` too, and neither has `when`")]
+    ClassTwice {
+        /// The class.
+        class: String,
+        /// The other card.
+        other: String,
+    },
+}
+
+/// What is wrong with a parent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParentProblem {
+    /// No card of this name.
+    #[error("no card is named `{0}`")]
+    Unknown(String),
+    /// More than four generations, or a cycle.
+    #[error("more than four generations")]
+    TooDeep,
+}
+
+fn first_few(names: &[(String, Option<String>)]) -> String {
+    first_few_names(&names.iter().take(9).map(|name| name.0.clone()).collect::<Vec<_>>())
+}
+
+fn first_few_names(names: &[String]) -> String {
+    let shown: Vec<String> = names.iter().take(8).map(|name| format!("`{}`", escape(name))).collect();
+    let more = if names.len() > 8 { ", …" } else { "" };
+    format!("{}{more}", shown.join(", "))
+}
+
+fn did_you_mean(nearest: Option<&String>) -> Vec<String> {
+    nearest.map(|name| format!("did you mean `{}`?", escape(name))).into_iter().collect()
+}
+
+impl Hint for ArchError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::Card { problem, .. } => problem.hints(),
+            Self::NoClass { model_type } => match model_type {
+                Some(model_type) => vec![format!(
+                    "`model_type` is `{}`; add the class it belongs to as `architectures`",
+                    escape(model_type)
+                )],
+                None => vec!["add the model's class as `architectures`".to_owned()],
+            },
+            Self::UnknownClass { nearest, .. } => {
+                let mut hints = Vec::new();
+                if !nearest.is_empty() {
+                    hints.push(format!("similar classes: {}", nearest.join(", ")));
+                }
+                hints.push("list all classes with `gguf-convert archs`".to_owned());
+                hints.push("add the architecture with `--card FILE`".to_owned());
+                hints
+            }
+            Self::Leftover { names, .. } => {
+                let near = names.iter().take(8).filter_map(|(name, nearest)| {
+                    Some(format!("`{}` is nearest to `{}`", escape(name), escape(nearest.as_ref()?)))
+                });
+                near.chain(
+                    ["add entries or ignore rules in a card of your own with `--card FILE`".to_owned()],
+                )
+                .collect()
+            }
+            Self::Missing { .. } | Self::Stack { .. } => {
+                vec!["check that all shards of the checkpoint are there".to_owned()]
+            }
+            Self::RopeType { .. } => {
+                vec![format!("known rope types: {}", super::hparams::ROPE_TYPES.join(", "))]
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl CardProblem {
+    /// What to try.
+    #[must_use]
+    pub fn hints(&self) -> Vec<String> {
+        match self {
+            Self::UnknownKey { nearest, .. }
+            | Self::UnknownName { nearest, .. }
+            | Self::UnknownGgufKey { nearest, .. }
+            | Self::UnknownChoice { nearest, .. } => did_you_mean(nearest.as_ref()),
+            _ => Vec::new(),
+        }
+    }
+}

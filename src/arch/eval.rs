@@ -1,0 +1,732 @@
+//! Evaluation of card expressions: Python's arithmetic on the configuration, with a step limit.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
+
+use indexmap::IndexMap;
+use serde_json::{Map, Value as Json};
+
+use crate::arch::datum::Datum;
+use crate::arch::expr::{BinaryOp, Expr, Function, Path, Step};
+use crate::core::text::escape;
+
+/// Steps that one evaluation may take: a list over the layers of the largest model stays far below.
+const MAX_STEPS: u32 = 1 << 20;
+/// Depth of definitions that use definitions, and of expressions.
+const MAX_DEPTH: u32 = 200;
+
+/// What the names of an expression mean.
+#[derive(Debug, Default)]
+pub struct Scope<'a> {
+    /// Configuration: nested parts merged, defaults filled in.
+    pub config: Map<String, Json>,
+    /// The card's definitions.
+    pub lets: Option<&'a IndexMap<String, Expr>>,
+    /// Tables for `lookup`.
+    pub tables: Option<&'a IndexMap<String, IndexMap<String, i64>>>,
+    /// Other names that values come from: `rope`, `opt`, `tokenizer_config` and so on.
+    pub roots: Vec<(&'static str, Root<'a>)>,
+    /// Names of the checkpoint's tensors.
+    pub tensors: HashSet<&'a str>,
+    /// Names of the files beside the checkpoint.
+    pub files: &'a [String],
+}
+
+/// A value with a name of its own.
+#[derive(Clone, Debug)]
+pub enum Root<'a> {
+    /// An object owned by the caller.
+    Map(&'a Map<String, Json>),
+    /// A value.
+    Value(Json),
+}
+
+/// What a pattern captured, and the dimensions of the tensor at hand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Captures {
+    /// Block.
+    pub bid: Option<u64>,
+    /// Expert.
+    pub eid: Option<u64>,
+    /// Another index.
+    pub xid: Option<u64>,
+}
+
+/// Why an expression has no value.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EvalError {
+    /// A name that nothing defines.
+    #[error("`{0}` is not in the configuration")]
+    Absent(String),
+    /// An index outside a list, or into something else.
+    #[error("`{path}` has no element {index}")]
+    NoElement {
+        /// The list.
+        path: String,
+        /// The index.
+        index: String,
+    },
+    /// A definition that needs itself.
+    #[error("the definition of `{0}` needs itself")]
+    Cycle(String),
+    /// An operation on the wrong kind of value.
+    #[error("`{op}` does not take {found}")]
+    Kind {
+        /// Operator or function.
+        op: &'static str,
+        /// What it got.
+        found: &'static str,
+    },
+    /// Division by zero, a root of a negative number, an integer that overflows.
+    #[error("`{op}` has no result for {operands}")]
+    Arithmetic {
+        /// Operator or function.
+        op: &'static str,
+        /// The operands.
+        operands: String,
+    },
+    /// A text without an entry.
+    #[error("table `{table}` has no entry for {key}")]
+    NotInTable {
+        /// The table.
+        table: String,
+        /// The text.
+        key: String,
+    },
+    /// The step limit.
+    #[error("the evaluation takes more than {MAX_STEPS} steps")]
+    TooLong,
+    /// The depth limit.
+    #[error("definitions are nested too deeply")]
+    TooDeep,
+}
+
+impl<'a> Scope<'a> {
+    /// Evaluates with captures and no tensor.
+    ///
+    /// # Errors
+    /// [`EvalError`].
+    pub fn eval(&self, expr: &Expr, captures: Captures) -> Result<Datum, EvalError> {
+        self.eval_with(expr, captures, &[])
+    }
+
+    /// Evaluates with captures and the dimensions of the tensor at hand (`d0`, `d1`, …).
+    ///
+    /// # Errors
+    /// [`EvalError`].
+    pub fn eval_with(&self, expr: &Expr, captures: Captures, dims: &[u64]) -> Result<Datum, EvalError> {
+        let evaluator = Evaluator {
+            scope: self,
+            dims,
+            steps: Cell::new(MAX_STEPS),
+            depth: Cell::new(0),
+            open: RefCell::new(Vec::new()),
+        };
+        evaluator.eval(expr, captures)
+    }
+
+    /// The truth of an expression; of nothing, true.
+    ///
+    /// # Errors
+    /// [`EvalError`].
+    pub fn holds(&self, expr: Option<&Expr>, captures: Captures) -> Result<bool, EvalError> {
+        expr.map_or(Ok(true), |expr| Ok(self.eval(expr, captures)?.truth()))
+    }
+
+    /// A value that must be a count.
+    ///
+    /// # Errors
+    /// [`EvalError`], also for anything but an integer of 0 to 2^63 - 1.
+    pub fn count(&self, expr: &Expr, captures: Captures, dims: &[u64]) -> Result<u64, EvalError> {
+        let value = self.eval_with(expr, captures, dims)?;
+        match &value {
+            Datum::Int(int) => i64::try_from(*int)
+                .ok()
+                .and_then(|int| u64::try_from(int).ok())
+                .ok_or_else(|| EvalError::Arithmetic { op: "count", operands: value.to_string() }),
+            _ => Err(EvalError::Kind { op: "count", found: value.kind() }),
+        }
+    }
+
+    fn root(&self, name: &str) -> Option<&Root<'a>> {
+        self.roots.iter().find(|root| root.0 == name).map(|root| &root.1)
+    }
+}
+
+struct Evaluator<'s> {
+    scope: &'s Scope<'s>,
+    dims: &'s [u64],
+    steps: Cell<u32>,
+    depth: Cell<u32>,
+    /// Definitions being evaluated: inside its own definition a name means the configuration key.
+    open: RefCell<Vec<String>>,
+}
+
+type Evaluated = Result<Datum, EvalError>;
+
+impl Evaluator<'_> {
+    fn spend(&self, steps: usize) -> Result<(), EvalError> {
+        let left = u32::try_from(steps).ok().and_then(|steps| self.steps.get().checked_sub(steps));
+        self.steps.set(left.ok_or(EvalError::TooLong)?);
+        Ok(())
+    }
+
+    fn eval(&self, expr: &Expr, captures: Captures) -> Evaluated {
+        self.spend(1)?;
+        if self.depth.get() >= MAX_DEPTH {
+            return Err(EvalError::TooDeep);
+        }
+        self.depth.set(self.depth.get() + 1);
+        let value = self.eval_inner(expr, captures);
+        self.depth.set(self.depth.get() - 1);
+        value
+    }
+
+    fn eval_inner(&self, expr: &Expr, captures: Captures) -> Evaluated {
+        Ok(match expr {
+            Expr::Null => Datum::Null,
+            Expr::Bool(value) => Datum::Bool(*value),
+            Expr::Int(value) => Datum::Int(*value),
+            Expr::Float(value) => Datum::Float(*value),
+            Expr::Text(text) => Datum::Text(text.as_str().into()),
+            Expr::List(items) => {
+                let items: Result<Vec<_>, _> = items.iter().map(|item| self.eval(item, captures)).collect();
+                Datum::List(items?.into())
+            }
+            Expr::Path(path) => match self.path(path, captures)? {
+                Some(value) => value,
+                None if path.optional => Datum::Null,
+                None => return Err(EvalError::Absent(path.to_string())),
+            },
+            Expr::If(parts) => {
+                let chosen = if self.eval(&parts[0], captures)?.truth() { &parts[1] } else { &parts[2] };
+                self.eval(chosen, captures)?
+            }
+            Expr::Not(inner) => Datum::Bool(!self.eval(inner, captures)?.truth()),
+            Expr::Neg(inner) => match self.eval(inner, captures)? {
+                Datum::Float(value) => Datum::Float(-value),
+                other => match other.as_int() {
+                    Some(value) => Datum::Int(-value),
+                    None => return Err(EvalError::Kind { op: "-", found: other.kind() }),
+                },
+            },
+            Expr::Binary(op, sides) => self.binary(*op, &sides[0], &sides[1], captures)?,
+            Expr::Call(function, arguments) => self.call(*function, arguments, captures)?,
+        })
+    }
+
+    /// The value of a path; `None` where something on the way is absent.
+    fn path(&self, path: &Path, captures: Captures) -> Result<Option<Datum>, EvalError> {
+        let capture = match path.root.as_str() {
+            "bid" => captures.bid,
+            "eid" => captures.eid,
+            "xid" => captures.xid,
+            _ => path
+                .root
+                .strip_prefix('d')
+                .and_then(|n| n.parse().ok())
+                .and_then(|n: usize| self.dims.get(n).copied()),
+        };
+        if let Some(value) = capture {
+            return Ok(Some(Datum::Int(value.into())));
+        }
+        let is_open = self.open.borrow().iter().any(|name| *name == path.root);
+        let definition = self.scope.lets.and_then(|lets| lets.get(&path.root));
+        if let (Some(definition), false) = (definition, is_open) {
+            self.open.borrow_mut().push(path.root.clone());
+            let value = self.eval(definition, captures);
+            self.open.borrow_mut().pop();
+            let value = value.map_err(|error| match error {
+                EvalError::TooDeep => EvalError::Cycle(path.root.clone()),
+                other => other,
+            })?;
+            return self.descend(path, value, captures);
+        }
+        match self.scope.root(&path.root) {
+            Some(Root::Map(map)) => match path.steps.split_first() {
+                None => {
+                    self.spend(map.len())?;
+                    Ok(Some(Datum::Map((*map).clone().into())))
+                }
+                Some((Step::Field(name), rest)) => self.member(path, map.get(name), rest, captures),
+                Some((Step::Index(_), _)) => Ok(None),
+            },
+            Some(Root::Value(json)) => self.member(path, Some(json), &path.steps, captures),
+            None => self.member(path, self.scope.config.get(&path.root), &path.steps, captures),
+        }
+    }
+
+    /// Follows steps by reference and converts only what is at the end.
+    fn member(
+        &self,
+        path: &Path,
+        json: Option<&Json>,
+        steps: &[Step],
+        captures: Captures,
+    ) -> Result<Option<Datum>, EvalError> {
+        let Some(mut json) = json else { return Ok(None) };
+        for step in steps {
+            let next = match step {
+                Step::Field(name) => json.get(name.as_str()),
+                Step::Index(index) => {
+                    let index = self.eval(index, captures)?;
+                    let Json::Array(items) = json else {
+                        if json.is_null() && path.optional {
+                            return Ok(None);
+                        }
+                        return Err(EvalError::NoElement {
+                            path: path.to_string(),
+                            index: index.to_string(),
+                        });
+                    };
+                    let at = python_index(&index, items.len());
+                    let no_element =
+                        || EvalError::NoElement { path: path.to_string(), index: index.to_string() };
+                    Some(at.and_then(|at| items.get(at)).ok_or_else(no_element)?)
+                }
+            };
+            match next {
+                Some(next) => json = next,
+                None => return Ok(None),
+            }
+        }
+        match json {
+            Json::Array(items) => self.spend(items.len())?,
+            Json::Object(map) => self.spend(map.len())?,
+            _ => {}
+        }
+        Ok(Some(Datum::from_json(json)))
+    }
+
+    /// Follows steps into a computed value.
+    fn descend(&self, path: &Path, value: Datum, captures: Captures) -> Result<Option<Datum>, EvalError> {
+        let mut value = value;
+        for (n_done, step) in path.steps.iter().enumerate() {
+            value = match (step, &value) {
+                (_, Datum::Map(map)) => {
+                    let map = map.clone();
+                    let rest = path.steps.get(n_done + 1..).unwrap_or(&[]);
+                    let Step::Field(name) = step else { return Ok(None) };
+                    return self.member(path, map.get(name), rest, captures);
+                }
+                (Step::Index(index), Datum::List(items)) => {
+                    let index = self.eval(index, captures)?;
+                    let at = python_index(&index, items.len());
+                    let no_element =
+                        || EvalError::NoElement { path: path.to_string(), index: index.to_string() };
+                    at.and_then(|at| items.get(at)).cloned().ok_or_else(no_element)?
+                }
+                _ => return Ok(None),
+            };
+        }
+        Ok(Some(value))
+    }
+
+    fn binary(&self, op: BinaryOp, left: &Expr, right: &Expr, captures: Captures) -> Evaluated {
+        let left = self.eval(left, captures)?;
+        let skip = match op {
+            BinaryOp::Coalesce => !left.is_null(),
+            BinaryOp::Or => left.truth(),
+            BinaryOp::And => !left.truth(),
+            _ => false,
+        };
+        if skip {
+            return Ok(left);
+        }
+        let right = self.eval(right, captures)?;
+        Ok(match op {
+            BinaryOp::Coalesce | BinaryOp::Or | BinaryOp::And => right,
+            BinaryOp::Eq => Datum::Bool(left.equals(&right)),
+            BinaryOp::Ne => Datum::Bool(!left.equals(&right)),
+            BinaryOp::In => match (&left, &right) {
+                (_, Datum::List(items)) => Datum::Bool(items.iter().any(|item| item.equals(&left))),
+                (Datum::Text(key), Datum::Map(map)) => Datum::Bool(map.contains_key(&**key)),
+                _ => return Err(EvalError::Kind { op: "in", found: right.kind() }),
+            },
+            BinaryOp::Lt | BinaryOp::Le | BinaryOp::Gt | BinaryOp::Ge => {
+                Datum::Bool(compare(op, &left, &right)?)
+            }
+            _ => arithmetic(op, &left, &right)?,
+        })
+    }
+
+    fn number(&self, function: Function, argument: &Expr, captures: Captures) -> Result<f64, EvalError> {
+        let value = self.eval(argument, captures)?;
+        value.as_float().ok_or(EvalError::Kind { op: function.name(), found: value.kind() })
+    }
+
+    fn call(&self, function: Function, arguments: &[Expr], captures: Captures) -> Evaluated {
+        let op = function.name();
+        let argument = |n: usize| arguments.get(n).unwrap_or(&Expr::Null);
+        let value = |n: usize| self.eval(argument(n), captures);
+        match function {
+            Function::First => self.first(arguments, captures),
+            Function::Min | Function::Max => {
+                let mut best = value(0)?;
+                for argument in arguments.iter().skip(1) {
+                    let next = self.eval(argument, captures)?;
+                    let wanted = if function == Function::Min { BinaryOp::Lt } else { BinaryOp::Gt };
+                    if compare(wanted, &next, &best)? {
+                        best = next;
+                    }
+                }
+                Ok(best)
+            }
+            Function::Int | Function::Round | Function::Floor => {
+                let value = value(0)?;
+                if let Some(int) = value.as_int() {
+                    return Ok(Datum::Int(int));
+                }
+                let float = value.as_float().ok_or(EvalError::Kind { op, found: value.kind() })?;
+                let whole = match function {
+                    Function::Int => float.trunc(),
+                    Function::Round => float.round_ties_even(),
+                    _ => float.floor(),
+                };
+                // Beyond 2^100 nothing in a model is an integer.
+                if !whole.is_finite() || whole.abs() > 1e30 {
+                    return Err(EvalError::Arithmetic { op, operands: value.to_string() });
+                }
+                Ok(Datum::Int(whole as i128))
+            }
+            Function::Float => Ok(Datum::Float(self.number(function, argument(0), captures)?)),
+            Function::CeilDiv | Function::RoundUp => {
+                let (a, b) = (value(0)?, value(1)?);
+                let divided = arithmetic(BinaryOp::FloorDiv, &negated(op, &a)?, &b)?;
+                let ceiled = negated(op, &divided)?;
+                if function == Function::CeilDiv {
+                    Ok(ceiled)
+                } else {
+                    arithmetic(BinaryOp::Mul, &ceiled, &b)
+                }
+            }
+            Function::Sqrt | Function::Ln | Function::Log2 => {
+                let x = self.number(function, argument(0), captures)?;
+                let y = match function {
+                    Function::Sqrt => x.sqrt(),
+                    Function::Ln => x.ln(),
+                    _ => x.log2(),
+                };
+                if y.is_finite() {
+                    Ok(Datum::Float(y))
+                } else {
+                    Err(EvalError::Arithmetic { op, operands: format!("{x:?}") })
+                }
+            }
+            Function::Len => Ok(Datum::Int(match value(0)? {
+                Datum::List(items) => items.len() as i128,
+                Datum::Text(text) => text.chars().count() as i128,
+                Datum::Map(map) => map.len() as i128,
+                other => return Err(EvalError::Kind { op, found: other.kind() }),
+            })),
+            Function::Layers => {
+                let n = self.n_layers(arguments.get(1), captures)?;
+                let items: Result<Vec<_>, _> = (0..n)
+                    .map(|bid| self.eval(argument(0), Captures { bid: Some(bid), ..captures }))
+                    .collect();
+                Ok(Datum::List(items?.into()))
+            }
+            Function::Find => {
+                for bid in 0..self.n_layers(arguments.get(1), captures)? {
+                    let value = self.eval(argument(0), Captures { bid: Some(bid), ..captures })?;
+                    if !value.is_null() {
+                        return Ok(value);
+                    }
+                }
+                Ok(Datum::Null)
+            }
+            Function::Leading => match value(0)? {
+                Datum::List(items) => {
+                    let wanted = value(1)?;
+                    Ok(Datum::Int(items.iter().take_while(|item| item.equals(&wanted)).count() as i128))
+                }
+                other => Err(EvalError::Kind { op, found: other.kind() }),
+            },
+            Function::Lookup => self.lookup(argument(0), value(1)?),
+            Function::Labels => labels(op, &value(0)?),
+            Function::Has => Ok(Datum::Bool(self.scope.tensors.contains(text(op, &value(0)?)?))),
+            Function::Count => {
+                let prefix = value(0)?;
+                let prefix = text(op, &prefix)?;
+                self.spend(self.scope.tensors.len())?;
+                // The maximum does not depend on the set's order.
+                let indices =
+                    self.scope.tensors.iter().filter_map(|name| leading_index(name.strip_prefix(prefix)?));
+                Ok(Datum::Int(indices.max().map_or(0, |last| i128::from(last) + 1)))
+            }
+            Function::File => {
+                let name = value(0)?;
+                let name = text(op, &name)?;
+                Ok(Datum::Bool(self.scope.files.iter().any(|file| file == name)))
+            }
+        }
+    }
+
+    /// The first argument that is there, even if it is null; null if none is.
+    fn first(&self, arguments: &[Expr], captures: Captures) -> Evaluated {
+        for argument in arguments {
+            let Expr::Path(path) = argument else { return self.eval(argument, captures) };
+            if let Some(value) = self.path(path, captures)? {
+                return Ok(value);
+            }
+        }
+        Ok(Datum::Null)
+    }
+
+    fn n_layers(&self, n: Option<&Expr>, captures: Captures) -> Result<u64, EvalError> {
+        let block_count = Path { root: "block_count".to_owned(), steps: Vec::new(), optional: false };
+        let n = match n {
+            Some(n) => self.eval(n, captures)?,
+            None => self.eval(&Expr::Path(block_count), captures)?,
+        };
+        let n = n.as_int().ok_or(EvalError::Kind { op: "layers", found: n.kind() })?;
+        u64::try_from(n.max(0)).ok().filter(|&n| n <= u64::from(self.steps.get())).ok_or(EvalError::TooLong)
+    }
+
+    fn lookup(&self, table: &Expr, key: Datum) -> Evaluated {
+        let name = match table {
+            Expr::Path(path) if path.steps.is_empty() => path.root.as_str(),
+            _ => return Err(EvalError::Kind { op: "lookup", found: "an expression for a table" }),
+        };
+        let table = self.scope.tables.and_then(|tables| tables.get(name));
+        let table = table.ok_or_else(|| EvalError::Absent(name.to_owned()))?;
+        let not_in_table = || EvalError::NotInTable { table: name.to_owned(), key: key.to_string() };
+        match &key {
+            Datum::Null => Ok(Datum::Null),
+            Datum::Text(text) => table.get(&**text).map(|&n| Datum::Int(n.into())).ok_or_else(not_in_table),
+            _ => Err(not_in_table()),
+        }
+    }
+}
+
+fn text<'d>(op: &'static str, value: &'d Datum) -> Result<&'d str, EvalError> {
+    match value {
+        Datum::Text(text) => Ok(text),
+        other => Err(EvalError::Kind { op, found: other.kind() }),
+    }
+}
+
+/// The decimal index a text starts with, if a dot or the end follows it.
+fn leading_index(rest: &str) -> Option<u64> {
+    rest.split('.').next().filter(|index| index.bytes().all(|b| b.is_ascii_digit()))?.parse().ok()
+}
+
+/// A list index as Python takes it: negative ones count from the end.
+fn python_index(index: &Datum, len: usize) -> Option<usize> {
+    let index = index.as_int()?;
+    usize::try_from(if index < 0 { index.checked_add(len as i128)? } else { index }).ok()
+}
+
+fn labels(op: &'static str, map: &Datum) -> Evaluated {
+    let Datum::Map(map) = map else { return Err(EvalError::Kind { op, found: map.kind() }) };
+    let mut rows = Vec::with_capacity(map.len());
+    for (key, value) in map.iter() {
+        let index: i64 =
+            key.parse().map_err(|_| EvalError::Arithmetic { op, operands: escape(key).into_owned() })?;
+        rows.push((index, Datum::from_json(value)));
+    }
+    rows.sort_by_key(|row| row.0);
+    Ok(Datum::List(rows.into_iter().map(|row| row.1).collect::<Vec<_>>().into()))
+}
+
+fn compare(op: BinaryOp, left: &Datum, right: &Datum) -> Result<bool, EvalError> {
+    let order = match (left.as_int(), right.as_int()) {
+        (Some(a), Some(b)) => Some(a.cmp(&b)),
+        _ => {
+            let number = |d: &Datum| d.as_float().ok_or(EvalError::Kind { op: op.text(), found: d.kind() });
+            number(left)?.partial_cmp(&number(right)?)
+        }
+    };
+    Ok(order.is_some_and(|order| match op {
+        BinaryOp::Lt => order.is_lt(),
+        BinaryOp::Le => order.is_le(),
+        BinaryOp::Gt => order.is_gt(),
+        _ => order.is_ge(),
+    }))
+}
+
+fn negated(op: &'static str, value: &Datum) -> Evaluated {
+    match value {
+        Datum::Int(int) => Ok(Datum::Int(-int)),
+        other => Err(EvalError::Kind { op, found: other.kind() }),
+    }
+}
+
+/// Python's arithmetic: `/` gives a float, `//` and `%` floor, integers stay integers.
+fn arithmetic(op: BinaryOp, left: &Datum, right: &Datum) -> Evaluated {
+    let undefined = || EvalError::Arithmetic { op: op.text(), operands: format!("{left} and {right}") };
+    if let (Some(a), Some(b)) = (left.as_int(), right.as_int()) {
+        let whole = match op {
+            BinaryOp::Add => a.checked_add(b),
+            BinaryOp::Sub => a.checked_sub(b),
+            BinaryOp::Mul => a.checked_mul(b),
+            BinaryOp::FloorDiv if b != 0 => {
+                a.checked_div(b).map(|q| if a % b != 0 && (a < 0) != (b < 0) { q - 1 } else { q })
+            }
+            BinaryOp::Mod if b != 0 => {
+                a.checked_rem(b).map(|r| if r != 0 && (r < 0) != (b < 0) { r + b } else { r })
+            }
+            BinaryOp::Pow if b >= 0 => u32::try_from(b).ok().and_then(|b| a.checked_pow(b)),
+            BinaryOp::Div | BinaryOp::Pow if b != 0 => {
+                let float = if op == BinaryOp::Div { a as f64 / b as f64 } else { (a as f64).powf(b as f64) };
+                return if float.is_finite() { Ok(Datum::Float(float)) } else { Err(undefined()) };
+            }
+            _ => None,
+        };
+        return whole.map(Datum::Int).ok_or_else(undefined);
+    }
+    let number = |d: &Datum| d.as_float().ok_or(EvalError::Kind { op: op.text(), found: d.kind() });
+    let (a, b) = (number(left)?, number(right)?);
+    let float = match op {
+        BinaryOp::Add => a + b,
+        BinaryOp::Sub => a - b,
+        BinaryOp::Mul => a * b,
+        BinaryOp::Div => a / b,
+        BinaryOp::Pow => a.powf(b),
+        BinaryOp::Mod | BinaryOp::FloorDiv => {
+            let rest = a % b;
+            let flips = rest != 0.0 && (rest < 0.0) != (b < 0.0);
+            let floored = if flips { (a - rest) / b - 1.0 } else { (a - rest) / b };
+            match op {
+                BinaryOp::Mod if flips => rest + b,
+                BinaryOp::Mod => rest,
+                // The quotient is whole but for rounding.
+                _ => floored.round(),
+            }
+        }
+        _ => return Err(undefined()),
+    };
+    if float.is_finite() { Ok(Datum::Float(float)) } else { Err(undefined()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scope(json: &str) -> Scope<'static> {
+        Scope { config: serde_json::from_str(json).unwrap(), ..Scope::default() }
+    }
+
+    fn show(scope: &Scope<'_>, text: &str) -> String {
+        let expr = Expr::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        match scope.eval(&expr, Captures { bid: Some(2), ..Captures::default() }) {
+            Ok(Datum::List(items)) => {
+                format!("{:?}", items.iter().map(ToString::to_string).collect::<Vec<_>>())
+            }
+            Ok(value) => value.to_string(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn arithmetic_is_pythons() {
+        let scope = scope("{}");
+        for (text, want) in [
+            ("7 // 2", "3"),
+            ("-7 // 2", "-4"),
+            ("-7 % 3", "2"),
+            ("7 % -3", "-2"),
+            ("-7.5 // 2", "-4.0"),
+            ("-7.5 % 2", "0.5"),
+            ("7 / 2", "3.5"),
+            ("4 / 2", "2.0"),
+            ("2 ** 10", "1024"),
+            ("2 ** -1", "0.5"),
+            ("-2 ** 2", "-4"),
+            ("2 ** 3 ** 2", "512"),
+            ("1 + 2 * 3", "7"),
+            ("(1 + 2) * 3", "9"),
+            ("int(0.3 * 10)", "3"),
+            ("int(0.29 * 100)", "28"),
+            ("int(-3.7)", "-3"),
+            ("round(2.5)", "2"),
+            ("floor(-2.5)", "-3"),
+            ("ceil_div(7, 2)", "4"),
+            ("round_up(7, 4)", "8"),
+            ("min(3, 1.5, 2)", "1.5"),
+            ("max(3, 1.5)", "3"),
+            ("sqrt(16)", "4.0"),
+            ("1 == 1.0", "true"),
+            ("true == 1", "true"),
+            ("'a' == 1", "false"),
+            ("not 1 == 2", "true"),
+            ("0 or 5", "5"),
+            ("null ?? 0 or 5", "5"),
+            ("1 and 0", "0"),
+            ("1 // 0", "`//` has no result for 1 and 0"),
+            ("1.0 / 0", "`/` has no result for 1.0 and 0"),
+            ("2 ** 200", "`**` has no result for 2 and 200"),
+            ("'a' + 1", "`+` does not take a text"),
+            ("3 in [1, 2, 3]", "true"),
+            ("2 <= 2 and 3 > 2.5", "true"),
+            ("bid", "2"),
+        ] {
+            assert_eq!(show(&scope, text), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn paths_know_absent_from_null() {
+        let scope = scope(r#"{"a": null, "b": {"c": [1, [2.5]], "s": "x"}, "n": 4, "list": [1, 1, 0]}"#);
+        for (text, want) in [
+            ("a", "null"),
+            ("z", "`z` is not in the configuration"),
+            ("z?", "null"),
+            ("b.z", "`b.z` is not in the configuration"),
+            ("b.z?", "null"),
+            ("z.y?", "null"),
+            ("b.c[1][0]", "2.5"),
+            ("b.c[-1][0]", "2.5"),
+            ("b.c[9]?", "`b.c[…]` has no element 9"),
+            ("a? ?? 7", "7"),
+            ("first(z, a, n)", "null"),
+            ("first(z, n)", "4"),
+            ("first(z, 5)", "5"),
+            ("first(z, y)", "null"),
+            ("len(list)", "3"),
+            ("leading(list, 1)", "2"),
+            ("layers(bid % 2 == 0, n)", r#"["true", "false", "true", "false"]"#),
+            ("layers(bid, 10000000)", "the evaluation takes more than 1048576 steps"),
+            ("find(if(bid > 1, bid * 10, null), n)", "20"),
+            ("b.s == 'x'", "true"),
+            ("'c' in b", "true"),
+        ] {
+            assert_eq!(show(&scope, text), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn definitions_are_lazy_and_acyclic() {
+        let mut scope = scope(r#"{"heads": 8, "block_count": 3}"#);
+        let text = [("heads", "heads * 2"), ("a", "b + 1"), ("b", "a + 1"), ("per", "layers(bid * heads)")];
+        let lets: IndexMap<String, Expr> =
+            text.iter().map(|(name, text)| ((*name).to_owned(), Expr::parse(text).unwrap())).collect();
+        scope.lets = Some(&lets);
+        assert_eq!(show(&scope, "heads"), "16", "inside its own definition a name is the configuration key");
+        assert_eq!(show(&scope, "per[2]"), "32");
+        assert_eq!(show(&scope, "a"), "`a` is not in the configuration");
+    }
+
+    #[test]
+    fn questions_about_the_checkpoint() {
+        let mut scope = scope(r#"{"id2label": {"1": "b", "0": "a"}}"#);
+        let files = vec!["tekken.json".to_owned()];
+        scope.tensors = ["mtp.layers.0.x", "mtp.layers.11.y", "mtp.layersx", "lm_head.weight"].into();
+        scope.files = &files;
+        let gating: IndexMap<_, _> = [("sigmoid".to_owned(), 2)].into();
+        let tables: IndexMap<_, _> = [("gating".to_owned(), gating)].into();
+        scope.tables = Some(&tables);
+        for (text, want) in [
+            ("has('lm_head.weight')", "true"),
+            ("count('mtp.layers.')", "12"),
+            ("count('none.')", "0"),
+            ("file('tekken.json') and not file('tokenizer.json')", "true"),
+            ("lookup(gating, 'sigmoid')", "2"),
+            ("lookup(gating, null)", "null"),
+            ("lookup(gating, 'x')", "table `gating` has no entry for 'x'"),
+            ("labels(id2label)", r#"["'a'", "'b'"]"#),
+        ] {
+            assert_eq!(show(&scope, text), want, "{text}");
+        }
+    }
+}

@@ -1,0 +1,434 @@
+//! The registry of cards: embedded TOML, inheritance, variants, and everything that can be checked without a
+//! checkpoint.
+
+use indexmap::IndexMap;
+use toml::{Table, Value as Toml};
+
+use crate::arch::check;
+use crate::arch::error::{ArchError, CardProblem, ParentProblem};
+use crate::arch::read;
+use crate::arch::schema::Card;
+
+/// Name and text of each card in the binary.
+const EMBEDDED: &[(&str, &str)] = &[
+    ("decoder", include_str!("../../converters/decoder.toml")),
+    ("granite", include_str!("../../converters/granite.toml")),
+    ("llama", include_str!("../../converters/llama.toml")),
+    ("olmo", include_str!("../../converters/olmo.toml")),
+    ("orion", include_str!("../../converters/orion.toml")),
+    ("qwen2", include_str!("../../converters/qwen2.toml")),
+    ("qwen3", include_str!("../../converters/qwen3.toml")),
+    ("smollm3", include_str!("../../converters/smollm3.toml")),
+    ("starcoder2", include_str!("../../converters/starcoder2.toml")),
+    ("xverse", include_str!("../../converters/xverse.toml")),
+];
+
+/// Generations of cards that extend one another.
+const MAX_GENERATIONS: usize = 4;
+
+/// Keys that belong to one card and not to those that extend it.
+const NOT_INHERITED: &[&str] = &["abstract", "classes", "examples", "extends", "gguf", "variant", "when"];
+/// Lists of rows, where `["include", "parent"]` and `["-key"]` have their meaning.
+const ROW_LISTS: &[&str] = &["early", "metadata", "metadata_set", "require", "set"];
+/// Tables merged by key, in which `false` removes the parent's entry.
+const TABLES: &[&str] = &["blocks", "graph", "ignore", "inverse", "let", "names", "tensors", "tokenizer"];
+/// Tables of tables, merged by key at both levels.
+const DEEP_TABLES: &[&str] = &["aliases", "defaults", "tables"];
+/// Tables in which `false` is a removal and not a value.
+const REMOVABLE: &[&str] = &["blocks", "ignore", "inverse", "tensors", "aliases", "tables"];
+
+/// All known cards.
+#[derive(Clone, Debug)]
+pub struct Registry {
+    tables: IndexMap<String, Table>,
+    cards: Vec<Card>,
+}
+
+/// A model class and the card that converts it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClassRow<'a> {
+    /// The class, as `architectures` of `config.json` names it.
+    pub class: &'a str,
+    /// `general.architecture` of its GGUF.
+    pub gguf: &'a str,
+    /// The card's variant, if it is one.
+    pub variant: Option<&'a str>,
+}
+
+impl Registry {
+    /// The cards of this program.
+    ///
+    /// # Errors
+    /// None in a program that passes its tests: [`ArchError::Card`] if an embedded card is broken.
+    pub fn embedded() -> Result<Self, ArchError> {
+        Self::from_texts(EMBEDDED.iter().copied())
+    }
+
+    /// A registry of the given cards: file stem and text.
+    ///
+    /// # Errors
+    /// [`ArchError::Card`] for the first broken card.
+    pub fn from_texts<'t>(texts: impl IntoIterator<Item = (&'t str, &'t str)>) -> Result<Self, ArchError> {
+        let mut registry = Self { tables: IndexMap::new(), cards: Vec::new() };
+        for (stem, text) in texts {
+            let table = parse(stem, text)?;
+            match table.get("gguf").and_then(Toml::as_str) {
+                Some(gguf) if gguf != stem => {
+                    let problem = CardProblem::Stem { gguf: gguf.to_owned(), stem: stem.to_owned() };
+                    return Err(wrong(stem, problem));
+                }
+                _ => registry.tables.insert(stem.to_owned(), table),
+            };
+        }
+        let mut cards = Vec::new();
+        for (name, table) in &registry.tables {
+            cards.extend(registry.expand(name, table)?);
+        }
+        registry.cards = cards;
+        registry.check_classes()?;
+        Ok(registry)
+    }
+
+    /// Adds a card from a file. It replaces an embedded card of the same name, and takes its classes from all others.
+    ///
+    /// # Errors
+    /// [`ArchError::Card`]: the same checks as for embedded cards.
+    pub fn add(&mut self, name: &str, text: &str) -> Result<(), ArchError> {
+        let table = parse(name, text)?;
+        let added = self.expand(name, &table)?;
+        let gguf = added.first().map_or(name, |card| card.gguf.as_str()).to_owned();
+        self.cards.retain(|card| card.gguf != gguf);
+        for card in &mut self.cards {
+            card.classes.retain(|class| !added.iter().any(|added| added.classes.contains(class)));
+        }
+        self.tables.insert(gguf, table);
+        self.cards.extend(added);
+        self.check_classes()
+    }
+
+    /// The cards and their variants, parents included.
+    #[must_use]
+    pub fn cards(&self) -> &[Card] {
+        &self.cards
+    }
+
+    /// All classes, sorted.
+    #[must_use]
+    pub fn classes(&self) -> Vec<ClassRow<'_>> {
+        let rows = self.cards.iter().flat_map(|card| {
+            card.classes.iter().map(|class| ClassRow {
+                class,
+                gguf: &card.gguf,
+                variant: card.variant.as_deref(),
+            })
+        });
+        let mut all: Vec<ClassRow<'_>> = rows.collect();
+        all.sort();
+        all.dedup();
+        all
+    }
+
+    /// A card by `general.architecture`: the main one, not a variant.
+    #[must_use]
+    pub fn by_gguf(&self, gguf: &str) -> Option<&Card> {
+        self.cards.iter().find(|card| card.gguf == gguf && card.variant.is_none() && !card.is_abstract)
+    }
+
+    /// A card and its variants, checked.
+    fn expand(&self, name: &str, table: &Table) -> Result<Vec<Card>, ArchError> {
+        let merged = self.merged(name, table)?;
+        let main = read::card(&merged, None).map_err(|problem| wrong(name, problem))?;
+        check::card(&main).map_err(|problem| wrong(name, problem))?;
+        let mut cards = vec![main];
+        let variants = match table.get("variant") {
+            None => return Ok(cards),
+            Some(Toml::Table(variants)) => variants,
+            Some(other) => {
+                let found = other.type_str().to_owned();
+                return Err(wrong(
+                    name,
+                    CardProblem::Kind { at: "`variant`".to_owned(), expected: "a table", found },
+                ));
+            }
+        };
+        for (variant, overlay) in variants {
+            let full_name = format!("{name}/{variant}");
+            let at = || format!("[variant.{variant}]");
+            let Some(overlay) = overlay.as_table() else {
+                let found = overlay.type_str().to_owned();
+                return Err(wrong(&full_name, CardProblem::Kind { at: at(), expected: "a table", found }));
+            };
+            let forbidden = ["gguf", "schema", "extends", "abstract", "variant"];
+            if let Some(key) = overlay.keys().find(|key| forbidden.contains(&key.as_str())) {
+                let problem = CardProblem::UnknownKey { at: at(), key: key.clone(), nearest: None };
+                return Err(wrong(&full_name, problem));
+            }
+            let mut table = merge(&merged, overlay);
+            for key in ["gguf", "classes", "examples"] {
+                if let (false, Some(value)) = (table.contains_key(key), merged.get(key)) {
+                    table.insert(key.to_owned(), value.clone());
+                }
+            }
+            let card = read::card(&table, Some(variant)).map_err(|problem| wrong(&full_name, problem))?;
+            check::card(&card).map_err(|problem| wrong(&full_name, problem))?;
+            cards.push(card);
+        }
+        Ok(cards)
+    }
+
+    /// The table with its parents' merged in.
+    fn merged(&self, name: &str, table: &Table) -> Result<Table, ArchError> {
+        let mut generations = vec![table];
+        let mut newest = table;
+        while let Some(parent) = newest.get("extends") {
+            let parent = parent.as_str().unwrap_or_default();
+            let problem = |problem| wrong(name, CardProblem::Parent(problem));
+            newest =
+                self.tables.get(parent).ok_or_else(|| problem(ParentProblem::Unknown(parent.to_owned())))?;
+            generations.push(newest);
+            if generations.len() > MAX_GENERATIONS {
+                return Err(problem(ParentProblem::TooDeep));
+            }
+        }
+        let mut merged = Table::new();
+        for table in generations.into_iter().rev() {
+            merged = merge(&merged, table);
+        }
+        Ok(merged)
+    }
+
+    /// A class belongs to one card, unless all but one of those that claim it have conditions.
+    fn check_classes(&self) -> Result<(), ArchError> {
+        let mut unconditional: IndexMap<&str, &Card> = IndexMap::new();
+        for card in self.cards.iter().filter(|card| card.when.is_none()) {
+            for class in &card.classes {
+                if let Some(other) = unconditional.insert(class, card) {
+                    let problem = CardProblem::ClassTwice { class: class.clone(), other: other.name() };
+                    return Err(wrong(&card.name(), problem));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn wrong(card: &str, problem: CardProblem) -> ArchError {
+    ArchError::Card { card: card.to_owned(), problem: Box::new(problem) }
+}
+
+fn parse(name: &str, text: &str) -> Result<Table, ArchError> {
+    text.parse::<Table>().map_err(|error| {
+        let line = error
+            .span()
+            .map_or(0, |span| text.get(..span.start).map_or(0, |before| before.matches('\n').count()) + 1);
+        wrong(name, CardProblem::Toml(format!("line {line}: {}", error.message())))
+    })
+}
+
+/// A child (or variant) laid over its parent.
+fn merge(parent: &Table, child: &Table) -> Table {
+    let mut merged: Table = parent
+        .iter()
+        .filter(|(key, _)| !NOT_INHERITED.contains(&key.as_str()))
+        .map(|(k, v)| (k.clone(), v.clone()))
+        .collect();
+    for (key, value) in child {
+        let name = key.as_str();
+        let value = match (merged.get(key), value) {
+            (Some(Toml::Table(old)), Toml::Table(new)) if TABLES.contains(&name) => {
+                Toml::Table(merge_keys(old, new, REMOVABLE.contains(&name), false))
+            }
+            (Some(Toml::Table(old)), Toml::Table(new)) if DEEP_TABLES.contains(&name) => {
+                Toml::Table(merge_keys(old, new, REMOVABLE.contains(&name), true))
+            }
+            (old, Toml::Array(rows)) if ROW_LISTS.contains(&name) => {
+                let old = old.and_then(Toml::as_array).map_or(&[][..], Vec::as_slice);
+                Toml::Array(merge_rows(old, rows))
+            }
+            _ => value.clone(),
+        };
+        merged.insert(key.clone(), value);
+    }
+    merged
+}
+
+fn merge_keys(parent: &Table, child: &Table, removable: bool, deep: bool) -> Table {
+    let mut merged = parent.clone();
+    for (key, value) in child {
+        match (merged.get(key), value) {
+            (_, Toml::Boolean(false)) if removable => {
+                merged.remove(key);
+            }
+            (Some(Toml::Table(old)), Toml::Table(new)) if deep => {
+                let inner = merge_keys(old, new, false, false);
+                merged.insert(key.clone(), Toml::Table(inner));
+            }
+            _ => {
+                merged.insert(key.clone(), value.clone());
+            }
+        }
+    }
+    merged
+}
+
+fn merge_rows(parent: &[Toml], child: &[Toml]) -> Vec<Toml> {
+    let mut rows: Vec<Toml> = Vec::new();
+    let first = |row: &Toml| row.get(0).and_then(Toml::as_str).map(str::to_owned);
+    // The rows of a card without a list of its own are the base rows.
+    let base = [Toml::from(vec!["include", "base"])];
+    for row in child {
+        let items = row.as_array().map_or(&[][..], Vec::as_slice);
+        match items {
+            [include, parent_]
+                if include.as_str() == Some("include") && parent_.as_str() == Some("parent") =>
+            {
+                rows.extend(if parent.is_empty() { &base[..] } else { parent }.iter().cloned());
+            }
+            [only] if only.as_str().is_some_and(|key| key.starts_with('-')) => {
+                let key = only.as_str().and_then(|key| key.strip_prefix('-')).map(str::to_owned);
+                rows.retain(|row| first(row) != key);
+            }
+            _ => rows.push(row.clone()),
+        }
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::Hint;
+
+    const PARENT: &str = r#"
+        schema = 1
+        gguf = "parent"
+        abstract = true
+        [tensors]
+        "embed" = "token_embd"
+        [blocks]
+        "q" = "attn_q"
+        "k" = "attn_k"
+    "#;
+
+    fn load(child: &str) -> Result<Registry, ArchError> {
+        Registry::from_texts([("parent", PARENT), ("child", child)])
+    }
+
+    fn child(rest: &str) -> String {
+        format!(
+            "schema = 1\ngguf = \"child\"\nextends = \"parent\"\nclasses = [\"C\"]\nexamples = [\"a/b\"]\n{rest}"
+        )
+    }
+
+    fn message(rest: &str) -> String {
+        let error = load(&child(rest)).unwrap_err();
+        let hints = error.hints().iter().map(|hint| format!(" ({hint})")).collect::<String>();
+        format!("{error}{hints}")
+    }
+
+    #[test]
+    fn a_child_replaces_adds_and_removes() {
+        let registry =
+            load(&child("[blocks]\n\"q\" = \"attn_q2\"\n\"k\" = false\n\"v\" = \"attn_v\"")).unwrap();
+        let card = registry.by_gguf("child").unwrap();
+        let entries: Vec<_> =
+            card.entries.iter().map(|entry| (entry.name(), entry.targets[0].name.text())).collect();
+        assert_eq!(
+            entries,
+            [
+                ("embed", "token_embd"),
+                ("model.layers.{bid}.q", "blk.{bid}.attn_q2"),
+                ("model.layers.{bid}.v", "blk.{bid}.attn_v")
+            ]
+        );
+        assert_eq!(registry.classes(), [ClassRow { class: "C", gguf: "child", variant: None }]);
+    }
+
+    #[test]
+    fn variants_are_cards() {
+        let text = child("[variant.small]\nclasses = [\"S\"]\n[variant.small.tensors]\n\"x\" = \"output\"");
+        let registry = load(&text).unwrap();
+        let card = registry.cards().iter().find(|card| card.variant.is_some()).unwrap();
+        assert_eq!((card.name().as_str(), card.entries.len()), ("child/small", 4));
+        assert_eq!(card.classes, ["S"]);
+    }
+
+    #[test]
+    fn broken_cards_say_where() {
+        for (rest, want) in [
+            ("metadat = []", "card `child`: top level: unknown key `metadat` (did you mean `metadata`?)"),
+            (
+                "[blocks]\n\"z\" = { to = \"zz\", opz = [] }",
+                "card `child`: [blocks] `z`: unknown key `opz` (did you mean `ops`?)",
+            ),
+            (
+                "metadata = [[\"vocab_size\", \"vocab_sise\"]]",
+                "card `child`: metadata `vocab_size`: unknown name `vocab_sise` (did you mean `vocab_size`?)",
+            ),
+            (
+                "metadata = [[\"vocab_sise\", \"1\"]]",
+                "card `child`: metadata: unknown GGUF key `vocab_sise` (did you mean `vocab_size`?)",
+            ),
+            (
+                "metadata = [[\"vocab_size\", \"1 +\"]]",
+                "card `child`: top level `metadata`, row `vocab_size`: `1 +`: column 4: expected a value, found the end",
+            ),
+            (
+                "[blocks]\n\"z\" = { to = \"zz\", ops = [\"negexp\"] }",
+                "card `child`: [blocks] `z` `ops`: unknown operation `negexp` (did you mean `neg_exp`?)",
+            ),
+            (
+                "[blocks]\n\"z\" = { to = \"zz\", ops = [{ split = { sizes = [\"1\", \"2\"] } }] }",
+                "card `child`: `model.layers.{bid}.z`: the operations yield 2 tensors for 1 targets",
+            ),
+            (
+                "[tensors]\n\"model.layers.0.q\" = \"x\"",
+                "card `child`: `model.layers.0.q` and `model.layers.{bid}.q` match the same names, and not both have `when`",
+            ),
+            (
+                "[tensors]\n\"x.{eid}\" = \"x\"",
+                "card `child`: `x.{eid}`: `{eid}` is captured but neither stacked nor in the target",
+            ),
+            (
+                "[tensors]\n\"x\" = \"x.{bid}\"",
+                "card `child`: `x`: `{bid}` is in the target but not in the pattern",
+            ),
+            ("let = { a = \"b\", b = \"a\" }", "card `child`: [let]: the definition of `a` needs itself"),
+            ("schema = 1", "card `child`: line 6: duplicate key"),
+            (
+                "[ignore]\n\"embed\" = \"no\"",
+                "card `child`: `embed` and `embed` match the same names, and not both have `when`",
+            ),
+        ] {
+            assert_eq!(message(rest), want);
+        }
+        let orphan = Registry::from_texts([("a", "schema = 1\ngguf = \"a\"\nextends = \"b\"")]).unwrap_err();
+        assert_eq!(orphan.to_string(), "card `a`: `extends`: no card is named `b`");
+        let cycle = Registry::from_texts([("a", "schema = 1\ngguf = \"a\"\nextends = \"a\"")]).unwrap_err();
+        assert_eq!(cycle.to_string(), "card `a`: `extends`: more than four generations");
+        let stem = Registry::from_texts([("a", "schema = 1\ngguf = \"b\"")]).unwrap_err();
+        assert_eq!(stem.to_string(), "card `a`: `gguf` is `b`, but the file is named `a`");
+    }
+
+    #[test]
+    fn a_class_has_one_card() {
+        let other = child("").replace("\"child\"", "\"other\"");
+        let error =
+            Registry::from_texts([("parent", PARENT), ("child", &child("")), ("other", &other)]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "card `other`: class `C` is claimed by `child` too, and neither has `when`"
+        );
+        let mut registry = load(&child("")).unwrap();
+        registry.add("other", &other).unwrap();
+        assert_eq!(registry.classes()[0].gguf, "other", "a card from a file takes its classes");
+    }
+
+    #[test]
+    fn rows_can_include_and_remove() {
+        let rows = |text: &str| text.parse::<Table>().unwrap()["r"].as_array().cloned().unwrap();
+        let parent = rows(r#"r = [["a", "1"], ["b", "2"]]"#);
+        let merged = merge_rows(&parent, &rows(r#"r = [["include", "parent"], ["-a"], ["c", "3"]]"#));
+        assert_eq!(merged, rows(r#"r = [["b", "2"], ["c", "3"]]"#));
+    }
+}

@@ -1,0 +1,172 @@
+//! What a card makes of a checkpoint: every GGUF tensor with its sources and operations, and the metadata. Plain
+//! data, made from headers alone.
+
+use crate::arch::ops::Op;
+use crate::arch::schema::{Card, Phase, SpecialToken};
+use crate::arch::types::{FileType, TypeRule};
+use crate::core::{GgmlType, Shape};
+use crate::gguf::Metadata;
+
+/// A checkpoint seen through its card.
+#[derive(Clone, Debug)]
+pub struct Mapping {
+    /// The model class.
+    pub class: String,
+    /// The card, or variant of one.
+    pub card: Card,
+    /// Type asked for the file; `general.file_type` says the same.
+    pub file_type: FileType,
+    /// The tensors, in file order.
+    pub outputs: Vec<OutputSpec>,
+    /// Weights that are left out.
+    pub dropped: Vec<Dropped>,
+    /// Keys that stand before `general.type`.
+    pub early: Metadata,
+    /// Hyper-parameters, `general.file_type` among them, in file order.
+    pub metadata: Metadata,
+    /// What to make of the tokenizer files.
+    pub tokenizer: TokenizerPlan,
+}
+
+/// One tensor of the GGUF file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutputSpec {
+    /// Name in the file.
+    pub name: String,
+    /// Shape, outermost first.
+    pub shape: Shape,
+    /// Where the elements come from.
+    pub content: Content,
+    /// What decides the type.
+    pub type_rule: TypeRule,
+    /// Part of the file.
+    pub phase: Phase,
+}
+
+impl OutputSpec {
+    /// The tensor's type in a file of the given type.
+    #[must_use]
+    pub fn ggml_type(&self, file_type: FileType) -> GgmlType {
+        self.type_rule.ggml_type(&self.name, self.shape.dims(), file_type)
+    }
+}
+
+/// Where the elements of a tensor come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Content {
+    /// From weights.
+    Sources(Assembly),
+    /// Llama 3's rope factors.
+    RopeFreqsLlama3(RopeFreqsLlama3),
+}
+
+/// Weights, what happens to each, how they join, and what happens then.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Assembly {
+    /// Weights with the operations on each.
+    pub sources: Vec<Source>,
+    /// How several become one.
+    pub join: Option<JoinKind>,
+    /// Operations after joining. An operation that yields several tensors says which one is meant.
+    pub ops: Vec<Step>,
+}
+
+/// One source of an assembly.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Source {
+    /// Index among the checkpoint's weights.
+    pub weight: usize,
+    /// Operations on this weight alone.
+    pub ops: Vec<Step>,
+}
+
+/// An operation, and which of its results goes on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// The operation.
+    pub op: Op,
+    /// Which result.
+    pub result: usize,
+}
+
+/// How sources join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JoinKind {
+    /// Along a new first axis.
+    Stack,
+    /// One after the other along an axis.
+    Concat {
+        /// The axis.
+        axis: usize,
+    },
+}
+
+/// The parameters of Llama 3's rope.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RopeFreqsLlama3 {
+    /// Rotary dimension.
+    pub dim: u64,
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// How much the longest wavelengths are stretched.
+    pub factor: f64,
+    /// Wavelengths above `context / low` are stretched by the factor.
+    pub low_freq_factor: f64,
+    /// Wavelengths below `context / high` are not stretched.
+    pub high_freq_factor: f64,
+    /// Context length the model was first trained with.
+    pub context: f64,
+}
+
+/// A weight that is left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dropped {
+    /// Index among the checkpoint's weights.
+    pub weight: usize,
+    /// Why.
+    pub why: String,
+}
+
+/// The tokenizer part of a card, evaluated for one checkpoint.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenizerPlan {
+    /// Modes to try, in order.
+    pub modes: Vec<ModePlan>,
+    /// Size of the vocabulary, where configuration or card say it.
+    pub size: Option<u64>,
+    /// The size is rounded up to a multiple of this.
+    pub pad_multiple: Option<u64>,
+    /// `tokenizer.ggml.token_type_count`.
+    pub token_type_count: Option<u64>,
+    /// Special tokens by role, unless the files set them.
+    pub special: Vec<(String, SpecialToken)>,
+    /// Special tokens by role, whatever the files say.
+    pub force: Vec<(String, SpecialToken)>,
+    /// Roles loaded from the configurations; all if `None`.
+    pub types: Option<Vec<String>>,
+    /// Tokens that become control tokens.
+    pub control: Vec<String>,
+    /// Tokens that become user-defined tokens.
+    pub user_defined: Vec<String>,
+    /// Name of a built-in list of special tokens.
+    pub specials_list: Option<String>,
+    /// Where the chat template comes from.
+    pub template: Option<String>,
+    /// The tokenizer is the target model's.
+    pub from_target: bool,
+    /// Keys before the tokenizer's own.
+    pub before: Metadata,
+    /// Keys after them.
+    pub after: Metadata,
+}
+
+/// One way to read the tokenizer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ModePlan {
+    /// Name of the mode.
+    pub mode: String,
+    /// Special tokens by role, unless the files set them.
+    pub special: Vec<(String, SpecialToken)>,
+    /// Keys after the tokenizer's own, in this mode.
+    pub after: Metadata,
+}

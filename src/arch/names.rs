@@ -1,0 +1,440 @@
+//! Tensor names: patterns with placeholders, and the rewriting of names before patterns see them.
+
+use std::fmt;
+
+use crate::arch::eval::Captures;
+
+/// Endings that carry over from source to target.
+pub(super) const SUFFIXES: [&str; 2] = [".weight", ".bias"];
+/// Endings that make a target name complete.
+const COMPLETE: [&str; 5] = [".weight", ".bias", ".scale", ".lora_a", ".lora_b"];
+
+/// What a placeholder stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Placeholder {
+    /// `{bid}`: a block.
+    Bid,
+    /// `{eid}`: an expert.
+    Eid,
+    /// `{xid}`: another index.
+    Xid,
+}
+
+impl Placeholder {
+    const ALL: [(Self, &'static str); 3] = [(Self::Bid, "bid"), (Self::Eid, "eid"), (Self::Xid, "xid")];
+
+    /// The placeholder of this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|row| row.1 == name).map(|row| row.0)
+    }
+
+    /// The name between the braces.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|row| row.0 == self).map_or("", |row| row.1)
+    }
+}
+
+impl Captures {
+    /// The captured number.
+    #[must_use]
+    pub fn get(&self, placeholder: Placeholder) -> Option<u64> {
+        match placeholder {
+            Placeholder::Bid => self.bid,
+            Placeholder::Eid => self.eid,
+            Placeholder::Xid => self.xid,
+        }
+    }
+
+    /// These captures with one of them set.
+    #[must_use]
+    pub fn with(mut self, placeholder: Placeholder, value: Option<u64>) -> Self {
+        match placeholder {
+            Placeholder::Bid => self.bid = value,
+            Placeholder::Eid => self.eid = value,
+            Placeholder::Xid => self.xid = value,
+        }
+        self
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Part {
+    Text(String),
+    Number(Placeholder),
+    /// `*`: anything, in ignore lists only.
+    Any,
+}
+
+/// A name with placeholders: `model.layers.{bid}.mlp.experts.{eid}.w1`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Pattern {
+    text: String,
+    parts: Vec<Part>,
+}
+
+/// Why a text is not a pattern.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PatternError {
+    /// `{` without `}`, or another name between them.
+    #[error("`{0}`: placeholders are `{{bid}}`, `{{eid}}` and `{{xid}}`")]
+    Placeholder(String),
+    /// `*` outside an ignore list.
+    #[error("`{0}`: `*` is allowed in [ignore] only")]
+    Star(String),
+    /// Nothing at all, or placeholders without text between them.
+    #[error("`{0}`: a pattern needs text, also between placeholders")]
+    Empty(String),
+}
+
+impl Pattern {
+    /// Parses a pattern; `*` is allowed if `stars`.
+    ///
+    /// # Errors
+    /// [`PatternError`].
+    pub fn parse(text: &str, stars: bool) -> Result<Self, PatternError> {
+        let mut parts: Vec<Part> = Vec::new();
+        let mut rest = text;
+        while let Some(at) = rest.find(['{', '}', '*']) {
+            let (before, after) = rest.split_at(at);
+            if !before.is_empty() {
+                parts.push(Part::Text(before.to_owned()));
+            }
+            if let Some(after) = after.strip_prefix('*') {
+                if !stars {
+                    return Err(PatternError::Star(text.to_owned()));
+                }
+                parts.push(Part::Any);
+                rest = after;
+                continue;
+            }
+            let inside = after.strip_prefix('{').and_then(|after| after.split_once('}'));
+            let placeholder = inside.and_then(|(name, rest)| Some((Placeholder::from_name(name)?, rest)));
+            let (placeholder, after) =
+                placeholder.ok_or_else(|| PatternError::Placeholder(text.to_owned()))?;
+            if matches!(parts.last(), Some(Part::Number(_))) {
+                return Err(PatternError::Empty(text.to_owned()));
+            }
+            parts.push(Part::Number(placeholder));
+            rest = after;
+        }
+        if !rest.is_empty() {
+            parts.push(Part::Text(rest.to_owned()));
+        }
+        if parts.is_empty() {
+            return Err(PatternError::Empty(text.to_owned()));
+        }
+        Ok(Self { text: text.to_owned(), parts })
+    }
+
+    /// The pattern as it was written.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// True if the pattern has this placeholder.
+    #[must_use]
+    pub fn has(&self, placeholder: Placeholder) -> bool {
+        self.parts.contains(&Part::Number(placeholder))
+    }
+
+    /// The placeholders in the pattern.
+    pub fn placeholders(&self) -> impl Iterator<Item = Placeholder> {
+        self.parts.iter().filter_map(|part| match part {
+            Part::Number(placeholder) => Some(*placeholder),
+            _ => None,
+        })
+    }
+
+    /// True if the name ends in a suffix of its own, so that none is carried.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        COMPLETE.iter().any(|suffix| self.text.ends_with(suffix))
+    }
+
+    /// Matches a whole name. Numbers are decimal without leading zeros, and equal where a placeholder repeats.
+    #[must_use]
+    pub fn matches(&self, name: &str) -> Option<Captures> {
+        match_parts(&self.parts, name, Captures::default())
+    }
+
+    /// The name with the placeholders filled in; `None` if one has no value.
+    #[must_use]
+    pub fn render(&self, captures: Captures) -> Option<String> {
+        let mut name = String::with_capacity(self.text.len() + 8);
+        for part in &self.parts {
+            match part {
+                Part::Text(text) => name.push_str(text),
+                Part::Number(placeholder) => name.push_str(&captures.get(*placeholder)?.to_string()),
+                Part::Any => name.push('*'),
+            }
+        }
+        Some(name)
+    }
+
+    /// True if some name matches both this pattern with `suffix` appended and the other with its own.
+    #[must_use]
+    pub fn overlaps(&self, suffix: &str, other: &Self, other_suffix: &str) -> bool {
+        overlap(&atoms(&self.parts, suffix), &atoms(&other.parts, other_suffix))
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+fn match_parts(parts: &[Part], name: &str, captures: Captures) -> Option<Captures> {
+    let Some((part, rest)) = parts.split_first() else { return name.is_empty().then_some(captures) };
+    match part {
+        Part::Text(text) => match_parts(rest, name.strip_prefix(text.as_str())?, captures),
+        Part::Number(placeholder) => {
+            let digits = name.len() - name.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+            let number = &name[..digits];
+            if number.is_empty() || (number.len() > 1 && number.starts_with('0')) {
+                return None;
+            }
+            let value: u64 = number.parse().ok()?;
+            if captures.get(*placeholder).is_some_and(|before| before != value) {
+                return None;
+            }
+            match_parts(rest, &name[digits..], captures.with(*placeholder, Some(value)))
+        }
+        Part::Any => {
+            let ends = name.char_indices().map(|(at, _)| at).chain([name.len()]);
+            ends.into_iter().find_map(|at| match_parts(rest, &name[at..], captures))
+        }
+    }
+}
+
+/// One step of a pattern as an automaton: a byte, one or more digits, or anything.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Atom {
+    Byte(u8),
+    Digits,
+    Any,
+}
+
+fn atoms(parts: &[Part], suffix: &str) -> Vec<Atom> {
+    let mut atoms = Vec::new();
+    for part in parts {
+        match part {
+            Part::Text(text) => atoms.extend(text.bytes().map(Atom::Byte)),
+            Part::Number(_) => atoms.push(Atom::Digits),
+            Part::Any => atoms.push(Atom::Any),
+        }
+    }
+    atoms.extend(suffix.bytes().map(Atom::Byte));
+    atoms
+}
+
+/// True if some text fits both: a walk over the pairs of positions. A text that fits `Digits` more than once needs
+/// no state of its own, because the walk may stay at a `Digits` of one side while the other moves on.
+fn overlap(a: &[Atom], b: &[Atom]) -> bool {
+    // State: position in each, and whether the `Digits` there has taken a digit already.
+    let mut open = vec![(0usize, false, 0usize, false)];
+    let mut seen = std::collections::HashSet::new();
+    while let Some(state) = open.pop() {
+        if !seen.insert(state) {
+            continue;
+        }
+        let (i, a_taken, j, b_taken) = state;
+        if i == a.len() && j == b.len() {
+            return true;
+        }
+        // Steps without a byte: leave a `Digits` that has taken one, skip an `Any`.
+        if a_taken || a.get(i) == Some(&Atom::Any) {
+            open.push((i + 1, false, j, b_taken));
+        }
+        if b_taken || b.get(j) == Some(&Atom::Any) {
+            open.push((i, a_taken, j + 1, false));
+        }
+        let (Some(&x), Some(&y)) = (a.get(i), b.get(j)) else { continue };
+        let common = match (x, y) {
+            (Atom::Byte(x), Atom::Byte(y)) => x == y,
+            (Atom::Byte(x), Atom::Digits) | (Atom::Digits, Atom::Byte(x)) => x.is_ascii_digit(),
+            _ => true,
+        };
+        if common {
+            let next = |atom: Atom, at: usize| match atom {
+                Atom::Byte(_) => (at + 1, false),
+                Atom::Digits => (at, true),
+                Atom::Any => (at, false),
+            };
+            let ((i, a_taken), (j, b_taken)) = (next(x, i), next(y, j));
+            open.push((i, a_taken, j, b_taken));
+        }
+    }
+    false
+}
+
+/// The index in a name that counts as its block: the first part that is all digits.
+#[must_use]
+pub(super) fn block_of(name: &str) -> Option<u64> {
+    name.split('.').find(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))?.parse().ok()
+}
+
+/// What every name goes through before the card's own rewriting.
+///
+/// # Exactness
+/// Equals `ModelBase.filter_tensors` of llama.cpp 0.5.0.
+#[must_use]
+pub(super) fn shared_rewrite(name: &str) -> String {
+    let name = match name.strip_suffix("e_score_correction_bias") {
+        Some(_) => name.replace("e_score_correction_bias", "e_score_correction.bias"),
+        None => name.to_owned(),
+    };
+    name.replace("language_model.", "")
+}
+
+/// True for tensors of other modalities, which a text model does without.
+///
+/// # Exactness
+/// Equals `TextModel.filter_tensors` of llama.cpp 0.5.0.
+#[must_use]
+pub(super) fn is_multimodal(name: &str) -> bool {
+    const HEADS: [&str; 10] = [
+        "mlp",
+        "vit.",
+        "vpm.",
+        "siglip2.",
+        "conformer.",
+        "merger.",
+        "resampler.",
+        "sound_encoder.",
+        "sound_projection.",
+        "speech_embeddings.",
+    ];
+    const PARTS: [&str; 16] = [
+        "visual.",
+        "vision.",
+        "audio.",
+        "talker.",
+        "vision_",
+        "audio_",
+        "token2wav.",
+        "code2wav.",
+        "projector.",
+        "pre_mm_projector_norm",
+        "image_newline",
+        "view_seperator",
+        "patch_embed",
+        "patch_merger.",
+        "patch_merge_mlp.",
+        "model.connector.",
+    ];
+    HEADS.iter().any(|head| name.starts_with(head)) || PARTS.iter().any(|part| name.contains(part))
+}
+
+/// True for buffers that checkpoints carry and no runtime wants.
+#[must_use]
+pub(super) fn is_recomputed(name: &str) -> bool {
+    [".attention.masked_bias", ".attention.bias", ".rotary_emb.inv_freq"]
+        .iter()
+        .any(|end| name.ends_with(end))
+}
+
+/// How far apart two names are: insertions, deletions and substitutions of one byte each.
+#[must_use]
+pub(super) fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = i;
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let substituted = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// The known name nearest to a name, if it is near enough to be meant.
+pub(super) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    // Names from files can be long; what is compared stays short.
+    let short = |text: &'a str| (text.len() <= 256).then_some(text);
+    if name.len() > 256 {
+        return None;
+    }
+    let candidates = known.into_iter().filter_map(short).map(|known| (distance(name, known), known));
+    let (distance, known) = candidates.min_by_key(|candidate| candidate.0)?;
+    (distance <= name.len().max(known.len()) / 2).then_some(known)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pattern(text: &str) -> Pattern {
+        Pattern::parse(text, true).unwrap()
+    }
+
+    #[test]
+    fn patterns_capture_decimal_numbers() {
+        let experts = pattern("model.layers.{bid}.experts.{eid}.w1");
+        let captures = experts.matches("model.layers.12.experts.0.w1").unwrap();
+        assert_eq!((captures.bid, captures.eid, captures.xid), (Some(12), Some(0), None));
+        assert_eq!(experts.render(captures).as_deref(), Some("model.layers.12.experts.0.w1"));
+        for no in
+            ["model.layers.012.experts.0.w1", "model.layers..experts.0.w1", "model.layers.1.experts.x.w1"]
+        {
+            assert_eq!(experts.matches(no), None, "{no}");
+        }
+        assert!(pattern("a.{bid}.b.{bid}").matches("a.3.b.3").is_some());
+        assert!(pattern("a.{bid}.b.{bid}").matches("a.3.b.4").is_none());
+        assert!(pattern("model.layers.{bid}.*").matches("model.layers.7.anything.at.all").is_some());
+        assert!(pattern("x.{bid}").matches("x.99999999999999999999").is_none());
+        assert!(pattern("x.{bid}").render(Captures::default()).is_none());
+    }
+
+    #[test]
+    fn patterns_are_checked() {
+        assert!(matches!(Pattern::parse("a.{foo}", false), Err(PatternError::Placeholder(_))));
+        assert!(matches!(Pattern::parse("a.{bid", false), Err(PatternError::Placeholder(_))));
+        assert!(matches!(Pattern::parse("a.*", false), Err(PatternError::Star(_))));
+        assert!(matches!(Pattern::parse("", false), Err(PatternError::Empty(_))));
+        assert!(matches!(Pattern::parse("{bid}{eid}", false), Err(PatternError::Empty(_))));
+    }
+
+    #[test]
+    fn overlaps_are_found() {
+        for (a, a_end, b, b_end, want) in [
+            ("model.{bid}.x", "", "model.{bid}.x", "", true),
+            ("model.{bid}.x", ".weight", "model.{bid}.x.weight", "", true),
+            ("model.{bid}.x", ".bias", "model.{bid}.x.weight", "", false),
+            ("model.{bid}.x", "", "model.0.x", "", true),
+            ("model.{bid}.experts.{eid}.w", "", "model.{bid}.experts.0.w", "", true),
+            ("model.{bid}.x", "", "model.{bid}.y", "", false),
+            ("model.1{bid}", "", "model.{bid}", "", true),
+            ("model.{bid}.*", "", "model.{bid}.mlp.up", ".weight", true),
+            ("a.{bid}", "", "a.", "", false),
+        ] {
+            assert_eq!(pattern(a).overlaps(a_end, &pattern(b), b_end), want, "{a}{a_end} {b}{b_end}");
+            assert_eq!(pattern(b).overlaps(b_end, &pattern(a), a_end), want, "{b}{b_end} {a}{a_end}");
+        }
+    }
+
+    #[test]
+    fn names_of_other_modalities_and_buffers_are_known() {
+        assert!(is_multimodal("vision_tower.vision_model.embeddings.weight"));
+        assert!(is_multimodal("mlp1.0.weight") && !is_multimodal("model.layers.0.mlp.up_proj.weight"));
+        assert!(is_recomputed("model.layers.0.self_attn.rotary_emb.inv_freq"));
+        assert_eq!(
+            shared_rewrite("language_model.model.x.e_score_correction_bias"),
+            "model.x.e_score_correction.bias"
+        );
+        assert_eq!(block_of("model.layers.17.mlp.experts.3.w1"), Some(17));
+        assert_eq!(block_of("lm_head.weight"), None);
+    }
+
+    #[test]
+    fn the_nearest_name_is_near() {
+        let known = ["self_attn.q_proj", "self_attn.k_proj", "mlp.up_proj"];
+        assert_eq!(nearest("self_attn.q_prj", known), Some("self_attn.q_proj"));
+        assert_eq!(nearest("zzz", known), None);
+    }
+}

@@ -1,0 +1,685 @@
+//! From a merged TOML table to a typed card. Unknown keys are errors wherever they stand.
+
+use indexmap::IndexMap;
+use toml::{Table, Value as Toml};
+
+use crate::arch::error::CardProblem;
+use crate::arch::expr::Expr;
+use crate::arch::names::{Pattern, Placeholder, nearest};
+use crate::arch::ops::{Form, OpKind, OpSpec, Param};
+use crate::arch::schema::{
+    Card, ConfigDefault, DefaultValue, Entry, EntryType, Generate, GenerateKind, Ignore, Join, Phase,
+    Rewrite, RewriteStep, Row, SpecialToken, TOKENIZER_MODES, Target, TokenizerMode, TokenizerSpec,
+};
+
+type Read<T> = Result<T, CardProblem>;
+
+/// Block prefix of sources where the card names none.
+const BLOCK: &str = "model.layers.{bid}.";
+
+const CARD_KEYS: &[&str] = &[
+    "schema",
+    "gguf",
+    "extends",
+    "abstract",
+    "classes",
+    "examples",
+    "when",
+    "raw_config",
+    "multimodal",
+    "require",
+    "set",
+    "drop_config",
+    "metadata_set",
+    "metadata_drop",
+    "early",
+    "metadata",
+    "let",
+    "tables",
+    "defaults",
+    "aliases",
+    "names",
+    "tensors",
+    "blocks",
+    "ignore",
+    "outputs",
+    "generate",
+    "tokenizer",
+    "variant",
+    "inverse",
+    "graph",
+];
+
+/// A table whose keys are known, and where it stands.
+struct Fields<'t> {
+    table: &'t Table,
+    at: String,
+}
+
+impl<'t> Fields<'t> {
+    fn new(value: &'t Toml, at: &str, known: &[&str]) -> Read<Self> {
+        let table = value.as_table().ok_or_else(|| kind(at, "a table", value))?;
+        Self::of(table, at, known)
+    }
+
+    fn of(table: &'t Table, at: &str, known: &[&str]) -> Read<Self> {
+        match table.keys().find(|key| !known.contains(&key.as_str())) {
+            Some(key) => Err(CardProblem::UnknownKey {
+                at: at.to_owned(),
+                key: key.clone(),
+                nearest: nearest(key, known.iter().copied()).map(str::to_owned),
+            }),
+            None => Ok(Self { table, at: at.to_owned() }),
+        }
+    }
+
+    fn at(&self, key: &str) -> String {
+        format!("{} `{key}`", self.at)
+    }
+
+    fn text(&self, key: &str) -> Read<Option<String>> {
+        self.table.get(key).map(|value| text(value, &self.at(key))).transpose()
+    }
+
+    fn bool(&self, key: &str) -> Read<bool> {
+        match self.table.get(key) {
+            None => Ok(false),
+            Some(Toml::Boolean(value)) => Ok(*value),
+            Some(other) => Err(kind(&self.at(key), "true or false", other)),
+        }
+    }
+
+    fn expr(&self, key: &str) -> Read<Option<Expr>> {
+        self.table.get(key).map(|value| expr(value, &self.at(key))).transpose()
+    }
+
+    fn list(&self, key: &str) -> Read<&'t [Toml]> {
+        match self.table.get(key) {
+            None => Ok(&[]),
+            Some(Toml::Array(items)) => Ok(items),
+            Some(other) => Err(kind(&self.at(key), "a list", other)),
+        }
+    }
+
+    fn texts(&self, key: &str) -> Read<Vec<String>> {
+        self.list(key)?.iter().map(|item| text(item, &self.at(key))).collect()
+    }
+
+    fn table(&self, key: &str) -> Read<Option<&'t Table>> {
+        match self.table.get(key) {
+            None => Ok(None),
+            Some(Toml::Table(table)) => Ok(Some(table)),
+            Some(other) => Err(kind(&self.at(key), "a table", other)),
+        }
+    }
+
+    fn tables(&self, key: &str) -> Read<impl Iterator<Item = (&'t String, &'t Toml)>> {
+        Ok(self.table(key)?.into_iter().flatten())
+    }
+}
+
+fn kind(at: &str, expected: &'static str, found: &Toml) -> CardProblem {
+    CardProblem::Kind { at: at.to_owned(), expected, found: found.type_str().to_owned() }
+}
+
+fn text(value: &Toml, at: &str) -> Read<String> {
+    value.as_str().map(str::to_owned).ok_or_else(|| kind(at, "a text", value))
+}
+
+/// An expression; numbers and truth values may stand without quotes.
+fn expr(value: &Toml, at: &str) -> Read<Expr> {
+    match value {
+        Toml::String(text) => Expr::parse(text).map_err(|source| CardProblem::Expr {
+            at: at.to_owned(),
+            text: text.clone(),
+            source,
+        }),
+        Toml::Integer(value) => Ok(Expr::Int((*value).into())),
+        Toml::Float(value) if value.is_finite() => Ok(Expr::Float(*value)),
+        Toml::Boolean(value) => Ok(Expr::Bool(*value)),
+        other => Err(kind(at, "an expression", other)),
+    }
+}
+
+fn pattern(text: &str, at: &str, stars: bool) -> Read<Pattern> {
+    Pattern::parse(text, stars).map_err(|source| CardProblem::Pattern { at: at.to_owned(), source })
+}
+
+fn choice<T: Copy>(at: &str, what: &'static str, name: &str, known: &[(&str, T)]) -> Read<T> {
+    known.iter().find(|row| row.0 == name).map(|row| row.1).ok_or_else(|| CardProblem::UnknownChoice {
+        at: at.to_owned(),
+        what,
+        name: name.to_owned(),
+        nearest: nearest(name, known.iter().map(|row| row.0)).map(str::to_owned),
+    })
+}
+
+/// Reads a merged card.
+pub(super) fn card(table: &Table, variant: Option<&str>) -> Read<Card> {
+    let top = Fields::of(table, "top level", CARD_KEYS)?;
+    match table.get("schema") {
+        Some(Toml::Integer(1)) => {}
+        Some(other) => return Err(kind("`schema`", "1", other)),
+        None => return Err(CardProblem::MissingKey { at: top.at, key: "schema" }),
+    }
+    let multimodal = top.text("multimodal")?.unwrap_or_else(|| "drop".to_owned());
+    let (rewrite, block) = match table.get("names") {
+        Some(names) => names_of(&Fields::new(names, "[names]", &["rewrite", "block"])?)?,
+        None => (Vec::new(), BLOCK.to_owned()),
+    };
+    let mut lets: IndexMap<String, Expr> = IndexMap::new();
+    for (name, text) in [
+        ("block_count", "first(n_layers, num_hidden_layers, n_layer, num_layers)"),
+        ("block_limit", "block_count"),
+    ] {
+        lets.insert(name.to_owned(), expr(&Toml::from(text), "[let]")?);
+    }
+    for (name, value) in top.tables("let")? {
+        lets.insert(name.clone(), expr(value, &format!("[let] `{name}`"))?);
+    }
+    Ok(Card {
+        gguf: top.text("gguf")?.ok_or(CardProblem::MissingKey { at: top.at.clone(), key: "gguf" })?,
+        variant: variant.map(str::to_owned),
+        is_abstract: top.bool("abstract")?,
+        classes: top.texts("classes")?,
+        examples: top.texts("examples")?,
+        when: top.expr("when")?,
+        raw_config: top.bool("raw_config")?,
+        keep_multimodal: choice("`multimodal`", "choice", &multimodal, &[("drop", false), ("keep", true)])?,
+        require: require(&top)?,
+        set: pairs(&top, "set")?,
+        drop_config: top.texts("drop_config")?,
+        metadata_set: pairs(&top, "metadata_set")?,
+        metadata_drop: top.texts("metadata_drop")?,
+        early: rows(&top, "early")?,
+        metadata: if table.contains_key("metadata") { rows(&top, "metadata")? } else { vec![Row::Base] },
+        lets,
+        tables: tables(&top)?,
+        defaults: defaults(&top)?,
+        aliases: aliases(&top)?,
+        rewrite,
+        entries: entries(&top, &block)?,
+        ignore: ignore(&top)?,
+        outputs: outputs(&top)?,
+        generate: top.list("generate")?.iter().map(generate).collect::<Read<_>>()?,
+        tokenizer: table.get("tokenizer").map(tokenizer).transpose()?.unwrap_or_default(),
+        inverse: exprs(&top, "inverse")?,
+        graph: top.table("graph")?.cloned().unwrap_or_default(),
+    })
+}
+
+/// `names.rewrite` and `names.block`.
+fn names_of(names: &Fields<'_>) -> Read<(Vec<Rewrite>, String)> {
+    let steps =
+        names.list("rewrite")?.iter().map(|step| rewrite(step, &names.at("rewrite"))).collect::<Read<_>>()?;
+    Ok((steps, names.text("block")?.unwrap_or_else(|| BLOCK.to_owned())))
+}
+
+fn rewrite(step: &Toml, at: &str) -> Read<Rewrite> {
+    let mut items = step.as_array().cloned().ok_or_else(|| kind(at, "a list", step))?;
+    let when = match items.last() {
+        Some(Toml::Table(table)) => {
+            let when = Fields::of(table, at, &["when"])?.expr("when")?;
+            items.pop();
+            when
+        }
+        _ => None,
+    };
+    let texts: Vec<&str> = items.iter().filter_map(Toml::as_str).collect();
+    let own = |text: &str| text.to_owned();
+    let step = match texts.as_slice() {
+        ["strip", a] => RewriteStep::Strip(own(a)),
+        ["head", a, b] => RewriteStep::Head(own(a), own(b)),
+        ["tail", a, b] => RewriteStep::Tail(own(a), own(b)),
+        ["replace", a, b] => RewriteStep::Replace(own(a), own(b)),
+        ["prefix", a] => RewriteStep::Prefix(own(a)),
+        ["shift", a, b, by] => RewriteStep::Shift(own(a), own(b), expr(&Toml::from(*by), at)?),
+        _ => return Err(kind(at, "a rewriting step (strip, head, tail, replace, prefix, shift)", step)),
+    };
+    Ok(Rewrite { step, when })
+}
+
+fn exprs(top: &Fields<'_>, key: &str) -> Read<IndexMap<String, Expr>> {
+    top.tables(key)?
+        .map(|(name, value)| Ok((name.clone(), expr(value, &format!("[{key}] `{name}`"))?)))
+        .collect()
+}
+
+/// A list of `[name, expression]`.
+fn pairs(top: &Fields<'_>, key: &str) -> Read<Vec<(String, Expr)>> {
+    let at = top.at(key);
+    let pair = |item: &Toml| match item.as_array().map(Vec::as_slice) {
+        Some([name, value]) => Ok((text(name, &at)?, expr(value, &at)?)),
+        _ => Err(kind(&at, "[name, expression]", item)),
+    };
+    top.list(key)?.iter().map(pair).collect()
+}
+
+fn require(top: &Fields<'_>) -> Read<Vec<(Expr, String)>> {
+    let at = top.at("require");
+    let rule = |item: &Toml| match item.as_array().map(Vec::as_slice) {
+        Some([condition, message]) => Ok((expr(condition, &at)?, text(message, &at)?)),
+        _ => Err(kind(&at, "[condition, message]", item)),
+    };
+    top.list("require")?.iter().map(rule).collect()
+}
+
+fn rows(fields: &Fields<'_>, key: &str) -> Read<Vec<Row>> {
+    fields.list(key)?.iter().map(|item| row(item, &fields.at(key))).collect()
+}
+
+fn row(item: &Toml, at: &str) -> Read<Row> {
+    let wrong = || kind(at, "[key, expression] or [key, expression, condition]", item);
+    match item.as_array().map(Vec::as_slice) {
+        Some([include, base]) if include.as_str() == Some("include") && base.as_str() == Some("base") => {
+            Ok(Row::Base)
+        }
+        Some([key, value, when @ ..]) if when.len() <= 1 => {
+            let key = key.as_str().ok_or_else(wrong)?;
+            let at = format!("{at}, row `{key}`");
+            let when = when.first().map(|when| expr(when, &at)).transpose()?;
+            Ok(Row::Key { key: key.to_owned(), value: expr(value, &at)?, when })
+        }
+        _ => Err(wrong()),
+    }
+}
+
+fn tables(top: &Fields<'_>) -> Read<IndexMap<String, IndexMap<String, i64>>> {
+    let numbers = |rows: &[(&str, i64)]| rows.iter().map(|row| (row.0.to_owned(), row.1)).collect();
+    let mut all: IndexMap<String, IndexMap<String, i64>> = IndexMap::new();
+    all.insert("gating".to_owned(), numbers(&[("softmax", 1), ("sigmoid", 2), ("sqrtsoftplus", 4)]));
+    all.insert(
+        "pooling".to_owned(),
+        numbers(&[("none", 0), ("mean", 1), ("cls", 2), ("last", 3), ("rank", 4)]),
+    );
+    for (name, table) in top.tables("tables")? {
+        let at = format!("[tables.{name}]");
+        let table = table.as_table().ok_or_else(|| kind(&at, "a table", table))?;
+        let number = |(key, value): (&String, &Toml)| {
+            Ok((key.clone(), value.as_integer().ok_or_else(|| kind(&at, "an integer", value))?))
+        };
+        all.insert(name.clone(), table.iter().map(number).collect::<Read<_>>()?);
+    }
+    Ok(all)
+}
+
+fn defaults(top: &Fields<'_>) -> Read<IndexMap<String, IndexMap<String, ConfigDefault>>> {
+    let mut all = IndexMap::new();
+    for (model_type, table) in top.tables("defaults")? {
+        let at = format!("[defaults.{model_type}]");
+        let table = table.as_table().ok_or_else(|| kind(&at, "a table", table))?;
+        let rules =
+            table.iter().map(|(key, value)| Ok((key.clone(), default(value, &format!("{at} `{key}`"))?)));
+        all.insert(model_type.clone(), rules.collect::<Read<_>>()?);
+    }
+    Ok(all)
+}
+
+fn default(value: &Toml, at: &str) -> Read<ConfigDefault> {
+    let is_rule = |table: &&Table| table.contains_key("value") || table.contains_key("expr");
+    let Some(table) = value.as_table().filter(is_rule) else {
+        return Ok(ConfigDefault { value: DefaultValue::Literal(json(value, at)?), null: None, auto: false });
+    };
+    let fields = Fields::of(table, at, &["value", "expr", "null", "auto"])?;
+    let value = match (table.get("value"), fields.expr("expr")?) {
+        (Some(value), None) => DefaultValue::Literal(json(value, at)?),
+        (None, Some(expr)) => DefaultValue::Expr(expr),
+        _ => return Err(kind(at, "either `value` or `expr`", value)),
+    };
+    let null = match table.get("null") {
+        None | Some(Toml::Boolean(false)) => None,
+        Some(Toml::Boolean(true)) => Some(value.clone()),
+        Some(other) => Some(DefaultValue::Expr(expr(other, at)?)),
+    };
+    Ok(ConfigDefault { value, null, auto: fields.bool("auto")? })
+}
+
+fn json(value: &Toml, at: &str) -> Read<serde_json::Value> {
+    Ok(match value {
+        Toml::String(text) => text.as_str().into(),
+        Toml::Integer(value) => (*value).into(),
+        Toml::Float(value) => (*value).into(),
+        Toml::Boolean(value) => (*value).into(),
+        Toml::Array(items) => items.iter().map(|item| json(item, at)).collect::<Read<Vec<_>>>()?.into(),
+        Toml::Table(table) => {
+            let members = table.iter().map(|(key, value)| Ok((key.clone(), json(value, at)?)));
+            serde_json::Value::Object(members.collect::<Read<_>>()?)
+        }
+        Toml::Datetime(_) => return Err(kind(at, "a JSON value", value)),
+    })
+}
+
+fn aliases(top: &Fields<'_>) -> Read<IndexMap<String, IndexMap<String, String>>> {
+    let mut all = IndexMap::new();
+    for (model_type, table) in top.tables("aliases")? {
+        let at = format!("[aliases.{model_type}]");
+        let table = table.as_table().ok_or_else(|| kind(&at, "a table", table))?;
+        let names = table.iter().map(|(key, value)| Ok((key.clone(), text(value, &at)?)));
+        all.insert(model_type.clone(), names.collect::<Read<_>>()?);
+    }
+    Ok(all)
+}
+
+fn outputs(top: &Fields<'_>) -> Read<Vec<Pattern>> {
+    if !top.table.contains_key("outputs") {
+        return Ok(vec![pattern("token_embd.weight", "`outputs`", false)?]);
+    }
+    top.texts("outputs")?.iter().map(|text| pattern(text, "`outputs`", false)).collect()
+}
+
+fn ignore(top: &Fields<'_>) -> Read<Vec<Ignore>> {
+    let mut all = Vec::new();
+    for (name, value) in top.tables("ignore")? {
+        let at = format!("[ignore] `{name}`");
+        let (why, when) = match value {
+            Toml::Boolean(false) => continue,
+            Toml::String(why) => (why.clone(), None),
+            other => {
+                let fields = Fields::new(other, &at, &["why", "when"])?;
+                let why =
+                    fields.text("why")?.ok_or(CardProblem::MissingKey { at: at.clone(), key: "why" })?;
+                (why, fields.expr("when")?)
+            }
+        };
+        all.push(Ignore { pattern: pattern(name, &at, true)?, why, when });
+    }
+    Ok(all)
+}
+
+fn generate(item: &Toml) -> Read<Generate> {
+    let at = "`generate`";
+    let fields = Fields::new(item, at, &["kind", "to", "when", "dim", "factor"])?;
+    let missing = |key| CardProblem::MissingKey { at: at.to_owned(), key };
+    let name = fields.text("kind")?.ok_or(missing("kind"))?;
+    choice(at, "kind", &name, &[("rope_freqs_llama3", ())])?;
+    let factor = match item.get("factor") {
+        None => 8.0,
+        Some(Toml::Float(factor)) => *factor,
+        Some(Toml::Integer(factor)) => *factor as f64,
+        Some(other) => return Err(kind(&fields.at("factor"), "a number", other)),
+    };
+    Ok(Generate {
+        kind: GenerateKind::RopeFreqsLlama3 { dim: fields.expr("dim")?.ok_or(missing("dim"))?, factor },
+        to: fields.text("to")?.ok_or(missing("to"))?,
+        when: fields.expr("when")?,
+    })
+}
+
+/// `[tensors]`, then `[blocks]` with its prefixes put in front.
+fn entries(top: &Fields<'_>, block: &str) -> Read<Vec<Entry>> {
+    let mut all = Vec::new();
+    for (section, source, target) in [("tensors", "", ""), ("blocks", block, "blk.{bid}.")] {
+        for (name, value) in top.tables(section)? {
+            if value.as_bool() != Some(false) {
+                all.push(entry(name, value, &format!("[{section}] `{name}`"), source, target)?);
+            }
+        }
+    }
+    Ok(all)
+}
+
+const ENTRY_KEYS: &[&str] = &[
+    "to",
+    "alias",
+    "ops",
+    "pre",
+    "stack",
+    "concat",
+    "n",
+    "with",
+    "join",
+    "group",
+    "bid",
+    "when",
+    "optional",
+    "type",
+    "phase",
+    "duplicates",
+    "untyped_bid",
+];
+
+fn entry(name: &str, value: &Toml, at: &str, source: &str, target: &str) -> Read<Entry> {
+    let shorthand;
+    let fields = if let Toml::String(to) = value {
+        shorthand = Table::from_iter([("to".to_owned(), Toml::from(to.as_str()))]);
+        Fields::of(&shorthand, at, ENTRY_KEYS)?
+    } else {
+        Fields::new(value, at, ENTRY_KEYS)?
+    };
+    let source_pattern = |name: &str| pattern(&format!("{source}{name}"), at, false);
+    let mut patterns = vec![source_pattern(name)?];
+    for alias in fields.texts("alias")? {
+        patterns.push(source_pattern(&alias)?);
+    }
+    let with = fields.texts("with")?.iter().map(|name| source_pattern(name)).collect::<Read<Vec<_>>>()?;
+    let targets = match fields.table.get("to") {
+        None => return Err(CardProblem::MissingKey { at: at.to_owned(), key: "to" }),
+        Some(Toml::Array(items)) => {
+            items.iter().map(|to| one_target(to, at, target)).collect::<Read<Vec<_>>>()?
+        }
+        Some(to) => vec![one_target(to, at, target)?],
+    };
+    let n_complete = targets.iter().filter(|target| target.name.is_complete()).count();
+    if n_complete != 0 && n_complete != targets.len() {
+        return Err(CardProblem::Kind {
+            at: at.to_owned(),
+            expected: "targets that all have an ending, or none",
+            found: "a mixture".to_owned(),
+        });
+    }
+    let types = [
+        ("f32", EntryType::F32),
+        ("f16", EntryType::F16),
+        ("file", EntryType::File),
+        ("source", EntryType::Source),
+    ];
+    let phases = [("first", Phase::First), ("last", Phase::Last)];
+    let chosen = |key: &'static str| fields.text(key);
+    Ok(Entry {
+        exact: n_complete > 0 || patterns.iter().any(Pattern::is_complete),
+        patterns,
+        join: join(&fields, !with.is_empty())?,
+        with,
+        targets,
+        pre: ops(&fields, "pre")?,
+        ops: ops(&fields, "ops")?,
+        n: fields.expr("n")?,
+        group: fields.text("group")?,
+        bid: fields.expr("bid")?,
+        when: fields.expr("when")?,
+        optional: fields.bool("optional")?,
+        ty: chosen("type")?.map_or(Ok(EntryType::Auto), |name| choice(at, "type", &name, &types))?,
+        phase: chosen("phase")?.map_or(Ok(Phase::Normal), |name| choice(at, "phase", &name, &phases))?,
+        drop_duplicates: chosen("duplicates")?
+            .map_or(Ok(false), |name| choice(at, "choice", &name, &[("error", false), ("drop", true)]))?,
+        untyped_bid: fields.bool("untyped_bid")?,
+    })
+}
+
+fn join(fields: &Fields<'_>, has_with: bool) -> Read<Option<Join>> {
+    let placeholder = |key: &str| -> Read<Option<Placeholder>> {
+        let Some(name) = fields.text(key)? else { return Ok(None) };
+        let known = [("eid", Placeholder::Eid), ("xid", Placeholder::Xid)];
+        choice(&fields.at(key), "placeholder", &name, &known).map(Some)
+    };
+    let named = match fields.text("join")? {
+        Some(name) => {
+            let known = [
+                ("concat", Join::Concat { axis: 0 }),
+                ("concat1", Join::Concat { axis: 1 }),
+                ("stack", Join::Stack),
+            ];
+            Some(choice(&fields.at("join"), "join", &name, &known)?)
+        }
+        None => None,
+    };
+    match (placeholder("stack")?, placeholder("concat")?, named, has_with) {
+        (None, None, None, false) => Ok(None),
+        (Some(by), None, None, false) => Ok(Some(Join::StackBy(by))),
+        (None, Some(by), None, false) => Ok(Some(Join::ConcatBy(by))),
+        (None, None, Some(join), true) => Ok(Some(join)),
+        _ => Err(CardProblem::Kind {
+            at: fields.at.clone(),
+            expected: "one of `stack`, `concat`, or `join` together with `with`",
+            found: "another combination".to_owned(),
+        }),
+    }
+}
+
+fn one_target(to: &Toml, at: &str, prefix: &str) -> Read<Target> {
+    let (name, ops) = match to {
+        Toml::String(name) => (name.clone(), Vec::new()),
+        other => {
+            let fields = Fields::new(other, at, &["to", "ops"])?;
+            let name = fields.text("to")?.ok_or(CardProblem::MissingKey { at: at.to_owned(), key: "to" })?;
+            (name, ops(&fields, "ops")?)
+        }
+    };
+    Ok(Target { name: pattern(&format!("{prefix}{name}"), at, false)?, ops })
+}
+
+fn ops(fields: &Fields<'_>, key: &str) -> Read<Vec<OpSpec>> {
+    fields.list(key)?.iter().map(|item| op(item, &fields.at(key))).collect()
+}
+
+/// An operation: its name, or a table with its name and parameters.
+fn op(item: &Toml, at: &str) -> Read<OpSpec> {
+    let (name, value) = match item {
+        Toml::String(name) => (name.as_str(), None),
+        Toml::Table(table) if table.len() == 1 => match table.iter().next() {
+            Some((name, value)) => (name.as_str(), Some(value)),
+            None => return Err(kind(at, "an operation", item)),
+        },
+        other => return Err(kind(at, "an operation", other)),
+    };
+    let op = OpKind::from_name(name).ok_or_else(|| CardProblem::UnknownChoice {
+        at: at.to_owned(),
+        what: "operation",
+        name: name.to_owned(),
+        nearest: nearest(name, OpKind::names()).map(str::to_owned),
+    })?;
+    let row = op.row();
+    let at = format!("{at} `{name}`");
+    let mut params = Vec::new();
+    if let Some(Toml::Table(table)) = value {
+        let known: Vec<&str> = row.params.iter().map(|param| param.name).collect();
+        let fields = Fields::of(table, &at, &known)?;
+        for spec in row.params {
+            if let Some(value) = fields.table.get(spec.name) {
+                params.push((spec.name, param(value, spec.form, &at)?));
+            }
+        }
+    } else if let Some(value) = value {
+        let spec = row.params.iter().find(|param| param.name == row.short);
+        let spec = spec.ok_or_else(|| kind(&at, "a table of parameters", value))?;
+        params.push((spec.name, param(value, spec.form, &at)?));
+    }
+    match row.params.iter().find(|spec| spec.required && !params.iter().any(|param| param.0 == spec.name)) {
+        Some(spec) => Err(CardProblem::MissingKey { at, key: spec.name }),
+        None => Ok(OpSpec { kind: op, params }),
+    }
+}
+
+fn param(value: &Toml, form: Form, at: &str) -> Read<Param> {
+    match (form, value) {
+        (Form::Many, Toml::Array(items)) => {
+            Ok(Param::Many(items.iter().map(|item| expr(item, at)).collect::<Read<_>>()?))
+        }
+        // A list may be one expression that gives a list.
+        _ => Ok(Param::One(expr(value, at)?)),
+    }
+}
+
+fn special(fields: &Fields<'_>, key: &str) -> Read<Vec<(String, SpecialToken)>> {
+    const ROLES: &[&str] = &["bos", "eos", "unk", "sep", "pad", "mask", "eot", "eom"];
+    let Some(table) = fields.table(key)? else { return Ok(Vec::new()) };
+    let at = fields.at(key);
+    let roles = Fields::of(table, &at, ROLES)?;
+    let token = |(role, value): (&String, &Toml)| {
+        let token = match value {
+            Toml::String(text) => SpecialToken::Text(text.clone()),
+            Toml::Integer(id) => {
+                SpecialToken::Id(u32::try_from(*id).map_err(|_| kind(&at, "a token number", value))?)
+            }
+            other => return Err(kind(&at, "a token or its number", other)),
+        };
+        Ok((role.clone(), token))
+    };
+    roles.table.iter().map(token).collect()
+}
+
+fn tokenizer(value: &Toml) -> Read<TokenizerSpec> {
+    let at = "[tokenizer]";
+    let known = [
+        "try",
+        "size",
+        "pad_multiple",
+        "token_type_count",
+        "special",
+        "force",
+        "types",
+        "control",
+        "user_defined",
+        "specials_list",
+        "template",
+        "from",
+        "before",
+        "after",
+    ];
+    let fields = Fields::new(value, at, &known)?;
+    let pad_multiple = match value.get("pad_multiple") {
+        None => None,
+        Some(n) => {
+            let n = n.as_integer().and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0);
+            Some(n.ok_or_else(|| kind(&fields.at("pad_multiple"), "a positive integer", value))?)
+        }
+    };
+    let from = fields.text("from")?;
+    let from_target = from.map_or(Ok(false), |from| choice(at, "origin", &from, &[("target", true)]))?;
+    Ok(TokenizerSpec {
+        modes: fields.list("try")?.iter().map(mode).collect::<Read<_>>()?,
+        size: fields.expr("size")?,
+        pad_multiple,
+        token_type_count: fields.expr("token_type_count")?,
+        special: special(&fields, "special")?,
+        force: special(&fields, "force")?,
+        types: if fields.table.contains_key("types") { Some(fields.texts("types")?) } else { None },
+        control: fields.texts("control")?,
+        user_defined: fields.texts("user_defined")?,
+        specials_list: fields.text("specials_list")?,
+        template: fields.text("template")?,
+        from_target,
+        before: rows(&fields, "before")?,
+        after: rows(&fields, "after")?,
+    })
+}
+
+fn mode(value: &Toml) -> Read<TokenizerMode> {
+    let at = "[tokenizer] `try`";
+    let known: Vec<(&str, ())> = TOKENIZER_MODES.iter().map(|mode| (*mode, ())).collect();
+    let mode = match value {
+        Toml::String(mode) => TokenizerMode { mode: mode.clone(), ..TokenizerMode::default() },
+        other => {
+            let fields =
+                Fields::new(other, at, &["mode", "when", "files", "special", "after", "specials_list"])?;
+            TokenizerMode {
+                mode: fields
+                    .text("mode")?
+                    .ok_or(CardProblem::MissingKey { at: at.to_owned(), key: "mode" })?,
+                when: fields.expr("when")?,
+                files: fields.texts("files")?,
+                special: special(&fields, "special")?,
+                after: rows(&fields, "after")?,
+            }
+        }
+    };
+    choice(at, "mode", &mode.mode, &known)?;
+    Ok(mode)
+}
+
+/// The rows of a list, for [`super::hparams`]'s own table.
+pub(super) fn key_row(key: &str, value: &str, when: &str) -> Read<Row> {
+    let at = format!("base row `{key}`");
+    let when = if when.is_empty() { None } else { Some(expr(&Toml::from(when), &at)?) };
+    Ok(Row::Key { key: key.to_owned(), value: expr(&Toml::from(value), &at)?, when })
+}

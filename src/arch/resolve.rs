@@ -1,0 +1,233 @@
+//! From a checkpoint's headers and configuration to a [`Mapping`].
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::arch::assign::{self, Assigned};
+use crate::arch::detect;
+use crate::arch::error::ArchError;
+use crate::arch::eval::{Captures, Root, Scope};
+use crate::arch::expr::Expr;
+use crate::arch::hparams;
+use crate::arch::load::Registry;
+use crate::arch::mapping::{Content, Mapping, ModePlan, OutputSpec, RopeFreqsLlama3, TokenizerPlan};
+use crate::arch::schema::{Card, EntryType, Generate, GenerateKind, Phase};
+use crate::arch::types::{FileType, TypeRule};
+use crate::core::{Shape, WeightMeta};
+use crate::gguf::Metadata;
+
+/// What a checkpoint says about itself, apart from the weights' content.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    /// `config.json`.
+    pub config: &'a Map<String, Json>,
+    /// The weights, in the checkpoint's order.
+    pub weights: &'a [WeightMeta],
+    /// `tokenizer_config.json`, if there.
+    pub tokenizer_config: Option<&'a Map<String, Json>>,
+    /// `generation_config.json`, if there.
+    pub generation_config: Option<&'a Map<String, Json>>,
+    /// Names of the files in the directory.
+    pub files: &'a [String],
+    /// How token vectors are pooled, where `modules.json` of sentence-transformers says it.
+    pub pooling: Option<Pooling>,
+}
+
+/// A pooling of token vectors; the numbers are those of `pooling_type` in GGUF.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// The mean of all tokens.
+    Mean = 1,
+    /// The first token.
+    Cls = 2,
+    /// The last token.
+    Last = 3,
+}
+
+/// What the user asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Type of the file; `None` takes the one that suits the checkpoint.
+    pub file_type: Option<FileType>,
+    /// Leave out multi-token-prediction blocks.
+    pub no_mtp: bool,
+}
+
+/// Finds the card for a checkpoint and plans every tensor and key.
+///
+/// # Errors
+/// [`ArchError`]: no card, tensors the card does not know, tensors it misses, shapes that do not fit.
+pub fn resolve(registry: &Registry, inputs: &Inputs<'_>, options: &Options) -> Result<Mapping, ArchError> {
+    let config = detect::with_text_config(inputs.config);
+    let class = detect::class_of(&config)?;
+    let card = detect::choose(registry, &class, &|card| {
+        detect::condition(card, &scope(card, &class, &config, inputs, options, 0)?)
+    })?;
+    let file_type = file_type(card, inputs, options);
+    let mut scope = scope(card, &class, &config, inputs, options, file_type.id())?;
+    for (condition, message) in &card.require {
+        if !eval(card, "`require`", &scope, condition)?.truth() {
+            return Err(ArchError::Required { message: message.clone() });
+        }
+    }
+    let block_count = Expr::parse("block_count").unwrap_or(Expr::Null);
+    if eval(card, "`block_count`", &scope, &block_count)?.is_null() {
+        return Err(ArchError::ConfigMissing { key: "num_hidden_layers" });
+    }
+    let mut outputs = Vec::new();
+    for generate in &card.generate {
+        outputs.extend(generated(card, generate, &scope)?);
+    }
+    let Assigned { outputs: assigned, dropped } = assign::assign(card, inputs.weights, &scope)?;
+    outputs.extend(assigned);
+    outputs.sort_by_key(|output: &OutputSpec| output.phase);
+
+    // Metadata sees changes of the configuration that tensors must not see, so it comes second.
+    for (key, value) in &card.metadata_set {
+        let value = eval(card, "`metadata_set`", &scope, value)?;
+        if !value.is_null() {
+            scope.config.insert(key.clone(), value.to_json());
+        }
+    }
+    for key in &card.metadata_drop {
+        scope.config.remove(key);
+    }
+    let mut early = Metadata::new();
+    hparams::apply_rows(card, "early", &card.early, &scope, &mut early)?;
+    let mut metadata = Metadata::new();
+    hparams::apply_rows(card, "metadata", &card.metadata, &scope, &mut metadata)?;
+    let tokenizer = tokenizer(card, &scope)?;
+    Ok(Mapping { class, card: card.clone(), file_type, outputs, dropped, early, metadata, tokenizer })
+}
+
+/// The type of the file: as asked, or that of the first narrow matrix the text model has.
+fn file_type(card: &Card, inputs: &Inputs<'_>, options: &Options) -> FileType {
+    let is_kept =
+        |weight: &&WeightMeta| card.keep_multimodal || !crate::arch::names::is_multimodal(&weight.name);
+    options.file_type.unwrap_or_else(|| FileType::auto(inputs.weights.iter().filter(is_kept)))
+}
+
+fn eval(card: &Card, at: &str, scope: &Scope<'_>, expr: &Expr) -> Result<crate::arch::Datum, ArchError> {
+    let failed = |source| ArchError::Eval { card: card.name(), at: at.to_owned(), source };
+    scope.eval(expr, Captures::default()).map_err(failed)
+}
+
+/// Everything a card's expressions can name.
+fn scope<'a>(
+    card: &'a Card,
+    class: &str,
+    config: &Map<String, Json>,
+    inputs: &Inputs<'a>,
+    options: &Options,
+    file_type: u32,
+) -> Result<Scope<'a>, ArchError> {
+    let map = |map: Option<&'a Map<String, Json>>| map.map_or(Root::Value(json!({})), Root::Map);
+    let mut scope = Scope {
+        config: Map::new(),
+        lets: Some(&card.lets),
+        tables: Some(&card.tables),
+        roots: vec![
+            ("class", Root::Value(class.into())),
+            ("file_type", Root::Value(file_type.into())),
+            ("generation", map(inputs.generation_config)),
+            (
+                "opt",
+                Root::Value(json!({ "no_mtp": options.no_mtp, "mtp_only": false, "mistral_format": false })),
+            ),
+            ("pooling", Root::Value(inputs.pooling.map_or(Json::Null, |pooling| (pooling as u32).into()))),
+            ("raw", Root::Map(inputs.config)),
+            ("tokenizer_config", map(inputs.tokenizer_config)),
+        ],
+        tensors: inputs.weights.iter().map(|weight| weight.name.as_str()).collect(),
+        files: inputs.files,
+    };
+    scope.config = hparams::complete(card, config, &scope)?;
+    for (key, value) in &card.set {
+        let value = eval(card, "`set`", &scope, value)?;
+        if !value.is_null() {
+            scope.config.insert(key.clone(), value.to_json());
+        }
+    }
+    for key in &card.drop_config {
+        scope.config.remove(key);
+    }
+    let rope = hparams::rope_roots(&scope.config)?;
+    scope.roots.extend(rope);
+    Ok(scope)
+}
+
+/// A tensor without a source, if the configuration asks for it.
+fn generated(card: &Card, generate: &Generate, scope: &Scope<'_>) -> Result<Option<OutputSpec>, ArchError> {
+    let failed = |source| ArchError::Eval { card: card.name(), at: "`generate`".to_owned(), source };
+    let none = Captures::default();
+    if !scope.holds(generate.when.as_ref(), none).map_err(failed)? {
+        return Ok(None);
+    }
+    let GenerateKind::RopeFreqsLlama3 { dim, factor } = &generate.kind;
+    let Some(Root::Value(rope)) = scope.roots.iter().find(|root| root.0 == "rope_full").map(|root| &root.1)
+    else {
+        return Ok(None);
+    };
+    if rope.get("rope_type").and_then(Json::as_str) != Some("llama3") {
+        return Ok(None);
+    }
+    let number = |key: &str, default: f64| match rope.get(key) {
+        None => Ok(default),
+        Some(value) => value.as_f64().filter(|value| value.is_finite() && *value > 0.0).ok_or_else(|| {
+            ArchError::Required { message: format!("rope: `{key}` must be a positive number") }
+        }),
+    };
+    let dim = scope.count(dim, none, &[]).map_err(failed)?;
+    let content = Content::RopeFreqsLlama3(RopeFreqsLlama3 {
+        dim,
+        theta: number("rope_theta", 10000.0)?,
+        factor: number("factor", *factor)?,
+        low_freq_factor: number("low_freq_factor", 1.0)?,
+        high_freq_factor: number("high_freq_factor", 4.0)?,
+        context: number("original_max_position_embeddings", 8192.0)?,
+    });
+    // No head is wider than this; the tensor is made in memory.
+    let shape =
+        Some(dim).filter(|dim| (1..=1 << 20).contains(dim)).and_then(|dim| Shape::new(vec![dim.div_ceil(2)]));
+    let shape = shape
+        .ok_or_else(|| ArchError::Shape { target: generate.to.clone(), shape: format!("[{dim} / 2]") })?;
+    let type_rule = TypeRule { entry: EntryType::F32, source_block: None, source: None };
+    Ok(Some(OutputSpec { name: generate.to.clone(), shape, content, type_rule, phase: Phase::Generated }))
+}
+
+fn tokenizer(card: &Card, scope: &Scope<'_>) -> Result<TokenizerPlan, ArchError> {
+    let spec = &card.tokenizer;
+    let none = Captures::default();
+    let failed = |source| ArchError::Eval { card: card.name(), at: "[tokenizer]".to_owned(), source };
+    let rows = |rows| -> Result<Metadata, ArchError> {
+        let mut metadata = Metadata::new();
+        hparams::apply_rows(card, "[tokenizer]", rows, scope, &mut metadata)?;
+        Ok(metadata)
+    };
+    let mut modes = Vec::new();
+    for mode in &spec.modes {
+        let has_files = mode.files.iter().all(|file| scope.files.contains(file));
+        if has_files && scope.holds(mode.when.as_ref(), none).map_err(failed)? {
+            let after = rows(&mode.after)?;
+            modes.push(ModePlan { mode: mode.mode.clone(), special: mode.special.clone(), after });
+        }
+    }
+    let default_size = Expr::parse("vocab_size?").unwrap_or(Expr::Null);
+    let size = eval(card, "[tokenizer] `size`", scope, spec.size.as_ref().unwrap_or(&default_size))?;
+    let count = |expr: &Expr| scope.count(expr, none, &[]).map_err(failed);
+    Ok(TokenizerPlan {
+        modes,
+        size: size.as_int().and_then(|size| u64::try_from(size).ok()),
+        pad_multiple: spec.pad_multiple,
+        token_type_count: spec.token_type_count.as_ref().map(count).transpose()?,
+        special: spec.special.clone(),
+        force: spec.force.clone(),
+        types: spec.types.clone(),
+        control: spec.control.clone(),
+        user_defined: spec.user_defined.clone(),
+        specials_list: spec.specials_list.clone(),
+        template: spec.template.clone(),
+        from_target: spec.from_target,
+        before: rows(&spec.before)?,
+        after: rows(&spec.after)?,
+    })
+}

@@ -1,0 +1,355 @@
+//! A card as typed data. [`super::read`] makes it from TOML, [`super::load`] checks it.
+
+use indexmap::IndexMap;
+use serde_json::Value as Json;
+
+use crate::arch::expr::Expr;
+use crate::arch::names::{Pattern, Placeholder};
+use crate::arch::ops::OpSpec;
+
+/// An architecture: one card with its parents merged in, or one variant of it.
+#[derive(Clone, Debug)]
+pub struct Card {
+    /// `general.architecture`.
+    pub gguf: String,
+    /// The variant's name, for a variant.
+    pub variant: Option<String>,
+    /// Only a parent of other cards.
+    pub is_abstract: bool,
+    /// Model classes (`architectures[0]` of `config.json`).
+    pub classes: Vec<String>,
+    /// Public repositories this card converts.
+    pub examples: Vec<String>,
+    /// Selected only if this holds.
+    pub when: Option<Expr>,
+    /// The configuration gets no defaults.
+    pub raw_config: bool,
+    /// Tensors of other modalities are kept, not dropped.
+    pub keep_multimodal: bool,
+    /// Conditions with messages.
+    pub require: Vec<(Expr, String)>,
+    /// Changes of the configuration.
+    pub set: Vec<(String, Expr)>,
+    /// Keys removed from the configuration.
+    pub drop_config: Vec<String>,
+    /// Changes that only metadata sees.
+    pub metadata_set: Vec<(String, Expr)>,
+    /// Removals that only metadata sees.
+    pub metadata_drop: Vec<String>,
+    /// Rows written before everything but the architecture.
+    pub early: Vec<Row>,
+    /// The hyper-parameters.
+    pub metadata: Vec<Row>,
+    /// Definitions.
+    pub lets: IndexMap<String, Expr>,
+    /// Tables for `lookup`.
+    pub tables: IndexMap<String, IndexMap<String, i64>>,
+    /// Defaults by model type and key.
+    pub defaults: IndexMap<String, IndexMap<String, ConfigDefault>>,
+    /// Other names of keys, by model type: name, canonical key.
+    pub aliases: IndexMap<String, IndexMap<String, String>>,
+    /// Rewriting of tensor names.
+    pub rewrite: Vec<Rewrite>,
+    /// Tensor entries, in card order.
+    pub entries: Vec<Entry>,
+    /// Tensors left out, with the reason.
+    pub ignore: Vec<Ignore>,
+    /// Targets that must exist.
+    pub outputs: Vec<Pattern>,
+    /// Tensors without a source.
+    pub generate: Vec<Generate>,
+    /// The tokenizer.
+    pub tokenizer: TokenizerSpec,
+    /// How the way back rebuilds configuration keys that rows do not give.
+    pub inverse: IndexMap<String, Expr>,
+    /// What the engine builds; it checks this table itself.
+    pub graph: toml::Table,
+}
+
+impl Card {
+    /// The card's name in messages: `llama`, `llama/internlm3`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match &self.variant {
+            Some(variant) => format!("{}/{variant}", self.gguf),
+            None => self.gguf.clone(),
+        }
+    }
+}
+
+/// One metadata row.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Row {
+    /// `["include", "base"]`: the rows most decoders share.
+    Base,
+    /// `[key, expression, condition]`.
+    Key {
+        /// GGUF key, with or without the architecture before it.
+        key: String,
+        /// Its value; null writes nothing.
+        value: Expr,
+        /// Written only if this holds.
+        when: Option<Expr>,
+    },
+}
+
+/// What an absent configuration key means.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConfigDefault {
+    /// The value of an absent key.
+    pub value: DefaultValue,
+    /// The value of a key that is null, if that differs from null.
+    pub null: Option<DefaultValue>,
+    /// The text `auto` counts as absent.
+    pub auto: bool,
+}
+
+/// A default: given, or computed from other keys.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DefaultValue {
+    /// A literal.
+    Literal(Json),
+    /// An expression.
+    Expr(Expr),
+}
+
+/// One step of name rewriting.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rewrite {
+    /// What it does.
+    pub step: RewriteStep,
+    /// Done only if this holds.
+    pub when: Option<Expr>,
+}
+
+/// What a rewriting step does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RewriteStep {
+    /// Removes all occurrences.
+    Strip(String),
+    /// Replaces at the start.
+    Head(String, String),
+    /// Replaces at the end.
+    Tail(String, String),
+    /// Replaces all occurrences.
+    Replace(String, String),
+    /// Puts a prefix in front unless it is there.
+    Prefix(String),
+    /// `Head` for names with an index behind it, to which a number is added.
+    Shift(String, String, Expr),
+}
+
+/// How a checkpoint's tensors become GGUF tensors.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Names of the source.
+    pub patterns: Vec<Pattern>,
+    /// Names of further sources; all are joined.
+    pub with: Vec<Pattern>,
+    /// Patterns match whole names: the target (or the pattern) has an ending of its own.
+    pub exact: bool,
+    /// Targets, one per tensor that the operations yield.
+    pub targets: Vec<Target>,
+    /// Operations on each source.
+    pub pre: Vec<OpSpec>,
+    /// Operations after joining.
+    pub ops: Vec<OpSpec>,
+    /// How several sources become one.
+    pub join: Option<Join>,
+    /// Expected number of stacked or concatenated parts.
+    pub n: Option<Expr>,
+    /// Entries of one group wait for one another, per block.
+    pub group: Option<String>,
+    /// The target's block, if not the source's.
+    pub bid: Option<Expr>,
+    /// Applies only if this holds.
+    pub when: Option<Expr>,
+    /// Need not be in every block.
+    pub optional: bool,
+    /// Type rule.
+    pub ty: EntryType,
+    /// When it is written.
+    pub phase: Phase,
+    /// A second source of the same target is dropped, not an error.
+    pub drop_duplicates: bool,
+    /// The rule for router names does not see this entry's block.
+    pub untyped_bid: bool,
+}
+
+impl Entry {
+    /// The entry's first pattern, which names it in messages.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.patterns.first().map_or("", Pattern::text)
+    }
+}
+
+/// One target of an entry.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Name, with the suffix carried from the source unless it has its own.
+    pub name: Pattern,
+    /// Operations on this part alone.
+    pub ops: Vec<OpSpec>,
+}
+
+/// How several sources become one tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Join {
+    /// Parts numbered by a placeholder, stacked along a new first axis.
+    StackBy(Placeholder),
+    /// Parts numbered by a placeholder, one after the other along the first axis.
+    ConcatBy(Placeholder),
+    /// Named parts, stacked along a new first axis.
+    Stack,
+    /// Named parts, one after the other along an axis.
+    Concat {
+        /// The axis: 0 or 1.
+        axis: usize,
+    },
+}
+
+/// Which type rule an entry follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryType {
+    /// By name, then the file type.
+    Auto,
+    /// F32.
+    F32,
+    /// F16.
+    F16,
+    /// The file type, whatever the name.
+    File,
+    /// As the source stores it.
+    Source,
+}
+
+/// When an entry is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Before everything.
+    First,
+    /// Before the entries: tensors without a source.
+    Generated,
+    /// In the order of the sources.
+    Normal,
+    /// After everything.
+    Last,
+}
+
+/// Tensors that are left out.
+#[derive(Clone, Debug)]
+pub struct Ignore {
+    /// Their names.
+    pub pattern: Pattern,
+    /// Why.
+    pub why: String,
+    /// Only if this holds.
+    pub when: Option<Expr>,
+}
+
+/// A tensor without a source.
+#[derive(Clone, Debug)]
+pub struct Generate {
+    /// What it is.
+    pub kind: GenerateKind,
+    /// Its name.
+    pub to: String,
+    /// Only if this holds.
+    pub when: Option<Expr>,
+}
+
+/// The closed list of generated tensors.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GenerateKind {
+    /// Frequency factors of Llama 3's rope, if the configuration has that rope type.
+    RopeFreqsLlama3 {
+        /// Rotary dimension; the tensor has half as many elements.
+        dim: Expr,
+        /// Factor where the configuration has none.
+        factor: f64,
+    },
+}
+
+/// What to make of the tokenizer files.
+#[derive(Clone, Debug, Default)]
+pub struct TokenizerSpec {
+    /// Modes; the first whose files exist and parse is taken.
+    pub modes: Vec<TokenizerMode>,
+    /// Size of the vocabulary.
+    pub size: Option<Expr>,
+    /// The size is rounded up to a multiple of this.
+    pub pad_multiple: Option<u64>,
+    /// `tokenizer.ggml.token_type_count`.
+    pub token_type_count: Option<Expr>,
+    /// Special tokens by role, unless the files set them.
+    pub special: Vec<(String, SpecialToken)>,
+    /// Special tokens by role, whatever the files say.
+    pub force: Vec<(String, SpecialToken)>,
+    /// Roles loaded from the configurations; all by default.
+    pub types: Option<Vec<String>>,
+    /// Tokens that become control tokens.
+    pub control: Vec<String>,
+    /// Tokens that become user-defined tokens.
+    pub user_defined: Vec<String>,
+    /// Name of a built-in list of special tokens.
+    pub specials_list: Option<String>,
+    /// Where the chat template comes from.
+    pub template: Option<String>,
+    /// The tokenizer is the target model's.
+    pub from_target: bool,
+    /// Rows before the tokenizer's own keys.
+    pub before: Vec<Row>,
+    /// Rows after them.
+    pub after: Vec<Row>,
+}
+
+/// One way to read a tokenizer.
+#[derive(Clone, Debug, Default)]
+pub struct TokenizerMode {
+    /// Name of the mode.
+    pub mode: String,
+    /// Tried only if this holds.
+    pub when: Option<Expr>,
+    /// Tried only if these files exist.
+    pub files: Vec<String>,
+    /// Special tokens by role, unless the files set them.
+    pub special: Vec<(String, SpecialToken)>,
+    /// Rows after the tokenizer's own keys, in this mode.
+    pub after: Vec<Row>,
+}
+
+/// A special token: its text or its number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SpecialToken {
+    /// Text.
+    Text(String),
+    /// Number.
+    Id(u32),
+}
+
+/// The tokenizer modes.
+pub(super) const TOKENIZER_MODES: [&str; 22] = [
+    "none",
+    "bpe",
+    "bpe_plain_added",
+    "whitespace",
+    "hybriddna",
+    "tiktoken",
+    "spm",
+    "spm_phi3",
+    "spm_internlm2",
+    "spm_internlm3",
+    "spm_arctic",
+    "spm_chatglm3",
+    "spm_xverse",
+    "llama_hf",
+    "gemma4",
+    "unigram",
+    "xlmr",
+    "wordpiece",
+    "rwkv_world",
+    "plamo",
+    "mistral",
+    "builtin",
+];
