@@ -50,6 +50,8 @@ pub struct Options {
     pub file_type: Option<FileType>,
     /// Leave out multi-token-prediction blocks.
     pub no_mtp: bool,
+    /// Plan keys alone; there need not be any weights.
+    pub metadata_only: bool,
 }
 
 /// Finds the card for a checkpoint and plans every tensor and key.
@@ -73,13 +75,16 @@ pub fn resolve(registry: &Registry, inputs: &Inputs<'_>, options: &Options) -> R
     if eval(card, "`block_count`", &scope, &block_count)?.is_null() {
         return Err(ArchError::ConfigMissing { key: "num_hidden_layers" });
     }
-    let mut outputs = Vec::new();
-    for generate in &card.generate {
-        outputs.extend(generated(card, generate, &scope)?);
+    let (mut outputs, mut dropped) = (Vec::new(), Vec::new());
+    if !options.metadata_only {
+        for generate in &card.generate {
+            outputs.extend(generated(card, generate, &scope)?);
+        }
+        let assigned: Assigned = assign::assign(card, inputs.weights, &scope)?;
+        outputs.extend(assigned.outputs);
+        outputs.sort_by_key(|output: &OutputSpec| output.phase);
+        dropped = assigned.dropped;
     }
-    let Assigned { outputs: assigned, dropped } = assign::assign(card, inputs.weights, &scope)?;
-    outputs.extend(assigned);
-    outputs.sort_by_key(|output: &OutputSpec| output.phase);
 
     // Metadata sees changes of the configuration that tensors must not see, so it comes second.
     for (key, value) in &card.metadata_set {

@@ -104,7 +104,10 @@ impl ModelDir {
     }
 
     /// The names of the files in the directory, sorted; names that are not UTF-8 are left out.
-    pub(super) fn file_names(&self) -> Result<Vec<String>, CheckpointError> {
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn file_names(&self) -> Result<Vec<String>, CheckpointError> {
         let mut names = Vec::new();
         for entry in fs_err::read_dir(&self.path)? {
             if let Ok(name) = entry?.file_name().into_string() {

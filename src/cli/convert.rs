@@ -1,7 +1,71 @@
-//! `gguf-convert`.
+//! `gguf-convert`: checkpoints to GGUF and back.
+
+mod hf2gguf;
+
+use clap::{Parser, Subcommand};
+use serde_json::json;
+
+use crate::arch::Registry;
+use crate::cli::render::{Align, Table};
+use crate::cli::{Common, Exit, Session, Tool};
+use hf2gguf::Hf2gguf;
 
 /// Entry of `gguf-convert`.
 #[must_use]
 pub fn main() -> std::process::ExitCode {
-    std::process::ExitCode::FAILURE
+    crate::cli::run::<Convert>()
+}
+
+/// Turn checkpoints into GGUF files, and back
+#[derive(Debug, Parser)]
+#[command(name = "gguf-convert", version = crate::cli::version())]
+#[command(after_help = "Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted.")]
+struct Convert {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Convert a Hugging Face checkpoint to GGUF
+    Hf2gguf(Box<Hf2gguf>),
+    /// List the architectures and model classes that can be converted
+    Archs,
+}
+
+impl Tool for Convert {
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn run(&self, session: &Session) -> anyhow::Result<Exit> {
+        match &self.command {
+            Command::Hf2gguf(args) => args.run(session),
+            Command::Archs => archs(session),
+        }
+    }
+}
+
+fn archs(session: &Session) -> anyhow::Result<Exit> {
+    let registry = Registry::embedded()?;
+    let classes = registry.classes();
+    if session.common.json {
+        let rows: Vec<_> = classes
+            .iter()
+            .map(|row| json!({ "class": row.class, "architecture": row.gguf, "variant": row.variant }))
+            .collect();
+        session.print_json(&json!(rows))?;
+        return Ok(Exit::Done);
+    }
+    let mut table = Table::new(&[("architecture", Align::Left), ("class", Align::Left)]);
+    let mut rows: Vec<_> = classes.iter().map(|row| (row.gguf, row.class)).collect();
+    rows.sort_unstable();
+    rows.dedup();
+    for (gguf, class) in rows {
+        table.row([gguf.to_owned(), class.to_owned()]);
+    }
+    session.print(|out| table.print(out))?;
+    Ok(Exit::Done)
 }

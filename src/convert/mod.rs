@@ -1,5 +1,17 @@
 //! A checkpoint becomes a GGUF file: plan from headers, then stream.
+//!
+//! [`Conversion::plan`] decides everything about the output; the conversion then *is* the source of its tensors, for
+//! [`crate::gguf::write_gguf`] or for anything else that reads tensors: quantization in one pass, the engine.
 
 pub mod metadata;
 pub mod model_card;
 pub mod naming;
+
+mod conversion;
+mod error;
+mod options;
+mod vocabulary;
+
+pub use conversion::{Conversion, registry};
+pub use error::ConvertError;
+pub use options::ConvertOptions;

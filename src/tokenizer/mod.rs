@@ -1,7 +1,7 @@
 //! Vocabularies: read from tokenizer files, identified, written as `tokenizer.*` keys.
 //!
 //! [`build`] is the way from a checkpoint directory to the keys of a GGUF file. What a card's `[tokenizer]` table
-//! says ([`TokenizerSpec`]) is evaluated into a [`BuildRequest`] first.
+//! says arrives evaluated, as a [`BuildRequest`].
 
 pub mod chat_template;
 pub mod emit;
@@ -11,17 +11,14 @@ pub mod hf_json;
 pub mod hf_vocab;
 mod modes;
 pub mod pretokenizer;
+mod request;
 pub mod sentencepiece;
-mod spec;
 pub mod special;
 
 use std::path::Path;
 
 pub use error::{TokenizerError, TokenizerWarning};
-pub use spec::{
-    BuildRequest, Evaluator, IndexTable, Mode, ModeDetails, ModeEntry, ModeRequest, Row, SpecialValue,
-    TokenizerSpec,
-};
+pub use request::{BuildRequest, Mode, ModeRequest, SpecialValue};
 
 use crate::gguf::Metadata;
 

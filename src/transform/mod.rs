@@ -5,12 +5,16 @@
 
 pub mod decoded;
 
+mod apply;
+mod generated;
 mod layout;
 mod math;
 mod recipe;
 mod run;
 mod view;
 
+pub use apply::{ApplyError, apply, recipe};
+pub use generated::rope_freqs_llama3;
 pub use math::Math;
 pub use recipe::{ReadPolicy, Recipe, TransformError};
 pub use view::{ShapeError, View};

@@ -8,7 +8,7 @@ use tokenizers::Decoder;
 use super::super::emit::{MAX_TOKENS, TokenList, TokenType, looks_special, n_tokens};
 use super::super::hf_json::{AddedToken, FILE, HfJson, Merge};
 use super::super::hf_vocab::HfVocabulary;
-use super::super::spec::Mode;
+use super::super::request::Mode;
 use super::super::special::{CONFIG, token_text};
 use super::super::{TokenizerError, TokenizerWarning, pretokenizer};
 use super::{Attempt, Context, byte_fallback};

@@ -10,7 +10,7 @@ use crate::gguf::Metadata;
 use super::emit::TokenList;
 use super::files::Directory;
 use super::hf_json::HfJson;
-use super::spec::{Mode, ModeRequest, SpecialValue};
+use super::request::{Mode, ModeRequest, SpecialValue};
 use super::special::SpecialTokens;
 use super::{BuildRequest, TokenizerError, TokenizerWarning};
 
@@ -80,7 +80,7 @@ impl Context<'_> {
         value: &SpecialValue,
     ) -> Result<u64, TokenizerError> {
         match value {
-            SpecialValue::Id(id) => Ok(*id),
+            SpecialValue::Id(id) => Ok(u64::from(*id)),
             SpecialValue::Token(token) => tokens.id(token).ok_or_else(|| TokenizerError::UnknownSpecial {
                 path: self.directory.path().to_owned(),
                 role: role.to_owned(),

@@ -6,8 +6,8 @@ use serde_json::Value as Json;
 
 use super::super::emit::{TokenList, TokenType, looks_special, n_tokens};
 use super::super::hf_json;
+use super::super::request::Mode;
 use super::super::sentencepiece::{ModelProto, Piece, PieceKind, first_of};
-use super::super::spec::Mode;
 use super::super::special::CONFIG;
 use super::super::{TokenizerError, TokenizerWarning};
 use super::{Attempt, Context};

@@ -1,0 +1,277 @@
+//! `gguf-convert hf2gguf`.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+use serde_json::json;
+
+use crate::arch::FileType;
+use crate::cli::render::{Align, Table, count, duration, plural};
+use crate::cli::{Exit, Session, UsageError};
+use crate::convert::{Conversion, ConvertOptions, naming};
+use crate::core::TensorSource;
+use crate::core::bytes::Endian;
+use crate::core::output::free_bytes;
+use crate::core::text::{bytes, escape};
+use crate::gguf::{
+    LayoutOptions, Metadata, SplitSpec, SplitStyle, WriteOptions, WriteReport, parse_assignment, plan_files,
+    write_gguf,
+};
+
+/// Arguments of `hf2gguf`.
+#[derive(Debug, Args)]
+pub(super) struct Hf2gguf {
+    /// Directory of the checkpoint: config.json, safetensors, tokenizer files
+    dir: PathBuf,
+    /// File or directory to write [default: the checkpoint's directory, named after the model]
+    #[arg(short, long, visible_alias = "outfile", value_name = "PATH")]
+    output: Option<PathBuf>,
+    /// Type of the matrices: f32, f16, bf16, q8_0, tq1_0, tq2_0, or auto (what the checkpoint has)
+    #[arg(long = "type", visible_alias = "outtype", value_name = "TYPE", default_value = "auto")]
+    ty: String,
+    /// Print the plan and write nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Name of the model instead of the derived one
+    #[arg(long, value_name = "NAME")]
+    model_name: Option<String>,
+    /// JSON file with general.* keys that override the derived ones
+    #[arg(long, value_name = "FILE")]
+    metadata: Option<PathBuf>,
+    /// Set a key, for example general.author=str:Me; may be repeated, the last one wins
+    #[arg(long, value_name = "KEY=TYPE:VALUE")]
+    set: Vec<String>,
+    /// Use an architecture card from a file
+    #[arg(long, value_name = "FILE")]
+    card: Option<PathBuf>,
+    /// Name of the pre-tokenizer, where it is not recognized
+    #[arg(long, value_name = "NAME")]
+    pre: Option<String>,
+    /// Chat template to write instead of the checkpoint's
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
+    /// Write no vocabulary
+    #[arg(long, conflicts_with_all = ["vocab_only", "pre", "chat_template"])]
+    no_tokenizer: bool,
+    /// Write metadata and vocabulary without tensors
+    #[arg(long)]
+    vocab_only: bool,
+    /// Leave out multi-token-prediction blocks
+    #[arg(long)]
+    no_mtp: bool,
+    /// Most bytes of tensors in a part, with K, M or G (powers of 1000, as in llama.cpp)
+    #[arg(long, value_name = "SIZE", value_parser = crate::cli::split_size)]
+    split_max_size: Option<u64>,
+    /// Most tensors in a part
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    split_max_tensors: Option<u64>,
+    /// Keep tensors out of the first part
+    #[arg(long)]
+    no_tensor_first_split: bool,
+    /// Write a big-endian file
+    #[arg(long)]
+    bigendian: bool,
+    /// Let NaN, infinity and values too large for the type through
+    #[arg(long)]
+    allow_nonfinite: bool,
+}
+
+impl Hf2gguf {
+    pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
+        let started = Instant::now();
+        let conversion = Conversion::plan(&self.dir, &self.options(session)?)?;
+        for warning in conversion.warnings() {
+            log::warn!("{}", escape(warning));
+        }
+        for (name, why) in conversion.dropped() {
+            log::info!("`{}` is left out: {why}", escape(name));
+        }
+        let encoding = conversion.file_type().name().to_uppercase();
+        let job = Job {
+            target: self.target(&conversion, &encoding),
+            metadata: conversion.metadata(),
+            source: &conversion,
+            options: self.write_options(session, &conversion),
+            encoding,
+        };
+        if self.dry_run {
+            job.print_plan(session, |tensor| conversion.sources(tensor).map(ToOwned::to_owned).collect())?;
+            return Ok(Exit::Done);
+        }
+        let report = write_gguf(&job.target, job.metadata, job.source, &job.options, &session.progress)?;
+        for name in conversion.zero_tensors() {
+            log::warn!("tensor `{}` holds nothing but zeros", escape(name));
+        }
+        job.print_report(session, &report, started.elapsed().as_secs_f64())?;
+        Ok(Exit::Done)
+    }
+
+    fn options(&self, session: &Session) -> anyhow::Result<ConvertOptions> {
+        let ty = self.ty.to_ascii_lowercase();
+        let file_type = match ty.as_str() {
+            "auto" => None,
+            name => Some(FileType::from_name(name).ok_or_else(|| {
+                UsageError(format!(
+                    "unknown type `{}`: expected auto, f32, f16, bf16, q8_0, tq1_0 or tq2_0",
+                    escape(&self.ty)
+                ))
+            })?),
+        };
+        let set = self.set.iter().map(|text| parse_assignment(text));
+        Ok(ConvertOptions {
+            file_type,
+            card: self.card.clone(),
+            model_name: self.model_name.clone(),
+            metadata_file: self.metadata.clone(),
+            set: set.collect::<Result<_, _>>().map_err(|error| UsageError(error.to_string()))?,
+            tokenizer: !self.no_tokenizer,
+            vocab_only: self.vocab_only,
+            pre: self.pre.clone(),
+            chat_template: self.chat_template.clone(),
+            no_mtp: self.no_mtp,
+            allow_nonfinite: self.allow_nonfinite,
+            level: session.common.simd,
+            ..ConvertOptions::default()
+        })
+    }
+
+    /// The output's path: as given, with `{ftype}` filled in, or the default name in the directory given.
+    fn target(&self, conversion: &Conversion, encoding: &str) -> PathBuf {
+        let path = self.output.as_deref().unwrap_or(&self.dir);
+        if path.is_dir() {
+            return path.join(conversion.default_file_name(encoding));
+        }
+        match path.file_name().and_then(|name| name.to_str()) {
+            Some(name) => path.with_file_name(naming::fill_template(name, encoding)),
+            None => path.to_owned(),
+        }
+    }
+
+    fn write_options(&self, session: &Session, conversion: &Conversion) -> WriteOptions {
+        let is_split = self.split_max_size.is_some() || self.split_max_tensors.is_some();
+        WriteOptions {
+            layout: LayoutOptions {
+                endian: if self.bigendian { Endian::Big } else { Endian::Little },
+                pad_header: !self.vocab_only,
+                ..LayoutOptions::default()
+            },
+            split: is_split.then_some(SplitSpec {
+                max_bytes: self.split_max_size,
+                max_tensors: self.split_max_tensors,
+                no_tensor_first: self.no_tensor_first_split,
+                style: SplitStyle::Converter,
+            }),
+            sync: !session.common.no_sync,
+            memory_bytes: session.common.memory_bytes(),
+            inputs: conversion.input_paths(),
+        }
+    }
+}
+
+/// An output that is planned.
+struct Job<'a> {
+    target: PathBuf,
+    metadata: &'a Metadata,
+    source: &'a dyn TensorSource,
+    options: WriteOptions,
+    /// Name of the file type.
+    encoding: String,
+}
+
+impl Job<'_> {
+    fn print_plan(&self, session: &Session, sources: impl Fn(usize) -> Vec<String>) -> anyhow::Result<()> {
+        let tensors = self.source.tensors();
+        let layout = &self.options.layout;
+        let files = plan_files(&self.target, self.metadata, tensors, layout, self.options.split.as_ref())?;
+        let file_bytes: u64 = files.iter().map(|file| file.plan.file_bytes).sum();
+        let free = free_bytes(&self.target);
+        if session.common.json {
+            let rows: Vec<_> = tensors
+                .iter()
+                .enumerate()
+                .map(|(at, tensor)| {
+                    json!({
+                        "name": tensor.name, "shape": tensor.shape.dims(), "type": tensor.ty.name(),
+                        "bytes": tensor.n_bytes(), "sources": sources(at),
+                    })
+                })
+                .collect();
+            let paths: Vec<_> = files.iter().map(|file| file.path.display().to_string()).collect();
+            return session.print_json(&json!({
+                "files": paths, "type": self.encoding, "file_bytes": file_bytes, "free_bytes": free,
+                "keys": self.metadata.len(), "tensors": rows,
+            }));
+        }
+        let mut table = Table::new(&[
+            ("tensor", Align::Left),
+            ("shape", Align::Left),
+            ("type", Align::Left),
+            ("size", Align::Right),
+            ("source", Align::Left),
+        ]);
+        for (at, tensor) in tensors.iter().enumerate() {
+            let sources = sources(at);
+            let source = match sources.as_slice() {
+                [] => "computed".to_owned(),
+                [one] => escape(one).into_owned(),
+                [first, .., last] => {
+                    format!("{} … {} ({})", escape(first), escape(last), sources.len())
+                }
+            };
+            let size = tensor.n_bytes().map_or_else(String::new, bytes);
+            table.row([
+                escape(&tensor.name).into_owned(),
+                tensor.shape.to_string(),
+                tensor.ty.to_string(),
+                size,
+                source,
+            ]);
+        }
+        session.print(|out| {
+            table.print(out)?;
+            writeln!(out)?;
+            for file in &files {
+                writeln!(out, "{}", file.path.display())?;
+            }
+            let keys = plural(self.metadata.len() as u64, "key");
+            writeln!(out, "{}, {}, {}", plural(tensors.len() as u64, "tensor"), keys, bytes(file_bytes))?;
+            match free {
+                Some(free) => writeln!(out, "{} free on the disk", bytes(free)),
+                None => Ok(()),
+            }
+        })
+    }
+
+    fn print_report(&self, session: &Session, report: &WriteReport, seconds: f64) -> anyhow::Result<()> {
+        let n_elems: u64 = self.source.tensors().iter().map(|tensor| tensor.shape.n_elems()).sum();
+        let bpw = report.tensor_bytes as f64 * 8.0 / n_elems.max(1) as f64;
+        if session.common.json {
+            let paths: Vec<_> = report.paths.iter().map(|path| path.display().to_string()).collect();
+            return session.print_json(&json!({
+                "files": paths, "type": self.encoding, "tensors": report.n_tensors, "parameters": n_elems,
+                "tensor_bytes": report.tensor_bytes, "file_bytes": report.file_bytes,
+                "bits_per_weight": bpw, "seconds": seconds,
+            }));
+        }
+        if session.common.quiet {
+            return Ok(());
+        }
+        let rate = report.file_bytes as f64 / 1e6 / seconds.max(1e-9);
+        session.print(|out| {
+            for path in &report.paths {
+                writeln!(out, "{}", path.display())?;
+            }
+            writeln!(
+                out,
+                "{}, {} parameters, {}, {:.2} bits per weight as {}, {} ({rate:.0} MB/s)",
+                plural(report.n_tensors as u64, "tensor"),
+                count(n_elems),
+                bytes(report.file_bytes),
+                bpw,
+                self.encoding,
+                duration(seconds),
+            )
+        })
+    }
+}

@@ -1,0 +1,46 @@
+//! Why a checkpoint cannot be converted.
+
+use crate::arch::ArchError;
+use crate::checkpoint::CheckpointError;
+use crate::core::Hint;
+use crate::tokenizer::TokenizerError;
+use crate::transform::ApplyError;
+
+/// Any error while a conversion is planned.
+#[derive(Debug, thiserror::Error)]
+pub enum ConvertError {
+    /// The checkpoint.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The card, or what it makes of the checkpoint.
+    #[error(transparent)]
+    Arch(#[from] ArchError),
+    /// The tokenizer files.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// An operation that does not fit its tensor.
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+    /// A tokenizer mode that cards may name but that is not known.
+    #[error("card `{card}`: unknown tokenizer mode `{mode}`")]
+    TokenizerMode {
+        /// The card.
+        card: String,
+        /// The mode.
+        mode: String,
+    },
+    /// A file given as an option.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+impl Hint for ConvertError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::Checkpoint(error) => error.hints(),
+            Self::Arch(error) => error.hints(),
+            Self::Tokenizer(error) => error.hints(),
+            Self::Apply(_) | Self::TokenizerMode { .. } | Self::Io(_) => Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! What a conversion is asked for.
+
+use std::path::PathBuf;
+
+use crate::arch::FileType;
+use crate::core::limits::Limits;
+use crate::core::simd::SimdLevel;
+use crate::gguf::Value;
+
+/// Options of a conversion.
+#[derive(Clone, Debug)]
+pub struct ConvertOptions {
+    /// Type of the file; `None` takes the one that suits the checkpoint.
+    pub file_type: Option<FileType>,
+    /// A card to use besides the embedded ones, before them.
+    pub card: Option<PathBuf>,
+    /// Name of the model instead of the derived one.
+    pub model_name: Option<String>,
+    /// JSON file with `general.*` keys that override the derived ones.
+    pub metadata_file: Option<PathBuf>,
+    /// Keys that are set at the end, in order; a later one wins.
+    pub set: Vec<(String, Value)>,
+    /// Whether a vocabulary is written.
+    pub tokenizer: bool,
+    /// Write metadata and vocabulary without tensors.
+    pub vocab_only: bool,
+    /// Name of the pre-tokenizer instead of the identified one.
+    pub pre: Option<String>,
+    /// Chat template file instead of the checkpoint's.
+    pub chat_template: Option<PathBuf>,
+    /// Leave out multi-token-prediction blocks.
+    pub no_mtp: bool,
+    /// Let NaN, infinity and overflow through.
+    pub allow_nonfinite: bool,
+    /// Vector instructions to use.
+    pub level: SimdLevel,
+    /// Caps on input headers.
+    pub limits: Limits,
+}
+
+impl Default for ConvertOptions {
+    fn default() -> Self {
+        Self {
+            file_type: None,
+            card: None,
+            model_name: None,
+            metadata_file: None,
+            set: Vec::new(),
+            tokenizer: true,
+            vocab_only: false,
+            pre: None,
+            chat_template: None,
+            no_mtp: false,
+            allow_nonfinite: false,
+            level: SimdLevel::detect(),
+            limits: Limits::default(),
+        }
+    }
+}
