@@ -16,8 +16,7 @@ use crate::core::progress::Progress;
 use crate::core::text::{bytes, escape};
 use crate::gguf::{GgufFile, WriteOptions, WriteReport};
 use crate::quantize::{
-    CoveragePolicy, FileType, Input, QuantizePlan, Reason, Sizes, Summary, nominal_bits_per_weight,
-    parse_file_type,
+    CoveragePolicy, FileType, Input, QuantizePlan, Reason, Sizes, Summary, nominal, parse_file_type,
 };
 
 /// Entry of `gguf-quantize`.
@@ -70,8 +69,11 @@ fn types_help() -> String {
             None => file_type.name().to_owned(),
         };
         let number = if file_type == FileType::Copy { String::new() } else { file_type.id().to_string() };
-        let bits = nominal_bits_per_weight(file_type).map_or_else(String::new, |bits| format!("{bits:.2}"));
-        table.row([name, number, bits, file_type.about().to_owned()]);
+        let nominal = nominal(file_type);
+        let bits = nominal.map_or_else(String::new, |nominal| format!("{:.2}", nominal.bits_per_weight));
+        let needs_imatrix = nominal.is_some_and(|nominal| nominal.needs_imatrix);
+        let needs = if needs_imatrix { "; needs --imatrix" } else { "" };
+        table.row([name, number, bits, format!("{}{needs}", file_type.about())]);
     }
     let mut out = Vec::new();
     // Writing to memory does not fail.

@@ -33,7 +33,7 @@ pub use file_type::FileType;
 pub use imatrix::{Imatrix, ImatrixEntry, ImatrixError};
 pub use mix::{Choice, MixError, Reason, choose_types};
 pub use model::ModelFacts;
-pub use nominal::nominal_bits_per_weight;
+pub use nominal::{Nominal, nominal};
 pub use options::{
     CoveragePolicy, OptionError, Options, Override, OverrideValue, TensorTypeRule, parse_file_type,
     parse_ggml_type, parse_layers,

@@ -11,11 +11,20 @@ const N_FFN: u64 = 14336;
 const N_KV: u64 = 1024;
 const N_VOCAB: u64 = 128_256;
 
-/// Bits per weight of Llama 3 8B from F16, without an importance matrix; `None` for [`FileType::Copy`].
+/// What a file type comes to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Nominal {
+    /// Bits per weight of Llama 3 8B from F16, without an importance matrix.
+    pub bits_per_weight: f64,
+    /// True if an importance matrix is required.
+    pub needs_imatrix: bool,
+}
+
+/// What a file type comes to on Llama 3 8B; `None` for [`FileType::Copy`].
 ///
 /// The choice is made for its 291 tensors as for a file, so the number is what one gets, not that of the base type.
 #[must_use]
-pub fn nominal_bits_per_weight(file_type: FileType) -> Option<f64> {
+pub fn nominal(file_type: FileType) -> Option<Nominal> {
     file_type.base()?;
     let tensors = llama_3_8b();
     let facts = ModelFacts {
@@ -28,12 +37,13 @@ pub fn nominal_bits_per_weight(file_type: FileType) -> Option<f64> {
     let choices = choose_types(&facts, &tensors, &Options::new(file_type), false).ok()?;
     let mut n_bits = 0.0;
     let mut n_elems = 0.0;
-    for (tensor, choice) in tensors.iter().zip(choices) {
+    for (tensor, choice) in tensors.iter().zip(&choices) {
         let elems = tensor.shape.n_elems() as f64;
         n_elems += elems;
         n_bits += elems * choice.ty.bits_per_weight();
     }
-    Some(n_bits / n_elems)
+    let needs_imatrix = choices.iter().any(|choice| choice.needs_imatrix);
+    Some(Nominal { bits_per_weight: n_bits / n_elems, needs_imatrix })
 }
 
 fn llama_3_8b() -> Vec<TensorMeta> {
@@ -68,12 +78,14 @@ mod tests {
 
     #[test]
     fn sizes_of_llama_3_8b() {
-        let bits = |file_type| (nominal_bits_per_weight(file_type).unwrap() * 100.0).round() / 100.0;
+        let bits = |file_type| (nominal(file_type).unwrap().bits_per_weight * 100.0).round() / 100.0;
         assert_eq!(llama_3_8b().len(), 291);
         assert_eq!(bits(FileType::F16), 16.0);
         assert_eq!(bits(FileType::Q8_0), 8.5);
         // llama.cpp's own table gives 4.58 GiB of 8.03 B weights.
         assert_eq!(bits(FileType::Q4KM), 4.89);
-        assert_eq!(nominal_bits_per_weight(FileType::Copy), None);
+        assert_eq!(nominal(FileType::Copy), None);
+        assert!(nominal(FileType::Iq2Xs).unwrap().needs_imatrix);
+        assert!(!nominal(FileType::Iq3S).unwrap().needs_imatrix);
     }
 }
