@@ -7,6 +7,7 @@ pub mod convert;
 pub mod inspect;
 pub mod progress;
 pub mod quantize;
+pub mod quantize_options;
 pub mod render;
 pub mod verify;
 

@@ -1,7 +1,427 @@
 //! `gguf-quantize`.
 
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Parser;
+use serde_json::json;
+
+use crate::cli::quantize_options::{QuantizeOptions, usage};
+use crate::cli::render::{Align, Table, count, duration, plural};
+use crate::cli::{Common, Exit, Session, Tool, UsageError};
+use crate::core::TensorSource;
+use crate::core::progress::Progress;
+use crate::core::text::{bytes, escape};
+use crate::gguf::{GgufFile, WriteOptions, WriteReport};
+use crate::quantize::{
+    CoveragePolicy, FileType, Input, QuantizePlan, Reason, Sizes, Summary, nominal, parse_file_type,
+};
+
 /// Entry of `gguf-quantize`.
 #[must_use]
-pub fn main() -> std::process::ExitCode {
-    std::process::ExitCode::FAILURE
+pub fn main() -> ExitCode {
+    crate::cli::run::<Quantize>()
+}
+
+/// Quantizes a GGUF file: the same bytes as llama-quantize
+#[derive(Parser)]
+#[command(
+    name = "gguf-quantize",
+    version = crate::cli::version(),
+    override_usage = "gguf-quantize [OPTIONS] --type TYPE IN [OUT]\n       gguf-quantize [OPTIONS] IN [OUT] TYPE [THREADS]",
+    after_help = types_help(),
+)]
+struct Quantize {
+    /// Input, output and, as llama-quantize takes them, type and number of threads. Without an output it is called
+    /// ggml-model-TYPE.gguf, beside the input
+    #[arg(required = true, num_args = 1..=4, value_name = "FILE")]
+    arguments: Vec<PathBuf>,
+    /// Type of the file: a name in any case or llama.cpp's number
+    #[arg(long = "type", value_name = "TYPE")]
+    file_type: Option<String>,
+    /// Print what would be done, write nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Write as many files as the input has
+    #[arg(long)]
+    keep_split: bool,
+    /// Accepted for the sake of llama-quantize; see --memory
+    #[arg(long, value_name = "MIB", hide = true)]
+    max_buffer_size: Option<u64>,
+    #[command(flatten)]
+    options: QuantizeOptions,
+    #[command(flatten)]
+    common: Common,
+}
+
+fn types_help() -> String {
+    let mut table = Table::new(&[
+        ("Type", Align::Left),
+        ("No.", Align::Right),
+        ("Bits", Align::Right),
+        ("What it is", Align::Left),
+    ]);
+    for file_type in FileType::all() {
+        let name = match file_type.alias() {
+            Some(alias) => format!("{file_type}, {alias}"),
+            None => file_type.name().to_owned(),
+        };
+        let number = if file_type == FileType::Copy { String::new() } else { file_type.id().to_string() };
+        let nominal = nominal(file_type);
+        let bits = nominal.map_or_else(String::new, |nominal| format!("{:.2}", nominal.bits_per_weight));
+        let needs_imatrix = nominal.is_some_and(|nominal| nominal.needs_imatrix);
+        let needs = if needs_imatrix { "; needs --imatrix" } else { "" };
+        table.row([name, number, bits, format!("{}{needs}", file_type.about())]);
+    }
+    let mut out = Vec::new();
+    // Writing to memory does not fail.
+    let _ = table.print(&mut out);
+    format!(
+        "{}\nBits are bits per weight of Llama 3 8B as a whole, from F16 and without an importance matrix.",
+        String::from_utf8_lossy(&out)
+    )
+}
+
+/// The arguments, sorted out.
+struct Job {
+    input: PathBuf,
+    output: PathBuf,
+    file_type: FileType,
+    threads: Option<usize>,
+}
+
+impl Quantize {
+    fn job(&self) -> anyhow::Result<Job> {
+        let usage_line = |text: &str| anyhow::Error::new(UsageError(text.to_owned()));
+        let mut rest = self.arguments.iter();
+        let input = rest.next().ok_or_else(|| usage_line("an input expected"))?.clone();
+        let mut output = None;
+        let file_type = if let Some(text) = &self.file_type {
+            output = rest.next().cloned();
+            parse_file_type(text).map_err(usage)?
+        } else {
+            let first = rest.next().ok_or_else(|| usage_line("a type expected: `--type TYPE`"))?;
+            if let Some(file_type) = first.to_str().and_then(FileType::parse) {
+                file_type
+            } else {
+                output = Some(first.clone());
+                let missing = || usage_line("a type expected behind the output, or `--type TYPE`");
+                let text = rest.next().ok_or_else(missing)?.to_string_lossy().into_owned();
+                parse_file_type(&text).map_err(usage)?
+            }
+        };
+        let threads = match rest.next() {
+            None => None,
+            Some(text) => {
+                let number = text.to_str().and_then(|text| text.parse::<u16>().ok());
+                let bad = || UsageError(format!("number of threads expected, found `{}`", text.display()));
+                Some(number.ok_or_else(bad)?).filter(|&n| n > 0).map(usize::from)
+            }
+        };
+        if let Some(extra) = rest.next() {
+            return Err(UsageError(format!("unexpected argument `{}`", extra.display())).into());
+        }
+        let output = output.unwrap_or_else(|| input.with_file_name(format!("ggml-model-{file_type}.gguf")));
+        Ok(Job { input, output, file_type, threads })
+    }
+
+    fn quantize(&self, session: &Session, job: &Job) -> anyhow::Result<Exit> {
+        let start = Instant::now();
+        let mut options = self.options.to_options(job.file_type, self.common.simd)?;
+        options.keep_split = self.keep_split;
+        let file = GgufFile::open(&job.input)?;
+        let imatrix = self.options.open_imatrix()?;
+        let input = Input::file(&file);
+        if self.dry_run {
+            let plan = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
+            self.warn(session, &plan);
+            for obstacle in plan.obstacles() {
+                session.progress.warn(&format!("a run would stop here: {obstacle}"));
+            }
+            print_plan(session, &plan)?;
+            return Ok(Exit::Done);
+        }
+        let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
+        self.warn(session, &plan);
+        let write_options = WriteOptions {
+            sync: !self.common.no_sync,
+            memory_bytes: self.common.memory_bytes(),
+            inputs: file.paths(),
+            ..WriteOptions::default()
+        };
+        let report = plan.write(&job.output, &write_options, &session.progress)?;
+        for tensor in plan.all_zero() {
+            session.progress.warn(&format!("tensor `{}`: nothing but zeros", escape(&tensor.name)));
+        }
+        print_report(session, job, &plan, &report, start.elapsed().as_secs_f64())?;
+        Ok(Exit::Done)
+    }
+
+    /// Warns of what was decided against expectation.
+    fn warn(&self, session: &Session, plan: &QuantizePlan<'_>) {
+        let warn = |text: String| session.progress.warn(&text);
+        let list = |names: &mut dyn Iterator<Item = String>, n: usize| {
+            let shown = if self.common.verbose > 0 { n } else { n.min(3) };
+            let text = names.take(shown).collect::<Vec<_>>().join(", ");
+            if shown < n { format!("{text} and {} more (-v lists all)", n - shown) } else { text }
+        };
+        let fallbacks = plan.steps().iter().zip(plan.tensors()).filter_map(|(step, tensor)| {
+            let Reason::Fallback { wanted } = step.choice.reason else { return None };
+            Some(format!("`{}` {wanted} -> {}", escape(&tensor.name), tensor.ty))
+        });
+        let n_fallbacks = plan.n_fallbacks();
+        if n_fallbacks > 0 {
+            warn(format!(
+                "{} of another type, because columns do not fit: {}",
+                plural(n_fallbacks as u64, "tensor"),
+                list(&mut fallbacks.into_iter(), n_fallbacks)
+            ));
+        }
+        let coverage = plan.coverage();
+        if self.options.coverage == CoveragePolicy::Ignore {
+            return;
+        }
+        let names =
+            |names: &[String]| list(&mut names.iter().map(|name| format!("`{}`", escape(name))), names.len());
+        if !coverage.missing.is_empty() {
+            let n = plural(coverage.missing.len() as u64, "tensor");
+            warn(format!("{n} without importance data: {}", names(&coverage.missing)));
+        }
+        if !coverage.unseen.is_empty() {
+            let mut tensors = coverage.unseen.iter().map(|unseen| {
+                format!("`{}` {} of {}", escape(&unseen.tensor), unseen.experts.len(), unseen.of)
+            });
+            let n = plural(coverage.unseen.len() as u64, "tensor");
+            warn(format!("{n} with experts never seen: {}", list(&mut tensors, coverage.unseen.len())));
+        }
+        if !coverage.foreign.is_empty() {
+            let n = coverage.foreign.len() as u64;
+            let which = names(&coverage.foreign);
+            warn(format!(
+                "importance data for {} that the model does not have: {which}",
+                plural(n, "tensor")
+            ));
+        }
+    }
+}
+
+impl Tool for Quantize {
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn run(&self, session: &Session) -> anyhow::Result<Exit> {
+        let job = self.job()?;
+        match job.threads {
+            None => self.quantize(session, &job),
+            Some(n) => {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(n).build()?;
+                pool.install(|| self.quantize(session, &job))
+            }
+        }
+    }
+}
+
+fn reason(reason: Reason) -> String {
+    match reason {
+        Reason::Kept => "kept".to_owned(),
+        Reason::Option => "option".to_owned(),
+        Reason::Mixture => "mixture".to_owned(),
+        Reason::Fallback { wanted } => format!("instead of {wanted}"),
+    }
+}
+
+fn print_plan(session: &Session, plan: &QuantizePlan<'_>) -> anyhow::Result<()> {
+    let rows = plan.steps().iter().zip(plan.tensors()).map(|(step, after)| {
+        let before = &plan.source_tensors()[step.source];
+        (step, before, after)
+    });
+    let summary = plan.summary();
+    if session.common.json {
+        let tensors: Vec<_> = rows
+            .map(|(step, before, after)| {
+                json!({
+                    "name": after.name,
+                    "source": before.name,
+                    "shape": after.shape.dims(),
+                    "class": step.choice.class.name(),
+                    "from": before.ty.name(),
+                    "to": after.ty.name(),
+                    "reason": reason(step.choice.reason),
+                    "imatrix": step.weights.is_some(),
+                    "bytes_before": before.n_bytes(),
+                    "bytes_after": after.n_bytes(),
+                })
+            })
+            .collect();
+        let obstacles: Vec<_> = plan.obstacles().iter().map(ToString::to_string).collect();
+        let mut document = summary_json(&summary);
+        document["tensors"] = tensors.into();
+        document["obstacles"] = obstacles.into();
+        return session.print_json(&document);
+    }
+    let mut table = Table::new(&[
+        ("tensor", Align::Left),
+        ("shape", Align::Left),
+        ("from", Align::Left),
+        ("to", Align::Left),
+        ("size", Align::Right),
+        ("why", Align::Left),
+    ]);
+    for (step, before, after) in rows {
+        let imatrix = if step.weights.is_some() { ", imatrix" } else { "" };
+        table.row([
+            escape(&after.name).into_owned(),
+            after.shape.to_string(),
+            before.ty.to_string(),
+            after.ty.to_string(),
+            bytes(after.n_bytes().unwrap_or(0)),
+            reason(step.choice.reason) + imatrix,
+        ]);
+    }
+    session.print(|out| {
+        table.print(out)?;
+        writeln!(out)?;
+        print_summary(out, &summary)
+    })
+}
+
+fn print_summary(out: &mut dyn Write, summary: &Summary) -> std::io::Result<()> {
+    let mut table = Table::new(&[
+        ("class", Align::Left),
+        ("tensors", Align::Right),
+        ("weights", Align::Right),
+        ("before", Align::Right),
+        ("after", Align::Right),
+        ("bits", Align::Right),
+    ]);
+    let total = ("all".to_owned(), summary.total);
+    let classes = summary.classes.iter().map(|(class, sizes)| (class.to_string(), *sizes));
+    for (name, sizes) in classes.chain([total]) {
+        table.row([
+            name,
+            sizes.n_tensors.to_string(),
+            count(sizes.n_elems),
+            bytes(sizes.bytes_before),
+            bytes(sizes.bytes_after),
+            format!("{:.3}", sizes.bits_per_weight()),
+        ]);
+    }
+    table.print(out)
+}
+
+fn sizes_json(sizes: &Sizes) -> serde_json::Value {
+    json!({
+        "tensors": sizes.n_tensors,
+        "weights": sizes.n_elems,
+        "bytes_before": sizes.bytes_before,
+        "bytes_after": sizes.bytes_after,
+        "bits_per_weight": sizes.bits_per_weight(),
+    })
+}
+
+fn summary_json(summary: &Summary) -> serde_json::Value {
+    let classes: serde_json::Map<_, _> =
+        summary.classes.iter().map(|(class, sizes)| (class.name().to_owned(), sizes_json(sizes))).collect();
+    json!({ "total": sizes_json(&summary.total), "classes": classes })
+}
+
+fn print_report(
+    session: &Session,
+    job: &Job,
+    plan: &QuantizePlan<'_>,
+    report: &WriteReport,
+    seconds: f64,
+) -> anyhow::Result<()> {
+    let summary = plan.summary();
+    let total = summary.total;
+    let rate = total.bytes_before as f64 / 1e6 / seconds.max(1e-9);
+    let n_fallbacks = plan.n_fallbacks();
+    if session.common.json {
+        let mut document = summary_json(&summary);
+        let paths = report.paths.iter().map(|path| path.display().to_string());
+        document["files"] = paths.collect::<Vec<_>>().into();
+        document["type"] = job.file_type.name().into();
+        document["file_bytes"] = report.file_bytes.into();
+        document["fallbacks"] = n_fallbacks.into();
+        document["seconds"] = seconds.into();
+        document["mb_per_second"] = rate.into();
+        return session.print_json(&document);
+    }
+    if session.common.quiet {
+        return Ok(());
+    }
+    session.print(|out| {
+        print_summary(out, &summary)?;
+        writeln!(out)?;
+        writeln!(
+            out,
+            "{}: {}, {} -> {} ({:.2} -> {:.2} bits per weight), {}, {rate:.0} MB/s, {}",
+            shown_paths(&report.paths),
+            job.file_type,
+            bytes(total.bytes_before),
+            bytes(total.bytes_after),
+            total.bits_per_weight_before(),
+            total.bits_per_weight(),
+            duration(seconds),
+            plural(n_fallbacks as u64, "fallback"),
+        )
+    })
+}
+
+fn shown_paths(paths: &[PathBuf]) -> String {
+    let shown = |path: &Path| escape(&path.display().to_string()).into_owned();
+    match paths {
+        [] => String::new(),
+        [path] => shown(path),
+        [first, .., last] => format!("{} to {}", shown(first), shown(last)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(args: &[&str]) -> anyhow::Result<Job> {
+        Quantize::try_parse_from([&["gguf-quantize"], args].concat())?.job()
+    }
+
+    #[test]
+    fn both_forms_of_arguments() {
+        let found = job(&["in.gguf", "out.gguf", "q4_k_m", "8"]).unwrap();
+        assert_eq!((found.file_type, found.threads), (FileType::Q4KM, Some(8)));
+        assert_eq!(found.output, Path::new("out.gguf"));
+        let found = job(&["dir/in.gguf", "15"]).unwrap();
+        assert_eq!(found.output, Path::new("dir/ggml-model-Q4_K_M.gguf"));
+        let found = job(&["in.gguf", "out.gguf", "--type", "Q6_K"]).unwrap();
+        assert_eq!((found.file_type, found.output.as_path()), (FileType::Q6K, Path::new("out.gguf")));
+        let found = job(&["--pure", "--type", "copy", "in.gguf"]).unwrap();
+        assert_eq!(found.output, Path::new("ggml-model-COPY.gguf"));
+        assert_eq!(job(&["in.gguf", "f16", "0"]).unwrap().threads, None);
+    }
+
+    #[test]
+    fn bad_arguments() {
+        let line =
+            |args: &[&str]| job(args).err().map(|error| crate::cli::render::error_line(&error)).unwrap();
+        assert_eq!(line(&["in.gguf"]), "a type expected: `--type TYPE`");
+        assert_eq!(line(&["in.gguf", "out.gguf"]), "a type expected behind the output, or `--type TYPE`");
+        assert_eq!(line(&["in.gguf", "out.gguf", "q9_9"]), "unknown type `q9_9`");
+        assert_eq!(
+            line(&["in.gguf", "out.gguf", "q4_0", "many"]),
+            "number of threads expected, found `many`"
+        );
+        assert_eq!(line(&["in", "out", "--type", "q4_0", "2", "3"]), "unexpected argument `3`");
+    }
+
+    #[test]
+    fn help_lists_every_type() {
+        let help = types_help();
+        for file_type in FileType::all() {
+            assert!(help.contains(file_type.name()), "{file_type}");
+        }
+        assert!(help.contains("Q4_K_M, Q4_K"));
+    }
 }

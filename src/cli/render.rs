@@ -63,6 +63,10 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::gguf::WriteError,
         crate::inspect::EditError,
         crate::quant::QuantError,
+        crate::quantize::ImatrixError,
+        crate::quantize::OptionError,
+        crate::quantize::QuantizeError,
+        crate::quantize::RowError,
     }
     Vec::new()
 }

@@ -1,0 +1,109 @@
+//! Why a quantization cannot be planned, or stopped.
+
+use crate::core::text::escape;
+use crate::core::{GgmlType, Hint, Shape};
+use crate::gguf::WriteError;
+use crate::quant::{BlockError, BlockFlaw, QuantError};
+use crate::quantize::{ImatrixError, MixError};
+
+/// What stands in the way of a plan, or stopped its run.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum QuantizeError {
+    /// No type could be chosen.
+    #[error(transparent)]
+    Mix(#[from] MixError),
+    /// The importance matrix cannot be used.
+    #[error(transparent)]
+    Imatrix(#[from] ImatrixError),
+    /// Writing or reading failed.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// A tensor without elements.
+    #[error("tensor `{}`: shape {shape} has no elements", escape(tensor))]
+    NoElements { tensor: String, shape: Shape },
+    /// Nothing quantizes to the type.
+    #[error("tensor `{}`: cannot quantize to {ty}", escape(tensor))]
+    NotATarget { tensor: String, ty: GgmlType },
+    /// A type that an option names does not fit the columns.
+    #[error(
+        "tensor `{}`: {n_cols} columns are not a multiple of {}, as {ty} needs",
+        escape(tensor),
+        ty.block_elems()
+    )]
+    Columns { tensor: String, n_cols: u64, ty: GgmlType },
+    /// The source is quantized already.
+    #[error("tensor `{}`: already quantized ({from}); requantizing to {to} is not allowed", escape(tensor))]
+    Requantize { tensor: String, from: GgmlType, to: GgmlType },
+    /// A type that needs importance data has none.
+    #[error("tensor `{}`: {ty} needs an importance matrix, none given", escape(tensor))]
+    NoImatrix { tensor: String, ty: GgmlType },
+    /// A type that needs importance data has none, though there is a matrix.
+    #[error("tensor `{}`: {ty} needs importance data, the importance matrix has none for it", escape(tensor))]
+    NotCovered { tensor: String, ty: GgmlType },
+    /// Tensors without importance data, where the policy forbids it.
+    #[error("tensor `{}`: no importance data, nor for {n_more} more", escape(tensor))]
+    Coverage { tensor: String, n_more: usize },
+    /// Experts that were never seen, where the policy forbids it.
+    #[error(
+        "tensor `{}`: {n_experts} of {of} experts were never seen when the importance matrix was made",
+        escape(tensor)
+    )]
+    Experts { tensor: String, n_experts: usize, of: usize },
+}
+
+impl Hint for QuantizeError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::Mix(error) => error.hints(),
+            Self::Imatrix(error) => error.hints(),
+            Self::Write(error) => error.hints(),
+            Self::Columns { .. } => {
+                vec!["`--tensor-type REGEX=TYPE` falls back to a type that fits".to_owned()]
+            }
+            Self::Requantize { .. } => vec![
+                "quantize from the unquantized model".to_owned(),
+                "accept the loss with --allow-requantize".to_owned(),
+            ],
+            Self::NoImatrix { .. } => vec![
+                "give one with --imatrix".to_owned(),
+                "choose a type that does without, such as Q2_K, IQ3_S or IQ4_XS".to_owned(),
+            ],
+            Self::NotCovered { tensor, .. } => {
+                vec![format!("give it another type: `--tensor-type {}=q4_k`", escape(tensor))]
+            }
+            Self::Coverage { .. } | Self::Experts { .. } => vec![
+                "measure the importance matrix on more text".to_owned(),
+                "accept it with `--coverage warn`".to_owned(),
+            ],
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Why rows of a tensor could not be quantized. Rows and columns count from 0.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum RowError {
+    /// The source holds a value that is no finite number.
+    #[error("row {row}, column {column}: {value}")]
+    NonFinite { row: u64, column: u64, value: f32 },
+    /// The source holds a block that no reader accepts.
+    #[error("row {row}: {error}")]
+    BadBlock { row: u64, error: BlockError },
+    /// A finite value is too large for the type.
+    #[error("row {row}, from column {column} on: too large for {ty} ({flaw})")]
+    Overflow { row: u64, column: u64, ty: GgmlType, flaw: BlockFlaw },
+    /// The quantizer refused.
+    #[error(transparent)]
+    Quant(#[from] QuantError),
+}
+
+impl Hint for RowError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::Quant(error) => error.hints(),
+            _ => vec!["go on in spite of it with --allow-nonfinite".to_owned()],
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The run: rows are quantized as the writer asks for them, on whichever thread it asks.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use crate::core::progress::Progress;
+use crate::core::{SourceError, TensorMeta, TensorSource};
+use crate::gguf::split::{SplitSpec, part_path};
+use crate::gguf::{Metadata, WriteOptions, WriteReport, write_gguf};
+use crate::quant::{dequantize, first_non_finite, quantize_rows, validate_blocks};
+use crate::quantize::plan::n_matrices;
+use crate::quantize::{QuantizeError, QuantizePlan, RowError};
+
+/// Floats that are decoded at a time: few enough to stay in the cache of a core.
+const BATCH_ELEMS: usize = 64 << 10;
+
+/// Buffers of a thread, kept between calls.
+#[derive(Default)]
+struct Scratch {
+    floats: Vec<f32>,
+    bytes: Vec<u8>,
+}
+
+thread_local! {
+    // Taken out while in use: the source behind a plan may be a plan.
+    static SCRATCH: Cell<Option<Scratch>> = const { Cell::new(None) };
+}
+
+impl QuantizePlan<'_> {
+    fn copy_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        let meta = &self.tensors[tensor];
+        let source = self.steps[tensor].source;
+        let row_bytes = row_bytes(meta);
+        let n_rows = out.len() as u64 / row_bytes as u64;
+        match self.source.borrow_rows(source, first_row, n_rows) {
+            Some(bytes) => out.copy_from_slice(bytes),
+            None => self.source.read_rows(source, first_row, out)?,
+        }
+        if !self.seen_value[tensor].load(Ordering::Relaxed) && out.iter().any(|&byte| byte != 0) {
+            self.seen_value[tensor].store(true, Ordering::Relaxed);
+        }
+        if self.allow_nonfinite {
+            return Ok(());
+        }
+        validate_blocks(meta.ty, out).map_err(|mut error| {
+            let blocks_per_row = row_bytes / meta.ty.block_bytes();
+            let row = first_row + (error.block / blocks_per_row) as u64;
+            error.block %= blocks_per_row;
+            at(meta, RowError::BadBlock { row, error })
+        })
+    }
+
+    fn quantize(
+        &self,
+        tensor: usize,
+        first_row: u64,
+        out: &mut [u8],
+        scratch: &mut Scratch,
+    ) -> Result<(), SourceError> {
+        let target = &self.tensors[tensor];
+        let step = &self.steps[tensor];
+        let source = &self.source.tensors()[step.source];
+        let n_cols = usize::try_from(target.shape.n_cols()).unwrap_or(usize::MAX);
+        let target_bytes = row_bytes(target);
+        let source_bytes = row_bytes(source);
+        let rows_per_matrix = target.shape.n_rows() / n_matrices(target).max(1);
+        let batch_rows = (BATCH_ELEMS / n_cols).max(1);
+
+        let n_rows = out.len() / target_bytes;
+        let mut done = 0;
+        while done < n_rows {
+            let row = first_row + done as u64;
+            // Each matrix of a stack has importance weights of its own.
+            let left_in_matrix = rows_per_matrix - row % rows_per_matrix;
+            let n = batch_rows.min(n_rows - done).min(usize::try_from(left_in_matrix).unwrap_or(usize::MAX));
+            let out = &mut out[done * target_bytes..(done + n) * target_bytes];
+            done += n;
+
+            scratch.floats.resize(n * n_cols, 0.0);
+            let bytes = match self.source.borrow_rows(step.source, row, n as u64) {
+                Some(bytes) => bytes,
+                None => {
+                    scratch.bytes.resize(n * source_bytes, 0);
+                    self.source.read_rows(step.source, row, &mut scratch.bytes)?;
+                    &scratch.bytes
+                }
+            };
+            let floats = &mut scratch.floats;
+            dequantize(source.ty, self.simd, bytes, floats).map_err(|error| at(target, error.into()))?;
+            self.check_input(tensor, row, n_cols, floats)?;
+            let matrix = usize::try_from(row / rows_per_matrix).unwrap_or(usize::MAX);
+            let weights = step.weights.map(|weights| &weights[matrix * n_cols..(matrix + 1) * n_cols]);
+            quantize_rows(target.ty, self.simd, n_cols, floats, weights, out)
+                .map_err(|error| at(target, error.into()))?;
+            self.check_output(target, row, out)?;
+        }
+        Ok(())
+    }
+
+    fn check_input(&self, tensor: usize, row: u64, n_cols: usize, floats: &[f32]) -> Result<(), SourceError> {
+        if !self.seen_value[tensor].load(Ordering::Relaxed) && floats.iter().any(|&value| value != 0.0) {
+            self.seen_value[tensor].store(true, Ordering::Relaxed);
+        }
+        match first_non_finite(floats) {
+            Some(index) if !self.allow_nonfinite => {
+                let row = row + (index / n_cols) as u64;
+                let column = (index % n_cols) as u64;
+                Err(at(&self.tensors[tensor], RowError::NonFinite { row, column, value: floats[index] }))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_output(&self, target: &TensorMeta, row: u64, out: &[u8]) -> Result<(), SourceError> {
+        if self.allow_nonfinite {
+            return Ok(());
+        }
+        validate_blocks(target.ty, out).map_err(|error| {
+            let blocks_per_row = row_bytes(target) / target.ty.block_bytes();
+            let row = row + (error.block / blocks_per_row) as u64;
+            let column = (error.block % blocks_per_row * target.ty.block_elems()) as u64;
+            at(target, RowError::Overflow { row, column, ty: target.ty, flaw: error.flaw })
+        })
+    }
+
+    /// Tensors in which nothing but zeros were read. Tells something after all rows were read.
+    pub fn all_zero(&self) -> impl Iterator<Item = &TensorMeta> {
+        let is_zero = |index: &usize| !self.seen_value[*index].load(Ordering::Relaxed);
+        (0..self.tensors.len()).filter(is_zero).map(|index| &self.tensors[index])
+    }
+
+    /// Writes the output: one file called `target`, or with [`crate::quantize::Options::keep_split`] one for each
+    /// file of the source, called `target-00001-of-00003.gguf`.
+    ///
+    /// # Errors
+    /// See [`crate::gguf::WriteError`]. Then no file is left under a final name.
+    pub fn write(
+        &self,
+        target: &Path,
+        options: &WriteOptions,
+        progress: &dyn Progress,
+    ) -> Result<WriteReport, QuantizeError> {
+        if !self.keep_split {
+            return Ok(write_gguf(target, &self.metadata, self, options, progress)?);
+        }
+        let n_parts = self.parts.len();
+        let mut report = WriteReport { paths: Vec::new(), n_tensors: 0, tensor_bytes: 0, file_bytes: 0 };
+        for (number, range) in self.parts.iter().enumerate() {
+            let part = PlanPart { plan: self, range: range.clone() };
+            let metadata = self.part_metadata(number);
+            let path = part_path(target, number + 1, n_parts);
+            let written = write_gguf(&path, &metadata, &part, options, progress);
+            let written = written.inspect_err(|_| {
+                // Parts without their siblings are worth nothing.
+                for path in &report.paths {
+                    let _ = fs_err::remove_file(path);
+                }
+            })?;
+            report.paths.extend(written.paths);
+            report.n_tensors += written.n_tensors;
+            report.tensor_bytes += written.tensor_bytes;
+            report.file_bytes += written.file_bytes;
+        }
+        Ok(report)
+    }
+
+    fn part_metadata(&self, part: usize) -> Metadata {
+        let n_parts = self.parts.len();
+        if n_parts == 1 {
+            return self.metadata.clone();
+        }
+        SplitSpec::default().part_metadata(&self.metadata, part, n_parts, self.tensors.len())
+    }
+}
+
+/// Bytes of a row. Rows of a plan and of its source are whole blocks: that was checked when they were opened and
+/// planned.
+fn row_bytes(tensor: &TensorMeta) -> usize {
+    tensor.row_bytes().and_then(|n| usize::try_from(n).ok()).unwrap_or(0).max(1)
+}
+
+fn at(tensor: &TensorMeta, error: RowError) -> SourceError {
+    SourceError { tensor: tensor.name.clone(), source: Box::new(error) }
+}
+
+impl TensorSource for QuantizePlan<'_> {
+    fn tensors(&self) -> &[TensorMeta] {
+        &self.tensors
+    }
+
+    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        let step = &self.steps[tensor];
+        if self.tensors[tensor].ty == self.source.tensors()[step.source].ty {
+            return self.copy_rows(tensor, first_row, out);
+        }
+        let mut scratch = SCRATCH.take().unwrap_or_default();
+        let result = self.quantize(tensor, first_row, out, &mut scratch);
+        SCRATCH.set(Some(scratch));
+        result
+    }
+
+    fn release_rows(&self, tensor: usize, first_row: u64, n_rows: u64) {
+        self.source.release_rows(self.steps[tensor].source, first_row, n_rows);
+    }
+}
+
+/// The tensors of one file of a split output.
+struct PlanPart<'a> {
+    plan: &'a QuantizePlan<'a>,
+    range: Range<usize>,
+}
+
+impl TensorSource for PlanPart<'_> {
+    fn tensors(&self) -> &[TensorMeta] {
+        &self.plan.tensors[self.range.clone()]
+    }
+
+    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        self.plan.read_rows(self.range.start + tensor, first_row, out)
+    }
+
+    fn release_rows(&self, tensor: usize, first_row: u64, n_rows: u64) {
+        self.plan.release_rows(self.range.start + tensor, first_row, n_rows);
+    }
+}

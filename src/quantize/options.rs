@@ -1,0 +1,358 @@
+//! What is asked for: the file type, rules for single tensors, changes of metadata, and what to refuse.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use crate::core::{GgmlType, Hint, simd::SimdLevel, text::escape};
+use crate::gguf::Value;
+use crate::quantize::FileType;
+
+/// Everything that decides about the output beside the source and the importance matrix.
+#[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "switches of a command line, independent of one another")]
+pub struct Options {
+    /// The file type.
+    pub file_type: FileType,
+    /// Gives every weight the base type: no mixture, no better type for the output.
+    pub pure: bool,
+    /// Leaves `output.weight` as it is.
+    pub leave_output_tensor: bool,
+    /// Type of `output.weight`, and of tied embeddings; no fallback for odd columns.
+    pub output_tensor_type: Option<GgmlType>,
+    /// Type of the token embeddings; no fallback for odd columns.
+    pub token_embedding_type: Option<GgmlType>,
+    /// Types by name; the first rule that matches wins. Without effect where the base type is no block type.
+    pub tensor_types: Vec<TensorTypeRule>,
+    /// Accepts tensors that are already quantized.
+    pub allow_requantize: bool,
+    /// Makes a change of type that nobody asked for (odd columns) an error.
+    pub no_fallback: bool,
+    /// Layers to leave out; later ones move up.
+    pub prune_layers: BTreeSet<u32>,
+    /// Writes as many files as the source has.
+    pub keep_split: bool,
+    /// Metadata to set, in order.
+    pub overrides: Vec<Override>,
+    /// Goes on at NaN and infinity.
+    pub allow_nonfinite: bool,
+    /// What to do about tensors that the importance matrix does not cover.
+    pub coverage: CoveragePolicy,
+    /// Vector instructions to use; the bytes are the same for all.
+    pub simd: SimdLevel,
+}
+
+impl Options {
+    /// llama-quantize's defaults.
+    #[must_use]
+    pub fn new(file_type: FileType) -> Self {
+        Self {
+            file_type,
+            pure: false,
+            leave_output_tensor: false,
+            output_tensor_type: None,
+            token_embedding_type: None,
+            tensor_types: Vec::new(),
+            allow_requantize: false,
+            no_fallback: false,
+            prune_layers: BTreeSet::new(),
+            keep_split: false,
+            overrides: Vec::new(),
+            allow_nonfinite: false,
+            coverage: CoveragePolicy::default(),
+            simd: SimdLevel::detect(),
+        }
+    }
+}
+
+/// What to do about tensors without importance data, and experts that no token of the calibration text reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CoveragePolicy {
+    /// Says nothing. Types that need importance data still refuse to go without.
+    Ignore,
+    /// Lists them and goes on, as llama-quantize does.
+    #[default]
+    Warn,
+    /// Stops if a tensor that is to be quantized with importance weights has none.
+    Tensors,
+    /// Stops also if an expert was never seen.
+    Error,
+}
+
+impl CoveragePolicy {
+    /// The policies by name.
+    pub const ALL: [(&'static str, Self); 4] =
+        [("ignore", Self::Ignore), ("warn", Self::Warn), ("tensors", Self::Tensors), ("error", Self::Error)];
+
+    /// The policy of this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|row| row.0 == name).map(|row| row.1)
+    }
+}
+
+/// `REGEX=TYPE`: the type of all tensors whose name the expression is found in.
+#[derive(Clone, Debug)]
+pub struct TensorTypeRule {
+    /// The expression as it is used: in lower case.
+    pub pattern: String,
+    /// The type.
+    pub ty: GgmlType,
+    regex: fancy_regex::Regex,
+}
+
+impl TensorTypeRule {
+    /// Reads one rule.
+    ///
+    /// # Exactness
+    /// ref: the whole expression is lower-cased, escapes too, so that `\D` becomes `\d`.
+    ///
+    /// # Errors
+    /// [`OptionError`]: no `=`, nothing on one side of it, a bad expression, an unknown type.
+    pub fn parse(text: &str) -> Result<Self, OptionError> {
+        let malformed = || OptionError::TensorType { text: text.to_owned() };
+        let (pattern, ty) = text.split_once('=').ok_or_else(malformed)?;
+        if pattern.is_empty() || ty.is_empty() {
+            return Err(malformed());
+        }
+        let pattern = pattern.to_ascii_lowercase();
+        let regex = fancy_regex::Regex::new(&pattern)
+            .map_err(|source| OptionError::Pattern { pattern: pattern.clone(), source: Box::new(source) })?;
+        Ok(Self { pattern, ty: parse_ggml_type(ty)?, regex })
+    }
+
+    /// Reads a list of rules between white space.
+    ///
+    /// # Errors
+    /// That of the first bad rule.
+    pub fn parse_list(text: &str) -> Result<Vec<Self>, OptionError> {
+        text.split_ascii_whitespace().map(Self::parse).collect()
+    }
+
+    /// True if the rule is about this tensor. An expression that backtracks without end does not match.
+    #[must_use]
+    pub fn matches(&self, name: &str) -> bool {
+        self.regex.is_match(name).unwrap_or(false)
+    }
+}
+
+/// The block type of this name, in any case.
+///
+/// # Errors
+/// [`OptionError::UnknownType`].
+pub fn parse_ggml_type(name: &str) -> Result<GgmlType, OptionError> {
+    GgmlType::from_name(name).ok_or_else(|| OptionError::UnknownType { name: name.to_owned() })
+}
+
+/// The file type of a name or number.
+///
+/// # Errors
+/// [`OptionError::UnknownFileType`].
+pub fn parse_file_type(text: &str) -> Result<FileType, OptionError> {
+    FileType::parse(text).ok_or_else(|| OptionError::UnknownFileType { name: text.to_owned() })
+}
+
+/// Layer numbers between commas.
+///
+/// # Errors
+/// [`OptionError::Layer`].
+pub fn parse_layers(text: &str) -> Result<BTreeSet<u32>, OptionError> {
+    let layer = |number: &str| {
+        let parsed = number.trim().parse::<u32>().ok().filter(|&layer| i32::try_from(layer).is_ok());
+        parsed.ok_or_else(|| OptionError::Layer { text: number.to_owned() })
+    };
+    text.split(',').map(layer).collect()
+}
+
+/// `KEY=TYPE:VALUE`: a metadata key to set.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Override {
+    /// The key.
+    pub key: String,
+    /// The value.
+    pub value: OverrideValue,
+}
+
+/// Value of an [`Override`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum OverrideValue {
+    /// `int`: the file gets its absolute value as u32.
+    Int(i64),
+    /// `float`: the file gets an f32.
+    Float(f64),
+    /// `bool`.
+    Bool(bool),
+    /// `str`, of at most 127 bytes.
+    Str(String),
+}
+
+/// Longest string that fits into llama.cpp's table of overrides, in bytes.
+pub(crate) const MAX_OVERRIDE_BYTES: usize = 127;
+
+impl Override {
+    /// Reads `KEY=TYPE:VALUE` with the types `int`, `float`, `bool` and `str`.
+    ///
+    /// # Errors
+    /// [`OptionError::Override`].
+    pub fn parse(text: &str) -> Result<Self, OptionError> {
+        let bad = |expected| OptionError::Override { text: text.to_owned(), expected };
+        let (key, typed) = text.split_once('=').ok_or_else(|| bad("`KEY=TYPE:VALUE`"))?;
+        let (ty, value) = typed.split_once(':').ok_or_else(|| bad("`KEY=TYPE:VALUE`"))?;
+        if key.is_empty() || key.len() > MAX_OVERRIDE_BYTES {
+            return Err(bad("a key of 1 to 127 bytes"));
+        }
+        let value = match ty {
+            "int" => OverrideValue::Int(value.parse().map_err(|_| bad("a whole number"))?),
+            "float" => OverrideValue::Float(value.parse().map_err(|_| bad("a number"))?),
+            "bool" => OverrideValue::Bool(value.parse().map_err(|_| bad("`true` or `false`"))?),
+            "str" if value.len() > MAX_OVERRIDE_BYTES => return Err(bad("at most 127 bytes of text")),
+            "str" => OverrideValue::Str(value.to_owned()),
+            _ => return Err(bad("one of the types `int`, `float`, `bool`, `str`")),
+        };
+        Ok(Self { key: key.to_owned(), value })
+    }
+
+    /// The value as the file stores it.
+    ///
+    /// # Exactness
+    /// ref: whole numbers lose their sign and all but their low 32 bits.
+    #[must_use]
+    pub fn file_value(&self) -> Value {
+        match &self.value {
+            OverrideValue::Int(value) => Value::U32(value.unsigned_abs() as u32),
+            OverrideValue::Float(value) => Value::F32(*value as f32),
+            OverrideValue::Bool(value) => Value::Bool(*value),
+            OverrideValue::Str(value) => Value::String(value.clone().into_bytes()),
+        }
+    }
+}
+
+impl fmt::Display for Override {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = escape(&self.key);
+        match &self.value {
+            OverrideValue::Int(value) => write!(f, "{key}=int:{value}"),
+            OverrideValue::Float(value) => write!(f, "{key}=float:{value}"),
+            OverrideValue::Bool(value) => write!(f, "{key}=bool:{value}"),
+            OverrideValue::Str(value) => write!(f, "{key}=str:{}", escape(value)),
+        }
+    }
+}
+
+/// Why an option was not understood.
+#[derive(Debug, thiserror::Error)]
+pub enum OptionError {
+    /// No file type of that name or number.
+    #[error("unknown type `{}`", escape(name))]
+    UnknownFileType {
+        /// What was given.
+        name: String,
+    },
+    /// No block type of that name.
+    #[error("unknown tensor type `{}`", escape(name))]
+    UnknownType {
+        /// What was given.
+        name: String,
+    },
+    /// Not `REGEX=TYPE`.
+    #[error("tensor type `{}`: `REGEX=TYPE` expected", escape(text))]
+    TensorType {
+        /// What was given.
+        text: String,
+    },
+    /// Not a regular expression.
+    #[error("tensor type: bad expression `{}`", escape(pattern))]
+    Pattern {
+        /// The expression.
+        pattern: String,
+        /// What is wrong with it.
+        source: Box<fancy_regex::Error>,
+    },
+    /// Not a layer number.
+    #[error("layer `{}`: a number from 0 expected", escape(text))]
+    Layer {
+        /// What was given.
+        text: String,
+    },
+    /// Not `KEY=TYPE:VALUE`.
+    #[error("metadata `{}`: {expected} expected", escape(text))]
+    Override {
+        /// What was given.
+        text: String,
+        /// What would have been right.
+        expected: &'static str,
+    },
+}
+
+impl Hint for OptionError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::UnknownFileType { name } if GgmlType::from_name(name).is_some() => {
+                vec![format!(
+                    "a whole file cannot be {name}, single tensors can: `--tensor-type REGEX={name}`"
+                )]
+            }
+            Self::UnknownFileType { .. } => vec!["`--help` lists the types".to_owned()],
+            Self::UnknownType { name } if FileType::parse(name).is_some() => {
+                vec![format!("`{name}` is a file type; tensors have block types such as `q4_k`")]
+            }
+            Self::UnknownType { .. } => {
+                let names: Vec<_> =
+                    GgmlType::all().filter(|ty| ty.is_quantized()).map(GgmlType::name).collect();
+                vec![format!("the block types are {}", names.join(", "))]
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_are_lower_cased_and_searched() {
+        let rule = TensorTypeRule::parse("ATTN_(Q|K)=Q6_k").unwrap();
+        assert_eq!((rule.pattern.as_str(), rule.ty), ("attn_(q|k)", GgmlType::Q6K));
+        assert!(rule.matches("blk.0.attn_k.weight"));
+        assert!(!rule.matches("blk.0.attn_v.weight"));
+        assert_eq!(TensorTypeRule::parse_list(" a=f16\n\tb=q8_0 ").unwrap().len(), 2);
+    }
+
+    #[test]
+    fn bad_rules() {
+        let message = |text| TensorTypeRule::parse(text).map(|_| ()).unwrap_err().to_string();
+        assert_eq!(message("attn_q"), "tensor type `attn_q`: `REGEX=TYPE` expected");
+        assert_eq!(message("=q4_k"), "tensor type `=q4_k`: `REGEX=TYPE` expected");
+        assert_eq!(message("x="), "tensor type `x=`: `REGEX=TYPE` expected");
+        assert_eq!(message("attn_q=q9_9"), "unknown tensor type `q9_9`");
+        assert_eq!(message("attn_(q=q4_k"), "tensor type: bad expression `attn_(q`");
+    }
+
+    #[test]
+    fn overrides() {
+        let value = |text| Override::parse(text).unwrap().file_value();
+        assert_eq!(value("a=int:-9"), Value::U32(9));
+        assert_eq!(value("a=float:0.3"), Value::F32(0.3));
+        assert_eq!(value("a=bool:true"), Value::Bool(true));
+        assert_eq!(value("a=str:x=y:z"), Value::String(b"x=y:z".to_vec()));
+        for text in ["a", "a=int", "=int:1", "a=int:1.5", "a=bool:1", "a=u8:1"] {
+            assert!(matches!(Override::parse(text), Err(OptionError::Override { .. })), "{text}");
+        }
+        assert!(Override::parse(&format!("a=str:{}", "x".repeat(128))).is_err());
+    }
+
+    #[test]
+    fn layers() {
+        assert_eq!(parse_layers("3,1,3").unwrap().into_iter().collect::<Vec<_>>(), [1, 3]);
+        assert_eq!(parse_layers("1,x").unwrap_err().to_string(), "layer `x`: a number from 0 expected");
+        assert!(parse_layers("-1").is_err());
+        assert!(parse_layers("").is_err());
+    }
+
+    #[test]
+    fn a_block_type_is_no_file_type_and_the_hint_says_so() {
+        let error = parse_file_type("nvfp4").unwrap_err();
+        assert_eq!(error.to_string(), "unknown type `nvfp4`");
+        assert!(error.hints()[0].contains("--tensor-type REGEX=nvfp4"));
+    }
+}

@@ -1,0 +1,334 @@
+//! The plan of a quantization: all about the output that is known before the first weight is read.
+
+use std::ops::Range;
+use std::sync::atomic::AtomicBool;
+
+use crate::core::{ImatrixNeed, TensorMeta, TensorSource, simd::SimdLevel};
+use crate::gguf::{GgufFile, Metadata};
+use crate::quant::can_quantize;
+use crate::quantize::class::file_order;
+use crate::quantize::coverage::Coverage;
+use crate::quantize::metadata::{Changes, file_type_id, output_metadata};
+use crate::quantize::prune::Pruned;
+use crate::quantize::{
+    Choice, CoveragePolicy, FileType, Imatrix, ImatrixError, ModelFacts, Options, QuantizeError, Reason,
+    TensorClass, choose_types,
+};
+
+/// What is to be quantized: tensors with their metadata, from a file or from a conversion that has not been written.
+#[derive(Clone)]
+pub struct Input<'a> {
+    /// The tensors.
+    pub source: &'a dyn TensorSource,
+    /// The metadata.
+    pub metadata: &'a Metadata,
+    /// File and offset of each tensor, where the source has several files.
+    pub places: Option<Vec<(usize, u64)>>,
+}
+
+impl<'a> Input<'a> {
+    /// A GGUF file with all its parts.
+    #[must_use]
+    pub fn file(file: &'a GgufFile) -> Self {
+        let place = |tensor| {
+            let place = file.place(tensor);
+            (place.part, place.offset)
+        };
+        let places = (0..file.tensors().len()).map(place).collect();
+        Self { source: file, metadata: file.metadata(), places: Some(places) }
+    }
+
+    /// Any other source.
+    #[must_use]
+    pub fn new(source: &'a dyn TensorSource, metadata: &'a Metadata) -> Self {
+        Self { source, metadata, places: None }
+    }
+}
+
+/// One tensor of the output.
+#[derive(Clone, Debug)]
+pub struct Step<'a> {
+    /// Index of the tensor in the source.
+    pub source: usize,
+    /// Its type, and why.
+    pub choice: Choice,
+    /// Importance weights, matrix after matrix; `None` if there are none or the type ignores them.
+    pub weights: Option<&'a [f32]>,
+}
+
+/// A planned quantization, and at the same time the [`TensorSource`] of its result: rows are quantized when they
+/// are read.
+pub struct QuantizePlan<'a> {
+    pub(crate) source: &'a dyn TensorSource,
+    pub(crate) metadata: Metadata,
+    pub(crate) tensors: Vec<TensorMeta>,
+    pub(crate) steps: Vec<Step<'a>>,
+    pub(crate) parts: Vec<Range<usize>>,
+    pub(crate) keep_split: bool,
+    pub(crate) simd: SimdLevel,
+    pub(crate) allow_nonfinite: bool,
+    /// Per tensor, whether a value other than zero was read.
+    pub(crate) seen_value: Vec<AtomicBool>,
+    coverage: Coverage,
+    obstacles: Vec<QuantizeError>,
+}
+
+impl<'a> QuantizePlan<'a> {
+    /// Plans a run.
+    ///
+    /// # Exactness
+    /// Tensors, their order and types, and the metadata equal those of llama-quantize's output.
+    ///
+    /// # Errors
+    /// Whatever would stop the run and can be told from headers: all of [`QuantizePlan::draft`]'s errors, and the
+    /// first of [`QuantizePlan::obstacles`].
+    pub fn new(
+        input: &Input<'a>,
+        options: &Options,
+        imatrix: Option<&'a Imatrix>,
+    ) -> Result<Self, QuantizeError> {
+        let mut plan = Self::draft(input, options, imatrix)?;
+        if plan.obstacles.is_empty() { Ok(plan) } else { Err(plan.obstacles.swap_remove(0)) }
+    }
+
+    /// Plans a run that may lack something, to look at it: sizes and types are right, [`QuantizePlan::obstacles`]
+    /// tells what is missing.
+    ///
+    /// # Errors
+    /// Types that cannot be chosen, tensors without elements, an importance matrix that does not fit the model.
+    pub fn draft(
+        input: &Input<'a>,
+        options: &Options,
+        imatrix: Option<&'a Imatrix>,
+    ) -> Result<Self, QuantizeError> {
+        let imatrix = imatrix.filter(|imatrix| !imatrix.is_empty());
+        let found = input.source.tensors();
+        if let Some(empty) = found.iter().find(|tensor| tensor.shape.n_elems() == 0) {
+            return Err(QuantizeError::NoElements { tensor: empty.name.clone(), shape: empty.shape.clone() });
+        }
+        let order = file_order(found);
+        let file_type = file_type_id(options.file_type, input.metadata, || {
+            FileType::guess(order.iter().map(|&i| found[i].ty))
+        });
+        let facts = ModelFacts::new(input.metadata, &options.overrides, found);
+
+        let mut pruned = Pruned::new(&options.prune_layers);
+        let mut kept: Vec<(usize, TensorMeta)> = Vec::with_capacity(order.len());
+        for index in order {
+            if let Some(name) = pruned.rename(&found[index].name) {
+                kept.push((index, TensorMeta { name, ..found[index].clone() }));
+            }
+        }
+        let n_layers = pruned.n_layers();
+        let places = input.places.as_deref().filter(|_| options.keep_split);
+        let parts = match places {
+            Some(places) => {
+                kept.sort_by_key(|(index, _)| places.get(*index).copied());
+                cut_parts(kept.iter().map(|(index, _)| places.get(*index).map_or(0, |place| place.0)))
+            }
+            None => cut_parts(kept.iter().map(|_| 0)),
+        };
+
+        let (sources, mut tensors): (Vec<_>, Vec<_>) = kept.into_iter().unzip();
+        let choices = choose_types(&facts, &tensors, options, imatrix.is_some())?;
+        let mut steps = Vec::with_capacity(choices.len());
+        let mut builder = Builder { options, imatrix, coverage: Coverage::default(), obstacles: Vec::new() };
+        for ((source, tensor), choice) in sources.into_iter().zip(&mut tensors).zip(choices) {
+            steps.push(builder.step(source, &found[source], tensor, choice)?);
+            tensor.ty = choice.ty;
+        }
+        builder.check_coverage(found)?;
+
+        let changes = Changes { file_type, overrides: &options.overrides, imatrix, n_layers };
+        Ok(Self {
+            source: input.source,
+            metadata: output_metadata(input.metadata, &changes),
+            seen_value: tensors.iter().map(|_| AtomicBool::new(false)).collect(),
+            tensors,
+            steps,
+            parts,
+            keep_split: options.keep_split,
+            simd: options.simd,
+            allow_nonfinite: options.allow_nonfinite,
+            coverage: builder.coverage,
+            obstacles: builder.obstacles,
+        })
+    }
+
+    /// Metadata of the output; without the keys of a split.
+    #[must_use]
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// What happens to each tensor, in output order.
+    #[must_use]
+    pub fn steps(&self) -> &[Step<'a>] {
+        &self.steps
+    }
+
+    /// The tensors of the source.
+    #[must_use]
+    pub fn source_tensors(&self) -> &'a [TensorMeta] {
+        self.source.tensors()
+    }
+
+    /// What the importance matrix leaves open.
+    #[must_use]
+    pub fn coverage(&self) -> &Coverage {
+        &self.coverage
+    }
+
+    /// What a run would stop at, in output order.
+    #[must_use]
+    pub fn obstacles(&self) -> &[QuantizeError] {
+        &self.obstacles
+    }
+
+    /// Number of tensors whose type was replaced because of their columns.
+    #[must_use]
+    pub fn n_fallbacks(&self) -> usize {
+        self.steps.iter().filter(|step| matches!(step.choice.reason, Reason::Fallback { .. })).count()
+    }
+}
+
+/// Ranges of tensors by part; parts are numbered without gaps, one that lost all its tensors is empty.
+fn cut_parts(parts: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
+    let mut ranges = Vec::from([Range { start: 0, end: 0 }]);
+    for (index, part) in parts.enumerate() {
+        while ranges.len() <= part {
+            ranges.push(index..index);
+        }
+        if let Some(last) = ranges.last_mut() {
+            last.end = index + 1;
+        }
+    }
+    ranges
+}
+
+struct Builder<'a, 'o> {
+    options: &'o Options,
+    imatrix: Option<&'a Imatrix>,
+    coverage: Coverage,
+    obstacles: Vec<QuantizeError>,
+}
+
+impl<'a> Builder<'a, '_> {
+    fn step(
+        &mut self,
+        source: usize,
+        found: &TensorMeta,
+        tensor: &TensorMeta,
+        choice: Choice,
+    ) -> Result<Step<'a>, QuantizeError> {
+        let mut step = Step { source, choice, weights: None };
+        if choice.ty == found.ty {
+            return Ok(step);
+        }
+        let name = || tensor.name.clone();
+        if !can_quantize(choice.ty) {
+            self.obstacles.push(QuantizeError::NotATarget { tensor: name(), ty: choice.ty });
+        }
+        let n_cols = tensor.shape.n_cols();
+        if choice.ty.row_bytes(n_cols).is_none() {
+            return Err(QuantizeError::Columns { tensor: name(), n_cols, ty: choice.ty });
+        }
+        if found.ty.is_quantized() && !self.options.allow_requantize {
+            self.obstacles.push(QuantizeError::Requantize { tensor: name(), from: found.ty, to: choice.ty });
+        }
+        step.weights = self.weights(found, choice)?;
+        if step.weights.is_none() && choice.needs_imatrix {
+            self.obstacles.push(match self.imatrix {
+                None => QuantizeError::NoImatrix { tensor: name(), ty: choice.ty },
+                Some(_) => QuantizeError::NotCovered { tensor: name(), ty: choice.ty },
+            });
+        }
+        Ok(step)
+    }
+
+    /// The importance weights for a tensor. Sizes are checked for types that ignore them too: a matrix of another
+    /// model is an error in any case.
+    fn weights(&mut self, found: &TensorMeta, choice: Choice) -> Result<Option<&'a [f32]>, QuantizeError> {
+        let Some(imatrix) = self.imatrix else { return Ok(None) };
+        let is_used = choice.ty.info().imatrix != ImatrixNeed::Ignored;
+        let is_measured = !matches!(choice.class, TensorClass::TokenEmbd | TensorClass::Output);
+        let Some(entry) = imatrix.get(&found.name) else {
+            if is_used && is_measured {
+                self.coverage.missing.push(found.name.clone());
+            }
+            return Ok(None);
+        };
+        let expected = found.shape.n_cols().saturating_mul(n_matrices(found));
+        if entry.weights.len() as u64 == expected {
+            if is_used {
+                self.coverage.add(&found.name, entry);
+            }
+            return Ok(Some(entry.weights.as_slice()).filter(|_| is_used));
+        }
+        // ref: for the embeddings, a matrix that does not fit is as good as none.
+        if choice.class == TensorClass::TokenEmbd {
+            self.coverage.missing.push(found.name.clone());
+            return Ok(None);
+        }
+        Err(ImatrixError::Size {
+            path: imatrix.path().to_owned(),
+            tensor: found.name.clone(),
+            expected,
+            found: entry.weights.len(),
+        }
+        .into())
+    }
+
+    fn check_coverage(&mut self, found: &[TensorMeta]) -> Result<(), QuantizeError> {
+        let Some(imatrix) = self.imatrix else { return Ok(()) };
+        imatrix.check_finite()?;
+        let names: std::collections::HashSet<_> = found.iter().map(|tensor| tensor.name.as_str()).collect();
+        let foreign = imatrix.entries().map(|(name, _)| name).filter(|name| !names.contains(name));
+        self.coverage.foreign = foreign.map(str::to_owned).collect();
+        if let [example, ..] = self.coverage.foreign.as_slice()
+            && self.coverage.foreign.len() == imatrix.entries().len()
+        {
+            return Err(ImatrixError::OtherModel {
+                path: imatrix.path().to_owned(),
+                n_entries: imatrix.entries().len(),
+                example: example.clone(),
+            }
+            .into());
+        }
+        let policy = self.options.coverage;
+        let is_strict = matches!(policy, CoveragePolicy::Tensors | CoveragePolicy::Error);
+        if let [first, more @ ..] = self.coverage.missing.as_slice()
+            && is_strict
+        {
+            self.obstacles.push(QuantizeError::Coverage { tensor: first.clone(), n_more: more.len() });
+        }
+        if let [first, ..] = self.coverage.unseen.as_slice()
+            && policy == CoveragePolicy::Error
+        {
+            self.obstacles.push(QuantizeError::Experts {
+                tensor: first.tensor.clone(),
+                n_experts: first.experts.len(),
+                of: first.of,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Number of matrices in a stack; 1 for a plain matrix or a vector.
+pub(crate) fn n_matrices(tensor: &TensorMeta) -> u64 {
+    let dims = tensor.shape.dims();
+    dims[..dims.len().saturating_sub(2)].iter().product()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_keep_their_numbers() {
+        assert_eq!(cut_parts([0, 0, 1, 3].into_iter()), [0..2, 2..3, 3..3, 3..4]);
+        assert_eq!(cut_parts([1].into_iter()), [0..0, 0..1]);
+        assert_eq!(cut_parts(std::iter::empty()).len(), 1);
+    }
+}

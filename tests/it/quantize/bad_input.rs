@@ -1,0 +1,286 @@
+//! Input that must not be quantized, and exactly what is said about it; and what stops a run.
+
+use std::path::{Path, PathBuf};
+
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
+use gguf_foundry::gguf::{GgufFile, Metadata, WriteOptions, write_gguf};
+use gguf_foundry::quantize::{
+    CoveragePolicy, FileType, Imatrix, Input, Options, QuantizeError, QuantizePlan, TensorTypeRule,
+};
+
+/// Tensors of floats in memory.
+struct Floats {
+    tensors: Vec<TensorMeta>,
+    values: Vec<Vec<f32>>,
+}
+
+impl Floats {
+    fn new(tensors: &[(&str, &[u64], f32)]) -> Self {
+        let shape = |dims: &[u64]| Shape::new(dims.to_vec()).unwrap();
+        let value = |fill: f32, index: usize| if fill == 0.0 { 0.0 } else { fill + (index % 7) as f32 };
+        Self {
+            tensors: tensors
+                .iter()
+                .map(|(name, dims, _)| TensorMeta {
+                    name: (*name).to_owned(),
+                    shape: shape(dims),
+                    ty: GgmlType::F32,
+                })
+                .collect(),
+            values: tensors
+                .iter()
+                .map(|(_, dims, fill)| {
+                    (0..shape(dims).n_elems() as usize).map(|at| value(*fill, at)).collect()
+                })
+                .collect(),
+        }
+    }
+}
+
+impl TensorSource for Floats {
+    fn tensors(&self) -> &[TensorMeta] {
+        &self.tensors
+    }
+
+    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        let first = (first_row * self.tensors[tensor].shape.n_cols()) as usize;
+        for (bytes, value) in out.as_chunks_mut::<4>().0.iter_mut().zip(&self.values[tensor][first..]) {
+            *bytes = value.to_le_bytes();
+        }
+        Ok(())
+    }
+}
+
+fn metadata() -> Metadata {
+    let mut metadata = Metadata::new();
+    metadata.set("general.architecture", "nobody");
+    metadata
+}
+
+fn plan_error(source: &Floats, options: &Options, imatrix: Option<&Imatrix>) -> QuantizeError {
+    let metadata = metadata();
+    match QuantizePlan::new(&Input::new(source, &metadata), options, imatrix) {
+        Ok(_) => panic!("an error expected"),
+        Err(error) => error,
+    }
+}
+
+/// Writes the plan and returns the error and whether a file was left.
+fn run_error(source: &Floats, options: &Options) -> (String, bool) {
+    let metadata = metadata();
+    let plan = QuantizePlan::new(&Input::new(source, &metadata), options, None).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().join("out.gguf");
+    let error = plan.write(&target, &WriteOptions::default(), &Silent).unwrap_err();
+    let is_left = fs_err::read_dir(dir.path()).unwrap().next().is_some();
+    (anyhow_line(&error), is_left)
+}
+
+fn anyhow_line(error: &dyn std::error::Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if !line.contains(&error.to_string()) {
+            line = format!("{line}: {error}");
+        }
+        cause = error.source();
+    }
+    line
+}
+
+/// An importance matrix of the older format.
+fn imatrix(dir: &Path, entries: &[(&str, &[f32])]) -> Imatrix {
+    let mut bytes = (entries.len() as i32).to_le_bytes().to_vec();
+    for (name, values) in entries {
+        bytes.extend((name.len() as i32).to_le_bytes());
+        bytes.extend(name.bytes());
+        bytes.extend(1i32.to_le_bytes());
+        bytes.extend((values.len() as i32).to_le_bytes());
+        values.iter().for_each(|value| bytes.extend(value.to_le_bytes()));
+    }
+    let path: PathBuf = dir.join("m.dat");
+    fs_err::write(&path, bytes).unwrap();
+    Imatrix::open(&path).unwrap()
+}
+
+const QUERY: &str = "blk.0.attn_q.weight";
+
+fn matrix() -> Floats {
+    Floats::new(&[(QUERY, &[4, 256], 1.0)])
+}
+
+#[test]
+fn nan_and_infinity_are_named_with_their_place() {
+    let mut source = matrix();
+    source.values[0][2 * 256 + 17] = f32::NAN;
+    let (line, is_left) = run_error(&source, &Options::new(FileType::Q4KM));
+    assert_eq!(line, "tensor `blk.0.attn_q.weight`: row 2, column 17: NaN");
+    assert!(!is_left);
+    source.values[0][2 * 256 + 17] = f32::NEG_INFINITY;
+    assert_eq!(
+        run_error(&source, &Options::new(FileType::F16)).0,
+        "tensor `blk.0.attn_q.weight`: row 2, column 17: -inf"
+    );
+    // Tensors that are copied are looked at too.
+    assert_eq!(
+        run_error(&source, &Options::new(FileType::Copy)).0,
+        "tensor `blk.0.attn_q.weight`: row 2: block 17: infinite value"
+    );
+}
+
+#[test]
+fn values_too_large_for_the_type_are_an_error() {
+    let mut source = matrix();
+    source.values[0][3 * 256 + 5] = 1e9;
+    assert_eq!(
+        run_error(&source, &Options::new(FileType::F16)).0,
+        "tensor `blk.0.attn_q.weight`: row 3, from column 5 on: too large for F16 (infinite value)"
+    );
+    let mut options = Options::new(FileType::Q8_0);
+    assert_eq!(
+        run_error(&source, &options).0,
+        "tensor `blk.0.attn_q.weight`: row 3, from column 0 on: too large for Q8_0 (infinite scale)"
+    );
+    options.allow_nonfinite = true;
+    let metadata = metadata();
+    let plan = QuantizePlan::new(&Input::new(&source, &metadata), &options, None).unwrap();
+    let mut row = vec![0; 272];
+    plan.read_rows(0, 3, &mut row).unwrap();
+}
+
+#[test]
+fn a_tensor_without_rows() {
+    let source = Floats::new(&[(QUERY, &[0, 256], 1.0)]);
+    assert_eq!(
+        plan_error(&source, &Options::new(FileType::Q4KM), None).to_string(),
+        "tensor `blk.0.attn_q.weight`: shape [0, 256] has no elements"
+    );
+}
+
+#[test]
+fn options_that_do_not_fit_the_tensor() {
+    let mut options = Options::new(FileType::Q4KM);
+    options.tensor_types = vec![TensorTypeRule::parse("attn_q=i8").unwrap()];
+    assert_eq!(
+        plan_error(&matrix(), &options, None).to_string(),
+        "tensor `blk.0.attn_q.weight`: cannot quantize to I8"
+    );
+    let odd = Floats::new(&[("output.weight", &[4, 96], 1.0)]);
+    let mut options = Options::new(FileType::Q4KM);
+    options.output_tensor_type = Some(GgmlType::Q6K);
+    assert_eq!(
+        plan_error(&odd, &options, None).to_string(),
+        "tensor `output.weight`: 96 columns are not a multiple of 256, as Q6_K needs"
+    );
+}
+
+#[test]
+fn quantized_input_is_refused_unless_allowed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("q8.gguf");
+    let source = matrix();
+    let metadata = metadata();
+    let plan =
+        QuantizePlan::new(&Input::new(&source, &metadata), &Options::new(FileType::Q8_0), None).unwrap();
+    write_gguf(&path, plan.metadata(), &plan, &WriteOptions::default(), &Silent).unwrap();
+    let file = GgufFile::open(&path).unwrap();
+    let mut options = Options::new(FileType::Q4_0);
+    let error = QuantizePlan::new(&Input::file(&file), &options, None).err().unwrap();
+    assert_eq!(
+        error.to_string(),
+        "tensor `blk.0.attn_q.weight`: already quantized (Q8_0); requantizing to Q4_0 is not allowed"
+    );
+    options.allow_requantize = true;
+    assert!(QuantizePlan::new(&Input::file(&file), &options, None).is_ok());
+}
+
+#[test]
+fn importance_matrices_that_do_not_fit() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.dat");
+    let shown = path.display();
+    let options = Options::new(FileType::Q4KM);
+    let other = imatrix(dir.path(), &[("blk.0.x.weight", &[1.0; 4]), ("blk.1.x.weight", &[1.0; 4])]);
+    assert_eq!(
+        plan_error(&matrix(), &options, Some(&other)).to_string(),
+        format!(
+            "{shown}: importance matrix of another model: none of its 2 entries names a tensor of this one"
+        )
+    );
+    let narrow = imatrix(dir.path(), &[(QUERY, &[1.0; 128])]);
+    assert_eq!(
+        plan_error(&matrix(), &options, Some(&narrow)).to_string(),
+        format!("{shown}: tensor `blk.0.attn_q.weight`: 128 importance values, 256 expected")
+    );
+    let mut values = [1.0; 256];
+    values[3] = f32::NAN;
+    let nan = imatrix(dir.path(), &[(QUERY, &values)]);
+    assert_eq!(
+        plan_error(&matrix(), &options, Some(&nan)).to_string(),
+        format!("{shown}: tensor `blk.0.attn_q.weight`: importance value 3 is NaN")
+    );
+}
+
+#[test]
+fn types_that_need_an_importance_matrix() {
+    let mut options = Options::new(FileType::Q2KS);
+    assert_eq!(
+        plan_error(&matrix(), &options, None).to_string(),
+        "tensor `blk.0.attn_q.weight`: Q2_K needs an importance matrix, none given"
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let partial = imatrix(dir.path(), &[("blk.0.attn_k.weight", &[1.0; 256])]);
+    let two = Floats::new(&[(QUERY, &[4, 256], 1.0), ("blk.0.attn_k.weight", &[4, 256], 1.0)]);
+    assert_eq!(
+        plan_error(&two, &options, Some(&partial)).to_string(),
+        "tensor `blk.0.attn_q.weight`: Q2_K needs importance data, the importance matrix has none for it"
+    );
+    // A draft tells the same without stopping.
+    let metadata = metadata();
+    let draft = QuantizePlan::draft(&Input::new(&two, &metadata), &options, None).unwrap();
+    assert_eq!(draft.obstacles().len(), 2);
+
+    options = Options::new(FileType::Q4KM);
+    let plan = QuantizePlan::new(&Input::new(&two, &metadata), &options, Some(&partial)).unwrap();
+    assert_eq!(plan.coverage().missing, [QUERY]);
+    options.coverage = CoveragePolicy::Tensors;
+    assert_eq!(
+        plan_error(&two, &options, Some(&partial)).to_string(),
+        "tensor `blk.0.attn_q.weight`: no importance data, nor for 0 more"
+    );
+}
+
+#[test]
+fn columns_that_do_not_fit_are_an_error_where_fallbacks_are_forbidden() {
+    let odd = Floats::new(&[(QUERY, &[4, 96], 1.0)]);
+    let mut options = Options::new(FileType::Q4KM);
+    options.no_fallback = true;
+    assert_eq!(
+        plan_error(&odd, &options, None).to_string(),
+        "tensor `blk.0.attn_q.weight`: 96 columns are not a multiple of 256 as Q4_K needs, and falling back to \
+         Q5_0 is not allowed"
+    );
+}
+
+#[test]
+fn zeros_are_found_and_bytes_do_not_depend_on_threads_or_pieces() {
+    let tensors: [(&str, &[u64], f32); 3] =
+        [(QUERY, &[3, 100, 512], 0.5), ("blk.0.ffn_up.weight", &[40, 256], 0.0), ("x", &[5], 2.0)];
+    let source = Floats::new(&tensors);
+    let metadata = metadata();
+    let mut files = Vec::new();
+    for (threads, memory_bytes) in [(1, 1 << 20), (2, 64 << 20), (7, 128 << 10)] {
+        let plan =
+            QuantizePlan::new(&Input::new(&source, &metadata), &Options::new(FileType::Q4KM), None).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("out.gguf");
+        let options = WriteOptions { memory_bytes, sync: false, ..WriteOptions::default() };
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| plan.write(&target, &options, &Silent)).unwrap();
+        files.push(fs_err::read(&target).unwrap());
+        let zeros: Vec<_> = plan.all_zero().map(|tensor| tensor.name.as_str()).collect();
+        assert_eq!(zeros, ["blk.0.ffn_up.weight"]);
+    }
+    assert!(files.iter().all(|file| *file == files[0]));
+}

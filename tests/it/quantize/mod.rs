@@ -1,0 +1,5 @@
+//! Tests of `quantize`.
+
+mod bad_input;
+mod files;
+mod recipes;
