@@ -58,7 +58,9 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         };
     }
     of! {
+        crate::arch::ArchError,
         crate::checkpoint::CheckpointError,
+        crate::convert::ConvertError,
         crate::gguf::GgufError,
         crate::gguf::WriteError,
         crate::inspect::EditError,
@@ -67,6 +69,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::quantize::OptionError,
         crate::quantize::QuantizeError,
         crate::quantize::RowError,
+        crate::transform::TransformError,
     }
     Vec::new()
 }

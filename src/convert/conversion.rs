@@ -10,8 +10,8 @@ use crate::arch::{self, Dropped, FileType, Inputs, Mapping, Options, Registry};
 use crate::checkpoint::{Checkpoint, CheckpointError, ModelDir};
 use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::convert::naming::ParameterCounts;
-use crate::convert::vocabulary;
 use crate::convert::{ConvertError, ConvertOptions};
+use crate::convert::{pooling, vocabulary};
 use crate::core::{SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
 use crate::gguf::Metadata;
 use crate::tokenizer;
@@ -67,7 +67,7 @@ impl Conversion {
             tokenizer_config: tokenizer_config.as_ref(),
             generation_config: generation_config.as_ref(),
             files: &files,
-            pooling: None,
+            pooling: pooling::read(&dir)?,
         };
         let arch_options = Options {
             file_type: options.file_type,

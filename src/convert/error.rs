@@ -29,6 +29,14 @@ pub enum ConvertError {
         /// The mode.
         mode: String,
     },
+    /// The description of how an embedding model pools.
+    #[error("{}: {reason}", path.display())]
+    Pooling {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A file given as an option.
     #[error(transparent)]
     Io(#[from] std::io::Error),
@@ -40,7 +48,7 @@ impl Hint for ConvertError {
             Self::Checkpoint(error) => error.hints(),
             Self::Arch(error) => error.hints(),
             Self::Tokenizer(error) => error.hints(),
-            Self::Apply(_) | Self::TokenizerMode { .. } | Self::Io(_) => Vec::new(),
+            Self::Apply(_) | Self::TokenizerMode { .. } | Self::Pooling { .. } | Self::Io(_) => Vec::new(),
         }
     }
 }

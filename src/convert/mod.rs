@@ -10,6 +10,7 @@ pub mod naming;
 mod conversion;
 mod error;
 mod options;
+mod pooling;
 mod vocabulary;
 
 pub use conversion::{Conversion, registry};

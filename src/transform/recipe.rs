@@ -1,7 +1,7 @@
 //! A view made ready to be read: any range of rows, in any type, in memory that depends on the range alone.
 
 use crate::core::simd::SimdLevel;
-use crate::core::{ElementType, GgmlType, Shape, SourceError, WeightSource};
+use crate::core::{ElementType, GgmlType, Hint, Shape, SourceError, WeightSource};
 use crate::quant::{self, BlockError, QuantError};
 use crate::transform::run::{Node, compile, with_floats};
 use crate::transform::view::{Origin, View};
@@ -37,6 +37,20 @@ pub enum TransformError {
     /// Rows too long for this machine's address space.
     #[error("rows of {n_cols} elements do not fit in memory")]
     TooLarge { n_cols: u64 },
+}
+
+impl Hint for TransformError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::NonFinite { .. } => {
+                vec!["`--allow-nonfinite` lets the value through; the checkpoint is probably damaged".to_owned()]
+            }
+            Self::Overflow { .. } => {
+                vec!["`--type bf16` or `--type f32` hold the value".to_owned()]
+            }
+            _ => Vec::new(),
+        }
+    }
 }
 
 /// How to read.

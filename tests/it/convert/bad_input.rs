@@ -1,0 +1,286 @@
+//! Broken checkpoints and broken runs: the exact message, and nothing left behind.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use crate::support::fixture;
+
+/// A copy of the bundled checkpoint in a directory that vanishes.
+struct Broken {
+    dir: tempfile::TempDir,
+}
+
+impl Broken {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs_err::create_dir_all(dir.path().join("model")).unwrap();
+        for entry in fs_err::read_dir(fixture("tiny-llama")).unwrap() {
+            let entry = entry.unwrap();
+            fs_err::copy(entry.path(), dir.path().join("model").join(entry.file_name())).unwrap();
+        }
+        Self { dir }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join("model").join(name)
+    }
+
+    /// Changes `config.json`.
+    fn config(&self, edit: impl FnOnce(&mut serde_json::Map<String, serde_json::Value>)) {
+        let mut config = serde_json::from_slice(&fs_err::read(self.file("config.json")).unwrap()).unwrap();
+        edit(&mut config);
+        fs_err::write(self.file("config.json"), serde_json::to_vec(&config).unwrap()).unwrap();
+    }
+
+    /// Changes the header of the weights; the data stays.
+    fn header(&self, edit: impl FnOnce(String) -> String) {
+        let path = self.file("model.safetensors");
+        let bytes = fs_err::read(&path).unwrap();
+        let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header = edit(String::from_utf8(bytes[8..8 + len].to_vec()).unwrap());
+        let mut out = (header.len() as u64).to_le_bytes().to_vec();
+        out.extend_from_slice(header.as_bytes());
+        out.extend_from_slice(&bytes[8 + len..]);
+        fs_err::write(path, out).unwrap();
+    }
+
+    fn out(&self) -> PathBuf {
+        self.dir.path().join("out")
+    }
+
+    /// Converts into an empty directory; it must still be empty when the run has failed. Returns standard error with
+    /// the directory's own path cut out.
+    fn refused(&self) -> String {
+        let out = self.out();
+        fs_err::create_dir_all(&out).unwrap();
+        let output = run(&self.dir.path().join("model"), &out.join("x.gguf"), &[]);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert_eq!(fs_err::read_dir(&out).unwrap().count(), 0, "something was left behind");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        stderr.replace(&format!("{}/", self.dir.path().display()), "")
+    }
+}
+
+fn run(input: &Path, output: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gguf-convert"));
+    command.arg("hf2gguf").arg(input).arg("-o").arg(output).args(["--type", "f16"]).args(args);
+    command.output().unwrap()
+}
+
+fn first_line(message: &str) -> &str {
+    message.lines().next().unwrap_or_default()
+}
+
+#[test]
+fn truncated_weights() {
+    let broken = Broken::new();
+    let path = broken.file("model.safetensors");
+    let bytes = fs_err::read(&path).unwrap();
+    fs_err::write(&path, &bytes[..bytes.len() - 100]).unwrap();
+    let message = broken.refused();
+    assert_eq!(
+        first_line(&message),
+        "error: model/model.safetensors: tensor `model.norm.weight`: data up to offset 6824440 declared, \
+         file ends at 6824340"
+    );
+}
+
+#[test]
+fn a_header_of_2_to_the_63_bytes() {
+    let broken = Broken::new();
+    let path = broken.file("model.safetensors");
+    let mut bytes = fs_err::read(&path).unwrap();
+    bytes[..8].copy_from_slice(&(1u64 << 63).to_le_bytes());
+    fs_err::write(&path, &bytes).unwrap();
+    assert_eq!(
+        first_line(&broken.refused()),
+        "error: model/model.safetensors: offset 0: header of 9223372036854775808 bytes declared, \
+         at most 100000000 allowed"
+    );
+}
+
+#[test]
+fn overlapping_ranges() {
+    let broken = Broken::new();
+    broken.header(|header| {
+        let at = header.find("\"data_offsets\":[").unwrap() + "\"data_offsets\":[".len();
+        let (head, tail) = header.split_at(at);
+        // The first tensor starts at 2 instead of 0.
+        let tail = tail.strip_prefix('0').unwrap();
+        format!("{head}2{tail}")
+    });
+    let message = broken.refused();
+    assert!(first_line(&message).starts_with("error: model/model.safetensors: tensor `"), "{message}");
+}
+
+#[test]
+fn a_missing_shard_is_named() {
+    let broken = Broken::new();
+    fs_err::rename(broken.file("model.safetensors"), broken.file("model-00001-of-00002.safetensors"))
+        .unwrap();
+    let index = serde_json::json!({
+        "weight_map": {
+            "model.norm.weight": "model-00001-of-00002.safetensors",
+            "lm_head.weight": "model-00002-of-00002.safetensors",
+        }
+    });
+    fs_err::write(broken.file("model.safetensors.index.json"), index.to_string()).unwrap();
+    let message = broken.refused();
+    assert!(first_line(&message).contains("model-00002-of-00002.safetensors"), "{message}");
+}
+
+#[test]
+fn a_tensor_left_over_and_a_tensor_missing() {
+    let broken = Broken::new();
+    broken.header(|header| {
+        header.replace("model.layers.2.mlp.up_proj.weight", "model.layers.2.mlp.up_prof.weight")
+    });
+    let message = broken.refused();
+    assert_eq!(
+        first_line(&message),
+        "error: 1 of the checkpoint's tensors is unknown to card `llama`: `model.layers.2.mlp.up_prof.weight`"
+    );
+    assert!(message.contains("model.layers.{bid}.mlp.up_proj"), "{message}");
+    let broken = Broken::new();
+    broken
+        .header(|header| header.replace("model.norm.weight", "model.layers.3.self_attn.rotary_emb.inv_freq"));
+    let message = broken.refused();
+    assert!(first_line(&message).starts_with("error: the checkpoint lacks `model.norm.weight`"), "{message}");
+}
+
+#[test]
+fn an_unknown_class_names_the_nearest() {
+    let broken = Broken::new();
+    broken.config(|config| {
+        config.insert("architectures".into(), serde_json::json!(["LamaForCausalLM"]));
+    });
+    let message = broken.refused();
+    assert_eq!(first_line(&message), "error: no architecture card for class `LamaForCausalLM`");
+    assert!(message.contains("LlamaForCausalLM"), "{message}");
+}
+
+#[test]
+fn an_unknown_pre_tokenizer_shows_the_way_out() {
+    let broken = Broken::new();
+    let path = broken.file("tokenizer.json");
+    let mut tokenizer: serde_json::Value = serde_json::from_slice(&fs_err::read(&path).unwrap()).unwrap();
+    tokenizer["pre_tokenizer"] = serde_json::json!({ "type": "Sequence", "pretokenizers": [
+        { "type": "Split", "pattern": { "Regex": "[a-f]+|[^a-f]+" }, "behavior": "Isolated", "invert": false },
+        { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false },
+    ]});
+    fs_err::write(&path, tokenizer.to_string()).unwrap();
+    let message = broken.refused();
+    assert!(message.contains("[a-f]+|[^a-f]+") && message.contains("--pre NAME"), "{message}");
+    let out = broken.dir.path().join("with-pre.gguf");
+    let output = run(&broken.dir.path().join("model"), &out, &["--pre", "gpt-2"]);
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn dimensions_that_overflow() {
+    let broken = Broken::new();
+    broken.header(|header| header.replacen("\"shape\":[256,256]", "\"shape\":[9223372036854775807,256]", 1));
+    let message = broken.refused();
+    assert!(first_line(&message).starts_with("error: model/model.safetensors: tensor `"), "{message}");
+    assert!(first_line(&message).contains("9223372036854775807"), "{message}");
+}
+
+#[test]
+fn nan_names_tensor_and_index_unless_allowed() {
+    let broken = Broken::new();
+    let path = broken.file("model.safetensors");
+    let mut bytes = fs_err::read(&path).unwrap();
+    let header_len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header_len]).unwrap();
+    let begin = header["model.layers.1.mlp.down_proj.weight"]["data_offsets"][0].as_u64().unwrap() as usize;
+    let at = 8 + header_len + begin + 2 * 777;
+    bytes[at..at + 2].copy_from_slice(&0x7fc0u16.to_le_bytes());
+    fs_err::write(&path, &bytes).unwrap();
+    let message = broken.refused();
+    assert_eq!(
+        first_line(&message),
+        "error: tensor `blk.1.ffn_down.weight`: source tensor `model.layers.1.mlp.down_proj.weight`: \
+         element 777 is NaN"
+    );
+    assert!(message.contains("--allow-nonfinite"), "{message}");
+    let out = broken.dir.path().join("nan.gguf");
+    assert!(run(&broken.dir.path().join("model"), &out, &["--allow-nonfinite"]).status.success());
+}
+
+#[test]
+fn the_output_may_not_be_the_input() {
+    let broken = Broken::new();
+    let weights = broken.file("model.safetensors");
+    let before = fs_err::read(&weights).unwrap();
+    let output = run(&broken.dir.path().join("model"), &weights, &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("model.safetensors: output is the same file as input "), "{output:?}");
+    assert_eq!(fs_err::read(&weights).unwrap(), before);
+}
+
+/// A limit on the size of files stands for a disk that fills up: the write fails half-way.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_leaves_nothing() {
+    let broken = Broken::new();
+    let out = broken.out();
+    fs_err::create_dir_all(&out).unwrap();
+    let script = format!(
+        "trap '' XFSZ; ulimit -f 1024; exec {} hf2gguf {} -o {}",
+        env!("CARGO_BIN_EXE_gguf-convert"),
+        broken.dir.path().join("model").display(),
+        out.join("x.gguf").display()
+    );
+    let output = Command::new("bash").arg("-c").arg(script).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("File too large"), "{output:?}");
+    assert_eq!(fs_err::read_dir(&out).unwrap().count(), 0);
+}
+
+/// Ctrl-C half-way: the checkpoint is large (a sparse file of zeros), so the run is still going when the signal comes.
+#[cfg(unix)]
+#[test]
+fn an_interrupt_leaves_nothing() {
+    let broken = Broken::new();
+    let rows: u64 = 3 << 20;
+    broken.config(|config| {
+        config.insert("tie_word_embeddings".into(), false.into());
+    });
+    // One matrix of 1.5 GiB at the end of the file, all holes.
+    broken.header(|header| {
+        let end = header.rfind('}').unwrap();
+        let begin = 6_820_352u64;
+        assert!(header.contains(&format!(",{begin}]")), "the data of the bundled model ends elsewhere");
+        let n_bytes = rows * 256 * 2;
+        format!(
+            "{},\"lm_head.weight\":{{\"dtype\":\"BF16\",\"shape\":[{rows},256],\"data_offsets\":[{begin},{}]}}}}",
+            &header[..end],
+            begin + n_bytes
+        )
+    });
+    let path = broken.file("model.safetensors");
+    let len = fs_err::metadata(&path).unwrap().len();
+    fs_err::OpenOptions::new().write(true).open(&path).unwrap().set_len(len + rows * 512).unwrap();
+
+    let out = broken.out();
+    fs_err::create_dir_all(&out).unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_gguf-convert"))
+        .arg("hf2gguf")
+        .arg(broken.dir.path().join("model"))
+        .arg("-o")
+        .arg(out.join("x.gguf"))
+        .args(["--type", "f32", "--quiet", "--threads", "1"])
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while fs_err::read_dir(&out).unwrap().count() == 0 {
+        assert!(Instant::now() < deadline, "no temporary file appeared");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let status = child.wait().unwrap();
+    assert_eq!(status.code(), Some(130));
+    assert_eq!(fs_err::read_dir(&out).unwrap().count(), 0);
+}
