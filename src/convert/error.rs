@@ -4,7 +4,7 @@ use crate::arch::ArchError;
 use crate::checkpoint::CheckpointError;
 use crate::core::Hint;
 use crate::tokenizer::TokenizerError;
-use crate::transform::ApplyError;
+use crate::transform::RecipeError;
 
 /// Any error while a conversion is planned.
 #[derive(Debug, thiserror::Error)]
@@ -20,7 +20,7 @@ pub enum ConvertError {
     Tokenizer(#[from] TokenizerError),
     /// An operation that does not fit its tensor.
     #[error(transparent)]
-    Apply(#[from] ApplyError),
+    Recipe(#[from] RecipeError),
     /// A tokenizer mode that cards may name but that is not known.
     #[error("card `{card}`: unknown tokenizer mode `{mode}`")]
     TokenizerMode {
@@ -48,7 +48,7 @@ impl Hint for ConvertError {
             Self::Checkpoint(error) => error.hints(),
             Self::Arch(error) => error.hints(),
             Self::Tokenizer(error) => error.hints(),
-            Self::Apply(_) | Self::TokenizerMode { .. } | Self::Pooling { .. } | Self::Io(_) => Vec::new(),
+            Self::Recipe(_) | Self::TokenizerMode { .. } | Self::Pooling { .. } | Self::Io(_) => Vec::new(),
         }
     }
 }

@@ -6,15 +6,15 @@
 pub mod decoded;
 
 mod apply;
-mod generated;
 mod layout;
 mod math;
 mod recipe;
+mod rope;
 mod run;
 mod view;
 
-pub use apply::{ApplyError, apply, recipe};
-pub use generated::rope_freqs_llama3;
+pub use apply::{RecipeError, apply, recipe};
 pub use math::Math;
 pub use recipe::{ReadPolicy, Recipe, TransformError};
+pub use rope::rope_freqs_llama3;
 pub use view::{ShapeError, View};
