@@ -5,12 +5,16 @@
 
 pub mod decoded;
 
+mod apply;
 mod layout;
 mod math;
 mod recipe;
+mod rope;
 mod run;
 mod view;
 
+pub use apply::{RecipeError, apply, recipe};
 pub use math::Math;
 pub use recipe::{ReadPolicy, Recipe, TransformError};
+pub use rope::rope_freqs_llama3;
 pub use view::{ShapeError, View};
