@@ -6,10 +6,12 @@ use gguf_foundry::arch::{FileType, Inputs, Mapping, Options, Pooling, Registry, 
 use gguf_foundry::checkpoint::{Checkpoint, ModelDir};
 use gguf_foundry::core::WeightSource;
 use gguf_foundry::core::limits::Limits;
+use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::gguf::{Array, Metadata, Value};
+use gguf_foundry::transform::{ReadPolicy, recipe};
 use serde_json::{Value as Json, json};
 
-use crate::support::{conformance, report_cases};
+use crate::support::{conformance, report_cases, sha256};
 
 /// The cases of the corpus whose architectures have cards.
 const CASES: &[&str] = &[
@@ -159,5 +161,27 @@ fn plans_equal_the_corpus() {
         assert_eq!(tensors(&mapping), wanted, "{at}");
         let keys: Vec<Json> = keys(&mapping.early).into_iter().chain(keys(&mapping.metadata)).collect();
         assert_eq!(keys, wanted_keys(expect), "{at}");
+    });
+}
+
+#[test]
+fn bytes_equal_the_corpus() {
+    let registry = Registry::embedded().unwrap();
+    each_case(CASES, &mut |case, checkpoint, file_type, expect| {
+        let mapping = map(&registry, checkpoint, file_type);
+        let policy = ReadPolicy { level: SimdLevel::detect(), allow_nonfinite: false };
+        for (output, row) in mapping.outputs.iter().zip(expect["tensors"].as_array().unwrap()) {
+            let recipe = recipe(output, checkpoint.weights()).unwrap();
+            let ty = output.ggml_type(mapping.file_type);
+            let n_rows = output.shape.n_rows();
+            let row_bytes = ty.row_bytes(output.shape.n_cols()).unwrap();
+            let mut bytes = vec![0; usize::try_from(n_rows * row_bytes).unwrap()];
+            // In two pieces, to see that a range of rows does not depend on the others.
+            let cut = n_rows / 3;
+            let (head, tail) = bytes.split_at_mut(usize::try_from(cut * row_bytes).unwrap());
+            recipe.read_rows(checkpoint, ty, policy, 0, head).unwrap();
+            recipe.read_rows(checkpoint, ty, policy, cut, tail).unwrap();
+            assert_eq!(sha256(&bytes), row[4].as_str().unwrap(), "{case} {file_type:?} {}", output.name);
+        }
     });
 }
