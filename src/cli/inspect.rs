@@ -6,10 +6,12 @@ use anyhow::bail;
 use clap::{Parser, Subcommand};
 use serde_json::json;
 
+use crate::checkpoint::Checkpoint;
 use crate::cli::render::{Align, Table, count, plural};
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
+use crate::core::limits::Limits;
 use crate::core::text::{bytes, escape};
-use crate::core::{GgmlType, Shape, TensorSource};
+use crate::core::{GgmlType, Shape, TensorSource, WeightSource};
 use crate::gguf::{GgufFile, SplitSpec, SplitStyle, Value, WriteOptions, WriteReport, parse_assignment};
 use crate::inspect::{self, DataDiff, Diff, TensorDiff, value_json, value_text, value_type_name};
 
@@ -102,6 +104,11 @@ enum Command {
         #[arg(long)]
         no_tensor_first_split: bool,
     },
+    /// Describe a checkpoint: the class of its config.json, its tensors, the files they are in
+    Checkpoint {
+        /// Directory with config.json and weights
+        dir: PathBuf,
+    },
     /// Join the parts of a split model, given any of them
     Merge {
         /// One part
@@ -136,6 +143,7 @@ impl Command {
         match self {
             Self::Diff { a, b, no_data } => return compare(a, b, !no_data, session),
             Self::Hash { file } => hash(file, session)?,
+            Self::Checkpoint { dir } => checkpoint(dir, session)?,
             Self::Set { file, assignments, output } => {
                 let values = assignments
                     .iter()
@@ -230,20 +238,12 @@ fn describe(path: &Path, full: bool, session: &Session) -> anyhow::Result<Exit> 
             part,
         ]);
     }
-    let mut types = Table::new(&[
-        ("type", Align::Left),
-        ("tensors", Align::Right),
-        ("elements", Align::Right),
-        ("size", Align::Right),
-    ]);
-    for share in &totals.types {
-        types.row([
-            share.ty.to_string(),
-            count(share.n_tensors as u64),
-            count(share.n_elems),
-            bytes(share.n_bytes),
-        ]);
-    }
+    let types = type_table(
+        totals
+            .types
+            .iter()
+            .map(|share| (share.ty.to_string(), share.n_tensors as u64, share.n_elems, share.n_bytes)),
+    );
     session.print(|out| {
         writeln!(
             out,
@@ -275,6 +275,63 @@ fn describe(path: &Path, full: bool, session: &Session) -> anyhow::Result<Exit> 
         )
     })?;
     Ok(Exit::Done)
+}
+
+fn checkpoint(dir: &Path, session: &Session) -> anyhow::Result<()> {
+    let checkpoint = Checkpoint::open(dir, &Limits::default())?;
+    if session.common.json {
+        return session.print_json(&inspect::checkpoint_json(&checkpoint));
+    }
+    let mut tensors = Table::new(&[
+        ("tensor", Align::Left),
+        ("type", Align::Left),
+        ("shape", Align::Left),
+        ("bytes", Align::Right),
+        ("file", Align::Left),
+    ]);
+    for (index, weight) in checkpoint.weights().iter().enumerate() {
+        tensors.row([
+            escape(&weight.name).into_owned(),
+            weight.ty.to_string(),
+            weight.shape.to_string(),
+            count(inspect::weight_bytes(weight)),
+            escape(checkpoint.shard_of(index)).into_owned(),
+        ]);
+    }
+    let shares = inspect::element_shares(&checkpoint);
+    let types = shares
+        .iter()
+        .map(|share| (share.ty.to_string(), share.n_tensors as u64, share.n_elems, share.n_bytes));
+    let types = type_table(types);
+    let classes = inspect::classes(&checkpoint).join(", ");
+    session.print(|out| {
+        writeln!(out, "{}: {}", dir.display(), escape(&classes))?;
+        writeln!(out)?;
+        tensors.print(out)?;
+        writeln!(out)?;
+        types.print(out)?;
+        writeln!(
+            out,
+            "\n{}, {} elements, {}",
+            plural(checkpoint.weights().len() as u64, "tensor"),
+            count(shares.iter().map(|share| share.n_elems).sum()),
+            bytes(shares.iter().map(|share| share.n_bytes).sum())
+        )
+    })
+}
+
+/// The table of types: name, tensors, elements, bytes.
+fn type_table(rows: impl Iterator<Item = (String, u64, u64, u64)>) -> Table {
+    let mut table = Table::new(&[
+        ("type", Align::Left),
+        ("tensors", Align::Right),
+        ("elements", Align::Right),
+        ("size", Align::Right),
+    ]);
+    for (name, n_tensors, n_elems, n_bytes) in rows {
+        table.row([name, count(n_tensors), count(n_elems), bytes(n_bytes)]);
+    }
+    table
 }
 
 fn hash(path: &Path, session: &Session) -> anyhow::Result<()> {

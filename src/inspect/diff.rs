@@ -288,52 +288,56 @@ struct Pair<'a> {
 impl Pair<'_> {
     /// `None` if the bytes are the same.
     fn compare(&self, same_type: bool) -> Result<Option<DataDiff>, DiffError> {
-        let meta = &self.a.tensors()[self.tensor];
-        let (n_rows, n_cols) = (meta.shape.n_rows(), meta.shape.n_cols());
-        if meta.shape.n_elems() == 0 {
+        let shape = &self.a.tensors()[self.tensor].shape;
+        let (n_rows, n_cols) = (shape.n_rows(), shape.n_cols());
+        if shape.n_elems() == 0 {
             return Ok((!same_type).then(DataDiff::default));
         }
         let step = (CHUNK_ELEMS / n_cols).max(1);
-        let parts: Vec<(bool, DataDiff)> = (0..n_rows.div_ceil(step))
+        let chunks = (0..n_rows.div_ceil(step))
             .into_par_iter()
-            .map_init(Buffers::default, |buffers, chunk| {
-                let first = chunk * step;
-                self.chunk(buffers, first, step.min(n_rows - first), same_type)
-            })
+            .map(|chunk| (chunk * step, step.min(n_rows - chunk * step)));
+        if same_type {
+            let differs = chunks.clone().map_init(Buffers::default, |buffers, (first, n)| {
+                self.read(buffers, first, n)?;
+                Ok(buffers.bytes_a != buffers.bytes_b)
+            });
+            // Stops at the first chunk that differs (or fails, which then shows below).
+            if !differs.any(|found: Result<bool, DiffError>| found.unwrap_or(true)) {
+                let place = self.a.place(self.tensor);
+                self.progress.advance(place.n_bytes);
+                return Ok(None);
+            }
+        }
+        let parts: Vec<DataDiff> = chunks
+            .map_init(Buffers::default, |buffers, (first, n)| self.measure(buffers, first, n))
             .collect::<Result<_, _>>()?;
         // Joined in order, so sums do not depend on threads.
-        let all_same = same_type && parts.iter().all(|(same, _)| *same);
-        let joined = parts.into_iter().map(|(_, part)| part).reduce(DataDiff::join);
-        Ok(if all_same { None } else { joined })
+        Ok(parts.into_iter().reduce(DataDiff::join))
     }
 
-    fn chunk(
-        &self,
-        buffers: &mut Buffers,
-        first: u64,
-        n_rows: u64,
-        same_type: bool,
-    ) -> Result<(bool, DataDiff), DiffError> {
+    fn read(&self, buffers: &mut Buffers, first: u64, n_rows: u64) -> Result<(), DiffError> {
         if self.progress.is_cancelled() {
             return Err(DiffError::Cancelled);
         }
         read(self.a, self.tensor, first, n_rows, &mut buffers.bytes_a)?;
         read(self.b, self.other, first, n_rows, &mut buffers.bytes_b)?;
-        let same = same_type && buffers.bytes_a == buffers.bytes_b;
+        self.a.release_rows(self.tensor, first, n_rows);
+        self.b.release_rows(self.other, first, n_rows);
+        Ok(())
+    }
+
+    fn measure(&self, buffers: &mut Buffers, first: u64, n_rows: u64) -> Result<DataDiff, DiffError> {
+        self.read(buffers, first, n_rows)?;
         self.decode(self.a, self.tensor, n_rows, &buffers.bytes_a, &mut buffers.a)?;
-        if !same {
-            self.decode(self.b, self.other, n_rows, &buffers.bytes_b, &mut buffers.b)?;
-        }
-        let values_b = if same { &buffers.a } else { &buffers.b };
+        self.decode(self.b, self.other, n_rows, &buffers.bytes_b, &mut buffers.b)?;
         let mut diff = DataDiff::default();
         let n_cols = self.a.tensors()[self.tensor].shape.n_cols();
-        for (index, (&a, &b)) in (first * n_cols..).zip(buffers.a.iter().zip(values_b)) {
+        for (index, (&a, &b)) in (first * n_cols..).zip(buffers.a.iter().zip(&buffers.b)) {
             diff.add(index, a, b);
         }
         self.progress.advance(buffers.bytes_a.len() as u64);
-        self.a.release_rows(self.tensor, first, n_rows);
-        self.b.release_rows(self.other, first, n_rows);
-        Ok((same, diff))
+        Ok(diff)
     }
 
     fn decode(

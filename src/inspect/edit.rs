@@ -141,6 +141,12 @@ fn rewrite(
         Ok(target) => target,
         Err(_) => output.to_owned(),
     };
+    let before = fs_err::metadata(&target).map(|metadata| metadata.permissions());
     let options = WriteOptions { layout: file.layout(), inputs: Vec::new(), ..options.clone() };
-    Ok(write_gguf(&target, metadata, file, &options, progress)?)
+    let report = write_gguf(&target, metadata, file, &options, progress)?;
+    if let Ok(permissions) = before {
+        // Whoever could not read the old file should not read the new one. Not our file: then not our choice.
+        let _ = fs_err::set_permissions(&target, permissions);
+    }
+    Ok(report)
 }

@@ -1,11 +1,13 @@
-//! Look into GGUF files, compare them, hash them, edit their metadata, cut and join them.
+//! Look into GGUF files and checkpoints, compare files, hash them, edit their metadata, cut and join them.
 
+mod checkpoint;
 mod diff;
 mod edit;
 mod hash;
 mod show;
 mod summary;
 
+pub use checkpoint::{ElementShare, checkpoint_json, classes, element_shares, weight_bytes};
 pub use diff::{DataDiff, Diff, DiffError, KeyDiff, TensorDiff, diff};
 pub use edit::{EditError, merge, remove, set, split_file};
 pub use hash::{Hashes, hash};

@@ -29,8 +29,8 @@ fn scalar_text(value: &Value) -> String {
     match value {
         Value::Bool(v) => v.to_string(),
         // Shortest text that reads back as the same number.
-        Value::F32(v) => v.to_string(),
-        Value::F64(v) => v.to_string(),
+        Value::F32(v) => format!("{v:?}"),
+        Value::F64(v) => format!("{v:?}"),
         other => other.as_i128().map_or_else(String::new, |v| v.to_string()),
     }
 }
@@ -69,8 +69,8 @@ fn array_text(array: &Array, max_chars: Option<usize>, max_elems: Option<usize>)
 pub fn value_json(value: &Value, max_elems: Option<usize>) -> Json {
     match value {
         Value::Bool(v) => json!(v),
-        Value::F32(v) => float_json(f64::from(*v), &v.to_string()),
-        Value::F64(v) => float_json(*v, &v.to_string()),
+        Value::F32(v) => float_json(f64::from(*v), &format!("{v:?}")),
+        Value::F64(v) => float_json(*v, &format!("{v:?}")),
         Value::U64(v) => json!(v),
         Value::String(bytes) => match std::str::from_utf8(bytes) {
             Ok(text) => json!(text),
@@ -113,12 +113,15 @@ mod tests {
         assert_eq!(text(vec![1u32, 2, 3].into()), "[1, 2, … (3 elements)]");
         assert_eq!(text(vec!["a", "b"].into()), "[\"a\", \"b\"]");
         assert_eq!(value_text(&0.1f32.into(), None, None), "0.1");
+        assert_eq!(value_text(&1e-6f32.into(), None, None), "1e-6");
+        assert_eq!(value_text(&10_000f32.into(), None, None), "10000.0");
         assert_eq!(value_type_name(&vec![1u32].into()), "arr[u32]");
     }
 
     #[test]
     fn json_keeps_what_it_can() {
         assert_eq!(value_json(&0.1f32.into(), None), json!(0.1));
+        assert_eq!(value_json(&1e-45f32.into(), None), json!(1e-45));
         assert_eq!(value_json(&f32::NEG_INFINITY.into(), None), json!("-inf"));
         assert_eq!(value_json(&f64::NAN.into(), None), json!("NaN"));
         assert_eq!(value_json(&u64::MAX.into(), None), json!(u64::MAX));

@@ -137,3 +137,34 @@ fn one_part_alone_can_be_edited() {
     assert_eq!(file.metadata().get("general.name"), Some(&Value::from("New")));
     assert_eq!(file.parts().len(), 2);
 }
+
+#[cfg(unix)]
+#[test]
+fn permissions_survive_an_edit() {
+    use std::os::unix::fs::PermissionsExt;
+    let bench = Bench::new();
+    let path = bench.path("model.gguf");
+    fs_err::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(bench.run(&["set", "model.gguf", "k=u8:1"]).0, 0);
+    assert_eq!(fs_err::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_output_beyond_the_limit_fails_and_leaves_nothing() {
+    let bench = Bench::new();
+    let before = read(&bench, "model.gguf");
+    // The limit makes a write fail as a full disk does. Without the trap the signal would end the program first.
+    let output = std::process::Command::new("sh")
+        .current_dir(bench.path("."))
+        .arg("-c")
+        .arg("trap '' XFSZ; ulimit -f 1; exec \"$0\" set model.gguf \"k=str:$(head -c 4000 /dev/zero | tr '\\0' x)\"")
+        .arg(assert_cmd::cargo::cargo_bin("gguf-inspect"))
+        .output()
+        .unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(err.starts_with("error: ") && err.contains("model.gguf: ") && err.contains("too large"), "{err}");
+    assert_eq!(read(&bench, "model.gguf"), before);
+    assert_eq!(bench.names(), ["model.gguf"]);
+}

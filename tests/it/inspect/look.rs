@@ -111,6 +111,24 @@ fn a_broken_file_has_its_own_exit_code_and_a_hint() {
 }
 
 #[test]
+fn a_checkpoint_is_described() {
+    let bench = Bench::new();
+    let dir = crate::support::fixture("tiny-llama");
+    let found = bench.json(&["checkpoint", dir.to_str().unwrap()], 0);
+    assert_eq!(found["classes"], json!(["LlamaForCausalLM"]));
+    assert_eq!(found["types"][0]["type"], json!("BF16"));
+    let first = &found["tensors"][0];
+    assert_eq!(first["name"], json!("model.embed_tokens.weight"));
+    assert_eq!(first["file"], json!("model.safetensors"));
+    let (rows, cols) = (first["shape"][0].as_u64().unwrap(), first["shape"][1].as_u64().unwrap());
+    assert_eq!(first["bytes"], json!(rows * cols * 2));
+    let (code, out, _) = bench.run(&["checkpoint", dir.to_str().unwrap()]);
+    assert_eq!(code, 0);
+    assert!(out.contains("model.layers.0.self_attn.q_proj.weight"), "{out}");
+    assert_eq!(bench.run(&["checkpoint", "."]).0, 1);
+}
+
+#[test]
 fn equal_files_are_equal() {
     let bench = Bench::new();
     let (code, out, _) = bench.run(&["diff", "model.gguf", "model.gguf"]);
@@ -221,4 +239,38 @@ fn a_reader_that_goes_away_is_no_failure() {
     assert!(status.success());
     assert_eq!(fs_err::read_to_string(bench.path("head")).unwrap(), "big.gguf: ");
     assert_eq!(fs_err::read_to_string(bench.path("code")).unwrap(), "0\n");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_a_long_run_at_once() {
+    let bench = Bench::new();
+    // 256 GiB of hole: no disk space, and hours of hashing.
+    let path = bench.path("huge.gguf");
+    let n_bytes = 256u64 << 30;
+    let tensor = super::InMemory::new().add("w", &[1, 32], GgmlType::I8, vec![0; 32]);
+    tensor.write(&path, &gguf_foundry::gguf::Metadata::new());
+    let mut bytes = fs_err::read(&path).unwrap();
+    let at = bytes.windows(8).position(|window| window == 32u64.to_le_bytes()).unwrap();
+    bytes[at..at + 8].copy_from_slice(&(n_bytes / 1024).to_le_bytes());
+    bytes[at + 8..at + 16].copy_from_slice(&1024u64.to_le_bytes());
+    fs_err::write(&path, &bytes).unwrap();
+    fs_err::OpenOptions::new().write(true).open(&path).unwrap().set_len(n_bytes + 4096).unwrap();
+
+    let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin("gguf-inspect"))
+        .args(["hash", "--quiet"])
+        .arg(&path)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let start = std::time::Instant::now();
+    std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let status = child.wait().unwrap();
+    assert_eq!(status.code(), Some(130), "{status}");
+    assert!(start.elapsed().as_secs() < 20);
+    let mut err = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut err).unwrap();
+    assert_eq!(err, "error: interrupted\n");
 }
