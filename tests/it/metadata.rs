@@ -284,11 +284,25 @@ fn conformance_of_whole_checkpoints() {
             counts: ParameterCounts::of(&tensors),
         };
         let theirs: Vec<Json> =
-            parts[0]["kv"].as_array().unwrap().iter().filter(is_derived).map(narrowed).collect();
+            parts[0]["kv"].as_array().unwrap().iter().filter(|row| is_derived(row)).map(narrowed).collect();
         assert_eq!(rows(&ours.run()), theirs, "{}", case.display());
         n_cases += 1;
     }
     report_cases("metadata of checkpoints", n_cases);
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn no_card_and_no_id_panics(card in r#"---\n([a-z_]{1,6}: ?|[\[\]{}&*a!|>'"%@`,:?#~<-]|[ \t\n]|- |\PC){0,40}"#, id in r"[./ vVxA0-9½kKbBtq_.-]{0,24}|\PC{0,12}", total: i64) {
+        let mut case = Case::named(&id);
+        case.files.add_card(&card);
+        case.counts.total = total;
+        let metadata = case.run();
+        let name = metadata.default_file_name("F16");
+        assert!(!name.contains(['/', '\0', '\n']), "{name:?}");
+    }
 }
 
 /// A row `[name, dims, ...]` of the corpus.
@@ -302,7 +316,7 @@ fn tensor(row: &Json) -> TensorMeta {
 }
 
 /// True for the keys that come from names and files rather than from the conversion.
-fn is_derived(row: &&Json) -> bool {
+fn is_derived(row: &Json) -> bool {
     let conversion = ["architecture", "type", "file_type", "quantization_version", "alignment"];
     row[0].as_str().and_then(|key| key.strip_prefix("general.")).is_some_and(|key| !conversion.contains(&key))
 }

@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Measures hf2gguf beside llama.cpp's convert_hf_to_gguf.py, in one run, in turns.
+
+Usage: bench_convert.py --llama-cpp SOURCE --python PYTHON --ours GGUF_CONVERT MODEL_DIRECTORY
+                        [--type f16] [--runs 5] [--out DIRECTORY] [--threads N] [--no-peer]
+
+SOURCE is llama.cpp's source folder, PYTHON an interpreter with its requirements, MODEL_DIRECTORY a checkpoint, for
+example of make_random_llama.py. The checkpoint is read once before, so that it lies in the page cache.
+
+Two durabilities, so that equals are compared:
+  durable   the output is on the disk when the clock stops: the peer followed by `sync FILE`, ours as it is
+  cached    the output may still be in the page cache: the peer as it is, ours with --no-sync
+Before every turn the previous output is gone and the disk is quiet. Prints medians, the ratio, and the highest
+RssAnon (memory without mapped pages) of each; says whether the outputs are equal.
+"""
+
+import argparse
+import hashlib
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+
+def cpu_name():
+    try:
+        for line in open("/proc/cpuinfo"):
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown CPU"
+
+
+def watch(pid, peak, done):
+    """Keeps the highest RssAnon of a process and its children, in kB."""
+    def rss_anon(pid):
+        try:
+            with open(f"/proc/{pid}/status") as status:
+                own = next((int(line.split()[1]) for line in status if line.startswith("RssAnon")), 0)
+            with open(f"/proc/{pid}/task/{pid}/children") as children:
+                return own + sum(rss_anon(child) for child in children.read().split())
+        except (OSError, ValueError):
+            return 0
+
+    while not done.is_set():
+        peak[0] = max(peak[0], rss_anon(pid))
+        done.wait(0.005)
+
+
+def run(command, output, sync, env):
+    """Seconds and peak RssAnon (MB) of a command that writes `output`."""
+    output.unlink(missing_ok=True)
+    os.sync()
+    peak, done = [0], threading.Event()
+    start = time.perf_counter()
+    with tempfile.TemporaryFile() as log:
+        child = subprocess.Popen(command, stdout=log, stderr=log, env=env)
+        watcher = threading.Thread(target=watch, args=(child.pid, peak, done))
+        watcher.start()
+        code = child.wait()
+        if sync:
+            subprocess.run(["sync", output], check=True)
+        seconds = time.perf_counter() - start
+        done.set()
+        watcher.join()
+        if code != 0:
+            log.seek(0)
+            sys.exit(f"{' '.join(map(str, command))}: exit code {code}\n{log.read().decode(errors='replace')}")
+    return seconds, peak[0] / 1024
+
+
+def sha256(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--llama-cpp", type=pathlib.Path)
+    parser.add_argument("--python", type=pathlib.Path, default=sys.executable)
+    parser.add_argument("--ours", type=pathlib.Path, required=True)
+    parser.add_argument("--type", default="f16")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir()))
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("model", type=pathlib.Path)
+    args = parser.parse_args()
+    if not args.no_peer and args.llama_cpp is None:
+        parser.error("--llama-cpp is needed, or --no-peer")
+
+    threads = str(args.threads)
+    env = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    theirs_out, ours_out = args.out / "bench-theirs.gguf", args.out / "bench-ours.gguf"
+    ours = [args.ours, "hf2gguf", args.model, "-o", ours_out, "--type", args.type, "--threads", threads]
+    contenders = {
+        ("ours", "durable"): (ours, ours_out, False),
+        ("ours", "cached"): (ours + ["--no-sync"], ours_out, False),
+    }
+    if not args.no_peer:
+        script = args.llama_cpp / "convert_hf_to_gguf.py"
+        theirs = [args.python, script, args.model, "--outfile", theirs_out, "--outtype", args.type]
+        contenders |= {
+            ("peer", "durable"): (theirs, theirs_out, True),
+            ("peer", "cached"): (theirs, theirs_out, False),
+        }
+
+    n_bytes = 0
+    for path in args.model.iterdir():
+        with open(path, "rb") as file:
+            while chunk := file.read(1 << 24):
+                n_bytes += len(chunk)
+    seconds = {key: [] for key in contenders}
+    peaks = {key: 0 for key in contenders}
+    try:
+        for _ in range(args.runs):
+            for key, (command, output, sync) in contenders.items():
+                elapsed, peak = run(command, output, sync, env)
+                seconds[key].append(elapsed)
+                peaks[key] = max(peaks[key], peak)
+
+        print(f"{cpu_name()}, {threads} threads; {n_bytes / 1e9:.2f} GB to {args.type}, {args.runs} runs, median (min-max)")
+        for (who, how), times in sorted(seconds.items(), key=lambda item: item[0][1]):
+            median = statistics.median(times)
+            print(
+                f"{how:8} {who:5} {median:7.2f} s ({min(times):.2f}-{max(times):.2f})"
+                f"  {n_bytes / median / 1e6:6.0f} MB/s  RssAnon {peaks[who, how]:6.0f} MB"
+            )
+        if not args.no_peer:
+            for how in ("durable", "cached"):
+                ratio = statistics.median(seconds["ours", how]) / statistics.median(seconds["peer", how])
+                print(f"{how:8} ours / peer: {ratio:.3f}")
+            equal = sha256(ours_out) == sha256(theirs_out)
+            print("outputs are equal" if equal else "outputs DIFFER")
+            if not equal:
+                sys.exit(1)
+    finally:
+        ours_out.unlink(missing_ok=True)
+        theirs_out.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()
