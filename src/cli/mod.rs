@@ -8,6 +8,7 @@ pub mod inspect;
 pub mod progress;
 pub mod quantize;
 pub mod quantize_options;
+mod quantize_report;
 pub mod render;
 pub mod verify;
 

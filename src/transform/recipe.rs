@@ -43,7 +43,10 @@ impl Hint for TransformError {
     fn hints(&self) -> Vec<String> {
         match self {
             Self::NonFinite { .. } => {
-                vec!["`--allow-nonfinite` lets the value through; the checkpoint is probably damaged".to_owned()]
+                vec![
+                    "`--allow-nonfinite` lets the value through; the checkpoint is probably damaged"
+                        .to_owned(),
+                ]
             }
             Self::Overflow { .. } => {
                 vec!["`--type bf16` or `--type f32` hold the value".to_owned()]

@@ -6,9 +6,10 @@ use std::time::Instant;
 use clap::Args;
 use serde_json::json;
 
-use crate::arch::FileType;
+use crate::arch;
+use crate::cli::quantize_options::{QuantizeOptions, usage};
 use crate::cli::render::{Align, Table, count, duration, plural};
-use crate::cli::{Exit, Session, UsageError};
+use crate::cli::{Exit, Session, UsageError, quantize_report};
 use crate::convert::{Conversion, ConvertOptions, naming};
 use crate::core::TensorSource;
 use crate::core::bytes::Endian;
@@ -18,6 +19,7 @@ use crate::gguf::{
     LayoutOptions, Metadata, SplitSpec, SplitStyle, WriteOptions, WriteReport, parse_assignment, plan_files,
     write_gguf,
 };
+use crate::quantize::{self, Input, QuantizePlan, parse_file_type};
 
 /// Arguments of `hf2gguf`.
 #[derive(Debug, Args)]
@@ -27,7 +29,8 @@ pub(super) struct Hf2gguf {
     /// File or directory to write [default: the checkpoint's directory, named after the model]
     #[arg(short, long, visible_alias = "outfile", value_name = "PATH")]
     output: Option<PathBuf>,
-    /// Type of the matrices: f32, f16, bf16, q8_0, tq1_0, tq2_0, or auto (what the checkpoint has)
+    /// Type of the file: f32, f16, bf16, q8_0, tq1_0, tq2_0 or auto (what the checkpoint has) as llama.cpp's
+    /// converter writes them; any type of gguf-quantize as that makes it from the f32 file, in one pass
     #[arg(long = "type", visible_alias = "outtype", value_name = "TYPE", default_value = "auto")]
     ty: String,
     /// Print the plan and write nothing
@@ -72,55 +75,97 @@ pub(super) struct Hf2gguf {
     /// Write a big-endian file
     #[arg(long)]
     bigendian: bool,
-    /// Let NaN, infinity and values too large for the type through
-    #[arg(long)]
-    allow_nonfinite: bool,
+    #[command(flatten)]
+    quantize: QuantizeOptions,
+}
+
+/// What `--type` asks for.
+enum Target {
+    /// A type that the converter itself writes; `None` for the one that suits the checkpoint.
+    Convert(Option<arch::FileType>),
+    /// A type that is quantized to, from F32.
+    Quantize(quantize::FileType),
 }
 
 impl Hf2gguf {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         let started = Instant::now();
-        let conversion = Conversion::plan(&self.dir, &self.options(session)?)?;
+        let target = self.target_type()?;
+        let conversion = Conversion::plan(&self.dir, &self.options(session, &target)?)?;
         for warning in conversion.warnings() {
             log::warn!("{}", escape(warning));
         }
         for (name, why) in conversion.dropped() {
             log::info!("`{}` is left out: {why}", escape(name));
         }
-        let encoding = conversion.file_type().name().to_uppercase();
-        let job = Job {
-            target: self.target(&conversion, &encoding),
-            metadata: conversion.metadata(),
-            source: &conversion,
-            options: self.write_options(session, &conversion),
-            encoding,
-        };
-        if self.dry_run {
-            job.print_plan(session, |tensor| conversion.sources(tensor).map(ToOwned::to_owned).collect())?;
-            return Ok(Exit::Done);
+        match target {
+            Target::Convert(_) => self.convert(session, &conversion, started)?,
+            Target::Quantize(file_type) => self.quantize(session, &conversion, file_type, started)?,
         }
-        let report = write_gguf(&job.target, job.metadata, job.source, &job.options, &session.progress)?;
-        for name in conversion.zero_tensors() {
+        for name in conversion.zero_tensors().filter(|_| !self.dry_run) {
             log::warn!("tensor `{}` holds nothing but zeros", escape(name));
         }
-        job.print_report(session, &report, started.elapsed().as_secs_f64())?;
         Ok(Exit::Done)
     }
 
-    fn options(&self, session: &Session) -> anyhow::Result<ConvertOptions> {
-        let ty = self.ty.to_ascii_lowercase();
-        let file_type = match ty.as_str() {
-            "auto" => None,
-            name => Some(FileType::from_name(name).ok_or_else(|| {
-                UsageError(format!(
-                    "unknown type `{}`: expected auto, f32, f16, bf16, q8_0, tq1_0 or tq2_0",
-                    escape(&self.ty)
-                ))
-            })?),
+    fn convert(&self, session: &Session, conversion: &Conversion, started: Instant) -> anyhow::Result<()> {
+        let encoding = conversion.file_type().name().to_uppercase();
+        let job = Job {
+            target: self.target(conversion, &encoding),
+            metadata: conversion.metadata(),
+            source: conversion,
+            options: self.write_options(session, conversion),
+            encoding,
         };
+        if self.dry_run {
+            return job
+                .print_plan(session, |tensor| conversion.sources(tensor).map(ToOwned::to_owned).collect());
+        }
+        let report = write_gguf(&job.target, job.metadata, job.source, &job.options, &session.progress)?;
+        job.print_report(session, &report, started.elapsed().as_secs_f64())
+    }
+
+    /// In one pass: the conversion to F32 is the source that the quantization reads, row by row.
+    fn quantize(
+        &self,
+        session: &Session,
+        conversion: &Conversion,
+        file_type: quantize::FileType,
+        started: Instant,
+    ) -> anyhow::Result<()> {
+        let options = self.quantize.to_options(file_type, session.common.simd)?;
+        let imatrix = self.quantize.open_imatrix()?;
+        let input = Input::new(conversion, conversion.metadata());
+        if self.dry_run {
+            let plan = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
+            quantize_report::warn(session, self.quantize.coverage, &plan);
+            return quantize_report::print_plan(session, &plan);
+        }
+        let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
+        quantize_report::warn(session, self.quantize.coverage, &plan);
+        let target = self.target(conversion, file_type.name());
+        let report = plan.write(&target, &self.write_options(session, conversion), &session.progress)?;
+        quantize_report::print_report(session, file_type, &plan, &report, started.elapsed().as_secs_f64())
+    }
+
+    fn target_type(&self) -> anyhow::Result<Target> {
+        let name = self.ty.to_ascii_lowercase();
+        if name == "auto" {
+            return Ok(Target::Convert(None));
+        }
+        if let Some(file_type) = arch::FileType::from_name(&name) {
+            return Ok(Target::Convert(Some(file_type)));
+        }
+        parse_file_type(&self.ty).map(Target::Quantize).map_err(usage)
+    }
+
+    fn options(&self, session: &Session, target: &Target) -> anyhow::Result<ConvertOptions> {
         let set = self.set.iter().map(|text| parse_assignment(text));
         Ok(ConvertOptions {
-            file_type,
+            file_type: match target {
+                Target::Convert(file_type) => *file_type,
+                Target::Quantize(_) => Some(arch::FileType::F32),
+            },
             card: self.card.clone(),
             model_name: self.model_name.clone(),
             metadata_file: self.metadata.clone(),
@@ -130,7 +175,7 @@ impl Hf2gguf {
             pre: self.pre.clone(),
             chat_template: self.chat_template.clone(),
             no_mtp: self.no_mtp,
-            allow_nonfinite: self.allow_nonfinite,
+            allow_nonfinite: self.quantize.allow_nonfinite,
             level: session.common.simd,
             ..ConvertOptions::default()
         })

@@ -215,7 +215,11 @@ fn the_output_may_not_be_the_input() {
     let before = fs_err::read(&weights).unwrap();
     let output = run(&broken.dir.path().join("model"), &weights, &[]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("model.safetensors: output is the same file as input "), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stderr)
+            .contains("model.safetensors: output is the same file as input "),
+        "{output:?}"
+    );
     assert_eq!(fs_err::read(&weights).unwrap(), before);
 }
 
