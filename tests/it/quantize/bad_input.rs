@@ -284,3 +284,65 @@ fn zeros_are_found_and_bytes_do_not_depend_on_threads_or_pieces() {
     }
     assert!(files.iter().all(|file| *file == files[0]));
 }
+
+/// An importance matrix of the newer format: sums of ones and these counts, one a matrix.
+fn gguf_imatrix(dir: &Path, tensor: &str, n_cols: u64, counts: &[f32]) -> Imatrix {
+    let n = counts.len() as u64;
+    let sums = format!("{tensor}.in_sum2");
+    let names = format!("{tensor}.counts");
+    let tensors: [(&str, &[u64], f32); 2] = [(&sums, &[n, n_cols], 1.0), (&names, &[n, 1], 1.0)];
+    let mut source = Floats::new(&tensors);
+    source.values[1] = counts.to_vec();
+    let mut metadata = Metadata::new();
+    metadata.set("general.type", "imatrix");
+    metadata.set("imatrix.datasets", vec!["text.txt"]);
+    metadata.set("imatrix.chunk_count", 4u32);
+    metadata.set("imatrix.chunk_size", 512u32);
+    let path = dir.join("m.gguf");
+    write_gguf(&path, &metadata, &source, &WriteOptions::default(), &Silent).unwrap();
+    Imatrix::open(&path).unwrap()
+}
+
+#[test]
+fn experts_that_were_never_seen_are_reported_and_refused_if_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let name = "blk.0.ffn_up_exps.weight";
+    let source = Floats::new(&[(name, &[3, 4, 256], 1.0)]);
+    let imatrix = gguf_imatrix(dir.path(), name, 256, &[2.0, 0.0, 5.0]);
+    assert_eq!((imatrix.n_chunks(), imatrix.dataset()), (4, Some(&b"text.txt"[..])));
+    let metadata = metadata();
+    let mut options = Options::new(FileType::Q4KM);
+    let plan = QuantizePlan::new(&Input::new(&source, &metadata), &options, Some(&imatrix)).unwrap();
+    let unseen = &plan.coverage().unseen[0];
+    assert_eq!((unseen.tensor.as_str(), unseen.experts.as_slice(), unseen.of), (name, &[1][..], 3));
+    options.coverage = CoveragePolicy::Tensors;
+    assert!(QuantizePlan::new(&Input::new(&source, &metadata), &options, Some(&imatrix)).is_ok());
+    options.coverage = CoveragePolicy::Error;
+    assert_eq!(
+        plan_error(&source, &options, Some(&imatrix)).to_string(),
+        "tensor `blk.0.ffn_up_exps.weight`: 1 of 3 experts were never seen when the importance matrix was made"
+    );
+}
+
+#[test]
+fn a_source_that_was_never_written_gives_the_same_file_as_one_that_was() {
+    let tensors: [(&str, &[u64], f32); 3] = [
+        ("token_embd.weight", &[9, 256], 0.3),
+        (QUERY, &[7, 512], 0.5),
+        ("blk.0.attn_norm.weight", &[256], 1.0),
+    ];
+    let source = Floats::new(&tensors);
+    let metadata = metadata();
+    let dir = tempfile::tempdir().unwrap();
+    let (floats, direct, twice) =
+        (dir.path().join("f32.gguf"), dir.path().join("direct.gguf"), dir.path().join("twice.gguf"));
+    let options = Options::new(FileType::Q5KM);
+    let write_options = WriteOptions::default();
+    let plan = QuantizePlan::new(&Input::new(&source, &metadata), &options, None).unwrap();
+    plan.write(&direct, &write_options, &Silent).unwrap();
+    write_gguf(&floats, &metadata, &source, &write_options, &Silent).unwrap();
+    let file = GgufFile::open(&floats).unwrap();
+    let plan = QuantizePlan::new(&Input::file(&file), &options, None).unwrap();
+    plan.write(&twice, &write_options, &Silent).unwrap();
+    assert_eq!(fs_err::read(&direct).unwrap(), fs_err::read(&twice).unwrap());
+}

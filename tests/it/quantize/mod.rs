@@ -2,4 +2,5 @@
 
 mod bad_input;
 mod files;
+mod program;
 mod recipes;

@@ -1,0 +1,215 @@
+//! The program itself: what it prints, how it names its output, how much memory it takes.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
+use gguf_foundry::gguf::{GgufFile, Metadata, WriteOptions, write_gguf};
+use serde_json::Value as Json;
+
+/// Tensors of half-precision numbers that follow from their place.
+struct Made(Vec<TensorMeta>);
+
+impl TensorSource for Made {
+    fn tensors(&self) -> &[TensorMeta] {
+        &self.0
+    }
+
+    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        let mut state = (tensor as u32).wrapping_mul(0x9e37_79b9) ^ first_row as u32;
+        for bytes in out.as_chunks_mut::<2>().0 {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            // Between 2^-6 and 2^-4, of either sign.
+            let half = ((state >> 16) & 0x8000 | 0x2400 | (state >> 8) & 0x07ff) as u16;
+            *bytes = half.to_le_bytes();
+        }
+        Ok(())
+    }
+}
+
+/// Writes a model of this many layers; the columns of one tensor of each are not whole super-blocks.
+fn model(path: &Path, n_layers: u64, n_cols: u64, n_rows: u64) {
+    let mut tensors = Vec::new();
+    let mut add = |name: String, dims: &[u64]| {
+        tensors.push(TensorMeta { name, shape: Shape::new(dims.to_vec()).unwrap(), ty: GgmlType::F16 });
+    };
+    add("token_embd.weight".to_owned(), &[32, n_cols]);
+    for layer in 0..n_layers {
+        add(format!("blk.{layer}.attn_v.weight"), &[n_rows, n_cols]);
+        add(format!("blk.{layer}.ffn_down.weight"), &[n_rows, n_cols]);
+        add(format!("blk.{layer}.odd.weight"), &[8, 96]);
+    }
+    let mut metadata = Metadata::new();
+    metadata.set("general.architecture", "nobody");
+    metadata.set("nobody.block_count", n_layers as u32);
+    let options = WriteOptions { sync: false, ..WriteOptions::default() };
+    write_gguf(path, &metadata, &Made(tensors), &options, &Silent).unwrap();
+}
+
+/// Runs the program: exit code, standard output, standard error.
+fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
+    let output = assert_cmd::Command::cargo_bin("gguf-quantize")
+        .unwrap()
+        .current_dir(dir)
+        .arg("--no-sync")
+        .args(args)
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs_err::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_dry_run_prints_the_plan_and_writes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    model(&dir.path().join("in.gguf"), 2, 512, 16);
+    let (code, out, err) = run(dir.path(), &["--dry-run", "in.gguf", "q4_k_m"]);
+    assert_eq!(code, 0, "{err}");
+    insta::assert_snapshot!(out, @r"
+    tensor                 shape      from  to        size  why
+    token_embd.weight      [32, 512]  F16   Q6_K  13.1 KiB  mixture
+    blk.0.attn_v.weight    [16, 512]  F16   Q4_K  4.50 KiB  mixture
+    blk.0.ffn_down.weight  [16, 512]  F16   Q4_K  4.50 KiB  mixture
+    blk.0.odd.weight       [8, 96]    F16   Q5_0     528 B  instead of Q4_K
+    blk.1.attn_v.weight    [16, 512]  F16   Q6_K  6.56 KiB  mixture
+    blk.1.ffn_down.weight  [16, 512]  F16   Q6_K  6.56 KiB  mixture
+    blk.1.odd.weight       [8, 96]    F16   Q5_0     528 B  instead of Q4_K
+
+    class       tensors  weights    before     after   bits
+    token_embd        1   16 384  32.0 KiB  13.1 KiB  6.562
+    attn_v            2   16 384  32.0 KiB  11.1 KiB  5.531
+    ffn_down          2   16 384  32.0 KiB  11.1 KiB  5.531
+    other             2    1 536  3.00 KiB  1.03 KiB  5.500
+    all               7   50 688  99.0 KiB  36.3 KiB  5.864
+    ");
+    assert_eq!(
+        err,
+        "warning: 2 tensors of another type, because columns do not fit: `blk.0.odd.weight` Q4_K -> Q5_0, \
+         `blk.1.odd.weight` Q4_K -> Q5_0\n"
+    );
+    assert_eq!(names(dir.path()), ["in.gguf"]);
+    let (_, out, _) = run(dir.path(), &["--dry-run", "--json", "--quiet", "in.gguf", "q4_k_m"]);
+    let plan: Json = serde_json::from_str(&out).unwrap();
+    assert_eq!(plan["tensors"].as_array().unwrap().len(), 7);
+    assert_eq!(plan["tensors"][3]["reason"], "instead of Q4_K");
+    assert_eq!(plan["classes"]["attn_v"]["tensors"], 2);
+}
+
+#[test]
+fn a_dry_run_tells_what_a_run_would_stop_at() {
+    let dir = tempfile::tempdir().unwrap();
+    model(&dir.path().join("in.gguf"), 1, 512, 16);
+    let (code, _, err) = run(dir.path(), &["--dry-run", "--pure", "in.gguf", "q2_k_s"]);
+    assert_eq!(code, 0);
+    let stops: Vec<_> =
+        err.lines().filter_map(|line| line.strip_prefix("warning: a run would stop here: ")).collect();
+    assert_eq!(
+        stops,
+        [
+            "tensor `blk.0.attn_v.weight`: Q2_K needs an importance matrix, none given",
+            "tensor `blk.0.ffn_down.weight`: Q2_K needs an importance matrix, none given",
+        ]
+    );
+    let (code, _, err) = run(dir.path(), &["--pure", "in.gguf", "q2_k_s"]);
+    assert_eq!(code, 1);
+    assert!(err.contains("\n\nhint: give one with --imatrix\n"), "{err}");
+}
+
+#[test]
+fn a_run_reports_sizes_and_names_its_output_after_the_type() {
+    let dir = tempfile::tempdir().unwrap();
+    model(&dir.path().join("in.gguf"), 2, 512, 16);
+    let (code, out, err) = run(dir.path(), &["in.gguf", "15"]);
+    assert_eq!(code, 0, "{err}");
+    let last = out.lines().last().unwrap();
+    assert!(
+        last.starts_with(
+            "ggml-model-Q4_K_M.gguf: Q4_K_M, 99.0 KiB -> 36.3 KiB (16.00 -> 5.86 bits per weight), "
+        ),
+        "{last}"
+    );
+    assert!(last.ends_with(" MB/s, 2 fallbacks"), "{last}");
+    let (code, out, _) = run(dir.path(), &["--json", "--quiet", "--type", "Q4_K", "in.gguf", "b.gguf"]);
+    let report: Json = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &report["type"], &report["fallbacks"]), (0, &"Q4_K_M".into(), &2.into()));
+    assert_eq!(names(dir.path()), ["b.gguf", "ggml-model-Q4_K_M.gguf", "in.gguf"]);
+    let bytes = |name: &str| fs_err::read(dir.path().join(name)).unwrap();
+    assert_eq!(bytes("b.gguf"), bytes("ggml-model-Q4_K_M.gguf"));
+    let file = GgufFile::open(&dir.path().join("b.gguf")).unwrap();
+    assert_eq!(file.tensors().len(), 7);
+}
+
+#[test]
+fn bad_usage_ends_with_code_2_and_a_hint() {
+    let dir = tempfile::tempdir().unwrap();
+    model(&dir.path().join("in.gguf"), 1, 512, 16);
+    for (args, message) in [
+        (
+            vec!["in.gguf", "out.gguf", "q9_9"],
+            "error: unknown type `q9_9`\n\nhint: `--help` lists the types\n",
+        ),
+        (
+            vec!["in.gguf", "out.gguf", "nvfp4"],
+            "error: unknown type `nvfp4`\n\nhint: a whole file cannot be nvfp4, single tensors can: \
+             `--tensor-type REGEX=nvfp4`\n",
+        ),
+        (
+            vec!["in.gguf", "q4_0", "--override-kv", "a=int:x"],
+            "error: metadata `a=int:x`: a whole number expected\n",
+        ),
+        (vec!["in.gguf", "q4_0", "--prune-layers", "1,a"], "error: layer `a`: a number from 0 expected\n"),
+    ] {
+        let (code, out, err) = run(dir.path(), &args);
+        assert_eq!((code, out.as_str(), err.as_str()), (2, "", message), "{args:?}");
+    }
+    assert_eq!(names(dir.path()), ["in.gguf"]);
+}
+
+/// The highest `RssAnon` of a run in KiB: memory that is no mapped file.
+#[cfg(target_os = "linux")]
+fn peak_memory_kib(dir: &Path, input: &str) -> u64 {
+    let program: PathBuf = assert_cmd::cargo::cargo_bin("gguf-quantize");
+    let mut child = Command::new(program)
+        .current_dir(dir)
+        .args(["--quiet", "--no-sync", "--threads", "2", input, "out.gguf", "q4_k_m"])
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut peak = 0;
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        // The process may end while it is looked at.
+        if let Ok(text) = fs_err::read_to_string(format!("/proc/{}/status", child.id())) {
+            let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+            let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
+            peak = peak.max(kib.unwrap_or(0));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    };
+    assert!(status.success());
+    peak
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_is_bounded_and_does_not_grow_with_the_model() {
+    let dir = tempfile::tempdir().unwrap();
+    model(&dir.path().join("small.gguf"), 2, 2048, 2048);
+    model(&dir.path().join("large.gguf"), 6, 2048, 2048);
+    let small = peak_memory_kib(dir.path(), "small.gguf");
+    let large = peak_memory_kib(dir.path(), "large.gguf");
+    assert!(small > 0 && large < 256 << 10, "{small} KiB, {large} KiB");
+    assert!(large < small + (16 << 10), "{small} KiB for the small model, {large} KiB for the large one");
+}
