@@ -7,10 +7,10 @@
 //! | Q8_1 | 32 | F16 at 0 | F16 at 2: sum of codes times scale | 4..36 |
 //! | Q8_K | 256 | F32 at 0 | 16 × I16 at 260: sums of 16 codes | 4..260 |
 
-use super::codec::{
-    Codec, Rows, decode_blocks, put_u16, u16_at, validate_f16, validate_f16_pair, validate_with,
-};
+use super::batch::{BATCH, Batch};
+use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16, validate_f16_pair, validate_with};
 use super::error::BlockFlaw;
+use super::lanes::{Kernel, Lanes, dispatch};
 use super::search::{abs_max, signed_max};
 use crate::core::numeric::{c_trunc_i8, f16_to_f32, f32_to_f16, nearest_int, roundf};
 use crate::core::{GgmlType, simd::SimdLevel};
@@ -53,9 +53,12 @@ fn scale_of(amax: f32) -> (f32, f32) {
 }
 
 fn q8_0_quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    let _ = level;
-    for ((x, _), out) in rows.blocks::<32>().zip(dst.as_chunks_mut::<34>().0) {
-        q8_0_block(x, out);
+    if level == SimdLevel::Scalar {
+        for ((x, _), out) in rows.blocks::<32>().zip(dst.as_chunks_mut::<34>().0) {
+            q8_0_block(x, out);
+        }
+    } else {
+        dispatch(level, Quantize { rows, dst });
     }
 }
 
@@ -67,13 +70,43 @@ fn q8_0_block(x: &[f32; 32], out: &mut [u8; 34]) {
     }
 }
 
-fn q8_0_dequantize(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
-    decode_blocks(src, dst, |block: &[u8; 34], out: &mut [f32; 32]| {
-        let d = f16_to_f32(u16_at(block, 0));
-        for i in 0..32 {
-            out[i] = f32::from(block[2 + i] as i8) * d;
+/// All blocks of Q8_0: scales with one block per lane, codes along the block.
+struct Quantize<'a> {
+    rows: &'a Rows<'a>,
+    dst: &'a mut [u8],
+}
+
+impl Kernel for Quantize<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        const BATCH_BLOCKS: usize = BATCH / 32;
+        let mut batch = Batch::EMPTY;
+        let mut amaxes = [0.0; BATCH_BLOCKS];
+        for (index, out) in self.dst.as_chunks_mut::<34>().0.chunks_mut(BATCH_BLOCKS).enumerate() {
+            batch.load(self.rows, index * BATCH);
+            batch.abs_maxes::<L, 32>(l, &mut amaxes);
+            for ((x, amax), out) in batch.x.as_chunks::<32>().0.iter().zip(amaxes).zip(out) {
+                let (d, id) = scale_of(amax);
+                put_u16(out, 0, f32_to_f16(d));
+                for at in (0..32).step_by(L::WIDTH) {
+                    let code = l.round_away(l.load(&x[at..]) * l.splat(id));
+                    l.store_low_bytes(code, &mut out[2 + at..]);
+                }
+            }
         }
-    });
+    }
+}
+
+decoder!(q8_0_dequantize = q8_0_load);
+decoder!(q8_1_dequantize = q8_1_load);
+decoder!(q8_k_dequantize = q8_k_load);
+
+#[inline(always)]
+fn q8_0_load(block: &[u8; 34], out: &mut [f32; 32]) {
+    let d = f16_to_f32(u16_at(block, 0));
+    for i in 0..32 {
+        out[i] = f32::from(block[2 + i] as i8) * d;
+    }
 }
 
 fn q8_1_quantize(_level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
@@ -91,13 +124,12 @@ fn q8_1_quantize(_level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
     }
 }
 
-fn q8_1_dequantize(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
-    decode_blocks(src, dst, |block: &[u8; 36], out: &mut [f32; 32]| {
-        let d = f16_to_f32(u16_at(block, 0));
-        for i in 0..32 {
-            out[i] = f32::from(block[4 + i] as i8) * d;
-        }
-    });
+#[inline(always)]
+fn q8_1_load(block: &[u8; 36], out: &mut [f32; 32]) {
+    let d = f16_to_f32(u16_at(block, 0));
+    for i in 0..32 {
+        out[i] = f32::from(block[4 + i] as i8) * d;
+    }
 }
 
 fn q8_k_quantize(_level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
@@ -124,13 +156,12 @@ fn q8_k_scale(block: &[u8; 292]) -> f32 {
     f32::from_le_bytes([block[0], block[1], block[2], block[3]])
 }
 
-fn q8_k_dequantize(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
-    decode_blocks(src, dst, |block: &[u8; 292], out: &mut [f32; 256]| {
-        let d = q8_k_scale(block);
-        for i in 0..256 {
-            out[i] = d * f32::from(block[4 + i] as i8);
-        }
-    });
+#[inline(always)]
+fn q8_k_load(block: &[u8; 292], out: &mut [f32; 256]) {
+    let d = q8_k_scale(block);
+    for i in 0..256 {
+        out[i] = d * f32::from(block[4 + i] as i8);
+    }
 }
 
 #[cfg(test)]

@@ -63,6 +63,24 @@ pub(crate) fn decode_blocks<const B: usize, const E: usize>(
     }
 }
 
+/// A decoder of blocks, compiled for every level: `decoder!(name = load)` with `load(&[u8; B], &mut [f32; E])`.
+macro_rules! decoder {
+    ($name:ident = $load:expr) => {
+        fn $name(level: $crate::core::simd::SimdLevel, src: &[u8], dst: &mut [f32]) {
+            struct Decode<'a>(&'a [u8], &'a mut [f32]);
+            impl $crate::quant::lanes::Kernel for Decode<'_> {
+                #[inline(always)]
+                fn run<L: $crate::quant::lanes::Lanes>(self, _: L) {
+                    $crate::quant::codec::decode_blocks(self.0, self.1, $load);
+                }
+            }
+            $crate::quant::lanes::dispatch(level, Decode(src, dst));
+        }
+    };
+}
+
+pub(crate) use decoder;
+
 /// The little-endian 16-bit number at a byte offset of a block.
 #[inline(always)]
 pub(crate) fn u16_at<const B: usize>(block: &[u8; B], at: usize) -> u16 {

@@ -3,6 +3,7 @@
 //! One element is one block, so these loops vectorize as they stand; the level only picks the instructions.
 
 use super::codec::{Codec, Rows, validate_nothing};
+use super::lanes::{Kernel, Lanes, dispatch};
 use super::{BlockError, BlockFlaw};
 use crate::core::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use crate::core::{GgmlType, simd::SimdLevel};
@@ -88,18 +89,25 @@ fn validate<const B: usize>(bytes: &[u8], value: impl Fn([u8; B]) -> f32) -> Res
     Ok(())
 }
 
-fn f16_encode(_level: SimdLevel, src: &[f32], dst: &mut [u8]) {
-    encode(src, dst, |value| f32_to_f16(value).to_le_bytes());
+/// One element at a time, in vectors of the level.
+macro_rules! per_element {
+    ($( $name:ident($src:ty => $dst:ty) = $body:expr; )*) => {
+        $( fn $name(level: SimdLevel, src: &[$src], dst: &mut [$dst]) {
+            struct Convert<'a>(&'a [$src], &'a mut [$dst]);
+            impl Kernel for Convert<'_> {
+                #[inline(always)]
+                fn run<L: Lanes>(self, _: L) {
+                    $body(self.0, self.1);
+                }
+            }
+            dispatch(level, Convert(src, dst));
+        } )*
+    };
 }
 
-fn f16_decode(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
-    decode(src, dst, |raw| f16_to_f32(u16::from_le_bytes(raw)));
-}
-
-fn bf16_encode(_level: SimdLevel, src: &[f32], dst: &mut [u8]) {
-    encode(src, dst, |value| f32_to_bf16(value).to_le_bytes());
-}
-
-fn bf16_decode(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
-    decode(src, dst, |raw| bf16_to_f32(u16::from_le_bytes(raw)));
+per_element! {
+    f16_encode(f32 => u8) = |src, dst| encode(src, dst, |value| f32_to_f16(value).to_le_bytes());
+    f16_decode(u8 => f32) = |src, dst| decode(src, dst, |raw| f16_to_f32(u16::from_le_bytes(raw)));
+    bf16_encode(f32 => u8) = |src, dst| encode(src, dst, |value| f32_to_bf16(value).to_le_bytes());
+    bf16_decode(u8 => f32) = |src, dst| decode(src, dst, |raw| bf16_to_f32(u16::from_le_bytes(raw)));
 }

@@ -5,9 +5,12 @@
 //! elements in four groups of 16, UE4M3 scales 0..4, nibbles 4..36, byte `8 g + j` holds elements `16 g + j` and
 //! `16 g + j + 8`.
 
-use super::codec::{Codec, Rows, decode_blocks, validate_nothing, validate_with};
+use super::batch::{BATCH, Batch};
+use super::codec::{Codec, Rows, decoder, validate_nothing, validate_with};
 use super::error::BlockFlaw;
+use super::lanes::{Kernel, Lanes, dispatch};
 use super::search::signed_max;
+use super::superblock::field_mut;
 use crate::core::numeric::{c_trunc_i32, c_trunc_u8, floor_log2f};
 use crate::core::{GgmlType, simd::SimdLevel};
 
@@ -94,7 +97,104 @@ fn e8m0(amax: f32) -> u8 {
     if amax > 0.0 { c_trunc_u8(floor_log2f(amax) as f32 - 2.0 + 127.0) } else { 0 }
 }
 
-fn mxfp4_quantize(_level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+/// [`nearest_code`] for 16 values.
+///
+/// Searches the magnitudes and adds the sign: a negative value is as far from `-v` as its magnitude from `v`, and
+/// values of the other sign are never nearer than zero, which comes first.
+#[inline(always)]
+fn nearest_codes<L: Lanes>(l: L, x: &[f32; 16], d: f32) -> [u8; 16] {
+    let mut codes = [0; 16];
+    let (zero, none) = (l.splat(0.0), l.splat_i(0));
+    for at in (0..16).step_by(L::WIDTH) {
+        let value = l.load(&x[at..]);
+        let magnitude = l.abs(value);
+        let mut best = none;
+        let mut best_error = magnitude;
+        for code in 1..8 {
+            let error = l.abs(l.splat(f32::from(VALUES[code]) * d) - magnitude);
+            let better = l.gt(best_error, error);
+            best_error = l.select(better, error, best_error);
+            best = l.select_i(better, l.splat_i(code as i32), best);
+        }
+        let negative = l.gt(zero, value) & !l.eq_i(best, none);
+        l.store_low_bytes(best | l.select_i(negative, l.splat_i(8), none), &mut codes[at..]);
+    }
+    codes
+}
+
+/// Packs the codes of `x[j]` low and `x[j + 8]` high.
+#[inline(always)]
+fn pack_halves(low: u64, high: u64) -> [u8; 8] {
+    (low | high << 4).to_le_bytes()
+}
+
+/// The two words of 16 codes.
+#[inline(always)]
+fn words(codes: [u8; 16]) -> [u64; 2] {
+    let both = u128::from_le_bytes(codes);
+    [both as u64, (both >> 64) as u64]
+}
+
+/// All blocks of MXFP4: scales with one block per lane, codes along the block.
+struct QuantizeMx<'a> {
+    rows: &'a Rows<'a>,
+    dst: &'a mut [u8],
+}
+
+impl Kernel for QuantizeMx<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        const BATCH_BLOCKS: usize = BATCH / 32;
+        let mut batch = Batch::EMPTY;
+        let mut amaxes = [0.0; BATCH_BLOCKS];
+        for (index, out) in self.dst.as_chunks_mut::<17>().0.chunks_mut(BATCH_BLOCKS).enumerate() {
+            batch.load(self.rows, index * BATCH);
+            batch.largest_magnitudes::<L, 32>(l, &mut amaxes);
+            for ((x, amax), out) in batch.x.as_chunks::<32>().0.iter().zip(amaxes).zip(out) {
+                let e = e8m0(amax);
+                let d = e8m0_half(e);
+                out[0] = e;
+                // No closures here: they would not be compiled for the level.
+                let low = words(nearest_codes(l, &x.as_chunks().0[0], d));
+                let high = words(nearest_codes(l, &x.as_chunks().0[1], d));
+                *field_mut::<1, 8, _>(out) = pack_halves(low[0], high[0]);
+                *field_mut::<9, 8, _>(out) = pack_halves(low[1], high[1]);
+            }
+        }
+    }
+}
+
+/// All blocks of NVFP4: scales with one group of 16 per lane, codes along the group.
+struct QuantizeNv<'a> {
+    rows: &'a Rows<'a>,
+    dst: &'a mut [u8],
+}
+
+impl Kernel for QuantizeNv<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        const BATCH_BLOCKS: usize = BATCH / 64;
+        let mut batch = Batch::EMPTY;
+        let mut amaxes = [[0.0; 4]; BATCH_BLOCKS];
+        for (index, out) in self.dst.as_chunks_mut::<36>().0.chunks_mut(BATCH_BLOCKS).enumerate() {
+            batch.load(self.rows, index * BATCH);
+            batch.largest_magnitudes::<L, 16>(l, amaxes.as_flattened_mut());
+            for ((x, amaxes), out) in batch.x.as_chunks::<64>().0.iter().zip(amaxes).zip(out) {
+                for (g, x) in x.as_chunks::<16>().0.iter().enumerate() {
+                    let scale = ue4m3(amaxes[g] / 6.0);
+                    out[g] = scale;
+                    let [low, high] = words(nearest_codes(l, x, ue4m3_half(scale)));
+                    out[4 + 8 * g..][..8].copy_from_slice(&pack_halves(low, high));
+                }
+            }
+        }
+    }
+}
+
+fn mxfp4_quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+    if level != SimdLevel::Scalar {
+        return dispatch(level, QuantizeMx { rows, dst });
+    }
     for ((x, _), out) in rows.blocks::<32>().zip(dst.as_chunks_mut::<17>().0) {
         let (_, amax) = signed_max(x);
         let e = e8m0(amax);
@@ -106,17 +206,21 @@ fn mxfp4_quantize(_level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
     }
 }
 
-fn mxfp4_dequantize(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
-    decode_blocks(src, dst, |block: &[u8; 17], out: &mut [f32; 32]| {
-        let d = e8m0_half(block[0]);
-        for j in 0..16 {
-            out[j] = f32::from(VALUES[usize::from(block[1 + j] & 15)]) * d;
-            out[j + 16] = f32::from(VALUES[usize::from(block[1 + j] >> 4)]) * d;
-        }
-    });
+decoder!(mxfp4_dequantize = mxfp4_load);
+
+#[inline(always)]
+fn mxfp4_load(block: &[u8; 17], out: &mut [f32; 32]) {
+    let d = e8m0_half(block[0]);
+    for j in 0..16 {
+        out[j] = f32::from(VALUES[usize::from(block[1 + j] & 15)]) * d;
+        out[j + 16] = f32::from(VALUES[usize::from(block[1 + j] >> 4)]) * d;
+    }
 }
 
-fn nvfp4_quantize(_level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+fn nvfp4_quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+    if level != SimdLevel::Scalar {
+        return dispatch(level, QuantizeNv { rows, dst });
+    }
     for ((x, _), out) in rows.blocks::<64>().zip(dst.as_chunks_mut::<36>().0) {
         for (g, x) in x.as_chunks::<16>().0.iter().enumerate() {
             let (_, amax) = signed_max(x);
@@ -130,17 +234,18 @@ fn nvfp4_quantize(_level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
     }
 }
 
-fn nvfp4_dequantize(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
-    decode_blocks(src, dst, |block: &[u8; 36], out: &mut [f32; 64]| {
-        for (g, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-            let d = ue4m3_half(block[g]);
-            for j in 0..8 {
-                let byte = block[4 + 8 * g + j];
-                out[j] = f32::from(VALUES[usize::from(byte & 15)]) * d;
-                out[j + 8] = f32::from(VALUES[usize::from(byte >> 4)]) * d;
-            }
+decoder!(nvfp4_dequantize = nvfp4_load);
+
+#[inline(always)]
+fn nvfp4_load(block: &[u8; 36], out: &mut [f32; 64]) {
+    for (g, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        let d = ue4m3_half(block[g]);
+        for j in 0..8 {
+            let byte = block[4 + 8 * g + j];
+            out[j] = f32::from(VALUES[usize::from(byte & 15)]) * d;
+            out[j + 8] = f32::from(VALUES[usize::from(byte >> 4)]) * d;
         }
-    });
+    }
 }
 
 #[cfg(test)]

@@ -21,11 +21,17 @@
 
 use crate::core::{GgmlType, ImatrixNeed, simd::SimdLevel};
 
+mod batch;
 mod bytes8;
 mod codec;
 mod error;
 mod float;
 mod fp4;
+mod lanes;
+#[cfg(target_arch = "aarch64")]
+mod lanes_neon;
+#[cfg(target_arch = "x86_64")]
+mod lanes_x86;
 mod legacy;
 mod lowbit;
 mod q2_k;
@@ -33,8 +39,12 @@ mod q3_k;
 mod q45_k;
 mod q6_k;
 mod search;
+mod search_lanes;
 mod superblock;
+mod superblock_lanes;
 mod ternary;
+#[cfg(test)]
+mod twins;
 
 pub use error::{BlockError, BlockFlaw, QuantError};
 

@@ -4,12 +4,15 @@
 //! 84 bytes: scales low and offsets high in the nibbles of 0..16, levels 16..80 (see [`pack_pairs`]), F16 scale of
 //! scales 80, F16 scale of offsets 82.
 
-use super::codec::{Codec, Rows, decode_blocks, put_u16, u16_at, validate_f16_pair};
+use super::batch::{BATCH, Batch};
+use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16_pair};
+use super::lanes::{Kernel, Lanes, dispatch};
 use super::search::{MinSearch, with_min};
 use super::superblock::{
     Parts, SUPER, SuperScales, field, field_mut, pack_pairs, parts_with_importance, positive_max,
     relevel_min, scales_with_importance,
 };
+use super::superblock_lanes::{BATCH_SUPERS, MinFits, Weigh, relevel_min as relevel_min_lanes};
 use crate::core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
 use crate::core::{GgmlType, simd::SimdLevel};
 
@@ -27,20 +30,33 @@ pub(super) static Q2_K: Codec = Codec {
     validate: validate_f16_pair::<BLOCK_BYTES, 80>,
 };
 
-fn quantize(_level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+fn quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+    if level == SimdLevel::Scalar {
+        quantize_scalar(rows, dst);
+    } else {
+        dispatch(level, Quantize { rows, dst });
+    }
+}
+
+fn quantize_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
     for ((x, importance), out) in rows.blocks().zip(dst.as_chunks_mut().0) {
         let (mut parts, scales);
         match importance {
             None => {
                 parts = parts_plain(x);
-                scales = scales_plain(&parts);
+                scales = scales_plain(&parts.scales, &parts.mins);
             }
             Some(importance) => {
                 parts = parts_with_importance::<PART, PARTS>(&WITH_IMPORTANCE, 1.0, x, importance);
                 scales = scales_with_importance(15, &parts);
             }
         }
-        store(x, &mut parts.levels, &scales, out);
+        let (ds, offsets) = store_scales(&scales, out);
+        for (j, (x, levels)) in x.as_chunks::<PART>().0.iter().zip(parts.levels.as_chunks_mut().0).enumerate()
+        {
+            relevel_min(3, ds[j], offsets[j], x, levels);
+        }
+        pack_pairs(&parts.levels, field_mut::<16, 64, _>(out));
     }
 }
 
@@ -56,7 +72,7 @@ fn parts_plain(x: &[f32; SUPER]) -> Parts<PARTS> {
 }
 
 #[inline(always)]
-fn scales_plain(parts: &Parts<PARTS>) -> SuperScales<PARTS> {
+fn scales_plain(scales: &[f32; PARTS], mins: &[f32; PARTS]) -> SuperScales<PARTS> {
     let quantized = |values: &[f32; PARTS]| {
         let max = positive_max(values);
         let mut levels = [0; PARTS];
@@ -70,35 +86,76 @@ fn scales_plain(parts: &Parts<PARTS>) -> SuperScales<PARTS> {
             (0.0, levels)
         }
     };
-    let (d, scales) = quantized(&parts.scales);
-    let (d_min, mins) = quantized(&parts.mins);
+    let (d, scales) = quantized(scales);
+    let (d_min, mins) = quantized(mins);
     SuperScales { d, d_min, scales, mins }
 }
 
+/// Writes the scales; returns what each part's levels are multiples of, and its offset.
 #[inline(always)]
-fn store(
-    x: &[f32; SUPER],
-    levels: &mut [u8; SUPER],
-    scales: &SuperScales<PARTS>,
-    out: &mut [u8; BLOCK_BYTES],
-) {
+fn store_scales(scales: &SuperScales<PARTS>, out: &mut [u8; BLOCK_BYTES]) -> ([f32; PARTS], [f32; PARTS]) {
     let (d, d_min) = (f32_to_f16(scales.d), f32_to_f16(scales.d_min));
     put_u16(out, 80, d);
     put_u16(out, 82, d_min);
     let (d, d_min) = (f16_to_f32(d), f16_to_f32(d_min));
-    let parts = x.as_chunks::<PART>().0.iter().zip(levels.as_chunks_mut::<PART>().0);
-    for (j, (x, levels)) in parts.enumerate() {
+    let (mut ds, mut offsets) = ([0.0; PARTS], [0.0; PARTS]);
+    for j in 0..PARTS {
         // ref: OR-ed unclamped
         let code = scales.scales[j] | scales.mins[j] << 4;
         out[j] = code;
-        relevel_min(3, d * f32::from(code & 15), d_min * f32::from(code >> 4), x, levels);
+        (ds[j], offsets[j]) = (d * f32::from(code & 15), d_min * f32::from(code >> 4));
     }
-    pack_pairs(levels, field_mut::<16, 64, _>(out));
+    (ds, offsets)
 }
 
-fn dequantize(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
-    decode_blocks(src, dst, load);
+/// All super-blocks, one part per lane.
+struct Quantize<'a> {
+    rows: &'a Rows<'a>,
+    dst: &'a mut [u8],
 }
+
+/// Weights are magnitudes.
+struct Magnitudes;
+
+impl Weigh for Magnitudes {
+    #[inline(always)]
+    fn weights<L: Lanes, const N: usize>(l: L, x: &[L::F; N]) -> [L::F; N] {
+        let mut weights = *x;
+        for weight in &mut weights {
+            *weight = l.abs(*weight);
+        }
+        weights
+    }
+}
+
+impl Kernel for Quantize<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        let mut batch = Batch::EMPTY;
+        let mut fits = MinFits::<PARTS>::ZERO;
+        for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {
+            batch.load(self.rows, index * BATCH);
+            if let Some(importance) = self.rows.imatrix {
+                batch.weigh_supers(l, 1.0, self.rows, importance);
+                fits.search::<L, PART>(l, &WITH_IMPORTANCE, &batch);
+                fits.scales_with_importance(l, 15, out.len());
+            } else {
+                fits.search_plain::<L, Magnitudes, PART, true>(l, &PLAIN, &batch);
+                for b in 0..out.len() {
+                    fits.super_scales[b] = scales_plain(&fits.scales[b], &fits.mins[b]);
+                }
+            }
+            for (b, (x, out)) in batch.x.as_chunks::<SUPER>().0.iter().zip(out).enumerate() {
+                let (ds, offsets) = store_scales(&fits.super_scales[b], out);
+                let kept = |j: usize, x: &_| fits.kept(3, b, j, x);
+                let levels = relevel_min_lanes::<L, PART, PARTS>(l, 3, x, &ds, &offsets, kept);
+                pack_pairs(&levels, field_mut::<16, 64, _>(out));
+            }
+        }
+    }
+}
+
+decoder!(dequantize = load);
 
 #[inline(always)]
 fn load(block: &[u8; BLOCK_BYTES], out: &mut [f32; SUPER]) {

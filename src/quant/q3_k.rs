@@ -6,9 +6,13 @@
 //! nibbles of bytes 0..8 (part `j % 8`, high nibble from part 8) and its high two in byte `8 + j % 4`, bits
 //! `2 * (j / 4)`.
 
-use super::codec::{Codec, Rows, decode_blocks, put_u16, u16_at, validate_f16};
-use super::search::{importance_weights, signed, signed_refined, sum, sum_squares};
-use super::superblock::{SUPER, field, field_mut, pack_pairs, relevel_signed};
+use super::batch::{BATCH, Batch};
+use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16};
+use super::lanes::{Kernel, Lanes, MAX_WIDTH, Twice, dispatch};
+use super::search::{importance_weights, signed, signed_max, signed_refined, sum, sum_squares};
+use super::search_lanes::{signed as signed_lanes, signed_levels, signed_refined as signed_refined_lanes};
+use super::superblock::{SUPER, field, field_mut, pack_bits, pack_pairs, relevel_signed};
+use super::superblock_lanes::{BATCH_SUPERS, relevel_signed as relevel_signed_lanes};
 use crate::core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
 use crate::core::{GgmlType, simd::SimdLevel};
 
@@ -30,14 +34,26 @@ struct Scales {
     codes: [u8; PARTS],
 }
 
-fn quantize(_level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+fn quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+    if level == SimdLevel::Scalar {
+        quantize_scalar(rows, dst);
+    } else {
+        dispatch(level, Quantize { rows, dst });
+    }
+}
+
+fn quantize_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
     for ((x, importance), out) in rows.blocks().zip(dst.as_chunks_mut().0) {
         let mut levels = [0; SUPER];
         let scales = match importance {
             None => plain(x, &mut levels),
             Some(importance) => with_importance(x, importance, &mut levels),
         };
-        store(x, &mut levels, &scales, out);
+        let ds = store_scales(&scales, out);
+        for ((x, d), levels) in x.as_chunks::<PART>().0.iter().zip(ds).zip(levels.as_chunks_mut().0) {
+            relevel_signed(4, d, x, levels);
+        }
+        pack(&levels, out);
     }
 }
 
@@ -53,7 +69,7 @@ fn plain(x: &[f32; SUPER], levels: &mut [u8; SUPER]) -> Scales {
 /// The first scale of largest magnitude gets code -32.
 #[inline(always)]
 fn scales_plain(scales: &[f32; PARTS]) -> Scales {
-    let (max, _) = super::search::signed_max(scales);
+    let (max, _) = signed_max(scales);
     if max == 0.0 {
         // ref: the bytes of the scales are zero, which means -32
         return Scales { d: 0.0, codes: [0; PARTS] };
@@ -81,38 +97,135 @@ fn with_importance(x: &[f32; SUPER], importance: &[f32; SUPER], levels: &mut [u8
     Scales { d, codes }
 }
 
+/// Writes scale of scales and scales; returns what each part's levels are multiples of.
 #[inline(always)]
-fn store(x: &[f32; SUPER], levels: &mut [u8; SUPER], scales: &Scales, out: &mut [u8; BLOCK_BYTES]) {
+fn store_scales(scales: &Scales, out: &mut [u8; BLOCK_BYTES]) -> [f32; PARTS] {
     let d = f32_to_f16(scales.d);
     put_u16(out, 108, d);
-    let d = f16_to_f32(d);
     let packed = field_mut::<96, 12, _>(out);
     *packed = [0; 12];
     for (j, code) in scales.codes.into_iter().enumerate() {
         packed[j % 8] |= (code & 15) << (j / 8 * 4);
         packed[8 + j % 4] |= code >> 4 << (j / 4 * 2);
     }
-    let parts = x.as_chunks::<PART>().0.iter().zip(levels.as_chunks_mut::<PART>().0);
-    for (j, (x, levels)) in parts.enumerate() {
-        relevel_signed(4, d * f32::from(scales.codes[j] as i8 - 32), x, levels);
-    }
-    let high = field_mut::<0, 32, _>(out);
-    for m in 0..32 {
-        let mut bits = 0;
-        for n in 0..8 {
-            bits |= u8::from(levels[32 * n + m] > 3) << n;
-        }
-        high[m] = bits;
-    }
-    for level in levels.iter_mut() {
-        *level &= 3;
-    }
-    pack_pairs(levels, field_mut::<32, 64, _>(out));
+    let d = f16_to_f32(d);
+    scales.codes.map(|code| d * f32::from(code as i8 - 32))
 }
 
-fn dequantize(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
-    decode_blocks(src, dst, load);
+/// Writes the levels, which are below 8.
+#[inline(always)]
+fn pack(levels: &[u8; SUPER], out: &mut [u8; BLOCK_BYTES]) {
+    pack_bits(2, levels, field_mut::<0, 32, _>(out));
+    pack_pairs(&levels.map(|level| level & 3), field_mut::<32, 64, _>(out));
 }
+
+/// All super-blocks, one part per lane.
+struct Quantize<'a> {
+    rows: &'a Rows<'a>,
+    dst: &'a mut [u8],
+}
+
+impl Kernel for Quantize<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        let mut batch = Batch::EMPTY;
+        for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {
+            batch.load(self.rows, index * BATCH);
+            let supers = batch.x.as_chunks::<SUPER>().0;
+            if let Some(importance) = self.rows.imatrix {
+                batch.weigh_supers(l, 2.0, self.rows, importance);
+                let fits = search_importance(l, &batch);
+                for (b, (x, out)) in batch.x.as_chunks::<SUPER>().0.iter().zip(out).enumerate() {
+                    let ds = store_scales(&fits.supers[b], out);
+                    let kept = |j: usize, x: &_| signed_levels(4, fits.iscales[b][j], x);
+                    pack(&relevel_signed_lanes::<L, PART, PARTS>(l, 4, x, &ds, kept), out);
+                }
+            } else {
+                // Four vectors at a time: each waits long for its divisions.
+                let (scales, levels) = search_plain(Twice(Twice(l)), &batch);
+                for (b, (x, out)) in supers.iter().zip(out).enumerate() {
+                    let ds = store_scales(&scales_plain(&scales[b]), out);
+                    let kept = |j: usize, _: &_| levels[b][j];
+                    pack(&relevel_signed_lanes::<L, PART, PARTS>(l, 4, x, &ds, kept), out);
+                }
+            }
+        }
+    }
+}
+
+/// Scales and levels of all parts.
+#[inline(always)]
+#[allow(clippy::type_complexity, reason = "two plain tables")]
+fn search_plain<L: Lanes>(
+    l: L,
+    batch: &Batch,
+) -> ([[f32; PARTS]; BATCH_SUPERS], [[[u8; PART]; PARTS]; BATCH_SUPERS]) {
+    let mut scales = [[0.0; PARTS]; BATCH_SUPERS];
+    let mut all_levels = [[[0; PART]; PARTS]; BATCH_SUPERS];
+    let zero = l.splat(0.0);
+    for at in (0..batch.n_elems / PART).step_by(L::WIDTH) {
+        let mut x = [zero; PART];
+        l.columns(&batch.x[at * PART..], PART, &mut x);
+        let (scale, levels) = signed_refined_lanes(l, 4, &x);
+        l.store(scale, &mut scales.as_flattened_mut()[at..]);
+        let mut bytes = [0; MAX_WIDTH];
+        let parts = &mut all_levels.as_flattened_mut()[at..at + L::WIDTH];
+        for (i, level) in levels.into_iter().enumerate() {
+            l.store_low_bytes(level, &mut bytes);
+            for (part, level) in parts.iter_mut().zip(bytes) {
+                part[i] = level;
+            }
+        }
+    }
+    (scales, all_levels)
+}
+
+/// Outcome of the search under importance weights.
+struct Fits {
+    iscales: [[f32; PARTS]; BATCH_SUPERS],
+    supers: [Scales; BATCH_SUPERS],
+}
+
+#[inline(always)]
+fn search_importance<L: Lanes>(l: L, batch: &Batch) -> Fits {
+    let mut scales = [[0.0; PARTS]; BATCH_SUPERS];
+    let mut weight_sums = [[0.0; PARTS]; BATCH_SUPERS];
+    let mut fits = Fits {
+        iscales: [[0.0; PARTS]; BATCH_SUPERS],
+        supers: [Scales { d: 0.0, codes: [0; PARTS] }; BATCH_SUPERS],
+    };
+    let zero = l.splat(0.0);
+    for at in (0..batch.n_elems / PART).step_by(L::WIDTH) {
+        let (mut x, mut weights) = ([zero; PART], [zero; PART]);
+        l.columns(&batch.x[at * PART..], PART, &mut x);
+        l.columns(&batch.weights[at * PART..], PART, &mut weights);
+        let mut weight_sum = zero;
+        for &weight in &weights {
+            weight_sum = weight_sum + weight;
+        }
+        let (scale, iscale) = signed_lanes(l, 4, &x, &weights);
+        l.store(scale, &mut scales.as_flattened_mut()[at..]);
+        l.store(iscale, &mut fits.iscales.as_flattened_mut()[at..]);
+        l.store(weight_sum, &mut weight_sums.as_flattened_mut()[at..]);
+    }
+    // One super-block per lane.
+    for at in (0..batch.n_elems / SUPER).step_by(L::WIDTH) {
+        let (mut x, mut weights) = ([zero; PARTS], [zero; PARTS]);
+        l.columns(&scales.as_flattened()[at * PARTS..], PARTS, &mut x);
+        l.columns(&weight_sums.as_flattened()[at * PARTS..], PARTS, &mut weights);
+        let (d, iscale) = signed_lanes(l, 32, &x, &weights);
+        let (mut ds, mut iscales) = ([0.0; MAX_WIDTH], [0.0; MAX_WIDTH]);
+        l.store(d, &mut ds);
+        l.store(iscale, &mut iscales);
+        for lane in 0..L::WIDTH {
+            let codes = signed_levels(32, iscales[lane], &scales[at + lane]);
+            fits.supers[at + lane] = Scales { d: ds[lane], codes };
+        }
+    }
+    fits
+}
+
+decoder!(dequantize = load);
 
 #[inline(always)]
 fn load(block: &[u8; BLOCK_BYTES], out: &mut [f32; SUPER]) {

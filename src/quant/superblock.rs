@@ -74,8 +74,7 @@ pub(super) fn positive_max(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |max, value| if *value > max { *value } else { max })
 }
 
-/// Levels `0..=n_max` of one part for the scale and offset that the block stores; kept where the scale is zero.
-#[inline(always)]
+/// Levels `0..=n_max` of one part for the scale and offset that the block stores; none where the scale is zero.
 pub(super) fn relevel_min<const N: usize>(
     n_max: i32,
     d: f32,
@@ -91,8 +90,7 @@ pub(super) fn relevel_min<const N: usize>(
     }
 }
 
-/// Levels `0..2 * n_max` (offset `n_max`) of one part for the scale that the block stores; kept where it is zero.
-#[inline(always)]
+/// Levels `0..2 * n_max` (offset `n_max`) of one part for the scale that the block stores; none where it is zero.
 pub(super) fn relevel_signed<const N: usize>(n_max: i32, d: f32, x: &[f32; N], levels: &mut [u8; N]) {
     if d == 0.0 {
         return;
@@ -102,18 +100,53 @@ pub(super) fn relevel_signed<const N: usize>(n_max: i32, d: f32, x: &[f32; N], l
     }
 }
 
-/// Packs pairs of bits: byte `32 k + l` holds levels `128 k + 32 n + l` in bits `2 n`.
-///
-/// Levels are OR-ed as they are; a level above 3 spills upwards.
+/// 32 levels as words, eight to a word: shifts and masks then pack eight at once. No level may shift out of its
+/// byte.
+#[inline(always)]
+pub(super) fn words(levels: &[u8; SUPER], group: usize) -> [u64; 4] {
+    let mut words = [0; 4];
+    for (word, bytes) in words.iter_mut().zip(levels.as_chunks::<32>().0[group].as_chunks().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    words
+}
+
+/// The same byte in all eight places of a word.
+pub(super) const fn each_byte(byte: u8) -> u64 {
+    byte as u64 * 0x0101_0101_0101_0101
+}
+
+/// Writes the words that `f` makes of each fourth of the groups.
+#[inline(always)]
+pub(super) fn put_words<const G: usize>(
+    out: &mut [u8; 32],
+    groups: [[u64; 4]; G],
+    f: impl Fn([u64; G]) -> u64,
+) {
+    for (w, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        *out = f(groups.map(|group| group[w])).to_le_bytes();
+    }
+}
+
+/// Packs pairs of bits: byte `32 k + l` holds levels `128 k + 32 n + l`, below 4, in bits `2 n`.
 #[inline(always)]
 pub(super) fn pack_pairs(levels: &[u8; SUPER], out: &mut [u8; 64]) {
-    for k in 0..2 {
-        let levels = &levels[128 * k..128 * k + 128];
-        let out = &mut out[32 * k..32 * k + 32];
-        for l in 0..32 {
-            out[l] = levels[l] | levels[l + 32] << 2 | levels[l + 64] << 4 | levels[l + 96] << 6;
+    for (k, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
+        let groups = [0, 1, 2, 3].map(|n| words(levels, 4 * k + n));
+        put_words(out, groups, |[a, b, c, d]| a | b << 2 | c << 4 | d << 6);
+    }
+}
+
+/// Packs one bit of each level: bit `n` of byte `l` is bit `bit` of level `32 n + l`.
+#[inline(always)]
+pub(super) fn pack_bits(bit: u32, levels: &[u8; SUPER], out: &mut [u8; 32]) {
+    let mut packed = [0; 4];
+    for n in 0..8 {
+        for (packed, word) in packed.iter_mut().zip(words(levels, n)) {
+            *packed |= (word >> bit & each_byte(1)) << n;
         }
     }
+    put_words(out, [packed], |[word]| word);
 }
 
 /// The fixed-size part of a block at byte `AT`.

@@ -5,7 +5,11 @@
 //! bytes 32..48 elements `160 + 16 n + m`, bytes 48..52 elements `240 + 4 n + m` (four per byte), scale at 52.
 //! TQ2_0 (66 bytes): byte `32 k + m` holds elements `128 k + 32 n + m` in bits `2 n`, scale at 64.
 
-use super::codec::{Codec, Rows, decode_blocks, put_u16, u16_at, validate_f16};
+use std::marker::PhantomData;
+
+use super::batch::{BATCH, Batch};
+use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16};
+use super::lanes::{Kernel, Lanes, dispatch};
 use super::search::abs_max;
 use crate::core::numeric::{f16_to_f32, f32_to_f16, lroundf};
 use crate::core::{GgmlType, simd::SimdLevel};
@@ -38,7 +42,10 @@ fn digits(x: &[f32; 256], amax: f32) -> [u8; 256] {
     digits
 }
 
-fn tq1_0_quantize(_level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+fn tq1_0_quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+    if level != SimdLevel::Scalar {
+        return dispatch(level, Quantize::<54, Tq1> { rows, dst, store: PhantomData });
+    }
     for ((x, _), out) in rows.blocks::<256>().zip(dst.as_chunks_mut::<54>().0) {
         let amax = abs_max(x);
         tq1_0_store(&digits(x, amax), amax, out);
@@ -61,22 +68,26 @@ fn tq1_0_store(digits: &[u8; 256], d: f32, out: &mut [u8; 54]) {
     put_u16(out, 52, f32_to_f16(d));
 }
 
-fn tq1_0_dequantize(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
-    decode_blocks(src, dst, |block: &[u8; 54], out: &mut [f32; 256]| {
-        let d = f16_to_f32(u16_at(block, 52));
-        for (at, n_bytes, first, n_digits) in RUNS {
-            for (n, power) in [1u8, 3, 9, 27, 81].into_iter().enumerate().take(n_digits) {
-                for m in 0..n_bytes {
-                    let fraction = block[at + m].wrapping_mul(power);
-                    let digit = ((u16::from(fraction) * 3) >> 8) as i8;
-                    out[first + n * n_bytes + m] = f32::from(digit - 1) * d;
-                }
+decoder!(tq1_0_dequantize = tq1_0_load);
+
+#[inline(always)]
+fn tq1_0_load(block: &[u8; 54], out: &mut [f32; 256]) {
+    let d = f16_to_f32(u16_at(block, 52));
+    for (at, n_bytes, first, n_digits) in RUNS {
+        for (n, power) in [1u8, 3, 9, 27, 81].into_iter().enumerate().take(n_digits) {
+            for m in 0..n_bytes {
+                let fraction = block[at + m].wrapping_mul(power);
+                let digit = ((u16::from(fraction) * 3) >> 8) as i8;
+                out[first + n * n_bytes + m] = f32::from(digit - 1) * d;
             }
         }
-    });
+    }
 }
 
-fn tq2_0_quantize(_level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+fn tq2_0_quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+    if level != SimdLevel::Scalar {
+        return dispatch(level, Quantize::<66, Tq2> { rows, dst, store: PhantomData });
+    }
     for ((x, _), out) in rows.blocks::<256>().zip(dst.as_chunks_mut::<66>().0) {
         let amax = abs_max(x);
         tq2_0_store(&digits(x, amax), amax, out);
@@ -97,14 +108,72 @@ fn tq2_0_store(digits: &[u8; 256], d: f32, out: &mut [u8; 66]) {
     put_u16(out, 64, f32_to_f16(d));
 }
 
-fn tq2_0_dequantize(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
-    decode_blocks(src, dst, |block: &[u8; 66], out: &mut [f32; 256]| {
-        let d = f16_to_f32(u16_at(block, 64));
-        for i in 0..256 {
-            let code = block[32 * (i / 128) + i % 32] >> (2 * (i / 32 % 4)) & 3;
-            out[i] = f32::from(code as i8 - 1) * d;
+decoder!(tq2_0_dequantize = tq2_0_load);
+
+#[inline(always)]
+fn tq2_0_load(block: &[u8; 66], out: &mut [f32; 256]) {
+    let d = f16_to_f32(u16_at(block, 64));
+    for (k, out) in out.as_chunks_mut::<128>().0.iter_mut().enumerate() {
+        for (n, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            for m in 0..32 {
+                out[m] = f32::from((block[32 * k + m] >> (2 * n) & 3) as i8 - 1) * d;
+            }
         }
-    });
+    }
+}
+
+/// What the two types do differently.
+trait Store<const B: usize> {
+    /// Writes digits and scale.
+    fn store(digits: &[u8; 256], d: f32, out: &mut [u8; B]);
+}
+
+struct Tq1;
+
+impl Store<54> for Tq1 {
+    #[inline(always)]
+    fn store(digits: &[u8; 256], d: f32, out: &mut [u8; 54]) {
+        tq1_0_store(digits, d, out);
+    }
+}
+
+struct Tq2;
+
+impl Store<66> for Tq2 {
+    #[inline(always)]
+    fn store(digits: &[u8; 256], d: f32, out: &mut [u8; 66]) {
+        tq2_0_store(digits, d, out);
+    }
+}
+
+/// All blocks: scales with one block per lane, digits along the block.
+struct Quantize<'a, const B: usize, S: Store<B>> {
+    rows: &'a Rows<'a>,
+    dst: &'a mut [u8],
+    store: PhantomData<S>,
+}
+
+impl<const B: usize, S: Store<B>> Kernel for Quantize<'_, B, S> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        const BATCH_BLOCKS: usize = BATCH / 256;
+        let mut batch = Batch::EMPTY;
+        let mut amaxes = [0.0; BATCH_BLOCKS];
+        for (index, out) in self.dst.as_chunks_mut::<B>().0.chunks_mut(BATCH_BLOCKS).enumerate() {
+            batch.load(self.rows, index * BATCH);
+            batch.abs_maxes::<L, 256>(l, &mut amaxes);
+            for ((x, amax), out) in batch.x.as_chunks::<256>().0.iter().zip(amaxes).zip(out) {
+                let id = if amax == 0.0 { 0.0 } else { 1.0 / amax };
+                let mut digits = [0; 256];
+                for at in (0..256).step_by(L::WIDTH) {
+                    // Beyond 32 bits `lroundf` ends in a zero byte, as `round_away` does.
+                    let digit = l.round_away(l.load(&x[at..]) * l.splat(id)) + l.splat_i(1);
+                    l.store_low_bytes(digit, &mut digits[at..]);
+                }
+                S::store(&digits, amax, out);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
