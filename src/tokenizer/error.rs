@@ -77,6 +77,27 @@ pub enum TokenizerError {
     /// A vocabulary of more tokens than any model has.
     #[error("{}: a vocabulary of {size} tokens is asked for, at most {limit} are written", path.display())]
     TooManyTokens { path: PathBuf, size: u64, limit: u64 },
+    /// A key of a GGUF file is missing or has another type.
+    #[error("`{}` is missing or is not {expected}", escape(key))]
+    GgufKey { key: String, expected: &'static str },
+    /// An array of a GGUF file has another length than the tokens.
+    #[error("`{}` has {found} elements, the vocabulary has {expected} tokens", escape(key))]
+    GgufLength { key: String, found: usize, expected: usize },
+    /// A text of a GGUF file is not UTF-8.
+    #[error("`{}[{index}]` is not UTF-8, which tokenizer.json cannot hold", escape(key))]
+    GgufNotUtf8 { key: String, index: usize },
+    /// A text appears twice in a GGUF file.
+    #[error("`tokenizer.ggml.tokens`: `{}` is token {first} and token {second}", escape(token))]
+    GgufDuplicateToken { token: String, first: usize, second: usize },
+    /// No tokenizer files can be made for a kind of vocabulary.
+    #[error(
+        "`tokenizer.ggml.model` is `{}`, tokenizer files are made for `gpt2`, `llama` and `t5`",
+        escape(found)
+    )]
+    NoInverse { found: String },
+    /// No steps are known for a pre-tokenizer.
+    #[error("`tokenizer.ggml.pre` is `{}`, whose steps are not known", escape(found))]
+    NoInversePre { found: String },
     /// The card asks for a mode that is not built in.
     #[error("{}: tokenizer mode `{mode}` is not available", path.display())]
     ModeNotAvailable { path: PathBuf, mode: Mode },

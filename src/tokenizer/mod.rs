@@ -1,7 +1,7 @@
 //! Vocabularies: read from tokenizer files, identified, written as `tokenizer.*` keys.
 //!
 //! [`build`] is the way from a checkpoint directory to the keys of a GGUF file. What a card's `[tokenizer]` table
-//! says arrives evaluated, as a [`BuildRequest`].
+//! says arrives evaluated, as a [`BuildRequest`]. [`to_hf`] is the way back.
 
 pub mod chat_template;
 pub mod emit;
@@ -11,6 +11,7 @@ pub mod hf_json;
 pub mod hf_vocab;
 mod modes;
 pub mod pretokenizer;
+mod rebuild;
 mod request;
 pub mod sentencepiece;
 pub mod special;
@@ -18,6 +19,7 @@ pub mod special;
 use std::path::Path;
 
 pub use error::{TokenizerError, TokenizerWarning};
+pub use rebuild::{HfTokenizerFiles, to_hf};
 pub use request::{BuildRequest, Mode, ModeRequest, SpecialValue};
 
 use crate::gguf::Metadata;

@@ -15,6 +15,10 @@ use sha2::{Digest, Sha256};
 use super::hf_json::HfJson;
 use super::{TokenizerError, TokenizerWarning};
 
+/// Member of `tokenizer_config.json` with which files that were made from a GGUF file say which of several names of
+/// one structure they had.
+pub(super) const HINT: &str = "gguf_pre";
+
 /// The regex inside the byte-level step, as GPT-2 has it.
 pub(super) const GPT2_REGEX: &str =
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
@@ -73,7 +77,6 @@ impl Table {
     }
 
     /// The steps of a name, if its structure is known.
-    #[cfg(test)]
     pub(super) fn steps(&self, pre: &Pre) -> Option<&[String]> {
         let name = pre.structure.as_ref()?;
         self.structure.iter().find(|structure| structure.name == *name).map(|found| found.steps.as_slice())
@@ -81,7 +84,7 @@ impl Table {
 }
 
 /// What `tokenizer_config.json` says that the hash or the choice between names depends on.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Setting {
     /// Id of the begin token.
     pub bos: Option<u64>,
@@ -89,6 +92,8 @@ pub struct Setting {
     pub class_adds_bos: Option<bool>,
     /// `clean_up_tokenization_spaces`, if it says so.
     pub clean_up: Option<bool>,
+    /// [`HINT`]: the name, if it is one of the structure's.
+    pub hint: Option<String>,
 }
 
 /// What was found.
@@ -108,7 +113,7 @@ pub fn identify(
     path: &Path,
     hf: &HfJson,
     text: &[u8],
-    setting: Setting,
+    setting: &Setting,
 ) -> Result<Identified, TokenizerError> {
     let table = Table::get();
     let steps = steps(&hf.pre_tokenizer);
@@ -135,7 +140,8 @@ pub fn identify(
     let rank = |pre: &&&Pre| {
         let wanted = pre.normalizer.as_deref().unwrap_or("none");
         let other_blanks = setting.clean_up.is_some_and(|clean_up| clean_up != pre.clean_spaces);
-        (hashed_by(pre).unwrap_or(usize::MAX), other_blanks, wanted != normalizer)
+        let other_hint = setting.hint.as_ref() != Some(&pre.name);
+        (other_hint, hashed_by(pre).unwrap_or(usize::MAX), other_blanks, wanted != normalizer)
     };
     let name = match (candidates.iter().min_by_key(rank), hashed) {
         (Some(pre), hashed) => {
@@ -145,7 +151,8 @@ pub fn identify(
                     let (chosen, reason) = (chosen.clone(), reason.clone());
                     warnings.push(TokenizerWarning::HashUnavailable { chosen, reason });
                 }
-                (Ok(_), Some(other)) if hashed_by(pre).is_none() => {
+                // Names of one structure split alike; only another structure's hash is a contradiction.
+                (Ok(_), Some(other)) if pre.structure != other.structure => {
                     let (chosen, hashed) = (chosen.clone(), other.name.clone());
                     warnings.push(TokenizerWarning::HashContradicts { chosen, hashed });
                 }
@@ -286,6 +293,43 @@ fn step_line(step: &Json) -> String {
     }
 }
 
+/// A step of the table as JSON: the inverse of [`steps`].
+pub(super) fn step_json(line: &str) -> Option<Json> {
+    let (kind, rest) = line.split_once(' ').unwrap_or((line, ""));
+    Some(match kind {
+        "byte_level" => {
+            let has = |word: &str| rest.split(' ').any(|own| own == word);
+            serde_json::json!({
+                "type": "ByteLevel",
+                "add_prefix_space": has("prefix_space"),
+                "trim_offsets": true,
+                "use_regex": has("regex"),
+            })
+        }
+        "digits" => serde_json::json!({"type": "Digits", "individual_digits": rest == "individual"}),
+        "punctuation" => serde_json::json!({"type": "Punctuation", "behavior": behavior_name(rest)?}),
+        "split" => {
+            let (behavior, regex) = rest.split_once(' ')?;
+            let (behavior, invert) = match behavior.strip_suffix("_inverted") {
+                Some(behavior) => (behavior, true),
+                None => (behavior, false),
+            };
+            serde_json::json!({
+                "type": "Split",
+                "pattern": {"Regex": regex},
+                "behavior": behavior_name(behavior)?,
+                "invert": invert,
+            })
+        }
+        _ => return None,
+    })
+}
+
+fn behavior_name(lower: &str) -> Option<&'static str> {
+    let names = ["Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"];
+    names.into_iter().find(|name| name.eq_ignore_ascii_case(lower))
+}
+
 /// The normalizer in one line: `none`, `nfc`, or its JSON.
 fn normalizer(normalizer: &Json) -> String {
     let mut parts = Vec::new();
@@ -300,7 +344,7 @@ fn normalizer(normalizer: &Json) -> String {
 
 /// Hashes over the ids of the check text, likeliest first: as transformers encodes it, then with other choices of
 /// special tokens around the same ids (a template that was changed after the release).
-fn check_hashes(text: &[u8], setting: Setting) -> Result<Vec<String>, String> {
+fn check_hashes(text: &[u8], setting: &Setting) -> Result<Vec<String>, String> {
     let tokenizer = tokenizers::Tokenizer::from_bytes(text).map_err(|error| error.to_string())?;
     let ids = |special| match tokenizer.encode(CHECK_TEXT, special) {
         Ok(encoding) => Ok(encoding.get_ids().to_vec()),
@@ -357,6 +401,18 @@ mod tests {
     }
 
     #[test]
+    fn every_structure_of_the_table_has_an_inverse() {
+        for structure in &Table::get().structure {
+            let parts: Vec<Json> = structure.steps.iter().filter_map(|step| step_json(step)).collect();
+            assert_eq!(steps(&json!({"type": "Sequence", "pretokenizers": parts})), structure.steps);
+            for part in parts {
+                let parsed = serde_json::from_value::<tokenizers::PreTokenizerWrapper>(part.clone());
+                assert!(parsed.is_ok(), "{}: {part}", structure.name);
+            }
+        }
+    }
+
+    #[test]
     fn steps_are_told_apart_and_spellings_are_not() {
         let split = |regex: &str, behavior: &str, invert: bool| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": behavior, "invert": invert});
         let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "use_regex": false});
@@ -375,7 +431,7 @@ mod tests {
         let pre_tokenizer = json!({"type": "Sequence", "pretokenizers": [
             {"type": "Digits", "individual_digits": true}, {"type": "ByteLevel", "use_regex": true}]});
         let hf = HfJson { pre_tokenizer, ..HfJson::default() };
-        let error = identify(Path::new("t.json"), &hf, b"{}", Setting::default()).unwrap_err();
+        let error = identify(Path::new("t.json"), &hf, b"{}", &Setting::default()).unwrap_err();
         assert_eq!(
             error.to_string(),
             "t.json: unknown pre-tokenizer\n  found:   digits individual + byte_level prefix_space regex\n  \

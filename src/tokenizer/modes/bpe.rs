@@ -42,9 +42,10 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
                     .any(|stem| class.strip_prefix(stem).is_some_and(|rest| rest.starts_with("Tokenizer")))
                     .then(|| flag("add_bos_token").unwrap_or(true)),
                 clean_up: flag("clean_up_tokenization_spaces"),
+                hint: config.get(pretokenizer::HINT).and_then(Json::as_str).map(str::to_owned),
             };
             let text = context.directory.bytes(FILE)?.unwrap_or_default();
-            let found = pretokenizer::identify(&path, hf, &text, setting)?;
+            let found = pretokenizer::identify(&path, hf, &text, &setting)?;
             context.warnings.extend(found.warnings);
             found.name
         }

@@ -13,7 +13,7 @@ use super::super::TokenizerError;
 use super::super::emit::{TokenList, TokenType, n_tokens};
 use super::super::hf_json::{FILE, HfJson};
 use super::super::hf_vocab::HfVocabulary;
-use super::spm::ADDED_SCORE;
+use super::spm::{ADDED_SCORE, PAD_SCORE};
 use super::{Attempt, Context};
 
 const ADD_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
@@ -45,7 +45,7 @@ pub(super) fn run_llama_hf(context: &mut Context<'_>) -> Result<Attempt, Tokeniz
     }
     tokens.retype(context.request);
     let size = n_tokens(context.request, tokens.len());
-    tokens.pad(&path, size, Some(ADDED_SCORE))?;
+    tokens.pad(&path, size, Some(PAD_SCORE))?;
     finish(context, hf, tokens)
 }
 
@@ -76,7 +76,7 @@ pub(super) fn run_xverse(context: &mut Context<'_>) -> Result<Attempt, Tokenizer
         tokens.push(if text == "\0" { r"<b'\x00'>" } else { text }, score, kind);
     }
     tokens.retype(context.request);
-    tokens.pad(&path, size, Some(ADDED_SCORE))?;
+    tokens.pad(&path, size, Some(PAD_SCORE))?;
     finish(context, hf, tokens)
 }
 

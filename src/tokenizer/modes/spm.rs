@@ -13,7 +13,7 @@ use super::super::{TokenizerError, TokenizerWarning};
 use super::{Attempt, Context};
 
 /// Score of a row without a token.
-const PAD_SCORE: f32 = -10000.0;
+pub(super) const PAD_SCORE: f32 = -10000.0;
 /// Score of a token that came after training.
 pub(super) const ADDED_SCORE: f32 = -1000.0;
 /// The end token of InternLM's chat models.

@@ -10,6 +10,7 @@ use crate::support::{conformance, report_cases, sha256};
 
 mod bad_input;
 mod pretokenizers;
+mod rebuild;
 
 /// What we write unlike the reference, on purpose; each entry is in `docs/differences.md`.
 enum Difference {

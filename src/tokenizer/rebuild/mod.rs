@@ -1,0 +1,219 @@
+//! The way back: `tokenizer.*` keys of a GGUF file become the tokenizer files of a checkpoint.
+//!
+//! Byte-level BPE gets its steps from the pre-tokenizer table, backwards. SentencePiece vocabularies get a
+//! `tokenizer.json` whose merges are derived from the scores, and a `tokenizer.model` that holds pieces and scores
+//! as they are.
+
+mod byte_level;
+mod pieces;
+mod source;
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::gguf::{Metadata, Value};
+
+use super::TokenizerError;
+use super::emit::TokenType;
+use source::GgufVocabulary;
+
+/// Tokenizer files of a checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HfTokenizerFiles {
+    /// `tokenizer.json`.
+    pub tokenizer_json: String,
+    /// `tokenizer_config.json`.
+    pub tokenizer_config_json: String,
+    /// Name and bytes of a SentencePiece model, for vocabularies of that kind.
+    pub sentencepiece_model: Option<(&'static str, Vec<u8>)>,
+    /// `added_tokens.json`, where it is needed.
+    pub added_tokens_json: Option<String>,
+    /// `generation_config.json`, if there are special ids for it.
+    pub generation_config_json: Option<String>,
+    /// Special ids for `config.json`: `bos_token_id` and its kin.
+    pub config_ids: Vec<(&'static str, u64)>,
+    /// Keys of the file that these files cannot carry.
+    pub lost: Vec<String>,
+}
+
+/// Roles of single special tokens: name in the files, key in GGUF.
+const ROLES: [(&str, &str); 6] = [
+    ("bos", "tokenizer.ggml.bos_token_id"),
+    ("eos", "tokenizer.ggml.eos_token_id"),
+    ("unk", "tokenizer.ggml.unknown_token_id"),
+    ("sep", "tokenizer.ggml.seperator_token_id"),
+    ("pad", "tokenizer.ggml.padding_token_id"),
+    ("mask", "tokenizer.ggml.mask_token_id"),
+];
+
+/// Rebuilds the tokenizer files; nothing for a file without a vocabulary.
+///
+/// # Exactness
+/// transformers encodes with the files as the runtime encodes with the keys, and [`super::build`] makes the same
+/// values of them, as far as [`HfTokenizerFiles::lost`] does not say otherwise.
+///
+/// # Errors
+/// A kind of vocabulary or a pre-tokenizer without an inverse, keys of the wrong type or length, token texts that
+/// are not UTF-8 or appear twice.
+pub fn to_hf(metadata: &Metadata) -> Result<Option<HfTokenizerFiles>, TokenizerError> {
+    let Some(vocabulary) = GgufVocabulary::read(metadata)? else { return Ok(None) };
+    let mut config = Map::new();
+    let (tokenizer, sentencepiece_model) = match vocabulary.model.as_str() {
+        "gpt2" => (byte_level::tokenizer(&vocabulary, &mut config)?, None),
+        "llama" => {
+            let model = pieces::model(&vocabulary, pieces::Kind::Bpe);
+            (pieces::bpe(&vocabulary, &mut config), Some(("tokenizer.model", model)))
+        }
+        "t5" => {
+            let model = pieces::model(&vocabulary, pieces::Kind::Unigram);
+            (pieces::unigram(&vocabulary), Some(("spiece.model", model)))
+        }
+        found => return Err(TokenizerError::NoInverse { found: found.to_owned() }),
+    };
+    let added = if sentencepiece_model.is_some() { pieces::added_tokens_file(&vocabulary) } else { None };
+    let config_ids = write_config(&vocabulary, &mut config);
+    let generation: Map<String, Json> = config_ids
+        .iter()
+        .filter(|(key, _)| ["bos_token_id", "eos_token_id", "pad_token_id"].contains(key))
+        .map(|(key, id)| ((*key).to_owned(), json!(id)))
+        .collect();
+    Ok(Some(HfTokenizerFiles {
+        tokenizer_json: pretty(&tokenizer),
+        tokenizer_config_json: pretty(&Json::Object(config)),
+        sentencepiece_model,
+        added_tokens_json: added.as_ref().map(pretty),
+        generation_config_json: (!generation.is_empty()).then(|| pretty(&Json::Object(generation))),
+        config_ids,
+        lost: lost(metadata),
+    }))
+}
+
+fn pretty(value: &Json) -> String {
+    // A tree of strings, numbers and lists without foreign map keys always serializes.
+    serde_json::to_string_pretty(value).unwrap_or_default() + "\n"
+}
+
+/// Fills `tokenizer_config.json`; returns the ids that belong into `config.json`.
+fn write_config(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) -> Vec<(&'static str, u64)> {
+    let mut ids = Vec::new();
+    for (role, key) in ROLES {
+        let Some(id) = vocabulary.special(key) else { continue };
+        if let Some(token) = vocabulary.tokens.get(id)
+            && vocabulary.is_added(id)
+        {
+            config.insert(format!("{role}_token"), token.as_str().into());
+        }
+        let name = match role {
+            "bos" => "bos_token_id",
+            "eos" => "eos_token_id",
+            "unk" => "unk_token_id",
+            "sep" => "sep_token_id",
+            "pad" => "pad_token_id",
+            _ => "mask_token_id",
+        };
+        ids.push((name, id as u64));
+    }
+    for role in ["bos", "eos", "sep"] {
+        if let Some(add) = vocabulary.flag(&format!("tokenizer.ggml.add_{role}_token")) {
+            config.insert(format!("add_{role}_token"), add.into());
+        }
+    }
+    if vocabulary.model != "t5"
+        && let Some(prefix) = vocabulary.flag("tokenizer.ggml.add_space_prefix")
+    {
+        config.insert("add_prefix_space".into(), prefix.into());
+    }
+    config.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
+    if let Some(length) = vocabulary.context_length {
+        config.insert("model_max_length".into(), length.into());
+    }
+    if let Some(template) = chat_template(vocabulary) {
+        config.insert("chat_template".into(), template);
+    }
+    ids
+}
+
+/// The plain template as text, or a list where there are named ones.
+fn chat_template(vocabulary: &GgufVocabulary) -> Option<Json> {
+    let plain = vocabulary.plain_template.as_ref();
+    if vocabulary.named_templates.is_empty() {
+        return plain.map(|text| text.as_str().into());
+    }
+    let default = plain.map(|text| json!({"name": "default", "template": text}));
+    let named = vocabulary.named_templates.iter().map(|(name, text)| json!({"name": name, "template": text}));
+    Some(default.into_iter().chain(named).collect())
+}
+
+/// `added_tokens` of `tokenizer.json`: control and user-defined tokens. `decodes` says whether a text reads as
+/// itself when the file's decoder gets it; one that does not is marked as normalized, so that it stays as it is.
+fn added_tokens(vocabulary: &GgufVocabulary, decodes: impl Fn(&str) -> bool) -> Json {
+    let added = vocabulary.tokens.iter().enumerate().filter(|(id, _)| vocabulary.is_added(*id));
+    added
+        .map(|(id, text)| {
+            let special = vocabulary.types[id] != TokenType::UserDefined;
+            json!({
+                "id": id,
+                "content": text,
+                "single_word": false,
+                "lstrip": false,
+                "rstrip": false,
+                "normalized": !decodes(text),
+                "special": special,
+            })
+        })
+        .collect()
+}
+
+/// The post-processor that adds the special tokens which the flags ask for; null if they ask for none.
+fn post_processor(vocabulary: &GgufVocabulary, default_bos: bool, default_eos: bool) -> Json {
+    let token = |role: &str, key: &str, default: bool| {
+        let add = vocabulary.flag(&format!("tokenizer.ggml.add_{role}_token")).unwrap_or(default);
+        let id = vocabulary.special(key).filter(|_| add)?;
+        Some((vocabulary.tokens.get(id)?.as_str(), id))
+    };
+    let bos = token("bos", "tokenizer.ggml.bos_token_id", default_bos);
+    let eos = token("eos", "tokenizer.ggml.eos_token_id", default_eos);
+    let sep =
+        token("sep", "tokenizer.ggml.seperator_token_id", false).filter(|_| bos.is_some() || eos.is_some());
+    if bos.is_none() && eos.is_none() {
+        return Json::Null;
+    }
+    let piece = |entry: Option<(&str, usize)>| {
+        entry.map(|(text, _)| json!({"SpecialToken": {"id": text, "type_id": 0}}))
+    };
+    let sequence = |name: &str| Some(json!({"Sequence": {"id": name, "type_id": 0}}));
+    let single: Json = [piece(bos), sequence("A"), piece(eos)].into_iter().flatten().collect();
+    let pair: Json = [piece(bos), sequence("A"), piece(sep), piece(sep), sequence("B"), piece(eos)]
+        .into_iter()
+        .flatten()
+        .collect();
+    let mut special = Map::new();
+    for (text, id) in [bos, eos, sep].into_iter().flatten() {
+        special.insert(text.to_owned(), json!({"id": text, "ids": [id], "tokens": [text]}));
+    }
+    json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special})
+}
+
+/// Keys that no file of a checkpoint has a place for.
+fn lost(metadata: &Metadata) -> Vec<String> {
+    const KEPT: [&str; 13] = [
+        "tokenizer.ggml.model",
+        "tokenizer.ggml.pre",
+        "tokenizer.ggml.tokens",
+        "tokenizer.ggml.scores",
+        "tokenizer.ggml.token_type",
+        "tokenizer.ggml.merges",
+        "tokenizer.ggml.add_bos_token",
+        "tokenizer.ggml.add_eos_token",
+        "tokenizer.ggml.add_sep_token",
+        "tokenizer.ggml.add_space_prefix",
+        "tokenizer.ggml.remove_extra_whitespaces",
+        "tokenizer.ggml.precompiled_charsmap",
+        "tokenizer.chat_templates",
+    ];
+    let keys = metadata.iter().map(|(key, _)| key).filter(|key| key.starts_with("tokenizer."));
+    let is_template = |key: &str| {
+        key.starts_with("tokenizer.chat_template") && matches!(metadata.get(key), Some(Value::String(_)))
+    };
+    let is_kept = |key: &str| KEPT.contains(&key) || is_template(key) || ROLES.iter().any(|row| row.1 == key);
+    keys.filter(|key| !is_kept(key)).map(str::to_owned).collect()
+}

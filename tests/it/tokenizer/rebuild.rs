@@ -1,0 +1,134 @@
+//! Keys become tokenizer files again, and those the same keys; the files encode as the originals do.
+
+use std::path::Path;
+
+use gguf_foundry::gguf::{Metadata, Value};
+use gguf_foundry::tokenizer::{HfTokenizerFiles, TokenizerError, to_hf};
+use serde_json::{Map, Value as Json, json};
+
+use super::{CASES, build_case};
+use crate::support::{conformance, report_cases};
+
+fn write_files(dir: &Path, files: &HfTokenizerFiles, config: &Json) {
+    fs_err::write(dir.join("tokenizer.json"), &files.tokenizer_json).unwrap();
+    fs_err::write(dir.join("tokenizer_config.json"), &files.tokenizer_config_json).unwrap();
+    if let Some((name, bytes)) = &files.sentencepiece_model {
+        fs_err::write(dir.join(name), bytes).unwrap();
+    }
+    if let Some(text) = &files.added_tokens_json {
+        fs_err::write(dir.join("added_tokens.json"), text).unwrap();
+    }
+    let mut config = config.clone();
+    for (key, id) in &files.config_ids {
+        config[*key] = (*id).into();
+    }
+    fs_err::write(dir.join("config.json"), config.to_string()).unwrap();
+}
+
+/// Keys that a rebuilt tokenizer states though the original left them to the runtime's default, with that default.
+fn is_default(key: &str, value: &Value) -> bool {
+    matches!(
+        (key, value),
+        ("tokenizer.ggml.add_bos_token" | "tokenizer.ggml.add_eos_token", Value::Bool(true))
+    )
+}
+
+#[test]
+fn keys_survive_the_way_back() {
+    let Some(corpus) = conformance() else { return };
+    for (name, modes, _) in CASES {
+        let original = corpus.join("vocab").join(name).join("hf");
+        let rows = build_case(&original, modes).rows;
+        let files = to_hf(&rows).unwrap().unwrap();
+        assert_eq!(files.lost, Vec::<String>::new(), "{name}");
+        let dir = tempfile::tempdir().unwrap();
+        let n_tokens = rows.get("tokenizer.ggml.tokens").and_then(Value::as_array).unwrap().len();
+        write_files(dir.path(), &files, &json!({"vocab_size": n_tokens}));
+        let again = build_case(dir.path(), modes);
+        assert_eq!(again.warnings, [], "{name}");
+        for (key, value) in rows.iter() {
+            assert!(again.rows.get(key) == Some(value), "{name}: {key} changed");
+        }
+        for (key, value) in again.rows.iter().filter(|(key, _)| !rows.contains(key)) {
+            assert!(is_default(key, value), "{name}: {key} came out of nowhere");
+        }
+    }
+    report_cases("vocabularies there and back", CASES.len());
+}
+
+/// Texts whose ids differ on purpose: the originals' tables come from files that do not recognize special tokens,
+/// which the GGUF file and the rebuilt one do.
+fn names_special_token(text: &str) -> bool {
+    ["<s>", "</s>", "<unk>", "<|im_", "<0x", "[INST]"].iter().any(|token| text.contains(token))
+}
+
+#[test]
+fn rebuilt_files_encode_as_the_originals() {
+    let Some(corpus) = conformance() else { return };
+    let mut n_texts = 0;
+    for (name, modes, _) in CASES {
+        let case = corpus.join("vocab").join(name);
+        let files = to_hf(&build_case(&case.join("hf"), modes).rows).unwrap().unwrap();
+        let tokenizer = tokenizers::Tokenizer::from_bytes(&files.tokenizer_json).unwrap();
+        let expected: Map<String, Json> =
+            serde_json::from_slice(&fs_err::read(case.join("tokenization.json")).unwrap()).unwrap();
+        let ids_of = |text: &str| tokenizer.encode(text, false).unwrap().get_ids().to_vec();
+        let wrong: Vec<&String> = expected
+            .iter()
+            .filter(|(text, ids)| json!(ids_of(text)) != **ids && !names_special_token(text))
+            .map(|(text, _)| text)
+            .collect();
+        assert!(wrong.is_empty(), "{name}: {wrong:?}: {:?} against {}", ids_of(wrong[0]), expected[wrong[0]]);
+        n_texts += expected.len();
+    }
+    report_cases("texts with rebuilt tokenizers", n_texts);
+}
+
+#[test]
+fn files_without_an_inverse_are_refused() {
+    let rows = |rows: &[(&str, Value)]| {
+        let mut metadata = Metadata::new();
+        for (key, value) in rows {
+            metadata.set(*key, value.clone());
+        }
+        metadata
+    };
+    let tokens = || Value::from(vec!["a", "b"]);
+    assert_eq!(to_hf(&rows(&[])).unwrap(), None);
+    assert_eq!(to_hf(&rows(&[("tokenizer.ggml.model", "none".into())])).unwrap(), None);
+    let error = |list: &[(&str, Value)]| -> TokenizerError { to_hf(&rows(list)).unwrap_err() };
+    let model = |name: &str| ("tokenizer.ggml.model", Value::from(name));
+    for (list, message) in [
+        (vec![model("gpt2")], "`tokenizer.ggml.tokens` is missing or is not an array of strings"),
+        (
+            vec![model("rwkv"), ("tokenizer.ggml.tokens", tokens())],
+            "`tokenizer.ggml.model` is `rwkv`, tokenizer files are made for `gpt2`, `llama` and `t5`",
+        ),
+        (
+            vec![model("gpt2"), ("tokenizer.ggml.pre", "mine".into()), ("tokenizer.ggml.tokens", tokens())],
+            "`tokenizer.ggml.pre` is `mine`, whose steps are not known",
+        ),
+        (
+            vec![model("llama"), ("tokenizer.ggml.tokens", vec!["a", "a"].into())],
+            "`tokenizer.ggml.tokens`: `a` is token 0 and token 1",
+        ),
+        (
+            vec![
+                model("llama"),
+                ("tokenizer.ggml.tokens", tokens()),
+                ("tokenizer.ggml.scores", vec![1f32].into()),
+            ],
+            "`tokenizer.ggml.scores` has 1 elements, the vocabulary has 2 tokens",
+        ),
+        (
+            vec![
+                model("llama"),
+                ("tokenizer.ggml.tokens", tokens()),
+                ("tokenizer.ggml.token_type", true.into()),
+            ],
+            "`tokenizer.ggml.token_type` is missing or is not an array of i32",
+        ),
+    ] {
+        assert_eq!(error(&list).to_string(), message);
+    }
+}
