@@ -1,6 +1,8 @@
 //! The `[graph]` table of a card: what the reference engine must know that neither metadata nor the tensors present
 //! can tell. A closed vocabulary: an unknown key or value is an error when the card is loaded.
 
+use std::sync::LazyLock;
+
 use serde::Deserialize;
 
 macro_rules! names {
@@ -392,6 +394,14 @@ impl Default for GraphFeatures {
 }
 
 impl GraphFeatures {
+    /// The features of an architecture, by `general.architecture`; `None` if nobody has described its graph.
+    #[must_use]
+    pub fn of(arch: &str) -> Option<Self> {
+        static TABLES: LazyLock<toml::Table> =
+            LazyLock::new(|| include_str!("graphs.toml").parse().unwrap_or_default());
+        Self::from_toml(TABLES.get(arch)?.as_table()?).ok()
+    }
+
     /// Reads the table.
     ///
     /// # Errors
@@ -436,6 +446,19 @@ mod tests {
         for text in ["nrom = 'rms'", "norm = 'rmsx'", "rope_on = { skip = 4 }", "window_pattern = 'two'"] {
             assert!(read(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn every_embedded_table_loads() {
+        let tables: toml::Table = include_str!("graphs.toml").parse().unwrap();
+        assert!(tables.len() > 40);
+        for (arch, table) in &tables {
+            if let Err(error) = GraphFeatures::from_toml(table.as_table().unwrap()) {
+                panic!("{arch}: {error}");
+            }
+            assert!(GraphFeatures::of(arch).is_some());
+        }
+        assert_eq!(GraphFeatures::of("no such architecture"), None);
     }
 
     #[test]

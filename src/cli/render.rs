@@ -59,10 +59,12 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
     }
     of! {
         crate::checkpoint::CheckpointError,
+        crate::engine::EngineError,
         crate::gguf::GgufError,
         crate::gguf::WriteError,
         crate::inspect::EditError,
         crate::quant::QuantError,
+        crate::verify::VerifyError,
     }
     Vec::new()
 }

@@ -70,8 +70,13 @@ impl Run<'_> {
             return Ok(());
         }
         if let Some(observer) = self.observer {
-            for matrix in products.iter().flat_map(|p| [Some(p.weight), p.gate]).flatten() {
-                observer.input(self.weights.source, matrix, &x[..n_tokens * n_cols]);
+            // Parts of a fused tensor see the same rows: they count once.
+            let mut seen = Vec::new();
+            for matrix in products.iter().flat_map(|p| [p.gate, Some(p.weight)]).flatten() {
+                if !seen.contains(&(matrix.tensor, matrix.expert)) {
+                    seen.push((matrix.tensor, matrix.expert));
+                    observer.input(self.weights.source, matrix, &x[..n_tokens * n_cols]);
+                }
             }
         }
         let mut jobs = Vec::with_capacity(products.len());

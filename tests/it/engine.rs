@@ -11,88 +11,9 @@ use serde_json::Value;
 
 use crate::support::{conformance, report_cases};
 
-/// `[graph]` tables by `general.architecture`.
-const GRAPHS: &[(&str, &str)] = &[
-    ("llama", "norm_topk = true"),
-    ("mistral3", "norm_topk = true\nyarn_mu = 'plain'"),
-    ("internlm2", ""),
-    ("xverse", ""),
-    ("ernie4_5", ""),
-    ("smollm3", "rope_on = { skip_every = 4 }"),
-    ("olmo", "norm = 'layer_free'"),
-    ("olmoe", "rope = 'half'"),
-    ("orion", "norm = 'layer'\nrope = 'half'"),
-    ("starcoder2", "norm = 'layer'\nrope = 'half'\nffn = 'gelu_tanh'"),
-    ("granite", "rope_on = 'key'\nlogit_scale = 'divide'\nnorm_topk = true"),
-    ("granitemoe", "rope_on = 'key'\nlogit_scale = 'divide'\nnorm_topk = true"),
-    ("minicpm", "embed_scale = 12\nresidual_scale = 'depth'\nlogit_scale = { base_over_embd = 256 }"),
-    ("qwen", "rope = 'half'"),
-    ("qwen2", "rope = 'half'"),
-    ("qwen2vl", "rope = 'half'"),
-    ("qwen3", "rope = 'half'"),
-    ("qwen3vl", "rope = 'half'"),
-    ("qwen3moe", "rope = 'half'\nnorm_topk = true"),
-    ("exaone", "rope = 'half'"),
-    ("pangu-embedded", "rope = 'half'"),
-    ("hunyuan-dense", "rope = 'half'\nqk_norm = 'after_rope'"),
-    ("bailingmoe", "attn_scale = 'rot'\nnorm_topk = 'key'"),
-    ("arcee", "ffn = 'relu2'"),
-    ("baichuan", "positions = 'by_depth'"),
-    ("bloom", "norm = 'layer'\npositions = 'alibi'\nembed_norm = 'token_embd_norm'\nffn = 'gelu_tanh'"),
-    ("chatglm", ""),
-    ("command-r", "norm = 'layer'\nresidual = 'parallel'\nqk_norm_kind = 'layer'\nlogit_scale = 'multiply'"),
-    (
-        "cohere2",
-        "norm = 'layer'\nresidual = 'parallel'\nwindow = 'sliding'\nwindow_pattern = 4\nrope_on = 'windowed'\n\
-      logit_scale = 'multiply'",
-    ),
-    ("dbrx", "norm = 'layer'\nrope = 'half'\npre_ffn = 'attn_output_norm'\nnorm_topk = true"),
-    ("ernie4_5-moe", "norm_topk = true"),
-    (
-        "exaone4",
-        "rope = 'half'\nresidual = 'post'\nwindow = 'sliding'\nwindow_pattern = 4\nrope_on = 'windowed'",
-    ),
-    ("falcon", "norm = 'layer'\nrope = 'half'\nresidual = 'parallel'\nffn = 'gelu_erf'"),
-    ("gemma", "rope = 'half'\nembed_scale = 'sqrt_embd'\nffn = 'geglu_tanh'"),
-    (
-        "gemma2",
-        "rope = 'half'\nembed_scale = 'sqrt_embd'\nffn = 'geglu_tanh'\nwindow = 'sliding'\nwindow_pattern = 2\n\
-      window_size = 4096\nattn_cap = 50\nfinal_cap = 30\nattn_scale = { embd_over_heads_at = [46] }",
-    ),
-    (
-        "gemma3",
-        "rope = 'half'\nembed_scale = 'sqrt_embd'\nffn = 'geglu_tanh'\nwindow = 'sliding'\nwindow_pattern = 6\n\
-      rope_local = 'unscaled'\nrope_local_base = 10000\nfinal_cap = 'key'\nattn_scale = { embd_over_heads_at = [62] }",
-    ),
-    ("glm4", "rope = 'half_if_sections'"),
-    ("glm4moe", "rope = 'half'\npre_ffn = 'post_attention_norm'\ngating = 'sigmoid'\nnorm_topk = 'key'"),
-    ("gpt2", "norm = 'layer'\npositions = 'learned'\nffn = 'gelu_tanh'"),
-    ("starcoder", "norm = 'layer'\npositions = 'learned'\nffn = 'gelu_tanh'"),
-    ("gptneox", "norm = 'layer'\nrope = 'half'\nresidual = 'parallel_key'\nffn = 'gelu_erf'"),
-    (
-        "gpt-oss",
-        "rope = 'half'\npre_ffn = 'post_attention_norm'\nwindow = 'sliding'\nwindow_pattern = 2\n\
-      attn_scale = 'rot'\nffn = 'swiglu_oai'\ngating = 'softmax_weight'",
-    ),
-    ("nemotron", "norm = 'layer'\nrope = 'half'\nffn = 'relu2'"),
-    ("olmo2", "rope = 'half'\nresidual = 'post'"),
-    ("phi2", "norm = 'layer'\nrope = 'half'\nresidual = 'parallel'\nffn = 'gelu_tanh'"),
-    ("phi3", "rope = 'half'\nwindow = 'sliding'\nwindow_pattern = 0"),
-    ("qwen2moe", "rope = 'half'"),
-    (
-        "stablelm",
-        "norm = 'layer'\nrope = 'half'\nresidual = 'parallel_if_no_ffn_norm'\nqk_norm_kind = 'layer'",
-    ),
-];
-
-fn features(arch: &str) -> Option<GraphFeatures> {
-    let text = GRAPHS.iter().find(|row| row.0 == arch)?.1;
-    Some(GraphFeatures::from_toml(&text.parse().unwrap()).unwrap())
-}
-
 fn plan(file: &GgufFile) -> Option<Result<GraphPlan, EngineError>> {
     let arch = file.metadata().get("general.architecture")?.as_str()?;
-    Some(GraphPlan::new(&features(arch)?, file.metadata(), file.tensors()))
+    Some(GraphPlan::new(&GraphFeatures::of(arch)?, file.metadata(), file.tensors()))
 }
 
 struct Case {
