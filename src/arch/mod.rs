@@ -13,6 +13,7 @@
 //! | `schema` `read` `check` `load` | cards: types, TOML, checks, the registry |
 //! | `detect` `hparams` `config_keys` | configurations: class, defaults, rows |
 //! | `resolve` `assign` `types` `mapping` | a card applied to a checkpoint |
+//! | `graph` | what a reference engine must know of the architecture |
 
 mod assign;
 mod check;
@@ -31,6 +32,8 @@ mod read;
 mod resolve;
 mod schema;
 mod types;
+
+pub mod graph;
 
 pub use datum::Datum;
 pub use detect::{class_of, with_text_config};

@@ -61,6 +61,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::arch::ArchError,
         crate::checkpoint::CheckpointError,
         crate::convert::ConvertError,
+        crate::engine::EngineError,
         crate::gguf::GgufError,
         crate::gguf::WriteError,
         crate::inspect::EditError,
@@ -70,6 +71,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::quantize::QuantizeError,
         crate::quantize::RowError,
         crate::transform::TransformError,
+        crate::verify::VerifyError,
     }
     Vec::new()
 }

@@ -1,6 +1,8 @@
 //! Which vector instructions to use. The level is detected once and passed on as a value; `--simd` and tests can
 //! ask for any level the machine has.
 
+#![allow(unsafe_code)]
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -72,6 +74,45 @@ impl SimdLevel {
 impl fmt::Display for SimdLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
+    }
+}
+
+/// A loop over slices that the compiler vectorizes: [`SimdLevel::vectorize`] compiles it once per level.
+///
+/// `run` and everything it calls must be `#[inline(always)]`, else it is compiled for the baseline only (correct,
+/// but slow). It must not use fused multiply-add, so that every level gives the same bits.
+pub trait VectorLoop {
+    /// What the loop returns.
+    type Output;
+
+    /// Runs the loop.
+    fn run(self) -> Self::Output;
+}
+
+impl SimdLevel {
+    /// Runs a loop with the instructions of this level; with the baseline's if the machine lacks it.
+    pub fn vectorize<L: VectorLoop>(self, work: L) -> L::Output {
+        #[cfg(target_arch = "x86_64")]
+        {
+            #[target_feature(enable = "avx2,fma,f16c")]
+            fn avx2<L: VectorLoop>(work: L) -> L::Output {
+                work.run()
+            }
+
+            #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+            fn avx512<L: VectorLoop>(work: L) -> L::Output {
+                work.run()
+            }
+
+            match self {
+                // SAFETY: `is_available` has just confirmed every feature that the function enables.
+                Self::Avx512 if self.is_available() => return unsafe { avx512(work) },
+                // SAFETY: as above.
+                Self::Avx2 if self.is_available() => return unsafe { avx2(work) },
+                _ => {}
+            }
+        }
+        work.run()
     }
 }
 

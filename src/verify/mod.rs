@@ -1,1 +1,29 @@
-//! A verdict on a file: structure, tensors, tokenizer, perplexity.
+//! May this file be shipped? Structure, tensors, tokenizer, perplexity, and against a baseline the divergence.
+//!
+//! [`verify`] runs the checks in that order and returns a [`Report`] with a [`Verdict`].
+
+mod encoder;
+mod error;
+mod imatrix;
+mod imatrix_file;
+mod integrity;
+mod judge;
+mod kld;
+mod measure;
+mod perplexity;
+mod prompts;
+mod report;
+mod vocabulary;
+mod windows;
+
+pub use encoder::TextEncoder;
+pub use error::{PromptError, VerifyError};
+pub use imatrix::{Importance, ImportanceOptions, collect_importance};
+pub use integrity::{StructureOptions, check_structure};
+pub use judge::{Model, VerifyOptions, last_logits, verify};
+pub use kld::{Divergence, WorstToken};
+pub use measure::{Position, Reference};
+pub use perplexity::{Estimate, Perplexity};
+pub use prompts::{Prompt, PromptSource, read_prompts};
+pub use report::{Finding, PromptReport, Report, Severity, Thresholds, Verdict};
+pub use windows::{Scoring, Span, Window, windows};

@@ -9,6 +9,7 @@
 mod arch;
 mod checkpoint;
 mod convert;
+mod engine;
 mod gguf;
 mod gguf2hf;
 mod inspect;

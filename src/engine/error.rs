@@ -1,0 +1,89 @@
+//! Why a graph could not be built or run.
+
+use crate::core::text::escape;
+use crate::core::{Hint, Shape, SourceError};
+
+/// Errors of the reference engine.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message says what each field is")]
+pub enum EngineError {
+    /// The architecture has no graph.
+    #[error("architecture `{}`: no graph: {reason}", escape(arch))]
+    NoGraph { arch: String, reason: String },
+    /// The card uses a feature that is part of the vocabulary but not built.
+    #[error("card `{}`: `{feature} = {value}` is not built yet", escape(arch))]
+    Unsupported { arch: String, feature: &'static str, value: String },
+    /// A required key is absent.
+    #[error("key `{}` is missing", escape(key))]
+    MissingKey { key: String },
+    /// A key holds something else than its meaning allows.
+    #[error("key `{}`: expected {expected}, found {}", escape(key), escape(found))]
+    BadKey { key: String, expected: &'static str, found: String },
+    /// A tensor that the graph needs is absent.
+    #[error("tensor `{}` is missing", escape(tensor))]
+    MissingTensor { tensor: String },
+    /// A tensor's shape contradicts the plan.
+    #[error("tensor `{}`: expected shape {expected}, found {found}", escape(tensor))]
+    TensorShape { tensor: String, expected: String, found: Shape },
+    /// Tensors that no part of the graph uses.
+    #[error("{} tensors are not used by the graph: {}", tensors.len(), names(tensors))]
+    LeftOver { tensors: Vec<String> },
+    /// A token id outside the vocabulary.
+    #[error("prompt {prompt}: token {token} is outside the vocabulary of {vocabulary}")]
+    Token { prompt: usize, token: u32, vocabulary: usize },
+    /// A chunk longer than the graph is defined for.
+    #[error("chunk of {tokens} tokens: the file's rope scaling covers {limit}")]
+    ChunkTooLong { tokens: usize, limit: usize },
+    /// The budget does not hold one chunk.
+    #[error("memory budget of {budget_bytes} bytes: one chunk of {tokens} tokens needs {needed_bytes}")]
+    Memory { budget_bytes: u64, needed_bytes: u64, tokens: usize },
+    /// Two models that are compared have different vocabularies.
+    #[error("vocabularies differ: {model} and {baseline} rows")]
+    Vocabulary { model: usize, baseline: usize },
+    /// The weights could not be read.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// A tensor's blocks could not be decoded.
+    #[error("tensor `{}`: {source}", escape(tensor))]
+    Decode { tensor: String, source: crate::quant::QuantError },
+    /// A tensor's rows are not whole blocks.
+    #[error("tensor `{}`: rows are not whole blocks of `{ty}`", escape(tensor))]
+    Blocks { tensor: String, ty: crate::core::GgmlType },
+    /// The worker threads could not be started.
+    #[error("cannot start {threads} threads: {source}")]
+    Threads { threads: usize, source: rayon::ThreadPoolBuildError },
+    /// The caller asked to stop.
+    #[error("interrupted")]
+    Cancelled,
+}
+
+fn names(tensors: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let mut text: Vec<String> =
+        tensors.iter().take(SHOWN).map(|name| format!("`{}`", escape(name))).collect();
+    if tensors.len() > SHOWN {
+        text.push("…".to_owned());
+    }
+    text.join(", ")
+}
+
+impl Hint for EngineError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::NoGraph { .. } | Self::Unsupported { .. } => {
+                vec!["structure and tokenizer can still be checked: pass `--structure-only`".to_owned()]
+            }
+            Self::LeftOver { .. } => {
+                vec!["list tensors that the graph ignores on purpose under `unused` in the card".to_owned()]
+            }
+            Self::Memory { needed_bytes, .. } => {
+                vec![format!(
+                    "pass `--memory {}M` or more, or a smaller `--ctx`",
+                    needed_bytes.div_ceil(1 << 20)
+                )]
+            }
+            Self::ChunkTooLong { limit, .. } => vec![format!("pass `--ctx {limit}` or less")],
+            _ => Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! What a run computes: every tensor, width and constant, resolved once from the card, the metadata and the tensors
+//! present. Running a plan never looks at metadata again.
+
+use crate::arch::graph::{FfnKind, GroupScoreName};
+
+/// Consecutive elements of a tensor that is small enough to be held decoded: a bias, a norm's weight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Vector {
+    /// Index of the tensor in its source.
+    pub tensor: usize,
+    /// First element.
+    pub first: usize,
+    /// Number of elements.
+    pub len: usize,
+}
+
+/// Rows of a matrix tensor that are multiplied with activations: `y = scale * (W x) + bias`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Matrix {
+    /// Index of the tensor in its source.
+    pub tensor: usize,
+    /// First row used.
+    pub first_row: usize,
+    /// Rows used: the width of `y`.
+    pub n_rows: usize,
+    /// Columns: the width of `x`.
+    pub n_cols: usize,
+    /// Added to the product.
+    pub bias: Option<Vector>,
+    /// One factor of the product, applied before the bias.
+    pub scale: Option<Vector>,
+    /// Which expert of a stacked tensor the rows belong to.
+    pub expert: Option<usize>,
+}
+
+/// Formula of a norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormFormula {
+    /// `x / sqrt(mean(x²) + eps)`.
+    Rms,
+    /// `(x - mean) / sqrt(variance + eps)`.
+    Layer,
+}
+
+/// A norm of rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Norm {
+    /// Formula.
+    pub formula: NormFormula,
+    /// Multiplied after normalizing.
+    pub weight: Option<Vector>,
+    /// Added after the weight.
+    pub bias: Option<Vector>,
+    /// Inside the root.
+    pub eps: f32,
+}
+
+/// What a q or k norm spans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadSpan {
+    /// Every head alone, all with the same weight.
+    Head,
+    /// Every head alone, each with its own row of the weight.
+    HeadRows,
+    /// The whole projection before it is cut into heads.
+    Projection,
+}
+
+/// A norm of q or k.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HeadNorm {
+    /// The norm.
+    pub norm: Norm,
+    /// What it spans.
+    pub span: HeadSpan,
+}
+
+/// Scaling of the rotation angles.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Positions are divided by the factor.
+    Linear(f64),
+    /// Interpolation by frequency: low dimensions keep their angle, high ones are divided by `factor`.
+    Yarn {
+        /// Divisor of interpolated angles.
+        factor: f64,
+        /// First and last dimension of the ramp.
+        ramp: (f64, f64),
+        /// Weight of the extrapolated part.
+        ext_factor: f64,
+    },
+}
+
+/// A rotation of q and k.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Rotated dimensions of a head, from its start.
+    pub n_dims: usize,
+    /// Pairs are `(2i, 2i+1)`, else `(i, i + n/2)`.
+    pub interleaved: bool,
+    /// Base of the frequencies.
+    pub base: f64,
+    /// Scaling of the angles.
+    pub scaling: RopeScaling,
+    /// Divisors of the angles, one per pair.
+    pub factors: Option<Vector>,
+    /// Divisors for chunks longer than the length given with them.
+    pub long_factors: Option<(usize, Vector)>,
+    /// Factor of cos and sin.
+    pub magnitude: f64,
+}
+
+/// Which keys a query sees besides causality.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mask {
+    /// All earlier keys and its own.
+    Causal,
+    /// Of those the last n, its own included.
+    Window(usize),
+    /// Of those the ones in the same block of n positions.
+    Chunked(usize),
+}
+
+impl Mask {
+    /// First key that the query at `position` sees.
+    #[must_use]
+    pub fn first_key(self, position: usize) -> usize {
+        match self {
+            Self::Causal => 0,
+            Self::Window(n) => (position + 1).saturating_sub(n),
+            Self::Chunked(n) => position - position % n.max(1),
+        }
+    }
+}
+
+/// Softmax attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    /// Query projection, `n_heads * dk` rows.
+    pub q: Matrix,
+    /// Key projection, `n_kv_heads * dk` rows.
+    pub k: Matrix,
+    /// Value projection, `n_kv_heads * dv` rows.
+    pub v: Matrix,
+    /// Output projection.
+    pub out: Matrix,
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key-value heads; query head `h` uses `h / (n_heads / n_kv_heads)`.
+    pub n_kv_heads: usize,
+    /// Width of a query or key head.
+    pub dk: usize,
+    /// Width of a value head.
+    pub dv: usize,
+    /// Norm of the queries.
+    pub q_norm: Option<HeadNorm>,
+    /// Norm of the keys.
+    pub k_norm: Option<HeadNorm>,
+    /// The norms follow the rotation.
+    pub norm_after_rope: bool,
+    /// Index into [`GraphPlan::ropes`].
+    pub rope: Option<usize>,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Scores become `cap * tanh(s / cap)`.
+    pub cap: Option<f32>,
+    /// Visible keys.
+    pub mask: Mask,
+    /// q, k, v are clamped to ± this.
+    pub clamp: Option<f32>,
+    /// One extra logit per head that takes probability and has no value.
+    pub sinks: Option<Vector>,
+    /// Slope per head of a penalty proportional to distance.
+    pub alibi: Option<Vec<f32>>,
+    /// Queries are multiplied by `1 + a ln(1 + floor(position / n))`.
+    pub temperature: Option<(f64, usize)>,
+}
+
+/// What mixes information between positions.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Mixer {
+    /// Nothing.
+    None,
+    /// One matrix on each position alone.
+    Linear(Matrix),
+    /// Softmax attention.
+    Attention(Box<Attention>),
+}
+
+/// A dense feed-forward: `down(act(gate x, up x))`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dense {
+    /// Activation.
+    pub act: FfnKind,
+    /// Gate projection, for gated activations.
+    pub gate: Option<Matrix>,
+    /// Up projection.
+    pub up: Matrix,
+    /// Down projection.
+    pub down: Matrix,
+}
+
+/// Function that makes the router's logits probabilities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GatingFunction {
+    /// Softmax over all experts.
+    Softmax,
+    /// Logistic function of each.
+    Sigmoid,
+    /// Selected by logits, softmax over the selected.
+    SoftmaxWeight,
+}
+
+/// Experts in groups of which only some are eligible.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Groups {
+    /// Number of groups.
+    pub n: usize,
+    /// Groups kept.
+    pub used: usize,
+    /// Score of a group.
+    pub score: GroupScoreName,
+    /// Score of experts outside the kept groups.
+    pub fill: f32,
+}
+
+/// Routed experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Moe {
+    /// Router.
+    pub router: Matrix,
+    /// Experts, in order.
+    pub experts: Vec<Dense>,
+    /// Experts used per token.
+    pub n_used: usize,
+    /// Function of the router's logits.
+    pub gating: GatingFunction,
+    /// Added to the scores for selection only.
+    pub select_bias: Option<Vector>,
+    /// Groups.
+    pub groups: Option<Groups>,
+    /// Weights of the chosen are divided by their sum.
+    pub normalize: bool,
+    /// Factor of the weights.
+    pub scale: Option<f32>,
+    /// Experts that every token uses.
+    pub shared: Option<Dense>,
+    /// Logistic gate of the shared experts.
+    pub shared_gate: Option<Matrix>,
+}
+
+/// Feed-forward of a layer.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "one value per layer")]
+pub enum Ffn {
+    /// Nothing.
+    None,
+    /// Dense.
+    Dense(Dense),
+    /// Routed experts.
+    Moe(Box<Moe>),
+}
+
+/// How mixer and feed-forward join the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wiring {
+    /// One after the other.
+    Serial,
+    /// Both read the layer's input; with one norm, or each with its own.
+    Parallel,
+}
+
+/// One layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layer {
+    /// Wiring.
+    pub wiring: Wiring,
+    /// Norm before the mixer.
+    pub pre_mixer: Option<Norm>,
+    /// Mixer.
+    pub mixer: Mixer,
+    /// Norm of the mixer's output.
+    pub post_mixer: Option<Norm>,
+    /// Norm before the feed-forward; with parallel wiring none means the mixer's.
+    pub pre_ffn: Option<Norm>,
+    /// Feed-forward.
+    pub ffn: Ffn,
+    /// Norm of the feed-forward's output.
+    pub post_ffn: Option<Norm>,
+    /// Factor of both branches.
+    pub residual_scale: f32,
+    /// Tensors of the layer, for reading ahead and releasing.
+    pub tensors: Vec<usize>,
+}
+
+/// The whole graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GraphPlan {
+    /// `general.architecture`.
+    pub arch: String,
+    /// Width of the residual stream.
+    pub n_embd: usize,
+    /// Rows of the head.
+    pub n_vocab: usize,
+    /// Trained context length, if the file says.
+    pub n_ctx_train: Option<usize>,
+    /// Embedding, `[n_vocab, n_embd]`.
+    pub embedding: Matrix,
+    /// Learned positions, `[positions, n_embd]`.
+    pub positions: Option<Matrix>,
+    /// Factor of the embedding.
+    pub embed_scale: f32,
+    /// Norm of the embedding.
+    pub embed_norm: Option<Norm>,
+    /// Rotations that layers refer to.
+    pub ropes: Vec<Rope>,
+    /// Layers.
+    pub layers: Vec<Layer>,
+    /// Norm of the last layer's output.
+    pub final_norm: Option<Norm>,
+    /// Head.
+    pub head: Matrix,
+    /// Factor of the logits.
+    pub logit_scale: f32,
+    /// Logits become `cap * tanh(z / cap)`.
+    pub final_cap: Option<f32>,
+    /// What the reader of a report should know.
+    pub warnings: Vec<String>,
+}
+
+impl Layer {
+    /// Floats per token that the layer's intermediates take at their widest.
+    pub(super) fn floats_per_token(&self, n_embd: usize) -> usize {
+        let mixer = match &self.mixer {
+            Mixer::None => 0,
+            Mixer::Linear(matrix) => matrix.n_rows,
+            Mixer::Attention(a) => a.n_heads * (a.dk + a.dv) + a.n_kv_heads * (a.dk + a.dv),
+        };
+        let dense = |d: &Dense| d.up.n_rows + n_embd;
+        let ffn = match &self.ffn {
+            Ffn::None => 0,
+            Ffn::Dense(d) => dense(d),
+            // Every token may choose the same expert, whose rows are gathered.
+            Ffn::Moe(m) => {
+                let expert = m.experts.iter().map(dense).max().unwrap_or(0);
+                m.experts.len() + 2 * m.n_used + expert + n_embd + m.shared.as_ref().map_or(0, dense)
+            }
+        };
+        3 * n_embd + mixer.max(ffn)
+    }
+}

@@ -1,0 +1,120 @@
+//! Why a verification could not run.
+
+use std::path::PathBuf;
+
+use crate::core::Hint;
+use crate::engine::EngineError;
+
+/// What is wrong with a file of prompts.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message says what each field is")]
+pub enum PromptError {
+    /// A line is not UTF-8.
+    #[error("{}: line {line}: invalid UTF-8 at byte {column}", path.display())]
+    Utf8 { path: PathBuf, line: usize, column: usize },
+    /// A line is not a JSON object of a known form.
+    #[error("{}: line {line}: {source}", path.display())]
+    Json { path: PathBuf, line: usize, source: serde_json::Error },
+    /// An object has none of the known keys, or several.
+    #[error("{}: line {line}: expected one of `text`, `tokens`, `prompt` with `completion`, `messages`", path.display())]
+    Form { path: PathBuf, line: usize },
+    /// No prompt has a token to predict.
+    #[error("{}: no prompts", path.display())]
+    Empty { path: PathBuf },
+    /// A prompt with a completion does not fit into the context.
+    #[error("prompt {prompt}: {tokens} tokens with its completion, the context holds {n_ctx}")]
+    TooLong { prompt: usize, tokens: usize, n_ctx: usize },
+    /// The text has no ids in the vocabulary.
+    #[error("prompt {prompt}: {reason}")]
+    Encode { prompt: usize, reason: String },
+    /// Chat messages need the file's template.
+    #[error("prompt {prompt}: messages need a chat template: {reason}")]
+    Template { prompt: usize, reason: String },
+}
+
+/// Why a verification could not run.
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    /// The prompts cannot be read.
+    #[error(transparent)]
+    Prompts(#[from] PromptError),
+    /// The engine failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// I/O, with the path.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// The importance matrix cannot be written.
+    #[error(transparent)]
+    Write(#[from] crate::gguf::WriteError),
+    /// Prompts of text and no tokenizer that can encode them.
+    #[error("text cannot be encoded: {reason}")]
+    NoEncoder {
+        /// Why there is none.
+        reason: String,
+    },
+    /// No position is scored.
+    #[error("no token to score: every prompt has fewer than two tokens")]
+    NothingToScore,
+    /// The model and the baseline are not of one vocabulary.
+    #[error("baseline: vocabulary of {baseline} rows, the model has {model}")]
+    Vocabulary {
+        /// Rows of the model's head.
+        model: usize,
+        /// Rows of the baseline's head.
+        baseline: usize,
+    },
+    /// The baseline reads the prompts as other tokens.
+    #[error("baseline: prompt {prompt} encodes to other tokens, first at {at}")]
+    Tokens {
+        /// The first prompt that differs.
+        prompt: usize,
+        /// Index of the first token that differs.
+        at: usize,
+    },
+    /// The stride leaves nothing to score.
+    #[error("stride {stride}: expected 1 to {n_ctx}")]
+    Stride {
+        /// The stride.
+        stride: usize,
+        /// The context.
+        n_ctx: usize,
+    },
+    /// A context that holds no prediction.
+    #[error("context of {n_ctx} tokens: expected at least 4")]
+    Context {
+        /// The context.
+        n_ctx: usize,
+    },
+    /// The baseline cannot be run.
+    #[error("baseline: {0}")]
+    Baseline(#[source] EngineError),
+}
+
+impl Hint for PromptError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::TooLong { tokens, .. } => vec![format!("pass `--ctx {tokens}` or more")],
+            Self::Empty { .. } => {
+                vec!["a text file is one document; a file named `*.jsonl` is one prompt a line".to_owned()]
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl Hint for VerifyError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::Prompts(error) => error.hints(),
+            Self::Engine(error) | Self::Baseline(error) => error.hints(),
+            Self::NoEncoder { .. } => {
+                vec!["give token ids: a file named `*.jsonl` with lines `{\"tokens\": [..]}`".to_owned()]
+            }
+            Self::Vocabulary { .. } | Self::Tokens { .. } => {
+                vec!["a baseline must be the same model with the same tokenizer".to_owned()]
+            }
+            _ => Vec::new(),
+        }
+    }
+}

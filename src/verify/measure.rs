@@ -1,0 +1,93 @@
+//! Runs windows through one or two engines, group by group, and collects what every position says.
+
+use crate::core::progress::Progress;
+use crate::engine::{Chunk, Engine, Observer, TokenScore};
+use crate::verify::{VerifyError, Window};
+
+/// What the reference says at a position.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reference {
+    /// Its score.
+    pub score: TokenScore,
+    /// Divergence of the model from it.
+    pub kld: f64,
+}
+
+/// One predicted token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Position {
+    /// Index of its prompt.
+    pub prompt: usize,
+    /// Index of the token in the prompt.
+    pub at: usize,
+    /// The token.
+    pub token: u32,
+    /// The model's score.
+    pub score: TokenScore,
+    /// The baseline's, if there is one.
+    pub reference: Option<Reference>,
+    /// Whether it counts (or was only asked for).
+    pub is_scored: bool,
+}
+
+/// Runs the windows.
+///
+/// # Errors
+/// Errors of the engines.
+pub(super) fn measure(
+    engine: &Engine<'_>,
+    baseline: Option<&Engine<'_>>,
+    windows: &[Window],
+    progress: &dyn Progress,
+    observer: Option<&dyn Observer>,
+) -> Result<Vec<Position>, VerifyError> {
+    let longest = windows.iter().map(|window| window.chunk.tokens.len()).max().unwrap_or(0);
+    let mut limit = engine.group_tokens(longest)?;
+    if let Some(baseline) = baseline {
+        // Both models' hidden states are held at the end of a group.
+        limit = (limit.min(baseline.group_tokens(longest)?) / 2).max(longest);
+    }
+    let mut positions = Vec::new();
+    let mut rest = windows;
+    while !rest.is_empty() {
+        let mut n = 0;
+        let mut n_tokens = 0;
+        while n < rest.len() && (n == 0 || n_tokens + rest[n].chunk.tokens.len() <= limit) {
+            n_tokens += rest[n].chunk.tokens.len();
+            n += 1;
+        }
+        let (group, later) = rest.split_at(n);
+        rest = later;
+        let chunks: Vec<Chunk> = group.iter().map(|window| window.chunk.clone()).collect();
+        let targets: Vec<u32> = group.iter().flat_map(|window| window.targets.iter().copied()).collect();
+        let rows: Vec<(TokenScore, Option<Reference>)> = match baseline {
+            None => {
+                let hidden = engine.forward(&chunks, progress, observer)?;
+                let scores = engine.scores(&hidden, &targets, progress, observer)?;
+                scores.into_iter().map(|score| (score, None)).collect()
+            }
+            Some(baseline) => {
+                let reference = baseline.forward(&chunks, progress, None).map_err(VerifyError::Baseline)?;
+                let hidden = engine.forward(&chunks, progress, observer)?;
+                let both = baseline.divergences(&reference, engine, &hidden, &targets, progress)?;
+                let split = both.into_iter().map(|d| (d.model, Reference { score: d.reference, kld: d.kld }));
+                split.map(|(score, reference)| (score, Some(reference))).collect()
+            }
+        };
+        let mut rows = rows.into_iter();
+        for window in group {
+            for (row, &token) in window.chunk.rows.clone().zip(&window.targets) {
+                let Some((score, reference)) = rows.next() else { break };
+                positions.push(Position {
+                    prompt: window.prompt,
+                    at: window.start + row + 1,
+                    token,
+                    score,
+                    reference,
+                    is_scored: window.scored.contains(&row),
+                });
+            }
+        }
+    }
+    Ok(positions)
+}

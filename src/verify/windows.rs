@@ -1,0 +1,160 @@
+//! Cuts prompts into the windows of tokens that the engine runs, and says which predictions count.
+
+use std::ops::Range;
+
+use crate::engine::Chunk;
+use crate::verify::{Prompt, PromptError, VerifyError};
+
+/// Which positions of a full chunk are scored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Span {
+    /// The second half, as llama-perplexity does: every scored token has half a context before it.
+    #[default]
+    SecondHalf,
+    /// All; what is left of a document after its last full chunk is scored too.
+    All,
+}
+
+/// How prompts are cut and scored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scoring {
+    /// Tokens of a chunk.
+    pub n_ctx: usize,
+    /// Chunks at most.
+    pub n_chunks: Option<usize>,
+    /// Chunks start this many tokens apart and score their last that many tokens.
+    pub stride: Option<usize>,
+    /// Scored part of a full chunk.
+    pub span: Span,
+    /// Compute the predictions of every position, scored or not.
+    pub every_row: bool,
+}
+
+impl Default for Scoring {
+    fn default() -> Self {
+        Self { n_ctx: 512, n_chunks: None, stride: None, span: Span::SecondHalf, every_row: false }
+    }
+}
+
+/// A chunk of one prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Index of the prompt.
+    pub prompt: usize,
+    /// Index in the prompt of the chunk's first token.
+    pub start: usize,
+    /// What the engine runs.
+    pub chunk: Chunk,
+    /// Target of every wanted row.
+    pub targets: Vec<u32>,
+    /// Rows of the chunk that count.
+    pub scored: Range<usize>,
+}
+
+/// Cuts prompts. A prompt shorter than a chunk is one window of its own length, scored at every position; of longer
+/// ones only full chunks are used, unless all positions are scored.
+///
+/// # Errors
+/// A completion that does not fit into the context, a stride beyond it, nothing to score.
+pub fn windows(prompts: &[Prompt], scoring: &Scoring) -> Result<Vec<Window>, VerifyError> {
+    let n_ctx = scoring.n_ctx;
+    if n_ctx < 4 {
+        return Err(VerifyError::Context { n_ctx });
+    }
+    if let Some(stride) = scoring.stride.filter(|&stride| stride == 0 || stride >= n_ctx) {
+        return Err(VerifyError::Stride { stride, n_ctx });
+    }
+    let mut windows = Vec::new();
+    for (at, prompt) in prompts.iter().enumerate() {
+        let n = prompt.tokens.len();
+        if prompt.whole && n > n_ctx {
+            return Err(PromptError::TooLong { prompt: at, tokens: n, n_ctx }.into());
+        }
+        // Token range of a window and its scored rows.
+        let mut cuts: Vec<(Range<usize>, Range<usize>)> = Vec::new();
+        if n < n_ctx || (prompt.whole && n == n_ctx) {
+            cuts.push((0..n, 0..n.saturating_sub(1)));
+        } else if let Some(stride) = scoring.stride {
+            let starts = (0..=n - n_ctx).step_by(stride);
+            cuts.extend(starts.map(|start| (start..start + n_ctx, n_ctx - 1 - stride..n_ctx - 1)));
+        } else {
+            let first = match scoring.span {
+                Span::SecondHalf => n_ctx / 2,
+                Span::All => 0,
+            };
+            cuts.extend((0..n / n_ctx).map(|i| (i * n_ctx..(i + 1) * n_ctx, first..n_ctx - 1)));
+            let rest = n / n_ctx * n_ctx;
+            if scoring.span == Span::All && n - rest >= 2 {
+                cuts.push((rest..n, 0..n - rest - 1));
+            }
+        }
+        for (range, rows) in cuts {
+            // Row r predicts token `start + r + 1`.
+            let from = prompt.score_from.saturating_sub(range.start + 1);
+            let scored = rows.start.max(from)..rows.end;
+            let wanted = if scoring.every_row { 0..range.len().saturating_sub(1) } else { scored.clone() };
+            if scored.is_empty() && wanted.is_empty() {
+                continue;
+            }
+            let mut tokens = prompt.tokens[range.clone()].to_vec();
+            if let (Some(bos), Some(first)) = (prompt.bos, tokens.first_mut()) {
+                *first = bos;
+            }
+            let targets = prompt.tokens[range.start + wanted.start + 1..=range.start + wanted.end].to_vec();
+            let chunk = Chunk { tokens, rows: wanted };
+            windows.push(Window { prompt: at, start: range.start, chunk, targets, scored });
+        }
+    }
+    windows.truncate(scoring.n_chunks.unwrap_or(usize::MAX));
+    if windows.iter().all(|window| window.scored.is_empty()) {
+        return Err(VerifyError::NothingToScore);
+    }
+    Ok(windows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prompt(n: u32) -> Prompt {
+        Prompt { tokens: (0..n).collect(), bos: None, score_from: 1, whole: false }
+    }
+
+    fn cut(prompt: Prompt, scoring: Scoring) -> Vec<(usize, usize, Vec<u32>)> {
+        let windows = windows(&[prompt], &scoring).unwrap();
+        windows.into_iter().map(|w| (w.start, w.chunk.tokens.len(), w.targets)).collect()
+    }
+
+    #[test]
+    fn full_chunks_score_their_second_half() {
+        let scoring = Scoring { n_ctx: 8, ..Scoring::default() };
+        let found = cut(prompt(21), scoring);
+        assert_eq!(found, [(0, 8, vec![5, 6, 7]), (8, 8, vec![13, 14, 15])]);
+        assert_eq!(cut(prompt(21), Scoring { n_chunks: Some(1), ..scoring }).len(), 1);
+    }
+
+    #[test]
+    fn all_positions_stride_and_short_prompts() {
+        let scoring = Scoring { n_ctx: 8, span: Span::All, ..Scoring::default() };
+        let found = cut(prompt(11), scoring);
+        assert_eq!(found, [(0, 8, (1..8).collect()), (8, 3, vec![9, 10])]);
+        let strided = Scoring { stride: Some(3), span: Span::SecondHalf, ..scoring };
+        assert_eq!(cut(prompt(12), strided), [(0, 8, vec![5, 6, 7]), (3, 8, vec![8, 9, 10])]);
+        assert_eq!(cut(prompt(3), scoring), [(0, 3, vec![1, 2])]);
+        assert!(windows(&[prompt(1)], &scoring).is_err());
+    }
+
+    #[test]
+    fn bos_replaces_the_first_token_and_completions_are_scored_alone() {
+        let scoring = Scoring { n_ctx: 8, ..Scoring::default() };
+        let document = Prompt { bos: Some(99), ..prompt(16) };
+        let found = windows(&[document], &scoring).unwrap();
+        assert_eq!((found[1].chunk.tokens[0], found[1].chunk.tokens[1]), (99, 9));
+        let completion = Prompt { score_from: 4, whole: true, ..prompt(6) };
+        assert_eq!(cut(completion.clone(), scoring), [(0, 6, vec![4, 5])]);
+        let every = Scoring { every_row: true, ..scoring };
+        let found = windows(std::slice::from_ref(&completion), &every).unwrap();
+        assert_eq!((found[0].targets.len(), found[0].scored.clone()), (5, 3..5));
+        assert!(windows(&[Prompt { whole: true, ..prompt(9) }], &scoring).is_err());
+    }
+}
