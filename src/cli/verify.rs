@@ -11,8 +11,8 @@ use crate::arch::graph::GraphFeatures;
 use crate::cli::render::{Align, Table};
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
 use crate::core::progress::Progress;
-use crate::core::text::escape;
 use crate::core::text;
+use crate::core::text::escape;
 use crate::engine::{EngineOptions, Observer};
 use crate::gguf::{GgufFile, Value, WriteOptions};
 use crate::verify::{
