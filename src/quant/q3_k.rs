@@ -129,6 +129,7 @@ impl Kernel for Quantize<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) {
         let mut batch = Batch::EMPTY;
+        let mut plain = PlainFits { scales: [[0.0; PARTS]; BATCH_SUPERS], levels: [[0; BATCH_PARTS]; PART] };
         for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {
             batch.load(self.rows, index * BATCH);
             let supers = batch.x.as_chunks::<SUPER>().0;
@@ -142,10 +143,16 @@ impl Kernel for Quantize<'_> {
                 }
             } else {
                 // Four vectors at a time: each waits long for its divisions.
-                let (scales, levels) = search_plain(Twice(Twice(l)), &batch);
+                plain.search(Twice(Twice(l)), &batch);
                 for (b, (x, out)) in supers.iter().zip(out).enumerate() {
-                    let ds = store_scales(&scales_plain(&scales[b]), out);
-                    let kept = |j: usize, _: &_| levels[b][j];
+                    let ds = store_scales(&scales_plain(&plain.scales[b]), out);
+                    let kept = |j: usize, _: &_| {
+                        let mut levels = [0; PART];
+                        for (level, stored) in levels.iter_mut().zip(&plain.levels) {
+                            *level = stored[b * PARTS + j];
+                        }
+                        levels
+                    };
                     pack(&relevel_signed_lanes::<L, PART, PARTS>(l, 4, x, &ds, kept), out);
                 }
             }
@@ -153,31 +160,29 @@ impl Kernel for Quantize<'_> {
     }
 }
 
-/// Scales and levels of all parts.
-#[inline(always)]
-#[allow(clippy::type_complexity, reason = "two plain tables")]
-fn search_plain<L: Lanes>(
-    l: L,
-    batch: &Batch,
-) -> ([[f32; PARTS]; BATCH_SUPERS], [[[u8; PART]; PARTS]; BATCH_SUPERS]) {
-    let mut scales = [[0.0; PARTS]; BATCH_SUPERS];
-    let mut all_levels = [[[0; PART]; PARTS]; BATCH_SUPERS];
-    let zero = l.splat(0.0);
-    for at in (0..batch.n_elems / PART).step_by(L::WIDTH) {
-        let mut x = [zero; PART];
-        l.columns(&batch.x[at * PART..], PART, &mut x);
-        let (scale, levels) = signed_refined_lanes(l, 4, &x);
-        l.store(scale, &mut scales.as_flattened_mut()[at..]);
-        let mut bytes = [0; MAX_WIDTH];
-        let parts = &mut all_levels.as_flattened_mut()[at..at + L::WIDTH];
-        for (i, level) in levels.into_iter().enumerate() {
-            l.store_low_bytes(level, &mut bytes);
-            for (part, level) in parts.iter_mut().zip(bytes) {
-                part[i] = level;
+/// Parts in a batch.
+const BATCH_PARTS: usize = BATCH / PART;
+
+/// Outcome of the search without importance: scales per part, levels per place in the part.
+struct PlainFits {
+    scales: [[f32; PARTS]; BATCH_SUPERS],
+    levels: [[u8; BATCH_PARTS]; PART],
+}
+
+impl PlainFits {
+    #[inline(always)]
+    fn search<L: Lanes>(&mut self, l: L, batch: &Batch) {
+        let zero = l.splat(0.0);
+        for at in (0..batch.n_elems / PART).step_by(L::WIDTH) {
+            let mut x = [zero; PART];
+            l.columns(&batch.x[at * PART..], PART, &mut x);
+            let (scale, levels) = signed_refined_lanes(l, 4, &x);
+            l.store(scale, &mut self.scales.as_flattened_mut()[at..]);
+            for (level, stored) in levels.into_iter().zip(&mut self.levels) {
+                l.store_low_bytes(level, &mut stored[at..]);
             }
         }
     }
-    (scales, all_levels)
 }
 
 /// Outcome of the search under importance weights.

@@ -120,25 +120,25 @@ pub(super) fn signed_refined<L: Lanes, const N: usize>(l: L, n_max: i32, x: &[L:
     let (max, amax) = signed_max(l, x);
     let iscale = l.splat(-n_max as f32) / max;
     let zero = l.splat(0.0);
+    let (mut weights, mut wx) = ([zero; N], [zero; N]);
     let mut levels = [zero; N];
     let (mut sum_lx, mut sum_l2) = (zero, zero);
     for i in 0..N {
+        weights[i] = x[i] * x[i];
+        wx[i] = weights[i] * x[i];
         levels[i] = l.nearest_level(-n_max, n_max - 1, iscale * x[i]);
-        let w = x[i] * x[i];
-        sum_lx = sum_lx + w * x[i] * levels[i];
-        sum_l2 = sum_l2 + w * levels[i] * levels[i];
+        sum_lx = sum_lx + wx[i] * levels[i];
+        sum_l2 = sum_l2 + weights[i] * levels[i] * levels[i];
     }
     // A lane that changes nothing in a round changes nothing in the next: no lane needs to be stopped.
     for _ in 0..5 {
         let mut changed = l.gt(zero, zero);
         for i in 0..N {
-            let w = x[i] * x[i];
-            let wx = w * x[i];
-            let rest_lx = sum_lx - wx * levels[i];
-            let rest_l2 = sum_l2 - w * levels[i] * levels[i];
+            let rest_lx = sum_lx - wx[i] * levels[i];
+            let rest_l2 = sum_l2 - weights[i] * levels[i] * levels[i];
             let new = l.nearest_level(-n_max, n_max - 1, x[i] * rest_l2 / rest_lx);
-            let s_lx = rest_lx + wx * new;
-            let s_l2 = rest_l2 + w * new * new;
+            let s_lx = rest_lx + wx[i] * new;
+            let s_l2 = rest_l2 + weights[i] * new * new;
             let better = l.gt(rest_lx, zero)
                 & !l.eq(new, levels[i])
                 & l.gt(s_l2, zero)
