@@ -484,12 +484,13 @@ impl Assigner<'_> {
                 }
             }
         }
-        'outputs: for output in &self.card.outputs {
+        // A configuration may claim any number of blocks: the search ends with the list of what is missing.
+        'outputs: for output in self.card.outputs.iter().filter(|_| !full) {
             let blocks = if output.has(Placeholder::Bid) { block_limit } else { 1 };
             for bid in 0..blocks {
-                let name =
-                    output.render(Captures { bid: Some(bid), ..Captures::default() }).unwrap_or_default();
-                if !present.contains(name.as_str()) && !full && note(self.source_of(&name)) {
+                let captures = Captures { bid: Some(bid), ..Captures::default() };
+                let name = output.render(captures).unwrap_or_default();
+                if !present.contains(name.as_str()) && note(self.source_of(&name)) {
                     full = true;
                     break 'outputs;
                 }

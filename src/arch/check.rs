@@ -251,7 +251,8 @@ fn placeholders(entry: &Entry) -> Result<(), CardProblem> {
         }
         for placeholder in pattern.placeholders().filter(|&p| Some(p) != joined) {
             let used = entry.targets.iter().all(|target| target.name.has(placeholder));
-            if !used && !(placeholder == Placeholder::Bid && entry.bid.is_some()) {
+            let is_set = placeholder == Placeholder::Bid && entry.bid.is_some();
+            if !used && !is_set {
                 return wrong(placeholder, "is captured but neither stacked nor in the target");
             }
         }

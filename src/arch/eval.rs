@@ -10,6 +10,12 @@ use crate::arch::datum::Datum;
 use crate::arch::expr::{BinaryOp, Expr, Function, Path, Step};
 use crate::core::text::escape;
 
+mod arithmetic;
+#[cfg(test)]
+mod tests;
+
+use arithmetic::{arithmetic, compare, negated};
+
 /// Steps that one evaluation may take: a list over the layers of the largest model stays far below.
 const MAX_STEPS: u32 = 1 << 20;
 /// Depth of definitions that use definitions, and of expressions.
@@ -230,7 +236,7 @@ impl Evaluator<'_> {
         if let Some(value) = capture {
             return Ok(Some(Datum::Int(value.into())));
         }
-        let is_open = self.open.borrow().iter().any(|name| *name == path.root);
+        let is_open = self.open.borrow().contains(&path.root);
         let definition = self.scope.lets.and_then(|lets| lets.get(&path.root));
         if let (Some(definition), false) = (definition, is_open) {
             self.open.borrow_mut().push(path.root.clone());
@@ -442,7 +448,7 @@ impl Evaluator<'_> {
                 }
                 other => Err(EvalError::Kind { op, found: other.kind() }),
             },
-            Function::Lookup => self.lookup(argument(0), value(1)?),
+            Function::Lookup => self.lookup(argument(0), &value(1)?),
             Function::Labels => labels(op, &value(0)?),
             Function::Has => Ok(Datum::Bool(self.scope.tensors.contains(text(op, &value(0)?)?))),
             Function::Count => {
@@ -483,7 +489,7 @@ impl Evaluator<'_> {
         u64::try_from(n.max(0)).ok().filter(|&n| n <= u64::from(self.steps.get())).ok_or(EvalError::TooLong)
     }
 
-    fn lookup(&self, table: &Expr, key: Datum) -> Evaluated {
+    fn lookup(&self, table: &Expr, key: &Datum) -> Evaluated {
         let name = match table {
             Expr::Path(path) if path.steps.is_empty() => path.root.as_str(),
             _ => return Err(EvalError::Kind { op: "lookup", found: "an expression for a table" }),
@@ -491,7 +497,7 @@ impl Evaluator<'_> {
         let table = self.scope.tables.and_then(|tables| tables.get(name));
         let table = table.ok_or_else(|| EvalError::Absent(name.to_owned()))?;
         let not_in_table = || EvalError::NotInTable { table: name.to_owned(), key: key.to_string() };
-        match &key {
+        match key {
             Datum::Null => Ok(Datum::Null),
             Datum::Text(text) => table.get(&**text).map(|&n| Datum::Int(n.into())).ok_or_else(not_in_table),
             _ => Err(not_in_table()),
@@ -527,206 +533,4 @@ fn labels(op: &'static str, map: &Datum) -> Evaluated {
     }
     rows.sort_by_key(|row| row.0);
     Ok(Datum::List(rows.into_iter().map(|row| row.1).collect::<Vec<_>>().into()))
-}
-
-fn compare(op: BinaryOp, left: &Datum, right: &Datum) -> Result<bool, EvalError> {
-    let order = match (left.as_int(), right.as_int()) {
-        (Some(a), Some(b)) => Some(a.cmp(&b)),
-        _ => {
-            let number = |d: &Datum| d.as_float().ok_or(EvalError::Kind { op: op.text(), found: d.kind() });
-            number(left)?.partial_cmp(&number(right)?)
-        }
-    };
-    Ok(order.is_some_and(|order| match op {
-        BinaryOp::Lt => order.is_lt(),
-        BinaryOp::Le => order.is_le(),
-        BinaryOp::Gt => order.is_gt(),
-        _ => order.is_ge(),
-    }))
-}
-
-fn negated(op: &'static str, value: &Datum) -> Evaluated {
-    match value {
-        Datum::Int(int) => Ok(Datum::Int(-int)),
-        other => Err(EvalError::Kind { op, found: other.kind() }),
-    }
-}
-
-/// Python's arithmetic: `/` gives a float, `//` and `%` floor, integers stay integers.
-fn arithmetic(op: BinaryOp, left: &Datum, right: &Datum) -> Evaluated {
-    let undefined = || EvalError::Arithmetic { op: op.text(), operands: format!("{left} and {right}") };
-    if let (Some(a), Some(b)) = (left.as_int(), right.as_int()) {
-        let whole = match op {
-            BinaryOp::Add => a.checked_add(b),
-            BinaryOp::Sub => a.checked_sub(b),
-            BinaryOp::Mul => a.checked_mul(b),
-            BinaryOp::FloorDiv if b != 0 => {
-                a.checked_div(b).map(|q| if a % b != 0 && (a < 0) != (b < 0) { q - 1 } else { q })
-            }
-            BinaryOp::Mod if b != 0 => {
-                a.checked_rem(b).map(|r| if r != 0 && (r < 0) != (b < 0) { r + b } else { r })
-            }
-            BinaryOp::Pow if b >= 0 => u32::try_from(b).ok().and_then(|b| a.checked_pow(b)),
-            BinaryOp::Div | BinaryOp::Pow if b != 0 => {
-                let float = if op == BinaryOp::Div { a as f64 / b as f64 } else { (a as f64).powf(b as f64) };
-                return if float.is_finite() { Ok(Datum::Float(float)) } else { Err(undefined()) };
-            }
-            _ => None,
-        };
-        return whole.map(Datum::Int).ok_or_else(undefined);
-    }
-    let number = |d: &Datum| d.as_float().ok_or(EvalError::Kind { op: op.text(), found: d.kind() });
-    let (a, b) = (number(left)?, number(right)?);
-    let float = match op {
-        BinaryOp::Add => a + b,
-        BinaryOp::Sub => a - b,
-        BinaryOp::Mul => a * b,
-        BinaryOp::Div => a / b,
-        BinaryOp::Pow => a.powf(b),
-        BinaryOp::Mod | BinaryOp::FloorDiv => {
-            let rest = a % b;
-            let flips = rest != 0.0 && (rest < 0.0) != (b < 0.0);
-            let floored = if flips { (a - rest) / b - 1.0 } else { (a - rest) / b };
-            match op {
-                BinaryOp::Mod if flips => rest + b,
-                BinaryOp::Mod => rest,
-                // The quotient is whole but for rounding.
-                _ => floored.round(),
-            }
-        }
-        _ => return Err(undefined()),
-    };
-    if float.is_finite() { Ok(Datum::Float(float)) } else { Err(undefined()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn scope(json: &str) -> Scope<'static> {
-        Scope { config: serde_json::from_str(json).unwrap(), ..Scope::default() }
-    }
-
-    fn show(scope: &Scope<'_>, text: &str) -> String {
-        let expr = Expr::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
-        match scope.eval(&expr, Captures { bid: Some(2), ..Captures::default() }) {
-            Ok(Datum::List(items)) => {
-                format!("{:?}", items.iter().map(ToString::to_string).collect::<Vec<_>>())
-            }
-            Ok(value) => value.to_string(),
-            Err(error) => error.to_string(),
-        }
-    }
-
-    #[test]
-    fn arithmetic_is_pythons() {
-        let scope = scope("{}");
-        for (text, want) in [
-            ("7 // 2", "3"),
-            ("-7 // 2", "-4"),
-            ("-7 % 3", "2"),
-            ("7 % -3", "-2"),
-            ("-7.5 // 2", "-4.0"),
-            ("-7.5 % 2", "0.5"),
-            ("7 / 2", "3.5"),
-            ("4 / 2", "2.0"),
-            ("2 ** 10", "1024"),
-            ("2 ** -1", "0.5"),
-            ("-2 ** 2", "-4"),
-            ("2 ** 3 ** 2", "512"),
-            ("1 + 2 * 3", "7"),
-            ("(1 + 2) * 3", "9"),
-            ("int(0.3 * 10)", "3"),
-            ("int(0.29 * 100)", "28"),
-            ("int(-3.7)", "-3"),
-            ("round(2.5)", "2"),
-            ("floor(-2.5)", "-3"),
-            ("ceil_div(7, 2)", "4"),
-            ("round_up(7, 4)", "8"),
-            ("min(3, 1.5, 2)", "1.5"),
-            ("max(3, 1.5)", "3"),
-            ("sqrt(16)", "4.0"),
-            ("1 == 1.0", "true"),
-            ("true == 1", "true"),
-            ("'a' == 1", "false"),
-            ("not 1 == 2", "true"),
-            ("0 or 5", "5"),
-            ("null ?? 0 or 5", "5"),
-            ("1 and 0", "0"),
-            ("1 // 0", "`//` has no result for 1 and 0"),
-            ("1.0 / 0", "`/` has no result for 1.0 and 0"),
-            ("2 ** 200", "`**` has no result for 2 and 200"),
-            ("'a' + 1", "`+` does not take a text"),
-            ("3 in [1, 2, 3]", "true"),
-            ("2 <= 2 and 3 > 2.5", "true"),
-            ("bid", "2"),
-        ] {
-            assert_eq!(show(&scope, text), want, "{text}");
-        }
-    }
-
-    #[test]
-    fn paths_know_absent_from_null() {
-        let scope = scope(r#"{"a": null, "b": {"c": [1, [2.5]], "s": "x"}, "n": 4, "list": [1, 1, 0]}"#);
-        for (text, want) in [
-            ("a", "null"),
-            ("z", "`z` is not in the configuration"),
-            ("z?", "null"),
-            ("b.z", "`b.z` is not in the configuration"),
-            ("b.z?", "null"),
-            ("z.y?", "null"),
-            ("b.c[1][0]", "2.5"),
-            ("b.c[-1][0]", "2.5"),
-            ("b.c[9]?", "`b.c[…]` has no element 9"),
-            ("a? ?? 7", "7"),
-            ("first(z, a, n)", "null"),
-            ("first(z, n)", "4"),
-            ("first(z, 5)", "5"),
-            ("first(z, y)", "null"),
-            ("len(list)", "3"),
-            ("leading(list, 1)", "2"),
-            ("layers(bid % 2 == 0, n)", r#"["true", "false", "true", "false"]"#),
-            ("layers(bid, 10000000)", "the evaluation takes more than 1048576 steps"),
-            ("find(if(bid > 1, bid * 10, null), n)", "20"),
-            ("b.s == 'x'", "true"),
-            ("'c' in b", "true"),
-        ] {
-            assert_eq!(show(&scope, text), want, "{text}");
-        }
-    }
-
-    #[test]
-    fn definitions_are_lazy_and_acyclic() {
-        let mut scope = scope(r#"{"heads": 8, "block_count": 3}"#);
-        let text = [("heads", "heads * 2"), ("a", "b + 1"), ("b", "a + 1"), ("per", "layers(bid * heads)")];
-        let lets: IndexMap<String, Expr> =
-            text.iter().map(|(name, text)| ((*name).to_owned(), Expr::parse(text).unwrap())).collect();
-        scope.lets = Some(&lets);
-        assert_eq!(show(&scope, "heads"), "16", "inside its own definition a name is the configuration key");
-        assert_eq!(show(&scope, "per[2]"), "32");
-        assert_eq!(show(&scope, "a"), "`a` is not in the configuration");
-    }
-
-    #[test]
-    fn questions_about_the_checkpoint() {
-        let mut scope = scope(r#"{"id2label": {"1": "b", "0": "a"}}"#);
-        let files = vec!["tekken.json".to_owned()];
-        scope.tensors = ["mtp.layers.0.x", "mtp.layers.11.y", "mtp.layersx", "lm_head.weight"].into();
-        scope.files = &files;
-        let gating: IndexMap<_, _> = [("sigmoid".to_owned(), 2)].into();
-        let tables: IndexMap<_, _> = [("gating".to_owned(), gating)].into();
-        scope.tables = Some(&tables);
-        for (text, want) in [
-            ("has('lm_head.weight')", "true"),
-            ("count('mtp.layers.')", "12"),
-            ("count('none.')", "0"),
-            ("file('tekken.json') and not file('tokenizer.json')", "true"),
-            ("lookup(gating, 'sigmoid')", "2"),
-            ("lookup(gating, null)", "null"),
-            ("lookup(gating, 'x')", "table `gating` has no entry for 'x'"),
-            ("labels(id2label)", r#"["'a'", "'b'"]"#),
-        ] {
-            assert_eq!(show(&scope, text), want, "{text}");
-        }
-    }
 }

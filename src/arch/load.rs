@@ -322,7 +322,7 @@ mod tests {
 
     fn message(rest: &str) -> String {
         let error = load(&child(rest)).unwrap_err();
-        let hints = error.hints().iter().map(|hint| format!(" ({hint})")).collect::<String>();
+        let hints = error.hints().iter().fold(String::new(), |all, hint| all + &format!(" ({hint})"));
         format!("{error}{hints}")
     }
 

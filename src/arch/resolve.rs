@@ -62,10 +62,10 @@ pub fn resolve(registry: &Registry, inputs: &Inputs<'_>, options: &Options) -> R
     let config = detect::with_text_config(inputs.config);
     let class = detect::class_of(&config)?;
     let card = detect::choose(registry, &class, &|card| {
-        detect::condition(card, &scope(card, &class, &config, inputs, options, 0)?)
+        detect::condition(card, &scope(card, &class, &config, inputs, *options, 0)?)
     })?;
-    let file_type = file_type(card, inputs, options);
-    let mut scope = scope(card, &class, &config, inputs, options, file_type.id())?;
+    let file_type = file_type(card, inputs, *options);
+    let mut scope = scope(card, &class, &config, inputs, *options, file_type.id())?;
     for (condition, message) in &card.require {
         if !eval(card, "`require`", &scope, condition)?.truth() {
             return Err(ArchError::Required { message: message.clone() });
@@ -105,7 +105,7 @@ pub fn resolve(registry: &Registry, inputs: &Inputs<'_>, options: &Options) -> R
 }
 
 /// The type of the file: as asked, or that of the first narrow matrix the text model has.
-fn file_type(card: &Card, inputs: &Inputs<'_>, options: &Options) -> FileType {
+fn file_type(card: &Card, inputs: &Inputs<'_>, options: Options) -> FileType {
     let is_kept =
         |weight: &&WeightMeta| card.keep_multimodal || !crate::arch::names::is_multimodal(&weight.name);
     options.file_type.unwrap_or_else(|| FileType::auto(inputs.weights.iter().filter(is_kept)))
@@ -122,7 +122,7 @@ fn scope<'a>(
     class: &str,
     config: &Map<String, Json>,
     inputs: &Inputs<'a>,
-    options: &Options,
+    options: Options,
     file_type: u32,
 ) -> Result<Scope<'a>, ArchError> {
     let map = |map: Option<&'a Map<String, Json>>| map.map_or(Root::Value(json!({})), Root::Map);

@@ -2,16 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use gguf_foundry::arch::{FileType, Inputs, Mapping, Options, Pooling, Registry, resolve};
+use gguf_foundry::arch::{ArchError, FileType, Inputs, Mapping, Options, Pooling, Registry, resolve};
 use gguf_foundry::checkpoint::{Checkpoint, ModelDir};
-use gguf_foundry::core::WeightSource;
 use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::simd::SimdLevel;
+use gguf_foundry::core::{ElementType, Hint, Shape, SourceError, WeightMeta, WeightSource};
 use gguf_foundry::gguf::{Array, Metadata, Value};
 use gguf_foundry::transform::{ReadPolicy, recipe};
 use serde_json::{Value as Json, json};
 
-use crate::support::{conformance, report_cases, sha256};
+use crate::support::{conformance, fixture, report_cases, root, sha256};
 
 /// The cases of the corpus whose architectures have cards.
 const CASES: &[&str] = &[
@@ -114,9 +114,12 @@ fn map(registry: &Registry, checkpoint: &Checkpoint, file_type: Option<FileType>
     resolve(registry, &inputs, &options).unwrap_or_else(|error| panic!("{}: {error}", dir.path().display()))
 }
 
+/// What is done with each case.
+type Run<'r> = &'r dyn Fn(&str, &Checkpoint, Option<FileType>, &Json);
+
 /// Each case and file type, with what is expected: the first part of a split file has the keys, all have tensors.
-fn each_case(cases: &[&str], run: &mut dyn FnMut(&str, &Checkpoint, Option<FileType>, &Json)) -> usize {
-    let Some(corpus) = conformance() else { return 0 };
+fn each_case(cases: &[&str], run: Run<'_>) {
+    let Some(corpus) = conformance() else { return };
     let mut n_cases = 0;
     for case in cases {
         let dir = corpus.join("arch").join(case);
@@ -138,7 +141,6 @@ fn each_case(cases: &[&str], run: &mut dyn FnMut(&str, &Checkpoint, Option<FileT
         }
     }
     report_cases("arch", n_cases);
-    n_cases
 }
 
 #[test]
@@ -153,35 +155,290 @@ fn every_card_loads() {
 #[test]
 fn plans_equal_the_corpus() {
     let registry = Registry::embedded().unwrap();
-    each_case(CASES, &mut |case, checkpoint, file_type, expect| {
-        let at = format!("{case} {file_type:?}");
-        let mapping = map(&registry, checkpoint, file_type);
-        let wanted: Vec<Json> =
-            expect["tensors"].as_array().unwrap().iter().map(|row| json!([row[0], row[1], row[2]])).collect();
-        assert_eq!(tensors(&mapping), wanted, "{at}");
-        let keys: Vec<Json> = keys(&mapping.early).into_iter().chain(keys(&mapping.metadata)).collect();
-        assert_eq!(keys, wanted_keys(expect), "{at}");
+    each_case(CASES, &|case, checkpoint, file_type, expect| {
+        check_plan(&format!("{case} {file_type:?}"), &map(&registry, checkpoint, file_type), expect);
     });
+}
+
+/// The bytes of each tensor have the expected sum, read in two pieces: a range of rows does not depend on the others.
+fn check_bytes(at: &str, mapping: &Mapping, source: &dyn WeightSource, expect: &Json, sum: usize) {
+    let policy = ReadPolicy { level: SimdLevel::detect(), allow_nonfinite: false };
+    for (output, row) in mapping.outputs.iter().zip(expect["tensors"].as_array().unwrap()) {
+        let recipe = recipe(output, source.weights()).unwrap();
+        let ty = output.ggml_type(mapping.file_type);
+        let n_rows = output.shape.n_rows();
+        let row_bytes = ty.row_bytes(output.shape.n_cols()).unwrap();
+        let mut bytes = vec![0; usize::try_from(n_rows * row_bytes).unwrap()];
+        let cut = n_rows / 3;
+        let (head, tail) = bytes.split_at_mut(usize::try_from(cut * row_bytes).unwrap());
+        recipe.read_rows(source, ty, policy, 0, head).unwrap();
+        recipe.read_rows(source, ty, policy, cut, tail).unwrap();
+        assert_eq!(sha256(&bytes), row[sum].as_str().unwrap(), "{at} {}", output.name);
+    }
+}
+
+fn check_plan(at: &str, mapping: &Mapping, expect: &Json) {
+    let rows = expect["tensors"].as_array().unwrap().iter();
+    let wanted: Vec<Json> = rows.map(|row| json!([row[0], row[1], row[2]])).collect();
+    assert_eq!(tensors(mapping), wanted, "{at}");
+    let keys: Vec<Json> = keys(&mapping.early).into_iter().chain(keys(&mapping.metadata)).collect();
+    assert_eq!(keys, wanted_keys(expect), "{at}");
 }
 
 #[test]
 fn bytes_equal_the_corpus() {
     let registry = Registry::embedded().unwrap();
-    each_case(CASES, &mut |case, checkpoint, file_type, expect| {
+    each_case(CASES, &|case, checkpoint, file_type, expect| {
         let mapping = map(&registry, checkpoint, file_type);
-        let policy = ReadPolicy { level: SimdLevel::detect(), allow_nonfinite: false };
-        for (output, row) in mapping.outputs.iter().zip(expect["tensors"].as_array().unwrap()) {
-            let recipe = recipe(output, checkpoint.weights()).unwrap();
-            let ty = output.ggml_type(mapping.file_type);
-            let n_rows = output.shape.n_rows();
-            let row_bytes = ty.row_bytes(output.shape.n_cols()).unwrap();
-            let mut bytes = vec![0; usize::try_from(n_rows * row_bytes).unwrap()];
-            // In two pieces, to see that a range of rows does not depend on the others.
-            let cut = n_rows / 3;
-            let (head, tail) = bytes.split_at_mut(usize::try_from(cut * row_bytes).unwrap());
-            recipe.read_rows(checkpoint, ty, policy, 0, head).unwrap();
-            recipe.read_rows(checkpoint, ty, policy, cut, tail).unwrap();
-            assert_eq!(sha256(&bytes), row[4].as_str().unwrap(), "{case} {file_type:?} {}", output.name);
-        }
+        check_bytes(&format!("{case} {file_type:?}"), &mapping, checkpoint, expect, 4);
     });
+}
+
+/// A checkpoint of `fixtures/cards`: names and shapes are stored, elements follow from a formula (that of
+/// `scripts/peers/card_fixtures.py`).
+struct Synthetic {
+    weights: Vec<WeightMeta>,
+}
+
+impl Synthetic {
+    fn new(tensors: &Json) -> Self {
+        let weight = |row: &Json| {
+            let dims: Vec<u64> = row[2].as_array().unwrap().iter().map(|dim| dim.as_u64().unwrap()).collect();
+            WeightMeta {
+                name: row[0].as_str().unwrap().to_owned(),
+                shape: Shape::new(dims).unwrap(),
+                ty: ElementType::from_name(row[1].as_str().unwrap()).unwrap(),
+            }
+        };
+        Self { weights: tensors.as_array().unwrap().iter().map(weight).collect() }
+    }
+}
+
+impl WeightSource for Synthetic {
+    fn weights(&self) -> &[WeightMeta] {
+        &self.weights
+    }
+
+    fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        for (i, bytes) in (first..).zip(out.chunks_exact_mut(2)) {
+            let x = (i * 2_654_435_761 + weight as u64 * 40503 + 12345) & 0xffff_ffff;
+            let value = (((x >> 16) & 255) as f32 - 128.0) / 1024.0;
+            bytes.copy_from_slice(&((value.to_bits() >> 16) as u16).to_le_bytes());
+        }
+        Ok(())
+    }
+}
+
+fn resolve_with(
+    registry: &Registry,
+    config: &Json,
+    source: &Synthetic,
+    file_type: FileType,
+) -> Result<Mapping, ArchError> {
+    let inputs = Inputs {
+        config: config.as_object().unwrap(),
+        weights: source.weights(),
+        tokenizer_config: None,
+        generation_config: None,
+        files: &[],
+        pooling: None,
+    };
+    resolve(registry, &inputs, &Options { file_type: Some(file_type), ..Options::default() })
+}
+
+/// Names in a folder, sorted.
+fn names_in(dir: &Path) -> Vec<String> {
+    let entries = fs_err::read_dir(dir).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn every_card_has_fixtures_and_every_fixture_a_card() {
+    let registry = Registry::embedded().unwrap();
+    let files = names_in(&root().join("converters"));
+    let mut cards: Vec<String> = registry
+        .cards()
+        .iter()
+        .filter(|card| card.variant.is_none())
+        .map(|card| format!("{}.toml", card.gguf))
+        .collect();
+    cards.sort();
+    assert_eq!(files, cards, "every file in converters/ is in the program");
+
+    let mut covered = Vec::new();
+    for arch in names_in(&fixture("cards")) {
+        for case in names_in(&fixture("cards").join(&arch)) {
+            let at = format!("{arch}/{case}");
+            let content = load(&fixture("cards").join(&arch).join(&case));
+            let source = Synthetic::new(&content["tensors"]);
+            for (file_type, expect) in content["expect"].as_object().unwrap() {
+                let file_type = FileType::from_name(file_type).unwrap();
+                let mapping = resolve_with(&registry, &content["config"], &source, file_type)
+                    .unwrap_or_else(|error| panic!("{at}: {error}"));
+                assert_eq!(mapping.card.gguf, arch, "{at}");
+                check_plan(&at, &mapping, expect);
+                check_bytes(&at, &mapping, &source, expect, 3);
+                covered.push(mapping.card.name());
+            }
+        }
+    }
+    for card in registry.cards().iter().filter(|card| !card.is_abstract) {
+        assert!(covered.contains(&card.name()), "card `{}` has no fixture", card.name());
+    }
+}
+
+/// The llama fixture with a change, and the error and hints it ends in.
+fn refusal(change: impl FnOnce(&mut Json)) -> String {
+    let registry = Registry::embedded().unwrap();
+    let mut content = load(&fixture("cards/llama/plain.json"));
+    change(&mut content);
+    let source = Synthetic::new(&content["tensors"]);
+    let error = resolve_with(&registry, &content["config"], &source, FileType::F16).unwrap_err();
+    error.hints().iter().fold(error.to_string(), |all, hint| all + "\nhint: " + hint)
+}
+
+fn rename(content: &mut Json, from: &str, to: &str) {
+    let rows = content["tensors"].as_array_mut().unwrap();
+    rows.iter_mut().find(|row| row[0] == from).unwrap()[0] = to.into();
+}
+
+fn remove(content: &mut Json, name: &str) {
+    content["tensors"].as_array_mut().unwrap().retain(|row| row[0] != name);
+}
+
+fn add(content: &mut Json, name: &str, dims: &[u64]) {
+    content["tensors"].as_array_mut().unwrap().push(json!([name, "BF16", dims]));
+}
+
+#[test]
+fn what_does_not_fit_is_refused_by_name() {
+    let q = "model.layers.1.self_attn.q_proj.weight";
+    for (found, want) in [
+        (
+            refusal(|c| c["config"]["architectures"] = json!(["LamaForCausalLM"])),
+            "no architecture card for class `LamaForCausalLM`\n\
+             hint: similar classes: LlamaForCausalLM, LLaMAForCausalLM, OlmoForCausalLM\n\
+             hint: list all classes with `gguf-convert archs`\n\
+             hint: add the architecture with `--card FILE`",
+        ),
+        (
+            refusal(|c| c["config"]["architectures"] = json!([])),
+            "config.json: `architectures` names no model class\n\
+             hint: `model_type` is `llama`; add the class it belongs to as `architectures`",
+        ),
+        (
+            refusal(|c| rename(c, q, "model.layers.1.self_attn.qproj.weight")),
+            "1 of the checkpoint's tensors is unknown to card `llama`: `model.layers.1.self_attn.qproj.weight`\n\
+             hint: `model.layers.1.self_attn.qproj.weight` is nearest to `model.layers.1.self_attn.q_proj.weight`\n\
+             hint: add entries or ignore rules in a card of your own with `--card FILE`",
+        ),
+        (
+            refusal(|c| remove(c, q)),
+            "the checkpoint lacks `model.layers.1.self_attn.q_proj.weight`\n\
+             hint: check that all shards of the checkpoint are there",
+        ),
+        (
+            refusal(|c| remove(c, "model.embed_tokens.weight")),
+            "the checkpoint lacks `model.embed_tokens.weight`\n\
+             hint: check that all shards of the checkpoint are there",
+        ),
+        (
+            refusal(|c| add(c, "model.layers.2.input_layernorm.weight", &[64])),
+            "tensor `model.layers.2.input_layernorm.weight`: block 2 of a model with 2",
+        ),
+        (
+            refusal(|c| add(c, "model.layers.0.block_sparse_moe.experts.1.w1.weight", &[96, 64])),
+            "card `llama`, `model.layers.{bid}.block_sparse_moe.experts.{eid}.w1`: `num_local_experts` is not in the configuration",
+        ),
+        (
+            refusal(|c| {
+                c["config"]["num_local_experts"] = json!(2);
+                add(c, "model.layers.0.block_sparse_moe.experts.1.w1.weight", &[96, 64]);
+            }),
+            "`blk.0.ffn_gate_exps.weight`: 1 of 2 parts present, `model.layers.0.block_sparse_moe.experts.0.w1.weight` is missing\n\
+             hint: check that all shards of the checkpoint are there",
+        ),
+        (
+            refusal(|c| {
+                c["config"]["num_local_experts"] = json!(2);
+                add(c, "model.layers.0.block_sparse_moe.experts.0.w1.weight", &[96, 64]);
+                add(c, "model.layers.0.block_sparse_moe.experts.1.w1.weight", &[96, 32]);
+            }),
+            "`blk.0.ffn_gate_exps.weight`: shape [96, 32] of `model.layers.0.block_sparse_moe.experts.1.w1.weight` does not join with [96, 64]",
+        ),
+        (
+            refusal(|c| add(c, "text_model.lm_head.weight", &[96, 64])),
+            "tensors `lm_head.weight` and `text_model.lm_head.weight` both become `output`",
+        ),
+        (
+            refusal(|c| c["config"]["num_attention_heads"] = json!(5)),
+            "tensor `model.layers.0.self_attn.q_proj.weight` [64, 64]: `permute_rope`: 5 heads of pairs do not make 64 rows",
+        ),
+        (
+            refusal(|c| c["config"]["rope_scaling"] = json!({"rope_type": "spiral", "factor": 2})),
+            "config.json: unknown rope type `spiral`\n\
+             hint: known rope types: default, linear, yarn, su, longrope, dynamic, llama3, mrope, proportional, none",
+        ),
+        (
+            refusal(|c| c["config"]["rope_scaling"] = json!({"rope_type": "yarn", "factor": 2})),
+            "card `llama`, metadata `rope.scaling.original_context_length`: `rope_full.original_max_position_embeddings` is not in the configuration",
+        ),
+        (refusal(|c| c["config"]["vocab_size"] = json!(-1)), "`llama.vocab_size`: -1 is not a u32"),
+        (
+            refusal(|c| c["config"]["draft_vocab_size"] = json!(7)),
+            "config.json: EAGLE-3 draft models are not supported",
+        ),
+        (
+            refusal(|c| c["config"]["num_hidden_layers"] = json!(1_000_000_000)),
+            "the checkpoint lacks `model.layers.2.input_layernorm.weight`, `model.layers.3.input_layernorm.weight`, \
+             `model.layers.4.input_layernorm.weight`, `model.layers.5.input_layernorm.weight`, \
+             `model.layers.6.input_layernorm.weight`, `model.layers.7.input_layernorm.weight`, \
+             `model.layers.8.input_layernorm.weight`, `model.layers.9.input_layernorm.weight` and more\n\
+             hint: check that all shards of the checkpoint are there",
+        ),
+        (
+            refusal(|c| c["tensors"][0][1] = json!("F8_E4M3")),
+            "tensor `lm_head.weight`: element type F8_E4M3 cannot be converted here",
+        ),
+        (refusal(|c| c["tensors"][0][2] = json!([0, 64])), "`output.weight`: shape [0, 64] cannot be stored"),
+    ] {
+        assert_eq!(found, want);
+    }
+}
+
+#[test]
+fn a_card_from_a_file_adds_an_architecture() {
+    let mut registry = Registry::embedded().unwrap();
+    let card = "schema = 1\ngguf = \"llama\"\nextends = \"decoder\"\nclasses = [\"OwnForCausalLM\"]\nexamples = [\"a/b\"]";
+    registry.add("own", card).unwrap();
+    let mut content = load(&fixture("cards/llama/plain.json"));
+    content["config"]["architectures"] = json!(["OwnForCausalLM"]);
+    let mapping =
+        resolve_with(&registry, &content["config"], &Synthetic::new(&content["tensors"]), FileType::F16);
+    assert_eq!(mapping.unwrap().outputs.len(), content["tensors"].as_array().unwrap().len());
+}
+
+#[test]
+fn other_modalities_and_buffers_are_dropped_with_a_reason() {
+    let mut content = load(&fixture("cards/llama/plain.json"));
+    add(&mut content, "vision_tower.blocks.0.weight", &[4, 4]);
+    add(&mut content, "model.layers.0.self_attn.rotary_emb.inv_freq", &[8]);
+    let source = Synthetic::new(&content["tensors"]);
+    let registry = Registry::embedded().unwrap();
+    let mapping = resolve_with(&registry, &content["config"], &source, FileType::F16).unwrap();
+    let dropped: Vec<(&str, &str)> = mapping
+        .dropped
+        .iter()
+        .map(|dropped| (source.weights()[dropped.weight].name.as_str(), dropped.why.as_str()))
+        .collect();
+    assert_eq!(
+        dropped,
+        [
+            ("vision_tower.blocks.0.weight", "belongs to another modality"),
+            ("model.layers.0.self_attn.rotary_emb.inv_freq", "recomputed by the runtime")
+        ]
+    );
 }

@@ -1,0 +1,194 @@
+//! The `[tensors]` and `[blocks]` tables of a card: entries with their targets and operations.
+
+use toml::{Table, Value as Toml};
+
+use super::{Fields, Read, choice, expr, kind, pattern};
+use crate::arch::error::CardProblem;
+use crate::arch::names::{Pattern, Placeholder, nearest};
+use crate::arch::ops::{Form, OpKind, OpSpec, Param};
+use crate::arch::schema::{Entry, EntryType, Join, Phase, Target};
+
+/// `[tensors]`, then `[blocks]` with its prefixes put in front.
+pub(super) fn entries(top: &Fields<'_>, block: &str) -> Read<Vec<Entry>> {
+    let mut all = Vec::new();
+    for (section, source, target) in [("tensors", "", ""), ("blocks", block, "blk.{bid}.")] {
+        for (name, value) in top.tables(section)? {
+            if value.as_bool() != Some(false) {
+                all.push(entry(name, value, &format!("[{section}] `{name}`"), source, target)?);
+            }
+        }
+    }
+    Ok(all)
+}
+
+const ENTRY_KEYS: &[&str] = &[
+    "to",
+    "alias",
+    "ops",
+    "pre",
+    "stack",
+    "concat",
+    "n",
+    "with",
+    "join",
+    "group",
+    "bid",
+    "when",
+    "optional",
+    "type",
+    "phase",
+    "duplicates",
+    "untyped_bid",
+];
+
+fn entry(name: &str, value: &Toml, at: &str, source: &str, target: &str) -> Read<Entry> {
+    let shorthand;
+    let fields = if let Toml::String(to) = value {
+        shorthand = Table::from_iter([("to".to_owned(), Toml::from(to.as_str()))]);
+        Fields::of(&shorthand, at, ENTRY_KEYS)?
+    } else {
+        Fields::new(value, at, ENTRY_KEYS)?
+    };
+    let source_pattern = |name: &str| pattern(&format!("{source}{name}"), at, false);
+    let mut patterns = vec![source_pattern(name)?];
+    for alias in fields.texts("alias")? {
+        patterns.push(source_pattern(&alias)?);
+    }
+    let with = fields.texts("with")?.iter().map(|name| source_pattern(name)).collect::<Read<Vec<_>>>()?;
+    let targets = match fields.table.get("to") {
+        None => return Err(CardProblem::MissingKey { at: at.to_owned(), key: "to" }),
+        Some(Toml::Array(items)) => {
+            items.iter().map(|to| one_target(to, at, target)).collect::<Read<Vec<_>>>()?
+        }
+        Some(to) => vec![one_target(to, at, target)?],
+    };
+    let n_complete = targets.iter().filter(|target| target.name.is_complete()).count();
+    if n_complete != 0 && n_complete != targets.len() {
+        return Err(CardProblem::Kind {
+            at: at.to_owned(),
+            expected: "targets that all have an ending, or none",
+            found: "a mixture".to_owned(),
+        });
+    }
+    let types = [
+        ("f32", EntryType::F32),
+        ("f16", EntryType::F16),
+        ("file", EntryType::File),
+        ("source", EntryType::Source),
+    ];
+    let phases = [("first", Phase::First), ("last", Phase::Last)];
+    let chosen = |key: &'static str| fields.text(key);
+    Ok(Entry {
+        exact: n_complete > 0 || patterns.iter().any(Pattern::is_complete),
+        patterns,
+        join: join(&fields, !with.is_empty())?,
+        with,
+        targets,
+        pre: ops(&fields, "pre")?,
+        ops: ops(&fields, "ops")?,
+        n: fields.expr("n")?,
+        group: fields.text("group")?,
+        bid: fields.expr("bid")?,
+        when: fields.expr("when")?,
+        optional: fields.bool("optional")?,
+        ty: chosen("type")?.map_or(Ok(EntryType::Auto), |name| choice(at, "type", &name, &types))?,
+        phase: chosen("phase")?.map_or(Ok(Phase::Normal), |name| choice(at, "phase", &name, &phases))?,
+        drop_duplicates: chosen("duplicates")?
+            .map_or(Ok(false), |name| choice(at, "choice", &name, &[("error", false), ("drop", true)]))?,
+        untyped_bid: fields.bool("untyped_bid")?,
+    })
+}
+
+fn join(fields: &Fields<'_>, has_with: bool) -> Read<Option<Join>> {
+    let placeholder = |key: &str| -> Read<Option<Placeholder>> {
+        let Some(name) = fields.text(key)? else { return Ok(None) };
+        let known = [("eid", Placeholder::Eid), ("xid", Placeholder::Xid)];
+        choice(&fields.at(key), "placeholder", &name, &known).map(Some)
+    };
+    let named = match fields.text("join")? {
+        Some(name) => {
+            let known = [
+                ("concat", Join::Concat { axis: 0 }),
+                ("concat1", Join::Concat { axis: 1 }),
+                ("stack", Join::Stack),
+            ];
+            Some(choice(&fields.at("join"), "join", &name, &known)?)
+        }
+        None => None,
+    };
+    match (placeholder("stack")?, placeholder("concat")?, named, has_with) {
+        (None, None, None, false) => Ok(None),
+        (Some(by), None, None, false) => Ok(Some(Join::StackBy(by))),
+        (None, Some(by), None, false) => Ok(Some(Join::ConcatBy(by))),
+        (None, None, Some(join), true) => Ok(Some(join)),
+        _ => Err(CardProblem::Kind {
+            at: fields.at.clone(),
+            expected: "one of `stack`, `concat`, or `join` together with `with`",
+            found: "another combination".to_owned(),
+        }),
+    }
+}
+
+fn one_target(to: &Toml, at: &str, prefix: &str) -> Read<Target> {
+    let (name, ops) = match to {
+        Toml::String(name) => (name.clone(), Vec::new()),
+        other => {
+            let fields = Fields::new(other, at, &["to", "ops"])?;
+            let name = fields.text("to")?.ok_or(CardProblem::MissingKey { at: at.to_owned(), key: "to" })?;
+            (name, ops(&fields, "ops")?)
+        }
+    };
+    Ok(Target { name: pattern(&format!("{prefix}{name}"), at, false)?, ops })
+}
+
+fn ops(fields: &Fields<'_>, key: &str) -> Read<Vec<OpSpec>> {
+    fields.list(key)?.iter().map(|item| op(item, &fields.at(key))).collect()
+}
+
+/// An operation: its name, or a table with its name and parameters.
+fn op(item: &Toml, at: &str) -> Read<OpSpec> {
+    let (name, value) = match item {
+        Toml::String(name) => (name.as_str(), None),
+        Toml::Table(table) if table.len() == 1 => match table.iter().next() {
+            Some((name, value)) => (name.as_str(), Some(value)),
+            None => return Err(kind(at, "an operation", item)),
+        },
+        other => return Err(kind(at, "an operation", other)),
+    };
+    let op = OpKind::from_name(name).ok_or_else(|| CardProblem::UnknownChoice {
+        at: at.to_owned(),
+        what: "operation",
+        name: name.to_owned(),
+        nearest: nearest(name, OpKind::names()).map(str::to_owned),
+    })?;
+    let row = op.row();
+    let at = format!("{at} `{name}`");
+    let mut params = Vec::new();
+    if let Some(Toml::Table(table)) = value {
+        let known: Vec<&str> = row.params.iter().map(|param| param.name).collect();
+        let fields = Fields::of(table, &at, &known)?;
+        for spec in row.params {
+            if let Some(value) = fields.table.get(spec.name) {
+                params.push((spec.name, param(value, spec.form, &at)?));
+            }
+        }
+    } else if let Some(value) = value {
+        let spec = row.params.iter().find(|param| param.name == row.short);
+        let spec = spec.ok_or_else(|| kind(&at, "a table of parameters", value))?;
+        params.push((spec.name, param(value, spec.form, &at)?));
+    }
+    match row.params.iter().find(|spec| spec.required && !params.iter().any(|param| param.0 == spec.name)) {
+        Some(spec) => Err(CardProblem::MissingKey { at, key: spec.name }),
+        None => Ok(OpSpec { kind: op, params }),
+    }
+}
+
+fn param(value: &Toml, form: Form, at: &str) -> Read<Param> {
+    match (form, value) {
+        (Form::Many, Toml::Array(items)) => {
+            Ok(Param::Many(items.iter().map(|item| expr(item, at)).collect::<Read<_>>()?))
+        }
+        // A list may be one expression that gives a list.
+        _ => Ok(Param::One(expr(value, at)?)),
+    }
+}
