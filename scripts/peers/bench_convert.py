@@ -10,8 +10,9 @@ example of make_random_llama.py. The checkpoint is read once before, so that it 
 Two durabilities, so that equals are compared:
   durable   the output is on the disk when the clock stops: the peer followed by `sync FILE`, ours as it is
   cached    the output may still be in the page cache: the peer as it is, ours with --no-sync
-Before every turn the previous output is gone and the disk is quiet. Prints medians, the ratio, and the highest
-RssAnon (memory without mapped pages) of each; says whether the outputs are equal.
+Before every turn the previous output is gone and the disk is quiet. Prints medians of the wall time and of the
+processor time (which says more on a busy machine), the ratios, and the highest RssAnon (memory without mapped pages)
+of each; says whether the outputs are equal.
 """
 
 import argparse
@@ -54,7 +55,7 @@ def watch(pid, peak, done):
 
 
 def run(command, output, sync, env):
-    """Seconds and peak RssAnon (MB) of a command that writes `output`."""
+    """Wall seconds, processor seconds and peak RssAnon (MB) of a command that writes `output`."""
     output.unlink(missing_ok=True)
     os.sync()
     peak, done = [0], threading.Event()
@@ -63,7 +64,8 @@ def run(command, output, sync, env):
         child = subprocess.Popen(command, stdout=log, stderr=log, env=env)
         watcher = threading.Thread(target=watch, args=(child.pid, peak, done))
         watcher.start()
-        code = child.wait()
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = code = os.waitstatus_to_exitcode(status)
         if sync:
             subprocess.run(["sync", output], check=True)
         seconds = time.perf_counter() - start
@@ -72,7 +74,7 @@ def run(command, output, sync, env):
         if code != 0:
             log.seek(0)
             sys.exit(f"{' '.join(map(str, command))}: exit code {code}\n{log.read().decode(errors='replace')}")
-    return seconds, peak[0] / 1024
+    return seconds, usage.ru_utime + usage.ru_stime, peak[0] / 1024
 
 
 def sha256(path):
@@ -117,12 +119,14 @@ def main():
             while chunk := file.read(1 << 24):
                 n_bytes += len(chunk)
     seconds = {key: [] for key in contenders}
+    processor = {key: [] for key in contenders}
     peaks = {key: 0 for key in contenders}
     try:
         for _ in range(args.runs):
             for key, (command, output, sync) in contenders.items():
-                elapsed, peak = run(command, output, sync, env)
+                elapsed, busy, peak = run(command, output, sync, env)
                 seconds[key].append(elapsed)
+                processor[key].append(busy)
                 peaks[key] = max(peaks[key], peak)
 
         print(f"{cpu_name()}, {threads} threads; {n_bytes / 1e9:.2f} GB to {args.type}, {args.runs} runs, median (min-max)")
@@ -130,12 +134,16 @@ def main():
             median = statistics.median(times)
             print(
                 f"{how:8} {who:5} {median:7.2f} s ({min(times):.2f}-{max(times):.2f})"
-                f"  {n_bytes / median / 1e6:6.0f} MB/s  RssAnon {peaks[who, how]:6.0f} MB"
+                f"  {n_bytes / median / 1e6:6.0f} MB/s"
+                f"  processor {statistics.median(processor[who, how]):6.2f} s  RssAnon {peaks[who, how]:6.0f} MB"
             )
         if not args.no_peer:
             for how in ("durable", "cached"):
-                ratio = statistics.median(seconds["ours", how]) / statistics.median(seconds["peer", how])
-                print(f"{how:8} ours / peer: {ratio:.3f}")
+                wall, busy = (
+                    statistics.median(times["ours", how]) / statistics.median(times["peer", how])
+                    for times in (seconds, processor)
+                )
+                print(f"{how:8} ours / peer: {wall:.3f} wall, {busy:.3f} processor")
             equal = sha256(ours_out) == sha256(theirs_out)
             print("outputs are equal" if equal else "outputs DIFFER")
             if not equal:
