@@ -9,7 +9,7 @@ use crate::core::{ElementType, GgmlType, WeightSource};
 use crate::quant;
 use crate::transform::TransformError;
 use crate::transform::math::Math;
-use crate::transform::view::{Body, Dim, Leaf, Origin, View};
+use crate::transform::view::{Body, Dim, Leaf, Origin, View, merge_dims};
 
 /// Takes a leaf, a position inside it, and the part of the range that it covers from there.
 type Visit<'a, E> = dyn FnMut(&Run, u64, Range<u64>) -> Result<(), E> + 'a;
@@ -81,18 +81,13 @@ pub(super) fn compile(view: &View) -> Node {
     }
 }
 
-/// Drops factors of one and joins neighbours that are contiguous.
 fn merge(leaf: &Leaf) -> Run {
-    let mut dims: Vec<Dim> = Vec::new();
-    for dim in leaf.dims().filter(|dim| dim.size != 1) {
-        match dims.last_mut() {
-            Some(outer) if outer.stride == dim.stride * dim.size => {
-                *outer = Dim { size: outer.size * dim.size, stride: dim.stride };
-            }
-            _ => dims.push(dim),
-        }
+    Run {
+        origin: leaf.origin.clone(),
+        offset: leaf.offset,
+        dims: merge_dims(leaf.dims()),
+        math: leaf.math.clone(),
     }
-    Run { origin: leaf.origin.clone(), offset: leaf.offset, dims, math: leaf.math.clone() }
 }
 
 impl Node {

@@ -485,7 +485,8 @@ fn factor(factors: &[Dim], dims: &[u64]) -> Option<Vec<Axis>> {
     if factors.iter().any(|dim| dim.size == 0) {
         return Some(dims.iter().map(|&size| vec![Dim { size, stride: 0 }]).collect());
     }
-    let mut left = factors.iter().copied().filter(|dim| dim.size > 1);
+    let merged = merge_dims(factors.iter().copied());
+    let mut left = merged.into_iter();
     let mut current: Option<Dim> = None;
     let mut axes = Vec::with_capacity(dims.len());
     for &size in dims {
@@ -511,4 +512,18 @@ fn factor(factors: &[Dim], dims: &[u64]) -> Option<Vec<Axis>> {
         axes.push(axis);
     }
     Some(axes)
+}
+
+/// Drops factors of one and joins neighbours that are contiguous.
+pub(super) fn merge_dims(factors: impl Iterator<Item = Dim>) -> Vec<Dim> {
+    let mut merged: Vec<Dim> = Vec::new();
+    for dim in factors.filter(|dim| dim.size != 1) {
+        match merged.last_mut() {
+            Some(outer) if outer.stride == dim.stride * dim.size => {
+                *outer = Dim { size: outer.size * dim.size, stride: dim.stride };
+            }
+            _ => merged.push(dim),
+        }
+    }
+    merged
 }
