@@ -5,6 +5,8 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
+use crate::arch::Registry;
+
 macro_rules! names {
     ($( $(#[$doc:meta])* $enum:ident { $first:ident $(, $(#[$attr:meta])* $rest:ident)* } )*) => {
         $(
@@ -393,13 +395,23 @@ impl Default for GraphFeatures {
     }
 }
 
+/// Features of architectures without a card.
+fn without_card() -> &'static toml::Table {
+    static TABLES: LazyLock<toml::Table> =
+        LazyLock::new(|| include_str!("graphs.toml").parse().unwrap_or_default());
+    &TABLES
+}
+
 impl GraphFeatures {
-    /// The features of an architecture, by `general.architecture`; `None` if nobody has described its graph.
+    /// The features of an architecture, by `general.architecture`: the `[graph]` table of its card. `None` if nobody
+    /// has described its graph; an empty table describes nothing.
     #[must_use]
     pub fn of(arch: &str) -> Option<Self> {
-        static TABLES: LazyLock<toml::Table> =
-            LazyLock::new(|| include_str!("graphs.toml").parse().unwrap_or_default());
-        Self::from_toml(TABLES.get(arch)?.as_table()?).ok()
+        static CARDS: LazyLock<Option<Registry>> = LazyLock::new(|| Registry::embedded().ok());
+        let card = CARDS.as_ref().and_then(|cards| cards.by_gguf(arch)).map(|card| &card.graph);
+        let table =
+            card.filter(|table| !table.is_empty()).or_else(|| without_card().get(arch)?.as_table())?;
+        Self::from_toml(table).ok()
     }
 
     /// Reads the table.
@@ -449,14 +461,20 @@ mod tests {
     }
 
     #[test]
-    fn every_embedded_table_loads() {
-        let tables: toml::Table = include_str!("graphs.toml").parse().unwrap();
-        assert!(tables.len() > 40);
-        for (arch, table) in &tables {
-            if let Err(error) = GraphFeatures::from_toml(table.as_table().unwrap()) {
+    fn every_embedded_table_loads_and_none_is_there_twice() {
+        let cards = Registry::embedded().unwrap();
+        let tables = without_card().iter().map(|(arch, table)| (arch.as_str(), table.as_table().unwrap()));
+        let described = cards.cards().iter().filter(|card| !card.is_abstract && !card.graph.is_empty());
+        let described = described.map(|card| (card.gguf.as_str(), &card.graph));
+        for (arch, table) in tables.chain(described) {
+            if let Err(error) = GraphFeatures::from_toml(table) {
                 panic!("{arch}: {error}");
             }
-            assert!(GraphFeatures::of(arch).is_some());
+            assert!(GraphFeatures::of(arch).is_some(), "{arch}");
+        }
+        for arch in without_card().keys() {
+            let in_card = cards.by_gguf(arch).is_some_and(|card| !card.graph.is_empty());
+            assert!(!in_card, "`{arch}` has a card: move its table there");
         }
         assert_eq!(GraphFeatures::of("no such architecture"), None);
     }

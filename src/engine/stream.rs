@@ -129,6 +129,17 @@ impl<'a> Engine<'a> {
         Ok(usize::try_from(left).unwrap_or(usize::MAX).max(chunk_len))
     }
 
+    /// Bytes of weights that a run over these chunks decodes, head included.
+    #[must_use]
+    pub fn work_bytes(&self, chunks: &[Chunk]) -> u64 {
+        let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
+        let budget = self.options.memory_bytes.saturating_sub(self.fixed_bytes(longest));
+        let n_batches = batches(chunks, self.batch_tokens(budget, longest)).len() as u64;
+        let size = |&tensor: &usize| self.source.tensors()[tensor].n_bytes().unwrap_or(0);
+        let layers: u64 = self.plan.layers.iter().flat_map(|layer| &layer.tensors).map(size).sum();
+        layers.saturating_mul(n_batches).saturating_add(size(&self.plan.head.tensor))
+    }
+
     /// Runs chunks through the whole graph and returns the final normed hidden states of their wanted rows.
     ///
     /// # Errors

@@ -104,9 +104,7 @@ pub fn collect_importance(
     let windows = all_windows(model, prompts, &options.scoring)?;
     let engine = engine_of(model, options.engine)?;
     let collector = Collector { level: options.engine.level, tensors: Mutex::default() };
-    progress.begin("collecting", 0);
     let measured = measure(&engine, None, &windows, progress, Some(&collector));
-    progress.end();
     let positions = measured?;
     let tensors = collector.tensors.into_inner().unwrap_or_else(PoisonError::into_inner);
     Ok(Importance {

@@ -76,10 +76,6 @@ impl Model<'_> {
         let elems: f64 = tensors.iter().map(|meta| meta.shape.n_elems() as f64).sum();
         8.0 * bytes / elems.max(1.0)
     }
-
-    fn n_bytes(&self) -> u64 {
-        self.source.tensors().iter().filter_map(TensorMeta::n_bytes).sum()
-    }
 }
 
 /// Verifies a model; every position that was computed comes with the report.
@@ -183,11 +179,9 @@ pub fn verify(
     }
     let n_tokens: usize = windows.iter().map(|window| window.chunk.tokens.len()).sum();
     let n_models = 1 + u64::from(baseline.is_some());
-    progress.begin("running the model", n_models * model.n_bytes());
     let start = Instant::now();
     let measured = measure(&engine, reference.as_ref(), &windows, progress, observer);
     let seconds = start.elapsed().as_secs_f64();
-    progress.end();
     let positions = measured?;
 
     report.perplexity = Perplexity::of(positions.iter());

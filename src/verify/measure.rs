@@ -47,18 +47,14 @@ pub(super) fn measure(
         // Both models' hidden states are held at the end of a group.
         limit = (limit.min(baseline.group_tokens(longest)?) / 2).max(longest);
     }
+    let groups: Vec<(&[Window], Vec<Chunk>)> = groups(windows, limit)
+        .into_iter()
+        .map(|group| (group, group.iter().map(|window| window.chunk.clone()).collect()))
+        .collect();
+    let work = |chunks: &[Chunk]| engine.work_bytes(chunks) + baseline.map_or(0, |b| b.work_bytes(chunks));
+    progress.begin("running the model", groups.iter().map(|(_, chunks)| work(chunks)).sum());
     let mut positions = Vec::new();
-    let mut rest = windows;
-    while !rest.is_empty() {
-        let mut n = 0;
-        let mut n_tokens = 0;
-        while n < rest.len() && (n == 0 || n_tokens + rest[n].chunk.tokens.len() <= limit) {
-            n_tokens += rest[n].chunk.tokens.len();
-            n += 1;
-        }
-        let (group, later) = rest.split_at(n);
-        rest = later;
-        let chunks: Vec<Chunk> = group.iter().map(|window| window.chunk.clone()).collect();
+    for (group, chunks) in groups {
         let targets: Vec<u32> = group.iter().flat_map(|window| window.targets.iter().copied()).collect();
         let rows: Vec<(TokenScore, Option<Reference>)> = match baseline {
             None => {
@@ -89,5 +85,23 @@ pub(super) fn measure(
             }
         }
     }
+    progress.end();
     Ok(positions)
+}
+
+/// Cuts windows into groups of at most `limit` tokens, but whole windows.
+fn groups(mut rest: &[Window], limit: usize) -> Vec<&[Window]> {
+    let mut groups = Vec::new();
+    while !rest.is_empty() {
+        let mut n = 0;
+        let mut n_tokens = 0;
+        while n < rest.len() && (n == 0 || n_tokens + rest[n].chunk.tokens.len() <= limit) {
+            n_tokens += rest[n].chunk.tokens.len();
+            n += 1;
+        }
+        let (group, later) = rest.split_at(n);
+        groups.push(group);
+        rest = later;
+    }
+    groups
 }

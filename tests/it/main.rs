@@ -19,3 +19,4 @@ mod quant;
 mod quantize;
 mod support;
 mod tokenizer;
+mod verify;

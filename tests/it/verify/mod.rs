@@ -1,0 +1,306 @@
+//! `gguf-verify` on the bundled model: figures against llama-perplexity's, broken files, bad input, the program.
+
+mod tiny;
+
+use std::path::Path;
+
+use assert_cmd::Command;
+use gguf_foundry::arch::graph::GraphFeatures;
+use gguf_foundry::core::GgmlType;
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::engine::EngineOptions;
+use gguf_foundry::verify::{
+    Model, PromptSource, Report, Scoring, Severity, Thresholds, Verdict, VerifyOptions, read_prompts, verify,
+};
+use serde_json::Value;
+
+use self::tiny::Tiny;
+use crate::support::{conformance, fixture, report_cases};
+
+const NO_TEMPLATE: fn(&Value) -> Result<String, String> = |_| Err("none".to_owned());
+
+fn llama() -> GraphFeatures {
+    GraphFeatures::of("llama").unwrap()
+}
+
+fn model<'a>(tiny: &'a Tiny, features: &'a GraphFeatures) -> Model<'a> {
+    Model {
+        source: tiny,
+        metadata: &tiny.metadata,
+        file: None,
+        features: Ok(features),
+        encoder: Err("not here"),
+        template: &NO_TEMPLATE,
+    }
+}
+
+fn options(n_chunks: Option<usize>) -> VerifyOptions {
+    VerifyOptions {
+        engine: EngineOptions::default(),
+        scoring: Scoring { n_ctx: 256, n_chunks, ..Scoring::default() },
+        thresholds: Thresholds::default(),
+        structure_only: false,
+    }
+}
+
+fn corpus() -> Vec<PromptSource> {
+    read_prompts(&fixture("tiny-llama/corpus-256.jsonl")).unwrap()
+}
+
+fn run(tiny: &Tiny, baseline: Option<&Tiny>, n_chunks: Option<usize>) -> Report {
+    let features = llama();
+    let reference = baseline.map(|tiny| model(tiny, &features));
+    verify(&model(tiny, &features), reference.as_ref(), &corpus(), &options(n_chunks), &Silent, None)
+        .unwrap()
+        .0
+}
+
+/// Errors among the findings.
+fn errors(report: &Report) -> Vec<&'static str> {
+    report.findings.iter().filter(|f| f.severity == Severity::Error).map(|f| f.check).collect()
+}
+
+#[test]
+fn perplexity_and_divergence_equal_llama_perplexity_on_dequantized_files() {
+    let Some(corpus) = conformance() else { return };
+    let text = fs_err::read_to_string(corpus.join("e2e.json")).unwrap();
+    let golden: Value = serde_json::from_str(&text).unwrap();
+    let golden = &golden["tiny-llama"];
+    let base = Tiny::new();
+    let plain = run(&base, None, None).perplexity.unwrap();
+    let expected = [0, 1].map(|at| golden["f32"][at].as_f64().unwrap());
+    assert!((plain.value / expected[0] - 1.0).abs() < 1e-5, "{plain:?} {expected:?}");
+    assert!((plain.stderr - expected[1]).abs() < 1e-4, "{plain:?} {expected:?}");
+    let mut n_cases = 1;
+    // The types whose recipe is the type itself for every matrix.
+    for ty in [GgmlType::F16, GgmlType::Q8_0] {
+        let exact = &golden["exact"][ty.name()];
+        let figure = |name: &str| exact[name].as_f64().unwrap();
+        let report = run(&base.quantized(ty), Some(&base), None);
+        let (ppl, d) = (report.perplexity.unwrap(), report.divergence.as_ref().unwrap());
+        println!("{ty}: perplexity {:.6}, mean divergence {:.7}", ppl.value, d.mean.value);
+        assert!((ppl.value / figure("ppl") - 1.0).abs() < 5e-4, "{ty} {ppl:?}");
+        let tolerance = (0.02 * figure("mean_kld")).max(2e-5);
+        assert!((d.mean.value - figure("mean_kld")).abs() < tolerance, "{ty} {:?}", d.mean);
+        assert!((100.0 * d.top1_agreement - figure("same_top_pct")).abs() < 0.05, "{ty}");
+        assert!((100.0 * d.rms_dp - figure("rms_dp_pct")).abs() < 0.01, "{ty}");
+        assert_eq!(
+            report.verdict,
+            Verdict::Partial,
+            "text encoding is unchecked, the rest passes: {report:?}"
+        );
+        n_cases += 1;
+    }
+    report_cases("verify: perplexity and divergence", n_cases);
+}
+
+#[test]
+fn a_model_equals_itself() {
+    let base = Tiny::new();
+    let report = run(&base, Some(&base), Some(4));
+    let d = report.divergence.unwrap();
+    assert_eq!((d.mean.value, d.max, d.top1_agreement, d.rms_dp), (0.0, 0.0, 1.0, 0.0));
+    assert_eq!(d.delta_ln_ppl.value, 0.0);
+}
+
+#[test]
+fn results_do_not_depend_on_threads_or_groups() {
+    let base = Tiny::new();
+    let features = llama();
+    let figures = |n_threads, memory_bytes| {
+        let mut options = options(Some(10));
+        options.engine.n_threads = n_threads;
+        options.engine.memory_bytes = memory_bytes;
+        let outcome = verify(&model(&base, &features), None, &corpus(), &options, &Silent, None).unwrap();
+        outcome.2.iter().map(|p| p.score.nll.to_bits()).collect::<Vec<_>>()
+    };
+    let expected = figures(1, 1 << 30);
+    assert_eq!(figures(2, 1 << 30), expected, "2 threads");
+    assert_eq!(figures(7, 1 << 30), expected, "7 threads");
+    // The products' shapes change with the batch, and with them the order of sums.
+    let small = figures(2, 16 << 20);
+    for (a, b) in small.iter().zip(&expected) {
+        assert!((f64::from_bits(*a) - f64::from_bits(*b)).abs() < 1e-4);
+    }
+}
+
+#[test]
+fn broken_files_are_caught() {
+    let base = Tiny::new();
+    let caught = |what: &str, broken: &Tiny, checks: &[&str]| {
+        let report = run(broken, Some(&base), Some(8));
+        assert_eq!(report.verdict, Verdict::Fail, "{what}: {report:?}");
+        let found = errors(&report);
+        assert!(checks.iter().any(|check| found.contains(check)), "{what}: {found:?}");
+    };
+    let measured = ["max-kld", "max-kld-99", "max-ppl-increase", "min-top1"];
+
+    caught("q and k not permuted", &base.unpermuted(), &measured);
+    let mut broken = base.clone();
+    broken.metadata.set("llama.attention.layer_norm_rms_epsilon", 1e-3f32);
+    caught("norm epsilon", &broken, &measured);
+    let mut broken = base.clone();
+    let zeros = vec![0.0; broken.values("blk.2.ffn_up.weight").len()];
+    broken.set_values("blk.2.ffn_up.weight", &zeros);
+    caught("a tensor of zeros", &broken, &["all-zero"]);
+    let mut broken = base.quantized(GgmlType::Q8_0);
+    let at = broken.index("blk.1.attn_output.weight");
+    broken.bytes[at][34 * 100..34 * 100 + 2].copy_from_slice(&0x7e00u16.to_le_bytes());
+    caught("a NaN scale", &broken, &["non-finite"]);
+    let mut broken = base.clone();
+    let mut rows = broken.values("token_embd.weight");
+    rows.rotate_left(256 * 17);
+    broken.set_values("token_embd.weight", &rows);
+    caught("embeddings of other tokens", &broken, &measured);
+    let mut broken = base.clone();
+    broken.metadata.set("tokenizer.ggml.pre", "llama-bpe");
+    caught("another pre-tokenizer", &broken, &["tokenizer-parity"]);
+    let mut broken = base.clone();
+    broken.metadata.set("tokenizer.ggml.add_bos_token", false);
+    caught("no BOS", &broken, &["tokenizer-parity"]);
+    let mut broken = base.clone();
+    let Some(gguf_foundry::gguf::Value::Array(gguf_foundry::gguf::Array::String(mut merges))) =
+        broken.metadata.remove("tokenizer.ggml.merges")
+    else {
+        panic!("merges are strings")
+    };
+    merges.truncate(merges.len() / 2);
+    broken.metadata.set(
+        "tokenizer.ggml.merges",
+        gguf_foundry::gguf::Value::Array(gguf_foundry::gguf::Array::String(merges)),
+    );
+    caught("merges truncated", &broken, &["tokenizer"]);
+    let mut broken = base.clone();
+    let extra = broken.metas[broken.index("blk.0.attn_norm.weight")].clone();
+    broken.bytes.push(broken.bytes[broken.index("blk.0.attn_norm.weight")].clone());
+    broken.metas.push(gguf_foundry::core::TensorMeta { name: "blk.0.attn_q_norm.scale".to_owned(), ..extra });
+    caught("a tensor that nothing uses", &broken, &["graph"]);
+}
+
+#[test]
+fn a_swapped_rotation_is_caught() {
+    let base = Tiny::new();
+    let (right, wrong) = (llama(), GraphFeatures::of("qwen2").unwrap());
+    let reference = model(&base, &right);
+    let outcome =
+        verify(&model(&base, &wrong), Some(&reference), &corpus(), &options(Some(8)), &Silent, None);
+    let report = outcome.unwrap().0;
+    assert_eq!(report.verdict, Verdict::Fail);
+    assert!(report.divergence.unwrap().mean.value > 0.5);
+}
+
+#[test]
+fn an_architecture_without_graph_is_judged_in_part() {
+    let base = Tiny::new();
+    let features = Err("architecture `mamba` has no card");
+    let unknown = Model { features, ..model(&base, &GraphFeatures::default()) };
+    let report = verify(&unknown, None, &corpus(), &options(None), &Silent, None).unwrap().0;
+    assert_eq!(report.verdict, Verdict::Partial);
+    assert!(report.perplexity.is_none());
+    assert!(report.findings.iter().any(|f| f.check == "graph" && f.severity == Severity::Unchecked));
+}
+
+fn gguf_verify(args: &[&str], dir: &Path) -> (i32, String, String) {
+    let output = Command::cargo_bin("gguf-verify").unwrap().args(args).current_dir(dir).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn the_program_prints_verdicts_and_says_them_by_exit_code() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Tiny::new();
+    base.write(dir.path(), "base.gguf");
+    base.quantized(GgmlType::Q8_0).write(dir.path(), "q8_0.gguf");
+    let prompts = fixture("tiny-llama/corpus-256.jsonl");
+    let prompts = prompts.to_str().unwrap();
+    let cut = ["--prompts", prompts, "--ctx", "256", "--chunks", "6"];
+
+    let (code, out, _) =
+        gguf_verify(&[&["q8_0.gguf", "--baseline", "base.gguf", "--json"][..], &cut].concat(), dir.path());
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, report["verdict"].as_str()), (4, Some("partial")), "{out}");
+    for name in [
+        "/perplexity/value",
+        "/perplexity/stderr",
+        "/perplexity/tokens",
+        "/kld/mean",
+        "/kld/median",
+        "/kld/p99",
+        "/kld/p999",
+        "/kld/max",
+        "/top1_agreement",
+        "/rms_dp",
+        "/delta_ln_ppl/value",
+        "/delta_ln_ppl/stderr",
+        "/tokens_per_second",
+    ] {
+        assert!(report.pointer(name).is_some_and(Value::is_number), "{name}: {out}");
+    }
+    let (code, out, _) = gguf_verify(&[&["base.gguf", "--max-ppl", "5"][..], &cut].concat(), dir.path());
+    assert_eq!(code, 3, "{out}");
+    assert!(out.contains("max-ppl"), "{out}");
+    let (code, _, err) = gguf_verify(&["base.gguf"], dir.path());
+    assert_eq!(code, 2, "{err}");
+    let (code, _, err) = gguf_verify(&["absent.gguf", "--structure-only"], dir.path());
+    assert_eq!(code, 1, "{err}");
+    fs_err::write(dir.path().join("bad.gguf"), b"GGUF\x03\0\0\0").unwrap();
+    let (code, out, _) = gguf_verify(&["bad.gguf", "--structure-only"], dir.path());
+    assert_eq!(code, 3, "{out}");
+    fs_err::write(dir.path().join("empty.jsonl"), b"\n").unwrap();
+    let (code, _, err) = gguf_verify(&["base.gguf", "--prompts", "empty.jsonl"], dir.path());
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("no prompts"), "{err}");
+}
+
+#[test]
+fn per_token_files_and_logits_agree() {
+    let dir = tempfile::tempdir().unwrap();
+    Tiny::new().write(dir.path(), "base.gguf");
+    fs_err::write(dir.path().join("p.jsonl"), b"{\"tokens\":[0,342,278,341]}\n{\"tokens\":[0,5]}\n").unwrap();
+    let args = ["base.gguf", "--prompts", "p.jsonl", "--per-token", "nll.jsonl", "--quiet"];
+    let (code, out, err) = gguf_verify(&args, dir.path());
+    assert_eq!(code, 4, "{out}{err}");
+    let lines = fs_err::read_to_string(dir.path().join("nll.jsonl")).unwrap();
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines[0]["tokens"], serde_json::json!([0, 342, 278, 341]));
+    assert_eq!(lines[0]["nll"].as_array().unwrap().len(), 3);
+
+    // The logits after [0, 342, 278] give the likelihood of 341.
+    fs_err::write(dir.path().join("q.jsonl"), b"{\"tokens\":[0,342,278]}").unwrap();
+    let (code, out, _) = gguf_verify(&["logits", "base.gguf", "--prompts", "q.jsonl"], dir.path());
+    assert_eq!(code, 0);
+    let line: Value = serde_json::from_str(&out).unwrap();
+    let logits: Vec<f64> = line["logits"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+    let peak = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let log_sum = peak + logits.iter().map(|z| (z - peak).exp()).sum::<f64>().ln();
+    let nll = lines[0]["nll"][2].as_f64().unwrap();
+    assert!((log_sum - logits[341] - nll).abs() < 1e-5, "{nll}");
+}
+
+#[test]
+fn importance_matrices_are_mean_squares_of_inputs() {
+    let dir = tempfile::tempdir().unwrap();
+    Tiny::new().write(dir.path(), "base.gguf");
+    let prompts = fixture("tiny-llama/corpus-256.jsonl");
+    let args =
+        ["imatrix", "base.gguf", "--prompts", prompts.to_str().unwrap(), "--ctx", "256", "--chunks", "3"];
+    let (code, _, err) = gguf_verify(&[&args[..], &["-o", "i.gguf"]].concat(), dir.path());
+    assert_eq!(code, 0, "{err}");
+    let file = gguf_foundry::gguf::GgufFile::open(&dir.path().join("i.gguf")).unwrap();
+    let floats = |name: &str| -> Vec<f32> {
+        let raw = file.raw_tensor(file.tensor_index(name).unwrap());
+        raw.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    };
+    assert_eq!(floats("blk.0.attn_q.weight.counts"), [768.0]);
+    assert_eq!(floats("blk.0.attn_q.weight.in_sum2"), floats("blk.0.attn_v.weight.in_sum2"));
+    // An rms-normed input has a mean square of the weight's square: never zero, and far from one another.
+    let sums = floats("blk.3.ffn_down.weight.in_sum2");
+    assert!(sums.len() == 768 && sums.iter().all(|x| x.is_finite() && *x > 0.0));
+    assert_eq!(file.metadata().get("imatrix.chunk_count").and_then(|v| v.as_u64()), Some(3));
+
+    let (code, _, err) = gguf_verify(&[&args[..], &["-o", "i.dat", "--legacy"]].concat(), dir.path());
+    assert_eq!(code, 0, "{err}");
+    let legacy = fs_err::read(dir.path().join("i.dat")).unwrap();
+    assert_eq!(legacy[..4], 28i32.to_le_bytes());
+}
