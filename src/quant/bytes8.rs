@@ -183,7 +183,7 @@ mod tests {
         x[0] = -127.0;
         x[17] = 2.5;
         let mut block = [0; 292];
-        let rows = Rows { n_cols: 256, src: &x, imatrix: None };
+        let rows = Rows { n_cols: 256, src: &x, imatrix: None, refused: &std::cell::Cell::default() };
         q8_k_quantize(SimdLevel::Scalar, &rows, &mut block);
         assert_eq!(q8_k_scale(&block), 1.0);
         assert_eq!(block[4 + 17], 2);

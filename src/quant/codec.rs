@@ -1,5 +1,7 @@
 //! What a type brings along: one [`Codec`] row, and the checks and loops that rows share.
 
+use std::cell::Cell;
+
 use super::{BlockError, BlockFlaw};
 use crate::core::{GgmlType, simd::SimdLevel};
 
@@ -12,9 +14,25 @@ pub(crate) struct Rows<'a> {
     pub src: &'a [f32],
     /// One importance weight per column; never given to types that ignore it.
     pub imatrix: Option<&'a [f32]>,
+    /// Index of the first block that the type cannot express; the bytes are then of no use.
+    pub refused: &'a Cell<Option<usize>>,
 }
 
 impl<'a> Rows<'a> {
+    /// Runs `f` over blocks of `E` elements and `B` bytes until it refuses one.
+    pub(crate) fn each_fallible<const B: usize, const E: usize, R>(
+        &self,
+        dst: &mut [u8],
+        f: impl Fn(&[f32; E], Option<&[f32; E]>, &mut [u8; B]) -> Result<(), R>,
+    ) {
+        for (index, ((x, importance), out)) in self.blocks().zip(dst.as_chunks_mut().0).enumerate() {
+            if f(x, importance, out).is_err() {
+                self.refused.set(Some(index));
+                return;
+            }
+        }
+    }
+
     /// Each block with its importance weights, row by row.
     pub(crate) fn blocks<const E: usize>(
         &self,
@@ -93,7 +111,8 @@ pub(crate) fn put_u16<const B: usize>(block: &mut [u8; B], at: usize, value: u16
     block[at..at + 2].copy_from_slice(&value.to_le_bytes());
 }
 
-fn f16_flaw(h: u16) -> Option<BlockFlaw> {
+/// What is wrong with an F16 scale.
+pub(super) fn f16_flaw(h: u16) -> Option<BlockFlaw> {
     match h & 0x7fff {
         0x7c00 => Some(BlockFlaw::ScaleInfinite),
         bits if bits > 0x7c00 => Some(BlockFlaw::ScaleNan),

@@ -65,6 +65,16 @@ pub enum QuantError {
         /// Blocks asked for.
         n_blocks: usize,
     },
+    /// Values so large or odd that no point of the type's code book is at a finite distance.
+    #[error("row {row}, column {column}: no code of {ty} is near these values")]
+    OffGrid {
+        /// The type asked for.
+        ty: GgmlType,
+        /// Row among those given.
+        row: usize,
+        /// First column of the block.
+        column: usize,
+    },
     /// Vector instructions that this machine lacks.
     #[error("this machine cannot run SIMD level `{level}`")]
     Level {

@@ -154,7 +154,11 @@ mod tests {
         let mut x = [-1.0; 128];
         (x[0], x[9]) = (-0.0, 3.0);
         let mut block = [0; 18];
-        q1_0_quantize(SimdLevel::Scalar, &Rows { n_cols: 128, src: &x, imatrix: None }, &mut block);
+        q1_0_quantize(
+            SimdLevel::Scalar,
+            &Rows { n_cols: 128, src: &x, imatrix: None, refused: &std::cell::Cell::default() },
+            &mut block,
+        );
         assert_eq!(block[2..5], [1, 2, 0]);
         let mut back = [0.0; 128];
         q1_0_dequantize(SimdLevel::Scalar, &block, &mut back);

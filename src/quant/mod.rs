@@ -12,6 +12,8 @@
 //! | `ternary` | TQ1_0 TQ2_0 |
 //! | `fp4` | MXFP4 NVFP4 |
 //! | `q2_k` `q3_k` `q45_k` `q6_k` | the K types |
+//! | `iq1` `iq2` `iq3` | the IQ types on code books (`grids`, `codebook`, `grid_search`) |
+//! | `iq4` | IQ4_NL IQ4_XS |
 
 #![allow(
     clippy::inline_always,
@@ -19,14 +21,23 @@
 )]
 #![allow(clippy::needless_range_loop, reason = "block formulas index several arrays alike")]
 
+use std::cell::Cell;
+
 use crate::core::{GgmlType, ImatrixNeed, simd::SimdLevel};
 
 mod batch;
 mod bytes8;
+mod codebook;
 mod codec;
 mod error;
 mod float;
 mod fp4;
+mod grid_search;
+mod grids;
+mod iq1;
+mod iq2;
+mod iq3;
+mod iq4;
 mod lanes;
 #[cfg(target_arch = "aarch64")]
 mod lanes_neon;
@@ -79,6 +90,15 @@ static CODECS: &[&Codec] = &[
     &q45_k::Q4_K,
     &q45_k::Q5_K,
     &q6_k::Q6_K,
+    &iq1::IQ1_S,
+    &iq1::IQ1_M,
+    &iq2::IQ2_XXS,
+    &iq2::IQ2_XS,
+    &iq2::IQ2_S,
+    &iq3::IQ3_XXS,
+    &iq3::IQ3_S,
+    &iq4::IQ4_NL,
+    &iq4::IQ4_XS,
 ];
 
 fn codec(ty: GgmlType) -> Option<&'static Codec> {
@@ -106,7 +126,7 @@ pub fn can_quantize(ty: GgmlType) -> bool {
 ///
 /// # Errors
 /// [`QuantError`]: no quantizer for the type, a required importance matrix is missing, lengths that do not fit
-/// together, a level this machine lacks.
+/// together, a level this machine lacks, values without a code (where ggml stops the program).
 pub fn quantize_rows(
     ty: GgmlType,
     level: SimdLevel,
@@ -135,8 +155,12 @@ pub fn quantize_rows(
         _ => {}
     }
     let imatrix = imatrix.filter(|_| ty.info().imatrix != ImatrixNeed::Ignored);
-    quantize(level, &Rows { n_cols, src, imatrix }, dst);
-    Ok(())
+    let refused = Cell::new(None);
+    quantize(level, &Rows { n_cols, src, imatrix, refused: &refused }, dst);
+    match refused.get().map(|block: usize| block * ty.block_elems()) {
+        Some(at) => Err(QuantError::OffGrid { ty, row: at / n_cols, column: at % n_cols }),
+        None => Ok(()),
+    }
 }
 
 /// Decodes blocks to floats; every type a file may hold, integers included.

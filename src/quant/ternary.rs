@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn ternary_values_come_back() {
         let x: [f32; 256] = std::array::from_fn(|i| (i * 7 % 3) as f32 * 0.5 - 0.5);
-        let rows = Rows { n_cols: 256, src: &x, imatrix: None };
+        let rows = Rows { n_cols: 256, src: &x, imatrix: None, refused: &std::cell::Cell::default() };
         let mut back = [0.0; 256];
         let mut block = [0; 54];
         tq1_0_quantize(SimdLevel::Scalar, &rows, &mut block);

@@ -16,6 +16,7 @@ mod inspect;
 mod layers;
 mod metadata;
 mod quant;
+mod quant_iq;
 mod quantize;
 mod support;
 mod tokenizer;

@@ -1,0 +1,243 @@
+//! Code books: which packed points are on the grid, and for every other point its nearest grid points.
+
+use std::sync::OnceLock;
+
+use super::grids;
+
+/// A grid of points with `D` levels each, and the neighbour lists of the points between.
+///
+/// Points are packed: `16 / D` bits per level (2 for 8 levels, 3 for 4: see [`CodeBook::BITS`]), first lowest.
+pub(super) struct CodeBook<const D: usize> {
+    /// Packed points in the order of the format.
+    pub points: &'static [u16],
+    /// For each packed point its index on the grid, or [`OFF_GRID`] plus the number of its neighbour list.
+    map: Vec<u16>,
+    /// Where each neighbour list ends in `neighbours`; it starts where the one before ends.
+    ends: Vec<u32>,
+    /// Packed points of all lists, each ordered by distance, then index.
+    neighbours: Vec<u16>,
+}
+
+/// Where a packed point lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place<'a> {
+    /// On the grid, with its index.
+    On(u16),
+    /// Between: the nearest grid points, packed, by distance, then index.
+    Near(&'a [u16]),
+}
+
+const OFF_GRID: u16 = 0x8000;
+const NOWHERE: u16 = u16::MAX;
+
+impl<const D: usize> CodeBook<D> {
+    /// Bits per level.
+    pub(super) const BITS: u32 = if D == 8 { 2 } else { 3 };
+    /// Levels per dimension: 3 for 8 dimensions (the fourth pattern of bits is not used), 8 for 4.
+    pub(super) const LEVELS: usize = if D == 8 { 3 } else { 8 };
+
+    /// Finds the neighbours of all points between: all grid points at the `n_nearest` smallest distances.
+    ///
+    /// # Exactness
+    /// The lists of ggml's `iq2xs_init_impl` and `iq3xs_init_impl` for all points that levels can form.
+    fn new(points: &'static [u16], n_nearest: u32) -> Self {
+        let n_points = Self::LEVELS.pow(D as u32);
+        let packed = |mut number: usize| {
+            (0..D).fold(0u16, |packed, i| {
+                let level = (number % Self::LEVELS) as u16;
+                number /= Self::LEVELS;
+                packed | level << (Self::BITS * i as u32)
+            })
+        };
+        let mut map = vec![NOWHERE; 1 << (Self::BITS * D as u32)];
+        for (index, point) in points.iter().enumerate() {
+            map[usize::from(*point)] = index as u16;
+        }
+        // Squared distances of the first and second half of the levels, for every pair of halves.
+        let half_bits = Self::BITS * D as u32 / 2;
+        let half = 1usize << half_bits;
+        let mut squares = vec![0u8; half * half];
+        for a in 0..half {
+            for b in 0..half {
+                squares[a * half + b] = (0..D as u32 / 2)
+                    .map(|i| {
+                        let level = |packed: usize| (packed >> (Self::BITS * i)) as u8 & Self::MASK as u8;
+                        let diff = level(a).abs_diff(level(b));
+                        diff * diff
+                    })
+                    .sum();
+            }
+        }
+        let mut distances = vec![0u8; points.len()];
+        let (mut ends, mut neighbours) = (Vec::new(), Vec::new());
+        for number in 0..n_points {
+            let here = usize::from(packed(number));
+            if map[here] != NOWHERE {
+                continue;
+            }
+            let low = &squares[here % half * half..][..half];
+            let high = &squares[here / half * half..][..half];
+            let mut present = [false; 256];
+            for (distance, point) in distances.iter_mut().zip(points) {
+                let point = usize::from(*point);
+                *distance = low[point % half] + high[point / half];
+                present[usize::from(*distance)] = true;
+            }
+            let nearest = (0u8..=255).filter(|distance| present[usize::from(*distance)]);
+            for wanted in nearest.take(n_nearest as usize) {
+                let at = distances.iter().zip(points).filter(|(distance, _)| **distance == wanted);
+                neighbours.extend(at.map(|(_, point)| *point));
+            }
+            map[here] = OFF_GRID + ends.len() as u16;
+            ends.push(neighbours.len() as u32);
+        }
+        Self { points, map, ends, neighbours }
+    }
+
+    const MASK: u16 = (1 << Self::BITS) - 1;
+
+    /// Packs levels.
+    #[inline(always)]
+    pub(super) fn pack(levels: [i32; D]) -> u16 {
+        let mut packed = 0;
+        for i in 0..D {
+            packed |= (levels[i] as u16) << (Self::BITS * i as u32);
+        }
+        packed
+    }
+
+    /// Unpacks levels.
+    #[inline(always)]
+    pub(super) fn unpack(packed: u16) -> [i32; D] {
+        std::array::from_fn(|i| i32::from(packed >> (Self::BITS * i as u32) & Self::MASK))
+    }
+
+    /// Where a packed point lies. Patterns that are no levels have an empty list.
+    #[inline(always)]
+    pub(super) fn place(&self, packed: u16) -> Place<'_> {
+        match self.map.get(usize::from(packed)) {
+            Some(index) if *index < OFF_GRID => Place::On(*index),
+            Some(list) => {
+                let list = usize::from(*list - OFF_GRID);
+                let end = self.ends.get(list).map_or(0, |end| *end as usize);
+                let start =
+                    if list == 0 { 0 } else { self.ends.get(list - 1).map_or(0, |end| *end as usize) };
+                Place::Near(self.neighbours.get(start..end).unwrap_or_default())
+            }
+            None => Place::Near(&[]),
+        }
+    }
+
+    /// The index of a grid point; `None` between.
+    #[inline(always)]
+    pub(super) fn index(&self, packed: u16) -> Option<u16> {
+        match self.place(packed) {
+            Place::On(index) => Some(index),
+            Place::Near(_) => None,
+        }
+    }
+}
+
+macro_rules! books {
+    ($( $(#[$doc:meta])* $name:ident: $dims:literal = $points:ident, $n_nearest:literal; )*) => {
+        $(
+            $(#[$doc])*
+            pub(super) fn $name() -> &'static CodeBook<$dims> {
+                static BOOK: OnceLock<CodeBook<$dims>> = OnceLock::new();
+                BOOK.get_or_init(|| CodeBook::new(&grids::$points, $n_nearest))
+            }
+        )*
+    };
+}
+
+books! {
+    /// The grid of IQ2_XXS.
+    iq2_xxs: 8 = IQ2_XXS, 2;
+    /// The grid of IQ2_XS.
+    iq2_xs: 8 = IQ2_XS, 2;
+    /// The grid of IQ2_S.
+    iq2_s: 8 = IQ2_S, 1;
+    /// The grid of IQ1_S and IQ1_M.
+    iq1: 8 = IQ1, 3;
+    /// The grid of IQ3_XXS.
+    iq3_xxs: 4 = IQ3_XXS, 2;
+    /// The grid of IQ3_S.
+    iq3_s: 4 = IQ3_S, 3;
+}
+
+/// The sign bits of 8 elements from the 7 that are stored: the eighth makes their number even.
+#[inline(always)]
+pub(super) fn even_signs(stored: u8) -> u8 {
+    stored & 127 | ((stored & 127).count_ones() as u8 & 1) << 7
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sha2::{Digest, Sha256};
+
+    #[test]
+    fn the_tables_are_those_of_the_script() {
+        let books: [&[u16]; 6] =
+            [&grids::IQ2_XXS, &grids::IQ2_XS, &grids::IQ2_S, &grids::IQ1, &grids::IQ3_XXS, &grids::IQ3_S];
+        let mut digest = Sha256::new();
+        for point in books.iter().copied().flatten() {
+            digest.update(point.to_le_bytes());
+        }
+        let hex = digest.finalize().iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
+        assert_eq!(hex, grids::SHA256);
+    }
+
+    /// The lists by sorting all grid points.
+    fn naive<const D: usize>(book: &CodeBook<D>, packed: u16, n_nearest: usize) -> Vec<u16> {
+        let here = CodeBook::<D>::unpack(packed);
+        let mut all: Vec<(i32, usize)> = book
+            .points
+            .iter()
+            .enumerate()
+            .map(|(index, point)| {
+                let there = CodeBook::<D>::unpack(*point);
+                ((0..D).map(|i| (here[i] - there[i]).pow(2)).sum(), index)
+            })
+            .collect();
+        all.sort_unstable();
+        let mut distances: Vec<i32> = all.iter().map(|(distance, _)| *distance).collect();
+        distances.dedup();
+        let limit = distances[n_nearest.min(distances.len()) - 1];
+        all.iter().filter(|(distance, _)| *distance <= limit).map(|(_, index)| book.points[*index]).collect()
+    }
+
+    fn check<const D: usize>(book: &CodeBook<D>, n_nearest: usize, step: usize) {
+        for number in (0..CodeBook::<D>::LEVELS.pow(D as u32)).step_by(step) {
+            let levels = std::array::from_fn(|i| {
+                (number / CodeBook::<D>::LEVELS.pow(i as u32) % CodeBook::<D>::LEVELS) as i32
+            });
+            let packed = CodeBook::<D>::pack(levels);
+            assert_eq!(CodeBook::<D>::unpack(packed), levels);
+            let on = book.points.iter().position(|point| *point == packed);
+            match (book.place(packed), on) {
+                (Place::On(index), Some(on)) => assert_eq!(usize::from(index), on),
+                (Place::Near(list), None) => assert_eq!(list, naive(book, packed, n_nearest)),
+                (place, on) => panic!("{packed:#x}: {place:?}, {on:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn neighbours_are_ordered_by_distance_then_index() {
+        check(iq2_xxs(), 2, 7);
+        check(iq2_xs(), 2, 7);
+        check(iq2_s(), 1, 7);
+        check(iq1(), 3, 7);
+        check(iq3_xxs(), 2, 1);
+        check(iq3_s(), 3, 1);
+        assert_eq!(iq2_xs().place(0xffff), Place::Near(&[]));
+    }
+
+    #[test]
+    fn signs_are_even() {
+        assert_eq!(even_signs(0), 0);
+        assert_eq!(even_signs(1), 0x81);
+        assert!((0..128).all(|stored| even_signs(stored).count_ones().is_multiple_of(2)));
+    }
+}

@@ -1,0 +1,227 @@
+//! The IQ types beyond golden blocks: rows that the reference refuses, hostile rows, levels against the scalar.
+
+use gguf_foundry::core::GgmlType;
+use gguf_foundry::core::simd::SimdLevel;
+use gguf_foundry::quant::{QuantError, dequantize, quantize_rows};
+
+use crate::support::{conformance, report_cases};
+
+const TYPES: [GgmlType; 9] = [
+    GgmlType::Iq1S,
+    GgmlType::Iq1M,
+    GgmlType::Iq2Xxs,
+    GgmlType::Iq2Xs,
+    GgmlType::Iq2S,
+    GgmlType::Iq3Xxs,
+    GgmlType::Iq3S,
+    GgmlType::Iq4Nl,
+    GgmlType::Iq4Xs,
+];
+
+fn needs_imatrix(ty: GgmlType) -> bool {
+    matches!(ty, GgmlType::Iq1S | GgmlType::Iq2Xxs | GgmlType::Iq2Xs)
+}
+
+fn quantize(
+    ty: GgmlType,
+    level: SimdLevel,
+    n_cols: usize,
+    src: &[f32],
+    imatrix: Option<&[f32]>,
+) -> Result<Vec<u8>, QuantError> {
+    let mut dst = vec![0xa5; src.len() / ty.block_elems() * ty.block_bytes()];
+    quantize_rows(ty, level, n_cols, src, imatrix, &mut dst).map(|()| dst)
+}
+
+/// splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ z >> 31
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    /// About normal.
+    fn bell(&mut self) -> f32 {
+        let z = self.bits();
+        let sum: u64 = (0..4).map(|k| z >> (16 * k) & 0xffff).sum();
+        (sum as f32 - 131_070.0) * 2f32.powi(-15)
+    }
+}
+
+/// One super-block of the kind of `seed`; finite unless `kind` says otherwise.
+fn block(random: &mut Random, kind: usize) -> Vec<f32> {
+    let scale = 2f32.powi(random.below(40) as i32 - 30);
+    let few = [0.0, -0.0, scale, -scale, 3.0 * scale];
+    (0..256)
+        .map(|i| match kind {
+            0 => random.bell() * scale,
+            1 => few[random.below(5)],
+            2 => scale,
+            3 => {
+                if i % 2 == 0 {
+                    scale
+                } else {
+                    -scale
+                }
+            }
+            4 => f32::from_bits(random.bits() as u32 & 0x807f_ffff),
+            5 => random.bell() * 2f32.powi(random.below(80) as i32 - 60),
+            6 => {
+                if random.below(32) == 0 {
+                    random.bell() * 1e3
+                } else {
+                    random.bell() * 1e-4
+                }
+            }
+            7 => {
+                if i / 32 % 2 == 0 {
+                    0.0
+                } else {
+                    random.bell()
+                }
+            }
+            8 => (random.below(17) as f32 - 8.0) * scale,
+            9 => random.bell() * 1e19,
+            10 => 1e-15 * random.bell(),
+            11 => 3e38 * random.bell().signum(),
+            12 => {
+                if random.below(64) == 0 {
+                    f32::NAN
+                } else {
+                    random.bell()
+                }
+            }
+            13 => {
+                if random.below(64) == 0 {
+                    f32::INFINITY
+                } else {
+                    random.bell()
+                }
+            }
+            _ => f32::from_bits(random.bits() as u32),
+        })
+        .collect()
+}
+
+const KINDS: usize = 15;
+
+fn importance(random: &mut Random, kind: usize) -> Vec<f32> {
+    (0..256)
+        .map(|_| match kind {
+            0 => 1.0,
+            1 => random.bell().abs() + 1e-3,
+            2 => random.bell().powi(4) * 1e4,
+            3 => [0.0, 1.0, 1.0, 2.0][random.below(4)],
+            4 => 0.0,
+            _ => f32::from_bits(random.bits() as u32 & 0x7fff_ffff),
+        })
+        .collect()
+}
+
+#[test]
+fn every_level_gives_the_scalar_bytes_or_error_on_hostile_rows() {
+    let mut random = Random(7);
+    for round in 0..20 {
+        for kind in 0..KINDS {
+            let src = block(&mut random, kind);
+            for weights in (0..6).map(|kind| Some(importance(&mut random, kind))).chain([None]) {
+                for ty in TYPES {
+                    if weights.is_none() && needs_imatrix(ty) {
+                        continue;
+                    }
+                    let weights = weights.as_deref();
+                    let want = quantize(ty, SimdLevel::Scalar, 256, &src, weights);
+                    for level in SimdLevel::available() {
+                        let got = quantize(ty, level, 256, &src, weights);
+                        assert!(got == want, "{ty} {level} round {round} kind {kind}\n{src:?}\n{weights:?}");
+                    }
+                    if let Ok(bytes) = want {
+                        let mut back = vec![0.0; 256];
+                        dequantize(ty, SimdLevel::Scalar, &bytes, &mut back).unwrap();
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn any_bytes_decode() {
+    let mut random = Random(8);
+    for ty in TYPES {
+        let bytes: Vec<u8> = (0..64 * ty.block_bytes()).map(|_| random.bits() as u8).collect();
+        let mut scalar = vec![0.0; 64 * ty.block_elems()];
+        dequantize(ty, SimdLevel::Scalar, &bytes, &mut scalar).unwrap();
+        for level in SimdLevel::available() {
+            let mut values = vec![0.0; scalar.len()];
+            dequantize(ty, level, &bytes, &mut values).unwrap();
+            let same = values.iter().zip(&scalar).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{ty} {level}");
+        }
+    }
+}
+
+#[test]
+fn types_that_need_importance_say_so() {
+    for ty in TYPES {
+        let result = quantize(ty, SimdLevel::Scalar, 256, &[1.0; 256], None);
+        if needs_imatrix(ty) {
+            let error = result.unwrap_err();
+            assert_eq!(error, QuantError::ImatrixRequired { ty });
+            assert_eq!(error.to_string(), format!("{ty} needs an importance matrix, none given"));
+        } else {
+            assert!(result.is_ok(), "{ty}");
+        }
+    }
+}
+
+#[test]
+fn a_refused_block_is_named() {
+    let mut src = vec![1.0; 1024];
+    src[800] = 1e21;
+    for level in SimdLevel::available() {
+        let error = quantize(GgmlType::Iq3S, level, 512, &src, None).unwrap_err();
+        assert_eq!(error, QuantError::OffGrid { ty: GgmlType::Iq3S, row: 1, column: 256 });
+        assert_eq!(error.to_string(), "row 1, column 256: no code of IQ3_S is near these values");
+    }
+}
+
+/// Rows on which the reference stops are errors here, and only those.
+#[test]
+fn rows_that_stop_the_reference_are_refused() {
+    let Some(dir) = conformance().map(|dir| dir.join("quant")) else { return };
+    let index: serde_json::Value =
+        serde_json::from_slice(&fs_err::read(dir.join("index.json")).unwrap()).unwrap();
+    let floats = |table: &str, name: &str| -> Option<Vec<f32>> {
+        let file = index[table][name]["file"].as_str()?;
+        let bytes = fs_err::read(dir.join(file)).unwrap();
+        let header = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
+        Some(bytes[header..].as_chunks().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect())
+    };
+    let mut n_cases = 0;
+    for case in index["cases"].as_array().unwrap() {
+        let Some(aborted) = case["aborted_rows"].as_array() else { continue };
+        let ty = GgmlType::from_name(case["type"].as_str().unwrap()).unwrap();
+        let src = floats("inputs", case["input"].as_str().unwrap()).unwrap();
+        let n_cols = usize::try_from(case["cols"].as_u64().unwrap()).unwrap();
+        let weights = floats("imatrices", case["imatrix"].as_str().unwrap());
+        let weights = weights.as_ref().map(|weights| &weights[..n_cols]);
+        for level in SimdLevel::available() {
+            for (row, src) in src.chunks_exact(n_cols).enumerate() {
+                let refused = aborted.iter().any(|aborted| aborted.as_u64() == Some(row as u64));
+                let result = quantize(ty, level, n_cols, src, weights);
+                assert_eq!(result.is_err(), refused, "{case} {level} row {row}");
+            }
+        }
+        n_cases += 1;
+    }
+    report_cases("rows that stop the reference", n_cases);
+}
