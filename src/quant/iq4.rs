@@ -5,9 +5,13 @@
 //! the parts' scales 2..4, their low nibbles 4..8, indices 8..136. Index byte `l` of a part holds element `l` in its
 //! low and `l + 16` in its high nibble.
 
-use super::codec::{Codec, Rows, decode_blocks, put_u16, u16_at, validate_f16};
+use super::batch::{BATCH, Batch, sums_of_squares};
+use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16};
+use super::lanes::{Kernel, Lanes, dispatch};
 use super::search::{GROUP_MAX_EPS, importance_weights, signed_max, sum_squares};
+use super::search_lanes::signed_max as signed_max_lanes;
 use super::superblock::{SUPER, field, field_mut};
+use super::superblock_lanes::BATCH_SUPERS;
 use crate::core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
 use crate::core::{GgmlType, simd::SimdLevel};
 
@@ -104,21 +108,33 @@ fn store_indices(x: &[f32; PART], iscale: f32, out: &mut [u8; 16]) {
     }
 }
 
-fn quantize_nl(_level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+fn quantize_nl(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+    if level != SimdLevel::Scalar {
+        return dispatch(level, QuantizeNl { rows, dst });
+    }
     for ((x, importance), out) in rows.blocks::<PART>().zip(dst.as_chunks_mut().0) {
         let sigma2 = sum_squares(x) * (2.0 / PART as f32);
-        store_nl(x, search(x, &part_weights(x, importance, sigma2)), out);
+        store_nl(x, search(x, &part_weights(x, importance, sigma2)), out, store_indices);
     }
 }
 
-fn store_nl(x: &[f32; PART], scale: f32, out: &mut [u8; NL_BYTES]) {
+#[inline(always)]
+fn store_nl(
+    x: &[f32; PART],
+    scale: f32,
+    out: &mut [u8; NL_BYTES],
+    store_indices: impl Fn(&[f32; PART], f32, &mut [u8; 16]),
+) {
     put_u16(out, 0, f32_to_f16(scale));
     // ref: the unrounded scale
     let iscale = if scale == 0.0 { 0.0 } else { 1.0 / scale };
     store_indices(x, iscale, field_mut::<2, 16, _>(out));
 }
 
-fn quantize_xs(_level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+fn quantize_xs(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+    if level != SimdLevel::Scalar {
+        return dispatch(level, QuantizeXs { rows, dst });
+    }
     for ((x, importance), out) in rows.blocks::<SUPER>().zip(dst.as_chunks_mut().0) {
         let sigma2 = sum_squares(x) * (2.0 / SUPER as f32);
         let mut scales = [0.0; PARTS];
@@ -126,11 +142,17 @@ fn quantize_xs(_level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
             let importance = importance.map(|importance| &importance.as_chunks::<PART>().0[j]);
             scales[j] = search(x, &part_weights(x, importance, sigma2));
         }
-        store_xs(x, &scales, out);
+        store_xs(x, &scales, out, store_indices);
     }
 }
 
-fn store_xs(x: &[f32; SUPER], scales: &[f32; PARTS], out: &mut [u8; XS_BYTES]) {
+#[inline(always)]
+fn store_xs(
+    x: &[f32; SUPER],
+    scales: &[f32; PARTS],
+    out: &mut [u8; XS_BYTES],
+    store_indices: impl Fn(&[f32; PART], f32, &mut [u8; 16]),
+) {
     let (max, _) = signed_max(scales);
     let d = -max / 32.0;
     put_u16(out, 0, f32_to_f16(d));
@@ -149,11 +171,188 @@ fn store_xs(x: &[f32; SUPER], scales: &[f32; PARTS], out: &mut [u8; XS_BYTES]) {
     put_u16(out, 2, high);
 }
 
-fn dequantize_nl(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
-    decode_blocks(src, dst, |block: &[u8; NL_BYTES], out: &mut [f32; PART]| {
-        load_indices(f16_to_f32(u16_at(block, 0)), field::<2, 16, _>(block), out);
-    });
+/// Halfway between neighbouring levels; a level is chosen from here up. The last is a filler.
+const HALFWAYS: [f32; 16] = {
+    let mut halfways = [f32::MAX; 16];
+    let mut i = 0;
+    while i < 15 {
+        halfways[i] = f32::midpoint(LEVELS[i] as f32, LEVELS[i + 1] as f32);
+        i += 1;
+    }
+    halfways
+};
+
+/// [`HALFWAYS`] from the `n`-th on.
+const fn halfways_from(n: usize) -> [f32; 16] {
+    let mut from = [f32::MAX; 16];
+    let mut i = n;
+    while i < 16 {
+        from[i - n] = HALFWAYS[i];
+        i += 1;
+    }
+    from
 }
+
+static FROM_3: [f32; 16] = halfways_from(3);
+static FROM_1: [f32; 16] = halfways_from(1);
+static FROM_0: [f32; 16] = HALFWAYS;
+static VALUES: [f32; 16] = {
+    let mut values = [0.0; 16];
+    let mut i = 0;
+    while i < 16 {
+        values[i] = LEVELS[i] as f32;
+        i += 1;
+    }
+    values
+};
+
+/// [`nearest_level`] per lane, NaN included.
+///
+/// The scalar compares two rounded differences; next to a halfway point both are exact and further away rounding
+/// keeps their order, so comparing with the halfway point gives the same level.
+#[inline(always)]
+fn nearest_level_lanes<L: Lanes>(l: L, x: L::F) -> L::I {
+    let mut index = l.select_i(l.gt(l.splat(HALFWAYS[7]), x), l.splat_i(0), l.splat_i(8));
+    for (halfways, step) in [(&FROM_3, 4), (&FROM_1, 2), (&FROM_0, 1)] {
+        let below = l.gt(l.lookup_16(halfways, index), x);
+        index = l.select_i(below, index, index + l.splat_i(step));
+    }
+    index
+}
+
+/// Weighted least squares: sums of `x * q` and of `q * q` for the levels nearest to `iscale * x`.
+#[inline(always)]
+fn level_sums<L: Lanes>(l: L, x: &[L::F; PART], weights: &[L::F; PART], iscale: L::F) -> (L::F, L::F) {
+    let (mut sum_qx, mut sum_q2) = (l.splat(0.0), l.splat(0.0));
+    for i in 0..PART {
+        let q = l.lookup_16(&VALUES, nearest_level_lanes(l, iscale * x[i]));
+        let weighted = weights[i] * q;
+        sum_qx = sum_qx + weighted * x[i];
+        sum_q2 = sum_q2 + weighted * q;
+    }
+    (sum_qx, sum_q2)
+}
+
+/// [`search`] with one part per lane.
+#[inline(always)]
+fn search_lanes<L: Lanes>(l: L, x: &[L::F; PART], weights: &[L::F; PART]) -> L::F {
+    let (max, amax) = signed_max_lanes(l, x);
+    let lowest = f32::from(LEVELS[0]);
+    let zero = l.splat(0.0);
+    // The sign goes with the level, not with the maximum: the same quotient, as division is odd.
+    let (sum_qx, sum_q2) = level_sums(l, x, weights, l.splat(1.0) / (max / l.splat(-lowest)));
+    let mut scale = l.select(l.gt(sum_q2, zero), sum_qx / sum_q2, zero);
+    let mut best = scale * sum_qx;
+    for step in -7..=7 {
+        let (sum_qx, sum_q2) = level_sums(l, x, weights, l.splat(step as f32 + lowest) / max);
+        let better = l.gt(sum_q2, zero) & l.gt(sum_qx * sum_qx, best * sum_q2);
+        let trial = sum_qx / sum_q2;
+        scale = l.select(better, trial, scale);
+        best = l.select(better, trial * sum_qx, best);
+    }
+    l.select(l.gt(l.splat(GROUP_MAX_EPS), amax), zero, scale)
+}
+
+/// [`store_indices`] with one element per lane.
+#[inline(always)]
+fn store_indices_lanes<L: Lanes>(l: L, x: &[f32; PART], iscale: f32, out: &mut [u8; 16]) {
+    let iscale = l.splat(iscale);
+    for at in (0..16).step_by(L::WIDTH) {
+        let low = nearest_level_lanes(l, iscale * l.load(&x[at..]));
+        let high = nearest_level_lanes(l, iscale * l.load(&x[at + 16..]));
+        let high = high + high;
+        let high = high + high;
+        let high = high + high;
+        l.store_low_bytes(low | (high + high), &mut out[at..]);
+    }
+}
+
+/// Scales of all parts of a batch whose weights are set, if there is importance.
+#[inline(always)]
+fn batch_scales<L: Lanes>(l: L, batch: &Batch, with_importance: bool, scales: &mut [f32]) {
+    let zero = l.splat(0.0);
+    for at in (0..batch.n_elems / PART).step_by(L::WIDTH) {
+        let (mut x, mut weights) = ([zero; PART], [zero; PART]);
+        l.columns(&batch.x[at * PART..], PART, &mut x);
+        if with_importance {
+            l.columns(&batch.weights[at * PART..], PART, &mut weights);
+        } else {
+            for (weight, &x) in weights.iter_mut().zip(&x) {
+                *weight = x * x;
+            }
+        }
+        l.store(search_lanes(l, &x, &weights), &mut scales[at..]);
+    }
+}
+
+const BATCH_PARTS: usize = BATCH / PART;
+
+/// Mean squares (times 2) of blocks of `E` elements.
+#[inline(always)]
+fn sigma2<L: Lanes, const E: usize>(l: L, batch: &Batch) -> [f32; BATCH_PARTS] {
+    let mut sigma2 = [0.0; BATCH_PARTS];
+    for at in (0..BATCH / E).step_by(L::WIDTH) {
+        let sums = sums_of_squares(l, &batch.x[at * E..], E, E);
+        l.store(sums * l.splat(2.0 / E as f32), &mut sigma2[at..]);
+    }
+    sigma2
+}
+
+/// All blocks of IQ4_NL, one per lane.
+struct QuantizeNl<'a> {
+    rows: &'a Rows<'a>,
+    dst: &'a mut [u8],
+}
+
+impl Kernel for QuantizeNl<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        let mut batch = Batch::EMPTY;
+        let mut scales = [0.0; BATCH_PARTS];
+        for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_PARTS).enumerate() {
+            batch.load(self.rows, index * BATCH);
+            if let Some(importance) = self.rows.imatrix {
+                let sigma2 = sigma2::<L, PART>(l, &batch);
+                batch.weigh::<PART>(self.rows, importance, |index| sigma2[index]);
+            }
+            batch_scales(l, &batch, self.rows.imatrix.is_some(), &mut scales);
+            for (b, (x, out)) in batch.x.as_chunks::<PART>().0.iter().zip(out).enumerate() {
+                store_nl(x, scales[b], out, |x, iscale, out| store_indices_lanes(l, x, iscale, out));
+            }
+        }
+    }
+}
+
+/// All super-blocks of IQ4_XS, one part per lane.
+struct QuantizeXs<'a> {
+    rows: &'a Rows<'a>,
+    dst: &'a mut [u8],
+}
+
+impl Kernel for QuantizeXs<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        let mut batch = Batch::EMPTY;
+        let mut scales = [[0.0; PARTS]; BATCH_SUPERS];
+        for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {
+            batch.load(self.rows, index * BATCH);
+            if let Some(importance) = self.rows.imatrix {
+                let sigma2 = sigma2::<L, SUPER>(l, &batch);
+                batch.weigh::<SUPER>(self.rows, importance, |index| sigma2[index]);
+            }
+            batch_scales(l, &batch, self.rows.imatrix.is_some(), scales.as_flattened_mut());
+            for (b, (x, out)) in batch.x.as_chunks::<SUPER>().0.iter().zip(out).enumerate() {
+                store_xs(x, &scales[b], out, |x, iscale, out| store_indices_lanes(l, x, iscale, out));
+            }
+        }
+    }
+}
+
+decoder!(
+    dequantize_nl = |block: &[u8; NL_BYTES], out: &mut [f32; PART]| {
+        load_indices(f16_to_f32(u16_at(block, 0)), field::<2, 16, _>(block), out);
+    }
+);
 
 #[inline(always)]
 fn load_indices(scale: f32, indices: &[u8; 16], out: &mut [f32; PART]) {
@@ -163,16 +362,17 @@ fn load_indices(scale: f32, indices: &[u8; 16], out: &mut [f32; PART]) {
     }
 }
 
-fn dequantize_xs(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
-    decode_blocks(src, dst, |block: &[u8; XS_BYTES], out: &mut [f32; SUPER]| {
-        let d = f16_to_f32(u16_at(block, 0));
-        let high = u16_at(block, 2);
-        let indices = field::<8, 128, _>(block).as_chunks::<16>().0;
-        for (j, out) in out.as_chunks_mut::<PART>().0.iter_mut().enumerate() {
-            let level = block[4 + j / 2] >> (4 * (j % 2)) & 15 | ((high >> (2 * j) & 3) as u8) << 4;
-            load_indices(d * (i32::from(level) - 32) as f32, &indices[j], out);
-        }
-    });
+decoder!(dequantize_xs = load_xs);
+
+#[inline(always)]
+fn load_xs(block: &[u8; XS_BYTES], out: &mut [f32; SUPER]) {
+    let d = f16_to_f32(u16_at(block, 0));
+    let high = u16_at(block, 2);
+    let indices = field::<8, 128, _>(block).as_chunks::<16>().0;
+    for (j, out) in out.as_chunks_mut::<PART>().0.iter_mut().enumerate() {
+        let level = block[4 + j / 2] >> (4 * (j % 2)) & 15 | ((high >> (2 * j) & 3) as u8) << 4;
+        load_indices(d * (i32::from(level) - 32) as f32, &indices[j], out);
+    }
 }
 
 #[cfg(test)]

@@ -61,6 +61,8 @@ pub(crate) trait Lanes: Copy {
         + BitOr<Output = Self::I>;
     /// Truth values.
     type M: Copy + BitAnd<Output = Self::M> + BitOr<Output = Self::M> + Not<Output = Self::M>;
+    /// Eight floats to look up.
+    type T: Copy + Sub<Output = Self::T> + Mul<Output = Self::T>;
 
     /// The same float in all lanes.
     fn splat(self, value: f32) -> Self::F;
@@ -106,6 +108,21 @@ pub(crate) trait Lanes: Copy {
     fn select_i(self, mask: Self::M, a: Self::I, b: Self::I) -> Self::I;
     /// One bit per lane, lane 0 lowest.
     fn mask_bits(self, mask: Self::M) -> u64;
+
+    /// The first `WIDTH` numbers.
+    fn load_u16(self, src: &[u16]) -> Self::I;
+    /// Bits moved down, zeros from above; `n` below 32.
+    fn shr(self, value: Self::I, n: u32) -> Self::I;
+    /// The smallest lane; no lane is NaN.
+    fn least(self, value: Self::F) -> f32;
+    /// A table of eight floats.
+    fn table(self, entries: &[f32; 8]) -> Self::T;
+    /// A table of one float.
+    fn splat_table(self, entry: f32) -> Self::T;
+    /// Per lane the entry that the lowest three bits choose.
+    fn lookup(self, table: Self::T, index: Self::I) -> Self::F;
+    /// Per lane the entry that the lowest four bits choose.
+    fn lookup_16(self, table: &[f32; 16], index: Self::I) -> Self::F;
 
     /// True if the mask is set anywhere.
     #[inline(always)]
@@ -182,6 +199,7 @@ impl<L: Lanes> Lanes for Twice<L> {
     type F = Two<L::F>;
     type I = Two<L::I>;
     type M = Two<L::M>;
+    type T = L::T;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {
@@ -282,6 +300,35 @@ impl<L: Lanes> Lanes for Twice<L> {
     fn mask_bits(self, mask: Self::M) -> u64 {
         self.0.mask_bits(mask.0) | self.0.mask_bits(mask.1) << L::WIDTH
     }
+    #[inline(always)]
+    fn load_u16(self, src: &[u16]) -> Self::I {
+        Two(self.0.load_u16(src), self.0.load_u16(&src[L::WIDTH..]))
+    }
+    #[inline(always)]
+    fn shr(self, value: Self::I, n: u32) -> Self::I {
+        Two(self.0.shr(value.0, n), self.0.shr(value.1, n))
+    }
+    #[inline(always)]
+    fn least(self, value: Self::F) -> f32 {
+        let (low, high) = (self.0.least(value.0), self.0.least(value.1));
+        if low < high { low } else { high }
+    }
+    #[inline(always)]
+    fn table(self, entries: &[f32; 8]) -> Self::T {
+        self.0.table(entries)
+    }
+    #[inline(always)]
+    fn splat_table(self, entry: f32) -> Self::T {
+        self.0.splat_table(entry)
+    }
+    #[inline(always)]
+    fn lookup(self, table: Self::T, index: Self::I) -> Self::F {
+        Two(self.0.lookup(table, index.0), self.0.lookup(table, index.1))
+    }
+    #[inline(always)]
+    fn lookup_16(self, table: &[f32; 16], index: Self::I) -> Self::F {
+        Two(self.0.lookup_16(table, index.0), self.0.lookup_16(table, index.1))
+    }
 }
 
 /// Four lanes as plain arrays: for machines without vectors, and the twin of the others in tests.
@@ -338,11 +385,48 @@ impl Not for Array<bool> {
     }
 }
 
+/// Eight floats as a plain array.
+#[derive(Clone, Copy)]
+pub(crate) struct Entries([f32; 8]);
+
+macro_rules! entries_operators {
+    ($( $operator:ident $method:ident; )*) => {
+        $( impl $operator for Entries {
+            type Output = Self;
+            #[inline(always)]
+            fn $method(self, other: Self) -> Self {
+                let mut out = self.0;
+                for i in 0..8 {
+                    out[i] = self.0[i].$method(other.0[i]);
+                }
+                Self(out)
+            }
+        } )*
+    };
+}
+
+entries_operators! { Sub sub; Mul mul; }
+
+impl Entries {
+    /// The entries.
+    #[inline(always)]
+    pub(crate) fn new(entries: [f32; 8]) -> Self {
+        Self(entries)
+    }
+
+    /// The entry that the lowest three bits choose.
+    #[inline(always)]
+    pub(crate) fn get(self, index: i32) -> f32 {
+        self.0[(index & 7) as usize]
+    }
+}
+
 impl Lanes for Portable {
     const WIDTH: usize = PORTABLE_WIDTH;
     type F = Array<f32>;
     type I = Array<i32>;
     type M = Array<bool>;
+    type T = Entries;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {
@@ -447,5 +531,37 @@ impl Lanes for Portable {
     #[inline(always)]
     fn mask_bits(self, mask: Self::M) -> u64 {
         mask.0.iter().rev().fold(0, |bits, set| bits << 1 | u64::from(*set))
+    }
+    #[inline(always)]
+    fn load_u16(self, src: &[u16]) -> Self::I {
+        let mut out = [0; PORTABLE_WIDTH];
+        for (out, src) in out.iter_mut().zip(&src[..PORTABLE_WIDTH]) {
+            *out = i32::from(*src);
+        }
+        Array(out)
+    }
+    #[inline(always)]
+    fn shr(self, value: Self::I, n: u32) -> Self::I {
+        Array(value.0.map(|value| (value as u32 >> n) as i32))
+    }
+    #[inline(always)]
+    fn least(self, value: Self::F) -> f32 {
+        value.0.into_iter().fold(f32::INFINITY, |least, value| if value < least { value } else { least })
+    }
+    #[inline(always)]
+    fn table(self, entries: &[f32; 8]) -> Self::T {
+        Entries(*entries)
+    }
+    #[inline(always)]
+    fn splat_table(self, entry: f32) -> Self::T {
+        Entries([entry; 8])
+    }
+    #[inline(always)]
+    fn lookup(self, table: Self::T, index: Self::I) -> Self::F {
+        Array(index.0.map(|index| table.get(index)))
+    }
+    #[inline(always)]
+    fn lookup_16(self, table: &[f32; 16], index: Self::I) -> Self::F {
+        Array(index.0.map(|index| table[(index & 15) as usize]))
     }
 }

@@ -5,7 +5,7 @@
 use std::arch::aarch64::*;
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Not, Sub};
 
-use super::lanes::{Kernel, Lanes};
+use super::lanes::{Entries, Kernel, Lanes};
 
 /// NEON, which every AArch64 machine has.
 #[derive(Clone, Copy)]
@@ -70,6 +70,7 @@ impl Lanes for Neon {
     type F = F4;
     type I = I4;
     type M = M4;
+    type T = Entries;
 
     intrinsics! {
         fn splat(value: f32) -> F4 = F4(vdupq_n_f32(value));
@@ -88,6 +89,11 @@ impl Lanes for Neon {
         fn eq_i(a: I4, b: I4) -> M4 = M4(vceqq_s32(a.0, b.0));
         fn select(mask: M4, a: F4, b: F4) -> F4 = F4(vbslq_f32(mask.0, a.0, b.0));
         fn select_i(mask: M4, a: I4, b: I4) -> I4 = I4(vbslq_s32(mask.0, a.0, b.0));
+        fn shr(value: I4, n: u32) -> I4 = I4(vreinterpretq_s32_u32(vshlq_u32(
+            vreinterpretq_u32_s32(value.0),
+            vdupq_n_s32(-(n as i32))
+        )));
+        fn least(value: F4) -> f32 = vminvq_f32(value.0);
     }
 
     #[inline(always)]
@@ -108,6 +114,37 @@ impl Lanes for Neon {
         let weights = [1u32, 2, 4, 8];
         // SAFETY: four integers are readable; every AArch64 machine has the instructions.
         u64::from(unsafe { vaddvq_u32(vandq_u32(mask.0, vld1q_u32(weights.as_ptr()))) })
+    }
+
+    #[inline(always)]
+    fn load_u16(self, src: &[u16]) -> I4 {
+        let src: &[u16; 4] = src.first_chunk().expect("callers pass a whole vector");
+        // SAFETY: 8 bytes are readable; every AArch64 machine has the instructions.
+        I4(unsafe { vreinterpretq_s32_u32(vmovl_u16(vld1_u16(src.as_ptr()))) })
+    }
+
+    #[inline(always)]
+    fn table(self, entries: &[f32; 8]) -> Entries {
+        Entries::new(*entries)
+    }
+
+    #[inline(always)]
+    fn splat_table(self, entry: f32) -> Entries {
+        Entries::new([entry; 8])
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: Entries, index: I4) -> F4 {
+        let mut indices = [0; 4];
+        self.store_i(index, &mut indices);
+        self.load(&indices.map(|index| table.get(index)))
+    }
+
+    #[inline(always)]
+    fn lookup_16(self, table: &[f32; 16], index: I4) -> F4 {
+        let mut indices = [0; 4];
+        self.store_i(index, &mut indices);
+        self.load(&indices.map(|index| table[(index & 15) as usize]))
     }
 
     #[inline(always)]

@@ -136,6 +136,7 @@ impl Lanes for Avx2 {
     type F = F8;
     type I = I8;
     type M = M8;
+    type T = F8;
 
     intrinsics! {
         fn splat(value: f32) -> F8 = F8(_mm256_set1_ps(value));
@@ -156,6 +157,37 @@ impl Lanes for Avx2 {
         fn select_i(mask: M8, a: I8, b: I8) -> I8 =
             I8(_mm256_blendv_epi8(b.0, a.0, _mm256_castps_si256(mask.0)));
         fn mask_bits(mask: M8) -> u64 = u64::from(_mm256_movemask_ps(mask.0) as u8);
+        fn shr(value: I8, n: u32) -> I8 = I8(_mm256_srl_epi32(value.0, _mm_cvtsi32_si128(n as i32)));
+        fn splat_table(entry: f32) -> F8 = F8(_mm256_set1_ps(entry));
+        fn lookup(table: F8, index: I8) -> F8 = F8(_mm256_permutevar8x32_ps(table.0, index.0));
+        fn least(value: F8) -> f32 = {
+            let four = _mm_min_ps(_mm256_castps256_ps128(value.0), _mm256_extractf128_ps::<1>(value.0));
+            let two = _mm_min_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_min_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        };
+    }
+
+    #[inline(always)]
+    fn load_u16(self, src: &[u16]) -> I8 {
+        let src: &[u16; 8] = src.first_chunk().expect("callers pass a whole vector");
+        // SAFETY: 16 bytes are readable; the load needs no alignment; the token proves the instructions.
+        I8(unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(src.as_ptr().cast())) })
+    }
+
+    #[inline(always)]
+    fn table(self, entries: &[f32; 8]) -> F8 {
+        self.load(entries)
+    }
+
+    #[inline(always)]
+    fn lookup_16(self, table: &[f32; 16], index: I8) -> F8 {
+        let (low, high) = (self.load(table), self.load(&table[8..]));
+        // SAFETY: the token proves the instructions; nothing here touches memory.
+        F8(unsafe {
+            let low = _mm256_permutevar8x32_ps(low.0, index.0);
+            let high = _mm256_permutevar8x32_ps(high.0, index.0);
+            _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index.0)))
+        })
     }
 
     #[inline(always)]
@@ -237,6 +269,7 @@ impl Lanes for Avx512 {
     type F = F16;
     type I = I16;
     type M = M16;
+    type T = F16;
 
     intrinsics! {
         fn splat(value: f32) -> F16 = F16(_mm512_set1_ps(value));
@@ -255,11 +288,36 @@ impl Lanes for Avx512 {
         fn eq_i(a: I16, b: I16) -> M16 = M16(_mm512_cmpeq_epi32_mask(a.0, b.0));
         fn select(mask: M16, a: F16, b: F16) -> F16 = F16(_mm512_mask_blend_ps(mask.0, b.0, a.0));
         fn select_i(mask: M16, a: I16, b: I16) -> I16 = I16(_mm512_mask_blend_epi32(mask.0, b.0, a.0));
+        fn shr(value: I16, n: u32) -> I16 = I16(_mm512_srl_epi32(value.0, _mm_cvtsi32_si128(n as i32)));
+        fn splat_table(entry: f32) -> F16 = F16(_mm512_set1_ps(entry));
+        // A table holds its entries twice, so the fourth bit of an index does not matter.
+        fn lookup(table: F16, index: I16) -> F16 = F16(_mm512_permutexvar_ps(index.0, table.0));
+        fn least(value: F16) -> f32 = _mm512_reduce_min_ps(value.0);
     }
 
     #[inline(always)]
     fn mask_bits(self, mask: M16) -> u64 {
         u64::from(mask.0)
+    }
+
+    #[inline(always)]
+    fn load_u16(self, src: &[u16]) -> I16 {
+        let src: &[u16; 16] = src.first_chunk().expect("callers pass a whole vector");
+        // SAFETY: 32 bytes are readable; the load needs no alignment; the token proves the instructions.
+        I16(unsafe { _mm512_cvtepu16_epi32(_mm256_loadu_si256(src.as_ptr().cast())) })
+    }
+
+    #[inline(always)]
+    fn table(self, entries: &[f32; 8]) -> F16 {
+        // SAFETY: 32 bytes are readable; the load needs no alignment; the token proves the instructions.
+        F16(unsafe { _mm512_broadcast_f32x8(_mm256_loadu_ps(entries.as_ptr())) })
+    }
+
+    #[inline(always)]
+    fn lookup_16(self, table: &[f32; 16], index: I16) -> F16 {
+        let table = self.load(table);
+        // SAFETY: the token proves the instruction; nothing here touches memory.
+        F16(unsafe { _mm512_permutexvar_ps(index.0, table.0) })
     }
 
     #[inline(always)]
