@@ -12,10 +12,37 @@ pub(super) struct CodeBook<const D: usize> {
     pub points: &'static [u16],
     /// For each packed point its index on the grid, or [`OFF_GRID`] plus the number of its neighbour list.
     map: Vec<u16>,
-    /// Where each neighbour list ends in `neighbours`; it starts where the one before ends.
-    ends: Vec<u32>,
-    /// Packed points of all lists, each ordered by distance, then index.
+    /// Start in `neighbours` and length of each neighbour list.
+    lists: Vec<(u32, u16)>,
+    /// Packed points of all lists, each ordered by distance, then index, and filled with copies of its first
+    /// point to a multiple of [`LIST_TILE`].
     neighbours: Vec<u16>,
+}
+
+/// Neighbour lists can be read in runs of this many points.
+pub(super) const LIST_TILE: usize = 16;
+
+/// A neighbour list: the nearest grid points, packed, by distance, then index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Neighbours<'a> {
+    /// The points, then copies of the first.
+    tiles: &'a [[u16; LIST_TILE]],
+    n_points: usize,
+}
+
+impl<'a> Neighbours<'a> {
+    const NONE: Self = Self { tiles: &[], n_points: 0 };
+
+    /// The points.
+    pub(super) fn points(self) -> &'a [u16] {
+        &self.tiles.as_flattened()[..self.n_points]
+    }
+
+    /// The points in whole tiles, filled up with copies of the first.
+    #[inline(always)]
+    pub(super) fn tiles(self) -> &'a [[u16; LIST_TILE]] {
+        self.tiles
+    }
 }
 
 /// Where a packed point lies.
@@ -23,8 +50,8 @@ pub(super) struct CodeBook<const D: usize> {
 pub(super) enum Place<'a> {
     /// On the grid, with its index.
     On(u16),
-    /// Between: the nearest grid points, packed, by distance, then index.
-    Near(&'a [u16]),
+    /// Between, with its neighbours.
+    Near(Neighbours<'a>),
 }
 
 const OFF_GRID: u16 = 0x8000;
@@ -69,7 +96,7 @@ impl<const D: usize> CodeBook<D> {
             }
         }
         let mut distances = vec![0u8; points.len()];
-        let (mut ends, mut neighbours) = (Vec::new(), Vec::new());
+        let (mut lists, mut neighbours) = (Vec::<(u32, u16)>::new(), Vec::new());
         for number in 0..n_points {
             let here = usize::from(packed(number));
             if map[here] != NOWHERE {
@@ -83,15 +110,17 @@ impl<const D: usize> CodeBook<D> {
                 *distance = low[point % half] + high[point / half];
                 present[usize::from(*distance)] = true;
             }
+            let start = neighbours.len();
             let nearest = (0u8..=255).filter(|distance| present[usize::from(*distance)]);
             for wanted in nearest.take(n_nearest as usize) {
                 let at = distances.iter().zip(points).filter(|(distance, _)| **distance == wanted);
                 neighbours.extend(at.map(|(_, point)| *point));
             }
-            map[here] = OFF_GRID + ends.len() as u16;
-            ends.push(neighbours.len() as u32);
+            map[here] = OFF_GRID + lists.len() as u16;
+            lists.push((start as u32, (neighbours.len() - start) as u16));
+            neighbours.resize(neighbours.len().next_multiple_of(LIST_TILE), neighbours[start]);
         }
-        Self { points, map, ends, neighbours }
+        Self { points, map, lists, neighbours }
     }
 
     const MASK: u16 = (1 << Self::BITS) - 1;
@@ -117,15 +146,18 @@ impl<const D: usize> CodeBook<D> {
     pub(super) fn place(&self, packed: u16) -> Place<'_> {
         match self.map.get(usize::from(packed)) {
             Some(index) if *index < OFF_GRID => Place::On(*index),
-            Some(list) => {
-                let list = usize::from(*list - OFF_GRID);
-                let end = self.ends.get(list).map_or(0, |end| *end as usize);
-                let start =
-                    if list == 0 { 0 } else { self.ends.get(list - 1).map_or(0, |end| *end as usize) };
-                Place::Near(self.neighbours.get(start..end).unwrap_or_default())
-            }
-            None => Place::Near(&[]),
+            Some(list) => Place::Near(self.list(*list - OFF_GRID)),
+            None => Place::Near(Neighbours::NONE),
         }
+    }
+
+    #[inline(always)]
+    fn list(&self, number: u16) -> Neighbours<'_> {
+        let Some((start, n_points)) = self.lists.get(usize::from(number)) else { return Neighbours::NONE };
+        let n_points = usize::from(*n_points);
+        let start = *start as usize / LIST_TILE;
+        let tiles = self.neighbours.as_chunks().0.get(start..start + n_points.div_ceil(LIST_TILE));
+        Neighbours { tiles: tiles.unwrap_or_default(), n_points }
     }
 
     /// The index of a grid point; `None` between.
@@ -217,7 +249,7 @@ mod tests {
             let on = book.points.iter().position(|point| *point == packed);
             match (book.place(packed), on) {
                 (Place::On(index), Some(on)) => assert_eq!(usize::from(index), on),
-                (Place::Near(list), None) => assert_eq!(list, naive(book, packed, n_nearest)),
+                (Place::Near(list), None) => assert_eq!(list.points(), naive(book, packed, n_nearest)),
                 (place, on) => panic!("{packed:#x}: {place:?}, {on:?}"),
             }
         }
@@ -231,7 +263,7 @@ mod tests {
         check(iq1(), 3, 7);
         check(iq3_xxs(), 2, 1);
         check(iq3_s(), 3, 1);
-        assert_eq!(iq2_xs().place(0xffff), Place::Near(&[]));
+        assert_eq!(iq2_xs().place(0xffff), Place::Near(Neighbours::NONE));
     }
 
     #[test]

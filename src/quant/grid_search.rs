@@ -1,11 +1,17 @@
 //! The search that the IQ2 and IQ3 types share: magnitudes of a part on a code book, under one scale.
 //!
-//! Scalar, the specification. All sums run in index order in f32.
+//! Scalar, the specification; `grid_lanes` is its twin. All sums run in index order in f32.
 
-use super::codebook::{CodeBook, Place};
-use super::search::sum_squares;
+use std::marker::PhantomData;
+
+use super::codebook::{CodeBook, Neighbours, Place};
+use super::codec::Rows;
+use super::grid_lanes::InLanes;
+use super::lanes::{Kernel, Lanes, dispatch};
+use super::search::{sum_squares, unsigned};
 use super::superblock::SUPER;
 use crate::core::numeric::{c_max, nearest_int};
+use crate::core::simd::SimdLevel;
 
 /// No grid point is at a finite distance: the reference stops the program there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +26,14 @@ pub(super) struct GridSearch {
     pub r_delta: f32,
     /// What the last fit places anew.
     pub refit: Refit,
+}
+
+impl GridSearch {
+    /// Steps in all.
+    #[inline(always)]
+    pub(super) const fn n_steps(&self) -> usize {
+        2 * self.n_step as usize + 1
+    }
 }
 
 /// Which groups the last fit places on the grid again.
@@ -63,14 +77,14 @@ pub(super) fn nearest<const D: usize>(x: &[f32; D], iscale: f32) -> u16 {
 /// The packed grid point that is nearest under weights; of equal ones the first in the list.
 #[inline(always)]
 pub(super) fn best_neighbour<const D: usize>(
-    neighbours: &[u16],
+    neighbours: Neighbours<'_>,
     x: &[f32; D],
     roots: &[f32; D],
     scale: f32,
 ) -> Result<u16, OffGrid> {
     let mut best_distance = f32::MAX;
     let mut best = Err(OffGrid);
-    for point in neighbours {
+    for point in neighbours.points() {
         let levels = CodeBook::<D>::unpack(*point);
         let mut distance = 0f32;
         for i in 0..D {
@@ -115,6 +129,93 @@ impl<const D: usize, const G: usize> Part<D, G> {
             }
         }
         (sum_qx, sum_q2)
+    }
+}
+
+/// The searches of a super-block, scalar or in lanes.
+pub(super) trait Search: Copy {
+    /// Fits scale and grid points of one part; see [`search`].
+    fn search<const D: usize, const G: usize>(
+        self,
+        book: &CodeBook<D>,
+        how: &GridSearch,
+        part: &Part<D, G>,
+        range: f32,
+        start: Fit<G>,
+    ) -> Result<Fit<G>, OffGrid>;
+
+    /// Scales of parts by the search for non-negative levels `0..=n_max`.
+    fn unsigned_scales(self, n_max: i32, x: &[[f32; 32]; 8], weights: &[[f32; 32]; 8]) -> [f32; 8];
+}
+
+/// The searches as they are written here.
+#[derive(Clone, Copy)]
+pub(super) struct Scalar;
+
+impl Search for Scalar {
+    fn search<const D: usize, const G: usize>(
+        self,
+        book: &CodeBook<D>,
+        how: &GridSearch,
+        part: &Part<D, G>,
+        range: f32,
+        start: Fit<G>,
+    ) -> Result<Fit<G>, OffGrid> {
+        search(book, how, part, range, start)
+    }
+
+    fn unsigned_scales(self, n_max: i32, x: &[[f32; 32]; 8], weights: &[[f32; 32]; 8]) -> [f32; 8] {
+        std::array::from_fn(|j| unsigned(n_max, &x[j], &weights[j], &mut [0; 32]))
+    }
+}
+
+/// A type whose super-blocks are quantized by [`Search`] into `B` bytes.
+pub(super) trait GridType<const B: usize> {
+    /// Quantizes one super-block.
+    ///
+    /// # Errors
+    /// [`OffGrid`] where the reference stops.
+    fn quantize<S: Search>(
+        search: S,
+        x: &[f32; SUPER],
+        importance: Option<&[f32; SUPER]>,
+        out: &mut [u8; B],
+    ) -> Result<(), OffGrid>;
+}
+
+/// Quantizes rows to a grid type.
+pub(super) fn quantize_rows<Q: GridType<B>, const B: usize>(
+    level: SimdLevel,
+    rows: &Rows<'_>,
+    dst: &mut [u8],
+) {
+    if level == SimdLevel::Scalar {
+        blocks::<_, Q, B>(Scalar, rows, dst);
+    } else {
+        dispatch(level, Blocks::<Q, B> { rows, dst, ty: PhantomData });
+    }
+}
+
+struct Blocks<'a, Q, const B: usize> {
+    rows: &'a Rows<'a>,
+    dst: &'a mut [u8],
+    ty: PhantomData<Q>,
+}
+
+impl<Q: GridType<B>, const B: usize> Kernel for Blocks<'_, Q, B> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        blocks::<_, Q, B>(InLanes(l), self.rows, self.dst);
+    }
+}
+
+#[inline(always)]
+fn blocks<S: Search, Q: GridType<B>, const B: usize>(search: S, rows: &Rows<'_>, dst: &mut [u8]) {
+    for (index, ((x, importance), out)) in rows.blocks().zip(dst.as_chunks_mut().0).enumerate() {
+        if Q::quantize(search, x, importance, out).is_err() {
+            rows.refused.set(Some(index));
+            return;
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 //! IQ1_M, 56 bytes, 16 parts of 16: low 8 bits of 32 grid indices 0..32, a nibble per group 32..48 of 3 high bits and
 //! shift down, four 16-bit numbers 48..56: four 3-bit scales each, and 4 bits of the F16 scale on top.
 
-use super::codebook::{self, CodeBook, Place};
+use super::codebook::{self, CodeBook, Neighbours, Place};
 use super::codec::{Codec, decode_blocks, f16_flaw, put_u16, u16_at, validate_f16, validate_with};
 use super::grid_search::{OffGrid, scale_level, weights};
 use super::search::sum_squares;
@@ -199,7 +199,7 @@ fn on_grid<const G: usize>(
 }
 
 fn best_neighbour(
-    neighbours: &[u16],
+    neighbours: Neighbours<'_>,
     x: &[f32; 8],
     weights: &[f32; 8],
     scale: f32,
@@ -207,7 +207,7 @@ fn best_neighbour(
 ) -> Result<u16, OffGrid> {
     let mut best_distance = f32::MAX;
     let mut best = Err(OffGrid);
-    for point in neighbours {
+    for point in neighbours.points() {
         let levels = CodeBook::<8>::unpack(*point);
         let mut distance = 0f32;
         for i in 0..8 {

@@ -11,10 +11,10 @@
 use super::codebook::{self, CodeBook, even_signs};
 use super::codec::{Codec, decode_blocks, put_u16, u16_at, validate_f16};
 use super::grid_search::{
-    Fit, GridSearch, OffGrid, Part, Refit, largest, mean_square, scale_level, search, split_even_signs,
-    split_signs, weights,
+    Fit, GridSearch, GridType, OffGrid, Part, Refit, Search, largest, mean_square, quantize_rows,
+    scale_level, split_even_signs, split_signs, weights,
 };
-use super::search::{GROUP_MAX_EPS, unsigned};
+use super::search::GROUP_MAX_EPS;
 use super::superblock::{SUPER, field, field_mut};
 use crate::core::numeric::{c_max, f16_to_f32, f32_to_f16};
 use crate::core::{GgmlType, simd::SimdLevel};
@@ -34,21 +34,21 @@ const SEARCH_XS: GridSearch = GridSearch { n_step: 9, r_delta: 0.1, refit: Refit
 
 pub(super) static IQ2_XXS: Codec = Codec {
     ty: GgmlType::Iq2Xxs,
-    quantize: Some(|level, rows, dst| rows.each_fallible(dst, |x, w, out| quantize_xxs(level, x, w, out))),
+    quantize: Some(quantize_rows::<Xxs, XXS_BYTES>),
     dequantize: dequantize_xxs,
     validate: validate_f16::<XXS_BYTES, 0>,
 };
 
 pub(super) static IQ2_XS: Codec = Codec {
     ty: GgmlType::Iq2Xs,
-    quantize: Some(|level, rows, dst| rows.each_fallible(dst, |x, w, out| quantize_xs(level, x, w, out))),
+    quantize: Some(quantize_rows::<Xs, XS_BYTES>),
     dequantize: dequantize_xs,
     validate: validate_f16::<XS_BYTES, 0>,
 };
 
 pub(super) static IQ2_S: Codec = Codec {
     ty: GgmlType::Iq2S,
-    quantize: Some(|level, rows, dst| rows.each_fallible(dst, |x, w, out| quantize_s(level, x, w, out))),
+    quantize: Some(quantize_rows::<S, S_BYTES>),
     dequantize: dequantize_s,
     validate: validate_f16::<S_BYTES, 0>,
 };
@@ -78,6 +78,10 @@ fn coded<const G: usize>(fit: Fit<G>, signs: [u8; G]) -> Coded<G> {
     }
 }
 
+fn flat_32(groups: &Groups<4>) -> [f32; 32] {
+    std::array::from_fn(|i| groups[i / 8][i % 8])
+}
+
 /// Signs off, an even number of them in each group.
 fn even_part<const G: usize>(x: &Groups<G>, weights: &Groups<G>) -> (Part<8, G>, [u8; G]) {
     let mut part = Part { x: *x, weights: *weights, roots: weights.map(|group| group.map(f32::sqrt)) };
@@ -88,104 +92,116 @@ fn even_part<const G: usize>(x: &Groups<G>, weights: &Groups<G>) -> (Part<8, G>,
     (part, signs)
 }
 
-fn quantize_xxs(
-    _level: SimdLevel,
-    x: &[f32; SUPER],
-    importance: Option<&[f32; SUPER]>,
-    out: &mut [u8; XXS_BYTES],
-) -> Result<(), OffGrid> {
-    let book = codebook::iq2_xxs();
-    let sigma2 = mean_square(x);
-    let mut scales = [0.0; 8];
-    let mut max_scale = 0f32;
-    out.fill(0);
-    for (j, x) in parts::<4>(x).iter().enumerate() {
-        let weights = weights(x, importance.map(|w| &parts::<4>(w)[j]), sigma2, |x| x * x);
-        let (part, signs) = even_part(x, &weights);
-        let Some(coded) = code_xxs(book, &part)?.map(|fit| coded(fit, signs)) else { continue };
-        let mut packed_signs = 0;
-        for k in 0..4 {
-            out[2 + 8 * j + k] = book.index(coded.points[k]).ok_or(OffGrid)? as u8;
-            packed_signs |= u32::from(coded.signs[k] & 127) << (7 * k);
-        }
-        out[2 + 8 * j + 4..][..4].copy_from_slice(&packed_signs.to_le_bytes());
-        scales[j] = coded.scale;
-        max_scale = c_max(max_scale, coded.scale);
-    }
-    if max_scale == 0.0 {
-        out.fill(0);
-        return Ok(());
-    }
-    let d = max_scale / 31.0;
-    put_u16(out, 0, f32_to_f16(d));
-    let id = 1.0 / d;
-    for j in 0..8 {
-        out[2 + 8 * j + 7] |= scale_level(id, scales[j], 15) << 4;
-    }
-    Ok(())
-}
+/// IQ2_XXS.
+struct Xxs;
 
-/// The fit of a part of IQ2_XXS, which starts from the search for unsigned scales; `None` for a zero part.
-fn code_xxs(book: &CodeBook<8>, part: &Part<8, 4>) -> Result<Option<Fit<4>>, OffGrid> {
-    let Ok(x) = <&[f32; 32]>::try_from(part.x.as_flattened()) else { return Ok(None) };
-    let Ok(weights) = <&[f32; 32]>::try_from(part.weights.as_flattened()) else { return Ok(None) };
-    if largest(x) < GROUP_MAX_EPS {
-        return Ok(None);
+impl GridType<XXS_BYTES> for Xxs {
+    #[inline(always)]
+    fn quantize<X: Search>(
+        search: X,
+        x: &[f32; SUPER],
+        importance: Option<&[f32; SUPER]>,
+        out: &mut [u8; XXS_BYTES],
+    ) -> Result<(), OffGrid> {
+        let book = codebook::iq2_xxs();
+        let sigma2 = mean_square(x);
+        let mut parts_and_signs =
+            [(Part { x: [[0.0; 8]; 4], weights: [[0.0; 8]; 4], roots: [[0.0; 8]; 4] }, [0; 4]); 8];
+        for (j, x) in parts::<4>(x).iter().enumerate() {
+            let weights = weights(x, importance.map(|w| &parts::<4>(w)[j]), sigma2, |x| x * x);
+            parts_and_signs[j] = even_part(x, &weights);
+        }
+        // ref: one level more than the grid has
+        let flat = parts_and_signs.map(|(part, _)| (flat_32(&part.x), flat_32(&part.weights)));
+        let starts = search.unsigned_scales(4, &flat.map(|(x, _)| x), &flat.map(|(_, weights)| weights));
+        let mut scales = [0.0; 8];
+        let mut max_scale = 0f32;
+        out.fill(0);
+        for (j, (part, signs)) in parts_and_signs.iter().enumerate() {
+            // The start has no points: with a scale above zero the last fit places all groups.
+            let start = Fit { scale: starts[j], points: [0; 4] };
+            let range = start.scale * 3.0;
+            if largest(part.x.as_flattened()) < GROUP_MAX_EPS || range <= 0.0 {
+                continue;
+            }
+            let coded = coded(search.search(book, &SEARCH_XXS, part, range, start)?, *signs);
+            let mut packed_signs = 0;
+            for k in 0..4 {
+                out[2 + 8 * j + k] = book.index(coded.points[k]).ok_or(OffGrid)? as u8;
+                packed_signs |= u32::from(coded.signs[k] & 127) << (7 * k);
+            }
+            out[2 + 8 * j + 4..][..4].copy_from_slice(&packed_signs.to_le_bytes());
+            scales[j] = coded.scale;
+            max_scale = c_max(max_scale, coded.scale);
+        }
+        if max_scale == 0.0 {
+            out.fill(0);
+            return Ok(());
+        }
+        let d = max_scale / 31.0;
+        put_u16(out, 0, f32_to_f16(d));
+        let id = 1.0 / d;
+        for j in 0..8 {
+            out[2 + 8 * j + 7] |= scale_level(id, scales[j], 15) << 4;
+        }
+        Ok(())
     }
-    let mut levels = [0; 32];
-    // ref: one level more than the grid has
-    let scale = unsigned(4, x, weights, &mut levels);
-    let range = scale * 3.0;
-    if range <= 0.0 {
-        return Ok(None);
-    }
-    let groups = levels.as_chunks::<8>().0;
-    let mut points = [0; 4];
-    for k in 0..4 {
-        points[k] = CodeBook::<8>::pack(groups[k].map(i32::from));
-    }
-    search(book, &SEARCH_XXS, part, range, Fit { scale, points }).map(Some)
 }
 
 /// The fit of a part of IQ2_XS or IQ2_S; `None` for a zero part.
-fn code_xs(book: &CodeBook<8>, part: &Part<8, 2>, eps: f32) -> Result<Option<Fit<2>>, OffGrid> {
+#[inline(always)]
+fn code_xs<X: Search>(
+    search: X,
+    book: &CodeBook<8>,
+    part: &Part<8, 2>,
+    eps: f32,
+) -> Result<Option<Fit<2>>, OffGrid> {
     let max = largest(part.x.as_flattened());
     if max < eps {
         return Ok(None);
     }
-    search(book, &SEARCH_XS, part, max, Fit { scale: max / 5.0, points: [0; 2] }).map(Some)
+    search.search(book, &SEARCH_XS, part, max, Fit { scale: max / 5.0, points: [0; 2] }).map(Some)
 }
 
-fn quantize_xs(
-    _level: SimdLevel,
-    x: &[f32; SUPER],
-    importance: Option<&[f32; SUPER]>,
-    out: &mut [u8; XS_BYTES],
-) -> Result<(), OffGrid> {
-    let book = codebook::iq2_xs();
-    let sigma2 = mean_square(x);
-    let mut scales = [0.0; 16];
-    let mut max_scale = 0f32;
-    out.fill(0);
-    for (j, x) in parts::<2>(x).iter().enumerate() {
-        let weights = weights(x, importance.map(|w| &parts::<2>(w)[j]), sigma2, |x| x * x);
-        let (part, signs) = even_part(x, &weights);
-        let Some(coded) = code_xs(book, &part, GROUP_MAX_EPS)?.map(|fit| coded(fit, signs)) else { continue };
-        for k in 0..2 {
-            let index = book.index(coded.points[k]).ok_or(OffGrid)?;
-            put_u16(out, 2 + 4 * j + 2 * k, index | u16::from(coded.signs[k] & 127) << 9);
-        }
-        scales[j] = coded.scale;
-        max_scale = c_max(max_scale, coded.scale);
-    }
-    if max_scale == 0.0 {
+/// IQ2_XS.
+struct Xs;
+
+impl GridType<XS_BYTES> for Xs {
+    #[inline(always)]
+    fn quantize<X: Search>(
+        search: X,
+        x: &[f32; SUPER],
+        importance: Option<&[f32; SUPER]>,
+        out: &mut [u8; XS_BYTES],
+    ) -> Result<(), OffGrid> {
+        let book = codebook::iq2_xs();
+        let sigma2 = mean_square(x);
+        let mut scales = [0.0; 16];
+        let mut max_scale = 0f32;
         out.fill(0);
-        return Ok(());
+        for (j, x) in parts::<2>(x).iter().enumerate() {
+            let weights = weights(x, importance.map(|w| &parts::<2>(w)[j]), sigma2, |x| x * x);
+            let (part, signs) = even_part(x, &weights);
+            let Some(coded) = code_xs(search, book, &part, GROUP_MAX_EPS)?.map(|fit| coded(fit, signs))
+            else {
+                continue;
+            };
+            for k in 0..2 {
+                let index = book.index(coded.points[k]).ok_or(OffGrid)?;
+                put_u16(out, 2 + 4 * j + 2 * k, index | u16::from(coded.signs[k] & 127) << 9);
+            }
+            scales[j] = coded.scale;
+            max_scale = c_max(max_scale, coded.scale);
+        }
+        if max_scale == 0.0 {
+            out.fill(0);
+            return Ok(());
+        }
+        let d = max_scale / 31.0;
+        put_u16(out, 0, f32_to_f16(d));
+        store_nibbles(1.0 / d, &scales, field_mut::<66, 8, _>(out));
+        Ok(())
     }
-    let d = max_scale / 31.0;
-    put_u16(out, 0, f32_to_f16(d));
-    store_nibbles(1.0 / d, &scales, field_mut::<66, 8, _>(out));
-    Ok(())
 }
 
 /// The levels of 16 scales, two to a byte.
@@ -195,43 +211,52 @@ fn store_nibbles(id: f32, scales: &[f32; 16], out: &mut [u8; 8]) {
     }
 }
 
-fn quantize_s(
-    _level: SimdLevel,
-    x: &[f32; SUPER],
-    importance: Option<&[f32; SUPER]>,
-    out: &mut [u8; S_BYTES],
-) -> Result<(), OffGrid> {
-    let book = codebook::iq2_s();
-    let sigma2 = 2.0 * super::search::sum_squares(x) / SUPER as f32;
-    let mut scales = [0.0; 16];
-    let mut max_scale = 0f32;
-    out.fill(0);
-    for (j, x) in parts::<2>(x).iter().enumerate() {
-        let weights = weights(x, importance.map(|w| &parts::<2>(w)[j]), sigma2, |x| 0.25 * sigma2 + x * x);
-        let mut part = Part { x: *x, weights, roots: weights.map(|group| group.map(f32::sqrt)) };
-        let mut signs = [0; 2];
-        for k in 0..2 {
-            (part.x[k], signs[k]) = split_signs(&x[k]);
+/// IQ2_S.
+struct S;
+
+impl GridType<S_BYTES> for S {
+    #[inline(always)]
+    fn quantize<X: Search>(
+        search: X,
+        x: &[f32; SUPER],
+        importance: Option<&[f32; SUPER]>,
+        out: &mut [u8; S_BYTES],
+    ) -> Result<(), OffGrid> {
+        let book = codebook::iq2_s();
+        let sigma2 = 2.0 * super::search::sum_squares(x) / SUPER as f32;
+        let mut scales = [0.0; 16];
+        let mut max_scale = 0f32;
+        out.fill(0);
+        for (j, x) in parts::<2>(x).iter().enumerate() {
+            let weights =
+                weights(x, importance.map(|w| &parts::<2>(w)[j]), sigma2, |x| 0.25 * sigma2 + x * x);
+            let mut part = Part { x: *x, weights, roots: weights.map(|group| group.map(f32::sqrt)) };
+            let mut signs = [0; 2];
+            for k in 0..2 {
+                (part.x[k], signs[k]) = split_signs(&x[k]);
+            }
+            let Some(coded) = code_xs(search, book, &part, EPS_S)?.map(|fit| coded(fit, signs)) else {
+                continue;
+            };
+            for k in 0..2 {
+                let index = book.index(coded.points[k]).ok_or(OffGrid)?;
+                let group = 2 * j + k;
+                out[2 + group] = index as u8;
+                out[34 + group] = coded.signs[k];
+                out[66 + group / 4] |= ((index >> 8) as u8) << (2 * (group % 4));
+            }
+            scales[j] = coded.scale;
+            max_scale = c_max(max_scale, coded.scale);
         }
-        let Some(coded) = code_xs(book, &part, EPS_S)?.map(|fit| coded(fit, signs)) else { continue };
-        for k in 0..2 {
-            let index = book.index(coded.points[k]).ok_or(OffGrid)?;
-            let group = 2 * j + k;
-            out[2 + group] = index as u8;
-            out[34 + group] = coded.signs[k];
-            out[66 + group / 4] |= ((index >> 8) as u8) << (2 * (group % 4));
+        if max_scale == 0.0 {
+            // ref: the indices and signs of parts with scale zero stay
+            return Ok(());
         }
-        scales[j] = coded.scale;
-        max_scale = c_max(max_scale, coded.scale);
+        let d = max_scale / 31.0;
+        put_u16(out, 0, f32_to_f16(d * 0.9875));
+        store_nibbles(1.0 / d, &scales, field_mut::<74, 8, _>(out));
+        Ok(())
     }
-    if max_scale == 0.0 {
-        // ref: the indices and signs of parts with scale zero stay
-        return Ok(());
-    }
-    let d = max_scale / 31.0;
-    put_u16(out, 0, f32_to_f16(d * 0.9875));
-    store_nibbles(1.0 / d, &scales, field_mut::<74, 8, _>(out));
-    Ok(())
 }
 
 /// Decodes 8 elements.

@@ -10,8 +10,8 @@
 use super::codebook::{self, CodeBook, even_signs};
 use super::codec::{Codec, decode_blocks, put_u16, u16_at, validate_f16};
 use super::grid_search::{
-    Fit, GridSearch, OffGrid, Part, Refit, largest, scale_level, search, split_even_signs, split_signs,
-    weights,
+    Fit, GridSearch, GridType, OffGrid, Part, Refit, Search, largest, quantize_rows, scale_level,
+    split_even_signs, split_signs, weights,
 };
 use super::search::sum_squares;
 use super::superblock::{SUPER, field};
@@ -33,14 +33,14 @@ const SEARCH_S: GridSearch = GridSearch { n_step: 9, r_delta: 0.2, refit: Refit:
 
 pub(super) static IQ3_XXS: Codec = Codec {
     ty: GgmlType::Iq3Xxs,
-    quantize: Some(|level, rows, dst| rows.each_fallible(dst, |x, w, out| quantize_xxs(level, x, w, out))),
+    quantize: Some(quantize_rows::<Xxs, XXS_BYTES>),
     dequantize: dequantize_xxs,
     validate: validate_f16::<XXS_BYTES, 0>,
 };
 
 pub(super) static IQ3_S: Codec = Codec {
     ty: GgmlType::Iq3S,
-    quantize: Some(|level, rows, dst| rows.each_fallible(dst, |x, w, out| quantize_s(level, x, w, out))),
+    quantize: Some(quantize_rows::<S, S_BYTES>),
     dequantize: dequantize_s,
     validate: validate_f16::<S_BYTES, 0>,
 };
@@ -73,14 +73,16 @@ fn groups<const D: usize, const G: usize>(x: &[f32]) -> [[f32; D]; G] {
 }
 
 /// The fit of a part that is not zero, with a scale that is not negative, and its signs.
-fn code(
+#[inline(always)]
+fn code<X: Search>(
+    search: X,
     book: &CodeBook<4>,
     how: &GridSearch,
     part: &Part<4, 8>,
     max: f32,
     signs: [u8; 4],
 ) -> Result<(Fit<8>, [u8; 4]), OffGrid> {
-    let mut fit = search(book, how, part, max, Fit { scale: max / 15.0, points: [0; 8] })?;
+    let mut fit = search.search(book, how, part, max, Fit { scale: max / 15.0, points: [0; 8] })?;
     if fit.scale < 0.0 {
         fit.scale = -fit.scale;
         return Ok((fit, signs.map(|signs| !signs)));
@@ -88,85 +90,97 @@ fn code(
     Ok((fit, signs))
 }
 
-fn quantize_xxs(
-    _level: SimdLevel,
-    x: &[f32; SUPER],
-    importance: Option<&[f32; SUPER]>,
-    out: &mut [u8; XXS_BYTES],
-) -> Result<(), OffGrid> {
-    let book = codebook::iq3_xxs();
-    let sigma2 = 2.0 * sum_squares(x) / SUPER as f32;
-    let mut scales = [0.0; 8];
-    let mut max_scale = 0f32;
-    out.fill(0);
-    for (j, x) in x.as_chunks::<PART>().0.iter().enumerate() {
-        let (part, signs) = split::<true>(x, importance.map(|w| &w.as_chunks::<PART>().0[j]), sigma2);
-        let max = largest(part.x.as_flattened());
-        if max < EPS_XXS {
-            continue;
-        }
-        let (fit, signs) = code(book, &SEARCH_XXS, &part, max, signs)?;
-        for k in 0..8 {
-            out[2 + 8 * j + k] = book.index(fit.points[k]).ok_or(OffGrid)? as u8;
-        }
-        let packed_signs = (0..4).fold(0, |packed, k| packed | u32::from(signs[k] & 127) << (7 * k));
-        out[66 + 4 * j..][..4].copy_from_slice(&packed_signs.to_le_bytes());
-        scales[j] = fit.scale;
-        max_scale = c_max(max_scale, fit.scale);
-    }
-    if max_scale == 0.0 {
+/// IQ3_XXS.
+struct Xxs;
+
+impl GridType<XXS_BYTES> for Xxs {
+    #[inline(always)]
+    fn quantize<X: Search>(
+        search: X,
+        x: &[f32; SUPER],
+        importance: Option<&[f32; SUPER]>,
+        out: &mut [u8; XXS_BYTES],
+    ) -> Result<(), OffGrid> {
+        let book = codebook::iq3_xxs();
+        let sigma2 = 2.0 * sum_squares(x) / SUPER as f32;
+        let mut scales = [0.0; 8];
+        let mut max_scale = 0f32;
         out.fill(0);
-        return Ok(());
+        for (j, x) in x.as_chunks::<PART>().0.iter().enumerate() {
+            let (part, signs) = split::<true>(x, importance.map(|w| &w.as_chunks::<PART>().0[j]), sigma2);
+            let max = largest(part.x.as_flattened());
+            if max < EPS_XXS {
+                continue;
+            }
+            let (fit, signs) = code(search, book, &SEARCH_XXS, &part, max, signs)?;
+            for k in 0..8 {
+                out[2 + 8 * j + k] = book.index(fit.points[k]).ok_or(OffGrid)? as u8;
+            }
+            let packed_signs = (0..4).fold(0, |packed, k| packed | u32::from(signs[k] & 127) << (7 * k));
+            out[66 + 4 * j..][..4].copy_from_slice(&packed_signs.to_le_bytes());
+            scales[j] = fit.scale;
+            max_scale = c_max(max_scale, fit.scale);
+        }
+        if max_scale == 0.0 {
+            out.fill(0);
+            return Ok(());
+        }
+        let d = max_scale / 31.0;
+        put_u16(out, 0, f32_to_f16(d * 1.0125));
+        let id = 1.0 / d;
+        for j in 0..8 {
+            out[66 + 4 * j + 3] |= scale_level(id, scales[j], 15) << 4;
+        }
+        Ok(())
     }
-    let d = max_scale / 31.0;
-    put_u16(out, 0, f32_to_f16(d * 1.0125));
-    let id = 1.0 / d;
-    for j in 0..8 {
-        out[66 + 4 * j + 3] |= scale_level(id, scales[j], 15) << 4;
-    }
-    Ok(())
 }
 
-fn quantize_s(
-    _level: SimdLevel,
-    x: &[f32; SUPER],
-    importance: Option<&[f32; SUPER]>,
-    out: &mut [u8; S_BYTES],
-) -> Result<(), OffGrid> {
-    let book = codebook::iq3_s();
-    let sigma2 = 2.0 * sum_squares(x) / SUPER as f32;
-    let mut scales = [0.0; 8];
-    let mut max_scale = 0f32;
-    // ref: a zero part neither writes nor skips its place, so the parts after it move up
-    let mut written = 0;
-    out.fill(0);
-    for (j, x) in x.as_chunks::<PART>().0.iter().enumerate() {
-        let (part, signs) = split::<false>(x, importance.map(|w| &w.as_chunks::<PART>().0[j]), sigma2);
-        let max = largest(part.x.as_flattened());
-        if max == 0.0 {
-            continue;
+/// IQ3_S.
+struct S;
+
+impl GridType<S_BYTES> for S {
+    #[inline(always)]
+    fn quantize<X: Search>(
+        search: X,
+        x: &[f32; SUPER],
+        importance: Option<&[f32; SUPER]>,
+        out: &mut [u8; S_BYTES],
+    ) -> Result<(), OffGrid> {
+        let book = codebook::iq3_s();
+        let sigma2 = 2.0 * sum_squares(x) / SUPER as f32;
+        let mut scales = [0.0; 8];
+        let mut max_scale = 0f32;
+        // ref: a zero part neither writes nor skips its place, so the parts after it move up
+        let mut written = 0;
+        out.fill(0);
+        for (j, x) in x.as_chunks::<PART>().0.iter().enumerate() {
+            let (part, signs) = split::<false>(x, importance.map(|w| &w.as_chunks::<PART>().0[j]), sigma2);
+            let max = largest(part.x.as_flattened());
+            if max == 0.0 {
+                continue;
+            }
+            let (fit, signs) = code(search, book, &SEARCH_S, &part, max, signs)?;
+            for k in 0..8 {
+                let index = book.index(fit.points[k]).ok_or(OffGrid)?;
+                out[2 + 8 * written + k] = index as u8;
+                out[66 + j] |= ((index >> 8) as u8) << k;
+            }
+            out[74 + 4 * written..][..4].copy_from_slice(&signs);
+            written += 1;
+            scales[j] = fit.scale;
+            max_scale = c_max(max_scale, fit.scale);
         }
-        let (fit, signs) = code(book, &SEARCH_S, &part, max, signs)?;
-        for k in 0..8 {
-            let index = book.index(fit.points[k]).ok_or(OffGrid)?;
-            out[2 + 8 * written + k] = index as u8;
-            out[66 + j] |= ((index >> 8) as u8) << k;
+        if max_scale == 0.0 {
+            return Ok(());
         }
-        out[74 + 4 * written..][..4].copy_from_slice(&signs);
-        written += 1;
-        scales[j] = fit.scale;
-        max_scale = c_max(max_scale, fit.scale);
+        let d = max_scale / 31.0;
+        put_u16(out, 0, f32_to_f16(d * 1.033));
+        let id = 1.0 / d;
+        for j in 0..4 {
+            out[106 + j] = scale_level(id, scales[2 * j], 15) | scale_level(id, scales[2 * j + 1], 15) << 4;
+        }
+        Ok(())
     }
-    if max_scale == 0.0 {
-        return Ok(());
-    }
-    let d = max_scale / 31.0;
-    put_u16(out, 0, f32_to_f16(d * 1.033));
-    let id = 1.0 / d;
-    for j in 0..4 {
-        out[106 + j] = scale_level(id, scales[2 * j], 15) | scale_level(id, scales[2 * j + 1], 15) << 4;
-    }
-    Ok(())
 }
 
 #[inline(always)]

@@ -32,6 +32,7 @@ mod codec;
 mod error;
 mod float;
 mod fp4;
+mod grid_lanes;
 mod grid_search;
 mod grids;
 mod iq1;
