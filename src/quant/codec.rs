@@ -19,20 +19,6 @@ pub(crate) struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// Runs `f` over blocks of `E` elements and `B` bytes until it refuses one.
-    pub(crate) fn each_fallible<const B: usize, const E: usize, R>(
-        &self,
-        dst: &mut [u8],
-        f: impl Fn(&[f32; E], Option<&[f32; E]>, &mut [u8; B]) -> Result<(), R>,
-    ) {
-        for (index, ((x, importance), out)) in self.blocks().zip(dst.as_chunks_mut().0).enumerate() {
-            if f(x, importance, out).is_err() {
-                self.refused.set(Some(index));
-                return;
-            }
-        }
-    }
-
     /// Each block with its importance weights, row by row.
     pub(crate) fn blocks<const E: usize>(
         &self,

@@ -255,6 +255,22 @@ impl<L: Lanes> Search for InLanes<L> {
     }
 
     #[inline(always)]
+    fn shifted_neighbour(
+        self,
+        neighbours: Neighbours<'_>,
+        x: &[f32; 8],
+        weights: &[f32; 8],
+        scale: f32,
+        shifted: &[f32; 3],
+    ) -> Result<u16, OffGrid> {
+        let l = self.0;
+        let [a, b, c] = *shifted;
+        // The fourth pattern of bits does not occur.
+        let scaled = l.splat_table(scale) * l.table(&[a, b, c, c, a, b, c, c]);
+        best_neighbour(l, neighbours, x, weights, scaled)
+    }
+
+    #[inline(always)]
     fn unsigned_scales(self, n_max: i32, x: &[[f32; 32]; 8], weights: &[[f32; 32]; 8]) -> [f32; 8] {
         let l = self.0;
         let mut rows = [[[0.0; 32]; MAX_WIDTH]; 2];

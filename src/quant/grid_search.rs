@@ -144,6 +144,16 @@ pub(super) trait Search: Copy {
         start: Fit<G>,
     ) -> Result<Fit<G>, OffGrid>;
 
+    /// The packed grid point nearest to `x` under weights, where a level stands for `scale * shifted[level]`.
+    fn shifted_neighbour(
+        self,
+        neighbours: Neighbours<'_>,
+        x: &[f32; 8],
+        weights: &[f32; 8],
+        scale: f32,
+        shifted: &[f32; 3],
+    ) -> Result<u16, OffGrid>;
+
     /// Scales of parts by the search for non-negative levels `0..=n_max`.
     fn unsigned_scales(self, n_max: i32, x: &[[f32; 32]; 8], weights: &[[f32; 32]; 8]) -> [f32; 8];
 }
@@ -162,6 +172,31 @@ impl Search for Scalar {
         start: Fit<G>,
     ) -> Result<Fit<G>, OffGrid> {
         search(book, how, part, range, start)
+    }
+
+    fn shifted_neighbour(
+        self,
+        neighbours: Neighbours<'_>,
+        x: &[f32; 8],
+        weights: &[f32; 8],
+        scale: f32,
+        shifted: &[f32; 3],
+    ) -> Result<u16, OffGrid> {
+        let mut best_distance = f32::MAX;
+        let mut best = Err(OffGrid);
+        for point in neighbours.points() {
+            let levels = CodeBook::<8>::unpack(*point);
+            let mut distance = 0f32;
+            for i in 0..8 {
+                let diff = scale * shifted[levels[i] as usize] - x[i];
+                distance += weights[i] * diff * diff;
+            }
+            if distance < best_distance {
+                best_distance = distance;
+                best = Ok(*point);
+            }
+        }
+        best
     }
 
     fn unsigned_scales(self, n_max: i32, x: &[[f32; 32]; 8], weights: &[[f32; 32]; 8]) -> [f32; 8] {

@@ -6,50 +6,53 @@
 //! IQ1_M, 56 bytes, 16 parts of 16: low 8 bits of 32 grid indices 0..32, a nibble per group 32..48 of 3 high bits and
 //! shift down, four 16-bit numbers 48..56: four 3-bit scales each, and 4 bits of the F16 scale on top.
 
-use super::codebook::{self, CodeBook, Neighbours, Place};
-use super::codec::{Codec, decode_blocks, f16_flaw, put_u16, u16_at, validate_f16, validate_with};
-use super::grid_search::{OffGrid, scale_level, weights};
-use super::search::sum_squares;
+use super::codebook::{self, CodeBook, Place};
+use super::codec::{Codec, Rows, decode_blocks, f16_flaw, put_u16, u16_at, validate_f16, validate_with};
+use super::grid_search::{OffGrid, Scalar, Search, scale_level};
+use super::iq1_lanes::{QuantizeM, QuantizeS};
+use super::lanes::dispatch;
+use super::search::{importance_weights, sum_squares};
 use super::superblock::{SUPER, field};
 use crate::core::numeric::{c_max, f16_to_f32, f32_to_f16};
 use crate::core::{GgmlType, simd::SimdLevel};
 
-const S_BYTES: usize = 50;
-const M_BYTES: usize = 56;
+pub(super) const S_BYTES: usize = 50;
+pub(super) const M_BYTES: usize = 56;
 
 /// Groups whose largest magnitude is below this count as zero.
-const EPS_S: f32 = 1e-12;
-const EPS_M: f32 = 1e-7;
+pub(super) const EPS_S: f32 = 1e-12;
+pub(super) const EPS_M: f32 = 1e-7;
 
-const DELTA: f32 = 0.125;
+pub(super) const DELTA: f32 = 0.125;
 /// The three levels shifted up, and shifted down.
-const UP: [f32; 3] = [-1.0 + DELTA, DELTA, 1.0 + DELTA];
-const DOWN: [f32; 3] = [-1.0 - DELTA, -DELTA, 1.0 - DELTA];
+pub(super) const UP: [f32; 3] = [-1.0 + DELTA, DELTA, 1.0 + DELTA];
+pub(super) const DOWN: [f32; 3] = [-1.0 - DELTA, -DELTA, 1.0 - DELTA];
 
 pub(super) static IQ1_S: Codec = Codec {
     ty: GgmlType::Iq1S,
-    quantize: Some(|level, rows, dst| rows.each_fallible(dst, |x, w, out| quantize_s(level, x, w, out))),
+    quantize: Some(quantize_s),
     dequantize: dequantize_s,
     validate: validate_f16::<S_BYTES, 0>,
 };
 
 pub(super) static IQ1_M: Codec = Codec {
     ty: GgmlType::Iq1M,
-    quantize: Some(|level, rows, dst| rows.each_fallible(dst, |x, w, out| quantize_m(level, x, w, out))),
+    quantize: Some(quantize_m),
     dequantize: dequantize_m,
     validate: |bytes| validate_with(bytes, |block: &[u8; M_BYTES]| f16_flaw(scale_bits_m(block))),
 };
 
 /// Where sorted values are cut into three levels, and what that gives.
 #[derive(Clone, Copy, Debug)]
-struct Split {
-    scale: f32,
+pub(super) struct Split {
+    /// Scale of the shifted levels; may be negative.
+    pub scale: f32,
     /// Sorted positions below this have level 0.
-    first: usize,
+    pub first: usize,
     /// Sorted positions from this on have level 2.
-    second: usize,
+    pub second: usize,
     /// Which of the trials of this split: a combination of shifts.
-    trial: usize,
+    pub trial: usize,
 }
 
 /// Takes the best of trials: largest `sum_qx^2 / sum_q2`, of equal ones the first.
@@ -110,6 +113,11 @@ fn split_s(x: &[f32; 32], weights: &[f32; 32], order: &[usize; 32]) -> Option<Sp
     best.split
 }
 
+/// What a level's square loses at each cut.
+pub(super) const fn square_steps(q: [f32; 3]) -> (f32, f32) {
+    (q[0] * q[0] - q[1] * q[1], q[1] * q[1] - q[2] * q[2])
+}
+
 /// Best cut of 16 sorted values into three levels, for both shifts of each half (trial bit 1: the first half goes
 /// down, bit 0: the second).
 fn split_m(x: &[f32; 16], weights: &[f32; 16], order: &[usize; 16]) -> Option<Split> {
@@ -121,7 +129,6 @@ fn split_m(x: &[f32; 16], weights: &[f32; 16], order: &[usize; 16]) -> Option<Sp
             sum_w[half][j + 1] = if mine { sum_w[half][j] + weights[i] } else { sum_w[half][j] };
         }
     }
-    let steps = |q: [f32; 3]| (q[0] * q[0] - q[1] * q[1], q[1] * q[1] - q[2] * q[2]);
     let mut best = Best::NONE;
     for first in 0..=16 {
         for second in first..=16 {
@@ -130,7 +137,7 @@ fn split_m(x: &[f32; 16], weights: &[f32; 16], order: &[usize; 16]) -> Option<Sp
             for half in 0..2 {
                 let below = sum_x[half][first] + sum_x[half][second];
                 for (shift, q) in [UP, DOWN].into_iter().enumerate() {
-                    let (step_1, step_2) = steps(q);
+                    let (step_1, step_2) = square_steps(q);
                     qx[half][shift] = sum_x[half][16] * q[2] - below;
                     q2[half][shift] = sum_w[half][16] * q[2] * q[2]
                         + sum_w[half][first] * step_1
@@ -148,7 +155,7 @@ fn split_m(x: &[f32; 16], weights: &[f32; 16], order: &[usize; 16]) -> Option<Sp
 
 /// Scale, grid indices and shifts (of the first and second half; IQ1_S has one for both) of a part.
 #[derive(Clone, Copy)]
-struct Coded<const G: usize> {
+pub(super) struct Coded<const G: usize> {
     scale: f32,
     indices: [u16; G],
     down: [bool; 2],
@@ -158,23 +165,23 @@ struct Coded<const G: usize> {
 ///
 /// # Errors
 /// [`OffGrid`] if no neighbour is at a finite distance; the reference then reads past the row.
-fn on_grid<const G: usize>(
+#[inline(always)]
+pub(super) fn on_grid<X: Search, const G: usize>(
+    search: X,
     x: &[[f32; 8]; G],
     weights: &[[f32; 8]; G],
-    levels: [[i32; 8]; G],
+    mut points: [u16; G],
     mut scale: f32,
     down: [bool; 2],
 ) -> Result<Coded<G>, OffGrid> {
     let book = codebook::iq1();
     let shifted = |k: usize| if down[2 * k / G] { DOWN } else { UP };
-    let mut points = [0; G];
     let mut indices = [0; G];
     let mut all_on_grid = true;
     for k in 0..G {
-        points[k] = CodeBook::<8>::pack(levels[k]);
         if let Place::Near(neighbours) = book.place(points[k]) {
             all_on_grid = false;
-            points[k] = best_neighbour(neighbours, &x[k], &weights[k], scale, &shifted(k))?;
+            points[k] = search.shifted_neighbour(neighbours, &x[k], &weights[k], scale, &shifted(k))?;
         }
         indices[k] = book.index(points[k]).ok_or(OffGrid)?;
     }
@@ -198,38 +205,18 @@ fn on_grid<const G: usize>(
     Ok(Coded { scale, indices, down })
 }
 
-fn best_neighbour(
-    neighbours: Neighbours<'_>,
-    x: &[f32; 8],
-    weights: &[f32; 8],
-    scale: f32,
-    shifted: &[f32; 3],
-) -> Result<u16, OffGrid> {
-    let mut best_distance = f32::MAX;
-    let mut best = Err(OffGrid);
-    for point in neighbours.points() {
-        let levels = CodeBook::<8>::unpack(*point);
-        let mut distance = 0f32;
-        for i in 0..8 {
-            let diff = scale * shifted[levels[i] as usize] - x[i];
-            distance += weights[i] * diff * diff;
-        }
-        if distance < best_distance {
-            best_distance = distance;
-            best = Ok(*point);
-        }
+/// Packed levels from a split, turned over where its scale is negative.
+#[inline(always)]
+pub(super) fn points_of<const G: usize>(split: &Split, order: impl Iterator<Item = usize>) -> [u16; G] {
+    let mut packed = 0u64;
+    for (position, i) in order.enumerate() {
+        let level = u64::from(position >= split.first) + u64::from(position >= split.second);
+        packed |= level << (2 * i);
     }
-    best
-}
-
-/// Levels from a split, turned over where its scale is negative.
-fn levels_of<const N: usize, const G: usize>(split: &Split, order: &[usize; N]) -> [[i32; 8]; G] {
-    let mut levels = [[0; 8]; G];
-    for (position, i) in order.iter().copied().enumerate() {
-        let level = i32::from(position >= split.first) + i32::from(position >= split.second);
-        levels[i / 8][i % 8] = if split.scale < 0.0 { 2 - level } else { level };
+    if split.scale < 0.0 {
+        packed = 0xaaaa_aaaa_aaaa_aaaa - packed;
     }
-    levels
+    std::array::from_fn(|k| (packed >> (16 * k)) as u16)
 }
 
 /// The largest magnitude, from the first on.
@@ -237,50 +224,97 @@ fn largest_magnitude(x: &[f32]) -> f32 {
     x[1..].iter().fold(x[0].abs(), |max, value| c_max(max, value.abs()))
 }
 
+/// Which halves of a part of IQ1_S go down.
+pub(super) fn down_s(split: &Split) -> [bool; 2] {
+    [(split.trial == 1) != (split.scale < 0.0); 2]
+}
+
+/// Which halves of a part of IQ1_M go down.
+pub(super) fn down_m(split: &Split) -> [bool; 2] {
+    let turned = split.scale < 0.0;
+    [(split.trial >> 1 == 1) != turned, (split.trial & 1 == 1) != turned]
+}
+
 /// One part of IQ1_S; `None` for a zero part.
-fn code_s(x: &[f32; 32], weights: &[[f32; 8]; 4]) -> Result<Option<Coded<4>>, OffGrid> {
+pub(super) fn code_s(x: &[f32; 32], weights: &[f32; 32]) -> Result<Option<Coded<4>>, OffGrid> {
     if largest_magnitude(x) < EPS_S {
         return Ok(None);
     }
-    let Ok(flat) = weights.as_flattened().try_into() else { return Ok(None) };
     let order = ascending(x);
-    let Some(split) = split_s(x, flat, &order) else { return Ok(None) };
-    let down = (split.trial == 1) != (split.scale < 0.0);
-    on_grid(&groups(x), weights, levels_of(&split, &order), split.scale.abs(), [down; 2]).map(Some)
+    let Some(split) = split_s(x, weights, &order) else { return Ok(None) };
+    let points = points_of(&split, order.iter().copied());
+    on_grid(Scalar, &groups(x), &groups(weights), points, split.scale.abs(), down_s(&split)).map(Some)
 }
 
 /// One part of IQ1_M; `None` for a zero part.
-fn code_m(x: &[f32; 16], weights: &[[f32; 8]; 2]) -> Result<Option<Coded<2>>, OffGrid> {
+pub(super) fn code_m(x: &[f32; 16], weights: &[f32; 16]) -> Result<Option<Coded<2>>, OffGrid> {
     if largest_magnitude(x) < EPS_M {
         return Ok(None);
     }
-    let Ok(flat) = weights.as_flattened().try_into() else { return Ok(None) };
     let order = ascending(x);
-    let Some(split) = split_m(x, flat, &order) else { return Ok(None) };
-    let turned = split.scale < 0.0;
-    let down = [(split.trial >> 1 == 1) != turned, (split.trial & 1 == 1) != turned];
-    on_grid(&groups(x), weights, levels_of(&split, &order), split.scale.abs(), down).map(Some)
+    let Some(split) = split_m(x, weights, &order) else { return Ok(None) };
+    let points = points_of(&split, order.iter().copied());
+    on_grid(Scalar, &groups(x), &groups(weights), points, split.scale.abs(), down_m(&split)).map(Some)
 }
 
 /// Values in groups of 8.
-fn groups<const G: usize>(x: &[f32]) -> [[f32; 8]; G] {
+#[inline(always)]
+pub(super) fn groups<const G: usize>(x: &[f32]) -> [[f32; 8]; G] {
     std::array::from_fn(|k| std::array::from_fn(|i| x[8 * k + i]))
 }
 
-fn quantize_s(
-    _level: SimdLevel,
-    x: &[f32; SUPER],
-    importance: Option<&[f32; SUPER]>,
-    out: &mut [u8; S_BYTES],
-) -> Result<(), OffGrid> {
-    let sigma2 = 2.0 * sum_squares(x) / SUPER as f32;
+fn quantize_s(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+    if level != SimdLevel::Scalar {
+        return dispatch(level, QuantizeS { rows, dst });
+    }
+    for (index, ((x, importance), out)) in rows.blocks().zip(dst.as_chunks_mut().0).enumerate() {
+        let weights = weights_of(x, importance);
+        let parts = x.as_chunks().0.iter().zip(weights.as_chunks().0);
+        let mut coded = [Ok(None); 8];
+        for (coded, (x, weights)) in coded.iter_mut().zip(parts) {
+            *coded = code_s(x, weights);
+        }
+        if store_s(&coded, out).is_err() {
+            return rows.refused.set(Some(index));
+        }
+    }
+}
+
+fn quantize_m(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+    if level != SimdLevel::Scalar {
+        return dispatch(level, QuantizeM { rows, dst });
+    }
+    for (index, ((x, importance), out)) in rows.blocks().zip(dst.as_chunks_mut().0).enumerate() {
+        let weights = weights_of(x, importance);
+        let parts = x.as_chunks().0.iter().zip(weights.as_chunks().0);
+        let mut coded = [Ok(None); 16];
+        for (coded, (x, weights)) in coded.iter_mut().zip(parts) {
+            *coded = code_m(x, weights);
+        }
+        if store_m(x, &weights, &coded, out).is_err() {
+            return rows.refused.set(Some(index));
+        }
+    }
+}
+
+/// Weights of a super-block.
+fn weights_of(x: &[f32; SUPER], importance: Option<&[f32; SUPER]>) -> [f32; SUPER] {
+    match importance {
+        Some(importance) => importance_weights(x, importance, 2.0 * sum_squares(x) / SUPER as f32),
+        None => x.map(|value| value * value),
+    }
+}
+
+/// What became of a part: `None` for a zero part.
+pub(super) type PartCode<const G: usize> = Result<Option<Coded<G>>, OffGrid>;
+
+/// Stores the parts of a super-block.
+pub(super) fn store_s(parts: &[PartCode<4>; 8], out: &mut [u8; S_BYTES]) -> Result<(), OffGrid> {
     let (mut scales, mut down) = ([0.0; 8], [false; 8]);
     let mut max_scale = 0f32;
     out.fill(0);
-    for (j, x) in x.as_chunks::<32>().0.iter().enumerate() {
-        let importance = importance.map(|w| groups(&w[32 * j..][..32]));
-        let weights: [[f32; 8]; 4] = weights(&groups(x), importance.as_ref(), sigma2, |x| x * x);
-        let Some(coded) = code_s(x, &weights)? else { continue };
+    for (j, part) in parts.iter().enumerate() {
+        let Some(coded) = (*part)? else { continue };
         let mut high = 0;
         for k in 0..4 {
             out[2 + 4 * j + k] = coded.indices[k] as u8;
@@ -302,22 +336,17 @@ fn quantize_s(
     Ok(())
 }
 
-fn quantize_m(
-    _level: SimdLevel,
+/// Stores the parts of a super-block, and fits its scale of scales.
+pub(super) fn store_m(
     x: &[f32; SUPER],
-    importance: Option<&[f32; SUPER]>,
+    weights: &[f32; SUPER],
+    parts: &[PartCode<2>; 16],
     out: &mut [u8; M_BYTES],
 ) -> Result<(), OffGrid> {
-    let sigma2 = 2.0 * sum_squares(x) / SUPER as f32;
-    let mut parts = [None; 16];
-    let mut all_weights = [[[0.0; 8]; 2]; 16];
     let mut max_scale = 0f32;
     out.fill(0);
-    for (j, x) in x.as_chunks::<16>().0.iter().enumerate() {
-        let importance = importance.map(|w| groups(&w[16 * j..][..16]));
-        all_weights[j] = weights(&groups(x), importance.as_ref(), sigma2, |x| x * x);
-        parts[j] = code_m(x, &all_weights[j])?;
-        let Some(coded) = parts[j] else { continue };
+    for (j, part) in parts.iter().enumerate() {
+        let Some(coded) = (*part)? else { continue };
         out[2 * j] = coded.indices[0] as u8;
         out[2 * j + 1] = coded.indices[1] as u8;
         out[32 + j] = (coded.indices[0] >> 8 | coded.indices[1] >> 8 << 4) as u8;
@@ -332,22 +361,23 @@ fn quantize_m(
     let id = 1.0 / d;
     let mut packed = [0u16; 4];
     let (mut sum_qx, mut sum_q2) = (0f32, 0f32);
-    for j in 0..16 {
+    let groups = x.as_chunks::<8>().0.iter().zip(weights.as_chunks::<8>().0);
+    for (group, (x, weights)) in groups.enumerate() {
+        let (j, k) = (group / 2, group % 2);
         // A zero part counts with grid point 0.
-        let Coded { scale, indices, down } =
-            parts[j].unwrap_or(Coded { scale: 0.0, indices: [0; 2], down: [false; 2] });
+        let zero = Coded { scale: 0.0, indices: [0; 2], down: [false; 2] };
+        let Coded { scale, indices, down } = parts[j]?.unwrap_or(zero);
         let level = scale_level(id, scale, 7);
-        packed[j / 4] |= u16::from(level) << (3 * (j % 4));
-        out[32 + j] |= u8::from(down[0]) << 3 | u8::from(down[1]) << 7;
-        for k in 0..2 {
-            let levels = CodeBook::<8>::unpack(points[usize::from(indices[k])]);
-            let shifted = if down[k] { DOWN } else { UP };
-            for i in 0..8 {
-                let w = all_weights[j][k][i];
-                let q = shifted[levels[i] as usize] * (2 * i32::from(level) + 1) as f32;
-                sum_qx += w * q * x[16 * j + 8 * k + i];
-                sum_q2 += w * q * q;
-            }
+        if k == 0 {
+            packed[j / 4] |= u16::from(level) << (3 * (j % 4));
+            out[32 + j] |= u8::from(down[0]) << 3 | u8::from(down[1]) << 7;
+        }
+        let levels = CodeBook::<8>::unpack(points[usize::from(indices[k])]);
+        let shifted = if down[k] { DOWN } else { UP };
+        for i in 0..8 {
+            let q = shifted[levels[i] as usize] * (2 * i32::from(level) + 1) as f32;
+            sum_qx += weights[i] * q * x[i];
+            sum_q2 += weights[i] * q * q;
         }
     }
     if sum_q2 > 0.0 {
@@ -418,7 +448,7 @@ mod tests {
 
     #[test]
     fn all_weights_zero_is_a_zero_part() {
-        assert!(code_s(&[1.0; 32], &[[0.0; 8]; 4]).unwrap().is_none());
-        assert!(code_m(&[1.0; 16], &[[0.0; 8]; 2]).unwrap().is_none());
+        assert!(code_s(&[1.0; 32], &[0.0; 32]).unwrap().is_none());
+        assert!(code_m(&[1.0; 16], &[0.0; 16]).unwrap().is_none());
     }
 }

@@ -36,6 +36,7 @@ mod grid_lanes;
 mod grid_search;
 mod grids;
 mod iq1;
+mod iq1_lanes;
 mod iq2;
 mod iq3;
 mod iq4;
