@@ -72,6 +72,8 @@ pub(crate) trait Lanes: Copy {
     fn load(self, src: &[f32]) -> Self::F;
     /// To the first `WIDTH` floats.
     fn store(self, value: Self::F, dst: &mut [f32]);
+    /// To the first `WIDTH` integers.
+    fn store_i(self, value: Self::I, dst: &mut [i32]);
     /// The low byte of each lane to the first `WIDTH` bytes.
     fn store_low_bytes(self, value: Self::I, dst: &mut [u8]);
     /// Columns of rows: lane `r` of `out[c]` is `src[r * stride + c]`; `out` has a multiple of 16.
@@ -219,6 +221,11 @@ impl<L: Lanes> Lanes for Twice<L> {
     fn store(self, value: Self::F, dst: &mut [f32]) {
         self.0.store(value.0, dst);
         self.0.store(value.1, &mut dst[L::WIDTH..]);
+    }
+    #[inline(always)]
+    fn store_i(self, value: Self::I, dst: &mut [i32]) {
+        self.0.store_i(value.0, dst);
+        self.0.store_i(value.1, &mut dst[L::WIDTH..]);
     }
     #[inline(always)]
     fn store_low_bytes(self, value: Self::I, dst: &mut [u8]) {
@@ -409,6 +416,7 @@ entries_operators! { Sub sub; Mul mul; }
 
 impl Entries {
     /// The entries.
+    #[cfg(target_arch = "aarch64")]
     #[inline(always)]
     pub(crate) fn new(entries: [f32; 8]) -> Self {
         Self(entries)
@@ -444,6 +452,10 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     fn store(self, value: Self::F, dst: &mut [f32]) {
+        dst[..PORTABLE_WIDTH].copy_from_slice(&value.0);
+    }
+    #[inline(always)]
+    fn store_i(self, value: Self::I, dst: &mut [i32]) {
         dst[..PORTABLE_WIDTH].copy_from_slice(&value.0);
     }
     #[inline(always)]

@@ -162,6 +162,13 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    fn store_i(self, value: I4, dst: &mut [i32]) {
+        let dst: &mut [i32; 4] = dst.first_chunk_mut().expect("callers pass a whole vector");
+        // SAFETY: 4 integers are writable.
+        unsafe { vst1q_s32(dst.as_mut_ptr(), value.0) }
+    }
+
+    #[inline(always)]
     fn store_low_bytes(self, value: I4, dst: &mut [u8]) {
         let dst: &mut [u8; 4] = dst.first_chunk_mut().expect("callers pass a whole vector");
         // SAFETY: every AArch64 machine has the instructions; nothing here touches memory.

@@ -205,6 +205,13 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn store_i(self, value: I8, dst: &mut [i32]) {
+        let dst: &mut [i32; 8] = dst.first_chunk_mut().expect("callers pass a whole vector");
+        // SAFETY: 32 bytes are writable; the store needs no alignment; the token proves the instruction.
+        unsafe { _mm256_storeu_si256(dst.as_mut_ptr().cast(), value.0) }
+    }
+
+    #[inline(always)]
     fn store_low_bytes(self, value: I8, dst: &mut [u8]) {
         let dst: &mut [u8; 8] = dst.first_chunk_mut().expect("callers pass a whole vector");
         // SAFETY: the token proves the instructions; nothing here touches memory.
@@ -332,6 +339,13 @@ impl Lanes for Avx512 {
         let dst: &mut [f32; 16] = dst.first_chunk_mut().expect("callers pass a whole vector");
         // SAFETY: 16 floats are writable; the store needs no alignment; the token proves the instruction.
         unsafe { _mm512_storeu_ps(dst.as_mut_ptr(), value.0) }
+    }
+
+    #[inline(always)]
+    fn store_i(self, value: I16, dst: &mut [i32]) {
+        let dst: &mut [i32; 16] = dst.first_chunk_mut().expect("callers pass a whole vector");
+        // SAFETY: 64 bytes are writable; the store needs no alignment; the token proves the instruction.
+        unsafe { _mm512_storeu_si512(dst.as_mut_ptr().cast(), value.0) }
     }
 
     #[inline(always)]

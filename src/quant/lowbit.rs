@@ -169,7 +169,11 @@ mod tests {
     fn ternary_values_keep_their_codes() {
         let x: [f32; 64] = std::array::from_fn(|i| [-2.0, 0.0, 2.0, 0.9][i % 4]);
         let mut block = [0; 18];
-        q2_0_quantize(SimdLevel::Scalar, &Rows { n_cols: 64, src: &x, imatrix: None }, &mut block);
+        q2_0_quantize(
+            SimdLevel::Scalar,
+            &Rows { n_cols: 64, src: &x, imatrix: None, refused: &std::cell::Cell::new(None) },
+            &mut block,
+        );
         assert_eq!(block[2], 0b01_10_01_00);
     }
 }

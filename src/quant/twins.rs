@@ -1,5 +1,7 @@
 //! Every type at every level against its scalar twin, on random and hostile rows.
 
+use std::cell::Cell;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -135,7 +137,11 @@ fn quantized(ty: GgmlType, level: SimdLevel, n_cols: usize, src: &[f32], imatrix
     if level.is_available() {
         quantize_rows(ty, level, n_cols, src, imatrix, &mut dst).unwrap();
     } else {
-        (codec(ty).unwrap().quantize.unwrap())(level, &Rows { n_cols, src, imatrix }, &mut dst);
+        (codec(ty).unwrap().quantize.unwrap())(
+            level,
+            &Rows { n_cols, src, imatrix, refused: &Cell::new(None) },
+            &mut dst,
+        );
     }
     dst
 }

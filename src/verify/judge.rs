@@ -149,7 +149,7 @@ pub fn verify(
     let stop = report.findings.iter().any(|f| {
         f.severity == crate::verify::Severity::Error && f.check != "tokenizer-parity" && f.check != "all-zero"
     });
-    let Some(plan) = plan.filter(|_| !options.structure_only && !(broken && stop)) else {
+    let Some(plan) = plan.filter(|_| !(options.structure_only || broken && stop)) else {
         return done(report, Vec::new(), Vec::new());
     };
 
@@ -204,7 +204,7 @@ pub fn verify(
                 options.thresholds.or(Thresholds::for_bits_per_weight(report.bits_per_weight));
         }
         let n_vocab = engine.plan().n_vocab as f64;
-        if !(perplexity.value <= n_vocab) {
+        if perplexity.value.is_nan() || perplexity.value > n_vocab {
             let message =
                 format!("perplexity {:.1}: guessing among {n_vocab} tokens does better", perplexity.value);
             report.findings.push(Finding::error("worse-than-chance", message));

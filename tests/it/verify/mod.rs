@@ -193,7 +193,8 @@ fn a_swapped_rotation_is_caught() {
 fn an_architecture_without_graph_is_judged_in_part() {
     let base = Tiny::new();
     let features = Err("architecture `mamba` has no card");
-    let unknown = Model { features, ..model(&base, &GraphFeatures::default()) };
+    let none = GraphFeatures::default();
+    let unknown = Model { features, ..model(&base, &none) };
     let report = verify(&unknown, None, &corpus(), &options(None), &Silent, None).unwrap().0;
     assert_eq!(report.verdict, Verdict::Partial);
     assert!(report.perplexity.is_none());
@@ -297,7 +298,7 @@ fn importance_matrices_are_mean_squares_of_inputs() {
     // An rms-normed input has a mean square of the weight's square: never zero, and far from one another.
     let sums = floats("blk.3.ffn_down.weight.in_sum2");
     assert!(sums.len() == 768 && sums.iter().all(|x| x.is_finite() && *x > 0.0));
-    assert_eq!(file.metadata().get("imatrix.chunk_count").and_then(|v| v.as_u64()), Some(3));
+    assert_eq!(file.metadata().get("imatrix.chunk_count").and_then(gguf_foundry::gguf::Value::as_u64), Some(3));
 
     let (code, _, err) = gguf_verify(&[&args[..], &["-o", "i.dat", "--legacy"]].concat(), dir.path());
     assert_eq!(code, 0, "{err}");
