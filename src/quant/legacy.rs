@@ -153,9 +153,8 @@ pub(super) fn store<const B: usize, const BITS: u32, const MIN: bool>(fit: &Fit,
     if MIN {
         put_u16(out, 2, f32_to_f16(fit.min));
     }
-    let [low, high] = [0, 16].map(|at| {
-        [0, 8].map(|word| u64::from_le_bytes(*fit.codes[at + word..].first_chunk().expect("32 codes")))
-    });
+    let words = fit.codes.as_chunks::<8>().0;
+    let (low, high) = ([word(words[0]), word(words[1])], [word(words[2]), word(words[3])]);
     if BITS == 5 {
         for (at, word) in [low[0], low[1], high[0], high[1]].into_iter().enumerate() {
             out[B - 20 + at] = fifth_bits(word);
@@ -166,6 +165,11 @@ pub(super) fn store<const B: usize, const BITS: u32, const MIN: bool>(fit: &Fit,
         let low = if BITS == 5 { low[w] & each_byte(15) } else { low[w] };
         *out = (low | (high[w] & each_byte(15)) << 4).to_le_bytes();
     }
+}
+
+#[inline(always)]
+fn word(codes: [u8; 8]) -> u64 {
+    u64::from_le_bytes(codes)
 }
 
 /// Bit 4 of each of eight bytes.

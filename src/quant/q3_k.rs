@@ -116,7 +116,11 @@ fn store_scales(scales: &Scales, out: &mut [u8; BLOCK_BYTES]) -> [f32; PARTS] {
 #[inline(always)]
 fn pack(levels: &[u8; SUPER], out: &mut [u8; BLOCK_BYTES]) {
     pack_bits(2, levels, field_mut::<0, 32, _>(out));
-    pack_pairs(&levels.map(|level| level & 3), field_mut::<32, 64, _>(out));
+    let mut low = *levels;
+    for level in &mut low {
+        *level &= 3;
+    }
+    pack_pairs(&low, field_mut::<32, 64, _>(out));
 }
 
 /// All super-blocks, one part per lane.

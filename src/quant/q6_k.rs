@@ -82,15 +82,15 @@ fn pack(levels: &[u8; SUPER], out: &mut [u8; BLOCK_BYTES]) {
     const LOW: u64 = each_byte(15);
     const HIGH: u64 = each_byte(3);
     for k in 0..2 {
-        let [a, b, c, d] = [0, 1, 2, 3].map(|n| words(levels, 4 * k + n));
+        let (a, b) = (words(levels, 4 * k), words(levels, 4 * k + 1));
+        let (c, d) = (words(levels, 4 * k + 2), words(levels, 4 * k + 3));
         let nibbles = |[low, high]: [u64; 2]| low & LOW | (high & LOW) << 4;
         let (out_low, out_high) = field_mut::<0, 192, _>(out).split_at_mut(128);
         let (out_low, out_high) = (out_low.as_chunks_mut().0, out_high.as_chunks_mut().0);
         put_words(&mut out_low[2 * k], [a, c], nibbles);
         put_words(&mut out_low[2 * k + 1], [b, d], nibbles);
-        put_words(&mut out_high[k], [a, b, c, d], |group| {
-            let [a, b, c, d] = group.map(|word| word >> 4 & HIGH);
-            a | b << 2 | c << 4 | d << 6
+        put_words(&mut out_high[k], [a, b, c, d], |[a, b, c, d]| {
+            a >> 4 & HIGH | (b >> 4 & HIGH) << 2 | (c >> 4 & HIGH) << 4 | (d >> 4 & HIGH) << 6
         });
     }
 }

@@ -124,7 +124,11 @@ pub(super) fn put_words<const G: usize>(
     f: impl Fn([u64; G]) -> u64,
 ) {
     for (w, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        *out = f(groups.map(|group| group[w])).to_le_bytes();
+        let mut fourth = [0; G];
+        for (word, group) in fourth.iter_mut().zip(&groups) {
+            *word = group[w];
+        }
+        *out = f(fourth).to_le_bytes();
     }
 }
 
@@ -132,7 +136,8 @@ pub(super) fn put_words<const G: usize>(
 #[inline(always)]
 pub(super) fn pack_pairs(levels: &[u8; SUPER], out: &mut [u8; 64]) {
     for (k, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
-        let groups = [0, 1, 2, 3].map(|n| words(levels, 4 * k + n));
+        let k = 4 * k;
+        let groups = [words(levels, k), words(levels, k + 1), words(levels, k + 2), words(levels, k + 3)];
         put_words(out, groups, |[a, b, c, d]| a | b << 2 | c << 4 | d << 6);
     }
 }
