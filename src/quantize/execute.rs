@@ -125,9 +125,12 @@ impl QuantizePlan<'_> {
         })
     }
 
-    /// Tensors in which nothing but zeros were read. Tells something after all rows were read.
+    /// Matrices in which nothing but zeros was read. Tells something after all rows were read; biases of zero are
+    /// nothing unusual.
     pub fn all_zero(&self) -> impl Iterator<Item = &TensorMeta> {
-        let is_zero = |index: &usize| !self.seen_value[*index].load(Ordering::Relaxed);
+        let is_zero = |index: &usize| {
+            self.tensors[*index].shape.rank() > 1 && !self.seen_value[*index].load(Ordering::Relaxed)
+        };
         (0..self.tensors.len()).filter(is_zero).map(|index| &self.tensors[index])
     }
 

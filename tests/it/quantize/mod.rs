@@ -2,5 +2,6 @@
 
 mod bad_input;
 mod files;
+mod one_pass;
 mod program;
 mod recipes;
