@@ -1,5 +1,6 @@
 //! `gguf-convert`: checkpoints to GGUF and back.
 
+mod gguf2hf;
 mod hf2gguf;
 
 use clap::{Parser, Subcommand};
@@ -8,6 +9,7 @@ use serde_json::json;
 use crate::arch::Registry;
 use crate::cli::render::{Align, Table};
 use crate::cli::{Common, Exit, Session, Tool};
+use gguf2hf::Gguf2hf;
 use hf2gguf::Hf2gguf;
 
 /// Entry of `gguf-convert`.
@@ -31,6 +33,8 @@ struct Convert {
 enum Command {
     /// Convert a Hugging Face checkpoint to GGUF
     Hf2gguf(Box<Hf2gguf>),
+    /// Convert a GGUF file back to a Hugging Face checkpoint
+    Gguf2hf(Gguf2hf),
     /// List the architectures and model classes that can be converted
     Archs,
 }
@@ -43,6 +47,7 @@ impl Tool for Convert {
     fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         match &self.command {
             Command::Hf2gguf(args) => args.run(session),
+            Command::Gguf2hf(args) => args.run(session),
             Command::Archs => archs(session),
         }
     }

@@ -61,6 +61,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::arch::ArchError,
         crate::checkpoint::CheckpointError,
         crate::convert::ConvertError,
+        crate::convert::ToHfError,
         crate::engine::EngineError,
         crate::gguf::GgufError,
         crate::gguf::WriteError,

@@ -11,8 +11,10 @@ mod conversion;
 mod error;
 mod options;
 mod pooling;
+mod to_hf;
 mod vocabulary;
 
 pub use conversion::{Conversion, registry};
 pub use error::ConvertError;
 pub use options::ConvertOptions;
+pub use to_hf::{ToHfError, ToHfOptions, ToHfReport, gguf_to_hf};

@@ -1,1 +1,143 @@
-//! Tests of `gguf2hf`.
+//! The way back: a GGUF becomes a checkpoint, and the checkpoint the same GGUF again.
+
+use std::path::{Path, PathBuf};
+
+use gguf_foundry::arch::{FileType, Registry};
+use gguf_foundry::convert::{Conversion, ConvertOptions, ToHfError, ToHfOptions, ToHfReport, gguf_to_hf};
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::core::simd::SimdLevel;
+use gguf_foundry::core::{ElementType, TensorSource};
+use gguf_foundry::gguf::{GgufFile, WriteOptions, write_gguf};
+use gguf_foundry::quantize::{self, Input, Options, QuantizePlan};
+
+use crate::support::{conformance, fixture, report_cases};
+
+/// Cases of the corpus that come back tensor by tensor.
+const CASES: [&str; 17] = [
+    "granite",
+    "llama",
+    "llama_f32_sharded",
+    "llama_headdim_bias",
+    "llama_rope_linear",
+    "llama_rope_llama3",
+    "llama_split",
+    "llama_tied_f16",
+    "mistral",
+    "mixtral",
+    "olmo",
+    "orion",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "starcoder2",
+    "xverse",
+];
+
+fn to_gguf(dir: &Path, target: PathBuf, file_type: Option<FileType>, tokenizer: bool) -> GgufFile {
+    let options = ConvertOptions { file_type, tokenizer, ..ConvertOptions::default() };
+    let conversion =
+        Conversion::plan(dir, &options).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+    let write = WriteOptions { sync: false, ..WriteOptions::default() };
+    write_gguf(&target, conversion.metadata(), &conversion, &write, &Silent).unwrap();
+    GgufFile::open(&target).unwrap()
+}
+
+fn to_hf(file: &GgufFile, dir: &Path, ty: Option<ElementType>) -> Result<ToHfReport, ToHfError> {
+    let options = ToHfOptions {
+        ty,
+        max_shard_bytes: 1 << 20,
+        memory_bytes: 8 << 20,
+        sync: false,
+        level: SimdLevel::detect(),
+    };
+    gguf_to_hf(&Registry::embedded().unwrap(), file.metadata(), file, dir, &options, &Silent)
+}
+
+/// Tensors with their bytes, and all keys but those that come from the directory's name.
+fn content(file: &GgufFile) -> (Vec<(String, String, Vec<u8>)>, Vec<(String, String)>) {
+    let tensors = file.tensors().iter().enumerate().map(|(at, tensor)| {
+        (tensor.name.clone(), format!("{} {}", tensor.shape, tensor.ty), file.raw_tensor(at).to_vec())
+    });
+    let mut tensors: Vec<_> = tensors.collect();
+    tensors.sort();
+    let keys = file
+        .metadata()
+        .iter()
+        .filter(|(key, _)| !["general.name", "general.file_type"].contains(key))
+        .map(|(key, value)| (key.to_owned(), format!("{value:?}")));
+    let mut keys: Vec<_> = keys.collect();
+    keys.sort();
+    (tensors, keys)
+}
+
+#[test]
+fn the_bundled_model_comes_back_byte_for_byte() {
+    let out = tempfile::tempdir().unwrap();
+    let first = to_gguf(&fixture("tiny-llama"), out.path().join("first.gguf"), None, true);
+    let dir = out.path().join("tiny-llama");
+    let report = to_hf(&first, &dir, None).unwrap();
+    assert_eq!((report.class.as_str(), report.ty), ("LlamaForCausalLM", ElementType::Bf16));
+    assert_eq!(report.lost, Vec::<String>::new());
+    let again = to_gguf(&dir, out.path().join("again.gguf"), None, true);
+    let (mut found, mut want) = (content(&again), content(&first));
+    // The order of the tokenizer's optional keys follows its files; everything else is the same in the same order.
+    found.1.sort();
+    want.1.sort();
+    assert_eq!(found.1, want.1);
+    assert_eq!(found.0, want.0);
+}
+
+#[test]
+fn quantized_weights_come_back_as_the_values_they_decode_to() {
+    let out = tempfile::tempdir().unwrap();
+    let wide = to_gguf(&fixture("tiny-llama"), out.path().join("f32.gguf"), Some(FileType::F32), true);
+    for name in ["Q4_K_M", "Q8_0", "Q4_0", "Q5_1", "Q2_K"] {
+        let options = Options::new(quantize::FileType::parse(name).unwrap());
+        let plan = QuantizePlan::new(&Input::file(&wide), &options, None).unwrap();
+        let path = out.path().join(format!("{name}.gguf"));
+        let write = WriteOptions { sync: false, ..WriteOptions::default() };
+        plan.write(&path, &write, &Silent).unwrap();
+        let file = GgufFile::open(&path).unwrap();
+        let dir = out.path().join(name);
+        assert_eq!(to_hf(&file, &dir, None).unwrap().ty, ElementType::F32);
+        let back = to_gguf(&dir, out.path().join("back.gguf"), Some(FileType::F32), true);
+        for (at, tensor) in back.tensors().iter().enumerate() {
+            let source = file.tensor_index(&tensor.name).unwrap();
+            let mut want = vec![0.0; tensor.shape.n_elems() as usize];
+            let ty = file.tensors()[source].ty;
+            gguf_foundry::quant::dequantize(ty, SimdLevel::Scalar, file.raw_tensor(source), &mut want)
+                .unwrap();
+            let want: Vec<u8> = want.into_iter().flat_map(f32::to_le_bytes).collect();
+            assert_eq!(back.raw_tensor(at), want, "{name} {}", tensor.name);
+        }
+    }
+}
+
+#[test]
+fn every_card_runs_backwards() {
+    let Some(corpus) = conformance() else { return };
+    let mut n_cases = 0;
+    for case in CASES {
+        let out = tempfile::tempdir().unwrap();
+        let hf = corpus.join("arch").join(case).join("hf");
+        let first = to_gguf(&hf, out.path().join("first.gguf"), Some(FileType::F32), false);
+        let dir = out.path().join("hf");
+        let report = to_hf(&first, &dir, None).unwrap_or_else(|error| panic!("{case}: {error}"));
+        assert!(report.n_tensors > 0);
+        let again = to_gguf(&dir, out.path().join("again.gguf"), Some(FileType::F32), false);
+        let (found, want) = (content(&again), content(&first));
+        assert_eq!(found.0, want.0, "{case}");
+        assert_eq!(found.1, want.1, "{case}");
+        n_cases += 1;
+    }
+    report_cases("gguf2hf", n_cases);
+}
+
+#[test]
+fn a_directory_with_something_in_it_is_left_alone() {
+    let out = tempfile::tempdir().unwrap();
+    let file = to_gguf(&fixture("tiny-llama"), out.path().join("model.gguf"), None, true);
+    let error = to_hf(&file, out.path(), None).unwrap_err();
+    assert_eq!(error.to_string(), format!("{}: directory is not empty", out.path().display()));
+    assert_eq!(fs_err::read_dir(out.path()).unwrap().count(), 1);
+}

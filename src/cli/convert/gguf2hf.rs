@@ -1,0 +1,87 @@
+//! `gguf-convert gguf2hf`.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::{Args, ValueEnum};
+use serde_json::json;
+
+use crate::cli::render::{duration, plural};
+use crate::cli::{Exit, Session};
+use crate::convert::{ConvertOptions, ToHfOptions, gguf_to_hf, registry};
+use crate::core::ElementType;
+use crate::core::text::{bytes, escape};
+use crate::gguf::GgufFile;
+
+/// Types that a checkpoint's weights can have.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum WeightType {
+    Bf16,
+    F16,
+    F32,
+}
+
+/// Arguments of `gguf2hf`.
+#[derive(Debug, Args)]
+pub(super) struct Gguf2hf {
+    /// GGUF file; any part of a split model
+    file: PathBuf,
+    /// Directory to write; new or empty
+    #[arg(short, long, visible_alias = "outfile", value_name = "DIR")]
+    output: PathBuf,
+    /// Type of the weights [default: the narrowest that holds every value exactly]
+    #[arg(long = "type", value_enum, ignore_case = true, value_name = "TYPE")]
+    ty: Option<WeightType>,
+    /// Largest shard, with K, M or G
+    #[arg(long, value_name = "SIZE", default_value = "5G", value_parser = crate::cli::size)]
+    max_shard_size: u64,
+    /// Use an architecture card from a file
+    #[arg(long, value_name = "FILE")]
+    card: Option<PathBuf>,
+}
+
+impl Gguf2hf {
+    pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
+        let started = Instant::now();
+        let registry = registry(&ConvertOptions { card: self.card.clone(), ..ConvertOptions::default() })?;
+        let file = GgufFile::open(&self.file)?;
+        let options = ToHfOptions {
+            ty: self.ty.map(|ty| match ty {
+                WeightType::Bf16 => ElementType::Bf16,
+                WeightType::F16 => ElementType::F16,
+                WeightType::F32 => ElementType::F32,
+            }),
+            max_shard_bytes: self.max_shard_size,
+            memory_bytes: session.common.memory_bytes(),
+            sync: !session.common.no_sync,
+            level: session.common.simd,
+        };
+        let report =
+            gguf_to_hf(&registry, file.metadata(), &file, &self.output, &options, &session.progress)?;
+        for lost in &report.lost {
+            log::warn!("not carried over: {}", escape(lost));
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        if session.common.json {
+            let paths: Vec<_> = report.paths.iter().map(|path| path.display().to_string()).collect();
+            session.print_json(&json!({
+                "files": paths, "class": report.class, "type": report.ty.name(), "tensors": report.n_tensors,
+                "tensor_bytes": report.n_bytes, "lost": report.lost, "seconds": seconds,
+            }))?;
+        } else if !session.common.quiet {
+            session.print(|out| {
+                writeln!(
+                    out,
+                    "{}: {}, {} as {}, {}, {}",
+                    self.output.display(),
+                    report.class,
+                    plural(report.n_tensors as u64, "tensor"),
+                    report.ty,
+                    bytes(report.n_bytes),
+                    duration(seconds),
+                )
+            })?;
+        }
+        Ok(Exit::Done)
+    }
+}
