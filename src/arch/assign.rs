@@ -139,7 +139,10 @@ impl Assigner<'_> {
         if leftovers.is_empty() {
             return Ok(());
         }
-        let names = leftovers.iter().map(|(tensor, name)| (tensor.clone(), self.nearest(name))).collect();
+        // Only the first few are shown, and looking for similar names takes time.
+        let nearest = |(n, name): (usize, &String)| if n < MAX_MISSING { self.nearest(name) } else { None };
+        let names = leftovers.iter().enumerate();
+        let names = names.map(|(n, (tensor, name))| (tensor.clone(), nearest((n, name)))).collect();
         Err(ArchError::Leftover { card: self.card.name(), names })
     }
 
@@ -440,7 +443,8 @@ impl Assigner<'_> {
     /// The outputs the card wants are there, and what one block has all blocks have.
     fn check_complete(&self, outputs: &[OutputSpec]) -> Result<(), ArchError> {
         let present: HashSet<&str> = outputs.iter().map(|output| output.name.as_str()).collect();
-        let block_limit = self.block_limit()?;
+        // Of more blocks than tensors one has none, so the search need not go further.
+        let block_limit = self.block_limit()?.min(self.weights.len() as u64 + 1);
         let mut missing: Vec<String> = Vec::new();
         let mut note = |name: String| {
             if !missing.contains(&name) {

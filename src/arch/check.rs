@@ -148,6 +148,9 @@ fn each_expr(card: &Card, check: Check<'_>) -> Result<(), CardProblem> {
         let GenerateKind::RopeFreqsLlama3 { dim, .. } = &generate.kind;
         check("`generate`", dim)?;
     }
+    for (name, expr) in &card.inverse {
+        check(&format!("[inverse] `{name}`"), expr)?;
+    }
     let tokenizer = &card.tokenizer;
     let sizes = [&tokenizer.size, &tokenizer.token_type_count];
     sizes.into_iter().flatten().try_for_each(|expr| check("[tokenizer]", expr))?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value as Json};
 
 use crate::core::text::escape;
+use crate::gguf::Value;
 
 /// A value of an expression.
 #[derive(Clone, Debug)]
@@ -42,6 +43,27 @@ impl Datum {
             Json::String(text) => Self::Text(text.as_str().into()),
             Json::Array(items) => Self::List(Arc::new(items.iter().map(Self::from_json).collect())),
             Json::Object(map) => Self::Map(Arc::new(map.clone())),
+        }
+    }
+
+    /// The datum of a metadata value. A 32-bit float becomes the shortest decimal that reads back as the same float.
+    /// Arrays of more than 65536 elements (vocabularies) and of arrays are null: no configuration holds them.
+    #[must_use]
+    pub fn from_value(value: &Value) -> Self {
+        match value {
+            Value::Bool(value) => Self::Bool(*value),
+            Value::F32(value) => Self::Float(value.to_string().parse().unwrap_or_else(|_| f64::from(*value))),
+            Value::F64(value) => Self::Float(*value),
+            Value::String(_) => value.as_str().map_or(Self::Null, |text| Self::Text(text.into())),
+            Value::Array(array) if array.len() > 1 << 16 => Self::Null,
+            Value::Array(array) => {
+                let items = (0..array.len()).map(|i| match array.get(i) {
+                    None | Some(Value::Array(_)) => Self::Null,
+                    Some(value) => Self::from_value(&value),
+                });
+                Self::List(Arc::new(items.collect()))
+            }
+            other => other.as_i128().map_or(Self::Null, Self::Int),
         }
     }
 

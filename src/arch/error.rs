@@ -171,6 +171,20 @@ pub enum ArchError {
         /// Its element type.
         found: crate::core::ElementType,
     },
+    /// A GGUF of an architecture without a card.
+    #[error("no architecture card for `general.architecture` `{}`", escape(arch))]
+    UnknownArch {
+        /// The architecture.
+        arch: String,
+    },
+    /// An operation that cannot be undone.
+    #[error("tensor `{}`: `{op}` cannot be undone", escape(tensor))]
+    NoInverse {
+        /// The tensor of the GGUF.
+        tensor: String,
+        /// The operation.
+        op: &'static str,
+    },
     /// More dimensions than GGUF has, or an empty one.
     #[error("`{target}`: shape {shape} cannot be stored")]
     Shape {

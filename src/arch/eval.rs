@@ -9,6 +9,7 @@ use serde_json::{Map, Value as Json};
 use crate::arch::datum::Datum;
 use crate::arch::expr::{BinaryOp, Expr, Function, Path, Step};
 use crate::core::text::escape;
+use crate::gguf::Metadata;
 
 mod arithmetic;
 #[cfg(test)]
@@ -36,6 +37,8 @@ pub struct Scope<'a> {
     pub tensors: HashSet<&'a str>,
     /// Names of the files beside the checkpoint.
     pub files: &'a [String],
+    /// On the way back: the architecture and the metadata of the GGUF.
+    pub gguf: Option<(&'a str, &'a Metadata)>,
 }
 
 /// A value with a name of its own.
@@ -152,6 +155,13 @@ impl<'a> Scope<'a> {
                 .ok_or_else(|| EvalError::Arithmetic { op: "count", operands: value.to_string() }),
             _ => Err(EvalError::Kind { op: "count", found: value.kind() }),
         }
+    }
+
+    /// The value of a metadata key, with the architecture before it or as it is; null without.
+    pub(super) fn kv(&self, key: &str) -> Datum {
+        let Some((arch, metadata)) = self.gguf else { return Datum::Null };
+        let value = metadata.get(&format!("{arch}.{key}")).or_else(|| metadata.get(key));
+        value.map_or(Datum::Null, Datum::from_value)
     }
 
     fn root(&self, name: &str) -> Option<&Root<'a>> {
@@ -459,6 +469,10 @@ impl Evaluator<'_> {
                 let indices =
                     self.scope.tensors.iter().filter_map(|name| leading_index(name.strip_prefix(prefix)?));
                 Ok(Datum::Int(indices.max().map_or(0, |last| i128::from(last) + 1)))
+            }
+            Function::Kv => {
+                let key = value(0)?;
+                Ok(self.scope.kv(text(op, &key)?))
             }
             Function::File => {
                 let name = value(0)?;

@@ -153,6 +153,7 @@ functions! {
     Has "has" 1 1 "`has('name')`: the checkpoint has a tensor of this name.";
     Count "count" 1 1 "`count('prefix')`: one more than the highest index after the prefix in tensor names.";
     File "file" 1 1 "`file('name')`: the checkpoint's directory has this file.";
+    Kv "kv" 1 1 "`kv('key')`: the value of a metadata key, with or without the architecture before it; null without.";
 }
 
 impl Function {

@@ -13,6 +13,7 @@
 //! | `schema` `read` `check` `load` | cards: types, TOML, checks, the registry |
 //! | `detect` `hparams` `config_keys` | configurations: class, defaults, rows |
 //! | `resolve` `assign` `types` `mapping` | a card applied to a checkpoint |
+//! | `invert` | the same, backwards |
 //! | `graph` | what a reference engine must know of the architecture |
 
 mod assign;
@@ -24,6 +25,7 @@ mod error;
 mod eval;
 mod expr;
 mod hparams;
+mod invert;
 mod load;
 mod mapping;
 mod names;
@@ -40,6 +42,7 @@ pub use detect::{class_of, with_text_config};
 pub use error::{ArchError, CardProblem, ParentProblem};
 pub use eval::EvalError;
 pub use expr::ParseError;
+pub use invert::{Inverse, invert};
 pub use load::{ClassRow, Registry};
 pub use mapping::{
     Assembly, Content, Dropped, JoinKind, Mapping, ModePlan, OutputSpec, RopeFreqsLlama3, Source, Step,

@@ -144,6 +144,7 @@ fn scope<'a>(
         ],
         tensors: inputs.weights.iter().map(|weight| weight.name.as_str()).collect(),
         files: inputs.files,
+        gguf: None,
     };
     scope.config = hparams::complete(card, config, &scope)?;
     for (key, value) in &card.set {

@@ -16,5 +16,5 @@ mod view;
 pub use apply::{RecipeError, apply, recipe};
 pub use math::Math;
 pub use recipe::{ReadPolicy, Recipe, TransformError};
-pub use rope::rope_freqs_llama3;
+pub use rope::{match_rope_freqs, rope_freqs_llama3};
 pub use view::{ShapeError, View};

@@ -35,6 +35,29 @@ pub fn rope_freqs_llama3(params: &RopeFreqsLlama3) -> Vec<f32> {
         .collect()
 }
 
+/// The parameters that give these factors, bit for bit, among those that models use: wavelength limits of 1 and 4 (or
+/// 2, 8, 16, 32) and a first context length that is a power of two.
+#[must_use]
+pub fn match_rope_freqs(factors: &[f32], theta: f64) -> Option<RopeFreqsLlama3> {
+    let dim = 2 * factors.len() as u64;
+    let factor = f64::from(factors.iter().copied().fold(1.0, f32::max));
+    let contexts = std::iter::once(13).chain(4..=24).map(|bits: u32| f64::from(1u32 << bits));
+    let candidates = contexts.flat_map(|context| {
+        [4.0, 2.0, 8.0, 16.0, 32.0].map(|high_freq_factor| RopeFreqsLlama3 {
+            dim,
+            theta,
+            factor,
+            low_freq_factor: 1.0,
+            high_freq_factor,
+            context,
+        })
+    });
+    // A head is not wider than this, whatever a file says.
+    let mut candidates = candidates.filter(|_| factors.len() <= 1 << 16);
+    candidates
+        .find(|params| rope_freqs_llama3(params).iter().zip(factors).all(|(a, b)| a.to_bits() == b.to_bits()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,6 +90,19 @@ mod tests {
                 sha2::Sha256::digest(&bytes).iter().fold(String::new(), |hex, b| hex + &format!("{b:02x}"));
             assert_eq!(found, want, "{params:?}");
         }
+    }
+
+    #[test]
+    fn parameters_are_found_again() {
+        for &(theta, dim, factor, context, _) in TORCH {
+            let (low_freq_factor, high_freq_factor) = (1.0, 4.0);
+            let params = RopeFreqsLlama3 { dim, theta, factor, low_freq_factor, high_freq_factor, context };
+            let factors = rope_freqs_llama3(&params);
+            let found = match_rope_freqs(&factors, theta).unwrap();
+            // Another pair of limits may give the same factors where few wavelengths lie between them.
+            assert_eq!(rope_freqs_llama3(&found), factors, "{params:?}");
+        }
+        assert_eq!(match_rope_freqs(&[1.0, 1.5, 7.0], 10000.0), None);
     }
 
     #[test]

@@ -11,6 +11,8 @@ use gguf_foundry::gguf::{Array, Metadata, Value};
 use gguf_foundry::transform::{ReadPolicy, recipe};
 use serde_json::{Value as Json, json};
 
+mod invert;
+
 use crate::support::{conformance, fixture, report_cases, root, sha256};
 
 /// The cases of the corpus whose architectures have cards.

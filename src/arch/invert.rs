@@ -1,0 +1,396 @@
+//! A card run backwards: from a GGUF's metadata and tensors to a checkpoint's configuration and tensors.
+
+use std::collections::HashSet;
+
+use indexmap::IndexMap;
+use serde_json::{Map, Value as Json, json};
+
+use crate::arch::datum::Datum;
+use crate::arch::error::ArchError;
+use crate::arch::eval::{Captures, Root, Scope};
+use crate::arch::expr::Expr;
+use crate::arch::hparams;
+use crate::arch::load::Registry;
+use crate::arch::mapping::{Assembly, Content, Dropped, JoinKind, OutputSpec, RopeFreqsLlama3, Source, Step};
+use crate::arch::names::{Pattern, SUFFIXES, nearest};
+use crate::arch::ops::{Op, OpError, OpSpec};
+use crate::arch::schema::{Card, Entry, EntryType, Join, Phase, Row};
+use crate::arch::types::TypeRule;
+use crate::core::{Shape, WeightMeta};
+use crate::gguf::{Metadata, Value};
+
+/// Configuration keys of most decoders and the metadata keys they come back from.
+const BASE: &[(&str, &str)] = &[
+    ("vocab_size", "vocab_size"),
+    ("hidden_size", "embedding_length"),
+    ("intermediate_size", "feed_forward_length"),
+    ("num_hidden_layers", "block_count"),
+    ("num_attention_heads", "attention.head_count"),
+    ("num_key_value_heads", "attention.head_count_kv"),
+    ("head_dim", "attention.key_length"),
+    ("max_position_embeddings", "context_length"),
+    ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
+    ("rope_theta", "rope.freq_base"),
+    ("num_local_experts", "expert_count"),
+    ("num_experts_per_tok", "expert_used_count"),
+    ("bos_token_id", "tokenizer.ggml.bos_token_id"),
+    ("eos_token_id", "tokenizer.ggml.eos_token_id"),
+    ("pad_token_id", "tokenizer.ggml.padding_token_id"),
+];
+
+/// Members of `rope_scaling` and the metadata keys they come back from, after the type.
+const ROPE_SCALING: &[(&str, &str)] = &[
+    ("factor", "rope.scaling.factor"),
+    ("original_max_position_embeddings", "rope.scaling.original_context_length"),
+    ("extrapolation_factor", "rope.scaling.yarn_ext_factor"),
+    ("attention_factor", "rope.scaling.yarn_attn_factor"),
+    ("beta_fast", "rope.scaling.yarn_beta_fast"),
+    ("beta_slow", "rope.scaling.yarn_beta_slow"),
+];
+
+/// A checkpoint that a GGUF came from, or could have come from.
+#[derive(Clone, Debug)]
+pub struct Inverse {
+    /// The card that was run backwards.
+    pub card: Card,
+    /// `config.json`, without `torch_dtype`.
+    pub config: Map<String, Json>,
+    /// The checkpoint's tensors, by name. Sources are indices among the GGUF's tensors.
+    pub outputs: Vec<OutputSpec>,
+    /// Tensors of the GGUF that a checkpoint does without.
+    pub dropped: Vec<Dropped>,
+    /// Tensors whose arithmetic comes back with rounding errors: names in the checkpoint.
+    pub inexact: Vec<String>,
+}
+
+/// Runs the card of a GGUF backwards. `tensors` are its tensors, with the element types they are decoded to;
+/// `rope_freqs` are the parameters of its rope factors, if it has such a tensor.
+///
+/// # Errors
+/// [`ArchError`]: no card for the architecture, tensors the card does not yield, operations without an inverse.
+pub fn invert(
+    registry: &Registry,
+    metadata: &Metadata,
+    tensors: &[WeightMeta],
+    rope_freqs: Option<&RopeFreqsLlama3>,
+) -> Result<Inverse, ArchError> {
+    let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
+    let card = registry.by_gguf(arch).ok_or_else(|| ArchError::UnknownArch { arch: arch.to_owned() })?;
+    let mut scope = Scope {
+        lets: Some(&card.lets),
+        tables: Some(&card.tables),
+        roots: ["tokenizer_config", "generation", "raw"].map(|name| (name, Root::Value(json!({})))).into(),
+        tensors: tensors.iter().map(|tensor| tensor.name.as_str()).collect(),
+        gguf: Some((arch, metadata)),
+        ..Scope::default()
+    };
+    scope
+        .roots
+        .push(("opt", Root::Value(json!({ "no_mtp": false, "mtp_only": false, "mistral_format": false }))));
+    scope.config = config(card, &scope, tensors, rope_freqs)?;
+    let class = scope.config.get("architectures").and_then(|list| list.get(0)).cloned().unwrap_or_default();
+    scope.roots.push(("class", Root::Value(class)));
+    scope.roots.extend(hparams::rope_roots(&scope.config)?);
+
+    let mut inverter = Inverter { card, tensors, scope: &scope, units: IndexMap::new(), dropped: Vec::new() };
+    inverter.match_all()?;
+    let mut outputs = Vec::new();
+    let mut inexact = Vec::new();
+    for (key, parts) in &inverter.units {
+        for (output, is_exact) in inverter.sources_of(key, parts)? {
+            if !is_exact {
+                inexact.push(output.name.clone());
+            }
+            outputs.push(output);
+        }
+    }
+    outputs.sort_by(|a: &OutputSpec, b| a.name.cmp(&b.name));
+    let mut seen = HashSet::new();
+    if let Some(twice) = outputs.iter().find(|output| !seen.insert(output.name.as_str())) {
+        let name = twice.name.clone();
+        return Err(ArchError::TwoSources { first: name.clone(), second: name.clone(), target: name });
+    }
+    let dropped = inverter.dropped;
+    Ok(Inverse { card: card.clone(), config: scope.config, outputs, dropped, inexact })
+}
+
+/// The configuration: what most decoders have, bare names of the card's rows, and the card's own `[inverse]`.
+fn config(
+    card: &Card,
+    scope: &Scope<'_>,
+    tensors: &[WeightMeta],
+    rope_freqs: Option<&RopeFreqsLlama3>,
+) -> Result<Map<String, Json>, ArchError> {
+    let mut config = Map::new();
+    config.insert("architectures".to_owned(), json!([card.classes.first()]));
+    config.insert("model_type".to_owned(), json!(card.gguf));
+    let mut set = |key: &str, value: &Datum| {
+        if !value.is_null() {
+            config.insert(key.to_owned(), value.to_json());
+        }
+    };
+    for (key, gguf) in BASE {
+        set(key, &scope.kv(gguf));
+    }
+    for row in &card.metadata {
+        if let Row::Key { key, value: Expr::Path(path), .. } = row
+            && path.steps.is_empty()
+            && !card.lets.contains_key(&path.root)
+            && !crate::arch::config_keys::ROOTS.contains(&path.root.as_str())
+        {
+            set(&path.root, &scope.kv(key));
+        }
+    }
+    let embedding = tensors.iter().find(|tensor| tensor.name == "token_embd.weight");
+    if let Some(rows) = embedding.and_then(|tensor| tensor.shape.dims().first()) {
+        set("vocab_size", &Datum::Int((*rows).into()));
+    }
+    set("tie_word_embeddings", &Datum::Bool(!scope.tensors.contains("output.weight")));
+    if let Some(scaling) = rope_scaling(scope, rope_freqs) {
+        config.insert("rope_scaling".to_owned(), scaling);
+    }
+    for (key, expr) in &card.inverse {
+        let at = || format!("[inverse] `{key}`");
+        let value = scope.eval(expr, Captures::default());
+        let value = value.map_err(|source| ArchError::Eval { card: card.name(), at: at(), source })?;
+        if value.is_null() {
+            config.remove(key);
+        } else {
+            config.insert(key.clone(), value.to_json());
+        }
+    }
+    Ok(config)
+}
+
+fn rope_scaling(scope: &Scope<'_>, rope_freqs: Option<&RopeFreqsLlama3>) -> Option<Json> {
+    if let Some(params) = rope_freqs {
+        let context =
+            if params.context.fract() == 0.0 { json!(params.context as u64) } else { json!(params.context) };
+        return Some(json!({
+            "rope_type": "llama3",
+            "factor": params.factor,
+            "low_freq_factor": params.low_freq_factor,
+            "high_freq_factor": params.high_freq_factor,
+            "original_max_position_embeddings": context,
+        }));
+    }
+    let kind = scope.kv("rope.scaling.type");
+    let Datum::Text(kind) = &kind else { return None };
+    if &**kind == "none" {
+        return None;
+    }
+    let mut scaling = Map::new();
+    scaling.insert("rope_type".to_owned(), json!(&**kind));
+    for (key, gguf) in ROPE_SCALING {
+        let value = scope.kv(gguf);
+        if !value.is_null() {
+            scaling.insert((*key).to_owned(), value.to_json());
+        }
+    }
+    Some(Json::Object(scaling))
+}
+
+/// One emission of an entry: which targets of it are there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct UnitKey {
+    entry: usize,
+    captures: Captures,
+    suffix: &'static str,
+}
+
+struct Inverter<'a> {
+    card: &'a Card,
+    tensors: &'a [WeightMeta],
+    scope: &'a Scope<'a>,
+    /// Tensor of each target, in the order of the entry's targets.
+    units: IndexMap<UnitKey, Vec<Option<usize>>>,
+    dropped: Vec<Dropped>,
+}
+
+/// The captures and the carried suffix with which a target yields a name.
+fn match_target(entry: &Entry, target: &Pattern, name: &str) -> Option<(Captures, &'static str)> {
+    if target.is_complete() {
+        return Some((target.matches(name)?, ""));
+    }
+    let suffixed =
+        SUFFIXES.into_iter().find_map(|suffix| Some((target.matches(name.strip_suffix(suffix)?)?, suffix)));
+    suffixed.or_else(|| if entry.exact { None } else { Some((target.matches(name)?, "")) })
+}
+
+impl Inverter<'_> {
+    fn match_all(&mut self) -> Result<(), ArchError> {
+        let mut leftovers = Vec::new();
+        for (index, tensor) in self.tensors.iter().enumerate() {
+            if self.card.generate.iter().any(|generate| generate.to == tensor.name) {
+                self.dropped
+                    .push(Dropped { weight: index, why: "computed from the configuration".to_owned() });
+            } else if let Some((key, target)) = self.entry_of(&tensor.name)? {
+                let n_targets = self.card.entries[key.entry].targets.len();
+                let parts = self.units.entry(key).or_insert_with(|| vec![None; n_targets]);
+                parts[target] = Some(index);
+            } else {
+                leftovers.push(&tensor.name);
+            }
+        }
+        if leftovers.is_empty() {
+            return Ok(());
+        }
+        let captures = Captures { bid: Some(0), ..Captures::default() };
+        let targets = self.card.entries.iter().flat_map(|entry| &entry.targets);
+        let known: Vec<String> = targets.filter_map(|target| target.name.render(captures)).collect();
+        let near = |(n, name): (usize, &String)| {
+            let found = if n < 8 { nearest(name, known.iter().map(String::as_str)) } else { None };
+            (name.clone(), found.map(str::to_owned))
+        };
+        let names = leftovers.into_iter().enumerate().map(near).collect();
+        Err(ArchError::Leftover { card: self.card.name(), names })
+    }
+
+    /// The entry that yields a tensor, and which of its targets it is. Of several, the first whose condition holds.
+    fn entry_of(&self, name: &str) -> Result<Option<(UnitKey, usize)>, ArchError> {
+        for (entry, spec) in self.card.entries.iter().enumerate() {
+            for (index, target) in spec.targets.iter().enumerate() {
+                let Some((captures, suffix)) = match_target(spec, &target.name, name) else { continue };
+                let holds = self.scope.holds(spec.when.as_ref(), captures).map_err(|source| {
+                    ArchError::Eval { card: self.card.name(), at: format!("`{}`", spec.name()), source }
+                })?;
+                if holds {
+                    return Ok(Some((UnitKey { entry, captures, suffix }, index)));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The checkpoint's tensors that became the targets of an entry, and whether they come back exactly.
+    fn sources_of(
+        &self,
+        key: &UnitKey,
+        parts: &[Option<usize>],
+    ) -> Result<Vec<(OutputSpec, bool)>, ArchError> {
+        let entry = &self.card.entries[key.entry];
+        let mut is_exact = true;
+        let mut sources = Vec::with_capacity(parts.len());
+        let mut shapes: Vec<Vec<u64>> = Vec::with_capacity(parts.len());
+        for (target, &part) in entry.targets.iter().zip(parts) {
+            let Some(tensor) = part else {
+                let name = target.name.render(key.captures).unwrap_or_default() + key.suffix;
+                return Err(ArchError::Missing { names: vec![name], more: false });
+            };
+            let mut dims = self.tensors[tensor].shape.dims().to_vec();
+            let ops = self.undo(&target.ops, key.captures, &mut dims, tensor, &mut is_exact)?;
+            sources.push(Source { weight: tensor, ops });
+            shapes.push(dims);
+        }
+        let first = sources.first().map_or(0, |source| source.weight);
+        let mut dims = shapes.first().cloned().unwrap_or_default();
+        let mut join = None;
+        let mut specs = entry.ops.as_slice();
+        if entry.targets.len() > 1 {
+            // The last operation cut one tensor into several.
+            let (split, before) = specs.split_last().ok_or_else(|| self.no_inverse(first, "split"))?;
+            let op = split
+                .resolve(self.scope, key.captures, &dims)
+                .map_err(|error| self.op_error(first, error))?;
+            let Op::Split { axis, .. } = op else { return Err(self.no_inverse(first, op.name())) };
+            dims[axis] = shapes.iter().filter_map(|shape| shape.get(axis)).sum();
+            join = Some(JoinKind::Concat { axis });
+            specs = before;
+        }
+        let ops = self.undo(specs, key.captures, &mut dims, first, &mut is_exact)?;
+        let whole = Assembly { sources, join, ops };
+        let pieces = self.pieces(entry, key, &dims, first)?;
+        let mut outputs = Vec::with_capacity(pieces.len());
+        for (name, cut) in pieces {
+            let mut assembly = whole.clone();
+            let mut dims = dims.clone();
+            for op in cut {
+                let shapes = op.shapes(&dims).map_err(|error| self.op_error(first, error))?;
+                dims = shapes.into_iter().next().unwrap_or_default();
+                assembly.ops.push(Step { op, result: 0 });
+            }
+            for spec in entry.pre.iter().rev() {
+                let undone =
+                    self.undo(std::slice::from_ref(spec), key.captures, &mut dims, first, &mut is_exact)?;
+                assembly.ops.extend(undone);
+            }
+            let type_rule = TypeRule {
+                entry: EntryType::Source,
+                source_block: None,
+                source: Some(self.tensors[first].ty),
+            };
+            let shown = format!("{dims:?}");
+            let shape =
+                Shape::new(dims).ok_or_else(|| ArchError::Shape { target: name.clone(), shape: shown })?;
+            let content = Content::Sources(assembly);
+            outputs.push((OutputSpec { name, shape, content, type_rule, phase: Phase::Normal }, is_exact));
+        }
+        Ok(outputs)
+    }
+
+    /// Names of the sources that were joined, each with the operations that cut it out again.
+    fn pieces(
+        &self,
+        entry: &Entry,
+        key: &UnitKey,
+        dims: &[u64],
+        tensor: usize,
+    ) -> Result<Vec<(String, Vec<Op>)>, ArchError> {
+        let name = |pattern: Option<&Pattern>, captures: Captures| {
+            pattern.and_then(|pattern| pattern.render(captures)).unwrap_or_default() + key.suffix
+        };
+        let main = entry.patterns.first();
+        let cut = |part: u64| {
+            vec![Op::Slice { axis: 0, start: part, end: part + 1 }, Op::Reshape { dims: dims[1..].to_vec() }]
+        };
+        // A stack of as many parts as fit in memory by their names alone is the most a header can ask for here.
+        let n_parts = dims.first().copied().unwrap_or(0);
+        let too_many = n_parts > 1 << 16;
+        match entry.join {
+            None => Ok(vec![(name(main, key.captures), Vec::new())]),
+            Some(Join::StackBy(by)) if dims.len() > 1 && !too_many => Ok((0..n_parts)
+                .map(|part| (name(main, key.captures.with(by, Some(part))), cut(part)))
+                .collect()),
+            Some(Join::Stack) if dims.len() > 1 && n_parts == entry.with.len() as u64 + 1 => {
+                let patterns = std::iter::once(main).chain(entry.with.iter().map(Some));
+                Ok((0..)
+                    .zip(patterns)
+                    .map(|(part, pattern)| (name(pattern, key.captures), cut(part)))
+                    .collect())
+            }
+            // How long each part was is not in the file.
+            Some(_) => Err(self.no_inverse(tensor, "concat")),
+        }
+    }
+
+    /// The operations that undo these, last first.
+    fn undo(
+        &self,
+        specs: &[OpSpec],
+        captures: Captures,
+        dims: &mut Vec<u64>,
+        tensor: usize,
+        is_exact: &mut bool,
+    ) -> Result<Vec<Step>, ArchError> {
+        let mut steps = Vec::with_capacity(specs.len());
+        for spec in specs.iter().rev() {
+            let op =
+                spec.resolve(self.scope, captures, dims).map_err(|error| self.op_error(tensor, error))?;
+            let op = op.inverse().ok_or_else(|| self.no_inverse(tensor, spec.kind.name()))?;
+            *is_exact &= !matches!(op, Op::Math(_));
+            let mut shapes = op.shapes(dims).map_err(|error| self.op_error(tensor, error))?;
+            *dims = shapes.swap_remove(0);
+            steps.push(Step { op, result: 0 });
+        }
+        Ok(steps)
+    }
+
+    fn no_inverse(&self, tensor: usize, op: &'static str) -> ArchError {
+        ArchError::NoInverse { tensor: self.tensors[tensor].name.clone(), op }
+    }
+
+    fn op_error(&self, tensor: usize, source: OpError) -> ArchError {
+        let meta = &self.tensors[tensor];
+        ArchError::Op { tensor: meta.name.clone(), shape: meta.shape.to_string(), source: Box::new(source) }
+    }
+}
