@@ -110,17 +110,17 @@ pub struct ToHfReport {
 struct Weights<'a> {
     source: Decoded<'a>,
     recipes: Vec<Recipe>,
-    weights: Vec<WeightMeta>,
+    metas: Vec<WeightMeta>,
     level: SimdLevel,
 }
 
 impl WeightSource for Weights<'_> {
     fn weights(&self) -> &[WeightMeta] {
-        &self.weights
+        &self.metas
     }
 
     fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        let meta = &self.weights[weight];
+        let meta = &self.metas[weight];
         let elem_bytes = meta.ty.bytes().unwrap_or(4);
         let mut floats = vec![0.0; out.len() / elem_bytes];
         self.recipes[weight]
@@ -135,7 +135,7 @@ impl WeightSource for Weights<'_> {
     }
 
     fn release_elems(&self, weight: usize, first: u64, n: u64) {
-        let n_cols = self.weights[weight].shape.n_cols().max(1);
+        let n_cols = self.metas[weight].shape.n_cols().max(1);
         self.recipes[weight].release_rows(&self.source, first / n_cols, n / n_cols);
     }
 }
@@ -165,9 +165,9 @@ impl Weights<'_> {
                 }
                 let first = step * STEP_ELEMS;
                 let mut values = vec![0.0; STEP_ELEMS.min(n - first) as usize];
-                recipe.read_f32(&self.source, self.level, first, &mut values).map_err(|source| {
-                    ToHfError::Read { tensor: self.weights[weight].name.clone(), source }
-                })?;
+                recipe
+                    .read_f32(&self.source, self.level, first, &mut values)
+                    .map_err(|source| ToHfError::Read { tensor: self.metas[weight].name.clone(), source })?;
                 if !values.iter().all(|&x| is_exact(x)) {
                     inexact.store(true, Ordering::Relaxed);
                 }
@@ -246,13 +246,13 @@ pub fn gguf_to_hf(
         shape: recipe.shape().clone(),
         ty: ElementType::F32,
     };
-    let weights = outputs.iter().zip(&recipes).map(weight).collect();
-    let mut weights = Weights { source, recipes, weights, level: options.level };
+    let metas = outputs.iter().zip(&recipes).map(weight).collect();
+    let mut weights = Weights { source, recipes, metas, level: options.level };
     let ty = match options.ty {
         Some(ty) => ty,
         None => weights.narrowest()?,
     };
-    for weight in &mut weights.weights {
+    for weight in &mut weights.metas {
         weight.ty = ty;
     }
 
@@ -297,12 +297,12 @@ pub fn gguf_to_hf(
         paths.push(path);
     }
     let elem_bytes = ty.bytes().unwrap_or(4) as u64;
-    let n_elems: u64 = weights.weights.iter().map(|weight| weight.shape.n_elems()).sum();
+    let n_elems: u64 = weights.metas.iter().map(|weight| weight.shape.n_elems()).sum();
     Ok(ToHfReport {
         class,
         ty,
         paths,
-        n_tensors: weights.weights.len(),
+        n_tensors: weights.metas.len(),
         n_bytes: n_elems.saturating_mul(elem_bytes),
         lost,
     })

@@ -1,6 +1,6 @@
 //! The way back: a GGUF becomes a checkpoint, and the checkpoint the same GGUF again.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use gguf_foundry::arch::{FileType, Registry};
 use gguf_foundry::convert::{Conversion, ConvertOptions, ToHfError, ToHfOptions, ToHfReport, gguf_to_hf};
@@ -33,13 +33,13 @@ const CASES: [&str; 17] = [
     "xverse",
 ];
 
-fn to_gguf(dir: &Path, target: PathBuf, file_type: Option<FileType>, tokenizer: bool) -> GgufFile {
+fn to_gguf(dir: &Path, target: &Path, file_type: Option<FileType>, tokenizer: bool) -> GgufFile {
     let options = ConvertOptions { file_type, tokenizer, ..ConvertOptions::default() };
     let conversion =
         Conversion::plan(dir, &options).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
     let write = WriteOptions { sync: false, ..WriteOptions::default() };
-    write_gguf(&target, conversion.metadata(), &conversion, &write, &Silent).unwrap();
-    GgufFile::open(&target).unwrap()
+    write_gguf(target, conversion.metadata(), &conversion, &write, &Silent).unwrap();
+    GgufFile::open(target).unwrap()
 }
 
 fn to_hf(file: &GgufFile, dir: &Path, ty: Option<ElementType>) -> Result<ToHfReport, ToHfError> {
@@ -53,8 +53,10 @@ fn to_hf(file: &GgufFile, dir: &Path, ty: Option<ElementType>) -> Result<ToHfRep
     gguf_to_hf(&Registry::embedded().unwrap(), file.metadata(), file, dir, &options, &Silent)
 }
 
-/// Tensors with their bytes, and all keys but those that come from the directory's name.
-fn content(file: &GgufFile) -> (Vec<(String, String, Vec<u8>)>, Vec<(String, String)>) {
+/// Tensors with their bytes, and all keys but those that come from the directory's name; both sorted.
+type Content = (Vec<(String, String, Vec<u8>)>, Vec<(String, String)>);
+
+fn content(file: &GgufFile) -> Content {
     let tensors = file.tensors().iter().enumerate().map(|(at, tensor)| {
         (tensor.name.clone(), format!("{} {}", tensor.shape, tensor.ty), file.raw_tensor(at).to_vec())
     });
@@ -73,16 +75,14 @@ fn content(file: &GgufFile) -> (Vec<(String, String, Vec<u8>)>, Vec<(String, Str
 #[test]
 fn the_bundled_model_comes_back_byte_for_byte() {
     let out = tempfile::tempdir().unwrap();
-    let first = to_gguf(&fixture("tiny-llama"), out.path().join("first.gguf"), None, true);
+    let first = to_gguf(&fixture("tiny-llama"), &out.path().join("first.gguf"), None, true);
     let dir = out.path().join("tiny-llama");
     let report = to_hf(&first, &dir, None).unwrap();
     assert_eq!((report.class.as_str(), report.ty), ("LlamaForCausalLM", ElementType::Bf16));
     assert_eq!(report.lost, Vec::<String>::new());
-    let again = to_gguf(&dir, out.path().join("again.gguf"), None, true);
-    let (mut found, mut want) = (content(&again), content(&first));
-    // The order of the tokenizer's optional keys follows its files; everything else is the same in the same order.
-    found.1.sort();
-    want.1.sort();
+    let again = to_gguf(&dir, &out.path().join("again.gguf"), None, true);
+    // The order of the tokenizer's optional keys follows its files, so keys are compared sorted.
+    let (found, want) = (content(&again), content(&first));
     assert_eq!(found.1, want.1);
     assert_eq!(found.0, want.0);
 }
@@ -90,7 +90,7 @@ fn the_bundled_model_comes_back_byte_for_byte() {
 #[test]
 fn quantized_weights_come_back_as_the_values_they_decode_to() {
     let out = tempfile::tempdir().unwrap();
-    let wide = to_gguf(&fixture("tiny-llama"), out.path().join("f32.gguf"), Some(FileType::F32), true);
+    let wide = to_gguf(&fixture("tiny-llama"), &out.path().join("f32.gguf"), Some(FileType::F32), true);
     for name in ["Q4_K_M", "Q8_0", "Q4_0", "Q5_1", "Q2_K"] {
         let options = Options::new(quantize::FileType::parse(name).unwrap());
         let plan = QuantizePlan::new(&Input::file(&wide), &options, None).unwrap();
@@ -100,7 +100,7 @@ fn quantized_weights_come_back_as_the_values_they_decode_to() {
         let file = GgufFile::open(&path).unwrap();
         let dir = out.path().join(name);
         assert_eq!(to_hf(&file, &dir, None).unwrap().ty, ElementType::F32);
-        let back = to_gguf(&dir, out.path().join("back.gguf"), Some(FileType::F32), true);
+        let back = to_gguf(&dir, &out.path().join("back.gguf"), Some(FileType::F32), true);
         for (at, tensor) in back.tensors().iter().enumerate() {
             let source = file.tensor_index(&tensor.name).unwrap();
             let mut want = vec![0.0; tensor.shape.n_elems() as usize];
@@ -120,11 +120,11 @@ fn every_card_runs_backwards() {
     for case in CASES {
         let out = tempfile::tempdir().unwrap();
         let hf = corpus.join("arch").join(case).join("hf");
-        let first = to_gguf(&hf, out.path().join("first.gguf"), Some(FileType::F32), false);
+        let first = to_gguf(&hf, &out.path().join("first.gguf"), Some(FileType::F32), false);
         let dir = out.path().join("hf");
         let report = to_hf(&first, &dir, None).unwrap_or_else(|error| panic!("{case}: {error}"));
         assert!(report.n_tensors > 0);
-        let again = to_gguf(&dir, out.path().join("again.gguf"), Some(FileType::F32), false);
+        let again = to_gguf(&dir, &out.path().join("again.gguf"), Some(FileType::F32), false);
         let (found, want) = (content(&again), content(&first));
         assert_eq!(found.0, want.0, "{case}");
         assert_eq!(found.1, want.1, "{case}");
@@ -136,7 +136,7 @@ fn every_card_runs_backwards() {
 #[test]
 fn a_directory_with_something_in_it_is_left_alone() {
     let out = tempfile::tempdir().unwrap();
-    let file = to_gguf(&fixture("tiny-llama"), out.path().join("model.gguf"), None, true);
+    let file = to_gguf(&fixture("tiny-llama"), &out.path().join("model.gguf"), None, true);
     let error = to_hf(&file, out.path(), None).unwrap_err();
     assert_eq!(error.to_string(), format!("{}: directory is not empty", out.path().display()));
     assert_eq!(fs_err::read_dir(out.path()).unwrap().count(), 1);

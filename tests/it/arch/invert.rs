@@ -57,8 +57,9 @@ fn metadata(mapping: &Mapping) -> Metadata {
 
 fn inverted(registry: &Registry, mapping: &Mapping, gguf: &Memory) -> Inverse {
     let metadata = metadata(mapping);
-    let theta =
-        metadata.get(&format!("{}.rope.freq_base", mapping.card.gguf)).and_then(|value| value.as_f64());
+    let theta = metadata
+        .get(&format!("{}.rope.freq_base", mapping.card.gguf))
+        .and_then(gguf_foundry::gguf::Value::as_f64);
     let rope = gguf.weights.iter().position(|weight| weight.name == "rope_freqs.weight");
     let rope = rope.map(|at| match_rope_freqs(&gguf.values[at], theta.unwrap()).unwrap());
     invert(registry, &metadata, &gguf.weights, rope.as_ref()).unwrap_or_else(|error| panic!("{error}"))
