@@ -224,7 +224,9 @@ twins! {
 
 #[test]
 fn every_quantizer_has_its_twins() {
-    for codec in CODECS.iter().filter(|codec| codec.quantize.is_some()) {
+    // The IQ types refuse some rows: `tests/it/quant_iq.rs` compares their levels, refusals included.
+    let is_elsewhere = |ty: GgmlType| ty.name().starts_with("IQ");
+    for codec in CODECS.iter().filter(|codec| codec.quantize.is_some() && !is_elsewhere(codec.ty)) {
         assert!(TWINS.contains(&codec.ty), "{} is not tested here", codec.ty);
     }
 }
