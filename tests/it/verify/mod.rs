@@ -6,9 +6,11 @@ use std::path::Path;
 
 use assert_cmd::Command;
 use gguf_foundry::arch::graph::GraphFeatures;
+use gguf_foundry::convert::{Conversion, ConvertOptions};
 use gguf_foundry::core::GgmlType;
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::engine::EngineOptions;
+use gguf_foundry::gguf::{WriteOptions, write_gguf};
 use gguf_foundry::verify::{
     Model, PromptSource, Report, Scoring, Severity, Thresholds, Verdict, VerifyOptions, read_prompts, verify,
 };
@@ -255,6 +257,23 @@ fn the_program_prints_verdicts_and_says_them_by_exit_code() {
 }
 
 #[test]
+fn a_checkpoint_is_a_baseline_without_being_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = fixture("tiny-llama");
+    let conversion = Conversion::plan(&checkpoint, &ConvertOptions::default()).unwrap();
+    let options = WriteOptions { sync: false, ..WriteOptions::default() };
+    write_gguf(&dir.path().join("m.gguf"), conversion.metadata(), &conversion, &options, &Silent).unwrap();
+    let prompts = fixture("tiny-llama/corpus-256.jsonl");
+    let args =
+        ["m.gguf", "--baseline", checkpoint.to_str().unwrap(), "--json", "--ctx", "256", "--chunks", "4"];
+    let (code, out, err) =
+        gguf_verify(&[&args[..], &["--prompts", prompts.to_str().unwrap()]].concat(), dir.path());
+    assert_eq!(code, 4, "{out}{err}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(report["kld"]["max"].as_f64(), Some(0.0), "bf16 in the file, f32 in memory: the same values");
+}
+
+#[test]
 fn per_token_files_and_logits_agree() {
     let dir = tempfile::tempdir().unwrap();
     Tiny::new().write(dir.path(), "base.gguf");
@@ -298,10 +317,7 @@ fn importance_matrices_are_mean_squares_of_inputs() {
     // An rms-normed input has a mean square of the weight's square: never zero, and far from one another.
     let sums = floats("blk.3.ffn_down.weight.in_sum2");
     assert!(sums.len() == 768 && sums.iter().all(|x| x.is_finite() && *x > 0.0));
-    assert_eq!(
-        file.metadata().get("imatrix.chunk_count").and_then(gguf_foundry::gguf::Value::as_u64),
-        Some(3)
-    );
+    assert_eq!(file.metadata().get("imatrix.chunk_count").and_then(|v| v.as_u64()), Some(3));
 
     let (code, _, err) = gguf_verify(&[&args[..], &["-o", "i.dat", "--legacy"]].concat(), dir.path());
     assert_eq!(code, 0, "{err}");
