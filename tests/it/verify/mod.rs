@@ -317,7 +317,10 @@ fn importance_matrices_are_mean_squares_of_inputs() {
     // An rms-normed input has a mean square of the weight's square: never zero, and far from one another.
     let sums = floats("blk.3.ffn_down.weight.in_sum2");
     assert!(sums.len() == 768 && sums.iter().all(|x| x.is_finite() && *x > 0.0));
-    assert_eq!(file.metadata().get("imatrix.chunk_count").and_then(|v| v.as_u64()), Some(3));
+    assert_eq!(
+        file.metadata().get("imatrix.chunk_count").and_then(gguf_foundry::gguf::Value::as_u64),
+        Some(3)
+    );
 
     let (code, _, err) = gguf_verify(&[&args[..], &["-o", "i.dat", "--legacy"]].concat(), dir.path());
     assert_eq!(code, 0, "{err}");
