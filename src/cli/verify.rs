@@ -7,14 +7,17 @@ use anyhow::Context;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde_json::json;
 
+use crate::arch::FileType;
 use crate::arch::graph::GraphFeatures;
 use crate::cli::render::{Align, Table};
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
+use crate::convert::{Conversion, ConvertOptions};
+use crate::core::TensorSource;
 use crate::core::progress::Progress;
 use crate::core::text;
 use crate::core::text::escape;
 use crate::engine::{EngineOptions, Observer};
-use crate::gguf::{GgufFile, Value, WriteOptions};
+use crate::gguf::{GgufError, GgufFile, Value, WriteOptions};
 use crate::verify::{
     ImportanceOptions, Model, Position, Prompt, PromptSource, Report, Scoring, Severity, Span, Thresholds,
     Verdict, VerifyOptions, collect_importance, last_logits, read_prompts, verify,
@@ -56,13 +59,13 @@ enum Score {
 
 #[derive(Debug, Args)]
 struct VerifyArgs {
-    /// GGUF file; any part of a split model
+    /// GGUF file (any part of a split model) or Hugging Face directory
     #[arg(required = true, value_name = "MODEL")]
     model: Option<PathBuf>,
     /// Text (one document) or `*.jsonl` (a prompt a line: text, tokens, prompt + completion, messages)
     #[arg(long, value_name = "FILE", num_args = 1..)]
     prompts: Vec<PathBuf>,
-    /// Compare with this model
+    /// Compare with this GGUF file or Hugging Face directory
     #[arg(long, value_name = "REF")]
     baseline: Option<PathBuf>,
     #[command(flatten)]
@@ -158,35 +161,61 @@ impl Tool for Cli {
     }
 }
 
+/// Where a model comes from.
+enum Origin {
+    Gguf(Box<GgufFile>),
+    /// A checkpoint, converted as it is read.
+    Checkpoint(Box<Conversion>),
+}
+
 /// A model with what belongs to it.
 struct Opened {
-    file: GgufFile,
+    origin: Origin,
     features: Result<GraphFeatures, String>,
 }
 
 impl Opened {
-    fn open(path: &Path) -> anyhow::Result<Self> {
-        if path.is_dir() {
-            let message = format!("{}: a directory; convert it to GGUF first", path.display());
-            return Err(UsageError(message).into());
-        }
-        let file = GgufFile::open(path)?;
-        let arch = file.metadata().get("general.architecture").and_then(Value::as_str).unwrap_or_default();
+    fn open(path: &Path, common: &Common) -> anyhow::Result<Self> {
+        let origin = if path.is_dir() {
+            // F32 holds the weights of any checkpoint exactly, and nothing is written.
+            let file_type = Some(FileType::F32);
+            let options = ConvertOptions { file_type, level: common.simd, ..ConvertOptions::default() };
+            Origin::Checkpoint(Box::new(Conversion::plan(path, &options)?))
+        } else {
+            Origin::Gguf(Box::new(GgufFile::open(path)?))
+        };
+        let metadata = match &origin {
+            Origin::Gguf(file) => file.metadata(),
+            Origin::Checkpoint(conversion) => conversion.metadata(),
+        };
+        let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
         let features =
             GraphFeatures::of(arch).ok_or_else(|| format!("architecture `{}` has no card", escape(arch)));
-        Ok(Self { file, features })
+        Ok(Self { origin, features })
     }
 
     fn with<R>(&self, work: impl FnOnce(&Model<'_>) -> R) -> R {
         let template = |_: &serde_json::Value| Err("chat templates are not rendered yet".to_owned());
+        let (source, metadata, file): (&dyn TensorSource, _, _) = match &self.origin {
+            Origin::Gguf(file) => (&**file, file.metadata(), Some(&**file)),
+            Origin::Checkpoint(conversion) => (&**conversion, conversion.metadata(), None),
+        };
         work(&Model {
-            source: &self.file,
-            metadata: self.file.metadata(),
-            file: Some(&self.file),
+            source,
+            metadata,
+            file,
             features: self.features.as_ref().map_err(String::as_str),
             encoder: Err("text encoding is not built yet"),
             template: &template,
         })
+    }
+
+    /// Files that are read; an output must not replace them.
+    fn inputs(&self) -> Vec<PathBuf> {
+        match &self.origin {
+            Origin::Gguf(file) => file.paths(),
+            Origin::Checkpoint(conversion) => conversion.input_paths(),
+        }
     }
 }
 
@@ -251,18 +280,18 @@ impl VerifyArgs {
             let message = "give `--prompts FILE`, or `--structure-only`".to_owned();
             return Err(UsageError(message).into());
         }
-        let opened = match Opened::open(path) {
+        let opened = match Opened::open(path, &session.common) {
             Ok(opened) => opened,
-            // A header that cannot be read is a broken file, not a failed run; a file that cannot be opened is.
+            // A header that cannot be read is a broken file; a file that cannot be opened is a failed run.
             Err(error)
-                if error.chain().any(|cause| cause.is::<std::io::Error>() || cause.is::<UsageError>()) =>
+                if error.is::<GgufError>() && !error.chain().any(|cause| cause.is::<std::io::Error>()) =>
             {
-                return Err(error);
+                return broken(&error, session);
             }
-            Err(error) => return broken(&error, session),
+            Err(error) => return Err(error),
         };
         let baseline = match &self.baseline {
-            Some(path) => Some(Opened::open(path).context("baseline")?),
+            Some(path) => Some(Opened::open(path, &session.common).context("baseline")?),
             None => None,
         };
         let prompts = read_all(&self.prompts)?;
@@ -393,7 +422,7 @@ fn write_per_token(path: &Path, prompts: &[Prompt], positions: &[Position]) -> a
 }
 
 fn logits(args: &LogitsArgs, session: &Session) -> anyhow::Result<Exit> {
-    let opened = Opened::open(&args.model)?;
+    let opened = Opened::open(&args.model, &session.common)?;
     let prompts = read_all(&args.prompts)?;
     let mut lines: Vec<u8> = Vec::new();
     let options = engine_options(&session.common);
@@ -412,7 +441,7 @@ fn logits(args: &LogitsArgs, session: &Session) -> anyhow::Result<Exit> {
 }
 
 fn imatrix(args: &ImatrixArgs, session: &Session) -> anyhow::Result<Exit> {
-    let opened = Opened::open(&args.model)?;
+    let opened = Opened::open(&args.model, &session.common)?;
     let prompts = read_all(&args.prompts)?;
     let options = ImportanceOptions {
         engine: engine_options(&session.common),
@@ -424,7 +453,7 @@ fn imatrix(args: &ImatrixArgs, session: &Session) -> anyhow::Result<Exit> {
     if args.legacy {
         importance.write_legacy(&args.output, &dataset, sync)?;
     } else {
-        let write = WriteOptions { sync, inputs: opened.file.paths(), ..WriteOptions::default() };
+        let write = WriteOptions { sync, inputs: opened.inputs(), ..WriteOptions::default() };
         importance.write(&args.output, &dataset, &write, &session.progress)?;
     }
     if !session.common.quiet {

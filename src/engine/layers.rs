@@ -141,8 +141,9 @@ impl Builder<'_> {
             _ => n_embd / n_heads,
         };
         let product = |a: usize, b: usize| a.checked_mul(b).filter(|&n| n > 0);
-        let (Some(q_rows), Some(k_rows), Some(v_rows)) =
-            (product(n_heads, dk), product(n_kv_heads, dk), product(n_kv_heads, dv))
+        let sum = |rows: [usize; 3]| rows.iter().try_fold(0usize, |sum, &n| sum.checked_add(n));
+        let (Some(q_rows), Some(k_rows), Some(v_rows), Some(out_cols)) =
+            (product(n_heads, dk), product(n_kv_heads, dk), product(n_kv_heads, dv), product(n_heads, dv))
         else {
             return Err(self.hparams.unknown(
                 "attention.head_count",
@@ -151,7 +152,11 @@ impl Builder<'_> {
             ));
         };
         let (q, k, v) = if self.tensors.has(&at("attn_qkv.weight")) {
-            let all = self.tensors.need_matrix(&at("attn_qkv"), q_rows + k_rows + v_rows, n_embd)?;
+            let all = self.tensors.need_matrix(
+                &at("attn_qkv"),
+                sum([q_rows, k_rows, v_rows]).unwrap_or(usize::MAX),
+                n_embd,
+            )?;
             (all.rows(0, q_rows), all.rows(q_rows, k_rows), all.rows(q_rows + k_rows, v_rows))
         } else {
             (
@@ -160,7 +165,7 @@ impl Builder<'_> {
                 self.tensors.need_matrix(&at("attn_v"), v_rows, n_embd)?,
             )
         };
-        let out = self.tensors.need_matrix(&at("attn_output"), n_embd, n_heads * dv)?;
+        let out = self.tensors.need_matrix(&at("attn_output"), n_embd, out_cols)?;
         let mask = self.mask(layer)?;
         let rope = self.rope(layer, mask, dk)?;
         let after_rope = features.qk_norm != QkNorm::BeforeRope;

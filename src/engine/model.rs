@@ -193,7 +193,7 @@ impl Builder<'_> {
             (_, ResidualScale::Named(ResidualScaleName::Sqrt2l)) => (2.0 * n_layers as f64).sqrt(),
             (_, ResidualScale::Number(scale)) => scale,
         };
-        let mut layers = Vec::with_capacity(n_layers.min(self.hparams.count("block_count")?.unwrap_or(0)));
+        let mut layers = Vec::new();
         for layer in 0..n_layers {
             layers.push(self.layer(layer, n_layers, residual_scale as f32)?);
         }

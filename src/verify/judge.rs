@@ -255,8 +255,8 @@ pub fn last_logits(
         let n = prompt.tokens.len();
         chunks.push(Chunk { tokens: prompt.tokens.clone(), rows: n.saturating_sub(1)..n });
         n_tokens += n;
-        let next = encoded.get(at + 1).map_or(usize::MAX, |next| n_tokens.saturating_add(next.tokens.len()));
-        if next > limit {
+        let next = encoded.get(at + 1).map(|next| n_tokens.saturating_add(next.tokens.len()));
+        if next.is_none_or(|next| next > limit) {
             let hidden = engine.forward(&chunks, progress, None)?;
             let logits = engine.logits(&hidden, progress)?;
             let mut rows = logits.chunks(engine.plan().n_vocab.max(1));

@@ -6,9 +6,11 @@ use std::path::Path;
 
 use assert_cmd::Command;
 use gguf_foundry::arch::graph::GraphFeatures;
+use gguf_foundry::convert::{Conversion, ConvertOptions};
 use gguf_foundry::core::GgmlType;
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::engine::EngineOptions;
+use gguf_foundry::gguf::{WriteOptions, write_gguf};
 use gguf_foundry::verify::{
     Model, PromptSource, Report, Scoring, Severity, Thresholds, Verdict, VerifyOptions, read_prompts, verify,
 };
@@ -252,6 +254,23 @@ fn the_program_prints_verdicts_and_says_them_by_exit_code() {
     let (code, _, err) = gguf_verify(&["base.gguf", "--prompts", "empty.jsonl"], dir.path());
     assert_eq!(code, 1, "{err}");
     assert!(err.contains("no prompts"), "{err}");
+}
+
+#[test]
+fn a_checkpoint_is_a_baseline_without_being_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = fixture("tiny-llama");
+    let conversion = Conversion::plan(&checkpoint, &ConvertOptions::default()).unwrap();
+    let options = WriteOptions { sync: false, ..WriteOptions::default() };
+    write_gguf(&dir.path().join("m.gguf"), conversion.metadata(), &conversion, &options, &Silent).unwrap();
+    let prompts = fixture("tiny-llama/corpus-256.jsonl");
+    let args =
+        ["m.gguf", "--baseline", checkpoint.to_str().unwrap(), "--json", "--ctx", "256", "--chunks", "4"];
+    let (code, out, err) =
+        gguf_verify(&[&args[..], &["--prompts", prompts.to_str().unwrap()]].concat(), dir.path());
+    assert_eq!(code, 4, "{out}{err}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(report["kld"]["max"].as_f64(), Some(0.0), "bf16 in the file, f32 in memory: the same values");
 }
 
 #[test]

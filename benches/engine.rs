@@ -1,0 +1,196 @@
+//! The engine beside its ceiling: plain `gemm` on the same shapes and threads. Prints GFLOP/s of both and their
+//! ratio, for one type of weights after another.
+//!
+//! The model has the widths of SmolLM2-135M (576, 9 heads on 3, feed-forward 1536) in few layers, and random weights:
+//! speed does not depend on what they are.
+#![allow(
+    missing_docs,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a benchmark prints for its reader"
+)]
+
+use std::time::Instant;
+
+use gguf_foundry::arch::graph::GraphFeatures;
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::core::simd::SimdLevel;
+use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
+use gguf_foundry::engine::{Chunk, Engine, EngineOptions, GraphPlan};
+use gguf_foundry::gguf::Metadata;
+use gguf_foundry::quant::quantize_rows;
+
+const WIDTH: usize = 576;
+const FFN: usize = 1536;
+const KV: usize = 192;
+const VOCABULARY: usize = 12288;
+const CONTEXT: usize = 512;
+
+struct Model {
+    metas: Vec<TensorMeta>,
+    bytes: Vec<Vec<u8>>,
+}
+
+impl TensorSource for Model {
+    fn tensors(&self) -> &[TensorMeta] {
+        &self.metas
+    }
+
+    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        let start = first_row as usize * self.metas[tensor].row_bytes().unwrap() as usize;
+        out.copy_from_slice(&self.bytes[tensor][start..start + out.len()]);
+        Ok(())
+    }
+
+    fn borrow_rows(&self, tensor: usize, first_row: u64, n_rows: u64) -> Option<&[u8]> {
+        let row = self.metas[tensor].row_bytes().unwrap() as usize;
+        Some(&self.bytes[tensor][first_row as usize * row..(first_row + n_rows) as usize * row])
+    }
+}
+
+fn values(n: usize, seed: &mut u64) -> Vec<f32> {
+    (0..n)
+        .map(|_| {
+            *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((*seed >> 40) as f32 / (1 << 23) as f32 - 1.0) * 0.05
+        })
+        .collect()
+}
+
+impl Model {
+    fn new(ty: GgmlType, n_layers: usize) -> (Self, Metadata) {
+        let mut model = Self { metas: Vec::new(), bytes: Vec::new() };
+        let mut seed = 1;
+        let mut push = |name: String, rows: usize, cols: usize| {
+            let (dims, ty) = if rows == 1 { (vec![cols], GgmlType::F32) } else { (vec![rows, cols], ty) };
+            let shape = Shape::new(dims.iter().map(|&n| n as u64).collect()).unwrap();
+            let meta = TensorMeta { name: format!("{name}.weight"), shape, ty };
+            let mut bytes = vec![0; meta.n_bytes().unwrap() as usize];
+            let level = SimdLevel::detect();
+            quantize_rows(ty, level, cols, &values(rows * cols, &mut seed), None, &mut bytes).unwrap();
+            model.metas.push(meta);
+            model.bytes.push(bytes);
+        };
+        push("token_embd".to_owned(), VOCABULARY, WIDTH);
+        push("output_norm".to_owned(), 1, WIDTH);
+        for layer in 0..n_layers {
+            for (name, rows, cols) in [
+                ("attn_norm", 1, WIDTH),
+                ("attn_q", WIDTH, WIDTH),
+                ("attn_k", KV, WIDTH),
+                ("attn_v", KV, WIDTH),
+                ("attn_output", WIDTH, WIDTH),
+                ("ffn_norm", 1, WIDTH),
+                ("ffn_gate", FFN, WIDTH),
+                ("ffn_up", FFN, WIDTH),
+                ("ffn_down", WIDTH, FFN),
+            ] {
+                push(format!("blk.{layer}.{name}"), rows, cols);
+            }
+        }
+        let mut metadata = Metadata::new();
+        metadata.set("general.architecture", "llama");
+        for (key, value) in [
+            ("block_count", n_layers as u32),
+            ("embedding_length", WIDTH as u32),
+            ("feed_forward_length", FFN as u32),
+            ("attention.head_count", 9),
+            ("attention.head_count_kv", 3),
+        ] {
+            metadata.set(format!("llama.{key}"), value);
+        }
+        metadata.set("llama.attention.layer_norm_rms_epsilon", 1e-5f32);
+        (model, metadata)
+    }
+}
+
+/// GFLOP/s of products of `n_tokens` with every matrix of a layer, all threads busy.
+fn ceiling(n_tokens: usize, n_threads: usize) -> f64 {
+    let mut seed = 7;
+    let shapes = [(WIDTH + 2 * KV, WIDTH), (WIDTH, WIDTH), (2 * FFN, WIDTH), (WIDTH, FFN)];
+    let share = n_tokens / n_threads;
+    let flops: usize = shapes.iter().map(|(rows, cols)| 2 * rows * cols * share * n_threads).sum();
+    let data: Vec<_> = shapes
+        .iter()
+        .map(|&(rows, cols)| (rows, cols, values(rows * cols, &mut seed), values(share * cols, &mut seed)))
+        .collect();
+    let mut best = f64::INFINITY;
+    for _ in 0..3 {
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for _ in 0..n_threads {
+                scope.spawn(|| {
+                    for (rows, cols, weights, x) in &data {
+                        let mut y = vec![0.0f32; share * rows];
+                        #[allow(unsafe_code, reason = "the plain call of the crate is what is measured")]
+                        // SAFETY: `y`, `x` and `weights` have exactly the sizes and strides given.
+                        unsafe {
+                            gemm::gemm(
+                                share,
+                                *rows,
+                                *cols,
+                                y.as_mut_ptr(),
+                                1,
+                                *rows as isize,
+                                false,
+                                x.as_ptr(),
+                                1,
+                                *cols as isize,
+                                weights.as_ptr(),
+                                *cols as isize,
+                                1,
+                                0.0f32,
+                                1.0f32,
+                                false,
+                                false,
+                                false,
+                                gemm::Parallelism::None,
+                            );
+                        }
+                        std::hint::black_box(&y);
+                    }
+                });
+            }
+        });
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    flops as f64 / best / 1e9
+}
+
+fn main() {
+    let is_bench = std::env::args().any(|arg| arg == "--bench");
+    let (n_layers, n_chunks) = if is_bench { (6, 16) } else { (1, 1) };
+    let n_threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let n_tokens = n_chunks * CONTEXT;
+    let plain = ceiling(n_tokens, n_threads);
+    println!("plain gemm: {plain:.0} GFLOP/s with {n_threads} threads");
+    let per_layer = 2 * (2 * WIDTH * WIDTH + 2 * KV * WIDTH + 3 * FFN * WIDTH);
+    for ty in [GgmlType::F32, GgmlType::F16, GgmlType::Q8_0, GgmlType::Q4_1, GgmlType::Q4_0] {
+        let (model, metadata) = Model::new(ty, n_layers);
+        let plan = GraphPlan::new(&GraphFeatures::of("llama").unwrap(), &metadata, model.tensors()).unwrap();
+        let engine = Engine::new(plan, &model, EngineOptions::default()).unwrap();
+        let tokens =
+            |chunk: usize| (0..CONTEXT).map(|i| ((i * 7 + chunk * 31) % VOCABULARY) as u32).collect();
+        let rows = CONTEXT / 2..CONTEXT - 1;
+        let chunks: Vec<Chunk> =
+            (0..n_chunks).map(|chunk| Chunk { tokens: tokens(chunk), rows: rows.clone() }).collect();
+        let targets = vec![0; n_chunks * rows.len()];
+        let start = Instant::now();
+        let hidden = engine.hidden(&chunks).unwrap();
+        let body = start.elapsed().as_secs_f64();
+        std::hint::black_box(engine.scores(&hidden, &targets, &Silent, None).unwrap());
+        let all = start.elapsed().as_secs_f64();
+        // Attention: keys up to the query, twice (scores and values).
+        let attention = n_tokens * CONTEXT * WIDTH * 2;
+        let body_flops = n_layers * (per_layer * n_tokens + attention);
+        let head_flops = 2 * WIDTH * VOCABULARY * targets.len();
+        let rate = (body_flops + head_flops) as f64 / all / 1e9;
+        println!(
+            "{:<5} {rate:.0} GFLOP/s, {:.0} % of plain gemm; body {:.0}, head {:.0}",
+            ty.name(),
+            100.0 * rate / plain,
+            body_flops as f64 / body / 1e9,
+            head_flops as f64 / (all - body) / 1e9,
+        );
+    }
+}
