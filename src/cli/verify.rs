@@ -284,7 +284,8 @@ impl VerifyArgs {
             Ok(opened) => opened,
             // A header that cannot be read is a broken file; a file that cannot be opened is a failed run.
             Err(error)
-                if error.is::<GgufError>() && !error.chain().any(|cause| cause.is::<std::io::Error>()) =>
+                if error.is::<GgufError>()
+                    && !error.chain().any(<dyn std::error::Error>::is::<std::io::Error>) =>
             {
                 return broken(&error, session);
             }
