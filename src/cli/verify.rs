@@ -283,13 +283,10 @@ impl VerifyArgs {
         let opened = match Opened::open(path, &session.common) {
             Ok(opened) => opened,
             // A header that cannot be read is a broken file; a file that cannot be opened is a failed run.
-            Err(error)
-                if error.is::<GgufError>()
-                    && !error.chain().any(<dyn std::error::Error>::is::<std::io::Error>) =>
-            {
-                return broken(&error, session);
-            }
-            Err(error) => return Err(error),
+            Err(error) => match error.downcast_ref::<GgufError>() {
+                None | Some(GgufError::Io(_)) => return Err(error),
+                Some(_) => return broken(&error, session),
+            },
         };
         let baseline = match &self.baseline {
             Some(path) => Some(Opened::open(path, &session.common).context("baseline")?),

@@ -277,7 +277,8 @@ fn a_checkpoint_is_a_baseline_without_being_written() {
 fn per_token_files_and_logits_agree() {
     let dir = tempfile::tempdir().unwrap();
     Tiny::new().write(dir.path(), "base.gguf");
-    fs_err::write(dir.path().join("p.jsonl"), b"{\"tokens\":[0,342,278,341]}\n{\"tokens\":[0,5]}\n").unwrap();
+    fs_err::write(dir.path().join("p.jsonl"), b"{\"tokens\":[0,342,278,341]}\n{\"tokens\":[0,342]}\n")
+        .unwrap();
     let args = ["base.gguf", "--prompts", "p.jsonl", "--per-token", "nll.jsonl", "--quiet"];
     let (code, out, err) = gguf_verify(&args, dir.path());
     assert_eq!(code, 4, "{out}{err}");
