@@ -114,7 +114,7 @@ pub struct OpSpec {
 /// An operation with its numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// See [`OpKind::PermuteAxis`]; `permute_rope` is a case of it.
+    /// See `OpKind::PermuteAxis`; `permute_rope` is a case of it.
     PermuteAxis {
         /// Axis.
         axis: usize,
@@ -123,7 +123,7 @@ pub enum Op {
         /// Which factor stands at each place of the result.
         order: Vec<usize>,
     },
-    /// See [`OpKind::Ungroup`].
+    /// See `OpKind::Ungroup`.
     Ungroup {
         /// Number of groups.
         groups: u64,
@@ -137,33 +137,33 @@ pub enum Op {
         /// Rows of each section in a group.
         sizes: Vec<u64>,
     },
-    /// See [`OpKind::Split`].
+    /// See `OpKind::Split`.
     Split {
         /// Axis.
         axis: usize,
         /// Length of each part.
         sizes: Vec<u64>,
     },
-    /// See [`OpKind::Unzip`].
+    /// See `OpKind::Unzip`.
     Unzip {
         /// Axis.
         axis: usize,
         /// Number of results.
         n: u64,
     },
-    /// See [`OpKind::Transpose`].
+    /// See `OpKind::Transpose`.
     Transpose {
         /// One axis.
         a: usize,
         /// The other.
         b: usize,
     },
-    /// See [`OpKind::Reshape`]; squeezing and flattening are cases of it.
+    /// See `OpKind::Reshape`; squeezing and flattening are cases of it.
     Reshape {
         /// The new dimensions.
         dims: Vec<u64>,
     },
-    /// See [`OpKind::Slice`].
+    /// See `OpKind::Slice`.
     Slice {
         /// Axis.
         axis: usize,
@@ -172,7 +172,7 @@ pub enum Op {
         /// One past the last.
         end: u64,
     },
-    /// See [`OpKind::Gather`].
+    /// See `OpKind::Gather`.
     Gather {
         /// Rows.
         indices: Vec<u64>,

@@ -1,6 +1,6 @@
 //! Block quantizers and dequantizers: float rows to block bytes and back. Knows no files, names or metadata.
 //!
-//! Every type has one row in [`CODECS`]; the functions here check lengths once and hand on to that row. The
+//! Every type has one row in `CODECS`; the functions here check lengths once and hand on to that row. The
 //! scalar functions in the family files are the specification; vector levels give the same bytes.
 //!
 //! | file | types |

@@ -17,7 +17,7 @@ pub const FILE: &str = "tokenizer.json";
 /// A token that is recognized in text before anything else.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct AddedToken {
-    /// Its id as the file states it; what it really gets is [`HfJson::added_ids`]'s.
+    /// Its id as the file states it; what it really gets is `added_ids`'s.
     #[serde(default)]
     pub id: u64,
     /// Its text.

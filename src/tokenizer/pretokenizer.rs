@@ -92,7 +92,7 @@ pub struct Setting {
     pub class_adds_bos: Option<bool>,
     /// `clean_up_tokenization_spaces`, if it says so.
     pub clean_up: Option<bool>,
-    /// [`HINT`]: the name, if it is one of the structure's.
+    /// `HINT`: the name, if it is one of the structure's.
     pub hint: Option<String>,
 }
 

@@ -123,6 +123,8 @@ fn write_config(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) -> 
         config.insert("add_prefix_space".into(), prefix.into());
     }
     config.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
+    // The generic class would also give `token_type_ids`, which decoders refuse.
+    config.insert("model_input_names".into(), json!(["input_ids", "attention_mask"]));
     if let Some(length) = vocabulary.context_length {
         config.insert("model_max_length".into(), length.into());
     }
