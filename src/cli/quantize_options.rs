@@ -108,6 +108,19 @@ impl QuantizeOptions {
         Ok(options)
     }
 
+    /// True if an option was given that only a quantization can follow.
+    #[must_use]
+    pub fn is_any_given(&self) -> bool {
+        self.imatrix.is_some()
+            || self.pure
+            || self.leave_output_tensor
+            || self.output_tensor_type.is_some()
+            || self.token_embedding_type.is_some()
+            || !self.tensor_types.sources.is_empty()
+            || self.prune_layers.is_some()
+            || !self.override_kv.is_empty()
+    }
+
     /// Reads the importance matrix, if one is given.
     ///
     /// # Errors

@@ -91,6 +91,11 @@ impl Hf2gguf {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         let started = Instant::now();
         let target = self.target_type()?;
+        if matches!(target, Target::Convert(_)) && self.quantize.is_any_given() {
+            let text =
+                format!("quantization options go with a quantized type, not with `--type {}`", self.ty);
+            return Err(UsageError(text).into());
+        }
         let conversion = Conversion::plan(&self.dir, &self.options(session, &target)?)?;
         for warning in conversion.warnings() {
             log::warn!("{}", escape(warning));
