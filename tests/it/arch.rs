@@ -13,31 +13,7 @@ use serde_json::{Value as Json, json};
 
 mod invert;
 
-use crate::support::{conformance, fixture, report_cases, root, sha256};
-
-/// The cases of the corpus whose architectures have cards.
-const CASES: &[&str] = &[
-    "granite",
-    "llama",
-    "llama_f32_sharded",
-    "llama_headdim_bias",
-    "llama_model_card",
-    "llama_rope_linear",
-    "llama_rope_llama3",
-    "llama_split",
-    "llama_tied_f16",
-    "llava_llama",
-    "mistral",
-    "mixtral",
-    "olmo",
-    "orion",
-    "qwen2",
-    "qwen2_model",
-    "qwen3",
-    "smollm3",
-    "starcoder2",
-    "xverse",
-];
+use crate::support::{ARCH_CASES, conformance, fixture, report_cases, root, sha256};
 
 fn load(path: &Path) -> Json {
     serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
@@ -157,7 +133,7 @@ fn every_card_loads() {
 #[test]
 fn plans_equal_the_corpus() {
     let registry = Registry::embedded().unwrap();
-    each_case(CASES, &|case, checkpoint, file_type, expect| {
+    each_case(ARCH_CASES, &|case, checkpoint, file_type, expect| {
         check_plan(&format!("{case} {file_type:?}"), &map(&registry, checkpoint, file_type), expect);
     });
 }
@@ -190,7 +166,7 @@ fn check_plan(at: &str, mapping: &Mapping, expect: &Json) {
 #[test]
 fn bytes_equal_the_corpus() {
     let registry = Registry::embedded().unwrap();
-    each_case(CASES, &|case, checkpoint, file_type, expect| {
+    each_case(ARCH_CASES, &|case, checkpoint, file_type, expect| {
         let mapping = map(&registry, checkpoint, file_type);
         check_bytes(&format!("{case} {file_type:?}"), &mapping, checkpoint, expect, 4);
     });

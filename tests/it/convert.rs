@@ -10,31 +10,7 @@ use gguf_foundry::core::progress::Silent;
 use gguf_foundry::gguf::{SplitSpec, WriteOptions, write_gguf};
 use serde_json::Value as Json;
 
-use crate::support::{conformance, fixture, report_cases, sha256};
-
-/// The cases of the corpus whose architectures have cards.
-const CASES: [&str; 20] = [
-    "granite",
-    "llama",
-    "llama_f32_sharded",
-    "llama_headdim_bias",
-    "llama_model_card",
-    "llama_rope_linear",
-    "llama_rope_llama3",
-    "llama_split",
-    "llama_tied_f16",
-    "llava_llama",
-    "mistral",
-    "mixtral",
-    "olmo",
-    "orion",
-    "qwen2",
-    "qwen2_model",
-    "qwen3",
-    "smollm3",
-    "starcoder2",
-    "xverse",
-];
+use crate::support::{ARCH_CASES, conformance, fixture, report_cases, sha256};
 
 fn json(path: &Path) -> Json {
     serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
@@ -60,7 +36,7 @@ fn convert(dir: &Path, options: &ConvertOptions, split: Option<SplitSpec>) -> Ve
 fn every_file_has_the_bytes_of_the_reference() {
     let Some(corpus) = conformance() else { return };
     let mut n_cases = 0;
-    for case in CASES {
+    for case in ARCH_CASES {
         let dir = corpus.join("arch").join(case);
         let about = json(&dir.join("case.json"));
         let split = about["converter_options"]["split_max_tensors"]

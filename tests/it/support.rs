@@ -4,6 +4,30 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+/// The cases of the corpus whose architectures have cards.
+pub const ARCH_CASES: &[&str] = &[
+    "granite",
+    "llama",
+    "llama_f32_sharded",
+    "llama_headdim_bias",
+    "llama_model_card",
+    "llama_rope_linear",
+    "llama_rope_llama3",
+    "llama_split",
+    "llama_tied_f16",
+    "llava_llama",
+    "mistral",
+    "mixtral",
+    "olmo",
+    "orion",
+    "qwen2",
+    "qwen2_model",
+    "qwen3",
+    "smollm3",
+    "starcoder2",
+    "xverse",
+];
+
 /// The repository root.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
