@@ -99,10 +99,7 @@ pub(super) fn not_a_directory(path: &Path) -> CheckpointError {
 ///
 /// # Errors
 /// [`CheckpointError::Unsupported`] with the method's name.
-pub(super) fn refuse_quantized(
-    config_path: &Path,
-    config: &Map<String, Value>,
-) -> Result<(), CheckpointError> {
+pub fn refuse_quantized(config_path: &Path, config: &Map<String, Value>) -> Result<(), CheckpointError> {
     // Multi-modal configurations carry it beside the text model's.
     let nested = config.get("text_config").and_then(|text| text.get("quantization_config"));
     let Some(Value::Object(quantization)) = config.get("quantization_config").or(nested) else {

@@ -2,6 +2,7 @@
 
 mod gguf2hf;
 mod hf2gguf;
+mod to_gguf;
 
 use clap::{Parser, Subcommand};
 use serde_json::json;

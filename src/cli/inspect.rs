@@ -295,7 +295,7 @@ fn checkpoint(dir: &Path, session: &Session) -> anyhow::Result<()> {
             weight.ty.to_string(),
             weight.shape.to_string(),
             count(inspect::weight_bytes(weight)),
-            escape(checkpoint.shard_of(index)).into_owned(),
+            escape(checkpoint.part_of(index)).into_owned(),
         ]);
     }
     let shares = inspect::element_shares(&checkpoint);

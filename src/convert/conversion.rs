@@ -7,29 +7,32 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde_json::{Map, Value as Json};
 
 use crate::arch::{self, Dropped, FileType, Inputs, Mapping, Options, Registry};
-use crate::checkpoint::{Checkpoint, CheckpointError, ModelDir};
+use crate::checkpoint::{CheckpointError, ModelDir};
+use crate::convert::codes::{self, Codes, KeptRole};
 use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::convert::naming::ParameterCounts;
-use crate::convert::{ConvertError, ConvertOptions};
+use crate::convert::{ConvertError, ConvertOptions, ModelSource};
 use crate::convert::{pooling, vocabulary};
-use crate::core::{SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
+use crate::core::{GgmlType, Packing, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
 use crate::gguf::Metadata;
 use crate::tokenizer;
 use crate::transform::{self, ReadPolicy, Recipe};
 
 /// Version of the block formats that files declare.
 const QUANTIZATION_VERSION: u32 = 2;
+const FILE_TYPE: &str = "general.file_type";
 
 /// A checkpoint seen as the GGUF file it becomes. Nothing has been written, and no weight read; as a
 /// [`TensorSource`] it produces rows on demand.
 pub struct Conversion {
-    dir: ModelDir,
-    checkpoint: Option<Checkpoint>,
+    source: ModelSource,
     mapping: Mapping,
     metadata: Metadata,
     general: GeneralMetadata,
     tensors: Vec<TensorMeta>,
     recipes: Vec<Recipe>,
+    /// Per tensor: how its codes are kept, if they are.
+    packings: Vec<Option<Packing>>,
     /// Per tensor: whether anything but zero was seen while reading.
     seen: Vec<AtomicBool>,
     policy: ReadPolicy,
@@ -45,19 +48,39 @@ impl fmt::Debug for Conversion {
     }
 }
 
+/// The weights of a conversion without any.
+struct NoWeights;
+
+impl WeightSource for NoWeights {
+    fn weights(&self) -> &[WeightMeta] {
+        &[]
+    }
+
+    fn read_elems(&self, weight: usize, _: u64, _: &mut [u8]) -> Result<(), SourceError> {
+        panic!("there is no weight {weight}")
+    }
+}
+
 impl Conversion {
-    /// Plans the conversion of a Hugging Face directory.
+    /// Plans the conversion of a directory.
     ///
     /// # Errors
     /// [`ConvertError`]: the checkpoint, its configuration, its tokenizer, or the card do not fit together.
     pub fn plan(path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
-        let registry = registry(options)?;
-        let dir = ModelDir::open(path, &options.limits)?;
-        let checkpoint = if options.vocab_only { None } else { Some(Checkpoint::with_dir(dir.clone())?) };
-        let weights: &[WeightMeta] = checkpoint.as_ref().map_or(&[], |checkpoint| checkpoint.weights());
+        Self::of(ModelSource::open(path, options)?, options)
+    }
 
-        let mut warnings = Vec::new();
-        let mut optional = |name| optional_json(&dir, name, &mut warnings);
+    /// Plans the conversion of a model that is open.
+    ///
+    /// # Errors
+    /// As [`Conversion::plan`].
+    pub fn of(source: ModelSource, options: &ConvertOptions) -> Result<Self, ConvertError> {
+        let registry = registry(options)?;
+        let dir = &source.dir;
+        let weights = source.metas();
+
+        let mut warnings = source.warnings.clone();
+        let mut optional = |name| optional_json(dir, name, &mut warnings);
         let tokenizer_config = optional("tokenizer_config.json")?;
         let generation_config = optional("generation_config.json")?;
         let files = dir.file_names()?;
@@ -67,7 +90,7 @@ impl Conversion {
             tokenizer_config: tokenizer_config.as_ref(),
             generation_config: generation_config.as_ref(),
             files: &files,
-            pooling: pooling::read(&dir)?,
+            pooling: pooling::read(dir)?,
         };
         let arch_options = Options {
             file_type: options.file_type,
@@ -76,15 +99,17 @@ impl Conversion {
         };
         let mapping = arch::resolve(&registry, &inputs, &arch_options)?;
 
-        let mut tensors = Vec::with_capacity(mapping.outputs.len());
-        let mut recipes = Vec::with_capacity(mapping.outputs.len());
-        for output in &mapping.outputs {
-            let ty = output.ggml_type(mapping.file_type);
-            tensors.push(TensorMeta { name: output.name.clone(), shape: output.shape.clone(), ty });
-            recipes.push(transform::recipe(output, weights)?);
-        }
+        let recipes = mapping.outputs.iter().map(|output| transform::recipe(output, weights));
+        let recipes = recipes.collect::<Result<Vec<_>, _>>()?;
+        let floats: &dyn WeightSource = source.weights.as_deref().map_or(&NoWeights, |weights| weights);
+        let chosen = codes::choose(options.codes, &mapping, &recipes, floats)?;
+        let (types, packings): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
+        let named = mapping.outputs.iter().zip(types);
+        let tensors: Vec<TensorMeta> = named
+            .map(|(output, ty)| TensorMeta { name: output.name.clone(), shape: output.shape.clone(), ty })
+            .collect();
 
-        let metadata_files = MetadataFiles::read(&dir, options.metadata_file.as_deref())?;
+        let metadata_files = MetadataFiles::read(dir, options.metadata_file.as_deref())?;
         let general = general_metadata(&MetadataInputs {
             dir_name: &dir.name(),
             config: dir.config(),
@@ -95,13 +120,16 @@ impl Conversion {
         warnings.extend(general.warnings.iter().map(ToString::to_string));
 
         let request = vocabulary::request(&mapping, options)?;
-        let built = tokenizer::build(path, &request)?;
+        let built = tokenizer::build(dir.path(), &request)?;
         warnings.extend(built.warnings.iter().map(ToString::to_string));
 
-        let metadata = metadata(&mapping, &general, &built.rows, options);
+        let mut metadata = metadata(&mapping, &general, &built.rows, options);
+        if options.codes != Codes::Float && metadata.contains(FILE_TYPE) {
+            metadata.set(FILE_TYPE, codes::file_type_id(&tensors));
+        }
         let seen = tensors.iter().map(|_| AtomicBool::new(false)).collect();
         let policy = ReadPolicy { level: options.level, allow_nonfinite: options.allow_nonfinite };
-        Ok(Self { dir, checkpoint, mapping, metadata, general, tensors, recipes, seen, policy, warnings })
+        Ok(Self { source, mapping, metadata, general, tensors, recipes, packings, seen, policy, warnings })
     }
 
     /// The keys of the output, in file order.
@@ -144,7 +172,7 @@ impl Conversion {
     /// The default file name of the output; `encoding` is the file type's name (`F16`, `Q4_K_M`).
     #[must_use]
     pub fn default_file_name(&self, encoding: &str) -> String {
-        if self.checkpoint.is_some() {
+        if self.source.weights.is_some() {
             self.general.default_file_name(encoding)
         } else {
             self.general.default_vocab_file_name()
@@ -154,8 +182,34 @@ impl Conversion {
     /// All files that are read; an output must not replace them.
     #[must_use]
     pub fn input_paths(&self) -> Vec<PathBuf> {
-        let shards = self.checkpoint.iter().flat_map(Checkpoint::shards);
-        shards.map(|(name, _)| self.dir.path().join(name)).collect()
+        self.source.paths.clone()
+    }
+
+    /// Tensors that keep the codes of a quantized checkpoint, by role.
+    #[must_use]
+    pub fn kept(&self) -> Vec<KeptRole> {
+        codes::kept(&self.tensors, &self.packings)
+    }
+
+    /// Keeps the codes of the tensors that `wanted` names in blocks of `ty`, scales rounded to what a block stores,
+    /// where their codes fit such blocks. For a quantization in one pass: it takes tensors of its own type as they are.
+    ///
+    /// # Errors
+    /// The source failed.
+    pub fn keep(&mut self, ty: GgmlType, wanted: impl Fn(&str) -> bool) -> Result<(), ConvertError> {
+        let Some(weights) = self.source.weights.as_deref() else { return Ok(()) };
+        for ((tensor, packing), recipe) in self.tensors.iter_mut().zip(&mut self.packings).zip(&self.recipes)
+        {
+            if !wanted(&tensor.name) {
+                continue;
+            }
+            let found = codes::packings(recipe, weights)?;
+            if let Some(found) = found.into_iter().find(|found| found.ty == ty) {
+                tensor.ty = ty;
+                *packing = Some(found);
+            }
+        }
+        Ok(())
     }
 
     /// Matrices that turned out to hold nothing but zeros, after everything was read.
@@ -167,7 +221,7 @@ impl Conversion {
     }
 
     fn weights(&self) -> &[WeightMeta] {
-        self.checkpoint.as_ref().map_or(&[], |checkpoint| checkpoint.weights())
+        self.source.metas()
     }
 }
 
@@ -237,11 +291,13 @@ impl TensorSource for Conversion {
     }
 
     fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        let Some(checkpoint) = &self.checkpoint else { return Ok(()) };
-        let meta = &self.tensors[tensor];
-        self.recipes[tensor]
-            .read_rows(checkpoint, meta.ty, self.policy, first_row, out)
-            .map_err(|error| SourceError { tensor: meta.name.clone(), source: error.into() })?;
+        let Some(weights) = self.source.weights.as_deref() else { return Ok(()) };
+        let (meta, recipe) = (&self.tensors[tensor], &self.recipes[tensor]);
+        let read = match &self.packings[tensor] {
+            Some(packing) => recipe.read_packed(weights, packing.ty, first_row, out),
+            None => recipe.read_rows(weights, meta.ty, self.policy, first_row, out),
+        };
+        read.map_err(|error| SourceError { tensor: meta.name.clone(), source: error.into() })?;
         let seen = &self.seen[tensor];
         if !seen.load(Ordering::Relaxed) && out.iter().any(|&byte| byte != 0) {
             seen.store(true, Ordering::Relaxed);
@@ -250,8 +306,8 @@ impl TensorSource for Conversion {
     }
 
     fn release_rows(&self, tensor: usize, first_row: u64, n_rows: u64) {
-        if let Some(checkpoint) = &self.checkpoint {
-            self.recipes[tensor].release_rows(checkpoint, first_row, n_rows);
+        if let Some(weights) = self.source.weights.as_deref() {
+            self.recipes[tensor].release_rows(weights, first_row, n_rows);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::arch::ArchError;
 use crate::checkpoint::CheckpointError;
-use crate::core::Hint;
+use crate::core::{Hint, SourceError};
 use crate::tokenizer::TokenizerError;
 use crate::transform::RecipeError;
 
@@ -18,6 +18,9 @@ pub enum ConvertError {
     /// The tokenizer files.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// Scales or codes of a quantized checkpoint could not be read while planning.
+    #[error(transparent)]
+    Source(#[from] SourceError),
     /// An operation that does not fit its tensor.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
@@ -48,7 +51,11 @@ impl Hint for ConvertError {
             Self::Checkpoint(error) => error.hints(),
             Self::Arch(error) => error.hints(),
             Self::Tokenizer(error) => error.hints(),
-            Self::Recipe(_) | Self::TokenizerMode { .. } | Self::Pooling { .. } | Self::Io(_) => Vec::new(),
+            Self::Source(_)
+            | Self::Recipe(_)
+            | Self::TokenizerMode { .. }
+            | Self::Pooling { .. }
+            | Self::Io(_) => Vec::new(),
         }
     }
 }

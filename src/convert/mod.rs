@@ -7,14 +7,18 @@ pub mod metadata;
 pub mod model_card;
 pub mod naming;
 
+mod codes;
 mod conversion;
 mod error;
 mod options;
 mod pooling;
+mod source;
 mod to_hf;
 mod vocabulary;
 
+pub use codes::{Codes, KeptRole};
 pub use conversion::{Conversion, registry};
 pub use error::ConvertError;
 pub use options::ConvertOptions;
+pub use source::ModelSource;
 pub use to_hf::{ToHfError, ToHfOptions, ToHfReport, gguf_to_hf};

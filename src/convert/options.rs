@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::arch::FileType;
+use crate::convert::Codes;
 use crate::core::limits::Limits;
 use crate::core::simd::SimdLevel;
 use crate::gguf::Value;
@@ -12,6 +13,8 @@ use crate::gguf::Value;
 pub struct ConvertOptions {
     /// Type of the file; `None` takes the one that suits the checkpoint.
     pub file_type: Option<FileType>,
+    /// What becomes of weights that are stored as integer codes.
+    pub codes: Codes,
     /// A card to use besides the embedded ones, before them.
     pub card: Option<PathBuf>,
     /// Name of the model instead of the derived one.
@@ -42,6 +45,7 @@ impl Default for ConvertOptions {
     fn default() -> Self {
         Self {
             file_type: None,
+            codes: Codes::Float,
             card: None,
             model_name: None,
             metadata_file: None,

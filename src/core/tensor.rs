@@ -77,6 +77,40 @@ pub struct WeightMeta {
     pub ty: ElementType,
 }
 
+/// A GGML type that holds a weight of a quantized checkpoint without requantizing it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Packing {
+    /// The type.
+    pub ty: GgmlType,
+    /// Largest relative error of any scale or minimum once it is rounded to what the block stores; 0 if every value
+    /// is kept exactly.
+    pub scale_error: f32,
+    /// Factor on the whole weight that the block type cannot hold and that goes into a companion tensor (`.scale`).
+    pub scale: Option<f32>,
+    /// Factor on the input that belongs to it (`.input_scale`).
+    pub input_scale: Option<f32>,
+}
+
+impl Packing {
+    /// A type that keeps every value.
+    #[must_use]
+    pub fn exact(ty: GgmlType) -> Self {
+        Self::rounded(ty, 0.0)
+    }
+
+    /// A block type that keeps the codes and rounds scales by at most `scale_error`.
+    #[must_use]
+    pub fn rounded(ty: GgmlType, scale_error: f32) -> Self {
+        Self { ty, scale_error, scale: None, input_scale: None }
+    }
+
+    /// Whether every value is kept.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.scale_error == 0.0
+    }
+}
+
 /// The tensors of a checkpoint, readable by element range: safetensors shards, a PyTorch archive, or a layer that
 /// dequantizes another source as it is read.
 ///
@@ -98,6 +132,37 @@ pub trait WeightSource: Sync {
     fn borrow(&self, weight: usize) -> Option<&[u8]> {
         let _ = weight;
         None
+    }
+
+    /// The GGML types that hold this weight without going through F32, best first: block types that keep its integer
+    /// codes, and narrow float types that hold all its values. Empty for a weight that is plain floats already. May
+    /// read the weight's scales and zero points, and its codes where those leave it open.
+    ///
+    /// # Errors
+    /// As [`WeightSource::read_elems`].
+    fn packings(&self, weight: usize) -> Result<Vec<Packing>, SourceError> {
+        let _ = weight;
+        Ok(Vec::new())
+    }
+
+    /// Reads elements `first ..` of a weight as blocks of a type that [`WeightSource::packings`] names; `first` and
+    /// the number of elements are whole blocks. The default is for sources without packings: it calls for a bug to be
+    /// fixed, not for a value.
+    ///
+    /// # Errors
+    /// As [`WeightSource::read_elems`].
+    ///
+    /// # Panics
+    /// If the weight has no such packing, or the range lies outside it.
+    fn read_packed(
+        &self,
+        weight: usize,
+        ty: GgmlType,
+        first: u64,
+        out: &mut [u8],
+    ) -> Result<(), SourceError> {
+        let _ = (first, out);
+        panic!("weight {weight} has no packing as {ty}")
     }
 
     /// Tells the source that these elements will not be read again soon, so that mapped pages can be dropped.

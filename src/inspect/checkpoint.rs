@@ -64,7 +64,7 @@ pub fn checkpoint_json(checkpoint: &Checkpoint) -> Json {
                 "type": weight.ty.name(),
                 "shape": weight.shape.dims(),
                 "bytes": weight_bytes(weight),
-                "file": checkpoint.shard_of(index),
+                "file": checkpoint.part_of(index),
             })
         })
         .collect();

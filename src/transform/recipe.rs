@@ -185,6 +185,31 @@ impl Recipe {
         self.root.read(source, level, first, out)
     }
 
+    /// Whether the result moves whole blocks of `ty` and changes no value: rows are taken, reordered, put together.
+    #[must_use]
+    pub fn keeps_blocks(&self, ty: GgmlType) -> bool {
+        let block_elems = ty.block_elems() as u64;
+        self.shape.n_cols() % block_elems == 0 && self.root.keeps_blocks(block_elems)
+    }
+
+    /// Produces rows `first_row ..` in a type that every weight is packed as ([`WeightSource::packings`]).
+    ///
+    /// # Errors
+    /// The source failed; rows too long for memory.
+    ///
+    /// # Panics
+    /// If the recipe does not keep blocks of the type.
+    pub fn read_packed(
+        &self,
+        source: &dyn WeightSource,
+        ty: GgmlType,
+        first_row: u64,
+        out: &mut [u8],
+    ) -> Result<(), TransformError> {
+        assert!(self.keeps_blocks(ty), "blocks of {ty} are cut");
+        self.root.read_packed(source, ty, first_row * self.shape.n_cols(), out)
+    }
+
     /// Tells the source that rows were read and will not be again soon.
     pub fn release_rows(&self, source: &dyn WeightSource, first_row: u64, n_rows: u64) {
         let n_cols = self.shape.n_cols();

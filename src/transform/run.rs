@@ -149,6 +149,33 @@ impl Node {
         })
     }
 
+    /// Whether every element comes from a weight, unchanged, in whole blocks of `block_elems` neighbours.
+    pub(super) fn keeps_blocks(&self, block_elems: u64) -> bool {
+        match self {
+            Self::Leaf(run) => run.keeps_blocks(block_elems),
+            Self::Concat { ends, parts } => {
+                ends.iter().all(|end| end % block_elems == 0)
+                    && parts.iter().all(|part| part.keeps_blocks(block_elems))
+            }
+        }
+    }
+
+    /// Reads blocks of a type that every weight behind this node can be packed as.
+    pub(super) fn read_packed(
+        &self,
+        source: &dyn WeightSource,
+        ty: GgmlType,
+        first: u64,
+        out: &mut [u8],
+    ) -> Result<(), TransformError> {
+        let (elems, bytes) = (ty.block_elems() as u64, ty.block_bytes());
+        let n = (out.len() / bytes) as u64 * elems;
+        let offset = |elem: u64| (elem / elems) as usize * bytes;
+        self.walk(first, n, &mut |run, first, range| {
+            run.read_packed(source, ty, first, &mut out[offset(range.start)..offset(range.end)])
+        })
+    }
+
     pub(super) fn release(&self, source: &dyn WeightSource, first: u64, n: u64) {
         let _ = self.walk::<std::convert::Infallible>(first, n, &mut |run, first, range| {
             run.release(source, first, range.end - range.start);
@@ -271,6 +298,35 @@ impl Run {
             };
         });
         result
+    }
+
+    fn keeps_blocks(&self, block_elems: u64) -> bool {
+        let Some((inner, outer)) = self.dims.split_last() else { return block_elems == 1 };
+        matches!(self.origin, Origin::Weight { .. })
+            && self.math.is_empty()
+            && inner.stride == 1
+            && inner.size % block_elems == 0
+            && self.offset % block_elems == 0
+            && outer.iter().all(|dim| dim.stride % block_elems == 0)
+    }
+
+    fn read_packed(
+        &self,
+        source: &dyn WeightSource,
+        ty: GgmlType,
+        first: u64,
+        out: &mut [u8],
+    ) -> Result<(), TransformError> {
+        let Origin::Weight { index, .. } = self.origin else { return Ok(()) };
+        let (elems, bytes) = (ty.block_elems(), ty.block_bytes());
+        let mut result = Ok(());
+        self.stretches(first, (out.len() / bytes * elems) as u64, &mut |stretch, at| {
+            if result.is_ok() {
+                let out = &mut out[at / elems * bytes..(at + stretch.len) / elems * bytes];
+                result = source.read_packed(index, ty, stretch.start, out);
+            }
+        });
+        result.map_err(TransformError::from)
     }
 
     fn release(&self, source: &dyn WeightSource, first: u64, n: u64) {
