@@ -1,5 +1,10 @@
 //! `gguf-verify` on the bundled model: figures against llama-perplexity's, broken files, bad input, the program.
 
+mod broken;
+mod chat;
+mod input;
+mod origin;
+mod smollm2;
 mod tiny;
 
 use std::path::Path;
@@ -33,6 +38,8 @@ fn model<'a>(tiny: &'a Tiny, features: &'a GraphFeatures) -> Model<'a> {
         features: Ok(features),
         encoder: Err("not here"),
         template: &NO_TEMPLATE,
+        origin: None,
+        recall: None,
     }
 }
 
@@ -124,71 +131,6 @@ fn results_do_not_depend_on_threads_or_groups() {
     for (a, b) in small.iter().zip(&expected) {
         assert!((f64::from_bits(*a) - f64::from_bits(*b)).abs() < 1e-4);
     }
-}
-
-#[test]
-fn broken_files_are_caught() {
-    let base = Tiny::new();
-    let caught = |what: &str, broken: &Tiny, checks: &[&str]| {
-        let report = run(broken, Some(&base), Some(8));
-        assert_eq!(report.verdict, Verdict::Fail, "{what}: {report:?}");
-        let found = errors(&report);
-        assert!(checks.iter().any(|check| found.contains(check)), "{what}: {found:?}");
-    };
-    let measured = ["max-kld", "max-kld-99", "max-ppl-increase", "min-top1"];
-
-    caught("q and k not permuted", &base.unpermuted(), &measured);
-    let mut broken = base.clone();
-    broken.metadata.set("llama.attention.layer_norm_rms_epsilon", 1e-3f32);
-    caught("norm epsilon", &broken, &measured);
-    let mut broken = base.clone();
-    let zeros = vec![0.0; broken.values("blk.2.ffn_up.weight").len()];
-    broken.set_values("blk.2.ffn_up.weight", &zeros);
-    caught("a tensor of zeros", &broken, &["all-zero"]);
-    let mut broken = base.quantized(GgmlType::Q8_0);
-    let at = broken.index("blk.1.attn_output.weight");
-    broken.bytes[at][34 * 100..34 * 100 + 2].copy_from_slice(&0x7e00u16.to_le_bytes());
-    caught("a NaN scale", &broken, &["non-finite"]);
-    let mut broken = base.clone();
-    let mut rows = broken.values("token_embd.weight");
-    rows.rotate_left(256 * 17);
-    broken.set_values("token_embd.weight", &rows);
-    caught("embeddings of other tokens", &broken, &measured);
-    let mut broken = base.clone();
-    broken.metadata.set("tokenizer.ggml.pre", "llama-bpe");
-    caught("another pre-tokenizer", &broken, &["tokenizer-parity"]);
-    let mut broken = base.clone();
-    broken.metadata.set("tokenizer.ggml.add_bos_token", false);
-    caught("no BOS", &broken, &["tokenizer-parity"]);
-    let mut broken = base.clone();
-    let Some(gguf_foundry::gguf::Value::Array(gguf_foundry::gguf::Array::String(mut merges))) =
-        broken.metadata.remove("tokenizer.ggml.merges")
-    else {
-        panic!("merges are strings")
-    };
-    merges.truncate(merges.len() / 2);
-    broken.metadata.set(
-        "tokenizer.ggml.merges",
-        gguf_foundry::gguf::Value::Array(gguf_foundry::gguf::Array::String(merges)),
-    );
-    caught("merges truncated", &broken, &["tokenizer"]);
-    let mut broken = base.clone();
-    let extra = broken.metas[broken.index("blk.0.attn_norm.weight")].clone();
-    broken.bytes.push(broken.bytes[broken.index("blk.0.attn_norm.weight")].clone());
-    broken.metas.push(gguf_foundry::core::TensorMeta { name: "blk.0.attn_q_norm.scale".to_owned(), ..extra });
-    caught("a tensor that nothing uses", &broken, &["graph"]);
-}
-
-#[test]
-fn a_swapped_rotation_is_caught() {
-    let base = Tiny::new();
-    let (right, wrong) = (llama(), GraphFeatures::of("qwen2").unwrap());
-    let reference = model(&base, &right);
-    let outcome =
-        verify(&model(&base, &wrong), Some(&reference), &corpus(), &options(Some(8)), &Silent, None);
-    let report = outcome.unwrap().0;
-    assert_eq!(report.verdict, Verdict::Fail);
-    assert!(report.divergence.unwrap().mean.value > 0.5);
 }
 
 #[test]
