@@ -5,6 +5,7 @@
 
 pub mod chat_template;
 pub mod emit;
+mod encode;
 mod error;
 pub mod files;
 pub mod hf_json;
@@ -18,6 +19,7 @@ pub mod special;
 
 use std::path::Path;
 
+pub use encode::EncodeError;
 pub use error::{TokenizerError, TokenizerWarning};
 pub use rebuild::{HfTokenizerFiles, to_hf};
 pub use request::{BuildRequest, Mode, ModeRequest, SpecialValue};

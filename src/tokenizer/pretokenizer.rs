@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
 
+use super::encode::EncodeError;
 use super::hf_json::HfJson;
 use super::{TokenizerError, TokenizerWarning};
 
@@ -46,6 +47,12 @@ pub(super) struct Pre {
     #[serde(default = "yes")]
     pub(super) clean_spaces: bool,
     pub(super) normalizer: Option<String>,
+    /// The runtime begins texts with the begin token if the file does not say.
+    #[serde(default)]
+    pub(super) add_bos: bool,
+    /// The runtime knows a begin token even if the file names none.
+    #[serde(default = "yes")]
+    pub(super) has_bos: bool,
     #[serde(default)]
     pub(super) hashes: Vec<String>,
 }
@@ -190,12 +197,23 @@ pub fn accept(name: &str) -> Result<String, TokenizerError> {
     if name == "default" || table.pre(name).is_some() {
         return Ok(name.to_owned());
     }
-    let nearest = table.pre.iter().max_by(|a, b| {
-        let likeness = |pre: &Pre| likeness(&pre.name, name);
-        likeness(a).total_cmp(&likeness(b))
-    });
-    let nearest = nearest.map_or("default", |pre| pre.name.as_str());
-    Err(TokenizerError::UnknownPreName { found: name.to_owned(), nearest })
+    Err(TokenizerError::UnknownPreName { found: name.to_owned(), nearest: nearest_name(name) })
+}
+
+/// The row of a name in a GGUF file, whose steps are known.
+///
+/// # Errors
+/// An unknown name.
+pub(super) fn for_encoding(name: &str) -> Result<&'static Pre, EncodeError> {
+    let table = Table::get();
+    let pre = table.pre(name).filter(|pre| table.steps(pre).is_some());
+    pre.ok_or_else(|| EncodeError::Pre { found: name.to_owned(), nearest: nearest_name(name) })
+}
+
+/// The name that is spelled most like one.
+fn nearest_name(name: &str) -> &'static str {
+    let near = |a: &&Pre, b: &&Pre| likeness(&a.name, name).total_cmp(&likeness(&b.name, name));
+    Table::get().pre.iter().max_by(near).map_or("default", |pre| pre.name.as_str())
 }
 
 /// The structure whose steps are most alike (an equal step counts more than two half alike), under its first name.
