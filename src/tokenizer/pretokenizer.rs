@@ -53,6 +53,9 @@ pub(super) struct Pre {
     /// The runtime knows a begin token even if the file names none.
     #[serde(default = "yes")]
     pub(super) has_bos: bool,
+    /// The structure does not tell the name.
+    #[serde(default)]
+    by_hash: bool,
     #[serde(default)]
     pub(super) hashes: Vec<String>,
 }
@@ -129,7 +132,8 @@ pub fn identify(
     let structure = table.structure.iter().find(|structure| structure.steps == steps).filter(|_| plain);
     let mut candidates: Vec<&Pre> = match structure {
         Some(structure) => {
-            table.pre.iter().filter(|pre| pre.structure.as_ref() == Some(&structure.name)).collect()
+            let has = |pre: &&Pre| pre.structure.as_ref() == Some(&structure.name) && !pre.by_hash;
+            table.pre.iter().filter(has).collect()
         }
         None => Vec::new(),
     };
@@ -194,7 +198,7 @@ pub fn identify(
 /// An unknown name.
 pub fn accept(name: &str) -> Result<String, TokenizerError> {
     let table = Table::get();
-    if name == "default" || table.pre(name).is_some() {
+    if table.pre(name).is_some() {
         return Ok(name.to_owned());
     }
     Err(TokenizerError::UnknownPreName { found: name.to_owned(), nearest: nearest_name(name) })
@@ -412,6 +416,7 @@ mod tests {
             for other in &table.structure {
                 assert!(std::ptr::eq(structure, other) || structure.steps != other.steps, "{}", other.name);
             }
+            crate::tokenizer::encode::Splitter::new(&structure.steps).unwrap();
             for regex in structure.steps.iter().filter_map(|step| step.strip_prefix("split isolated ")) {
                 assert!(fancy_regex::Regex::new(regex).is_ok(), "{}: {regex}", structure.name);
             }

@@ -119,6 +119,15 @@ const FILL_IN: [(&[&str], &[&str]); 6] = [
 /// Texts that are always recognized: parts of a chat that are written out.
 const SHOWN: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
+/// Blanks that a special token takes along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Strip {
+    /// Those before it.
+    Left,
+    /// Those after it.
+    Right,
+}
+
 /// A vocabulary.
 #[derive(Debug)]
 pub(crate) struct Vocab {
@@ -130,6 +139,7 @@ pub(crate) struct Vocab {
     scores: Vec<f32>,
     kinds: Vec<TokenType>,
     ids: HashMap<Box<[u8]>, u32>,
+    strips: HashMap<u32, Strip>,
     /// Begins a text.
     pub(crate) bos: Option<u32>,
     /// Ends a text.
@@ -223,7 +233,8 @@ impl Vocab {
         }
         let [bos, eos, unk, sep] = special;
         let flag = |key, default| Ok(optional(metadata, key, "bool", Value::as_bool)?.unwrap_or(default));
-        let lowercase = flag("tokenizer.ggml.normalizer.lowercase", true)?;
+        let keeps_case = pre.is_some_and(|pre| pre.name == "whitespace");
+        let lowercase = flag("tokenizer.ggml.normalizer.lowercase", !keeps_case)?;
         let always_bos =
             pre.is_some_and(|pre| pre.name == "gemma4" || pre.name == "granite-embed-multi-311m");
         let add_bos = match model {
@@ -252,8 +263,10 @@ impl Vocab {
             scores,
             kinds,
             ids,
+            strips: HashMap::new(),
         };
         vocab.correct_kinds(metadata);
+        vocab.set_strips(metadata);
         Ok(vocab)
     }
 
@@ -287,6 +300,33 @@ impl Vocab {
         if let Some(slot) = self.id(text.as_bytes()).and_then(|id| self.kinds.get_mut(id as usize)) {
             *slot = kind;
         }
+    }
+
+    /// The attributes of special tokens, which no key tells: they go by the names of models.
+    fn set_strips(&mut self, metadata: &Metadata) {
+        let text = |key| metadata.get(key).and_then(Value::as_str).unwrap_or_default();
+        let (arch, name) = (text("general.architecture"), text("general.name").to_ascii_lowercase());
+        let pre = self.pre.map_or("", |pre| pre.name.as_str());
+        let has = |text: &str, parts: &[&str]| parts.iter().any(|part| text.contains(part));
+        if has(pre, &["jina-v2-de", "jina-v2-es", "jina-v2-code"])
+            || has(arch, &["nomic-bert-moe", "jina-bert-v3"])
+        {
+            self.strips.extend(self.id(b"<mask>").map(|id| (id, Strip::Left)));
+        } else if has(&name, &["phi-3", "phi3"]) {
+            let special =
+                |kind| matches!(kind, TokenType::Control | TokenType::UserDefined | TokenType::Unknown);
+            let plain = ["<unk>", "<s>", "<|endoftext|>"].map(|text| self.id(text.as_bytes()));
+            let all = (0..).zip(&self.kinds).filter(|(_, kind)| special(**kind)).map(|(id, _)| id);
+            let found = all.chain(self.id(b"</s>")).filter(|&id| !plain.contains(&Some(id)));
+            self.strips = found.map(|id| (id, Strip::Right)).collect();
+        } else if has(&name, &["modern-bert"]) {
+            self.strips.extend(self.id(b"[MASK]").map(|id| (id, Strip::Left)));
+        }
+    }
+
+    /// Blanks that a special token takes along.
+    pub(crate) fn strip(&self, id: u32) -> Option<Strip> {
+        self.strips.get(&id).copied()
     }
 
     /// Number of tokens.
