@@ -31,6 +31,12 @@ pub enum EncodeError {
     /// A normalization map that does not hold together.
     #[error("`tokenizer.ggml.precompiled_charsmap`: byte {offset}: {reason}")]
     Charsmap { offset: usize, reason: &'static str },
+    /// A token that would make searching slow.
+    #[error("`tokenizer.ggml.tokens[{id}]` has {n_bytes} bytes, at most {limit} can be searched for")]
+    TokenTooLong { id: u32, n_bytes: usize, limit: usize },
+    /// Text of other characters could not be written.
+    #[error("the vocabulary has neither a token for the unknown nor one for each byte")]
+    NoUnknownToken,
 }
 
 impl Hint for EncodeError {
