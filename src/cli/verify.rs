@@ -18,6 +18,7 @@ use crate::core::text;
 use crate::core::text::escape;
 use crate::engine::{EngineOptions, Observer};
 use crate::gguf::{GgufError, GgufFile, Value, WriteOptions};
+use crate::tokenizer::Encoder;
 use crate::verify::{
     ImportanceOptions, Model, Position, Prompt, PromptSource, Report, Scoring, Severity, Span, Thresholds,
     Verdict, VerifyOptions, collect_importance, last_logits, read_prompts, verify,
@@ -172,6 +173,7 @@ enum Origin {
 struct Opened {
     origin: Origin,
     features: Result<GraphFeatures, String>,
+    encoder: Result<Encoder, String>,
 }
 
 impl Opened {
@@ -191,7 +193,8 @@ impl Opened {
         let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
         let features =
             GraphFeatures::of(arch).ok_or_else(|| format!("architecture `{}` has no card", escape(arch)));
-        Ok(Self { origin, features })
+        let encoder = Encoder::from_metadata(metadata).map_err(|error| error.to_string());
+        Ok(Self { origin, features, encoder })
     }
 
     fn with<R>(&self, work: impl FnOnce(&Model<'_>) -> R) -> R {
@@ -205,7 +208,7 @@ impl Opened {
             metadata,
             file,
             features: self.features.as_ref().map_err(String::as_str),
-            encoder: Err("text encoding is not built yet"),
+            encoder: self.encoder.as_ref().map(|encoder| encoder as _).map_err(String::as_str),
             template: &template,
         })
     }

@@ -81,6 +81,12 @@ impl Table {
         &TABLE
     }
 
+    /// All structures.
+    #[cfg(test)]
+    pub(super) fn structures(&self) -> &[Structure] {
+        &self.structure
+    }
+
     /// The row of a name.
     pub(super) fn pre(&self, name: &str) -> Option<&Pre> {
         self.pre.iter().find(|pre| pre.name == name)

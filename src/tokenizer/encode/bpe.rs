@@ -54,9 +54,11 @@ impl Bpe {
     /// Merges that are missing or not two texts, a pre-tokenizer without steps.
     pub(crate) fn new(vocab: &Vocab, metadata: &Metadata) -> Result<Self, EncodeError> {
         let table = Table::get();
-        let pre = vocab.pre.ok_or(EncodeError::MissingKey { key: "tokenizer.ggml.pre", expected: "string" })?;
+        let pre =
+            vocab.pre.ok_or(EncodeError::MissingKey { key: "tokenizer.ggml.pre", expected: "string" })?;
         let splitter = table.steps(pre).and_then(Splitter::new);
-        let splitter = splitter.ok_or_else(|| EncodeError::Pre { found: pre.name.clone(), nearest: "default" })?;
+        let splitter =
+            splitter.ok_or_else(|| EncodeError::Pre { found: pre.name.clone(), nearest: "default" })?;
         let rows = strings(metadata, MERGES)?
             .ok_or(EncodeError::MissingKey { key: MERGES, expected: "array of strings" })?;
         let mut merges = HashMap::with_capacity(rows.len());
@@ -79,14 +81,9 @@ impl Bpe {
             _ => Normalizer::None,
         };
         let byte_level = |byte| vocab.id(char_of(byte).encode_utf8(&mut [0; 4]).as_bytes());
-        let bytes = (0..=255).map(|byte| if splitter.byte_level { byte_level(byte) } else { vocab.byte(byte) });
-        Ok(Self {
-            normalizer,
-            ignore_merges: pre.ignore_merges,
-            merges,
-            bytes: bytes.collect(),
-            splitter,
-        })
+        let bytes =
+            (0..=255).map(|byte| if splitter.byte_level { byte_level(byte) } else { vocab.byte(byte) });
+        Ok(Self { normalizer, ignore_merges: pre.ignore_merges, merges, bytes: bytes.collect(), splitter })
     }
 
     /// Appends the ids of a text without special tokens. Bytes without tokens are left out, as by the original.
@@ -128,6 +125,11 @@ impl Bpe {
             self.merge(&mut symbols);
             out.extend(symbols.iter().filter(|symbol| !symbol.merged).map(|symbol| symbol.id));
         }
+    }
+
+    /// Tokens are written in the byte alphabet.
+    pub(super) fn is_byte_level(&self) -> bool {
+        self.splitter.byte_level
     }
 
     fn byte(&self, byte: u8) -> Option<u32> {

@@ -48,7 +48,8 @@ impl Partition {
         while let Some(&byte) = text.as_bytes().get(at) {
             let rest = text.as_bytes().get(at..).unwrap_or_default();
             let starts = self.starts[usize::from(byte)];
-            let Some((length, id)) = starts.then(|| self.longest(vocab, rest, parse_special)).flatten() else {
+            let Some((length, id)) = starts.then(|| self.longest(vocab, rest, parse_special)).flatten()
+            else {
                 at += 1;
                 continue;
             };

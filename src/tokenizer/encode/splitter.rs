@@ -286,7 +286,8 @@ mod tests {
             let parts: Vec<_> = structure.steps.iter().filter_map(|step| step_json(step)).collect();
             let sequence = serde_json::json!({"type": "Sequence", "pretokenizers": parts});
             let theirs: tokenizers::PreTokenizerWrapper = serde_json::from_value(sequence).unwrap();
-            let blanks: Vec<String> = (1..40).chain([600]).map(|n| format!("{0}a{0}\n{0}", " ".repeat(n))).collect();
+            let blanks: Vec<String> =
+                (1..40).chain([600]).map(|n| format!("{0}a{0}\n{0}", " ".repeat(n))).collect();
             for text in TEXTS.into_iter().chain(blanks.iter().map(String::as_str)) {
                 let mut string = PreTokenizedString::from(text);
                 theirs.pre_tokenize(&mut string).unwrap();
