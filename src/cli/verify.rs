@@ -17,6 +17,7 @@ use crate::core::text;
 use crate::core::text::escape;
 use crate::engine::{EngineOptions, Observer};
 use crate::gguf::{GgufError, GgufFile, Metadata, Value, WriteOptions};
+use crate::tokenizer::Encoder;
 use crate::verify::{
     ChatTemplate, Finding, ImportanceOptions, Model, OriginTokenizer, Position, Prompt, PromptSource, Recall,
     Report, Scoring, Span, Thresholds, Verdict, VerifyError, VerifyOptions, collect_importance, last_logits,
@@ -182,6 +183,7 @@ fn metadata(origin: &Origin) -> &Metadata {
 struct Opened {
     origin: Origin,
     features: Result<GraphFeatures, String>,
+    encoder: Result<Encoder, String>,
     recall: Recall,
 }
 
@@ -198,7 +200,8 @@ impl Opened {
         let arch = metadata(&origin).get("general.architecture").and_then(Value::as_str).unwrap_or_default();
         let features =
             GraphFeatures::of(arch).ok_or_else(|| format!("architecture `{}` has no card", escape(arch)));
-        Ok(Self { origin, features, recall: Recall::default() })
+        let encoder = Encoder::from_metadata(metadata(&origin)).map_err(|error| error.to_string());
+        Ok(Self { origin, features, encoder, recall: Recall::default() })
     }
 
     fn with<R>(&self, origin: Option<&OriginTokenizer>, work: impl FnOnce(&Model<'_>) -> R) -> R {
@@ -216,7 +219,7 @@ impl Opened {
             metadata,
             file,
             features: self.features.as_ref().map_err(String::as_str),
-            encoder: Err("text encoding is not built yet"),
+            encoder: self.encoder.as_ref().map(|encoder| encoder as _).map_err(String::as_str),
             template: &template,
             origin,
             recall: Some(&self.recall),

@@ -87,20 +87,24 @@ fn wrong_vocabularies_are_caught() {
     let base = Tiny::new();
     let mut broken = base.clone();
     broken.metadata.set("tokenizer.ggml.pre", "llama-bpe");
+    broken.reread();
     caught("another pre-tokenizer", &broken, &[], &["tokenizer-parity"]);
 
     let mut broken = base.clone();
     broken.metadata.set("tokenizer.ggml.add_bos_token", false);
+    broken.reread();
     caught("no BOS", &broken, &[], &["tokenizer-parity"]);
 
     let mut broken = base.clone();
     broken.metadata.remove("tokenizer.ggml.bos_token_id");
+    broken.reread();
     caught("no BOS id", &broken, &["tokenizer"], &["tokenizer", "tokenizer-parity"]);
 
     let mut broken = base.clone();
     let mut merges = strings(&mut broken, "tokenizer.ggml.merges");
     merges.truncate(merges.len() / 2);
     broken.metadata.set("tokenizer.ggml.merges", Value::Array(Array::String(merges)));
+    broken.reread();
     caught("merges truncated", &broken, &["tokenizer"], &["tokenizer", "tokenizer-parity"]);
 }
 
