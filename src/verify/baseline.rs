@@ -7,21 +7,22 @@ use crate::core::text::escape;
 use crate::gguf::{Array, Metadata, Value};
 use crate::verify::Finding;
 
-/// Keys that decide how text becomes tokens. Others (an end-of-turn id, a template) concern the runtime.
-const ENCODING: [&str; 13] = [
-    "model",
-    "pre",
-    "tokens",
-    "token_type",
-    "scores",
-    "merges",
-    "precompiled_charsmap",
-    "bos_token_id",
-    "eos_token_id",
-    "add_bos_token",
-    "add_eos_token",
-    "add_space_prefix",
-    "remove_extra_whitespaces",
+/// Keys that decide how text becomes tokens, and whether one of two files may leave them out: those have a default.
+/// Others (an end-of-turn id, a template) concern the runtime.
+const ENCODING: [(&str, bool); 13] = [
+    ("model", false),
+    ("pre", false),
+    ("tokens", false),
+    ("token_type", false),
+    ("merges", false),
+    ("precompiled_charsmap", false),
+    ("bos_token_id", false),
+    ("eos_token_id", false),
+    ("scores", true),
+    ("add_bos_token", true),
+    ("add_eos_token", true),
+    ("add_space_prefix", true),
+    ("remove_extra_whitespaces", true),
 ];
 
 /// Numbers that may be changed on purpose without changing what the model computes.
@@ -31,7 +32,7 @@ const FREE: [&str; 2] = ["context_length", "vocab_size"];
 /// converters differ in the defaults that they write out.
 pub(super) fn compare(model: &Metadata, baseline: &Metadata) -> Vec<Finding> {
     let mut findings = hparams(model, baseline);
-    findings.extend(tokenizer(model, baseline));
+    findings.extend(tokenizer(model, baseline, "tokenizer-parity", "the baseline"));
     findings
 }
 
@@ -87,24 +88,32 @@ fn hparams(model: &Metadata, baseline: &Metadata) -> Vec<Finding> {
     findings
 }
 
-fn tokenizer(model: &Metadata, baseline: &Metadata) -> Vec<Finding> {
-    const CHECK: &str = "tokenizer-parity";
+/// Keys of the tokenizer, against those of a baseline or a source.
+pub(super) fn tokenizer(
+    model: &Metadata,
+    other: &Metadata,
+    check: &'static str,
+    whose: &str,
+) -> Vec<Finding> {
     const PREFIX: &str = "tokenizer.ggml.";
     let mut findings = Vec::new();
-    for key in union(model, baseline, [PREFIX, PREFIX]) {
+    for key in union(model, other, [PREFIX, PREFIX]) {
         let full = format!("{PREFIX}{key}");
-        let values = (model.get(&full), baseline.get(&full));
+        let values = (model.get(&full), other.get(&full));
         let name = escape(&full);
         let message = match values {
             (Some(a), Some(b)) if is_same(a, b) => continue,
-            (None, _) => format!("`{name}` is missing, the baseline has it"),
-            (_, None) => format!("`{name}` is not in the baseline"),
-            (Some(a), Some(b)) => format!("`{name}` differs from the baseline's: {}", difference(a, b)),
+            (None, _) => format!("`{name}` is missing, {whose} has it"),
+            (_, None) => format!("`{name}` is not in {whose}"),
+            (Some(a), Some(b)) => format!("`{name}` differs from {whose}'s: {}", difference(a, b)),
         };
-        findings.push(if ENCODING.contains(&key) {
-            Finding::error(CHECK, message)
-        } else {
-            Finding::warning(CHECK, message)
+        let is_error = match ENCODING.iter().find(|row| row.0 == key) {
+            Some((_, has_default)) => !has_default || (values.0.is_some() && values.1.is_some()),
+            None => false,
+        };
+        findings.push(match is_error {
+            true => Finding::error(check, message),
+            false => Finding::warning(check, message),
         });
     }
     findings

@@ -6,11 +6,13 @@ use std::path::Path;
 use serde_json::Value as Json;
 use tokenizers::Tokenizer;
 
+use crate::convert::{Conversion, ConvertOptions};
 use crate::core::limits::Limits;
 use crate::core::text::{escape, escape_bytes};
 use crate::gguf::{Array, Metadata, Value};
 use crate::tokenizer::files::Directory;
 use crate::tokenizer::sentencepiece::{ModelProto, first_of};
+use crate::verify::baseline;
 use crate::verify::vocabulary::strings;
 use crate::verify::{Finding, TextEncoder, VerifyError};
 
@@ -28,6 +30,8 @@ pub struct OriginTokenizer {
     kind: Kind,
     /// Whether texts begin with BOS, where the files say it.
     adds_bos: Option<bool>,
+    /// The keys that a conversion writes.
+    keys: Option<Metadata>,
 }
 
 enum Kind {
@@ -61,7 +65,16 @@ impl OriginTokenizer {
         } else {
             return Err(VerifyError::NoOriginTokenizer { path: path.to_owned() });
         };
-        Ok(Self { kind, adds_bos })
+        Ok(Self { kind, adds_bos, keys: None })
+    }
+
+    /// Compares the keys as well with those that a conversion of the directory writes: they show a wrong
+    /// pre-tokenizer that no text at hand shows. Directories that cannot be converted are compared without.
+    #[must_use]
+    pub fn with_keys(mut self, path: &Path) -> Self {
+        let options = ConvertOptions { vocab_only: true, ..ConvertOptions::default() };
+        self.keys = Conversion::plan(path, &options).ok().map(|conversion| conversion.metadata().clone());
+        self
     }
 
     /// Compares a file's vocabulary, and on texts its ids, with the origin's.
@@ -73,6 +86,9 @@ impl OriginTokenizer {
     ) -> Vec<Finding> {
         let Some(tokens) = strings(metadata, "tokenizer.ggml.tokens") else { return Vec::new() };
         let mut findings = Vec::new();
+        if let Some(keys) = &self.keys {
+            findings.extend(baseline::tokenizer(metadata, keys, CHECK, "the source"));
+        }
         match &self.kind {
             Kind::Json(tokenizer) => {
                 findings.extend(compare_tokens(tokenizer, tokens));

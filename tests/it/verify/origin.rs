@@ -37,7 +37,7 @@ impl TextEncoder for Swapped<'_> {
 /// Errors of the bundled model's file against its source.
 fn check(tiny: &Tiny, encoder: &dyn TextEncoder) -> Vec<String> {
     let features = llama();
-    let origin = OriginTokenizer::open(&fixture("tiny-llama")).unwrap();
+    let origin = OriginTokenizer::open(&fixture("tiny-llama")).unwrap().with_keys(&fixture("tiny-llama"));
     let model = Model { encoder: Ok(encoder), origin: Some(&origin), ..model(tiny, &features) };
     let options = VerifyOptions { structure_only: true, ..options(None) };
     let report = verify(&model, None, &[], &options, &Silent, None).unwrap().0;
@@ -62,13 +62,23 @@ fn the_right_tokenizer_passes_and_wrong_ones_are_named() {
     other.metadata.set("tokenizer.ggml.add_bos_token", false);
     other.reread();
     let errors = check(&other, &*other.encoder);
-    assert_eq!(errors, ["source-tokenizer: the file does not begin texts with BOS, its source does"]);
+    assert_eq!(
+        errors,
+        [
+            "source-tokenizer: `tokenizer.ggml.add_bos_token` differs from the source's: false, not true",
+            "source-tokenizer: the file does not begin texts with BOS, its source does"
+        ]
+    );
 
     let mut other = base.clone();
     other.metadata.set("tokenizer.ggml.pre", "qwen2");
     other.reread();
     let errors = check(&other, &*other.encoder);
-    assert!(errors.len() == 1 && errors[0].starts_with("source-tokenizer: text `"), "{errors:?}");
+    // So small a vocabulary encodes alike by either; the key tells.
+    assert_eq!(
+        errors,
+        ["source-tokenizer: `tokenizer.ggml.pre` differs from the source's: `qwen2`, not `gpt-2`"]
+    );
 
     let mut other = base.clone();
     let Some(Value::Array(Array::String(mut tokens))) = other.metadata.remove("tokenizer.ggml.tokens") else {
@@ -77,7 +87,11 @@ fn the_right_tokenizer_passes_and_wrong_ones_are_named() {
     tokens.swap(400, 401);
     other.metadata.set("tokenizer.ggml.tokens", Value::Array(Array::String(tokens)));
     let errors = check(&other, &*base.encoder);
-    assert!(errors[0].contains("tokens differ, first 400: `"), "{errors:?}");
+    assert!(
+        errors[0].contains("`tokenizer.ggml.tokens` differs from the source's: entry 400 is `"),
+        "{errors:?}"
+    );
+    assert!(errors[1].contains("tokens differ, first 400: `"), "{errors:?}");
 }
 
 /// What the comparison says about the vocabulary of a directory, converted here; `with_ids` about its ids as well.
@@ -114,6 +128,10 @@ fn converted_vocabularies_equal_their_sources() {
         assert!(found.is_empty(), "{}: {found:?}", directory.display());
         n_cases += 1;
     }
+    let found = vocabulary_findings(&corpus.join("vocab/llama3_1/hf"), true, |metadata| {
+        metadata.set("tokenizer.ggml.pre", "gpt-2");
+    });
+    assert!(found[0].starts_with("text `") && found[0].contains("the file says ["), "{found:?}");
     let spm = corpus.join("vocab/mistral_v1_spm/hf");
     let found = vocabulary_findings(&spm, false, |metadata| {
         let Some(Value::Array(Array::F32(mut scores))) = metadata.remove("tokenizer.ggml.scores") else {
