@@ -233,7 +233,7 @@ impl Opened {
     /// Bytes of all parts of a file.
     fn size_bytes(&self) -> Option<u64> {
         match &self.origin {
-            Origin::Gguf(file) => Some(file.parts().iter().map(|part| part.file_bytes()).sum()),
+            Origin::Gguf(file) => Some(file.file_bytes()),
             Origin::Checkpoint(_) => None,
         }
     }

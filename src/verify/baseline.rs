@@ -111,9 +111,10 @@ pub(super) fn tokenizer(
             Some((_, has_default)) => !has_default || (values.0.is_some() && values.1.is_some()),
             None => false,
         };
-        findings.push(match is_error {
-            true => Finding::error(check, message),
-            false => Finding::warning(check, message),
+        findings.push(if is_error {
+            Finding::error(check, message)
+        } else {
+            Finding::warning(check, message)
         });
     }
     findings
@@ -125,7 +126,7 @@ fn is_same(a: &Value, b: &Value) -> bool {
     let number = |value: &Value| value.as_i128().map(|n| n as f64).or_else(|| value.as_f64());
     match (a, b) {
         (Value::Array(array), one) | (one, Value::Array(array)) if !matches!(one, Value::Array(_)) => {
-            array.len() > 0
+            !array.is_empty()
                 && (0..array.len()).all(|at| array.get(at).is_some_and(|entry| is_same(&entry, one)))
         }
         (Value::Array(x), Value::Array(y)) => {

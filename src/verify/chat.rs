@@ -101,6 +101,7 @@ impl ChatTemplate {
         environment.set_recursion_limit(DEPTH);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", to_json);
+        environment.add_test("iterable", is_iterable);
         environment.add_function("raise_exception", |message: String| -> Result<Jinja, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, RAISED).with_source(Raised(message)))
         });
@@ -216,10 +217,21 @@ fn without_generation(source: &str) -> String {
     out
 }
 
+/// The test `iterable` as in Python: what is undefined or a string can be looped over, none cannot.
+fn is_iterable(value: &Jinja) -> bool {
+    use minijinja::value::ValueKind;
+    match value.kind() {
+        ValueKind::None => false,
+        ValueKind::Undefined | ValueKind::String => true,
+        _ => value.try_iter().is_ok(),
+    }
+}
+
 /// Depth of values that are written as JSON.
 const MAX_JSON_DEPTH: usize = 128;
 
 /// The filter `tojson`: Python's `json.dumps`, nothing escaped for HTML, text beyond ASCII kept.
+#[expect(clippy::needless_pass_by_value, reason = "the shape that the interpreter calls")]
 fn to_json(value: &Jinja, options: Kwargs) -> Result<String, Error> {
     let ascii: bool = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     let indent: Option<usize> = options.get("indent")?;

@@ -105,9 +105,10 @@ impl OriginTokenizer {
         if let (Some(expected), Ok(encoder)) = (self.adds_bos, encoder) {
             let found = encoder.start_of_text().is_some();
             if found != expected {
-                let message = match expected {
-                    true => "the file does not begin texts with BOS, its source does",
-                    false => "the file begins texts with BOS, its source does not",
+                let message = if expected {
+                    "the file does not begin texts with BOS, its source does"
+                } else {
+                    "the file begins texts with BOS, its source does not"
                 };
                 findings.push(Finding::error(CHECK, message));
             }

@@ -60,8 +60,15 @@ pub(super) fn check_round_trip(
 fn change(text: &str, decoded: &[u8]) -> String {
     let same = decoded.iter().zip(text.as_bytes()).take_while(|(a, b)| a == b).count();
     let around = |bytes: &[u8]| {
-        let start = same.saturating_sub(SHOWN / 3).min(bytes.len());
-        escape_bytes(&bytes[start..bytes.len().min(start + SHOWN)])
+        // Not in the middle of a character.
+        let whole = |mut at: usize| {
+            while at > 0 && bytes.get(at).is_some_and(|byte| byte & 0xc0 == 0x80) {
+                at -= 1;
+            }
+            at
+        };
+        let start = whole(same.saturating_sub(SHOWN / 3).min(bytes.len()));
+        escape_bytes(&bytes[start..whole(bytes.len().min(start + SHOWN))])
     };
     let (before, after) = (around(text.as_bytes()), around(decoded));
     format!("text changes on its way through the ids at byte {same}: `{before}` becomes `{after}`")
