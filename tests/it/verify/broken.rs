@@ -55,6 +55,7 @@ fn wrong_arithmetic_is_caught() {
     rows.rotate_left(256 * 17);
     broken.set_values("token_embd.weight", &rows);
     caught("embeddings of other tokens", &broken, &[], &MEASURED);
+    assert!(errors(&run(&broken, None, Some(8))).contains(&"worse-than-chance"));
 }
 
 #[test]

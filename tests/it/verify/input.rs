@@ -103,6 +103,9 @@ fn what_the_engine_does_not_know_is_said_and_the_rest_judged() {
     let (code, out, _) = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]);
     assert_eq!(code, 3, "{out}");
     assert!(has_finding(&report(&out), "error", "non-finite", "from row 0"), "{out}");
+    let tensors = report(&out);
+    let mut tensors = tensors["findings"].as_array().unwrap().iter().filter_map(|f| f["tensor"].as_str());
+    assert_eq!(tensors.next(), Some("blk.1.attn_output.weight"));
 }
 
 #[test]
