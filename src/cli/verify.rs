@@ -12,10 +12,10 @@ use crate::arch::graph::GraphFeatures;
 use crate::cli::render::{Align, Table};
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
 use crate::convert::{Conversion, ConvertOptions};
-use crate::core::TensorSource;
 use crate::core::progress::Progress;
 use crate::core::text;
 use crate::core::text::escape;
+use crate::core::{Hint, TensorSource};
 use crate::engine::{EngineOptions, Observer};
 use crate::gguf::{GgufError, GgufFile, Value, WriteOptions};
 use crate::tokenizer::Encoder;
@@ -193,7 +193,8 @@ impl Opened {
         let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
         let features =
             GraphFeatures::of(arch).ok_or_else(|| format!("architecture `{}` has no card", escape(arch)));
-        let encoder = Encoder::from_metadata(metadata).map_err(|error| error.to_string());
+        let encoder = Encoder::from_metadata(metadata)
+            .map_err(|error| [vec![error.to_string()], error.hints()].concat().join("; "));
         Ok(Self { origin, features, encoder })
     }
 

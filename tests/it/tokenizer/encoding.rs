@@ -129,6 +129,63 @@ fn special_tokens_in_text_are_found_when_asked_for() {
     assert_eq!(ids[1], 0);
 }
 
+/// A vocabulary of these tokens with their types, without merges.
+fn small(tokens: &[(&str, i32)]) -> Metadata {
+    let strings = |texts: Vec<&str>| Value::Array(Array::String(texts.into_iter().map(Into::into).collect()));
+    let mut rows = Metadata::new();
+    rows.set("tokenizer.ggml.model", "gpt2");
+    rows.set("tokenizer.ggml.pre", "gpt-2");
+    rows.set("tokenizer.ggml.tokens", strings(tokens.iter().map(|token| token.0).collect()));
+    rows.set("tokenizer.ggml.token_type", tokens.iter().map(|token| token.1).collect::<Vec<_>>());
+    rows.set("tokenizer.ggml.merges", strings(Vec::new()));
+    rows
+}
+
+#[test]
+fn of_special_tokens_the_first_and_of_these_the_longest_is_found() {
+    let rows = small(&[
+        ("a", 1),
+        ("b", 1),
+        ("c", 1),
+        ("d", 1),
+        ("ab", 4),
+        ("abc", 3),
+        ("bcda", 4),
+        ("", 4),
+        ("d", 1),
+    ]);
+    let encoder = encoder(&rows);
+    assert_eq!(encoder.encode("abcda", false), [4, 2, 8, 0], "of two tokens of one text the last one");
+    assert_eq!(encoder.encode("abcda", true), [5, 8, 0]);
+    assert_eq!(encoder.encode("cbcdab", true), [2, 6, 1]);
+    assert_eq!(encoder.encode("", true), [0; 0]);
+    assert_eq!(encoder.encode("xay", false), [0], "bytes without tokens are left out");
+    assert_eq!(encoder.decode(&[4, 7, 99, 3]), b"abd");
+}
+
+#[test]
+fn tokens_that_end_a_text_are_control_tokens_by_their_text() {
+    let tokens =
+        [("<", 1), ("e", 1), ("<|im_end|>", 4), ("<|fim_prefix|>", 1), ("<|message|>", 3), ("<x>", 3)];
+    let rows = small(&tokens);
+    let encoder = encoder(&rows);
+    assert_eq!(encoder.encode("<|im_end|><x>e", true), [2, 5, 1]);
+    assert_eq!(encoder.encode("<|im_end|>", false), [0, 1]);
+    assert_eq!(encoder.encode("<|fim_prefix|>", true), [3]);
+    assert_eq!(encoder.encode("<|message|>", false), [4], "written out in chats");
+}
+
+#[test]
+fn special_tokens_take_blanks_along_by_the_name_of_the_model() {
+    let mut rows = small(&[("a", 1), ("Ġ", 1), ("</s>", 3), ("<s>", 3), ("<x>", 4), ("<mask>", 3)]);
+    let ids = |rows: &Metadata| encoder(rows).encode("<s> a </s> \u{a0} a <x> <mask> a", true);
+    assert_eq!(ids(&rows), [3, 1, 0, 1, 2, 1, 1, 0, 1, 4, 1, 5, 1, 0], "{rows:?}");
+    rows.set("general.name", "Phi-3 mini");
+    assert_eq!(ids(&rows), [3, 1, 0, 1, 2, 0, 1, 4, 5, 0]);
+    rows.set("tokenizer.ggml.pre", "jina-v2-es");
+    assert_eq!(ids(&rows), [3, 1, 0, 1, 2, 1, 1, 0, 1, 4, 5, 1, 0]);
+}
+
 #[test]
 fn what_begins_a_text_follows_the_name_where_no_key_says() {
     let (mut rows, _) = bundled();
