@@ -21,7 +21,10 @@ type Row = (Vec<u8>, f32, i32);
 fn keys(model: &str, rows: &[Row]) -> Metadata {
     let mut keys = Metadata::new();
     keys.set("tokenizer.ggml.model", model);
-    keys.set("tokenizer.ggml.tokens", Value::Array(Array::String(rows.iter().map(|row| row.0.clone()).collect())));
+    keys.set(
+        "tokenizer.ggml.tokens",
+        Value::Array(Array::String(rows.iter().map(|row| row.0.clone()).collect())),
+    );
     keys.set("tokenizer.ggml.scores", Value::Array(Array::F32(rows.iter().map(|row| row.1).collect())));
     keys.set("tokenizer.ggml.token_type", Value::Array(Array::I32(rows.iter().map(|row| row.2).collect())));
     keys.set("tokenizer.ggml.unknown_token_id", 0u32);
@@ -174,8 +177,11 @@ proptest! {
 
 /// Character maps whose size field often fits, with units that often lead somewhere.
 fn damaged_map() -> impl Strategy<Value = Vec<u8>> {
-    let unit = (0..300u32, any::<[bool; 2]>(), prop::sample::select(&b"ab \xc3\0"[..]))
-        .prop_map(|(offset, [leaf, far], label)| offset << 10 | u32::from(far) << 9 | u32::from(leaf) << 8 | u32::from(label));
+    let unit = (0..300u32, any::<[bool; 2]>(), prop::sample::select(&b"ab \xc3\0"[..])).prop_map(
+        |(offset, [leaf, far], label)| {
+            offset << 10 | u32::from(far) << 9 | u32::from(leaf) << 8 | u32::from(label)
+        },
+    );
     let tail = prop::collection::vec(prop::sample::select(&b"ab \0\xff"[..]), 0..30);
     let fitting = (prop::collection::vec(unit, 0..300), tail).prop_map(|(units, tail)| map(&units, &tail));
     prop_oneof![fitting, prop::collection::vec(any::<u8>(), 0..40), Just(Vec::new())]
@@ -203,7 +209,8 @@ fn small_map() -> Vec<u8> {
 }
 
 fn unigram(map: Vec<u8>) -> Metadata {
-    let rows = [row("<unk>", 0.0, UNKNOWN), row("b", -1.0, NORMAL), row("▁", -2.0, NORMAL), row("a", -1.0, NORMAL)];
+    let rows =
+        [row("<unk>", 0.0, UNKNOWN), row("b", -1.0, NORMAL), row("▁", -2.0, NORMAL), row("a", -1.0, NORMAL)];
     let mut keys = keys("t5", &rows);
     keys.set("tokenizer.ggml.precompiled_charsmap", Value::Array(Array::U8(map)));
     keys
@@ -263,7 +270,10 @@ fn unused_tokens_fall_apart_and_cannot_be_chosen() {
 #[test]
 fn control_and_byte_tokens_never_come_out_of_plain_text() {
     let mut rows = rows(&[], true);
-    rows.extend(["<", "0", "x", "A", ">", "<0", "<0x", "<0x0", "<0x0A", "s", "<s"].map(|text| row(text, -1.0, NORMAL)));
+    rows.extend(
+        ["<", "0", "x", "A", ">", "<0", "<0x", "<0x0", "<0x0A", "s", "<s"]
+            .map(|text| row(text, -1.0, NORMAL)),
+    );
     rows.push(row("<s>", 0.0, 3));
     for model in ["llama", "t5"] {
         let encoder = Encoder::from_metadata(&keys(model, &rows)).unwrap();
