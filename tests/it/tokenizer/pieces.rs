@@ -199,8 +199,8 @@ fn small_map() -> Vec<u8> {
     let (leaf, label) = (1 << 8, u32::from);
     units[0] = 1 << 10;
     let at_a = 1 ^ usize::from(b'a');
-    units[at_a] = 2 << 10 | leaf | label(b'a');
-    let below_a = at_a ^ 2;
+    units[at_a] = 3 << 10 | leaf | label(b'a');
+    let below_a = at_a ^ 3;
     units[below_a] = 1 << 31;
     let at_ab = below_a ^ usize::from(b'b');
     units[at_ab] = 256 << 10 | leaf | label(b'b');
