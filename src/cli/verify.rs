@@ -11,10 +11,10 @@ use crate::arch::graph::GraphFeatures;
 use crate::cli::verify_report::{self, Entry};
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
 use crate::convert::{Conversion, ConvertOptions};
-use crate::core::TensorSource;
 use crate::core::progress::Progress;
 use crate::core::text;
 use crate::core::text::escape;
+use crate::core::{Hint, TensorSource};
 use crate::engine::{EngineOptions, Observer};
 use crate::gguf::{GgufError, GgufFile, Metadata, Value, WriteOptions};
 use crate::tokenizer::Encoder;
@@ -200,7 +200,8 @@ impl Opened {
         let arch = metadata(&origin).get("general.architecture").and_then(Value::as_str).unwrap_or_default();
         let features =
             GraphFeatures::of(arch).ok_or_else(|| format!("architecture `{}` has no card", escape(arch)));
-        let encoder = Encoder::from_metadata(metadata(&origin)).map_err(|error| error.to_string());
+        let encoder = Encoder::from_metadata(metadata(&origin))
+            .map_err(|error| [vec![error.to_string()], error.hints()].concat().join("; "));
         Ok(Self { origin, features, encoder, recall: Recall::default() })
     }
 

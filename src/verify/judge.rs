@@ -110,11 +110,25 @@ impl Model<'_> {
     }
 
     fn bits_per_weight(&self) -> f64 {
-        let tensors = self.source.tensors();
-        let bytes: f64 = tensors.iter().filter_map(TensorMeta::n_bytes).map(|n| n as f64).sum();
-        let elems: f64 = tensors.iter().map(|meta| meta.shape.n_elems() as f64).sum();
-        8.0 * bytes / elems.max(1.0)
+        bits_per_weight(self.source.tensors().iter())
     }
+
+    /// Of the matrices of the layers alone: the embedding of a small model is large and often kept wide, and says
+    /// nothing about how coarse the layers are.
+    fn layer_bits_per_weight(&self) -> f64 {
+        let tensors = self.source.tensors().iter();
+        let layers = tensors.filter(|meta| meta.name.starts_with("blk.") && meta.shape.rank() > 1);
+        bits_per_weight(layers)
+    }
+}
+
+fn bits_per_weight<'a>(tensors: impl Iterator<Item = &'a TensorMeta>) -> f64 {
+    let (mut n_bytes, mut n_elems) = (0.0, 0.0);
+    for meta in tensors {
+        n_bytes += meta.n_bytes().unwrap_or(0) as f64;
+        n_elems += meta.shape.n_elems() as f64;
+    }
+    8.0 * n_bytes / f64::max(n_elems, 1.0)
 }
 
 /// Verifies a model; every position that was computed comes with the report.
@@ -234,7 +248,7 @@ pub fn verify(
     if let Some(perplexity) = &report.perplexity {
         if reference.is_some() {
             report.thresholds =
-                options.thresholds.or(Thresholds::for_bits_per_weight(model.bits_per_weight()));
+                options.thresholds.or(Thresholds::for_bits_per_weight(model.layer_bits_per_weight()));
         }
         let n_vocab = engine.plan().n_vocab as f64;
         // Two standard errors off: a few tokens prove nothing.

@@ -41,16 +41,11 @@ pub enum EncodeError {
 
 impl Hint for EncodeError {
     fn hints(&self) -> Vec<String> {
-        let ids = "give prompts as token ids: lines of `{\"tokens\": [..]}` in a `.jsonl` file".to_owned();
         match self {
-            Self::Pre { nearest, .. } => vec![
-                format!(
-                    "if the splitting is the same, `gguf-convert edit --set tokenizer.ggml.pre={nearest}` \
-                     writes a known name"
-                ),
-                ids,
-            ],
-            _ => vec![ids],
+            Self::Pre { nearest, .. } => vec![format!(
+                "if its splitting is the same, `gguf-inspect set FILE tokenizer.ggml.pre=str:{nearest}` writes a known name"
+            )],
+            _ => Vec::new(),
         }
     }
 }

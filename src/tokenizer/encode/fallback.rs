@@ -1,7 +1,9 @@
 //! What becomes of a character that no token covers.
 
 use super::EncodeError;
+use super::trie::tokens_of_kinds;
 use super::vocab::Vocab;
+use crate::tokenizer::emit::TokenType;
 
 /// Byte tokens, and the token for the unknown.
 pub(super) struct Fallback {
@@ -19,7 +21,8 @@ impl Fallback {
         for (slot, byte) in bytes.iter_mut().zip(0..=u8::MAX) {
             *slot = vocab.byte(byte);
         }
-        let unknown = vocab.unk.filter(|id| (*id as usize) < vocab.len());
+        // A file made of a SentencePiece model need not name the token's id, but says what it is.
+        let unknown = tokens_of_kinds(vocab, &[TokenType::Unknown]).next().map(|token| token.1).or(vocab.unk);
         if unknown.is_none() && bytes.iter().any(Option::is_none) {
             return Err(EncodeError::NoUnknownToken);
         }

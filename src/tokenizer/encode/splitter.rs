@@ -214,7 +214,7 @@ impl Pattern {
             Self::TripleCuts(digits) => {
                 for run in digits.find_iter(text) {
                     let ends = triple_ends(text, run.range());
-                    let whole = run.as_str().chars().count() % 3 == 0;
+                    let whole = run.as_str().chars().count().is_multiple_of(3);
                     let first = whole.then_some(run.start());
                     for cut in first.into_iter().chain(ends).filter(|&cut| cut < run.end()) {
                         found(cut..cut);
@@ -231,7 +231,7 @@ fn triple_ends(text: &str, run: Range<usize>) -> Vec<usize> {
     let number = text.get(run.clone()).unwrap_or_default();
     let n = number.chars().count();
     let starts = number.char_indices().map(|(at, _)| run.start + at).chain([run.end]);
-    starts.enumerate().filter(|(i, _)| *i > 0 && (n - i) % 3 == 0).map(|(_, at)| at).collect()
+    starts.enumerate().filter(|(i, _)| *i > 0 && (n - i).is_multiple_of(3)).map(|(_, at)| at).collect()
 }
 
 /// Cuts blanks into the largest powers of two, of at most 512 characters.
