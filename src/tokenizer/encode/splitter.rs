@@ -62,7 +62,7 @@ enum Pattern {
     },
     Triples {
         digits: Regex,
-        /// A word character at the start of a text.
+        /// A word character at the start of a text; any number is one in Oniguruma, which the originals run on.
         word: Regex,
     },
     TripleCuts(Regex),
@@ -169,7 +169,7 @@ impl Pattern {
             return blanks(head, true);
         }
         Some(match regex.as_str() {
-            TRIPLES => Self::Triples { digits: compile(r"\d+")?, word: compile(r"\A\w")? },
+            TRIPLES => Self::Triples { digits: compile(r"\d+")?, word: compile(r"\A[\w\p{N}]")? },
             TRIPLE_CUTS => Self::TripleCuts(compile(r"\d+")?),
             regex => Self::Regex(compile(regex)?),
         })
