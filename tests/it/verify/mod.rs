@@ -1,5 +1,6 @@
 //! `gguf-verify` on the bundled model: figures against llama-perplexity's, broken files, bad input, the program.
 
+mod memory;
 mod tiny;
 
 use std::path::Path;
