@@ -10,7 +10,7 @@ llama-tokenize, so that both programs see the same tokens. Both run in turn, wit
 
 Prints a Markdown table with medians: seconds of the whole command, tokens per second of it, perplexities, and the
 highest RssAnon (memory that is not a mapped file). gguf-verify multiplies in f32 whatever the type; llama-perplexity
-multiplies Q4_0, Q8_0 and the K types in 8-bit integers, so those rows compare different arithmetic.
+rounds activations to 8 bits for quantized types and to f16 for F16, so perplexities differ a little.
 """
 
 import argparse
