@@ -11,12 +11,13 @@ use crate::arch::graph::GraphFeatures;
 use crate::cli::verify_report::{self, Entry};
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
 use crate::convert::{Conversion, ConvertOptions};
+use crate::core::mmap::address_space_bytes;
 use crate::core::progress::Progress;
 use crate::core::text;
 use crate::core::text::escape;
 use crate::core::{Hint, TensorSource};
 use crate::engine::{EngineOptions, Observer};
-use crate::gguf::{GgufError, GgufFile, Metadata, Value, WriteOptions};
+use crate::gguf::{GgufError, GgufFile, Metadata, OpenOptions, Value, WriteOptions};
 use crate::tokenizer::Encoder;
 use crate::verify::{
     ChatTemplate, Finding, ImportanceOptions, Model, OriginTokenizer, Position, Prompt, PromptSource, Recall,
@@ -195,7 +196,8 @@ impl Opened {
             let options = ConvertOptions { file_type, level: common.simd, ..ConvertOptions::default() };
             Origin::Checkpoint(Box::new(Conversion::plan(path, &options)?))
         } else {
-            Origin::Gguf(Box::new(GgufFile::open(path)?))
+            let options = OpenOptions { may_read: true, ..OpenOptions::default() };
+            Origin::Gguf(Box::new(GgufFile::open_with(path, &options)?))
         };
         let arch = metadata(&origin).get("general.architecture").and_then(Value::as_str).unwrap_or_default();
         let features =
@@ -264,7 +266,10 @@ fn engine_options(common: &Common) -> EngineOptions {
     if let Some(n) = common.threads {
         options.n_threads = n.into();
     }
-    options.memory_bytes = common.memory.or_else(half_of_free_memory).unwrap_or(options.memory_bytes);
+    let free = half_of_free_memory().unwrap_or(options.memory_bytes);
+    // Of a limited address space threads and the system's libraries need their part.
+    let allowed = address_space_bytes().map_or(u64::MAX, |bytes| bytes / 4);
+    options.memory_bytes = common.memory.unwrap_or(free.min(allowed));
     options
 }
 

@@ -3,6 +3,7 @@
 mod broken;
 mod chat;
 mod input;
+mod memory;
 mod origin;
 mod smollm2;
 mod tiny;
