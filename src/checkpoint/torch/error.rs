@@ -106,6 +106,12 @@ pub enum TorchError {
         /// Before the data.
         found: i64,
     },
+    /// A persistent id that cannot be a storage.
+    #[error("{found} as a persistent id, the description of a storage expected")]
+    PersistentId {
+        /// What is there.
+        found: &'static str,
+    },
     /// A storage of the older container whose description does not fit.
     #[error("storages: {0}")]
     Storage(TensorProblem),

@@ -51,6 +51,13 @@ pub fn parse(file: &[u8], limits: &Limits) -> Result<TorchFile, TorchError> {
             (pickle, Storages { extents, endian: Endian::Little })
         }
     };
+    for value in pickle.values() {
+        if let Value::Persistent(id) = value
+            && pickle.items(*id).is_none()
+        {
+            return Err(TorchError::PersistentId { found: pickle.get(*id).kind() });
+        }
+    }
     let found = state_dict::find(&pickle)?;
     if found.tensors.len() as u64 > limits.n_tensors {
         return Err(TorchError::TooManyTensors { limit: limits.n_tensors });
