@@ -6,7 +6,8 @@ Usage: torch_files.py compare LLAMA_CPP_DIR OURS CHECKPOINT...   (needs torch, s
 
 `compare` saves each safetensors checkpoint (a directory) again with torch.save, its tensors in another order: in the
 zip container, in the older one (which the peer cannot read: it gets the zip container of the same tensors), in two
-shards with an index, and with transposed weights that share a storage. It
+shards with an index, with transposed weights that share a storage, and (where the head is tied) with `lm_head.weight` as
+a second name of the embedding, as state dictionaries have it. It
 converts each with the peer and with OURS (the program gguf-convert) and compares the files' checksums. The vocabulary
 is left out on both sides.
 
@@ -80,6 +81,8 @@ def save(tensors, folder, form):
         return
     if form == "views":
         tensors = transposed(tensors)
+    if form == "tied":
+        tensors = tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]}
     torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=form != "legacy")
 
 
@@ -100,7 +103,8 @@ def compare(ours, folders):
         names = list(tensors)
         random.Random(7).shuffle(names)
         tensors = {name: tensors[name] for name in names}
-        for form in FORMS:
+        tied = "lm_head.weight" not in tensors and "model.embed_tokens.weight" in tensors
+        for form in FORMS + ["tied"] * tied:
             with tempfile.TemporaryDirectory() as temp:
                 hf = Path(temp) / "hf"
                 shutil.copytree(folder, hf, ignore=shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json"))

@@ -54,19 +54,13 @@ pub(super) fn read(file: &[u8]) -> Result<Archive, TorchError> {
         return Err(TorchError::DuplicateRecord);
     }
     check_directory_end(file, zip.central_directory_start(), zip.len())?;
+    // First what the archive is, by its names: programs are compressed, for example.
+    let top = top(&zip)?;
     let mut records = Vec::with_capacity(zip.len());
     for index in 0..zip.len() {
         records.push(record(&mut zip, index)?);
     }
     check_overlap(&records)?;
-
-    let top = top(&records)?;
-    let inside = |name: &str| records.iter().any(|record| record.name.strip_prefix(&top) == Some(name));
-    let holds_code =
-        |record: &Record| record.name.strip_prefix(&top).is_some_and(|rest| rest.starts_with("code/"));
-    if inside("constants.pkl") || records.iter().any(holds_code) {
-        return Err(TorchError::TorchScript);
-    }
     let mut archive = Archive {
         pickle: Extent { offset: 0, n_bytes: 0 },
         storages: HashMap::new(),
@@ -151,17 +145,21 @@ fn check_overlap(records: &[Record]) -> Result<(), TorchError> {
 }
 
 /// The folder of the one `data.pkl` that lies in a folder, with its slash.
-fn top(records: &[Record]) -> Result<String, TorchError> {
-    let mut found = records.iter().filter_map(|record| {
-        let top = record.name.strip_suffix("data.pkl")?;
-        (top.ends_with('/') && top.matches('/').count() == 1).then_some(top)
+fn top(zip: &ZipArchive<Cursor<&[u8]>>) -> Result<String, TorchError> {
+    let names = || zip.file_names().filter_map(Result::ok);
+    let mut tops = names().filter_map(|name| {
+        let top = name.strip_suffix("data.pkl")?;
+        (top.ends_with('/') && top.matches('/').count() == 1).then(|| top.to_owned())
     });
-    let first = found.next().ok_or(TorchError::NoDataPkl)?;
-    if let Some(second) = found.next() {
+    let first = tops.next().ok_or(TorchError::NoDataPkl)?;
+    if let Some(second) = tops.next() {
         let name = |top| format!("{top}data.pkl");
         return Err(TorchError::TwoDataPkl { first: name(first), second: name(second) });
     }
-    Ok(first.to_owned())
+    let is_code = |name: &str| {
+        name.strip_prefix(&first).is_some_and(|rest| rest == "constants.pkl" || rest.starts_with("code/"))
+    };
+    if names().any(|name| is_code(&name)) { Err(TorchError::TorchScript) } else { Ok(first) }
 }
 
 fn byte_order(text: &[u8]) -> Result<Endian, TorchError> {
