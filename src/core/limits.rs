@@ -23,7 +23,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             safetensors_header_bytes: 100_000_000,
-            pickle_bytes: 64 << 20,
+            pickle_bytes: 32 << 20,
             text_file_bytes: 1 << 30,
             depth: 64,
             n_tensors: 1 << 24,

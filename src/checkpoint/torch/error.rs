@@ -1,5 +1,7 @@
 //! What can be wrong with a PyTorch file.
 
+use zip::result::ZipError;
+
 use crate::checkpoint::pickle::PickleError;
 use crate::core::text::escape;
 use crate::core::{ElementType, Hint};
@@ -26,8 +28,8 @@ pub enum TorchError {
     #[error("a TorchScript archive: a program, not a dictionary of weights")]
     TorchScript,
     /// A zip archive that is broken.
-    #[error("zip archive: {0}")]
-    Zip(#[from] zip::result::ZipError),
+    #[error("zip archive: {}", reason(.0))]
+    Zip(#[from] ZipError),
     /// The directory of the archive does not end where it should.
     #[error("zip archive: offset {offset}: the directory lists {listed} records but does not end there")]
     Directory {
@@ -262,6 +264,14 @@ impl TensorProblem {
     /// Whether elements do not fit any type that is read.
     fn is_unreadable(&self) -> bool {
         matches!(self, Self::StorageClass { .. } | Self::ElementType)
+    }
+}
+
+/// What the archive's reader says, without the words that the message has already.
+fn reason(error: &ZipError) -> String {
+    match error {
+        ZipError::InvalidArchive(text) => text.to_string(),
+        other => other.to_string(),
     }
 }
 
