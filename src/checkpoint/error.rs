@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::checkpoint::detect::Unsupported;
 use crate::checkpoint::json::JsonError;
 use crate::checkpoint::safetensors::HeaderError;
+use crate::checkpoint::torch::TorchError;
 use crate::core::Hint;
 use crate::core::text::{bytes, escape};
 
@@ -31,7 +32,7 @@ pub enum CheckpointError {
     },
     /// There are no weights in any form we know.
     #[error(
-        "{}: no weights found (`model.safetensors.index.json`, `model.safetensors` or `model*.safetensors`)",
+        "{}: no weights found (`model*.safetensors`, or PyTorch's `pytorch_model*.bin`, `*.pth`, `*.pt`, `*.ckpt`)",
         shown(dir)
     )]
     NoWeights {
@@ -138,6 +139,24 @@ pub enum CheckpointError {
         /// The second.
         second: String,
     },
+    /// Several files could be the weights.
+    #[error("{}: `{}` and `{}` could both be the weights", shown(dir), escape(first), escape(second))]
+    Ambiguous {
+        /// The checkpoint.
+        dir: PathBuf,
+        /// One file.
+        first: String,
+        /// Another.
+        second: String,
+    },
+    /// A PyTorch file that is broken or of a form that is not read.
+    #[error("{}: {source}", shown(path))]
+    Torch {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: Box<TorchError>,
+    },
     /// A safetensors file that is broken.
     #[error("{}: {source}", shown(path))]
     Safetensors {
@@ -167,6 +186,8 @@ impl Hint for CheckpointError {
                 "download the weights too; with git, large files need `git lfs pull`; `--vocab-only` needs no weights"
             }
             Self::Unsupported { what, .. } => return what.hints(),
+            Self::Torch { source, .. } => return source.hints(),
+            Self::Ambiguous { .. } => "give the file itself; `config.json` must lie beside it",
             Self::ShardMissing { .. } | Self::NotInShards { .. } => {
                 "the download is not complete: fetch the missing file again"
             }

@@ -29,7 +29,7 @@ impl fmt::Debug for ModelSource {
 }
 
 impl ModelSource {
-    /// Opens a directory of any form that is read.
+    /// Opens a directory of any form that is read, or a PyTorch file with its configuration beside it.
     ///
     /// # Errors
     /// The checkpoint cannot be opened, or is quantized in a way that is not read.
@@ -40,6 +40,7 @@ impl ModelSource {
             detect::refuse_quantized(&source.dir.path().join("config.json"), source.dir.config())?;
             let checkpoint = Checkpoint::with_dir(source.dir.clone())?;
             source.paths = checkpoint.paths();
+            source.warnings.extend_from_slice(checkpoint.warnings());
             source.weights = Some(Box::new(checkpoint));
         }
         Ok(source)

@@ -221,11 +221,10 @@ fn shards_may_be_links() {
 
 #[test]
 fn other_forms_are_named() {
-    let cases: [(&str, &str); 8] = [
-        ("pytorch_model.bin", "DIR/pytorch_model.bin: a PyTorch checkpoint cannot be read yet"),
+    let cases: [(&str, &str); 7] = [
         (
-            "pytorch_model.bin.index.json",
-            "DIR/pytorch_model.bin.index.json: a PyTorch checkpoint cannot be read yet",
+            "consolidated.00.pth",
+            "DIR/consolidated.00.pth: a checkpoint in Meta's own layout cannot be read yet",
         ),
         (
             "consolidated.safetensors",
@@ -243,7 +242,7 @@ fn other_forms_are_named() {
         ("model.gguf", "DIR/model.gguf: a GGUF file as a checkpoint cannot be read yet"),
         (
             "notes.txt",
-            "DIR: no weights found (`model.safetensors.index.json`, `model.safetensors` or `model*.safetensors`)",
+            "DIR: no weights found (`model*.safetensors`, or PyTorch's `pytorch_model*.bin`, `*.pth`, `*.pt`, `*.ckpt`)",
         ),
     ];
     for (name, expected) in cases {

@@ -20,4 +20,5 @@ mod quant_iq;
 mod quantize;
 mod support;
 mod tokenizer;
+mod torch;
 mod verify;
