@@ -3,6 +3,7 @@
 
 pub mod config;
 pub mod json;
+pub mod msmodelslim;
 pub mod safetensors;
 pub mod safetensors_writer;
 
@@ -73,7 +74,10 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::open`].
     pub fn with_dir(dir: ModelDir) -> Result<Self, CheckpointError> {
-        let container = Box::new(SafetensorsShards::open(dir.clone())?);
+        let container = Box::new(match msmodelslim::weights_stem(&dir)? {
+            Some(stem) => SafetensorsShards::named(dir.clone(), &stem)?,
+            None => SafetensorsShards::open(dir.clone())?,
+        });
         Ok(Self { dir, container })
     }
 

@@ -9,14 +9,16 @@ use crate::core::limits::Limits;
 use crate::core::mmap::MappedFile;
 use crate::core::{SourceError, WeightMeta, WeightSource};
 
-const INDEX: &str = "model.safetensors.index.json";
-const SINGLE: &str = "model.safetensors";
+/// What the names of a float model's files begin with.
+const MODEL: &str = "model";
 
 /// The safetensors shards of a directory, mapped. Tensors are ordered by name within a shard, shards by name: the
 /// order of the reference converter.
 #[derive(Debug)]
 pub(super) struct SafetensorsShards {
     dir: ModelDir,
+    /// What the names of the files begin with.
+    stem: String,
     shards: Vec<Shard>,
     weights: Vec<WeightMeta>,
     places: Vec<Place>,
@@ -44,17 +46,27 @@ impl SafetensorsShards {
     /// # Errors
     /// [`CheckpointError`]: a missing or broken file, an index and shards that disagree.
     pub(super) fn open(dir: ModelDir) -> Result<Self, CheckpointError> {
+        Self::named(dir, MODEL)
+    }
+
+    /// As [`SafetensorsShards::open`], for files whose names begin with `stem` in place of `model`; shards without an
+    /// index are then counted ones (`-00001-of-00003`).
+    ///
+    /// # Errors
+    /// As [`SafetensorsShards::open`].
+    pub(super) fn named(dir: ModelDir, stem: &str) -> Result<Self, CheckpointError> {
         let limits = *dir.limits();
-        let index = read_index(&dir, &limits)?;
+        let index = read_index(&dir, stem, &limits)?;
         let shard_names = match &index {
-            Some(index) => index_shards(&dir, index)?,
-            None => shards_without_index(&dir)?,
+            Some(index) => index_shards(&dir, stem, index)?,
+            None => shards_without_index(&dir, stem)?,
         };
         if shard_names.len() > limits.n_parts {
             let (n_shards, limit) = (shard_names.len(), limits.n_parts);
             return Err(CheckpointError::TooManyShards { path: dir.path().to_owned(), n_shards, limit });
         }
-        let mut set = Self { dir, shards: Vec::new(), weights: Vec::new(), places: Vec::new() };
+        let stem = stem.to_owned();
+        let mut set = Self { dir, stem, shards: Vec::new(), weights: Vec::new(), places: Vec::new() };
         for name in shard_names {
             set.add_shard(name, &limits)?;
         }
@@ -96,7 +108,7 @@ impl SafetensorsShards {
 
     /// The index and the shards must list the same tensors; in which shard a tensor lies is the shards' word.
     fn check_index(&self, index: &[(String, String)]) -> Result<(), CheckpointError> {
-        let path = || self.dir.path().join(INDEX);
+        let path = || self.dir.path().join(index_name(&self.stem));
         let mut present: HashMap<&str, bool> =
             self.weights.iter().map(|meta| (meta.name.as_str(), false)).collect();
         let mut absent: Vec<&(String, String)> = Vec::new();
@@ -185,9 +197,17 @@ impl WeightSource for SafetensorsShards {
     }
 }
 
+fn index_name(stem: &str) -> String {
+    format!("{stem}.safetensors.index.json")
+}
+
 /// The pairs of tensor and shard in the index, in file order; `None` without an index.
-fn read_index(dir: &ModelDir, limits: &Limits) -> Result<Option<Vec<(String, String)>>, CheckpointError> {
-    let Some(path) = dir.file(INDEX) else { return Ok(None) };
+fn read_index(
+    dir: &ModelDir,
+    stem: &str,
+    limits: &Limits,
+) -> Result<Option<Vec<(String, String)>>, CheckpointError> {
+    let Some(path) = dir.file(&index_name(stem)) else { return Ok(None) };
     let mut index = config::load_object(&path, limits)?;
     let entries = match index.remove("weight_map") {
         Some(serde_json::Value::Object(map)) => map
@@ -201,13 +221,17 @@ fn read_index(dir: &ModelDir, limits: &Limits) -> Result<Option<Vec<(String, Str
 
 /// The shards an index names, sorted. Each must be there, under a name that stays inside the directory; what a link
 /// points to is the user's business (the hub's cache is made of links).
-fn index_shards(dir: &ModelDir, index: &[(String, String)]) -> Result<Vec<String>, CheckpointError> {
+fn index_shards(
+    dir: &ModelDir,
+    stem: &str,
+    index: &[(String, String)],
+) -> Result<Vec<String>, CheckpointError> {
     let mut shards: Vec<String> = index.iter().map(|entry| entry.1.clone()).collect();
     shards.sort_unstable();
     shards.dedup();
     for shard in &shards {
         let inside = Path::new(shard).components().all(|part| matches!(part, Component::Normal(_)));
-        let index = || dir.path().join(INDEX);
+        let index = || dir.path().join(index_name(stem));
         if !inside || shard.is_empty() {
             return Err(CheckpointError::ShardOutside { index: index(), shard: shard.clone() });
         }
@@ -220,12 +244,16 @@ fn index_shards(dir: &ModelDir, index: &[(String, String)]) -> Result<Vec<String
 
 /// `model.safetensors`, or all `model*.safetensors`, sorted. A set that counts its files (`-00001-of-00003`) must be
 /// whole.
-fn shards_without_index(dir: &ModelDir) -> Result<Vec<String>, CheckpointError> {
-    if dir.file(SINGLE).is_some() {
-        return Ok(vec![SINGLE.to_owned()]);
+fn shards_without_index(dir: &ModelDir, stem: &str) -> Result<Vec<String>, CheckpointError> {
+    let single = format!("{stem}.safetensors");
+    if dir.file(&single).is_some() {
+        return Ok(vec![single]);
     }
     let names = dir.file_names()?;
-    let is_shard = |name: &&String| name.starts_with("model") && name.ends_with(".safetensors");
+    let is_shard = |name: &&String| match stem {
+        MODEL => name.starts_with(MODEL) && name.ends_with(".safetensors"),
+        _ => counted(name).is_some_and(|(counted, _)| counted == stem),
+    };
     let shards: Vec<String> = names.iter().filter(is_shard).cloned().collect();
     if shards.is_empty() {
         return Err(detect::unreadable(dir.path(), &names));
@@ -246,7 +274,7 @@ fn shards_without_index(dir: &ModelDir) -> Result<Vec<String>, CheckpointError> 
 }
 
 /// Stem and count of a name like `model-00001-of-00003.safetensors`.
-fn counted(name: &str) -> Option<(&str, usize)> {
+pub(super) fn counted(name: &str) -> Option<(&str, usize)> {
     let (rest, count) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
     let (stem, number) = rest.rsplit_once('-')?;
     let is_number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
