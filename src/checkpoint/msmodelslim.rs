@@ -57,7 +57,7 @@ impl Description {
 /// The labels of tensors; the key of the first that is not text.
 fn labels(object: &Map<String, Value>) -> Result<BTreeMap<String, String>, String> {
     // `<module>.quant_type` describes how attention runs.
-    let is_tensor = |key: &str| !RESERVED.contains(&key) && !key.ends_with(".quant_type");
+    let is_tensor = |key: &str| !RESERVED.contains(&key) && key.rsplit('.').next() != Some("quant_type");
     let label = |(key, value): (&String, &Value)| match value.as_str() {
         Some(label) => Ok((key.clone(), label.to_owned())),
         None => Err(key.clone()),
@@ -67,7 +67,8 @@ fn labels(object: &Map<String, Value>) -> Result<BTreeMap<String, String>, Strin
 
 /// The one description among the files of a directory.
 fn file_name(dir: &ModelDir, names: &[String]) -> Result<Option<String>, CheckpointError> {
-    let is_description = |name: &&String| name.starts_with(DESCRIPTION) && name.ends_with(".json");
+    let is_description =
+        |name: &&String| name.starts_with(DESCRIPTION) && name.strip_suffix(".json").is_some();
     let mut found = names.iter().filter(is_description).cloned();
     match (found.next(), found.next()) {
         (first, None) => Ok(first),

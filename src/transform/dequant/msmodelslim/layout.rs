@@ -157,14 +157,14 @@ impl Module<'_> {
     /// The one scale of the activations.
     fn input_scale(&self, tensors: &Tensors<'_>) -> Result<f64, MsModelSlimError> {
         let at = self.required(tensors, "input_scale")?;
-        let value = self.scalar(tensors, at)?;
+        let value = Self::scalar(tensors, at)?;
         if value > 0.0 {
             return Ok(value);
         }
         Err(MsModelSlimError::InputScale { tensor: tensors.meta(at).name.clone(), value })
     }
 
-    fn scalar(&self, tensors: &Tensors<'_>, at: usize) -> Result<f64, MsModelSlimError> {
+    fn scalar(tensors: &Tensors<'_>, at: usize) -> Result<f64, MsModelSlimError> {
         let meta = tensors.meta(at);
         if meta.shape.n_elems() != 1 {
             let (tensor, found) = (meta.name.clone(), meta.shape.clone());
@@ -365,7 +365,7 @@ impl Module<'_> {
             }
         }
         let input_offset = self.required(tensors, "input_offset")?;
-        let input_offset = self.scalar(tensors, input_offset)?;
+        let input_offset = Self::scalar(tensors, input_offset)?;
         let stored = deq(tensors.meta(deq_scale))?;
         let deq_scale = Grid { weight: deq_scale, groups: 1, stored, divisor: 1.0 };
         Ok(Some(StaticBias { quant_bias, input_offset, deq_scale }))

@@ -321,7 +321,7 @@ impl Linear {
             }
             Encoding::Int4Rows => {
                 with_bytes(source, self.codes, row / 2 * n_cols + first, n, |bytes, _| {
-                    let shift = if row % 2 == 0 { 4 } else { 0 };
+                    let shift = if row.is_multiple_of(2) { 4 } else { 0 };
                     out.extend(bytes.iter().map(|&byte| sign_extended(byte << shift)));
                 })?;
             }
@@ -387,9 +387,11 @@ impl Linear {
             Encoding::Int4Columns | Encoding::E2m1 => self.n_cols() / 2,
             _ => self.n_cols(),
         };
+        let end_row = first_row + n_rows;
         let (begin, end) = match self.encoding {
-            Encoding::Int4Rows => (first_row.div_ceil(2), (first_row + n_rows) / 2),
-            _ => (first_row, first_row + n_rows),
+            // Rows that are half read are kept for whoever reads the other half.
+            Encoding::Int4Rows => (first_row.div_ceil(2), end_row / 2),
+            _ => (first_row, end_row),
         };
         if begin < end {
             source.release_elems(self.codes, begin * stored_cols, (end - begin) * stored_cols);

@@ -197,7 +197,7 @@ impl<'a> Sorted<'a> {
                 sorted.n_tensor_parallel += 1;
             } else if PARAMETERS.contains(&ending) {
                 parameters.push((at, module.trim_end_matches('.')));
-            } else if ending == "mul_scale" && module.ends_with(".div") {
+            } else if ending == "mul_scale" && module.strip_suffix(".div").is_some() {
                 parameters.push((at, module));
             } else {
                 sorted.add(tensors, at, text, label)?;
@@ -321,7 +321,7 @@ impl<'a> Sorted<'a> {
         let mut biases: BTreeMap<String, usize> = BTreeMap::new();
         for &at in &plain {
             let name = plain_name(tensors, &tensors.meta(at).name);
-            if name.ends_with(".bias") {
+            if name.strip_suffix(".bias").is_some() {
                 biases.insert(name, at);
             } else {
                 entries.push(((at, true), name, Entry::Plain(at)));
@@ -402,7 +402,8 @@ fn plain_name(tensors: &Tensors<'_>, name: &str) -> String {
 
 /// Scales that are legal and odd.
 fn scale_warnings(linears: &[Linear], facts: &[Facts]) -> Vec<String> {
-    let counts: [(fn(&Facts) -> u64, &str); 2] = [
+    type Count = fn(&Facts) -> u64;
+    let counts: [(Count, &str); 2] = [
         (|facts| facts.n_zero, "are zero: what they belong to is zero"),
         (|facts| facts.n_negative, "are negative, which the tool does not write"),
     ];

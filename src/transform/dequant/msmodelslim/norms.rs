@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::bias::{Fold, Rows, are_equal};
 use super::error::MsModelSlimError;
-use super::layout::Tensors;
+use super::layout::{Tensors, float};
 
 /// What becomes of the norms that smoothing may have changed.
 #[derive(Debug, Default)]
@@ -18,8 +18,11 @@ pub(super) struct Norms {
     pub(super) folds: Vec<(String, Fold)>,
 }
 
-/// Layers behind a norm, by its name in the block: directory and names.
-const ATTENTION: (&[&str], &[&str]) = (
+/// Modules of a block, and the layers in them.
+type Layers = (&'static [&'static str], &'static [&'static str]);
+
+/// Layers behind a norm.
+const ATTENTION: Layers = (
     &["self_attn", "attention", "self_attention"],
     &[
         "q_proj",
@@ -32,8 +35,7 @@ const ATTENTION: (&[&str], &[&str]) = (
         "kv_a_proj_with_mqa",
     ],
 );
-const FEED_FORWARD: (&[&str], &[&str]) =
-    (&["mlp"], &["gate_proj", "up_proj", "gate_up_proj", "dense_h_to_4h"]);
+const FEED_FORWARD: Layers = (&["mlp"], &["gate_proj", "up_proj", "gate_up_proj", "dense_h_to_4h"]);
 
 /// Sorts out the norms. `quantized` has the quantized weights by plain name, with the length of their
 /// rows; `is_rms` says that norms have no bias in
@@ -97,6 +99,9 @@ pub(super) fn sort_out(
                 let why = "its bias is not as long as the rows of the layers behind it";
                 return Err(MsModelSlimError::NormBias { norm: name, why });
             }
+            if let Rows::Plain(at) = layer.rows {
+                float(tensors.meta(at))?;
+            }
             let fold = Fold { norm_bias: Arc::clone(&values), weight: layer.rows };
             norms.folds.push((layer.name, fold));
         }
@@ -136,10 +141,7 @@ impl Layer {
 }
 
 /// The block that a norm lies in, and the layers behind it.
-fn behind<'n>(
-    tensors: &Tensors<'_>,
-    norm: &'n str,
-) -> Option<(&'n str, (&'static [&'static str], &'static [&'static str]))> {
+fn behind<'n>(tensors: &Tensors<'_>, norm: &'n str) -> Option<(&'n str, Layers)> {
     let (block, last) = norm.rsplit_once('.')?;
     let sandwiched = tensors.find(&format!("{block}.pre_feedforward_layernorm.weight")).is_some();
     match last {

@@ -56,8 +56,9 @@ fn pack_stretch(linear: &Linear, ty: GgmlType, stretch: &Stretch<'_>, out: &mut 
             GgmlType::Mxfp4
                 if linear.encoding == Encoding::E2m1 && linear.scale.stored == Stored::Exponent =>
             {
-                // Powers of two between 2^-127 and 2^127: the exponent is exact.
-                pack_mxfp4(codes, (stretch.scale.log2() as i32 + 127) as u8, out);
+                // A power of two from 2^-127 to 2^127: its exponent in F64, with the other bias.
+                let exponent = (stretch.scale.to_bits() >> 52) - 1023 + 127;
+                pack_mxfp4(codes, exponent as u8, out);
             }
             _ => panic!("`{}` has no packing as {ty}", linear.name),
         }
