@@ -116,7 +116,7 @@ fn values_and_blocks_are_those_of_the_corpus() {
             let diffs = rounded.iter().zip(&exact).map(|(&a, &b)| (f64::from(a) - f64::from(b)).abs());
             let diff = diffs.fold(0.0, f64::max);
             let expected = expected["max_abs_diff"].as_f64().unwrap();
-            assert!((diff - expected).abs() <= 1e-6 * expected + 1e-7, "{name}: {tensor}: {diff} {expected}");
+            assert!((diff - expected).abs() <= 1e-6 * expected + 5e-7, "{name}: {tensor}: {diff} {expected}");
             n_blocks += 1;
         }
         n_cases += 1;

@@ -7,7 +7,7 @@ use super::{named, open};
 /// What is wrong, and a part of the message.
 const ERRORS: &[(&str, &str)] = &[
     ("description-array", "expected"),
-    ("description-comments", "line 1, column 30"),
+    ("description-comments", "line 1, column 31"),
     ("description-not-json", "line 1, column 2"),
     ("empty-weights-file", "8 bytes of header length expected, 0 present"),
     ("header-length-huge", "quant_model_weights.safetensors: "),

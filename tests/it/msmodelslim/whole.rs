@@ -30,7 +30,8 @@ fn divergence(dir: &Path, file: &str, baseline: &Path) -> f64 {
     let args =
         [file, "--baseline", baseline, "--prompts", prompts, "--ctx", "256", "--chunks", "8", "--json"];
     let (code, out, err) = run("gguf-verify", dir, &args);
-    assert!(code == 0 || code == 4, "{code} {out}{err}");
+    // Which limits are met is not the question here.
+    assert!([0, 3, 4].contains(&code), "{code} {out}{err}");
     let report: Json = serde_json::from_str(&out).unwrap();
     report["kld"]["mean"].as_f64().unwrap()
 }

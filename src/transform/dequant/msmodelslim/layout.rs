@@ -140,7 +140,9 @@ impl Module<'_> {
     fn scale(&self, tensors: &Tensors<'_>) -> Result<(usize, Stored, f64), MsModelSlimError> {
         let is_static = matches!(self.label, Label::W8A8 | Label::W8A8Mix);
         let direct = tensors.of(self.stored, "weight_scale");
-        if let Some(at) = direct {
+        // Late files of the older layout have both; the product's scale is what the layer runs with.
+        let has_product = self.label == Label::W8A8 && tensors.of(self.stored, "deq_scale").is_some();
+        if let Some(at) = direct.filter(|_| !has_product) {
             let stored = match self.label {
                 Label::Mxfp4 | Label::Mxfp4Dual | Label::Mxfp8 => exponent(tensors.meta(at))?,
                 _ => float(tensors.meta(at))?,
