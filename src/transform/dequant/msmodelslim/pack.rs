@@ -57,7 +57,7 @@ fn pack_stretch(linear: &Linear, ty: GgmlType, stretch: &Stretch<'_>, out: &mut 
                 if linear.encoding == Encoding::E2m1 && linear.scale.stored == Stored::Exponent =>
             {
                 // A power of two from 2^-127 to 2^127: its exponent in F64, with the other bias.
-                let exponent = (stretch.scale.to_bits() >> 52) - 1023 + 127;
+                let exponent = (stretch.scale.to_bits() >> 52) + 127 - 1023;
                 pack_mxfp4(codes, exponent as u8, out);
             }
             _ => panic!("`{}` has no packing as {ty}", linear.name),
