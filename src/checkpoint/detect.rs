@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::checkpoint::CheckpointError;
+use crate::checkpoint::{CheckpointError, msmodelslim};
 use crate::core::text::escape;
 
 /// A form of weights without a reader.
@@ -20,9 +20,6 @@ pub enum Unsupported {
     /// A FastLLM file.
     #[error("a FastLLM `.flm` file")]
     FastLlm,
-    /// Ascend msModelSlim: `quant_model_description*.json`.
-    #[error("an msModelSlim checkpoint")]
-    MsModelSlim,
     /// A GGUF file where a checkpoint is expected.
     #[error("a GGUF file as a checkpoint")]
     Gguf,
@@ -45,9 +42,7 @@ impl Unsupported {
             Self::Mistral => "use the repository's `model*.safetensors` and `config.json`",
             Self::Gguf => "use gguf-quantize to change the types of a GGUF file",
             Self::Adapter => "merge the adapter into its base model first",
-            Self::FastLlm | Self::MsModelSlim | Self::Quantized(_) => {
-                "use the checkpoint in its original float weights"
-            }
+            Self::FastLlm | Self::Quantized(_) => "use the checkpoint in its original float weights",
         };
         vec![hint.to_owned()]
     }
@@ -57,9 +52,7 @@ impl Unsupported {
 pub(super) fn form_of(name: &str) -> Option<Unsupported> {
     let lower = name.to_ascii_lowercase();
     let ends = |suffixes: &[&str]| suffixes.iter().any(|suffix| lower.ends_with(suffix));
-    if lower.starts_with("quant_model_description") || lower.starts_with("quant_model_weight") {
-        Some(Unsupported::MsModelSlim)
-    } else if lower.starts_with("consolidated") && ends(&[".safetensors"]) {
+    if lower.starts_with("consolidated") && ends(&[".safetensors"]) {
         Some(Unsupported::Mistral)
     } else if lower.starts_with("consolidated") && ends(&[".pth", ".pt"]) {
         Some(Unsupported::Meta)
@@ -81,6 +74,10 @@ pub(super) fn unreadable(dir: &Path, names: &[String]) -> CheckpointError {
         if let Some(what) = form_of(name) {
             return CheckpointError::Unsupported { path: dir.join(name), what };
         }
+    }
+    if names.iter().any(|name| msmodelslim::is_weights(name)) {
+        // Whoever opens these finds the description first.
+        return CheckpointError::FileMissing { dir: dir.to_owned(), name: "quant_model_description.json" };
     }
     CheckpointError::NoWeights { dir: dir.to_owned() }
 }

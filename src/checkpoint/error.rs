@@ -157,6 +157,30 @@ pub enum CheckpointError {
         /// What is wrong.
         source: Box<TorchError>,
     },
+    /// A description of quantized tensors with something else than text for a label.
+    #[error("{}: `{}` is not text", shown(path), escape(key))]
+    Label {
+        /// The description.
+        path: PathBuf,
+        /// The tensor.
+        key: String,
+    },
+    /// Files of which only one can belong to the model.
+    #[error("{}: several {what}: {}", shown(dir), listed(names))]
+    Several {
+        /// The checkpoint.
+        dir: PathBuf,
+        /// What there are several of.
+        what: &'static str,
+        /// Their names.
+        names: Vec<String>,
+    },
+    /// Weights that each device has saved for itself.
+    #[error("{}: the weights are in parts per device (`rank_0`)", shown(dir))]
+    Unmerged {
+        /// The checkpoint.
+        dir: PathBuf,
+    },
     /// A safetensors file that is broken.
     #[error("{}: {source}", shown(path))]
     Safetensors {
@@ -170,6 +194,10 @@ pub enum CheckpointError {
 /// A path for people; it may come from an index that a stranger wrote.
 fn shown(path: &Path) -> String {
     escape(&path.display().to_string()).into_owned()
+}
+
+fn listed(names: &[String]) -> String {
+    names.iter().map(|name| format!("`{}`", escape(name))).collect::<Vec<_>>().join(", ")
 }
 
 fn more(n: usize) -> String {
@@ -194,7 +222,8 @@ impl Hint for CheckpointError {
             Self::NotInIndex { .. } => {
                 "the index and the shards come from different versions: fetch both again"
             }
-            Self::InTwoShards { .. } => {
+            Self::Unmerged { .. } => "merge the parts, or save the quantized model from one process",
+            Self::Several { .. } | Self::InTwoShards { .. } => {
                 "move the file that does not belong to the model out of the directory"
             }
             Self::Safetensors { source, .. } => match source {

@@ -1,6 +1,7 @@
 //! Which files make up a checkpoint: those an index names, one of a fixed name, or all of a pattern; and whether they
 //! and the index agree.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::{Component, Path};
 
@@ -9,16 +10,18 @@ use crate::checkpoint::config::{self, ModelDir};
 use crate::core::WeightMeta;
 
 /// How the files of a form are named.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Naming {
     /// The index.
-    pub(super) index: &'static str,
+    pub(super) index: Cow<'static, str>,
     /// The file of a checkpoint in one piece.
-    pub(super) single: &'static str,
+    pub(super) single: Cow<'static, str>,
     /// Start of the name of a shard.
-    pub(super) prefix: &'static str,
+    pub(super) prefix: Cow<'static, str>,
     /// End of the name of a shard.
     pub(super) suffix: &'static str,
+    /// Shards are only those whose names count them (`-00001-of-00003`) behind the prefix and nothing else.
+    pub(super) counted_only: bool,
 }
 
 /// The files of a checkpoint, sorted by name.
@@ -36,9 +39,9 @@ impl FileSet {
     /// # Errors
     /// [`CheckpointError`]: a broken index, a file that is missing or lies outside the directory, too many files.
     pub(super) fn find(dir: &ModelDir, naming: &Naming) -> Result<Option<Self>, CheckpointError> {
-        let index = read_index(dir, naming.index)?;
+        let index = read_index(dir, &naming.index)?;
         let names = match &index {
-            Some(index) => index_shards(dir, naming.index, index)?,
+            Some(index) => index_shards(dir, &naming.index, index)?,
             None => shards_without_index(dir, naming)?,
         };
         if names.len() > dir.limits().n_parts {
@@ -81,7 +84,7 @@ impl FileSet {
             }
         }
         match &self.index {
-            Some(index) => check_index(&dir.path().join(naming.index), index, weights, file_of),
+            Some(index) => check_index(&dir.path().join(&*naming.index), index, weights, file_of),
             None => Ok(()),
         }
     }
@@ -158,11 +161,14 @@ fn index_shards(
 /// The single file, or all files of the pattern, sorted. A set that counts its files (`-00001-of-00003`) must be
 /// whole.
 fn shards_without_index(dir: &ModelDir, naming: &Naming) -> Result<Vec<String>, CheckpointError> {
-    if dir.file(naming.single).is_some() {
-        return Ok(vec![naming.single.to_owned()]);
+    if dir.file(&naming.single).is_some() {
+        return Ok(vec![naming.single.to_string()]);
     }
     let mut shards = dir.file_names()?;
-    shards.retain(|name| name.starts_with(naming.prefix) && name.ends_with(naming.suffix));
+    shards.retain(|name| match naming.counted_only {
+        false => name.starts_with(&*naming.prefix) && name.ends_with(naming.suffix),
+        true => counted(name, naming.suffix).is_some_and(|(stem, _)| stem == naming.prefix),
+    });
     for shard in &shards {
         let Some((stem, count)) = counted(shard, naming.suffix) else { continue };
         let limit = dir.limits().n_parts;
@@ -179,7 +185,7 @@ fn shards_without_index(dir: &ModelDir, naming: &Naming) -> Result<Vec<String>, 
 }
 
 /// Stem and count of a name like `model-00001-of-00003.safetensors`.
-fn counted<'a>(name: &'a str, suffix: &str) -> Option<(&'a str, usize)> {
+pub(super) fn counted<'a>(name: &'a str, suffix: &str) -> Option<(&'a str, usize)> {
     let (rest, count) = name.strip_suffix(suffix)?.rsplit_once("-of-")?;
     let (stem, number) = rest.rsplit_once('-')?;
     let is_number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());

@@ -3,6 +3,7 @@
 
 pub mod config;
 pub mod json;
+pub mod msmodelslim;
 pub mod pickle;
 pub mod safetensors;
 pub mod safetensors_writer;
@@ -86,8 +87,13 @@ impl Checkpoint {
     pub fn with_dir(dir: ModelDir) -> Result<Self, CheckpointError> {
         let container: Box<dyn Container> = if let Some(file) = dir.chosen_file() {
             Box::new(TorchFiles::open(&dir, &FileSet::of(vec![file.to_owned()]))?)
-        } else if let Some(files) = SafetensorsShards::find(&dir)? {
-            Box::new(SafetensorsShards::open(dir.clone(), &files)?)
+        } else if let Some(stem) = msmodelslim::weights_stem(&dir)? {
+            match SafetensorsShards::named(&dir, &stem)? {
+                Some(shards) => Box::new(shards),
+                None => return Err(detect::unreadable(dir.path(), &dir.file_names()?)),
+            }
+        } else if let Some(shards) = SafetensorsShards::open(&dir)? {
+            Box::new(shards)
         } else if let Some(files) = TorchFiles::find(&dir)? {
             Box::new(TorchFiles::open(&dir, &files)?)
         } else {

@@ -7,18 +7,26 @@ use crate::core::limits::Limits;
 use crate::core::mmap::MappedFile;
 use crate::core::{SourceError, WeightMeta, WeightSource};
 
-const NAMING: Naming = Naming {
-    index: "model.safetensors.index.json",
-    single: "model.safetensors",
-    prefix: "model",
-    suffix: ".safetensors",
-};
+/// What the names of a float model's files begin with.
+const MODEL: &str = "model";
+
+/// Names of files that begin with `stem`.
+fn naming(stem: &str) -> Naming {
+    Naming {
+        index: format!("{stem}.safetensors.index.json").into(),
+        single: format!("{stem}.safetensors").into(),
+        prefix: stem.to_owned().into(),
+        suffix: ".safetensors",
+        counted_only: stem != MODEL,
+    }
+}
 
 /// The safetensors shards of a directory, mapped. Tensors are ordered by name within a shard, shards by name: the
 /// order of the reference converter.
 #[derive(Debug)]
 pub(super) struct SafetensorsShards {
     dir: ModelDir,
+    naming: Naming,
     shards: Vec<Shard>,
     weights: Vec<WeightMeta>,
     places: Vec<Place>,
@@ -43,23 +51,27 @@ impl SafetensorsShards {
     /// The shards of a directory; `None` if there is none.
     ///
     /// # Errors
-    /// [`CheckpointError`]: an index or set that is not whole.
-    pub(super) fn find(dir: &ModelDir) -> Result<Option<FileSet>, CheckpointError> {
-        FileSet::find(dir, &NAMING)
+    /// [`CheckpointError`]: a broken file, an index or set that is not whole, an index and shards that disagree.
+    pub(super) fn open(dir: &ModelDir) -> Result<Option<Self>, CheckpointError> {
+        Self::named(dir, MODEL)
     }
 
-    /// Opens the headers of all shards.
+    /// As [`SafetensorsShards::open`], for files whose names begin with `stem` in place of `model`; shards without an
+    /// index are then counted ones (`-00001-of-00003`).
     ///
     /// # Errors
-    /// [`CheckpointError`]: a broken file, an index and shards that disagree.
-    pub(super) fn open(dir: ModelDir, files: &FileSet) -> Result<Self, CheckpointError> {
+    /// As [`SafetensorsShards::open`].
+    pub(super) fn named(dir: &ModelDir, stem: &str) -> Result<Option<Self>, CheckpointError> {
+        let naming = naming(stem);
+        let Some(files) = FileSet::find(dir, &naming)? else { return Ok(None) };
         let limits = *dir.limits();
-        let mut set = Self { dir, shards: Vec::new(), weights: Vec::new(), places: Vec::new() };
+        let dir = dir.clone();
+        let mut set = Self { dir, naming, shards: Vec::new(), weights: Vec::new(), places: Vec::new() };
         for name in files.names() {
             set.add_shard(name.clone(), &limits)?;
         }
-        files.check(&set.dir, &NAMING, &set.weights, |weight| set.part_of(weight))?;
-        Ok(set)
+        files.check(&set.dir, &set.naming, &set.weights, |weight| set.part_of(weight))?;
+        Ok(Some(set))
     }
 
     fn add_shard(&mut self, name: String, limits: &Limits) -> Result<(), CheckpointError> {

@@ -3,9 +3,13 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{Checkpoint, ModelDir, detect};
+use serde_json::Value as Json;
+
+use crate::checkpoint::msmodelslim::Description;
+use crate::checkpoint::{Checkpoint, CheckpointError, ModelDir, detect};
 use crate::convert::{ConvertError, ConvertOptions};
 use crate::core::{WeightMeta, WeightSource};
+use crate::transform::dequant::msmodelslim::{MsModelSlim, MsModelSlimOptions};
 
 /// A model as cards want it: a configuration, and numbers under plain names.
 pub struct ModelSource {
@@ -36,7 +40,17 @@ impl ModelSource {
     pub fn open(path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
         let dir = ModelDir::open(path, &options.limits)?;
         let mut source = Self { dir, weights: None, paths: Vec::new(), warnings: Vec::new() };
-        if !options.vocab_only {
+        if options.vocab_only {
+            return Ok(source);
+        }
+        if let Some(description) = Description::find(&source.dir)? {
+            let checkpoint = Checkpoint::with_dir(source.dir.clone())?;
+            source.paths = checkpoint.paths();
+            let layer =
+                MsModelSlim::open(Box::new(checkpoint), &msmodelslim(&source.dir, description, options))?;
+            source.warnings = layer.warnings().to_vec();
+            source.weights = Some(Box::new(layer));
+        } else {
             detect::refuse_quantized(&source.dir.path().join("config.json"), source.dir.config())?;
             let checkpoint = Checkpoint::with_dir(source.dir.clone())?;
             source.paths = checkpoint.paths();
@@ -46,9 +60,36 @@ impl ModelSource {
         Ok(source)
     }
 
+    /// Opens a checkpoint of msModelSlim, and nothing else.
+    ///
+    /// # Errors
+    /// As [`ModelSource::open`]; the description is missing.
+    pub fn open_msmodelslim(path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
+        let dir = ModelDir::open(path, &options.limits)?;
+        if Description::find(&dir)?.is_none() {
+            let (dir, name) = (path.to_owned(), "quant_model_description.json");
+            return Err(CheckpointError::FileMissing { dir, name }.into());
+        }
+        Self::open(path, options)
+    }
+
     /// The tensors of the weights.
     #[must_use]
     pub fn metas(&self) -> &[WeightMeta] {
         self.weights.as_ref().map_or(&[], |weights| weights.weights())
+    }
+}
+
+/// What the layer over an msModelSlim checkpoint has to know.
+fn msmodelslim(dir: &ModelDir, description: Description, options: &ConvertOptions) -> MsModelSlimOptions {
+    let config = dir.config();
+    let text = config.get("text_config").and_then(Json::as_object).unwrap_or(config);
+    let has_rms_norms =
+        text.contains_key("rms_norm_eps") || text.get("rmsnorm").and_then(Json::as_bool) == Some(true);
+    MsModelSlimOptions {
+        labels: description.labels,
+        is_versioned: description.version.is_some(),
+        has_rms_norms,
+        offset_sign: options.offset_sign,
     }
 }

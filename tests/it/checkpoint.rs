@@ -221,7 +221,7 @@ fn shards_may_be_links() {
 
 #[test]
 fn other_forms_are_named() {
-    let cases: [(&str, &str); 7] = [
+    let cases: [(&str, &str); 6] = [
         (
             "consolidated.00.pth",
             "DIR/consolidated.00.pth: a checkpoint in Meta's own layout cannot be read yet",
@@ -231,10 +231,6 @@ fn other_forms_are_named() {
             "DIR/consolidated.safetensors: a checkpoint in Mistral's own layout cannot be read yet",
         ),
         ("model.flm", "DIR/model.flm: a FastLLM `.flm` file cannot be read yet"),
-        (
-            "quant_model_description_w8a8.json",
-            "DIR/quant_model_description_w8a8.json: an msModelSlim checkpoint cannot be read yet",
-        ),
         (
             "adapter_model.safetensors",
             "DIR/adapter_model.safetensors: an adapter without its base model cannot be read yet",

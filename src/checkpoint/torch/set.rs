@@ -6,13 +6,15 @@ use crate::checkpoint::{CheckpointError, Container, ModelDir, Part, detect};
 use crate::core::limits::Limits;
 use crate::core::mmap::MappedFile;
 use crate::core::{SourceError, WeightMeta, WeightSource};
+use std::borrow::Cow;
 
 /// Names of transformers.
 const NAMING: Naming = Naming {
-    index: "pytorch_model.bin.index.json",
-    single: "pytorch_model.bin",
-    prefix: "pytorch_model",
+    index: Cow::Borrowed("pytorch_model.bin.index.json"),
+    single: Cow::Borrowed("pytorch_model.bin"),
+    prefix: Cow::Borrowed("pytorch_model"),
     suffix: ".bin",
+    counted_only: false,
 };
 /// Files that training programs leave beside the weights.
 const LEFTOVERS: &[&str] =
