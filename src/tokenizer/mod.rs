@@ -15,6 +15,7 @@ mod rebuild;
 mod request;
 pub mod sentencepiece;
 pub mod special;
+mod specials;
 
 use std::path::Path;
 
