@@ -299,7 +299,7 @@ fn what_does_not_fit_is_refused_by_name() {
         (
             refusal(|c| c["config"]["architectures"] = json!(["LamaForCausalLM"])),
             "no architecture card for class `LamaForCausalLM`\n\
-             hint: similar classes: LlamaForCausalLM, LLaMAForCausalLM, OlmoForCausalLM\n\
+             hint: similar classes: LlamaForCausalLM\n\
              hint: list all classes with `gguf-convert archs`\n\
              hint: add the architecture with `--card FILE`",
         ),
