@@ -7,6 +7,7 @@
 )]
 
 mod arch;
+mod chatglm;
 mod checkpoint;
 mod convert;
 mod engine;
