@@ -6,6 +6,7 @@
     reason = "a test stops by panicking, and prints for its reader"
 )]
 
+mod alibi;
 mod arch;
 mod chatglm;
 mod checkpoint;
