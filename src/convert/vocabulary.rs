@@ -37,6 +37,7 @@ pub(super) fn request(mapping: &Mapping, options: &ConvertOptions) -> Result<Bui
         types: plan.types.clone(),
         control: plan.control.clone(),
         user_defined: plan.user_defined.clone(),
+        specials_list: plan.specials_list.clone(),
         no_template: plan.template.as_deref() == Some("none"),
         chat_template: options.chat_template.as_ref().map(fs_err::read_to_string).transpose()?,
         pre: options.pre.clone(),
