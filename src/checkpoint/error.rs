@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::detect::Unsupported;
+use crate::checkpoint::fastllm::FlmError;
 use crate::checkpoint::json::JsonError;
 use crate::checkpoint::safetensors::HeaderError;
 use crate::core::Hint;
@@ -146,6 +147,14 @@ pub enum CheckpointError {
         /// The rule it breaks.
         source: HeaderError,
     },
+    /// A FastLLM file that is broken.
+    #[error("{}: {source}", shown(path))]
+    FastLlm {
+        /// The file.
+        path: PathBuf,
+        /// The rule it breaks.
+        source: FlmError,
+    },
 }
 
 /// A path for people; it may come from an index that a stranger wrote.
@@ -167,6 +176,7 @@ impl Hint for CheckpointError {
                 "download the weights too; with git, large files need `git lfs pull`; `--vocab-only` needs no weights"
             }
             Self::Unsupported { what, .. } => return what.hints(),
+            Self::FastLlm { source, .. } => return source.hints(),
             Self::ShardMissing { .. } | Self::NotInShards { .. } => {
                 "the download is not complete: fetch the missing file again"
             }
