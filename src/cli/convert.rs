@@ -1,5 +1,6 @@
 //! `gguf-convert`: checkpoints to GGUF and back.
 
+mod flm2gguf;
 mod gguf2hf;
 mod hf2gguf;
 mod to_gguf;
@@ -10,6 +11,7 @@ use serde_json::json;
 use crate::arch::Registry;
 use crate::cli::render::{Align, Table};
 use crate::cli::{Common, Exit, Session, Tool};
+use flm2gguf::Flm2gguf;
 use gguf2hf::Gguf2hf;
 use hf2gguf::Hf2gguf;
 
@@ -34,6 +36,8 @@ struct Convert {
 enum Command {
     /// Convert a Hugging Face checkpoint to GGUF
     Hf2gguf(Box<Hf2gguf>),
+    /// Convert a FastLLM file (.flm) to GGUF
+    Flm2gguf(Box<Flm2gguf>),
     /// Convert a GGUF file back to a Hugging Face checkpoint
     Gguf2hf(Gguf2hf),
     /// List the architectures and model classes that can be converted
@@ -48,6 +52,7 @@ impl Tool for Convert {
     fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         match &self.command {
             Command::Hf2gguf(args) => args.run(session),
+            Command::Flm2gguf(args) => args.run(session),
             Command::Gguf2hf(args) => args.run(session),
             Command::Archs => archs(session),
         }

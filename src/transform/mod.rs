@@ -4,10 +4,12 @@
 //! of rows on its own, so that no tensor is ever held in memory as a whole.
 
 pub mod decoded;
+pub mod dequant;
 pub mod repack;
 
 mod apply;
 mod layout;
+mod lora;
 mod math;
 mod recipe;
 mod rope;
@@ -15,6 +17,7 @@ mod run;
 mod view;
 
 pub use apply::{RecipeError, apply, recipe};
+pub use lora::{LoraError, LoraPair, MergedLora};
 pub use math::Math;
 pub use recipe::{ReadPolicy, Recipe, TransformError};
 pub use rope::{match_rope_freqs, rope_freqs_llama3};

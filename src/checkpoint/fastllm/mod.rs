@@ -78,6 +78,12 @@ impl FlmFile {
         self.places.push(bytes);
     }
 
+    /// Where the file was opened.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
     /// Everything but the payloads.
     #[must_use]
     pub fn header(&self) -> &Header {

@@ -2,6 +2,7 @@
 
 mod bpe;
 mod byte_fallback;
+mod given;
 mod spm;
 mod unigram;
 
@@ -9,6 +10,7 @@ use crate::gguf::Metadata;
 
 use super::emit::TokenList;
 use super::files::Directory;
+use super::given::GivenVocabulary;
 use super::hf_json::HfJson;
 use super::request::{Mode, ModeRequest, SpecialValue};
 use super::special::SpecialTokens;
@@ -47,6 +49,14 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         Mode::Unigram => unigram::run(context),
         mode => Err(TokenizerError::ModeNotAvailable { path: context.directory.path().to_owned(), mode }),
     }
+}
+
+/// Writes the keys of a vocabulary in memory.
+pub(super) fn run_given(
+    context: &mut Context<'_>,
+    vocabulary: &GivenVocabulary,
+) -> Result<Attempt, TokenizerError> {
+    given::run(context, vocabulary)
 }
 
 impl Context<'_> {
