@@ -10,6 +10,7 @@ mod arch;
 mod checkpoint;
 mod convert;
 mod engine;
+mod flm;
 mod gguf;
 mod gguf2hf;
 mod inspect;
