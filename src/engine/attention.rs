@@ -7,6 +7,7 @@ use crate::engine::graph::{Batch, Run};
 use crate::engine::math;
 use crate::engine::matmul::{Grid, Tile, View, multiply};
 use crate::engine::plan::{Attention, HeadSpan};
+use crate::engine::prefix::rotate_2d;
 use crate::engine::product::Product;
 use crate::engine::weights::LoadedNorm;
 use crate::engine::workers::lend;
@@ -88,7 +89,11 @@ impl Run<'_> {
                     }
                     if let Some(rope) = a.rope {
                         let table = self.ropes.table(rope, place.chunk_len as usize);
-                        row.chunks_mut(a.dk).for_each(|head| table.rotate(head, position));
+                        if a.rope_2d {
+                            row.chunks_mut(a.dk).for_each(|head| rotate_2d(table, head, *place));
+                        } else {
+                            row.chunks_mut(a.dk).for_each(|head| table.rotate(head, position));
+                        }
                     }
                     if a.norm_after_rope {
                         normalize(row, scratch);
@@ -124,13 +129,14 @@ impl Run<'_> {
             let n_tokens = batch.cuts[chunk + 1] - start;
             let kv_head = head / (a.n_heads / a.n_kv_heads);
             let mut out = grid.take(chunk, head);
+            let prefix = batch.prefix(chunk);
             let sink = sinks.as_ref().map(|sinks| sinks[head]);
             let slope = a.alibi.as_ref().map(|slopes| slopes[head]);
             let mut first = 0;
             while first < n_tokens {
                 let end = (first + QUERY_ROWS).min(n_tokens);
                 let first_key = a.mask.first_key(first);
-                let n_keys = end - first_key;
+                let n_keys = end.max(prefix) - first_key;
                 let view = |data, row: usize, n_rows, at: usize, n_heads: usize, width: usize| {
                     let data: &[f32] = data;
                     let offset = (start + row) * n_heads * width + at * width;
@@ -150,7 +156,8 @@ impl Run<'_> {
                 );
                 let sums = lend(&mut scratch.panel, end - first);
                 for ((row, sum), position) in scores.chunks_mut(n_keys).zip(sums.iter_mut()).zip(first..end) {
-                    let visible = a.mask.first_key(position) - first_key..position + 1 - first_key;
+                    let last = (position + 1).max(prefix);
+                    let visible = a.mask.first_key(position) - first_key..last - first_key;
                     row[..visible.start].fill(0.0);
                     row[visible.end..].fill(0.0);
                     let row = &mut row[visible];

@@ -30,6 +30,8 @@ pub trait Observer: Sync {
 pub(super) struct Place {
     /// Position in its chunk.
     pub(super) position: u32,
+    /// Position behind the prefix, for models that have one.
+    pub(super) block: u32,
     /// Tokens of its chunk.
     pub(super) chunk_len: u32,
 }
@@ -41,17 +43,24 @@ pub(super) struct Batch {
     pub(super) cuts: Vec<usize>,
     /// One place per token.
     pub(super) places: Vec<Place>,
+    /// Tokens of every chunk that see one another; empty without prefixes.
+    pub(super) prefixes: Vec<usize>,
 }
 
 impl Batch {
     pub(super) fn new(lengths: impl IntoIterator<Item = usize>) -> Self {
-        let mut batch = Self { cuts: vec![0], places: Vec::new() };
+        let mut batch = Self { cuts: vec![0], ..Self::default() };
         for len in lengths {
             let chunk_len = len as u32;
-            batch.places.extend((0..chunk_len).map(|position| Place { position, chunk_len }));
+            batch.places.extend((0..chunk_len).map(|position| Place { position, block: 0, chunk_len }));
             batch.cuts.push(batch.places.len());
         }
         batch
+    }
+
+    /// Tokens of a chunk that see one another.
+    pub(super) fn prefix(&self, chunk: usize) -> usize {
+        self.prefixes.get(chunk).copied().unwrap_or(0)
     }
 
     pub(super) fn n_tokens(&self) -> usize {
@@ -165,6 +174,20 @@ impl Run<'_> {
                 }
                 self.slot("ffn_input", &normed, n_embd);
             }
+            Wiring::Normed => {
+                // The stream goes on from the normed input, not from what was normed.
+                if self.mixer(layer, batch, &normed, &mut branch)? {
+                    self.slot("mixer", &branch, n_embd);
+                    self.restart(x, &normed, rho);
+                    self.add_rows(x, &mut branch, post_mixer.as_ref(), 1.0, n_embd);
+                }
+                match &pre_ffn {
+                    Some(norm) => self.norm_rows(norm, x, &mut normed, n_embd),
+                    None => normed.copy_from_slice(x),
+                }
+                self.slot("ffn_input", &normed, n_embd);
+                self.restart(x, &normed, rho);
+            }
             Wiring::Parallel => {
                 // The feed-forward reads the layer's input too: it is normed before the mixer's output is added.
                 let mut ffn_input = self.take(x.len());
@@ -181,6 +204,7 @@ impl Run<'_> {
         }
         self.ffn(&layer.ffn, batch, &normed, &mut branch)?;
         self.slot("ffn", &branch, n_embd);
+        let rho = if layer.wiring == Wiring::Normed { 1.0 } else { rho };
         self.add_rows(x, &mut branch, post_ffn.as_ref(), rho, n_embd);
         self.slot("output", x, n_embd);
         self.give([normed, branch]);

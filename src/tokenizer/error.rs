@@ -80,6 +80,15 @@ pub enum TokenizerError {
     /// A vocabulary of more tokens than any model has.
     #[error("{}: a vocabulary of {size} tokens is asked for, at most {limit} are written", path.display())]
     TooManyTokens { path: PathBuf, size: u64, limit: u64 },
+    /// A line of a file of ranks.
+    #[error("{}: line {line}: {problem}", path.display())]
+    RankLine { path: PathBuf, line: usize, problem: &'static str },
+    /// A token of a file of ranks that no two tokens of lower ranks make.
+    #[error("{}: rank {rank}: no merge makes `{}`", path.display(), escape(token))]
+    RankUnreachable { path: PathBuf, rank: u32, token: String },
+    /// A card names no list of special tokens, or one that is not built in.
+    #[error("`specials_list` is `{}`, expected `qwen` or `glm4`", escape(name))]
+    UnknownSpecials { name: String },
     /// A key of a GGUF file is missing or has another type.
     #[error("`{}` is missing or is not {expected}", escape(key))]
     GgufKey { key: String, expected: &'static str },
@@ -144,6 +153,8 @@ impl Hint for TokenizerError {
             Self::Json { .. }
             | Self::SentencePiece { .. }
             | Self::NoPieces { .. }
+            | Self::RankLine { .. }
+            | Self::RankUnreachable { .. }
             | Self::UnknownMerge { .. }
             | Self::MalformedMerge { .. } => {
                 vec!["the file is damaged or incomplete: fetch it again".to_owned(), no_tokenizer]

@@ -39,7 +39,7 @@ impl GivenKind {
                 Mode::SpmXverse,
                 Mode::LlamaHf,
             ],
-            Self::Unigram => &[Mode::Unigram],
+            Self::Unigram => &[Mode::Unigram, Mode::SpmChatglm1],
             Self::Letters | Self::Bytes => &[Mode::Bpe, Mode::BpePlainAdded, Mode::Tiktoken],
             Self::WordPiece => &[Mode::WordPiece],
         }

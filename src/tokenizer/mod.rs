@@ -18,6 +18,7 @@ mod rebuild;
 mod request;
 pub mod sentencepiece;
 pub mod special;
+mod specials;
 
 use std::path::Path;
 

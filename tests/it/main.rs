@@ -6,7 +6,9 @@
     reason = "a test stops by panicking, and prints for its reader"
 )]
 
+mod alibi;
 mod arch;
+mod chatglm;
 mod checkpoint;
 mod convert;
 mod engine;

@@ -2,8 +2,10 @@
 
 mod bpe;
 mod byte_fallback;
+mod chatglm;
 mod given;
 mod spm;
+mod tiktoken;
 mod unigram;
 
 use crate::gguf::Metadata;
@@ -46,6 +48,9 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         Mode::LlamaHf => byte_fallback::run_llama_hf(context),
         Mode::SpmXverse => byte_fallback::run_xverse(context),
         Mode::Spm | Mode::SpmInternlm2 | Mode::SpmInternlm3 => spm::run(context),
+        Mode::SpmChatglm1 => chatglm::run_first(context),
+        Mode::SpmChatglm3 => chatglm::run(context),
+        Mode::Tiktoken => tiktoken::run(context),
         Mode::Unigram => unigram::run(context),
         mode => Err(TokenizerError::ModeNotAvailable { path: context.directory.path().to_owned(), mode }),
     }

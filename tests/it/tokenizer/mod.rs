@@ -9,6 +9,7 @@ use serde_json::Value as Json;
 use crate::support::{conformance, report_cases, sha256};
 
 mod bad_input;
+mod named;
 mod pretokenizers;
 mod rebuild;
 
