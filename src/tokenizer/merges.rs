@@ -88,26 +88,6 @@ fn any_halves<'t>(text: &'t str, known: &HashMap<&str, usize>) -> Option<(&'t st
         .map(|split| split.1)
 }
 
-/// The letter that byte-level BPE writes for a byte.
-pub(super) fn letter(byte: u8) -> char {
-    match byte {
-        b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => char::from(byte),
-        // The others, in order, follow at U+0100.
-        0..=0x20 => shifted(u32::from(byte)),
-        0x7f..=0xa0 => shifted(u32::from(byte) - 0x7f + 33),
-        0xad => shifted(67),
-    }
-}
-
-fn shifted(n: u32) -> char {
-    char::from_u32(0x100 + n).unwrap_or(char::REPLACEMENT_CHARACTER)
-}
-
-/// Bytes as letters.
-pub(super) fn letters(bytes: &[u8]) -> String {
-    bytes.iter().map(|&byte| letter(byte)).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,15 +111,5 @@ mod tests {
     fn a_token_that_no_pair_makes_is_counted() {
         let mut tokens = ranked(&[("xyz", 0), ("ab", 1)]);
         assert_eq!(merges(&mut tokens), Merges { merges: vec!["a b".to_owned()], n_unexplained: 1 });
-    }
-
-    #[test]
-    fn letters_are_those_of_gpt2() {
-        let all: Vec<char> = (0..=255).map(letter).collect();
-        let mut distinct = all.clone();
-        distinct.sort_unstable();
-        distinct.dedup();
-        assert_eq!(distinct.len(), 256);
-        assert_eq!((all[0x20], all[0x0a], all[0x7f], all[0xad]), ('Ġ', 'Ċ', 'ġ', 'Ń'));
     }
 }

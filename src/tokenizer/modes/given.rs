@@ -6,14 +6,16 @@ use serde_json::Value as Json;
 
 use super::super::emit::{TokenList, TokenType, looks_special, n_tokens};
 use super::super::given::{GivenKind, GivenToken, GivenVocabulary};
-use super::super::merges::{Ranked, letters, merges};
+use super::super::merges::{Ranked, merges};
 use super::super::request::Mode;
+use super::super::specials::RankCode;
 use super::super::{TokenizerError, TokenizerWarning, pretokenizer};
 use super::spm::PAD_SCORE;
+use super::tiktoken::letters;
 use super::{Attempt, Context};
 
 /// Texts that SentencePiece vocabularies use for control tokens.
-const CONTROL: [&str; 12] = [
+const CONTROL: [&str; 15] = [
     "<s>",
     "</s>",
     "<pad>",
@@ -26,6 +28,9 @@ const CONTROL: [&str; 12] = [
     "sop",
     "eop",
     "<|endoftext|>",
+    "<unused_0>",
+    "<ENC>",
+    "<dBLOCK>",
 ];
 
 /// Writes the keys.
@@ -117,6 +122,17 @@ fn byte_level(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> 
         context.warnings.push(TokenizerWarning::RanksFromIds);
     }
     append(given, &mut tokens);
+    // Vocabularies of ranks lack their special tokens, which follow by number.
+    let code = RankCode::of(context.request.specials_list.as_deref());
+    if let (GivenKind::Bytes, Ok(code)) = (given.kind, code) {
+        let end = given.tokens.iter().map(|token| token.id + 1).max().unwrap_or(0);
+        for (id, text) in code.special(end) {
+            let is_free = tokens.id(&text).is_none();
+            if !is_free || !tokens.set(id, text, 0.0, TokenType::Control) {
+                break;
+            }
+        }
+    }
     tokens.retype(context.request);
     let found = merges(&mut ranked);
     if found.n_unexplained > 0 {
