@@ -106,8 +106,11 @@ mod tests {
             meta("q.lora_B.default.weight", &[8, 2]),
         ];
         let plain = adapter(&[("peft_type", "LORA"), ("r", "2"), ("lora_alpha", "6"), ("use_dora", "False")]);
-        assert_eq!(pairs(&[plain.clone()], &metas), Ok(vec![LoraPair { base: 0, a: 1, b: 2, scale: 3.0 }]));
-        let reason = pairs(&[plain.clone()], &metas[..2]).unwrap_err();
+        assert_eq!(
+            pairs(std::slice::from_ref(&plain), &metas),
+            Ok(vec![LoraPair { base: 0, a: 1, b: 2, scale: 3.0 }])
+        );
+        let reason = pairs(std::slice::from_ref(&plain), &metas[..2]).unwrap_err();
         assert_eq!(
             reason,
             "adapter `default`: tensor `q.lora_A.default.weight` has no counterpart or no weight"

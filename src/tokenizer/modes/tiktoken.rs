@@ -144,10 +144,10 @@ impl Ranks {
             }
             tokens.push((token, rank));
         }
-        match tokens.is_empty() {
-            true => Err(TokenizerError::RankLine { path: path.to_owned(), line: 1, problem: "no tokens" }),
-            false => Ok(Self { tokens, by_bytes }),
+        if tokens.is_empty() {
+            return Err(TokenizerError::RankLine { path: path.to_owned(), line: 1, problem: "no tokens" });
         }
+        Ok(Self { tokens, by_bytes })
     }
 
     /// One past the highest rank.

@@ -384,9 +384,9 @@ impl FlmCodes {
     fn has_whole_blocks(&self) -> bool {
         let blocks = BLOCK_ELEMS as u64;
         self.shape.n_elems() > 0
-            && self.shape.n_cols() % blocks == 0
-            && self.cols % blocks == 0
-            && (self.n_groups == 1 || self.group_cols % blocks == 0)
+            && self.shape.n_cols().is_multiple_of(blocks)
+            && self.cols.is_multiple_of(blocks)
+            && (self.n_groups == 1 || self.group_cols.is_multiple_of(blocks))
     }
 }
 
@@ -406,7 +406,7 @@ impl Codes<'_> {
         }
         let at = at + self.skip;
         let pair = self.bytes[at / 2];
-        if at % 2 == 0 { pair >> 4 } else { pair & 15 }
+        if at.is_multiple_of(2) { pair >> 4 } else { pair & 15 }
     }
 
     fn iter(&self) -> impl Iterator<Item = u8> {
@@ -508,7 +508,7 @@ impl WeightSource for FlmWeights {
                         pack_q8_0(&codes, affine.scale, block);
                     }
                     GgmlType::Q4_0 => {
-                        pack_q4_0(&std::array::from_fn::<_, BLOCK_ELEMS, _>(code), affine.scale, block)
+                        pack_q4_0(&std::array::from_fn::<_, BLOCK_ELEMS, _>(code), affine.scale, block);
                     }
                     GgmlType::Q4_1 => {
                         let codes: [u8; BLOCK_ELEMS] = std::array::from_fn(code);

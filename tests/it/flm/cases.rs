@@ -1,6 +1,6 @@
 //! The corpus: every tensor of every file has the value that FastLLM, or the exporter, gives it.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use gguf_foundry::checkpoint::fastllm::FlmFile;
@@ -47,7 +47,7 @@ pub fn floats(source: &dyn WeightSource, weight: usize) -> Vec<f32> {
     }
 }
 
-fn stored(path: &Path) -> HashMap<String, Vec<f32>> {
+fn stored(path: &Path) -> BTreeMap<String, Vec<f32>> {
     let file = fs_err::read(path).unwrap();
     let header = safetensors::parse_header(&file, &Limits::default()).unwrap();
     let row = |tensor: safetensors::TensorRange| {

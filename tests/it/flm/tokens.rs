@@ -177,7 +177,7 @@ fn a_model_in_the_dictionary_counts_more_than_the_tokens() {
     model.extend((-1.0f32).to_le_bytes());
     // Field 2 (trainer): BPE.
     model.extend([0x12, 2, 0x18, 2]);
-    let text: String = model.iter().map(|byte| format!("{byte:02x}")).collect();
+    let text = model.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
     let writer = with_tokens(&[(b"other", None)], &[("tokenizer_serialized", &text)]);
     let (keys, _) = keys(&writer).unwrap();
     assert_eq!(texts(&keys, "tokenizer.ggml.tokens")[..3], ["<unk>", "x", "[PAD2]"]);
