@@ -49,7 +49,7 @@ fn the_corpus_has_these_blocks() {
                 quant::dequantize(packing.ty, SimdLevel::Scalar, &bytes, &mut values).unwrap();
                 let largest = exact.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
                 for (value, exact) in values.iter().zip(&exact) {
-                    assert!((value - exact).abs() <= 2.5 * packing.scale_error * largest, "{}", meta.name);
+                    assert!((value - exact).abs() <= 4.0 * packing.scale_error * largest, "{}", meta.name);
                 }
             }
             n_tensors += 1;
@@ -57,6 +57,32 @@ fn the_corpus_has_these_blocks() {
     }
     println!("{n_tensors} tensors");
     report_cases("flm: blocks", n_cases);
+}
+
+#[test]
+fn int8_as_the_exporter_meant_it_always_fits() {
+    let Some(corpus) = conformance() else { return };
+    let mut n_cases = 0;
+    for dir in good(&corpus).into_iter().filter(|dir| dir.join("expected_writer_intent.safetensors").exists())
+    {
+        let path = dir.join("model.flm");
+        let open = || FlmFile::open(&path, &Limits::default()).unwrap();
+        let (reader, writer) = (
+            flm_weights(open(), FlmMeaning::Reader).unwrap(),
+            flm_weights(open(), FlmMeaning::Writer).unwrap(),
+        );
+        let is_code = |name: &str| open().weights().iter().any(|meta| meta.name == format!("{name}.ranges"));
+        let mut n_reader = 0;
+        for (at, meta) in writer.weights().iter().enumerate().filter(|(_, meta)| is_code(&meta.name)) {
+            let types: Vec<GgmlType> =
+                writer.packings(at).unwrap().iter().map(|packing| packing.ty).collect();
+            assert_eq!(types, [GgmlType::Q8_0], "{}: {}", dir.display(), meta.name);
+            n_reader += reader.packings(at).unwrap().len();
+        }
+        println!("{}: {n_reader} tensors fit as FastLLM reads them", dir.display());
+        n_cases += 1;
+    }
+    report_cases("flm: INT8 blocks by the writer's meaning", n_cases);
 }
 
 /// Relative error of a number in half precision.
