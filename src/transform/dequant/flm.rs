@@ -429,8 +429,17 @@ impl WeightSource for FlmWeights {
         assert!(first + n <= tensor.shape.n_elems(), "elements {first}..+{n} lie outside weight {weight}");
         let has_min = matches!(tensor.coding, FlmCoding::Int4NoZero | FlmCoding::Int4Group);
         self.each_span(tensor, first, n, &mut |at, affine, codes| {
-            for (value, code) in out[at..].iter_mut().zip(codes.iter()) {
-                *value = affine.value(code, has_min).to_le_bytes();
+            let out = &mut out[at..at + codes.n];
+            if codes.is_byte {
+                for (value, &code) in out.iter_mut().zip(codes.bytes.iter()) {
+                    *value = affine.value(code, has_min).to_le_bytes();
+                }
+            } else {
+                let values: [[u8; 4]; 16] =
+                    std::array::from_fn(|code| affine.value(code as u8, has_min).to_le_bytes());
+                for (value, code) in out.iter_mut().zip(codes.iter()) {
+                    *value = values[usize::from(code)];
+                }
             }
         })
     }
