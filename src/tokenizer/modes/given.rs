@@ -97,8 +97,8 @@ fn byte_level(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> 
         && given.tokens.iter().any(|token| token.score.is_some_and(|score| score <= 0.0));
     for token in &given.tokens {
         let is_control = given.special.contains(&token.text)
-            || special_ids.contains(&token.id)
-            || std::str::from_utf8(&token.text).is_ok_and(looks_special);
+            || std::str::from_utf8(&token.text).is_ok_and(looks_special)
+            || (special_ids.contains(&token.id) && !is_text(token));
         if is_control {
             put(context, &mut tokens, token, token.text.clone(), 0.0, TokenType::Control);
             continue;
@@ -143,6 +143,12 @@ fn byte_level(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> 
     context.out.set("tokenizer.ggml.merges", found.merges);
     special.write(context.out);
     Ok(())
+}
+
+/// Whether a byte-level token is text for sure: one letter, or made by a merge. Configurations name ids that the
+/// vocabulary has for something else.
+fn is_text(token: &GivenToken) -> bool {
+    String::from_utf8_lossy(&token.text).chars().count() == 1 || token.score.is_some_and(|score| score <= 0.0)
 }
 
 /// Sets a token; one beyond the size is left out with a warning, one that replaces another is told.

@@ -101,6 +101,8 @@ fn merges_are_rebuilt_from_scores_and_where_there_are_none_from_ids() {
             assert_eq!(&tokens[id.as_u64().unwrap() as usize], text, "{case}");
         }
         let Some(Value::Array(Array::I32(types))) = found.get("tokenizer.ggml.token_type") else { panic!() };
+        // The configuration says 1 for the begin token, which is a letter here.
+        assert_eq!(types[1], 1, "{case}");
         for added in tokenizer["added_tokens"].as_array().unwrap() {
             let id = added["id"].as_u64().unwrap() as usize;
             assert_eq!((tokens[id].as_str(), types[id]), (added["content"].as_str().unwrap(), 3), "{case}");
