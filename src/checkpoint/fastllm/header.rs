@@ -112,7 +112,8 @@ impl<'a> Reader<'a> {
         self.cursor.i32().map_err(|source| FlmError::Truncated { section, source })
     }
 
-    /// A count of things of at least `unit` bytes each.
+    /// A count of things of at least `unit` bytes each. What is read grows with the file, not with the count; for
+    /// things that begin with a length `unit` is that length, so that the length itself is blamed if it is wrong.
     pub(super) fn count(&mut self, what: &'static str, unit: u64) -> Result<u64, FlmError> {
         let (section, offset) = (self.section, self.cursor.offset());
         let found = self.int()?;
@@ -143,7 +144,7 @@ impl<'a> Reader<'a> {
     fn pairs(&mut self) -> Result<Vec<(String, String)>, FlmError> {
         let mut pairs = Vec::new();
         let mut seen = HashSet::new();
-        for _ in 0..self.count("entry count", 8)? {
+        for _ in 0..self.count("entry count", 4)? {
             let key = self.text()?;
             if !seen.insert(key.clone()) {
                 return Err(FlmError::DuplicateKey { section: self.section, key });
@@ -173,7 +174,7 @@ impl<'a> Reader<'a> {
         let section = self.section;
         let truncated = |source| FlmError::Truncated { section, source };
         let mut tokens = Vec::new();
-        for _ in 0..self.count("token count", if scored { 12 } else { 8 })? {
+        for _ in 0..self.count("token count", 4)? {
             let mut text = Vec::new();
             for _ in 0..self.count("token length", 4)? {
                 let offset = self.cursor.offset();

@@ -81,7 +81,7 @@ pub enum Payload {
 
 /// Reads all tensors; the file ends with the last.
 pub(super) fn read(reader: &mut Reader<'_>, limits: &Limits) -> Result<Vec<Tensor>, FlmError> {
-    let count = reader.count("tensor count", 12)?;
+    let count = reader.count("tensor count", 4)?;
     if count > limits.n_tensors {
         return Err(FlmError::TooManyTensors { found: count, limit: limits.n_tensors });
     }
