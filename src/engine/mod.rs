@@ -16,11 +16,13 @@ mod matmul;
 mod model;
 mod moe;
 mod norm;
+mod panel;
 mod prefix;
 mod product;
 mod rope;
 mod stream;
 mod tensors;
+mod timings;
 mod weights;
 mod workers;
 
@@ -33,3 +35,4 @@ pub use math::add_squares;
 pub use plan::GraphPlan;
 pub use prefix::Prefix;
 pub use stream::{Chunk, Engine, EngineOptions};
+pub use timings::Phase;

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
 use crate::engine::graph::{Batch, Place};
 use crate::engine::rope::RopeTable;
@@ -57,11 +58,13 @@ fn positions(token: usize, end: usize) -> (usize, usize) {
     if token < end { (token, 0) } else { (end.saturating_sub(1), token - end + 1) }
 }
 
-/// Rotates one head: its first half by the one position, its second half by the other.
-pub(super) fn rotate_2d(table: &RopeTable, head: &mut [f32], place: Place) {
-    let (first, second) = head.split_at_mut(head.len() / 2);
-    table.rotate(first, place.position as usize);
-    table.rotate(second, place.block as usize);
+/// Rotates all heads of a row, `dk` wide each: the first half of a head by the one position, the second by the other.
+pub(super) fn rotate_2d(table: &RopeTable, level: SimdLevel, row: &mut [f32], dk: usize, place: Place) {
+    for head in row.chunks_mut(dk) {
+        let (first, second) = head.split_at_mut(dk / 2);
+        table.rotate(level, first, dk / 2, place.position as usize);
+        table.rotate(level, second, dk - dk / 2, place.block as usize);
+    }
 }
 
 #[cfg(test)]

@@ -2,10 +2,11 @@
 //!
 //! [`build`] is the way from a checkpoint directory to the keys of a GGUF file. What a card's `[tokenizer]` table
 //! says arrives evaluated, as a [`BuildRequest`]. [`build_given`] is the same for a container that carries its own
-//! vocabulary. [`to_hf`] is the way back.
+//! vocabulary. [`to_hf`] is the way back. [`Encoder`] turns text into ids by these keys.
 
 pub mod chat_template;
 pub mod emit;
+mod encode;
 mod error;
 pub mod files;
 mod given;
@@ -22,6 +23,7 @@ mod specials;
 
 use std::path::Path;
 
+pub use encode::{EncodeError, Encoder};
 pub use error::{TokenizerError, TokenizerWarning};
 pub use given::{GivenKind, GivenToken, GivenVocabulary, build_given};
 pub use rebuild::{HfTokenizerFiles, to_hf};

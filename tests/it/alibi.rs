@@ -109,7 +109,7 @@ fn forward(weights: &Weights, tokens: &[u32]) -> Vec<Vec<f64>> {
         let mut context = vec![vec![0.0; D]; tokens.len()];
         for head in 0..HEADS {
             let part = |token: usize, which: usize| &qkv[token][which * D + head * size..][..size];
-            for query in 0..tokens.len() {
+            for (query, context) in context.iter_mut().enumerate() {
                 let score = |key: usize| {
                     let dot: f64 = part(query, 0).iter().zip(part(key, 1)).map(|(q, k)| q * k).sum();
                     (dot / (size as f64).sqrt() + slopes[head] * key as f64).exp()
@@ -117,7 +117,7 @@ fn forward(weights: &Weights, tokens: &[u32]) -> Vec<Vec<f64>> {
                 let scores: Vec<f64> = (0..=query).map(score).collect();
                 let total: f64 = scores.iter().sum();
                 for (key, score) in scores.iter().enumerate() {
-                    for (out, v) in context[query][head * size..][..size].iter_mut().zip(part(key, 2)) {
+                    for (out, v) in context[head * size..][..size].iter_mut().zip(part(key, 2)) {
                         *out += score / total * v;
                     }
                 }

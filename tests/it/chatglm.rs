@@ -39,7 +39,7 @@ fn checkpoint(case: &Json, flm: &[u8], dir: &Path) {
         let dims: Vec<usize> =
             tensor["dims"].as_array().unwrap().iter().map(|dim| dim.as_u64().unwrap() as usize).collect();
         let mut head = [&number(name.len())[..], name.as_bytes(), &number(dims.len())].concat();
-        dims.iter().for_each(|&dim| head.extend(number(dim)));
+        head.extend(dims.iter().flat_map(|&dim| number(dim)));
         head.extend(number(0));
         let at = flm.windows(head.len()).position(|window| window == head).unwrap() + head.len();
         let n_bytes = 4 * dims.iter().product::<usize>();

@@ -9,7 +9,9 @@ use serde_json::Value as Json;
 use crate::support::{conformance, report_cases, sha256};
 
 mod bad_input;
+mod encoding;
 mod named;
+mod pieces;
 mod pretokenizers;
 mod rebuild;
 
