@@ -42,7 +42,8 @@ impl Unsupported {
             Self::Mistral => "use the repository's `model*.safetensors` and `config.json`",
             Self::Gguf => "use gguf-quantize to change the types of a GGUF file",
             Self::Adapter => "merge the adapter into its base model first",
-            Self::FastLlm | Self::Quantized(_) => "use the checkpoint in its original float weights",
+            Self::FastLlm => "use `gguf-convert flm2gguf FILE`",
+            Self::Quantized(_) => "use the checkpoint in its original float weights",
         };
         vec![hint.to_owned()]
     }

@@ -12,6 +12,7 @@ mod chatglm;
 mod checkpoint;
 mod convert;
 mod engine;
+mod flm;
 mod gguf;
 mod gguf2hf;
 mod inspect;

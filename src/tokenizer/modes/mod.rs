@@ -3,6 +3,7 @@
 mod bpe;
 mod byte_fallback;
 mod chatglm;
+mod given;
 mod spm;
 mod tiktoken;
 mod unigram;
@@ -11,6 +12,7 @@ use crate::gguf::Metadata;
 
 use super::emit::TokenList;
 use super::files::Directory;
+use super::given::GivenVocabulary;
 use super::hf_json::HfJson;
 use super::request::{Mode, ModeRequest, SpecialValue};
 use super::special::SpecialTokens;
@@ -52,6 +54,14 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         Mode::Unigram => unigram::run(context),
         mode => Err(TokenizerError::ModeNotAvailable { path: context.directory.path().to_owned(), mode }),
     }
+}
+
+/// Writes the keys of a vocabulary in memory.
+pub(super) fn run_given(
+    context: &mut Context<'_>,
+    vocabulary: &GivenVocabulary,
+) -> Result<Attempt, TokenizerError> {
+    given::run(context, vocabulary)
 }
 
 impl Context<'_> {

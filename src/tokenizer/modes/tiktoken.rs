@@ -202,7 +202,7 @@ fn base64(text: &[u8]) -> Option<Vec<u8>> {
 
 /// The text that stands for bytes in a byte-level vocabulary: printable Latin-1 letters for themselves, the others
 /// from U+0100 on.
-fn letters(bytes: &[u8]) -> String {
+pub(super) fn letters(bytes: &[u8]) -> String {
     let shows = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let letter = |&byte: &u8| {
         if shows(byte) {
