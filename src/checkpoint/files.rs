@@ -165,9 +165,12 @@ fn shards_without_index(dir: &ModelDir, naming: &Naming) -> Result<Vec<String>, 
         return Ok(vec![naming.single.to_string()]);
     }
     let mut shards = dir.file_names()?;
-    shards.retain(|name| match naming.counted_only {
-        false => name.starts_with(&*naming.prefix) && name.ends_with(naming.suffix),
-        true => counted(name, naming.suffix).is_some_and(|(stem, _)| stem == naming.prefix),
+    shards.retain(|name| {
+        if naming.counted_only {
+            counted(name, naming.suffix).is_some_and(|(stem, _)| stem == naming.prefix)
+        } else {
+            name.starts_with(&*naming.prefix) && name.ends_with(naming.suffix)
+        }
     });
     for shard in &shards {
         let Some((stem, count)) = counted(shard, naming.suffix) else { continue };
