@@ -6,7 +6,7 @@ pub mod json;
 pub mod safetensors;
 pub mod safetensors_writer;
 
-pub mod detect;
+mod detect;
 mod error;
 mod shards;
 

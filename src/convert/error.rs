@@ -5,6 +5,7 @@ use crate::checkpoint::CheckpointError;
 use crate::core::{Hint, SourceError};
 use crate::tokenizer::TokenizerError;
 use crate::transform::RecipeError;
+use crate::transform::dequant::DequantError;
 
 /// Any error while a conversion is planned.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +19,9 @@ pub enum ConvertError {
     /// The tokenizer files.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// What the quantization of the checkpoint says about itself.
+    #[error(transparent)]
+    Dequant(#[from] DequantError),
     /// Scales or codes of a quantized checkpoint could not be read while planning.
     #[error(transparent)]
     Source(#[from] SourceError),
@@ -51,6 +55,7 @@ impl Hint for ConvertError {
             Self::Checkpoint(error) => error.hints(),
             Self::Arch(error) => error.hints(),
             Self::Tokenizer(error) => error.hints(),
+            Self::Dequant(error) => error.hints(),
             Self::Source(_)
             | Self::Recipe(_)
             | Self::TokenizerMode { .. }

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{Checkpoint, ModelDir, detect};
+use crate::checkpoint::{Checkpoint, ModelDir};
 use crate::convert::{ConvertError, ConvertOptions};
 use crate::core::{WeightMeta, WeightSource};
+use crate::transform::dequant;
 
 /// A model as cards want it: a configuration, and numbers under plain names.
 pub struct ModelSource {
@@ -37,10 +38,11 @@ impl ModelSource {
         let dir = ModelDir::open(path, &options.limits)?;
         let mut source = Self { dir, weights: None, paths: Vec::new(), warnings: Vec::new() };
         if !options.vocab_only {
-            detect::refuse_quantized(&source.dir.path().join("config.json"), source.dir.config())?;
             let checkpoint = Checkpoint::with_dir(source.dir.clone())?;
             source.paths = checkpoint.paths();
-            source.weights = Some(Box::new(checkpoint));
+            let opened = dequant::open(&configurations(&source.dir)?, Box::new(checkpoint))?;
+            source.warnings.extend(opened.warnings);
+            source.weights = Some(opened.source);
         }
         Ok(source)
     }
@@ -50,4 +52,14 @@ impl ModelSource {
     pub fn metas(&self) -> &[WeightMeta] {
         self.weights.as_ref().map_or(&[], |weights| weights.weights())
     }
+}
+
+/// The files that may describe a quantization.
+fn configurations(dir: &ModelDir) -> Result<dequant::Configurations, ConvertError> {
+    Ok(dequant::Configurations {
+        config: dir.config().clone(),
+        hf_quant_config: dir.json(dequant::HF_QUANT_CONFIG)?,
+        quantize_config: dir.json(dequant::QUANTIZE_CONFIG)?,
+        quanto_qmap: dir.json(dequant::QUANTO_QMAP)?,
+    })
 }

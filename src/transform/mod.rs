@@ -4,6 +4,7 @@
 //! of rows on its own, so that no tensor is ever held in memory as a whole.
 
 pub mod decoded;
+pub mod dequant;
 
 mod apply;
 mod layout;

@@ -389,10 +389,15 @@ fn gather(
 }
 
 /// The element type has no conversion to a number.
-struct NotANumber;
+pub(super) struct NotANumber;
 
 /// Widens or narrows stored elements to F32, as numpy's `astype(float32)`.
-fn decode(ty: ElementType, level: SimdLevel, bytes: &[u8], out: &mut [f32]) -> Result<(), NotANumber> {
+pub(super) fn decode(
+    ty: ElementType,
+    level: SimdLevel,
+    bytes: &[u8],
+    out: &mut [f32],
+) -> Result<(), NotANumber> {
     macro_rules! each {
         ($n:literal, $from:expr) => {{
             for (value, &raw) in out.iter_mut().zip(bytes.as_chunks::<$n>().0) {

@@ -15,6 +15,7 @@ mod gguf2hf;
 mod inspect;
 mod layers;
 mod metadata;
+mod prequant;
 mod quant;
 mod quant_iq;
 mod quantize;
