@@ -5,6 +5,7 @@
 
 pub mod decoded;
 pub mod dequant;
+pub mod repack;
 
 mod apply;
 mod layout;
