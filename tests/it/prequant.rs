@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use crate::support::{conformance, report_cases};
 
 /// Methods whose readers exist; the cases of the others wait.
-const METHODS: &[&str] = &["fp8", "fbgemm_fp8"];
+const METHODS: &[&str] = &["fp8", "fbgemm_fp8", "gptq", "awq", "auto-round"];
 
 fn json(path: &Path) -> Json {
     serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()

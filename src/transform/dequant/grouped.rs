@@ -11,6 +11,9 @@ use crate::transform::dequant::values::{Values, with_bytes};
 use crate::transform::dequant::{Decoder, DequantError};
 use crate::transform::repack::{BLOCK_ELEMS, f16_error, pack_q4_0, pack_q5_0, pack_q8_0};
 
+/// Rows that are unpacked together: AWQ keeps eight of them in a word.
+const TILE_ROWS: u64 = 8;
+
 /// Where the codes of a row lie.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Codes {
@@ -137,31 +140,69 @@ impl Grouped {
         Ok(())
     }
 
+    /// The codes of a rectangle, row after row.
     fn read_codes(
         &self,
         source: &dyn WeightSource,
-        row: u64,
+        rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [i32],
     ) -> Result<(), DequantError> {
+        let width = (cols.end - cols.start) as usize;
         match self.codes {
-            Codes::ByRow(stream) => stream.read(source, row, cols, out),
-            Codes::ByColumn(stream) => {
-                for (col, out) in cols.zip(out.chunks_exact_mut(1)) {
-                    stream.read(source, col, row..row + 1, out)?;
+            Codes::ByRow(stream) => {
+                for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
+                    stream.read(source, row, cols.clone(), out)?;
                 }
-                Ok(())
+            }
+            Codes::ByColumn(stream) => {
+                let mut column = [0; TILE_ROWS as usize];
+                let column = &mut column[..(rows.end - rows.start) as usize];
+                for (at, col) in cols.enumerate() {
+                    stream.read(source, col, rows.clone(), column)?;
+                    for (out, &code) in out[at..].iter_mut().step_by(width).zip(&*column) {
+                        *out = code;
+                    }
+                }
             }
             Codes::Bytes(index) => {
-                let first = row * self.n_cols;
-                with_bytes(source, index, 1, first + cols.start..first + cols.end, |bytes| {
-                    for (out, &byte) in out.iter_mut().zip(bytes) {
-                        *out = i32::from(byte.cast_signed());
-                    }
-                    Ok(())
-                })
+                for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
+                    let first = row * self.n_cols;
+                    with_bytes(source, index, 1, first + cols.start..first + cols.end, |bytes| {
+                        for (out, &byte) in out.iter_mut().zip(bytes) {
+                            *out = i32::from(byte.cast_signed());
+                        }
+                        Ok(())
+                    })?;
+                }
             }
         }
+        Ok(())
+    }
+
+    /// Calls `visit` for every row of a rectangle with its codes and scales.
+    fn each_row(
+        &self,
+        source: &dyn WeightSource,
+        rows: Range<u64>,
+        cols: &Range<u64>,
+        mut visit: impl FnMut(usize, &[i32], &RowScales),
+    ) -> Result<(), DequantError> {
+        let width = (cols.end - cols.start) as usize;
+        let mut codes = vec![0; width * TILE_ROWS.min(rows.end - rows.start) as usize];
+        let mut row_scales = RowScales::default();
+        let mut first = rows.start;
+        while first < rows.end && width > 0 {
+            let end = rows.end.min((first / TILE_ROWS + 1) * TILE_ROWS);
+            let codes = &mut codes[..width * (end - first) as usize];
+            self.read_codes(source, first..end, cols.clone(), codes)?;
+            for (row, codes) in (first..end).zip(codes.chunks_exact(width)) {
+                self.row_scales(source, row, &mut row_scales)?;
+                visit((row - rows.start) as usize, codes, &row_scales);
+            }
+            first = end;
+        }
+        Ok(())
     }
 
     /// The group of every column, in order; for runs of equal length there is no need to ask.
@@ -195,14 +236,11 @@ impl Grouped {
     ) -> Result<(), DequantError> {
         let width = (cols.end - cols.start) as usize;
         let groups = self.group_index(source, cols.clone())?;
-        let (mut codes, mut row_scales) = (vec![0; width], RowScales::default());
-        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-            self.row_scales(source, row, &mut row_scales)?;
-            self.read_codes(source, row, cols.clone(), &mut codes)?;
-            let RowScales { scales, zeros } = &row_scales;
+        self.each_row(source, rows, &cols, |row, codes, RowScales { scales, zeros }| {
+            let out = &mut out[row * width..(row + 1) * width];
             match (&groups, self.groups) {
                 (Some(groups), _) => {
-                    for ((out, &code), &group) in out.iter_mut().zip(&codes).zip(groups) {
+                    for ((out, &code), &group) in out.iter_mut().zip(codes).zip(groups) {
                         *out = scales[group] * (code - zeros[group]) as f32;
                     }
                 }
@@ -216,8 +254,7 @@ impl Grouped {
                 }
                 (None, Groups::Index(_)) => {}
             }
-        }
-        Ok(())
+        })
     }
 
     /// Least and greatest difference of code and zero point.
@@ -287,10 +324,8 @@ impl Grouped {
         let width = (cols.end - cols.start) as usize;
         let groups = self.group_index(source, cols.clone())?;
         let row_bytes = width / BLOCK_ELEMS * ty.block_bytes();
-        let (mut codes, mut row_scales) = (vec![0; width], RowScales::default());
-        for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes.max(1))) {
-            self.row_scales(source, row, &mut row_scales)?;
-            self.read_codes(source, row, cols.clone(), &mut codes)?;
+        self.each_row(source, rows, &cols, |row, codes, row_scales| {
+            let out = &mut out[row * row_bytes..(row + 1) * row_bytes];
             let blocks = out.chunks_exact_mut(ty.block_bytes()).zip(codes.as_chunks::<BLOCK_ELEMS>().0);
             for (at, (out, codes)) in blocks.enumerate() {
                 let col = cols.start + (at * BLOCK_ELEMS) as u64;
@@ -308,8 +343,7 @@ impl Grouped {
                     _ => panic!("no packing as {ty}"),
                 }
             }
-        }
-        Ok(())
+        })
     }
 }
 

@@ -9,10 +9,18 @@
 //! | `tensors` | who belongs to which module, and what is left |
 //! | `layer` | the source of floats over the source of codes |
 //! | `values` | scales and zero points, read in pieces |
+//! | `bits` | integer codes in words |
+//! | `grouped` | integer matrices with a scale and a zero point for each group of columns |
+//! | `gptq` `awq` `autoround` | who writes them, and how |
 //! | `fp8` | FP8 by blocks, rows, tensors |
 
+mod autoround;
+mod awq;
+mod bits;
 mod error;
 mod fp8;
+mod gptq;
+mod grouped;
 mod layer;
 mod settings;
 mod tensors;
@@ -60,9 +68,11 @@ fn plan(
     tensors: &mut Tensors<'_>,
     warnings: &mut Vec<String>,
 ) -> Result<(), DequantError> {
-    let _ = warnings;
     match settings.method {
         Method::Fp8 | Method::FbgemmFp8 => fp8::plan(settings, tensors),
+        Method::Gptq => gptq::plan(settings, tensors, warnings),
+        Method::Awq => awq::plan(settings, tensors),
+        Method::AutoRound => autoround::plan(settings, tensors),
         method => Err(DequantError::UnsupportedMethod {
             file: settings.file.to_owned(),
             method: method.name().to_owned(),

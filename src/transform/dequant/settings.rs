@@ -181,6 +181,22 @@ impl Settings {
         bad(self.file, key, problem)
     }
 
+    /// An error about a form of the method that is not read.
+    pub(super) fn variant(&self, key: &str, found: &str, reason: &str) -> DequantError {
+        DequantError::UnsupportedVariant {
+            place: format!("{}: `{key}`", self.file),
+            found: found.to_owned(),
+            reason: reason.to_owned(),
+        }
+    }
+
+    /// The same settings with some of them replaced.
+    pub(super) fn with(&self, overrides: &Map<String, Value>) -> Self {
+        let mut own = self.clone();
+        own.map.extend(overrides.iter().map(|(key, value)| (key.clone(), value.clone())));
+        own
+    }
+
     /// Checks that no list of modules to leave alone names a tensor that is quantized all the same. The names in the
     /// lists are parts of module names.
     ///

@@ -165,6 +165,36 @@ impl<'a> Tensors<'a> {
         Err(DequantError::ShapeMismatch { tensor, found, expected: format!("{dims:?}") })
     }
 
+    /// An error about the shape of a tensor.
+    pub(super) fn shape_error(&self, index: usize, expected: String) -> DequantError {
+        let meta = self.meta(index);
+        DequantError::ShapeMismatch { tensor: meta.name.clone(), found: meta.shape.clone(), expected }
+    }
+
+    /// Rows and columns of a tensor of two dimensions.
+    ///
+    /// # Errors
+    /// [`DequantError::ShapeMismatch`].
+    pub(super) fn matrix(&self, index: usize) -> Result<(u64, u64), DequantError> {
+        match self.meta(index).shape.dims() {
+            &[rows, cols] => Ok((rows, cols)),
+            _ => Err(self.shape_error(index, "two dimensions".to_owned())),
+        }
+    }
+
+    /// Checks that a module of codes has no plain weight besides.
+    ///
+    /// # Errors
+    /// [`DequantError::AmbiguousModule`].
+    pub(super) fn check_no_plain(&self, module: &str, codes: usize) -> Result<(), DequantError> {
+        let plain = format!("{module}.weight");
+        if self.find(&plain).is_none() {
+            return Ok(());
+        }
+        let second = self.meta(codes).name.clone();
+        Err(DequantError::AmbiguousModule { module: module.to_owned(), first: plain, second })
+    }
+
     /// Decides about everything that is left: the weights of the layer, and the names of tensors left out.
     ///
     /// # Errors
