@@ -12,7 +12,7 @@ use crate::transform::dequant::values::{SCALE_TYPES, Values, with_bytes};
 use crate::transform::dequant::{Decoder, DequantError, Settings, Tensors};
 
 /// The value of every code.
-type Table = [f32; 256];
+pub(super) type Table = [f32; 256];
 
 /// E4M3 "fn": no infinities, `0x7f` and `0xff` are NaN, the largest number is 448.
 static E4M3: Table = table(4, 3);
@@ -76,7 +76,7 @@ pub(super) struct Fp8 {
 }
 
 /// The table of an element type; `None` for other types.
-fn table_of(ty: ElementType) -> Option<&'static Table> {
+pub(super) fn table_of(ty: ElementType) -> Option<&'static Table> {
     match ty {
         ElementType::F8E4M3 => Some(&E4M3),
         ElementType::F8E5M2 => Some(&E5M2),
@@ -95,13 +95,25 @@ impl Fp8 {
         scale: usize,
         grid: Grid,
     ) -> Result<Self, DequantError> {
-        let meta = tensors.meta(codes);
+        Self::with_scales(tensors, codes, Values::new(tensors, scale, &SCALE_TYPES)?, grid)
+    }
+
+    /// As [`Fp8::new`], with scales of any form.
+    ///
+    /// # Errors
+    /// As [`Fp8::new`].
+    pub(super) fn with_scales(
+        tensors: &Tensors<'_>,
+        codes: usize,
+        scales: Values,
+        grid: Grid,
+    ) -> Result<Self, DequantError> {
+        let (meta, scale) = (tensors.meta(codes), scales.index);
         let table = table_of(meta.ty).ok_or_else(|| DequantError::DtypeMismatch {
             tensor: meta.name.clone(),
             found: meta.ty,
             expected: "F8_E4M3 or F8_E5M2".to_owned(),
         })?;
-        let scales = Values::new(tensors, scale, &SCALE_TYPES)?;
         let dims = meta.shape.dims();
         let n_cols = meta.shape.n_cols();
         let n_rows = if dims.len() >= 2 { dims[dims.len() - 2] } else { 1 };

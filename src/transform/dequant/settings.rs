@@ -219,6 +219,35 @@ impl Settings {
         Ok(())
     }
 
+    /// As [`Settings::check_not_ignored`], for lists of shell patterns: `*` stands for any text, a name also for all
+    /// below it.
+    ///
+    /// # Errors
+    /// As [`Settings::check_not_ignored`].
+    pub(super) fn check_no_glob(&self, module: &str) -> Result<(), DequantError> {
+        let nested = self.map.get("quantization").and_then(|map| map.get("exclude_modules"));
+        let lists = [
+            ("ignore", self.map.get("ignore")),
+            ("exclude_modules", self.map.get("exclude_modules").or(nested)),
+            ("modules_to_not_convert", self.map.get("modules_to_not_convert")),
+        ];
+        for (key, value) in lists {
+            let Some(value) = value.filter(|value| !value.is_null()) else { continue };
+            let Some(list) = value.as_array() else { return Err(self.bad(key, "must be a list")) };
+            let matches = |name: &&str| glob(name.as_bytes(), module.as_bytes());
+            if let Some(name) = list.iter().filter_map(Value::as_str).find(matches) {
+                return Err(DequantError::ConfigTensorConflict {
+                    file: self.file.to_owned(),
+                    key: key.to_owned(),
+                    configured: format!("`{}`", crate::core::text::escape(name)),
+                    tensor: module.to_owned(),
+                    found: "it is quantized".to_owned(),
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// A whole number; `None` if the key is absent or null.
     ///
     /// # Errors
@@ -253,6 +282,34 @@ impl Settings {
     }
 }
 
+/// Whether a pattern with `*` names a module or something above it.
+fn glob(pattern: &[u8], name: &[u8]) -> bool {
+    // Where the last `*` was, and how much of the name it stands for so far.
+    let (mut at, mut taken, mut star) = (0, 0, None);
+    loop {
+        if at == pattern.len() && (taken == name.len() || name[taken] == b'.') {
+            return true;
+        }
+        match pattern.get(at) {
+            Some(b'*') => {
+                star = Some((at + 1, taken));
+                at += 1;
+            }
+            Some(byte) if name.get(taken) == Some(byte) => {
+                at += 1;
+                taken += 1;
+            }
+            _ => match star {
+                Some((after, from)) if from < name.len() => {
+                    star = Some((after, from + 1));
+                    (at, taken) = (after, from + 1);
+                }
+                _ => return false,
+            },
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -272,6 +329,20 @@ mod tests {
             assert_eq!(found(text).unwrap().unwrap().method, method, "{text}");
         }
         assert!(found(r#"{"quantization_config":null}"#).unwrap().is_none());
+    }
+
+    #[test]
+    fn patterns_name_modules_and_what_is_below() {
+        for (pattern, name, matches) in [
+            ("lm_head", "lm_head", true),
+            ("lm_head", "model.lm_head", false),
+            ("model.layers.*.self_attn", "model.layers.10.self_attn.q_proj", true),
+            ("model.layers.*.self_attn", "model.layers.1.mlp.up_proj", false),
+            ("*router*", "model.layers.1.mlp.router", true),
+            ("model.layer", "model.layers", false),
+        ] {
+            assert_eq!(glob(pattern.as_bytes(), name.as_bytes()), matches, "{pattern} {name}");
+        }
     }
 
     #[test]

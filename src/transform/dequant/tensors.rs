@@ -171,6 +171,12 @@ impl<'a> Tensors<'a> {
         DequantError::ShapeMismatch { tensor: meta.name.clone(), found: meta.shape.clone(), expected }
     }
 
+    /// An error about a tensor of one element that must not be zero.
+    pub(super) fn zero_divisor(&self, index: usize) -> DequantError {
+        let found = "0, a divisor".to_owned();
+        DequantError::NonFinite { tensor: self.meta(index).name.clone(), index: 0, found }
+    }
+
     /// Rows and columns of a tensor of two dimensions.
     ///
     /// # Errors

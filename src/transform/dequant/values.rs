@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, WeightSource};
-use crate::transform::dequant::{DequantError, Tensors};
-use crate::transform::run::decode;
+use crate::transform::dequant::{DequantError, Tensors, fp8};
+use crate::transform::run::{NotANumber, decode};
 
 /// A tensor of numbers that is read in pieces as F32. Nothing is held in memory: scales grow with the model.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +16,8 @@ pub(super) struct Values {
     elem_bytes: usize,
     /// Number of elements.
     pub(super) n: u64,
+    /// Bytes stand for powers of two: `2^(byte - 127)`.
+    is_exponent: bool,
 }
 
 impl Values {
@@ -31,7 +33,13 @@ impl Values {
         tensors.check_type(index, types)?;
         let meta = tensors.meta(index);
         let elem_bytes = meta.ty.bytes().unwrap_or(1);
-        Ok(Self { index, ty: meta.ty, elem_bytes, n: meta.shape.n_elems() })
+        Ok(Self { index, ty: meta.ty, elem_bytes, n: meta.shape.n_elems(), is_exponent: false })
+    }
+
+    /// A tensor of E8M0 bytes, whatever integer type it lies under.
+    pub(super) fn exponents(tensors: &Tensors<'_>, index: usize) -> Self {
+        let meta = tensors.meta(index);
+        Self { index, ty: meta.ty, elem_bytes: 1, n: meta.shape.n_elems(), is_exponent: true }
     }
 
     /// Elements `range`, each of them finite, appended to `out`.
@@ -53,11 +61,11 @@ impl Values {
         let bytes = range.start as usize * self.elem_bytes..range.end as usize * self.elem_bytes;
         let name = || source.weights()[self.index].name.clone();
         let decoded = match source.borrow(self.index) {
-            Some(all) => decode(self.ty, SimdLevel::Scalar, &all[bytes], values),
+            Some(all) => self.decode(&all[bytes], values),
             None => {
                 let mut buffer = vec![0; bytes.len()];
                 source.read_elems(self.index, range.start, &mut buffer)?;
-                decode(self.ty, SimdLevel::Scalar, &buffer, values)
+                self.decode(&buffer, values)
             }
         };
         decoded.map_err(|_| DequantError::DtypeMismatch {
@@ -73,6 +81,32 @@ impl Values {
                 found: values[at].to_string(),
             }),
         }
+    }
+
+    fn decode(&self, bytes: &[u8], values: &mut [f32]) -> Result<(), NotANumber> {
+        if self.is_exponent {
+            for (value, &byte) in values.iter_mut().zip(bytes) {
+                *value = power_of_two(byte);
+            }
+            return Ok(());
+        }
+        if let Some(table) = fp8::table_of(self.ty) {
+            for (value, &byte) in values.iter_mut().zip(bytes) {
+                *value = table[usize::from(byte)];
+            }
+            return Ok(());
+        }
+        decode(self.ty, SimdLevel::Scalar, bytes, values)
+    }
+
+    /// One element.
+    ///
+    /// # Errors
+    /// As [`Values::read`].
+    pub(super) fn get(&self, source: &dyn WeightSource, at: u64) -> Result<f32, DequantError> {
+        let mut one = Vec::with_capacity(1);
+        self.read(source, at..at + 1, &mut one)?;
+        Ok(one[0])
     }
 
     /// Whether `test` holds for every element.
@@ -97,6 +131,15 @@ impl Values {
             at = end;
         }
         Ok(true)
+    }
+}
+
+/// The value of an E8M0 byte; 255 is NaN, 0 is a subnormal of F32.
+fn power_of_two(byte: u8) -> f32 {
+    match byte {
+        255 => f32::NAN,
+        0 => f32::from_bits(1 << 22),
+        byte => f32::from_bits(u32::from(byte) << 23),
     }
 }
 
