@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The main job on the bundled model: convert a Hugging Face checkpoint, quantize it, look into the result.
+# The main job on the bundled model: convert a Hugging Face checkpoint, quantize it to several types, look into one,
+# and verify them all against the checkpoint: one table, one exit code.
 # Usage: scripts/demo.sh [--profile release|dev] [OUTPUT_DIRECTORY]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,10 +19,14 @@ run() {
     "$@"
 }
 
-run "$bin/gguf-convert" hf2gguf fixtures/tiny-llama -o "$out/tiny-llama-f32.gguf" --type f32
-for type in q8_0 q6_k q4_k_m; do
-    run "$bin/gguf-quantize" "$out/tiny-llama-f32.gguf" "$out/tiny-llama-$type.gguf" --type "$type"
+types=(q8_0 q6_k q4_k_m q3_k_m q2_k)
+files=("$out/tiny-llama-f32.gguf")
+run "$bin/gguf-convert" hf2gguf fixtures/tiny-llama -o "${files[0]}" --type f32
+for type in "${types[@]}"; do
+    run "$bin/gguf-quantize" "${files[0]}" "$out/tiny-llama-$type.gguf" --type "$type"
+    files+=("$out/tiny-llama-$type.gguf")
 done
 run "$bin/gguf-convert" hf2gguf fixtures/tiny-llama -o "$out/tiny-llama-q4_k_m-one-pass.gguf" --type q4_k_m
 cmp "$out/tiny-llama-q4_k_m.gguf" "$out/tiny-llama-q4_k_m-one-pass.gguf"
 run "$bin/gguf-inspect" "$out/tiny-llama-q4_k_m.gguf"
+run "$bin/gguf-verify" "${files[@]}" --baseline fixtures/tiny-llama --prompts fixtures/tiny-llama/corpus.txt --ctx 256

@@ -14,20 +14,25 @@ use crate::core::limits::Limits;
 #[derive(Clone, Debug)]
 pub struct ModelDir {
     path: PathBuf,
+    /// The one weight file that was asked for.
+    file: Option<String>,
     config: Map<String, Value>,
     limits: Limits,
 }
 
 impl ModelDir {
-    /// Opens a directory and reads `config.json`.
+    /// Opens a directory and reads `config.json`. For a PyTorch file this is the directory it lies in.
     ///
     /// # Errors
     /// [`CheckpointError`]: not a directory, no configuration, broken JSON, I/O.
     pub fn open(path: &Path, limits: &Limits) -> Result<Self, CheckpointError> {
-        if !fs_err::metadata(path)?.is_dir() {
-            return Err(detect::not_a_directory(path));
-        }
-        let mut dir = Self { path: path.to_owned(), config: Map::new(), limits: *limits };
+        let (path, file) = if fs_err::metadata(path)?.is_dir() {
+            (path, None)
+        } else {
+            let (dir, name) = detect::single_file(path)?;
+            (dir, Some(name))
+        };
+        let mut dir = Self { path: path.to_owned(), file, config: Map::new(), limits: *limits };
         match dir.json("config.json")? {
             Some(config) => dir.config = config,
             None => {
@@ -40,6 +45,12 @@ impl ModelDir {
             }
         }
         Ok(dir)
+    }
+
+    /// Name of the weight file that was asked for, if it was not the directory.
+    #[must_use]
+    pub fn chosen_file(&self) -> Option<&str> {
+        self.file.as_deref()
     }
 
     /// The directory as given.

@@ -3,23 +3,20 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::CheckpointError;
+use crate::checkpoint::{CheckpointError, msmodelslim};
 
 /// A form of weights without a reader.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsupported {
-    /// `pytorch_model*.bin`, `*.pt`, `*.pth`.
-    #[error("a PyTorch checkpoint")]
-    PyTorch,
+    /// Meta's own layout: `consolidated.NN.pth` with `params.json`.
+    #[error("a checkpoint in Meta's own layout")]
+    Meta,
     /// Mistral's own layout: `consolidated*.safetensors` with `params.json`.
     #[error("a checkpoint in Mistral's own layout")]
     Mistral,
     /// A FastLLM file.
     #[error("a FastLLM `.flm` file")]
     FastLlm,
-    /// Ascend msModelSlim: `quant_model_description*.json`.
-    #[error("an msModelSlim checkpoint")]
-    MsModelSlim,
     /// A GGUF file where a checkpoint is expected.
     #[error("a GGUF file as a checkpoint")]
     Gguf,
@@ -33,28 +30,26 @@ impl Unsupported {
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
         let hint = match self {
-            Self::PyTorch => {
-                "save the model as safetensors: `model.save_pretrained(dir, safe_serialization=True)`"
+            Self::Meta => {
+                "use the repository's Hugging Face files, or make them with transformers' `convert_llama_weights_to_hf.py`"
             }
             Self::Mistral => "use the repository's `model*.safetensors` and `config.json`",
             Self::Gguf => "use gguf-quantize to change the types of a GGUF file",
             Self::Adapter => "merge the adapter into its base model first",
-            Self::FastLlm | Self::MsModelSlim => "use the checkpoint in its original float weights",
+            Self::FastLlm => "use the checkpoint in its original float weights",
         };
         vec![hint.to_owned()]
     }
 }
 
 /// Names a form by a file; `None` for forms that are read and files that say nothing.
-fn form_of(name: &str) -> Option<Unsupported> {
+pub(super) fn form_of(name: &str) -> Option<Unsupported> {
     let lower = name.to_ascii_lowercase();
     let ends = |suffixes: &[&str]| suffixes.iter().any(|suffix| lower.ends_with(suffix));
-    if lower.starts_with("quant_model_description") || lower.starts_with("quant_model_weight") {
-        Some(Unsupported::MsModelSlim)
-    } else if lower.starts_with("consolidated") && ends(&[".safetensors"]) {
+    if lower.starts_with("consolidated") && ends(&[".safetensors"]) {
         Some(Unsupported::Mistral)
-    } else if lower.starts_with("pytorch_model") || ends(&[".pt", ".pth"]) {
-        Some(Unsupported::PyTorch)
+    } else if lower.starts_with("consolidated") && ends(&[".pth", ".pt"]) {
+        Some(Unsupported::Meta)
     } else if ends(&[".flm"]) {
         Some(Unsupported::FastLlm)
     } else if lower.starts_with("adapter_model") {
@@ -74,15 +69,33 @@ pub(super) fn unreadable(dir: &Path, names: &[String]) -> CheckpointError {
             return CheckpointError::Unsupported { path: dir.join(name), what };
         }
     }
+    if names.iter().any(|name| msmodelslim::is_weights(name)) {
+        // Whoever opens these finds the description first.
+        return CheckpointError::FileMissing { dir: dir.to_owned(), name: "quant_model_description.json" };
+    }
     CheckpointError::NoWeights { dir: dir.to_owned() }
 }
 
-/// The error for a path that is not a directory.
-pub(super) fn not_a_directory(path: &Path) -> CheckpointError {
-    let what = path.file_name().and_then(|name| form_of(&name.to_string_lossy()));
-    let path: PathBuf = path.to_owned();
-    match what {
-        Some(what) => CheckpointError::Unsupported { path, what },
-        None => CheckpointError::NotADirectory { path },
+/// Whether a file of this name can be PyTorch's.
+pub(super) fn is_torch(name: &str) -> bool {
+    let extension = Path::new(name).extension();
+    extension
+        .is_some_and(|own| ["bin", "pth", "pt", "ckpt"].iter().any(|known| own.eq_ignore_ascii_case(known)))
+}
+
+/// The directory and name of a weight file that stands for its checkpoint.
+///
+/// # Errors
+/// The path is neither a directory nor a file of a form that is read so.
+pub(super) fn single_file(path: &Path) -> Result<(&Path, String), CheckpointError> {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let owned: PathBuf = path.to_owned();
+    match form_of(name) {
+        Some(what) => Err(CheckpointError::Unsupported { path: owned, what }),
+        None if is_torch(name) => {
+            let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+            Ok((dir.unwrap_or(Path::new(".")), name.to_owned()))
+        }
+        None => Err(CheckpointError::NotADirectory { path: owned }),
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::checkpoint::detect::Unsupported;
 use crate::checkpoint::json::JsonError;
 use crate::checkpoint::safetensors::HeaderError;
+use crate::checkpoint::torch::TorchError;
 use crate::core::Hint;
 use crate::core::text::{bytes, escape};
 
@@ -31,7 +32,7 @@ pub enum CheckpointError {
     },
     /// There are no weights in any form we know.
     #[error(
-        "{}: no weights found (`model.safetensors.index.json`, `model.safetensors` or `model*.safetensors`)",
+        "{}: no weights found (`model*.safetensors`, or PyTorch's `pytorch_model*.bin`, `*.pth`, `*.pt`, `*.ckpt`)",
         shown(dir)
     )]
     NoWeights {
@@ -138,6 +139,48 @@ pub enum CheckpointError {
         /// The second.
         second: String,
     },
+    /// Several files could be the weights.
+    #[error("{}: `{}` and `{}` could both be the weights", shown(dir), escape(first), escape(second))]
+    Ambiguous {
+        /// The checkpoint.
+        dir: PathBuf,
+        /// One file.
+        first: String,
+        /// Another.
+        second: String,
+    },
+    /// A PyTorch file that is broken or of a form that is not read.
+    #[error("{}: {source}", shown(path))]
+    Torch {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: Box<TorchError>,
+    },
+    /// A description of quantized tensors with something else than text for a label.
+    #[error("{}: `{}` is not text", shown(path), escape(key))]
+    Label {
+        /// The description.
+        path: PathBuf,
+        /// The tensor.
+        key: String,
+    },
+    /// Files of which only one can belong to the model.
+    #[error("{}: several {what}: {}", shown(dir), listed(names))]
+    Several {
+        /// The checkpoint.
+        dir: PathBuf,
+        /// What there are several of.
+        what: &'static str,
+        /// Their names.
+        names: Vec<String>,
+    },
+    /// Weights that each device has saved for itself.
+    #[error("{}: the weights are in parts per device (`rank_0`)", shown(dir))]
+    Unmerged {
+        /// The checkpoint.
+        dir: PathBuf,
+    },
     /// A safetensors file that is broken.
     #[error("{}: {source}", shown(path))]
     Safetensors {
@@ -151,6 +194,10 @@ pub enum CheckpointError {
 /// A path for people; it may come from an index that a stranger wrote.
 fn shown(path: &Path) -> String {
     escape(&path.display().to_string()).into_owned()
+}
+
+fn listed(names: &[String]) -> String {
+    names.iter().map(|name| format!("`{}`", escape(name))).collect::<Vec<_>>().join(", ")
 }
 
 fn more(n: usize) -> String {
@@ -167,13 +214,16 @@ impl Hint for CheckpointError {
                 "download the weights too; with git, large files need `git lfs pull`; `--vocab-only` needs no weights"
             }
             Self::Unsupported { what, .. } => return what.hints(),
+            Self::Torch { source, .. } => return source.hints(),
+            Self::Ambiguous { .. } => "give the file itself; `config.json` must lie beside it",
             Self::ShardMissing { .. } | Self::NotInShards { .. } => {
                 "the download is not complete: fetch the missing file again"
             }
             Self::NotInIndex { .. } => {
                 "the index and the shards come from different versions: fetch both again"
             }
-            Self::InTwoShards { .. } => {
+            Self::Unmerged { .. } => "merge the parts, or save the quantized model from one process",
+            Self::Several { .. } | Self::InTwoShards { .. } => {
                 "move the file that does not belong to the model out of the directory"
             }
             Self::Safetensors { source, .. } => match source {

@@ -3,11 +3,15 @@
 
 pub mod config;
 pub mod json;
+pub mod msmodelslim;
+pub mod pickle;
 pub mod safetensors;
 pub mod safetensors_writer;
+pub mod torch;
 
 mod detect;
 mod error;
+mod files;
 mod shards;
 
 use std::path::{Path, PathBuf};
@@ -16,7 +20,9 @@ use crate::core::GgmlType;
 use crate::core::limits::Limits;
 use crate::core::{Packing, SourceError, WeightMeta, WeightSource};
 
+use self::files::FileSet;
 use self::shards::SafetensorsShards;
+use self::torch::TorchFiles;
 
 pub use config::ModelDir;
 pub use detect::Unsupported;
@@ -42,6 +48,11 @@ pub trait Container: WeightSource + Send + std::fmt::Debug {
     /// If there is no such weight.
     fn part_of(&self, weight: usize) -> &str;
 
+    /// What is odd about the files but does not stop anyone.
+    fn warnings(&self) -> &[String] {
+        &[]
+    }
+
     /// Tells the system that a range of elements will be read soon. Best effort.
     ///
     /// # Panics
@@ -60,7 +71,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a Hugging Face directory: configuration, and the headers of all weight files.
+    /// Opens a Hugging Face directory, or one PyTorch file with its configuration beside it: configuration, and the
+    /// headers of all weight files.
     ///
     /// # Errors
     /// [`CheckpointError`]: a missing or broken file, a form that cannot be read, an index and shards that disagree.
@@ -73,7 +85,20 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::open`].
     pub fn with_dir(dir: ModelDir) -> Result<Self, CheckpointError> {
-        let container = Box::new(SafetensorsShards::open(dir.clone())?);
+        let container: Box<dyn Container> = if let Some(file) = dir.chosen_file() {
+            Box::new(TorchFiles::open(&dir, &FileSet::of(vec![file.to_owned()]))?)
+        } else if let Some(stem) = msmodelslim::weights_stem(&dir)? {
+            match SafetensorsShards::named(&dir, &stem)? {
+                Some(shards) => Box::new(shards),
+                None => return Err(detect::unreadable(dir.path(), &dir.file_names()?)),
+            }
+        } else if let Some(shards) = SafetensorsShards::open(&dir)? {
+            Box::new(shards)
+        } else if let Some(files) = TorchFiles::find(&dir)? {
+            Box::new(TorchFiles::open(&dir, &files)?)
+        } else {
+            return Err(detect::unreadable(dir.path(), &dir.file_names()?));
+        };
         Ok(Self { dir, container })
     }
 
@@ -102,6 +127,12 @@ impl Checkpoint {
     #[must_use]
     pub fn part_of(&self, weight: usize) -> &str {
         self.container.part_of(weight)
+    }
+
+    /// What is odd about the files but does not stop anyone.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        self.container.warnings()
     }
 
     /// Tells the system that a range of elements will be read soon. Best effort.

@@ -1,22 +1,32 @@
-//! A set of safetensors files: which files belong to it, and where the bytes of each weight lie.
+//! A set of safetensors files: where the bytes of each weight lie.
 
-use std::collections::HashMap;
-use std::path::{Component, Path};
-
-use crate::checkpoint::config::{self, ModelDir};
-use crate::checkpoint::{CheckpointError, Container, Part, detect, safetensors};
+use crate::checkpoint::config::ModelDir;
+use crate::checkpoint::files::{FileSet, Naming};
+use crate::checkpoint::{CheckpointError, Container, Part, safetensors};
 use crate::core::limits::Limits;
 use crate::core::mmap::MappedFile;
 use crate::core::{SourceError, WeightMeta, WeightSource};
 
-const INDEX: &str = "model.safetensors.index.json";
-const SINGLE: &str = "model.safetensors";
+/// What the names of a float model's files begin with.
+const MODEL: &str = "model";
+
+/// Names of files that begin with `stem`.
+fn naming(stem: &str) -> Naming {
+    Naming {
+        index: format!("{stem}.safetensors.index.json").into(),
+        single: format!("{stem}.safetensors").into(),
+        prefix: stem.to_owned().into(),
+        suffix: ".safetensors",
+        counted_only: stem != MODEL,
+    }
+}
 
 /// The safetensors shards of a directory, mapped. Tensors are ordered by name within a shard, shards by name: the
 /// order of the reference converter.
 #[derive(Debug)]
 pub(super) struct SafetensorsShards {
     dir: ModelDir,
+    naming: Naming,
     shards: Vec<Shard>,
     weights: Vec<WeightMeta>,
     places: Vec<Place>,
@@ -38,31 +48,30 @@ struct Place {
 }
 
 impl SafetensorsShards {
-    /// Opens the headers of all shards. The shards are those that `model.safetensors.index.json` names; without an
-    /// index `model.safetensors`; without that all files `model*.safetensors`.
+    /// The shards of a directory; `None` if there is none.
     ///
     /// # Errors
-    /// [`CheckpointError`]: a missing or broken file, an index and shards that disagree.
-    pub(super) fn open(dir: ModelDir) -> Result<Self, CheckpointError> {
+    /// [`CheckpointError`]: a broken file, an index or set that is not whole, an index and shards that disagree.
+    pub(super) fn open(dir: &ModelDir) -> Result<Option<Self>, CheckpointError> {
+        Self::named(dir, MODEL)
+    }
+
+    /// As [`SafetensorsShards::open`], for files whose names begin with `stem` in place of `model`; shards without an
+    /// index are then counted ones (`-00001-of-00003`).
+    ///
+    /// # Errors
+    /// As [`SafetensorsShards::open`].
+    pub(super) fn named(dir: &ModelDir, stem: &str) -> Result<Option<Self>, CheckpointError> {
+        let naming = naming(stem);
+        let Some(files) = FileSet::find(dir, &naming)? else { return Ok(None) };
         let limits = *dir.limits();
-        let index = read_index(&dir, &limits)?;
-        let shard_names = match &index {
-            Some(index) => index_shards(&dir, index)?,
-            None => shards_without_index(&dir)?,
-        };
-        if shard_names.len() > limits.n_parts {
-            let (n_shards, limit) = (shard_names.len(), limits.n_parts);
-            return Err(CheckpointError::TooManyShards { path: dir.path().to_owned(), n_shards, limit });
+        let dir = dir.clone();
+        let mut set = Self { dir, naming, shards: Vec::new(), weights: Vec::new(), places: Vec::new() };
+        for name in files.names() {
+            set.add_shard(name.clone(), &limits)?;
         }
-        let mut set = Self { dir, shards: Vec::new(), weights: Vec::new(), places: Vec::new() };
-        for name in shard_names {
-            set.add_shard(name, &limits)?;
-        }
-        set.check_unique()?;
-        if let Some(index) = &index {
-            set.check_index(index)?;
-        }
-        Ok(set)
+        files.check(&set.dir, &set.naming, &set.weights, |weight| set.part_of(weight))?;
+        Ok(Some(set))
     }
 
     fn add_shard(&mut self, name: String, limits: &Limits) -> Result<(), CheckpointError> {
@@ -76,50 +85,6 @@ impl SafetensorsShards {
             self.weights.push(tensor.meta);
         }
         self.shards.push(Shard { name, file, metadata: header.metadata });
-        Ok(())
-    }
-
-    /// No tensor may be in two shards: which of them counts would be a guess.
-    fn check_unique(&self) -> Result<(), CheckpointError> {
-        let mut seen: HashMap<&str, usize> = HashMap::with_capacity(self.weights.len());
-        for (weight, meta) in self.weights.iter().enumerate() {
-            if let Some(first) = seen.insert(&meta.name, weight) {
-                return Err(CheckpointError::InTwoShards {
-                    tensor: meta.name.clone(),
-                    first: self.part_of(first).to_owned(),
-                    second: self.part_of(weight).to_owned(),
-                });
-            }
-        }
-        Ok(())
-    }
-
-    /// The index and the shards must list the same tensors; in which shard a tensor lies is the shards' word.
-    fn check_index(&self, index: &[(String, String)]) -> Result<(), CheckpointError> {
-        let path = || self.dir.path().join(INDEX);
-        let mut present: HashMap<&str, bool> =
-            self.weights.iter().map(|meta| (meta.name.as_str(), false)).collect();
-        let mut absent: Vec<&(String, String)> = Vec::new();
-        for entry in index {
-            match present.get_mut(entry.0.as_str()) {
-                Some(listed) => *listed = true,
-                None => absent.push(entry),
-            }
-        }
-        if let Some((tensor, shard)) = absent.iter().min() {
-            let (tensor, shard, n_more) = (tensor.clone(), shard.clone(), absent.len() - 1);
-            return Err(CheckpointError::NotInShards { index: path(), tensor, shard, n_more });
-        }
-        let unlisted = |&weight: &usize| present.get(self.weights[weight].name.as_str()) == Some(&false);
-        let extra: Vec<usize> = (0..self.weights.len()).filter(unlisted).collect();
-        if let Some(&weight) = extra.iter().min_by_key(|&&weight| &self.weights[weight].name) {
-            return Err(CheckpointError::NotInIndex {
-                index: path(),
-                tensor: self.weights[weight].name.clone(),
-                shard: self.part_of(weight).to_owned(),
-                n_more: extra.len() - 1,
-            });
-        }
         Ok(())
     }
 
@@ -183,72 +148,4 @@ impl WeightSource for SafetensorsShards {
         let (file, offset, n_bytes) = self.range(weight, first, n);
         file.release(offset, n_bytes);
     }
-}
-
-/// The pairs of tensor and shard in the index, in file order; `None` without an index.
-fn read_index(dir: &ModelDir, limits: &Limits) -> Result<Option<Vec<(String, String)>>, CheckpointError> {
-    let Some(path) = dir.file(INDEX) else { return Ok(None) };
-    let mut index = config::load_object(&path, limits)?;
-    let entries = match index.remove("weight_map") {
-        Some(serde_json::Value::Object(map)) => map
-            .into_iter()
-            .map(|(tensor, shard)| Some((tensor, shard.as_str()?.to_owned())))
-            .collect::<Option<Vec<_>>>(),
-        _ => None,
-    };
-    entries.map(Some).ok_or(CheckpointError::WeightMap { index: path })
-}
-
-/// The shards an index names, sorted. Each must be there, under a name that stays inside the directory; what a link
-/// points to is the user's business (the hub's cache is made of links).
-fn index_shards(dir: &ModelDir, index: &[(String, String)]) -> Result<Vec<String>, CheckpointError> {
-    let mut shards: Vec<String> = index.iter().map(|entry| entry.1.clone()).collect();
-    shards.sort_unstable();
-    shards.dedup();
-    for shard in &shards {
-        let inside = Path::new(shard).components().all(|part| matches!(part, Component::Normal(_)));
-        let index = || dir.path().join(INDEX);
-        if !inside || shard.is_empty() {
-            return Err(CheckpointError::ShardOutside { index: index(), shard: shard.clone() });
-        }
-        if dir.file(shard).is_none() {
-            return Err(CheckpointError::ShardMissing { named_by: index(), shard: shard.clone() });
-        }
-    }
-    Ok(shards)
-}
-
-/// `model.safetensors`, or all `model*.safetensors`, sorted. A set that counts its files (`-00001-of-00003`) must be
-/// whole.
-fn shards_without_index(dir: &ModelDir) -> Result<Vec<String>, CheckpointError> {
-    if dir.file(SINGLE).is_some() {
-        return Ok(vec![SINGLE.to_owned()]);
-    }
-    let names = dir.file_names()?;
-    let is_shard = |name: &&String| name.starts_with("model") && name.ends_with(".safetensors");
-    let shards: Vec<String> = names.iter().filter(is_shard).cloned().collect();
-    if shards.is_empty() {
-        return Err(detect::unreadable(dir.path(), &names));
-    }
-    for shard in &shards {
-        let Some((stem, count)) = counted(shard) else { continue };
-        let limit = dir.limits().n_parts;
-        if count > limit {
-            let path = dir.path().to_owned();
-            return Err(CheckpointError::TooManyShards { path, n_shards: count, limit });
-        }
-        let expected = (1..=count).map(|i| format!("{stem}-{i:05}-of-{count:05}.safetensors"));
-        if let Some(shard) = expected.into_iter().find(|name| shards.binary_search(name).is_err()) {
-            return Err(CheckpointError::ShardMissing { named_by: dir.path().to_owned(), shard });
-        }
-    }
-    Ok(shards)
-}
-
-/// Stem and count of a name like `model-00001-of-00003.safetensors`.
-fn counted(name: &str) -> Option<(&str, usize)> {
-    let (rest, count) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
-    let (stem, number) = rest.rsplit_once('-')?;
-    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
-    (is_number(count) && is_number(number)).then(|| count.parse().ok().map(|count| (stem, count)))?
 }

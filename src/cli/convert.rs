@@ -2,6 +2,7 @@
 
 mod gguf2hf;
 mod hf2gguf;
+mod msmodelslim2gguf;
 mod to_gguf;
 
 use clap::{Parser, Subcommand};
@@ -12,6 +13,7 @@ use crate::cli::render::{Align, Table};
 use crate::cli::{Common, Exit, Session, Tool};
 use gguf2hf::Gguf2hf;
 use hf2gguf::Hf2gguf;
+use msmodelslim2gguf::Msmodelslim2gguf;
 
 /// Entry of `gguf-convert`.
 #[must_use]
@@ -34,6 +36,8 @@ struct Convert {
 enum Command {
     /// Convert a Hugging Face checkpoint to GGUF
     Hf2gguf(Box<Hf2gguf>),
+    /// Convert a checkpoint quantized by Ascend's msModelSlim to GGUF
+    Msmodelslim2gguf(Box<Msmodelslim2gguf>),
     /// Convert a GGUF file back to a Hugging Face checkpoint
     Gguf2hf(Gguf2hf),
     /// List the architectures and model classes that can be converted
@@ -48,6 +52,7 @@ impl Tool for Convert {
     fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         match &self.command {
             Command::Hf2gguf(args) => args.run(session),
+            Command::Msmodelslim2gguf(args) => args.run(session),
             Command::Gguf2hf(args) => args.run(session),
             Command::Archs => archs(session),
         }

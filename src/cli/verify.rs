@@ -3,24 +3,26 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde_json::json;
 
 use crate::arch::FileType;
 use crate::arch::graph::GraphFeatures;
-use crate::cli::render::{Align, Table};
+use crate::cli::verify_report::{self, Entry};
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
 use crate::convert::{Conversion, ConvertOptions};
-use crate::core::TensorSource;
+use crate::core::mmap::address_space_bytes;
 use crate::core::progress::Progress;
 use crate::core::text;
 use crate::core::text::escape;
+use crate::core::{Hint, TensorSource};
 use crate::engine::{EngineOptions, Observer};
-use crate::gguf::{GgufError, GgufFile, Value, WriteOptions};
+use crate::gguf::{GgufError, GgufFile, Metadata, OpenOptions, Value, WriteOptions};
+use crate::tokenizer::Encoder;
 use crate::verify::{
-    ImportanceOptions, Model, Position, Prompt, PromptSource, Report, Scoring, Severity, Span, Thresholds,
-    Verdict, VerifyOptions, collect_importance, last_logits, read_prompts, verify,
+    ChatTemplate, Finding, ImportanceOptions, Model, OriginTokenizer, Position, Prompt, PromptSource, Recall,
+    Report, Scoring, Span, Thresholds, Verdict, VerifyError, VerifyOptions, collect_importance, last_logits,
+    read_prompts, verify,
 };
 
 /// Check a model file and say whether it may be shipped.
@@ -59,15 +61,18 @@ enum Score {
 
 #[derive(Debug, Args)]
 struct VerifyArgs {
-    /// GGUF file (any part of a split model) or Hugging Face directory
+    /// GGUF files (any part of a split model) or Hugging Face directories; several end in a table
     #[arg(required = true, value_name = "MODEL")]
-    model: Option<PathBuf>,
+    models: Vec<PathBuf>,
     /// Text (one document) or `*.jsonl` (a prompt a line: text, tokens, prompt + completion, messages)
     #[arg(long, value_name = "FILE", num_args = 1..)]
     prompts: Vec<PathBuf>,
     /// Compare with this GGUF file or Hugging Face directory
     #[arg(long, value_name = "REF")]
     baseline: Option<PathBuf>,
+    /// Compare the tokenizer with the one of this Hugging Face directory [default: the baseline, if it is one]
+    #[arg(long, value_name = "DIR")]
+    source: Option<PathBuf>,
     #[command(flatten)]
     cut: CutArgs,
     /// Which positions of a chunk are scored
@@ -168,10 +173,19 @@ enum Origin {
     Checkpoint(Box<Conversion>),
 }
 
+fn metadata(origin: &Origin) -> &Metadata {
+    match origin {
+        Origin::Gguf(file) => file.metadata(),
+        Origin::Checkpoint(conversion) => conversion.metadata(),
+    }
+}
+
 /// A model with what belongs to it.
 struct Opened {
     origin: Origin,
     features: Result<GraphFeatures, String>,
+    encoder: Result<Encoder, String>,
+    recall: Recall,
 }
 
 impl Opened {
@@ -182,20 +196,23 @@ impl Opened {
             let options = ConvertOptions { file_type, level: common.simd, ..ConvertOptions::default() };
             Origin::Checkpoint(Box::new(Conversion::plan(path, &options)?))
         } else {
-            Origin::Gguf(Box::new(GgufFile::open(path)?))
+            let options = OpenOptions { may_read: true, ..OpenOptions::default() };
+            Origin::Gguf(Box::new(GgufFile::open_with(path, &options)?))
         };
-        let metadata = match &origin {
-            Origin::Gguf(file) => file.metadata(),
-            Origin::Checkpoint(conversion) => conversion.metadata(),
-        };
-        let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
+        let arch = metadata(&origin).get("general.architecture").and_then(Value::as_str).unwrap_or_default();
         let features =
             GraphFeatures::of(arch).ok_or_else(|| format!("architecture `{}` has no card", escape(arch)));
-        Ok(Self { origin, features })
+        let encoder = Encoder::from_metadata(metadata(&origin))
+            .map_err(|error| [vec![error.to_string()], error.hints()].concat().join("; "));
+        Ok(Self { origin, features, encoder, recall: Recall::default() })
     }
 
-    fn with<R>(&self, work: impl FnOnce(&Model<'_>) -> R) -> R {
-        let template = |_: &serde_json::Value| Err("chat templates are not rendered yet".to_owned());
+    fn with<R>(&self, origin: Option<&OriginTokenizer>, work: impl FnOnce(&Model<'_>) -> R) -> R {
+        let chat = ChatTemplate::of(self.metadata());
+        let template = |messages: &serde_json::Value| {
+            let chat = chat.as_ref().map_err(ToString::to_string)?;
+            chat.render(messages).map_err(|error| error.to_string())
+        };
         let (source, metadata, file): (&dyn TensorSource, _, _) = match &self.origin {
             Origin::Gguf(file) => (&**file, file.metadata(), Some(&**file)),
             Origin::Checkpoint(conversion) => (&**conversion, conversion.metadata(), None),
@@ -205,9 +222,34 @@ impl Opened {
             metadata,
             file,
             features: self.features.as_ref().map_err(String::as_str),
-            encoder: Err("text encoding is not built yet"),
+            encoder: self.encoder.as_ref().map(|encoder| encoder as _).map_err(String::as_str),
             template: &template,
+            origin,
+            recall: Some(&self.recall),
         })
+    }
+
+    fn metadata(&self) -> &Metadata {
+        metadata(&self.origin)
+    }
+
+    /// Bytes of all parts of a file.
+    fn size_bytes(&self) -> Option<u64> {
+        match &self.origin {
+            Origin::Gguf(file) => Some(file.file_bytes()),
+            Origin::Checkpoint(_) => None,
+        }
+    }
+
+    /// What a file says that it is.
+    fn file_type(&self) -> Option<String> {
+        match &self.origin {
+            Origin::Gguf(file) => {
+                let id = file.metadata().get("general.file_type")?.as_u64()?;
+                crate::quantize::FileType::parse(&id.to_string()).map(|found| found.name().to_owned())
+            }
+            Origin::Checkpoint(_) => Some("checkpoint".to_owned()),
+        }
     }
 
     /// Files that are read; an output must not replace them.
@@ -224,7 +266,10 @@ fn engine_options(common: &Common) -> EngineOptions {
     if let Some(n) = common.threads {
         options.n_threads = n.into();
     }
-    options.memory_bytes = common.memory.or_else(half_of_free_memory).unwrap_or(options.memory_bytes);
+    let free = half_of_free_memory().unwrap_or(options.memory_bytes);
+    // Of a limited address space threads and the system's libraries need their part.
+    let allowed = address_space_bytes().map_or(u64::MAX, |bytes| bytes / 4);
+    options.memory_bytes = common.memory.unwrap_or(free.min(allowed));
     options
 }
 
@@ -273,26 +318,72 @@ impl Observer for Trace<'_> {
     }
 }
 
+/// A baseline that cannot be opened says nothing about the model: the run fails, whatever is wrong with it.
+fn open_baseline(path: &Path, common: &Common) -> anyhow::Result<Opened> {
+    Opened::open(path, common)
+        .map_err(|error| anyhow::anyhow!("baseline: {}", crate::cli::render::error_line(&error)))
+}
+
 impl VerifyArgs {
     fn run(&self, session: &Session) -> anyhow::Result<Exit> {
-        let path = self.model.as_deref().ok_or_else(|| UsageError("a model is required".to_owned()))?;
+        let usage = |message: &str| Err(UsageError(message.to_owned()).into());
         if self.prompts.is_empty() && !self.structure_only {
-            let message = "give `--prompts FILE`, or `--structure-only`".to_owned();
-            return Err(UsageError(message).into());
+            return usage("give `--prompts FILE`, or `--structure-only`");
         }
+        if self.models.len() > 1 && (self.per_token.is_some() || self.trace.is_some()) {
+            return usage("`--per-token` and `--trace` take one model");
+        }
+        let baseline = match &self.baseline {
+            Some(path) => Some(open_baseline(path, &session.common)?),
+            None => None,
+        };
+        let origin = self.origin()?;
+        let prompts = read_all(&self.prompts)?;
+        let mut entries = Vec::new();
+        for path in &self.models {
+            entries.push(self.verify(path, baseline.as_ref(), origin.as_ref(), &prompts, session)?);
+        }
+        if session.common.json {
+            session.print_json(&verify_report::to_json(&entries))?;
+        } else {
+            let every_prompt = session.common.verbose > 0;
+            session.print(|out| verify_report::print(&entries, out, every_prompt))?;
+        }
+        Ok(exit_of(verify_report::verdict(&entries)))
+    }
+
+    /// The tokenizer to compare with: of the source, else of a baseline that is a checkpoint with a tokenizer.
+    fn origin(&self) -> anyhow::Result<Option<OriginTokenizer>> {
+        match (&self.source, &self.baseline) {
+            (Some(path), _) => Ok(Some(OriginTokenizer::open(path)?.with_keys(path))),
+            (None, Some(path)) if path.is_dir() => match OriginTokenizer::open(path) {
+                Err(VerifyError::NoOriginTokenizer { .. }) => Ok(None),
+                other => Ok(Some(other?)),
+            },
+            _ => Ok(None),
+        }
+    }
+
+    fn verify(
+        &self,
+        path: &Path,
+        baseline: Option<&Opened>,
+        origin: Option<&OriginTokenizer>,
+        prompts: &[PromptSource],
+        session: &Session,
+    ) -> anyhow::Result<Entry> {
         let opened = match Opened::open(path, &session.common) {
             Ok(opened) => opened,
             // A header that cannot be read is a broken file; a file that cannot be opened is a failed run.
             Err(error) => match error.downcast_ref::<GgufError>() {
                 None | Some(GgufError::Io(_)) => return Err(error),
-                Some(_) => return broken(&error, session),
+                Some(_) => {
+                    let report = Report::unreadable(crate::cli::render::error_line(&error));
+                    let size_bytes = fs_err::metadata(path).ok().map(|file| file.len());
+                    return Ok(Entry { path: path.to_owned(), size_bytes, file_type: None, report });
+                }
             },
         };
-        let baseline = match &self.baseline {
-            Some(path) => Some(Opened::open(path, &session.common).context("baseline")?),
-            None => None,
-        };
-        let prompts = read_all(&self.prompts)?;
         let span = if self.score == Score::All { Span::All } else { Span::SecondHalf };
         let options = VerifyOptions {
             engine: engine_options(&session.common),
@@ -309,21 +400,29 @@ impl VerifyArgs {
         let trace = self.trace.map(|layer| Trace { layer, session });
         let observer = trace.as_ref().map(|trace| trace as &dyn Observer);
         let run = |model: &Model<'_>, baseline: Option<&Model<'_>>| {
-            verify(model, baseline, &prompts, &options, &session.progress, observer)
+            verify(model, baseline, prompts, &options, &session.progress, observer)
         };
-        let (report, encoded, positions) = opened.with(|model| match &baseline {
+        let (mut report, encoded, positions) = opened.with(origin, |model| match baseline {
             None => run(model, None),
-            Some(baseline) => baseline.with(|baseline| run(model, Some(baseline))),
+            Some(baseline) => baseline.with(None, |baseline| run(model, Some(baseline))),
         })?;
-        if let Some(path) = &self.per_token {
-            write_per_token(path, &encoded, &positions)?;
+        if let Some(other) = &self.baseline
+            && is_same_file(path, other)
+        {
+            report.add(Finding::warning("baseline", "the baseline is the model itself"));
         }
-        if session.common.json {
-            session.print_json(&report.to_json())?;
-        } else {
-            session.print(|out| print(&report, out))?;
+        if let Some(out) = &self.per_token {
+            write_per_token(out, &encoded, &positions)?;
         }
-        Ok(exit_of(report.verdict))
+        let (size_bytes, file_type) = (opened.size_bytes(), opened.file_type());
+        Ok(Entry { path: path.to_owned(), size_bytes, file_type, report })
+    }
+}
+
+fn is_same_file(a: &Path, b: &Path) -> bool {
+    match (fs_err::canonicalize(a), fs_err::canonicalize(b)) {
+        (Ok(a), Ok(b)) => a == b,
+        _ => false,
     }
 }
 
@@ -333,73 +432,6 @@ fn exit_of(verdict: Verdict) -> Exit {
         Verdict::Partial => Exit::Partial,
         Verdict::Fail => Exit::Broken,
     }
-}
-
-/// Reports a file whose header cannot be read.
-fn broken(error: &anyhow::Error, session: &Session) -> anyhow::Result<Exit> {
-    let message = crate::cli::render::error_line(error);
-    if session.common.json {
-        let finding = json!({ "check": "header", "severity": "error", "tensor": null, "message": message });
-        session.print_json(&json!({ "verdict": "fail", "findings": [finding] }))?;
-    } else {
-        session.print(|out| writeln!(out, "error    header: {message}\nverdict  fail"))?;
-    }
-    Ok(Exit::Broken)
-}
-
-fn print(report: &Report, out: &mut dyn Write) -> std::io::Result<()> {
-    for finding in &report.findings {
-        let tensor = finding.tensor.as_ref().map(|name| format!(" `{}`", escape(name))).unwrap_or_default();
-        writeln!(out, "{:<9} {}:{tensor} {}", finding.severity.name(), finding.check, finding.message)?;
-    }
-    if let Some(p) = &report.perplexity {
-        writeln!(out, "perplexity    {:.4} ± {:.4} over {} tokens", p.value, p.stderr, p.tokens)?;
-    }
-    if let Some(bits) = report.bits_per_byte {
-        writeln!(out, "bits per byte {bits:.4}")?;
-    }
-    if report.prompts.len() > 1 {
-        let mut table = Table::new(&[
-            ("prompt", Align::Right),
-            ("perplexity", Align::Right),
-            ("±", Align::Right),
-            ("tokens", Align::Right),
-        ]);
-        for prompt in &report.prompts {
-            let Some(p) = &prompt.perplexity else { continue };
-            table.row([
-                prompt.prompt.to_string(),
-                format!("{:.4}", p.value),
-                format!("{:.4}", p.stderr),
-                p.tokens.to_string(),
-            ]);
-        }
-        table.print(out)?;
-    }
-    if let Some(d) = &report.divergence {
-        writeln!(
-            out,
-            "divergence    mean {:.6} ± {:.6}, median {:.6}",
-            d.mean.value, d.mean.stderr, d.median
-        )?;
-        writeln!(out, "              99 % {:.6}, 99.9 % {:.6}, max {:.6}", d.p99, d.p999, d.max)?;
-        writeln!(out, "same choice   {:.3} %", 100.0 * d.top1_agreement)?;
-        writeln!(out, "rms Δp        {:.3} %", 100.0 * d.rms_dp)?;
-        writeln!(
-            out,
-            "Δ ln(PPL)     {:.6} ± {:.6} (baseline {:.4})",
-            d.delta_ln_ppl.value, d.delta_ln_ppl.stderr, d.baseline_ppl
-        )?;
-        for (worst, context) in d.worst.iter().zip(report.contexts.iter()) {
-            writeln!(out, "  {:.4} prompt {} token {}: …{context}", worst.kld, worst.prompt, worst.at)?;
-        }
-    }
-    if let Some(speed) = report.tokens_per_second {
-        writeln!(out, "speed         {speed:.0} tokens/s")?;
-    }
-    let unchecked = report.findings.iter().filter(|f| f.severity == Severity::Unchecked).count();
-    let rest = if unchecked > 0 { format!(" ({unchecked} not judged)") } else { String::new() };
-    writeln!(out, "verdict       {}{rest}", report.verdict.name())
 }
 
 /// One line per prompt; positions that were not computed are `null`.
@@ -424,7 +456,7 @@ fn logits(args: &LogitsArgs, session: &Session) -> anyhow::Result<Exit> {
     let prompts = read_all(&args.prompts)?;
     let mut lines: Vec<u8> = Vec::new();
     let options = engine_options(&session.common);
-    opened.with(|model| {
+    opened.with(None, |model| {
         last_logits(model, &prompts, &options, &session.progress, |prompt, logits| {
             let line = json!({ "prompt": prompt, "logits": logits });
             writeln!(lines, "{line}")?;
@@ -445,7 +477,8 @@ fn imatrix(args: &ImatrixArgs, session: &Session) -> anyhow::Result<Exit> {
         engine: engine_options(&session.common),
         scoring: args.cut.scoring(Span::SecondHalf, false),
     };
-    let importance = opened.with(|model| collect_importance(model, &prompts, &options, &session.progress))?;
+    let importance =
+        opened.with(None, |model| collect_importance(model, &prompts, &options, &session.progress))?;
     let dataset = args.prompts.first().map(|path| path.display().to_string()).unwrap_or_default();
     let sync = !session.common.no_sync;
     if args.legacy {

@@ -6,6 +6,7 @@ use crate::core::{Hint, SourceError};
 use crate::tokenizer::TokenizerError;
 use crate::transform::RecipeError;
 use crate::transform::dequant::DequantError;
+use crate::transform::dequant::msmodelslim::MsModelSlimError;
 
 /// Any error while a conversion is planned.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +26,9 @@ pub enum ConvertError {
     /// Scales or codes of a quantized checkpoint could not be read while planning.
     #[error(transparent)]
     Source(#[from] SourceError),
+    /// Codes, scales and description of an msModelSlim checkpoint.
+    #[error(transparent)]
+    MsModelSlim(#[from] MsModelSlimError),
     /// An operation that does not fit its tensor.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
@@ -56,6 +60,7 @@ impl Hint for ConvertError {
             Self::Arch(error) => error.hints(),
             Self::Tokenizer(error) => error.hints(),
             Self::Dequant(error) => error.hints(),
+            Self::MsModelSlim(error) => error.hints(),
             Self::Source(_)
             | Self::Recipe(_)
             | Self::TokenizerMode { .. }

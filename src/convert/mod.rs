@@ -16,6 +16,7 @@ mod source;
 mod to_hf;
 mod vocabulary;
 
+pub use crate::transform::dequant::msmodelslim::OffsetSign;
 pub use codes::{Codes, KeptRole};
 pub use conversion::{Conversion, registry};
 pub use error::ConvertError;

@@ -7,6 +7,7 @@ use crate::convert::Codes;
 use crate::core::limits::Limits;
 use crate::core::simd::SimdLevel;
 use crate::gguf::Value;
+use crate::transform::dequant::msmodelslim::OffsetSign;
 
 /// Options of a conversion.
 #[derive(Clone, Debug)]
@@ -15,6 +16,8 @@ pub struct ConvertOptions {
     pub file_type: Option<FileType>,
     /// What becomes of weights that are stored as integer codes.
     pub codes: Codes,
+    /// How the offsets of an msModelSlim checkpoint are meant.
+    pub offset_sign: OffsetSign,
     /// A card to use besides the embedded ones, before them.
     pub card: Option<PathBuf>,
     /// Name of the model instead of the derived one.
@@ -46,6 +49,7 @@ impl Default for ConvertOptions {
         Self {
             file_type: None,
             codes: Codes::Float,
+            offset_sign: OffsetSign::Auto,
             card: None,
             model_name: None,
             metadata_file: None,

@@ -3,10 +3,14 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{Checkpoint, ModelDir};
+use serde_json::Value as Json;
+
+use crate::checkpoint::msmodelslim::Description;
+use crate::checkpoint::{Checkpoint, CheckpointError, ModelDir};
 use crate::convert::{ConvertError, ConvertOptions};
 use crate::core::{WeightMeta, WeightSource};
 use crate::transform::dequant;
+use crate::transform::dequant::msmodelslim::{MsModelSlim, MsModelSlimOptions};
 
 /// A model as cards want it: a configuration, and numbers under plain names.
 pub struct ModelSource {
@@ -30,21 +34,44 @@ impl fmt::Debug for ModelSource {
 }
 
 impl ModelSource {
-    /// Opens a directory of any form that is read.
+    /// Opens a directory of any form that is read, or a PyTorch file with its configuration beside it.
     ///
     /// # Errors
     /// The checkpoint cannot be opened, or is quantized in a way that is not read.
     pub fn open(path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
         let dir = ModelDir::open(path, &options.limits)?;
         let mut source = Self { dir, weights: None, paths: Vec::new(), warnings: Vec::new() };
-        if !options.vocab_only {
-            let checkpoint = Checkpoint::with_dir(source.dir.clone())?;
-            source.paths = checkpoint.paths();
+        if options.vocab_only {
+            return Ok(source);
+        }
+        let description = Description::find(&source.dir)?;
+        let checkpoint = Checkpoint::with_dir(source.dir.clone())?;
+        source.paths = checkpoint.paths();
+        source.warnings.extend_from_slice(checkpoint.warnings());
+        if let Some(description) = description {
+            let layer =
+                MsModelSlim::open(Box::new(checkpoint), &msmodelslim(&source.dir, description, options))?;
+            source.warnings.extend_from_slice(layer.warnings());
+            source.weights = Some(Box::new(layer));
+        } else {
             let opened = dequant::open(&configurations(&source.dir)?, Box::new(checkpoint))?;
             source.warnings.extend(opened.warnings);
             source.weights = Some(opened.source);
         }
         Ok(source)
+    }
+
+    /// Opens a checkpoint of msModelSlim, and nothing else.
+    ///
+    /// # Errors
+    /// As [`ModelSource::open`]; the description is missing.
+    pub fn open_msmodelslim(path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
+        let dir = ModelDir::open(path, &options.limits)?;
+        if Description::find(&dir)?.is_none() {
+            let (dir, name) = (path.to_owned(), "quant_model_description.json");
+            return Err(CheckpointError::FileMissing { dir, name }.into());
+        }
+        Self::open(path, options)
     }
 
     /// The tensors of the weights.
@@ -62,4 +89,18 @@ fn configurations(dir: &ModelDir) -> Result<dequant::Configurations, ConvertErro
         quantize_config: dir.json(dequant::QUANTIZE_CONFIG)?,
         quanto_qmap: dir.json(dequant::QUANTO_QMAP)?,
     })
+}
+
+/// What the layer over an msModelSlim checkpoint has to know.
+fn msmodelslim(dir: &ModelDir, description: Description, options: &ConvertOptions) -> MsModelSlimOptions {
+    let config = dir.config();
+    let text = config.get("text_config").and_then(Json::as_object).unwrap_or(config);
+    let has_rms_norms =
+        text.contains_key("rms_norm_eps") || text.get("rmsnorm").and_then(Json::as_bool) == Some(true);
+    MsModelSlimOptions {
+        labels: description.labels,
+        is_versioned: description.version.is_some(),
+        has_rms_norms,
+        offset_sign: options.offset_sign,
+    }
 }

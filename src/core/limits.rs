@@ -5,6 +5,8 @@
 pub struct Limits {
     /// Bytes of a safetensors header (the format's own cap).
     pub safetensors_header_bytes: u64,
+    /// Bytes of the pickle in a PyTorch file.
+    pub pickle_bytes: u64,
     /// Bytes of a JSON or text file read whole (`config.json`, `tokenizer.json`, an index).
     pub text_file_bytes: u64,
     /// Depth of nested arrays and JSON values.
@@ -21,6 +23,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             safetensors_header_bytes: 100_000_000,
+            pickle_bytes: 32 << 20,
             text_file_bytes: 1 << 30,
             depth: 64,
             n_tensors: 1 << 24,

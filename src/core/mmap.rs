@@ -24,6 +24,14 @@ impl MappedFile {
     /// # Errors
     /// I/O errors, named with the path; a path that is not a regular file.
     pub fn open(path: &Path) -> std::io::Result<Self> {
+        Self::open_head(path, u64::MAX)
+    }
+
+    /// Maps the first bytes of a file: `most`, or all if it has fewer.
+    ///
+    /// # Errors
+    /// As [`MappedFile::open`].
+    pub fn open_head(path: &Path, most: u64) -> std::io::Result<Self> {
         let file = fs_err::File::open(path)?;
         let metadata = file.metadata()?;
         if !metadata.is_file() {
@@ -35,9 +43,10 @@ impl MappedFile {
         let map = if metadata.len() == 0 {
             None
         } else {
+            let len = usize::try_from(metadata.len().min(most)).map_err(std::io::Error::other)?;
             // SAFETY: the mapping is private and read-only, and only `&[u8]` leaves this type. Another process
             // changing the file under us changes the bytes we see, which every parser treats as untrusted anyway.
-            Some(unsafe { Mmap::map(file.file()) }?)
+            Some(unsafe { memmap2::MmapOptions::new().len(len).map(file.file()) }?)
         };
         Ok(Self { path: path.to_owned(), map })
     }
@@ -96,6 +105,19 @@ impl Deref for MappedFile {
     }
 }
 
+/// Bytes of address space that this process may have, if they are limited (`ulimit -v`).
+#[must_use]
+pub fn address_space_bytes() -> Option<u64> {
+    #[cfg(unix)]
+    {
+        rustix::process::getrlimit(rustix::process::Resource::As).current
+    }
+    #[cfg(not(unix))]
+    {
+        None
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,6 +133,8 @@ mod tests {
         map.release(1, u64::MAX);
         map.release(u64::MAX, 1);
         assert_eq!(&map[..], &data[..]);
+        assert_eq!(&MappedFile::open_head(&path, 7).unwrap()[..], &data[..7]);
+        assert_eq!(MappedFile::open_head(&path, 1 << 40).unwrap().len(), data.len());
     }
 
     #[test]

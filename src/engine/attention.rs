@@ -1,21 +1,42 @@
-//! Softmax attention over whole chunks: tiles of queries against all visible keys, one task per chunk and head.
+//! Softmax attention over whole chunks: tiles of queries against all visible keys, one task per chunk and key-value
+//! head.
 
 use rayon::prelude::*;
 
 use crate::engine::EngineError;
-use crate::engine::graph::{Batch, Run};
-use crate::engine::math;
+use crate::engine::graph::{Batch, Place, Run};
+use crate::engine::math::{self, SoftmaxRow};
 use crate::engine::matmul::{Grid, Tile, View, multiply};
+use crate::engine::panel::transpose;
 use crate::engine::plan::{Attention, HeadSpan};
 use crate::engine::product::Product;
+use crate::engine::timings::Phase;
 use crate::engine::weights::LoadedNorm;
-use crate::engine::workers::lend;
+use crate::engine::workers::{Scratch, lend};
 
-/// Queries per tile: keys beyond the tile's last query are never computed.
-const QUERY_ROWS: usize = 128;
+/// Queries per tile: keys beyond the tile's last query are never computed. A multiple of the kernels' width.
+const QUERY_ROWS: usize = 96;
+/// Keys are computed in multiples of this, so that kernels find whole vectors; what is beyond is not looked at.
+const KEY_ROWS: usize = 16;
+
+/// Bytes of a thread's buffers for chunks of this length.
+pub(super) fn buffer_bytes(a: &Attention, chunk_len: usize) -> usize {
+    4 * (QUERY_ROWS + a.dk) * chunk_len.next_multiple_of(KEY_ROWS)
+}
+
+/// Rows that one task places.
+const ROWS_PER_TASK: usize = 64;
+
+/// Queries of the wanted tokens; keys and values of all.
+#[derive(Clone, Copy)]
+struct Projected<'a> {
+    q: &'a [f32],
+    k: &'a [f32],
+    v: &'a [f32],
+}
 
 impl Run<'_> {
-    /// Attention of the normed input `x` into `out`, both `[n_tokens, n_embd]`.
+    /// Attention of the normed input `x` (`[n_tokens, n_embd]`) into `out`, the wanted rows.
     pub(super) fn attention(
         &self,
         a: &Attention,
@@ -23,13 +44,19 @@ impl Run<'_> {
         x: &[f32],
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        let n_tokens = batch.n_tokens();
-        let mut q = self.take(n_tokens * a.q.n_rows);
+        let (n_tokens, n_wanted) = (batch.n_tokens(), batch.n_wanted());
+        let mut q = self.take(n_wanted * a.q.n_rows);
         let mut k = self.take(n_tokens * a.k.n_rows);
         let mut v = self.take(n_tokens * a.v.n_rows);
-        let products =
-            vec![Product::plain(&a.q, &mut q), Product::plain(&a.k, &mut k), Product::plain(&a.v, &mut v)];
-        self.products(x, n_tokens, products)?;
+        let mut products = vec![Product::plain(&a.k, &mut k), Product::plain(&a.v, &mut v)];
+        if batch.is_whole() {
+            products.insert(0, Product::plain(&a.q, &mut q));
+            self.products(x, n_tokens, products)?;
+        } else {
+            self.products(x, n_tokens, products)?;
+            let queries = batch.select(x, a.q.n_cols);
+            self.products(&queries, n_wanted, vec![Product::plain(&a.q, &mut q)])?;
+        }
         if let Some(c) = a.clamp {
             self.workers.install(|| {
                 [&mut q, &mut k, &mut v].into_par_iter().for_each(|values| {
@@ -39,15 +66,15 @@ impl Run<'_> {
                 });
             });
         }
-        self.place(a, batch, &mut q, true)?;
-        self.place(a, batch, &mut k, false)?;
+        self.place(a, &batch.select(&batch.places, 1), &mut q, true)?;
+        self.place(a, &batch.places, &mut k, false)?;
         self.slot("q", &q, a.q.n_rows);
         self.slot("k", &k, a.k.n_rows);
-        let mut context = self.take(n_tokens * a.n_heads * a.dv);
-        self.mix(a, batch, (&q, &k, &v), &mut context)?;
+        let mut context = self.take(n_wanted * a.n_heads * a.dv);
+        self.mix(a, batch, Projected { q: &q, k: &k, v: &v }, &mut context)?;
         self.slot("attention", &context, a.n_heads * a.dv);
         self.give([q, k, v]);
-        self.products(&context, n_tokens, vec![Product::plain(&a.out, out)])?;
+        self.products(&context, n_wanted, vec![Product::plain(&a.out, out)])?;
         self.give([context]);
         Ok(())
     }
@@ -56,7 +83,7 @@ impl Run<'_> {
     fn place(
         &self,
         a: &Attention,
-        batch: &Batch,
+        places: &[Place],
         values: &mut [f32],
         is_query: bool,
     ) -> Result<(), EngineError> {
@@ -78,29 +105,31 @@ impl Run<'_> {
             }
         };
         let temperature = a.temperature.filter(|_| is_query);
+        let place = |row: &mut [f32], place: &Place, scratch: &mut Vec<f32>| {
+            let position = place.position as usize;
+            if !a.norm_after_rope {
+                normalize(row, scratch);
+            }
+            if let Some(rope) = a.rope {
+                self.ropes.table(rope, place.chunk_len as usize).rotate(level, row, a.dk, position);
+            }
+            if a.norm_after_rope {
+                normalize(row, scratch);
+            }
+            if let Some((by, length)) = temperature {
+                let factor = 1.0 + by * (1.0 + (position / length) as f64).ln();
+                for x in row.iter_mut() {
+                    *x *= factor as f32;
+                }
+            }
+        };
         self.workers.install(|| {
-            values.par_chunks_mut(width).zip(&batch.places).with_min_len(16).for_each_init(
-                Vec::new,
-                |scratch, (row, place)| {
-                    let position = place.position as usize;
-                    if !a.norm_after_rope {
-                        normalize(row, scratch);
-                    }
-                    if let Some(rope) = a.rope {
-                        let table = self.ropes.table(rope, place.chunk_len as usize);
-                        row.chunks_mut(a.dk).for_each(|head| table.rotate(head, position));
-                    }
-                    if a.norm_after_rope {
-                        normalize(row, scratch);
-                    }
-                    if let Some((by, length)) = temperature {
-                        let factor = 1.0 + by * (1.0 + (position / length) as f64).ln();
-                        for x in row.iter_mut() {
-                            *x *= factor as f32;
-                        }
-                    }
-                },
-            );
+            let tasks = values.par_chunks_mut(ROWS_PER_TASK * width).zip(places.par_chunks(ROWS_PER_TASK));
+            tasks.for_each_init(Vec::new, |scratch, (rows, places)| {
+                self.clock.time(Phase::Rotate, || {
+                    rows.chunks_mut(width).zip(places).for_each(|(row, at)| place(row, at, scratch));
+                });
+            });
         });
         Ok(())
     }
@@ -110,73 +139,111 @@ impl Run<'_> {
         &self,
         a: &Attention,
         batch: &Batch,
-        (q, k, v): (&[f32], &[f32], &[f32]),
+        projected: Projected<'_>,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
         let sinks = self.weights.optional(a.sinks.as_ref())?;
-        let level = self.weights.level;
         let heads: Vec<usize> = (0..=a.n_heads).map(|head| head * a.dv).collect();
-        let grid = Grid::new(out, a.n_heads * a.dv, batch.cuts.clone(), heads);
-        let n_chunks = batch.cuts.len() - 1;
-        self.workers.each(n_chunks * a.n_heads, |scratch, task| {
-            let (chunk, head) = (task / a.n_heads, task % a.n_heads);
+        let cuts = batch.wanted_cuts();
+        let grid = Grid::new(out, a.n_heads * a.dv, cuts.clone(), heads);
+        let group = a.n_heads / a.n_kv_heads;
+        self.workers.each((cuts.len() - 1) * a.n_kv_heads, |scratch, task| {
+            let (chunk, kv_head) = (task / a.n_kv_heads, task % a.n_kv_heads);
             let start = batch.cuts[chunk];
-            let n_tokens = batch.cuts[chunk + 1] - start;
-            let kv_head = head / (a.n_heads / a.n_kv_heads);
-            let mut out = grid.take(chunk, head);
-            let sink = sinks.as_ref().map(|sinks| sinks[head]);
-            let slope = a.alibi.as_ref().map(|slopes| slopes[head]);
-            let mut first = 0;
-            while first < n_tokens {
-                let end = (first + QUERY_ROWS).min(n_tokens);
-                let first_key = a.mask.first_key(first);
-                let n_keys = end - first_key;
-                let view = |data, row: usize, n_rows, at: usize, n_heads: usize, width: usize| {
-                    let data: &[f32] = data;
-                    let offset = (start + row) * n_heads * width + at * width;
-                    View::new(&data[offset..], n_rows, width, n_heads * width)
-                };
-                let queries = view(q, first, end - first, head, a.n_heads, a.dk);
-                let keys = view(k, first_key, n_keys, kv_head, a.n_kv_heads, a.dk);
-                let values = view(v, first_key, n_keys, kv_head, a.n_kv_heads, a.dv);
-                let scores = lend(&mut scratch.tile, (end - first) * n_keys);
-                let scale = if a.cap.is_some() { 1.0 } else { a.scale };
-                multiply(
-                    &mut Tile::whole(scores, end - first, n_keys),
-                    queries,
-                    keys.transposed(),
-                    scale,
-                    false,
-                );
-                let sums = lend(&mut scratch.panel, end - first);
-                for ((row, sum), position) in scores.chunks_mut(n_keys).zip(sums.iter_mut()).zip(first..end) {
-                    let visible = a.mask.first_key(position) - first_key..position + 1 - first_key;
-                    row[..visible.start].fill(0.0);
-                    row[visible.end..].fill(0.0);
-                    let row = &mut row[visible];
-                    if a.cap.is_some() {
-                        math::scale_and_cap(level, row, a.scale, a.cap);
-                    }
-                    if let Some(slope) = slope {
-                        let last = row.len() - 1;
-                        row.iter_mut().enumerate().for_each(|(at, s)| *s -= slope * (last - at) as f32);
-                    }
-                    let peak = math::max(level, row).max(sink.unwrap_or(f32::NEG_INFINITY));
-                    let total = math::exp_in_place(level, row, peak);
-                    let total = total + sink.map_or(0.0, |sink| f64::from(math::exp(sink - peak)));
-                    *sum = (1.0 / total) as f32;
-                }
-                let mut tile = out.rows_mut(first..end);
-                let scores = View::new(scores, end - first, n_keys, n_keys);
-                multiply(&mut tile, scores, values, 1.0, false);
-                for (row, &sum) in sums.iter().enumerate() {
-                    tile.row_mut(row).iter_mut().for_each(|x| *x *= sum);
-                }
-                first = end;
+            let wanted = batch.wanted(chunk);
+            // Later keys are not visible to any wanted query.
+            let n_keys = wanted.end - start;
+            let Scratch { rows: keys, tile: scores, sums, .. } = scratch;
+            let width = n_keys.next_multiple_of(KEY_ROWS);
+            let keys = lend(keys, a.dk * width);
+            self.clock.time(Phase::Attention, || {
+                let rows = rows_of(projected.k, start, n_keys, kv_head, a.n_kv_heads, a.dk);
+                transpose(rows, &mut Tile::whole(keys, a.dk, width));
+            });
+            let head = Head {
+                first_query: wanted.start - start,
+                n_queries: wanted.len(),
+                queries: &projected.q[cuts[chunk] * a.n_heads * a.dk..],
+                keys: View::new(keys, a.dk, width, width),
+                values: rows_of(projected.v, start, n_keys, kv_head, a.n_kv_heads, a.dv),
+            };
+            for at in kv_head * group..(kv_head + 1) * group {
+                let sink = sinks.as_ref().map(|sinks| sinks[at]);
+                self.head(a, at, &head, sink, &mut grid.take(chunk, at), (scores, sums));
             }
             if self.progress.is_cancelled() { Err(EngineError::Cancelled) } else { Ok(()) }
         })
     }
+
+    /// One query head of a chunk.
+    fn head(
+        &self,
+        a: &Attention,
+        at: usize,
+        head: &Head<'_>,
+        sink: Option<f32>,
+        out: &mut Tile<'_>,
+        (scores, sums): (&mut Vec<f32>, &mut Vec<f32>),
+    ) {
+        let level = self.weights.level;
+        let softmax = SoftmaxRow {
+            cap: a.cap.map(|cap| (a.scale, cap)),
+            slope: a.alibi.as_ref().map(|slopes| slopes[at]),
+            sink,
+        };
+        let scale = if a.cap.is_some() { 1.0 } else { a.scale };
+        let mut first = 0;
+        while first < head.n_queries {
+            let end = (first + QUERY_ROWS).min(head.n_queries);
+            let positions = head.first_query + first..head.first_query + end;
+            let first_key = a.mask.first_key(positions.start) / KEY_ROWS * KEY_ROWS;
+            let n_keys = positions.end - first_key;
+            let width = n_keys.next_multiple_of(KEY_ROWS);
+            let n = end - first;
+            let queries = rows_of(head.queries, first, n, at, a.n_heads, a.dk);
+            let scores = lend(scores, n * width);
+            self.clock.time(Phase::Attention, || {
+                let keys = head.keys.columns(first_key..first_key + width);
+                multiply(&mut Tile::whole(scores, n, width), queries, keys, scale, false);
+            });
+            let sums = lend(sums, n);
+            self.clock.time(Phase::Softmax, || {
+                for ((row, sum), position) in scores.chunks_mut(width).zip(sums.iter_mut()).zip(positions) {
+                    let visible = a.mask.first_key(position) - first_key..position + 1 - first_key;
+                    row[..visible.start].fill(0.0);
+                    row[visible.end..].fill(0.0);
+                    *sum = (1.0 / math::softmax(level, &mut row[visible], softmax)) as f32;
+                }
+            });
+            self.clock.time(Phase::Attention, || {
+                let mut tile = out.rows_mut(first..end);
+                let values = head.values.rows(first_key..first_key + n_keys);
+                multiply(&mut tile, View::new(scores, n, n_keys, width), values, 1.0, false);
+                for (row, &sum) in sums.iter().enumerate() {
+                    tile.row_mut(row).iter_mut().for_each(|x| *x *= sum);
+                }
+            });
+            first = end;
+        }
+    }
+}
+
+/// One key-value head of a chunk.
+struct Head<'a> {
+    /// Position of the first wanted query in the chunk.
+    first_query: usize,
+    n_queries: usize,
+    /// The chunk's wanted queries, all heads, and what follows.
+    queries: &'a [f32],
+    /// Transposed: one column per key, then some that mean nothing.
+    keys: View<'a>,
+    values: View<'a>,
+}
+
+/// `n` rows of one head in `[tokens, n_heads * width]`.
+fn rows_of(data: &[f32], first: usize, n: usize, head: usize, n_heads: usize, width: usize) -> View<'_> {
+    let start = if n == 0 { 0 } else { (first * n_heads + head) * width };
+    View::new(&data[start..], n, width, n_heads * width)
 }
 
 fn whole_row(norm: &LoadedNorm, level: crate::core::simd::SimdLevel, x: &mut [f32], scratch: &mut Vec<f32>) {

@@ -1,7 +1,7 @@
 //! Feed-forward networks.
 
 use crate::engine::EngineError;
-use crate::engine::graph::{Batch, Run};
+use crate::engine::graph::Run;
 use crate::engine::plan::{Dense, Ffn};
 use crate::engine::product::Product;
 
@@ -10,8 +10,8 @@ impl Run<'_> {
     pub(super) fn ffn(
         &self,
         ffn: &Ffn,
-        batch: &Batch,
         x: &[f32],
+        n_tokens: usize,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
         match ffn {
@@ -19,8 +19,8 @@ impl Run<'_> {
                 out.fill(0.0);
                 Ok(())
             }
-            Ffn::Dense(dense) => self.dense(dense, x, batch.n_tokens(), out),
-            Ffn::Moe(moe) => self.moe(moe, x, batch.n_tokens(), out),
+            Ffn::Dense(dense) => self.dense(dense, x, n_tokens, out),
+            Ffn::Moe(moe) => self.moe(moe, x, n_tokens, out),
         }
     }
 

@@ -1,5 +1,7 @@
 //! One run: the layer as the plan describes it, over a batch of chunks.
 
+use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -9,6 +11,7 @@ use crate::engine::EngineError;
 use crate::engine::plan::{GraphPlan, Layer, Matrix, Mixer, Norm, Wiring};
 use crate::engine::product::Product;
 use crate::engine::rope::RopeTable;
+use crate::engine::timings::Clock;
 use crate::engine::weights::Weights;
 use crate::engine::workers::Workers;
 
@@ -41,11 +44,13 @@ pub(super) struct Batch {
     pub(super) cuts: Vec<usize>,
     /// One place per token.
     pub(super) places: Vec<Place>,
+    /// Tokens of every chunk whose output is wanted, if not all are: after the last layer only those go on.
+    wanted: Option<Vec<Range<usize>>>,
 }
 
 impl Batch {
     pub(super) fn new(lengths: impl IntoIterator<Item = usize>) -> Self {
-        let mut batch = Self { cuts: vec![0], places: Vec::new() };
+        let mut batch = Self { cuts: vec![0], places: Vec::new(), wanted: None };
         for len in lengths {
             let chunk_len = len as u32;
             batch.places.extend((0..chunk_len).map(|position| Place { position, chunk_len }));
@@ -54,8 +59,69 @@ impl Batch {
         batch
     }
 
+    /// The same batch when only some rows of every chunk are wanted.
+    pub(super) fn narrowed(mut self, rows: impl IntoIterator<Item = Range<usize>>) -> Self {
+        let clip = |(cut, rows): (&[usize], Range<usize>)| {
+            let end = (cut[0] + rows.end).min(cut[1]);
+            (cut[0] + rows.start).min(end)..end
+        };
+        self.wanted = Some(self.cuts.windows(2).zip(rows).map(clip).collect());
+        self
+    }
+
     pub(super) fn n_tokens(&self) -> usize {
         self.places.len()
+    }
+
+    /// Number of tokens whose output is wanted.
+    pub(super) fn n_wanted(&self) -> usize {
+        self.wanted.as_ref().map_or(self.n_tokens(), |wanted| wanted.iter().map(ExactSizeIterator::len).sum())
+    }
+
+    /// True if every token's output is wanted.
+    pub(super) fn is_whole(&self) -> bool {
+        self.wanted.is_none()
+    }
+
+    /// Wanted tokens of a chunk.
+    pub(super) fn wanted(&self, chunk: usize) -> Range<usize> {
+        match &self.wanted {
+            Some(wanted) => wanted[chunk].clone(),
+            None => self.cuts[chunk]..self.cuts[chunk + 1],
+        }
+    }
+
+    /// First row of every chunk among the wanted rows, and their number.
+    pub(super) fn wanted_cuts(&self) -> Vec<usize> {
+        let mut cuts = vec![0];
+        for chunk in 0..self.cuts.len() - 1 {
+            cuts.push(cuts[chunk] + self.wanted(chunk).len());
+        }
+        cuts
+    }
+
+    /// The wanted rows of `[n_tokens, n_cols]`.
+    pub(super) fn select<'x, T: Copy>(&self, x: &'x [T], n_cols: usize) -> Cow<'x, [T]> {
+        match &self.wanted {
+            None => Cow::Borrowed(x),
+            Some(wanted) => {
+                let mut rows = Vec::with_capacity(self.n_wanted() * n_cols);
+                for tokens in wanted {
+                    rows.extend_from_slice(&x[tokens.start * n_cols..tokens.end * n_cols]);
+                }
+                Cow::Owned(rows)
+            }
+        }
+    }
+
+    /// Moves the wanted rows to the front and lends them.
+    pub(super) fn gather<'x>(&self, x: &'x mut [f32], n_cols: usize) -> &'x mut [f32] {
+        let mut n = 0;
+        for tokens in self.wanted.iter().flatten() {
+            x.copy_within(tokens.start * n_cols..tokens.end * n_cols, n * n_cols);
+            n += tokens.len();
+        }
+        &mut x[..self.n_wanted() * n_cols]
     }
 }
 
@@ -105,6 +171,7 @@ pub(super) struct Run<'a> {
     pub(super) progress: &'a dyn Progress,
     pub(super) observer: Option<&'a dyn Observer>,
     pub(super) ropes: RopeTables,
+    pub(super) clock: &'a Clock,
     pub(super) layer: AtomicUsize,
     /// Buffers that were given back: their pages are already there.
     pub(super) buffers: Mutex<Vec<Vec<f32>>>,
@@ -139,61 +206,78 @@ impl Run<'_> {
         }
     }
 
-    /// Runs one layer over a batch; `x` is the residual stream, `[n_tokens, n_embd]`.
+    /// Runs one layer over a batch; `x` is the residual stream, `[n_tokens, n_embd]`. If not all rows are wanted,
+    /// those that are come to its front.
     pub(super) fn layer(&self, layer: &Layer, batch: &Batch, x: &mut [f32]) -> Result<(), EngineError> {
         let n_embd = self.plan.n_embd;
         let rho = layer.residual_scale;
         let load = |norm: &Option<Norm>| norm.as_ref().map(|norm| self.weights.norm(norm)).transpose();
         let (pre_mixer, post_mixer) = (load(&layer.pre_mixer)?, load(&layer.post_mixer)?);
         let (pre_ffn, post_ffn) = (load(&layer.pre_ffn)?, load(&layer.post_ffn)?);
-        let mut normed = self.take(x.len());
+        let mut mixer_input = self.take(x.len());
         match &pre_mixer {
-            Some(norm) => self.norm_rows(norm, x, &mut normed, n_embd),
-            None => normed.copy_from_slice(x),
+            Some(norm) => self.norm_rows(norm, x, &mut mixer_input, n_embd),
+            None => mixer_input.copy_from_slice(x),
         }
-        self.slot("mixer_input", &normed, n_embd);
+        self.slot("mixer_input", &mixer_input, n_embd);
+        let x = batch.gather(x, n_embd);
         let mut branch = self.take(x.len());
-        match layer.wiring {
-            Wiring::Serial => {
-                if self.mixer(layer, batch, &normed, &mut branch)? {
-                    self.slot("mixer", &branch, n_embd);
-                    self.add_rows(x, &mut branch, post_mixer.as_ref(), rho, n_embd);
-                }
-                match &pre_ffn {
-                    Some(norm) => self.norm_rows(norm, x, &mut normed, n_embd),
-                    None => normed.copy_from_slice(x),
-                }
-                self.slot("ffn_input", &normed, n_embd);
-            }
-            Wiring::Parallel => {
-                // The feed-forward reads the layer's input too: it is normed before the mixer's output is added.
-                let mut ffn_input = self.take(x.len());
-                match &pre_ffn {
-                    Some(norm) => self.norm_rows(norm, x, &mut ffn_input, n_embd),
-                    None => ffn_input.copy_from_slice(&normed),
-                }
-                if self.mixer(layer, batch, &normed, &mut branch)? {
-                    self.slot("mixer", &branch, n_embd);
-                    self.add_rows(x, &mut branch, post_mixer.as_ref(), rho, n_embd);
-                }
-                self.give([std::mem::replace(&mut normed, ffn_input)]);
+        let mut ffn_input = self.take(x.len());
+        // With parallel wiring the feed-forward reads the layer's input too.
+        if layer.wiring == Wiring::Parallel {
+            match &pre_ffn {
+                Some(norm) => self.norm_rows(norm, x, &mut ffn_input, n_embd),
+                None => ffn_input.copy_from_slice(&batch.select(&mixer_input, n_embd)),
             }
         }
-        self.ffn(&layer.ffn, batch, &normed, &mut branch)?;
+        if self.mixer(layer, batch, &mixer_input, &mut branch)? {
+            self.slot("mixer", &branch, n_embd);
+            self.add_rows(x, &mut branch, post_mixer.as_ref(), rho, n_embd);
+        }
+        if layer.wiring == Wiring::Serial {
+            match &pre_ffn {
+                Some(norm) => self.norm_rows(norm, x, &mut ffn_input, n_embd),
+                None => ffn_input.copy_from_slice(x),
+            }
+            self.slot("ffn_input", &ffn_input, n_embd);
+        }
+        self.give([mixer_input]);
+        self.ffn(&layer.ffn, &ffn_input, batch.n_wanted(), &mut branch)?;
         self.slot("ffn", &branch, n_embd);
         self.add_rows(x, &mut branch, post_ffn.as_ref(), rho, n_embd);
         self.slot("output", x, n_embd);
-        self.give([normed, branch]);
+        self.give([ffn_input, branch]);
         Ok(())
     }
 
-    /// The layer's mixer; false if it has none.
+    /// The layer's mixer, of all rows of `x` into the wanted rows of `out`; false if it has none.
     fn mixer(&self, layer: &Layer, batch: &Batch, x: &[f32], out: &mut [f32]) -> Result<bool, EngineError> {
         match &layer.mixer {
             Mixer::None => return Ok(false),
-            Mixer::Linear(matrix) => self.products(x, batch.n_tokens(), vec![Product::plain(matrix, out)])?,
+            Mixer::Linear(matrix) => {
+                let rows = batch.select(x, matrix.n_cols);
+                self.products(&rows, batch.n_wanted(), vec![Product::plain(matrix, out)])?;
+            }
             Mixer::Attention(attention) => self.attention(attention, batch, x, out)?,
         }
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wanted_rows_are_cut_at_their_chunk_and_come_to_the_front() {
+        let batch = Batch::new([3, 2]);
+        assert_eq!((batch.n_wanted(), batch.wanted_cuts()), (5, vec![0, 3, 5]));
+        let batch = batch.narrowed([1..3, 1..9]);
+        assert_eq!((batch.n_wanted(), batch.wanted_cuts()), (3, vec![0, 2, 3]));
+        assert_eq!((batch.wanted(0), batch.wanted(1)), (1..3, 4..5));
+        let mut x: Vec<f32> = (0..10).map(|i| i as f32).collect();
+        let expected = [2.0, 3.0, 4.0, 5.0, 8.0, 9.0];
+        assert_eq!(*batch.select(&x, 2), expected);
+        assert_eq!(*batch.gather(&mut x, 2), expected);
     }
 }

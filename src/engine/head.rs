@@ -2,18 +2,23 @@
 //! tokens times vocabulary exists.
 
 use std::ops::Range;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 
 use crate::core::progress::Progress;
+use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
 use crate::engine::graph::{Observer, RopeTables, Run};
 use crate::engine::math;
+use crate::engine::matmul::{Tile, View};
+use crate::engine::panel::{Panel, SLICE_TOKENS, cuts};
 use crate::engine::product::Product;
 use crate::engine::stream::Engine;
+use crate::engine::timings::Phase;
 use crate::engine::weights::Weights;
+use crate::engine::workers::lend;
 
 /// Logits held at a time.
 const BLOCK_LOGITS: usize = 8 << 20;
@@ -82,21 +87,38 @@ impl Fold {
     };
 
     /// Takes in the logits of vocabulary rows `first ..`.
-    fn add(&mut self, level: crate::core::simd::SimdLevel, logits: &[f32], first: usize, target: u32) {
+    fn add(&mut self, level: SimdLevel, logits: &[f32], first: usize, target: u32) {
         let peak = math::max(level, logits);
         if peak > self.top.0 {
             let at = logits.iter().position(|&z| z == peak).unwrap_or(0);
             self.top = (peak, (first + at) as u32);
         }
+        self.lift(peak);
+        self.sum += math::sum_of_exp(level, logits, self.max);
+        if let Some(&z) = (target as usize).checked_sub(first).and_then(|at| logits.get(at)) {
+            self.target = z;
+        }
+    }
+
+    /// Makes the sums relative to a larger maximum.
+    fn lift(&mut self, peak: f32) {
         if peak > self.max {
             let shrink = f64::from(self.max - peak).exp();
             self.sum *= shrink;
             self.weighted *= shrink;
             self.max = peak;
         }
-        self.sum += math::sum_of_exp(level, logits, self.max);
-        if let Some(&z) = (target as usize).checked_sub(first).and_then(|at| logits.get(at)) {
-            self.target = z;
+    }
+
+    /// Takes in the fold of later vocabulary rows.
+    fn merge(&mut self, later: &Self) {
+        if later.top.0 > self.top.0 {
+            self.top = later.top;
+        }
+        self.lift(later.max);
+        self.sum += later.sum * f64::from(later.max - self.max).exp();
+        if !later.target.is_nan() {
+            self.target = later.target;
         }
     }
 
@@ -117,6 +139,7 @@ impl Engine<'_> {
             workers: &self.workers,
             progress,
             observer,
+            clock: &self.clock,
             ropes: RopeTables::default(),
             layer: AtomicUsize::new(self.plan.layers.len()),
             buffers: Mutex::default(),
@@ -171,20 +194,60 @@ impl Engine<'_> {
         progress: &dyn Progress,
         observer: Option<&dyn Observer>,
     ) -> Result<Vec<TokenScore>, EngineError> {
-        let level = self.options.level;
         let run = self.head_run(progress, observer);
-        let mut folds = vec![Fold::START; hidden.n_rows];
-        let mut logits = Vec::new();
-        for vocabulary in self.blocks(hidden.n_rows) {
-            let n = vocabulary.len();
-            logits.resize(hidden.n_rows * n, 0.0);
-            self.logits_block(&run, hidden, &vocabulary, &mut logits)?;
-            self.workers.install(|| {
-                let rows = folds.par_iter_mut().zip(logits.par_chunks(n)).zip(targets);
-                rows.for_each(|((fold, z), &target)| fold.add(level, z, vocabulary.start, target));
-            });
+        let (head, n_embd) = (&self.plan.head, self.plan.head.n_cols);
+        if hidden.n_rows == 0 {
+            return Ok(Vec::new());
         }
+        run.observe(std::iter::once(head), &hidden.states);
+        let affix = run.affix(head)?;
+        let panels: Vec<Panel<'_>> = Panel::of(head, None).collect();
+        let slices = cuts(hidden.n_rows, SLICE_TOKENS);
+        let mut folds = vec![Fold::START; hidden.n_rows];
+        run.each_block(&panels, |block, _, decoded| {
+            // Logits are folded where they are computed, panel by panel, and the folds then in the panels' order.
+            let parts: Vec<Mutex<Vec<Fold>>> =
+                (0..block.len() * (slices.len() - 1)).map(|_| Mutex::default()).collect();
+            self.workers.each(parts.len(), |scratch, task| {
+                if progress.is_cancelled() {
+                    return Err(EngineError::Cancelled);
+                }
+                let (slice, panel) = (task / block.len(), task % block.len());
+                let (rows, panel, weights) =
+                    (slices[slice]..slices[slice + 1], &block[panel], decoded[panel].weight);
+                let x = View::new(&hidden.states[rows.start * n_embd..], rows.len(), n_embd, n_embd);
+                let logits = lend(&mut scratch.tile, rows.len() * panel.n);
+                let mut tile = Tile::whole(logits, rows.len(), panel.n);
+                run.clock.time(Phase::Product, || affix.multiply(&mut tile, x, weights, panel));
+                let part = run.clock.time(Phase::Fold, || {
+                    self.fold(logits, panel.n, panel.first, &targets[rows.start.min(targets.len())..])
+                });
+                *parts[task].lock().unwrap_or_else(PoisonError::into_inner) = part;
+                Ok(())
+            })?;
+            self.workers.install(|| {
+                folds.par_chunks_mut(SLICE_TOKENS).enumerate().for_each(|(slice, folds)| {
+                    for part in &parts[slice * block.len()..(slice + 1) * block.len()] {
+                        let part = part.lock().unwrap_or_else(PoisonError::into_inner);
+                        folds.iter_mut().zip(&*part).for_each(|(fold, part)| fold.merge(part));
+                    }
+                });
+            });
+            Ok(())
+        })?;
         Ok(folds.iter().map(Fold::score).collect())
+    }
+
+    /// Folds a tile of logits whose rows are vocabulary rows `first .. first + n`.
+    fn fold(&self, logits: &mut [f32], n: usize, first: usize, targets: &[u32]) -> Vec<Fold> {
+        let level = self.options.level;
+        math::scale_and_cap(level, logits, self.plan.logit_scale, self.plan.final_cap);
+        let fold = |(logits, &target): (&mut [f32], &u32)| {
+            let mut fold = Fold::START;
+            fold.add(level, logits, first, target);
+            fold
+        };
+        logits.chunks_mut(n).zip(targets).map(fold).collect()
     }
 
     /// Scores and divergences of two models' rows; `self` is the reference. The rows must belong to the same tokens.

@@ -1,5 +1,6 @@
 //! Exponentials, activations and reductions over slices, written so that the compiler vectorizes them at every
-//! SIMD level with the same bits: no fused multiply-add, reductions in sixteen fixed lanes.
+//! SIMD level with the same bits: no fused multiply-add, reductions in sixteen fixed lanes. Lanes are indexed: adapters
+//! of iterators may stay calls inside the level's function, which costs more than the arithmetic.
 #![expect(clippy::inline_always, reason = "the loops must be compiled inside the level's function")]
 
 use crate::arch::graph::FfnKind;
@@ -85,6 +86,15 @@ fn relu(x: f32) -> f32 {
     if x > 0.0 { x } else { 0.0 }
 }
 
+#[inline(always)]
+fn sum_lanes(lanes: [f32; LANES]) -> f64 {
+    let mut sum = 0.0;
+    for lane in lanes {
+        sum += f64::from(lane);
+    }
+    sum
+}
+
 /// A loop written as a closure over the fields of a struct: `name { fields } -> output { body }`.
 macro_rules! vector_loops {
     ($( $name:ident <$life:lifetime> { $( $field:ident : $ty:ty ),* } -> $out:ty $body:block )*) => {
@@ -100,6 +110,17 @@ macro_rules! vector_loops {
             }
         )*
     };
+}
+
+/// What happens to a row of attention scores before its softmax.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SoftmaxRow {
+    /// Scale and cap: scores become `cap * tanh(scale * s / cap)`.
+    pub(super) cap: Option<(f32, f32)>,
+    /// Penalty per position of distance from the last score.
+    pub(super) slope: Option<f32>,
+    /// A score that takes probability and has no value.
+    pub(super) sink: Option<f32>,
 }
 
 vector_loops! {
@@ -131,11 +152,36 @@ vector_loops! {
         let mut lanes = [f32::NEG_INFINITY; LANES];
         let (chunks, rest) = x.as_chunks::<LANES>();
         for chunk in chunks {
-            for (lane, &x) in lanes.iter_mut().zip(chunk) {
-                *lane = if x > *lane { x } else { *lane };
+            for at in 0..LANES {
+                lanes[at] = if chunk[at] > lanes[at] { chunk[at] } else { lanes[at] };
             }
         }
-        lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a })
+        let mut peak = f32::NEG_INFINITY;
+        for &lane in &lanes {
+            peak = if lane > peak { lane } else { peak };
+        }
+        for &x in rest {
+            peak = if x > peak { x } else { peak };
+        }
+        peak
+    }
+    SoftmaxLoop<'a> { x: &'a mut [f32], options: SoftmaxRow } -> f64 {
+        if let Some((scale, cap)) = options.cap {
+            for x in x.iter_mut() {
+                *x = cap * tanh(*x * scale / cap);
+            }
+        }
+        if let Some(slope) = options.slope {
+            let n = x.len();
+            x.iter_mut().enumerate().for_each(|(at, x)| *x -= slope * (n - 1 - at) as f32);
+        }
+        let peak = MaxLoop { x }.run();
+        let peak = match options.sink {
+            Some(sink) if sink > peak => sink,
+            _ => peak,
+        };
+        let total = ExpSum { x, max: peak }.run();
+        total + options.sink.map_or(0.0, |sink| f64::from(exp(sink - peak)))
     }
     ExpSum<'a> { x: &'a mut [f32], max: f32 } -> f64 {
         let mut total = 0.0f64;
@@ -143,16 +189,16 @@ vector_loops! {
             let mut lanes = [0.0f32; LANES];
             let (chunks, rest) = block.as_chunks_mut::<LANES>();
             for chunk in chunks {
-                for (lane, x) in lanes.iter_mut().zip(chunk) {
-                    *x = exp(*x - max);
-                    *lane += *x;
+                for at in 0..LANES {
+                    chunk[at] = exp(chunk[at] - max);
+                    lanes[at] += chunk[at];
                 }
             }
             for x in rest {
                 *x = exp(*x - max);
                 total += f64::from(*x);
             }
-            total += lanes.iter().map(|&lane| f64::from(lane)).sum::<f64>();
+            total += sum_lanes(lanes);
         }
         total
     }
@@ -162,12 +208,14 @@ vector_loops! {
             let mut lanes = [0.0f32; LANES];
             let (chunks, rest) = block.as_chunks::<LANES>();
             for chunk in chunks {
-                for (lane, &x) in lanes.iter_mut().zip(chunk) {
-                    *lane += exp(x - max);
+                for at in 0..LANES {
+                    lanes[at] += exp(chunk[at] - max);
                 }
             }
-            total += rest.iter().map(|&x| f64::from(exp(x - max))).sum::<f64>();
-            total += lanes.iter().map(|&lane| f64::from(lane)).sum::<f64>();
+            for &x in rest {
+                total += f64::from(exp(x - max));
+            }
+            total += sum_lanes(lanes);
         }
         total
     }
@@ -177,13 +225,16 @@ vector_loops! {
             let mut lanes = [0.0f64; LANES];
             let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
             for (a, b) in a.iter().zip(b) {
-                for ((lane, &a), &b) in lanes.iter_mut().zip(a).zip(b) {
-                    *lane += f64::from(exp(a - max)) * f64::from(a - b);
+                for at in 0..LANES {
+                    lanes[at] += f64::from(exp(a[at] - max)) * f64::from(a[at] - b[at]);
                 }
             }
-            let rest = a_rest.iter().zip(b_rest);
-            total += rest.map(|(&a, &b)| f64::from(exp(a - max)) * f64::from(a - b)).sum::<f64>();
-            total += lanes.iter().sum::<f64>();
+            for (&a, &b) in a_rest.iter().zip(b_rest) {
+                total += f64::from(exp(a - max)) * f64::from(a - b);
+            }
+            for lane in lanes {
+                total += lane;
+            }
         }
         total
     }
@@ -191,10 +242,10 @@ vector_loops! {
         let (mut sums, mut squares) = ([0.0f64; LANES], [0.0f64; LANES]);
         let (chunks, rest) = x.as_chunks::<LANES>();
         for chunk in chunks {
-            for ((sum, square), &x) in sums.iter_mut().zip(&mut squares).zip(chunk) {
-                let x = f64::from(x) - mean;
-                *sum += x;
-                *square += x * x;
+            for at in 0..LANES {
+                let x = f64::from(chunk[at]) - mean;
+                sums[at] += x;
+                squares[at] += x * x;
             }
         }
         for (at, &x) in rest.iter().enumerate() {
@@ -202,7 +253,12 @@ vector_loops! {
             sums[at] += x;
             squares[at] += x * x;
         }
-        (sums.iter().sum(), squares.iter().sum())
+        let (mut sum, mut square) = (0.0, 0.0);
+        for at in 0..LANES {
+            sum += sums[at];
+            square += squares[at];
+        }
+        (sum, square)
     }
     CapLoop<'a> { x: &'a mut [f32], scale: f32, cap: Option<f32> } -> () {
         match cap {
@@ -248,9 +304,9 @@ pub(super) fn max(level: SimdLevel, x: &[f32]) -> f32 {
     level.vectorize(MaxLoop { x })
 }
 
-/// Replaces each value by `e^(x - max)` and returns the sum.
-pub(super) fn exp_in_place(level: SimdLevel, x: &mut [f32], max: f32) -> f64 {
-    level.vectorize(ExpSum { x, max })
+/// Replaces each score by `e^(s - max)` and returns the sum; what is divided by it is the softmax.
+pub(super) fn softmax(level: SimdLevel, x: &mut [f32], options: SoftmaxRow) -> f64 {
+    level.vectorize(SoftmaxLoop { x, options })
 }
 
 /// The sum of `e^(x - max)`.
@@ -335,6 +391,19 @@ mod tests {
     }
 
     #[test]
+    fn softmax_with_cap_slope_and_sink_equals_its_formula() {
+        let x: Vec<f32> = (0..45).map(|i| (i as f32 * 0.7).sin() * 9.0).collect();
+        let options = SoftmaxRow { cap: Some((0.5, 3.0)), slope: Some(0.25), sink: Some(1.5) };
+        let score = |at: usize| 3.0 * (f64::from(x[at]) * 0.5 / 3.0).tanh() - 0.25 * (44 - at) as f64;
+        let total = (0..45).map(|at| score(at).exp()).sum::<f64>() + 1.5f64.exp();
+        let mut powers = x.clone();
+        let sum = softmax(SimdLevel::detect(), &mut powers, options);
+        for (at, power) in powers.iter().enumerate() {
+            assert!((f64::from(*power) / sum - score(at).exp() / total).abs() < 1e-6, "{at}");
+        }
+    }
+
+    #[test]
     fn every_level_gives_the_same_bits() {
         let x: Vec<f32> = (0..1237).map(|i| ((i * 7919) % 4001) as f32 / 300.0 - 6.0).collect();
         let run = |level| {
@@ -342,7 +411,7 @@ mod tests {
             gated(level, FfnKind::Swiglu, &x, &mut up);
             let mut soft = x.clone();
             let peak = max(level, &soft);
-            let sum = exp_in_place(level, &mut soft, peak);
+            let sum = softmax(level, &mut soft, SoftmaxRow::default());
             assert_eq!(sum, sum_of_exp(level, &x, peak));
             scale_and_cap(level, &mut soft, 0.5, Some(3.0));
             (up, soft, sum.to_bits(), moments(level, &x, 0.25))

@@ -13,7 +13,6 @@ pub(super) struct View<'a> {
     n_rows: usize,
     n_cols: usize,
     row_stride: usize,
-    col_stride: usize,
 }
 
 impl<'a> View<'a> {
@@ -24,18 +23,46 @@ impl<'a> View<'a> {
     pub(super) fn new(data: &'a [f32], n_rows: usize, n_cols: usize, row_stride: usize) -> Self {
         let end = if n_rows == 0 || n_cols == 0 { 0 } else { (n_rows - 1) * row_stride + n_cols };
         assert!(end <= data.len() && (n_cols <= row_stride || n_rows <= 1), "view of {n_rows} x {n_cols}");
-        Self { data, n_rows, n_cols, row_stride, col_stride: 1 }
+        Self { data, n_rows, n_cols, row_stride }
     }
 
-    /// The transposed matrix, without moving data.
-    pub(super) fn transposed(self) -> Self {
-        Self {
-            n_rows: self.n_cols,
-            n_cols: self.n_rows,
-            row_stride: self.col_stride,
-            col_stride: self.row_stride,
-            ..self
-        }
+    /// Number of rows.
+    pub(super) fn n_rows(&self) -> usize {
+        self.n_rows
+    }
+
+    /// Number of columns.
+    pub(super) fn n_cols(&self) -> usize {
+        self.n_cols
+    }
+
+    /// Some of the rows.
+    ///
+    /// # Panics
+    /// If the range does not lie in the matrix.
+    pub(super) fn rows(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.n_rows);
+        let start = if range.is_empty() { 0 } else { range.start * self.row_stride };
+        Self::new(&self.data[start..], range.len(), self.n_cols, self.row_stride)
+    }
+
+    /// Some of the columns.
+    ///
+    /// # Panics
+    /// If the range does not lie in the matrix.
+    pub(super) fn columns(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.n_cols);
+        let start = if self.n_rows == 0 || range.is_empty() { 0 } else { range.start };
+        Self::new(&self.data[start..], self.n_rows, range.len(), self.row_stride)
+    }
+
+    /// One row.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub(super) fn row(&self, row: usize) -> &'a [f32] {
+        assert!(row < self.n_rows);
+        &self.data[row * self.row_stride..][..self.n_cols]
     }
 }
 
@@ -147,6 +174,12 @@ unsafe impl Sync for Grid<'_> {}
 // SAFETY: as above; the grid holds an exclusive borrow of plain numbers.
 unsafe impl Send for Grid<'_> {}
 
+/// Sets the crate up for this engine: right operands lie as its kernels read them, so it need not copy them before
+/// each product. The setting holds for the whole process and changes speed only.
+pub(super) fn prepare() {
+    gemm::set_lhs_packing_threshold_single_thread(256);
+}
+
 /// `out = factor * a b`, or `out += factor * a b` if `add`.
 ///
 /// The sums run over blocks of the inner dimension in an order that depends on the three sizes only.
@@ -168,10 +201,10 @@ pub(super) fn multiply(out: &mut Tile<'_>, a: View<'_>, b: View<'_>, factor: f32
             stride(out.row_stride),
             add,
             a.data.as_ptr(),
-            stride(a.col_stride),
+            1,
             stride(a.row_stride),
             b.data.as_ptr(),
-            stride(b.col_stride),
+            1,
             stride(b.row_stride),
             1.0f32,
             factor,
@@ -191,20 +224,20 @@ mod tests {
     fn a_product_of_views_into_tiles_equals_the_triple_loop() {
         let (m, n, k) = (13, 9, 21);
         let a: Vec<f32> = (0..m * 24).map(|i| ((i * 7919) % 101) as f32 / 50.0 - 1.0).collect();
-        let b: Vec<f32> = (0..n * k).map(|i| ((i * 104_729) % 97) as f32 / 48.0 - 1.0).collect();
+        let b: Vec<f32> = (0..k * n).map(|i| ((i * 104_729) % 97) as f32 / 48.0 - 1.0).collect();
         let mut out = vec![1.0f32; m * n];
         let grid = Grid::new(&mut out, n, vec![0, 5, m], vec![0, 4, n]);
         for (r, rows) in [(0, 0..5), (1, 5..m)] {
             for (c, cols) in [(0, 0..4), (1, 4..n)] {
                 let left = View::new(&a[rows.start * 24..], rows.len(), k, 24);
-                let right = View::new(&b[cols.start * k..], cols.len(), k, k).transposed();
+                let right = View::new(&b[cols.start..], k, cols.len(), n);
                 multiply(&mut grid.take(r, c), left, right, 0.5, c == 1);
             }
         }
         drop(grid);
         for i in 0..m {
             for j in 0..n {
-                let dot: f64 = (0..k).map(|x| f64::from(a[i * 24 + x]) * f64::from(b[j * k + x])).sum();
+                let dot: f64 = (0..k).map(|x| f64::from(a[i * 24 + x]) * f64::from(b[x * n + j])).sum();
                 let expected = 0.5 * dot + if j >= 4 { 1.0 } else { 0.0 };
                 assert!((f64::from(out[i * n + j]) - expected).abs() < 1e-5, "{i} {j}");
             }

@@ -16,10 +16,12 @@ mod matmul;
 mod model;
 mod moe;
 mod norm;
+mod panel;
 mod product;
 mod rope;
 mod stream;
 mod tensors;
+mod timings;
 mod weights;
 mod workers;
 
@@ -31,3 +33,4 @@ pub use head::{Hidden, TokenDivergence, TokenScore};
 pub use math::add_squares;
 pub use plan::GraphPlan;
 pub use stream::{Chunk, Engine, EngineOptions};
+pub use timings::Phase;

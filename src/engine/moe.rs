@@ -1,11 +1,17 @@
 //! Routed experts: all tokens are routed first, then every expert runs once over the tokens that chose it.
 
+use rayon::prelude::*;
+
 use crate::arch::graph::GroupScoreName;
 use crate::engine::EngineError;
 use crate::engine::graph::Run;
 use crate::engine::math;
 use crate::engine::plan::{GatingFunction, Moe};
 use crate::engine::product::Product;
+use crate::engine::timings::Phase;
+
+/// Tokens that one task routes, gathers or scatters.
+const TOKENS_PER_TASK: usize = 64;
 
 /// A token's use of an expert.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,13 +38,17 @@ impl Run<'_> {
         let mut logits = self.take(n_tokens * n_experts);
         self.products(x, n_tokens, vec![Product::plain(&moe.router, &mut logits)])?;
         let select_bias = self.weights.optional(moe.select_bias.as_ref())?;
+        let routes: Vec<Vec<(usize, f32)>> = self.workers.install(|| {
+            let routed = logits.par_chunks(n_experts).map(|l| route(moe, l, select_bias.as_deref()));
+            routed.collect()
+        });
+        self.give([logits]);
         let mut chosen: Vec<Vec<Choice>> = vec![Vec::new(); n_experts];
-        for (token, logits) in logits.chunks(n_experts).enumerate() {
-            for (expert, weight) in route(moe, logits, select_bias.as_deref()) {
+        for (token, route) in routes.into_iter().enumerate() {
+            for (expert, weight) in route {
                 chosen[expert].push(Choice { token: token as u32, weight });
             }
         }
-        self.give([logits]);
 
         match &moe.shared {
             None => out.fill(0.0),
@@ -63,15 +73,33 @@ impl Run<'_> {
                 continue;
             }
             let mut rows = self.take(choices.len() * n_embd);
-            for (row, choice) in rows.chunks_mut(n_embd).zip(choices) {
-                row.copy_from_slice(&x[choice.token as usize * n_embd..][..n_embd]);
-            }
+            self.workers.install(|| {
+                let tasks = rows.par_chunks_mut(TOKENS_PER_TASK * n_embd);
+                tasks.zip(choices.par_chunks(TOKENS_PER_TASK)).for_each(|(rows, choices)| {
+                    self.clock.time(Phase::Route, || {
+                        for (row, choice) in rows.chunks_mut(n_embd).zip(choices) {
+                            row.copy_from_slice(&x[choice.token as usize * n_embd..][..n_embd]);
+                        }
+                    });
+                });
+            });
             let mut results = self.take(choices.len() * n_embd);
             self.dense(expert, &rows, choices.len(), &mut results)?;
-            for (row, choice) in results.chunks(n_embd).zip(choices) {
-                let out = &mut out[choice.token as usize * n_embd..][..n_embd];
-                math::add_scaled(level, out, row, choice.weight);
-            }
+            self.workers.install(|| {
+                // Choices ascend by token: each task owns some tokens and finds their choices.
+                out.par_chunks_mut(TOKENS_PER_TASK * n_embd).enumerate().for_each(|(task, out)| {
+                    let tokens = task * TOKENS_PER_TASK..task * TOKENS_PER_TASK + out.len() / n_embd;
+                    let at = |token: usize| choices.partition_point(|c| (c.token as usize) < token);
+                    let own = at(tokens.start)..at(tokens.end);
+                    self.clock.time(Phase::Route, || {
+                        for (row, choice) in results[own.start * n_embd..].chunks(n_embd).zip(&choices[own]) {
+                            let token = choice.token as usize - tokens.start;
+                            let out = &mut out[token * n_embd..][..n_embd];
+                            math::add_scaled(level, out, row, choice.weight);
+                        }
+                    });
+                });
+            });
             self.give([rows, results]);
         }
         Ok(())

@@ -6,6 +6,7 @@ use crate::core::simd::SimdLevel;
 use crate::engine::graph::Run;
 use crate::engine::math;
 use crate::engine::plan::NormFormula;
+use crate::engine::timings::Phase;
 use crate::engine::weights::LoadedNorm;
 
 /// Rows per parallel task.
@@ -58,9 +59,11 @@ impl Run<'_> {
         self.workers.install(|| {
             let tasks = out.par_chunks_mut(ROWS_PER_TASK * n_cols).zip(x.par_chunks(ROWS_PER_TASK * n_cols));
             tasks.for_each(|(out, x)| {
-                for (out, x) in out.chunks_mut(n_cols).zip(x.chunks(n_cols)) {
-                    norm.row(level, x, out);
-                }
+                self.clock.time(Phase::Norm, || {
+                    for (out, x) in out.chunks_mut(n_cols).zip(x.chunks(n_cols)) {
+                        norm.row(level, x, out);
+                    }
+                });
             });
         });
     }
@@ -81,15 +84,17 @@ impl Run<'_> {
             tasks.for_each_init(
                 || vec![0.0; n_cols],
                 |row, (x, y)| {
-                    for (x, y) in x.chunks_mut(n_cols).zip(y.chunks_mut(n_cols)) {
-                        match norm {
-                            Some(norm) => {
-                                norm.row(level, y, row);
-                                math::add_scaled(level, x, row, scale);
+                    self.clock.time(Phase::Norm, || {
+                        for (x, y) in x.chunks_mut(n_cols).zip(y.chunks_mut(n_cols)) {
+                            match norm {
+                                Some(norm) => {
+                                    norm.row(level, y, row);
+                                    math::add_scaled(level, x, row, scale);
+                                }
+                                None => math::add_scaled(level, x, y, scale),
                             }
-                            None => math::add_scaled(level, x, y, scale),
                         }
-                    }
+                    });
                 },
             );
         });

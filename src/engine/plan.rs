@@ -329,6 +329,22 @@ pub struct GraphPlan {
 }
 
 impl Layer {
+    /// Columns of the layer's widest matrix.
+    pub(super) fn widest(&self) -> usize {
+        let dense = |d: &Dense| d.up.n_cols.max(d.down.n_cols);
+        let mixer = match &self.mixer {
+            Mixer::None => 0,
+            Mixer::Linear(matrix) => matrix.n_cols,
+            Mixer::Attention(a) => a.q.n_cols.max(a.out.n_cols),
+        };
+        let ffn = match &self.ffn {
+            Ffn::None => 0,
+            Ffn::Dense(d) => dense(d),
+            Ffn::Moe(m) => m.experts.iter().chain(&m.shared).map(dense).max().unwrap_or(0),
+        };
+        mixer.max(ffn)
+    }
+
     /// Floats per token that the layer's intermediates take at their widest.
     pub(super) fn floats_per_token(&self, n_embd: usize) -> usize {
         let mixer = match &self.mixer {

@@ -4,6 +4,7 @@
 //! unit in the last place of the table.
 
 use crate::arch::graph::{Positions, RopeLocal, RopeLocalBase, RopeOn, RopePairs, YarnMu};
+use crate::core::simd::{SimdLevel, VectorLoop};
 use crate::engine::EngineError;
 use crate::engine::model::Builder;
 use crate::engine::plan::{Mask, Rope, RopeScaling};
@@ -201,19 +202,41 @@ impl Rope {
 }
 
 impl RopeTable {
-    /// Rotates one head in place. `position` must be below the table's length.
-    pub(super) fn rotate(&self, head: &mut [f32], position: usize) {
-        let row = position * self.half..(position + 1) * self.half;
-        let (cos, sin) = (&self.cos[row.clone()], &self.sin[row]);
-        if self.interleaved {
-            for ((pair, &c), &s) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {
-                let [a, b] = *pair;
-                *pair = [a * c - b * s, a * s + b * c];
-            }
-        } else {
-            let (first, rest) = head.split_at_mut(self.half);
-            for (((a, b), &c), &s) in first.iter_mut().zip(rest).zip(cos).zip(sin) {
-                (*a, *b) = (*a * c - *b * s, *a * s + *b * c);
+    /// Rotates all heads of a row, `dk` wide each, in place. `position` must be below the table's length.
+    pub(super) fn rotate(&self, level: SimdLevel, row: &mut [f32], dk: usize, position: usize) {
+        let angles = position * self.half..(position + 1) * self.half;
+        let (cos, sin) = (&self.cos[angles.clone()], &self.sin[angles]);
+        level.vectorize(Rotation { interleaved: self.interleaved, cos, sin, row, dk });
+    }
+}
+
+/// The rotation of one token's heads.
+struct Rotation<'a> {
+    interleaved: bool,
+    cos: &'a [f32],
+    sin: &'a [f32],
+    row: &'a mut [f32],
+    dk: usize,
+}
+
+impl VectorLoop for Rotation<'_> {
+    type Output = ();
+
+    #[expect(clippy::inline_always, reason = "the loop must be compiled inside the level's function")]
+    #[inline(always)]
+    fn run(self) {
+        let Self { interleaved, cos, sin, row, dk } = self;
+        for head in row.chunks_mut(dk) {
+            if interleaved {
+                for ((pair, &c), &s) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {
+                    let [a, b] = *pair;
+                    *pair = [a * c - b * s, a * s + b * c];
+                }
+            } else {
+                let (first, rest) = head.split_at_mut(cos.len());
+                for (((a, b), &c), &s) in first.iter_mut().zip(rest).zip(cos).zip(sin) {
+                    (*a, *b) = (*a * c - *b * s, *a * s + *b * c);
+                }
             }
         }
     }
@@ -232,9 +255,9 @@ mod tests {
     fn the_two_layouts_are_permutations_of_each_other_and_leave_the_tail() {
         let head: Vec<f32> = (0..10).map(|i| i as f32 - 3.5).collect();
         let mut pairs = head.clone();
-        rope(true, RopeScaling::Linear(1.0)).table(6, None).rotate(&mut pairs, 5);
+        rope(true, RopeScaling::Linear(1.0)).table(6, None).rotate(SimdLevel::detect(), &mut pairs, 10, 5);
         let mut halves: Vec<f32> = [0, 2, 4, 6, 1, 3, 5, 7, 8, 9].map(|i| head[i]).to_vec();
-        rope(false, RopeScaling::Linear(1.0)).table(6, None).rotate(&mut halves, 5);
+        rope(false, RopeScaling::Linear(1.0)).table(6, None).rotate(SimdLevel::detect(), &mut halves, 10, 5);
         let back: Vec<f32> = [0, 4, 1, 5, 2, 6, 3, 7, 8, 9].map(|i| halves[i]).to_vec();
         assert_eq!(pairs, back);
         assert_eq!(pairs[8..], head[8..]);

@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use crate::core::TensorSource;
 use crate::core::progress::{Progress, Silent};
@@ -11,10 +12,11 @@ use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
 use crate::engine::graph::{Batch, Observer, RopeTables, Run};
 use crate::engine::head::Hidden;
-use crate::engine::math;
-use crate::engine::plan::{Ffn, GraphPlan};
+use crate::engine::plan::{Ffn, GraphPlan, Layer, Mixer};
+use crate::engine::timings::{Clock, Phase};
 use crate::engine::weights::Weights;
 use crate::engine::workers::Workers;
+use crate::engine::{attention, math, matmul, panel};
 
 /// Tokens of an inner batch at most: decoding a weight costs as much as multiplying it with some fifty tokens.
 const BATCH_TOKENS: usize = 8192;
@@ -57,6 +59,7 @@ pub struct Engine<'a> {
     pub(super) plan: GraphPlan,
     pub(super) options: EngineOptions,
     pub(super) workers: Workers,
+    pub(super) clock: Clock,
 }
 
 impl<'a> Engine<'a> {
@@ -69,8 +72,9 @@ impl<'a> Engine<'a> {
         source: &'a dyn TensorSource,
         options: EngineOptions,
     ) -> Result<Self, EngineError> {
+        matmul::prepare();
         let workers = Workers::new(options.n_threads)?;
-        Ok(Self { source, plan, options, workers })
+        Ok(Self { source, plan, options, workers, clock: Clock::default() })
     }
 
     /// The plan.
@@ -85,6 +89,12 @@ impl<'a> Engine<'a> {
         &self.options
     }
 
+    /// Thread time spent so far, by kind of work; what is missing to wall time times threads is waiting.
+    #[must_use]
+    pub fn timings(&self) -> [(Phase, Duration); Phase::ALL.len()] {
+        self.clock.read()
+    }
+
     fn is_moe(&self) -> bool {
         self.plan.layers.iter().any(|layer| matches!(layer.ffn, Ffn::Moe(_)))
     }
@@ -97,10 +107,17 @@ impl<'a> Engine<'a> {
         (8 * n_embd as u64, 4 * inner as u64)
     }
 
-    /// Bytes that do not grow with tokens: panels and score tiles of every thread.
+    /// Bytes that do not grow with tokens: panels and tiles of every thread.
     fn fixed_bytes(&self, chunk_len: usize) -> u64 {
-        let per_thread = (3 << 20) + 4 * 128 * chunk_len as u64;
-        self.workers.n_threads() as u64 * per_thread
+        let layers = self.plan.layers.iter();
+        let widest = layers.clone().map(Layer::widest).max().unwrap_or(0).max(self.plan.n_embd);
+        let (shared, thread) = panel::buffer_bytes(widest);
+        let attention = layers.map(|layer| match &layer.mixer {
+            Mixer::Attention(a) => attention::buffer_bytes(a, chunk_len),
+            _ => 0,
+        });
+        let per_thread = thread.saturating_add(attention.max().unwrap_or(0)) as u64;
+        per_thread.saturating_mul(self.workers.n_threads() as u64).saturating_add(shared as u64)
     }
 
     fn batch_tokens(&self, budget: u64, chunk_len: usize) -> usize {
@@ -162,16 +179,26 @@ impl<'a> Engine<'a> {
             workers: &self.workers,
             progress,
             observer,
+            clock: &self.clock,
             ropes: RopeTables::new(plan, weights, longest)?,
             layer: AtomicUsize::new(0),
             buffers: Mutex::default(),
         };
-        let mut x = run.embed(chunks)?;
+        let mut x = run.clock.time(Phase::Embed, || run.embed(chunks))?;
         let budget = self.options.memory_bytes.saturating_sub(self.fixed_bytes(longest));
-        let batches = batches(chunks, self.batch_tokens(budget, longest));
+        let mut batches = batches(chunks, self.batch_tokens(budget, longest));
         for (at, layer) in plan.layers.iter().enumerate() {
             run.layer.store(at, Ordering::Relaxed);
             let next = plan.layers.get(at + 1).map_or(&[][..], |next| &next.tensors);
+            // An observer sees all rows of all layers; else the last layer computes only what is wanted.
+            if at + 1 == plan.layers.len() && observer.is_none() {
+                let mut rest = chunks;
+                for (_, batch) in &mut batches {
+                    let (own, later) = rest.split_at(batch.cuts.len() - 1);
+                    *batch = std::mem::take(batch).narrowed(own.iter().map(|chunk| chunk.rows.clone()));
+                    rest = later;
+                }
+            }
             let done = AtomicBool::new(false);
             std::thread::scope(|scope| {
                 // The next layer's pages come in while this one computes.
@@ -184,7 +211,7 @@ impl<'a> Engine<'a> {
             })?;
             weights.release(&layer.tensors);
         }
-        run.finish(chunks, &x)
+        run.finish(chunks, batches, &x)
     }
 
     /// [`Engine::forward`] without progress or observer.
@@ -247,15 +274,25 @@ impl Run<'_> {
     }
 
     /// The wanted rows after the final norm.
-    fn finish(&self, chunks: &[Chunk], x: &[f32]) -> Result<Hidden, EngineError> {
+    fn finish(
+        &self,
+        chunks: &[Chunk],
+        batches: Vec<(Range<usize>, Batch)>,
+        x: &[f32],
+    ) -> Result<Hidden, EngineError> {
         let n_embd = self.plan.n_embd;
         let mut states = Vec::new();
-        let mut start = 0;
-        for chunk in chunks {
-            let len = chunk.tokens.len();
-            let rows = chunk.rows.start.min(len)..chunk.rows.end.min(len);
-            states.extend_from_slice(&x[(start + rows.start) * n_embd..(start + rows.end) * n_embd]);
-            start += len;
+        let mut rest = chunks;
+        for (tokens, batch) in batches {
+            let (own, later) = rest.split_at(batch.cuts.len() - 1);
+            rest = later;
+            let x = &x[tokens.start * n_embd..tokens.end * n_embd];
+            if batch.is_whole() {
+                let batch = batch.narrowed(own.iter().map(|chunk| chunk.rows.clone()));
+                states.extend_from_slice(&batch.select(x, n_embd));
+            } else {
+                states.extend_from_slice(&x[..batch.n_wanted() * n_embd]);
+            }
         }
         if let Some(norm) = &self.plan.final_norm {
             let mut normed = vec![0.0; states.len()];

@@ -10,10 +10,12 @@ use crate::engine::EngineError;
 pub(super) struct Scratch {
     /// Encoded rows.
     pub(super) bytes: Vec<u8>,
-    /// Decoded rows.
-    pub(super) panel: Vec<f32>,
+    /// Decoded rows, or keys.
+    pub(super) rows: Vec<f32>,
     /// A tile of results.
     pub(super) tile: Vec<f32>,
+    /// One value per row of a tile.
+    pub(super) sums: Vec<f32>,
 }
 
 /// Makes `buffer` at least `len` long and lends that much of it.

@@ -66,11 +66,25 @@ impl Header {
 /// # Errors
 /// The first rule of the format that the bytes break, with its absolute offset.
 pub fn parse_header(bytes: &[u8], limits: &Limits, strictness: Strictness) -> Result<Header, HeaderError> {
-    Parser { cursor: Cursor::new(bytes, Endian::Little), limits, strictness, tolerated: Vec::new() }.header()
+    parse_head(bytes, 0, limits, strictness)
+}
+
+/// The same for the first bytes of a file, which has `beyond` more. If they end within the header, the error is that
+/// of a file that ends there.
+pub(super) fn parse_head(
+    bytes: &[u8],
+    beyond: u64,
+    limits: &Limits,
+    strictness: Strictness,
+) -> Result<Header, HeaderError> {
+    let cursor = Cursor::new(bytes, Endian::Little);
+    Parser { cursor, beyond, limits, strictness, tolerated: Vec::new() }.header()
 }
 
 struct Parser<'a> {
     cursor: Cursor<'a>,
+    /// Bytes of the file after those of the cursor.
+    beyond: u64,
     limits: &'a Limits,
     strictness: Strictness,
     tolerated: Vec<HeaderError>,
@@ -133,7 +147,7 @@ impl<'a> Parser<'a> {
         }
 
         let header_bytes = self.cursor.offset();
-        let file_bytes = header_bytes + self.cursor.left();
+        let file_bytes = header_bytes + self.cursor.left() + self.beyond;
         let data_offset =
             if tensors.is_empty() { header_bytes } else { header_bytes.next_multiple_of(alignment) };
         if data_offset > file_bytes {

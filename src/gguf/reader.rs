@@ -5,17 +5,19 @@ use std::path::{Path, PathBuf};
 
 use crate::core::bytes::Endian;
 use crate::core::limits::Limits;
-use crate::core::mmap::MappedFile;
+use crate::core::mmap::{MappedFile, address_space_bytes};
 use crate::core::{SourceError, TensorMeta, TensorSource};
 use crate::gguf::endian::swap_blocks;
 use crate::gguf::error::{GgufError, HeaderError};
-use crate::gguf::header::{Header, Strictness, parse_header};
+use crate::gguf::header::{Header, Strictness, parse_head, parse_header};
 use crate::gguf::plan::LayoutOptions;
 use crate::gguf::split::{self, SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS};
 use crate::gguf::{Metadata, Value};
 
 /// From this size on a read announces itself, so that the system fetches ahead instead of page by page.
 const ANNOUNCED_BYTES: u64 = 256 << 10;
+/// Bytes at the start of a file that is not mapped in which its header is looked for first.
+const HEAD_BYTES: u64 = 16 << 20;
 
 /// How to open a file.
 #[derive(Clone, Copy, Debug)]
@@ -26,11 +28,19 @@ pub struct OpenOptions {
     pub strictness: Strictness,
     /// Open all parts when the file is one part of a split model; else only the file itself.
     pub join_parts: bool,
+    /// Read a file piece by piece when the address space is too small to map it (`ulimit -v`). Such a file is a
+    /// [`TensorSource`] like any other, but lends no bytes: [`Part::bytes`] ends after the header.
+    pub may_read: bool,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { limits: Limits::default(), strictness: Strictness::default(), join_parts: true }
+        Self {
+            limits: Limits::default(),
+            strictness: Strictness::default(),
+            join_parts: true,
+            may_read: false,
+        }
     }
 }
 
@@ -38,6 +48,9 @@ impl Default for OpenOptions {
 #[derive(Debug)]
 pub struct Part {
     map: MappedFile,
+    /// The file, if it is read and only its head is mapped.
+    file: Option<fs_err::File>,
+    file_bytes: u64,
     header: Header,
     first_tensor: usize,
 }
@@ -58,10 +71,10 @@ impl Part {
     /// Size of the file.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
-        self.map.len() as u64
+        self.file_bytes
     }
 
-    /// The bytes of the file.
+    /// The bytes of the file, or only its first if it is read (see [`OpenOptions::may_read`]).
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.map
@@ -93,7 +106,7 @@ pub struct TensorPlace {
 
 /// An open GGUF model: one file, or all parts of a split one.
 ///
-/// The files are mapped. A header is checked as a whole when it is opened, so tensor ranges lie inside the files;
+/// The files are mapped (see [`OpenOptions::may_read`] for when they are not). A header is checked as a whole when it is opened, so tensor ranges lie inside the files;
 /// a file that another process shortens afterwards stops the program (see [`MappedFile`]).
 #[derive(Debug)]
 pub struct GgufFile {
@@ -241,7 +254,7 @@ impl GgufFile {
     /// The bytes of a tensor as the file has them: big-endian fields in a big-endian file.
     ///
     /// # Panics
-    /// If there is no such tensor.
+    /// If there is no such tensor, or the file is read (see [`OpenOptions::may_read`]).
     #[must_use]
     pub fn raw_tensor(&self, tensor: usize) -> &[u8] {
         let place = self.places[tensor];
@@ -288,7 +301,13 @@ impl TensorSource for GgufFile {
 
     fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
         let start = first_row * self.row_bytes(tensor);
-        out.copy_from_slice(self.raw(tensor, start, out.len() as u64));
+        match &self.parts[self.places[tensor].part].file {
+            None => out.copy_from_slice(self.raw(tensor, start, out.len() as u64)),
+            Some(file) => read_at(file, out, self.places[tensor].offset + start).map_err(|source| {
+                let tensor = self.tensors[tensor].name.clone();
+                SourceError { tensor, source: Box::new(source) }
+            })?,
+        }
         if self.parts[self.places[tensor].part].header.endian == Endian::Big {
             swap_blocks(self.tensors[tensor].ty, out);
         }
@@ -297,9 +316,12 @@ impl TensorSource for GgufFile {
 
     fn borrow_rows(&self, tensor: usize, first_row: u64, n_rows: u64) -> Option<&[u8]> {
         let row_bytes = self.row_bytes(tensor);
-        match self.parts[self.places[tensor].part].header.endian {
-            Endian::Little => Some(self.raw(tensor, first_row * row_bytes, n_rows * row_bytes)),
-            Endian::Big => None,
+        let part = &self.parts[self.places[tensor].part];
+        match part.header.endian {
+            Endian::Little if part.file.is_none() => {
+                Some(self.raw(tensor, first_row * row_bytes, n_rows * row_bytes))
+            }
+            _ => None,
         }
     }
 
@@ -311,10 +333,50 @@ impl TensorSource for GgufFile {
 }
 
 fn open_part(path: &Path, options: &OpenOptions) -> Result<Part, GgufError> {
+    if options.may_read
+        && let Some(limit) = address_space_bytes()
+    {
+        let file_bytes = fs_err::metadata(path)?.len();
+        // A mapping counts in full: it may take a quarter, the rest is for what is computed.
+        if file_bytes > limit / 4 {
+            return open_for_reading(path, file_bytes, options);
+        }
+    }
     let map = MappedFile::open(path)?;
     let header = parse_header(&map, &options.limits, options.strictness)
         .map_err(|error| GgufError::Header { path: path.to_owned(), error })?;
-    Ok(Part { map, header, first_tensor: 0 })
+    Ok(Part { file_bytes: map.len() as u64, map, file: None, header, first_tensor: 0 })
+}
+
+/// Opens a file of which only the header is mapped.
+fn open_for_reading(path: &Path, file_bytes: u64, options: &OpenOptions) -> Result<Part, GgufError> {
+    let file = fs_err::File::open(path)?;
+    let mut head_bytes = HEAD_BYTES;
+    loop {
+        let map = MappedFile::open_head(path, head_bytes)?;
+        let beyond = file_bytes.saturating_sub(map.len() as u64);
+        match parse_head(&map, beyond, &options.limits, options.strictness) {
+            Ok(header) => return Ok(Part { map, file: Some(file), file_bytes, header, first_tensor: 0 }),
+            // The header may go on after the head.
+            Err(_) if beyond > 0 => head_bytes = head_bytes.saturating_mul(4),
+            Err(error) => return Err(GgufError::Header { path: path.to_owned(), error }),
+        }
+    }
+}
+
+#[cfg(unix)]
+fn read_at(file: &fs_err::File, out: &mut [u8], offset: u64) -> std::io::Result<()> {
+    use fs_err::os::unix::fs::FileExt;
+    file.read_exact_at(out, offset)
+}
+
+#[cfg(not(unix))]
+fn read_at(file: &fs_err::File, out: &mut [u8], offset: u64) -> std::io::Result<()> {
+    use std::io::{Read, Seek, SeekFrom};
+    // A handle of its own, so that threads do not move one another's position.
+    let mut file = fs_err::File::open(file.path())?;
+    file.seek(SeekFrom::Start(offset))?;
+    file.read_exact(out)
 }
 
 /// The value of a `split.*` key.

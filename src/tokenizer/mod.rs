@@ -2,9 +2,11 @@
 //!
 //! [`build`] is the way from a checkpoint directory to the keys of a GGUF file. What a card's `[tokenizer]` table
 //! says arrives evaluated, as a [`BuildRequest`]. [`to_hf`] is the way back.
+//! [`Encoder`] turns text into ids by these keys.
 
 pub mod chat_template;
 pub mod emit;
+mod encode;
 mod error;
 pub mod files;
 pub mod hf_json;
@@ -18,6 +20,7 @@ pub mod special;
 
 use std::path::Path;
 
+pub use encode::{EncodeError, Encoder};
 pub use error::{TokenizerError, TokenizerWarning};
 pub use rebuild::{HfTokenizerFiles, to_hf};
 pub use request::{BuildRequest, Mode, ModeRequest, SpecialValue};

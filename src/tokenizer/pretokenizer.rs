@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
 
+use super::encode::EncodeError;
 use super::hf_json::HfJson;
 use super::{TokenizerError, TokenizerWarning};
 
@@ -46,6 +47,15 @@ pub(super) struct Pre {
     #[serde(default = "yes")]
     pub(super) clean_spaces: bool,
     pub(super) normalizer: Option<String>,
+    /// The runtime begins texts with the begin token if the file does not say.
+    #[serde(default)]
+    pub(super) add_bos: bool,
+    /// The runtime knows a begin token even if the file names none.
+    #[serde(default = "yes")]
+    pub(super) has_bos: bool,
+    /// The structure does not tell the name.
+    #[serde(default)]
+    by_hash: bool,
     #[serde(default)]
     pub(super) hashes: Vec<String>,
 }
@@ -69,6 +79,12 @@ impl Table {
             toml::from_str(include_str!("pretokenizers.toml")).expect("a test parses the built-in table")
         });
         &TABLE
+    }
+
+    /// All structures.
+    #[cfg(test)]
+    pub(super) fn structures(&self) -> &[Structure] {
+        &self.structure
     }
 
     /// The row of a name.
@@ -122,7 +138,8 @@ pub fn identify(
     let structure = table.structure.iter().find(|structure| structure.steps == steps).filter(|_| plain);
     let mut candidates: Vec<&Pre> = match structure {
         Some(structure) => {
-            table.pre.iter().filter(|pre| pre.structure.as_ref() == Some(&structure.name)).collect()
+            let has = |pre: &&Pre| pre.structure.as_ref() == Some(&structure.name) && !pre.by_hash;
+            table.pre.iter().filter(has).collect()
         }
         None => Vec::new(),
     };
@@ -187,15 +204,26 @@ pub fn identify(
 /// An unknown name.
 pub fn accept(name: &str) -> Result<String, TokenizerError> {
     let table = Table::get();
-    if name == "default" || table.pre(name).is_some() {
+    if table.pre(name).is_some() {
         return Ok(name.to_owned());
     }
-    let nearest = table.pre.iter().max_by(|a, b| {
-        let likeness = |pre: &Pre| likeness(&pre.name, name);
-        likeness(a).total_cmp(&likeness(b))
-    });
-    let nearest = nearest.map_or("default", |pre| pre.name.as_str());
-    Err(TokenizerError::UnknownPreName { found: name.to_owned(), nearest })
+    Err(TokenizerError::UnknownPreName { found: name.to_owned(), nearest: nearest_name(name) })
+}
+
+/// The row of a name in a GGUF file, whose steps are known.
+///
+/// # Errors
+/// An unknown name.
+pub(super) fn for_encoding(name: &str) -> Result<&'static Pre, EncodeError> {
+    let table = Table::get();
+    let pre = table.pre(name).filter(|pre| table.steps(pre).is_some());
+    pre.ok_or_else(|| EncodeError::Pre { found: name.to_owned(), nearest: nearest_name(name) })
+}
+
+/// The name that is spelled most like one.
+fn nearest_name(name: &str) -> &'static str {
+    let near = |a: &&Pre, b: &&Pre| likeness(&a.name, name).total_cmp(&likeness(&b.name, name));
+    Table::get().pre.iter().max_by(near).map_or("default", |pre| pre.name.as_str())
 }
 
 /// The structure whose steps are most alike (an equal step counts more than two half alike), under its first name.
@@ -394,6 +422,7 @@ mod tests {
             for other in &table.structure {
                 assert!(std::ptr::eq(structure, other) || structure.steps != other.steps, "{}", other.name);
             }
+            crate::tokenizer::encode::Splitter::new(&structure.steps).unwrap();
             for regex in structure.steps.iter().filter_map(|step| step.strip_prefix("split isolated ")) {
                 assert!(fancy_regex::Regex::new(regex).is_ok(), "{}: {regex}", structure.name);
             }

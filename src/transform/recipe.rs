@@ -189,7 +189,7 @@ impl Recipe {
     #[must_use]
     pub fn keeps_blocks(&self, ty: GgmlType) -> bool {
         let block_elems = ty.block_elems() as u64;
-        self.shape.n_cols() % block_elems == 0 && self.root.keeps_blocks(block_elems)
+        self.shape.n_cols().is_multiple_of(block_elems) && self.root.keeps_blocks(block_elems)
     }
 
     /// Produces rows `first_row ..` in a type that every weight is packed as ([`WeightSource::packings`]).

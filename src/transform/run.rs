@@ -306,7 +306,7 @@ impl Run {
             && self.math.is_empty()
             && inner.stride == 1
             && inner.size % block_elems == 0
-            && self.offset % block_elems == 0
+            && self.offset.is_multiple_of(block_elems)
             && outer.iter().all(|dim| dim.stride % block_elems == 0)
     }
 

@@ -15,3 +15,17 @@ pub trait TextEncoder: Sync {
     /// The token that starts a text, if the file says that texts start with it.
     fn start_of_text(&self) -> Option<u32>;
 }
+
+impl TextEncoder for crate::tokenizer::Encoder {
+    fn encode(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, String> {
+        Ok(Self::encode(self, text, parse_special))
+    }
+
+    fn decode(&self, tokens: &[u32]) -> Vec<u8> {
+        Self::decode(self, tokens)
+    }
+
+    fn start_of_text(&self) -> Option<u32> {
+        Self::start_of_text(self)
+    }
+}

@@ -27,8 +27,8 @@ pub enum PromptError {
     /// The text has no ids in the vocabulary.
     #[error("prompt {prompt}: {reason}")]
     Encode { prompt: usize, reason: String },
-    /// Chat messages need the file's template.
-    #[error("prompt {prompt}: messages need a chat template: {reason}")]
+    /// Chat messages that the file's template does not write out.
+    #[error("prompt {prompt}: messages: {reason}")]
     Template { prompt: usize, reason: String },
 }
 
@@ -56,22 +56,6 @@ pub enum VerifyError {
     /// No position is scored.
     #[error("no token to score: every prompt has fewer than two tokens")]
     NothingToScore,
-    /// The model and the baseline are not of one vocabulary.
-    #[error("baseline: vocabulary of {baseline} rows, the model has {model}")]
-    Vocabulary {
-        /// Rows of the model's head.
-        model: usize,
-        /// Rows of the baseline's head.
-        baseline: usize,
-    },
-    /// The baseline reads the prompts as other tokens.
-    #[error("baseline: prompt {prompt} encodes to other tokens, first at {at}")]
-    Tokens {
-        /// The first prompt that differs.
-        prompt: usize,
-        /// Index of the first token that differs.
-        at: usize,
-    },
     /// The stride leaves nothing to score.
     #[error("stride {stride}: expected 1 to {n_ctx}")]
     Stride {
@@ -85,6 +69,23 @@ pub enum VerifyError {
     Context {
         /// The context.
         n_ctx: usize,
+    },
+    /// Files of the source's tokenizer that cannot be read.
+    #[error("source: {0}")]
+    OriginFiles(#[from] crate::tokenizer::TokenizerError),
+    /// A `tokenizer.json` that the reference implementation refuses.
+    #[error("source: {}: {}", path.display(), crate::core::text::escape(reason))]
+    OriginTokenizer {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A directory without tokenizer files.
+    #[error("source: {}: neither tokenizer.json nor a SentencePiece model", path.display())]
+    NoOriginTokenizer {
+        /// The directory.
+        path: PathBuf,
     },
     /// The baseline cannot be run.
     #[error("baseline: {0}")]
@@ -110,9 +111,6 @@ impl Hint for VerifyError {
             Self::Engine(error) | Self::Baseline(error) => error.hints(),
             Self::NoEncoder { .. } => {
                 vec!["give token ids: a file named `*.jsonl` with lines `{\"tokens\": [..]}`".to_owned()]
-            }
-            Self::Vocabulary { .. } | Self::Tokens { .. } => {
-                vec!["a baseline must be the same model with the same tokenizer".to_owned()]
             }
             _ => Vec::new(),
         }

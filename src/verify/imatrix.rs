@@ -105,7 +105,7 @@ pub fn collect_importance(
     let engine = engine_of(model, options.engine)?;
     let collector = Collector { level: options.engine.level, tensors: Mutex::default() };
     let measured = measure(&engine, None, &windows, progress, Some(&collector));
-    let positions = measured?;
+    let (positions, _) = measured?;
     let tensors = collector.tensors.into_inner().unwrap_or_else(PoisonError::into_inner);
     Ok(Importance {
         tensors,

@@ -8,13 +8,16 @@ use crate::core::text::escape_bytes;
 use crate::core::{TensorMeta, TensorSource};
 use crate::engine::{Chunk, Engine, EngineError, EngineOptions, GraphPlan, Observer};
 use crate::gguf::{GgufFile, Metadata, Value};
+use crate::verify::baseline;
 use crate::verify::integrity::{check_layout, check_structure};
-use crate::verify::measure::measure;
-use crate::verify::vocabulary;
+use crate::verify::measure::{self, measure};
+use crate::verify::round_trip::check_round_trip;
+use crate::verify::samples::SAMPLES;
 use crate::verify::windows::{Scoring, Window, windows};
 use crate::verify::{
-    Divergence, Finding, Perplexity, Position, Prompt, PromptReport, PromptSource, Report, StructureOptions,
-    TextEncoder, Thresholds, Verdict, VerifyError,
+    ChatError, ChatTemplate, Divergence, Finding, OriginTokenizer, Perplexity, Position, Prompt,
+    PromptReport, PromptSource, Recall, Report, Severity, StructureOptions, TextEncoder, Thresholds,
+    VerifyError,
 };
 
 /// A model to verify or to compare with.
@@ -32,6 +35,10 @@ pub struct Model<'a> {
     pub encoder: Result<&'a dyn TextEncoder, &'a str>,
     /// Writes out chat messages by its template.
     pub template: &'a dyn Fn(&serde_json::Value) -> Result<String, String>,
+    /// The tokenizer that it was made with, to compare with its own.
+    pub origin: Option<&'a OriginTokenizer>,
+    /// Of a baseline: what it said last time, for the next model that is compared with it.
+    pub recall: Option<&'a Recall>,
 }
 
 /// What to verify, and how.
@@ -60,22 +67,68 @@ impl Model<'_> {
         self.metadata.get("general.architecture").and_then(Value::as_str).map(str::to_owned)
     }
 
-    fn encode(&self, sources: &[PromptSource]) -> Result<Vec<Prompt>, VerifyError> {
-        let needed = sources.iter().any(PromptSource::needs_encoder);
-        let encoder = match self.encoder {
-            Ok(encoder) => Some(encoder),
-            Err(reason) if needed => return Err(VerifyError::NoEncoder { reason: reason.to_owned() }),
-            Err(_) => None,
+    /// Ids of the prompts. Without a tokenizer, prompts of text become empty ones; why comes with them.
+    fn encode(&self, sources: &[PromptSource]) -> Result<(Vec<Prompt>, Option<String>), VerifyError> {
+        let n_text = sources.iter().filter(|source| source.needs_encoder()).count();
+        let missing = self.encoder.err().filter(|_| n_text > 0);
+        if n_text == sources.len()
+            && let Some(reason) = missing
+        {
+            return Err(VerifyError::NoEncoder { reason: reason.to_owned() });
+        }
+        let encode = |(at, source): (usize, &PromptSource)| {
+            if source.needs_encoder() && missing.is_some() {
+                return Ok(Prompt { tokens: Vec::new(), bos: None, score_from: 1, whole: false });
+            }
+            source.encode(at, self.encoder.ok(), self.template)
         };
-        sources.iter().enumerate().map(|(at, source)| source.encode(at, encoder, self.template)).collect()
+        let prompts = sources.iter().enumerate().map(encode).collect::<Result<_, _>>()?;
+        let left_out = missing.map(|reason| {
+            format!("{n_text} of {} prompts are text, which cannot be encoded: {reason}", sources.len())
+        });
+        Ok((prompts, left_out))
+    }
+
+    /// Ids of the prompts, none left out.
+    fn encode_all(&self, sources: &[PromptSource]) -> Result<Vec<Prompt>, VerifyError> {
+        match (self.encode(sources)?, self.encoder) {
+            ((_, Some(_)), Err(reason)) => Err(VerifyError::NoEncoder { reason: reason.to_owned() }),
+            ((prompts, _), _) => Ok(prompts),
+        }
+    }
+
+    /// Texts for the checks of the tokenizer: the built-in ones, then the prompts as they are read.
+    fn texts(&self, prompts: &[PromptSource]) -> Vec<String> {
+        let own = SAMPLES.iter().map(|&sample| sample.to_owned());
+        let prompts = prompts.iter().flat_map(|prompt| match prompt {
+            PromptSource::Tokens(_) => Vec::new(),
+            PromptSource::Text(text) => vec![text.clone()],
+            PromptSource::Completion { prompt, completion } => vec![prompt.clone(), completion.clone()],
+            PromptSource::Messages(messages) => (self.template)(messages).into_iter().collect(),
+        });
+        own.chain(prompts).collect()
     }
 
     fn bits_per_weight(&self) -> f64 {
-        let tensors = self.source.tensors();
-        let bytes: f64 = tensors.iter().filter_map(TensorMeta::n_bytes).map(|n| n as f64).sum();
-        let elems: f64 = tensors.iter().map(|meta| meta.shape.n_elems() as f64).sum();
-        8.0 * bytes / elems.max(1.0)
+        bits_per_weight(self.source.tensors().iter())
     }
+
+    /// Of the matrices of the layers alone: the embedding of a small model is large and often kept wide, and says
+    /// nothing about how coarse the layers are.
+    fn layer_bits_per_weight(&self) -> f64 {
+        let tensors = self.source.tensors().iter();
+        let layers = tensors.filter(|meta| meta.name.starts_with("blk.") && meta.shape.rank() > 1);
+        bits_per_weight(layers)
+    }
+}
+
+fn bits_per_weight<'a>(tensors: impl Iterator<Item = &'a TensorMeta>) -> f64 {
+    let (mut n_bytes, mut n_elems) = (0.0, 0.0);
+    for meta in tensors {
+        n_bytes += meta.n_bytes().unwrap_or(0) as f64;
+        n_elems += meta.shape.n_elems() as f64;
+    }
+    8.0 * n_bytes / f64::max(n_elems, 1.0)
 }
 
 /// Verifies a model; every position that was computed comes with the report.
@@ -91,19 +144,7 @@ pub fn verify(
     progress: &dyn Progress,
     observer: Option<&dyn Observer>,
 ) -> Result<(Report, Vec<Prompt>, Vec<Position>), VerifyError> {
-    let mut report = Report {
-        verdict: Verdict::Pass,
-        findings: Vec::new(),
-        arch: model.arch(),
-        bits_per_weight: model.bits_per_weight(),
-        perplexity: None,
-        bits_per_byte: None,
-        prompts: Vec::new(),
-        divergence: None,
-        contexts: Vec::new(),
-        thresholds: options.thresholds,
-        tokens_per_second: None,
-    };
+    let mut report = Report::new(model.arch(), Some(model.bits_per_weight()), options.thresholds);
     let done = |mut report: Report, prompts, positions| {
         report.verdict = Report::judge(&report.findings);
         Ok((report, prompts, positions))
@@ -127,29 +168,31 @@ pub fn verify(
         report.findings.extend(plan.warnings.iter().map(|w| Finding::warning("graph", w)));
     }
     if let Some(baseline) = baseline {
-        report.findings.extend(vocabulary::compare(model.metadata, baseline.metadata));
+        report.findings.extend(baseline::compare(model.metadata, baseline.metadata));
     }
     let has_vocabulary = model.metadata.get("tokenizer.ggml.model").and_then(Value::as_str) != Some("none");
+    if let Err(error) = ChatTemplate::of(model.metadata)
+        && !matches!(error, ChatError::Missing)
+    {
+        report.findings.push(Finding::warning("chat-template", error.to_string()));
+    }
+    let texts = model.texts(prompts);
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     match model.encoder {
         Err(reason) if has_vocabulary => {
             report.findings.push(Finding::unchecked("tokenizer", reason));
         }
         Err(_) => {}
-        Ok(encoder) => {
-            let mut samples = vec!["Hello, world! 123  \n\tünïcödé 漢字 🙂"];
-            samples.extend(prompts.iter().filter_map(|prompt| match prompt {
-                PromptSource::Text(text) => Some(text.as_str()),
-                _ => None,
-            }));
-            report.findings.extend(vocabulary::check_round_trip(encoder, &samples));
-        }
+        Ok(encoder) => report.findings.extend(check_round_trip(encoder, model.metadata, &texts)),
     }
-    let broken = Report::judge(&report.findings) == Verdict::Fail;
-    // Broken structure makes every figure meaningless; a tokenizer that differs is shown by the figures as well.
-    let stop = report.findings.iter().any(|f| {
-        f.severity == crate::verify::Severity::Error && f.check != "tokenizer-parity" && f.check != "all-zero"
-    });
-    let Some(plan) = plan.filter(|_| !(options.structure_only || broken && stop)) else {
+    if let Some(origin) = model.origin {
+        report.findings.extend(origin.compare(model.metadata, model.encoder, &texts));
+    }
+    let stop = report
+        .findings
+        .iter()
+        .any(|f| f.severity == Severity::Error && !MEASURED_ALL_THE_SAME.contains(&f.check));
+    let Some(plan) = plan.filter(|_| !(options.structure_only || stop)) else {
         return done(report, Vec::new(), Vec::new());
     };
 
@@ -160,32 +203,36 @@ pub fn verify(
                 .push(Finding::unchecked("perplexity", format!("text cannot be encoded: {reason}")));
             return done(report, Vec::new(), Vec::new());
         }
-        other => other?,
+        Ok((encoded, left_out)) => {
+            report.findings.extend(left_out.map(|message| Finding::unchecked("perplexity", message)));
+            encoded
+        }
+        Err(error) => return Err(error),
     };
     let windows = windows(&encoded, &options.scoring)?;
     let engine = Engine::new(plan, model.source, options.engine)?;
-    let reference = match baseline {
-        None => None,
-        Some(baseline) => {
-            let plan = baseline.plan().map_err(VerifyError::Baseline)?;
-            Some(Engine::new(plan, baseline.source, options.engine).map_err(VerifyError::Baseline)?)
+    let mut reference = None;
+    if let Some(baseline) = baseline {
+        let plan = baseline.plan().map_err(VerifyError::Baseline)?;
+        let (own, other) = (engine.plan().n_vocab, plan.n_vocab);
+        if own == other {
+            reference =
+                Some(Engine::new(plan, baseline.source, options.engine).map_err(VerifyError::Baseline)?);
+        } else {
+            let message = format!("{own} logits, the baseline has {other}: they cannot be compared");
+            report.findings.push(Finding::error("baseline", message));
         }
-    };
-    if let Some(reference) = &reference
-        && reference.plan().n_vocab != engine.plan().n_vocab
-    {
-        let (model, baseline) = (engine.plan().n_vocab, reference.plan().n_vocab);
-        return Err(VerifyError::Vocabulary { model, baseline });
+        report.findings.extend(compare_ids(&encoded, prompts, baseline));
     }
-    let n_tokens: usize = windows.iter().map(|window| window.chunk.tokens.len()).sum();
-    let n_models = 1 + u64::from(baseline.is_some());
     let start = Instant::now();
-    let measured = measure(&engine, reference.as_ref(), &windows, progress, observer);
+    let recall = baseline.and_then(|baseline| baseline.recall);
+    let other = reference.as_ref().map(|engine| measure::Baseline { engine, recall });
+    let measured = measure(&engine, other, &windows, progress, observer);
     let seconds = start.elapsed().as_secs_f64();
-    let positions = measured?;
+    let (positions, n_tokens) = measured?;
 
     report.perplexity = Perplexity::of(positions.iter());
-    report.tokens_per_second = Some(n_models as f64 * n_tokens as f64 / seconds.max(1e-9));
+    report.tokens_per_second = Some(n_tokens as f64 / seconds.max(1e-9));
     report.prompts = (0..encoded.len())
         .map(|prompt| PromptReport {
             prompt,
@@ -199,9 +246,9 @@ pub fn verify(
             report.divergence.as_ref().map(|d| contexts(d, &encoded, encoder)).unwrap_or_default();
     }
     if let Some(perplexity) = &report.perplexity {
-        if baseline.is_some() {
+        if reference.is_some() {
             report.thresholds =
-                options.thresholds.or(Thresholds::for_bits_per_weight(report.bits_per_weight));
+                options.thresholds.or(Thresholds::for_bits_per_weight(model.layer_bits_per_weight()));
         }
         let n_vocab = engine.plan().n_vocab as f64;
         // Two standard errors off: a few tokens prove nothing.
@@ -214,6 +261,26 @@ pub fn verify(
         report.findings.extend(report.thresholds.missed(perplexity, report.divergence.as_ref()));
     }
     done(report, encoded, positions)
+}
+
+/// Errors of these checks leave the figures meaningful: they show how much an error costs.
+const MEASURED_ALL_THE_SAME: [&str; 5] =
+    ["all-zero", "hparams", "round-trip", "source-tokenizer", "tokenizer-parity"];
+
+/// The first prompt that the baseline's tokenizer reads as other tokens.
+fn compare_ids(encoded: &[Prompt], prompts: &[PromptSource], baseline: &Model<'_>) -> Option<Finding> {
+    baseline.encoder.ok()?;
+    let (others, _) = baseline.encode(prompts).ok()?;
+    let (prompt, (own, other)) =
+        encoded.iter().zip(&others).enumerate().find(|(_, (own, other))| own.tokens != other.tokens)?;
+    let at = own.tokens.iter().zip(&other.tokens).take_while(|(a, b)| a == b).count();
+    let show = |tokens: &[u32]| tokens.get(at).map_or("the end".to_owned(), u32::to_string);
+    let message = format!(
+        "prompt {prompt}: token {at} is {}, by the baseline's tokenizer {}",
+        show(&own.tokens),
+        show(&other.tokens)
+    );
+    Some(Finding::error("tokenizer-parity", message))
 }
 
 /// Information of the scored tokens per byte of their text.
@@ -246,7 +313,7 @@ pub fn last_logits(
     progress: &dyn Progress,
     mut each: impl FnMut(usize, &[f32]) -> Result<(), VerifyError>,
 ) -> Result<(), VerifyError> {
-    let encoded = model.encode(prompts)?;
+    let encoded = model.encode_all(prompts)?;
     let engine = Engine::new(model.plan()?, model.source, *options)?;
     let longest = encoded.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(0);
     let limit = engine.group_tokens(longest)?;
@@ -280,7 +347,7 @@ pub(super) fn all_windows(
     prompts: &[PromptSource],
     scoring: &Scoring,
 ) -> Result<Vec<Window>, VerifyError> {
-    windows(&model.encode(prompts)?, scoring)
+    windows(&model.encode_all(prompts)?, scoring)
 }
 
 /// An engine for a model whose graph must exist.

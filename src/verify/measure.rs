@@ -1,7 +1,9 @@
 //! Runs windows through one or two engines, group by group, and collects what every position says.
 
+use std::sync::{Mutex, PoisonError};
+
 use crate::core::progress::Progress;
-use crate::engine::{Chunk, Engine, Observer, TokenScore};
+use crate::engine::{Chunk, Engine, Hidden, Observer, TokenScore};
 use crate::verify::{VerifyError, Window};
 
 /// What the reference says at a position.
@@ -30,42 +32,81 @@ pub struct Position {
     pub is_scored: bool,
 }
 
-/// Runs the windows.
+/// What a baseline said last time, so that several models are compared with it for one run of its own. Kept only
+/// when everything fits into one group.
+#[derive(Debug, Default)]
+pub struct Recall {
+    last: Mutex<Option<(Vec<Chunk>, Hidden)>>,
+}
+
+impl Recall {
+    fn take(&self, chunks: &[Chunk]) -> Option<Hidden> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let hidden = last.take_if(|(known, _)| known.as_slice() == chunks);
+        hidden.map(|(_, hidden)| hidden)
+    }
+
+    fn keep(&self, chunks: &[Chunk], hidden: Hidden) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((chunks.to_vec(), hidden));
+    }
+}
+
+/// A baseline that is run, with what it said before.
+#[derive(Clone, Copy)]
+pub(super) struct Baseline<'a> {
+    pub(super) engine: &'a Engine<'a>,
+    pub(super) recall: Option<&'a Recall>,
+}
+
+/// Runs the windows. Returns every wanted position, and how many tokens were run for it.
 ///
 /// # Errors
 /// Errors of the engines.
 pub(super) fn measure(
     engine: &Engine<'_>,
-    baseline: Option<&Engine<'_>>,
+    baseline: Option<Baseline<'_>>,
     windows: &[Window],
     progress: &dyn Progress,
     observer: Option<&dyn Observer>,
-) -> Result<Vec<Position>, VerifyError> {
+) -> Result<(Vec<Position>, usize), VerifyError> {
     let longest = windows.iter().map(|window| window.chunk.tokens.len()).max().unwrap_or(0);
     let mut limit = engine.group_tokens(longest)?;
     if let Some(baseline) = baseline {
         // Both models' hidden states are held at the end of a group.
-        limit = (limit.min(baseline.group_tokens(longest)?) / 2).max(longest);
+        limit = (limit.min(baseline.engine.group_tokens(longest)?) / 2).max(longest);
     }
     let groups: Vec<(&[Window], Vec<Chunk>)> = groups(windows, limit)
         .into_iter()
         .map(|group| (group, group.iter().map(|window| window.chunk.clone()).collect()))
         .collect();
-    let work = |chunks: &[Chunk]| engine.work_bytes(chunks) + baseline.map_or(0, |b| b.work_bytes(chunks));
+    // A single group may have been run before; more of them are not kept.
+    let recall = baseline.and_then(|b| b.recall).filter(|_| groups.len() == 1);
+    let mut known = recall.and_then(|recall| recall.take(&groups.first()?.1));
+    let again = baseline.filter(|_| known.is_none());
+    let work =
+        |chunks: &[Chunk]| engine.work_bytes(chunks) + again.map_or(0, |b| b.engine.work_bytes(chunks));
     progress.begin("running the model", groups.iter().map(|(_, chunks)| work(chunks)).sum());
     let mut positions = Vec::new();
+    let mut n_tokens = 0;
     for (group, chunks) in groups {
         let targets: Vec<u32> = group.iter().flat_map(|window| window.targets.iter().copied()).collect();
+        n_tokens += (1 + usize::from(again.is_some())) * chunks.iter().map(|c| c.tokens.len()).sum::<usize>();
         let rows: Vec<(TokenScore, Option<Reference>)> = match baseline {
             None => {
                 let hidden = engine.forward(&chunks, progress, observer)?;
                 let scores = engine.scores(&hidden, &targets, progress, observer)?;
                 scores.into_iter().map(|score| (score, None)).collect()
             }
-            Some(baseline) => {
-                let reference = baseline.forward(&chunks, progress, None).map_err(VerifyError::Baseline)?;
+            Some(Baseline { engine: baseline, .. }) => {
+                let reference = match known.take() {
+                    Some(known) => known,
+                    None => baseline.forward(&chunks, progress, None).map_err(VerifyError::Baseline)?,
+                };
                 let hidden = engine.forward(&chunks, progress, observer)?;
                 let both = baseline.divergences(&reference, engine, &hidden, &targets, progress)?;
+                if let Some(recall) = recall {
+                    recall.keep(&chunks, reference);
+                }
                 let split = both.into_iter().map(|d| (d.model, Reference { score: d.reference, kld: d.kld }));
                 split.map(|(score, reference)| (score, Some(reference))).collect()
             }
@@ -86,7 +127,7 @@ pub(super) fn measure(
         }
     }
     progress.end();
-    Ok(positions)
+    Ok((positions, n_tokens))
 }
 
 /// Cuts windows into groups of at most `limit` tokens, but whole windows.

@@ -66,8 +66,8 @@ impl Finding {
     }
 }
 
-/// May the file be shipped?
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// May the file be shipped? In order from good to bad.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
     /// Every check passed.
     Pass,
@@ -186,8 +186,8 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// `general.architecture`.
     pub arch: Option<String>,
-    /// Bits per weight over all tensors.
-    pub bits_per_weight: f64,
+    /// Bits per weight over all tensors, if they could be read.
+    pub bits_per_weight: Option<f64>,
     /// Perplexity of all scored tokens.
     pub perplexity: Option<Perplexity>,
     /// Scored information per byte of text, where a tokenizer tells the bytes.
@@ -205,6 +205,38 @@ pub struct Report {
 }
 
 impl Report {
+    /// A report without findings and figures.
+    #[must_use]
+    pub fn new(arch: Option<String>, bits_per_weight: Option<f64>, thresholds: Thresholds) -> Self {
+        Self {
+            verdict: Verdict::Pass,
+            findings: Vec::new(),
+            arch,
+            bits_per_weight,
+            perplexity: None,
+            bits_per_byte: None,
+            prompts: Vec::new(),
+            divergence: None,
+            contexts: Vec::new(),
+            thresholds,
+            tokens_per_second: None,
+        }
+    }
+
+    /// The report about a file that cannot be read at all.
+    #[must_use]
+    pub fn unreadable(reason: impl Into<String>) -> Self {
+        let mut report = Self::new(None, None, Thresholds::default());
+        report.add(Finding::error("header", reason));
+        report
+    }
+
+    /// Adds a finding; the verdict follows.
+    pub fn add(&mut self, finding: Finding) {
+        self.findings.push(finding);
+        self.verdict = Self::judge(&self.findings);
+    }
+
     /// The verdict that findings amount to.
     #[must_use]
     pub fn judge(findings: &[Finding]) -> Verdict {

@@ -1,11 +1,10 @@
-//! The tokenizer's keys: consistent in themselves, with the embedding, and with a baseline.
+//! The tokenizer's keys: consistent in themselves and with the embedding.
 
 use std::collections::HashSet;
 
 use crate::core::TensorMeta;
-use crate::core::text::escape;
 use crate::gguf::{Array, Metadata, Value};
-use crate::verify::{Finding, TextEncoder};
+use crate::verify::Finding;
 
 const CHECK: &str = "tokenizer";
 /// Share of a vocabulary that may be out of reach of the merges: some are shipped with a few such tokens.
@@ -13,7 +12,8 @@ const UNREACHABLE: f64 = 0.01;
 /// Token types that no merge makes: unknown, control, user-defined, unused, byte.
 const NORMAL: i32 = 1;
 
-fn strings<'a>(metadata: &'a Metadata, key: &str) -> Option<&'a [Vec<u8>]> {
+/// The strings of a key.
+pub(super) fn strings<'a>(metadata: &'a Metadata, key: &str) -> Option<&'a [Vec<u8>]> {
     match metadata.get(key)?.as_array()? {
         Array::String(strings) => Some(strings),
         _ => None,
@@ -43,7 +43,7 @@ pub(super) fn check(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding>
                 .push(Finding::error(CHECK, format!("`{key}`: {found} entries for {} tokens", tokens.len())));
         }
     }
-    for name in ["bos", "eos", "unknown", "padding", "separator", "eot"] {
+    for name in ["bos", "eos", "unknown", "padding", "seperator", "mask", "eot"] {
         let key = format!("tokenizer.ggml.{name}_token_id");
         let id = metadata.get(&key).and_then(Value::as_u64);
         if let Some(id) = id.filter(|&id| id >= tokens.len() as u64) {
@@ -101,44 +101,6 @@ fn check_merges(metadata: &Metadata, tokens: &[Vec<u8>]) -> Option<Finding> {
     })
 }
 
-/// Encodes samples and decodes them again.
-pub(super) fn check_round_trip(encoder: &dyn TextEncoder, samples: &[&str]) -> Option<Finding> {
-    for sample in samples {
-        let tokens = match encoder.encode(sample, false) {
-            Ok(tokens) => tokens,
-            Err(reason) => return Some(Finding::error("round-trip", reason)),
-        };
-        let decoded = encoder.decode(&tokens);
-        // SentencePiece vocabularies put a space in front of a text.
-        let trimmed = decoded.strip_prefix(b" ").unwrap_or(&decoded);
-        if decoded != sample.as_bytes() && trimmed != sample.as_bytes() {
-            let same = decoded.iter().zip(sample.as_bytes()).take_while(|(a, b)| a == b).count();
-            let message = format!("text changes on its way through the ids, first at byte {same}");
-            return Some(Finding::warning("round-trip", message));
-        }
-    }
-    None
-}
-
-/// Keys of the tokenizer that differ from the baseline's.
-pub(super) fn compare(model: &Metadata, baseline: &Metadata) -> Vec<Finding> {
-    const PREFIX: &str = "tokenizer.ggml.";
-    let own = model.iter().filter(|(key, _)| key.starts_with(PREFIX)).map(|(key, _)| key);
-    let missing =
-        baseline.iter().map(|(key, _)| key).filter(|key| key.starts_with(PREFIX) && !model.contains(key));
-    own.chain(missing)
-        .filter(|key| model.get(key) != baseline.get(key))
-        .map(|key| {
-            let message = match (model.get(key), baseline.get(key)) {
-                (None, _) => format!("`{}` is missing, the baseline has it", escape(key)),
-                (_, None) => format!("`{}` is not in the baseline", escape(key)),
-                _ => format!("`{}` differs from the baseline's", escape(key)),
-            };
-            Finding::error("tokenizer-parity", message)
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,7 +138,5 @@ mod tests {
         let messages: Vec<String> = check(&metadata, &[]).into_iter().map(|f| f.message).collect();
         assert!(messages[0].contains("eos_token_id`: 6 is not a token"), "{messages:?}");
         assert!(messages[1].contains("no BOS id"), "{messages:?}");
-        let differences = compare(&metadata, &vocabulary(&["a b"]));
-        assert_eq!(differences.len(), 4, "{differences:?}");
     }
 }

@@ -220,11 +220,10 @@ fn shards_may_be_links() {
 
 #[test]
 fn other_forms_are_named() {
-    let cases: [(&str, &str); 8] = [
-        ("pytorch_model.bin", "DIR/pytorch_model.bin: a PyTorch checkpoint cannot be read yet"),
+    let cases: [(&str, &str); 6] = [
         (
-            "pytorch_model.bin.index.json",
-            "DIR/pytorch_model.bin.index.json: a PyTorch checkpoint cannot be read yet",
+            "consolidated.00.pth",
+            "DIR/consolidated.00.pth: a checkpoint in Meta's own layout cannot be read yet",
         ),
         (
             "consolidated.safetensors",
@@ -232,17 +231,13 @@ fn other_forms_are_named() {
         ),
         ("model.flm", "DIR/model.flm: a FastLLM `.flm` file cannot be read yet"),
         (
-            "quant_model_description_w8a8.json",
-            "DIR/quant_model_description_w8a8.json: an msModelSlim checkpoint cannot be read yet",
-        ),
-        (
             "adapter_model.safetensors",
             "DIR/adapter_model.safetensors: an adapter without its base model cannot be read yet",
         ),
         ("model.gguf", "DIR/model.gguf: a GGUF file as a checkpoint cannot be read yet"),
         (
             "notes.txt",
-            "DIR: no weights found (`model.safetensors.index.json`, `model.safetensors` or `model*.safetensors`)",
+            "DIR: no weights found (`model*.safetensors`, or PyTorch's `pytorch_model*.bin`, `*.pth`, `*.pt`, `*.ckpt`)",
         ),
     ];
     for (name, expected) in cases {

@@ -15,6 +15,7 @@ pub const ARCH_CASES: &[&str] = &[
     "llama_rope_llama3",
     "llama_split",
     "llama_tied_f16",
+    "llama_torch_bin",
     "llava_llama",
     "mistral",
     "mixtral",

@@ -1,6 +1,6 @@
 //! `gguf-convert hf2gguf`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
@@ -11,7 +11,7 @@ use crate::convert::ModelSource;
 /// Arguments of `hf2gguf`.
 #[derive(Debug, Args)]
 pub(super) struct Hf2gguf {
-    /// Directory of the checkpoint: config.json, weights, tokenizer files
+    /// Directory of the checkpoint: config.json, weights, tokenizer files; or a PyTorch file in one
     dir: PathBuf,
     /// Leave out multi-token-prediction blocks
     #[arg(long)]
@@ -23,7 +23,13 @@ pub(super) struct Hf2gguf {
 impl Hf2gguf {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         let adjust = |options: &mut crate::convert::ConvertOptions| options.no_mtp = self.no_mtp;
-        self.to_gguf.run(session, &self.dir, adjust, |options| ModelSource::open(&self.dir, options))?;
+        // The output of a single file goes beside it.
+        let dir = match self.dir.parent() {
+            Some(parent) if self.dir.is_file() && parent.as_os_str().is_empty() => Path::new("."),
+            Some(parent) if self.dir.is_file() => parent,
+            _ => &self.dir,
+        };
+        self.to_gguf.run(session, dir, adjust, |options| ModelSource::open(&self.dir, options))?;
         Ok(Exit::Done)
     }
 }

@@ -22,7 +22,9 @@ pub(super) fn tokenizer(
     let name = vocabulary.pre.as_deref().unwrap_or("default");
     let unknown = || TokenizerError::NoInversePre { found: name.to_owned() };
     let pre = table.pre(name).ok_or_else(unknown)?;
-    let steps = table.steps(pre).ok_or_else(unknown)?;
+    // Only text in the byte alphabet is decoded as this file will.
+    let byte_level = |steps: &&[String]| steps.iter().any(|step| step.starts_with("byte_level"));
+    let steps = table.steps(pre).filter(byte_level).ok_or_else(unknown)?;
     let pretokenizers: Vec<Json> = steps.iter().filter_map(|step| step_json(step)).collect();
     let pre_tokenizer = match <[Json; 1]>::try_from(pretokenizers) {
         Ok([only]) => only,

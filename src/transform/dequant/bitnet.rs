@@ -26,10 +26,15 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     let is_divisor = match settings.text("linear_class")? {
         None | Some("bitlinear") => true,
         Some("autobitlinear") => false,
-        Some(name) => return Err(settings.variant("linear_class", name, "expected bitlinear or autobitlinear")),
+        Some(name) => {
+            return Err(settings.variant("linear_class", name, "expected bitlinear or autobitlinear"));
+        }
     };
-    let packed: Vec<(&str, usize)> =
-        tensors.ending(".weight").into_iter().filter(|row| tensors.meta(row.1).ty == ElementType::U8).collect();
+    let packed: Vec<(&str, usize)> = tensors
+        .ending(".weight")
+        .into_iter()
+        .filter(|row| tensors.meta(row.1).ty == ElementType::U8)
+        .collect();
     for (module, codes) in packed {
         settings.check_not_ignored(&format!("{module}.weight"))?;
         let scale = tensors.member(module, ".weight_scale")?;

@@ -41,10 +41,8 @@ struct State {
 fn state(tensors: &Tensors<'_>, index: usize) -> Result<State, DequantError> {
     tensors.check_type(index, &[ElementType::U8])?;
     let meta = tensors.meta(index);
-    let bad = |problem: &str| DequantError::BadMetadata {
-        tensor: meta.name.clone(),
-        problem: problem.to_owned(),
-    };
+    let bad =
+        |problem: &str| DequantError::BadMetadata { tensor: meta.name.clone(), problem: problem.to_owned() };
     let n = meta.shape.n_elems();
     if n > 1 << 16 {
         return Err(bad("too long for a description"));

@@ -40,8 +40,10 @@ enum Strategy {
 /// # Errors
 /// [`DequantError`]: formats that are not read, schemes that contradict the tensors, incomplete modules.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
-    let has_transforms =
-        settings.map.get("transform_config").is_some_and(|value| value.as_object().is_none_or(|map| !map.is_empty()));
+    let has_transforms = settings
+        .map
+        .get("transform_config")
+        .is_some_and(|value| value.as_object().is_none_or(|map| !map.is_empty()));
     if has_transforms && settings.map.get("transform_config").is_some_and(|value| !value.is_null()) {
         return Err(settings.variant("transform_config", "transforms", "weights are rotated at run time"));
     }
@@ -62,9 +64,10 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     let ignored = targets(settings, "ignore", settings.map.get("ignore"))?;
     let format = settings.text("format")?.unwrap_or("dense").to_owned();
     let mut modules: Vec<(&str, usize)> = tensors.ending(".weight_packed");
-    let plain = tensors.ending(".weight_scale").into_iter().filter_map(|(module, _)| {
-        Some((module, tensors.find(&format!("{module}.weight"))?))
-    });
+    let plain = tensors
+        .ending(".weight_scale")
+        .into_iter()
+        .filter_map(|(module, _)| Some((module, tensors.find(&format!("{module}.weight"))?)));
     modules.extend(plain.collect::<Vec<_>>());
     for (module, codes) in modules {
         let conflict = |key: &str, configured: &str| DequantError::ConfigTensorConflict {
@@ -380,7 +383,8 @@ fn int_quantized(
         Zeros::Bytes(index)
     };
     // A zero point that is always zero may stand beside symmetric weights.
-    if let Some(index) = tensors.find(&format!("{module}.weight_zero_point")).filter(|i| !members.contains(i)) {
+    if let Some(index) = tensors.find(&format!("{module}.weight_zero_point")).filter(|i| !members.contains(i))
+    {
         tensors.leave_out(index);
     }
     let meta = tensors.meta(codes);

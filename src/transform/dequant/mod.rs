@@ -11,18 +11,33 @@
 //! | `values` | scales and zero points, read in pieces |
 //! | `bits` | integer codes in words |
 //! | `grouped` | integer matrices with a scale and a zero point for each group of columns |
-//! | `gptq` `awq` `autoround` | who writes them, and how |
+//! | `gptq` `awq` `autoround` `compressed` | who writes them, and how |
+//! | `sparse` | matrices of bits and values |
+//! | `fp4` `mxfp4` `modelopt` | FP4 with powers of two or E4M3 for scales |
+//! | `bitsandbytes` `hqq` `quanto` `bitnet` | layouts of one tool each |
+//! | `msmodelslim` | Ascend's, with a description of its own |
 //! | `fp8` | FP8 by blocks, rows, tensors |
+
+pub mod msmodelslim;
 
 mod autoround;
 mod awq;
+mod bitnet;
 mod bits;
+mod bitsandbytes;
+mod compressed;
 mod error;
+mod fp4;
 mod fp8;
 mod gptq;
 mod grouped;
+mod hqq;
 mod layer;
+mod modelopt;
+mod mxfp4;
+mod quanto;
 mod settings;
+mod sparse;
 mod tensors;
 mod values;
 
@@ -54,7 +69,7 @@ pub fn open(files: &Configurations, source: Box<dyn WeightSource + Send>) -> Res
     let mut warnings = Vec::new();
     let mut tensors = Tensors::new(&*source);
     if let Some(settings) = &settings {
-        plan(settings, &mut tensors, &mut warnings)?;
+        plan(settings, files, &mut tensors, &mut warnings)?;
     }
     let (plan, left_out) = tensors.finish()?;
     let method = settings.map(|settings| settings.method);
@@ -65,6 +80,7 @@ pub fn open(files: &Configurations, source: Box<dyn WeightSource + Send>) -> Res
 /// Hands on to the method's file: it takes the tensors of its modules and puts decoders in their place.
 fn plan(
     settings: &Settings,
+    files: &Configurations,
     tensors: &mut Tensors<'_>,
     warnings: &mut Vec<String>,
 ) -> Result<(), DequantError> {
@@ -73,10 +89,12 @@ fn plan(
         Method::Gptq => gptq::plan(settings, tensors, warnings),
         Method::Awq => awq::plan(settings, tensors),
         Method::AutoRound => autoround::plan(settings, tensors),
-        method => Err(DequantError::UnsupportedMethod {
-            file: settings.file.to_owned(),
-            method: method.name().to_owned(),
-            reason: "there is no reader for it yet".to_owned(),
-        }),
+        Method::CompressedTensors => compressed::plan(settings, tensors),
+        Method::Bitsandbytes => bitsandbytes::plan(settings, tensors),
+        Method::Mxfp4 => mxfp4::plan(settings, tensors),
+        Method::Modelopt => modelopt::plan(settings, tensors),
+        Method::Hqq => hqq::plan(settings, tensors),
+        Method::Quanto => quanto::plan(settings, &files.config, tensors),
+        Method::Bitnet => bitnet::plan(settings, tensors),
     }
 }

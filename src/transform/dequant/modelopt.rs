@@ -34,7 +34,8 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
             tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(decoder));
         }
     }
-    if let Some((module, index)) = tensors.ending(".weight_scale_2").into_iter().find(|row| tensors.is_free(row.1))
+    if let Some((module, index)) =
+        tensors.ending(".weight_scale_2").into_iter().find(|row| tensors.is_free(row.1))
     {
         return Err(DequantError::MissingTensor {
             module: module.to_owned(),
@@ -44,12 +45,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     Ok(())
 }
 
-fn nvfp4(
-    tensors: &mut Tensors<'_>,
-    codes: usize,
-    scale: usize,
-    factor: usize,
-) -> Result<(), DequantError> {
+fn nvfp4(tensors: &mut Tensors<'_>, codes: usize, scale: usize, factor: usize) -> Result<(), DequantError> {
     let meta = tensors.meta(codes);
     let mut dims = meta.shape.dims().to_vec();
     if let Some(last) = dims.last_mut() {
@@ -72,9 +68,9 @@ fn check_algorithm(settings: &Settings) -> Result<(), DequantError> {
     let own = settings.map.get(KEY);
     let nested = settings.map.get("quantization").and_then(|quantization| quantization.get(KEY));
     match own.or(nested).map(Value::as_str) {
-        Some(Some(
-            "NVFP4" | "W4A16_NVFP4" | "FP8" | "FP8_PER_CHANNEL_PER_TOKEN" | "MIXED_PRECISION",
-        )) => Ok(()),
+        Some(Some("NVFP4" | "W4A16_NVFP4" | "FP8" | "FP8_PER_CHANNEL_PER_TOKEN" | "MIXED_PRECISION")) => {
+            Ok(())
+        }
         Some(Some(name)) => Err(settings.variant(KEY, name, "its layout is not known well enough to read")),
         Some(None) => Err(settings.bad(KEY, "must be a string")),
         None => Err(settings.bad(KEY, "is missing")),

@@ -91,7 +91,9 @@ fn put(
         members.push(index);
         let offsets = integers(tensors, index)?;
         if offsets.iter().any(|&offset| offset > n_values) {
-            return Err(tensors.shape_error(values, "as many values as the offsets of its rows say".to_owned()));
+            return Err(
+                tensors.shape_error(values, "as many values as the offsets of its rows say".to_owned())
+            );
         }
         Offsets::Rows(offsets)
     };
@@ -139,7 +141,10 @@ impl Sparse {
         let source = tensors.source();
         for row in 0..self.n_rows {
             let n_bits = self.with_mask(source, row, |mask| Ok(count(mask, 0..self.n_cols)))?;
-            let (first, end) = (self.first_value(row), if row + 1 < self.n_rows { self.first_value(row + 1) } else { n_values });
+            let (first, end) = (
+                self.first_value(row),
+                if row + 1 < self.n_rows { self.first_value(row + 1) } else { n_values },
+            );
             if first.checked_add(n_bits) != Some(end) {
                 return Err(DequantError::BadMetadata {
                     tensor: tensors.meta(self.mask).name.clone(),

@@ -9,6 +9,8 @@ use serde_json::Value as Json;
 use crate::support::{conformance, report_cases, sha256};
 
 mod bad_input;
+mod encoding;
+mod pieces;
 mod pretokenizers;
 mod rebuild;
 

@@ -1,12 +1,14 @@
 //! The bundled model as a GGUF that tests may damage.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
 use gguf_foundry::gguf::{Array, Metadata, Value, WriteOptions, write_gguf};
 use gguf_foundry::quant::quantize_rows;
+use gguf_foundry::tokenizer::Encoder;
 use safetensors::SafeTensors;
 
 use crate::support::fixture;
@@ -17,6 +19,7 @@ pub struct Tiny {
     pub metadata: Metadata,
     pub metas: Vec<TensorMeta>,
     pub bytes: Vec<Vec<u8>>,
+    pub encoder: Arc<Encoder>,
 }
 
 impl TensorSource for Tiny {
@@ -110,7 +113,8 @@ impl Tiny {
         tokenizer(&mut metadata);
         let file = fs_err::read(fixture("tiny-llama/model.safetensors")).unwrap();
         let checkpoint = SafeTensors::deserialize(&file).unwrap();
-        let mut model = Self { metadata, metas: Vec::new(), bytes: Vec::new() };
+        let encoder = Arc::new(Encoder::from_metadata(&metadata).unwrap());
+        let mut model = Self { metadata, metas: Vec::new(), bytes: Vec::new(), encoder };
         let mut views = checkpoint.tensors();
         views.sort_by(|a, b| a.0.cmp(&b.0));
         for (name, view) in views {
@@ -128,6 +132,11 @@ impl Tiny {
             model.bytes.push(values.iter().flat_map(|x| x.to_le_bytes()).collect());
         }
         model
+    }
+
+    /// Reads the tokenizer again after its keys were changed.
+    pub fn reread(&mut self) {
+        self.encoder = Arc::new(Encoder::from_metadata(&self.metadata).unwrap());
     }
 
     pub fn index(&self, name: &str) -> usize {

@@ -1,0 +1,193 @@
+//! Which files make up a checkpoint: those an index names, one of a fixed name, or all of a pattern; and whether they
+//! and the index agree.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::{Component, Path};
+
+use crate::checkpoint::CheckpointError;
+use crate::checkpoint::config::{self, ModelDir};
+use crate::core::WeightMeta;
+
+/// How the files of a form are named.
+#[derive(Clone, Debug)]
+pub(super) struct Naming {
+    /// The index.
+    pub(super) index: Cow<'static, str>,
+    /// The file of a checkpoint in one piece.
+    pub(super) single: Cow<'static, str>,
+    /// Start of the name of a shard.
+    pub(super) prefix: Cow<'static, str>,
+    /// End of the name of a shard.
+    pub(super) suffix: &'static str,
+    /// Shards are only those whose names count them (`-00001-of-00003`) behind the prefix and nothing else.
+    pub(super) counted_only: bool,
+}
+
+/// The files of a checkpoint, sorted by name.
+#[derive(Debug)]
+pub(super) struct FileSet {
+    names: Vec<String>,
+    /// Pairs of tensor and file, in the order of the index.
+    index: Option<Vec<(String, String)>>,
+}
+
+impl FileSet {
+    /// The files that the index names; without an index the single file; without that all files of the pattern. `None`
+    /// if there is none.
+    ///
+    /// # Errors
+    /// [`CheckpointError`]: a broken index, a file that is missing or lies outside the directory, too many files.
+    pub(super) fn find(dir: &ModelDir, naming: &Naming) -> Result<Option<Self>, CheckpointError> {
+        let index = read_index(dir, &naming.index)?;
+        let names = match &index {
+            Some(index) => index_shards(dir, &naming.index, index)?,
+            None => shards_without_index(dir, naming)?,
+        };
+        if names.len() > dir.limits().n_parts {
+            let (n_shards, limit) = (names.len(), dir.limits().n_parts);
+            return Err(CheckpointError::TooManyShards { path: dir.path().to_owned(), n_shards, limit });
+        }
+        Ok((index.is_some() || !names.is_empty()).then_some(Self { names, index }))
+    }
+
+    /// Files that were chosen otherwise; there is no index.
+    pub(super) fn of(names: Vec<String>) -> Self {
+        Self { names, index: None }
+    }
+
+    /// The names.
+    pub(super) fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Checks the tensors of all files. No tensor may be in two files: which of them counts would be a guess. The index
+    /// and the files must list the same tensors; in which file a tensor lies is the files' word.
+    ///
+    /// # Errors
+    /// [`CheckpointError`].
+    pub(super) fn check<'a>(
+        &self,
+        dir: &ModelDir,
+        naming: &Naming,
+        weights: &[WeightMeta],
+        file_of: impl Fn(usize) -> &'a str,
+    ) -> Result<(), CheckpointError> {
+        let mut seen: HashMap<&str, usize> = HashMap::with_capacity(weights.len());
+        for (weight, meta) in weights.iter().enumerate() {
+            if let Some(first) = seen.insert(&meta.name, weight) {
+                return Err(CheckpointError::InTwoShards {
+                    tensor: meta.name.clone(),
+                    first: file_of(first).to_owned(),
+                    second: file_of(weight).to_owned(),
+                });
+            }
+        }
+        match &self.index {
+            Some(index) => check_index(&dir.path().join(&*naming.index), index, weights, file_of),
+            None => Ok(()),
+        }
+    }
+}
+
+fn check_index<'a>(
+    path: &Path,
+    index: &[(String, String)],
+    weights: &[WeightMeta],
+    file_of: impl Fn(usize) -> &'a str,
+) -> Result<(), CheckpointError> {
+    let mut present: HashMap<&str, bool> = weights.iter().map(|meta| (meta.name.as_str(), false)).collect();
+    let mut absent: Vec<&(String, String)> = Vec::new();
+    for entry in index {
+        match present.get_mut(entry.0.as_str()) {
+            Some(listed) => *listed = true,
+            None => absent.push(entry),
+        }
+    }
+    if let Some((tensor, shard)) = absent.iter().min() {
+        let (tensor, shard, n_more) = (tensor.clone(), shard.clone(), absent.len() - 1);
+        return Err(CheckpointError::NotInShards { index: path.to_owned(), tensor, shard, n_more });
+    }
+    let unlisted = |&weight: &usize| present.get(weights[weight].name.as_str()) == Some(&false);
+    let extra: Vec<usize> = (0..weights.len()).filter(unlisted).collect();
+    if let Some(&weight) = extra.iter().min_by_key(|&&weight| &weights[weight].name) {
+        return Err(CheckpointError::NotInIndex {
+            index: path.to_owned(),
+            tensor: weights[weight].name.clone(),
+            shard: file_of(weight).to_owned(),
+            n_more: extra.len() - 1,
+        });
+    }
+    Ok(())
+}
+
+/// The pairs of tensor and shard in the index, in file order; `None` without an index.
+fn read_index(dir: &ModelDir, name: &str) -> Result<Option<Vec<(String, String)>>, CheckpointError> {
+    let Some(path) = dir.file(name) else { return Ok(None) };
+    let mut index = config::load_object(&path, dir.limits())?;
+    let entries = match index.remove("weight_map") {
+        Some(serde_json::Value::Object(map)) => map
+            .into_iter()
+            .map(|(tensor, shard)| Some((tensor, shard.as_str()?.to_owned())))
+            .collect::<Option<Vec<_>>>(),
+        _ => None,
+    };
+    entries.map(Some).ok_or(CheckpointError::WeightMap { index: path })
+}
+
+/// The shards an index names, sorted. Each must be there, under a name that stays inside the directory; what a link
+/// points to is the user's business (the hub's cache is made of links).
+fn index_shards(
+    dir: &ModelDir,
+    name: &str,
+    index: &[(String, String)],
+) -> Result<Vec<String>, CheckpointError> {
+    let mut shards: Vec<String> = index.iter().map(|entry| entry.1.clone()).collect();
+    shards.sort_unstable();
+    shards.dedup();
+    for shard in &shards {
+        let inside = Path::new(shard).components().all(|part| matches!(part, Component::Normal(_)));
+        let index = || dir.path().join(name);
+        if !inside || shard.is_empty() {
+            return Err(CheckpointError::ShardOutside { index: index(), shard: shard.clone() });
+        }
+        if dir.file(shard).is_none() {
+            return Err(CheckpointError::ShardMissing { named_by: index(), shard: shard.clone() });
+        }
+    }
+    Ok(shards)
+}
+
+/// The single file, or all files of the pattern, sorted. A set that counts its files (`-00001-of-00003`) must be
+/// whole.
+fn shards_without_index(dir: &ModelDir, naming: &Naming) -> Result<Vec<String>, CheckpointError> {
+    if dir.file(&naming.single).is_some() {
+        return Ok(vec![naming.single.to_string()]);
+    }
+    let mut shards = dir.file_names()?;
+    shards.retain(|name| match naming.counted_only {
+        false => name.starts_with(&*naming.prefix) && name.ends_with(naming.suffix),
+        true => counted(name, naming.suffix).is_some_and(|(stem, _)| stem == naming.prefix),
+    });
+    for shard in &shards {
+        let Some((stem, count)) = counted(shard, naming.suffix) else { continue };
+        let limit = dir.limits().n_parts;
+        if count > limit {
+            let path = dir.path().to_owned();
+            return Err(CheckpointError::TooManyShards { path, n_shards: count, limit });
+        }
+        let expected = (1..=count).map(|i| format!("{stem}-{i:05}-of-{count:05}{}", naming.suffix));
+        if let Some(shard) = expected.into_iter().find(|name| shards.binary_search(name).is_err()) {
+            return Err(CheckpointError::ShardMissing { named_by: dir.path().to_owned(), shard });
+        }
+    }
+    Ok(shards)
+}
+
+/// Stem and count of a name like `model-00001-of-00003.safetensors`.
+pub(super) fn counted<'a>(name: &'a str, suffix: &str) -> Option<(&'a str, usize)> {
+    let (rest, count) = name.strip_suffix(suffix)?.rsplit_once("-of-")?;
+    let (stem, number) = rest.rsplit_once('-')?;
+    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
+    (is_number(count) && is_number(number)).then(|| count.parse().ok().map(|count| (stem, count)))?
+}

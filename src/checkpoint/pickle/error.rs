@@ -1,0 +1,155 @@
+//! What can be wrong with a pickle.
+
+use std::fmt;
+
+use crate::core::bytes::Truncated;
+use crate::core::text::escape;
+
+/// Why a name is not on the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forbidden {
+    /// A tensor of quantized elements.
+    Quantized,
+    /// A sparse tensor.
+    Sparse,
+    /// A tensor without data.
+    Meta,
+    /// A subclass of tensors with code of its own.
+    Subclass,
+    /// A nested tensor.
+    Nested,
+    /// A class of `torch.nn`: the whole module was saved.
+    Module,
+    /// Nothing that weights need.
+    Other,
+}
+
+impl fmt::Display for Forbidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Quantized => "a quantized tensor, which cannot be read",
+            Self::Sparse => "a sparse tensor, which cannot be read",
+            Self::Meta => "a tensor without data",
+            Self::Subclass => "a tensor subclass, which cannot be read",
+            Self::Nested => "a nested tensor, which cannot be read",
+            Self::Module => "a whole module was saved, not its weights",
+            Self::Other => "not among the names that weights need; nothing was called",
+        })
+    }
+}
+
+/// A pickle that is broken, or asks for more than weights need. Offsets are absolute in the file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PickleError {
+    /// The bytes end inside an opcode's argument.
+    #[error(transparent)]
+    Truncated(#[from] Truncated),
+    /// The bytes end without STOP.
+    #[error("offset {offset}: pickle ends without STOP")]
+    NoStop {
+        /// Where the bytes end.
+        offset: u64,
+    },
+    /// A line that does not end.
+    #[error("offset {offset}: line without end")]
+    NoNewline {
+        /// Where it begins.
+        offset: u64,
+    },
+    /// A protocol that does not exist.
+    #[error("offset {offset}: pickle protocol {found}, at most 5 expected")]
+    Protocol {
+        /// Of the opcode.
+        offset: u64,
+        /// The protocol.
+        found: u8,
+    },
+    /// An opcode that is not read.
+    #[error("offset {offset}: pickle opcode 0x{opcode:02x}{} is not allowed", name(*.opcode))]
+    Opcode {
+        /// Of the opcode.
+        offset: u64,
+        /// The opcode.
+        opcode: u8,
+    },
+    /// A pop from an empty stack, or past a mark.
+    #[error("offset {offset}: nothing on the stack")]
+    StackEmpty {
+        /// Of the opcode.
+        offset: u64,
+    },
+    /// No mark on the stack.
+    #[error("offset {offset}: no mark on the stack")]
+    NoMark {
+        /// Of the opcode.
+        offset: u64,
+    },
+    /// A memo slot that was never set.
+    #[error("offset {offset}: memo slot {slot} is not set")]
+    MemoMissing {
+        /// Of the opcode.
+        offset: u64,
+        /// The slot.
+        slot: u64,
+    },
+    /// A value of another kind than the opcode takes.
+    #[error("offset {offset}: {expected} expected, found {found}")]
+    Kind {
+        /// Of the opcode.
+        offset: u64,
+        /// What fits.
+        expected: &'static str,
+        /// What is there.
+        found: &'static str,
+    },
+    /// A number or string that cannot be read.
+    #[error("offset {offset}: not {expected}")]
+    Literal {
+        /// Of the opcode.
+        offset: u64,
+        /// What should be there.
+        expected: &'static str,
+    },
+    /// A name that is not on the list.
+    #[error("offset {offset}: pickle wants `{}.{}`: {why}", escape(module), escape(name))]
+    Name {
+        /// Of the opcode.
+        offset: u64,
+        /// The module.
+        module: String,
+        /// The name in it.
+        name: String,
+        /// What is known about it.
+        why: Forbidden,
+    },
+    /// A call of something that is not callable here, or with arguments that do not fit.
+    #[error("offset {offset}: call of {what} that does not fit")]
+    Call {
+        /// Of the opcode.
+        offset: u64,
+        /// What is called.
+        what: &'static str,
+    },
+    /// More values than bytes justify.
+    #[error("offset {offset}: more values than {limit} bytes of pickle justify")]
+    TooManyValues {
+        /// Of the opcode.
+        offset: u64,
+        /// Length of the input.
+        limit: u64,
+    },
+}
+
+/// Names of opcodes that exist and are refused.
+fn name(opcode: u8) -> &'static str {
+    match opcode {
+        b'i' => " (INST)",
+        b'o' => " (OBJ)",
+        0x82 => " (EXT1)",
+        0x83 => " (EXT2)",
+        0x84 => " (EXT4)",
+        0x97 => " (NEXT_BUFFER)",
+        0x98 => " (READONLY_BUFFER)",
+        _ => "",
+    }
+}

@@ -1,0 +1,166 @@
+//! What a pickle describes: values in an arena, by handle.
+
+use crate::checkpoint::pickle::globals::{Global, Rebuild};
+
+/// A value of a [`Pickle`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Id(u32);
+
+/// One value. Containers hold handles and may contain themselves.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// `None`.
+    None,
+    /// `True` or `False`.
+    Bool(bool),
+    /// An integer of up to 64 bits.
+    Int(i64),
+    /// A longer integer: little-endian two's complement, as in the file.
+    Long(Box<[u8]>),
+    /// Text; Python 2's byte strings are read as Latin-1.
+    Text(Box<str>),
+    /// A value that no tensor is made of: a float, bytes, a set, a device.
+    Opaque,
+    /// A tuple.
+    Tuple(Box<[Id]>),
+    /// A list.
+    List(Vec<Id>),
+    /// A dictionary of any kind, in the order of its assignments; a key may occur twice.
+    Map(Vec<(Id, Id)>),
+    /// A name from the list.
+    Global(Global),
+    /// What a persistent id stands for; the value is the id.
+    Persistent(Id),
+    /// The call of a function that makes a tensor. Nothing was called.
+    Rebuilt {
+        /// The function.
+        by: Rebuild,
+        /// Its arguments.
+        args: Box<[Id]>,
+    },
+}
+
+impl Value {
+    /// The kind of value, for messages.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Bool(_) => "a bool",
+            Self::Int(_) | Self::Long(_) => "an integer",
+            Self::Text(_) => "text",
+            Self::Opaque => "another value",
+            Self::Tuple(_) => "a tuple",
+            Self::List(_) => "a list",
+            Self::Map(_) => "a dictionary",
+            Self::Global(_) => "a name",
+            Self::Persistent(_) => "a storage",
+            Self::Rebuilt { .. } => "a tensor",
+        }
+    }
+}
+
+/// The result of reading one pickle.
+#[derive(Clone, Debug)]
+pub struct Pickle {
+    values: Vec<Value>,
+    root: Id,
+    end: usize,
+}
+
+impl Pickle {
+    pub(super) fn new(values: Values, root: Id, end: usize) -> Self {
+        Self { values: values.0, root, end }
+    }
+
+    /// The value that the pickle ends with.
+    #[must_use]
+    pub fn root(&self) -> Id {
+        self.root
+    }
+
+    /// Number of bytes read, the last of them STOP.
+    #[must_use]
+    pub fn end(&self) -> usize {
+        self.end
+    }
+
+    /// The value of a handle.
+    ///
+    /// # Panics
+    /// If the handle is of another pickle.
+    #[must_use]
+    pub fn get(&self, id: Id) -> &Value {
+        &self.values[id.0 as usize]
+    }
+
+    /// All values that were made, reachable or not.
+    pub fn values(&self) -> impl Iterator<Item = &Value> {
+        self.values.iter()
+    }
+
+    /// The text of a value, if it is one.
+    #[must_use]
+    pub fn text(&self, id: Id) -> Option<&str> {
+        match self.get(id) {
+            Value::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The integer of a value, if it is one.
+    #[must_use]
+    pub fn int(&self, id: Id) -> Option<i64> {
+        match self.get(id) {
+            Value::Int(n) => Some(*n),
+            _ => None,
+        }
+    }
+
+    /// The items of a tuple or list.
+    #[must_use]
+    pub fn items(&self, id: Id) -> Option<&[Id]> {
+        match self.get(id) {
+            Value::Tuple(items) => Some(items),
+            Value::List(items) => Some(items),
+            _ => None,
+        }
+    }
+}
+
+/// The arena while it grows. Values that occur often and never change are made once.
+#[derive(Debug)]
+pub(super) struct Values(Vec<Value>);
+
+impl Values {
+    pub(super) fn new() -> Self {
+        Self(vec![Value::None, Value::Bool(false), Value::Bool(true), Value::Opaque])
+    }
+
+    pub(super) fn none() -> Id {
+        Id(0)
+    }
+
+    pub(super) fn bool(value: bool) -> Id {
+        Id(1 + u32::from(value))
+    }
+
+    pub(super) fn opaque() -> Id {
+        Id(3)
+    }
+
+    /// Adds a value; `None` when handles run out.
+    pub(super) fn add(&mut self, value: Value) -> Option<Id> {
+        let id = u32::try_from(self.0.len()).ok()?;
+        self.0.push(value);
+        Some(Id(id))
+    }
+
+    pub(super) fn get(&self, id: Id) -> &Value {
+        &self.0[id.0 as usize]
+    }
+
+    pub(super) fn get_mut(&mut self, id: Id) -> &mut Value {
+        &mut self.0[id.0 as usize]
+    }
+}

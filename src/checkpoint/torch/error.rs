@@ -1,0 +1,310 @@
+//! What can be wrong with a PyTorch file.
+
+use zip::result::ZipError;
+
+use crate::checkpoint::pickle::PickleError;
+use crate::core::text::escape;
+use crate::core::{ElementType, Hint};
+
+/// A rule that a PyTorch file breaks, or a form of it that is not read.
+#[derive(Debug, thiserror::Error)]
+pub enum TorchError {
+    /// No bytes at all.
+    #[error("the file is empty")]
+    Empty,
+    /// A git LFS pointer.
+    #[error("a git LFS pointer, not the file")]
+    LfsPointer,
+    /// A web page.
+    #[error("a web page, not the file")]
+    WebPage,
+    /// A safetensors file under another name.
+    #[error("a safetensors file, not a PyTorch file")]
+    Safetensors,
+    /// The container of PyTorch before 0.1.10.
+    #[error("a tar archive of PyTorch before 0.1.10, which cannot be read")]
+    Tar,
+    /// A TorchScript archive.
+    #[error("a TorchScript archive: a program, not a dictionary of weights")]
+    TorchScript,
+    /// A zip archive that is broken.
+    #[error("zip archive: {}", reason(.0))]
+    Zip(#[from] ZipError),
+    /// The directory of the archive does not end where it should.
+    #[error("zip archive: offset {offset}: the directory lists {listed} records but does not end there")]
+    Directory {
+        /// Where the listed records end.
+        offset: u64,
+        /// Records that the archive says it has.
+        listed: usize,
+    },
+    /// No `data.pkl`.
+    #[error("zip archive without `data.pkl`: not a PyTorch file")]
+    NoDataPkl,
+    /// More than one `data.pkl`.
+    #[error("zip archive with `{}` and `{}`", escape(first), escape(second))]
+    TwoDataPkl {
+        /// One of them.
+        first: String,
+        /// Another.
+        second: String,
+    },
+    /// A name that two records have.
+    #[error("zip archive: two records have the same name")]
+    DuplicateRecord,
+    /// A record that is broken.
+    #[error("zip record `{}`: {problem}", escape(name))]
+    Record {
+        /// The record.
+        name: String,
+        /// What is wrong.
+        problem: RecordProblem,
+    },
+    /// A byte order that does not exist.
+    #[error("zip record `byteorder`: `little` or `big` expected, found `{}`", escape(found))]
+    ByteOrder {
+        /// What is there.
+        found: String,
+    },
+    /// A broken pickle.
+    #[error("pickle: {0}")]
+    Pickle(#[from] PickleError),
+    /// A pickle that is longer than the cap.
+    #[error("pickle of {n_bytes} bytes, at most {limit} allowed")]
+    PickleTooLong {
+        /// Its length.
+        n_bytes: u64,
+        /// The cap.
+        limit: u64,
+    },
+    /// Neither a zip archive nor PyTorch's older container.
+    #[error("offset 0: not a PyTorch file: neither a zip archive nor the number 0x1950a86a20f9469cfc6c")]
+    Magic,
+    /// A version of the older container that does not exist.
+    #[error("offset {offset}: version 1001 of the container expected")]
+    Version {
+        /// Of its pickle.
+        offset: u64,
+    },
+    /// A part of the older container that is not what it should be.
+    #[error("offset {offset}: {expected} expected, found {found}")]
+    Part {
+        /// Of its pickle.
+        offset: u64,
+        /// What should be there.
+        expected: &'static str,
+        /// What is there.
+        found: &'static str,
+    },
+    /// A storage of the older container with a wrong number of elements.
+    #[error("offset {offset}: storage `{}`: {expected} elements expected, {found} declared", escape(key))]
+    StorageCount {
+        /// Of the count.
+        offset: u64,
+        /// The storage.
+        key: String,
+        /// By the pickle.
+        expected: u64,
+        /// Before the data.
+        found: i64,
+    },
+    /// A persistent id that cannot be a storage.
+    #[error("{found} as a persistent id, the description of a storage expected")]
+    PersistentId {
+        /// What is there.
+        found: &'static str,
+    },
+    /// A storage of the older container whose description does not fit.
+    #[error("storages: {0}")]
+    Storage(TensorProblem),
+    /// A storage of the older container that no tensor describes, or two describe differently.
+    #[error("storage `{}`: its elements are not described, or in two ways", escape(key))]
+    StorageUnclear {
+        /// The storage.
+        key: String,
+    },
+    /// A file that ends inside its storages.
+    #[error("offset {offset}: storage `{}`: {wanted} bytes expected, {present} present", escape(key))]
+    StorageTruncated {
+        /// Of the storage.
+        offset: u64,
+        /// The storage.
+        key: String,
+        /// Its size.
+        wanted: u64,
+        /// Bytes to the end of the file.
+        present: u64,
+    },
+    /// The top of the file is no dictionary.
+    #[error("{found} at the top, a dictionary of tensors expected")]
+    Top {
+        /// What is there.
+        found: &'static str,
+    },
+    /// A dictionary without weights.
+    #[error("no dictionary of tensors in it")]
+    NoTensors,
+    /// A dictionary that contains itself, or is contained twice.
+    #[error("dictionary `{}` is contained twice", escape(name))]
+    Cycle {
+        /// The second place.
+        name: String,
+    },
+    /// Dictionaries in dictionaries beyond the cap.
+    #[error("dictionary `{}`: nested too deeply or under too long a name", escape(name))]
+    TooDeep {
+        /// Where it was given up (the start of the name).
+        name: String,
+    },
+    /// A key that is no text.
+    #[error("a tensor under {found}, text expected")]
+    Key {
+        /// What the key is.
+        found: &'static str,
+    },
+    /// A name that occurs twice.
+    #[error("tensor `{}`: name occurs twice", escape(name))]
+    Duplicate {
+        /// The name.
+        name: String,
+    },
+    /// More tensors than the cap.
+    #[error("more than {limit} tensors")]
+    TooManyTensors {
+        /// The cap.
+        limit: u64,
+    },
+    /// A tensor that does not fit its storage, or cannot be read.
+    #[error("tensor `{}`: {problem}", escape(name))]
+    Tensor {
+        /// The tensor.
+        name: String,
+        /// What is wrong.
+        problem: TensorProblem,
+    },
+}
+
+/// What is wrong with a record of a zip archive.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum RecordProblem {
+    /// Compression.
+    #[error("compressed records are not read; save the file again with torch.save")]
+    Compressed,
+    /// Encryption.
+    #[error("encrypted records are not read")]
+    Encrypted,
+    /// Two sizes of a stored record.
+    #[error("{stored} bytes stored, {declared} declared")]
+    Sizes { stored: u64, declared: u64 },
+    /// A range that is not before the directory.
+    #[error("data {offset}..+{n_bytes} reaches beyond {end}, where the directory begins")]
+    Outside { offset: u64, n_bytes: u64, end: u64 },
+    /// Records that share bytes.
+    #[error("its data overlap `{}`", escape(other))]
+    Overlap { other: String },
+    /// Data that were changed.
+    #[error("the checksum does not match: the data were changed")]
+    Checksum,
+}
+
+/// What is wrong with a tensor.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum TensorProblem {
+    /// Arguments of the rebuilding function.
+    #[error("its {field} is {found}, which does not fit")]
+    Field { field: &'static str, found: &'static str },
+    /// Something is not there.
+    #[error("its {field} is missing")]
+    Missing { field: &'static str },
+    /// A persistent id that is not a storage.
+    #[error("its storage is not given as `('storage', class, key, location, number of elements)`")]
+    PersistentId,
+    /// Elements that are not read.
+    #[error("elements of `torch.{class}` are not read")]
+    StorageClass { class: &'static str },
+    /// An element type that is not read.
+    #[error("its element type is not read")]
+    ElementType,
+    /// A storage that is not there.
+    #[error("storage `{}` is missing", escape(key))]
+    StorageMissing { key: String },
+    /// A storage of another size than it says.
+    #[error("storage `{}`: {expected} bytes expected, {found} present", escape(key))]
+    StorageSize { key: String, expected: u128, found: u64 },
+    /// A view of a storage that reaches beyond it.
+    #[error("storage `{}`: view {offset}..+{n} of {n_elems} elements", escape(key))]
+    StorageView { key: String, offset: i64, n: i64, n_elems: u64 },
+    /// A negative number.
+    #[error("{field} {value} is negative")]
+    Negative { field: &'static str, value: i64 },
+    /// Lists of different lengths.
+    #[error("{sizes} sizes but {strides} strides")]
+    Rank { sizes: usize, strides: usize },
+    /// Sizes whose product overflows.
+    #[error("shape {sizes:?} overflows")]
+    Overflow { sizes: Vec<u64> },
+    /// Elements beyond the storage.
+    #[error(
+        "shape {sizes:?} with strides {strides:?} from element {offset} reaches beyond {n_elems} elements"
+    )]
+    Beyond { sizes: Vec<u64>, strides: Vec<u64>, offset: u64, n_elems: u64 },
+    /// A view that shows every element very often.
+    #[error("{n} elements are shown of a storage of {n_elems}: at most {limit} times as many are read")]
+    Expanded { n: u64, n_elems: u64, limit: u64 },
+}
+
+impl TensorProblem {
+    /// The error for a tensor of this name.
+    pub(super) fn of(self, name: &str) -> TorchError {
+        TorchError::Tensor { name: name.to_owned(), problem: self }
+    }
+
+    /// Whether elements do not fit any type that is read.
+    fn is_unreadable(&self) -> bool {
+        matches!(self, Self::StorageClass { .. } | Self::ElementType)
+    }
+}
+
+/// What the archive's reader says, without the words that the message has already.
+fn reason(error: &ZipError) -> String {
+    match error {
+        ZipError::InvalidArchive(text) => text.to_string(),
+        other => other.to_string(),
+    }
+}
+
+/// Bytes of an element; types narrower than a byte do not occur in PyTorch files.
+pub(super) fn elem_bytes(ty: ElementType) -> usize {
+    ty.bytes().unwrap_or(1)
+}
+
+impl Hint for TorchError {
+    fn hints(&self) -> Vec<String> {
+        let hint = match self {
+            Self::LfsPointer => "run `git lfs pull`",
+            Self::WebPage | Self::Empty => "the download failed: fetch the file again",
+            Self::Safetensors => "rename it to `model.safetensors` and give the directory",
+            Self::Tar => "load and save it again with a current PyTorch",
+            Self::TorchScript | Self::Top { .. } | Self::NoTensors => {
+                "save the weights alone: `torch.save(model.state_dict(), ...)`"
+            }
+            Self::Zip(_)
+            | Self::Directory { .. }
+            | Self::StorageTruncated { .. }
+            | Self::Record { problem: RecordProblem::Outside { .. } | RecordProblem::Checksum, .. }
+            | Self::Pickle(PickleError::Truncated(_) | PickleError::NoStop { .. }) => {
+                "the file is cut short or damaged: fetch it again"
+            }
+            Self::Pickle(PickleError::Name { .. } | PickleError::Opcode { .. }) => {
+                "if you trust the file, load it in PyTorch and save `model.state_dict()`, best as safetensors"
+            }
+            Self::Tensor { problem, .. } if problem.is_unreadable() => {
+                "convert the tensor to a float type in PyTorch and save again"
+            }
+            _ => return Vec::new(),
+        };
+        vec![hint.to_owned()]
+    }
+}

@@ -1,0 +1,107 @@
+//! The older container: pickles one after another, then the storages.
+//!
+//! # Layout
+//! Five pickles: the number 0x1950a86a20f9469cfc6c; 1001; a dictionary about the machine; the object, which mentions
+//! storages by key; the list of keys. Then for each key the number of elements (`i64`) and the elements. Counts and
+//! elements are little-endian whatever the dictionary says: other machines convert while they write.
+
+use std::collections::HashMap;
+
+use crate::checkpoint::pickle::{self, Pickle, Value};
+use crate::checkpoint::torch::error::{TorchError, elem_bytes};
+use crate::checkpoint::torch::storage::{self, StorageId};
+use crate::checkpoint::torch::zip_archive::Extent;
+use crate::core::bytes::{Cursor, Endian};
+use crate::core::limits::Limits;
+
+/// 0x1950a86a20f9469cfc6c, little-endian.
+const MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
+const VERSION: i64 = 1001;
+
+/// Reads all pickles and finds the storages.
+///
+/// # Errors
+/// [`TorchError`]: another file, or one that is broken.
+pub(super) fn read(file: &[u8], limits: &Limits) -> Result<(Pickle, HashMap<String, Extent>), TorchError> {
+    let mut at = 0;
+    let mut next = || {
+        let offset = at;
+        // A pickle longer than the cap ends inside it, which reads as a file that is cut short.
+        let rest = &file[at..];
+        let cap = usize::try_from(limits.pickle_bytes).unwrap_or(usize::MAX);
+        let pickle = pickle::read(&rest[..rest.len().min(cap)], at as u64)?;
+        at += pickle.end();
+        Ok::<_, TorchError>((pickle, offset as u64))
+    };
+    let (magic, _) = next()?;
+    if !matches!(magic.get(magic.root()), Value::Long(bytes) if **bytes == MAGIC) {
+        return Err(TorchError::Magic);
+    }
+    let (version, offset) = next()?;
+    if version.int(version.root()) != Some(VERSION) {
+        return Err(TorchError::Version { offset });
+    }
+    let (machine, offset) = next()?;
+    if !matches!(machine.get(machine.root()), Value::Map(_)) {
+        return Err(part(&machine, offset, "a dictionary about the machine"));
+    }
+    let (object, _) = next()?;
+    let (keys, offset) = next()?;
+    let list = keys.items(keys.root()).ok_or_else(|| part(&keys, offset, "a list of storages"))?;
+
+    let described = described(&object)?;
+    let mut storages = HashMap::with_capacity(list.len());
+    for &key in list {
+        let key =
+            storage::key_text(&keys, key).ok_or_else(|| part(&keys, offset, "a list of storage keys"))?;
+        let Some(id) = described.get(&key) else { return Err(TorchError::StorageUnclear { key }) };
+        let (extent, end) = storage(file, at, id)?;
+        at = end;
+        if storages.insert(key.clone(), extent).is_some() {
+            return Err(TorchError::StorageUnclear { key });
+        }
+    }
+    Ok((object, storages))
+}
+
+fn part(pickle: &Pickle, offset: u64, expected: &'static str) -> TorchError {
+    TorchError::Part { offset, expected, found: pickle.get(pickle.root()).kind() }
+}
+
+/// All storages that the object mentions, also those of values that are no weights: their sizes say where the next
+/// one begins.
+fn described(object: &Pickle) -> Result<HashMap<String, StorageId>, TorchError> {
+    let mut described: HashMap<String, StorageId> = HashMap::new();
+    for value in object.values() {
+        let Value::Persistent(id) = value else { continue };
+        let id = StorageId::of_tuple(object, *id).map_err(TorchError::Storage)?;
+        if let Some(other) = described.get(&id.key) {
+            if (other.ty, other.n_elems) != (id.ty, id.n_elems) {
+                return Err(TorchError::StorageUnclear { key: id.key });
+            }
+        } else {
+            described.insert(id.key.clone(), id);
+        }
+    }
+    Ok(described)
+}
+
+/// The extent of the storage whose count lies at `at`, and where the next one begins.
+fn storage(file: &[u8], at: usize, id: &StorageId) -> Result<(Extent, usize), TorchError> {
+    let mut cursor = Cursor::new(&file[at..], Endian::Little);
+    let offset = at as u64;
+    let truncated =
+        |wanted, present| TorchError::StorageTruncated { offset, key: id.key.clone(), wanted, present };
+    let left = cursor.left();
+    let found = cursor.i64().map_err(|_| truncated(8, left))?;
+    if u64::try_from(found) != Ok(id.n_elems) {
+        let (key, expected) = (id.key.clone(), id.n_elems);
+        return Err(TorchError::StorageCount { offset, key, expected, found });
+    }
+    let n_bytes = id.n_elems.saturating_mul(elem_bytes(id.ty) as u64);
+    let data = cursor.offset();
+    let left = cursor.left();
+    cursor.take(n_bytes).map_err(|_| truncated(n_bytes, left))?;
+    let extent = Extent { offset: offset + data, n_bytes };
+    Ok((extent, at + cursor.offset() as usize))
+}

@@ -1,0 +1,165 @@
+//! A set of PyTorch files: which files belong to it, and reading their tensors.
+
+use crate::checkpoint::files::{FileSet, Naming};
+use crate::checkpoint::torch::{self, StoredTensor, state_dict};
+use crate::checkpoint::{CheckpointError, Container, ModelDir, Part, detect};
+use crate::core::limits::Limits;
+use crate::core::mmap::MappedFile;
+use crate::core::{SourceError, WeightMeta, WeightSource};
+use std::borrow::Cow;
+
+/// Names of transformers.
+const NAMING: Naming = Naming {
+    index: Cow::Borrowed("pytorch_model.bin.index.json"),
+    single: Cow::Borrowed("pytorch_model.bin"),
+    prefix: Cow::Borrowed("pytorch_model"),
+    suffix: ".bin",
+    counted_only: false,
+};
+/// Files that training programs leave beside the weights.
+const LEFTOVERS: &[&str] =
+    &["training_args", "optimizer", "scheduler", "scaler", "rng_state", "random_states"];
+
+/// The PyTorch files of a directory, mapped. Tensors are in the order of the dictionaries, files by name: the order
+/// of the reference converter.
+#[derive(Debug)]
+pub(in crate::checkpoint) struct TorchFiles {
+    files: Vec<File>,
+    weights: Vec<WeightMeta>,
+    /// File and tensor of each weight.
+    places: Vec<(usize, StoredTensor)>,
+    warnings: Vec<String>,
+}
+
+#[derive(Debug)]
+struct File {
+    name: String,
+    file: MappedFile,
+}
+
+impl TorchFiles {
+    /// The files of a directory: those that the index names, `pytorch_model.bin`, all `pytorch_model*.bin`, or the one
+    /// file that could be PyTorch's. `None` if there is none.
+    ///
+    /// # Errors
+    /// [`CheckpointError`]: an index or set that is not whole, several files to choose from.
+    pub(in crate::checkpoint) fn find(dir: &ModelDir) -> Result<Option<FileSet>, CheckpointError> {
+        if let Some(set) = FileSet::find(dir, &NAMING)? {
+            return Ok(Some(set));
+        }
+        let mut names = dir.file_names()?;
+        names.retain(|name| {
+            let lower = name.to_ascii_lowercase();
+            detect::is_torch(name)
+                && detect::form_of(name).is_none()
+                && !LEFTOVERS.iter().any(|leftover| lower.starts_with(leftover))
+        });
+        match &names[..] {
+            [] => Ok(None),
+            [_] => Ok(Some(FileSet::of(names))),
+            [first, second, ..] => Err(CheckpointError::Ambiguous {
+                dir: dir.path().to_owned(),
+                first: first.clone(),
+                second: second.clone(),
+            }),
+        }
+    }
+
+    /// Opens the descriptions of all files.
+    ///
+    /// # Errors
+    /// [`CheckpointError`]: a broken file, files that disagree with one another or with the index.
+    pub(in crate::checkpoint) fn open(dir: &ModelDir, set: &FileSet) -> Result<Self, CheckpointError> {
+        let mut files =
+            Self { files: Vec::new(), weights: Vec::new(), places: Vec::new(), warnings: Vec::new() };
+        for name in set.names() {
+            files.add(dir, name, dir.limits())?;
+        }
+        set.check(dir, &NAMING, &files.weights, |weight| &files.files[files.places[weight].0].name)?;
+        files.strip();
+        Ok(files)
+    }
+
+    fn add(&mut self, dir: &ModelDir, name: &str, limits: &Limits) -> Result<(), CheckpointError> {
+        let path = dir.path().join(name);
+        let file = MappedFile::open(&path)?;
+        let content = torch::parse(&file, limits)
+            .map_err(|source| CheckpointError::Torch { path, source: source.into() })?;
+        let index = self.files.len();
+        for tensor in content.tensors {
+            self.weights.push(tensor.meta.clone());
+            self.places.push((index, tensor));
+        }
+        if let [first, rest @ ..] = &content.others[..] {
+            let more = if rest.is_empty() { String::new() } else { format!(" (and {} more)", rest.len()) };
+            self.warnings.push(format!("{name}: `{first}`{more} is no tensor and is left out"));
+        }
+        self.files.push(File { name: name.to_owned(), file });
+        Ok(())
+    }
+
+    /// Takes the prefixes of wrappers from the names, if all names in all files have them.
+    fn strip(&mut self) {
+        let names: Vec<&str> = self.weights.iter().map(|meta| meta.name.as_str()).collect();
+        let prefix = state_dict::wrapping(&names);
+        if !prefix.is_empty() {
+            for weight in &mut self.weights {
+                weight.name.drain(..prefix.len());
+            }
+            self.warnings.push(format!("all names begin with `{prefix}`, which is left out"));
+        }
+    }
+
+    fn place(&self, weight: usize) -> (&MappedFile, &StoredTensor) {
+        let (file, tensor) = &self.places[weight];
+        (&self.files[*file].file, tensor)
+    }
+}
+
+impl Container for TorchFiles {
+    fn parts(&self) -> Vec<Part<'_>> {
+        self.files.iter().map(|file| Part { name: &file.name, metadata: &[] }).collect()
+    }
+
+    fn part_of(&self, weight: usize) -> &str {
+        &self.files[self.places[weight].0].name
+    }
+
+    fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    fn read_ahead(&self, weight: usize, first: u64, n: u64) {
+        let (file, tensor) = self.place(weight);
+        if let Some((offset, n_bytes)) = tensor.window(first, n) {
+            file.will_need(offset, n_bytes);
+        }
+    }
+}
+
+impl WeightSource for TorchFiles {
+    fn weights(&self) -> &[WeightMeta] {
+        &self.weights
+    }
+
+    fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        let (file, tensor) = self.place(weight);
+        tensor.read_elems(file, first, out);
+        Ok(())
+    }
+
+    fn borrow(&self, weight: usize) -> Option<&[u8]> {
+        let (file, tensor) = self.place(weight);
+        tensor.borrow(file)
+    }
+
+    fn release_elems(&self, weight: usize, first: u64, n: u64) {
+        let (file, tensor) = self.place(weight);
+        // A view that jumps about is done when its end is.
+        let is_end = first + n == tensor.meta.shape.n_elems();
+        let window = tensor.window(first, n).or_else(|| tensor.window(0, first + n).filter(|_| is_end));
+        if let Some((offset, n_bytes)) = window {
+            file.release(offset, n_bytes);
+        }
+    }
+}

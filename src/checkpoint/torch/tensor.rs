@@ -1,0 +1,256 @@
+//! From a rebuilding call to a tensor: geometry that is checked once, and reading through it.
+//!
+//! Element `(i0, i1, ..)` is element `offset + i0 * stride0 + i1 * stride1 + ..` of the storage.
+
+use std::collections::HashMap;
+
+use crate::checkpoint::pickle::globals::{Global, Rebuild};
+use crate::checkpoint::pickle::{Id, Pickle, Value};
+use crate::checkpoint::torch::error::{TensorProblem, elem_bytes};
+use crate::checkpoint::torch::storage::StorageId;
+use crate::checkpoint::torch::zip_archive::Extent;
+use crate::core::bytes::Endian;
+use crate::core::{ElementType, Shape, WeightMeta};
+
+/// How many times the elements of its storage a tensor may show (stride 0 shows one element again and again).
+const EXPANSION: u64 = 64;
+
+/// A tensor and where its elements lie. Everything was checked against the length of the file.
+#[derive(Clone, Debug)]
+pub struct StoredTensor {
+    /// Name, shape and type.
+    pub meta: WeightMeta,
+    /// Absolute offset of the first element.
+    offset: u64,
+    /// Size and stride in elements, outermost first; neighbours that are one run are one entry, sizes of 1 are left
+    /// out. No entry: one element, or none at all.
+    dims: Vec<(u64, u64)>,
+    /// Whether elements have to be turned round.
+    swap: bool,
+}
+
+/// Where the storages of a file lie.
+pub(super) struct Storages {
+    pub(super) extents: HashMap<String, Extent>,
+    pub(super) endian: Endian,
+}
+
+/// Sizes and strides of a tensor.
+struct Geometry {
+    offset: u64,
+    sizes: Vec<u64>,
+    strides: Vec<u64>,
+}
+
+impl StoredTensor {
+    /// Reads the description that a call of `by` gives.
+    ///
+    /// # Errors
+    /// Arguments that do not fit, a storage that is missing or of another size, elements beyond it.
+    pub(super) fn read(
+        name: &str,
+        pickle: &Pickle,
+        (by, args): (Rebuild, &[Id]),
+        storages: &Storages,
+    ) -> Result<Self, TensorProblem> {
+        let Some(&[storage, offset, sizes, strides]) = args.first_chunk() else {
+            return Err(TensorProblem::Missing { field: "geometry" });
+        };
+        let geometry = Geometry {
+            offset: unsigned(pickle, offset, "offset")?,
+            sizes: unsigned_list(pickle, sizes, "size")?,
+            strides: unsigned_list(pickle, strides, "stride")?,
+        };
+        let id = StorageId::read(pickle, storage)?;
+        let ty = match by {
+            Rebuild::TensorV3 => dtype(pickle, args)?,
+            _ => id.ty,
+        };
+        let extent = extent(&id, storages)?;
+        Self::with_geometry(name, geometry, ty, extent, storages.endian)
+    }
+
+    fn with_geometry(
+        name: &str,
+        geometry: Geometry,
+        ty: ElementType,
+        extent: Extent,
+        endian: Endian,
+    ) -> Result<Self, TensorProblem> {
+        let Geometry { offset, sizes, strides } = geometry;
+        let elem = elem_bytes(ty) as u64;
+        let n_elems = extent.n_bytes / elem;
+        if sizes.len() != strides.len() {
+            return Err(TensorProblem::Rank { sizes: sizes.len(), strides: strides.len() });
+        }
+        let shape =
+            Shape::new(sizes.clone()).ok_or_else(|| TensorProblem::Overflow { sizes: sizes.clone() })?;
+        let pairs = || sizes.iter().copied().zip(strides.iter().copied());
+        let is_empty = shape.n_elems() == 0;
+        if !is_empty {
+            let steps = pairs().map(|(size, stride)| u128::from(size - 1).saturating_mul(u128::from(stride)));
+            let last = steps.fold(u128::from(offset), u128::saturating_add);
+            if last >= u128::from(n_elems) {
+                return Err(TensorProblem::Beyond { sizes, strides, offset, n_elems });
+            }
+            let n = shape.n_elems();
+            if n / EXPANSION > n_elems {
+                return Err(TensorProblem::Expanded { n, n_elems, limit: EXPANSION });
+            }
+        } else if offset > n_elems {
+            return Err(TensorProblem::Beyond { sizes, strides, offset, n_elems });
+        }
+        let dims = if is_empty { Vec::new() } else { merge(pairs()) };
+        Ok(Self {
+            meta: WeightMeta { name: name.to_owned(), shape, ty },
+            offset: extent.offset + offset * elem,
+            dims,
+            swap: endian == Endian::Big && elem > 1,
+        })
+    }
+
+    fn elem_bytes(&self) -> usize {
+        elem_bytes(self.meta.ty)
+    }
+
+    /// Bytes of the tensor.
+    fn n_bytes(&self) -> u64 {
+        self.meta.shape.n_elems() * self.elem_bytes() as u64
+    }
+
+    /// Whether the elements lie in the file one after another in their order.
+    fn is_contiguous(&self) -> bool {
+        matches!(self.dims[..], [] | [(_, 1)])
+    }
+
+    /// The elements where they lie, little-endian and in order; `None` where they have to be gathered.
+    #[must_use]
+    pub fn borrow<'a>(&self, file: &'a [u8]) -> Option<&'a [u8]> {
+        let plain = self.is_contiguous() && !self.swap;
+        plain.then(|| &file[self.offset as usize..][..self.n_bytes() as usize])
+    }
+
+    /// Reads elements `first ..` as little-endian bytes, row-major.
+    ///
+    /// # Panics
+    /// If the range lies outside the tensor, or `file` is not the file that was parsed.
+    pub fn read_elems(&self, file: &[u8], first: u64, out: &mut [u8]) {
+        let elem = self.elem_bytes();
+        let n = (out.len() / elem) as u64;
+        assert!(out.len().is_multiple_of(elem), "the buffer holds whole elements");
+        let end = first.checked_add(n);
+        assert!(end.is_some_and(|end| end <= self.meta.shape.n_elems()), "elements lie outside the tensor");
+        let (inner, outer) =
+            self.dims.split_last().map_or(((1, 1), &[][..]), |(inner, outer)| (*inner, outer));
+        let mut done = 0;
+        while done < n {
+            let at = first + done;
+            let (mut rest, column) = (at / inner.0, at % inner.0);
+            let mut start = column * inner.1;
+            for &(size, stride) in outer.iter().rev() {
+                start += rest % size * stride;
+                rest /= size;
+            }
+            let len = (inner.0 - column).min(n - done);
+            let from = &file[(self.offset + start * elem as u64) as usize..];
+            let to = &mut out[done as usize * elem..][..len as usize * elem];
+            copy_strided(from, inner.1 as usize, elem, to);
+            done += len;
+        }
+        if self.swap {
+            out.chunks_exact_mut(elem).for_each(<[u8]>::reverse);
+        }
+    }
+
+    /// The bytes of the file that hold elements `first .. first + n` and nothing that lies before or after them in
+    /// order: what can be fetched before and dropped after them. `None` for a view that jumps about, unless the range
+    /// is the whole.
+    #[must_use]
+    pub fn window(&self, first: u64, n: u64) -> Option<(u64, u64)> {
+        let n_elems = self.meta.shape.n_elems();
+        let end = first.checked_add(n).filter(|&end| end <= n_elems && n > 0)?;
+        let elem = self.elem_bytes() as u64;
+        let in_order = self.dims.windows(2).all(|pair| (pair[1].0 - 1) * pair[1].1 < pair[0].1);
+        if first == 0 && end == n_elems {
+            let last: u64 = self.dims.iter().map(|&(size, stride)| (size - 1) * stride).sum();
+            return Some((self.offset, (last + 1) * elem));
+        }
+        if !in_order {
+            return None;
+        }
+        let place = |at: u64| {
+            let mut rest = at;
+            self.dims.iter().rev().fold(0, |sum, &(size, stride)| {
+                let step = rest % size * stride;
+                rest /= size;
+                sum + step
+            })
+        };
+        let (begin, last) = (place(first), place(end - 1));
+        Some((self.offset + begin * elem, (last + 1 - begin) * elem))
+    }
+}
+
+/// Copies elements that lie `stride` elements apart.
+fn copy_strided(from: &[u8], stride: usize, elem: usize, to: &mut [u8]) {
+    fn each<const N: usize>(from: &[u8], stride: usize, to: &mut [u8]) {
+        for (i, out) in to.as_chunks_mut::<N>().0.iter_mut().enumerate() {
+            out.copy_from_slice(&from[i * stride * N..][..N]);
+        }
+    }
+    match elem {
+        _ if stride == 1 => to.copy_from_slice(&from[..to.len()]),
+        1 => each::<1>(from, stride, to),
+        2 => each::<2>(from, stride, to),
+        4 => each::<4>(from, stride, to),
+        _ => each::<8>(from, stride, to),
+    }
+}
+
+/// Drops sizes of 1, whose strides mean nothing, and joins neighbours that are one run.
+fn merge(dims: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
+    let mut merged: Vec<(u64, u64)> = Vec::new();
+    for (size, stride) in dims.filter(|dim| dim.0 != 1) {
+        match merged.last_mut() {
+            Some(outer) if size.checked_mul(stride) == Some(outer.1) => *outer = (outer.0 * size, stride),
+            _ => merged.push((size, stride)),
+        }
+    }
+    merged
+}
+
+/// The bytes of the part of a storage that is meant. The whole must have the size that its id says.
+fn extent(id: &StorageId, storages: &Storages) -> Result<Extent, TensorProblem> {
+    let key = || id.key.clone();
+    let whole = storages.extents.get(&id.key).ok_or_else(|| TensorProblem::StorageMissing { key: key() })?;
+    let elem = elem_bytes(id.ty) as u64;
+    let expected = u128::from(id.n_elems) * u128::from(elem);
+    if expected != u128::from(whole.n_bytes) {
+        return Err(TensorProblem::StorageSize { key: key(), expected, found: whole.n_bytes });
+    }
+    let (first, n) = id.view;
+    Ok(Extent { offset: whole.offset + first * elem, n_bytes: n * elem })
+}
+
+/// The element type among the arguments of `_rebuild_tensor_v3`.
+fn dtype(pickle: &Pickle, args: &[Id]) -> Result<ElementType, TensorProblem> {
+    let &dtype = args.get(6).ok_or(TensorProblem::Missing { field: "element type" })?;
+    match pickle.get(dtype) {
+        Value::Global(Global::Dtype(Some(ty))) => Ok(*ty),
+        Value::Global(Global::Dtype(None)) => Err(TensorProblem::ElementType),
+        other => Err(TensorProblem::Field { field: "element type", found: other.kind() }),
+    }
+}
+
+fn unsigned(pickle: &Pickle, id: Id, field: &'static str) -> Result<u64, TensorProblem> {
+    let value = pickle.int(id).ok_or(TensorProblem::Field { field, found: pickle.get(id).kind() })?;
+    u64::try_from(value).map_err(|_| TensorProblem::Negative { field, value })
+}
+
+fn unsigned_list(pickle: &Pickle, id: Id, field: &'static str) -> Result<Vec<u64>, TensorProblem> {
+    /// Far above what any model has; PyTorch itself stops at 64.
+    const MAX_RANK: usize = 64;
+    let items = pickle.items(id).filter(|items| items.len() <= MAX_RANK);
+    let items = items.ok_or(TensorProblem::Field { field, found: pickle.get(id).kind() })?;
+    items.iter().map(|&item| unsigned(pickle, item, field)).collect()
+}

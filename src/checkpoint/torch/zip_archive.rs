@@ -1,0 +1,183 @@
+//! The zip container: where the pickle and the storages lie. Records are stored, so they are read in place.
+//!
+//! # Layout
+//! One folder, of any name, with `data.pkl`, `data/<key>` for each storage, and `byteorder` (`little` or `big`; absent
+//! before PyTorch 2.1, then little). Local headers carry no sizes and other extra fields than the directory, which
+//! therefore has the word on sizes, while the start of the data follows from the local header.
+
+use std::collections::HashMap;
+use std::io::{self, Cursor};
+
+use zip::result::ZipError;
+use zip::{CompressionMethod, ZipArchive};
+
+use crate::checkpoint::torch::error::{RecordProblem, TorchError};
+use crate::core::bytes::Endian;
+
+/// Records up to this size are compared with their checksum when the file is opened. A checksum covers a whole record;
+/// for larger ones that would mean to read the file twice.
+const CHECKED_BYTES: u64 = 1 << 20;
+
+/// The bytes of a record or storage in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Extent {
+    /// Absolute offset.
+    pub(super) offset: u64,
+    /// Length; the end lies inside the file.
+    pub(super) n_bytes: u64,
+}
+
+/// The records that matter.
+#[derive(Debug)]
+pub(super) struct Archive {
+    pub(super) pickle: Extent,
+    /// Storages by key.
+    pub(super) storages: HashMap<String, Extent>,
+    pub(super) endian: Endian,
+}
+
+/// A record as the directory lists it.
+struct Record {
+    name: String,
+    header: u64,
+    extent: Extent,
+}
+
+/// Reads the directory and checks every record of it.
+///
+/// # Errors
+/// [`TorchError`]: the archive is broken, or is no PyTorch file.
+pub(super) fn read(file: &[u8]) -> Result<Archive, TorchError> {
+    let config = zip::read::Config { archive_offset: zip::read::ArchiveOffset::Known(0) };
+    let mut zip = ZipArchive::with_config(config, Cursor::new(file))?;
+    if zip.has_duplicate_names() {
+        return Err(TorchError::DuplicateRecord);
+    }
+    check_directory_end(file, zip.central_directory_start(), zip.len())?;
+    // First what the archive is, by its names: programs are compressed, for example.
+    let top = top(&zip)?;
+    let mut records = Vec::with_capacity(zip.len());
+    for index in 0..zip.len() {
+        records.push(record(&mut zip, index)?);
+    }
+    check_overlap(&records)?;
+    let mut archive = Archive {
+        pickle: Extent { offset: 0, n_bytes: 0 },
+        storages: HashMap::new(),
+        endian: Endian::Little,
+    };
+    for record in &records {
+        let Some(name) = record.name.strip_prefix(&top) else { continue };
+        if name == "data.pkl" {
+            archive.pickle = record.extent;
+        } else if name == "byteorder" {
+            archive.endian = byte_order(slice(file, record.extent))?;
+        } else if let Some(key) = name.strip_prefix("data/") {
+            archive.storages.insert(key.to_owned(), record.extent);
+        }
+    }
+    // Only now: a wrong byte order has a better message than its checksum.
+    for (index, record) in records.iter().enumerate() {
+        if record.extent.n_bytes <= CHECKED_BYTES || record.extent == archive.pickle {
+            check_sum(&mut zip, index)?;
+        }
+    }
+    Ok(archive)
+}
+
+/// The bytes of an extent, which is known to lie inside the file.
+pub(super) fn slice(file: &[u8], extent: Extent) -> &[u8] {
+    &file[extent.offset as usize..][..extent.n_bytes as usize]
+}
+
+/// The directory must end where its last listed record ends: a wrong count would hide records.
+fn check_directory_end(file: &[u8], start: u64, listed: usize) -> Result<(), TorchError> {
+    const HEADER_BYTES: u64 = 46;
+    let mut offset = start;
+    let number = |at: u64| -> Option<u64> {
+        let raw = file.get(usize::try_from(at).ok()?..)?.first_chunk::<2>()?;
+        Some(u64::from(u16::from_le_bytes(*raw)))
+    };
+    for _ in 0..listed {
+        let lengths = [28, 30, 32].map(|field| number(offset + field));
+        let [Some(name), Some(extra), Some(comment)] = lengths else { break };
+        offset += HEADER_BYTES + name + extra + comment;
+    }
+    let ends = usize::try_from(offset)
+        .ok()
+        .and_then(|at| file.get(at..))
+        .is_some_and(|rest| rest.starts_with(b"PK\x05\x06") || rest.starts_with(b"PK\x06\x06"));
+    if ends { Ok(()) } else { Err(TorchError::Directory { offset, listed }) }
+}
+
+fn record(zip: &mut ZipArchive<Cursor<&[u8]>>, index: usize) -> Result<Record, TorchError> {
+    let end = zip.central_directory_start();
+    let entry = zip.by_index_raw(index)?;
+    let name = entry.name()?.into_owned();
+    let offset = entry.data_start().ok_or(ZipError::FileNotFound)?;
+    let extent = Extent { offset, n_bytes: entry.size() };
+    let problem = if entry.encrypted() {
+        RecordProblem::Encrypted
+    } else if entry.compression() != CompressionMethod::Stored {
+        RecordProblem::Compressed
+    } else if entry.compressed_size() != entry.size() {
+        RecordProblem::Sizes { stored: entry.compressed_size(), declared: entry.size() }
+    } else if offset.checked_add(extent.n_bytes).is_none_or(|data_end| data_end > end) {
+        RecordProblem::Outside { offset, n_bytes: extent.n_bytes, end }
+    } else {
+        return Ok(Record { name, header: entry.header_start(), extent });
+    };
+    Err(TorchError::Record { name, problem })
+}
+
+/// No record may begin inside another.
+fn check_overlap(records: &[Record]) -> Result<(), TorchError> {
+    let mut by_offset: Vec<&Record> = records.iter().collect();
+    by_offset.sort_by_key(|record| record.header);
+    for pair in by_offset.windows(2) {
+        let [first, second] = pair else { continue };
+        if first.extent.offset + first.extent.n_bytes > second.header {
+            let problem = RecordProblem::Overlap { other: first.name.clone() };
+            return Err(TorchError::Record { name: second.name.clone(), problem });
+        }
+    }
+    Ok(())
+}
+
+/// The folder of the one `data.pkl` that lies in a folder, with its slash.
+fn top(zip: &ZipArchive<Cursor<&[u8]>>) -> Result<String, TorchError> {
+    let names = || zip.file_names().filter_map(Result::ok);
+    let mut tops = names().filter_map(|name| {
+        let top = name.strip_suffix("data.pkl")?;
+        (top.ends_with('/') && top.matches('/').count() == 1).then(|| top.to_owned())
+    });
+    let first = tops.next().ok_or(TorchError::NoDataPkl)?;
+    if let Some(second) = tops.next() {
+        let name = |top| format!("{top}data.pkl");
+        return Err(TorchError::TwoDataPkl { first: name(first), second: name(second) });
+    }
+    let is_code = |name: &str| {
+        name.strip_prefix(&first).is_some_and(|rest| rest == "constants.pkl" || rest.starts_with("code/"))
+    };
+    if names().any(|name| is_code(&name)) { Err(TorchError::TorchScript) } else { Ok(first) }
+}
+
+fn byte_order(text: &[u8]) -> Result<Endian, TorchError> {
+    match text {
+        b"little" => Ok(Endian::Little),
+        b"big" => Ok(Endian::Big),
+        other => {
+            let shown = &other[..other.len().min(32)];
+            Err(TorchError::ByteOrder { found: String::from_utf8_lossy(shown).into_owned() })
+        }
+    }
+}
+
+/// Reads a record to its end, where the archive's reader compares the checksum.
+fn check_sum(zip: &mut ZipArchive<Cursor<&[u8]>>, index: usize) -> Result<(), TorchError> {
+    let mut entry = zip.by_index(index)?;
+    let name = entry.name()?.into_owned();
+    io::copy(&mut entry, &mut io::sink())
+        .map(drop)
+        .map_err(|_| TorchError::Record { name, problem: RecordProblem::Checksum })
+}

@@ -1,0 +1,47 @@
+//! `gguf-convert msmodelslim2gguf`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use crate::cli::convert::to_gguf::ToGguf;
+use crate::cli::{Exit, Session};
+use crate::convert::{ConvertOptions, ModelSource, OffsetSign};
+
+/// How offsets are meant.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Sign {
+    /// As the description has it: subtracted, for every known version of the tool
+    Auto,
+    /// Subtracted from the codes
+    File,
+    /// Added to the codes, as the NPU's kernels do
+    Npu,
+}
+
+/// Arguments of `msmodelslim2gguf`.
+#[derive(Debug, Args)]
+pub(super) struct Msmodelslim2gguf {
+    /// Directory of the checkpoint: config.json, quant_model_description*.json, weights, tokenizer files
+    dir: PathBuf,
+    /// Sign of the offsets in the file; a warning tells if the other one fits the weights better
+    #[arg(long, value_enum, ignore_case = true, value_name = "SIGN", default_value = "auto")]
+    offset_sign: Sign,
+    #[command(flatten)]
+    to_gguf: ToGguf,
+}
+
+impl Msmodelslim2gguf {
+    pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
+        let adjust = |options: &mut ConvertOptions| {
+            options.offset_sign = match self.offset_sign {
+                Sign::Auto => OffsetSign::Auto,
+                Sign::File => OffsetSign::File,
+                Sign::Npu => OffsetSign::Npu,
+            };
+        };
+        let open = |options: &ConvertOptions| ModelSource::open_msmodelslim(&self.dir, options);
+        self.to_gguf.run(session, &self.dir, adjust, open)?;
+        Ok(Exit::Done)
+    }
+}

@@ -1,0 +1,51 @@
+//! Why a file's vocabulary cannot encode text.
+
+use crate::core::Hint;
+use crate::core::text::escape;
+
+/// Why no encoder could be made from the keys of a GGUF file.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts that the messages name")]
+pub enum EncodeError {
+    /// A key that the kind of vocabulary needs is missing.
+    #[error("`{key}` is missing, expected {expected}")]
+    MissingKey { key: &'static str, expected: &'static str },
+    /// A key has another type.
+    #[error("`{key}` is of type {found}, expected {expected}")]
+    KeyType { key: &'static str, expected: &'static str, found: String },
+    /// An array is shorter than the token list.
+    #[error("`{key}` has {found} elements, the vocabulary has {expected} tokens")]
+    Length { key: &'static str, found: usize, expected: usize },
+    /// More tokens than ids.
+    #[error("`tokenizer.ggml.tokens` has {found} elements, at most {limit} are read")]
+    TooManyTokens { found: usize, limit: u64 },
+    /// A kind of vocabulary without encoder.
+    #[error("`tokenizer.ggml.model` is `{}`, text is encoded for {expected}", escape(found))]
+    Model { found: String, expected: &'static str },
+    /// A pre-tokenizer that is not in the table.
+    #[error("`tokenizer.ggml.pre` is `{}`, which is not known, the nearest is `{nearest}`", escape(found))]
+    Pre { found: String, nearest: &'static str },
+    /// A merge that is not two texts.
+    #[error("`tokenizer.ggml.merges[{rank}]`: no blank between two tokens in `{}`", escape(merge))]
+    Merge { rank: usize, merge: String },
+    /// A normalization map that does not hold together.
+    #[error("`tokenizer.ggml.precompiled_charsmap`: byte {offset}: {reason}")]
+    Charsmap { offset: usize, reason: &'static str },
+    /// A token that would make searching slow.
+    #[error("`tokenizer.ggml.tokens[{id}]` has {n_bytes} bytes, at most {limit} can be searched for")]
+    TokenTooLong { id: u32, n_bytes: usize, limit: usize },
+    /// Text of other characters could not be written.
+    #[error("the vocabulary has neither a token for the unknown nor one for each byte")]
+    NoUnknownToken,
+}
+
+impl Hint for EncodeError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::Pre { nearest, .. } => vec![format!(
+                "if its splitting is the same, `gguf-inspect set FILE tokenizer.ggml.pre=str:{nearest}` writes a known name"
+            )],
+            _ => Vec::new(),
+        }
+    }
+}

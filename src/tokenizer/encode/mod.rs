@@ -1,0 +1,122 @@
+//! Text to token ids and back, from the keys of a GGUF file alone.
+//!
+//! [`Encoder`] finds the special tokens of a text and leaves what is between them to the algorithm of the file's kind
+//! of vocabulary.
+
+mod alphabet;
+mod bpe;
+mod charsmap;
+mod decode;
+mod error;
+mod fallback;
+mod normalizer;
+mod partition;
+mod splitter;
+mod spm;
+mod trie;
+mod unigram;
+mod vocab;
+mod wordpiece;
+
+pub use error::EncodeError;
+#[cfg(test)]
+pub(super) use splitter::Splitter;
+
+use crate::gguf::Metadata;
+
+use self::bpe::Bpe;
+use self::decode::Spelling;
+use self::partition::{Fragment, Partition};
+use self::spm::Spm;
+use self::unigram::Unigram;
+use self::vocab::{Vocab, VocabModel};
+use self::wordpiece::WordPiece;
+
+/// The vocabulary of a GGUF file, ready to encode.
+///
+/// # Exactness
+/// The ids are those of the original tokenizer where the keys say enough; `docs/differences.md` tells where
+/// llama.cpp's are others. Special tokens are found, and added to texts, by the rules of llama.cpp 0.5.0.
+pub struct Encoder {
+    vocab: Vocab,
+    partition: Partition,
+    algorithm: Algorithm,
+}
+
+enum Algorithm {
+    Bpe(Bpe),
+    Spm(Spm),
+    Unigram(Unigram),
+    WordPiece(WordPiece),
+}
+
+impl Encoder {
+    /// Reads the `tokenizer.*` keys.
+    ///
+    /// # Errors
+    /// Keys that are missing, of another type or too short; a kind of vocabulary or a pre-tokenizer that is not known.
+    pub fn from_metadata(metadata: &Metadata) -> Result<Self, EncodeError> {
+        let vocab = Vocab::from_metadata(metadata)?;
+        let algorithm = match vocab.model {
+            VocabModel::Bpe => Algorithm::Bpe(Bpe::new(&vocab, metadata)?),
+            VocabModel::Spm => Algorithm::Spm(Spm::new(&vocab)?),
+            VocabModel::Unigram => Algorithm::Unigram(Unigram::new(&vocab)?),
+            VocabModel::WordPiece => Algorithm::WordPiece(WordPiece::new(&vocab)?),
+        };
+        Ok(Self { partition: Partition::new(&vocab), vocab, algorithm })
+    }
+
+    /// Token ids of a text, without those that begin and end it. User-defined tokens in the text are always found;
+    /// with `parse_special` all special tokens are.
+    #[must_use]
+    pub fn encode(&self, text: &str, parse_special: bool) -> Vec<u32> {
+        let mut out = Vec::new();
+        for fragment in self.partition.cut(&self.vocab, text, parse_special) {
+            match (fragment, &self.algorithm) {
+                (Fragment::Token(id), _) => out.push(id),
+                (Fragment::Text(text), Algorithm::Bpe(bpe)) => {
+                    bpe.encode_fragment(&self.vocab, text, &mut out);
+                }
+                (Fragment::Text(text), Algorithm::Spm(spm)) => {
+                    spm.encode_fragment(&self.vocab, text, &mut out);
+                }
+                (Fragment::Text(text), Algorithm::Unigram(unigram)) => {
+                    unigram.encode_fragment(&self.vocab, text, &mut out);
+                }
+                (Fragment::Text(text), Algorithm::WordPiece(word_piece)) => {
+                    word_piece.encode_fragment(text, &mut out);
+                }
+            }
+        }
+        out
+    }
+
+    /// The bytes that ids stand for, special tokens written out. Ids that the vocabulary lacks are nothing.
+    #[must_use]
+    pub fn decode(&self, ids: &[u32]) -> Vec<u8> {
+        let spelling = match &self.algorithm {
+            Algorithm::Bpe(bpe) if bpe.is_byte_level() => Spelling::Bytes,
+            Algorithm::Bpe(_) if !self.vocab.escape_whitespaces => Spelling::Plain,
+            _ => Spelling::Metaspace,
+        };
+        let mut out = Vec::new();
+        for &id in ids {
+            decode::piece(&self.vocab, spelling, id, &mut out);
+        }
+        out
+    }
+
+    /// The token that a text begins with, if the file says that texts begin with one.
+    #[must_use]
+    pub fn start_of_text(&self) -> Option<u32> {
+        self.vocab.bos.filter(|_| self.vocab.add_bos)
+    }
+
+    /// The token that a text ends with, if the file says that texts end with one.
+    #[must_use]
+    pub fn end_of_text(&self) -> Option<u32> {
+        let separator =
+            self.vocab.sep.filter(|_| self.vocab.add_sep && self.vocab.model == VocabModel::WordPiece);
+        separator.or(self.vocab.eos.filter(|_| self.vocab.add_eos))
+    }
+}

@@ -1,0 +1,110 @@
+//! SentencePiece's normalizer: character map, blanks, prefix.
+
+use super::EncodeError;
+use super::charsmap::Charsmap;
+use super::trie::Trie;
+use super::vocab::Vocab;
+use crate::tokenizer::emit::TokenType;
+
+/// U+2581, which stands for a blank in pieces.
+pub(super) const BLANK: &[u8] = "\u{2581}".as_bytes();
+
+/// The steps that a text goes through before it is cut into pieces.
+///
+/// # Exactness
+/// `normalizer::Normalizer` of sentencepiece 0.2. llama.cpp applies none of it to BPE vocabularies, except the prefix, and
+/// puts a blank in front of unigram text also where `add_space_prefix` is false.
+pub(super) struct Normalizer {
+    charsmap: Option<Charsmap>,
+    /// Tokens that pass through unchanged.
+    user_defined: Option<Trie>,
+    add_prefix: bool,
+    remove_extra: bool,
+    blank: &'static [u8],
+}
+
+impl Normalizer {
+    /// Takes the settings of a vocabulary.
+    ///
+    /// # Errors
+    /// A broken character map, a token that is too long.
+    pub(super) fn new(vocab: &Vocab) -> Result<Self, EncodeError> {
+        let charsmap = Some(vocab.precompiled_charsmap.as_slice()).filter(|map| !map.is_empty());
+        let charsmap = charsmap.map(Charsmap::new).transpose()?;
+        let user_defined = Trie::of_kinds(vocab, &[TokenType::UserDefined])?;
+        Ok(Self {
+            charsmap,
+            user_defined: Some(user_defined).filter(|trie| !trie.is_empty()),
+            add_prefix: vocab.add_space_prefix,
+            remove_extra: vocab.remove_extra_whitespaces,
+            blank: if vocab.escape_whitespaces { BLANK } else { b" " },
+        })
+    }
+
+    /// Normalizes a text: bytes that need not be UTF-8 if the map is damaged.
+    pub(super) fn normalize(&self, text: &str) -> Vec<u8> {
+        let mut rest = text.as_bytes();
+        if self.remove_extra {
+            loop {
+                let (chunk, n_bytes) = self.chunk(rest);
+                if n_bytes == 0 || chunk != b" " {
+                    break;
+                }
+                rest = &rest[n_bytes..];
+            }
+        }
+        let mut out = Vec::new();
+        if rest.is_empty() {
+            return out;
+        }
+        out.reserve(rest.len() + rest.len() / 2 + self.blank.len());
+        if self.add_prefix {
+            out.extend_from_slice(self.blank);
+        }
+        let mut after_blank = self.remove_extra;
+        while !rest.is_empty() {
+            let (mut chunk, n_bytes) = self.chunk(rest);
+            while after_blank && let Some(shorter) = chunk.strip_prefix(b" ") {
+                chunk = shorter;
+            }
+            for byte in chunk {
+                if *byte == b' ' {
+                    out.extend_from_slice(self.blank);
+                } else {
+                    out.push(*byte);
+                }
+            }
+            if let Some(last) = chunk.last() {
+                after_blank = self.remove_extra && *last == b' ';
+            }
+            rest = &rest[n_bytes..];
+        }
+        while self.remove_extra && out.ends_with(self.blank) {
+            out.truncate(out.len() - self.blank.len());
+        }
+        out
+    }
+
+    /// The next piece of normalized text and how many bytes of `rest` it stands for (0 only at the end).
+    fn chunk<'a>(&'a self, rest: &'a [u8]) -> (&'a [u8], usize) {
+        let user_defined = self.user_defined.as_ref().and_then(|trie| trie.longest_prefix(rest));
+        if let Some((n_bytes, _)) = user_defined {
+            return (&rest[..n_bytes], n_bytes);
+        }
+        if let Some(found) = self.charsmap.as_ref().and_then(|map| map.replace(rest)) {
+            return found;
+        }
+        let n_bytes = rest.first().map_or(0, |lead| character_bytes(*lead)).min(rest.len());
+        (&rest[..n_bytes], n_bytes)
+    }
+}
+
+/// Length in bytes of the UTF-8 character that begins with `lead`; 1 for a byte that begins none.
+pub(super) fn character_bytes(lead: u8) -> usize {
+    match lead {
+        0xc0..=0xdf => 2,
+        0xe0..=0xef => 3,
+        0xf0..=0xff => 4,
+        _ => 1,
+    }
+}

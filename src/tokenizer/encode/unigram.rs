@@ -1,0 +1,129 @@
+//! SentencePiece's unigram model (`tokenizer.ggml.model` = `t5`).
+
+use super::EncodeError;
+use super::fallback::Fallback;
+use super::normalizer::{Normalizer, character_bytes};
+use super::trie::Trie;
+use super::vocab::Vocab;
+use crate::tokenizer::emit::TokenType;
+
+/// How far an unknown character ranks below the least likely token.
+const UNKNOWN_PENALTY: f64 = 10.0;
+
+/// Cuts a text into the tokens whose scores have the greatest sum.
+///
+/// # Exactness
+/// `unigram::Model::EncodeOptimized` of sentencepiece 0.2. Sums are f64 as in Hugging Face's tokenizers and llama.cpp
+/// (sentencepiece adds f32), and start anew where no token crosses, so they do not lose digits in long texts.
+pub(crate) struct Unigram {
+    normalizer: Normalizer,
+    fallback: Fallback,
+    trie: Trie,
+    /// Greatest score of a normal token, if it is above 0.
+    max_score: f64,
+    /// Score of a character that no token covers.
+    unknown_score: f64,
+}
+
+/// The best way to a place in the text.
+#[derive(Clone, Copy)]
+struct Best {
+    score: f64,
+    /// Bytes of the last token.
+    n_bytes: usize,
+    /// The last token; none for an unknown character.
+    token: Option<u32>,
+}
+
+impl Unigram {
+    /// Takes the settings of a vocabulary.
+    ///
+    /// # Errors
+    /// A broken character map, a token that is too long, no way to write unknown characters.
+    pub(crate) fn new(vocab: &Vocab) -> Result<Self, EncodeError> {
+        let normal = (0u32..).take(vocab.len()).filter(|id| vocab.kind(*id) == TokenType::Normal);
+        // ref: the greatest score starts a hair above 0, not at the lowest number
+        let (mut min_score, mut max_score) = (f64::INFINITY, f64::from(f32::MIN_POSITIVE));
+        for score in normal.map(|id| finite(vocab.score(id))) {
+            min_score = min_score.min(score);
+            max_score = max_score.max(score);
+        }
+        Ok(Self {
+            normalizer: Normalizer::new(vocab)?,
+            fallback: Fallback::new(vocab)?,
+            trie: Trie::of_kinds(vocab, &[TokenType::Normal, TokenType::UserDefined])?,
+            max_score,
+            unknown_score: min_score.min(f64::from(f32::MAX)) - UNKNOWN_PENALTY,
+        })
+    }
+
+    /// Appends the ids of a text that holds no special tokens.
+    pub(crate) fn encode_fragment(&self, vocab: &Vocab, text: &str, out: &mut Vec<u32>) {
+        let text = self.normalizer.normalize(text);
+        let mut in_unknown = false;
+        let mut start = 0;
+        // Ways to the places from `start` on.
+        let mut ways: Vec<Option<Best>> = Vec::new();
+        let mut at = 0;
+        while let Some(lead) = text.get(at) {
+            if at - start + 1 >= ways.len() {
+                // No token crosses this place: every best way leads through it, and what lies before is decided.
+                self.emit(&text[start..at], &ways, &mut in_unknown, out);
+                start = at;
+                ways.clear();
+                ways.push(None);
+            }
+            let so_far = ways[at - start].map_or(0.0, |best| best.score);
+            let n_character = character_bytes(*lead).min(text.len() - at);
+            let mut offer = |n_bytes: usize, score: f64, token: Option<u32>| {
+                let place = at - start + n_bytes;
+                if ways.len() <= place {
+                    ways.resize(place + 1, None);
+                }
+                let score = so_far + score;
+                if ways[place].is_none_or(|best| score > best.score) {
+                    ways[place] = Some(Best { score, n_bytes, token });
+                }
+            };
+            let mut covered = false;
+            for (n_bytes, id) in self.trie.prefixes(&text[at..]) {
+                let score = match vocab.kind(id) {
+                    // A bonus that grows with the length: such a token always wins.
+                    TokenType::UserDefined => n_bytes as f64 * self.max_score - 0.1,
+                    _ => finite(vocab.score(id)),
+                };
+                offer(n_bytes, score, Some(id));
+                covered |= n_bytes == n_character;
+            }
+            if !covered {
+                offer(n_character, self.unknown_score, None);
+            }
+            at += n_character;
+        }
+        self.emit(&text[start..], &ways, &mut in_unknown, out);
+    }
+
+    /// Appends the tokens of the best way through `text`.
+    fn emit(&self, text: &[u8], ways: &[Option<Best>], in_unknown: &mut bool, out: &mut Vec<u32>) {
+        let mut steps = Vec::new();
+        let mut end = text.len();
+        while let Some(best) = ways.get(end).copied().flatten() {
+            end -= best.n_bytes;
+            steps.push((end, best));
+        }
+        for (start, best) in steps.into_iter().rev() {
+            match best.token {
+                Some(id) => {
+                    out.push(id);
+                    *in_unknown = false;
+                }
+                None => self.fallback.push(&text[start..start + best.n_bytes], in_unknown, out),
+            }
+        }
+    }
+}
+
+/// A score that sums cannot turn into something that is not ordered.
+fn finite(score: f32) -> f64 {
+    if score.is_finite() { f64::from(score) } else { f64::from(f32::MIN) }
+}

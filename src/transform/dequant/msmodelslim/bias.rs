@@ -1,0 +1,174 @@
+//! Biases that no tensor holds: those of static W8A8 layers, which are part of an integer, and those that take over
+//! the bias of a norm in front of the layer.
+
+use std::sync::Arc;
+
+use super::error::MsModelSlimError;
+use super::layout::{StaticBias, Tensors};
+use super::linear::{Grid, Linear, Stored, with_bytes};
+use crate::core::{ElementType, WeightSource};
+
+/// Rows after which the pages of a weight that was read are let go.
+const RELEASE_ROWS: u64 = 1024;
+
+/// A bias that is computed.
+#[derive(Debug)]
+pub(super) struct Bias {
+    pub(super) name: String,
+    pub(super) n_rows: u64,
+    pub(super) base: Base,
+    pub(super) fold: Option<Fold>,
+}
+
+/// What the layer itself adds.
+#[derive(Debug)]
+pub(super) enum Base {
+    Zero,
+    /// A tensor of floats.
+    Tensor(usize),
+    /// The integer bias of a static layer, whose weight is this one.
+    Static(StaticBias, usize),
+}
+
+/// What the bias of a norm becomes behind the layer: the product with the weight.
+#[derive(Debug)]
+pub(super) struct Fold {
+    /// Bias of the norm, one per column.
+    pub(super) norm_bias: Arc<[f32]>,
+    pub(super) weight: Rows,
+}
+
+/// A weight.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Rows {
+    /// A quantized one.
+    Linear(usize),
+    /// A float tensor.
+    Plain(usize),
+}
+
+impl StaticBias {
+    /// The bias of a row, and how far from zero rounding alone may have put it.
+    ///
+    /// The layer computes `((x / input_scale + input_offset) · w + quant_bias) * deq_scale`. The tool rounded
+    /// `bias / deq_scale - rowsum * input_offset`, the last product in F32.
+    fn row(
+        &self,
+        source: &dyn WeightSource,
+        linear: &Linear,
+        row: u64,
+        codes: &mut Vec<u8>,
+    ) -> Result<(f64, f64), MsModelSlimError> {
+        let mut quant_bias = 0;
+        with_bytes(source, self.quant_bias, row, 1, |bytes, _| {
+            quant_bias = bytes.first_chunk().map_or(0, |&bytes| i32::from_le_bytes(bytes));
+        })?;
+        let mut deq_scale = Vec::new();
+        self.deq_scale.read(source, row, 1, &mut deq_scale)?;
+        let deq_scale = deq_scale.first().copied().unwrap_or(0.0);
+        let mut correction = 0.0;
+        if self.input_offset != 0.0 {
+            linear.read_codes(source, row, 0, linear.n_cols() as usize, codes)?;
+            let sum: i64 = codes.iter().map(|code| i64::from(code.cast_signed())).sum();
+            correction = sum as f64 * self.input_offset;
+        }
+        let rounding = (0.5 + correction.abs() / f64::from(1 << 23)) * deq_scale.abs();
+        Ok(((f64::from(quant_bias) + correction) * deq_scale, rounding))
+    }
+
+    /// Whether the layer has no bias: everything that can be recovered is within the tool's rounding.
+    ///
+    /// # Errors
+    /// The source failed.
+    pub(super) fn is_absent(
+        &self,
+        source: &dyn WeightSource,
+        linear: &Linear,
+    ) -> Result<bool, MsModelSlimError> {
+        let mut codes = Vec::new();
+        for row in 0..linear.n_rows() {
+            let (bias, rounding) = self.row(source, linear, row, &mut codes)?;
+            // The comparison itself is made in F64: a hair more than the bound is still the bound.
+            if bias.abs() > rounding * (1.0 + 1e-9) {
+                return Ok(false);
+            }
+            if row % RELEASE_ROWS == RELEASE_ROWS - 1 {
+                linear.release(source, row + 1 - RELEASE_ROWS, RELEASE_ROWS);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl Bias {
+    /// Computes elements `first ..`.
+    ///
+    /// # Errors
+    /// The source failed.
+    pub(super) fn read(
+        &self,
+        source: &dyn WeightSource,
+        linears: &[Linear],
+        first: u64,
+        out: &mut [f32],
+    ) -> Result<(), MsModelSlimError> {
+        let mut codes = Vec::new();
+        let mut values = Vec::new();
+        for (row, out) in (first..).zip(out) {
+            let base = match &self.base {
+                Base::Zero => 0.0,
+                Base::Tensor(at) => {
+                    element(source, *at, row, 1, &mut values)?.first().copied().unwrap_or(0.0)
+                }
+                Base::Static(bias, linear) => bias.row(source, &linears[*linear], row, &mut codes)?.0,
+            };
+            let folded = self.fold.as_ref().map(|fold| fold.row(source, linears, row)).transpose()?;
+            *out = (base + folded.unwrap_or(0.0)) as f32;
+        }
+        Ok(())
+    }
+}
+
+impl Fold {
+    /// The product of a row with the norm's bias, added up in F64 from left to right.
+    fn row(&self, source: &dyn WeightSource, linears: &[Linear], row: u64) -> Result<f64, MsModelSlimError> {
+        let n = self.norm_bias.len();
+        let dot = |weights: &mut dyn Iterator<Item = f64>| -> f64 {
+            weights.zip(self.norm_bias.iter()).map(|(weight, &bias)| weight * f64::from(bias)).sum()
+        };
+        match self.weight {
+            Rows::Linear(at) => {
+                let mut weights = vec![0.0; n];
+                linears[at].read_values(source, row, 0, &mut weights)?;
+                Ok(dot(&mut weights.iter().map(|&weight| f64::from(weight))))
+            }
+            Rows::Plain(at) => {
+                let mut weights = Vec::new();
+                element(source, at, row * n as u64, n, &mut weights)?;
+                Ok(dot(&mut weights.iter().copied()))
+            }
+        }
+    }
+}
+
+/// Elements of a float tensor; its type was checked while planning.
+fn element<'v>(
+    source: &dyn WeightSource,
+    weight: usize,
+    first: u64,
+    n: usize,
+    values: &'v mut Vec<f64>,
+) -> Result<&'v [f64], MsModelSlimError> {
+    let ty: ElementType = source.weights()[weight].ty;
+    let grid = Grid { weight, groups: 1, stored: Stored::Float(ty), divisor: 1.0 };
+    grid.read(source, first, n, values)?;
+    Ok(values)
+}
+
+/// Whether two float tensors hold the same numbers.
+///
+/// # Errors
+/// They are not floats; the source failed.
+pub(super) fn are_equal(tensors: &Tensors<'_>, a: usize, b: usize) -> Result<bool, MsModelSlimError> {
+    Ok(tensors.floats(a)? == tensors.floats(b)?)
+}

@@ -1,0 +1,402 @@
+//! From labels and tensors to quantized weights: which tensors belong together, and whether their shapes do.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::error::MsModelSlimError;
+use super::label::Label;
+use super::linear::{Encoding, Grid, Linear, Stored};
+use crate::core::{ElementType, Shape, WeightMeta, WeightSource};
+
+/// The tensors of a checkpoint by name, with their labels.
+pub(super) struct Tensors<'a> {
+    pub(super) source: &'a dyn WeightSource,
+    pub(super) labels: &'a BTreeMap<String, String>,
+    /// Whether the description has a `version`: four-bit weights are packed then.
+    pub(super) is_versioned: bool,
+    by_name: HashMap<&'a str, usize>,
+}
+
+impl<'a> Tensors<'a> {
+    pub(super) fn new(
+        source: &'a dyn WeightSource,
+        labels: &'a BTreeMap<String, String>,
+        is_versioned: bool,
+    ) -> Self {
+        let by_name = source.weights().iter().enumerate().map(|(at, weight)| (weight.name.as_str(), at));
+        Self { source, labels, is_versioned, by_name: by_name.collect() }
+    }
+
+    pub(super) fn find(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).copied()
+    }
+
+    /// A tensor of a module. An example of the tool has two dots before one ending.
+    pub(super) fn of(&self, module: &str, ending: &str) -> Option<usize> {
+        self.find(&format!("{module}.{ending}")).or_else(|| self.find(&format!("{module}..{ending}")))
+    }
+
+    pub(super) fn meta(&self, weight: usize) -> &'a WeightMeta {
+        &self.source.weights()[weight]
+    }
+
+    /// All numbers of a small float tensor.
+    ///
+    /// # Errors
+    /// Another element type; values that are not finite; the source failed.
+    pub(super) fn floats(&self, weight: usize) -> Result<Vec<f32>, MsModelSlimError> {
+        let meta = self.meta(weight);
+        let n = usize::try_from(meta.shape.n_elems()).unwrap_or(usize::MAX);
+        let grid = Grid { weight, groups: 1, stored: float(meta)?, divisor: 1.0 };
+        let mut values = Vec::new();
+        grid.read(self.source, 0, n, &mut values)?;
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            let (tensor, index, value) = (meta.name.clone(), at as u64, values[at]);
+            return Err(MsModelSlimError::NonFinite { tensor, index, value });
+        }
+        Ok(values.into_iter().map(|value| value as f32).collect())
+    }
+}
+
+/// A weight on the way to a [`Linear`].
+pub(super) struct Module<'a> {
+    /// Name in front of the endings, as stored.
+    pub(super) stored: &'a str,
+    /// Name of the weight in a float checkpoint.
+    pub(super) name: String,
+    /// Tensor with the codes.
+    pub(super) codes: usize,
+    /// The label as written, and what it means.
+    pub(super) text: &'a str,
+    pub(super) label: Label,
+}
+
+/// Where the parts of a static W8A8 layer's bias lie.
+#[derive(Clone, Debug)]
+pub(super) struct StaticBias {
+    pub(super) quant_bias: usize,
+    pub(super) input_offset: f64,
+    /// Scale of the integer product.
+    pub(super) deq_scale: Grid,
+}
+
+impl Module<'_> {
+    fn missing(&self, tensors: &Tensors<'_>, parameter: &'static str) -> MsModelSlimError {
+        let tensor = tensors.meta(self.codes).name.clone();
+        MsModelSlimError::ParameterMissing { tensor, label: self.text.to_owned(), parameter }
+    }
+
+    fn required(&self, tensors: &Tensors<'_>, ending: &'static str) -> Result<usize, MsModelSlimError> {
+        tensors.of(self.stored, ending).ok_or_else(|| self.missing(tensors, ending))
+    }
+
+    /// Puts the tensors of the module together. What depends on values other than scalars is checked later.
+    ///
+    /// # Errors
+    /// A parameter is missing, or has a shape or type that does not fit.
+    pub(super) fn linear(&self, tensors: &Tensors<'_>) -> Result<Linear, MsModelSlimError> {
+        let meta = tensors.meta(self.codes);
+        let expected = match self.label {
+            Label::Fp8 | Label::Mxfp8 => ElementType::F8E4M3,
+            Label::Mxfp4 | Label::Mxfp4Dual => ElementType::U8,
+            _ => ElementType::I8,
+        };
+        if meta.ty != expected {
+            let (tensor, label) = (meta.name.clone(), self.text.to_owned());
+            return Err(MsModelSlimError::Contradiction { tensor, label, ty: meta.ty });
+        }
+        let dims = meta.shape.dims();
+        if dims.len() < 2 || dims.contains(&0) {
+            let (tensor, found) = (meta.name.clone(), meta.shape.clone());
+            return Err(MsModelSlimError::WeightShape { tensor, found });
+        }
+        let (scale_at, stored, divisor) = self.scale(tensors)?;
+        let (ratio, groups) = self.grid_shape(tensors, scale_at)?;
+        let encoding = self.encoding(tensors, ratio, groups)?;
+        let shape = self.plain_shape(tensors, encoding)?;
+        let mut linear = Linear {
+            name: self.name.clone(),
+            codes: self.codes,
+            encoding,
+            scale: Grid { weight: scale_at, groups, stored, divisor },
+            second: None,
+            offset: None,
+            adds_offset: false,
+            columns: None,
+            shape,
+        };
+        self.add_offset(tensors, &mut linear, (ratio, groups))?;
+        self.add_second(tensors, &mut linear, ratio)?;
+        self.add_columns(tensors, &mut linear)?;
+        for grid in [Some(&linear.scale), linear.second.as_ref()].into_iter().flatten() {
+            if !linear.n_cols().is_multiple_of(grid.groups) {
+                return Err(self.misfit(tensors, grid.weight));
+            }
+        }
+        Ok(linear)
+    }
+
+    /// The tensor of the scale, how it is stored, and what it is divided by.
+    fn scale(&self, tensors: &Tensors<'_>) -> Result<(usize, Stored, f64), MsModelSlimError> {
+        let is_static = matches!(self.label, Label::W8A8 | Label::W8A8Mix);
+        let direct = tensors.of(self.stored, "weight_scale");
+        // Late files of the older layout have both; the product's scale is what the layer runs with.
+        let has_product = self.label == Label::W8A8 && tensors.of(self.stored, "deq_scale").is_some();
+        if let Some(at) = direct.filter(|_| !has_product) {
+            let stored = match self.label {
+                Label::Mxfp4 | Label::Mxfp4Dual | Label::Mxfp8 => exponent(tensors.meta(at))?,
+                _ => float(tensors.meta(at))?,
+            };
+            return Ok((at, stored, 1.0));
+        }
+        if !is_static {
+            return Err(self.missing(tensors, "weight_scale"));
+        }
+        let at = self.required(tensors, "deq_scale")?;
+        Ok((at, deq(tensors.meta(at))?, self.input_scale(tensors)?))
+    }
+
+    /// The one scale of the activations.
+    fn input_scale(&self, tensors: &Tensors<'_>) -> Result<f64, MsModelSlimError> {
+        let at = self.required(tensors, "input_scale")?;
+        let value = Self::scalar(tensors, at)?;
+        if value > 0.0 {
+            return Ok(value);
+        }
+        Err(MsModelSlimError::InputScale { tensor: tensors.meta(at).name.clone(), value })
+    }
+
+    fn scalar(tensors: &Tensors<'_>, at: usize) -> Result<f64, MsModelSlimError> {
+        let meta = tensors.meta(at);
+        if meta.shape.n_elems() != 1 {
+            let (tensor, found) = (meta.name.clone(), meta.shape.clone());
+            return Err(MsModelSlimError::ParameterShape {
+                tensor,
+                found,
+                expected: "a single number".to_owned(),
+            });
+        }
+        let values = tensors.floats(at)?;
+        Ok(values.first().copied().map_or(0.0, f64::from))
+    }
+
+    /// Rows of a grid for each row of stored codes (1, or 2 where rows are packed in pairs), and numbers per row.
+    fn grid_shape(&self, tensors: &Tensors<'_>, grid: usize) -> Result<(u64, u64), MsModelSlimError> {
+        let codes = tensors.meta(self.codes).shape.dims();
+        let mut dims = tensors.meta(grid).shape.dims();
+        while dims.len() > codes.len() && dims.last() == Some(&1) {
+            dims = &dims[..dims.len() - 1];
+        }
+        let outer = codes.len() - 2;
+        let (n_rows, groups) = match dims.get(outer..) {
+            Some(&[n_rows]) => (n_rows, 1),
+            Some(&[n_rows, groups]) => (n_rows, groups),
+            _ => return Err(self.misfit(tensors, grid)),
+        };
+        let stored_rows = codes[outer];
+        let ratio = n_rows / stored_rows;
+        if dims[..outer] != codes[..outer]
+            || groups == 0
+            || n_rows != ratio * stored_rows
+            || !(1..=2).contains(&ratio)
+        {
+            return Err(self.misfit(tensors, grid));
+        }
+        Ok((ratio, groups))
+    }
+
+    fn misfit(&self, tensors: &Tensors<'_>, grid: usize) -> MsModelSlimError {
+        let (meta, codes) = (tensors.meta(grid), &tensors.meta(self.codes).shape);
+        MsModelSlimError::ParameterShape {
+            tensor: meta.name.clone(),
+            found: meta.shape.clone(),
+            expected: format!("{codes} codes as `{}`", self.text),
+        }
+    }
+
+    fn encoding(&self, tensors: &Tensors<'_>, ratio: u64, groups: u64) -> Result<Encoding, MsModelSlimError> {
+        let may_pack = self.label.is_four_bit() && self.label != Label::W4A4Dynamic && tensors.is_versioned;
+        Ok(match (self.label, ratio) {
+            (Label::Fp8 | Label::Mxfp8, 1) => Encoding::E4m3,
+            (Label::Mxfp4 | Label::Mxfp4Dual, 1) => Encoding::E2m1,
+            (label, 2) if label.is_four_bit() && may_pack => Encoding::Int4Rows,
+            // The only packing that shapes do not show: half of the columns are there.
+            (Label::W4A16, 1) if may_pack && groups == 1 && self.has_wide_codes(tensors)? => {
+                Encoding::Int4Columns
+            }
+            (label, 1) if label.is_four_bit() => Encoding::Int4,
+            (_, 1) => Encoding::Int8,
+            _ => {
+                let (at, _, _) = self.scale(tensors)?;
+                return Err(self.misfit(tensors, at));
+            }
+        })
+    }
+
+    /// Whether bytes hold more than four bits. Pairs of codes nearly always do.
+    fn has_wide_codes(&self, tensors: &Tensors<'_>) -> Result<bool, MsModelSlimError> {
+        const STEP: u64 = 1 << 16;
+        let n = tensors.meta(self.codes).shape.n_elems();
+        let mut wide = false;
+        for first in (0..n).step_by(STEP as usize) {
+            let len = STEP.min(n - first) as usize;
+            super::linear::with_bytes(tensors.source, self.codes, first, len, |bytes, _| {
+                wide = bytes.iter().any(|byte| !(-8..=7).contains(&byte.cast_signed()));
+            })?;
+            if wide {
+                break;
+            }
+        }
+        Ok(wide)
+    }
+
+    fn plain_shape(&self, tensors: &Tensors<'_>, encoding: Encoding) -> Result<Shape, MsModelSlimError> {
+        let stored = &tensors.meta(self.codes).shape;
+        let mut dims = stored.dims().to_vec();
+        let axis = match encoding {
+            Encoding::Int4Rows => dims.len() - 2,
+            Encoding::Int4Columns | Encoding::E2m1 => dims.len() - 1,
+            _ => return Ok(stored.clone()),
+        };
+        dims[axis] = dims[axis].saturating_mul(2);
+        let misfit = || MsModelSlimError::WeightShape {
+            tensor: tensors.meta(self.codes).name.clone(),
+            found: stored.clone(),
+        };
+        Shape::new(dims).ok_or_else(misfit)
+    }
+
+    /// Offsets of a type that has them; those of a symmetric type are kept as well, to be checked for zero.
+    fn add_offset(
+        &self,
+        tensors: &Tensors<'_>,
+        linear: &mut Linear,
+        scale_shape: (u64, u64),
+    ) -> Result<(), MsModelSlimError> {
+        match tensors.of(self.stored, "weight_offset") {
+            None if self.label.needs_offset() => return Err(self.missing(tensors, "weight_offset")),
+            None => {}
+            Some(at) => {
+                let (ratio, groups) = self.grid_shape(tensors, at)?;
+                if (ratio, groups) != scale_shape {
+                    return Err(self.misfit(tensors, at));
+                }
+                linear.offset =
+                    Some(Grid { weight: at, groups, stored: float(tensors.meta(at))?, divisor: 1.0 });
+            }
+        }
+        Ok(())
+    }
+
+    fn add_second(
+        &self,
+        tensors: &Tensors<'_>,
+        linear: &mut Linear,
+        ratio: u64,
+    ) -> Result<(), MsModelSlimError> {
+        let at = match self.label {
+            Label::W4A8Dynamic => tensors.of(self.stored, "weight_scale_second"),
+            Label::Mxfp4Dual => Some(self.required(tensors, "weight_dual_scale")?),
+            _ => None,
+        };
+        let Some(at) = at else { return Ok(()) };
+        let (rows, groups) = self.grid_shape(tensors, at)?;
+        if rows != ratio {
+            return Err(self.misfit(tensors, at));
+        }
+        linear.second = Some(Grid { weight: at, groups, stored: float(tensors.meta(at))?, divisor: 1.0 });
+        Ok(())
+    }
+
+    /// The offsets of the second stage, which replace those of the first; the latter are zero.
+    ///
+    /// # Errors
+    /// A shape or type that does not fit.
+    pub(super) fn second_offset(
+        &self,
+        tensors: &Tensors<'_>,
+        linear: &Linear,
+    ) -> Result<Option<Grid>, MsModelSlimError> {
+        let Some(second) = linear.second.as_ref().filter(|_| self.label == Label::W4A8Dynamic) else {
+            return Ok(None);
+        };
+        let Some(at) = tensors.of(self.stored, "weight_offset_second") else { return Ok(None) };
+        let (_, groups) = self.grid_shape(tensors, at)?;
+        if tensors.meta(at).shape != tensors.meta(second.weight).shape {
+            return Err(self.misfit(tensors, at));
+        }
+        Ok(Some(Grid { weight: at, groups, stored: float(tensors.meta(at))?, divisor: 1.0 }))
+    }
+
+    /// Smoothing that is left to run time multiplies the input: the columns take it over.
+    fn add_columns(&self, tensors: &Tensors<'_>, linear: &mut Linear) -> Result<(), MsModelSlimError> {
+        let wrapper = self.stored.strip_suffix(".linear");
+        let Some(at) = wrapper.and_then(|wrapper| tensors.find(&format!("{wrapper}.div.mul_scale"))) else {
+            return Ok(());
+        };
+        let meta = tensors.meta(at);
+        if meta.shape.n_elems() != linear.n_cols() {
+            return Err(self.misfit(tensors, at));
+        }
+        linear.columns = Some(Arc::from(tensors.floats(at)?));
+        Ok(())
+    }
+
+    /// The parts of the bias that a static layer carries; `None` for other types.
+    ///
+    /// # Errors
+    /// A part has the wrong shape or type.
+    pub(super) fn static_bias(
+        &self,
+        tensors: &Tensors<'_>,
+        linear: &Linear,
+    ) -> Result<Option<StaticBias>, MsModelSlimError> {
+        if !matches!(self.label, Label::W8A8 | Label::W8A8Mix) {
+            return Ok(None);
+        }
+        let Some(quant_bias) = tensors.of(self.stored, "quant_bias") else { return Ok(None) };
+        let bias = tensors.meta(quant_bias);
+        if bias.ty != ElementType::I32 {
+            let (tensor, found) = (bias.name.clone(), bias.ty);
+            return Err(MsModelSlimError::ParameterType { tensor, found, expected: "I32" });
+        }
+        let deq_scale = self.required(tensors, "deq_scale")?;
+        for at in [quant_bias, deq_scale] {
+            if tensors.meta(at).shape.n_elems() != linear.n_rows() {
+                return Err(self.misfit(tensors, at));
+            }
+        }
+        let input_offset = self.required(tensors, "input_offset")?;
+        let input_offset = Self::scalar(tensors, input_offset)?;
+        let stored = deq(tensors.meta(deq_scale))?;
+        let deq_scale = Grid { weight: deq_scale, groups: 1, stored, divisor: 1.0 };
+        Ok(Some(StaticBias { quant_bias, input_offset, deq_scale }))
+    }
+}
+
+/// # Errors
+/// Not a float type.
+pub(super) fn float(meta: &WeightMeta) -> Result<Stored, MsModelSlimError> {
+    if meta.ty.is_plain_float() {
+        return Ok(Stored::Float(meta.ty));
+    }
+    Err(wrong_type(meta, "floats"))
+}
+
+fn exponent(meta: &WeightMeta) -> Result<Stored, MsModelSlimError> {
+    match meta.ty {
+        ElementType::U8 | ElementType::F8E8M0 => Ok(Stored::Exponent),
+        _ => Err(wrong_type(meta, "exponents in U8")),
+    }
+}
+
+fn deq(meta: &WeightMeta) -> Result<Stored, MsModelSlimError> {
+    match meta.ty {
+        ElementType::I64 => Ok(Stored::Bits),
+        _ => float(meta).map_err(|_| wrong_type(meta, "floats, or their bits in I64")),
+    }
+}
+
+fn wrong_type(meta: &WeightMeta, expected: &'static str) -> MsModelSlimError {
+    MsModelSlimError::ParameterType { tensor: meta.name.clone(), found: meta.ty, expected }
+}

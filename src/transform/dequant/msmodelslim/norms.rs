@@ -1,0 +1,179 @@
+//! Norms that smoothing has changed: which of their two forms counts, and which layers take over their bias.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use super::bias::{Fold, Rows, are_equal};
+use super::error::MsModelSlimError;
+use super::layout::{Tensors, float};
+
+/// What becomes of the norms that smoothing may have changed.
+#[derive(Debug, Default)]
+pub(super) struct Norms {
+    /// Tensors of these norms; those that are kept are in `kept`.
+    pub(super) seen: BTreeSet<usize>,
+    /// Names of the output, and the tensors they show.
+    pub(super) kept: Vec<(String, usize)>,
+    /// Layers that take over a bias, by the name of their weight.
+    pub(super) folds: Vec<(String, Fold)>,
+}
+
+/// Modules of a block, and the layers in them.
+type Layers = (&'static [&'static str], &'static [&'static str]);
+
+/// Layers behind a norm.
+const ATTENTION: Layers = (
+    &["self_attn", "attention", "self_attention"],
+    &[
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "W_pack",
+        "query_key_value",
+        "qkv_proj",
+        "q_a_proj",
+        "kv_a_proj_with_mqa",
+    ],
+);
+const FEED_FORWARD: Layers = (&["mlp"], &["gate_proj", "up_proj", "gate_up_proj", "dense_h_to_4h"]);
+
+/// Sorts out the norms. `quantized` has the quantized weights by plain name, with the length of their
+/// rows; `is_rms` says that norms have no bias in
+/// the architecture.
+///
+/// # Errors
+/// No single norm serves all layers behind it, or a bias cannot be taken over.
+pub(super) fn sort_out(
+    tensors: &Tensors<'_>,
+    quantized: &HashMap<String, (usize, u64)>,
+    is_rms: bool,
+) -> Result<Norms, MsModelSlimError> {
+    let mut norms = Norms::default();
+    let expert_blocks = expert_blocks(tensors);
+    for name in prefixes(tensors) {
+        let find = |ending: &str| tensors.find(&format!("{name}.{ending}"));
+        let (own, own_bias) = (find("weight"), find("bias"));
+        let (module, module_bias) = (find("module.weight"), find("module.bias"));
+        let layers = layers(tensors, quantized, &name);
+        let (weight, bias) = match (module, own) {
+            (None, Some(own)) if module_bias.is_none() => (own, own_bias),
+            (Some(module), None) => (module, module_bias.or(own_bias)),
+            (Some(module), Some(own)) if are_equal(tensors, module, own)? => {
+                (module, module_bias.or(own_bias))
+            }
+            (Some(module), Some(own)) => {
+                match (layers.iter().any(Layer::is_quantized), layers.iter().all(Layer::is_quantized)) {
+                    (true, true) => (module, module_bias),
+                    (false, false) => (own, own_bias),
+                    _ => return Err(MsModelSlimError::MixedNorm { norm: name }),
+                }
+            }
+            _ => {
+                let why = "a bias without a weight";
+                return Err(MsModelSlimError::NormBias { norm: name, why });
+            }
+        };
+        norms.seen.extend([own, own_bias, module, module_bias].into_iter().flatten());
+        norms.kept.push((format!("{name}.weight"), weight));
+        let Some(bias) = bias else { continue };
+        if !is_rms {
+            norms.kept.push((format!("{name}.bias"), bias));
+            continue;
+        }
+        let values: Arc<[f32]> = tensors.floats(bias)?.into();
+        if values.iter().all(|&value| value == 0.0) {
+            continue;
+        }
+        if behind(tensors, &name)
+            .is_some_and(|(block, to)| to == FEED_FORWARD && expert_blocks.contains(block))
+        {
+            let why = "its bias is not zero, and experts have no bias that could take it over";
+            return Err(MsModelSlimError::NormBias { norm: name, why });
+        }
+        if layers.is_empty() {
+            let why = "its bias is not zero, and no layers are known that could take it over";
+            return Err(MsModelSlimError::NormBias { norm: name, why });
+        }
+        for layer in layers {
+            if layer.n_cols != values.len() as u64 {
+                let why = "its bias is not as long as the rows of the layers behind it";
+                return Err(MsModelSlimError::NormBias { norm: name, why });
+            }
+            if let Rows::Plain(at) = layer.rows {
+                float(tensors.meta(at))?;
+            }
+            let fold = Fold { norm_bias: Arc::clone(&values), weight: layer.rows };
+            norms.folds.push((layer.name, fold));
+        }
+    }
+    Ok(norms)
+}
+
+/// Norms with a bias, or with a form of their own for quantized layers, in the order of the checkpoint.
+fn prefixes(tensors: &Tensors<'_>) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    let mut known = HashSet::new();
+    for weight in tensors.source.weights() {
+        let endings = [".module.weight", ".module.bias", ".bias"];
+        let prefix = endings.iter().find_map(|ending| weight.name.strip_suffix(ending));
+        let is_norm = |prefix: &&str| prefix.rsplit('.').next().is_some_and(|last| last.contains("norm"));
+        if let Some(prefix) = prefix.filter(is_norm)
+            && known.insert(prefix)
+        {
+            found.push(prefix.to_owned());
+        }
+    }
+    found
+}
+
+/// A layer behind a norm.
+struct Layer {
+    /// Name of its weight.
+    name: String,
+    rows: Rows,
+    n_cols: u64,
+}
+
+impl Layer {
+    fn is_quantized(&self) -> bool {
+        matches!(self.rows, Rows::Linear(_))
+    }
+}
+
+/// The block that a norm lies in, and the layers behind it.
+fn behind<'n>(tensors: &Tensors<'_>, norm: &'n str) -> Option<(&'n str, Layers)> {
+    let (block, last) = norm.rsplit_once('.')?;
+    let sandwiched = tensors.find(&format!("{block}.pre_feedforward_layernorm.weight")).is_some();
+    match last {
+        "input_layernorm" => Some((block, ATTENTION)),
+        // Where the feed-forward part has a norm of its own in front, this one stands behind the attention.
+        "post_attention_layernorm" if !sandwiched => Some((block, FEED_FORWARD)),
+        "pre_feedforward_layernorm" => Some((block, FEED_FORWARD)),
+        _ => None,
+    }
+}
+
+fn layers(tensors: &Tensors<'_>, quantized: &HashMap<String, (usize, u64)>, norm: &str) -> Vec<Layer> {
+    let Some((block, (parts, names))) = behind(tensors, norm) else { return Vec::new() };
+    let mut found = Vec::new();
+    for part in parts {
+        for layer in names {
+            let name = format!("{block}.{part}.{layer}.weight");
+            let found_rows = match quantized.get(&name) {
+                Some(&(at, n_cols)) => Some((Rows::Linear(at), n_cols)),
+                None => tensors.find(&name).map(|at| (Rows::Plain(at), tensors.meta(at).shape.n_cols())),
+            };
+            found.extend(found_rows.map(|(rows, n_cols)| Layer { name, rows, n_cols }));
+        }
+    }
+    found
+}
+
+/// Blocks whose feed-forward part is made of experts.
+fn expert_blocks<'a>(tensors: &Tensors<'a>) -> HashSet<&'a str> {
+    let block = |name: &'a str| {
+        let parts = [".mlp.experts.", ".block_sparse_moe."];
+        parts.iter().find_map(|part| name.split_once(part)).map(|(block, _)| block)
+    };
+    tensors.source.weights().iter().filter_map(|weight| block(&weight.name)).collect()
+}

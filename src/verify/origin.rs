@@ -1,0 +1,251 @@
+//! Parity with the tokenizer that a model came with: `tokenizer.json`, read by the `tokenizers` crate, or the pieces
+//! of a SentencePiece model.
+
+use std::path::Path;
+
+use serde_json::Value as Json;
+use tokenizers::Tokenizer;
+
+use crate::convert::{Conversion, ConvertOptions};
+use crate::core::limits::Limits;
+use crate::core::text::{escape, escape_bytes};
+use crate::gguf::{Array, Metadata, Value};
+use crate::tokenizer::files::Directory;
+use crate::tokenizer::sentencepiece::{ModelProto, first_of};
+use crate::verify::baseline;
+use crate::verify::vocabulary::strings;
+use crate::verify::{Finding, TextEncoder, VerifyError};
+
+const CHECK: &str = "source-tokenizer";
+/// Names under which SentencePiece models are found.
+const MODELS: [&str; 3] = ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model"];
+/// Bytes of one text that are compared, and of all texts: a difference shows early, if there is one.
+const TEXT_BYTES: usize = 1 << 18;
+const ALL_BYTES: usize = 1 << 22;
+/// Tokens shown on both sides of a difference.
+const SHOWN: usize = 6;
+
+/// The tokenizer of the checkpoint that a file was made from.
+pub struct OriginTokenizer {
+    kind: Kind,
+    /// Whether texts begin with BOS, where the files say it.
+    adds_bos: Option<bool>,
+    /// The keys that a conversion writes.
+    keys: Option<Metadata>,
+}
+
+enum Kind {
+    Json(Box<Tokenizer>),
+    Pieces(Box<ModelProto>),
+}
+
+impl OriginTokenizer {
+    /// Opens the tokenizer of a checkpoint directory.
+    ///
+    /// # Errors
+    /// I/O errors, malformed files, no tokenizer.
+    pub fn open(path: &Path) -> Result<Self, VerifyError> {
+        let directory = Directory::new(path, Limits::default());
+        fs_err::read_dir(path)?;
+        let config = directory.tree("tokenizer_config.json")?;
+        let mut adds_bos = config.get("add_bos_token").and_then(Json::as_bool);
+        let kind = if let Some(bytes) = directory.bytes("tokenizer.json")? {
+            let tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| VerifyError::OriginTokenizer {
+                path: directory.join("tokenizer.json"),
+                reason: error.to_string(),
+            })?;
+            // What the post-processor puts in front of a text.
+            let ids = |special| tokenizer.encode("a", special).map(|found| found.get_ids().to_vec());
+            if let (Ok(full), Ok(bare)) = (ids(true), ids(false)) {
+                adds_bos = adds_bos.or(Some(full.first() != bare.first()));
+            }
+            Kind::Json(Box::new(tokenizer))
+        } else if let Some((_, model)) = first_of(&directory, &MODELS)? {
+            Kind::Pieces(Box::new(model))
+        } else {
+            return Err(VerifyError::NoOriginTokenizer { path: path.to_owned() });
+        };
+        Ok(Self { kind, adds_bos, keys: None })
+    }
+
+    /// Compares the keys as well with those that a conversion of the directory writes: they show a wrong
+    /// pre-tokenizer that no text at hand shows. Directories that cannot be converted are compared without.
+    #[must_use]
+    pub fn with_keys(mut self, path: &Path) -> Self {
+        let options = ConvertOptions { vocab_only: true, ..ConvertOptions::default() };
+        self.keys = Conversion::plan(path, &options).ok().map(|conversion| conversion.metadata().clone());
+        self
+    }
+
+    /// Compares a file's vocabulary, and on texts its ids, with the origin's.
+    pub(super) fn compare(
+        &self,
+        metadata: &Metadata,
+        encoder: Result<&dyn TextEncoder, &str>,
+        texts: &[&str],
+    ) -> Vec<Finding> {
+        let Some(tokens) = strings(metadata, "tokenizer.ggml.tokens") else { return Vec::new() };
+        let mut findings = Vec::new();
+        if let Some(keys) = &self.keys {
+            findings.extend(baseline::tokenizer(metadata, keys, CHECK, "the source"));
+        }
+        match &self.kind {
+            Kind::Json(tokenizer) => {
+                findings.extend(compare_tokens(tokenizer, tokens));
+                match encoder {
+                    Ok(encoder) => findings.extend(compare_ids(tokenizer, encoder, tokens, texts)),
+                    Err(reason) => {
+                        let message = format!("ids are not compared with tokenizer.json: {reason}");
+                        findings.push(Finding::unchecked(CHECK, message));
+                    }
+                }
+            }
+            Kind::Pieces(model) => findings.extend(compare_pieces(model, metadata, tokens)),
+        }
+        if let (Some(expected), Ok(encoder)) = (self.adds_bos, encoder) {
+            let found = encoder.start_of_text().is_some();
+            if found != expected {
+                let message = if expected {
+                    "the file does not begin texts with BOS, its source does"
+                } else {
+                    "the file begins texts with BOS, its source does not"
+                };
+                findings.push(Finding::error(CHECK, message));
+            }
+        }
+        findings
+    }
+}
+
+/// Blanks are written as in SentencePiece or as they are.
+fn same_token(a: &str, b: &[u8]) -> bool {
+    a.as_bytes() == b || (a.contains('\u{2581}') && a.replace('\u{2581}', " ").as_bytes() == b)
+}
+
+/// The vocabulary, token by token.
+fn compare_tokens(tokenizer: &Tokenizer, tokens: &[Vec<u8>]) -> Option<Finding> {
+    let mut n = 0usize;
+    let mut first = None;
+    for (id, token) in tokens.iter().enumerate() {
+        let Some(expected) = u32::try_from(id).ok().and_then(|id| tokenizer.id_to_token(id)) else {
+            // Rows of the embedding that the tokenizer does not use.
+            continue;
+        };
+        if !same_token(&expected, token) {
+            n += 1;
+            first.get_or_insert((id, expected, token));
+        }
+    }
+    let missing = tokenizer.get_vocab_size(true).saturating_sub(tokens.len());
+    match first {
+        Some((id, expected, token)) => Some(Finding::error(
+            CHECK,
+            format!(
+                "{n} of {} tokens differ, first {id}: `{}`, in tokenizer.json `{}`",
+                tokens.len(),
+                escape_bytes(token),
+                escape(&expected)
+            ),
+        )),
+        None if missing > 0 => {
+            let all = tokenizer.get_vocab_size(true);
+            Some(Finding::error(CHECK, format!("{} tokens, tokenizer.json has {all}", tokens.len())))
+        }
+        None => None,
+    }
+}
+
+/// The ids of texts; special tokens written out in them count as such on both sides.
+fn compare_ids(
+    tokenizer: &Tokenizer,
+    encoder: &dyn TextEncoder,
+    tokens: &[Vec<u8>],
+    texts: &[&str],
+) -> Option<Finding> {
+    let mut left = ALL_BYTES;
+    for text in texts {
+        let mut end = text.len().min(TEXT_BYTES).min(left);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let text = &text[..end];
+        left -= end;
+        let expected = match tokenizer.encode(text, false) {
+            Ok(encoding) => encoding.get_ids().to_vec(),
+            Err(error) => {
+                let message = format!("tokenizer.json cannot encode `{}`: {error}", start_of(text));
+                return Some(Finding::unchecked(CHECK, message));
+            }
+        };
+        let found = match encoder.encode(text, true) {
+            Ok(found) => found,
+            Err(reason) => {
+                let message = format!("`{}` has no ids: {reason}", start_of(text));
+                return Some(Finding::error(CHECK, message));
+            }
+        };
+        if found == expected {
+            continue;
+        }
+        let at = found.iter().zip(&expected).take_while(|(a, b)| a == b).count();
+        let before = encoder.decode(&found[..at]);
+        let place = escape_bytes(&before[before.len().saturating_sub(24)..]);
+        let show = |ids: &[u32]| {
+            let shown = &ids[at..ids.len().min(at + SHOWN)];
+            let token = |&id: &u32| {
+                let token = usize::try_from(id).ok().and_then(|id| tokens.get(id));
+                format!("{id} `{}`", token.map(|token| escape_bytes(token)).unwrap_or_default())
+            };
+            let more = if ids.len() > at + SHOWN { ", …" } else { "" };
+            format!("[{}{more}]", shown.iter().map(token).collect::<Vec<_>>().join(", "))
+        };
+        let message = format!(
+            "text `{}`: token {at}, after `{place}`: the file says {}, tokenizer.json {}",
+            start_of(text),
+            show(&found),
+            show(&expected)
+        );
+        return Some(Finding::error(CHECK, message));
+    }
+    None
+}
+
+fn start_of(text: &str) -> String {
+    let start: String = text.chars().take(40).collect();
+    let more = if start.len() < text.len() { "…" } else { "" };
+    format!("{}{more}", escape(&start))
+}
+
+/// Pieces and scores of a SentencePiece model; tokens after the last piece were added later.
+fn compare_pieces(model: &ModelProto, metadata: &Metadata, tokens: &[Vec<u8>]) -> Option<Finding> {
+    let scores = match metadata.get("tokenizer.ggml.scores").and_then(Value::as_array) {
+        Some(Array::F32(scores)) => scores.as_slice(),
+        _ => &[],
+    };
+    if tokens.len() < model.pieces.len() {
+        let message = format!("{} tokens, the SentencePiece model has {}", tokens.len(), model.pieces.len());
+        return Some(Finding::error(CHECK, message));
+    }
+    for (id, (piece, token)) in model.pieces.iter().zip(tokens).enumerate() {
+        let expected = piece.piece.as_deref().unwrap_or_default();
+        let text = String::from_utf8_lossy(expected);
+        // Added tokens may overwrite a piece; a control token's text may be the user's.
+        if expected != token.as_slice() && !same_token(&text, token) {
+            let message = format!(
+                "token {id} is `{}`, in the SentencePiece model `{}`",
+                escape_bytes(token),
+                escape(&text)
+            );
+            return Some(Finding::error(CHECK, message));
+        }
+        let expected = piece.score.unwrap_or(0.0);
+        if let Some(&found) = scores.get(id).filter(|&&found| found != expected) {
+            let message = format!(
+                "token {id} `{}` has the score {found}, in the SentencePiece model {expected}",
+                escape_bytes(token)
+            );
+            return Some(Finding::error(CHECK, message));
+        }
+    }
+    None
+}

@@ -1,0 +1,67 @@
+//! Checkpoints of msModelSlim: values and blocks against the corpus, what is refused, and whole conversions.
+
+mod corpus;
+mod hostile;
+mod made;
+mod smoothed;
+mod whole;
+
+use std::path::Path;
+
+use gguf_foundry::convert::{ConvertOptions, ModelSource, OffsetSign};
+use gguf_foundry::core::numeric::{bf16_to_f32, f16_to_f32};
+use gguf_foundry::core::{ElementType, WeightSource};
+
+/// Opens a directory; the error as the user sees it.
+fn open(dir: &Path) -> Result<ModelSource, String> {
+    open_signed(dir, OffsetSign::Auto)
+}
+
+fn open_signed(dir: &Path, offset_sign: OffsetSign) -> Result<ModelSource, String> {
+    let options = ConvertOptions { offset_sign, ..ConvertOptions::default() };
+    ModelSource::open(dir, &options).map_err(|error| error.to_string())
+}
+
+fn weights(source: &ModelSource) -> &dyn WeightSource {
+    source.weights.as_deref().unwrap()
+}
+
+fn index(source: &dyn WeightSource, name: &str) -> Option<usize> {
+    source.weights().iter().position(|weight| weight.name == name)
+}
+
+/// Bytes of elements to F32.
+fn decoded(ty: ElementType, bytes: &[u8]) -> Vec<f32> {
+    let halves = || bytes.as_chunks::<2>().0.iter().map(|&b| u16::from_le_bytes(b));
+    match ty {
+        ElementType::F32 => bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
+        ElementType::F16 => halves().map(f16_to_f32).collect(),
+        ElementType::Bf16 => halves().map(bf16_to_f32).collect(),
+        other => panic!("{other}"),
+    }
+}
+
+/// All elements of a weight as F32. They are read whole, and again in pieces that cut rows and blocks anywhere.
+fn floats(source: &dyn WeightSource, at: usize) -> Vec<f32> {
+    let meta = &source.weights()[at];
+    let elem_bytes = meta.ty.bytes().unwrap();
+    let n = meta.shape.n_elems() as usize;
+    let mut whole = vec![0; n * elem_bytes];
+    source.read_elems(at, 0, &mut whole).unwrap();
+    for piece in [1, 37, 101] {
+        let mut pieces = vec![0; n * elem_bytes];
+        // A single element at a time is slow; a few rows of them will do.
+        let until = if piece == 1 { n.min(300) } else { n };
+        for first in (0..until).step_by(piece) {
+            let end = (first + piece).min(until);
+            source.read_elems(at, first as u64, &mut pieces[first * elem_bytes..end * elem_bytes]).unwrap();
+        }
+        assert_eq!(pieces[..until * elem_bytes], whole[..until * elem_bytes], "{} by {piece}", meta.name);
+    }
+    decoded(meta.ty, &whole)
+}
+
+fn named(source: &ModelSource, name: &str) -> Vec<f32> {
+    let source = weights(source);
+    floats(source, index(source, name).unwrap_or_else(|| panic!("{name} is missing")))
+}

@@ -1,0 +1,106 @@
+//! Whole conversions from `.bin`: memory, and every byte of the file.
+
+#![cfg(target_os = "linux")]
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::build::{Tensor, dict, pickle, zip};
+
+const HIDDEN: i64 = 1024;
+const FF: i64 = 4096;
+const VOCAB: i64 = 512;
+
+/// A Llama in F16 with all weights in one file; the down projections are transposed views.
+fn model(dir: &Path, n_layers: usize) {
+    fs_err::create_dir(dir).unwrap();
+    let config = format!(
+        r#"{{"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":{HIDDEN},"intermediate_size":{FF},
+        "num_hidden_layers":{n_layers},"num_attention_heads":8,"num_key_value_heads":8,"vocab_size":{VOCAB},
+        "rms_norm_eps":1e-5,"max_position_embeddings":128,"tie_word_embeddings":true}}"#
+    );
+    fs_err::write(dir.join("config.json"), config).unwrap();
+    let mut shapes = vec![("model.embed_tokens.weight".to_owned(), vec![VOCAB, HIDDEN])];
+    for layer in 0..n_layers {
+        for (name, shape) in [
+            ("self_attn.q_proj", vec![HIDDEN, HIDDEN]),
+            ("self_attn.k_proj", vec![HIDDEN, HIDDEN]),
+            ("self_attn.v_proj", vec![HIDDEN, HIDDEN]),
+            ("self_attn.o_proj", vec![HIDDEN, HIDDEN]),
+            ("mlp.gate_proj", vec![FF, HIDDEN]),
+            ("mlp.up_proj", vec![FF, HIDDEN]),
+            ("mlp.down_proj", vec![HIDDEN, FF]),
+            ("input_layernorm", vec![HIDDEN]),
+            ("post_attention_layernorm", vec![HIDDEN]),
+        ] {
+            shapes.push((format!("model.layers.{layer}.{name}.weight"), shape));
+        }
+    }
+    shapes.push(("model.norm.weight".to_owned(), vec![HIDDEN]));
+
+    let mut entries: Vec<(&str, Vec<u8>)> = Vec::new();
+    let mut records: Vec<(String, Vec<u8>)> = Vec::new();
+    for (index, (name, shape)) in shapes.iter().enumerate() {
+        let n: i64 = shape.iter().product();
+        let key: &'static str = index.to_string().leak();
+        let mut tensor = Tensor::new("HalfStorage", key, shape);
+        if name.contains("down_proj") {
+            tensor.strides = vec![1, shape[0]];
+        }
+        entries.push((name, tensor.bytes()));
+        // 0x3000 and up: 0.125 and a little more.
+        let data = (0..n).flat_map(|i| (0x3000 + (i * 7 % 509) as u16).to_le_bytes()).collect();
+        records.push((format!("archive/data/{key}"), data));
+    }
+    records.insert(0, ("archive/data.pkl".to_owned(), pickle(&dict(&entries))));
+    let records: Vec<(&str, &[u8])> =
+        records.iter().map(|(name, data)| (name.as_str(), data.as_slice())).collect();
+    let mut file = fs_err::File::create(dir.join("pytorch_model.bin")).unwrap();
+    file.write_all(&zip(&records)).unwrap();
+}
+
+/// The highest `RssAnon` of a conversion in KiB: memory that is no mapped file.
+fn peak_memory_kib(dir: &Path, out: &Path) -> u64 {
+    let program: PathBuf = assert_cmd::cargo::cargo_bin("gguf-convert");
+    let mut child = Command::new(program)
+        .args(["--quiet", "--no-sync", "--threads", "2", "--memory", "32M", "hf2gguf", "--no-tokenizer"])
+        .arg(dir)
+        .args(["--type", "f16", "-o"])
+        .arg(out)
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut peak = 0;
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        // The process may end while it is looked at.
+        if let Ok(text) = fs_err::read_to_string(format!("/proc/{}/status", child.id())) {
+            let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+            let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
+            peak = peak.max(kib.unwrap_or(0));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    };
+    assert!(status.success());
+    peak
+}
+
+#[test]
+fn a_file_larger_than_the_budget_converts_within_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (small, large) = (dir.path().join("small"), dir.path().join("large"));
+    model(&small, 1);
+    model(&large, 4);
+    let n_bytes = fs_err::metadata(large.join("pytorch_model.bin")).unwrap().len();
+    assert!(n_bytes > 120 << 20, "{n_bytes} bytes");
+    let of_small = peak_memory_kib(&small, &dir.path().join("small.gguf"));
+    let of_large = peak_memory_kib(&large, &dir.path().join("large.gguf"));
+    assert!(of_small > 0 && of_large < 48 << 10, "{of_small} KiB, {of_large} KiB");
+    assert!(
+        of_large < of_small + (8 << 10),
+        "{of_small} KiB for the small model, {of_large} KiB for the large one"
+    );
+}

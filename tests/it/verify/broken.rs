@@ -1,0 +1,179 @@
+//! Files damaged on purpose: which check finds each, without and with a baseline. The table in `docs/verify.md` is
+//! made of these.
+
+use gguf_foundry::arch::graph::GraphFeatures;
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
+use gguf_foundry::gguf::{Array, Value};
+use gguf_foundry::verify::{Verdict, verify};
+
+use super::tiny::Tiny;
+use super::{corpus, errors, llama, model, options, run};
+
+/// The limits that a wrong computation misses.
+const MEASURED: [&str; 4] = ["max-kld", "max-kld-99", "max-ppl-increase", "min-top1"];
+
+/// Errors without a baseline must be those of `alone` (how bad the perplexity is without one, no limit says); with one, the verdict is fail and one of `checks` says why.
+fn caught(what: &str, broken: &Tiny, alone: &[&str], checks: &[&str]) {
+    let report = run(broken, None, Some(8));
+    let mut found = errors(&report);
+    found.retain(|&check| check != "worse-than-chance");
+    found.dedup();
+    let ppl = report.perplexity.map(|p| p.value);
+    println!("{what}: alone {found:?}, perplexity {ppl:?}");
+    assert_eq!(found, alone, "{what}, alone");
+    let report = run(broken, Some(&Tiny::new()), Some(8));
+    let found = errors(&report);
+    println!("    with baseline {found:?}, divergence {:?}", report.divergence.map(|d| d.mean.value));
+    assert_eq!(report.verdict, Verdict::Fail, "{what}");
+    assert!(checks.iter().all(|check| found.contains(check)), "{what}: {found:?}");
+}
+
+fn strings(tiny: &mut Tiny, key: &str) -> Vec<Vec<u8>> {
+    match tiny.metadata.remove(key) {
+        Some(Value::Array(Array::String(strings))) => strings,
+        other => panic!("{key}: {other:?}"),
+    }
+}
+
+#[test]
+fn wrong_arithmetic_is_caught() {
+    let base = Tiny::new();
+    caught("q and k not permuted", &base.unpermuted(), &[], &MEASURED);
+
+    // A tenth or ten times of the epsilon moves the figures by less than a quantization does: the key shows it.
+    let mut broken = base.clone();
+    broken.metadata.set("llama.attention.layer_norm_rms_epsilon", 1e-6f32);
+    caught("norm epsilon", &broken, &[], &["hparams"]);
+
+    let mut broken = base.clone();
+    broken.metadata.set("llama.rope.freq_base", 500000f32);
+    caught("rotation base", &broken, &[], &["hparams", "max-kld"]);
+
+    let mut broken = base.clone();
+    let mut rows = broken.values("token_embd.weight");
+    rows.rotate_left(256 * 17);
+    broken.set_values("token_embd.weight", &rows);
+    caught("embeddings of other tokens", &broken, &[], &MEASURED);
+    assert!(errors(&run(&broken, None, Some(8))).contains(&"worse-than-chance"));
+}
+
+#[test]
+fn wrong_tensors_are_caught() {
+    let base = Tiny::new();
+    let mut broken = base.clone();
+    let zeros = vec![0.0; broken.values("blk.2.ffn_up.weight").len()];
+    broken.set_values("blk.2.ffn_up.weight", &zeros);
+    caught("a tensor of zeros", &broken, &["all-zero"], &["all-zero", "max-kld"]);
+
+    let mut broken = base.quantized(GgmlType::Q8_0);
+    let at = broken.index("blk.1.attn_output.weight");
+    broken.bytes[at][34 * 100..34 * 100 + 2].copy_from_slice(&0x7e00u16.to_le_bytes());
+    caught("a NaN scale", &broken, &["non-finite"], &["non-finite"]);
+
+    let mut broken = base.clone();
+    let extra = broken.metas[broken.index("blk.0.attn_norm.weight")].clone();
+    broken.bytes.push(broken.bytes[broken.index("blk.0.attn_norm.weight")].clone());
+    broken.metas.push(TensorMeta { name: "blk.0.attn_q_norm.scale".to_owned(), ..extra });
+    caught("a tensor that nothing uses", &broken, &["graph"], &["graph"]);
+
+    let mut broken = base.clone();
+    let at = broken.index("blk.3.ffn_norm.weight");
+    broken.metas.remove(at);
+    broken.bytes.remove(at);
+    caught("a tensor that is missing", &broken, &["graph"], &["graph"]);
+}
+
+#[test]
+fn wrong_vocabularies_are_caught() {
+    let base = Tiny::new();
+    let mut broken = base.clone();
+    broken.metadata.set("tokenizer.ggml.pre", "llama-bpe");
+    broken.reread();
+    caught("another pre-tokenizer", &broken, &[], &["tokenizer-parity"]);
+
+    let mut broken = base.clone();
+    broken.metadata.set("tokenizer.ggml.add_bos_token", false);
+    broken.reread();
+    caught("no BOS", &broken, &[], &["tokenizer-parity"]);
+
+    let mut broken = base.clone();
+    broken.metadata.remove("tokenizer.ggml.bos_token_id");
+    broken.reread();
+    caught("no BOS id", &broken, &["tokenizer"], &["tokenizer", "tokenizer-parity"]);
+
+    let mut broken = base.clone();
+    let mut merges = strings(&mut broken, "tokenizer.ggml.merges");
+    merges.truncate(merges.len() / 2);
+    broken.metadata.set("tokenizer.ggml.merges", Value::Array(Array::String(merges)));
+    broken.reread();
+    caught("merges truncated", &broken, &["tokenizer"], &["tokenizer", "tokenizer-parity"]);
+}
+
+#[test]
+fn a_swapped_rotation_is_caught() {
+    let base = Tiny::new();
+    let (right, wrong) = (llama(), GraphFeatures::of("qwen2").unwrap());
+    let reference = model(&base, &right);
+    let outcome =
+        verify(&model(&base, &wrong), Some(&reference), &corpus(), &options(Some(8)), &Silent, None);
+    let report = outcome.unwrap().0;
+    assert_eq!(report.verdict, Verdict::Fail);
+    assert!(report.divergence.unwrap().mean.value > 0.5);
+    assert!(report.findings.iter().any(|f| f.check == "max-kld"));
+}
+
+#[test]
+fn another_architecture_is_caught() {
+    let base = Tiny::new();
+    let mut other = base.clone();
+    let keys: Vec<String> = base.metadata.iter().map(|(key, _)| key.to_owned()).collect();
+    for key in keys {
+        if let Some(local) = key.strip_prefix("llama.") {
+            let value = other.metadata.remove(&key).unwrap();
+            other.metadata.set(format!("qwen2.{local}"), value);
+        }
+    }
+    other.metadata.set("general.architecture", "qwen2");
+    let (right, wrong) = (llama(), GraphFeatures::of("qwen2").unwrap());
+    let reference = model(&base, &right);
+    let outcome =
+        verify(&model(&other, &wrong), Some(&reference), &corpus(), &options(Some(8)), &Silent, None);
+    let report = outcome.unwrap().0;
+    assert_eq!(report.verdict, Verdict::Fail);
+    let found = errors(&report);
+    assert!(found.contains(&"hparams") && found.contains(&"max-kld"), "{found:?}");
+}
+
+#[test]
+fn a_baseline_of_another_vocabulary_is_named() {
+    let base = Tiny::new();
+    let features = llama();
+    let mut smaller = base.clone();
+    let at = smaller.index("token_embd.weight");
+    let n_rows = smaller.metas[at].shape.n_rows() - 8;
+    smaller.metas[at].shape = Shape::new(vec![n_rows, 256]).unwrap();
+    smaller.bytes[at].truncate(n_rows as usize * 256 * 4);
+    let mut tokens = strings(&mut smaller, "tokenizer.ggml.tokens");
+    tokens.truncate(n_rows as usize);
+    smaller.metadata.set("tokenizer.ggml.tokens", Value::Array(Array::String(tokens)));
+    smaller.metadata.set("tokenizer.ggml.token_type", vec![1i32; n_rows as usize]);
+    let outcome = verify(
+        &model(&base, &features),
+        Some(&model(&smaller, &features)),
+        &corpus(),
+        &options(Some(2)),
+        &Silent,
+        None,
+    );
+    let report = outcome.unwrap().0;
+    assert_eq!(report.verdict, Verdict::Fail);
+    let message = |check: &str| report.findings.iter().find(|f| f.check == check).map(|f| f.message.clone());
+    let n = base.metas[at].shape.n_rows();
+    assert_eq!(
+        message("baseline"),
+        Some(format!("{n} logits, the baseline has {n_rows}: they cannot be compared"))
+    );
+    assert!(message("tokenizer-parity").unwrap().contains(&format!("{n} entries, not {n_rows}")));
+    assert!(report.perplexity.is_some() && report.divergence.is_none());
+}

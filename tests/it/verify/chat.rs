@@ -1,0 +1,117 @@
+//! Chat templates against what transformers writes out (`scripts/peers/chat_fixtures.py`).
+
+use gguf_foundry::verify::{ChatError, ChatTemplate};
+use serde_json::{Value, json};
+
+use crate::support::{conformance, fixture, report_cases, sha256};
+
+fn read(path: &str) -> Value {
+    serde_json::from_str(&fs_err::read_to_string(fixture(path)).unwrap()).unwrap()
+}
+
+fn template(source: &str) -> ChatTemplate {
+    let tokens = [("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")];
+    ChatTemplate::new(source, tokens.map(|(name, text)| (name, text.to_owned())).to_vec()).unwrap()
+}
+
+/// Renders every chat and compares; returns how many were compared.
+fn compare(name: &str, source: &str, expected: &Value) -> usize {
+    let template = template(source);
+    let chats = read("chat/chats.json");
+    let mut n = 0;
+    for (chat, messages) in chats.as_object().unwrap() {
+        let expected = &expected[chat];
+        match template.render(messages) {
+            Ok(text) => assert_eq!(Some(text.as_str()), expected["text"].as_str(), "{name}: {chat}"),
+            Err(ChatError::Refused { reason }) => {
+                assert_eq!(Some(reason.as_str()), expected["refused"].as_str(), "{name}: {chat}");
+            }
+            // Messages of failures are Python's own.
+            Err(error) => assert!(expected["failed"].is_string(), "{name}: {chat}: {error}"),
+        }
+        n += 1;
+    }
+    n
+}
+
+#[test]
+fn templates_are_rendered_as_transformers_does() {
+    let expected = read("chat/expected.json");
+    let mut names = Vec::new();
+    for entry in fs_err::read_dir(fixture("chat/templates")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let source = fs_err::read_to_string(&path).unwrap();
+        assert_eq!(compare(&name, &source, &expected["templates"][&name]), 7);
+        names.push(name);
+    }
+    names.sort_unstable();
+    assert_eq!(names, ["chatml", "features", "gemma", "llama3", "mistral"]);
+}
+
+#[test]
+fn templates_of_released_models_are_rendered_as_transformers_does() {
+    let Some(corpus) = conformance() else { return };
+    let expected = read("chat/expected.json");
+    let mut n_cases = 0;
+    for (name, expected) in expected["corpus"].as_object().unwrap() {
+        let path = corpus.join("vocab").join(name).join("hf/tokenizer_config.json");
+        let config: Value = serde_json::from_str(&fs_err::read_to_string(path).unwrap()).unwrap();
+        let source = config["chat_template"].as_str().unwrap();
+        assert_eq!(Some(sha256(source.as_bytes()).as_str()), expected["template_sha256"].as_str(), "{name}");
+        n_cases += compare(name, source, &expected["chats"]);
+    }
+    report_cases("verify: chat templates", n_cases);
+}
+
+fn render(source: &str) -> Result<String, ChatError> {
+    let tokens = vec![("bos_token", "<s>".to_owned())];
+    ChatTemplate::new(source, tokens)?.render(&json!([{"role": "user", "content": "a<b> \"é\""}]))
+}
+
+#[test]
+fn json_is_written_as_python_does() {
+    for (expression, expected) in [
+        ("messages", r#"[{"role": "user", "content": "a<b> \"é\""}]"#),
+        ("'é🙂\u{7f}'|tojson(ensure_ascii=true)", r#""\u00e9\ud83d\ude42\u007f""#),
+        (
+            "[1.0, 1e16, 0.00001, 1e15, -2.5e-7, none, true]",
+            "[1.0, 1e+16, 1e-05, 1000000000000000.0, -2.5e-07, null, true]",
+        ),
+        ("{'b': [], 'a': {}}|tojson(sort_keys=true)", r#"{"a": {}, "b": []}"#),
+        ("{'b': [1, 2]}|tojson(indent=2)", "{\n  \"b\": [\n    1,\n    2\n  ]\n}"),
+        ("{'b': [1, 2]}|tojson(separators=(',', ':'))", r#"{"b":[1,2]}"#),
+    ] {
+        let filter = if expression.contains("tojson") { "" } else { "|tojson" };
+        assert_eq!(render(&format!("{{{{ {expression}{filter} }}}}")).unwrap(), expected);
+    }
+}
+
+#[test]
+fn limits_stop_templates_that_do_not() {
+    let error = |source: &str| render(source).unwrap_err().to_string();
+    assert!(
+        error("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}")
+            .contains("fuel")
+    );
+    assert!(error("{% for a in range(9999) %}{{ 'x' * 9999 }}{% endfor %}").contains("output of more than"));
+    assert!(error("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}").contains("recursion"));
+    assert!(error(&"x".repeat((1 << 20) + 1)).contains("expected at most"));
+    assert!(error("{% if %}").starts_with("chat template: line 1: "));
+    assert_eq!(error("{{ raise_exception('no\u{1b}') }}"), "chat template refuses the chat: no\\u{1b}");
+    assert!(error("\n{{ messages[0].content.nothing() }}").starts_with("chat template: line 2: "));
+}
+
+#[test]
+fn blocks_of_generation_are_written() {
+    let source =
+        "{% for m in messages -%}\n  {%- generation -%} x {% endgeneration %}\n{{ bos_token }}{% endfor %}";
+    assert_eq!(render(source).unwrap(), "x <s>");
+    assert_eq!(render("{{ '{% generation' }}").unwrap(), "{% generation");
+}
+
+#[test]
+fn the_date_is_fixed() {
+    assert_eq!(render("{{ strftime_now('%d %b %Y, %-m%%') }}").unwrap(), "26 Jul 2024, 7%");
+    assert!(render("{{ strftime_now('%Q') }}").is_err());
+}

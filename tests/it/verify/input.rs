@@ -1,0 +1,223 @@
+//! What the program says about input that it cannot use, and by which code.
+
+use std::path::Path;
+
+use gguf_foundry::core::GgmlType;
+use gguf_foundry::gguf::{Array, Value as Gguf};
+use serde_json::Value;
+
+use super::gguf_verify;
+use super::tiny::Tiny;
+use crate::support::fixture;
+
+/// A chat template that knows users and assistants.
+const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}\
+    {% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+
+/// Runs the program on `base.gguf` with prompts written to a file.
+fn with_prompts(dir: &Path, name: &str, prompts: &[u8], more: &[&str]) -> (i32, String, String) {
+    fs_err::write(dir.join(name), prompts).unwrap();
+    gguf_verify(&[&["base.gguf", "--prompts", name, "--ctx", "64"][..], more].concat(), dir)
+}
+
+fn report(out: &str) -> Value {
+    serde_json::from_str(out).unwrap()
+}
+
+fn has_finding(report: &Value, severity: &str, check: &str, part: &str) -> bool {
+    report["findings"].as_array().unwrap().iter().any(|finding| {
+        finding["severity"] == severity
+            && finding["check"] == check
+            && finding["message"].as_str().unwrap().contains(part)
+    })
+}
+
+#[test]
+fn prompts_that_cannot_be_read_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    Tiny::new().write(dir.path(), "base.gguf");
+    for (name, prompts, expected) in [
+        ("p.txt", &b""[..], "p.txt: no prompts"),
+        ("p.jsonl", b"\n \n", "p.jsonl: no prompts"),
+        ("p.txt", b"fine\nb\xffd", "p.txt: line 2: invalid UTF-8 at byte 1"),
+        ("p.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"b\"", "p.jsonl: line 2: EOF while parsing"),
+        ("p.jsonl", b"{\"tokens\": [0, 5]}\n{\"words\": 1}", "p.jsonl: line 2: unknown field `words`"),
+        ("p.jsonl", b"{\"tokens\": [5]}", "no token to score: every prompt has fewer than two tokens"),
+        ("p.jsonl", b"{\"tokens\": []}", "no token to score"),
+        ("p.jsonl", b"{\"tokens\": [1, 2]}\n{\"tokens\": [1, 70000]}", "prompt 1: token 70000 is outside"),
+        ("p.jsonl", b"{\"tokens\": [1, -2]}", "p.jsonl: line 1: invalid value: integer `-2`"),
+    ] {
+        let (code, out, err) = with_prompts(dir.path(), name, prompts, &[]);
+        assert_eq!(code, 1, "{expected}: {out}{err}");
+        assert!(err.contains(expected), "{expected}: {err}");
+        assert!(out.is_empty(), "{out}");
+    }
+    let (code, _, err) = gguf_verify(&["base.gguf", "--prompts", "absent.txt"], dir.path());
+    assert_eq!(code, 1);
+    assert!(err.contains("absent.txt"), "{err}");
+}
+
+#[test]
+fn short_prompts_are_scored_at_every_position() {
+    let dir = tempfile::tempdir().unwrap();
+    Tiny::new().write(dir.path(), "base.gguf");
+    let prompts = b"{\"tokens\": [0, 342, 278, 341, 290]}\n{\"tokens\": [7]}\n{\"tokens\": [0, 300]}\n";
+    let (_, out, err) = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]);
+    let report = report(&out);
+    assert_eq!(report["perplexity"]["tokens"], 5, "{out}{err}");
+    assert_eq!(report["prompts"][0]["perplexity"]["tokens"], 4);
+    assert_eq!(report["prompts"][1]["perplexity"], Value::Null);
+    assert_eq!(report["prompts"][2]["perplexity"]["tokens"], 1);
+}
+
+#[test]
+fn what_the_engine_does_not_know_is_said_and_the_rest_judged() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Tiny::new();
+    let prompts = b"{\"tokens\": [0, 342, 278, 341]}\n{\"text\": \"Some words.\"}\n";
+
+    let mut unknown = base.clone();
+    unknown.metadata.set("tokenizer.ggml.pre", "of-tomorrow");
+    unknown.write(dir.path(), "base.gguf");
+    let (code, out, err) = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]);
+    let found = report(&out);
+    assert_eq!((code, found["verdict"].as_str()), (4, Some("partial")), "{out}{err}");
+    assert!(has_finding(&found, "unchecked", "tokenizer", ""), "{out}");
+    assert!(has_finding(&found, "unchecked", "perplexity", "1 of 2 prompts are text"), "{out}");
+    assert_eq!(found["perplexity"]["tokens"], 3, "ids need no tokenizer");
+
+    let mut unknown = base.clone();
+    unknown.metadata.set("general.architecture", "mamba");
+    unknown.write(dir.path(), "base.gguf");
+    let (code, out, _) = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]);
+    let found = report(&out);
+    assert_eq!((code, found["verdict"].as_str()), (4, Some("partial")), "{out}");
+    assert!(has_finding(&found, "unchecked", "graph", "mamba"), "{out}");
+    assert_eq!(found["perplexity"], Value::Null);
+
+    // A broken block is found all the same.
+    let mut unknown = unknown.quantized(GgmlType::Q8_0);
+    let at = unknown.index("blk.1.attn_output.weight");
+    unknown.bytes[at][..2].copy_from_slice(&0x7c00u16.to_le_bytes());
+    unknown.write(dir.path(), "base.gguf");
+    let (code, out, _) = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]);
+    assert_eq!(code, 3, "{out}");
+    assert!(has_finding(&report(&out), "error", "non-finite", "from row 0"), "{out}");
+    let tensors = report(&out);
+    let mut tensors = tensors["findings"].as_array().unwrap().iter().filter_map(|f| f["tensor"].as_str());
+    assert_eq!(tensors.next(), Some("blk.1.attn_output.weight"));
+}
+
+#[test]
+fn baselines_that_cannot_serve_are_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Tiny::new();
+    base.write(dir.path(), "base.gguf");
+    let prompts = b"{\"tokens\": [0, 342, 278, 341]}\n";
+    let run =
+        |baseline: &str| with_prompts(dir.path(), "p.jsonl", prompts, &["--baseline", baseline, "--json"]);
+
+    let (code, _, err) = run("absent.gguf");
+    assert_eq!(code, 1);
+    assert!(err.contains("baseline: ") && err.contains("absent.gguf"), "{err}");
+    fs_err::write(dir.path().join("noise.gguf"), b"not a model at all").unwrap();
+    let (code, _, err) = run("noise.gguf");
+    assert_eq!(code, 1, "a broken baseline says nothing about the model: {err}");
+    assert!(err.contains("baseline: ") && err.contains("noise.gguf"), "{err}");
+    fs_err::create_dir(dir.path().join("empty")).unwrap();
+    let (code, _, err) = run("empty");
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("baseline: "), "{err}");
+
+    let (code, out, _) = run("base.gguf");
+    let found = report(&out);
+    assert_eq!(code, 0, "{out}");
+    assert!(has_finding(&found, "warning", "baseline", "the model itself"), "{out}");
+    assert_eq!(found["kld"]["max"], 0.0);
+
+    let mut other = base.clone();
+    let Some(Gguf::Array(Array::String(mut tokens))) = other.metadata.remove("tokenizer.ggml.tokens") else {
+        panic!("tokens are strings")
+    };
+    tokens.swap(300, 301);
+    other.metadata.set("tokenizer.ggml.tokens", Gguf::Array(Array::String(tokens)));
+    other.write(dir.path(), "other.gguf");
+    let (code, out, _) = run("other.gguf");
+    assert_eq!(code, 3, "{out}");
+    assert!(has_finding(&report(&out), "error", "tokenizer-parity", "entry 300 is `"), "{out}");
+}
+
+#[test]
+fn chats_are_written_out_by_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let chats = b"{\"messages\": [{\"role\": \"user\", \"content\": \"Hi there.\"}]}\n\
+        {\"messages\": [{\"role\": \"tool\", \"content\": \"1\"}]}\n";
+    let mut base = Tiny::new();
+    base.write(dir.path(), "base.gguf");
+    let (code, _, err) = with_prompts(dir.path(), "p.jsonl", chats, &[]);
+    assert_eq!(code, 1);
+    assert!(err.contains("prompt 0: messages: key `tokenizer.chat_template` is missing"), "{err}");
+
+    base.metadata.set("tokenizer.chat_template", TEMPLATE);
+    base.write(dir.path(), "base.gguf");
+    let (code, _, err) = with_prompts(dir.path(), "p.jsonl", chats, &[]);
+    assert_eq!(code, 1);
+    assert!(err.contains("prompt 1: messages: chat template refuses the chat: no tools here"), "{err}");
+
+    // The chat is scored as the text that it becomes.
+    let text = |line: &str| with_prompts(dir.path(), "p.jsonl", line.as_bytes(), &["--json"]);
+    let (code, chat, err) = text("{\"messages\": [{\"role\": \"user\", \"content\": \"Hi there.\"}]}");
+    assert_eq!(code, 0, "{chat}{err}");
+    let (_, plain, _) = text("{\"text\": \"user: Hi there.\\n\"}");
+    assert_eq!(report(&chat)["perplexity"], report(&plain)["perplexity"]);
+
+    base.metadata.set("tokenizer.chat_template", "{% if %}");
+    base.write(dir.path(), "base.gguf");
+    let (code, out, _) = text("{\"tokens\": [0, 342, 278]}");
+    assert_eq!(code, 0, "{out}");
+    assert!(has_finding(&report(&out), "warning", "chat-template", "line 1"), "{out}");
+}
+
+#[test]
+fn several_files_end_in_one_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Tiny::new();
+    base.write(dir.path(), "base.gguf");
+    base.quantized(GgmlType::Q8_0).write(dir.path(), "q8_0.gguf");
+    let mut broken = base.clone();
+    broken.metadata.set("llama.rope.freq_base", 777f32);
+    broken.write(dir.path(), "broken.gguf");
+    fs_err::write(dir.path().join("noise.gguf"), b"GGUF\x03\0\0\0").unwrap();
+    let prompts = fixture("tiny-llama/corpus-256.jsonl");
+    let files = ["q8_0.gguf", "broken.gguf", "noise.gguf"];
+    let rest = ["--baseline", "base.gguf", "--ctx", "256", "--chunks", "4", "--prompts"];
+    let args = [&files[..], &rest, &[prompts.to_str().unwrap()]].concat();
+
+    let (code, out, _) = gguf_verify(&args, dir.path());
+    assert_eq!(code, 3, "{out}");
+    let rows: Vec<&str> = out.lines().rev().take(4).collect();
+    assert!(rows[3].starts_with("file ") && rows[3].ends_with("verdict"), "{out}");
+    assert!(rows[2].starts_with("q8_0.gguf ") && rows[2].ends_with("pass"), "{out}");
+    assert!(rows[1].starts_with("broken.gguf ") && rows[1].ends_with("fail"), "{out}");
+    assert!(rows[0].starts_with("noise.gguf ") && rows[0].ends_with("fail"), "{out}");
+    assert!(out.contains("broken.gguf: error     hparams: `rope.freq_base` is 777"), "{out}");
+
+    let (code, out, _) = gguf_verify(&[&args[..], &["--json"]].concat(), dir.path());
+    let found = report(&out);
+    assert_eq!((code, found["verdict"].as_str()), (3, Some("fail")));
+    let models = found["models"].as_array().unwrap();
+    let verdicts: Vec<&str> = models.iter().map(|model| model["verdict"].as_str().unwrap()).collect();
+    assert_eq!(verdicts, ["pass", "fail", "fail"]);
+    assert_eq!(models[0]["file"], "q8_0.gguf");
+    let size = fs_err::metadata(dir.path().join("q8_0.gguf")).unwrap().len();
+    assert_eq!(models[0]["size_bytes"].as_u64(), Some(size));
+    assert!(models[0]["kld"]["mean"].as_f64().unwrap() > 0.0);
+    // The baseline runs once for all; that changes no figure.
+    let (_, out, _) = gguf_verify(
+        &[&["broken.gguf", "--json"], &rest[..], &[prompts.to_str().unwrap()]].concat(),
+        dir.path(),
+    );
+    for name in ["perplexity", "kld", "worst", "baseline_ppl"] {
+        assert_eq!(report(&out)[name], models[1][name], "{name}");
+    }
+}

@@ -1,0 +1,115 @@
+//! A model larger than the memory that the program may have is verified to the end.
+#![cfg(target_os = "linux")]
+
+use std::process::Command;
+
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
+use gguf_foundry::gguf::{Metadata, WriteOptions, write_gguf};
+
+const WIDTH: usize = 1024;
+const FFN: usize = 4096;
+const VOCABULARY: usize = 512;
+const LAYERS: usize = 18;
+
+/// Random f16 weights, made as they are read.
+struct Random {
+    metas: Vec<TensorMeta>,
+}
+
+impl Random {
+    fn new() -> Self {
+        let mut metas = Vec::new();
+        let mut push = |name: String, dims: &[usize]| {
+            let ty = if dims.len() == 1 { GgmlType::F32 } else { GgmlType::F16 };
+            let shape = Shape::new(dims.iter().map(|&n| n as u64).collect()).unwrap();
+            metas.push(TensorMeta { name: format!("{name}.weight"), shape, ty });
+        };
+        push("token_embd".to_owned(), &[VOCABULARY, WIDTH]);
+        push("output_norm".to_owned(), &[WIDTH]);
+        for layer in 0..LAYERS {
+            for name in ["attn_norm", "ffn_norm"] {
+                push(format!("blk.{layer}.{name}"), &[WIDTH]);
+            }
+            for (name, rows, cols) in [
+                ("attn_q", WIDTH, WIDTH),
+                ("attn_k", WIDTH, WIDTH),
+                ("attn_v", WIDTH, WIDTH),
+                ("attn_output", WIDTH, WIDTH),
+                ("ffn_gate", FFN, WIDTH),
+                ("ffn_up", FFN, WIDTH),
+                ("ffn_down", WIDTH, FFN),
+            ] {
+                push(format!("blk.{layer}.{name}"), &[rows, cols]);
+            }
+        }
+        Self { metas }
+    }
+
+    fn metadata() -> Metadata {
+        let mut metadata = Metadata::new();
+        metadata.set("general.architecture", "llama");
+        metadata.set("tokenizer.ggml.model", "none");
+        for (key, value) in [
+            ("block_count", LAYERS as u32),
+            ("context_length", 512),
+            ("embedding_length", WIDTH as u32),
+            ("feed_forward_length", FFN as u32),
+            ("attention.head_count", 16),
+            ("vocab_size", VOCABULARY as u32),
+        ] {
+            metadata.set(format!("llama.{key}"), value);
+        }
+        metadata.set("llama.attention.layer_norm_rms_epsilon", 1e-5f32);
+        metadata
+    }
+}
+
+impl TensorSource for Random {
+    fn tensors(&self) -> &[TensorMeta] {
+        &self.metas
+    }
+
+    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        if self.metas[tensor].ty == GgmlType::F32 {
+            out.as_chunks_mut::<4>().0.fill(1.0f32.to_le_bytes());
+            return Ok(());
+        }
+        let mut seed = (tensor as u64) << 32 | first_row;
+        for value in out.as_chunks_mut::<2>().0 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            // Between 2^-7 and 2^-5, of either sign.
+            *value = (0x2000 | (seed >> 48) as u16 & 0x87ff).to_le_bytes();
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_file_larger_than_the_address_space_is_verified_to_the_end() {
+    const LIMIT_KIB: u64 = 400 << 10;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("large.gguf");
+    let options = WriteOptions { sync: false, ..WriteOptions::default() };
+    write_gguf(&path, &Random::metadata(), &Random::new(), &options, &Silent).unwrap();
+    let file_bytes = fs_err::metadata(&path).unwrap().len();
+    assert!(file_bytes > LIMIT_KIB << 10, "{file_bytes}");
+    let prompts = dir.path().join("prompts.jsonl");
+    let tokens: Vec<usize> = (0..32).map(|i| i * 37 % VOCABULARY).collect();
+    fs_err::write(&prompts, format!("{{\"tokens\":{tokens:?}}}\n")).unwrap();
+    let verify = |limit: &str| {
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg(format!("{limit} exec \"$0\" \"$@\"")).arg(env!("CARGO_BIN_EXE_gguf-verify"));
+        shell.arg(&path).arg("--prompts").arg(&prompts);
+        shell.args(["--ctx", "32", "--score", "all", "--threads", "2", "--memory", "64M", "--json"]);
+        let output = shell.output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        let json: serde_json::Value =
+            serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text}{errors}"));
+        json["perplexity"]["value"].as_f64().unwrap_or_else(|| panic!("{text}{errors}"))
+    };
+    let limited = verify(&format!("ulimit -v {LIMIT_KIB};"));
+    // Read or mapped: the same figures.
+    assert_eq!(limited.to_bits(), verify("").to_bits());
+}

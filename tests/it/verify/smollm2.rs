@@ -1,0 +1,69 @@
+//! A real model against llama-perplexity's figures on dequantized files. Runs if `GGUF_SMOLLM2` names the file that
+//! `scripts/get-smollm2.sh` fetches.
+
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+use crate::support::{conformance, fixture, report_cases};
+
+/// The types of the golden figures.
+const TYPES: [&str; 4] = ["F16", "Q8_0", "Q4_K_M", "IQ4_XS"];
+
+fn run(program: &str, args: &[&str], dir: &Path) -> String {
+    let output = Command::cargo_bin(program).unwrap().args(args).current_dir(dir).output().unwrap();
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn perplexity_and_divergence_of_smollm2_equal_llama_perplexity() {
+    let Some(model) = std::env::var_os("GGUF_SMOLLM2").map(PathBuf::from) else {
+        println!("skipped: GGUF_SMOLLM2 is not set");
+        return;
+    };
+    let Some(corpus) = conformance() else { return };
+    let golden = fs_err::read_to_string(corpus.join("e2e.json")).unwrap();
+    let golden: Value = serde_json::from_str(&golden).unwrap();
+    let golden = &golden["smollm2-135m"];
+    let dir = tempfile::tempdir().unwrap();
+    let model = fs_err::canonicalize(model).unwrap();
+    let source = model.to_str().unwrap();
+    let quantize = |from: &str, to: &str, ty: &str| {
+        run(
+            "gguf-quantize",
+            &[from, to, "--type", ty, "--allow-requantize", "--no-sync", "--quiet"],
+            dir.path(),
+        );
+    };
+    quantize(source, "F32.gguf", "f32");
+    let files: Vec<String> = TYPES.iter().map(|ty| format!("{ty}.gguf")).collect();
+    for (ty, file) in TYPES.iter().zip(&files) {
+        quantize("F32.gguf", file, ty);
+    }
+    let text = fixture("tiny-llama/corpus.txt");
+    let mut args: Vec<&str> = files.iter().map(String::as_str).collect();
+    args.extend([source, "--baseline", "F32.gguf", "--json", "--prompts", text.to_str().unwrap()]);
+    let report: Value = serde_json::from_str(&run("gguf-verify", &args, dir.path())).unwrap();
+    let mut n_cases = 0;
+    for (ty, model) in TYPES.iter().chain(&["Q4_1"]).zip(report["models"].as_array().unwrap()) {
+        let exact = &golden["exact"][ty];
+        let figure = |name: &str| exact[name].as_f64().unwrap();
+        let found = |pointer: &str| model.pointer(pointer).and_then(Value::as_f64).unwrap_or(f64::NAN);
+        let (ppl, kld) = (found("/perplexity/value"), found("/kld/mean"));
+        println!(
+            "{ty}: perplexity {ppl:.5} ({:.5}), divergence {kld:.6} ({:.6})",
+            figure("ppl"),
+            figure("mean_kld")
+        );
+        assert!((ppl / figure("ppl") - 1.0).abs() < 5e-4, "{ty}: {ppl}");
+        assert!((kld - figure("mean_kld")).abs() < (0.02 * figure("mean_kld")).max(2e-5), "{ty}: {kld}");
+        assert!((100.0 * found("/top1_agreement") - figure("same_top_pct")).abs() < 0.3, "{ty}");
+        let base = found("/baseline_ppl");
+        assert!((base / golden["f32"][0].as_f64().unwrap() - 1.0).abs() < 5e-4, "{base}");
+        assert_eq!(model["verdict"], "pass", "plain recipes keep the default limits");
+        n_cases += 1;
+    }
+    report_cases("verify: SmolLM2", n_cases);
+}
