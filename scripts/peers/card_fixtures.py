@@ -6,7 +6,7 @@ Usage: card_fixtures.py LLAMA_CPP_DIR FIXTURES_DIR    (needs torch, transformers
 
 The weights are not stored: element i of the k-th tensor (by name) is ((i * 2654435761 + k * 40503 + 12345) mod 2^32
 >> 16) mod 256 - 128, divided by 1024, which every float type holds exactly. The converter runs with its vocabulary
-step replaced by its own `none` vocabulary.
+step replaced by its own `none` vocabulary. What the converter has no architecture for is expected by hand (`OURS`).
 """
 import hashlib
 import json
@@ -22,6 +22,7 @@ sys.path[:0] = [str(LLAMA_CPP), str(LLAMA_CPP / "gguf-py")]
 import gguf  # noqa: E402
 import torch  # noqa: E402
 from conversion import ModelBase, ModelType, get_model_architecture, get_model_class  # noqa: E402
+from conversion.base import TextModel  # noqa: E402
 
 H, I, V = 64, 96, 96
 
@@ -67,6 +68,75 @@ def decoder(n=2, heads=4, kv=2, head_dim=None, prefix="model.", output=True, qkv
     if output:
         t["lm_head.weight"] = [V, H]
     return t
+
+
+def fused(n=2, kv=2, root="transformer."):
+    """ChatGLM 2 and 3 under the names of their own code."""
+    t = {f"{root}embedding.word_embeddings.weight": [V, H], f"{root}encoder.final_layernorm.weight": [H],
+         f"{root}output_layer.weight": [V, H]}
+    if root:  # without it the converter does not know the buffer for one
+        t[f"{root}rotary_pos_emb.inv_freq"] = [4]
+    for layer in range(n):
+        b = f"{root}encoder.layers.{layer}."
+        t |= {b + "input_layernorm.weight": [H], b + "post_attention_layernorm.weight": [H],
+              b + "self_attention.query_key_value.weight": [H + 2 * kv * 16, H],
+              b + "self_attention.query_key_value.bias": [H + 2 * kv * 16], b + "self_attention.dense.weight": [H, H],
+              b + "mlp.dense_h_to_4h.weight": [2 * I, H], b + "mlp.dense_4h_to_h.weight": [H, I]}
+    return t
+
+
+def first_chatglm(root="transformer."):
+    """ChatGLM-6B: source name, shape, target without its ending."""
+    rows = [("word_embeddings.weight", [V, H], "token_embd"), ("final_layernorm.weight", [H], "output_norm"),
+            ("final_layernorm.bias", [H], "output_norm")]
+    for layer in range(2):
+        b, blk = f"layers.{layer}.", f"blk.{layer}."
+        rows.append((b + "attention.rotary_emb.inv_freq", [8], None))
+        for name, target, shape in (("input_layernorm", "attn_norm", [H]), ("post_attention_layernorm", "ffn_norm", [H]),
+                                    ("attention.query_key_value", "attn_qkv", [3 * H, H]),
+                                    ("attention.dense", "attn_output", [H, H]),
+                                    ("mlp.dense_h_to_4h", "ffn_up", [I, H]), ("mlp.dense_4h_to_h", "ffn_down", [H, I])):
+            rows += [(f"{b}{name}.weight", shape, blk + target), (f"{b}{name}.bias", shape[:1], blk + target)]
+    return [(root + name, shape, target) for name, shape, target in rows] + [("lm_head.weight", [V, H], "output")]
+
+
+def qwen(n=2):
+    t = {"transformer.wte.weight": [V, H], "transformer.ln_f.weight": [H], "lm_head.weight": [V, H]}
+    for layer in range(n):
+        b = f"transformer.h.{layer}."
+        t |= {b + "ln_1.weight": [H], b + "ln_2.weight": [H], b + "attn.c_attn.weight": [3 * H, H],
+              b + "attn.c_attn.bias": [3 * H], b + "attn.c_proj.weight": [H, H], b + "mlp.w1.weight": [I, H],
+              b + "mlp.w2.weight": [I, H], b + "mlp.c_proj.weight": [H, I]}
+    return t
+
+
+def replaced(tensors, *pairs):
+    """Tensors under other names: the end of a name, and what comes in its place with which shape (None: nothing)."""
+    t = {}
+    for name, shape in tensors.items():
+        for end, new, new_shape in pairs:
+            if name.endswith(end):
+                if new:
+                    t[name[:-len(end)] + new] = new_shape
+                break
+        else:
+            t[name] = shape
+    return t
+
+
+def packed(tensors):
+    return replaced(tensors, ("q_proj.weight", "W_pack.weight", [3 * H, H]), ("k_proj.weight", None, None),
+                    ("v_proj.weight", None, None))
+
+
+def gate_up(tensors):
+    return replaced(tensors, ("gate_proj.weight", "gate_up_proj.weight", [2 * I, H]), ("up_proj.weight", None, None))
+
+
+def sandwich(tensors):
+    norms = {name.replace("input_layernorm", more): shape for name, shape in tensors.items() if "input_layernorm" in name
+             for more in ("post_self_attn_layernorm", "post_mlp_layernorm")}
+    return gate_up(tensors) | norms
 
 
 SIZES = dict(hidden_size=H, intermediate_size=I, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -130,6 +200,53 @@ CASES = {
     "starcoder2/plain": (config("Starcoder2" + C, "starcoder2", norm_epsilon=1e-5, sliding_window=4096),
                          decoder(qkv_bias=True, o_bias=True, norm_bias=True, mlp=("c_fc", "c_proj"), mlp_bias=True,
                                  output=False)),
+    "chatglm/own_names": (without(config("ChatGLMModel", "chatglm", padded_vocab_size=V, seq_length=512, num_layers=2,
+                                         ffn_hidden_size=I, multi_query_attention=True, multi_query_group_num=2,
+                                         kv_channels=16, layernorm_epsilon=1.5625e-7, rope_ratio=50),
+                                  "num_hidden_layers", "num_key_value_heads", "intermediate_size"), fused()),
+    # Everything that has a default is left out, and `transformer.` too.
+    "chatglm/defaults": (dict(architectures=["ChatGLMForConditionalGeneration"], model_type="chatglm", hidden_size=H,
+                              num_attention_heads=4, num_layers=2, ffn_hidden_size=I, vocab_size=V),
+                         fused(kv=4, root="")),
+    "chatglm/transformers": (config("Glm" + C, "glm", partial_rotary_factor=0.5, rms_norm_eps=1.5625e-7, head_dim=16,
+                                    rope_theta=10000.0), gate_up(decoder(qkv_bias=True))),
+    "glm4/plain": (config("Glm4" + C, "glm4", head_dim=16, partial_rotary_factor=0.25, rms_norm_eps=1e-5),
+                   sandwich(decoder())),
+    "glm4/defaults": (without(config("Glm4" + C, "glm4", head_dim=32), "num_key_value_heads"),
+                      sandwich(decoder(head_dim=32, qkv_bias=True))),
+    "baichuan/plain": (without(config("Baichuan" + C, "baichuan", max_position_embeddings=512, rms_norm_eps=1e-6),
+                               "num_key_value_heads"), packed(decoder(kv=4))),
+    "baichuan/alibi": (without(config("BaiChuan" + C, "baichuan", model_max_length=512, rms_norm_eps=1e-6,
+                                      num_attention_heads=8), "num_key_value_heads"), packed(decoder(heads=8, kv=8))),
+    "qwen/plain": (without(config("QWenLMHeadModel", "qwen", seq_length=512, max_position_embeddings=1024,
+                                  layer_norm_epsilon=1e-6, rotary_emb_base=10000, rotary_pct=1.0, kv_channels=16)
+                           | dict(intermediate_size=2 * I), "num_key_value_heads"), qwen()),
+}
+
+# Architectures that llama.cpp lacks: the configuration, rows of source, shape and target, and the keys by hand.
+OURS = {
+    "chatglm1/plain": (
+        dict(architectures=["ChatGLMModel"], model_type="chatglm", hidden_size=H, inner_hidden_size=I, num_layers=2,
+             num_attention_heads=4, vocab_size=V, max_sequence_length=512, layernorm_epsilon=1e-5,
+             position_encoding_2d=True, bos_token_id=84, eos_token_id=85, gmask_token_id=81, mask_token_id=80,
+             pad_token_id=3),
+        first_chatglm(),
+        [["block_count", "uint32", 2], ["context_length", "uint32", 512], ["embedding_length", "uint32", H],
+         ["feed_forward_length", "uint32", I], ["attention.head_count", "uint32", 4],
+         ["attention.layer_norm_epsilon", "float32", float(np.float32(1e-5))], ["rope.dimension_count", "uint32", 8],
+         ["rope.freq_base", "float32", 10000.0], ["general.file_type", "uint32", None],
+         ["tokenizer.ggml.bos_token_id", "uint32", 84], ["tokenizer.ggml.eos_token_id", "uint32", 85],
+         ["tokenizer.ggml.padding_token_id", "uint32", 3], ["tokenizer.ggml.mask_token_id", "uint32", 80],
+         ["gmask_token_id", "uint32", 81]]),
+    # As old exports are: without `transformer.` and what has a default.
+    "chatglm1/defaults": (
+        dict(architectures=["ChatGLMForConditionalGeneration"], model_type="chatglm", hidden_size=H, num_layers=2,
+             num_attention_heads=4, vocab_size=V, max_sequence_length=512, inner_hidden_size=I),
+        first_chatglm(root=""),
+        [["block_count", "uint32", 2], ["context_length", "uint32", 512], ["embedding_length", "uint32", H],
+         ["feed_forward_length", "uint32", I], ["attention.head_count", "uint32", 4],
+         ["attention.layer_norm_epsilon", "float32", float(np.float32(1e-5))], ["rope.dimension_count", "uint32", 8],
+         ["rope.freq_base", "float32", 10000.0], ["general.file_type", "uint32", None]]),
 }
 
 
@@ -151,6 +268,16 @@ def write_checkpoint(folder, conf, tensors):
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def repair_baichuan():
+    """The converter's method calls itself without end for every tensor but the packed one."""
+    from conversion.baichuan import BaichuanModel
+    packed_only, rest = BaichuanModel.modify_tensors, TextModel.modify_tensors
+
+    def modify_tensors(self, data, name, bid):
+        yield from (packed_only if "W_pack" in name else rest)(self, data, name, bid)
+    BaichuanModel.modify_tensors = modify_tensors
 
 
 def key_row(field):
@@ -176,6 +303,24 @@ def convert(folder, outtype):
     return {"kv": keys, "tensors": tensors}
 
 
+def ours(arch, rows, keys, outtype):
+    """Renamed tensors: vectors in F32, matrices in the file's type."""
+    number = {"f16": 1, "q8_0": 7}[outtype]
+    kv = [[key if key.startswith(("general.", "tokenizer.")) else f"{arch}.{key}", kind, number if value is None else value]
+          for key, kind, value in keys]
+    tensors = []
+    for k, (name, shape, target) in enumerate(sorted(rows)):
+        if target is None:
+            continue
+        ty = gguf.GGMLQuantizationType.F32 if len(shape) == 1 else gguf.GGMLQuantizationType[outtype.upper()]
+        x = values(k, int(np.prod(shape))).reshape(shape)
+        if target.endswith("attn_qkv"):  # 4 heads of queries, keys and values each: all queries first, and so on
+            x = np.swapaxes(x.reshape(4, 3, shape[0] // 12, *shape[1:]), 0, 1).reshape(shape)
+        raw = np.ascontiguousarray(gguf.quants.quantize(x, ty)).tobytes()
+        tensors.append([target + name[name.rindex("."):], shape[::-1], ty.name, hashlib.sha256(raw).hexdigest()])
+    return {"kv": kv, "tensors": tensors}
+
+
 def dump(fixture):
     """JSON with one tensor or key a line."""
     lines = ["{", f' "config": {json.dumps(fixture["config"])},', ' "tensors": [']
@@ -188,14 +333,22 @@ def dump(fixture):
     return "\n".join(lines + [",\n".join(parts), " }", "}"]) + "\n"
 
 
+def store(case, conf, shapes, expect):
+    rows = [[name, "BF16", shapes[name]] for name in sorted(shapes)]
+    path = FIXTURES / (case + ".json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(dump({"config": conf, "tensors": rows, "expect": expect}))
+    print(case, len(rows))
+
+
+repair_baichuan()
 for case, (conf, tensors) in CASES.items():
     with tempfile.TemporaryDirectory() as temp:
         folder = Path(temp) / "hf"
         folder.mkdir()
         write_checkpoint(folder, conf, tensors)
-        expect = {outtype: convert(folder, outtype) for outtype in ("f16", "q8_0")}
-    rows = [[name, "BF16", tensors[name]] for name in sorted(tensors)]
-    path = FIXTURES / (case + ".json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(dump({"config": conf, "tensors": rows, "expect": expect}))
-    print(case, len(rows))
+        store(case, conf, tensors, {outtype: convert(folder, outtype) for outtype in ("f16", "q8_0")})
+for case, (conf, rows, keys) in OURS.items():
+    arch = case.split("/")[0]
+    store(case, conf, {name: shape for name, shape, _ in rows},
+          {outtype: ours(arch, rows, keys, outtype) for outtype in ("f16", "q8_0")})

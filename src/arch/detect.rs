@@ -103,7 +103,7 @@ pub(super) fn choose<'r>(
     }
 }
 
-/// Up to three known classes with similar names.
+/// Up to three known classes with similar names: the nearest, and those that are hardly farther.
 fn similar(registry: &Registry, class: &str) -> Vec<String> {
     if class.len() > 256 {
         return Vec::new();
@@ -113,7 +113,8 @@ fn similar(registry: &Registry, class: &str) -> Vec<String> {
         classes.iter().map(|row| (distance(class, row.class), row.class)).collect();
     near.sort_unstable();
     near.dedup();
-    let is_near = |candidate: &&(usize, &str)| candidate.0 <= class.len() / 2;
+    let best = near.first().map_or(0, |candidate| candidate.0);
+    let is_near = |candidate: &&(usize, &str)| candidate.0 <= (best + 1).min(class.len() / 2);
     near.iter().filter(is_near).take(3).map(|candidate| candidate.1.to_owned()).collect()
 }
 

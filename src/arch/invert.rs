@@ -87,7 +87,8 @@ pub fn invert(
     scope
         .roots
         .push(("opt", Root::Value(json!({ "no_mtp": false, "mtp_only": false, "mistral_format": false }))));
-    scope.config = config(card, &scope, tensors, rope_freqs)?;
+    scope.config = config(card, &scope, tensors, rope_freqs);
+    scope.config = own_config(card, &scope)?;
     let class = scope.config.get("architectures").and_then(|list| list.get(0)).cloned().unwrap_or_default();
     scope.roots.push(("class", Root::Value(class)));
     scope.roots.extend(hparams::rope_roots(&scope.config)?);
@@ -114,13 +115,13 @@ pub fn invert(
     Ok(Inverse { card: card.clone(), config: scope.config, outputs, dropped, inexact })
 }
 
-/// The configuration: what most decoders have, bare names of the card's rows, and the card's own `[inverse]`.
+/// The configuration: what most decoders have, and bare names of the card's rows.
 fn config(
     card: &Card,
     scope: &Scope<'_>,
     tensors: &[WeightMeta],
     rope_freqs: Option<&RopeFreqsLlama3>,
-) -> Result<Map<String, Json>, ArchError> {
+) -> Map<String, Json> {
     let mut config = Map::new();
     config.insert("architectures".to_owned(), json!([card.classes.first()]));
     config.insert("model_type".to_owned(), json!(card.gguf));
@@ -149,6 +150,12 @@ fn config(
     if let Some(scaling) = rope_scaling(scope, rope_freqs) {
         config.insert("rope_scaling".to_owned(), scaling);
     }
+    config
+}
+
+/// The scope's configuration with the card's own `[inverse]`, whose expressions see it as it was.
+fn own_config(card: &Card, scope: &Scope<'_>) -> Result<Map<String, Json>, ArchError> {
+    let mut config = scope.config.clone();
     for (key, expr) in &card.inverse {
         let at = || format!("[inverse] `{key}`");
         let value = scope.eval(expr, Captures::default());

@@ -11,11 +11,16 @@ use crate::arch::schema::Card;
 
 /// Name and text of each card in the binary.
 const EMBEDDED: &[(&str, &str)] = &[
+    ("baichuan", include_str!("../../converters/baichuan.toml")),
+    ("chatglm", include_str!("../../converters/chatglm.toml")),
+    ("chatglm1", include_str!("../../converters/chatglm1.toml")),
     ("decoder", include_str!("../../converters/decoder.toml")),
+    ("glm4", include_str!("../../converters/glm4.toml")),
     ("granite", include_str!("../../converters/granite.toml")),
     ("llama", include_str!("../../converters/llama.toml")),
     ("olmo", include_str!("../../converters/olmo.toml")),
     ("orion", include_str!("../../converters/orion.toml")),
+    ("qwen", include_str!("../../converters/qwen.toml")),
     ("qwen2", include_str!("../../converters/qwen2.toml")),
     ("qwen3", include_str!("../../converters/qwen3.toml")),
     ("smollm3", include_str!("../../converters/smollm3.toml")),

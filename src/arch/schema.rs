@@ -330,7 +330,7 @@ pub enum SpecialToken {
 }
 
 /// The tokenizer modes.
-pub(super) const TOKENIZER_MODES: [&str; 22] = [
+pub(super) const TOKENIZER_MODES: [&str; 23] = [
     "none",
     "bpe",
     "bpe_plain_added",
@@ -342,6 +342,7 @@ pub(super) const TOKENIZER_MODES: [&str; 22] = [
     "spm_internlm2",
     "spm_internlm3",
     "spm_arctic",
+    "spm_chatglm1",
     "spm_chatglm3",
     "spm_xverse",
     "llama_hf",

@@ -18,6 +18,8 @@ pub struct ModelDir {
     file: Option<String>,
     config: Map<String, Value>,
     limits: Limits,
+    /// Whether `path` is a directory whose files belong to the model.
+    has_files: bool,
 }
 
 impl ModelDir {
@@ -32,7 +34,8 @@ impl ModelDir {
             let (dir, name) = detect::single_file(path)?;
             (dir, Some(name))
         };
-        let mut dir = Self { path: path.to_owned(), file, config: Map::new(), limits: *limits };
+        let mut dir =
+            Self { path: path.to_owned(), file, config: Map::new(), limits: *limits, has_files: true };
         match dir.json("config.json")? {
             Some(config) => dir.config = config,
             None => {
@@ -53,15 +56,25 @@ impl ModelDir {
         self.file.as_deref()
     }
 
-    /// The directory as given.
+    /// A model that is one file and carries its own configuration: there are no small files, and what lies beside it
+    /// belongs to others.
+    #[must_use]
+    pub fn of_file(path: &Path, config: Map<String, Value>, limits: &Limits) -> Self {
+        Self { path: path.to_owned(), file: None, config, limits: *limits, has_files: false }
+    }
+
+    /// The directory as given; the file of a model that is one file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The directory's own name, empty for a root. `.` is resolved, links are not.
+    /// The directory's own name, empty for a root. `.` is resolved, links are not. A file's name without its ending.
     #[must_use]
     pub fn name(&self) -> String {
+        if !self.has_files {
+            return self.path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        }
         let own = self.path.file_name().map(ToOwned::to_owned);
         let resolved = || fs_err::canonicalize(&self.path).ok()?.file_name().map(ToOwned::to_owned);
         own.or_else(resolved).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
@@ -83,7 +96,7 @@ impl ModelDir {
     #[must_use]
     pub fn file(&self, name: &str) -> Option<PathBuf> {
         let path = self.path.join(name);
-        path.is_file().then_some(path)
+        (self.has_files && path.is_file()).then_some(path)
     }
 
     /// The bytes of a file; `None` if there is no such file.
@@ -120,6 +133,9 @@ impl ModelDir {
     /// I/O errors.
     pub fn file_names(&self) -> Result<Vec<String>, CheckpointError> {
         let mut names = Vec::new();
+        if !self.has_files {
+            return Ok(names);
+        }
         for entry in fs_err::read_dir(&self.path)? {
             if let Ok(name) = entry?.file_name().into_string() {
                 names.push(name);

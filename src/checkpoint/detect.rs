@@ -36,7 +36,7 @@ impl Unsupported {
             Self::Mistral => "use the repository's `model*.safetensors` and `config.json`",
             Self::Gguf => "use gguf-quantize to change the types of a GGUF file",
             Self::Adapter => "merge the adapter into its base model first",
-            Self::FastLlm => "use the checkpoint in its original float weights",
+            Self::FastLlm => "use `gguf-convert flm2gguf FILE`",
         };
         vec![hint.to_owned()]
     }

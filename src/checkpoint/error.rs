@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::detect::Unsupported;
+use crate::checkpoint::fastllm::FlmError;
 use crate::checkpoint::json::JsonError;
 use crate::checkpoint::safetensors::HeaderError;
 use crate::checkpoint::torch::TorchError;
@@ -189,6 +190,14 @@ pub enum CheckpointError {
         /// The rule it breaks.
         source: HeaderError,
     },
+    /// A FastLLM file that is broken.
+    #[error("{}: {source}", shown(path))]
+    FastLlm {
+        /// The file.
+        path: PathBuf,
+        /// The rule it breaks.
+        source: FlmError,
+    },
 }
 
 /// A path for people; it may come from an index that a stranger wrote.
@@ -216,6 +225,7 @@ impl Hint for CheckpointError {
             Self::Unsupported { what, .. } => return what.hints(),
             Self::Torch { source, .. } => return source.hints(),
             Self::Ambiguous { .. } => "give the file itself; `config.json` must lie beside it",
+            Self::FastLlm { source, .. } => return source.hints(),
             Self::ShardMissing { .. } | Self::NotInShards { .. } => {
                 "the download is not complete: fetch the missing file again"
             }

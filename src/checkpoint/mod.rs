@@ -2,6 +2,7 @@
 //! no model.
 
 pub mod config;
+pub mod fastllm;
 pub mod json;
 pub mod msmodelslim;
 pub mod pickle;

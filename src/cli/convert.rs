@@ -1,5 +1,6 @@
 //! `gguf-convert`: checkpoints to GGUF and back.
 
+mod flm2gguf;
 mod gguf2hf;
 mod hf2gguf;
 mod msmodelslim2gguf;
@@ -11,6 +12,7 @@ use serde_json::json;
 use crate::arch::Registry;
 use crate::cli::render::{Align, Table};
 use crate::cli::{Common, Exit, Session, Tool};
+use flm2gguf::Flm2gguf;
 use gguf2hf::Gguf2hf;
 use hf2gguf::Hf2gguf;
 use msmodelslim2gguf::Msmodelslim2gguf;
@@ -38,6 +40,8 @@ enum Command {
     Hf2gguf(Box<Hf2gguf>),
     /// Convert a checkpoint quantized by Ascend's msModelSlim to GGUF
     Msmodelslim2gguf(Box<Msmodelslim2gguf>),
+    /// Convert a FastLLM file (.flm) to GGUF
+    Flm2gguf(Box<Flm2gguf>),
     /// Convert a GGUF file back to a Hugging Face checkpoint
     Gguf2hf(Gguf2hf),
     /// List the architectures and model classes that can be converted
@@ -53,6 +57,7 @@ impl Tool for Convert {
         match &self.command {
             Command::Hf2gguf(args) => args.run(session),
             Command::Msmodelslim2gguf(args) => args.run(session),
+            Command::Flm2gguf(args) => args.run(session),
             Command::Gguf2hf(args) => args.run(session),
             Command::Archs => archs(session),
         }

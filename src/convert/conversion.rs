@@ -15,7 +15,6 @@ use crate::convert::{ConvertError, ConvertOptions, ModelSource};
 use crate::convert::{pooling, vocabulary};
 use crate::core::{GgmlType, Packing, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
 use crate::gguf::Metadata;
-use crate::tokenizer;
 use crate::transform::{self, ReadPolicy, Recipe};
 
 /// Version of the block formats that files declare.
@@ -119,8 +118,7 @@ impl Conversion {
         });
         warnings.extend(general.warnings.iter().map(ToString::to_string));
 
-        let request = vocabulary::request(&mapping, options)?;
-        let built = tokenizer::build(dir.path(), &request)?;
+        let built = vocabulary::build(&source, &mapping, options)?;
         warnings.extend(built.warnings.iter().map(ToString::to_string));
 
         let mut metadata = metadata(&mapping, &general, &built.rows, options);

@@ -2,11 +2,12 @@
 
 use crate::arch::ArchError;
 use crate::checkpoint::CheckpointError;
+use crate::core::text::escape;
 use crate::core::{Hint, SourceError};
 use crate::tokenizer::TokenizerError;
-use crate::transform::RecipeError;
 use crate::transform::dequant::DequantError;
 use crate::transform::dequant::msmodelslim::MsModelSlimError;
+use crate::transform::{LoraError, RecipeError};
 
 /// Any error while a conversion is planned.
 #[derive(Debug, thiserror::Error)]
@@ -48,9 +49,45 @@ pub enum ConvertError {
         /// What is wrong with it.
         reason: String,
     },
+    /// Adapters beside the weights that nobody asked to merge.
+    #[error("{}: the file holds adapters ({}), their matrices change the model", path.display(), listed(names))]
+    Adapters {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Their names; none if only their matrices are there.
+        names: Vec<String>,
+    },
+    /// An adapter that cannot be merged.
+    #[error("{}: {reason}", path.display())]
+    Adapter {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// Matrices of an adapter that do not fit.
+    #[error(transparent)]
+    Lora(#[from] LoraError),
+    /// An architecture that no card has.
+    #[error("{}: no architecture card for `{}`", path.display(), escape(arch))]
+    UnknownArch {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The name, from the file or from `--arch`.
+        arch: String,
+    },
     /// A file given as an option.
     #[error(transparent)]
     Io(#[from] std::io::Error),
+}
+
+/// Names for a message.
+fn listed(names: &[String]) -> String {
+    if names.is_empty() {
+        return "without a dictionary".to_owned();
+    }
+    let quoted: Vec<String> = names.iter().map(|name| format!("`{}`", escape(name))).collect();
+    quoted.join(", ")
 }
 
 impl Hint for ConvertError {
@@ -61,7 +98,13 @@ impl Hint for ConvertError {
             Self::Tokenizer(error) => error.hints(),
             Self::Dequant(error) => error.hints(),
             Self::MsModelSlim(error) => error.hints(),
-            Self::Source(_)
+            Self::Adapters { .. } => {
+                vec!["`--merge-adapters` merges a LoRA adapter into the weights".to_owned()]
+            }
+            Self::UnknownArch { .. } => vec!["`gguf-convert archs` lists the architectures".to_owned()],
+            Self::Adapter { .. }
+            | Self::Lora(_)
+            | Self::Source(_)
             | Self::Recipe(_)
             | Self::TokenizerMode { .. }
             | Self::Pooling { .. }

@@ -9,8 +9,21 @@ use crate::checkpoint::msmodelslim::Description;
 use crate::checkpoint::{Checkpoint, CheckpointError, ModelDir};
 use crate::convert::{ConvertError, ConvertOptions};
 use crate::core::{WeightMeta, WeightSource};
+use crate::tokenizer::GivenVocabulary;
 use crate::transform::dequant;
 use crate::transform::dequant::msmodelslim::{MsModelSlim, MsModelSlimOptions};
+
+/// Where the vocabulary of a model comes from.
+#[derive(Clone, Debug, Default)]
+pub enum Vocabulary {
+    /// Files of the directory.
+    #[default]
+    Files,
+    /// The container carries it.
+    Given(Box<GivenVocabulary>),
+    /// There is none.
+    Absent,
+}
 
 /// A model as cards want it: a configuration, and numbers under plain names.
 pub struct ModelSource {
@@ -18,6 +31,8 @@ pub struct ModelSource {
     pub dir: ModelDir,
     /// The weights; `None` where only the vocabulary is wanted.
     pub weights: Option<Box<dyn WeightSource + Send>>,
+    /// Where the vocabulary comes from.
+    pub vocabulary: Vocabulary,
     /// Files that are read; an output must not replace them.
     pub paths: Vec<PathBuf>,
     /// What is odd about the weights but does not stop the conversion.
@@ -40,7 +55,13 @@ impl ModelSource {
     /// The checkpoint cannot be opened, or is quantized in a way that is not read.
     pub fn open(path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
         let dir = ModelDir::open(path, &options.limits)?;
-        let mut source = Self { dir, weights: None, paths: Vec::new(), warnings: Vec::new() };
+        let mut source = Self {
+            dir,
+            weights: None,
+            vocabulary: Vocabulary::Files,
+            paths: Vec::new(),
+            warnings: Vec::new(),
+        };
         if options.vocab_only {
             return Ok(source);
         }

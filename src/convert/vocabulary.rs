@@ -1,15 +1,30 @@
-//! The tokenizer part of a mapping, as a request to the tokenizer.
+//! The tokenizer part of a mapping, as a request to the tokenizer, and where the vocabulary comes from.
 
 use crate::arch::{Mapping, SpecialToken};
-use crate::convert::{ConvertError, ConvertOptions};
+use crate::convert::{ConvertError, ConvertOptions, ModelSource, Vocabulary};
 use crate::gguf::{Metadata, Value};
-use crate::tokenizer::{BuildRequest, Mode, ModeRequest, SpecialValue};
+use crate::tokenizer::{self, BuildRequest, Built, Mode, ModeRequest, SpecialValue};
 
-/// Makes the request for one checkpoint.
+/// Makes the keys of the vocabulary.
 ///
 /// # Errors
-/// A card that names an unknown mode; a chat template file that cannot be read.
-pub(super) fn request(mapping: &Mapping, options: &ConvertOptions) -> Result<BuildRequest, ConvertError> {
+/// A card that names an unknown mode; a chat template file that cannot be read; the vocabulary itself.
+pub(super) fn build(
+    source: &ModelSource,
+    mapping: &Mapping,
+    options: &ConvertOptions,
+) -> Result<Built, ConvertError> {
+    let path = source.dir.path();
+    let request = request(mapping, options)?;
+    Ok(match &source.vocabulary {
+        Vocabulary::Given(given) if options.tokenizer => tokenizer::build_given(path, given, &request)?,
+        Vocabulary::Absent => tokenizer::build(path, &BuildRequest::of(&[Mode::None]))?,
+        Vocabulary::Given(_) | Vocabulary::Files => tokenizer::build(path, &request)?,
+    })
+}
+
+/// Makes the request for one checkpoint.
+fn request(mapping: &Mapping, options: &ConvertOptions) -> Result<BuildRequest, ConvertError> {
     if !options.tokenizer {
         return Ok(BuildRequest::of(&[Mode::None]));
     }
@@ -37,6 +52,7 @@ pub(super) fn request(mapping: &Mapping, options: &ConvertOptions) -> Result<Bui
         types: plan.types.clone(),
         control: plan.control.clone(),
         user_defined: plan.user_defined.clone(),
+        specials_list: plan.specials_list.clone(),
         no_template: plan.template.as_deref() == Some("none"),
         chat_template: options.chat_template.as_ref().map(fs_err::read_to_string).transpose()?,
         pre: options.pre.clone(),

@@ -9,6 +9,7 @@ use crate::engine::math::{self, SoftmaxRow};
 use crate::engine::matmul::{Grid, Tile, View, multiply};
 use crate::engine::panel::transpose;
 use crate::engine::plan::{Attention, HeadSpan};
+use crate::engine::prefix::rotate_2d;
 use crate::engine::product::Product;
 use crate::engine::timings::Phase;
 use crate::engine::weights::LoadedNorm;
@@ -111,7 +112,12 @@ impl Run<'_> {
                 normalize(row, scratch);
             }
             if let Some(rope) = a.rope {
-                self.ropes.table(rope, place.chunk_len as usize).rotate(level, row, a.dk, position);
+                let table = self.ropes.table(rope, place.chunk_len as usize);
+                if a.rope_2d {
+                    rotate_2d(table, level, row, a.dk, *place);
+                } else {
+                    table.rotate(level, row, a.dk, position);
+                }
             }
             if a.norm_after_rope {
                 normalize(row, scratch);
@@ -151,8 +157,9 @@ impl Run<'_> {
             let (chunk, kv_head) = (task / a.n_kv_heads, task % a.n_kv_heads);
             let start = batch.cuts[chunk];
             let wanted = batch.wanted(chunk);
+            let prefix = batch.prefix(chunk);
             // Later keys are not visible to any wanted query.
-            let n_keys = wanted.end - start;
+            let n_keys = (wanted.end - start).max(prefix);
             let Scratch { rows: keys, tile: scores, sums, .. } = scratch;
             let width = n_keys.next_multiple_of(KEY_ROWS);
             let keys = lend(keys, a.dk * width);
@@ -163,6 +170,7 @@ impl Run<'_> {
             let head = Head {
                 first_query: wanted.start - start,
                 n_queries: wanted.len(),
+                prefix,
                 queries: &projected.q[cuts[chunk] * a.n_heads * a.dk..],
                 keys: View::new(keys, a.dk, width, width),
                 values: rows_of(projected.v, start, n_keys, kv_head, a.n_kv_heads, a.dv),
@@ -197,7 +205,7 @@ impl Run<'_> {
             let end = (first + QUERY_ROWS).min(head.n_queries);
             let positions = head.first_query + first..head.first_query + end;
             let first_key = a.mask.first_key(positions.start) / KEY_ROWS * KEY_ROWS;
-            let n_keys = positions.end - first_key;
+            let n_keys = positions.end.max(head.prefix) - first_key;
             let width = n_keys.next_multiple_of(KEY_ROWS);
             let n = end - first;
             let queries = rows_of(head.queries, first, n, at, a.n_heads, a.dk);
@@ -209,7 +217,8 @@ impl Run<'_> {
             let sums = lend(sums, n);
             self.clock.time(Phase::Softmax, || {
                 for ((row, sum), position) in scores.chunks_mut(width).zip(sums.iter_mut()).zip(positions) {
-                    let visible = a.mask.first_key(position) - first_key..position + 1 - first_key;
+                    let end = (position + 1).max(head.prefix);
+                    let visible = a.mask.first_key(position) - first_key..end - first_key;
                     row[..visible.start].fill(0.0);
                     row[visible.end..].fill(0.0);
                     *sum = (1.0 / math::softmax(level, &mut row[visible], softmax)) as f32;
@@ -233,6 +242,8 @@ struct Head<'a> {
     /// Position of the first wanted query in the chunk.
     first_query: usize,
     n_queries: usize,
+    /// Tokens that see one another.
+    prefix: usize,
     /// The chunk's wanted queries, all heads, and what follows.
     queries: &'a [f32],
     /// Transposed: one column per key, then some that mean nothing.

@@ -31,6 +31,11 @@ pub enum EngineError {
     /// A token id outside the vocabulary.
     #[error("prompt {prompt}: token {token} is outside the vocabulary of {vocabulary}")]
     Token { prompt: usize, token: u32, vocabulary: usize },
+    /// A row whose prediction would see its answer.
+    #[error(
+        "prompt {prompt}: row {row} is in the prefix, which ends at token {end} and sees the tokens it would predict"
+    )]
+    PrefixRow { prompt: usize, row: usize, end: usize },
     /// A chunk longer than the graph is defined for.
     #[error("chunk of {tokens} tokens: the file's rope scaling covers {limit}")]
     ChunkTooLong { tokens: usize, limit: usize },
@@ -81,6 +86,9 @@ impl Hint for EngineError {
                     "pass `--memory {}M` or more, or a smaller `--ctx`",
                     needed_bytes.div_ceil(1 << 20)
                 )]
+            }
+            Self::PrefixRow { .. } => {
+                vec!["the begin token ends the prefix: put it in front of what is to be predicted".to_owned()]
             }
             Self::ChunkTooLong { limit, .. } => vec![format!("pass `--ctx {limit}` or less")],
             _ => Vec::new(),

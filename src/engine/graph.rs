@@ -33,6 +33,8 @@ pub trait Observer: Sync {
 pub(super) struct Place {
     /// Position in its chunk.
     pub(super) position: u32,
+    /// Position behind the prefix, for models that have one.
+    pub(super) block: u32,
     /// Tokens of its chunk.
     pub(super) chunk_len: u32,
 }
@@ -44,16 +46,18 @@ pub(super) struct Batch {
     pub(super) cuts: Vec<usize>,
     /// One place per token.
     pub(super) places: Vec<Place>,
+    /// Tokens of every chunk that see one another; empty without prefixes.
+    pub(super) prefixes: Vec<usize>,
     /// Tokens of every chunk whose output is wanted, if not all are: after the last layer only those go on.
     wanted: Option<Vec<Range<usize>>>,
 }
 
 impl Batch {
     pub(super) fn new(lengths: impl IntoIterator<Item = usize>) -> Self {
-        let mut batch = Self { cuts: vec![0], places: Vec::new(), wanted: None };
+        let mut batch = Self { cuts: vec![0], ..Self::default() };
         for len in lengths {
             let chunk_len = len as u32;
-            batch.places.extend((0..chunk_len).map(|position| Place { position, chunk_len }));
+            batch.places.extend((0..chunk_len).map(|position| Place { position, block: 0, chunk_len }));
             batch.cuts.push(batch.places.len());
         }
         batch
@@ -67,6 +71,11 @@ impl Batch {
         };
         self.wanted = Some(self.cuts.windows(2).zip(rows).map(clip).collect());
         self
+    }
+
+    /// Tokens of a chunk that see one another.
+    pub(super) fn prefix(&self, chunk: usize) -> usize {
+        self.prefixes.get(chunk).copied().unwrap_or(0)
     }
 
     pub(super) fn n_tokens(&self) -> usize {
@@ -210,7 +219,9 @@ impl Run<'_> {
     /// those that are come to its front.
     pub(super) fn layer(&self, layer: &Layer, batch: &Batch, x: &mut [f32]) -> Result<(), EngineError> {
         let n_embd = self.plan.n_embd;
-        let rho = layer.residual_scale;
+        // With normed wiring the stream goes on from the scaled normed inputs, and the branches are added as they are.
+        let is_normed = layer.wiring == Wiring::Normed;
+        let rho = if is_normed { 1.0 } else { layer.residual_scale };
         let load = |norm: &Option<Norm>| norm.as_ref().map(|norm| self.weights.norm(norm)).transpose();
         let (pre_mixer, post_mixer) = (load(&layer.pre_mixer)?, load(&layer.post_mixer)?);
         let (pre_ffn, post_ffn) = (load(&layer.pre_ffn)?, load(&layer.post_ffn)?);
@@ -232,14 +243,20 @@ impl Run<'_> {
         }
         if self.mixer(layer, batch, &mixer_input, &mut branch)? {
             self.slot("mixer", &branch, n_embd);
+            if is_normed {
+                self.restart(x, &batch.select(&mixer_input, n_embd), layer.residual_scale);
+            }
             self.add_rows(x, &mut branch, post_mixer.as_ref(), rho, n_embd);
         }
-        if layer.wiring == Wiring::Serial {
+        if layer.wiring != Wiring::Parallel {
             match &pre_ffn {
                 Some(norm) => self.norm_rows(norm, x, &mut ffn_input, n_embd),
                 None => ffn_input.copy_from_slice(x),
             }
             self.slot("ffn_input", &ffn_input, n_embd);
+            if is_normed {
+                self.restart(x, &ffn_input, layer.residual_scale);
+            }
         }
         self.give([mixer_input]);
         self.ffn(&layer.ffn, &ffn_input, batch.n_wanted(), &mut branch)?;

@@ -46,6 +46,12 @@ impl<'a> Hparams<'a> {
         self.count(name)?.filter(|&n| n > 0).ok_or_else(|| EngineError::MissingKey { key: self.key(name) })
     }
 
+    /// The id of a token that plays a role, by its key `tokenizer.ggml.<role>_token_id`.
+    pub(super) fn token_id(&self, role: &str) -> Option<u32> {
+        let value = self.metadata.get(&format!("tokenizer.ggml.{role}_token_id"))?;
+        value.as_u64().and_then(|id| u32::try_from(id).ok())
+    }
+
     /// A count per layer: one value for all, or an array that may be longer than the layers.
     pub(super) fn layer_count(&self, name: &str, layer: usize) -> Result<Option<usize>, EngineError> {
         match self.get(name) {

@@ -77,7 +77,11 @@ impl Builder<'_> {
             }
             _ => false,
         };
-        Ok(if parallel { Wiring::Parallel } else { Wiring::Serial })
+        Ok(match (parallel, self.features.residual) {
+            (true, _) => Wiring::Parallel,
+            (false, ResidualRule::Normed) => Wiring::Normed,
+            (false, _) => Wiring::Serial,
+        })
     }
 
     fn mask(&self, layer: usize) -> Result<Mask, EngineError> {
@@ -239,6 +243,7 @@ impl Builder<'_> {
             k_norm,
             norm_after_rope: after_rope,
             rope,
+            rope_2d: features.positions == Positions::Rope2d,
             scale: scale as f32,
             cap,
             mask,

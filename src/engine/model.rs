@@ -9,6 +9,7 @@ use crate::core::TensorMeta;
 use crate::engine::EngineError;
 use crate::engine::hparams::Hparams;
 use crate::engine::plan::{GraphPlan, Norm, NormFormula, Rope};
+use crate::engine::prefix::Prefix;
 use crate::engine::tensors::{Tensors, fits};
 use crate::gguf::Metadata;
 
@@ -62,7 +63,7 @@ fn refuse_unbuilt(arch: &str, f: &GraphFeatures) -> Result<(), EngineError> {
     if f.kind != GraphKind::Decoder {
         return refuse("kind", &f.kind);
     }
-    if f.mask != MaskKind::Causal {
+    if f.mask == MaskKind::Full {
         return refuse("mask", &f.mask);
     }
     if f.mixer != MixerRule::All(MixerName::Attention) {
@@ -83,10 +84,11 @@ fn refuse_unbuilt(arch: &str, f: &GraphFeatures) -> Result<(), EngineError> {
         | ResidualRule::Parallel
         | ResidualRule::Parallel2
         | ResidualRule::ParallelKey
-        | ResidualRule::ParallelIfNoFfnNorm => {}
+        | ResidualRule::ParallelIfNoFfnNorm
+        | ResidualRule::Normed => {}
         other => return refuse("residual", &other),
     }
-    if matches!(f.positions, Positions::Relative | Positions::Rope2d | Positions::AlibiKey) {
+    if matches!(f.positions, Positions::Relative | Positions::AlibiKey) {
         return refuse("positions", &f.positions);
     }
     let later: [(&'static str, bool, &dyn std::fmt::Debug); 9] = [
@@ -234,6 +236,13 @@ impl Builder<'_> {
         let final_cap = self.cap(features.final_cap, "final_logit_softcapping")?;
         let n_ctx_train = self.hparams.count("context_length")?;
 
+        let prefix =
+            (features.mask == MaskKind::Prefix).then(|| Prefix { begin: self.hparams.token_id("bos") });
+        if prefix.is_some_and(|prefix| prefix.begin.is_none()) {
+            let text = "the file names no begin token: the last token of each prompt ends the prefix";
+            self.warnings.push(text.to_owned());
+        }
+
         let unused = |name: &str| {
             let stripped = name.strip_suffix(".weight").unwrap_or(name);
             let local = match stripped.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
@@ -260,6 +269,7 @@ impl Builder<'_> {
             positions,
             embed_scale,
             embed_norm,
+            prefix,
             ropes: self.ropes,
             layers,
             final_norm,

@@ -68,6 +68,14 @@ impl Run<'_> {
         });
     }
 
+    /// `x = scale * y`.
+    pub(super) fn restart(&self, x: &mut [f32], y: &[f32], scale: f32) {
+        self.workers.install(|| {
+            let tasks = x.par_chunks_mut(1 << 14).zip(y.par_chunks(1 << 14));
+            tasks.for_each(|(x, y)| x.iter_mut().zip(y).for_each(|(x, y)| *x = scale * y));
+        });
+    }
+
     /// `x += scale * y`, after normalizing the rows of `y` if there is a norm.
     pub(super) fn add_rows(
         &self,

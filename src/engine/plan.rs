@@ -2,6 +2,7 @@
 //! present. Running a plan never looks at metadata again.
 
 use crate::arch::graph::{FfnKind, GroupScoreName};
+use crate::engine::prefix::Prefix;
 
 /// Consecutive elements of a tensor that is small enough to be held decoded: a bias, a norm's weight.
 #[derive(Clone, Debug, PartialEq)]
@@ -160,6 +161,8 @@ pub struct Attention {
     pub norm_after_rope: bool,
     /// Index into [`GraphPlan::ropes`].
     pub rope: Option<usize>,
+    /// The two halves of a head are rotated by a position each.
+    pub rope_2d: bool,
     /// Factor of the scores.
     pub scale: f32,
     /// Scores become `cap * tanh(s / cap)`.
@@ -268,6 +271,8 @@ pub enum Wiring {
     Serial,
     /// Both read the layer's input; with one norm, or each with its own.
     Parallel,
+    /// One after the other; the stream goes on from the scaled normed input of each.
+    Normed,
 }
 
 /// One layer.
@@ -287,7 +292,7 @@ pub struct Layer {
     pub ffn: Ffn,
     /// Norm of the feed-forward's output.
     pub post_ffn: Option<Norm>,
-    /// Factor of both branches.
+    /// Factor of both branches; with normed wiring, of their inputs.
     pub residual_scale: f32,
     /// Tensors of the layer, for reading ahead and releasing.
     pub tensors: Vec<usize>,
@@ -312,6 +317,8 @@ pub struct GraphPlan {
     pub embed_scale: f32,
     /// Norm of the embedding.
     pub embed_norm: Option<Norm>,
+    /// The tokens of a chunk that see one another, for models that have such.
+    pub prefix: Option<Prefix>,
     /// Rotations that layers refer to.
     pub ropes: Vec<Rope>,
     /// Layers.

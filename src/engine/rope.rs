@@ -15,6 +15,8 @@ impl Builder<'_> {
         let features = self.features;
         match features.positions {
             Positions::Rope => {}
+            // Each position rotates its half of a head.
+            Positions::Rope2d => return self.rope_index(layer, false, dk / 2).map(Some),
             // The depth tells the two sizes of Baichuan apart: nothing in the file does.
             Positions::ByDepth if self.hparams.need_count("block_count")? < 40 => {}
             _ => return Ok(None),
@@ -34,12 +36,15 @@ impl Builder<'_> {
         if !on {
             return Ok(None);
         }
+        self.rope_index(layer, windowed, dk).map(Some)
+    }
+
+    fn rope_index(&mut self, layer: usize, windowed: bool, dk: usize) -> Result<usize, EngineError> {
         let rope = self.rope_of(layer, windowed, dk)?;
-        let at = self.ropes.iter().position(|known| *known == rope).unwrap_or_else(|| {
+        Ok(self.ropes.iter().position(|known| *known == rope).unwrap_or_else(|| {
             self.ropes.push(rope);
             self.ropes.len() - 1
-        });
-        Ok(Some(at))
+        }))
     }
 
     fn rope_of(&mut self, layer: usize, windowed: bool, dk: usize) -> Result<Rope, EngineError> {

@@ -180,13 +180,17 @@ impl<'a> Engine<'a> {
             progress,
             observer,
             clock: &self.clock,
-            ropes: RopeTables::new(plan, weights, longest)?,
+            // Behind a prefix of no tokens the positions start with 1.
+            ropes: RopeTables::new(plan, weights, longest + usize::from(plan.prefix.is_some()))?,
             layer: AtomicUsize::new(0),
             buffers: Mutex::default(),
         };
         let mut x = run.clock.time(Phase::Embed, || run.embed(chunks))?;
         let budget = self.options.memory_bytes.saturating_sub(self.fixed_bytes(longest));
         let mut batches = batches(chunks, self.batch_tokens(budget, longest));
+        if let Some(prefix) = plan.prefix {
+            prefix.place(chunks, &mut batches)?;
+        }
         for (at, layer) in plan.layers.iter().enumerate() {
             run.layer.store(at, Ordering::Relaxed);
             let next = plan.layers.get(at + 1).map_or(&[][..], |next| &next.tensors);

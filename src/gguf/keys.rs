@@ -156,6 +156,7 @@ pub static KEYS: &[KeyInfo] = &[
     one("{arch}.pooling_type", U32),
     one("{arch}.logit_scale", F32),
     one("{arch}.decoder_start_token_id", U32),
+    one("{arch}.gmask_token_id", U32),
     one("{arch}.decoder_block_count", U32),
     one("{arch}.attn_logit_softcapping", F32),
     one("{arch}.router_logit_softcapping", F32),

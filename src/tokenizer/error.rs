@@ -68,6 +68,9 @@ pub enum TokenizerError {
     /// The pre-tokenizer has no name in llama.cpp.
     #[error("{}: unknown pre-tokenizer\n  found:   {}\n  nearest: `{nearest}`: {}", path.display(), escape(found), escape(nearest_steps))]
     UnknownPreTokenizer { path: PathBuf, found: String, nearest: &'static str, nearest_steps: String },
+    /// A byte-level vocabulary that does not say how text is split before it is encoded.
+    #[error("{}: the vocabulary is byte-level BPE, and nothing says which pre-tokenizer it goes with", path.display())]
+    PreNotSaid { path: PathBuf },
     /// A name given with `--pre` that no runtime knows.
     #[error(
         "`--pre {}`: not a pre-tokenizer that llama.cpp knows, the nearest is `{nearest}`",
@@ -77,6 +80,15 @@ pub enum TokenizerError {
     /// A vocabulary of more tokens than any model has.
     #[error("{}: a vocabulary of {size} tokens is asked for, at most {limit} are written", path.display())]
     TooManyTokens { path: PathBuf, size: u64, limit: u64 },
+    /// A line of a file of ranks.
+    #[error("{}: line {line}: {problem}", path.display())]
+    RankLine { path: PathBuf, line: usize, problem: &'static str },
+    /// A token of a file of ranks that no two tokens of lower ranks make.
+    #[error("{}: rank {rank}: no merge makes `{}`", path.display(), escape(token))]
+    RankUnreachable { path: PathBuf, rank: u32, token: String },
+    /// A card names no list of special tokens, or one that is not built in.
+    #[error("`specials_list` is `{}`, expected `qwen` or `glm4`", escape(name))]
+    UnknownSpecials { name: String },
     /// A key of a GGUF file is missing or has another type.
     #[error("`{}` is missing or is not {expected}", escape(key))]
     GgufKey { key: String, expected: &'static str },
@@ -124,6 +136,12 @@ impl Hint for TokenizerError {
             Self::UnknownPreName { .. } => {
                 vec!["see `src/tokenizer/pretokenizers.toml` for all names".to_owned()]
             }
+            Self::PreNotSaid { .. } => vec![
+                "`--pre NAME` says it: `llama-bpe` for Llama 3, `gpt-2` where there is no other; see the original \
+                 model's tokenizer.json"
+                    .to_owned(),
+                no_tokenizer,
+            ],
             Self::IdBeyondVocabulary { .. } | Self::TooManyTokens { .. } => vec![
                 "compare `vocab_size` in config.json with the rows of the embedding".to_owned(),
                 no_tokenizer,
@@ -135,6 +153,8 @@ impl Hint for TokenizerError {
             Self::Json { .. }
             | Self::SentencePiece { .. }
             | Self::NoPieces { .. }
+            | Self::RankLine { .. }
+            | Self::RankUnreachable { .. }
             | Self::UnknownMerge { .. }
             | Self::MalformedMerge { .. } => {
                 vec!["the file is damaged or incomplete: fetch it again".to_owned(), no_tokenizer]
@@ -181,6 +201,21 @@ pub enum TokenizerWarning {
     /// A mode of the card did not apply because its file is damaged.
     #[error("tokenizer mode `{mode}` passed over: {}", escape(reason))]
     ModePassedOver { mode: Mode, reason: String },
+    /// Two tokens of a container share an id.
+    #[error("token id {id} is `{}` and `{}`, the later counts", escape(first), escape(second))]
+    IdTwice { id: u64, first: String, second: String },
+    /// A byte-level token that is not UTF-8.
+    #[error("token id {id} is not UTF-8, what is not is replaced")]
+    TokenNotUtf8 { id: u64 },
+    /// A byte-level vocabulary without ranks of merges.
+    #[error(
+        "the vocabulary has no ranks of merges: they are rebuilt in the order of the ids; check some texts against the \
+         original tokenizer"
+    )]
+    RanksFromIds,
+    /// Tokens that cannot be taken apart.
+    #[error("{n} tokens are no merge of two others, text will not reach them")]
+    TokensWithoutMerge { n: usize },
     /// A line of merges.txt that is not two tokens.
     #[error("merges.txt: line {line} is not two tokens, left out")]
     MalformedMergeLine { line: usize },

@@ -9,18 +9,25 @@ use crate::core::limits::Limits;
 
 use super::TokenizerError;
 
-/// A checkpoint directory with the caps that its text files must keep.
+/// A checkpoint directory with the caps that its text files must keep, or files in memory that stand in for one.
 #[derive(Clone, Copy, Debug)]
 pub struct Directory<'a> {
     path: &'a Path,
     limits: Limits,
+    in_memory: Option<&'a [(String, Vec<u8>)]>,
 }
 
 impl<'a> Directory<'a> {
     /// A directory; nothing is read yet.
     #[must_use]
     pub fn new(path: &'a Path, limits: Limits) -> Self {
-        Self { path, limits }
+        Self { path, limits, in_memory: None }
+    }
+
+    /// Files by name that lie in memory; `path` names where they come from.
+    #[must_use]
+    pub fn in_memory(path: &'a Path, limits: Limits, files: &'a [(String, Vec<u8>)]) -> Self {
+        Self { path, limits, in_memory: Some(files) }
     }
 
     /// The directory itself.
@@ -40,6 +47,9 @@ impl<'a> Directory<'a> {
     /// # Errors
     /// I/O errors, a file above the cap.
     pub fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>, TokenizerError> {
+        if let Some(files) = self.in_memory {
+            return Ok(files.iter().find(|file| file.0 == name).map(|file| file.1.clone()));
+        }
         let path = self.join(name);
         match fs_err::metadata(&path) {
             Ok(metadata) if metadata.is_file() => {

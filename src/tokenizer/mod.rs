@@ -1,27 +1,31 @@
 //! Vocabularies: read from tokenizer files, identified, written as `tokenizer.*` keys.
 //!
 //! [`build`] is the way from a checkpoint directory to the keys of a GGUF file. What a card's `[tokenizer]` table
-//! says arrives evaluated, as a [`BuildRequest`]. [`to_hf`] is the way back.
-//! [`Encoder`] turns text into ids by these keys.
+//! says arrives evaluated, as a [`BuildRequest`]. [`build_given`] is the same for a container that carries its own
+//! vocabulary. [`to_hf`] is the way back. [`Encoder`] turns text into ids by these keys.
 
 pub mod chat_template;
 pub mod emit;
 mod encode;
 mod error;
 pub mod files;
+mod given;
 pub mod hf_json;
 pub mod hf_vocab;
+mod merges;
 mod modes;
 pub mod pretokenizer;
 mod rebuild;
 mod request;
 pub mod sentencepiece;
 pub mod special;
+mod specials;
 
 use std::path::Path;
 
 pub use encode::{EncodeError, Encoder};
 pub use error::{TokenizerError, TokenizerWarning};
+pub use given::{GivenKind, GivenToken, GivenVocabulary, build_given};
 pub use rebuild::{HfTokenizerFiles, to_hf};
 pub use request::{BuildRequest, Mode, ModeRequest, SpecialValue};
 

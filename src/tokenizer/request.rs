@@ -57,7 +57,9 @@ modes! {
     SpmInternlm3 = "spm_internlm3",
     /// SentencePiece as Arctic has it.
     SpmArctic = "spm_arctic",
-    /// SentencePiece as ChatGLM 3 has it.
+    /// SentencePiece unigram model of ChatGLM-6B.
+    SpmChatglm1 = "spm_chatglm1",
+    /// SentencePiece as ChatGLM 2 and 3 have it.
     SpmChatglm3 = "spm_chatglm3",
     /// tokenizer.json with byte fallback, written without scores.
     SpmXverse = "spm_xverse",
@@ -134,6 +136,8 @@ pub struct BuildRequest {
     pub control: Vec<String>,
     /// Tokens that become user-defined tokens.
     pub user_defined: Vec<String>,
+    /// Name of the list of special tokens that the files lack.
+    pub specials_list: Option<String>,
     /// No chat template is written.
     pub no_template: bool,
     /// A chat template that replaces the files' own (`--chat-template`).

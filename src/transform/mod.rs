@@ -9,6 +9,7 @@ pub mod repack;
 
 mod apply;
 mod layout;
+mod lora;
 mod math;
 mod recipe;
 mod rope;
@@ -16,6 +17,7 @@ mod run;
 mod view;
 
 pub use apply::{RecipeError, apply, recipe};
+pub use lora::{LoraError, LoraPair, MergedLora};
 pub use math::Math;
 pub use recipe::{ReadPolicy, Recipe, TransformError};
 pub use rope::{match_rope_freqs, rope_freqs_llama3};

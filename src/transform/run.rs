@@ -337,9 +337,12 @@ impl Run {
         if rest.iter().any(|dim| dim.stride >= outer.stride) {
             return;
         }
+        // Up to the last element used: a step that ends with a gap may end behind the weight.
+        let extent = 1 + rest.iter().map(|dim| (dim.size - 1) * dim.stride).sum::<u64>();
         let (begin, end) = (first.div_ceil(inner), (first + n) / inner);
         if begin < end {
-            source.release_elems(index, self.offset + begin * outer.stride, (end - begin) * outer.stride);
+            let n_elems = (end - begin - 1) * outer.stride + extent;
+            source.release_elems(index, self.offset + begin * outer.stride, n_elems);
         }
     }
 }

@@ -10,7 +10,7 @@ use gguf_foundry::core::progress::Silent;
 use gguf_foundry::gguf::{SplitSpec, WriteOptions, write_gguf};
 use serde_json::Value as Json;
 
-use crate::support::{ARCH_CASES, conformance, fixture, report_cases, sha256};
+use crate::support::{ARCH_CASES, common_keys, conformance, fixture, report_cases, sha256};
 
 fn json(path: &Path) -> Json {
     serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
@@ -21,14 +21,15 @@ fn options(file_type: &str) -> ConvertOptions {
     ConvertOptions { file_type, tokenizer: false, ..ConvertOptions::default() }
 }
 
-/// Checksums of the files that a conversion gives, in the order of the parts.
+/// Checksums of the files that a conversion gives, in the order of the parts, without the keys that we add.
 fn convert(dir: &Path, options: &ConvertOptions, split: Option<SplitSpec>) -> Vec<String> {
     let out = tempfile::tempdir().unwrap();
     let conversion =
         Conversion::plan(dir, options).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
     let write = WriteOptions { split, sync: false, ..WriteOptions::default() };
     let target = out.path().join("model.gguf");
-    let report = write_gguf(&target, conversion.metadata(), &conversion, &write, &Silent).unwrap();
+    let report =
+        write_gguf(&target, &common_keys(conversion.metadata()), &conversion, &write, &Silent).unwrap();
     report.paths.iter().map(|path| sha256(&fs_err::read(path).unwrap())).collect()
 }
 

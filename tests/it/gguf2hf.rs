@@ -13,7 +13,11 @@ use gguf_foundry::quantize::{self, Input, Options, QuantizePlan};
 use crate::support::{conformance, fixture, report_cases};
 
 /// Cases of the corpus that come back tensor by tensor.
-const CASES: [&str; 17] = [
+const CASES: [&str; 22] = [
+    "baichuan",
+    "chatglm3",
+    "glm",
+    "glm4",
     "granite",
     "llama",
     "llama_f32_sharded",
@@ -26,6 +30,7 @@ const CASES: [&str; 17] = [
     "mixtral",
     "olmo",
     "orion",
+    "qwen1",
     "qwen2",
     "qwen3",
     "smollm3",

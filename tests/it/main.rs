@@ -6,10 +6,13 @@
     reason = "a test stops by panicking, and prints for its reader"
 )]
 
+mod alibi;
 mod arch;
+mod chatglm;
 mod checkpoint;
 mod convert;
 mod engine;
+mod flm;
 mod gguf;
 mod gguf2hf;
 mod inspect;

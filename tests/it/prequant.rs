@@ -87,6 +87,8 @@ fn check_values(case: &Path, source: &dyn WeightSource, expected: &Json) -> usiz
             let n = meta.shape.n_elems() as usize / packing.ty.block_elems() * packing.ty.block_bytes();
             let mut out = vec![0; n];
             source.read_packed(index, packing.ty, 0, &mut out).unwrap();
+            let factor = native["scale_f32"].as_f64().map(|scale| scale as f32);
+            assert_eq!(packing.scale, factor, "{place}: companion scale");
             assert_eq!(sha(&out), native["sha256"].as_str().unwrap(), "{place}: native blocks");
         }
     }

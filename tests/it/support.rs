@@ -4,8 +4,14 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use gguf_foundry::gguf::Metadata;
+
 /// The cases of the corpus whose architectures have cards.
 pub const ARCH_CASES: &[&str] = &[
+    "baichuan",
+    "chatglm3",
+    "glm",
+    "glm4",
     "granite",
     "llama",
     "llama_f32_sharded",
@@ -21,6 +27,7 @@ pub const ARCH_CASES: &[&str] = &[
     "mixtral",
     "olmo",
     "orion",
+    "qwen1",
     "qwen2",
     "qwen2_model",
     "qwen3",
@@ -28,6 +35,18 @@ pub const ARCH_CASES: &[&str] = &[
     "starcoder2",
     "xverse",
 ];
+
+/// Keys that we write and the reference does not, each in `docs/differences.md`.
+pub const ADDED_KEYS: &[&str] = &["qwen.attention.layer_norm_rms_epsilon"];
+
+/// Keys without those of [`ADDED_KEYS`].
+pub fn common_keys(metadata: &Metadata) -> Metadata {
+    let mut common = Metadata::new();
+    for (key, value) in metadata.iter().filter(|(key, _)| !ADDED_KEYS.contains(key)) {
+        common.set(key, value.clone());
+    }
+    common
+}
 
 /// The repository root.
 pub fn root() -> &'static Path {

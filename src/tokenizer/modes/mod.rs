@@ -2,13 +2,17 @@
 
 mod bpe;
 mod byte_fallback;
+mod chatglm;
+mod given;
 mod spm;
+mod tiktoken;
 mod unigram;
 
 use crate::gguf::Metadata;
 
 use super::emit::TokenList;
 use super::files::Directory;
+use super::given::GivenVocabulary;
 use super::hf_json::HfJson;
 use super::request::{Mode, ModeRequest, SpecialValue};
 use super::special::SpecialTokens;
@@ -44,9 +48,20 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         Mode::LlamaHf => byte_fallback::run_llama_hf(context),
         Mode::SpmXverse => byte_fallback::run_xverse(context),
         Mode::Spm | Mode::SpmInternlm2 | Mode::SpmInternlm3 => spm::run(context),
+        Mode::SpmChatglm1 => chatglm::run_first(context),
+        Mode::SpmChatglm3 => chatglm::run(context),
+        Mode::Tiktoken => tiktoken::run(context),
         Mode::Unigram => unigram::run(context),
         mode => Err(TokenizerError::ModeNotAvailable { path: context.directory.path().to_owned(), mode }),
     }
+}
+
+/// Writes the keys of a vocabulary in memory.
+pub(super) fn run_given(
+    context: &mut Context<'_>,
+    vocabulary: &GivenVocabulary,
+) -> Result<Attempt, TokenizerError> {
+    given::run(context, vocabulary)
 }
 
 impl Context<'_> {

@@ -107,7 +107,8 @@ pub(super) fn pieces(
     Ok(tokens)
 }
 
-fn token_type(piece: &Piece) -> TokenType {
+/// The type of a piece.
+pub(super) fn token_type(piece: &Piece) -> TokenType {
     match piece.piece_kind() {
         PieceKind::Unknown => TokenType::Unknown,
         PieceKind::Control => TokenType::Control,

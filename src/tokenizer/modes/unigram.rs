@@ -3,7 +3,9 @@
 use crate::gguf::{Array, Value};
 
 use super::super::TokenizerError;
-use super::super::sentencepiece::{BPE, UNIGRAM, first_of};
+use super::super::emit::TokenList;
+use super::super::sentencepiece::{BPE, ModelProto, UNIGRAM, first_of};
+use super::super::special::SpecialTokens;
 use super::{Attempt, Context, spm};
 
 /// Writes the keys of a unigram vocabulary. A model file of the BPE kind goes the way of `spm`.
@@ -22,6 +24,17 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     spm::added_tokens_file(context, &mut tokens, true)?;
     tokens.retype(context.request);
     let special = context.special(&tokens, true)?;
+    write(context, tokens, &model, &special);
+    Ok(Attempt::Done)
+}
+
+/// Writes the keys of a unigram model whose tokens are settled.
+pub(super) fn write(
+    context: &mut Context<'_>,
+    tokens: TokenList,
+    model: &ModelProto,
+    special: &SpecialTokens,
+) {
     tokens.write("t5", "default", context.out);
     let normalizer = model.normalizer();
     context.out.set("tokenizer.ggml.add_space_prefix", normalizer.add_dummy_prefix());
@@ -30,5 +43,4 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         context.out.set("tokenizer.ggml.precompiled_charsmap", Value::Array(Array::U8(charsmap)));
     }
     special.write(context.out);
-    Ok(Attempt::Done)
 }

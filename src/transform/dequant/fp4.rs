@@ -8,7 +8,7 @@ use std::ops::Range;
 use crate::core::{ElementType, GgmlType, Packing, SourceError, WeightSource};
 use crate::transform::dequant::values::{Values, with_bytes};
 use crate::transform::dequant::{Decoder, DequantError, Tensors};
-use crate::transform::repack::{BLOCK_ELEMS, pack_mxfp4};
+use crate::transform::repack::{BLOCK_ELEMS, pack_mxfp4, pack_nvfp4};
 
 /// The values of the codes.
 const E2M1: [f32; 16] =
@@ -192,6 +192,65 @@ impl Fp4 {
     }
 }
 
+/// Columns of an NVFP4 block, and its groups.
+const NV_ELEMS: usize = 64;
+const NV_GROUPS: usize = 4;
+
+impl Fp4 {
+    fn write_nvfp4(
+        &self,
+        source: &dyn WeightSource,
+        rows: Range<u64>,
+        cols: &Range<u64>,
+        out: &mut [u8],
+    ) -> Result<(), DequantError> {
+        let width = (cols.end - cols.start) as usize;
+        let n_groups = self.n_cols / self.group;
+        let mut codes = vec![0; width];
+        let block_bytes = GgmlType::Nvfp4.block_bytes();
+        for (row, out) in rows.zip(out.chunks_exact_mut((width / NV_ELEMS * block_bytes).max(1))) {
+            self.read_codes(source, row, cols, &mut codes)?;
+            let first = row * n_groups;
+            let groups = first + cols.start / self.group..first + cols.end / self.group;
+            with_bytes(source, self.scales.index, 1, groups, |scales| {
+                let blocks = codes.as_chunks::<NV_ELEMS>().0.iter().zip(out.chunks_exact_mut(block_bytes));
+                for ((codes, out), &scales) in blocks.zip(scales.as_chunks::<NV_GROUPS>().0) {
+                    pack_nvfp4(codes, scales, out);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The factor that goes beside NVFP4 blocks.
+    fn companion(&self, source: &dyn WeightSource) -> Result<Option<f32>, DequantError> {
+        Ok(match self.factor {
+            Factor::None => None,
+            Factor::Times(values) => Some(values.get(source, 0)?),
+            Factor::Over(values) => Some(1.0 / values.get(source, 0)?),
+        })
+    }
+
+    fn find_packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, DequantError> {
+        match self.factor {
+            Factor::None if self.n_cols.is_multiple_of(BLOCK_ELEMS as u64) => {
+                // Reading checks that no exponent stands for NaN.
+                self.scales.all(source, |_| true)?;
+                Ok(vec![Packing::exact(GgmlType::Mxfp4)])
+            }
+            Factor::Times(_) | Factor::Over(_) if self.n_cols.is_multiple_of(NV_ELEMS as u64) => {
+                // The block's scales have no sign.
+                let is_plain = self.scales.all(source, |scale| scale.is_sign_positive())?;
+                let scale = self.companion(source)?;
+                let packing = Packing { scale, ..Packing::exact(GgmlType::Nvfp4) };
+                Ok(if is_plain { vec![packing] } else { Vec::new() })
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+}
+
 impl Decoder for Fp4 {
     fn decode(
         &self,
@@ -204,13 +263,7 @@ impl Decoder for Fp4 {
     }
 
     fn packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, SourceError> {
-        let is_mx = self.group == BLOCK_ELEMS as u64 && self.n_cols % self.group == 0;
-        if !is_mx {
-            return Ok(Vec::new());
-        }
-        // Reading checks that no exponent stands for NaN.
-        let all = self.scales.all(source, |_| true).map_err(|error| error.reading(&self.name))?;
-        Ok(if all { vec![Packing::exact(GgmlType::Mxfp4)] } else { Vec::new() })
+        self.find_packings(source).map_err(|error| error.reading(&self.name))
     }
 
     fn pack(
@@ -221,8 +274,12 @@ impl Decoder for Fp4 {
         cols: Range<u64>,
         out: &mut [u8],
     ) -> Result<(), SourceError> {
-        assert_eq!(ty, GgmlType::Mxfp4, "the only packing");
-        self.write_mxfp4(source, rows, &cols, out).map_err(|error| error.reading(&self.name))
+        let written = match ty {
+            GgmlType::Mxfp4 => self.write_mxfp4(source, rows, &cols, out),
+            GgmlType::Nvfp4 => self.write_nvfp4(source, rows, &cols, out),
+            _ => panic!("no packing as {ty}"),
+        };
+        written.map_err(|error| error.reading(&self.name))
     }
 
     fn members(&self) -> &[usize] {

@@ -18,6 +18,7 @@
 //! | `msmodelslim` | Ascend's, with a description of its own |
 //! | `fp8` | FP8 by blocks, rows, tensors |
 
+pub mod flm;
 pub mod msmodelslim;
 
 mod autoround;

@@ -17,7 +17,9 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
         let (outer, n_blocks) = match meta.shape.dims() {
             [outer @ .., n_blocks, 16] if !outer.is_empty() => (outer, *n_blocks),
             _ => {
-                return Err(tensors.shape_error(blocks, "blocks of 16 bytes in the last dimension".to_owned()));
+                return Err(
+                    tensors.shape_error(blocks, "blocks of 16 bytes in the last dimension".to_owned())
+                );
             }
         };
         let n_cols = n_blocks.checked_mul(32);

@@ -65,12 +65,12 @@ fn inverted(registry: &Registry, mapping: &Mapping, gguf: &Memory) -> Inverse {
     invert(registry, &metadata, &gguf.weights, rope.as_ref()).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Name, shape and values of each tensor, sorted; names without the `model.` that some checkpoints leave out.
+/// Name, shape and values of each tensor, sorted; names without what some checkpoints leave out in front.
 fn tensors(source: &dyn WeightSource, values: impl Fn(usize) -> Vec<f32>) -> Vec<(String, String, Vec<f32>)> {
     let weights = source.weights().iter().enumerate();
     let row = |(index, weight): (usize, &WeightMeta)| {
-        let name = weight.name.strip_prefix("model.").unwrap_or(&weight.name).to_owned();
-        (name, weight.shape.to_string(), values(index))
+        let front = ["model.", "transformer."].iter().find_map(|front| weight.name.strip_prefix(front));
+        (front.unwrap_or(&weight.name).to_owned(), weight.shape.to_string(), values(index))
     };
     let mut rows: Vec<_> = weights.map(row).collect();
     rows.sort_by(|a, b| a.0.cmp(&b.0));
@@ -96,7 +96,8 @@ fn every_fixture_comes_back() {
             let inverse = inverted(&registry, &there, &gguf);
             let back = computed(&inverse.outputs, &gguf);
             assert!(inverse.inexact.is_empty(), "{at}");
-            let wanted = tensors(&source, |index| synthetic_values(&source, index));
+            let mut wanted = tensors(&source, |index| synthetic_values(&source, index));
+            wanted.retain(|row| !row.0.ends_with("inv_freq"));
             assert!(tensors(&back, |index| back.values[index].clone()) == wanted, "{at}: tensors differ");
 
             // The rebuilt configuration gives the same keys. Classes that leave the head size out come back as one

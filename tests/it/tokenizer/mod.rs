@@ -10,6 +10,7 @@ use crate::support::{conformance, report_cases, sha256};
 
 mod bad_input;
 mod encoding;
+mod named;
 mod pieces;
 mod pretokenizers;
 mod rebuild;

@@ -1,0 +1,201 @@
+//! Everything in a file but the payloads.
+
+use std::collections::HashSet;
+
+use crate::checkpoint::fastllm::error::{FlmError, Section};
+use crate::checkpoint::fastllm::tensors::{self, Tensor};
+use crate::core::bytes::{Cursor, Endian};
+use crate::core::limits::Limits;
+
+/// `GGUF` as an integer.
+const GGUF_MAGIC: i32 = 0x4655_4747;
+/// Token ids below this are taken for ids; the largest vocabularies have a tenth of it.
+const MAX_ID: u64 = 1 << 22;
+
+/// An adapter's own dictionary; its matrices are tensors like any other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Adapter {
+    /// Its name, as in the names of its tensors.
+    pub name: String,
+    /// Keys and values, in file order.
+    pub dictionary: Vec<(String, String)>,
+}
+
+impl Adapter {
+    /// The value of a key.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.dictionary.iter().find(|entry| entry.0 == key).map(|entry| entry.1.as_str())
+    }
+}
+
+/// One entry of the vocabulary.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Token {
+    /// Its bytes.
+    pub text: Vec<u8>,
+    /// Its id.
+    pub id: u32,
+    /// Its score, if the file has scores.
+    pub score: Option<f32>,
+}
+
+/// What a file says besides its payloads.
+#[derive(Clone, Debug)]
+pub struct Header {
+    /// 0, 1 or 2.
+    pub version: i32,
+    /// Configuration as text, in file order.
+    pub dictionary: Vec<(String, String)>,
+    /// Adapters.
+    pub adapters: Vec<Adapter>,
+    /// Vocabulary, in file order.
+    pub tokens: Vec<Token>,
+    /// Special tokens, as listed; names may repeat, and may be missing in the vocabulary.
+    pub special: Vec<Vec<u8>>,
+    /// Tensors, in file order.
+    pub tensors: Vec<Tensor>,
+}
+
+impl Header {
+    /// Reads a file up to its end.
+    ///
+    /// # Errors
+    /// [`FlmError`]: the rule that is broken.
+    pub fn parse(file: &[u8], limits: &Limits) -> Result<Self, FlmError> {
+        let mut reader = Reader { cursor: Cursor::new(file, Endian::Little), section: Section::Version };
+        let version = reader.int()?;
+        match version {
+            0..=2 => {}
+            GGUF_MAGIC => return Err(FlmError::Gguf),
+            found => return Err(FlmError::Version { found }),
+        }
+        reader.section = Section::Dictionary;
+        let dictionary = if version >= 1 { reader.pairs()? } else { Vec::new() };
+        let value = |key: &str| {
+            dictionary.iter().find(|entry: &&(String, String)| entry.0 == key).map(|entry| entry.1.as_str())
+        };
+        let adapters = match value("peft_size") {
+            Some(size) => reader.adapters(size)?,
+            None => Vec::new(),
+        };
+        reader.section = Section::Vocabulary;
+        let tokens = reader.tokens(value("tokenizer_use_score") == Some("1"))?;
+        reader.section = Section::SpecialTokens;
+        let mut special = Vec::new();
+        if value("tokenizer_has_special_tokens") == Some("1") {
+            for _ in 0..reader.count("token count", 4)? {
+                special.push(reader.bytes()?.to_vec());
+            }
+        }
+        reader.section = Section::Tensors;
+        let tensors = tensors::read(&mut reader, limits)?;
+        Ok(Self { version, dictionary, adapters, tokens, special, tensors })
+    }
+
+    /// The value of a key of the dictionary.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.dictionary.iter().find(|entry| entry.0 == key).map(|entry| entry.1.as_str())
+    }
+}
+
+/// Reads values of the format and says in which section one is missing.
+pub(super) struct Reader<'a> {
+    pub(super) cursor: Cursor<'a>,
+    pub(super) section: Section,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn int(&mut self) -> Result<i32, FlmError> {
+        let section = self.section;
+        self.cursor.i32().map_err(|source| FlmError::Truncated { section, source })
+    }
+
+    /// A count of things of at least `unit` bytes each. What is read grows with the file, not with the count; for
+    /// things that begin with a length `unit` is that length, so that the length itself is blamed if it is wrong.
+    pub(super) fn count(&mut self, what: &'static str, unit: u64) -> Result<u64, FlmError> {
+        let (section, offset) = (self.section, self.cursor.offset());
+        let found = self.int()?;
+        let left = self.cursor.left();
+        let count = u64::try_from(found).map_err(|_| FlmError::Negative { section, offset, what, found })?;
+        if count.checked_mul(unit).is_none_or(|n_bytes| n_bytes > left) {
+            return Err(FlmError::CannotFit { section, offset, what, found, left });
+        }
+        Ok(count)
+    }
+
+    fn bytes(&mut self) -> Result<&'a [u8], FlmError> {
+        let section = self.section;
+        let n = self.count("string length", 1)?;
+        self.cursor.take(n).map_err(|source| FlmError::Truncated { section, source })
+    }
+
+    pub(super) fn text(&mut self) -> Result<String, FlmError> {
+        let (section, offset) = (self.section, self.cursor.offset());
+        let bytes = self.bytes()?;
+        let text = std::str::from_utf8(bytes).map_err(|error| {
+            let offset = offset + 4 + error.valid_up_to() as u64;
+            FlmError::NotUtf8 { section, offset }
+        })?;
+        Ok(text.to_owned())
+    }
+
+    fn pairs(&mut self) -> Result<Vec<(String, String)>, FlmError> {
+        let mut pairs = Vec::new();
+        let mut seen = HashSet::new();
+        for _ in 0..self.count("entry count", 4)? {
+            let key = self.text()?;
+            if !seen.insert(key.clone()) {
+                return Err(FlmError::DuplicateKey { section: self.section, key });
+            }
+            pairs.push((key, self.text()?));
+        }
+        Ok(pairs)
+    }
+
+    fn adapters(&mut self, size: &str) -> Result<Vec<Adapter>, FlmError> {
+        self.section = Section::Adapters;
+        let found: i32 = size.trim().parse().map_err(|_| FlmError::PeftSize { found: size.to_owned() })?;
+        let (offset, left) = (self.cursor.offset(), self.cursor.left());
+        let (section, what) = (self.section, "`peft_size`");
+        let count = u64::try_from(found).map_err(|_| FlmError::Negative { section, offset, what, found })?;
+        if count * 8 > left {
+            return Err(FlmError::CannotFit { section, offset, what, found, left });
+        }
+        let mut adapters = Vec::new();
+        for _ in 0..count {
+            adapters.push(Adapter { name: self.text()?, dictionary: self.pairs()? });
+        }
+        Ok(adapters)
+    }
+
+    fn tokens(&mut self, scored: bool) -> Result<Vec<Token>, FlmError> {
+        let section = self.section;
+        let truncated = |source| FlmError::Truncated { section, source };
+        let mut tokens = Vec::new();
+        for _ in 0..self.count("token count", 4)? {
+            let mut text = Vec::new();
+            for _ in 0..self.count("token length", 4)? {
+                let offset = self.cursor.offset();
+                let found = self.int()?;
+                // Writers with a signed `char` store the upper half of the bytes as negative numbers.
+                match found {
+                    -128..=255 => text.push((found & 255) as u8),
+                    _ => return Err(FlmError::TokenByte { offset, found }),
+                }
+            }
+            let offset = self.cursor.offset();
+            let found = self.int()?;
+            let id = u32::try_from(found).ok().filter(|&id| u64::from(id) < MAX_ID);
+            let id = id.ok_or(FlmError::TokenId { offset, found, limit: MAX_ID - 1 })?;
+            let offset = self.cursor.offset();
+            let score = if scored { Some(self.cursor.f32().map_err(truncated)?) } else { None };
+            if let Some(found) = score.filter(|score| !score.is_finite()) {
+                return Err(FlmError::Score { offset, id: id.cast_signed(), found });
+            }
+            tokens.push(Token { text, id, score });
+        }
+        Ok(tokens)
+    }
+}

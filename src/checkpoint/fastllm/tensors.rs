@@ -1,0 +1,176 @@
+//! The tensors of a file: names, shapes, and where payloads lie.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use crate::checkpoint::fastllm::error::{FlmError, Section};
+use crate::checkpoint::fastllm::header::Reader;
+use crate::core::limits::Limits;
+use crate::core::{ElementType, Shape};
+
+/// Most dimensions of a tensor; models have up to four.
+const MAX_RANK: usize = 8;
+
+/// One tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// Name in the checkpoint.
+    pub name: String,
+    /// Shape, outermost first.
+    pub shape: Shape,
+    /// Its data.
+    pub payload: Payload,
+}
+
+/// How codes stand for numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coding {
+    /// Type 3: eight bits, `scale · (code - zero)`.
+    Int8,
+    /// Type 4: four bits, `scale · (code - zero)`.
+    Int4,
+    /// Type 8: four bits, `minimum + scale · code`, one range per row.
+    Int4NoZero,
+    /// Type 9: as `Int4NoZero`, one range per group of columns.
+    Int4Group,
+}
+
+impl Coding {
+    /// Bits of a code.
+    #[must_use]
+    pub fn bits(self) -> u32 {
+        if self == Self::Int8 { 8 } else { 4 }
+    }
+}
+
+/// Which elements share a value range: range `element / cols · n_groups + element % cols / group_cols`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ranges {
+    /// Number of ranges.
+    pub n: u64,
+    /// Elements of a row.
+    pub cols: u64,
+    /// Groups in a row.
+    pub n_groups: u64,
+    /// Elements of a group; the last of a row may be shorter.
+    pub group_cols: u64,
+}
+
+/// The data of a tensor; ranges are bytes of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Payload {
+    /// Floats.
+    Plain {
+        /// Their type.
+        ty: ElementType,
+        /// Where they lie.
+        bytes: Range<usize>,
+    },
+    /// Integer codes. Codes of four bits are counted over the whole tensor: element 2i is the upper half of byte i.
+    Codes {
+        /// What they mean.
+        coding: Coding,
+        /// Where they lie.
+        codes: Range<usize>,
+        /// Which share a range.
+        ranges: Ranges,
+        /// Where minima and maxima lie, in turns, as F32.
+        range_bytes: Range<usize>,
+    },
+}
+
+/// Reads all tensors; the file ends with the last.
+pub(super) fn read(reader: &mut Reader<'_>, limits: &Limits) -> Result<Vec<Tensor>, FlmError> {
+    let count = reader.count("tensor count", 4)?;
+    if count > limits.n_tensors {
+        return Err(FlmError::TooManyTensors { found: count, limit: limits.n_tensors });
+    }
+    let mut tensors = Vec::new();
+    let mut names = HashSet::new();
+    for _ in 0..count {
+        reader.section = Section::Tensors;
+        let tensor = tensor(reader)?;
+        if !names.insert(tensor.name.clone()) {
+            return Err(FlmError::DuplicateTensor { name: tensor.name });
+        }
+        tensors.push(tensor);
+    }
+    match reader.cursor.left() {
+        0 => Ok(tensors),
+        n_bytes => Err(FlmError::Trailing { offset: reader.cursor.offset(), n_bytes }),
+    }
+}
+
+fn tensor(reader: &mut Reader<'_>) -> Result<Tensor, FlmError> {
+    let offset = reader.cursor.offset();
+    let name = reader.text()?;
+    if name.is_empty() || name.contains('\0') {
+        return Err(FlmError::Name { offset, name });
+    }
+    let rank = reader.int()?;
+    if !usize::try_from(rank).is_ok_and(|rank| rank <= MAX_RANK) {
+        return Err(FlmError::Rank { name, found: rank, limit: MAX_RANK });
+    }
+    let mut dims = Vec::new();
+    for _ in 0..rank {
+        let found = reader.int()?;
+        dims.push(u64::try_from(found).map_err(|_| FlmError::Dimension { name: name.clone(), found })?);
+    }
+    let found = reader.int()?;
+    let Some(shape) = Shape::new(dims.clone()) else { return Err(FlmError::Overflow { name, dims }) };
+    reader.section = Section::TensorData;
+    let payload = match found {
+        0 => plain(reader, &name, &shape, ElementType::F32),
+        1 => plain(reader, &name, &shape, ElementType::Bf16),
+        7 => plain(reader, &name, &shape, ElementType::F16),
+        3 => codes(reader, &name, &shape, Coding::Int8),
+        4 => codes(reader, &name, &shape, Coding::Int4),
+        8 => codes(reader, &name, &shape, Coding::Int4NoZero),
+        9 => codes(reader, &name, &shape, Coding::Int4Group),
+        _ => return Err(FlmError::DataType { name, found }),
+    };
+    Ok(Tensor { payload: payload?, name, shape })
+}
+
+/// Takes `n` units of `unit_bits` bits, rounded up to whole bytes.
+fn take(reader: &mut Reader<'_>, name: &str, n: u64, unit_bits: u64) -> Result<Range<usize>, FlmError> {
+    let (start, left) = (reader.cursor.offset(), reader.cursor.left());
+    let wanted = n.checked_mul(unit_bits).map_or(u64::MAX, |bits| bits.div_ceil(8));
+    let truncated = || FlmError::DataTruncated { name: name.to_owned(), wanted, left };
+    let taken = reader.cursor.take(wanted).map_err(|_| truncated())?;
+    let start = usize::try_from(start).map_err(|_| truncated())?;
+    Ok(start..start + taken.len())
+}
+
+fn plain(reader: &mut Reader<'_>, name: &str, shape: &Shape, ty: ElementType) -> Result<Payload, FlmError> {
+    let bytes = take(reader, name, shape.n_elems(), u64::from(ty.bits()))?;
+    Ok(Payload::Plain { ty, bytes })
+}
+
+fn codes(reader: &mut Reader<'_>, name: &str, shape: &Shape, coding: Coding) -> Result<Payload, FlmError> {
+    let axis = reader.int()?;
+    let n = shape.n_elems();
+    let is_grouped = coding == Coding::Int4Group;
+    let rows = match (axis, shape.dims().first()) {
+        (0, Some(&rows)) => rows,
+        (-1, _) if !is_grouped => 1,
+        _ => return Err(FlmError::Axis { name: name.to_owned(), found: axis }),
+    };
+    // The rows divide the elements: they are the first dimension, or one.
+    let cols = n.checked_div(rows).unwrap_or(0);
+    let mut ranges = Ranges { n: rows, cols, n_groups: 1, group_cols: cols };
+    if is_grouped {
+        let (n_groups, group_cols) = (reader.int()?, reader.int()?);
+        let mismatch = || FlmError::Groups { name: name.to_owned(), n_groups, group_cols, cols };
+        let groups = u64::try_from(n_groups).map_err(|_| mismatch())?;
+        let width = u64::try_from(group_cols).ok().filter(|&width| width > 0).ok_or_else(mismatch)?;
+        if cols.div_ceil(width) != groups {
+            return Err(mismatch());
+        }
+        let n = rows.checked_mul(groups).ok_or_else(mismatch)?;
+        ranges = Ranges { n, cols, n_groups: groups, group_cols: width };
+    }
+    let range_bytes = take(reader, name, ranges.n, 64)?;
+    let codes = take(reader, name, n, u64::from(coding.bits()))?;
+    Ok(Payload::Codes { coding, codes, ranges, range_bytes })
+}

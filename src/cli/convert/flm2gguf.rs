@@ -1,0 +1,53 @@
+//! `gguf-convert flm2gguf`.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+
+use crate::cli::convert::to_gguf::ToGguf;
+use crate::cli::{Exit, Session};
+use crate::convert::{FlmOptions, ModelSource};
+use crate::transform::dequant::flm::FlmMeaning;
+
+/// Whose reading of value ranges counts.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Meaning {
+    /// FastLLM's loader
+    Reader,
+    /// The program that wrote the file
+    Writer,
+}
+
+/// Arguments of `flm2gguf`.
+#[derive(Debug, Args)]
+pub(super) struct Flm2gguf {
+    /// FastLLM file
+    file: PathBuf,
+    /// Architecture, for files without `model_type`: a name that `archs` lists
+    #[arg(long, value_name = "NAME")]
+    arch: Option<String>,
+    /// Merge the LoRA adapter that lies in the file
+    #[arg(long)]
+    merge_adapters: bool,
+    /// Which values the integers stand for, where FastLLM reads other ones than the exporter meant
+    #[arg(long, value_enum, value_name = "WHO", default_value = "reader")]
+    meaning: Meaning,
+    #[command(flatten)]
+    to_gguf: ToGguf,
+}
+
+impl Flm2gguf {
+    pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
+        let flm = FlmOptions {
+            arch: self.arch.clone(),
+            merge_adapters: self.merge_adapters,
+            meaning: match self.meaning {
+                Meaning::Reader => FlmMeaning::Reader,
+                Meaning::Writer => FlmMeaning::Writer,
+            },
+        };
+        let dir = self.file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        self.to_gguf.run(session, dir, |_| {}, |options| ModelSource::open_flm(&self.file, &flm, options))?;
+        Ok(Exit::Done)
+    }
+}

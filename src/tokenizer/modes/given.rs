@@ -1,0 +1,207 @@
+//! Vocabularies that come as tokens in memory: pieces with scores, or byte-level tokens whose merges are rebuilt.
+
+use std::borrow::Cow;
+
+use serde_json::Value as Json;
+
+use super::super::emit::{TokenList, TokenType, looks_special, n_tokens};
+use super::super::given::{GivenKind, GivenToken, GivenVocabulary};
+use super::super::merges::{Ranked, merges};
+use super::super::request::Mode;
+use super::super::specials::RankCode;
+use super::super::{TokenizerError, TokenizerWarning, pretokenizer};
+use super::spm::PAD_SCORE;
+use super::tiktoken::letters;
+use super::{Attempt, Context};
+
+/// Texts that SentencePiece vocabularies use for control tokens.
+const CONTROL: [&str; 15] = [
+    "<s>",
+    "</s>",
+    "<pad>",
+    "[PAD]",
+    "[MASK]",
+    "[gMASK]",
+    "[sMASK]",
+    "<sop>",
+    "<eop>",
+    "sop",
+    "eop",
+    "<|endoftext|>",
+    "<unused_0>",
+    "<ENC>",
+    "<dBLOCK>",
+];
+
+/// Writes the keys.
+pub(super) fn run(context: &mut Context<'_>, given: &GivenVocabulary) -> Result<Attempt, TokenizerError> {
+    let own = given.tokens.iter().map(|token| token.id + 1).max().unwrap_or(0);
+    let size = n_tokens(context.request, own);
+    match given.kind {
+        GivenKind::Pieces | GivenKind::Unigram => pieces(context, given, size)?,
+        GivenKind::Letters | GivenKind::Bytes => byte_level(context, given, size)?,
+        GivenKind::WordPiece => {
+            let path = context.directory.path().to_owned();
+            return Err(TokenizerError::ModeNotAvailable { path, mode: Mode::WordPiece });
+        }
+    }
+    Ok(Attempt::Done)
+}
+
+fn pieces(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> Result<(), TokenizerError> {
+    let special_ids = special_ids(context)?;
+    let mut tokens = TokenList::unused(context.directory.path(), size, Some(PAD_SCORE))?;
+    for (index, token) in given.tokens.iter().enumerate() {
+        // Where there are no scores, tokens that stand further up come first.
+        let score = token.score.unwrap_or(-(index as f32));
+        let is_listed = given.special.contains(&token.text) || special_ids.contains(&token.id);
+        let kind = match std::str::from_utf8(&token.text) {
+            Ok("<unk>") => TokenType::Unknown,
+            Ok(text) if is_byte(text) => TokenType::Byte,
+            Ok(text) if is_listed || CONTROL.contains(&text) => TokenType::Control,
+            Err(_) if is_listed => TokenType::Control,
+            _ => TokenType::Normal,
+        };
+        put(context, &mut tokens, token, token.text.clone(), score, kind);
+    }
+    append(given, &mut tokens);
+    tokens.retype(context.request);
+    let special = context.special(&tokens, true)?;
+    let is_unigram = given.kind == GivenKind::Unigram;
+    let pre =
+        context.request.pre.as_deref().map(pretokenizer::accept).transpose()?.or_else(|| given.pre.clone());
+    tokens.write(if is_unigram { "t5" } else { "llama" }, pre.as_deref().unwrap_or("default"), context.out);
+    if let Some(prefix) = given.add_space_prefix.filter(|prefix| is_unigram || !prefix) {
+        context.out.set("tokenizer.ggml.add_space_prefix", prefix);
+    }
+    if let Some(remove) = given.remove_extra_whitespaces.filter(|_| is_unigram) {
+        context.out.set("tokenizer.ggml.remove_extra_whitespaces", remove);
+    }
+    special.write(context.out);
+    Ok(())
+}
+
+fn byte_level(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> Result<(), TokenizerError> {
+    let pre = match (&context.request.pre, &given.pre) {
+        (Some(name), _) => pretokenizer::accept(name)?,
+        (None, Some(name)) => name.clone(),
+        (None, None) => {
+            return Err(TokenizerError::PreNotSaid { path: context.directory.path().to_owned() });
+        }
+    };
+    let special_ids = special_ids(context)?;
+    let mut tokens = TokenList::unused(context.directory.path(), size, None)?;
+    let mut ranked: Vec<Ranked> = Vec::new();
+    // Scores say the ranks of merges, if they say anything: some exporters wrote the same for all tokens.
+    let has_ranks = given.kind == GivenKind::Letters
+        && given.tokens.iter().any(|token| token.score.is_some_and(|score| score <= 0.0));
+    for token in &given.tokens {
+        let is_control = given.special.contains(&token.text)
+            || std::str::from_utf8(&token.text).is_ok_and(looks_special)
+            || (special_ids.contains(&token.id) && !is_text(token));
+        if is_control {
+            put(context, &mut tokens, token, token.text.clone(), 0.0, TokenType::Control);
+            continue;
+        }
+        let text = match given.kind {
+            GivenKind::Bytes => Cow::Owned(letters(&token.text)),
+            _ => String::from_utf8_lossy(&token.text),
+        };
+        if text.contains(char::REPLACEMENT_CHARACTER) {
+            context.warnings.push(TokenizerWarning::TokenNotUtf8 { id: token.id });
+        }
+        let rank = match token.score {
+            Some(score) if has_ranks => (score <= 0.0).then_some(-f64::from(score)),
+            _ => Some(token.id as f64),
+        };
+        if put(context, &mut tokens, token, text.as_bytes().to_vec(), 0.0, TokenType::Normal) {
+            ranked.push(Ranked { text: text.into_owned(), rank });
+        }
+    }
+    if !has_ranks && given.kind == GivenKind::Letters {
+        context.warnings.push(TokenizerWarning::RanksFromIds);
+    }
+    append(given, &mut tokens);
+    // Vocabularies of ranks lack their special tokens, which follow by number.
+    let code = RankCode::of(context.request.specials_list.as_deref());
+    if let (GivenKind::Bytes, Ok(code)) = (given.kind, code) {
+        let end = given.tokens.iter().map(|token| token.id + 1).max().unwrap_or(0);
+        for (id, text) in code.special(end) {
+            let is_free = tokens.id(&text).is_none();
+            if !is_free || !tokens.set(id, text, 0.0, TokenType::Control) {
+                break;
+            }
+        }
+    }
+    tokens.retype(context.request);
+    let found = merges(&mut ranked);
+    if found.n_unexplained > 0 {
+        context.warnings.push(TokenizerWarning::TokensWithoutMerge { n: found.n_unexplained });
+    }
+    let special = context.special(&tokens, true)?;
+    tokens.write("gpt2", &pre, context.out);
+    context.out.set("tokenizer.ggml.merges", found.merges);
+    special.write(context.out);
+    Ok(())
+}
+
+/// Whether a byte-level token is text for sure: one letter, or made by a merge. Configurations name ids that the
+/// vocabulary has for something else.
+fn is_text(token: &GivenToken) -> bool {
+    String::from_utf8_lossy(&token.text).chars().count() == 1 || token.score.is_some_and(|score| score <= 0.0)
+}
+
+/// Sets a token; one beyond the size is left out with a warning, one that replaces another is told.
+fn put(
+    context: &mut Context<'_>,
+    tokens: &mut TokenList,
+    token: &GivenToken,
+    text: Vec<u8>,
+    score: f32,
+    kind: TokenType,
+) -> bool {
+    let at = usize::try_from(token.id).unwrap_or(usize::MAX);
+    let is_taken = tokens.types.get(at).is_some_and(|kind| *kind != TokenType::Unused);
+    let lossy = || String::from_utf8_lossy(&token.text).into_owned();
+    if is_taken {
+        let first = String::from_utf8_lossy(&tokens.tokens[at]).into_owned();
+        context.warnings.push(TokenizerWarning::IdTwice { id: token.id, first, second: lossy() });
+    }
+    if tokens.set(token.id, text, score, kind) {
+        return true;
+    }
+    let (id, size) = (token.id, tokens.len());
+    context.warnings.push(TokenizerWarning::TokenOutOfRange { file: "vocabulary", token: lossy(), id, size });
+    false
+}
+
+/// Puts the tokens that are known by number behind the last one.
+fn append(given: &GivenVocabulary, tokens: &mut TokenList) {
+    let first = given.tokens.iter().map(|token| token.id + 1).max().unwrap_or(0);
+    for (id, text) in (first..).zip(&given.appended) {
+        if !tokens.set(id, text.as_str(), PAD_SCORE, TokenType::Control) {
+            break;
+        }
+    }
+}
+
+/// Ids that the configuration gives to roles that are no text.
+fn special_ids(context: &Context<'_>) -> Result<Vec<u64>, TokenizerError> {
+    let config = context.directory.tree("config.json")?;
+    let mut ids = Vec::new();
+    for key in ["bos_token_id", "eos_token_id", "pad_token_id", "gmask_token_id", "mask_token_id"] {
+        match config.get(key) {
+            Some(Json::Array(several)) => ids.extend(several.iter().filter_map(Json::as_u64)),
+            Some(id) => ids.extend(id.as_u64()),
+            None => {}
+        }
+    }
+    Ok(ids)
+}
+
+/// `<0xNN>`.
+fn is_byte(text: &str) -> bool {
+    text.strip_prefix("<0x")
+        .and_then(|rest| rest.strip_suffix('>'))
+        .is_some_and(|hex| hex.len() == 2 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}

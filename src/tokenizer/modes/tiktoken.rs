@@ -1,0 +1,275 @@
+//! Byte-level BPE from a file of ranks (`qwen.tiktoken`): one token a line, its bytes in base64 and its rank. Merges
+//! follow from the ranks; special tokens stand in the tokenizer's Python file.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use serde_json::Value as Json;
+
+use crate::gguf::{Array, Value};
+
+use super::super::emit::{MAX_TOKENS, TokenList, TokenType, n_tokens};
+use super::super::special::CONFIG;
+use super::super::specials::RankCode;
+use super::super::{TokenizerError, pretokenizer};
+use super::{Attempt, Context};
+
+/// Bytes that a token may have. Those of released vocabularies stay below 256.
+const MAX_TOKEN_BYTES: usize = 512;
+/// Names that files of ranks have.
+const NAMES: [&str; 2] = ["qwen.tiktoken", "tokenizer.model"];
+
+/// Writes the keys of a vocabulary of ranks.
+///
+/// # Exactness
+/// Equals `_set_vocab_qwen` of llama.cpp 0.5.0 for Qwen.
+pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+    let own: Vec<&str> = context.mode.files.iter().map(String::as_str).collect();
+    let names = if own.is_empty() { NAMES.to_vec() } else { own };
+    let mut found = None;
+    for name in &names {
+        if let Some(bytes) = context.directory.bytes(name)? {
+            found = Some((context.directory.join(name), bytes));
+            break;
+        }
+    }
+    let Some((path, bytes)) = found else {
+        return Ok(Attempt::Absent(format!("{} is missing", names.join(" or "))));
+    };
+    let ranks = Ranks::read(&path, &bytes)?;
+    let code = RankCode::of(context.request.specials_list.as_deref())?;
+    let mut added = code.special(ranks.end());
+    added.extend(decoder_entries(context)?);
+    let end = added.iter().map(|token| token.0 + 1).max().unwrap_or(0).max(ranks.end());
+    let size = n_tokens(context.request, end);
+    let mut tokens = TokenList::unused(&path, size, None)?;
+    let mut merges = Vec::with_capacity(ranks.tokens.len());
+    for (token, rank) in &ranks.tokens {
+        let text = letters(token);
+        set(&path, &mut tokens, "rank", u64::from(*rank), &text, TokenType::Normal)?;
+        if token.len() > 1 {
+            let at = ranks.split(token, *rank).ok_or_else(|| TokenizerError::RankUnreachable {
+                path: path.clone(),
+                rank: *rank,
+                token: text.clone(),
+            })?;
+            merges.push(format!("{} {}", letters(&token[..at]), letters(&token[at..])).into_bytes());
+        }
+    }
+    for (id, text) in &added {
+        set(&path, &mut tokens, "special", *id, text, TokenType::Control)?;
+    }
+    tokens.retype(context.request);
+    let mut special = context.special(&tokens, false)?;
+    if let Some(end_of_text) = code.end_of_text.and_then(|text| tokens.id(text)) {
+        if special.ids.is_empty() {
+            special.set("bos", end_of_text, context.warnings);
+            special.set("eos", end_of_text, context.warnings);
+        }
+        special.set("unk", end_of_text, context.warnings);
+    }
+    let pre = context.request.pre.as_deref().map(pretokenizer::accept).transpose()?;
+    tokens.write("gpt2", pre.as_deref().unwrap_or(code.pre), context.out);
+    if !merges.is_empty() {
+        context.out.set("tokenizer.ggml.merges", Value::Array(Array::String(merges)));
+    }
+    special.write(context.out);
+    Ok(Attempt::Done)
+}
+
+fn set(
+    path: &Path,
+    tokens: &mut TokenList,
+    key: &'static str,
+    id: u64,
+    text: &str,
+    kind: TokenType,
+) -> Result<(), TokenizerError> {
+    let size = tokens.len();
+    if tokens.set(id, text, 0.0, kind) {
+        return Ok(());
+    }
+    let token = text.to_owned();
+    Err(TokenizerError::IdBeyondVocabulary { path: path.to_owned(), key, token, id, size })
+}
+
+/// Special tokens that the tokenizer's configuration lists with their ids.
+fn decoder_entries(context: &Context<'_>) -> Result<Vec<(u64, String)>, TokenizerError> {
+    let config = context.directory.tree(CONFIG)?;
+    let mut entries = Vec::new();
+    for (id, token) in config.get("added_tokens_decoder").and_then(Json::as_object).into_iter().flatten() {
+        let bad = || TokenizerError::BadId {
+            path: context.directory.join(CONFIG),
+            key: "added_tokens_decoder",
+            found: id.clone(),
+        };
+        let text = token.get("content").and_then(Json::as_str).ok_or_else(bad)?;
+        entries.push((id.parse().ok().filter(|&id| id < MAX_TOKENS).ok_or_else(bad)?, text.to_owned()));
+    }
+    Ok(entries)
+}
+
+/// Tokens and their ranks, in the order of the file.
+struct Ranks {
+    tokens: Vec<(Vec<u8>, u32)>,
+    by_bytes: HashMap<Vec<u8>, u32>,
+}
+
+impl Ranks {
+    fn read(path: &Path, bytes: &[u8]) -> Result<Self, TokenizerError> {
+        let mut tokens: Vec<(Vec<u8>, u32)> = Vec::new();
+        let mut by_bytes = HashMap::new();
+        let mut by_rank: HashMap<u32, usize> = HashMap::new();
+        for (line, text) in (1..).zip(bytes.split(|&byte| byte == b'\n')) {
+            let text = text.trim_ascii();
+            if text.is_empty() {
+                continue;
+            }
+            let bad = |problem| TokenizerError::RankLine { path: path.to_owned(), line, problem };
+            let at = text.iter().position(|&byte| byte == b' ').ok_or_else(|| bad("no rank"))?;
+            let token = base64(&text[..at]).ok_or_else(|| bad("the token is not base64"))?;
+            let rank = std::str::from_utf8(text[at..].trim_ascii()).ok().and_then(|rank| rank.parse().ok());
+            let rank: u32 = rank.ok_or_else(|| bad("the rank is no number"))?;
+            if token.is_empty() || token.len() > MAX_TOKEN_BYTES {
+                return Err(bad("a token has 1 to 512 bytes"));
+            }
+            if u64::from(rank) >= MAX_TOKENS {
+                return Err(bad("the rank is beyond any vocabulary"));
+            }
+            if by_rank.insert(rank, tokens.len()).is_some() {
+                return Err(bad("the rank stands there twice"));
+            }
+            if by_bytes.insert(token.clone(), rank).is_some() {
+                return Err(bad("the token stands there twice"));
+            }
+            tokens.push((token, rank));
+        }
+        if tokens.is_empty() {
+            return Err(TokenizerError::RankLine { path: path.to_owned(), line: 1, problem: "no tokens" });
+        }
+        Ok(Self { tokens, by_bytes })
+    }
+
+    /// One past the highest rank.
+    fn end(&self) -> u64 {
+        self.tokens.iter().map(|token| u64::from(token.1) + 1).max().unwrap_or(0)
+    }
+
+    /// Where the last merge that makes a token joins its two halves: all merges of a lower rank are done on its bytes,
+    /// lowest rank first and leftmost of equals. `None` if not two parts remain.
+    fn split(&self, token: &[u8], rank: u32) -> Option<usize> {
+        let mut cuts: Vec<usize> = (0..=token.len()).collect();
+        while cuts.len() > 3 {
+            let pair = |at: usize| self.by_bytes.get(token.get(cuts[at]..cuts[at + 2])?).copied();
+            let best = (0..cuts.len() - 2).filter_map(|at| Some((pair(at)?, at))).min()?;
+            if best.0 >= rank {
+                return None;
+            }
+            cuts.remove(best.1 + 1);
+        }
+        cuts.get(1).copied().filter(|_| cuts.len() == 3)
+    }
+}
+
+/// The bytes of standard base64 with padding.
+fn base64(text: &[u8]) -> Option<Vec<u8>> {
+    if text.is_empty() || !text.len().is_multiple_of(4) {
+        return None;
+    }
+    let n_padding = text.iter().rev().take_while(|&&byte| byte == b'=').count();
+    let digits = text.get(..text.len() - n_padding).filter(|_| n_padding < 3)?;
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
+    let (mut bits, mut n_bits) = (0u32, 0);
+    for &digit in digits {
+        let value = match digit {
+            b'A'..=b'Z' => digit - b'A',
+            b'a'..=b'z' => digit - b'a' + 26,
+            b'0'..=b'9' => digit - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        bits = (bits << 6) | u32::from(value);
+        n_bits += 6;
+        if n_bits >= 8 {
+            n_bits -= 8;
+            bytes.push((bits >> n_bits) as u8);
+            bits &= (1 << n_bits) - 1;
+        }
+    }
+    (bits == 0).then_some(bytes)
+}
+
+/// The text that stands for bytes in a byte-level vocabulary: printable Latin-1 letters for themselves, the others
+/// from U+0100 on.
+pub(super) fn letters(bytes: &[u8]) -> String {
+    let shows = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    let letter = |&byte: &u8| {
+        if shows(byte) {
+            return char::from(byte);
+        }
+        let n_before = (0..byte).filter(|&other| !shows(other)).count() as u32;
+        char::from_u32(0x100 + n_before).unwrap_or('\u{fffd}')
+    };
+    bytes.iter().map(letter).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_strict() {
+        assert_eq!(base64(b"aGk="), Some(b"hi".to_vec()));
+        assert_eq!(base64(b"IQ=="), Some(b"!".to_vec()));
+        assert_eq!(base64(b"YWJj"), Some(b"abc".to_vec()));
+        for bad in [&b""[..], b"a", b"aG=k", b"aGl=", b"====", b"a-b="] {
+            assert_eq!(base64(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn all_bytes_have_letters_of_their_own() {
+        let all: Vec<u8> = (0..=255).collect();
+        let text = letters(&all);
+        let distinct: std::collections::HashSet<char> = text.chars().collect();
+        assert_eq!(distinct.len(), 256);
+        assert_eq!(letters(b" a\n\x7f\xad\xc3"), "\u{120}a\u{10a}\u{121}\u{143}\u{c3}");
+    }
+
+    #[test]
+    fn the_last_merge_is_found() {
+        let line = |token: &str, rank: u32| -> String {
+            let mut text = String::new();
+            for chunk in token.as_bytes().chunks(3) {
+                let bits = chunk.iter().fold(0u32, |bits, &byte| (bits << 8) | u32::from(byte))
+                    << (8 * (3 - chunk.len()));
+                let digit = |shift: u32| {
+                    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+                        [(bits >> shift & 63) as usize] as char
+                };
+                let digits = [18, 12, 6, 0].map(digit);
+                text.extend(&digits[..=chunk.len()]);
+                text.push_str(&"="[..].repeat(3 - chunk.len()));
+            }
+            format!("{text} {rank}\n")
+        };
+        let file: String =
+            ["a", "b", "c", "ab", "bc", "abc"].iter().zip(0..).map(|(t, r)| line(t, r)).collect();
+        let ranks = Ranks::read(Path::new("r"), file.as_bytes()).unwrap();
+        assert_eq!(ranks.split(b"ab", 3), Some(1));
+        assert_eq!(ranks.split(b"abc", 5), Some(2), "`ab` merges before `bc`");
+        assert_eq!(ranks.split(b"abca", 9), Some(3));
+        assert_eq!(ranks.split(b"cba", 9), None);
+        for (bad, want) in [
+            ("YQ==", "r: line 1: no rank"),
+            ("YQ== x", "r: line 1: the rank is no number"),
+            ("YQ== 1\nYQ== 2", "r: line 2: the token stands there twice"),
+            ("YQ== 1\nYg== 1", "r: line 2: the rank stands there twice"),
+            ("", "r: line 1: no tokens"),
+        ] {
+            let error = Ranks::read(Path::new("r"), bad.as_bytes()).err().unwrap();
+            assert_eq!(error.to_string(), want);
+        }
+    }
+}
