@@ -3,10 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value};
-
 use crate::checkpoint::{CheckpointError, msmodelslim};
-use crate::core::text::escape;
 
 /// A form of weights without a reader.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,9 +23,6 @@ pub enum Unsupported {
     /// Weights of an adapter alone.
     #[error("an adapter without its base model")]
     Adapter,
-    /// `quantization_config` in `config.json`.
-    #[error("weights quantized by `{}`", escape(.0))]
-    Quantized(String),
 }
 
 impl Unsupported {
@@ -43,7 +37,6 @@ impl Unsupported {
             Self::Gguf => "use gguf-quantize to change the types of a GGUF file",
             Self::Adapter => "merge the adapter into its base model first",
             Self::FastLlm => "use `gguf-convert flm2gguf FILE`",
-            Self::Quantized(_) => "use the checkpoint in its original float weights",
         };
         vec![hint.to_owned()]
     }
@@ -105,21 +98,4 @@ pub(super) fn single_file(path: &Path) -> Result<(&Path, String), CheckpointErro
         }
         None => Err(CheckpointError::NotADirectory { path: owned }),
     }
-}
-
-/// Refuses a configuration whose weights are quantized.
-///
-/// # Errors
-/// [`CheckpointError::Unsupported`] with the method's name.
-pub fn refuse_quantized(config_path: &Path, config: &Map<String, Value>) -> Result<(), CheckpointError> {
-    // Multi-modal configurations carry it beside the text model's.
-    let nested = config.get("text_config").and_then(|text| text.get("quantization_config"));
-    let Some(Value::Object(quantization)) = config.get("quantization_config").or(nested) else {
-        return Ok(());
-    };
-    let method = quantization.get("quant_method").and_then(Value::as_str).unwrap_or("quantization_config");
-    Err(CheckpointError::Unsupported {
-        path: config_path.to_owned(),
-        what: Unsupported::Quantized(method.to_owned()),
-    })
 }

@@ -10,7 +10,7 @@ pub mod safetensors;
 pub mod safetensors_writer;
 pub mod torch;
 
-pub mod detect;
+mod detect;
 mod error;
 mod files;
 mod shards;

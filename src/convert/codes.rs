@@ -54,7 +54,9 @@ pub(super) fn packings(recipe: &Recipe, source: &dyn WeightSource) -> Result<Vec
             Some(shared) => shared.iter().filter_map(|all| join(all, &own)).collect(),
         });
     }
-    let fits = |packing: &Packing| recipe.keeps_blocks(packing.ty);
+    // A factor beside the blocks needs a companion tensor, which is not written: such weights go through floats.
+    let has_companion = |packing: &Packing| packing.scale.is_some() || packing.input_scale.is_some();
+    let fits = |packing: &Packing| recipe.keeps_blocks(packing.ty) && !has_companion(packing);
     Ok(shared.unwrap_or_default().into_iter().filter(fits).collect())
 }
 

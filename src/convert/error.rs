@@ -5,6 +5,7 @@ use crate::checkpoint::CheckpointError;
 use crate::core::text::escape;
 use crate::core::{Hint, SourceError};
 use crate::tokenizer::TokenizerError;
+use crate::transform::dequant::DequantError;
 use crate::transform::dequant::msmodelslim::MsModelSlimError;
 use crate::transform::{LoraError, RecipeError};
 
@@ -20,6 +21,9 @@ pub enum ConvertError {
     /// The tokenizer files.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// What the quantization of the checkpoint says about itself.
+    #[error(transparent)]
+    Dequant(#[from] DequantError),
     /// Scales or codes of a quantized checkpoint could not be read while planning.
     #[error(transparent)]
     Source(#[from] SourceError),
@@ -92,6 +96,7 @@ impl Hint for ConvertError {
             Self::Checkpoint(error) => error.hints(),
             Self::Arch(error) => error.hints(),
             Self::Tokenizer(error) => error.hints(),
+            Self::Dequant(error) => error.hints(),
             Self::MsModelSlim(error) => error.hints(),
             Self::Adapters { .. } => {
                 vec!["`--merge-adapters` merges a LoRA adapter into the weights".to_owned()]

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use serde_json::Value as Json;
 
 use crate::checkpoint::msmodelslim::Description;
-use crate::checkpoint::{Checkpoint, CheckpointError, ModelDir, detect};
+use crate::checkpoint::{Checkpoint, CheckpointError, ModelDir};
 use crate::convert::{ConvertError, ConvertOptions};
 use crate::core::{WeightMeta, WeightSource};
 use crate::tokenizer::GivenVocabulary;
+use crate::transform::dequant;
 use crate::transform::dequant::msmodelslim::{MsModelSlim, MsModelSlimOptions};
 
 /// Where the vocabulary of a model comes from.
@@ -64,19 +65,19 @@ impl ModelSource {
         if options.vocab_only {
             return Ok(source);
         }
-        if let Some(description) = Description::find(&source.dir)? {
-            let checkpoint = Checkpoint::with_dir(source.dir.clone())?;
-            source.paths = checkpoint.paths();
+        let description = Description::find(&source.dir)?;
+        let checkpoint = Checkpoint::with_dir(source.dir.clone())?;
+        source.paths = checkpoint.paths();
+        source.warnings.extend_from_slice(checkpoint.warnings());
+        if let Some(description) = description {
             let layer =
                 MsModelSlim::open(Box::new(checkpoint), &msmodelslim(&source.dir, description, options))?;
-            source.warnings = layer.warnings().to_vec();
+            source.warnings.extend_from_slice(layer.warnings());
             source.weights = Some(Box::new(layer));
         } else {
-            detect::refuse_quantized(&source.dir.path().join("config.json"), source.dir.config())?;
-            let checkpoint = Checkpoint::with_dir(source.dir.clone())?;
-            source.paths = checkpoint.paths();
-            source.warnings.extend_from_slice(checkpoint.warnings());
-            source.weights = Some(Box::new(checkpoint));
+            let opened = dequant::open(&configurations(&source.dir)?, Box::new(checkpoint))?;
+            source.warnings.extend(opened.warnings);
+            source.weights = Some(opened.source);
         }
         Ok(source)
     }
@@ -99,6 +100,16 @@ impl ModelSource {
     pub fn metas(&self) -> &[WeightMeta] {
         self.weights.as_ref().map_or(&[], |weights| weights.weights())
     }
+}
+
+/// The files that may describe a quantization.
+fn configurations(dir: &ModelDir) -> Result<dequant::Configurations, ConvertError> {
+    Ok(dequant::Configurations {
+        config: dir.config().clone(),
+        hf_quant_config: dir.json(dequant::HF_QUANT_CONFIG)?,
+        quantize_config: dir.json(dequant::QUANTIZE_CONFIG)?,
+        quanto_qmap: dir.json(dequant::QUANTO_QMAP)?,
+    })
 }
 
 /// What the layer over an msModelSlim checkpoint has to know.

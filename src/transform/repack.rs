@@ -15,6 +15,8 @@
 //! | int4 asymmetric, any zero: code in 0..=15 | Q4_1 | code | s, -zero · s |
 //! | int4 with two scales (one per row, one per group) | Q4_0 | I + 8 | product of both |
 //! | MXFP4 | MXFP4 | the same nibbles | the same exponent byte |
+//! | NVFP4 | NVFP4 | the same nibbles | the same four E4M3 bytes; the factor goes into a companion tensor |
+//! | ternary | TQ2_0 | value + 1 | s |
 //!
 //! A scale belongs to whole blocks: groups of columns must be multiples of 32, rows too.
 //!
@@ -106,6 +108,35 @@ pub fn pack_q5_0(codes: &[u8], scale: f32, out: &mut [u8]) {
         out[..2].copy_from_slice(&d);
         out[2..6].copy_from_slice(&fifths.to_le_bytes());
         nibbles(codes, &mut out[6..]);
+    }
+}
+
+/// Packs 64 E2M1 codes with four scales in E4M3, one for each 16.
+///
+/// # Panics
+/// If `out` has not the size of a block.
+pub fn pack_nvfp4(codes: &[u8; 64], scales: [u8; 4], out: &mut [u8]) {
+    let (head, body) = out.split_at_mut(scales.len());
+    head.copy_from_slice(&scales);
+    for (codes, out) in codes.as_chunks::<16>().0.iter().zip(body.as_chunks_mut::<8>().0) {
+        let (low, high) = codes.split_at(8);
+        for ((byte, low), high) in out.iter_mut().zip(low).zip(high) {
+            *byte = low & 15 | high << 4;
+        }
+    }
+}
+
+/// Packs 256 ternary codes, value + 1, with one scale, as TQ2_0.
+///
+/// # Panics
+/// If `out` has not the size of a block.
+pub fn pack_tq2_0(codes: &[u8; 256], scale: f32, out: &mut [u8]) {
+    let (body, tail) = out.split_at_mut(64);
+    tail.copy_from_slice(&f32_to_f16(scale).to_le_bytes());
+    for (codes, out) in codes.as_chunks::<128>().0.iter().zip(body.as_chunks_mut::<32>().0) {
+        for (at, byte) in out.iter_mut().enumerate() {
+            *byte = (0..4).fold(0, |byte, field| byte | codes[at + 32 * field] << (2 * field));
+        }
     }
 }
 
@@ -207,6 +238,32 @@ mod tests {
             let expected: Vec<f32> = codes.iter().map(value).collect();
             assert_eq!(decoded(GgmlType::Mxfp4, &out), expected, "exponent {exponent}");
         }
+    }
+
+    #[test]
+    fn nvfp4_and_tq2_0_hold_every_code() {
+        let e2m1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        let codes: [u8; 64] = std::array::from_fn(|i| ((i * 7 + i / 16) % 16) as u8);
+        let mut out = vec![0; GgmlType::Nvfp4.block_bytes()];
+        // E4M3: 1, 2, 0.5 and 1.5.
+        pack_nvfp4(&codes, [0x38, 0x40, 0x30, 0x3c], &mut out);
+        let scales = [1.0, 2.0, 0.5, 1.5];
+        let expected: Vec<f32> = codes
+            .iter()
+            .enumerate()
+            .map(|(i, &code)| {
+                let magnitude: f32 = e2m1[usize::from(code & 7)];
+                scales[i / 16] * if code & 8 == 0 { magnitude } else { -magnitude }
+            })
+            .collect();
+        assert_eq!(decoded(GgmlType::Nvfp4, &out), expected);
+
+        let codes: [u8; 256] = std::array::from_fn(|i| ((i * 5 + i / 32) % 3) as u8);
+        let mut out = vec![0; GgmlType::Tq2_0.block_bytes()];
+        pack_tq2_0(&codes, -0.11, &mut out);
+        let expected: Vec<f32> =
+            codes.iter().map(|&code| (f32::from(code) - 1.0) * f16_rounded(-0.11)).collect();
+        assert_eq!(decoded(GgmlType::Tq2_0, &out), expected);
     }
 
     #[test]

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use gguf_foundry::checkpoint::safetensors::{Header, HeaderError, parse_header};
 use gguf_foundry::checkpoint::{Checkpoint, CheckpointError, ModelDir};
-use gguf_foundry::convert::{ConvertOptions, ModelSource};
 use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::{Hint, WeightSource};
 use tempfile::TempDir;
@@ -250,28 +249,6 @@ fn other_forms_are_named() {
         let expected = if name == "notes.txt" { "DIR: `config.json` is missing" } else { expected };
         assert_eq!(error(&dir), expected);
     }
-}
-
-#[test]
-fn quantized_weights_are_named_by_their_method() {
-    let dir = dir(&[("model.safetensors", &bytes_file(&["a"]))]);
-    let config = dir.path().join("config.json");
-    for (text, method) in [
-        (r#"{"quantization_config":{"quant_method":"gptq","bits":4}}"#, "gptq"),
-        (r#"{"text_config":{"quantization_config":{"quant_method":"fp8"}}}"#, "fp8"),
-        (r#"{"quantization_config":{}}"#, "quantization_config"),
-    ] {
-        fs_err::write(&config, text).unwrap();
-        let message = ModelSource::open(dir.path(), &ConvertOptions::default()).unwrap_err().to_string();
-        assert_eq!(
-            message.replace(&format!("{}", dir.path().display()), "DIR"),
-            format!("DIR/config.json: weights quantized by `{method}` cannot be read yet")
-        );
-        // As a container of tensors it is open to look at.
-        assert_eq!(names(&open(&dir).unwrap()), ["a"]);
-    }
-    fs_err::write(&config, r#"{"quantization_config":null}"#).unwrap();
-    ModelSource::open(dir.path(), &ConvertOptions::default()).unwrap();
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod inspect;
 mod layers;
 mod metadata;
 mod msmodelslim;
+mod prequant;
 mod quant;
 mod quant_iq;
 mod quantize;

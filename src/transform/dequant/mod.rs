@@ -1,5 +1,101 @@
-//! Layers over a checkpoint's tensors that undo a quantization tool's own format: floats under plain names, and the
-//! block types that take over its codes.
+//! Quantized checkpoints as floats: a layer over the container that runs before any card sees a tensor.
+//!
+//! [`open`] finds the description, lets the method's file put its modules together, and checks that nothing is left
+//! over. Everything is planned from headers and scales; codes are decoded when rows are read.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `settings` | what the configuration files say |
+//! | `tensors` | who belongs to which module, and what is left |
+//! | `layer` | the source of floats over the source of codes |
+//! | `values` | scales and zero points, read in pieces |
+//! | `bits` | integer codes in words |
+//! | `grouped` | integer matrices with a scale and a zero point for each group of columns |
+//! | `gptq` `awq` `autoround` `compressed` | who writes them, and how |
+//! | `sparse` | matrices of bits and values |
+//! | `fp4` `mxfp4` `modelopt` | FP4 with powers of two or E4M3 for scales |
+//! | `bitsandbytes` `hqq` `quanto` `bitnet` | layouts of one tool each |
+//! | `msmodelslim` | Ascend's, with a description of its own |
+//! | `fp8` | FP8 by blocks, rows, tensors |
 
 pub mod flm;
 pub mod msmodelslim;
+
+mod autoround;
+mod awq;
+mod bitnet;
+mod bits;
+mod bitsandbytes;
+mod compressed;
+mod error;
+mod fp4;
+mod fp8;
+mod gptq;
+mod grouped;
+mod hqq;
+mod layer;
+mod modelopt;
+mod mxfp4;
+mod quanto;
+mod settings;
+mod sparse;
+mod tensors;
+mod values;
+
+use crate::core::WeightSource;
+
+pub use error::DequantError;
+pub use layer::{Decoder, Dequantized};
+pub use settings::{Configurations, HF_QUANT_CONFIG, Method, QUANTIZE_CONFIG, QUANTO_QMAP, Settings};
+pub use tensors::Tensors;
+
+/// The weights of a checkpoint as floats, and what there is to say about them.
+pub struct Opened {
+    /// Floats under plain names.
+    pub source: Box<dyn WeightSource + Send>,
+    /// The method, if the checkpoint is quantized.
+    pub method: Option<Method>,
+    /// Tensors that were left out: scales of activations and caches.
+    pub left_out: Vec<String>,
+    /// What the user should know.
+    pub warnings: Vec<String>,
+}
+
+/// Looks at a container and its configuration, and puts a layer over it if it holds codes.
+///
+/// # Errors
+/// [`DequantError`]: a method that is not read, parts that are missing or contradict, codes without description.
+pub fn open(files: &Configurations, source: Box<dyn WeightSource + Send>) -> Result<Opened, DequantError> {
+    let settings = settings::find(files)?;
+    let mut warnings = Vec::new();
+    let mut tensors = Tensors::new(&*source);
+    if let Some(settings) = &settings {
+        plan(settings, files, &mut tensors, &mut warnings)?;
+    }
+    let (plan, left_out) = tensors.finish()?;
+    let method = settings.map(|settings| settings.method);
+    let source = if method.is_some() { Box::new(Dequantized::new(source, plan)) } else { source };
+    Ok(Opened { source, method, left_out, warnings })
+}
+
+/// Hands on to the method's file: it takes the tensors of its modules and puts decoders in their place.
+fn plan(
+    settings: &Settings,
+    files: &Configurations,
+    tensors: &mut Tensors<'_>,
+    warnings: &mut Vec<String>,
+) -> Result<(), DequantError> {
+    match settings.method {
+        Method::Fp8 | Method::FbgemmFp8 => fp8::plan(settings, tensors),
+        Method::Gptq => gptq::plan(settings, tensors, warnings),
+        Method::Awq => awq::plan(settings, tensors),
+        Method::AutoRound => autoround::plan(settings, tensors),
+        Method::CompressedTensors => compressed::plan(settings, tensors),
+        Method::Bitsandbytes => bitsandbytes::plan(settings, tensors),
+        Method::Mxfp4 => mxfp4::plan(settings, tensors),
+        Method::Modelopt => modelopt::plan(settings, tensors),
+        Method::Hqq => hqq::plan(settings, tensors),
+        Method::Quanto => quanto::plan(settings, &files.config, tensors),
+        Method::Bitnet => bitnet::plan(settings, tensors),
+    }
+}

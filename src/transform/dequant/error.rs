@@ -1,0 +1,102 @@
+//! What can be wrong with a quantized checkpoint. The kinds are stable; every message names tensor or key, what was
+//! found, and what was wanted.
+
+use crate::core::text::escape;
+use crate::core::{ElementType, Hint, Shape, SourceError};
+
+/// Why a quantized checkpoint cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum DequantError {
+    /// A method nobody has heard of.
+    #[error("{file}: unknown quantization method `{}`; known are {known}", escape(method))]
+    UnknownMethod { file: String, method: String, known: String },
+    /// A method that is known and not read.
+    #[error("{file}: unsupported quantization `{}`: {reason}", escape(method))]
+    UnsupportedMethod { file: String, method: String, reason: String },
+    /// A form of a method that is not read.
+    #[error("{place}: unsupported variant `{}`: {reason}", escape(found))]
+    UnsupportedVariant { place: String, found: String, reason: String },
+    /// A setting of the wrong type, out of range, or in contradiction to another.
+    #[error("{file}: `{}` {problem}", escape(key))]
+    BadConfig { file: String, key: String, problem: String },
+    /// A module without one of its tensors.
+    #[error("module `{}`: tensor `{}` is missing", escape(module), escape(tensor))]
+    MissingTensor { module: String, tensor: String },
+    /// A tensor that belongs to a quantized module that is not there.
+    #[error("tensor `{}`: {problem}", escape(tensor))]
+    OrphanTensor { tensor: String, problem: String },
+    /// A module that is there both as codes and as floats.
+    #[error("module `{}`: both `{}` and `{}` are there", escape(module), escape(first), escape(second))]
+    AmbiguousModule { module: String, first: String, second: String },
+    /// Elements of the wrong type.
+    #[error("tensor `{}`: elements are {found}, expected {expected}", escape(tensor))]
+    DtypeMismatch { tensor: String, found: ElementType, expected: String },
+    /// A shape that contradicts the others.
+    #[error("tensor `{}`: shape is {found}, expected {expected}", escape(tensor))]
+    ShapeMismatch { tensor: String, found: Shape, expected: String },
+    /// A code or index that points at nothing.
+    #[error("tensor `{}`: element {index} is {found}, expected {expected}", escape(tensor))]
+    IndexOutOfRange { tensor: String, index: u64, found: i64, expected: String },
+    /// A scale or code that is not a finite number, or a divisor of zero.
+    #[error("tensor `{}`: element {index} is {found}", escape(tensor))]
+    NonFinite { tensor: String, index: u64, found: String },
+    /// The configuration says one thing, the tensors another.
+    #[error("{file}: `{}` is {configured}, but tensor `{}` says {found}", escape(key), escape(tensor))]
+    ConfigTensorConflict { file: String, key: String, configured: String, tensor: String, found: String },
+    /// Text inside the checkpoint that cannot be read.
+    #[error("tensor `{}`: {problem}", escape(tensor))]
+    BadMetadata { tensor: String, problem: String },
+    /// The source failed.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+}
+
+impl DequantError {
+    /// The kind, as programs may rely on it.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::UnknownMethod { .. } => "unknown-method",
+            Self::UnsupportedMethod { .. } => "unsupported-method",
+            Self::UnsupportedVariant { .. } => "unsupported-variant",
+            Self::BadConfig { .. } => "bad-config",
+            Self::MissingTensor { .. } => "missing-tensor",
+            Self::OrphanTensor { .. } => "orphan-tensor",
+            Self::AmbiguousModule { .. } => "ambiguous-module",
+            Self::DtypeMismatch { .. } => "dtype-mismatch",
+            Self::ShapeMismatch { .. } => "shape-mismatch",
+            Self::IndexOutOfRange { .. } => "index-out-of-range",
+            Self::NonFinite { .. } => "non-finite",
+            Self::ConfigTensorConflict { .. } => "config-tensor-conflict",
+            Self::BadMetadata { .. } => "bad-metadata",
+            Self::Source(_) => "source",
+        }
+    }
+
+    /// The error as a layer reports it while rows are read: named with the weight that was asked for.
+    #[must_use]
+    pub fn reading(self, weight: &str) -> SourceError {
+        match self {
+            Self::Source(error) => error,
+            error => SourceError { tensor: weight.to_owned(), source: error.into() },
+        }
+    }
+}
+
+impl Hint for DequantError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::UnknownMethod { .. } | Self::UnsupportedMethod { .. } | Self::UnsupportedVariant { .. } => {
+                vec!["convert from the checkpoint in its original float weights".to_owned()]
+            }
+            Self::MissingTensor { .. } | Self::OrphanTensor { .. } => {
+                vec![
+                    "the download may be incomplete, or the checkpoint was put together from parts"
+                        .to_owned(),
+                ]
+            }
+            _ => Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! FP4: E2M1 codes, two a byte, the even column in the low nibble; a scale for each 16 or 32 columns.
+//!
+//! MXFP4 has a power of two for 32 columns. NVFP4 has an E4M3 scale for 16 columns and one factor for the tensor:
+//! `e2m1 · (scale · factor)`, or `e2m1 · (scale / factor)`, each step rounded to F32.
+
+use std::ops::Range;
+
+use crate::core::{ElementType, GgmlType, Packing, SourceError, WeightSource};
+use crate::transform::dequant::values::{Values, with_bytes};
+use crate::transform::dequant::{Decoder, DequantError, Tensors};
+use crate::transform::repack::{BLOCK_ELEMS, pack_mxfp4, pack_nvfp4};
+
+/// The values of the codes.
+const E2M1: [f32; 16] =
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+/// The factor of a tensor.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Factor {
+    /// There is none.
+    None,
+    /// Scales are multiplied by it.
+    Times(Values),
+    /// Scales are divided by it.
+    Over(Values),
+}
+
+/// A matrix of FP4 codes.
+pub(super) struct Fp4 {
+    name: String,
+    codes: usize,
+    scales: Values,
+    factor: Factor,
+    /// Columns of a scale.
+    group: u64,
+    n_cols: u64,
+    members: Vec<usize>,
+}
+
+impl Fp4 {
+    /// MXFP4: scales of 32 columns, one byte of exponent each. `n_rows` counts the rows of all matrices of a stack.
+    ///
+    /// # Errors
+    /// Types and sizes that do not fit.
+    pub(super) fn mx(
+        tensors: &Tensors<'_>,
+        name: String,
+        codes: usize,
+        scale: usize,
+        (n_rows, n_cols): (u64, u64),
+    ) -> Result<Self, DequantError> {
+        tensors.check_type(scale, &[ElementType::U8, ElementType::F8E8M0])?;
+        let scales = Values::exponents(tensors, scale);
+        Self::new(tensors, name, codes, (scales, Factor::None), 32, (n_rows, n_cols))
+    }
+
+    /// NVFP4: scales of 16 columns, and a factor.
+    ///
+    /// # Errors
+    /// Types and sizes that do not fit; a factor that is not finite, or a divisor of zero.
+    pub(super) fn nv(
+        tensors: &Tensors<'_>,
+        name: String,
+        codes: usize,
+        scale: usize,
+        factor: Factor,
+        shape: (u64, u64),
+    ) -> Result<Self, DequantError> {
+        let scales = Values::new(tensors, scale, &[ElementType::F8E4M3])?;
+        if let Factor::Times(values) | Factor::Over(values) = factor {
+            if values.n != 1 {
+                return Err(tensors.shape_error(values.index, "1 element".to_owned()));
+            }
+            let value = values.get(tensors.source(), 0)?;
+            if value == 0.0 && matches!(factor, Factor::Over(_)) {
+                return Err(tensors.zero_divisor(values.index));
+            }
+        }
+        Self::new(tensors, name, codes, (scales, factor), 16, shape)
+    }
+
+    fn new(
+        tensors: &Tensors<'_>,
+        name: String,
+        codes: usize,
+        (scales, factor): (Values, Factor),
+        group: u64,
+        (n_rows, n_cols): (u64, u64),
+    ) -> Result<Self, DequantError> {
+        tensors.check_type(codes, &[ElementType::U8])?;
+        let n_bytes = n_cols.div_ceil(2).checked_mul(n_rows);
+        if n_cols % 2 != 0 || Some(tensors.meta(codes).shape.n_elems()) != n_bytes {
+            return Err(tensors.shape_error(codes, format!("{n_rows} rows of {n_cols} columns, two a byte")));
+        }
+        let n_groups = n_cols.div_ceil(group);
+        if Some(scales.n) != n_groups.checked_mul(n_rows) {
+            let expected = format!("[{n_rows}, {n_groups}]: {n_cols} columns in groups of {group}");
+            return Err(tensors.shape_error(scales.index, expected));
+        }
+        let mut members = vec![codes, scales.index];
+        if let Factor::Times(values) | Factor::Over(values) = factor {
+            members.push(values.index);
+        }
+        Ok(Self { name, codes, scales, factor, group, n_cols, members })
+    }
+
+    /// The scales of a row, the factor in them.
+    fn row_scales(
+        &self,
+        source: &dyn WeightSource,
+        row: u64,
+        out: &mut Vec<f32>,
+    ) -> Result<(), DequantError> {
+        let n_groups = self.n_cols.div_ceil(self.group);
+        out.clear();
+        self.scales.read(source, row * n_groups..(row + 1) * n_groups, out)?;
+        match self.factor {
+            Factor::None => {}
+            Factor::Times(values) => {
+                let factor = values.get(source, 0)?;
+                out.iter_mut().for_each(|scale| *scale *= factor);
+            }
+            Factor::Over(values) => {
+                let factor = values.get(source, 0)?;
+                out.iter_mut().for_each(|scale| *scale /= factor);
+            }
+        }
+        Ok(())
+    }
+
+    fn read_codes(
+        &self,
+        source: &dyn WeightSource,
+        row: u64,
+        cols: &Range<u64>,
+        out: &mut [u8],
+    ) -> Result<(), DequantError> {
+        let first = row * (self.n_cols / 2);
+        let bytes = first + cols.start / 2..first + cols.end.div_ceil(2);
+        with_bytes(source, self.codes, 1, bytes, |bytes| {
+            for (col, out) in cols.clone().zip(out) {
+                let byte = bytes[(col / 2 - cols.start / 2) as usize];
+                *out = if col % 2 == 0 { byte & 15 } else { byte >> 4 };
+            }
+            Ok(())
+        })
+    }
+
+    fn read(
+        &self,
+        source: &dyn WeightSource,
+        rows: Range<u64>,
+        cols: &Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), DequantError> {
+        let width = (cols.end - cols.start) as usize;
+        let (mut codes, mut scales) = (vec![0; width], Vec::new());
+        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+            self.row_scales(source, row, &mut scales)?;
+            self.read_codes(source, row, cols, &mut codes)?;
+            for ((col, out), &code) in cols.clone().zip(out).zip(&codes) {
+                *out = E2M1[usize::from(code)] * scales[(col / self.group) as usize];
+            }
+        }
+        Ok(())
+    }
+
+    fn write_mxfp4(
+        &self,
+        source: &dyn WeightSource,
+        rows: Range<u64>,
+        cols: &Range<u64>,
+        out: &mut [u8],
+    ) -> Result<(), DequantError> {
+        let width = (cols.end - cols.start) as usize;
+        let n_groups = self.n_cols / self.group;
+        let mut codes = vec![0; width];
+        let block_bytes = GgmlType::Mxfp4.block_bytes();
+        for (row, out) in rows.zip(out.chunks_exact_mut((width / BLOCK_ELEMS * block_bytes).max(1))) {
+            self.read_codes(source, row, cols, &mut codes)?;
+            let first = row * n_groups;
+            let groups = first + cols.start / self.group..first + cols.end / self.group;
+            with_bytes(source, self.scales.index, 1, groups, |exponents| {
+                let blocks = codes.chunks_exact(BLOCK_ELEMS).zip(out.chunks_exact_mut(block_bytes));
+                for ((codes, out), &exponent) in blocks.zip(exponents) {
+                    pack_mxfp4(codes, exponent, out);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Columns of an NVFP4 block, and its groups.
+const NV_ELEMS: usize = 64;
+const NV_GROUPS: usize = 4;
+
+impl Fp4 {
+    fn write_nvfp4(
+        &self,
+        source: &dyn WeightSource,
+        rows: Range<u64>,
+        cols: &Range<u64>,
+        out: &mut [u8],
+    ) -> Result<(), DequantError> {
+        let width = (cols.end - cols.start) as usize;
+        let n_groups = self.n_cols / self.group;
+        let mut codes = vec![0; width];
+        let block_bytes = GgmlType::Nvfp4.block_bytes();
+        for (row, out) in rows.zip(out.chunks_exact_mut((width / NV_ELEMS * block_bytes).max(1))) {
+            self.read_codes(source, row, cols, &mut codes)?;
+            let first = row * n_groups;
+            let groups = first + cols.start / self.group..first + cols.end / self.group;
+            with_bytes(source, self.scales.index, 1, groups, |scales| {
+                let blocks = codes.as_chunks::<NV_ELEMS>().0.iter().zip(out.chunks_exact_mut(block_bytes));
+                for ((codes, out), &scales) in blocks.zip(scales.as_chunks::<NV_GROUPS>().0) {
+                    pack_nvfp4(codes, scales, out);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The factor that goes beside NVFP4 blocks.
+    fn companion(&self, source: &dyn WeightSource) -> Result<Option<f32>, DequantError> {
+        Ok(match self.factor {
+            Factor::None => None,
+            Factor::Times(values) => Some(values.get(source, 0)?),
+            Factor::Over(values) => Some(1.0 / values.get(source, 0)?),
+        })
+    }
+
+    fn find_packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, DequantError> {
+        match self.factor {
+            Factor::None if self.n_cols.is_multiple_of(BLOCK_ELEMS as u64) => {
+                // Reading checks that no exponent stands for NaN.
+                self.scales.all(source, |_| true)?;
+                Ok(vec![Packing::exact(GgmlType::Mxfp4)])
+            }
+            Factor::Times(_) | Factor::Over(_) if self.n_cols.is_multiple_of(NV_ELEMS as u64) => {
+                // The block's scales have no sign.
+                let is_plain = self.scales.all(source, |scale| scale.is_sign_positive())?;
+                let scale = self.companion(source)?;
+                let packing = Packing { scale, ..Packing::exact(GgmlType::Nvfp4) };
+                Ok(if is_plain { vec![packing] } else { Vec::new() })
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+}
+
+impl Decoder for Fp4 {
+    fn decode(
+        &self,
+        source: &dyn WeightSource,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), SourceError> {
+        self.read(source, rows, &cols, out).map_err(|error| error.reading(&self.name))
+    }
+
+    fn packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, SourceError> {
+        self.find_packings(source).map_err(|error| error.reading(&self.name))
+    }
+
+    fn pack(
+        &self,
+        source: &dyn WeightSource,
+        ty: GgmlType,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [u8],
+    ) -> Result<(), SourceError> {
+        let written = match ty {
+            GgmlType::Mxfp4 => self.write_mxfp4(source, rows, &cols, out),
+            GgmlType::Nvfp4 => self.write_nvfp4(source, rows, &cols, out),
+            _ => panic!("no packing as {ty}"),
+        };
+        written.map_err(|error| error.reading(&self.name))
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+}
