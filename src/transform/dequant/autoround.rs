@@ -37,6 +37,9 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     Ok(())
 }
 
+/// Settings of the modules of one name.
+type Override = (Name, Map<String, Value>);
+
 /// A module, or a pattern of modules.
 enum Name {
     Exact(String),
@@ -53,7 +56,7 @@ impl Name {
 }
 
 /// `extra_config`: settings by module; exact names go before patterns.
-fn overrides(settings: &Settings) -> Result<Vec<(Name, Map<String, Value>)>, DequantError> {
+fn overrides(settings: &Settings) -> Result<Vec<Override>, DequantError> {
     const KEY: &str = "extra_config";
     let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
     let Some(map) = value.as_object() else { return Err(settings.bad(KEY, "must be an object")) };

@@ -40,17 +40,13 @@ enum Strategy {
 /// # Errors
 /// [`DequantError`]: formats that are not read, schemes that contradict the tensors, incomplete modules.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
-    let has_transforms = settings
-        .map
-        .get("transform_config")
-        .is_some_and(|value| value.as_object().is_none_or(|map| !map.is_empty()));
-    if has_transforms && settings.map.get("transform_config").is_some_and(|value| !value.is_null()) {
+    let transforms = settings.map.get("transform_config").filter(|value| !value.is_null());
+    if transforms.is_some_and(|value| value.as_object().is_none_or(|map| !map.is_empty())) {
         return Err(settings.variant("transform_config", "transforms", "weights are rotated at run time"));
     }
     let groups = groups(settings)?;
-    if let Some(status) = settings.text("quantization_status")?.filter(|status| *status != "compressed") {
+    if settings.text("quantization_status")?.is_some_and(|status| status != "compressed") {
         // The weights are plain floats, their parameters of quantization stand beside them.
-        let _ = status;
         for suffix in [".weight_scale", ".weight_zero_point", ".weight_g_idx"] {
             for (_, index) in tensors.ending(suffix) {
                 tensors.leave_out(index);

@@ -118,11 +118,15 @@ impl Fp4 {
             Factor::None => {}
             Factor::Times(values) => {
                 let factor = values.get(source, 0)?;
-                out.iter_mut().for_each(|scale| *scale *= factor);
+                for scale in out.iter_mut() {
+                    *scale *= factor;
+                }
             }
             Factor::Over(values) => {
                 let factor = values.get(source, 0)?;
-                out.iter_mut().for_each(|scale| *scale /= factor);
+                for scale in out.iter_mut() {
+                    *scale /= factor;
+                }
             }
         }
         Ok(())
@@ -241,7 +245,7 @@ impl Fp4 {
             }
             Factor::Times(_) | Factor::Over(_) if self.n_cols.is_multiple_of(NV_ELEMS as u64) => {
                 // The block's scales have no sign.
-                let is_plain = self.scales.all(source, |scale| scale.is_sign_positive())?;
+                let is_plain = self.scales.all(source, f32::is_sign_positive)?;
                 let scale = self.companion(source)?;
                 let packing = Packing { scale, ..Packing::exact(GgmlType::Nvfp4) };
                 Ok(if is_plain { vec![packing] } else { Vec::new() })

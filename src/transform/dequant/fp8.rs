@@ -35,7 +35,7 @@ const fn table(exp_bits: u32, man_bits: u32) -> Table {
         } else if exp == 0 {
             man as f32 * power_of_two(1 - bias - man_bits as i32)
         } else {
-            ((1 << man_bits) + man) as f32 * power_of_two(exp as i32 - bias - man_bits as i32)
+            ((1 << man_bits) + man) as f32 * power_of_two(exp - bias - man_bits as i32)
         };
         values[code as usize] = if code >= 128 { -magnitude } else { magnitude };
         code += 1;
@@ -119,7 +119,7 @@ impl Fp8 {
         let n_rows = if dims.len() >= 2 { dims[dims.len() - 2] } else { 1 };
         let this =
             Self { name: meta.name.clone(), table, scales, grid, n_rows, n_cols, members: [codes, scale] };
-        let n_mats = if n_rows == 0 { 0 } else { meta.shape.n_rows() / n_rows };
+        let n_mats = meta.shape.n_rows().checked_div(n_rows).unwrap_or(0);
         let (per_mat, expected) = match grid {
             Grid::Tensor => (1, "1 element".to_owned()),
             Grid::Row => (n_rows, format!("{} elements, one for each row", meta.shape.n_rows())),

@@ -280,7 +280,7 @@ impl Grouped {
     /// Whether every block of columns lies in one group.
     fn has_whole_blocks(&self, source: &dyn WeightSource) -> Result<bool, DequantError> {
         let block = BLOCK_ELEMS as u64;
-        if self.n_cols % block != 0 {
+        if !self.n_cols.is_multiple_of(block) {
             return Ok(false);
         }
         Ok(match (self.groups, self.group_index(source, 0..self.n_cols)?) {

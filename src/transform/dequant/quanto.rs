@@ -68,7 +68,7 @@ fn bytes(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<(), De
 }
 
 /// Codes by blocks of rows of a grouped matrix `[n_groups, group]`: block `k` lies in field `k` from the low end.
-struct Packed {
+struct Fields {
     name: String,
     codes: usize,
     bits: u32,
@@ -124,7 +124,7 @@ fn packed(
     })?;
     let shape = Shape::new(dims).ok_or_else(too_large)?;
     let name = format!("{module}.weight");
-    let decoder = Packed {
+    let decoder = Fields {
         name: name.clone(),
         codes,
         bits,
@@ -149,7 +149,7 @@ fn width<'a>(settings: &'a Settings, module: &str) -> Option<&'a str> {
     of_module.or(settings.map.get("weights")).and_then(Value::as_str)
 }
 
-impl Packed {
+impl Fields {
     fn stretch(
         &self,
         source: &dyn WeightSource,
@@ -174,7 +174,7 @@ impl Packed {
     }
 }
 
-impl Decoder for Packed {
+impl Decoder for Fields {
     fn decode(
         &self,
         source: &dyn WeightSource,
