@@ -124,6 +124,18 @@ def replaced(tensors, *pairs):
     return t
 
 
+def routed(tensors, n=4, width=32):
+    """Every dense feed-forward part becomes a router and experts."""
+    t = {name: shape for name, shape in tensors.items() if ".mlp." not in name}
+    for layer in sorted({name.split(".layers.")[1].split(".")[0] for name in tensors if ".layers." in name}):
+        b = f"model.layers.{layer}.mlp."
+        t[b + "gate.weight"] = [n, H]
+        for e in range(n):
+            for name, shape in dict(gate_proj=[width, H], up_proj=[width, H], down_proj=[H, width]).items():
+                t[f"{b}experts.{e}.{name}.weight"] = shape
+    return t
+
+
 def packed(tensors):
     return replaced(tensors, ("q_proj.weight", "W_pack.weight", [3 * H, H]), ("k_proj.weight", None, None),
                     ("v_proj.weight", None, None))
@@ -185,6 +197,9 @@ CASES = {
     "qwen3/plain": (config("Qwen3" + C, "qwen3", head_dim=32, tie_word_embeddings=True),
                     decoder(head_dim=32, qk_norm=True, output=False)),
     "qwen3/embedding": (config("Qwen3" + C, "qwen3", head_dim=16), decoder(qk_norm=True, prefix="", output=False)),
+    "qwen3moe/plain": (config("Qwen3Moe" + C, "qwen3_moe", head_dim=32, num_experts=12, num_experts_per_tok=3,
+                              moe_intermediate_size=32, norm_topk_prob=True, rms_norm_eps=1e-6, rope_theta=1e6),
+                       routed(decoder(head_dim=32, qk_norm=True), n=12)),
     "smollm3/plain": (config("SmolLM3" + C, "smollm3", num_hidden_layers=4, no_rope_layers=[1, 1, 1, 0]),
                       decoder(n=4, output=False)),
     "xverse/plain": (without(config("Xverse" + C, "xverse", max_position_embeddings=512, rms_norm_eps=1e-6),

@@ -33,6 +33,7 @@ const CASES: [&str; 22] = [
     "qwen1",
     "qwen2",
     "qwen3",
+    "qwen3_moe",
     "smollm3",
     "starcoder2",
     "xverse",

@@ -13,7 +13,7 @@ use serde_json::Value as Json;
 use crate::support::{conformance, report_cases, sha256};
 
 /// Classes that have a card.
-const CLASSES: &[&str] = &["LlamaForCausalLM"];
+const CLASSES: &[&str] = &["LlamaForCausalLM", "Qwen3MoeForCausalLM"];
 
 fn json(path: &Path) -> Json {
     serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()

@@ -31,6 +31,7 @@ pub const ARCH_CASES: &[&str] = &[
     "qwen2",
     "qwen2_model",
     "qwen3",
+    "qwen3_moe",
     "smollm3",
     "starcoder2",
     "xverse",
