@@ -134,9 +134,11 @@ fn run(splits: &[Split], text: &str) -> Vec<Range<usize>> {
             let start = piece.start;
             let mut after_match = true;
             split.pattern.each(text.get(piece).unwrap_or_default(), &mut |part, is_match| {
+                if part.is_empty() {
+                    return;
+                }
                 let part = start + part.start..start + part.end;
                 match split.behavior {
-                    _ if part.is_empty() => {}
                     Behavior::Removed if is_match => {}
                     Behavior::MergedWithPrevious if is_match && !after_match => {
                         if let Some(last) = next.last_mut() {
@@ -312,6 +314,15 @@ mod tests {
                 assert!(start.elapsed().as_secs() < 5, "{}: {:?}", structure.name, &text[..2]);
             }
         }
+    }
+
+    #[test]
+    fn a_match_joins_the_piece_before_unless_that_is_a_match() {
+        let splitter = Splitter::new(&["split mergedwithprevious  ".to_owned()]).unwrap();
+        let cut = |text: &'static str| -> Vec<&str> {
+            splitter.split(text).into_iter().map(|range| &text[range]).collect()
+        };
+        assert_eq!(cut("  a b  c"), [" ", " ", "a ", "b ", " ", "c"]);
     }
 
     #[test]
