@@ -13,7 +13,7 @@ use gguf_foundry::quantize::{self, Input, Options, QuantizePlan};
 use crate::support::{conformance, fixture, report_cases};
 
 /// Cases of the corpus that come back tensor by tensor.
-const CASES: [&str; 22] = [
+const CASES: [&str; 23] = [
     "baichuan",
     "chatglm3",
     "glm",
