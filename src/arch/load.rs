@@ -23,6 +23,7 @@ const EMBEDDED: &[(&str, &str)] = &[
     ("qwen", include_str!("../../converters/qwen.toml")),
     ("qwen2", include_str!("../../converters/qwen2.toml")),
     ("qwen3", include_str!("../../converters/qwen3.toml")),
+    ("qwen3moe", include_str!("../../converters/qwen3moe.toml")),
     ("smollm3", include_str!("../../converters/smollm3.toml")),
     ("starcoder2", include_str!("../../converters/starcoder2.toml")),
     ("xverse", include_str!("../../converters/xverse.toml")),
