@@ -115,9 +115,9 @@ pub fn pack_q5_0(codes: &[u8], scale: f32, out: &mut [u8]) {
 ///
 /// # Panics
 /// If `out` has not the size of a block.
-pub fn pack_nvfp4(codes: &[u8; 64], scales: [u8; 4], out: &mut [u8]) {
-    let (head, body) = out.split_at_mut(scales.len());
-    head.copy_from_slice(&scales);
+pub fn pack_nvfp4(codes: &[u8], scales: &[u8], out: &mut [u8]) {
+    let (head, body) = out.split_at_mut(4);
+    head.copy_from_slice(scales);
     for (codes, out) in codes.as_chunks::<16>().0.iter().zip(body.as_chunks_mut::<8>().0) {
         let (low, high) = codes.split_at(8);
         for ((byte, low), high) in out.iter_mut().zip(low).zip(high) {
@@ -246,7 +246,7 @@ mod tests {
         let codes: [u8; 64] = std::array::from_fn(|i| ((i * 7 + i / 16) % 16) as u8);
         let mut out = vec![0; GgmlType::Nvfp4.block_bytes()];
         // E4M3: 1, 2, 0.5 and 1.5.
-        pack_nvfp4(&codes, [0x38, 0x40, 0x30, 0x3c], &mut out);
+        pack_nvfp4(&codes, &[0x38, 0x40, 0x30, 0x3c], &mut out);
         let scales = [1.0, 2.0, 0.5, 1.5];
         let expected: Vec<f32> = codes
             .iter()

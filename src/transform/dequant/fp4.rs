@@ -169,57 +169,30 @@ impl Fp4 {
         Ok(())
     }
 
-    fn write_mxfp4(
+    /// Blocks of a type that takes the codes and the bytes of the scales as they are.
+    fn write_blocks(
         &self,
         source: &dyn WeightSource,
+        ty: GgmlType,
         rows: Range<u64>,
         cols: &Range<u64>,
         out: &mut [u8],
     ) -> Result<(), DequantError> {
-        let width = (cols.end - cols.start) as usize;
-        let n_groups = self.n_cols / self.group;
-        let mut codes = vec![0; width];
-        let block_bytes = GgmlType::Mxfp4.block_bytes();
-        for (row, out) in rows.zip(out.chunks_exact_mut((width / BLOCK_ELEMS * block_bytes).max(1))) {
-            self.read_codes(source, row, cols, &mut codes)?;
-            let first = row * n_groups;
-            let groups = first + cols.start / self.group..first + cols.end / self.group;
-            with_bytes(source, self.scales.index, 1, groups, |exponents| {
-                let blocks = codes.chunks_exact(BLOCK_ELEMS).zip(out.chunks_exact_mut(block_bytes));
-                for ((codes, out), &exponent) in blocks.zip(exponents) {
-                    pack_mxfp4(codes, exponent, out);
-                }
-                Ok(())
-            })?;
-        }
-        Ok(())
-    }
-}
-
-/// Columns of an NVFP4 block, and its groups.
-const NV_ELEMS: usize = 64;
-const NV_GROUPS: usize = 4;
-
-impl Fp4 {
-    fn write_nvfp4(
-        &self,
-        source: &dyn WeightSource,
-        rows: Range<u64>,
-        cols: &Range<u64>,
-        out: &mut [u8],
-    ) -> Result<(), DequantError> {
-        let width = (cols.end - cols.start) as usize;
-        let n_groups = self.n_cols / self.group;
-        let mut codes = vec![0; width];
-        let block_bytes = GgmlType::Nvfp4.block_bytes();
-        for (row, out) in rows.zip(out.chunks_exact_mut((width / NV_ELEMS * block_bytes).max(1))) {
+        let (block_elems, block_bytes) = (ty.block_elems(), ty.block_bytes());
+        let (n_groups, n_scales) = (self.n_cols / self.group, block_elems / self.group as usize);
+        let mut codes = vec![0; (cols.end - cols.start) as usize];
+        for (row, out) in rows.zip(out.chunks_exact_mut((codes.len() / block_elems * block_bytes).max(1))) {
             self.read_codes(source, row, cols, &mut codes)?;
             let first = row * n_groups;
             let groups = first + cols.start / self.group..first + cols.end / self.group;
             with_bytes(source, self.scales.index, 1, groups, |scales| {
-                let blocks = codes.as_chunks::<NV_ELEMS>().0.iter().zip(out.chunks_exact_mut(block_bytes));
-                for ((codes, out), &scales) in blocks.zip(scales.as_chunks::<NV_GROUPS>().0) {
-                    pack_nvfp4(codes, scales, out);
+                let blocks = codes.chunks_exact(block_elems).zip(out.chunks_exact_mut(block_bytes));
+                for ((codes, out), scales) in blocks.zip(scales.chunks_exact(n_scales)) {
+                    match ty {
+                        GgmlType::Mxfp4 => pack_mxfp4(codes, scales[0], out),
+                        GgmlType::Nvfp4 => pack_nvfp4(codes, scales, out),
+                        _ => panic!("no packing as {ty}"),
+                    }
                 }
                 Ok(())
             })?;
@@ -243,7 +216,9 @@ impl Fp4 {
                 self.scales.all(source, |_| true)?;
                 Ok(vec![Packing::exact(GgmlType::Mxfp4)])
             }
-            Factor::Times(_) | Factor::Over(_) if self.n_cols.is_multiple_of(NV_ELEMS as u64) => {
+            Factor::Times(_) | Factor::Over(_)
+                if self.n_cols.is_multiple_of(GgmlType::Nvfp4.block_elems() as u64) =>
+            {
                 // The block's scales have no sign.
                 let is_plain = self.scales.all(source, f32::is_sign_positive)?;
                 let scale = self.companion(source)?;
@@ -278,12 +253,7 @@ impl Decoder for Fp4 {
         cols: Range<u64>,
         out: &mut [u8],
     ) -> Result<(), SourceError> {
-        let written = match ty {
-            GgmlType::Mxfp4 => self.write_mxfp4(source, rows, &cols, out),
-            GgmlType::Nvfp4 => self.write_nvfp4(source, rows, &cols, out),
-            _ => panic!("no packing as {ty}"),
-        };
-        written.map_err(|error| error.reading(&self.name))
+        self.write_blocks(source, ty, rows, &cols, out).map_err(|error| error.reading(&self.name))
     }
 
     fn members(&self) -> &[usize] {

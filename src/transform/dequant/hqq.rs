@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use crate::core::{ElementType, Shape, SourceError, WeightSource};
-use crate::transform::dequant::values::{SCALE_TYPES, Values, with_bytes};
+use crate::transform::dequant::values::{SCALE_TYPES, Values, each_stretch, with_bytes};
 use crate::transform::dequant::{Decoder, DequantError, Settings, Tensors};
 
 /// Scalars and texts beside the codes; they go with the module.
@@ -215,23 +215,10 @@ impl Decoder for Hqq {
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), SourceError> {
-        let width = (cols.end - cols.start) as usize;
-        let read = || -> Result<(), DequantError> {
-            for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-                // A row of the weight runs over rows of the reshaped matrix.
-                let (first, end) = (row * self.n_cols + cols.start, row * self.n_cols + cols.end);
-                let mut at = first;
-                while at < end {
-                    let (line, col) = (at / self.width, at % self.width);
-                    let n = (self.width - col).min(end - at);
-                    let span = (at - first) as usize..(at - first + n) as usize;
-                    self.stretch(source, line, col..col + n, &mut out[span])?;
-                    at += n;
-                }
-            }
-            Ok(())
-        };
-        read().map_err(|error| error.reading(&self.name))
+        each_stretch((self.n_cols, self.width), rows, &cols, out, |line, cols, out| {
+            self.stretch(source, line, cols, out)
+        })
+        .map_err(|error| error.reading(&self.name))
     }
 
     fn members(&self) -> &[usize] {

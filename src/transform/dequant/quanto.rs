@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::core::{ElementType, Shape, SourceError, WeightSource};
 use crate::transform::dequant::fp8::{Fp8, Grid};
 use crate::transform::dequant::grouped::{Codes, Grouped, Groups, Order, Zeros};
-use crate::transform::dequant::values::{SCALE_TYPES, Values, with_bytes};
+use crate::transform::dequant::values::{SCALE_TYPES, Values, each_stretch, with_bytes};
 use crate::transform::dequant::{Decoder, DequantError, Settings, Tensors};
 
 /// Last parts of the names of modules whose inputs are the hidden state, and of those whose outputs are: the files do
@@ -182,22 +182,10 @@ impl Decoder for Fields {
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), SourceError> {
-        let width = (cols.end - cols.start) as usize;
-        let read = || -> Result<(), DequantError> {
-            for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-                let (first, end) = (row * self.n_cols + cols.start, row * self.n_cols + cols.end);
-                let mut at = first;
-                while at < end {
-                    let (line, col) = (at / self.group, at % self.group);
-                    let n = (self.group - col).min(end - at);
-                    let span = (at - first) as usize..(at - first + n) as usize;
-                    self.stretch(source, line, col..col + n, &mut out[span])?;
-                    at += n;
-                }
-            }
-            Ok(())
-        };
-        read().map_err(|error| error.reading(&self.name))
+        each_stretch((self.n_cols, self.group), rows, &cols, out, |line, cols, out| {
+            self.stretch(source, line, cols, out)
+        })
+        .map_err(|error| error.reading(&self.name))
     }
 
     fn members(&self) -> &[usize] {

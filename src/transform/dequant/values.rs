@@ -167,3 +167,29 @@ pub(super) fn with_bytes<T>(
         }
     }
 }
+
+/// Walks a rectangle of a matrix of `n_cols` columns as stretches of lines of `width` elements: the same elements,
+/// reshaped. `visit` gets the line, its columns, and their part of `out`.
+///
+/// # Errors
+/// What `visit` says.
+pub(super) fn each_stretch(
+    (n_cols, width): (u64, u64),
+    rows: Range<u64>,
+    cols: &Range<u64>,
+    out: &mut [f32],
+    mut visit: impl FnMut(u64, Range<u64>, &mut [f32]) -> Result<(), DequantError>,
+) -> Result<(), DequantError> {
+    let n = (cols.end - cols.start) as usize;
+    for (row, out) in rows.zip(out.chunks_exact_mut(n.max(1))) {
+        let (first, end) = (row * n_cols + cols.start, row * n_cols + cols.end);
+        let mut at = first;
+        while at < end {
+            let (line, col) = (at / width, at % width);
+            let n = (width - col).min(end - at);
+            visit(line, col..col + n, &mut out[(at - first) as usize..(at - first + n) as usize])?;
+            at += n;
+        }
+    }
+    Ok(())
+}
