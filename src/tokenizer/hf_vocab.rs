@@ -152,6 +152,36 @@ impl<'a> HfVocabulary<'a> {
         self.added_ids.contains_key(text)
     }
 
+    /// Calls `visit` with the token that each merge makes, by rank. Every merge must be made of tokens of the model and
+    /// make one, as the format's own reader demands.
+    ///
+    /// # Errors
+    /// A merge that is not two tokens, one that names or makes an unknown one.
+    pub fn each_merge(
+        &self,
+        hf: &HfJson,
+        directory: &Directory<'_>,
+        mut visit: impl FnMut(&'a str),
+    ) -> Result<(), TokenizerError> {
+        let path = || directory.join(FILE);
+        let mut merged = String::new();
+        for (rank, merge) in hf.model.merges.iter().enumerate() {
+            let known = |token: &str| {
+                let unknown = || TokenizerError::UnknownMerge { path: path(), rank, token: token.to_owned() };
+                self.by_text.get_key_value(token).map(|(&text, _)| text).ok_or_else(unknown)
+            };
+            let malformed = || TokenizerError::MalformedMerge { path: path(), rank, merge: merge.to_text() };
+            let (left, right) = merge.parts().ok_or_else(malformed)?;
+            known(left)?;
+            known(right)?;
+            merged.clear();
+            merged.push_str(left);
+            merged.push_str(right);
+            visit(known(&merged)?);
+        }
+        Ok(())
+    }
+
     /// True if the text is a special token's.
     #[must_use]
     pub fn is_special(&self, text: &str) -> bool {

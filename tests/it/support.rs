@@ -89,3 +89,24 @@ pub fn sha256(bytes: &[u8]) -> String {
     use sha2::Digest;
     sha2::Sha256::digest(bytes).iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"))
 }
+
+/// Runs a program to its end and returns the highest `RssAnon` it had, in KiB: memory that is no mapped file.
+#[cfg(target_os = "linux")]
+pub fn peak_memory_kib(command: &mut std::process::Command) -> u64 {
+    let mut child = command.stdin(std::process::Stdio::null()).spawn().unwrap();
+    let mut peak = 0;
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        // The process may end while it is looked at.
+        if let Ok(text) = fs_err::read_to_string(format!("/proc/{}/status", child.id())) {
+            let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+            let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
+            peak = peak.max(kib.unwrap_or(0));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    };
+    assert!(status.success());
+    peak
+}

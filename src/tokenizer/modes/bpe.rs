@@ -1,7 +1,5 @@
 //! Byte-level BPE from `tokenizer.json`.
 
-use std::collections::HashSet;
-
 use serde_json::Value as Json;
 use tokenizers::Decoder;
 
@@ -23,7 +21,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     }
     let path = context.directory.join(FILE);
     let vocabulary = HfVocabulary::new(&context.directory, hf, context.warnings)?;
-    check_merges(context, hf, &vocabulary)?;
+    vocabulary.each_merge(hf, &context.directory, |_| ())?;
     let plain = context.mode.mode == Mode::BpePlainAdded;
     let mut tokens = list(context, hf, &vocabulary, plain)?;
     tokens.retype(context.request);
@@ -131,33 +129,6 @@ fn added_decoder(
     serde_json::from_value(hf.decoder.clone())
         .map(Some)
         .map_err(|source| TokenizerError::Json { path: context.directory.join(FILE), source })
-}
-
-/// Every merge must be made of tokens and make one, as the format's own reader demands.
-fn check_merges(
-    context: &Context<'_>,
-    hf: &HfJson,
-    vocabulary: &HfVocabulary<'_>,
-) -> Result<(), TokenizerError> {
-    let path = || context.directory.join(FILE);
-    let known: HashSet<&str> = vocabulary.base.iter().map(|(text, _)| text.as_str()).collect();
-    let mut merged = String::new();
-    for (rank, merge) in hf.model.merges.iter().enumerate() {
-        let Some((left, right)) = merge.parts() else {
-            let merge = merge.to_text();
-            return Err(TokenizerError::MalformedMerge { path: path(), rank, merge });
-        };
-        merged.clear();
-        merged.push_str(left);
-        merged.push_str(right);
-        for token in [left, right, &merged] {
-            if !known.contains(token) {
-                let token = token.to_owned();
-                return Err(TokenizerError::UnknownMerge { path: path(), rank, token });
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Merges as the file has them, else those of `merges.txt`.

@@ -5,7 +5,7 @@
 //! first merge makes the runtime merge in the file's order. (The reference writes -1000 for every token, or no
 //! scores at all, and the runtime then merges whatever comes first in the text.)
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use serde_json::Value as Json;
 
@@ -158,9 +158,7 @@ impl<'a> Scores<'a> {
         hf: &HfJson,
         vocabulary: &HfVocabulary<'a>,
     ) -> Result<Self, TokenizerError> {
-        let path = || context.directory.join(FILE);
-        let known: HashSet<&'a str> = vocabulary.base.iter().map(|(text, _)| text.as_str()).collect();
-        let mut by_text = HashMap::with_capacity(known.len());
+        let mut by_text = HashMap::with_capacity(vocabulary.base.len());
         let mut next = 0u32;
         let mut take = |text: &'a str| {
             by_text.entry(text).or_insert_with(|| {
@@ -169,27 +167,7 @@ impl<'a> Scores<'a> {
                 score
             });
         };
-        let mut merged = String::new();
-        for (rank, merge) in hf.model.merges.iter().enumerate() {
-            let Some((left, right)) = merge.parts() else {
-                let merge = merge.to_text();
-                return Err(TokenizerError::MalformedMerge { path: path(), rank, merge });
-            };
-            merged.clear();
-            merged.push_str(left);
-            merged.push_str(right);
-            let mut text = None;
-            for token in [left, right, merged.as_str()] {
-                text = known.get(token).copied();
-                if text.is_none() {
-                    let token = token.to_owned();
-                    return Err(TokenizerError::UnknownMerge { path: path(), rank, token });
-                }
-            }
-            if let Some(text) = text {
-                take(text);
-            }
-        }
+        vocabulary.each_merge(hf, &context.directory, &mut take)?;
         let mut rest: Vec<&(String, u64)> = vocabulary.base.iter().collect();
         rest.sort_unstable_by_key(|entry| entry.1);
         for (text, _) in rest {

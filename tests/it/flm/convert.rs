@@ -1,7 +1,7 @@
 //! From `.flm` to GGUF: hyper-parameters, logits, adapters, the program itself.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use gguf_foundry::arch::FileType;
 use gguf_foundry::arch::graph::GraphFeatures;
@@ -13,7 +13,7 @@ use gguf_foundry::gguf::{GgufFile, Metadata, Value};
 
 use super::cases::{good, json};
 use super::writer::{Numbers, Writer, llama, own};
-use crate::support::{conformance, report_cases};
+use crate::support::{self, conformance, report_cases};
 
 /// Logits after the last of these tokens.
 fn last_logits(source: &dyn TensorSource, metadata: &Metadata, tokens: &[u32]) -> Vec<f32> {
@@ -291,37 +291,8 @@ fn non_finite_weights_stop_the_conversion() {
 #[cfg(target_os = "linux")]
 fn peak_memory_kib(dir: &Path, input: &str) -> u64 {
     let program: PathBuf = assert_cmd::cargo::cargo_bin("gguf-convert");
-    let mut child = Command::new(program)
-        .current_dir(dir)
-        .args([
-            "flm2gguf",
-            input,
-            "-o",
-            "out.gguf",
-            "--type",
-            "f16",
-            "--quiet",
-            "--no-sync",
-            "--threads",
-            "2",
-        ])
-        .stdin(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut peak = 0;
-    let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        if let Ok(text) = fs_err::read_to_string(format!("/proc/{}/status", child.id())) {
-            let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-            let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
-            peak = peak.max(kib.unwrap_or(0));
-        }
-        std::thread::sleep(std::time::Duration::from_millis(2));
-    };
-    assert!(status.success());
-    peak
+    let options = ["-o", "out.gguf", "--type", "f16", "--quiet", "--no-sync", "--threads", "2"];
+    support::peak_memory_kib(Command::new(program).current_dir(dir).args(["flm2gguf", input]).args(options))
 }
 
 /// A llama with this many layers of 7 MiB.

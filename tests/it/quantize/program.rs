@@ -1,12 +1,14 @@
 //! The program itself: what it prints, how it names its output, how much memory it takes.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
 use gguf_foundry::gguf::{GgufFile, Metadata, WriteOptions, write_gguf};
 use serde_json::Value as Json;
+
+use crate::support;
 
 /// Tensors of half-precision numbers that follow from their place.
 struct Made(Vec<TensorMeta>);
@@ -179,27 +181,8 @@ fn bad_usage_ends_with_code_2_and_a_hint() {
 #[cfg(target_os = "linux")]
 fn peak_memory_kib(dir: &Path, input: &str) -> u64 {
     let program: PathBuf = assert_cmd::cargo::cargo_bin("gguf-quantize");
-    let mut child = Command::new(program)
-        .current_dir(dir)
-        .args(["--quiet", "--no-sync", "--threads", "2", input, "out.gguf", "q4_k_m"])
-        .stdin(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut peak = 0;
-    let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        // The process may end while it is looked at.
-        if let Ok(text) = fs_err::read_to_string(format!("/proc/{}/status", child.id())) {
-            let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-            let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
-            peak = peak.max(kib.unwrap_or(0));
-        }
-        std::thread::sleep(std::time::Duration::from_millis(2));
-    };
-    assert!(status.success());
-    peak
+    let options = ["--quiet", "--no-sync", "--threads", "2", input, "out.gguf", "q4_k_m"];
+    support::peak_memory_kib(Command::new(program).current_dir(dir).args(options))
 }
 
 #[cfg(target_os = "linux")]

@@ -4,9 +4,10 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use super::build::{Tensor, dict, pickle, zip};
+use crate::support;
 
 const HIDDEN: i64 = 1024;
 const FF: i64 = 4096;
@@ -63,29 +64,9 @@ fn model(dir: &Path, n_layers: usize) {
 /// The highest `RssAnon` of a conversion in KiB: memory that is no mapped file.
 fn peak_memory_kib(dir: &Path, out: &Path) -> u64 {
     let program: PathBuf = assert_cmd::cargo::cargo_bin("gguf-convert");
-    let mut child = Command::new(program)
-        .args(["--quiet", "--no-sync", "--threads", "2", "--memory", "32M", "hf2gguf", "--no-tokenizer"])
-        .arg(dir)
-        .args(["--type", "f16", "-o"])
-        .arg(out)
-        .stdin(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut peak = 0;
-    let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        // The process may end while it is looked at.
-        if let Ok(text) = fs_err::read_to_string(format!("/proc/{}/status", child.id())) {
-            let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-            let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
-            peak = peak.max(kib.unwrap_or(0));
-        }
-        std::thread::sleep(std::time::Duration::from_millis(2));
-    };
-    assert!(status.success());
-    peak
+    let options =
+        ["--quiet", "--no-sync", "--threads", "2", "--memory", "32M", "--no-tokenizer", "--type", "f16"];
+    support::peak_memory_kib(Command::new(program).arg("hf2gguf").args(options).arg("-o").args([out, dir]))
 }
 
 #[test]
