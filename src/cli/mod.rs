@@ -11,6 +11,7 @@ pub mod quantize_options;
 mod quantize_report;
 pub mod render;
 pub mod verify;
+mod verify_model;
 mod verify_report;
 
 use std::io::Write;

@@ -6,23 +6,18 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde_json::json;
 
-use crate::arch::FileType;
-use crate::arch::graph::GraphFeatures;
+use crate::cli::verify_model::Opened;
 use crate::cli::verify_report::{self, Entry};
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
-use crate::convert::{Conversion, ConvertOptions};
 use crate::core::mmap::address_space_bytes;
 use crate::core::progress::Progress;
 use crate::core::text;
-use crate::core::text::escape;
-use crate::core::{Hint, TensorSource};
 use crate::engine::{EngineOptions, Observer};
-use crate::gguf::{GgufError, GgufFile, Metadata, OpenOptions, Value, WriteOptions};
-use crate::tokenizer::Encoder;
+use crate::gguf::{GgufError, WriteOptions};
 use crate::verify::{
-    ChatTemplate, Finding, ImportanceOptions, Model, OriginTokenizer, Position, Prompt, PromptSource, Recall,
-    Report, Scoring, Span, Thresholds, Verdict, VerifyError, VerifyOptions, collect_importance, last_logits,
-    read_prompts, verify,
+    Finding, ImportanceOptions, Model, OriginTokenizer, Position, Prompt, PromptSource, Report, Scoring,
+    Span, Thresholds, Verdict, VerifyError, VerifyOptions, collect_importance, last_logits, read_prompts,
+    verify,
 };
 
 /// Check a model file and say whether it may be shipped.
@@ -162,101 +157,6 @@ impl Tool for Cli {
             Some(Command::Logits(args)) => logits(args, session),
             Some(Command::Imatrix(args)) => imatrix(args, session),
             None => self.verify.run(session),
-        }
-    }
-}
-
-/// Where a model comes from.
-enum Origin {
-    Gguf(Box<GgufFile>),
-    /// A checkpoint, converted as it is read.
-    Checkpoint(Box<Conversion>),
-}
-
-fn metadata(origin: &Origin) -> &Metadata {
-    match origin {
-        Origin::Gguf(file) => file.metadata(),
-        Origin::Checkpoint(conversion) => conversion.metadata(),
-    }
-}
-
-/// A model with what belongs to it.
-struct Opened {
-    origin: Origin,
-    features: Result<GraphFeatures, String>,
-    encoder: Result<Encoder, String>,
-    recall: Recall,
-}
-
-impl Opened {
-    fn open(path: &Path, common: &Common) -> anyhow::Result<Self> {
-        let origin = if path.is_dir() {
-            // F32 holds the weights of any checkpoint exactly, and nothing is written.
-            let file_type = Some(FileType::F32);
-            let options = ConvertOptions { file_type, level: common.simd, ..ConvertOptions::default() };
-            Origin::Checkpoint(Box::new(Conversion::plan(path, &options)?))
-        } else {
-            let options = OpenOptions { may_read: true, ..OpenOptions::default() };
-            Origin::Gguf(Box::new(GgufFile::open_with(path, &options)?))
-        };
-        let arch = metadata(&origin).get("general.architecture").and_then(Value::as_str).unwrap_or_default();
-        let features =
-            GraphFeatures::of(arch).ok_or_else(|| format!("architecture `{}` has no card", escape(arch)));
-        let encoder = Encoder::from_metadata(metadata(&origin))
-            .map_err(|error| [vec![error.to_string()], error.hints()].concat().join("; "));
-        Ok(Self { origin, features, encoder, recall: Recall::default() })
-    }
-
-    fn with<R>(&self, origin: Option<&OriginTokenizer>, work: impl FnOnce(&Model<'_>) -> R) -> R {
-        let chat = ChatTemplate::of(self.metadata());
-        let template = |messages: &serde_json::Value| {
-            let chat = chat.as_ref().map_err(ToString::to_string)?;
-            chat.render(messages).map_err(|error| error.to_string())
-        };
-        let (source, metadata, file): (&dyn TensorSource, _, _) = match &self.origin {
-            Origin::Gguf(file) => (&**file, file.metadata(), Some(&**file)),
-            Origin::Checkpoint(conversion) => (&**conversion, conversion.metadata(), None),
-        };
-        work(&Model {
-            source,
-            metadata,
-            file,
-            features: self.features.as_ref().map_err(String::as_str),
-            encoder: self.encoder.as_ref().map(|encoder| encoder as _).map_err(String::as_str),
-            template: &template,
-            origin,
-            recall: Some(&self.recall),
-        })
-    }
-
-    fn metadata(&self) -> &Metadata {
-        metadata(&self.origin)
-    }
-
-    /// Bytes of all parts of a file.
-    fn size_bytes(&self) -> Option<u64> {
-        match &self.origin {
-            Origin::Gguf(file) => Some(file.file_bytes()),
-            Origin::Checkpoint(_) => None,
-        }
-    }
-
-    /// What a file says that it is.
-    fn file_type(&self) -> Option<String> {
-        match &self.origin {
-            Origin::Gguf(file) => {
-                let id = file.metadata().get("general.file_type")?.as_u64()?;
-                crate::quantize::FileType::parse(&id.to_string()).map(|found| found.name().to_owned())
-            }
-            Origin::Checkpoint(_) => Some("checkpoint".to_owned()),
-        }
-    }
-
-    /// Files that are read; an output must not replace them.
-    fn inputs(&self) -> Vec<PathBuf> {
-        match &self.origin {
-            Origin::Gguf(file) => file.paths(),
-            Origin::Checkpoint(conversion) => conversion.input_paths(),
         }
     }
 }

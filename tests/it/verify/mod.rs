@@ -5,6 +5,7 @@ mod chat;
 mod input;
 mod memory;
 mod origin;
+mod quantized;
 mod smollm2;
 mod tiny;
 

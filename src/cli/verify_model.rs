@@ -1,0 +1,118 @@
+//! A model that is verified, or compared with: a GGUF file, or a checkpoint as the file it would become.
+
+use std::path::{Path, PathBuf};
+
+use crate::arch::FileType;
+use crate::arch::graph::GraphFeatures;
+use crate::cli::Common;
+use crate::convert::{Conversion, ConvertError, ConvertOptions};
+use crate::core::text::escape;
+use crate::core::{Hint, TensorSource};
+use crate::gguf::{GgufFile, Metadata, OpenOptions, Value};
+use crate::tokenizer::{Encoder, TokenizerError};
+use crate::verify::{ChatTemplate, Model, OriginTokenizer, Recall};
+
+/// Where a model comes from.
+enum Origin {
+    Gguf(Box<GgufFile>),
+    /// A checkpoint, converted as it is read.
+    Checkpoint(Box<Conversion>),
+}
+
+fn metadata(origin: &Origin) -> &Metadata {
+    match origin {
+        Origin::Gguf(file) => file.metadata(),
+        Origin::Checkpoint(conversion) => conversion.metadata(),
+    }
+}
+
+/// A checkpoint as the model that it would become. One without tokenizer files can still be run on token ids.
+fn plan_checkpoint(path: &Path, common: &Common) -> Result<Conversion, ConvertError> {
+    // F32 holds the weights of any checkpoint exactly, and nothing is written.
+    let file_type = Some(FileType::F32);
+    let options = ConvertOptions { file_type, level: common.simd, ..ConvertOptions::default() };
+    match Conversion::plan(path, &options) {
+        Err(ConvertError::Tokenizer(TokenizerError::NothingFits { .. })) => {
+            Conversion::plan(path, &ConvertOptions { tokenizer: false, ..options })
+        }
+        planned => planned,
+    }
+}
+
+/// A model with what belongs to it.
+pub(super) struct Opened {
+    origin: Origin,
+    features: Result<GraphFeatures, String>,
+    encoder: Result<Encoder, String>,
+    recall: Recall,
+}
+
+impl Opened {
+    pub(super) fn open(path: &Path, common: &Common) -> anyhow::Result<Self> {
+        let origin = if path.is_dir() {
+            Origin::Checkpoint(Box::new(plan_checkpoint(path, common)?))
+        } else {
+            let options = OpenOptions { may_read: true, ..OpenOptions::default() };
+            Origin::Gguf(Box::new(GgufFile::open_with(path, &options)?))
+        };
+        let arch = metadata(&origin).get("general.architecture").and_then(Value::as_str).unwrap_or_default();
+        let features =
+            GraphFeatures::of(arch).ok_or_else(|| format!("architecture `{}` has no card", escape(arch)));
+        let encoder = Encoder::from_metadata(metadata(&origin))
+            .map_err(|error| [vec![error.to_string()], error.hints()].concat().join("; "));
+        Ok(Self { origin, features, encoder, recall: Recall::default() })
+    }
+
+    pub(super) fn with<R>(&self, origin: Option<&OriginTokenizer>, work: impl FnOnce(&Model<'_>) -> R) -> R {
+        let chat = ChatTemplate::of(self.metadata());
+        let template = |messages: &serde_json::Value| {
+            let chat = chat.as_ref().map_err(ToString::to_string)?;
+            chat.render(messages).map_err(|error| error.to_string())
+        };
+        let (source, metadata, file): (&dyn TensorSource, _, _) = match &self.origin {
+            Origin::Gguf(file) => (&**file, file.metadata(), Some(&**file)),
+            Origin::Checkpoint(conversion) => (&**conversion, conversion.metadata(), None),
+        };
+        work(&Model {
+            source,
+            metadata,
+            file,
+            features: self.features.as_ref().map_err(String::as_str),
+            encoder: self.encoder.as_ref().map(|encoder| encoder as _).map_err(String::as_str),
+            template: &template,
+            origin,
+            recall: Some(&self.recall),
+        })
+    }
+
+    pub(super) fn metadata(&self) -> &Metadata {
+        metadata(&self.origin)
+    }
+
+    /// Bytes of all parts of a file.
+    pub(super) fn size_bytes(&self) -> Option<u64> {
+        match &self.origin {
+            Origin::Gguf(file) => Some(file.file_bytes()),
+            Origin::Checkpoint(_) => None,
+        }
+    }
+
+    /// What a file says that it is.
+    pub(super) fn file_type(&self) -> Option<String> {
+        match &self.origin {
+            Origin::Gguf(file) => {
+                let id = file.metadata().get("general.file_type")?.as_u64()?;
+                crate::quantize::FileType::parse(&id.to_string()).map(|found| found.name().to_owned())
+            }
+            Origin::Checkpoint(_) => Some("checkpoint".to_owned()),
+        }
+    }
+
+    /// Files that are read; an output must not replace them.
+    pub(super) fn inputs(&self) -> Vec<PathBuf> {
+        match &self.origin {
+            Origin::Gguf(file) => file.paths(),
+            Origin::Checkpoint(conversion) => conversion.input_paths(),
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Files made of quantized checkpoints, with the checkpoint as the baseline.
+
+use std::path::Path;
+
+use assert_cmd::Command;
+use serde_json::Value as Json;
+
+use super::gguf_verify;
+use crate::support::{conformance, report_cases};
+
+/// Classes that have a card.
+const CLASSES: &[&str] = &["LlamaForCausalLM", "Qwen3MoeForCausalLM"];
+
+fn json(path: &Path) -> Json {
+    serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn files_of_quantized_checkpoints_compute_what_the_checkpoint_does() {
+    let Some(corpus) = conformance() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    // Ids below the smallest vocabulary of the cases.
+    let ids: Vec<u32> = (0..48).map(|at| at * 7 % 31 + 1).collect();
+    let prompt = serde_json::json!({ "tokens": ids }).to_string();
+    fs_err::write(dir.path().join("prompts.jsonl"), prompt).unwrap();
+
+    let mut n_cases = 0;
+    let cases = json(&corpus.join("prequant/INDEX.json"));
+    for case in cases.as_array().unwrap().iter().filter(|case| case["outcome"] == "ok") {
+        let name = case["case"].as_str().unwrap();
+        let case = corpus.join("prequant").join(name);
+        let class = json(&case.join("hf/config.json"))["architectures"][0].as_str().unwrap().to_owned();
+        if !CLASSES.contains(&class.as_str()) {
+            continue;
+        }
+        let hf = case.join("hf").to_string_lossy().into_owned();
+        for ty in ["native", "f32"] {
+            let mut convert = Command::cargo_bin("gguf-convert").unwrap();
+            convert.current_dir(dir.path()).args(["hf2gguf", &hf, "--no-tokenizer", "--quiet", "--no-sync"]);
+            convert.args(["--type", ty, "-o", &format!("{ty}.gguf")]).assert().success();
+        }
+        let options =
+            ["--baseline", &hf, "--prompts", "prompts.jsonl", "--score", "all", "--json", "--quiet"];
+        let args = [&["native.gguf", "f32.gguf"], options.as_slice()].concat();
+        let (_, out, err) = gguf_verify(&args, dir.path());
+        let report: Json =
+            serde_json::from_str(&out).unwrap_or_else(|error| panic!("{name}: {error}: {err}"));
+        let files = report["models"].as_array().unwrap();
+        assert_eq!(files.len(), 2, "{name}");
+        for file in files {
+            let mean = file["kld"]["mean"].as_f64().unwrap_or_else(|| panic!("{name}: {file:#}"));
+            assert!(mean.abs() < 1e-6, "{name}: {} diverges by {mean}", file["file"]);
+        }
+        n_cases += 1;
+    }
+    report_cases("verify: quantized checkpoints as baselines", n_cases);
+}
