@@ -13,6 +13,7 @@ mod checkpoint;
 mod convert;
 mod engine;
 mod flm;
+mod fuzz;
 mod gguf;
 mod gguf2hf;
 mod inspect;

@@ -1,6 +1,6 @@
 //! Tests of PyTorch checkpoints: what is read, what is refused, and that nothing else happens.
 
-mod build;
+pub mod build;
 mod hostile;
 mod machine;
 mod stream;

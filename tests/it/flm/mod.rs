@@ -5,4 +5,4 @@ mod cases;
 mod convert;
 mod hostile;
 mod tokens;
-mod writer;
+pub mod writer;
