@@ -2,6 +2,8 @@
 
 use crate::arch::ArchError;
 use crate::checkpoint::CheckpointError;
+use crate::checkpoint::pickle::PickleError;
+use crate::checkpoint::torch::TorchError;
 use crate::core::text::escape;
 use crate::core::{Hint, SourceError};
 use crate::tokenizer::TokenizerError;
@@ -96,6 +98,12 @@ impl ConvertError {
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
         match self {
+            Self::Checkpoint(CheckpointError::Torch { source, .. }) => matches!(
+                **source,
+                TorchError::Tar
+                    | TorchError::TorchScript
+                    | TorchError::Pickle(PickleError::Name { .. } | PickleError::Opcode { .. })
+            ),
             Self::Checkpoint(error) => matches!(error, CheckpointError::Unsupported { .. }),
             Self::Arch(error) => matches!(
                 error,

@@ -322,9 +322,13 @@ impl CheckpointReport {
             metadata.set(key, value.clone());
         }
         self.name = metadata.get("general.name").and_then(Value::as_str).map(str::to_owned);
-        let quoted: Vec<String> =
-            conversion.warnings().iter().filter(|text| !self.warnings.contains(text)).cloned().collect();
-        self.warnings.extend(quoted);
+        // The source's own are there already.
+        let known = self.warnings.len();
+        for warning in conversion.warnings() {
+            if !self.warnings[..known].contains(warning) {
+                self.warnings.push(warning.clone());
+            }
+        }
 
         let encoding = conversion.file_type().name().to_uppercase();
         let auto = Output::plan("auto", encoding, conversion, &metadata, conversion.tensors());

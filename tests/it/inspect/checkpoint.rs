@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use gguf_foundry::arch::FileType;
 use gguf_foundry::checkpoint::ModelDir;
 use gguf_foundry::checkpoint::fastllm::FlmFile;
-use gguf_foundry::convert::{Codes, Conversion, ConvertError, ConvertOptions, FlmOptions, ModelSource};
+use gguf_foundry::convert::{
+    Codes, Conversion, ConvertError, ConvertOptions, FlmOptions, ModelSource, StoredClass,
+};
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{ElementType, Shape, WeightMeta};
 use gguf_foundry::gguf::{LayoutOptions, WriteOptions, write_gguf};
@@ -20,13 +22,13 @@ fn is_flm(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "flm")
 }
 
-fn convert(path: &Path, options: &ConvertOptions) -> Result<Conversion, ConvertError> {
+fn convert(path: &Path, options: &ConvertOptions) -> Result<Conversion, Box<ConvertError>> {
     let source = if is_flm(path) {
         ModelSource::open_flm(path, &FlmOptions::default(), options)?
     } else {
         ModelSource::open(path, options)?
     };
-    Conversion::of(source, options)
+    Ok(Conversion::of(source, options)?)
 }
 
 fn written_bytes(conversion: &Conversion, dir: &Path) -> u64 {
@@ -77,7 +79,7 @@ impl Checker {
             Err(error) => {
                 assert!(report.outputs.is_empty(), "{place}");
                 // Sources are opened alike; what a card says may come in another order.
-                let is_source = matches!(error, ConvertError::Dequant(_) | ConvertError::MsModelSlim(_));
+                let is_source = matches!(*error, ConvertError::Dequant(_) | ConvertError::MsModelSlim(_));
                 let message = error.to_string();
                 let is_told = report.problems.iter().any(|problem| problem.message == message);
                 assert!(is_told || !is_source, "{place}: {message}: {:?}", report.problems);
@@ -187,7 +189,7 @@ const STORED: &[(&str, &[&str])] = &[
 ];
 
 fn stored_texts(report: &CheckpointReport) -> Vec<String> {
-    let mut texts: Vec<String> = report.stored.iter().map(|class| class.text()).collect();
+    let mut texts: Vec<String> = report.stored.iter().map(StoredClass::text).collect();
     texts.sort();
     texts.dedup();
     texts
