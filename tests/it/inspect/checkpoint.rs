@@ -202,7 +202,8 @@ fn every_quantized_case_is_described() {
     let (mut n_ok, mut n_refused, mut n_texts) = (0, 0, 0);
     for case in entries(corpus.join("prequant")).iter().filter(|case| case.join("case.json").is_file()) {
         let about: Json = serde_json::from_slice(&fs_err::read(case.join("case.json")).unwrap()).unwrap();
-        let report = checker.check(&case.join("hf"), true).unwrap();
+        // What cannot be told from headers is found when rows are read.
+        let report = checker.check(&case.join("hf"), about["outcome"] != "error").unwrap();
         let is_refused =
             report.problems.iter().any(|problem| matches!(problem.part, Part::Quantization | Part::Weights));
         if about["outcome"] == "error" {
