@@ -134,13 +134,16 @@ impl<'a> Stored<'a> {
 /// The line that mentions `native`, where it would keep something. Scales that cannot be read are no matter here: the
 /// conversion itself says so.
 fn native_hint(conversion: &Conversion) -> Option<String> {
-    let estimate = conversion.native_estimate().ok()??;
-    let types = estimate.kept_types();
-    if types.is_empty() {
-        return None;
+    let native = conversion.native().ok()??;
+    let mut types: Vec<GgmlType> = Vec::new();
+    let mut n_tensors = 0;
+    for kept in native.conversion.kept() {
+        n_tensors += kept.n_tensors as u64;
+        if !types.contains(&kept.ty) {
+            types.push(kept.ty);
+        }
     }
-    let n_all: usize = types.iter().map(|row| row.1).sum();
-    let names: Vec<String> = types.iter().map(|row| row.0.to_string()).collect();
-    let n_all = plural(n_all as u64, "tensor");
-    Some(format!("`--type native` would keep the codes of {n_all} exactly: {}", names.join(", ")))
+    let n_tensors = plural(n_tensors, "tensor");
+    let types = (!types.is_empty()).then(|| types_text(&types))?;
+    Some(format!("`--type native` would keep the codes of {n_tensors} exactly: {types}"))
 }

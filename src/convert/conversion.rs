@@ -25,7 +25,7 @@ const FILE_TYPE: &str = "general.file_type";
 /// [`TensorSource`] it produces rows on demand.
 pub struct Conversion {
     pub(super) source: ModelSource,
-    pub(super) mapping: Mapping,
+    mapping: Mapping,
     metadata: Metadata,
     general: GeneralMetadata,
     tensors: Vec<TensorMeta>,
@@ -36,6 +36,8 @@ pub struct Conversion {
     seen: Vec<AtomicBool>,
     policy: ReadPolicy,
     warnings: Vec<String>,
+    /// What was asked for.
+    pub(super) options: ConvertOptions,
 }
 
 impl fmt::Debug for Conversion {
@@ -107,7 +109,19 @@ impl Conversion {
         }
         let seen = tensors.iter().map(|_| AtomicBool::new(false)).collect();
         let policy = ReadPolicy { level: options.level, allow_nonfinite: options.allow_nonfinite };
-        Ok(Self { source, mapping, metadata, general, tensors, recipes, packings, seen, policy, warnings })
+        Ok(Self {
+            source,
+            mapping,
+            metadata,
+            general,
+            tensors,
+            recipes,
+            packings,
+            seen,
+            policy,
+            warnings,
+            options: options.clone(),
+        })
     }
 
     /// The keys of the output, in file order.

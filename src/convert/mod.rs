@@ -26,6 +26,6 @@ pub use error::ConvertError;
 pub use fastllm::{FlmOptions, flm_weights};
 pub use options::ConvertOptions;
 pub use source::{ModelSource, Quantization, Vocabulary};
-pub use stored::NativeEstimate;
+pub use stored::NativePlan;
 pub use to_hf::{ToHfError, ToHfOptions, ToHfReport, gguf_to_hf};
 pub use vocabulary::vocabulary;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::Value as Json;
 
@@ -39,11 +40,12 @@ pub struct Quantization {
 }
 
 /// A model as cards want it: a configuration, and numbers under plain names.
+#[derive(Clone)]
 pub struct ModelSource {
     /// Configuration and small files.
     pub dir: ModelDir,
     /// The weights; `None` where only the vocabulary is wanted.
-    pub weights: Option<Box<dyn WeightSource + Send>>,
+    pub weights: Option<Arc<dyn WeightSource + Send>>,
     /// How the checkpoint stores them, if it is quantized.
     pub quantization: Option<Quantization>,
     /// Where the vocabulary comes from.
@@ -105,7 +107,7 @@ impl ModelSource {
             let encodings = layer.encodings().clone();
             source.quantization =
                 Some(Quantization { method: "msModelSlim", encodings, ..Quantization::default() });
-            source.weights = Some(Box::new(layer));
+            source.weights = Some(Arc::new(layer));
         } else {
             let opened = dequant::open(&configurations(&source.dir)?, Box::new(checkpoint))?;
             source.warnings.extend(opened.warnings);
@@ -115,7 +117,7 @@ impl ModelSource {
                 left_out: opened.left_out,
                 plain_targets: opened.plain_targets,
             });
-            source.weights = Some(opened.source);
+            source.weights = Some(Arc::from(opened.source));
         }
         Ok(source)
     }

@@ -1,39 +1,22 @@
 //! What a conversion knows of the way its weights are stored, and what each kind of them becomes.
 
 use std::collections::HashMap;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use crate::convert::codes::{self, Codes};
-use crate::convert::{Conversion, ConvertError, Quantization};
-use crate::core::{GgmlType, Packing, SourceError, TensorMeta, WeightMeta, WeightSource};
+use crate::arch::FileType;
+use crate::convert::{Codes, Conversion, ConvertError, ConvertOptions, Quantization};
+use crate::core::{GgmlType, Packing, SourceError, WeightMeta, WeightSource};
 use crate::transform::dequant::{StoredClass, stored_classes, tensor_class};
 
-/// What `--type native` would write, by the scales of one weight of each kind.
-#[derive(Clone, Debug, PartialEq)]
-pub struct NativeEstimate {
-    /// The tensors.
-    pub tensors: Vec<TensorMeta>,
-    /// Which of them keep their codes, in order.
-    pub is_kept: Vec<bool>,
+/// A conversion to `--type native`, planned by the scales of one weight of each kind.
+#[derive(Debug)]
+pub struct NativePlan {
+    /// The plan, without a vocabulary.
+    pub conversion: Conversion,
     /// How many quantized weights there are.
     pub n_quantized: usize,
     /// The scales of how many of them were read.
     pub n_read: usize,
-}
-
-impl NativeEstimate {
-    /// Block types that keep codes, each once, with the number of tensors.
-    #[must_use]
-    pub fn kept_types(&self) -> Vec<(GgmlType, usize)> {
-        let mut types: Vec<(GgmlType, usize)> = Vec::new();
-        for tensor in self.tensors.iter().zip(&self.is_kept).filter(|row| *row.1).map(|row| row.0) {
-            match types.iter_mut().find(|row| row.0 == tensor.ty) {
-                Some((_, n)) => *n += 1,
-                None => types.push((tensor.ty, 1)),
-            }
-        }
-        types
-    }
 }
 
 impl Quantization {
@@ -78,51 +61,53 @@ impl Conversion {
         stored_classes(weights, &quantization.encodings, |weight| becomes(&outputs[weight]))
     }
 
-    /// What `--type native` would write. Of weights that are stored alike the scales of one are read, all others are
-    /// taken to be like it; `None` for a checkpoint without quantized weights.
+    /// Plans the same conversion to `--type native`. Of weights that are stored alike the scales of one are read, all
+    /// others are taken to be like it; `None` for a checkpoint without quantized weights.
     ///
     /// # Errors
     /// The source failed.
-    pub fn native_estimate(&self) -> Result<Option<NativeEstimate>, ConvertError> {
-        let (Some(quantization), Some(source)) = (self.quantization(), self.source.weights.as_deref()) else {
+    pub fn native(&self) -> Result<Option<NativePlan>, ConvertError> {
+        let (Some(quantization), Some(weights)) = (self.quantization(), &self.source.weights) else {
             return Ok(None);
         };
         if quantization.encodings.is_empty() {
             return Ok(None);
         }
-        let sampled = Sampled::new(source, quantization);
-        let native = Codes::Native { allow_rounding: false };
-        let chosen = codes::choose(native, &self.mapping, &self.recipes, &sampled)?;
-        let is_kept = chosen.iter().map(|(_, packing)| packing.is_some()).collect();
-        let retyped = self.mapping.outputs.iter().zip(chosen).map(|(output, (ty, _))| TensorMeta {
-            name: output.name.clone(),
-            shape: output.shape.clone(),
-            ty,
-        });
-        let tensors = retyped.collect();
-        let (n_quantized, n_read) = (quantization.encodings.len(), sampled.n_read());
-        Ok(Some(NativeEstimate { tensors, is_kept, n_quantized, n_read }))
+        let sampled = Arc::new(Sampled::new(Arc::clone(weights), quantization));
+        let n_quantized = quantization.encodings.len();
+        let mut source = self.source.clone();
+        source.weights = Some(Arc::clone(&sampled) as Arc<dyn WeightSource + Send>);
+        let options = ConvertOptions {
+            file_type: Some(FileType::F32),
+            codes: Codes::Native { allow_rounding: false },
+            tokenizer: false,
+            ..self.options.clone()
+        };
+        let conversion = Self::of(source, &options)?;
+        Ok(Some(NativePlan { conversion, n_quantized, n_read: sampled.n_read() }))
     }
 }
 
 /// A source whose weights have the packings of the first that is stored like them.
-struct Sampled<'a> {
-    source: &'a dyn WeightSource,
+struct Sampled {
+    source: Arc<dyn WeightSource + Send>,
     /// By weight: the one that stands for it; `None` for floats.
     first: Vec<Option<usize>>,
     found: Vec<OnceLock<Vec<Packing>>>,
 }
 
-impl<'a> Sampled<'a> {
-    fn new(source: &'a dyn WeightSource, quantization: &Quantization) -> Self {
+impl Sampled {
+    fn new(source: Arc<dyn WeightSource + Send>, quantization: &Quantization) -> Self {
         let mut by_kind = HashMap::new();
-        let weights = source.weights();
-        let first = weights.iter().enumerate().map(|(index, weight)| {
+        let weights = source.weights().iter().enumerate();
+        let first = weights.map(|(index, weight)| {
             let encoding = quantization.encodings.get(&weight.name)?;
             let kind = (tensor_class(&weight.name), encoding.form.as_str(), weight.shape.dims());
             Some(*by_kind.entry(kind).or_insert(index))
         });
-        Self { source, first: first.collect(), found: weights.iter().map(|_| OnceLock::new()).collect() }
+        let first: Vec<_> = first.collect();
+        let found = first.iter().map(|_| OnceLock::new()).collect();
+        Self { source, first, found }
     }
 
     fn n_read(&self) -> usize {
@@ -130,13 +115,17 @@ impl<'a> Sampled<'a> {
     }
 }
 
-impl WeightSource for Sampled<'_> {
+impl WeightSource for Sampled {
     fn weights(&self) -> &[WeightMeta] {
         self.source.weights()
     }
 
     fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
         self.source.read_elems(weight, first, out)
+    }
+
+    fn borrow(&self, weight: usize) -> Option<&[u8]> {
+        self.source.borrow(weight)
     }
 
     fn packings(&self, weight: usize) -> Result<Vec<Packing>, SourceError> {
@@ -146,5 +135,19 @@ impl WeightSource for Sampled<'_> {
         }
         let found = self.source.packings(first)?;
         Ok(self.found[first].get_or_init(|| found).clone())
+    }
+
+    fn read_packed(
+        &self,
+        weight: usize,
+        ty: GgmlType,
+        first: u64,
+        out: &mut [u8],
+    ) -> Result<(), SourceError> {
+        self.source.read_packed(weight, ty, first, out)
+    }
+
+    fn release_elems(&self, weight: usize, first: u64, n: u64) {
+        self.source.release_elems(weight, first, n);
     }
 }

@@ -5,6 +5,7 @@ mod shapes;
 mod vocabulary;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
 
@@ -59,7 +60,7 @@ impl ModelSource {
                 encodings,
                 ..Quantization::default()
             });
-            source.weights = Some(weights);
+            source.weights = Some(Arc::from(weights));
         }
         source.warnings = warnings;
         Ok(source)

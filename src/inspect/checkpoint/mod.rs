@@ -7,12 +7,13 @@
 mod files;
 mod json;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 
 use crate::convert::{self, Conversion, ConvertError, ConvertOptions, Quantization, StoredClass};
-use crate::core::{ElementType, GgmlType, Hint, Shape, TensorMeta, TensorSource};
+use crate::core::{ElementType, GgmlType, Hint, Shape, TensorSource};
 use crate::gguf::{FilePlan, LayoutOptions, Metadata, Value};
 
 use self::files::Opened;
@@ -317,10 +318,7 @@ impl CheckpointReport {
 
     /// What a conversion would write. `rows` are the keys of the vocabulary, which the conversion does not have.
     fn outputs(&mut self, conversion: &Conversion, rows: &Metadata) {
-        let mut metadata = conversion.metadata().clone();
-        for (key, value) in rows.iter() {
-            metadata.set(key, value.clone());
-        }
+        let metadata = with_rows(conversion, rows);
         self.name = metadata.get("general.name").and_then(Value::as_str).map(str::to_owned);
         // The source's own are there already.
         let known = self.warnings.len();
@@ -331,26 +329,42 @@ impl CheckpointReport {
         }
 
         let encoding = conversion.file_type().name().to_uppercase();
-        let auto = Output::plan("auto", encoding, conversion, &metadata, conversion.tensors());
-        self.put(auto);
-        let estimate = conversion.native_estimate();
-        let estimate = self.note(Part::Output, estimate).flatten();
-        if let Some(estimate) = &estimate {
-            let native =
-                Output::plan("native", "NATIVE".to_owned(), conversion, &metadata, &estimate.tensors);
-            let sampled = Some((estimate.n_read, estimate.n_quantized));
-            self.put(native.map(|output| Output { sampled, ..output }));
+        self.put(Output::plan("auto", encoding, conversion, &metadata));
+        let native = conversion.native();
+        let native = self.note(Part::Output, native).flatten();
+        if let Some(native) = &native {
+            let metadata = with_rows(&native.conversion, rows);
+            let output = Output::plan("native", "NATIVE".to_owned(), &native.conversion, &metadata);
+            let sampled = Some((native.n_read, native.n_quantized));
+            self.put(output.map(|output| Output { sampled, ..output }));
         }
-        self.stored = conversion.stored(|outputs| Becomes {
-            auto: types_of(outputs, conversion.tensors()),
-            native: estimate.as_ref().map_or_else(Vec::new, |native| types_of(outputs, &native.tensors)),
+        let native: HashMap<&str, GgmlType> = native
+            .iter()
+            .flat_map(|native| native.conversion.tensors())
+            .map(|tensor| (tensor.name.as_str(), tensor.ty))
+            .collect();
+        let tensors = conversion.tensors();
+        self.stored = conversion.stored(|outputs| {
+            let name = |output: &usize| native.get(tensors[*output].name.as_str()).copied();
+            Becomes {
+                auto: each_once(outputs.iter().map(|&output| tensors[output].ty).collect()),
+                native: each_once(outputs.iter().filter_map(name).collect()),
+            }
         });
     }
 }
 
-/// Types of some tensors, each once.
-fn types_of(outputs: &[usize], tensors: &[TensorMeta]) -> Vec<GgmlType> {
-    let mut types: Vec<GgmlType> = outputs.iter().map(|&output| tensors[output].ty).collect();
+/// The keys of a conversion that was planned without a vocabulary, and those of the vocabulary.
+fn with_rows(conversion: &Conversion, rows: &Metadata) -> Metadata {
+    let mut metadata = conversion.metadata().clone();
+    for (key, value) in rows.iter() {
+        metadata.set(key, value.clone());
+    }
+    metadata
+}
+
+/// Types in their own order, each once.
+fn each_once(mut types: Vec<GgmlType>) -> Vec<GgmlType> {
     types.sort_unstable();
     types.dedup();
     types
@@ -362,8 +376,8 @@ impl Output {
         file_type: String,
         conversion: &Conversion,
         metadata: &Metadata,
-        tensors: &[TensorMeta],
     ) -> Result<Self, Problem> {
+        let tensors = conversion.tensors();
         let layout = LayoutOptions { pad_header: true, ..LayoutOptions::default() };
         let plan = FilePlan::new(metadata, tensors, &layout).map_err(|error| Problem {
             part: Part::Output,
