@@ -32,8 +32,8 @@ pub fn main() -> std::process::ExitCode {
 #[derive(Debug, Parser)]
 #[command(name = "gguf-inspect", version = crate::cli::version(), subcommand_negates_reqs = true)]
 #[command(
-    after_help = "Exit codes: 0 done, 1 failed (diff: the files differ), 2 usage, 3 the file is broken, \
-    130 interrupted."
+    after_help = "Exit codes: 0 done, 1 failed (diff: the files differ; checkpoint: it is none), 2 usage, \
+    3 the file is broken, 130 interrupted."
 )]
 struct Inspect {
     #[command(subcommand)]
