@@ -40,6 +40,9 @@ pub struct Part<'a> {
 
 /// A kind of file, or set of files, that holds weights.
 pub trait Container: WeightSource + Send + std::fmt::Debug {
+    /// Name of the format.
+    fn format(&self) -> &'static str;
+
     /// The files, in order.
     fn parts(&self) -> Vec<Part<'_>>;
 
@@ -107,6 +110,12 @@ impl Checkpoint {
     #[must_use]
     pub fn dir(&self) -> &ModelDir {
         &self.dir
+    }
+
+    /// Name of the weight files' format.
+    #[must_use]
+    pub fn format(&self) -> &'static str {
+        self.container.format()
     }
 
     /// The files that hold the weights, with what their headers say.

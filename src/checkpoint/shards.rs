@@ -111,6 +111,10 @@ impl SafetensorsShards {
 }
 
 impl Container for SafetensorsShards {
+    fn format(&self) -> &'static str {
+        "safetensors"
+    }
+
     fn parts(&self) -> Vec<Part<'_>> {
         self.shards.iter().map(|shard| Part { name: &shard.name, metadata: &shard.metadata }).collect()
     }

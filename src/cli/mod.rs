@@ -10,6 +10,7 @@ pub mod quantize;
 pub mod quantize_options;
 mod quantize_report;
 pub mod render;
+mod stored;
 pub mod verify;
 mod verify_model;
 mod verify_report;

@@ -24,18 +24,20 @@ const FILE_TYPE: &str = "general.file_type";
 /// A checkpoint seen as the GGUF file it becomes. Nothing has been written, and no weight read; as a
 /// [`TensorSource`] it produces rows on demand.
 pub struct Conversion {
-    source: ModelSource,
+    pub(super) source: ModelSource,
     mapping: Mapping,
     metadata: Metadata,
     general: GeneralMetadata,
     tensors: Vec<TensorMeta>,
-    recipes: Vec<Recipe>,
+    pub(super) recipes: Vec<Recipe>,
     /// Per tensor: how its codes are kept, if they are.
     packings: Vec<Option<Packing>>,
     /// Per tensor: whether anything but zero was seen while reading.
     seen: Vec<AtomicBool>,
     policy: ReadPolicy,
     warnings: Vec<String>,
+    /// What was asked for.
+    pub(super) options: ConvertOptions,
 }
 
 impl fmt::Debug for Conversion {
@@ -74,29 +76,9 @@ impl Conversion {
     /// # Errors
     /// As [`Conversion::plan`].
     pub fn of(source: ModelSource, options: &ConvertOptions) -> Result<Self, ConvertError> {
-        let registry = registry(options)?;
-        let dir = &source.dir;
-        let weights = source.metas();
-
+        let (dir, weights) = (&source.dir, source.metas());
         let mut warnings = source.warnings.clone();
-        let mut optional = |name| optional_json(dir, name, &mut warnings);
-        let tokenizer_config = optional("tokenizer_config.json")?;
-        let generation_config = optional("generation_config.json")?;
-        let files = dir.file_names()?;
-        let inputs = Inputs {
-            config: dir.config(),
-            weights,
-            tokenizer_config: tokenizer_config.as_ref(),
-            generation_config: generation_config.as_ref(),
-            files: &files,
-            pooling: pooling::read(dir)?,
-        };
-        let arch_options = Options {
-            file_type: options.file_type,
-            no_mtp: options.no_mtp,
-            metadata_only: options.vocab_only,
-        };
-        let mapping = arch::resolve(&registry, &inputs, &arch_options)?;
+        let mapping = map(dir, weights, options, options.vocab_only, &mut warnings)?;
 
         let recipes = mapping.outputs.iter().map(|output| transform::recipe(output, weights));
         let recipes = recipes.collect::<Result<Vec<_>, _>>()?;
@@ -127,7 +109,19 @@ impl Conversion {
         }
         let seen = tensors.iter().map(|_| AtomicBool::new(false)).collect();
         let policy = ReadPolicy { level: options.level, allow_nonfinite: options.allow_nonfinite };
-        Ok(Self { source, mapping, metadata, general, tensors, recipes, packings, seen, policy, warnings })
+        Ok(Self {
+            source,
+            mapping,
+            metadata,
+            general,
+            tensors,
+            recipes,
+            packings,
+            seen,
+            policy,
+            warnings,
+            options: options.clone(),
+        })
     }
 
     /// The keys of the output, in file order.
@@ -221,6 +215,36 @@ impl Conversion {
     fn weights(&self) -> &[WeightMeta] {
         self.source.metas()
     }
+}
+
+/// Finds the card for a checkpoint and applies it; with `keys_only` to its configuration alone. What is odd about the
+/// files goes to `warnings`.
+///
+/// # Errors
+/// No card, or one that does not fit the checkpoint; files that cannot be read.
+pub fn map(
+    dir: &ModelDir,
+    weights: &[WeightMeta],
+    options: &ConvertOptions,
+    keys_only: bool,
+    warnings: &mut Vec<String>,
+) -> Result<Mapping, ConvertError> {
+    let registry = registry(options)?;
+    let mut optional = |name| optional_json(dir, name, warnings);
+    let tokenizer_config = optional("tokenizer_config.json")?;
+    let generation_config = optional("generation_config.json")?;
+    let files = dir.file_names()?;
+    let inputs = Inputs {
+        config: dir.config(),
+        weights,
+        tokenizer_config: tokenizer_config.as_ref(),
+        generation_config: generation_config.as_ref(),
+        files: &files,
+        pooling: pooling::read(dir)?,
+    };
+    let arch_options =
+        Options { file_type: options.file_type, no_mtp: options.no_mtp, metadata_only: keys_only };
+    Ok(arch::resolve(&registry, &inputs, &arch_options)?)
 }
 
 /// The embedded cards, and the one given by hand.

@@ -2,6 +2,8 @@
 
 use crate::arch::ArchError;
 use crate::checkpoint::CheckpointError;
+use crate::checkpoint::pickle::PickleError;
+use crate::checkpoint::torch::TorchError;
 use crate::core::text::escape;
 use crate::core::{Hint, SourceError};
 use crate::tokenizer::TokenizerError;
@@ -88,6 +90,61 @@ fn listed(names: &[String]) -> String {
     }
     let quoted: Vec<String> = names.iter().map(|name| format!("`{}`", escape(name))).collect();
     quoted.join(", ")
+}
+
+impl ConvertError {
+    /// Whether the checkpoint may be sound, and is of a form that is not read; else something about it is wrong, or
+    /// could not be read.
+    #[must_use]
+    pub fn is_unsupported(&self) -> bool {
+        match self {
+            Self::Checkpoint(CheckpointError::Torch { source, .. }) => matches!(
+                **source,
+                TorchError::Tar
+                    | TorchError::TorchScript
+                    | TorchError::Pickle(PickleError::Name { .. } | PickleError::Opcode { .. })
+            ),
+            Self::Checkpoint(error) => matches!(error, CheckpointError::Unsupported { .. }),
+            Self::Arch(error) => matches!(
+                error,
+                ArchError::NoClass { .. }
+                    | ArchError::UnknownClass { .. }
+                    | ArchError::AmbiguousClass { .. }
+                    | ArchError::Required { .. }
+                    | ArchError::RopeType { .. }
+                    | ArchError::Leftover { .. }
+                    | ArchError::ElementType { .. }
+            ),
+            Self::Tokenizer(error) => matches!(
+                error,
+                TokenizerError::UnknownPreTokenizer { .. }
+                    | TokenizerError::PreNotSaid { .. }
+                    | TokenizerError::ModeNotAvailable { .. }
+                    | TokenizerError::NothingFits { .. }
+            ),
+            Self::Dequant(error) => matches!(
+                error,
+                DequantError::UnknownMethod { .. }
+                    | DequantError::UnsupportedMethod { .. }
+                    | DequantError::UnsupportedVariant { .. }
+            ),
+            Self::MsModelSlim(error) => matches!(
+                error,
+                MsModelSlimError::UnknownLabel { .. }
+                    | MsModelSlimError::Refused { .. }
+                    | MsModelSlimError::RunTime { .. }
+                    | MsModelSlimError::MixedNorm { .. }
+                    | MsModelSlimError::NormBias { .. }
+            ),
+            Self::TokenizerMode { .. } | Self::Adapters { .. } | Self::UnknownArch { .. } => true,
+            Self::Source(_)
+            | Self::Recipe(_)
+            | Self::Pooling { .. }
+            | Self::Adapter { .. }
+            | Self::Lora(_)
+            | Self::Io(_) => false,
+        }
+    }
 }
 
 impl Hint for ConvertError {

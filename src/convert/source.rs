@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::Value as Json;
 
@@ -10,8 +11,8 @@ use crate::checkpoint::{Checkpoint, CheckpointError, ModelDir};
 use crate::convert::{ConvertError, ConvertOptions};
 use crate::core::{WeightMeta, WeightSource};
 use crate::tokenizer::GivenVocabulary;
-use crate::transform::dequant;
 use crate::transform::dequant::msmodelslim::{MsModelSlim, MsModelSlimOptions};
+use crate::transform::dequant::{self, Encodings};
 
 /// Where the vocabulary of a model comes from.
 #[derive(Clone, Debug, Default)]
@@ -25,12 +26,28 @@ pub enum Vocabulary {
     Absent,
 }
 
+/// How a quantized checkpoint stores its weights.
+#[derive(Clone, Debug, Default)]
+pub struct Quantization {
+    /// The method, as its makers spell it.
+    pub method: &'static str,
+    /// Encodings of the quantized weights, by the names that they have as floats.
+    pub encodings: Encodings,
+    /// Tensors that were left out: scales of activations and caches.
+    pub left_out: Vec<String>,
+    /// Weights of the layers that the configuration targets, but that are plain floats.
+    pub plain_targets: Vec<String>,
+}
+
 /// A model as cards want it: a configuration, and numbers under plain names.
+#[derive(Clone)]
 pub struct ModelSource {
     /// Configuration and small files.
     pub dir: ModelDir,
     /// The weights; `None` where only the vocabulary is wanted.
-    pub weights: Option<Box<dyn WeightSource + Send>>,
+    pub weights: Option<Arc<dyn WeightSource + Send>>,
+    /// How the checkpoint stores them, if it is quantized.
+    pub quantization: Option<Quantization>,
     /// Where the vocabulary comes from.
     pub vocabulary: Vocabulary,
     /// Files that are read; an output must not replace them.
@@ -55,29 +72,52 @@ impl ModelSource {
     /// The checkpoint cannot be opened, or is quantized in a way that is not read.
     pub fn open(path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
         let dir = ModelDir::open(path, &options.limits)?;
-        let mut source = Self {
+        if options.vocab_only {
+            return Ok(Self::without_weights(dir));
+        }
+        Self::over(Checkpoint::with_dir(dir)?, options)
+    }
+
+    /// The directory alone.
+    #[must_use]
+    pub fn without_weights(dir: ModelDir) -> Self {
+        Self {
             dir,
             weights: None,
+            quantization: None,
             vocabulary: Vocabulary::Files,
             paths: Vec::new(),
             warnings: Vec::new(),
-        };
-        if options.vocab_only {
-            return Ok(source);
         }
+    }
+
+    /// A checkpoint that is open, with the layer over it that its quantization needs.
+    ///
+    /// # Errors
+    /// A quantization that is not read, or contradicts the tensors.
+    pub fn over(checkpoint: Checkpoint, options: &ConvertOptions) -> Result<Self, ConvertError> {
+        let mut source = Self::without_weights(checkpoint.dir().clone());
         let description = Description::find(&source.dir)?;
-        let checkpoint = Checkpoint::with_dir(source.dir.clone())?;
         source.paths = checkpoint.paths();
         source.warnings.extend_from_slice(checkpoint.warnings());
         if let Some(description) = description {
             let layer =
                 MsModelSlim::open(Box::new(checkpoint), &msmodelslim(&source.dir, description, options))?;
             source.warnings.extend_from_slice(layer.warnings());
-            source.weights = Some(Box::new(layer));
+            let encodings = layer.encodings().clone();
+            source.quantization =
+                Some(Quantization { method: "msModelSlim", encodings, ..Quantization::default() });
+            source.weights = Some(Arc::new(layer));
         } else {
             let opened = dequant::open(&configurations(&source.dir)?, Box::new(checkpoint))?;
             source.warnings.extend(opened.warnings);
-            source.weights = Some(opened.source);
+            source.quantization = opened.method.map(|method| Quantization {
+                method: method.title(),
+                encodings: opened.encodings,
+                left_out: opened.left_out,
+                plain_targets: opened.plain_targets,
+            });
+            source.weights = Some(Arc::from(opened.source));
         }
         Ok(source)
     }

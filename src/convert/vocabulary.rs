@@ -23,6 +23,30 @@ pub(super) fn build(
     })
 }
 
+/// Ways to read a vocabulary where no card says which.
+const USUAL: [Mode; 3] = [Mode::Spm, Mode::LlamaHf, Mode::Bpe];
+
+/// The vocabulary as a conversion would write it; without a card's mapping, as most models have it.
+///
+/// # Errors
+/// As a conversion's: files that are missing, broken, or not understood.
+pub fn vocabulary(
+    source: &ModelSource,
+    mapping: Option<&Mapping>,
+    options: &ConvertOptions,
+) -> Result<Built, ConvertError> {
+    match (mapping, &source.vocabulary) {
+        (Some(mapping), _) => build(source, mapping, options),
+        (None, Vocabulary::Given(given)) => {
+            Ok(tokenizer::build_given(source.dir.path(), given, &BuildRequest::of(&USUAL))?)
+        }
+        (None, Vocabulary::Absent) => {
+            Ok(tokenizer::build(source.dir.path(), &BuildRequest::of(&[Mode::None]))?)
+        }
+        (None, Vocabulary::Files) => Ok(tokenizer::build(source.dir.path(), &BuildRequest::of(&USUAL))?),
+    }
+}
+
 /// Makes the request for one checkpoint.
 fn request(mapping: &Mapping, options: &ConvertOptions) -> Result<BuildRequest, ConvertError> {
     if !options.tokenizer {

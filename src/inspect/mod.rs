@@ -7,7 +7,10 @@ mod hash;
 mod show;
 mod summary;
 
-pub use checkpoint::{ElementShare, checkpoint_json, classes, element_shares, weight_bytes};
+pub use checkpoint::{
+    Architecture, Becomes, CheckpointReport, Container, ElementShare, Output, Part, Problem, StoredTensor,
+    Vocabulary, WeightFile, checkpoint_json, inspect_checkpoint,
+};
 pub use diff::{DataDiff, Diff, DiffError, KeyDiff, TensorDiff, diff};
 pub use edit::{EditError, merge, remove, set, split_file};
 pub use hash::{Hashes, hash};

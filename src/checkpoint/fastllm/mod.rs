@@ -103,6 +103,10 @@ impl FlmFile {
 }
 
 impl Container for FlmFile {
+    fn format(&self) -> &'static str {
+        "FastLLM"
+    }
+
     fn parts(&self) -> Vec<Part<'_>> {
         vec![Part { name: &self.name, metadata: &self.header.dictionary }]
     }

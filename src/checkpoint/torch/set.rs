@@ -117,6 +117,10 @@ impl TorchFiles {
 }
 
 impl Container for TorchFiles {
+    fn format(&self) -> &'static str {
+        "PyTorch"
+    }
+
     fn parts(&self) -> Vec<Part<'_>> {
         self.files.iter().map(|file| Part { name: &file.name, metadata: &[] }).collect()
     }

@@ -10,6 +10,7 @@ use serde_json::json;
 use crate::arch;
 use crate::cli::quantize_options::{QuantizeOptions, usage};
 use crate::cli::render::{Align, Table, count, duration, plural};
+use crate::cli::stored::Stored;
 use crate::cli::{Session, UsageError, quantize_report};
 use crate::convert::{Codes, Conversion, ConvertError, ConvertOptions, KeptRole, ModelSource, naming};
 use crate::core::bytes::Endian;
@@ -147,6 +148,7 @@ impl ToGguf {
         let job = Job {
             target: self.target(conversion, dir, &encoding),
             kept: conversion.kept(),
+            stored: Stored::of(conversion, conversion.tensors(), !is_native && !session.common.quiet),
             metadata: conversion.metadata(),
             source: conversion,
             options: self.write_options(session, conversion),
@@ -186,14 +188,27 @@ impl ToGguf {
         if self.dry_run {
             let plan = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
             quantize_report::warn(session, self.quantize.coverage, &plan);
+            self.stored(session, conversion, &plan).print(session)?;
             return quantize_report::print_plan(session, &plan);
         }
         let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
         quantize_report::warn(session, self.quantize.coverage, &plan);
+        self.stored(session, conversion, &plan).print(session)?;
         print_kept(session, &conversion.kept())?;
         let target = self.target(conversion, dir, file_type.name());
         let report = plan.write(&target, &self.write_options(session, conversion), &session.progress)?;
         quantize_report::print_report(session, file_type, &plan, &report, started.elapsed().as_secs_f64())
+    }
+
+    /// What becomes of a quantized checkpoint's weights, where they are quantized once more.
+    fn stored<'a>(
+        &self,
+        session: &Session,
+        conversion: &'a Conversion,
+        plan: &QuantizePlan<'_>,
+    ) -> Stored<'a> {
+        let may_hint = !self.requantize && !session.common.quiet;
+        Stored::of(conversion, plan.tensors(), may_hint)
     }
 
     fn target_type(&self) -> anyhow::Result<Target> {
@@ -274,6 +289,7 @@ impl ToGguf {
 struct Job<'a> {
     target: PathBuf,
     kept: Vec<KeptRole>,
+    stored: Stored<'a>,
     metadata: &'a Metadata,
     source: &'a dyn TensorSource,
     options: WriteOptions,
@@ -303,8 +319,10 @@ impl Job<'_> {
             return session.print_json(&json!({
                 "files": paths, "type": self.encoding, "file_bytes": file_bytes, "free_bytes": free,
                 "keys": self.metadata.len(), "tensors": rows, "kept": kept_json(&self.kept),
+                "quantization": self.stored.json(),
             }));
         }
+        self.stored.print(session)?;
         print_kept(session, &self.kept)?;
         let mut table = Table::new(&[
             ("tensor", Align::Left),
@@ -355,8 +373,10 @@ impl Job<'_> {
                 "files": paths, "type": self.encoding, "tensors": report.n_tensors, "parameters": n_elems,
                 "tensor_bytes": report.tensor_bytes, "file_bytes": report.file_bytes,
                 "bits_per_weight": bpw, "seconds": seconds, "kept": kept_json(&self.kept),
+                "quantization": self.stored.json(),
             }));
         }
+        self.stored.print(session)?;
         print_kept(session, &self.kept)?;
         if session.common.quiet {
             return Ok(());

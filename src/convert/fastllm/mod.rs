@@ -5,14 +5,16 @@ mod shapes;
 mod vocabulary;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
 
 use crate::checkpoint::fastllm::{Coding, FlmFile, Header, Payload};
 use crate::checkpoint::{CheckpointError, ModelDir};
-use crate::convert::{ConvertError, ConvertOptions, ModelSource, Vocabulary, registry};
+use crate::convert::{ConvertError, ConvertOptions, ModelSource, Quantization, Vocabulary, registry};
 use crate::core::{WeightMeta, WeightSource};
 use crate::transform::MergedLora;
+use crate::transform::dequant::Encodings;
 use crate::transform::dequant::flm::{FlmCodes, FlmCoding, FlmMeaning, FlmSurvey, FlmTensor, FlmWeights};
 
 /// What a file does not say, or says in more than one way.
@@ -48,15 +50,20 @@ impl ModelSource {
                 Vocabulary::Absent
             }
         };
-        let weights =
-            if options.vocab_only { None } else { Some(weights(file, flm, &header, &mut warnings)?) };
-        Ok(Self {
-            dir: ModelDir::of_file(path, config, &options.limits),
-            weights,
-            vocabulary,
-            paths: vec![path.to_owned()],
-            warnings,
-        })
+        let mut source = Self::without_weights(ModelDir::of_file(path, config, &options.limits));
+        source.vocabulary = vocabulary;
+        source.paths = vec![path.to_owned()];
+        if !options.vocab_only {
+            let (weights, encodings) = weights(file, flm, &header, &mut warnings)?;
+            source.quantization = (!encodings.is_empty()).then(|| Quantization {
+                method: "FastLLM",
+                encodings,
+                ..Quantization::default()
+            });
+            source.weights = Some(Arc::from(weights));
+        }
+        source.warnings = warnings;
+        Ok(source)
     }
 }
 
@@ -112,13 +119,14 @@ fn weights(
     flm: &FlmOptions,
     header: &Header,
     warnings: &mut Vec<String>,
-) -> Result<Box<dyn WeightSource + Send>, ConvertError> {
+) -> Result<(Box<dyn WeightSource + Send>, Encodings), ConvertError> {
     let path = file.path().to_owned();
     let floats = flm_weights(file, flm.meaning)?;
+    let mut encodings = floats.encodings();
     tell(floats.survey(), flm.meaning, warnings);
     let metas: &[WeightMeta] = floats.weights();
     if header.adapters.is_empty() && !metas.iter().any(|meta| adapters::is_part(&meta.name)) {
-        return Ok(Box::new(floats));
+        return Ok((Box::new(floats), encodings));
     }
     if !flm.merge_adapters {
         let names = header.adapters.iter().map(|adapter| adapter.name.clone()).collect();
@@ -126,7 +134,11 @@ fn weights(
     }
     let found = adapters::pairs(&header.adapters, metas);
     let pairs = found.map_err(|reason| ConvertError::Adapter { path, reason })?;
-    Ok(Box::new(MergedLora::new(Box::new(floats), &pairs)?))
+    // What an adapter is merged into is no longer what the file stores.
+    for pair in &pairs {
+        encodings.remove(&metas[pair.base].name);
+    }
+    Ok((Box::new(MergedLora::new(Box::new(floats), &pairs)?), encodings))
 }
 
 /// Says what the value ranges show, and which reading was used where there are two.

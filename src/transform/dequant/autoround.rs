@@ -38,16 +38,17 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
 }
 
 /// Settings of the modules of one name.
-type Override = (Name, Map<String, Value>);
+pub(super) type Override = (Name, Map<String, Value>);
 
 /// A module, or a pattern of modules.
-enum Name {
+pub(super) enum Name {
     Exact(String),
     Pattern(Regex),
 }
 
 impl Name {
-    fn matches(&self, module: &str) -> bool {
+    /// Whether a module is meant.
+    pub(super) fn matches(&self, module: &str) -> bool {
         match self {
             Self::Exact(name) => name == module,
             Self::Pattern(pattern) => pattern.is_match(module),
@@ -56,7 +57,10 @@ impl Name {
 }
 
 /// `extra_config`: settings by module; exact names go before patterns.
-fn overrides(settings: &Settings) -> Result<Vec<Override>, DequantError> {
+///
+/// # Errors
+/// An entry that is not an object.
+pub(super) fn overrides(settings: &Settings) -> Result<Vec<Override>, DequantError> {
     const KEY: &str = "extra_config";
     let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
     let Some(map) = value.as_object() else { return Err(settings.bad(KEY, "must be an object")) };

@@ -3,7 +3,7 @@
 use crate::core::{ElementType, Shape};
 use crate::transform::dequant::bits::{Packing, Stream};
 use crate::transform::dequant::gptq::group_size;
-use crate::transform::dequant::grouped::{Codes, Grouped, Groups, Order, ZeroShift, Zeros};
+use crate::transform::dequant::grouped::{self, Codes, Grouped, Groups, Order, ZeroShift, Zeros};
 use crate::transform::dequant::values::{SCALE_TYPES, Values};
 use crate::transform::dequant::{DequantError, Settings, Tensors};
 
@@ -121,6 +121,8 @@ fn put(
             (Codes::ByRow(stream(qweight, Packing::Dense, words)), order)
         }
     };
+    // AutoRound has GPTQ's key.
+    let is_symmetric = settings.says("zero_point", false) || settings.says("sym", true);
     let name = format!("{module}.weight");
     let decoder = Grouped {
         name: name.clone(),
@@ -134,6 +136,7 @@ fn put(
         n_rows,
         n_cols,
         members: members.clone(),
+        layout: grouped::Layout { group_size: size, is_symmetric },
     };
     for member in members {
         tensors.take(member);

@@ -168,4 +168,8 @@ impl Decoder for Ternary {
     fn members(&self) -> &[usize] {
         &self.members
     }
+
+    fn form(&self) -> String {
+        "ternary, one scale".to_owned()
+    }
 }

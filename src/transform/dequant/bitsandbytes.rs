@@ -17,10 +17,10 @@ const INV_127: f32 = 0.007_874_015_7;
 /// # Errors
 /// [`DequantError`]: GPU layouts, parts that are missing or do not fit.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
-    for kind in ["nf4", "fp4"] {
-        for (weight, state) in tensors.ending(&format!(".quant_state.bitsandbytes__{kind}")) {
+    for (ending, kind) in [("nf4", "NF4"), ("fp4", "FP4")] {
+        for (weight, state) in tensors.ending(&format!(".quant_state.bitsandbytes__{ending}")) {
             settings.check_not_ignored(weight)?;
-            four_bits(tensors, weight, state)?;
+            four_bits(tensors, weight, state, kind)?;
         }
     }
     for (module, scale) in tensors.ending(".SCB") {
@@ -71,6 +71,8 @@ struct Nested {
 
 struct FourBits {
     name: String,
+    /// Name of its code book.
+    kind: &'static str,
     codes: usize,
     map: Values,
     absmax: Values,
@@ -80,7 +82,12 @@ struct FourBits {
     members: Vec<usize>,
 }
 
-fn four_bits(tensors: &mut Tensors<'_>, weight: &str, state_index: usize) -> Result<(), DequantError> {
+fn four_bits(
+    tensors: &mut Tensors<'_>,
+    weight: &str,
+    state_index: usize,
+    kind: &'static str,
+) -> Result<(), DequantError> {
     let codes = tensors.member(weight, "")?;
     let state = state(tensors, state_index)?;
     let shape = Shape::new(state.dims.clone()).ok_or_else(|| DequantError::BadMetadata {
@@ -127,6 +134,7 @@ fn four_bits(tensors: &mut Tensors<'_>, weight: &str, state_index: usize) -> Res
     }
     let decoder = FourBits {
         name: weight.to_owned(),
+        kind,
         codes,
         map,
         absmax: absmax_values,
@@ -212,6 +220,11 @@ impl Decoder for FourBits {
     fn members(&self) -> &[usize] {
         &self.members
     }
+
+    fn form(&self) -> String {
+        let nested = if self.nested.is_some() { ", nested scales" } else { "" };
+        format!("{}, blocks of {}{nested}", self.kind, self.block)
+    }
 }
 
 struct EightBits {
@@ -282,5 +295,9 @@ impl Decoder for EightBits {
 
     fn members(&self) -> &[usize] {
         &self.members
+    }
+
+    fn form(&self) -> String {
+        "INT8, scales by row".to_owned()
     }
 }

@@ -7,7 +7,7 @@ use crate::core::{ElementType, Shape};
 use crate::transform::dequant::bits::{Packing, Stream};
 use crate::transform::dequant::fp4::{Factor, Fp4};
 use crate::transform::dequant::fp8::{Fp8, Grid};
-use crate::transform::dequant::grouped::{Codes, Grouped, Groups, Order, ZeroShift, Zeros};
+use crate::transform::dequant::grouped::{Codes, Grouped, Groups, Layout, Order, ZeroShift, Zeros};
 use crate::transform::dequant::values::{SCALE_TYPES, Values, with_bytes};
 use crate::transform::dequant::{DequantError, Settings, Tensors, sparse};
 
@@ -86,6 +86,19 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
         put(&group.weights, tensors, module, codes, format)?;
     }
     Ok(())
+}
+
+/// Tells which modules the groups name and the list of exceptions does not.
+///
+/// # Errors
+/// Groups or lists that are not what they must be.
+pub(super) fn target_test(settings: &Settings) -> Result<impl Fn(&str) -> bool + use<>, DequantError> {
+    let (groups, ignored) = (groups(settings)?, targets(settings, "ignore", settings.map.get("ignore"))?);
+    Ok(move |module: &str| {
+        let names = |target: &Target| target.rank(module).is_some();
+        let is_ignored = ignored.iter().any(|target| !matches!(target, Target::Class) && names(target));
+        !is_ignored && groups.iter().any(|group| group.targets.iter().any(names))
+    })
 }
 
 impl Target {
@@ -315,6 +328,7 @@ fn pack_quantized(
         n_rows,
         n_cols,
         members: members.clone(),
+        layout: Layout { group_size, is_symmetric: !weights.says("symmetric", false) },
     };
     for member in members {
         tensors.take(member);
@@ -396,6 +410,7 @@ fn int_quantized(
         n_rows,
         n_cols,
         members: members.clone(),
+        layout: Layout { group_size, is_symmetric: !weights.says("symmetric", false) },
     };
     for &member in &members {
         tensors.take(member);

@@ -15,6 +15,8 @@ use std::borrow::Cow;
 
 use crate::core::numeric::roundf;
 use crate::core::{ElementType, GgmlType, Packing, Shape, SourceError, WeightMeta, WeightSource};
+use crate::transform::dequant::encoding::{along_rows, n_bytes};
+use crate::transform::dequant::{Encoding, Encodings};
 use crate::transform::repack::{BLOCK_ELEMS, f16_error, pack_q4_0, pack_q4_1, pack_q8_0};
 
 /// Ranges that are looked at in one go.
@@ -38,6 +40,16 @@ pub enum FlmCoding {
 }
 
 impl FlmCoding {
+    /// FastLLM's name for it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Int8 => "INT8",
+            Self::Int4 => "INT4",
+            Self::Int4NoZero => "INT4_NOZERO",
+            Self::Int4Group => "INT4_GROUP",
+        }
+    }
+
     fn bits(self) -> u64 {
         if self == Self::Int8 { 8 } else { 4 }
     }
@@ -186,6 +198,18 @@ impl FlmWeights {
         let mut layer = Self { inner, tensors, metas, survey: FlmSurvey::default(), meaning };
         layer.survey = layer.look()?;
         Ok(layer)
+    }
+
+    /// How the tensors of codes are stored.
+    #[must_use]
+    pub fn encodings(&self) -> Encodings {
+        let encoding = |tensor: &FlmTensor| {
+            let FlmTensor::Codes(codes) = tensor else { return None };
+            let form = format!("{}, {}", codes.coding.name(), along_rows(codes.group_cols, codes.cols));
+            let n_bytes = n_bytes(&*self.inner, &[codes.codes, codes.ranges]);
+            Some((codes.name.clone(), Encoding { method: "FastLLM", form, n_bytes }))
+        };
+        self.tensors.iter().filter_map(encoding).collect()
     }
 
     /// What the ranges say.

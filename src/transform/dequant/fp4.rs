@@ -259,4 +259,9 @@ impl Decoder for Fp4 {
     fn members(&self) -> &[usize] {
         &self.members
     }
+
+    fn form(&self) -> String {
+        let kind = if matches!(self.factor, Factor::None) { "MXFP4" } else { "NVFP4" };
+        format!("{kind}, groups of {}", self.group)
+    }
 }

@@ -8,6 +8,7 @@ use std::ops::Range;
 use serde_json::Value as Json;
 
 use crate::core::{ElementType, GgmlType, Packing, Shape, SourceError, WeightSource};
+use crate::transform::dequant::encoding::along_rows;
 use crate::transform::dequant::values::{SCALE_TYPES, Values, with_bytes};
 use crate::transform::dequant::{Decoder, DequantError, Settings, Tensors};
 
@@ -240,6 +241,18 @@ impl Decoder for Fp8 {
 
     fn members(&self) -> &[usize] {
         &self.members
+    }
+
+    fn form(&self) -> String {
+        let kind = if self.scales.is_exponent() { "MXFP8" } else { "FP8" };
+        let code = if std::ptr::eq(self.table, &raw const E5M2) { "E5M2" } else { "E4M3" };
+        let scales = match self.grid {
+            Grid::Tensor => "one scale".to_owned(),
+            Grid::Row => "scales by row".to_owned(),
+            Grid::Block { rows: 1, cols } => along_rows(cols, self.n_cols),
+            Grid::Block { rows, cols } => format!("blocks of {rows}x{cols}"),
+        };
+        format!("{kind} {code}, {scales}")
     }
 }
 

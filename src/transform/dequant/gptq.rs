@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::core::{ElementType, Shape};
 use crate::transform::dequant::bits::{Packing, Stream};
-use crate::transform::dequant::grouped::{Codes, Grouped, Groups, Order, ZeroShift, Zeros};
+use crate::transform::dequant::grouped::{Codes, Grouped, Groups, Layout, Order, ZeroShift, Zeros};
 use crate::transform::dequant::values::{SCALE_TYPES, Values, with_bytes};
 use crate::transform::dequant::{DequantError, Settings, Tensors};
 
@@ -24,7 +24,7 @@ pub(super) struct Params {
 }
 
 /// A rule for modules by name.
-enum Rule {
+pub(super) enum Rule {
     /// The module was left alone.
     Skip,
     Override(Map<String, Value>),
@@ -90,7 +90,10 @@ fn version(settings: &Settings) -> Result<bool, DequantError> {
 }
 
 /// Overrides by module name, in order.
-fn rules(settings: &Settings) -> Result<Vec<(Regex, Rule)>, DequantError> {
+///
+/// # Errors
+/// A key that is not what it must be, a pattern that is not understood.
+pub(super) fn rules(settings: &Settings) -> Result<Vec<(Regex, Rule)>, DequantError> {
     const KEY: &str = "dynamic";
     let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
     let Some(map) = value.as_object() else { return Err(settings.bad(KEY, "must be an object")) };
@@ -234,6 +237,7 @@ pub(super) fn put(
         n_rows,
         n_cols,
         members: members.clone(),
+        layout: Layout { group_size, is_symmetric: !settings.says("sym", false) },
     };
     for member in members {
         tensors.take(member);

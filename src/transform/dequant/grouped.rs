@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use crate::core::{GgmlType, Packing, SourceError, WeightSource};
 use crate::transform::dequant::bits::Stream;
+use crate::transform::dequant::encoding::along_rows;
 use crate::transform::dequant::values::{Values, with_bytes};
 use crate::transform::dequant::{Decoder, DequantError};
 use crate::transform::repack::{BLOCK_ELEMS, f16_error, pack_q4_0, pack_q5_0, pack_q8_0};
@@ -71,6 +72,15 @@ pub(super) enum Order {
     },
 }
 
+/// What the description says of a matrix, for people.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    /// Columns that share a scale, in the order they were quantized.
+    pub(super) group_size: u64,
+    /// Whether zero points are all in the middle of the codes.
+    pub(super) is_symmetric: bool,
+}
+
 /// An integer matrix.
 pub(super) struct Grouped {
     /// Name of the weight, for messages.
@@ -86,6 +96,7 @@ pub(super) struct Grouped {
     pub(super) n_rows: u64,
     pub(super) n_cols: u64,
     pub(super) members: Vec<usize>,
+    pub(super) layout: Layout,
 }
 
 /// What one row needs besides its codes.
@@ -419,5 +430,16 @@ impl Decoder for Grouped {
 
     fn members(&self) -> &[usize] {
         &self.members
+    }
+
+    fn form(&self) -> String {
+        // As many codes as bits have values; a range of codes is never empty.
+        let bits = (self.code_range.1 - self.code_range.0).ilog2() + 1;
+        let is_one = self.order == Order::RowMajor { stride: 0 };
+        let scales =
+            if is_one { "one scale".to_owned() } else { along_rows(self.layout.group_size, self.n_cols) };
+        let order = if matches!(self.groups, Groups::Index(_)) { ", activation order" } else { "" };
+        let zeros = if self.layout.is_symmetric { "" } else { ", asymmetric" };
+        format!("{bits} bit, {scales}{zeros}{order}")
     }
 }

@@ -43,6 +43,8 @@ struct Hqq {
     width: u64,
     /// A scale for each row of the reshaped matrix; else for each column.
     by_row: bool,
+    /// Elements of a group.
+    group: u64,
     scale: Values,
     zero: Values,
     n_cols: u64,
@@ -158,6 +160,7 @@ fn put(
         n_packed,
         width,
         by_row,
+        group: n / scale.n,
         scale,
         zero,
         n_cols: shape.n_cols(),
@@ -223,5 +226,10 @@ impl Decoder for Hqq {
 
     fn members(&self) -> &[usize] {
         &self.members
+    }
+
+    fn form(&self) -> String {
+        let axis = u8::from(self.by_row);
+        format!("{} bit, groups of {} along axis {axis}", self.bits, self.group)
     }
 }

@@ -51,6 +51,9 @@ pub trait Decoder: Send + Sync {
 
     /// The weights below that this one is made of.
     fn members(&self) -> &[usize];
+
+    /// What codes and scales look like, for people: `4 bit, groups of 128`.
+    fn form(&self) -> String;
 }
 
 /// Where a weight of the layer comes from.

@@ -7,6 +7,8 @@
 //! |---|---|
 //! | `settings` | what the configuration files say |
 //! | `tensors` | who belongs to which module, and what is left |
+//! | `encoding` | how a weight is stored, for people |
+//! | `targets` | modules that should be quantized and are not |
 //! | `layer` | the source of floats over the source of codes |
 //! | `values` | scales and zero points, read in pieces |
 //! | `bits` | integer codes in words |
@@ -27,6 +29,7 @@ mod bitnet;
 mod bits;
 mod bitsandbytes;
 mod compressed;
+mod encoding;
 mod error;
 mod fp4;
 mod fp8;
@@ -39,15 +42,19 @@ mod mxfp4;
 mod quanto;
 mod settings;
 mod sparse;
+mod targets;
 mod tensors;
 mod values;
 
 use crate::core::WeightSource;
 
+pub use encoding::{Encoding, Encodings, StoredClass, stored_classes, tensor_class};
 pub use error::DequantError;
 pub use layer::{Decoder, Dequantized};
 pub use settings::{Configurations, HF_QUANT_CONFIG, Method, QUANTIZE_CONFIG, QUANTO_QMAP, Settings};
 pub use tensors::Tensors;
+
+use layer::Planned;
 
 /// The weights of a checkpoint as floats, and what there is to say about them.
 pub struct Opened {
@@ -55,8 +62,12 @@ pub struct Opened {
     pub source: Box<dyn WeightSource + Send>,
     /// The method, if the checkpoint is quantized.
     pub method: Option<Method>,
+    /// How the quantized weights of `source` are stored.
+    pub encodings: Encodings,
     /// Tensors that were left out: scales of activations and caches.
     pub left_out: Vec<String>,
+    /// Weights of the layers that the configuration targets, but that are plain floats.
+    pub plain_targets: Vec<String>,
     /// What the user should know.
     pub warnings: Vec<String>,
 }
@@ -73,9 +84,26 @@ pub fn open(files: &Configurations, source: Box<dyn WeightSource + Send>) -> Res
         plan(settings, files, &mut tensors, &mut warnings)?;
     }
     let (plan, left_out) = tensors.finish()?;
-    let method = settings.map(|settings| settings.method);
-    let source = if method.is_some() { Box::new(Dequantized::new(source, plan)) } else { source };
-    Ok(Opened { source, method, left_out, warnings })
+    let Some(settings) = settings else {
+        let (encodings, plain_targets) = (Encodings::new(), Vec::new());
+        return Ok(Opened { source, method: None, encodings, left_out, plain_targets, warnings });
+    };
+    let encodings = encodings(&*source, settings.method, &plan);
+    let plain_targets = targets::plain(&settings, &*source, &plan)?;
+    let source = Box::new(Dequantized::new(source, plan));
+    Ok(Opened { source, method: Some(settings.method), encodings, left_out, plain_targets, warnings })
+}
+
+/// How the weights of a plan are stored.
+fn encodings(source: &dyn WeightSource, method: Method, plan: &[Planned]) -> Encodings {
+    let encoding = |planned: &Planned| match planned {
+        Planned::Plain(_) => None,
+        Planned::Coded(meta, decoder) => {
+            let n_bytes = encoding::n_bytes(source, decoder.members());
+            Some((meta.name.clone(), Encoding { method: method.title(), form: decoder.form(), n_bytes }))
+        }
+    };
+    plan.iter().filter_map(encoding).collect()
 }
 
 /// Hands on to the method's file: it takes the tensors of its modules and puts decoders in their place.

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::core::{ElementType, Shape, SourceError, WeightSource};
 use crate::transform::dequant::fp8::{Fp8, Grid};
-use crate::transform::dequant::grouped::{Codes, Grouped, Groups, Order, Zeros};
+use crate::transform::dequant::grouped::{Codes, Grouped, Groups, Layout, Order, Zeros};
 use crate::transform::dequant::values::{SCALE_TYPES, Values, each_stretch, with_bytes};
 use crate::transform::dequant::{Decoder, DequantError, Settings, Tensors};
 
@@ -58,6 +58,7 @@ fn bytes(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<(), De
             n_rows,
             n_cols,
             members: vec![codes, scale],
+            layout: Layout { group_size: n_cols.max(1), is_symmetric: true },
         })
     } else {
         Box::new(Fp8::new(tensors, codes, scale, Grid::Row)?)
@@ -190,5 +191,10 @@ impl Decoder for Fields {
 
     fn members(&self) -> &[usize] {
         &self.members
+    }
+
+    fn form(&self) -> String {
+        let shift = if self.is_int_shift { "integer" } else { "float" };
+        format!("{} bit, groups of {}, {shift} shift", self.bits, self.group)
     }
 }

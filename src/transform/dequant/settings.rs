@@ -71,6 +71,25 @@ const METHODS: &[(&str, Method)] = &[
 ];
 
 impl Method {
+    /// Name as its makers spell it.
+    #[must_use]
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Fp8 => "FP8",
+            Self::FbgemmFp8 => "FBGEMM",
+            Self::Gptq => "GPTQ",
+            Self::Awq => "AWQ",
+            Self::AutoRound => "AutoRound",
+            Self::CompressedTensors => "compressed-tensors",
+            Self::Bitsandbytes => "bitsandbytes",
+            Self::Mxfp4 => "MXFP4",
+            Self::Modelopt => "ModelOpt",
+            Self::Hqq => "HQQ",
+            Self::Quanto => "quanto",
+            Self::Bitnet => "BitNet",
+        }
+    }
+
     /// Name as configurations spell it.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -268,6 +287,11 @@ impl Settings {
             None | Some(Value::Null) => Ok(None),
             Some(value) => value.as_bool().map(Some).ok_or_else(|| self.bad(key, "must be true or false")),
         }
+    }
+
+    /// Whether a key has this truth value; a value of another type is none.
+    pub(super) fn says(&self, key: &str, value: bool) -> bool {
+        self.map.get(key).and_then(Value::as_bool) == Some(value)
     }
 
     /// A text; `None` if the key is absent or null.

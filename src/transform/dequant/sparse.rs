@@ -217,4 +217,9 @@ impl Decoder for Sparse {
     fn members(&self) -> &[usize] {
         &self.members
     }
+
+    fn form(&self) -> String {
+        let kind = if matches!(self.offsets, Offsets::Even(_)) { "2:4 sparse" } else { "sparse" };
+        format!("{kind}, bit mask, {} values", self.ty)
+    }
 }

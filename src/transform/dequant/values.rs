@@ -42,6 +42,11 @@ impl Values {
         Self { index, ty: meta.ty, elem_bytes: 1, n: meta.shape.n_elems(), is_exponent: true }
     }
 
+    /// Whether bytes stand for powers of two.
+    pub(super) fn is_exponent(&self) -> bool {
+        self.is_exponent
+    }
+
     /// Elements `range`, each of them finite, appended to `out`.
     ///
     /// # Errors

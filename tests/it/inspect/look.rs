@@ -111,24 +111,6 @@ fn a_broken_file_has_its_own_exit_code_and_a_hint() {
 }
 
 #[test]
-fn a_checkpoint_is_described() {
-    let bench = Bench::new();
-    let dir = crate::support::fixture("tiny-llama");
-    let found = bench.json(&["checkpoint", dir.to_str().unwrap()], 0);
-    assert_eq!(found["classes"], json!(["LlamaForCausalLM"]));
-    assert_eq!(found["types"][0]["type"], json!("BF16"));
-    let first = &found["tensors"][0];
-    assert_eq!(first["name"], json!("model.embed_tokens.weight"));
-    assert_eq!(first["file"], json!("model.safetensors"));
-    let (rows, cols) = (first["shape"][0].as_u64().unwrap(), first["shape"][1].as_u64().unwrap());
-    assert_eq!(first["bytes"], json!(rows * cols * 2));
-    let (code, out, _) = bench.run(&["checkpoint", dir.to_str().unwrap()]);
-    assert_eq!(code, 0);
-    assert!(out.contains("model.layers.0.self_attn.q_proj.weight"), "{out}");
-    assert_eq!(bench.run(&["checkpoint", "."]).0, 1);
-}
-
-#[test]
 fn equal_files_are_equal() {
     let bench = Bench::new();
     let (code, out, _) = bench.run(&["diff", "model.gguf", "model.gguf"]);

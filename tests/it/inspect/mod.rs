@@ -1,5 +1,6 @@
 //! Tests of `inspect` and of the program `gguf-inspect`.
 
+mod checkpoint;
 mod edit;
 mod look;
 

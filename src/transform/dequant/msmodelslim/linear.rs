@@ -10,6 +10,8 @@ use std::sync::{Arc, LazyLock};
 use super::error::MsModelSlimError;
 use crate::core::numeric::{bf16_to_f32, f16_to_f32};
 use crate::core::{ElementType, Shape, SourceError, WeightSource};
+use crate::transform::dequant;
+use crate::transform::dequant::encoding::{along_rows, n_bytes};
 
 /// How codes are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,6 +199,22 @@ impl Linear {
 
     pub(super) fn n_rows(&self) -> u64 {
         self.shape.n_rows()
+    }
+
+    /// How the weight is stored, under its label of the description.
+    pub(super) fn stored(&self, source: &dyn WeightSource, label: &str) -> dequant::Encoding {
+        let grids = [Some(&self.scale), self.second.as_ref(), self.offset.as_ref()];
+        let own: Vec<usize> =
+            [self.codes].into_iter().chain(grids.into_iter().flatten().map(|grid| grid.weight)).collect();
+        let finest = [Some(&self.scale), self.second.as_ref()].into_iter().flatten();
+        let groups = finest.map(|grid| grid.groups).max().unwrap_or(1).max(1);
+        let scales = along_rows(self.n_cols().div_ceil(groups), self.n_cols());
+        let offsets = if self.offset.is_some() { ", asymmetric" } else { "" };
+        dequant::Encoding {
+            method: "msModelSlim",
+            form: format!("{label}, {scales}{offsets}"),
+            n_bytes: n_bytes(source, &own),
+        }
     }
 
     /// Whether every grid changes only between groups of `n` columns.

@@ -24,6 +24,7 @@ use rayon::prelude::*;
 
 use crate::core::text::escape;
 use crate::core::{ElementType, GgmlType, Packing, Shape, SourceError, WeightMeta, WeightSource};
+use crate::transform::dequant::Encodings;
 
 use self::bias::{Base, Bias, Fold};
 use self::label::{CACHE, Label, PARAMETERS, run_time};
@@ -66,6 +67,7 @@ pub struct MsModelSlim {
     entries: Vec<Entry>,
     linears: Vec<Linear>,
     facts: Vec<Facts>,
+    encodings: Encodings,
     warnings: Vec<String>,
 }
 
@@ -120,14 +122,24 @@ impl MsModelSlim {
         warnings.extend(sign_warning(&*source, &linears, options.offset_sign)?);
         let built = sorted.build(&tensors, &linears, options.has_rms_norms)?;
         let weights = built.iter().map(|(name, entry)| meta(&tensors, &linears, name, entry)).collect();
+        let labelled = sorted.modules.iter().zip(&linears);
+        let encodings =
+            labelled.map(|(module, linear)| (linear.name.clone(), linear.stored(&*source, module.text)));
+        let encodings = encodings.collect();
         let entries = built.into_iter().map(|(_, entry)| entry).collect();
-        Ok(Self { source, weights, entries, linears, facts, warnings })
+        Ok(Self { source, weights, entries, linears, facts, encodings, warnings })
     }
 
     /// What was left out, and what is odd.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
+    }
+
+    /// How the quantized weights are stored.
+    #[must_use]
+    pub fn encodings(&self) -> &Encodings {
+        &self.encodings
     }
 
     /// How many weights are quantized.

@@ -1,19 +1,20 @@
 //! `gguf-inspect`: look into GGUF files, compare, hash, edit, cut and join them.
 
+mod checkpoint;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::{Parser, Subcommand};
 use serde_json::json;
 
-use crate::checkpoint::Checkpoint;
 use crate::cli::render::{Align, Table, count, plural};
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
-use crate::core::limits::Limits;
 use crate::core::text::{bytes, escape};
-use crate::core::{GgmlType, Shape, TensorSource, WeightSource};
+use crate::core::{GgmlType, Shape, TensorSource};
 use crate::gguf::{GgufFile, SplitSpec, SplitStyle, Value, WriteOptions, WriteReport, parse_assignment};
 use crate::inspect::{self, DataDiff, Diff, TensorDiff, value_json, value_text, value_type_name};
+use checkpoint::Checkpoint;
 
 /// Characters shown of a string, elements shown of an array.
 const SHOWN_CHARS: usize = 120;
@@ -31,8 +32,8 @@ pub fn main() -> std::process::ExitCode {
 #[derive(Debug, Parser)]
 #[command(name = "gguf-inspect", version = crate::cli::version(), subcommand_negates_reqs = true)]
 #[command(
-    after_help = "Exit codes: 0 done, 1 failed (diff: the files differ), 2 usage, 3 the file is broken, \
-    130 interrupted."
+    after_help = "Exit codes: 0 done, 1 failed (diff: the files differ; checkpoint: it is none), 2 usage, \
+    3 the file is broken, 130 interrupted."
 )]
 struct Inspect {
     #[command(subcommand)]
@@ -104,11 +105,13 @@ enum Command {
         #[arg(long)]
         no_tensor_first_split: bool,
     },
-    /// Describe a checkpoint: the class of its config.json, its tensors, the files they are in
-    Checkpoint {
-        /// Directory with config.json and weights
-        dir: PathBuf,
-    },
+    /// Describe a checkpoint: what it is, how it is quantized, and what gguf-convert would make of it
+    ///
+    /// Architecture, weights, quantization, tokenizer, and what `--type auto` and `--type native` would write. A part
+    /// that cannot be converted is listed with the reason, and the rest is described all the same: the exit code is 0
+    /// unless there is no configuration to begin with. Weights are not read, but for the scales of one quantized
+    /// weight of each kind.
+    Checkpoint(Checkpoint),
     /// Join the parts of a split model, given any of them
     Merge {
         /// One part
@@ -143,7 +146,7 @@ impl Command {
         match self {
             Self::Diff { a, b, no_data } => return compare(a, b, !no_data, session),
             Self::Hash { file } => hash(file, session)?,
-            Self::Checkpoint { dir } => checkpoint(dir, session)?,
+            Self::Checkpoint(args) => args.run(session)?,
             Self::Set { file, assignments, output } => {
                 let values = assignments
                     .iter()
@@ -275,49 +278,6 @@ fn describe(path: &Path, full: bool, session: &Session) -> anyhow::Result<Exit> 
         )
     })?;
     Ok(Exit::Done)
-}
-
-fn checkpoint(dir: &Path, session: &Session) -> anyhow::Result<()> {
-    let checkpoint = Checkpoint::open(dir, &Limits::default())?;
-    if session.common.json {
-        return session.print_json(&inspect::checkpoint_json(&checkpoint));
-    }
-    let mut tensors = Table::new(&[
-        ("tensor", Align::Left),
-        ("type", Align::Left),
-        ("shape", Align::Left),
-        ("bytes", Align::Right),
-        ("file", Align::Left),
-    ]);
-    for (index, weight) in checkpoint.weights().iter().enumerate() {
-        tensors.row([
-            escape(&weight.name).into_owned(),
-            weight.ty.to_string(),
-            weight.shape.to_string(),
-            count(inspect::weight_bytes(weight)),
-            escape(checkpoint.part_of(index)).into_owned(),
-        ]);
-    }
-    let shares = inspect::element_shares(&checkpoint);
-    let types = shares
-        .iter()
-        .map(|share| (share.ty.to_string(), share.n_tensors as u64, share.n_elems, share.n_bytes));
-    let types = type_table(types);
-    let classes = inspect::classes(&checkpoint).join(", ");
-    session.print(|out| {
-        writeln!(out, "{}: {}", dir.display(), escape(&classes))?;
-        writeln!(out)?;
-        tensors.print(out)?;
-        writeln!(out)?;
-        types.print(out)?;
-        writeln!(
-            out,
-            "\n{}, {} elements, {}",
-            plural(checkpoint.weights().len() as u64, "tensor"),
-            count(shares.iter().map(|share| share.n_elems).sum()),
-            bytes(shares.iter().map(|share| share.n_bytes).sum())
-        )
-    })
 }
 
 /// The table of types: name, tensors, elements, bytes.

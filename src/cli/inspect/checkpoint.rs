@@ -1,0 +1,200 @@
+//! `gguf-inspect checkpoint`: what a checkpoint is, and what can be made of it.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::cli::inspect::type_table;
+use crate::cli::render::{Align, Table, count, plural};
+use crate::cli::{Session, stored};
+use crate::convert::ConvertOptions;
+use crate::core::text::{bytes, escape};
+use crate::inspect::{self, CheckpointReport, Container, Output, Problem};
+
+/// Arguments of `checkpoint`.
+#[derive(Debug, Args)]
+pub(super) struct Checkpoint {
+    /// Directory with config.json and weights, a PyTorch file in one, or a FastLLM file
+    path: PathBuf,
+    /// List every tensor as it lies in the files (--json always does)
+    #[arg(long)]
+    tensors: bool,
+    /// Use an architecture card from a file
+    #[arg(long, value_name = "FILE")]
+    card: Option<PathBuf>,
+}
+
+impl Checkpoint {
+    pub(super) fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let options = ConvertOptions {
+            card: self.card.clone(),
+            level: session.common.simd,
+            ..ConvertOptions::default()
+        };
+        let report = inspect::inspect_checkpoint(&self.path, &options)?;
+        if session.common.json {
+            return session.print_json(&inspect::checkpoint_json(&report));
+        }
+        for warning in &report.warnings {
+            log::warn!("{}", escape(warning));
+        }
+        session.print(|out| print(&report, self.tensors, out))
+    }
+}
+
+/// Width of the column of labels.
+const LABEL: usize = 14;
+
+fn print(report: &CheckpointReport, with_tensors: bool, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "{}", report.path.display())?;
+    writeln!(out)?;
+    for (label, text) in facts(report) {
+        writeln!(out, "{label:<LABEL$}{}", escape(&text))?;
+    }
+    if let Some(container) = &report.container {
+        writeln!(out)?;
+        let shares = container.shares();
+        let row = |share: &inspect::ElementShare| {
+            (share.ty.to_string(), share.n_tensors as u64, share.n_elems, share.n_bytes)
+        };
+        type_table(shares.iter().map(row)).print(out)?;
+        if with_tensors {
+            writeln!(out)?;
+            tensor_table(container).print(out)?;
+        }
+    }
+    if let Some(quantization) = &report.quantization {
+        writeln!(out)?;
+        if !report.stored.is_empty() {
+            let fates: &[&str] = if report.outputs.is_empty() { &[] } else { &["auto", "native"] };
+            let cells = |becomes: &inspect::Becomes| {
+                vec![stored::types_text(&becomes.auto), stored::types_text(&becomes.native)]
+            };
+            stored::table(&report.stored, fates, cells).print(out)?;
+        }
+        for line in stored::lines(quantization) {
+            writeln!(out, "{line}")?;
+        }
+    }
+    if !report.outputs.is_empty() {
+        writeln!(out)?;
+        output_table(&report.outputs).print(out)?;
+        if let Some((n_read, n_all)) = report.outputs.iter().find_map(|output| output.sampled) {
+            writeln!(out, "native is judged by the scales of {n_read} of {n_all} quantized weights")?;
+        }
+    }
+    print_problems(&report.problems, out)
+}
+
+/// The lines on top.
+fn facts(report: &CheckpointReport) -> Vec<(&'static str, String)> {
+    let mut facts = Vec::new();
+    facts.extend(report.name.clone().map(|name| ("name", name)));
+    let model_type = report.model_type.as_ref().map(|name| format!("model_type {name}"));
+    let class = report.classes.iter().cloned().chain(model_type).collect::<Vec<_>>();
+    if !class.is_empty() {
+        facts.push(("class", class.join(", ")));
+    }
+    let architecture = match &report.architecture {
+        Some(own) if own.card == own.gguf => format!("{}, by the card of that name", own.gguf),
+        Some(own) => format!("{}, by the card {}", own.gguf, own.card),
+        None => "not supported".to_owned(),
+    };
+    facts.push(("architecture", architecture));
+    let container = match &report.container {
+        Some(own) => {
+            format!("{}, {}, {}", own.format, plural(own.files.len() as u64, "file"), bytes(own.file_bytes()))
+        }
+        None => "not readable".to_owned(),
+    };
+    facts.push(("weights", container));
+    if let Some((n_weights, n_elems)) = report.parameters {
+        facts.push(("parameters", format!("{} in {}", count(n_elems), plural(n_weights as u64, "tensor"))));
+    }
+    let is_refused = report.problems.iter().any(|problem| problem.part == inspect::Part::Quantization);
+    let quantization = match &report.quantization {
+        Some(own) => Some(format!("{}, {}", own.method, plural(own.encodings.len() as u64, "weight"))),
+        None if is_refused => Some("not readable".to_owned()),
+        None => None,
+    };
+    facts.extend(quantization.map(|text| ("quantization", text)));
+    let tokenizer = match &report.vocabulary {
+        Some(own) => {
+            let pre = own.pre.as_ref().map(|pre| format!(", pre-tokenizer {pre}")).unwrap_or_default();
+            let template = if own.has_chat_template { "a" } else { "no" };
+            let n_tokens = plural(own.n_tokens as u64, "token");
+            format!("{}{pre}, {n_tokens}, {template} chat template", own.model)
+        }
+        None if report.problems.iter().any(|problem| problem.part == inspect::Part::Tokenizer) => {
+            "not readable".to_owned()
+        }
+        None => "none".to_owned(),
+    };
+    facts.push(("tokenizer", tokenizer));
+    facts
+}
+
+fn tensor_table(container: &Container) -> Table {
+    let mut table = Table::new(&[
+        ("tensor", Align::Left),
+        ("type", Align::Left),
+        ("shape", Align::Left),
+        ("bytes", Align::Right),
+        ("file", Align::Left),
+    ]);
+    for tensor in &container.tensors {
+        let file = container.files.get(tensor.file).map_or("", |file| file.name.as_str());
+        table.row([
+            escape(&tensor.name).into_owned(),
+            tensor.ty.to_string(),
+            tensor.shape.to_string(),
+            count(tensor.n_bytes),
+            escape(file).into_owned(),
+        ]);
+    }
+    table
+}
+
+fn output_table(outputs: &[Output]) -> Table {
+    let mut table = Table::new(&[
+        ("--type", Align::Left),
+        ("file type", Align::Left),
+        ("tensors", Align::Right),
+        ("size", Align::Right),
+        ("types", Align::Left),
+        ("file", Align::Left),
+    ]);
+    for output in outputs {
+        let types = output.types.iter().map(|(ty, n)| format!("{n} {ty}")).collect::<Vec<_>>().join(", ");
+        let n_tensors: usize = output.types.iter().map(|row| row.1).sum();
+        table.row([
+            output.option.to_owned(),
+            output.file_type.clone(),
+            n_tensors.to_string(),
+            bytes(output.file_bytes),
+            types,
+            escape(&output.file_name).into_owned(),
+        ]);
+    }
+    table
+}
+
+fn print_problems(problems: &[Problem], out: &mut dyn Write) -> io::Result<()> {
+    for (is_unsupported, title) in [(true, "not supported"), (false, "broken or incomplete")] {
+        let own: Vec<&Problem> =
+            problems.iter().filter(|problem| problem.is_unsupported == is_unsupported).collect();
+        if own.is_empty() {
+            continue;
+        }
+        writeln!(out, "\n{title}")?;
+        for problem in own {
+            // Messages of several lines keep their lines; whatever comes from files in them is escaped there.
+            writeln!(out, "  {}: {}", problem.part.name(), problem.message.replace('\n', "\n  "))?;
+            for hint in &problem.hints {
+                writeln!(out, "    hint: {hint}")?;
+            }
+        }
+    }
+    Ok(())
+}

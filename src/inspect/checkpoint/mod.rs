@@ -1,0 +1,424 @@
+//! The description of a checkpoint: what it is, how its weights are stored, and what a conversion would make of it.
+//!
+//! Everything comes from headers and small files, but for the scales that some containers are opened with (msModelSlim,
+//! FastLLM) and those of one weight of each kind, by which `native` is judged. A part that is not understood is a
+//! [`Problem`], and the rest is described all the same.
+
+mod files;
+mod json;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value as Json;
+
+use crate::convert::{self, Conversion, ConvertError, ConvertOptions, Quantization, StoredClass};
+use crate::core::{ElementType, GgmlType, Hint, Shape, TensorSource};
+use crate::gguf::{FilePlan, LayoutOptions, Metadata, Value};
+
+use self::files::Opened;
+
+pub use self::json::checkpoint_json;
+
+/// How much of a checkpoint one element type holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ElementShare {
+    /// The type.
+    pub ty: ElementType,
+    /// Number of tensors.
+    pub n_tensors: usize,
+    /// Number of elements.
+    pub n_elems: u64,
+    /// Number of bytes.
+    pub n_bytes: u64,
+}
+
+/// A file with weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightFile {
+    /// Its name in the directory.
+    pub name: String,
+    /// Its size.
+    pub n_bytes: u64,
+}
+
+/// A tensor as it lies in its file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredTensor {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub ty: ElementType,
+    /// Its shape, outermost first.
+    pub shape: Shape,
+    /// Its size.
+    pub n_bytes: u64,
+    /// Which of the files it is in.
+    pub file: usize,
+}
+
+/// The files that hold the weights.
+#[derive(Clone, Debug, Default)]
+pub struct Container {
+    /// Name of the format.
+    pub format: &'static str,
+    /// The files.
+    pub files: Vec<WeightFile>,
+    /// The tensors, in the order of the checkpoint.
+    pub tensors: Vec<StoredTensor>,
+}
+
+/// The card that converts a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Architecture {
+    /// The class that it was found by.
+    pub class: String,
+    /// The card, with the variant after a slash.
+    pub card: String,
+    /// `general.architecture`.
+    pub gguf: String,
+}
+
+/// The vocabulary that a conversion would write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vocabulary {
+    /// The way it was read.
+    pub mode: String,
+    /// `tokenizer.ggml.model`.
+    pub model: String,
+    /// `tokenizer.ggml.pre`.
+    pub pre: Option<String>,
+    /// Number of tokens.
+    pub n_tokens: usize,
+    /// Whether there is a chat template.
+    pub has_chat_template: bool,
+}
+
+/// A file that a conversion would write.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Output {
+    /// The value of `--type`.
+    pub option: &'static str,
+    /// Name of the file's type.
+    pub file_type: String,
+    /// Default name of the file.
+    pub file_name: String,
+    /// Its size.
+    pub file_bytes: u64,
+    /// Types of its tensors, each with their number, the one with the most bytes first.
+    pub types: Vec<(GgmlType, usize)>,
+    /// Of how many quantized weights the scales were read to know this, and how many there are; the others are taken
+    /// to be like them.
+    pub sampled: Option<(usize, usize)>,
+}
+
+/// Which part of a checkpoint something is wrong with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The files of the weights.
+    Weights,
+    /// The way in which they are quantized.
+    Quantization,
+    /// The configuration: no card reads it.
+    Architecture,
+    /// The tensors: they do not fit the card.
+    Tensors,
+    /// The tokenizer files.
+    Tokenizer,
+    /// The file that would be written.
+    Output,
+}
+
+impl Part {
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Weights => "weights",
+            Self::Quantization => "quantization",
+            Self::Architecture => "architecture",
+            Self::Tensors => "tensors",
+            Self::Tokenizer => "tokenizer",
+            Self::Output => "output",
+        }
+    }
+}
+
+/// A part that cannot be converted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The part.
+    pub part: Part,
+    /// The checkpoint may be sound, and this form is not read; else it is broken or incomplete.
+    pub is_unsupported: bool,
+    /// The error.
+    pub message: String,
+    /// What to try.
+    pub hints: Vec<String>,
+}
+
+impl Problem {
+    fn new(part: Part, error: &ConvertError) -> Self {
+        let is_unsupported = error.is_unsupported();
+        Self { part, is_unsupported, message: error.to_string(), hints: error.hints() }
+    }
+}
+
+/// What a quantized weight becomes: types by default, and with `--type native`. Empty where a card leaves the weight
+/// out, or where there is no conversion.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Becomes {
+    /// By default.
+    pub auto: Vec<GgmlType>,
+    /// With `--type native`.
+    pub native: Vec<GgmlType>,
+}
+
+/// The description.
+#[derive(Clone, Debug)]
+pub struct CheckpointReport {
+    /// What was looked at.
+    pub path: PathBuf,
+    /// `general.name` of the model; without a conversion nothing.
+    pub name: Option<String>,
+    /// `model_type` of the configuration.
+    pub model_type: Option<String>,
+    /// The classes that the configuration names.
+    pub classes: Vec<String>,
+    /// The card.
+    pub architecture: Option<Architecture>,
+    /// The files of the weights.
+    pub container: Option<Container>,
+    /// How they are quantized.
+    pub quantization: Option<Quantization>,
+    /// The quantized weights, those that are stored alike and become the same together.
+    pub stored: Vec<StoredClass<Becomes>>,
+    /// Number of weights and of their elements, after dequantization.
+    pub parameters: Option<(usize, u64)>,
+    /// The vocabulary.
+    pub vocabulary: Option<Vocabulary>,
+    /// What a conversion would write.
+    pub outputs: Vec<Output>,
+    /// What cannot be converted.
+    pub problems: Vec<Problem>,
+    /// What is odd and stops nothing.
+    pub warnings: Vec<String>,
+}
+
+impl Container {
+    /// Adds up the tensors by type, the one with the most bytes first.
+    #[must_use]
+    pub fn shares(&self) -> Vec<ElementShare> {
+        let mut shares: Vec<ElementShare> = Vec::new();
+        for tensor in &self.tensors {
+            let (n_elems, n_bytes) = (tensor.shape.n_elems(), tensor.n_bytes);
+            match shares.iter_mut().find(|share| share.ty == tensor.ty) {
+                Some(share) => {
+                    share.n_tensors += 1;
+                    share.n_elems += n_elems;
+                    share.n_bytes += n_bytes;
+                }
+                None => shares.push(ElementShare { ty: tensor.ty, n_tensors: 1, n_elems, n_bytes }),
+            }
+        }
+        shares.sort_by_key(|share| (std::cmp::Reverse(share.n_bytes), share.ty));
+        shares
+    }
+
+    /// Size of all files.
+    #[must_use]
+    pub fn file_bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.n_bytes).fold(0, u64::saturating_add)
+    }
+}
+
+/// Describes a directory, a PyTorch file in one, or a FastLLM file.
+///
+/// # Errors
+/// It is no checkpoint: there is no configuration, or it cannot be read.
+pub fn inspect_checkpoint(path: &Path, options: &ConvertOptions) -> Result<CheckpointReport, ConvertError> {
+    let opened = Opened::open(path, options)?;
+    let mut report = CheckpointReport::of(path, opened.source.dir.config());
+    report.warnings.clone_from(&opened.source.warnings);
+    report.problems = opened.problems;
+    report.container = opened.container;
+
+    let source = opened.source;
+    if source.weights.is_some() {
+        let n_elems = source.metas().iter().map(|weight| weight.shape.n_elems());
+        report.parameters = Some((source.metas().len(), n_elems.fold(0, u64::saturating_add)));
+    }
+    if let Some(quantization) = &source.quantization {
+        let classes = quantization.classes(source.metas());
+        report.stored = classes.into_iter().map(|class| class.with(Becomes::default())).collect();
+        report.quantization = Some(quantization.clone());
+    }
+
+    // Where the weights could not be opened the card may still be told by their names.
+    let metas = if source.weights.is_some() { source.metas() } else { &opened.metas };
+    let is_known = report.problems.iter().all(|problem| problem.part != Part::Architecture);
+    let mapping = is_known.then(|| convert::map(&source.dir, metas, options, true, &mut Vec::new()));
+    let mapping = mapping.and_then(|mapping| report.note(Part::Architecture, mapping));
+    report.architecture = mapping.as_ref().map(|mapping| Architecture {
+        class: mapping.class.clone(),
+        card: mapping.card.name(),
+        gguf: mapping.card.gguf.clone(),
+    });
+
+    let built = convert::vocabulary(&source, mapping.as_ref(), options);
+    let rows = report.note(Part::Tokenizer, built).map(|built| {
+        report.warnings.extend(built.warnings.iter().map(ToString::to_string));
+        report.vocabulary = Vocabulary::of(built.mode.name(), &built.rows);
+        built.rows
+    });
+
+    if mapping.is_some() && source.weights.is_some() {
+        let without = ConvertOptions { tokenizer: false, ..options.clone() };
+        let converted = Conversion::of(source, &without);
+        if let Some(conversion) = report.note(Part::Tensors, converted) {
+            report.outputs(&conversion, &rows.unwrap_or_default());
+        }
+    }
+    Ok(report)
+}
+
+impl CheckpointReport {
+    fn of(path: &Path, config: &serde_json::Map<String, Json>) -> Self {
+        let listed = config.get("architectures").and_then(Json::as_array);
+        let classes = listed.into_iter().flatten().filter_map(Json::as_str).map(str::to_owned).collect();
+        Self {
+            path: path.to_owned(),
+            name: None,
+            model_type: config.get("model_type").and_then(Json::as_str).map(str::to_owned),
+            classes,
+            architecture: None,
+            container: None,
+            quantization: None,
+            stored: Vec::new(),
+            parameters: None,
+            vocabulary: None,
+            outputs: Vec::new(),
+            problems: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    /// The value; an error becomes a problem.
+    fn note<T>(&mut self, part: Part, result: Result<T, ConvertError>) -> Option<T> {
+        result.map_err(|error| self.problems.push(Problem::new(part, &error))).ok()
+    }
+
+    /// Adds a file that would be written, or why it cannot be.
+    fn put(&mut self, output: Result<Output, Problem>) {
+        match output {
+            Ok(output) => self.outputs.push(output),
+            Err(problem) => self.problems.push(problem),
+        }
+    }
+
+    /// What a conversion would write. `rows` are the keys of the vocabulary, which the conversion does not have.
+    fn outputs(&mut self, conversion: &Conversion, rows: &Metadata) {
+        let metadata = with_rows(conversion, rows);
+        self.name = metadata.get("general.name").and_then(Value::as_str).map(str::to_owned);
+        // The source's own are there already.
+        let known = self.warnings.len();
+        for warning in conversion.warnings() {
+            if !self.warnings[..known].contains(warning) {
+                self.warnings.push(warning.clone());
+            }
+        }
+
+        let encoding = conversion.file_type().name().to_uppercase();
+        self.put(Output::plan("auto", encoding, conversion, &metadata));
+        let native = conversion.native();
+        let native = self.note(Part::Output, native).flatten();
+        if let Some(native) = &native {
+            let metadata = with_rows(&native.conversion, rows);
+            let output = Output::plan("native", "NATIVE".to_owned(), &native.conversion, &metadata);
+            let sampled = Some((native.n_read, native.n_quantized));
+            self.put(output.map(|output| Output { sampled, ..output }));
+        }
+        let native: HashMap<&str, GgmlType> = native
+            .iter()
+            .flat_map(|native| native.conversion.tensors())
+            .map(|tensor| (tensor.name.as_str(), tensor.ty))
+            .collect();
+        let tensors = conversion.tensors();
+        self.stored = conversion.stored(|outputs| {
+            let name = |output: &usize| native.get(tensors[*output].name.as_str()).copied();
+            Becomes {
+                auto: each_once(outputs.iter().map(|&output| tensors[output].ty).collect()),
+                native: each_once(outputs.iter().filter_map(name).collect()),
+            }
+        });
+    }
+}
+
+/// The keys of a conversion that was planned without a vocabulary, and those of the vocabulary.
+fn with_rows(conversion: &Conversion, rows: &Metadata) -> Metadata {
+    let mut metadata = conversion.metadata().clone();
+    for (key, value) in rows.iter() {
+        metadata.set(key, value.clone());
+    }
+    metadata
+}
+
+/// Types in their own order, each once.
+fn each_once(mut types: Vec<GgmlType>) -> Vec<GgmlType> {
+    types.sort_unstable();
+    types.dedup();
+    types
+}
+
+impl Output {
+    fn plan(
+        option: &'static str,
+        file_type: String,
+        conversion: &Conversion,
+        metadata: &Metadata,
+    ) -> Result<Self, Problem> {
+        let tensors = conversion.tensors();
+        let layout = LayoutOptions { pad_header: true, ..LayoutOptions::default() };
+        let plan = FilePlan::new(metadata, tensors, &layout).map_err(|error| Problem {
+            part: Part::Output,
+            is_unsupported: true,
+            message: error.to_string(),
+            hints: Vec::new(),
+        })?;
+        let mut types: Vec<(GgmlType, usize, u64)> = Vec::new();
+        for tensor in tensors {
+            let n_bytes = tensor.n_bytes().unwrap_or(0);
+            match types.iter_mut().find(|row| row.0 == tensor.ty) {
+                Some((_, n, all)) => (*n, *all) = (*n + 1, all.saturating_add(n_bytes)),
+                None => types.push((tensor.ty, 1, n_bytes)),
+            }
+        }
+        types.sort_by_key(|row| (std::cmp::Reverse(row.2), row.0));
+        Ok(Self {
+            option,
+            file_name: conversion.default_file_name(&file_type),
+            file_type,
+            file_bytes: plan.file_bytes,
+            types: types.into_iter().map(|(ty, n, _)| (ty, n)).collect(),
+            sampled: None,
+        })
+    }
+}
+
+impl Vocabulary {
+    /// What the keys say; `None` for a model without vocabulary.
+    fn of(mode: &str, rows: &Metadata) -> Option<Self> {
+        let text = |key: &str| rows.get(key).and_then(Value::as_str).map(str::to_owned);
+        let n_tokens = match rows.get("tokenizer.ggml.tokens") {
+            Some(Value::Array(tokens)) => tokens.len(),
+            _ => return None,
+        };
+        Some(Self {
+            mode: mode.to_owned(),
+            model: text("tokenizer.ggml.model")?,
+            pre: text("tokenizer.ggml.pre"),
+            n_tokens,
+            has_chat_template: rows.get("tokenizer.chat_template").is_some(),
+        })
+    }
+}
