@@ -9,7 +9,7 @@
 //! | `tensors` | who belongs to which module, and what is left |
 //! | `layer` | the source of floats over the source of codes |
 //! | `values` | scales and zero points, read in pieces |
-//! | `bits` | integer codes in words |
+//! | `bits` `nibbles` | integer codes in words; pairs of codes in a byte |
 //! | `grouped` | integer matrices with a scale and a zero point for each group of columns |
 //! | `gptq` `awq` `autoround` `compressed` | who writes them, and how |
 //! | `sparse` | matrices of bits and values |
@@ -36,6 +36,7 @@ mod hqq;
 mod layer;
 mod modelopt;
 mod mxfp4;
+mod nibbles;
 mod quanto;
 mod settings;
 mod sparse;
