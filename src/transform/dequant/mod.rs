@@ -72,6 +72,7 @@ pub fn open(files: &Configurations, source: Box<dyn WeightSource + Send>) -> Res
     let mut tensors = Tensors::new(&*source);
     if let Some(settings) = &settings {
         plan(settings, files, &mut tensors, &mut warnings)?;
+        tensors.check_no_bare_codes()?;
     }
     let (plan, left_out) = tensors.finish()?;
     let method = settings.map(|settings| settings.method);
