@@ -16,70 +16,13 @@ of each; says whether the outputs are equal.
 """
 
 import argparse
-import hashlib
 import os
 import pathlib
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 
-
-def cpu_name():
-    try:
-        for line in open("/proc/cpuinfo"):
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown CPU"
-
-
-def watch(pid, peak, done):
-    """Keeps the highest RssAnon of a process and its children, in kB."""
-    def rss_anon(pid):
-        try:
-            with open(f"/proc/{pid}/status") as status:
-                own = next((int(line.split()[1]) for line in status if line.startswith("RssAnon")), 0)
-            with open(f"/proc/{pid}/task/{pid}/children") as children:
-                return own + sum(rss_anon(child) for child in children.read().split())
-        except (OSError, ValueError):
-            return 0
-
-    while not done.is_set():
-        peak[0] = max(peak[0], rss_anon(pid))
-        done.wait(0.005)
-
-
-def run(command, output, sync, env):
-    """Wall seconds, processor seconds and peak RssAnon (MB) of a command that writes `output`."""
-    output.unlink(missing_ok=True)
-    os.sync()
-    peak, done = [0], threading.Event()
-    start = time.perf_counter()
-    with tempfile.TemporaryFile() as log:
-        child = subprocess.Popen(command, stdout=log, stderr=log, env=env)
-        watcher = threading.Thread(target=watch, args=(child.pid, peak, done))
-        watcher.start()
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = code = os.waitstatus_to_exitcode(status)
-        if sync:
-            subprocess.run(["sync", output], check=True)
-        seconds = time.perf_counter() - start
-        done.set()
-        watcher.join()
-        if code != 0:
-            log.seek(0)
-            sys.exit(f"{' '.join(map(str, command))}: exit code {code}\n{log.read().decode(errors='replace')}")
-    return seconds, usage.ru_utime + usage.ru_stime, peak[0] / 1024
-
-
-def sha256(path):
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+from timing import cpu_name, quiet, run, sha256, warm
 
 
 def main():
@@ -113,21 +56,18 @@ def main():
             ("peer", "cached"): (theirs, theirs_out, False),
         }
 
-    n_bytes = 0
-    for path in args.model.iterdir():
-        with open(path, "rb") as file:
-            while chunk := file.read(1 << 24):
-                n_bytes += len(chunk)
+    n_bytes = warm(args.model)
     seconds = {key: [] for key in contenders}
     processor = {key: [] for key in contenders}
     peaks = {key: 0 for key in contenders}
     try:
         for _ in range(args.runs):
             for key, (command, output, sync) in contenders.items():
-                elapsed, busy, peak = run(command, output, sync, env)
-                seconds[key].append(elapsed)
-                processor[key].append(busy)
-                peaks[key] = max(peaks[key], peak)
+                quiet(output)
+                done = run(command, output if sync else None, env)
+                seconds[key].append(done.seconds)
+                processor[key].append(done.processor)
+                peaks[key] = max(peaks[key], done.memory)
 
         print(f"{cpu_name()}, {threads} threads; {n_bytes / 1e9:.2f} GB to {args.type}, {args.runs} runs, median (min-max)")
         for (who, how), times in sorted(seconds.items(), key=lambda item: item[0][1]):
@@ -135,7 +75,7 @@ def main():
             print(
                 f"{how:8} {who:5} {median:7.2f} s ({min(times):.2f}-{max(times):.2f})"
                 f"  {n_bytes / median / 1e6:6.0f} MB/s"
-                f"  processor {statistics.median(processor[who, how]):6.2f} s  RssAnon {peaks[who, how]:6.0f} MB"
+                f"  processor {statistics.median(processor[who, how]):6.2f} s  RssAnon {peaks[who, how]:6.0f} MiB"
             )
         if not args.no_peer:
             for how in ("durable", "cached"):

@@ -15,69 +15,17 @@ Peak memory is the highest RssAnon of /proc/PID/status, looked at every 5 ms: me
 """
 
 import argparse
-import hashlib
 import json
 import os
 import statistics
-import subprocess
 import sys
-import threading
-import time
+
+from timing import cpu_name, in_turns, quiet, run, sha256, warm
 
 DEFAULT_TYPES = (
     "Q8_0,Q4_0,Q4_1,Q5_0,Q5_1,Q6_K,Q5_K_M,Q4_K_M,Q3_K_M,Q2_K,IQ4_NL,IQ4_XS,IQ3_S,IQ3_XXS,IQ2_S,IQ2_XS,IQ2_XXS,"
     "IQ1_M,IQ1_S,TQ1_0,TQ2_0,MXFP4_MOE,Q1_0,Q2_0,F16,BF16"
 )
-
-
-def cpu_name():
-    with open("/proc/cpuinfo") as lines:
-        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]}, {len(names)} CPUs" if names else "unknown"
-
-
-def watch_memory(pid, peak, stop):
-    """Keeps the highest RssAnon in KiB in peak[0]."""
-    while not stop.wait(0.005):
-        try:
-            with open(f"/proc/{pid}/status") as lines:
-                for line in lines:
-                    if line.startswith("RssAnon:"):
-                        peak[0] = max(peak[0], int(line.split()[1]))
-        except (FileNotFoundError, ProcessLookupError):
-            return
-
-
-def run(command, sync_path=None):
-    """Runs a command, and if told to, waits until its output is on the disk: seconds and peak RssAnon in MiB."""
-    start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    peak, stop = [0], threading.Event()
-    watcher = threading.Thread(target=watch_memory, args=(process.pid, peak, stop))
-    watcher.start()
-    _, errors = process.communicate()
-    if process.returncode == 0 and sync_path:
-        subprocess.run(["sync", sync_path], check=True)
-    seconds = time.perf_counter() - start
-    stop.set()
-    watcher.join()
-    if process.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}: {errors.decode(errors='replace').strip()[-500:]}")
-    return seconds, peak[0] / 1024
-
-
-def sha256(path):
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def warm(path):
-    with open(path, "rb") as file:
-        while file.read(1 << 24):
-            pass
 
 
 def measure(options, file_type):
@@ -89,21 +37,17 @@ def measure(options, file_type):
     memory = {"ours": 0.0, "peer": 0.0}
     same = True
     for round_number in range(options.rounds):
-        # Both orders, so that neither always runs on the other's warm or throttled machine.
         jobs = [
             ("ours", "durable", our_command, None),
             ("peer", "durable", peer_command, peer),
             ("ours", "cached", [our_command[0], "--no-sync", *our_command[1:]], None),
             ("peer", "cached", peer_command, None),
         ]
-        for who, mode, command, sync_path in jobs if round_number % 2 == 0 else reversed(jobs):
-            path = ours if who == "ours" else peer
-            if os.path.exists(path):
-                os.remove(path)
-            subprocess.run(["sync", options.dir], check=True)
-            seconds, peak = run(command, sync_path)
-            times[f"{who}_{mode}"].append(seconds)
-            memory[who] = max(memory[who], peak)
+        for who, mode, command, sync_path in in_turns(jobs, round_number):
+            quiet(ours if who == "ours" else peer)
+            done = run(command, sync_path)
+            times[f"{who}_{mode}"].append(done.seconds)
+            memory[who] = max(memory[who], done.memory)
         if round_number == 0:
             same = sha256(ours) == sha256(peer)
     for path in (ours, peer):

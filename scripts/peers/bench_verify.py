@@ -20,43 +20,8 @@ import re
 import statistics
 import subprocess
 import sys
-import threading
-import time
 
-
-def cpu_name():
-    with open("/proc/cpuinfo") as lines:
-        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]}, {len(names)} CPUs" if names else "unknown"
-
-
-def watch_memory(pid, peak, stop):
-    """Keeps the highest RssAnon in KiB in peak[0]."""
-    while not stop.wait(0.005):
-        try:
-            with open(f"/proc/{pid}/status") as lines:
-                for line in lines:
-                    if line.startswith("RssAnon:"):
-                        peak[0] = max(peak[0], int(line.split()[1]))
-        except (FileNotFoundError, ProcessLookupError):
-            return
-
-
-def run(command, fine=(0,)):
-    """Runs a command: seconds, peak RssAnon in MiB, both outputs together."""
-    start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    peak, stop = [0], threading.Event()
-    watcher = threading.Thread(target=watch_memory, args=(process.pid, peak, stop))
-    watcher.start()
-    output, _ = process.communicate()
-    seconds = time.perf_counter() - start
-    stop.set()
-    watcher.join()
-    output = output.decode(errors="replace")
-    if process.returncode not in fine:
-        raise RuntimeError(f"{' '.join(command)}: {output.strip()[-500:]}")
-    return seconds, peak[0] / 1024, output
+from timing import cpu_name, in_turns, run, warm
 
 
 def perplexity_of(output, pattern):
@@ -79,9 +44,7 @@ def quantized(options, file_type):
     if not os.path.exists(path):
         tool = os.path.join(options.peer, "llama-quantize")
         run([tool, "--allow-requantize", options.model, path, file_type, str(options.threads)])
-    with open(path, "rb") as file:
-        while file.read(1 << 24):
-            pass
+    warm(path)
     return path
 
 
@@ -99,11 +62,11 @@ def measure(options, file_type, tokens):
             ("ours", ours, (0, 4), r"perplexity\s+([0-9.]+)"),
             ("peer", peer, (0,), r"Final estimate: PPL = ([0-9.]+)"),
         ]
-        for who, command, fine, pattern in jobs if round_number % 2 == 0 else reversed(jobs):
-            seconds, memory, output = run(command, fine)
-            result[who].append(seconds)
-            result["memory"][who] = max(result["memory"][who], memory)
-            result["ppl"][who] = perplexity_of(output, pattern)
+        for who, command, fine, pattern in in_turns(jobs, round_number):
+            done = run(command, fine=fine)
+            result[who].append(done.seconds)
+            result["memory"][who] = max(result["memory"][who], done.memory)
+            result["ppl"][who] = perplexity_of(done.output, pattern)
     return result
 
 

@@ -66,6 +66,18 @@ def bf16(rng, shape):
     return (floats.view(np.uint32) >> 16).astype("<u2")
 
 
+def write_tokenizer(directory):
+    with open(directory / "tokenizer.model", "wb") as model:
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(FIXTURE / "corpus.txt"),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=1024,
+            byte_fallback=True,
+            minloglevel=2,
+        )
+
+
 def write_shard(path, shapes, rng):
     header, offset = {"__metadata__": {"format": "pt"}}, 0
     for name, shape in shapes.items():
@@ -89,15 +101,7 @@ def main():
 
     args.directory.mkdir(parents=True, exist_ok=True)
     (args.directory / "config.json").write_text(json.dumps(config(args.layers), indent=2) + "\n")
-    with open(args.directory / "tokenizer.model", "wb") as model:
-        sentencepiece.SentencePieceTrainer.train(
-            input=str(FIXTURE / "corpus.txt"),
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=1024,
-            byte_fallback=True,
-            minloglevel=2,
-        )
+    write_tokenizer(args.directory)
 
     groups = [{"model.embed_tokens.weight": [VOCAB, HIDDEN]}]
     groups += [layer(i) for i in range(args.layers)]

@@ -68,13 +68,12 @@ impl Ternary {
         out: &mut [f32],
     ) -> Result<(), DequantError> {
         let one = self.value_of_one(source)?;
-        let values = [-one, 0.0 * one, one];
         let width = (cols.end - cols.start) as usize;
         let mut codes = vec![0; width];
         for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
             self.read_codes(source, row, cols, &mut codes)?;
             for (out, &code) in out.iter_mut().zip(&codes) {
-                *out = values[usize::from(code)];
+                *out = f32::from(code.cast_signed() - 1) * one;
             }
         }
         Ok(())
@@ -97,18 +96,21 @@ impl Ternary {
         let (shift, packed) = (2 * (row / self.n_packed), row % self.n_packed);
         let first = packed * self.n_cols;
         with_bytes(source, self.codes, 1, first + cols.start..first + cols.end, |bytes| {
-            for ((col, out), &byte) in cols.clone().zip(out).zip(bytes) {
+            let mut is_bad = false;
+            for (out, &byte) in out.iter_mut().zip(bytes) {
                 *out = byte >> shift & 3;
-                if *out == 3 {
-                    return Err(DequantError::IndexOutOfRange {
-                        tensor: self.name.clone(),
-                        index: first + col,
-                        found: 3,
-                        expected: "a code of 0, 1 or 2".to_owned(),
-                    });
-                }
+                is_bad |= *out == 3;
             }
-            Ok(())
+            // The loop has no exit, so that it becomes vectors; the search follows only where it hit.
+            match out.iter().position(|&code| is_bad && code == 3) {
+                None => Ok(()),
+                Some(at) => Err(DequantError::IndexOutOfRange {
+                    tensor: self.name.clone(),
+                    index: first + cols.start + at as u64,
+                    found: 3,
+                    expected: "a code of 0, 1 or 2".to_owned(),
+                }),
+            }
         })
     }
 

@@ -6,6 +6,7 @@ use std::ops::Range;
 use serde_json::Value;
 
 use crate::core::{ElementType, Shape, SourceError, WeightSource};
+use crate::transform::dequant::nibbles::look_up;
 use crate::transform::dequant::values::{Values, with_bytes};
 use crate::transform::dequant::{Decoder, DequantError, Settings, Tensors};
 
@@ -183,8 +184,9 @@ impl FourBits {
     ) -> Result<(), DequantError> {
         let width = (cols.end - cols.start) as usize;
         let elem_bytes = source.weights()[self.codes].ty.bytes().unwrap_or(1) as u64;
-        let mut map = Vec::with_capacity(16);
-        self.map.read(source, 0..16, &mut map)?;
+        let mut book = Vec::with_capacity(16);
+        self.map.read(source, 0..16, &mut book)?;
+        let map: [f32; 16] = std::array::from_fn(|code| book[code]);
         let mut scales = Vec::new();
         for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
             let (first, end) = (row * self.n_cols + cols.start, row * self.n_cols + cols.end);
@@ -194,10 +196,19 @@ impl FourBits {
             let elems = first / 2 / elem_bytes..end.div_ceil(2).div_ceil(elem_bytes);
             let skip = elems.start * elem_bytes;
             with_bytes(source, self.codes, elem_bytes as usize, elems, |bytes| {
-                for (at, out) in (first..end).zip(out) {
-                    let byte = bytes[(at / 2 - skip) as usize];
-                    let code = if at % 2 == 0 { byte >> 4 } else { byte & 15 };
-                    *out = map[usize::from(code)] * scales[(at / self.block - first_block) as usize];
+                let mut at = first;
+                while at < end {
+                    let block = at / self.block;
+                    let stop = end.min((block + 1).saturating_mul(self.block));
+                    let scale = scales[(block - first_block) as usize];
+                    let out = &mut out[(at - first) as usize..(stop - first) as usize];
+                    look_up::<true>(
+                        &map.map(|value| value * scale),
+                        &bytes[(at / 2 - skip) as usize..],
+                        at,
+                        out,
+                    );
+                    at = stop;
                 }
                 Ok(())
             })?;

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use crate::core::{ElementType, GgmlType, Packing, SourceError, WeightSource};
+use crate::transform::dequant::nibbles::look_up;
 use crate::transform::dequant::values::{Values, with_bytes};
 use crate::transform::dequant::{Decoder, DequantError, Tensors};
 use crate::transform::repack::{BLOCK_ELEMS, pack_mxfp4, pack_nvfp4};
@@ -158,13 +159,23 @@ impl Fp4 {
         out: &mut [f32],
     ) -> Result<(), DequantError> {
         let width = (cols.end - cols.start) as usize;
-        let (mut codes, mut scales) = (vec![0; width], Vec::new());
+        let mut scales = Vec::new();
         for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
             self.row_scales(source, row, &mut scales)?;
-            self.read_codes(source, row, cols, &mut codes)?;
-            for ((col, out), &code) in cols.clone().zip(out).zip(&codes) {
-                *out = E2M1[usize::from(code)] * scales[(col / self.group) as usize];
-            }
+            let first = row * (self.n_cols / 2);
+            let bytes = first + cols.start / 2..first + cols.end.div_ceil(2);
+            with_bytes(source, self.codes, 1, bytes, |bytes| {
+                let mut at = cols.start;
+                while at < cols.end {
+                    let end = cols.end.min((at / self.group + 1) * self.group);
+                    let scale = scales[(at / self.group) as usize];
+                    let bytes = &bytes[(at / 2 - cols.start / 2) as usize..];
+                    let out = &mut out[(at - cols.start) as usize..(end - cols.start) as usize];
+                    look_up::<false>(&E2M1.map(|value| value * scale), bytes, at, out);
+                    at = end;
+                }
+                Ok(())
+            })?;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use crate::core::simd::{SimdLevel, VectorLoop};
 use crate::core::{GgmlType, Packing, SourceError, WeightSource};
 use crate::transform::dequant::bits::Stream;
 use crate::transform::dequant::encoding::along_rows;
@@ -12,8 +13,10 @@ use crate::transform::dequant::values::{Values, with_bytes};
 use crate::transform::dequant::{Decoder, DequantError};
 use crate::transform::repack::{BLOCK_ELEMS, f16_error, pack_q4_0, pack_q5_0, pack_q8_0};
 
-/// Rows that are unpacked together: AWQ keeps eight of them in a word.
-const TILE_ROWS: u64 = 8;
+/// Bytes of codes, scales and zero points that are held at a time, if a row needs no more.
+const TILE_BYTES: u64 = 128 << 10;
+/// Rows that are unpacked together, if they fit: two cache lines of the words of GPTQ, four words of AWQ.
+const MAX_TILE_ROWS: u64 = 32;
 
 /// Where the codes of a row lie.
 #[derive(Clone, Copy, Debug)]
@@ -99,142 +102,201 @@ pub(super) struct Grouped {
     pub(super) layout: Layout,
 }
 
-/// What one row needs besides its codes.
+/// Rows that are decoded together, with all that their values take.
 #[derive(Default)]
-struct RowScales {
+struct Tile {
+    /// `[rows, width]`; signed bytes are moved up by 128, and so are their zero points.
+    codes: Vec<u8>,
+    /// `[rows, n_groups]`
     scales: Vec<f32>,
+    /// `[rows, n_groups]`
     zeros: Vec<i32>,
 }
 
+/// One row of a tile.
+struct Row<'a> {
+    codes: &'a [u8],
+    scales: &'a [f32],
+    zeros: &'a [i32],
+}
+
 impl Grouped {
-    fn row_scales(
-        &self,
-        source: &dyn WeightSource,
-        row: u64,
-        out: &mut RowScales,
-    ) -> Result<(), DequantError> {
-        out.scales.clear();
-        out.zeros.clear();
-        match self.order {
-            Order::RowMajor { stride } => {
-                self.scales.read(source, row * stride..row * stride + self.n_groups, &mut out.scales)?;
-            }
-            Order::GroupMajor => {
-                for group in 0..self.n_groups {
-                    let at = group * self.n_rows + row;
-                    self.scales.read(source, at..at + 1, &mut out.scales)?;
-                }
-            }
-        }
-        match self.zeros {
-            Zeros::Const(zero) => out.zeros.resize(self.n_groups as usize, zero),
-            Zeros::ByRow(stream) => {
-                out.zeros.resize(self.n_groups as usize, 0);
-                stream.read(source, row, 0..self.n_groups, &mut out.zeros)?;
-            }
-            Zeros::ByGroup(stream, shift) => {
-                for group in 0..self.n_groups {
-                    out.zeros.push(shifted_zero(source, &stream, shift, group, row)?);
-                }
-            }
-            Zeros::Bytes(index) => {
-                for group in 0..self.n_groups {
-                    let at = match self.order {
-                        Order::RowMajor { stride } => row * stride + group,
-                        Order::GroupMajor => group * self.n_rows + row,
-                    };
-                    let zero = with_bytes(source, index, 1, at..at + 1, |bytes| Ok(bytes[0].cast_signed()))?;
-                    out.zeros.push(i32::from(zero));
-                }
-            }
-        }
-        Ok(())
+    /// What is added to codes to make them unsigned.
+    fn code_shift(&self) -> i32 {
+        if matches!(self.codes, Codes::Bytes(_)) { 128 } else { 0 }
     }
 
-    /// The codes of a rectangle, row after row.
+    /// Rows of a tile whose width is `width`: all of a cache line of words, if they fit the bound.
+    fn tile_rows(&self, width: u64) -> u64 {
+        let row_bytes = width.saturating_add(self.n_groups.saturating_mul(8)).max(1);
+        let fit = (TILE_BYTES / row_bytes).clamp(1, MAX_TILE_ROWS);
+        1 << fit.ilog2()
+    }
+
     fn read_codes(
         &self,
         source: &dyn WeightSource,
         rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [i32],
+        cols: &Range<u64>,
+        out: &mut Vec<u8>,
     ) -> Result<(), DequantError> {
         let width = (cols.end - cols.start) as usize;
+        out.resize((rows.end - rows.start) as usize * width, 0);
         match self.codes {
-            Codes::ByRow(stream) => {
-                for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
-                    stream.read(source, row, cols.clone(), out)?;
-                }
-            }
-            Codes::ByColumn(stream) => {
-                let mut column = [0; TILE_ROWS as usize];
-                let column = &mut column[..(rows.end - rows.start) as usize];
-                for (at, col) in cols.enumerate() {
-                    stream.read(source, col, rows.clone(), column)?;
-                    for (out, &code) in out[at..].iter_mut().step_by(width).zip(&*column) {
-                        *out = code;
-                    }
-                }
-            }
+            Codes::ByRow(stream) => stream.read_along(source, rows, cols.clone(), out),
+            Codes::ByColumn(stream) => stream.read_across(source, cols.clone(), rows, 0, out),
             Codes::Bytes(index) => {
-                for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
+                for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
                     let first = row * self.n_cols;
                     with_bytes(source, index, 1, first + cols.start..first + cols.end, |bytes| {
-                        for (out, &byte) in out.iter_mut().zip(bytes) {
-                            *out = i32::from(byte.cast_signed());
+                        for (out, byte) in out.iter_mut().zip(bytes) {
+                            *out = byte ^ 0x80;
                         }
                         Ok(())
                     })?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn read_scales(
+        &self,
+        source: &dyn WeightSource,
+        rows: Range<u64>,
+        out: &mut Vec<f32>,
+    ) -> Result<(), DequantError> {
+        out.clear();
+        match self.order {
+            Order::RowMajor { stride } => {
+                for row in rows {
+                    self.scales.read(source, row * stride..row * stride + self.n_groups, out)?;
+                }
+            }
+            Order::GroupMajor => {
+                let n_groups = self.n_groups as usize;
+                out.resize((rows.end - rows.start) as usize * n_groups, 0.0);
+                let mut line = Vec::new();
+                for group in 0..n_groups {
+                    let first = group as u64 * self.n_rows;
+                    line.clear();
+                    self.scales.read(source, first + rows.start..first + rows.end, &mut line)?;
+                    spread(&line, n_groups, &mut out[group..]);
                 }
             }
         }
         Ok(())
     }
 
-    /// Calls `visit` for every row of a rectangle with its codes and scales.
+    /// Zero points, moved up as the codes are.
+    fn read_zeros(
+        &self,
+        source: &dyn WeightSource,
+        rows: Range<u64>,
+        out: &mut Vec<i32>,
+    ) -> Result<(), DequantError> {
+        let n_groups = self.n_groups as usize;
+        let n = (rows.end - rows.start) as usize * n_groups;
+        if let Zeros::Const(zero) = self.zeros {
+            out.clear();
+            out.resize(n, zero + self.code_shift());
+            return Ok(());
+        }
+        let mut bytes = vec![0; n];
+        // What turns a byte into a zero point.
+        let mut is_signed = false;
+        let mut field = None;
+        match self.zeros {
+            Zeros::Const(_) => {}
+            Zeros::ByRow(stream) => stream.read_along(source, rows, 0..self.n_groups, &mut bytes)?,
+            Zeros::ByGroup(stream, shift) => {
+                let add = if shift == ZeroShift::Word { u32::MAX / ((1 << stream.bits) - 1) } else { 0 };
+                stream.read_across(source, 0..self.n_groups, rows, add, &mut bytes)?;
+                field = (shift == ZeroShift::Field).then_some(u8::MAX >> (8 - stream.bits));
+            }
+            Zeros::Bytes(index) => {
+                is_signed = true;
+                match self.order {
+                    Order::RowMajor { stride } => {
+                        for (row, out) in rows.zip(bytes.chunks_exact_mut(n_groups.max(1))) {
+                            let range = row * stride..row * stride + self.n_groups;
+                            with_bytes(source, index, 1, range, |bytes| {
+                                out.copy_from_slice(bytes);
+                                Ok(())
+                            })?;
+                        }
+                    }
+                    Order::GroupMajor => {
+                        for group in 0..n_groups {
+                            let first = group as u64 * self.n_rows;
+                            with_bytes(source, index, 1, first + rows.start..first + rows.end, |line| {
+                                spread(line, n_groups, &mut bytes[group..]);
+                                Ok(())
+                            })?;
+                        }
+                    }
+                }
+            }
+        }
+        out.clear();
+        let shift = self.code_shift();
+        out.extend(bytes.into_iter().map(|byte| match field {
+            _ if is_signed => i32::from(byte.cast_signed()) + shift,
+            Some(mask) => i32::from(byte.wrapping_add(1) & mask) + shift,
+            None => i32::from(byte) + shift,
+        }));
+        Ok(())
+    }
+
+    /// Calls `visit` for every row of a rectangle, counted from its first.
     fn each_row(
         &self,
         source: &dyn WeightSource,
         rows: Range<u64>,
         cols: &Range<u64>,
-        mut visit: impl FnMut(usize, &[i32], &RowScales),
+        mut visit: impl FnMut(usize, Row<'_>),
     ) -> Result<(), DequantError> {
-        let width = (cols.end - cols.start) as usize;
-        let mut codes = vec![0; width * TILE_ROWS.min(rows.end - rows.start) as usize];
-        let mut row_scales = RowScales::default();
+        let width = cols.end - cols.start;
+        let (tile_rows, n_groups) = (self.tile_rows(width), self.n_groups as usize);
+        let mut tile = Tile::default();
         let mut first = rows.start;
         while first < rows.end && width > 0 {
-            let end = rows.end.min((first / TILE_ROWS + 1) * TILE_ROWS);
-            let codes = &mut codes[..width * (end - first) as usize];
-            self.read_codes(source, first..end, cols.clone(), codes)?;
-            for (row, codes) in (first..end).zip(codes.chunks_exact(width)) {
-                self.row_scales(source, row, &mut row_scales)?;
-                visit((row - rows.start) as usize, codes, &row_scales);
+            let end = rows.end.min((first / tile_rows + 1) * tile_rows);
+            self.read_codes(source, first..end, cols, &mut tile.codes)?;
+            self.read_scales(source, first..end, &mut tile.scales)?;
+            self.read_zeros(source, first..end, &mut tile.zeros)?;
+            let lines = tile.codes.chunks_exact(width as usize);
+            let groups = tile.scales.chunks_exact(n_groups).zip(tile.zeros.chunks_exact(n_groups));
+            for ((row, codes), (scales, zeros)) in (first - rows.start..).zip(lines).zip(groups) {
+                visit(row as usize, Row { codes, scales, zeros });
             }
             first = end;
         }
         Ok(())
     }
 
-    /// The group of every column, in order; for runs of equal length there is no need to ask.
+    /// The group of every column, where a tensor names them; for runs of equal length there is no need to ask.
     fn group_index(
         &self,
         source: &dyn WeightSource,
         cols: Range<u64>,
-    ) -> Result<Option<Vec<usize>>, DequantError> {
+    ) -> Result<Option<Vec<u32>>, DequantError> {
         let Groups::Index(index) = self.groups else { return Ok(None) };
         with_bytes(source, index, 4, cols.clone(), |bytes| {
-            let groups = bytes.as_chunks::<4>().0.iter().zip(cols.clone()).map(|(&bytes, col)| {
-                let found = i32::from_le_bytes(bytes);
-                let group = u64::try_from(found).ok().filter(|&group| group < self.n_groups);
-                group.map(|group| group as usize).ok_or_else(|| DequantError::IndexOutOfRange {
+            let words = bytes.as_chunks::<4>().0.iter();
+            let groups: Vec<u32> = words.map(|&bytes| u32::from_le_bytes(bytes)).collect();
+            let is_bad = |group: u32| u64::from(group) >= self.n_groups || group.cast_signed() < 0;
+            if groups.iter().fold(false, |bad, &group| bad | is_bad(group))
+                && let Some(at) = groups.iter().position(|&group| is_bad(group))
+            {
+                return Err(DequantError::IndexOutOfRange {
                     tensor: source.weights()[index].name.clone(),
-                    index: col,
-                    found: i64::from(found),
+                    index: cols.start + at as u64,
+                    found: i64::from(groups[at].cast_signed()),
                     expected: format!("0 to {}", self.n_groups.saturating_sub(1)),
-                })
-            });
-            groups.collect::<Result<Vec<_>, _>>().map(Some)
+                });
+            }
+            Ok(Some(groups))
         })
     }
 
@@ -245,24 +307,19 @@ impl Grouped {
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
+        let level = SimdLevel::detect();
         let width = (cols.end - cols.start) as usize;
         let groups = self.group_index(source, cols.clone())?;
-        self.each_row(source, rows, &cols, |row, codes, RowScales { scales, zeros }| {
-            let out = &mut out[row * width..(row + 1) * width];
+        let mut pairs = Vec::new();
+        self.each_row(source, rows, &cols, |at, row| {
+            let out = &mut out[at * width..(at + 1) * width];
             match (&groups, self.groups) {
                 (Some(groups), _) => {
-                    for ((out, &code), &group) in out.iter_mut().zip(codes).zip(groups) {
-                        *out = scales[group] * (code - zeros[group]) as f32;
-                    }
+                    pairs.clear();
+                    pairs.extend(row.zeros.iter().map(|&zero| zero as f32).zip(row.scales.iter().copied()));
+                    scattered(row.codes, groups, &pairs, out);
                 }
-                (None, Groups::Runs(run)) => {
-                    each_run(cols.clone(), run, |group, span| {
-                        let (scale, zero) = (scales[group], zeros[group]);
-                        for (out, &code) in out[span.clone()].iter_mut().zip(&codes[span]) {
-                            *out = scale * (code - zero) as f32;
-                        }
-                    });
-                }
+                (None, Groups::Runs(run)) => level.vectorize(Runs { row, cols: cols.clone(), run, out }),
                 (None, Groups::Index(_)) => {}
             }
         })
@@ -275,17 +332,24 @@ impl Grouped {
             low = zeros.iter().copied().fold(low, i32::min);
             high = zeros.iter().copied().fold(high, i32::max);
         };
+        let shift = self.code_shift();
         match self.zeros {
-            Zeros::Const(zero) => see(&[zero]),
+            Zeros::Const(zero) => see(&[zero + shift]),
             _ => {
-                let mut row_scales = RowScales::default();
-                for row in 0..self.n_rows {
-                    self.row_scales(source, row, &mut row_scales)?;
-                    see(&row_scales.zeros);
+                let (step, mut zeros) = (self.tile_rows(0), Vec::new());
+                let mut first = 0;
+                while first < self.n_rows {
+                    let end = self.n_rows.min(first + step);
+                    self.read_zeros(source, first..end, &mut zeros)?;
+                    see(&zeros);
+                    first = end;
                 }
             }
         }
-        Ok((self.code_range.0 - high, self.code_range.1 - low))
+        Ok((
+            (self.code_range.0 + shift).saturating_sub(high),
+            (self.code_range.1 + shift).saturating_sub(low),
+        ))
     }
 
     /// Whether every block of columns lies in one group.
@@ -335,22 +399,22 @@ impl Grouped {
         let width = (cols.end - cols.start) as usize;
         let groups = self.group_index(source, cols.clone())?;
         let row_bytes = width / BLOCK_ELEMS * ty.block_bytes();
-        self.each_row(source, rows, &cols, |row, codes, row_scales| {
-            let out = &mut out[row * row_bytes..(row + 1) * row_bytes];
-            let blocks = out.chunks_exact_mut(ty.block_bytes()).zip(codes.as_chunks::<BLOCK_ELEMS>().0);
+        self.each_row(source, rows, &cols, |at, row| {
+            let out = &mut out[at * row_bytes..(at + 1) * row_bytes];
+            let blocks = out.chunks_exact_mut(ty.block_bytes()).zip(row.codes.as_chunks::<BLOCK_ELEMS>().0);
             for (at, (out, codes)) in blocks.enumerate() {
                 let col = cols.start + (at * BLOCK_ELEMS) as u64;
                 let group = match (&groups, self.groups) {
-                    (Some(groups), _) => groups[at * BLOCK_ELEMS],
+                    (Some(groups), _) => groups[at * BLOCK_ELEMS] as usize,
                     (None, Groups::Runs(run)) => (col / run) as usize,
                     (None, Groups::Index(_)) => 0,
                 };
-                let (scale, zero) = (row_scales.scales[group], row_scales.zeros[group]);
-                let shifted = |middle: i32| codes.map(|code| (code - zero + middle) as u8);
+                let (scale, zero) = (row.scales[group], row.zeros[group]);
+                let shifted = |middle: i32| codes.map(|code| (i32::from(code) - zero + middle) as u8);
                 match ty {
                     GgmlType::Q4_0 => pack_q4_0(&shifted(8), scale, out),
                     GgmlType::Q5_0 => pack_q5_0(&shifted(16), scale, out),
-                    GgmlType::Q8_0 => pack_q8_0(&codes.map(|code| (code - zero) as i8), scale, out),
+                    GgmlType::Q8_0 => pack_q8_0(&shifted(0).map(u8::cast_signed), scale, out),
                     _ => panic!("no packing as {ty}"),
                 }
             }
@@ -358,48 +422,49 @@ impl Grouped {
     }
 }
 
-/// Cuts columns where the group changes: `visit` gets the group and the columns counted from the first.
-fn each_run(cols: Range<u64>, run: u64, mut visit: impl FnMut(usize, Range<usize>)) {
-    let mut at = cols.start;
-    while at < cols.end {
-        let end = cols.end.min((at / run + 1).saturating_mul(run));
-        visit((at / run) as usize, (at - cols.start) as usize..(end - cols.start) as usize);
-        at = end;
+/// Puts a line where it belongs in a matrix: one element every `pitch`.
+fn spread<T: Copy>(line: &[T], pitch: usize, out: &mut [T]) {
+    for (out, &value) in out.iter_mut().step_by(pitch).zip(line) {
+        *out = value;
     }
 }
 
-/// A stored zero point with what its format adds.
-fn shifted_zero(
-    source: &dyn WeightSource,
-    stream: &Stream,
-    shift: ZeroShift,
-    group: u64,
-    row: u64,
-) -> Result<i32, DequantError> {
-    let per_word = u64::from(32 / stream.bits);
-    let mut one = [0];
-    match shift {
-        ZeroShift::None => stream.read(source, group, row..row + 1, &mut one)?,
-        ZeroShift::Field => {
-            stream.read(source, group, row..row + 1, &mut one)?;
-            one[0] = (one[0] + 1) & ((1 << stream.bits) - 1);
-        }
-        ZeroShift::Word => {
-            // The carry comes up from the fields below in the same word.
-            let start = row / per_word * per_word;
-            let mut fields = [0; 32];
-            let fields = &mut fields[..(row - start + 1) as usize];
-            stream.read(source, group, start..row + 1, fields)?;
-            let full = (1 << stream.bits) - 1;
-            let mut carried = 0;
-            for field in fields {
-                let sum = *field + 1 + carried;
-                carried = i32::from(sum > full);
-                one[0] = sum & full;
+/// A row whose groups are runs of equal length.
+struct Runs<'a> {
+    row: Row<'a>,
+    cols: Range<u64>,
+    run: u64,
+    out: &'a mut [f32],
+}
+
+impl VectorLoop for Runs<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { row, cols, run, mut out } = self;
+        let mut codes = row.codes;
+        let mut at = cols.start;
+        while at < cols.end {
+            let group = at / run;
+            let end = cols.end.min((group + 1).saturating_mul(run));
+            let (scale, zero) = (row.scales[group as usize], row.zeros[group as usize]);
+            let (head, rest) = out.split_at_mut((end - at) as usize);
+            let (head_codes, rest_codes) = codes.split_at((end - at) as usize);
+            for (out, &code) in head.iter_mut().zip(head_codes) {
+                *out = scale * (i32::from(code) - zero) as f32;
             }
+            (out, codes, at) = (rest, rest_codes, end);
         }
     }
-    Ok(one[0])
+}
+
+/// A row whose columns have groups in any order. The difference of small integers is exact in F32 too.
+fn scattered(codes: &[u8], groups: &[u32], pairs: &[(f32, f32)], out: &mut [f32]) {
+    for ((out, &code), &group) in out.iter_mut().zip(codes).zip(groups) {
+        let (zero, scale) = pairs[group as usize];
+        *out = scale * (f32::from(code) - zero);
+    }
 }
 
 impl Decoder for Grouped {

@@ -196,14 +196,24 @@ impl Hqq {
         let elems = first / elem_bytes..end.div_ceil(elem_bytes);
         let skip = (first - elems.start * elem_bytes) as usize;
         with_bytes(source, self.words, elem_bytes as usize, elems, |bytes| {
-            let words = bytes[skip..].chunks_exact(self.word_bytes as usize);
-            for (at, (out, word)) in out.iter_mut().zip(words).enumerate() {
-                let word = match word {
-                    &[one] => u32::from(one),
-                    four => four.try_into().map_or(0, u32::from_le_bytes),
-                };
-                let group = if self.by_row { 0 } else { at };
-                *out = ((word >> shift & mask) as f32 - zeros[group]) * scales[group];
+            let bytes = &bytes[skip..];
+            let fields = out.iter_mut();
+            if self.word_bytes == 4 {
+                for (out, &word) in fields.zip(bytes.as_chunks::<4>().0) {
+                    *out = (u32::from_le_bytes(word) >> shift & mask) as f32;
+                }
+            } else {
+                for (out, &byte) in fields.zip(bytes) {
+                    *out = (u32::from(byte) >> shift & mask) as f32;
+                }
+            }
+            if self.by_row {
+                let (scale, zero) = (scales[0], zeros[0]);
+                out.iter_mut().for_each(|out| *out = (*out - zero) * scale);
+            } else {
+                for ((out, scale), zero) in out.iter_mut().zip(&scales).zip(&zeros) {
+                    *out = (*out - zero) * scale;
+                }
             }
             Ok(())
         })

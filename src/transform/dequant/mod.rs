@@ -11,7 +11,7 @@
 //! | `targets` | modules that should be quantized and are not |
 //! | `layer` | the source of floats over the source of codes |
 //! | `values` | scales and zero points, read in pieces |
-//! | `bits` | integer codes in words |
+//! | `bits` `nibbles` | integer codes in words; pairs of codes in a byte |
 //! | `grouped` | integer matrices with a scale and a zero point for each group of columns |
 //! | `gptq` `awq` `autoround` `compressed` | who writes them, and how |
 //! | `sparse` | matrices of bits and values |
@@ -39,6 +39,7 @@ mod hqq;
 mod layer;
 mod modelopt;
 mod mxfp4;
+mod nibbles;
 mod quanto;
 mod settings;
 mod sparse;
@@ -82,6 +83,7 @@ pub fn open(files: &Configurations, source: Box<dyn WeightSource + Send>) -> Res
     let mut tensors = Tensors::new(&*source);
     if let Some(settings) = &settings {
         plan(settings, files, &mut tensors, &mut warnings)?;
+        tensors.check_no_bare_codes()?;
     }
     let (plan, left_out) = tensors.finish()?;
     let Some(settings) = settings else {

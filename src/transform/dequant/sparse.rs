@@ -79,6 +79,9 @@ fn put(
         return Err(tensors.shape_error(shape, "2 elements".to_owned()));
     };
     tensors.check_shape(mask, &[n_rows, n_cols.div_ceil(8)])?;
+    if n_cols == 0 {
+        return Err(tensors.shape_error(mask, "at least one element".to_owned()));
+    }
     let n_values = tensors.meta(values).shape.n_elems();
     let mut members = vec![values, mask, shape];
     let offsets = if is_even {
@@ -200,7 +203,14 @@ fn is_set(mask: &[u8], col: u64) -> bool {
 }
 
 fn count(mask: &[u8], cols: Range<u64>) -> u64 {
-    cols.filter(|&col| is_set(mask, col)).count() as u64
+    let (first, end) = (cols.start.next_multiple_of(8).min(cols.end), cols.end / 8 * 8);
+    let ones = |cols: Range<u64>| cols.filter(|&col| is_set(mask, col)).count() as u64;
+    if first >= end {
+        return ones(cols);
+    }
+    let whole = &mask[(first / 8) as usize..(end / 8) as usize];
+    let whole: u64 = whole.iter().map(|byte| u64::from(byte.count_ones())).sum();
+    ones(cols.start..first) + whole + ones(end..cols.end)
 }
 
 impl Decoder for Sparse {

@@ -201,12 +201,43 @@ impl<'a> Tensors<'a> {
         Err(DequantError::AmbiguousModule { module: module.to_owned(), first: plain, second })
     }
 
+    /// Checks that no matrix of bytes is left: in a quantized checkpoint these are codes whose scales are missing.
+    ///
+    /// # Errors
+    /// [`DequantError::OrphanTensor`].
+    pub(super) fn check_no_bare_codes(&self) -> Result<(), DequantError> {
+        let left = self.source.weights().iter().zip(&self.fates).filter(|row| matches!(row.1, Fate::Plain));
+        let is_bare = |meta: &WeightMeta| {
+            let is_bytes = matches!(meta.ty, ElementType::I8 | ElementType::U8);
+            is_bytes && meta.shape.rank() >= 2 && meta.name.ends_with(".weight")
+        };
+        match left.map(|row| row.0).find(|meta| is_bare(meta)) {
+            None => Ok(()),
+            Some(meta) => Err(DequantError::OrphanTensor {
+                tensor: meta.name.clone(),
+                problem: format!("{} codes without a scale", meta.ty),
+            }),
+        }
+    }
+
     /// Decides about everything that is left: the weights of the layer, and the names of tensors left out.
     ///
     /// # Errors
     /// Tensors that only make sense in a quantized module and belong to none.
     pub(super) fn finish(self) -> Result<(Vec<Planned>, Vec<String>), DequantError> {
         let (mut plan, mut left_out) = (Vec::new(), Vec::new());
+        let replaced = self.fates.iter().filter_map(|fate| match fate {
+            Fate::Replaced(made) => Some(made),
+            _ => None,
+        });
+        // Headers may claim any number of rows of nothing: no loop over rows may meet them.
+        if let Some(empty) = replaced.chain(&self.appended).find(|made| made.meta.shape.n_elems() == 0) {
+            return Err(DequantError::ShapeMismatch {
+                tensor: empty.meta.name.clone(),
+                found: empty.meta.shape.clone(),
+                expected: "at least one element".to_owned(),
+            });
+        }
         for ((index, meta), fate) in self.source.weights().iter().enumerate().zip(self.fates) {
             match fate {
                 Fate::Member => {}
