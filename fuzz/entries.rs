@@ -118,7 +118,8 @@ fn blocks(data: &[u8]) {
 fn quantize(data: &[u8]) {
     let Some((ty, rest)) = typed(data) else { return };
     // One NaN only: which payload an operation on two of them keeps is open in Rust, and some codes show it.
-    let float = |&bytes: &[u8; 4]| Some(f32::from_le_bytes(bytes)).filter(|x| !x.is_nan()).unwrap_or(f32::NAN);
+    let float =
+        |&bytes: &[u8; 4]| Some(f32::from_le_bytes(bytes)).filter(|x| !x.is_nan()).unwrap_or(f32::NAN);
     let floats: Vec<f32> = rest.as_chunks().0.iter().map(float).collect();
     let n_cols = ty.block_elems();
     let (Some(row), weights) = (floats.get(..n_cols), floats.get(n_cols..2 * n_cols)) else { return };

@@ -27,6 +27,7 @@ const CARD_KEYS: &[&str] = &[
     "extends",
     "abstract",
     "classes",
+    "companions",
     "examples",
     "when",
     "raw_config",
@@ -52,6 +53,32 @@ const CARD_KEYS: &[&str] = &[
     "variant",
     "inverse",
     "graph",
+];
+
+/// Tensors beside which llama.cpp's loader looks for a factor; which of them a graph uses is the card's to say.
+const FACTOR_SLOTS: &[&str] = &[
+    "attn_gate",
+    "attn_k",
+    "attn_output",
+    "attn_q",
+    "attn_qkv",
+    "attn_v",
+    "ffn_down",
+    "ffn_down_exps",
+    "ffn_down_shexp",
+    "ffn_gate",
+    "ffn_gate_exps",
+    "ffn_gate_shexp",
+    "ffn_up",
+    "ffn_up_exps",
+    "ffn_up_shexp",
+    "nextn.eh_proj",
+    "nextn.shared_head_head",
+    "output",
+    "ssm_alpha",
+    "ssm_beta",
+    "ssm_in",
+    "ssm_out",
 ];
 
 /// A table whose keys are known, and where it stands.
@@ -205,6 +232,7 @@ pub(super) fn card(table: &Table, variant: Option<&str>) -> Read<Card> {
         entries: entries(&top, &block)?,
         ignore: ignore(&top)?,
         outputs: outputs(&top)?,
+        companions: companions(&top)?,
         generate: top.list("generate")?.iter().map(generate).collect::<Read<_>>()?,
         tokenizer: table.get("tokenizer").map(tokenizer).transpose()?.unwrap_or_default(),
         inverse: exprs(&top, "inverse")?,
@@ -369,6 +397,12 @@ fn outputs(top: &Fields<'_>) -> Read<Vec<Pattern>> {
         return Ok(vec![pattern("token_embd.weight", "`outputs`", false)?]);
     }
     top.texts("outputs")?.iter().map(|text| pattern(text, "`outputs`", false)).collect()
+}
+
+fn companions(top: &Fields<'_>) -> Read<Vec<String>> {
+    let known: Vec<_> = FACTOR_SLOTS.iter().map(|&slot| (slot, slot)).collect();
+    let slot = |name: &String| choice("`companions`", "tensor", name, &known).map(str::to_owned);
+    top.texts("companions")?.iter().map(slot).collect()
 }
 
 fn ignore(top: &Fields<'_>) -> Read<Vec<Ignore>> {

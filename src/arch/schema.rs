@@ -56,6 +56,8 @@ pub struct Card {
     pub ignore: Vec<Ignore>,
     /// Targets that must exist.
     pub outputs: Vec<Pattern>,
+    /// Tensors beside which the runtime reads a factor: targets without block and ending.
+    pub companions: Vec<String>,
     /// Tensors without a source.
     pub generate: Vec<Generate>,
     /// The tokenizer.

@@ -1,8 +1,10 @@
 //! Weights that are stored as integer codes: which tensors of the output keep them, and at what price.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
-use crate::arch::{FileType, Mapping};
+use crate::arch::{EntryType, FileType, Mapping, OutputSpec};
+use crate::convert::companions::{Companions, has_slot};
 use crate::core::{ElementType, GgmlType, Packing, SourceError, TensorMeta, WeightSource};
 use crate::transform::Recipe;
 
@@ -41,33 +43,121 @@ fn role(name: &str) -> String {
     inside.map_or_else(|| name.to_owned(), |(_, rest)| format!("blk.*.{rest}"))
 }
 
-/// Packings that hold the whole of a tensor: those that all its weights share.
-///
-/// # Errors
-/// The source failed.
-pub(super) fn packings(recipe: &Recipe, source: &dyn WeightSource) -> Result<Vec<Packing>, SourceError> {
-    let mut shared: Option<Vec<Packing>> = None;
-    for weight in recipe.weights() {
-        let own = source.packings(weight)?;
-        shared = Some(match shared {
-            None => own,
-            Some(shared) => shared.iter().filter_map(|all| join(all, &own)).collect(),
+/// Why codes become floats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FloatReason {
+    /// No block type has such codes, scales or groups.
+    NoBlocks,
+    /// Columns or operations cut through blocks.
+    Cut,
+    /// What is joined has factors of its own, and one tensor has one.
+    Factors,
+    /// The runtime reads no factor beside this tensor.
+    NoSlot,
+    /// Blocks would round the scales.
+    Rounding,
+    /// Blocks hold the codes, but not those of the type that was asked for.
+    OtherType(GgmlType),
+    /// Another tensor of the role does not fit.
+    Role,
+}
+
+impl fmt::Display for FloatReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoBlocks => f.write_str("no block type holds such codes and scales"),
+            Self::Cut => f.write_str("blocks would be cut"),
+            Self::Factors => f.write_str("its parts have factors of their own"),
+            Self::NoSlot => f.write_str("the runtime has no place for its factor"),
+            Self::Rounding => f.write_str("scales would be rounded"),
+            Self::OtherType(ty) => write!(f, "codes are not those of {ty}"),
+            Self::Role => f.write_str("not all tensors of the role fit"),
+        }
+    }
+}
+
+/// Tensors of one role whose codes become floats, for one reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FloatRole {
+    /// Name with `*` for the layer.
+    pub role: String,
+    /// How many there are.
+    pub n_tensors: usize,
+    /// Why.
+    pub reason: FloatReason,
+}
+
+/// A type that holds the whole of a tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Fit {
+    pub(super) ty: GgmlType,
+    scale_error: f32,
+    /// Factors beside the blocks.
+    pub(super) companions: Companions,
+    /// Activations stay floats, as the checkpoint has it.
+    pub(super) float_activations: bool,
+}
+
+impl Fit {
+    fn is_exact(&self) -> bool {
+        self.scale_error == 0.0
+    }
+}
+
+/// What holds the whole of a tensor: types that all its weights share, best first. If there is no block type among
+/// them, the reason.
+struct Fits {
+    found: Vec<Fit>,
+    reason: FloatReason,
+}
+
+/// What becomes of a tensor.
+#[derive(Clone, Debug)]
+pub(super) struct Choice {
+    /// Type in the file.
+    pub(super) ty: GgmlType,
+    /// How its codes are kept.
+    pub(super) fit: Option<Fit>,
+    /// Why they are not, if it has codes.
+    pub(super) reason: Option<FloatReason>,
+}
+
+/// Finds what holds the whole of the tensor `name`.
+fn fits(
+    name: &str,
+    mapping: &Mapping,
+    recipe: &Recipe,
+    source: &dyn WeightSource,
+) -> Result<Fits, SourceError> {
+    let weights = recipe.weights();
+    let packings: Vec<_> = weights.iter().map(|&weight| source.packings(weight)).collect::<Result<_, _>>()?;
+    let mut fits = Fits { found: Vec::new(), reason: FloatReason::NoBlocks };
+    for first in packings.first().into_iter().flatten() {
+        let same = |own: &Vec<Packing>| own.iter().find(|packing| packing.ty == first.ty).cloned();
+        let Some(all) = packings.iter().map(same).collect::<Option<Vec<_>>>() else { continue };
+        if !recipe.keeps_blocks(first.ty) {
+            fits.reason = FloatReason::Cut;
+            continue;
+        }
+        let Some(companions) = Companions::of(recipe, &all) else {
+            fits.reason = FloatReason::Factors;
+            continue;
+        };
+        if !companions.is_empty() && !has_slot(mapping, name) {
+            fits.reason = FloatReason::NoSlot;
+            continue;
+        }
+        fits.found.push(Fit {
+            ty: first.ty,
+            scale_error: all.iter().map(|packing| packing.scale_error).fold(0.0, f32::max),
+            companions,
+            float_activations: all.iter().all(|packing| packing.float_activations),
         });
     }
-    // A factor beside the blocks needs a companion tensor, which is not written: such weights go through floats.
-    let has_companion = |packing: &Packing| packing.scale.is_some() || packing.input_scale.is_some();
-    let fits = |packing: &Packing| recipe.keeps_blocks(packing.ty) && !has_companion(packing);
-    Ok(shared.unwrap_or_default().into_iter().filter(fits).collect())
+    Ok(fits)
 }
 
-/// The same packing among those of another weight. Weights with a factor of their own cannot share one tensor.
-fn join(all: &Packing, own: &[Packing]) -> Option<Packing> {
-    let other = own.iter().find(|other| other.ty == all.ty)?;
-    let same = all.scale == other.scale && all.input_scale == other.input_scale;
-    same.then(|| Packing { scale_error: all.scale_error.max(other.scale_error), ..all.clone() })
-}
-
-/// Decides for every tensor how `codes` is met: a packing, or a plain type in its place.
+/// Decides for every tensor how `codes` is met: blocks of its codes, or a plain type in their place.
 ///
 /// # Errors
 /// The source failed.
@@ -76,41 +166,117 @@ pub(super) fn choose(
     mapping: &Mapping,
     recipes: &[Recipe],
     source: &dyn WeightSource,
-) -> Result<Vec<(GgmlType, Option<Packing>)>, SourceError> {
-    let mut found = Vec::with_capacity(recipes.len());
-    for recipe in recipes {
-        found.push(if codes == Codes::Float { Vec::new() } else { packings(recipe, source)? });
+) -> Result<Vec<Choice>, SourceError> {
+    let outputs = mapping.outputs.iter().zip(recipes);
+    if codes == Codes::Float {
+        let plain = |(output, _): (&OutputSpec, _)| Choice {
+            ty: output.ggml_type(mapping.file_type),
+            fit: None,
+            reason: None,
+        };
+        return Ok(outputs.map(plain).collect());
     }
-    let is_wanted = |packing: &Packing| match codes {
+    let found: Vec<Fits> = outputs
+        .clone()
+        .map(|(output, recipe)| fits(&output.name, mapping, recipe, source))
+        .collect::<Result<_, _>>()?;
+    let is_wanted = |fit: &Fit| match codes {
         Codes::Float => false,
-        Codes::Native { allow_rounding } => {
-            packing.ty.is_quantized() && (allow_rounding || packing.is_exact())
-        }
-        Codes::Keep(ty) => packing.ty == ty,
+        Codes::Native { allow_rounding } => fit.ty.is_quantized() && (allow_rounding || fit.is_exact()),
+        Codes::Keep(ty) => fit.ty == ty,
     };
     // A role is written in one type: the first that all its tensors have.
     let mut by_role: BTreeMap<String, Vec<GgmlType>> = BTreeMap::new();
-    for (output, found) in mapping.outputs.iter().zip(&found) {
-        let own: Vec<GgmlType> = found.iter().filter(|p| is_wanted(p)).map(|p| p.ty).collect();
+    for (output, fits) in mapping.outputs.iter().zip(&found) {
+        let own: Vec<GgmlType> = fits.found.iter().filter(|fit| is_wanted(fit)).map(|fit| fit.ty).collect();
         by_role
             .entry(role(&output.name))
             .and_modify(|shared| shared.retain(|ty| own.contains(ty)))
             .or_insert(own);
     }
-    let chosen = mapping.outputs.iter().zip(recipes).zip(found).map(|((output, recipe), found)| {
+    let choice = |((output, recipe), fits): ((&OutputSpec, &Recipe), Fits)| {
         let ty = by_role.get(&role(&output.name)).and_then(|types| types.first());
-        let packing = ty.and_then(|ty| found.iter().find(|packing| packing.ty == *ty)).cloned();
-        let plain = match codes {
-            Codes::Native { .. } => narrowest(output.ggml_type(FileType::F16), recipe, &found),
+        let fit = ty.and_then(|ty| fits.found.iter().find(|fit| fit.ty == *ty)).cloned();
+        if let Some(fit) = fit {
+            return Choice { ty: fit.ty, fit: Some(fit), reason: None };
+        }
+        let ty = match codes {
+            Codes::Native { .. } => narrowest(output.ggml_type(FileType::F16), recipe, &fits.found),
             Codes::Float | Codes::Keep(_) => output.ggml_type(mapping.file_type),
         };
-        packing.map_or((plain, None), |packing| (packing.ty, Some(packing)))
+        let has_blocks = fits.found.iter().any(|fit| fit.ty.is_quantized());
+        let reason = match codes {
+            _ if fits.found.iter().any(is_wanted) => FloatReason::Role,
+            Codes::Keep(ty) if has_blocks => FloatReason::OtherType(ty),
+            _ if has_blocks => FloatReason::Rounding,
+            _ => fits.reason,
+        };
+        let is_native = matches!(codes, Codes::Native { .. });
+        Choice { ty, fit: None, reason: has_codes(recipe, source, is_native).then_some(reason) }
+    };
+    Ok(outputs.zip(found).map(choice).collect())
+}
+
+/// Whether a tensor is made of codes: of integers, or `with_floats` of 8-bit floats too.
+fn has_codes(recipe: &Recipe, source: &dyn WeightSource, with_floats: bool) -> bool {
+    let is_code = |ty: ElementType| with_floats || !is_fp8(ty);
+    recipe.weights().into_iter().any(|weight| source.code_type(weight).is_some_and(is_code))
+}
+
+fn is_fp8(ty: ElementType) -> bool {
+    matches!(ty, ElementType::F8E4M3 | ElementType::F8E5M2)
+}
+
+/// How one tensor keeps its codes in blocks of `ty`, or why it does not; `None` without codes.
+///
+/// # Errors
+/// The source failed.
+pub(super) fn keep(
+    ty: GgmlType,
+    name: &str,
+    mapping: &Mapping,
+    recipe: &Recipe,
+    source: &dyn WeightSource,
+) -> Result<Option<Result<Fit, FloatReason>>, SourceError> {
+    if !has_codes(recipe, source, false) {
+        return Ok(None);
+    }
+    let Fits { found, reason } = fits(name, mapping, recipe, source)?;
+    let has_blocks = found.iter().any(|fit| fit.ty.is_quantized());
+    let reason = if has_blocks { FloatReason::OtherType(ty) } else { reason };
+    Ok(Some(found.into_iter().find(|fit| fit.ty == ty).ok_or(reason)))
+}
+
+/// The type of a tensor that is made of 8-bit floats, where those are asked to become Q8_0: by the weight that comes
+/// last, unless the card says the type.
+///
+/// # Exactness
+/// `--fp8-as-q8` of llama.cpp 0.5.0: vectors and norms stay F32; columns that are no whole blocks make F16.
+pub(super) fn fp8_as_q8(output: &OutputSpec, recipe: &Recipe, source: &dyn WeightSource) -> Option<GgmlType> {
+    let last = recipe.weights().into_iter().max()?;
+    let is_fp8 = source.code_type(last).is_some_and(is_fp8);
+    let is_free = output.type_rule.entry == EntryType::Auto
+        && output.shape.rank() > 1
+        && !output.name.ends_with("_norm.weight");
+    let fits = GgmlType::Q8_0.row_bytes(output.shape.n_cols()).is_some();
+    (is_fp8 && is_free).then_some(if fits { GgmlType::Q8_0 } else { GgmlType::F16 })
+}
+
+/// The order of the tensors in the file: NVFP4 before all others, by the place of their last weight.
+///
+/// # Exactness
+/// llama.cpp 0.5.0 writes them while it reads the checkpoint, before it maps anything else.
+pub(super) fn file_order(choices: &[Choice], recipes: &[Recipe]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..choices.len()).collect();
+    order.sort_by_cached_key(|&at| match choices[at].fit {
+        Some(Fit { ty: GgmlType::Nvfp4, .. }) => (0, recipes[at].weights().into_iter().max()),
+        _ => (1, None),
     });
-    Ok(chosen.collect())
+    order
 }
 
 /// The narrowest type that holds every value, for a tensor that becomes `as_f16` in a file of F16.
-fn narrowest(as_f16: GgmlType, recipe: &Recipe, found: &[Packing]) -> GgmlType {
+fn narrowest(as_f16: GgmlType, recipe: &Recipe, found: &[Fit]) -> GgmlType {
     if as_f16 != GgmlType::F16 {
         return as_f16;
     }
@@ -118,27 +284,36 @@ fn narrowest(as_f16: GgmlType, recipe: &Recipe, found: &[Packing]) -> GgmlType {
         Some(ElementType::Bf16) => GgmlType::Bf16,
         Some(ElementType::F16) => GgmlType::F16,
         _ => {
-            let exact = |ty| found.iter().any(|packing| packing.ty == ty && packing.is_exact());
+            let exact = |ty| found.iter().any(|fit| fit.ty == ty && fit.is_exact());
             [GgmlType::Bf16, GgmlType::F16].into_iter().find(|&ty| exact(ty)).unwrap_or(GgmlType::F32)
         }
     }
 }
 
 /// Adds up what was kept, by role.
-pub(super) fn kept(tensors: &[TensorMeta], packings: &[Option<Packing>]) -> Vec<KeptRole> {
+pub(super) fn kept<'a>(tensors: impl Iterator<Item = (&'a TensorMeta, &'a Fit)>) -> Vec<KeptRole> {
     let mut roles: Vec<KeptRole> = Vec::new();
-    for (tensor, packing) in tensors.iter().zip(packings) {
-        let Some(packing) = packing else { continue };
+    for (tensor, fit) in tensors {
         let role = role(&tensor.name);
-        match roles.iter_mut().find(|kept| kept.role == role && kept.ty == packing.ty) {
+        match roles.iter_mut().find(|kept| kept.role == role && kept.ty == fit.ty) {
             Some(kept) => {
                 kept.n_tensors += 1;
-                kept.scale_error = kept.scale_error.max(packing.scale_error);
+                kept.scale_error = kept.scale_error.max(fit.scale_error);
             }
-            None => {
-                let scale_error = packing.scale_error;
-                roles.push(KeptRole { role, ty: packing.ty, n_tensors: 1, scale_error });
-            }
+            None => roles.push(KeptRole { role, ty: fit.ty, n_tensors: 1, scale_error: fit.scale_error }),
+        }
+    }
+    roles
+}
+
+/// Adds up what becomes floats, by role and reason.
+pub(super) fn floats<'a>(tensors: impl Iterator<Item = (&'a TensorMeta, FloatReason)>) -> Vec<FloatRole> {
+    let mut roles: Vec<FloatRole> = Vec::new();
+    for (tensor, reason) in tensors {
+        let role = role(&tensor.name);
+        match roles.iter_mut().find(|row| row.role == role && row.reason == reason) {
+            Some(row) => row.n_tensors += 1,
+            None => roles.push(FloatRole { role, n_tensors: 1, reason }),
         }
     }
     roles

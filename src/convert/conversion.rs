@@ -8,13 +8,13 @@ use serde_json::{Map, Value as Json};
 
 use crate::arch::{self, Dropped, FileType, Inputs, Mapping, Options, Registry};
 use crate::checkpoint::{CheckpointError, ModelDir};
-use crate::convert::codes::{self, Codes, KeptRole};
+use crate::convert::codes::{self, Choice, Codes, Fit, FloatReason, FloatRole, KeptRole};
 use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::convert::naming::ParameterCounts;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
 use crate::convert::{pooling, vocabulary};
-use crate::core::{GgmlType, Packing, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
-use crate::gguf::Metadata;
+use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
+use crate::gguf::{Array, Metadata, Value};
 use crate::transform::{self, ReadPolicy, Recipe};
 
 /// Version of the block formats that files declare.
@@ -29,15 +29,29 @@ pub struct Conversion {
     metadata: Metadata,
     general: GeneralMetadata,
     tensors: Vec<TensorMeta>,
-    pub(super) recipes: Vec<Recipe>,
-    /// Per tensor: how its codes are kept, if they are.
-    packings: Vec<Option<Packing>>,
-    /// Per tensor: whether anything but zero was seen while reading.
-    seen: Vec<AtomicBool>,
+    /// For each tensor how it is made.
+    pub(super) parts: Vec<Part>,
     policy: ReadPolicy,
     warnings: Vec<String>,
     /// What was asked for.
     pub(super) options: ConvertOptions,
+}
+
+/// How a tensor is made.
+pub(super) struct Part {
+    pub(super) recipe: Recipe,
+    /// How its codes are kept, if they are.
+    fit: Option<Fit>,
+    /// Why they are not.
+    reason: Option<FloatReason>,
+    /// Whether anything but zero was seen while reading.
+    seen: AtomicBool,
+}
+
+impl Part {
+    fn new(recipe: Recipe, fit: Option<Fit>, reason: Option<FloatReason>) -> Self {
+        Self { recipe, fit, reason, seen: AtomicBool::new(false) }
+    }
 }
 
 impl fmt::Debug for Conversion {
@@ -83,12 +97,14 @@ impl Conversion {
         let recipes = mapping.outputs.iter().map(|output| transform::recipe(output, weights));
         let recipes = recipes.collect::<Result<Vec<_>, _>>()?;
         let floats: &dyn WeightSource = source.weights.as_deref().map_or(&NoWeights, |weights| weights);
-        let chosen = codes::choose(options.codes, &mapping, &recipes, floats)?;
-        let (types, packings): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
-        let named = mapping.outputs.iter().zip(types);
-        let tensors: Vec<TensorMeta> = named
-            .map(|(output, ty)| TensorMeta { name: output.name.clone(), shape: output.shape.clone(), ty })
-            .collect();
+        let mut choices = codes::choose(options.codes, &mapping, &recipes, floats)?;
+        if options.fp8_as_q8 {
+            let all = choices.iter_mut().zip(&mapping.outputs).zip(&recipes);
+            for ((choice, output), recipe) in all.filter(|((choice, _), _)| choice.fit.is_none()) {
+                choice.ty = codes::fp8_as_q8(output, recipe, floats).unwrap_or(choice.ty);
+            }
+        }
+        let (tensors, parts) = in_file_order(&mapping, recipes, choices);
 
         let metadata_files = MetadataFiles::read(dir, options.metadata_file.as_deref())?;
         let general = general_metadata(&MetadataInputs {
@@ -103,25 +119,14 @@ impl Conversion {
         let built = vocabulary::build(&source, &mapping, options)?;
         warnings.extend(built.warnings.iter().map(ToString::to_string));
 
-        let mut metadata = metadata(&mapping, &general, &built.rows, options);
+        let extra = tensor_extra(&tensors, &parts);
+        let mut metadata = metadata(&mapping, &general, &extra, &built.rows, options);
         if options.codes != Codes::Float && metadata.contains(FILE_TYPE) {
             metadata.set(FILE_TYPE, codes::file_type_id(&tensors));
         }
-        let seen = tensors.iter().map(|_| AtomicBool::new(false)).collect();
         let policy = ReadPolicy { level: options.level, allow_nonfinite: options.allow_nonfinite };
-        Ok(Self {
-            source,
-            mapping,
-            metadata,
-            general,
-            tensors,
-            recipes,
-            packings,
-            seen,
-            policy,
-            warnings,
-            options: options.clone(),
-        })
+        let options = options.clone();
+        Ok(Self { source, mapping, metadata, general, tensors, parts, policy, warnings, options })
     }
 
     /// The keys of the output, in file order.
@@ -151,7 +156,7 @@ impl Conversion {
     /// Names of the weights that a tensor is made of.
     pub fn sources(&self, tensor: usize) -> impl Iterator<Item = &str> {
         let weights = self.weights();
-        let indices = self.recipes.get(tensor).map(Recipe::weights).unwrap_or_default();
+        let indices = self.parts.get(tensor).map(|part| part.recipe.weights()).unwrap_or_default();
         indices.into_iter().filter_map(|index| weights.get(index).map(|weight| weight.name.as_str()))
     }
 
@@ -180,7 +185,15 @@ impl Conversion {
     /// Tensors that keep the codes of a quantized checkpoint, by role.
     #[must_use]
     pub fn kept(&self) -> Vec<KeptRole> {
-        codes::kept(&self.tensors, &self.packings)
+        let pairs = self.tensors.iter().zip(&self.parts);
+        codes::kept(pairs.filter_map(|(tensor, part)| Some((tensor, part.fit.as_ref()?))))
+    }
+
+    /// Tensors whose codes become floats although they were to be kept, by role.
+    #[must_use]
+    pub fn floats(&self) -> Vec<FloatRole> {
+        let pairs = self.tensors.iter().zip(&self.parts);
+        codes::floats(pairs.filter_map(|(tensor, part)| Some((tensor, part.reason?))))
     }
 
     /// Keeps the codes of the tensors that `wanted` names in blocks of `ty`, scales rounded to what a block stores,
@@ -190,15 +203,17 @@ impl Conversion {
     /// The source failed.
     pub fn keep(&mut self, ty: GgmlType, wanted: impl Fn(&str) -> bool) -> Result<(), ConvertError> {
         let Some(weights) = self.source.weights.as_deref() else { return Ok(()) };
-        for ((tensor, packing), recipe) in self.tensors.iter_mut().zip(&mut self.packings).zip(&self.recipes)
-        {
+        for (tensor, part) in self.tensors.iter_mut().zip(&mut self.parts) {
             if !wanted(&tensor.name) {
                 continue;
             }
-            let found = codes::packings(recipe, weights)?;
-            if let Some(found) = found.into_iter().find(|found| found.ty == ty) {
-                tensor.ty = ty;
-                *packing = Some(found);
+            match codes::keep(ty, &tensor.name, &self.mapping, &part.recipe, weights)? {
+                Some(Ok(fit)) => {
+                    tensor.ty = ty;
+                    part.fit = Some(fit);
+                }
+                Some(Err(reason)) => part.reason = Some(reason),
+                None => {}
             }
         }
         Ok(())
@@ -206,9 +221,9 @@ impl Conversion {
 
     /// Matrices that turned out to hold nothing but zeros, after everything was read.
     pub fn zero_tensors(&self) -> impl Iterator<Item = &str> {
-        let pairs = self.tensors.iter().zip(&self.seen);
+        let pairs = self.tensors.iter().zip(&self.parts);
         pairs
-            .filter(|(tensor, seen)| tensor.shape.rank() > 1 && !seen.load(Ordering::Relaxed))
+            .filter(|(tensor, part)| tensor.shape.rank() > 1 && !part.seen.load(Ordering::Relaxed))
             .map(|(tensor, _)| tensor.name.as_str())
     }
 
@@ -277,11 +292,48 @@ fn optional_json(
     }
 }
 
-/// All keys in file order: architecture, early rows, type, `general.*`, hyper-parameters, tokenizer, and what was set
-/// by hand.
+/// The tensors with what stands beside them, in file order.
+fn in_file_order(
+    mapping: &Mapping,
+    recipes: Vec<Recipe>,
+    choices: Vec<Choice>,
+) -> (Vec<TensorMeta>, Vec<Part>) {
+    let order = codes::file_order(&choices, &recipes);
+    let mut made: Vec<_> = recipes.into_iter().zip(choices).map(Some).collect();
+    let mut all = Vec::with_capacity(made.len());
+    for at in order {
+        let Some((recipe, Choice { ty, fit, reason })) = made[at].take() else { continue };
+        let output = &mapping.outputs[at];
+        let meta = TensorMeta { name: output.name.clone(), shape: output.shape.clone(), ty };
+        let beside = fit.as_ref().map(|fit| fit.companions.tensors(&meta.name)).unwrap_or_default();
+        all.push((meta, Part::new(recipe, fit, reason)));
+        all.extend(beside.into_iter().map(|(meta, recipe)| (meta, Part::new(recipe, None, None))));
+    }
+    all.into_iter().unzip()
+}
+
+/// `general.tensor_extra.*`: tensors that must not be multiplied with activations of four bits, by name.
+fn tensor_extra(tensors: &[TensorMeta], parts: &[Part]) -> Metadata {
+    let mut extra = Metadata::new();
+    let is_float = |part: &Part| part.fit.as_ref().is_some_and(|fit| fit.float_activations);
+    let pairs = tensors.iter().zip(parts).filter(|(_, part)| is_float(part));
+    let mut names: Vec<&str> = pairs.map(|(tensor, _)| tensor.name.as_str()).collect();
+    names.sort_unstable();
+    if !names.is_empty() {
+        let values = vec![false; names.len()];
+        let names = names.into_iter().map(|name| name.as_bytes().to_vec()).collect();
+        extra.set("general.tensor_extra.name", Value::Array(Array::String(names)));
+        extra.set("general.tensor_extra.prec_a4", Value::Array(Array::Bool(values)));
+    }
+    extra
+}
+
+/// All keys in file order: architecture, early rows, type, `general.*`, hyper-parameters, what there is to say about
+/// single tensors, tokenizer, and what was set by hand.
 fn metadata(
     mapping: &Mapping,
     general: &GeneralMetadata,
+    extra: &Metadata,
     tokenizer: &Metadata,
     options: &ConvertOptions,
 ) -> Metadata {
@@ -298,7 +350,7 @@ fn metadata(
         metadata.set(key, value.clone());
     }
     metadata.set("general.quantization_version", QUANTIZATION_VERSION);
-    for (key, value) in tokenizer.iter() {
+    for (key, value) in extra.iter().chain(tokenizer.iter()) {
         metadata.set(key, value.clone());
     }
     for (key, value) in &options.set {
@@ -314,22 +366,21 @@ impl TensorSource for Conversion {
 
     fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
         let Some(weights) = self.source.weights.as_deref() else { return Ok(()) };
-        let (meta, recipe) = (&self.tensors[tensor], &self.recipes[tensor]);
-        let read = match &self.packings[tensor] {
-            Some(packing) => recipe.read_packed(weights, packing.ty, first_row, out),
-            None => recipe.read_rows(weights, meta.ty, self.policy, first_row, out),
+        let (meta, part) = (&self.tensors[tensor], &self.parts[tensor]);
+        let read = match &part.fit {
+            Some(fit) => part.recipe.read_packed(weights, fit.ty, first_row, out),
+            None => part.recipe.read_rows(weights, meta.ty, self.policy, first_row, out),
         };
         read.map_err(|error| SourceError { tensor: meta.name.clone(), source: error.into() })?;
-        let seen = &self.seen[tensor];
-        if !seen.load(Ordering::Relaxed) && out.iter().any(|&byte| byte != 0) {
-            seen.store(true, Ordering::Relaxed);
+        if !part.seen.load(Ordering::Relaxed) && out.iter().any(|&byte| byte != 0) {
+            part.seen.store(true, Ordering::Relaxed);
         }
         Ok(())
     }
 
     fn release_rows(&self, tensor: usize, first_row: u64, n_rows: u64) {
         if let Some(weights) = self.source.weights.as_deref() {
-            self.recipes[tensor].release_rows(weights, first_row, n_rows);
+            self.parts[tensor].recipe.release_rows(weights, first_row, n_rows);
         }
     }
 }

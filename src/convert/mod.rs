@@ -8,6 +8,7 @@ pub mod model_card;
 pub mod naming;
 
 mod codes;
+mod companions;
 mod conversion;
 mod error;
 mod fastllm;
@@ -20,7 +21,7 @@ mod vocabulary;
 
 pub use crate::transform::dequant::StoredClass;
 pub use crate::transform::dequant::msmodelslim::OffsetSign;
-pub use codes::{Codes, KeptRole};
+pub use codes::{Codes, FloatReason, FloatRole, KeptRole};
 pub use conversion::{Conversion, map, registry};
 pub use error::ConvertError;
 pub use fastllm::{FlmOptions, flm_weights};

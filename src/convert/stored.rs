@@ -53,8 +53,8 @@ impl Conversion {
         let Some(quantization) = self.quantization() else { return Vec::new() };
         let weights = self.source.metas();
         let mut outputs: Vec<Vec<usize>> = vec![Vec::new(); weights.len()];
-        for (output, recipe) in self.recipes.iter().enumerate() {
-            for weight in recipe.weights() {
+        for (output, part) in self.parts.iter().enumerate() {
+            for weight in part.recipe.weights() {
                 outputs[weight].push(output);
             }
         }

@@ -46,6 +46,9 @@ pub enum ToHfError {
         /// Why.
         source: TransformError,
     },
+    /// A factor beside the blocks of a tensor could not be read.
+    #[error(transparent)]
+    Source(#[from] SourceError),
     /// Rope factors that no known parameters give.
     #[error("tensor `{ROPE_FREQS}`: not the factors of any released Llama 3 model")]
     RopeFreqs,
@@ -227,7 +230,7 @@ pub fn gguf_to_hf(
     options: &ToHfOptions,
     progress: &dyn Progress,
 ) -> Result<ToHfReport, ToHfError> {
-    let source = Decoded::new(tensors, options.level);
+    let source = Decoded::new(tensors, options.level)?;
     let rope_freqs = rope_freqs(metadata, &source, options.level)?;
     let inverse = arch::invert(registry, metadata, source.weights(), rope_freqs.as_ref())?;
     let Inverse { mut config, outputs, .. } = inverse;

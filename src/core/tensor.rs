@@ -89,6 +89,8 @@ pub struct Packing {
     pub scale: Option<f32>,
     /// Factor on the input that belongs to it (`.input_scale`).
     pub input_scale: Option<f32>,
+    /// The checkpoint multiplies the weight with activations that are not quantized, and says so.
+    pub float_activations: bool,
 }
 
 impl Packing {
@@ -101,7 +103,7 @@ impl Packing {
     /// A block type that keeps the codes and rounds scales by at most `scale_error`.
     #[must_use]
     pub fn rounded(ty: GgmlType, scale_error: f32) -> Self {
-        Self { ty, scale_error, scale: None, input_scale: None }
+        Self { ty, scale_error, scale: None, input_scale: None, float_activations: false }
     }
 
     /// Whether every value is kept.
@@ -143,6 +145,12 @@ pub trait WeightSource: Sync {
     fn packings(&self, weight: usize) -> Result<Vec<Packing>, SourceError> {
         let _ = weight;
         Ok(Vec::new())
+    }
+
+    /// The element type of the codes that a weight is decoded from; `None` for a weight that is plain floats already.
+    fn code_type(&self, weight: usize) -> Option<ElementType> {
+        let _ = weight;
+        None
     }
 
     /// Reads elements `first ..` of a weight as blocks of a type that [`WeightSource::packings`] names; `first` and

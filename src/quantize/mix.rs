@@ -40,7 +40,8 @@ pub struct Choice {
 /// importance matrix at all.
 ///
 /// # Exactness
-/// Equals llama-quantize's choice for all its file types, options and architectures.
+/// Equals llama-quantize's choice for all its file types, options and architectures, but for an output in NVFP4 with
+/// factors beside it, which stays as it is.
 ///
 /// # Errors
 /// [`MixError`]: columns that no type fits, or a fallback where [`Options::no_fallback`] forbids it.
@@ -55,10 +56,13 @@ pub fn choose_types(
         let mixture = Mixture::new(base, facts, options, has_imatrix, names);
         (base, mixture)
     });
+    // The runtime reads the factors of an output only beside NVFP4, and does not load a file with others.
+    let has_factor = tensors.iter().any(|t| matches!(t.name.as_str(), "output.scale" | "output.input_scale"));
     let choose = |tensor: &TensorMeta| {
         let class = TensorClass::of(&tensor.name);
+        let is_bound = has_factor && tensor.ty == GgmlType::Nvfp4;
         let stays = !is_quantizable(&facts.architecture, tensor)
-            || (options.leave_output_tensor && class == TensorClass::Output);
+            || ((options.leave_output_tensor || is_bound) && class == TensorClass::Output);
         let (ty, reason) = match &mut mixture {
             Some((base, mixture)) if !stays => choose_type(*base, mixture, tensor, class, options)?,
             _ => (tensor.ty, Reason::Kept),

@@ -1,17 +1,25 @@
-//! A GGUF's tensors as a checkpoint's: block types decoded to F32 as they are read, plain types as they are.
+//! A GGUF's tensors as a checkpoint's: block types decoded to F32 as they are read, plain types as they are. The
+//! factors that stand beside blocks are multiplied in.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 
 use crate::core::simd::SimdLevel;
-use crate::core::{ElementType, GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
+use crate::core::{
+    ElementType, GgmlType, Shape, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource,
+};
 use crate::quant::{self, QuantError};
 
 /// A [`TensorSource`] seen as a [`WeightSource`] with the same tensors in the same order.
 ///
-/// Plain types keep their type; every block type reads as F32.
+/// Plain types keep their type; every block type reads as F32. `x.scale` of one number, or of one for each matrix of a
+/// stack, belongs to `x.weight`, which then reads as F32 too: it is multiplied in, and neither it nor `x.input_scale` is a
+/// weight.
 pub struct Decoded<'a> {
     source: &'a dyn TensorSource,
     weights: Vec<WeightMeta>,
+    /// For each weight which tensor it is, and its factors: one, or one for each matrix of a stack.
+    places: Vec<(usize, Vec<f32>)>,
     level: SimdLevel,
 }
 
@@ -19,6 +27,11 @@ impl std::fmt::Debug for Decoded<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Decoded").field("weights", &self.weights.len()).field("level", &self.level).finish()
     }
+}
+
+/// How many factors belong to a tensor: one for each matrix of a stack.
+fn n_factors(shape: &Shape) -> u64 {
+    if shape.rank() == 3 { shape.dims()[0] } else { 1 }
 }
 
 /// The element type that a tensor type reads as.
@@ -38,14 +51,41 @@ pub fn decoded_type(ty: GgmlType) -> ElementType {
 
 impl<'a> Decoded<'a> {
     /// Wraps a source. Names and shapes stay.
-    #[must_use]
-    pub fn new(source: &'a dyn TensorSource, level: SimdLevel) -> Self {
-        let weight = |tensor: &TensorMeta| WeightMeta {
-            name: tensor.name.clone(),
-            shape: tensor.shape.clone(),
-            ty: decoded_type(tensor.ty),
+    ///
+    /// # Errors
+    /// The source failed to read a factor.
+    pub fn new(source: &'a dyn TensorSource, level: SimdLevel) -> Result<Self, SourceError> {
+        let tensors = source.tensors();
+        let by_name: HashMap<&str, usize> =
+            tensors.iter().enumerate().map(|(at, tensor)| (tensor.name.as_str(), at)).collect();
+        let beside = |weight: &TensorMeta, suffix: &str| {
+            let base = weight.name.strip_suffix(".weight")?;
+            let at = *by_name.get(format!("{base}{suffix}").as_str())?;
+            let fits =
+                tensors[at].ty == GgmlType::F32 && n_factors(&weight.shape) == tensors[at].shape.n_elems();
+            fits.then_some(at)
         };
-        Self { source, weights: source.tensors().iter().map(weight).collect(), level }
+        let mut is_factor = vec![false; tensors.len()];
+        let mut factors = vec![Vec::new(); tensors.len()];
+        for (tensor, factors) in tensors.iter().zip(&mut factors) {
+            if let Some(at) = beside(tensor, ".input_scale") {
+                is_factor[at] = true;
+            }
+            let Some(at) = beside(tensor, ".scale") else { continue };
+            is_factor[at] = true;
+            let mut bytes = vec![0; tensors[at].shape.n_elems() as usize * size_of::<f32>()];
+            source.read_rows(at, 0, &mut bytes)?;
+            *factors = bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+        }
+        let (mut weights, mut places) = (Vec::new(), Vec::new());
+        for (at, (tensor, factors)) in tensors.iter().zip(factors).enumerate().filter(|row| !is_factor[row.0])
+        {
+            let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
+            let ty = if factors.is_empty() { decoded_type(tensor.ty) } else { ElementType::F32 };
+            weights.push(WeightMeta { name, shape, ty });
+            places.push((at, factors));
+        }
+        Ok(Self { source, weights, places, level })
     }
 }
 
@@ -69,7 +109,8 @@ impl WeightSource for Decoded<'_> {
     }
 
     fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        let tensor = &self.source.tensors()[weight];
+        let (index, factors) = &self.places[weight];
+        let tensor = &self.source.tensors()[*index];
         let failed = |error: DecodeError| SourceError { tensor: tensor.name.clone(), source: error.into() };
         let n_cols = tensor.shape.n_cols();
         let too_large = || failed(DecodeError::TooLarge { ty: tensor.ty, n_cols });
@@ -86,11 +127,18 @@ impl WeightSource for Decoded<'_> {
                 let take = (cols - skip).min((out.len() - done) / elem_bytes);
                 let target = &mut out[done..done + take * elem_bytes];
                 encoded.resize(row_bytes, 0);
-                self.source.read_rows(weight, row, encoded)?;
-                if tensor.ty.is_quantized() {
+                self.source.read_rows(*index, row, encoded)?;
+                if tensor.ty.is_quantized() || !factors.is_empty() {
                     floats.resize(cols, 0.0);
                     quant::dequantize(tensor.ty, self.level, encoded, floats)
                         .map_err(|e| failed(e.into()))?;
+                    // As many rows to each factor.
+                    let slab = row / (tensor.shape.n_rows() / factors.len().max(1) as u64).max(1);
+                    if let Some(&factor) = factors.get(slab as usize) {
+                        for value in floats.iter_mut() {
+                            *value *= factor;
+                        }
+                    }
                     for (bytes, value) in target.chunks_exact_mut(4).zip(&floats[skip..]) {
                         bytes.copy_from_slice(&value.to_le_bytes());
                     }
@@ -105,20 +153,22 @@ impl WeightSource for Decoded<'_> {
     }
 
     fn borrow(&self, weight: usize) -> Option<&[u8]> {
-        let tensor = &self.source.tensors()[weight];
-        if tensor.ty.is_quantized() {
+        let (index, factors) = &self.places[weight];
+        let tensor = &self.source.tensors()[*index];
+        if tensor.ty.is_quantized() || !factors.is_empty() {
             return None;
         }
-        self.source.borrow_rows(weight, 0, tensor.shape.n_rows())
+        self.source.borrow_rows(*index, 0, tensor.shape.n_rows())
     }
 
     fn release_elems(&self, weight: usize, first: u64, n: u64) {
-        let n_cols = self.source.tensors()[weight].shape.n_cols().max(1);
+        let index = self.places[weight].0;
+        let n_cols = self.weights[weight].shape.n_cols().max(1);
         // Rows that lie wholly inside the range: a neighbour may still need the others.
         let first_row = first.div_ceil(n_cols);
         let last_row = first.saturating_add(n) / n_cols;
         if first_row < last_row {
-            self.source.release_rows(weight, first_row, last_row - first_row);
+            self.source.release_rows(index, first_row, last_row - first_row);
         }
     }
 }
@@ -126,7 +176,61 @@ impl WeightSource for Decoded<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::Shape;
+
+    /// Two stacked matrices of one row in blocks, a plain matrix of one row, factors and what only looks like some.
+    struct Stack(Vec<TensorMeta>);
+
+    impl TensorSource for Stack {
+        fn tensors(&self) -> &[TensorMeta] {
+            &self.0
+        }
+
+        fn read_rows(&self, tensor: usize, _: u64, out: &mut [u8]) -> Result<(), SourceError> {
+            let values: Vec<u8> = [0.5f32, 3.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+            match tensor {
+                // Scale 1.0, codes 1.
+                0 => out.iter_mut().enumerate().for_each(|(at, byte)| {
+                    *byte = match at % 34 {
+                        0 => 0,
+                        1 => 0x3c,
+                        _ => 1,
+                    };
+                }),
+                _ => out.copy_from_slice(&values[..out.len()]),
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn factors_beside_blocks_are_multiplied_in() {
+        let tensor = |name: &str, dims: &[u64], ty| TensorMeta {
+            name: name.into(),
+            shape: Shape::new(dims.to_vec()).unwrap(),
+            ty,
+        };
+        let stack = Stack(vec![
+            tensor("x.weight", &[2, 1, 32], GgmlType::Q8_0),
+            tensor("x.scale", &[2], GgmlType::F32),
+            tensor("x.input_scale", &[2], GgmlType::F32),
+            tensor("y.scale", &[2], GgmlType::F32),
+            tensor("z.weight", &[1, 2], GgmlType::F32),
+            tensor("z.scale", &[1], GgmlType::F32),
+        ]);
+        let decoded = Decoded::new(&stack, SimdLevel::Scalar).unwrap();
+        let names: Vec<_> = decoded.weights().iter().map(|weight| weight.name.as_str()).collect();
+        assert_eq!(names, ["x.weight", "y.scale", "z.weight"], "what belongs to no weight stays");
+        let mut bytes = vec![0; 64 * 4];
+        decoded.read_elems(0, 0, &mut bytes).unwrap();
+        let values: Vec<f32> = bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+        assert!(values[..32].iter().all(|&x| x == 0.5) && values[32..].iter().all(|&x| x == 3.0));
+        let mut other = vec![0; 8];
+        decoded.read_elems(1, 0, &mut other).unwrap();
+        assert_eq!(other, [0.5f32.to_le_bytes(), 3f32.to_le_bytes()].concat());
+        assert!(decoded.borrow(2).is_none());
+        decoded.read_elems(2, 0, &mut other).unwrap();
+        assert_eq!(other, [0.25f32.to_le_bytes(), 1.5f32.to_le_bytes()].concat());
+    }
 
     struct Rows {
         tensors: Vec<TensorMeta>,
@@ -165,7 +269,7 @@ mod tests {
     #[test]
     fn plain_types_keep_their_bytes() {
         let rows = source(GgmlType::F16, &[4, 6], (0..48).collect());
-        let decoded = Decoded::new(&rows, SimdLevel::Scalar);
+        let decoded = Decoded::new(&rows, SimdLevel::Scalar).unwrap();
         assert_eq!(decoded.weights()[0].ty, ElementType::F16);
         let mut whole = vec![0; 48];
         decoded.read_elems(0, 0, &mut whole).unwrap();
@@ -183,7 +287,7 @@ mod tests {
             }
         }
         let rows = source(GgmlType::Q8_0, &[3, 64], bytes);
-        let decoded = Decoded::new(&rows, SimdLevel::Scalar);
+        let decoded = Decoded::new(&rows, SimdLevel::Scalar).unwrap();
         assert_eq!(decoded.weights()[0].ty, ElementType::F32);
         let mut one = [0; 4];
         decoded.read_elems(0, 64 + 33, &mut one).unwrap();

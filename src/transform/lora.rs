@@ -164,6 +164,11 @@ impl WeightSource for MergedLora {
         }
     }
 
+    fn code_type(&self, weight: usize) -> Option<ElementType> {
+        let (inner, pair) = &self.entries[weight];
+        if pair.is_none() { self.inner.code_type(*inner) } else { None }
+    }
+
     fn read_packed(
         &self,
         weight: usize,

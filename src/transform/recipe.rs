@@ -120,6 +120,14 @@ impl Recipe {
         found
     }
 
+    /// For each index of the first axis the weights that its elements come from, each once.
+    #[must_use]
+    pub fn slabs(&self) -> Vec<Vec<usize>> {
+        let n = self.shape.dims().first().copied().unwrap_or(0);
+        let n_elems = self.shape.n_elems().checked_div(n).unwrap_or(0);
+        (0..n).map(|slab| self.root.weights_in(slab * n_elems, n_elems)).collect()
+    }
+
     /// Produces rows `first_row ..` as blocks of `ty`; `out` says how many.
     ///
     /// # Errors

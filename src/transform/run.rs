@@ -183,6 +183,20 @@ impl Node {
         });
     }
 
+    /// The weights behind a range of elements, each once, in order of first use.
+    pub(super) fn weights_in(&self, first: u64, n: u64) -> Vec<usize> {
+        let mut found = Vec::new();
+        let _ = self.walk::<std::convert::Infallible>(first, n, &mut |run, _, _| {
+            if let Origin::Weight { index, .. } = run.origin
+                && !found.contains(&index)
+            {
+                found.push(index);
+            }
+            Ok(())
+        });
+        found
+    }
+
     /// The weight and element behind an output element; `None` if it comes from none.
     pub(super) fn locate(&self, index: u64) -> Option<(usize, u64)> {
         let mut found = None;

@@ -20,6 +20,7 @@ mod inspect;
 mod layers;
 mod metadata;
 mod msmodelslim;
+mod native;
 mod prequant;
 mod quant;
 mod quant_iq;

@@ -212,12 +212,56 @@ fn whole_files_equal_the_references() {
     report_cases("quantized checkpoints, whole files", n_equal);
 }
 
-/// A file that keeps the integers decodes to the very values of the file of floats.
+/// `general.file_type` of native files: that of the type with the most bytes. All others are 0, F32: a weight that no
+/// block holds exactly, and no narrow float, outweighs the rest.
+const FILE_TYPES: &[(u64, &[&str])] = &[
+    (
+        2,
+        &[
+            "autoround-gptq",
+            "awq-gemm-sym",
+            "ct-old-3bit-padded",
+            "ct-w3a16-g32-dense",
+            "ct-w4a16-channel",
+            "ct-w4a16-g32",
+            "gptq-2bit-g32-asym",
+            "gptq-3bit-g32-sym",
+            "gptq-4bit-g32-sym",
+            "gptq-4bit-lm-head",
+            "gptq-4bit-no-gidx",
+            "gptq-dynamic-mixed",
+            "gptq-dynamic-skip",
+        ],
+    ),
+    (7, &["ct-int8-w8a8", "ct-w8a16-channel", "gptq-8bit-g-1-sym", "gptq-8bit-g64-v2-sym", "quanto-int8"]),
+    (
+        8,
+        &[
+            "autoround-awq",
+            "autoround-native-zp",
+            "awq-gemm-g128-noconv",
+            "awq-gemm-g32",
+            "awq-gemv-g64",
+            "ct-w4a16-g64-asym",
+            "gptq-4bit-g32-asym",
+            "gptq-4bit-g32-v2-asym",
+            "gptq-4bit-v1-zero0",
+        ],
+    ),
+    (32, &["ct-ignore-regex", "ct-mxfp8"]),
+    (37, &["bitnet-autobitlinear"]),
+    (38, &["ct-mxfp4"]),
+    (39, &["ct-nvfp4", "ct-nvfp4a16", "modelopt-nvfp4", "modelopt-nvfp4-qwen3moe", "modelopt-nvfp4-sidecar"]),
+];
+
+/// A file that keeps the integers decodes to the very values of the file of floats; with factors beside the blocks, but
+/// for the roundings of the factor.
 #[test]
 fn native_files_hold_the_same_values() {
     let Some(corpus) = conformance() else { return };
     let out = tempfile::tempdir().unwrap();
-    let (mut n_files, mut n_kept) = (0, 0);
+    let (mut n_files, mut n_kept, mut n_factors) = (0, 0, 0);
+    let mut file_types = BTreeMap::new();
     for case in convertible(&corpus) {
         let write = |name: &str, conversion: &Conversion| {
             let target = out.path().join(name);
@@ -228,26 +272,55 @@ fn native_files_hold_the_same_values() {
         let floats = write("f32.gguf", &plan(&case, FileType::F32, Codes::Float));
         let conversion = plan(&case, FileType::F32, Codes::Native { allow_rounding: false });
         let native = write("native.gguf", &conversion);
-        assert_eq!(floats.tensors().len(), native.tensors().len());
-        for (index, (a, b)) in floats.tensors().iter().zip(native.tensors()).enumerate() {
-            assert_eq!((&a.name, &a.shape), (&b.name, &b.shape));
-            let values = |file: &GgufFile| {
-                let meta = &file.tensors()[index];
-                let mut bytes = vec![0; meta.n_bytes().unwrap() as usize];
-                file.read_rows(index, 0, &mut bytes).unwrap();
-                let mut values = vec![0f32; meta.shape.n_elems() as usize];
-                let level = gguf_foundry::core::simd::SimdLevel::detect();
-                gguf_foundry::quant::dequantize(meta.ty, level, &bytes, &mut values).unwrap();
-                values
+        let index: BTreeMap<&str, usize> =
+            native.tensors().iter().enumerate().map(|(at, meta)| (meta.name.as_str(), at)).collect();
+        let values = |file: &GgufFile, index: usize| {
+            let meta = &file.tensors()[index];
+            let mut values = vec![0f32; meta.shape.n_elems() as usize];
+            let level = gguf_foundry::core::simd::SimdLevel::detect();
+            gguf_foundry::quant::dequantize(meta.ty, level, file.raw_tensor(index), &mut values).unwrap();
+            values
+        };
+        let mut n_beside = 0;
+        for (at, meta) in floats.tensors().iter().enumerate() {
+            let place = format!("{}: {}", case.display(), meta.name);
+            let kept = *index.get(meta.name.as_str()).unwrap_or_else(|| panic!("{place} is missing"));
+            assert_eq!(native.tensors()[kept].shape, meta.shape, "{place}");
+            let (want, mut found) = (values(&floats, at), values(&native, kept));
+            let beside = |suffix: &str| index.get(meta.name.replace(".weight", suffix).as_str()).copied();
+            n_beside += usize::from(beside(".input_scale").is_some());
+            let Some(factors) = beside(".scale").map(|at| values(&native, at)) else {
+                // Comparison as numbers: block types have no negative zero.
+                assert_eq!(want, found, "{place}");
+                continue;
             };
-            // Comparison as numbers: block types have no negative zero.
-            assert_eq!(values(&floats), values(&native), "{}: {}", case.display(), a.name);
+            n_beside += 1;
+            n_factors += factors.len();
+            let per_factor = found.len() / factors.len();
+            for (slab, factor) in found.chunks_mut(per_factor).zip(factors) {
+                for value in slab {
+                    *value *= factor;
+                }
+            }
+            // Four roundings at most: of scale over divisor and its product, of the reciprocal and its product.
+            let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 2.0 * b.abs() * f32::EPSILON;
+            assert!(found.iter().zip(&want).all(close), "{place}");
         }
-        assert!(native.metadata().get("general.file_type").and_then(Value::as_u64).is_some());
+        assert_eq!(floats.tensors().len() + n_beside, native.tensors().len(), "{}", case.display());
+        let number = |key: &str| native.metadata().get(key).and_then(Value::as_u64);
+        assert_eq!(number("general.quantization_version"), Some(2), "{}", case.display());
+        let name = case.file_name().unwrap().to_string_lossy().into_owned();
+        file_types.insert(name, number("general.file_type").unwrap());
         n_kept += conversion.kept().iter().map(|kept| kept.n_tensors).sum::<usize>();
         n_files += 1;
     }
-    println!("{n_kept} tensors keep their integers");
-    assert!(n_kept > 0);
+    println!("{n_kept} tensors keep their integers, {n_factors} factors stand beside them");
+    assert!(n_kept > 0 && n_factors > 0);
+    let named: usize = FILE_TYPES.iter().map(|row| row.1.len()).sum();
+    for (name, found) in &file_types {
+        let row = FILE_TYPES.iter().find(|row| row.1.contains(&name.as_str()));
+        assert_eq!(*found, row.map_or(0, |row| row.0), "{name}");
+    }
+    assert_eq!(file_types.values().filter(|&&found| found != 0).count(), named, "every name is a case");
     report_cases("quantized checkpoints, native files", n_files);
 }

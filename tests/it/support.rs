@@ -37,6 +37,9 @@ pub const ARCH_CASES: &[&str] = &[
     "xverse",
 ];
 
+/// Quantized checkpoints among the cases: their weights become floats below the card.
+pub const QUANTIZED_ARCH_CASES: &[&str] = &["llama_ct_fp8_channel", "llama_fp8_block", "llama_gptq4"];
+
 /// Keys that we write and the reference does not, each in `docs/differences.md`.
 pub const ADDED_KEYS: &[&str] = &["qwen.attention.layer_norm_rms_epsilon"];
 

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use crate::cli::convert::to_gguf::ToGguf;
-use crate::cli::{Exit, Session};
-use crate::convert::ModelSource;
+use crate::cli::{Exit, Session, UsageError};
+use crate::convert::{ConvertOptions, ModelSource};
 
 /// Arguments of `hf2gguf`.
 #[derive(Debug, Args)]
@@ -16,13 +16,23 @@ pub(super) struct Hf2gguf {
     /// Leave out multi-token-prediction blocks
     #[arg(long)]
     no_mtp: bool,
+    /// Write matrices that the checkpoint has as 8-bit floats (FP8) as q8_0, and the rest in the type of the file
+    #[arg(long)]
+    fp8_as_q8: bool,
     #[command(flatten)]
     to_gguf: ToGguf,
 }
 
 impl Hf2gguf {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
-        let adjust = |options: &mut crate::convert::ConvertOptions| options.no_mtp = self.no_mtp;
+        let adjust = |options: &mut ConvertOptions| {
+            options.no_mtp = self.no_mtp;
+            options.fp8_as_q8 = self.fp8_as_q8;
+        };
+        if self.fp8_as_q8 && !self.to_gguf.is_plain()? {
+            let text = "`--fp8-as-q8` goes with f32, f16, bf16, q8_0, tq1_0, tq2_0 and auto only";
+            return Err(UsageError(text.to_owned()).into());
+        }
         // The output of a single file goes beside it.
         let dir = match self.dir.parent() {
             Some(parent) if self.dir.is_file() && parent.as_os_str().is_empty() => Path::new("."),

@@ -12,7 +12,9 @@ use crate::cli::quantize_options::{QuantizeOptions, usage};
 use crate::cli::render::{Align, Table, count, duration, plural};
 use crate::cli::stored::Stored;
 use crate::cli::{Session, UsageError, quantize_report};
-use crate::convert::{Codes, Conversion, ConvertError, ConvertOptions, KeptRole, ModelSource, naming};
+use crate::convert::{
+    Codes, Conversion, ConvertError, ConvertOptions, FloatRole, KeptRole, ModelSource, naming,
+};
 use crate::core::bytes::Endian;
 use crate::core::output::free_bytes;
 use crate::core::text::{bytes, escape};
@@ -147,7 +149,7 @@ impl ToGguf {
             if is_native { "NATIVE".to_owned() } else { conversion.file_type().name().to_uppercase() };
         let job = Job {
             target: self.target(conversion, dir, &encoding),
-            kept: conversion.kept(),
+            codes: CodesReport { kept: conversion.kept(), floats: conversion.floats() },
             stored: Stored::of(conversion, conversion.tensors(), !is_native && !session.common.quiet),
             metadata: conversion.metadata(),
             source: conversion,
@@ -194,10 +196,15 @@ impl ToGguf {
         let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
         quantize_report::warn(session, self.quantize.coverage, &plan);
         self.stored(session, conversion, &plan).print(session)?;
-        print_kept(session, &conversion.kept())?;
+        CodesReport { kept: conversion.kept(), floats: conversion.floats() }.print(session)?;
         let target = self.target(conversion, dir, file_type.name());
         let report = plan.write(&target, &self.write_options(session, conversion), &session.progress)?;
         quantize_report::print_report(session, file_type, &plan, &report, started.elapsed().as_secs_f64())
+    }
+
+    /// Whether `--type` is one that the converter itself writes.
+    pub(super) fn is_plain(&self) -> anyhow::Result<bool> {
+        Ok(matches!(self.target_type()?, Target::Convert(_)))
     }
 
     /// What becomes of a quantized checkpoint's weights, where they are quantized once more.
@@ -288,7 +295,7 @@ impl ToGguf {
 /// An output that is planned.
 struct Job<'a> {
     target: PathBuf,
-    kept: Vec<KeptRole>,
+    codes: CodesReport,
     stored: Stored<'a>,
     metadata: &'a Metadata,
     source: &'a dyn TensorSource,
@@ -318,12 +325,12 @@ impl Job<'_> {
             let paths: Vec<_> = files.iter().map(|file| file.path.display().to_string()).collect();
             return session.print_json(&json!({
                 "files": paths, "type": self.encoding, "file_bytes": file_bytes, "free_bytes": free,
-                "keys": self.metadata.len(), "tensors": rows, "kept": kept_json(&self.kept),
-                "quantization": self.stored.json(),
+                "keys": self.metadata.len(), "tensors": rows, "kept": self.codes.kept_json(),
+                "floats": self.codes.floats_json(), "quantization": self.stored.json(),
             }));
         }
         self.stored.print(session)?;
-        print_kept(session, &self.kept)?;
+        self.codes.print(session)?;
         let mut table = Table::new(&[
             ("tensor", Align::Left),
             ("shape", Align::Left),
@@ -372,12 +379,12 @@ impl Job<'_> {
             return session.print_json(&json!({
                 "files": paths, "type": self.encoding, "tensors": report.n_tensors, "parameters": n_elems,
                 "tensor_bytes": report.tensor_bytes, "file_bytes": report.file_bytes,
-                "bits_per_weight": bpw, "seconds": seconds, "kept": kept_json(&self.kept),
-                "quantization": self.stored.json(),
+                "bits_per_weight": bpw, "seconds": seconds, "kept": self.codes.kept_json(),
+                "floats": self.codes.floats_json(), "quantization": self.stored.json(),
             }));
         }
         self.stored.print(session)?;
-        print_kept(session, &self.kept)?;
+        self.codes.print(session)?;
         if session.common.quiet {
             return Ok(());
         }
@@ -400,33 +407,66 @@ impl Job<'_> {
     }
 }
 
-fn kept_json(kept: &[KeptRole]) -> Vec<serde_json::Value> {
-    let row = |kept: &KeptRole| {
-        json!({
-            "role": kept.role, "type": kept.ty.name(), "tensors": kept.n_tensors, "scale_error": kept.scale_error,
-        })
-    };
-    kept.iter().map(row).collect()
+/// What became of the codes of a quantized checkpoint.
+struct CodesReport {
+    kept: Vec<KeptRole>,
+    floats: Vec<FloatRole>,
 }
 
-/// What keeps the integers of a quantized checkpoint, and what that costs.
-fn print_kept(session: &Session, kept: &[KeptRole]) -> anyhow::Result<()> {
-    if kept.is_empty() || session.common.quiet || session.common.json {
-        return Ok(());
-    }
-    let mut table = Table::new(&[
-        ("integers kept", Align::Left),
-        ("type", Align::Left),
-        ("tensors", Align::Right),
-        ("largest error of a scale", Align::Right),
-    ]);
-    for kept in kept {
-        let error = match kept.scale_error {
-            0.0 => "exact".to_owned(),
-            error => format!("{error:.1e}"),
+impl CodesReport {
+    fn kept_json(&self) -> Vec<serde_json::Value> {
+        let row = |kept: &KeptRole| {
+            json!({
+                "role": kept.role, "type": kept.ty.name(), "tensors": kept.n_tensors,
+                "scale_error": kept.scale_error,
+            })
         };
-        table.row([escape(&kept.role).into_owned(), kept.ty.to_string(), kept.n_tensors.to_string(), error]);
+        self.kept.iter().map(row).collect()
     }
-    session.print(|out| table.print(out))?;
-    Ok(())
+
+    fn floats_json(&self) -> Vec<serde_json::Value> {
+        let row = |row: &FloatRole| {
+            json!({
+                "role": row.role, "tensors": row.n_tensors, "reason": row.reason.to_string(),
+            })
+        };
+        self.floats.iter().map(row).collect()
+    }
+
+    /// What keeps its codes, what that costs, and what becomes floats for which reason.
+    fn print(&self, session: &Session) -> anyhow::Result<()> {
+        if session.common.quiet || session.common.json {
+            return Ok(());
+        }
+        if !self.kept.is_empty() {
+            let mut table = Table::new(&[
+                ("integers kept", Align::Left),
+                ("type", Align::Left),
+                ("tensors", Align::Right),
+                ("largest error of a scale", Align::Right),
+            ]);
+            for kept in &self.kept {
+                let error = match kept.scale_error {
+                    0.0 => "exact".to_owned(),
+                    error => format!("{error:.1e}"),
+                };
+                let role = escape(&kept.role).into_owned();
+                table.row([role, kept.ty.to_string(), kept.n_tensors.to_string(), error]);
+            }
+            session.print(|out| table.print(out))?;
+        }
+        if !self.floats.is_empty() {
+            let mut table = Table::new(&[
+                ("through floats", Align::Left),
+                ("tensors", Align::Right),
+                ("reason", Align::Left),
+            ]);
+            for row in &self.floats {
+                let role = escape(&row.role).into_owned();
+                table.row([role, row.n_tensors.to_string(), row.reason.to_string()]);
+            }
+            session.print(|out| table.print(out))?;
+        }
+        Ok(())
+    }
 }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::core::{ElementType, Shape};
 use crate::transform::dequant::bits::{Packing, Stream};
-use crate::transform::dequant::fp4::{Factor, Fp4};
+use crate::transform::dequant::fp4::{Beside, Factor, Fp4};
 use crate::transform::dequant::fp8::{Fp8, Grid};
 use crate::transform::dequant::grouped::{Codes, Grouped, Groups, Layout, Order, ZeroShift, Zeros};
 use crate::transform::dequant::values::{SCALE_TYPES, Values, with_bytes};
@@ -477,9 +477,15 @@ fn nvfp4(tensors: &mut Tensors<'_>, module: &str, packed: usize) -> Result<(), D
     tensors.check_no_plain(module, packed)?;
     let shape = unpacked(tensors, packed)?;
     let name = format!("{module}.weight");
+    let input = match tensors.find(&format!("{module}.input_global_scale")) {
+        Some(input) => Factor::Over(Values::new(tensors, input, &SCALE_TYPES)?),
+        None => Factor::None,
+    };
     let factor = Factor::Over(Values::new(tensors, global, &SCALE_TYPES)?);
+    // ref: a scheme without `input_activations` is not marked as one of float activations, keep.
+    let beside = Beside { factor, input, float_activations: false };
     let size = (shape.n_rows(), shape.n_cols());
-    let decoder = Fp4::nv(tensors, name.clone(), packed, scale, factor, size)?;
+    let decoder = Fp4::nv(tensors, name.clone(), packed, scale, beside, size)?;
     for member in [packed, scale, global] {
         tensors.take(member);
     }

@@ -475,6 +475,13 @@ impl WeightSource for FlmWeights {
         }
     }
 
+    fn code_type(&self, weight: usize) -> Option<ElementType> {
+        match &self.tensors[weight] {
+            FlmTensor::Plain(inner) => self.inner.code_type(*inner),
+            FlmTensor::Codes(tensor) => Some(self.inner.weights()[tensor.codes].ty),
+        }
+    }
+
     fn packings(&self, weight: usize) -> Result<Vec<Packing>, SourceError> {
         let tensor = match &self.tensors[weight] {
             FlmTensor::Plain(inner) => return self.inner.packings(*inner),

@@ -26,12 +26,50 @@ pub(super) enum Factor {
     Over(Values),
 }
 
+impl Factor {
+    /// Checks that it is one number, and no zero where it divides.
+    ///
+    /// # Errors
+    /// Another number of elements; a number that is not finite; a divisor of zero.
+    fn check(self, tensors: &Tensors<'_>) -> Result<(), DequantError> {
+        let (Self::Times(values) | Self::Over(values)) = self else { return Ok(()) };
+        if values.n != 1 {
+            return Err(tensors.shape_error(values.index, "1 element".to_owned()));
+        }
+        let value = values.get(tensors.source(), 0)?;
+        if value == 0.0 && matches!(self, Self::Over(_)) {
+            return Err(tensors.zero_divisor(values.index));
+        }
+        Ok(())
+    }
+
+    /// The number that a product is multiplied by.
+    fn multiplier(self, source: &dyn WeightSource) -> Result<Option<f32>, DequantError> {
+        Ok(match self {
+            Self::None => None,
+            Self::Times(values) => Some(values.get(source, 0)?),
+            Self::Over(values) => Some(1.0 / values.get(source, 0)?),
+        })
+    }
+}
+
+/// What an NVFP4 matrix has beside codes and scales.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Beside {
+    /// Factor of the matrix.
+    pub(super) factor: Factor,
+    /// Factor of its input, for runtimes that quantize activations.
+    pub(super) input: Factor,
+    /// The checkpoint says that activations stay floats.
+    pub(super) float_activations: bool,
+}
+
 /// A matrix of FP4 codes.
 pub(super) struct Fp4 {
     name: String,
     codes: usize,
     scales: Values,
-    factor: Factor,
+    beside: Beside,
     /// Columns of a scale.
     group: u64,
     n_cols: u64,
@@ -52,10 +90,11 @@ impl Fp4 {
     ) -> Result<Self, DequantError> {
         tensors.check_type(scale, &[ElementType::U8, ElementType::F8E8M0])?;
         let scales = Values::exponents(tensors, scale);
-        Self::new(tensors, name, codes, (scales, Factor::None), 32, (n_rows, n_cols))
+        let beside = Beside { factor: Factor::None, input: Factor::None, float_activations: false };
+        Self::new(tensors, name, codes, (scales, beside), 32, (n_rows, n_cols))
     }
 
-    /// NVFP4: scales of 16 columns, and a factor.
+    /// NVFP4: scales of 16 columns, and factors of the whole.
     ///
     /// # Errors
     /// Types and sizes that do not fit; a factor that is not finite, or a divisor of zero.
@@ -64,27 +103,20 @@ impl Fp4 {
         name: String,
         codes: usize,
         scale: usize,
-        factor: Factor,
+        beside: Beside,
         shape: (u64, u64),
     ) -> Result<Self, DequantError> {
         let scales = Values::new(tensors, scale, &[ElementType::F8E4M3])?;
-        if let Factor::Times(values) | Factor::Over(values) = factor {
-            if values.n != 1 {
-                return Err(tensors.shape_error(values.index, "1 element".to_owned()));
-            }
-            let value = values.get(tensors.source(), 0)?;
-            if value == 0.0 && matches!(factor, Factor::Over(_)) {
-                return Err(tensors.zero_divisor(values.index));
-            }
-        }
-        Self::new(tensors, name, codes, (scales, factor), 16, shape)
+        beside.factor.check(tensors)?;
+        beside.input.check(tensors)?;
+        Self::new(tensors, name, codes, (scales, beside), 16, shape)
     }
 
     fn new(
         tensors: &Tensors<'_>,
         name: String,
         codes: usize,
-        (scales, factor): (Values, Factor),
+        (scales, beside): (Values, Beside),
         group: u64,
         (n_rows, n_cols): (u64, u64),
     ) -> Result<Self, DequantError> {
@@ -99,10 +131,10 @@ impl Fp4 {
             return Err(tensors.shape_error(scales.index, expected));
         }
         let mut members = vec![codes, scales.index];
-        if let Factor::Times(values) | Factor::Over(values) = factor {
+        if let Factor::Times(values) | Factor::Over(values) = beside.factor {
             members.push(values.index);
         }
-        Ok(Self { name, codes, scales, factor, group, n_cols, members })
+        Ok(Self { name, codes, scales, beside, group, n_cols, members })
     }
 
     /// The scales of a row, the factor in them.
@@ -115,7 +147,7 @@ impl Fp4 {
         let n_groups = self.n_cols.div_ceil(self.group);
         out.clear();
         self.scales.read(source, row * n_groups..(row + 1) * n_groups, out)?;
-        match self.factor {
+        match self.beside.factor {
             Factor::None => {}
             Factor::Times(values) => {
                 let factor = values.get(source, 0)?;
@@ -211,17 +243,8 @@ impl Fp4 {
         Ok(())
     }
 
-    /// The factor that goes beside NVFP4 blocks.
-    fn companion(&self, source: &dyn WeightSource) -> Result<Option<f32>, DequantError> {
-        Ok(match self.factor {
-            Factor::None => None,
-            Factor::Times(values) => Some(values.get(source, 0)?),
-            Factor::Over(values) => Some(1.0 / values.get(source, 0)?),
-        })
-    }
-
     fn find_packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, DequantError> {
-        match self.factor {
+        match self.beside.factor {
             Factor::None if self.n_cols.is_multiple_of(BLOCK_ELEMS as u64) => {
                 // Reading checks that no exponent stands for NaN.
                 self.scales.all(source, |_| true)?;
@@ -232,8 +255,12 @@ impl Fp4 {
             {
                 // The block's scales have no sign.
                 let is_plain = self.scales.all(source, f32::is_sign_positive)?;
-                let scale = self.companion(source)?;
-                let packing = Packing { scale, ..Packing::exact(GgmlType::Nvfp4) };
+                let packing = Packing {
+                    scale: self.beside.factor.multiplier(source)?,
+                    input_scale: self.beside.input.multiplier(source)?,
+                    float_activations: self.beside.float_activations,
+                    ..Packing::exact(GgmlType::Nvfp4)
+                };
                 Ok(if is_plain { vec![packing] } else { Vec::new() })
             }
             _ => Ok(Vec::new()),
@@ -272,7 +299,7 @@ impl Decoder for Fp4 {
     }
 
     fn form(&self) -> String {
-        let kind = if matches!(self.factor, Factor::None) { "MXFP4" } else { "NVFP4" };
+        let kind = if matches!(self.beside.factor, Factor::None) { "MXFP4" } else { "NVFP4" };
         format!("{kind}, groups of {}", self.group)
     }
 }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::ops::Range;
 
-use crate::core::{GgmlType, Packing, SourceError, WeightMeta, WeightSource};
+use crate::core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
 
 /// One weight that the checkpoint keeps as codes. It is seen as a matrix: the columns are its last dimension, the rows
 /// all others together.
@@ -49,7 +49,7 @@ pub trait Decoder: Send + Sync {
         panic!("no packing as {ty}")
     }
 
-    /// The weights below that this one is made of.
+    /// The weights below that this one is made of, that of the codes first.
     fn members(&self) -> &[usize];
 
     /// What codes and scales look like, for people: `4 bit, groups of 128`.
@@ -165,6 +165,13 @@ impl WeightSource for Dequantized {
         match &self.origins[weight] {
             Origin::Plain(index) => self.source.packings(*index),
             Origin::Coded(decoder) => decoder.packings(&*self.source),
+        }
+    }
+
+    fn code_type(&self, weight: usize) -> Option<ElementType> {
+        match &self.origins[weight] {
+            Origin::Plain(index) => self.source.code_type(*index),
+            Origin::Coded(decoder) => decoder.members().first().map(|&codes| self.source.weights()[codes].ty),
         }
     }
 

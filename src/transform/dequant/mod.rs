@@ -16,6 +16,7 @@
 //! | `gptq` `awq` `autoround` `compressed` | who writes them, and how |
 //! | `sparse` | matrices of bits and values |
 //! | `fp4` `mxfp4` `modelopt` | FP4 with powers of two or E4M3 for scales |
+//! | `linear_shape` | shapes that a file does not say |
 //! | `bitsandbytes` `hqq` `quanto` `bitnet` | layouts of one tool each |
 //! | `msmodelslim` | Ascend's, with a description of its own |
 //! | `fp8` | FP8 by blocks, rows, tensors |
@@ -37,6 +38,7 @@ mod gptq;
 mod grouped;
 mod hqq;
 mod layer;
+mod linear_shape;
 mod modelopt;
 mod mxfp4;
 mod nibbles;

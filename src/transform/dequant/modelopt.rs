@@ -3,9 +3,9 @@
 use serde_json::Value;
 
 use crate::core::{ElementType, Shape};
-use crate::transform::dequant::fp4::{Factor, Fp4};
+use crate::transform::dequant::fp4::{Beside, Factor, Fp4};
 use crate::transform::dequant::fp8::{Fp8, Grid};
-use crate::transform::dequant::values::Values;
+use crate::transform::dequant::values::{SCALE_TYPES, Values};
 use crate::transform::dequant::{DequantError, Settings, Tensors};
 
 /// `modelopt`. The tensors say which form a module has; the configuration says which forms there may be.
@@ -24,7 +24,8 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
         let meta = tensors.meta(codes);
         if meta.ty == ElementType::U8 {
             let factor = tensors.member(module, ".weight_scale_2")?;
-            nvfp4(tensors, codes, scale, factor)?;
+            let float_activations = algorithm(settings, module) == Some("W4A16_NVFP4");
+            nvfp4(tensors, module, [codes, scale, factor], float_activations)?;
         } else {
             let n = tensors.meta(scale).shape.n_elems();
             let is_rows = n == meta.shape.n_rows() && n != 1;
@@ -45,7 +46,12 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     Ok(())
 }
 
-fn nvfp4(tensors: &mut Tensors<'_>, codes: usize, scale: usize, factor: usize) -> Result<(), DequantError> {
+fn nvfp4(
+    tensors: &mut Tensors<'_>,
+    module: &str,
+    [codes, scale, factor]: [usize; 3],
+    float_activations: bool,
+) -> Result<(), DequantError> {
     let meta = tensors.meta(codes);
     let mut dims = meta.shape.dims().to_vec();
     if let Some(last) = dims.last_mut() {
@@ -53,26 +59,51 @@ fn nvfp4(tensors: &mut Tensors<'_>, codes: usize, scale: usize, factor: usize) -
     }
     let too_large = || tensors.shape_error(codes, "a size that fits 63 bits".to_owned());
     let shape = Shape::new(dims).ok_or_else(too_large)?;
+    let input = match tensors.find(&format!("{module}.input_scale")) {
+        Some(input) => Factor::Times(Values::new(tensors, input, &SCALE_TYPES)?),
+        None => Factor::None,
+    };
     let values = Values::new(tensors, factor, &[ElementType::F32])?;
+    let beside = Beside { factor: Factor::Times(values), input, float_activations };
     let size = (shape.n_rows(), shape.n_cols());
-    let decoder = Fp4::nv(tensors, meta.name.clone(), codes, scale, Factor::Times(values), size)?;
+    let decoder = Fp4::nv(tensors, meta.name.clone(), codes, scale, beside, size)?;
     tensors.take(scale);
     tensors.take(factor);
     tensors.replace(codes, meta.name.clone(), shape, Box::new(decoder));
     Ok(())
 }
 
-/// The algorithm, in `config.json` or in the file of its own.
+const ALGORITHM: &str = "quant_algo";
+
+/// A member of the description: at the top in `config.json`, one level down in the file of its own.
+fn described<'a>(settings: &'a Settings, key: &str) -> Option<&'a Value> {
+    let nested = settings.map.get("quantization").and_then(|quantization| quantization.get(key));
+    settings.map.get(key).or(nested)
+}
+
+/// The algorithm of a module: its own, that of a module around it, or that of the checkpoint.
+fn algorithm<'a>(settings: &'a Settings, module: &str) -> Option<&'a str> {
+    let layers = described(settings, "quantized_layers");
+    let mut around = Some(module);
+    while let Some(name) = around {
+        if let Some(found) = layers.and_then(|layers| layers.get(name)?.get(ALGORITHM)?.as_str()) {
+            return Some(found);
+        }
+        around = name.rsplit_once('.').map(|(outer, _)| outer);
+    }
+    described(settings, ALGORITHM).and_then(Value::as_str)
+}
+
+/// Whether the checkpoint's algorithm is one that is read.
 fn check_algorithm(settings: &Settings) -> Result<(), DequantError> {
-    const KEY: &str = "quant_algo";
-    let own = settings.map.get(KEY);
-    let nested = settings.map.get("quantization").and_then(|quantization| quantization.get(KEY));
-    match own.or(nested).map(Value::as_str) {
+    match described(settings, ALGORITHM).map(Value::as_str) {
         Some(Some("NVFP4" | "W4A16_NVFP4" | "FP8" | "FP8_PER_CHANNEL_PER_TOKEN" | "MIXED_PRECISION")) => {
             Ok(())
         }
-        Some(Some(name)) => Err(settings.variant(KEY, name, "its layout is not known well enough to read")),
-        Some(None) => Err(settings.bad(KEY, "must be a string")),
-        None => Err(settings.bad(KEY, "is missing")),
+        Some(Some(name)) => {
+            Err(settings.variant(ALGORITHM, name, "its layout is not known well enough to read"))
+        }
+        Some(None) => Err(settings.bad(ALGORITHM, "must be a string")),
+        None => Err(settings.bad(ALGORITHM, "is missing")),
     }
 }

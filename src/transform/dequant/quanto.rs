@@ -7,14 +7,9 @@ use serde_json::{Map, Value};
 use crate::core::{ElementType, Shape, SourceError, WeightSource};
 use crate::transform::dequant::fp8::{Fp8, Grid};
 use crate::transform::dequant::grouped::{Codes, Grouped, Groups, Layout, Order, Zeros};
+use crate::transform::dequant::linear_shape::{Unknown, linear_shape};
 use crate::transform::dequant::values::{SCALE_TYPES, Values, each_stretch, with_bytes};
 use crate::transform::dequant::{Decoder, DequantError, Settings, Tensors};
-
-/// Last parts of the names of modules whose inputs are the hidden state, and of those whose outputs are: the files do
-/// not say the shape of a packed matrix, but the hidden size with one of these does.
-const FROM_HIDDEN: &[&str] =
-    &["q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "lm_head", "fc1"];
-const TO_HIDDEN: &[&str] = &["o_proj", "down_proj", "out_proj", "fc2"];
 
 /// `quanto`. `config` is the model's configuration.
 ///
@@ -110,20 +105,18 @@ fn packed(
     }
     let too_large = || tensors.shape_error(codes, "a size that fits 63 bits".to_owned());
     let n = n_groups.checked_mul(group).ok_or_else(too_large)?;
-    let hidden =
-        config.get("text_config").and_then(|text| text.get("hidden_size")).or(config.get("hidden_size"));
-    let hidden = hidden.and_then(Value::as_u64).filter(|&hidden| hidden > 0 && n % hidden == 0);
-    let last = module.rsplit('.').next().unwrap_or(module);
-    let dims = hidden.and_then(|hidden| match last {
-        _ if FROM_HIDDEN.contains(&last) => Some(vec![n / hidden, hidden]),
-        _ if TO_HIDDEN.contains(&last) => Some(vec![hidden, n / hidden]),
-        _ => None,
-    });
-    let dims = dims.ok_or_else(|| {
-        let reason = "neither the file nor the name of the module tells its shape";
-        settings.variant("weights", module, reason)
+    let bias = tensors.find(&format!("{module}.bias")).map(|bias| tensors.meta(bias).shape.n_elems());
+    let dims = linear_shape(config, module, n, bias).map_err(|unknown| {
+        let reason = match unknown {
+            Unknown::None => "neither the file nor the configuration tells its shape".to_owned(),
+            Unknown::Ambiguous(shapes) => {
+                let shapes: Vec<_> = shapes.iter().map(|shape| format!("{shape:?}")).collect();
+                format!("its shape may be {}, and nothing tells which", shapes.join(" or "))
+            }
+        };
+        settings.variant("weights", module, &reason)
     })?;
-    let shape = Shape::new(dims).ok_or_else(too_large)?;
+    let shape = Shape::new(dims.to_vec()).ok_or_else(too_large)?;
     let name = format!("{module}.weight");
     let decoder = Fields {
         name: name.clone(),

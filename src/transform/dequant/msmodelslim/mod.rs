@@ -511,6 +511,14 @@ impl WeightSource for MsModelSlim {
         }
     }
 
+    fn code_type(&self, weight: usize) -> Option<ElementType> {
+        match &self.entries[weight] {
+            Entry::Plain(at) => self.source.code_type(*at),
+            Entry::Linear(at) => Some(self.source.weights()[self.linears[*at].codes].ty),
+            Entry::Bias(_) => None,
+        }
+    }
+
     fn read_packed(
         &self,
         weight: usize,

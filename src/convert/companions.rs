@@ -1,0 +1,118 @@
+//! Factors that a block type cannot hold: tensors beside that of the blocks, which the runtime multiplies in.
+//!
+//! NVFP4 has one factor for a whole matrix. `blk.0.attn_q.weight` is written with `blk.0.attn_q.scale`, one F32 number,
+//! and with `blk.0.attn_q.input_scale` if the checkpoint has a factor for the matrix's input. A stack of experts has one
+//! number for each expert.
+
+use crate::arch::Mapping;
+use crate::core::{GgmlType, Packing, Shape, TensorMeta};
+use crate::transform::{Recipe, View};
+
+/// Matrices whose factor the runtime applies after their bias: it refuses those that have both.
+///
+/// ref: `build_ffn` of llama.cpp 0.5.0.
+const SCALED_AFTER_BIAS: &[&str] = &["ffn_gate", "ffn_up", "ffn_down"];
+
+/// The factors of one tensor: one number, or one for each expert. Empty where none is written.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Companions {
+    scale: Vec<f32>,
+    input_scale: Vec<f32>,
+}
+
+impl Companions {
+    /// The factors of a tensor whose weights are packed as `packings`, in the order of [`Recipe::weights`]; `None` if no
+    /// tensor beside it can say them.
+    pub(super) fn of(recipe: &Recipe, packings: &[Packing]) -> Option<Self> {
+        let pairs: Vec<_> = packings.iter().map(|packing| (packing.scale, packing.input_scale)).collect();
+        let (&first, rest) = pairs.split_first()?;
+        if pairs.iter().all(|pair| *pair == (None, None)) {
+            return Some(Self::default());
+        }
+        if recipe.shape().rank() < 3 {
+            let one = |factor: Option<f32>| factor.into_iter().collect();
+            let all = Self { scale: one(first.0), input_scale: one(first.1) };
+            return rest.iter().all(|pair| *pair == first).then(|| all.written());
+        }
+        let weights = recipe.weights();
+        let mut all = Self::default();
+        for expert in recipe.slabs() {
+            let mut own = expert.iter().filter_map(|weight| weights.iter().position(|w| w == weight));
+            let pair = *pairs.get(own.next()?)?;
+            if own.any(|at| pairs.get(at) != Some(&pair)) {
+                return None;
+            }
+            all.scale.push(pair.0.unwrap_or(1.0));
+            all.input_scale.push(pair.1.unwrap_or(1.0));
+        }
+        Some(all.written())
+    }
+
+    /// Without the factors that are as good as one.
+    fn written(mut self) -> Self {
+        for factors in [&mut self.scale, &mut self.input_scale] {
+            if is_trivial(factors) {
+                factors.clear();
+            }
+        }
+        self
+    }
+
+    /// Whether nothing is written.
+    pub(super) fn is_empty(&self) -> bool {
+        self.scale.is_empty() && self.input_scale.is_empty()
+    }
+
+    /// The tensors beside `weight`, in file order.
+    pub(super) fn tensors(&self, weight: &str) -> Vec<(TensorMeta, Recipe)> {
+        let base = weight.strip_suffix(".weight").unwrap_or(weight);
+        let pairs = [("scale", &self.scale), ("input_scale", &self.input_scale)];
+        let tensor = |(suffix, values): (&str, &Vec<f32>)| {
+            let view = View::values(values.as_slice().into(), vec![values.len() as u64]).ok()?;
+            let recipe = Recipe::new(&view)?;
+            let shape: Shape = recipe.shape().clone();
+            Some((TensorMeta { name: format!("{base}.{suffix}"), shape, ty: GgmlType::F32 }, recipe))
+        };
+        pairs.into_iter().filter(|(_, values)| !values.is_empty()).filter_map(tensor).collect()
+    }
+}
+
+/// Whether factors are left out.
+///
+/// # Exactness
+/// The limits of llama.cpp 0.5.0: one factor may be off by less than 1e-6, those of a stack by 1.1e-5 (numpy's
+/// `allclose` has a relative part as well). Empty ones are trivial.
+fn is_trivial(factors: &[f32]) -> bool {
+    let distance = |factor: f32| (f64::from(factor) - 1.0).abs();
+    match *factors {
+        [one] => distance(one) < 1e-6,
+        _ => factors.iter().all(|&factor| distance(factor) <= 1e-6 + 1e-5),
+    }
+}
+
+/// Whether the runtime multiplies the factors beside a tensor in: the card lists those where it does.
+pub(super) fn has_slot(mapping: &Mapping, tensor: &str) -> bool {
+    let Some(base) = tensor.strip_suffix(".weight") else { return false };
+    let inside = base.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+    let name = inside.map_or(base, |(_, name)| name);
+    let has_bias = || {
+        let bias = format!("{base}.bias");
+        mapping.outputs.iter().any(|output| output.name == bias)
+    };
+    mapping.card.companions.iter().any(|listed| listed == name)
+        && !(SCALED_AFTER_BIAS.contains(&name) && has_bias())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn factors_near_one_are_left_out() {
+        assert!(is_trivial(&[1.0]));
+        assert!(is_trivial(&[1.000_000_9]));
+        assert!(!is_trivial(&[1.000_002]));
+        assert!(is_trivial(&[1.0, 1.000_01]));
+        assert!(!is_trivial(&[1.0, 1.000_02]));
+    }
+}
