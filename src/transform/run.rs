@@ -18,7 +18,8 @@ type Visit<'a, E> = dyn FnMut(&Run, u64, Range<u64>) -> Result<(), E> + 'a;
 pub(super) enum Node {
     Leaf(Run),
     Concat {
-        /// Elements of one step of the axes outside the seam, summed up to and with each part.
+        /// Elements of one step of the axes outside the seam (and of the seam, where parts take turns), summed up to
+        /// and with each part.
         ends: Vec<u64>,
         parts: Vec<Node>,
     },
@@ -70,10 +71,12 @@ fn with_bytes<T>(n: usize, use_it: impl FnOnce(&mut [u8]) -> T) -> T {
 pub(super) fn compile(view: &View) -> Node {
     match &view.body {
         Body::Leaf(leaf) => Node::Leaf(merge(leaf)),
-        Body::Concat { axis, parts } => {
+        Body::Concat { axis, parts, takes_turns } => {
+            // What a part gives before the next one goes on: all of the axis, or one index of it.
+            let first = if *takes_turns { axis + 1 } else { *axis };
             let mut end = 0;
             let ends = parts.iter().map(|part| {
-                end += part.shape()[*axis..].iter().product::<u64>();
+                end += part.shape()[first..].iter().product::<u64>();
                 end
             });
             Node::Concat { ends: ends.collect(), parts: parts.iter().map(compile).collect() }
