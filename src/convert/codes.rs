@@ -2,15 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use crate::arch::{FileType, Mapping};
+use crate::arch::{EntryType, FileType, Mapping, OutputSpec};
 use crate::core::{ElementType, GgmlType, Packing, SourceError, TensorMeta, WeightSource};
 use crate::transform::Recipe;
 
 /// What becomes of integer codes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Codes {
-    /// They become floats, as any other weight.
+    /// As the card says: they become floats, as any other weight, unless the entry keeps blocks (`type = "blocks"`).
     #[default]
+    Card,
+    /// They become floats.
     Float,
     /// They are kept in block types that hold the values; what does not fit is written in the narrowest float type
     /// that is exact. With `allow_rounding` scales may be rounded to what a block stores.
@@ -18,7 +20,8 @@ pub enum Codes {
         /// Whether a rounded scale is good enough.
         allow_rounding: bool,
     },
-    /// They are kept where a block type of this kind holds the codes, with scales rounded to what a block stores.
+    /// They are kept where a block type of this kind holds the codes, with scales rounded to what a block stores, and
+    /// where the card says so.
     Keep(GgmlType),
 }
 
@@ -77,21 +80,30 @@ pub(super) fn choose(
     recipes: &[Recipe],
     source: &dyn WeightSource,
 ) -> Result<Vec<(GgmlType, Option<Packing>)>, SourceError> {
+    let keeps_blocks =
+        |output: &OutputSpec| codes != Codes::Float && output.type_rule.entry == EntryType::Blocks;
     let mut found = Vec::with_capacity(recipes.len());
-    for recipe in recipes {
-        found.push(if codes == Codes::Float { Vec::new() } else { packings(recipe, source)? });
+    for (output, recipe) in mapping.outputs.iter().zip(recipes) {
+        let is_open = match codes {
+            Codes::Card | Codes::Float => keeps_blocks(output),
+            Codes::Native { .. } | Codes::Keep(_) => true,
+        };
+        found.push(if is_open { packings(recipe, source)? } else { Vec::new() });
     }
-    let is_wanted = |packing: &Packing| match codes {
-        Codes::Float => false,
-        Codes::Native { allow_rounding } => {
-            packing.ty.is_quantized() && (allow_rounding || packing.is_exact())
-        }
-        Codes::Keep(ty) => packing.ty == ty,
+    let is_wanted = |output: &OutputSpec, packing: &Packing| {
+        let by_codes = match codes {
+            Codes::Card | Codes::Float => false,
+            Codes::Native { allow_rounding } => {
+                packing.ty.is_quantized() && (allow_rounding || packing.is_exact())
+            }
+            Codes::Keep(ty) => packing.ty == ty,
+        };
+        by_codes || (keeps_blocks(output) && packing.ty.is_quantized() && packing.is_exact())
     };
     // A role is written in one type: the first that all its tensors have.
     let mut by_role: BTreeMap<String, Vec<GgmlType>> = BTreeMap::new();
     for (output, found) in mapping.outputs.iter().zip(&found) {
-        let own: Vec<GgmlType> = found.iter().filter(|p| is_wanted(p)).map(|p| p.ty).collect();
+        let own: Vec<GgmlType> = found.iter().filter(|p| is_wanted(output, p)).map(|p| p.ty).collect();
         by_role
             .entry(role(&output.name))
             .and_modify(|shared| shared.retain(|ty| own.contains(ty)))
@@ -102,7 +114,7 @@ pub(super) fn choose(
         let packing = ty.and_then(|ty| found.iter().find(|packing| packing.ty == *ty)).cloned();
         let plain = match codes {
             Codes::Native { .. } => narrowest(output.ggml_type(FileType::F16), recipe, &found),
-            Codes::Float | Codes::Keep(_) => output.ggml_type(mapping.file_type),
+            Codes::Card | Codes::Float | Codes::Keep(_) => output.ggml_type(mapping.file_type),
         };
         packing.map_or((plain, None), |packing| (packing.ty, Some(packing)))
     });
@@ -144,15 +156,39 @@ pub(super) fn kept(tensors: &[TensorMeta], packings: &[Option<Packing>]) -> Vec<
     roles
 }
 
-/// `general.file_type` of a file of mixed types: that of the type with the most bytes.
-pub(super) fn file_type_id(tensors: &[TensorMeta]) -> u32 {
+/// The type that a file counts as, where that is not the one it was asked for.
+///
+/// # Exactness
+/// With [`Codes::Card`] equals llama.cpp 0.5.0: blocks of 4-bit floats make a type of their own of a file of floats.
+pub(super) fn counts_as(
+    codes: Codes,
+    asked: FileType,
+    tensors: &[TensorMeta],
+    packings: &[Option<Packing>],
+) -> Option<GgmlType> {
+    match codes {
+        Codes::Float | Codes::Keep(_) => None,
+        Codes::Native { .. } => Some(largest(tensors)),
+        Codes::Card => {
+            let is_float = matches!(asked, FileType::F32 | FileType::F16 | FileType::Bf16);
+            packings.iter().flatten().next().filter(|_| is_float).map(|packing| packing.ty)
+        }
+    }
+}
+
+/// The type with the most bytes.
+fn largest(tensors: &[TensorMeta]) -> GgmlType {
     let mut sizes: BTreeMap<GgmlType, u64> = BTreeMap::new();
     for tensor in tensors {
         let size = sizes.entry(tensor.ty).or_default();
         *size = size.saturating_add(tensor.n_bytes().unwrap_or(0));
     }
-    let largest = sizes.into_iter().max_by_key(|&(_, n_bytes)| n_bytes).map_or(GgmlType::F32, |(ty, _)| ty);
-    match largest {
+    sizes.into_iter().max_by_key(|&(_, n_bytes)| n_bytes).map_or(GgmlType::F32, |(ty, _)| ty)
+}
+
+/// `general.file_type` of a file that counts as this type.
+pub(super) fn file_type_id(ty: GgmlType) -> u32 {
+    match ty {
         GgmlType::F16 => 1,
         GgmlType::Q4_0 => 2,
         GgmlType::Q4_1 => 3,

@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::arch::{self, Dropped, FileType, Inputs, Mapping, Options, Registry};
 use crate::checkpoint::{CheckpointError, ModelDir};
-use crate::convert::codes::{self, Codes, KeptRole};
+use crate::convert::codes::{self, KeptRole};
 use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::convert::naming::ParameterCounts;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
@@ -32,6 +32,8 @@ pub struct Conversion {
     recipes: Vec<Recipe>,
     /// Per tensor: how its codes are kept, if they are.
     packings: Vec<Option<Packing>>,
+    /// Type that the file counts as, if that is not the one asked for.
+    counts_as: Option<GgmlType>,
     /// Per tensor: whether anything but zero was seen while reading.
     seen: Vec<AtomicBool>,
     policy: ReadPolicy,
@@ -86,6 +88,7 @@ impl Conversion {
         let inputs = Inputs {
             config: dir.config(),
             weights,
+            stored: &source.stored,
             tokenizer_config: tokenizer_config.as_ref(),
             generation_config: generation_config.as_ref(),
             files: &files,
@@ -122,12 +125,26 @@ impl Conversion {
         warnings.extend(built.warnings.iter().map(ToString::to_string));
 
         let mut metadata = metadata(&mapping, &general, &built.rows, options);
-        if options.codes != Codes::Float && metadata.contains(FILE_TYPE) {
-            metadata.set(FILE_TYPE, codes::file_type_id(&tensors));
+        let counts_as = codes::counts_as(options.codes, mapping.file_type, &tensors, &packings);
+        let is_given = options.set.iter().any(|(key, _)| key == FILE_TYPE);
+        if let Some(ty) = counts_as.filter(|_| !is_given && metadata.contains(FILE_TYPE)) {
+            metadata.set(FILE_TYPE, codes::file_type_id(ty));
         }
         let seen = tensors.iter().map(|_| AtomicBool::new(false)).collect();
         let policy = ReadPolicy { level: options.level, allow_nonfinite: options.allow_nonfinite };
-        Ok(Self { source, mapping, metadata, general, tensors, recipes, packings, seen, policy, warnings })
+        Ok(Self {
+            source,
+            mapping,
+            metadata,
+            general,
+            tensors,
+            recipes,
+            packings,
+            counts_as,
+            seen,
+            policy,
+            warnings,
+        })
     }
 
     /// The keys of the output, in file order.
@@ -146,6 +163,16 @@ impl Conversion {
     #[must_use]
     pub fn file_type(&self) -> FileType {
         self.mapping.file_type
+    }
+
+    /// Name of the file's type, as file names have it: `F16`, `MXFP4_MOE`.
+    #[must_use]
+    pub fn encoding(&self) -> String {
+        match self.counts_as {
+            Some(GgmlType::Mxfp4) => "MXFP4_MOE".to_owned(),
+            Some(ty) => ty.name().to_owned(),
+            None => self.mapping.file_type.name().to_uppercase(),
+        }
     }
 
     /// Weights that are left out, with the reasons.

@@ -31,6 +31,8 @@ pub struct ModelSource {
     pub dir: ModelDir,
     /// The weights; `None` where only the vocabulary is wanted.
     pub weights: Option<Box<dyn WeightSource + Send>>,
+    /// Names of the stored tensors that quantized weights were put together from.
+    pub stored: Vec<String>,
     /// Where the vocabulary comes from.
     pub vocabulary: Vocabulary,
     /// Files that are read; an output must not replace them.
@@ -58,6 +60,7 @@ impl ModelSource {
         let mut source = Self {
             dir,
             weights: None,
+            stored: Vec::new(),
             vocabulary: Vocabulary::Files,
             paths: Vec::new(),
             warnings: Vec::new(),
@@ -77,6 +80,7 @@ impl ModelSource {
         } else {
             let opened = dequant::open(&configurations(&source.dir)?, Box::new(checkpoint))?;
             source.warnings.extend(opened.warnings);
+            source.stored = opened.members;
             source.weights = Some(opened.source);
         }
         Ok(source)

@@ -10,7 +10,7 @@ use gguf_foundry::core::progress::Silent;
 use gguf_foundry::gguf::{SplitSpec, WriteOptions, write_gguf};
 use serde_json::Value as Json;
 
-use crate::support::{ARCH_CASES, common_keys, conformance, fixture, report_cases, sha256};
+use crate::support::{ARCH_CASES, BLOCK_CASES, common_keys, conformance, fixture, report_cases, sha256};
 
 fn json(path: &Path) -> Json {
     serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
@@ -37,7 +37,7 @@ fn convert(dir: &Path, options: &ConvertOptions, split: Option<SplitSpec>) -> Ve
 fn every_file_has_the_bytes_of_the_reference() {
     let Some(corpus) = conformance() else { return };
     let mut n_cases = 0;
-    for case in ARCH_CASES {
+    for case in ARCH_CASES.iter().chain(BLOCK_CASES) {
         let dir = corpus.join("arch").join(case);
         let about = json(&dir.join("case.json"));
         let split = about["converter_options"]["split_max_tensors"]

@@ -53,6 +53,7 @@ impl ModelSource {
         Ok(Self {
             dir: ModelDir::of_file(path, config, &options.limits),
             weights,
+            stored: Vec::new(),
             vocabulary,
             paths: vec![path.to_owned()],
             warnings,

@@ -47,6 +47,7 @@ use crate::core::WeightSource;
 pub use error::DequantError;
 pub use layer::{Decoder, Dequantized};
 pub use settings::{Configurations, HF_QUANT_CONFIG, Method, QUANTIZE_CONFIG, QUANTO_QMAP, Settings};
+use tensors::Finished;
 pub use tensors::Tensors;
 
 /// The weights of a checkpoint as floats, and what there is to say about them.
@@ -55,6 +56,8 @@ pub struct Opened {
     pub source: Box<dyn WeightSource + Send>,
     /// The method, if the checkpoint is quantized.
     pub method: Option<Method>,
+    /// Names of the stored tensors that quantized weights were put together from.
+    pub members: Vec<String>,
     /// Tensors that were left out: scales of activations and caches.
     pub left_out: Vec<String>,
     /// What the user should know.
@@ -72,10 +75,10 @@ pub fn open(files: &Configurations, source: Box<dyn WeightSource + Send>) -> Res
     if let Some(settings) = &settings {
         plan(settings, files, &mut tensors, &mut warnings)?;
     }
-    let (plan, left_out) = tensors.finish()?;
+    let Finished { plan, members, left_out } = tensors.finish()?;
     let method = settings.map(|settings| settings.method);
     let source = if method.is_some() { Box::new(Dequantized::new(source, plan)) } else { source };
-    Ok(Opened { source, method, left_out, warnings })
+    Ok(Opened { source, method, members, left_out, warnings })
 }
 
 /// Hands on to the method's file: it takes the tensors of its modules and puts decoders in their place.
