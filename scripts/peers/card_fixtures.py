@@ -136,6 +136,18 @@ def routed(tensors, n=4, width=32):
     return t
 
 
+def routed_at_once(tensors, n=4, width=32, heads=4):
+    """As `routed`, with all experts in one tensor, biases everywhere, and sinks."""
+    t = {name: shape for name, shape in tensors.items() if ".mlp." not in name}
+    for layer in sorted({name.split(".layers.")[1].split(".")[0] for name in tensors if ".layers." in name}):
+        b = f"model.layers.{layer}."
+        e = b + "mlp.experts."
+        t |= {b + "self_attn.sinks": [heads], b + "mlp.router.weight": [n, H], b + "mlp.router.bias": [n],
+              e + "gate_up_proj": [n, H, 2 * width], e + "gate_up_proj_bias": [n, 2 * width],
+              e + "down_proj": [n, width, H], e + "down_proj_bias": [n, H]}
+    return t
+
+
 def packed(tensors):
     return replaced(tensors, ("q_proj.weight", "W_pack.weight", [3 * H, H]), ("k_proj.weight", None, None),
                     ("v_proj.weight", None, None))
@@ -200,6 +212,14 @@ CASES = {
     "qwen3moe/plain": (config("Qwen3Moe" + C, "qwen3_moe", head_dim=32, num_experts=12, num_experts_per_tok=3,
                               moe_intermediate_size=32, norm_topk_prob=True, rms_norm_eps=1e-6, rope_theta=1e6),
                        routed(decoder(head_dim=32, qk_norm=True), n=12)),
+    # The width of gate and up together is that of the model: only their names tell rows from columns.
+    "gpt-oss/plain": (config("GptOss" + C, "gpt_oss", head_dim=32, num_local_experts=4, num_experts_per_tok=2,
+                             sliding_window=32, max_position_embeddings=512, rms_norm_eps=1e-5,
+                             rope_scaling=YARN | dict(rope_type="yarn", truncate=False)) | dict(intermediate_size=32),
+                      routed_at_once(decoder(head_dim=32, qkv_bias=True, o_bias=True))),
+    "gpt-oss/defaults": (without(config("GptOss" + C, "gpt_oss", head_dim=None) | dict(num_attention_heads=8),
+                                 "intermediate_size"),
+                         routed_at_once(decoder(heads=8, qkv_bias=True, o_bias=True), heads=8)),
     "smollm3/plain": (config("SmolLM3" + C, "smollm3", num_hidden_layers=4, no_rope_layers=[1, 1, 1, 0]),
                       decoder(n=4, output=False)),
     "xverse/plain": (without(config("Xverse" + C, "xverse", max_position_embeddings=512, rms_norm_eps=1e-6),

@@ -34,8 +34,14 @@ pub(super) fn card(card: &Card) -> Result<(), CardProblem> {
 fn names(card: &Card) -> Result<(), CardProblem> {
     let check = |at: &str, expr: &Expr| -> Result<(), CardProblem> {
         let mut unknown = None;
+        let mut broken = None;
         let mut tables: Vec<String> = Vec::new();
         expr.walk(&mut |expr| match expr {
+            Expr::Call(Function::Has, arguments) => {
+                if let Some(Expr::Text(name)) = arguments.first() {
+                    broken = broken.take().or(Pattern::parse(name, false).err());
+                }
+            }
             Expr::Call(Function::Lookup, arguments) => {
                 if let Some(Expr::Path(path)) = arguments.first() {
                     tables.push(path.root.clone());
@@ -53,6 +59,9 @@ fn names(card: &Card) -> Result<(), CardProblem> {
             nearest(name, lets.chain(CONFIG_KEYS.iter().copied()).chain(ROOTS.iter().copied()))
                 .map(str::to_owned)
         };
+        if let Some(source) = broken {
+            return Err(CardProblem::Pattern { at: at.to_owned(), source });
+        }
         if let Some(name) = tables.into_iter().find(|name| !card.tables.contains_key(name)) {
             return Err(CardProblem::UnknownName { at: at.to_owned(), nearest: None, name });
         }

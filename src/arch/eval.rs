@@ -1,5 +1,6 @@
 //! Evaluation of card expressions: Python's arithmetic on the configuration, with a step limit.
 
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 
@@ -8,6 +9,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::arch::datum::Datum;
 use crate::arch::expr::{BinaryOp, Expr, Function, Path, Step};
+use crate::arch::names::Pattern;
 use crate::core::text::escape;
 use crate::gguf::Metadata;
 
@@ -33,7 +35,7 @@ pub struct Scope<'a> {
     pub tables: Option<&'a IndexMap<String, IndexMap<String, i64>>>,
     /// Other names that values come from: `rope`, `opt`, `tokenizer_config` and so on.
     pub roots: Vec<(&'static str, Root<'a>)>,
-    /// Names of the checkpoint's tensors.
+    /// Names of the checkpoint's tensors: of those that cards see, and of the stored ones.
     pub tensors: HashSet<&'a str>,
     /// Names of the files beside the checkpoint.
     pub files: &'a [String],
@@ -460,7 +462,11 @@ impl Evaluator<'_> {
             },
             Function::Lookup => self.lookup(argument(0), &value(1)?),
             Function::Labels => labels(op, &value(0)?),
-            Function::Has => Ok(Datum::Bool(self.scope.tensors.contains(text(op, &value(0)?)?))),
+            Function::Has => {
+                let name = value(0)?;
+                let name = rendered(text(op, &name)?, captures)?;
+                Ok(Datum::Bool(self.scope.tensors.contains(&*name)))
+            }
             Function::Count => {
                 let prefix = value(0)?;
                 let prefix = text(op, &prefix)?;
@@ -524,6 +530,16 @@ fn text<'d>(op: &'static str, value: &'d Datum) -> Result<&'d str, EvalError> {
         Datum::Text(text) => Ok(text),
         other => Err(EvalError::Kind { op, found: other.kind() }),
     }
+}
+
+/// A name with its placeholders filled in.
+fn rendered(name: &str, captures: Captures) -> Result<Cow<'_, str>, EvalError> {
+    if !name.contains('{') {
+        return Ok(Cow::Borrowed(name));
+    }
+    let pattern = Pattern::parse(name, false).ok();
+    let full = pattern.and_then(|pattern| pattern.render(captures));
+    full.map(Cow::Owned).ok_or_else(|| EvalError::Absent(name.to_owned()))
 }
 
 /// The decimal index a text starts with, if a dot or the end follows it.

@@ -150,7 +150,7 @@ functions! {
     Leading "leading" 2 2 "`leading(list, v)`: how many elements at the start equal v.";
     Lookup "lookup" 2 2 "`lookup(table, x)`: the table's number for a text; an unknown text is an error.";
     Labels "labels" 1 1 "`labels(map)`: the texts of an object whose keys are integers, by key.";
-    Has "has" 1 1 "`has('name')`: the checkpoint has a tensor of this name.";
+    Has "has" 1 1 "`has('name')`: the checkpoint has, or stores, a tensor of this name, in which `{bid}` is the block at hand.";
     Count "count" 1 1 "`count('prefix')`: one more than the highest index after the prefix in tensor names.";
     File "file" 1 1 "`file('name')`: the checkpoint's directory has this file.";
     Kv "kv" 1 1 "`kv('key')`: the value of a metadata key, with or without the architecture before it; null without.";

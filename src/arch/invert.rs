@@ -147,7 +147,8 @@ fn config(
         set("vocab_size", &Datum::Int((*rows).into()));
     }
     set("tie_word_embeddings", &Datum::Bool(!scope.tensors.contains("output.weight")));
-    if let Some(scaling) = rope_scaling(scope, rope_freqs) {
+    let truncate = card.graph.get("yarn_truncate").and_then(toml::Value::as_bool);
+    if let Some(scaling) = rope_scaling(scope, truncate, rope_freqs) {
         config.insert("rope_scaling".to_owned(), scaling);
     }
     config
@@ -169,7 +170,11 @@ fn own_config(card: &Card, scope: &Scope<'_>) -> Result<Map<String, Json>, ArchE
     Ok(config)
 }
 
-fn rope_scaling(scope: &Scope<'_>, rope_freqs: Option<&RopeFreqsLlama3>) -> Option<Json> {
+fn rope_scaling(
+    scope: &Scope<'_>,
+    truncate: Option<bool>,
+    rope_freqs: Option<&RopeFreqsLlama3>,
+) -> Option<Json> {
     if let Some(params) = rope_freqs {
         let context =
             if params.context.fract() == 0.0 { json!(params.context as u64) } else { json!(params.context) };
@@ -188,6 +193,10 @@ fn rope_scaling(scope: &Scope<'_>, rope_freqs: Option<&RopeFreqsLlama3>) -> Opti
     }
     let mut scaling = Map::new();
     scaling.insert("rope_type".to_owned(), json!(&**kind));
+    // No key of the file says it: the model's graph does.
+    if &**kind == "yarn" && truncate == Some(false) {
+        scaling.insert("truncate".to_owned(), json!(false));
+    }
     for (key, gguf) in ROPE_SCALING {
         let value = scope.kv(gguf);
         if !value.is_null() {
@@ -299,9 +308,13 @@ impl Inverter<'_> {
             let op = split
                 .resolve(self.scope, key.captures, &dims)
                 .map_err(|error| self.op_error(first, error))?;
-            let Op::Split { axis, .. } = op else { return Err(self.no_inverse(first, op.name())) };
+            let (axis, kind) = match op {
+                Op::Split { axis, .. } => (axis, JoinKind::Concat { axis }),
+                Op::Unzip { axis, .. } => (axis, JoinKind::Zip { axis }),
+                _ => return Err(self.no_inverse(first, op.name())),
+            };
             dims[axis] = shapes.iter().filter_map(|shape| shape.get(axis)).sum();
-            join = Some(JoinKind::Concat { axis });
+            join = Some(kind);
             specs = before;
         }
         let ops = self.undo(specs, key.captures, &mut dims, first, &mut is_exact)?;

@@ -16,6 +16,7 @@ const EMBEDDED: &[(&str, &str)] = &[
     ("chatglm1", include_str!("../../converters/chatglm1.toml")),
     ("decoder", include_str!("../../converters/decoder.toml")),
     ("glm4", include_str!("../../converters/glm4.toml")),
+    ("gpt-oss", include_str!("../../converters/gpt-oss.toml")),
     ("granite", include_str!("../../converters/granite.toml")),
     ("llama", include_str!("../../converters/llama.toml")),
     ("olmo", include_str!("../../converters/olmo.toml")),
@@ -400,6 +401,22 @@ mod tests {
                 "card `child`: `x`: `{bid}` is in the target but not in the pattern",
             ),
             ("let = { a = \"b\", b = \"a\" }", "card `child`: [let]: the definition of `a` needs itself"),
+            (
+                "[let]\na = \"has('x.{n}.y')\"",
+                "card `child`: [let] `a`: `x.{n}.y`: placeholders are `{bid}`, `{eid}` and `{xid}`",
+            ),
+            (
+                "[blocks]\n\"z\" = [\"a\", { to = \"b\", when = \"true\" }]",
+                "card `child`: `model.layers.{bid}.z` and `model.layers.{bid}.z` match the same names, and not both have `when`",
+            ),
+            (
+                "[blocks]\n\"z\" = { to = [\"a\", \"b\"], ops = [{ unzip = { axis = 0, n = 3 } }] }",
+                "card `child`: `model.layers.{bid}.z`: the operations yield 3 tensors for 2 targets",
+            ),
+            (
+                "[blocks]\n\"z\" = { to = [\"a\", \"b\"], ops = [{ unzip = { n = 2 } }] }",
+                "card `child`: [blocks] `z` `ops` `unzip`: `axis` is missing",
+            ),
             ("schema = 1", "card `child`: line 6: duplicate key"),
             (
                 "[ignore]\n\"embed\" = \"no\"",

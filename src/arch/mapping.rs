@@ -99,6 +99,11 @@ pub enum JoinKind {
         /// The axis.
         axis: usize,
     },
+    /// In turns along an axis, one index each.
+    Zip {
+        /// The axis.
+        axis: usize,
+    },
 }
 
 /// The parameters of Llama 3's rope.

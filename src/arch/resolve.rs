@@ -22,6 +22,8 @@ pub struct Inputs<'a> {
     pub config: &'a Map<String, Json>,
     /// The weights, in the checkpoint's order.
     pub weights: &'a [WeightMeta],
+    /// Names of stored tensors that weights were put together from: expressions can ask for them.
+    pub stored: &'a [String],
     /// `tokenizer_config.json`, if there.
     pub tokenizer_config: Option<&'a Map<String, Json>>,
     /// `generation_config.json`, if there.
@@ -142,7 +144,12 @@ fn scope<'a>(
             ("raw", Root::Map(inputs.config)),
             ("tokenizer_config", map(inputs.tokenizer_config)),
         ],
-        tensors: inputs.weights.iter().map(|weight| weight.name.as_str()).collect(),
+        tensors: inputs
+            .weights
+            .iter()
+            .map(|weight| weight.name.as_str())
+            .chain(inputs.stored.iter().map(String::as_str))
+            .collect(),
         files: inputs.files,
         gguf: None,
     };

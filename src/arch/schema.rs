@@ -225,6 +225,8 @@ pub enum EntryType {
     File,
     /// As the source stores it.
     Source,
+    /// The blocks of a quantized weight, where a block type holds them exactly; else by name, then the file type.
+    Blocks,
 }
 
 /// When an entry is written.

@@ -144,7 +144,8 @@ impl TypeRule {
                     _ => GgmlType::F32,
                 };
             }
-            EntryType::Auto => {}
+            // Whether there are blocks is not known here: what is said is the type of floats in their place.
+            EntryType::Auto | EntryType::Blocks => {}
         }
         let has_suffix = [".weight", ".lora_a", ".lora_b"].iter().any(|suffix| name.ends_with(suffix));
         if !has_suffix || self.is_one_of(name, F32_IN_BLOCK, F32_WHOLE) {

@@ -11,8 +11,10 @@ use crate::transform::Recipe;
 /// What becomes of integer codes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Codes {
-    /// They become floats, as any other weight.
+    /// As the card says: they become floats, as any other weight, unless the entry keeps blocks (`type = "blocks"`).
     #[default]
+    Card,
+    /// They become floats.
     Float,
     /// They are kept in block types that hold the values; what does not fit is written in the narrowest float type
     /// that is exact. With `allow_rounding` scales may be rounded to what a block stores.
@@ -20,7 +22,8 @@ pub enum Codes {
         /// Whether a rounded scale is good enough.
         allow_rounding: bool,
     },
-    /// They are kept where a block type of this kind holds the codes, with scales rounded to what a block stores.
+    /// They are kept where a block type of this kind holds the codes, with scales rounded to what a block stores, and
+    /// where the card says so.
     Keep(GgmlType),
 }
 
@@ -167,46 +170,54 @@ pub(super) fn choose(
     recipes: &[Recipe],
     source: &dyn WeightSource,
 ) -> Result<Vec<Choice>, SourceError> {
+    let keeps_blocks =
+        |output: &OutputSpec| codes != Codes::Float && output.type_rule.entry == EntryType::Blocks;
     let outputs = mapping.outputs.iter().zip(recipes);
-    if codes == Codes::Float {
-        let plain = |(output, _): (&OutputSpec, _)| Choice {
-            ty: output.ggml_type(mapping.file_type),
-            fit: None,
-            reason: None,
-        };
-        return Ok(outputs.map(plain).collect());
-    }
-    let found: Vec<Fits> = outputs
+    // Scales are looked at only where codes may be kept.
+    let is_open = |output: &OutputSpec| match codes {
+        Codes::Card | Codes::Float => keeps_blocks(output),
+        Codes::Native { .. } | Codes::Keep(_) => true,
+    };
+    let found: Vec<Option<Fits>> = outputs
         .clone()
-        .map(|(output, recipe)| fits(&output.name, mapping, recipe, source))
+        .map(|(output, recipe)| {
+            is_open(output).then(|| fits(&output.name, mapping, recipe, source)).transpose()
+        })
         .collect::<Result<_, _>>()?;
-    let is_wanted = |fit: &Fit| match codes {
-        Codes::Float => false,
-        Codes::Native { allow_rounding } => fit.ty.is_quantized() && (allow_rounding || fit.is_exact()),
-        Codes::Keep(ty) => fit.ty == ty,
+    let is_wanted = |output: &OutputSpec, fit: &Fit| {
+        let by_codes = match codes {
+            Codes::Card | Codes::Float => false,
+            Codes::Native { allow_rounding } => fit.ty.is_quantized() && (allow_rounding || fit.is_exact()),
+            Codes::Keep(ty) => fit.ty == ty,
+        };
+        by_codes || (keeps_blocks(output) && fit.ty.is_quantized() && fit.is_exact())
     };
     // A role is written in one type: the first that all its tensors have.
     let mut by_role: BTreeMap<String, Vec<GgmlType>> = BTreeMap::new();
     for (output, fits) in mapping.outputs.iter().zip(&found) {
-        let own: Vec<GgmlType> = fits.found.iter().filter(|fit| is_wanted(fit)).map(|fit| fit.ty).collect();
+        let own = fits.iter().flat_map(|fits| &fits.found).filter(|fit| is_wanted(output, fit));
+        let own: Vec<GgmlType> = own.map(|fit| fit.ty).collect();
         by_role
             .entry(role(&output.name))
             .and_modify(|shared| shared.retain(|ty| own.contains(ty)))
             .or_insert(own);
     }
-    let choice = |((output, recipe), fits): ((&OutputSpec, &Recipe), Fits)| {
+    let choice = |((output, recipe), fits): ((&OutputSpec, &Recipe), Option<Fits>)| {
         let ty = by_role.get(&role(&output.name)).and_then(|types| types.first());
+        let Some(fits) = fits else {
+            return Choice { ty: output.ggml_type(mapping.file_type), fit: None, reason: None };
+        };
         let fit = ty.and_then(|ty| fits.found.iter().find(|fit| fit.ty == *ty)).cloned();
         if let Some(fit) = fit {
             return Choice { ty: fit.ty, fit: Some(fit), reason: None };
         }
         let ty = match codes {
             Codes::Native { .. } => narrowest(output.ggml_type(FileType::F16), recipe, &fits.found),
-            Codes::Float | Codes::Keep(_) => output.ggml_type(mapping.file_type),
+            Codes::Card | Codes::Float | Codes::Keep(_) => output.ggml_type(mapping.file_type),
         };
         let has_blocks = fits.found.iter().any(|fit| fit.ty.is_quantized());
         let reason = match codes {
-            _ if fits.found.iter().any(is_wanted) => FloatReason::Role,
+            _ if fits.found.iter().any(|fit| is_wanted(output, fit)) => FloatReason::Role,
             Codes::Keep(ty) if has_blocks => FloatReason::OtherType(ty),
             _ if has_blocks => FloatReason::Rounding,
             _ => fits.reason,
@@ -319,15 +330,39 @@ pub(super) fn floats<'a>(tensors: impl Iterator<Item = (&'a TensorMeta, FloatRea
     roles
 }
 
-/// `general.file_type` of a file of mixed types: that of the type with the most bytes.
-pub(super) fn file_type_id(tensors: &[TensorMeta]) -> u32 {
+/// The type that a file counts as, where that is not the one it was asked for.
+///
+/// # Exactness
+/// With [`Codes::Card`] equals llama.cpp 0.5.0: blocks of 4-bit floats make a type of their own of a file of floats.
+pub(super) fn counts_as<'f>(
+    codes: Codes,
+    asked: FileType,
+    tensors: &[TensorMeta],
+    mut fits: impl Iterator<Item = &'f Fit>,
+) -> Option<GgmlType> {
+    match codes {
+        Codes::Float | Codes::Keep(_) => None,
+        Codes::Native { .. } => Some(largest(tensors)),
+        Codes::Card => {
+            let is_float = matches!(asked, FileType::F32 | FileType::F16 | FileType::Bf16);
+            fits.next().filter(|_| is_float).map(|fit| fit.ty)
+        }
+    }
+}
+
+/// The type with the most bytes.
+fn largest(tensors: &[TensorMeta]) -> GgmlType {
     let mut sizes: BTreeMap<GgmlType, u64> = BTreeMap::new();
     for tensor in tensors {
         let size = sizes.entry(tensor.ty).or_default();
         *size = size.saturating_add(tensor.n_bytes().unwrap_or(0));
     }
-    let largest = sizes.into_iter().max_by_key(|&(_, n_bytes)| n_bytes).map_or(GgmlType::F32, |(ty, _)| ty);
-    match largest {
+    sizes.into_iter().max_by_key(|&(_, n_bytes)| n_bytes).map_or(GgmlType::F32, |(ty, _)| ty)
+}
+
+/// `general.file_type` of a file that counts as this type.
+pub(super) fn file_type_id(ty: GgmlType) -> u32 {
+    match ty {
         GgmlType::F16 => 1,
         GgmlType::Q4_0 => 2,
         GgmlType::Q4_1 => 3,

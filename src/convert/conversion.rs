@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::arch::{self, Dropped, FileType, Inputs, Mapping, Options, Registry};
 use crate::checkpoint::{CheckpointError, ModelDir};
-use crate::convert::codes::{self, Choice, Codes, Fit, FloatReason, FloatRole, KeptRole};
+use crate::convert::codes::{self, Choice, Fit, FloatReason, FloatRole, KeptRole};
 use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::convert::naming::ParameterCounts;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
@@ -31,6 +31,8 @@ pub struct Conversion {
     tensors: Vec<TensorMeta>,
     /// For each tensor how it is made.
     pub(super) parts: Vec<Part>,
+    /// Type that the file counts as, if that is not the one asked for.
+    counts_as: Option<GgmlType>,
     policy: ReadPolicy,
     warnings: Vec<String>,
     /// What was asked for.
@@ -92,7 +94,7 @@ impl Conversion {
     pub fn of(source: ModelSource, options: &ConvertOptions) -> Result<Self, ConvertError> {
         let (dir, weights) = (&source.dir, source.metas());
         let mut warnings = source.warnings.clone();
-        let mapping = map(dir, weights, options, options.vocab_only, &mut warnings)?;
+        let mapping = map(dir, (weights, &source.stored), options, options.vocab_only, &mut warnings)?;
 
         let recipes = mapping.outputs.iter().map(|output| transform::recipe(output, weights));
         let recipes = recipes.collect::<Result<Vec<_>, _>>()?;
@@ -121,12 +123,15 @@ impl Conversion {
 
         let extra = tensor_extra(&tensors, &parts);
         let mut metadata = metadata(&mapping, &general, &extra, &built.rows, options);
-        if options.codes != Codes::Float && metadata.contains(FILE_TYPE) {
-            metadata.set(FILE_TYPE, codes::file_type_id(&tensors));
+        let fits = parts.iter().filter_map(|part| part.fit.as_ref());
+        let counts_as = codes::counts_as(options.codes, mapping.file_type, &tensors, fits);
+        let is_given = options.set.iter().any(|(key, _)| key == FILE_TYPE);
+        if let Some(ty) = counts_as.filter(|_| !is_given && metadata.contains(FILE_TYPE)) {
+            metadata.set(FILE_TYPE, codes::file_type_id(ty));
         }
         let policy = ReadPolicy { level: options.level, allow_nonfinite: options.allow_nonfinite };
         let options = options.clone();
-        Ok(Self { source, mapping, metadata, general, tensors, parts, policy, warnings, options })
+        Ok(Self { source, mapping, metadata, general, tensors, parts, counts_as, policy, warnings, options })
     }
 
     /// The keys of the output, in file order.
@@ -145,6 +150,16 @@ impl Conversion {
     #[must_use]
     pub fn file_type(&self) -> FileType {
         self.mapping.file_type
+    }
+
+    /// Name of the file's type, as file names have it: `F16`, `MXFP4_MOE`.
+    #[must_use]
+    pub fn encoding(&self) -> String {
+        match self.counts_as {
+            Some(GgmlType::Mxfp4) => "MXFP4_MOE".to_owned(),
+            Some(ty) => ty.name().to_owned(),
+            None => self.mapping.file_type.name().to_uppercase(),
+        }
     }
 
     /// Weights that are left out, with the reasons.
@@ -232,14 +247,14 @@ impl Conversion {
     }
 }
 
-/// Finds the card for a checkpoint and applies it; with `keys_only` to its configuration alone. What is odd about the
-/// files goes to `warnings`.
+/// Finds the card for a checkpoint and applies it; with `keys_only` to its configuration alone. `stored` are the tensors
+/// that quantized weights were put together from. What is odd about the files goes to `warnings`.
 ///
 /// # Errors
 /// No card, or one that does not fit the checkpoint; files that cannot be read.
 pub fn map(
     dir: &ModelDir,
-    weights: &[WeightMeta],
+    (weights, stored): (&[WeightMeta], &[String]),
     options: &ConvertOptions,
     keys_only: bool,
     warnings: &mut Vec<String>,
@@ -252,6 +267,7 @@ pub fn map(
     let inputs = Inputs {
         config: dir.config(),
         weights,
+        stored,
         tokenizer_config: tokenizer_config.as_ref(),
         generation_config: generation_config.as_ref(),
         files: &files,

@@ -50,7 +50,7 @@ impl Default for ConvertOptions {
     fn default() -> Self {
         Self {
             file_type: None,
-            codes: Codes::Float,
+            codes: Codes::Card,
             offset_sign: OffsetSign::Auto,
             card: None,
             model_name: None,

@@ -48,6 +48,8 @@ pub struct ModelSource {
     pub weights: Option<Arc<dyn WeightSource + Send>>,
     /// How the checkpoint stores them, if it is quantized.
     pub quantization: Option<Quantization>,
+    /// Names of the stored tensors that quantized weights were put together from.
+    pub stored: Vec<String>,
     /// Where the vocabulary comes from.
     pub vocabulary: Vocabulary,
     /// Files that are read; an output must not replace them.
@@ -85,6 +87,7 @@ impl ModelSource {
             dir,
             weights: None,
             quantization: None,
+            stored: Vec::new(),
             vocabulary: Vocabulary::Files,
             paths: Vec::new(),
             warnings: Vec::new(),
@@ -111,6 +114,7 @@ impl ModelSource {
         } else {
             let opened = dequant::open(&configurations(&source.dir)?, Box::new(checkpoint))?;
             source.warnings.extend(opened.warnings);
+            source.stored = opened.members;
             source.quantization = opened.method.map(|method| Quantization {
                 method: method.title(),
                 encodings: opened.encodings,

@@ -108,9 +108,10 @@ impl Builder<'_> {
                     }
                     (Some(mu), YarnMu::Plain) => ms(1.0) / ms(mu),
                 };
+                let truncate = h.flag("rope.scaling.yarn_truncate")?.unwrap_or(features.yarn_truncate);
                 RopeScaling::Yarn {
                     factor,
-                    ramp: yarn_ramp(n_dims, base, length, (fast, slow), features.yarn_truncate),
+                    ramp: yarn_ramp(n_dims, base, length, (fast, slow), truncate),
                     ext_factor: h
                         .number("rope.scaling.yarn_ext_factor")?
                         .filter(|&e| e >= 0.0)

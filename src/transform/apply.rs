@@ -64,6 +64,7 @@ fn assemble(assembly: &Assembly, weights: &[WeightMeta]) -> Result<View, ShapeEr
     let joined = match assembly.join {
         Some(JoinKind::Stack) => View::stack(parts)?,
         Some(JoinKind::Concat { axis }) => View::concat(parts, axis)?,
+        Some(JoinKind::Zip { axis }) => View::zip(parts, axis)?,
         None => parts.into_iter().next().ok_or(ShapeError::Empty)?,
     };
     run(joined, &assembly.ops)

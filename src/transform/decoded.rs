@@ -126,10 +126,20 @@ impl WeightSource for Decoded<'_> {
                 let skip = (at % n_cols) as usize;
                 let take = (cols - skip).min((out.len() - done) / elem_bytes);
                 let target = &mut out[done..done + take * elem_bytes];
-                encoded.resize(row_bytes, 0);
-                self.source.read_rows(*index, row, encoded)?;
+                let encoded: &[u8] = match self.source.borrow_rows(*index, row, 1) {
+                    Some(borrowed) => borrowed,
+                    None => {
+                        encoded.resize(row_bytes, 0);
+                        self.source.read_rows(*index, row, encoded)?;
+                        &*encoded
+                    }
+                };
                 if tensor.ty.is_quantized() || !factors.is_empty() {
-                    floats.resize(cols, 0.0);
+                    // Of a row the blocks that are asked for: a transposed matrix takes one element of each.
+                    let (elems, bytes) = (tensor.ty.block_elems(), tensor.ty.block_bytes());
+                    let blocks = skip / elems..(skip + take).div_ceil(elems);
+                    floats.resize(blocks.len() * elems, 0.0);
+                    let encoded = &encoded[blocks.start * bytes..blocks.end * bytes];
                     quant::dequantize(tensor.ty, self.level, encoded, floats)
                         .map_err(|e| failed(e.into()))?;
                     // As many rows to each factor.
@@ -139,7 +149,8 @@ impl WeightSource for Decoded<'_> {
                             *value *= factor;
                         }
                     }
-                    for (bytes, value) in target.chunks_exact_mut(4).zip(&floats[skip..]) {
+                    let first = skip - blocks.start * elems;
+                    for (bytes, value) in target.chunks_exact_mut(4).zip(&floats[first..]) {
                         bytes.copy_from_slice(&value.to_le_bytes());
                     }
                 } else {

@@ -18,7 +18,8 @@ type Visit<'a, E> = dyn FnMut(&Run, u64, Range<u64>) -> Result<(), E> + 'a;
 pub(super) enum Node {
     Leaf(Run),
     Concat {
-        /// Elements of one step of the axes outside the seam, summed up to and with each part.
+        /// Elements of one step of the axes outside the seam (and of the seam, where parts take turns), summed up to
+        /// and with each part.
         ends: Vec<u64>,
         parts: Vec<Node>,
     },
@@ -32,6 +33,9 @@ pub(super) struct Run {
     dims: Vec<Dim>,
     pub(super) math: Vec<Math>,
 }
+
+/// Parts that take turns at most so many elements apart are read one by one, whole.
+const SHORT_PERIOD: u64 = 64;
 
 /// A stretch of output elements that lie evenly spaced in their source.
 struct Stretch {
@@ -70,10 +74,12 @@ fn with_bytes<T>(n: usize, use_it: impl FnOnce(&mut [u8]) -> T) -> T {
 pub(super) fn compile(view: &View) -> Node {
     match &view.body {
         Body::Leaf(leaf) => Node::Leaf(merge(leaf)),
-        Body::Concat { axis, parts } => {
+        Body::Concat { axis, parts, takes_turns } => {
+            // What a part gives before the next one goes on: all of the axis, or one index of it.
+            let first = if *takes_turns { axis + 1 } else { *axis };
             let mut end = 0;
             let ends = parts.iter().map(|part| {
-                end += part.shape()[*axis..].iter().product::<u64>();
+                end += part.shape()[first..].iter().product::<u64>();
                 end
             });
             Node::Concat { ends: ends.collect(), parts: parts.iter().map(compile).collect() }
@@ -130,6 +136,17 @@ impl Node {
         first: u64,
         out: &mut [f32],
     ) -> Result<(), TransformError> {
+        if let Self::Concat { ends, parts } = self
+            && let Some(&period) = ends.last()
+            && (1..=SHORT_PERIOD.min(out.len() as u64)).contains(&period)
+        {
+            let mut begin = 0;
+            for (part, &end) in parts.iter().zip(ends) {
+                read_part(part, (begin..end, period), source, level, first, out)?;
+                begin = end;
+            }
+            return Ok(());
+        }
         self.walk(first, out.len() as u64, &mut |run, first, range| {
             run.read(source, level, first, &mut out[range.start as usize..range.end as usize])
         })
@@ -210,28 +227,100 @@ impl Node {
     }
 }
 
+/// Reads what one of several parts has in the range from `first`: its turn is `turn` of every `period` elements.
+fn read_part(
+    part: &Node,
+    (turn, period): (Range<u64>, u64),
+    source: &dyn WeightSource,
+    level: SimdLevel,
+    first: u64,
+    out: &mut [f32],
+) -> Result<(), TransformError> {
+    let size = turn.end - turn.start;
+    // Elements of the part in front of a place.
+    let before = |at: u64| at / period * size + (at % period).clamp(turn.start, turn.end) - turn.start;
+    let (from, to) = (before(first), before(first + out.len() as u64));
+    if from == to {
+        return Ok(());
+    }
+    with_floats((to - from) as usize, |values| {
+        part.read(source, level, from, values)?;
+        let mut within = from % size;
+        let mut at = from / size * period + turn.start + within - first;
+        for &mut value in values {
+            out[at as usize] = value;
+            (at, within) = (at + 1, within + 1);
+            if within == size {
+                (at, within) = (at + period - size, 0);
+            }
+        }
+        Ok(())
+    })
+}
+
 impl Run {
     /// Cuts `first .. first + n` into stretches of even spacing; the second argument is the position in the range.
     fn stretches(&self, first: u64, n: u64, visit: &mut dyn FnMut(Stretch, usize)) {
+        let mut done = 0;
+        while done < n {
+            let stretch = self.stretch(first + done, n - done);
+            let len = stretch.len as u64;
+            visit(stretch, done as usize);
+            done += len;
+        }
+    }
+
+    /// The stretch from `at`, of at most `n` elements.
+    fn stretch(&self, at: u64, n: u64) -> Stretch {
         let Some((inner, outer)) = self.dims.split_last() else {
-            if n > 0 {
-                visit(Stretch { start: self.offset, stride: 1, len: 1 }, 0);
-            }
-            return;
+            return Stretch { start: self.offset, stride: 1, len: 1 };
         };
+        let (mut rest, column) = (at / inner.size, at % inner.size);
+        let mut start = self.offset + column * inner.stride;
+        for dim in outer.iter().rev() {
+            start += rest % dim.size * dim.stride;
+            rest /= dim.size;
+        }
+        Stretch { start, stride: inner.stride, len: (inner.size - column).min(n) as usize }
+    }
+
+    /// The two innermost factors of a matrix that is turned: rows of the result are columns of the source.
+    fn turned(&self) -> Option<(Dim, Dim)> {
+        match self.dims.as_slice() {
+            [.., rows, columns] if rows.stride == 1 && columns.stride != 1 => Some((*rows, *columns)),
+            _ => None,
+        }
+    }
+
+    /// Elements `first ..` of a matrix that is turned. Several rows of the result are read together, so that what lies
+    /// side by side in the source is asked for at once.
+    fn read_turned(
+        &self,
+        (rows, columns): (Dim, Dim),
+        source: &dyn WeightSource,
+        (index, elem_bytes): (usize, usize),
+        first: u64,
+        out: &mut [u8],
+    ) -> Result<(), TransformError> {
+        let borrowed = source.borrow(index);
+        let n = (out.len() / elem_bytes) as u64;
         let mut done = 0;
         while done < n {
             let at = first + done;
-            let (mut rest, column) = (at / inner.size, at % inner.size);
-            let mut start = self.offset + column * inner.stride;
-            for dim in outer.iter().rev() {
-                start += rest % dim.size * dim.stride;
-                rest /= dim.size;
+            let stretch = self.stretch(at, n - done);
+            let row = at / columns.size % rows.size;
+            let n_rows = if at.is_multiple_of(columns.size) { (n - done) / columns.size } else { 0 };
+            let n_rows = n_rows.min(rows.size - row);
+            let len = if n_rows > 1 { n_rows * columns.size } else { stretch.len as u64 };
+            let out = &mut out[done as usize * elem_bytes..(done + len) as usize * elem_bytes];
+            if n_rows > 1 {
+                tile(source, borrowed, (index, elem_bytes), &stretch, n_rows as usize, out)?;
+            } else {
+                gather(source, borrowed, index, elem_bytes, &stretch, out)?;
             }
-            let len = (inner.size - column).min(n - done);
-            visit(Stretch { start, stride: inner.stride, len: len as usize }, done as usize);
             done += len;
         }
+        Ok(())
     }
 
     fn read(
@@ -253,17 +342,24 @@ impl Run {
                     ty: *ty,
                 })?;
                 let borrowed = source.borrow(*index);
+                let decode_run = |bytes: &[u8], out: &mut [f32]| {
+                    decode(*ty, level, bytes, out).map_err(|_| TransformError::ElementType {
+                        weight: source.weights()[*index].name.clone(),
+                        ty: *ty,
+                    })
+                };
+                if let Some(turned) = self.turned() {
+                    result = with_bytes(out.len() * elem_bytes, |bytes| {
+                        self.read_turned(turned, source, (*index, elem_bytes), first, bytes)?;
+                        decode_run(bytes, out)
+                    });
+                    return self.finish(result, out);
+                }
                 self.stretches(first, out.len() as u64, &mut |stretch, at| {
                     if result.is_err() {
                         return;
                     }
                     let out = &mut out[at..at + stretch.len];
-                    let decode_run = |bytes: &[u8], out: &mut [f32]| {
-                        decode(*ty, level, bytes, out).map_err(|_| TransformError::ElementType {
-                            weight: source.weights()[*index].name.clone(),
-                            ty: *ty,
-                        })
-                    };
                     result = if stretch.stride == 1 {
                         with_elems(source, borrowed, *index, elem_bytes, &stretch, |bytes| {
                             decode_run(bytes, out)
@@ -277,7 +373,12 @@ impl Run {
                 });
             }
         }
-        result?;
+        self.finish(result, out)
+    }
+
+    /// Arithmetic on what was read.
+    fn finish(&self, read: Result<(), TransformError>, out: &mut [f32]) -> Result<(), TransformError> {
+        read?;
         let in_f16 = matches!(self.origin, Origin::Weight { ty: ElementType::F16, .. });
         for math in &self.math {
             math.apply(out, in_f16);
@@ -293,6 +394,9 @@ impl Run {
         elem_bytes: usize,
     ) -> Result<(), TransformError> {
         let Origin::Weight { index, .. } = self.origin else { return Ok(()) };
+        if let Some(turned) = self.turned() {
+            return self.read_turned(turned, source, (index, elem_bytes), first, out);
+        }
         let borrowed = source.borrow(index);
         let mut result = Ok(());
         self.stretches(first, (out.len() / elem_bytes) as u64, &mut |stretch, at| {
@@ -383,6 +487,59 @@ fn with_elems(
             source.read_elems(weight, stretch.start, bytes)?;
             use_it(bytes)
         }),
+    }
+}
+
+/// Several rows of a turned matrix, whose first one is `column` of the source: neighbours are read together and dealt
+/// out to the rows.
+fn tile(
+    source: &dyn WeightSource,
+    borrowed: Option<&[u8]>,
+    (weight, elem_bytes): (usize, usize),
+    column: &Stretch,
+    n_rows: usize,
+    out: &mut [u8],
+) -> Result<(), TransformError> {
+    let deal = match elem_bytes {
+        2 => deal::<2>,
+        4 => deal::<4>,
+        _ => deal_any,
+    };
+    let at = |i: usize| column.start + i as u64 * column.stride;
+    if let Some(bytes) = borrowed {
+        for i in 0..column.len {
+            deal(
+                &bytes[at(i) as usize * elem_bytes..][..n_rows * elem_bytes],
+                elem_bytes,
+                i,
+                column.len,
+                out,
+            );
+        }
+        return Ok(());
+    }
+    with_bytes(n_rows * elem_bytes, |bytes| {
+        for i in 0..column.len {
+            source.read_elems(weight, at(i), bytes)?;
+            deal(bytes, elem_bytes, i, column.len, out);
+        }
+        Ok(())
+    })
+}
+
+/// Element `r` goes to place `i` of row `r`.
+fn deal<const N: usize>(bytes: &[u8], _: usize, i: usize, n_cols: usize, out: &mut [u8]) {
+    let places = out.as_chunks_mut::<N>().0.iter_mut().skip(i).step_by(n_cols);
+    for (place, elem) in places.zip(bytes.as_chunks::<N>().0) {
+        *place = *elem;
+    }
+}
+
+/// As [`deal`], for elements of any size.
+fn deal_any(bytes: &[u8], elem_bytes: usize, i: usize, n_cols: usize, out: &mut [u8]) {
+    let places = out.chunks_exact_mut(elem_bytes).skip(i).step_by(n_cols);
+    for (place, elem) in places.zip(bytes.chunks_exact(elem_bytes)) {
+        place.copy_from_slice(elem);
     }
 }
 

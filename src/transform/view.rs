@@ -96,10 +96,12 @@ pub struct View {
 #[derive(Clone, Debug)]
 pub(super) enum Body {
     Leaf(Leaf),
-    /// Parts side by side along `axis`; all other dimensions are equal.
+    /// Parts side by side along `axis`; all other dimensions are equal. Either one part follows the other, or they take
+    /// turns, one index each.
     Concat {
         axis: usize,
         parts: Vec<View>,
+        takes_turns: bool,
     },
 }
 
@@ -173,7 +175,31 @@ impl View {
         if parts.len() == 1 {
             return parts.into_iter().next().ok_or(ShapeError::Empty);
         }
-        Ok(Self { shape, body: Body::Concat { axis, parts } })
+        Ok(Self { shape, body: Body::Concat { axis, parts, takes_turns: false } })
+    }
+
+    /// Views of one shape in turns along an axis: index 0 of each, index 1 of each, and so on.
+    ///
+    /// # Errors
+    /// No views, or shapes that differ.
+    pub fn zip(parts: Vec<Self>, axis: usize) -> Result<Self, ShapeError> {
+        let first = parts.first().ok_or(ShapeError::Empty)?;
+        if let Some(other) = parts.iter().find(|part| part.shape != first.shape) {
+            let (first, other) = (first.shape.clone(), other.shape.clone());
+            return Err(ShapeError::Join { first, other, axis });
+        }
+        let is_one = parts.len() == 1;
+        let mut view = Self::concat(parts, axis)?;
+        // A view alone stays what it is, which may be a joined one.
+        if let (Body::Concat { takes_turns, .. }, false) = (&mut view.body, is_one) {
+            *takes_turns = true;
+        }
+        Ok(view)
+    }
+
+    /// The parts of a joined view put together again, along an axis that has another number by now.
+    fn rejoined(parts: Vec<Self>, axis: usize, takes_turns: bool) -> Result<Self, ShapeError> {
+        if takes_turns { Self::zip(parts, axis) } else { Self::concat(parts, axis) }
     }
 
     /// Puts views of one shape on a new outermost axis.
@@ -218,10 +244,20 @@ impl View {
                 });
                 Self::concat(pieces.collect(), axis)
             }
-            Body::Concat { axis: seam, parts } if *seam != axis => {
+            Body::Concat { axis: seam, parts, takes_turns } if *seam != axis => {
                 let parts =
                     parts.iter().map(|part| part.slice(axis, start, end)).collect::<Result<_, _>>()?;
-                Self::concat(parts, *seam)
+                Self::rejoined(parts, *seam, *takes_turns)
+            }
+            Body::Concat { parts, takes_turns: true, .. } => {
+                let n = parts.len() as u64;
+                if !start.is_multiple_of(n) || !end.is_multiple_of(n) {
+                    let mut to = self.shape.clone();
+                    to[axis] = end - start;
+                    return Err(ShapeError::Seam { from: self.shape.clone(), to });
+                }
+                let parts = parts.iter().map(|part| part.slice(axis, start / n, end / n));
+                Self::zip(parts.collect::<Result<_, _>>()?, axis)
             }
             Body::Concat { parts, .. } => {
                 let mut kept = Vec::new();
@@ -278,14 +314,14 @@ impl View {
                 leaf.axes.swap(a, b);
                 Ok(Self::leaf(leaf))
             }
-            Body::Concat { axis, parts } => {
+            Body::Concat { axis, parts, takes_turns } => {
                 let parts = parts.iter().map(|part| part.transpose(a, b)).collect::<Result<_, _>>()?;
                 let swapped = match *axis {
                     at if at == a => b,
                     at if at == b => a,
                     at => at,
                 };
-                Self::concat(parts, swapped)
+                Self::rejoined(parts, swapped, *takes_turns)
             }
         }
     }
@@ -351,19 +387,20 @@ impl View {
                 leaf.axes.splice(axis..axis + n, axes);
                 Some(Self::leaf(leaf))
             }
-            Body::Concat { axis: seam, parts } => {
-                let seam = *seam;
+            Body::Concat { axis: seam, parts, takes_turns } => {
+                let (seam, takes_turns) = (*seam, *takes_turns);
                 if seam < axis {
                     let parts = parts.iter().map(|part| part.refactor(axis, n, dims));
-                    return Self::concat(parts.collect::<Option<_>>()?, seam).ok();
+                    return Self::rejoined(parts.collect::<Option<_>>()?, seam, takes_turns).ok();
                 }
                 if seam >= axis + n {
                     let parts = parts.iter().map(|part| part.refactor(axis, n, dims));
-                    return Self::concat(parts.collect::<Option<_>>()?, seam - n + dims.len()).ok();
+                    let seam = seam - n + dims.len();
+                    return Self::rejoined(parts.collect::<Option<_>>()?, seam, takes_turns).ok();
                 }
                 // A seam along the outermost of the axes stays a seam where whole rows of the new shape fit
                 // between the cuts.
-                if seam != axis || dims.is_empty() {
+                if seam != axis || dims.is_empty() || takes_turns {
                     return None;
                 }
                 let inner: u64 = dims[1..].iter().product();
@@ -392,7 +429,7 @@ impl View {
                 leaf.axes.remove(axis);
                 Ok(Self::leaf(leaf))
             }
-            Body::Concat { axis: seam, parts } => {
+            Body::Concat { axis: seam, parts, takes_turns } => {
                 let seam = *seam;
                 if seam == axis {
                     // Of parts that add up to one, exactly one is not empty.
@@ -400,7 +437,7 @@ impl View {
                     return part.squeeze(axis);
                 }
                 let parts = parts.iter().map(|part| part.squeeze(axis)).collect::<Result<_, _>>()?;
-                Self::concat(parts, if seam > axis { seam - 1 } else { seam })
+                Self::rejoined(parts, if seam > axis { seam - 1 } else { seam }, *takes_turns)
             }
         }
     }
@@ -419,9 +456,9 @@ impl View {
                 leaf.axes.insert(axis, vec![Dim { size: 1, stride: 0 }]);
                 Ok(Self::leaf(leaf))
             }
-            Body::Concat { axis: seam, parts } => {
+            Body::Concat { axis: seam, parts, takes_turns } => {
                 let parts = parts.iter().map(|part| part.unsqueeze(axis)).collect::<Result<_, _>>()?;
-                Self::concat(parts, if *seam >= axis { seam + 1 } else { *seam })
+                Self::rejoined(parts, if *seam >= axis { seam + 1 } else { *seam }, *takes_turns)
             }
         }
     }

@@ -31,9 +31,19 @@ const FREE: [&str; 2] = ["context_length", "vocab_size"];
 /// Keys whose values differ. What decides the model's outputs is an error, what only one of the two has a warning:
 /// converters differ in the defaults that they write out.
 pub(super) fn compare(model: &Metadata, baseline: &Metadata) -> Vec<Finding> {
+    const CHECK: &str = "tokenizer-parity";
     let mut findings = hparams(model, baseline);
-    findings.extend(tokenizer(model, baseline, "tokenizer-parity", "the baseline"));
+    if has_vocabulary(model) && !has_vocabulary(baseline) {
+        findings.push(Finding::unchecked(CHECK, "the baseline has no vocabulary to compare with"));
+    } else {
+        findings.extend(tokenizer(model, baseline, CHECK, "the baseline"));
+    }
     findings
+}
+
+fn has_vocabulary(metadata: &Metadata) -> bool {
+    let model = metadata.get("tokenizer.ggml.model").and_then(Value::as_str);
+    model.is_some_and(|model| model != "none")
 }
 
 fn arch(metadata: &Metadata) -> &str {

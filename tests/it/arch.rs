@@ -83,6 +83,7 @@ fn map(registry: &Registry, checkpoint: &Checkpoint, file_type: Option<FileType>
     let inputs = Inputs {
         config: dir.config(),
         weights: checkpoint.weights(),
+        stored: &[],
         tokenizer_config: tokenizer_config.as_ref(),
         generation_config: generation_config.as_ref(),
         files: &[],
@@ -217,6 +218,7 @@ fn resolve_with(
     let inputs = Inputs {
         config: config.as_object().unwrap(),
         weights: source.weights(),
+        stored: &[],
         tokenizer_config: None,
         generation_config: None,
         files: &[],
@@ -271,8 +273,12 @@ fn every_card_has_fixtures_and_every_fixture_a_card() {
 
 /// The llama fixture with a change, and the error and hints it ends in.
 fn refusal(change: impl FnOnce(&mut Json)) -> String {
+    refusal_of("cards/llama/plain.json", change)
+}
+
+fn refusal_of(path: &str, change: impl FnOnce(&mut Json)) -> String {
     let registry = Registry::embedded().unwrap();
-    let mut content = load(&fixture("cards/llama/plain.json"));
+    let mut content = load(&fixture(path));
     change(&mut content);
     let source = Synthetic::new(&content["tensors"]);
     let error = resolve_with(&registry, &content["config"], &source, FileType::F16).unwrap_err();
@@ -386,6 +392,29 @@ fn what_does_not_fit_is_refused_by_name() {
     ] {
         assert_eq!(found, want);
     }
+}
+
+#[test]
+fn stacks_of_experts_have_whole_pairs_of_rows_in_every_block() {
+    let refusal = |change: &dyn Fn(&mut Json)| refusal_of("cards/gpt-oss/plain.json", change);
+    let set_shape = |content: &mut Json, name: &str, dims: &[u64]| {
+        let rows = content["tensors"].as_array_mut().unwrap();
+        rows.iter_mut().find(|row| row[0] == name).unwrap()[2] = json!(dims);
+    };
+    let gate_up = "model.layers.1.mlp.experts.gate_up_proj";
+    assert_eq!(
+        refusal(&|c| set_shape(c, gate_up, &[4, 64, 63])),
+        "tensor `model.layers.1.mlp.experts.gate_up_proj` [4, 63, 64]: `unzip`: [2] do not make 63"
+    );
+    assert_eq!(
+        refusal(&|c| set_shape(c, gate_up, &[64])),
+        "tensor `model.layers.1.mlp.experts.gate_up_proj` [64]: `transpose`: axis -2 of a tensor with 1 dimensions"
+    );
+    assert_eq!(
+        refusal(&|c| remove(c, gate_up)),
+        "the checkpoint lacks `model.layers.1.mlp.experts.gate_up_proj`\n\
+         hint: check that all shards of the checkpoint are there"
+    );
 }
 
 #[test]

@@ -11,7 +11,7 @@ use gguf_foundry::gguf::{SplitSpec, WriteOptions, write_gguf};
 use serde_json::Value as Json;
 
 use crate::support::{
-    ARCH_CASES, QUANTIZED_ARCH_CASES, common_keys, conformance, fixture, report_cases, sha256,
+    ARCH_CASES, BLOCK_CASES, QUANTIZED_ARCH_CASES, common_keys, conformance, fixture, report_cases, sha256,
 };
 
 fn json(path: &Path) -> Json {
@@ -39,7 +39,7 @@ fn convert(dir: &Path, options: &ConvertOptions, split: Option<SplitSpec>) -> Ve
 fn every_file_has_the_bytes_of_the_reference() {
     let Some(corpus) = conformance() else { return };
     let mut n_cases = 0;
-    for case in ARCH_CASES.iter().chain(QUANTIZED_ARCH_CASES) {
+    for case in [ARCH_CASES, QUANTIZED_ARCH_CASES, BLOCK_CASES].concat() {
         let dir = corpus.join("arch").join(case);
         let about = json(&dir.join("case.json"));
         let split = about["converter_options"]["split_max_tensors"]

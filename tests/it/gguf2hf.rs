@@ -3,21 +3,24 @@
 use std::path::Path;
 
 use gguf_foundry::arch::{FileType, Registry};
+use gguf_foundry::checkpoint::Checkpoint;
 use gguf_foundry::convert::{Conversion, ConvertOptions, ToHfError, ToHfOptions, ToHfReport, gguf_to_hf};
+use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;
-use gguf_foundry::core::{ElementType, TensorSource};
+use gguf_foundry::core::{ElementType, TensorSource, WeightSource};
 use gguf_foundry::gguf::{GgufFile, WriteOptions, write_gguf};
 use gguf_foundry::quantize::{self, Input, Options, QuantizePlan};
 
 use crate::support::{conformance, fixture, report_cases};
 
 /// Cases of the corpus that come back tensor by tensor.
-const CASES: [&str; 23] = [
+const CASES: [&str; 24] = [
     "baichuan",
     "chatglm3",
     "glm",
     "glm4",
+    "gpt_oss",
     "granite",
     "llama",
     "llama_f32_sharded",
@@ -137,6 +140,45 @@ fn every_card_runs_backwards() {
         n_cases += 1;
     }
     report_cases("gguf2hf", n_cases);
+}
+
+/// Blocks of 4-bit floats come back as floats, turned as a checkpoint of floats has them.
+#[test]
+fn experts_in_blocks_come_back_as_floats() {
+    let Some(corpus) = conformance() else { return };
+    let out = tempfile::tempdir().unwrap();
+    let hf = corpus.join("arch/gpt_oss_mxfp4/hf");
+    let first = to_gguf(&hf, &out.path().join("first.gguf"), Some(FileType::F32), false);
+    let dir = out.path().join("hf");
+    let report = to_hf(&first, &dir, None).unwrap();
+    assert_eq!((report.ty, report.lost), (ElementType::Bf16, Vec::<String>::new()));
+    let config: serde_json::Value =
+        serde_json::from_slice(&fs_err::read(dir.join("config.json")).unwrap()).unwrap();
+    assert_eq!(config["rope_scaling"]["truncate"], false);
+    assert_eq!(config["model_type"], "gpt_oss");
+    let back = Checkpoint::open(&dir, &Limits::default()).unwrap();
+    let shape = |name: &str| {
+        let found = back.weights().iter().find(|weight| weight.name.ends_with(name));
+        found.map(|weight| weight.shape.dims().to_vec()).unwrap()
+    };
+    assert_eq!(shape("layers.1.mlp.experts.gate_up_proj"), [4, 64, 128]);
+    assert_eq!(shape("layers.1.mlp.experts.gate_up_proj_bias"), [4, 128]);
+
+    let again = to_gguf(&dir, &out.path().join("again.gguf"), Some(FileType::F32), false);
+    assert_eq!(again.tensors().len(), first.tensors().len());
+    let mut n_blocks = 0;
+    for (at, tensor) in first.tensors().iter().enumerate() {
+        let found = again.tensor_index(&tensor.name).unwrap();
+        assert_eq!(again.tensors()[found].shape, tensor.shape, "{}", tensor.name);
+        let mut want = vec![0.0; tensor.shape.n_elems() as usize];
+        gguf_foundry::quant::dequantize(tensor.ty, SimdLevel::Scalar, first.raw_tensor(at), &mut want)
+            .unwrap();
+        let want: Vec<u8> = want.into_iter().flat_map(f32::to_le_bytes).collect();
+        assert_eq!(again.raw_tensor(found), want, "{}", tensor.name);
+        n_blocks += usize::from(tensor.ty.is_quantized());
+    }
+    assert_eq!(n_blocks, 6);
+    report_cases("gguf2hf: blocks", 1);
 }
 
 #[test]

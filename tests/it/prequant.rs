@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use gguf_foundry::arch::FileType;
 use gguf_foundry::convert::{Codes, Conversion, ConvertOptions, ModelSource};
 use gguf_foundry::core::progress::Silent;
-use gguf_foundry::core::{Packing, TensorSource, WeightSource};
+use gguf_foundry::core::{GgmlType, Packing, TensorSource, WeightSource};
 use gguf_foundry::gguf::{GgufFile, Value, WriteOptions, write_gguf};
 use serde_json::Value as Json;
 
 use crate::support::{conformance, report_cases, sha256};
 
 /// Classes that have a card.
-const CLASSES: &[&str] = &["LlamaForCausalLM", "Qwen3MoeForCausalLM"];
+const CLASSES: &[&str] = &["GptOssForCausalLM", "LlamaForCausalLM", "Qwen3MoeForCausalLM"];
 
 fn json(path: &Path) -> Json {
     serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
@@ -189,10 +189,14 @@ fn whole_files_equal_the_references() {
             continue;
         }
         for (key, file_type) in [("f32", FileType::F32), ("f16", FileType::F16)] {
-            let conversion = plan(&case, file_type, Codes::Float);
+            let conversion = plan(&case, file_type, Codes::Card);
             let target = out.path().join("model.gguf");
             let write = WriteOptions { sync: false, ..WriteOptions::default() };
-            write_gguf(&target, conversion.metadata(), &conversion, &write, &Silent).unwrap();
+            // The corpus wrote `vocab_size` into every file, at the end unless the card has it.
+            let mut metadata = conversion.metadata().clone();
+            let n_vocab = json(&case.join("hf/config.json"))["vocab_size"].as_u64().unwrap();
+            metadata.set(format!("{}.vocab_size", conversion.mapping().card.gguf), n_vocab as u32);
+            write_gguf(&target, &metadata, &conversion, &write, &Silent).unwrap();
             let file = GgufFile::open(&target).unwrap();
             for (index, meta) in file.tensors().iter().enumerate() {
                 let mut bytes = vec![0; meta.n_bytes().unwrap() as usize];
@@ -200,11 +204,8 @@ fn whole_files_equal_the_references() {
                 let row = &expect[key]["tensors"][&meta.name];
                 assert_eq!(sha256(&bytes), row["sha256"].as_str().unwrap(), "{name} {key} {}", meta.name);
             }
-            // The corpus wrote `vocab_size` into every file; only llama's card does.
-            if conversion.mapping().card.gguf == "llama" {
-                let found = sha256(&fs_err::read(&target).unwrap());
-                assert_eq!(found, expect[key]["sha256"].as_str().unwrap(), "{name} {key}");
-            }
+            let found = sha256(&fs_err::read(&target).unwrap());
+            assert_eq!(found, expect[key]["sha256"].as_str().unwrap(), "{name} {key}");
             n_equal += 1;
         }
     }
@@ -253,6 +254,34 @@ const FILE_TYPES: &[(u64, &[&str])] = &[
     (38, &["ct-mxfp4"]),
     (39, &["ct-nvfp4", "ct-nvfp4a16", "modelopt-nvfp4", "modelopt-nvfp4-qwen3moe", "modelopt-nvfp4-sidecar"]),
 ];
+
+/// Experts that the reference writes as they are stored make a type of their own of a file of floats, and stand first.
+#[test]
+fn experts_stay_blocks_unless_floats_are_asked_for() {
+    let Some(corpus) = conformance() else { return };
+    let case = corpus.join("prequant/mxfp4-gpt-oss");
+    let mut n_cases = 0;
+    for (file_type, codes, ty, id, encoding) in [
+        (FileType::F32, Codes::Card, "MXFP4", 38, "MXFP4_MOE"),
+        (FileType::F16, Codes::Card, "MXFP4", 38, "MXFP4_MOE"),
+        (FileType::Bf16, Codes::Card, "MXFP4", 38, "MXFP4_MOE"),
+        (FileType::Q8_0, Codes::Card, "MXFP4", 7, "Q8_0"),
+        (FileType::Q8_0, Codes::Keep(GgmlType::Q8_0), "MXFP4", 7, "Q8_0"),
+        (FileType::F16, Codes::Float, "F16", 1, "F16"),
+        (FileType::Q8_0, Codes::Float, "Q8_0", 7, "Q8_0"),
+    ] {
+        let conversion = plan(&case, file_type, codes);
+        let names = ["blk.0.ffn_down_exps.weight", "blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.weight"];
+        for (tensor, name) in conversion.tensors().iter().zip(names) {
+            assert_eq!((tensor.name.as_str(), tensor.ty.name()), (name, ty), "{file_type} {codes:?}");
+        }
+        assert!(!conversion.tensors()[3..].iter().any(|tensor| tensor.ty == GgmlType::Mxfp4));
+        let found = conversion.metadata().get("general.file_type").and_then(Value::as_u64);
+        assert_eq!((found, conversion.encoding().as_str()), (Some(id), encoding), "{file_type} {codes:?}");
+        n_cases += 1;
+    }
+    report_cases("experts in blocks", n_cases);
+}
 
 /// A file that keeps the integers decodes to the very values of the file of floats; with factors beside the blocks, but
 /// for the roundings of the factor.

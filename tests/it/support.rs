@@ -12,6 +12,7 @@ pub const ARCH_CASES: &[&str] = &[
     "chatglm3",
     "glm",
     "glm4",
+    "gpt_oss",
     "granite",
     "llama",
     "llama_f32_sharded",
@@ -39,6 +40,8 @@ pub const ARCH_CASES: &[&str] = &[
 
 /// Quantized checkpoints among the cases: their weights become floats below the card.
 pub const QUANTIZED_ARCH_CASES: &[&str] = &["llama_ct_fp8_channel", "llama_fp8_block", "llama_gptq4"];
+/// The cases of the corpus that are quantized and that the reference keeps as they are.
+pub const BLOCK_CASES: &[&str] = &["gpt_oss_mxfp4"];
 
 /// Keys that we write and the reference does not, each in `docs/differences.md`.
 pub const ADDED_KEYS: &[&str] = &["qwen.attention.layer_norm_rms_epsilon"];

@@ -115,6 +115,9 @@ fn questions_about_the_checkpoint() {
     scope.tables = Some(&tables);
     for (text, want) in [
         ("has('lm_head.weight')", "true"),
+        ("has('mtp.layers.{bid}.x')", "false"),
+        ("has('mtp.layers.{eid}.x')", "`mtp.layers.{eid}.x` is not in the configuration"),
+        ("find(if(has('mtp.layers.{bid}.y'), bid, null), 20)", "11"),
         ("count('mtp.layers.')", "12"),
         ("count('none.')", "0"),
         ("file('tekken.json') and not file('tokenizer.json')", "true"),

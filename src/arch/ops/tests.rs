@@ -27,6 +27,7 @@ fn shapes_are_inferred() {
     assert_eq!(shapes(PermuteRope, &[("heads", "2")], &[64]), ok(&[&[64]]));
     assert_eq!(shapes(Split, &[("sizes", "[d0 // 4, d0 - d0 // 4]")], &[8, 3]), ok(&[&[2, 3], &[6, 3]]));
     assert_eq!(shapes(Unzip, &[("axis", "-1")], &[4, 6]), ok(&[&[4, 3], &[4, 3]]));
+    assert_eq!(shapes(Unzip, &[("axis", "0"), ("n", "3")], &[3, 2]), ok(&[&[1, 2], &[1, 2], &[1, 2]]));
     assert_eq!(shapes(Transpose, &[("axes", "[-1, -2]")], &[2, 3, 5]), ok(&[&[2, 5, 3]]));
     assert_eq!(shapes(Reshape, &[("dims", "[2, -1, 3]")], &[12, 3]), ok(&[&[2, 6, 3]]));
     assert_eq!(shapes(Squeeze, &[], &[4, 1, 3]), ok(&[&[4, 3]]));
@@ -57,6 +58,12 @@ fn what_does_not_fit_is_an_error() {
         (Gather, &[("indices", "[8]")], &[8], "`gather`: `indices` is out of range"),
         (Add, &[("value", "'x'")], &[8], "`add`: `add` does not take a text"),
         (Unzip, &[("axis", "0"), ("n", "3")], &[8], "`unzip`: [3] do not make 8"),
+        (Unzip, &[("axis", "1")], &[2, 5, 8], "`unzip`: [2] do not make 5"),
+        (Unzip, &[("axis", "2")], &[2, 4], "`unzip`: axis 2 of a tensor with 2 dimensions"),
+        (Unzip, &[("axis", "-3")], &[2, 4], "`unzip`: axis -3 of a tensor with 2 dimensions"),
+        (Unzip, &[("axis", "0"), ("n", "0")], &[8], "`unzip`: [0] do not make 8"),
+        (Unzip, &[("axis", "0"), ("n", "128")], &[256], "`unzip`: [128] do not make 256"),
+        (Unzip, &[("axis", "0"), ("n", "-2")], &[8], "`unzip`: `n` is out of range"),
         (
             PermuteAxis,
             &[("factors", "[2, 4]"), ("order", "[0, 0]")],

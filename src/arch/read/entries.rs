@@ -8,13 +8,20 @@ use crate::arch::names::{Pattern, Placeholder, nearest};
 use crate::arch::ops::{Form, OpKind, OpSpec, Param};
 use crate::arch::schema::{Entry, EntryType, Join, Phase, Target};
 
-/// `[tensors]`, then `[blocks]` with its prefixes put in front.
+/// `[tensors]`, then `[blocks]` with its prefixes put in front. A name may have several entries, in a list.
 pub(super) fn entries(top: &Fields<'_>, block: &str) -> Read<Vec<Entry>> {
     let mut all = Vec::new();
     for (section, source, target) in [("tensors", "", ""), ("blocks", block, "blk.{bid}.")] {
         for (name, value) in top.tables(section)? {
-            if value.as_bool() != Some(false) {
-                all.push(entry(name, value, &format!("[{section}] `{name}`"), source, target)?);
+            let at = format!("[{section}] `{name}`");
+            match value {
+                Toml::Boolean(false) => {}
+                Toml::Array(items) => {
+                    for item in items {
+                        all.push(entry(name, item, &at, source, target)?);
+                    }
+                }
+                value => all.push(entry(name, value, &at, source, target)?),
             }
         }
     }
@@ -75,6 +82,7 @@ fn entry(name: &str, value: &Toml, at: &str, source: &str, target: &str) -> Read
         ("f16", EntryType::F16),
         ("file", EntryType::File),
         ("source", EntryType::Source),
+        ("blocks", EntryType::Blocks),
     ];
     let phases = [("first", Phase::First), ("last", Phase::Last)];
     let chosen = |key: &'static str| fields.text(key);

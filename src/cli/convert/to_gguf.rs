@@ -79,7 +79,8 @@ pub(super) struct ToGguf {
     /// With native: keep integers also where their scales must be rounded
     #[arg(long)]
     allow_rounding: bool,
-    /// With q8_0, q4_0, q4_1 or q5_0: go through floats also where the checkpoint's integers could be kept
+    /// Go through floats also where the checkpoint's integers could be kept (q8_0, q4_0, q4_1, q5_0) or its blocks are
+    /// (experts in MXFP4)
     #[arg(long)]
     requantize: bool,
     #[command(flatten)]
@@ -96,8 +97,9 @@ enum Target {
     Quantize(quantize::FileType),
 }
 
-/// Block types that may take over integers with their scales rounded.
-const KEEPING: [GgmlType; 4] = [GgmlType::Q8_0, GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q5_0];
+/// Block types that may take over integers with their scales rounded, and 4-bit floats as they are.
+const KEEPING: [GgmlType; 5] =
+    [GgmlType::Q8_0, GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Mxfp4];
 
 impl ToGguf {
     /// Plans and writes. `adjust` sets the options that belong to one form of input; `open` opens the input; `dir` is
@@ -145,8 +147,7 @@ impl ToGguf {
         started: Instant,
     ) -> anyhow::Result<()> {
         let is_native = matches!(self.target_type()?, Target::Native);
-        let encoding =
-            if is_native { "NATIVE".to_owned() } else { conversion.file_type().name().to_uppercase() };
+        let encoding = if is_native { "NATIVE".to_owned() } else { conversion.encoding() };
         let job = Job {
             target: self.target(conversion, dir, &encoding),
             codes: CodesReport { kept: conversion.kept(), floats: conversion.floats() },
@@ -243,6 +244,7 @@ impl ToGguf {
                 Target::Convert(Some(arch::FileType::Q8_0)) if !self.requantize => {
                     Codes::Keep(GgmlType::Q8_0)
                 }
+                Target::Convert(_) if !self.requantize => Codes::Card,
                 Target::Convert(_) | Target::Quantize(_) => Codes::Float,
             },
             card: self.card.clone(),

@@ -257,7 +257,8 @@ pub fn inspect_checkpoint(path: &Path, options: &ConvertOptions) -> Result<Check
     // Where the weights could not be opened the card may still be told by their names.
     let metas = if source.weights.is_some() { source.metas() } else { &opened.metas };
     let is_known = report.problems.iter().all(|problem| problem.part != Part::Architecture);
-    let mapping = is_known.then(|| convert::map(&source.dir, metas, options, true, &mut Vec::new()));
+    let mapping =
+        is_known.then(|| convert::map(&source.dir, (metas, &source.stored), options, true, &mut Vec::new()));
     let mapping = mapping.and_then(|mapping| report.note(Part::Architecture, mapping));
     report.architecture = mapping.as_ref().map(|mapping| Architecture {
         class: mapping.class.clone(),

@@ -55,6 +55,7 @@ pub use encoding::{Encoding, Encodings, StoredClass, stored_classes, tensor_clas
 pub use error::DequantError;
 pub use layer::{Decoder, Dequantized};
 pub use settings::{Configurations, HF_QUANT_CONFIG, Method, QUANTIZE_CONFIG, QUANTO_QMAP, Settings};
+use tensors::Finished;
 pub use tensors::Tensors;
 
 use layer::Planned;
@@ -67,6 +68,8 @@ pub struct Opened {
     pub method: Option<Method>,
     /// How the quantized weights of `source` are stored.
     pub encodings: Encodings,
+    /// Names of the stored tensors that quantized weights were put together from.
+    pub members: Vec<String>,
     /// Tensors that were left out: scales of activations and caches.
     pub left_out: Vec<String>,
     /// Weights of the layers that the configuration targets, but that are plain floats.
@@ -87,15 +90,16 @@ pub fn open(files: &Configurations, source: Box<dyn WeightSource + Send>) -> Res
         plan(settings, files, &mut tensors, &mut warnings)?;
         tensors.check_no_bare_codes()?;
     }
-    let (plan, left_out) = tensors.finish()?;
+    let Finished { plan, members, left_out } = tensors.finish()?;
     let Some(settings) = settings else {
         let (encodings, plain_targets) = (Encodings::new(), Vec::new());
-        return Ok(Opened { source, method: None, encodings, left_out, plain_targets, warnings });
+        return Ok(Opened { source, method: None, encodings, members, left_out, plain_targets, warnings });
     };
     let encodings = encodings(&*source, settings.method, &plan);
     let plain_targets = targets::plain(&settings, &*source, &plan)?;
     let source = Box::new(Dequantized::new(source, plan));
-    Ok(Opened { source, method: Some(settings.method), encodings, left_out, plain_targets, warnings })
+    let method = Some(settings.method);
+    Ok(Opened { source, method, encodings, members, left_out, plain_targets, warnings })
 }
 
 /// How the weights of a plan are stored.

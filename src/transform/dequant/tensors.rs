@@ -58,6 +58,16 @@ const CODED: &[(&str, &str)] = &[
     ("._weight_qdata", "torchao"),
 ];
 
+/// What was decided about all tensors.
+pub(super) struct Finished {
+    /// The weights of the layer.
+    pub(super) plan: Vec<Planned>,
+    /// Names of the tensors that modules were put together from.
+    pub(super) members: Vec<String>,
+    /// Names of tensors left out.
+    pub(super) left_out: Vec<String>,
+}
+
 /// The tensors of a checkpoint, and what was decided about each.
 pub struct Tensors<'a> {
     source: &'a dyn WeightSource,
@@ -220,12 +230,12 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// Decides about everything that is left: the weights of the layer, and the names of tensors left out.
+    /// Decides about everything that is left.
     ///
     /// # Errors
     /// Tensors that only make sense in a quantized module and belong to none.
-    pub(super) fn finish(self) -> Result<(Vec<Planned>, Vec<String>), DequantError> {
-        let (mut plan, mut left_out) = (Vec::new(), Vec::new());
+    pub(super) fn finish(self) -> Result<Finished, DequantError> {
+        let (mut plan, mut members, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
         let replaced = self.fates.iter().filter_map(|fate| match fate {
             Fate::Replaced(made) => Some(made),
             _ => None,
@@ -240,9 +250,12 @@ impl<'a> Tensors<'a> {
         }
         for ((index, meta), fate) in self.source.weights().iter().enumerate().zip(self.fates) {
             match fate {
-                Fate::Member => {}
+                Fate::Member => members.push(meta.name.clone()),
                 Fate::Dropped => left_out.push(meta.name.clone()),
-                Fate::Replaced(made) => plan.push(Planned::Coded(made.meta, made.decoder)),
+                Fate::Replaced(made) => {
+                    members.push(meta.name.clone());
+                    plan.push(Planned::Coded(made.meta, made.decoder));
+                }
                 Fate::Plain if is_runtime_only(&meta.name) => left_out.push(meta.name.clone()),
                 Fate::Plain => {
                     check_plain(meta)?;
@@ -251,7 +264,7 @@ impl<'a> Tensors<'a> {
             }
         }
         plan.extend(self.appended.into_iter().map(|made| Planned::Coded(made.meta, made.decoder)));
-        Ok((plan, left_out))
+        Ok(Finished { plan, members, left_out })
     }
 }
 

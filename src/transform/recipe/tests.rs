@@ -108,6 +108,33 @@ fn rope_permutation_is_a_swap_of_halves_and_pairs_and_undoes_itself() {
 }
 
 #[test]
+fn zipping_undoes_unzipping() {
+    let halves = |s: &Counting| s.view(0).unzip(1, 2).unwrap();
+    for (which, first) in [(0, 0), (1, 4)] {
+        let (shape, got) = elements(&[&[2, 6, 4]], |s| halves(s)[which].clone());
+        let want: Vec<i64> = (0..48).filter(|i| i % 8 / 4 == first / 4).collect();
+        assert_eq!((shape, got), (vec![2, 3, 4], want));
+    }
+    let zip = |s: &Counting| View::zip(halves(s), 1).unwrap();
+    assert_eq!(elements(&[&[2, 6, 4]], zip), (vec![2, 6, 4], (0..48).collect()));
+    // On the way back of a transposed stack the parts take turns inside a row.
+    let turned = elements(&[&[2, 6, 4]], |s| zip(s).transpose(1, 2).unwrap());
+    assert_eq!(turned, (vec![2, 4, 6], numpy(&[2, 6, 4], &[0, 2, 1])));
+    let cut = elements(&[&[2, 6, 4]], |s| zip(s).slice(1, 2, 6).unwrap().slice(0, 1, 2).unwrap());
+    assert_eq!(cut, (vec![1, 4, 4], (32..48).collect()));
+    let (_, two) = elements(&[&[3], &[3]], |s| View::zip(vec![s.view(0), s.view(1)], 0).unwrap());
+    assert_eq!(two, [0, 1000, 1, 1001, 2, 1002]);
+
+    let source = Counting::new(&[&[2, 6, 4], &[2, 4, 4]], ElementType::F32, false);
+    let seam = |view: Result<View, ShapeError>| matches!(view, Err(ShapeError::Seam { .. }));
+    assert!(seam(zip(&source).slice(1, 1, 4)), "turns are not cut");
+    assert!(seam(zip(&source).reshape(&[2, 24])), "turns are not joined with other axes");
+    let uneven = View::zip(vec![source.view(0), source.view(1)], 1);
+    assert!(matches!(uneven, Err(ShapeError::Join { .. })));
+    assert!(matches!(View::zip(vec![source.view(0)], 3), Err(ShapeError::Axis { .. })));
+}
+
+#[test]
 fn axes_permute_transpose_and_reshape() {
     let (shape, got) = elements(&[&[24, 2]], |s| s.view(0).permute_axis(0, &[2, 3, 4], &[2, 0, 1]).unwrap());
     assert_eq!((shape, got), (vec![24, 2], numpy(&[2, 3, 4, 2], &[2, 0, 1, 3])));

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::support::fixture;
+use crate::support::{conformance, fixture, report_cases};
 
 fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String) {
     let output = assert_cmd::Command::cargo_bin(program)
@@ -39,6 +39,29 @@ fn one_pass_and_two_give_the_same_file() {
         assert!(bytes("one.gguf") == bytes("two.gguf"), "{file_type} {flags:?}");
         assert!(bytes("one.gguf").len() < bytes("f32.gguf").len());
     }
+}
+
+/// Experts that stay blocks in the f32 file are made anew of their values.
+#[test]
+fn one_pass_and_two_agree_on_experts_in_blocks() {
+    let Some(corpus) = conformance() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let model = corpus.join("prequant/mxfp4-gpt-oss/hf");
+    let model = model.to_str().unwrap();
+    let convert = ["hf2gguf", model, "--no-tokenizer", "--model-name", "golden"];
+    let f32 = [&convert[..], &["-o", "f32.gguf", "--type", "f32"]].concat();
+    assert_eq!(run("gguf-convert", dir, &f32), (0, String::new()));
+    let file_types = ["q4_k_m", "q6_k", "iq4_nl", "mxfp4_moe"];
+    for file_type in file_types {
+        let one = [&convert[..], &["-o", "one.gguf", "--type", file_type]].concat();
+        assert_eq!(run("gguf-convert", dir, &one), (0, String::new()), "{one:?}");
+        let two = ["f32.gguf", "two.gguf", "--type", file_type, "--allow-requantize"];
+        assert_eq!(run("gguf-quantize", dir, &two), (0, String::new()), "{two:?}");
+        let bytes = |name: &str| fs_err::read(dir.join(name)).unwrap();
+        assert!(bytes("one.gguf") == bytes("two.gguf"), "{file_type}");
+    }
+    report_cases("experts in blocks, one pass", file_types.len());
 }
 
 #[test]

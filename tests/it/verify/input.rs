@@ -145,6 +145,18 @@ fn baselines_that_cannot_serve_are_said() {
     let (code, out, _) = run("other.gguf");
     assert_eq!(code, 3, "{out}");
     assert!(has_finding(&report(&out), "error", "tokenizer-parity", "entry 300 is `"), "{out}");
+
+    let mut bare = base.clone();
+    let keys = bare.metadata.iter().map(|(key, _)| key.to_owned());
+    let keys: Vec<String> = keys.filter(|key| key.starts_with("tokenizer.")).collect();
+    for key in &keys {
+        bare.metadata.remove(key);
+    }
+    bare.metadata.set("tokenizer.ggml.model", "none");
+    bare.write(dir.path(), "bare.gguf");
+    let (code, out, _) = run("bare.gguf");
+    assert_eq!(code, 4, "{out}");
+    assert!(has_finding(&report(&out), "unchecked", "tokenizer-parity", "no vocabulary"), "{out}");
 }
 
 #[test]
