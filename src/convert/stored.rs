@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::arch::FileType;
 use crate::convert::{Codes, Conversion, ConvertError, ConvertOptions, Quantization};
-use crate::core::{GgmlType, Packing, SourceError, WeightMeta, WeightSource};
+use crate::core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
 use crate::transform::dequant::{StoredClass, stored_classes, tensor_class};
 
 /// A conversion to `--type native`, planned by the scales of one weight of each kind.
@@ -145,6 +145,10 @@ impl WeightSource for Sampled {
         out: &mut [u8],
     ) -> Result<(), SourceError> {
         self.source.read_packed(weight, ty, first, out)
+    }
+
+    fn code_type(&self, weight: usize) -> Option<ElementType> {
+        self.source.code_type(weight)
     }
 
     fn release_elems(&self, weight: usize, first: u64, n: u64) {

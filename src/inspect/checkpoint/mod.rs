@@ -329,7 +329,7 @@ impl CheckpointReport {
             }
         }
 
-        let encoding = conversion.file_type().name().to_uppercase();
+        let encoding = conversion.encoding();
         self.put(Output::plan("auto", encoding, conversion, &metadata));
         let native = conversion.native();
         let native = self.note(Part::Output, native).flatten();

@@ -87,7 +87,7 @@ impl Checker {
             Ok(conversion) => {
                 let conversion = whole.unwrap_or(conversion);
                 let auto = &report.outputs[0];
-                let name = conversion.file_type().name().to_uppercase();
+                let name = conversion.encoding();
                 assert_eq!((auto.option, &auto.file_type), ("auto", &name), "{place}");
                 assert_eq!(auto.file_name, conversion.default_file_name(&name), "{place}");
                 let quantized = report.quantization.as_ref().is_some_and(|own| !own.encodings.is_empty());
