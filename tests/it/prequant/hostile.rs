@@ -127,6 +127,9 @@ fn damage(made: &mut Made, noise: &mut Noise) -> Left {
         4 => {
             // Any number of rows or columns of nothing.
             let part = &mut made.parts[at];
+            if part.bytes.is_empty() {
+                return Left::Other;
+            }
             let huge = 1 << (20 + noise.below(42));
             part.dims = match noise.below(4) {
                 0 => vec![0, huge],
