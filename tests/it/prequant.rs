@@ -1,5 +1,11 @@
 //! Quantized checkpoints of other tools, against the values their own tools give.
 
+mod floats;
+mod hostile;
+mod made;
+mod packed;
+mod tools;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

@@ -2,6 +2,8 @@
 //!
 //! Words are collected first, then unpacked by whole units: the smallest runs of words that begin and end with a code.
 
+#![expect(clippy::inline_always, reason = "the loops must be compiled inside the level's function")]
+
 use std::array::from_fn;
 use std::ops::Range;
 

@@ -3,6 +3,8 @@
 //! The value is `code · scale` in F32, rounded once. Sections 3 and 7.3 of the specification of quantized checkpoints
 //! list who writes which form; despite its name `weight_scale_inv` multiplies.
 
+#![expect(clippy::inline_always, reason = "the loops must be compiled inside the level's function")]
+
 use std::ops::Range;
 
 use serde_json::Value as Json;

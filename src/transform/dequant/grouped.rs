@@ -3,6 +3,8 @@
 //! GPTQ, AWQ and compressed-tensors differ in where the bits lie and in the words of their configuration; a matrix,
 //! once described, is the same. The difference of integers is exact, the product is rounded once, to F32.
 
+#![expect(clippy::inline_always, reason = "the loops must be compiled inside the level's function")]
+
 use std::ops::Range;
 
 use crate::core::simd::{SimdLevel, VectorLoop};

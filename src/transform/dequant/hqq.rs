@@ -209,7 +209,9 @@ impl Hqq {
             }
             if self.by_row {
                 let (scale, zero) = (scales[0], zeros[0]);
-                out.iter_mut().for_each(|out| *out = (*out - zero) * scale);
+                for out in out.iter_mut() {
+                    *out = (*out - zero) * scale;
+                }
             } else {
                 for ((out, scale), zero) in out.iter_mut().zip(&scales).zip(&zeros) {
                     *out = (*out - zero) * scale;

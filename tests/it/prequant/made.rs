@@ -1,0 +1,283 @@
+//! Modules made here, with a value for every element that was computed bit by bit, and the checks that the layer reads
+//! the same: whole, in pieces, through buffers, and as blocks.
+
+use gguf_foundry::core::simd::SimdLevel;
+use gguf_foundry::core::{ElementType, Packing, Shape, SourceError, WeightMeta, WeightSource};
+use gguf_foundry::quant;
+use gguf_foundry::transform::dequant::{Configurations, DequantError, open};
+use serde_json::{Value as Json, json};
+
+/// Numbers that look random, the same for the same seed.
+#[derive(Clone)]
+pub struct Noise(u64);
+
+impl Noise {
+    pub fn new(seed: u64) -> Self {
+        Self(seed ^ 0x9e37_79b9_7f4a_7c15)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        // SplitMix64.
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    pub fn flip(&mut self) -> bool {
+        self.next() % 2 == 1
+    }
+
+    pub fn bytes(&mut self, n: u64) -> Vec<u8> {
+        (0..n).map(|_| self.next() as u8).collect()
+    }
+
+    /// A finite scale that F16 and BF16 hold: either sign, seldom zero.
+    pub fn scale(&mut self) -> f32 {
+        match self.below(16) {
+            0 => 0.0,
+            n => {
+                let magnitude = (128 + self.below(128)) as f32 / 128.0 / (1 << (n % 12)) as f32;
+                if self.below(4) == 0 { -magnitude } else { magnitude }
+            }
+        }
+    }
+}
+
+/// A tensor of a checkpoint.
+#[derive(Clone)]
+pub struct Part {
+    pub name: String,
+    pub ty: ElementType,
+    pub dims: Vec<u64>,
+    pub bytes: Vec<u8>,
+}
+
+/// Value of an element of the decoded matrix, by row and column.
+pub type Value = Box<dyn Fn(u64, u64) -> f32>;
+
+/// A checkpoint of one module, and what it stands for.
+pub struct Made {
+    /// `config.json`.
+    pub config: Json,
+    pub parts: Vec<Part>,
+    /// Name of the decoded weight.
+    pub name: String,
+    pub n_rows: u64,
+    pub n_cols: u64,
+    pub value: Value,
+}
+
+/// The name of the module of every made checkpoint; it tells quanto the shape.
+pub const MODULE: &str = "model.layers.0.mlp.up_proj";
+
+impl Made {
+    /// A module of this method; `settings` is the rest of its configuration.
+    pub fn new(method: &str, settings: Json, shape: (u64, u64), value: Value) -> Self {
+        let mut description = settings;
+        description["quant_method"] = json!(method);
+        let config = json!({ "quantization_config": description, "hidden_size": shape.1 });
+        let name = format!("{MODULE}.weight");
+        Self { config, parts: Vec::new(), name, n_rows: shape.0, n_cols: shape.1, value }
+    }
+
+    /// Adds a tensor of the module.
+    pub fn part(mut self, suffix: &str, ty: ElementType, dims: &[u64], bytes: &[u8]) -> Self {
+        let name = format!("{MODULE}{suffix}");
+        self.parts.push(Part { name, ty, dims: dims.to_vec(), bytes: bytes.to_vec() });
+        self
+    }
+
+    pub fn configurations(&self) -> Configurations {
+        let Json::Object(config) = self.config.clone() else { panic!("an object") };
+        Configurations { config, ..Configurations::default() }
+    }
+}
+
+/// The parts as a source, mapped or behind buffers.
+pub struct Parts {
+    metas: Vec<WeightMeta>,
+    bytes: Vec<Vec<u8>>,
+    is_mapped: bool,
+}
+
+impl Parts {
+    pub fn new(parts: &[Part], is_mapped: bool) -> Self {
+        let meta = |part: &Part| WeightMeta {
+            name: part.name.clone(),
+            shape: Shape::new(part.dims.clone()).unwrap(),
+            ty: part.ty,
+        };
+        let bytes = parts.iter().map(|part| part.bytes.clone()).collect();
+        Self { metas: parts.iter().map(meta).collect(), bytes, is_mapped }
+    }
+}
+
+impl WeightSource for Parts {
+    fn weights(&self) -> &[WeightMeta] {
+        &self.metas
+    }
+
+    fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        let at = first as usize * self.metas[weight].ty.bytes().unwrap_or(1);
+        out.copy_from_slice(&self.bytes[weight][at..at + out.len()]);
+        Ok(())
+    }
+
+    fn borrow(&self, weight: usize) -> Option<&[u8]> {
+        self.is_mapped.then(|| self.bytes[weight].as_slice())
+    }
+}
+
+/// The layer over the parts.
+pub fn layer(made: &Made, is_mapped: bool) -> Result<Box<dyn WeightSource + Send>, DequantError> {
+    open(&made.configurations(), Box::new(Parts::new(&made.parts, is_mapped))).map(|opened| opened.source)
+}
+
+/// Reads elements as F32.
+pub fn read(source: &dyn WeightSource, weight: usize, first: u64, n: u64) -> Result<Vec<f32>, SourceError> {
+    let mut bytes = vec![0; n as usize * 4];
+    source.read_elems(weight, first, &mut bytes)?;
+    Ok(bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect())
+}
+
+fn same(found: f32, expected: f32) -> bool {
+    found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan()
+}
+
+/// Whether the layer gives the values of the twin, however they are asked for.
+pub fn check(made: &Made, noise: &mut Noise) {
+    let expected: Vec<f32> = (0..made.n_rows)
+        .flat_map(|row| (0..made.n_cols).map(move |col| (row, col)))
+        .map(|(row, col)| (made.value)(row, col))
+        .collect();
+    for is_mapped in [true, false] {
+        let source = layer(made, is_mapped).unwrap_or_else(|error| panic!("{}: {error}", made.config));
+        let index = source.weights().iter().position(|meta| meta.name == made.name).unwrap();
+        assert_eq!(source.weights().len(), 1, "{}", made.config);
+        let meta = &source.weights()[index];
+        assert_eq!((meta.shape.n_rows(), meta.shape.n_cols()), (made.n_rows, made.n_cols));
+        let n = expected.len() as u64;
+        let mut ranges = Vec::new();
+        ranges.push(0..n);
+        for _ in 0..6 {
+            let start = noise.below(n);
+            ranges.push(start..start + 1 + noise.below(n - start));
+            // A rectangle of some columns, row after row.
+            let col = noise.below(made.n_cols);
+            let end = col + 1 + noise.below(made.n_cols - col);
+            let row = noise.below(made.n_rows);
+            let rows = row..made.n_rows.min(row + 3);
+            ranges.extend(rows.map(|row| row * made.n_cols + col..row * made.n_cols + end));
+        }
+        for range in ranges {
+            let found = read(&*source, index, range.start, range.end - range.start).unwrap();
+            for (at, found) in range.zip(found) {
+                let expected = expected[at as usize];
+                let place = (at / made.n_cols, at % made.n_cols);
+                assert!(same(found, expected), "{}: {place:?} is {found}, not {expected}", made.config);
+            }
+        }
+        for packing in source.packings(index).unwrap() {
+            if packing.ty.is_quantized() {
+                check_blocks(made, &*source, index, &packing, &expected, noise);
+            } else {
+                let narrowed = |value: f32| match packing.ty.name() {
+                    "BF16" => half::bf16::from_f32(value).to_f32(),
+                    _ => half::f16::from_f32(value).to_f32(),
+                };
+                let is_exact = expected.iter().all(|&value| same(narrowed(value), value));
+                assert!(is_exact, "{}: {} is not exact", made.config, packing.ty);
+            }
+        }
+    }
+}
+
+/// The blocks hold the values: exactly, or with every scale off by what the packing says.
+fn check_blocks(
+    made: &Made,
+    source: &dyn WeightSource,
+    index: usize,
+    packing: &Packing,
+    expected: &[f32],
+    noise: &mut Noise,
+) {
+    let (elems, bytes) = (packing.ty.block_elems(), packing.ty.block_bytes());
+    let n_blocks = expected.len() / elems;
+    let start = noise.below(n_blocks as u64) as usize;
+    let end = start + 1 + noise.below((n_blocks - start) as u64) as usize;
+    for blocks in [0..n_blocks, start..end] {
+        let mut packed = vec![0; blocks.len() * bytes];
+        source.read_packed(index, packing.ty, (blocks.start * elems) as u64, &mut packed).unwrap();
+        let mut found = vec![0f32; blocks.len() * elems];
+        quant::dequantize(packing.ty, SimdLevel::Scalar, &packed, &mut found).unwrap();
+        for (found, &expected) in found.iter().zip(&expected[blocks.start * elems..blocks.end * elems]) {
+            let found = found * packing.scale.unwrap_or(1.0);
+            // With a companion factor three steps are rounded that differ: the reciprocal of a divisor, the product
+            // with it, and the twin's own quotient. A rounded scale leaves the rounding of the product.
+            let step = if packing.scale.is_some() || !packing.is_exact() { 3.0 / 16_777_216.0 } else { 0.0 };
+            let allowed = expected.abs() * (packing.scale_error + step);
+            assert!(
+                found == expected || (found - expected).abs() <= allowed,
+                "{} as {}: {found}, not {expected}",
+                made.config,
+                packing.ty
+            );
+        }
+    }
+}
+
+/// A bit of a tensor, the lowest of its first byte first. 32-bit words are little-endian, so that bit `b` of word `w`
+/// is bit `32 w + b`.
+pub fn bit(bytes: &[u8], at: u64) -> u32 {
+    u32::from(bytes[(at / 8) as usize] >> (at % 8)) & 1
+}
+
+/// A number of which `place` tells where each bit lies, the lowest first.
+pub fn number(bytes: &[u8], n_bits: u64, place: impl Fn(u64) -> u64) -> u32 {
+    (0..n_bits).map(|j| bit(bytes, place(j)) << j).sum()
+}
+
+/// Floats of a tensor of scales in one of the types that scales come in.
+pub fn scales(noise: &mut Noise, n: u64) -> (ElementType, Vec<f32>, Vec<u8>) {
+    let mut values: Vec<f32> = (0..n).map(|_| noise.scale()).collect();
+    let (ty, bytes) = match noise.below(4) {
+        0 => {
+            // Beyond what F16 holds.
+            for value in &mut values {
+                *value *= 1.0 + noise.below(512) as f32 / 8388608.0;
+            }
+            (ElementType::F32, f32s(&values))
+        }
+        1 => (ElementType::F32, f32s(&values)),
+        2 => {
+            let half = |&value| half::f16::from_f32(value).to_le_bytes();
+            (ElementType::F16, values.iter().flat_map(half).collect())
+        }
+        _ => {
+            let half = |&value| half::bf16::from_f32(value).to_le_bytes();
+            (ElementType::Bf16, values.iter().flat_map(half).collect())
+        }
+    };
+    (ty, values, bytes)
+}
+
+/// Numbers as bytes.
+pub fn f32s(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// As [`f32s`].
+pub fn i32s(values: &[i32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// As [`f32s`].
+pub fn i64s(values: &[i64]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
