@@ -255,7 +255,7 @@ const FILE_TYPES: &[(u64, &[&str])] = &[
             "gptq-4bit-v1-zero0",
         ],
     ),
-    (32, &["ct-ignore-regex", "ct-mxfp8"]),
+    (32, &["ct-ignore-regex", "ct-mxfp8", "mxfp4-gpt-oss"]),
     (37, &["bitnet-autobitlinear"]),
     (38, &["ct-mxfp4"]),
     (39, &["ct-nvfp4", "ct-nvfp4a16", "modelopt-nvfp4", "modelopt-nvfp4-qwen3moe", "modelopt-nvfp4-sidecar"]),
@@ -322,7 +322,8 @@ fn native_files_hold_the_same_values() {
             let kept = *index.get(meta.name.as_str()).unwrap_or_else(|| panic!("{place} is missing"));
             assert_eq!(native.tensors()[kept].shape, meta.shape, "{place}");
             let (want, mut found) = (values(&floats, at), values(&native, kept));
-            let beside = |suffix: &str| index.get(meta.name.replace(".weight", suffix).as_str()).copied();
+            let stem = meta.name.strip_suffix(".weight");
+            let beside = |suffix: &str| index.get(format!("{}{suffix}", stem?).as_str()).copied();
             n_beside += usize::from(beside(".input_scale").is_some());
             let Some(factors) = beside(".scale").map(|at| values(&native, at)) else {
                 // Comparison as numbers: block types have no negative zero.
