@@ -255,7 +255,7 @@ const FILE_TYPES: &[(u64, &[&str])] = &[
             "gptq-4bit-v1-zero0",
         ],
     ),
-    (32, &["ct-ignore-regex", "ct-mxfp8", "mxfp4-gpt-oss"]),
+    (32, &["ct-ignore-regex", "ct-mxfp8", "mxfp4-gpt-oss", "mxfp4-gpt-oss-extremes"]),
     (37, &["bitnet-autobitlinear"]),
     (38, &["ct-mxfp4"]),
     (39, &["ct-nvfp4", "ct-nvfp4a16", "modelopt-nvfp4", "modelopt-nvfp4-qwen3moe", "modelopt-nvfp4-sidecar"]),
