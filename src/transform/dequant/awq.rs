@@ -125,7 +125,6 @@ fn put(
     let is_symmetric = settings.says("zero_point", false) || settings.says("sym", true);
     let name = format!("{module}.weight");
     let decoder = Grouped {
-        name: name.clone(),
         codes,
         code_range: (0, 15),
         zeros,

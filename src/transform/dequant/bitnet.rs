@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
-use crate::core::{ElementType, GgmlType, Packing, Shape, SourceError, WeightSource};
+use crate::core::{ElementType, GgmlType, Packing, Shape, WeightSource};
 use crate::transform::dequant::values::{SCALE_TYPES, Values, with_bytes};
 use crate::transform::dequant::{Decoder, DequantError, Settings, Tensors};
 use crate::transform::repack::{f16_error, pack_tq2_0};
 
 struct Ternary {
-    name: String,
     codes: usize,
     scale: Values,
     /// The scale divides instead of multiplying.
@@ -51,8 +50,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
         let shape = shape.ok_or_else(|| tensors.shape_error(codes, "a size that fits 63 bits".to_owned()))?;
         let name = tensors.meta(codes).name.clone();
         let members = [codes, scale];
-        let decoder =
-            Ternary { name: name.clone(), codes, scale: values, is_divisor, n_packed, n_cols, members };
+        let decoder = Ternary { codes, scale: values, is_divisor, n_packed, n_cols, members };
         tensors.take(scale);
         tensors.replace(codes, name, shape, Box::new(decoder));
     }
@@ -60,25 +58,6 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
 }
 
 impl Ternary {
-    fn read(
-        &self,
-        source: &dyn WeightSource,
-        rows: Range<u64>,
-        cols: &Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
-        let one = self.value_of_one(source)?;
-        let width = (cols.end - cols.start) as usize;
-        let mut codes = vec![0; width];
-        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-            self.read_codes(source, row, cols, &mut codes)?;
-            for (out, &code) in out.iter_mut().zip(&codes) {
-                *out = f32::from(code.cast_signed() - 1) * one;
-            }
-        }
-        Ok(())
-    }
-
     /// What a code of +1 stands for.
     fn value_of_one(&self, source: &dyn WeightSource) -> Result<f32, DequantError> {
         let scale = self.scale.get(source, 0)?;
@@ -105,32 +84,13 @@ impl Ternary {
             match out.iter().position(|&code| is_bad && code == 3) {
                 None => Ok(()),
                 Some(at) => Err(DequantError::IndexOutOfRange {
-                    tensor: self.name.clone(),
+                    tensor: source.weights()[self.codes].name.clone(),
                     index: first + cols.start + at as u64,
                     found: 3,
                     expected: "a code of 0, 1 or 2".to_owned(),
                 }),
             }
         })
-    }
-
-    fn write_blocks(
-        &self,
-        source: &dyn WeightSource,
-        rows: Range<u64>,
-        cols: &Range<u64>,
-        out: &mut [u8],
-    ) -> Result<(), DequantError> {
-        let one = self.value_of_one(source)?;
-        let mut codes = vec![0; (cols.end - cols.start) as usize];
-        let (block_elems, block_bytes) = (GgmlType::Tq2_0.block_elems(), GgmlType::Tq2_0.block_bytes());
-        for (row, out) in rows.zip(out.chunks_exact_mut((codes.len() / block_elems * block_bytes).max(1))) {
-            self.read_codes(source, row, cols, &mut codes)?;
-            for (codes, out) in codes.as_chunks().0.iter().zip(out.chunks_exact_mut(block_bytes)) {
-                pack_tq2_0(codes, one, out);
-            }
-        }
-        Ok(())
     }
 }
 
@@ -141,15 +101,24 @@ impl Decoder for Ternary {
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
-    ) -> Result<(), SourceError> {
-        self.read(source, rows, &cols, out).map_err(|error| error.reading(&self.name))
+    ) -> Result<(), DequantError> {
+        let one = self.value_of_one(source)?;
+        let width = (cols.end - cols.start) as usize;
+        let mut codes = vec![0; width];
+        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+            self.read_codes(source, row, &cols, &mut codes)?;
+            for (out, &code) in out.iter_mut().zip(&codes) {
+                *out = f32::from(code.cast_signed() - 1) * one;
+            }
+        }
+        Ok(())
     }
 
-    fn packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, SourceError> {
+    fn packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, DequantError> {
         if !self.n_cols.is_multiple_of(GgmlType::Tq2_0.block_elems() as u64) {
             return Ok(Vec::new());
         }
-        let one = self.value_of_one(source).map_err(|error| error.reading(&self.name))?;
+        let one = self.value_of_one(source)?;
         let error = f16_error(one);
         let packing = Packing::rounded(GgmlType::Tq2_0, error);
         Ok(if error.is_finite() { vec![packing] } else { Vec::new() })
@@ -162,9 +131,18 @@ impl Decoder for Ternary {
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [u8],
-    ) -> Result<(), SourceError> {
+    ) -> Result<(), DequantError> {
         assert_eq!(ty, GgmlType::Tq2_0, "the only packing");
-        self.write_blocks(source, rows, &cols, out).map_err(|error| error.reading(&self.name))
+        let one = self.value_of_one(source)?;
+        let mut codes = vec![0; (cols.end - cols.start) as usize];
+        let (block_elems, block_bytes) = (GgmlType::Tq2_0.block_elems(), GgmlType::Tq2_0.block_bytes());
+        for (row, out) in rows.zip(out.chunks_exact_mut((codes.len() / block_elems * block_bytes).max(1))) {
+            self.read_codes(source, row, &cols, &mut codes)?;
+            for (codes, out) in codes.as_chunks().0.iter().zip(out.chunks_exact_mut(block_bytes)) {
+                pack_tq2_0(codes, one, out);
+            }
+        }
+        Ok(())
     }
 
     fn members(&self) -> &[usize] {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use crate::core::{ElementType, Shape, SourceError, WeightSource};
+use crate::core::{ElementType, Shape, WeightSource};
 use crate::transform::dequant::nibbles::look_up;
 use crate::transform::dequant::values::{Values, with_bytes};
 use crate::transform::dequant::{Decoder, DequantError, Settings, Tensors};
@@ -71,7 +71,6 @@ struct Nested {
 }
 
 struct FourBits {
-    name: String,
     /// Name of its code book.
     kind: &'static str,
     codes: usize,
@@ -134,7 +133,6 @@ fn four_bits(
         return Err(tensors.shape_error(absmax, expected));
     }
     let decoder = FourBits {
-        name: weight.to_owned(),
         kind,
         codes,
         map,
@@ -174,12 +172,14 @@ impl FourBits {
             Ok(())
         })
     }
+}
 
-    fn read(
+impl Decoder for FourBits {
+    fn decode(
         &self,
         source: &dyn WeightSource,
         rows: Range<u64>,
-        cols: &Range<u64>,
+        cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
         let width = (cols.end - cols.start) as usize;
@@ -215,18 +215,6 @@ impl FourBits {
         }
         Ok(())
     }
-}
-
-impl Decoder for FourBits {
-    fn decode(
-        &self,
-        source: &dyn WeightSource,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), SourceError> {
-        self.read(source, rows, &cols, out).map_err(|error| error.reading(&self.name))
-    }
 
     fn members(&self) -> &[usize] {
         &self.members
@@ -239,7 +227,6 @@ impl Decoder for FourBits {
 }
 
 struct EightBits {
-    name: String,
     codes: usize,
     scales: Values,
     n_cols: u64,
@@ -271,7 +258,7 @@ fn eight_bits(tensors: &mut Tensors<'_>, module: &str, scale: usize) -> Result<(
         members.push(format);
     }
     let meta = tensors.meta(codes);
-    let decoder = EightBits { name: meta.name.clone(), codes, scales, n_cols, members: members.clone() };
+    let decoder = EightBits { codes, scales, n_cols, members: members.clone() };
     for member in members {
         tensors.take(member);
     }
@@ -286,22 +273,19 @@ impl Decoder for EightBits {
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
-    ) -> Result<(), SourceError> {
+    ) -> Result<(), DequantError> {
         let width = (cols.end - cols.start) as usize;
-        let read = || -> Result<(), DequantError> {
-            for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-                let scale = self.scales.get(source, row)?;
-                let first = row * self.n_cols;
-                with_bytes(source, self.codes, 1, first + cols.start..first + cols.end, |bytes| {
-                    for (out, &code) in out.iter_mut().zip(bytes) {
-                        *out = f32::from(code.cast_signed()) * scale * INV_127;
-                    }
-                    Ok(())
-                })?;
-            }
-            Ok(())
-        };
-        read().map_err(|error| error.reading(&self.name))
+        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+            let scale = self.scales.get(source, row)?;
+            let first = row * self.n_cols;
+            with_bytes(source, self.codes, 1, first + cols.start..first + cols.end, |bytes| {
+                for (out, &code) in out.iter_mut().zip(bytes) {
+                    *out = f32::from(code.cast_signed()) * scale * INV_127;
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
     }
 
     fn members(&self) -> &[usize] {

@@ -317,7 +317,6 @@ fn pack_quantized(
     let shape = Shape::new(vec![n_rows, n_cols])
         .ok_or_else(|| tensors.shape_error(packed, "a size that fits 63 bits".to_owned()))?;
     let decoder = Grouped {
-        name: name.clone(),
         codes: Codes::ByRow(Stream { index: packed, bits, packing, step: 1, stride: n_words }),
         code_range: (0, (1 << bits) - 1),
         zeros,
@@ -399,7 +398,6 @@ fn int_quantized(
     }
     let meta = tensors.meta(codes);
     let decoder = Grouped {
-        name: meta.name.clone(),
         codes: Codes::Bytes(codes),
         code_range: (-(1 << (bits - 1)), (1 << (bits - 1)) - 1),
         zeros,
@@ -464,7 +462,7 @@ fn mxfp4(tensors: &mut Tensors<'_>, module: &str, packed: usize) -> Result<(), D
     tensors.check_no_plain(module, packed)?;
     let shape = unpacked(tensors, packed)?;
     let name = format!("{module}.weight");
-    let decoder = Fp4::mx(tensors, name.clone(), packed, scale, (shape.n_rows(), shape.n_cols()))?;
+    let decoder = Fp4::mx(tensors, packed, scale, (shape.n_rows(), shape.n_cols()))?;
     tensors.take(packed);
     tensors.take(scale);
     tensors.append(name, shape, Box::new(decoder));
@@ -485,7 +483,7 @@ fn nvfp4(tensors: &mut Tensors<'_>, module: &str, packed: usize) -> Result<(), D
     // ref: a scheme without `input_activations` is not marked as one of float activations, keep.
     let beside = Beside { factor, input, float_activations: false };
     let size = (shape.n_rows(), shape.n_cols());
-    let decoder = Fp4::nv(tensors, name.clone(), packed, scale, beside, size)?;
+    let decoder = Fp4::nv(tensors, packed, scale, beside, size)?;
     for member in [packed, scale, global] {
         tensors.take(member);
     }

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::core::{ElementType, GgmlType, Packing, SourceError, WeightSource};
+use crate::core::{ElementType, GgmlType, Packing, WeightSource};
 use crate::transform::dequant::nibbles::look_up;
 use crate::transform::dequant::values::{Values, with_bytes};
 use crate::transform::dequant::{Decoder, DequantError, Tensors};
@@ -66,7 +66,6 @@ pub(super) struct Beside {
 
 /// A matrix of FP4 codes.
 pub(super) struct Fp4 {
-    name: String,
     codes: usize,
     scales: Values,
     beside: Beside,
@@ -83,7 +82,6 @@ impl Fp4 {
     /// Types and sizes that do not fit.
     pub(super) fn mx(
         tensors: &Tensors<'_>,
-        name: String,
         codes: usize,
         scale: usize,
         (n_rows, n_cols): (u64, u64),
@@ -91,7 +89,7 @@ impl Fp4 {
         tensors.check_type(scale, &[ElementType::U8, ElementType::F8E8M0])?;
         let scales = Values::exponents(tensors, scale);
         let beside = Beside { factor: Factor::None, input: Factor::None, float_activations: false };
-        Self::new(tensors, name, codes, (scales, beside), 32, (n_rows, n_cols))
+        Self::new(tensors, codes, (scales, beside), 32, (n_rows, n_cols))
     }
 
     /// NVFP4: scales of 16 columns, and factors of the whole.
@@ -100,7 +98,6 @@ impl Fp4 {
     /// Types and sizes that do not fit; a factor that is not finite, or a divisor of zero.
     pub(super) fn nv(
         tensors: &Tensors<'_>,
-        name: String,
         codes: usize,
         scale: usize,
         beside: Beside,
@@ -109,12 +106,11 @@ impl Fp4 {
         let scales = Values::new(tensors, scale, &[ElementType::F8E4M3])?;
         beside.factor.check(tensors)?;
         beside.input.check(tensors)?;
-        Self::new(tensors, name, codes, (scales, beside), 16, shape)
+        Self::new(tensors, codes, (scales, beside), 16, shape)
     }
 
     fn new(
         tensors: &Tensors<'_>,
-        name: String,
         codes: usize,
         (scales, beside): (Values, Beside),
         group: u64,
@@ -134,7 +130,7 @@ impl Fp4 {
         if let Factor::Times(values) | Factor::Over(values) = beside.factor {
             members.push(values.index);
         }
-        Ok(Self { name, codes, scales, beside, group, n_cols, members })
+        Ok(Self { codes, scales, beside, group, n_cols, members })
     }
 
     /// The scales of a row, the factor in them.
@@ -165,6 +161,7 @@ impl Fp4 {
         Ok(())
     }
 
+    /// The codes of some columns of a row, whole bytes of them.
     fn read_codes(
         &self,
         source: &dyn WeightSource,
@@ -173,21 +170,21 @@ impl Fp4 {
         out: &mut [u8],
     ) -> Result<(), DequantError> {
         let first = row * (self.n_cols / 2);
-        let bytes = first + cols.start / 2..first + cols.end.div_ceil(2);
-        with_bytes(source, self.codes, 1, bytes, |bytes| {
-            for (col, out) in cols.clone().zip(out) {
-                let byte = bytes[(col / 2 - cols.start / 2) as usize];
-                *out = if col % 2 == 0 { byte & 15 } else { byte >> 4 };
+        with_bytes(source, self.codes, 1, first + cols.start / 2..first + cols.end / 2, |bytes| {
+            for (pair, &byte) in out.as_chunks_mut().0.iter_mut().zip(bytes) {
+                *pair = [byte & 15, byte >> 4];
             }
             Ok(())
         })
     }
+}
 
-    fn read(
+impl Decoder for Fp4 {
+    fn decode(
         &self,
         source: &dyn WeightSource,
         rows: Range<u64>,
-        cols: &Range<u64>,
+        cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
         let width = (cols.end - cols.start) as usize;
@@ -212,38 +209,7 @@ impl Fp4 {
         Ok(())
     }
 
-    /// Blocks of a type that takes the codes and the bytes of the scales as they are.
-    fn write_blocks(
-        &self,
-        source: &dyn WeightSource,
-        ty: GgmlType,
-        rows: Range<u64>,
-        cols: &Range<u64>,
-        out: &mut [u8],
-    ) -> Result<(), DequantError> {
-        let (block_elems, block_bytes) = (ty.block_elems(), ty.block_bytes());
-        let (n_groups, n_scales) = (self.n_cols / self.group, block_elems / self.group as usize);
-        let mut codes = vec![0; (cols.end - cols.start) as usize];
-        for (row, out) in rows.zip(out.chunks_exact_mut((codes.len() / block_elems * block_bytes).max(1))) {
-            self.read_codes(source, row, cols, &mut codes)?;
-            let first = row * n_groups;
-            let groups = first + cols.start / self.group..first + cols.end / self.group;
-            with_bytes(source, self.scales.index, 1, groups, |scales| {
-                let blocks = codes.chunks_exact(block_elems).zip(out.chunks_exact_mut(block_bytes));
-                for ((codes, out), scales) in blocks.zip(scales.chunks_exact(n_scales)) {
-                    match ty {
-                        GgmlType::Mxfp4 => pack_mxfp4(codes, scales[0], out),
-                        GgmlType::Nvfp4 => pack_nvfp4(codes, scales, out),
-                        _ => panic!("no packing as {ty}"),
-                    }
-                }
-                Ok(())
-            })?;
-        }
-        Ok(())
-    }
-
-    fn find_packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, DequantError> {
+    fn packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, DequantError> {
         match self.beside.factor {
             Factor::None if self.n_cols.is_multiple_of(BLOCK_ELEMS as u64) => {
                 // Reading checks that no exponent stands for NaN.
@@ -266,23 +232,8 @@ impl Fp4 {
             _ => Ok(Vec::new()),
         }
     }
-}
 
-impl Decoder for Fp4 {
-    fn decode(
-        &self,
-        source: &dyn WeightSource,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), SourceError> {
-        self.read(source, rows, &cols, out).map_err(|error| error.reading(&self.name))
-    }
-
-    fn packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, SourceError> {
-        self.find_packings(source).map_err(|error| error.reading(&self.name))
-    }
-
+    /// Blocks of a type that takes the codes and the bytes of the scales as they are.
     fn pack(
         &self,
         source: &dyn WeightSource,
@@ -290,8 +241,27 @@ impl Decoder for Fp4 {
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [u8],
-    ) -> Result<(), SourceError> {
-        self.write_blocks(source, ty, rows, &cols, out).map_err(|error| error.reading(&self.name))
+    ) -> Result<(), DequantError> {
+        let (block_elems, block_bytes) = (ty.block_elems(), ty.block_bytes());
+        let (n_groups, n_scales) = (self.n_cols / self.group, block_elems / self.group as usize);
+        let mut codes = vec![0; (cols.end - cols.start) as usize];
+        for (row, out) in rows.zip(out.chunks_exact_mut((codes.len() / block_elems * block_bytes).max(1))) {
+            self.read_codes(source, row, &cols, &mut codes)?;
+            let first = row * n_groups;
+            let groups = first + cols.start / self.group..first + cols.end / self.group;
+            with_bytes(source, self.scales.index, 1, groups, |scales| {
+                let blocks = codes.chunks_exact(block_elems).zip(out.chunks_exact_mut(block_bytes));
+                for ((codes, out), scales) in blocks.zip(scales.chunks_exact(n_scales)) {
+                    match ty {
+                        GgmlType::Mxfp4 => pack_mxfp4(codes, scales[0], out),
+                        GgmlType::Nvfp4 => pack_nvfp4(codes, scales, out),
+                        _ => panic!("no packing as {ty}"),
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
     }
 
     fn members(&self) -> &[usize] {

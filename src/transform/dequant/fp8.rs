@@ -10,7 +10,7 @@ use std::ops::Range;
 use serde_json::Value as Json;
 
 use crate::core::simd::{SimdLevel, VectorLoop};
-use crate::core::{ElementType, GgmlType, Packing, Shape, SourceError, WeightSource};
+use crate::core::{ElementType, GgmlType, Packing, Shape, WeightSource};
 use crate::transform::dequant::encoding::along_rows;
 use crate::transform::dequant::values::{SCALE_TYPES, Values, with_bytes};
 use crate::transform::dequant::{Decoder, DequantError, Settings, Tensors};
@@ -69,7 +69,6 @@ pub(super) enum Grid {
 
 /// A matrix of FP8 codes.
 pub(super) struct Fp8 {
-    name: String,
     table: &'static Table,
     scales: Values,
     grid: Grid,
@@ -121,8 +120,7 @@ impl Fp8 {
         let dims = meta.shape.dims();
         let n_cols = meta.shape.n_cols();
         let n_rows = if dims.len() >= 2 { dims[dims.len() - 2] } else { 1 };
-        let this =
-            Self { name: meta.name.clone(), table, scales, grid, n_rows, n_cols, members: [codes, scale] };
+        let this = Self { table, scales, grid, n_rows, n_cols, members: [codes, scale] };
         let n_mats = meta.shape.n_rows().checked_div(n_rows).unwrap_or(0);
         let (per_mat, expected) = match grid {
             Grid::Tensor => (1, "1 element".to_owned()),
@@ -176,32 +174,6 @@ impl Fp8 {
             Grid::Block { cols, .. } => cols,
             Grid::Tensor | Grid::Row => self.n_cols.max(1),
         }
-    }
-
-    fn read(
-        &self,
-        source: &dyn WeightSource,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
-        let (level, run, is_e5) = (SimdLevel::detect(), self.run(), self.is_e5());
-        let width = (cols.end - cols.start) as usize;
-        let mut scales = Vec::new();
-        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-            self.row_scales(source, row, &mut scales)?;
-            let first = row * self.n_cols;
-            with_bytes(source, self.members[0], 1, first + cols.start..first + cols.end, |codes| {
-                let row = Row { codes, scales: &scales, cols: cols.clone(), run, out };
-                if is_e5 {
-                    level.vectorize(E5M2Row(row));
-                } else {
-                    level.vectorize(E4M3Row(row));
-                }
-                Ok(())
-            })?;
-        }
-        Ok(())
     }
 
     fn is_e5(&self) -> bool {
@@ -280,18 +252,34 @@ impl Decoder for Fp8 {
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
-    ) -> Result<(), SourceError> {
-        self.read(source, rows, cols, out).map_err(|error| error.reading(&self.name))
+    ) -> Result<(), DequantError> {
+        let (level, run, is_e5) = (SimdLevel::detect(), self.run(), self.is_e5());
+        let width = (cols.end - cols.start) as usize;
+        let mut scales = Vec::new();
+        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+            self.row_scales(source, row, &mut scales)?;
+            let first = row * self.n_cols;
+            with_bytes(source, self.members[0], 1, first + cols.start..first + cols.end, |codes| {
+                let row = Row { codes, scales: &scales, cols: cols.clone(), run, out };
+                if is_e5 {
+                    level.vectorize(E5M2Row(row));
+                } else {
+                    level.vectorize(E4M3Row(row));
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
     }
 
     /// Four significant bits times a power of two fit half the width, as long as the exponent does.
-    fn packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, SourceError> {
+    fn packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, DequantError> {
         let in_range = |low: i32, high: i32| {
             let test = move |scale: f32| {
                 let exp = (scale.to_bits() >> 23) as i32 - 127;
                 scale.to_bits() & 0x807f_ffff == 0 && (low..=high).contains(&exp)
             };
-            self.scales.all(source, test).map_err(|error| error.reading(&self.name))
+            self.scales.all(source, test)
         };
         // Least and greatest steps of the codes: 2^-9 to 448 for E4M3, 2^-16 to 57344 for E5M2.
         let (step, top) = if self.is_e5() { (-16, 16) } else { (-9, 9) };

@@ -226,7 +226,6 @@ pub(super) fn put(
     let mut members = vec![qweight, qzeros, scales];
     members.extend(g_idx);
     let decoder = Grouped {
-        name: name.clone(),
         codes: Codes::ByRow(stream(qweight, n_rows, 1)),
         code_range: (0, (1 << params.bits) - 1),
         zeros: Zeros::ByGroup(zeros, shift),

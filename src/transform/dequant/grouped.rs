@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use crate::core::simd::{SimdLevel, VectorLoop};
-use crate::core::{GgmlType, Packing, SourceError, WeightSource};
+use crate::core::{GgmlType, Packing, WeightSource};
 use crate::transform::dequant::bits::Stream;
 use crate::transform::dequant::encoding::along_rows;
 use crate::transform::dequant::values::{Values, with_bytes};
@@ -88,8 +88,6 @@ pub(super) struct Layout {
 
 /// An integer matrix.
 pub(super) struct Grouped {
-    /// Name of the weight, for messages.
-    pub(super) name: String,
     pub(super) codes: Codes,
     /// Least and greatest code.
     pub(super) code_range: (i32, i32),
@@ -302,31 +300,6 @@ impl Grouped {
         })
     }
 
-    fn read(
-        &self,
-        source: &dyn WeightSource,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
-        let level = SimdLevel::detect();
-        let width = (cols.end - cols.start) as usize;
-        let groups = self.group_index(source, cols.clone())?;
-        let mut pairs = Vec::new();
-        self.each_row(source, rows, &cols, |at, row| {
-            let out = &mut out[at * width..(at + 1) * width];
-            match (&groups, self.groups) {
-                (Some(groups), _) => {
-                    pairs.clear();
-                    pairs.extend(row.zeros.iter().map(|&zero| zero as f32).zip(row.scales.iter().copied()));
-                    scattered(row.codes, groups, &pairs, out);
-                }
-                (None, Groups::Runs(run)) => level.vectorize(Runs { row, cols: cols.clone(), run, out }),
-                (None, Groups::Index(_)) => {}
-            }
-        })
-    }
-
     /// Least and greatest difference of code and zero point.
     fn value_range(&self, source: &dyn WeightSource) -> Result<(i32, i32), DequantError> {
         let (mut low, mut high) = (i32::MAX, i32::MIN);
@@ -366,60 +339,6 @@ impl Grouped {
                 groups.chunks(BLOCK_ELEMS).all(|block| block.iter().all(|group| *group == block[0]))
             }
             (Groups::Index(_), None) => false,
-        })
-    }
-
-    /// Block types that hold all differences of code and zero point, the narrowest first.
-    fn block_types(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, DequantError> {
-        if !self.has_whole_blocks(source)? {
-            return Ok(Vec::new());
-        }
-        let (low, high) = self.value_range(source)?;
-        let fits = |bits: u32| low >= -(1 << (bits - 1)) && high < 1 << (bits - 1);
-        let types = [(4, GgmlType::Q4_0), (5, GgmlType::Q5_0), (8, GgmlType::Q8_0)];
-        let types: Vec<GgmlType> = types.iter().filter(|row| fits(row.0)).map(|row| row.1).collect();
-        if types.is_empty() {
-            return Ok(Vec::new());
-        }
-        let error = std::cell::Cell::new(0.0f32);
-        let is_finite = self.scales.all(source, |scale| {
-            error.set(error.get().max(f16_error(scale)));
-            error.get().is_finite()
-        })?;
-        let packings = types.into_iter().map(|ty| Packing::rounded(ty, error.get()));
-        Ok(if is_finite { packings.collect() } else { Vec::new() })
-    }
-
-    fn write_blocks(
-        &self,
-        source: &dyn WeightSource,
-        ty: GgmlType,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [u8],
-    ) -> Result<(), DequantError> {
-        let width = (cols.end - cols.start) as usize;
-        let groups = self.group_index(source, cols.clone())?;
-        let row_bytes = width / BLOCK_ELEMS * ty.block_bytes();
-        self.each_row(source, rows, &cols, |at, row| {
-            let out = &mut out[at * row_bytes..(at + 1) * row_bytes];
-            let blocks = out.chunks_exact_mut(ty.block_bytes()).zip(row.codes.as_chunks::<BLOCK_ELEMS>().0);
-            for (at, (out, codes)) in blocks.enumerate() {
-                let col = cols.start + (at * BLOCK_ELEMS) as u64;
-                let group = match (&groups, self.groups) {
-                    (Some(groups), _) => groups[at * BLOCK_ELEMS] as usize,
-                    (None, Groups::Runs(run)) => (col / run) as usize,
-                    (None, Groups::Index(_)) => 0,
-                };
-                let (scale, zero) = (row.scales[group], row.zeros[group]);
-                let shifted = |middle: i32| codes.map(|code| (i32::from(code) - zero + middle) as u8);
-                match ty {
-                    GgmlType::Q4_0 => pack_q4_0(&shifted(8), scale, out),
-                    GgmlType::Q5_0 => pack_q5_0(&shifted(16), scale, out),
-                    GgmlType::Q8_0 => pack_q8_0(&shifted(0).map(u8::cast_signed), scale, out),
-                    _ => panic!("no packing as {ty}"),
-                }
-            }
         })
     }
 }
@@ -476,12 +395,44 @@ impl Decoder for Grouped {
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
-    ) -> Result<(), SourceError> {
-        self.read(source, rows, cols, out).map_err(|error| error.reading(&self.name))
+    ) -> Result<(), DequantError> {
+        let level = SimdLevel::detect();
+        let width = (cols.end - cols.start) as usize;
+        let groups = self.group_index(source, cols.clone())?;
+        let mut pairs = Vec::new();
+        self.each_row(source, rows, &cols, |at, row| {
+            let out = &mut out[at * width..(at + 1) * width];
+            match (&groups, self.groups) {
+                (Some(groups), _) => {
+                    pairs.clear();
+                    pairs.extend(row.zeros.iter().map(|&zero| zero as f32).zip(row.scales.iter().copied()));
+                    scattered(row.codes, groups, &pairs, out);
+                }
+                (None, Groups::Runs(run)) => level.vectorize(Runs { row, cols: cols.clone(), run, out }),
+                (None, Groups::Index(_)) => {}
+            }
+        })
     }
 
-    fn packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, SourceError> {
-        self.block_types(source).map_err(|error| error.reading(&self.name))
+    /// Block types that hold all differences of code and zero point, the narrowest first.
+    fn packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, DequantError> {
+        if !self.has_whole_blocks(source)? {
+            return Ok(Vec::new());
+        }
+        let (low, high) = self.value_range(source)?;
+        let fits = |bits: u32| low >= -(1 << (bits - 1)) && high < 1 << (bits - 1);
+        let types = [(4, GgmlType::Q4_0), (5, GgmlType::Q5_0), (8, GgmlType::Q8_0)];
+        let types: Vec<GgmlType> = types.iter().filter(|row| fits(row.0)).map(|row| row.1).collect();
+        if types.is_empty() {
+            return Ok(Vec::new());
+        }
+        let error = std::cell::Cell::new(0.0f32);
+        let is_finite = self.scales.all(source, |scale| {
+            error.set(error.get().max(f16_error(scale)));
+            error.get().is_finite()
+        })?;
+        let packings = types.into_iter().map(|ty| Packing::rounded(ty, error.get()));
+        Ok(if is_finite { packings.collect() } else { Vec::new() })
     }
 
     fn pack(
@@ -491,8 +442,30 @@ impl Decoder for Grouped {
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [u8],
-    ) -> Result<(), SourceError> {
-        self.write_blocks(source, ty, rows, cols, out).map_err(|error| error.reading(&self.name))
+    ) -> Result<(), DequantError> {
+        let width = (cols.end - cols.start) as usize;
+        let groups = self.group_index(source, cols.clone())?;
+        let row_bytes = width / BLOCK_ELEMS * ty.block_bytes();
+        self.each_row(source, rows, &cols, |at, row| {
+            let out = &mut out[at * row_bytes..(at + 1) * row_bytes];
+            let blocks = out.chunks_exact_mut(ty.block_bytes()).zip(row.codes.as_chunks::<BLOCK_ELEMS>().0);
+            for (at, (out, codes)) in blocks.enumerate() {
+                let col = cols.start + (at * BLOCK_ELEMS) as u64;
+                let group = match (&groups, self.groups) {
+                    (Some(groups), _) => groups[at * BLOCK_ELEMS] as usize,
+                    (None, Groups::Runs(run)) => (col / run) as usize,
+                    (None, Groups::Index(_)) => 0,
+                };
+                let (scale, zero) = (row.scales[group], row.zeros[group]);
+                let shifted = |middle: i32| codes.map(|code| (i32::from(code) - zero + middle) as u8);
+                match ty {
+                    GgmlType::Q4_0 => pack_q4_0(&shifted(8), scale, out),
+                    GgmlType::Q5_0 => pack_q5_0(&shifted(16), scale, out),
+                    GgmlType::Q8_0 => pack_q8_0(&shifted(0).map(u8::cast_signed), scale, out),
+                    _ => panic!("no packing as {ty}"),
+                }
+            }
+        })
     }
 
     fn members(&self) -> &[usize] {

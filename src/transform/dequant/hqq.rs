@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use crate::core::{ElementType, Shape, SourceError, WeightSource};
+use crate::core::{ElementType, Shape, WeightSource};
 use crate::transform::dequant::values::{SCALE_TYPES, Values, each_stretch, with_bytes};
 use crate::transform::dequant::{Decoder, DequantError, Settings, Tensors};
 
@@ -31,7 +31,6 @@ const PARTS: &[&str] = &[
 ];
 
 struct Hqq {
-    name: String,
     words: usize,
     word_bytes: u64,
     bits: u32,
@@ -152,7 +151,6 @@ fn put(
     members.extend(PARTS.iter().filter_map(|suffix| tensors.find(&format!("{module}{suffix}"))));
     let name = format!("{module}.weight");
     let decoder = Hqq {
-        name: name.clone(),
         words,
         word_bytes,
         bits,
@@ -229,11 +227,10 @@ impl Decoder for Hqq {
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
-    ) -> Result<(), SourceError> {
+    ) -> Result<(), DequantError> {
         each_stretch((self.n_cols, self.width), rows, &cols, out, |line, cols, out| {
             self.stretch(source, line, cols, out)
         })
-        .map_err(|error| error.reading(&self.name))
     }
 
     fn members(&self) -> &[usize] {

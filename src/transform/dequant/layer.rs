@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
+use crate::transform::dequant::DequantError;
 
 /// One weight that the checkpoint keeps as codes. It is seen as a matrix: the columns are its last dimension, the rows
 /// all others together.
@@ -19,13 +20,13 @@ pub trait Decoder: Send + Sync {
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
-    ) -> Result<(), SourceError>;
+    ) -> Result<(), DequantError>;
 
     /// As [`WeightSource::packings`].
     ///
     /// # Errors
     /// The source failed, or a scale that is not finite.
-    fn packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, SourceError> {
+    fn packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, DequantError> {
         let _ = source;
         Ok(Vec::new())
     }
@@ -44,7 +45,7 @@ pub trait Decoder: Send + Sync {
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [u8],
-    ) -> Result<(), SourceError> {
+    ) -> Result<(), DequantError> {
         let _ = (source, rows, cols, out);
         panic!("no packing as {ty}")
     }
@@ -151,7 +152,7 @@ impl WeightSource for Dequantized {
             *bytes = value.to_le_bytes();
         }
         FLOATS.set(floats);
-        result
+        result.map_err(|error| error.reading(&self.weights[weight].name))
     }
 
     fn borrow(&self, weight: usize) -> Option<&[u8]> {
@@ -164,7 +165,10 @@ impl WeightSource for Dequantized {
     fn packings(&self, weight: usize) -> Result<Vec<Packing>, SourceError> {
         match &self.origins[weight] {
             Origin::Plain(index) => self.source.packings(*index),
-            Origin::Coded(decoder) => decoder.packings(&*self.source),
+            Origin::Coded(decoder) => {
+                let found = decoder.packings(&*self.source);
+                found.map_err(|error| error.reading(&self.weights[weight].name))
+            }
         }
     }
 
@@ -188,11 +192,12 @@ impl WeightSource for Dequantized {
         };
         let (block_elems, block_bytes) = (ty.block_elems() as u64, ty.block_bytes() as u64);
         let n = out.len() as u64 / block_bytes * block_elems;
-        self.rectangles(weight, first, n, |rows, cols, at| {
+        let result = self.rectangles(weight, first, n, |rows, cols, at| {
             let len = (rows.end - rows.start) * (cols.end - cols.start);
             let bytes = |elems: u64| (elems / block_elems * block_bytes) as usize;
             decoder.pack(&*self.source, ty, rows, cols, &mut out[bytes(at)..bytes(at + len)])
-        })
+        });
+        result.map_err(|error| error.reading(&self.weights[weight].name))
     }
 
     fn release_elems(&self, weight: usize, first: u64, n: u64) {

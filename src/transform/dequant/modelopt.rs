@@ -66,7 +66,7 @@ fn nvfp4(
     let values = Values::new(tensors, factor, &[ElementType::F32])?;
     let beside = Beside { factor: Factor::Times(values), input, float_activations };
     let size = (shape.n_rows(), shape.n_cols());
-    let decoder = Fp4::nv(tensors, meta.name.clone(), codes, scale, beside, size)?;
+    let decoder = Fp4::nv(tensors, codes, scale, beside, size)?;
     tensors.take(scale);
     tensors.take(factor);
     tensors.replace(codes, meta.name.clone(), shape, Box::new(decoder));

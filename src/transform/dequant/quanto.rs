@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde_json::{Map, Value};
 
-use crate::core::{ElementType, Shape, SourceError, WeightSource};
+use crate::core::{ElementType, Shape, WeightSource};
 use crate::transform::dequant::fp8::{Fp8, Grid};
 use crate::transform::dequant::grouped::{Codes, Grouped, Groups, Layout, Order, Zeros};
 use crate::transform::dequant::linear_shape::{Unknown, linear_shape};
@@ -42,7 +42,6 @@ fn bytes(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<(), De
     }
     let decoder: Box<dyn Decoder> = if tensors.meta(codes).ty == ElementType::I8 {
         Box::new(Grouped {
-            name: name.clone(),
             codes: Codes::Bytes(codes),
             code_range: (-128, 127),
             zeros: Zeros::Const(0),
@@ -65,7 +64,6 @@ fn bytes(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<(), De
 
 /// Codes by blocks of rows of a grouped matrix `[n_groups, group]`: block `k` lies in field `k` from the low end.
 struct Fields {
-    name: String,
     codes: usize,
     bits: u32,
     n_packed: u64,
@@ -119,7 +117,6 @@ fn packed(
     let shape = Shape::new(dims.to_vec()).ok_or_else(too_large)?;
     let name = format!("{module}.weight");
     let decoder = Fields {
-        name: name.clone(),
         codes,
         bits,
         n_packed,
@@ -175,11 +172,10 @@ impl Decoder for Fields {
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
-    ) -> Result<(), SourceError> {
+    ) -> Result<(), DequantError> {
         each_stretch((self.n_cols, self.group), rows, &cols, out, |line, cols, out| {
             self.stretch(source, line, cols, out)
         })
-        .map_err(|error| error.reading(&self.name))
     }
 
     fn members(&self) -> &[usize] {

@@ -5,14 +5,13 @@ use std::ops::Range;
 use serde_json::Value;
 
 use crate::core::simd::SimdLevel;
-use crate::core::{ElementType, Shape, SourceError, WeightSource};
+use crate::core::{ElementType, Shape, WeightSource};
 use crate::transform::dequant::values::{SCALE_TYPES, with_bytes};
 use crate::transform::dequant::{Decoder, DequantError, Settings, Tensors};
 use crate::transform::run::decode;
 
 /// A matrix as bits and values.
 struct Sparse {
-    name: String,
     values: usize,
     ty: ElementType,
     elem_bytes: usize,
@@ -104,8 +103,7 @@ fn put(
     let too_large = || tensors.shape_error(mask, "a size that fits 63 bits".to_owned());
     let whole = Shape::new(vec![n_rows, n_cols]).ok_or_else(too_large)?;
     let elem_bytes = ty.bytes().unwrap_or(1);
-    let sparse =
-        Sparse { name: name.clone(), values, ty, elem_bytes, mask, n_rows, n_cols, offsets, members };
+    let sparse = Sparse { values, ty, elem_bytes, mask, n_rows, n_cols, offsets, members };
     sparse.check_counts(tensors, n_values)?;
     for &member in &sparse.members {
         tensors.take(member);
@@ -167,35 +165,6 @@ impl Sparse {
         let n_bytes = self.n_cols.div_ceil(8);
         with_bytes(source, self.mask, 1, row * n_bytes..(row + 1) * n_bytes, use_it)
     }
-
-    fn read(
-        &self,
-        source: &dyn WeightSource,
-        rows: Range<u64>,
-        cols: &Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
-        let width = (cols.end - cols.start) as usize;
-        let mut values = Vec::new();
-        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-            self.with_mask(source, row, |mask| {
-                let first = self.first_value(row) + count(mask, 0..cols.start);
-                let n = count(mask, cols.clone());
-                values.resize(n as usize, 0.0);
-                with_bytes(source, self.values, self.elem_bytes, first..first + n, |bytes| {
-                    // The element type was checked while planning.
-                    let _ = decode(self.ty, SimdLevel::Scalar, bytes, &mut values);
-                    Ok(())
-                })?;
-                let mut next = values.iter();
-                for (col, out) in cols.clone().zip(out) {
-                    *out = if is_set(mask, col) { next.next().copied().unwrap_or(0.0) } else { 0.0 };
-                }
-                Ok(())
-            })?;
-        }
-        Ok(())
-    }
 }
 
 fn is_set(mask: &[u8], col: u64) -> bool {
@@ -220,8 +189,27 @@ impl Decoder for Sparse {
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
-    ) -> Result<(), SourceError> {
-        self.read(source, rows, &cols, out).map_err(|error| error.reading(&self.name))
+    ) -> Result<(), DequantError> {
+        let width = (cols.end - cols.start) as usize;
+        let mut values = Vec::new();
+        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+            self.with_mask(source, row, |mask| {
+                let first = self.first_value(row) + count(mask, 0..cols.start);
+                let n = count(mask, cols.clone());
+                values.resize(n as usize, 0.0);
+                with_bytes(source, self.values, self.elem_bytes, first..first + n, |bytes| {
+                    // The element type was checked while planning.
+                    let _ = decode(self.ty, SimdLevel::Scalar, bytes, &mut values);
+                    Ok(())
+                })?;
+                let mut next = values.iter();
+                for (col, out) in cols.clone().zip(out) {
+                    *out = if is_set(mask, col) { next.next().copied().unwrap_or(0.0) } else { 0.0 };
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
     }
 
     fn members(&self) -> &[usize] {
