@@ -308,7 +308,7 @@ fn annotate(top: &Fields<'_>) -> Read<Vec<Row>> {
         Row::Base => {
             Err(kind(&top.at("annotate"), "[key, expression] or [key, expression, condition]", item))
         }
-        key => Ok(key),
+        key @ Row::Key { .. } => Ok(key),
     };
     top.list("annotate")?.iter().map(key_row).collect()
 }
