@@ -9,7 +9,7 @@ use crate::arch::hparams;
 use crate::arch::names::{Pattern, Placeholder, SUFFIXES, nearest};
 use crate::arch::ops::{OpSpec, Param};
 use crate::arch::schema::{Card, DefaultValue, Entry, GenerateKind, Join, RewriteStep, Row};
-use crate::gguf::keys::{KEYS, key_type};
+use crate::gguf::keys::{ANNOTATIONS, KEYS, annotation_info, key_type};
 
 /// Checks a merged card.
 pub(super) fn card(card: &Card) -> Result<(), CardProblem> {
@@ -22,6 +22,7 @@ pub(super) fn card(card: &Card) -> Result<(), CardProblem> {
     }
     names(card)?;
     keys(card)?;
+    annotations(card)?;
     definitions(&card.lets)?;
     for entry in &card.entries {
         arity(entry)?;
@@ -123,6 +124,7 @@ fn each_expr(card: &Card, check: Check<'_>) -> Result<(), CardProblem> {
     card.metadata_set.iter().try_for_each(|set| check("`metadata_set`", &set.1))?;
     each_row("early", &card.early, check)?;
     each_row("metadata", &card.metadata, check)?;
+    each_row("annotate", &card.annotate, check)?;
     for (name, expr) in &card.lets {
         check(&format!("[let] `{name}`"), expr)?;
     }
@@ -189,6 +191,30 @@ fn keys(card: &Card) -> Result<(), CardProblem> {
                     key: key.clone(),
                 });
             }
+        }
+    }
+    Ok(())
+}
+
+/// Every key of `annotate` is one of ours, and not one that the architecture's own keys say.
+fn annotations(card: &Card) -> Result<(), CardProblem> {
+    let is_written = |wanted: &str| {
+        card.metadata.iter().any(|row| match row {
+            Row::Key { key, .. } => key == wanted,
+            Row::Base => hparams::base_keys().any(|key| key == wanted),
+        })
+    };
+    for row in &card.annotate {
+        let Row::Key { key, .. } = row else { continue };
+        if is_written(key) {
+            return Err(CardProblem::AnnotatedTwice { key: key.clone() });
+        }
+        if annotation_info(key).is_none() {
+            return Err(CardProblem::UnknownGgufKey {
+                at: "annotate".to_owned(),
+                nearest: nearest(key, ANNOTATIONS.iter().map(|row| row.pattern)).map(str::to_owned),
+                key: key.clone(),
+            });
         }
     }
     Ok(())

@@ -267,6 +267,12 @@ pub enum CardProblem {
         /// A known key that is similar.
         nearest: Option<String>,
     },
+    /// A key of `annotate` that the card's `metadata` writes already.
+    #[error("annotate: `{key}` is a key that `metadata` writes")]
+    AnnotatedTwice {
+        /// The key.
+        key: String,
+    },
     /// An operation, mode or kind outside the closed lists.
     #[error("{at}: unknown {what} `{name}`")]
     UnknownChoice {

@@ -7,7 +7,7 @@ use crate::arch::error::ArchError;
 use crate::arch::eval::{Captures, Root, Scope};
 use crate::arch::read;
 use crate::arch::schema::{Card, DefaultValue, Row};
-use crate::gguf::keys::{key_info, key_type};
+use crate::gguf::keys::{ANNOTATION_PREFIX, KeyInfo, annotation_info, key_info, key_type};
 use crate::gguf::{Array, Metadata, Value, ValueType};
 
 type Config = Map<String, Json>;
@@ -186,6 +186,26 @@ pub(super) fn full_key(key: &str, arch: &str) -> Option<String> {
     key_type(key, arch).map(|_| key.to_owned())
 }
 
+/// The keys that `["include", "base"]` may write.
+pub(super) fn base_keys() -> impl Iterator<Item = &'static str> {
+    BASE.iter().map(|row| row.0)
+}
+
+/// The card's `annotate`, evaluated: keys behind `gguf_foundry.`, in the order of the rows.
+pub(super) fn annotations(card: &Card, scope: &Scope<'_>) -> Result<Metadata, ArchError> {
+    let mut metadata = Metadata::new();
+    for row in &card.annotate {
+        let Row::Key { key, .. } = row else { continue };
+        if let (Some(info), Some(datum)) = (annotation_info(key), row_value(card, "annotate", row, scope)?) {
+            let full = format!("{ANNOTATION_PREFIX}{key}");
+            if let Some(value) = typed(&full, info, &datum)? {
+                metadata.set(full, value);
+            }
+        }
+    }
+    Ok(metadata)
+}
+
 /// Evaluates rows onto a table: null, empty texts and empty lists write nothing, a key that is there is replaced.
 pub(super) fn apply_rows(
     card: &Card,
@@ -219,26 +239,32 @@ fn apply_row(
     scope: &Scope<'_>,
     metadata: &mut Metadata,
 ) -> Result<(), ArchError> {
-    let Row::Key { key, value, when } = row else { return Ok(()) };
-    let failed = |source| ArchError::Eval { card: card.name(), at: format!("{section} `{key}`"), source };
-    if !scope.holds(when.as_ref(), Captures::default()).map_err(failed)? {
-        return Ok(());
-    }
-    let datum = scope.eval(value, Captures::default()).map_err(failed)?;
-    if let Some(full) = full_key(key, &card.gguf)
-        && let Some(value) = typed(&full, &card.gguf, &datum)?
+    let Row::Key { key, .. } = row else { return Ok(()) };
+    if let Some(datum) = row_value(card, section, row, scope)?
+        && let Some(full) = full_key(key, &card.gguf)
+        && let Some(info) = key_info(&full, &card.gguf)
+        && let Some(value) = typed(&full, info, &datum)?
     {
         metadata.set(full, value);
     }
     Ok(())
 }
 
+/// A row's value; `None` if its condition does not hold.
+fn row_value(card: &Card, section: &str, row: &Row, scope: &Scope<'_>) -> Result<Option<Datum>, ArchError> {
+    let Row::Key { key, value, when } = row else { return Ok(None) };
+    let failed = |source| ArchError::Eval { card: card.name(), at: format!("{section} `{key}`"), source };
+    if !scope.holds(when.as_ref(), Captures::default()).map_err(failed)? {
+        return Ok(None);
+    }
+    scope.eval(value, Captures::default()).map(Some).map_err(failed)
+}
+
 /// The GGUF value of a datum under a well-known key; `None` where nothing is written.
 ///
 /// A scalar takes the type of its key. A list takes the type of its first element (integers are I32), as in gguf-py,
 /// unless the key's elements have a type of 64 bits.
-fn typed(key: &str, arch: &str, datum: &Datum) -> Result<Option<Value>, ArchError> {
-    let Some(info) = key_info(key, arch) else { return Ok(None) };
+fn typed(key: &str, info: &KeyInfo, datum: &Datum) -> Result<Option<Value>, ArchError> {
     let wrong = |datum: &Datum, expected| ArchError::KeyValue {
         key: key.to_owned(),
         value: datum.to_string(),
@@ -361,7 +387,8 @@ mod tests {
     #[test]
     fn values_take_the_type_of_their_key() {
         let value = |key: &str, json: &str| {
-            typed(key, "llama", &Datum::from_json(&serde_json::from_str(json).unwrap()))
+            let info = key_info(key, "llama").unwrap();
+            typed(key, info, &Datum::from_json(&serde_json::from_str(json).unwrap()))
                 .map_err(|e| e.to_string())
         };
         assert_eq!(value("llama.block_count", "7"), Ok(Some(Value::U32(7))));

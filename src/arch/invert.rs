@@ -17,6 +17,7 @@ use crate::arch::ops::{Op, OpError, OpSpec};
 use crate::arch::schema::{Card, Entry, EntryType, Join, Phase, Row};
 use crate::arch::types::TypeRule;
 use crate::core::{Shape, WeightMeta};
+use crate::gguf::keys::ANNOTATION_PREFIX;
 use crate::gguf::{Metadata, Value};
 
 /// Configuration keys of most decoders and the metadata keys they come back from.
@@ -133,13 +134,14 @@ fn config(
     for (key, gguf) in BASE {
         set(key, &scope.kv(gguf));
     }
-    for row in &card.metadata {
+    let own = card.annotate.iter().map(|row| (row, ANNOTATION_PREFIX));
+    for (row, prefix) in card.metadata.iter().map(|row| (row, "")).chain(own) {
         if let Row::Key { key, value: Expr::Path(path), .. } = row
             && path.steps.is_empty()
             && !card.lets.contains_key(&path.root)
             && !crate::arch::config_keys::ROOTS.contains(&path.root.as_str())
         {
-            set(&path.root, &scope.kv(key));
+            set(&path.root, &scope.kv(&format!("{prefix}{key}")));
         }
     }
     let embedding = tensors.iter().find(|tensor| tensor.name == "token_embd.weight");
@@ -147,7 +149,10 @@ fn config(
         set("vocab_size", &Datum::Int((*rows).into()));
     }
     set("tie_word_embeddings", &Datum::Bool(!scope.tensors.contains("output.weight")));
-    let truncate = card.graph.get("yarn_truncate").and_then(toml::Value::as_bool);
+    let truncate = match scope.kv(&format!("{ANNOTATION_PREFIX}rope.scaling.yarn_truncate")) {
+        Datum::Bool(truncate) => Some(truncate),
+        _ => card.graph.get("yarn_truncate").and_then(toml::Value::as_bool),
+    };
     if let Some(scaling) = rope_scaling(scope, truncate, rope_freqs) {
         config.insert("rope_scaling".to_owned(), scaling);
     }
@@ -193,7 +198,7 @@ fn rope_scaling(
     }
     let mut scaling = Map::new();
     scaling.insert("rope_type".to_owned(), json!(&**kind));
-    // No key of the file says it: the model's graph does.
+    // GGUF has no key for it: an annotation or the model's graph says it.
     if &**kind == "yarn" && truncate == Some(false) {
         scaling.insert("truncate".to_owned(), json!(false));
     }

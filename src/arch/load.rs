@@ -36,7 +36,7 @@ const MAX_GENERATIONS: usize = 4;
 /// Keys that belong to one card and not to those that extend it.
 const NOT_INHERITED: &[&str] = &["abstract", "classes", "examples", "extends", "gguf", "variant", "when"];
 /// Lists of rows, where `["include", "parent"]` and `["-key"]` have their meaning.
-const ROW_LISTS: &[&str] = &["early", "metadata", "metadata_set", "require", "set"];
+const ROW_LISTS: &[&str] = &["annotate", "early", "metadata", "metadata_set", "require", "set"];
 /// Tables merged by key, in which `false` removes the parent's entry.
 const TABLES: &[&str] = &["blocks", "graph", "ignore", "inverse", "let", "names", "tensors", "tokenizer"];
 /// Tables of tables, merged by key at both levels.
@@ -250,7 +250,10 @@ fn merge(parent: &Table, child: &Table) -> Table {
             }
             (old, Toml::Array(rows)) if ROW_LISTS.contains(&name) => {
                 let old = old.and_then(Toml::as_array).map_or(&[][..], Vec::as_slice);
-                Toml::Array(merge_rows(old, rows))
+                // The rows of a card without a list of its own are the base rows.
+                let base =
+                    if name == "metadata" { vec![Toml::from(vec!["include", "base"])] } else { Vec::new() };
+                Toml::Array(merge_rows(if old.is_empty() { &base } else { old }, rows))
             }
             _ => value.clone(),
         };
@@ -281,15 +284,13 @@ fn merge_keys(parent: &Table, child: &Table, removable: bool, deep: bool) -> Tab
 fn merge_rows(parent: &[Toml], child: &[Toml]) -> Vec<Toml> {
     let mut rows: Vec<Toml> = Vec::new();
     let first = |row: &Toml| row.get(0).and_then(Toml::as_str).map(str::to_owned);
-    // The rows of a card without a list of its own are the base rows.
-    let base = [Toml::from(vec!["include", "base"])];
     for row in child {
         let items = row.as_array().map_or(&[][..], Vec::as_slice);
         match items {
             [include, parent_]
                 if include.as_str() == Some("include") && parent_.as_str() == Some("parent") =>
             {
-                rows.extend(if parent.is_empty() { &base[..] } else { parent }.iter().cloned());
+                rows.extend(parent.iter().cloned());
             }
             [only] if only.as_str().is_some_and(|key| key.starts_with('-')) => {
                 let key = only.as_str().and_then(|key| key.strip_prefix('-')).map(str::to_owned);
@@ -377,6 +378,26 @@ mod tests {
                 "card `child`: metadata: unknown GGUF key `vocab_sise` (did you mean `vocab_size`?)",
             ),
             (
+                "annotate = [[\"attention.sliding_windo\", \"1\"]]",
+                "card `child`: annotate: unknown GGUF key `attention.sliding_windo` (did you mean `attention.sliding_window`?)",
+            ),
+            (
+                "annotate = [[\"attention.sliding_window\", \"sliding_windo\"]]",
+                "card `child`: annotate `attention.sliding_window`: unknown name `sliding_windo` (did you mean `sliding_window`?)",
+            ),
+            (
+                "metadata = [[\"attention.sliding_window\", \"1\"]]\nannotate = [[\"attention.sliding_window\", \"1\"]]",
+                "card `child`: annotate: `attention.sliding_window` is a key that `metadata` writes",
+            ),
+            (
+                "annotate = [[\"block_count\", \"1\"]]",
+                "card `child`: annotate: `block_count` is a key that `metadata` writes",
+            ),
+            (
+                "annotate = [[\"include\", \"base\"]]",
+                "card `child`: top level `annotate`: expected [key, expression] or [key, expression, condition], found array",
+            ),
+            (
                 "metadata = [[\"vocab_size\", \"1 +\"]]",
                 "card `child`: top level `metadata`, row `vocab_size`: `1 +`: column 4: expected a value, found the end",
             ),
@@ -445,6 +466,24 @@ mod tests {
         let mut registry = load(&child("")).unwrap();
         registry.add("other", &other).unwrap();
         assert_eq!(registry.classes()[0].gguf, "other", "a card from a file takes its classes");
+    }
+
+    #[test]
+    fn annotations_are_inherited_as_rows_are() {
+        let parent =
+            PARENT.replace("[tensors]", "annotate = [[\"rope.scaling.yarn_truncate\", \"true\"]]\n[tensors]");
+        let keys = |rest: &str| {
+            let registry =
+                Registry::from_texts([("parent", parent.as_str()), ("child", &child(rest))]).unwrap();
+            let rows = registry.by_gguf("child").unwrap().annotate.clone();
+            rows.iter().map(|row| format!("{row:?}").matches("sliding").count()).collect::<Vec<_>>()
+        };
+        assert_eq!(keys(""), [0]);
+        let own = "[\"attention.sliding_window\", \"1\"]";
+        assert_eq!(keys(&format!("annotate = [[\"include\", \"parent\"], {own}]")), [0, 1]);
+        assert_eq!(keys(&format!("annotate = [{own}]")), [1]);
+        let alone = load(&child(&format!("annotate = [[\"include\", \"parent\"], {own}]"))).unwrap();
+        assert_eq!(alone.by_gguf("child").unwrap().annotate.len(), 1, "a parent without annotations");
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub struct Mapping {
     pub early: Metadata,
     /// Hyper-parameters, `general.file_type` among them, in file order.
     pub metadata: Metadata,
+    /// Keys `gguf_foundry.*`, if they were asked for.
+    pub annotations: Metadata,
     /// What to make of the tokenizer files.
     pub tokenizer: TokenizerPlan,
 }

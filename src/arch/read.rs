@@ -26,6 +26,7 @@ const CARD_KEYS: &[&str] = &[
     "gguf",
     "extends",
     "abstract",
+    "annotate",
     "classes",
     "companions",
     "examples",
@@ -224,6 +225,7 @@ pub(super) fn card(table: &Table, variant: Option<&str>) -> Read<Card> {
         metadata_drop: top.texts("metadata_drop")?,
         early: rows(&top, "early")?,
         metadata: if table.contains_key("metadata") { rows(&top, "metadata")? } else { vec![Row::Base] },
+        annotate: annotate(&top)?,
         lets,
         tables: tables(&top)?,
         defaults: defaults(&top)?,
@@ -298,6 +300,17 @@ fn require(top: &Fields<'_>) -> Read<Vec<(Expr, String)>> {
 
 fn rows(fields: &Fields<'_>, key: &str) -> Read<Vec<Row>> {
     fields.list(key)?.iter().map(|item| row(item, &fields.at(key))).collect()
+}
+
+/// Rows of keys that are ours alone; the rows most decoders share are none of them.
+fn annotate(top: &Fields<'_>) -> Read<Vec<Row>> {
+    let key_row = |item: &Toml| match row(item, &top.at("annotate"))? {
+        Row::Base => {
+            Err(kind(&top.at("annotate"), "[key, expression] or [key, expression, condition]", item))
+        }
+        key @ Row::Key { .. } => Ok(key),
+    };
+    top.list("annotate")?.iter().map(key_row).collect()
 }
 
 fn row(item: &Toml, at: &str) -> Read<Row> {

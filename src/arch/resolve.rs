@@ -54,6 +54,8 @@ pub struct Options {
     pub no_mtp: bool,
     /// Plan keys alone; there need not be any weights.
     pub metadata_only: bool,
+    /// Plan the keys of the card's `annotate` too.
+    pub annotate: bool,
 }
 
 /// Finds the card for a checkpoint and plans every tensor and key.
@@ -102,8 +104,19 @@ pub fn resolve(registry: &Registry, inputs: &Inputs<'_>, options: &Options) -> R
     hparams::apply_rows(card, "early", &card.early, &scope, &mut early)?;
     let mut metadata = Metadata::new();
     hparams::apply_rows(card, "metadata", &card.metadata, &scope, &mut metadata)?;
+    let annotations = if options.annotate { hparams::annotations(card, &scope)? } else { Metadata::new() };
     let tokenizer = tokenizer(card, &scope)?;
-    Ok(Mapping { class, card: card.clone(), file_type, outputs, dropped, early, metadata, tokenizer })
+    Ok(Mapping {
+        class,
+        card: card.clone(),
+        file_type,
+        outputs,
+        dropped,
+        early,
+        metadata,
+        annotations,
+        tokenizer,
+    })
 }
 
 /// The type of the file: as asked, or that of the first narrow matrix the text model has.

@@ -40,6 +40,8 @@ pub struct Card {
     pub early: Vec<Row>,
     /// The hyper-parameters.
     pub metadata: Vec<Row>,
+    /// Numbers without a key in GGUF, written behind `gguf_foundry.` on request.
+    pub annotate: Vec<Row>,
     /// Definitions.
     pub lets: IndexMap<String, Expr>,
     /// Tables for `lookup`.

@@ -28,9 +28,11 @@ fn metadata(origin: &Origin) -> &Metadata {
 
 /// A checkpoint as the model that it would become. One without tokenizer files can still be run on token ids.
 fn plan_checkpoint(path: &Path, common: &Common) -> Result<Conversion, ConvertError> {
-    // F32 holds the weights of any checkpoint exactly, and nothing is written.
+    // F32 holds the weights of any checkpoint exactly, and nothing is written; the annotations make it compute what the
+    // checkpoint means where a file has no key to say it.
     let file_type = Some(FileType::F32);
-    let options = ConvertOptions { file_type, level: common.simd, ..ConvertOptions::default() };
+    let options =
+        ConvertOptions { file_type, annotate: true, level: common.simd, ..ConvertOptions::default() };
     match Conversion::plan(path, &options) {
         Err(ConvertError::Tokenizer(TokenizerError::NothingFits { .. })) => {
             Conversion::plan(path, &ConvertOptions { tokenizer: false, ..options })

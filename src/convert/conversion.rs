@@ -273,8 +273,12 @@ pub fn map(
         files: &files,
         pooling: pooling::read(dir)?,
     };
-    let arch_options =
-        Options { file_type: options.file_type, no_mtp: options.no_mtp, metadata_only: keys_only };
+    let arch_options = Options {
+        file_type: options.file_type,
+        no_mtp: options.no_mtp,
+        metadata_only: keys_only,
+        annotate: options.annotate,
+    };
     Ok(arch::resolve(&registry, &inputs, &arch_options)?)
 }
 
@@ -344,8 +348,8 @@ fn tensor_extra(tensors: &[TensorMeta], parts: &[Part]) -> Metadata {
     extra
 }
 
-/// All keys in file order: architecture, early rows, type, `general.*`, hyper-parameters, what there is to say about
-/// single tensors, tokenizer, and what was set by hand.
+/// All keys in file order: architecture, early rows, type, `general.*`, hyper-parameters and annotations, what there is
+/// to say about single tensors, tokenizer, and what was set by hand.
 fn metadata(
     mapping: &Mapping,
     general: &GeneralMetadata,
@@ -362,7 +366,7 @@ fn metadata(
     for (key, value) in &general.entries {
         metadata.set(key.as_str(), value.clone());
     }
-    for (key, value) in mapping.metadata.iter() {
+    for (key, value) in mapping.metadata.iter().chain(mapping.annotations.iter()) {
         metadata.set(key, value.clone());
     }
     metadata.set("general.quantization_version", QUANTIZATION_VERSION);

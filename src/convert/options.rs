@@ -36,6 +36,8 @@ pub struct ConvertOptions {
     pub chat_template: Option<PathBuf>,
     /// Leave out multi-token-prediction blocks.
     pub no_mtp: bool,
+    /// Write keys `gguf_foundry.*` for numbers that change the result and for which GGUF has no key.
+    pub annotate: bool,
     /// Matrices of 8-bit floats become Q8_0, whatever the type of the file.
     pub fp8_as_q8: bool,
     /// Let NaN, infinity and overflow through.
@@ -61,6 +63,7 @@ impl Default for ConvertOptions {
             pre: None,
             chat_template: None,
             no_mtp: false,
+            annotate: false,
             fp8_as_q8: false,
             allow_nonfinite: false,
             level: SimdLevel::detect(),

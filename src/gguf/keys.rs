@@ -58,6 +58,23 @@ pub fn key_type(key: &str, arch: &str) -> Option<ValueType> {
     key_info(key, arch).map(|row| row.value_type)
 }
 
+/// Prefix of the keys that are ours alone: numbers that decide a model's outputs and for which GGUF has no key, or none
+/// under the model's architecture. Other runtimes pass over them.
+pub const ANNOTATION_PREFIX: &str = "gguf_foundry.";
+
+/// The keys behind [`ANNOTATION_PREFIX`].
+pub static ANNOTATIONS: &[KeyInfo] = &[
+    one("attention.sliding_window", U32),
+    list("attention.sliding_window_pattern", Bool),
+    one("rope.scaling.yarn_truncate", Bool),
+];
+
+/// The table row of a key behind [`ANNOTATION_PREFIX`].
+#[must_use]
+pub fn annotation_info(key: &str) -> Option<&'static KeyInfo> {
+    ANNOTATIONS.iter().find(|row| row.pattern == key)
+}
+
 /// All well-known keys.
 pub static KEYS: &[KeyInfo] = &[
     // What the file is.

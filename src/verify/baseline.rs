@@ -4,6 +4,7 @@
 //! without any arithmetic.
 
 use crate::core::text::escape;
+use crate::gguf::keys::ANNOTATION_PREFIX;
 use crate::gguf::{Array, Metadata, Value};
 use crate::verify::Finding;
 
@@ -27,6 +28,9 @@ const ENCODING: [(&str, bool); 13] = [
 
 /// Numbers that may be changed on purpose without changing what the model computes.
 const FREE: [&str; 2] = ["context_length", "vocab_size"];
+
+const WINDOW: &str = "attention.sliding_window";
+const WINDOW_PATTERN: &str = "attention.sliding_window_pattern";
 
 /// Keys whose values differ. What decides the model's outputs is an error, what only one of the two has a warning:
 /// converters differ in the defaults that they write out.
@@ -75,9 +79,18 @@ fn hparams(model: &Metadata, baseline: &Metadata) -> Vec<Finding> {
         findings.push(Finding::error(CHECK, message));
     }
     let [own, other] = archs.map(|arch| format!("{arch}."));
-    for key in union(model, baseline, [&own, &other]) {
+    // The annotation counts where a file has both, as for the engine.
+    let value = |metadata: &'_ Metadata, prefix: &str, key: &str| {
+        let value = metadata.get(&format!("{ANNOTATION_PREFIX}{key}"));
+        value.or_else(|| metadata.get(&format!("{prefix}{key}"))).cloned()
+    };
+    let is_plain =
+        |key: &&str| model.contains(&format!("{own}{key}")) || baseline.contains(&format!("{other}{key}"));
+    let annotated = union(model, baseline, [ANNOTATION_PREFIX; 2]).filter(|key| !is_plain(key));
+    for key in union(model, baseline, [&own, &other]).chain(annotated) {
         let name = escape(key);
-        let message = match (model.get(&format!("{own}{key}")), baseline.get(&format!("{other}{key}"))) {
+        let values = (value(model, &own, key), value(baseline, &other, key));
+        let message = match (&values.0, &values.1) {
             (Some(a), Some(b)) if is_same(a, b) => continue,
             (Some(a), Some(b)) => {
                 let message = format!("`{name}` is {}, the baseline's is {}", show(a), show(b));
@@ -88,6 +101,11 @@ fn hparams(model: &Metadata, baseline: &Metadata) -> Vec<Finding> {
                 }
                 continue;
             }
+            // Which layers have a window that is missing is no finding of its own.
+            (None, Some(_)) if key == WINDOW_PATTERN && value(model, &own, WINDOW).is_none() => continue,
+            (None, Some(number)) if baseline.contains(&format!("{ANNOTATION_PREFIX}{key}")) => {
+                unsaid(key, number)
+            }
             (None, _) => format!("`{name}` is missing, the baseline has it"),
             (_, None) => format!("`{name}` is not in the baseline"),
         };
@@ -96,6 +114,21 @@ fn hparams(model: &Metadata, baseline: &Metadata) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// What a file lacks because GGUF has no key for it. No error: a converter that keeps to GGUF's keys cannot do better,
+/// and within the window nothing differs.
+fn unsaid(key: &str, number: &Value) -> String {
+    let differ = match number.as_u64().filter(|_| key == WINDOW) {
+        Some(window) => format!("results beyond {window} tokens differ"),
+        None => "results differ".to_owned(),
+    };
+    let name = escape(key);
+    let value = show(number);
+    format!(
+        "the file does not say `{name}`, which is {value} in the baseline: GGUF has no key for it here, and {differ}; \
+         convert with `--annotate`"
+    )
 }
 
 /// Keys of the tokenizer, against those of a baseline or a source.
@@ -211,6 +244,50 @@ mod tests {
         a.set("llama.attention.head_count_kv", vec![2i32, 2, 2, 2]);
         a.set("llama.vocab_size", 512u32);
         assert_eq!(found(&a, &b), [""; 0]);
+    }
+
+    #[test]
+    fn numbers_without_a_key_in_gguf_are_warned_of() {
+        let (plain, mut annotated) = (keys("llama"), keys("llama"));
+        annotated.set("gguf_foundry.attention.sliding_window", 4096u32);
+        annotated.set("gguf_foundry.attention.sliding_window_pattern", vec![true, false, true, false]);
+        annotated.set("gguf_foundry.rope.scaling.yarn_truncate", false);
+        let missing = |name: &str, value: &str, differ: &str| {
+            format!(
+                "warning hparams: the file does not say `{name}`, which is {value} in the baseline: GGUF has no key \
+                 for it here, and {differ}; convert with `--annotate`"
+            )
+        };
+        assert_eq!(
+            found(&plain, &annotated),
+            [
+                missing("attention.sliding_window", "4096", "results beyond 4096 tokens differ"),
+                missing("rope.scaling.yarn_truncate", "false", "results differ"),
+            ]
+        );
+        assert_eq!(found(&annotated, &annotated), [""; 0]);
+        let mut narrow = annotated.clone();
+        narrow.set("gguf_foundry.attention.sliding_window", 512u32);
+        assert_eq!(
+            found(&narrow, &annotated),
+            ["error hparams: `attention.sliding_window` is 512, the baseline's is 4096"]
+        );
+        // A key of the architecture says the same as an annotation.
+        let mut named = keys("llama");
+        named.set("llama.attention.sliding_window", 4096u32);
+        let mut only = keys("llama");
+        only.set("gguf_foundry.attention.sliding_window", 4096u32);
+        assert_eq!(found(&named, &only), [""; 0]);
+        assert_eq!(
+            found(&only, &plain),
+            ["warning hparams: `attention.sliding_window` is not in the baseline"]
+        );
+        let mut other = only.clone();
+        other.set("gguf_foundry.attention.sliding_window_pattern", vec![true, false, true, false]);
+        assert_eq!(
+            found(&only, &other),
+            [missing("attention.sliding_window_pattern", "an array of 4", "results differ")]
+        );
     }
 
     #[test]

@@ -29,7 +29,8 @@ impl F32 {
         let options = ConvertOptions {
             file_type: Some(FileType::F32),
             tokenizer: false,
-            set: yarn_truncate(dir).into_iter().collect(),
+            // Whether the ends of yarn's ramp are rounded, windows.
+            annotate: true,
             ..ConvertOptions::default()
         };
         match Conversion::plan(&dir.join("hf"), &options) {
@@ -59,16 +60,6 @@ impl F32 {
         let arch = self.metadata().get("general.architecture")?.as_str()?;
         Some(GraphPlan::new(&GraphFeatures::of(arch)?, self.metadata(), self.source().tensors()))
     }
-}
-
-/// What GGUF has no key for: whether the ends of yarn's ramp are rounded.
-fn yarn_truncate(dir: &Path) -> Option<(String, gguf_foundry::gguf::Value)> {
-    let text = fs_err::read_to_string(dir.join("hf/config.json")).unwrap();
-    // Python writes numbers that are not finite, and such a file has no yarn.
-    let config: Value = serde_json::from_str(&text).ok()?;
-    let truncate = config["rope_scaling"]["truncate"].as_bool()?;
-    let key = "gguf_foundry.rope.scaling.yarn_truncate".to_owned();
-    Some((key, gguf_foundry::gguf::Value::Bool(truncate)))
 }
 
 struct Case {

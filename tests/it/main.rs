@@ -7,6 +7,7 @@
 )]
 
 mod alibi;
+mod annotate;
 mod arch;
 mod chatglm;
 mod checkpoint;

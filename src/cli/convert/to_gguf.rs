@@ -49,6 +49,10 @@ pub(super) struct ToGguf {
     /// Set a key, for example general.author=str:Me; may be repeated, the last one wins
     #[arg(long, value_name = "KEY=TYPE:VALUE")]
     set: Vec<String>,
+    /// Write keys gguf_foundry.* for numbers that change the result and for which GGUF has no key (the sliding window of
+    /// Mistral and Qwen 2, ...): gguf-verify and gguf2hf read them, other runtimes pass over them
+    #[arg(long)]
+    annotate: bool,
     /// Use an architecture card from a file
     #[arg(long, value_name = "FILE")]
     card: Option<PathBuf>,
@@ -247,6 +251,7 @@ impl ToGguf {
                 Target::Convert(_) if !self.requantize => Codes::Card,
                 Target::Convert(_) | Target::Quantize(_) => Codes::Float,
             },
+            annotate: self.annotate,
             card: self.card.clone(),
             model_name: self.model_name.clone(),
             metadata_file: self.metadata.clone(),
