@@ -116,7 +116,9 @@ fn no_entry_panics() {
         let config = Config { cases: N_CASES, failure_persistence: None, ..Config::default() };
         let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
         let outcome = runner.run(&(input, damage()), |(mut bytes, damage)| {
-            damage.iter().for_each(|damage| damage.apply(&mut bytes));
+            for damage in &damage {
+                damage.apply(&mut bytes);
+            }
             entries::run(target, &bytes);
             Ok(())
         });
