@@ -63,6 +63,11 @@ impl Companions {
         self.scale.is_empty() && self.input_scale.is_empty()
     }
 
+    /// Whether a factor of the input is among them.
+    pub(super) fn has_input(&self) -> bool {
+        !self.input_scale.is_empty()
+    }
+
     /// The tensors beside `weight`, in file order.
     pub(super) fn tensors(&self, weight: &str) -> Vec<(TensorMeta, Recipe)> {
         let base = weight.strip_suffix(".weight").unwrap_or(weight);

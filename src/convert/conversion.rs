@@ -130,6 +130,11 @@ impl Conversion {
             metadata.set(FILE_TYPE, codes::file_type_id(ty));
         }
         let policy = ReadPolicy { level: options.level, allow_nonfinite: options.allow_nonfinite };
+        let kept =
+            parts.iter().filter(|part| part.fit.as_ref().is_some_and(|fit| fit.companions.has_input()));
+        let kept: Vec<usize> = kept.flat_map(|part| part.recipe.weights()).collect();
+        let mut source = source;
+        source.keep_input_factors(&kept);
         let options = options.clone();
         Ok(Self { source, mapping, metadata, general, tensors, parts, counts_as, policy, warnings, options })
     }

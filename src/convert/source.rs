@@ -1,5 +1,6 @@
 //! Opening what is to be converted: the directory, its container, and the layers that turn codes into floats.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -91,6 +92,24 @@ impl ModelSource {
             vocabulary: Vocabulary::Files,
             paths: Vec::new(),
             warnings: Vec::new(),
+        }
+    }
+
+    /// Takes the factors of the inputs of these weights off the list of what was left out: they are written beside the
+    /// weights' blocks.
+    pub(super) fn keep_input_factors(&mut self, weights: &[usize]) {
+        let metas = self.weights.as_ref().map_or(&[][..], |source| source.weights());
+        let modules: HashSet<&str> =
+            weights.iter().filter_map(|&weight| metas.get(weight)?.name.strip_suffix(".weight")).collect();
+        let is_kept = |name: &str| {
+            let suffixes = [".input_scale", ".input_global_scale"];
+            suffixes
+                .iter()
+                .filter_map(|suffix| name.strip_suffix(suffix))
+                .any(|module| modules.contains(module))
+        };
+        if let Some(quantization) = &mut self.quantization {
+            quantization.left_out.retain(|name| !is_kept(name));
         }
     }
 

@@ -343,6 +343,11 @@ fn native_files_hold_the_same_values() {
             assert!(found.iter().zip(&want).all(close), "{place}");
         }
         assert_eq!(floats.tensors().len() + n_beside, native.tensors().len(), "{}", case.display());
+        if native.tensors().iter().any(|tensor| tensor.name.ends_with(".input_scale")) {
+            let left_out = &conversion.quantization().unwrap().left_out;
+            let is_input = |name: &String| name.contains(".input_");
+            assert!(!left_out.iter().any(is_input), "{}: {left_out:?}", case.display());
+        }
         let number = |key: &str| native.metadata().get(key).and_then(Value::as_u64);
         assert_eq!(number("general.quantization_version"), Some(2), "{}", case.display());
         let name = case.file_name().unwrap().to_string_lossy().into_owned();
