@@ -14,7 +14,7 @@ use crate::support::fixture;
 use crate::torch::build::{dict, int, pickle, text, tuple};
 
 /// Inputs of one entry.
-const N_CASES: u32 = 400;
+const N_CASES: u32 = 1500;
 
 /// A GGUF file with keys of several types and a tensor.
 fn gguf_file() -> Vec<u8> {
