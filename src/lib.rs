@@ -1,7 +1,7 @@
 //! Convert, quantize, verify and inspect GGUF model files.
 //!
 //! Data flows in one direction, and each module may use only those before it:
-//! [`core`] → [`gguf`], [`checkpoint`], [`quant`] → [`tokenizer`], [`arch`] → [`transform`] → [`convert`],
+//! [`core`] → [`gguf`], [`checkpoint`], [`quant`] → [`dequant`], [`tokenizer`], [`arch`] → [`views`] → [`convert`],
 //! [`quantize`], [`engine`] → [`verify`], [`inspect`] → `cli`.
 //!
 //! The library knows no terminal: it returns values and errors and reports progress through
@@ -12,12 +12,14 @@ pub mod checkpoint;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod convert;
-pub mod core;
+pub mod dequant;
 pub mod engine;
 pub mod gguf;
 pub mod inspect;
-pub mod quant;
 pub mod quantize;
 pub mod tokenizer;
-pub mod transform;
 pub mod verify;
+pub mod views;
+
+pub use gguf_core as core;
+pub use gguf_quant as quant;

@@ -1,14 +1,17 @@
 //! `gguf-quantize`.
 
+pub(crate) mod options;
+pub(crate) mod report;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
 
-use crate::cli::quantize_options::{QuantizeOptions, usage};
+use crate::cli::quantize::options::{QuantizeOptions, usage};
 use crate::cli::render::{Align, Table};
-use crate::cli::{Common, Exit, Session, Tool, UsageError, quantize_report};
+use crate::cli::{Common, Exit, Session, Tool, UsageError};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::gguf::{GgufFile, WriteOptions};
@@ -131,15 +134,15 @@ impl Quantize {
         let input = Input::file(&file);
         if self.dry_run {
             let plan = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
-            quantize_report::warn(session, self.options.coverage, &plan);
+            report::warn(session, self.options.coverage, &plan);
             for obstacle in plan.obstacles() {
                 session.progress.warn(&format!("a run would stop here: {obstacle}"));
             }
-            quantize_report::print_plan(session, &plan)?;
+            report::print_plan(session, &plan)?;
             return Ok(Exit::Done);
         }
         let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
-        quantize_report::warn(session, self.options.coverage, &plan);
+        report::warn(session, self.options.coverage, &plan);
         let write_options = WriteOptions {
             sync: !self.common.no_sync,
             memory_bytes: self.common.memory_bytes(),
@@ -150,7 +153,7 @@ impl Quantize {
         for tensor in plan.all_zero() {
             session.progress.warn(&format!("tensor `{}`: nothing but zeros", escape(&tensor.name)));
         }
-        quantize_report::print_report(session, job.file_type, &plan, &report, start.elapsed().as_secs_f64())?;
+        report::print_report(session, job.file_type, &plan, &report, start.elapsed().as_secs_f64())?;
         Ok(Exit::Done)
     }
 }

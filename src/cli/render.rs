@@ -67,11 +67,11 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::gguf::WriteError,
         crate::inspect::EditError,
         crate::quant::QuantError,
-        crate::quantize::ImatrixError,
+        crate::gguf::ImatrixError,
         crate::quantize::OptionError,
         crate::quantize::QuantizeError,
         crate::quantize::RowError,
-        crate::transform::TransformError,
+        crate::views::TransformError,
         crate::verify::VerifyError,
     }
     Vec::new()

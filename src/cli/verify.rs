@@ -1,13 +1,16 @@
 //! `gguf-verify`: may this file be shipped?
 
+mod model;
+mod report;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde_json::json;
 
-use crate::cli::verify_model::Opened;
-use crate::cli::verify_report::{self, Entry};
+use crate::cli::verify::model::Opened;
+use crate::cli::verify::report::Entry;
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
 use crate::core::mmap::address_space_bytes;
 use crate::core::progress::Progress;
@@ -244,12 +247,12 @@ impl VerifyArgs {
             entries.push(self.verify(path, baseline.as_ref(), origin.as_ref(), &prompts, session)?);
         }
         if session.common.json {
-            session.print_json(&verify_report::to_json(&entries))?;
+            session.print_json(&report::to_json(&entries))?;
         } else {
             let every_prompt = session.common.verbose > 0;
-            session.print(|out| verify_report::print(&entries, out, every_prompt))?;
+            session.print(|out| report::print(&entries, out, every_prompt))?;
         }
-        Ok(exit_of(verify_report::verdict(&entries)))
+        Ok(exit_of(report::verdict(&entries)))
     }
 
     /// The tokenizer to compare with: of the source, else of a baseline that is a checkpoint with a tokenizer.

@@ -6,7 +6,7 @@ use std::fmt;
 use crate::arch::{EntryType, FileType, Mapping, OutputSpec};
 use crate::convert::companions::{Companions, has_slot};
 use crate::core::{ElementType, GgmlType, Packing, SourceError, TensorMeta, WeightSource};
-use crate::transform::Recipe;
+use crate::views::Recipe;
 
 /// What becomes of integer codes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@
 
 use crate::arch::Mapping;
 use crate::core::{GgmlType, Packing, Shape, TensorMeta};
-use crate::transform::{Recipe, View};
+use crate::views::{Recipe, View};
 
 /// Matrices whose factor the runtime applies after their bias: it refuses those that have both.
 ///

@@ -15,7 +15,7 @@ use crate::convert::{ConvertError, ConvertOptions, ModelSource};
 use crate::convert::{pooling, vocabulary};
 use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
 use crate::gguf::{Array, Metadata, Value};
-use crate::transform::{self, ReadPolicy, Recipe};
+use crate::views::{self, ReadPolicy, Recipe};
 
 /// Version of the block formats that files declare.
 const QUANTIZATION_VERSION: u32 = 2;
@@ -96,7 +96,7 @@ impl Conversion {
         let mut warnings = source.warnings.clone();
         let mapping = map(dir, (weights, &source.stored), options, options.vocab_only, &mut warnings)?;
 
-        let recipes = mapping.outputs.iter().map(|output| transform::recipe(output, weights));
+        let recipes = mapping.outputs.iter().map(|output| views::recipe(output, weights));
         let recipes = recipes.collect::<Result<Vec<_>, _>>()?;
         let floats: &dyn WeightSource = source.weights.as_deref().map_or(&NoWeights, |weights| weights);
         let mut choices = codes::choose(options.codes, &mapping, &recipes, floats)?;

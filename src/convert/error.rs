@@ -6,10 +6,10 @@ use crate::checkpoint::pickle::PickleError;
 use crate::checkpoint::torch::TorchError;
 use crate::core::text::escape;
 use crate::core::{Hint, SourceError};
+use crate::dequant::DequantError;
+use crate::dequant::msmodelslim::MsModelSlimError;
 use crate::tokenizer::TokenizerError;
-use crate::transform::dequant::DequantError;
-use crate::transform::dequant::msmodelslim::MsModelSlimError;
-use crate::transform::{LoraError, RecipeError};
+use crate::views::{LoraError, RecipeError};
 
 /// Any error while a conversion is planned.
 #[derive(Debug, thiserror::Error)]

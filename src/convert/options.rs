@@ -6,8 +6,8 @@ use crate::arch::FileType;
 use crate::convert::Codes;
 use crate::core::limits::Limits;
 use crate::core::simd::SimdLevel;
+use crate::dequant::msmodelslim::OffsetSign;
 use crate::gguf::Value;
-use crate::transform::dequant::msmodelslim::OffsetSign;
 
 /// Options of a conversion.
 #[derive(Clone, Debug)]

@@ -11,9 +11,9 @@ use crate::checkpoint::msmodelslim::Description;
 use crate::checkpoint::{Checkpoint, CheckpointError, ModelDir};
 use crate::convert::{ConvertError, ConvertOptions};
 use crate::core::{WeightMeta, WeightSource};
+use crate::dequant::msmodelslim::{MsModelSlim, MsModelSlimOptions};
+use crate::dequant::{self, Encodings};
 use crate::tokenizer::GivenVocabulary;
-use crate::transform::dequant::msmodelslim::{MsModelSlim, MsModelSlimOptions};
-use crate::transform::dequant::{self, Encodings};
 
 /// Where the vocabulary of a model comes from.
 #[derive(Clone, Debug, Default)]

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use crate::arch::FileType;
 use crate::convert::{Codes, Conversion, ConvertError, ConvertOptions, Quantization};
 use crate::core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
-use crate::transform::dequant::{StoredClass, stored_classes, tensor_class};
+use crate::dequant::{StoredClass, stored_classes, tensor_class};
 
 /// A conversion to `--type native`, planned by the scales of one weight of each kind.
 #[derive(Debug)]

@@ -16,8 +16,8 @@ use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, Hint, SourceError, TensorSource, WeightMeta, WeightSource};
 use crate::gguf::{Metadata, Value};
 use crate::tokenizer::{self, TokenizerError};
-use crate::transform::decoded::Decoded;
-use crate::transform::{Recipe, RecipeError, TransformError, View, match_rope_freqs, recipe};
+use crate::views::decoded::Decoded;
+use crate::views::{Recipe, RecipeError, TransformError, View, match_rope_freqs, recipe};
 
 /// Llama 3's rope factors; a checkpoint has their parameters instead.
 const ROPE_FREQS: &str = "rope_freqs.weight";

@@ -2,7 +2,7 @@
 //! present. Running a plan never looks at metadata again.
 
 use crate::arch::graph::{FfnKind, GroupScoreName};
-use crate::engine::prefix::Prefix;
+use crate::engine::ops::prefix::Prefix;
 
 /// Consecutive elements of a tensor that is small enough to be held decoded: a bias, a norm's weight.
 #[derive(Clone, Debug, PartialEq)]

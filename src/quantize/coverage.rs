@@ -1,6 +1,6 @@
 //! How much of a model an importance matrix covers.
 
-use crate::quantize::imatrix::ImatrixEntry;
+use crate::gguf::ImatrixEntry;
 
 /// Experts of one tensor that no token of the calibration text reached; all their columns weigh the same.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,9 +2,10 @@
 
 use crate::core::text::escape;
 use crate::core::{GgmlType, Hint, Shape};
+use crate::gguf::ImatrixError;
 use crate::gguf::WriteError;
 use crate::quant::{BlockError, BlockFlaw, QuantError};
-use crate::quantize::{ImatrixError, MixError};
+use crate::quantize::MixError;
 
 /// What stands in the way of a plan, or stopped its run.
 #[derive(Debug, thiserror::Error)]

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
+use crate::gguf::Imatrix;
 use crate::gguf::split::merged_metadata;
 use crate::gguf::{Array, Metadata, Value};
+use crate::quantize::FileType;
 use crate::quantize::options::{MAX_OVERRIDE_BYTES, Override};
-use crate::quantize::{FileType, Imatrix};
 
 /// Number that says which generation of block types a file uses.
 const QUANTIZATION_VERSION: u32 = 2;

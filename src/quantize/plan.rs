@@ -5,14 +5,14 @@ use std::sync::atomic::AtomicBool;
 
 use crate::core::{ImatrixNeed, TensorMeta, TensorSource, simd::SimdLevel};
 use crate::gguf::{GgufFile, Metadata};
+use crate::gguf::{Imatrix, ImatrixError};
 use crate::quant::can_quantize;
 use crate::quantize::class::file_order;
 use crate::quantize::coverage::Coverage;
 use crate::quantize::metadata::{Changes, file_type_id, output_metadata};
 use crate::quantize::prune::Pruned;
 use crate::quantize::{
-    Choice, CoveragePolicy, FileType, Imatrix, ImatrixError, ModelFacts, Options, QuantizeError, Reason,
-    TensorClass, choose_types,
+    Choice, CoveragePolicy, FileType, ModelFacts, Options, QuantizeError, Reason, TensorClass, choose_types,
 };
 
 /// What is to be quantized: tensors with their metadata, from a file or from a conversion that has not been written.

@@ -8,7 +8,7 @@ use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{ElementType, Hint, Shape, SourceError, WeightMeta, WeightSource};
 use gguf_foundry::gguf::{Array, Metadata, Value};
-use gguf_foundry::transform::{ReadPolicy, recipe};
+use gguf_foundry::views::{ReadPolicy, recipe};
 use serde_json::{Value as Json, json};
 
 mod invert;

@@ -4,16 +4,16 @@ use std::path::Path;
 
 use crate::support::root;
 
-/// Module and what it may use; anything else is an arrow in the wrong direction.
+/// Module and what it may use; anything else is an arrow in the wrong direction. `core` and `quant` are crates of their
+/// own: there the compiler holds the arrows.
 const ARROWS: &[(&str, &[&str])] = &[
-    ("core", &[]),
     ("gguf", &["core"]),
     ("checkpoint", &["core"]),
-    ("quant", &["core"]),
+    ("dequant", &["core", "checkpoint", "quant"]),
     ("tokenizer", &["core", "gguf", "checkpoint"]),
     ("arch", &["core", "gguf", "checkpoint"]),
-    ("transform", &["core", "arch", "quant"]),
-    ("convert", &["core", "checkpoint", "arch", "transform", "tokenizer", "quant", "gguf"]),
+    ("views", &["core", "arch", "quant"]),
+    ("convert", &["core", "checkpoint", "arch", "dequant", "views", "tokenizer", "quant", "gguf"]),
     ("quantize", &["core", "gguf", "quant"]),
     ("engine", &["core", "gguf", "quant", "tokenizer", "arch"]),
     ("verify", &["core", "convert", "engine", "arch", "tokenizer", "checkpoint", "gguf", "quant"]),
@@ -46,13 +46,18 @@ fn check(dir: &Path, module: &str, allowed: &[&str], n_files: &mut usize, wrong:
         if path.is_dir() {
             check(&path, module, allowed, n_files, wrong);
         } else if path.extension().is_some_and(|ext| ext == "rs") {
-            *n_files += 1;
-            for name in uses(&fs_err::read_to_string(&path).unwrap()) {
-                let is_module = name == "cli" || ARROWS.iter().any(|row| row.0 == name);
-                if is_module && name != module && !allowed.contains(&name.as_str()) {
-                    wrong.push(format!("{}: uses crate::{name}", path.display()));
-                }
-            }
+            check_file(&path, module, allowed, n_files, wrong);
+        }
+    }
+}
+
+fn check_file(path: &Path, module: &str, allowed: &[&str], n_files: &mut usize, wrong: &mut Vec<String>) {
+    *n_files += 1;
+    for name in uses(&fs_err::read_to_string(path).unwrap()) {
+        let is_module =
+            ["cli", "core", "quant"].contains(&name.as_str()) || ARROWS.iter().any(|row| row.0 == name);
+        if is_module && name != module && !allowed.contains(&name.as_str()) {
+            wrong.push(format!("{}: uses crate::{name}", path.display()));
         }
     }
 }
@@ -62,7 +67,9 @@ fn arrows_point_one_way() {
     let mut n_files = 0;
     let mut wrong = Vec::new();
     for (module, allowed) in ARROWS {
-        check(&root().join("src").join(module), module, allowed, &mut n_files, &mut wrong);
+        let rooms = root().join("src");
+        check_file(&rooms.join(format!("{module}.rs")), module, allowed, &mut n_files, &mut wrong);
+        check(&rooms.join(module), module, allowed, &mut n_files, &mut wrong);
     }
     assert!(n_files >= ARROWS.len(), "only {n_files} files read");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

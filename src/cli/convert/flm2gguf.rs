@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use crate::cli::convert::to_gguf::ToGguf;
 use crate::cli::{Exit, Session};
 use crate::convert::{FlmOptions, ModelSource};
-use crate::transform::dequant::flm::FlmMeaning;
+use crate::dequant::flm::FlmMeaning;
 
 /// Whose reading of value ranges counts.
 #[derive(Clone, Copy, Debug, ValueEnum)]

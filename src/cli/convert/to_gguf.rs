@@ -8,10 +8,11 @@ use clap::Args;
 use serde_json::json;
 
 use crate::arch;
-use crate::cli::quantize_options::{QuantizeOptions, usage};
+use crate::cli::quantize::options::{QuantizeOptions, usage};
+use crate::cli::quantize::report;
 use crate::cli::render::{Align, Table, count, duration, plural};
 use crate::cli::stored::Stored;
-use crate::cli::{Session, UsageError, quantize_report};
+use crate::cli::{Session, UsageError};
 use crate::convert::{
     Codes, Conversion, ConvertError, ConvertOptions, FloatRole, KeptRole, ModelSource, naming,
 };
@@ -194,17 +195,17 @@ impl ToGguf {
         let input = Input::new(conversion, conversion.metadata());
         if self.dry_run {
             let plan = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
-            quantize_report::warn(session, self.quantize.coverage, &plan);
+            report::warn(session, self.quantize.coverage, &plan);
             self.stored(session, conversion, &plan).print(session)?;
-            return quantize_report::print_plan(session, &plan);
+            return report::print_plan(session, &plan);
         }
         let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
-        quantize_report::warn(session, self.quantize.coverage, &plan);
+        report::warn(session, self.quantize.coverage, &plan);
         self.stored(session, conversion, &plan).print(session)?;
         CodesReport { kept: conversion.kept(), floats: conversion.floats() }.print(session)?;
         let target = self.target(conversion, dir, file_type.name());
         let report = plan.write(&target, &self.write_options(session, conversion), &session.progress)?;
-        quantize_report::print_report(session, file_type, &plan, &report, started.elapsed().as_secs_f64())
+        report::print_report(session, file_type, &plan, &report, started.elapsed().as_secs_f64())
     }
 
     /// Whether `--type` is one that the converter itself writes.

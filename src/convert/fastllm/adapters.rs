@@ -3,7 +3,7 @@
 use crate::checkpoint::fastllm::Adapter;
 use crate::core::WeightMeta;
 use crate::core::text::escape;
-use crate::transform::LoraPair;
+use crate::views::LoraPair;
 
 /// Members of an adapter's dictionary that must say nothing: what they ask for is not a plain product.
 const UNSUPPORTED: [&str; 7] = [

@@ -4,7 +4,7 @@ use gguf_foundry::arch::{FileType, Inverse, Mapping, Registry, invert};
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{ElementType, Hint, Shape, SourceError, WeightMeta, WeightSource};
 use gguf_foundry::gguf::Metadata;
-use gguf_foundry::transform::{match_rope_freqs, recipe};
+use gguf_foundry::views::{match_rope_freqs, recipe};
 use serde_json::{Value as Json, json};
 
 use super::{Synthetic, keys, load, names_in, resolve_with};

@@ -7,8 +7,8 @@ use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::numeric::{f16_to_f32, f32_to_f16};
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{GgmlType, TensorSource, WeightSource};
+use gguf_foundry::dequant::flm::FlmMeaning;
 use gguf_foundry::quant;
-use gguf_foundry::transform::dequant::flm::FlmMeaning;
 
 use super::cases::{floats, good, json};
 use super::writer::llama;

@@ -9,7 +9,7 @@ use gguf_foundry::convert::flm_weights;
 use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::numeric::{bf16_to_f32, f16_to_f32};
 use gguf_foundry::core::{ElementType, WeightSource};
-use gguf_foundry::transform::dequant::flm::FlmMeaning;
+use gguf_foundry::dequant::flm::FlmMeaning;
 use serde_json::Value as Json;
 
 use super::writer::Numbers;

@@ -6,7 +6,7 @@ use gguf_foundry::checkpoint::fastllm::{FlmError, FlmFile, Header};
 use gguf_foundry::convert::{ConvertOptions, FlmOptions, ModelSource, flm_weights};
 use gguf_foundry::core::WeightSource;
 use gguf_foundry::core::limits::Limits;
-use gguf_foundry::transform::dequant::flm::FlmMeaning;
+use gguf_foundry::dequant::flm::FlmMeaning;
 use proptest::prelude::*;
 
 use super::cases::json;

@@ -10,9 +10,9 @@ use gguf_foundry::convert::{
 };
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{ElementType, Shape, WeightMeta};
+use gguf_foundry::dequant::{Encoding, Encodings, stored_classes};
 use gguf_foundry::gguf::{LayoutOptions, WriteOptions, write_gguf};
 use gguf_foundry::inspect::{CheckpointReport, Part, checkpoint_json, inspect_checkpoint};
-use gguf_foundry::transform::dequant::{Encoding, Encodings, stored_classes};
 use serde_json::{Map, Value as Json, json};
 
 use super::Bench;

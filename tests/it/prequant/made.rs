@@ -3,8 +3,8 @@
 
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{ElementType, Packing, Shape, SourceError, WeightMeta, WeightSource};
+use gguf_foundry::dequant::{Configurations, DequantError, open};
 use gguf_foundry::quant;
-use gguf_foundry::transform::dequant::{Configurations, DequantError, open};
 use serde_json::{Value as Json, json};
 
 /// Numbers that look random, the same for the same seed.

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
+use gguf_foundry::gguf::Imatrix;
 use gguf_foundry::gguf::{GgufFile, Metadata, WriteOptions, write_gguf};
 use gguf_foundry::quantize::{
-    CoveragePolicy, FileType, Imatrix, Input, Options, QuantizeError, QuantizePlan, TensorTypeRule,
+    CoveragePolicy, FileType, Input, Options, QuantizeError, QuantizePlan, TensorTypeRule,
 };
 
 /// Tensors of floats in memory.

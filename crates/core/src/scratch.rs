@@ -1,0 +1,30 @@
+//! Buffers that live as long as their thread: rows are read thousands of times, and each read needs a place.
+
+use std::cell::RefCell;
+
+thread_local! {
+    static FLOATS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    static BYTES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Lends a buffer of `n` floats that lives as long as the thread. A nested loan gets one of its own.
+pub fn with_floats<T>(n: usize, use_it: impl FnOnce(&mut [f32]) -> T) -> T {
+    let mut buffer = FLOATS.take();
+    if buffer.len() < n {
+        buffer.resize(n, 0.0);
+    }
+    let result = use_it(&mut buffer[..n]);
+    FLOATS.set(buffer);
+    result
+}
+
+/// As [`with_floats`], for bytes.
+pub fn with_bytes<T>(n: usize, use_it: impl FnOnce(&mut [u8]) -> T) -> T {
+    let mut buffer = BYTES.take();
+    if buffer.len() < n {
+        buffer.resize(n, 0);
+    }
+    let result = use_it(&mut buffer[..n]);
+    BYTES.set(buffer);
+    result
+}

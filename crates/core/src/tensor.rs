@@ -1,0 +1,180 @@
+//! What stages hand to one another: tensors in GGML types, named, ordered, readable by row.
+
+use crate::{ElementType, GgmlType, Shape};
+
+/// Name, shape and type of one tensor of a GGUF file, existing or planned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorMeta {
+    /// Name in the file.
+    pub name: String,
+    /// Shape, outermost first.
+    pub shape: Shape,
+    /// Block type.
+    pub ty: GgmlType,
+}
+
+impl TensorMeta {
+    /// Bytes of one row; `None` if rows are not whole blocks.
+    #[must_use]
+    pub fn row_bytes(&self) -> Option<u64> {
+        self.ty.row_bytes(self.shape.n_cols())
+    }
+
+    /// Bytes of the tensor; `None` if rows are not whole blocks or the product overflows.
+    #[must_use]
+    pub fn n_bytes(&self) -> Option<u64> {
+        self.row_bytes()?.checked_mul(self.shape.n_rows())
+    }
+}
+
+/// An ordered set of tensors that can be read in pieces: a GGUF file, or a conversion that has not been written.
+///
+/// Reading is positioned and takes `&self`, so many threads can read at once.
+pub trait TensorSource: Sync {
+    /// The tensors, in file order.
+    fn tensors(&self) -> &[TensorMeta];
+
+    /// Reads whole rows `first_row .. first_row + n` of a tensor into `out`, where `n = out.len() / row_bytes`.
+    ///
+    /// # Errors
+    /// I/O errors and errors of the stage behind the source, named with the tensor.
+    ///
+    /// # Panics
+    /// If the range lies outside the tensor: callers plan from [`TensorSource::tensors`].
+    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError>;
+
+    /// The bytes of rows `first_row .. first_row + n_rows` where they already lie in memory as the format stores
+    /// them (a mapped little-endian file); `None` where they must be read or computed.
+    fn borrow_rows(&self, tensor: usize, first_row: u64, n_rows: u64) -> Option<&[u8]> {
+        let _ = (tensor, first_row, n_rows);
+        None
+    }
+
+    /// Tells the source that these rows will not be read again soon, so that mapped pages can be dropped.
+    fn release_rows(&self, tensor: usize, first_row: u64, n_rows: u64) {
+        let _ = (tensor, first_row, n_rows);
+    }
+}
+
+/// Why a [`TensorSource`] could not deliver rows.
+#[derive(Debug, thiserror::Error)]
+#[error("tensor `{}`: {source}", crate::text::escape(tensor))]
+pub struct SourceError {
+    /// The tensor that was read.
+    pub tensor: String,
+    /// What went wrong behind the source.
+    pub source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+/// Name, shape and element type of one tensor of a checkpoint, before any conversion.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightMeta {
+    /// Name in the checkpoint.
+    pub name: String,
+    /// Shape, outermost first.
+    pub shape: Shape,
+    /// Element type.
+    pub ty: ElementType,
+}
+
+/// A GGML type that holds a weight of a quantized checkpoint without requantizing it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Packing {
+    /// The type.
+    pub ty: GgmlType,
+    /// Largest relative error of any scale or minimum once it is rounded to what the block stores; 0 if every value
+    /// is kept exactly.
+    pub scale_error: f32,
+    /// Factor on the whole weight that the block type cannot hold and that goes into a companion tensor (`.scale`).
+    pub scale: Option<f32>,
+    /// Factor on the input that belongs to it (`.input_scale`).
+    pub input_scale: Option<f32>,
+    /// The checkpoint multiplies the weight with activations that are not quantized, and says so.
+    pub float_activations: bool,
+}
+
+impl Packing {
+    /// A type that keeps every value.
+    #[must_use]
+    pub fn exact(ty: GgmlType) -> Self {
+        Self::rounded(ty, 0.0)
+    }
+
+    /// A block type that keeps the codes and rounds scales by at most `scale_error`.
+    #[must_use]
+    pub fn rounded(ty: GgmlType, scale_error: f32) -> Self {
+        Self { ty, scale_error, scale: None, input_scale: None, float_activations: false }
+    }
+
+    /// Whether every value is kept.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.scale_error == 0.0
+    }
+}
+
+/// The tensors of a checkpoint, readable by element range: safetensors shards, a PyTorch archive, or a layer that
+/// dequantizes another source as it is read.
+///
+/// Elements are delivered in row-major order and little-endian, whatever the container stores.
+pub trait WeightSource: Sync {
+    /// The tensors, in the order of the checkpoint (by name within a shard, shards in order).
+    fn weights(&self) -> &[WeightMeta];
+
+    /// Reads elements `first .. first + n` of a weight into `out`, where `n = out.len() / element bytes`.
+    ///
+    /// # Errors
+    /// I/O errors and errors of the layer behind the source, named with the tensor.
+    ///
+    /// # Panics
+    /// If the range lies outside the tensor: callers plan from [`WeightSource::weights`].
+    fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError>;
+
+    /// All bytes of a weight where they lie in memory in the promised order (a mapped file); else `None`.
+    fn borrow(&self, weight: usize) -> Option<&[u8]> {
+        let _ = weight;
+        None
+    }
+
+    /// The GGML types that hold this weight without going through F32, best first: block types that keep its integer
+    /// codes, and narrow float types that hold all its values. Empty for a weight that is plain floats already. May
+    /// read the weight's scales and zero points, and its codes where those leave it open.
+    ///
+    /// # Errors
+    /// As [`WeightSource::read_elems`].
+    fn packings(&self, weight: usize) -> Result<Vec<Packing>, SourceError> {
+        let _ = weight;
+        Ok(Vec::new())
+    }
+
+    /// The element type of the codes that a weight is decoded from; `None` for a weight that is plain floats already.
+    fn code_type(&self, weight: usize) -> Option<ElementType> {
+        let _ = weight;
+        None
+    }
+
+    /// Reads elements `first ..` of a weight as blocks of a type that [`WeightSource::packings`] names; `first` and
+    /// the number of elements are whole blocks. The default is for sources without packings: it calls for a bug to be
+    /// fixed, not for a value.
+    ///
+    /// # Errors
+    /// As [`WeightSource::read_elems`].
+    ///
+    /// # Panics
+    /// If the weight has no such packing, or the range lies outside it.
+    fn read_packed(
+        &self,
+        weight: usize,
+        ty: GgmlType,
+        first: u64,
+        out: &mut [u8],
+    ) -> Result<(), SourceError> {
+        let _ = (first, out);
+        panic!("weight {weight} has no packing as {ty}")
+    }
+
+    /// Tells the source that these elements will not be read again soon, so that mapped pages can be dropped.
+    fn release_elems(&self, weight: usize, first: u64, n: u64) {
+        let _ = (weight, first, n);
+    }
+}

@@ -1,0 +1,132 @@
+//! What can go wrong: arguments that do not fit together, and blocks that hold no finite numbers.
+
+use gguf_core::{GgmlType, Hint, simd::SimdLevel};
+
+/// Why rows were not quantized or decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QuantError {
+    /// The type holds data but nothing quantizes to it.
+    #[error("cannot quantize to {ty}")]
+    NotATarget {
+        /// The type asked for.
+        ty: GgmlType,
+    },
+    /// Nothing decodes the type.
+    #[error("cannot decode {ty}")]
+    NotASource {
+        /// The type asked for.
+        ty: GgmlType,
+    },
+    /// The type cannot do without importance weights.
+    #[error("{ty} needs an importance matrix, none given")]
+    ImatrixRequired {
+        /// The type asked for.
+        ty: GgmlType,
+    },
+    /// Importance weights for another number of columns.
+    #[error("importance matrix: {expected} weights expected, found {found}")]
+    ImatrixLength {
+        /// Columns of the rows.
+        expected: usize,
+        /// Weights given.
+        found: usize,
+    },
+    /// A row is not a whole number of blocks.
+    #[error("{n_cols} columns are not a positive multiple of {ty}'s block of {}", ty.block_elems())]
+    Columns {
+        /// The type asked for.
+        ty: GgmlType,
+        /// Columns of the rows.
+        n_cols: usize,
+    },
+    /// The elements are not whole rows.
+    #[error("{n_elems} elements are not whole rows of {n_cols} columns")]
+    Rows {
+        /// Elements given.
+        n_elems: usize,
+        /// Columns of a row.
+        n_cols: usize,
+    },
+    /// A byte buffer of the wrong length.
+    #[error("{ty} blocks: {expected} bytes expected, found {found}")]
+    Length {
+        /// The type of the blocks.
+        ty: GgmlType,
+        /// Bytes that the elements need.
+        expected: usize,
+        /// Bytes given.
+        found: usize,
+    },
+    /// More blocks than memory can address.
+    #[error("{n_blocks} blocks of {ty} exceed the address space")]
+    TooLarge {
+        /// The type of the blocks.
+        ty: GgmlType,
+        /// Blocks asked for.
+        n_blocks: usize,
+    },
+    /// Values so large or odd that no point of the type's code book is at a finite distance.
+    #[error("row {row}, column {column}: no code of {ty} is near these values")]
+    OffGrid {
+        /// The type asked for.
+        ty: GgmlType,
+        /// Row among those given.
+        row: usize,
+        /// First column of the block.
+        column: usize,
+    },
+    /// Vector instructions that this machine lacks.
+    #[error("this machine cannot run SIMD level `{level}`")]
+    Level {
+        /// The level asked for.
+        level: SimdLevel,
+    },
+}
+
+impl Hint for QuantError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::ImatrixRequired { .. } => vec![
+                "give one with --imatrix".to_owned(),
+                "choose a type that does without, such as q2_k or iq3_s".to_owned(),
+            ],
+            Self::ImatrixLength { .. } => {
+                vec!["check that the importance matrix was made with this model".to_owned()]
+            }
+            Self::Level { .. } => vec!["leave --simd at auto".to_owned()],
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// What is wrong with a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BlockFlaw {
+    /// A value is NaN.
+    #[error("NaN value")]
+    Nan,
+    /// A value is infinite.
+    #[error("infinite value")]
+    Infinite,
+    /// A scale is NaN.
+    #[error("NaN scale")]
+    ScaleNan,
+    /// A scale is infinite.
+    #[error("infinite scale")]
+    ScaleInfinite,
+    /// The block ends early.
+    #[error("truncated block")]
+    Truncated,
+}
+
+/// A block that a model must not hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("block {block}: {flaw}")]
+pub struct BlockError {
+    /// Index of the block; of the element for plain types.
+    pub block: usize,
+    /// What is wrong with it.
+    pub flaw: BlockFlaw,
+}
+
+impl Hint for BlockError {}

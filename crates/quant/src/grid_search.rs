@@ -1,0 +1,427 @@
+//! The search that the IQ2 and IQ3 types share: magnitudes of a part on a code book, under one scale.
+//!
+//! Scalar, the specification; `grid_lanes` is its twin. All sums run in index order in f32.
+
+use std::marker::PhantomData;
+
+use super::codebook::{CodeBook, Neighbours, Place};
+use super::codec::Rows;
+use super::grid_lanes::InLanes;
+use super::lanes::{Kernel, Lanes, dispatch};
+use super::search::{sum_squares, unsigned};
+use super::superblock::SUPER;
+use gguf_core::numeric::{c_max, nearest_int};
+use gguf_core::simd::SimdLevel;
+
+/// No grid point is at a finite distance: the reference stops the program there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OffGrid;
+
+/// How [`search`] goes about it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GridSearch {
+    /// Steps to either side of the start.
+    pub n_step: i32,
+    /// Distance of steps, in odd levels.
+    pub r_delta: f32,
+    /// What the last fit places anew.
+    pub refit: Refit,
+}
+
+impl GridSearch {
+    /// Steps in all.
+    #[inline(always)]
+    pub(super) const fn n_steps(&self) -> usize {
+        2 * self.n_step as usize + 1
+    }
+}
+
+/// Which groups the last fit places on the grid again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refit {
+    /// Those that lay between grid points, if any.
+    OffGrid,
+    /// All, if any lay between grid points.
+    AllIfAny,
+    /// All.
+    All,
+}
+
+/// Scale and grid points of one part: `G` groups of `D` magnitudes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Fit<const G: usize> {
+    /// Scale of the odd levels; may be negative.
+    pub scale: f32,
+    /// Packed grid points.
+    pub points: [u16; G],
+}
+
+/// Magnitudes of one part, with weights.
+#[derive(Clone, Copy)]
+pub(super) struct Part<const D: usize, const G: usize> {
+    /// Values, of which the signs are stored apart.
+    pub x: [[f32; D]; G],
+    /// Weights of the fit.
+    pub weights: [[f32; D]; G],
+    /// Their square roots, for distances between points.
+    pub roots: [[f32; D]; G],
+}
+
+/// The packed levels nearest to `x` at `1 / scale`.
+#[inline(always)]
+pub(super) fn nearest<const D: usize>(x: &[f32; D], iscale: f32) -> u16 {
+    let max = CodeBook::<D>::LEVELS as i32 - 1;
+    CodeBook::<D>::pack(x.map(|value| nearest_int(0.5 * (iscale * value - 1.0)).clamp(0, max)))
+}
+
+/// The packed grid point that is nearest under weights; of equal ones the first in the list.
+#[inline(always)]
+pub(super) fn best_neighbour<const D: usize>(
+    neighbours: Neighbours<'_>,
+    x: &[f32; D],
+    roots: &[f32; D],
+    scale: f32,
+) -> Result<u16, OffGrid> {
+    let mut best_distance = f32::MAX;
+    let mut best = Err(OffGrid);
+    for point in neighbours.points() {
+        let levels = CodeBook::<D>::unpack(*point);
+        let mut distance = 0f32;
+        for i in 0..D {
+            let diff = scale * (2 * levels[i] + 1) as f32 - x[i];
+            distance += roots[i] * diff * diff;
+        }
+        if distance < best_distance {
+            best_distance = distance;
+            best = Ok(*point);
+        }
+    }
+    best
+}
+
+/// The grid point for one group, and whether its nearest levels lie between grid points.
+#[inline(always)]
+fn place<const D: usize>(
+    book: &CodeBook<D>,
+    x: &[f32; D],
+    roots: &[f32; D],
+    scale: f32,
+    iscale: f32,
+) -> Result<(u16, bool), OffGrid> {
+    let packed = nearest(x, iscale);
+    match book.place(packed) {
+        Place::On(_) => Ok((packed, false)),
+        Place::Near(neighbours) => Ok((best_neighbour(neighbours, x, roots, scale)?, true)),
+    }
+}
+
+impl<const D: usize, const G: usize> Part<D, G> {
+    /// Weighted least squares: sum of `x * q` and of `q * q` for odd levels `q`.
+    #[inline(always)]
+    pub(super) fn sums(&self, points: &[u16; G]) -> (f32, f32) {
+        let (mut sum_qx, mut sum_q2) = (0f32, 0f32);
+        for k in 0..G {
+            let levels = CodeBook::<D>::unpack(points[k]);
+            for i in 0..D {
+                let (w, q) = (self.weights[k][i], (2 * levels[i] + 1) as f32);
+                sum_qx += w * self.x[k][i] * q;
+                sum_q2 += w * q * q;
+            }
+        }
+        (sum_qx, sum_q2)
+    }
+}
+
+/// The searches of a super-block, scalar or in lanes.
+pub(super) trait Search: Copy {
+    /// Fits scale and grid points of one part; see [`search`].
+    fn search<const D: usize, const G: usize>(
+        self,
+        book: &CodeBook<D>,
+        how: &GridSearch,
+        part: &Part<D, G>,
+        range: f32,
+        start: Fit<G>,
+    ) -> Result<Fit<G>, OffGrid>;
+
+    /// The packed grid point nearest to `x` under weights, where a level stands for `scale * shifted[level]`.
+    fn shifted_neighbour(
+        self,
+        neighbours: Neighbours<'_>,
+        x: &[f32; 8],
+        weights: &[f32; 8],
+        scale: f32,
+        shifted: &[f32; 3],
+    ) -> Result<u16, OffGrid>;
+
+    /// Scales of parts by the search for non-negative levels `0..=n_max`.
+    fn unsigned_scales(self, n_max: i32, x: &[[f32; 32]; 8], weights: &[[f32; 32]; 8]) -> [f32; 8];
+}
+
+/// The searches as they are written here.
+#[derive(Clone, Copy)]
+pub(super) struct Scalar;
+
+impl Search for Scalar {
+    fn search<const D: usize, const G: usize>(
+        self,
+        book: &CodeBook<D>,
+        how: &GridSearch,
+        part: &Part<D, G>,
+        range: f32,
+        start: Fit<G>,
+    ) -> Result<Fit<G>, OffGrid> {
+        search(book, how, part, range, start)
+    }
+
+    fn shifted_neighbour(
+        self,
+        neighbours: Neighbours<'_>,
+        x: &[f32; 8],
+        weights: &[f32; 8],
+        scale: f32,
+        shifted: &[f32; 3],
+    ) -> Result<u16, OffGrid> {
+        let mut best_distance = f32::MAX;
+        let mut best = Err(OffGrid);
+        for point in neighbours.points() {
+            let levels = CodeBook::<8>::unpack(*point);
+            let mut distance = 0f32;
+            for i in 0..8 {
+                let diff = scale * shifted[levels[i] as usize] - x[i];
+                distance += weights[i] * diff * diff;
+            }
+            if distance < best_distance {
+                best_distance = distance;
+                best = Ok(*point);
+            }
+        }
+        best
+    }
+
+    fn unsigned_scales(self, n_max: i32, x: &[[f32; 32]; 8], weights: &[[f32; 32]; 8]) -> [f32; 8] {
+        std::array::from_fn(|j| unsigned(n_max, &x[j], &weights[j], &mut [0; 32]))
+    }
+}
+
+/// A type whose super-blocks are quantized by [`Search`] into `B` bytes.
+pub(super) trait GridType<const B: usize> {
+    /// Quantizes one super-block.
+    ///
+    /// # Errors
+    /// [`OffGrid`] where the reference stops.
+    fn quantize<S: Search>(
+        search: S,
+        x: &[f32; SUPER],
+        importance: Option<&[f32; SUPER]>,
+        out: &mut [u8; B],
+    ) -> Result<(), OffGrid>;
+}
+
+/// Quantizes rows to a grid type.
+pub(super) fn quantize_rows<Q: GridType<B>, const B: usize>(
+    level: SimdLevel,
+    rows: &Rows<'_>,
+    dst: &mut [u8],
+) {
+    if level == SimdLevel::Scalar {
+        blocks::<_, Q, B>(Scalar, rows, dst);
+    } else {
+        dispatch(level, Blocks::<Q, B> { rows, dst, ty: PhantomData });
+    }
+}
+
+struct Blocks<'a, Q, const B: usize> {
+    rows: &'a Rows<'a>,
+    dst: &'a mut [u8],
+    ty: PhantomData<Q>,
+}
+
+impl<Q: GridType<B>, const B: usize> Kernel for Blocks<'_, Q, B> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        blocks::<_, Q, B>(InLanes(l), self.rows, self.dst);
+    }
+}
+
+#[inline(always)]
+fn blocks<S: Search, Q: GridType<B>, const B: usize>(search: S, rows: &Rows<'_>, dst: &mut [u8]) {
+    for (index, ((x, importance), out)) in rows.blocks().zip(dst.as_chunks_mut().0).enumerate() {
+        if Q::quantize(search, x, importance, out).is_err() {
+            rows.refused.set(Some(index));
+            return;
+        }
+    }
+}
+
+/// Fits scale and grid points of one part.
+///
+/// `range` is the largest magnitude, or what stands for it; `start` the fit to keep if no step finds one.
+///
+/// # Exactness
+/// The common core of `quantize_row_iq2_xxs_impl`, `_iq2_xs_`, `_iq2_s_`, `_iq3_xxs_` and `_iq3_s_impl`.
+///
+/// # Errors
+/// [`OffGrid`] where these abort.
+pub(super) fn search<const D: usize, const G: usize>(
+    book: &CodeBook<D>,
+    search: &GridSearch,
+    part: &Part<D, G>,
+    range: f32,
+    start: Fit<G>,
+) -> Result<Fit<G>, OffGrid> {
+    let top = (2 * CodeBook::<D>::LEVELS - 1) as f32;
+    let Fit { mut scale, mut points } = start;
+    let mut best = 0f32;
+    // ref: IQ3_S starts with "between", the others with "on the grid"; they differ in what they make of it
+    let mut between = [search.refit == Refit::AllIfAny; G];
+    for step in -search.n_step..=search.n_step {
+        let iscale = (top + step as f32 * search.r_delta) / range;
+        let trial_scale = 1.0 / iscale;
+        let (mut trial, mut trial_between) = ([0; G], [false; G]);
+        for k in 0..G {
+            (trial[k], trial_between[k]) = place(book, &part.x[k], &part.roots[k], trial_scale, iscale)?;
+        }
+        let (sum_qx, sum_q2) = part.sums(&trial);
+        if sum_q2 > 0.0 && sum_qx * sum_qx > best * sum_q2 {
+            scale = sum_qx / sum_q2;
+            best = scale * sum_qx;
+            points = trial;
+            between = trial_between;
+        }
+    }
+    let refit = search.refit == Refit::All || between.contains(&true);
+    if refit && scale > 0.0 {
+        let iscale = 1.0 / scale;
+        for k in 0..G {
+            if between[k] || search.refit != Refit::OffGrid {
+                (points[k], _) = place(book, &part.x[k], &part.roots[k], scale, iscale)?;
+            }
+        }
+        let (sum_qx, sum_q2) = part.sums(&points);
+        if sum_q2 > 0.0 {
+            scale = sum_qx / sum_q2;
+        }
+    }
+    // A scale that is no number stops the reference, and so does a start that lies between grid points.
+    if scale.is_nan() || points.iter().any(|point| book.index(*point).is_none()) {
+        return Err(OffGrid);
+    }
+    Ok(Fit { scale, points })
+}
+
+/// Importance or squares, as the weights of a part.
+///
+/// `plain` is the weight of a value without importance.
+#[inline(always)]
+pub(super) fn weights<const D: usize, const G: usize>(
+    x: &[[f32; D]; G],
+    importance: Option<&[[f32; D]; G]>,
+    sigma2: f32,
+    plain: impl Fn(f32) -> f32,
+) -> [[f32; D]; G] {
+    match importance {
+        Some(importance) => {
+            let mut weights = [[0.0; D]; G];
+            for k in 0..G {
+                for i in 0..D {
+                    weights[k][i] = importance[k][i] * (sigma2 + x[k][i] * x[k][i]).sqrt();
+                }
+            }
+            weights
+        }
+        None => x.map(|group| group.map(&plain)),
+    }
+}
+
+/// Takes the signs off: magnitudes and one bit per negative value; -0.0 and NaN as C's `x >= 0` has them.
+#[inline(always)]
+pub(super) fn split_signs(x: &[f32; 8]) -> ([f32; 8], u8) {
+    let (mut magnitudes, mut signs) = (*x, 0);
+    for i in 0..8 {
+        #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN counts as negative")]
+        if !(x[i] >= 0.0) {
+            magnitudes[i] = -x[i];
+            signs |= 1 << i;
+        }
+    }
+    (magnitudes, signs)
+}
+
+/// As [`split_signs`], with an even number of signs: an odd one flips the value that matters least.
+///
+/// Of equal ones the first. The magnitude of a flipped value becomes negative.
+#[inline(always)]
+pub(super) fn split_even_signs(x: &[f32; 8], weights: &[f32; 8]) -> ([f32; 8], u8) {
+    let (mut magnitudes, mut signs) = split_signs(x);
+    if signs.count_ones() % 2 == 1 {
+        let mut least = 0;
+        let mut min = weights[0] * x[0] * x[0];
+        for i in 1..8 {
+            let weighted = weights[i] * x[i] * x[i];
+            if weighted < min {
+                min = weighted;
+                least = i;
+            }
+        }
+        magnitudes[least] = -magnitudes[least];
+        signs ^= 1 << least;
+    }
+    (magnitudes, signs)
+}
+
+/// The largest value as C's `MAX(max, v)` finds it from the first on.
+#[inline(always)]
+pub(super) fn largest(x: &[f32]) -> f32 {
+    x[1..].iter().fold(x[0], |max, value| c_max(max, *value))
+}
+
+/// Mean of squares of a super-block.
+#[inline(always)]
+pub(super) fn mean_square(x: &[f32; SUPER]) -> f32 {
+    sum_squares(x) / SUPER as f32
+}
+
+/// The stored level of a part's scale: odd multiples, `0..=max`.
+#[inline(always)]
+pub(super) fn scale_level(iscale: f32, scale: f32, max: i32) -> u8 {
+    nearest_int(0.5 * (iscale * scale - 1.0)).clamp(0, max) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::codebook;
+    use super::*;
+
+    #[test]
+    fn points_of_the_grid_are_found_exactly() {
+        let book = codebook::iq2_xs();
+        let points = [book.points[7], book.points[300]];
+        let x = points.map(|point| CodeBook::<8>::unpack(point).map(|level| 0.25 * (2 * level + 1) as f32));
+        let part = Part { x, weights: [[1.0; 8]; 2], roots: [[1.0; 8]; 2] };
+        let how = GridSearch { n_step: 9, r_delta: 0.1, refit: Refit::OffGrid };
+        let range = largest(x.as_flattened());
+        let fit = search(book, &how, &part, range, Fit { scale: 1.0, points: [0; 2] }).unwrap();
+        assert_eq!(fit, Fit { scale: 0.25, points });
+    }
+
+    #[test]
+    fn a_flip_takes_the_first_of_the_least() {
+        let x = [1.0, -2.0, 0.5, 0.5, 3.0, 3.0, 3.0, 3.0];
+        let (magnitudes, signs) = split_even_signs(&x, &[1.0; 8]);
+        assert_eq!(signs, 0b110);
+        assert_eq!(magnitudes, [1.0, 2.0, -0.5, 0.5, 3.0, 3.0, 3.0, 3.0]);
+        assert_eq!(split_signs(&[-0.0; 8]).1, 0);
+        assert_eq!(split_signs(&[f32::NAN; 8]).1, 255);
+    }
+
+    #[test]
+    fn nothing_is_near_infinity() {
+        let book = codebook::iq3_s();
+        let x = [[f32::INFINITY; 4]];
+        let part = Part { x, weights: x, roots: x };
+        let how = GridSearch { n_step: 9, r_delta: 0.2, refit: Refit::AllIfAny };
+        let start = Fit { scale: f32::NAN, points: [0] };
+        assert_eq!(search(book, &how, &part, f32::INFINITY, start), Err(OffGrid));
+    }
+}

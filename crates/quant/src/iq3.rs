@@ -1,0 +1,228 @@
+//! IQ3_XXS and IQ3_S: groups of 4 magnitudes from a code book of 8 levels, signs apart, 32 elements to a scale.
+//!
+//! # Layout
+//! Both start with an F16 scale.
+//! IQ3_XXS, 98 bytes: 64 grid indices at 2, then per part a 32-bit number of four times 7 sign bits (the eighth makes
+//! their number even) and the 4-bit scale on top.
+//! IQ3_S, 110 bytes: low 8 bits of 64 grid indices at 2, their high bits at 66, 32 sign bytes at 74, scale nibbles
+//! at 106.
+
+use super::codebook::{self, CodeBook, even_signs};
+use super::codec::{Codec, decode_blocks, put_u16, u16_at, validate_f16};
+use super::grid_search::{
+    Fit, GridSearch, GridType, OffGrid, Part, Refit, Search, largest, quantize_rows, scale_level,
+    split_even_signs, split_signs, weights,
+};
+use super::search::sum_squares;
+use super::superblock::{SUPER, field};
+use gguf_core::numeric::{c_max, f16_to_f32, f32_to_f16};
+use gguf_core::{GgmlType, simd::SimdLevel};
+
+const XXS_BYTES: usize = 98;
+const S_BYTES: usize = 110;
+const PART: usize = 32;
+
+/// Magnitudes of IQ3_XXS's levels; IQ3_S has the odd numbers.
+const MAGNITUDES: [u8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
+
+/// IQ3_XXS groups whose largest magnitude is below this count as zero.
+const EPS_XXS: f32 = 1e-8;
+
+const SEARCH_XXS: GridSearch = GridSearch { n_step: 15, r_delta: 0.2, refit: Refit::OffGrid };
+const SEARCH_S: GridSearch = GridSearch { n_step: 9, r_delta: 0.2, refit: Refit::AllIfAny };
+
+pub(super) static IQ3_XXS: Codec = Codec {
+    ty: GgmlType::Iq3Xxs,
+    quantize: Some(quantize_rows::<Xxs, XXS_BYTES>),
+    dequantize: dequantize_xxs,
+    validate: validate_f16::<XXS_BYTES, 0>,
+};
+
+pub(super) static IQ3_S: Codec = Codec {
+    ty: GgmlType::Iq3S,
+    quantize: Some(quantize_rows::<S, S_BYTES>),
+    dequantize: dequantize_s,
+    validate: validate_f16::<S_BYTES, 0>,
+};
+
+/// One part with its signs off; `EVEN` keeps their number even in each 8.
+fn split<const EVEN: bool>(
+    x: &[f32; PART],
+    importance: Option<&[f32; PART]>,
+    sigma2: f32,
+) -> (Part<4, 8>, [u8; 4]) {
+    let weights = weights(&groups(x), importance.map(|w| groups(w)).as_ref(), sigma2, |x| x * x);
+    let weights_of_8: [[f32; 8]; 4] = groups(weights.as_flattened());
+    let mut magnitudes: [[f32; 8]; 4] = groups(x);
+    let mut signs = [0; 4];
+    for k in 0..4 {
+        (magnitudes[k], signs[k]) = if EVEN {
+            split_even_signs(&magnitudes[k], &weights_of_8[k])
+        } else {
+            split_signs(&magnitudes[k])
+        };
+    }
+    let roots = weights.map(|group| group.map(f32::sqrt));
+    (Part { x: groups(magnitudes.as_flattened()), weights, roots }, signs)
+}
+
+/// Values in groups of `D`.
+#[inline(always)]
+fn groups<const D: usize, const G: usize>(x: &[f32]) -> [[f32; D]; G] {
+    std::array::from_fn(|k| std::array::from_fn(|i| x[D * k + i]))
+}
+
+/// The fit of a part that is not zero, with a scale that is not negative, and its signs.
+#[inline(always)]
+fn code<X: Search>(
+    search: X,
+    book: &CodeBook<4>,
+    how: &GridSearch,
+    part: &Part<4, 8>,
+    max: f32,
+    signs: [u8; 4],
+) -> Result<(Fit<8>, [u8; 4]), OffGrid> {
+    let mut fit = search.search(book, how, part, max, Fit { scale: max / 15.0, points: [0; 8] })?;
+    if fit.scale < 0.0 {
+        fit.scale = -fit.scale;
+        return Ok((fit, signs.map(|signs| !signs)));
+    }
+    Ok((fit, signs))
+}
+
+/// IQ3_XXS.
+struct Xxs;
+
+impl GridType<XXS_BYTES> for Xxs {
+    #[inline(always)]
+    fn quantize<X: Search>(
+        search: X,
+        x: &[f32; SUPER],
+        importance: Option<&[f32; SUPER]>,
+        out: &mut [u8; XXS_BYTES],
+    ) -> Result<(), OffGrid> {
+        let book = codebook::iq3_xxs();
+        let sigma2 = 2.0 * sum_squares(x) / SUPER as f32;
+        let mut scales = [0.0; 8];
+        let mut max_scale = 0f32;
+        out.fill(0);
+        for (j, x) in x.as_chunks::<PART>().0.iter().enumerate() {
+            let (part, signs) = split::<true>(x, importance.map(|w| &w.as_chunks::<PART>().0[j]), sigma2);
+            let max = largest(part.x.as_flattened());
+            if max < EPS_XXS {
+                continue;
+            }
+            let (fit, signs) = code(search, book, &SEARCH_XXS, &part, max, signs)?;
+            for k in 0..8 {
+                out[2 + 8 * j + k] = book.index(fit.points[k]).ok_or(OffGrid)? as u8;
+            }
+            let packed_signs = (0..4).fold(0, |packed, k| packed | u32::from(signs[k] & 127) << (7 * k));
+            out[66 + 4 * j..][..4].copy_from_slice(&packed_signs.to_le_bytes());
+            scales[j] = fit.scale;
+            max_scale = c_max(max_scale, fit.scale);
+        }
+        if max_scale == 0.0 {
+            out.fill(0);
+            return Ok(());
+        }
+        let d = max_scale / 31.0;
+        put_u16(out, 0, f32_to_f16(d * 1.0125));
+        let id = 1.0 / d;
+        for j in 0..8 {
+            out[66 + 4 * j + 3] |= scale_level(id, scales[j], 15) << 4;
+        }
+        Ok(())
+    }
+}
+
+/// IQ3_S.
+struct S;
+
+impl GridType<S_BYTES> for S {
+    #[inline(always)]
+    fn quantize<X: Search>(
+        search: X,
+        x: &[f32; SUPER],
+        importance: Option<&[f32; SUPER]>,
+        out: &mut [u8; S_BYTES],
+    ) -> Result<(), OffGrid> {
+        let book = codebook::iq3_s();
+        let sigma2 = 2.0 * sum_squares(x) / SUPER as f32;
+        let mut scales = [0.0; 8];
+        let mut max_scale = 0f32;
+        // ref: a zero part neither writes nor skips its place, so the parts after it move up
+        let mut written = 0;
+        out.fill(0);
+        for (j, x) in x.as_chunks::<PART>().0.iter().enumerate() {
+            let (part, signs) = split::<false>(x, importance.map(|w| &w.as_chunks::<PART>().0[j]), sigma2);
+            let max = largest(part.x.as_flattened());
+            if max == 0.0 {
+                continue;
+            }
+            let (fit, signs) = code(search, book, &SEARCH_S, &part, max, signs)?;
+            for k in 0..8 {
+                let index = book.index(fit.points[k]).ok_or(OffGrid)?;
+                out[2 + 8 * written + k] = index as u8;
+                out[66 + j] |= ((index >> 8) as u8) << k;
+            }
+            out[74 + 4 * written..][..4].copy_from_slice(&signs);
+            written += 1;
+            scales[j] = fit.scale;
+            max_scale = c_max(max_scale, fit.scale);
+        }
+        if max_scale == 0.0 {
+            return Ok(());
+        }
+        let d = max_scale / 31.0;
+        put_u16(out, 0, f32_to_f16(d * 1.033));
+        let id = 1.0 / d;
+        for j in 0..4 {
+            out[106 + j] = scale_level(id, scales[2 * j], 15) | scale_level(id, scales[2 * j + 1], 15) << 4;
+        }
+        Ok(())
+    }
+}
+
+#[inline(always)]
+fn sign(signs: u8, i: usize) -> f32 {
+    if signs >> i & 1 == 0 { 1.0 } else { -1.0 }
+}
+
+fn dequantize_xxs(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
+    let points = codebook::iq3_xxs().points;
+    decode_blocks(src, dst, |block: &[u8; XXS_BYTES], out: &mut [f32; SUPER]| {
+        let d = f16_to_f32(u16_at(block, 0));
+        let indices = field::<2, 64, _>(block);
+        for (k, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let at = 66 + k / 4 * 4;
+            let high = u32::from(u16_at(block, at)) | u32::from(u16_at(block, at + 2)) << 16;
+            let scale = d * (0.5 + (high >> 28) as f32) * 0.5;
+            let signs = even_signs((high >> (7 * (k % 4))) as u8);
+            for i in 0..8 {
+                let point = points[usize::from(indices[2 * k + i / 4])];
+                let magnitude = MAGNITUDES[usize::from(point >> (3 * (i % 4)) & 7)];
+                out[i] = scale * f32::from(magnitude) * sign(signs, i);
+            }
+        }
+    });
+}
+
+fn dequantize_s(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
+    let points = codebook::iq3_s().points;
+    decode_blocks(src, dst, |block: &[u8; S_BYTES], out: &mut [f32; SUPER]| {
+        let d = f16_to_f32(u16_at(block, 0));
+        let (low, signs) = (field::<2, 64, _>(block), field::<74, 32, _>(block));
+        for (k, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let part = k / 4;
+            let level = block[106 + part / 2] >> (part % 2 * 4) & 15;
+            let scale = d * (1 + 2 * i32::from(level)) as f32;
+            for i in 0..8 {
+                let group = 2 * k + i / 4;
+                let high = usize::from(block[66 + part] >> (group % 8) & 1);
+                let point = points[usize::from(low[group]) | high << 8];
+                let level = point >> (3 * (i % 4)) & 7;
+                out[i] = scale * f32::from(2 * level + 1) * sign(signs[k], i);
+            }
+        }
+    });
+}

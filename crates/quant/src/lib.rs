@@ -1,0 +1,271 @@
+//! Block quantizers and dequantizers: float rows to block bytes and back. Knows no files, names or metadata.
+//!
+//! Every type has one row in `CODECS`; the functions here check lengths once and hand on to that row. The
+//! scalar functions in the family files are the specification; vector levels give the same bytes.
+//!
+//! | file | types |
+//! |---|---|
+//! | `float` | F32 F16 BF16 F64 I8 I16 I32 I64 |
+//! | `legacy` | Q4_0 Q4_1 Q5_0 Q5_1 |
+//! | `bytes8` | Q8_0 Q8_1 Q8_K |
+//! | `lowbit` | Q1_0 Q2_0 |
+//! | `ternary` | TQ1_0 TQ2_0 |
+//! | `fp4` | MXFP4 NVFP4 |
+//! | `q2_k` `q3_k` `q45_k` `q6_k` | the K types |
+//! | `iq1` `iq2` `iq3` | the IQ types on code books (`grids`, `codebook`, `grid_search`) |
+//! | `iq4` | IQ4_NL IQ4_XS |
+
+#![allow(
+    clippy::inline_always,
+    reason = "code that is compiled once per vector level must be inlined into its entry"
+)]
+#![allow(clippy::needless_range_loop, reason = "block formulas index several arrays alike")]
+
+use std::cell::Cell;
+
+use gguf_core::{GgmlType, ImatrixNeed, simd::SimdLevel};
+
+mod batch;
+mod bytes8;
+mod codebook;
+mod codec;
+mod elements;
+mod error;
+mod float;
+mod fp4;
+mod grid_lanes;
+mod grid_search;
+mod grids;
+mod iq1;
+mod iq1_lanes;
+mod iq2;
+mod iq3;
+mod iq4;
+mod lanes;
+#[cfg(target_arch = "aarch64")]
+mod lanes_neon;
+#[cfg(target_arch = "x86_64")]
+mod lanes_x86;
+mod legacy;
+mod lowbit;
+pub mod pack;
+mod q2_k;
+mod q3_k;
+mod q45_k;
+mod q6_k;
+mod search;
+mod search_lanes;
+mod superblock;
+mod superblock_lanes;
+mod ternary;
+#[cfg(test)]
+mod twins;
+
+pub use elements::{NotANumber, decode_elements};
+pub use error::{BlockError, BlockFlaw, QuantError};
+
+use codec::{Codec, Rows};
+
+/// One row per type. A family adds its rows here and nowhere else.
+#[rustfmt::skip]
+static CODECS: &[&Codec] = &[
+    &float::F32,
+    &float::F16,
+    &float::BF16,
+    &float::F64,
+    &float::I8,
+    &float::I16,
+    &float::I32,
+    &float::I64,
+    &legacy::Q4_0,
+    &legacy::Q4_1,
+    &legacy::Q5_0,
+    &legacy::Q5_1,
+    &bytes8::Q8_0,
+    &bytes8::Q8_1,
+    &bytes8::Q8_K,
+    &lowbit::Q1_0,
+    &lowbit::Q2_0,
+    &ternary::TQ1_0,
+    &ternary::TQ2_0,
+    &fp4::MXFP4,
+    &fp4::NVFP4,
+    &q2_k::Q2_K,
+    &q3_k::Q3_K,
+    &q45_k::Q4_K,
+    &q45_k::Q5_K,
+    &q6_k::Q6_K,
+    &iq1::IQ1_S,
+    &iq1::IQ1_M,
+    &iq2::IQ2_XXS,
+    &iq2::IQ2_XS,
+    &iq2::IQ2_S,
+    &iq3::IQ3_XXS,
+    &iq3::IQ3_S,
+    &iq4::IQ4_NL,
+    &iq4::IQ4_XS,
+];
+
+fn codec(ty: GgmlType) -> Option<&'static Codec> {
+    CODECS.iter().find(|codec| codec.ty == ty).copied()
+}
+
+/// True if a file may be quantized to the type.
+///
+/// [`quantize_rows`] also writes Q8_1 and Q8_K, which are made of activations and have no place in a file.
+#[must_use]
+pub fn can_quantize(ty: GgmlType) -> bool {
+    !matches!(ty, GgmlType::Q8_1 | GgmlType::Q8K) && codec(ty).is_some_and(|codec| codec.quantize.is_some())
+}
+
+/// Quantizes whole rows; the bytes are those of ggml's `ggml_quantize_chunk`, at every level.
+///
+/// `imatrix` holds one importance weight per column, the same for every row; types that ignore it take it too.
+///
+/// # Shapes
+/// `src` is `[n_rows, n_cols]`, `dst` is `n_rows * ty.row_bytes(n_cols)` bytes.
+///
+/// # Exactness
+/// Equals llama.cpp 0.5.0 built for x86-64 without floating-point contraction, also for NaN and infinite input
+/// where C defines the result; callers refuse such input beforehand ([`first_non_finite`]).
+///
+/// # Errors
+/// [`QuantError`]: no quantizer for the type, a required importance matrix is missing, lengths that do not fit
+/// together, a level this machine lacks, values without a code (where ggml stops the program).
+pub fn quantize_rows(
+    ty: GgmlType,
+    level: SimdLevel,
+    n_cols: usize,
+    src: &[f32],
+    imatrix: Option<&[f32]>,
+    dst: &mut [u8],
+) -> Result<(), QuantError> {
+    let quantize = codec(ty).and_then(|codec| codec.quantize).ok_or(QuantError::NotATarget { ty })?;
+    check_level(level)?;
+    if n_cols == 0 || !n_cols.is_multiple_of(ty.block_elems()) {
+        return Err(QuantError::Columns { ty, n_cols });
+    }
+    if !src.len().is_multiple_of(n_cols) {
+        return Err(QuantError::Rows { n_elems: src.len(), n_cols });
+    }
+    let expected = bytes_of(ty, src.len() / ty.block_elems())?;
+    if dst.len() != expected {
+        return Err(QuantError::Length { ty, expected, found: dst.len() });
+    }
+    match imatrix {
+        None if ty.info().imatrix == ImatrixNeed::Required => return Err(QuantError::ImatrixRequired { ty }),
+        Some(weights) if weights.len() != n_cols => {
+            return Err(QuantError::ImatrixLength { expected: n_cols, found: weights.len() });
+        }
+        _ => {}
+    }
+    let imatrix = imatrix.filter(|_| ty.info().imatrix != ImatrixNeed::Ignored);
+    let refused = Cell::new(None);
+    quantize(level, &Rows { n_cols, src, imatrix, refused: &refused }, dst);
+    match refused.get().map(|block: usize| block * ty.block_elems()) {
+        Some(at) => Err(QuantError::OffGrid { ty, row: at / n_cols, column: at % n_cols }),
+        None => Ok(()),
+    }
+}
+
+/// Decodes blocks to floats; every type a file may hold, integers included.
+///
+/// # Shapes
+/// `src` is whole blocks, `dst` one float per element.
+///
+/// # Exactness
+/// Equals ggml's `to_float` bit for bit; F64 and integers round to the nearest float.
+///
+/// # Errors
+/// [`QuantError`]: no decoder for the type, lengths that do not fit together, a level this machine lacks.
+pub fn dequantize(ty: GgmlType, level: SimdLevel, src: &[u8], dst: &mut [f32]) -> Result<(), QuantError> {
+    let codec = codec(ty).ok_or(QuantError::NotASource { ty })?;
+    check_level(level)?;
+    if !dst.len().is_multiple_of(ty.block_elems()) {
+        return Err(QuantError::Columns { ty, n_cols: dst.len() });
+    }
+    let expected = bytes_of(ty, dst.len() / ty.block_elems())?;
+    if src.len() != expected {
+        return Err(QuantError::Length { ty, expected, found: src.len() });
+    }
+    (codec.dequantize)(level, src, dst);
+    Ok(())
+}
+
+/// Checks blocks for scales and values that are not finite numbers.
+///
+/// # Exactness
+/// Accepts and refuses what ggml's `ggml_validate_row_data` accepts and refuses; types that it does not know
+/// (Q8_1) are checked in the same way.
+///
+/// # Errors
+/// [`BlockError`] with the first bad block, or the block that is cut short.
+pub fn validate_blocks(ty: GgmlType, bytes: &[u8]) -> Result<(), BlockError> {
+    if let Some(codec) = codec(ty) {
+        (codec.validate)(bytes)?;
+    }
+    let block_bytes = ty.block_bytes();
+    if bytes.len().is_multiple_of(block_bytes) {
+        Ok(())
+    } else {
+        Err(BlockError { block: bytes.len() / block_bytes, flaw: BlockFlaw::Truncated })
+    }
+}
+
+/// Index of the first NaN or infinity.
+#[must_use]
+pub fn first_non_finite(values: &[f32]) -> Option<usize> {
+    const CHUNK: usize = 4096;
+    for (index, chunk) in values.chunks(CHUNK).enumerate() {
+        // A fold without exits is a vector loop.
+        if chunk.iter().fold(false, |bad, value| bad | !value.is_finite()) {
+            let within = chunk.iter().position(|value| !value.is_finite());
+            return within.map(|within| index * CHUNK + within);
+        }
+    }
+    None
+}
+
+fn check_level(level: SimdLevel) -> Result<(), QuantError> {
+    if level.is_available() { Ok(()) } else { Err(QuantError::Level { level }) }
+}
+
+fn bytes_of(ty: GgmlType, n_blocks: usize) -> Result<usize, QuantError> {
+    n_blocks.checked_mul(ty.block_bytes()).ok_or(QuantError::TooLarge { ty, n_blocks })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_type_has_one_codec() {
+        for (index, codec) in CODECS.iter().enumerate() {
+            assert!(CODECS[..index].iter().all(|other| other.ty != codec.ty), "{}", codec.ty);
+        }
+    }
+
+    #[test]
+    fn the_first_non_finite_value_is_found_past_the_first_chunk() {
+        let mut values = vec![1.0; 10_000];
+        assert_eq!(first_non_finite(&values), None);
+        values[9_000] = f32::NAN;
+        values[5_000] = f32::NEG_INFINITY;
+        assert_eq!(first_non_finite(&values), Some(5_000));
+    }
+
+    #[test]
+    fn lengths_are_checked_before_any_work() {
+        let quantize = |n_cols, n_elems: usize, imatrix: Option<&[f32]>, n_bytes: usize| {
+            let src = vec![0.0; n_elems];
+            quantize_rows(GgmlType::F16, SimdLevel::Scalar, n_cols, &src, imatrix, &mut vec![0; n_bytes])
+        };
+        assert_eq!(quantize(4, 8, None, 16), Ok(()));
+        assert_eq!(quantize(0, 8, None, 16), Err(QuantError::Columns { ty: GgmlType::F16, n_cols: 0 }));
+        assert_eq!(quantize(3, 8, None, 16), Err(QuantError::Rows { n_elems: 8, n_cols: 3 }));
+        let short = QuantError::Length { ty: GgmlType::F16, expected: 16, found: 15 };
+        assert_eq!(quantize(4, 8, None, 15), Err(short));
+        let missing = QuantError::ImatrixLength { expected: 4, found: 3 };
+        assert_eq!(quantize(4, 8, Some(&[1.0; 3]), 16), Err(missing));
+    }
+}

@@ -1,0 +1,256 @@
+//! Q3_K: 16 parts of 16 elements around zero, 6-bit signed scales, 3-bit levels.
+//!
+//! # Layout
+//! 110 bytes: third bits 0..32 (byte `m`, bit `n` for element `32 n + m`), low pairs of bits 32..96 (see
+//! [`pack_pairs`]), scales 96..108, F16 scale of scales 108. Scale `j`, offset by 32, has its low four bits in the
+//! nibbles of bytes 0..8 (part `j % 8`, high nibble from part 8) and its high two in byte `8 + j % 4`, bits
+//! `2 * (j / 4)`.
+
+use super::batch::{BATCH, Batch};
+use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16};
+use super::lanes::{Kernel, Lanes, MAX_WIDTH, Twice, dispatch};
+use super::search::{importance_weights, signed, signed_max, signed_refined, sum, sum_squares};
+use super::search_lanes::{signed as signed_lanes, signed_levels, signed_refined as signed_refined_lanes};
+use super::superblock::{SUPER, field, field_mut, pack_bits, pack_pairs, relevel_signed};
+use super::superblock_lanes::{BATCH_SUPERS, relevel_signed as relevel_signed_lanes};
+use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
+use gguf_core::{GgmlType, simd::SimdLevel};
+
+const BLOCK_BYTES: usize = 110;
+const PART: usize = 16;
+const PARTS: usize = SUPER / PART;
+
+pub(super) static Q3_K: Codec = Codec {
+    ty: GgmlType::Q3K,
+    quantize: Some(quantize),
+    dequantize,
+    validate: validate_f16::<BLOCK_BYTES, 108>,
+};
+
+/// Scale of the scales as a float, and the stored scales `0..64`, which mean `-32..32`.
+#[derive(Clone, Copy)]
+struct Scales {
+    d: f32,
+    codes: [u8; PARTS],
+}
+
+fn quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+    if level == SimdLevel::Scalar {
+        quantize_scalar(rows, dst);
+    } else {
+        dispatch(level, Quantize { rows, dst });
+    }
+}
+
+fn quantize_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
+    for ((x, importance), out) in rows.blocks().zip(dst.as_chunks_mut().0) {
+        let mut levels = [0; SUPER];
+        let scales = match importance {
+            None => plain(x, &mut levels),
+            Some(importance) => with_importance(x, importance, &mut levels),
+        };
+        let ds = store_scales(&scales, out);
+        for ((x, d), levels) in x.as_chunks::<PART>().0.iter().zip(ds).zip(levels.as_chunks_mut().0) {
+            relevel_signed(4, d, x, levels);
+        }
+        pack(&levels, out);
+    }
+}
+
+fn plain(x: &[f32; SUPER], levels: &mut [u8; SUPER]) -> Scales {
+    let mut scales = [0.0; PARTS];
+    let parts = x.as_chunks::<PART>().0.iter().zip(levels.as_chunks_mut::<PART>().0);
+    for (j, (x, levels)) in parts.enumerate() {
+        scales[j] = signed_refined(4, x, levels);
+    }
+    scales_plain(&scales)
+}
+
+/// The first scale of largest magnitude gets code -32.
+#[inline(always)]
+fn scales_plain(scales: &[f32; PARTS]) -> Scales {
+    let (max, _) = signed_max(scales);
+    if max == 0.0 {
+        // ref: the bytes of the scales are zero, which means -32
+        return Scales { d: 0.0, codes: [0; PARTS] };
+    }
+    let iscale = -32.0 / max;
+    let mut codes = [0; PARTS];
+    for j in 0..PARTS {
+        // ref: narrowed before it is limited
+        codes[j] = (i32::from(nearest_int(iscale * scales[j]) as i8).clamp(-32, 31) + 32) as u8;
+    }
+    Scales { d: 1.0 / iscale, codes }
+}
+
+fn with_importance(x: &[f32; SUPER], importance: &[f32; SUPER], levels: &mut [u8; SUPER]) -> Scales {
+    let sigma2 = 2.0 * sum_squares(x) / SUPER as f32;
+    let (mut scales, mut weight_sums) = ([0.0; PARTS], [0.0; PARTS]);
+    let parts = x.as_chunks::<PART>().0.iter().zip(importance.as_chunks::<PART>().0);
+    for (j, ((x, importance), levels)) in parts.zip(levels.as_chunks_mut::<PART>().0).enumerate() {
+        let weights = importance_weights(x, importance, sigma2);
+        weight_sums[j] = sum(&weights);
+        scales[j] = signed(4, x, &weights, levels);
+    }
+    let mut codes = [0; PARTS];
+    let d = signed(32, &scales, &weight_sums, &mut codes);
+    Scales { d, codes }
+}
+
+/// Writes scale of scales and scales; returns what each part's levels are multiples of.
+#[inline(always)]
+fn store_scales(scales: &Scales, out: &mut [u8; BLOCK_BYTES]) -> [f32; PARTS] {
+    let d = f32_to_f16(scales.d);
+    put_u16(out, 108, d);
+    let packed = field_mut::<96, 12, _>(out);
+    *packed = [0; 12];
+    for (j, code) in scales.codes.into_iter().enumerate() {
+        packed[j % 8] |= (code & 15) << (j / 8 * 4);
+        packed[8 + j % 4] |= code >> 4 << (j / 4 * 2);
+    }
+    let d = f16_to_f32(d);
+    scales.codes.map(|code| d * f32::from(code as i8 - 32))
+}
+
+/// Writes the levels, which are below 8.
+#[inline(always)]
+fn pack(levels: &[u8; SUPER], out: &mut [u8; BLOCK_BYTES]) {
+    pack_bits(2, levels, field_mut::<0, 32, _>(out));
+    let mut low = *levels;
+    for level in &mut low {
+        *level &= 3;
+    }
+    pack_pairs(&low, field_mut::<32, 64, _>(out));
+}
+
+/// All super-blocks, one part per lane.
+struct Quantize<'a> {
+    rows: &'a Rows<'a>,
+    dst: &'a mut [u8],
+}
+
+impl Kernel for Quantize<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        let mut batch = Batch::EMPTY;
+        let mut plain = PlainFits { scales: [[0.0; PARTS]; BATCH_SUPERS], levels: [[0; BATCH_PARTS]; PART] };
+        for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {
+            batch.load(self.rows, index * BATCH);
+            let supers = batch.x.as_chunks::<SUPER>().0;
+            if let Some(importance) = self.rows.imatrix {
+                batch.weigh_supers(l, 2.0, self.rows, importance);
+                let fits = search_importance(l, &batch);
+                for (b, (x, out)) in batch.x.as_chunks::<SUPER>().0.iter().zip(out).enumerate() {
+                    let ds = store_scales(&fits.supers[b], out);
+                    let kept = |j: usize, x: &_| signed_levels(4, fits.iscales[b][j], x);
+                    pack(&relevel_signed_lanes::<L, PART, PARTS>(l, 4, x, &ds, kept), out);
+                }
+            } else {
+                // Four vectors at a time: each waits long for its divisions.
+                plain.search(Twice(Twice(l)), &batch);
+                for (b, (x, out)) in supers.iter().zip(out).enumerate() {
+                    let ds = store_scales(&scales_plain(&plain.scales[b]), out);
+                    let kept = |j: usize, _: &_| {
+                        let mut levels = [0; PART];
+                        for (level, stored) in levels.iter_mut().zip(&plain.levels) {
+                            *level = stored[b * PARTS + j];
+                        }
+                        levels
+                    };
+                    pack(&relevel_signed_lanes::<L, PART, PARTS>(l, 4, x, &ds, kept), out);
+                }
+            }
+        }
+    }
+}
+
+/// Parts in a batch.
+const BATCH_PARTS: usize = BATCH / PART;
+
+/// Outcome of the search without importance: scales per part, levels per place in the part.
+struct PlainFits {
+    scales: [[f32; PARTS]; BATCH_SUPERS],
+    levels: [[u8; BATCH_PARTS]; PART],
+}
+
+impl PlainFits {
+    #[inline(always)]
+    fn search<L: Lanes>(&mut self, l: L, batch: &Batch) {
+        let zero = l.splat(0.0);
+        for at in (0..batch.n_elems / PART).step_by(L::WIDTH) {
+            let mut x = [zero; PART];
+            l.columns(&batch.x[at * PART..], PART, &mut x);
+            let (scale, levels) = signed_refined_lanes(l, 4, &x);
+            l.store(scale, &mut self.scales.as_flattened_mut()[at..]);
+            for (level, stored) in levels.into_iter().zip(&mut self.levels) {
+                l.store_low_bytes(level, &mut stored[at..]);
+            }
+        }
+    }
+}
+
+/// Outcome of the search under importance weights.
+struct Fits {
+    iscales: [[f32; PARTS]; BATCH_SUPERS],
+    supers: [Scales; BATCH_SUPERS],
+}
+
+#[inline(always)]
+fn search_importance<L: Lanes>(l: L, batch: &Batch) -> Fits {
+    let mut scales = [[0.0; PARTS]; BATCH_SUPERS];
+    let mut weight_sums = [[0.0; PARTS]; BATCH_SUPERS];
+    let mut fits = Fits {
+        iscales: [[0.0; PARTS]; BATCH_SUPERS],
+        supers: [Scales { d: 0.0, codes: [0; PARTS] }; BATCH_SUPERS],
+    };
+    let zero = l.splat(0.0);
+    for at in (0..batch.n_elems / PART).step_by(L::WIDTH) {
+        let (mut x, mut weights) = ([zero; PART], [zero; PART]);
+        l.columns(&batch.x[at * PART..], PART, &mut x);
+        l.columns(&batch.weights[at * PART..], PART, &mut weights);
+        let mut weight_sum = zero;
+        for &weight in &weights {
+            weight_sum = weight_sum + weight;
+        }
+        let (scale, iscale) = signed_lanes(l, 4, &x, &weights);
+        l.store(scale, &mut scales.as_flattened_mut()[at..]);
+        l.store(iscale, &mut fits.iscales.as_flattened_mut()[at..]);
+        l.store(weight_sum, &mut weight_sums.as_flattened_mut()[at..]);
+    }
+    // One super-block per lane.
+    for at in (0..batch.n_elems / SUPER).step_by(L::WIDTH) {
+        let (mut x, mut weights) = ([zero; PARTS], [zero; PARTS]);
+        l.columns(&scales.as_flattened()[at * PARTS..], PARTS, &mut x);
+        l.columns(&weight_sums.as_flattened()[at * PARTS..], PARTS, &mut weights);
+        let (d, iscale) = signed_lanes(l, 32, &x, &weights);
+        let (mut ds, mut iscales) = ([0.0; MAX_WIDTH], [0.0; MAX_WIDTH]);
+        l.store(d, &mut ds);
+        l.store(iscale, &mut iscales);
+        for lane in 0..L::WIDTH {
+            let codes = signed_levels(32, iscales[lane], &scales[at + lane]);
+            fits.supers[at + lane] = Scales { d: ds[lane], codes };
+        }
+    }
+    fits
+}
+
+decoder!(dequantize = load);
+
+#[inline(always)]
+fn load(block: &[u8; BLOCK_BYTES], out: &mut [f32; SUPER]) {
+    let d = f16_to_f32(u16_at(block, 108));
+    let high = field::<0, 32, _>(block);
+    let pairs = field::<32, 64, _>(block);
+    let packed = field::<96, 12, _>(block);
+    for (j, out) in out.as_chunks_mut::<PART>().0.iter_mut().enumerate() {
+        let code = packed[j % 8] >> (j / 8 * 4) & 15 | (packed[8 + j % 4] >> (j / 4 * 2) & 3) << 4;
+        let scale = d * f32::from(code as i8 - 32);
+        let pairs = &pairs[j / 8 * 32 + j % 2 * 16..][..PART];
+        let high = &high[j % 2 * 16..][..PART];
+        let (shift, bit) = (j / 2 % 4 * 2, j / 2);
+        for i in 0..PART {
+            let level = pairs[i] >> shift & 3 | (high[i] >> bit & 1) << 2;
+            out[i] = scale * f32::from(level as i8 - 4);
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Every type at every level against its scalar twin, on random and hostile rows.
+
+use std::cell::Cell;
+
+use proptest::prelude::*;
+
+use super::*;
+use gguf_core::Hint;
+
+/// Columns of every type's test rows: whole super-blocks, but no power of two.
+const N_COLS: usize = 768;
+
+/// What a run of values looks like; runs do not end where blocks end.
+#[derive(Clone, Copy, Debug)]
+enum Run {
+    Bell(f32),
+    Constant(f32),
+    Zeros,
+    Alternating(f32),
+    /// Multiples of half a step: ties of rounding.
+    Grid(f32),
+    /// Few values in an otherwise flat run.
+    Spikes(f32),
+    Negative(f32),
+    /// Any bits at all that are finite.
+    Bits,
+    /// Any bits, infinities and NaN included.
+    Wild,
+}
+
+fn run() -> impl Strategy<Value = Run> {
+    let scale = prop_oneof![
+        4 => Just(0.02f32),
+        2 => Just(1.0),
+        1 => Just(1e-15),
+        1 => Just(3e-15),
+        1 => Just(1e-20),
+        1 => Just(1e-38),
+        1 => Just(1e-42),
+        1 => Just(6e4),
+        1 => Just(1e9),
+        1 => Just(1e30),
+    ];
+    scale.prop_flat_map(|scale| {
+        prop_oneof![
+            6 => Just(Run::Bell(scale)),
+            1 => Just(Run::Constant(scale)),
+            1 => Just(Run::Zeros),
+            1 => Just(Run::Alternating(scale)),
+            2 => Just(Run::Grid(scale)),
+            2 => Just(Run::Spikes(scale)),
+            1 => Just(Run::Negative(scale)),
+            1 => Just(Run::Bits),
+        ]
+    })
+}
+
+/// A small generator, so that a failing case is its seed.
+struct Noise(u64);
+
+impl Noise {
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn bell(&mut self) -> f32 {
+        let z = self.bits();
+        let sum = (z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48);
+        (sum as f32 - 131_070.0) / 65_536.0
+    }
+
+    fn value(&mut self, run: Run, index: usize) -> f32 {
+        match run {
+            Run::Bell(scale) => self.bell() * scale,
+            Run::Constant(value) => value,
+            Run::Zeros => [0.0, -0.0][self.bits() as usize % 2],
+            Run::Alternating(scale) => [scale, -scale][index % 2],
+            Run::Grid(scale) => ((self.bits() % 65) as f32 - 32.0) * 0.5 * scale,
+            Run::Spikes(scale) => {
+                if self.bits().is_multiple_of(17) {
+                    self.bell() * scale
+                } else {
+                    0.0
+                }
+            }
+            Run::Negative(scale) => -self.bell().abs() * scale - scale,
+            Run::Bits => loop {
+                let value = f32::from_bits(self.bits() as u32);
+                if value.is_finite() {
+                    return value;
+                }
+            },
+            Run::Wild => [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -0.0, f32::MAX, 1.0, -3e-41, 1e-15]
+                [self.bits() as usize % 8],
+        }
+    }
+}
+
+/// Rows of runs of 1 to 300 values.
+fn rows(seed: u64, runs: &[Run], n_elems: usize) -> Vec<f32> {
+    let mut noise = Noise(seed);
+    let mut values = Vec::with_capacity(n_elems);
+    for run in runs.iter().cycle() {
+        let left = n_elems - values.len();
+        if left == 0 {
+            break;
+        }
+        for index in 0..left.min(1 + noise.bits() as usize % 300) {
+            values.push(noise.value(*run, index));
+        }
+    }
+    values
+}
+
+/// Importance: spread over magnitudes, with zeros.
+fn importance(seed: u64, n_cols: usize) -> Vec<f32> {
+    let mut noise = Noise(seed);
+    (0..n_cols)
+        .map(|_| match noise.bits() % 8 {
+            0 => 0.0,
+            _ => noise.bell().abs().powi(8) + 1e-9,
+        })
+        .collect()
+}
+
+/// The levels of this machine, and the portable lanes, which stand in for a level that it lacks.
+fn levels() -> Vec<SimdLevel> {
+    let missing = SimdLevel::ALL.into_iter().find(|level| !level.is_available());
+    SimdLevel::available().chain(missing).collect()
+}
+
+/// Bytes, or the block in which no grid point fits.
+fn quantized(
+    ty: GgmlType,
+    level: SimdLevel,
+    n_cols: usize,
+    src: &[f32],
+    imatrix: Option<&[f32]>,
+) -> Result<Vec<u8>, usize> {
+    let mut dst = vec![0xa5; src.len() / ty.block_elems() * ty.block_bytes()];
+    let refused = Cell::new(None);
+    let rows = Rows { n_cols, src, imatrix, refused: &refused };
+    (codec(ty).unwrap().quantize.unwrap())(level, &rows, &mut dst);
+    refused.get().map_or(Ok(dst), Err)
+}
+
+/// Bytes and floats of every level against the scalar twin.
+fn compare(ty: GgmlType, n_cols: usize, src: &[f32], imatrix: Option<&[f32]>) {
+    let want = quantized(ty, SimdLevel::Scalar, n_cols, src, imatrix);
+    let Ok(want) = want else {
+        // Rows beyond the floats' range: every level refuses them, at the same place.
+        for level in levels() {
+            assert_eq!(quantized(ty, level, n_cols, src, imatrix), want, "{ty} {level}");
+        }
+        return;
+    };
+    let mut want_floats = vec![0.0; src.len()];
+    dequantize(ty, SimdLevel::Scalar, &want, &mut want_floats).unwrap();
+    for level in levels() {
+        let found = quantized(ty, level, n_cols, src, imatrix);
+        let found = found.unwrap_or_else(|at| panic!("{ty} {level}: refuses block {at}"));
+        if let Some(at) = (0..want.len()).find(|at| want[*at] != found[*at]) {
+            let block = at / ty.block_bytes();
+            let x = &src[block * ty.block_elems()..(block + 1) * ty.block_elems()];
+            panic!(
+                "{ty} {level}: byte {} of block {block}: {:#x}, scalar {:#x}; {x:?}",
+                at % ty.block_bytes(),
+                found[at],
+                want[at],
+            );
+        }
+        let mut floats = vec![0.0; src.len()];
+        (codec(ty).unwrap().dequantize)(level, &want, &mut floats);
+        for (at, (found, want)) in floats.iter().zip(&want_floats).enumerate() {
+            let same = found.to_bits() == want.to_bits() || found.is_nan() && want.is_nan();
+            assert!(same, "{ty} {level}: element {at}: {found:e}, scalar {want:e}");
+        }
+    }
+}
+
+/// With and without importance, as far as the type takes it.
+fn compare_all(ty: GgmlType, n_cols: usize, src: &[f32], imatrix: &[f32]) {
+    if ty.info().imatrix != ImatrixNeed::Required {
+        compare(ty, n_cols, src, None);
+    }
+    if ty.info().imatrix != ImatrixNeed::Ignored {
+        compare(ty, n_cols, src, Some(imatrix));
+    }
+}
+
+macro_rules! twins {
+    ($( $name:ident($ty:ident); )*) => {
+        $( #[test]
+        fn $name() {
+            let cases = ProptestConfig::with_cases(24);
+            proptest!(cases, |(seed: u64, runs in prop::collection::vec(run(), 1..12), n_rows in 1usize..24)| {
+                let imatrix = importance(seed ^ 1, N_COLS);
+                compare_all(GgmlType::$ty, N_COLS, &rows(seed, &runs, n_rows * N_COLS), &imatrix);
+            });
+        } )*
+
+        /// Types that this file tests; the list must be that of the codecs.
+        const TWINS: &[GgmlType] = &[$( GgmlType::$ty ),*];
+    };
+}
+
+twins! {
+    f32_twins(F32);
+    f16_twins(F16);
+    bf16_twins(Bf16);
+    q4_0_twins(Q4_0);
+    q4_1_twins(Q4_1);
+    q5_0_twins(Q5_0);
+    q5_1_twins(Q5_1);
+    q8_0_twins(Q8_0);
+    q8_1_twins(Q8_1);
+    q8_k_twins(Q8K);
+    q1_0_twins(Q1_0);
+    q2_0_twins(Q2_0);
+    tq1_0_twins(Tq1_0);
+    tq2_0_twins(Tq2_0);
+    mxfp4_twins(Mxfp4);
+    nvfp4_twins(Nvfp4);
+    q2_k_twins(Q2K);
+    q3_k_twins(Q3K);
+    q4_k_twins(Q4K);
+    q5_k_twins(Q5K);
+    q6_k_twins(Q6K);
+    iq1_s_twins(Iq1S);
+    iq1_m_twins(Iq1M);
+    iq2_xxs_twins(Iq2Xxs);
+    iq2_xs_twins(Iq2Xs);
+    iq2_s_twins(Iq2S);
+    iq3_xxs_twins(Iq3Xxs);
+    iq3_s_twins(Iq3S);
+    iq4_nl_twins(Iq4Nl);
+    iq4_xs_twins(Iq4Xs);
+}
+
+#[test]
+fn every_quantizer_has_its_twins() {
+    // The IQ types refuse some rows: `tests/it/quant_iq.rs` compares their levels, refusals included.
+    let is_elsewhere = |ty: GgmlType| ty.name().starts_with("IQ");
+    for codec in CODECS.iter().filter(|codec| codec.quantize.is_some() && !is_elsewhere(codec.ty)) {
+        assert!(TWINS.contains(&codec.ty), "{} is not tested here", codec.ty);
+    }
+}
+
+/// Infinities and NaN, where the scalar code of the types without float sums or searches defines the result.
+#[test]
+fn infinities_and_nan_agree() {
+    for seed in 0..40 {
+        let src = rows(seed, &[Run::Bell(0.02), Run::Wild, Run::Bell(1e-40), Run::Wild], 8 * N_COLS);
+        for ty in TWINS.iter().copied() {
+            compare_all(ty, N_COLS, &src, &importance(seed, N_COLS));
+        }
+    }
+}
+
+/// One block per row, so that vectors span rows and rows do not fill vectors.
+#[test]
+fn rows_of_one_block_agree() {
+    for ty in TWINS.iter().copied() {
+        let n_cols = ty.block_elems();
+        for n_rows in [1, 2, 15, 16, 17, 33] {
+            let src = rows(7, &[Run::Bell(0.02), Run::Bell(1.0), Run::Zeros], n_rows * n_cols);
+            compare_all(ty, n_cols, &src, &importance(9, n_cols));
+        }
+    }
+}
+
+#[test]
+fn hints_tell_the_way_out() {
+    assert!(!QuantError::ImatrixRequired { ty: GgmlType::Iq2Xxs }.hints().is_empty());
+    assert!(QuantError::NotATarget { ty: GgmlType::I8 }.hints().is_empty());
+}

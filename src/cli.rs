@@ -1,0 +1,318 @@
+//! The four programs: arguments to options, call the library, print.
+//!
+//! A program is a clap parser that implements [`Tool`]; its `main` is one call of [`run`], which parses, sets up
+//! threads, logging, progress and the interrupt, and turns the result into an exit code and a message.
+
+pub mod convert;
+pub mod inspect;
+pub mod progress;
+pub mod quantize;
+pub mod render;
+mod stored;
+pub mod verify;
+
+use std::io::Write;
+use std::panic::AssertUnwindSafe;
+use std::process::ExitCode;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::core::simd::SimdLevel;
+use crate::core::text::parse_bytes;
+use progress::TerminalProgress;
+
+/// Version of the programs, with the commit where the builder gave one in `GGUF_FOUNDRY_COMMIT`.
+static VERSION: LazyLock<String> = LazyLock::new(|| match option_env!("GGUF_FOUNDRY_COMMIT") {
+    Some(commit) if !commit.is_empty() => format!("{} ({commit})", env!("CARGO_PKG_VERSION")),
+    _ => env!("CARGO_PKG_VERSION").to_owned(),
+});
+
+/// What `--version` prints after the name: `#[command(version = cli::version())]`.
+#[must_use]
+pub fn version() -> &'static str {
+    VERSION.as_str()
+}
+
+/// How a program ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// All done.
+    Done,
+    /// It failed; also: `gguf-inspect diff` found a difference.
+    Failed,
+    /// The arguments make no sense.
+    Usage,
+    /// A threshold was missed, or the file is broken.
+    Broken,
+    /// Passed as far as it could be judged.
+    Partial,
+    /// Stopped by the user.
+    Interrupted,
+}
+
+impl Exit {
+    /// The number that the shell sees.
+    #[must_use]
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Failed => 1,
+            Self::Usage => 2,
+            Self::Broken => 3,
+            Self::Partial => 4,
+            Self::Interrupted => 130,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit.code())
+    }
+}
+
+/// Arguments that contradict one another or the files they name: exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct UsageError(pub String);
+
+/// Options of every command. Flatten it: `#[command(flatten)] common: Common`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Common options")]
+pub struct Common {
+    /// Number of threads [default: all cores]
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
+    /// Memory budget, with K, M or G (powers of 1024) [default: 128M; verify: half of what is free]
+    #[arg(long, global = true, value_name = "SIZE", value_parser = size)]
+    pub memory: Option<u64>,
+    /// Vector instructions: auto, scalar, avx2, avx512 or neon; the output is the same
+    #[arg(long, global = true, value_name = "LEVEL", default_value = "auto")]
+    pub simd: SimdLevel,
+    /// Print one JSON document to standard output
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// No progress, no warnings
+    #[arg(long, global = true)]
+    pub quiet: bool,
+    /// Say more (twice: still more)
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// Do not wait until the output is on the disk
+    #[arg(long, global = true)]
+    pub no_sync: bool,
+}
+
+impl Common {
+    /// The memory budget of convert, quantize and inspect.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory.unwrap_or(128 << 20)
+    }
+}
+
+/// Parses a size option: `128M`. For `value_parser = cli::size`.
+///
+/// # Errors
+/// A message for clap.
+pub fn size(text: &str) -> Result<u64, String> {
+    parse_bytes(text).ok_or_else(|| "a size such as `4096`, `128M` or `1.5G` expected".to_owned())
+}
+
+/// Parses `--split-max-size` as llama.cpp does: `300M`, `2G`, powers of 1000. For `value_parser = cli::split_size`.
+///
+/// # Errors
+/// A message for clap.
+pub fn split_size(text: &str) -> Result<u64, String> {
+    let (digits, factor) = match text.as_bytes().last() {
+        Some(b'K') => (&text[..text.len() - 1], 1_000),
+        Some(b'M') => (&text[..text.len() - 1], 1_000_000),
+        Some(b'G') => (&text[..text.len() - 1], 1_000_000_000),
+        _ => (text, 1),
+    };
+    let n_bytes = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(factor));
+    n_bytes.filter(|&n| n > 0).ok_or_else(|| "a size such as `300M` or `2G` expected".to_owned())
+}
+
+/// A program.
+pub trait Tool: clap::Parser {
+    /// The common options.
+    fn common(&self) -> &Common;
+
+    /// Does the work.
+    ///
+    /// # Errors
+    /// Whatever stops it; printed with its causes and hints.
+    fn run(&self, session: &Session) -> anyhow::Result<Exit>;
+}
+
+/// What a running program has at hand.
+#[derive(Debug)]
+pub struct Session {
+    /// The common options.
+    pub common: Common,
+    /// Progress on the terminal; also says whether the user wants to stop.
+    pub progress: TerminalProgress,
+}
+
+impl Session {
+    /// Prints to standard output through a buffer, with the progress bar out of the way.
+    ///
+    /// # Errors
+    /// I/O errors. A closed pipe ends the program well: return it.
+    pub fn print(&self, write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> anyhow::Result<()> {
+        self.progress.suspend(|| {
+            let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+            write(&mut out)?;
+            out.flush()
+        })?;
+        Ok(())
+    }
+
+    /// Prints a JSON document to standard output.
+    ///
+    /// # Errors
+    /// As [`Session::print`].
+    pub fn print_json(&self, document: &serde_json::Value) -> anyhow::Result<()> {
+        self.print(|out| {
+            serde_json::to_writer_pretty(&mut *out, document)?;
+            writeln!(out)
+        })
+    }
+}
+
+/// Set by Ctrl-C and by termination.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// True once the user wants the program to stop.
+pub fn is_interrupted() -> bool {
+    INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// Runs a program from its arguments to its exit code.
+#[must_use]
+pub fn run<T: Tool>() -> ExitCode {
+    let tool = match T::try_parse() {
+        Ok(tool) => tool,
+        Err(error) => {
+            // Help and version go to standard output and are no error. A closed pipe is the reader's choice.
+            let _ = error.print();
+            return if error.use_stderr() { Exit::Usage.into() } else { Exit::Done.into() };
+        }
+    };
+    let common = tool.common().clone();
+    let session = Session { progress: TerminalProgress::new(common.quiet), common };
+    set_up(&session);
+    // A panic is a defect; the panic hook has printed where. Unwinding has removed the temporary files.
+    let done = std::panic::catch_unwind(AssertUnwindSafe(|| tool.run(&session)));
+    session.progress.finish();
+    match done {
+        Ok(Ok(exit)) => exit.into(),
+        Ok(Err(error)) => conclude(&error).into(),
+        Err(_) => {
+            render::message("error", "internal error: this is a defect of the program");
+            Exit::Failed.into()
+        }
+    }
+}
+
+fn set_up(session: &Session) {
+    let common = &session.common;
+    let level = match (common.quiet, common.verbose) {
+        (true, _) => log::LevelFilter::Error,
+        (_, 0) => log::LevelFilter::Warn,
+        (_, 1) => log::LevelFilter::Info,
+        (_, 2) => log::LevelFilter::Debug,
+        _ => log::LevelFilter::Trace,
+    };
+    let _ = env_logger::Builder::new()
+        .filter_level(level)
+        .format_timestamp(None)
+        .format_target(false)
+        .target(env_logger::Target::Pipe(Box::new(session.progress.log_writer())))
+        .try_init();
+    let _ = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed));
+    if let Some(n) = common.threads {
+        let _ = rayon::ThreadPoolBuilder::new().num_threads(n.into()).build_global();
+    }
+}
+
+/// Prints why a program stopped and says with which code.
+fn conclude(error: &anyhow::Error) -> Exit {
+    if error.chain().any(is_closed_pipe) {
+        return Exit::Done;
+    }
+    if is_interrupted() {
+        render::message("error", "interrupted");
+        return Exit::Interrupted;
+    }
+    render::error(error);
+    if error.downcast_ref::<UsageError>().is_some() {
+        Exit::Usage
+    } else if error.chain().any(is_broken_file) {
+        Exit::Broken
+    } else {
+        Exit::Failed
+    }
+}
+
+/// True for a GGUF file that could be read but breaks the format.
+fn is_broken_file(cause: &(dyn std::error::Error + 'static)) -> bool {
+    use crate::gguf::GgufError;
+    let broken = |error: &GgufError| !matches!(error, GgufError::Io(_) | GgufError::PartMissing { .. });
+    match cause.downcast_ref::<crate::inspect::EditError>() {
+        Some(crate::inspect::EditError::Open(error)) => broken(error),
+        _ => cause.downcast_ref::<GgufError>().is_some_and(broken),
+    }
+}
+
+fn is_closed_pipe(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let io = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+    let json = cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind);
+    io.or(json) == Some(std::io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(clap::Parser)]
+    struct Probe {
+        #[command(flatten)]
+        common: Common,
+    }
+
+    #[test]
+    fn common_options_have_defaults_and_bounds() {
+        let parse =
+            |args: &[&str]| Probe::try_parse_from([&["probe"], args].concat()).map(|probe| probe.common);
+        let common = parse(&[]).unwrap();
+        assert_eq!(common.memory_bytes(), 128 << 20);
+        assert_eq!(common.simd, SimdLevel::detect());
+        let common = parse(&["--memory", "1G", "--simd", "scalar", "--threads", "3", "-vv"]).unwrap();
+        assert_eq!((common.memory_bytes(), common.verbose, common.threads), (1 << 30, 2, Some(3)));
+        assert_eq!(common.simd, SimdLevel::Scalar);
+        for bad in [["--threads", "0"], ["--memory", "lots"], ["--simd", "mmx"]] {
+            assert!(parse(&bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn split_sizes_are_decimal() {
+        assert_eq!(split_size("2G"), Ok(2_000_000_000));
+        assert_eq!(split_size("300M"), Ok(300_000_000));
+        assert_eq!(split_size("4096"), Ok(4096));
+        for bad in ["", "G", "0", "-1M", "1.5G", "2T", "99999999999999G"] {
+            assert!(split_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_closed_pipe_and_bad_usage_are_told_apart() {
+        let pipe = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        assert_eq!(conclude(&anyhow::Error::new(pipe).context("printing")), Exit::Done);
+        assert_eq!(conclude(&UsageError("no".to_owned()).into()), Exit::Usage);
+        assert_eq!(conclude(&anyhow::anyhow!("no")), Exit::Failed);
+    }
+}

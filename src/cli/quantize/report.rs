@@ -1,0 +1,217 @@
+//! What the programs that quantize tell their user: the plan, warnings, the result.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use crate::cli::Session;
+use crate::cli::render::{Align, Table, count, duration, plural};
+use crate::core::TensorSource;
+use crate::core::progress::Progress;
+use crate::core::text::{bytes, escape};
+use crate::gguf::WriteReport;
+use crate::quantize::{CoveragePolicy, FileType, QuantizePlan, Reason, Sizes, Summary};
+
+/// Warns of what was decided against expectation.
+pub(crate) fn warn(session: &Session, policy: CoveragePolicy, plan: &QuantizePlan<'_>) {
+    let warn = |text: String| session.progress.warn(&text);
+    let list = |names: &mut dyn Iterator<Item = String>, n: usize| {
+        let shown = if session.common.verbose > 0 { n } else { n.min(3) };
+        let text = names.take(shown).collect::<Vec<_>>().join(", ");
+        if shown < n { format!("{text} and {} more (-v lists all)", n - shown) } else { text }
+    };
+    let fallbacks = plan.steps().iter().zip(plan.tensors()).filter_map(|(step, tensor)| {
+        let Reason::Fallback { wanted } = step.choice.reason else { return None };
+        Some(format!("`{}` {wanted} -> {}", escape(&tensor.name), tensor.ty))
+    });
+    let n_fallbacks = plan.n_fallbacks();
+    if n_fallbacks > 0 {
+        warn(format!(
+            "{} of another type, because columns do not fit: {}",
+            plural(n_fallbacks as u64, "tensor"),
+            list(&mut fallbacks.into_iter(), n_fallbacks)
+        ));
+    }
+    let coverage = plan.coverage();
+    if policy == CoveragePolicy::Ignore {
+        return;
+    }
+    let names =
+        |names: &[String]| list(&mut names.iter().map(|name| format!("`{}`", escape(name))), names.len());
+    if !coverage.missing.is_empty() {
+        let n = plural(coverage.missing.len() as u64, "tensor");
+        warn(format!("{n} without importance data: {}", names(&coverage.missing)));
+    }
+    if !coverage.unseen.is_empty() {
+        let mut tensors = coverage
+            .unseen
+            .iter()
+            .map(|unseen| format!("`{}` {} of {}", escape(&unseen.tensor), unseen.experts.len(), unseen.of));
+        let n = plural(coverage.unseen.len() as u64, "tensor");
+        warn(format!("{n} with experts never seen: {}", list(&mut tensors, coverage.unseen.len())));
+    }
+    if !coverage.foreign.is_empty() {
+        let n = coverage.foreign.len() as u64;
+        let which = names(&coverage.foreign);
+        warn(format!("importance data for {} that the model does not have: {which}", plural(n, "tensor")));
+    }
+}
+
+fn reason(reason: Reason) -> String {
+    match reason {
+        Reason::Kept => "kept".to_owned(),
+        Reason::Option => "option".to_owned(),
+        Reason::Mixture => "mixture".to_owned(),
+        Reason::Fallback { wanted } => format!("instead of {wanted}"),
+    }
+}
+
+/// Prints what would be done.
+pub(crate) fn print_plan(session: &Session, plan: &QuantizePlan<'_>) -> anyhow::Result<()> {
+    let rows = plan.steps().iter().zip(plan.tensors()).map(|(step, after)| {
+        let before = &plan.source_tensors()[step.source];
+        (step, before, after)
+    });
+    let summary = plan.summary();
+    if session.common.json {
+        let tensors: Vec<_> = rows
+            .map(|(step, before, after)| {
+                json!({
+                    "name": after.name,
+                    "source": before.name,
+                    "shape": after.shape.dims(),
+                    "class": step.choice.class.name(),
+                    "from": before.ty.name(),
+                    "to": after.ty.name(),
+                    "reason": reason(step.choice.reason),
+                    "imatrix": step.weights.is_some(),
+                    "bytes_before": before.n_bytes(),
+                    "bytes_after": after.n_bytes(),
+                })
+            })
+            .collect();
+        let obstacles: Vec<_> = plan.obstacles().iter().map(ToString::to_string).collect();
+        let mut document = summary_json(&summary);
+        document["tensors"] = tensors.into();
+        document["obstacles"] = obstacles.into();
+        return session.print_json(&document);
+    }
+    let mut table = Table::new(&[
+        ("tensor", Align::Left),
+        ("shape", Align::Left),
+        ("from", Align::Left),
+        ("to", Align::Left),
+        ("size", Align::Right),
+        ("why", Align::Left),
+    ]);
+    for (step, before, after) in rows {
+        let imatrix = if step.weights.is_some() { ", imatrix" } else { "" };
+        table.row([
+            escape(&after.name).into_owned(),
+            after.shape.to_string(),
+            before.ty.to_string(),
+            after.ty.to_string(),
+            bytes(after.n_bytes().unwrap_or(0)),
+            reason(step.choice.reason) + imatrix,
+        ]);
+    }
+    session.print(|out| {
+        table.print(out)?;
+        writeln!(out)?;
+        print_summary(out, &summary)
+    })
+}
+
+fn print_summary(out: &mut dyn Write, summary: &Summary) -> std::io::Result<()> {
+    let mut table = Table::new(&[
+        ("class", Align::Left),
+        ("tensors", Align::Right),
+        ("weights", Align::Right),
+        ("before", Align::Right),
+        ("after", Align::Right),
+        ("bits", Align::Right),
+    ]);
+    let total = ("all".to_owned(), summary.total);
+    let classes = summary.classes.iter().map(|(class, sizes)| (class.to_string(), *sizes));
+    for (name, sizes) in classes.chain([total]) {
+        table.row([
+            name,
+            sizes.n_tensors.to_string(),
+            count(sizes.n_elems),
+            bytes(sizes.bytes_before),
+            bytes(sizes.bytes_after),
+            format!("{:.3}", sizes.bits_per_weight()),
+        ]);
+    }
+    table.print(out)
+}
+
+fn sizes_json(sizes: &Sizes) -> serde_json::Value {
+    json!({
+        "tensors": sizes.n_tensors,
+        "weights": sizes.n_elems,
+        "bytes_before": sizes.bytes_before,
+        "bytes_after": sizes.bytes_after,
+        "bits_per_weight": sizes.bits_per_weight(),
+    })
+}
+
+fn summary_json(summary: &Summary) -> serde_json::Value {
+    let classes: serde_json::Map<_, _> =
+        summary.classes.iter().map(|(class, sizes)| (class.name().to_owned(), sizes_json(sizes))).collect();
+    json!({ "total": sizes_json(&summary.total), "classes": classes })
+}
+
+/// Prints what was done.
+pub(crate) fn print_report(
+    session: &Session,
+    file_type: FileType,
+    plan: &QuantizePlan<'_>,
+    report: &WriteReport,
+    seconds: f64,
+) -> anyhow::Result<()> {
+    let summary = plan.summary();
+    let total = summary.total;
+    let rate = total.bytes_before as f64 / 1e6 / seconds.max(1e-9);
+    let n_fallbacks = plan.n_fallbacks();
+    if session.common.json {
+        let mut document = summary_json(&summary);
+        let paths = report.paths.iter().map(|path| path.display().to_string());
+        document["files"] = paths.collect::<Vec<_>>().into();
+        document["type"] = file_type.name().into();
+        document["file_bytes"] = report.file_bytes.into();
+        document["fallbacks"] = n_fallbacks.into();
+        document["seconds"] = seconds.into();
+        document["mb_per_second"] = rate.into();
+        return session.print_json(&document);
+    }
+    if session.common.quiet {
+        return Ok(());
+    }
+    session.print(|out| {
+        print_summary(out, &summary)?;
+        writeln!(out)?;
+        writeln!(
+            out,
+            "{}: {}, {} -> {} ({:.2} -> {:.2} bits per weight), {}, {rate:.0} MB/s, {}",
+            shown_paths(&report.paths),
+            file_type,
+            bytes(total.bytes_before),
+            bytes(total.bytes_after),
+            total.bits_per_weight_before(),
+            total.bits_per_weight(),
+            duration(seconds),
+            plural(n_fallbacks as u64, "fallback"),
+        )
+    })
+}
+
+fn shown_paths(paths: &[PathBuf]) -> String {
+    let shown = |path: &Path| escape(&path.display().to_string()).into_owned();
+    match paths {
+        [] => String::new(),
+        [path] => shown(path),
+        [first, .., last] => format!("{} to {}", shown(first), shown(last)),
+    }
+}

@@ -1,0 +1,32 @@
+//! A checkpoint becomes a GGUF file: plan from headers, then stream.
+//!
+//! [`Conversion::plan`] decides everything about the output; the conversion then *is* the source of its tensors, for
+//! [`crate::gguf::write_gguf`] or for anything else that reads tensors: quantization in one pass, the engine.
+
+pub mod metadata;
+pub mod model_card;
+pub mod naming;
+
+mod codes;
+mod companions;
+mod conversion;
+mod error;
+mod fastllm;
+mod options;
+mod pooling;
+mod source;
+mod stored;
+mod to_hf;
+mod vocabulary;
+
+pub use crate::dequant::StoredClass;
+pub use crate::dequant::msmodelslim::OffsetSign;
+pub use codes::{Codes, FloatReason, FloatRole, KeptRole};
+pub use conversion::{Conversion, map, registry};
+pub use error::ConvertError;
+pub use fastllm::{FlmOptions, flm_weights};
+pub use options::ConvertOptions;
+pub use source::{ModelSource, Quantization, Vocabulary};
+pub use stored::NativePlan;
+pub use to_hf::{ToHfError, ToHfOptions, ToHfReport, gguf_to_hf};
+pub use vocabulary::vocabulary;

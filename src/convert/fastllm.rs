@@ -1,0 +1,208 @@
+//! A FastLLM file as a model: its dictionary becomes the configuration, its codes floats, its vocabulary the tokenizer.
+
+mod adapters;
+mod shapes;
+mod vocabulary;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Map, Value as Json};
+
+use crate::checkpoint::fastllm::{Coding, FlmFile, Header, Payload};
+use crate::checkpoint::{CheckpointError, ModelDir};
+use crate::convert::{ConvertError, ConvertOptions, ModelSource, Quantization, Vocabulary, registry};
+use crate::core::{WeightMeta, WeightSource};
+use crate::dequant::Encodings;
+use crate::dequant::flm::{FlmCodes, FlmCoding, FlmMeaning, FlmSurvey, FlmTensor, FlmWeights};
+use crate::views::MergedLora;
+
+/// What a file does not say, or says in more than one way.
+#[derive(Clone, Debug, Default)]
+pub struct FlmOptions {
+    /// The architecture, by the name of its card.
+    pub arch: Option<String>,
+    /// Merge a LoRA adapter that lies in the file; without it such a file is refused.
+    pub merge_adapters: bool,
+    /// Whose reading of value ranges counts.
+    pub meaning: FlmMeaning,
+}
+
+impl ModelSource {
+    /// Opens a FastLLM file.
+    ///
+    /// # Errors
+    /// A broken file, one without architecture, adapters that are not merged or cannot be, value ranges without
+    /// meaning.
+    pub fn open_flm(path: &Path, flm: &FlmOptions, options: &ConvertOptions) -> Result<Self, ConvertError> {
+        let file = FlmFile::open(path, &options.limits)?;
+        let header = file.header().clone();
+        let mut warnings = Vec::new();
+        let mut config = header.configuration();
+        name_class(path, &header, flm, options, &mut config)?;
+        if header.version < 2 {
+            shapes::complete(&header.tensors, &mut config, &mut warnings);
+        }
+        let vocabulary = match vocabulary::given(&header, &mut config, &mut warnings) {
+            Some(given) => Vocabulary::Given(Box::new(given)),
+            None => {
+                warnings.push("the file has no vocabulary, none is written".to_owned());
+                Vocabulary::Absent
+            }
+        };
+        let mut source = Self::without_weights(ModelDir::of_file(path, config, &options.limits));
+        source.vocabulary = vocabulary;
+        source.paths = vec![path.to_owned()];
+        if !options.vocab_only {
+            let (weights, encodings) = weights(file, flm, &header, &mut warnings)?;
+            source.quantization = (!encodings.is_empty()).then(|| Quantization {
+                method: "FastLLM",
+                encodings,
+                ..Quantization::default()
+            });
+            source.weights = Some(Arc::from(weights));
+        }
+        source.warnings = warnings;
+        Ok(source)
+    }
+}
+
+/// The tensors of a file as floats: codes decoded, buffers that no runtime wants left out, no adapters merged.
+///
+/// # Errors
+/// A value range without meaning.
+pub fn flm_weights(file: FlmFile, meaning: FlmMeaning) -> Result<FlmWeights, ConvertError> {
+    let mut tensors = Vec::new();
+    let mut at = 0;
+    // The file lists the weights in this order: one of floats, or ranges and codes.
+    for tensor in &file.header().tensors {
+        let is_wanted = !is_buffer(&tensor.name);
+        match &tensor.payload {
+            Payload::Plain { .. } => {
+                if is_wanted {
+                    tensors.push(FlmTensor::Plain(at));
+                }
+                at += 1;
+            }
+            Payload::Codes { coding, ranges, .. } => {
+                if is_wanted {
+                    tensors.push(FlmTensor::Codes(FlmCodes {
+                        name: tensor.name.clone(),
+                        shape: tensor.shape.clone(),
+                        coding: match coding {
+                            Coding::Int8 => FlmCoding::Int8,
+                            Coding::Int4 => FlmCoding::Int4,
+                            Coding::Int4NoZero => FlmCoding::Int4NoZero,
+                            Coding::Int4Group => FlmCoding::Int4Group,
+                        },
+                        ranges: at,
+                        codes: at + 1,
+                        cols: ranges.cols,
+                        n_groups: ranges.n_groups,
+                        group_cols: ranges.group_cols,
+                    }));
+                }
+                at += 2;
+            }
+        }
+    }
+    Ok(FlmWeights::new(Box::new(file), tensors, meaning)?)
+}
+
+/// Positions that a runtime computes itself.
+fn is_buffer(name: &str) -> bool {
+    name.rsplit('.').next() == Some("inv_freq")
+}
+
+fn weights(
+    file: FlmFile,
+    flm: &FlmOptions,
+    header: &Header,
+    warnings: &mut Vec<String>,
+) -> Result<(Box<dyn WeightSource + Send>, Encodings), ConvertError> {
+    let path = file.path().to_owned();
+    let floats = flm_weights(file, flm.meaning)?;
+    let mut encodings = floats.encodings();
+    tell(floats.survey(), flm.meaning, warnings);
+    let metas: &[WeightMeta] = floats.weights();
+    if header.adapters.is_empty() && !metas.iter().any(|meta| adapters::is_part(&meta.name)) {
+        return Ok((Box::new(floats), encodings));
+    }
+    if !flm.merge_adapters {
+        let names = header.adapters.iter().map(|adapter| adapter.name.clone()).collect();
+        return Err(ConvertError::Adapters { path, names });
+    }
+    let found = adapters::pairs(&header.adapters, metas);
+    let pairs = found.map_err(|reason| ConvertError::Adapter { path, reason })?;
+    // What an adapter is merged into is no longer what the file stores.
+    for pair in &pairs {
+        encodings.remove(&metas[pair.base].name);
+    }
+    Ok((Box::new(MergedLora::new(Box::new(floats), &pairs)?), encodings))
+}
+
+/// Says what the value ranges show, and which reading was used where there are two.
+fn tell(survey: &FlmSurvey, meaning: FlmMeaning, warnings: &mut Vec<String>) {
+    for (name, n) in &survey.zeroed {
+        warnings.push(format!("tensor `{name}`: {n} ranges without a minimum hold zeros, they become zeros"));
+    }
+    let by_writer = meaning == FlmMeaning::Writer;
+    if survey.symmetric_int8 {
+        warnings.push(if by_writer {
+            "INT8 weights are read as the Python exporter meant them, scale = maximum / 127; FastLLM itself reads other \
+             values"
+                .to_owned()
+        } else {
+            "INT8 weights are read as FastLLM reads them; they come from the Python exporter, which meant scale = \
+             maximum / 127: `--meaning writer` takes that"
+                .to_owned()
+        });
+    }
+    if let Some(share) = survey.present_int4.filter(|_| survey.raw_int4()) {
+        let share = share * 100.0;
+        warnings.push(if by_writer {
+            format!("INT4 rows are read as in July 2023, minimum as stored ({share:.0} % fit present writers)")
+        } else {
+            format!(
+                "INT4 rows look like those of July 2023 ({share:.0} % fit present writers) and are read as FastLLM \
+                 reads them now: `--meaning writer` takes the meaning of that time"
+            )
+        });
+    }
+    if by_writer && !survey.symmetric_int8 && !survey.raw_int4() {
+        warnings.push("`--meaning writer` changes nothing: the file means what FastLLM reads".to_owned());
+    }
+}
+
+/// Makes sure that the configuration names a model class: the one it has, or that of the architecture.
+fn name_class(
+    path: &Path,
+    header: &Header,
+    flm: &FlmOptions,
+    options: &ConvertOptions,
+    config: &mut Map<String, Json>,
+) -> Result<(), ConvertError> {
+    let model_type = match &flm.arch {
+        Some(arch) => arch.clone(),
+        None => {
+            let broken = |source| CheckpointError::FastLlm { path: path.to_owned(), source };
+            header.model_type().map_err(broken)?.to_owned()
+        }
+    };
+    if flm.arch.is_none() && config.get("architectures").is_some_and(|classes| classes.get(0).is_some()) {
+        return Ok(());
+    }
+    let registry = registry(options)?;
+    let cards = registry.cards();
+    let named = cards.iter().find(|card| card.name() == model_type && !card.classes.is_empty());
+    let typed =
+        || cards.iter().find(|card| card.defaults.contains_key(&model_type) && !card.classes.is_empty());
+    match named.or_else(typed).and_then(|card| card.classes.first()) {
+        Some(class) => {
+            config.insert("architectures".to_owned(), Json::Array(vec![class.as_str().into()]));
+            config.entry("model_type").or_insert_with(|| model_type.into());
+            Ok(())
+        }
+        None => Err(ConvertError::UnknownArch { path: path.to_owned(), arch: model_type }),
+    }
+}

@@ -1,0 +1,79 @@
+//! AutoRound: GPTQ or AWQ under a description of its own.
+
+use regex::Regex;
+use serde_json::{Map, Value};
+
+use crate::dequant::gptq::{self, Params};
+use crate::dequant::{DequantError, Settings, Tensors, awq};
+
+/// `auto-round`.
+///
+/// # Errors
+/// [`DequantError`]: a packing that is not read, and all that GPTQ and AWQ say.
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
+    const KEY: &str = "packing_format";
+    let is_v2 = match settings.text(KEY)? {
+        None | Some("auto" | "auto_round:auto_gptq" | "auto_round:gptq") => false,
+        Some("auto_round" | "auto_round:gptqmodel") => true,
+        Some("auto_round:auto_awq" | "auto_round:awq") => return awq::plan_modules(settings, tensors, false),
+        Some(name) => return Err(settings.variant(KEY, name, "only the GPTQ and AWQ packings are read")),
+    };
+    let overrides = overrides(settings)?;
+    for (module, _) in tensors.ending(".qweight") {
+        let own = overrides.iter().find(|(name, _)| name.matches(module));
+        let own = own.map_or_else(|| settings.clone(), |(_, map)| settings.with(map));
+        if own.int("bits")?.is_some_and(|bits| bits >= 16) {
+            return Err(DequantError::ConfigTensorConflict {
+                file: settings.file.to_owned(),
+                key: "extra_config".to_owned(),
+                configured: "16 bits".to_owned(),
+                tensor: format!("{module}.qweight"),
+                found: "it is quantized".to_owned(),
+            });
+        }
+        let params = Params { bits: gptq::bits(&own)?, group_size: gptq::group_size(&own)?, is_v2 };
+        gptq::put(&own, tensors, module, params)?;
+    }
+    Ok(())
+}
+
+/// Settings of the modules of one name.
+pub(super) type Override = (Name, Map<String, Value>);
+
+/// A module, or a pattern of modules.
+pub(super) enum Name {
+    Exact(String),
+    Pattern(Regex),
+}
+
+impl Name {
+    /// Whether a module is meant.
+    pub(super) fn matches(&self, module: &str) -> bool {
+        match self {
+            Self::Exact(name) => name == module,
+            Self::Pattern(pattern) => pattern.is_match(module),
+        }
+    }
+}
+
+/// `extra_config`: settings by module; exact names go before patterns.
+///
+/// # Errors
+/// An entry that is not an object.
+pub(super) fn overrides(settings: &Settings) -> Result<Vec<Override>, DequantError> {
+    const KEY: &str = "extra_config";
+    let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
+    let Some(map) = value.as_object() else { return Err(settings.bad(KEY, "must be an object")) };
+    let (mut exact, mut patterns) = (Vec::new(), Vec::new());
+    for (name, value) in map {
+        let Some(value) = value.as_object() else {
+            return Err(settings.bad(KEY, &format!("has an entry `{name}` that is not an object")));
+        };
+        exact.push((Name::Exact(name.clone()), value.clone()));
+        if let Ok(pattern) = Regex::new(&format!("^(?:{name})")) {
+            patterns.push((Name::Pattern(pattern), value.clone()));
+        }
+    }
+    exact.extend(patterns);
+    Ok(exact)
+}

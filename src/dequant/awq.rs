@@ -1,0 +1,151 @@
+//! AWQ: four bits, packed along the outputs in an order of its own (`gemm`) or along the inputs (`gemv`).
+
+use crate::core::{ElementType, Shape};
+use crate::dequant::bits::{Packing, Stream};
+use crate::dequant::gptq::group_size;
+use crate::dequant::grouped::{self, Codes, Grouped, Groups, Order, ZeroShift, Zeros};
+use crate::dequant::values::{SCALE_TYPES, Values};
+use crate::dequant::{DequantError, Settings, Tensors};
+
+const BITS: u32 = 4;
+/// Codes of a word.
+const PER_WORD: u64 = 8;
+
+/// Where the words run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    /// `[in, out / 8]`
+    Gemm,
+    /// `[out, in / 8]`
+    Gemv,
+}
+
+/// `awq`.
+///
+/// # Errors
+/// [`DequantError`]: layouts for one GPU kernel, settings that contradict the tensors, incomplete modules.
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
+    if let Some(bits) = settings.int("bits")?.filter(|bits| *bits != i64::from(BITS)) {
+        return Err(settings.bad("bits", &format!("is {bits}, AWQ has 4")));
+    }
+    let version = settings.text("version")?.map(str::to_ascii_lowercase);
+    let layout = match version.as_deref() {
+        None | Some("gemm" | "exllama" | "ipex") => Layout::Gemm,
+        Some("gemv") => Layout::Gemv,
+        Some(name @ ("gemv_fast" | "marlin" | "llm-awq")) => {
+            return Err(settings.variant("version", name, "weights are interleaved for a GPU kernel"));
+        }
+        Some(name) => return Err(settings.variant("version", name, "expected gemm, exllama or gemv")),
+    };
+    if let Some((module, _)) = tensors.ending(".act.scales").first() {
+        let reason = "an activation is scaled at run time";
+        return Err(settings.variant("version", &format!("{module}.act.scales"), reason));
+    }
+    plan_modules(settings, tensors, layout == Layout::Gemv)
+}
+
+/// Puts all modules together.
+///
+/// # Errors
+/// As [`plan`].
+pub(super) fn plan_modules(
+    settings: &Settings,
+    tensors: &mut Tensors<'_>,
+    is_gemv: bool,
+) -> Result<(), DequantError> {
+    for (module, _) in tensors.ending(".qweight") {
+        put(settings, tensors, module, if is_gemv { Layout::Gemv } else { Layout::Gemm })?;
+    }
+    Ok(())
+}
+
+fn put(
+    settings: &Settings,
+    tensors: &mut Tensors<'_>,
+    module: &str,
+    layout: Layout,
+) -> Result<(), DequantError> {
+    let qweight = tensors.member(module, ".qweight")?;
+    let scales = tensors.member(module, ".scales")?;
+    let qzeros = match tensors.find(&format!("{module}.qzeros")) {
+        None if settings.bool("zero_point")? == Some(false) => None,
+        _ => Some(tensors.member(module, ".qzeros")?),
+    };
+    settings.check_not_ignored(&format!("{module}.weight"))?;
+    tensors.check_no_plain(module, qweight)?;
+    tensors.check_type(qweight, &[ElementType::I32])?;
+    let scale_values = Values::new(tensors, scales, &SCALE_TYPES)?;
+    let (outer, words) = tensors.matrix(qweight)?;
+    let inner = words
+        .checked_mul(PER_WORD)
+        .ok_or_else(|| tensors.shape_error(qweight, "a size that fits 63 bits".to_owned()))?;
+    let (n_rows, n_cols) = if layout == Layout::Gemm { (inner, outer) } else { (outer, inner) };
+    let size = group_size(settings)?.unwrap_or(n_cols.max(1));
+    let n_groups = n_cols.div_ceil(size);
+    // The second layout pads the groups of a row to whole words, and small groups to 2 or 4 words.
+    let padded = n_groups.div_ceil(PER_WORD).next_multiple_of(match size {
+        0..=32 => 4,
+        33..=64 => 2,
+        _ => 1,
+    });
+    let wanted = match layout {
+        Layout::Gemm => [n_groups, n_rows],
+        Layout::Gemv => [n_rows, padded * PER_WORD],
+    };
+    if tensors.meta(scales).shape.dims() != wanted {
+        let text = format!("{wanted:?}: {n_groups} groups of {size} for {n_cols} inputs");
+        return Err(tensors.shape_error(scales, text));
+    }
+    let mut members = vec![qweight, scales];
+    let zeros = match qzeros {
+        None => Zeros::Const(8),
+        Some(qzeros) => {
+            tensors.check_type(qzeros, &[ElementType::I32])?;
+            members.push(qzeros);
+            match layout {
+                Layout::Gemm => {
+                    tensors.check_shape(qzeros, &[n_groups, words])?;
+                    Zeros::ByGroup(stream(qzeros, Packing::Awq, words), ZeroShift::None)
+                }
+                Layout::Gemv => {
+                    tensors.check_shape(qzeros, &[n_rows, padded])?;
+                    Zeros::ByRow(stream(qzeros, Packing::Dense, padded))
+                }
+            }
+        }
+    };
+    let (codes, order) = match layout {
+        Layout::Gemm => (Codes::ByColumn(stream(qweight, Packing::Awq, words)), Order::GroupMajor),
+        Layout::Gemv => {
+            let order = Order::RowMajor { stride: padded * PER_WORD };
+            (Codes::ByRow(stream(qweight, Packing::Dense, words)), order)
+        }
+    };
+    // AutoRound has GPTQ's key.
+    let is_symmetric = settings.says("zero_point", false) || settings.says("sym", true);
+    let name = format!("{module}.weight");
+    let decoder = Grouped {
+        codes,
+        code_range: (0, 15),
+        zeros,
+        scales: scale_values,
+        order,
+        groups: Groups::Runs(size),
+        n_groups,
+        n_rows,
+        n_cols,
+        members: members.clone(),
+        layout: grouped::Layout { group_size: size, is_symmetric },
+    };
+    for member in members {
+        tensors.take(member);
+    }
+    let shape = Shape::new(vec![n_rows, n_cols])
+        .ok_or_else(|| tensors.shape_error(qweight, "a size that fits 63 bits".to_owned()))?;
+    tensors.append(name, shape, Box::new(decoder));
+    Ok(())
+}
+
+fn stream(index: usize, packing: Packing, stride: u64) -> Stream {
+    Stream { index, bits: BITS, packing, step: 1, stride }
+}

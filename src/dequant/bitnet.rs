@@ -1,0 +1,155 @@
+//! BitNet: ternary weights, four rows in a byte, one scale for the tensor.
+
+use std::ops::Range;
+
+use crate::core::{ElementType, GgmlType, Packing, Shape, WeightSource};
+use crate::dequant::values::{SCALE_TYPES, Values, with_bytes};
+use crate::dequant::{Decoder, DequantError, Settings, Tensors};
+use crate::quant::pack::{f16_error, pack_tq2_0};
+
+struct Ternary {
+    codes: usize,
+    scale: Values,
+    /// The scale divides instead of multiplying.
+    is_divisor: bool,
+    /// Rows of bytes: row `k · n_packed + r` lies in bits `2k` of row `r`.
+    n_packed: u64,
+    n_cols: u64,
+    members: [usize; 2],
+}
+
+/// `bitnet`.
+///
+/// # Errors
+/// [`DequantError`]: a scale that is missing or zero, sizes that do not fit.
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
+    let is_divisor = match settings.text("linear_class")? {
+        None | Some("bitlinear") => true,
+        Some("autobitlinear") => false,
+        Some(name) => {
+            return Err(settings.variant("linear_class", name, "expected bitlinear or autobitlinear"));
+        }
+    };
+    let packed: Vec<(&str, usize)> = tensors
+        .ending(".weight")
+        .into_iter()
+        .filter(|row| tensors.meta(row.1).ty == ElementType::U8)
+        .collect();
+    for (module, codes) in packed {
+        settings.check_not_ignored(&format!("{module}.weight"))?;
+        let scale = tensors.member(module, ".weight_scale")?;
+        let values = Values::new(tensors, scale, &SCALE_TYPES)?;
+        if values.n != 1 {
+            return Err(tensors.shape_error(scale, "1 element".to_owned()));
+        }
+        if is_divisor && values.get(tensors.source(), 0)? == 0.0 {
+            return Err(tensors.zero_divisor(scale));
+        }
+        let (n_packed, n_cols) = tensors.matrix(codes)?;
+        let shape = n_packed.checked_mul(4).and_then(|rows| Shape::new(vec![rows, n_cols]));
+        let shape = shape.ok_or_else(|| tensors.shape_error(codes, "a size that fits 63 bits".to_owned()))?;
+        let name = tensors.meta(codes).name.clone();
+        let members = [codes, scale];
+        let decoder = Ternary { codes, scale: values, is_divisor, n_packed, n_cols, members };
+        tensors.take(scale);
+        tensors.replace(codes, name, shape, Box::new(decoder));
+    }
+    Ok(())
+}
+
+impl Ternary {
+    /// What a code of +1 stands for.
+    fn value_of_one(&self, source: &dyn WeightSource) -> Result<f32, DequantError> {
+        let scale = self.scale.get(source, 0)?;
+        Ok(if self.is_divisor { 1.0 / scale } else { scale })
+    }
+
+    /// Codes 0, 1 and 2 of a stretch of a row.
+    fn read_codes(
+        &self,
+        source: &dyn WeightSource,
+        row: u64,
+        cols: &Range<u64>,
+        out: &mut [u8],
+    ) -> Result<(), DequantError> {
+        let (shift, packed) = (2 * (row / self.n_packed), row % self.n_packed);
+        let first = packed * self.n_cols;
+        with_bytes(source, self.codes, 1, first + cols.start..first + cols.end, |bytes| {
+            let mut is_bad = false;
+            for (out, &byte) in out.iter_mut().zip(bytes) {
+                *out = byte >> shift & 3;
+                is_bad |= *out == 3;
+            }
+            // The loop has no exit, so that it becomes vectors; the search follows only where it hit.
+            match out.iter().position(|&code| is_bad && code == 3) {
+                None => Ok(()),
+                Some(at) => Err(DequantError::IndexOutOfRange {
+                    tensor: source.weights()[self.codes].name.clone(),
+                    index: first + cols.start + at as u64,
+                    found: 3,
+                    expected: "a code of 0, 1 or 2".to_owned(),
+                }),
+            }
+        })
+    }
+}
+
+impl Decoder for Ternary {
+    fn decode(
+        &self,
+        source: &dyn WeightSource,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), DequantError> {
+        let one = self.value_of_one(source)?;
+        let width = (cols.end - cols.start) as usize;
+        let mut codes = vec![0; width];
+        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+            self.read_codes(source, row, &cols, &mut codes)?;
+            for (out, &code) in out.iter_mut().zip(&codes) {
+                *out = f32::from(code.cast_signed() - 1) * one;
+            }
+        }
+        Ok(())
+    }
+
+    fn packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, DequantError> {
+        if !self.n_cols.is_multiple_of(GgmlType::Tq2_0.block_elems() as u64) {
+            return Ok(Vec::new());
+        }
+        let one = self.value_of_one(source)?;
+        let error = f16_error(one);
+        let packing = Packing::rounded(GgmlType::Tq2_0, error);
+        Ok(if error.is_finite() { vec![packing] } else { Vec::new() })
+    }
+
+    fn pack(
+        &self,
+        source: &dyn WeightSource,
+        ty: GgmlType,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [u8],
+    ) -> Result<(), DequantError> {
+        assert_eq!(ty, GgmlType::Tq2_0, "the only packing");
+        let one = self.value_of_one(source)?;
+        let mut codes = vec![0; (cols.end - cols.start) as usize];
+        let (block_elems, block_bytes) = (GgmlType::Tq2_0.block_elems(), GgmlType::Tq2_0.block_bytes());
+        for (row, out) in rows.zip(out.chunks_exact_mut((codes.len() / block_elems * block_bytes).max(1))) {
+            self.read_codes(source, row, &cols, &mut codes)?;
+            for (codes, out) in codes.as_chunks().0.iter().zip(out.chunks_exact_mut(block_bytes)) {
+                pack_tq2_0(codes, one, out);
+            }
+        }
+        Ok(())
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    fn form(&self) -> String {
+        "ternary, one scale".to_owned()
+    }
+}

@@ -1,0 +1,298 @@
+//! Integer codes in words: dense little-endian bit streams, padded words, and AWQ's nibble order.
+//!
+//! Words are collected first, then unpacked by whole units: the smallest runs of words that begin and end with a code.
+
+#![expect(clippy::inline_always, reason = "the loops must be compiled inside the level's function")]
+
+use std::array::from_fn;
+use std::ops::Range;
+
+use crate::core::WeightSource;
+use crate::core::simd::{SimdLevel, VectorLoop};
+use crate::dequant::DequantError;
+
+/// Bits of a word.
+const WORD: u64 = 32;
+
+/// Column of a group of eight that each nibble of an AWQ word holds, as the nibble that each column lies in.
+const AWQ_NIBBLE: [u64; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
+
+/// How codes of a few bits lie in a stream of words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Packing {
+    /// Code `k` occupies bits `k · bits ..` of the words taken as one little-endian number.
+    Dense,
+    /// Each word holds as many whole codes as fit, the lowest bits first.
+    Padded,
+    /// Eight nibbles a word in AWQ's order.
+    Awq,
+}
+
+/// Streams of codes: which codes lie in which words of a tensor. Word `k` of stream `s` is word
+/// `s · stride + k · step` of the tensor; one of the two distances is 1.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stream {
+    /// The tensor, of 32-bit words.
+    pub(super) index: usize,
+    /// Bits of a code, at most 8.
+    pub(super) bits: u32,
+    /// How they lie in the words.
+    pub(super) packing: Packing,
+    /// Distance of two neighbouring words of a stream, in words.
+    pub(super) step: u64,
+    /// Distance of two neighbouring streams, in words.
+    pub(super) stride: u64,
+}
+
+impl Stream {
+    /// Words that a stream of `n` codes takes.
+    pub(super) fn words(bits: u32, packing: Packing, n: u64) -> u64 {
+        match packing {
+            Packing::Dense => n.saturating_mul(u64::from(bits)).div_ceil(WORD),
+            Packing::Padded | Packing::Awq => n.div_ceil(WORD / u64::from(bits)),
+        }
+    }
+
+    /// Reads a rectangle of codes, one stream after the other: `out` is `[streams, codes]`.
+    ///
+    /// # Errors
+    /// The source failed.
+    ///
+    /// # Panics
+    /// If the rectangle lies outside the tensor: shapes are checked while planning.
+    pub(super) fn read_along(
+        &self,
+        source: &dyn WeightSource,
+        streams: Range<u64>,
+        codes: Range<u64>,
+        out: &mut [u8],
+    ) -> Result<(), DequantError> {
+        if streams.is_empty() || codes.is_empty() {
+            return Ok(());
+        }
+        let (unit_codes, unit_words) = self.unit();
+        let first = codes.start / unit_codes * unit_words;
+        let end = self.last_word_of(codes.end - 1) + 1;
+        let pitch = (end - first).next_multiple_of(unit_words) as usize;
+        let mut words = vec![0; (streams.end - streams.start) as usize * pitch];
+        self.gather(source, streams, first..end, (pitch, 1), &mut words)?;
+        let level = SimdLevel::detect();
+        let skip = (codes.start % unit_codes) as usize;
+        let width = (codes.end - codes.start) as usize;
+        for (words, out) in words.chunks_exact(pitch).zip(out.chunks_exact_mut(width)) {
+            level.vectorize(Unpack { stream: *self, words, skip, out });
+        }
+        Ok(())
+    }
+
+    /// Reads a rectangle of codes, one code of all streams after the other: `out` is `[codes, streams]`. `add` is
+    /// added to every word before codes are taken out of it.
+    ///
+    /// # Errors
+    /// The source failed.
+    ///
+    /// # Panics
+    /// As [`Stream::read_along`].
+    pub(super) fn read_across(
+        &self,
+        source: &dyn WeightSource,
+        streams: Range<u64>,
+        codes: Range<u64>,
+        add: u32,
+        out: &mut [u8],
+    ) -> Result<(), DequantError> {
+        if streams.is_empty() || codes.is_empty() {
+            return Ok(());
+        }
+        let (unit_codes, unit_words) = self.unit();
+        let first = codes.start / unit_codes * unit_words;
+        let end = self.last_word_of(codes.end - 1) + 1;
+        let n_streams = (streams.end - streams.start) as usize;
+        let mut words = vec![0u32; (end - first) as usize * n_streams];
+        self.gather(source, streams, first..end, (1, n_streams), &mut words)?;
+        for word in &mut words {
+            *word = word.wrapping_add(add);
+        }
+        let level = SimdLevel::detect();
+        for (code, out) in codes.zip(out.chunks_exact_mut(n_streams)) {
+            let (word, bit) = self.word_of(code);
+            let line = |word: u64| &words[(word - first) as usize * n_streams..][..n_streams];
+            let straddles = bit + self.bits > 32;
+            let high = if straddles { line(word + 1) } else { line(word) };
+            level.vectorize(Fields { low: line(word), high, bit, bits: self.bits, out });
+        }
+        Ok(())
+    }
+
+    /// Codes and words of a unit.
+    fn unit(&self) -> (u64, u64) {
+        match self.packing {
+            Packing::Dense if 32 % self.bits != 0 => (32, u64::from(self.bits)),
+            _ => (WORD / u64::from(self.bits), 1),
+        }
+    }
+
+    /// Word and bit at which a code starts.
+    fn word_of(&self, code: u64) -> (u64, u32) {
+        let bits = u64::from(self.bits);
+        match self.packing {
+            Packing::Dense => (code * bits / WORD, (code * bits % WORD) as u32),
+            Packing::Padded => {
+                let per_word = WORD / bits;
+                (code / per_word, (code % per_word * bits) as u32)
+            }
+            Packing::Awq => (code / 8, (4 * AWQ_NIBBLE[(code % 8) as usize]) as u32),
+        }
+    }
+
+    fn last_word_of(&self, code: u64) -> u64 {
+        let (word, bit) = self.word_of(code);
+        word + u64::from(bit + self.bits > 32)
+    }
+
+    /// Collects words of streams: word `k` of stream `s`, both counted from the first, goes to
+    /// `s · pitches.0 + k · pitches.1`. Only what is asked for is read: between the words of a stream may lie the
+    /// rest of a large tensor.
+    fn gather(
+        &self,
+        source: &dyn WeightSource,
+        streams: Range<u64>,
+        words: Range<u64>,
+        pitches: (usize, usize),
+        out: &mut [u32],
+    ) -> Result<(), DequantError> {
+        // Lines are what lies together: the words of one stream, or one word of all streams.
+        let is_along = self.step == 1;
+        let (lines, elems, line_stride) =
+            if is_along { (streams, words, self.stride) } else { (words, streams, self.step) };
+        let (line_pitch, elem_pitch) = if is_along { pitches } else { (pitches.1, pitches.0) };
+        let n_bytes = (elems.end - elems.start) as usize * 4;
+        let mut put = |line: usize, bytes: &[u8]| {
+            let words = bytes.as_chunks::<4>().0.iter().map(|&bytes| u32::from_le_bytes(bytes));
+            let out = &mut out[line * line_pitch..];
+            if elem_pitch == 1 {
+                out.iter_mut().zip(words).for_each(|(out, word)| *out = word);
+            } else {
+                out.iter_mut().step_by(elem_pitch).zip(words).for_each(|(out, word)| *out = word);
+            }
+        };
+        let firsts = lines.map(|line| line * line_stride + elems.start).enumerate();
+        match source.borrow(self.index) {
+            Some(all) => firsts.for_each(|(line, first)| put(line, &all[first as usize * 4..][..n_bytes])),
+            None => {
+                let mut buffer = vec![0; n_bytes];
+                for (line, first) in firsts {
+                    source.read_elems(self.index, first, &mut buffer)?;
+                    put(line, &buffer);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One stream of whole units becomes bytes, the first `skip` codes left out.
+struct Unpack<'a> {
+    stream: Stream,
+    words: &'a [u32],
+    skip: usize,
+    out: &'a mut [u8],
+}
+
+impl VectorLoop for Unpack<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { stream, words, skip, out } = self;
+        match (stream.packing, stream.bits) {
+            (Packing::Awq, _) => units(words, skip, out, |&[word]: &[u32; 1]| {
+                from_fn::<u8, 8, _>(|k| (word >> (4 * AWQ_NIBBLE[k])) as u8 & 15)
+            }),
+            (_, 1) => units(words, skip, out, whole::<1, 32>),
+            (_, 2) => units(words, skip, out, whole::<2, 16>),
+            (_, 4) => units(words, skip, out, whole::<4, 8>),
+            (_, 8) => units(words, skip, out, whole::<8, 4>),
+            (Packing::Dense, 3) => units(words, skip, out, straddling::<3>),
+            (Packing::Dense, 5) => units(words, skip, out, straddling::<5>),
+            (Packing::Dense, 6) => units(words, skip, out, straddling::<6>),
+            (Packing::Dense, _) => units(words, skip, out, straddling::<7>),
+            (Packing::Padded, 3) => units(words, skip, out, whole::<3, 10>),
+            (Packing::Padded, 5) => units(words, skip, out, whole::<5, 6>),
+            (Packing::Padded, 6) => units(words, skip, out, whole::<6, 5>),
+            (Packing::Padded, _) => units(words, skip, out, whole::<7, 4>),
+        }
+    }
+}
+
+/// Codes of a word that none straddles.
+#[inline(always)]
+fn whole<const BITS: usize, const CODES: usize>(&[word]: &[u32; 1]) -> [u8; CODES] {
+    from_fn(|k| (word >> (k * BITS)) as u8 & (u8::MAX >> (8 - BITS)))
+}
+
+/// Codes of as many words as a code has bits.
+#[inline(always)]
+fn straddling<const BITS: usize>(words: &[u32; BITS]) -> [u8; 32] {
+    from_fn(|k| {
+        let (word, bit) = (k * BITS / 32, k * BITS % 32);
+        let high = if bit + BITS > 32 { words[word + 1] << (32 - bit) } else { 0 };
+        (words[word] >> bit | high) as u8 & (u8::MAX >> (8 - BITS))
+    })
+}
+
+/// Walks units of words; the first and the last may be cut.
+#[inline(always)]
+fn units<const WORDS: usize, const CODES: usize>(
+    words: &[u32],
+    skip: usize,
+    out: &mut [u8],
+    codes_of: impl Fn(&[u32; WORDS]) -> [u8; CODES],
+) {
+    let mut units = words.as_chunks::<WORDS>().0.iter();
+    let mut out = out;
+    if skip > 0
+        && let Some(unit) = units.next()
+    {
+        let codes = codes_of(unit);
+        let n = (CODES - skip).min(out.len());
+        let (head, rest) = out.split_at_mut(n);
+        head.copy_from_slice(&codes[skip..skip + n]);
+        out = rest;
+    }
+    let (body, tail) = out.as_chunks_mut::<CODES>();
+    for (out, unit) in body.iter_mut().zip(units.by_ref()) {
+        *out = codes_of(unit);
+    }
+    if let Some(unit) = units.next() {
+        tail.copy_from_slice(&codes_of(unit)[..tail.len()]);
+    }
+}
+
+/// One code of many streams: bits `bit ..` of `low`, and for a code that straddles words the low bits of `high`.
+struct Fields<'a> {
+    low: &'a [u32],
+    high: &'a [u32],
+    bit: u32,
+    bits: u32,
+    out: &'a mut [u8],
+}
+
+impl VectorLoop for Fields<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let mask = u8::MAX >> (8 - self.bits);
+        let (bit, up) = (self.bit, 32 - self.bit);
+        if bit + self.bits > 32 {
+            for ((out, &low), &high) in self.out.iter_mut().zip(self.low).zip(self.high) {
+                *out = (low >> bit | high << up) as u8 & mask;
+            }
+        } else {
+            for (out, &low) in self.out.iter_mut().zip(self.low) {
+                *out = (low >> bit) as u8 & mask;
+            }
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! bitsandbytes: 4 bits with a code book and a scale for each block of the flattened matrix, or 8 bits with a scale
+//! for each row.
+
+use std::ops::Range;
+
+use serde_json::Value;
+
+use crate::core::{ElementType, Shape, WeightSource};
+use crate::dequant::nibbles::look_up;
+use crate::dequant::values::{Values, with_bytes};
+use crate::dequant::{Decoder, DequantError, Settings, Tensors};
+
+/// One over 127 as F32: the writer multiplies by it.
+const INV_127: f32 = 0.007_874_015_7;
+
+/// `bitsandbytes`. The tensors say which of the two forms a module has.
+///
+/// # Errors
+/// [`DequantError`]: GPU layouts, parts that are missing or do not fit.
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
+    for (ending, kind) in [("nf4", "NF4"), ("fp4", "FP4")] {
+        for (weight, state) in tensors.ending(&format!(".quant_state.bitsandbytes__{ending}")) {
+            settings.check_not_ignored(weight)?;
+            four_bits(tensors, weight, state, kind)?;
+        }
+    }
+    for (module, scale) in tensors.ending(".SCB") {
+        settings.check_not_ignored(&format!("{module}.weight"))?;
+        eight_bits(tensors, module, scale)?;
+    }
+    Ok(())
+}
+
+/// What `quant_state` says.
+struct State {
+    block: u64,
+    dims: Vec<u64>,
+    nested_block: Option<u64>,
+    nested_offset: f32,
+}
+
+fn state(tensors: &Tensors<'_>, index: usize) -> Result<State, DequantError> {
+    tensors.check_type(index, &[ElementType::U8])?;
+    let meta = tensors.meta(index);
+    let bad =
+        |problem: &str| DequantError::BadMetadata { tensor: meta.name.clone(), problem: problem.to_owned() };
+    let n = meta.shape.n_elems();
+    if n > 1 << 16 {
+        return Err(bad("too long for a description"));
+    }
+    let json: Value = with_bytes(tensors.source(), index, 1, 0..n, |bytes| {
+        serde_json::from_slice(bytes).map_err(|_| bad("not JSON"))
+    })?;
+    let size = |key: &str| json.get(key).and_then(Value::as_u64).filter(|&n| n > 0);
+    let dims = json.get("shape").and_then(Value::as_array);
+    let dims: Option<Vec<u64>> = dims.and_then(|dims| dims.iter().map(Value::as_u64).collect());
+    Ok(State {
+        block: size("blocksize").ok_or_else(|| bad("`blocksize` must be a positive number"))?,
+        dims: dims.ok_or_else(|| bad("`shape` must be a list of sizes"))?,
+        nested_block: size("nested_blocksize"),
+        nested_offset: json.get("nested_offset").and_then(Value::as_f64).unwrap_or(0.0) as f32,
+    })
+}
+
+/// Scales of blocks that are quantized themselves: `map[code] · absmax + offset`, each step in F32.
+struct Nested {
+    map: Values,
+    absmax: Values,
+    block: u64,
+    offset: f32,
+}
+
+struct FourBits {
+    /// Name of its code book.
+    kind: &'static str,
+    codes: usize,
+    map: Values,
+    absmax: Values,
+    nested: Option<Nested>,
+    block: u64,
+    n_cols: u64,
+    members: Vec<usize>,
+}
+
+fn four_bits(
+    tensors: &mut Tensors<'_>,
+    weight: &str,
+    state_index: usize,
+    kind: &'static str,
+) -> Result<(), DequantError> {
+    let codes = tensors.member(weight, "")?;
+    let state = state(tensors, state_index)?;
+    let shape = Shape::new(state.dims.clone()).ok_or_else(|| DequantError::BadMetadata {
+        tensor: tensors.meta(state_index).name.clone(),
+        problem: format!("`shape` {:?} does not fit 63 bits", state.dims),
+    })?;
+    // Packed bytes may lie under any element type.
+    let meta = tensors.meta(codes);
+    let n_bytes = meta.shape.n_elems().checked_mul(meta.ty.bytes().unwrap_or(1) as u64);
+    let n = shape.n_elems();
+    if n_bytes != Some(n.div_ceil(2)) {
+        return Err(tensors.shape_error(codes, format!("{} bytes for {shape}", n.div_ceil(2))));
+    }
+    let absmax = tensors.member(weight, ".absmax")?;
+    let map_index = tensors.member(weight, ".quant_map")?;
+    let map = Values::new(tensors, map_index, &[ElementType::F32])?;
+    if map.n != 16 {
+        return Err(tensors.shape_error(map_index, "16 elements".to_owned()));
+    }
+    let n_blocks = n.div_ceil(state.block);
+    let mut members = vec![codes, state_index, absmax, map_index];
+    let nested = if tensors.meta(absmax).ty == ElementType::U8 {
+        let map_index = tensors.member(weight, ".nested_quant_map")?;
+        let absmax_index = tensors.member(weight, ".nested_absmax")?;
+        let map = Values::new(tensors, map_index, &[ElementType::F32])?;
+        let nested_absmax = Values::new(tensors, absmax_index, &[ElementType::F32])?;
+        let block = state.nested_block.unwrap_or(256);
+        if map.n != 256 {
+            return Err(tensors.shape_error(map_index, "256 elements".to_owned()));
+        }
+        if nested_absmax.n != n_blocks.div_ceil(block) {
+            let expected = format!("{} elements", n_blocks.div_ceil(block));
+            return Err(tensors.shape_error(absmax_index, expected));
+        }
+        members.extend([map_index, absmax_index]);
+        Some(Nested { map, absmax: nested_absmax, block, offset: state.nested_offset })
+    } else {
+        None
+    };
+    let absmax_values = Values::new(tensors, absmax, &[ElementType::F32, ElementType::U8])?;
+    if absmax_values.n != n_blocks {
+        let expected = format!("{n_blocks} elements, one for each block of {}", state.block);
+        return Err(tensors.shape_error(absmax, expected));
+    }
+    let decoder = FourBits {
+        kind,
+        codes,
+        map,
+        absmax: absmax_values,
+        nested,
+        block: state.block,
+        n_cols: shape.n_cols(),
+        members: members.clone(),
+    };
+    for member in members {
+        tensors.take(member);
+    }
+    tensors.replace(codes, weight.to_owned(), shape, Box::new(decoder));
+    Ok(())
+}
+
+impl FourBits {
+    /// The scales of blocks `range`.
+    fn scales(
+        &self,
+        source: &dyn WeightSource,
+        range: Range<u64>,
+        out: &mut Vec<f32>,
+    ) -> Result<(), DequantError> {
+        out.clear();
+        let Some(nested) = &self.nested else { return self.absmax.read(source, range, out) };
+        let mut map = Vec::with_capacity(256);
+        nested.map.read(source, 0..256, &mut map)?;
+        let mut outer = Vec::new();
+        let first = range.start / nested.block;
+        nested.absmax.read(source, first..range.end.div_ceil(nested.block), &mut outer)?;
+        with_bytes(source, self.absmax.index, 1, range.clone(), |bytes| {
+            for (block, &code) in range.zip(bytes) {
+                let scale = outer[(block / nested.block - first) as usize];
+                out.push(map[usize::from(code)] * scale + nested.offset);
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Decoder for FourBits {
+    fn decode(
+        &self,
+        source: &dyn WeightSource,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), DequantError> {
+        let width = (cols.end - cols.start) as usize;
+        let elem_bytes = source.weights()[self.codes].ty.bytes().unwrap_or(1) as u64;
+        let mut book = Vec::with_capacity(16);
+        self.map.read(source, 0..16, &mut book)?;
+        let map: [f32; 16] = std::array::from_fn(|code| book[code]);
+        let mut scales = Vec::new();
+        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+            let (first, end) = (row * self.n_cols + cols.start, row * self.n_cols + cols.end);
+            let first_block = first / self.block;
+            self.scales(source, first_block..end.div_ceil(self.block), &mut scales)?;
+            // Bytes are counted in elements of the type that they lie under.
+            let elems = first / 2 / elem_bytes..end.div_ceil(2).div_ceil(elem_bytes);
+            let skip = elems.start * elem_bytes;
+            with_bytes(source, self.codes, elem_bytes as usize, elems, |bytes| {
+                let mut at = first;
+                while at < end {
+                    let block = at / self.block;
+                    let stop = end.min((block + 1).saturating_mul(self.block));
+                    let scale = scales[(block - first_block) as usize];
+                    let out = &mut out[(at - first) as usize..(stop - first) as usize];
+                    look_up::<true>(
+                        &map.map(|value| value * scale),
+                        &bytes[(at / 2 - skip) as usize..],
+                        at,
+                        out,
+                    );
+                    at = stop;
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    fn form(&self) -> String {
+        let nested = if self.nested.is_some() { ", nested scales" } else { "" };
+        format!("{}, blocks of {}{nested}", self.kind, self.block)
+    }
+}
+
+struct EightBits {
+    codes: usize,
+    scales: Values,
+    n_cols: u64,
+    members: Vec<usize>,
+}
+
+fn eight_bits(tensors: &mut Tensors<'_>, module: &str, scale: usize) -> Result<(), DequantError> {
+    let codes = tensors.member(module, ".weight")?;
+    tensors.check_type(codes, &[ElementType::I8])?;
+    let (n_rows, n_cols) = tensors.matrix(codes)?;
+    let scales = Values::new(tensors, scale, &[ElementType::F32])?;
+    if scales.n != n_rows {
+        return Err(tensors.shape_error(scale, format!("{n_rows} elements, one for each row")));
+    }
+    let mut members = vec![codes, scale];
+    if let Some(format) = tensors.find(&format!("{module}.weight_format")) {
+        tensors.check_type(format, &[ElementType::U8])?;
+        if tensors.meta(format).shape.n_elems() != 1 {
+            return Err(tensors.shape_error(format, "1 element".to_owned()));
+        }
+        let found = with_bytes(tensors.source(), format, 1, 0..1, |bytes| Ok(bytes[0]))?;
+        if found != 0 {
+            return Err(DequantError::UnsupportedVariant {
+                place: format!("tensor `{}`", crate::core::text::escape(&tensors.meta(format).name)),
+                found: found.to_string(),
+                reason: "weights are stored in a GPU tile order; 0 stands for rows".to_owned(),
+            });
+        }
+        members.push(format);
+    }
+    let meta = tensors.meta(codes);
+    let decoder = EightBits { codes, scales, n_cols, members: members.clone() };
+    for member in members {
+        tensors.take(member);
+    }
+    tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(decoder));
+    Ok(())
+}
+
+impl Decoder for EightBits {
+    fn decode(
+        &self,
+        source: &dyn WeightSource,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), DequantError> {
+        let width = (cols.end - cols.start) as usize;
+        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+            let scale = self.scales.get(source, row)?;
+            let first = row * self.n_cols;
+            with_bytes(source, self.codes, 1, first + cols.start..first + cols.end, |bytes| {
+                for (out, &code) in out.iter_mut().zip(bytes) {
+                    *out = f32::from(code.cast_signed()) * scale * INV_127;
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    fn form(&self) -> String {
+        "INT8, scales by row".to_owned()
+    }
+}

@@ -1,0 +1,492 @@
+//! compressed-tensors: groups of modules with a scheme each, in formats that share their names.
+
+use regex::Regex;
+use serde_json::{Map, Value};
+
+use crate::core::{ElementType, Shape};
+use crate::dequant::bits::{Packing, Stream};
+use crate::dequant::fp4::{Beside, Factor, Fp4};
+use crate::dequant::fp8::{Fp8, Grid};
+use crate::dequant::grouped::{Codes, Grouped, Groups, Layout, Order, ZeroShift, Zeros};
+use crate::dequant::values::{SCALE_TYPES, Values, with_bytes};
+use crate::dequant::{DequantError, Settings, Tensors, sparse};
+
+/// Which modules a list names.
+enum Target {
+    Name(String),
+    Pattern(Regex),
+    /// A class of modules; only linear ones are quantized.
+    Class,
+}
+
+/// A scheme: the weights' arguments, and the format if the group has its own.
+struct Group {
+    targets: Vec<Target>,
+    format: Option<String>,
+    weights: Settings,
+}
+
+/// How scales lie over a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Strategy {
+    Tensor,
+    Channel,
+    Group(u64),
+    Block(u64, u64),
+}
+
+/// `compressed-tensors`.
+///
+/// # Errors
+/// [`DequantError`]: formats that are not read, schemes that contradict the tensors, incomplete modules.
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
+    let transforms = settings.map.get("transform_config").filter(|value| !value.is_null());
+    if transforms.is_some_and(|value| value.as_object().is_none_or(|map| !map.is_empty())) {
+        return Err(settings.variant("transform_config", "transforms", "weights are rotated at run time"));
+    }
+    let groups = groups(settings)?;
+    if settings.text("quantization_status")?.is_some_and(|status| status != "compressed") {
+        // The weights are plain floats, their parameters of quantization stand beside them.
+        for suffix in [".weight_scale", ".weight_zero_point", ".weight_g_idx"] {
+            for (_, index) in tensors.ending(suffix) {
+                tensors.leave_out(index);
+            }
+        }
+        return Ok(());
+    }
+    if sparse::plan(settings, tensors)? {
+        return Ok(());
+    }
+    let ignored = targets(settings, "ignore", settings.map.get("ignore"))?;
+    let format = settings.text("format")?.unwrap_or("dense").to_owned();
+    let mut modules: Vec<(&str, usize)> = tensors.ending(".weight_packed");
+    let plain = tensors
+        .ending(".weight_scale")
+        .into_iter()
+        .filter_map(|(module, _)| Some((module, tensors.find(&format!("{module}.weight"))?)));
+    modules.extend(plain.collect::<Vec<_>>());
+    for (module, codes) in modules {
+        let conflict = |key: &str, configured: &str| DequantError::ConfigTensorConflict {
+            file: settings.file.to_owned(),
+            key: key.to_owned(),
+            configured: configured.to_owned(),
+            tensor: tensors.meta(codes).name.clone(),
+            found: "it is quantized".to_owned(),
+        };
+        if ignored.iter().any(|target| !matches!(target, Target::Class) && target.rank(module).is_some()) {
+            return Err(conflict("ignore", "a list with the module in it"));
+        }
+        let group = groups
+            .iter()
+            .filter_map(|group| Some((group.targets.iter().filter_map(|t| t.rank(module)).min()?, group)))
+            .min_by_key(|row| row.0)
+            .map(|row| row.1)
+            .ok_or_else(|| conflict("config_groups", "without a group for the module"))?;
+        let format = group.format.as_deref().unwrap_or(&format);
+        put(&group.weights, tensors, module, codes, format)?;
+    }
+    Ok(())
+}
+
+/// Tells which modules the groups name and the list of exceptions does not.
+///
+/// # Errors
+/// Groups or lists that are not what they must be.
+pub(super) fn target_test(settings: &Settings) -> Result<impl Fn(&str) -> bool + use<>, DequantError> {
+    let (groups, ignored) = (groups(settings)?, targets(settings, "ignore", settings.map.get("ignore"))?);
+    Ok(move |module: &str| {
+        let names = |target: &Target| target.rank(module).is_some();
+        let is_ignored = ignored.iter().any(|target| !matches!(target, Target::Class) && names(target));
+        !is_ignored && groups.iter().any(|group| group.targets.iter().any(names))
+    })
+}
+
+impl Target {
+    /// How well the target names a module: the less the better.
+    fn rank(&self, module: &str) -> Option<u8> {
+        match self {
+            Self::Name(name) => (name == module).then_some(0),
+            Self::Pattern(pattern) => pattern.is_match(module).then_some(1),
+            Self::Class => Some(2),
+        }
+    }
+}
+
+fn targets(settings: &Settings, key: &str, value: Option<&Value>) -> Result<Vec<Target>, DequantError> {
+    let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
+    let names = value.as_array().map(|names| names.iter().map(Value::as_str).collect::<Option<Vec<_>>>());
+    let Some(Some(names)) = names else { return Err(settings.bad(key, "must be a list of strings")) };
+    let target = |name: &str| match name.strip_prefix("re:") {
+        Some(pattern) => Regex::new(&format!("^(?:{pattern})"))
+            .map(Target::Pattern)
+            .map_err(|_| settings.bad(key, &format!("has the pattern `{pattern}`, which is not understood"))),
+        None if name == "Linear" => Ok(Target::Class),
+        None => Ok(Target::Name(name.to_owned())),
+    };
+    names.into_iter().map(target).collect()
+}
+
+fn groups(settings: &Settings) -> Result<Vec<Group>, DequantError> {
+    const KEY: &str = "config_groups";
+    let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
+    let Some(map) = value.as_object() else { return Err(settings.bad(KEY, "must be an object")) };
+    let mut groups = Vec::with_capacity(map.len());
+    for (name, group) in map {
+        let key = format!("{KEY}.{name}");
+        let weights = group.get("weights").and_then(Value::as_object);
+        let (Some(weights), Some(own)) = (weights, group.as_object()) else {
+            return Err(settings.bad(&key, "has no `weights`"));
+        };
+        let of = |map: &Map<String, Value>| Settings { map: map.clone(), ..settings.clone() };
+        groups.push(Group {
+            targets: targets(settings, &format!("{key}.targets"), own.get("targets"))?,
+            format: of(own).text("format")?.map(str::to_owned),
+            weights: of(weights),
+        });
+    }
+    Ok(groups)
+}
+
+/// One module in the format of its group.
+fn put(
+    weights: &Settings,
+    tensors: &mut Tensors<'_>,
+    module: &str,
+    codes: usize,
+    format: &str,
+) -> Result<(), DequantError> {
+    let is_float = weights.text("type")? == Some("float");
+    match format {
+        "pack-quantized" => pack_quantized(weights, tensors, module, codes),
+        "nvfp4-pack-quantized" => nvfp4(tensors, module, codes),
+        "mxfp4-pack-quantized" => mxfp4(tensors, module, codes),
+        "mxfp8-quantized" => mxfp8(tensors, module, codes),
+        "float-quantized" | "naive-quantized" | "int-quantized" if is_float => {
+            float_quantized(weights, tensors, module, codes)
+        }
+        "int-quantized" | "naive-quantized" => int_quantized(weights, tensors, module, codes),
+        "marlin-24" => Err(weights.variant("format", format, "weights are stored in a GPU tile order")),
+        _ => Err(weights.variant("format", format, "no such format of compressed-tensors is read")),
+    }
+}
+
+fn strategy(weights: &Settings) -> Result<Strategy, DequantError> {
+    match weights.text("strategy")? {
+        None | Some("tensor") => Ok(Strategy::Tensor),
+        Some("channel") => Ok(Strategy::Channel),
+        Some("group" | "tensor_group") => match weights.int("group_size")?.map(u64::try_from) {
+            Some(Ok(size)) if size > 0 => Ok(Strategy::Group(size)),
+            _ => Err(weights.bad("group_size", "must be a positive number")),
+        },
+        Some("block") => block(weights),
+        Some(name) => Err(weights.variant("strategy", name, "expected tensor, channel, group or block")),
+    }
+}
+
+/// `block_structure`: a list, or text as `128x128`.
+fn block(weights: &Settings) -> Result<Strategy, DequantError> {
+    const KEY: &str = "block_structure";
+    let sizes: Option<Vec<u64>> = match weights.map.get(KEY) {
+        Some(Value::Array(sizes)) => sizes.iter().map(Value::as_u64).collect(),
+        Some(Value::String(text)) => text.split('x').map(|size| size.trim().parse().ok()).collect(),
+        _ => None,
+    };
+    match sizes.as_deref() {
+        Some(&[rows, cols]) if rows > 0 && cols > 0 => Ok(Strategy::Block(rows, cols)),
+        _ => Err(weights.bad(KEY, "must be two positive numbers")),
+    }
+}
+
+/// Where the scale of a group of a row lies, after the shape of the scales was checked.
+fn group_layout(
+    weights: &Settings,
+    tensors: &Tensors<'_>,
+    scale: usize,
+    (n_rows, n_cols): (u64, u64),
+) -> Result<(Order, u64, u64), DequantError> {
+    let found = tensors.meta(scale).shape.dims().to_vec();
+    match strategy(weights)? {
+        Strategy::Tensor if tensors.meta(scale).shape.n_elems() == 1 => {
+            Ok((Order::RowMajor { stride: 0 }, 1, n_cols.max(1)))
+        }
+        Strategy::Channel if found == [n_rows, 1] || found == [n_rows] => {
+            Ok((Order::RowMajor { stride: 1 }, 1, n_cols.max(1)))
+        }
+        Strategy::Group(size) => {
+            let n_groups = n_cols.div_ceil(size);
+            if found == [n_rows, n_groups] {
+                return Ok((Order::RowMajor { stride: n_groups }, n_groups, size));
+            }
+            let is_rows = found.len() == 2 && found[0] == n_rows;
+            if !is_rows {
+                return Err(tensors.shape_error(scale, format!("[{n_rows}, {n_groups}]")));
+            }
+            Err(DequantError::ConfigTensorConflict {
+                file: weights.file.to_owned(),
+                key: "group_size".to_owned(),
+                configured: format!("{size}, {n_groups} groups for {n_cols} inputs"),
+                tensor: tensors.meta(scale).name.clone(),
+                found: format!("{} groups", found[1]),
+            })
+        }
+        Strategy::Block(..) => Err(weights.variant("strategy", "block", "integers have no scales by blocks")),
+        Strategy::Tensor => Err(tensors.shape_error(scale, "1 element".to_owned())),
+        Strategy::Channel => Err(tensors.shape_error(scale, format!("[{n_rows}, 1]"))),
+    }
+}
+
+/// Tells dense and padded words apart by how many there are.
+fn word_packing(
+    tensors: &Tensors<'_>,
+    index: usize,
+    bits: u32,
+    (n_codes, n_words): (u64, u64),
+) -> Result<Packing, DequantError> {
+    let dense = Stream::words(bits, Packing::Dense, n_codes);
+    let padded = Stream::words(bits, Packing::Padded, n_codes);
+    let is_same = 32 % bits == 0;
+    match (dense == n_words, padded == n_words) {
+        (true, _) if is_same => Ok(Packing::Dense),
+        (true, false) => Ok(Packing::Dense),
+        (false, true) => Ok(Packing::Padded),
+        (true, true) => {
+            let expected = format!("words that tell whether {bits}-bit codes straddle them");
+            Err(tensors.shape_error(index, expected))
+        }
+        (false, false) => {
+            let expected = format!("{dense} or {padded} words for {n_codes} codes of {bits} bits");
+            Err(tensors.shape_error(index, expected))
+        }
+    }
+}
+
+fn num_bits(weights: &Settings) -> Result<u32, DequantError> {
+    match weights.int("num_bits")? {
+        Some(bits @ 1..=8) => Ok(bits as u32),
+        Some(bits) => Err(weights.bad("num_bits", &format!("is {bits}, expected 1 to 8"))),
+        None => Err(weights.bad("num_bits", "is missing")),
+    }
+}
+
+fn pack_quantized(
+    weights: &Settings,
+    tensors: &mut Tensors<'_>,
+    module: &str,
+    packed: usize,
+) -> Result<(), DequantError> {
+    let bits = num_bits(weights)?;
+    let scale = tensors.member(module, ".weight_scale")?;
+    let shape_index = tensors.member(module, ".weight_shape")?;
+    tensors.check_no_plain(module, packed)?;
+    tensors.check_type(packed, &[ElementType::I32])?;
+    let scales = Values::new(tensors, scale, &SCALE_TYPES)?;
+    let (n_rows, n_cols) = shape_of(tensors, shape_index)?;
+    let (rows, n_words) = tensors.matrix(packed)?;
+    // No more codes than bits: sizes that overflow end here.
+    if rows != n_rows || n_cols > n_words.saturating_mul(32) {
+        let expected = format!("what `weight_shape` [{n_rows}, {n_cols}] needs");
+        return Err(tensors.shape_error(packed, expected));
+    }
+    let packing = word_packing(tensors, packed, bits, (n_cols, n_words))?;
+    let (order, n_groups, group_size) = group_layout(weights, tensors, scale, (n_rows, n_cols))?;
+    let mut members = vec![packed, scale, shape_index];
+    let middle = 1i32 << (bits - 1);
+    let zeros = if weights.bool("symmetric")?.unwrap_or(true) {
+        Zeros::Const(middle)
+    } else {
+        let index = tensors.member(module, ".weight_zero_point")?;
+        tensors.check_type(index, &[ElementType::I32])?;
+        let (words, groups) = tensors.matrix(index)?;
+        if groups != n_groups {
+            return Err(tensors.shape_error(index, format!("{n_groups} columns, one for each group")));
+        }
+        let packing = word_packing(tensors, index, bits, (n_rows, words))?;
+        members.push(index);
+        Zeros::ByGroup(Stream { index, bits, packing, step: n_groups, stride: 1 }, ZeroShift::None)
+    };
+    let mut groups = Groups::Runs(group_size);
+    if let Some(g_idx) = tensors.find(&format!("{module}.weight_g_idx")) {
+        tensors.check_type(g_idx, &[ElementType::I32])?;
+        tensors.check_shape(g_idx, &[n_cols])?;
+        members.push(g_idx);
+        if !is_unset(tensors, g_idx)? {
+            groups = Groups::Index(g_idx);
+        }
+    }
+    let name = format!("{module}.weight");
+    let shape = Shape::new(vec![n_rows, n_cols])
+        .ok_or_else(|| tensors.shape_error(packed, "a size that fits 63 bits".to_owned()))?;
+    let decoder = Grouped {
+        codes: Codes::ByRow(Stream { index: packed, bits, packing, step: 1, stride: n_words }),
+        code_range: (0, (1 << bits) - 1),
+        zeros,
+        scales,
+        order,
+        groups,
+        n_groups,
+        n_rows,
+        n_cols,
+        members: members.clone(),
+        layout: Layout { group_size, is_symmetric: !weights.says("symmetric", false) },
+    };
+    for member in members {
+        tensors.take(member);
+    }
+    tensors.append(name, shape, Box::new(decoder));
+    Ok(())
+}
+
+/// `weight_shape`: two numbers inside the file.
+fn shape_of(tensors: &Tensors<'_>, index: usize) -> Result<(u64, u64), DequantError> {
+    tensors.check_type(index, &[ElementType::I64, ElementType::I32])?;
+    let meta = tensors.meta(index);
+    if meta.shape.n_elems() != 2 {
+        return Err(tensors.shape_error(index, "2 elements".to_owned()));
+    }
+    let is_wide = meta.ty == ElementType::I64;
+    let size = |bytes: &[u8], at: usize| -> Result<u64, DequantError> {
+        let value = if is_wide {
+            bytes.as_chunks::<8>().0.get(at).map_or(0, |&bytes| i64::from_le_bytes(bytes))
+        } else {
+            bytes.as_chunks::<4>().0.get(at).map_or(0, |&bytes| i64::from(i32::from_le_bytes(bytes)))
+        };
+        u64::try_from(value).map_err(|_| DequantError::IndexOutOfRange {
+            tensor: meta.name.clone(),
+            index: at as u64,
+            found: value,
+            expected: "a size".to_owned(),
+        })
+    };
+    let elem_bytes = if is_wide { 8 } else { 4 };
+    with_bytes(tensors.source(), index, elem_bytes, 0..2, |bytes| Ok((size(bytes, 0)?, size(bytes, 1)?)))
+}
+
+/// Whether an index of groups holds -1 throughout, which stands for none.
+fn is_unset(tensors: &Tensors<'_>, index: usize) -> Result<bool, DequantError> {
+    let n = tensors.meta(index).shape.n_elems();
+    with_bytes(tensors.source(), index, 4, 0..n, |bytes| {
+        Ok(bytes.as_chunks::<4>().0.iter().all(|&bytes| i32::from_le_bytes(bytes) == -1))
+    })
+}
+
+fn int_quantized(
+    weights: &Settings,
+    tensors: &mut Tensors<'_>,
+    module: &str,
+    codes: usize,
+) -> Result<(), DequantError> {
+    let bits = num_bits(weights)?;
+    let scale = tensors.member(module, ".weight_scale")?;
+    tensors.check_type(codes, &[ElementType::I8])?;
+    let scales = Values::new(tensors, scale, &SCALE_TYPES)?;
+    let (n_rows, n_cols) = tensors.matrix(codes)?;
+    let (order, n_groups, group_size) = group_layout(weights, tensors, scale, (n_rows, n_cols))?;
+    let mut members = vec![codes, scale];
+    let zeros = if weights.bool("symmetric")?.unwrap_or(true) {
+        Zeros::Const(0)
+    } else {
+        let index = tensors.member(module, ".weight_zero_point")?;
+        tensors.check_type(index, &[ElementType::I8])?;
+        tensors.check_shape(index, tensors.meta(scale).shape.dims())?;
+        members.push(index);
+        Zeros::Bytes(index)
+    };
+    // A zero point that is always zero may stand beside symmetric weights.
+    if let Some(index) = tensors.find(&format!("{module}.weight_zero_point")).filter(|i| !members.contains(i))
+    {
+        tensors.leave_out(index);
+    }
+    let meta = tensors.meta(codes);
+    let decoder = Grouped {
+        codes: Codes::Bytes(codes),
+        code_range: (-(1 << (bits - 1)), (1 << (bits - 1)) - 1),
+        zeros,
+        scales,
+        order,
+        groups: Groups::Runs(group_size),
+        n_groups,
+        n_rows,
+        n_cols,
+        members: members.clone(),
+        layout: Layout { group_size, is_symmetric: !weights.says("symmetric", false) },
+    };
+    for &member in &members {
+        tensors.take(member);
+    }
+    tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(decoder));
+    Ok(())
+}
+
+fn float_quantized(
+    weights: &Settings,
+    tensors: &mut Tensors<'_>,
+    module: &str,
+    codes: usize,
+) -> Result<(), DequantError> {
+    let scale = tensors.member(module, ".weight_scale")?;
+    let grid = match strategy(weights)? {
+        Strategy::Tensor => Grid::Tensor,
+        Strategy::Channel => Grid::Row,
+        Strategy::Group(size) => Grid::Block { rows: 1, cols: size },
+        Strategy::Block(rows, cols) => Grid::Block { rows, cols },
+    };
+    let decoder = Fp8::new(tensors, codes, scale, grid)?;
+    put_float(tensors, codes, scale, decoder);
+    Ok(())
+}
+
+fn put_float(tensors: &mut Tensors<'_>, codes: usize, scale: usize, decoder: Fp8) {
+    let meta = tensors.meta(codes);
+    tensors.take(scale);
+    tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(decoder));
+}
+
+fn mxfp8(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<(), DequantError> {
+    let scale = tensors.member(module, ".weight_scale")?;
+    tensors.check_type(scale, &[ElementType::U8, ElementType::F8E8M0])?;
+    let scales = Values::exponents(tensors, scale);
+    let decoder = Fp8::with_scales(tensors, codes, scales, Grid::Block { rows: 1, cols: 32 })?;
+    put_float(tensors, codes, scale, decoder);
+    Ok(())
+}
+
+/// The matrix behind packed bytes: twice as many columns.
+fn unpacked(tensors: &Tensors<'_>, packed: usize) -> Result<Shape, DequantError> {
+    let (rows, bytes) = tensors.matrix(packed)?;
+    let shape = bytes.checked_mul(2).and_then(|cols| Shape::new(vec![rows, cols]));
+    shape.ok_or_else(|| tensors.shape_error(packed, "a size that fits 63 bits".to_owned()))
+}
+
+fn mxfp4(tensors: &mut Tensors<'_>, module: &str, packed: usize) -> Result<(), DequantError> {
+    let scale = tensors.member(module, ".weight_scale")?;
+    tensors.check_no_plain(module, packed)?;
+    let shape = unpacked(tensors, packed)?;
+    let name = format!("{module}.weight");
+    let decoder = Fp4::mx(tensors, packed, scale, (shape.n_rows(), shape.n_cols()))?;
+    tensors.take(packed);
+    tensors.take(scale);
+    tensors.append(name, shape, Box::new(decoder));
+    Ok(())
+}
+
+fn nvfp4(tensors: &mut Tensors<'_>, module: &str, packed: usize) -> Result<(), DequantError> {
+    let scale = tensors.member(module, ".weight_scale")?;
+    let global = tensors.member(module, ".weight_global_scale")?;
+    tensors.check_no_plain(module, packed)?;
+    let shape = unpacked(tensors, packed)?;
+    let name = format!("{module}.weight");
+    let input = match tensors.find(&format!("{module}.input_global_scale")) {
+        Some(input) => Factor::Over(Values::new(tensors, input, &SCALE_TYPES)?),
+        None => Factor::None,
+    };
+    let factor = Factor::Over(Values::new(tensors, global, &SCALE_TYPES)?);
+    // ref: a scheme without `input_activations` is not marked as one of float activations, keep.
+    let beside = Beside { factor, input, float_activations: false };
+    let size = (shape.n_rows(), shape.n_cols());
+    let decoder = Fp4::nv(tensors, packed, scale, beside, size)?;
+    for member in [packed, scale, global] {
+        tensors.take(member);
+    }
+    tensors.append(name, shape, Box::new(decoder));
+    Ok(())
+}

@@ -1,0 +1,275 @@
+//! FP4: E2M1 codes, two a byte, the even column in the low nibble; a scale for each 16 or 32 columns.
+//!
+//! MXFP4 has a power of two for 32 columns. NVFP4 has an E4M3 scale for 16 columns and one factor for the tensor:
+//! `e2m1 · (scale · factor)`, or `e2m1 · (scale / factor)`, each step rounded to F32.
+
+use std::ops::Range;
+
+use crate::core::{ElementType, GgmlType, Packing, WeightSource};
+use crate::dequant::nibbles::look_up;
+use crate::dequant::values::{Values, with_bytes};
+use crate::dequant::{Decoder, DequantError, Tensors};
+use crate::quant::pack::{BLOCK_ELEMS, pack_mxfp4, pack_nvfp4};
+
+/// The values of the codes.
+const E2M1: [f32; 16] =
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+/// The factor of a tensor.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Factor {
+    /// There is none.
+    None,
+    /// Scales are multiplied by it.
+    Times(Values),
+    /// Scales are divided by it.
+    Over(Values),
+}
+
+impl Factor {
+    /// Checks that it is one number, and no zero where it divides.
+    ///
+    /// # Errors
+    /// Another number of elements; a number that is not finite; a divisor of zero.
+    fn check(self, tensors: &Tensors<'_>) -> Result<(), DequantError> {
+        let (Self::Times(values) | Self::Over(values)) = self else { return Ok(()) };
+        if values.n != 1 {
+            return Err(tensors.shape_error(values.index, "1 element".to_owned()));
+        }
+        let value = values.get(tensors.source(), 0)?;
+        if value == 0.0 && matches!(self, Self::Over(_)) {
+            return Err(tensors.zero_divisor(values.index));
+        }
+        Ok(())
+    }
+
+    /// The number that a product is multiplied by.
+    fn multiplier(self, source: &dyn WeightSource) -> Result<Option<f32>, DequantError> {
+        Ok(match self {
+            Self::None => None,
+            Self::Times(values) => Some(values.get(source, 0)?),
+            Self::Over(values) => Some(1.0 / values.get(source, 0)?),
+        })
+    }
+}
+
+/// What an NVFP4 matrix has beside codes and scales.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Beside {
+    /// Factor of the matrix.
+    pub(super) factor: Factor,
+    /// Factor of its input, for runtimes that quantize activations.
+    pub(super) input: Factor,
+    /// The checkpoint says that activations stay floats.
+    pub(super) float_activations: bool,
+}
+
+/// A matrix of FP4 codes.
+pub(super) struct Fp4 {
+    codes: usize,
+    scales: Values,
+    beside: Beside,
+    /// Columns of a scale.
+    group: u64,
+    n_cols: u64,
+    members: Vec<usize>,
+}
+
+impl Fp4 {
+    /// MXFP4: scales of 32 columns, one byte of exponent each. `n_rows` counts the rows of all matrices of a stack.
+    ///
+    /// # Errors
+    /// Types and sizes that do not fit.
+    pub(super) fn mx(
+        tensors: &Tensors<'_>,
+        codes: usize,
+        scale: usize,
+        (n_rows, n_cols): (u64, u64),
+    ) -> Result<Self, DequantError> {
+        tensors.check_type(scale, &[ElementType::U8, ElementType::F8E8M0])?;
+        let scales = Values::exponents(tensors, scale);
+        let beside = Beside { factor: Factor::None, input: Factor::None, float_activations: false };
+        Self::new(tensors, codes, (scales, beside), 32, (n_rows, n_cols))
+    }
+
+    /// NVFP4: scales of 16 columns, and factors of the whole.
+    ///
+    /// # Errors
+    /// Types and sizes that do not fit; a factor that is not finite, or a divisor of zero.
+    pub(super) fn nv(
+        tensors: &Tensors<'_>,
+        codes: usize,
+        scale: usize,
+        beside: Beside,
+        shape: (u64, u64),
+    ) -> Result<Self, DequantError> {
+        let scales = Values::new(tensors, scale, &[ElementType::F8E4M3])?;
+        beside.factor.check(tensors)?;
+        beside.input.check(tensors)?;
+        Self::new(tensors, codes, (scales, beside), 16, shape)
+    }
+
+    fn new(
+        tensors: &Tensors<'_>,
+        codes: usize,
+        (scales, beside): (Values, Beside),
+        group: u64,
+        (n_rows, n_cols): (u64, u64),
+    ) -> Result<Self, DequantError> {
+        tensors.check_type(codes, &[ElementType::U8])?;
+        let n_bytes = n_cols.div_ceil(2).checked_mul(n_rows);
+        if n_cols % 2 != 0 || Some(tensors.meta(codes).shape.n_elems()) != n_bytes {
+            return Err(tensors.shape_error(codes, format!("{n_rows} rows of {n_cols} columns, two a byte")));
+        }
+        let n_groups = n_cols.div_ceil(group);
+        if Some(scales.n) != n_groups.checked_mul(n_rows) {
+            let expected = format!("[{n_rows}, {n_groups}]: {n_cols} columns in groups of {group}");
+            return Err(tensors.shape_error(scales.index, expected));
+        }
+        let mut members = vec![codes, scales.index];
+        if let Factor::Times(values) | Factor::Over(values) = beside.factor {
+            members.push(values.index);
+        }
+        Ok(Self { codes, scales, beside, group, n_cols, members })
+    }
+
+    /// The scales of a row, the factor in them.
+    fn row_scales(
+        &self,
+        source: &dyn WeightSource,
+        row: u64,
+        out: &mut Vec<f32>,
+    ) -> Result<(), DequantError> {
+        let n_groups = self.n_cols.div_ceil(self.group);
+        out.clear();
+        self.scales.read(source, row * n_groups..(row + 1) * n_groups, out)?;
+        match self.beside.factor {
+            Factor::None => {}
+            Factor::Times(values) => {
+                let factor = values.get(source, 0)?;
+                for scale in out.iter_mut() {
+                    *scale *= factor;
+                }
+            }
+            Factor::Over(values) => {
+                let factor = values.get(source, 0)?;
+                for scale in out.iter_mut() {
+                    *scale /= factor;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The codes of some columns of a row, whole bytes of them.
+    fn read_codes(
+        &self,
+        source: &dyn WeightSource,
+        row: u64,
+        cols: &Range<u64>,
+        out: &mut [u8],
+    ) -> Result<(), DequantError> {
+        let first = row * (self.n_cols / 2);
+        with_bytes(source, self.codes, 1, first + cols.start / 2..first + cols.end / 2, |bytes| {
+            for (pair, &byte) in out.as_chunks_mut().0.iter_mut().zip(bytes) {
+                *pair = [byte & 15, byte >> 4];
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Decoder for Fp4 {
+    fn decode(
+        &self,
+        source: &dyn WeightSource,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), DequantError> {
+        let width = (cols.end - cols.start) as usize;
+        let mut scales = Vec::new();
+        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+            self.row_scales(source, row, &mut scales)?;
+            let first = row * (self.n_cols / 2);
+            let bytes = first + cols.start / 2..first + cols.end.div_ceil(2);
+            with_bytes(source, self.codes, 1, bytes, |bytes| {
+                let mut at = cols.start;
+                while at < cols.end {
+                    let end = cols.end.min((at / self.group + 1) * self.group);
+                    let scale = scales[(at / self.group) as usize];
+                    let bytes = &bytes[(at / 2 - cols.start / 2) as usize..];
+                    let out = &mut out[(at - cols.start) as usize..(end - cols.start) as usize];
+                    look_up::<false>(&E2M1.map(|value| value * scale), bytes, at, out);
+                    at = end;
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, DequantError> {
+        match self.beside.factor {
+            Factor::None if self.n_cols.is_multiple_of(BLOCK_ELEMS as u64) => {
+                // Reading checks that no exponent stands for NaN.
+                self.scales.all(source, |_| true)?;
+                Ok(vec![Packing::exact(GgmlType::Mxfp4)])
+            }
+            Factor::Times(_) | Factor::Over(_)
+                if self.n_cols.is_multiple_of(GgmlType::Nvfp4.block_elems() as u64) =>
+            {
+                // The block's scales have no sign.
+                let is_plain = self.scales.all(source, f32::is_sign_positive)?;
+                let packing = Packing {
+                    scale: self.beside.factor.multiplier(source)?,
+                    input_scale: self.beside.input.multiplier(source)?,
+                    float_activations: self.beside.float_activations,
+                    ..Packing::exact(GgmlType::Nvfp4)
+                };
+                Ok(if is_plain { vec![packing] } else { Vec::new() })
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Blocks of a type that takes the codes and the bytes of the scales as they are.
+    fn pack(
+        &self,
+        source: &dyn WeightSource,
+        ty: GgmlType,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [u8],
+    ) -> Result<(), DequantError> {
+        let (block_elems, block_bytes) = (ty.block_elems(), ty.block_bytes());
+        let (n_groups, n_scales) = (self.n_cols / self.group, block_elems / self.group as usize);
+        let mut codes = vec![0; (cols.end - cols.start) as usize];
+        for (row, out) in rows.zip(out.chunks_exact_mut((codes.len() / block_elems * block_bytes).max(1))) {
+            self.read_codes(source, row, &cols, &mut codes)?;
+            let first = row * n_groups;
+            let groups = first + cols.start / self.group..first + cols.end / self.group;
+            with_bytes(source, self.scales.index, 1, groups, |scales| {
+                let blocks = codes.chunks_exact(block_elems).zip(out.chunks_exact_mut(block_bytes));
+                for ((codes, out), scales) in blocks.zip(scales.chunks_exact(n_scales)) {
+                    match ty {
+                        GgmlType::Mxfp4 => pack_mxfp4(codes, scales[0], out),
+                        GgmlType::Nvfp4 => pack_nvfp4(codes, scales, out),
+                        _ => panic!("no packing as {ty}"),
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    fn form(&self) -> String {
+        let kind = if matches!(self.beside.factor, Factor::None) { "MXFP4" } else { "NVFP4" };
+        format!("{kind}, groups of {}", self.group)
+    }
+}

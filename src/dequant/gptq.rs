@@ -1,0 +1,283 @@
+//! GPTQ: `qweight`, `qzeros`, `scales` and an optional `g_idx`, packed along columns of words.
+//!
+//! `qweight` is `[in · bits / 32, out]`, a stream of inputs down each column; `qzeros` is `[n_groups, out · bits / 32]`,
+//! a stream of outputs along each row. Version 1 stores zero points less one; see [`ZeroShift`].
+
+use regex::Regex;
+use serde_json::{Map, Value};
+
+use crate::core::{ElementType, Shape};
+use crate::dequant::bits::{Packing, Stream};
+use crate::dequant::grouped::{Codes, Grouped, Groups, Layout, Order, ZeroShift, Zeros};
+use crate::dequant::values::{SCALE_TYPES, Values, with_bytes};
+use crate::dequant::{DequantError, Settings, Tensors};
+
+/// What a module was quantized with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Params {
+    /// Bits of a code.
+    pub(super) bits: u32,
+    /// Columns of a group; `None` for whole rows.
+    pub(super) group_size: Option<u64>,
+    /// Whether zero points are stored as they are, not less one.
+    pub(super) is_v2: bool,
+}
+
+/// A rule for modules by name.
+pub(super) enum Rule {
+    /// The module was left alone.
+    Skip,
+    Override(Map<String, Value>),
+}
+
+/// `gptq`.
+///
+/// # Errors
+/// [`DequantError`]: formats for one GPU kernel, settings that contradict the tensors, incomplete modules.
+pub(super) fn plan(
+    settings: &Settings,
+    tensors: &mut Tensors<'_>,
+    warnings: &mut Vec<String>,
+) -> Result<(), DequantError> {
+    let is_v2 = version(settings)?;
+    if let Some(dtype) = settings.text("pack_dtype")?.filter(|dtype| *dtype != "int32") {
+        return Err(settings.variant("pack_dtype", dtype, "only codes in 32-bit words are read"));
+    }
+    let rules = rules(settings)?;
+    let mut damaged = Vec::new();
+    for (module, _) in tensors.ending(".qweight") {
+        let rule = rules.iter().find(|(pattern, _)| pattern.is_match(module)).map(|(_, rule)| rule);
+        let own = match rule {
+            Some(Rule::Skip) => {
+                return Err(DequantError::ConfigTensorConflict {
+                    file: settings.file.to_owned(),
+                    key: "dynamic".to_owned(),
+                    configured: "a rule that leaves the module alone".to_owned(),
+                    tensor: format!("{module}.qweight"),
+                    found: "it is quantized".to_owned(),
+                });
+            }
+            Some(Rule::Override(map)) => settings.with(map),
+            None => settings.clone(),
+        };
+        let params = Params { bits: bits(&own)?, group_size: group_size(&own)?, is_v2 };
+        if put(&own, tensors, module, params)? {
+            damaged.push(module.to_owned());
+        }
+    }
+    if let Some(first) = damaged.first() {
+        warnings.push(format!(
+            "zero points of 0 in `{first}` and {} other modules: read as the format's own loader does, with a carry \
+             between the fields of a word",
+            damaged.len() - 1
+        ));
+    }
+    Ok(())
+}
+
+/// Whether zero points are stored as they are.
+fn version(settings: &Settings) -> Result<bool, DequantError> {
+    if settings.bool("is_marlin_format")? == Some(true) {
+        return Err(settings.variant("is_marlin_format", "true", "weights are repacked for a GPU kernel"));
+    }
+    let key = if settings.map.contains_key("checkpoint_format") { "checkpoint_format" } else { "format" };
+    match settings.text(key)? {
+        None | Some("gptq") => Ok(false),
+        Some("gptq_v2") => Ok(true),
+        Some(name @ "gptq_p") => Err(settings.variant(key, name, "codes lie in bit planes")),
+        Some(name) => Err(settings.variant(key, name, "weights are repacked for a GPU kernel")),
+    }
+}
+
+/// Overrides by module name, in order.
+///
+/// # Errors
+/// A key that is not what it must be, a pattern that is not understood.
+pub(super) fn rules(settings: &Settings) -> Result<Vec<(Regex, Rule)>, DequantError> {
+    const KEY: &str = "dynamic";
+    let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
+    let Some(map) = value.as_object() else { return Err(settings.bad(KEY, "must be an object")) };
+    let mut rules = Vec::with_capacity(map.len());
+    for (name, value) in map {
+        let (skip, pattern) = match name.strip_prefix("-:") {
+            Some(pattern) => (true, pattern),
+            None => (false, name.strip_prefix("+:").unwrap_or(name)),
+        };
+        let pattern = Regex::new(&format!("^(?:{pattern})"))
+            .map_err(|_| settings.bad(KEY, &format!("has the pattern `{name}`, which is not understood")))?;
+        let rule = match value.as_object() {
+            _ if skip => Rule::Skip,
+            Some(map) => Rule::Override(map.clone()),
+            None => return Err(settings.bad(KEY, &format!("has a rule `{name}` that is not an object"))),
+        };
+        rules.push((pattern, rule));
+    }
+    Ok(rules)
+}
+
+/// `bits`, one of those that there are files of.
+///
+/// # Errors
+/// Another number.
+pub(super) fn bits(settings: &Settings) -> Result<u32, DequantError> {
+    match settings.int("bits")? {
+        Some(bits @ (2 | 3 | 4 | 8)) => Ok(bits as u32),
+        Some(bits) => Err(settings.bad("bits", &format!("is {bits}, expected 2, 3, 4 or 8"))),
+        None => Err(settings.bad("bits", "is missing")),
+    }
+}
+
+/// `group_size`; -1 and absence stand for whole rows.
+///
+/// # Errors
+/// Zero, or below -1.
+pub(super) fn group_size(settings: &Settings) -> Result<Option<u64>, DequantError> {
+    match settings.int("group_size")? {
+        None | Some(-1) => Ok(None),
+        Some(size) => match u64::try_from(size) {
+            Ok(size) if size > 0 => Ok(Some(size)),
+            _ => Err(settings.bad("group_size", &format!("is {size}, expected -1 or a positive number"))),
+        },
+    }
+}
+
+/// Puts one module together; true if some zero point wraps around.
+///
+/// # Errors
+/// [`DequantError`].
+pub(super) fn put(
+    settings: &Settings,
+    tensors: &mut Tensors<'_>,
+    module: &str,
+    params: Params,
+) -> Result<bool, DequantError> {
+    let qweight = tensors.member(module, ".qweight")?;
+    let qzeros = tensors.member(module, ".qzeros")?;
+    let scales = tensors.member(module, ".scales")?;
+    tensors.check_no_plain(module, qweight)?;
+    tensors.check_type(qweight, &[ElementType::I32])?;
+    tensors.check_type(qzeros, &[ElementType::I32])?;
+    let scale_values = Values::new(tensors, scales, &SCALE_TYPES)?;
+    let bits = u64::from(params.bits);
+
+    let (words, n_rows) = tensors.matrix(qweight)?;
+    let (n_groups, scale_rows) = tensors.matrix(scales)?;
+    if scale_rows != n_rows {
+        return Err(tensors.shape_error(scales, format!("[{n_groups}, {n_rows}], as `qweight` has columns")));
+    }
+    let n_cols = words.checked_mul(32).filter(|n| n % bits == 0).map(|n| n / bits);
+    let n_cols = n_cols.ok_or_else(|| {
+        tensors.shape_error(qweight, format!("a number of words that {bits}-bit codes fill"))
+    })?;
+    let zero_words = Stream::words(params.bits, Packing::Dense, n_rows);
+    let (zero_groups, found_words) = tensors.matrix(qzeros)?;
+    if zero_groups != n_groups || found_words != zero_words {
+        let expected = format!("[{n_groups}, {zero_words}]: `scales` has {n_groups} groups of {n_rows}");
+        return Err(tensors.shape_error(qzeros, expected));
+    }
+
+    let g_idx = tensors.find(&format!("{module}.g_idx"));
+    let conflict = |key: &str, configured: String, tensor: usize, found: String| {
+        Err(DequantError::ConfigTensorConflict {
+            file: settings.file.to_owned(),
+            key: key.to_owned(),
+            configured,
+            tensor: tensors.meta(tensor).name.clone(),
+            found,
+        })
+    };
+    if let Some(g_idx) = g_idx {
+        tensors.check_type(g_idx, &[ElementType::I32])?;
+        let n = tensors.meta(g_idx).shape.n_elems();
+        // The number of inputs is known twice: if bits are wrong, so is the one that follows from them.
+        if n != n_cols && n.checked_mul(bits).is_some_and(|n_bits| n_bits.div_ceil(32) != words) {
+            let right = words.saturating_mul(32) / n.max(1);
+            if [2, 3, 4, 8].contains(&right) {
+                return conflict(
+                    "bits",
+                    bits.to_string(),
+                    qweight,
+                    format!("{right}: {words} rows for {n} inputs"),
+                );
+            }
+        }
+        tensors.check_shape(g_idx, &[n_cols])?;
+    }
+    let group_size = params.group_size.unwrap_or(n_cols.max(1));
+    if n_cols.div_ceil(group_size) != n_groups {
+        let found = format!("{n_groups} groups for {n_cols} inputs");
+        return conflict("group_size", group_size.to_string(), scales, found);
+    }
+    let groups = match g_idx {
+        Some(g_idx) if !is_in_order(tensors, g_idx, group_size, n_groups)? => Groups::Index(g_idx),
+        _ => Groups::Runs(group_size),
+    };
+
+    let shift = match (params.is_v2, params.bits) {
+        (true, _) => ZeroShift::None,
+        (false, 3) => ZeroShift::Field,
+        (false, _) => ZeroShift::Word,
+    };
+    let stream =
+        |index, step, stride| Stream { index, bits: params.bits, packing: Packing::Dense, step, stride };
+    let zeros = stream(qzeros, 1, zero_words);
+    let wraps = shift == ZeroShift::Word && has_full_field(tensors, qzeros, params.bits)?;
+    let name = format!("{module}.weight");
+    let mut members = vec![qweight, qzeros, scales];
+    members.extend(g_idx);
+    let decoder = Grouped {
+        codes: Codes::ByRow(stream(qweight, n_rows, 1)),
+        code_range: (0, (1 << params.bits) - 1),
+        zeros: Zeros::ByGroup(zeros, shift),
+        scales: scale_values,
+        order: Order::GroupMajor,
+        groups,
+        n_groups,
+        n_rows,
+        n_cols,
+        members: members.clone(),
+        layout: Layout { group_size, is_symmetric: !settings.says("sym", false) },
+    };
+    for member in members {
+        tensors.take(member);
+    }
+    let shape = Shape::new(vec![n_rows, n_cols])
+        .ok_or_else(|| tensors.shape_error(qweight, "a size that fits 63 bits".to_owned()))?;
+    tensors.append(name, shape, Box::new(decoder));
+    Ok(wraps)
+}
+
+/// Whether the groups follow one another as without an index. All indices are checked here, before any row is read.
+fn is_in_order(
+    tensors: &Tensors<'_>,
+    g_idx: usize,
+    group_size: u64,
+    n_groups: u64,
+) -> Result<bool, DequantError> {
+    let meta = tensors.meta(g_idx);
+    with_bytes(tensors.source(), g_idx, 4, 0..meta.shape.n_elems(), |bytes| {
+        let mut in_order = true;
+        for (col, &bytes) in (0..).zip(bytes.as_chunks::<4>().0) {
+            let found = i32::from_le_bytes(bytes);
+            if u64::try_from(found).ok().is_none_or(|group| group >= n_groups) {
+                return Err(DequantError::IndexOutOfRange {
+                    tensor: meta.name.clone(),
+                    index: col,
+                    found: i64::from(found),
+                    expected: format!("0 to {}", n_groups.saturating_sub(1)),
+                });
+            }
+            in_order &= u64::try_from(found) == Ok(col / group_size);
+        }
+        Ok(in_order)
+    })
+}
+
+/// Whether some field of the words is all ones.
+fn has_full_field(tensors: &Tensors<'_>, index: usize, bits: u32) -> Result<bool, DequantError> {
+    let full = (1u32 << bits) - 1;
+    with_bytes(tensors.source(), index, 4, 0..tensors.meta(index).shape.n_elems(), |bytes| {
+        let mut words = bytes.as_chunks::<4>().0.iter().map(|&bytes| u32::from_le_bytes(bytes));
+        Ok(words.any(|word| (0..32 / bits).any(|field| word >> (field * bits) & full == full)))
+    })
+}

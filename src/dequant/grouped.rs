@@ -1,0 +1,485 @@
+//! Integer matrices with a scale and a zero point for each group of columns: `scale · (code - zero)`.
+//!
+//! GPTQ, AWQ and compressed-tensors differ in where the bits lie and in the words of their configuration; a matrix,
+//! once described, is the same. The difference of integers is exact, the product is rounded once, to F32.
+
+#![expect(clippy::inline_always, reason = "the loops must be compiled inside the level's function")]
+
+use std::ops::Range;
+
+use crate::core::simd::{SimdLevel, VectorLoop};
+use crate::core::{GgmlType, Packing, WeightSource};
+use crate::dequant::bits::Stream;
+use crate::dequant::encoding::along_rows;
+use crate::dequant::values::{Values, with_bytes};
+use crate::dequant::{Decoder, DequantError};
+use crate::quant::pack::{BLOCK_ELEMS, f16_error, pack_q4_0, pack_q5_0, pack_q8_0};
+
+/// Bytes of codes, scales and zero points that are held at a time, if a row needs no more.
+const TILE_BYTES: u64 = 128 << 10;
+/// Rows that are unpacked together, if they fit: two cache lines of the words of GPTQ, four words of AWQ.
+const MAX_TILE_ROWS: u64 = 32;
+
+/// Where the codes of a row lie.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Codes {
+    /// One stream of columns for each row.
+    ByRow(Stream),
+    /// One stream of rows for each column.
+    ByColumn(Stream),
+    /// One signed byte each, row after row.
+    Bytes(usize),
+}
+
+/// Where the zero point of a row's group lies.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Zeros {
+    /// The same for all.
+    Const(i32),
+    /// Codes: one stream of rows for each group.
+    ByGroup(Stream, ZeroShift),
+    /// Codes: one stream of groups for each row.
+    ByRow(Stream),
+    /// One signed byte each, laid out as the scales.
+    Bytes(usize),
+}
+
+/// What is added to a stored zero point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ZeroShift {
+    /// Nothing.
+    None,
+    /// One to every field of a word at once: a field that is all ones carries into its neighbour, as the writer had
+    /// borrowed from it.
+    Word,
+    /// One to each field alone, modulo its size.
+    Field,
+}
+
+/// Which group a column belongs to.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Groups {
+    /// So many columns after another.
+    Runs(u64),
+    /// As a tensor of I32 says, one for each column.
+    Index(usize),
+}
+
+/// How scales (and zero points in bytes) lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// `[n_groups, n_rows]`
+    GroupMajor,
+    /// `[n_rows, stride]`, of which the first `n_groups` count.
+    RowMajor {
+        /// Elements of a row.
+        stride: u64,
+    },
+}
+
+/// What the description says of a matrix, for people.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    /// Columns that share a scale, in the order they were quantized.
+    pub(super) group_size: u64,
+    /// Whether zero points are all in the middle of the codes.
+    pub(super) is_symmetric: bool,
+}
+
+/// An integer matrix.
+pub(super) struct Grouped {
+    pub(super) codes: Codes,
+    /// Least and greatest code.
+    pub(super) code_range: (i32, i32),
+    pub(super) zeros: Zeros,
+    pub(super) scales: Values,
+    pub(super) order: Order,
+    pub(super) groups: Groups,
+    pub(super) n_groups: u64,
+    pub(super) n_rows: u64,
+    pub(super) n_cols: u64,
+    pub(super) members: Vec<usize>,
+    pub(super) layout: Layout,
+}
+
+/// Rows that are decoded together, with all that their values take.
+#[derive(Default)]
+struct Tile {
+    /// `[rows, width]`; signed bytes are moved up by 128, and so are their zero points.
+    codes: Vec<u8>,
+    /// `[rows, n_groups]`
+    scales: Vec<f32>,
+    /// `[rows, n_groups]`
+    zeros: Vec<i32>,
+}
+
+/// One row of a tile.
+struct Row<'a> {
+    codes: &'a [u8],
+    scales: &'a [f32],
+    zeros: &'a [i32],
+}
+
+impl Grouped {
+    /// What is added to codes to make them unsigned.
+    fn code_shift(&self) -> i32 {
+        if matches!(self.codes, Codes::Bytes(_)) { 128 } else { 0 }
+    }
+
+    /// Rows of a tile whose width is `width`: all of a cache line of words, if they fit the bound.
+    fn tile_rows(&self, width: u64) -> u64 {
+        let row_bytes = width.saturating_add(self.n_groups.saturating_mul(8)).max(1);
+        let fit = (TILE_BYTES / row_bytes).clamp(1, MAX_TILE_ROWS);
+        1 << fit.ilog2()
+    }
+
+    fn read_codes(
+        &self,
+        source: &dyn WeightSource,
+        rows: Range<u64>,
+        cols: &Range<u64>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), DequantError> {
+        let width = (cols.end - cols.start) as usize;
+        out.resize((rows.end - rows.start) as usize * width, 0);
+        match self.codes {
+            Codes::ByRow(stream) => stream.read_along(source, rows, cols.clone(), out),
+            Codes::ByColumn(stream) => stream.read_across(source, cols.clone(), rows, 0, out),
+            Codes::Bytes(index) => {
+                for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+                    let first = row * self.n_cols;
+                    with_bytes(source, index, 1, first + cols.start..first + cols.end, |bytes| {
+                        for (out, byte) in out.iter_mut().zip(bytes) {
+                            *out = byte ^ 0x80;
+                        }
+                        Ok(())
+                    })?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn read_scales(
+        &self,
+        source: &dyn WeightSource,
+        rows: Range<u64>,
+        out: &mut Vec<f32>,
+    ) -> Result<(), DequantError> {
+        out.clear();
+        match self.order {
+            Order::RowMajor { stride } => {
+                for row in rows {
+                    self.scales.read(source, row * stride..row * stride + self.n_groups, out)?;
+                }
+            }
+            Order::GroupMajor => {
+                let n_groups = self.n_groups as usize;
+                out.resize((rows.end - rows.start) as usize * n_groups, 0.0);
+                let mut line = Vec::new();
+                for group in 0..n_groups {
+                    let first = group as u64 * self.n_rows;
+                    line.clear();
+                    self.scales.read(source, first + rows.start..first + rows.end, &mut line)?;
+                    spread(&line, n_groups, &mut out[group..]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Zero points, moved up as the codes are.
+    fn read_zeros(
+        &self,
+        source: &dyn WeightSource,
+        rows: Range<u64>,
+        out: &mut Vec<i32>,
+    ) -> Result<(), DequantError> {
+        let n_groups = self.n_groups as usize;
+        let n = (rows.end - rows.start) as usize * n_groups;
+        if let Zeros::Const(zero) = self.zeros {
+            out.clear();
+            out.resize(n, zero + self.code_shift());
+            return Ok(());
+        }
+        let mut bytes = vec![0; n];
+        // What turns a byte into a zero point.
+        let mut is_signed = false;
+        let mut field = None;
+        match self.zeros {
+            Zeros::Const(_) => {}
+            Zeros::ByRow(stream) => stream.read_along(source, rows, 0..self.n_groups, &mut bytes)?,
+            Zeros::ByGroup(stream, shift) => {
+                let add = if shift == ZeroShift::Word { u32::MAX / ((1 << stream.bits) - 1) } else { 0 };
+                stream.read_across(source, 0..self.n_groups, rows, add, &mut bytes)?;
+                field = (shift == ZeroShift::Field).then_some(u8::MAX >> (8 - stream.bits));
+            }
+            Zeros::Bytes(index) => {
+                is_signed = true;
+                match self.order {
+                    Order::RowMajor { stride } => {
+                        for (row, out) in rows.zip(bytes.chunks_exact_mut(n_groups.max(1))) {
+                            let range = row * stride..row * stride + self.n_groups;
+                            with_bytes(source, index, 1, range, |bytes| {
+                                out.copy_from_slice(bytes);
+                                Ok(())
+                            })?;
+                        }
+                    }
+                    Order::GroupMajor => {
+                        for group in 0..n_groups {
+                            let first = group as u64 * self.n_rows;
+                            with_bytes(source, index, 1, first + rows.start..first + rows.end, |line| {
+                                spread(line, n_groups, &mut bytes[group..]);
+                                Ok(())
+                            })?;
+                        }
+                    }
+                }
+            }
+        }
+        out.clear();
+        let shift = self.code_shift();
+        out.extend(bytes.into_iter().map(|byte| match field {
+            _ if is_signed => i32::from(byte.cast_signed()) + shift,
+            Some(mask) => i32::from(byte.wrapping_add(1) & mask) + shift,
+            None => i32::from(byte) + shift,
+        }));
+        Ok(())
+    }
+
+    /// Calls `visit` for every row of a rectangle, counted from its first.
+    fn each_row(
+        &self,
+        source: &dyn WeightSource,
+        rows: Range<u64>,
+        cols: &Range<u64>,
+        mut visit: impl FnMut(usize, Row<'_>),
+    ) -> Result<(), DequantError> {
+        let width = cols.end - cols.start;
+        let (tile_rows, n_groups) = (self.tile_rows(width), self.n_groups as usize);
+        let mut tile = Tile::default();
+        let mut first = rows.start;
+        while first < rows.end && width > 0 {
+            let end = rows.end.min((first / tile_rows + 1) * tile_rows);
+            self.read_codes(source, first..end, cols, &mut tile.codes)?;
+            self.read_scales(source, first..end, &mut tile.scales)?;
+            self.read_zeros(source, first..end, &mut tile.zeros)?;
+            let lines = tile.codes.chunks_exact(width as usize);
+            let groups = tile.scales.chunks_exact(n_groups).zip(tile.zeros.chunks_exact(n_groups));
+            for ((row, codes), (scales, zeros)) in (first - rows.start..).zip(lines).zip(groups) {
+                visit(row as usize, Row { codes, scales, zeros });
+            }
+            first = end;
+        }
+        Ok(())
+    }
+
+    /// The group of every column, where a tensor names them; for runs of equal length there is no need to ask.
+    fn group_index(
+        &self,
+        source: &dyn WeightSource,
+        cols: Range<u64>,
+    ) -> Result<Option<Vec<u32>>, DequantError> {
+        let Groups::Index(index) = self.groups else { return Ok(None) };
+        with_bytes(source, index, 4, cols.clone(), |bytes| {
+            let words = bytes.as_chunks::<4>().0.iter();
+            let groups: Vec<u32> = words.map(|&bytes| u32::from_le_bytes(bytes)).collect();
+            let is_bad = |group: u32| u64::from(group) >= self.n_groups || group.cast_signed() < 0;
+            if groups.iter().fold(false, |bad, &group| bad | is_bad(group))
+                && let Some(at) = groups.iter().position(|&group| is_bad(group))
+            {
+                return Err(DequantError::IndexOutOfRange {
+                    tensor: source.weights()[index].name.clone(),
+                    index: cols.start + at as u64,
+                    found: i64::from(groups[at].cast_signed()),
+                    expected: format!("0 to {}", self.n_groups.saturating_sub(1)),
+                });
+            }
+            Ok(Some(groups))
+        })
+    }
+
+    /// Least and greatest difference of code and zero point.
+    fn value_range(&self, source: &dyn WeightSource) -> Result<(i32, i32), DequantError> {
+        let (mut low, mut high) = (i32::MAX, i32::MIN);
+        let mut see = |zeros: &[i32]| {
+            low = zeros.iter().copied().fold(low, i32::min);
+            high = zeros.iter().copied().fold(high, i32::max);
+        };
+        let shift = self.code_shift();
+        match self.zeros {
+            Zeros::Const(zero) => see(&[zero + shift]),
+            _ => {
+                let (step, mut zeros) = (self.tile_rows(0), Vec::new());
+                let mut first = 0;
+                while first < self.n_rows {
+                    let end = self.n_rows.min(first + step);
+                    self.read_zeros(source, first..end, &mut zeros)?;
+                    see(&zeros);
+                    first = end;
+                }
+            }
+        }
+        Ok((
+            (self.code_range.0 + shift).saturating_sub(high),
+            (self.code_range.1 + shift).saturating_sub(low),
+        ))
+    }
+
+    /// Whether every block of columns lies in one group.
+    fn has_whole_blocks(&self, source: &dyn WeightSource) -> Result<bool, DequantError> {
+        let block = BLOCK_ELEMS as u64;
+        if !self.n_cols.is_multiple_of(block) {
+            return Ok(false);
+        }
+        Ok(match (self.groups, self.group_index(source, 0..self.n_cols)?) {
+            (Groups::Runs(run), _) => run % block == 0 || run >= self.n_cols,
+            (Groups::Index(_), Some(groups)) => {
+                groups.chunks(BLOCK_ELEMS).all(|block| block.iter().all(|group| *group == block[0]))
+            }
+            (Groups::Index(_), None) => false,
+        })
+    }
+}
+
+/// Puts a line where it belongs in a matrix: one element every `pitch`.
+fn spread<T: Copy>(line: &[T], pitch: usize, out: &mut [T]) {
+    for (out, &value) in out.iter_mut().step_by(pitch).zip(line) {
+        *out = value;
+    }
+}
+
+/// A row whose groups are runs of equal length.
+struct Runs<'a> {
+    row: Row<'a>,
+    cols: Range<u64>,
+    run: u64,
+    out: &'a mut [f32],
+}
+
+impl VectorLoop for Runs<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { row, cols, run, mut out } = self;
+        let mut codes = row.codes;
+        let mut at = cols.start;
+        while at < cols.end {
+            let group = at / run;
+            let end = cols.end.min((group + 1).saturating_mul(run));
+            let (scale, zero) = (row.scales[group as usize], row.zeros[group as usize]);
+            let (head, rest) = out.split_at_mut((end - at) as usize);
+            let (head_codes, rest_codes) = codes.split_at((end - at) as usize);
+            for (out, &code) in head.iter_mut().zip(head_codes) {
+                *out = scale * (i32::from(code) - zero) as f32;
+            }
+            (out, codes, at) = (rest, rest_codes, end);
+        }
+    }
+}
+
+/// A row whose columns have groups in any order. The difference of small integers is exact in F32 too.
+fn scattered(codes: &[u8], groups: &[u32], pairs: &[(f32, f32)], out: &mut [f32]) {
+    for ((out, &code), &group) in out.iter_mut().zip(codes).zip(groups) {
+        let (zero, scale) = pairs[group as usize];
+        *out = scale * (f32::from(code) - zero);
+    }
+}
+
+impl Decoder for Grouped {
+    fn decode(
+        &self,
+        source: &dyn WeightSource,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), DequantError> {
+        let level = SimdLevel::detect();
+        let width = (cols.end - cols.start) as usize;
+        let groups = self.group_index(source, cols.clone())?;
+        let mut pairs = Vec::new();
+        self.each_row(source, rows, &cols, |at, row| {
+            let out = &mut out[at * width..(at + 1) * width];
+            match (&groups, self.groups) {
+                (Some(groups), _) => {
+                    pairs.clear();
+                    pairs.extend(row.zeros.iter().map(|&zero| zero as f32).zip(row.scales.iter().copied()));
+                    scattered(row.codes, groups, &pairs, out);
+                }
+                (None, Groups::Runs(run)) => level.vectorize(Runs { row, cols: cols.clone(), run, out }),
+                (None, Groups::Index(_)) => {}
+            }
+        })
+    }
+
+    /// Block types that hold all differences of code and zero point, the narrowest first.
+    fn packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, DequantError> {
+        if !self.has_whole_blocks(source)? {
+            return Ok(Vec::new());
+        }
+        let (low, high) = self.value_range(source)?;
+        let fits = |bits: u32| low >= -(1 << (bits - 1)) && high < 1 << (bits - 1);
+        let types = [(4, GgmlType::Q4_0), (5, GgmlType::Q5_0), (8, GgmlType::Q8_0)];
+        let types: Vec<GgmlType> = types.iter().filter(|row| fits(row.0)).map(|row| row.1).collect();
+        if types.is_empty() {
+            return Ok(Vec::new());
+        }
+        let error = std::cell::Cell::new(0.0f32);
+        let is_finite = self.scales.all(source, |scale| {
+            error.set(error.get().max(f16_error(scale)));
+            error.get().is_finite()
+        })?;
+        let packings = types.into_iter().map(|ty| Packing::rounded(ty, error.get()));
+        Ok(if is_finite { packings.collect() } else { Vec::new() })
+    }
+
+    fn pack(
+        &self,
+        source: &dyn WeightSource,
+        ty: GgmlType,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [u8],
+    ) -> Result<(), DequantError> {
+        let width = (cols.end - cols.start) as usize;
+        let groups = self.group_index(source, cols.clone())?;
+        let row_bytes = width / BLOCK_ELEMS * ty.block_bytes();
+        self.each_row(source, rows, &cols, |at, row| {
+            let out = &mut out[at * row_bytes..(at + 1) * row_bytes];
+            let blocks = out.chunks_exact_mut(ty.block_bytes()).zip(row.codes.as_chunks::<BLOCK_ELEMS>().0);
+            for (at, (out, codes)) in blocks.enumerate() {
+                let col = cols.start + (at * BLOCK_ELEMS) as u64;
+                let group = match (&groups, self.groups) {
+                    (Some(groups), _) => groups[at * BLOCK_ELEMS] as usize,
+                    (None, Groups::Runs(run)) => (col / run) as usize,
+                    (None, Groups::Index(_)) => 0,
+                };
+                let (scale, zero) = (row.scales[group], row.zeros[group]);
+                let shifted = |middle: i32| codes.map(|code| (i32::from(code) - zero + middle) as u8);
+                match ty {
+                    GgmlType::Q4_0 => pack_q4_0(&shifted(8), scale, out),
+                    GgmlType::Q5_0 => pack_q5_0(&shifted(16), scale, out),
+                    GgmlType::Q8_0 => pack_q8_0(&shifted(0).map(u8::cast_signed), scale, out),
+                    _ => panic!("no packing as {ty}"),
+                }
+            }
+        })
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    fn form(&self) -> String {
+        // As many codes as bits have values; a range of codes is never empty.
+        let bits = (self.code_range.1 - self.code_range.0).ilog2() + 1;
+        let is_one = self.order == Order::RowMajor { stride: 0 };
+        let scales =
+            if is_one { "one scale".to_owned() } else { along_rows(self.layout.group_size, self.n_cols) };
+        let order = if matches!(self.groups, Groups::Index(_)) { ", activation order" } else { "" };
+        let zeros = if self.layout.is_symmetric { "" } else { ", asymmetric" };
+        format!("{bits} bit, {scales}{zeros}{order}")
+    }
+}

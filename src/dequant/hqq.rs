@@ -1,0 +1,244 @@
+//! HQQ: groups along rows or columns of a reshaped matrix, packed by blocks of rows, float zero points.
+//!
+//! The value is `(code - zero) · scale`, each step rounded to F32.
+
+use std::ops::Range;
+
+use crate::core::{ElementType, Shape, WeightSource};
+use crate::dequant::values::{SCALE_TYPES, Values, each_stretch, with_bytes};
+use crate::dequant::{Decoder, DequantError, Settings, Tensors};
+
+/// Scalars and texts beside the codes; they go with the module.
+const PARTS: &[&str] = &[
+    ".scale",
+    ".zero",
+    ".nbits",
+    ".group_size",
+    ".axis",
+    ".shape",
+    ".packing",
+    ".view_as_float",
+    ".quant_scale",
+    ".quant_zero",
+    ".channel_wise",
+    ".compute_dtype",
+    ".encoded_state_dict",
+    ".offload_meta",
+    ".optimize",
+    ".round_zero",
+    ".stores_quant_config",
+    ".unpack_view_dtype",
+];
+
+struct Hqq {
+    words: usize,
+    word_bytes: u64,
+    bits: u32,
+    /// Codes of a word, from the top.
+    per_word: u64,
+    /// Rows of words.
+    n_packed: u64,
+    /// Columns of the reshaped matrix.
+    width: u64,
+    /// A scale for each row of the reshaped matrix; else for each column.
+    by_row: bool,
+    /// Elements of a group.
+    group: u64,
+    scale: Values,
+    zero: Values,
+    n_cols: u64,
+    members: Vec<usize>,
+}
+
+/// `hqq`.
+///
+/// # Errors
+/// [`DequantError`]: quantized scales, parts that are missing or do not fit.
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
+    for (module, words) in tensors.ending(".W_q") {
+        settings.check_not_ignored(&format!("{module}.weight"))?;
+        put(settings, tensors, module, words)?;
+    }
+    Ok(())
+}
+
+/// A whole number in a tensor of one element, or of several.
+fn integer(tensors: &Tensors<'_>, index: usize, at: u64) -> Result<i64, DequantError> {
+    let meta = tensors.meta(index);
+    let types = [ElementType::I64, ElementType::I32, ElementType::U8, ElementType::Bool];
+    tensors.check_type(index, &types)?;
+    if at >= meta.shape.n_elems() {
+        return Err(tensors.shape_error(index, format!("{} elements", at + 1)));
+    }
+    let elem_bytes = meta.ty.bytes().unwrap_or(1);
+    with_bytes(tensors.source(), index, elem_bytes, at..at + 1, |bytes| {
+        Ok(match bytes {
+            &[one] => i64::from(one),
+            _ if elem_bytes == 4 => bytes.try_into().map_or(0, |b| i64::from(i32::from_le_bytes(b))),
+            _ => bytes.try_into().map_or(0, i64::from_le_bytes),
+        })
+    })
+}
+
+fn put(
+    settings: &Settings,
+    tensors: &mut Tensors<'_>,
+    module: &str,
+    words: usize,
+) -> Result<(), DequantError> {
+    let (scale_index, zero_index) = (tensors.member(module, ".scale")?, tensors.member(module, ".zero")?);
+    let one = |suffix: &str| integer(tensors, tensors.member(module, suffix)?, 0);
+    for suffix in [".quant_scale", ".quant_zero"] {
+        if let Some(index) = tensors.find(&format!("{module}{suffix}"))
+            && integer(tensors, index, 0)? != 0
+        {
+            let place = format!("{module}{suffix}");
+            return Err(settings.variant("quant_config", &place, "scales and zero points are quantized"));
+        }
+    }
+    let nbits_index = tensors.member(module, ".nbits")?;
+    let (bits, per_word, types): (u32, u64, &[ElementType]) = match one(".nbits")? {
+        8 => (8, 1, &[ElementType::U8]),
+        4 => (4, 2, &[ElementType::U8]),
+        3 => (3, 10, &[ElementType::I32]),
+        2 => (2, 4, &[ElementType::U8]),
+        1 => (1, 8, &[ElementType::U8]),
+        found => {
+            let tensor = tensors.meta(nbits_index).name.clone();
+            let expected = "1, 2, 3, 4 or 8".to_owned();
+            return Err(DequantError::IndexOutOfRange { tensor, index: 0, found, expected });
+        }
+    };
+    let views_as_float = match tensors.find(&format!("{module}.view_as_float")) {
+        Some(index) => integer(tensors, index, 0)? != 0,
+        None => false,
+    };
+    if !views_as_float {
+        tensors.check_type(words, types)?;
+    }
+    let shape_index = tensors.member(module, ".shape")?;
+    let size = |at| -> Result<u64, DequantError> {
+        let found = integer(tensors, shape_index, at)?;
+        u64::try_from(found).map_err(|_| DequantError::IndexOutOfRange {
+            tensor: tensors.meta(shape_index).name.clone(),
+            index: at,
+            found,
+            expected: "a size".to_owned(),
+        })
+    };
+    let dims = vec![size(0)?, size(1)?];
+    let too_large = || tensors.shape_error(words, "a size that fits 63 bits".to_owned());
+    let shape = Shape::new(dims).ok_or_else(too_large)?;
+    let by_row = one(".axis")? == 1;
+    let scale = Values::new(tensors, scale_index, &SCALE_TYPES)?;
+    let zero = Values::new(tensors, zero_index, &SCALE_TYPES)?;
+    let n = shape.n_elems();
+    // As many groups as scales: rows of the reshaped matrix, or columns.
+    let fits = scale.n > 0 && n % scale.n == 0 && zero.n == scale.n;
+    if !fits {
+        return Err(tensors.shape_error(scale_index, format!("a number of groups that {n} elements fill")));
+    }
+    let (height, width) = if by_row { (scale.n, n / scale.n) } else { (n / scale.n, scale.n) };
+    let n_packed = height.div_ceil(per_word);
+    let word_bytes: u64 = if bits == 3 { 4 } else { 1 };
+    let meta = tensors.meta(words);
+    let n_bytes = meta.shape.n_elems().checked_mul(meta.ty.bytes().unwrap_or(1) as u64);
+    if n_bytes.is_none() || n_bytes != n_packed.checked_mul(width).and_then(|n| n.checked_mul(word_bytes)) {
+        let expected = format!("{n_packed} rows of {width} words of {bits}-bit codes");
+        return Err(tensors.shape_error(words, expected));
+    }
+    let mut members = vec![words];
+    members.extend(PARTS.iter().filter_map(|suffix| tensors.find(&format!("{module}{suffix}"))));
+    let name = format!("{module}.weight");
+    let decoder = Hqq {
+        words,
+        word_bytes,
+        bits,
+        per_word,
+        n_packed,
+        width,
+        by_row,
+        group: n / scale.n,
+        scale,
+        zero,
+        n_cols: shape.n_cols(),
+        members: members.clone(),
+    };
+    for member in members {
+        tensors.take(member);
+    }
+    tensors.append(name, shape, Box::new(decoder));
+    Ok(())
+}
+
+impl Hqq {
+    /// Codes of a stretch of one row of the reshaped matrix, with scales and zero points.
+    fn stretch(
+        &self,
+        source: &dyn WeightSource,
+        row: u64,
+        cols: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), DequantError> {
+        let (field, packed) = (row / self.n_packed, row % self.n_packed);
+        let shift = self.bits * (self.per_word - 1 - field) as u32;
+        let mask = (1u32 << self.bits) - 1;
+        let groups = if self.by_row { row..row + 1 } else { cols.clone() };
+        let (mut scales, mut zeros) = (Vec::new(), Vec::new());
+        self.scale.read(source, groups.clone(), &mut scales)?;
+        self.zero.read(source, groups, &mut zeros)?;
+        // Words may lie under another element type; they are counted in bytes.
+        let elem_bytes = source.weights()[self.words].ty.bytes().unwrap_or(1) as u64;
+        let first = (packed * self.width + cols.start) * self.word_bytes;
+        let end = first + (cols.end - cols.start) * self.word_bytes;
+        let elems = first / elem_bytes..end.div_ceil(elem_bytes);
+        let skip = (first - elems.start * elem_bytes) as usize;
+        with_bytes(source, self.words, elem_bytes as usize, elems, |bytes| {
+            let bytes = &bytes[skip..];
+            let fields = out.iter_mut();
+            if self.word_bytes == 4 {
+                for (out, &word) in fields.zip(bytes.as_chunks::<4>().0) {
+                    *out = (u32::from_le_bytes(word) >> shift & mask) as f32;
+                }
+            } else {
+                for (out, &byte) in fields.zip(bytes) {
+                    *out = (u32::from(byte) >> shift & mask) as f32;
+                }
+            }
+            if self.by_row {
+                let (scale, zero) = (scales[0], zeros[0]);
+                for out in out.iter_mut() {
+                    *out = (*out - zero) * scale;
+                }
+            } else {
+                for ((out, scale), zero) in out.iter_mut().zip(&scales).zip(&zeros) {
+                    *out = (*out - zero) * scale;
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Decoder for Hqq {
+    fn decode(
+        &self,
+        source: &dyn WeightSource,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), DequantError> {
+        each_stretch((self.n_cols, self.width), rows, &cols, out, |line, cols, out| {
+            self.stretch(source, line, cols, out)
+        })
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    fn form(&self) -> String {
+        let axis = u8::from(self.by_row);
+        format!("{} bit, groups of {} along axis {axis}", self.bits, self.group)
+    }
+}

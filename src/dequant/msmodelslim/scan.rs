@@ -1,0 +1,268 @@
+//! What the scales and offsets of a weight are like, found while planning: whether they are numbers at all, and which
+//! block types they allow.
+
+use super::error::MsModelSlimError;
+use super::layout::{Module, Tensors};
+use super::linear::{Encoding, Grid, Linear, Stored, with_bytes};
+use crate::core::{GgmlType, Packing, WeightSource};
+use crate::quant::pack::{BLOCK_ELEMS, f16_error};
+
+/// Numbers that are read at a time.
+const STEP: u64 = 1 << 14;
+
+/// A scale whose F16 keeps fewer than four of its bits is no longer that scale: such weights go through floats.
+const MAX_SCALE_ERROR: f32 = 1.0 / 16.0;
+
+/// What was found.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Facts {
+    /// Largest relative error of a scale in F16.
+    scale_error: f32,
+    /// Largest relative error of a minimum in F16, as Q4_1 needs it.
+    min_error: f32,
+    /// Smallest and largest offset, as subtracted; `None` if there are none but zero.
+    pub(super) offsets: Option<(f32, f32)>,
+    /// Whether all offsets are whole numbers.
+    is_integral: bool,
+    /// Smallest and largest exponent byte.
+    exponents: (f64, f64),
+    /// Scales that are zero.
+    pub(super) n_zero: u64,
+    /// Scales below zero.
+    pub(super) n_negative: u64,
+}
+
+/// Calls `visit` on every number of a grid.
+fn each(
+    source: &dyn WeightSource,
+    grid: &Grid,
+    n: u64,
+    mut visit: impl FnMut(u64, f64) -> Result<(), MsModelSlimError>,
+) -> Result<(), MsModelSlimError> {
+    let mut values = Vec::new();
+    for first in (0..n).step_by(STEP as usize) {
+        grid.read(source, first, STEP.min(n - first) as usize, &mut values)?;
+        for (at, &value) in values.iter().enumerate() {
+            visit(first + at as u64, value)?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks that every number of a grid is finite.
+///
+/// # Errors
+/// One is not, or has more than an F32 in its 64 bits; the source failed.
+pub(super) fn check(source: &dyn WeightSource, grid: &Grid) -> Result<(), MsModelSlimError> {
+    let meta = &source.weights()[grid.weight];
+    let n = meta.shape.n_elems();
+    if grid.stored == Stored::Bits {
+        for first in (0..n).step_by(STEP as usize) {
+            let mut bad = None;
+            with_bytes(source, grid.weight, first, STEP.min(n - first) as usize, |bytes, _| {
+                let words = bytes.as_chunks::<8>().0.iter().map(|&word| u64::from_le_bytes(word));
+                bad = words.enumerate().find(|(_, word)| word >> 32 != 0);
+            })?;
+            if let Some((at, value)) = bad {
+                let (tensor, index) = (meta.name.clone(), first + at as u64);
+                return Err(MsModelSlimError::HighBits { tensor, index, value });
+            }
+        }
+    }
+    each(source, grid, n, |index, value| {
+        if value.is_finite() {
+            return Ok(());
+        }
+        Err(MsModelSlimError::NonFinite { tensor: meta.name.clone(), index, value })
+    })
+}
+
+impl Facts {
+    /// Reads all scales and offsets. Offsets that turn out to be zero are taken out of the weight, and the offsets of
+    /// a second stage take their place.
+    ///
+    /// # Errors
+    /// Numbers that are not finite; offsets of a symmetric type; the source failed.
+    pub(super) fn gather(
+        tensors: &Tensors<'_>,
+        module: &Module<'_>,
+        linear: &mut Linear,
+    ) -> Result<Self, MsModelSlimError> {
+        let source = tensors.source;
+        let mut facts = Self { exponents: (f64::INFINITY, 0.0), is_integral: true, ..Self::default() };
+        check(source, &linear.scale)?;
+        if let Some(second) = &linear.second {
+            check(source, second)?;
+        }
+        if let Some(offset) = linear.offset.take() {
+            check(source, &offset)?;
+            let found = first_non_zero(source, &offset)?;
+            match found {
+                Some((index, value)) if !module.label.needs_offset() => {
+                    let tensor = source.weights()[offset.weight].name.clone();
+                    let label = module.text.to_owned();
+                    return Err(MsModelSlimError::OffsetOfSymmetric { tensor, label, index, value });
+                }
+                Some(_) => linear.offset = Some(offset),
+                None => {}
+            }
+        }
+        if let Some(offset) = module.second_offset(tensors, linear)? {
+            check(source, &offset)?;
+            linear.offset = first_non_zero(source, &offset)?.map(|_| offset);
+        }
+        for row in 0..linear.n_rows() {
+            linear.scales(source, row, |scale, offset| facts.add(scale, offset))?;
+        }
+        if linear.offset.is_none() {
+            facts.offsets = None;
+        }
+        Ok(facts)
+    }
+
+    fn add(&mut self, scale: f64, offset: f32) {
+        self.scale_error = self.scale_error.max(f16_error(scale as f32));
+        self.min_error = self.min_error.max(f16_error(minimum(scale, offset)));
+        let (low, high) = self.offsets.unwrap_or((offset, offset));
+        self.offsets = Some((low.min(offset), high.max(offset)));
+        self.is_integral &= offset == offset.trunc();
+        self.exponents = (self.exponents.0.min(scale), self.exponents.1.max(scale));
+        self.n_zero += u64::from(scale == 0.0);
+        self.n_negative += u64::from(scale < 0.0);
+    }
+
+    /// The types that hold the weight, best first.
+    ///
+    /// # Errors
+    /// As [`Linear::stretches`].
+    pub(super) fn packings(
+        &self,
+        source: &dyn WeightSource,
+        linear: &Linear,
+    ) -> Result<Vec<Packing>, MsModelSlimError> {
+        if linear.columns.is_some() {
+            return Ok(Vec::new());
+        }
+        let block = BLOCK_ELEMS as u64;
+        let has_blocks = linear.n_cols().is_multiple_of(block) && linear.has_groups_of(block);
+        let mut found = Vec::new();
+        if linear.encoding.is_integer() && has_blocks {
+            found = self.integer_packings(source, linear)?;
+        } else if linear.scale.stored == Stored::Exponent && linear.second.is_none() {
+            if linear.encoding == Encoding::E2m1 && has_blocks {
+                found.push(Packing::exact(GgmlType::Mxfp4));
+            }
+            found.extend(self.float_packings(linear.encoding));
+        }
+        found.retain(|packing| packing.scale_error <= MAX_SCALE_ERROR);
+        Ok(found)
+    }
+
+    fn integer_packings(
+        &self,
+        source: &dyn WeightSource,
+        linear: &Linear,
+    ) -> Result<Vec<Packing>, MsModelSlimError> {
+        let (low, high) = match (linear.encoding, self.offsets) {
+            (Encoding::Int8, Some(_)) if self.is_integral => {
+                if reaches_beyond(source, linear, -128.0, 127.0)? { (-383.0, 382.0) } else { (-128.0, 127.0) }
+            }
+            (Encoding::Int8, None) => (-128.0, 127.0),
+            (_, offsets) if linear.encoding.is_four_bit() => {
+                let (least, most) = offsets.unwrap_or((0.0, 0.0));
+                (-8.0 - most, 7.0 - least)
+            }
+            _ => return Ok(Vec::new()),
+        };
+        let fits = |min: f32, max: f32| self.is_integral && low >= min && high <= max;
+        let scale = self.scale_error;
+        let mut found = Vec::new();
+        if linear.encoding.is_four_bit() {
+            if fits(-8.0, 7.0) {
+                found.push(Packing::rounded(GgmlType::Q4_0, scale));
+            }
+            found.push(Packing::rounded(GgmlType::Q4_1, scale.max(self.min_error)));
+            if fits(-16.0, 15.0) {
+                found.push(Packing::rounded(GgmlType::Q5_0, scale));
+            }
+        }
+        if fits(-128.0, 127.0) {
+            found.push(Packing::rounded(GgmlType::Q8_0, scale));
+        }
+        Ok(found)
+    }
+
+    /// Narrow floats that hold every product of a small float and a power of two: its highest and its lowest bit have
+    /// to be in their range.
+    fn float_packings(&self, encoding: Encoding) -> Vec<Packing> {
+        // Largest magnitude and smallest step of the small float.
+        let (largest, step) = if encoding == Encoding::E2m1 { (6.0, 0.5) } else { (448.0, 2f64.powi(-9)) };
+        let (least, most) = self.exponents;
+        let holds = |max: f64, min: f64| most * largest <= max && least * step >= min;
+        let mut found = Vec::new();
+        if holds(f64::from(f32::from_bits(0x7f7f_0000)), 2f64.powi(-133)) {
+            found.push(Packing::exact(GgmlType::Bf16));
+        }
+        if holds(65504.0, 2f64.powi(-24)) {
+            found.push(Packing::exact(GgmlType::F16));
+        }
+        found
+    }
+}
+
+/// The minimum of Q4_1 for four-bit codes, which are stored with 8 added.
+pub(super) fn minimum(scale: f64, offset: f32) -> f32 {
+    (-f64::from(offset + 8.0) * scale) as f32
+}
+
+fn first_non_zero(source: &dyn WeightSource, grid: &Grid) -> Result<Option<(u64, f64)>, MsModelSlimError> {
+    let mut found = None;
+    each(source, grid, source.weights()[grid.weight].shape.n_elems(), |index, value| {
+        if value != 0.0 && found.is_none() {
+            found = Some((index, value));
+        }
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// Whether any code minus its offset lies outside `min ..= max`.
+fn reaches_beyond(
+    source: &dyn WeightSource,
+    linear: &Linear,
+    min: f32,
+    max: f32,
+) -> Result<bool, MsModelSlimError> {
+    let n_cols = linear.n_cols() as usize;
+    for row in 0..linear.n_rows() {
+        let mut is_beyond = false;
+        linear.stretches(source, row, 0, n_cols, |stretch| {
+            let codes = stretch.codes.iter().map(|code| f32::from(code.cast_signed()) - stretch.offset);
+            is_beyond |= codes.into_iter().any(|code| code < min || code > max);
+        })?;
+        if is_beyond {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether the codes of sampled rows lie much closer around zero if offsets are taken with the other sign.
+///
+/// # Errors
+/// As [`Linear::stretches`].
+pub(super) fn other_sign_fits(source: &dyn WeightSource, linear: &Linear) -> Result<bool, MsModelSlimError> {
+    const ROWS: u64 = 64;
+    let n_cols = linear.n_cols() as usize;
+    let (mut chosen, mut other) = (0.0, 0.0);
+    for row in (0..linear.n_rows()).step_by((linear.n_rows() / ROWS).max(1) as usize) {
+        linear.stretches(source, row, 0, n_cols, |stretch| {
+            let sum: i64 = stretch.codes.iter().map(|code| i64::from(code.cast_signed())).sum();
+            let mean = sum as f64 / stretch.codes.len() as f64;
+            let offset = f64::from(stretch.offset);
+            chosen += (mean - offset).abs();
+            other += (mean + offset).abs();
+        })?;
+    }
+    Ok(2.0 * other < chosen)
+}

@@ -1,0 +1,223 @@
+//! Sparse matrices of compressed-tensors: a bit for each element, and the values whose bit is set.
+
+use std::ops::Range;
+
+use serde_json::Value;
+
+use crate::core::simd::SimdLevel;
+use crate::core::{ElementType, Shape, WeightSource};
+use crate::dequant::values::{SCALE_TYPES, with_bytes};
+use crate::dequant::{Decoder, DequantError, Settings, Tensors};
+use crate::quant::decode_elements;
+
+/// A matrix as bits and values.
+struct Sparse {
+    values: usize,
+    ty: ElementType,
+    elem_bytes: usize,
+    mask: usize,
+    n_rows: u64,
+    n_cols: u64,
+    /// Where the values of each row begin: as many for every row, or as a tensor of I64 says.
+    offsets: Offsets,
+    members: Vec<usize>,
+}
+
+enum Offsets {
+    Even(u64),
+    /// One offset for each row.
+    Rows(Vec<u64>),
+}
+
+/// Sparse modules; false if the checkpoint has none.
+///
+/// # Errors
+/// [`DequantError`]: formats that are not read, parts that are missing or do not fit.
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<bool, DequantError> {
+    const KEY: &str = "sparsity_config";
+    let config = match settings.map.get(KEY) {
+        None | Some(Value::Null) => return Ok(false),
+        Some(Value::Object(config)) if config.is_empty() => return Ok(false),
+        Some(Value::Object(config)) => config,
+        Some(_) => return Err(settings.bad(KEY, "must be an object")),
+    };
+    let own = Settings { map: config.clone(), ..settings.clone() };
+    // Names: the parts of a 2:4 matrix hang at the module, those of a free one at its weight.
+    let (prefix, is_even) = match own.text("format")? {
+        None | Some("dense") => return Ok(false),
+        Some("sparse-24-bitmask") => ("", true),
+        Some("sparse-bitmask") => (".weight", false),
+        Some(name) => return Err(own.variant("sparsity_config.format", name, "only bit masks are read")),
+    };
+    let suffix = format!("{prefix}.compressed");
+    for (module, values) in tensors.ending(&suffix) {
+        put(&own, tensors, module, values, prefix, is_even)?;
+    }
+    Ok(true)
+}
+
+fn put(
+    settings: &Settings,
+    tensors: &mut Tensors<'_>,
+    module: &str,
+    values: usize,
+    prefix: &str,
+    is_even: bool,
+) -> Result<(), DequantError> {
+    let mask = tensors.member(module, &format!("{prefix}.bitmask"))?;
+    let shape = tensors.member(module, &format!("{prefix}.shape"))?;
+    let ty = tensors.meta(values).ty;
+    if !SCALE_TYPES.contains(&ty) {
+        let reason = "sparse and quantized at once";
+        return Err(settings.variant("sparsity_config.format", &ty.to_string(), reason));
+    }
+    tensors.check_type(mask, &[ElementType::U8])?;
+    tensors.check_type(shape, &[ElementType::I64])?;
+    let dims = integers(tensors, shape)?;
+    let &[n_rows, n_cols] = dims.as_slice() else {
+        return Err(tensors.shape_error(shape, "2 elements".to_owned()));
+    };
+    tensors.check_shape(mask, &[n_rows, n_cols.div_ceil(8)])?;
+    if n_cols == 0 {
+        return Err(tensors.shape_error(mask, "at least one element".to_owned()));
+    }
+    let n_values = tensors.meta(values).shape.n_elems();
+    let mut members = vec![values, mask, shape];
+    let offsets = if is_even {
+        tensors.check_shape(values, &[n_rows, n_cols / 2])?;
+        Offsets::Even(n_cols / 2)
+    } else {
+        let index = tensors.member(module, ".weight.row_offsets")?;
+        tensors.check_type(index, &[ElementType::I64])?;
+        tensors.check_shape(index, &[n_rows])?;
+        members.push(index);
+        let offsets = integers(tensors, index)?;
+        if offsets.iter().any(|&offset| offset > n_values) {
+            return Err(
+                tensors.shape_error(values, "as many values as the offsets of its rows say".to_owned())
+            );
+        }
+        Offsets::Rows(offsets)
+    };
+    let name = format!("{module}.weight");
+    let too_large = || tensors.shape_error(mask, "a size that fits 63 bits".to_owned());
+    let whole = Shape::new(vec![n_rows, n_cols]).ok_or_else(too_large)?;
+    let elem_bytes = ty.bytes().unwrap_or(1);
+    let sparse = Sparse { values, ty, elem_bytes, mask, n_rows, n_cols, offsets, members };
+    sparse.check_counts(tensors, n_values)?;
+    for &member in &sparse.members {
+        tensors.take(member);
+    }
+    tensors.append(name, whole, Box::new(sparse));
+    Ok(())
+}
+
+/// The elements of a small tensor of I64, none of them negative.
+fn integers(tensors: &Tensors<'_>, index: usize) -> Result<Vec<u64>, DequantError> {
+    let meta = tensors.meta(index);
+    with_bytes(tensors.source(), index, 8, 0..meta.shape.n_elems(), |bytes| {
+        let values = bytes.as_chunks::<8>().0.iter().enumerate().map(|(at, &bytes)| {
+            let found = i64::from_le_bytes(bytes);
+            u64::try_from(found).map_err(|_| DequantError::IndexOutOfRange {
+                tensor: meta.name.clone(),
+                index: at as u64,
+                found,
+                expected: "no negative number".to_owned(),
+            })
+        });
+        values.collect()
+    })
+}
+
+impl Sparse {
+    fn first_value(&self, row: u64) -> u64 {
+        match &self.offsets {
+            Offsets::Even(n) => row * n,
+            Offsets::Rows(offsets) => offsets[row as usize],
+        }
+    }
+
+    /// Every row must have as many values as bits.
+    fn check_counts(&self, tensors: &Tensors<'_>, n_values: u64) -> Result<(), DequantError> {
+        let source = tensors.source();
+        for row in 0..self.n_rows {
+            let n_bits = self.with_mask(source, row, |mask| Ok(count(mask, 0..self.n_cols)))?;
+            let (first, end) = (
+                self.first_value(row),
+                if row + 1 < self.n_rows { self.first_value(row + 1) } else { n_values },
+            );
+            if first.checked_add(n_bits) != Some(end) {
+                return Err(DequantError::BadMetadata {
+                    tensor: tensors.meta(self.mask).name.clone(),
+                    problem: format!("row {row} has {n_bits} bits set, its values are {first} to {end}"),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn with_mask<T>(
+        &self,
+        source: &dyn WeightSource,
+        row: u64,
+        use_it: impl FnOnce(&[u8]) -> Result<T, DequantError>,
+    ) -> Result<T, DequantError> {
+        let n_bytes = self.n_cols.div_ceil(8);
+        with_bytes(source, self.mask, 1, row * n_bytes..(row + 1) * n_bytes, use_it)
+    }
+}
+
+fn is_set(mask: &[u8], col: u64) -> bool {
+    mask[(col / 8) as usize] >> (col % 8) & 1 == 1
+}
+
+fn count(mask: &[u8], cols: Range<u64>) -> u64 {
+    let (first, end) = (cols.start.next_multiple_of(8).min(cols.end), cols.end / 8 * 8);
+    let ones = |cols: Range<u64>| cols.filter(|&col| is_set(mask, col)).count() as u64;
+    if first >= end {
+        return ones(cols);
+    }
+    let whole = &mask[(first / 8) as usize..(end / 8) as usize];
+    let whole: u64 = whole.iter().map(|byte| u64::from(byte.count_ones())).sum();
+    ones(cols.start..first) + whole + ones(end..cols.end)
+}
+
+impl Decoder for Sparse {
+    fn decode(
+        &self,
+        source: &dyn WeightSource,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), DequantError> {
+        let width = (cols.end - cols.start) as usize;
+        let mut values = Vec::new();
+        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+            self.with_mask(source, row, |mask| {
+                let first = self.first_value(row) + count(mask, 0..cols.start);
+                let n = count(mask, cols.clone());
+                values.resize(n as usize, 0.0);
+                with_bytes(source, self.values, self.elem_bytes, first..first + n, |bytes| {
+                    // The element type was checked while planning.
+                    let _ = decode_elements(self.ty, SimdLevel::Scalar, bytes, &mut values);
+                    Ok(())
+                })?;
+                let mut next = values.iter();
+                for (col, out) in cols.clone().zip(out) {
+                    *out = if is_set(mask, col) { next.next().copied().unwrap_or(0.0) } else { 0.0 };
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    fn form(&self) -> String {
+        let kind = if matches!(self.offsets, Offsets::Even(_)) { "2:4 sparse" } else { "sparse" };
+        format!("{kind}, bit mask, {} values", self.ty)
+    }
+}

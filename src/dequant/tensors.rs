@@ -1,0 +1,299 @@
+//! The tensors of a quantized checkpoint while its modules are put together: who belongs to whom, and what is left.
+
+use std::collections::HashMap;
+
+use crate::core::{ElementType, Shape, WeightMeta, WeightSource};
+use crate::dequant::DequantError;
+use crate::dequant::layer::{Decoder, Planned};
+
+/// What becomes of a tensor of the checkpoint.
+enum Fate {
+    /// It goes on as it is.
+    Plain,
+    /// It is part of a module, and gone.
+    Member,
+    /// It says something about activations or caches, which GGUF has no place for.
+    Dropped,
+    /// A decoded weight takes its place.
+    Replaced(Made),
+}
+
+struct Made {
+    meta: WeightMeta,
+    decoder: Box<dyn Decoder>,
+}
+
+/// Suffixes of tensors that only a runtime needs.
+const RUNTIME_ONLY: &[&str] = &[
+    "input_scale",
+    "activation_scale",
+    "qscale_act",
+    "input_scale_ub",
+    "input_global_scale",
+    "k_scale",
+    "v_scale",
+    "q_scale",
+    "prob_scale",
+    "output_scale",
+];
+
+/// Suffixes that only tensors of quantized modules have, with what has them.
+const CODED: &[(&str, &str)] = &[
+    (".qweight", "GPTQ or AWQ"),
+    (".qzeros", "GPTQ or AWQ"),
+    (".g_idx", "GPTQ"),
+    (".weight_packed", "compressed-tensors"),
+    (".weight_scale", "FP8, compressed-tensors, ModelOpt or BitNet"),
+    (".weight_scale_inv", "FP8"),
+    (".weight_scale_2", "ModelOpt"),
+    (".weight_zero_point", "compressed-tensors"),
+    (".weight_global_scale", "compressed-tensors"),
+    (".weight.absmax", "bitsandbytes"),
+    (".weight.quant_map", "bitsandbytes"),
+    (".SCB", "bitsandbytes"),
+    (".W_q", "HQQ"),
+    (".weight._data", "quanto"),
+    (".weight._scale", "quanto"),
+    ("_blocks", "MXFP4"),
+    ("._weight_qdata", "torchao"),
+];
+
+/// What was decided about all tensors.
+pub(super) struct Finished {
+    /// The weights of the layer.
+    pub(super) plan: Vec<Planned>,
+    /// Names of the tensors that modules were put together from.
+    pub(super) members: Vec<String>,
+    /// Names of tensors left out.
+    pub(super) left_out: Vec<String>,
+}
+
+/// The tensors of a checkpoint, and what was decided about each.
+pub struct Tensors<'a> {
+    source: &'a dyn WeightSource,
+    by_name: HashMap<&'a str, usize>,
+    fates: Vec<Fate>,
+    appended: Vec<Made>,
+}
+
+impl<'a> Tensors<'a> {
+    /// All tensors, nothing decided.
+    #[must_use]
+    pub fn new(source: &'a dyn WeightSource) -> Self {
+        let weights = source.weights();
+        let by_name = weights.iter().enumerate().map(|(index, meta)| (meta.name.as_str(), index)).collect();
+        let fates = weights.iter().map(|_| Fate::Plain).collect();
+        Self { source, by_name, fates, appended: Vec::new() }
+    }
+
+    /// The source of the tensors.
+    #[must_use]
+    pub fn source(&self) -> &'a dyn WeightSource {
+        self.source
+    }
+
+    /// Name, shape and element type of a tensor.
+    #[must_use]
+    pub fn meta(&self, index: usize) -> &'a WeightMeta {
+        &self.source.weights()[index]
+    }
+
+    /// The tensor of this name.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).copied()
+    }
+
+    /// The tensor `module` + `suffix`.
+    ///
+    /// # Errors
+    /// [`DequantError::MissingTensor`].
+    pub fn member(&self, module: &str, suffix: &str) -> Result<usize, DequantError> {
+        let tensor = format!("{module}{suffix}");
+        let missing = || DequantError::MissingTensor { module: module.to_owned(), tensor: tensor.clone() };
+        self.find(&tensor).ok_or_else(missing)
+    }
+
+    /// Tensors whose name ends so, with what stands before, in the checkpoint's order.
+    #[must_use]
+    pub fn ending(&self, suffix: &str) -> Vec<(&'a str, usize)> {
+        let weights = self.source.weights().iter().enumerate();
+        weights.filter_map(|(index, meta)| Some((meta.name.strip_suffix(suffix)?, index))).collect()
+    }
+
+    /// Whether nothing was decided about a tensor yet.
+    #[must_use]
+    pub fn is_free(&self, index: usize) -> bool {
+        matches!(self.fates[index], Fate::Plain)
+    }
+
+    /// Makes a tensor part of a module.
+    pub fn take(&mut self, index: usize) {
+        self.fates[index] = Fate::Member;
+    }
+
+    /// Leaves out a tensor that only a runtime needs.
+    pub fn leave_out(&mut self, index: usize) {
+        self.fates[index] = Fate::Dropped;
+    }
+
+    /// Puts a decoded weight where a tensor stands.
+    pub fn replace(&mut self, index: usize, name: String, shape: Shape, decoder: Box<dyn Decoder>) {
+        let meta = WeightMeta { name, shape, ty: ElementType::F32 };
+        self.fates[index] = Fate::Replaced(Made { meta, decoder });
+    }
+
+    /// Puts a decoded weight after all others.
+    pub fn append(&mut self, name: String, shape: Shape, decoder: Box<dyn Decoder>) {
+        let meta = WeightMeta { name, shape, ty: ElementType::F32 };
+        self.appended.push(Made { meta, decoder });
+    }
+
+    /// Checks that a tensor has one of these element types.
+    ///
+    /// # Errors
+    /// [`DequantError::DtypeMismatch`].
+    pub fn check_type(&self, index: usize, types: &[ElementType]) -> Result<(), DequantError> {
+        let meta = self.meta(index);
+        if types.contains(&meta.ty) {
+            return Ok(());
+        }
+        let expected = types.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
+        Err(DequantError::DtypeMismatch { tensor: meta.name.clone(), found: meta.ty, expected })
+    }
+
+    /// Checks the shape of a tensor.
+    ///
+    /// # Errors
+    /// [`DequantError::ShapeMismatch`].
+    pub fn check_shape(&self, index: usize, dims: &[u64]) -> Result<(), DequantError> {
+        let meta = self.meta(index);
+        if meta.shape.dims() == dims {
+            return Ok(());
+        }
+        let (tensor, found) = (meta.name.clone(), meta.shape.clone());
+        Err(DequantError::ShapeMismatch { tensor, found, expected: format!("{dims:?}") })
+    }
+
+    /// An error about the shape of a tensor.
+    pub(super) fn shape_error(&self, index: usize, expected: String) -> DequantError {
+        let meta = self.meta(index);
+        DequantError::ShapeMismatch { tensor: meta.name.clone(), found: meta.shape.clone(), expected }
+    }
+
+    /// An error about a tensor of one element that must not be zero.
+    pub(super) fn zero_divisor(&self, index: usize) -> DequantError {
+        let found = "0, a divisor".to_owned();
+        DequantError::NonFinite { tensor: self.meta(index).name.clone(), index: 0, found }
+    }
+
+    /// Rows and columns of a tensor of two dimensions.
+    ///
+    /// # Errors
+    /// [`DequantError::ShapeMismatch`].
+    pub(super) fn matrix(&self, index: usize) -> Result<(u64, u64), DequantError> {
+        match self.meta(index).shape.dims() {
+            &[rows, cols] => Ok((rows, cols)),
+            _ => Err(self.shape_error(index, "two dimensions".to_owned())),
+        }
+    }
+
+    /// Checks that a module of codes has no plain weight besides.
+    ///
+    /// # Errors
+    /// [`DequantError::AmbiguousModule`].
+    pub(super) fn check_no_plain(&self, module: &str, codes: usize) -> Result<(), DequantError> {
+        let plain = format!("{module}.weight");
+        if self.find(&plain).is_none() {
+            return Ok(());
+        }
+        let second = self.meta(codes).name.clone();
+        Err(DequantError::AmbiguousModule { module: module.to_owned(), first: plain, second })
+    }
+
+    /// Checks that no matrix of bytes is left: in a quantized checkpoint these are codes whose scales are missing.
+    ///
+    /// # Errors
+    /// [`DequantError::OrphanTensor`].
+    pub(super) fn check_no_bare_codes(&self) -> Result<(), DequantError> {
+        let left = self.source.weights().iter().zip(&self.fates).filter(|row| matches!(row.1, Fate::Plain));
+        let is_bare = |meta: &WeightMeta| {
+            let is_bytes = matches!(meta.ty, ElementType::I8 | ElementType::U8);
+            is_bytes && meta.shape.rank() >= 2 && meta.name.ends_with(".weight")
+        };
+        match left.map(|row| row.0).find(|meta| is_bare(meta)) {
+            None => Ok(()),
+            Some(meta) => Err(DequantError::OrphanTensor {
+                tensor: meta.name.clone(),
+                problem: format!("{} codes without a scale", meta.ty),
+            }),
+        }
+    }
+
+    /// Decides about everything that is left.
+    ///
+    /// # Errors
+    /// Tensors that only make sense in a quantized module and belong to none.
+    pub(super) fn finish(self) -> Result<Finished, DequantError> {
+        let (mut plan, mut members, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
+        let replaced = self.fates.iter().filter_map(|fate| match fate {
+            Fate::Replaced(made) => Some(made),
+            _ => None,
+        });
+        // Headers may claim any number of rows of nothing: no loop over rows may meet them.
+        if let Some(empty) = replaced.chain(&self.appended).find(|made| made.meta.shape.n_elems() == 0) {
+            return Err(DequantError::ShapeMismatch {
+                tensor: empty.meta.name.clone(),
+                found: empty.meta.shape.clone(),
+                expected: "at least one element".to_owned(),
+            });
+        }
+        for ((index, meta), fate) in self.source.weights().iter().enumerate().zip(self.fates) {
+            match fate {
+                Fate::Member => members.push(meta.name.clone()),
+                Fate::Dropped => left_out.push(meta.name.clone()),
+                Fate::Replaced(made) => {
+                    members.push(meta.name.clone());
+                    plan.push(Planned::Coded(made.meta, made.decoder));
+                }
+                Fate::Plain if is_runtime_only(&meta.name) => left_out.push(meta.name.clone()),
+                Fate::Plain => {
+                    check_plain(meta)?;
+                    plan.push(Planned::Plain(index));
+                }
+            }
+        }
+        plan.extend(self.appended.into_iter().map(|made| Planned::Coded(made.meta, made.decoder)));
+        Ok(Finished { plan, members, left_out })
+    }
+}
+
+fn is_runtime_only(name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    RUNTIME_ONLY.contains(&last) || last.ends_with("_activation_scale")
+}
+
+/// Refuses a tensor that belongs to a quantized module but was taken by none.
+fn check_plain(meta: &WeightMeta) -> Result<(), DequantError> {
+    let orphan = |problem: String| DequantError::OrphanTensor { tensor: meta.name.clone(), problem };
+    if let Some((_, of)) = CODED.iter().find(|row| meta.name.ends_with(row.0)) {
+        return Err(orphan(format!(
+            "part of a module quantized by {of}, but the configuration or the rest of it is missing"
+        )));
+    }
+    let is_narrow = matches!(
+        meta.ty,
+        ElementType::F8E4M3
+            | ElementType::F8E5M2
+            | ElementType::F8E8M0
+            | ElementType::F8E4M3Fnuz
+            | ElementType::F8E5M2Fnuz
+            | ElementType::F6E2M3
+            | ElementType::F6E3M2
+            | ElementType::F4
+    );
+    if is_narrow {
+        return Err(orphan(format!("{} elements without a scale", meta.ty)));
+    }
+    Ok(())
+}

@@ -1,0 +1,21 @@
+//! The reference inference engine: exact f32 activations, weights streamed layer by layer over the whole prompt set.
+//!
+//! [`GraphPlan::new`] resolves a graph from a card's features, a file's metadata and its tensors; [`Engine`] runs it
+//! over [`Chunk`]s of tokens: [`Engine::forward`] yields hidden states, [`Engine::scores`] and
+//! [`Engine::divergences`] fold the head's logits into what a verdict needs.
+
+mod build;
+mod error;
+mod ops;
+mod run;
+
+pub mod plan;
+
+pub use error::EngineError;
+pub use ops::head::{Hidden, TokenDivergence, TokenScore};
+pub use ops::math::add_squares;
+pub use ops::prefix::Prefix;
+pub use plan::GraphPlan;
+pub use run::graph::Observer;
+pub use run::stream::{Chunk, Engine, EngineOptions};
+pub use run::timings::Phase;

@@ -1,0 +1,190 @@
+//! The tensors of a file by name, each claimed once by the plan or found left over.
+
+use std::collections::HashMap;
+
+use crate::core::{Shape, TensorMeta};
+use crate::engine::EngineError;
+use crate::engine::plan::{Matrix, Norm, NormFormula, Vector};
+
+/// Tensors by name, and which of them the plan has claimed.
+pub(crate) struct Tensors<'a> {
+    metas: &'a [TensorMeta],
+    index: HashMap<&'a str, usize>,
+    claimed: Vec<bool>,
+}
+
+fn width(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+impl<'a> Tensors<'a> {
+    pub(crate) fn new(metas: &'a [TensorMeta]) -> Self {
+        let index = metas.iter().enumerate().map(|(at, meta)| (meta.name.as_str(), at)).collect();
+        Self { metas, index, claimed: vec![false; metas.len()] }
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.index.contains_key(name)
+    }
+
+    pub(crate) fn shape(&self, name: &str) -> Option<&'a Shape> {
+        self.index.get(name).map(|&at| &self.metas[at].shape)
+    }
+
+    /// Claims a tensor.
+    pub(crate) fn claim(&mut self, name: &str) -> Option<usize> {
+        let at = *self.index.get(name)?;
+        self.claimed[at] = true;
+        Some(at)
+    }
+
+    fn need(&mut self, name: &str) -> Result<usize, EngineError> {
+        self.claim(name).ok_or_else(|| EngineError::MissingTensor { tensor: name.to_owned() })
+    }
+
+    fn wrong_shape(&self, at: usize, expected: String) -> EngineError {
+        let meta = &self.metas[at];
+        EngineError::TensorShape { tensor: meta.name.clone(), expected, found: meta.shape.clone() }
+    }
+
+    /// A tensor of `len` elements in one row.
+    pub(crate) fn vector(&mut self, name: &str, len: usize) -> Result<Option<Vector>, EngineError> {
+        let Some(at) = self.claim(name) else { return Ok(None) };
+        if width(self.metas[at].shape.n_elems()) != len {
+            return Err(self.wrong_shape(at, format!("[{len}]")));
+        }
+        Ok(Some(Vector { tensor: at, first: 0, len }))
+    }
+
+    /// The matrix `name.weight` of `[n_rows, n_cols]`, with its bias and scale.
+    pub(crate) fn matrix(
+        &mut self,
+        name: &str,
+        n_rows: usize,
+        n_cols: usize,
+    ) -> Result<Option<Matrix>, EngineError> {
+        let Some(at) = self.claim(&format!("{name}.weight")) else { return Ok(None) };
+        let shape = &self.metas[at].shape;
+        if shape.rank() > 2 || width(shape.n_cols()) != n_cols || width(shape.n_rows()) != n_rows {
+            return Err(self.wrong_shape(at, format!("[{n_rows}, {n_cols}]")));
+        }
+        let bias = self.vector(&format!("{name}.bias"), n_rows)?;
+        let scale = self.vector(&format!("{name}.scale"), 1)?;
+        // A static scale of activations: meant for runtimes that quantize them.
+        let _ = self.claim(&format!("{name}.input_scale"));
+        Ok(Some(Matrix { tensor: at, first_row: 0, n_rows, n_cols, bias, scale, expert: None }))
+    }
+
+    pub(crate) fn need_matrix(
+        &mut self,
+        name: &str,
+        n_rows: usize,
+        n_cols: usize,
+    ) -> Result<Matrix, EngineError> {
+        self.matrix(name, n_rows, n_cols)?
+            .ok_or_else(|| EngineError::MissingTensor { tensor: format!("{name}.weight") })
+    }
+
+    /// The stacked matrices `name.weight` of `[n_experts, n_rows, n_cols]`, one per expert.
+    pub(crate) fn experts(
+        &mut self,
+        name: &str,
+        n_experts: usize,
+        n_rows: usize,
+        n_cols: usize,
+    ) -> Result<Vec<Matrix>, EngineError> {
+        let at = self.need(&format!("{name}.weight"))?;
+        let want = [n_experts as u64, n_rows as u64, n_cols as u64];
+        if self.metas[at].shape.dims() != want {
+            return Err(self.wrong_shape(at, format!("[{n_experts}, {n_rows}, {n_cols}]")));
+        }
+        let total = n_experts.saturating_mul(n_rows);
+        let bias = self.vector(&format!("{name}.bias"), total)?;
+        let scale = self.vector(&format!("{name}.scale"), n_experts)?;
+        let _ = self.claim(&format!("{name}.input_scale"));
+        let part = |whole: &Option<Vector>, expert: usize, len: usize| {
+            whole.as_ref().map(|v| Vector { tensor: v.tensor, first: expert * len, len })
+        };
+        Ok((0..n_experts)
+            .map(|expert| Matrix {
+                tensor: at,
+                first_row: expert * n_rows,
+                n_rows,
+                n_cols,
+                bias: part(&bias, expert, n_rows),
+                scale: part(&scale, expert, 1),
+                expert: Some(expert),
+            })
+            .collect())
+    }
+
+    /// The norm `name.weight` with its bias; `None` if there is no such tensor.
+    pub(crate) fn norm(
+        &mut self,
+        name: &str,
+        len: usize,
+        formula: NormFormula,
+        eps: f32,
+    ) -> Result<Option<Norm>, EngineError> {
+        let Some(weight) = self.vector(&format!("{name}.weight"), len)? else { return Ok(None) };
+        let bias = self.vector(&format!("{name}.bias"), len)?;
+        Ok(Some(Norm { formula, weight: Some(weight), bias, eps }))
+    }
+
+    /// Claimed tensors whose names start with a prefix.
+    pub(crate) fn claimed_under(&self, prefix: &str) -> Vec<usize> {
+        let under = |at: &usize| self.claimed[*at] && self.metas[*at].name.starts_with(prefix);
+        (0..self.metas.len()).filter(under).collect()
+    }
+
+    /// Names that were never claimed, except those that `is_unused` accepts.
+    pub(crate) fn left_over(&self, is_unused: impl Fn(&str) -> bool) -> Vec<String> {
+        let metas = self.metas.iter().zip(&self.claimed);
+        metas
+            .filter(|(meta, claimed)| !**claimed && !is_unused(&meta.name))
+            .map(|(meta, _)| meta.name.clone())
+            .collect()
+    }
+}
+
+impl Matrix {
+    /// Rows `first .. first + n` of the matrix as a matrix of its own.
+    pub(crate) fn rows(&self, first: usize, n: usize) -> Self {
+        let bias = self.bias.as_ref().map(|b| Vector { tensor: b.tensor, first: b.first + first, len: n });
+        Self { first_row: self.first_row + first, n_rows: n, bias, ..self.clone() }
+    }
+}
+
+/// True if `name` fits a pattern in which `*` stands for anything.
+pub(crate) fn fits(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = parts.next().and_then(|head| name.strip_prefix(head)) else { return false };
+    let parts: Vec<&str> = parts.collect();
+    let Some((last, middle)) = parts.split_last() else { return rest.is_empty() };
+    for part in middle {
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_fit_whole_names() {
+        for (pattern, name, expected) in [
+            ("nextn.*", "nextn.eh_proj", true),
+            ("nextn.*", "xnextn.eh", false),
+            ("vis", "vis", true),
+            ("vis", "vis_x", false),
+            ("*.a*b", "x.acb", true),
+            ("*.a*b", "x.ac", false),
+        ] {
+            assert_eq!(fits(pattern, name), expected, "{pattern} {name}");
+        }
+    }
+}

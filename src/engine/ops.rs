@@ -1,0 +1,13 @@
+//! What a graph is made of: one operation a file, and the two that all others stand on, slices (`math`) and products
+//! of matrices (`matmul`, `product`).
+
+pub(super) mod attention;
+pub(super) mod ffn;
+pub(super) mod head;
+pub(super) mod math;
+pub(super) mod matmul;
+pub(super) mod moe;
+pub(super) mod norm;
+pub(super) mod prefix;
+pub(super) mod product;
+pub(super) mod rope;

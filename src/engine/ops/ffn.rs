@@ -1,0 +1,43 @@
+//! Feed-forward networks.
+
+use crate::engine::EngineError;
+use crate::engine::ops::product::Product;
+use crate::engine::plan::{Dense, Ffn};
+use crate::engine::run::graph::Run;
+
+impl Run<'_> {
+    /// The feed-forward of `x` into `out`, both `[n_tokens, n_embd]`.
+    pub(crate) fn ffn(
+        &self,
+        ffn: &Ffn,
+        x: &[f32],
+        n_tokens: usize,
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        match ffn {
+            Ffn::None => {
+                out.fill(0.0);
+                Ok(())
+            }
+            Ffn::Dense(dense) => self.dense(dense, x, n_tokens, out),
+            Ffn::Moe(moe) => self.moe(moe, x, n_tokens, out),
+        }
+    }
+
+    /// `down(act(gate x) * up x)`, or `down(act(up x))`.
+    pub(crate) fn dense(
+        &self,
+        dense: &Dense,
+        x: &[f32],
+        n_tokens: usize,
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let mut inner = self.take(n_tokens * dense.up.n_rows);
+        let product =
+            Product { weight: &dense.up, gate: dense.gate.as_ref(), act: Some(dense.act), out: &mut inner };
+        self.products(x, n_tokens, vec![product])?;
+        self.products(&inner, n_tokens, vec![Product::plain(&dense.down, out)])?;
+        self.give([inner]);
+        Ok(())
+    }
+}

@@ -1,0 +1,261 @@
+//! The only door to the `gemm` crate: views of f32 matrices whose bounds are checked once, tiles of an output that
+//! threads write side by side, and their product.
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A read-only matrix inside a slice.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View<'a> {
+    data: &'a [f32],
+    n_rows: usize,
+    n_cols: usize,
+    row_stride: usize,
+}
+
+impl<'a> View<'a> {
+    /// A row-major matrix whose rows start `row_stride` apart.
+    ///
+    /// # Panics
+    /// If the slice is too short.
+    pub(crate) fn new(data: &'a [f32], n_rows: usize, n_cols: usize, row_stride: usize) -> Self {
+        let end = if n_rows == 0 || n_cols == 0 { 0 } else { (n_rows - 1) * row_stride + n_cols };
+        assert!(end <= data.len() && (n_cols <= row_stride || n_rows <= 1), "view of {n_rows} x {n_cols}");
+        Self { data, n_rows, n_cols, row_stride }
+    }
+
+    /// Number of rows.
+    pub(crate) fn n_rows(&self) -> usize {
+        self.n_rows
+    }
+
+    /// Number of columns.
+    pub(crate) fn n_cols(&self) -> usize {
+        self.n_cols
+    }
+
+    /// Some of the rows.
+    ///
+    /// # Panics
+    /// If the range does not lie in the matrix.
+    pub(crate) fn rows(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.n_rows);
+        let start = if range.is_empty() { 0 } else { range.start * self.row_stride };
+        Self::new(&self.data[start..], range.len(), self.n_cols, self.row_stride)
+    }
+
+    /// Some of the columns.
+    ///
+    /// # Panics
+    /// If the range does not lie in the matrix.
+    pub(crate) fn columns(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.n_cols);
+        let start = if self.n_rows == 0 || range.is_empty() { 0 } else { range.start };
+        Self::new(&self.data[start..], self.n_rows, range.len(), self.row_stride)
+    }
+
+    /// One row.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub(crate) fn row(&self, row: usize) -> &'a [f32] {
+        assert!(row < self.n_rows);
+        &self.data[row * self.row_stride..][..self.n_cols]
+    }
+}
+
+/// A tile of a matrix that one thread writes.
+#[derive(Debug)]
+pub(crate) struct Tile<'a> {
+    start: *mut f32,
+    n_rows: usize,
+    n_cols: usize,
+    row_stride: usize,
+    owner: PhantomData<&'a mut [f32]>,
+}
+
+impl<'a> Tile<'a> {
+    /// A whole row-major matrix as one tile.
+    ///
+    /// # Panics
+    /// If the slice is too short.
+    pub(crate) fn whole(data: &'a mut [f32], n_rows: usize, n_cols: usize) -> Self {
+        assert!(n_rows * n_cols <= data.len(), "tile of {n_rows} x {n_cols}");
+        Self { start: data.as_mut_ptr(), n_rows, n_cols, row_stride: n_cols, owner: PhantomData }
+    }
+
+    /// Number of rows.
+    pub(crate) fn n_rows(&self) -> usize {
+        self.n_rows
+    }
+
+    /// One row.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub(crate) fn row_mut(&mut self, row: usize) -> &mut [f32] {
+        assert!(row < self.n_rows);
+        // SAFETY: the tile lies inside the slice it was made from (checked in `whole` and `Grid::new`), nobody else
+        // may touch it while it lives (it borrows the slice, and a grid gives each tile out once), and the row is
+        // inside the tile.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.row_stride), self.n_cols) }
+    }
+
+    /// The rows `range` of the tile, borrowed from it.
+    ///
+    /// # Panics
+    /// If the range does not lie in the tile.
+    pub(crate) fn rows_mut(&mut self, range: Range<usize>) -> Tile<'_> {
+        assert!(range.start <= range.end && range.end <= self.n_rows);
+        let offset = if range.start == range.end { 0 } else { range.start * self.row_stride };
+        // SAFETY: the offset of an existing row is inside the slice.
+        let start = unsafe { self.start.add(offset) };
+        Tile { start, n_rows: range.len(), ..*self }
+    }
+}
+
+// SAFETY: a tile is an exclusive borrow of plain numbers.
+unsafe impl Send for Tile<'_> {}
+
+/// A matrix cut into tiles by rows and columns; every tile is given out at most once, to any thread.
+#[derive(Debug)]
+pub(crate) struct Grid<'a> {
+    start: *mut f32,
+    row_stride: usize,
+    row_cuts: Vec<usize>,
+    col_cuts: Vec<usize>,
+    taken: Vec<AtomicBool>,
+    owner: PhantomData<&'a mut [f32]>,
+}
+
+impl<'a> Grid<'a> {
+    /// Cuts a row-major matrix of rows of `n_cols`. Cuts ascend; tile `(r, c)` lies between cuts `r`, `r + 1` of the
+    /// rows and `c`, `c + 1` of the columns.
+    ///
+    /// # Panics
+    /// If cuts do not ascend or lie outside the matrix.
+    pub(crate) fn new(
+        data: &'a mut [f32],
+        n_cols: usize,
+        row_cuts: Vec<usize>,
+        col_cuts: Vec<usize>,
+    ) -> Self {
+        assert!(row_cuts.is_sorted() && col_cuts.is_sorted(), "cuts ascend");
+        let last = |cuts: &[usize]| cuts.last().copied().unwrap_or(0);
+        assert!(last(&col_cuts) <= n_cols && last(&row_cuts).saturating_mul(n_cols) <= data.len());
+        let n_tiles = row_cuts.len().saturating_sub(1) * col_cuts.len().saturating_sub(1);
+        let taken = (0..n_tiles).map(|_| AtomicBool::new(false)).collect();
+        Self { start: data.as_mut_ptr(), row_stride: n_cols, row_cuts, col_cuts, taken, owner: PhantomData }
+    }
+
+    /// Gives out tile `(row, col)`.
+    ///
+    /// # Panics
+    /// If there is no such tile or it was given out before.
+    pub(crate) fn take(&self, row: usize, col: usize) -> Tile<'_> {
+        let n_across = self.col_cuts.len() - 1;
+        assert!(col < n_across && row + 1 < self.row_cuts.len());
+        let again = self.taken[row * n_across + col].swap(true, Ordering::Relaxed);
+        assert!(!again, "tile {row}, {col} given out twice");
+        let (rows, cols) = (&self.row_cuts[row..row + 2], &self.col_cuts[col..col + 2]);
+        let (n_rows, n_cols) = (rows[1] - rows[0], cols[1] - cols[0]);
+        let offset = if n_rows == 0 || n_cols == 0 { 0 } else { rows[0] * self.row_stride + cols[0] };
+        // SAFETY: cuts lie inside the matrix, which lies inside the slice (checked in `new`).
+        let start = unsafe { self.start.add(offset) };
+        Tile { start, n_rows, n_cols, row_stride: self.row_stride, owner: PhantomData }
+    }
+}
+
+// SAFETY: tiles of a grid do not overlap (cuts ascend) and each is given out once, guarded by an atomic flag; the
+// grid itself never reads or writes the numbers.
+unsafe impl Sync for Grid<'_> {}
+// SAFETY: as above; the grid holds an exclusive borrow of plain numbers.
+unsafe impl Send for Grid<'_> {}
+
+/// Sets the crate up for this engine: right operands lie as its kernels read them, so it need not copy them before
+/// each product. The setting holds for the whole process and changes speed only.
+pub(crate) fn prepare() {
+    gemm::set_lhs_packing_threshold_single_thread(256);
+}
+
+/// `out = factor * a b`, or `out += factor * a b` if `add`.
+///
+/// The sums run over blocks of the inner dimension in an order that depends on the three sizes only.
+///
+/// # Panics
+/// If the sizes do not fit together.
+pub(crate) fn multiply(out: &mut Tile<'_>, a: View<'_>, b: View<'_>, factor: f32, add: bool) {
+    assert!(a.n_cols == b.n_rows && out.n_rows == a.n_rows && out.n_cols == b.n_cols, "sizes of a product");
+    let stride = |n: usize| isize::try_from(n).expect("a stride inside a slice");
+    // SAFETY: all three matrices lie inside their slices (checked when view and tile were made), sizes fit
+    // (asserted above), and `out` is an exclusive borrow, so it overlaps neither operand.
+    unsafe {
+        gemm::gemm(
+            out.n_rows,
+            out.n_cols,
+            a.n_cols,
+            out.start,
+            1,
+            stride(out.row_stride),
+            add,
+            a.data.as_ptr(),
+            1,
+            stride(a.row_stride),
+            b.data.as_ptr(),
+            1,
+            stride(b.row_stride),
+            1.0f32,
+            factor,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_product_of_views_into_tiles_equals_the_triple_loop() {
+        let (m, n, k) = (13, 9, 21);
+        let a: Vec<f32> = (0..m * 24).map(|i| ((i * 7919) % 101) as f32 / 50.0 - 1.0).collect();
+        let b: Vec<f32> = (0..k * n).map(|i| ((i * 104_729) % 97) as f32 / 48.0 - 1.0).collect();
+        let mut out = vec![1.0f32; m * n];
+        let grid = Grid::new(&mut out, n, vec![0, 5, m], vec![0, 4, n]);
+        for (r, rows) in [(0, 0..5), (1, 5..m)] {
+            for (c, cols) in [(0, 0..4), (1, 4..n)] {
+                let left = View::new(&a[rows.start * 24..], rows.len(), k, 24);
+                let right = View::new(&b[cols.start..], k, cols.len(), n);
+                multiply(&mut grid.take(r, c), left, right, 0.5, c == 1);
+            }
+        }
+        drop(grid);
+        for i in 0..m {
+            for j in 0..n {
+                let dot: f64 = (0..k).map(|x| f64::from(a[i * 24 + x]) * f64::from(b[x * n + j])).sum();
+                let expected = 0.5 * dot + if j >= 4 { 1.0 } else { 0.0 };
+                assert!((f64::from(out[i * n + j]) - expected).abs() < 1e-5, "{i} {j}");
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "given out twice")]
+    fn a_tile_is_given_out_once() {
+        let mut data = [0.0; 4];
+        let grid = Grid::new(&mut data, 2, vec![0, 2], vec![0, 1, 2]);
+        let _first = grid.take(0, 1);
+        let _again = grid.take(0, 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "view of")]
+    fn a_view_stays_inside_its_slice() {
+        let _ = View::new(&[0.0; 7], 2, 4, 4);
+    }
+}

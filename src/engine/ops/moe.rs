@@ -1,0 +1,223 @@
+//! Routed experts: all tokens are routed first, then every expert runs once over the tokens that chose it.
+
+use rayon::prelude::*;
+
+use crate::arch::graph::GroupScoreName;
+use crate::engine::EngineError;
+use crate::engine::ops::math;
+use crate::engine::ops::product::Product;
+use crate::engine::plan::{GatingFunction, Moe};
+use crate::engine::run::graph::Run;
+use crate::engine::run::timings::Phase;
+
+/// Tokens that one task routes, gathers or scatters.
+const TOKENS_PER_TASK: usize = 64;
+
+/// A token's use of an expert.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Choice {
+    token: u32,
+    weight: f32,
+}
+
+impl Run<'_> {
+    /// Routed and shared experts of `x` into `out`.
+    ///
+    /// Experts add to a token in the order of their index, not of their rank: the sum differs from rank order in the
+    /// last bits only, and does not depend on threads.
+    pub(crate) fn moe(
+        &self,
+        moe: &Moe,
+        x: &[f32],
+        n_tokens: usize,
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let n_embd = moe.router.n_cols;
+        let n_experts = moe.experts.len();
+        let level = self.weights.level;
+        let mut logits = self.take(n_tokens * n_experts);
+        self.products(x, n_tokens, vec![Product::plain(&moe.router, &mut logits)])?;
+        let select_bias = self.weights.optional(moe.select_bias.as_ref())?;
+        let routes: Vec<Vec<(usize, f32)>> = self.workers.install(|| {
+            let routed = logits.par_chunks(n_experts).map(|l| route(moe, l, select_bias.as_deref()));
+            routed.collect()
+        });
+        self.give([logits]);
+        let mut chosen: Vec<Vec<Choice>> = vec![Vec::new(); n_experts];
+        for (token, route) in routes.into_iter().enumerate() {
+            for (expert, weight) in route {
+                chosen[expert].push(Choice { token: token as u32, weight });
+            }
+        }
+
+        match &moe.shared {
+            None => out.fill(0.0),
+            Some(shared) => {
+                self.dense(shared, x, n_tokens, out)?;
+                if let Some(gate) = &moe.shared_gate {
+                    let mut gates = self.take(n_tokens);
+                    self.products(x, n_tokens, vec![Product::plain(gate, &mut gates)])?;
+                    for (row, gate) in out.chunks_mut(n_embd).zip(&gates) {
+                        let gate = 1.0 / (1.0 + (-gate).exp());
+                        for y in row.iter_mut() {
+                            *y *= gate;
+                        }
+                    }
+                    self.give([gates]);
+                }
+            }
+        }
+        for (expert, choices) in moe.experts.iter().zip(&chosen) {
+            // An expert that nobody chose is not even read.
+            if choices.is_empty() {
+                continue;
+            }
+            let mut rows = self.take(choices.len() * n_embd);
+            self.workers.install(|| {
+                let tasks = rows.par_chunks_mut(TOKENS_PER_TASK * n_embd);
+                tasks.zip(choices.par_chunks(TOKENS_PER_TASK)).for_each(|(rows, choices)| {
+                    self.clock.time(Phase::Route, || {
+                        for (row, choice) in rows.chunks_mut(n_embd).zip(choices) {
+                            row.copy_from_slice(&x[choice.token as usize * n_embd..][..n_embd]);
+                        }
+                    });
+                });
+            });
+            let mut results = self.take(choices.len() * n_embd);
+            self.dense(expert, &rows, choices.len(), &mut results)?;
+            self.workers.install(|| {
+                // Choices ascend by token: each task owns some tokens and finds their choices.
+                out.par_chunks_mut(TOKENS_PER_TASK * n_embd).enumerate().for_each(|(task, out)| {
+                    let tokens = task * TOKENS_PER_TASK..task * TOKENS_PER_TASK + out.len() / n_embd;
+                    let at = |token: usize| choices.partition_point(|c| (c.token as usize) < token);
+                    let own = at(tokens.start)..at(tokens.end);
+                    self.clock.time(Phase::Route, || {
+                        for (row, choice) in results[own.start * n_embd..].chunks(n_embd).zip(&choices[own]) {
+                            let token = choice.token as usize - tokens.start;
+                            let out = &mut out[token * n_embd..][..n_embd];
+                            math::add_scaled(level, out, row, choice.weight);
+                        }
+                    });
+                });
+            });
+            self.give([rows, results]);
+        }
+        Ok(())
+    }
+}
+
+/// The experts of one token with their weights, best first; ties go to the lower index.
+fn route(moe: &Moe, logits: &[f32], select_bias: Option<&[f32]>) -> Vec<(usize, f32)> {
+    let probabilities: Vec<f32> = match moe.gating {
+        GatingFunction::Softmax => softmax(logits),
+        GatingFunction::Sigmoid => logits.iter().map(|l| 1.0 / (1.0 + (-l).exp())).collect(),
+        GatingFunction::SoftmaxWeight => logits.to_vec(),
+    };
+    let mut scores = probabilities.clone();
+    if let Some(bias) = select_bias {
+        scores.iter_mut().zip(bias).for_each(|(s, b)| *s += b);
+    }
+    if let Some(groups) = moe.groups {
+        let size = scores.len() / groups.n;
+        let value = |group: &[f32]| {
+            let ranked = best(group, 2);
+            match groups.score {
+                GroupScoreName::Max => ranked.first().map_or(0.0, |&at| group[at]),
+                GroupScoreName::Sum2 => ranked.iter().map(|&at| group[at]).sum(),
+            }
+        };
+        let values: Vec<f32> = scores.chunks(size).map(value).collect();
+        let kept = best(&values, groups.used);
+        for (group, scores) in scores.chunks_mut(size).enumerate() {
+            if !kept.contains(&group) {
+                scores.fill(groups.fill);
+            }
+        }
+    }
+    let ranked = best(&scores, moe.n_used);
+    let mut weights: Vec<f32> = ranked.iter().map(|&at| probabilities[at]).collect();
+    if moe.gating == GatingFunction::SoftmaxWeight {
+        weights = softmax(&weights);
+    }
+    if moe.normalize {
+        let sum: f32 = weights.iter().sum::<f32>() + 1e-20;
+        for w in &mut weights {
+            *w /= sum;
+        }
+    }
+    if let Some(scale) = moe.scale {
+        for w in &mut weights {
+            *w *= scale;
+        }
+    }
+    ranked.into_iter().zip(weights).collect()
+}
+
+fn softmax(logits: &[f32]) -> Vec<f32> {
+    let peak = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let powers: Vec<f64> = logits.iter().map(|&l| f64::from(l - peak).exp()).collect();
+    let sum: f64 = powers.iter().sum();
+    powers.iter().map(|p| (p / sum) as f32).collect()
+}
+
+/// Indices of the `n` largest values, largest first, ties by index.
+fn best(values: &[f32], n: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|&a, &b| values[b].total_cmp(&values[a]));
+    order.truncate(n);
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::plan::{Groups, Matrix};
+
+    fn moe(n_used: usize, gating: GatingFunction, normalize: bool) -> Moe {
+        let router =
+            Matrix { tensor: 0, first_row: 0, n_rows: 4, n_cols: 1, bias: None, scale: None, expert: None };
+        Moe {
+            router,
+            experts: Vec::new(),
+            n_used,
+            gating,
+            select_bias: None,
+            groups: None,
+            normalize,
+            scale: None,
+            shared: None,
+            shared_gate: None,
+        }
+    }
+
+    #[test]
+    fn normalized_softmax_is_softmax_over_the_chosen() {
+        let logits = [0.5, 2.0, -1.0, 1.5];
+        let normalized = route(&moe(2, GatingFunction::Softmax, true), &logits, None);
+        let late = route(&moe(2, GatingFunction::SoftmaxWeight, false), &logits, None);
+        assert_eq!(normalized.iter().map(|c| c.0).collect::<Vec<_>>(), [1, 3]);
+        for (a, b) in normalized.iter().zip(&late) {
+            assert_eq!(a.0, b.0);
+            assert!((a.1 - b.1).abs() < 1e-6);
+        }
+        let plain = route(&moe(2, GatingFunction::Softmax, false), &logits, None);
+        assert!(plain.iter().map(|c| c.1).sum::<f32>() < 0.95);
+    }
+
+    #[test]
+    fn the_bias_selects_and_never_weighs() {
+        let bias = [5.0, 0.0, 0.0, 0.0];
+        let chosen = route(&moe(1, GatingFunction::Sigmoid, false), &[-1.0, 2.0, 0.0, 0.0], Some(&bias));
+        assert_eq!(chosen[0].0, 0);
+        assert!((chosen[0].1 - 0.268_941_4).abs() < 1e-6);
+    }
+
+    #[test]
+    fn only_kept_groups_are_eligible_and_ties_go_low() {
+        let groups = Groups { n: 2, used: 1, score: GroupScoreName::Sum2, fill: 0.0 };
+        let grouped = Moe { groups: Some(groups), ..moe(2, GatingFunction::Sigmoid, false) };
+        let chosen = route(&grouped, &[3.0, -3.0, 1.0, 1.0], None);
+        assert_eq!(chosen.iter().map(|c| c.0).collect::<Vec<_>>(), [2, 3]);
+        assert_eq!(best(&[1.0, 2.0, 2.0], 2), [1, 2]);
+    }
+}

@@ -1,0 +1,96 @@
+//! Prefix models (ChatGLM-6B): the tokens before the begin token see one another, and every token has two positions,
+//! one in the prefix and one in what follows it.
+
+use std::ops::Range;
+
+use crate::core::simd::SimdLevel;
+use crate::engine::EngineError;
+use crate::engine::ops::rope::RopeTable;
+use crate::engine::run::graph::{Batch, Place};
+use crate::engine::run::stream::Chunk;
+
+/// How a model's prefix ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    /// The token that ends it; without one, the last token of a chunk.
+    pub begin: Option<u32>,
+}
+
+impl Prefix {
+    /// Index of the token that ends the prefix of a chunk.
+    fn end(self, tokens: &[u32]) -> usize {
+        let begin = self.begin.and_then(|begin| tokens.iter().position(|&token| token == begin));
+        begin.unwrap_or(tokens.len().saturating_sub(1))
+    }
+
+    /// Gives the tokens of all chunks their positions and their sight.
+    ///
+    /// # Errors
+    /// [`EngineError::PrefixRow`]: a wanted row of the prefix, which sees the token that it would have to predict.
+    pub(crate) fn place(
+        self,
+        chunks: &[Chunk],
+        batches: &mut [(Range<usize>, Batch)],
+    ) -> Result<(), EngineError> {
+        let mut prompts = chunks.iter().enumerate();
+        for (_, batch) in batches {
+            let n_chunks = batch.cuts.len() - 1;
+            for (at, (prompt, chunk)) in prompts.by_ref().take(n_chunks).enumerate() {
+                let end = self.end(&chunk.tokens);
+                if chunk.rows.start < end && !chunk.rows.is_empty() {
+                    return Err(EngineError::PrefixRow { prompt, row: chunk.rows.start, end });
+                }
+                let places = &mut batch.places[batch.cuts[at]..batch.cuts[at + 1]];
+                for (token, place) in places.iter_mut().enumerate() {
+                    let (position, block) = positions(token, end);
+                    *place = Place { position: position as u32, block: block as u32, ..*place };
+                }
+                batch.prefixes.push(end);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Both positions of a token in a chunk whose prefix ends at token `end`: in the prefix they are its place and 0; from
+/// `end` on, the place of the prefix's last token, and how many tokens of the answer there are so far.
+fn positions(token: usize, end: usize) -> (usize, usize) {
+    if token < end { (token, 0) } else { (end.saturating_sub(1), token - end + 1) }
+}
+
+/// Rotates all heads of a row, `dk` wide each: the first half of a head by the one position, the second by the other.
+pub(crate) fn rotate_2d(table: &RopeTable, level: SimdLevel, row: &mut [f32], dk: usize, place: Place) {
+    for head in row.chunks_mut(dk) {
+        let (first, second) = head.split_at_mut(dk / 2);
+        table.rotate(level, first, dk / 2, place.position as usize);
+        table.rotate(level, second, dk - dk / 2, place.block as usize);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_stop_at_the_prefix_and_blocks_count_behind_it() {
+        let of = |end: usize| (0..5).map(|token| positions(token, end)).collect::<Vec<_>>();
+        assert_eq!(of(3), [(0, 0), (1, 0), (2, 0), (2, 1), (2, 2)]);
+        assert_eq!(of(4), [(0, 0), (1, 0), (2, 0), (3, 0), (3, 1)]);
+        assert_eq!(of(0), [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5)]);
+    }
+
+    #[test]
+    fn the_begin_token_ends_the_prefix_and_its_rows_are_refused() {
+        let prefix = Prefix { begin: Some(9) };
+        assert_eq!((prefix.end(&[1, 2, 9, 4, 9]), prefix.end(&[1, 2, 3])), (2, 2));
+        let chunk = |rows: Range<usize>| vec![Chunk { tokens: vec![1, 2, 9, 4], rows }];
+        let mut batches = vec![(0..4, Batch::new([4]))];
+        let error = prefix.place(&chunk(1..4), &mut batches).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "prompt 0: row 1 is in the prefix, which ends at token 2 and sees the tokens it would predict"
+        );
+        prefix.place(&chunk(2..4), &mut batches).unwrap();
+        assert_eq!(batches[0].1.prefixes, [2]);
+    }
+}

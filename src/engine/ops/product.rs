@@ -1,0 +1,147 @@
+//! Matrices times activations: blocks of decoded panels are multiplied with the whole batch before the next ones are
+//! decoded, so that every weight is decoded once.
+
+use crate::arch::graph::FfnKind;
+use crate::engine::EngineError;
+use crate::engine::ops::math;
+use crate::engine::ops::matmul::{Grid, Tile, View, multiply};
+use crate::engine::plan::Matrix;
+use crate::engine::run::graph::Run;
+use crate::engine::run::panel::{Decoded, Panel, SLICE_TOKENS, cuts, panel_rows};
+use crate::engine::run::timings::Phase;
+use crate::engine::run::workers::lend;
+
+/// One product `out = act(W x)`; all products of a call share `x`.
+pub(crate) struct Product<'a> {
+    pub(crate) weight: &'a Matrix,
+    /// A gate projection of the same size: `out = act(gate x) * (W x)`.
+    pub(crate) gate: Option<&'a Matrix>,
+    pub(crate) act: Option<FfnKind>,
+    /// `[n_tokens, weight.n_rows]`.
+    pub(crate) out: &'a mut [f32],
+}
+
+impl<'a> Product<'a> {
+    pub(crate) fn plain(weight: &'a Matrix, out: &'a mut [f32]) -> Self {
+        Self { weight, gate: None, act: None, out }
+    }
+}
+
+/// What is done to a product after it is multiplied.
+pub(crate) struct Affix {
+    bias: Option<Vec<f32>>,
+    scale: f32,
+}
+
+impl Affix {
+    /// `out = scale * x w + bias`, for the rows of a panel.
+    pub(crate) fn multiply(&self, out: &mut Tile<'_>, x: View<'_>, w: View<'_>, panel: &Panel<'_>) {
+        multiply(out, x, w, self.scale, false);
+        let Some(bias) = &self.bias else { return };
+        let bias = &bias[panel.first..panel.first + panel.n];
+        for row in 0..out.n_rows() {
+            out.row_mut(row).iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+        }
+    }
+}
+
+struct Job<'a> {
+    weight: Affix,
+    gate: Option<Affix>,
+    act: Option<FfnKind>,
+    grid: Grid<'a>,
+}
+
+impl Run<'_> {
+    pub(crate) fn affix(&self, matrix: &Matrix) -> Result<Affix, EngineError> {
+        let scale = self.weights.optional(matrix.scale.as_ref())?;
+        let scale = scale.and_then(|s| s.first().copied()).unwrap_or(1.0);
+        Ok(Affix { bias: self.weights.optional(matrix.bias.as_ref())?, scale })
+    }
+
+    /// Shows the observer what matrices are about to be multiplied with.
+    pub(crate) fn observe<'m>(&self, matrices: impl Iterator<Item = &'m Matrix>, x: &[f32]) {
+        let Some(observer) = self.observer else { return };
+        // Parts of a fused tensor see the same rows: they count once.
+        let mut seen = Vec::new();
+        for matrix in matrices {
+            if !seen.contains(&(matrix.tensor, matrix.expert)) {
+                seen.push((matrix.tensor, matrix.expert));
+                observer.input(self.weights.source, matrix, x);
+            }
+        }
+    }
+
+    /// Computes the products of `x` (`[n_tokens, n_cols]`).
+    pub(crate) fn products(
+        &self,
+        x: &[f32],
+        n_tokens: usize,
+        products: Vec<Product<'_>>,
+    ) -> Result<(), EngineError> {
+        let n_cols = products.first().map_or(0, |p| p.weight.n_cols);
+        if n_tokens == 0 {
+            return Ok(());
+        }
+        let x = &x[..n_tokens * n_cols];
+        self.observe(products.iter().flat_map(|p| p.gate.into_iter().chain([p.weight])), x);
+        let slices = cuts(n_tokens, SLICE_TOKENS);
+        let (mut jobs, mut panels, mut tiles) = (Vec::with_capacity(products.len()), Vec::new(), Vec::new());
+        for product in products {
+            let n_rows = product.weight.n_rows;
+            for (across, panel) in Panel::of(product.weight, product.gate).enumerate() {
+                panels.push(panel);
+                tiles.push((jobs.len(), across));
+            }
+            jobs.push(Job {
+                weight: self.affix(product.weight)?,
+                gate: product.gate.map(|gate| self.affix(gate)).transpose()?,
+                act: product.act,
+                grid: Grid::new(product.out, n_rows, slices.clone(), cuts(n_rows, panel_rows(n_cols))),
+            });
+        }
+        self.each_block(&panels, |block, first, decoded| {
+            // All panels of a slice before the next slice: activations come from memory once.
+            self.workers.each(block.len() * (slices.len() - 1), |scratch, task| {
+                if self.progress.is_cancelled() {
+                    return Err(EngineError::Cancelled);
+                }
+                let (slice, panel) = (task / block.len(), task % block.len());
+                let (job, across) = tiles[first + panel];
+                let (start, n) = (slices[slice], slices[slice + 1] - slices[slice]);
+                let rows = View::new(&x[start * n_cols..], n, n_cols, n_cols);
+                let mut out = jobs[job].grid.take(slice, across);
+                self.tile(&jobs[job], &block[panel], decoded[panel], rows, &mut out, &mut scratch.tile);
+                Ok(())
+            })
+        })
+    }
+
+    /// One panel with one slice of tokens.
+    fn tile(
+        &self,
+        job: &Job<'_>,
+        panel: &Panel<'_>,
+        decoded: Decoded<'_>,
+        rows: View<'_>,
+        out: &mut Tile<'_>,
+        gates: &mut Vec<f32>,
+    ) {
+        self.clock.time(Phase::Product, || job.weight.multiply(out, rows, decoded.weight, panel));
+        let Some(kind) = job.act else { return };
+        let level = self.weights.level;
+        match (&job.gate, decoded.gate) {
+            (Some(gate), Some(weights)) => {
+                let n = out.n_rows();
+                let mut gates = Tile::whole(lend(gates, n * panel.n), n, panel.n);
+                self.clock.time(Phase::Product, || gate.multiply(&mut gates, rows, weights, panel));
+                self.clock.time(Phase::Activation, || {
+                    (0..n).for_each(|row| math::gated(level, kind, gates.row_mut(row), out.row_mut(row)));
+                });
+            }
+            _ => self.clock.time(Phase::Activation, || {
+                (0..out.n_rows()).for_each(|row| math::activate(level, kind, out.row_mut(row)));
+            }),
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Streaming: all chunks of a group go through one layer before the next layer is read, so that every weight is
+//! decoded once for the whole group.
+
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crate::core::TensorSource;
+use crate::core::progress::{Progress, Silent};
+use crate::core::simd::SimdLevel;
+use crate::engine::EngineError;
+use crate::engine::ops::head::Hidden;
+use crate::engine::ops::{attention, math, matmul};
+use crate::engine::plan::{Ffn, GraphPlan, Layer, Mixer};
+use crate::engine::run::graph::{Batch, Observer, RopeTables, Run};
+use crate::engine::run::panel;
+use crate::engine::run::timings::{Clock, Phase};
+use crate::engine::run::weights::Weights;
+use crate::engine::run::workers::Workers;
+
+/// Tokens of an inner batch at most: decoding a weight costs as much as multiplying it with some fifty tokens.
+const BATCH_TOKENS: usize = 8192;
+/// The same for layers of experts, each of which sees only a part of the tokens.
+const BATCH_TOKENS_MOE: usize = 32768;
+
+/// How a run may use the machine.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineOptions {
+    /// Threads.
+    pub n_threads: usize,
+    /// Bytes that activations may take.
+    pub memory_bytes: u64,
+    /// Vector instructions.
+    pub level: SimdLevel,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            n_threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            memory_bytes: 1 << 30,
+            level: SimdLevel::detect(),
+        }
+    }
+}
+
+/// Tokens that see one another, and which of their predictions are wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Token ids.
+    pub tokens: Vec<u32>,
+    /// Rows whose hidden state is wanted; row `i` predicts token `i + 1`.
+    pub rows: Range<usize>,
+}
+
+/// A model that can be run.
+pub struct Engine<'a> {
+    pub(crate) source: &'a dyn TensorSource,
+    pub(crate) plan: GraphPlan,
+    pub(crate) options: EngineOptions,
+    pub(crate) workers: Workers,
+    pub(crate) clock: Clock,
+}
+
+impl<'a> Engine<'a> {
+    /// Prepares a run of `plan` over the tensors it was made from.
+    ///
+    /// # Errors
+    /// If the threads cannot be started.
+    pub fn new(
+        plan: GraphPlan,
+        source: &'a dyn TensorSource,
+        options: EngineOptions,
+    ) -> Result<Self, EngineError> {
+        matmul::prepare();
+        let workers = Workers::new(options.n_threads)?;
+        Ok(Self { source, plan, options, workers, clock: Clock::default() })
+    }
+
+    /// The plan.
+    #[must_use]
+    pub fn plan(&self) -> &GraphPlan {
+        &self.plan
+    }
+
+    /// The options of the run.
+    #[must_use]
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    /// Thread time spent so far, by kind of work; what is missing to wall time times threads is waiting.
+    #[must_use]
+    pub fn timings(&self) -> [(Phase, Duration); Phase::ALL.len()] {
+        self.clock.read()
+    }
+
+    fn is_moe(&self) -> bool {
+        self.plan.layers.iter().any(|layer| matches!(layer.ffn, Ffn::Moe(_)))
+    }
+
+    /// Bytes per token: what stays between layers, and what a batch needs inside one.
+    fn token_bytes(&self) -> (u64, u64) {
+        let n_embd = self.plan.n_embd;
+        let inner = self.plan.layers.iter().map(|layer| layer.floats_per_token(n_embd)).max().unwrap_or(0);
+        // Between layers: the residual stream, and the hidden state of a scored row.
+        (8 * n_embd as u64, 4 * inner as u64)
+    }
+
+    /// Bytes that do not grow with tokens: panels and tiles of every thread.
+    fn fixed_bytes(&self, chunk_len: usize) -> u64 {
+        let layers = self.plan.layers.iter();
+        let widest = layers.clone().map(Layer::widest).max().unwrap_or(0).max(self.plan.n_embd);
+        let (shared, thread) = panel::buffer_bytes(widest);
+        let attention = layers.map(|layer| match &layer.mixer {
+            Mixer::Attention(a) => attention::buffer_bytes(a, chunk_len),
+            _ => 0,
+        });
+        let per_thread = thread.saturating_add(attention.max().unwrap_or(0)) as u64;
+        per_thread.saturating_mul(self.workers.n_threads() as u64).saturating_add(shared as u64)
+    }
+
+    fn batch_tokens(&self, budget: u64, chunk_len: usize) -> usize {
+        let (_, inner) = self.token_bytes();
+        let most = if self.is_moe() { BATCH_TOKENS_MOE } else { BATCH_TOKENS };
+        let fitting = usize::try_from(budget / 2 / inner.max(1)).unwrap_or(usize::MAX);
+        fitting.min(most).max(chunk_len)
+    }
+
+    /// Tokens that one group may have within the memory budget, for chunks of at most `chunk_len`; a model that is
+    /// run in lock-step with this one takes its own share.
+    ///
+    /// # Errors
+    /// [`EngineError::Memory`] if not even one chunk fits.
+    pub fn group_tokens(&self, chunk_len: usize) -> Result<usize, EngineError> {
+        let (kept, inner) = self.token_bytes();
+        let budget_bytes = self.options.memory_bytes;
+        let fixed = self.fixed_bytes(chunk_len);
+        let needed_bytes = fixed.saturating_add((kept + inner).saturating_mul(chunk_len as u64));
+        if needed_bytes > budget_bytes {
+            return Err(EngineError::Memory { budget_bytes, needed_bytes, tokens: chunk_len });
+        }
+        let budget = budget_bytes - fixed;
+        let batch = self.batch_tokens(budget, chunk_len) as u64;
+        let left = budget.saturating_sub(batch.saturating_mul(inner)) / kept.max(1);
+        Ok(usize::try_from(left).unwrap_or(usize::MAX).max(chunk_len))
+    }
+
+    /// Bytes of weights that a run over these chunks decodes, head included.
+    #[must_use]
+    pub fn work_bytes(&self, chunks: &[Chunk]) -> u64 {
+        let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
+        let budget = self.options.memory_bytes.saturating_sub(self.fixed_bytes(longest));
+        let n_batches = batches(chunks, self.batch_tokens(budget, longest)).len() as u64;
+        let size = |&tensor: &usize| self.source.tensors()[tensor].n_bytes().unwrap_or(0);
+        let layers: u64 = self.plan.layers.iter().flat_map(|layer| &layer.tensors).map(size).sum();
+        layers.saturating_mul(n_batches).saturating_add(size(&self.plan.head.tensor))
+    }
+
+    /// Runs chunks through the whole graph and returns the final normed hidden states of their wanted rows.
+    ///
+    /// # Errors
+    /// Token ids outside the vocabulary, unreadable weights, cancellation.
+    pub fn forward(
+        &self,
+        chunks: &[Chunk],
+        progress: &dyn Progress,
+        observer: Option<&dyn Observer>,
+    ) -> Result<Hidden, EngineError> {
+        let plan = &self.plan;
+        let weights = Weights { source: self.source, level: self.options.level };
+        let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
+        if let Some(positions) = plan.positions.as_ref().filter(|p| p.n_rows < longest) {
+            return Err(EngineError::ChunkTooLong { tokens: longest, limit: positions.n_rows });
+        }
+        let run = Run {
+            plan,
+            weights,
+            workers: &self.workers,
+            progress,
+            observer,
+            clock: &self.clock,
+            // Behind a prefix of no tokens the positions start with 1.
+            ropes: RopeTables::new(plan, weights, longest + usize::from(plan.prefix.is_some()))?,
+            layer: AtomicUsize::new(0),
+            buffers: Mutex::default(),
+        };
+        let mut x = run.clock.time(Phase::Embed, || run.embed(chunks))?;
+        let budget = self.options.memory_bytes.saturating_sub(self.fixed_bytes(longest));
+        let mut batches = batches(chunks, self.batch_tokens(budget, longest));
+        if let Some(prefix) = plan.prefix {
+            prefix.place(chunks, &mut batches)?;
+        }
+        for (at, layer) in plan.layers.iter().enumerate() {
+            run.layer.store(at, Ordering::Relaxed);
+            let next = plan.layers.get(at + 1).map_or(&[][..], |next| &next.tensors);
+            // An observer sees all rows of all layers; else the last layer computes only what is wanted.
+            if at + 1 == plan.layers.len() && observer.is_none() {
+                let mut rest = chunks;
+                for (_, batch) in &mut batches {
+                    let (own, later) = rest.split_at(batch.cuts.len() - 1);
+                    *batch = std::mem::take(batch).narrowed(own.iter().map(|chunk| chunk.rows.clone()));
+                    rest = later;
+                }
+            }
+            let done = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                // The next layer's pages come in while this one computes.
+                scope.spawn(|| weights.touch(next, &|| done.load(Ordering::Relaxed)));
+                let result = batches.iter().try_for_each(|(tokens, batch)| {
+                    run.layer(layer, batch, &mut x[tokens.start * plan.n_embd..tokens.end * plan.n_embd])
+                });
+                done.store(true, Ordering::Relaxed);
+                result
+            })?;
+            weights.release(&layer.tensors);
+        }
+        run.finish(chunks, batches, &x)
+    }
+
+    /// [`Engine::forward`] without progress or observer.
+    ///
+    /// # Errors
+    /// As [`Engine::forward`].
+    pub fn hidden(&self, chunks: &[Chunk]) -> Result<Hidden, EngineError> {
+        self.forward(chunks, &Silent, None)
+    }
+}
+
+/// Cuts chunks into batches of at most `limit` tokens (but whole chunks): their tokens and their places.
+fn batches(chunks: &[Chunk], limit: usize) -> Vec<(Range<usize>, Batch)> {
+    let mut batches = Vec::new();
+    let (mut first, mut start) = (0, 0);
+    while first < chunks.len() {
+        let mut end = first;
+        let mut n_tokens = 0;
+        while end < chunks.len() && (end == first || n_tokens + chunks[end].tokens.len() <= limit) {
+            n_tokens += chunks[end].tokens.len();
+            end += 1;
+        }
+        let batch = Batch::new(chunks[first..end].iter().map(|chunk| chunk.tokens.len()));
+        batches.push((start..start + n_tokens, batch));
+        start += n_tokens;
+        first = end;
+    }
+    batches
+}
+
+impl Run<'_> {
+    /// The residual stream before the first layer.
+    fn embed(&self, chunks: &[Chunk]) -> Result<Vec<f32>, EngineError> {
+        let plan = self.plan;
+        let n_embd = plan.n_embd;
+        let vocabulary = plan.embedding.n_rows;
+        let n_tokens: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
+        let mut x = vec![0.0; n_tokens * n_embd];
+        let norm = plan.embed_norm.as_ref().map(|norm| self.weights.norm(norm)).transpose()?;
+        let mut rows = x.chunks_mut(n_embd);
+        let (mut bytes, mut scratch) = (Vec::new(), vec![0.0; n_embd]);
+        for (prompt, chunk) in chunks.iter().enumerate() {
+            for (position, (&token, row)) in chunk.tokens.iter().zip(&mut rows).enumerate() {
+                let at = usize::try_from(token).ok().filter(|&at| at < vocabulary);
+                let at = at.ok_or(EngineError::Token { prompt, token, vocabulary })?;
+                self.weights.rows(plan.embedding.tensor, at, 1, &mut bytes, row)?;
+                math::scale_and_cap(self.weights.level, row, plan.embed_scale, None);
+                if let Some(positions) = &plan.positions {
+                    self.weights.rows(positions.tensor, position, 1, &mut bytes, &mut scratch)?;
+                    math::add_scaled(self.weights.level, row, &scratch, 1.0);
+                }
+                if let Some(norm) = &norm {
+                    scratch.copy_from_slice(row);
+                    norm.row(self.weights.level, &scratch, row);
+                }
+            }
+        }
+        self.slot("embedding", &x, n_embd);
+        Ok(x)
+    }
+
+    /// The wanted rows after the final norm.
+    fn finish(
+        &self,
+        chunks: &[Chunk],
+        batches: Vec<(Range<usize>, Batch)>,
+        x: &[f32],
+    ) -> Result<Hidden, EngineError> {
+        let n_embd = self.plan.n_embd;
+        let mut states = Vec::new();
+        let mut rest = chunks;
+        for (tokens, batch) in batches {
+            let (own, later) = rest.split_at(batch.cuts.len() - 1);
+            rest = later;
+            let x = &x[tokens.start * n_embd..tokens.end * n_embd];
+            if batch.is_whole() {
+                let batch = batch.narrowed(own.iter().map(|chunk| chunk.rows.clone()));
+                states.extend_from_slice(&batch.select(x, n_embd));
+            } else {
+                states.extend_from_slice(&x[..batch.n_wanted() * n_embd]);
+            }
+        }
+        if let Some(norm) = &self.plan.final_norm {
+            let mut normed = vec![0.0; states.len()];
+            self.norm_rows(&self.weights.norm(norm)?, &states, &mut normed, n_embd);
+            states = normed;
+        }
+        self.slot("final", &states, n_embd);
+        Ok(Hidden { n_rows: states.len() / n_embd, states })
+    }
+}

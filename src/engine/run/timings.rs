@@ -1,0 +1,103 @@
+//! Where the time of a run goes: thread time by kind of work, added up as tasks end.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A kind of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Rows of the embedding.
+    Embed,
+    /// Norms and sums along the residual stream.
+    Norm,
+    /// Weights read and decoded into panels.
+    Decode,
+    /// Products with weights.
+    Product,
+    /// Activations and biases.
+    Activation,
+    /// Norm and rotation of queries and keys.
+    Rotate,
+    /// The two products of attention.
+    Attention,
+    /// Softmax of attention.
+    Softmax,
+    /// Routing to experts, gathering and scattering their rows.
+    Route,
+    /// Logits folded into scores.
+    Fold,
+}
+
+impl Phase {
+    /// All kinds.
+    pub const ALL: [Self; 10] = [
+        Self::Embed,
+        Self::Norm,
+        Self::Decode,
+        Self::Product,
+        Self::Activation,
+        Self::Rotate,
+        Self::Attention,
+        Self::Softmax,
+        Self::Route,
+        Self::Fold,
+    ];
+
+    /// Name for a table.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Embed => "embedding",
+            Self::Norm => "norms, residual sums",
+            Self::Decode => "decoding weights",
+            Self::Product => "products with weights",
+            Self::Activation => "activations, biases",
+            Self::Rotate => "rotation of q and k",
+            Self::Attention => "products of attention",
+            Self::Softmax => "softmax",
+            Self::Route => "routing",
+            Self::Fold => "log-softmax of logits",
+        }
+    }
+}
+
+/// Adds up time by phase, from all threads.
+#[derive(Debug, Default)]
+pub(crate) struct Clock {
+    nanos: [AtomicU64; Phase::ALL.len()],
+}
+
+impl Clock {
+    /// Does a piece of work and books its time. Pieces should take microseconds, so that looking at the clock costs
+    /// nothing beside them.
+    pub(crate) fn time<R>(&self, phase: Phase, work: impl FnOnce() -> R) -> R {
+        let start = Instant::now();
+        let result = work();
+        let nanos = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.nanos[phase as usize].fetch_add(nanos, Ordering::Relaxed);
+        result
+    }
+
+    pub(crate) fn read(&self) -> [(Phase, Duration); Phase::ALL.len()] {
+        Phase::ALL
+            .map(|phase| (phase, Duration::from_nanos(self.nanos[phase as usize].load(Ordering::Relaxed))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_is_booked_under_its_phase() {
+        let clock = Clock::default();
+        let result = clock.time(Phase::Softmax, || {
+            std::thread::sleep(Duration::from_millis(2));
+            7
+        });
+        assert_eq!(result, 7);
+        for (phase, time) in clock.read() {
+            assert_eq!(time >= Duration::from_millis(2), phase == Phase::Softmax, "{}", phase.name());
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! The GGUF file format: metadata values, reading, writing, split files.
+//!
+//! - [`GgufFile`] opens a model, all its parts as one, and is a [`TensorSource`](crate::core::TensorSource).
+//! - [`write_gguf`] writes any [`TensorSource`](crate::core::TensorSource) with its [`Metadata`]; [`plan_files`]
+//!   tells beforehand what it will write.
+//! - [`parse_header`] is the pure parser under the former, [`FilePlan`] the pure plan under the latter.
+
+mod assign;
+mod endian;
+mod error;
+mod header;
+mod imatrix;
+pub mod keys;
+mod plan;
+mod reader;
+pub mod split;
+mod value;
+mod writer;
+
+pub use assign::{AssignError, parse_assignment};
+pub use endian::{swap_blocks, to_order};
+pub use error::{GgufError, HeaderError, Item};
+pub use header::{
+    ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Header, MAX_DIMS, MAX_NAME_BYTES, Strictness, parse_header,
+};
+pub use imatrix::{Imatrix, ImatrixEntry, ImatrixError};
+pub use plan::{FilePlan, LayoutOptions, PlanError, PlannedTensor};
+pub use reader::{GgufFile, OpenOptions, Part, TensorPlace};
+pub use split::{SplitSpec, SplitStyle};
+pub use value::{Array, Metadata, Value, ValueType};
+pub use writer::{PlannedFile, WriteError, WriteOptions, WriteReport, plan_files, write_gguf};

@@ -1,0 +1,22 @@
+//! Tensor operations that cards name: layout as strided views, arithmetic element by element.
+//!
+//! A [`View`] says where each element of a tensor comes from; a [`Recipe`] is a view made ready to be read, any range
+//! of rows on its own, so that no tensor is ever held in memory as a whole.
+
+pub mod decoded;
+
+mod apply;
+mod layout;
+mod lora;
+mod math;
+mod recipe;
+mod rope;
+mod run;
+mod view;
+
+pub use apply::{RecipeError, apply, recipe};
+pub use lora::{LoraError, LoraPair, MergedLora};
+pub use math::Math;
+pub use recipe::{ReadPolicy, Recipe, TransformError};
+pub use rope::{match_rope_freqs, rope_freqs_llama3};
+pub use view::{ShapeError, View};

@@ -1,0 +1,178 @@
+//! From what a card says about a tensor to a [`Recipe`]: every operation of the vocabulary as steps on views.
+
+use crate::arch::{Assembly, Content, JoinKind, MathOp, Op, OutputSpec, Step};
+use crate::core::WeightMeta;
+use crate::views::rope::rope_freqs_llama3;
+use crate::views::{Math, Recipe, ShapeError, View};
+
+/// Why a planned tensor cannot be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecipeError {
+    /// Operations that strided views cannot express one after the other.
+    #[error("tensor `{target}`: {source}")]
+    Shape {
+        /// The tensor.
+        target: String,
+        /// What does not fit.
+        source: ShapeError,
+    },
+    /// A plan that names another shape than its operations yield.
+    #[error("tensor `{target}`: planned as {planned:?}, comes out as {found:?}")]
+    Plan {
+        /// The tensor.
+        target: String,
+        /// The planned shape.
+        planned: Vec<u64>,
+        /// The shape the operations yield.
+        found: Vec<u64>,
+    },
+}
+
+/// The recipe of a planned tensor. `weights` are those the plan was made for.
+///
+/// # Errors
+/// [`RecipeError`], before any data is read.
+///
+/// # Panics
+/// If the plan names a weight that is not there.
+pub fn recipe(output: &OutputSpec, weights: &[WeightMeta]) -> Result<Recipe, RecipeError> {
+    let shape_error = |source| RecipeError::Shape { target: output.name.clone(), source };
+    let view = match &output.content {
+        Content::Sources(assembly) => assemble(assembly, weights).map_err(shape_error)?,
+        Content::RopeFreqsLlama3(params) => {
+            let values = rope_freqs_llama3(params);
+            let shape = vec![values.len() as u64];
+            View::values(values.into(), shape).map_err(shape_error)?
+        }
+    };
+    let wrong_plan = || RecipeError::Plan {
+        target: output.name.clone(),
+        planned: output.shape.dims().to_vec(),
+        found: view.shape().to_vec(),
+    };
+    if view.shape() != output.shape.dims() {
+        return Err(wrong_plan());
+    }
+    Recipe::new(&view).ok_or_else(wrong_plan)
+}
+
+fn assemble(assembly: &Assembly, weights: &[WeightMeta]) -> Result<View, ShapeError> {
+    let mut parts = Vec::with_capacity(assembly.sources.len());
+    for source in &assembly.sources {
+        parts.push(run(View::weight(source.weight, &weights[source.weight]), &source.ops)?);
+    }
+    let joined = match assembly.join {
+        Some(JoinKind::Stack) => View::stack(parts)?,
+        Some(JoinKind::Concat { axis }) => View::concat(parts, axis)?,
+        Some(JoinKind::Zip { axis }) => View::zip(parts, axis)?,
+        None => parts.into_iter().next().ok_or(ShapeError::Empty)?,
+    };
+    run(joined, &assembly.ops)
+}
+
+fn run(view: View, steps: &[Step]) -> Result<View, ShapeError> {
+    steps.iter().try_fold(view, |view, step| {
+        apply(&step.op, &view)?.into_iter().nth(step.result).ok_or(ShapeError::Empty)
+    })
+}
+
+/// Carries out one operation.
+///
+/// # Errors
+/// [`ShapeError`] if it does not fit the view.
+pub fn apply(op: &Op, view: &View) -> Result<Vec<View>, ShapeError> {
+    let one = match op {
+        Op::PermuteAxis { axis, factors, order } => view.permute_axis(*axis, factors, order)?,
+        Op::Ungroup { groups, sizes } => view.ungroup(*groups, sizes)?,
+        Op::Regroup { groups, sizes } => view.regroup(*groups, sizes)?,
+        Op::Split { axis, sizes } => return view.split(*axis, sizes),
+        Op::Unzip { axis, n } => return view.unzip(*axis, *n),
+        Op::Transpose { a, b } => view.transpose(*a, *b)?,
+        Op::Reshape { dims } => view.reshape(dims)?,
+        Op::Slice { axis, start, end } => view.slice(*axis, *start, *end)?,
+        Op::Gather { indices } => view.gather(indices)?,
+        Op::Math(math) => view.math(match *math {
+            MathOp::Add(value) => Math::Add(value as f32),
+            MathOp::Scale(value) => Math::Scale(value as f32),
+            MathOp::NegExp => Math::NegExp,
+            MathOp::Exp => Math::Exp,
+        }),
+    };
+    Ok(vec![one])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::simd::SimdLevel;
+    use crate::core::{SourceError, WeightSource};
+
+    struct Nothing;
+
+    impl WeightSource for Nothing {
+        fn weights(&self) -> &[WeightMeta] {
+            &[]
+        }
+
+        fn read_elems(&self, _: usize, _: u64, _: &mut [u8]) -> Result<(), SourceError> {
+            unreachable!("the views are of values")
+        }
+    }
+
+    /// What an operation makes of 0, 1, 2, … in the given shape, one list per result; shapes agree with the plan's.
+    fn results(op: &Op, dims: &[u64]) -> Vec<Vec<f32>> {
+        let n: u64 = dims.iter().product();
+        let values: Vec<f32> = (0..n).map(|i| i as f32).collect();
+        let view = View::values(values.into(), dims.to_vec()).unwrap();
+        let views = apply(op, &view).unwrap();
+        let shapes: Vec<Vec<u64>> = views.iter().map(|view| view.shape().to_vec()).collect();
+        assert_eq!(shapes, op.shapes(dims).unwrap(), "{op:?}");
+        views.iter().map(floats).collect()
+    }
+
+    fn floats(view: &View) -> Vec<f32> {
+        let recipe = Recipe::new(view).unwrap();
+        let mut out = vec![0.0; usize::try_from(recipe.shape().n_elems()).unwrap()];
+        recipe.read_f32(&Nothing, SimdLevel::Scalar, 0, &mut out).unwrap();
+        out
+    }
+
+    #[test]
+    fn every_operation_moves_elements_as_its_definition_says() {
+        let permute = Op::PermuteAxis { axis: 0, factors: vec![1, 2, 3], order: vec![0, 2, 1] };
+        for (op, dims, want) in [
+            (permute, &[6u64][..], vec![vec![0., 3., 1., 4., 2., 5.]]),
+            (Op::Ungroup { groups: 2, sizes: vec![2, 1] }, &[6], vec![vec![0., 1., 3., 4., 2., 5.]]),
+            (Op::Regroup { groups: 2, sizes: vec![2, 1] }, &[6], vec![vec![0., 1., 4., 2., 3., 5.]]),
+            (Op::Split { axis: 1, sizes: vec![1, 2] }, &[2, 3], vec![vec![0., 3.], vec![1., 2., 4., 5.]]),
+            (Op::Unzip { axis: 0, n: 2 }, &[4], vec![vec![0., 2.], vec![1., 3.]]),
+            (Op::Transpose { a: 0, b: 1 }, &[2, 3], vec![vec![0., 3., 1., 4., 2., 5.]]),
+            (Op::Reshape { dims: vec![3, 2] }, &[2, 3], vec![vec![0., 1., 2., 3., 4., 5.]]),
+            (Op::Slice { axis: 0, start: 1, end: 2 }, &[3, 2], vec![vec![2., 3.]]),
+            (Op::Gather { indices: vec![2, 0] }, &[3, 2], vec![vec![4., 5., 0., 1.]]),
+            (Op::Math(MathOp::Add(1.0)), &[3], vec![vec![1., 2., 3.]]),
+            (Op::Math(MathOp::Scale(-2.0)), &[3], vec![vec![-0., -2., -4.]]),
+            (Op::Math(MathOp::NegExp), &[1], vec![vec![-1.]]),
+            (Op::Math(MathOp::Exp), &[1], vec![vec![1.]]),
+        ] {
+            assert_eq!(results(&op, dims), want, "{op:?}");
+        }
+    }
+
+    #[test]
+    fn inverses_bring_the_elements_back() {
+        for (op, dims) in [
+            (Op::PermuteAxis { axis: 1, factors: vec![2, 3, 4], order: vec![2, 0, 1] }, &[2u64, 24][..]),
+            (Op::Ungroup { groups: 3, sizes: vec![2, 1, 1] }, &[12, 2]),
+            (Op::Transpose { a: 0, b: 2 }, &[2, 3, 4]),
+        ] {
+            let n: u64 = dims.iter().product();
+            let values: Vec<f32> = (0..n).map(|i| i as f32).collect();
+            let view = View::values(values.clone().into(), dims.to_vec()).unwrap();
+            let there = apply(&op, &view).unwrap();
+            let back = apply(&op.inverse().unwrap(), &there[0]).unwrap();
+            assert_ne!(floats(&there[0]), values, "{op:?}");
+            assert_eq!(floats(&back[0]), values, "{op:?}");
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! A view made ready to be read: any range of rows, in any type, in memory that depends on the range alone.
+
+use crate::core::scratch::with_floats;
+use crate::core::simd::SimdLevel;
+use crate::core::{ElementType, GgmlType, Hint, Shape, SourceError, WeightSource};
+use crate::quant::{self, BlockError, QuantError};
+use crate::views::run::{Node, compile};
+use crate::views::view::{Origin, View};
+
+/// Elements that are decoded, checked and encoded at a time: they stay in the second-level cache.
+const STEP_ELEMS: u64 = 1 << 15;
+
+/// Why rows could not be produced.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum TransformError {
+    /// NaN or infinity in the source.
+    #[error("source tensor `{weight}`: element {index} is {value}")]
+    NonFinite { weight: String, index: u64, value: f32 },
+    /// A finite value that the target type turns into infinity.
+    #[error("source tensor `{weight}`: element {index} is {value:e}, too large for {ty}")]
+    Overflow { weight: String, index: u64, value: f32, ty: GgmlType },
+    /// A value that arithmetic or planning made, not a source.
+    #[error("element {index} comes out as {value}")]
+    Computed { index: u64, value: f32 },
+    /// A block that does not decode to finite numbers.
+    #[error(transparent)]
+    Block(#[from] BlockError),
+    /// The block type refused.
+    #[error(transparent)]
+    Quant(#[from] QuantError),
+    /// The source failed.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// An element type that has no number in it.
+    #[error("source tensor `{weight}`: {ty} elements are not numbers that can be converted")]
+    ElementType { weight: String, ty: ElementType },
+    /// Rows too long for this machine's address space.
+    #[error("rows of {n_cols} elements do not fit in memory")]
+    TooLarge { n_cols: u64 },
+}
+
+impl Hint for TransformError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::NonFinite { .. } => {
+                vec![
+                    "`--allow-nonfinite` lets the value through; the checkpoint is probably damaged"
+                        .to_owned(),
+                ]
+            }
+            Self::Overflow { .. } => {
+                vec!["`--type bf16` or `--type f32` hold the value".to_owned()]
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// How to read.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadPolicy {
+    /// Vector instructions to use; the result does not depend on it.
+    pub level: SimdLevel,
+    /// Let NaN, infinity and overflow through.
+    pub allow_nonfinite: bool,
+}
+
+/// How each element of a tensor comes about, ready to be executed.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    shape: Shape,
+    root: Node,
+    /// The source type if all elements come from weights of one type without arithmetic.
+    native: Option<ElementType>,
+}
+
+impl Recipe {
+    /// Prepares a view; `None` if its size overflows.
+    #[must_use]
+    pub fn new(view: &View) -> Option<Self> {
+        let shape = Shape::new(view.shape().to_vec())?;
+        let root = compile(view);
+        let mut native = None;
+        let uniform = root.all_leaves(&mut |run| match (&run.origin, native) {
+            (Origin::Weight { ty, .. }, None) if run.math.is_empty() => {
+                native = Some(*ty);
+                true
+            }
+            (Origin::Weight { ty, .. }, Some(first)) => run.math.is_empty() && *ty == first,
+            _ => false,
+        });
+        Some(Self { shape, root, native: native.filter(|_| uniform) })
+    }
+
+    /// Shape of the result, outermost first.
+    #[must_use]
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// The element type of the source if the result only moves elements of one type.
+    #[must_use]
+    pub fn native_type(&self) -> Option<ElementType> {
+        self.native
+    }
+
+    /// Indices of the weights that are read, each once, in order of first use.
+    #[must_use]
+    pub fn weights(&self) -> Vec<usize> {
+        let mut found = Vec::new();
+        let mut seen = std::collections::HashSet::new();
+        self.root.all_leaves(&mut |run| {
+            if let Origin::Weight { index, .. } = run.origin
+                && seen.insert(index)
+            {
+                found.push(index);
+            }
+            true
+        });
+        found
+    }
+
+    /// For each index of the first axis the weights that its elements come from, each once.
+    #[must_use]
+    pub fn slabs(&self) -> Vec<Vec<usize>> {
+        let n = self.shape.dims().first().copied().unwrap_or(0);
+        let n_elems = self.shape.n_elems().checked_div(n).unwrap_or(0);
+        (0..n).map(|slab| self.root.weights_in(slab * n_elems, n_elems)).collect()
+    }
+
+    /// Produces rows `first_row ..` as blocks of `ty`; `out` says how many.
+    ///
+    /// # Errors
+    /// [`TransformError`]: the source, values that are not finite or do not fit the type.
+    pub fn read_rows(
+        &self,
+        source: &dyn WeightSource,
+        ty: GgmlType,
+        policy: ReadPolicy,
+        first_row: u64,
+        out: &mut [u8],
+    ) -> Result<(), TransformError> {
+        let n_cols = self.shape.n_cols();
+        if out.is_empty() {
+            return Ok(());
+        }
+        let too_large = || TransformError::TooLarge { n_cols };
+        let row_bytes = ty.row_bytes(n_cols).and_then(|n| usize::try_from(n).ok()).ok_or_else(too_large)?;
+        let cols = usize::try_from(n_cols).map_err(|_| too_large())?;
+        let rows_per_step = (STEP_ELEMS / n_cols.max(1)).max(1) as usize;
+        let is_copy = plain(ty).is_some() && plain(ty) == self.native;
+        let mut first = first_row * n_cols;
+        for chunk in out.chunks_mut(rows_per_step * row_bytes) {
+            let n = chunk.len() / row_bytes * cols;
+            if is_copy {
+                self.root.copy(source, first, chunk, ty.block_bytes())?;
+                if !policy.allow_nonfinite
+                    && let Some(at) = first_non_finite_bits(ty, chunk)
+                {
+                    return Err(self.blame(source, ty, first + at as u64)?);
+                }
+            } else {
+                with_floats(n, |floats| {
+                    self.read_f32(source, policy.level, first, floats)?;
+                    if !policy.allow_nonfinite
+                        && let Some(at) = first_unfit(ty, floats)
+                    {
+                        return Err(self.blame(source, ty, first + at as u64)?);
+                    }
+                    quant::quantize_rows(ty, policy.level, cols, floats, None, chunk)?;
+                    Ok(())
+                })?;
+                if ty.is_quantized() && !policy.allow_nonfinite {
+                    quant::validate_blocks(ty, chunk)?;
+                }
+            }
+            first += n as u64;
+        }
+        Ok(())
+    }
+
+    /// Produces elements `first ..` as F32.
+    ///
+    /// # Errors
+    /// The source failed, or its element type holds no numbers.
+    pub fn read_f32(
+        &self,
+        source: &dyn WeightSource,
+        level: SimdLevel,
+        first: u64,
+        out: &mut [f32],
+    ) -> Result<(), TransformError> {
+        self.root.read(source, level, first, out)
+    }
+
+    /// Whether the result moves whole blocks of `ty` and changes no value: rows are taken, reordered, put together.
+    #[must_use]
+    pub fn keeps_blocks(&self, ty: GgmlType) -> bool {
+        let block_elems = ty.block_elems() as u64;
+        self.shape.n_cols().is_multiple_of(block_elems) && self.root.keeps_blocks(block_elems)
+    }
+
+    /// Produces rows `first_row ..` in a type that every weight is packed as ([`WeightSource::packings`]).
+    ///
+    /// # Errors
+    /// The source failed; rows too long for memory.
+    ///
+    /// # Panics
+    /// If the recipe does not keep blocks of the type.
+    pub fn read_packed(
+        &self,
+        source: &dyn WeightSource,
+        ty: GgmlType,
+        first_row: u64,
+        out: &mut [u8],
+    ) -> Result<(), TransformError> {
+        assert!(self.keeps_blocks(ty), "blocks of {ty} are cut");
+        self.root.read_packed(source, ty, first_row * self.shape.n_cols(), out)
+    }
+
+    /// Tells the source that rows were read and will not be again soon.
+    pub fn release_rows(&self, source: &dyn WeightSource, first_row: u64, n_rows: u64) {
+        let n_cols = self.shape.n_cols();
+        self.root.release(source, first_row * n_cols, n_rows * n_cols);
+    }
+
+    /// Turns the position of a bad element into an error that names where it came from.
+    fn blame(
+        &self,
+        source: &dyn WeightSource,
+        ty: GgmlType,
+        index: u64,
+    ) -> Result<TransformError, TransformError> {
+        let mut value = [0.0];
+        self.root.read(source, SimdLevel::Scalar, index, &mut value)?;
+        let value = value[0];
+        let Some((weight, at)) = self.root.locate(index) else {
+            return Ok(TransformError::Computed { index, value });
+        };
+        let weight = source.weights()[weight].name.clone();
+        Ok(if value.is_finite() {
+            TransformError::Overflow { weight, index: at, value, ty }
+        } else {
+            TransformError::NonFinite { weight, index: at, value }
+        })
+    }
+}
+
+/// The element type that a plain GGML type stores.
+fn plain(ty: GgmlType) -> Option<ElementType> {
+    Some(match ty {
+        GgmlType::F32 => ElementType::F32,
+        GgmlType::F16 => ElementType::F16,
+        GgmlType::Bf16 => ElementType::Bf16,
+        GgmlType::F64 => ElementType::F64,
+        GgmlType::I8 => ElementType::I8,
+        GgmlType::I16 => ElementType::I16,
+        GgmlType::I32 => ElementType::I32,
+        GgmlType::I64 => ElementType::I64,
+        _ => return None,
+    })
+}
+
+/// First element whose exponent bits are all ones, in plain float bytes.
+fn first_non_finite_bits(ty: GgmlType, bytes: &[u8]) -> Option<usize> {
+    fn first<const N: usize>(bytes: &[u8], is_bad: impl Fn([u8; N]) -> bool) -> Option<usize> {
+        let elems = bytes.as_chunks::<N>().0;
+        // A fold without exits is a vector loop; the search follows only where it hit.
+        elems.iter().fold(false, |bad, &elem| bad | is_bad(elem)).then_some(())?;
+        elems.iter().position(|&elem| is_bad(elem))
+    }
+    match ty {
+        GgmlType::F32 => first::<4>(bytes, |b| u32::from_le_bytes(b) & 0x7f80_0000 == 0x7f80_0000),
+        GgmlType::F16 => first::<2>(bytes, |b| u16::from_le_bytes(b) & 0x7c00 == 0x7c00),
+        GgmlType::Bf16 => first::<2>(bytes, |b| u16::from_le_bytes(b) & 0x7f80 == 0x7f80),
+        GgmlType::F64 => first::<8>(bytes, |b| !f64::from_le_bytes(b).is_finite()),
+        _ => None,
+    }
+}
+
+/// First value that is not finite or that rounds to infinity in `ty`.
+fn first_unfit(ty: GgmlType, values: &[f32]) -> Option<usize> {
+    // Magnitudes from here on are infinite in the type: half a unit above its largest number.
+    let limit = match ty {
+        GgmlType::F16 => 0x477f_f000, // 65520
+        GgmlType::Bf16 => 0x7f7f_8000,
+        _ => 0x7f80_0000u32,
+    };
+    let is_unfit = |value: &f32| value.to_bits() & 0x7fff_ffff >= limit;
+    values.iter().fold(false, |bad, value| bad | is_unfit(value)).then_some(())?;
+    values.iter().position(is_unfit)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,566 @@
+//! Layout operations as algebra on strided views: no data moves until rows are read, and any range of rows can be
+//! read on its own.
+//!
+//! A [`View`] is a tree. Its leaves look at one source each, through axes that are products of strided factors
+//! (`rows = heads × half × pair`), so that splitting an axis, reordering its factors and joining axes again are
+//! changes of bookkeeping. Its inner nodes put views side by side along an axis. Every operation returns a new view
+//! with a known shape, or says why it cannot be expressed.
+
+use std::sync::Arc;
+
+use crate::core::{ElementType, WeightMeta};
+use crate::views::math::Math;
+
+/// Why an operation does not fit the shape it was applied to.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum ShapeError {
+    /// The axis is not there.
+    #[error("axis {axis} of a tensor with {rank} dimensions")]
+    Axis { axis: i64, rank: usize },
+    /// Factors do not multiply to the size of the axis.
+    #[error("dimension {size} is not the product of {factors:?}")]
+    Factors { size: u64, factors: Vec<u64> },
+    /// Sizes do not add up to the size of the axis.
+    #[error("dimension {size} is not the sum of {sizes:?}")]
+    Sizes { size: u64, sizes: Vec<u64> },
+    /// A range beyond the axis.
+    #[error("range {start}..{end} of a dimension of {size}")]
+    Range { start: u64, end: u64, size: u64 },
+    /// Views that do not fit together.
+    #[error("shapes {first:?} and {other:?} cannot be joined along axis {axis}")]
+    Join { first: Vec<u64>, other: Vec<u64>, axis: usize },
+    /// Nothing to join.
+    #[error("nothing to join")]
+    Empty,
+    /// Not a reordering of all factors.
+    #[error("{order:?} is not an order of {n} factors")]
+    Order { order: Vec<usize>, n: usize },
+    /// Different element counts.
+    #[error("shape {from:?} cannot become {to:?}")]
+    Reshape { from: Vec<u64>, to: Vec<u64> },
+    /// An axis to drop that is longer than one.
+    #[error("dimension {size} cannot be dropped")]
+    Squeeze { size: u64 },
+    /// The factors cut across an earlier reordering or a seam.
+    #[error("shape {from:?} was put together in a way that cannot be cut into {to:?}")]
+    Seam { from: Vec<u64>, to: Vec<u64> },
+}
+
+/// One strided factor of an axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Dim {
+    pub(super) size: u64,
+    /// Distance of neighbours in elements of the source.
+    pub(super) stride: u64,
+}
+
+/// An axis as the product of its factors, outermost first; no factors: size 1.
+type Axis = Vec<Dim>;
+
+fn axis_size(axis: &[Dim]) -> u64 {
+    axis.iter().map(|dim| dim.size).product()
+}
+
+/// Where the elements of a leaf come from.
+#[derive(Clone, Debug)]
+pub(super) enum Origin {
+    Weight { index: usize, ty: ElementType },
+    Values(Arc<[f32]>),
+    Fill(f32),
+}
+
+/// A strided look at one source.
+#[derive(Clone, Debug)]
+pub(super) struct Leaf {
+    pub(super) origin: Origin,
+    pub(super) offset: u64,
+    axes: Vec<Axis>,
+    pub(super) math: Vec<Math>,
+}
+
+impl Leaf {
+    /// The factors of all axes, outermost first.
+    pub(super) fn dims(&self) -> impl Iterator<Item = Dim> {
+        self.axes.iter().flatten().copied()
+    }
+}
+
+/// A tensor to be: a shape, and where each element comes from.
+#[derive(Clone, Debug)]
+pub struct View {
+    shape: Vec<u64>,
+    pub(super) body: Body,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Body {
+    Leaf(Leaf),
+    /// Parts side by side along `axis`; all other dimensions are equal. Either one part follows the other, or they take
+    /// turns, one index each.
+    Concat {
+        axis: usize,
+        parts: Vec<View>,
+        takes_turns: bool,
+    },
+}
+
+impl View {
+    /// A weight of the source as it is.
+    #[must_use]
+    pub fn weight(index: usize, meta: &WeightMeta) -> Self {
+        Self::contiguous(Origin::Weight { index, ty: meta.ty }, meta.shape.dims().to_vec())
+    }
+
+    /// Values that were computed while planning.
+    ///
+    /// # Errors
+    /// [`ShapeError::Reshape`] if the shape holds another number of elements.
+    pub fn values(values: Arc<[f32]>, shape: Vec<u64>) -> Result<Self, ShapeError> {
+        if shape.iter().product::<u64>() != values.len() as u64 {
+            return Err(ShapeError::Reshape { from: vec![values.len() as u64], to: shape });
+        }
+        Ok(Self::contiguous(Origin::Values(values), shape))
+    }
+
+    /// One value everywhere.
+    #[must_use]
+    pub fn fill(value: f32, shape: Vec<u64>) -> Self {
+        Self::contiguous(Origin::Fill(value), shape)
+    }
+
+    fn contiguous(origin: Origin, shape: Vec<u64>) -> Self {
+        let mut stride = 1;
+        let mut axes: Vec<Axis> = Vec::with_capacity(shape.len());
+        for &size in shape.iter().rev() {
+            axes.push(vec![Dim { size, stride }]);
+            stride *= size.max(1);
+        }
+        axes.reverse();
+        Self { shape, body: Body::Leaf(Leaf { origin, offset: 0, axes, math: Vec::new() }) }
+    }
+
+    fn leaf(leaf: Leaf) -> Self {
+        Self { shape: leaf.axes.iter().map(|axis| axis_size(axis)).collect(), body: Body::Leaf(leaf) }
+    }
+
+    /// Dimensions, outermost first.
+    #[must_use]
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// Puts views side by side along an axis.
+    ///
+    /// # Errors
+    /// No views, or dimensions that differ elsewhere.
+    pub fn concat(parts: Vec<Self>, axis: usize) -> Result<Self, ShapeError> {
+        let first = parts.first().ok_or(ShapeError::Empty)?;
+        let mut shape = first.shape.clone();
+        if axis >= shape.len() {
+            return Err(ShapeError::Axis { axis: axis as i64, rank: shape.len() });
+        }
+        let mut total = 0u64;
+        for part in &parts {
+            let fits = part.shape.len() == shape.len()
+                && part.shape.iter().zip(&shape).enumerate().all(|(at, (a, b))| at == axis || a == b);
+            let sum = fits.then(|| total.checked_add(part.shape[axis])).flatten();
+            total = sum.ok_or_else(|| ShapeError::Join {
+                first: first.shape.clone(),
+                other: part.shape.clone(),
+                axis,
+            })?;
+        }
+        shape[axis] = total;
+        if parts.len() == 1 {
+            return parts.into_iter().next().ok_or(ShapeError::Empty);
+        }
+        Ok(Self { shape, body: Body::Concat { axis, parts, takes_turns: false } })
+    }
+
+    /// Views of one shape in turns along an axis: index 0 of each, index 1 of each, and so on.
+    ///
+    /// # Errors
+    /// No views, or shapes that differ.
+    pub fn zip(parts: Vec<Self>, axis: usize) -> Result<Self, ShapeError> {
+        let first = parts.first().ok_or(ShapeError::Empty)?;
+        if let Some(other) = parts.iter().find(|part| part.shape != first.shape) {
+            let (first, other) = (first.shape.clone(), other.shape.clone());
+            return Err(ShapeError::Join { first, other, axis });
+        }
+        let is_one = parts.len() == 1;
+        let mut view = Self::concat(parts, axis)?;
+        // A view alone stays what it is, which may be a joined one.
+        if let (Body::Concat { takes_turns, .. }, false) = (&mut view.body, is_one) {
+            *takes_turns = true;
+        }
+        Ok(view)
+    }
+
+    /// The parts of a joined view put together again, along an axis that has another number by now.
+    fn rejoined(parts: Vec<Self>, axis: usize, takes_turns: bool) -> Result<Self, ShapeError> {
+        if takes_turns { Self::zip(parts, axis) } else { Self::concat(parts, axis) }
+    }
+
+    /// Puts views of one shape on a new outermost axis.
+    ///
+    /// # Errors
+    /// As [`View::concat`].
+    pub fn stack(parts: Vec<Self>) -> Result<Self, ShapeError> {
+        Self::concat(parts.into_iter().map(|part| part.unsqueeze(0)).collect::<Result<_, _>>()?, 0)
+    }
+
+    /// Resolves an axis that may be counted from the end.
+    ///
+    /// # Errors
+    /// [`ShapeError::Axis`].
+    pub fn axis(&self, axis: i64) -> Result<usize, ShapeError> {
+        let rank = self.shape.len();
+        let at = if axis < 0 { axis + rank as i64 } else { axis };
+        usize::try_from(at).ok().filter(|&at| at < rank).ok_or(ShapeError::Axis { axis, rank })
+    }
+
+    pub(super) fn known_axis(&self, axis: usize) -> Result<usize, ShapeError> {
+        self.axis(i64::try_from(axis).unwrap_or(i64::MAX))
+    }
+
+    /// Keeps `start..end` of an axis.
+    ///
+    /// # Errors
+    /// A range that is not inside the axis.
+    pub fn slice(&self, axis: usize, start: u64, end: u64) -> Result<Self, ShapeError> {
+        self.known_axis(axis)?;
+        let size = self.shape[axis];
+        if start > end || end > size {
+            return Err(ShapeError::Range { start, end, size });
+        }
+        match &self.body {
+            Body::Leaf(leaf) => {
+                let pieces = slice_axis(&leaf.axes[axis], start, end).into_iter().map(|(offset, factors)| {
+                    let mut leaf = leaf.clone();
+                    leaf.offset += offset;
+                    leaf.axes[axis] = factors;
+                    Self::leaf(leaf)
+                });
+                Self::concat(pieces.collect(), axis)
+            }
+            Body::Concat { axis: seam, parts, takes_turns } if *seam != axis => {
+                let parts =
+                    parts.iter().map(|part| part.slice(axis, start, end)).collect::<Result<_, _>>()?;
+                Self::rejoined(parts, *seam, *takes_turns)
+            }
+            Body::Concat { parts, takes_turns: true, .. } => {
+                let n = parts.len() as u64;
+                if !start.is_multiple_of(n) || !end.is_multiple_of(n) {
+                    let mut to = self.shape.clone();
+                    to[axis] = end - start;
+                    return Err(ShapeError::Seam { from: self.shape.clone(), to });
+                }
+                let parts = parts.iter().map(|part| part.slice(axis, start / n, end / n));
+                Self::zip(parts.collect::<Result<_, _>>()?, axis)
+            }
+            Body::Concat { parts, .. } => {
+                let mut kept = Vec::new();
+                let mut begin = 0;
+                for part in parts {
+                    let n = part.shape[axis];
+                    let (from, to) = (start.clamp(begin, begin + n), end.clamp(begin, begin + n));
+                    if from < to {
+                        kept.push(part.slice(axis, from - begin, to - begin)?);
+                    }
+                    begin += n;
+                }
+                if kept.is_empty() {
+                    let mut shape = self.shape.clone();
+                    shape[axis] = 0;
+                    return Ok(Self::fill(0.0, shape));
+                }
+                Self::concat(kept, axis)
+            }
+        }
+    }
+
+    /// Cuts an axis into consecutive parts of the given sizes.
+    ///
+    /// # Errors
+    /// Sizes that do not add up to the axis.
+    pub fn split(&self, axis: usize, sizes: &[u64]) -> Result<Vec<Self>, ShapeError> {
+        self.known_axis(axis)?;
+        let size = self.shape[axis];
+        let sum = sizes.iter().try_fold(0u64, |sum, &n| sum.checked_add(n));
+        if sum != Some(size) {
+            return Err(ShapeError::Sizes { size, sizes: sizes.to_vec() });
+        }
+        let mut start = 0;
+        sizes
+            .iter()
+            .map(|&n| {
+                start += n;
+                self.slice(axis, start - n, start)
+            })
+            .collect()
+    }
+
+    /// Swaps two axes.
+    ///
+    /// # Errors
+    /// [`ShapeError::Axis`].
+    pub fn transpose(&self, a: usize, b: usize) -> Result<Self, ShapeError> {
+        self.known_axis(a)?;
+        self.known_axis(b)?;
+        match &self.body {
+            Body::Leaf(leaf) => {
+                let mut leaf = leaf.clone();
+                leaf.axes.swap(a, b);
+                Ok(Self::leaf(leaf))
+            }
+            Body::Concat { axis, parts, takes_turns } => {
+                let parts = parts.iter().map(|part| part.transpose(a, b)).collect::<Result<_, _>>()?;
+                let swapped = match *axis {
+                    at if at == a => b,
+                    at if at == b => a,
+                    at => at,
+                };
+                Self::rejoined(parts, swapped, *takes_turns)
+            }
+        }
+    }
+
+    /// Views an axis as a product, outermost factor first; each factor becomes an axis.
+    ///
+    /// # Errors
+    /// Factors that do not multiply to the axis, or that cut across an earlier reordering.
+    pub fn unflatten(&self, axis: usize, factors: &[u64]) -> Result<Self, ShapeError> {
+        self.known_axis(axis)?;
+        let size = self.shape[axis];
+        if factors.iter().try_fold(1u64, |product, &n| product.checked_mul(n)) != Some(size) {
+            return Err(ShapeError::Factors { size, factors: factors.to_vec() });
+        }
+        let mut to = self.shape.clone();
+        to.splice(axis..=axis, factors.iter().copied());
+        self.refactor(axis, 1, factors).ok_or_else(|| ShapeError::Seam { from: self.shape.clone(), to })
+    }
+
+    /// Joins `n` neighbouring axes into one.
+    ///
+    /// # Errors
+    /// Axes that are not there; a seam along an inner one of them.
+    pub fn flatten_axes(&self, axis: usize, n: usize) -> Result<Self, ShapeError> {
+        if n == 0 {
+            return Err(ShapeError::Empty);
+        }
+        self.known_axis(axis.saturating_add(n - 1))?;
+        let size: u64 = self.shape[axis..axis + n].iter().product();
+        let mut to = self.shape.clone();
+        to.splice(axis..axis + n, [size]);
+        self.refactor(axis, n, &[size]).ok_or_else(|| ShapeError::Seam { from: self.shape.clone(), to })
+    }
+
+    /// Gives the elements another shape, in row-major order.
+    ///
+    /// # Errors
+    /// Another number of elements, or a cut across an earlier reordering.
+    pub fn reshape(&self, dims: &[u64]) -> Result<Self, ShapeError> {
+        let n = self.shape.iter().product::<u64>();
+        if dims.iter().try_fold(1u64, |product, &n| product.checked_mul(n)) != Some(n) {
+            return Err(ShapeError::Reshape { from: self.shape.clone(), to: dims.to_vec() });
+        }
+        self.refactor(0, self.shape.len(), dims)
+            .ok_or_else(|| ShapeError::Seam { from: self.shape.clone(), to: dims.to_vec() })
+    }
+
+    /// All elements on one axis.
+    ///
+    /// # Errors
+    /// As [`View::reshape`].
+    pub fn flatten(&self) -> Result<Self, ShapeError> {
+        self.reshape(&[self.shape.iter().product()])
+    }
+
+    /// Replaces `n` axes from `axis` by axes of the sizes `dims` (same product); `None` where strides cannot say it.
+    fn refactor(&self, axis: usize, n: usize, dims: &[u64]) -> Option<Self> {
+        match &self.body {
+            Body::Leaf(leaf) => {
+                let factors: Axis = leaf.axes[axis..axis + n].concat();
+                let axes = factor(&factors, dims)?;
+                let mut leaf = leaf.clone();
+                leaf.axes.splice(axis..axis + n, axes);
+                Some(Self::leaf(leaf))
+            }
+            Body::Concat { axis: seam, parts, takes_turns } => {
+                let (seam, takes_turns) = (*seam, *takes_turns);
+                if seam < axis {
+                    let parts = parts.iter().map(|part| part.refactor(axis, n, dims));
+                    return Self::rejoined(parts.collect::<Option<_>>()?, seam, takes_turns).ok();
+                }
+                if seam >= axis + n {
+                    let parts = parts.iter().map(|part| part.refactor(axis, n, dims));
+                    let seam = seam - n + dims.len();
+                    return Self::rejoined(parts.collect::<Option<_>>()?, seam, takes_turns).ok();
+                }
+                // A seam along the outermost of the axes stays a seam where whole rows of the new shape fit
+                // between the cuts.
+                if seam != axis || dims.is_empty() || takes_turns {
+                    return None;
+                }
+                let inner: u64 = dims[1..].iter().product();
+                let parts = parts.iter().map(|part| {
+                    let n_elems: u64 = part.shape[axis..axis + n].iter().product();
+                    let rows = n_elems.checked_div(inner).filter(|rows| rows * inner == n_elems)?;
+                    let mut dims = dims.to_vec();
+                    dims[0] = rows;
+                    part.refactor(axis, n, &dims)
+                });
+                Self::concat(parts.collect::<Option<_>>()?, axis).ok()
+            }
+        }
+    }
+
+    /// Drops an axis of size 1.
+    ///
+    /// # Errors
+    /// A longer axis.
+    pub fn squeeze(&self, axis: usize) -> Result<Self, ShapeError> {
+        self.known_axis(axis)?;
+        match &self.body {
+            _ if self.shape[axis] != 1 => Err(ShapeError::Squeeze { size: self.shape[axis] }),
+            Body::Leaf(leaf) => {
+                let mut leaf = leaf.clone();
+                leaf.axes.remove(axis);
+                Ok(Self::leaf(leaf))
+            }
+            Body::Concat { axis: seam, parts, takes_turns } => {
+                let seam = *seam;
+                if seam == axis {
+                    // Of parts that add up to one, exactly one is not empty.
+                    let part = parts.iter().find(|part| part.shape[axis] == 1).ok_or(ShapeError::Empty)?;
+                    return part.squeeze(axis);
+                }
+                let parts = parts.iter().map(|part| part.squeeze(axis)).collect::<Result<_, _>>()?;
+                Self::rejoined(parts, if seam > axis { seam - 1 } else { seam }, *takes_turns)
+            }
+        }
+    }
+
+    /// Adds an axis of size 1 before `axis`.
+    ///
+    /// # Errors
+    /// [`ShapeError::Axis`].
+    pub fn unsqueeze(&self, axis: usize) -> Result<Self, ShapeError> {
+        if axis > self.shape.len() {
+            return Err(ShapeError::Axis { axis: axis as i64, rank: self.shape.len() });
+        }
+        match &self.body {
+            Body::Leaf(leaf) => {
+                let mut leaf = leaf.clone();
+                leaf.axes.insert(axis, vec![Dim { size: 1, stride: 0 }]);
+                Ok(Self::leaf(leaf))
+            }
+            Body::Concat { axis: seam, parts, takes_turns } => {
+                let parts = parts.iter().map(|part| part.unsqueeze(axis)).collect::<Result<_, _>>()?;
+                Self::rejoined(parts, if *seam >= axis { seam + 1 } else { *seam }, *takes_turns)
+            }
+        }
+    }
+
+    /// Applies arithmetic to every element, after what is there already.
+    #[must_use]
+    pub fn math(&self, math: Math) -> Self {
+        let mut view = self.clone();
+        view.push_math(math);
+        view
+    }
+
+    fn push_math(&mut self, math: Math) {
+        match &mut self.body {
+            Body::Leaf(leaf) => leaf.math.push(math),
+            Body::Concat { parts, .. } => parts.iter_mut().for_each(|part| part.push_math(math)),
+        }
+    }
+}
+
+/// `start..end` of a product of factors: pieces with their offsets, in order. More than one where the range does not
+/// cut at whole inner products.
+fn slice_axis(axis: &[Dim], start: u64, end: u64) -> Vec<(u64, Axis)> {
+    let Some((outer, rest)) = axis.split_first() else {
+        return vec![(0, vec![Dim { size: end - start, stride: 0 }])];
+    };
+    let inner = axis_size(rest);
+    if rest.is_empty() || inner <= 1 {
+        return vec![(start * outer.stride, vec![Dim { size: end - start, stride: outer.stride }])];
+    }
+    if start == end {
+        return vec![(0, vec![Dim { size: 0, stride: outer.stride }])];
+    }
+    let shift = |index: u64, pieces: Vec<(u64, Axis)>| {
+        pieces.into_iter().map(move |(offset, axis)| (offset + index * outer.stride, axis))
+    };
+    let (first, last) = (start / inner, (end - 1) / inner);
+    if first == last && !(start.is_multiple_of(inner) && end.is_multiple_of(inner)) {
+        return shift(first, slice_axis(rest, start - first * inner, end - first * inner)).collect();
+    }
+    let whole_first = start.div_ceil(inner);
+    let whole_last = end / inner;
+    let mut pieces = Vec::new();
+    if whole_first > first {
+        pieces.extend(shift(first, slice_axis(rest, start - first * inner, inner)));
+    }
+    if whole_first < whole_last {
+        let mut axis = vec![Dim { size: whole_last - whole_first, stride: outer.stride }];
+        axis.extend_from_slice(rest);
+        pieces.push((whole_first * outer.stride, axis));
+    }
+    if !end.is_multiple_of(inner) {
+        pieces.extend(shift(whole_last, slice_axis(rest, 0, end - whole_last * inner)));
+    }
+    pieces
+}
+
+/// Distributes factors over axes of the sizes `dims`, outermost first; `None` where a cut falls inside a factor that
+/// it does not divide.
+fn factor(factors: &[Dim], dims: &[u64]) -> Option<Vec<Axis>> {
+    if factors.iter().any(|dim| dim.size == 0) {
+        return Some(dims.iter().map(|&size| vec![Dim { size, stride: 0 }]).collect());
+    }
+    let merged = merge_dims(factors.iter().copied());
+    let mut left = merged.into_iter();
+    let mut current: Option<Dim> = None;
+    let mut axes = Vec::with_capacity(dims.len());
+    for &size in dims {
+        let mut want = size;
+        let mut axis = Axis::new();
+        while want > 1 {
+            let dim = current.take().or_else(|| left.next())?;
+            if want % dim.size == 0 {
+                axis.push(dim);
+                want /= dim.size;
+            } else if dim.size % want == 0 {
+                let inner = dim.size / want;
+                axis.push(Dim { size: want, stride: dim.stride * inner });
+                current = Some(Dim { size: inner, stride: dim.stride });
+                want = 1;
+            } else {
+                return None;
+            }
+        }
+        if axis.is_empty() {
+            axis.push(Dim { size: 1, stride: 0 });
+        }
+        axes.push(axis);
+    }
+    Some(axes)
+}
+
+/// Drops factors of one and joins neighbours that are contiguous.
+pub(super) fn merge_dims(factors: impl Iterator<Item = Dim>) -> Vec<Dim> {
+    let mut merged: Vec<Dim> = Vec::new();
+    for dim in factors.filter(|dim| dim.size != 1) {
+        match merged.last_mut() {
+            Some(outer) if outer.stride == dim.stride * dim.size => {
+                *outer = Dim { size: outer.size * dim.size, stride: dim.stride };
+            }
+            _ => merged.push(dim),
+        }
+    }
+    merged
+}
