@@ -10,7 +10,7 @@ if [ "${1:-}" = --profile ]; then
     shift 2
 fi
 out=${1:-target/demo}
-cargo build --quiet --profile "$profile" --bins
+cargo build --profile "$profile" --bins
 bin=target/$([ "$profile" = dev ] && echo debug || echo "$profile")
 mkdir -p "$out"
 
