@@ -1,7 +1,7 @@
 //! FP8: one byte a weight, E4M3 or E5M2, with scales per block, row, or tensor.
 //!
-//! The value is `code · scale` in F32, rounded once. Sections 3 and 7.3 of the specification of quantized checkpoints
-//! list who writes which form; despite its name `weight_scale_inv` multiplies.
+//! The value is `code · scale` in F32, rounded once. `docs/formats.md`
+//! lists who writes which form; despite its name `weight_scale_inv` multiplies.
 
 #![expect(clippy::inline_always, reason = "the loops must be compiled inside the level's function")]
 
