@@ -12,6 +12,9 @@
 
 use std::time::Instant;
 
+use gemm_common::gemm::{
+    DEFAULT_LHS_PACKING_THRESHOLD_SINGLE_THREAD, set_lhs_packing_threshold_single_thread,
+};
 use gguf_foundry::arch::graph::GraphFeatures;
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;
@@ -132,26 +135,27 @@ fn ceiling(shapes: &[(usize, usize)], n_tokens: usize, n_threads: usize) -> f64 
                         #[allow(unsafe_code, reason = "the plain call of the crate is what is measured")]
                         // SAFETY: `out`, `x` and `weights` have at least the sizes and strides given.
                         unsafe {
-                            gemm::gemm(
-                                share,
+                            // The product by columns, as the kernels write it: `outᵀ = weights xᵀ`.
+                            gemm_f32::gemm::f32::get_gemm_fn()(
                                 *rows,
+                                share,
                                 *cols,
                                 out.as_mut_ptr(),
-                                1,
                                 *rows as isize,
-                                false,
-                                x.as_ptr(),
                                 1,
-                                *cols as isize,
+                                false,
                                 weights.as_ptr(),
+                                1,
+                                *cols as isize,
+                                x.as_ptr(),
                                 *cols as isize,
                                 1,
-                                0.0f32,
-                                1.0f32,
+                                0.0,
+                                1.0,
                                 false,
                                 false,
                                 false,
-                                gemm::Parallelism::None,
+                                gemm_common::Parallelism::None,
                             );
                         }
                         std::hint::black_box(&out);
@@ -184,7 +188,7 @@ fn main() {
         let mut rounds = Vec::new();
         for _ in 0..if is_bench { 5 } else { 1 } {
             // Alternating, so that both see the same machine. The engine changes this setting of the crate.
-            gemm::set_lhs_packing_threshold_single_thread(gemm::DEFAULT_LHS_PACKING_THRESHOLD_SINGLE_THREAD);
+            set_lhs_packing_threshold_single_thread(DEFAULT_LHS_PACKING_THRESHOLD_SINGLE_THREAD);
             let plain_body = ceiling(&LAYER, n_tokens, n_threads);
             let plain_head = ceiling(&[(VOCABULARY, WIDTH)], n_scored, n_threads);
             let plan = GraphPlan::new(&features, &metadata, model.tensors()).unwrap();

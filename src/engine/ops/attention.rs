@@ -212,7 +212,7 @@ impl Run<'_> {
             let scores = lend(scores, n * width);
             self.clock.time(Phase::Attention, || {
                 let keys = head.keys.columns(first_key..first_key + width);
-                multiply(&mut Tile::whole(scores, n, width), queries, keys, scale, false);
+                multiply(&mut Tile::whole(scores, n, width), queries, keys, scale);
             });
             let sums = lend(sums, n);
             self.clock.time(Phase::Softmax, || {
@@ -227,7 +227,7 @@ impl Run<'_> {
             self.clock.time(Phase::Attention, || {
                 let mut tile = out.rows_mut(first..end);
                 let values = head.values.rows(first_key..first_key + n_keys);
-                multiply(&mut tile, View::new(scores, n, n_keys, width), values, 1.0, false);
+                multiply(&mut tile, View::new(scores, n, n_keys, width), values, 1.0);
                 for (row, &sum) in sums.iter().enumerate() {
                     tile.row_mut(row).iter_mut().for_each(|x| *x *= sum);
                 }

@@ -36,7 +36,7 @@ pub(crate) struct Affix {
 impl Affix {
     /// `out = scale * x w + bias`, for the rows of a panel.
     pub(crate) fn multiply(&self, out: &mut Tile<'_>, x: View<'_>, w: View<'_>, panel: &Panel<'_>) {
-        multiply(out, x, w, self.scale, false);
+        multiply(out, x, w, self.scale);
         let Some(bias) = &self.bias else { return };
         let bias = &bias[panel.first..panel.first + panel.n];
         for row in 0..out.n_rows() {
