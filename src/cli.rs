@@ -4,6 +4,7 @@
 //! threads, logging, progress and the interrupt, and turns the result into an exit code and a message.
 
 pub mod convert;
+mod failure;
 pub mod inspect;
 pub mod progress;
 pub mod quantize;
@@ -19,6 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::core::simd::SimdLevel;
 use crate::core::text::parse_bytes;
+use failure::Failure;
 use progress::TerminalProgress;
 
 /// Version of the programs, with the commit where the builder gave one in `GGUF_FOUNDRY_COMMIT`.
@@ -89,7 +91,7 @@ pub struct Common {
     /// Vector instructions: auto, scalar, avx2, avx512 or neon; the output is the same
     #[arg(long, global = true, value_name = "LEVEL", default_value = "auto")]
     pub simd: SimdLevel,
-    /// Print one JSON document to standard output
+    /// Print one JSON document to standard output, also where the run fails
     #[arg(long, global = true)]
     pub json: bool,
     /// No progress, no warnings
@@ -194,11 +196,7 @@ pub fn is_interrupted() -> bool {
 pub fn run<T: Tool>() -> ExitCode {
     let tool = match T::try_parse() {
         Ok(tool) => tool,
-        Err(error) => {
-            // Help and version go to standard output and are no error. A closed pipe is the reader's choice.
-            let _ = error.print();
-            return if error.use_stderr() { Exit::Usage.into() } else { Exit::Done.into() };
-        }
+        Err(error) => return failure::refuse(&error).into(),
     };
     let common = tool.common().clone();
     let session = Session { progress: TerminalProgress::new(common.quiet), common };
@@ -206,14 +204,12 @@ pub fn run<T: Tool>() -> ExitCode {
     // A panic is a defect; the panic hook has printed where. Unwinding has removed the temporary files.
     let done = std::panic::catch_unwind(AssertUnwindSafe(|| tool.run(&session)));
     session.progress.finish();
-    match done {
-        Ok(Ok(exit)) => exit.into(),
-        Ok(Err(error)) => conclude(&error).into(),
-        Err(_) => {
-            render::message("error", "internal error: this is a defect of the program");
-            Exit::Failed.into()
-        }
-    }
+    let failure = match done {
+        Ok(Ok(exit)) => return exit.into(),
+        Ok(Err(error)) => Failure::of(&error),
+        Err(_) => Some(Failure::defect()),
+    };
+    failure.map_or(Exit::Done, |failure| failure.tell(session.common.json)).into()
 }
 
 fn set_up(session: &Session) {
@@ -235,41 +231,6 @@ fn set_up(session: &Session) {
     if let Some(n) = common.threads {
         let _ = rayon::ThreadPoolBuilder::new().num_threads(n.into()).build_global();
     }
-}
-
-/// Prints why a program stopped and says with which code.
-fn conclude(error: &anyhow::Error) -> Exit {
-    if error.chain().any(is_closed_pipe) {
-        return Exit::Done;
-    }
-    if is_interrupted() {
-        render::message("error", "interrupted");
-        return Exit::Interrupted;
-    }
-    render::error(error);
-    if error.downcast_ref::<UsageError>().is_some() {
-        Exit::Usage
-    } else if error.chain().any(is_broken_file) {
-        Exit::Broken
-    } else {
-        Exit::Failed
-    }
-}
-
-/// True for a GGUF file that could be read but breaks the format.
-fn is_broken_file(cause: &(dyn std::error::Error + 'static)) -> bool {
-    use crate::gguf::GgufError;
-    let broken = |error: &GgufError| !matches!(error, GgufError::Io(_) | GgufError::PartMissing { .. });
-    match cause.downcast_ref::<crate::inspect::EditError>() {
-        Some(crate::inspect::EditError::Open(error)) => broken(error),
-        _ => cause.downcast_ref::<GgufError>().is_some_and(broken),
-    }
-}
-
-fn is_closed_pipe(cause: &(dyn std::error::Error + 'static)) -> bool {
-    let io = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
-    let json = cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind);
-    io.or(json) == Some(std::io::ErrorKind::BrokenPipe)
 }
 
 #[cfg(test)]
@@ -306,13 +267,5 @@ mod tests {
         for bad in ["", "G", "0", "-1M", "1.5G", "2T", "99999999999999G"] {
             assert!(split_size(bad).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn a_closed_pipe_and_bad_usage_are_told_apart() {
-        let pipe = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
-        assert_eq!(conclude(&anyhow::Error::new(pipe).context("printing")), Exit::Done);
-        assert_eq!(conclude(&UsageError("no".to_owned()).into()), Exit::Usage);
-        assert_eq!(conclude(&anyhow::anyhow!("no")), Exit::Failed);
     }
 }

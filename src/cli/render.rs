@@ -1,36 +1,35 @@
 //! What the programs print: errors with hints, tables, numbers.
 
+mod screen;
+mod table;
+
 use std::error::Error;
 use std::fmt::Write as _;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 
 use crate::core::Hint;
 
+pub use screen::{Screen, Style, styled};
+pub use table::{Align, Cell, Table};
+
 /// Prints `label: text` to standard error, the label in colour on a terminal unless `NO_COLOR` says otherwise.
 pub fn message(label: &str, text: &str) {
-    let mut err = io::stderr().lock();
-    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) || !err.is_terminal();
-    let colour = match label {
-        "error" => "31",
-        "warning" => "33",
-        _ => "36",
+    let style = match label {
+        "error" => Style::Bad,
+        "warning" => Style::Doubtful,
+        _ => Style::Note,
     };
     // Nothing can be done about a standard error that is closed.
-    let _ = if plain {
-        writeln!(err, "{label}: {text}")
-    } else {
-        writeln!(err, "\u{1b}[1;{colour}m{label}\u{1b}[0m: {text}")
-    };
+    let _ = writeln!(io::stderr().lock(), "{}: {text}", Screen::stderr().paint(style, label));
 }
 
-/// Prints an error with its causes on one line, then its hints after a blank line.
-pub fn error(error: &anyhow::Error) {
-    message("error", &error_line(error));
-    let hints: Vec<_> = error.chain().flat_map(hints).collect();
+/// Prints why a run failed, then hints after a blank line.
+pub fn failure(text: &str, hints: &[String]) {
+    message("error", text);
     if !hints.is_empty() {
         let _ = writeln!(io::stderr());
         for hint in hints {
-            message("hint", &hint);
+            message("hint", hint);
         }
     }
 }
@@ -48,6 +47,12 @@ pub fn error_line(error: &anyhow::Error) -> String {
         }
     }
     line
+}
+
+/// The hints of an error and its causes.
+#[must_use]
+pub fn hints_of(error: &anyhow::Error) -> Vec<String> {
+    error.chain().flat_map(hints).collect()
 }
 
 /// The hints of one error, if it is of a type that has some. Each subsystem's error is named here.
@@ -109,63 +114,6 @@ pub fn plural(n: u64, noun: &str) -> String {
     format!("{} {noun}{}", count(n), if n == 1 { "" } else { "s" })
 }
 
-/// How a column is set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Align {
-    /// Text.
-    Left,
-    /// Numbers.
-    Right,
-}
-
-/// A table of text with aligned columns, no lines.
-#[derive(Clone, Debug)]
-pub struct Table {
-    heads: Vec<(String, Align)>,
-    rows: Vec<Vec<String>>,
-}
-
-impl Table {
-    /// A table with these column heads.
-    #[must_use]
-    pub fn new(heads: &[(&str, Align)]) -> Self {
-        let heads = heads.iter().map(|(head, align)| ((*head).to_owned(), *align)).collect();
-        Self { heads, rows: Vec::new() }
-    }
-
-    /// Adds a row; missing cells are empty. The last column is never padded, so it may be long.
-    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().collect());
-    }
-
-    /// Prints heads and rows.
-    ///
-    /// # Errors
-    /// I/O errors of the writer.
-    pub fn print(&self, out: &mut dyn Write) -> io::Result<()> {
-        let heads: Vec<_> = self.heads.iter().map(|(head, _)| head.clone()).collect();
-        let mut widths = vec![0; heads.len()];
-        for row in std::iter::once(&heads).chain(&self.rows) {
-            for (width, cell) in widths.iter_mut().zip(row) {
-                *width = (*width).max(cell.chars().count());
-            }
-        }
-        for row in std::iter::once(&heads).chain(&self.rows) {
-            let mut line = String::new();
-            for (index, (width, (_, align))) in widths.iter().zip(&self.heads).enumerate() {
-                let cell = row.get(index).map_or("", String::as_str);
-                let pad = " ".repeat(width - cell.chars().count());
-                let _ = match align {
-                    Align::Left => write!(line, "{cell}{pad}  "),
-                    Align::Right => write!(line, "{pad}{cell}  "),
-                };
-            }
-            writeln!(out, "{}", line.trim_end())?;
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -184,27 +132,9 @@ mod tests {
     }
 
     #[test]
-    fn columns_line_up() {
-        let mut table = Table::new(&[("name", Align::Left), ("n", Align::Right), ("note", Align::Left)]);
-        table.row(["é".to_owned(), "12".to_owned(), "x".to_owned()]);
-        table.row(["longer".to_owned(), "3".to_owned()]);
-        let mut out = Vec::new();
-        table.print(&mut out).unwrap();
-        assert_eq!(String::from_utf8(out).unwrap(), "name     n  note\né       12  x\nlonger   3\n");
-    }
-
-    #[test]
     fn causes_are_joined_and_not_repeated() {
         let inner = std::io::Error::other("disk on fire");
         let error = anyhow::Error::new(inner).context("m.gguf: disk on fire").context("writing");
         assert_eq!(error_line(&error), "writing: m.gguf: disk on fire");
-    }
-
-    #[test]
-    fn hints_are_found_below_context() {
-        let error = crate::gguf::GgufError::PartMissing { path: "a".into(), part: 1, n_parts: 2 };
-        let error = anyhow::Error::new(error).context("opening");
-        let hints: Vec<_> = error.chain().flat_map(hints).collect();
-        assert_eq!(hints, ["all parts must lie in one directory"]);
     }
 }

@@ -1,0 +1,157 @@
+//! How a run that failed is told: to people on standard error, to programs that asked for JSON on standard output.
+
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+
+use serde_json::json;
+
+use crate::cli::{Exit, UsageError, is_interrupted, render};
+
+/// Why a run failed, and the code it ends with.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    exit: Exit,
+    message: String,
+    hints: Vec<String>,
+}
+
+impl Failure {
+    /// What an error means. `None` where nothing failed: the reader of our output had enough and closed the pipe.
+    pub(super) fn of(error: &anyhow::Error) -> Option<Self> {
+        if error.chain().any(is_closed_pipe) {
+            return None;
+        }
+        if is_interrupted() {
+            return Some(Self {
+                exit: Exit::Interrupted,
+                message: "interrupted".to_owned(),
+                hints: Vec::new(),
+            });
+        }
+        let exit = if error.downcast_ref::<UsageError>().is_some() {
+            Exit::Usage
+        } else if error.chain().any(is_broken_file) {
+            Exit::Broken
+        } else {
+            Exit::Failed
+        };
+        Some(Self { exit, message: render::error_line(error), hints: render::hints_of(error) })
+    }
+
+    /// A panic. Its hook has printed where.
+    pub(super) fn defect() -> Self {
+        let message = "internal error: this is a defect of the program".to_owned();
+        Self { exit: Exit::Failed, message, hints: Vec::new() }
+    }
+
+    /// Arguments that clap refused, in its words: the first paragraph is what is wrong, the tips are hints.
+    fn of_arguments(error: &clap::Error) -> Self {
+        let text = error.render().to_string();
+        let mut paragraphs = text.split("\n\n");
+        let first = paragraphs.next().unwrap_or_default();
+        let message = first.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+        let tips = text.lines().filter_map(|line| line.trim().strip_prefix("tip: "));
+        Self {
+            exit: Exit::Usage,
+            message: message.trim_start_matches("error: ").to_owned(),
+            hints: tips.map(str::to_owned).collect(),
+        }
+    }
+
+    /// Tells it, and says with which code the program ends.
+    pub(super) fn tell(&self, as_json: bool) -> Exit {
+        render::failure(&self.message, &self.hints);
+        if as_json {
+            self.print_json();
+        }
+        self.exit
+    }
+
+    fn print_json(&self) {
+        let document = json!({
+            "error": { "message": self.message, "hints": self.hints, "exit_code": self.exit.code() }
+        });
+        // A closed standard output is the reader's choice.
+        let _ = writeln!(std::io::stdout(), "{document:#}");
+    }
+}
+
+/// Prints what clap says instead of running: help and version, or what is wrong with the arguments.
+pub(super) fn refuse(error: &clap::Error) -> Exit {
+    // Help and version go to standard output and are no error. A closed pipe is the reader's choice.
+    let _ = error.print();
+    if !error.use_stderr() {
+        return Exit::Done;
+    }
+    if asks_for_json(std::env::args_os().skip(1)) {
+        Failure::of_arguments(error).print_json();
+    }
+    Exit::Usage
+}
+
+/// Whether `--json` is among arguments that could not be parsed.
+fn asks_for_json(arguments: impl Iterator<Item = OsString>) -> bool {
+    arguments.take_while(|argument| argument != OsStr::new("--")).any(|argument| argument == "--json")
+}
+
+/// True for a GGUF file that could be read but breaks the format.
+fn is_broken_file(cause: &(dyn std::error::Error + 'static)) -> bool {
+    use crate::gguf::GgufError;
+    let broken = |error: &GgufError| !matches!(error, GgufError::Io(_) | GgufError::PartMissing { .. });
+    match cause.downcast_ref::<crate::inspect::EditError>() {
+        Some(crate::inspect::EditError::Open(error)) => broken(error),
+        _ => cause.downcast_ref::<GgufError>().is_some_and(broken),
+    }
+}
+
+fn is_closed_pipe(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let io = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+    let json = cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind);
+    io.or(json) == Some(std::io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, clap::Parser)]
+    struct Probe {
+        #[arg(long)]
+        number: Option<u8>,
+        file: String,
+    }
+
+    #[test]
+    fn a_closed_pipe_and_bad_usage_are_told_apart() {
+        let exit = |error: &anyhow::Error| Failure::of(error).map(|failure| failure.exit);
+        let pipe = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        assert_eq!(exit(&anyhow::Error::new(pipe).context("printing")), None);
+        assert_eq!(exit(&UsageError("no".to_owned()).into()), Some(Exit::Usage));
+        assert_eq!(exit(&anyhow::anyhow!("no")), Some(Exit::Failed));
+        let missing = crate::gguf::GgufError::PartMissing { path: "a".into(), part: 1, n_parts: 2 };
+        let failure = Failure::of(&anyhow::Error::new(missing).context("opening")).unwrap();
+        assert_eq!(failure.message, "opening: a: part 1 of 2 is missing");
+        assert_eq!(failure.hints, ["all parts must lie in one directory"]);
+    }
+
+    #[test]
+    fn what_clap_says_is_one_line_and_its_tips() {
+        let failure = |args: &[&str]| {
+            Failure::of_arguments(&Probe::try_parse_from([&["probe"], args].concat()).unwrap_err())
+        };
+        let missing = failure(&[]);
+        assert_eq!(missing.message, "the following required arguments were not provided: <FILE>");
+        let unknown = failure(&["f", "--numer", "1"]);
+        assert_eq!(unknown.message, "unexpected argument '--numer' found");
+        assert_eq!(unknown.hints, ["a similar argument exists: '--number'"]);
+        assert_eq!(unknown.exit, Exit::Usage);
+    }
+
+    #[test]
+    fn json_is_asked_for_before_the_dashes() {
+        let asks = |args: &[&str]| asks_for_json(args.iter().map(OsString::from));
+        assert!(asks(&["in.gguf", "--json"]));
+        assert!(!asks(&["in.gguf", "--", "--json"]));
+    }
+}
