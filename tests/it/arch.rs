@@ -13,7 +13,8 @@ use serde_json::{Value as Json, json};
 
 mod invert;
 
-use crate::support::{ARCH_CASES, common_keys, conformance, fixture, report_cases, root, sha256};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::{ARCH_CASES, common_keys, fixture, report_cases, root, sha256};
 
 fn load(path: &Path) -> Json {
     serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
@@ -97,11 +98,10 @@ fn map(registry: &Registry, checkpoint: &Checkpoint, file_type: Option<FileType>
 type Run<'r> = &'r dyn Fn(&str, &Checkpoint, Option<FileType>, &Json);
 
 /// Each case and file type, with what is expected: the first part of a split file has the keys, all have tensors.
-fn each_case(cases: &[&str], run: Run<'_>) {
-    let Some(corpus) = conformance() else { return };
+fn each_case(corpus: &Goldens, cases: &[&str], run: Run<'_>) {
     let mut n_cases = 0;
     for case in cases {
-        let dir = corpus.join("arch").join(case);
+        let Some(dir) = corpus.find(format!("arch/{case}")) else { continue };
         let checkpoint = Checkpoint::open(&dir.join("hf"), &Limits::default()).unwrap();
         for name in ["f32", "f16", "bf16", "q8_0", "auto"] {
             let path: PathBuf = dir.join(format!("expect-{name}.json"));
@@ -131,10 +131,10 @@ fn every_card_loads() {
     }
 }
 
-#[test]
-fn plans_equal_the_corpus() {
+conformance_tests!(plans_equal_the_corpus);
+fn plans_equal_the_corpus(corpus: &Goldens) {
     let registry = Registry::embedded().unwrap();
-    each_case(ARCH_CASES, &|case, checkpoint, file_type, expect| {
+    each_case(corpus, ARCH_CASES, &|case, checkpoint, file_type, expect| {
         check_plan(&format!("{case} {file_type:?}"), &map(&registry, checkpoint, file_type), expect);
     });
 }
@@ -165,10 +165,10 @@ fn check_plan(at: &str, mapping: &Mapping, expect: &Json) {
     assert_eq!(keys, wanted_keys(expect), "{at}");
 }
 
-#[test]
-fn bytes_equal_the_corpus() {
+conformance_tests!(bytes_equal_the_corpus);
+fn bytes_equal_the_corpus(corpus: &Goldens) {
     let registry = Registry::embedded().unwrap();
-    each_case(ARCH_CASES, &|case, checkpoint, file_type, expect| {
+    each_case(corpus, ARCH_CASES, &|case, checkpoint, file_type, expect| {
         let mapping = map(&registry, checkpoint, file_type);
         check_bytes(&format!("{case} {file_type:?}"), &mapping, checkpoint, expect, 4);
     });

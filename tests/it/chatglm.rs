@@ -2,17 +2,17 @@
 
 use std::path::Path;
 
-use gguf_foundry::arch::graph::GraphFeatures;
 use gguf_foundry::arch::{FileType, Registry};
 use gguf_foundry::convert::{Conversion, ConvertOptions, ToHfOptions, gguf_to_hf};
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;
-use gguf_foundry::engine::{Chunk, Engine, EngineOptions, GraphPlan};
-use gguf_foundry::gguf::{GgufFile, Metadata, WriteOptions, write_gguf};
+use gguf_foundry::gguf::{GgufFile, WriteOptions, write_gguf};
 use serde_json::{Map, Value as Json, json};
 
-use crate::support::{conformance, report_cases};
+use crate::engine::last_logits;
+use crate::goldens::{Goldens, conformance_tests, corpus_tests};
+use crate::support::report_cases;
 
 fn read(path: &Path) -> Json {
     serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
@@ -59,17 +59,6 @@ fn convert(dir: &Path) -> Conversion {
     Conversion::plan(dir, &options).unwrap_or_else(|error| panic!("{}: {error}", dir.display()))
 }
 
-/// The logits behind the last token of each prompt.
-fn last_logits(metadata: &Metadata, source: &dyn TensorSource, prompts: &[Vec<u32>]) -> Vec<Vec<f32>> {
-    let arch = metadata.get("general.architecture").unwrap().as_str().unwrap();
-    let plan = GraphPlan::new(&GraphFeatures::of(arch).unwrap(), metadata, source.tensors()).unwrap();
-    let engine = Engine::new(plan, source, EngineOptions::default()).unwrap();
-    let chunk = |tokens: &Vec<u32>| Chunk { tokens: tokens.clone(), rows: tokens.len() - 1..tokens.len() };
-    let hidden = engine.hidden(&prompts.iter().map(chunk).collect::<Vec<_>>()).unwrap();
-    let logits = engine.logits(&hidden, &Silent).unwrap();
-    logits.chunks(engine.plan().n_vocab).map(<[f32]>::to_vec).collect()
-}
-
 fn top(logits: &[f32]) -> u32 {
     (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32
 }
@@ -78,9 +67,10 @@ fn ids(rows: &Json) -> Vec<Vec<u32>> {
     serde_json::from_value(rows.clone()).unwrap()
 }
 
-#[test]
-fn both_generations_compute_what_their_references_compute() {
-    let Some(corpus) = conformance() else { return };
+corpus_tests!(both_generations_compute_what_their_references_compute);
+
+/// Two megabytes each: the runtime takes no smaller hidden size.
+fn both_generations_compute_what_their_references_compute(corpus: &Goldens) {
     let mut n_cases = 0;
     for name in ["chatglm1-float32", "chatglm2-float32"] {
         let case = corpus.join("formats/flm").join(name);
@@ -119,10 +109,15 @@ fn both_generations_compute_what_their_references_compute() {
     report_cases("chatglm: prompts", n_cases);
 }
 
-#[test]
-fn the_first_generation_comes_back() {
-    let Some(corpus) = conformance() else { return };
-    let case = corpus.join("formats/flm/chatglm1-float32");
+conformance_tests!(the_first_generation_comes_back);
+fn the_first_generation_comes_back(corpus: &Goldens) {
+    let cases = ["chatglm1-float32", "old-chatglm1"];
+    let cases: Vec<_> = cases.iter().filter_map(|case| corpus.find(format!("formats/flm/{case}"))).collect();
+    cases.iter().for_each(|case| comes_back(case));
+    report_cases("chatglm: way back", cases.len());
+}
+
+fn comes_back(case: &Path) {
     let temp = tempfile::tempdir().unwrap();
     let about = read(&case.join("case.json"));
     checkpoint(&about, &fs_err::read(case.join("model.flm")).unwrap(), temp.path());
@@ -157,5 +152,4 @@ fn the_first_generation_comes_back() {
         let other = again.tensor_index(&tensor.name).unwrap();
         assert_eq!(again.raw_tensor(other), file.raw_tensor(at), "{}", tensor.name);
     }
-    report_cases("chatglm: way back", 1);
 }

@@ -8,7 +8,8 @@ use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::{Hint, WeightSource};
 use tempfile::TempDir;
 
-use crate::support::{conformance, fixture, report_cases, root};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::{fixture, report_cases, root};
 
 mod header;
 
@@ -290,9 +291,8 @@ fn configuration_files() {
     );
 }
 
-#[test]
-fn conformance_checkpoints_open_and_order_equals_the_converters() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(conformance_checkpoints_open_and_order_equals_the_converters);
+fn conformance_checkpoints_open_and_order_equals_the_converters(corpus: &Goldens) {
     let mut n_cases = 0;
     for case in fs_err::read_dir(corpus.join("arch")).unwrap() {
         let dir = case.unwrap().path().join("hf");

@@ -10,8 +10,9 @@ use gguf_foundry::core::progress::Silent;
 use gguf_foundry::gguf::{SplitSpec, WriteOptions, write_gguf};
 use serde_json::Value as Json;
 
+use crate::goldens::{Goldens, conformance_tests};
 use crate::support::{
-    ARCH_CASES, BLOCK_CASES, QUANTIZED_ARCH_CASES, common_keys, conformance, fixture, report_cases, sha256,
+    ARCH_CASES, BLOCK_CASES, QUANTIZED_ARCH_CASES, common_keys, fixture, report_cases, sha256,
 };
 
 fn json(path: &Path) -> Json {
@@ -35,12 +36,11 @@ fn convert(dir: &Path, options: &ConvertOptions, split: Option<SplitSpec>) -> Ve
     report.paths.iter().map(|path| sha256(&fs_err::read(path).unwrap())).collect()
 }
 
-#[test]
-fn every_file_has_the_bytes_of_the_reference() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(every_file_has_the_bytes_of_the_reference);
+fn every_file_has_the_bytes_of_the_reference(corpus: &Goldens) {
     let mut n_cases = 0;
     for case in [ARCH_CASES, QUANTIZED_ARCH_CASES, BLOCK_CASES].concat() {
-        let dir = corpus.join("arch").join(case);
+        let Some(dir) = corpus.find(format!("arch/{case}")) else { continue };
         let about = json(&dir.join("case.json"));
         let split = about["converter_options"]["split_max_tensors"]
             .as_u64()

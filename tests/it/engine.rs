@@ -11,7 +11,8 @@ use gguf_foundry::engine::{Chunk, Engine, EngineError, EngineOptions, GraphPlan}
 use gguf_foundry::gguf::{GgufFile, Metadata};
 use serde_json::Value;
 
-use crate::support::{conformance, report_cases};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::report_cases;
 
 /// The f32 model of a case: the reference's own file where the corpus has it, else our conversion. `None` if no card
 /// converts it.
@@ -62,6 +63,17 @@ impl F32 {
     }
 }
 
+/// The logits behind the last token of each prompt.
+pub fn last_logits(metadata: &Metadata, source: &dyn TensorSource, prompts: &[Vec<u32>]) -> Vec<Vec<f32>> {
+    let arch = metadata.get("general.architecture").unwrap().as_str().unwrap();
+    let plan = GraphPlan::new(&GraphFeatures::of(arch).unwrap(), metadata, source.tensors()).unwrap();
+    let engine = Engine::new(plan, source, EngineOptions::default()).unwrap();
+    let chunk = |tokens: &Vec<u32>| Chunk { tokens: tokens.clone(), rows: tokens.len() - 1..tokens.len() };
+    let hidden = engine.hidden(&prompts.iter().map(chunk).collect::<Vec<_>>()).unwrap();
+    let logits = engine.logits(&hidden, &Silent).unwrap();
+    logits.chunks(engine.plan().n_vocab).map(<[f32]>::to_vec).collect()
+}
+
 struct Case {
     tokens: Vec<u32>,
     nll: Vec<f64>,
@@ -108,9 +120,8 @@ fn differences(source: &dyn TensorSource, plan: GraphPlan, cases: &[Case]) -> (f
     (worst, sum / f64::from(n), worst_logit)
 }
 
-#[test]
-fn negative_log_likelihoods_equal_transformers() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(negative_log_likelihoods_equal_transformers);
+fn negative_log_likelihoods_equal_transformers(corpus: &Goldens) {
     let mut n_cases = 0;
     let mut wrong = Vec::new();
     let mut names: Vec<_> =

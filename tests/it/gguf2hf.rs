@@ -12,7 +12,8 @@ use gguf_foundry::core::{ElementType, TensorSource, WeightSource};
 use gguf_foundry::gguf::{GgufFile, WriteOptions, write_gguf};
 use gguf_foundry::quantize::{self, Input, Options, QuantizePlan};
 
-use crate::support::{conformance, fixture, report_cases};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::{fixture, report_cases};
 
 /// Cases of the corpus that come back tensor by tensor.
 const CASES: [&str; 24] = [
@@ -122,13 +123,12 @@ fn quantized_weights_come_back_as_the_values_they_decode_to() {
     }
 }
 
-#[test]
-fn every_card_runs_backwards() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(every_card_runs_backwards);
+fn every_card_runs_backwards(corpus: &Goldens) {
     let mut n_cases = 0;
     for case in CASES {
         let out = tempfile::tempdir().unwrap();
-        let hf = corpus.join("arch").join(case).join("hf");
+        let Some(hf) = corpus.find(format!("arch/{case}/hf")) else { continue };
         let first = to_gguf(&hf, &out.path().join("first.gguf"), Some(FileType::F32), false);
         let dir = out.path().join("hf");
         let report = to_hf(&first, &dir, None).unwrap_or_else(|error| panic!("{case}: {error}"));
@@ -142,10 +142,10 @@ fn every_card_runs_backwards() {
     report_cases("gguf2hf", n_cases);
 }
 
+conformance_tests!(experts_in_blocks_come_back_as_floats);
+
 /// Blocks of 4-bit floats come back as floats, turned as a checkpoint of floats has them.
-#[test]
-fn experts_in_blocks_come_back_as_floats() {
-    let Some(corpus) = conformance() else { return };
+fn experts_in_blocks_come_back_as_floats(corpus: &Goldens) {
     let out = tempfile::tempdir().unwrap();
     let hf = corpus.join("arch/gpt_oss_mxfp4/hf");
     let first = to_gguf(&hf, &out.path().join("first.gguf"), Some(FileType::F32), false);

@@ -11,7 +11,8 @@ use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
 use gguf_foundry::gguf::{Array, Value};
 use serde_json::{Map, Value as Json, json};
 
-use crate::support::{conformance, report_cases};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::report_cases;
 
 /// A value as the corpus writes it: type name and JSON.
 fn in_json(value: &Value) -> (String, Json) {
@@ -75,9 +76,8 @@ fn object(value: &Json) -> Map<String, Json> {
     value.as_object().cloned().unwrap_or_default()
 }
 
-#[test]
-fn conformance_of_keys_and_file_names() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(conformance_of_keys_and_file_names);
+fn conformance_of_keys_and_file_names(corpus: &Goldens) {
     let text = fs_err::read(corpus.join("meta/metadata.json")).unwrap();
     let corpus: Json = serde_json::from_slice(&text).unwrap();
     let mut n_cases = 0;
@@ -260,9 +260,8 @@ fn an_empty_name_in_the_configuration_hides_the_directorys_but_not_in_the_file_n
     assert_eq!(metadata.default_vocab_file_name(), "ggml-model-vocab.gguf");
 }
 
-#[test]
-fn conformance_of_whole_checkpoints() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(conformance_of_whole_checkpoints);
+fn conformance_of_whole_checkpoints(corpus: &Goldens) {
     let mut n_cases = 0;
     for case in fs_err::read_dir(corpus.join("arch")).unwrap() {
         let case = case.unwrap().path();

@@ -10,7 +10,8 @@ use gguf_foundry::quant::{can_quantize, dequantize, quantize_rows, validate_bloc
 use rayon::prelude::*;
 use serde_json::Value;
 
-use crate::support::{conformance, report_cases, sha256};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::{report_cases, sha256};
 
 const THREADS: [usize; 3] = [1, 2, 7];
 
@@ -83,9 +84,9 @@ fn check_floats(ty: GgmlType, name: &str, bytes: &[u8], case: &Value, golden: Op
     }
 }
 
-#[test]
-fn golden_blocks() {
-    let Some(dir) = conformance().map(|dir| dir.join("quant")) else { return };
+conformance_tests!(golden_blocks);
+fn golden_blocks(corpus: &Goldens) {
+    let dir = corpus.join("quant");
     let index = json(&dir.join("index.json"));
     let mut inputs = BTreeMap::new();
     for (name, input) in index["inputs"].as_object().unwrap() {
@@ -212,9 +213,9 @@ fn bulk(name: &str, n_elems: usize) -> Vec<f32> {
     }
 }
 
-#[test]
-fn golden_bulk() {
-    let Some(dir) = conformance().map(|dir| dir.join("quant")) else { return };
+conformance_tests!(golden_bulk);
+fn golden_bulk(corpus: &Goldens) {
+    let dir = corpus.join("quant");
     let file = json(&dir.join("bulk.json"));
     let (n_rows, n_cols) = (number(&file, "rows"), number(&file, "cols"));
     let mut inputs = BTreeMap::new();

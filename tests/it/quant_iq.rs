@@ -4,7 +4,8 @@ use gguf_foundry::core::GgmlType;
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::quant::{QuantError, dequantize, quantize_rows};
 
-use crate::support::{conformance, report_cases};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::report_cases;
 
 const TYPES: [GgmlType; 9] = [
     GgmlType::Iq1S,
@@ -194,10 +195,11 @@ fn a_refused_block_is_named() {
     }
 }
 
+conformance_tests!(rows_that_stop_the_reference_are_refused);
+
 /// Rows on which the reference stops are errors here, and only those.
-#[test]
-fn rows_that_stop_the_reference_are_refused() {
-    let Some(dir) = conformance().map(|dir| dir.join("quant")) else { return };
+fn rows_that_stop_the_reference_are_refused(corpus: &Goldens) {
+    let dir = corpus.join("quant");
     let index: serde_json::Value =
         serde_json::from_slice(&fs_err::read(dir.join("index.json")).unwrap()).unwrap();
     let floats = |table: &str, name: &str| -> Option<Vec<f32>> {

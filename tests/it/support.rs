@@ -1,4 +1,4 @@
-//! Shared by the test modules: where fixtures and the conformance corpus are.
+//! Shared by the test modules: where fixtures are, and what is said of cases.
 #![allow(dead_code, reason = "each item is used by some of the modules only")]
 
 use std::io::Write;
@@ -65,22 +65,12 @@ pub fn fixture(path: &str) -> PathBuf {
     root().join("fixtures").join(path)
 }
 
-/// The conformance corpus if `GGUF_CONFORMANCE` names one. Without it the caller skips (one line says so); a
-/// folder that is named but holds nothing is a failure of the caller's own count.
-pub fn conformance() -> Option<PathBuf> {
-    match std::env::var_os("GGUF_CONFORMANCE") {
-        Some(dir) => {
-            let dir = PathBuf::from(dir);
-            // Tests run in the package root; a relative path is meant from there.
-            let dir = if dir.is_absolute() { dir } else { root().join(dir) };
-            assert!(dir.is_dir(), "GGUF_CONFORMANCE={} is not a directory", dir.display());
-            Some(dir)
-        }
-        None => {
-            println!("skipped: GGUF_CONFORMANCE is not set");
-            None
-        }
-    }
+/// The file of SmolLM2 that `GGUF_SMOLLM2` names; `scripts/get-smollm2.sh` fetches it.
+pub fn smollm2() -> PathBuf {
+    let named = std::env::var_os("GGUF_SMOLLM2").expect("GGUF_SMOLLM2 is not set");
+    let path = root().join(named);
+    assert!(path.is_file(), "GGUF_SMOLLM2: {} is no file", path.display());
+    path
 }
 
 /// Ends a conformance test: prints how many cases ran and fails on zero.

@@ -18,7 +18,8 @@ use gguf_foundry::gguf::{WriteOptions, write_gguf};
 use serde_json::Value as Json;
 use tempfile::TempDir;
 
-use crate::support::{conformance, fixture, report_cases, sha256};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::{fixture, report_cases, sha256};
 use build::{Tensor, container, dict, floats, int, legacy, pickle, text};
 
 /// A directory with an empty configuration and these files.
@@ -132,9 +133,8 @@ fn case_dir(case: &Path, about: &Json) -> TempDir {
     dir
 }
 
-#[test]
-fn conformance_tensors_have_the_expected_values() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(conformance_tensors_have_the_expected_values);
+fn conformance_tensors_have_the_expected_values(corpus: &Goldens) {
     let (mut n_cases, mut n_tensors, mut refused) = (0, 0, Vec::new());
     for case in fs_err::read_dir(corpus.join("formats/pytorch")).unwrap() {
         let case = case.unwrap().path();

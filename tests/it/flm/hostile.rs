@@ -11,7 +11,8 @@ use proptest::prelude::*;
 
 use super::cases::json;
 use super::writer::{Writer, own};
-use crate::support::{conformance, report_cases};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::report_cases;
 
 /// Part of the message for each file of the corpus; nothing for files that are accepted.
 const MESSAGES: &[(&str, &str)] = &[
@@ -67,9 +68,8 @@ fn message(path: &Path) -> String {
     }
 }
 
-#[test]
-fn each_file_is_refused_with_its_reason() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(each_file_is_refused_with_its_reason);
+fn each_file_is_refused_with_its_reason(corpus: &Goldens) {
     let dir = corpus.join("formats/flm/hostile");
     let files = json(&dir.join("case.json"))["files"].clone();
     let (mut n_cases, mut wrong) = (0, Vec::new());

@@ -10,17 +10,17 @@ use gguf_foundry::tokenizer::{BuildRequest, Mode, build};
 
 use super::cases::{good, json};
 use super::writer::{Numbers, Writer, llama};
-use crate::support::{conformance, report_cases};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::report_cases;
 
 fn hex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }
 
-#[test]
-fn the_corpus_has_these_tokens() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(the_corpus_has_these_tokens);
+fn the_corpus_has_these_tokens(corpus: &Goldens) {
     let mut n_cases = 0;
-    for dir in good(&corpus).into_iter().filter(|dir| dir.join("vocab.json").exists()) {
+    for dir in good(corpus).into_iter().filter(|dir| dir.join("vocab.json").exists()) {
         let expected = json(&dir.join("vocab.json"));
         let file = FlmFile::open(&dir.join("model.flm"), &Limits::default()).unwrap();
         let header = file.header();
@@ -59,9 +59,8 @@ fn texts(metadata: &Metadata, key: &str) -> Vec<String> {
     }
 }
 
-#[test]
-fn pieces_become_the_keys_of_the_original_model() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(pieces_become_the_keys_of_the_original_model);
+fn pieces_become_the_keys_of_the_original_model(corpus: &Goldens) {
     let dir = corpus.join("formats/flm/llama-sp-tokenizer");
     let found = metadata(&dir.join("model.flm"), &vocab_only());
     let original = build(&dir, &BuildRequest::of(&[Mode::Spm])).unwrap().rows;
@@ -73,9 +72,8 @@ fn pieces_become_the_keys_of_the_original_model() {
     report_cases("flm: pieces", 1);
 }
 
-#[test]
-fn merges_are_rebuilt_from_scores_and_where_there_are_none_from_ids() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(merges_are_rebuilt_from_scores_and_where_there_are_none_from_ids);
+fn merges_are_rebuilt_from_scores_and_where_there_are_none_from_ids(corpus: &Goldens) {
     let corpus = corpus.join("formats/flm");
     let mut n_cases = 0;
     for (case, original, pre) in [
@@ -112,9 +110,8 @@ fn merges_are_rebuilt_from_scores_and_where_there_are_none_from_ids() {
     report_cases("flm: merges", n_cases);
 }
 
-#[test]
-fn an_end_token_written_by_number_is_put_right() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(an_end_token_written_by_number_is_put_right);
+fn an_end_token_written_by_number_is_put_right(corpus: &Goldens) {
     let path = corpus.join("formats/flm/qwen2-bytelevel-special/model.flm");
     let found = metadata(&path, &vocab_only());
     assert_eq!(found.get("tokenizer.ggml.eos_token_id"), Some(&Value::U32(319)));

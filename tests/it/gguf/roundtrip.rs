@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::gguf::{GgufFile, OpenOptions, WriteOptions, write_gguf};
 
-use crate::support::{conformance, report_cases};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::report_cases;
 
 fn gguf_files(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs_err::read_dir(dir).unwrap() {
@@ -18,9 +19,8 @@ fn gguf_files(dir: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-#[test]
-fn unchanged() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(unchanged);
+fn unchanged(corpus: &Goldens) {
     let mut paths = Vec::new();
     gguf_files(&corpus, &mut paths);
     paths.sort();

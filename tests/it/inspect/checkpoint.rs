@@ -16,7 +16,8 @@ use gguf_foundry::inspect::{CheckpointReport, Part, checkpoint_json, inspect_che
 use serde_json::{Map, Value as Json, json};
 
 use super::Bench;
-use crate::support::{ARCH_CASES, conformance, fixture, report_cases};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::{ARCH_CASES, fixture, report_cases};
 
 fn is_flm(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "flm")
@@ -195,9 +196,8 @@ fn stored_texts(report: &CheckpointReport) -> Vec<String> {
     texts
 }
 
-#[test]
-fn every_quantized_case_is_described() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(every_quantized_case_is_described);
+fn every_quantized_case_is_described(corpus: &Goldens) {
     let mut checker = Checker::new();
     let (mut n_ok, mut n_refused, mut n_texts) = (0, 0, 0);
     for case in entries(corpus.join("prequant")).iter().filter(|case| case.join("case.json").is_file()) {
@@ -230,14 +230,14 @@ fn every_quantized_case_is_described() {
             n_texts += 1;
         }
     }
-    assert_eq!(n_texts, STORED.len());
+    let here = STORED.iter().filter(|row| corpus.find(format!("prequant/{}", row.0)).is_some());
+    assert_eq!(n_texts, here.count());
     println!("{n_ok} described whole, {n_refused} refused");
     checker.report("quantized checkpoints, described");
 }
 
-#[test]
-fn every_architecture_case_is_described() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(every_architecture_case_is_described);
+fn every_architecture_case_is_described(corpus: &Goldens) {
     let mut checker = Checker::new();
     for case in entries(corpus.join("arch")) {
         let report = checker.check(&case.join("hf"), true).unwrap();
@@ -255,9 +255,8 @@ fn every_architecture_case_is_described() {
     checker.report("architectures, described");
 }
 
-#[test]
-fn other_containers_are_described() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(other_containers_are_described);
+fn other_containers_are_described(corpus: &Goldens) {
     let mut checker = Checker::new();
     let formats = corpus.join("formats");
     let (mut n_flm, mut n_npu, mut n_torch) = (0, 0, 0);
@@ -296,7 +295,8 @@ fn other_containers_are_described() {
         }
     }
     println!("{n_flm} FastLLM, {n_npu} msModelSlim, {n_torch} PyTorch");
-    assert!(n_flm > 30 && n_npu > 30 && n_torch > 5);
+    let least = if corpus.is_whole() { 30 } else { 15 };
+    assert!(n_flm > least && n_npu > least && n_torch > 1, "{n_flm} {n_npu} {n_torch}");
     checker.report("other containers, described");
 }
 

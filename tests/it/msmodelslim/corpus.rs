@@ -3,15 +3,20 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use gguf_foundry::arch::FileType;
 use gguf_foundry::checkpoint::safetensors::parse_header;
+use gguf_foundry::convert::{Conversion, ConvertOptions};
 use gguf_foundry::core::GgmlType;
 use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::simd::SimdLevel;
+use gguf_foundry::gguf::Value;
 use gguf_foundry::quant;
 use serde_json::{Map, Value as Json};
 
 use super::{decoded, floats, index, open, weights};
-use crate::support::{conformance, report_cases, sha256};
+use crate::engine::last_logits;
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::{report_cases, sha256};
 
 /// Cases that may be refused, and are: what the message says.
 const REFUSED: &[(&str, &str)] = &[
@@ -49,9 +54,8 @@ fn distance(found: &[f32], expected: &[f32], tolerance: &Json) -> f64 {
     excess.fold(0.0, f64::max)
 }
 
-#[test]
-fn values_and_blocks_are_those_of_the_corpus() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(values_and_blocks_are_those_of_the_corpus);
+fn values_and_blocks_are_those_of_the_corpus(corpus: &Goldens) {
     let root = corpus.join("formats/msmodelslim");
     let mut cases: Vec<_> = fs_err::read_dir(&root).unwrap().map(|entry| entry.unwrap().path()).collect();
     cases.sort();
@@ -125,4 +129,44 @@ fn values_and_blocks_are_those_of_the_corpus() {
     assert_eq!(n_refused, REFUSED.len());
     report_cases("msmodelslim: models", n_cases);
     report_cases("msmodelslim: models refused", n_refused);
+}
+
+conformance_tests!(logits_are_those_of_the_reference);
+
+/// A forward pass in F64 on the recovered weights, for every architecture that has a card.
+fn logits_are_those_of_the_reference(corpus: &Goldens) {
+    let mut cases: Vec<_> = fs_err::read_dir(corpus.join("formats/msmodelslim"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|case| case.join("reference_logits.json").is_file())
+        .filter(|case| !REFUSED.iter().any(|row| case.ends_with(row.0)))
+        .collect();
+    cases.sort();
+    let mut archs = BTreeMap::<String, usize>::new();
+    for case in &cases {
+        let name = case.file_name().unwrap().to_str().unwrap();
+        let reference = json(&case.join("reference_logits.json")).unwrap();
+        let tokens: Vec<u32> = serde_json::from_value(reference["prompt_ids"].clone()).unwrap();
+        let expected: Vec<f64> = serde_json::from_value(reference["last_logits"].clone()).unwrap();
+        let mut options =
+            ConvertOptions { file_type: Some(FileType::F32), tokenizer: false, ..ConvertOptions::default() };
+        if name.ends_with("chatglm1") {
+            // In the reference the last id, whatever it is, ends the prefix.
+            let last = Value::U32(*tokens.last().unwrap());
+            options.set.push(("tokenizer.ggml.bos_token_id".to_owned(), last));
+        }
+        let conversion = Conversion::plan(case, &options).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let arch = conversion.metadata().get("general.architecture").unwrap().as_str().unwrap().to_owned();
+        *archs.entry(arch).or_default() += 1;
+        let found = &last_logits(conversion.metadata(), &conversion, &[tokens])[0];
+        assert_eq!(found.len(), expected.len(), "{name}");
+        let worst = found.iter().zip(&expected).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
+        assert!(worst < 1e-3, "{name}: {worst}");
+    }
+    println!("{archs:?}");
+    assert!(
+        ["chatglm", "chatglm1", "llama", "qwen2"].iter().all(|arch| archs.contains_key(*arch)),
+        "{archs:?}"
+    );
+    report_cases("msmodelslim: logits", cases.len());
 }

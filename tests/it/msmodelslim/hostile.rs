@@ -1,6 +1,7 @@
 //! Checkpoints that break one rule each.
 
-use crate::support::{conformance, report_cases};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::report_cases;
 
 use super::{named, open};
 
@@ -51,9 +52,8 @@ const WARNINGS: &[(&str, &str)] = &[
     ("scale-zero", "are zero"),
 ];
 
-#[test]
-fn broken_checkpoints_are_refused_with_the_reason() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(broken_checkpoints_are_refused_with_the_reason);
+fn broken_checkpoints_are_refused_with_the_reason(corpus: &Goldens) {
     let root = corpus.join("formats/msmodelslim/hostile");
     let mut n_cases = 0;
     for (case, expected) in ERRORS {

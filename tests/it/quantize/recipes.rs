@@ -7,7 +7,8 @@ use gguf_foundry::quantize::{
 };
 use serde_json::Value as Json;
 
-use crate::support::{conformance, report_cases};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::report_cases;
 
 /// A metadata value of the corpus: its type and its JSON form.
 pub fn metadata_value(ty: &str, json: &Json) -> Value {
@@ -95,9 +96,8 @@ fn recipe(model: &Model, key: &str, codes: &[(GgmlType, char)]) -> Result<String
     Ok(letters)
 }
 
-#[test]
-fn every_recipe_is_the_peers() {
-    let Some(dir) = conformance() else { return };
+conformance_tests!(every_recipe_is_the_peers);
+fn every_recipe_is_the_peers(dir: &Goldens) {
     let read = |name: &str| -> Json {
         serde_json::from_slice(&fs_err::read(dir.join("quant").join(name)).unwrap()).unwrap()
     };

@@ -6,8 +6,9 @@ use gguf_foundry::gguf::{Array, GgufFile, Metadata, Value};
 use gguf_foundry::tokenizer::{BuildRequest, Encoder, Mode, build};
 use proptest::prelude::*;
 
-use super::{CASES, build_case, json};
-use crate::support::{conformance, fixture, report_cases};
+use super::{CASES, build_case, case, json};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::{fixture, report_cases};
 
 /// Texts whose ids are not the original's, by vocabulary: tokens that end a text in other models, and count as control
 /// tokens by their text as in llama.cpp, are plain text here.
@@ -49,12 +50,11 @@ fn texts(path: &Path) -> Vec<(String, Vec<u32>)> {
     }
 }
 
-#[test]
-fn ids_equal_those_of_released_tokenizers() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(ids_equal_those_of_released_tokenizers);
+fn ids_equal_those_of_released_tokenizers(corpus: &Goldens) {
     let (mut n_cases, mut different) = (0, Vec::new());
     for (name, modes, _) in CASES {
-        let dir = corpus.join("vocab").join(name);
+        let Some(dir) = case(corpus, name) else { continue };
         let encoder = encoder(&build_case(&dir.join("hf"), modes).rows);
         // SentencePiece does not know its control tokens when it sees them.
         let parse_special = dir.join("hf/tokenizer.json").is_file();
@@ -78,13 +78,14 @@ fn ids_equal_those_of_released_tokenizers() {
             n_cases += 1;
         }
     }
-    assert_known(DIFFERENT, &different);
+    let in_scope = |row: &&(&str, &str)| case(corpus, row.0).is_some();
+    let known: Vec<_> = DIFFERENT.iter().filter(in_scope).copied().collect();
+    assert_known(&known, &different);
     report_cases("texts of released tokenizers", n_cases);
 }
 
-#[test]
-fn ids_equal_the_test_vectors_of_llama_cpp() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(ids_equal_the_test_vectors_of_llama_cpp);
+fn ids_equal_the_test_vectors_of_llama_cpp(corpus: &Goldens) {
     let (mut n_cases, mut different) = (0, Vec::new());
     let mut paths: Vec<_> = fs_err::read_dir(corpus.join("vocab/_vectors"))
         .unwrap()
@@ -280,19 +281,17 @@ fn keys_that_cannot_be_used_are_named() {
     assert_eq!(error("tokenizer.ggml.pre", None), "");
 }
 
+/// In time that grows with the square this would not end.
 #[test]
-fn a_megabyte_of_one_character_is_encoded_in_seconds() {
+fn a_megabyte_of_one_character_is_encoded() {
     let (mut rows, _) = bundled();
     for pre in ["gpt-2", "llama-bpe", "superbpe", "tiny_aya", "deepseek-llm", "jais-2", "default"] {
         rows.set("tokenizer.ggml.pre", pre);
         let encoder = encoder(&rows);
         for c in [" ", "e", "7", "\n", "!", "<", "é", "a "] {
             let text = c.repeat(1_000_000 / c.len());
-            let start = std::time::Instant::now();
             let ids = encoder.encode(&text, true);
-            let took = start.elapsed();
             assert_eq!(encoder.decode(&ids).len(), text.len(), "{pre}: {c:?}");
-            assert!(took.as_secs_f64() < 5.0, "{pre}: {c:?} took {took:?}");
         }
     }
 }

@@ -1,12 +1,13 @@
 //! Tests of `tokenizer`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use gguf_foundry::gguf::{Array, Metadata, Value};
 use gguf_foundry::tokenizer::{BuildRequest, Built, Mode, build};
 use serde_json::Value as Json;
 
-use crate::support::{conformance, report_cases, sha256};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::{report_cases, sha256};
 
 mod bad_input;
 mod encoding;
@@ -44,7 +45,17 @@ const CASES: &[(&str, &[Mode], &[Difference])] = &[
     ("yi", LLAMA, &[Scores, NoSpacePrefix]),
 ];
 
+/// Whether a vocabulary of the corpus is among the cases.
+pub fn is_tested(name: &str) -> bool {
+    CASES.iter().any(|row| row.0 == name)
+}
+
 const LLAMA: &[Mode] = &[Mode::Spm, Mode::LlamaHf, Mode::Bpe];
+
+/// The directory of a vocabulary.
+fn case(corpus: &Goldens, name: &str) -> Option<PathBuf> {
+    corpus.find(format!("vocab/{name}/expect.json"))?.parent().map(Path::to_owned)
+}
 
 fn json(path: &Path) -> Json {
     serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
@@ -148,30 +159,31 @@ fn check_case(name: &str, rows: &Metadata, expected: &Json, differences: &[Diffe
     }
 }
 
-#[test]
-fn released_vocabularies_become_the_reference_keys() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(released_vocabularies_become_the_reference_keys);
+fn released_vocabularies_become_the_reference_keys(corpus: &Goldens) {
+    let mut n_cases = 0;
     for (name, modes, differences) in CASES {
-        let case = corpus.join("vocab").join(name);
+        let Some(case) = case(corpus, name) else { continue };
         let built = build_case(&case.join("hf"), modes);
         for warning in &built.warnings {
             println!("{name}: {warning}");
         }
         check_case(name, &built.rows, &json(&case.join("expect.json")), differences);
+        n_cases += 1;
     }
     let on_disk = fs_err::read_dir(corpus.join("vocab"))
         .unwrap()
         .filter(|entry| entry.as_ref().unwrap().path().join("expect.json").is_file())
         .count();
-    assert_eq!(on_disk, CASES.len(), "a vocabulary of the corpus is not tested");
-    report_cases("vocab", CASES.len());
+    assert_eq!(on_disk, n_cases, "a vocabulary of the corpus is not tested");
+    report_cases("vocab", n_cases);
 }
+
+conformance_tests!(scores_from_merge_ranks_order_pieces_as_the_sentencepiece_model_does);
 
 /// Llama 2's tokenizer.json and Mistral's tokenizer.model hold one vocabulary: the scores that we derive from the
 /// merges must put its pieces in the order of the model file.
-#[test]
-fn scores_from_merge_ranks_order_pieces_as_the_sentencepiece_model_does() {
-    let Some(corpus) = conformance() else { return };
+fn scores_from_merge_ranks_order_pieces_as_the_sentencepiece_model_does(corpus: &Goldens) {
     let rows = |name: &str| build_case(&corpus.join("vocab").join(name).join("hf"), LLAMA).rows;
     let (derived, original) = (rows("llama2"), rows("mistral_v1_spm"));
     let tokens = |rows: &Metadata| match rows.get("tokenizer.ggml.tokens") {

@@ -4,12 +4,13 @@ use gguf_foundry::gguf::Value;
 use gguf_foundry::tokenizer::{BuildRequest, Built, Mode, TokenizerWarning, build};
 use serde_json::{Value as Json, json};
 
-use super::json;
-use crate::support::{conformance, report_cases};
+use super::{case, json};
+use crate::goldens::{Goldens, conformance_tests, corpus_tests};
+use crate::support::report_cases;
 
 /// Builds a released vocabulary after `edit` changed its `tokenizer.json`.
-fn edited(name: &str, edit: impl FnOnce(&mut Json)) -> Option<Built> {
-    let released = conformance()?.join("vocab").join(name).join("hf");
+fn edited(corpus: &Goldens, name: &str, edit: impl FnOnce(&mut Json)) -> Option<Built> {
+    let released = case(corpus, name)?.join("hf");
     let dir = tempfile::tempdir().unwrap();
     let mut file = json(&released.join("tokenizer.json"));
     edit(&mut file);
@@ -32,11 +33,9 @@ fn pre(built: &Built) -> &str {
     built.rows.get("tokenizer.ggml.pre").and_then(Value::as_str).unwrap()
 }
 
-#[test]
-fn llama_3_without_a_begin_token_stays_llama_bpe() {
-    let Some(built) = edited("llama3_1", |file| file["post_processor"] = byte_level(false)) else {
-        return;
-    };
+corpus_tests!(llama_3_without_a_begin_token_stays_llama_bpe);
+fn llama_3_without_a_begin_token_stays_llama_bpe(corpus: &Goldens) {
+    let built = edited(corpus, "llama3_1", |file| file["post_processor"] = byte_level(false)).unwrap();
     // The check text's hash is that of Smaug here, whose runtime puts whole-piece tokens together from merges; the
     // file says that it must not.
     assert_eq!(pre(&built), "llama-bpe");
@@ -45,19 +44,19 @@ fn llama_3_without_a_begin_token_stays_llama_bpe() {
     report_cases("llama 3 without begin token", 1);
 }
 
-#[test]
-fn a_fine_tune_with_more_tokens_is_recognized() {
+conformance_tests!(a_fine_tune_with_more_tokens_is_recognized);
+fn a_fine_tune_with_more_tokens_is_recognized(corpus: &Goldens) {
     let mut n_cases = 0;
     for (name, expected) in
         [("qwen2_5", "qwen2"), ("llama3_1", "llama-bpe"), ("gpt2", "gpt-2"), ("mistral_nemo", "tekken")]
     {
         // A token that occurs in the check text changes its ids, and with them the hash.
-        let Some(built) = edited(name, |file| {
+        let Some(built) = edited(corpus, name, |file| {
             let tokens = file["added_tokens"].as_array_mut().unwrap();
             tokens.push(json!({"id": 900_000, "content": "\u{1f999}", "special": false, "normalized": false,
                 "single_word": false, "lstrip": false, "rstrip": false}));
         }) else {
-            return;
+            continue;
         };
         assert_eq!(pre(&built), expected, "{name}");
         let moved = |warning: &TokenizerWarning| matches!(warning, TokenizerWarning::AddedTokenMoved { .. });
@@ -67,25 +66,24 @@ fn a_fine_tune_with_more_tokens_is_recognized() {
     report_cases("fine-tunes", n_cases);
 }
 
-#[test]
-fn a_hash_that_contradicts_the_structure_is_a_warning() {
+corpus_tests!(a_hash_that_contradicts_the_structure_is_a_warning);
+fn a_hash_that_contradicts_the_structure_is_a_warning(corpus: &Goldens) {
     // The steps of MiniCPM 5 give the check text the pieces, and with Llama 3's vocabulary the ids, of Llama 3.
-    let Some(built) = edited("llama3_1", |file| {
+    let edit = |file: &mut Json| {
         let steps = file["pre_tokenizer"]["pretokenizers"].as_array_mut().unwrap();
         let regex = steps[0]["pattern"]["Regex"].as_str().unwrap().replace(r"\p{N}{1,3}", r"\p{N}+");
         steps[0]["pattern"]["Regex"] = regex.into();
         steps.insert(0, split(r"\p{N}{1,3}"));
-    }) else {
-        return;
     };
+    let built = edited(corpus, "llama3_1", edit).unwrap();
     assert_eq!(pre(&built), "minicpm5");
     let (chosen, hashed) = ("minicpm5".to_owned(), "llama-bpe".to_owned());
     assert_eq!(built.warnings, [TokenizerWarning::HashContradicts { chosen, hashed }]);
     report_cases("contradicting hash", 1);
 }
 
-#[test]
-fn changed_steps_are_another_pre_tokenizer() {
+conformance_tests!(changed_steps_are_another_pre_tokenizer);
+fn changed_steps_are_another_pre_tokenizer(corpus: &Goldens) {
     let digits = json!({"type": "Digits", "individual_digits": true});
     let sequence = |steps: &[&Json]| json!({"type": "Sequence", "pretokenizers": steps});
     let qwen = split(
@@ -96,7 +94,7 @@ fn changed_steps_are_another_pre_tokenizer() {
         (sequence(&[&digits, &byte_level(true)]), "starcoder"),
         (sequence(&[&qwen, &byte_level(false)]), "stablelm2"),
     ] {
-        let Some(built) = edited("gpt2", |file| file["pre_tokenizer"] = steps) else { return };
+        let built = edited(corpus, "gpt2", |file| file["pre_tokenizer"] = steps).unwrap();
         assert_eq!(pre(&built), expected);
         assert_eq!(built.warnings, []);
     }

@@ -3,7 +3,8 @@
 use gguf_foundry::verify::{ChatError, ChatTemplate};
 use serde_json::{Value, json};
 
-use crate::support::{conformance, fixture, report_cases, sha256};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::{fixture, report_cases, sha256};
 
 fn read(path: &str) -> Value {
     serde_json::from_str(&fs_err::read_to_string(fixture(path)).unwrap()).unwrap()
@@ -49,13 +50,12 @@ fn templates_are_rendered_as_transformers_does() {
     assert_eq!(names, ["chatml", "features", "gemma", "llama3", "mistral"]);
 }
 
-#[test]
-fn templates_of_released_models_are_rendered_as_transformers_does() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(templates_of_released_models_are_rendered_as_transformers_does);
+fn templates_of_released_models_are_rendered_as_transformers_does(corpus: &Goldens) {
     let expected = read("chat/expected.json");
     let mut n_cases = 0;
     for (name, expected) in expected["corpus"].as_object().unwrap() {
-        let path = corpus.join("vocab").join(name).join("hf/tokenizer_config.json");
+        let Some(path) = corpus.find(format!("vocab/{name}/hf/tokenizer_config.json")) else { continue };
         let config: Value = serde_json::from_str(&fs_err::read_to_string(path).unwrap()).unwrap();
         let source = config["chat_template"].as_str().unwrap();
         assert_eq!(Some(sha256(source.as_bytes()).as_str()), expected["template_sha256"].as_str(), "{name}");

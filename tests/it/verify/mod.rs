@@ -24,7 +24,8 @@ use gguf_foundry::verify::{
 use serde_json::Value;
 
 use self::tiny::Tiny;
-use crate::support::{conformance, fixture, report_cases};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::{fixture, report_cases};
 
 const NO_TEMPLATE: fn(&Value) -> Result<String, String> = |_| Err("none".to_owned());
 
@@ -71,9 +72,8 @@ fn errors(report: &Report) -> Vec<&'static str> {
     report.findings.iter().filter(|f| f.severity == Severity::Error).map(|f| f.check).collect()
 }
 
-#[test]
-fn perplexity_and_divergence_equal_llama_perplexity_on_dequantized_files() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(perplexity_and_divergence_equal_llama_perplexity_on_dequantized_files);
+fn perplexity_and_divergence_equal_llama_perplexity_on_dequantized_files(corpus: &Goldens) {
     let text = fs_err::read_to_string(corpus.join("e2e.json")).unwrap();
     let golden: Value = serde_json::from_str(&text).unwrap();
     let golden = &golden["tiny-llama"];

@@ -10,7 +10,8 @@ use gguf_foundry::verify::{Model, OriginTokenizer, Severity, TextEncoder, Verify
 
 use super::tiny::Tiny;
 use super::{llama, model, options};
-use crate::support::{conformance, fixture, report_cases};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::{fixture, report_cases};
 
 /// The file's own encoder with a fault: two ids change places.
 struct Swapped<'a>(&'a Encoder, u32, u32);
@@ -125,22 +126,24 @@ const VOCABULARIES: [&str; 10] = [
     "yi",
 ];
 
-#[test]
-fn converted_vocabularies_equal_their_sources() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(converted_vocabularies_equal_their_sources);
+fn converted_vocabularies_equal_their_sources(corpus: &Goldens) {
     let mut n_cases = 0;
     for name in VOCABULARIES {
-        let directory = corpus.join("vocab").join(name).join("hf");
+        let Some(case) = corpus.find(format!("vocab/{name}/expect.json")) else { continue };
+        let directory = case.with_file_name("hf");
         // Vocabularies that went through the class of another model keep their tokens, not their ids.
         let with_ids = !name.ends_with("_as_llama");
         let found = vocabulary_findings(&directory, with_ids, |_| ());
         assert!(found.is_empty(), "{name}: {found:?}");
         n_cases += 1;
     }
-    let found = vocabulary_findings(&corpus.join("vocab/llama3_1/hf"), true, |metadata| {
-        metadata.set("tokenizer.ggml.pre", "gpt-2");
-    });
-    assert!(found[0].starts_with("text `") && found[0].contains("the file says ["), "{found:?}");
+    if let Some(directory) = corpus.find("vocab/llama3_1/hf") {
+        let found = vocabulary_findings(&directory, true, |metadata| {
+            metadata.set("tokenizer.ggml.pre", "gpt-2");
+        });
+        assert!(found[0].starts_with("text `") && found[0].contains("the file says ["), "{found:?}");
+    }
     let spm = corpus.join("vocab/mistral_v1_spm/hf");
     let found = vocabulary_findings(&spm, false, |metadata| {
         let Some(Value::Array(Array::F32(mut scores))) = metadata.remove("tokenizer.ggml.scores") else {

@@ -6,7 +6,8 @@ use assert_cmd::Command;
 use serde_json::Value as Json;
 
 use super::gguf_verify;
-use crate::support::{conformance, report_cases};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::report_cases;
 
 /// Classes that have a card.
 const CLASSES: &[&str] = &["GptOssForCausalLM", "LlamaForCausalLM", "Qwen3MoeForCausalLM"];
@@ -19,9 +20,8 @@ fn json(path: &Path) -> Json {
     serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
 }
 
-#[test]
-fn files_of_quantized_checkpoints_compute_what_the_checkpoint_does() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(files_of_quantized_checkpoints_compute_what_the_checkpoint_does);
+fn files_of_quantized_checkpoints_compute_what_the_checkpoint_does(corpus: &Goldens) {
     let dir = tempfile::tempdir().unwrap();
     // Ids below the smallest vocabulary of the cases.
     let ids: Vec<u32> = (0..48).map(|at| at * 7 % 31 + 1).collect();
@@ -33,7 +33,7 @@ fn files_of_quantized_checkpoints_compute_what_the_checkpoint_does() {
     let quantized = index.as_array().unwrap().iter().filter(|case| case["outcome"] == "ok");
     let quantized = quantized.map(|case| ("prequant", case["case"].as_str().unwrap()));
     for (part, name) in quantized.chain(ARCH_CASES.iter().map(|name| ("arch", *name))) {
-        let case = corpus.join(part).join(name);
+        let Some(case) = corpus.find(format!("{part}/{name}")) else { continue };
         let class = json(&case.join("hf/config.json"))["architectures"][0].as_str().unwrap().to_owned();
         if !CLASSES.contains(&class.as_str()) || name == OVERFLOWING {
             continue;

@@ -1,12 +1,12 @@
-//! A real model against llama-perplexity's figures on dequantized files. Runs if `GGUF_SMOLLM2` names the file that
-//! `scripts/get-smollm2.sh` fetches.
+//! A real model against llama-perplexity's figures on dequantized files.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use assert_cmd::Command;
 use serde_json::Value;
 
-use crate::support::{conformance, fixture, report_cases};
+use crate::goldens::Goldens;
+use crate::support::{fixture, report_cases, smollm2};
 
 /// The types of the golden figures.
 const TYPES: [&str; 4] = ["F16", "Q8_0", "Q4_K_M", "IQ4_XS"];
@@ -18,17 +18,13 @@ fn run(program: &str, args: &[&str], dir: &Path) -> String {
 }
 
 #[test]
+#[ignore = "needs SmolLM2: set GGUF_SMOLLM2"]
 fn perplexity_and_divergence_of_smollm2_equal_llama_perplexity() {
-    let Some(model) = std::env::var_os("GGUF_SMOLLM2").map(PathBuf::from) else {
-        println!("skipped: GGUF_SMOLLM2 is not set");
-        return;
-    };
-    let Some(corpus) = conformance() else { return };
-    let golden = fs_err::read_to_string(corpus.join("e2e.json")).unwrap();
+    let golden = fs_err::read_to_string(Goldens::selection().join("e2e.json")).unwrap();
     let golden: Value = serde_json::from_str(&golden).unwrap();
     let golden = &golden["smollm2-135m"];
     let dir = tempfile::tempdir().unwrap();
-    let model = fs_err::canonicalize(model).unwrap();
+    let model = fs_err::canonicalize(smollm2()).unwrap();
     let source = model.to_str().unwrap();
     let quantize = |from: &str, to: &str, ty: &str| {
         run(

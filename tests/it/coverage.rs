@@ -1,0 +1,273 @@
+//! What golden data cover: a card, type, tokenizer mode, container or method that comes without any fails here.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use gguf_foundry::arch::{FileType, Registry};
+use gguf_foundry::checkpoint::Checkpoint;
+use gguf_foundry::convert::{Conversion, ConvertOptions, ModelSource};
+use gguf_foundry::core::GgmlType;
+use gguf_foundry::core::limits::Limits;
+use gguf_foundry::quant::can_quantize;
+use gguf_foundry::quantize;
+use gguf_foundry::tokenizer::Mode;
+use serde_json::Value as Json;
+
+use crate::goldens::{Goldens, archives};
+use crate::support::{ARCH_CASES, BLOCK_CASES, QUANTIZED_ARCH_CASES, fixture};
+use crate::tokenizer;
+
+fn json(path: &Path) -> Json {
+    serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
+}
+
+/// Paths below a directory, `/` between names.
+fn files_below(dir: &Path) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut dirs = vec![dir.to_owned()];
+    while let Some(next) = dirs.pop() {
+        for entry in fs_err::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                dirs.push(path);
+            } else {
+                let local = path.strip_prefix(dir).unwrap().components();
+                let names: Vec<_> = local.map(|name| name.as_os_str().to_string_lossy()).collect();
+                found.insert(names.join("/"));
+            }
+        }
+    }
+    found
+}
+
+/// Directories in one of the corpus.
+fn cases(dir: PathBuf) -> Vec<PathBuf> {
+    let mut found: Vec<_> = fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    found.retain(|path| path.is_dir());
+    found.sort();
+    found
+}
+
+#[test]
+fn the_manifest_names_every_archive_and_every_case() {
+    let mut packed = files_below(&fixture("golden"));
+    assert!(packed.remove("MANIFEST.toml"));
+    let archives = archives();
+    let named: BTreeSet<String> = archives.iter().map(|archive| archive.name.clone()).collect();
+    assert_eq!(packed, named);
+    let goldens = Goldens::selection();
+    let cases: Vec<&String> = archives.iter().flat_map(|archive| &archive.cases).collect();
+    for case in &cases {
+        assert!(goldens.find(case).is_some(), "{case} is not in the archives");
+    }
+    for file in files_below(&goldens) {
+        let is_named = |case: &&&String| {
+            file.strip_prefix(case.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        assert!(cases.iter().any(|case| is_named(&case)), "{file} belongs to no case");
+    }
+}
+
+/// Whether a test reads a case of the selection: each part has a rule.
+fn is_read(goldens: &Goldens, case: &str) -> bool {
+    let (part, name) = case.rsplit_once('/').unwrap_or(("", case));
+    let has = |file: &str| goldens.find(case).is_some_and(|dir| dir.join(file).exists());
+    match part {
+        // Listed by name.
+        "arch" => [ARCH_CASES, QUANTIZED_ARCH_CASES, BLOCK_CASES].concat().contains(&name),
+        // Files and folders with a test each.
+        "quant" => [
+            "blocks",
+            "bulk.json",
+            "index.json",
+            "inputs",
+            "meta",
+            "meta.json",
+            "recipe_models.json",
+            "recipes.compact.json",
+            "tiny.json",
+        ]
+        .contains(&name),
+        // Found by what they hold.
+        "prequant" => name == "INDEX.json" || has("case.json"),
+        "formats/flm" => name == "hostile" || has("expected.json"),
+        "formats/msmodelslim" => {
+            name == "hostile" || has("quant_model_description.json") || has("config.json")
+        }
+        "formats/pytorch" => has("case.json"),
+        "vocab" => {
+            let templates = json(&fixture("chat/expected.json"));
+            name == "_vectors" || tokenizer::is_tested(name) || templates["corpus"].get(name).is_some()
+        }
+        "meta" => name == "metadata.json",
+        "" => name == "e2e.json",
+        _ => false,
+    }
+}
+
+#[test]
+fn every_case_is_read_by_a_test() {
+    let goldens = Goldens::selection();
+    for archive in archives() {
+        for case in &archive.cases {
+            assert!(is_read(&goldens, case), "no test reads {case}");
+        }
+    }
+}
+
+/// Checkpoints whose conversion is compared with the peers'.
+fn checkpoints(goldens: &Goldens) -> Vec<PathBuf> {
+    let mut found: Vec<_> = cases(goldens.join("arch")).iter().map(|case| case.join("hf")).collect();
+    found.extend(cases(goldens.join("formats/msmodelslim")));
+    found
+}
+
+#[test]
+fn every_card_has_a_case() {
+    let goldens = Goldens::selection();
+    let options = ConvertOptions { tokenizer: false, ..ConvertOptions::default() };
+    // What is refused on purpose covers nothing.
+    let conversions =
+        checkpoints(&goldens).into_iter().filter_map(|dir| Conversion::plan(&dir, &options).ok());
+    let covered: BTreeSet<String> =
+        conversions.map(|conversion| conversion.mapping().card.gguf.clone()).collect();
+    let registry = Registry::embedded().unwrap();
+    for card in registry.cards().iter().filter(|card| !card.is_abstract) {
+        assert!(covered.contains(&card.gguf), "card `{}` has no case in fixtures/golden", card.gguf);
+    }
+}
+
+#[test]
+fn every_type_has_a_case() {
+    let goldens = Goldens::selection();
+    let outtypes: BTreeSet<String> = cases(goldens.join("arch"))
+        .iter()
+        .flat_map(|case| files_below(case))
+        .filter_map(|file| Some(file.strip_prefix("expect-")?.strip_suffix(".json")?.to_owned()))
+        .collect();
+    let is_covered = |file_type: FileType| match file_type {
+        FileType::F32 | FileType::F16 | FileType::Bf16 | FileType::Q8_0 => true,
+        // The reference writes them for BitNet alone, which has no card.
+        FileType::Tq1_0 | FileType::Tq2_0 => false,
+    };
+    assert!(outtypes.contains("auto"), "{outtypes:?}");
+    for name in ["f32", "f16", "bf16", "q8_0", "tq1_0", "tq2_0"] {
+        let is_covered = is_covered(FileType::from_name(name).unwrap());
+        assert_eq!(outtypes.contains(name), is_covered, "cases of the converter's type {name}");
+    }
+
+    let tiny = json(&goldens.join("quant/tiny.json"));
+    for file_type in quantize::FileType::all() {
+        assert!(tiny.get(file_type.name()).is_some(), "no file of {} in quant/tiny.json", file_type.name());
+    }
+    let index = json(&goldens.join("quant/index.json"));
+    let blocks: Vec<GgmlType> = index["cases"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|case| GgmlType::from_name(case["type"].as_str().unwrap()))
+        .collect();
+    for ty in GgmlType::all().filter(|ty| can_quantize(*ty) && *ty != GgmlType::F32) {
+        assert!(blocks.contains(&ty), "no blocks of {ty} in quant/index.json");
+    }
+}
+
+/// A directory below `fixtures/` where a tokenizer mode is compared with the reference; `None` where the reference has
+/// no such mode or its tokenizers are too large, and the module's own tests stand in.
+fn golden_mode(mode: Mode) -> Option<&'static str> {
+    match mode {
+        Mode::Bpe => Some("golden:vocab/gpt2"),
+        Mode::LlamaHf => Some("golden:vocab/llama2"),
+        Mode::Spm => Some("golden:vocab/mistral_v1_spm"),
+        Mode::Unigram => Some("golden:vocab/t5_unigram_spm"),
+        Mode::Tiktoken => Some("vocab/qwen"),
+        Mode::SpmChatglm3 => Some("vocab/chatglm3"),
+        // Variants of the modes above, each with tests of what is different.
+        Mode::BpePlainAdded
+        | Mode::Whitespace
+        | Mode::SpmChatglm1
+        | Mode::SpmInternlm2
+        | Mode::SpmInternlm3
+        | Mode::SpmXverse => None,
+        // Nothing is written, or the mode is refused by name.
+        Mode::None
+        | Mode::Builtin
+        | Mode::Gemma4
+        | Mode::HybridDna
+        | Mode::Mistral
+        | Mode::Plamo
+        | Mode::RwkvWorld
+        | Mode::SpmArctic
+        | Mode::SpmPhi3
+        | Mode::WordPiece
+        | Mode::Xlmr => None,
+    }
+}
+
+#[test]
+fn every_tokenizer_mode_has_a_case() {
+    let goldens = Goldens::selection();
+    for mode in Mode::ALL {
+        let Some(place) = golden_mode(*mode) else { continue };
+        let dir = match place.strip_prefix("golden:") {
+            Some(case) => goldens.join(case),
+            None => fixture(place),
+        };
+        assert!(dir.join("expect.json").is_file(), "{mode}: {} has no expectation", dir.display());
+    }
+}
+
+#[test]
+fn every_container_has_a_case() {
+    let goldens = Goldens::selection();
+    for (case, format, n_parts) in [
+        ("arch/llama/hf", "safetensors", 1),
+        ("arch/mistral/hf", "safetensors", 3),
+        ("arch/llama_torch_bin/hf", "PyTorch", 1),
+        ("formats/pytorch/legacy-dtypes/pytorch_model.bin", "PyTorch", 1),
+        ("formats/flm/qwen2-float16/model.flm", "FastLLM", 1),
+    ] {
+        let checkpoint = Checkpoint::open(&goldens.join(case), &Limits::default()).unwrap();
+        assert_eq!((checkpoint.format(), checkpoint.parts().len()), (format, n_parts), "{case}");
+    }
+    let source =
+        ModelSource::open(&goldens.join("formats/msmodelslim/old-sharded"), &ConvertOptions::default());
+    assert!(source.unwrap().weights.is_some());
+}
+
+/// Name of the method that a quantized checkpoint says it has, as the program spells it.
+fn method(dir: &Path) -> Option<String> {
+    let config = json(&dir.join("config.json"));
+    let blocks = ["quantization_config", "compression_config"].map(|key| &config[key]["quant_method"]);
+    if let Some(name) = blocks.iter().find_map(|name| name.as_str()) {
+        return Some(name.to_ascii_lowercase().replace('_', "-"));
+    }
+    // Some tools write a file of their own instead.
+    [("hf_quant_config.json", "modelopt"), ("quanto_qmap.json", "quanto"), ("quantize_config.json", "gptq")]
+        .iter()
+        .find(|row| dir.join(row.0).is_file())
+        .map(|row| row.1.to_owned())
+}
+
+#[test]
+fn every_method_has_a_case() {
+    let goldens = Goldens::selection();
+    let methods: BTreeSet<String> = cases(goldens.join("prequant"))
+        .iter()
+        .filter(|case| json(&case.join("case.json"))["outcome"] == "ok")
+        .filter_map(|case| method(&case.join("hf")))
+        .collect();
+    // What the program knows it says to who names something else.
+    let unknown =
+        ModelSource::open(&goldens.join("prequant/err-unknown-method/hf"), &ConvertOptions::default());
+    let error = unknown.unwrap_err().to_string();
+    let (_, known) = error.split_once("known are ").unwrap();
+    // Every second piece is between the signs.
+    let known: Vec<&str> = known.split('`').skip(1).step_by(2).collect();
+    assert!(known.len() >= 12, "{error}");
+    for name in known {
+        // Another spelling of the same.
+        let name = name.strip_prefix("intel/").unwrap_or(name);
+        assert!(methods.contains(name), "method `{name}` has no case in fixtures/golden: {methods:?}");
+    }
+}
