@@ -22,7 +22,7 @@ fn gguf_files(dir: &Path, found: &mut Vec<PathBuf>) {
 conformance_tests!(unchanged);
 fn unchanged(corpus: &Goldens) {
     let mut paths = Vec::new();
-    gguf_files(&corpus, &mut paths);
+    gguf_files(corpus, &mut paths);
     paths.sort();
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out.gguf");
