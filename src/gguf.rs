@@ -17,7 +17,7 @@ pub mod split;
 mod value;
 mod writer;
 
-pub use assign::{AssignError, parse_assignment};
+pub use assign::{AssignError, AssignType, Assignment, parse_assignment};
 pub use endian::{swap_blocks, to_order};
 pub use error::{GgufError, HeaderError, Item};
 pub use header::{

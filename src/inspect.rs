@@ -4,15 +4,17 @@ mod checkpoint;
 mod diff;
 mod edit;
 mod hash;
+mod parts;
 mod show;
 mod summary;
 
 pub use checkpoint::{
-    Architecture, Becomes, CheckpointReport, Container, ElementShare, Output, Part, Problem, StoredTensor,
-    Vocabulary, WeightFile, checkpoint_json, inspect_checkpoint,
+    Architecture, Aspect, Becomes, CheckpointReport, ElementShare, ListedTensor, PlannedOutput, Problem,
+    VocabularyFacts, WeightFile, WeightFiles, checkpoint_json, inspect_checkpoint,
 };
 pub use diff::{DataDiff, Diff, DiffError, KeyDiff, TensorDiff, diff};
-pub use edit::{EditError, merge, remove, set, split_file};
+pub use edit::{Change, Edit, EditError, EditPlan, Objection};
 pub use hash::{Hashes, hash};
-pub use show::{value_json, value_text, value_type_name};
-pub use summary::{Summary, TypeShare, endian_name, summary, summary_json, warnings};
+pub use parts::{merge, split_file};
+pub use show::{typed_json, value_json, value_plain, value_text, value_type_name};
+pub use summary::{FileSummary, Listing, TypeShare, endian_name, summary, summary_json, warnings};

@@ -75,7 +75,7 @@ fn types_help() -> String {
     }
     let mut out = Vec::new();
     // Writing to memory does not fail.
-    let _ = table.print(&mut out);
+    let _ = table.print_whole(&mut out);
     format!(
         "{}\nBits are bits per weight of Llama 3 8B as a whole, from F16 and without an importance matrix.",
         String::from_utf8_lossy(&out)

@@ -390,8 +390,17 @@ fn imatrix(args: &ImatrixArgs, session: &Session) -> anyhow::Result<Exit> {
         let write = WriteOptions { sync, inputs: opened.inputs(), ..WriteOptions::default() };
         importance.write(&args.output, &dataset, &write, &session.progress)?;
     }
-    if !session.common.quiet {
-        let size = fs_err::metadata(&args.output)?.len();
+    let size = fs_err::metadata(&args.output)?.len();
+    if session.common.json {
+        let perplexity = importance
+            .perplexity
+            .as_ref()
+            .map(|p| json!({ "value": p.value, "stderr": p.stderr, "tokens": p.tokens }));
+        session.print_json(&json!({
+            "file": args.output.display().to_string(), "file_bytes": size, "tensors": importance.tensors.len(),
+            "chunks": importance.n_chunks, "chunk_tokens": importance.chunk_size, "perplexity": perplexity,
+        }))?;
+    } else if !session.common.quiet {
         session.print(|out| {
             writeln!(
                 out,

@@ -1,24 +1,158 @@
-//! Assignments from a command line: `KEY=TYPE:VALUE`.
+//! Assignments from a command line: `KEY=VALUE` and `KEY=TYPE:VALUE`.
+
+use std::fmt;
 
 use serde_json::Value as Json;
 
+use crate::core::text::escape;
 use crate::gguf::{Array, Value, ValueType};
+
+/// Characters of a refused value that a message shows.
+const SHOWN_CHARS: usize = 60;
 
 /// Why an assignment was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum AssignError {
     /// Not of the form `KEY=TYPE:VALUE`.
-    #[error("`{text}`: `KEY=TYPE:VALUE` expected")]
+    #[error("`{}`: `KEY=TYPE:VALUE` expected", escape(text))]
     Form { text: String },
+    /// No key before a `=`.
+    #[error("`{}`: `KEY=VALUE` or `KEY=TYPE:VALUE` expected", escape(text))]
+    NoKey { text: String },
     /// Not the name of a type.
-    #[error(
-        "key `{key}`: unknown type `{found}`, expected u8, i8, u16, i16, u32, i32, f32, bool, str, u64, i64, f64, arr or arr[TYPE]"
-    )]
+    #[error("key `{}`: unknown type `{}`, expected {TYPES}", escape(key), escape(found))]
     Type { key: String, found: String },
+    /// Without a type, and there is none to take over.
+    #[error(
+        "key `{}`: not in the file, so a type is needed: `{}=TYPE:VALUE` with {TYPES}",
+        escape(key),
+        escape(key)
+    )]
+    Untyped { key: String },
     /// A value that is not of the type.
-    #[error("key `{key}`: `{found}` is not {expected}")]
+    #[error("key `{}`: `{}` is not {expected}", escape(key), shown(found))]
     Value { key: String, expected: String, found: String },
+}
+
+/// The types that an assignment can name.
+const TYPES: &str = "u8, i8, u16, i16, u32, i32, f32, bool, str, u64, i64, f64, arr or arr[TYPE]";
+
+/// What a message shows of a value.
+fn shown(text: &str) -> String {
+    let mut shown: String = text.chars().take(SHOWN_CHARS).collect();
+    if shown.len() < text.len() {
+        shown.push('…');
+    }
+    escape(&shown).into_owned()
+}
+
+/// The type that a value is read as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AssignType {
+    /// A single value; never [`ValueType::Array`].
+    One(ValueType),
+    /// A list of elements of this type; `None` takes that of the first element as the converter of llama.cpp does
+    /// (bool, i32, f32, str).
+    List(Option<ValueType>),
+}
+
+impl AssignType {
+    /// The type of this name: `u32`, `arr`, `arr[str]`, and the long names in any case.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        if let Some(element) = name.strip_prefix("arr[").and_then(|rest| rest.strip_suffix(']')) {
+            let element = ValueType::from_name(element).filter(|ty| *ty != ValueType::Array)?;
+            return Some(Self::List(Some(element)));
+        }
+        Some(match ValueType::from_name(name)? {
+            ValueType::Array => Self::List(None),
+            ty => Self::One(ty),
+        })
+    }
+
+    /// The type of a value; `None` for an array of arrays, which cannot be written as an assignment.
+    #[must_use]
+    pub fn of(value: &Value) -> Option<Self> {
+        match value {
+            Value::Array(Array::Array(_)) => None,
+            Value::Array(array) => Some(Self::List(Some(array.element_type()))),
+            other => Some(Self::One(other.value_type())),
+        }
+    }
+
+    /// Reads a value of this type from its text: a number, a word, a string as it is, a JSON list.
+    fn read(self, text: &[u8]) -> Option<Value> {
+        match self {
+            Self::One(ValueType::String) => Some(Value::String(text.to_vec())),
+            Self::One(ty) => scalar(ty, std::str::from_utf8(text).ok()?),
+            Self::List(element) => array(std::str::from_utf8(text).ok()?, element).map(Value::Array),
+        }
+    }
+
+    /// What a value that is not of this type should have been.
+    fn expected(self) -> String {
+        match self {
+            Self::One(ty) => format!("a value of type {ty}"),
+            Self::List(Some(ty)) => format!("a JSON list of {ty}"),
+            Self::List(None) => "a JSON list of values of one type".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for AssignType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One(ty) => write!(f, "{ty}"),
+            Self::List(Some(ty)) => write!(f, "arr[{ty}]"),
+            Self::List(None) => f.write_str("arr"),
+        }
+    }
+}
+
+/// `KEY=VALUE` or `KEY=TYPE:VALUE`, taken apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assignment {
+    /// The key.
+    pub key: String,
+    /// The type, if one is named.
+    pub ty: Option<AssignType>,
+    /// The text of the value.
+    pub text: Vec<u8>,
+}
+
+impl Assignment {
+    /// Takes `KEY=VALUE` or `KEY=TYPE:VALUE` apart. What stands before the first colon is a type if it is the name of
+    /// one; else the value begins there, so that `general.url=https://a.b` needs no type and a string that begins like
+    /// `bool:` does: `KEY=str:bool:`.
+    ///
+    /// # Errors
+    /// [`AssignError::NoKey`].
+    pub fn parse(text: &str) -> Result<Self, AssignError> {
+        let (key, rest) = text
+            .split_once('=')
+            .filter(|(key, _)| !key.is_empty())
+            .ok_or_else(|| AssignError::NoKey { text: text.to_owned() })?;
+        let typed = rest.split_once(':').and_then(|(ty, value)| Some((AssignType::from_name(ty)?, value)));
+        let (ty, value) = match typed {
+            Some((ty, value)) => (Some(ty), value),
+            None => (None, rest),
+        };
+        Ok(Self { key: key.to_owned(), ty, text: value.as_bytes().to_vec() })
+    }
+
+    /// The value, of the type that is named or else of type `own`.
+    ///
+    /// # Errors
+    /// No type, or a text that is not of the type.
+    pub fn value(&self, own: Option<AssignType>) -> Result<Value, AssignError> {
+        let ty = self.ty.or(own).ok_or_else(|| AssignError::Untyped { key: self.key.clone() })?;
+        ty.read(&self.text).ok_or_else(|| AssignError::Value {
+            key: self.key.clone(),
+            expected: ty.expected(),
+            found: String::from_utf8_lossy(&self.text).into_owned(),
+        })
+    }
 }
 
 /// Parses `KEY=TYPE:VALUE`.
@@ -39,28 +173,14 @@ pub enum AssignError {
 /// ```
 pub fn parse_assignment(text: &str) -> Result<(String, Value), AssignError> {
     let form = || AssignError::Form { text: text.to_owned() };
-    let (key, rest) = text.split_once('=').filter(|(key, _)| !key.is_empty()).ok_or_else(form)?;
-    let (ty, value) = rest.split_once(':').ok_or_else(form)?;
-    let wrong_type = || AssignError::Type { key: key.to_owned(), found: ty.to_owned() };
-    let element = ty.strip_prefix("arr[").and_then(|rest| rest.strip_suffix(']'));
-    let parsed = match (element, ValueType::from_name(ty)) {
-        (Some(element), _) => {
-            let ty = ValueType::from_name(element).filter(|ty| *ty != ValueType::Array);
-            array(value, Some(ty.ok_or_else(wrong_type)?)).map(Value::Array)
-        }
-        (None, Some(ValueType::Array)) => array(value, None).map(Value::Array),
-        (None, Some(ty)) => scalar(ty, value),
-        (None, None) => return Err(wrong_type()),
-    };
-    parsed.map(|value| (key.to_owned(), value)).ok_or_else(|| AssignError::Value {
-        key: key.to_owned(),
-        expected: match element.or(Some(ty)) {
-            Some(ty) if element.is_some() => format!("a JSON list of {ty}"),
-            Some("arr" | "array") => "a JSON list of values of one type".to_owned(),
-            _ => format!("a value of type {ty}"),
-        },
-        found: value.to_owned(),
-    })
+    let assignment = Assignment::parse(text).map_err(|_| form())?;
+    if assignment.ty.is_none() {
+        let rest = String::from_utf8_lossy(&assignment.text).into_owned();
+        let (found, _) = rest.split_once(':').ok_or_else(form)?;
+        return Err(AssignError::Type { key: assignment.key, found: found.to_owned() });
+    }
+    let value = assignment.value(None)?;
+    Ok((assignment.key, value))
 }
 
 fn scalar(ty: ValueType, text: &str) -> Option<Value> {
@@ -117,15 +237,33 @@ fn array(text: &str, element: Option<ValueType>) -> Option<Array> {
         ValueType::I32 => integer!(I32),
         ValueType::F32 => {
             // From the decimal text, so that it is rounded once.
-            collect!(F32, |item| item.as_number()?.to_string().parse().ok())
+            collect!(F32, |item| decimal(item)?.parse().ok())
         }
         ValueType::Bool => collect!(Bool, Json::as_bool),
-        ValueType::String => collect!(String, |item| Some(item.as_str()?.as_bytes().to_vec())),
+        ValueType::String => collect!(String, string),
         ValueType::Array => return None,
         ValueType::U64 => integer!(U64),
         ValueType::I64 => integer!(I64),
-        ValueType::F64 => collect!(F64, Json::as_f64),
+        ValueType::F64 => collect!(F64, |item| decimal(item)?.parse().ok()),
     })
+}
+
+/// The text of a float: a number, or what stands for those that JSON does not have.
+fn decimal(item: &Json) -> Option<String> {
+    match item {
+        Json::Number(number) => Some(number.to_string()),
+        Json::String(text) if matches!(text.as_str(), "NaN" | "inf" | "-inf") => Some(text.clone()),
+        _ => None,
+    }
+}
+
+/// The bytes of a string; `{"hex": …}` for one that is not UTF-8, as `gguf-inspect` prints it.
+fn string(item: &Json) -> Option<Vec<u8>> {
+    let Json::Object(object) = item else { return Some(item.as_str()?.as_bytes().to_vec()) };
+    let hex = object.get("hex").filter(|_| object.len() == 1)?.as_str()?;
+    let digits: Vec<u8> = hex.chars().map(|c| c.to_digit(16).map(|n| n as u8)).collect::<Option<_>>()?;
+    let (pairs, rest) = digits.as_chunks::<2>();
+    rest.is_empty().then(|| pairs.iter().map(|[high, low]| high << 4 | low).collect())
 }
 
 #[cfg(test)]
@@ -171,5 +309,29 @@ mod tests {
         );
         assert!(error("k=text:a").starts_with("key `k`: unknown type `text`, expected u8"));
         assert!(error("k=arr[arr]:[]").starts_with("key `k`: unknown type `arr[arr]`, expected u8"));
+        assert!(error(&format!("k=u8:{}", "9".repeat(900))).len() < 120);
+    }
+
+    #[test]
+    fn a_type_may_be_left_out_where_there_is_one_to_take_over() {
+        let value = |text: &str, own: &Value| Assignment::parse(text)?.value(AssignType::of(own));
+        assert_eq!(value("k=7", &Value::U16(1)), Ok(Value::U16(7)));
+        assert_eq!(value("k=https://a.b/c=d", &"x".into()), Ok("https://a.b/c=d".into()));
+        assert_eq!(value("k=str:bool:x", &"x".into()), Ok("bool:x".into()));
+        assert_eq!(value("k=[3, 4]", &vec![1i64].into()), Ok(vec![3i64, 4].into()));
+        assert_eq!(value("k=i32:-7", &Value::U16(1)), Ok(Value::I32(-7)));
+        let message = |found: Result<Value, AssignError>| found.unwrap_err().to_string();
+        assert_eq!(message(value("k=-7", &Value::U16(1))), "key `k`: `-7` is not a value of type u16");
+        assert_eq!(message(value("k", &Value::U16(1))), "`k`: `KEY=VALUE` or `KEY=TYPE:VALUE` expected");
+        let untyped = Assignment::parse("k=1").unwrap().value(None).unwrap_err().to_string();
+        assert!(untyped.starts_with("key `k`: not in the file, so a type is needed"), "{untyped}");
+    }
+
+    #[test]
+    fn lists_are_read_as_they_are_printed() {
+        assert_eq!(value("arr[f64]:[\"inf\", 0.5]"), vec![f64::INFINITY, 0.5].into());
+        let strings = Value::Array(Array::String(vec![b"a".to_vec(), vec![0xff, 0x00]]));
+        assert_eq!(value(r#"arr[str]:["a", {"hex": "ff00"}]"#), strings);
+        assert!(error(r#"k=arr[str]:[{"hex": "f"}]"#).contains("is not a JSON list of str"));
     }
 }

@@ -44,7 +44,7 @@ pub struct WeightFile {
 
 /// A tensor as it lies in its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredTensor {
+pub struct ListedTensor {
     /// Its name.
     pub name: String,
     /// Its element type.
@@ -59,13 +59,13 @@ pub struct StoredTensor {
 
 /// The files that hold the weights.
 #[derive(Clone, Debug, Default)]
-pub struct Container {
+pub struct WeightFiles {
     /// Name of the format.
     pub format: &'static str,
     /// The files.
     pub files: Vec<WeightFile>,
     /// The tensors, in the order of the checkpoint.
-    pub tensors: Vec<StoredTensor>,
+    pub tensors: Vec<ListedTensor>,
 }
 
 /// The card that converts a checkpoint.
@@ -81,7 +81,7 @@ pub struct Architecture {
 
 /// The vocabulary that a conversion would write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Vocabulary {
+pub struct VocabularyFacts {
     /// The way it was read.
     pub mode: String,
     /// `tokenizer.ggml.model`.
@@ -96,7 +96,7 @@ pub struct Vocabulary {
 
 /// A file that a conversion would write.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Output {
+pub struct PlannedOutput {
     /// The value of `--type`.
     pub option: &'static str,
     /// Name of the file's type.
@@ -112,9 +112,9 @@ pub struct Output {
     pub sampled: Option<(usize, usize)>,
 }
 
-/// Which part of a checkpoint something is wrong with.
+/// What of a checkpoint something is wrong with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum Aspect {
     /// The files of the weights.
     Weights,
     /// The way in which they are quantized.
@@ -129,7 +129,7 @@ pub enum Part {
     Output,
 }
 
-impl Part {
+impl Aspect {
     /// Its name.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -148,7 +148,7 @@ impl Part {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The part.
-    pub part: Part,
+    pub part: Aspect,
     /// The checkpoint may be sound, and this form is not read; else it is broken or incomplete.
     pub is_unsupported: bool,
     /// The error.
@@ -158,7 +158,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    fn new(part: Part, error: &ConvertError) -> Self {
+    fn new(part: Aspect, error: &ConvertError) -> Self {
         let is_unsupported = error.is_unsupported();
         Self { part, is_unsupported, message: error.to_string(), hints: error.hints() }
     }
@@ -188,7 +188,7 @@ pub struct CheckpointReport {
     /// The card.
     pub architecture: Option<Architecture>,
     /// The files of the weights.
-    pub container: Option<Container>,
+    pub container: Option<WeightFiles>,
     /// How they are quantized.
     pub quantization: Option<Quantization>,
     /// The quantized weights, those that are stored alike and become the same together.
@@ -196,16 +196,16 @@ pub struct CheckpointReport {
     /// Number of weights and of their elements, after dequantization.
     pub parameters: Option<(usize, u64)>,
     /// The vocabulary.
-    pub vocabulary: Option<Vocabulary>,
+    pub vocabulary: Option<VocabularyFacts>,
     /// What a conversion would write.
-    pub outputs: Vec<Output>,
+    pub outputs: Vec<PlannedOutput>,
     /// What cannot be converted.
     pub problems: Vec<Problem>,
     /// What is odd and stops nothing.
     pub warnings: Vec<String>,
 }
 
-impl Container {
+impl WeightFiles {
     /// Adds up the tensors by type, the one with the most bytes first.
     #[must_use]
     pub fn shares(&self) -> Vec<ElementShare> {
@@ -256,10 +256,10 @@ pub fn inspect_checkpoint(path: &Path, options: &ConvertOptions) -> Result<Check
 
     // Where the weights could not be opened the card may still be told by their names.
     let metas = if source.weights.is_some() { source.metas() } else { &opened.metas };
-    let is_known = report.problems.iter().all(|problem| problem.part != Part::Architecture);
+    let is_known = report.problems.iter().all(|problem| problem.part != Aspect::Architecture);
     let mapping =
         is_known.then(|| convert::map(&source.dir, (metas, &source.stored), options, true, &mut Vec::new()));
-    let mapping = mapping.and_then(|mapping| report.note(Part::Architecture, mapping));
+    let mapping = mapping.and_then(|mapping| report.note(Aspect::Architecture, mapping));
     report.architecture = mapping.as_ref().map(|mapping| Architecture {
         class: mapping.class.clone(),
         card: mapping.card.name(),
@@ -267,16 +267,16 @@ pub fn inspect_checkpoint(path: &Path, options: &ConvertOptions) -> Result<Check
     });
 
     let built = convert::vocabulary(&source, mapping.as_ref(), options);
-    let rows = report.note(Part::Tokenizer, built).map(|built| {
+    let rows = report.note(Aspect::Tokenizer, built).map(|built| {
         report.warnings.extend(built.warnings.iter().map(ToString::to_string));
-        report.vocabulary = Vocabulary::of(built.mode.name(), &built.rows);
+        report.vocabulary = VocabularyFacts::of(built.mode.name(), &built.rows);
         built.rows
     });
 
     if mapping.is_some() && source.weights.is_some() {
         let without = ConvertOptions { tokenizer: false, ..options.clone() };
         let converted = Conversion::of(source, &without);
-        if let Some(conversion) = report.note(Part::Tensors, converted) {
+        if let Some(conversion) = report.note(Aspect::Tensors, converted) {
             report.outputs(&conversion, &rows.unwrap_or_default());
         }
     }
@@ -305,12 +305,12 @@ impl CheckpointReport {
     }
 
     /// The value; an error becomes a problem.
-    fn note<T>(&mut self, part: Part, result: Result<T, ConvertError>) -> Option<T> {
+    fn note<T>(&mut self, part: Aspect, result: Result<T, ConvertError>) -> Option<T> {
         result.map_err(|error| self.problems.push(Problem::new(part, &error))).ok()
     }
 
     /// Adds a file that would be written, or why it cannot be.
-    fn put(&mut self, output: Result<Output, Problem>) {
+    fn put(&mut self, output: Result<PlannedOutput, Problem>) {
         match output {
             Ok(output) => self.outputs.push(output),
             Err(problem) => self.problems.push(problem),
@@ -330,14 +330,14 @@ impl CheckpointReport {
         }
 
         let encoding = conversion.encoding();
-        self.put(Output::plan("auto", encoding, conversion, &metadata));
+        self.put(PlannedOutput::plan("auto", encoding, conversion, &metadata));
         let native = conversion.native();
-        let native = self.note(Part::Output, native).flatten();
+        let native = self.note(Aspect::Output, native).flatten();
         if let Some(native) = &native {
             let metadata = with_rows(&native.conversion, rows);
-            let output = Output::plan("native", "NATIVE".to_owned(), &native.conversion, &metadata);
+            let output = PlannedOutput::plan("native", "NATIVE".to_owned(), &native.conversion, &metadata);
             let sampled = Some((native.n_read, native.n_quantized));
-            self.put(output.map(|output| Output { sampled, ..output }));
+            self.put(output.map(|output| PlannedOutput { sampled, ..output }));
         }
         let native: HashMap<&str, GgmlType> = native
             .iter()
@@ -371,7 +371,7 @@ fn each_once(mut types: Vec<GgmlType>) -> Vec<GgmlType> {
     types
 }
 
-impl Output {
+impl PlannedOutput {
     fn plan(
         option: &'static str,
         file_type: String,
@@ -381,7 +381,7 @@ impl Output {
         let tensors = conversion.tensors();
         let layout = LayoutOptions { pad_header: true, ..LayoutOptions::default() };
         let plan = FilePlan::new(metadata, tensors, &layout).map_err(|error| Problem {
-            part: Part::Output,
+            part: Aspect::Output,
             is_unsupported: true,
             message: error.to_string(),
             hints: Vec::new(),
@@ -406,7 +406,7 @@ impl Output {
     }
 }
 
-impl Vocabulary {
+impl VocabularyFacts {
     /// What the keys say; `None` for a model without vocabulary.
     fn of(mode: &str, rows: &Metadata) -> Option<Self> {
         let text = |key: &str| rows.get(key).and_then(Value::as_str).map(str::to_owned);

@@ -1,152 +1,230 @@
-//! Changes to files: metadata set or removed, a file cut into parts, parts joined.
+//! Changes to the metadata of a file: planned first, with what speaks against them, then written.
+
+mod error;
+mod objection;
 
 use std::path::{Path, PathBuf};
 
+use crate::core::TensorSource;
 use crate::core::progress::Progress;
-use crate::gguf::split::merged_metadata;
+use crate::core::text::escape;
+use crate::gguf::keys::key_info;
+use crate::gguf::split::{SPLIT_COUNT, SPLIT_NO, part_suffix};
 use crate::gguf::{
-    GgufError, GgufFile, Metadata, OpenOptions, SplitSpec, Value, WriteError, WriteOptions, WriteReport,
-    write_gguf,
+    AssignType, Assignment, GgufError, GgufFile, Metadata, OpenOptions, Value, WriteOptions, WriteReport,
+    plan_files, write_gguf,
 };
+use objection::{Case, own_type};
 
-/// Why an edit was not made.
-#[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
-pub enum EditError {
-    /// The input cannot be opened.
-    #[error(transparent)]
-    Open(#[from] GgufError),
-    /// The output cannot be written.
-    #[error(transparent)]
-    Write(#[from] WriteError),
-    /// A key to remove that is not there.
-    #[error("{}: no key `{}`", path.display(), crate::core::text::escape(key))]
-    NoKey { path: PathBuf, key: String },
-    /// A file to merge that is whole.
-    #[error("{}: not a part of a split file", path.display())]
-    NotAPart { path: PathBuf },
+pub use error::EditError;
+pub use objection::Objection;
+
+/// A wish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Edit {
+    /// Set a key: in place where it is there, at the end where it is not. The type is the one that is named, else that
+    /// of the value before, else that of the well-known key.
+    Set(Assignment),
+    /// Remove a key.
+    Remove(String),
 }
 
-impl crate::core::Hint for EditError {
-    fn hints(&self) -> Vec<String> {
+impl Edit {
+    /// Reads `KEY=VALUE` or `KEY=TYPE:VALUE`. A value `@FILE` is the content of that file, less one line feed at its
+    /// end; one that itself begins with `@` is written with two.
+    ///
+    /// # Errors
+    /// [`EditError::Assign`] and [`EditError::ValueFile`].
+    pub fn set(text: &str) -> Result<Self, EditError> {
+        let mut assignment = Assignment::parse(text)?;
+        let value = match assignment.text.as_slice() {
+            [b'@', b'@', ..] => Some(assignment.text[1..].to_vec()),
+            [b'@', name @ ..] if !name.is_empty() => {
+                let name = String::from_utf8_lossy(name);
+                let failed = |error| EditError::ValueFile { key: assignment.key.clone(), error };
+                let mut bytes = fs_err::read(name.as_ref()).map_err(failed)?;
+                if bytes.last() == Some(&b'\n') {
+                    bytes.pop();
+                }
+                Some(bytes)
+            }
+            _ => None,
+        };
+        if let Some(value) = value {
+            assignment.text = value;
+        }
+        Ok(Self::Set(assignment))
+    }
+
+    fn key(&self) -> &str {
         match self {
-            Self::Open(error) => error.hints(),
-            Self::Write(error) => error.hints(),
-            Self::NoKey { .. } => vec!["list the keys with `gguf-inspect FILE`".to_owned()],
-            Self::NotAPart { .. } => Vec::new(),
+            Self::Set(assignment) => &assignment.key,
+            Self::Remove(key) => key,
         }
     }
 }
 
-/// Sets keys: in place where a key is there, at the end where it is not. `output` may be the input itself, which is
-/// then replaced when the new file is complete. Of a split model only the given part is rewritten.
-///
-/// # Errors
-/// [`EditError`]; the input is then as it was.
-pub fn set(
-    input: &Path,
-    output: &Path,
-    values: Vec<(String, Value)>,
-    options: &WriteOptions,
-    progress: &dyn Progress,
-) -> Result<WriteReport, EditError> {
-    let file = open_alone(input)?;
-    let mut metadata = file.metadata().clone();
-    for (key, value) in values {
-        metadata.set(key, value);
-    }
-    rewrite(&file, output, &metadata, options, progress)
+/// What happens to one key.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change {
+    /// The key.
+    pub key: String,
+    /// Its value in the input; `None` for a new key.
+    pub before: Option<Value>,
+    /// Its value in the output; `None` for a key that goes.
+    pub after: Option<Value>,
 }
 
-/// Removes keys; otherwise as [`set`].
-///
-/// # Errors
-/// [`EditError`]; the input is then as it was.
-pub fn remove(
-    input: &Path,
-    output: &Path,
-    keys: &[String],
-    options: &WriteOptions,
-    progress: &dyn Progress,
-) -> Result<WriteReport, EditError> {
-    let file = open_alone(input)?;
-    let mut metadata = file.metadata().clone();
-    for key in keys {
-        if metadata.remove(key).is_none() {
-            return Err(EditError::NoKey { path: input.to_owned(), key: key.clone() });
+/// Changes to one file that are worked out and not made.
+#[derive(Debug)]
+pub struct EditPlan {
+    file: GgufFile,
+    metadata: Metadata,
+    changes: Vec<Change>,
+    objections: Vec<Objection>,
+    target: PathBuf,
+    file_bytes: u64,
+}
+
+impl EditPlan {
+    /// Works out what edits do to `input`. The output is `output`, or the file itself, which is replaced when the new
+    /// one is complete.
+    ///
+    /// Of a split model only one part is rewritten: the one given if it has all the keys, else the first, which is
+    /// where readers look for them.
+    ///
+    /// # Errors
+    /// [`EditError`]; objections are none.
+    pub fn new(input: &Path, output: Option<&Path>, edits: &[Edit]) -> Result<Self, EditError> {
+        let file = home_of(input, output, edits)?;
+        let before = file.metadata();
+        let mut metadata = before.clone();
+        for edit in edits {
+            match edit {
+                Edit::Set(assignment) => {
+                    let value = assignment.value(type_of(&assignment.key, &metadata))?;
+                    metadata.set(assignment.key.clone(), value);
+                }
+                Edit::Remove(key) => {
+                    let no_key = || EditError::NoKey { path: file.path().to_owned(), key: key.clone() };
+                    metadata.remove(key).ok_or_else(no_key)?;
+                }
+            }
+        }
+        let changes = changes(before, &metadata, edits);
+        // Without the other parts the model as a whole cannot be judged; its keys can.
+        let whole = GgufFile::open(file.path()).ok();
+        let tensors = whole.as_ref().map(TensorSource::tensors);
+        let objections = Case { before, after: &metadata, tensors, changes: &changes }.objections();
+        // A link is edited where it leads, not replaced by a file.
+        let target = output.unwrap_or(file.path());
+        let target = fs_err::canonicalize(target).unwrap_or_else(|_| target.to_owned());
+        let planned = plan_files(&target, &metadata, file.tensors(), &file.layout(), None)?;
+        let file_bytes = planned.iter().map(|file| file.plan.file_bytes).sum();
+        Ok(Self { file, metadata, changes, objections, target, file_bytes })
+    }
+
+    /// What [`EditPlan::write`] would report.
+    #[must_use]
+    pub fn report(&self) -> WriteReport {
+        WriteReport {
+            paths: vec![self.target.clone()],
+            n_tensors: self.file.tensors().len(),
+            tensor_bytes: self.file.tensor_bytes(),
+            file_bytes: self.file_bytes,
         }
     }
-    rewrite(&file, output, &metadata, options, progress)
-}
 
-/// Cuts a model into parts called after `output`.
-///
-/// # Errors
-/// [`EditError`]; then no part has appeared.
-pub fn split_file(
-    input: &Path,
-    output: &Path,
-    spec: SplitSpec,
-    options: &WriteOptions,
-    progress: &dyn Progress,
-) -> Result<WriteReport, EditError> {
-    let file = GgufFile::open(input)?;
-    let options =
-        WriteOptions { layout: file.layout(), split: Some(spec), inputs: file.paths(), ..options.clone() };
-    let metadata = merged_metadata(file.metadata());
-    Ok(write_gguf(output, &metadata, &file, &options, progress)?)
-}
-
-/// Joins the parts of a split model, given any of them. The `split.*` keys are gone afterwards, so merging what was
-/// split gives the original bytes.
-///
-/// # Errors
-/// [`EditError`]; then no output has appeared.
-pub fn merge(
-    input: &Path,
-    output: &Path,
-    options: &WriteOptions,
-    progress: &dyn Progress,
-) -> Result<WriteReport, EditError> {
-    let file = GgufFile::open(input)?;
-    if !file.metadata().contains(crate::gguf::split::SPLIT_COUNT) {
-        return Err(EditError::NotAPart { path: input.to_owned() });
+    /// What would change, in the order of the edits; nothing for keys that keep their values.
+    #[must_use]
+    pub fn changes(&self) -> &[Change] {
+        &self.changes
     }
-    let options = WriteOptions { layout: file.layout(), inputs: file.paths(), ..options.clone() };
-    let metadata = merged_metadata(file.metadata());
-    Ok(write_gguf(output, &metadata, &file, &options, progress)?)
+
+    /// What speaks against it.
+    #[must_use]
+    pub fn objections(&self) -> &[Objection] {
+        &self.objections
+    }
+
+    /// The plan, if nothing speaks against it.
+    ///
+    /// # Errors
+    /// [`EditError::Refused`] with all objections.
+    pub fn agreed(self) -> Result<Self, EditError> {
+        if self.objections.is_empty() {
+            return Ok(self);
+        }
+        Err(EditError::Refused { path: self.file.path().to_owned(), objections: self.objections })
+    }
+
+    /// Writes the file, whatever speaks against it. The mapped input stays readable while the output takes its name.
+    ///
+    /// # Errors
+    /// [`EditError::Write`]; the input is then as it was.
+    pub fn write(&self, options: &WriteOptions, progress: &dyn Progress) -> Result<WriteReport, EditError> {
+        let n_trailing = self.file.trailing_bytes();
+        if n_trailing > 0 {
+            let path = self.file.path().display().to_string();
+            let path = escape(&path);
+            progress.warn(&format!("{path}: {n_trailing} bytes after the last tensor are left out"));
+        }
+        let permissions = fs_err::metadata(&self.target).map(|metadata| metadata.permissions());
+        let options = WriteOptions { layout: self.file.layout(), inputs: Vec::new(), ..options.clone() };
+        let report = write_gguf(&self.target, &self.metadata, &self.file, &options, progress)?;
+        if let Ok(permissions) = permissions {
+            // Whoever could not read the old file should not read the new one. Not our file: then not our choice.
+            let _ = fs_err::set_permissions(&self.target, permissions);
+        }
+        Ok(report)
+    }
+}
+
+/// The type of a key: as it is in the file, else as it is well known.
+fn type_of(key: &str, metadata: &Metadata) -> Option<AssignType> {
+    let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
+    match metadata.get(key) {
+        Some(value) => AssignType::of(value),
+        None => key_info(key, arch).map(own_type),
+    }
+}
+
+/// What differs, each key once.
+fn changes(before: &Metadata, after: &Metadata, edits: &[Edit]) -> Vec<Change> {
+    let mut changes: Vec<Change> = Vec::new();
+    for key in edits.iter().map(Edit::key) {
+        let (old, new) = (before.get(key), after.get(key));
+        if old != new && changes.iter().all(|change| change.key != key) {
+            changes.push(Change { key: key.to_owned(), before: old.cloned(), after: new.cloned() });
+        }
+    }
+    changes
+}
+
+/// The file, or the part of a split model, that the keys belong to.
+fn home_of(input: &Path, output: Option<&Path>, edits: &[Edit]) -> Result<GgufFile, EditError> {
+    let file = open_alone(input)?;
+    let number = |key| file.metadata().get(key).and_then(Value::as_u64);
+    let (part, n_parts) = (number(SPLIT_NO).unwrap_or(0), number(SPLIT_COUNT).unwrap_or(0));
+    let foreign = edits.iter().map(Edit::key).find(|key| !file.metadata().contains(key));
+    let (Some(key), true) = (foreign, part > 0 && n_parts > 1) else { return Ok(file) };
+    let Some(home) = first_part(input, part.saturating_add(1), n_parts) else {
+        // The other parts cannot be found; opening them together says why.
+        GgufFile::open(input)?;
+        return Ok(file);
+    };
+    if output.is_some() {
+        return Err(EditError::OtherPart { path: input.to_owned(), key: key.to_owned(), home });
+    }
+    Ok(open_alone(&home)?)
+}
+
+/// The name of the first part, given that of another one.
+fn first_part(path: &Path, part: u64, n_parts: u64) -> Option<PathBuf> {
+    let stem = path.file_name()?.to_str()?.strip_suffix(&part_suffix(part, n_parts))?;
+    Some(path.with_file_name(format!("{stem}{}", part_suffix(1, n_parts))))
 }
 
 fn open_alone(input: &Path) -> Result<GgufFile, GgufError> {
     GgufFile::open_with(input, &OpenOptions { join_parts: false, ..OpenOptions::default() })
-}
-
-/// Writes a file again with other metadata. The mapped input stays readable while another file takes its name.
-fn rewrite(
-    file: &GgufFile,
-    output: &Path,
-    metadata: &Metadata,
-    options: &WriteOptions,
-    progress: &dyn Progress,
-) -> Result<WriteReport, EditError> {
-    if file.trailing_bytes() > 0 {
-        progress.warn(&format!(
-            "{}: {} bytes after the last tensor are left out",
-            file.path().display(),
-            file.trailing_bytes()
-        ));
-    }
-    // A link is edited where it leads, not replaced by a file.
-    let target = match fs_err::canonicalize(output) {
-        Ok(target) => target,
-        Err(_) => output.to_owned(),
-    };
-    let before = fs_err::metadata(&target).map(|metadata| metadata.permissions());
-    let options = WriteOptions { layout: file.layout(), inputs: Vec::new(), ..options.clone() };
-    let report = write_gguf(&target, metadata, file, &options, progress)?;
-    if let Ok(permissions) = before {
-        // Whoever could not read the old file should not read the new one. Not our file: then not our choice.
-        let _ = fs_err::set_permissions(&target, permissions);
-    }
-    Ok(report)
 }

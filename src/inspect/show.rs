@@ -25,6 +25,26 @@ pub fn value_text(value: &Value, max_chars: Option<usize>, max_elems: Option<usi
     }
 }
 
+/// A value as bytes that a program reads and an edit takes: numbers and words, a string as it is, an array as a JSON
+/// list with an element a line.
+#[must_use]
+pub fn value_plain(value: &Value) -> Vec<u8> {
+    match value {
+        Value::String(bytes) => bytes.clone(),
+        Value::Array(array) => {
+            let elems: Vec<String> = (0..array.len())
+                .filter_map(|index| array.get(index))
+                .map(|elem| format!("  {}", value_json(&elem, None)))
+                .collect();
+            if elems.is_empty() {
+                return b"[]".to_vec();
+            }
+            format!("[\n{}\n]", elems.join(",\n")).into_bytes()
+        }
+        other => scalar_text(other).into_bytes(),
+    }
+}
+
 fn scalar_text(value: &Value) -> String {
     match value {
         Value::Bool(v) => v.to_string(),
@@ -82,6 +102,12 @@ pub fn value_json(value: &Value, max_elems: Option<usize>) -> Json {
         }
         other => json!(other.as_i128().and_then(|v| i64::try_from(v).ok())),
     }
+}
+
+/// A value with its type: `{"type": "u32", "value": 7}`.
+#[must_use]
+pub fn typed_json(value: &Value) -> Json {
+    json!({ "type": value_type_name(value), "value": value_json(value, None) })
 }
 
 fn float_json(value: f64, digits: &str) -> Json {

@@ -22,7 +22,7 @@ pub struct TypeShare {
 
 /// Totals of a file.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Summary {
+pub struct FileSummary {
     /// `general.architecture`, if there is one.
     pub architecture: Option<String>,
     /// Number of elements of all tensors.
@@ -33,7 +33,7 @@ pub struct Summary {
     pub types: Vec<TypeShare>,
 }
 
-impl Summary {
+impl FileSummary {
     /// Bits per weight over all tensors; `None` without elements.
     #[must_use]
     pub fn bits_per_weight(&self) -> Option<f64> {
@@ -43,7 +43,7 @@ impl Summary {
 
 /// Adds up the tensors of a file.
 #[must_use]
-pub fn summary(file: &GgufFile) -> Summary {
+pub fn summary(file: &GgufFile) -> FileSummary {
     let mut types: Vec<TypeShare> = Vec::new();
     for (index, tensor) in file.tensors().iter().enumerate() {
         let n_bytes = file.place(index).n_bytes;
@@ -58,7 +58,7 @@ pub fn summary(file: &GgufFile) -> Summary {
         }
     }
     types.sort_by_key(|share| (std::cmp::Reverse(share.n_bytes), share.ty));
-    Summary {
+    FileSummary {
         architecture: file.metadata().get("general.architecture").and_then(Value::as_str).map(str::to_owned),
         n_elems: types.iter().map(|share| share.n_elems).sum(),
         tensor_bytes: types.iter().map(|share| share.n_bytes).sum(),
@@ -66,9 +66,19 @@ pub fn summary(file: &GgufFile) -> Summary {
     }
 }
 
-/// The whole description as JSON. Of arrays at most `max_elems` elements are listed; `length` has the number.
+/// How much of a file is listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listing {
+    /// Elements of an array at most; `None` for all.
+    pub max_elems: Option<usize>,
+    /// Whether each tensor is listed.
+    pub has_tensors: bool,
+}
+
+/// The description as JSON. Of arrays `length` has the number of elements; without a list of tensors there is no
+/// `tensors`.
 #[must_use]
-pub fn summary_json(file: &GgufFile, max_elems: Option<usize>) -> Json {
+pub fn summary_json(file: &GgufFile, listing: Listing) -> Json {
     let totals = summary(file);
     let metadata: Vec<_> = file
         .metadata()
@@ -77,7 +87,7 @@ pub fn summary_json(file: &GgufFile, max_elems: Option<usize>) -> Json {
             let mut entry = json!({
                 "key": key,
                 "type": value_type_name(value),
-                "value": value_json(value, max_elems),
+                "value": value_json(value, listing.max_elems),
             });
             if let (Value::Array(array), Json::Object(entry)) = (value, &mut entry) {
                 entry.insert("length".to_owned(), json!(array.len()));
@@ -126,7 +136,7 @@ pub fn summary_json(file: &GgufFile, max_elems: Option<usize>) -> Json {
             })
         })
         .collect();
-    json!({
+    let mut document = json!({
         "path": file.path().to_string_lossy(),
         "version": file.version(),
         "endian": endian_name(file.endian()),
@@ -140,8 +150,11 @@ pub fn summary_json(file: &GgufFile, max_elems: Option<usize>) -> Json {
         "types": types,
         "warnings": warnings(file),
         "metadata": metadata,
-        "tensors": tensors,
-    })
+    });
+    if listing.has_tensors {
+        document["tensors"] = tensors.into();
+    }
+    document
 }
 
 /// What a reader should know although the file opened.

@@ -5,16 +5,16 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::cli::inspect::type_table;
+use crate::cli::inspect::describe::type_table;
 use crate::cli::render::{Align, Table, count, plural};
 use crate::cli::{Session, stored};
 use crate::convert::ConvertOptions;
 use crate::core::text::{bytes, escape};
-use crate::inspect::{self, CheckpointReport, Container, Output, Problem};
+use crate::inspect::{self, CheckpointReport, PlannedOutput, Problem, WeightFiles};
 
 /// Arguments of `checkpoint`.
 #[derive(Debug, Args)]
-pub(super) struct Checkpoint {
+pub(super) struct CheckpointArgs {
     /// Directory with config.json and weights, a PyTorch file in one, or a FastLLM file
     path: PathBuf,
     /// List every tensor as it lies in the files (--json always does)
@@ -25,7 +25,7 @@ pub(super) struct Checkpoint {
     card: Option<PathBuf>,
 }
 
-impl Checkpoint {
+impl CheckpointArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<()> {
         let options = ConvertOptions {
             card: self.card.clone(),
@@ -112,7 +112,7 @@ fn facts(report: &CheckpointReport) -> Vec<(&'static str, String)> {
     if let Some((n_weights, n_elems)) = report.parameters {
         facts.push(("parameters", format!("{} in {}", count(n_elems), plural(n_weights as u64, "tensor"))));
     }
-    let is_refused = report.problems.iter().any(|problem| problem.part == inspect::Part::Quantization);
+    let is_refused = report.problems.iter().any(|problem| problem.part == inspect::Aspect::Quantization);
     let quantization = match &report.quantization {
         Some(own) => Some(format!("{}, {}", own.method, plural(own.encodings.len() as u64, "weight"))),
         None if is_refused => Some("not readable".to_owned()),
@@ -126,7 +126,7 @@ fn facts(report: &CheckpointReport) -> Vec<(&'static str, String)> {
             let n_tokens = plural(own.n_tokens as u64, "token");
             format!("{}{pre}, {n_tokens}, {template} chat template", own.model)
         }
-        None if report.problems.iter().any(|problem| problem.part == inspect::Part::Tokenizer) => {
+        None if report.problems.iter().any(|problem| problem.part == inspect::Aspect::Tokenizer) => {
             "not readable".to_owned()
         }
         None => "none".to_owned(),
@@ -135,7 +135,7 @@ fn facts(report: &CheckpointReport) -> Vec<(&'static str, String)> {
     facts
 }
 
-fn tensor_table(container: &Container) -> Table {
+fn tensor_table(container: &WeightFiles) -> Table {
     let mut table = Table::new(&[
         ("tensor", Align::Left),
         ("type", Align::Left),
@@ -156,7 +156,7 @@ fn tensor_table(container: &Container) -> Table {
     table
 }
 
-fn output_table(outputs: &[Output]) -> Table {
+fn output_table(outputs: &[PlannedOutput]) -> Table {
     let mut table = Table::new(&[
         ("--type", Align::Left),
         ("file type", Align::Left),

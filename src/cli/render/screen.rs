@@ -62,10 +62,7 @@ impl Screen {
     /// The text in its colour, or as it is.
     #[must_use]
     pub fn paint(self, style: Style, text: &str) -> String {
-        match self.has_colour {
-            true => format!("\u{1b}[1;{}m{text}\u{1b}[0m", style.code()),
-            false => text.to_owned(),
-        }
+        if self.has_colour { format!("\u{1b}[1;{}m{text}\u{1b}[0m", style.code()) } else { text.to_owned() }
     }
 }
 

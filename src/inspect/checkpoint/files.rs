@@ -7,14 +7,14 @@ use crate::checkpoint::msmodelslim::Description;
 use crate::checkpoint::{Checkpoint, Container as _, ModelDir};
 use crate::convert::{ConvertError, ConvertOptions, FlmOptions, ModelSource, Vocabulary};
 use crate::core::{WeightMeta, WeightSource};
-use crate::inspect::checkpoint::{Container, Part, Problem, StoredTensor, WeightFile};
+use crate::inspect::checkpoint::{Aspect, ListedTensor, Problem, WeightFile, WeightFiles};
 
 /// A checkpoint that was opened.
 pub(super) struct Opened {
     /// The model; without weights where they cannot be read.
     pub(super) source: ModelSource,
     /// The files, where they can be read.
-    pub(super) container: Option<Container>,
+    pub(super) container: Option<WeightFiles>,
     /// The tensors in them.
     pub(super) metas: Vec<WeightMeta>,
     /// What cannot be read.
@@ -42,14 +42,14 @@ impl Opened {
         let checkpoint = match Checkpoint::with_dir(dir) {
             Ok(checkpoint) => checkpoint,
             Err(error) => {
-                opened.problems.push(Problem::new(Part::Weights, &error.into()));
+                opened.problems.push(Problem::new(Aspect::Weights, &error.into()));
                 return Ok(opened);
             }
         };
         let names: Vec<&str> = checkpoint.parts().iter().map(|part| part.name).collect();
         // A description that cannot be read is one all the same; opening the weights says what is wrong with it.
         let is_described = !matches!(Description::find(checkpoint.dir()), Ok(None));
-        opened.container = Some(Container {
+        opened.container = Some(WeightFiles {
             format: if is_described { "msModelSlim" } else { checkpoint.format() },
             files: files(checkpoint.dir().path(), &names)?,
             tensors: tensors(&checkpoint, &names, |weight| checkpoint.part_of(weight)),
@@ -57,7 +57,7 @@ impl Opened {
         opened.metas = checkpoint.weights().to_vec();
         match ModelSource::over(checkpoint, options) {
             Ok(source) => opened.source = source,
-            Err(error) => opened.problems.push(Problem::new(Part::Quantization, &error)),
+            Err(error) => opened.problems.push(Problem::new(Aspect::Quantization, &error)),
         }
         Ok(opened)
     }
@@ -65,7 +65,7 @@ impl Opened {
     fn fastllm(path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
         let file = FlmFile::open(path, &options.limits)?;
         let part = file.parts().first().map(|part| part.name.to_owned()).unwrap_or_default();
-        let container = Container {
+        let container = WeightFiles {
             format: file.format(),
             files: files(path.parent().unwrap_or(path), &[&part])?,
             tensors: tensors(&file, &[&part], |_| &part),
@@ -79,12 +79,12 @@ impl Opened {
                 // Without its weights, or with nothing but what the dictionary says.
                 let keys_only = ConvertOptions { vocab_only: true, ..options.clone() };
                 let (source, part) = match ModelSource::open_flm(path, &FlmOptions::default(), &keys_only) {
-                    Ok(source) => (source, Part::Weights),
+                    Ok(source) => (source, Aspect::Weights),
                     Err(_) => {
                         let dir = ModelDir::of_file(path, config, &options.limits);
                         let mut source = ModelSource::without_weights(dir);
                         source.vocabulary = Vocabulary::Absent;
-                        (source, Part::Architecture)
+                        (source, Aspect::Architecture)
                     }
                 };
                 (source, vec![Problem::new(part, &error)])
@@ -106,11 +106,11 @@ fn tensors<'a>(
     source: &dyn WeightSource,
     names: &[&str],
     part_of: impl Fn(usize) -> &'a str,
-) -> Vec<StoredTensor> {
+) -> Vec<ListedTensor> {
     let stored = |(index, weight): (usize, &WeightMeta)| {
         // Elements narrower than a byte are packed.
         let bits = u128::from(weight.shape.n_elems()) * u128::from(weight.ty.bits());
-        StoredTensor {
+        ListedTensor {
             name: weight.name.clone(),
             ty: weight.ty,
             shape: weight.shape.clone(),

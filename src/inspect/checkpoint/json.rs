@@ -2,7 +2,7 @@
 
 use serde_json::{Value as Json, json};
 
-use crate::inspect::checkpoint::{CheckpointReport, Container, Output};
+use crate::inspect::checkpoint::{CheckpointReport, PlannedOutput, WeightFiles};
 
 /// The whole description as JSON.
 #[must_use]
@@ -49,13 +49,13 @@ pub fn checkpoint_json(report: &CheckpointReport) -> Json {
     })
 }
 
-fn container_json(container: &Container) -> Json {
+fn container_json(container: &WeightFiles) -> Json {
     let files: Vec<_> =
         container.files.iter().map(|file| json!({ "name": file.name, "bytes": file.n_bytes })).collect();
     json!({ "format": container.format, "files": files, "file_bytes": container.file_bytes() })
 }
 
-fn types_json(container: &Container) -> Vec<Json> {
+fn types_json(container: &WeightFiles) -> Vec<Json> {
     let row = |share: &super::ElementShare| {
         json!({
             "type": share.ty.name(), "tensors": share.n_tensors, "elements": share.n_elems,
@@ -65,8 +65,8 @@ fn types_json(container: &Container) -> Vec<Json> {
     container.shares().iter().map(row).collect()
 }
 
-fn tensors_json(container: &Container) -> Vec<Json> {
-    let row = |tensor: &super::StoredTensor| {
+fn tensors_json(container: &WeightFiles) -> Vec<Json> {
+    let row = |tensor: &super::ListedTensor| {
         json!({
             "name": tensor.name, "type": tensor.ty.name(), "shape": tensor.shape.dims(),
             "bytes": tensor.n_bytes,
@@ -98,7 +98,7 @@ fn quantization_json(report: &CheckpointReport) -> Option<Json> {
     }))
 }
 
-fn output_json(output: &Output) -> Json {
+fn output_json(output: &PlannedOutput) -> Json {
     let types: Vec<_> =
         output.types.iter().map(|(ty, n)| json!({ "type": ty.name(), "tensors": n })).collect();
     let sampled = output.sampled.map(|(n_read, n_all)| json!({ "weights_read": n_read, "weights": n_all }));

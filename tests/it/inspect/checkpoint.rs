@@ -12,7 +12,7 @@ use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{ElementType, Shape, WeightMeta};
 use gguf_foundry::dequant::{Encoding, Encodings, stored_classes};
 use gguf_foundry::gguf::{LayoutOptions, WriteOptions, write_gguf};
-use gguf_foundry::inspect::{CheckpointReport, Part, checkpoint_json, inspect_checkpoint};
+use gguf_foundry::inspect::{Aspect, CheckpointReport, checkpoint_json, inspect_checkpoint};
 use serde_json::{Map, Value as Json, json};
 
 use super::Bench;
@@ -72,7 +72,7 @@ impl Checker {
         self.n_described += 1;
         self.n_problems += report.problems.len();
         let whole = convert(path, &defaults);
-        let has_problem = report.problems.iter().any(|problem| problem.part != Part::Output);
+        let has_problem = report.problems.iter().any(|problem| problem.part != Aspect::Output);
         assert_eq!(whole.is_err(), has_problem, "{place}: {:?}: {:?}", whole.err(), report.problems);
 
         let bare = ConvertOptions { tokenizer: false, ..ConvertOptions::default() };
@@ -98,7 +98,7 @@ impl Checker {
                     tokenizer: report.vocabulary.is_some(),
                     ..ConvertOptions::default()
                 };
-                let is_readable = report.problems.iter().all(|problem| problem.part != Part::Output);
+                let is_readable = report.problems.iter().all(|problem| problem.part != Aspect::Output);
                 assert_eq!(report.outputs.len(), 1 + usize::from(quantized && is_readable), "{place}");
                 if writes {
                     assert_eq!(auto.file_bytes, written_bytes(&conversion, self.out.path()), "{place}");
@@ -204,8 +204,10 @@ fn every_quantized_case_is_described(corpus: &Goldens) {
         let about: Json = serde_json::from_slice(&fs_err::read(case.join("case.json")).unwrap()).unwrap();
         // What cannot be told from headers is found when rows are read.
         let report = checker.check(&case.join("hf"), about["outcome"] != "error").unwrap();
-        let is_refused =
-            report.problems.iter().any(|problem| matches!(problem.part, Part::Quantization | Part::Weights));
+        let is_refused = report
+            .problems
+            .iter()
+            .any(|problem| matches!(problem.part, Aspect::Quantization | Aspect::Weights));
         if about["outcome"] == "error" {
             let opens = ModelSource::open(&case.join("hf"), &ConvertOptions::default()).is_ok();
             assert_eq!(opens, !is_refused, "{}", case.display());
@@ -248,7 +250,7 @@ fn every_architecture_case_is_described(corpus: &Goldens) {
             assert_eq!(report.outputs.len(), 1, "{}", case.display());
         }
         if report.architecture.is_none() {
-            let found = report.problems.iter().find(|problem| problem.part == Part::Architecture).unwrap();
+            let found = report.problems.iter().find(|problem| problem.part == Aspect::Architecture).unwrap();
             assert!(found.is_unsupported && !found.hints.is_empty(), "{}: {found:?}", case.display());
         }
     }

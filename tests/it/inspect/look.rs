@@ -19,9 +19,9 @@ fn the_description_has_all_facts_and_no_escapes() {
     general.name           str       A \u{1b}[31mred\u{1b}[0m name
     llama.block_count      u32       2
     llama.rope.freq_base   f32       0.1
-    tokenizer.ggml.tokens  arr[str]  ["t0", "t1", "t2", "t3", "t4", "t5", … (40 elements)]
+    tokenizer.ggml.tokens  arr[str]  ["t0", "t1", "t2", "t3"… "t5", … (40 elements)]
 
-    tensor  type  shape    bytes  offset  part
+    tensor  type  shape    bytes  offset
     norm    F32   [4]         16     800
     ramp    F32   [3, 4]      48     832
     codes   Q8_0  [2, 32]     68     896
@@ -141,23 +141,18 @@ fn differences_are_shown_and_measured() {
     let (code, out, _) = bench.run(&["diff", "model.gguf", "other.gguf"]);
     assert_eq!(code, 1);
     insta::assert_snapshot!(out, @r#"
-    key llama.block_count:
-      a  u32 2
-      b  u64 3
-    key llama.rope.freq_base:
-      a  f32 0.1
-      b  (none)
-    key tokenizer.ggml.tokens:
-      a  arr[str] ["t0", "t1", "t2", "t3", "t4", "t5", … (40 elements)]
-      b  arr[str] ["t0", "t1", "t2", "t3", "t4", "t5", … (40 elements)]
-      first difference at element 17
-    key general.file_type:
-      a  (none)
-      b  u32 7
-    tensor norm: F32 [4] | (none)
-    tensor ramp: F32 [3, 4] | F32 [4, 3]
-    tensor codes: Q8_0 [2, 32] | F32 [2, 32], 1 of 64 values differ, max abs 2.5000e-1 at 33, max rel 3.3333e-2, rms 3.1250e-2 (6.7592e-3 of a)
-    tensor new: (none) | F32 [1]
+    key                    differs     a      b
+    general.file_type      only in b          7
+    llama.block_count      type        u32 2  u64 3
+    llama.rope.freq_base   only in a   0.1
+    tokenizer.ggml.tokens  element 17  t17    changed
+
+    tensor  differs       a           b           values  max abs  rel. rms
+    codes   type, values  Q8_0        F32          1.6 %   2.5e-1    6.8e-3
+    new     only in b                 F32 [1]
+    norm    only in a     F32 [4]
+    ramp    shape         F32 [3, 4]  F32 [4, 3]
+
     the common tensors come in another order
     4 keys and 4 tensors differ
     "#);

@@ -2,13 +2,20 @@
 
 mod checkpoint;
 mod edit;
+mod get;
+mod json;
 mod look;
+mod rules;
+mod screen;
 
 use std::path::{Path, PathBuf};
 
+use gguf_foundry::convert::{Conversion, ConvertOptions};
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
-use gguf_foundry::gguf::{Metadata, WriteOptions, write_gguf};
+use gguf_foundry::gguf::{GgufFile, Metadata, Value, WriteOptions, write_gguf};
+
+use crate::support::fixture;
 
 /// A source whose data lie in memory.
 pub struct InMemory {
@@ -77,16 +84,32 @@ impl Bench {
         names
     }
 
+    /// Adds the bundled model, converted.
+    pub fn with_tiny(self) -> Self {
+        let conversion = Conversion::plan(&fixture("tiny-llama"), &ConvertOptions::default()).unwrap();
+        let options = WriteOptions { sync: false, ..WriteOptions::default() };
+        write_gguf(&self.path("tiny.gguf"), conversion.metadata(), &conversion, &options, &Silent).unwrap();
+        self
+    }
+
+    /// The value of a key in a file of the directory.
+    pub fn value(&self, name: &str, key: &str) -> Option<Value> {
+        GgufFile::open(&self.path(name)).unwrap().metadata().get(key).cloned()
+    }
+
+    /// One of the programs, to be run in the directory, away from what the environment says of screens.
+    pub fn program(&self, name: &str) -> assert_cmd::Command {
+        let mut command = assert_cmd::Command::cargo_bin(name).unwrap();
+        command.current_dir(self.dir.path());
+        for variable in ["COLUMNS", "NO_COLOR", "CLICOLOR_FORCE"] {
+            command.env_remove(variable);
+        }
+        command
+    }
+
     /// Runs `gguf-inspect` in the directory: exit code, standard output, standard error.
     pub fn run(&self, args: &[&str]) -> (i32, String, String) {
-        let output = assert_cmd::Command::cargo_bin("gguf-inspect")
-            .unwrap()
-            .current_dir(self.dir.path())
-            .args(args)
-            .output()
-            .unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+        outcome(self.program("gguf-inspect").args(args))
     }
 
     /// Runs with `--json` and expects success (or the given code).
@@ -95,6 +118,13 @@ impl Bench {
         assert_eq!(found, code, "{err}");
         serde_json::from_str(&out).unwrap()
     }
+}
+
+/// Runs a program: exit code, standard output, standard error.
+pub fn outcome(command: &mut assert_cmd::Command) -> (i32, String, String) {
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
 pub fn metadata() -> Metadata {

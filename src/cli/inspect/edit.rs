@@ -1,0 +1,115 @@
+//! What `set` and `remove` share: their options, and how a change is shown.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::{Value as Json, json};
+
+use crate::cli::inspect::{SHOWN_CHARS, SHOWN_ELEMS, written};
+use crate::cli::render::{Align, Table};
+use crate::cli::{Session, UsageError};
+use crate::core::progress::Progress;
+use crate::core::text::escape;
+use crate::gguf::{Value, WriteReport};
+use crate::inspect::{Change, Edit, EditError, EditPlan, typed_json, value_text, value_type_name};
+
+/// How an edit is made.
+#[derive(Debug, Args)]
+pub(super) struct EditArgs {
+    /// Write another file instead
+    #[arg(short, long, value_name = "PATH")]
+    output: Option<PathBuf>,
+    /// Show what would change and write nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Make the change whatever speaks against it
+    #[arg(long)]
+    force: bool,
+}
+
+/// Arguments that make no sense are told apart from files that do not.
+pub(super) fn usage(error: EditError) -> anyhow::Error {
+    if error.is_usage() { UsageError(error.to_string()).into() } else { error.into() }
+}
+
+impl EditArgs {
+    pub(super) fn run(&self, file: &Path, edits: &[Edit], session: &Session) -> anyhow::Result<()> {
+        let mut plan = EditPlan::new(file, self.output.as_deref(), edits).map_err(usage)?;
+        if self.force {
+            for objection in plan.objections() {
+                session.progress.warn(&objection.to_string());
+            }
+        } else {
+            plan = plan.agreed()?;
+        }
+        let report = if self.dry_run {
+            plan.report()
+        } else {
+            plan.write(&written::write_options(session), &session.progress)?
+        };
+        self.print(&plan, &report, session)
+    }
+
+    fn print(&self, plan: &EditPlan, report: &WriteReport, session: &Session) -> anyhow::Result<()> {
+        if session.common.json {
+            let mut document = written::json(report);
+            document["dry_run"] = self.dry_run.into();
+            document["changes"] = plan.changes().iter().map(change_json).collect();
+            document["objections"] = plan.objections().iter().map(ToString::to_string).collect();
+            return session.print_json(&document);
+        }
+        if session.common.quiet {
+            return Ok(());
+        }
+        session.print(|out| {
+            match plan.changes() {
+                [] => writeln!(out, "no key changes")?,
+                changes => table(changes).print(out)?,
+            }
+            writeln!(out)?;
+            written::lines(report).iter().try_for_each(|line| writeln!(out, "{line}"))?;
+            if self.dry_run { writeln!(out, "nothing was written") } else { Ok(()) }
+        })
+    }
+}
+
+/// Old and new values, a key a row.
+fn table(changes: &[Change]) -> Table {
+    let mut table = Table::new(&[
+        ("key", Align::Left),
+        ("type", Align::Left),
+        ("old", Align::Fill),
+        ("", Align::Left),
+        ("new", Align::Fill),
+    ]);
+    for change in changes {
+        let (before, after) = (change.before.as_ref(), change.after.as_ref());
+        table.row([
+            escape(&change.key).into_owned(),
+            types(before, after),
+            text(before),
+            "→".to_owned(),
+            text(after),
+        ]);
+    }
+    table
+}
+
+fn types(before: Option<&Value>, after: Option<&Value>) -> String {
+    match (before.map(value_type_name), after.map(value_type_name)) {
+        (Some(before), Some(after)) if before != after => format!("{before} → {after}"),
+        (before, after) => after.or(before).unwrap_or_default(),
+    }
+}
+
+fn text(value: Option<&Value>) -> String {
+    value.map_or_else(|| "(none)".to_owned(), |value| value_text(value, Some(SHOWN_CHARS), Some(SHOWN_ELEMS)))
+}
+
+fn change_json(change: &Change) -> Json {
+    json!({
+        "key": change.key,
+        "before": change.before.as_ref().map(typed_json),
+        "after": change.after.as_ref().map(typed_json),
+    })
+}

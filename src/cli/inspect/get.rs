@@ -1,0 +1,44 @@
+//! `gguf-inspect get`.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::cli::Session;
+use crate::core::text::escape_bytes;
+use crate::gguf::{GgufFile, Value};
+use crate::inspect::{EditError, typed_json, value_plain};
+
+/// Arguments of `get`.
+#[derive(Debug, Args)]
+pub(super) struct GetArgs {
+    /// File, or any part of a split model
+    file: PathBuf,
+    /// Key
+    key: String,
+}
+
+impl GetArgs {
+    pub(super) fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let file = GgufFile::open(&self.file)?;
+        let no_key = || EditError::NoKey { path: self.file.clone(), key: self.key.clone() };
+        let value = file.metadata().get(&self.key).ok_or_else(no_key)?;
+        if session.common.json {
+            let mut document = typed_json(value);
+            document["key"] = self.key.clone().into();
+            if let Value::Array(array) = value {
+                document["length"] = array.len().into();
+            }
+            return session.print_json(&document);
+        }
+        let mut bytes = value_plain(value);
+        if std::io::stdout().is_terminal() {
+            // What comes from files may hold escapes, which are for terminals to obey.
+            let lines: Vec<String> = bytes.split(|&byte| byte == b'\n').map(escape_bytes).collect();
+            bytes = lines.join("\n").into_bytes();
+        }
+        bytes.push(b'\n');
+        session.print(|out| out.write_all(&bytes))
+    }
+}

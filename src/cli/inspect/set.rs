@@ -1,0 +1,28 @@
+//! `gguf-inspect set`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::cli::Session;
+use crate::cli::inspect::edit::{EditArgs, usage};
+use crate::inspect::Edit;
+
+/// Arguments of `set`.
+#[derive(Debug, Args)]
+pub(super) struct SetArgs {
+    /// File; of a split model the part is found that has the key
+    file: PathBuf,
+    /// KEY=VALUE or KEY=TYPE:VALUE, for example general.name=Tiny or a.b=arr[u32]:[1,2]
+    #[arg(required = true, value_name = "KEY=VALUE")]
+    assignments: Vec<String>,
+    #[command(flatten)]
+    edit: EditArgs,
+}
+
+impl SetArgs {
+    pub(super) fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let edits: Result<Vec<_>, _> = self.assignments.iter().map(|text| Edit::set(text)).collect();
+        self.edit.run(&self.file, &edits.map_err(usage)?, session)
+    }
+}

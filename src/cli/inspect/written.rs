@@ -1,0 +1,48 @@
+//! What the commands that write a file share.
+
+use std::path::PathBuf;
+
+use serde_json::{Value as Json, json};
+
+use crate::cli::Session;
+use crate::cli::render::plural;
+use crate::core::text::{bytes, escape};
+use crate::gguf::{WriteOptions, WriteReport};
+
+/// How files are written.
+pub(super) fn write_options(session: &Session) -> WriteOptions {
+    WriteOptions {
+        sync: !session.common.no_sync,
+        memory_bytes: session.common.memory_bytes(),
+        ..WriteOptions::default()
+    }
+}
+
+/// Tells what was written.
+pub(super) fn print(written: &WriteReport, session: &Session) -> anyhow::Result<()> {
+    if session.common.json {
+        return session.print_json(&json(written));
+    }
+    if session.common.quiet {
+        return Ok(());
+    }
+    session.print(|out| lines(written).iter().try_for_each(|line| writeln!(out, "{line}")))
+}
+
+/// The same for people: the files, then their size.
+pub(super) fn lines(written: &WriteReport) -> Vec<String> {
+    let path = |path: &PathBuf| escape(&path.display().to_string()).into_owned();
+    let size = format!("{}, {}", plural(written.n_tensors as u64, "tensor"), bytes(written.file_bytes));
+    written.paths.iter().map(path).chain([size]).collect()
+}
+
+/// The same for programs.
+pub(super) fn json(written: &WriteReport) -> Json {
+    let paths: Vec<_> = written.paths.iter().map(|path| path.display().to_string()).collect();
+    json!({
+        "files": paths,
+        "tensors": written.n_tensors,
+        "tensor_bytes": written.tensor_bytes,
+        "file_bytes": written.file_bytes,
+    })
+}

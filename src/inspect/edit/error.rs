@@ -1,0 +1,78 @@
+//! Why an edit was not made.
+
+use std::path::PathBuf;
+
+use crate::core::Hint;
+use crate::core::text::escape;
+use crate::gguf::{AssignError, GgufError, WriteError};
+use crate::inspect::edit::Objection;
+
+/// Why an edit was not made.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum EditError {
+    /// The input cannot be opened.
+    #[error(transparent)]
+    Open(#[from] GgufError),
+    /// The output cannot be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// An assignment that makes no sense.
+    #[error(transparent)]
+    Assign(#[from] AssignError),
+    /// The file of a value cannot be read.
+    #[error("key `{}`: {error}", escape(key))]
+    ValueFile { key: String, error: std::io::Error },
+    /// A key that is not there.
+    #[error("{}: no key `{}`", path.display(), escape(key))]
+    NoKey { path: PathBuf, key: String },
+    /// A part of a split model, while another one has the keys.
+    #[error("{}: key `{}` belongs to {}", path.display(), escape(key), home.display())]
+    OtherPart { path: PathBuf, key: String, home: PathBuf },
+    /// A change that would leave a file which says something else than before, or which nothing reads.
+    #[error("{}: {}", path.display(), all(objections))]
+    Refused { path: PathBuf, objections: Vec<Objection> },
+    /// A file to merge that is whole.
+    #[error("{}: not a part of a split file", path.display())]
+    NotAPart { path: PathBuf },
+}
+
+fn all(objections: &[Objection]) -> String {
+    objections.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+impl EditError {
+    /// True where the arguments are at fault, not a file.
+    #[must_use]
+    pub fn is_usage(&self) -> bool {
+        match self {
+            Self::Assign(_) => true,
+            Self::Open(_)
+            | Self::Write(_)
+            | Self::ValueFile { .. }
+            | Self::NoKey { .. }
+            | Self::OtherPart { .. }
+            | Self::Refused { .. }
+            | Self::NotAPart { .. } => false,
+        }
+    }
+}
+
+impl Hint for EditError {
+    fn hints(&self) -> Vec<String> {
+        let hint = match self {
+            Self::Open(error) => return error.hints(),
+            Self::Write(error) => return error.hints(),
+            Self::Assign(_) | Self::NotAPart { .. } => return Vec::new(),
+            Self::ValueFile { .. } => {
+                "a value that itself begins with `@` is written with two: `KEY=@@VALUE`".to_owned()
+            }
+            Self::NoKey { .. } => "list the keys with `gguf-inspect FILE --no-tensors`".to_owned(),
+            Self::OtherPart { home, .. } => {
+                format!("edit {} (without `-o` that happens by itself)", home.display())
+            }
+            Self::Refused { .. } => "`--force` makes the change all the same".to_owned(),
+        };
+        vec![hint]
+    }
+}

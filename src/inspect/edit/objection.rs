@@ -1,0 +1,178 @@
+//! What speaks against a change: a file that nothing would read any more, or that would mean another model.
+
+use crate::arch::graph::GraphFeatures;
+use crate::core::TensorMeta;
+use crate::core::text::escape;
+use crate::engine::{EngineError, GraphPlan};
+use crate::gguf::keys::{KeyInfo, key_info};
+use crate::gguf::split::{SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS};
+use crate::gguf::{AssignType, Metadata, Value};
+use crate::inspect::edit::Change;
+use crate::inspect::show::value_type_name;
+use crate::tokenizer::Encoder;
+
+/// Keys that every reader of the format asks for, after the architecture's name and a dot.
+const NEEDED_OF_ARCH: [&str; 3] = ["context_length", "embedding_length", "block_count"];
+/// Keys that every reader of the format asks for.
+const NEEDED: [&str; 3] = ["general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.tokens"];
+
+const TOKENS: &str = "tokenizer.ggml.tokens";
+
+/// What speaks against a change.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum Objection {
+    /// A well-known key would be of another type.
+    #[error("key `{}` is of type {expected}, not {found}", escape(key))]
+    Type { key: String, expected: String, found: String },
+    /// A token id that is no token.
+    #[error("key `{}`: token {id} is beyond the vocabulary of {n_tokens}", escape(key))]
+    Token { key: String, id: i128, n_tokens: usize },
+    /// A key that every reader asks for would be gone.
+    #[error("key `{}` is needed by every reader", escape(key))]
+    Needed { key: String },
+    /// A key without which the model is another one, or none.
+    #[error("key `{}` is needed by architecture `{}`: {why}", escape(key), escape(arch))]
+    NeededByArch { key: String, arch: String, why: String },
+    /// The keys that hold the parts of a split model together.
+    #[error("key `{key}` holds the parts of the model together")]
+    Split { key: String },
+    /// The model could be run before and could not afterwards.
+    #[error("the model could not be run any more: {why}")]
+    Model { why: String },
+    /// Text could be read before and could not afterwards.
+    #[error("the tokenizer could not be read any more: {why}")]
+    Tokenizer { why: String },
+}
+
+/// A model before and after a change.
+pub(super) struct Case<'a> {
+    pub(super) before: &'a Metadata,
+    pub(super) after: &'a Metadata,
+    /// The tensors of all parts; `None` where not all parts are there.
+    pub(super) tensors: Option<&'a [TensorMeta]>,
+    pub(super) changes: &'a [Change],
+}
+
+impl Case<'_> {
+    /// Everything that speaks against the change. What was wrong before is no objection.
+    pub(super) fn objections(&self) -> Vec<Objection> {
+        let mut found = Vec::new();
+        for change in self.changes {
+            found.extend(self.against(change));
+        }
+        found.extend(self.tokens_beyond());
+        // The reason is told once: a key that is needed is named above.
+        if found.is_empty() {
+            found.extend(self.graph_lost());
+        }
+        if found.is_empty() && self.changes.iter().any(|change| change.key.starts_with("tokenizer.")) {
+            found.extend(self.tokenizer_lost());
+        }
+        found
+    }
+
+    fn against(&self, change: &Change) -> Option<Objection> {
+        let key = change.key.clone();
+        if [SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS].contains(&key.as_str()) {
+            return Some(Objection::Split { key });
+        }
+        match (&change.before, &change.after) {
+            (before, Some(after)) => self.other_type(&key, before.as_ref(), after),
+            (Some(_), None) => self.needed(key),
+            (None, None) => None,
+        }
+    }
+
+    /// A well-known key that would get a type which is neither its own nor the one it has.
+    fn other_type(&self, key: &str, before: Option<&Value>, after: &Value) -> Option<Objection> {
+        let info = key_info(key, architecture(self.before))?;
+        let keeps = before.is_some_and(|before| AssignType::of(before) == AssignType::of(after));
+        (!keeps && !has_type(info, after)).then(|| Objection::Type {
+            key: key.to_owned(),
+            expected: own_type(info).to_string(),
+            found: value_type_name(after),
+        })
+    }
+
+    /// A key that would be gone and is missed.
+    fn needed(&self, key: String) -> Option<Objection> {
+        let arch = architecture(self.before);
+        let of_arch = key.strip_prefix(arch).and_then(|rest| rest.strip_prefix('.'));
+        if NEEDED.contains(&key.as_str()) || of_arch.is_some_and(|name| NEEDED_OF_ARCH.contains(&name)) {
+            return Some(Objection::Needed { key });
+        }
+        let mut without = self.before.clone();
+        without.remove(&key);
+        let why = match (self.graph(self.before)?.ok()?, self.graph(&without)?) {
+            (_, Err(error)) => error,
+            (before, Ok(after)) if before != after => {
+                "without it the model computes something else".to_owned()
+            }
+            (_, Ok(_)) => return None,
+        };
+        Some(Objection::NeededByArch { key, arch: arch.to_owned(), why })
+    }
+
+    /// Token ids that are changed, or whose vocabulary is.
+    fn tokens_beyond(&self) -> Vec<Objection> {
+        let Some(n_tokens) = n_tokens(self.after) else { return Vec::new() };
+        let beyond =
+            |value: &Value, n_tokens: usize| value.as_i128().filter(|&id| id < 0 || id >= n_tokens as i128);
+        let was_beyond = |key: &str| match (self.before.get(key), self::n_tokens(self.before)) {
+            (Some(value), Some(n_tokens)) => beyond(value, n_tokens),
+            _ => None,
+        };
+        self.after
+            .iter()
+            .filter(|(key, _)| key.ends_with("_token_id"))
+            .filter_map(|(key, value)| Some((key, beyond(value, n_tokens)?)))
+            .filter(|(key, id)| was_beyond(key) != Some(*id))
+            .map(|(key, id)| Objection::Token { key: key.to_owned(), id, n_tokens })
+            .collect()
+    }
+
+    fn graph_lost(&self) -> Option<Objection> {
+        self.graph(self.before)?.ok()?;
+        self.graph(self.after)?.err().map(|why| Objection::Model { why })
+    }
+
+    fn tokenizer_lost(&self) -> Option<Objection> {
+        Encoder::from_metadata(self.before).ok()?;
+        Encoder::from_metadata(self.after).err().map(|error| Objection::Tokenizer { why: error.to_string() })
+    }
+
+    /// What the engine makes of the model; `None` where the tensors are not known.
+    fn graph(&self, metadata: &Metadata) -> Option<Result<GraphPlan, String>> {
+        let tensors = self.tensors?;
+        let arch = architecture(metadata);
+        let Some(features) = GraphFeatures::of(arch) else {
+            return Some(Err(format!("architecture `{}` has no card", escape(arch))));
+        };
+        let plan = GraphPlan::new(&features, metadata, tensors);
+        Some(plan.map_err(|error: EngineError| error.to_string()))
+    }
+}
+
+fn architecture(metadata: &Metadata) -> &str {
+    metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default()
+}
+
+fn n_tokens(metadata: &Metadata) -> Option<usize> {
+    Some(metadata.get(TOKENS)?.as_array()?.len())
+}
+
+/// The type of a well-known key: where one number may stand for all layers, that of the number.
+pub(super) fn own_type(info: &KeyInfo) -> AssignType {
+    if info.is_array { AssignType::List(Some(info.value_type)) } else { AssignType::One(info.value_type) }
+}
+
+/// True for a value that a well-known key may have. A number of the architecture may be given once for all layers or
+/// for each.
+fn has_type(info: &KeyInfo, value: &Value) -> bool {
+    let of_arch = info.pattern.starts_with("{arch}");
+    match AssignType::of(value) {
+        Some(AssignType::List(Some(ty))) => ty == info.value_type && (info.is_array || of_arch),
+        found => found == Some(own_type(info)),
+    }
+}

@@ -1,0 +1,330 @@
+//! `--json`: every key that a program prints is in `docs/json.md`, of the type that is written there, and a run that
+//! fails says why in JSON too.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value as Json;
+
+use super::{Bench, outcome};
+use crate::support::{fixture, root};
+
+/// A key of the document: its types, and whether it may be missing.
+struct Row {
+    types: Vec<String>,
+    is_optional: bool,
+}
+
+/// The tables of the document, by the heading above each.
+struct Documented(BTreeMap<String, BTreeMap<String, Row>>);
+
+impl Documented {
+    fn read() -> Self {
+        let text = fs_err::read_to_string(root().join("docs/json.md")).unwrap();
+        let mut tables: BTreeMap<String, BTreeMap<String, Row>> = BTreeMap::new();
+        let mut heading = String::new();
+        for line in text.lines() {
+            if let Some(title) = line.strip_prefix("## ") {
+                title.clone_into(&mut heading);
+            }
+            let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+            let [_, key, types, _, _] = cells.as_slice() else { continue };
+            let Some(key) = key.strip_prefix('`').and_then(|key| key.strip_suffix('`')) else { continue };
+            let is_optional = types.ends_with('?');
+            let types = types.trim_end_matches('?').split(" or ").map(str::to_owned).collect();
+            let before =
+                tables.entry(heading.clone()).or_default().insert(key.to_owned(), Row { types, is_optional });
+            assert!(before.is_none(), "{heading}: `{key}` is there twice");
+        }
+        assert!(!tables.is_empty());
+        Self(tables)
+    }
+
+    fn table(&self, heading: &str) -> Check<'_> {
+        let rows = self.0.get(heading).unwrap_or_else(|| panic!("docs/json.md has no table `{heading}`"));
+        Check { heading: heading.to_owned(), rows, seen: BTreeSet::new(), faults: Vec::new() }
+    }
+}
+
+/// The comparison of documents with one table.
+struct Check<'a> {
+    heading: String,
+    rows: &'a BTreeMap<String, Row>,
+    /// Keys that were printed.
+    seen: BTreeSet<String>,
+    faults: Vec<String>,
+}
+
+impl Check<'_> {
+    /// The row of a key, also where the document has a placeholder for it: `classes.<class>`.
+    fn row(&self, parent: &str, key: &str) -> Option<(String, &Row)> {
+        let joined = |key: &str| if parent.is_empty() { key.to_owned() } else { format!("{parent}.{key}") };
+        let exact = joined(key);
+        if let Some(row) = self.rows.get(&exact) {
+            return Some((exact, row));
+        }
+        let placeholder = joined("<");
+        let found = self.rows.iter().find(|(key, _)| key.starts_with(&placeholder) && key.ends_with('>'));
+        found.map(|(key, row)| (key.clone(), row))
+    }
+
+    /// Checks an object, whose keys are documented behind `path`.
+    fn object(&mut self, path: &str, value: &Json) {
+        for (key, value) in
+            value.as_object().unwrap_or_else(|| panic!("`{path}`: an object expected: {value}"))
+        {
+            let Some((path, row)) = self.row(path, key) else {
+                self.faults.push(format!("`{path}`: key `{key}` is not listed"));
+                continue;
+            };
+            let types = row.types.clone();
+            self.seen.insert(path.clone());
+            self.value(&path, &types, value);
+        }
+    }
+
+    fn value(&mut self, path: &str, types: &[String], value: &Json) {
+        let is = |name: &str| types.iter().any(|ty| ty == name);
+        let fits = is("any")
+            || match value {
+                Json::Null => is("null"),
+                Json::Bool(_) => is("boolean"),
+                Json::Number(number) => is("number") || (is("integer") && !number.is_f64()),
+                Json::String(_) => is("string"),
+                Json::Object(_) => is("object"),
+                Json::Array(items) => {
+                    (is("strings") && items.iter().all(Json::is_string))
+                        || (is("numbers") && items.iter().all(Json::is_number))
+                        || (is("integers") && items.iter().all(|item| item.is_u64() || item.is_i64()))
+                        || (is("objects") && items.iter().all(Json::is_object))
+                }
+            };
+        if !fits {
+            self.faults.push(format!("`{path}`: {} expected, found {value}", types.join(" or ")));
+        } else if is("object") && value.is_object() {
+            self.object(path, value);
+        } else if is("objects") {
+            for item in value.as_array().into_iter().flatten() {
+                self.object(&format!("{path}[]"), item);
+            }
+        }
+    }
+
+    /// Everything was as it is written, and everything that is written was printed.
+    fn finish(self) {
+        let missing: Vec<&String> = self
+            .rows
+            .iter()
+            .filter(|(key, row)| !row.is_optional && !self.seen.contains(*key))
+            .map(|(key, _)| key)
+            .collect();
+        assert!(self.faults.is_empty(), "{}: {:#?}", self.heading, self.faults);
+        assert!(missing.is_empty(), "{}: never printed: {missing:?}", self.heading);
+    }
+}
+
+/// Exit code and arguments.
+type Run<'a> = (i32, &'a [&'a str]);
+
+/// Runs a program with `--json` in the directory.
+fn json(bench: &Bench, program: &str, code: i32, args: &[&str]) -> Json {
+    let (found, out, err) = outcome(bench.program(program).args(args).args(["--json", "--no-sync"]));
+    assert_eq!(found, code, "{program} {args:?}: {err}");
+    serde_json::from_str(&out).unwrap_or_else(|error| panic!("{program} {args:?}: {error}: {out}"))
+}
+
+#[test]
+fn what_inspect_prints_is_documented() {
+    let documented = Documented::read();
+    let bench = Bench::new().with_tiny();
+    let checkpoint = fixture("tiny-llama");
+    let quantized = fixture("native/nvfp4_llama_mixed/hf");
+    fs_err::write(bench.path("empty.json"), "{}").unwrap();
+    fs_err::create_dir(bench.path("odd")).unwrap();
+    fs_err::write(bench.path("odd/config.json"), r#"{"architectures": ["NoSuchModel"]}"#).unwrap();
+    let commands: [(&str, &[Run<'_>]); 9] = [
+        (
+            "`gguf-inspect FILE`",
+            &[(0, &["tiny.gguf"]), (0, &["tiny.gguf", "--full"]), (0, &["model.gguf", "--no-tensors"])],
+        ),
+        (
+            "`gguf-inspect get`",
+            &[
+                (0, &["get", "tiny.gguf", "general.name"]),
+                (0, &["get", "tiny.gguf", "tokenizer.ggml.tokens"]),
+            ],
+        ),
+        (
+            "`gguf-inspect set`, `gguf-inspect remove`",
+            &[
+                (0, &["set", "model.gguf", "general.name=x", "a.b=u8:1", "-o", "set.gguf"]),
+                (0, &["set", "model.gguf", "llama.block_count=u8:1", "--force", "--dry-run"]),
+                (0, &["remove", "set.gguf", "a.b"]),
+            ],
+        ),
+        (
+            "`gguf-inspect split`, `gguf-inspect merge`",
+            &[
+                (0, &["split", "model.gguf", "-o", "part", "--split-max-tensors", "2"]),
+                (0, &["merge", "part-00001-of-00002.gguf", "-o", "merged.gguf"]),
+            ],
+        ),
+        (
+            "`gguf-inspect diff`",
+            &[
+                (0, &["diff", "model.gguf", "merged.gguf"]),
+                (1, &["diff", "model.gguf", "tiny.gguf"]),
+                (1, &["diff", "model.gguf", "part-00001-of-00002.gguf"]),
+            ],
+        ),
+        ("`gguf-inspect hash`", &[(0, &["hash", "tiny.gguf"])]),
+        (
+            "`gguf-inspect checkpoint`",
+            &[
+                (0, &["checkpoint", checkpoint.to_str().unwrap()]),
+                (0, &["checkpoint", quantized.to_str().unwrap()]),
+                (0, &["checkpoint", "odd"]),
+            ],
+        ),
+        (
+            "A run that fails",
+            &[
+                (1, &["missing.gguf"]),
+                (1, &["remove", "model.gguf", "llama.block_count"]),
+                (2, &["set", "model.gguf", "x.y=1"]),
+                (2, &["set", "model.gguf"]),
+                (2, &["--no-such-option"]),
+                (1, &["get", "model.gguf", "no.such"]),
+                (1, &["diff", "model.gguf", "missing.gguf"]),
+                (1, &["checkpoint", "missing"]),
+                (1, &["hash", "missing.gguf"]),
+                (1, &["split", "missing.gguf", "-o", "x"]),
+                (1, &["merge", "model.gguf", "-o", "x"]),
+                (3, &["empty.json"]),
+            ],
+        ),
+        ("A run that fails", &[(2, &["get", "model.gguf"])]),
+    ];
+    for (heading, runs) in commands {
+        let mut check = documented.table(heading);
+        for (code, args) in runs {
+            let document = json(&bench, "gguf-inspect", *code, args);
+            check.object("", &document);
+            if heading == "A run that fails" {
+                assert_eq!(document["error"]["exit_code"], *code, "{args:?}");
+            }
+        }
+        // A changed file, for the distances of values.
+        if heading == "`gguf-inspect diff`" {
+            let mut bytes = fs_err::read(bench.path("model.gguf")).unwrap();
+            bytes[832 + 20] ^= 1;
+            fs_err::write(bench.path("changed.gguf"), bytes).unwrap();
+            check.object("", &json(&bench, "gguf-inspect", 1, &["diff", "model.gguf", "changed.gguf"]));
+        }
+        check.finish();
+    }
+}
+
+#[test]
+fn what_convert_prints_is_documented() {
+    let documented = Documented::read();
+    let bench = Bench::new();
+    let dir = fixture("tiny-llama");
+    let dir = dir.to_str().unwrap();
+    let quantized = ["nvfp4_llama_mixed", "fp8_qwen3moe"].map(|name| fixture(&format!("native/{name}/hf")));
+    let run = |code, args: &[&str]| json(&bench, "gguf-convert", code, args);
+
+    let mut plan = documented.table("`gguf-convert …2gguf --dry-run`");
+    plan.object("", &run(0, &["hf2gguf", dir, "-o", "f32.gguf", "--dry-run"]));
+    let mut made = documented.table("`gguf-convert …2gguf`");
+    made.object("", &run(0, &["hf2gguf", dir, "-o", "f32.gguf", "--type", "f32"]));
+    for dir in &quantized {
+        let args =
+            ["hf2gguf", dir.to_str().unwrap(), "-o", "native.gguf", "--type", "native", "--no-tokenizer"];
+        plan.object("", &run(0, &[&args[..], &["--dry-run"]].concat()));
+        made.object("", &run(0, &args));
+    }
+    plan.finish();
+    made.finish();
+
+    let mut back = documented.table("`gguf-convert gguf2hf`");
+    back.object("", &run(0, &["gguf2hf", "f32.gguf", "-o", "back"]));
+    back.finish();
+
+    let mut archs = documented.table("`gguf-convert archs`");
+    for row in run(0, &["archs"]).as_array().unwrap() {
+        archs.object("[]", row);
+    }
+    archs.finish();
+
+    let mut quantized = documented.table("`gguf-quantize`");
+    quantized.object("", &run(0, &["hf2gguf", dir, "-o", "q.gguf", "--type", "q4_k_m"]));
+    let mut draft = documented.table("`gguf-quantize --dry-run`");
+    draft.object("", &run(0, &["hf2gguf", dir, "-o", "q.gguf", "--type", "q4_k_m", "--dry-run"]));
+
+    let mut failed = documented.table("A run that fails");
+    failed.object("", &run(1, &["hf2gguf", "missing", "-o", "x.gguf"]));
+    failed.object("", &run(2, &["hf2gguf"]));
+    failed.finish();
+}
+
+#[test]
+fn what_quantize_prints_is_documented() {
+    let documented = Documented::read();
+    let bench = Bench::new().with_tiny();
+    let run = |code, args: &[&str]| json(&bench, "gguf-quantize", code, args);
+    let mut made = documented.table("`gguf-quantize`");
+    made.object("", &run(0, &["tiny.gguf", "q.gguf", "q8_0"]));
+    made.finish();
+    let mut draft = documented.table("`gguf-quantize --dry-run`");
+    draft.object("", &run(0, &["tiny.gguf", "q.gguf", "q8_0", "--dry-run"]));
+    draft.finish();
+    let mut failed = documented.table("A run that fails");
+    failed.object("", &run(1, &["missing.gguf", "q.gguf", "q8_0"]));
+    failed.object("", &run(2, &["tiny.gguf"]));
+    failed.finish();
+}
+
+#[test]
+fn what_verify_prints_is_documented() {
+    let documented = Documented::read();
+    let bench = Bench::new().with_tiny();
+    let mut quantize = bench.program("gguf-quantize");
+    assert_eq!(outcome(quantize.args(["tiny.gguf", "q.gguf", "q8_0", "--no-sync"])).0, 0);
+    let prompts = fixture("tiny-llama/corpus-256.jsonl");
+    let cut = ["--prompts", prompts.to_str().unwrap(), "--ctx", "64", "--chunks", "2"];
+    let run = |code, args: &[&str]| json(&bench, "gguf-verify", code, &[args, &cut[..]].concat());
+
+    let mut one = documented.table("`gguf-verify`");
+    one.object("", &run(0, &["tiny.gguf"]));
+    one.object("", &run(0, &["q.gguf", "--baseline", "tiny.gguf"]));
+    let mut several = documented.table("`gguf-verify` of several models");
+    let document = run(0, &["tiny.gguf", "q.gguf"]);
+    several.object("", &document);
+    for model in document["models"].as_array().unwrap() {
+        one.object("", model);
+    }
+    several.finish();
+    fs_err::write(bench.path("two.jsonl"), "{\"text\": \"one two three\"}\n{\"text\": \"four five six\"}\n")
+        .unwrap();
+    let two = ["tiny.gguf", "--prompts", "two.jsonl", "--ctx", "8"];
+    one.object("", &json(&bench, "gguf-verify", 0, &two));
+    one.finish();
+
+    let mut importance = documented.table("`gguf-verify imatrix`");
+    importance.object("", &run(0, &["imatrix", "tiny.gguf", "-o", "tiny.imatrix"]));
+    importance.finish();
+
+    let mut logits = documented.table("`gguf-verify logits`");
+    let (_, lines, _) =
+        outcome(bench.program("gguf-verify").args(["logits", "tiny.gguf", "--prompts", "two.jsonl"]));
+    assert_eq!(lines.lines().count(), 2);
+    for line in lines.lines() {
+        logits.object("", &serde_json::from_str(line).unwrap());
+    }
+    logits.finish();
+
+    let mut failed = documented.table("A run that fails");
+    failed.object("", &run(1, &["missing.gguf"]));
+    failed.object("", &json(&bench, "gguf-verify", 2, &["tiny.gguf"]));
+    failed.finish();
+}

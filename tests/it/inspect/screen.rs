@@ -1,0 +1,92 @@
+//! What the programs print fits the screen, and is coloured where it may be.
+
+use unicode_width::UnicodeWidthStr;
+
+use super::{Bench, model, outcome};
+use crate::support::fixture;
+
+/// Lines that are wider than a screen of this width.
+fn too_wide(text: &str, width: usize) -> Vec<&str> {
+    text.lines().filter(|line| line.width() > width).collect()
+}
+
+#[test]
+fn what_is_said_of_the_bundled_model_fits_in_80_columns() {
+    let bench = Bench::new().with_tiny();
+    let checkpoint = fixture("tiny-llama");
+    let checkpoint = checkpoint.to_str().unwrap();
+    let prompts = fixture("tiny-llama/corpus-256.jsonl");
+    let run = |program: &str, code: i32, args: &[&str]| {
+        // Names of files are as long as they are.
+        let mut command = bench.program(program);
+        let (found, out, err) = outcome(command.args(args).arg("--quiet"));
+        assert_eq!(found, code, "{program} {args:?}: {err}");
+        let own = out.replace(checkpoint, "DIR").replace(bench.path("").to_str().unwrap(), "");
+        let wide = too_wide(&own, 80);
+        assert!(wide.is_empty(), "{program} {args:?}: {wide:#?}");
+        assert!(!out.is_empty(), "{program} {args:?}");
+    };
+    run("gguf-quantize", 0, &["tiny.gguf", "q8.gguf", "q8_0", "--dry-run"]);
+    let mut quantize = bench.program("gguf-quantize");
+    assert_eq!(outcome(quantize.args(["tiny.gguf", "q8.gguf", "q4_k_m", "--no-sync", "--quiet"])).0, 0);
+    run("gguf-inspect", 0, &["tiny.gguf"]);
+    run("gguf-inspect", 0, &["tiny.gguf", "--no-tensors"]);
+    run("gguf-inspect", 0, &["q8.gguf"]);
+    run("gguf-inspect", 1, &["diff", "tiny.gguf", "q8.gguf"]);
+    run("gguf-inspect", 0, &["checkpoint", checkpoint, "--tensors"]);
+    run("gguf-convert", 0, &["hf2gguf", checkpoint, "-o", "x.gguf", "--dry-run"]);
+    run("gguf-convert", 0, &["hf2gguf", checkpoint, "-o", "x.gguf", "--type", "q4_0", "--dry-run"]);
+    run("gguf-convert", 0, &["archs"]);
+    let prompts = prompts.to_str().unwrap();
+    let cut = ["--prompts", prompts, "--ctx", "64", "--chunks", "2"];
+    run("gguf-verify", 0, &[&["tiny.gguf", "q8.gguf"], &cut[..]].concat());
+}
+
+#[test]
+fn a_screen_of_any_width_is_not_exceeded() {
+    let bench = Bench::new();
+    let mut metadata = super::metadata();
+    metadata.set("general.name", "模型的名字很长".repeat(30));
+    metadata.set("a.key.that.is.longer.than.any.that.one.would.want.to.type", 1u32);
+    let source = model().f32("model.layers.17.block_sparse_moe.experts.63.down_proj.weight", &[1], &[1.0]);
+    source.write(&bench.path("wide.gguf"), &metadata);
+    let on = |width: &str, args: &[&str]| {
+        outcome(bench.program("gguf-inspect").args(args).env("COLUMNS", width)).1
+    };
+    for width in [72, 80, 100, 132] {
+        let out = on(&width.to_string(), &["wide.gguf"]);
+        let wide = too_wide(&out, width);
+        assert!(wide.is_empty(), "{width}: {wide:#?}");
+        assert!(out.contains("general.name") && out.contains('…'), "{out}");
+    }
+    // Names are whole where somebody may want to cut them out of a pipe, and everything is where it is asked for.
+    let name = "model.layers.17.block_sparse_moe.experts.63.down_proj.weight";
+    assert!(!on("72", &["wide.gguf"]).contains(name));
+    assert!(bench.run(&["wide.gguf"]).1.contains(name));
+    assert!(on("72", &["wide.gguf", "--full"]).contains(&"模型的名字很长".repeat(30)));
+}
+
+#[test]
+fn colours_are_for_those_who_want_them() {
+    let bench = Bench::new();
+    let args = ["diff", "model.gguf", "model.gguf"];
+    let run = |variables: &[(&str, &str)]| {
+        outcome(bench.program("gguf-inspect").args(args).envs(variables.iter().copied())).1
+    };
+    assert_eq!(run(&[]), "equal\n");
+    assert_eq!(run(&[("CLICOLOR_FORCE", "1")]), "\u{1b}[1;32mequal\u{1b}[0m\n");
+    assert_eq!(run(&[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")]), "equal\n");
+}
+
+#[test]
+fn the_list_of_tensors_can_be_left_out() {
+    let bench = Bench::new();
+    let (code, out, _) = bench.run(&["model.gguf", "--no-tensors"]);
+    assert_eq!(code, 0);
+    assert!(
+        !out.contains("ramp") && out.contains("llama.block_count") && out.contains("3 tensors, 80 elements"),
+        "{out}"
+    );
+    let summary = bench.json(&["model.gguf", "--no-tensors"], 0);
+    assert!(summary.get("tensors").is_none() && summary["elements"] == 80, "{summary}");
+}
