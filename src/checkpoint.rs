@@ -10,23 +10,17 @@ pub mod safetensors;
 pub mod safetensors_writer;
 pub mod torch;
 
-mod detect;
 mod error;
 mod files;
+mod probes;
 mod shards;
 
 use std::path::{Path, PathBuf};
 
-use crate::core::GgmlType;
 use crate::core::limits::Limits;
-use crate::core::{Packing, SourceError, WeightMeta, WeightSource};
-
-use self::files::FileSet;
-use self::shards::SafetensorsShards;
-use self::torch::TorchFiles;
+use crate::core::{SourceError, WeightMeta, WeightSource};
 
 pub use config::ModelDir;
-pub use detect::Unsupported;
 pub use error::CheckpointError;
 
 /// One file of a container.
@@ -89,20 +83,7 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::open`].
     pub fn with_dir(dir: ModelDir) -> Result<Self, CheckpointError> {
-        let container: Box<dyn Container> = if let Some(file) = dir.chosen_file() {
-            Box::new(TorchFiles::open(&dir, &FileSet::of(vec![file.to_owned()]))?)
-        } else if let Some(stem) = msmodelslim::weights_stem(&dir)? {
-            match SafetensorsShards::named(&dir, &stem)? {
-                Some(shards) => Box::new(shards),
-                None => return Err(detect::unreadable(dir.path(), &dir.file_names()?)),
-            }
-        } else if let Some(shards) = SafetensorsShards::open(&dir)? {
-            Box::new(shards)
-        } else if let Some(files) = TorchFiles::find(&dir)? {
-            Box::new(TorchFiles::open(&dir, &files)?)
-        } else {
-            return Err(detect::unreadable(dir.path(), &dir.file_names()?));
-        };
+        let container = probes::open(&dir)?;
         Ok(Self { dir, container })
     }
 
@@ -165,20 +146,6 @@ impl WeightSource for Checkpoint {
 
     fn borrow(&self, weight: usize) -> Option<&[u8]> {
         self.container.borrow(weight)
-    }
-
-    fn packings(&self, weight: usize) -> Result<Vec<Packing>, SourceError> {
-        self.container.packings(weight)
-    }
-
-    fn read_packed(
-        &self,
-        weight: usize,
-        ty: GgmlType,
-        first: u64,
-        out: &mut [u8],
-    ) -> Result<(), SourceError> {
-        self.container.read_packed(weight, ty, first, out)
     }
 
     fn release_elems(&self, weight: usize, first: u64, n: u64) {

@@ -1,15 +1,18 @@
 //! Quantized checkpoints as floats: a layer over the container that runs before any card sees a tensor.
 //!
 //! [`open`] finds the description, lets the method's file put its modules together, and checks that nothing is left
-//! over. Everything is planned from headers and scales; codes are decoded when rows are read.
+//! over; [`flm::open`] does the same for FastLLM's files, which need no description. Everything is planned from headers
+//! and scales; codes are decoded when rows are read. Every method says how its codes lie by implementing
+//! [`CodedWeight`]; [`Dequantized`] is the one source over them.
 //!
 //! | file | subject |
 //! |---|---|
+//! | `coded` | what a method implements |
+//! | `layer` | the source of floats over the source of codes |
 //! | `settings` | what the configuration files say |
 //! | `tensors` | who belongs to which module, and what is left |
 //! | `encoding` | how a weight is stored, for people |
 //! | `targets` | modules that should be quantized and are not |
-//! | `layer` | the source of floats over the source of codes |
 //! | `values` | scales and zero points, read in pieces |
 //! | `bits` `nibbles` | integer codes in words; pairs of codes in a byte |
 //! | `grouped` | integer matrices with a scale and a zero point for each group of columns |
@@ -18,8 +21,10 @@
 //! | `fp4` `mxfp4` `modelopt` | FP4 with powers of two or E4M3 for scales |
 //! | `linear_shape` | shapes that a file does not say |
 //! | `bitsandbytes` `hqq` `quanto` `bitnet` | layouts of one tool each |
-//! | `msmodelslim` | Ascend's, with a description of its own |
 //! | `fp8` | FP8 by blocks, rows, tensors |
+//! | `msmodelslim` | Ascend's, with a description of its own |
+//! | `flm` | FastLLM's, with value ranges for scales |
+//! | `lora` | adapters that are merged as weights are read |
 
 pub mod flm;
 pub mod msmodelslim;
@@ -29,6 +34,7 @@ mod awq;
 mod bitnet;
 mod bits;
 mod bitsandbytes;
+mod coded;
 mod compressed;
 mod encoding;
 mod error;
@@ -39,6 +45,7 @@ mod grouped;
 mod hqq;
 mod layer;
 mod linear_shape;
+mod lora;
 mod modelopt;
 mod mxfp4;
 mod nibbles;
@@ -50,30 +57,36 @@ mod tensors;
 mod values;
 
 use crate::core::WeightSource;
+use crate::core::simd::SimdLevel;
 
-pub use encoding::{Encoding, Encodings, StoredClass, stored_classes, tensor_class};
+pub use coded::{Below, CodedWeight};
+pub use encoding::{Encoding, Encodings, Quantization, StoredClass, stored_classes, tensor_class};
 pub use error::DequantError;
-pub use layer::{Decoder, Dequantized};
+pub use layer::Dequantized;
+pub use lora::{LoraError, LoraPair};
 pub use settings::{Configurations, HF_QUANT_CONFIG, Method, QUANTIZE_CONFIG, QUANTO_QMAP, Settings};
 use tensors::Finished;
 pub use tensors::Tensors;
 
-use layer::Planned;
+use msmodelslim::OffsetSign;
+
+/// What the layer is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct DequantOptions {
+    /// How the offsets of an msModelSlim checkpoint are meant.
+    pub offset_sign: OffsetSign,
+    /// Vector instructions to use.
+    pub level: SimdLevel,
+}
 
 /// The weights of a checkpoint as floats, and what there is to say about them.
 pub struct Opened {
     /// Floats under plain names.
     pub source: Box<dyn WeightSource + Send>,
-    /// The method, if the checkpoint is quantized.
-    pub method: Option<Method>,
-    /// How the quantized weights of `source` are stored.
-    pub encodings: Encodings,
+    /// How they are stored, if the checkpoint is quantized.
+    pub quantization: Option<Quantization>,
     /// Names of the stored tensors that quantized weights were put together from.
     pub members: Vec<String>,
-    /// Tensors that were left out: scales of activations and caches.
-    pub left_out: Vec<String>,
-    /// Weights of the layers that the configuration targets, but that are plain floats.
-    pub plain_targets: Vec<String>,
     /// What the user should know.
     pub warnings: Vec<String>,
 }
@@ -82,39 +95,34 @@ pub struct Opened {
 ///
 /// # Errors
 /// [`DequantError`]: a method that is not read, parts that are missing or contradict, codes without description.
-pub fn open(files: &Configurations, source: Box<dyn WeightSource + Send>) -> Result<Opened, DequantError> {
+pub fn open(
+    files: &Configurations,
+    source: Box<dyn WeightSource + Send>,
+    options: DequantOptions,
+) -> Result<Opened, DequantError> {
+    if let Some(description) = &files.msmodelslim {
+        return Ok(msmodelslim::open(description, &files.config, source, options)?);
+    }
     let settings = settings::find(files)?;
     let mut warnings = Vec::new();
-    let mut tensors = Tensors::new(&*source);
+    let mut tensors = Tensors::new(&*source, options.level);
     if let Some(settings) = &settings {
         plan(settings, files, &mut tensors, &mut warnings)?;
         tensors.check_no_bare_codes()?;
     }
-    let Finished { plan, members, left_out } = tensors.finish()?;
+    let Finished { weights, members, left_out } = tensors.finish()?;
     let Some(settings) = settings else {
-        let (encodings, plain_targets) = (Encodings::new(), Vec::new());
-        return Ok(Opened { source, method: None, encodings, members, left_out, plain_targets, warnings });
+        return Ok(Opened { source, quantization: None, members, warnings });
     };
-    let encodings = encodings(&*source, settings.method, &plan);
-    let plain_targets = targets::plain(&settings, &*source, &plan)?;
-    let source = Box::new(Dequantized::new(source, plan));
-    let method = Some(settings.method);
-    Ok(Opened { source, method, encodings, members, left_out, plain_targets, warnings })
+    let plain_targets = targets::plain(&settings, &weights)?;
+    let layer = Dequantized::new(source, options.level, weights);
+    let method = settings.method.title();
+    let encodings = layer.encodings(method);
+    let quantization = Some(Quantization { method, encodings, left_out, plain_targets });
+    Ok(Opened { source: Box::new(layer), quantization, members, warnings })
 }
 
-/// How the weights of a plan are stored.
-fn encodings(source: &dyn WeightSource, method: Method, plan: &[Planned]) -> Encodings {
-    let encoding = |planned: &Planned| match planned {
-        Planned::Plain(_) => None,
-        Planned::Coded(meta, decoder) => {
-            let n_bytes = encoding::n_bytes(source, decoder.members());
-            Some((meta.name.clone(), Encoding { method: method.title(), form: decoder.form(), n_bytes }))
-        }
-    };
-    plan.iter().filter_map(encoding).collect()
-}
-
-/// Hands on to the method's file: it takes the tensors of its modules and puts decoders in their place.
+/// Hands on to the method's file: it takes the tensors of its modules and puts coded weights in their place.
 fn plan(
     settings: &Settings,
     files: &Configurations,

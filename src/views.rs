@@ -7,7 +7,6 @@ pub mod decoded;
 
 mod apply;
 mod layout;
-mod lora;
 mod math;
 mod recipe;
 mod rope;
@@ -15,7 +14,6 @@ mod run;
 mod view;
 
 pub use apply::{RecipeError, apply, recipe};
-pub use lora::{LoraError, LoraPair, MergedLora};
 pub use math::Math;
 pub use recipe::{ReadPolicy, Recipe, TransformError};
 pub use rope::{match_rope_freqs, rope_freqs_llama3};

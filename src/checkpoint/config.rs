@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use crate::checkpoint::CheckpointError;
 use crate::checkpoint::json::{JsonError, JsonReader};
-use crate::checkpoint::{CheckpointError, detect};
 use crate::core::limits::Limits;
 
 /// A Hugging Face model directory with its configuration. Enough for a vocabulary; [`super::Checkpoint`] adds the
-/// weights.
+/// weights. What a path may be to be opened as one, the table of forms says (`probes.rs`).
 #[derive(Clone, Debug)]
 pub struct ModelDir {
     path: PathBuf,
@@ -23,31 +23,14 @@ pub struct ModelDir {
 }
 
 impl ModelDir {
-    /// Opens a directory and reads `config.json`. For a PyTorch file this is the directory it lies in.
-    ///
-    /// # Errors
-    /// [`CheckpointError`]: not a directory, no configuration, broken JSON, I/O.
-    pub fn open(path: &Path, limits: &Limits) -> Result<Self, CheckpointError> {
-        let (path, file) = if fs_err::metadata(path)?.is_dir() {
-            (path, None)
-        } else {
-            let (dir, name) = detect::single_file(path)?;
-            (dir, Some(name))
-        };
-        let mut dir =
-            Self { path: path.to_owned(), file, config: Map::new(), limits: *limits, has_files: true };
-        match dir.json("config.json")? {
-            Some(config) => dir.config = config,
-            None => {
-                // A directory of another form often has no configuration: name the form instead.
-                let missing = CheckpointError::FileMissing { dir: path.to_owned(), name: "config.json" };
-                return Err(match detect::unreadable(path, &dir.file_names()?) {
-                    unsupported @ CheckpointError::Unsupported { .. } => unsupported,
-                    _ => missing,
-                });
-            }
-        }
-        Ok(dir)
+    /// A directory whose configuration is not read yet, and the one weight file in it that was asked for.
+    pub(super) fn without_config(path: &Path, file: Option<String>, limits: &Limits) -> Self {
+        Self { path: path.to_owned(), file, config: Map::new(), limits: *limits, has_files: true }
+    }
+
+    /// The same with a configuration.
+    pub(super) fn with_config(self, config: Map<String, Value>) -> Self {
+        Self { config, ..self }
     }
 
     /// Name of the weight file that was asked for, if it was not the directory.

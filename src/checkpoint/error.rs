@@ -3,7 +3,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::detect::Unsupported;
 use crate::checkpoint::fastllm::FlmError;
 use crate::checkpoint::json::JsonError;
 use crate::checkpoint::safetensors::HeaderError;
@@ -13,191 +12,109 @@ use crate::core::text::{bytes, escape};
 
 /// Why a checkpoint could not be opened.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum CheckpointError {
     /// Reading failed; the inner error names the path.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The path is not a directory.
     #[error("{}: not a directory", shown(path))]
-    NotADirectory {
-        /// The path.
-        path: PathBuf,
-    },
+    NotADirectory { path: PathBuf },
     /// A file that every checkpoint has is not there.
     #[error("{}: `{name}` is missing", shown(dir))]
-    FileMissing {
-        /// The checkpoint.
-        dir: PathBuf,
-        /// The file.
-        name: &'static str,
-    },
+    FileMissing { dir: PathBuf, name: &'static str },
     /// There are no weights in any form we know.
     #[error(
         "{}: no weights found (`model*.safetensors`, or PyTorch's `pytorch_model*.bin`, `*.pth`, `*.pt`, `*.ckpt`)",
         shown(dir)
     )]
-    NoWeights {
-        /// The checkpoint.
-        dir: PathBuf,
-    },
+    NoWeights { dir: PathBuf },
     /// A form of weights that is known by name but cannot be read.
     #[error("{}: {what} cannot be read yet", shown(path))]
     Unsupported {
         /// The file that shows it.
         path: PathBuf,
-        /// The form.
-        what: Unsupported,
+        what: &'static str,
+        way_out: &'static str,
     },
     /// A text file larger than the cap.
     #[error("{}: {} to read whole, at most {} allowed", shown(path), bytes(*n_bytes), bytes(*limit))]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
-        /// Its size.
-        n_bytes: u64,
-        /// The cap.
-        limit: u64,
-    },
+    TooLarge { path: PathBuf, n_bytes: u64, limit: u64 },
     /// A text file that is not UTF-8.
     #[error("{}: offset {offset}: not valid UTF-8", shown(path))]
     NotUtf8 {
-        /// The file.
         path: PathBuf,
         /// Absolute offset of the first bad byte.
         offset: u64,
     },
     /// A JSON file that is broken.
     #[error("{}: {source}", shown(path))]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// What and where.
-        source: JsonError,
-    },
+    Json { path: PathBuf, source: JsonError },
     /// An index without a usable `weight_map`.
     #[error("{}: `weight_map` is missing or is not an object of strings", shown(index))]
-    WeightMap {
-        /// The index.
-        index: PathBuf,
-    },
+    WeightMap { index: PathBuf },
     /// An index that names a shard outside the directory.
     #[error("{}: shard `{}` lies outside the directory", shown(index), escape(shard))]
-    ShardOutside {
-        /// The index.
-        index: PathBuf,
-        /// The name.
-        shard: String,
-    },
+    ShardOutside { index: PathBuf, shard: String },
     /// A shard that is not there.
     #[error("{}: shard `{}` is missing", shown(named_by), escape(shard))]
     ShardMissing {
         /// What names it: the index, or the directory whose shards count it.
         named_by: PathBuf,
-        /// The shard.
         shard: String,
     },
     /// More shards than the cap.
     #[error("{}: {n_shards} shards, at most {limit} allowed", shown(path))]
-    TooManyShards {
-        /// The index or directory.
-        path: PathBuf,
-        /// Shards.
-        n_shards: usize,
-        /// The cap.
-        limit: usize,
-    },
+    TooManyShards { path: PathBuf, n_shards: usize, limit: usize },
     /// Tensors of the index that no shard holds.
     #[error("{}: tensor `{}` is not in shard `{}`{}", shown(index), escape(tensor), escape(shard), more(*n_more))]
     NotInShards {
-        /// The index.
         index: PathBuf,
         /// The first of them, by name.
         tensor: String,
         /// Where the index puts it.
         shard: String,
-        /// How many others.
         n_more: usize,
     },
     /// Tensors of shards that the index does not list.
     #[error("{}: tensor `{}` of shard `{}` is not listed{}", shown(index), escape(tensor), escape(shard), more(*n_more))]
     NotInIndex {
-        /// The index.
         index: PathBuf,
         /// The first of them, by name.
         tensor: String,
         /// The shard that holds it.
         shard: String,
-        /// How many others.
         n_more: usize,
     },
     /// A tensor that two shards hold.
     #[error("tensor `{}` is in `{}` and in `{}`", escape(tensor), escape(first), escape(second))]
-    InTwoShards {
-        /// The tensor.
-        tensor: String,
-        /// The first shard.
-        first: String,
-        /// The second.
-        second: String,
-    },
+    InTwoShards { tensor: String, first: String, second: String },
     /// Several files could be the weights.
     #[error("{}: `{}` and `{}` could both be the weights", shown(dir), escape(first), escape(second))]
-    Ambiguous {
-        /// The checkpoint.
-        dir: PathBuf,
-        /// One file.
-        first: String,
-        /// Another.
-        second: String,
-    },
+    Ambiguous { dir: PathBuf, first: String, second: String },
     /// A PyTorch file that is broken or of a form that is not read.
     #[error("{}: {source}", shown(path))]
-    Torch {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        source: Box<TorchError>,
-    },
+    Torch { path: PathBuf, source: Box<TorchError> },
     /// A description of quantized tensors with something else than text for a label.
     #[error("{}: `{}` is not text", shown(path), escape(key))]
-    Label {
-        /// The description.
-        path: PathBuf,
-        /// The tensor.
-        key: String,
-    },
+    Label { path: PathBuf, key: String },
     /// Files of which only one can belong to the model.
     #[error("{}: several {what}: {}", shown(dir), listed(names))]
     Several {
-        /// The checkpoint.
         dir: PathBuf,
         /// What there are several of.
         what: &'static str,
-        /// Their names.
         names: Vec<String>,
     },
     /// Weights that each device has saved for itself.
     #[error("{}: the weights are in parts per device (`rank_0`)", shown(dir))]
-    Unmerged {
-        /// The checkpoint.
-        dir: PathBuf,
-    },
+    Unmerged { dir: PathBuf },
     /// A safetensors file that is broken.
     #[error("{}: {source}", shown(path))]
-    Safetensors {
-        /// The file.
-        path: PathBuf,
-        /// The rule it breaks.
-        source: HeaderError,
-    },
+    Safetensors { path: PathBuf, source: HeaderError },
     /// A FastLLM file that is broken.
     #[error("{}: {source}", shown(path))]
-    FastLlm {
-        /// The file.
-        path: PathBuf,
-        /// The rule it breaks.
-        source: FlmError,
-    },
+    FastLlm { path: PathBuf, source: FlmError },
 }
 
 /// A path for people; it may come from an index that a stranger wrote.
@@ -222,7 +139,7 @@ impl Hint for CheckpointError {
             Self::NoWeights { .. } => {
                 "download the weights too; with git, large files need `git lfs pull`; `--vocab-only` needs no weights"
             }
-            Self::Unsupported { what, .. } => return what.hints(),
+            Self::Unsupported { way_out, .. } => way_out,
             Self::Torch { source, .. } => return source.hints(),
             Self::Ambiguous { .. } => "give the file itself; `config.json` must lie beside it",
             Self::FastLlm { source, .. } => return source.hints(),

@@ -20,8 +20,17 @@ pub(super) struct Naming {
     pub(super) prefix: Cow<'static, str>,
     /// End of the name of a shard.
     pub(super) suffix: &'static str,
-    /// Shards are only those whose names count them (`-00001-of-00003`) behind the prefix and nothing else.
-    pub(super) counted_only: bool,
+    /// What stands between the two.
+    pub(super) middle: Middle,
+}
+
+/// What stands between prefix and suffix in the name of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Middle {
+    /// Anything.
+    Any,
+    /// A count (`-00001-of-00003`) and nothing else.
+    Count,
 }
 
 /// The files of a checkpoint, sorted by name.
@@ -165,12 +174,9 @@ fn shards_without_index(dir: &ModelDir, naming: &Naming) -> Result<Vec<String>, 
         return Ok(vec![naming.single.to_string()]);
     }
     let mut shards = dir.file_names()?;
-    shards.retain(|name| {
-        if naming.counted_only {
-            counted(name, naming.suffix).is_some_and(|(stem, _)| stem == naming.prefix)
-        } else {
-            name.starts_with(&*naming.prefix) && name.ends_with(naming.suffix)
-        }
+    shards.retain(|name| match naming.middle {
+        Middle::Count => counted(name, naming.suffix).is_some_and(|(stem, _)| stem == naming.prefix),
+        Middle::Any => name.starts_with(&*naming.prefix) && name.ends_with(naming.suffix),
     });
     for shard in &shards {
         let Some((stem, count)) = counted(shard, naming.suffix) else { continue };

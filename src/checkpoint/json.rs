@@ -24,21 +24,14 @@ pub struct JsonError {
 
 /// A rule of JSON that a text breaks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum JsonProblem {
     /// The text ends inside a value.
     #[error("the text ends where {expected} is expected")]
-    End {
-        /// What was expected.
-        expected: &'static str,
-    },
+    End { expected: &'static str },
     /// Another byte than the grammar allows.
     #[error("expected {expected}, found `{}`", found.escape_ascii())]
-    Unexpected {
-        /// What was expected.
-        expected: &'static str,
-        /// The byte there.
-        found: u8,
-    },
+    Unexpected { expected: &'static str, found: u8 },
     /// A backslash followed by something that is not an escape.
     #[error("invalid escape in a string")]
     Escape,
@@ -59,10 +52,7 @@ pub enum JsonProblem {
     NotUnsigned(String),
     /// Arrays and objects nested beyond the limit.
     #[error("nested deeper than {limit} levels")]
-    TooDeep {
-        /// The limit.
-        limit: usize,
-    },
+    TooDeep { limit: usize },
     /// A key that its object already has.
     #[error("duplicate key `{}`", escape(.0))]
     DuplicateKey(String),

@@ -109,11 +109,6 @@ pub(super) fn weights_stem(dir: &ModelDir) -> Result<Option<String>, CheckpointE
     Ok(stems.pop_first().map(ToOwned::to_owned))
 }
 
-/// Whether a file name is one of quantized weights.
-pub(super) fn is_weights(name: &str) -> bool {
-    stem(name).is_some()
-}
-
 /// The part that the weight files of a set share.
 fn stem(name: &str) -> Option<&str> {
     if !name.starts_with(WEIGHTS) {

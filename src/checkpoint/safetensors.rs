@@ -35,29 +35,17 @@ pub struct TensorRange {
 
 /// A rule of the format that a file breaks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum HeaderError {
     /// Too short for the length of the header.
     #[error("offset 0: 8 bytes of header length expected, {present} present")]
-    NoLength {
-        /// Bytes in the file.
-        present: u64,
-    },
+    NoLength { present: u64 },
     /// The header is longer than the cap.
     #[error("offset 0: header of {declared} bytes declared, at most {limit} allowed")]
-    TooLong {
-        /// Length in the file.
-        declared: u64,
-        /// The cap.
-        limit: u64,
-    },
+    TooLong { declared: u64, limit: u64 },
     /// The header does not fit into the file.
     #[error("offset 8: header of {declared} bytes declared, {present} present")]
-    Truncated {
-        /// Length in the file.
-        declared: u64,
-        /// Bytes after the length.
-        present: u64,
-    },
+    Truncated { declared: u64, present: u64 },
     /// The header does not start with `{`.
     #[error("offset 8: header does not start with `{{`")]
     Start,
@@ -66,90 +54,48 @@ pub enum HeaderError {
     Json(#[from] JsonError),
     /// A name that occurs twice.
     #[error("tensor `{}`: name occurs twice", escape(name))]
-    Duplicate {
-        /// The name.
-        name: String,
-    },
+    Duplicate { name: String },
     /// An entry without a required field.
     #[error("tensor `{}`: `{field}` is missing", escape(name))]
-    FieldMissing {
-        /// The tensor.
-        name: String,
-        /// The field.
-        field: &'static str,
-    },
+    FieldMissing { name: String, field: &'static str },
     /// An entry with a field given twice.
     #[error("tensor `{}`: `{field}` is given twice", escape(name))]
-    FieldTwice {
-        /// The tensor.
-        name: String,
-        /// The field.
-        field: &'static str,
-    },
+    FieldTwice { name: String, field: &'static str },
     /// `data_offsets` without exactly two numbers.
     #[error("tensor `{}`: `data_offsets` has {found} elements, expected 2", escape(name))]
-    OffsetCount {
-        /// The tensor.
-        name: String,
-        /// Elements found.
-        found: usize,
-    },
+    OffsetCount { name: String, found: usize },
     /// An element type that the format does not have.
     #[error("tensor `{}`: unknown dtype `{}`", escape(name), escape(dtype))]
     Dtype {
-        /// The tensor.
         name: String,
         /// The type in the file.
         dtype: String,
     },
     /// Dimensions whose product, in elements or bits, does not fit 63 bits.
     #[error("tensor `{}`: shape {dims:?} overflows", escape(name))]
-    ShapeOverflow {
-        /// The tensor.
-        name: String,
-        /// The dimensions.
-        dims: Vec<u64>,
-    },
+    ShapeOverflow { name: String, dims: Vec<u64> },
     /// A tensor of a type narrower than a byte that does not fill whole bytes.
     #[error("tensor `{}`: {bits} bits do not fill whole bytes", escape(name))]
-    Ragged {
-        /// The tensor.
-        name: String,
-        /// Its size in bits.
-        bits: u64,
-    },
+    Ragged { name: String, bits: u64 },
     /// A range that ends before it begins.
     #[error("tensor `{}`: range {begin}..{end} ends before it begins", escape(name))]
-    Reversed {
-        /// The tensor.
-        name: String,
-        /// Start in the data.
-        begin: u64,
-        /// End in the data.
-        end: u64,
-    },
+    Reversed { name: String, begin: u64, end: u64 },
     /// A range whose length is not the tensor's size.
     #[error("tensor `{}`: {dtype} {shape} takes {expected} bytes, range holds {found}", escape(name))]
     Size {
-        /// The tensor.
         name: String,
-        /// Its type.
         dtype: ElementType,
-        /// Its shape.
         shape: Shape,
         /// Bytes by shape and type.
         expected: u64,
-        /// Bytes in the range.
         found: u64,
     },
     /// A range that reaches beyond the file.
     #[error("tensor `{}`: data up to offset {end} declared, file ends at {present}", escape(name))]
     DataTruncated {
-        /// The tensor.
         name: String,
         /// Absolute end of the range (saturated).
         end: u64,
-        /// Length of the file.
         present: u64,
     },
     /// A range that begins inside another.
@@ -159,29 +105,18 @@ pub enum HeaderError {
         escape(other)
     )]
     Overlap {
-        /// The tensor.
         name: String,
-        /// Start in the data.
         begin: u64,
-        /// The tensor before.
         other: String,
         /// Its end in the data.
         end: u64,
     },
     /// Bytes that belong to no tensor.
     #[error("{n_bytes} bytes at offset {offset} belong to no tensor")]
-    Gap {
-        /// Absolute offset.
-        offset: u64,
-        /// Bytes.
-        n_bytes: u64,
-    },
+    Gap { offset: u64, n_bytes: u64 },
     /// More tensors than the cap.
     #[error("header: more than {limit} tensors")]
-    TooManyTensors {
-        /// The cap.
-        limit: u64,
-    },
+    TooManyTensors { limit: u64 },
 }
 
 /// Reads the header of a file, given all its bytes.

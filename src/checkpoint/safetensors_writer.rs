@@ -16,25 +16,17 @@ use crate::core::{ElementType, Hint, SourceError, WeightMeta, WeightSource};
 
 /// Why a checkpoint could not be written.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum WriteCheckpointError {
     /// An element type that the format or this writer does not carry.
     #[error("tensor `{tensor}`: element type {ty} cannot be written to safetensors")]
-    ElementType {
-        /// The tensor.
-        tensor: String,
-        /// Its type.
-        ty: ElementType,
-    },
+    ElementType { tensor: String, ty: ElementType },
     /// Sizes that no file can have.
     #[error("tensor `{tensor}`: size overflows")]
-    Overflow {
-        /// The tensor.
-        tensor: String,
-    },
+    Overflow { tensor: String },
     /// The header that was planned does not hold together.
     #[error("{file}: {source}")]
     Header {
-        /// The shard.
         file: String,
         /// The rule that is broken.
         source: safetensors::SafeTensorError,

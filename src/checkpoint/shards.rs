@@ -1,7 +1,7 @@
 //! A set of safetensors files: where the bytes of each weight lie.
 
 use crate::checkpoint::config::ModelDir;
-use crate::checkpoint::files::{FileSet, Naming};
+use crate::checkpoint::files::{FileSet, Middle, Naming};
 use crate::checkpoint::{CheckpointError, Container, Part, safetensors};
 use crate::core::limits::Limits;
 use crate::core::mmap::MappedFile;
@@ -17,7 +17,7 @@ fn naming(stem: &str) -> Naming {
         single: format!("{stem}.safetensors").into(),
         prefix: stem.to_owned().into(),
         suffix: ".safetensors",
-        counted_only: stem != MODEL,
+        middle: if stem == MODEL { Middle::Any } else { Middle::Count },
     }
 }
 

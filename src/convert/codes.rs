@@ -125,15 +125,18 @@ pub(super) struct Choice {
     pub(super) reason: Option<FloatReason>,
 }
 
+/// What holds a weight, as [`WeightSource::packings`] says it.
+pub(super) type PackingsOf<'a> = &'a dyn Fn(usize) -> Result<Vec<Packing>, SourceError>;
+
 /// Finds what holds the whole of the tensor `name`.
 fn fits(
     name: &str,
     mapping: &Mapping,
     recipe: &Recipe,
-    source: &dyn WeightSource,
+    packings: PackingsOf<'_>,
 ) -> Result<Fits, SourceError> {
     let weights = recipe.weights();
-    let packings: Vec<_> = weights.iter().map(|&weight| source.packings(weight)).collect::<Result<_, _>>()?;
+    let packings: Vec<_> = weights.iter().map(|&weight| packings(weight)).collect::<Result<_, _>>()?;
     let mut fits = Fits { found: Vec::new(), reason: FloatReason::NoBlocks };
     for first in packings.first().into_iter().flatten() {
         let same = |own: &Vec<Packing>| own.iter().find(|packing| packing.ty == first.ty).cloned();
@@ -169,6 +172,7 @@ pub(super) fn choose(
     mapping: &Mapping,
     recipes: &[Recipe],
     source: &dyn WeightSource,
+    packings: PackingsOf<'_>,
 ) -> Result<Vec<Choice>, SourceError> {
     let keeps_blocks =
         |output: &OutputSpec| codes != Codes::Float && output.type_rule.entry == EntryType::Blocks;
@@ -181,7 +185,7 @@ pub(super) fn choose(
     let found: Vec<Option<Fits>> = outputs
         .clone()
         .map(|(output, recipe)| {
-            is_open(output).then(|| fits(&output.name, mapping, recipe, source)).transpose()
+            is_open(output).then(|| fits(&output.name, mapping, recipe, packings)).transpose()
         })
         .collect::<Result<_, _>>()?;
     let is_wanted = |output: &OutputSpec, fit: &Fit| {
@@ -222,15 +226,24 @@ pub(super) fn choose(
             _ if has_blocks => FloatReason::Rounding,
             _ => fits.reason,
         };
-        let is_native = matches!(codes, Codes::Native { .. });
-        Choice { ty, fit: None, reason: has_codes(recipe, source, is_native).then_some(reason) }
+        let counted = if matches!(codes, Codes::Native { .. }) { Counted::All } else { Counted::Integers };
+        Choice { ty, fit: None, reason: has_codes(recipe, source, counted).then_some(reason) }
     };
     Ok(outputs.zip(found).map(choice).collect())
 }
 
-/// Whether a tensor is made of codes: of integers, or `with_floats` of 8-bit floats too.
-fn has_codes(recipe: &Recipe, source: &dyn WeightSource, with_floats: bool) -> bool {
-    let is_code = |ty: ElementType| with_floats || !is_fp8(ty);
+/// What counts as codes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Counted {
+    /// Integers.
+    Integers,
+    /// 8-bit floats too.
+    All,
+}
+
+/// Whether a tensor is made of codes.
+fn has_codes(recipe: &Recipe, source: &dyn WeightSource, counted: Counted) -> bool {
+    let is_code = |ty: ElementType| counted == Counted::All || !is_fp8(ty);
     recipe.weights().into_iter().any(|weight| source.code_type(weight).is_some_and(is_code))
 }
 
@@ -249,10 +262,10 @@ pub(super) fn keep(
     recipe: &Recipe,
     source: &dyn WeightSource,
 ) -> Result<Option<Result<Fit, FloatReason>>, SourceError> {
-    if !has_codes(recipe, source, false) {
+    if !has_codes(recipe, source, Counted::Integers) {
         return Ok(None);
     }
-    let Fits { found, reason } = fits(name, mapping, recipe, source)?;
+    let Fits { found, reason } = fits(name, mapping, recipe, &|weight| source.packings(weight))?;
     let has_blocks = found.iter().any(|fit| fit.ty.is_quantized());
     let reason = if has_blocks { FloatReason::OtherType(ty) } else { reason };
     Ok(Some(found.into_iter().find(|fit| fit.ty == ty).ok_or(reason)))

@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::arch::{self, Dropped, FileType, Inputs, Mapping, Options, Registry};
 use crate::checkpoint::{CheckpointError, ModelDir};
-use crate::convert::codes::{self, Choice, Fit, FloatReason, FloatRole, KeptRole};
+use crate::convert::codes::{self, Choice, Fit, FloatReason, FloatRole, KeptRole, PackingsOf};
 use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::convert::naming::ParameterCounts;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
@@ -92,6 +92,18 @@ impl Conversion {
     /// # Errors
     /// As [`Conversion::plan`].
     pub fn of(source: ModelSource, options: &ConvertOptions) -> Result<Self, ConvertError> {
+        let weights = source.weights.clone();
+        let packings =
+            |weight: usize| weights.as_ref().map_or(Ok(Vec::new()), |weights| weights.packings(weight));
+        Self::with_packings(source, options, &packings)
+    }
+
+    /// As [`Conversion::of`], where `packings` says what holds a weight.
+    pub(super) fn with_packings(
+        source: ModelSource,
+        options: &ConvertOptions,
+        packings: PackingsOf<'_>,
+    ) -> Result<Self, ConvertError> {
         let (dir, weights) = (&source.dir, source.metas());
         let mut warnings = source.warnings.clone();
         let mapping = map(dir, (weights, &source.stored), options, options.vocab_only, &mut warnings)?;
@@ -99,7 +111,7 @@ impl Conversion {
         let recipes = mapping.outputs.iter().map(|output| views::recipe(output, weights));
         let recipes = recipes.collect::<Result<Vec<_>, _>>()?;
         let floats: &dyn WeightSource = source.weights.as_deref().map_or(&NoWeights, |weights| weights);
-        let mut choices = codes::choose(options.codes, &mapping, &recipes, floats)?;
+        let mut choices = codes::choose(options.codes, &mapping, &recipes, floats, packings)?;
         if options.fp8_as_q8 {
             let all = choices.iter_mut().zip(&mapping.outputs).zip(&recipes);
             for ((choice, output), recipe) in all.filter(|((choice, _), _)| choice.fit.is_none()) {

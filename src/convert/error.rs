@@ -6,10 +6,9 @@ use crate::checkpoint::pickle::PickleError;
 use crate::checkpoint::torch::TorchError;
 use crate::core::text::escape;
 use crate::core::{Hint, SourceError};
-use crate::dequant::DequantError;
-use crate::dequant::msmodelslim::MsModelSlimError;
+use crate::dequant::{DequantError, LoraError};
 use crate::tokenizer::TokenizerError;
-use crate::views::{LoraError, RecipeError};
+use crate::views::RecipeError;
 
 /// Any error while a conversion is planned.
 #[derive(Debug, thiserror::Error)]
@@ -29,9 +28,6 @@ pub enum ConvertError {
     /// Scales or codes of a quantized checkpoint could not be read while planning.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// Codes, scales and description of an msModelSlim checkpoint.
-    #[error(transparent)]
-    MsModelSlim(#[from] MsModelSlimError),
     /// An operation that does not fit its tensor.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
@@ -122,20 +118,7 @@ impl ConvertError {
                     | TokenizerError::ModeNotAvailable { .. }
                     | TokenizerError::NothingFits { .. }
             ),
-            Self::Dequant(error) => matches!(
-                error,
-                DequantError::UnknownMethod { .. }
-                    | DequantError::UnsupportedMethod { .. }
-                    | DequantError::UnsupportedVariant { .. }
-            ),
-            Self::MsModelSlim(error) => matches!(
-                error,
-                MsModelSlimError::UnknownLabel { .. }
-                    | MsModelSlimError::Refused { .. }
-                    | MsModelSlimError::RunTime { .. }
-                    | MsModelSlimError::MixedNorm { .. }
-                    | MsModelSlimError::NormBias { .. }
-            ),
+            Self::Dequant(error) => error.is_unsupported(),
             Self::TokenizerMode { .. } | Self::Adapters { .. } | Self::UnknownArch { .. } => true,
             Self::Source(_)
             | Self::Recipe(_)
@@ -154,7 +137,6 @@ impl Hint for ConvertError {
             Self::Arch(error) => error.hints(),
             Self::Tokenizer(error) => error.hints(),
             Self::Dequant(error) => error.hints(),
-            Self::MsModelSlim(error) => error.hints(),
             Self::Adapters { .. } => {
                 vec!["`--merge-adapters` merges a LoRA adapter into the weights".to_owned()]
             }

@@ -9,13 +9,12 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
 
-use crate::checkpoint::fastllm::{Coding, FlmFile, Header, Payload};
+use crate::checkpoint::fastllm::{FlmFile, Header};
 use crate::checkpoint::{CheckpointError, ModelDir};
-use crate::convert::{ConvertError, ConvertOptions, ModelSource, Quantization, Vocabulary, registry};
-use crate::core::{WeightMeta, WeightSource};
-use crate::dequant::Encodings;
-use crate::dequant::flm::{FlmCodes, FlmCoding, FlmMeaning, FlmSurvey, FlmTensor, FlmWeights};
-use crate::views::MergedLora;
+use crate::convert::{ConvertError, ConvertOptions, ModelSource, Vocabulary, registry};
+use crate::core::simd::SimdLevel;
+use crate::dequant::Opened;
+use crate::dequant::flm::{self, FlmMeaning, FlmSurvey};
 
 /// What a file does not say, or says in more than one way.
 #[derive(Clone, Debug, Default)]
@@ -54,91 +53,36 @@ impl ModelSource {
         source.vocabulary = vocabulary;
         source.paths = vec![path.to_owned()];
         if !options.vocab_only {
-            let (weights, encodings) = weights(file, flm, &header, &mut warnings)?;
-            source.quantization = (!encodings.is_empty()).then(|| Quantization {
-                method: "FastLLM",
-                encodings,
-                ..Quantization::default()
-            });
-            source.weights = Some(Arc::from(weights));
+            let opened = weights(file, flm, options.level, &mut warnings)?;
+            source.quantization = opened.quantization;
+            source.weights = Some(Arc::from(opened.source));
         }
         source.warnings = warnings;
         Ok(source)
     }
 }
 
-/// The tensors of a file as floats: codes decoded, buffers that no runtime wants left out, no adapters merged.
-///
-/// # Errors
-/// A value range without meaning.
-pub fn flm_weights(file: FlmFile, meaning: FlmMeaning) -> Result<FlmWeights, ConvertError> {
-    let mut tensors = Vec::new();
-    let mut at = 0;
-    // The file lists the weights in this order: one of floats, or ranges and codes.
-    for tensor in &file.header().tensors {
-        let is_wanted = !is_buffer(&tensor.name);
-        match &tensor.payload {
-            Payload::Plain { .. } => {
-                if is_wanted {
-                    tensors.push(FlmTensor::Plain(at));
-                }
-                at += 1;
-            }
-            Payload::Codes { coding, ranges, .. } => {
-                if is_wanted {
-                    tensors.push(FlmTensor::Codes(FlmCodes {
-                        name: tensor.name.clone(),
-                        shape: tensor.shape.clone(),
-                        coding: match coding {
-                            Coding::Int8 => FlmCoding::Int8,
-                            Coding::Int4 => FlmCoding::Int4,
-                            Coding::Int4NoZero => FlmCoding::Int4NoZero,
-                            Coding::Int4Group => FlmCoding::Int4Group,
-                        },
-                        ranges: at,
-                        codes: at + 1,
-                        cols: ranges.cols,
-                        n_groups: ranges.n_groups,
-                        group_cols: ranges.group_cols,
-                    }));
-                }
-                at += 2;
-            }
-        }
-    }
-    Ok(FlmWeights::new(Box::new(file), tensors, meaning)?)
-}
-
-/// Positions that a runtime computes itself.
-fn is_buffer(name: &str) -> bool {
-    name.rsplit('.').next() == Some("inv_freq")
-}
-
+/// The weights of a file as floats, its adapters merged if that is asked for.
 fn weights(
     file: FlmFile,
     flm: &FlmOptions,
-    header: &Header,
+    level: SimdLevel,
     warnings: &mut Vec<String>,
-) -> Result<(Box<dyn WeightSource + Send>, Encodings), ConvertError> {
+) -> Result<Opened, ConvertError> {
     let path = file.path().to_owned();
-    let floats = flm_weights(file, flm.meaning)?;
-    let mut encodings = floats.encodings();
-    tell(floats.survey(), flm.meaning, warnings);
-    let metas: &[WeightMeta] = floats.weights();
-    if header.adapters.is_empty() && !metas.iter().any(|meta| adapters::is_part(&meta.name)) {
-        return Ok((Box::new(floats), encodings));
+    let adapters = file.header().adapters.clone();
+    let opened = flm::open(file, flm.meaning, level)?;
+    tell(&opened.survey, flm.meaning, warnings);
+    if adapters.is_empty() && !opened.weights().iter().any(|meta| adapters::is_part(&meta.name)) {
+        return Ok(opened.into_opened());
     }
     if !flm.merge_adapters {
-        let names = header.adapters.iter().map(|adapter| adapter.name.clone()).collect();
+        let names = adapters.into_iter().map(|adapter| adapter.name).collect();
         return Err(ConvertError::Adapters { path, names });
     }
-    let found = adapters::pairs(&header.adapters, metas);
+    let found = adapters::pairs(&adapters, opened.weights());
     let pairs = found.map_err(|reason| ConvertError::Adapter { path, reason })?;
-    // What an adapter is merged into is no longer what the file stores.
-    for pair in &pairs {
-        encodings.remove(&metas[pair.base].name);
-    }
-    Ok((Box::new(MergedLora::new(Box::new(floats), &pairs)?), encodings))
+    Ok(opened.merged(&pairs)?.into_opened())
 }
 
 /// Says what the value ranges show, and which reading was used where there are two.

@@ -5,14 +5,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde_json::Value as Json;
-
 use crate::checkpoint::msmodelslim::Description;
 use crate::checkpoint::{Checkpoint, CheckpointError, ModelDir};
 use crate::convert::{ConvertError, ConvertOptions};
 use crate::core::{WeightMeta, WeightSource};
-use crate::dequant::msmodelslim::{MsModelSlim, MsModelSlimOptions};
-use crate::dequant::{self, Encodings};
+use crate::dequant::{self, DequantOptions, Quantization};
 use crate::tokenizer::GivenVocabulary;
 
 /// Where the vocabulary of a model comes from.
@@ -25,19 +22,6 @@ pub enum Vocabulary {
     Given(Box<GivenVocabulary>),
     /// There is none.
     Absent,
-}
-
-/// How a quantized checkpoint stores its weights.
-#[derive(Clone, Debug, Default)]
-pub struct Quantization {
-    /// The method, as its makers spell it.
-    pub method: &'static str,
-    /// Encodings of the quantized weights, by the names that they have as floats.
-    pub encodings: Encodings,
-    /// Tensors that were left out: scales of activations and caches.
-    pub left_out: Vec<String>,
-    /// Weights of the layers that the configuration targets, but that are plain floats.
-    pub plain_targets: Vec<String>,
 }
 
 /// A model as cards want it: a configuration, and numbers under plain names.
@@ -119,29 +103,15 @@ impl ModelSource {
     /// A quantization that is not read, or contradicts the tensors.
     pub fn over(checkpoint: Checkpoint, options: &ConvertOptions) -> Result<Self, ConvertError> {
         let mut source = Self::without_weights(checkpoint.dir().clone());
-        let description = Description::find(&source.dir)?;
         source.paths = checkpoint.paths();
         source.warnings.extend_from_slice(checkpoint.warnings());
-        if let Some(description) = description {
-            let layer =
-                MsModelSlim::open(Box::new(checkpoint), &msmodelslim(&source.dir, description, options))?;
-            source.warnings.extend_from_slice(layer.warnings());
-            let encodings = layer.encodings().clone();
-            source.quantization =
-                Some(Quantization { method: "msModelSlim", encodings, ..Quantization::default() });
-            source.weights = Some(Arc::new(layer));
-        } else {
-            let opened = dequant::open(&configurations(&source.dir)?, Box::new(checkpoint))?;
-            source.warnings.extend(opened.warnings);
-            source.stored = opened.members;
-            source.quantization = opened.method.map(|method| Quantization {
-                method: method.title(),
-                encodings: opened.encodings,
-                left_out: opened.left_out,
-                plain_targets: opened.plain_targets,
-            });
-            source.weights = Some(Arc::from(opened.source));
-        }
+        let files = configurations(&source.dir)?;
+        let options = DequantOptions { offset_sign: options.offset_sign, level: options.level };
+        let opened = dequant::open(&files, Box::new(checkpoint), options)?;
+        source.warnings.extend(opened.warnings);
+        source.stored = opened.members;
+        source.quantization = opened.quantization;
+        source.weights = Some(Arc::from(opened.source));
         Ok(source)
     }
 
@@ -172,19 +142,6 @@ fn configurations(dir: &ModelDir) -> Result<dequant::Configurations, ConvertErro
         hf_quant_config: dir.json(dequant::HF_QUANT_CONFIG)?,
         quantize_config: dir.json(dequant::QUANTIZE_CONFIG)?,
         quanto_qmap: dir.json(dequant::QUANTO_QMAP)?,
+        msmodelslim: Description::find(dir)?,
     })
-}
-
-/// What the layer over an msModelSlim checkpoint has to know.
-fn msmodelslim(dir: &ModelDir, description: Description, options: &ConvertOptions) -> MsModelSlimOptions {
-    let config = dir.config();
-    let text = config.get("text_config").and_then(Json::as_object).unwrap_or(config);
-    let has_rms_norms =
-        text.contains_key("rms_norm_eps") || text.get("rmsnorm").and_then(Json::as_bool) == Some(true);
-    MsModelSlimOptions {
-        labels: description.labels,
-        is_versioned: description.version.is_some(),
-        has_rms_norms,
-        offset_sign: options.offset_sign,
-    }
 }

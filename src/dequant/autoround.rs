@@ -3,7 +3,7 @@
 use regex::Regex;
 use serde_json::{Map, Value};
 
-use crate::dequant::gptq::{self, Params};
+use crate::dequant::gptq::{self, Params, Version};
 use crate::dequant::{DequantError, Settings, Tensors, awq};
 
 /// `auto-round`.
@@ -12,10 +12,12 @@ use crate::dequant::{DequantError, Settings, Tensors, awq};
 /// [`DequantError`]: a packing that is not read, and all that GPTQ and AWQ say.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
     const KEY: &str = "packing_format";
-    let is_v2 = match settings.text(KEY)? {
-        None | Some("auto" | "auto_round:auto_gptq" | "auto_round:gptq") => false,
-        Some("auto_round" | "auto_round:gptqmodel") => true,
-        Some("auto_round:auto_awq" | "auto_round:awq") => return awq::plan_modules(settings, tensors, false),
+    let version = match settings.text(KEY)? {
+        None | Some("auto" | "auto_round:auto_gptq" | "auto_round:gptq") => Version::One,
+        Some("auto_round" | "auto_round:gptqmodel") => Version::Two,
+        Some("auto_round:auto_awq" | "auto_round:awq") => {
+            return awq::plan_modules(settings, tensors, awq::Version::Gemm);
+        }
         Some(name) => return Err(settings.variant(KEY, name, "only the GPTQ and AWQ packings are read")),
     };
     let overrides = overrides(settings)?;
@@ -23,15 +25,10 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
         let own = overrides.iter().find(|(name, _)| name.matches(module));
         let own = own.map_or_else(|| settings.clone(), |(_, map)| settings.with(map));
         if own.int("bits")?.is_some_and(|bits| bits >= 16) {
-            return Err(DequantError::ConfigTensorConflict {
-                file: settings.file.to_owned(),
-                key: "extra_config".to_owned(),
-                configured: "16 bits".to_owned(),
-                tensor: format!("{module}.qweight"),
-                found: "it is quantized".to_owned(),
-            });
+            let tensor = format!("{module}.qweight");
+            return Err(settings.conflict("extra_config", "16 bits", tensor, "it is quantized"));
         }
-        let params = Params { bits: gptq::bits(&own)?, group_size: gptq::group_size(&own)?, is_v2 };
+        let params = Params { bits: gptq::bits(&own)?, group_size: gptq::group_size(&own)?, version };
         gptq::put(&own, tensors, module, params)?;
     }
     Ok(())

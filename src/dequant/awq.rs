@@ -1,7 +1,7 @@
 //! AWQ: four bits, packed along the outputs in an order of its own (`gemm`) or along the inputs (`gemv`).
 
 use crate::core::{ElementType, Shape};
-use crate::dequant::bits::{Packing, Stream};
+use crate::dequant::bits::{Stream, WordLayout};
 use crate::dequant::gptq::group_size;
 use crate::dequant::grouped::{self, Codes, Grouped, Groups, Order, ZeroShift, Zeros};
 use crate::dequant::values::{SCALE_TYPES, Values};
@@ -13,7 +13,7 @@ const PER_WORD: u64 = 8;
 
 /// Where the words run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Layout {
+pub(super) enum Version {
     /// `[in, out / 8]`
     Gemm,
     /// `[out, in / 8]`
@@ -29,9 +29,9 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
         return Err(settings.bad("bits", &format!("is {bits}, AWQ has 4")));
     }
     let version = settings.text("version")?.map(str::to_ascii_lowercase);
-    let layout = match version.as_deref() {
-        None | Some("gemm" | "exllama" | "ipex") => Layout::Gemm,
-        Some("gemv") => Layout::Gemv,
+    let version = match version.as_deref() {
+        None | Some("gemm" | "exllama" | "ipex") => Version::Gemm,
+        Some("gemv") => Version::Gemv,
         Some(name @ ("gemv_fast" | "marlin" | "llm-awq")) => {
             return Err(settings.variant("version", name, "weights are interleaved for a GPU kernel"));
         }
@@ -41,7 +41,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
         let reason = "an activation is scaled at run time";
         return Err(settings.variant("version", &format!("{module}.act.scales"), reason));
     }
-    plan_modules(settings, tensors, layout == Layout::Gemv)
+    plan_modules(settings, tensors, version)
 }
 
 /// Puts all modules together.
@@ -51,10 +51,10 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
 pub(super) fn plan_modules(
     settings: &Settings,
     tensors: &mut Tensors<'_>,
-    is_gemv: bool,
+    version: Version,
 ) -> Result<(), DequantError> {
     for (module, _) in tensors.ending(".qweight") {
-        put(settings, tensors, module, if is_gemv { Layout::Gemv } else { Layout::Gemm })?;
+        put(settings, tensors, module, version)?;
     }
     Ok(())
 }
@@ -63,7 +63,7 @@ fn put(
     settings: &Settings,
     tensors: &mut Tensors<'_>,
     module: &str,
-    layout: Layout,
+    version: Version,
 ) -> Result<(), DequantError> {
     let qweight = tensors.member(module, ".qweight")?;
     let scales = tensors.member(module, ".scales")?;
@@ -79,7 +79,7 @@ fn put(
     let inner = words
         .checked_mul(PER_WORD)
         .ok_or_else(|| tensors.shape_error(qweight, "a size that fits 63 bits".to_owned()))?;
-    let (n_rows, n_cols) = if layout == Layout::Gemm { (inner, outer) } else { (outer, inner) };
+    let (n_rows, n_cols) = if version == Version::Gemm { (inner, outer) } else { (outer, inner) };
     let size = group_size(settings)?.unwrap_or(n_cols.max(1));
     let n_groups = n_cols.div_ceil(size);
     // The second layout pads the groups of a row to whole words, and small groups to 2 or 4 words.
@@ -88,9 +88,9 @@ fn put(
         33..=64 => 2,
         _ => 1,
     });
-    let wanted = match layout {
-        Layout::Gemm => [n_groups, n_rows],
-        Layout::Gemv => [n_rows, padded * PER_WORD],
+    let wanted = match version {
+        Version::Gemm => [n_groups, n_rows],
+        Version::Gemv => [n_rows, padded * PER_WORD],
     };
     if tensors.meta(scales).shape.dims() != wanted {
         let text = format!("{wanted:?}: {n_groups} groups of {size} for {n_cols} inputs");
@@ -102,29 +102,29 @@ fn put(
         Some(qzeros) => {
             tensors.check_type(qzeros, &[ElementType::I32])?;
             members.push(qzeros);
-            match layout {
-                Layout::Gemm => {
+            match version {
+                Version::Gemm => {
                     tensors.check_shape(qzeros, &[n_groups, words])?;
-                    Zeros::ByGroup(stream(qzeros, Packing::Awq, words), ZeroShift::None)
+                    Zeros::ByGroup(stream(qzeros, WordLayout::Awq, words), ZeroShift::None)
                 }
-                Layout::Gemv => {
+                Version::Gemv => {
                     tensors.check_shape(qzeros, &[n_rows, padded])?;
-                    Zeros::ByRow(stream(qzeros, Packing::Dense, padded))
+                    Zeros::ByRow(stream(qzeros, WordLayout::Dense, padded))
                 }
             }
         }
     };
-    let (codes, order) = match layout {
-        Layout::Gemm => (Codes::ByColumn(stream(qweight, Packing::Awq, words)), Order::GroupMajor),
-        Layout::Gemv => {
+    let (codes, order) = match version {
+        Version::Gemm => (Codes::ByColumn(stream(qweight, WordLayout::Awq, words)), Order::GroupMajor),
+        Version::Gemv => {
             let order = Order::RowMajor { stride: padded * PER_WORD };
-            (Codes::ByRow(stream(qweight, Packing::Dense, words)), order)
+            (Codes::ByRow(stream(qweight, WordLayout::Dense, words)), order)
         }
     };
     // AutoRound has GPTQ's key.
     let is_symmetric = settings.says("zero_point", false) || settings.says("sym", true);
     let name = format!("{module}.weight");
-    let decoder = Grouped {
+    let coded = Grouped {
         codes,
         code_range: (0, 15),
         zeros,
@@ -134,18 +134,15 @@ fn put(
         n_groups,
         n_rows,
         n_cols,
-        members: members.clone(),
+        members,
         layout: grouped::Layout { group_size: size, is_symmetric },
     };
-    for member in members {
-        tensors.take(member);
-    }
     let shape = Shape::new(vec![n_rows, n_cols])
         .ok_or_else(|| tensors.shape_error(qweight, "a size that fits 63 bits".to_owned()))?;
-    tensors.append(name, shape, Box::new(decoder));
+    tensors.append(name, shape, Box::new(coded));
     Ok(())
 }
 
-fn stream(index: usize, packing: Packing, stride: u64) -> Stream {
-    Stream { index, bits: BITS, packing, step: 1, stride }
+fn stream(index: usize, layout: WordLayout, stride: u64) -> Stream {
+    Stream { index, bits: BITS, layout, step: 1, stride }
 }

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use crate::core::{ElementType, GgmlType, Packing, Shape, WeightSource};
-use crate::dequant::values::{SCALE_TYPES, Values, with_bytes};
-use crate::dequant::{Decoder, DequantError, Settings, Tensors};
+use crate::core::{ElementType, GgmlType, Packing, Shape};
+use crate::dequant::values::{SCALE_TYPES, Values};
+use crate::dequant::{Below, CodedWeight, DequantError, Settings, Tensors};
 use crate::quant::pack::{f16_error, pack_tq2_0};
 
 struct Ternary {
@@ -42,7 +42,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
         if values.n != 1 {
             return Err(tensors.shape_error(scale, "1 element".to_owned()));
         }
-        if is_divisor && values.get(tensors.source(), 0)? == 0.0 {
+        if is_divisor && values.get(tensors.below(), 0)? == 0.0 {
             return Err(tensors.zero_divisor(scale));
         }
         let (n_packed, n_cols) = tensors.matrix(codes)?;
@@ -50,31 +50,30 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
         let shape = shape.ok_or_else(|| tensors.shape_error(codes, "a size that fits 63 bits".to_owned()))?;
         let name = tensors.meta(codes).name.clone();
         let members = [codes, scale];
-        let decoder = Ternary { codes, scale: values, is_divisor, n_packed, n_cols, members };
-        tensors.take(scale);
-        tensors.replace(codes, name, shape, Box::new(decoder));
+        let coded = Ternary { codes, scale: values, is_divisor, n_packed, n_cols, members };
+        tensors.replace(codes, name, shape, Box::new(coded));
     }
     Ok(())
 }
 
 impl Ternary {
     /// What a code of +1 stands for.
-    fn value_of_one(&self, source: &dyn WeightSource) -> Result<f32, DequantError> {
-        let scale = self.scale.get(source, 0)?;
+    fn value_of_one(&self, below: Below<'_>) -> Result<f32, DequantError> {
+        let scale = self.scale.get(below, 0)?;
         Ok(if self.is_divisor { 1.0 / scale } else { scale })
     }
 
     /// Codes 0, 1 and 2 of a stretch of a row.
     fn read_codes(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         row: u64,
         cols: &Range<u64>,
         out: &mut [u8],
     ) -> Result<(), DequantError> {
         let (shift, packed) = (2 * (row / self.n_packed), row % self.n_packed);
         let first = packed * self.n_cols;
-        with_bytes(source, self.codes, 1, first + cols.start..first + cols.end, |bytes| {
+        below.try_with_elems(self.codes, first + cols.start..first + cols.end, |bytes| {
             let mut is_bad = false;
             for (out, &byte) in out.iter_mut().zip(bytes) {
                 *out = byte >> shift & 3;
@@ -84,7 +83,7 @@ impl Ternary {
             match out.iter().position(|&code| is_bad && code == 3) {
                 None => Ok(()),
                 Some(at) => Err(DequantError::IndexOutOfRange {
-                    tensor: source.weights()[self.codes].name.clone(),
+                    tensor: below.meta(self.codes).name.clone(),
                     index: first + cols.start + at as u64,
                     found: 3,
                     expected: "a code of 0, 1 or 2".to_owned(),
@@ -94,19 +93,19 @@ impl Ternary {
     }
 }
 
-impl Decoder for Ternary {
+impl CodedWeight for Ternary {
     fn decode(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
-        let one = self.value_of_one(source)?;
+        let one = self.value_of_one(below)?;
         let width = (cols.end - cols.start) as usize;
         let mut codes = vec![0; width];
         for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-            self.read_codes(source, row, &cols, &mut codes)?;
+            self.read_codes(below, row, &cols, &mut codes)?;
             for (out, &code) in out.iter_mut().zip(&codes) {
                 *out = f32::from(code.cast_signed() - 1) * one;
             }
@@ -114,11 +113,11 @@ impl Decoder for Ternary {
         Ok(())
     }
 
-    fn packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, DequantError> {
+    fn packings(&self, below: Below<'_>) -> Result<Vec<Packing>, DequantError> {
         if !self.n_cols.is_multiple_of(GgmlType::Tq2_0.block_elems() as u64) {
             return Ok(Vec::new());
         }
-        let one = self.value_of_one(source)?;
+        let one = self.value_of_one(below)?;
         let error = f16_error(one);
         let packing = Packing::rounded(GgmlType::Tq2_0, error);
         Ok(if error.is_finite() { vec![packing] } else { Vec::new() })
@@ -126,18 +125,18 @@ impl Decoder for Ternary {
 
     fn pack(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         ty: GgmlType,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [u8],
     ) -> Result<(), DequantError> {
         assert_eq!(ty, GgmlType::Tq2_0, "the only packing");
-        let one = self.value_of_one(source)?;
+        let one = self.value_of_one(below)?;
         let mut codes = vec![0; (cols.end - cols.start) as usize];
         let (block_elems, block_bytes) = (GgmlType::Tq2_0.block_elems(), GgmlType::Tq2_0.block_bytes());
         for (row, out) in rows.zip(out.chunks_exact_mut((codes.len() / block_elems * block_bytes).max(1))) {
-            self.read_codes(source, row, &cols, &mut codes)?;
+            self.read_codes(below, row, &cols, &mut codes)?;
             for (codes, out) in codes.as_chunks().0.iter().zip(out.chunks_exact_mut(block_bytes)) {
                 pack_tq2_0(codes, one, out);
             }

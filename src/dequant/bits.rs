@@ -7,9 +7,9 @@
 use std::array::from_fn;
 use std::ops::Range;
 
-use crate::core::WeightSource;
-use crate::core::simd::{SimdLevel, VectorLoop};
-use crate::dequant::DequantError;
+use crate::core::little_endian::u32s;
+use crate::core::simd::VectorLoop;
+use crate::dequant::{Below, DequantError};
 
 /// Bits of a word.
 const WORD: u64 = 32;
@@ -19,7 +19,7 @@ const AWQ_NIBBLE: [u64; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 /// How codes of a few bits lie in a stream of words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Packing {
+pub(super) enum WordLayout {
     /// Code `k` occupies bits `k · bits ..` of the words taken as one little-endian number.
     Dense,
     /// Each word holds as many whole codes as fit, the lowest bits first.
@@ -37,7 +37,7 @@ pub(super) struct Stream {
     /// Bits of a code, at most 8.
     pub(super) bits: u32,
     /// How they lie in the words.
-    pub(super) packing: Packing,
+    pub(super) layout: WordLayout,
     /// Distance of two neighbouring words of a stream, in words.
     pub(super) step: u64,
     /// Distance of two neighbouring streams, in words.
@@ -46,10 +46,10 @@ pub(super) struct Stream {
 
 impl Stream {
     /// Words that a stream of `n` codes takes.
-    pub(super) fn words(bits: u32, packing: Packing, n: u64) -> u64 {
-        match packing {
-            Packing::Dense => n.saturating_mul(u64::from(bits)).div_ceil(WORD),
-            Packing::Padded | Packing::Awq => n.div_ceil(WORD / u64::from(bits)),
+    pub(super) fn words(bits: u32, layout: WordLayout, n: u64) -> u64 {
+        match layout {
+            WordLayout::Dense => n.saturating_mul(u64::from(bits)).div_ceil(WORD),
+            WordLayout::Padded | WordLayout::Awq => n.div_ceil(WORD / u64::from(bits)),
         }
     }
 
@@ -62,7 +62,7 @@ impl Stream {
     /// If the rectangle lies outside the tensor: shapes are checked while planning.
     pub(super) fn read_along(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         streams: Range<u64>,
         codes: Range<u64>,
         out: &mut [u8],
@@ -75,12 +75,11 @@ impl Stream {
         let end = self.last_word_of(codes.end - 1) + 1;
         let pitch = (end - first).next_multiple_of(unit_words) as usize;
         let mut words = vec![0; (streams.end - streams.start) as usize * pitch];
-        self.gather(source, streams, first..end, (pitch, 1), &mut words)?;
-        let level = SimdLevel::detect();
+        self.gather(below, streams, first..end, (pitch, 1), &mut words)?;
         let skip = (codes.start % unit_codes) as usize;
         let width = (codes.end - codes.start) as usize;
         for (words, out) in words.chunks_exact(pitch).zip(out.chunks_exact_mut(width)) {
-            level.vectorize(Unpack { stream: *self, words, skip, out });
+            below.level.vectorize(Unpack { stream: *self, words, skip, out });
         }
         Ok(())
     }
@@ -95,7 +94,7 @@ impl Stream {
     /// As [`Stream::read_along`].
     pub(super) fn read_across(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         streams: Range<u64>,
         codes: Range<u64>,
         add: u32,
@@ -109,25 +108,24 @@ impl Stream {
         let end = self.last_word_of(codes.end - 1) + 1;
         let n_streams = (streams.end - streams.start) as usize;
         let mut words = vec![0u32; (end - first) as usize * n_streams];
-        self.gather(source, streams, first..end, (1, n_streams), &mut words)?;
+        self.gather(below, streams, first..end, (1, n_streams), &mut words)?;
         for word in &mut words {
             *word = word.wrapping_add(add);
         }
-        let level = SimdLevel::detect();
         for (code, out) in codes.zip(out.chunks_exact_mut(n_streams)) {
             let (word, bit) = self.word_of(code);
             let line = |word: u64| &words[(word - first) as usize * n_streams..][..n_streams];
             let straddles = bit + self.bits > 32;
             let high = if straddles { line(word + 1) } else { line(word) };
-            level.vectorize(Fields { low: line(word), high, bit, bits: self.bits, out });
+            below.level.vectorize(Fields { low: line(word), high, bit, bits: self.bits, out });
         }
         Ok(())
     }
 
     /// Codes and words of a unit.
     fn unit(&self) -> (u64, u64) {
-        match self.packing {
-            Packing::Dense if 32 % self.bits != 0 => (32, u64::from(self.bits)),
+        match self.layout {
+            WordLayout::Dense if 32 % self.bits != 0 => (32, u64::from(self.bits)),
             _ => (WORD / u64::from(self.bits), 1),
         }
     }
@@ -135,13 +133,13 @@ impl Stream {
     /// Word and bit at which a code starts.
     fn word_of(&self, code: u64) -> (u64, u32) {
         let bits = u64::from(self.bits);
-        match self.packing {
-            Packing::Dense => (code * bits / WORD, (code * bits % WORD) as u32),
-            Packing::Padded => {
+        match self.layout {
+            WordLayout::Dense => (code * bits / WORD, (code * bits % WORD) as u32),
+            WordLayout::Padded => {
                 let per_word = WORD / bits;
                 (code / per_word, (code % per_word * bits) as u32)
             }
-            Packing::Awq => (code / 8, (4 * AWQ_NIBBLE[(code % 8) as usize]) as u32),
+            WordLayout::Awq => (code / 8, (4 * AWQ_NIBBLE[(code % 8) as usize]) as u32),
         }
     }
 
@@ -155,7 +153,7 @@ impl Stream {
     /// rest of a large tensor.
     fn gather(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         streams: Range<u64>,
         words: Range<u64>,
         pitches: (usize, usize),
@@ -166,26 +164,16 @@ impl Stream {
         let (lines, elems, line_stride) =
             if is_along { (streams, words, self.stride) } else { (words, streams, self.step) };
         let (line_pitch, elem_pitch) = if is_along { pitches } else { (pitches.1, pitches.0) };
-        let n_bytes = (elems.end - elems.start) as usize * 4;
-        let mut put = |line: usize, bytes: &[u8]| {
-            let words = bytes.as_chunks::<4>().0.iter().map(|&bytes| u32::from_le_bytes(bytes));
+        let (tensor, n_words) = (below.tensor(self.index), elems.end - elems.start);
+        for (line, first) in lines.map(|line| line * line_stride + elems.start).enumerate() {
             let out = &mut out[line * line_pitch..];
-            if elem_pitch == 1 {
-                out.iter_mut().zip(words).for_each(|(out, word)| *out = word);
-            } else {
-                out.iter_mut().step_by(elem_pitch).zip(words).for_each(|(out, word)| *out = word);
-            }
-        };
-        let firsts = lines.map(|line| line * line_stride + elems.start).enumerate();
-        match source.borrow(self.index) {
-            Some(all) => firsts.for_each(|(line, first)| put(line, &all[first as usize * 4..][..n_bytes])),
-            None => {
-                let mut buffer = vec![0; n_bytes];
-                for (line, first) in firsts {
-                    source.read_elems(self.index, first, &mut buffer)?;
-                    put(line, &buffer);
+            tensor.with_elems(first..first + n_words, |bytes| {
+                if elem_pitch == 1 {
+                    out.iter_mut().zip(u32s(bytes)).for_each(|(out, word)| *out = word);
+                } else {
+                    out.iter_mut().step_by(elem_pitch).zip(u32s(bytes)).for_each(|(out, word)| *out = word);
                 }
-            }
+            })?;
         }
         Ok(())
     }
@@ -205,22 +193,22 @@ impl VectorLoop for Unpack<'_> {
     #[inline(always)]
     fn run(self) {
         let Self { stream, words, skip, out } = self;
-        match (stream.packing, stream.bits) {
-            (Packing::Awq, _) => units(words, skip, out, |&[word]: &[u32; 1]| {
+        match (stream.layout, stream.bits) {
+            (WordLayout::Awq, _) => units(words, skip, out, |&[word]: &[u32; 1]| {
                 from_fn::<u8, 8, _>(|k| (word >> (4 * AWQ_NIBBLE[k])) as u8 & 15)
             }),
             (_, 1) => units(words, skip, out, whole::<1, 32>),
             (_, 2) => units(words, skip, out, whole::<2, 16>),
             (_, 4) => units(words, skip, out, whole::<4, 8>),
             (_, 8) => units(words, skip, out, whole::<8, 4>),
-            (Packing::Dense, 3) => units(words, skip, out, straddling::<3>),
-            (Packing::Dense, 5) => units(words, skip, out, straddling::<5>),
-            (Packing::Dense, 6) => units(words, skip, out, straddling::<6>),
-            (Packing::Dense, _) => units(words, skip, out, straddling::<7>),
-            (Packing::Padded, 3) => units(words, skip, out, whole::<3, 10>),
-            (Packing::Padded, 5) => units(words, skip, out, whole::<5, 6>),
-            (Packing::Padded, 6) => units(words, skip, out, whole::<6, 5>),
-            (Packing::Padded, _) => units(words, skip, out, whole::<7, 4>),
+            (WordLayout::Dense, 3) => units(words, skip, out, straddling::<3>),
+            (WordLayout::Dense, 5) => units(words, skip, out, straddling::<5>),
+            (WordLayout::Dense, 6) => units(words, skip, out, straddling::<6>),
+            (WordLayout::Dense, _) => units(words, skip, out, straddling::<7>),
+            (WordLayout::Padded, 3) => units(words, skip, out, whole::<3, 10>),
+            (WordLayout::Padded, 5) => units(words, skip, out, whole::<5, 6>),
+            (WordLayout::Padded, 6) => units(words, skip, out, whole::<6, 5>),
+            (WordLayout::Padded, _) => units(words, skip, out, whole::<7, 4>),
         }
     }
 }

@@ -5,10 +5,10 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use crate::core::{ElementType, Shape, WeightSource};
+use crate::core::{ElementType, Shape};
 use crate::dequant::nibbles::look_up;
-use crate::dequant::values::{Values, with_bytes};
-use crate::dequant::{Decoder, DequantError, Settings, Tensors};
+use crate::dequant::values::Values;
+use crate::dequant::{Below, CodedWeight, DequantError, Settings, Tensors};
 
 /// One over 127 as F32: the writer multiplies by it.
 const INV_127: f32 = 0.007_874_015_7;
@@ -48,9 +48,9 @@ fn state(tensors: &Tensors<'_>, index: usize) -> Result<State, DequantError> {
     if n > 1 << 16 {
         return Err(bad("too long for a description"));
     }
-    let json: Value = with_bytes(tensors.source(), index, 1, 0..n, |bytes| {
-        serde_json::from_slice(bytes).map_err(|_| bad("not JSON"))
-    })?;
+    let json: Value = tensors
+        .below()
+        .try_with_elems(index, 0..n, |bytes| serde_json::from_slice(bytes).map_err(|_| bad("not JSON")))?;
     let size = |key: &str| json.get(key).and_then(Value::as_u64).filter(|&n| n > 0);
     let dims = json.get("shape").and_then(Value::as_array);
     let dims: Option<Vec<u64>> = dims.and_then(|dims| dims.iter().map(Value::as_u64).collect());
@@ -132,7 +132,7 @@ fn four_bits(
         let expected = format!("{n_blocks} elements, one for each block of {}", state.block);
         return Err(tensors.shape_error(absmax, expected));
     }
-    let decoder = FourBits {
+    let coded = FourBits {
         kind,
         codes,
         map,
@@ -140,62 +140,54 @@ fn four_bits(
         nested,
         block: state.block,
         n_cols: shape.n_cols(),
-        members: members.clone(),
+        members,
     };
-    for member in members {
-        tensors.take(member);
-    }
-    tensors.replace(codes, weight.to_owned(), shape, Box::new(decoder));
+    tensors.replace(codes, weight.to_owned(), shape, Box::new(coded));
     Ok(())
 }
 
 impl FourBits {
     /// The scales of blocks `range`.
-    fn scales(
-        &self,
-        source: &dyn WeightSource,
-        range: Range<u64>,
-        out: &mut Vec<f32>,
-    ) -> Result<(), DequantError> {
+    fn scales(&self, below: Below<'_>, range: Range<u64>, out: &mut Vec<f32>) -> Result<(), DequantError> {
         out.clear();
-        let Some(nested) = &self.nested else { return self.absmax.read(source, range, out) };
+        let Some(nested) = &self.nested else { return self.absmax.read(below, range, out) };
         let mut map = Vec::with_capacity(256);
-        nested.map.read(source, 0..256, &mut map)?;
+        nested.map.read(below, 0..256, &mut map)?;
         let mut outer = Vec::new();
         let first = range.start / nested.block;
-        nested.absmax.read(source, first..range.end.div_ceil(nested.block), &mut outer)?;
-        with_bytes(source, self.absmax.index, 1, range.clone(), |bytes| {
+        nested.absmax.read(below, first..range.end.div_ceil(nested.block), &mut outer)?;
+        below.with_elems(self.absmax.index, range.clone(), |bytes| {
             for (block, &code) in range.zip(bytes) {
                 let scale = outer[(block / nested.block - first) as usize];
                 out.push(map[usize::from(code)] * scale + nested.offset);
             }
-            Ok(())
-        })
+        })?;
+        Ok(())
     }
 }
 
-impl Decoder for FourBits {
+impl CodedWeight for FourBits {
     fn decode(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
         let width = (cols.end - cols.start) as usize;
-        let elem_bytes = source.weights()[self.codes].ty.bytes().unwrap_or(1) as u64;
+        let elem_bytes = below.meta(self.codes).ty.bytes().unwrap_or(1) as u64;
         let mut book = Vec::with_capacity(16);
-        self.map.read(source, 0..16, &mut book)?;
+        self.map.read(below, 0..16, &mut book)?;
         let map: [f32; 16] = std::array::from_fn(|code| book[code]);
         let mut scales = Vec::new();
         for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
             let (first, end) = (row * self.n_cols + cols.start, row * self.n_cols + cols.end);
             let first_block = first / self.block;
-            self.scales(source, first_block..end.div_ceil(self.block), &mut scales)?;
+            self.scales(below, first_block..end.div_ceil(self.block), &mut scales)?;
             // Bytes are counted in elements of the type that they lie under.
             let elems = first / 2 / elem_bytes..end.div_ceil(2).div_ceil(elem_bytes);
             let skip = elems.start * elem_bytes;
-            with_bytes(source, self.codes, elem_bytes as usize, elems, |bytes| {
+            below.with_elems(self.codes, elems, |bytes| {
                 let mut at = first;
                 while at < end {
                     let block = at / self.block;
@@ -210,7 +202,6 @@ impl Decoder for FourBits {
                     );
                     at = stop;
                 }
-                Ok(())
             })?;
         }
         Ok(())
@@ -247,7 +238,7 @@ fn eight_bits(tensors: &mut Tensors<'_>, module: &str, scale: usize) -> Result<(
         if tensors.meta(format).shape.n_elems() != 1 {
             return Err(tensors.shape_error(format, "1 element".to_owned()));
         }
-        let found = with_bytes(tensors.source(), format, 1, 0..1, |bytes| Ok(bytes[0]))?;
+        let found = tensors.below().with_elems(format, 0..1, |bytes| bytes[0])?;
         if found != 0 {
             return Err(DequantError::UnsupportedVariant {
                 place: format!("tensor `{}`", crate::core::text::escape(&tensors.meta(format).name)),
@@ -258,31 +249,27 @@ fn eight_bits(tensors: &mut Tensors<'_>, module: &str, scale: usize) -> Result<(
         members.push(format);
     }
     let meta = tensors.meta(codes);
-    let decoder = EightBits { codes, scales, n_cols, members: members.clone() };
-    for member in members {
-        tensors.take(member);
-    }
-    tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(decoder));
+    let coded = EightBits { codes, scales, n_cols, members };
+    tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(coded));
     Ok(())
 }
 
-impl Decoder for EightBits {
+impl CodedWeight for EightBits {
     fn decode(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
         let width = (cols.end - cols.start) as usize;
         for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-            let scale = self.scales.get(source, row)?;
+            let scale = self.scales.get(below, row)?;
             let first = row * self.n_cols;
-            with_bytes(source, self.codes, 1, first + cols.start..first + cols.end, |bytes| {
+            below.with_elems(self.codes, first + cols.start..first + cols.end, |bytes| {
                 for (out, &code) in out.iter_mut().zip(bytes) {
                     *out = f32::from(code.cast_signed()) * scale * INV_127;
                 }
-                Ok(())
             })?;
         }
         Ok(())

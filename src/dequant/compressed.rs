@@ -3,12 +3,13 @@
 use regex::Regex;
 use serde_json::{Map, Value};
 
+use crate::core::little_endian::{i32s, i64s};
 use crate::core::{ElementType, Shape};
-use crate::dequant::bits::{Packing, Stream};
+use crate::dequant::bits::{Stream, WordLayout};
 use crate::dequant::fp4::{Beside, Factor, Fp4};
-use crate::dequant::fp8::{Fp8, Grid};
+use crate::dequant::fp8::{Fp8, ScaleLayout};
 use crate::dequant::grouped::{Codes, Grouped, Groups, Layout, Order, ZeroShift, Zeros};
-use crate::dequant::values::{SCALE_TYPES, Values, with_bytes};
+use crate::dequant::values::{SCALE_TYPES, Values};
 use crate::dequant::{DequantError, Settings, Tensors, sparse};
 
 /// Which modules a list names.
@@ -66,12 +67,8 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
         .filter_map(|(module, _)| Some((module, tensors.find(&format!("{module}.weight"))?)));
     modules.extend(plain.collect::<Vec<_>>());
     for (module, codes) in modules {
-        let conflict = |key: &str, configured: &str| DequantError::ConfigTensorConflict {
-            file: settings.file.to_owned(),
-            key: key.to_owned(),
-            configured: configured.to_owned(),
-            tensor: tensors.meta(codes).name.clone(),
-            found: "it is quantized".to_owned(),
+        let conflict = |key: &str, configured: &str| {
+            settings.conflict(key, configured, &tensors.meta(codes).name, "it is quantized")
         };
         if ignored.iter().any(|target| !matches!(target, Target::Class) && target.rank(module).is_some()) {
             return Err(conflict("ignore", "a list with the module in it"));
@@ -221,13 +218,9 @@ fn group_layout(
             if !is_rows {
                 return Err(tensors.shape_error(scale, format!("[{n_rows}, {n_groups}]")));
             }
-            Err(DequantError::ConfigTensorConflict {
-                file: weights.file.to_owned(),
-                key: "group_size".to_owned(),
-                configured: format!("{size}, {n_groups} groups for {n_cols} inputs"),
-                tensor: tensors.meta(scale).name.clone(),
-                found: format!("{} groups", found[1]),
-            })
+            let configured = format!("{size}, {n_groups} groups for {n_cols} inputs");
+            let tensor = &tensors.meta(scale).name;
+            Err(weights.conflict("group_size", configured, tensor, format!("{} groups", found[1])))
         }
         Strategy::Block(..) => Err(weights.variant("strategy", "block", "integers have no scales by blocks")),
         Strategy::Tensor => Err(tensors.shape_error(scale, "1 element".to_owned())),
@@ -236,19 +229,19 @@ fn group_layout(
 }
 
 /// Tells dense and padded words apart by how many there are.
-fn word_packing(
+fn word_layout(
     tensors: &Tensors<'_>,
     index: usize,
     bits: u32,
     (n_codes, n_words): (u64, u64),
-) -> Result<Packing, DequantError> {
-    let dense = Stream::words(bits, Packing::Dense, n_codes);
-    let padded = Stream::words(bits, Packing::Padded, n_codes);
+) -> Result<WordLayout, DequantError> {
+    let dense = Stream::words(bits, WordLayout::Dense, n_codes);
+    let padded = Stream::words(bits, WordLayout::Padded, n_codes);
     let is_same = 32 % bits == 0;
     match (dense == n_words, padded == n_words) {
-        (true, _) if is_same => Ok(Packing::Dense),
-        (true, false) => Ok(Packing::Dense),
-        (false, true) => Ok(Packing::Padded),
+        (true, _) if is_same => Ok(WordLayout::Dense),
+        (true, false) => Ok(WordLayout::Dense),
+        (false, true) => Ok(WordLayout::Padded),
         (true, true) => {
             let expected = format!("words that tell whether {bits}-bit codes straddle them");
             Err(tensors.shape_error(index, expected))
@@ -287,7 +280,7 @@ fn pack_quantized(
         let expected = format!("what `weight_shape` [{n_rows}, {n_cols}] needs");
         return Err(tensors.shape_error(packed, expected));
     }
-    let packing = word_packing(tensors, packed, bits, (n_cols, n_words))?;
+    let layout = word_layout(tensors, packed, bits, (n_cols, n_words))?;
     let (order, n_groups, group_size) = group_layout(weights, tensors, scale, (n_rows, n_cols))?;
     let mut members = vec![packed, scale, shape_index];
     let middle = 1i32 << (bits - 1);
@@ -300,9 +293,13 @@ fn pack_quantized(
         if groups != n_groups {
             return Err(tensors.shape_error(index, format!("{n_groups} columns, one for each group")));
         }
-        let packing = word_packing(tensors, index, bits, (n_rows, words))?;
+        // They lie in their words as the codes do: another number of words would be another layout.
+        let zero_words = Stream::words(bits, layout, n_rows);
+        if words != zero_words {
+            return Err(tensors.shape_error(index, format!("[{zero_words}, {n_groups}], as the codes lie")));
+        }
         members.push(index);
-        Zeros::ByGroup(Stream { index, bits, packing, step: n_groups, stride: 1 }, ZeroShift::None)
+        Zeros::ByGroup(Stream { index, bits, layout, step: n_groups, stride: 1 }, ZeroShift::None)
     };
     let mut groups = Groups::Runs(group_size);
     if let Some(g_idx) = tensors.find(&format!("{module}.weight_g_idx")) {
@@ -316,8 +313,8 @@ fn pack_quantized(
     let name = format!("{module}.weight");
     let shape = Shape::new(vec![n_rows, n_cols])
         .ok_or_else(|| tensors.shape_error(packed, "a size that fits 63 bits".to_owned()))?;
-    let decoder = Grouped {
-        codes: Codes::ByRow(Stream { index: packed, bits, packing, step: 1, stride: n_words }),
+    let coded = Grouped {
+        codes: Codes::ByRow(Stream { index: packed, bits, layout, step: 1, stride: n_words }),
         code_range: (0, (1 << bits) - 1),
         zeros,
         scales,
@@ -326,13 +323,10 @@ fn pack_quantized(
         n_groups,
         n_rows,
         n_cols,
-        members: members.clone(),
+        members,
         layout: Layout { group_size, is_symmetric: !weights.says("symmetric", false) },
     };
-    for member in members {
-        tensors.take(member);
-    }
-    tensors.append(name, shape, Box::new(decoder));
+    tensors.append(name, shape, Box::new(coded));
     Ok(())
 }
 
@@ -345,11 +339,8 @@ fn shape_of(tensors: &Tensors<'_>, index: usize) -> Result<(u64, u64), DequantEr
     }
     let is_wide = meta.ty == ElementType::I64;
     let size = |bytes: &[u8], at: usize| -> Result<u64, DequantError> {
-        let value = if is_wide {
-            bytes.as_chunks::<8>().0.get(at).map_or(0, |&bytes| i64::from_le_bytes(bytes))
-        } else {
-            bytes.as_chunks::<4>().0.get(at).map_or(0, |&bytes| i64::from(i32::from_le_bytes(bytes)))
-        };
+        let value =
+            if is_wide { i64s(bytes).nth(at).unwrap_or(0) } else { i32s(bytes).nth(at).map_or(0, i64::from) };
         u64::try_from(value).map_err(|_| DequantError::IndexOutOfRange {
             tensor: meta.name.clone(),
             index: at as u64,
@@ -357,16 +348,13 @@ fn shape_of(tensors: &Tensors<'_>, index: usize) -> Result<(u64, u64), DequantEr
             expected: "a size".to_owned(),
         })
     };
-    let elem_bytes = if is_wide { 8 } else { 4 };
-    with_bytes(tensors.source(), index, elem_bytes, 0..2, |bytes| Ok((size(bytes, 0)?, size(bytes, 1)?)))
+    tensors.below().try_with_elems(index, 0..2, |bytes| Ok((size(bytes, 0)?, size(bytes, 1)?)))
 }
 
 /// Whether an index of groups holds -1 throughout, which stands for none.
 fn is_unset(tensors: &Tensors<'_>, index: usize) -> Result<bool, DequantError> {
     let n = tensors.meta(index).shape.n_elems();
-    with_bytes(tensors.source(), index, 4, 0..n, |bytes| {
-        Ok(bytes.as_chunks::<4>().0.iter().all(|&bytes| i32::from_le_bytes(bytes) == -1))
-    })
+    Ok(tensors.below().with_elems(index, 0..n, |bytes| i32s(bytes).all(|group| group == -1))?)
 }
 
 fn int_quantized(
@@ -397,7 +385,7 @@ fn int_quantized(
         tensors.leave_out(index);
     }
     let meta = tensors.meta(codes);
-    let decoder = Grouped {
+    let coded = Grouped {
         codes: Codes::Bytes(codes),
         code_range: (-(1 << (bits - 1)), (1 << (bits - 1)) - 1),
         zeros,
@@ -407,13 +395,10 @@ fn int_quantized(
         n_groups,
         n_rows,
         n_cols,
-        members: members.clone(),
+        members,
         layout: Layout { group_size, is_symmetric: !weights.says("symmetric", false) },
     };
-    for &member in &members {
-        tensors.take(member);
-    }
-    tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(decoder));
+    tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(coded));
     Ok(())
 }
 
@@ -425,28 +410,27 @@ fn float_quantized(
 ) -> Result<(), DequantError> {
     let scale = tensors.member(module, ".weight_scale")?;
     let grid = match strategy(weights)? {
-        Strategy::Tensor => Grid::Tensor,
-        Strategy::Channel => Grid::Row,
-        Strategy::Group(size) => Grid::Block { rows: 1, cols: size },
-        Strategy::Block(rows, cols) => Grid::Block { rows, cols },
+        Strategy::Tensor => ScaleLayout::Tensor,
+        Strategy::Channel => ScaleLayout::Row,
+        Strategy::Group(size) => ScaleLayout::Block { rows: 1, cols: size },
+        Strategy::Block(rows, cols) => ScaleLayout::Block { rows, cols },
     };
-    let decoder = Fp8::new(tensors, codes, scale, grid)?;
-    put_float(tensors, codes, scale, decoder);
+    let coded = Fp8::new(tensors, codes, scale, grid)?;
+    put_float(tensors, codes, coded);
     Ok(())
 }
 
-fn put_float(tensors: &mut Tensors<'_>, codes: usize, scale: usize, decoder: Fp8) {
+fn put_float(tensors: &mut Tensors<'_>, codes: usize, coded: Fp8) {
     let meta = tensors.meta(codes);
-    tensors.take(scale);
-    tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(decoder));
+    tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(coded));
 }
 
 fn mxfp8(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<(), DequantError> {
     let scale = tensors.member(module, ".weight_scale")?;
     tensors.check_type(scale, &[ElementType::U8, ElementType::F8E8M0])?;
     let scales = Values::exponents(tensors, scale);
-    let decoder = Fp8::with_scales(tensors, codes, scales, Grid::Block { rows: 1, cols: 32 })?;
-    put_float(tensors, codes, scale, decoder);
+    let coded = Fp8::with_scales(tensors, codes, scales, ScaleLayout::Block { rows: 1, cols: 32 })?;
+    put_float(tensors, codes, coded);
     Ok(())
 }
 
@@ -462,10 +446,8 @@ fn mxfp4(tensors: &mut Tensors<'_>, module: &str, packed: usize) -> Result<(), D
     tensors.check_no_plain(module, packed)?;
     let shape = unpacked(tensors, packed)?;
     let name = format!("{module}.weight");
-    let decoder = Fp4::mx(tensors, packed, scale, (shape.n_rows(), shape.n_cols()))?;
-    tensors.take(packed);
-    tensors.take(scale);
-    tensors.append(name, shape, Box::new(decoder));
+    let coded = Fp4::mx(tensors, packed, scale, (shape.n_rows(), shape.n_cols()))?;
+    tensors.append(name, shape, Box::new(coded));
     Ok(())
 }
 
@@ -483,10 +465,7 @@ fn nvfp4(tensors: &mut Tensors<'_>, module: &str, packed: usize) -> Result<(), D
     // ref: a scheme without `input_activations` is not marked as one of float activations, keep.
     let beside = Beside { factor, input, float_activations: false };
     let size = (shape.n_rows(), shape.n_cols());
-    let decoder = Fp4::nv(tensors, packed, scale, beside, size)?;
-    for member in [packed, scale, global] {
-        tensors.take(member);
-    }
-    tensors.append(name, shape, Box::new(decoder));
+    let coded = Fp4::nv(tensors, packed, scale, beside, size)?;
+    tensors.append(name, shape, Box::new(coded));
     Ok(())
 }

@@ -30,6 +30,40 @@ impl fmt::Display for Encoding {
 /// The encodings of a source's weights by name; a weight that is not listed is plain floats.
 pub type Encodings = BTreeMap<String, Encoding>;
 
+/// How a quantized checkpoint stores its weights.
+#[derive(Clone, Debug, Default)]
+pub struct Quantization {
+    /// The method, as its makers spell it.
+    pub method: &'static str,
+    /// Encodings of the quantized weights, by the names that they have as floats.
+    pub encodings: Encodings,
+    /// Tensors that were left out: scales of activations and caches.
+    pub left_out: Vec<String>,
+    /// Weights of the layers that the configuration targets, but that are plain floats.
+    pub plain_targets: Vec<String>,
+}
+
+impl Quantization {
+    /// The weights that are stored alike. `weights` are those of the model.
+    #[must_use]
+    pub fn classes(&self, weights: &[WeightMeta]) -> Vec<StoredClass<()>> {
+        stored_classes(weights, &self.encodings, |_| ())
+    }
+
+    /// Endings of the tensors that were left out, each once: `input_scale`, `k_scale`.
+    #[must_use]
+    pub fn left_out_endings(&self) -> Vec<&str> {
+        let mut endings: Vec<&str> = Vec::new();
+        for name in &self.left_out {
+            let ending = name.rsplit('.').next().unwrap_or(name);
+            if !endings.contains(&ending) {
+                endings.push(ending);
+            }
+        }
+        endings
+    }
+}
+
 /// Weights of one part of the model that are stored alike and become the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredClass<T> {

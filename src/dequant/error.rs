@@ -3,6 +3,8 @@
 
 use crate::core::text::escape;
 use crate::core::{ElementType, Hint, Shape, SourceError};
+use crate::dequant::flm::RangeError;
+use crate::dequant::msmodelslim::MsModelSlimError;
 
 /// Why a quantized checkpoint cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -47,9 +49,24 @@ pub enum DequantError {
     /// Text inside the checkpoint that cannot be read.
     #[error("tensor `{}`: {problem}", escape(tensor))]
     BadMetadata { tensor: String, problem: String },
+    /// What is wrong with a checkpoint of msModelSlim.
+    #[error(transparent)]
+    MsModelSlim(MsModelSlimError),
+    /// A value range of FastLLM's without meaning.
+    #[error(transparent)]
+    Range(#[from] RangeError),
     /// The source failed.
     #[error(transparent)]
     Source(#[from] SourceError),
+}
+
+impl From<MsModelSlimError> for DequantError {
+    fn from(error: MsModelSlimError) -> Self {
+        match error {
+            MsModelSlimError::Source(error) => Self::Source(error),
+            error => Self::MsModelSlim(error),
+        }
+    }
 }
 
 impl DequantError {
@@ -70,7 +87,32 @@ impl DequantError {
             Self::NonFinite { .. } => "non-finite",
             Self::ConfigTensorConflict { .. } => "config-tensor-conflict",
             Self::BadMetadata { .. } => "bad-metadata",
+            Self::MsModelSlim(_) => "msmodelslim",
+            Self::Range(_) => "value-range",
             Self::Source(_) => "source",
+        }
+    }
+
+    /// Whether the checkpoint may be sound, and is stored in a way that is not read; else something about it is wrong.
+    #[must_use]
+    pub fn is_unsupported(&self) -> bool {
+        match self {
+            Self::UnknownMethod { .. } | Self::UnsupportedMethod { .. } | Self::UnsupportedVariant { .. } => {
+                true
+            }
+            Self::MsModelSlim(error) => error.is_unsupported(),
+            Self::BadConfig { .. }
+            | Self::MissingTensor { .. }
+            | Self::OrphanTensor { .. }
+            | Self::AmbiguousModule { .. }
+            | Self::DtypeMismatch { .. }
+            | Self::ShapeMismatch { .. }
+            | Self::IndexOutOfRange { .. }
+            | Self::NonFinite { .. }
+            | Self::ConfigTensorConflict { .. }
+            | Self::BadMetadata { .. }
+            | Self::Range(_)
+            | Self::Source(_) => false,
         }
     }
 
@@ -96,7 +138,17 @@ impl Hint for DequantError {
                         .to_owned(),
                 ]
             }
-            _ => Vec::new(),
+            Self::MsModelSlim(error) => error.hints(),
+            Self::BadConfig { .. }
+            | Self::AmbiguousModule { .. }
+            | Self::DtypeMismatch { .. }
+            | Self::ShapeMismatch { .. }
+            | Self::IndexOutOfRange { .. }
+            | Self::NonFinite { .. }
+            | Self::ConfigTensorConflict { .. }
+            | Self::BadMetadata { .. }
+            | Self::Range(_)
+            | Self::Source(_) => Vec::new(),
         }
     }
 }

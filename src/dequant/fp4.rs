@@ -5,15 +5,12 @@
 
 use std::ops::Range;
 
-use crate::core::{ElementType, GgmlType, Packing, WeightSource};
+use crate::core::small_float::E2M1;
+use crate::core::{ElementType, GgmlType, Packing};
 use crate::dequant::nibbles::look_up;
-use crate::dequant::values::{Values, with_bytes};
-use crate::dequant::{Decoder, DequantError, Tensors};
+use crate::dequant::values::Values;
+use crate::dequant::{Below, CodedWeight, DequantError, Tensors};
 use crate::quant::pack::{BLOCK_ELEMS, pack_mxfp4, pack_nvfp4};
-
-/// The values of the codes.
-const E2M1: [f32; 16] =
-    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 /// The factor of a tensor.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +33,7 @@ impl Factor {
         if values.n != 1 {
             return Err(tensors.shape_error(values.index, "1 element".to_owned()));
         }
-        let value = values.get(tensors.source(), 0)?;
+        let value = values.get(tensors.below(), 0)?;
         if value == 0.0 && matches!(self, Self::Over(_)) {
             return Err(tensors.zero_divisor(values.index));
         }
@@ -44,11 +41,11 @@ impl Factor {
     }
 
     /// The number that a product is multiplied by.
-    fn multiplier(self, source: &dyn WeightSource) -> Result<Option<f32>, DequantError> {
+    fn multiplier(self, below: Below<'_>) -> Result<Option<f32>, DequantError> {
         Ok(match self {
             Self::None => None,
-            Self::Times(values) => Some(values.get(source, 0)?),
-            Self::Over(values) => Some(1.0 / values.get(source, 0)?),
+            Self::Times(values) => Some(values.get(below, 0)?),
+            Self::Over(values) => Some(1.0 / values.get(below, 0)?),
         })
     }
 }
@@ -134,25 +131,20 @@ impl Fp4 {
     }
 
     /// The scales of a row, the factor in them.
-    fn row_scales(
-        &self,
-        source: &dyn WeightSource,
-        row: u64,
-        out: &mut Vec<f32>,
-    ) -> Result<(), DequantError> {
+    fn row_scales(&self, below: Below<'_>, row: u64, out: &mut Vec<f32>) -> Result<(), DequantError> {
         let n_groups = self.n_cols.div_ceil(self.group);
         out.clear();
-        self.scales.read(source, row * n_groups..(row + 1) * n_groups, out)?;
+        self.scales.read(below, row * n_groups..(row + 1) * n_groups, out)?;
         match self.beside.factor {
             Factor::None => {}
             Factor::Times(values) => {
-                let factor = values.get(source, 0)?;
+                let factor = values.get(below, 0)?;
                 for scale in out.iter_mut() {
                     *scale *= factor;
                 }
             }
             Factor::Over(values) => {
-                let factor = values.get(source, 0)?;
+                let factor = values.get(below, 0)?;
                 for scale in out.iter_mut() {
                     *scale /= factor;
                 }
@@ -164,25 +156,25 @@ impl Fp4 {
     /// The codes of some columns of a row, whole bytes of them.
     fn read_codes(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         row: u64,
         cols: &Range<u64>,
         out: &mut [u8],
     ) -> Result<(), DequantError> {
         let first = row * (self.n_cols / 2);
-        with_bytes(source, self.codes, 1, first + cols.start / 2..first + cols.end / 2, |bytes| {
+        below.with_elems(self.codes, first + cols.start / 2..first + cols.end / 2, |bytes| {
             for (pair, &byte) in out.as_chunks_mut().0.iter_mut().zip(bytes) {
                 *pair = [byte & 15, byte >> 4];
             }
-            Ok(())
-        })
+        })?;
+        Ok(())
     }
 }
 
-impl Decoder for Fp4 {
+impl CodedWeight for Fp4 {
     fn decode(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
@@ -190,10 +182,10 @@ impl Decoder for Fp4 {
         let width = (cols.end - cols.start) as usize;
         let mut scales = Vec::new();
         for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-            self.row_scales(source, row, &mut scales)?;
+            self.row_scales(below, row, &mut scales)?;
             let first = row * (self.n_cols / 2);
             let bytes = first + cols.start / 2..first + cols.end.div_ceil(2);
-            with_bytes(source, self.codes, 1, bytes, |bytes| {
+            below.with_elems(self.codes, bytes, |bytes| {
                 let mut at = cols.start;
                 while at < cols.end {
                     let end = cols.end.min((at / self.group + 1) * self.group);
@@ -203,27 +195,26 @@ impl Decoder for Fp4 {
                     look_up::<false>(&E2M1.map(|value| value * scale), bytes, at, out);
                     at = end;
                 }
-                Ok(())
             })?;
         }
         Ok(())
     }
 
-    fn packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, DequantError> {
+    fn packings(&self, below: Below<'_>) -> Result<Vec<Packing>, DequantError> {
         match self.beside.factor {
             Factor::None if self.n_cols.is_multiple_of(BLOCK_ELEMS as u64) => {
                 // Reading checks that no exponent stands for NaN.
-                self.scales.all(source, |_| true)?;
+                self.scales.all(below, |_| true)?;
                 Ok(vec![Packing::exact(GgmlType::Mxfp4)])
             }
             Factor::Times(_) | Factor::Over(_)
                 if self.n_cols.is_multiple_of(GgmlType::Nvfp4.block_elems() as u64) =>
             {
                 // The block's scales have no sign.
-                let is_plain = self.scales.all(source, f32::is_sign_positive)?;
+                let is_plain = self.scales.all(below, f32::is_sign_positive)?;
                 let packing = Packing {
-                    scale: self.beside.factor.multiplier(source)?,
-                    input_scale: self.beside.input.multiplier(source)?,
+                    scale: self.beside.factor.multiplier(below)?,
+                    input_scale: self.beside.input.multiplier(below)?,
                     float_activations: self.beside.float_activations,
                     ..Packing::exact(GgmlType::Nvfp4)
                 };
@@ -236,7 +227,7 @@ impl Decoder for Fp4 {
     /// Blocks of a type that takes the codes and the bytes of the scales as they are.
     fn pack(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         ty: GgmlType,
         rows: Range<u64>,
         cols: Range<u64>,
@@ -246,10 +237,10 @@ impl Decoder for Fp4 {
         let (n_groups, n_scales) = (self.n_cols / self.group, block_elems / self.group as usize);
         let mut codes = vec![0; (cols.end - cols.start) as usize];
         for (row, out) in rows.zip(out.chunks_exact_mut((codes.len() / block_elems * block_bytes).max(1))) {
-            self.read_codes(source, row, &cols, &mut codes)?;
+            self.read_codes(below, row, &cols, &mut codes)?;
             let first = row * n_groups;
             let groups = first + cols.start / self.group..first + cols.end / self.group;
-            with_bytes(source, self.scales.index, 1, groups, |scales| {
+            below.with_elems(self.scales.index, groups, |scales| {
                 let blocks = codes.chunks_exact(block_elems).zip(out.chunks_exact_mut(block_bytes));
                 for ((codes, out), scales) in blocks.zip(scales.chunks_exact(n_scales)) {
                     match ty {
@@ -258,7 +249,6 @@ impl Decoder for Fp4 {
                         _ => panic!("no packing as {ty}"),
                     }
                 }
-                Ok(())
             })?;
         }
         Ok(())

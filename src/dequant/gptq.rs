@@ -6,10 +6,11 @@
 use regex::Regex;
 use serde_json::{Map, Value};
 
+use crate::core::little_endian::{i32s, u32s};
 use crate::core::{ElementType, Shape};
-use crate::dequant::bits::{Packing, Stream};
+use crate::dequant::bits::{Stream, WordLayout};
 use crate::dequant::grouped::{Codes, Grouped, Groups, Layout, Order, ZeroShift, Zeros};
-use crate::dequant::values::{SCALE_TYPES, Values, with_bytes};
+use crate::dequant::values::{SCALE_TYPES, Values};
 use crate::dequant::{DequantError, Settings, Tensors};
 
 /// What a module was quantized with.
@@ -19,8 +20,17 @@ pub(super) struct Params {
     pub(super) bits: u32,
     /// Columns of a group; `None` for whole rows.
     pub(super) group_size: Option<u64>,
-    /// Whether zero points are stored as they are, not less one.
-    pub(super) is_v2: bool,
+    /// How zero points are stored.
+    pub(super) version: Version,
+}
+
+/// Version of the format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Version {
+    /// Zero points are stored less one.
+    One,
+    /// They are stored as they are.
+    Two,
 }
 
 /// A rule for modules by name.
@@ -39,7 +49,7 @@ pub(super) fn plan(
     tensors: &mut Tensors<'_>,
     warnings: &mut Vec<String>,
 ) -> Result<(), DequantError> {
-    let is_v2 = version(settings)?;
+    let version = version(settings)?;
     if let Some(dtype) = settings.text("pack_dtype")?.filter(|dtype| *dtype != "int32") {
         return Err(settings.variant("pack_dtype", dtype, "only codes in 32-bit words are read"));
     }
@@ -49,18 +59,13 @@ pub(super) fn plan(
         let rule = rules.iter().find(|(pattern, _)| pattern.is_match(module)).map(|(_, rule)| rule);
         let own = match rule {
             Some(Rule::Skip) => {
-                return Err(DequantError::ConfigTensorConflict {
-                    file: settings.file.to_owned(),
-                    key: "dynamic".to_owned(),
-                    configured: "a rule that leaves the module alone".to_owned(),
-                    tensor: format!("{module}.qweight"),
-                    found: "it is quantized".to_owned(),
-                });
+                let (rule, tensor) = ("a rule that leaves the module alone", format!("{module}.qweight"));
+                return Err(settings.conflict("dynamic", rule, tensor, "it is quantized"));
             }
             Some(Rule::Override(map)) => settings.with(map),
             None => settings.clone(),
         };
-        let params = Params { bits: bits(&own)?, group_size: group_size(&own)?, is_v2 };
+        let params = Params { bits: bits(&own)?, group_size: group_size(&own)?, version };
         if put(&own, tensors, module, params)? {
             damaged.push(module.to_owned());
         }
@@ -75,15 +80,14 @@ pub(super) fn plan(
     Ok(())
 }
 
-/// Whether zero points are stored as they are.
-fn version(settings: &Settings) -> Result<bool, DequantError> {
+fn version(settings: &Settings) -> Result<Version, DequantError> {
     if settings.bool("is_marlin_format")? == Some(true) {
         return Err(settings.variant("is_marlin_format", "true", "weights are repacked for a GPU kernel"));
     }
     let key = if settings.map.contains_key("checkpoint_format") { "checkpoint_format" } else { "format" };
     match settings.text(key)? {
-        None | Some("gptq") => Ok(false),
-        Some("gptq_v2") => Ok(true),
+        None | Some("gptq") => Ok(Version::One),
+        Some("gptq_v2") => Ok(Version::Two),
         Some(name @ "gptq_p") => Err(settings.variant(key, name, "codes lie in bit planes")),
         Some(name) => Err(settings.variant(key, name, "weights are repacked for a GPU kernel")),
     }
@@ -169,7 +173,7 @@ pub(super) fn put(
     let n_cols = n_cols.ok_or_else(|| {
         tensors.shape_error(qweight, format!("a number of words that {bits}-bit codes fill"))
     })?;
-    let zero_words = Stream::words(params.bits, Packing::Dense, n_rows);
+    let zero_words = Stream::words(params.bits, WordLayout::Dense, n_rows);
     let (zero_groups, found_words) = tensors.matrix(qzeros)?;
     if zero_groups != n_groups || found_words != zero_words {
         let expected = format!("[{n_groups}, {zero_words}]: `scales` has {n_groups} groups of {n_rows}");
@@ -177,15 +181,6 @@ pub(super) fn put(
     }
 
     let g_idx = tensors.find(&format!("{module}.g_idx"));
-    let conflict = |key: &str, configured: String, tensor: usize, found: String| {
-        Err(DequantError::ConfigTensorConflict {
-            file: settings.file.to_owned(),
-            key: key.to_owned(),
-            configured,
-            tensor: tensors.meta(tensor).name.clone(),
-            found,
-        })
-    };
     if let Some(g_idx) = g_idx {
         tensors.check_type(g_idx, &[ElementType::I32])?;
         let n = tensors.meta(g_idx).shape.n_elems();
@@ -193,12 +188,8 @@ pub(super) fn put(
         if n != n_cols && n.checked_mul(bits).is_some_and(|n_bits| n_bits.div_ceil(32) != words) {
             let right = words.saturating_mul(32) / n.max(1);
             if [2, 3, 4, 8].contains(&right) {
-                return conflict(
-                    "bits",
-                    bits.to_string(),
-                    qweight,
-                    format!("{right}: {words} rows for {n} inputs"),
-                );
+                let found = format!("{right}: {words} rows for {n} inputs");
+                return Err(settings.conflict("bits", bits.to_string(), &tensors.meta(qweight).name, found));
             }
         }
         tensors.check_shape(g_idx, &[n_cols])?;
@@ -206,26 +197,27 @@ pub(super) fn put(
     let group_size = params.group_size.unwrap_or(n_cols.max(1));
     if n_cols.div_ceil(group_size) != n_groups {
         let found = format!("{n_groups} groups for {n_cols} inputs");
-        return conflict("group_size", group_size.to_string(), scales, found);
+        let tensor = &tensors.meta(scales).name;
+        return Err(settings.conflict("group_size", group_size.to_string(), tensor, found));
     }
     let groups = match g_idx {
         Some(g_idx) if !is_in_order(tensors, g_idx, group_size, n_groups)? => Groups::Index(g_idx),
         _ => Groups::Runs(group_size),
     };
 
-    let shift = match (params.is_v2, params.bits) {
-        (true, _) => ZeroShift::None,
-        (false, 3) => ZeroShift::Field,
-        (false, _) => ZeroShift::Word,
+    let shift = match (params.version, params.bits) {
+        (Version::Two, _) => ZeroShift::None,
+        (Version::One, 3) => ZeroShift::Field,
+        (Version::One, _) => ZeroShift::Word,
     };
     let stream =
-        |index, step, stride| Stream { index, bits: params.bits, packing: Packing::Dense, step, stride };
+        |index, step, stride| Stream { index, bits: params.bits, layout: WordLayout::Dense, step, stride };
     let zeros = stream(qzeros, 1, zero_words);
     let wraps = shift == ZeroShift::Word && has_full_field(tensors, qzeros, params.bits)?;
     let name = format!("{module}.weight");
     let mut members = vec![qweight, qzeros, scales];
     members.extend(g_idx);
-    let decoder = Grouped {
+    let coded = Grouped {
         codes: Codes::ByRow(stream(qweight, n_rows, 1)),
         code_range: (0, (1 << params.bits) - 1),
         zeros: Zeros::ByGroup(zeros, shift),
@@ -235,15 +227,12 @@ pub(super) fn put(
         n_groups,
         n_rows,
         n_cols,
-        members: members.clone(),
+        members,
         layout: Layout { group_size, is_symmetric: !settings.says("sym", false) },
     };
-    for member in members {
-        tensors.take(member);
-    }
     let shape = Shape::new(vec![n_rows, n_cols])
         .ok_or_else(|| tensors.shape_error(qweight, "a size that fits 63 bits".to_owned()))?;
-    tensors.append(name, shape, Box::new(decoder));
+    tensors.append(name, shape, Box::new(coded));
     Ok(wraps)
 }
 
@@ -255,10 +244,9 @@ fn is_in_order(
     n_groups: u64,
 ) -> Result<bool, DequantError> {
     let meta = tensors.meta(g_idx);
-    with_bytes(tensors.source(), g_idx, 4, 0..meta.shape.n_elems(), |bytes| {
+    tensors.below().try_with_elems(g_idx, 0..meta.shape.n_elems(), |bytes| {
         let mut in_order = true;
-        for (col, &bytes) in (0..).zip(bytes.as_chunks::<4>().0) {
-            let found = i32::from_le_bytes(bytes);
+        for (col, found) in (0..).zip(i32s(bytes)) {
             if u64::try_from(found).ok().is_none_or(|group| group >= n_groups) {
                 return Err(DequantError::IndexOutOfRange {
                     tensor: meta.name.clone(),
@@ -276,8 +264,8 @@ fn is_in_order(
 /// Whether some field of the words is all ones.
 fn has_full_field(tensors: &Tensors<'_>, index: usize, bits: u32) -> Result<bool, DequantError> {
     let full = (1u32 << bits) - 1;
-    with_bytes(tensors.source(), index, 4, 0..tensors.meta(index).shape.n_elems(), |bytes| {
-        let mut words = bytes.as_chunks::<4>().0.iter().map(|&bytes| u32::from_le_bytes(bytes));
-        Ok(words.any(|word| (0..32 / bits).any(|field| word >> (field * bits) & full == full)))
-    })
+    let found = tensors.below().with_elems(index, 0..tensors.meta(index).shape.n_elems(), |bytes| {
+        u32s(bytes).any(|word| (0..32 / bits).any(|field| word >> (field * bits) & full == full))
+    })?;
+    Ok(found)
 }

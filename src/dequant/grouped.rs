@@ -7,12 +7,13 @@
 
 use std::ops::Range;
 
-use crate::core::simd::{SimdLevel, VectorLoop};
-use crate::core::{GgmlType, Packing, WeightSource};
+use crate::core::little_endian::u32s;
+use crate::core::simd::VectorLoop;
+use crate::core::{GgmlType, Packing};
 use crate::dequant::bits::Stream;
 use crate::dequant::encoding::along_rows;
-use crate::dequant::values::{Values, with_bytes};
-use crate::dequant::{Decoder, DequantError};
+use crate::dequant::values::Values;
+use crate::dequant::{Below, CodedWeight, DequantError};
 use crate::quant::pack::{BLOCK_ELEMS, f16_error, pack_q4_0, pack_q5_0, pack_q8_0};
 
 /// Bytes of codes, scales and zero points that are held at a time, if a row needs no more.
@@ -135,7 +136,7 @@ impl Grouped {
 
     fn read_codes(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         rows: Range<u64>,
         cols: &Range<u64>,
         out: &mut Vec<u8>,
@@ -143,16 +144,15 @@ impl Grouped {
         let width = (cols.end - cols.start) as usize;
         out.resize((rows.end - rows.start) as usize * width, 0);
         match self.codes {
-            Codes::ByRow(stream) => stream.read_along(source, rows, cols.clone(), out),
-            Codes::ByColumn(stream) => stream.read_across(source, cols.clone(), rows, 0, out),
+            Codes::ByRow(stream) => stream.read_along(below, rows, cols.clone(), out),
+            Codes::ByColumn(stream) => stream.read_across(below, cols.clone(), rows, 0, out),
             Codes::Bytes(index) => {
                 for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
                     let first = row * self.n_cols;
-                    with_bytes(source, index, 1, first + cols.start..first + cols.end, |bytes| {
+                    below.with_elems(index, first + cols.start..first + cols.end, |bytes| {
                         for (out, byte) in out.iter_mut().zip(bytes) {
                             *out = byte ^ 0x80;
                         }
-                        Ok(())
                     })?;
                 }
                 Ok(())
@@ -162,7 +162,7 @@ impl Grouped {
 
     fn read_scales(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         rows: Range<u64>,
         out: &mut Vec<f32>,
     ) -> Result<(), DequantError> {
@@ -170,7 +170,7 @@ impl Grouped {
         match self.order {
             Order::RowMajor { stride } => {
                 for row in rows {
-                    self.scales.read(source, row * stride..row * stride + self.n_groups, out)?;
+                    self.scales.read(below, row * stride..row * stride + self.n_groups, out)?;
                 }
             }
             Order::GroupMajor => {
@@ -180,7 +180,7 @@ impl Grouped {
                 for group in 0..n_groups {
                     let first = group as u64 * self.n_rows;
                     line.clear();
-                    self.scales.read(source, first + rows.start..first + rows.end, &mut line)?;
+                    self.scales.read(below, first + rows.start..first + rows.end, &mut line)?;
                     spread(&line, n_groups, &mut out[group..]);
                 }
             }
@@ -189,12 +189,7 @@ impl Grouped {
     }
 
     /// Zero points, moved up as the codes are.
-    fn read_zeros(
-        &self,
-        source: &dyn WeightSource,
-        rows: Range<u64>,
-        out: &mut Vec<i32>,
-    ) -> Result<(), DequantError> {
+    fn read_zeros(&self, below: Below<'_>, rows: Range<u64>, out: &mut Vec<i32>) -> Result<(), DequantError> {
         let n_groups = self.n_groups as usize;
         let n = (rows.end - rows.start) as usize * n_groups;
         if let Zeros::Const(zero) = self.zeros {
@@ -208,10 +203,10 @@ impl Grouped {
         let mut field = None;
         match self.zeros {
             Zeros::Const(_) => {}
-            Zeros::ByRow(stream) => stream.read_along(source, rows, 0..self.n_groups, &mut bytes)?,
+            Zeros::ByRow(stream) => stream.read_along(below, rows, 0..self.n_groups, &mut bytes)?,
             Zeros::ByGroup(stream, shift) => {
                 let add = if shift == ZeroShift::Word { u32::MAX / ((1 << stream.bits) - 1) } else { 0 };
-                stream.read_across(source, 0..self.n_groups, rows, add, &mut bytes)?;
+                stream.read_across(below, 0..self.n_groups, rows, add, &mut bytes)?;
                 field = (shift == ZeroShift::Field).then_some(u8::MAX >> (8 - stream.bits));
             }
             Zeros::Bytes(index) => {
@@ -220,18 +215,16 @@ impl Grouped {
                     Order::RowMajor { stride } => {
                         for (row, out) in rows.zip(bytes.chunks_exact_mut(n_groups.max(1))) {
                             let range = row * stride..row * stride + self.n_groups;
-                            with_bytes(source, index, 1, range, |bytes| {
+                            below.with_elems(index, range, |bytes| {
                                 out.copy_from_slice(bytes);
-                                Ok(())
                             })?;
                         }
                     }
                     Order::GroupMajor => {
                         for group in 0..n_groups {
                             let first = group as u64 * self.n_rows;
-                            with_bytes(source, index, 1, first + rows.start..first + rows.end, |line| {
+                            below.with_elems(index, first + rows.start..first + rows.end, |line| {
                                 spread(line, n_groups, &mut bytes[group..]);
-                                Ok(())
                             })?;
                         }
                     }
@@ -251,7 +244,7 @@ impl Grouped {
     /// Calls `visit` for every row of a rectangle, counted from its first.
     fn each_row(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         rows: Range<u64>,
         cols: &Range<u64>,
         mut visit: impl FnMut(usize, Row<'_>),
@@ -262,9 +255,9 @@ impl Grouped {
         let mut first = rows.start;
         while first < rows.end && width > 0 {
             let end = rows.end.min((first / tile_rows + 1) * tile_rows);
-            self.read_codes(source, first..end, cols, &mut tile.codes)?;
-            self.read_scales(source, first..end, &mut tile.scales)?;
-            self.read_zeros(source, first..end, &mut tile.zeros)?;
+            self.read_codes(below, first..end, cols, &mut tile.codes)?;
+            self.read_scales(below, first..end, &mut tile.scales)?;
+            self.read_zeros(below, first..end, &mut tile.zeros)?;
             let lines = tile.codes.chunks_exact(width as usize);
             let groups = tile.scales.chunks_exact(n_groups).zip(tile.zeros.chunks_exact(n_groups));
             for ((row, codes), (scales, zeros)) in (first - rows.start..).zip(lines).zip(groups) {
@@ -276,21 +269,16 @@ impl Grouped {
     }
 
     /// The group of every column, where a tensor names them; for runs of equal length there is no need to ask.
-    fn group_index(
-        &self,
-        source: &dyn WeightSource,
-        cols: Range<u64>,
-    ) -> Result<Option<Vec<u32>>, DequantError> {
+    fn group_index(&self, below: Below<'_>, cols: Range<u64>) -> Result<Option<Vec<u32>>, DequantError> {
         let Groups::Index(index) = self.groups else { return Ok(None) };
-        with_bytes(source, index, 4, cols.clone(), |bytes| {
-            let words = bytes.as_chunks::<4>().0.iter();
-            let groups: Vec<u32> = words.map(|&bytes| u32::from_le_bytes(bytes)).collect();
+        below.try_with_elems(index, cols.clone(), |bytes| {
+            let groups: Vec<u32> = u32s(bytes).collect();
             let is_bad = |group: u32| u64::from(group) >= self.n_groups || group.cast_signed() < 0;
             if groups.iter().fold(false, |bad, &group| bad | is_bad(group))
                 && let Some(at) = groups.iter().position(|&group| is_bad(group))
             {
                 return Err(DequantError::IndexOutOfRange {
-                    tensor: source.weights()[index].name.clone(),
+                    tensor: below.meta(index).name.clone(),
                     index: cols.start + at as u64,
                     found: i64::from(groups[at].cast_signed()),
                     expected: format!("0 to {}", self.n_groups.saturating_sub(1)),
@@ -301,7 +289,7 @@ impl Grouped {
     }
 
     /// Least and greatest difference of code and zero point.
-    fn value_range(&self, source: &dyn WeightSource) -> Result<(i32, i32), DequantError> {
+    fn value_range(&self, below: Below<'_>) -> Result<(i32, i32), DequantError> {
         let (mut low, mut high) = (i32::MAX, i32::MIN);
         let mut see = |zeros: &[i32]| {
             low = zeros.iter().copied().fold(low, i32::min);
@@ -315,7 +303,7 @@ impl Grouped {
                 let mut first = 0;
                 while first < self.n_rows {
                     let end = self.n_rows.min(first + step);
-                    self.read_zeros(source, first..end, &mut zeros)?;
+                    self.read_zeros(below, first..end, &mut zeros)?;
                     see(&zeros);
                     first = end;
                 }
@@ -328,12 +316,12 @@ impl Grouped {
     }
 
     /// Whether every block of columns lies in one group.
-    fn has_whole_blocks(&self, source: &dyn WeightSource) -> Result<bool, DequantError> {
+    fn has_whole_blocks(&self, below: Below<'_>) -> Result<bool, DequantError> {
         let block = BLOCK_ELEMS as u64;
         if !self.n_cols.is_multiple_of(block) {
             return Ok(false);
         }
-        Ok(match (self.groups, self.group_index(source, 0..self.n_cols)?) {
+        Ok(match (self.groups, self.group_index(below, 0..self.n_cols)?) {
             (Groups::Runs(run), _) => run % block == 0 || run >= self.n_cols,
             (Groups::Index(_), Some(groups)) => {
                 groups.chunks(BLOCK_ELEMS).all(|block| block.iter().all(|group| *group == block[0]))
@@ -388,19 +376,18 @@ fn scattered(codes: &[u8], groups: &[u32], pairs: &[(f32, f32)], out: &mut [f32]
     }
 }
 
-impl Decoder for Grouped {
+impl CodedWeight for Grouped {
     fn decode(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
-        let level = SimdLevel::detect();
         let width = (cols.end - cols.start) as usize;
-        let groups = self.group_index(source, cols.clone())?;
+        let groups = self.group_index(below, cols.clone())?;
         let mut pairs = Vec::new();
-        self.each_row(source, rows, &cols, |at, row| {
+        self.each_row(below, rows, &cols, |at, row| {
             let out = &mut out[at * width..(at + 1) * width];
             match (&groups, self.groups) {
                 (Some(groups), _) => {
@@ -408,18 +395,20 @@ impl Decoder for Grouped {
                     pairs.extend(row.zeros.iter().map(|&zero| zero as f32).zip(row.scales.iter().copied()));
                     scattered(row.codes, groups, &pairs, out);
                 }
-                (None, Groups::Runs(run)) => level.vectorize(Runs { row, cols: cols.clone(), run, out }),
+                (None, Groups::Runs(run)) => {
+                    below.level.vectorize(Runs { row, cols: cols.clone(), run, out })
+                }
                 (None, Groups::Index(_)) => {}
             }
         })
     }
 
     /// Block types that hold all differences of code and zero point, the narrowest first.
-    fn packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, DequantError> {
-        if !self.has_whole_blocks(source)? {
+    fn packings(&self, below: Below<'_>) -> Result<Vec<Packing>, DequantError> {
+        if !self.has_whole_blocks(below)? {
             return Ok(Vec::new());
         }
-        let (low, high) = self.value_range(source)?;
+        let (low, high) = self.value_range(below)?;
         let fits = |bits: u32| low >= -(1 << (bits - 1)) && high < 1 << (bits - 1);
         let types = [(4, GgmlType::Q4_0), (5, GgmlType::Q5_0), (8, GgmlType::Q8_0)];
         let types: Vec<GgmlType> = types.iter().filter(|row| fits(row.0)).map(|row| row.1).collect();
@@ -427,7 +416,7 @@ impl Decoder for Grouped {
             return Ok(Vec::new());
         }
         let error = std::cell::Cell::new(0.0f32);
-        let is_finite = self.scales.all(source, |scale| {
+        let is_finite = self.scales.all(below, |scale| {
             error.set(error.get().max(f16_error(scale)));
             error.get().is_finite()
         })?;
@@ -437,16 +426,16 @@ impl Decoder for Grouped {
 
     fn pack(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         ty: GgmlType,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [u8],
     ) -> Result<(), DequantError> {
         let width = (cols.end - cols.start) as usize;
-        let groups = self.group_index(source, cols.clone())?;
+        let groups = self.group_index(below, cols.clone())?;
         let row_bytes = width / BLOCK_ELEMS * ty.block_bytes();
-        self.each_row(source, rows, &cols, |at, row| {
+        self.each_row(below, rows, &cols, |at, row| {
             let out = &mut out[at * row_bytes..(at + 1) * row_bytes];
             let blocks = out.chunks_exact_mut(ty.block_bytes()).zip(row.codes.as_chunks::<BLOCK_ELEMS>().0);
             for (at, (out, codes)) in blocks.enumerate() {

@@ -4,9 +4,10 @@
 
 use std::ops::Range;
 
-use crate::core::{ElementType, Shape, WeightSource};
-use crate::dequant::values::{SCALE_TYPES, Values, each_stretch, with_bytes};
-use crate::dequant::{Decoder, DequantError, Settings, Tensors};
+use crate::core::little_endian::{i32s, i64s, u32s};
+use crate::core::{ElementType, Shape};
+use crate::dequant::values::{SCALE_TYPES, Stretches, Values, each_stretch};
+use crate::dequant::{Below, CodedWeight, DequantError, Settings, Tensors};
 
 /// Scalars and texts beside the codes; they go with the module.
 const PARTS: &[&str] = &[
@@ -70,14 +71,12 @@ fn integer(tensors: &Tensors<'_>, index: usize, at: u64) -> Result<i64, DequantE
     if at >= meta.shape.n_elems() {
         return Err(tensors.shape_error(index, format!("{} elements", at + 1)));
     }
-    let elem_bytes = meta.ty.bytes().unwrap_or(1);
-    with_bytes(tensors.source(), index, elem_bytes, at..at + 1, |bytes| {
-        Ok(match bytes {
-            &[one] => i64::from(one),
-            _ if elem_bytes == 4 => bytes.try_into().map_or(0, |b| i64::from(i32::from_le_bytes(b))),
-            _ => bytes.try_into().map_or(0, i64::from_le_bytes),
-        })
-    })
+    let found = tensors.below().with_elems(index, at..at + 1, |bytes| match bytes {
+        &[one] => Some(i64::from(one)),
+        _ if bytes.len() == 4 => i32s(bytes).next().map(i64::from),
+        _ => i64s(bytes).next(),
+    })?;
+    Ok(found.unwrap_or(0))
 }
 
 fn put(
@@ -150,7 +149,7 @@ fn put(
     let mut members = vec![words];
     members.extend(PARTS.iter().filter_map(|suffix| tensors.find(&format!("{module}{suffix}"))));
     let name = format!("{module}.weight");
-    let decoder = Hqq {
+    let coded = Hqq {
         words,
         word_bytes,
         bits,
@@ -162,12 +161,9 @@ fn put(
         scale,
         zero,
         n_cols: shape.n_cols(),
-        members: members.clone(),
+        members,
     };
-    for member in members {
-        tensors.take(member);
-    }
-    tensors.append(name, shape, Box::new(decoder));
+    tensors.append(name, shape, Box::new(coded));
     Ok(())
 }
 
@@ -175,7 +171,7 @@ impl Hqq {
     /// Codes of a stretch of one row of the reshaped matrix, with scales and zero points.
     fn stretch(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         row: u64,
         cols: Range<u64>,
         out: &mut [f32],
@@ -185,20 +181,20 @@ impl Hqq {
         let mask = (1u32 << self.bits) - 1;
         let groups = if self.by_row { row..row + 1 } else { cols.clone() };
         let (mut scales, mut zeros) = (Vec::new(), Vec::new());
-        self.scale.read(source, groups.clone(), &mut scales)?;
-        self.zero.read(source, groups, &mut zeros)?;
+        self.scale.read(below, groups.clone(), &mut scales)?;
+        self.zero.read(below, groups, &mut zeros)?;
         // Words may lie under another element type; they are counted in bytes.
-        let elem_bytes = source.weights()[self.words].ty.bytes().unwrap_or(1) as u64;
+        let elem_bytes = below.meta(self.words).ty.bytes().unwrap_or(1) as u64;
         let first = (packed * self.width + cols.start) * self.word_bytes;
         let end = first + (cols.end - cols.start) * self.word_bytes;
         let elems = first / elem_bytes..end.div_ceil(elem_bytes);
         let skip = (first - elems.start * elem_bytes) as usize;
-        with_bytes(source, self.words, elem_bytes as usize, elems, |bytes| {
+        below.with_elems(self.words, elems, |bytes| {
             let bytes = &bytes[skip..];
             let fields = out.iter_mut();
             if self.word_bytes == 4 {
-                for (out, &word) in fields.zip(bytes.as_chunks::<4>().0) {
-                    *out = (u32::from_le_bytes(word) >> shift & mask) as f32;
+                for (out, word) in fields.zip(u32s(bytes)) {
+                    *out = (word >> shift & mask) as f32;
                 }
             } else {
                 for (out, &byte) in fields.zip(bytes) {
@@ -215,22 +211,21 @@ impl Hqq {
                     *out = (*out - zero) * scale;
                 }
             }
-            Ok(())
-        })
+        })?;
+        Ok(())
     }
 }
 
-impl Decoder for Hqq {
+impl CodedWeight for Hqq {
     fn decode(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
-        each_stretch((self.n_cols, self.width), rows, &cols, out, |line, cols, out| {
-            self.stretch(source, line, cols, out)
-        })
+        let lines = Stretches { n_cols: self.n_cols, width: self.width };
+        each_stretch(lines, rows, &cols, out, |line, cols, out| self.stretch(below, line, cols, out))
     }
 
     fn members(&self) -> &[usize] {

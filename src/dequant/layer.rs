@@ -1,107 +1,85 @@
 //! A source of floats over a source of codes.
 
-use std::cell::RefCell;
 use std::fmt;
 use std::ops::Range;
 
+use crate::core::little_endian::store_f32s;
+use crate::core::scratch;
+use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
-use crate::dequant::DequantError;
-
-/// One weight that the checkpoint keeps as codes. It is seen as a matrix: the columns are its last dimension, the rows
-/// all others together.
-pub trait Decoder: Send + Sync {
-    /// Decodes a rectangle into `out`, row after row. `source` is the source below the layer.
-    ///
-    /// # Errors
-    /// The source failed, or a code or scale that no value belongs to.
-    fn decode(
-        &self,
-        source: &dyn WeightSource,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError>;
-
-    /// As [`WeightSource::packings`].
-    ///
-    /// # Errors
-    /// The source failed, or a scale that is not finite.
-    fn packings(&self, source: &dyn WeightSource) -> Result<Vec<Packing>, DequantError> {
-        let _ = source;
-        Ok(Vec::new())
-    }
-
-    /// Writes a rectangle, whose columns are whole blocks, as blocks of a type that [`Decoder::packings`] names.
-    ///
-    /// # Errors
-    /// As [`Decoder::decode`].
-    ///
-    /// # Panics
-    /// If there is no such packing.
-    fn pack(
-        &self,
-        source: &dyn WeightSource,
-        ty: GgmlType,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [u8],
-    ) -> Result<(), DequantError> {
-        let _ = (source, rows, cols, out);
-        panic!("no packing as {ty}")
-    }
-
-    /// The weights below that this one is made of, that of the codes first.
-    fn members(&self) -> &[usize];
-
-    /// What codes and scales look like, for people: `4 bit, groups of 128`.
-    fn form(&self) -> String;
-}
+use crate::dequant::encoding::n_bytes;
+use crate::dequant::lora::{self, LoraError, LoraPair};
+use crate::dequant::{Below, CodedWeight, DequantError, Encoding, Encodings};
 
 /// Where a weight of the layer comes from.
-enum Origin {
-    /// A weight below, as it is.
+pub(super) enum Origin {
+    /// A tensor below, as it is.
     Plain(usize),
-    Coded(Box<dyn Decoder>),
+    /// It is decoded, or computed.
+    Coded(Box<dyn CodedWeight>),
 }
 
-/// A weight that the layer will have.
-pub(super) enum Planned {
-    /// A weight of the source below as it is.
-    Plain(usize),
-    /// A weight that is decoded; its element type is F32.
-    Coded(WeightMeta, Box<dyn Decoder>),
+/// A weight that the layer has.
+pub(super) struct Weight {
+    pub(super) meta: WeightMeta,
+    pub(super) origin: Origin,
 }
 
-/// The weights of a quantized checkpoint as floats under plain names.
+impl Weight {
+    /// A tensor below under its own name.
+    pub(super) fn plain(source: &dyn WeightSource, index: usize) -> Self {
+        Self { meta: source.weights()[index].clone(), origin: Origin::Plain(index) }
+    }
+}
+
+/// The weights of a quantized checkpoint as floats under plain names: the one source over codes, whatever the method.
 pub struct Dequantized {
     source: Box<dyn WeightSource + Send>,
+    level: SimdLevel,
     weights: Vec<WeightMeta>,
     origins: Vec<Origin>,
 }
 
 impl fmt::Debug for Dequantized {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dequantized").field("weights", &self.weights.len()).finish_non_exhaustive()
+        f.debug_struct("Dequantized")
+            .field("weights", &self.weights.len())
+            .field("level", &self.level)
+            .finish_non_exhaustive()
     }
 }
 
-thread_local! {
-    static FLOATS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-}
-
 impl Dequantized {
-    /// The layer that `plan` describes over `source`, the source it was planned for.
-    pub(super) fn new(source: Box<dyn WeightSource + Send>, plan: Vec<Planned>) -> Self {
-        let mut layer = Self { source, weights: Vec::new(), origins: Vec::new() };
-        for planned in plan {
-            let (meta, origin) = match planned {
-                Planned::Plain(index) => (layer.source.weights()[index].clone(), Origin::Plain(index)),
-                Planned::Coded(meta, decoder) => (meta, Origin::Coded(decoder)),
-            };
-            layer.weights.push(meta);
-            layer.origins.push(origin);
-        }
-        layer
+    /// The layer of `weights` over `source`, the source they were planned for.
+    pub(super) fn new(source: Box<dyn WeightSource + Send>, level: SimdLevel, weights: Vec<Weight>) -> Self {
+        let (weights, origins) = weights.into_iter().map(|weight| (weight.meta, weight.origin)).unzip();
+        Self { source, level, weights, origins }
+    }
+
+    /// The layer with adapters merged into its weights. Indices are those of [`WeightSource::weights`].
+    ///
+    /// # Errors
+    /// As [`lora::merge`].
+    pub(super) fn merged(self, pairs: &[LoraPair]) -> Result<Self, LoraError> {
+        let weights = self.weights.into_iter().zip(self.origins);
+        let weights = weights.map(|(meta, origin)| Weight { meta, origin }).collect();
+        Ok(Self::new(self.source, self.level, lora::merge(weights, pairs)?))
+    }
+
+    /// How the weights are stored, by a method of this name.
+    pub(super) fn encodings(&self, method: &'static str) -> Encodings {
+        let encoding = |(meta, origin): (&WeightMeta, &Origin)| match origin {
+            Origin::Coded(weight) if !weight.members().is_empty() => {
+                let n_bytes = n_bytes(&*self.source, weight.members());
+                Some((meta.name.clone(), Encoding { method, form: weight.form(), n_bytes }))
+            }
+            Origin::Plain(_) | Origin::Coded(_) => None,
+        };
+        self.weights.iter().zip(&self.origins).filter_map(encoding).collect()
+    }
+
+    fn below(&self) -> Below<'_> {
+        Below { source: &*self.source, level: self.level }
     }
 
     /// Cuts a range of elements into rectangles: `visit` gets rows, columns and where they begin in the range.
@@ -112,8 +90,10 @@ impl Dequantized {
         n: u64,
         mut visit: impl FnMut(Range<u64>, Range<u64>, u64) -> Result<(), E>,
     ) -> Result<(), E> {
-        let n_cols = self.weights[weight].shape.n_cols().max(1);
+        let shape = &self.weights[weight].shape;
         let (mut at, end) = (first, first + n);
+        assert!(end <= shape.n_elems(), "elements {first}..+{n} lie outside weight {weight}");
+        let n_cols = shape.n_cols().max(1);
         while at < end {
             let (row, col) = (at / n_cols, at % n_cols);
             let whole_rows = (end - at) / n_cols;
@@ -136,23 +116,19 @@ impl WeightSource for Dequantized {
     }
 
     fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        let decoder = match &self.origins[weight] {
+        let coded = match &self.origins[weight] {
             Origin::Plain(index) => return self.source.read_elems(*index, first, out),
-            Origin::Coded(decoder) => decoder,
+            Origin::Coded(coded) => coded,
         };
-        let n = out.len() / size_of::<f32>();
-        // The buffer is taken out, so that a decoder that reads through another layer finds its own.
-        let mut floats = FLOATS.take();
-        floats.resize(n.max(floats.len()), 0.0);
-        let result = self.rectangles(weight, first, n as u64, |rows, cols, at| {
-            let len = (rows.end - rows.start) * (cols.end - cols.start);
-            decoder.decode(&*self.source, rows, cols, &mut floats[at as usize..(at + len) as usize])
-        });
-        for (bytes, value) in out.as_chunks_mut::<4>().0.iter_mut().zip(&floats) {
-            *bytes = value.to_le_bytes();
-        }
-        FLOATS.set(floats);
-        result.map_err(|error| error.reading(&self.weights[weight].name))
+        scratch::with_floats(out.len() / size_of::<f32>(), |floats| {
+            self.rectangles(weight, first, floats.len() as u64, |rows, cols, at| {
+                let len = (rows.end - rows.start) * (cols.end - cols.start);
+                coded.decode(self.below(), rows, cols, &mut floats[at as usize..(at + len) as usize])
+            })?;
+            store_f32s(floats, out);
+            Ok(())
+        })
+        .map_err(|error: DequantError| error.reading(&self.weights[weight].name))
     }
 
     fn borrow(&self, weight: usize) -> Option<&[u8]> {
@@ -165,9 +141,8 @@ impl WeightSource for Dequantized {
     fn packings(&self, weight: usize) -> Result<Vec<Packing>, SourceError> {
         match &self.origins[weight] {
             Origin::Plain(index) => self.source.packings(*index),
-            Origin::Coded(decoder) => {
-                let found = decoder.packings(&*self.source);
-                found.map_err(|error| error.reading(&self.weights[weight].name))
+            Origin::Coded(coded) => {
+                coded.packings(self.below()).map_err(|error| error.reading(&self.weights[weight].name))
             }
         }
     }
@@ -175,7 +150,7 @@ impl WeightSource for Dequantized {
     fn code_type(&self, weight: usize) -> Option<ElementType> {
         match &self.origins[weight] {
             Origin::Plain(index) => self.source.code_type(*index),
-            Origin::Coded(decoder) => decoder.members().first().map(|&codes| self.source.weights()[codes].ty),
+            Origin::Coded(coded) => coded.code_type(self.below()),
         }
     }
 
@@ -186,32 +161,106 @@ impl WeightSource for Dequantized {
         first: u64,
         out: &mut [u8],
     ) -> Result<(), SourceError> {
-        let decoder = match &self.origins[weight] {
+        let coded = match &self.origins[weight] {
             Origin::Plain(index) => return self.source.read_packed(*index, ty, first, out),
-            Origin::Coded(decoder) => decoder,
+            Origin::Coded(coded) => coded,
         };
         let (block_elems, block_bytes) = (ty.block_elems() as u64, ty.block_bytes() as u64);
         let n = out.len() as u64 / block_bytes * block_elems;
-        let result = self.rectangles(weight, first, n, |rows, cols, at| {
+        self.rectangles(weight, first, n, |rows, cols, at| {
             let len = (rows.end - rows.start) * (cols.end - cols.start);
             let bytes = |elems: u64| (elems / block_elems * block_bytes) as usize;
-            decoder.pack(&*self.source, ty, rows, cols, &mut out[bytes(at)..bytes(at + len)])
-        });
-        result.map_err(|error| error.reading(&self.weights[weight].name))
+            coded.pack(self.below(), ty, rows, cols, &mut out[bytes(at)..bytes(at + len)])
+        })
+        .map_err(|error| error.reading(&self.weights[weight].name))
     }
 
     fn release_elems(&self, weight: usize, first: u64, n: u64) {
         match &self.origins[weight] {
             Origin::Plain(index) => self.source.release_elems(*index, first, n),
-            // Codes of one row may lie all over their tensors: they go when the last rows have been read.
-            Origin::Coded(decoder) => {
-                if first + n >= self.weights[weight].shape.n_elems() {
-                    for &member in decoder.members() {
-                        let n_elems = self.source.weights()[member].shape.n_elems();
-                        self.source.release_elems(member, 0, n_elems);
-                    }
-                }
+            Origin::Coded(coded) => {
+                coded.release(self.below(), &self.weights[weight].shape, first..first.saturating_add(n));
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::core::Shape;
+
+    /// No tensors at all.
+    struct Nothing;
+
+    impl WeightSource for Nothing {
+        fn weights(&self) -> &[WeightMeta] {
+            &[]
+        }
+
+        fn read_elems(&self, weight: usize, _: u64, _: &mut [u8]) -> Result<(), SourceError> {
+            panic!("there is no weight {weight}")
+        }
+    }
+
+    /// Notes the rectangles it is asked for; an element is its row and column in one number.
+    struct Numbers(&'static Mutex<Vec<(SimdLevel, Range<u64>, Range<u64>)>>);
+
+    impl CodedWeight for Numbers {
+        fn decode(
+            &self,
+            below: Below<'_>,
+            rows: Range<u64>,
+            cols: Range<u64>,
+            out: &mut [f32],
+        ) -> Result<(), DequantError> {
+            self.0.lock().unwrap().push((below.level, rows.clone(), cols.clone()));
+            let elems = rows.flat_map(|row| cols.clone().map(move |col| (row * 10 + col) as f32));
+            out.iter_mut().zip(elems).for_each(|(out, elem)| *out = elem);
+            Ok(())
+        }
+
+        fn members(&self) -> &[usize] {
+            &[]
+        }
+
+        fn form(&self) -> String {
+            "numbers".to_owned()
+        }
+    }
+
+    fn layer(
+        level: SimdLevel,
+        seen: &'static Mutex<Vec<(SimdLevel, Range<u64>, Range<u64>)>>,
+    ) -> Dequantized {
+        let shape = Shape::new(vec![5, 10]).unwrap();
+        let meta = WeightMeta { name: "w".to_owned(), shape, ty: ElementType::F32 };
+        let weight = Weight { meta, origin: Origin::Coded(Box::new(Numbers(seen))) };
+        Dequantized::new(Box::new(Nothing), level, vec![weight])
+    }
+
+    #[test]
+    fn a_range_is_cut_into_rectangles() {
+        static SEEN: Mutex<Vec<(SimdLevel, Range<u64>, Range<u64>)>> = Mutex::new(Vec::new());
+        let mut out = [0; 4 * 27];
+        layer(SimdLevel::Scalar, &SEEN).read_elems(0, 7, &mut out).unwrap();
+        let found: Vec<f32> = crate::core::little_endian::f32s(&out).collect();
+        assert_eq!(found, (7..34).map(|elem| elem as f32).collect::<Vec<_>>());
+        let rectangles: Vec<_> =
+            SEEN.lock().unwrap().iter().map(|row| (row.1.clone(), row.2.clone())).collect();
+        assert_eq!(rectangles, [(0..1, 7..10), (1..3, 0..10), (3..4, 0..4)]);
+    }
+
+    #[test]
+    fn weights_are_decoded_at_the_level_that_was_asked_for() {
+        static SEEN: Mutex<Vec<(SimdLevel, Range<u64>, Range<u64>)>> = Mutex::new(Vec::new());
+        for level in SimdLevel::ALL {
+            SEEN.lock().unwrap().clear();
+            layer(level, &SEEN).read_elems(0, 0, &mut [0; 200]).unwrap();
+            assert!(SEEN.lock().unwrap().iter().all(|row| row.0 == level), "{level}");
+            assert!(!SEEN.lock().unwrap().is_empty());
         }
     }
 }

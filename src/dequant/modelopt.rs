@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::core::{ElementType, Shape};
 use crate::dequant::fp4::{Beside, Factor, Fp4};
-use crate::dequant::fp8::{Fp8, Grid};
+use crate::dequant::fp8::{Fp8, ScaleLayout};
 use crate::dequant::values::{SCALE_TYPES, Values};
 use crate::dequant::{DequantError, Settings, Tensors};
 
@@ -24,15 +24,13 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
         let meta = tensors.meta(codes);
         if meta.ty == ElementType::U8 {
             let factor = tensors.member(module, ".weight_scale_2")?;
-            let float_activations = algorithm(settings, module) == Some("W4A16_NVFP4");
-            nvfp4(tensors, module, [codes, scale, factor], float_activations)?;
+            nvfp4(settings, tensors, module, [codes, scale, factor])?;
         } else {
             let n = tensors.meta(scale).shape.n_elems();
             let is_rows = n == meta.shape.n_rows() && n != 1;
-            let grid = if is_rows { Grid::Row } else { Grid::Tensor };
-            let decoder = Fp8::new(tensors, codes, scale, grid)?;
-            tensors.take(scale);
-            tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(decoder));
+            let grid = if is_rows { ScaleLayout::Row } else { ScaleLayout::Tensor };
+            let coded = Fp8::new(tensors, codes, scale, grid)?;
+            tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(coded));
         }
     }
     if let Some((module, index)) =
@@ -47,10 +45,10 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
 }
 
 fn nvfp4(
+    settings: &Settings,
     tensors: &mut Tensors<'_>,
     module: &str,
     [codes, scale, factor]: [usize; 3],
-    float_activations: bool,
 ) -> Result<(), DequantError> {
     let meta = tensors.meta(codes);
     let mut dims = meta.shape.dims().to_vec();
@@ -64,12 +62,11 @@ fn nvfp4(
         None => Factor::None,
     };
     let values = Values::new(tensors, factor, &[ElementType::F32])?;
+    let float_activations = algorithm(settings, module) == Some("W4A16_NVFP4");
     let beside = Beside { factor: Factor::Times(values), input, float_activations };
     let size = (shape.n_rows(), shape.n_cols());
-    let decoder = Fp4::nv(tensors, codes, scale, beside, size)?;
-    tensors.take(scale);
-    tensors.take(factor);
-    tensors.replace(codes, meta.name.clone(), shape, Box::new(decoder));
+    let coded = Fp4::nv(tensors, codes, scale, beside, size)?;
+    tensors.replace(codes, meta.name.clone(), shape, Box::new(coded));
     Ok(())
 }
 

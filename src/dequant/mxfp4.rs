@@ -30,9 +30,8 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
         let shape =
             shape.ok_or_else(|| tensors.shape_error(blocks, "a size that fits 63 bits".to_owned()))?;
         let size = (shape.n_rows(), shape.n_cols());
-        let decoder = Fp4::mx(tensors, blocks, scales, size)?;
-        tensors.take(scales);
-        tensors.replace(blocks, name.to_owned(), shape, Box::new(decoder));
+        let coded = Fp4::mx(tensors, blocks, scales, size)?;
+        tensors.replace(blocks, name.to_owned(), shape, Box::new(coded));
     }
     Ok(())
 }

@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use serde_json::{Map, Value};
 
-use crate::core::{ElementType, Shape, WeightSource};
-use crate::dequant::fp8::{Fp8, Grid};
+use crate::core::{ElementType, Shape};
+use crate::dequant::fp8::{Fp8, ScaleLayout};
 use crate::dequant::grouped::{Codes, Grouped, Groups, Layout, Order, Zeros};
 use crate::dequant::linear_shape::{Unknown, linear_shape};
-use crate::dequant::values::{SCALE_TYPES, Values, each_stretch, with_bytes};
-use crate::dequant::{Decoder, DequantError, Settings, Tensors};
+use crate::dequant::values::{SCALE_TYPES, Stretches, Values, each_stretch};
+use crate::dequant::{Below, CodedWeight, DequantError, Settings, Tensors};
 
 /// `quanto`. `config` is the model's configuration.
 ///
@@ -40,7 +40,7 @@ fn bytes(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<(), De
     if scales.n != n_rows {
         return Err(tensors.shape_error(scale, format!("{n_rows} elements, one for each row")));
     }
-    let decoder: Box<dyn Decoder> = if tensors.meta(codes).ty == ElementType::I8 {
+    let coded: Box<dyn CodedWeight> = if tensors.meta(codes).ty == ElementType::I8 {
         Box::new(Grouped {
             codes: Codes::Bytes(codes),
             code_range: (-128, 127),
@@ -55,10 +55,9 @@ fn bytes(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<(), De
             layout: Layout { group_size: n_cols.max(1), is_symmetric: true },
         })
     } else {
-        Box::new(Fp8::new(tensors, codes, scale, Grid::Row)?)
+        Box::new(Fp8::new(tensors, codes, scale, ScaleLayout::Row)?)
     };
-    tensors.take(scale);
-    tensors.replace(codes, name, shape, decoder);
+    tensors.replace(codes, name, shape, coded);
     Ok(())
 }
 
@@ -116,7 +115,7 @@ fn packed(
     })?;
     let shape = Shape::new(dims.to_vec()).ok_or_else(too_large)?;
     let name = format!("{module}.weight");
-    let decoder = Fields {
+    let coded = Fields {
         codes,
         bits,
         n_packed,
@@ -127,10 +126,7 @@ fn packed(
         n_cols: shape.n_cols(),
         members: [codes, scale, shift],
     };
-    for member in decoder.members {
-        tensors.take(member);
-    }
-    tensors.append(name, shape, Box::new(decoder));
+    tensors.append(name, shape, Box::new(coded));
     Ok(())
 }
 
@@ -143,7 +139,7 @@ fn width<'a>(settings: &'a Settings, module: &str) -> Option<&'a str> {
 impl Fields {
     fn stretch(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         row: u64,
         cols: Range<u64>,
         out: &mut [f32],
@@ -151,31 +147,30 @@ impl Fields {
         let shift_bits = self.bits * (row / self.n_packed) as u32;
         let mask = (1u8 << self.bits) - 1;
         let (mut scale, mut shift) = (Vec::with_capacity(1), Vec::with_capacity(1));
-        self.scale.read(source, row..row + 1, &mut scale)?;
-        self.shift.read(source, row..row + 1, &mut shift)?;
+        self.scale.read(below, row..row + 1, &mut scale)?;
+        self.shift.read(below, row..row + 1, &mut shift)?;
         let (scale, shift) = (scale[0], shift[0]);
         let first = row % self.n_packed * self.group;
-        with_bytes(source, self.codes, 1, first + cols.start..first + cols.end, |bytes| {
+        below.with_elems(self.codes, first + cols.start..first + cols.end, |bytes| {
             for (out, &byte) in out.iter_mut().zip(bytes) {
                 let code = f32::from(byte >> shift_bits & mask);
                 *out = if self.is_int_shift { scale * (code - shift) } else { scale * code - shift };
             }
-            Ok(())
-        })
+        })?;
+        Ok(())
     }
 }
 
-impl Decoder for Fields {
+impl CodedWeight for Fields {
     fn decode(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
-        each_stretch((self.n_cols, self.group), rows, &cols, out, |line, cols, out| {
-            self.stretch(source, line, cols, out)
-        })
+        let lines = Stretches { n_cols: self.n_cols, width: self.group };
+        each_stretch(lines, rows, &cols, out, |line, cols, out| self.stretch(below, line, cols, out))
     }
 
     fn members(&self) -> &[usize] {

@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value};
 
+use crate::checkpoint::msmodelslim::Description;
+use crate::core::text::escape;
 use crate::dequant::DequantError;
 
 /// The JSON files that may describe the quantization of a checkpoint.
@@ -15,6 +17,8 @@ pub struct Configurations {
     pub quantize_config: Option<Map<String, Value>>,
     /// `quanto_qmap.json` (optimum-quanto).
     pub quanto_qmap: Option<Map<String, Value>>,
+    /// The description of an msModelSlim checkpoint.
+    pub msmodelslim: Option<Description>,
 }
 
 /// Names of the files besides `config.json`.
@@ -200,6 +204,23 @@ impl Settings {
         bad(self.file, key, problem)
     }
 
+    /// An error about a key that says something else than a tensor.
+    pub(super) fn conflict(
+        &self,
+        key: &str,
+        configured: impl Into<String>,
+        tensor: impl Into<String>,
+        found: impl Into<String>,
+    ) -> DequantError {
+        DequantError::ConfigTensorConflict {
+            file: self.file.to_owned(),
+            key: key.to_owned(),
+            configured: configured.into(),
+            tensor: tensor.into(),
+            found: found.into(),
+        }
+    }
+
     /// An error about a form of the method that is not read.
     pub(super) fn variant(&self, key: &str, found: &str, reason: &str) -> DequantError {
         DequantError::UnsupportedVariant {
@@ -226,13 +247,8 @@ impl Settings {
             let Some(value) = self.map.get(key).filter(|value| !value.is_null()) else { continue };
             let Some(list) = value.as_array() else { return Err(self.bad(key, "must be a list")) };
             if let Some(name) = list.iter().filter_map(Value::as_str).find(|name| tensor.contains(name)) {
-                return Err(DequantError::ConfigTensorConflict {
-                    file: self.file.to_owned(),
-                    key: key.to_owned(),
-                    configured: format!("`{}`", crate::core::text::escape(name)),
-                    tensor: tensor.to_owned(),
-                    found: "it is quantized".to_owned(),
-                });
+                let configured = format!("`{}`", escape(name));
+                return Err(self.conflict(key, configured, tensor, "it is quantized"));
             }
         }
         Ok(())
@@ -255,13 +271,8 @@ impl Settings {
             let Some(list) = value.as_array() else { return Err(self.bad(key, "must be a list")) };
             let matches = |name: &&str| glob(name.as_bytes(), module.as_bytes());
             if let Some(name) = list.iter().filter_map(Value::as_str).find(matches) {
-                return Err(DequantError::ConfigTensorConflict {
-                    file: self.file.to_owned(),
-                    key: key.to_owned(),
-                    configured: format!("`{}`", crate::core::text::escape(name)),
-                    tensor: module.to_owned(),
-                    found: "it is quantized".to_owned(),
-                });
+                let configured = format!("`{}`", escape(name));
+                return Err(self.conflict(key, configured, module, "it is quantized"));
             }
         }
         Ok(())

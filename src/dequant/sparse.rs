@@ -4,17 +4,16 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use crate::core::simd::SimdLevel;
-use crate::core::{ElementType, Shape, WeightSource};
-use crate::dequant::values::{SCALE_TYPES, with_bytes};
-use crate::dequant::{Decoder, DequantError, Settings, Tensors};
+use crate::core::little_endian::i64s;
+use crate::core::{ElementType, Shape};
+use crate::dequant::values::SCALE_TYPES;
+use crate::dequant::{Below, CodedWeight, DequantError, Settings, Tensors};
 use crate::quant::decode_elements;
 
 /// A matrix as bits and values.
 struct Sparse {
     values: usize,
     ty: ElementType,
-    elem_bytes: usize,
     mask: usize,
     n_rows: u64,
     n_cols: u64,
@@ -27,6 +26,25 @@ enum Offsets {
     Even(u64),
     /// One offset for each row.
     Rows(Vec<u64>),
+}
+
+/// Which elements of a matrix are there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pattern {
+    /// Two of four neighbours.
+    TwoOfFour,
+    /// Any.
+    Free,
+}
+
+impl Pattern {
+    /// Where the parts hang: at the module, or at its weight.
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::TwoOfFour => "",
+            Self::Free => ".weight",
+        }
+    }
 }
 
 /// Sparse modules; false if the checkpoint has none.
@@ -42,16 +60,15 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<boo
         Some(_) => return Err(settings.bad(KEY, "must be an object")),
     };
     let own = Settings { map: config.clone(), ..settings.clone() };
-    // Names: the parts of a 2:4 matrix hang at the module, those of a free one at its weight.
-    let (prefix, is_even) = match own.text("format")? {
+    let pattern = match own.text("format")? {
         None | Some("dense") => return Ok(false),
-        Some("sparse-24-bitmask") => ("", true),
-        Some("sparse-bitmask") => (".weight", false),
+        Some("sparse-24-bitmask") => Pattern::TwoOfFour,
+        Some("sparse-bitmask") => Pattern::Free,
         Some(name) => return Err(own.variant("sparsity_config.format", name, "only bit masks are read")),
     };
-    let suffix = format!("{prefix}.compressed");
+    let suffix = format!("{}.compressed", pattern.prefix());
     for (module, values) in tensors.ending(&suffix) {
-        put(&own, tensors, module, values, prefix, is_even)?;
+        put(&own, tensors, module, values, pattern)?;
     }
     Ok(true)
 }
@@ -61,9 +78,9 @@ fn put(
     tensors: &mut Tensors<'_>,
     module: &str,
     values: usize,
-    prefix: &str,
-    is_even: bool,
+    pattern: Pattern,
 ) -> Result<(), DequantError> {
+    let prefix = pattern.prefix();
     let mask = tensors.member(module, &format!("{prefix}.bitmask"))?;
     let shape = tensors.member(module, &format!("{prefix}.shape"))?;
     let ty = tensors.meta(values).ty;
@@ -83,7 +100,7 @@ fn put(
     }
     let n_values = tensors.meta(values).shape.n_elems();
     let mut members = vec![values, mask, shape];
-    let offsets = if is_even {
+    let offsets = if pattern == Pattern::TwoOfFour {
         tensors.check_shape(values, &[n_rows, n_cols / 2])?;
         Offsets::Even(n_cols / 2)
     } else {
@@ -102,12 +119,8 @@ fn put(
     let name = format!("{module}.weight");
     let too_large = || tensors.shape_error(mask, "a size that fits 63 bits".to_owned());
     let whole = Shape::new(vec![n_rows, n_cols]).ok_or_else(too_large)?;
-    let elem_bytes = ty.bytes().unwrap_or(1);
-    let sparse = Sparse { values, ty, elem_bytes, mask, n_rows, n_cols, offsets, members };
+    let sparse = Sparse { values, ty, mask, n_rows, n_cols, offsets, members };
     sparse.check_counts(tensors, n_values)?;
-    for &member in &sparse.members {
-        tensors.take(member);
-    }
     tensors.append(name, whole, Box::new(sparse));
     Ok(())
 }
@@ -115,9 +128,8 @@ fn put(
 /// The elements of a small tensor of I64, none of them negative.
 fn integers(tensors: &Tensors<'_>, index: usize) -> Result<Vec<u64>, DequantError> {
     let meta = tensors.meta(index);
-    with_bytes(tensors.source(), index, 8, 0..meta.shape.n_elems(), |bytes| {
-        let values = bytes.as_chunks::<8>().0.iter().enumerate().map(|(at, &bytes)| {
-            let found = i64::from_le_bytes(bytes);
+    tensors.below().try_with_elems(index, 0..meta.shape.n_elems(), |bytes| {
+        let values = i64s(bytes).enumerate().map(|(at, found)| {
             u64::try_from(found).map_err(|_| DequantError::IndexOutOfRange {
                 tensor: meta.name.clone(),
                 index: at as u64,
@@ -139,9 +151,9 @@ impl Sparse {
 
     /// Every row must have as many values as bits.
     fn check_counts(&self, tensors: &Tensors<'_>, n_values: u64) -> Result<(), DequantError> {
-        let source = tensors.source();
+        let below = tensors.below();
         for row in 0..self.n_rows {
-            let n_bits = self.with_mask(source, row, |mask| Ok(count(mask, 0..self.n_cols)))?;
+            let n_bits = self.with_mask(below, row, |mask| Ok(count(mask, 0..self.n_cols)))?;
             let (first, end) = (
                 self.first_value(row),
                 if row + 1 < self.n_rows { self.first_value(row + 1) } else { n_values },
@@ -158,12 +170,12 @@ impl Sparse {
 
     fn with_mask<T>(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         row: u64,
         use_it: impl FnOnce(&[u8]) -> Result<T, DequantError>,
     ) -> Result<T, DequantError> {
         let n_bytes = self.n_cols.div_ceil(8);
-        with_bytes(source, self.mask, 1, row * n_bytes..(row + 1) * n_bytes, use_it)
+        below.try_with_elems(self.mask, row * n_bytes..(row + 1) * n_bytes, use_it)
     }
 }
 
@@ -182,10 +194,10 @@ fn count(mask: &[u8], cols: Range<u64>) -> u64 {
     ones(cols.start..first) + whole + ones(end..cols.end)
 }
 
-impl Decoder for Sparse {
+impl CodedWeight for Sparse {
     fn decode(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
@@ -193,14 +205,13 @@ impl Decoder for Sparse {
         let width = (cols.end - cols.start) as usize;
         let mut values = Vec::new();
         for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-            self.with_mask(source, row, |mask| {
+            self.with_mask(below, row, |mask| {
                 let first = self.first_value(row) + count(mask, 0..cols.start);
                 let n = count(mask, cols.clone());
                 values.resize(n as usize, 0.0);
-                with_bytes(source, self.values, self.elem_bytes, first..first + n, |bytes| {
+                below.with_elems(self.values, first..first + n, |bytes| {
                     // The element type was checked while planning.
-                    let _ = decode_elements(self.ty, SimdLevel::Scalar, bytes, &mut values);
-                    Ok(())
+                    let _ = decode_elements(self.ty, below.level, bytes, &mut values);
                 })?;
                 let mut next = values.iter();
                 for (col, out) in cols.clone().zip(out) {

@@ -1,9 +1,9 @@
 //! Modules that a configuration means to be quantized but that are plain floats: legal, and worth a line.
 
-use crate::core::{ElementType, WeightSource};
+use crate::core::ElementType;
 use crate::dequant::encoding::tensor_class;
 use crate::dequant::gptq::Rule;
-use crate::dequant::layer::Planned;
+use crate::dequant::layer::{Origin, Weight};
 use crate::dequant::{DequantError, Method, QUANTO_QMAP, Settings, autoround, compressed, gptq};
 
 /// Tells which modules are meant.
@@ -14,26 +14,21 @@ type Test<'a> = Box<dyn Fn(&str) -> bool + 'a>;
 ///
 /// # Errors
 /// A rule that is not understood.
-pub(super) fn plain(
-    settings: &Settings,
-    source: &dyn WeightSource,
-    plan: &[Planned],
-) -> Result<Vec<String>, DequantError> {
-    if !plan.iter().any(|planned| matches!(planned, Planned::Coded(..))) {
+pub(super) fn plain(settings: &Settings, weights: &[Weight]) -> Result<Vec<String>, DequantError> {
+    if !weights.iter().any(|weight| matches!(weight.origin, Origin::Coded(_))) {
         return Ok(Vec::new());
     }
     let is_target = test(settings)?;
     let is_float = |ty| matches!(ty, ElementType::F32 | ElementType::F16 | ElementType::Bf16);
-    let name = |planned: &Planned| {
-        let Planned::Plain(index) = planned else { return None };
-        let meta = &source.weights()[*index];
+    let name = |weight: &Weight| {
+        let Weight { meta, origin: Origin::Plain(_) } = weight else { return None };
         let module = meta.name.strip_suffix(".weight")?;
         // Embeddings and output matrices are no linear layers for most tools, and others list them.
         let is_in_layer = tensor_class(module) != module;
         (is_in_layer && meta.shape.rank() == 2 && is_float(meta.ty) && is_target(module))
             .then(|| meta.name.clone())
     };
-    Ok(plan.iter().filter_map(name).collect())
+    Ok(weights.iter().filter_map(name).collect())
 }
 
 /// Whether the configuration targets a module, as its method says it.

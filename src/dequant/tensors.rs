@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 
+use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, Shape, WeightMeta, WeightSource};
-use crate::dequant::DequantError;
-use crate::dequant::layer::{Decoder, Planned};
+use crate::dequant::layer::{Origin, Weight};
+use crate::dequant::{Below, CodedWeight, DequantError};
 
 /// What becomes of a tensor of the checkpoint.
 enum Fate {
@@ -15,12 +16,7 @@ enum Fate {
     /// It says something about activations or caches, which GGUF has no place for.
     Dropped,
     /// A decoded weight takes its place.
-    Replaced(Made),
-}
-
-struct Made {
-    meta: WeightMeta,
-    decoder: Box<dyn Decoder>,
+    Replaced(Weight),
 }
 
 /// Suffixes of tensors that only a runtime needs.
@@ -61,7 +57,7 @@ const CODED: &[(&str, &str)] = &[
 /// What was decided about all tensors.
 pub(super) struct Finished {
     /// The weights of the layer.
-    pub(super) plan: Vec<Planned>,
+    pub(super) weights: Vec<Weight>,
     /// Names of the tensors that modules were put together from.
     pub(super) members: Vec<String>,
     /// Names of tensors left out.
@@ -70,32 +66,32 @@ pub(super) struct Finished {
 
 /// The tensors of a checkpoint, and what was decided about each.
 pub struct Tensors<'a> {
-    source: &'a dyn WeightSource,
+    below: Below<'a>,
     by_name: HashMap<&'a str, usize>,
     fates: Vec<Fate>,
-    appended: Vec<Made>,
+    appended: Vec<Weight>,
 }
 
 impl<'a> Tensors<'a> {
     /// All tensors, nothing decided.
     #[must_use]
-    pub fn new(source: &'a dyn WeightSource) -> Self {
+    pub fn new(source: &'a dyn WeightSource, level: SimdLevel) -> Self {
         let weights = source.weights();
         let by_name = weights.iter().enumerate().map(|(index, meta)| (meta.name.as_str(), index)).collect();
         let fates = weights.iter().map(|_| Fate::Plain).collect();
-        Self { source, by_name, fates, appended: Vec::new() }
+        Self { below: Below { source, level }, by_name, fates, appended: Vec::new() }
     }
 
-    /// The source of the tensors.
+    /// What scales and indices are read from while planning.
     #[must_use]
-    pub fn source(&self) -> &'a dyn WeightSource {
-        self.source
+    pub fn below(&self) -> Below<'a> {
+        self.below
     }
 
     /// Name, shape and element type of a tensor.
     #[must_use]
     pub fn meta(&self, index: usize) -> &'a WeightMeta {
-        &self.source.weights()[index]
+        self.below.meta(index)
     }
 
     /// The tensor of this name.
@@ -117,7 +113,7 @@ impl<'a> Tensors<'a> {
     /// Tensors whose name ends so, with what stands before, in the checkpoint's order.
     #[must_use]
     pub fn ending(&self, suffix: &str) -> Vec<(&'a str, usize)> {
-        let weights = self.source.weights().iter().enumerate();
+        let weights = self.below.source.weights().iter().enumerate();
         weights.filter_map(|(index, meta)| Some((meta.name.strip_suffix(suffix)?, index))).collect()
     }
 
@@ -127,26 +123,27 @@ impl<'a> Tensors<'a> {
         matches!(self.fates[index], Fate::Plain)
     }
 
-    /// Makes a tensor part of a module.
-    pub fn take(&mut self, index: usize) {
-        self.fates[index] = Fate::Member;
-    }
-
     /// Leaves out a tensor that only a runtime needs.
     pub fn leave_out(&mut self, index: usize) {
         self.fates[index] = Fate::Dropped;
     }
 
-    /// Puts a decoded weight where a tensor stands.
-    pub fn replace(&mut self, index: usize, name: String, shape: Shape, decoder: Box<dyn Decoder>) {
-        let meta = WeightMeta { name, shape, ty: ElementType::F32 };
-        self.fates[index] = Fate::Replaced(Made { meta, decoder });
+    /// Puts a decoded weight where a tensor stands. Its members are part of it, and gone.
+    pub fn replace(&mut self, index: usize, name: String, shape: Shape, weight: Box<dyn CodedWeight>) {
+        self.take_members(&*weight);
+        self.fates[index] = Fate::Replaced(made(name, shape, weight));
     }
 
-    /// Puts a decoded weight after all others.
-    pub fn append(&mut self, name: String, shape: Shape, decoder: Box<dyn Decoder>) {
-        let meta = WeightMeta { name, shape, ty: ElementType::F32 };
-        self.appended.push(Made { meta, decoder });
+    /// Puts a decoded weight after all others. Its members are part of it, and gone.
+    pub fn append(&mut self, name: String, shape: Shape, weight: Box<dyn CodedWeight>) {
+        self.take_members(&*weight);
+        self.appended.push(made(name, shape, weight));
+    }
+
+    fn take_members(&mut self, weight: &dyn CodedWeight) {
+        for &member in weight.members() {
+            self.fates[member] = Fate::Member;
+        }
     }
 
     /// Checks that a tensor has one of these element types.
@@ -216,7 +213,8 @@ impl<'a> Tensors<'a> {
     /// # Errors
     /// [`DequantError::OrphanTensor`].
     pub(super) fn check_no_bare_codes(&self) -> Result<(), DequantError> {
-        let left = self.source.weights().iter().zip(&self.fates).filter(|row| matches!(row.1, Fate::Plain));
+        let left =
+            self.below.source.weights().iter().zip(&self.fates).filter(|row| matches!(row.1, Fate::Plain));
         let is_bare = |meta: &WeightMeta| {
             let is_bytes = matches!(meta.ty, ElementType::I8 | ElementType::U8);
             is_bytes && meta.shape.rank() >= 2 && meta.name.ends_with(".weight")
@@ -235,7 +233,7 @@ impl<'a> Tensors<'a> {
     /// # Errors
     /// Tensors that only make sense in a quantized module and belong to none.
     pub(super) fn finish(self) -> Result<Finished, DequantError> {
-        let (mut plan, mut members, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut weights, mut members, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
         let replaced = self.fates.iter().filter_map(|fate| match fate {
             Fate::Replaced(made) => Some(made),
             _ => None,
@@ -248,24 +246,29 @@ impl<'a> Tensors<'a> {
                 expected: "at least one element".to_owned(),
             });
         }
-        for ((index, meta), fate) in self.source.weights().iter().enumerate().zip(self.fates) {
+        for ((index, meta), fate) in self.below.source.weights().iter().enumerate().zip(self.fates) {
             match fate {
                 Fate::Member => members.push(meta.name.clone()),
                 Fate::Dropped => left_out.push(meta.name.clone()),
                 Fate::Replaced(made) => {
                     members.push(meta.name.clone());
-                    plan.push(Planned::Coded(made.meta, made.decoder));
+                    weights.push(made);
                 }
                 Fate::Plain if is_runtime_only(&meta.name) => left_out.push(meta.name.clone()),
                 Fate::Plain => {
                     check_plain(meta)?;
-                    plan.push(Planned::Plain(index));
+                    weights.push(Weight::plain(self.below.source, index));
                 }
             }
         }
-        plan.extend(self.appended.into_iter().map(|made| Planned::Coded(made.meta, made.decoder)));
-        Ok(Finished { plan, members, left_out })
+        weights.extend(self.appended);
+        Ok(Finished { weights, members, left_out })
     }
+}
+
+/// A decoded weight.
+fn made(name: String, shape: Shape, weight: Box<dyn CodedWeight>) -> Weight {
+    Weight { meta: WeightMeta { name, shape, ty: ElementType::F32 }, origin: Origin::Coded(weight) }
 }
 
 fn is_runtime_only(name: &str) -> bool {

@@ -81,3 +81,34 @@ fn the_reader_of_arrows_sees_paths_and_groups() {
         "use crate::{gguf::Value, cli};\nlet x = crate::quant::f();\n// crate::verify\n$crate::engine::x";
     assert_eq!(uses(source), ["gguf", "cli", "quant"]);
 }
+
+/// Lines of the library's own code, tests left out, that ask the machine which vector instructions it has.
+fn detecting(dir: &Path, n_files: &mut usize, found: &mut Vec<String>) {
+    for entry in fs_err::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            detecting(&path, n_files, found);
+        } else if path.extension().is_some_and(|ext| ext == "rs") && !path.ends_with("tests.rs") {
+            *n_files += 1;
+            let text = fs_err::read_to_string(&path).unwrap();
+            // Tests of a file stand at its end.
+            let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+            let lines = code.lines().map(str::trim).filter(|line| line.contains("SimdLevel::detect"));
+            found.extend(lines.map(|line| format!("{}: {line}", path.display())));
+        }
+    }
+}
+
+/// Options have a default; everything else is told the level, so that `--simd` means all of a run.
+#[test]
+fn the_vector_level_is_told_not_detected() {
+    let (mut n_files, mut found) = (0, Vec::new());
+    detecting(&root().join("src"), &mut n_files, &mut found);
+    assert!(n_files > 100, "only {n_files} files read");
+    let is_default = |line: &String| {
+        ["level", "simd"].iter().any(|field| line.ends_with(&format!(" {field}: SimdLevel::detect(),")))
+    };
+    let (defaults, others): (Vec<String>, Vec<String>) = found.into_iter().partition(is_default);
+    assert!(!defaults.is_empty(), "the rule looks for something that is not there");
+    assert!(others.is_empty(), "{}", others.join("\n"));
+}

@@ -7,12 +7,14 @@ mod tensor;
 
 pub mod bytes;
 pub mod limits;
+pub mod little_endian;
 pub mod mmap;
 pub mod numeric;
 pub mod output;
 pub mod progress;
 pub mod scratch;
 pub mod simd;
+pub mod small_float;
 pub mod text;
 
 pub use dtype::{ElementType, GgmlType, GgmlTypeInfo, ImatrixNeed};

@@ -12,6 +12,7 @@ use super::lanes::{Kernel, Lanes, dispatch};
 use super::search::signed_max;
 use super::superblock::field_mut;
 use gguf_core::numeric::{c_trunc_i32, c_trunc_u8, floor_log2f};
+use gguf_core::small_float::magnitude;
 use gguf_core::{GgmlType, simd::SimdLevel};
 
 pub(super) static MXFP4: Codec = Codec {
@@ -44,13 +45,7 @@ fn ue4m3_half(code: u8) -> f32 {
     if code == 0 || code == 0x7f {
         return 0.0;
     }
-    let (exponent, mantissa) = (u32::from(code >> 3 & 15), f32::from(code & 7));
-    let value = if exponent == 0 {
-        mantissa * f32::from_bits((127 - 9) << 23)
-    } else {
-        (1.0 + mantissa / 8.0) * f32::from_bits((exponent + 127 - 7) << 23)
-    };
-    value * 0.5
+    magnitude::<4, 3>(code & 0x7f) * 0.5
 }
 
 /// UE4M3 of a scale: nearest by the next bit alone, at most 448.

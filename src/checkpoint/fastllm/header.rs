@@ -80,7 +80,10 @@ impl Header {
             None => Vec::new(),
         };
         reader.section = Section::Vocabulary;
-        let tokens = reader.tokens(value("tokenizer_use_score") == Some("1"))?;
+        let tokens = reader.tokens(match value("tokenizer_use_score") {
+            Some("1") => Scores::Stored,
+            _ => Scores::Absent,
+        })?;
         reader.section = Section::SpecialTokens;
         let mut special = Vec::new();
         if value("tokenizer_has_special_tokens") == Some("1") {
@@ -98,6 +101,13 @@ impl Header {
     pub fn get(&self, key: &str) -> Option<&str> {
         self.dictionary.iter().find(|entry| entry.0 == key).map(|entry| entry.1.as_str())
     }
+}
+
+/// Whether tokens have scores.
+#[derive(Clone, Copy)]
+enum Scores {
+    Stored,
+    Absent,
 }
 
 /// Reads values of the format and says in which section one is missing.
@@ -170,7 +180,7 @@ impl<'a> Reader<'a> {
         Ok(adapters)
     }
 
-    fn tokens(&mut self, scored: bool) -> Result<Vec<Token>, FlmError> {
+    fn tokens(&mut self, scores: Scores) -> Result<Vec<Token>, FlmError> {
         let section = self.section;
         let truncated = |source| FlmError::Truncated { section, source };
         let mut tokens = Vec::new();
@@ -190,7 +200,10 @@ impl<'a> Reader<'a> {
             let id = u32::try_from(found).ok().filter(|&id| u64::from(id) < MAX_ID);
             let id = id.ok_or(FlmError::TokenId { offset, found, limit: MAX_ID - 1 })?;
             let offset = self.cursor.offset();
-            let score = if scored { Some(self.cursor.f32().map_err(truncated)?) } else { None };
+            let score = match scores {
+                Scores::Stored => Some(self.cursor.f32().map_err(truncated)?),
+                Scores::Absent => None,
+            };
             if let Some(found) = score.filter(|score| !score.is_finite()) {
                 return Err(FlmError::Score { offset, id: id.cast_signed(), found });
             }

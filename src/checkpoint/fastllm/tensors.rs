@@ -41,6 +41,17 @@ impl Coding {
     pub fn bits(self) -> u32 {
         if self == Self::Int8 { 8 } else { 4 }
     }
+
+    /// FastLLM's name for it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Int8 => "INT8",
+            Self::Int4 => "INT4",
+            Self::Int4NoZero => "INT4_NOZERO",
+            Self::Int4Group => "INT4_GROUP",
+        }
+    }
 }
 
 /// Which elements share a value range: range `element / cols · n_groups + element % cols / group_cols`.

@@ -40,104 +40,53 @@ impl fmt::Display for Forbidden {
 
 /// A pickle that is broken, or asks for more than weights need. Offsets are absolute in the file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum PickleError {
     /// The bytes end inside an opcode's argument.
     #[error(transparent)]
     Truncated(#[from] Truncated),
     /// The bytes end without STOP.
     #[error("offset {offset}: pickle ends without STOP")]
-    NoStop {
-        /// Where the bytes end.
-        offset: u64,
-    },
+    NoStop { offset: u64 },
     /// A line that does not end.
     #[error("offset {offset}: line without end")]
-    NoNewline {
-        /// Where it begins.
-        offset: u64,
-    },
+    NoNewline { offset: u64 },
     /// A protocol that does not exist.
     #[error("offset {offset}: pickle protocol {found}, at most 5 expected")]
-    Protocol {
-        /// Of the opcode.
-        offset: u64,
-        /// The protocol.
-        found: u8,
-    },
+    Protocol { offset: u64, found: u8 },
     /// An opcode that is not read.
     #[error("offset {offset}: pickle opcode 0x{opcode:02x}{} is not allowed", name(*.opcode))]
-    Opcode {
-        /// Of the opcode.
-        offset: u64,
-        /// The opcode.
-        opcode: u8,
-    },
+    Opcode { offset: u64, opcode: u8 },
     /// A pop from an empty stack, or past a mark.
     #[error("offset {offset}: nothing on the stack")]
-    StackEmpty {
-        /// Of the opcode.
-        offset: u64,
-    },
+    StackEmpty { offset: u64 },
     /// No mark on the stack.
     #[error("offset {offset}: no mark on the stack")]
-    NoMark {
-        /// Of the opcode.
-        offset: u64,
-    },
+    NoMark { offset: u64 },
     /// A memo slot that was never set.
     #[error("offset {offset}: memo slot {slot} is not set")]
-    MemoMissing {
-        /// Of the opcode.
-        offset: u64,
-        /// The slot.
-        slot: u64,
-    },
+    MemoMissing { offset: u64, slot: u64 },
     /// A value of another kind than the opcode takes.
     #[error("offset {offset}: {expected} expected, found {found}")]
-    Kind {
-        /// Of the opcode.
-        offset: u64,
-        /// What fits.
-        expected: &'static str,
-        /// What is there.
-        found: &'static str,
-    },
+    Kind { offset: u64, expected: &'static str, found: &'static str },
     /// A number or string that cannot be read.
     #[error("offset {offset}: not {expected}")]
-    Literal {
-        /// Of the opcode.
-        offset: u64,
-        /// What should be there.
-        expected: &'static str,
-    },
+    Literal { offset: u64, expected: &'static str },
     /// A name that is not on the list.
     #[error("offset {offset}: pickle wants `{}.{}`: {why}", escape(module), escape(name))]
     Name {
-        /// Of the opcode.
         offset: u64,
-        /// The module.
         module: String,
-        /// The name in it.
         name: String,
         /// What is known about it.
         why: Forbidden,
     },
     /// A call of something that is not callable here, or with arguments that do not fit.
     #[error("offset {offset}: call of {what} that does not fit")]
-    Call {
-        /// Of the opcode.
-        offset: u64,
-        /// What is called.
-        what: &'static str,
-    },
+    Call { offset: u64, what: &'static str },
     /// More values than bytes justify.
     #[error("offset {offset}: more values than {limit} bytes of pickle justify")]
-    TooManyValues {
-        /// Of the opcode.
-        offset: u64,
-        /// Length of the input.
-        limit: u64,
-    },
+    TooManyValues { offset: u64, limit: u64 },
 }
 
 /// Names of opcodes that exist and are refused.

@@ -8,6 +8,7 @@ use crate::core::{ElementType, Hint};
 
 /// A rule that a PyTorch file breaks, or a form of it that is not read.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum TorchError {
     /// No bytes at all.
     #[error("the file is empty")]
@@ -43,113 +44,61 @@ pub enum TorchError {
     NoDataPkl,
     /// More than one `data.pkl`.
     #[error("zip archive with `{}` and `{}`", escape(first), escape(second))]
-    TwoDataPkl {
-        /// One of them.
-        first: String,
-        /// Another.
-        second: String,
-    },
+    TwoDataPkl { first: String, second: String },
     /// A name that two records have.
     #[error("zip archive: two records have the same name")]
     DuplicateRecord,
     /// A record that is broken.
     #[error("zip record `{}`: {problem}", escape(name))]
-    Record {
-        /// The record.
-        name: String,
-        /// What is wrong.
-        problem: RecordProblem,
-    },
+    Record { name: String, problem: RecordProblem },
     /// A byte order that does not exist.
     #[error("zip record `byteorder`: `little` or `big` expected, found `{}`", escape(found))]
-    ByteOrder {
-        /// What is there.
-        found: String,
-    },
+    ByteOrder { found: String },
     /// A broken pickle.
     #[error("pickle: {0}")]
     Pickle(#[from] PickleError),
     /// A pickle that is longer than the cap.
     #[error("pickle of {n_bytes} bytes, at most {limit} allowed")]
-    PickleTooLong {
-        /// Its length.
-        n_bytes: u64,
-        /// The cap.
-        limit: u64,
-    },
+    PickleTooLong { n_bytes: u64, limit: u64 },
     /// Neither a zip archive nor PyTorch's older container.
     #[error("offset 0: not a PyTorch file: neither a zip archive nor the number 0x1950a86a20f9469cfc6c")]
     Magic,
     /// A version of the older container that does not exist.
     #[error("offset {offset}: version 1001 of the container expected")]
-    Version {
-        /// Of its pickle.
-        offset: u64,
-    },
+    Version { offset: u64 },
     /// A part of the older container that is not what it should be.
     #[error("offset {offset}: {expected} expected, found {found}")]
-    Part {
-        /// Of its pickle.
-        offset: u64,
-        /// What should be there.
-        expected: &'static str,
-        /// What is there.
-        found: &'static str,
-    },
+    Part { offset: u64, expected: &'static str, found: &'static str },
     /// A storage of the older container with a wrong number of elements.
     #[error("offset {offset}: storage `{}`: {expected} elements expected, {found} declared", escape(key))]
-    StorageCount {
-        /// Of the count.
-        offset: u64,
-        /// The storage.
-        key: String,
-        /// By the pickle.
-        expected: u64,
-        /// Before the data.
-        found: i64,
-    },
+    StorageCount { offset: u64, key: String, expected: u64, found: i64 },
     /// A persistent id that cannot be a storage.
     #[error("{found} as a persistent id, the description of a storage expected")]
-    PersistentId {
-        /// What is there.
-        found: &'static str,
-    },
+    PersistentId { found: &'static str },
     /// A storage of the older container whose description does not fit.
     #[error("storages: {0}")]
     Storage(TensorProblem),
     /// A storage of the older container that no tensor describes, or two describe differently.
     #[error("storage `{}`: its elements are not described, or in two ways", escape(key))]
-    StorageUnclear {
-        /// The storage.
-        key: String,
-    },
+    StorageUnclear { key: String },
     /// A file that ends inside its storages.
     #[error("offset {offset}: storage `{}`: {wanted} bytes expected, {present} present", escape(key))]
     StorageTruncated {
-        /// Of the storage.
         offset: u64,
-        /// The storage.
         key: String,
-        /// Its size.
         wanted: u64,
         /// Bytes to the end of the file.
         present: u64,
     },
     /// The top of the file is no dictionary.
     #[error("{found} at the top, a dictionary of tensors expected")]
-    Top {
-        /// What is there.
-        found: &'static str,
-    },
+    Top { found: &'static str },
     /// A dictionary without weights.
     #[error("no dictionary of tensors in it")]
     NoTensors,
     /// A dictionary that contains itself, or is contained twice.
     #[error("dictionary `{}` is contained twice", escape(name))]
-    Cycle {
-        /// The second place.
-        name: String,
-    },
+    Cycle { name: String },
     /// Dictionaries in dictionaries beyond the cap.
     #[error("dictionary `{}`: nested too deeply or under too long a name", escape(name))]
     TooDeep {
@@ -158,30 +107,16 @@ pub enum TorchError {
     },
     /// A key that is no text.
     #[error("a tensor under {found}, text expected")]
-    Key {
-        /// What the key is.
-        found: &'static str,
-    },
+    Key { found: &'static str },
     /// A name that occurs twice.
     #[error("tensor `{}`: name occurs twice", escape(name))]
-    Duplicate {
-        /// The name.
-        name: String,
-    },
+    Duplicate { name: String },
     /// More tensors than the cap.
     #[error("more than {limit} tensors")]
-    TooManyTensors {
-        /// The cap.
-        limit: u64,
-    },
+    TooManyTensors { limit: u64 },
     /// A tensor that does not fit its storage, or cannot be read.
     #[error("tensor `{}`: {problem}", escape(name))]
-    Tensor {
-        /// The tensor.
-        name: String,
-        /// What is wrong.
-        problem: TensorProblem,
-    },
+    Tensor { name: String, problem: TensorProblem },
 }
 
 /// What is wrong with a record of a zip archive.

@@ -1,8 +1,8 @@
 //! A set of PyTorch files: which files belong to it, and reading their tensors.
 
-use crate::checkpoint::files::{FileSet, Naming};
+use crate::checkpoint::files::{FileSet, Middle, Naming};
 use crate::checkpoint::torch::{self, StoredTensor, state_dict};
-use crate::checkpoint::{CheckpointError, Container, ModelDir, Part, detect};
+use crate::checkpoint::{CheckpointError, Container, ModelDir, Part};
 use crate::core::limits::Limits;
 use crate::core::mmap::MappedFile;
 use crate::core::{SourceError, WeightMeta, WeightSource};
@@ -14,7 +14,7 @@ const NAMING: Naming = Naming {
     single: Cow::Borrowed("pytorch_model.bin"),
     prefix: Cow::Borrowed("pytorch_model"),
     suffix: ".bin",
-    counted_only: false,
+    middle: Middle::Any,
 };
 /// Files that training programs leave beside the weights.
 const LEFTOVERS: &[&str] =
@@ -38,25 +38,30 @@ struct File {
 }
 
 impl TorchFiles {
-    /// The files of a directory: those that the index names, `pytorch_model.bin`, all `pytorch_model*.bin`, or the one
-    /// file that could be PyTorch's. `None` if there is none.
+    /// Opens the files of a directory: the one that was asked for, those that the index names, `pytorch_model.bin`, all
+    /// `pytorch_model*.bin`, or the one of `names`, which may be PyTorch's. `None` if there is none.
     ///
     /// # Errors
-    /// [`CheckpointError`]: an index or set that is not whole, several files to choose from.
-    pub(in crate::checkpoint) fn find(dir: &ModelDir) -> Result<Option<FileSet>, CheckpointError> {
-        if let Some(set) = FileSet::find(dir, &NAMING)? {
-            return Ok(Some(set));
+    /// [`CheckpointError`]: an index or set that is not whole, several files to choose from; a broken file, files that
+    /// disagree with one another or with the index.
+    pub(in crate::checkpoint) fn find(
+        dir: &ModelDir,
+        names: &[String],
+    ) -> Result<Option<Self>, CheckpointError> {
+        if let Some(file) = dir.chosen_file() {
+            return Self::open(dir, &FileSet::of(vec![file.to_owned()])).map(Some);
         }
-        let mut names = dir.file_names()?;
-        names.retain(|name| {
+        if let Some(set) = FileSet::find(dir, &NAMING)? {
+            return Self::open(dir, &set).map(Some);
+        }
+        let is_leftover = |name: &String| {
             let lower = name.to_ascii_lowercase();
-            detect::is_torch(name)
-                && detect::form_of(name).is_none()
-                && !LEFTOVERS.iter().any(|leftover| lower.starts_with(leftover))
-        });
-        match &names[..] {
+            LEFTOVERS.iter().any(|leftover| lower.starts_with(leftover))
+        };
+        let names: Vec<&String> = names.iter().filter(|name| !is_leftover(name)).collect();
+        match names[..] {
             [] => Ok(None),
-            [_] => Ok(Some(FileSet::of(names))),
+            [name] => Self::open(dir, &FileSet::of(vec![name.clone()])).map(Some),
             [first, second, ..] => Err(CheckpointError::Ambiguous {
                 dir: dir.path().to_owned(),
                 first: first.clone(),
@@ -65,11 +70,7 @@ impl TorchFiles {
         }
     }
 
-    /// Opens the descriptions of all files.
-    ///
-    /// # Errors
-    /// [`CheckpointError`]: a broken file, files that disagree with one another or with the index.
-    pub(in crate::checkpoint) fn open(dir: &ModelDir, set: &FileSet) -> Result<Self, CheckpointError> {
+    fn open(dir: &ModelDir, set: &FileSet) -> Result<Self, CheckpointError> {
         let mut files =
             Self { files: Vec::new(), weights: Vec::new(), places: Vec::new(), warnings: Vec::new() };
         for name in set.names() {

@@ -3,7 +3,7 @@
 use crate::checkpoint::fastllm::Adapter;
 use crate::core::WeightMeta;
 use crate::core::text::escape;
-use crate::views::LoraPair;
+use crate::dequant::LoraPair;
 
 /// Members of an adapter's dictionary that must say nothing: what they ask for is not a plain product.
 const UNSUPPORTED: [&str; 7] = [

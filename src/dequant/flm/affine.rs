@@ -1,6 +1,50 @@
 //! What a value range means: the scale, zero point and minimum that FastLLM's loader derives from it.
 
+use crate::checkpoint::fastllm::Coding;
 use crate::core::numeric::roundf;
+
+/// How a range is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// As FastLLM's loader does.
+    Loader,
+    /// INT8 of the Python exporter: symmetric, 127 steps on each side.
+    Symmetric,
+    /// INT4_NOZERO until July 2023: the extremes of a row.
+    Raw,
+}
+
+impl Reading {
+    /// A range made ready.
+    pub(super) fn affine(self, min: f32, max: f32, coding: Coding) -> Affine {
+        match self {
+            Self::Loader => Affine::reader(min, max, if coding == Coding::Int8 { 255.0 } else { 15.0 }),
+            Self::Symmetric => {
+                let scale = max / 127.0;
+                Affine { scale, zero: 128.0, min: -128.0 * scale }
+            }
+            Self::Raw => Affine { scale: (max - min) / 15.0, zero: 0.0, min },
+        }
+    }
+}
+
+/// Which of two forms a value has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// `scale · (code - zero)`
+    Zero,
+    /// `min + scale · code`
+    Minimum,
+}
+
+impl Form {
+    pub(super) fn of(coding: Coding) -> Self {
+        match coding {
+            Coding::Int8 | Coding::Int4 => Self::Zero,
+            Coding::Int4NoZero | Coding::Int4Group => Self::Minimum,
+        }
+    }
+}
 
 /// A range made ready: an element is `scale · (code - zero)`, or `min + scale · code`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,21 +80,14 @@ impl Affine {
         self.scale.is_finite() && self.zero.is_finite() && self.min.is_finite()
     }
 
-    /// The value of a code; `has_min` says which of the two forms the tensor has.
-    pub(super) fn value(self, code: u8, has_min: bool) -> f32 {
+    /// The value of a code.
+    pub(super) fn value(self, code: u8, form: Form) -> f32 {
         let code = f32::from(code);
-        if has_min {
-            (f64::from(self.min) + f64::from(self.scale) * f64::from(code)) as f32
-        } else {
-            self.scale * (code - self.zero)
+        match form {
+            Form::Zero => self.scale * (code - self.zero),
+            Form::Minimum => (f64::from(self.min) + f64::from(self.scale) * f64::from(code)) as f32,
         }
     }
-}
-
-/// `min` and `max` of a stored pair.
-pub(super) fn split(pair: [u8; 8]) -> (f32, f32) {
-    let [a, b, c, d, e, f, g, h] = pair;
-    (f32::from_le_bytes([a, b, c, d]), f32::from_le_bytes([e, f, g, h]))
 }
 
 /// Whether the present writers could have written a row's range: the minimum is a whole number of steps below zero, and

@@ -1,12 +1,16 @@
 //! Biases that no tensor holds: those of static W8A8 layers, which are part of an integer, and those that take over
 //! the bias of a norm in front of the layer.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::error::MsModelSlimError;
-use super::layout::{StaticBias, Tensors};
-use super::linear::{Grid, Linear, Stored, with_bytes};
-use crate::core::{ElementType, WeightSource};
+use super::grid::{Grid, Stored};
+use super::labelled::Labelled;
+use super::linear::Linear;
+use crate::core::ElementType;
+use crate::core::little_endian::i32s;
+use crate::dequant::{Below, CodedWeight, DequantError};
 
 /// Rows after which the pages of a weight that was read are let go.
 const RELEASE_ROWS: u64 = 1024;
@@ -14,7 +18,6 @@ const RELEASE_ROWS: u64 = 1024;
 /// A bias that is computed.
 #[derive(Debug)]
 pub(super) struct Bias {
-    pub(super) name: String,
     pub(super) n_rows: u64,
     pub(super) base: Base,
     pub(super) fold: Option<Fold>,
@@ -27,7 +30,7 @@ pub(super) enum Base {
     /// A tensor of floats.
     Tensor(usize),
     /// The integer bias of a static layer, whose weight is this one.
-    Static(StaticBias, usize),
+    Static(StaticBias, Arc<Linear>),
 }
 
 /// What the bias of a norm becomes behind the layer: the product with the weight.
@@ -39,12 +42,21 @@ pub(super) struct Fold {
 }
 
 /// A weight.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Rows {
     /// A quantized one.
-    Linear(usize),
+    Linear(Arc<Linear>),
     /// A float tensor.
     Plain(usize),
+}
+
+/// Where the parts of a static W8A8 layer's bias lie.
+#[derive(Clone, Debug)]
+pub(super) struct StaticBias {
+    pub(super) quant_bias: usize,
+    pub(super) input_offset: f64,
+    /// Scale of the integer product.
+    pub(super) deq_scale: Grid,
 }
 
 impl StaticBias {
@@ -54,21 +66,19 @@ impl StaticBias {
     /// `bias / deq_scale - rowsum * input_offset`, the last product in F32.
     fn row(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         linear: &Linear,
         row: u64,
         codes: &mut Vec<u8>,
     ) -> Result<(f64, f64), MsModelSlimError> {
-        let mut quant_bias = 0;
-        with_bytes(source, self.quant_bias, row, 1, |bytes, _| {
-            quant_bias = bytes.first_chunk().map_or(0, |&bytes| i32::from_le_bytes(bytes));
-        })?;
+        let quant_bias = below.with_elems(self.quant_bias, row..row + 1, |bytes| i32s(bytes).next())?;
+        let quant_bias = quant_bias.unwrap_or(0);
         let mut deq_scale = Vec::new();
-        self.deq_scale.read(source, row, 1, &mut deq_scale)?;
+        self.deq_scale.read(below, row..row + 1, &mut deq_scale)?;
         let deq_scale = deq_scale.first().copied().unwrap_or(0.0);
         let mut correction = 0.0;
         if self.input_offset != 0.0 {
-            linear.read_codes(source, row, 0, linear.n_cols() as usize, codes)?;
+            linear.read_codes(below, row, 0, linear.n_cols() as usize, codes)?;
             let sum: i64 = codes.iter().map(|code| i64::from(code.cast_signed())).sum();
             correction = sum as f64 * self.input_offset;
         }
@@ -80,71 +90,72 @@ impl StaticBias {
     ///
     /// # Errors
     /// The source failed.
-    pub(super) fn is_absent(
-        &self,
-        source: &dyn WeightSource,
-        linear: &Linear,
-    ) -> Result<bool, MsModelSlimError> {
+    pub(super) fn is_absent(&self, below: Below<'_>, linear: &Linear) -> Result<bool, MsModelSlimError> {
         let mut codes = Vec::new();
         for row in 0..linear.n_rows() {
-            let (bias, rounding) = self.row(source, linear, row, &mut codes)?;
+            let (bias, rounding) = self.row(below, linear, row, &mut codes)?;
             // The comparison itself is made in F64: a hair more than the bound is still the bound.
             if bias.abs() > rounding * (1.0 + 1e-9) {
                 return Ok(false);
             }
             if row % RELEASE_ROWS == RELEASE_ROWS - 1 {
-                linear.release(source, row + 1 - RELEASE_ROWS, RELEASE_ROWS);
+                linear.release_rows(below, row + 1 - RELEASE_ROWS..row + 1);
             }
         }
         Ok(true)
     }
 }
 
-impl Bias {
-    /// Computes elements `first ..`.
-    ///
-    /// # Errors
-    /// The source failed.
-    pub(super) fn read(
+impl CodedWeight for Bias {
+    /// Computes some elements: a bias is one row.
+    fn decode(
         &self,
-        source: &dyn WeightSource,
-        linears: &[Linear],
-        first: u64,
+        below: Below<'_>,
+        _: Range<u64>,
+        cols: Range<u64>,
         out: &mut [f32],
-    ) -> Result<(), MsModelSlimError> {
+    ) -> Result<(), DequantError> {
         let mut codes = Vec::new();
         let mut values = Vec::new();
-        for (row, out) in (first..).zip(out) {
+        for (row, out) in cols.zip(out) {
             let base = match &self.base {
                 Base::Zero => 0.0,
                 Base::Tensor(at) => {
-                    element(source, *at, row, 1, &mut values)?.first().copied().unwrap_or(0.0)
+                    elements(below, *at, row..row + 1, &mut values)?.first().copied().unwrap_or(0.0)
                 }
-                Base::Static(bias, linear) => bias.row(source, &linears[*linear], row, &mut codes)?.0,
+                Base::Static(bias, linear) => bias.row(below, linear, row, &mut codes)?.0,
             };
-            let folded = self.fold.as_ref().map(|fold| fold.row(source, linears, row)).transpose()?;
+            let folded = self.fold.as_ref().map(|fold| fold.row(below, row)).transpose()?;
             *out = (base + folded.unwrap_or(0.0)) as f32;
         }
         Ok(())
+    }
+
+    fn members(&self) -> &[usize] {
+        &[]
+    }
+
+    fn form(&self) -> String {
+        "computed".to_owned()
     }
 }
 
 impl Fold {
     /// The product of a row with the norm's bias, added up in F64 from left to right.
-    fn row(&self, source: &dyn WeightSource, linears: &[Linear], row: u64) -> Result<f64, MsModelSlimError> {
+    fn row(&self, below: Below<'_>, row: u64) -> Result<f64, MsModelSlimError> {
         let n = self.norm_bias.len();
         let dot = |weights: &mut dyn Iterator<Item = f64>| -> f64 {
             weights.zip(self.norm_bias.iter()).map(|(weight, &bias)| weight * f64::from(bias)).sum()
         };
-        match self.weight {
-            Rows::Linear(at) => {
+        match &self.weight {
+            Rows::Linear(linear) => {
                 let mut weights = vec![0.0; n];
-                linears[at].read_values(source, row, 0, &mut weights)?;
+                linear.read_values(below, row, 0, &mut weights)?;
                 Ok(dot(&mut weights.iter().map(|&weight| f64::from(weight))))
             }
             Rows::Plain(at) => {
-                let mut weights = Vec::new();
-                element(source, at, row * n as u64, n, &mut weights)?;
+                let (n, mut weights) = (n as u64, Vec::new());
+                let weights = elements(below, *at, row * n..(row + 1) * n, &mut weights)?;
                 Ok(dot(&mut weights.iter().copied()))
             }
         }
@@ -152,16 +163,14 @@ impl Fold {
 }
 
 /// Elements of a float tensor; its type was checked while planning.
-fn element<'v>(
-    source: &dyn WeightSource,
+fn elements<'v>(
+    below: Below<'_>,
     weight: usize,
-    first: u64,
-    n: usize,
+    range: Range<u64>,
     values: &'v mut Vec<f64>,
 ) -> Result<&'v [f64], MsModelSlimError> {
-    let ty: ElementType = source.weights()[weight].ty;
-    let grid = Grid { weight, groups: 1, stored: Stored::Float(ty), divisor: 1.0 };
-    grid.read(source, first, n, values)?;
+    let ty: ElementType = below.meta(weight).ty;
+    Grid::by_row(weight, Stored::Float(ty)).read(below, range, values)?;
     Ok(values)
 }
 
@@ -169,6 +178,6 @@ fn element<'v>(
 ///
 /// # Errors
 /// They are not floats; the source failed.
-pub(super) fn are_equal(tensors: &Tensors<'_>, a: usize, b: usize) -> Result<bool, MsModelSlimError> {
+pub(super) fn are_equal(tensors: &Labelled<'_>, a: usize, b: usize) -> Result<bool, MsModelSlimError> {
     Ok(tensors.floats(a)? == tensors.floats(b)?)
 }

@@ -69,6 +69,21 @@ pub enum MsModelSlimError {
     Source(#[from] SourceError),
 }
 
+impl MsModelSlimError {
+    /// Whether the checkpoint may be sound, and is quantized in a way that is not read.
+    #[must_use]
+    pub fn is_unsupported(&self) -> bool {
+        matches!(
+            self,
+            Self::UnknownLabel { .. }
+                | Self::Refused { .. }
+                | Self::RunTime { .. }
+                | Self::MixedNorm { .. }
+                | Self::NormBias { .. }
+        )
+    }
+}
+
 impl Hint for MsModelSlimError {
     fn hints(&self) -> Vec<String> {
         let hint = match self {

@@ -5,147 +5,27 @@
 //! F32 product itself.
 
 use std::cell::RefCell;
-use std::sync::{Arc, LazyLock};
+use std::ops::Range;
+use std::sync::Arc;
 
 use super::error::MsModelSlimError;
-use crate::core::numeric::{bf16_to_f32, f16_to_f32};
-use crate::core::{ElementType, Shape, SourceError, WeightSource};
-use crate::dequant;
-use crate::dequant::encoding::{along_rows, n_bytes};
+use super::format::CodeFormat;
+use super::grid::Grid;
+use super::labelled::Labelled;
+use super::module::Module;
+use super::pack;
+use super::scan::Facts;
+use crate::core::{GgmlType, Packing, Shape};
+use crate::dequant::encoding::along_rows;
+use crate::dequant::{Below, CodedWeight, DequantError};
 
-/// How codes are stored.
+/// What happens with an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Encoding {
-    /// A signed byte each.
-    Int8,
-    /// Four bits, a signed byte each.
-    Int4,
-    /// Rows `2i` and `2i + 1` share a row of bytes, the even one in the low four bits.
-    Int4Rows,
-    /// Columns `2j` and `2j + 1` share a byte, the even one in the low four bits.
-    Int4Columns,
-    /// E4M3 without infinity.
-    E4m3,
-    /// E2M1, columns in pairs as above.
-    E2m1,
-}
-
-impl Encoding {
-    pub(super) fn is_four_bit(self) -> bool {
-        matches!(self, Self::Int4 | Self::Int4Rows | Self::Int4Columns)
-    }
-
-    pub(super) fn is_integer(self) -> bool {
-        self == Self::Int8 || self.is_four_bit()
-    }
-
-    /// The number that each code stands for.
-    fn table(self) -> &'static [f32; 256] {
-        static INT8: LazyLock<[f32; 256]> = LazyLock::new(|| table(|code| f32::from(code.cast_signed())));
-        static E4M3: LazyLock<[f32; 256]> = LazyLock::new(|| table(e4m3));
-        static E2M1: LazyLock<[f32; 256]> = LazyLock::new(|| table(e2m1));
-        match self {
-            Self::Int8 | Self::Int4 | Self::Int4Rows | Self::Int4Columns => &INT8,
-            Self::E4m3 => &E4M3,
-            Self::E2m1 => &E2M1,
-        }
-    }
-}
-
-fn table(value: impl Fn(u8) -> f32) -> [f32; 256] {
-    std::array::from_fn(|code| value(code as u8))
-}
-
-/// One sign bit, four bits of exponent (bias 7), three of mantissa; all ones are NaN.
-fn e4m3(code: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
-    let magnitude = match (exponent, code & 7) {
-        (15, 7) => f32::NAN,
-        (0, _) => mantissa / 512.0,
-        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
-    };
-    if code & 0x80 == 0 { magnitude } else { -magnitude }
-}
-
-/// One sign bit, two bits of exponent, one of mantissa.
-fn e2m1(code: u8) -> f32 {
-    let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)];
-    if code & 8 == 0 { magnitude } else { -magnitude }
-}
-
-/// What a number of a grid is stored as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stored {
-    /// A float of this type.
-    Float(ElementType),
-    /// The exponent of a power of two, with a bias of 127.
-    Exponent,
-    /// The bits of an F32 in the low half of 64.
-    Bits,
-}
-
-/// Numbers that belong to stretches of rows: as many for every row.
-#[derive(Clone, Debug)]
-pub(super) struct Grid {
-    /// Tensor of the checkpoint.
-    pub(super) weight: usize,
-    /// Numbers per row.
-    pub(super) groups: u64,
-    pub(super) stored: Stored,
-    /// What the stored number is divided by.
-    pub(super) divisor: f64,
-}
-
-impl Grid {
-    /// The number in raw bytes.
-    fn decode(&self, bytes: &[u8]) -> f64 {
-        let bits =
-            |n: usize| bytes.iter().take(n).rev().fold(0u64, |bits, &byte| bits << 8 | u64::from(byte));
-        let value = match self.stored {
-            Stored::Float(ElementType::F64) => f64::from_bits(bits(8)),
-            Stored::Float(ElementType::F16) => f64::from(f16_to_f32(bits(2) as u16)),
-            Stored::Float(ElementType::Bf16) => f64::from(bf16_to_f32(bits(2) as u16)),
-            Stored::Float(_) => f64::from(f32::from_bits(bits(4) as u32)),
-            Stored::Exponent if bits(1) == 255 => f64::NAN,
-            Stored::Exponent => 2f64.powi(bits(1) as i32 - 127),
-            Stored::Bits => f64::from(f32::from_bits(bits(8) as u32)),
-        };
-        value / self.divisor
-    }
-
-    /// Reads numbers `first ..` of the whole grid.
-    pub(super) fn read(
-        &self,
-        source: &dyn WeightSource,
-        first: u64,
-        n: usize,
-        out: &mut Vec<f64>,
-    ) -> Result<(), SourceError> {
-        out.clear();
-        with_bytes(source, self.weight, first, n, |bytes, elem_bytes| {
-            out.extend(bytes.chunks_exact(elem_bytes).map(|bytes| self.decode(bytes)));
-        })
-    }
-}
-
-/// Hands on elements of a tensor as they are stored.
-pub(super) fn with_bytes(
-    source: &dyn WeightSource,
-    weight: usize,
-    first: u64,
-    n: usize,
-    use_them: impl FnOnce(&[u8], usize),
-) -> Result<(), SourceError> {
-    // All element types that get here were checked to be whole bytes.
-    let elem_bytes = source.weights()[weight].ty.bytes().unwrap_or(1);
-    if let Some(bytes) = source.borrow(weight) {
-        use_them(&bytes[first as usize * elem_bytes..][..n * elem_bytes], elem_bytes);
-        return Ok(());
-    }
-    let mut bytes = vec![0; n * elem_bytes];
-    source.read_elems(weight, first, &mut bytes)?;
-    use_them(&bytes, elem_bytes);
-    Ok(())
+pub(super) enum Sign {
+    /// It is subtracted from the codes.
+    Subtracted,
+    /// It is added to them.
+    Added,
 }
 
 /// A quantized weight.
@@ -153,19 +33,24 @@ pub(super) fn with_bytes(
 pub(super) struct Linear {
     /// Name of the weight in a float checkpoint.
     pub(super) name: String,
+    /// Its type in the description.
+    pub(super) label: String,
     /// Shape in a float checkpoint.
     pub(super) shape: Shape,
     /// Tensor with the codes.
     pub(super) codes: usize,
-    pub(super) encoding: Encoding,
+    pub(super) format: CodeFormat,
     pub(super) scale: Grid,
     pub(super) second: Option<Grid>,
     /// Offsets; `None` if all are zero.
     pub(super) offset: Option<Grid>,
-    /// Whether offsets are added instead of subtracted.
-    pub(super) adds_offset: bool,
+    pub(super) sign: Sign,
     /// A factor for each column.
     pub(super) columns: Option<Arc<[f32]>>,
+    /// What scales and offsets are like.
+    pub(super) facts: Facts,
+    /// Tensors of codes, scales and offsets.
+    pub(super) members: Vec<usize>,
 }
 
 /// Numbers of one row, reused from row to row.
@@ -201,26 +86,28 @@ impl Linear {
         self.shape.n_rows()
     }
 
-    /// How the weight is stored, under its label of the description.
-    pub(super) fn stored(&self, source: &dyn WeightSource, label: &str) -> dequant::Encoding {
-        let grids = [Some(&self.scale), self.second.as_ref(), self.offset.as_ref()];
-        let own: Vec<usize> =
-            [self.codes].into_iter().chain(grids.into_iter().flatten().map(|grid| grid.weight)).collect();
-        let finest = [Some(&self.scale), self.second.as_ref()].into_iter().flatten();
-        let groups = finest.map(|grid| grid.groups).max().unwrap_or(1).max(1);
-        let scales = along_rows(self.n_cols().div_ceil(groups), self.n_cols());
-        let offsets = if self.offset.is_some() { ", asymmetric" } else { "" };
-        dequant::Encoding {
-            method: "msModelSlim",
-            form: format!("{label}, {scales}{offsets}"),
-            n_bytes: n_bytes(source, &own),
-        }
+    /// The weight with its scales and offsets looked at: what they are like, and which of them count.
+    ///
+    /// # Errors
+    /// As [`Facts::gather`].
+    pub(super) fn gathered(
+        mut self,
+        tensors: &Labelled<'_>,
+        module: &Module<'_>,
+    ) -> Result<Self, MsModelSlimError> {
+        self.facts = Facts::gather(tensors, module, &mut self)?;
+        self.members = std::iter::once(self.codes).chain(self.grids().map(|grid| grid.weight)).collect();
+        Ok(self)
+    }
+
+    /// Scales and offsets.
+    fn grids(&self) -> impl Iterator<Item = &Grid> {
+        [Some(&self.scale), self.second.as_ref(), self.offset.as_ref()].into_iter().flatten()
     }
 
     /// Whether every grid changes only between groups of `n` columns.
     pub(super) fn has_groups_of(&self, n: u64) -> bool {
-        let grids = [Some(&self.scale), self.second.as_ref(), self.offset.as_ref()];
-        grids.into_iter().flatten().all(|grid| (self.n_cols() / grid.groups).is_multiple_of(n))
+        self.grids().all(|grid| (self.n_cols() / grid.groups).is_multiple_of(n))
     }
 
     /// Visits columns `first .. first + n` of a row in stretches that share scale and offset.
@@ -229,15 +116,15 @@ impl Linear {
     /// The source failed; a code that four bits do not hold.
     pub(super) fn stretches(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         row: u64,
         first: u64,
         n: usize,
         visit: impl FnMut(Stretch<'_>),
     ) -> Result<(), MsModelSlimError> {
         let mut scratch = SCRATCH.take();
-        let read = self.read_codes(source, row, first, n, &mut scratch.codes);
-        let result = read.and_then(|()| self.visit(source, row, first, n, &mut scratch, visit));
+        let read = self.read_codes(below, row, first, n, &mut scratch.codes);
+        let result = read.and_then(|()| self.visit(below, row, first, n, &mut scratch, visit));
         SCRATCH.set(scratch);
         result
     }
@@ -248,7 +135,7 @@ impl Linear {
     /// The source failed.
     pub(super) fn scales(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         row: u64,
         mut visit: impl FnMut(f64, f32),
     ) -> Result<(), MsModelSlimError> {
@@ -256,28 +143,26 @@ impl Linear {
         scratch.codes.clear();
         let n = self.n_cols() as usize;
         let each = |stretch: Stretch<'_>| visit(stretch.scale, stretch.offset);
-        let result = self.visit(source, row, 0, n, &mut scratch, each);
+        let result = self.visit(below, row, 0, n, &mut scratch, each);
         SCRATCH.set(scratch);
         result
     }
 
     fn visit(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         row: u64,
         first: u64,
         n: usize,
         scratch: &mut Scratch,
         mut visit: impl FnMut(Stretch<'_>),
     ) -> Result<(), MsModelSlimError> {
-        self.read_grids(source, row, first, n, scratch)?;
+        self.read_grids(below, row, first, n, scratch)?;
         let part = Part { first, end: first + n as u64, n_cols: self.n_cols() };
         let at = |grid: &Grid, values: &[f64], column| values[part.index(grid, column)];
         let mut column = first;
         while column < part.end {
-            let grids = [Some(&self.scale), self.second.as_ref(), self.offset.as_ref()];
-            let ends = grids.into_iter().flatten().map(|grid| part.end_of(grid, column));
-            let end = ends.min().unwrap_or(part.end);
+            let end = self.grids().map(|grid| part.end_of(grid, column)).min().unwrap_or(part.end);
             let second = self.second.as_ref().map_or(1.0, |grid| at(grid, &scratch.second, column));
             let offset = self.offset.as_ref().map_or(0.0, |grid| at(grid, &scratch.offset, column) as f32);
             visit(Stretch {
@@ -287,7 +172,10 @@ impl Linear {
                     .unwrap_or_default(),
                 column,
                 scale: at(&self.scale, &scratch.scale, column) * second,
-                offset: if self.adds_offset { -offset } else { offset },
+                offset: match self.sign {
+                    Sign::Subtracted => offset,
+                    Sign::Added => -offset,
+                },
             });
             column = end;
         }
@@ -296,7 +184,7 @@ impl Linear {
 
     fn read_grids(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         row: u64,
         first: u64,
         n: usize,
@@ -305,7 +193,7 @@ impl Linear {
         let part = Part { first, end: first + n as u64, n_cols: self.n_cols() };
         let read = |grid: &Grid, out: &mut Vec<f64>| {
             let (begin, end) = part.groups(grid);
-            grid.read(source, row * grid.groups + begin, (end - begin) as usize, out)
+            grid.read(below, row * grid.groups + begin..row * grid.groups + end, out)
         };
         read(&self.scale, &mut scratch.scale)?;
         if let Some(grid) = &self.second {
@@ -323,7 +211,7 @@ impl Linear {
     /// As [`Linear::stretches`].
     pub(super) fn read_codes(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         row: u64,
         first: u64,
         n: usize,
@@ -331,23 +219,25 @@ impl Linear {
     ) -> Result<(), MsModelSlimError> {
         out.clear();
         let n_cols = self.n_cols();
-        match self.encoding {
-            Encoding::Int8 | Encoding::E4m3 | Encoding::Int4 => {
-                with_bytes(source, self.codes, row * n_cols + first, n, |bytes, _| {
+        match self.format {
+            CodeFormat::Int8 | CodeFormat::E4m3 | CodeFormat::Int4 => {
+                let start = row * n_cols + first;
+                below.with_elems(self.codes, start..start + n as u64, |bytes| {
                     out.extend_from_slice(bytes);
                 })?;
             }
-            Encoding::Int4Rows => {
-                with_bytes(source, self.codes, row / 2 * n_cols + first, n, |bytes, _| {
+            CodeFormat::Int4Rows => {
+                let start = row / 2 * n_cols + first;
+                below.with_elems(self.codes, start..start + n as u64, |bytes| {
                     let shift = if row.is_multiple_of(2) { 4 } else { 0 };
                     out.extend(bytes.iter().map(|&byte| sign_extended(byte << shift)));
                 })?;
             }
-            Encoding::Int4Columns | Encoding::E2m1 => {
+            CodeFormat::Int4Columns | CodeFormat::E2m1 => {
                 let (begin, end) = (first / 2, (first + n as u64).div_ceil(2));
                 let start = row * (n_cols / 2) + begin;
-                let is_signed = self.encoding == Encoding::Int4Columns;
-                with_bytes(source, self.codes, start, (end - begin) as usize, |bytes, _| {
+                let is_signed = self.format == CodeFormat::Int4Columns;
+                below.with_elems(self.codes, start..start + (end - begin), |bytes| {
                     let pair = |&byte: &u8| {
                         if is_signed {
                             [sign_extended(byte << 4), sign_extended(byte)]
@@ -359,7 +249,7 @@ impl Linear {
                 })?;
             }
         }
-        if self.encoding == Encoding::Int4
+        if self.format == CodeFormat::Int4
             && let Some(at) = out.iter().position(|&code| !(-8..=7).contains(&code.cast_signed()))
         {
             let (index, value) = (row * n_cols + first + at as u64, out[at].cast_signed());
@@ -374,15 +264,15 @@ impl Linear {
     /// As [`Linear::stretches`].
     pub(super) fn read_values(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         row: u64,
         first: u64,
         out: &mut [f32],
     ) -> Result<(), MsModelSlimError> {
-        let table = self.encoding.table();
+        let table = self.format.table();
         let factors = self.columns.as_deref();
         let n = out.len();
-        self.stretches(source, row, first, n, |stretch| {
+        self.stretches(below, row, first, n, |stretch| {
             let start = (stretch.column - first) as usize;
             let out = &mut out[start..start + stretch.codes.len()];
             let (scale, offset) = (stretch.scale, stretch.offset);
@@ -400,19 +290,73 @@ impl Linear {
     }
 
     /// Lets go of the pages of rows that were read.
-    pub(super) fn release(&self, source: &dyn WeightSource, first_row: u64, n_rows: u64) {
-        let stored_cols = match self.encoding {
-            Encoding::Int4Columns | Encoding::E2m1 => self.n_cols() / 2,
+    pub(super) fn release_rows(&self, below: Below<'_>, rows: Range<u64>) {
+        let stored_cols = match self.format {
+            CodeFormat::Int4Columns | CodeFormat::E2m1 => self.n_cols() / 2,
             _ => self.n_cols(),
         };
-        let end_row = first_row + n_rows;
-        let (begin, end) = match self.encoding {
+        let (begin, end) = match self.format {
             // Rows that are half read are kept for whoever reads the other half.
-            Encoding::Int4Rows => (first_row.div_ceil(2), end_row / 2),
-            _ => (first_row, end_row),
+            CodeFormat::Int4Rows => (rows.start.div_ceil(2), rows.end / 2),
+            _ => (rows.start, rows.end),
         };
         if begin < end {
-            source.release_elems(self.codes, begin * stored_cols, (end - begin) * stored_cols);
+            below.source.release_elems(self.codes, begin * stored_cols, (end - begin) * stored_cols);
+        }
+    }
+}
+
+impl CodedWeight for Arc<Linear> {
+    fn decode(
+        &self,
+        below: Below<'_>,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), DequantError> {
+        let width = (cols.end - cols.start) as usize;
+        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+            self.read_values(below, row, cols.start, out)?;
+        }
+        Ok(())
+    }
+
+    fn packings(&self, below: Below<'_>) -> Result<Vec<Packing>, DequantError> {
+        Ok(self.facts.packings(below, self)?)
+    }
+
+    fn pack(
+        &self,
+        below: Below<'_>,
+        ty: GgmlType,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [u8],
+    ) -> Result<(), DequantError> {
+        let row_bytes = pack::n_bytes(ty, cols.end - cols.start);
+        for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes.max(1))) {
+            pack::pack(below, self, ty, row, &cols, out)?;
+        }
+        Ok(())
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    fn form(&self) -> String {
+        let finest = [Some(&self.scale), self.second.as_ref()].into_iter().flatten();
+        let groups = finest.map(|grid| grid.groups).max().unwrap_or(1).max(1);
+        let scales = along_rows(self.n_cols().div_ceil(groups), self.n_cols());
+        let offsets = if self.offset.is_some() { ", asymmetric" } else { "" };
+        format!("{}, {scales}{offsets}", self.label)
+    }
+
+    /// Codes of rows that lie wholly inside the range: a neighbour may still need the others.
+    fn release(&self, below: Below<'_>, shape: &Shape, elems: Range<u64>) {
+        let rows = elems.start.div_ceil(shape.n_cols())..elems.end / shape.n_cols();
+        if rows.start < rows.end {
+            self.release_rows(below, rows);
         }
     }
 }
@@ -453,17 +397,6 @@ impl Part {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn small_floats() {
-        assert_eq!(e4m3(0x7e), 448.0);
-        assert_eq!(e4m3(0x01), 2f32.powi(-9));
-        assert_eq!(e4m3(0x38), 1.0);
-        assert_eq!(e4m3(0xb9), -1.125);
-        assert!(e4m3(0x7f).is_nan() && e4m3(0xff).is_nan());
-        assert_eq!(e2m1(0x8).to_bits(), (-0.0f32).to_bits());
-        assert_eq!(e2m1(0xf), -6.0);
-    }
 
     #[test]
     fn half_bytes_have_signs() {

@@ -3,9 +3,12 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use super::NormKind;
 use super::bias::{Fold, Rows, are_equal};
 use super::error::MsModelSlimError;
-use super::layout::{Tensors, float};
+use super::labelled::Labelled;
+use super::linear::Linear;
+use super::module::float;
 
 /// What becomes of the norms that smoothing may have changed.
 #[derive(Debug, Default)]
@@ -37,16 +40,17 @@ const ATTENTION: Layers = (
 );
 const FEED_FORWARD: Layers = (&["mlp"], &["gate_proj", "up_proj", "gate_up_proj", "dense_h_to_4h"]);
 
-/// Sorts out the norms. `quantized` has the quantized weights by plain name, with the length of their
-/// rows; `is_rms` says that norms have no bias in
-/// the architecture.
+/// The quantized weights by plain name.
+pub(super) type Quantized<'a> = HashMap<&'a str, &'a Arc<Linear>>;
+
+/// Sorts out the norms.
 ///
 /// # Errors
 /// No single norm serves all layers behind it, or a bias cannot be taken over.
 pub(super) fn sort_out(
-    tensors: &Tensors<'_>,
-    quantized: &HashMap<String, (usize, u64)>,
-    is_rms: bool,
+    tensors: &Labelled<'_>,
+    quantized: &Quantized<'_>,
+    kind: NormKind,
 ) -> Result<Norms, MsModelSlimError> {
     let mut norms = Norms::default();
     let expert_blocks = expert_blocks(tensors);
@@ -76,7 +80,7 @@ pub(super) fn sort_out(
         norms.seen.extend([own, own_bias, module, module_bias].into_iter().flatten());
         norms.kept.push((format!("{name}.weight"), weight));
         let Some(bias) = bias else { continue };
-        if !is_rms {
+        if kind == NormKind::Biased {
             norms.kept.push((format!("{name}.bias"), bias));
             continue;
         }
@@ -110,10 +114,10 @@ pub(super) fn sort_out(
 }
 
 /// Norms with a bias, or with a form of their own for quantized layers, in the order of the checkpoint.
-fn prefixes(tensors: &Tensors<'_>) -> Vec<String> {
+fn prefixes(tensors: &Labelled<'_>) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut known = HashSet::new();
-    for weight in tensors.source.weights() {
+    for weight in tensors.weights() {
         let endings = [".module.weight", ".module.bias", ".bias"];
         let prefix = endings.iter().find_map(|ending| weight.name.strip_suffix(ending));
         let is_norm = |prefix: &&str| prefix.rsplit('.').next().is_some_and(|last| last.contains("norm"));
@@ -141,7 +145,7 @@ impl Layer {
 }
 
 /// The block that a norm lies in, and the layers behind it.
-fn behind<'n>(tensors: &Tensors<'_>, norm: &'n str) -> Option<(&'n str, Layers)> {
+fn behind<'n>(tensors: &Labelled<'_>, norm: &'n str) -> Option<(&'n str, Layers)> {
     let (block, last) = norm.rsplit_once('.')?;
     let sandwiched = tensors.find(&format!("{block}.pre_feedforward_layernorm.weight")).is_some();
     match last {
@@ -153,14 +157,14 @@ fn behind<'n>(tensors: &Tensors<'_>, norm: &'n str) -> Option<(&'n str, Layers)>
     }
 }
 
-fn layers(tensors: &Tensors<'_>, quantized: &HashMap<String, (usize, u64)>, norm: &str) -> Vec<Layer> {
+fn layers(tensors: &Labelled<'_>, quantized: &Quantized<'_>, norm: &str) -> Vec<Layer> {
     let Some((block, (parts, names))) = behind(tensors, norm) else { return Vec::new() };
     let mut found = Vec::new();
     for part in parts {
         for layer in names {
             let name = format!("{block}.{part}.{layer}.weight");
-            let found_rows = match quantized.get(&name) {
-                Some(&(at, n_cols)) => Some((Rows::Linear(at), n_cols)),
+            let found_rows = match quantized.get(name.as_str()) {
+                Some(&linear) => Some((Rows::Linear(Arc::clone(linear)), linear.n_cols())),
                 None => tensors.find(&name).map(|at| (Rows::Plain(at), tensors.meta(at).shape.n_cols())),
             };
             found.extend(found_rows.map(|(rows, n_cols)| Layer { name, rows, n_cols }));
@@ -170,10 +174,10 @@ fn layers(tensors: &Tensors<'_>, quantized: &HashMap<String, (usize, u64)>, norm
 }
 
 /// Blocks whose feed-forward part is made of experts.
-fn expert_blocks<'a>(tensors: &Tensors<'a>) -> HashSet<&'a str> {
+fn expert_blocks<'a>(tensors: &Labelled<'a>) -> HashSet<&'a str> {
     let block = |name: &'a str| {
         let parts = [".mlp.experts.", ".block_sparse_moe."];
         parts.iter().find_map(|part| name.split_once(part)).map(|(block, _)| block)
     };
-    tensors.source.weights().iter().filter_map(|weight| block(&weight.name)).collect()
+    tensors.weights().iter().filter_map(|weight| block(&weight.name)).collect()
 }

@@ -1,41 +1,42 @@
 //! Codes of a quantized weight as GGUF blocks.
 
+use std::ops::Range;
+
 use super::error::MsModelSlimError;
-use super::linear::{Encoding, Linear, Stored, Stretch};
+use super::format::CodeFormat;
+use super::grid::Stored;
+use super::linear::{Linear, Stretch};
 use super::scan::minimum;
-use crate::core::{GgmlType, WeightSource};
+use crate::core::GgmlType;
+use crate::dequant::Below;
 use crate::quant::pack::{BLOCK_ELEMS, pack_mxfp4, pack_q4_0, pack_q4_1, pack_q5_0, pack_q8_0};
 
-/// Writes elements `first ..` as blocks of `ty`, one of the types that [`super::scan::Facts::packings`] names.
+/// Bytes of so many elements of a row.
+pub(super) fn n_bytes(ty: GgmlType, n_elems: u64) -> usize {
+    n_elems as usize / BLOCK_ELEMS * ty.block_bytes()
+}
+
+/// Writes some columns of a row, whole blocks of them, as blocks of `ty`, one of the types that
+/// [`super::scan::Facts::packings`] names.
 ///
 /// # Errors
 /// As [`Linear::stretches`].
 ///
 /// # Panics
-/// If the range is not whole blocks, or the type is none of those.
+/// If the type is none of those.
 pub(super) fn pack(
-    source: &dyn WeightSource,
+    below: Below<'_>,
     linear: &Linear,
     ty: GgmlType,
-    first: u64,
+    row: u64,
+    cols: &Range<u64>,
     out: &mut [u8],
 ) -> Result<(), MsModelSlimError> {
-    let (n_cols, bytes) = (linear.n_cols(), ty.block_bytes());
-    let (mut at, mut done) = (first, 0);
-    while done < out.len() {
-        let (row, column) = (at / n_cols, at % n_cols);
-        let n = (n_cols - column).min(((out.len() - done) / bytes * BLOCK_ELEMS) as u64);
-        let len = n as usize / BLOCK_ELEMS * bytes;
-        let part = &mut out[done..done + len];
-        linear.stretches(source, row, column, n as usize, |stretch| {
-            let start = (stretch.column - column) as usize / BLOCK_ELEMS * bytes;
-            let len = stretch.codes.len() / BLOCK_ELEMS * bytes;
-            pack_stretch(linear, ty, &stretch, &mut part[start..start + len]);
-        })?;
-        at += n;
-        done += len;
-    }
-    Ok(())
+    linear.stretches(below, row, cols.start, (cols.end - cols.start) as usize, |stretch| {
+        let start = n_bytes(ty, stretch.column - cols.start);
+        let len = n_bytes(ty, stretch.codes.len() as u64);
+        pack_stretch(linear, ty, &stretch, &mut out[start..start + len]);
+    })
 }
 
 fn pack_stretch(linear: &Linear, ty: GgmlType, stretch: &Stretch<'_>, out: &mut [u8]) {
@@ -54,7 +55,7 @@ fn pack_stretch(linear: &Linear, ty: GgmlType, stretch: &Stretch<'_>, out: &mut 
                 pack_q4_1(&codes.map(|code| shifted(code, 8) as u8), scale, min, out);
             }
             GgmlType::Mxfp4
-                if linear.encoding == Encoding::E2m1 && linear.scale.stored == Stored::Exponent =>
+                if linear.format == CodeFormat::E2m1 && linear.scale.stored == Stored::Exponent =>
             {
                 // A power of two from 2^-127 to 2^127: its exponent in F64, with the other bias.
                 let exponent = (stretch.scale.to_bits() >> 52) + 127 - 1023;

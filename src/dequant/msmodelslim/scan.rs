@@ -2,9 +2,14 @@
 //! block types they allow.
 
 use super::error::MsModelSlimError;
-use super::layout::{Module, Tensors};
-use super::linear::{Encoding, Grid, Linear, Stored, with_bytes};
-use crate::core::{GgmlType, Packing, WeightSource};
+use super::format::CodeFormat;
+use super::grid::{Grid, Stored};
+use super::labelled::Labelled;
+use super::linear::Linear;
+use super::module::Module;
+use crate::core::little_endian::u64s;
+use crate::core::{GgmlType, Packing};
+use crate::dequant::Below;
 use crate::quant::pack::{BLOCK_ELEMS, f16_error};
 
 /// Numbers that are read at a time.
@@ -34,14 +39,14 @@ pub(super) struct Facts {
 
 /// Calls `visit` on every number of a grid.
 fn each(
-    source: &dyn WeightSource,
+    below: Below<'_>,
     grid: &Grid,
     n: u64,
     mut visit: impl FnMut(u64, f64) -> Result<(), MsModelSlimError>,
 ) -> Result<(), MsModelSlimError> {
     let mut values = Vec::new();
     for first in (0..n).step_by(STEP as usize) {
-        grid.read(source, first, STEP.min(n - first) as usize, &mut values)?;
+        grid.read(below, first..n.min(first + STEP), &mut values)?;
         for (at, &value) in values.iter().enumerate() {
             visit(first + at as u64, value)?;
         }
@@ -53,15 +58,13 @@ fn each(
 ///
 /// # Errors
 /// One is not, or has more than an F32 in its 64 bits; the source failed.
-pub(super) fn check(source: &dyn WeightSource, grid: &Grid) -> Result<(), MsModelSlimError> {
-    let meta = &source.weights()[grid.weight];
+pub(super) fn check(below: Below<'_>, grid: &Grid) -> Result<(), MsModelSlimError> {
+    let meta = below.meta(grid.weight);
     let n = meta.shape.n_elems();
     if grid.stored == Stored::Bits {
         for first in (0..n).step_by(STEP as usize) {
-            let mut bad = None;
-            with_bytes(source, grid.weight, first, STEP.min(n - first) as usize, |bytes, _| {
-                let words = bytes.as_chunks::<8>().0.iter().map(|&word| u64::from_le_bytes(word));
-                bad = words.enumerate().find(|(_, word)| word >> 32 != 0);
+            let bad = below.with_elems(grid.weight, first..n.min(first + STEP), |bytes| {
+                u64s(bytes).enumerate().find(|(_, word)| word >> 32 != 0)
             })?;
             if let Some((at, value)) = bad {
                 let (tensor, index) = (meta.name.clone(), first + at as u64);
@@ -69,7 +72,7 @@ pub(super) fn check(source: &dyn WeightSource, grid: &Grid) -> Result<(), MsMode
             }
         }
     }
-    each(source, grid, n, |index, value| {
+    each(below, grid, n, |index, value| {
         if value.is_finite() {
             return Ok(());
         }
@@ -84,22 +87,22 @@ impl Facts {
     /// # Errors
     /// Numbers that are not finite; offsets of a symmetric type; the source failed.
     pub(super) fn gather(
-        tensors: &Tensors<'_>,
+        tensors: &Labelled<'_>,
         module: &Module<'_>,
         linear: &mut Linear,
     ) -> Result<Self, MsModelSlimError> {
-        let source = tensors.source;
+        let below = tensors.below;
         let mut facts = Self { exponents: (f64::INFINITY, 0.0), is_integral: true, ..Self::default() };
-        check(source, &linear.scale)?;
+        check(below, &linear.scale)?;
         if let Some(second) = &linear.second {
-            check(source, second)?;
+            check(below, second)?;
         }
         if let Some(offset) = linear.offset.take() {
-            check(source, &offset)?;
-            let found = first_non_zero(source, &offset)?;
+            check(below, &offset)?;
+            let found = first_non_zero(below, &offset)?;
             match found {
                 Some((index, value)) if !module.label.needs_offset() => {
-                    let tensor = source.weights()[offset.weight].name.clone();
+                    let tensor = below.meta(offset.weight).name.clone();
                     let label = module.text.to_owned();
                     return Err(MsModelSlimError::OffsetOfSymmetric { tensor, label, index, value });
                 }
@@ -108,11 +111,11 @@ impl Facts {
             }
         }
         if let Some(offset) = module.second_offset(tensors, linear)? {
-            check(source, &offset)?;
-            linear.offset = first_non_zero(source, &offset)?.map(|_| offset);
+            check(below, &offset)?;
+            linear.offset = first_non_zero(below, &offset)?.map(|_| offset);
         }
         for row in 0..linear.n_rows() {
-            linear.scales(source, row, |scale, offset| facts.add(scale, offset))?;
+            linear.scales(below, row, |scale, offset| facts.add(scale, offset))?;
         }
         if linear.offset.is_none() {
             facts.offsets = None;
@@ -137,7 +140,7 @@ impl Facts {
     /// As [`Linear::stretches`].
     pub(super) fn packings(
         &self,
-        source: &dyn WeightSource,
+        below: Below<'_>,
         linear: &Linear,
     ) -> Result<Vec<Packing>, MsModelSlimError> {
         if linear.columns.is_some() {
@@ -146,29 +149,25 @@ impl Facts {
         let block = BLOCK_ELEMS as u64;
         let has_blocks = linear.n_cols().is_multiple_of(block) && linear.has_groups_of(block);
         let mut found = Vec::new();
-        if linear.encoding.is_integer() && has_blocks {
-            found = self.integer_packings(source, linear)?;
+        if linear.format.is_integer() && has_blocks {
+            found = self.integer_packings(below, linear)?;
         } else if linear.scale.stored == Stored::Exponent && linear.second.is_none() {
-            if linear.encoding == Encoding::E2m1 && has_blocks {
+            if linear.format == CodeFormat::E2m1 && has_blocks {
                 found.push(Packing::exact(GgmlType::Mxfp4));
             }
-            found.extend(self.float_packings(linear.encoding));
+            found.extend(self.float_packings(linear.format));
         }
         found.retain(|packing| packing.scale_error <= MAX_SCALE_ERROR);
         Ok(found)
     }
 
-    fn integer_packings(
-        &self,
-        source: &dyn WeightSource,
-        linear: &Linear,
-    ) -> Result<Vec<Packing>, MsModelSlimError> {
-        let (low, high) = match (linear.encoding, self.offsets) {
-            (Encoding::Int8, Some(_)) if self.is_integral => {
-                if reaches_beyond(source, linear, -128.0, 127.0)? { (-383.0, 382.0) } else { (-128.0, 127.0) }
+    fn integer_packings(&self, below: Below<'_>, linear: &Linear) -> Result<Vec<Packing>, MsModelSlimError> {
+        let (low, high) = match (linear.format, self.offsets) {
+            (CodeFormat::Int8, Some(_)) if self.is_integral => {
+                if reaches_beyond(below, linear, -128.0, 127.0)? { (-383.0, 382.0) } else { (-128.0, 127.0) }
             }
-            (Encoding::Int8, None) => (-128.0, 127.0),
-            (_, offsets) if linear.encoding.is_four_bit() => {
+            (CodeFormat::Int8, None) => (-128.0, 127.0),
+            (_, offsets) if linear.format.is_four_bit() => {
                 let (least, most) = offsets.unwrap_or((0.0, 0.0));
                 (-8.0 - most, 7.0 - least)
             }
@@ -177,7 +176,7 @@ impl Facts {
         let fits = |min: f32, max: f32| self.is_integral && low >= min && high <= max;
         let scale = self.scale_error;
         let mut found = Vec::new();
-        if linear.encoding.is_four_bit() {
+        if linear.format.is_four_bit() {
             if fits(-8.0, 7.0) {
                 found.push(Packing::rounded(GgmlType::Q4_0, scale));
             }
@@ -194,9 +193,9 @@ impl Facts {
 
     /// Narrow floats that hold every product of a small float and a power of two: its highest and its lowest bit have
     /// to be in their range.
-    fn float_packings(&self, encoding: Encoding) -> Vec<Packing> {
+    fn float_packings(&self, format: CodeFormat) -> Vec<Packing> {
         // Largest magnitude and smallest step of the small float.
-        let (largest, step) = if encoding == Encoding::E2m1 { (6.0, 0.5) } else { (448.0, 2f64.powi(-9)) };
+        let (largest, step) = if format == CodeFormat::E2m1 { (6.0, 0.5) } else { (448.0, 2f64.powi(-9)) };
         let (least, most) = self.exponents;
         let holds = |max: f64, min: f64| most * largest <= max && least * step >= min;
         let mut found = Vec::new();
@@ -215,9 +214,9 @@ pub(super) fn minimum(scale: f64, offset: f32) -> f32 {
     (-f64::from(offset + 8.0) * scale) as f32
 }
 
-fn first_non_zero(source: &dyn WeightSource, grid: &Grid) -> Result<Option<(u64, f64)>, MsModelSlimError> {
+fn first_non_zero(below: Below<'_>, grid: &Grid) -> Result<Option<(u64, f64)>, MsModelSlimError> {
     let mut found = None;
-    each(source, grid, source.weights()[grid.weight].shape.n_elems(), |index, value| {
+    each(below, grid, below.meta(grid.weight).shape.n_elems(), |index, value| {
         if value != 0.0 && found.is_none() {
             found = Some((index, value));
         }
@@ -227,16 +226,11 @@ fn first_non_zero(source: &dyn WeightSource, grid: &Grid) -> Result<Option<(u64,
 }
 
 /// Whether any code minus its offset lies outside `min ..= max`.
-fn reaches_beyond(
-    source: &dyn WeightSource,
-    linear: &Linear,
-    min: f32,
-    max: f32,
-) -> Result<bool, MsModelSlimError> {
+fn reaches_beyond(below: Below<'_>, linear: &Linear, min: f32, max: f32) -> Result<bool, MsModelSlimError> {
     let n_cols = linear.n_cols() as usize;
     for row in 0..linear.n_rows() {
         let mut is_beyond = false;
-        linear.stretches(source, row, 0, n_cols, |stretch| {
+        linear.stretches(below, row, 0, n_cols, |stretch| {
             let codes = stretch.codes.iter().map(|code| f32::from(code.cast_signed()) - stretch.offset);
             is_beyond |= codes.into_iter().any(|code| code < min || code > max);
         })?;
@@ -251,12 +245,12 @@ fn reaches_beyond(
 ///
 /// # Errors
 /// As [`Linear::stretches`].
-pub(super) fn other_sign_fits(source: &dyn WeightSource, linear: &Linear) -> Result<bool, MsModelSlimError> {
+pub(super) fn other_sign_fits(below: Below<'_>, linear: &Linear) -> Result<bool, MsModelSlimError> {
     const ROWS: u64 = 64;
     let n_cols = linear.n_cols() as usize;
     let (mut chosen, mut other) = (0.0, 0.0);
     for row in (0..linear.n_rows()).step_by((linear.n_rows() / ROWS).max(1) as usize) {
-        linear.stretches(source, row, 0, n_cols, |stretch| {
+        linear.stretches(below, row, 0, n_cols, |stretch| {
             let sum: i64 = stretch.codes.iter().map(|code| i64::from(code.cast_signed())).sum();
             let mean = sum as f64 / stretch.codes.len() as f64;
             let offset = f64::from(stretch.offset);

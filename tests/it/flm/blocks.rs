@@ -2,7 +2,7 @@
 
 use gguf_foundry::checkpoint::fastllm::FlmFile;
 use gguf_foundry::convert::{Codes, Conversion, ConvertOptions};
-use gguf_foundry::convert::{FlmOptions, ModelSource, flm_weights};
+use gguf_foundry::convert::{FlmOptions, ModelSource};
 use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::numeric::{f16_to_f32, f32_to_f16};
 use gguf_foundry::core::simd::SimdLevel;
@@ -10,7 +10,7 @@ use gguf_foundry::core::{GgmlType, TensorSource, WeightSource};
 use gguf_foundry::dequant::flm::FlmMeaning;
 use gguf_foundry::quant;
 
-use super::cases::{floats, good, json};
+use super::cases::{floats, good, json, weights};
 use super::writer::llama;
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::{report_cases, sha256};
@@ -28,7 +28,7 @@ fn the_corpus_has_these_blocks(corpus: &Goldens) {
     for dir in good(corpus).into_iter().filter(|dir| dir.join("gguf_blocks.json").exists()) {
         n_cases += 1;
         let file = FlmFile::open(&dir.join("model.flm"), &Limits::default()).unwrap();
-        let weights = flm_weights(file, FlmMeaning::Reader).unwrap();
+        let weights = weights(file, FlmMeaning::Reader);
         let expected = json(&dir.join("gguf_blocks.json"));
         for (at, meta) in weights.weights().iter().enumerate() {
             let found = weights.packings(at).unwrap();
@@ -39,13 +39,13 @@ fn the_corpus_has_these_blocks(corpus: &Goldens) {
             };
             let ty = if expected["type"] == "Q8_0" { GgmlType::Q8_0 } else { GgmlType::Q4_1 };
             assert!(found.iter().any(|packing| packing.ty == ty), "{}: {found:?}", meta.name);
-            let hash = sha256(&packed(&weights, at, ty));
+            let hash = sha256(&packed(&*weights, at, ty));
             assert_eq!(expected["sha256"], hash.as_str(), "{}: {}", dir.display(), meta.name);
             // All packings hold the same numbers, up to the error that they state.
-            let exact = floats(&weights, at);
+            let exact = floats(&*weights, at);
             for packing in found {
                 let mut values = vec![0.0; exact.len()];
-                let bytes = packed(&weights, at, packing.ty);
+                let bytes = packed(&*weights, at, packing.ty);
                 quant::dequantize(packing.ty, SimdLevel::Scalar, &bytes, &mut values).unwrap();
                 let largest = exact.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
                 for (value, exact) in values.iter().zip(&exact) {
@@ -66,10 +66,7 @@ fn int8_as_the_exporter_meant_it_always_fits(corpus: &Goldens) {
     {
         let path = dir.join("model.flm");
         let open = || FlmFile::open(&path, &Limits::default()).unwrap();
-        let (reader, writer) = (
-            flm_weights(open(), FlmMeaning::Reader).unwrap(),
-            flm_weights(open(), FlmMeaning::Writer).unwrap(),
-        );
+        let (reader, writer) = (weights(open(), FlmMeaning::Reader), weights(open(), FlmMeaning::Writer));
         let is_code = |name: &str| open().weights().iter().any(|meta| meta.name == format!("{name}.ranges"));
         let mut n_reader = 0;
         for (at, meta) in writer.weights().iter().enumerate().filter(|(_, meta)| is_code(&meta.name)) {

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use gguf_foundry::checkpoint::fastllm::FlmFile;
 use gguf_foundry::checkpoint::safetensors;
-use gguf_foundry::convert::flm_weights;
 use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::numeric::{bf16_to_f32, f16_to_f32};
+use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{ElementType, WeightSource};
-use gguf_foundry::dequant::flm::FlmMeaning;
+use gguf_foundry::dequant::flm::{self, FlmMeaning};
 use serde_json::Value as Json;
 
 use super::writer::Numbers;
@@ -59,6 +59,11 @@ fn stored(path: &Path) -> BTreeMap<String, Vec<f32>> {
     header.tensors.into_iter().map(row).collect()
 }
 
+/// The weights of a file as floats.
+pub fn weights(file: FlmFile, meaning: FlmMeaning) -> Box<dyn WeightSource + Send> {
+    flm::open(file, meaning, SimdLevel::detect()).unwrap().into_opened().source
+}
+
 fn is_close(found: &[f32], expected: &[f32], tolerance: &Json) -> bool {
     let (abs, rel) = (tolerance["abs"].as_f64().unwrap(), tolerance["rel"].as_f64().unwrap());
     found.len() == expected.len()
@@ -79,13 +84,13 @@ fn every_tensor_of_the_corpus_has_its_value(corpus: &Goldens) {
         let file = FlmFile::open(&dir.join("model.flm"), &Limits::default()).unwrap();
         // Buffers are hidden by the layer above: those are looked at in the file itself.
         let plain = FlmFile::open(&dir.join("model.flm"), &Limits::default()).unwrap();
-        let weights = flm_weights(file, FlmMeaning::Reader).unwrap();
+        let weights = weights(file, FlmMeaning::Reader);
         let place = |source: &dyn WeightSource, name: &str| {
             source.weights().iter().position(|meta| meta.name == name)
         };
         for (name, tensor) in expected["tensors"].as_object().unwrap() {
-            let (found, n_elems) = match (place(&weights, name), place(&plain, name)) {
-                (Some(at), _) => (floats(&weights, at), weights.weights()[at].shape.n_elems()),
+            let (found, n_elems) = match (place(&*weights, name), place(&plain, name)) {
+                (Some(at), _) => (floats(&*weights, at), weights.weights()[at].shape.n_elems()),
                 (None, Some(at)) if name.ends_with("inv_freq") => {
                     (floats(&plain, at), plain.weights()[at].shape.n_elems())
                 }
@@ -125,10 +130,10 @@ fn the_writers_meaning_is_that_of_the_exporter_or_of_its_time(corpus: &Goldens) 
         n_cases += 1;
         let tolerance = &json(&dir.join("expected.json"))["tolerance"];
         let file = FlmFile::open(&dir.join("model.flm"), &Limits::default()).unwrap();
-        let weights = flm_weights(file, FlmMeaning::Writer).unwrap();
+        let weights = weights(file, FlmMeaning::Writer);
         for (name, expected) in stored(&path) {
             let at = weights.weights().iter().position(|meta| meta.name == name).unwrap();
-            assert!(is_close(&floats(&weights, at), &expected, tolerance), "{}: {name}", dir.display());
+            assert!(is_close(&floats(&*weights, at), &expected, tolerance), "{}: {name}", dir.display());
             n_tensors += 1;
         }
     }
@@ -141,8 +146,7 @@ fn files_of_both_kinds_are_told_apart(corpus: &Goldens) {
     let mut n_cases = 0;
     for dir in good(corpus) {
         let file = FlmFile::open(&dir.join("model.flm"), &Limits::default()).unwrap();
-        let weights = flm_weights(file, FlmMeaning::Reader).unwrap();
-        let survey = weights.survey();
+        let survey = flm::open(file, FlmMeaning::Reader, SimdLevel::detect()).unwrap().survey;
         let is_era = dir.join("expected_writer_era.safetensors").exists();
         let is_intent = dir.join("expected_writer_intent.safetensors").exists();
         assert_eq!(survey.raw_int4(), is_era, "{}: {survey:?}", dir.display());
@@ -160,11 +164,10 @@ fn pieces_of_a_tensor_are_those_of_the_whole(corpus: &Goldens) {
     let mut n_cases = 0;
     for case in ["cpp-int4", "cpp-int4g-pad40", "llama-int4g40", "llama-int8", "edge-axis-zero"] {
         let Some(path) = corpus.find(format!("formats/flm/{case}/model.flm")) else { continue };
-        let weights =
-            flm_weights(FlmFile::open(&path, &Limits::default()).unwrap(), FlmMeaning::Reader).unwrap();
+        let weights = weights(FlmFile::open(&path, &Limits::default()).unwrap(), FlmMeaning::Reader);
         for (at, meta) in weights.weights().iter().enumerate().filter(|(_, meta)| meta.ty == ElementType::F32)
         {
-            let (whole, n) = (floats(&weights, at), meta.shape.n_elems());
+            let (whole, n) = (floats(&*weights, at), meta.shape.n_elems());
             for _ in 0..20 {
                 let first = numbers.next() % (n + 1);
                 let len = numbers.next() % (n - first + 1);

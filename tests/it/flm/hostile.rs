@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use gguf_foundry::checkpoint::fastllm::{FlmError, FlmFile, Header};
-use gguf_foundry::convert::{ConvertOptions, FlmOptions, ModelSource, flm_weights};
-use gguf_foundry::core::WeightSource;
+use gguf_foundry::convert::{ConvertOptions, FlmOptions, ModelSource};
 use gguf_foundry::core::limits::Limits;
-use gguf_foundry::dequant::flm::FlmMeaning;
+use gguf_foundry::core::simd::SimdLevel;
+use gguf_foundry::dequant::flm::{self, FlmMeaning};
 use proptest::prelude::*;
 
 use super::cases::json;
@@ -128,7 +128,9 @@ fn exercise(bytes: &[u8]) -> Result<(), String> {
         let _ = source.map(|source| format!("{source:?}"));
     }
     let file = FlmFile::open(&path, &Limits::default()).map_err(|error| error.to_string())?;
-    let weights = flm_weights(file, FlmMeaning::Writer).map_err(|error| error.to_string())?;
+    let opened =
+        flm::open(file, FlmMeaning::Writer, SimdLevel::detect()).map_err(|error| error.to_string())?;
+    let weights = opened.into_opened().source;
     for (at, meta) in weights.weights().iter().enumerate() {
         let mut out = vec![0; meta.shape.n_elems() as usize * meta.ty.bytes().unwrap()];
         weights.read_elems(at, 0, &mut out).map_err(|error| error.to_string())?;

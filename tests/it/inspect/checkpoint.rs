@@ -80,7 +80,7 @@ impl Checker {
             Err(error) => {
                 assert!(report.outputs.is_empty(), "{place}");
                 // Sources are opened alike; what a card says may come in another order.
-                let is_source = matches!(*error, ConvertError::Dequant(_) | ConvertError::MsModelSlim(_));
+                let is_source = matches!(*error, ConvertError::Dequant(_));
                 let message = error.to_string();
                 let is_told = report.problems.iter().any(|problem| problem.message == message);
                 assert!(is_told || !is_source, "{place}: {message}: {:?}", report.problems);

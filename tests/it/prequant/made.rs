@@ -3,7 +3,8 @@
 
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{ElementType, Packing, Shape, SourceError, WeightMeta, WeightSource};
-use gguf_foundry::dequant::{Configurations, DequantError, open};
+use gguf_foundry::dequant::msmodelslim::OffsetSign;
+use gguf_foundry::dequant::{Configurations, DequantError, DequantOptions, open};
 use gguf_foundry::quant;
 use serde_json::{Value as Json, json};
 
@@ -136,7 +137,9 @@ impl WeightSource for Parts {
 
 /// The layer over the parts.
 pub fn layer(made: &Made, is_mapped: bool) -> Result<Box<dyn WeightSource + Send>, DequantError> {
-    open(&made.configurations(), Box::new(Parts::new(&made.parts, is_mapped))).map(|opened| opened.source)
+    let options = DequantOptions { offset_sign: OffsetSign::Auto, level: SimdLevel::detect() };
+    let parts = Parts::new(&made.parts, is_mapped);
+    open(&made.configurations(), Box::new(parts), options).map(|opened| opened.source)
 }
 
 /// Reads elements as F32.

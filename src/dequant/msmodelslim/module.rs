@@ -1,62 +1,16 @@
 //! From labels and tensors to quantized weights: which tensors belong together, and whether their shapes do.
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use super::bias::StaticBias;
 use super::error::MsModelSlimError;
+use super::format::CodeFormat;
+use super::grid::{Grid, Stored};
 use super::label::Label;
-use super::linear::{Encoding, Grid, Linear, Stored};
-use crate::core::{ElementType, Shape, WeightMeta, WeightSource};
-
-/// The tensors of a checkpoint by name, with their labels.
-pub(super) struct Tensors<'a> {
-    pub(super) source: &'a dyn WeightSource,
-    pub(super) labels: &'a BTreeMap<String, String>,
-    /// Whether the description has a `version`: four-bit weights are packed then.
-    pub(super) is_versioned: bool,
-    by_name: HashMap<&'a str, usize>,
-}
-
-impl<'a> Tensors<'a> {
-    pub(super) fn new(
-        source: &'a dyn WeightSource,
-        labels: &'a BTreeMap<String, String>,
-        is_versioned: bool,
-    ) -> Self {
-        let by_name = source.weights().iter().enumerate().map(|(at, weight)| (weight.name.as_str(), at));
-        Self { source, labels, is_versioned, by_name: by_name.collect() }
-    }
-
-    pub(super) fn find(&self, name: &str) -> Option<usize> {
-        self.by_name.get(name).copied()
-    }
-
-    /// A tensor of a module. An example of the tool has two dots before one ending.
-    pub(super) fn of(&self, module: &str, ending: &str) -> Option<usize> {
-        self.find(&format!("{module}.{ending}")).or_else(|| self.find(&format!("{module}..{ending}")))
-    }
-
-    pub(super) fn meta(&self, weight: usize) -> &'a WeightMeta {
-        &self.source.weights()[weight]
-    }
-
-    /// All numbers of a small float tensor.
-    ///
-    /// # Errors
-    /// Another element type; values that are not finite; the source failed.
-    pub(super) fn floats(&self, weight: usize) -> Result<Vec<f32>, MsModelSlimError> {
-        let meta = self.meta(weight);
-        let n = usize::try_from(meta.shape.n_elems()).unwrap_or(usize::MAX);
-        let grid = Grid { weight, groups: 1, stored: float(meta)?, divisor: 1.0 };
-        let mut values = Vec::new();
-        grid.read(self.source, 0, n, &mut values)?;
-        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-            let (tensor, index, value) = (meta.name.clone(), at as u64, values[at]);
-            return Err(MsModelSlimError::NonFinite { tensor, index, value });
-        }
-        Ok(values.into_iter().map(|value| value as f32).collect())
-    }
-}
+use super::labelled::Labelled;
+use super::linear::{Linear, Sign};
+use super::scan::Facts;
+use crate::core::{ElementType, Shape, WeightMeta};
 
 /// A weight on the way to a [`Linear`].
 pub(super) struct Module<'a> {
@@ -71,22 +25,13 @@ pub(super) struct Module<'a> {
     pub(super) label: Label,
 }
 
-/// Where the parts of a static W8A8 layer's bias lie.
-#[derive(Clone, Debug)]
-pub(super) struct StaticBias {
-    pub(super) quant_bias: usize,
-    pub(super) input_offset: f64,
-    /// Scale of the integer product.
-    pub(super) deq_scale: Grid,
-}
-
 impl Module<'_> {
-    fn missing(&self, tensors: &Tensors<'_>, parameter: &'static str) -> MsModelSlimError {
+    fn missing(&self, tensors: &Labelled<'_>, parameter: &'static str) -> MsModelSlimError {
         let tensor = tensors.meta(self.codes).name.clone();
         MsModelSlimError::ParameterMissing { tensor, label: self.text.to_owned(), parameter }
     }
 
-    fn required(&self, tensors: &Tensors<'_>, ending: &'static str) -> Result<usize, MsModelSlimError> {
+    fn required(&self, tensors: &Labelled<'_>, ending: &'static str) -> Result<usize, MsModelSlimError> {
         tensors.of(self.stored, ending).ok_or_else(|| self.missing(tensors, ending))
     }
 
@@ -94,7 +39,7 @@ impl Module<'_> {
     ///
     /// # Errors
     /// A parameter is missing, or has a shape or type that does not fit.
-    pub(super) fn linear(&self, tensors: &Tensors<'_>) -> Result<Linear, MsModelSlimError> {
+    pub(super) fn linear(&self, tensors: &Labelled<'_>, sign: Sign) -> Result<Linear, MsModelSlimError> {
         let meta = tensors.meta(self.codes);
         let expected = match self.label {
             Label::Fp8 | Label::Mxfp8 => ElementType::F8E4M3,
@@ -112,18 +57,21 @@ impl Module<'_> {
         }
         let (scale_at, stored, divisor) = self.scale(tensors)?;
         let (ratio, groups) = self.grid_shape(tensors, scale_at)?;
-        let encoding = self.encoding(tensors, ratio, groups)?;
-        let shape = self.plain_shape(tensors, encoding)?;
+        let format = self.format(tensors, ratio, groups)?;
+        let shape = self.plain_shape(tensors, format)?;
         let mut linear = Linear {
             name: self.name.clone(),
+            label: self.text.to_owned(),
             codes: self.codes,
-            encoding,
+            format,
             scale: Grid { weight: scale_at, groups, stored, divisor },
             second: None,
             offset: None,
-            adds_offset: false,
+            sign,
             columns: None,
             shape,
+            facts: Facts::default(),
+            members: Vec::new(),
         };
         self.add_offset(tensors, &mut linear, (ratio, groups))?;
         self.add_second(tensors, &mut linear, ratio)?;
@@ -137,7 +85,7 @@ impl Module<'_> {
     }
 
     /// The tensor of the scale, how it is stored, and what it is divided by.
-    fn scale(&self, tensors: &Tensors<'_>) -> Result<(usize, Stored, f64), MsModelSlimError> {
+    fn scale(&self, tensors: &Labelled<'_>) -> Result<(usize, Stored, f64), MsModelSlimError> {
         let is_static = matches!(self.label, Label::W8A8 | Label::W8A8Mix);
         let direct = tensors.of(self.stored, "weight_scale");
         // Late files of the older layout have both; the product's scale is what the layer runs with.
@@ -157,7 +105,7 @@ impl Module<'_> {
     }
 
     /// The one scale of the activations.
-    fn input_scale(&self, tensors: &Tensors<'_>) -> Result<f64, MsModelSlimError> {
+    fn input_scale(&self, tensors: &Labelled<'_>) -> Result<f64, MsModelSlimError> {
         let at = self.required(tensors, "input_scale")?;
         let value = Self::scalar(tensors, at)?;
         if value > 0.0 {
@@ -166,7 +114,7 @@ impl Module<'_> {
         Err(MsModelSlimError::InputScale { tensor: tensors.meta(at).name.clone(), value })
     }
 
-    fn scalar(tensors: &Tensors<'_>, at: usize) -> Result<f64, MsModelSlimError> {
+    fn scalar(tensors: &Labelled<'_>, at: usize) -> Result<f64, MsModelSlimError> {
         let meta = tensors.meta(at);
         if meta.shape.n_elems() != 1 {
             let (tensor, found) = (meta.name.clone(), meta.shape.clone());
@@ -181,7 +129,7 @@ impl Module<'_> {
     }
 
     /// Rows of a grid for each row of stored codes (1, or 2 where rows are packed in pairs), and numbers per row.
-    fn grid_shape(&self, tensors: &Tensors<'_>, grid: usize) -> Result<(u64, u64), MsModelSlimError> {
+    fn grid_shape(&self, tensors: &Labelled<'_>, grid: usize) -> Result<(u64, u64), MsModelSlimError> {
         let codes = tensors.meta(self.codes).shape.dims();
         let mut dims = tensors.meta(grid).shape.dims();
         while dims.len() > codes.len() && dims.last() == Some(&1) {
@@ -205,7 +153,7 @@ impl Module<'_> {
         Ok((ratio, groups))
     }
 
-    fn misfit(&self, tensors: &Tensors<'_>, grid: usize) -> MsModelSlimError {
+    fn misfit(&self, tensors: &Labelled<'_>, grid: usize) -> MsModelSlimError {
         let (meta, codes) = (tensors.meta(grid), &tensors.meta(self.codes).shape);
         MsModelSlimError::ParameterShape {
             tensor: meta.name.clone(),
@@ -214,18 +162,23 @@ impl Module<'_> {
         }
     }
 
-    fn encoding(&self, tensors: &Tensors<'_>, ratio: u64, groups: u64) -> Result<Encoding, MsModelSlimError> {
-        let may_pack = self.label.is_four_bit() && self.label != Label::W4A4Dynamic && tensors.is_versioned;
+    fn format(
+        &self,
+        tensors: &Labelled<'_>,
+        ratio: u64,
+        groups: u64,
+    ) -> Result<CodeFormat, MsModelSlimError> {
+        let may_pack = self.label.is_four_bit() && self.label != Label::W4A4Dynamic && tensors.is_packed();
         Ok(match (self.label, ratio) {
-            (Label::Fp8 | Label::Mxfp8, 1) => Encoding::E4m3,
-            (Label::Mxfp4 | Label::Mxfp4Dual, 1) => Encoding::E2m1,
-            (label, 2) if label.is_four_bit() && may_pack => Encoding::Int4Rows,
+            (Label::Fp8 | Label::Mxfp8, 1) => CodeFormat::E4m3,
+            (Label::Mxfp4 | Label::Mxfp4Dual, 1) => CodeFormat::E2m1,
+            (label, 2) if label.is_four_bit() && may_pack => CodeFormat::Int4Rows,
             // The only packing that shapes do not show: half of the columns are there.
             (Label::W4A16, 1) if may_pack && groups == 1 && self.has_wide_codes(tensors)? => {
-                Encoding::Int4Columns
+                CodeFormat::Int4Columns
             }
-            (label, 1) if label.is_four_bit() => Encoding::Int4,
-            (_, 1) => Encoding::Int8,
+            (label, 1) if label.is_four_bit() => CodeFormat::Int4,
+            (_, 1) => CodeFormat::Int8,
             _ => {
                 let (at, _, _) = self.scale(tensors)?;
                 return Err(self.misfit(tensors, at));
@@ -234,28 +187,26 @@ impl Module<'_> {
     }
 
     /// Whether bytes hold more than four bits. Pairs of codes nearly always do.
-    fn has_wide_codes(&self, tensors: &Tensors<'_>) -> Result<bool, MsModelSlimError> {
+    fn has_wide_codes(&self, tensors: &Labelled<'_>) -> Result<bool, MsModelSlimError> {
         const STEP: u64 = 1 << 16;
         let n = tensors.meta(self.codes).shape.n_elems();
-        let mut wide = false;
         for first in (0..n).step_by(STEP as usize) {
-            let len = STEP.min(n - first) as usize;
-            super::linear::with_bytes(tensors.source, self.codes, first, len, |bytes, _| {
-                wide = bytes.iter().any(|byte| !(-8..=7).contains(&byte.cast_signed()));
+            let is_wide = tensors.below.with_elems(self.codes, first..n.min(first + STEP), |bytes| {
+                bytes.iter().any(|byte| !(-8..=7).contains(&byte.cast_signed()))
             })?;
-            if wide {
-                break;
+            if is_wide {
+                return Ok(true);
             }
         }
-        Ok(wide)
+        Ok(false)
     }
 
-    fn plain_shape(&self, tensors: &Tensors<'_>, encoding: Encoding) -> Result<Shape, MsModelSlimError> {
+    fn plain_shape(&self, tensors: &Labelled<'_>, format: CodeFormat) -> Result<Shape, MsModelSlimError> {
         let stored = &tensors.meta(self.codes).shape;
         let mut dims = stored.dims().to_vec();
-        let axis = match encoding {
-            Encoding::Int4Rows => dims.len() - 2,
-            Encoding::Int4Columns | Encoding::E2m1 => dims.len() - 1,
+        let axis = match format {
+            CodeFormat::Int4Rows => dims.len() - 2,
+            CodeFormat::Int4Columns | CodeFormat::E2m1 => dims.len() - 1,
             _ => return Ok(stored.clone()),
         };
         dims[axis] = dims[axis].saturating_mul(2);
@@ -269,7 +220,7 @@ impl Module<'_> {
     /// Offsets of a type that has them; those of a symmetric type are kept as well, to be checked for zero.
     fn add_offset(
         &self,
-        tensors: &Tensors<'_>,
+        tensors: &Labelled<'_>,
         linear: &mut Linear,
         scale_shape: (u64, u64),
     ) -> Result<(), MsModelSlimError> {
@@ -290,7 +241,7 @@ impl Module<'_> {
 
     fn add_second(
         &self,
-        tensors: &Tensors<'_>,
+        tensors: &Labelled<'_>,
         linear: &mut Linear,
         ratio: u64,
     ) -> Result<(), MsModelSlimError> {
@@ -314,7 +265,7 @@ impl Module<'_> {
     /// A shape or type that does not fit.
     pub(super) fn second_offset(
         &self,
-        tensors: &Tensors<'_>,
+        tensors: &Labelled<'_>,
         linear: &Linear,
     ) -> Result<Option<Grid>, MsModelSlimError> {
         let Some(second) = linear.second.as_ref().filter(|_| self.label == Label::W4A8Dynamic) else {
@@ -329,7 +280,7 @@ impl Module<'_> {
     }
 
     /// Smoothing that is left to run time multiplies the input: the columns take it over.
-    fn add_columns(&self, tensors: &Tensors<'_>, linear: &mut Linear) -> Result<(), MsModelSlimError> {
+    fn add_columns(&self, tensors: &Labelled<'_>, linear: &mut Linear) -> Result<(), MsModelSlimError> {
         let wrapper = self.stored.strip_suffix(".linear");
         let Some(at) = wrapper.and_then(|wrapper| tensors.find(&format!("{wrapper}.div.mul_scale"))) else {
             return Ok(());
@@ -348,7 +299,7 @@ impl Module<'_> {
     /// A part has the wrong shape or type.
     pub(super) fn static_bias(
         &self,
-        tensors: &Tensors<'_>,
+        tensors: &Labelled<'_>,
         linear: &Linear,
     ) -> Result<Option<StaticBias>, MsModelSlimError> {
         if !matches!(self.label, Label::W8A8 | Label::W8A8Mix) {
@@ -369,7 +320,7 @@ impl Module<'_> {
         let input_offset = self.required(tensors, "input_offset")?;
         let input_offset = Self::scalar(tensors, input_offset)?;
         let stored = deq(tensors.meta(deq_scale))?;
-        let deq_scale = Grid { weight: deq_scale, groups: 1, stored, divisor: 1.0 };
+        let deq_scale = Grid::by_row(deq_scale, stored);
         Ok(Some(StaticBias { quant_bias, input_offset, deq_scale }))
     }
 }

@@ -1,11 +1,12 @@
-//! What a conversion knows of the way its weights are stored, and what each kind of them becomes.
+//! What a conversion knows of the way its weights are stored, what each kind of them becomes, and what `--type native`
+//! would make of them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use crate::arch::FileType;
 use crate::convert::{Codes, Conversion, ConvertError, ConvertOptions, Quantization};
-use crate::core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
+use crate::core::{Packing, SourceError, WeightMeta, WeightSource};
 use crate::dequant::{StoredClass, stored_classes, tensor_class};
 
 /// A conversion to `--type native`, planned by the scales of one weight of each kind.
@@ -17,27 +18,6 @@ pub struct NativePlan {
     pub n_quantized: usize,
     /// The scales of how many of them were read.
     pub n_read: usize,
-}
-
-impl Quantization {
-    /// The weights that are stored alike. `weights` are those of the model.
-    #[must_use]
-    pub fn classes(&self, weights: &[WeightMeta]) -> Vec<StoredClass<()>> {
-        stored_classes(weights, &self.encodings, |_| ())
-    }
-
-    /// Endings of the tensors that were left out, each once: `input_scale`, `k_scale`.
-    #[must_use]
-    pub fn left_out_endings(&self) -> Vec<&str> {
-        let mut endings: Vec<&str> = Vec::new();
-        for name in &self.left_out {
-            let ending = name.rsplit('.').next().unwrap_or(name);
-            if !endings.contains(&ending) {
-                endings.push(ending);
-            }
-        }
-        endings
-    }
 }
 
 impl Conversion {
@@ -73,85 +53,51 @@ impl Conversion {
         if quantization.encodings.is_empty() {
             return Ok(None);
         }
-        let sampled = Arc::new(Sampled::new(Arc::clone(weights), quantization));
+        let samples = Samples::new(self.source.metas(), quantization);
         let n_quantized = quantization.encodings.len();
-        let mut source = self.source.clone();
-        source.weights = Some(Arc::clone(&sampled) as Arc<dyn WeightSource + Send>);
         let options = ConvertOptions {
             file_type: Some(FileType::F32),
             codes: Codes::Native { allow_rounding: false },
             tokenizer: false,
             ..self.options.clone()
         };
-        let conversion = Self::of(source, &options)?;
-        Ok(Some(NativePlan { conversion, n_quantized, n_read: sampled.n_read() }))
+        let packings = |weight: usize| samples.packings(&**weights, weight);
+        let conversion = Self::with_packings(self.source.clone(), &options, &packings)?;
+        Ok(Some(NativePlan { conversion, n_quantized, n_read: samples.n_read() }))
     }
 }
 
-/// A source whose weights have the packings of the first that is stored like them.
-struct Sampled {
-    source: Arc<dyn WeightSource + Send>,
+/// Of weights that are stored alike the first stands for all.
+struct Samples {
     /// By weight: the one that stands for it; `None` for floats.
     first: Vec<Option<usize>>,
     found: Vec<OnceLock<Vec<Packing>>>,
 }
 
-impl Sampled {
-    fn new(source: Arc<dyn WeightSource + Send>, quantization: &Quantization) -> Self {
+impl Samples {
+    fn new(weights: &[WeightMeta], quantization: &Quantization) -> Self {
         let mut by_kind = HashMap::new();
-        let weights = source.weights().iter().enumerate();
-        let first = weights.map(|(index, weight)| {
+        let first = weights.iter().enumerate().map(|(index, weight)| {
             let encoding = quantization.encodings.get(&weight.name)?;
             let kind = (tensor_class(&weight.name), encoding.form.as_str(), weight.shape.dims());
             Some(*by_kind.entry(kind).or_insert(index))
         });
         let first: Vec<_> = first.collect();
         let found = first.iter().map(|_| OnceLock::new()).collect();
-        Self { source, first, found }
+        Self { first, found }
     }
 
     fn n_read(&self) -> usize {
         self.found.iter().filter(|found| found.get().is_some()).count()
     }
-}
 
-impl WeightSource for Sampled {
-    fn weights(&self) -> &[WeightMeta] {
-        self.source.weights()
-    }
-
-    fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        self.source.read_elems(weight, first, out)
-    }
-
-    fn borrow(&self, weight: usize) -> Option<&[u8]> {
-        self.source.borrow(weight)
-    }
-
-    fn packings(&self, weight: usize) -> Result<Vec<Packing>, SourceError> {
-        let Some(first) = self.first[weight] else { return self.source.packings(weight) };
+    /// The packings of a weight or of the one that stands for it.
+    fn packings(&self, source: &dyn WeightSource, weight: usize) -> Result<Vec<Packing>, SourceError> {
+        let Some(first) = self.first[weight] else { return source.packings(weight) };
         if let Some(found) = self.found[first].get() {
             return Ok(found.clone());
         }
-        let found = self.source.packings(first)?;
+        let found = source.packings(first)?;
         Ok(self.found[first].get_or_init(|| found).clone())
-    }
-
-    fn read_packed(
-        &self,
-        weight: usize,
-        ty: GgmlType,
-        first: u64,
-        out: &mut [u8],
-    ) -> Result<(), SourceError> {
-        self.source.read_packed(weight, ty, first, out)
-    }
-
-    fn code_type(&self, weight: usize) -> Option<ElementType> {
-        self.source.code_type(weight)
-    }
-
-    fn release_elems(&self, weight: usize, first: u64, n: u64) {
-        self.source.release_elems(weight, first, n);
     }
 }

@@ -1,0 +1,160 @@
+//! What every method has in common: a weight that is stored as codes.
+
+use std::ops::Range;
+
+use crate::core::scratch;
+use crate::core::simd::SimdLevel;
+use crate::core::{ElementType, GgmlType, Packing, Shape, SourceError, WeightMeta, WeightSource};
+use crate::dequant::DequantError;
+
+/// What coded weights are read from: the source below the layer, and the vector instructions to use.
+#[derive(Clone, Copy)]
+pub struct Below<'a> {
+    /// The tensors of the checkpoint.
+    pub source: &'a dyn WeightSource,
+    /// Vector instructions that loops may use; every level gives the same values.
+    pub level: SimdLevel,
+}
+
+impl<'a> Below<'a> {
+    /// Name, shape and element type of a tensor.
+    #[must_use]
+    pub fn meta(self, index: usize) -> &'a WeightMeta {
+        &self.source.weights()[index]
+    }
+
+    /// One of the tensors, for many reads.
+    #[must_use]
+    pub fn tensor(self, index: usize) -> TensorBelow<'a> {
+        let elem_bytes = self.meta(index).ty.bytes().unwrap_or(1);
+        TensorBelow { source: self.source, index, mapped: self.source.borrow(index), elem_bytes }
+    }
+
+    /// Hands on the bytes of some elements of a tensor. As [`TensorBelow::with_elems`].
+    ///
+    /// # Errors
+    /// The source failed.
+    pub fn with_elems<T>(
+        self,
+        index: usize,
+        range: Range<u64>,
+        use_them: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T, SourceError> {
+        self.tensor(index).with_elems(range, use_them)
+    }
+
+    /// As [`Below::with_elems`], for bytes that may turn out to be wrong.
+    ///
+    /// # Errors
+    /// The source failed, or `use_them` did.
+    pub fn try_with_elems<T>(
+        self,
+        index: usize,
+        range: Range<u64>,
+        use_them: impl FnOnce(&[u8]) -> Result<T, DequantError>,
+    ) -> Result<T, DequantError> {
+        self.with_elems(index, range, use_them)?
+    }
+}
+
+/// A tensor of the checkpoint; its elements are whole bytes.
+#[derive(Clone, Copy)]
+pub struct TensorBelow<'a> {
+    source: &'a dyn WeightSource,
+    index: usize,
+    /// All its bytes, if they lie in memory.
+    mapped: Option<&'a [u8]>,
+    elem_bytes: usize,
+}
+
+impl TensorBelow<'_> {
+    /// Hands on the bytes of some elements, from the mapping or through a buffer.
+    ///
+    /// # Errors
+    /// The source failed.
+    ///
+    /// # Panics
+    /// If the range lies outside the tensor: shapes are checked while planning.
+    pub fn with_elems<T>(
+        self,
+        range: Range<u64>,
+        use_them: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T, SourceError> {
+        let bytes = range.start as usize * self.elem_bytes..range.end as usize * self.elem_bytes;
+        match self.mapped {
+            Some(all) => Ok(use_them(&all[bytes])),
+            None => scratch::with_bytes(bytes.len(), |buffer| {
+                self.source.read_elems(self.index, range.start, buffer)?;
+                Ok(use_them(buffer))
+            }),
+        }
+    }
+}
+
+/// One weight that the checkpoint keeps as codes, or that has to be computed from others and has no codes of its own.
+/// It is seen as a matrix: the columns are its last dimension, the rows all others together.
+///
+/// Each method of quantization implements this once for each way that its codes lie; [`super::Dequantized`] does all
+/// the rest.
+pub trait CodedWeight: Send + Sync {
+    /// Decodes a rectangle into `out`, row after row.
+    ///
+    /// # Errors
+    /// The source failed, or a code or scale that no value belongs to.
+    fn decode(
+        &self,
+        below: Below<'_>,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), DequantError>;
+
+    /// As [`WeightSource::packings`].
+    ///
+    /// # Errors
+    /// The source failed, or a scale that is not finite.
+    fn packings(&self, below: Below<'_>) -> Result<Vec<Packing>, DequantError> {
+        let _ = below;
+        Ok(Vec::new())
+    }
+
+    /// Writes a rectangle, whose columns are whole blocks, as blocks of a type that [`CodedWeight::packings`] names.
+    ///
+    /// # Errors
+    /// As [`CodedWeight::decode`].
+    ///
+    /// # Panics
+    /// If there is no such packing.
+    fn pack(
+        &self,
+        below: Below<'_>,
+        ty: GgmlType,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [u8],
+    ) -> Result<(), DequantError> {
+        let _ = (below, rows, cols, out);
+        panic!("no packing as {ty}")
+    }
+
+    /// The tensors below that this weight is made of, that of the codes first; none for a weight without codes.
+    fn members(&self) -> &[usize];
+
+    /// What codes and scales look like, for people: `4 bit, groups of 128`.
+    fn form(&self) -> String;
+
+    /// The element type of the codes.
+    fn code_type(&self, below: Below<'_>) -> Option<ElementType> {
+        self.members().first().map(|&codes| below.meta(codes).ty)
+    }
+
+    /// Lets go of what elements `elems` of the weight, whose shape is `shape`, were decoded from. Codes of one row may
+    /// lie all over their tensors: unless a method knows better, they go when the last elements have been read.
+    fn release(&self, below: Below<'_>, shape: &Shape, elems: Range<u64>) {
+        if elems.end >= shape.n_elems() {
+            for &member in self.members() {
+                below.source.release_elems(member, 0, below.meta(member).shape.n_elems());
+            }
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! A tensor of codes with value ranges.
+
+use std::ops::Range;
+
+use crate::checkpoint::fastllm::{Coding, Ranges};
+use crate::core::little_endian::f32s;
+use crate::core::{GgmlType, Packing, Shape};
+use crate::dequant::encoding::along_rows;
+use crate::dequant::flm::RangeError;
+use crate::dequant::flm::affine::{Affine, Form, Reading};
+use crate::dequant::nibbles::look_up;
+use crate::dequant::values::{Stretches, each_stretch};
+use crate::dequant::{Below, CodedWeight, DequantError};
+use crate::quant::pack::{BLOCK_ELEMS, f16_error, pack_q4_0, pack_q4_1, pack_q8_0};
+
+/// Ranges that are looked at in one go.
+const RANGES_PER_STEP: u64 = 1 << 12;
+/// Codes that are looked at in one go.
+const CODES_PER_STEP: u64 = 1 << 16;
+
+/// A tensor of codes behind two weights of a file.
+pub(super) struct Ranged {
+    /// What the codes mean.
+    pub(super) coding: Coding,
+    /// How the ranges are read.
+    pub(super) reading: Reading,
+    /// The weight that holds the codes, as bytes, of two codes of four bits the upper one first; and that of the minima
+    /// and maxima, as F32, `[n, 2]`.
+    members: [usize; 2],
+    ranges: Ranges,
+    n_elems: u64,
+    n_cols: u64,
+}
+
+/// Codes of neighbouring elements.
+struct Codes<'a> {
+    bytes: &'a [u8],
+    coding: Coding,
+    /// Codes in front of the first one, in its byte.
+    skip: usize,
+    n: usize,
+}
+
+impl Codes<'_> {
+    fn get(&self, at: usize) -> u8 {
+        match self.coding {
+            Coding::Int8 => self.bytes[at],
+            Coding::Int4 | Coding::Int4NoZero | Coding::Int4Group => {
+                let at = at + self.skip;
+                let pair = self.bytes[at / 2];
+                if at.is_multiple_of(2) { pair >> 4 } else { pair & 15 }
+            }
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = u8> {
+        (0..self.n).map(|at| self.get(at))
+    }
+}
+
+impl Ranged {
+    /// Codes of this shape; `members` are the weights of codes and ranges.
+    pub(super) fn new(coding: Coding, shape: &Shape, ranges: Ranges, members: [usize; 2]) -> Self {
+        let (n_elems, n_cols) = (shape.n_elems(), shape.n_cols());
+        Self { coding, reading: Reading::Loader, members, ranges, n_elems, n_cols }
+    }
+
+    /// Visits every range: its index, minimum and maximum.
+    ///
+    /// # Errors
+    /// The source failed, or `visit` did.
+    pub(super) fn each_range(
+        &self,
+        below: Below<'_>,
+        mut visit: impl FnMut(u64, f32, f32) -> Result<(), DequantError>,
+    ) -> Result<(), DequantError> {
+        let [_, ranges] = self.members;
+        let mut first = 0;
+        while first < self.ranges.n {
+            let count = (self.ranges.n - first).min(RANGES_PER_STEP);
+            below.try_with_elems(ranges, first * 2..(first + count) * 2, |bytes| {
+                (first..).zip(bytes.chunks_exact(8)).try_for_each(|(index, pair)| {
+                    let (min, max) = split(pair);
+                    visit(index, min, max)
+                })
+            })?;
+            below.source.release_elems(ranges, first * 2, count * 2);
+            first += count;
+        }
+        Ok(())
+    }
+
+    /// A range, ready to use.
+    fn affine(&self, below: Below<'_>, index: u64) -> Result<Affine, DequantError> {
+        let (min, max) = below.with_elems(self.members[1], index * 2..index * 2 + 2, split)?;
+        self.affine_of(below, index, min, max)
+    }
+
+    /// As [`Ranged::affine`], for a range that was read.
+    ///
+    /// # Errors
+    /// The source failed; a range without meaning.
+    pub(super) fn affine_of(
+        &self,
+        below: Below<'_>,
+        index: u64,
+        min: f32,
+        max: f32,
+    ) -> Result<Affine, DequantError> {
+        let broken = || RangeError { index, min, max }.into();
+        if min.is_nan() {
+            // The Python exporter divides by zero where all values are zero; it stores zeros as codes, too.
+            let is_nothing = max == 0.0 && self.coding != Coding::Int8 && self.is_zero(below, index)?;
+            return if is_nothing { Ok(Affine::NOTHING) } else { Err(broken()) };
+        }
+        let affine = self.reading.affine(min, max, self.coding);
+        if min.is_finite() && max.is_finite() && affine.is_finite() { Ok(affine) } else { Err(broken()) }
+    }
+
+    /// Whether all codes of a range are zero.
+    fn is_zero(&self, below: Below<'_>, index: u64) -> Result<bool, DequantError> {
+        self.with_codes(below, self.elems_of(index), |codes| codes.iter().all(|code| code == 0))
+    }
+
+    /// Hands on the codes of some elements.
+    fn with_codes<T>(
+        &self,
+        below: Below<'_>,
+        elems: Range<u64>,
+        use_them: impl FnOnce(Codes<'_>) -> T,
+    ) -> Result<T, DequantError> {
+        let (coding, bits) = (self.coding, u64::from(self.coding.bits()));
+        let bytes = elems.start * bits / 8..(elems.end * bits).div_ceil(8);
+        let (skip, n) = ((elems.start * bits / 4 % 2) as usize, (elems.end - elems.start) as usize);
+        Ok(below.with_elems(self.members[0], bytes, |bytes| use_them(Codes { bytes, coding, skip, n }))?)
+    }
+
+    /// Visits some elements, one range at a time: the place of its first element among them, and its codes.
+    fn each_span(
+        &self,
+        below: Below<'_>,
+        elems: Range<u64>,
+        mut visit: impl FnMut(usize, Affine, Codes<'_>),
+    ) -> Result<(), DequantError> {
+        let mut at = elems.start;
+        while at < elems.end {
+            let index = self.range_of(at);
+            let end = self.elems_of(index).end.min(elems.end);
+            let affine = self.affine(below, index)?;
+            self.with_codes(below, at..end, |codes| visit((at - elems.start) as usize, affine, codes))?;
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Whether the codes of a range, less its zero point, fit one byte with a sign.
+    fn fits_i8(&self, below: Below<'_>, index: u64, affine: Affine) -> Result<bool, DequantError> {
+        // 0 - 128 and 255 - 128 fit, so no code needs to be looked at.
+        if affine.zero == 128.0 || affine.scale == 0.0 {
+            return Ok(true);
+        }
+        let elems = self.elems_of(index);
+        let mut at = elems.start;
+        while at < elems.end {
+            let end = elems.end.min(at + CODES_PER_STEP);
+            let fits = self.with_codes(below, at..end, |codes| {
+                codes.iter().all(|code| (-128.0..=127.0).contains(&(f32::from(code) - affine.zero)))
+            })?;
+            below.source.release_elems(self.members[0], at, end - at);
+            if !fits {
+                return Ok(false);
+            }
+            at = end;
+        }
+        Ok(true)
+    }
+
+    /// The range of an element.
+    fn range_of(&self, elem: u64) -> u64 {
+        let Ranges { cols, n_groups, group_cols, .. } = self.ranges;
+        elem / cols * n_groups + elem % cols / group_cols
+    }
+
+    /// The elements of a range.
+    fn elems_of(&self, index: u64) -> Range<u64> {
+        let Ranges { cols, n_groups, group_cols, .. } = self.ranges;
+        let (row, group) = (index / n_groups, index % n_groups);
+        let first = row * cols + group * group_cols;
+        first..first + group_cols.min(cols - group * group_cols)
+    }
+
+    /// Whether every range covers whole blocks of a row.
+    fn has_whole_blocks(&self) -> bool {
+        let blocks = BLOCK_ELEMS as u64;
+        self.n_elems > 0
+            && self.n_cols.is_multiple_of(blocks)
+            && self.ranges.cols.is_multiple_of(blocks)
+            && (self.ranges.n_groups == 1 || self.ranges.group_cols.is_multiple_of(blocks))
+    }
+}
+
+/// `min` and `max` of a stored pair.
+fn split(pair: &[u8]) -> (f32, f32) {
+    let mut values = f32s(pair);
+    (values.next().unwrap_or(0.0), values.next().unwrap_or(0.0))
+}
+
+impl CodedWeight for Ranged {
+    fn decode(
+        &self,
+        below: Below<'_>,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), DequantError> {
+        let form = Form::of(self.coding);
+        // Rows of ranges are not those of the weight: a range may hold all of a tensor.
+        let lines = Stretches { n_cols: self.n_cols, width: self.ranges.cols };
+        each_stretch(lines, rows, &cols, out, |line, cols, out| {
+            let first = line * self.ranges.cols;
+            self.each_span(below, first + cols.start..first + cols.end, |at, affine, codes| {
+                let out = &mut out[at..at + codes.n];
+                match self.coding {
+                    Coding::Int8 => {
+                        for (value, &code) in out.iter_mut().zip(codes.bytes) {
+                            *value = affine.value(code, form);
+                        }
+                    }
+                    Coding::Int4 | Coding::Int4NoZero | Coding::Int4Group => {
+                        let values = std::array::from_fn(|code| affine.value(code as u8, form));
+                        look_up::<true>(&values, codes.bytes, codes.skip as u64, out);
+                    }
+                }
+            })
+        })
+    }
+
+    fn packings(&self, below: Below<'_>) -> Result<Vec<Packing>, DequantError> {
+        if !self.has_whole_blocks() {
+            return Ok(Vec::new());
+        }
+        let is_int8 = self.coding == Coding::Int8;
+        let (mut scale_error, mut min_error) = (0.0f32, 0.0f32);
+        let (mut is_q8_0, mut is_q4_0) = (true, true);
+        self.each_range(below, |index, min, max| {
+            let affine = self.affine_of(below, index, min, max)?;
+            scale_error = scale_error.max(f16_error(affine.scale));
+            min_error = min_error.max(f16_error(affine.min));
+            // The minimum is -8 · scale exactly, or the row is nothing.
+            is_q4_0 &= affine.min == -8.0 * affine.scale;
+            if is_int8 && is_q8_0 {
+                is_q8_0 = self.fits_i8(below, index, affine)?;
+            }
+            Ok(())
+        })?;
+        let offers = [
+            (GgmlType::Q8_0, is_int8 && is_q8_0, scale_error),
+            (GgmlType::Q4_0, !is_int8 && is_q4_0, scale_error),
+            (GgmlType::Q4_1, !is_int8, scale_error.max(min_error)),
+        ];
+        let holds = offers.into_iter().filter(|(_, holds, error)| *holds && error.is_finite());
+        Ok(holds.map(|(ty, _, error)| Packing::rounded(ty, error)).collect())
+    }
+
+    fn pack(
+        &self,
+        below: Below<'_>,
+        ty: GgmlType,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [u8],
+    ) -> Result<(), DequantError> {
+        let (block_bytes, n) = (ty.block_bytes(), cols.end - cols.start);
+        let row_bytes = n as usize / BLOCK_ELEMS * block_bytes;
+        for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes.max(1))) {
+            let first = row * self.n_cols + cols.start;
+            self.each_span(below, first..first + n, |at, affine, codes| {
+                let blocks = out[at / BLOCK_ELEMS * block_bytes..].chunks_exact_mut(block_bytes);
+                for (begin, block) in (0..codes.n).step_by(BLOCK_ELEMS).zip(blocks) {
+                    pack_block(ty, affine, std::array::from_fn(|i| codes.get(begin + i)), block);
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    fn form(&self) -> String {
+        format!("{}, {}", self.coding.name(), along_rows(self.ranges.group_cols, self.ranges.cols))
+    }
+
+    /// Codes go with their elements, ranges when the element behind their last one was read.
+    fn release(&self, below: Below<'_>, _: &Shape, elems: Range<u64>) {
+        if elems.is_empty() {
+            return;
+        }
+        let ([codes, ranges], bits) = (self.members, u64::from(self.coding.bits()));
+        let (begin, end) = (elems.start * bits / 8, elems.end * bits / 8);
+        below.source.release_elems(codes, begin, end - begin);
+        let (begin, end) = (self.range_of(elems.start), self.range_of(elems.end - 1));
+        below.source.release_elems(ranges, begin * 2, (end - begin) * 2);
+    }
+}
+
+fn pack_block(ty: GgmlType, affine: Affine, codes: [u8; BLOCK_ELEMS], block: &mut [u8]) {
+    match ty {
+        GgmlType::Q8_0 if affine.scale == 0.0 => block.fill(0),
+        GgmlType::Q8_0 => {
+            pack_q8_0(&codes.map(|code| (f32::from(code) - affine.zero) as i8), affine.scale, block);
+        }
+        GgmlType::Q4_0 => pack_q4_0(&codes, affine.scale, block),
+        GgmlType::Q4_1 => pack_q4_1(&codes, affine.scale, affine.min, block),
+        _ => panic!("no packing as {ty}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_of_four_bits_start_anywhere() {
+        let codes = Codes { bytes: &[0x12, 0x34], coding: Coding::Int4, skip: 1, n: 3 };
+        assert_eq!(codes.iter().collect::<Vec<_>>(), [2, 3, 4]);
+    }
+}

@@ -1,0 +1,177 @@
+//! The weights of the float model: which tensor or computation each of them is, and in which order they stand.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use super::NormKind;
+use super::bias::{Base, Bias, Fold, StaticBias};
+use super::error::MsModelSlimError;
+use super::labelled::Labelled;
+use super::linear::Linear;
+use super::module::{Module, float};
+use super::sort::Sorted;
+use super::{norms, scan};
+use crate::core::text::escape;
+use crate::core::{ElementType, Shape, WeightMeta};
+use crate::dequant::layer::{Origin, Weight};
+
+/// Where a weight stands: a computed bias before what stands at its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    Before(usize),
+    At(usize),
+}
+
+impl Place {
+    fn key(self) -> (usize, Self) {
+        match self {
+            Self::Before(at) | Self::At(at) => (at, self),
+        }
+    }
+}
+
+/// What a weight is.
+enum Kind {
+    /// A tensor as it is.
+    Plain(usize),
+    /// A quantized weight.
+    Linear(usize),
+    /// A bias that is computed.
+    Bias(Bias),
+}
+
+struct Entry {
+    place: Place,
+    name: String,
+    kind: Kind,
+}
+
+/// The weights of the float model, in the order of the checkpoint.
+///
+/// # Errors
+/// Norms and biases that no weight of the float model can stand for; two tensors that become one; the source failed.
+pub(super) fn weights(
+    tensors: &Labelled<'_>,
+    sorted: &Sorted<'_>,
+    linears: &[Arc<Linear>],
+    norm_kind: NormKind,
+) -> Result<Vec<Weight>, MsModelSlimError> {
+    let quantized = linears.iter().map(|linear| (linear.name.as_str(), linear)).collect();
+    let norms = norms::sort_out(tensors, &quantized, norm_kind)?;
+    let statics = static_biases(tensors, sorted, linears)?;
+
+    let mut entries = Vec::new();
+    for (name, at) in norms.kept {
+        entries.push(Entry { place: Place::At(at), name, kind: Kind::Plain(at) });
+    }
+    for (at, linear) in linears.iter().enumerate() {
+        let (place, name) = (Place::At(linear.codes), linear.name.clone());
+        entries.push(Entry { place, name, kind: Kind::Linear(at) });
+    }
+    let mut biases: BTreeMap<String, usize> = BTreeMap::new();
+    for &at in sorted.plain.iter().filter(|at| !norms.seen.contains(at)) {
+        let name = tensors.plain_name(&tensors.meta(at).name);
+        if name.strip_suffix(".bias").is_some() {
+            biases.insert(name, at);
+        } else {
+            entries.push(Entry { place: Place::At(at), name, kind: Kind::Plain(at) });
+        }
+    }
+    let folds = norms.folds.into_iter().collect();
+    let computed = computed_biases(tensors, linears, &entries, &mut biases, statics, folds)?;
+    entries.extend(computed);
+    for (name, at) in biases {
+        entries.push(Entry { place: Place::At(at), name, kind: Kind::Plain(at) });
+    }
+    entries.sort_by(|a, b| (a.place.key(), &a.name).cmp(&(b.place.key(), &b.name)));
+    let mut names = HashSet::new();
+    if let Some(entry) = entries.iter().find(|entry| !names.insert(entry.name.as_str())) {
+        return Err(MsModelSlimError::Duplicate { tensor: entry.name.clone() });
+    }
+    Ok(entries.into_iter().map(|entry| weight(tensors, linears, entry)).collect())
+}
+
+/// Biases that are computed, by the weights they belong to, quantized or not. Stored biases that they contain are taken
+/// out of `biases`.
+fn computed_biases(
+    tensors: &Labelled<'_>,
+    linears: &[Arc<Linear>],
+    entries: &[Entry],
+    biases: &mut BTreeMap<String, usize>,
+    mut statics: BTreeMap<usize, StaticBias>,
+    mut folds: HashMap<String, Fold>,
+) -> Result<Vec<Entry>, MsModelSlimError> {
+    let mut computed = Vec::new();
+    for Entry { place, name, kind } in entries {
+        let Some(layer) = name.strip_suffix(".weight") else { continue };
+        let (own, n_rows) = match kind {
+            Kind::Linear(at) => (
+                statics.remove(at).map(|bias| Base::Static(bias, Arc::clone(&linears[*at]))),
+                linears[*at].n_rows(),
+            ),
+            Kind::Plain(at) => (None, tensors.meta(*at).shape.n_rows()),
+            Kind::Bias(_) => continue,
+        };
+        let fold = folds.remove(name);
+        let name = format!("{layer}.bias");
+        let before = Place::Before(place.key().0);
+        let (place, base) = match (biases.get(&name), own, fold.is_some()) {
+            // A bias that is there is exact; the integer one contains it already.
+            (Some(&at), _, true) => {
+                let meta = tensors.meta(at);
+                float(meta)?;
+                if meta.shape.n_elems() != n_rows {
+                    let (tensor, found) = (meta.name.clone(), meta.shape.clone());
+                    let expected = format!("{n_rows} rows of `{}`", escape(&format!("{layer}.weight")));
+                    return Err(MsModelSlimError::ParameterShape { tensor, found, expected });
+                }
+                biases.remove(&name);
+                (Place::Before(at), Base::Tensor(at))
+            }
+            (None, Some(own), _) => (before, own),
+            (None, None, true) => (before, Base::Zero),
+            (Some(_), _, false) | (None, None, false) => continue,
+        };
+        computed.push(Entry { place, name, kind: Kind::Bias(Bias { n_rows, base, fold }) });
+    }
+    Ok(computed)
+}
+
+/// Biases that static layers carry in their integers, by weight; without those that are nothing but rounding.
+fn static_biases(
+    tensors: &Labelled<'_>,
+    sorted: &Sorted<'_>,
+    linears: &[Arc<Linear>],
+) -> Result<BTreeMap<usize, StaticBias>, MsModelSlimError> {
+    let find = |(at, (module, linear)): (usize, (&Module<'_>, &Arc<Linear>))| {
+        let Some(bias) = module.static_bias(tensors, linear)? else { return Ok(None) };
+        scan::check(tensors.below, &bias.deq_scale)?;
+        let is_there = tensors.of(module.stored, "bias").is_some();
+        let is_absent = is_there || bias.is_absent(tensors.below, linear)?;
+        Ok((!is_absent).then_some((at, bias)))
+    };
+    let found: Vec<Result<_, MsModelSlimError>> =
+        sorted.modules.par_iter().zip(linears).enumerate().map(find).collect();
+    found.into_iter().filter_map(Result::transpose).collect()
+}
+
+fn weight(tensors: &Labelled<'_>, linears: &[Arc<Linear>], entry: Entry) -> Weight {
+    let (shape, ty, origin) = match entry.kind {
+        Kind::Plain(at) => {
+            let meta = tensors.meta(at);
+            (meta.shape.clone(), meta.ty, Origin::Plain(at))
+        }
+        Kind::Linear(at) => {
+            let linear = Arc::clone(&linears[at]);
+            (linear.shape.clone(), ElementType::F32, Origin::Coded(Box::new(linear)))
+        }
+        // As long as a weight has rows, so its size was checked.
+        Kind::Bias(bias) => {
+            let shape = Shape::new(vec![bias.n_rows]).unwrap_or_else(|| unreachable!());
+            (shape, ElementType::F32, Origin::Coded(Box::new(bias)))
+        }
+    };
+    Weight { meta: WeightMeta { name: entry.name, shape, ty }, origin }
+}

@@ -1,0 +1,71 @@
+//! Scales and offsets: numbers that belong to stretches of rows.
+
+use std::ops::Range;
+
+use crate::core::numeric::{bf16_to_f32, f16_to_f32};
+use crate::core::{ElementType, SourceError};
+use crate::dequant::Below;
+
+/// What a number of a grid is stored as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stored {
+    /// A float of this type.
+    Float(ElementType),
+    /// The exponent of a power of two, with a bias of 127.
+    Exponent,
+    /// The bits of an F32 in the low half of 64.
+    Bits,
+}
+
+/// Numbers that belong to stretches of rows: as many for every row.
+#[derive(Clone, Debug)]
+pub(super) struct Grid {
+    /// Tensor of the checkpoint.
+    pub(super) weight: usize,
+    /// Numbers per row.
+    pub(super) groups: u64,
+    pub(super) stored: Stored,
+    /// What the stored number is divided by.
+    pub(super) divisor: f64,
+}
+
+impl Grid {
+    /// One number for each row, as it is stored.
+    pub(super) fn by_row(weight: usize, stored: Stored) -> Self {
+        Self { weight, groups: 1, stored, divisor: 1.0 }
+    }
+
+    /// The number in raw bytes.
+    fn decode(&self, bytes: &[u8]) -> f64 {
+        let bits =
+            |n: usize| bytes.iter().take(n).rev().fold(0u64, |bits, &byte| bits << 8 | u64::from(byte));
+        let value = match self.stored {
+            Stored::Float(ElementType::F64) => f64::from_bits(bits(8)),
+            Stored::Float(ElementType::F16) => f64::from(f16_to_f32(bits(2) as u16)),
+            Stored::Float(ElementType::Bf16) => f64::from(bf16_to_f32(bits(2) as u16)),
+            Stored::Float(_) => f64::from(f32::from_bits(bits(4) as u32)),
+            Stored::Exponent if bits(1) == 255 => f64::NAN,
+            Stored::Exponent => 2f64.powi(bits(1) as i32 - 127),
+            Stored::Bits => f64::from(f32::from_bits(bits(8) as u32)),
+        };
+        value / self.divisor
+    }
+
+    /// Reads some numbers of the whole grid.
+    ///
+    /// # Errors
+    /// The source failed.
+    pub(super) fn read(
+        &self,
+        below: Below<'_>,
+        range: Range<u64>,
+        out: &mut Vec<f64>,
+    ) -> Result<(), SourceError> {
+        out.clear();
+        // All element types that get here were checked to be whole bytes.
+        let elem_bytes = below.meta(self.weight).ty.bytes().unwrap_or(1);
+        below.with_elems(self.weight, range, |bytes| {
+            out.extend(bytes.chunks_exact(elem_bytes).map(|bytes| self.decode(bytes)));
+        })
+    }
+}

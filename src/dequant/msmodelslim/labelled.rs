@@ -1,0 +1,78 @@
+//! The tensors of a checkpoint by name, with the labels that its description gives them.
+
+use std::collections::HashMap;
+
+use super::error::MsModelSlimError;
+use super::grid::Grid;
+use super::module::float;
+use crate::checkpoint::msmodelslim::Description;
+use crate::core::WeightMeta;
+use crate::dequant::Below;
+
+/// Tensors with labels.
+pub(super) struct Labelled<'a> {
+    pub(super) below: Below<'a>,
+    pub(super) description: &'a Description,
+    by_name: HashMap<&'a str, usize>,
+}
+
+impl<'a> Labelled<'a> {
+    pub(super) fn new(below: Below<'a>, description: &'a Description) -> Self {
+        let weights = below.source.weights().iter().enumerate();
+        let by_name = weights.map(|(at, weight)| (weight.name.as_str(), at)).collect();
+        Self { below, description, by_name }
+    }
+
+    pub(super) fn weights(&self) -> &'a [WeightMeta] {
+        self.below.source.weights()
+    }
+
+    /// The label of a tensor.
+    pub(super) fn label(&self, name: &str) -> Option<&'a str> {
+        self.description.labels.get(name).map(String::as_str)
+    }
+
+    /// Whether four-bit weights are packed: the description has a `version` then.
+    pub(super) fn is_packed(&self) -> bool {
+        self.description.version.is_some()
+    }
+
+    pub(super) fn find(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).copied()
+    }
+
+    /// A tensor of a module. An example of the tool has two dots before one ending.
+    pub(super) fn of(&self, module: &str, ending: &str) -> Option<usize> {
+        self.find(&format!("{module}.{ending}")).or_else(|| self.find(&format!("{module}..{ending}")))
+    }
+
+    pub(super) fn meta(&self, weight: usize) -> &'a WeightMeta {
+        self.below.meta(weight)
+    }
+
+    /// All numbers of a small float tensor.
+    ///
+    /// # Errors
+    /// Another element type; values that are not finite; the source failed.
+    pub(super) fn floats(&self, weight: usize) -> Result<Vec<f32>, MsModelSlimError> {
+        let meta = self.meta(weight);
+        let mut values = Vec::new();
+        Grid::by_row(weight, float(meta)?).read(self.below, 0..meta.shape.n_elems(), &mut values)?;
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            let (tensor, index, value) = (meta.name.clone(), at as u64, values[at]);
+            return Err(MsModelSlimError::NonFinite { tensor, index, value });
+        }
+        Ok(values.into_iter().map(|value| value as f32).collect())
+    }
+
+    /// The name in a float model: a wrapper that smooths the input at run time adds a level.
+    pub(super) fn plain_name(&self, name: &str) -> String {
+        if let Some((module, ending)) = name.rsplit_once('.')
+            && let Some(wrapper) = module.strip_suffix(".linear")
+            && self.find(&format!("{wrapper}.div.mul_scale")).is_some()
+        {
+            return format!("{wrapper}.{ending}");
+        }
+        name.to_owned()
+    }
+}
