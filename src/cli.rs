@@ -6,6 +6,8 @@
 pub mod convert;
 mod failure;
 pub mod inspect;
+#[cfg(feature = "packaging")]
+pub mod packaging;
 pub mod progress;
 pub mod quantize;
 pub mod render;
@@ -95,7 +97,7 @@ pub struct Common {
     #[arg(long, global = true)]
     pub json: bool,
     /// No progress, no warnings
-    #[arg(long, global = true)]
+    #[arg(short, long, global = true)]
     pub quiet: bool,
     /// Say more (twice: still more)
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
@@ -171,6 +173,13 @@ impl Session {
         Ok(())
     }
 
+    /// Tells the user something that is no warning; nothing with `--quiet`.
+    pub fn note(&self, text: &str) {
+        if !self.common.quiet {
+            self.progress.suspend(|| render::message("note", text));
+        }
+    }
+
     /// Prints a JSON document to standard output.
     ///
     /// # Errors
@@ -199,7 +208,8 @@ pub fn run<T: Tool>() -> ExitCode {
         Err(error) => return failure::refuse(&error).into(),
     };
     let common = tool.common().clone();
-    let session = Session { progress: TerminalProgress::new(common.quiet), common };
+    let progress = if common.quiet { TerminalProgress::quiet() } else { TerminalProgress::new() };
+    let session = Session { common, progress };
     set_up(&session);
     // A panic is a defect; the panic hook has printed where. Unwinding has removed the temporary files.
     let done = std::panic::catch_unwind(AssertUnwindSafe(|| tool.run(&session)));

@@ -28,11 +28,16 @@ impl ModelDir {
     /// # Errors
     /// [`CheckpointError`]: not a directory, no configuration, broken JSON, I/O.
     pub fn open(path: &Path, limits: &Limits) -> Result<Self, CheckpointError> {
-        let (path, file) = if fs_err::metadata(path)?.is_dir() {
-            (path, None)
-        } else {
-            let (dir, name) = detect::single_file(path)?;
-            (dir, Some(name))
+        let (path, file) = match fs_err::metadata(path) {
+            Ok(found) if found.is_dir() => (path, None),
+            Ok(_) => {
+                let (dir, name) = detect::single_file(path)?;
+                (dir, Some(name))
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(CheckpointError::NotFound { path: path.to_owned() });
+            }
+            Err(error) => return Err(error.into()),
         };
         let mut dir =
             Self { path: path.to_owned(), file, config: Map::new(), limits: *limits, has_files: true };

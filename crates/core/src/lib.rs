@@ -13,6 +13,7 @@ pub mod output;
 pub mod progress;
 pub mod scratch;
 pub mod simd;
+pub mod similar;
 pub mod text;
 
 pub use dtype::{ElementType, GgmlType, GgmlTypeInfo, ImatrixNeed};
