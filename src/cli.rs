@@ -6,7 +6,7 @@
 pub mod convert;
 mod failure;
 pub mod inspect;
-#[cfg(feature = "packaging")]
+#[cfg(any(feature = "packaging", test))]
 pub mod packaging;
 pub mod progress;
 pub mod quantize;
@@ -16,10 +16,13 @@ pub mod verify;
 
 use std::io::Write;
 use std::panic::AssertUnwindSafe;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::core::output::Destination;
+use crate::core::progress::Progress;
 use crate::core::simd::SimdLevel;
 use crate::core::text::parse_bytes;
 use failure::Failure;
@@ -177,6 +180,18 @@ impl Session {
     pub fn note(&self, text: &str) {
         if !self.common.quiet {
             self.progress.suspend(|| render::message("note", text));
+        }
+    }
+
+    /// Where an output would go, for plans that write nothing. A place where it cannot go is a warning: the plan is right
+    /// nevertheless.
+    pub fn destination(&self, target: &Path) -> Option<Destination> {
+        match Destination::of(target) {
+            Ok(destination) => Some(destination),
+            Err(error) => {
+                self.progress.warn(&format!("a run would stop here: {error}"));
+                None
+            }
         }
     }
 

@@ -30,7 +30,7 @@ pub fn main() -> std::process::ExitCode {
 }
 
 /// The parser, for completions and manual pages.
-#[cfg(feature = "packaging")]
+#[cfg(any(feature = "packaging", test))]
 pub(crate) fn command() -> clap::Command {
     <Inspect as clap::CommandFactory>::command()
 }

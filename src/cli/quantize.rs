@@ -24,7 +24,7 @@ pub fn main() -> ExitCode {
 }
 
 /// The parser, for completions and manual pages.
-#[cfg(feature = "packaging")]
+#[cfg(any(feature = "packaging", test))]
 pub(crate) fn command() -> clap::Command {
     <Quantize as clap::CommandFactory>::command()
 }
@@ -151,6 +151,7 @@ impl Quantize {
             for obstacle in plan.obstacles() {
                 session.progress.warn(&format!("a run would stop here: {obstacle}"));
             }
+            session.destination(&job.output);
             report::print_plan(session, &plan)?;
             return Ok(Exit::Done);
         }

@@ -165,11 +165,19 @@ fn names_that_are_no_files_are_refused_by_every_program() {
 fn a_dry_run_says_that_the_output_has_no_place() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoint = fixture("tiny-llama");
-    let args = ["hf2gguf", checkpoint.to_str().unwrap(), "--dry-run", "-o", "no/such/out.gguf"];
-    let (code, _, err) = run("gguf-convert", dir.path(), &args);
-    assert_eq!(code, 0);
-    assert!(
-        err.contains("warning: a run would stop here: no/such/out.gguf: there is no directory no/such\n"),
-        "{err}"
-    );
+    model(&dir.path().join("in.gguf"), 1, 512, 16);
+    let checkpoint = checkpoint.to_str().unwrap();
+    for (program, args) in [
+        ("gguf-convert", vec!["hf2gguf", checkpoint, "--dry-run", "-o", "no/such/out.gguf"]),
+        (
+            "gguf-convert",
+            vec!["hf2gguf", checkpoint, "--type", "q4_0", "--dry-run", "-o", "no/such/out.gguf"],
+        ),
+        ("gguf-quantize", vec!["--dry-run", "in.gguf", "no/such/out.gguf", "q4_0"]),
+    ] {
+        let (code, out, err) = run(program, dir.path(), &args);
+        assert!(code == 0 && out.contains("token_embd.weight"), "{program}: {out}{err}");
+        let want = "warning: a run would stop here: no/such/out.gguf: there is no directory no/such\n";
+        assert!(err.contains(want), "{program}: {err}");
+    }
 }

@@ -175,8 +175,7 @@ fn parent(path: &Path) -> &Path {
 }
 
 /// Bytes free on the file system that holds `path` (or will hold it); `None` where the system does not tell.
-#[must_use]
-pub fn free_bytes(path: &Path) -> Option<u64> {
+fn free_bytes(path: &Path) -> Option<u64> {
     #[cfg(unix)]
     {
         let mut dir = path;

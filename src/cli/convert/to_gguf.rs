@@ -252,10 +252,12 @@ impl Run<'_> {
         }
         let conversion = &*conversion;
         let input = Input::new(conversion, conversion.metadata());
+        let target = args.target(conversion, self.dir, file_type.name());
         let may_hint = !args.requantize && !session.common.quiet;
         if args.dry_run {
             let plan = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
             report::warn(session, args.quantize.coverage, &plan);
+            session.destination(&target);
             Stored::of(conversion, plan.tensors(), may_hint).print(session)?;
             return report::print_plan(session, &plan);
         }
@@ -263,7 +265,6 @@ impl Run<'_> {
         report::warn(session, args.quantize.coverage, &plan);
         Stored::of(conversion, plan.tensors(), may_hint).print(session)?;
         CodesReport::of(conversion).print(session)?;
-        let target = args.target(conversion, self.dir, file_type.name());
         let write = args.write_options(session, conversion);
         let report = plan.write(&target, &write, &session.progress)?;
         report::print_report(session, file_type, &plan, &report, self.started.elapsed().as_secs_f64())

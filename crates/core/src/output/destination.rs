@@ -244,7 +244,8 @@ fn temporary_beside(path: &Path) -> io::Result<NamedTempFile> {
     tempfile::Builder::new().prefix(&prefix).suffix(".tmp").make_in(parent(path), open)
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests {
     use super::*;
     use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};

@@ -9,8 +9,6 @@ use crate::cli::Session;
 use crate::cli::render::{Align, Table, count, duration, plural};
 use crate::cli::stored::Stored;
 use crate::core::TensorSource;
-use crate::core::output::Destination;
-use crate::core::progress::Progress;
 use crate::core::text::{bytes, escape};
 use crate::gguf::{Metadata, WriteOptions, WriteReport, plan_files};
 
@@ -37,7 +35,7 @@ impl Job<'_> {
         let layout = &self.options.layout;
         let files = plan_files(&self.target, self.metadata, tensors, layout, self.options.split.as_ref())?;
         let file_bytes: u64 = files.iter().map(|file| file.plan.file_bytes).sum();
-        let free = self.free_bytes(session);
+        let free = session.destination(&self.target).and_then(|destination| destination.free_bytes());
         if session.common.json {
             let rows: Vec<_> = tensors
                 .iter()
@@ -101,21 +99,6 @@ impl Job<'_> {
             ]);
         }
         table
-    }
-
-    /// Bytes free where the output goes; a place where it cannot go is a warning, as the plan is right nevertheless.
-    fn free_bytes(&self, session: &Session) -> Option<u64> {
-        let destination = match self.options.split {
-            None => Destination::of(&self.target),
-            Some(_) => Destination::of_part(&self.target),
-        };
-        match destination {
-            Ok(destination) => destination.free_bytes(),
-            Err(error) => {
-                session.progress.warn(&format!("a run would stop here: {error}"));
-                None
-            }
-        }
     }
 
     /// Prints what was written.
