@@ -6,6 +6,8 @@
 pub mod convert;
 mod failure;
 pub mod inspect;
+#[cfg(any(feature = "packaging", test))]
+pub mod packaging;
 pub mod progress;
 pub mod quantize;
 pub mod render;
@@ -14,10 +16,13 @@ pub mod verify;
 
 use std::io::Write;
 use std::panic::AssertUnwindSafe;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::core::output::Destination;
+use crate::core::progress::Progress;
 use crate::core::simd::SimdLevel;
 use crate::core::text::parse_bytes;
 use failure::Failure;
@@ -95,7 +100,7 @@ pub struct Common {
     #[arg(long, global = true)]
     pub json: bool,
     /// No progress, no warnings
-    #[arg(long, global = true)]
+    #[arg(short, long, global = true)]
     pub quiet: bool,
     /// Say more (twice: still more)
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
@@ -171,6 +176,25 @@ impl Session {
         Ok(())
     }
 
+    /// Tells the user something that is no warning; nothing with `--quiet`.
+    pub fn note(&self, text: &str) {
+        if !self.common.quiet {
+            self.progress.suspend(|| render::message("note", text));
+        }
+    }
+
+    /// Where an output would go, for plans that write nothing. A place where it cannot go is a warning: the plan is right
+    /// nevertheless.
+    pub fn destination(&self, target: &Path) -> Option<Destination> {
+        match Destination::of(target) {
+            Ok(destination) => Some(destination),
+            Err(error) => {
+                self.progress.warn(&format!("a run would stop here: {error}"));
+                None
+            }
+        }
+    }
+
     /// Prints a JSON document to standard output.
     ///
     /// # Errors
@@ -199,7 +223,8 @@ pub fn run<T: Tool>() -> ExitCode {
         Err(error) => return failure::refuse(&error).into(),
     };
     let common = tool.common().clone();
-    let session = Session { progress: TerminalProgress::new(common.quiet), common };
+    let progress = if common.quiet { TerminalProgress::quiet() } else { TerminalProgress::new() };
+    let session = Session { common, progress };
     set_up(&session);
     // A panic is a defect; the panic hook has printed where. Unwinding has removed the temporary files.
     let done = std::panic::catch_unwind(AssertUnwindSafe(|| tool.run(&session)));

@@ -36,7 +36,7 @@ pub use model::ModelFacts;
 pub use nominal::{Nominal, nominal};
 pub use options::{
     CoveragePolicy, OptionError, Options, Override, OverrideValue, TensorTypeRule, parse_file_type,
-    parse_ggml_type, parse_layers,
+    parse_file_type_or, parse_ggml_type, parse_layers,
 };
 pub use plan::{Input, QuantizePlan, Step};
 pub use summary::{Sizes, Summary};

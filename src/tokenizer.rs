@@ -26,7 +26,7 @@ use std::path::Path;
 pub use encode::{EncodeError, Encoder};
 pub use error::{TokenizerError, TokenizerWarning};
 pub use given::{GivenKind, GivenToken, GivenVocabulary, build_given};
-pub use rebuild::{HfTokenizerFiles, to_hf};
+pub use rebuild::{HfTokenizerFiles, special_ids, to_hf};
 pub use request::{BuildRequest, Mode, ModeRequest, SpecialValue};
 
 use crate::gguf::Metadata;

@@ -5,6 +5,7 @@ use crate::arch::expr::ParseError;
 use crate::arch::names::PatternError;
 use crate::arch::ops::OpError;
 use crate::core::Hint;
+use crate::core::similar::did_you_mean;
 use crate::core::text::escape;
 use crate::gguf::ValueType;
 
@@ -358,10 +359,6 @@ fn first_few_names(names: &[String]) -> String {
     format!("{}{more}", shown.join(", "))
 }
 
-fn did_you_mean(nearest: Option<&String>) -> Vec<String> {
-    nearest.map(|name| format!("did you mean `{}`?", escape(name))).into_iter().collect()
-}
-
 impl Hint for ArchError {
     fn hints(&self) -> Vec<String> {
         match self {
@@ -410,7 +407,7 @@ impl CardProblem {
             Self::UnknownKey { nearest, .. }
             | Self::UnknownName { nearest, .. }
             | Self::UnknownGgufKey { nearest, .. }
-            | Self::UnknownChoice { nearest, .. } => did_you_mean(nearest.as_ref()),
+            | Self::UnknownChoice { nearest, .. } => did_you_mean(nearest.as_deref()).into_iter().collect(),
             _ => Vec::new(),
         }
     }

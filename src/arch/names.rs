@@ -1,5 +1,7 @@
 //! Tensor names: patterns with placeholders, and the rewriting of names before patterns see them.
 
+pub(super) use crate::core::similar::{distance, nearest};
+
 use std::fmt;
 
 use crate::arch::eval::Captures;
@@ -337,34 +339,6 @@ pub(super) fn is_recomputed(name: &str) -> bool {
         .any(|end| name.ends_with(end))
 }
 
-/// How far apart two names are: insertions, deletions and substitutions of one byte each.
-#[must_use]
-pub(super) fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = i;
-        row[0] = i + 1;
-        for (j, y) in b.bytes().enumerate() {
-            let substituted = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
-}
-
-/// The known name nearest to a name, if it is near enough to be meant.
-pub(super) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // Names from files can be long; what is compared stays short.
-    let short = |text: &'a str| (text.len() <= 256).then_some(text);
-    if name.len() > 256 {
-        return None;
-    }
-    let candidates = known.into_iter().filter_map(short).map(|known| (distance(name, known), known));
-    let (distance, known) = candidates.min_by_key(|candidate| candidate.0)?;
-    (distance <= name.len().max(known.len()) / 2).then_some(known)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -429,12 +403,5 @@ mod tests {
         );
         assert_eq!(block_of("model.layers.17.mlp.experts.3.w1"), Some(17));
         assert_eq!(block_of("lm_head.weight"), None);
-    }
-
-    #[test]
-    fn the_nearest_name_is_near() {
-        let known = ["self_attn.q_proj", "self_attn.k_proj", "mlp.up_proj"];
-        assert_eq!(nearest("self_attn.q_prj", known), Some("self_attn.q_proj"));
-        assert_eq!(nearest("zzz", known), None);
     }
 }

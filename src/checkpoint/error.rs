@@ -17,6 +17,12 @@ pub enum CheckpointError {
     /// Reading failed; the inner error names the path.
     #[error(transparent)]
     Io(#[from] io::Error),
+    /// There is nothing at the path.
+    #[error("{}: no such file or directory", shown(path))]
+    NotFound {
+        /// The path.
+        path: PathBuf,
+    },
     /// The path is not a directory.
     #[error("{}: not a directory", shown(path))]
     NotADirectory { path: PathBuf },
@@ -133,6 +139,17 @@ fn more(n: usize) -> String {
 impl Hint for CheckpointError {
     fn hints(&self) -> Vec<String> {
         let hint = match self {
+            Self::NotFound { path } => match hub_id(path) {
+                Some((id, name)) => {
+                    return vec![
+                        format!(
+                            "models are read from a directory: `hf download {id} --local-dir {name}` fetches one"
+                        ),
+                        format!("or, with git and git-lfs: `git clone https://huggingface.co/{id}`"),
+                    ];
+                }
+                None => "give the directory that holds `config.json` and the weights",
+            },
             Self::FileMissing { .. } | Self::NotADirectory { .. } => {
                 "give the directory that holds `config.json` and the weights"
             }
@@ -168,7 +185,38 @@ impl Hint for CheckpointError {
     }
 }
 
+/// The name of a model as the Hugging Face hub has it (`owner/model`), if a path that leads nowhere is one, and its
+/// second part.
+fn hub_id(path: &Path) -> Option<(&str, &str)> {
+    let id = path.to_str()?;
+    let (owner, name) = id.split_once('/')?;
+    let is_word = |word: &str| {
+        let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        !word.is_empty() && word.len() <= 96 && !word.starts_with('.') && word.chars().all(is_allowed)
+    };
+    // A directory of that name means a path below it.
+    (is_word(owner) && is_word(name) && !Path::new(owner).is_dir()).then_some((id, name))
+}
+
 /// True if the first eight bytes of a file are those of a git LFS pointer (`version `).
 fn is_lfs_pointer(declared: u64) -> bool {
     declared.to_le_bytes() == *b"version "
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_the_hub_are_told_from_paths() {
+        let id = |path: &str| hub_id(Path::new(path)).map(|found| found.0.to_owned());
+        for name in ["Qwen/Qwen3-0.6B", "org/name", "a/b_c.d"] {
+            assert_eq!(id(name).as_deref(), Some(name));
+        }
+        // `src` is a directory beside which tests run.
+        for path in ["model", "a/b/c", "/a/b", "./a", "../a", "a/", "a/.b", "~/model", "a/b c", "src/nothing"]
+        {
+            assert_eq!(id(path), None, "{path}");
+        }
+    }
 }

@@ -183,7 +183,11 @@ fn refusal(dir: &Path, names: &[String]) -> Option<CheckpointError> {
 
 /// The directory of a path, and the one file that the path names.
 fn place(path: &Path) -> Result<(&Path, Option<String>), CheckpointError> {
-    if fs_err::metadata(path)?.is_dir() {
+    let found = fs_err::metadata(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => CheckpointError::NotFound { path: path.to_owned() },
+        _ => error.into(),
+    })?;
+    if found.is_dir() {
         return Ok((path, None));
     }
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();

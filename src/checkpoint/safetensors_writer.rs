@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
-use crate::core::output::OutputFile;
+use crate::core::output::{OutputError, OutputFile};
 use crate::core::progress::Progress;
 use crate::core::{ElementType, Hint, SourceError, WeightMeta, WeightSource};
 
@@ -34,6 +34,9 @@ pub enum WriteCheckpointError {
     /// A tensor could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),
+    /// A file cannot go where it was to go.
+    #[error(transparent)]
+    Output(#[from] OutputError),
     /// The file system refused.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -42,7 +45,19 @@ pub enum WriteCheckpointError {
     Cancelled,
 }
 
-impl Hint for WriteCheckpointError {}
+impl Hint for WriteCheckpointError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::Output(error) => error.hints(),
+            Self::ElementType { .. }
+            | Self::Overflow { .. }
+            | Self::Header { .. }
+            | Self::Source(_)
+            | Self::Io(_)
+            | Self::Cancelled => Vec::new(),
+        }
+    }
+}
 
 /// How to write.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +68,15 @@ pub struct WriteCheckpointOptions {
     pub memory_bytes: u64,
     /// Whether files reach the disk before they get their names.
     pub sync: bool,
+}
+
+/// A small file of the checkpoint, beside the weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SideFile {
+    /// File name within the directory.
+    pub name: &'static str,
+    /// What it holds.
+    pub bytes: Vec<u8>,
 }
 
 /// One file of the checkpoint to be.
@@ -183,14 +207,15 @@ pub fn index_json(weights: &[WeightMeta], shards: &[ShardPlan]) -> Option<String
     Some(format!("{index:#}\n"))
 }
 
-/// Writes the shards of `source` into `dir`, and the index if there are several. All files get their names at the
-/// end, so that an interrupted run leaves none.
+/// Writes the shards of `source` into `dir`, the index if there are several, and `beside` after them. All files get
+/// their names at the end, in this order, so that a run that fails leaves none.
 ///
 /// # Errors
 /// Anything reading the source, the file system, an interrupt.
 pub fn write_checkpoint(
     dir: &Path,
     source: &dyn WeightSource,
+    beside: &[SideFile],
     options: &WriteCheckpointOptions,
     progress: &dyn Progress,
 ) -> Result<Vec<PathBuf>, WriteCheckpointError> {
@@ -206,15 +231,15 @@ pub fn write_checkpoint(
         progress.advance(shard.header.len() as u64);
         outputs.push(output);
     }
-    if let Some(json) = index_json(weights, &shards) {
-        let output = OutputFile::create(&dir.join("model.safetensors.index.json"))?;
-        output.write_at(0, json.as_bytes())?;
+    let index = index_json(weights, &shards)
+        .map(|json| SideFile { name: "model.safetensors.index.json", bytes: json.into_bytes() });
+    for file in index.iter().chain(beside) {
+        let output = OutputFile::create(&dir.join(file.name))?;
+        output.write_at(0, &file.bytes)?;
         outputs.push(output);
     }
     let paths = outputs.iter().map(|output| output.target().to_owned()).collect();
-    for output in outputs {
-        output.commit(options.sync)?;
-    }
+    OutputFile::commit_all(outputs, options.sync)?;
     progress.end();
     Ok(paths)
 }
@@ -312,7 +337,7 @@ mod tests {
     fn the_reference_crate_reads_what_is_written() {
         let fake = Fake::new();
         let dir = tempfile::tempdir().unwrap();
-        let paths = write_checkpoint(dir.path(), &fake, &options(u64::MAX), &Silent).unwrap();
+        let paths = write_checkpoint(dir.path(), &fake, &[], &options(u64::MAX), &Silent).unwrap();
         assert_eq!(paths, [dir.path().join("model.safetensors")]);
         let bytes = fs_err::read(&paths[0]).unwrap();
         let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -328,7 +353,7 @@ mod tests {
     fn shards_fill_up_in_order_and_the_index_names_them() {
         let fake = Fake::new();
         let dir = tempfile::tempdir().unwrap();
-        let paths = write_checkpoint(dir.path(), &fake, &options(70), &Silent).unwrap();
+        let paths = write_checkpoint(dir.path(), &fake, &[], &options(70), &Silent).unwrap();
         assert_eq!(paths.len(), 4);
         let index: serde_json::Value = serde_json::from_slice(&fs_err::read(&paths[3]).unwrap()).unwrap();
         assert_eq!(index["metadata"]["total_size"], 60 + 14 + 64);
@@ -342,7 +367,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let flag = CancelFlag::default();
         flag.cancel();
-        let result = write_checkpoint(dir.path(), &Fake::new(), &options(70), &flag);
+        let result = write_checkpoint(dir.path(), &Fake::new(), &[], &options(70), &flag);
         assert!(matches!(result, Err(WriteCheckpointError::Cancelled)));
         assert_eq!(fs_err::read_dir(dir.path()).unwrap().count(), 0);
     }

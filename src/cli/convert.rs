@@ -23,6 +23,12 @@ pub fn main() -> std::process::ExitCode {
     crate::cli::run::<Convert>()
 }
 
+/// The parser, for completions and manual pages.
+#[cfg(any(feature = "packaging", test))]
+pub(crate) fn command() -> clap::Command {
+    <Convert as clap::CommandFactory>::command()
+}
+
 /// Turn checkpoints into GGUF files, and back
 #[derive(Debug, Parser)]
 #[command(name = "gguf-convert", version = crate::cli::version())]

@@ -29,6 +29,12 @@ pub fn main() -> std::process::ExitCode {
     crate::cli::run::<Inspect>()
 }
 
+/// The parser, for completions and manual pages.
+#[cfg(any(feature = "packaging", test))]
+pub(crate) fn command() -> clap::Command {
+    <Inspect as clap::CommandFactory>::command()
+}
+
 /// Look into GGUF files, compare, hash, edit, cut and join them
 ///
 /// Any part of a split model stands for the whole. A file that is called like a command is given as ./NAME.

@@ -58,14 +58,19 @@ impl Stage {
 }
 
 impl TerminalProgress {
-    /// Shows nothing if `quiet`, a bar if standard error is a terminal, else lines.
+    /// Shows a bar if standard error is a terminal, else lines.
     #[must_use]
-    pub fn new(quiet: bool) -> Self {
-        let mode = match quiet {
-            true => Mode::Quiet,
-            false if io::stderr().is_terminal() => Mode::Bar,
-            false => Mode::Lines,
-        };
+    pub fn new() -> Self {
+        Self::with(if io::stderr().is_terminal() { Mode::Bar } else { Mode::Lines })
+    }
+
+    /// Shows nothing, warnings neither.
+    #[must_use]
+    pub fn quiet() -> Self {
+        Self::with(Mode::Quiet)
+    }
+
+    fn with(mode: Mode) -> Self {
         Self { mode, done: AtomicU64::new(0), stage: Mutex::new(None), bar: Arc::new(Mutex::new(None)) }
     }
 
@@ -84,6 +89,12 @@ impl TerminalProgress {
     /// A writer to standard error for log lines, which go above the bar.
     pub(crate) fn log_writer(&self) -> impl Write + Send + 'static {
         LogWriter(Arc::clone(&self.bar))
+    }
+}
+
+impl Default for TerminalProgress {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

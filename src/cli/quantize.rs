@@ -3,7 +3,7 @@
 pub(crate) mod options;
 pub(crate) mod report;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -21,6 +21,12 @@ use crate::quantize::{FileType, Input, QuantizePlan, nominal, parse_file_type};
 #[must_use]
 pub fn main() -> ExitCode {
     crate::cli::run::<Quantize>()
+}
+
+/// The parser, for completions and manual pages.
+#[cfg(any(feature = "packaging", test))]
+pub(crate) fn command() -> clap::Command {
+    <Quantize as clap::CommandFactory>::command()
 }
 
 /// Quantizes a GGUF file: the same bytes as llama-quantize
@@ -82,6 +88,14 @@ fn types_help() -> String {
     )
 }
 
+/// The error for a last argument that is no type. It would be the output's name, unless it nearly is that of a type.
+fn no_type(last: &Path) -> anyhow::Error {
+    match parse_file_type(&last.to_string_lossy()) {
+        Err(error) if error.has_offer() => usage(error),
+        _ => UsageError("a type expected behind the output, or `--type TYPE`".to_owned()).into(),
+    }
+}
+
 /// The arguments, sorted out.
 struct Job {
     input: PathBuf,
@@ -105,9 +119,8 @@ impl Quantize {
                 file_type
             } else {
                 output = Some(first.clone());
-                let missing = || usage_line("a type expected behind the output, or `--type TYPE`");
-                let text = rest.next().ok_or_else(missing)?.to_string_lossy().into_owned();
-                parse_file_type(&text).map_err(usage)?
+                let Some(text) = rest.next() else { return Err(no_type(first)) };
+                parse_file_type(&text.to_string_lossy()).map_err(usage)?
             }
         };
         let threads = match rest.next() {
@@ -138,6 +151,7 @@ impl Quantize {
             for obstacle in plan.obstacles() {
                 session.progress.warn(&format!("a run would stop here: {obstacle}"));
             }
+            session.destination(&job.output);
             report::print_plan(session, &plan)?;
             return Ok(Exit::Done);
         }
@@ -178,7 +192,6 @@ impl Tool for Quantize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
 
     fn job(args: &[&str]) -> anyhow::Result<Job> {
         Quantize::try_parse_from([&["gguf-quantize"], args].concat())?.job()
@@ -205,6 +218,8 @@ mod tests {
         assert_eq!(line(&["in.gguf"]), "a type expected: `--type TYPE`");
         assert_eq!(line(&["in.gguf", "out.gguf"]), "a type expected behind the output, or `--type TYPE`");
         assert_eq!(line(&["in.gguf", "out.gguf", "q9_9"]), "unknown type `q9_9`");
+        // Nobody names an output so.
+        assert_eq!(line(&["in.gguf", "q4_km"]), "unknown type `q4_km`");
         assert_eq!(
             line(&["in.gguf", "out.gguf", "q4_0", "many"]),
             "number of threads expected, found `many`"

@@ -13,6 +13,7 @@ use crate::cli::verify::model::Opened;
 use crate::cli::verify::report::Entry;
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
 use crate::core::mmap::address_space_bytes;
+use crate::core::output::{Destination, OutputFile};
 use crate::core::progress::Progress;
 use crate::core::text;
 use crate::engine::{EngineOptions, Observer};
@@ -148,6 +149,12 @@ struct ImatrixArgs {
 #[must_use]
 pub fn main() -> std::process::ExitCode {
     crate::cli::run::<Cli>()
+}
+
+/// The parser, for completions and manual pages.
+#[cfg(any(feature = "packaging", test))]
+pub(crate) fn command() -> clap::Command {
+    <Cli as clap::CommandFactory>::command()
 }
 
 impl Tool for Cli {
@@ -355,6 +362,8 @@ fn write_per_token(path: &Path, prompts: &[Prompt], positions: &[Position]) -> a
 }
 
 fn logits(args: &LogitsArgs, session: &Session) -> anyhow::Result<Exit> {
+    // Before the work, not after it.
+    args.output.as_deref().map(Destination::of).transpose()?;
     let opened = Opened::open(&args.model, &session.common)?;
     let prompts = read_all(&args.prompts)?;
     let mut lines: Vec<u8> = Vec::new();
@@ -367,13 +376,14 @@ fn logits(args: &LogitsArgs, session: &Session) -> anyhow::Result<Exit> {
         })
     })?;
     match &args.output {
-        Some(path) => fs_err::write(path, &lines)?,
+        Some(path) => OutputFile::write(path, &lines, !session.common.no_sync)?,
         None => session.print(|out| out.write_all(&lines))?,
     }
     Ok(Exit::Done)
 }
 
 fn imatrix(args: &ImatrixArgs, session: &Session) -> anyhow::Result<Exit> {
+    Destination::of(&args.output)?;
     let opened = Opened::open(&args.model, &session.common)?;
     let prompts = read_all(&args.prompts)?;
     let options = ImportanceOptions {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::core::bytes::Endian;
-use crate::core::output::{OutputFile, free_bytes, same_file};
+use crate::core::output::{self, Destination, OutputError, OutputFile, same_file};
 use crate::core::progress::Progress;
 use crate::core::{Hint, SourceError, TensorMeta, TensorSource, text};
 use crate::gguf::Metadata;
@@ -86,6 +86,9 @@ pub enum WriteError {
     /// Not enough room for the output.
     #[error("{}: {} needed, {} free", path.display(), text::bytes(*needed), text::bytes(*free))]
     NoSpace { path: PathBuf, needed: u64, free: u64 },
+    /// The output cannot go where it was to go.
+    #[error(transparent)]
+    Output(#[from] OutputError),
     /// Writing failed.
     #[error(transparent)]
     Io(#[from] std::io::Error),
@@ -101,6 +104,7 @@ impl Hint for WriteError {
     fn hints(&self) -> Vec<String> {
         match self {
             Self::SameFile { .. } => vec!["give the output another name".to_owned()],
+            Self::Output(error) => error.hints(),
             Self::NoSpace { .. } => vec!["give an output on another disk, or a smaller type".to_owned()],
             _ => Vec::new(),
         }
@@ -162,19 +166,7 @@ pub fn write_gguf(
         }
     }
     let file_bytes = files.iter().map(|file| file.plan.file_bytes).fold(0, u64::saturating_add);
-    if let Some(free) = free_bytes(target)
-        && free < file_bytes
-    {
-        return Err(WriteError::NoSpace { path: target.to_owned(), needed: file_bytes, free });
-    }
-
-    let mut outputs = Vec::with_capacity(files.len());
-    for file in &files {
-        let output = OutputFile::create(&file.path)?;
-        output.reserve(file.plan.file_bytes)?;
-        output.write_at(0, &file.plan.header)?;
-        outputs.push(output);
-    }
+    let outputs = begin(target, &files, file_bytes)?;
     let tensor_bytes = files.iter().flat_map(|file| &file.plan.tensors).map(|tensor| tensor.n_bytes).sum();
     progress.begin("writing", tensor_bytes);
     let streamed = Stream::new(source, &files, &outputs, options, progress).run();
@@ -184,18 +176,36 @@ pub fn write_gguf(
         return Err(WriteError::Cancelled);
     }
 
-    let mut paths: Vec<PathBuf> = Vec::with_capacity(files.len());
-    for (file, output) in files.iter().zip(outputs) {
-        if let Err(error) = output.commit(options.sync) {
-            // Parts without their siblings are worth nothing.
-            for path in &paths {
-                let _ = fs_err::remove_file(path);
-            }
-            return Err(error.into());
-        }
-        paths.push(file.path.clone());
-    }
+    OutputFile::commit_all(outputs, options.sync)?;
+    let paths = files.into_iter().map(|file| file.path).collect();
     Ok(WriteReport { paths, n_tensors: source.tensors().len(), tensor_bytes, file_bytes })
+}
+
+/// Begins all files of an output, with their headers, where there is room for them.
+fn begin(target: &Path, files: &[PlannedFile], file_bytes: u64) -> Result<Vec<OutputFile>, WriteError> {
+    let destinations = match files {
+        [file] if file.path == target => vec![Destination::of(target)?],
+        parts => {
+            output::check_name(target)?;
+            if !target.is_dir() {
+                // Not where the parts go, but what their name says: parts of a device would be files beside it.
+                Destination::of_part(target)?;
+            }
+            parts.iter().map(|part| Destination::of_part(&part.path)).collect::<Result<_, _>>()?
+        }
+    };
+    let free = destinations.first().and_then(Destination::free_bytes);
+    if let Some(free) = free.filter(|&free| free < file_bytes) {
+        return Err(WriteError::NoSpace { path: target.to_owned(), needed: file_bytes, free });
+    }
+    let mut outputs = Vec::with_capacity(files.len());
+    for (file, destination) in files.iter().zip(destinations) {
+        let output = destination.create()?;
+        output.reserve(file.plan.file_bytes)?;
+        output.write_at(0, &file.plan.header)?;
+        outputs.push(output);
+    }
+    Ok(outputs)
 }
 
 /// Rows of one tensor and where they go.

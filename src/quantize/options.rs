@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use crate::core::similar::{did_you_mean, meant};
 use crate::core::{GgmlType, Hint, simd::SimdLevel, text::escape};
 use crate::gguf::Value;
 use crate::quantize::FileType;
@@ -140,7 +141,10 @@ impl TensorTypeRule {
 /// # Errors
 /// [`OptionError::UnknownType`].
 pub fn parse_ggml_type(name: &str) -> Result<GgmlType, OptionError> {
-    GgmlType::from_name(name).ok_or_else(|| OptionError::UnknownType { name: name.to_owned() })
+    GgmlType::from_name(name).ok_or_else(|| {
+        let nearest = meant(name, GgmlType::all().map(GgmlType::name));
+        OptionError::UnknownType { name: name.to_owned(), nearest: lower_case(&nearest) }
+    })
 }
 
 /// The file type of a name or number.
@@ -148,7 +152,23 @@ pub fn parse_ggml_type(name: &str) -> Result<GgmlType, OptionError> {
 /// # Errors
 /// [`OptionError::UnknownFileType`].
 pub fn parse_file_type(text: &str) -> Result<FileType, OptionError> {
-    FileType::parse(text).ok_or_else(|| OptionError::UnknownFileType { name: text.to_owned() })
+    parse_file_type_or(text, &[])
+}
+
+/// The same where other words stand for a type too: they are among those that an error offers.
+///
+/// # Errors
+/// [`OptionError::UnknownFileType`].
+pub fn parse_file_type_or(text: &str, words: &[&str]) -> Result<FileType, OptionError> {
+    FileType::parse(text).ok_or_else(|| {
+        let names = FileType::all().flat_map(|row| [Some(row.name()), row.alias()]).flatten();
+        let nearest = meant(text, names.chain(words.iter().copied()));
+        OptionError::UnknownFileType { name: text.to_owned(), nearest: lower_case(&nearest) }
+    })
+}
+
+fn lower_case(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| name.to_ascii_lowercase()).collect()
 }
 
 /// Layer numbers between commas.
@@ -246,12 +266,16 @@ pub enum OptionError {
     UnknownFileType {
         /// What was given.
         name: String,
+        /// What may have been meant.
+        nearest: Vec<String>,
     },
     /// No block type of that name.
     #[error("unknown tensor type `{}`", escape(name))]
     UnknownType {
         /// What was given.
         name: String,
+        /// What may have been meant.
+        nearest: Vec<String>,
     },
     /// Not `REGEX=TYPE`.
     #[error("tensor type `{}`: `REGEX=TYPE` expected", escape(text))]
@@ -283,22 +307,39 @@ pub enum OptionError {
     },
 }
 
+impl OptionError {
+    /// Whether a type of nearly that name exists.
+    #[must_use]
+    pub fn has_offer(&self) -> bool {
+        match self {
+            Self::UnknownFileType { nearest, .. } | Self::UnknownType { nearest, .. } => !nearest.is_empty(),
+            Self::TensorType { .. } | Self::Pattern { .. } | Self::Layer { .. } | Self::Override { .. } => {
+                false
+            }
+        }
+    }
+}
+
 impl Hint for OptionError {
     fn hints(&self) -> Vec<String> {
         match self {
-            Self::UnknownFileType { name } if GgmlType::from_name(name).is_some() => {
+            Self::UnknownFileType { name, .. } if GgmlType::from_name(name).is_some() => {
                 vec![format!(
                     "a whole file cannot be {name}, single tensors can: `--tensor-type REGEX={name}`"
                 )]
             }
-            Self::UnknownFileType { .. } => vec!["`--help` lists the types".to_owned()],
-            Self::UnknownType { name } if FileType::parse(name).is_some() => {
+            Self::UnknownFileType { nearest, .. } => {
+                let offer = did_you_mean(nearest.iter().map(String::as_str));
+                offer.into_iter().chain(["`--help` lists the types".to_owned()]).collect()
+            }
+            Self::UnknownType { name, .. } if FileType::parse(name).is_some() => {
                 vec![format!("`{name}` is a file type; tensors have block types such as `q4_k`")]
             }
-            Self::UnknownType { .. } => {
+            Self::UnknownType { nearest, .. } => {
                 let names: Vec<_> =
                     GgmlType::all().filter(|ty| ty.is_quantized()).map(GgmlType::name).collect();
-                vec![format!("the block types are {}", names.join(", "))]
+                let offer = did_you_mean(nearest.iter().map(String::as_str));
+                offer.into_iter().chain([format!("the block types are {}", names.join(", "))]).collect()
             }
             _ => Vec::new(),
         }
@@ -347,6 +388,19 @@ mod tests {
         assert_eq!(parse_layers("1,x").unwrap_err().to_string(), "layer `x`: a number from 0 expected");
         assert!(parse_layers("-1").is_err());
         assert!(parse_layers("").is_err());
+    }
+
+    #[test]
+    fn names_that_are_nearly_types_are_offered() {
+        let hints = |text| parse_file_type(text).unwrap_err().hints();
+        assert_eq!(hints("q4_km"), ["did you mean `q4_k_m`?", "`--help` lists the types"]);
+        assert_eq!(hints("Q9_9"), ["`--help` lists the types"]);
+        assert_eq!(
+            parse_file_type_or("natve", &["native"]).unwrap_err().hints()[0],
+            "did you mean `native`?"
+        );
+        let rule = TensorTypeRule::parse("attn_q=q4k").map(|_| ()).unwrap_err();
+        assert_eq!(rule.hints()[0], "did you mean `q4_k`?");
     }
 
     #[test]

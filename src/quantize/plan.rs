@@ -12,7 +12,8 @@ use crate::quantize::coverage::Coverage;
 use crate::quantize::metadata::{Changes, file_type_id, output_metadata};
 use crate::quantize::prune::Pruned;
 use crate::quantize::{
-    Choice, CoveragePolicy, FileType, ModelFacts, Options, QuantizeError, Reason, TensorClass, choose_types,
+    Choice, CoveragePolicy, FileType, ModelFacts, Options, QuantizeError, Reason, TensorClass,
+    TensorTypeRule, choose_types,
 };
 
 /// What is to be quantized: tensors with their metadata, from a file or from a conversion that has not been written.
@@ -71,6 +72,7 @@ pub struct QuantizePlan<'a> {
     pub(crate) seen_value: Vec<AtomicBool>,
     coverage: Coverage,
     obstacles: Vec<QuantizeError>,
+    unmatched_rules: Vec<String>,
 }
 
 impl<'a> QuantizePlan<'a> {
@@ -139,6 +141,10 @@ impl<'a> QuantizePlan<'a> {
         }
         builder.check_coverage(found)?;
 
+        let matches_any = |rule: &&TensorTypeRule| tensors.iter().any(|tensor| rule.matches(&tensor.name));
+        let unmatched = options.tensor_types.iter().filter(|rule| !matches_any(rule));
+        let unmatched_rules = unmatched.map(|rule| rule.pattern.clone()).collect();
+
         let changes = Changes { file_type, overrides: &options.overrides, imatrix, n_layers };
         Ok(Self {
             source: input.source,
@@ -152,6 +158,7 @@ impl<'a> QuantizePlan<'a> {
             allow_nonfinite: options.allow_nonfinite,
             coverage: builder.coverage,
             obstacles: builder.obstacles,
+            unmatched_rules,
         })
     }
 
@@ -183,6 +190,12 @@ impl<'a> QuantizePlan<'a> {
     #[must_use]
     pub fn obstacles(&self) -> &[QuantizeError] {
         &self.obstacles
+    }
+
+    /// Expressions of rules for single tensors that no tensor's name matches, in the order they were given.
+    #[must_use]
+    pub fn unmatched_rules(&self) -> &[String] {
+        &self.unmatched_rules
     }
 
     /// Number of tensors whose type was replaced because of their columns.

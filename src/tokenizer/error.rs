@@ -123,6 +123,14 @@ fn reasons(tried: &[(Mode, String)]) -> String {
     tried.iter().fold(String::new(), |lines, (mode, why)| lines + &format!("\n  {mode}: {}", escape(why)))
 }
 
+impl TokenizerError {
+    /// Whether the vocabulary of a GGUF file may be sound, and has texts that `tokenizer.json` cannot hold.
+    #[must_use]
+    pub fn is_beyond_json(&self) -> bool {
+        matches!(self, Self::GgufNotUtf8 { .. } | Self::GgufDuplicateToken { .. })
+    }
+}
+
 impl Hint for TokenizerError {
     fn hints(&self) -> Vec<String> {
         let no_tokenizer = "`--no-tokenizer` writes the file without a vocabulary".to_owned();
@@ -134,7 +142,9 @@ impl Hint for TokenizerError {
                 no_tokenizer,
             ],
             Self::UnknownPreName { .. } => {
-                vec!["see `src/tokenizer/pretokenizers.toml` for all names".to_owned()]
+                let mut names: Vec<&str> = super::pretokenizer::names().collect();
+                names.sort_unstable();
+                vec![format!("the names are {}", names.join(", "))]
             }
             Self::PreNotSaid { .. } => vec![
                 "`--pre NAME` says it: `llama-bpe` for Llama 3, `gpt-2` where there is no other; see the original \

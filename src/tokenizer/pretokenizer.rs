@@ -210,6 +210,11 @@ pub fn accept(name: &str) -> Result<String, TokenizerError> {
     Err(TokenizerError::UnknownPreName { found: name.to_owned(), nearest: nearest_name(name) })
 }
 
+/// The names that [`accept`] takes.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    Table::get().pre.iter().map(|pre| pre.name.as_str())
+}
+
 /// The row of a name in a GGUF file, whose steps are known.
 ///
 /// # Errors

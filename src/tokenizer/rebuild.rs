@@ -10,7 +10,7 @@ mod source;
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::gguf::{Metadata, Value};
+use crate::gguf::{Array, Metadata, Value};
 
 use super::TokenizerError;
 use super::emit::TokenType;
@@ -35,15 +35,33 @@ pub struct HfTokenizerFiles {
     pub lost: Vec<String>,
 }
 
-/// Roles of single special tokens: name in the files, key in GGUF.
-const ROLES: [(&str, &str); 6] = [
-    ("bos", "tokenizer.ggml.bos_token_id"),
-    ("eos", "tokenizer.ggml.eos_token_id"),
-    ("unk", "tokenizer.ggml.unknown_token_id"),
-    ("sep", "tokenizer.ggml.seperator_token_id"),
-    ("pad", "tokenizer.ggml.padding_token_id"),
-    ("mask", "tokenizer.ggml.mask_token_id"),
+/// A role of a single special token.
+struct Role {
+    /// Name in `tokenizer_config.json`.
+    name: &'static str,
+    /// Key in `config.json`.
+    config_key: &'static str,
+    /// Key in GGUF.
+    key: &'static str,
+}
+
+const ROLES: [Role; 6] = [
+    Role { name: "bos", config_key: "bos_token_id", key: "tokenizer.ggml.bos_token_id" },
+    Role { name: "eos", config_key: "eos_token_id", key: "tokenizer.ggml.eos_token_id" },
+    Role { name: "unk", config_key: "unk_token_id", key: "tokenizer.ggml.unknown_token_id" },
+    Role { name: "sep", config_key: "sep_token_id", key: "tokenizer.ggml.seperator_token_id" },
+    Role { name: "pad", config_key: "pad_token_id", key: "tokenizer.ggml.padding_token_id" },
+    Role { name: "mask", config_key: "mask_token_id", key: "tokenizer.ggml.mask_token_id" },
 ];
+
+/// The special ids of a vocabulary under their names in `config.json`, whatever else there is to say about it.
+#[must_use]
+pub fn special_ids(metadata: &Metadata) -> Vec<(&'static str, u64)> {
+    let tokens = metadata.get("tokenizer.ggml.tokens").and_then(Value::as_array);
+    let n_tokens = tokens.map_or(0, Array::len) as u64;
+    let id = |role: &Role| metadata.get(role.key)?.as_u64().filter(|&id| id < n_tokens);
+    ROLES.iter().filter_map(|role| Some((role.config_key, id(role)?))).collect()
+}
 
 /// Rebuilds the tokenizer files; nothing for a file without a vocabulary.
 ///
@@ -70,7 +88,8 @@ pub fn to_hf(metadata: &Metadata) -> Result<Option<HfTokenizerFiles>, TokenizerE
         found => return Err(TokenizerError::NoInverse { found: found.to_owned() }),
     };
     let added = if sentencepiece_model.is_some() { pieces::added_tokens_file(&vocabulary) } else { None };
-    let config_ids = write_config(&vocabulary, &mut config);
+    write_config(&vocabulary, &mut config);
+    let config_ids = special_ids(metadata);
     let generation: Map<String, Json> = config_ids
         .iter()
         .filter(|(key, _)| ["bos_token_id", "eos_token_id", "pad_token_id"].contains(key))
@@ -92,25 +111,15 @@ fn pretty(value: &Json) -> String {
     serde_json::to_string_pretty(value).unwrap_or_default() + "\n"
 }
 
-/// Fills `tokenizer_config.json`; returns the ids that belong into `config.json`.
-fn write_config(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) -> Vec<(&'static str, u64)> {
-    let mut ids = Vec::new();
-    for (role, key) in ROLES {
+/// Fills `tokenizer_config.json`.
+fn write_config(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) {
+    for Role { name, key, .. } in ROLES {
         let Some(id) = vocabulary.special(key) else { continue };
         if let Some(token) = vocabulary.tokens.get(id)
             && vocabulary.is_added(id)
         {
-            config.insert(format!("{role}_token"), token.as_str().into());
+            config.insert(format!("{name}_token"), token.as_str().into());
         }
-        let name = match role {
-            "bos" => "bos_token_id",
-            "eos" => "eos_token_id",
-            "unk" => "unk_token_id",
-            "sep" => "sep_token_id",
-            "pad" => "pad_token_id",
-            _ => "mask_token_id",
-        };
-        ids.push((name, id as u64));
     }
     for role in ["bos", "eos", "sep"] {
         if let Some(add) = vocabulary.flag(&format!("tokenizer.ggml.add_{role}_token")) {
@@ -131,7 +140,6 @@ fn write_config(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) -> 
     if let Some(template) = chat_template(vocabulary) {
         config.insert("chat_template".into(), template);
     }
-    ids
 }
 
 /// The plain template as text, or a list where there are named ones.
@@ -216,6 +224,7 @@ fn lost(metadata: &Metadata) -> Vec<String> {
     let is_template = |key: &str| {
         key.starts_with("tokenizer.chat_template") && matches!(metadata.get(key), Some(Value::String(_)))
     };
-    let is_kept = |key: &str| KEPT.contains(&key) || is_template(key) || ROLES.iter().any(|row| row.1 == key);
+    let is_kept =
+        |key: &str| KEPT.contains(&key) || is_template(key) || ROLES.iter().any(|role| role.key == key);
     keys.filter(|key| !is_kept(key)).map(str::to_owned).collect()
 }

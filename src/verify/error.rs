@@ -109,6 +109,7 @@ impl Hint for VerifyError {
         match self {
             Self::Prompts(error) => error.hints(),
             Self::Engine(error) | Self::Baseline(error) => error.hints(),
+            Self::Write(error) => error.hints(),
             Self::NoEncoder { .. } => {
                 vec!["give token ids: a file named `*.jsonl` with lines `{\"tokens\": [..]}`".to_owned()]
             }

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::core::output::OutputFile;
 use crate::core::progress::Progress;
 use crate::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
-use crate::gguf::{Metadata, WriteOptions, write_gguf};
+use crate::gguf::{Metadata, WriteError, WriteOptions, write_gguf};
 use crate::verify::{Importance, VerifyError};
 
 /// Tensors of f32 in memory.
@@ -102,9 +102,7 @@ impl Importance {
         bytes.write_all(&int(self.n_chunks as u64))?;
         bytes.write_all(&int(dataset.len() as u64))?;
         bytes.write_all(dataset.as_bytes())?;
-        let file = OutputFile::create(path)?;
-        file.write_at(0, &bytes)?;
-        file.commit(sync)?;
+        OutputFile::write(path, &bytes, sync).map_err(WriteError::from)?;
         Ok(())
     }
 }

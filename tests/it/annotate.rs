@@ -168,6 +168,7 @@ fn annotations_come_back_into_the_configuration() {
             memory_bytes: 8 << 20,
             sync: false,
             level: SimdLevel::detect(),
+            ..ToHfOptions::default()
         };
         let back = dir.path().join("back");
         let report =

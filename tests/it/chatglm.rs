@@ -135,6 +135,7 @@ fn comes_back(case: &Path) {
         memory_bytes: 8 << 20,
         sync: false,
         level: SimdLevel::detect(),
+        ..ToHfOptions::default()
     };
     let back = temp.path().join("back");
     gguf_to_hf(&Registry::embedded().unwrap(), file.metadata(), &file, &back, &options, &Silent).unwrap();

@@ -9,7 +9,7 @@ use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{ElementType, TensorSource, WeightSource};
-use gguf_foundry::gguf::{GgufFile, WriteOptions, write_gguf};
+use gguf_foundry::gguf::{Array, GgufFile, Value, WriteOptions, write_gguf};
 use gguf_foundry::quantize::{self, Input, Options, QuantizePlan};
 
 use crate::goldens::{Goldens, conformance_tests};
@@ -59,6 +59,7 @@ fn to_hf(file: &GgufFile, dir: &Path, ty: Option<ElementType>) -> Result<ToHfRep
         memory_bytes: 8 << 20,
         sync: false,
         level: SimdLevel::detect(),
+        ..ToHfOptions::default()
     };
     gguf_to_hf(&Registry::embedded().unwrap(), file.metadata(), file, dir, &options, &Silent)
 }
@@ -188,4 +189,109 @@ fn a_directory_with_something_in_it_is_left_alone() {
     let error = to_hf(&file, out.path(), None).unwrap_err();
     assert_eq!(error.to_string(), format!("{}: directory is not empty", out.path().display()));
     assert_eq!(fs_err::read_dir(out.path()).unwrap().count(), 1);
+}
+
+/// Runs the program: exit code, standard output, standard error.
+fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
+    let output = assert_cmd::Command::cargo_bin("gguf-convert")
+        .unwrap()
+        .current_dir(dir)
+        .args(["gguf2hf", "--no-sync"])
+        .args(args)
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs_err::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+/// The bundled model, with other texts for some tokens.
+fn with_tokens(path: &Path, edit: impl FnOnce(&mut Vec<Vec<u8>>)) {
+    const TOKENS: &str = "tokenizer.ggml.tokens";
+    let conversion = Conversion::plan(&fixture("tiny-llama"), &ConvertOptions::default()).unwrap();
+    let mut metadata = conversion.metadata().clone();
+    let Some(Value::Array(Array::String(tokens))) = metadata.get(TOKENS) else { panic!("no tokens") };
+    let mut tokens = tokens.clone();
+    edit(&mut tokens);
+    metadata.set(TOKENS, Value::Array(Array::String(tokens)));
+    let write = WriteOptions { sync: false, ..WriteOptions::default() };
+    write_gguf(path, &metadata, &conversion, &write, &Silent).unwrap();
+}
+
+/// Containers such as FastLLM's hold tokens as bytes.
+#[test]
+fn a_vocabulary_that_json_cannot_hold_is_left_out() {
+    let temp = tempfile::tempdir().unwrap();
+    for (name, why) in
+        [("bytes", "`tokenizer.ggml.tokens[300]` is not UTF-8"), ("twice", "is token 299 and token 300")]
+    {
+        let (file, out) = (format!("{name}.gguf"), format!("{name}-hf"));
+        with_tokens(&temp.path().join(&file), |tokens| {
+            tokens[300] = if name == "bytes" { b"\xff\xfe".to_vec() } else { tokens[299].clone() };
+        });
+        let (code, _, err) = run(temp.path(), &[&file, "-o", &out]);
+        assert_eq!(code, 0, "{err}");
+        assert!(err.contains("no tokenizer files are written: ") && err.contains(why), "{err}");
+        let dir = temp.path().join(&out);
+        assert_eq!(names(&dir), ["config.json", "model.safetensors"]);
+        let config: serde_json::Value =
+            serde_json::from_slice(&fs_err::read(dir.join("config.json")).unwrap()).unwrap();
+        assert!(config["bos_token_id"].is_u64() && config["eos_token_id"].is_u64(), "{config}");
+        assert_eq!(Checkpoint::open(&dir, &Limits::default()).unwrap().weights().len(), 38);
+    }
+}
+
+#[test]
+fn the_tokenizer_is_left_out_on_purpose() {
+    let temp = tempfile::tempdir().unwrap();
+    to_gguf(&fixture("tiny-llama"), &temp.path().join("model.gguf"), None, true);
+    let (code, _, err) = run(temp.path(), &["model.gguf", "-o", "with"]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    let (code, _, err) = run(temp.path(), &["model.gguf", "-o", "without", "--no-tokenizer"]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert_eq!(names(&temp.path().join("without")), ["config.json", "model.safetensors"]);
+    let read = |name: &str| fs_err::read(temp.path().join(name)).unwrap();
+    assert_eq!(read("without/config.json"), read("with/config.json"));
+    assert_eq!(read("without/model.safetensors"), read("with/model.safetensors"));
+}
+
+/// A limit on the size of files stands for a disk that fills up.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_leaves_nothing() {
+    let temp = tempfile::tempdir().unwrap();
+    to_gguf(&fixture("tiny-llama"), &temp.path().join("model.gguf"), None, true);
+    fs_err::create_dir_all(temp.path().join("empty")).unwrap();
+    for out in ["new", "deep/er/new", "empty"] {
+        let output = std::process::Command::new("bash")
+            .current_dir(temp.path())
+            .args(["-c", "trap '' XFSZ; ulimit -f 1024; exec \"$0\" gguf2hf model.gguf -o \"$1\""])
+            .args([env!("CARGO_BIN_EXE_gguf-convert"), out])
+            .output()
+            .unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{err}");
+        assert!(err.contains("File too large"), "{err}");
+        assert_eq!(names(temp.path()), ["empty", "model.gguf"], "{out}");
+        assert_eq!(names(&temp.path().join("empty")), [""; 0]);
+    }
+}
+
+#[test]
+fn what_is_in_the_way_is_said_before_the_weights_are_read() {
+    let temp = tempfile::tempdir().unwrap();
+    to_gguf(&fixture("tiny-llama"), &temp.path().join("model.gguf"), None, false);
+    let (code, _, err) = run(temp.path(), &["model.gguf", "-o", "model.gguf"]);
+    assert_eq!(
+        (code, err.as_str()),
+        (1, "error: model.gguf: not a directory\n\nhint: give a new directory with `-o`\n")
+    );
 }

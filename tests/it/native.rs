@@ -208,6 +208,7 @@ fn the_way_back_multiplies_factors_in() {
             memory_bytes: 8 << 20,
             sync: false,
             level: SimdLevel::detect(),
+            ..ToHfOptions::default()
         };
         let back = out.path().join(case);
         let registry = Registry::embedded().unwrap();

@@ -14,6 +14,7 @@ pub mod output;
 pub mod progress;
 pub mod scratch;
 pub mod simd;
+pub mod similar;
 pub mod small_float;
 pub mod text;
 

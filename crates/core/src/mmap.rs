@@ -2,6 +2,8 @@
 #![allow(unsafe_code)]
 
 use std::ops::Deref;
+#[cfg(unix)]
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
@@ -72,15 +74,12 @@ impl MappedFile {
     pub fn release(&self, offset: u64, n_bytes: u64) {
         #[cfg(unix)]
         {
-            const PAGE: usize = 4096;
             let Some((map, start, len)) = self.clip(offset, n_bytes) else { return };
-            let first = start.next_multiple_of(PAGE);
-            let last = (start + len) / PAGE * PAGE;
-            if first < last {
+            if let Some(pages) = whole_pages(start..start + len, rustix::param::page_size()) {
                 // SAFETY: the mapping is read-only and backed by a file, so dropped pages are read back unchanged;
                 // no reference observes a difference.
                 let _ = unsafe {
-                    map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, first, last - first)
+                    map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, pages.start, pages.len())
                 };
             }
         }
@@ -95,6 +94,15 @@ impl MappedFile {
         let len = usize::try_from(n_bytes).unwrap_or(usize::MAX).min(map.len() - start);
         (len > 0).then_some((map, start, len))
     }
+}
+
+/// The pages that lie wholly inside a range of a mapping, if there are any. Machines have pages of 4, 16 or 64 KiB; the
+/// system refuses to drop a part of one.
+#[cfg(unix)]
+fn whole_pages(range: Range<usize>, page_bytes: usize) -> Option<Range<usize>> {
+    let first = range.start.checked_next_multiple_of(page_bytes)?;
+    let end = range.end / page_bytes * page_bytes;
+    (first < end).then_some(first..end)
 }
 
 impl Deref for MappedFile {
@@ -135,6 +143,19 @@ mod tests {
         assert_eq!(&map[..], &data[..]);
         assert_eq!(&MappedFile::open_head(&path, 7).unwrap()[..], &data[..7]);
         assert_eq!(MappedFile::open_head(&path, 1 << 40).unwrap().len(), data.len());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn only_whole_pages_are_dropped_whatever_their_size() {
+        assert_eq!(whole_pages(0..70_000, 4096), Some(0..69_632));
+        assert_eq!(whole_pages(1..70_000, 4096), Some(4096..69_632));
+        assert_eq!(whole_pages(1..70_000, 16 << 10), Some(16_384..65_536));
+        assert_eq!(whole_pages(0..70_000, 64 << 10), Some(0..65_536));
+        // What was a page for 4 KiB is none for 64 KiB.
+        assert_eq!(whole_pages(4096..8192, 64 << 10), None);
+        assert_eq!(whole_pages(usize::MAX - 1..usize::MAX, 4096), None);
+        assert!(rustix::param::page_size().is_power_of_two());
     }
 
     #[test]

@@ -1,49 +1,62 @@
-//! Output files that appear whole or not at all: a temporary file beside the target, sync, rename.
+//! Output files that appear whole or not at all: a temporary file beside the target, sync, rename. What stands at the
+//! target is looked at first: a rename would replace a device or a link by a file.
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
-/// A file being written. It gets its final name in [`OutputFile::commit`]; dropped before that, it vanishes.
+mod destination;
+
+pub use destination::{Destination, Obstacle, OutputError, check_name};
+
+/// A file being written. It gets its final name in [`OutputFile::commit`]; dropped before that, it vanishes. What goes
+/// to a device is there at once.
 #[derive(Debug)]
 pub struct OutputFile {
     target: PathBuf,
-    temp: NamedTempFile,
+    sink: Sink,
+}
+
+#[derive(Debug)]
+enum Sink {
+    /// A file beside the one that it replaces.
+    Temporary { temp: NamedTempFile, path: PathBuf },
+    /// Written in place.
+    Device(File),
 }
 
 impl OutputFile {
-    /// Creates the temporary file in the target's directory.
+    /// Begins an output: a temporary file in the target's directory, or the device that the target is.
     ///
     /// # Errors
-    /// I/O errors, named with the path.
-    pub fn create(target: &Path) -> io::Result<Self> {
-        let dir = match target.parent() {
-            Some(dir) if !dir.as_os_str().is_empty() => dir,
-            _ => Path::new("."),
-        };
-        let name = target.file_name().ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidInput, format!("{}: not a file name", target.display()))
-        })?;
-        let mut prefix = std::ffi::OsString::from(".");
-        prefix.push(name);
-        prefix.push(".");
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(&prefix).suffix(".tmp");
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            // As any program creates a file; the umask narrows it.
-            builder.permissions(std::fs::Permissions::from_mode(0o666));
-        }
-        let temp = builder.tempfile_in(dir).map_err(|e| named(target, &e))?;
-        Ok(Self { target: target.to_owned(), temp })
+    /// [`OutputError`].
+    pub fn create(target: &Path) -> Result<Self, OutputError> {
+        Destination::of(target)?.create()
     }
 
-    /// The final name.
+    /// Writes a whole file.
+    ///
+    /// # Errors
+    /// [`OutputError`]; then there is no new file.
+    pub fn write(target: &Path, bytes: &[u8], sync: bool) -> Result<(), OutputError> {
+        let output = Self::create(target)?;
+        output.write_at(0, bytes)?;
+        Ok(output.commit(sync)?)
+    }
+
+    /// The final name, as it was given.
     #[must_use]
     pub fn target(&self) -> &Path {
         &self.target
+    }
+
+    fn file(&self) -> &File {
+        match &self.sink {
+            Sink::Temporary { temp, .. } => temp.as_file(),
+            Sink::Device(device) => device,
+        }
     }
 
     /// Sets the length. On file systems that can, blocks are reserved, so that a full disk shows now.
@@ -51,7 +64,8 @@ impl OutputFile {
     /// # Errors
     /// I/O errors, named with the path; a full disk.
     pub fn reserve(&self, n_bytes: u64) -> io::Result<()> {
-        let file = self.temp.as_file();
+        let Sink::Temporary { temp, .. } = &self.sink else { return Ok(()) };
+        let file = temp.as_file();
         #[cfg(target_os = "linux")]
         if n_bytes > 0 {
             use rustix::fs::{FallocateFlags, fallocate};
@@ -74,14 +88,14 @@ impl OutputFile {
         #[cfg(unix)]
         {
             use std::os::unix::fs::FileExt;
-            self.temp.as_file().write_all_at(bytes, offset).map_err(|e| named(&self.target, &e))
+            self.file().write_all_at(bytes, offset).map_err(|e| named(&self.target, &e))
         }
         #[cfg(not(unix))]
         {
             use std::io::{Seek, SeekFrom, Write};
             static POSITION: std::sync::Mutex<()> = std::sync::Mutex::new(());
             let _guard = POSITION.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            let mut file = self.temp.as_file();
+            let mut file = self.file();
             file.seek(SeekFrom::Start(offset))
                 .and_then(|_| file.write_all(bytes))
                 .map_err(|e| named(&self.target, &e))
@@ -94,8 +108,7 @@ impl OutputFile {
         {
             use rustix::fs::{Advice, fadvise};
             // `POSIX_FADV_DONTNEED` starts asynchronous write-back of dirty pages in the range.
-            let _ =
-                fadvise(self.temp.as_file(), offset, std::num::NonZeroU64::new(n_bytes), Advice::DontNeed);
+            let _ = fadvise(self.file(), offset, std::num::NonZeroU64::new(n_bytes), Advice::DontNeed);
         }
         #[cfg(not(target_os = "linux"))]
         let _ = (offset, n_bytes);
@@ -107,19 +120,49 @@ impl OutputFile {
     /// # Errors
     /// I/O errors, named with the path; the temporary file is then removed.
     pub fn commit(self, sync: bool) -> io::Result<()> {
-        if sync {
-            self.temp.as_file().sync_all().map_err(|e| named(&self.target, &e))?;
+        Self::commit_all(vec![self], sync)
+    }
+
+    /// Gives several files their names, in order: all or none. What they replaced is not brought back.
+    ///
+    /// # Errors
+    /// As [`OutputFile::commit`]; files that had their names already are removed, without their siblings they are
+    /// worth nothing.
+    pub fn commit_all(outputs: Vec<Self>, sync: bool) -> io::Result<()> {
+        // What takes long and may fail (a disk that is full only now) comes before the first name.
+        for output in outputs.iter().filter(|_| sync) {
+            output.sync()?;
         }
-        self.temp.persist(&self.target).map_err(|e| named(&self.target, &e.error))?;
+        let mut done: Vec<PathBuf> = Vec::with_capacity(outputs.len());
+        for Self { target, sink } in outputs {
+            let Sink::Temporary { temp, path } = sink else { continue };
+            if let Err(error) = temp.persist(&path) {
+                for path in &done {
+                    let _ = fs_err::remove_file(path);
+                }
+                return Err(named(&target, &error.error));
+            }
+            done.push(path);
+        }
         #[cfg(unix)]
-        if sync && let Some(dir) = self.target.parent() {
-            // The rename itself must survive too. Some file systems refuse to sync a directory: not our loss.
-            let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
-            if let Ok(dir) = fs_err::File::open(dir) {
-                let _ = dir.sync_all();
+        if sync {
+            let mut dirs: Vec<&Path> = done.iter().map(|path| parent(path)).collect();
+            dirs.dedup();
+            for dir in dirs {
+                // The rename itself must survive too. Some file systems refuse to sync a directory: not our loss.
+                if let Ok(dir) = fs_err::File::open(dir) {
+                    let _ = dir.sync_all();
+                }
             }
         }
         Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        match &self.sink {
+            Sink::Temporary { temp, .. } => temp.as_file().sync_all().map_err(|e| named(&self.target, &e)),
+            Sink::Device(_) => Ok(()),
+        }
     }
 }
 
@@ -127,9 +170,12 @@ fn named(target: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", target.display()))
 }
 
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Bytes free on the file system that holds `path` (or will hold it); `None` where the system does not tell.
-#[must_use]
-pub fn free_bytes(path: &Path) -> Option<u64> {
+fn free_bytes(path: &Path) -> Option<u64> {
     #[cfg(unix)]
     {
         let mut dir = path;

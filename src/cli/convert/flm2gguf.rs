@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 
 use crate::cli::convert::to_gguf::ToGguf;
 use crate::cli::{Exit, Session};
-use crate::convert::{FlmOptions, ModelSource};
+use crate::convert::{ConvertOptions, FlmOptions, ModelSource};
 use crate::dequant::flm::FlmMeaning;
 
 /// Whose reading of value ranges counts.
@@ -47,7 +47,8 @@ impl Flm2gguf {
             },
         };
         let dir = self.file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        self.to_gguf.run(session, dir, |_| {}, |options| ModelSource::open_flm(&self.file, &flm, options))?;
+        let open = |options: &ConvertOptions| ModelSource::open_flm(&self.file, &flm, options);
+        self.to_gguf.run(session, dir, |_, _| Ok(()), open)?;
         Ok(Exit::Done)
     }
 }

@@ -38,6 +38,9 @@ pub(super) struct Gguf2hf {
     /// Use an architecture card from a file
     #[arg(long, value_name = "FILE")]
     card: Option<PathBuf>,
+    /// Write weights and config.json without the tokenizer's files
+    #[arg(long)]
+    no_tokenizer: bool,
 }
 
 impl Gguf2hf {
@@ -51,6 +54,7 @@ impl Gguf2hf {
                 WeightType::F16 => ElementType::F16,
                 WeightType::F32 => ElementType::F32,
             }),
+            tokenizer: !self.no_tokenizer,
             max_shard_bytes: self.max_shard_size,
             memory_bytes: session.common.memory_bytes(),
             sync: !session.common.no_sync,
@@ -58,6 +62,9 @@ impl Gguf2hf {
         };
         let report =
             gguf_to_hf(&registry, file.metadata(), &file, &self.output, &options, &session.progress)?;
+        for warning in &report.warnings {
+            log::warn!("{}", escape(warning));
+        }
         for lost in &report.lost {
             log::warn!("not carried over: {}", escape(lost));
         }
@@ -66,7 +73,7 @@ impl Gguf2hf {
             let paths: Vec<_> = report.paths.iter().map(|path| path.display().to_string()).collect();
             session.print_json(&json!({
                 "files": paths, "class": report.class, "type": report.ty.name(), "tensors": report.n_tensors,
-                "tensor_bytes": report.n_bytes, "lost": report.lost, "seconds": seconds,
+                "tensor_bytes": report.n_bytes, "lost": report.lost, "warnings": report.warnings, "seconds": seconds,
             }))?;
         } else if !session.common.quiet {
             session.print(|out| {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use crate::cli::convert::to_gguf::ToGguf;
+use crate::cli::convert::to_gguf::{ToGguf, TypePlan};
 use crate::cli::{Exit, Session, UsageError};
 use crate::convert::{ConvertOptions, ModelSource};
 
@@ -25,14 +25,15 @@ pub(super) struct Hf2gguf {
 
 impl Hf2gguf {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
-        let adjust = |options: &mut ConvertOptions| {
+        let adjust = |plan: TypePlan, options: &mut ConvertOptions| {
+            if self.fp8_as_q8 && !matches!(plan, TypePlan::Plain { .. }) {
+                let text = "`--fp8-as-q8` goes with f32, f16, bf16, q8_0, tq1_0, tq2_0 and auto only";
+                return Err(UsageError(text.to_owned()).into());
+            }
             options.no_mtp = self.no_mtp;
             options.fp8_as_q8 = self.fp8_as_q8;
+            Ok(())
         };
-        if self.fp8_as_q8 && !self.to_gguf.is_plain()? {
-            let text = "`--fp8-as-q8` goes with f32, f16, bf16, q8_0, tq1_0, tq2_0 and auto only";
-            return Err(UsageError(text.to_owned()).into());
-        }
         // The output of a single file goes beside it.
         let dir = match self.dir.parent() {
             Some(parent) if self.dir.is_file() && parent.as_os_str().is_empty() => Path::new("."),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::cli::convert::to_gguf::ToGguf;
+use crate::cli::convert::to_gguf::{ToGguf, TypePlan};
 use crate::cli::{Exit, Session};
 use crate::convert::{ConvertOptions, ModelSource, OffsetSign};
 
@@ -33,12 +33,13 @@ pub(super) struct Msmodelslim2gguf {
 
 impl Msmodelslim2gguf {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
-        let adjust = |options: &mut ConvertOptions| {
+        let adjust = |_: TypePlan, options: &mut ConvertOptions| {
             options.offset_sign = match self.offset_sign {
                 Sign::Auto => OffsetSign::Auto,
                 Sign::File => OffsetSign::File,
                 Sign::Npu => OffsetSign::Npu,
             };
+            Ok(())
         };
         let open = |options: &ConvertOptions| ModelSource::open_msmodelslim(&self.dir, options);
         self.to_gguf.run(session, &self.dir, adjust, open)?;

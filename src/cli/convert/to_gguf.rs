@@ -1,30 +1,31 @@
 //! What every form of `gguf-convert … 2gguf` shares: its options, planning, writing, and what it tells its user.
 
+mod codes;
+mod job;
+mod type_plan;
+
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
-use serde_json::json;
 
-use crate::arch;
-use crate::cli::quantize::options::{QuantizeOptions, usage};
+use crate::cli::quantize::options::QuantizeOptions;
 use crate::cli::quantize::report;
-use crate::cli::render::{Align, Table, count, duration, plural};
 use crate::cli::stored::Stored;
 use crate::cli::{Session, UsageError};
-use crate::convert::{
-    Codes, Conversion, ConvertError, ConvertOptions, FloatRole, KeptRole, ModelSource, naming,
-};
+use crate::convert::{Conversion, ConvertError, ConvertOptions, ModelSource, naming};
 use crate::core::bytes::Endian;
-use crate::core::output::free_bytes;
-use crate::core::text::{bytes, escape};
+use crate::core::output;
+use crate::core::text::escape;
 use crate::core::{GgmlType, TensorSource};
-use crate::gguf::{
-    LayoutOptions, Metadata, SplitSpec, SplitStyle, WriteOptions, WriteReport, parse_assignment, plan_files,
-    write_gguf,
-};
-use crate::quantize::{self, Input, QuantizePlan, parse_file_type};
+use crate::gguf::{LayoutOptions, SplitSpec, SplitStyle, WriteOptions, parse_assignment, write_gguf};
+use crate::quantize::{FileType, Input, QuantizePlan};
+use codes::CodesReport;
+use job::Job;
+use type_plan::TypeSwitches;
+
+pub(super) use type_plan::TypePlan;
 
 /// Options of every conversion to GGUF.
 #[derive(Debug, Args)]
@@ -32,11 +33,7 @@ pub(super) struct ToGguf {
     /// File or directory to write [default: beside the checkpoint's weights, named after the model]
     #[arg(short, long, visible_alias = "outfile", value_name = "PATH")]
     output: Option<PathBuf>,
-    /// Type of the file: f32, f16, bf16, q8_0, tq1_0, tq2_0 or auto (what the checkpoint has) as llama.cpp's
-    /// converter writes them; native (a quantized checkpoint's own integers where a block type holds them exactly,
-    /// the narrowest exact float elsewhere); any type of gguf-quantize as that makes it from the f32 file, in one
-    /// pass
-    #[arg(long = "type", visible_alias = "outtype", value_name = "TYPE", default_value = "auto")]
+    #[arg(long = "type", visible_alias = "outtype", value_name = "TYPE", default_value = "auto", help = type_plan::help())]
     ty: String,
     /// Print the plan and write nothing
     #[arg(long)]
@@ -88,43 +85,50 @@ pub(super) struct ToGguf {
     /// (experts in MXFP4)
     #[arg(long)]
     requantize: bool,
+    /// Switches of llama.cpp's converter that mean nothing here: tensors are always read when they are needed, and
+    /// never gathered before they are written.
+    #[arg(long, hide = true)]
+    no_lazy: bool,
+    #[arg(long, hide = true)]
+    use_temp_file: bool,
     #[command(flatten)]
     quantize: QuantizeOptions,
 }
 
-/// What `--type` asks for.
-enum Target {
-    /// A type that the converter itself writes; `None` for the one that suits the checkpoint.
-    Convert(Option<arch::FileType>),
-    /// The integers of the checkpoint, where they can be kept.
-    Native,
-    /// A type that is quantized to, from F32.
-    Quantize(quantize::FileType),
+/// A run that has its options.
+struct Run<'a> {
+    args: &'a ToGguf,
+    session: &'a Session,
+    /// Where the output goes if nothing else is said.
+    dir: &'a Path,
+    started: Instant,
 }
 
-/// Block types that may take over integers with their scales rounded, and 4-bit floats as they are.
-const KEEPING: [GgmlType; 5] =
-    [GgmlType::Q8_0, GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Mxfp4];
-
 impl ToGguf {
-    /// Plans and writes. `adjust` sets the options that belong to one form of input; `open` opens the input; `dir` is
-    /// where the output goes if nothing else is said.
+    /// Plans and writes. `adjust` sets the options that belong to one form of input, and refuses what does not go with
+    /// the type; `open` opens the input; `dir` is where the output goes if nothing else is said.
     pub(super) fn run(
         &self,
         session: &Session,
         dir: &Path,
-        adjust: impl FnOnce(&mut ConvertOptions),
+        adjust: impl FnOnce(TypePlan, &mut ConvertOptions) -> anyhow::Result<()>,
         open: impl FnOnce(&ConvertOptions) -> Result<ModelSource, ConvertError>,
     ) -> anyhow::Result<()> {
         let started = Instant::now();
-        let target = self.target_type()?;
-        if !matches!(target, Target::Quantize(_)) && self.quantize.is_any_given() {
-            let text =
-                format!("quantization options go with a quantized type, not with `--type {}`", self.ty);
-            return Err(UsageError(text).into());
+        let switches = TypeSwitches {
+            allow_rounding: self.allow_rounding,
+            requantize: self.requantize,
+            has_quantize_options: self.quantize.is_any_given(),
+        };
+        let plan = TypePlan::resolve(&self.ty, switches)?;
+        if self.no_lazy {
+            session.note("`--no-lazy` changes nothing: every tensor is read when it is written");
         }
-        let mut options = self.options(session, &target)?;
-        adjust(&mut options);
+        if self.use_temp_file {
+            session.note("`--use-temp-file` changes nothing: tensors are never gathered in memory");
+        }
+        let mut options = self.options(session, plan)?;
+        adjust(plan, &mut options)?;
         let mut conversion = Conversion::of(open(&options)?, &options)?;
         for warning in conversion.warnings() {
             log::warn!("{}", escape(warning));
@@ -132,11 +136,18 @@ impl ToGguf {
         for (name, why) in conversion.dropped() {
             log::info!("`{}` is left out: {why}", escape(name));
         }
-        match target {
-            Target::Convert(_) | Target::Native => self.convert(session, &conversion, dir, started)?,
-            Target::Quantize(file_type) => {
-                self.quantize(session, &mut conversion, file_type, dir, started)?;
+        let run = Run { args: self, session, dir, started };
+        match plan {
+            TypePlan::Plain { .. } => {
+                let encoding = conversion.encoding();
+                let stored = Stored::of(&conversion, conversion.tensors(), !session.common.quiet);
+                run.convert(&conversion, encoding, stored)?;
             }
+            TypePlan::Native { .. } => {
+                let stored = Stored::of(&conversion, conversion.tensors(), false);
+                run.convert(&conversion, "NATIVE".to_owned(), stored)?;
+            }
+            TypePlan::Mixture { file_type, keep } => run.quantize(&mut conversion, file_type, keep)?,
         }
         for name in conversion.zero_tensors().filter(|_| !self.dry_run) {
             log::warn!("tensor `{}` holds nothing but zeros", escape(name));
@@ -144,114 +155,11 @@ impl ToGguf {
         Ok(())
     }
 
-    fn convert(
-        &self,
-        session: &Session,
-        conversion: &Conversion,
-        dir: &Path,
-        started: Instant,
-    ) -> anyhow::Result<()> {
-        let is_native = matches!(self.target_type()?, Target::Native);
-        let encoding = if is_native { "NATIVE".to_owned() } else { conversion.encoding() };
-        let job = Job {
-            target: self.target(conversion, dir, &encoding),
-            codes: CodesReport { kept: conversion.kept(), floats: conversion.floats() },
-            stored: Stored::of(conversion, conversion.tensors(), !is_native && !session.common.quiet),
-            metadata: conversion.metadata(),
-            source: conversion,
-            options: self.write_options(session, conversion),
-            encoding,
-        };
-        if self.dry_run {
-            return job
-                .print_plan(session, |tensor| conversion.sources(tensor).map(ToOwned::to_owned).collect());
-        }
-        let report = write_gguf(&job.target, job.metadata, job.source, &job.options, &session.progress)?;
-        job.print_report(session, &report, started.elapsed().as_secs_f64())
-    }
-
-    /// In one pass: the conversion to F32 is the source that the quantization reads, row by row.
-    fn quantize(
-        &self,
-        session: &Session,
-        conversion: &mut Conversion,
-        file_type: quantize::FileType,
-        dir: &Path,
-        started: Instant,
-    ) -> anyhow::Result<()> {
-        let options = self.quantize.to_options(file_type, session.common.simd)?;
-        let imatrix = self.quantize.open_imatrix()?;
-        if let Some(ty) = file_type.base().filter(|ty| !self.requantize && KEEPING.contains(ty)) {
-            // What the quantization would bring to the type of the checkpoint's integers keeps them.
-            let names: HashSet<String> = {
-                let input = Input::new(&*conversion, conversion.metadata());
-                let draft = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
-                let wanted = draft.tensors().iter().filter(|tensor| tensor.ty == ty);
-                wanted.map(|tensor| tensor.name.clone()).collect()
-            };
-            conversion.keep(ty, |name| names.contains(name))?;
-        }
-        let conversion = &*conversion;
-        let input = Input::new(conversion, conversion.metadata());
-        if self.dry_run {
-            let plan = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
-            report::warn(session, self.quantize.coverage, &plan);
-            self.stored(session, conversion, &plan).print(session)?;
-            return report::print_plan(session, &plan);
-        }
-        let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
-        report::warn(session, self.quantize.coverage, &plan);
-        self.stored(session, conversion, &plan).print(session)?;
-        CodesReport { kept: conversion.kept(), floats: conversion.floats() }.print(session)?;
-        let target = self.target(conversion, dir, file_type.name());
-        let report = plan.write(&target, &self.write_options(session, conversion), &session.progress)?;
-        report::print_report(session, file_type, &plan, &report, started.elapsed().as_secs_f64())
-    }
-
-    /// Whether `--type` is one that the converter itself writes.
-    pub(super) fn is_plain(&self) -> anyhow::Result<bool> {
-        Ok(matches!(self.target_type()?, Target::Convert(_)))
-    }
-
-    /// What becomes of a quantized checkpoint's weights, where they are quantized once more.
-    fn stored<'a>(
-        &self,
-        session: &Session,
-        conversion: &'a Conversion,
-        plan: &QuantizePlan<'_>,
-    ) -> Stored<'a> {
-        let may_hint = !self.requantize && !session.common.quiet;
-        Stored::of(conversion, plan.tensors(), may_hint)
-    }
-
-    fn target_type(&self) -> anyhow::Result<Target> {
-        let name = self.ty.to_ascii_lowercase();
-        match name.as_str() {
-            "auto" => return Ok(Target::Convert(None)),
-            "native" => return Ok(Target::Native),
-            _ => {}
-        }
-        if let Some(file_type) = arch::FileType::from_name(&name) {
-            return Ok(Target::Convert(Some(file_type)));
-        }
-        parse_file_type(&self.ty).map(Target::Quantize).map_err(usage)
-    }
-
-    fn options(&self, session: &Session, target: &Target) -> anyhow::Result<ConvertOptions> {
+    fn options(&self, session: &Session, plan: TypePlan) -> anyhow::Result<ConvertOptions> {
         let set = self.set.iter().map(|text| parse_assignment(text));
         Ok(ConvertOptions {
-            file_type: match target {
-                Target::Convert(file_type) => *file_type,
-                Target::Quantize(_) | Target::Native => Some(arch::FileType::F32),
-            },
-            codes: match target {
-                Target::Native => Codes::Native { allow_rounding: self.allow_rounding },
-                Target::Convert(Some(arch::FileType::Q8_0)) if !self.requantize => {
-                    Codes::Keep(GgmlType::Q8_0)
-                }
-                Target::Convert(_) if !self.requantize => Codes::Card,
-                Target::Convert(_) | Target::Quantize(_) => Codes::Float,
-            },
+            file_type: plan.file_type(),
+            codes: plan.codes(),
             annotate: self.annotate,
             card: self.card.clone(),
             model_name: self.model_name.clone(),
@@ -273,7 +181,8 @@ impl ToGguf {
         if path.is_dir() {
             return path.join(conversion.default_file_name(encoding));
         }
-        match path.file_name().and_then(|name| name.to_str()) {
+        let names_a_file = output::check_name(path).is_ok();
+        match path.file_name().and_then(|name| name.to_str()).filter(|_| names_a_file) {
             Some(name) => path.with_file_name(naming::fill_template(name, encoding)),
             None => path.to_owned(),
         }
@@ -300,181 +209,64 @@ impl ToGguf {
     }
 }
 
-/// An output that is planned.
-struct Job<'a> {
-    target: PathBuf,
-    codes: CodesReport,
-    stored: Stored<'a>,
-    metadata: &'a Metadata,
-    source: &'a dyn TensorSource,
-    options: WriteOptions,
-    /// Name of the file type.
-    encoding: String,
-}
-
-impl Job<'_> {
-    fn print_plan(&self, session: &Session, sources: impl Fn(usize) -> Vec<String>) -> anyhow::Result<()> {
-        let tensors = self.source.tensors();
-        let layout = &self.options.layout;
-        let files = plan_files(&self.target, self.metadata, tensors, layout, self.options.split.as_ref())?;
-        let file_bytes: u64 = files.iter().map(|file| file.plan.file_bytes).sum();
-        let free = free_bytes(&self.target);
-        if session.common.json {
-            let rows: Vec<_> = tensors
-                .iter()
-                .enumerate()
-                .map(|(at, tensor)| {
-                    json!({
-                        "name": tensor.name, "shape": tensor.shape.dims(), "type": tensor.ty.name(),
-                        "bytes": tensor.n_bytes(), "sources": sources(at),
-                    })
-                })
-                .collect();
-            let paths: Vec<_> = files.iter().map(|file| file.path.display().to_string()).collect();
-            return session.print_json(&json!({
-                "files": paths, "type": self.encoding, "file_bytes": file_bytes, "free_bytes": free,
-                "keys": self.metadata.len(), "tensors": rows, "kept": self.codes.kept_json(),
-                "floats": self.codes.floats_json(), "quantization": self.stored.json(),
-            }));
+impl Run<'_> {
+    /// As the converter itself writes it.
+    fn convert(&self, conversion: &Conversion, encoding: String, stored: Stored<'_>) -> anyhow::Result<()> {
+        let Self { args, session, .. } = self;
+        let job = Job {
+            target: args.target(conversion, self.dir, &encoding),
+            codes: CodesReport::of(conversion),
+            stored,
+            metadata: conversion.metadata(),
+            source: conversion,
+            options: args.write_options(session, conversion),
+            encoding,
+        };
+        if args.dry_run {
+            return job
+                .print_plan(session, |tensor| conversion.sources(tensor).map(ToOwned::to_owned).collect());
         }
-        self.stored.print(session)?;
-        self.codes.print(session)?;
-        let mut table = Table::new(&[
-            ("tensor", Align::Left),
-            ("shape", Align::Left),
-            ("type", Align::Left),
-            ("size", Align::Right),
-            ("source", Align::Left),
-        ]);
-        for (at, tensor) in tensors.iter().enumerate() {
-            let sources = sources(at);
-            let source = match sources.as_slice() {
-                [] => "computed".to_owned(),
-                [one] => escape(one).into_owned(),
-                [first, .., last] => {
-                    format!("{} … {} ({})", escape(first), escape(last), sources.len())
-                }
+        let report = write_gguf(&job.target, job.metadata, job.source, &job.options, &session.progress)?;
+        job.print_report(session, &report, self.started.elapsed().as_secs_f64())
+    }
+
+    /// In one pass: the conversion to F32 is the source that the quantization reads, row by row.
+    fn quantize(
+        &self,
+        conversion: &mut Conversion,
+        file_type: FileType,
+        keep: Option<GgmlType>,
+    ) -> anyhow::Result<()> {
+        let Self { args, session, .. } = self;
+        let options = args.quantize.to_options(file_type, session.common.simd)?;
+        let imatrix = args.quantize.open_imatrix()?;
+        if let Some(ty) = keep {
+            // What the quantization would bring to the type of the checkpoint's integers keeps them.
+            let names: HashSet<String> = {
+                let input = Input::new(&*conversion, conversion.metadata());
+                let draft = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
+                let wanted = draft.tensors().iter().filter(|tensor| tensor.ty == ty);
+                wanted.map(|tensor| tensor.name.clone()).collect()
             };
-            let size = tensor.n_bytes().map_or_else(String::new, bytes);
-            table.row([
-                escape(&tensor.name).into_owned(),
-                tensor.shape.to_string(),
-                tensor.ty.to_string(),
-                size,
-                source,
-            ]);
+            conversion.keep(ty, |name| names.contains(name))?;
         }
-        session.print(|out| {
-            table.print(out)?;
-            writeln!(out)?;
-            for file in &files {
-                writeln!(out, "{}", file.path.display())?;
-            }
-            let keys = plural(self.metadata.len() as u64, "key");
-            writeln!(out, "{}, {}, {}", plural(tensors.len() as u64, "tensor"), keys, bytes(file_bytes))?;
-            match free {
-                Some(free) => writeln!(out, "{} free on the disk", bytes(free)),
-                None => Ok(()),
-            }
-        })
-    }
-
-    fn print_report(&self, session: &Session, report: &WriteReport, seconds: f64) -> anyhow::Result<()> {
-        let n_elems: u64 = self.source.tensors().iter().map(|tensor| tensor.shape.n_elems()).sum();
-        let bpw = report.tensor_bytes as f64 * 8.0 / n_elems.max(1) as f64;
-        if session.common.json {
-            let paths: Vec<_> = report.paths.iter().map(|path| path.display().to_string()).collect();
-            return session.print_json(&json!({
-                "files": paths, "type": self.encoding, "tensors": report.n_tensors, "parameters": n_elems,
-                "tensor_bytes": report.tensor_bytes, "file_bytes": report.file_bytes,
-                "bits_per_weight": bpw, "seconds": seconds, "kept": self.codes.kept_json(),
-                "floats": self.codes.floats_json(), "quantization": self.stored.json(),
-            }));
+        let conversion = &*conversion;
+        let input = Input::new(conversion, conversion.metadata());
+        let target = args.target(conversion, self.dir, file_type.name());
+        let may_hint = !args.requantize && !session.common.quiet;
+        if args.dry_run {
+            let plan = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
+            report::warn(session, args.quantize.coverage, &plan);
+            session.destination(&target);
+            Stored::of(conversion, plan.tensors(), may_hint).print(session)?;
+            return report::print_plan(session, &plan);
         }
-        self.stored.print(session)?;
-        self.codes.print(session)?;
-        if session.common.quiet {
-            return Ok(());
-        }
-        let rate = report.file_bytes as f64 / 1e6 / seconds.max(1e-9);
-        session.print(|out| {
-            for path in &report.paths {
-                writeln!(out, "{}", path.display())?;
-            }
-            writeln!(
-                out,
-                "{}, {} parameters, {}, {:.2} bits per weight as {}, {} ({rate:.0} MB/s)",
-                plural(report.n_tensors as u64, "tensor"),
-                count(n_elems),
-                bytes(report.file_bytes),
-                bpw,
-                self.encoding,
-                duration(seconds),
-            )
-        })
-    }
-}
-
-/// What became of the codes of a quantized checkpoint.
-struct CodesReport {
-    kept: Vec<KeptRole>,
-    floats: Vec<FloatRole>,
-}
-
-impl CodesReport {
-    fn kept_json(&self) -> Vec<serde_json::Value> {
-        let row = |kept: &KeptRole| {
-            json!({
-                "role": kept.role, "type": kept.ty.name(), "tensors": kept.n_tensors,
-                "scale_error": kept.scale_error,
-            })
-        };
-        self.kept.iter().map(row).collect()
-    }
-
-    fn floats_json(&self) -> Vec<serde_json::Value> {
-        let row = |row: &FloatRole| {
-            json!({
-                "role": row.role, "tensors": row.n_tensors, "reason": row.reason.to_string(),
-            })
-        };
-        self.floats.iter().map(row).collect()
-    }
-
-    /// What keeps its codes, what that costs, and what becomes floats for which reason.
-    fn print(&self, session: &Session) -> anyhow::Result<()> {
-        if session.common.quiet || session.common.json {
-            return Ok(());
-        }
-        if !self.kept.is_empty() {
-            let mut table = Table::new(&[
-                ("integers kept", Align::Left),
-                ("type", Align::Left),
-                ("tensors", Align::Right),
-                ("largest error of a scale", Align::Right),
-            ]);
-            for kept in &self.kept {
-                let error = match kept.scale_error {
-                    0.0 => "exact".to_owned(),
-                    error => format!("{error:.1e}"),
-                };
-                let role = escape(&kept.role).into_owned();
-                table.row([role, kept.ty.to_string(), kept.n_tensors.to_string(), error]);
-            }
-            session.print(|out| table.print(out))?;
-        }
-        if !self.floats.is_empty() {
-            let mut table = Table::new(&[
-                ("through floats", Align::Left),
-                ("tensors", Align::Right),
-                ("reason", Align::Left),
-            ]);
-            for row in &self.floats {
-                let role = escape(&row.role).into_owned();
-                table.row([role, row.n_tensors.to_string(), row.reason.to_string()]);
-            }
-            session.print(|out| table.print(out))?;
-        }
-        Ok(())
+        let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
+        report::warn(session, args.quantize.coverage, &plan);
+        Stored::of(conversion, plan.tensors(), may_hint).print(session)?;
+        CodesReport::of(conversion).print(session)?;
+        let write = args.write_options(session, conversion);
+        let report = plan.write(&target, &write, &session.progress)?;
+        report::print_report(session, file_type, &plan, &report, self.started.elapsed().as_secs_f64())
     }
 }

@@ -33,6 +33,15 @@ pub(crate) fn warn(session: &Session, policy: CoveragePolicy, plan: &QuantizePla
             list(&mut fallbacks.into_iter(), n_fallbacks)
         ));
     }
+    let unmatched = plan.unmatched_rules();
+    if !unmatched.is_empty() {
+        let mut patterns = unmatched.iter().map(|pattern| format!("`{}`", escape(pattern)));
+        warn(format!(
+            "--tensor-type: {} no tensor: {}",
+            if unmatched.len() == 1 { "an expression matches" } else { "expressions match" },
+            list(&mut patterns, unmatched.len())
+        ));
+    }
     let coverage = plan.coverage();
     if policy == CoveragePolicy::Ignore {
         return;

@@ -3,5 +3,5 @@
 mod bad_input;
 mod files;
 mod one_pass;
-mod program;
+pub mod program;
 mod recipes;

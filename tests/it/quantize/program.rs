@@ -31,7 +31,7 @@ impl TensorSource for Made {
 }
 
 /// Writes a model of this many layers; the columns of one tensor of each are not whole super-blocks.
-fn model(path: &Path, n_layers: u64, n_cols: u64, n_rows: u64) {
+pub fn model(path: &Path, n_layers: u64, n_cols: u64, n_rows: u64) {
     let mut tensors = Vec::new();
     let mut add = |name: String, dims: &[u64]| {
         tensors.push(TensorMeta { name, shape: Shape::new(dims.to_vec()).unwrap(), ty: GgmlType::F16 });
@@ -161,6 +161,14 @@ fn bad_usage_ends_with_code_2_and_a_hint() {
             "error: unknown type `q9_9`\n\nhint: `--help` lists the types\n",
         ),
         (
+            vec!["in.gguf", "out.gguf", "q4_km"],
+            "error: unknown type `q4_km`\n\nhint: did you mean `q4_k_m`?\nhint: `--help` lists the types\n",
+        ),
+        (
+            vec!["in.gguf", "iq4-nl"],
+            "error: unknown type `iq4-nl`\n\nhint: did you mean `iq4_nl`?\nhint: `--help` lists the types\n",
+        ),
+        (
             vec!["in.gguf", "out.gguf", "nvfp4"],
             "error: unknown type `nvfp4`\n\nhint: a whole file cannot be nvfp4, single tensors can: \
              `--tensor-type REGEX=nvfp4`\n",
@@ -175,6 +183,30 @@ fn bad_usage_ends_with_code_2_and_a_hint() {
         assert_eq!((code, out.as_str(), err.as_str()), (2, "", message), "{args:?}");
     }
     assert_eq!(names(dir.path()), ["in.gguf"]);
+}
+
+#[test]
+fn a_tensor_type_that_is_nearly_one_is_offered() {
+    let dir = tempfile::tempdir().unwrap();
+    model(&dir.path().join("in.gguf"), 1, 512, 16);
+    for args in [["--tensor-type", "attn_v=q6k"], ["--output-tensor-type", "Q6-K"]] {
+        let (code, _, err) = run(dir.path(), &[&args[..], &["in.gguf", "q4_k_m"]].concat());
+        assert_eq!(code, 2, "{err}");
+        assert!(err.contains("\nhint: did you mean `q6_k`?\n"), "{err}");
+    }
+}
+
+#[test]
+fn an_expression_that_matches_no_tensor_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    model(&dir.path().join("in.gguf"), 1, 512, 16);
+    let rules = ["--tensor-type", "no_such=q8_0", "--tensor-type", "attn_v=q8_0"];
+    let (code, _, err) = run(dir.path(), &[&rules[..], &["in.gguf", "q4_k_m"]].concat());
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains("warning: --tensor-type: an expression matches no tensor: `no_such`\n"), "{err}");
+    assert!(!err.contains("`attn_v`"), "{err}");
+    let (_, _, err) = run(dir.path(), &["-q", "--tensor-type", "no_such=q8_0", "in.gguf", "q4_k_m"]);
+    assert_eq!(err, "");
 }
 
 /// The highest `RssAnon` of a run in KiB: memory that is no mapped file.

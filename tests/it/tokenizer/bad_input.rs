@@ -148,8 +148,15 @@ fn an_unknown_pre_tokenizer_shows_pattern_nearest_and_way_out() {
     let built = build(dir.path(), &request).unwrap();
     assert_eq!(built.rows.get("tokenizer.ggml.pre"), Some(&"qwen2".into()));
     request.pre = Some("qwen\u{1b}".to_owned());
-    let error = build(dir.path(), &request).unwrap_err().to_string();
-    assert!(error.starts_with("`--pre qwen\\u{1b}`: not a pre-tokenizer that llama.cpp knows"), "{error}");
+    let error = build(dir.path(), &request).unwrap_err();
+    let message = error.to_string();
+    assert!(
+        message.starts_with("`--pre qwen\\u{1b}`: not a pre-tokenizer that llama.cpp knows"),
+        "{message}"
+    );
+    // Whoever has the program alone cannot look into its sources.
+    let hint = error.hints().join("\n");
+    assert!(hint.starts_with("the names are a.x-4.0, ") && hint.contains(", qwen2, "), "{hint}");
 }
 
 #[test]

@@ -1,0 +1,359 @@
+//! Where an output goes, and why it cannot go there.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+use super::{OutputFile, Sink, free_bytes, named, parent};
+use crate::Hint;
+use crate::text::escape;
+
+/// Links that are followed before they count as a loop, as in the Linux kernel.
+const MAX_LINKS: usize = 40;
+
+/// Why an output cannot go where it was to go.
+#[derive(Debug, thiserror::Error)]
+pub enum OutputError {
+    /// Something stands there that is neither replaced nor written to.
+    #[error("{}: {obstacle}", target.display())]
+    Refused {
+        /// The output.
+        target: PathBuf,
+        /// What stands there.
+        obstacle: Obstacle,
+    },
+    /// The directory does not exist.
+    #[error("{}: there is no directory {}", target.display(), dir.display())]
+    NoDirectory {
+        /// The output.
+        target: PathBuf,
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// The file system refused; the message names the output.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// What stands in the way of an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// `-`: standard output by custom.
+    StandardOutput,
+    /// A name that ends in a separator, with or without a directory behind it, or in `..`.
+    DirectoryName,
+    /// A directory.
+    Directory,
+    /// A FIFO.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A block device: a disk.
+    BlockDevice,
+    /// A character device that has no positions: a terminal.
+    Stream,
+    /// Any character device, where the output has parts.
+    DeviceForParts,
+}
+
+impl std::fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::StandardOutput => "standard output is not written to",
+            Self::DirectoryName => "not a file name",
+            Self::Directory => "this is a directory, a file name expected",
+            Self::Fifo => "this is a FIFO, which has no positions to write at",
+            Self::Socket => "this is a socket, which has no positions to write at",
+            Self::BlockDevice => "this is a block device, a file name expected",
+            Self::Stream => "this is a device without positions to write at",
+            Self::DeviceForParts => "this is a device, and an output in parts needs files",
+        })
+    }
+}
+
+impl Hint for OutputError {
+    fn hints(&self) -> Vec<String> {
+        let hint = match self {
+            Self::Refused { obstacle, .. } => match obstacle {
+                Obstacle::StandardOutput => "what is called `-` is given as `./-`",
+                Obstacle::DirectoryName | Obstacle::Directory => "name a file in it",
+                Obstacle::Fifo | Obstacle::Socket | Obstacle::Stream => {
+                    "several threads write at several places of the output: write a file, then send that"
+                }
+                Obstacle::BlockDevice => "name a file on a file system of it",
+                Obstacle::DeviceForParts => "leave out the options that split the output",
+            },
+            Self::NoDirectory { dir, .. } => {
+                return vec![format!("create it first: `mkdir -p {}`", escape(&dir.to_string_lossy()))];
+            }
+            Self::Io(_) => return Vec::new(),
+        };
+        vec![hint.to_owned()]
+    }
+}
+
+/// Where an output goes, looked at before any work is done.
+#[derive(Debug)]
+pub struct Destination {
+    target: PathBuf,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// A regular file, there already or not, where the links of the target lead.
+    File(PathBuf),
+    /// A character device that takes positioned writes, such as `/dev/null`.
+    Device(File),
+}
+
+impl Destination {
+    /// Looks at what stands at the target. Links are followed, also those that lead to no file yet.
+    ///
+    /// # Errors
+    /// [`OutputError`]: something that is neither a file nor a device with positions, a directory that does not exist.
+    pub fn of(target: &Path) -> Result<Self, OutputError> {
+        check_name(target)?;
+        let refused = |obstacle| OutputError::Refused { target: target.to_owned(), obstacle };
+        let place = match target.metadata() {
+            Ok(found) if found.is_file() => {
+                Place::File(target.canonicalize().map_err(|error| named(target, &error))?)
+            }
+            Ok(found) if found.is_dir() => return Err(refused(Obstacle::Directory)),
+            Ok(found) => Place::Device(open_device(target, &found)?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let path = follow(target).map_err(|error| named(target, &error))?;
+                if path.file_name().is_none() {
+                    return Err(refused(Obstacle::DirectoryName));
+                }
+                let dir = parent(&path);
+                if !dir.is_dir() {
+                    return Err(OutputError::NoDirectory { target: target.to_owned(), dir: dir.to_owned() });
+                }
+                Place::File(path)
+            }
+            Err(error) => return Err(named(target, &error).into()),
+        };
+        Ok(Self { target: target.to_owned(), place })
+    }
+
+    /// The same for an output that may not be a device, because it has parts beside one another.
+    ///
+    /// # Errors
+    /// As [`Destination::of`]; a device.
+    pub fn of_part(target: &Path) -> Result<Self, OutputError> {
+        let destination = Self::of(target)?;
+        match destination.place {
+            Place::File(_) => Ok(destination),
+            Place::Device(_) => {
+                Err(OutputError::Refused { target: destination.target, obstacle: Obstacle::DeviceForParts })
+            }
+        }
+    }
+
+    /// Bytes free where the file goes; `None` for a device, and where the system does not tell.
+    #[must_use]
+    pub fn free_bytes(&self) -> Option<u64> {
+        match &self.place {
+            Place::File(path) => free_bytes(path),
+            Place::Device(_) => None,
+        }
+    }
+
+    /// Begins the output.
+    ///
+    /// # Errors
+    /// I/O errors, named with the target.
+    pub fn create(self) -> Result<OutputFile, OutputError> {
+        let target = self.target;
+        let sink = match self.place {
+            Place::Device(device) => Sink::Device(device),
+            Place::File(path) => {
+                let temp = temporary_beside(&path).map_err(|error| named(&target, &error))?;
+                Sink::Temporary { temp, path }
+            }
+        };
+        Ok(OutputFile { target, sink })
+    }
+}
+
+/// Refuses names that stand for no file, whatever is there: `-`, and names that end in a separator. For outputs whose
+/// files are called after the name.
+///
+/// # Errors
+/// [`OutputError::Refused`].
+pub fn check_name(target: &Path) -> Result<(), OutputError> {
+    let obstacle = match target.as_os_str().as_encoded_bytes() {
+        b"-" => Obstacle::StandardOutput,
+        [.., last] if std::path::is_separator(char::from(*last)) => Obstacle::DirectoryName,
+        _ => return Ok(()),
+    };
+    Err(OutputError::Refused { target: target.to_owned(), obstacle })
+}
+
+/// Opens what is neither a file nor a directory, if it can be written at any position.
+#[cfg(unix)]
+fn open_device(target: &Path, found: &std::fs::Metadata) -> Result<File, OutputError> {
+    use std::os::unix::fs::{FileExt, FileTypeExt};
+    let refused = |obstacle| OutputError::Refused { target: target.to_owned(), obstacle };
+    let kind = found.file_type();
+    if kind.is_fifo() {
+        return Err(refused(Obstacle::Fifo));
+    } else if kind.is_socket() {
+        return Err(refused(Obstacle::Socket));
+    } else if kind.is_block_device() {
+        return Err(refused(Obstacle::BlockDevice));
+    }
+    let device = File::options().write(true).open(target).map_err(|error| named(target, &error))?;
+    // Nothing is written; a device without positions refuses nevertheless.
+    match device.write_at(&[], 0) {
+        Ok(_) => Ok(device),
+        Err(error) if error.kind() == io::ErrorKind::NotSeekable => Err(refused(Obstacle::Stream)),
+        Err(error) => Err(named(target, &error).into()),
+    }
+}
+
+/// Elsewhere there are no such things below a path, or they are not known.
+#[cfg(not(unix))]
+fn open_device(target: &Path, _: &std::fs::Metadata) -> Result<File, OutputError> {
+    Err(OutputError::Refused { target: target.to_owned(), obstacle: Obstacle::Stream })
+}
+
+/// Where a path leads whose last link leads to nothing.
+fn follow(target: &Path) -> io::Result<PathBuf> {
+    let mut path = target.to_owned();
+    for _ in 0..MAX_LINKS {
+        match path.symlink_metadata() {
+            Ok(found) if found.is_symlink() => path = parent(&path).join(path.read_link()?),
+            Ok(_) => return Ok(path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(path),
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::other("too many levels of symbolic links"))
+}
+
+fn temporary_beside(path: &Path) -> io::Result<NamedTempFile> {
+    let mut prefix = std::ffi::OsString::from(".");
+    prefix.push(path.file_name().unwrap_or_default());
+    prefix.push(".");
+    // Opened as any program creates a file: the umask says who may read it.
+    let open = |path: &Path| File::options().read(true).write(true).create_new(true).open(path);
+    tempfile::Builder::new().prefix(&prefix).suffix(".tmp").make_in(parent(path), open)
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use super::*;
+    use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+
+    /// Makes a node that is nobody else's: the real ones are not for trying things out.
+    fn node(path: &Path, kind: FileType, [major, minor]: [u32; 2]) -> bool {
+        let made = mknodat(CWD, path, kind, Mode::from_raw_mode(0o600), makedev(major, minor));
+        if let Err(error) = made {
+            eprintln!("{}: not made, so not tested: {error}", path.display());
+        }
+        made.is_ok()
+    }
+
+    fn message(target: &Path) -> String {
+        let error = Destination::of(target).unwrap_err();
+        let text = error.to_string();
+        assert!(text.starts_with(&format!("{}: ", target.display())), "{text}");
+        text[target.display().to_string().len() + 2..].to_owned()
+    }
+
+    #[test]
+    fn a_device_is_written_in_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let null = dir.path().join("null");
+        if !node(&null, FileType::CharacterDevice, [1, 3]) {
+            return;
+        }
+        let before = null.symlink_metadata().unwrap();
+        let out = match OutputFile::create(&null) {
+            Ok(out) => out,
+            Err(error) => return eprintln!("{error}: devices are not opened here, so not tested"),
+        };
+        out.reserve(1 << 40).unwrap();
+        out.write_at(1 << 39, b"gone").unwrap();
+        out.commit(true).unwrap();
+        let after = null.symlink_metadata().unwrap();
+        assert_eq!(after.file_type(), before.file_type());
+        assert_eq!(dir.path().read_dir().unwrap().count(), 1);
+        assert_eq!(Destination::of(&null).unwrap().free_bytes(), None);
+        let error = Destination::of_part(&null).unwrap_err();
+        assert!(matches!(error, OutputError::Refused { obstacle: Obstacle::DeviceForParts, .. }), "{error}");
+    }
+
+    #[test]
+    fn the_real_null_device_is_a_destination() {
+        let out = OutputFile::create(Path::new("/dev/null")).unwrap();
+        assert!(matches!(out.sink, Sink::Device(_)));
+        out.write_at(4096, b"gone").unwrap();
+        out.commit(true).unwrap();
+    }
+
+    #[test]
+    fn what_takes_no_positioned_writes_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let (fifo, socket, disk) =
+            (dir.path().join("fifo"), dir.path().join("socket"), dir.path().join("disk"));
+        assert!(node(&fifo, FileType::Fifo, [0, 0]));
+        let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        assert_eq!(message(&fifo), "this is a FIFO, which has no positions to write at");
+        assert_eq!(message(&socket), "this is a socket, which has no positions to write at");
+        // A number that no driver has: opening it would fail, looking at it does not.
+        if node(&disk, FileType::BlockDevice, [4095, 1_048_575]) {
+            assert_eq!(message(&disk), "this is a block device, a file name expected");
+        }
+        assert_eq!(message(dir.path()), "this is a directory, a file name expected");
+    }
+
+    #[test]
+    fn names_that_are_no_file_names_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(message(Path::new("-")), "standard output is not written to");
+        for name in ["new/", "./", "new/.."] {
+            assert_eq!(message(&dir.path().join(name)), "not a file name", "{name}");
+        }
+        assert_eq!(message(Path::new("")), "not a file name");
+        let missing = dir.path().join("no/such/out.gguf");
+        assert_eq!(
+            message(&missing),
+            format!("there is no directory {}", dir.path().join("no/such").display())
+        );
+        fs_err::write(dir.path().join("file"), b"x").unwrap();
+        assert!(message(&dir.path().join("file/out.gguf")).starts_with("Not a directory"));
+        assert_eq!(dir.path().read_dir().unwrap().count(), 1);
+    }
+
+    #[test]
+    fn links_lead_to_the_file_that_is_replaced_or_made() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs_err::create_dir_all(at("far")).unwrap();
+        fs_err::write(at("far/old"), b"old").unwrap();
+        symlink("far/old", at("to-old")).unwrap();
+        symlink("to-old", at("to-link")).unwrap();
+        symlink("far/new", at("to-new")).unwrap();
+        symlink("nowhere/new", at("to-nowhere")).unwrap();
+        symlink("loop", at("loop")).unwrap();
+        for (link, file) in [("to-link", "far/old"), ("to-new", "far/new")] {
+            let out = OutputFile::create(&at(link)).unwrap();
+            out.write_at(0, link.as_bytes()).unwrap();
+            out.commit(false).unwrap();
+            assert!(at(link).symlink_metadata().unwrap().is_symlink(), "{link}");
+            assert!(at(file).symlink_metadata().unwrap().is_file(), "{file}");
+            assert_eq!(fs_err::read(at(file)).unwrap(), link.as_bytes());
+        }
+        assert!(at("to-old").symlink_metadata().unwrap().is_symlink());
+        assert_eq!(message(&at("to-nowhere")), format!("there is no directory {}", at("nowhere").display()));
+        assert!(message(&at("loop")).contains("symbolic links"));
+        assert_eq!(at("far").read_dir().unwrap().count(), 2);
+    }
+}

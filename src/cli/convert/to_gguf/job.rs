@@ -1,0 +1,144 @@
+//! An output as the converter itself writes it: its plan and its report.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use super::codes::CodesReport;
+use crate::cli::Session;
+use crate::cli::render::{Align, Table, count, duration, plural};
+use crate::cli::stored::Stored;
+use crate::core::TensorSource;
+use crate::core::text::{bytes, escape};
+use crate::gguf::{Metadata, WriteOptions, WriteReport, plan_files};
+
+/// An output that is planned.
+pub(super) struct Job<'a> {
+    pub(super) target: PathBuf,
+    pub(super) codes: CodesReport,
+    pub(super) stored: Stored<'a>,
+    pub(super) metadata: &'a Metadata,
+    pub(super) source: &'a dyn TensorSource,
+    pub(super) options: WriteOptions,
+    /// Name of the file type.
+    pub(super) encoding: String,
+}
+
+impl Job<'_> {
+    /// Prints what would be written.
+    pub(super) fn print_plan(
+        &self,
+        session: &Session,
+        sources: impl Fn(usize) -> Vec<String>,
+    ) -> anyhow::Result<()> {
+        let tensors = self.source.tensors();
+        let layout = &self.options.layout;
+        let files = plan_files(&self.target, self.metadata, tensors, layout, self.options.split.as_ref())?;
+        let file_bytes: u64 = files.iter().map(|file| file.plan.file_bytes).sum();
+        let free = session.destination(&self.target).and_then(|destination| destination.free_bytes());
+        if session.common.json {
+            let rows: Vec<_> = tensors
+                .iter()
+                .enumerate()
+                .map(|(at, tensor)| {
+                    json!({
+                        "name": tensor.name, "shape": tensor.shape.dims(), "type": tensor.ty.name(),
+                        "bytes": tensor.n_bytes(), "sources": sources(at),
+                    })
+                })
+                .collect();
+            let paths: Vec<_> = files.iter().map(|file| file.path.display().to_string()).collect();
+            return session.print_json(&json!({
+                "files": paths, "type": self.encoding, "file_bytes": file_bytes, "free_bytes": free,
+                "keys": self.metadata.len(), "tensors": rows, "kept": self.codes.kept_json(),
+                "floats": self.codes.floats_json(), "quantization": self.stored.json(),
+            }));
+        }
+        self.stored.print(session)?;
+        self.codes.print(session)?;
+        let table = self.table(sources);
+        session.print(|out| {
+            table.print(out)?;
+            writeln!(out)?;
+            for file in &files {
+                writeln!(out, "{}", file.path.display())?;
+            }
+            let keys = plural(self.metadata.len() as u64, "key");
+            writeln!(out, "{}, {}, {}", plural(tensors.len() as u64, "tensor"), keys, bytes(file_bytes))?;
+            match free {
+                Some(free) => writeln!(out, "{} free on the disk", bytes(free)),
+                None => Ok(()),
+            }
+        })
+    }
+
+    fn table(&self, sources: impl Fn(usize) -> Vec<String>) -> Table {
+        let mut table = Table::new(&[
+            ("tensor", Align::Left),
+            ("shape", Align::Left),
+            ("type", Align::Left),
+            ("size", Align::Right),
+            ("source", Align::Left),
+        ]);
+        for (at, tensor) in self.source.tensors().iter().enumerate() {
+            let sources = sources(at);
+            let source = match sources.as_slice() {
+                [] => "computed".to_owned(),
+                [one] => escape(one).into_owned(),
+                [first, .., last] => {
+                    format!("{} … {} ({})", escape(first), escape(last), sources.len())
+                }
+            };
+            let size = tensor.n_bytes().map_or_else(String::new, bytes);
+            table.row([
+                escape(&tensor.name).into_owned(),
+                tensor.shape.to_string(),
+                tensor.ty.to_string(),
+                size,
+                source,
+            ]);
+        }
+        table
+    }
+
+    /// Prints what was written.
+    pub(super) fn print_report(
+        &self,
+        session: &Session,
+        report: &WriteReport,
+        seconds: f64,
+    ) -> anyhow::Result<()> {
+        let n_elems: u64 = self.source.tensors().iter().map(|tensor| tensor.shape.n_elems()).sum();
+        let bpw = report.tensor_bytes as f64 * 8.0 / n_elems.max(1) as f64;
+        if session.common.json {
+            let paths: Vec<_> = report.paths.iter().map(|path| path.display().to_string()).collect();
+            return session.print_json(&json!({
+                "files": paths, "type": self.encoding, "tensors": report.n_tensors, "parameters": n_elems,
+                "tensor_bytes": report.tensor_bytes, "file_bytes": report.file_bytes,
+                "bits_per_weight": bpw, "seconds": seconds, "kept": self.codes.kept_json(),
+                "floats": self.codes.floats_json(), "quantization": self.stored.json(),
+            }));
+        }
+        self.stored.print(session)?;
+        self.codes.print(session)?;
+        if session.common.quiet {
+            return Ok(());
+        }
+        let rate = report.file_bytes as f64 / 1e6 / seconds.max(1e-9);
+        session.print(|out| {
+            for path in &report.paths {
+                writeln!(out, "{}", path.display())?;
+            }
+            writeln!(
+                out,
+                "{}, {} parameters, {}, {:.2} bits per weight as {}, {} ({rate:.0} MB/s)",
+                plural(report.n_tensors as u64, "tensor"),
+                count(n_elems),
+                bytes(report.file_bytes),
+                bpw,
+                self.encoding,
+                duration(seconds),
+            )
+        })
+    }
+}

@@ -1,0 +1,176 @@
+//! What `--type` means: decided once, then matched.
+
+use crate::arch;
+use crate::cli::UsageError;
+use crate::cli::quantize::options::usage;
+use crate::convert::Codes;
+use crate::core::GgmlType;
+use crate::quantize::{self, parse_file_type_or};
+
+/// Words for types that no table of types has.
+const AUTO: &str = "auto";
+const NATIVE: &str = "native";
+
+/// Block types that may take over integers with their scales rounded, and 4-bit floats as they are.
+const KEEPING: [GgmlType; 5] =
+    [GgmlType::Q8_0, GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Mxfp4];
+
+/// What `--type` asks for, with the options that belong to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TypePlan {
+    /// A type that the converter itself writes; `None` for the one that suits the checkpoint.
+    Plain {
+        file_type: Option<arch::FileType>,
+        /// What becomes of the checkpoint's integers.
+        codes: Codes,
+    },
+    /// The integers of the checkpoint, where they can be kept.
+    Native {
+        /// Also where their scales must be rounded.
+        allow_rounding: bool,
+    },
+    /// A type that is quantized to, from F32, in one pass.
+    Mixture {
+        file_type: quantize::FileType,
+        /// Block type in which the checkpoint's integers are kept where the mixture asks for it.
+        keep: Option<GgmlType>,
+    },
+}
+
+/// Options that change what a type means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct TypeSwitches {
+    /// `--allow-rounding`.
+    pub(super) allow_rounding: bool,
+    /// `--requantize`.
+    pub(super) requantize: bool,
+    /// Whether an option was given that only a quantization can follow.
+    pub(super) has_quantize_options: bool,
+}
+
+impl TypePlan {
+    /// Decides.
+    ///
+    /// # Errors
+    /// Bad usage: no such type, options of quantizing for a type that is not quantized to.
+    pub(super) fn resolve(name: &str, switches: TypeSwitches) -> anyhow::Result<Self> {
+        let plan = Self::parse(name, switches)?;
+        if switches.has_quantize_options && !matches!(plan, Self::Mixture { .. }) {
+            let text = format!("quantization options go with a quantized type, not with `--type {name}`");
+            return Err(UsageError(text).into());
+        }
+        Ok(plan)
+    }
+
+    fn parse(
+        name: &str,
+        TypeSwitches { allow_rounding, requantize, .. }: TypeSwitches,
+    ) -> anyhow::Result<Self> {
+        let lower = name.to_ascii_lowercase();
+        if lower == NATIVE {
+            return Ok(Self::Native { allow_rounding });
+        }
+        let plain = arch::FileType::from_name(&lower);
+        if plain.is_some() || lower == AUTO {
+            let codes = match plain {
+                _ if requantize => Codes::Float,
+                Some(arch::FileType::Q8_0) => Codes::Keep(GgmlType::Q8_0),
+                _ => Codes::Card,
+            };
+            return Ok(Self::Plain { file_type: plain, codes });
+        }
+        let file_type = parse_file_type_or(name, &[AUTO, NATIVE]).map_err(usage)?;
+        let keep = file_type.base().filter(|ty| !requantize && KEEPING.contains(ty));
+        Ok(Self::Mixture { file_type, keep })
+    }
+
+    /// The type that the conversion gives the file.
+    pub(super) fn file_type(self) -> Option<arch::FileType> {
+        match self {
+            Self::Plain { file_type, .. } => file_type,
+            Self::Native { .. } | Self::Mixture { .. } => Some(arch::FileType::F32),
+        }
+    }
+
+    /// What the conversion makes of the checkpoint's integers.
+    pub(super) fn codes(self) -> Codes {
+        match self {
+            Self::Plain { codes, .. } => codes,
+            Self::Native { allow_rounding } => Codes::Native { allow_rounding },
+            Self::Mixture { .. } => Codes::Float,
+        }
+    }
+}
+
+/// The help of `--type`: every type by name.
+pub(super) fn help() -> String {
+    let own = arch::FileType::from_name;
+    let mixtures: Vec<String> = quantize::FileType::all()
+        .filter(|file_type| *file_type != quantize::FileType::Copy)
+        .map(|file_type| file_type.name().to_ascii_lowercase())
+        .filter(|name| own(name).is_none())
+        .collect();
+    format!(
+        "Type of the file: f32, f16, bf16, q8_0, tq1_0, tq2_0 or auto (what the checkpoint has) as llama.cpp's \
+         converter writes them; native (a quantized checkpoint's own integers where a block type holds them exactly, \
+         the narrowest exact float elsewhere); {} as gguf-quantize makes them from the f32 file, in one pass \
+         (`gguf-quantize --help` says what each is)",
+        mixtures.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::render::error_line;
+
+    fn plan(name: &str) -> TypePlan {
+        TypePlan::resolve(name, TypeSwitches::default()).unwrap()
+    }
+
+    #[test]
+    fn one_name_one_plan() {
+        let plain = |file_type, codes| TypePlan::Plain { file_type, codes };
+        assert_eq!(plan("auto"), plain(None, Codes::Card));
+        assert_eq!(plan("F16"), plain(Some(arch::FileType::F16), Codes::Card));
+        assert_eq!(plan("q8_0"), plain(Some(arch::FileType::Q8_0), Codes::Keep(GgmlType::Q8_0)));
+        assert_eq!(plan("Native"), TypePlan::Native { allow_rounding: false });
+        let mixture = |file_type, keep| TypePlan::Mixture { file_type, keep };
+        assert_eq!(plan("q4_k_m"), mixture(quantize::FileType::Q4KM, None));
+        assert_eq!(plan("Q4_0"), mixture(quantize::FileType::Q4_0, Some(GgmlType::Q4_0)));
+        // llama-quantize's numbers.
+        assert_eq!(plan("15"), mixture(quantize::FileType::Q4KM, None));
+        let switches = TypeSwitches { requantize: true, ..TypeSwitches::default() };
+        assert_eq!(
+            TypePlan::resolve("q8_0", switches).unwrap(),
+            plain(Some(arch::FileType::Q8_0), Codes::Float)
+        );
+        let found = TypePlan::resolve("q4_0", switches).unwrap();
+        assert_eq!(found, mixture(quantize::FileType::Q4_0, None));
+        assert_eq!((found.file_type(), found.codes()), (Some(arch::FileType::F32), Codes::Float));
+    }
+
+    #[test]
+    fn what_contradicts_is_bad_usage() {
+        let switches = TypeSwitches { has_quantize_options: true, ..TypeSwitches::default() };
+        for name in ["f16", "auto", "native"] {
+            let error = TypePlan::resolve(name, switches).unwrap_err();
+            assert!(error.downcast_ref::<UsageError>().is_some());
+            assert_eq!(
+                error_line(&error),
+                format!("quantization options go with a quantized type, not with `--type {name}`")
+            );
+        }
+        assert!(TypePlan::resolve("q4_k_m", switches).is_ok());
+        let error = TypePlan::resolve("q4_km", TypeSwitches::default()).unwrap_err();
+        assert_eq!(error_line(&error), "unknown type `q4_km`");
+    }
+
+    #[test]
+    fn the_help_names_every_type() {
+        let help = help();
+        for file_type in quantize::FileType::all().filter(|row| *row != quantize::FileType::Copy) {
+            assert!(help.contains(&file_type.name().to_ascii_lowercase()), "{file_type}");
+        }
+    }
+}

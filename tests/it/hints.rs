@@ -1,0 +1,98 @@
+//! What programs say to somebody who has the programs alone.
+
+use std::path::{Path, PathBuf};
+
+use crate::support::root;
+
+/// Places of the repository that a message has no business to name.
+const PLACES: [&str; 6] = ["src/", "docs/", "tests/", "fixtures/", "converters/", ".rs"];
+
+/// String literals of a line of code, roughly: what stands between quotes.
+fn literals(line: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut rest = line;
+    while let Some(begin) = rest.find('"') {
+        let mut text = String::new();
+        let mut chars = rest[begin + 1..].char_indices();
+        let mut end = rest.len();
+        while let Some((at, c)) = chars.next() {
+            match c {
+                '"' => {
+                    end = begin + 1 + at + 1;
+                    break;
+                }
+                '\\' => text.extend(chars.next().map(|escaped| escaped.1)),
+                c => text.push(c),
+            }
+        }
+        found.push(text);
+        rest = &rest[end..];
+    }
+    found
+}
+
+fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs_err::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|ext| ext == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn no_message_names_a_place_in_the_repository() {
+    let mut files = Vec::new();
+    for dir in ["src", "crates/core/src", "crates/quant/src"] {
+        sources(&root().join(dir), &mut files);
+    }
+    assert!(files.len() > 100, "only {} files found", files.len());
+    let mut wrong = Vec::new();
+    for path in files {
+        let source = fs_err::read_to_string(&path).unwrap();
+        // Tests stand at the end.
+        let code = source.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        for (at, line) in code.lines().enumerate() {
+            let line = line.trim_start();
+            // What is read at build time is no message.
+            if line.starts_with("//") || line.contains("include_") || line.contains("#[path") {
+                continue;
+            }
+            let named =
+                literals(line).into_iter().find(|text| PLACES.iter().any(|place| text.contains(place)));
+            wrong.extend(named.map(|text| format!("{}:{}: {text}", path.display(), at + 1)));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_reader_of_literals_sees_them() {
+    assert_eq!(literals(r#"f("a \" b", 'x', "c/d") "#), ["a \" b", "c/d"]);
+}
+
+#[test]
+fn the_help_of_every_command_names_no_place_in_the_repository() {
+    for (program, commands) in [
+        ("gguf-convert", &["hf2gguf", "msmodelslim2gguf", "flm2gguf", "gguf2hf", "archs"][..]),
+        ("gguf-quantize", &[]),
+        ("gguf-verify", &["logits", "imatrix"]),
+        ("gguf-inspect", &["diff", "hash", "set", "remove", "split", "checkpoint", "merge"]),
+    ] {
+        for command in [None].into_iter().chain(commands.iter().map(Some)) {
+            let output = assert_cmd::Command::cargo_bin(program)
+                .unwrap()
+                .args(command)
+                .arg("--help")
+                .output()
+                .unwrap();
+            let help = String::from_utf8(output.stdout).unwrap();
+            assert!(output.status.success() && help.contains("-q, --quiet"), "{program} {command:?}: {help}");
+            for place in PLACES {
+                assert!(!help.contains(place), "{program} {command:?}: {place}");
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Where outputs go, for every program that writes: devices, links, names that are no file names.
+#![cfg(target_os = "linux")]
+
+use std::os::unix::fs::{FileTypeExt, symlink};
+use std::path::Path;
+
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+
+use crate::quantize::program::model;
+use crate::support::fixture;
+
+/// Runs a program in a directory: exit code, standard output, standard error.
+fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String, String) {
+    let output =
+        assert_cmd::Command::cargo_bin(program).unwrap().current_dir(dir).args(args).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let names = fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    names
+}
+
+/// A device of our own that takes everything, as `/dev/null` does; not where the system forbids it.
+fn null_device(path: &Path) -> bool {
+    let made = mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(0o600), makedev(1, 3));
+    let usable = made.is_ok() && fs_err::OpenOptions::new().write(true).open(path).is_ok();
+    if !usable {
+        let line = format!("{}: no device of our own, so programs are not tried on one\n", path.display());
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+    }
+    usable
+}
+
+#[test]
+fn a_device_is_written_to_and_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let null = dir.path().join("null");
+    model(&dir.path().join("in.gguf"), 1, 512, 16);
+    if !null_device(&null) {
+        return;
+    }
+    let checkpoint = fixture("tiny-llama");
+    let checkpoint = checkpoint.to_str().unwrap();
+    for (program, args) in [
+        ("gguf-quantize", vec!["in.gguf", "null", "q4_k_m"]),
+        ("gguf-convert", vec!["hf2gguf", checkpoint, "--type", "f16", "-o", "null"]),
+        ("gguf-convert", vec!["hf2gguf", checkpoint, "--type", "q4_0", "-o", "null"]),
+        ("gguf-inspect", vec!["set", "in.gguf", "k=u8:1", "-o", "null"]),
+    ] {
+        let (code, out, err) = run(program, dir.path(), &args);
+        assert_eq!(code, 0, "{program} {args:?}: {out}{err}");
+        assert!(fs_err::symlink_metadata(&null).unwrap().file_type().is_char_device(), "{program}");
+        assert_eq!(names(dir.path()), ["in.gguf", "null"]);
+    }
+    let parts = ["hf2gguf", checkpoint, "--split-max-tensors", "9", "-o", "null"];
+    let (code, _, err) = run("gguf-convert", dir.path(), &parts);
+    assert_eq!(code, 1);
+    assert!(err.contains("error: null: this is a device, and an output in parts needs files\n"), "{err}");
+    assert_eq!(names(dir.path()), ["in.gguf", "null"]);
+}
+
+#[test]
+fn the_real_null_device_takes_a_model() {
+    let dir = tempfile::tempdir().unwrap();
+    model(&dir.path().join("in.gguf"), 1, 512, 16);
+    let (code, out, err) = run("gguf-quantize", dir.path(), &["in.gguf", "/dev/null", "q4_k_m"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("/dev/null: Q4_K_M, "), "{out}");
+    assert!(fs_err::symlink_metadata("/dev/null").unwrap().file_type().is_char_device());
+}
+
+#[test]
+fn a_fifo_is_refused_and_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("fifo");
+    model(&dir.path().join("in.gguf"), 1, 512, 16);
+    mknodat(CWD, &fifo, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+    let (code, _, err) = run("gguf-quantize", dir.path(), &["in.gguf", "fifo", "q4_k_m"]);
+    assert_eq!(code, 1);
+    assert!(
+        err.ends_with(
+            "error: fifo: this is a FIFO, which has no positions to write at\n\n\
+             hint: several threads write at several places of the output: write a file, then send that\n"
+        ),
+        "{err}"
+    );
+    assert!(fs_err::symlink_metadata(&fifo).unwrap().file_type().is_fifo());
+    assert_eq!(names(dir.path()), ["fifo", "in.gguf"]);
+}
+
+#[test]
+fn links_are_followed_not_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    model(&at("in.gguf"), 1, 512, 16);
+    fs_err::create_dir_all(at("far")).unwrap();
+    fs_err::write(at("far/old.gguf"), b"old").unwrap();
+    symlink("far/old.gguf", at("old.gguf")).unwrap();
+    symlink("far/new.gguf", at("new.gguf")).unwrap();
+    for name in ["old.gguf", "new.gguf"] {
+        let (code, _, err) = run("gguf-quantize", dir.path(), &["in.gguf", name, "q4_k_m"]);
+        assert_eq!(code, 0, "{err}");
+        assert!(fs_err::symlink_metadata(at(name)).unwrap().is_symlink());
+        assert!(fs_err::read(at("far").join(name)).unwrap().starts_with(b"GGUF"));
+    }
+    assert_eq!(names(&at("far")), ["new.gguf", "old.gguf"]);
+    // A link to the input is the input.
+    symlink("in.gguf", at("self.gguf")).unwrap();
+    let (code, _, err) = run("gguf-quantize", dir.path(), &["in.gguf", "self.gguf", "q4_k_m"]);
+    assert_eq!(code, 1);
+    assert!(err.contains("output is the same file as input"), "{err}");
+}
+
+#[test]
+fn names_that_are_no_files_are_refused_by_every_program() {
+    let dir = tempfile::tempdir().unwrap();
+    model(&dir.path().join("in.gguf"), 1, 512, 16);
+    fs_err::write(dir.path().join("prompts.jsonl"), "{\"tokens\": [1, 2, 3]}\n").unwrap();
+    let checkpoint = fixture("tiny-llama");
+    let (code, _, err) = run(
+        "gguf-convert",
+        dir.path(),
+        &["hf2gguf", checkpoint.to_str().unwrap(), "--type", "f16", "-o", "tiny.gguf"],
+    );
+    assert_eq!(code, 0, "{err}");
+    let before = names(dir.path());
+    let outputs = [
+        ("-", "-: standard output is not written to"),
+        ("new/", "new/: not a file name"),
+        ("no/such/out.gguf", "no/such/out.gguf: there is no directory no/such"),
+    ];
+    for (output, message) in outputs {
+        for (program, args) in [
+            ("gguf-quantize", vec!["in.gguf", output, "q4_k_m"]),
+            ("gguf-convert", vec!["hf2gguf", checkpoint.to_str().unwrap(), "-o", output]),
+            ("gguf-convert", vec!["hf2gguf", checkpoint.to_str().unwrap(), "--type", "q4_0", "-o", output]),
+            ("gguf-inspect", vec!["set", "in.gguf", "k=u8:1", "-o", output]),
+            ("gguf-inspect", vec!["split", "in.gguf", "-o", output, "--split-max-tensors", "1"]),
+            ("gguf-verify", vec!["imatrix", "tiny.gguf", "--prompts", "prompts.jsonl", "-o", output]),
+            ("gguf-verify", vec!["logits", "tiny.gguf", "--prompts", "prompts.jsonl", "-o", output]),
+        ] {
+            let (code, _, err) = run(program, dir.path(), &args);
+            assert_eq!(code, 1, "{program} {args:?}: {err}");
+            let line = err.lines().find(|line| line.starts_with("error: ")).unwrap_or_default();
+            assert_eq!(line, format!("error: {message}"), "{program} {args:?}");
+            assert!(err.contains("\nhint: "), "{program} {args:?}: {err}");
+            assert_eq!(names(dir.path()), before, "{program} {args:?}");
+        }
+    }
+    let (code, _, err) = run("gguf-convert", dir.path(), &["gguf2hf", "tiny.gguf", "-o", "-"]);
+    assert_eq!(code, 1);
+    assert!(err.starts_with("error: -: standard output is not written to\n"), "{err}");
+    // Elsewhere a directory is no file.
+    fs_err::create_dir_all(dir.path().join("dir")).unwrap();
+    let (code, _, err) = run("gguf-quantize", dir.path(), &["in.gguf", "dir", "q4_k_m"]);
+    assert_eq!(code, 1);
+    assert!(err.contains("error: dir: this is a directory, a file name expected\n"), "{err}");
+}
+
+#[test]
+fn a_dry_run_says_that_the_output_has_no_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = fixture("tiny-llama");
+    model(&dir.path().join("in.gguf"), 1, 512, 16);
+    let checkpoint = checkpoint.to_str().unwrap();
+    for (program, args) in [
+        ("gguf-convert", vec!["hf2gguf", checkpoint, "--dry-run", "-o", "no/such/out.gguf"]),
+        (
+            "gguf-convert",
+            vec!["hf2gguf", checkpoint, "--type", "q4_0", "--dry-run", "-o", "no/such/out.gguf"],
+        ),
+        ("gguf-quantize", vec!["--dry-run", "in.gguf", "no/such/out.gguf", "q4_0"]),
+    ] {
+        let (code, out, err) = run(program, dir.path(), &args);
+        assert!(code == 0 && out.contains("token_embd.weight"), "{program}: {out}{err}");
+        let want = "warning: a run would stop here: no/such/out.gguf: there is no directory no/such\n";
+        assert!(err.contains(want), "{program}: {err}");
+    }
+}
