@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use gguf_foundry::arch::{FileType, Registry};
-use gguf_foundry::checkpoint::Checkpoint;
+use gguf_foundry::checkpoint::fastllm::FlmFile;
+use gguf_foundry::checkpoint::{Checkpoint, Container};
 use gguf_foundry::convert::{Conversion, ConvertOptions, ModelSource};
 use gguf_foundry::core::GgmlType;
 use gguf_foundry::core::limits::Limits;
@@ -228,16 +229,17 @@ fn every_tokenizer_mode_has_a_case() {
 #[test]
 fn every_container_has_a_case() {
     let goldens = Goldens::selection();
-    for (case, format, n_parts) in [
-        ("arch/llama/hf", "safetensors", 1),
-        ("arch/mistral/hf", "safetensors", 3),
-        ("arch/llama_torch_bin/hf", "PyTorch", 1),
-        ("formats/pytorch/legacy-dtypes/pytorch_model.bin", "PyTorch", 1),
-        ("formats/flm/qwen2-float16/model.flm", "FastLLM", 1),
+    for (path, format, n_parts) in [
+        (goldens.join("arch/llama/hf"), "safetensors", 1),
+        (goldens.join("arch/mistral/hf"), "safetensors", 3),
+        (goldens.join("arch/llama_torch_bin/hf"), "PyTorch", 1),
+        (fixture("torch/legacy"), "PyTorch", 1),
     ] {
-        let checkpoint = Checkpoint::open(&goldens.join(case), &Limits::default()).unwrap();
-        assert_eq!((checkpoint.format(), checkpoint.parts().len()), (format, n_parts), "{case}");
+        let checkpoint = Checkpoint::open(&path, &Limits::default()).unwrap();
+        assert_eq!((checkpoint.format(), checkpoint.parts().len()), (format, n_parts), "{}", path.display());
     }
+    let flm = goldens.join("formats/flm/qwen2-float16/model.flm");
+    assert_eq!(FlmFile::open(&flm, &Limits::default()).unwrap().format(), "FastLLM");
     let source =
         ModelSource::open(&goldens.join("formats/msmodelslim/old-sharded"), &ConvertOptions::default());
     assert!(source.unwrap().weights.is_some());
