@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::arch::{EntryType, FileType, Mapping, OutputSpec};
+use crate::arch::{EntryType, Mapping, OutType, OutputSpec};
 use crate::convert::companions::{Companions, has_slot};
 use crate::core::{ElementType, GgmlType, Packing, SourceError, TensorMeta, WeightSource};
 use crate::views::Recipe;
@@ -212,7 +212,7 @@ pub(super) fn choose(
             return Choice { ty: fit.ty, fit: Some(fit), reason: None };
         }
         let ty = match codes {
-            Codes::Native { .. } => narrowest(output.ggml_type(FileType::F16), recipe, &fits.found),
+            Codes::Native { .. } => narrowest(output.ggml_type(OutType::F16), recipe, &fits.found),
             Codes::Card | Codes::Float | Codes::Keep(_) => output.ggml_type(mapping.file_type),
         };
         let has_blocks = fits.found.iter().any(|fit| fit.ty.is_quantized());
@@ -222,15 +222,27 @@ pub(super) fn choose(
             _ if has_blocks => FloatReason::Rounding,
             _ => fits.reason,
         };
-        let is_native = matches!(codes, Codes::Native { .. });
-        Choice { ty, fit: None, reason: has_codes(recipe, source, is_native).then_some(reason) }
+        let counted = match codes {
+            Codes::Native { .. } => CodeKind::Any,
+            Codes::Card | Codes::Float | Codes::Keep(_) => CodeKind::Integers,
+        };
+        Choice { ty, fit: None, reason: has_codes(recipe, source, counted).then_some(reason) }
     };
     Ok(outputs.zip(found).map(choice).collect())
 }
 
-/// Whether a tensor is made of codes: of integers, or `with_floats` of 8-bit floats too.
-fn has_codes(recipe: &Recipe, source: &dyn WeightSource, with_floats: bool) -> bool {
-    let is_code = |ty: ElementType| with_floats || !is_fp8(ty);
+/// What counts as a code.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CodeKind {
+    /// Integers and 8-bit floats.
+    Any,
+    /// Integers.
+    Integers,
+}
+
+/// Whether a tensor is made of codes.
+fn has_codes(recipe: &Recipe, source: &dyn WeightSource, counted: CodeKind) -> bool {
+    let is_code = |ty: ElementType| counted == CodeKind::Any || !is_fp8(ty);
     recipe.weights().into_iter().any(|weight| source.code_type(weight).is_some_and(is_code))
 }
 
@@ -249,7 +261,7 @@ pub(super) fn keep(
     recipe: &Recipe,
     source: &dyn WeightSource,
 ) -> Result<Option<Result<Fit, FloatReason>>, SourceError> {
-    if !has_codes(recipe, source, false) {
+    if !has_codes(recipe, source, CodeKind::Integers) {
         return Ok(None);
     }
     let Fits { found, reason } = fits(name, mapping, recipe, source)?;
@@ -336,7 +348,7 @@ pub(super) fn floats<'a>(tensors: impl Iterator<Item = (&'a TensorMeta, FloatRea
 /// With [`Codes::Card`] equals llama.cpp 0.5.0: blocks of 4-bit floats make a type of their own of a file of floats.
 pub(super) fn counts_as<'f>(
     codes: Codes,
-    asked: FileType,
+    asked: OutType,
     tensors: &[TensorMeta],
     mut fits: impl Iterator<Item = &'f Fit>,
 ) -> Option<GgmlType> {
@@ -344,7 +356,7 @@ pub(super) fn counts_as<'f>(
         Codes::Float | Codes::Keep(_) => None,
         Codes::Native { .. } => Some(largest(tensors)),
         Codes::Card => {
-            let is_float = matches!(asked, FileType::F32 | FileType::F16 | FileType::Bf16);
+            let is_float = matches!(asked, OutType::F32 | OutType::F16 | OutType::Bf16);
             fits.next().filter(|_| is_float).map(|fit| fit.ty)
         }
     }
@@ -358,23 +370,4 @@ fn largest(tensors: &[TensorMeta]) -> GgmlType {
         *size = size.saturating_add(tensor.n_bytes().unwrap_or(0));
     }
     sizes.into_iter().max_by_key(|&(_, n_bytes)| n_bytes).map_or(GgmlType::F32, |(ty, _)| ty)
-}
-
-/// `general.file_type` of a file that counts as this type.
-pub(super) fn file_type_id(ty: GgmlType) -> u32 {
-    match ty {
-        GgmlType::F16 => 1,
-        GgmlType::Q4_0 => 2,
-        GgmlType::Q4_1 => 3,
-        GgmlType::Q8_0 => 7,
-        GgmlType::Q5_0 => 8,
-        GgmlType::Q5_1 => 9,
-        GgmlType::Bf16 => 32,
-        GgmlType::Tq1_0 => 36,
-        GgmlType::Tq2_0 => 37,
-        GgmlType::Mxfp4 => 38,
-        GgmlType::Nvfp4 => 39,
-        GgmlType::Q2_0 => 41,
-        _ => 0,
-    }
 }

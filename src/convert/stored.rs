@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use crate::arch::FileType;
+use crate::arch::OutType;
 use crate::convert::{Codes, Conversion, ConvertError, ConvertOptions, Quantization};
 use crate::core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
 use crate::dequant::{StoredClass, stored_classes, tensor_class};
@@ -78,7 +78,7 @@ impl Conversion {
         let mut source = self.source.clone();
         source.weights = Some(Arc::clone(&sampled) as Arc<dyn WeightSource + Send>);
         let options = ConvertOptions {
-            file_type: Some(FileType::F32),
+            file_type: Some(OutType::F32),
             codes: Codes::Native { allow_rounding: false },
             tokenizer: false,
             ..self.options.clone()

@@ -17,7 +17,7 @@ use crate::core::{ElementType, Hint, SourceError, TensorSource, WeightMeta, Weig
 use crate::gguf::{Metadata, Value};
 use crate::tokenizer::{self, TokenizerError};
 use crate::views::decoded::Decoded;
-use crate::views::{Recipe, RecipeError, TransformError, View, match_rope_freqs, recipe};
+use crate::views::{Recipe, RecipeError, View, ViewError, match_rope_freqs, recipe};
 
 /// Llama 3's rope factors; a checkpoint has their parameters instead.
 const ROPE_FREQS: &str = "rope_freqs.weight";
@@ -44,7 +44,7 @@ pub enum ToHfError {
         /// The tensor of the checkpoint to be.
         tensor: String,
         /// Why.
-        source: TransformError,
+        source: ViewError,
     },
     /// A factor beside the blocks of a tensor could not be read.
     #[error(transparent)]

@@ -12,7 +12,8 @@ use crate::quantize::coverage::Coverage;
 use crate::quantize::metadata::{Changes, file_type_id, output_metadata};
 use crate::quantize::prune::Pruned;
 use crate::quantize::{
-    Choice, CoveragePolicy, FileType, ModelFacts, Options, QuantizeError, Reason, TensorClass, choose_types,
+    Choice, CoveragePolicy, FileType, ModelFacts, QuantizeError, QuantizeOptions, Reason, TensorClass,
+    choose_types,
 };
 
 /// What is to be quantized: tensors with their metadata, from a file or from a conversion that has not been written.
@@ -84,7 +85,7 @@ impl<'a> QuantizePlan<'a> {
     /// first of [`QuantizePlan::obstacles`].
     pub fn new(
         input: &Input<'a>,
-        options: &Options,
+        options: &QuantizeOptions,
         imatrix: Option<&'a Imatrix>,
     ) -> Result<Self, QuantizeError> {
         let mut plan = Self::draft(input, options, imatrix)?;
@@ -98,7 +99,7 @@ impl<'a> QuantizePlan<'a> {
     /// Types that cannot be chosen, tensors without elements, an importance matrix that does not fit the model.
     pub fn draft(
         input: &Input<'a>,
-        options: &Options,
+        options: &QuantizeOptions,
         imatrix: Option<&'a Imatrix>,
     ) -> Result<Self, QuantizeError> {
         let imatrix = imatrix.filter(|imatrix| !imatrix.is_empty());
@@ -207,7 +208,7 @@ fn cut_parts(parts: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
 }
 
 struct Builder<'a, 'o> {
-    options: &'o Options,
+    options: &'o QuantizeOptions,
     imatrix: Option<&'a Imatrix>,
     coverage: Coverage,
     obstacles: Vec<QuantizeError>,

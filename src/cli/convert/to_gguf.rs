@@ -95,7 +95,7 @@ pub(super) struct ToGguf {
 /// What `--type` asks for.
 enum Target {
     /// A type that the converter itself writes; `None` for the one that suits the checkpoint.
-    Convert(Option<arch::FileType>),
+    Convert(Option<arch::OutType>),
     /// The integers of the checkpoint, where they can be kept.
     Native,
     /// A type that is quantized to, from F32.
@@ -231,7 +231,7 @@ impl ToGguf {
             "native" => return Ok(Target::Native),
             _ => {}
         }
-        if let Some(file_type) = arch::FileType::from_name(&name) {
+        if let Some(file_type) = arch::OutType::from_name(&name) {
             return Ok(Target::Convert(Some(file_type)));
         }
         parse_file_type(&self.ty).map(Target::Quantize).map_err(usage)
@@ -242,13 +242,11 @@ impl ToGguf {
         Ok(ConvertOptions {
             file_type: match target {
                 Target::Convert(file_type) => *file_type,
-                Target::Quantize(_) | Target::Native => Some(arch::FileType::F32),
+                Target::Quantize(_) | Target::Native => Some(arch::OutType::F32),
             },
             codes: match target {
                 Target::Native => Codes::Native { allow_rounding: self.allow_rounding },
-                Target::Convert(Some(arch::FileType::Q8_0)) if !self.requantize => {
-                    Codes::Keep(GgmlType::Q8_0)
-                }
+                Target::Convert(Some(arch::OutType::Q8_0)) if !self.requantize => Codes::Keep(GgmlType::Q8_0),
                 Target::Convert(_) if !self.requantize => Codes::Card,
                 Target::Convert(_) | Target::Quantize(_) => Codes::Float,
             },
