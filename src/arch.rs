@@ -50,6 +50,6 @@ pub use mapping::{
 };
 pub use names::{Pattern, PatternError};
 pub use ops::{MathOp, Op, OpError};
-pub use resolve::{Inputs, Options, Pooling, resolve};
+pub use resolve::{Inputs, Pooling, ResolveOptions, resolve};
 pub use schema::{Card, EntryType, Phase, SpecialToken};
-pub use types::{FileType, TypeRule};
+pub use types::{OutType, TypeRule};

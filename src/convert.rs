@@ -22,7 +22,7 @@ mod vocabulary;
 pub use crate::dequant::msmodelslim::OffsetSign;
 pub use crate::dequant::{Quantization, StoredClass};
 pub use codes::{Codes, FloatReason, FloatRole, KeptRole};
-pub use conversion::{Conversion, map, registry};
+pub use conversion::{Conversion, Scope, map, registry};
 pub use error::ConvertError;
 pub use fastllm::FlmOptions;
 pub use native::NativePlan;

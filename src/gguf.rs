@@ -8,6 +8,7 @@
 mod assign;
 mod endian;
 mod error;
+mod file_type;
 mod header;
 mod imatrix;
 pub mod keys;
@@ -20,6 +21,8 @@ mod writer;
 pub use assign::{AssignError, AssignType, Assignment, parse_assignment};
 pub use endian::{swap_blocks, to_order};
 pub use error::{GgufError, HeaderError, Item};
+pub use file_type::FileType;
+pub(crate) use file_type::id_of_blocks;
 pub use header::{
     ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Header, MAX_DIMS, MAX_NAME_BYTES, Strictness, parse_header,
 };

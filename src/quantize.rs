@@ -2,22 +2,21 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `file_type` `options` | what is asked for |
+//! | `options` | what is asked for, beside the file type |
 //! | `class` `model` | what names and metadata say about tensors and model |
-//! | `mixture` `mix` | the type of each tensor |
+//! | `mixture` | llama.cpp's rules: which roles get more or fewer bits |
+//! | `choice` | the type of each tensor: options, mixture, what fits its columns |
 //! | `nominal` | what a file type comes to on a well-known model |
 //! | `imatrix` `coverage` | importance of columns, and what it leaves open |
 //! | `prune` `metadata` `plan` `summary` | the whole output, before the first weight is read |
 //! | `execute` | the plan as a source of quantized rows, and writing it |
 
+mod choice;
 mod class;
 mod coverage;
 mod error;
 mod execute;
-mod file_type;
-
 mod metadata;
-mod mix;
 mod mixture;
 mod model;
 mod nominal;
@@ -26,16 +25,15 @@ mod plan;
 mod prune;
 mod summary;
 
+pub use crate::gguf::FileType;
+pub use choice::{Choice, ChoiceError, Reason, choose_types};
 pub use class::{TensorClass, file_order, is_quantizable, layer_of};
 pub use coverage::{Coverage, UnseenExperts};
 pub use error::{QuantizeError, RowError};
-pub use file_type::FileType;
-
-pub use mix::{Choice, MixError, Reason, choose_types};
 pub use model::ModelFacts;
 pub use nominal::{Nominal, nominal};
 pub use options::{
-    CoveragePolicy, OptionError, Options, Override, OverrideValue, TensorTypeRule, parse_file_type,
+    CoveragePolicy, OptionError, Override, OverrideValue, QuantizeOptions, TensorTypeRule, parse_file_type,
     parse_file_type_or, parse_ggml_type, parse_layers,
 };
 pub use plan::{Input, QuantizePlan, Step};

@@ -6,15 +6,19 @@
 pub mod decoded;
 
 mod apply;
+mod elems;
+mod error;
 mod layout;
 mod math;
+mod node;
 mod recipe;
 mod rope;
 mod run;
 mod view;
 
 pub use apply::{RecipeError, apply, recipe};
+pub use error::ViewError;
 pub use math::Math;
-pub use recipe::{ReadPolicy, Recipe, TransformError};
+pub use recipe::{ReadPolicy, Recipe};
 pub use rope::{match_rope_freqs, rope_freqs_llama3};
 pub use view::{ShapeError, View};

@@ -3,7 +3,7 @@
 
 use crate::arch::ops::Op;
 use crate::arch::schema::{Card, Phase, SpecialToken};
-use crate::arch::types::{FileType, TypeRule};
+use crate::arch::types::{OutType, TypeRule};
 use crate::core::{GgmlType, Shape};
 use crate::gguf::Metadata;
 
@@ -15,7 +15,7 @@ pub struct Mapping {
     /// The card, or variant of one.
     pub card: Card,
     /// Type asked for the file; `general.file_type` says the same.
-    pub file_type: FileType,
+    pub file_type: OutType,
     /// The tensors, in file order.
     pub outputs: Vec<OutputSpec>,
     /// Weights that are left out.
@@ -48,7 +48,7 @@ pub struct OutputSpec {
 impl OutputSpec {
     /// The tensor's type in a file of the given type.
     #[must_use]
-    pub fn ggml_type(&self, file_type: FileType) -> GgmlType {
+    pub fn ggml_type(&self, file_type: OutType) -> GgmlType {
         self.type_rule.ggml_type(&self.name, self.shape.dims(), file_type)
     }
 }

@@ -11,7 +11,7 @@ use crate::arch::hparams;
 use crate::arch::load::Registry;
 use crate::arch::mapping::{Content, Mapping, ModePlan, OutputSpec, RopeFreqsLlama3, TokenizerPlan};
 use crate::arch::schema::{Card, EntryType, Generate, GenerateKind, Phase};
-use crate::arch::types::{FileType, TypeRule};
+use crate::arch::types::{OutType, TypeRule};
 use crate::core::{Shape, WeightMeta};
 use crate::gguf::Metadata;
 
@@ -47,9 +47,9 @@ pub enum Pooling {
 
 /// What the user asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
+pub struct ResolveOptions {
     /// Type of the file; `None` takes the one that suits the checkpoint.
-    pub file_type: Option<FileType>,
+    pub file_type: Option<OutType>,
     /// Leave out multi-token-prediction blocks.
     pub no_mtp: bool,
     /// Plan keys alone; there need not be any weights.
@@ -62,7 +62,11 @@ pub struct Options {
 ///
 /// # Errors
 /// [`ArchError`]: no card, tensors the card does not know, tensors it misses, shapes that do not fit.
-pub fn resolve(registry: &Registry, inputs: &Inputs<'_>, options: &Options) -> Result<Mapping, ArchError> {
+pub fn resolve(
+    registry: &Registry,
+    inputs: &Inputs<'_>,
+    options: &ResolveOptions,
+) -> Result<Mapping, ArchError> {
     let config = detect::with_text_config(inputs.config);
     let class = detect::class_of(&config)?;
     let card = detect::choose(registry, &class, &|card| {
@@ -120,10 +124,10 @@ pub fn resolve(registry: &Registry, inputs: &Inputs<'_>, options: &Options) -> R
 }
 
 /// The type of the file: as asked, or that of the first narrow matrix the text model has.
-fn file_type(card: &Card, inputs: &Inputs<'_>, options: Options) -> FileType {
+fn file_type(card: &Card, inputs: &Inputs<'_>, options: ResolveOptions) -> OutType {
     let is_kept =
         |weight: &&WeightMeta| card.keep_multimodal || !crate::arch::names::is_multimodal(&weight.name);
-    options.file_type.unwrap_or_else(|| FileType::auto(inputs.weights.iter().filter(is_kept)))
+    options.file_type.unwrap_or_else(|| OutType::auto(inputs.weights.iter().filter(is_kept)))
 }
 
 fn eval(card: &Card, at: &str, scope: &Scope<'_>, expr: &Expr) -> Result<crate::arch::Datum, ArchError> {
@@ -137,7 +141,7 @@ fn scope<'a>(
     class: &str,
     config: &Map<String, Json>,
     inputs: &Inputs<'a>,
-    options: Options,
+    options: ResolveOptions,
     file_type: u32,
 ) -> Result<Scope<'a>, ArchError> {
     let map = |map: Option<&'a Map<String, Json>>| map.map_or(Root::Value(json!({})), Root::Map);

@@ -4,10 +4,11 @@ use std::fmt;
 
 use crate::arch::schema::EntryType;
 use crate::core::{ElementType, GgmlType, WeightMeta};
+use crate::gguf::FileType;
 
-/// The type asked for a whole file: that of its large matrices.
+/// The types that a conversion writes floats in, as `--outtype` names them: that of a file's large matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FileType {
+pub enum OutType {
     /// `f32`
     F32,
     /// `f16`
@@ -22,21 +23,21 @@ pub enum FileType {
     Tq2_0,
 }
 
-impl FileType {
-    const ALL: [(Self, &'static str, u32, GgmlType); 6] = [
-        (Self::F32, "f32", 0, GgmlType::F32),
-        (Self::F16, "f16", 1, GgmlType::F16),
-        (Self::Bf16, "bf16", 32, GgmlType::Bf16),
-        (Self::Q8_0, "q8_0", 7, GgmlType::Q8_0),
-        (Self::Tq1_0, "tq1_0", 36, GgmlType::Tq1_0),
-        (Self::Tq2_0, "tq2_0", 37, GgmlType::Tq2_0),
+impl OutType {
+    const ALL: [(Self, &'static str, FileType, GgmlType); 6] = [
+        (Self::F32, "f32", FileType::F32, GgmlType::F32),
+        (Self::F16, "f16", FileType::F16, GgmlType::F16),
+        (Self::Bf16, "bf16", FileType::Bf16, GgmlType::Bf16),
+        (Self::Q8_0, "q8_0", FileType::Q8_0, GgmlType::Q8_0),
+        (Self::Tq1_0, "tq1_0", FileType::Tq1_0, GgmlType::Tq1_0),
+        (Self::Tq2_0, "tq2_0", FileType::Tq2_0, GgmlType::Tq2_0),
     ];
 
-    fn row(self) -> &'static (Self, &'static str, u32, GgmlType) {
+    fn row(self) -> &'static (Self, &'static str, FileType, GgmlType) {
         &Self::ALL[self as usize]
     }
 
-    /// The file type of this name.
+    /// The type of this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().find(|row| row.1 == name).map(|row| row.0)
@@ -51,7 +52,7 @@ impl FileType {
     /// Number in `general.file_type`.
     #[must_use]
     pub fn id(self) -> u32 {
-        self.row().2
+        self.row().2.id()
     }
 
     /// Type of the large matrices.
@@ -60,7 +61,7 @@ impl FileType {
         self.row().3
     }
 
-    /// The file type that suits a checkpoint: that of the first F16 or BF16 tensor of two or more dimensions, in
+    /// The type that suits a checkpoint: that of the first F16 or BF16 tensor of two or more dimensions, in
     /// the checkpoint's order; F16 for a checkpoint without one.
     ///
     /// # Exactness
@@ -75,7 +76,7 @@ impl FileType {
     }
 }
 
-impl fmt::Display for FileType {
+impl fmt::Display for OutType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
@@ -123,13 +124,13 @@ impl TypeRule {
     /// # Exactness
     /// Equals `ModelBase.prepare_tensors` of llama.cpp 0.5.0.
     #[must_use]
-    pub fn ggml_type(&self, name: &str, dims: &[u64], file_type: FileType) -> GgmlType {
+    pub fn ggml_type(&self, name: &str, dims: &[u64], file_type: OutType) -> GgmlType {
         let ty = self.wanted(name, dims.len(), file_type);
         let n_cols = dims.last().copied().unwrap_or(1);
         if ty.row_bytes(n_cols).is_some() { ty } else { GgmlType::F16 }
     }
 
-    fn wanted(&self, name: &str, n_dims: usize, file_type: FileType) -> GgmlType {
+    fn wanted(&self, name: &str, n_dims: usize, file_type: OutType) -> GgmlType {
         if n_dims <= 1 || name.ends_with("_norm.weight") {
             return GgmlType::F32;
         }
@@ -151,7 +152,7 @@ impl TypeRule {
         if !has_suffix || self.is_one_of(name, F32_IN_BLOCK, F32_WHOLE) {
             return GgmlType::F32;
         }
-        let is_ternary = matches!(file_type, FileType::Tq1_0 | FileType::Tq2_0);
+        let is_ternary = matches!(file_type, OutType::Tq1_0 | OutType::Tq2_0);
         if is_ternary && self.is_one_of(name, F16_TERNARY_IN_BLOCK, F16_TERNARY_WHOLE) {
             return GgmlType::F16;
         }
@@ -175,9 +176,9 @@ mod tests {
 
     #[test]
     fn rows_sit_at_their_variant() {
-        for (index, row) in FileType::ALL.iter().enumerate() {
+        for (index, row) in OutType::ALL.iter().enumerate() {
             assert_eq!(row.0 as usize, index);
-            assert_eq!(FileType::from_name(row.1), Some(row.0));
+            assert_eq!(OutType::from_name(row.1), Some(row.0));
         }
     }
 
@@ -186,22 +187,22 @@ mod tests {
         let rule = TypeRule { entry: EntryType::Auto, source_block: Some(3), source: None };
         let ty = |name: &str, dims: &[u64], file_type| rule.ggml_type(name, dims, file_type);
         for (name, dims, file_type, want) in [
-            ("blk.3.attn_q.weight", &[64, 64][..], FileType::Q8_0, GgmlType::Q8_0),
-            ("blk.3.attn_q.weight", &[64, 40], FileType::Q8_0, GgmlType::F16),
-            ("blk.3.attn_norm.weight", &[64], FileType::Q8_0, GgmlType::F32),
-            ("blk.3.attn_q_norm.weight", &[4, 64], FileType::F16, GgmlType::F32),
-            ("blk.3.ffn_down_exps.bias", &[4, 64], FileType::F16, GgmlType::F32),
-            ("blk.3.ffn_gate_inp.weight", &[4, 64], FileType::F16, GgmlType::F32),
-            ("blk.4.ffn_gate_inp.weight", &[4, 64], FileType::F16, GgmlType::F16),
-            ("position_embd.weight", &[4, 64], FileType::F16, GgmlType::F32),
-            ("token_embd.weight", &[4, 256], FileType::Tq1_0, GgmlType::F16),
-            ("blk.3.attn_q.weight", &[4, 256], FileType::Tq2_0, GgmlType::Tq2_0),
-            ("blk.3.attn_q.weight", &[4, 64], FileType::Tq2_0, GgmlType::F16),
+            ("blk.3.attn_q.weight", &[64, 64][..], OutType::Q8_0, GgmlType::Q8_0),
+            ("blk.3.attn_q.weight", &[64, 40], OutType::Q8_0, GgmlType::F16),
+            ("blk.3.attn_norm.weight", &[64], OutType::Q8_0, GgmlType::F32),
+            ("blk.3.attn_q_norm.weight", &[4, 64], OutType::F16, GgmlType::F32),
+            ("blk.3.ffn_down_exps.bias", &[4, 64], OutType::F16, GgmlType::F32),
+            ("blk.3.ffn_gate_inp.weight", &[4, 64], OutType::F16, GgmlType::F32),
+            ("blk.4.ffn_gate_inp.weight", &[4, 64], OutType::F16, GgmlType::F16),
+            ("position_embd.weight", &[4, 64], OutType::F16, GgmlType::F32),
+            ("token_embd.weight", &[4, 256], OutType::Tq1_0, GgmlType::F16),
+            ("blk.3.attn_q.weight", &[4, 256], OutType::Tq2_0, GgmlType::Tq2_0),
+            ("blk.3.attn_q.weight", &[4, 64], OutType::Tq2_0, GgmlType::F16),
         ] {
             assert_eq!(ty(name, dims, file_type), want, "{name} {dims:?} {file_type}");
         }
         let file = TypeRule { entry: EntryType::File, ..rule };
-        assert_eq!(file.ggml_type("blk.3.ffn_gate_inp.weight", &[4, 64], FileType::F16), GgmlType::F16);
+        assert_eq!(file.ggml_type("blk.3.ffn_gate_inp.weight", &[4, 64], OutType::F16), GgmlType::F16);
     }
 
     #[test]
@@ -217,7 +218,7 @@ mod tests {
             weight(ElementType::Bf16, &[4, 4]),
             weight(ElementType::F16, &[4, 4]),
         ];
-        assert_eq!(FileType::auto(&weights), FileType::Bf16);
-        assert_eq!(FileType::auto(&weights[..2]), FileType::F16);
+        assert_eq!(OutType::auto(&weights), OutType::Bf16);
+        assert_eq!(OutType::auto(&weights[..2]), OutType::F16);
     }
 }

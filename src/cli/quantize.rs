@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use clap::Parser;
 
-use crate::cli::quantize::options::{QuantizeOptions, usage};
+use crate::cli::quantize::options::{QuantizeArgs, usage};
 use crate::cli::render::{Align, Table};
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
 use crate::core::progress::Progress;
@@ -55,7 +55,7 @@ struct Quantize {
     #[arg(long, value_name = "MIB", hide = true)]
     max_buffer_size: Option<u64>,
     #[command(flatten)]
-    options: QuantizeOptions,
+    options: QuantizeArgs,
     #[command(flatten)]
     common: Common,
 }

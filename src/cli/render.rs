@@ -77,7 +77,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::quantize::OptionError,
         crate::quantize::QuantizeError,
         crate::quantize::RowError,
-        crate::views::TransformError,
+        crate::views::ViewError,
         crate::verify::VerifyError,
     }
     Vec::new()

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::arch::{EntryType, FileType, Mapping, OutputSpec};
+use crate::arch::{EntryType, Mapping, OutType, OutputSpec};
 use crate::convert::companions::{Companions, has_slot};
 use crate::core::{ElementType, GgmlType, Packing, SourceError, TensorMeta, WeightSource};
 use crate::views::Recipe;
@@ -216,7 +216,7 @@ pub(super) fn choose(
             return Choice { ty: fit.ty, fit: Some(fit), reason: None };
         }
         let ty = match codes {
-            Codes::Native { .. } => narrowest(output.ggml_type(FileType::F16), recipe, &fits.found),
+            Codes::Native { .. } => narrowest(output.ggml_type(OutType::F16), recipe, &fits.found),
             Codes::Card | Codes::Float | Codes::Keep(_) => output.ggml_type(mapping.file_type),
         };
         let has_blocks = fits.found.iter().any(|fit| fit.ty.is_quantized());
@@ -349,7 +349,7 @@ pub(super) fn floats<'a>(tensors: impl Iterator<Item = (&'a TensorMeta, FloatRea
 /// With [`Codes::Card`] equals llama.cpp 0.5.0: blocks of 4-bit floats make a type of their own of a file of floats.
 pub(super) fn counts_as<'f>(
     codes: Codes,
-    asked: FileType,
+    asked: OutType,
     tensors: &[TensorMeta],
     mut fits: impl Iterator<Item = &'f Fit>,
 ) -> Option<GgmlType> {
@@ -357,7 +357,7 @@ pub(super) fn counts_as<'f>(
         Codes::Float | Codes::Keep(_) => None,
         Codes::Native { .. } => Some(largest(tensors)),
         Codes::Card => {
-            let is_float = matches!(asked, FileType::F32 | FileType::F16 | FileType::Bf16);
+            let is_float = matches!(asked, OutType::F32 | OutType::F16 | OutType::Bf16);
             fits.next().filter(|_| is_float).map(|fit| fit.ty)
         }
     }
@@ -371,23 +371,4 @@ fn largest(tensors: &[TensorMeta]) -> GgmlType {
         *size = size.saturating_add(tensor.n_bytes().unwrap_or(0));
     }
     sizes.into_iter().max_by_key(|&(_, n_bytes)| n_bytes).map_or(GgmlType::F32, |(ty, _)| ty)
-}
-
-/// `general.file_type` of a file that counts as this type.
-pub(super) fn file_type_id(ty: GgmlType) -> u32 {
-    match ty {
-        GgmlType::F16 => 1,
-        GgmlType::Q4_0 => 2,
-        GgmlType::Q4_1 => 3,
-        GgmlType::Q8_0 => 7,
-        GgmlType::Q5_0 => 8,
-        GgmlType::Q5_1 => 9,
-        GgmlType::Bf16 => 32,
-        GgmlType::Tq1_0 => 36,
-        GgmlType::Tq2_0 => 37,
-        GgmlType::Mxfp4 => 38,
-        GgmlType::Nvfp4 => 39,
-        GgmlType::Q2_0 => 41,
-        _ => 0,
-    }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Map, Value as Json};
 
-use crate::arch::{self, Dropped, FileType, Inputs, Mapping, Options, Registry};
+use crate::arch::{self, Dropped, Inputs, Mapping, OutType, Registry, ResolveOptions};
 use crate::checkpoint::{CheckpointError, ModelDir};
 use crate::convert::codes::{self, Choice, Fit, FloatReason, FloatRole, KeptRole, PackingsOf};
 use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
@@ -14,7 +14,7 @@ use crate::convert::naming::ParameterCounts;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
 use crate::convert::{pooling, vocabulary};
 use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
-use crate::gguf::{Array, Metadata, Value};
+use crate::gguf::{Array, Metadata, Value, id_of_blocks};
 use crate::views::{self, ReadPolicy, Recipe};
 
 /// Version of the block formats that files declare.
@@ -106,7 +106,8 @@ impl Conversion {
     ) -> Result<Self, ConvertError> {
         let (dir, weights) = (&source.dir, source.metas());
         let mut warnings = source.warnings.clone();
-        let mapping = map(dir, (weights, &source.stored), options, options.vocab_only, &mut warnings)?;
+        let scope = if options.vocab_only { Scope::Keys } else { Scope::KeysAndTensors };
+        let mapping = map(&source, weights, options, scope, &mut warnings)?;
 
         let recipes = mapping.outputs.iter().map(|output| views::recipe(output, weights));
         let recipes = recipes.collect::<Result<Vec<_>, _>>()?;
@@ -139,7 +140,7 @@ impl Conversion {
         let counts_as = codes::counts_as(options.codes, mapping.file_type, &tensors, fits);
         let is_given = options.set.iter().any(|(key, _)| key == FILE_TYPE);
         if let Some(ty) = counts_as.filter(|_| !is_given && metadata.contains(FILE_TYPE)) {
-            metadata.set(FILE_TYPE, codes::file_type_id(ty));
+            metadata.set(FILE_TYPE, id_of_blocks(ty));
         }
         let policy = ReadPolicy { level: options.level, allow_nonfinite: options.allow_nonfinite };
         let kept =
@@ -165,7 +166,7 @@ impl Conversion {
 
     /// Type of the file.
     #[must_use]
-    pub fn file_type(&self) -> FileType {
+    pub fn file_type(&self) -> OutType {
         self.mapping.file_type
     }
 
@@ -264,18 +265,28 @@ impl Conversion {
     }
 }
 
-/// Finds the card for a checkpoint and applies it; with `keys_only` to its configuration alone. `stored` are the tensors
-/// that quantized weights were put together from. What is odd about the files goes to `warnings`.
+/// How much of a checkpoint a card is applied to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Its configuration alone; there need not be any weights.
+    Keys,
+    /// Configuration and tensors.
+    KeysAndTensors,
+}
+
+/// Finds the card for a checkpoint and applies it. `weights` are those of the source, or what else is known of them.
+/// What is odd about the files goes to `warnings`.
 ///
 /// # Errors
 /// No card, or one that does not fit the checkpoint; files that cannot be read.
 pub fn map(
-    dir: &ModelDir,
-    (weights, stored): (&[WeightMeta], &[String]),
+    source: &ModelSource,
+    weights: &[WeightMeta],
     options: &ConvertOptions,
-    keys_only: bool,
+    scope: Scope,
     warnings: &mut Vec<String>,
 ) -> Result<Mapping, ConvertError> {
+    let dir = &source.dir;
     let registry = registry(options)?;
     let mut optional = |name| optional_json(dir, name, warnings);
     let tokenizer_config = optional("tokenizer_config.json")?;
@@ -284,16 +295,16 @@ pub fn map(
     let inputs = Inputs {
         config: dir.config(),
         weights,
-        stored,
+        stored: &source.stored,
         tokenizer_config: tokenizer_config.as_ref(),
         generation_config: generation_config.as_ref(),
         files: &files,
         pooling: pooling::read(dir)?,
     };
-    let arch_options = Options {
+    let arch_options = ResolveOptions {
         file_type: options.file_type,
         no_mtp: options.no_mtp,
-        metadata_only: keys_only,
+        metadata_only: scope == Scope::Keys,
         annotate: options.annotate,
     };
     Ok(arch::resolve(&registry, &inputs, &arch_options)?)

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-use crate::arch::FileType;
+use crate::arch::OutType;
 use crate::convert::{Codes, Conversion, ConvertError, ConvertOptions, Quantization};
 use crate::core::{Packing, SourceError, WeightMeta, WeightSource};
 use crate::dequant::{StoredClass, stored_classes, tensor_class};
@@ -56,7 +56,7 @@ impl Conversion {
         let samples = Samples::new(self.source.metas(), quantization);
         let n_quantized = quantization.encodings.len();
         let options = ConvertOptions {
-            file_type: Some(FileType::F32),
+            file_type: Some(OutType::F32),
             codes: Codes::Native { allow_rounding: false },
             tokenizer: false,
             ..self.options.clone()

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::arch::FileType;
+use crate::arch::OutType;
 use crate::convert::Codes;
 use crate::core::limits::Limits;
 use crate::core::simd::SimdLevel;
@@ -13,7 +13,7 @@ use crate::gguf::Value;
 #[derive(Clone, Debug)]
 pub struct ConvertOptions {
     /// Type of the file; `None` takes the one that suits the checkpoint.
-    pub file_type: Option<FileType>,
+    pub file_type: Option<OutType>,
     /// What becomes of weights that are stored as integer codes.
     pub codes: Codes,
     /// How the offsets of an msModelSlim checkpoint are meant.

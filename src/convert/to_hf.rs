@@ -19,7 +19,7 @@ use crate::core::{ElementType, Hint, SourceError, TensorSource, WeightSource};
 use crate::gguf::{Metadata, Value};
 use crate::tokenizer::{self, TokenizerError};
 use crate::views::decoded::Decoded;
-use crate::views::{Recipe, RecipeError, TransformError, View, match_rope_freqs};
+use crate::views::{Recipe, RecipeError, View, ViewError, match_rope_freqs};
 use directory::NewDirectory;
 use weights::Weights;
 
@@ -46,7 +46,7 @@ pub enum ToHfError {
         /// The tensor of the checkpoint to be.
         tensor: String,
         /// Why.
-        source: TransformError,
+        source: ViewError,
     },
     /// A factor beside the blocks of a tensor could not be read.
     #[error(transparent)]

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 
-use crate::convert::{self, Conversion, ConvertError, ConvertOptions, Quantization, StoredClass};
+use crate::convert::{self, Conversion, ConvertError, ConvertOptions, Quantization, Scope, StoredClass};
 use crate::core::{ElementType, GgmlType, Hint, Shape, TensorSource};
 use crate::gguf::{FilePlan, LayoutOptions, Metadata, Value};
 
@@ -257,8 +257,7 @@ pub fn inspect_checkpoint(path: &Path, options: &ConvertOptions) -> Result<Check
     // Where the weights could not be opened the card may still be told by their names.
     let metas = if source.weights.is_some() { source.metas() } else { &opened.metas };
     let is_known = report.problems.iter().all(|problem| problem.part != Aspect::Architecture);
-    let mapping =
-        is_known.then(|| convert::map(&source.dir, (metas, &source.stored), options, true, &mut Vec::new()));
+    let mapping = is_known.then(|| convert::map(&source, metas, options, Scope::Keys, &mut Vec::new()));
     let mapping = mapping.and_then(|mapping| report.note(Aspect::Architecture, mapping));
     report.architecture = mapping.as_ref().map(|mapping| Architecture {
         class: mapping.class.clone(),

@@ -5,7 +5,7 @@ use crate::core::{GgmlType, Hint, Shape};
 use crate::gguf::ImatrixError;
 use crate::gguf::WriteError;
 use crate::quant::{BlockError, BlockFlaw, QuantError};
-use crate::quantize::MixError;
+use crate::quantize::ChoiceError;
 
 /// What stands in the way of a plan, or stopped its run.
 #[derive(Debug, thiserror::Error)]
@@ -13,7 +13,7 @@ use crate::quantize::MixError;
 pub enum QuantizeError {
     /// No type could be chosen.
     #[error(transparent)]
-    Mix(#[from] MixError),
+    Mix(#[from] ChoiceError),
     /// The importance matrix cannot be used.
     #[error(transparent)]
     Imatrix(#[from] ImatrixError),

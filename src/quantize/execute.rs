@@ -134,7 +134,7 @@ impl QuantizePlan<'_> {
         (0..self.tensors.len()).filter(is_zero).map(|index| &self.tensors[index])
     }
 
-    /// Writes the output: one file called `target`, or with [`crate::quantize::Options::keep_split`] one for each
+    /// Writes the output: one file called `target`, or with [`crate::quantize::QuantizeOptions::keep_split`] one for each
     /// file of the source, called `target-00001-of-00003.gguf`.
     ///
     /// # Errors

@@ -5,14 +5,14 @@
 
 use crate::core::{GgmlType, TensorMeta};
 use crate::quantize::class::layer_of;
-use crate::quantize::{FileType, ModelFacts, Options, TensorClass};
+use crate::quantize::{FileType, ModelFacts, QuantizeOptions, TensorClass};
 
 /// State of a walk over the tensors of one model.
 pub(crate) struct Mixture<'a> {
     file_type: FileType,
     base: GgmlType,
     facts: &'a ModelFacts,
-    options: &'a Options,
+    options: &'a QuantizeOptions,
     has_imatrix: bool,
     /// No `output.weight`: the token embeddings serve as output too.
     is_tied: bool,
@@ -55,7 +55,7 @@ impl<'a> Mixture<'a> {
     pub(crate) fn new<'t>(
         base: GgmlType,
         facts: &'a ModelFacts,
-        options: &'a Options,
+        options: &'a QuantizeOptions,
         has_imatrix: bool,
         names: impl Iterator<Item = &'t str>,
     ) -> Self {

@@ -2,7 +2,7 @@
 
 use crate::core::{GgmlType, Shape, TensorMeta};
 use crate::quantize::class::file_order;
-use crate::quantize::{FileType, ModelFacts, Options, choose_types};
+use crate::quantize::{FileType, ModelFacts, QuantizeOptions, choose_types};
 
 /// Dimensions of Llama 3 8B.
 const N_LAYERS: u64 = 32;
@@ -34,7 +34,7 @@ pub fn nominal(file_type: FileType) -> Option<Nominal> {
         n_gqa: 4,
         is_70b: false,
     };
-    let choices = choose_types(&facts, &tensors, &Options::new(file_type), false).ok()?;
+    let choices = choose_types(&facts, &tensors, &QuantizeOptions::new(file_type), false).ok()?;
     let mut n_bits = 0.0;
     let mut n_elems = 0.0;
     for (tensor, choice) in tensors.iter().zip(&choices) {

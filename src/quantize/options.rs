@@ -11,7 +11,7 @@ use crate::quantize::FileType;
 /// Everything that decides about the output beside the source and the importance matrix.
 #[derive(Clone, Debug)]
 #[allow(clippy::struct_excessive_bools, reason = "switches of a command line, independent of one another")]
-pub struct Options {
+pub struct QuantizeOptions {
     /// The file type.
     pub file_type: FileType,
     /// Gives every weight the base type: no mixture, no better type for the output.
@@ -42,7 +42,7 @@ pub struct Options {
     pub simd: SimdLevel,
 }
 
-impl Options {
+impl QuantizeOptions {
     /// llama-quantize's defaults.
     #[must_use]
     pub fn new(file_type: FileType) -> Self {

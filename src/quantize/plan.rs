@@ -12,7 +12,7 @@ use crate::quantize::coverage::Coverage;
 use crate::quantize::metadata::{Changes, file_type_id, output_metadata};
 use crate::quantize::prune::Pruned;
 use crate::quantize::{
-    Choice, CoveragePolicy, FileType, ModelFacts, Options, QuantizeError, Reason, TensorClass,
+    Choice, CoveragePolicy, FileType, ModelFacts, QuantizeError, QuantizeOptions, Reason, TensorClass,
     TensorTypeRule, choose_types,
 };
 
@@ -86,7 +86,7 @@ impl<'a> QuantizePlan<'a> {
     /// first of [`QuantizePlan::obstacles`].
     pub fn new(
         input: &Input<'a>,
-        options: &Options,
+        options: &QuantizeOptions,
         imatrix: Option<&'a Imatrix>,
     ) -> Result<Self, QuantizeError> {
         let mut plan = Self::draft(input, options, imatrix)?;
@@ -100,7 +100,7 @@ impl<'a> QuantizePlan<'a> {
     /// Types that cannot be chosen, tensors without elements, an importance matrix that does not fit the model.
     pub fn draft(
         input: &Input<'a>,
-        options: &Options,
+        options: &QuantizeOptions,
         imatrix: Option<&'a Imatrix>,
     ) -> Result<Self, QuantizeError> {
         let imatrix = imatrix.filter(|imatrix| !imatrix.is_empty());
@@ -220,7 +220,7 @@ fn cut_parts(parts: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
 }
 
 struct Builder<'a, 'o> {
-    options: &'o Options,
+    options: &'o QuantizeOptions,
     imatrix: Option<&'a Imatrix>,
     coverage: Coverage,
     obstacles: Vec<QuantizeError>,

@@ -2,60 +2,14 @@
 
 use crate::core::scratch::with_floats;
 use crate::core::simd::SimdLevel;
-use crate::core::{ElementType, GgmlType, Hint, Shape, SourceError, WeightSource};
-use crate::quant::{self, BlockError, QuantError};
-use crate::views::run::{Node, compile};
+use crate::core::{ElementType, GgmlType, Shape, WeightSource};
+use crate::quant;
+use crate::views::ViewError;
+use crate::views::node::{Node, compile};
 use crate::views::view::{Origin, View};
 
 /// Elements that are decoded, checked and encoded at a time: they stay in the second-level cache.
 const STEP_ELEMS: u64 = 1 << 15;
-
-/// Why rows could not be produced.
-#[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
-pub enum TransformError {
-    /// NaN or infinity in the source.
-    #[error("source tensor `{weight}`: element {index} is {value}")]
-    NonFinite { weight: String, index: u64, value: f32 },
-    /// A finite value that the target type turns into infinity.
-    #[error("source tensor `{weight}`: element {index} is {value:e}, too large for {ty}")]
-    Overflow { weight: String, index: u64, value: f32, ty: GgmlType },
-    /// A value that arithmetic or planning made, not a source.
-    #[error("element {index} comes out as {value}")]
-    Computed { index: u64, value: f32 },
-    /// A block that does not decode to finite numbers.
-    #[error(transparent)]
-    Block(#[from] BlockError),
-    /// The block type refused.
-    #[error(transparent)]
-    Quant(#[from] QuantError),
-    /// The source failed.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    /// An element type that has no number in it.
-    #[error("source tensor `{weight}`: {ty} elements are not numbers that can be converted")]
-    ElementType { weight: String, ty: ElementType },
-    /// Rows too long for this machine's address space.
-    #[error("rows of {n_cols} elements do not fit in memory")]
-    TooLarge { n_cols: u64 },
-}
-
-impl Hint for TransformError {
-    fn hints(&self) -> Vec<String> {
-        match self {
-            Self::NonFinite { .. } => {
-                vec![
-                    "`--allow-nonfinite` lets the value through; the checkpoint is probably damaged"
-                        .to_owned(),
-                ]
-            }
-            Self::Overflow { .. } => {
-                vec!["`--type bf16` or `--type f32` hold the value".to_owned()]
-            }
-            _ => Vec::new(),
-        }
-    }
-}
 
 /// How to read.
 #[derive(Clone, Copy, Debug)]
@@ -132,7 +86,7 @@ impl Recipe {
     /// Produces rows `first_row ..` as blocks of `ty`; `out` says how many.
     ///
     /// # Errors
-    /// [`TransformError`]: the source, values that are not finite or do not fit the type.
+    /// [`ViewError`]: the source, values that are not finite or do not fit the type.
     pub fn read_rows(
         &self,
         source: &dyn WeightSource,
@@ -140,12 +94,12 @@ impl Recipe {
         policy: ReadPolicy,
         first_row: u64,
         out: &mut [u8],
-    ) -> Result<(), TransformError> {
+    ) -> Result<(), ViewError> {
         let n_cols = self.shape.n_cols();
         if out.is_empty() {
             return Ok(());
         }
-        let too_large = || TransformError::TooLarge { n_cols };
+        let too_large = || ViewError::TooLarge { n_cols };
         let row_bytes = ty.row_bytes(n_cols).and_then(|n| usize::try_from(n).ok()).ok_or_else(too_large)?;
         let cols = usize::try_from(n_cols).map_err(|_| too_large())?;
         let rows_per_step = (STEP_ELEMS / n_cols.max(1)).max(1) as usize;
@@ -190,7 +144,7 @@ impl Recipe {
         level: SimdLevel,
         first: u64,
         out: &mut [f32],
-    ) -> Result<(), TransformError> {
+    ) -> Result<(), ViewError> {
         self.root.read(source, level, first, out)
     }
 
@@ -214,7 +168,7 @@ impl Recipe {
         ty: GgmlType,
         first_row: u64,
         out: &mut [u8],
-    ) -> Result<(), TransformError> {
+    ) -> Result<(), ViewError> {
         assert!(self.keeps_blocks(ty), "blocks of {ty} are cut");
         self.root.read_packed(source, ty, first_row * self.shape.n_cols(), out)
     }
@@ -226,23 +180,18 @@ impl Recipe {
     }
 
     /// Turns the position of a bad element into an error that names where it came from.
-    fn blame(
-        &self,
-        source: &dyn WeightSource,
-        ty: GgmlType,
-        index: u64,
-    ) -> Result<TransformError, TransformError> {
+    fn blame(&self, source: &dyn WeightSource, ty: GgmlType, index: u64) -> Result<ViewError, ViewError> {
         let mut value = [0.0];
         self.root.read(source, SimdLevel::Scalar, index, &mut value)?;
         let value = value[0];
         let Some((weight, at)) = self.root.locate(index) else {
-            return Ok(TransformError::Computed { index, value });
+            return Ok(ViewError::Computed { index, value });
         };
         let weight = source.weights()[weight].name.clone();
         Ok(if value.is_finite() {
-            TransformError::Overflow { weight, index: at, value, ty }
+            ViewError::Overflow { weight, index: at, value, ty }
         } else {
-            TransformError::NonFinite { weight, index: at, value }
+            ViewError::NonFinite { weight, index: at, value }
         })
     }
 }

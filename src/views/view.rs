@@ -93,15 +93,23 @@ pub struct View {
     pub(super) body: Body,
 }
 
+/// How parts lie along the axis that joins them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Joint {
+    /// One part after the other.
+    EndToEnd,
+    /// One index of each in turn.
+    InTurns,
+}
+
 #[derive(Clone, Debug)]
 pub(super) enum Body {
     Leaf(Leaf),
-    /// Parts side by side along `axis`; all other dimensions are equal. Either one part follows the other, or they take
-    /// turns, one index each.
+    /// Parts side by side along `axis`; all other dimensions are equal.
     Concat {
         axis: usize,
         parts: Vec<View>,
-        takes_turns: bool,
+        joint: Joint,
     },
 }
 
@@ -175,7 +183,7 @@ impl View {
         if parts.len() == 1 {
             return parts.into_iter().next().ok_or(ShapeError::Empty);
         }
-        Ok(Self { shape, body: Body::Concat { axis, parts, takes_turns: false } })
+        Ok(Self { shape, body: Body::Concat { axis, parts, joint: Joint::EndToEnd } })
     }
 
     /// Views of one shape in turns along an axis: index 0 of each, index 1 of each, and so on.
@@ -191,15 +199,18 @@ impl View {
         let is_one = parts.len() == 1;
         let mut view = Self::concat(parts, axis)?;
         // A view alone stays what it is, which may be a joined one.
-        if let (Body::Concat { takes_turns, .. }, false) = (&mut view.body, is_one) {
-            *takes_turns = true;
+        if let (Body::Concat { joint, .. }, false) = (&mut view.body, is_one) {
+            *joint = Joint::InTurns;
         }
         Ok(view)
     }
 
     /// The parts of a joined view put together again, along an axis that has another number by now.
-    fn rejoined(parts: Vec<Self>, axis: usize, takes_turns: bool) -> Result<Self, ShapeError> {
-        if takes_turns { Self::zip(parts, axis) } else { Self::concat(parts, axis) }
+    fn rejoined(parts: Vec<Self>, axis: usize, joint: Joint) -> Result<Self, ShapeError> {
+        match joint {
+            Joint::EndToEnd => Self::concat(parts, axis),
+            Joint::InTurns => Self::zip(parts, axis),
+        }
     }
 
     /// Puts views of one shape on a new outermost axis.
@@ -244,12 +255,12 @@ impl View {
                 });
                 Self::concat(pieces.collect(), axis)
             }
-            Body::Concat { axis: seam, parts, takes_turns } if *seam != axis => {
+            Body::Concat { axis: seam, parts, joint } if *seam != axis => {
                 let parts =
                     parts.iter().map(|part| part.slice(axis, start, end)).collect::<Result<_, _>>()?;
-                Self::rejoined(parts, *seam, *takes_turns)
+                Self::rejoined(parts, *seam, *joint)
             }
-            Body::Concat { parts, takes_turns: true, .. } => {
+            Body::Concat { parts, joint: Joint::InTurns, .. } => {
                 let n = parts.len() as u64;
                 if !start.is_multiple_of(n) || !end.is_multiple_of(n) {
                     let mut to = self.shape.clone();
@@ -314,14 +325,14 @@ impl View {
                 leaf.axes.swap(a, b);
                 Ok(Self::leaf(leaf))
             }
-            Body::Concat { axis, parts, takes_turns } => {
+            Body::Concat { axis, parts, joint } => {
                 let parts = parts.iter().map(|part| part.transpose(a, b)).collect::<Result<_, _>>()?;
                 let swapped = match *axis {
                     at if at == a => b,
                     at if at == b => a,
                     at => at,
                 };
-                Self::rejoined(parts, swapped, *takes_turns)
+                Self::rejoined(parts, swapped, *joint)
             }
         }
     }
@@ -387,20 +398,20 @@ impl View {
                 leaf.axes.splice(axis..axis + n, axes);
                 Some(Self::leaf(leaf))
             }
-            Body::Concat { axis: seam, parts, takes_turns } => {
-                let (seam, takes_turns) = (*seam, *takes_turns);
+            Body::Concat { axis: seam, parts, joint } => {
+                let (seam, joint) = (*seam, *joint);
                 if seam < axis {
                     let parts = parts.iter().map(|part| part.refactor(axis, n, dims));
-                    return Self::rejoined(parts.collect::<Option<_>>()?, seam, takes_turns).ok();
+                    return Self::rejoined(parts.collect::<Option<_>>()?, seam, joint).ok();
                 }
                 if seam >= axis + n {
                     let parts = parts.iter().map(|part| part.refactor(axis, n, dims));
                     let seam = seam - n + dims.len();
-                    return Self::rejoined(parts.collect::<Option<_>>()?, seam, takes_turns).ok();
+                    return Self::rejoined(parts.collect::<Option<_>>()?, seam, joint).ok();
                 }
                 // A seam along the outermost of the axes stays a seam where whole rows of the new shape fit
                 // between the cuts.
-                if seam != axis || dims.is_empty() || takes_turns {
+                if seam != axis || dims.is_empty() || joint == Joint::InTurns {
                     return None;
                 }
                 let inner: u64 = dims[1..].iter().product();
@@ -429,7 +440,7 @@ impl View {
                 leaf.axes.remove(axis);
                 Ok(Self::leaf(leaf))
             }
-            Body::Concat { axis: seam, parts, takes_turns } => {
+            Body::Concat { axis: seam, parts, joint } => {
                 let seam = *seam;
                 if seam == axis {
                     // Of parts that add up to one, exactly one is not empty.
@@ -437,7 +448,7 @@ impl View {
                     return part.squeeze(axis);
                 }
                 let parts = parts.iter().map(|part| part.squeeze(axis)).collect::<Result<_, _>>()?;
-                Self::rejoined(parts, if seam > axis { seam - 1 } else { seam }, *takes_turns)
+                Self::rejoined(parts, if seam > axis { seam - 1 } else { seam }, *joint)
             }
         }
     }
@@ -456,9 +467,9 @@ impl View {
                 leaf.axes.insert(axis, vec![Dim { size: 1, stride: 0 }]);
                 Ok(Self::leaf(leaf))
             }
-            Body::Concat { axis: seam, parts, takes_turns } => {
+            Body::Concat { axis: seam, parts, joint } => {
                 let parts = parts.iter().map(|part| part.unsqueeze(axis)).collect::<Result<_, _>>()?;
-                Self::rejoined(parts, if *seam >= axis { seam + 1 } else { *seam }, *takes_turns)
+                Self::rejoined(parts, if *seam >= axis { seam + 1 } else { *seam }, *joint)
             }
         }
     }

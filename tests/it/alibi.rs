@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use gguf_foundry::arch::FileType;
+use gguf_foundry::arch::OutType;
 use gguf_foundry::arch::graph::GraphFeatures;
 use gguf_foundry::convert::{Conversion, ConvertOptions};
 use gguf_foundry::core::TensorSource;
@@ -141,7 +141,7 @@ fn the_large_baichuan_has_alibi() {
     let weights = weights();
     checkpoint(&weights, temp.path());
     let options =
-        ConvertOptions { file_type: Some(FileType::F32), tokenizer: false, ..ConvertOptions::default() };
+        ConvertOptions { file_type: Some(OutType::F32), tokenizer: false, ..ConvertOptions::default() };
     let conversion = Conversion::plan(temp.path(), &options).unwrap();
     let features = GraphFeatures::of("baichuan").unwrap();
     let plan = GraphPlan::new(&features, conversion.metadata(), conversion.tensors()).unwrap();

@@ -5,14 +5,14 @@ use std::path::Path;
 
 use assert_cmd::Command;
 use gguf_foundry::arch::graph::GraphFeatures;
-use gguf_foundry::arch::{FileType, Registry};
+use gguf_foundry::arch::{OutType, Registry};
 use gguf_foundry::convert::{Conversion, ConvertOptions, ToHfOptions, gguf_to_hf};
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::engine::{Chunk, Engine, EngineOptions, GraphPlan};
 use gguf_foundry::gguf::{Array, GgufFile, Metadata, Value, WriteOptions, write_gguf};
-use gguf_foundry::quantize::{self, Input, Options, QuantizePlan};
+use gguf_foundry::quantize::{self, Input, QuantizeOptions, QuantizePlan};
 use serde_json::{Map, Value as Json, json};
 
 use crate::support::fixture;
@@ -79,7 +79,7 @@ fn checkpoint(case: &Json, dir: &Path) {
 
 fn convert(dir: &Path, annotate: bool) -> Conversion {
     let options = ConvertOptions {
-        file_type: Some(FileType::F32),
+        file_type: Some(OutType::F32),
         tokenizer: false,
         annotate,
         ..ConvertOptions::default()
@@ -214,7 +214,7 @@ fn quantizing_keeps_annotations() {
     let dir = tempfile::tempdir().unwrap();
     checkpoint(&case("qwen2_layer_types"), dir.path());
     let file = write(&convert(dir.path(), true), &dir.path().join("m.gguf"));
-    let options = Options::new(quantize::FileType::parse("Q8_0").unwrap());
+    let options = QuantizeOptions::new(quantize::FileType::parse("Q8_0").unwrap());
     let plan = QuantizePlan::new(&Input::file(&file), &options, None).unwrap();
     let path = dir.path().join("q8_0.gguf");
     plan.write(&path, &WriteOptions { sync: false, ..WriteOptions::default() }, &Silent).unwrap();

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use gguf_foundry::arch::{ArchError, FileType, Inputs, Mapping, Options, Pooling, Registry, resolve};
+use gguf_foundry::arch::{ArchError, Inputs, Mapping, OutType, Pooling, Registry, ResolveOptions, resolve};
 use gguf_foundry::checkpoint::{Checkpoint, ModelDir};
 use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::simd::SimdLevel;
@@ -77,7 +77,7 @@ fn pooling(dir: &ModelDir) -> Option<Pooling> {
     }
 }
 
-fn map(registry: &Registry, checkpoint: &Checkpoint, file_type: Option<FileType>) -> Mapping {
+fn map(registry: &Registry, checkpoint: &Checkpoint, file_type: Option<OutType>) -> Mapping {
     let dir = checkpoint.dir();
     let tokenizer_config = dir.json("tokenizer_config.json").unwrap();
     let generation_config = dir.json("generation_config.json").unwrap();
@@ -90,12 +90,12 @@ fn map(registry: &Registry, checkpoint: &Checkpoint, file_type: Option<FileType>
         files: &[],
         pooling: pooling(dir),
     };
-    let options = Options { file_type, ..Options::default() };
+    let options = ResolveOptions { file_type, ..ResolveOptions::default() };
     resolve(registry, &inputs, &options).unwrap_or_else(|error| panic!("{}: {error}", dir.path().display()))
 }
 
 /// What is done with each case.
-type Run<'r> = &'r dyn Fn(&str, &Checkpoint, Option<FileType>, &Json);
+type Run<'r> = &'r dyn Fn(&str, &Checkpoint, Option<OutType>, &Json);
 
 /// Each case and file type, with what is expected: the first part of a split file has the keys, all have tensors.
 fn each_case(corpus: &Goldens, cases: &[&str], run: Run<'_>) {
@@ -115,7 +115,7 @@ fn each_case(corpus: &Goldens, cases: &[&str], run: Run<'_>) {
                 expect["tensors"] = tensors.cloned().collect::<Vec<_>>().into();
                 expect["kv"] = parts[0]["kv"].clone();
             }
-            run(case, &checkpoint, FileType::from_name(name), &expect);
+            run(case, &checkpoint, OutType::from_name(name), &expect);
             n_cases += 1;
         }
     }
@@ -213,7 +213,7 @@ fn resolve_with(
     registry: &Registry,
     config: &Json,
     source: &Synthetic,
-    file_type: FileType,
+    file_type: OutType,
 ) -> Result<Mapping, ArchError> {
     let inputs = Inputs {
         config: config.as_object().unwrap(),
@@ -224,7 +224,7 @@ fn resolve_with(
         files: &[],
         pooling: None,
     };
-    resolve(registry, &inputs, &Options { file_type: Some(file_type), ..Options::default() })
+    resolve(registry, &inputs, &ResolveOptions { file_type: Some(file_type), ..ResolveOptions::default() })
 }
 
 /// Names in a folder, sorted.
@@ -256,7 +256,7 @@ fn every_card_has_fixtures_and_every_fixture_a_card() {
             let content = load(&fixture("cards").join(&arch).join(&case));
             let source = Synthetic::new(&content["tensors"]);
             for (file_type, expect) in content["expect"].as_object().unwrap() {
-                let file_type = FileType::from_name(file_type).unwrap();
+                let file_type = OutType::from_name(file_type).unwrap();
                 let mapping = resolve_with(&registry, &content["config"], &source, file_type)
                     .unwrap_or_else(|error| panic!("{at}: {error}"));
                 assert_eq!(mapping.card.gguf, arch, "{at}");
@@ -281,7 +281,7 @@ fn refusal_of(path: &str, change: impl FnOnce(&mut Json)) -> String {
     let mut content = load(&fixture(path));
     change(&mut content);
     let source = Synthetic::new(&content["tensors"]);
-    let error = resolve_with(&registry, &content["config"], &source, FileType::F16).unwrap_err();
+    let error = resolve_with(&registry, &content["config"], &source, OutType::F16).unwrap_err();
     error.hints().iter().fold(error.to_string(), |all, hint| all + "\nhint: " + hint)
 }
 
@@ -425,7 +425,7 @@ fn a_card_from_a_file_adds_an_architecture() {
     let mut content = load(&fixture("cards/llama/plain.json"));
     content["config"]["architectures"] = json!(["OwnForCausalLM"]);
     let mapping =
-        resolve_with(&registry, &content["config"], &Synthetic::new(&content["tensors"]), FileType::F16);
+        resolve_with(&registry, &content["config"], &Synthetic::new(&content["tensors"]), OutType::F16);
     assert_eq!(mapping.unwrap().outputs.len(), content["tensors"].as_array().unwrap().len());
 }
 
@@ -436,7 +436,7 @@ fn other_modalities_and_buffers_are_dropped_with_a_reason() {
     add(&mut content, "model.layers.0.self_attn.rotary_emb.inv_freq", &[8]);
     let source = Synthetic::new(&content["tensors"]);
     let registry = Registry::embedded().unwrap();
-    let mapping = resolve_with(&registry, &content["config"], &source, FileType::F16).unwrap();
+    let mapping = resolve_with(&registry, &content["config"], &source, OutType::F16).unwrap();
     let dropped: Vec<(&str, &str)> = mapping
         .dropped
         .iter()

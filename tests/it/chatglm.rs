@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gguf_foundry::arch::{FileType, Registry};
+use gguf_foundry::arch::{OutType, Registry};
 use gguf_foundry::convert::{Conversion, ConvertOptions, ToHfOptions, gguf_to_hf};
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::core::progress::Silent;
@@ -55,7 +55,7 @@ fn checkpoint(case: &Json, flm: &[u8], dir: &Path) {
 
 fn convert(dir: &Path) -> Conversion {
     let options =
-        ConvertOptions { file_type: Some(FileType::F32), tokenizer: false, ..ConvertOptions::default() };
+        ConvertOptions { file_type: Some(OutType::F32), tokenizer: false, ..ConvertOptions::default() };
     Conversion::plan(dir, &options).unwrap_or_else(|error| panic!("{}: {error}", dir.display()))
 }
 

@@ -5,7 +5,7 @@ mod program;
 
 use std::path::Path;
 
-use gguf_foundry::arch::FileType;
+use gguf_foundry::arch::OutType;
 use gguf_foundry::convert::{Conversion, ConvertOptions};
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::gguf::{SplitSpec, WriteOptions, write_gguf};
@@ -21,7 +21,7 @@ fn json(path: &Path) -> Json {
 }
 
 fn options(file_type: &str) -> ConvertOptions {
-    let file_type = (file_type != "auto").then(|| FileType::from_name(file_type).unwrap());
+    let file_type = (file_type != "auto").then(|| OutType::from_name(file_type).unwrap());
     ConvertOptions { file_type, tokenizer: false, ..ConvertOptions::default() }
 }
 
@@ -72,7 +72,7 @@ fn the_bytes_do_not_depend_on_threads_or_memory() {
             let out = tempfile::tempdir().unwrap();
             let conversion = Conversion::plan(
                 &fixture("tiny-llama"),
-                &ConvertOptions { file_type: Some(FileType::Q8_0), ..ConvertOptions::default() },
+                &ConvertOptions { file_type: Some(OutType::Q8_0), ..ConvertOptions::default() },
             )
             .unwrap();
             let write = WriteOptions { sync: false, memory_bytes, ..WriteOptions::default() };
@@ -96,6 +96,6 @@ fn the_bundled_model_converts_with_its_vocabulary() {
     assert_eq!(text("tokenizer.ggml.model"), Some("gpt2"));
     assert_eq!(text("tokenizer.ggml.pre"), Some("gpt-2"));
     assert_eq!(conversion.default_file_name("BF16"), "Tiny-Llama-3.4M-BF16.gguf");
-    assert_eq!(conversion.file_type(), FileType::Bf16);
+    assert_eq!(conversion.file_type(), OutType::Bf16);
     assert!(conversion.warnings().is_empty(), "{:?}", conversion.warnings());
 }

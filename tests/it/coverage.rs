@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use gguf_foundry::arch::{FileType, Registry};
+use gguf_foundry::arch::{OutType, Registry};
 use gguf_foundry::checkpoint::fastllm::FlmFile;
 use gguf_foundry::checkpoint::{Checkpoint, Container};
 use gguf_foundry::convert::{Conversion, ConvertOptions, ModelSource};
@@ -146,14 +146,14 @@ fn every_type_has_a_case() {
         .flat_map(|case| files_below(case))
         .filter_map(|file| Some(file.strip_prefix("expect-")?.strip_suffix(".json")?.to_owned()))
         .collect();
-    let is_covered = |file_type: FileType| match file_type {
-        FileType::F32 | FileType::F16 | FileType::Bf16 | FileType::Q8_0 => true,
+    let is_covered = |file_type: OutType| match file_type {
+        OutType::F32 | OutType::F16 | OutType::Bf16 | OutType::Q8_0 => true,
         // The reference writes them for BitNet alone, which has no card.
-        FileType::Tq1_0 | FileType::Tq2_0 => false,
+        OutType::Tq1_0 | OutType::Tq2_0 => false,
     };
     assert!(outtypes.contains("auto"), "{outtypes:?}");
     for name in ["f32", "f16", "bf16", "q8_0", "tq1_0", "tq2_0"] {
-        let is_covered = is_covered(FileType::from_name(name).unwrap());
+        let is_covered = is_covered(OutType::from_name(name).unwrap());
         assert_eq!(outtypes.contains(name), is_covered, "cases of the converter's type {name}");
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gguf_foundry::arch::FileType;
+use gguf_foundry::arch::OutType;
 use gguf_foundry::arch::graph::GraphFeatures;
 use gguf_foundry::convert::{Conversion, ConvertOptions};
 use gguf_foundry::core::TensorSource;
@@ -28,7 +28,7 @@ impl F32 {
             return Some(Self::File(GgufFile::open(&path).unwrap()));
         }
         let options = ConvertOptions {
-            file_type: Some(FileType::F32),
+            file_type: Some(OutType::F32),
             tokenizer: false,
             // Whether the ends of yarn's ramp are rounded, windows.
             annotate: true,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gguf_foundry::arch::{FileType, Registry};
+use gguf_foundry::arch::{OutType, Registry};
 use gguf_foundry::checkpoint::Checkpoint;
 use gguf_foundry::convert::{Conversion, ConvertOptions, ToHfError, ToHfOptions, ToHfReport, gguf_to_hf};
 use gguf_foundry::core::limits::Limits;
@@ -10,7 +10,7 @@ use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{ElementType, TensorSource, WeightSource};
 use gguf_foundry::gguf::{Array, GgufFile, Value, WriteOptions, write_gguf};
-use gguf_foundry::quantize::{self, Input, Options, QuantizePlan};
+use gguf_foundry::quantize::{self, Input, QuantizeOptions, QuantizePlan};
 
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::{fixture, report_cases};
@@ -43,7 +43,7 @@ const CASES: [&str; 24] = [
     "xverse",
 ];
 
-fn to_gguf(dir: &Path, target: &Path, file_type: Option<FileType>, tokenizer: bool) -> GgufFile {
+fn to_gguf(dir: &Path, target: &Path, file_type: Option<OutType>, tokenizer: bool) -> GgufFile {
     let options = ConvertOptions { file_type, tokenizer, ..ConvertOptions::default() };
     let conversion =
         Conversion::plan(dir, &options).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
@@ -101,9 +101,9 @@ fn the_bundled_model_comes_back_byte_for_byte() {
 #[test]
 fn quantized_weights_come_back_as_the_values_they_decode_to() {
     let out = tempfile::tempdir().unwrap();
-    let wide = to_gguf(&fixture("tiny-llama"), &out.path().join("f32.gguf"), Some(FileType::F32), true);
+    let wide = to_gguf(&fixture("tiny-llama"), &out.path().join("f32.gguf"), Some(OutType::F32), true);
     for name in ["Q4_K_M", "Q8_0", "Q4_0", "Q5_1", "Q2_K"] {
-        let options = Options::new(quantize::FileType::parse(name).unwrap());
+        let options = QuantizeOptions::new(quantize::FileType::parse(name).unwrap());
         let plan = QuantizePlan::new(&Input::file(&wide), &options, None).unwrap();
         let path = out.path().join(format!("{name}.gguf"));
         let write = WriteOptions { sync: false, ..WriteOptions::default() };
@@ -111,7 +111,7 @@ fn quantized_weights_come_back_as_the_values_they_decode_to() {
         let file = GgufFile::open(&path).unwrap();
         let dir = out.path().join(name);
         assert_eq!(to_hf(&file, &dir, None).unwrap().ty, ElementType::F32);
-        let back = to_gguf(&dir, &out.path().join("back.gguf"), Some(FileType::F32), true);
+        let back = to_gguf(&dir, &out.path().join("back.gguf"), Some(OutType::F32), true);
         for (at, tensor) in back.tensors().iter().enumerate() {
             let source = file.tensor_index(&tensor.name).unwrap();
             let mut want = vec![0.0; tensor.shape.n_elems() as usize];
@@ -130,11 +130,11 @@ fn every_card_runs_backwards(corpus: &Goldens) {
     for case in CASES {
         let out = tempfile::tempdir().unwrap();
         let Some(hf) = corpus.find(format!("arch/{case}/hf")) else { continue };
-        let first = to_gguf(&hf, &out.path().join("first.gguf"), Some(FileType::F32), false);
+        let first = to_gguf(&hf, &out.path().join("first.gguf"), Some(OutType::F32), false);
         let dir = out.path().join("hf");
         let report = to_hf(&first, &dir, None).unwrap_or_else(|error| panic!("{case}: {error}"));
         assert!(report.n_tensors > 0);
-        let again = to_gguf(&dir, &out.path().join("again.gguf"), Some(FileType::F32), false);
+        let again = to_gguf(&dir, &out.path().join("again.gguf"), Some(OutType::F32), false);
         let (found, want) = (content(&again), content(&first));
         assert_eq!(found.0, want.0, "{case}");
         assert_eq!(found.1, want.1, "{case}");
@@ -149,7 +149,7 @@ conformance_tests!(experts_in_blocks_come_back_as_floats);
 fn experts_in_blocks_come_back_as_floats(corpus: &Goldens) {
     let out = tempfile::tempdir().unwrap();
     let hf = corpus.join("arch/gpt_oss_mxfp4/hf");
-    let first = to_gguf(&hf, &out.path().join("first.gguf"), Some(FileType::F32), false);
+    let first = to_gguf(&hf, &out.path().join("first.gguf"), Some(OutType::F32), false);
     let dir = out.path().join("hf");
     let report = to_hf(&first, &dir, None).unwrap();
     assert_eq!((report.ty, report.lost), (ElementType::Bf16, Vec::<String>::new()));
@@ -165,7 +165,7 @@ fn experts_in_blocks_come_back_as_floats(corpus: &Goldens) {
     assert_eq!(shape("layers.1.mlp.experts.gate_up_proj"), [4, 64, 128]);
     assert_eq!(shape("layers.1.mlp.experts.gate_up_proj_bias"), [4, 128]);
 
-    let again = to_gguf(&dir, &out.path().join("again.gguf"), Some(FileType::F32), false);
+    let again = to_gguf(&dir, &out.path().join("again.gguf"), Some(OutType::F32), false);
     assert_eq!(again.tensors().len(), first.tensors().len());
     let mut n_blocks = 0;
     for (at, tensor) in first.tensors().iter().enumerate() {

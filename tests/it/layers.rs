@@ -20,24 +20,54 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("inspect", &["core", "convert", "arch", "tokenizer", "checkpoint", "gguf", "quant"]),
 ];
 
-/// Names of modules behind `crate::` in a source text, in `use` items and paths alike.
+/// Names of modules behind `crate::` in a source text, in `use` items and paths alike, over line ends; the crates under
+/// their own names too.
 fn uses(source: &str) -> Vec<String> {
+    let code: Vec<&str> = source.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+    let code = code.join("\n");
     let mut found = Vec::new();
-    for line in source.lines().filter(|line| !line.trim_start().starts_with("//")) {
-        for (at, _) in line.match_indices("crate::") {
-            if at > 0 && line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == '$') {
-                continue;
-            }
-            let rest = &line[at + "crate::".len()..];
-            if let Some(group) = rest.strip_prefix('{') {
-                let names = group.split(',').filter_map(|item| item.trim().split("::").next());
-                found.extend(names.map(|name| name.trim_end_matches(['}', ';']).to_owned()));
-            } else {
-                found.push(rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect());
-            }
+    for (at, _) in code.match_indices("crate::").filter(|(at, _)| is_word_start(&code, *at)) {
+        let rest = &code[at + "crate::".len()..];
+        match rest.strip_prefix('{') {
+            Some(group) => found.extend(heads(group)),
+            None => found.push(word(rest)),
         }
     }
+    for (name, module) in [("gguf_core::", "core"), ("gguf_quant::", "quant")] {
+        let is_used = code.match_indices(name).any(|(at, _)| is_word_start(&code, at));
+        found.extend(is_used.then(|| module.to_owned()));
+    }
     found
+}
+
+/// The first words of the items of a group, whose opening brace is taken off.
+fn heads(group: &str) -> Vec<String> {
+    let (mut heads, mut depth, mut is_head) = (Vec::new(), 1, true);
+    for (at, c) in group.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 1 => is_head = true,
+            _ if is_head && c.is_alphabetic() => {
+                heads.push(word(&group[at..]));
+                is_head = false;
+            }
+            _ => {}
+        }
+        if depth == 0 {
+            break;
+        }
+    }
+    heads
+}
+
+fn word(text: &str) -> String {
+    text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+}
+
+/// True if no name and no `$` runs into this place.
+fn is_word_start(code: &str, at: usize) -> bool {
+    !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == '$')
 }
 
 fn check(dir: &Path, module: &str, allowed: &[&str], n_files: &mut usize, wrong: &mut Vec<String>) {
@@ -80,6 +110,8 @@ fn the_reader_of_arrows_sees_paths_and_groups() {
     let source =
         "use crate::{gguf::Value, cli};\nlet x = crate::quant::f();\n// crate::verify\n$crate::engine::x";
     assert_eq!(uses(source), ["gguf", "cli", "quant"]);
+    let source = "use crate::{\n    arch::{self, Card},\n    // crate::inspect\n    views,\n};\nfn f(_: gguf_core::Shape) {}";
+    assert_eq!(uses(source), ["arch", "views", "core"]);
 }
 
 /// Lines of the library's own code, tests left out, that ask the machine which vector instructions it has.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use gguf_foundry::arch::graph::GraphFeatures;
-use gguf_foundry::arch::{FileType, Registry};
+use gguf_foundry::arch::{OutType, Registry};
 use gguf_foundry::convert::{Codes, Conversion, ConvertOptions, FloatReason, ToHfOptions, gguf_to_hf};
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;
@@ -30,11 +30,11 @@ fn plan(dir: &Path, options: ConvertOptions) -> Conversion {
 }
 
 fn native(dir: &Path) -> Conversion {
-    plan(dir, ConvertOptions { file_type: Some(FileType::F32), codes: NATIVE, ..ConvertOptions::default() })
+    plan(dir, ConvertOptions { file_type: Some(OutType::F32), codes: NATIVE, ..ConvertOptions::default() })
 }
 
 fn floats(dir: &Path) -> Conversion {
-    plan(dir, ConvertOptions { file_type: Some(FileType::F32), ..ConvertOptions::default() })
+    plan(dir, ConvertOptions { file_type: Some(OutType::F32), ..ConvertOptions::default() })
 }
 
 /// What a row of the expectations asks for: `bf16`, which is native here, or `fp8_as_q8 TYPE`.
@@ -43,7 +43,7 @@ fn asked(dir: &Path, what: &str) -> Conversion {
         None => native(dir),
         Some((switch, file_type)) => {
             assert_eq!(switch, "fp8_as_q8");
-            let file_type = FileType::from_name(file_type);
+            let file_type = OutType::from_name(file_type);
             plan(dir, ConvertOptions { file_type, fp8_as_q8: true, ..ConvertOptions::default() })
         }
     }

@@ -9,7 +9,7 @@ mod tools;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use gguf_foundry::arch::FileType;
+use gguf_foundry::arch::OutType;
 use gguf_foundry::convert::{Codes, Conversion, ConvertOptions, ModelSource};
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{GgmlType, Packing, TensorSource, WeightSource};
@@ -162,7 +162,7 @@ fn convertible(corpus: &Path) -> Vec<PathBuf> {
     cases
 }
 
-fn plan(case: &Path, file_type: FileType, codes: Codes) -> Conversion {
+fn plan(case: &Path, file_type: OutType, codes: Codes) -> Conversion {
     let options = ConvertOptions {
         file_type: Some(file_type),
         codes,
@@ -194,7 +194,7 @@ fn whole_files_equal_the_references(corpus: &Goldens) {
             others.push(name);
             continue;
         }
-        for (key, file_type) in [("f32", FileType::F32), ("f16", FileType::F16)] {
+        for (key, file_type) in [("f32", OutType::F32), ("f16", OutType::F16)] {
             let conversion = plan(&case, file_type, Codes::Card);
             let target = out.path().join("model.gguf");
             let write = WriteOptions { sync: false, ..WriteOptions::default() };
@@ -268,13 +268,13 @@ fn experts_stay_blocks_unless_floats_are_asked_for(corpus: &Goldens) {
     let case = corpus.join("prequant/mxfp4-gpt-oss");
     let mut n_cases = 0;
     for (file_type, codes, ty, id, encoding) in [
-        (FileType::F32, Codes::Card, "MXFP4", 38, "MXFP4_MOE"),
-        (FileType::F16, Codes::Card, "MXFP4", 38, "MXFP4_MOE"),
-        (FileType::Bf16, Codes::Card, "MXFP4", 38, "MXFP4_MOE"),
-        (FileType::Q8_0, Codes::Card, "MXFP4", 7, "Q8_0"),
-        (FileType::Q8_0, Codes::Keep(GgmlType::Q8_0), "MXFP4", 7, "Q8_0"),
-        (FileType::F16, Codes::Float, "F16", 1, "F16"),
-        (FileType::Q8_0, Codes::Float, "Q8_0", 7, "Q8_0"),
+        (OutType::F32, Codes::Card, "MXFP4", 38, "MXFP4_MOE"),
+        (OutType::F16, Codes::Card, "MXFP4", 38, "MXFP4_MOE"),
+        (OutType::Bf16, Codes::Card, "MXFP4", 38, "MXFP4_MOE"),
+        (OutType::Q8_0, Codes::Card, "MXFP4", 7, "Q8_0"),
+        (OutType::Q8_0, Codes::Keep(GgmlType::Q8_0), "MXFP4", 7, "Q8_0"),
+        (OutType::F16, Codes::Float, "F16", 1, "F16"),
+        (OutType::Q8_0, Codes::Float, "Q8_0", 7, "Q8_0"),
     ] {
         let conversion = plan(&case, file_type, codes);
         let names = ["blk.0.ffn_down_exps.weight", "blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.weight"];
@@ -304,8 +304,8 @@ fn native_files_hold_the_same_values(corpus: &Goldens) {
             write_gguf(&target, conversion.metadata(), conversion, &options, &Silent).unwrap();
             GgufFile::open(&target).unwrap()
         };
-        let floats = write("f32.gguf", &plan(&case, FileType::F32, Codes::Float));
-        let conversion = plan(&case, FileType::F32, Codes::Native { allow_rounding: false });
+        let floats = write("f32.gguf", &plan(&case, OutType::F32, Codes::Float));
+        let conversion = plan(&case, OutType::F32, Codes::Native { allow_rounding: false });
         let native = write("native.gguf", &conversion);
         let index: BTreeMap<&str, usize> =
             native.tensors().iter().enumerate().map(|(at, meta)| (meta.name.as_str(), at)).collect();

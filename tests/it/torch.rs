@@ -8,7 +8,7 @@ mod views;
 
 use std::path::Path;
 
-use gguf_foundry::arch::FileType;
+use gguf_foundry::arch::OutType;
 use gguf_foundry::checkpoint::{Checkpoint, CheckpointError};
 use gguf_foundry::convert::{Conversion, ConvertOptions, ModelSource};
 use gguf_foundry::core::limits::Limits;
@@ -211,7 +211,7 @@ fn fixtures_convert_to_the_bytes_of_the_reference() {
         }
         for (file_type, sum) in manifest["gguf"].as_table().unwrap() {
             let options = ConvertOptions {
-                file_type: Some(FileType::from_name(file_type).unwrap()),
+                file_type: Some(OutType::from_name(file_type).unwrap()),
                 tokenizer: false,
                 ..ConvertOptions::default()
             };

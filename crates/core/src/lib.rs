@@ -1,4 +1,25 @@
-//! What every other module rests on: types, shapes, exact numbers, bounded bytes. Knows no file format.
+//! What the rooms of gguf-foundry share: types, shapes, exact numbers, bounded bytes, inputs and outputs. Knows no
+//! file format.
+//!
+//! | module | subject |
+//! |---|---|
+//! | (root) | the tables of GGML types and of checkpoint element types, [`Shape`], the traits that tensors pass through |
+//! | [`numeric`] | C's casts and roundings, F16 and BF16, bit for bit |
+//! | [`simd`] | which vector instructions there are, and code compiled for them |
+//! | [`bytes`] [`limits`] [`text`] | hostile input: a checked cursor, caps, escaped strings |
+//! | [`mmap`] [`output`] [`scratch`] | mapped inputs, outputs that appear whole or not at all, buffers used again |
+//! | [`progress`] | how far a long run is, and stopping it |
+//!
+//! ```
+//! use gguf_core::{GgmlType, Shape};
+//!
+//! let ty = GgmlType::from_name("Q4_K").unwrap();
+//! let shape = Shape::new(vec![32, 4096]).unwrap();
+//! // 256 elements in 144 bytes: 4096 columns are 16 blocks.
+//! assert_eq!((ty.block_elems(), ty.block_bytes()), (256, 144));
+//! assert_eq!(ty.row_bytes(shape.n_cols()), Some(16 * 144));
+//! assert_eq!(shape.n_rows(), 32);
+//! ```
 
 mod dtype;
 mod hint;

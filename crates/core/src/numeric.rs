@@ -145,13 +145,6 @@ pub fn c_max(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
-/// ggml's `MIN(a, b)`: `a < b ? a : b`.
-#[inline]
-#[must_use]
-pub fn c_min(a: f32, b: f32) -> f32 {
-    if a < b { a } else { b }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -77,7 +77,7 @@ impl fmt::Display for SimdLevel {
     }
 }
 
-/// A loop over slices that the compiler vectorizes: [`SimdLevel::vectorize`] compiles it once per level.
+/// Code that is compiled for each level: [`SimdLevel::vectorize`], or a level's token, runs it.
 ///
 /// `run` and everything it calls must be `#[inline(always)]`, else it is compiled for the baseline only (correct,
 /// but slow). It must not use fused multiply-add, so that every level gives the same bits.
@@ -91,29 +91,63 @@ pub trait VectorLoop {
 
 impl SimdLevel {
     /// Runs a loop with the instructions of this level; with the baseline's if the machine lacks it.
-    pub fn vectorize<L: VectorLoop>(self, work: L) -> L::Output {
-        #[cfg(target_arch = "x86_64")]
-        {
-            #[target_feature(enable = "avx2,fma,f16c")]
-            fn avx2<L: VectorLoop>(work: L) -> L::Output {
-                work.run()
+    pub fn vectorize<W: VectorLoop>(self, work: W) -> W::Output {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => {
+                if let Some(token) = Avx512::new() {
+                    return token.run(work);
+                }
             }
-
-            #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-            fn avx512<L: VectorLoop>(work: L) -> L::Output {
-                work.run()
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => {
+                if let Some(token) = Avx2::new() {
+                    return token.run(work);
+                }
             }
-
-            match self {
-                // SAFETY: `is_available` has just confirmed every feature that the function enables.
-                Self::Avx512 if self.is_available() => return unsafe { avx512(work) },
-                // SAFETY: as above.
-                Self::Avx2 if self.is_available() => return unsafe { avx2(work) },
-                _ => {}
-            }
+            _ => {}
         }
         work.run()
     }
+}
+
+/// The token of a level: a value proves that the machine has the instructions, and runs code compiled for them.
+#[cfg(target_arch = "x86_64")]
+macro_rules! tokens {
+    ($( $(#[$doc:meta])* $name:ident = $features:literal; )*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Copy, Debug)]
+            pub struct $name(());
+
+            impl $name {
+                /// The proof, if it can be given.
+                #[must_use]
+                pub fn new() -> Option<Self> {
+                    SimdLevel::$name.is_available().then_some(Self(()))
+                }
+
+                /// Runs code as a function that is compiled with these instructions.
+                #[inline(always)]
+                pub fn run<W: VectorLoop>(self, work: W) -> W::Output {
+                    #[target_feature(enable = $features)]
+                    fn entry<W: VectorLoop>(work: W) -> W::Output {
+                        work.run()
+                    }
+                    // SAFETY: the token exists, so the machine has the instructions.
+                    unsafe { entry(work) }
+                }
+            }
+        )*
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+tokens! {
+    /// Proof that the machine has AVX2, FMA and F16C.
+    Avx2 = "avx2,fma,f16c";
+    /// Proof that the machine has AVX-512 F, BW, DQ and VL, and all of [`Avx2`].
+    Avx512 = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl";
 }
 
 /// Why a `--simd` argument was refused.

@@ -64,12 +64,10 @@ impl Batch {
     /// `search::abs_max` of each block of `E` elements, a multiple of 16.
     #[inline(always)]
     pub(super) fn abs_maxes<L: Lanes, const E: usize>(&self, l: L, out: &mut [f32]) {
-        let mut tile = [l.splat(0.0); 16];
         for at in (0..self.n_elems / E).step_by(L::WIDTH) {
             let mut amax = l.splat(0.0);
             for column in (0..E).step_by(16) {
-                l.columns(&self.x[at * E + column..], E, &mut tile);
-                for &value in &tile {
+                for value in l.tile(&self.x[at * E + column..], E) {
                     amax = l.c_max(amax, l.abs(value));
                 }
             }
@@ -80,12 +78,10 @@ impl Batch {
     /// The magnitude of `search::signed_max` of each block of `E` elements, a multiple of 16: NaN is passed over.
     #[inline(always)]
     pub(super) fn largest_magnitudes<L: Lanes, const E: usize>(&self, l: L, out: &mut [f32]) {
-        let mut tile = [l.splat(0.0); 16];
         for at in (0..self.n_elems / E).step_by(L::WIDTH) {
             let mut amax = l.splat(0.0);
             for column in (0..E).step_by(16) {
-                l.columns(&self.x[at * E + column..], E, &mut tile);
-                for &value in &tile {
+                for value in l.tile(&self.x[at * E + column..], E) {
                     amax = l.c_max(l.abs(value), amax);
                 }
             }
@@ -96,12 +92,10 @@ impl Batch {
     /// Sum of magnitudes in index order of each block of `E` elements, a multiple of 16.
     #[inline(always)]
     pub(super) fn sums_of_magnitudes<L: Lanes, const E: usize>(&self, l: L, out: &mut [f32]) {
-        let mut tile = [l.splat(0.0); 16];
         for at in (0..self.n_elems / E).step_by(L::WIDTH) {
             let mut sum = l.splat(0.0);
             for column in (0..E).step_by(16) {
-                l.columns(&self.x[at * E + column..], E, &mut tile);
-                for &value in &tile {
+                for value in l.tile(&self.x[at * E + column..], E) {
                     sum = sum + l.abs(value);
                 }
             }
@@ -114,10 +108,8 @@ impl Batch {
 #[inline(always)]
 pub(super) fn sums_of_squares<L: Lanes>(l: L, src: &[f32], n: usize, stride: usize) -> L::F {
     let mut sum = l.splat(0.0);
-    let mut tile = [sum; 16];
     for at in (0..n).step_by(16) {
-        l.columns(&src[at..], stride, &mut tile);
-        for value in tile {
+        for value in l.tile(&src[at..], stride) {
             sum = sum + value * value;
         }
     }

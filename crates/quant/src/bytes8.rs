@@ -53,13 +53,7 @@ fn scale_of(amax: f32) -> (f32, f32) {
 }
 
 fn q8_0_quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    if level == SimdLevel::Scalar {
-        for ((x, _), out) in rows.blocks::<32>().zip(dst.as_chunks_mut::<34>().0) {
-            q8_0_block(x, out);
-        }
-    } else {
-        dispatch(level, Quantize { rows, dst });
-    }
+    dispatch(level, Quantize { rows, dst });
 }
 
 fn q8_0_block(x: &[f32; 32], out: &mut [u8; 34]) {
@@ -77,8 +71,14 @@ struct Quantize<'a> {
 }
 
 impl Kernel for Quantize<'_> {
+    fn scalar(self) {
+        for ((x, _), out) in self.rows.blocks::<32>().zip(self.dst.as_chunks_mut::<34>().0) {
+            q8_0_block(x, out);
+        }
+    }
+
     #[inline(always)]
-    fn run<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(self, l: L) {
         const BATCH_BLOCKS: usize = BATCH / 32;
         let mut batch = Batch::EMPTY;
         let mut amaxes = [0.0; BATCH_BLOCKS];

@@ -72,13 +72,15 @@ macro_rules! decoder {
     ($name:ident = $load:expr) => {
         fn $name(level: gguf_core::simd::SimdLevel, src: &[u8], dst: &mut [f32]) {
             struct Decode<'a>(&'a [u8], &'a mut [f32]);
-            impl $crate::lanes::Kernel for Decode<'_> {
+            impl gguf_core::simd::VectorLoop for Decode<'_> {
+                type Output = ();
+
                 #[inline(always)]
-                fn run<L: $crate::lanes::Lanes>(self, _: L) {
+                fn run(self) {
                     $crate::codec::decode_blocks(self.0, self.1, $load);
                 }
             }
-            $crate::lanes::dispatch(level, Decode(src, dst));
+            level.vectorize(Decode(src, dst));
         }
     };
 }

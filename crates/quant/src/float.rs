@@ -3,10 +3,10 @@
 //! One element is one block, so these loops vectorize as they stand; the level only picks the instructions.
 
 use super::codec::{Codec, Rows, validate_nothing};
-use super::lanes::{Kernel, Lanes, dispatch};
 use super::{BlockError, BlockFlaw};
+use gguf_core::GgmlType;
 use gguf_core::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
-use gguf_core::{GgmlType, simd::SimdLevel};
+use gguf_core::simd::{SimdLevel, VectorLoop};
 
 pub(super) static F32: Codec = Codec {
     ty: GgmlType::F32,
@@ -94,13 +94,15 @@ macro_rules! per_element {
     ($( $name:ident($src:ty => $dst:ty) = $body:expr; )*) => {
         $( fn $name(level: SimdLevel, src: &[$src], dst: &mut [$dst]) {
             struct Convert<'a>(&'a [$src], &'a mut [$dst]);
-            impl Kernel for Convert<'_> {
+            impl VectorLoop for Convert<'_> {
+                type Output = ();
+
                 #[inline(always)]
-                fn run<L: Lanes>(self, _: L) {
+                fn run(self) {
                     $body(self.0, self.1);
                 }
             }
-            dispatch(level, Convert(src, dst));
+            level.vectorize(Convert(src, dst));
         } )*
     };
 }

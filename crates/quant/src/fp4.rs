@@ -137,8 +137,12 @@ struct QuantizeMx<'a> {
 }
 
 impl Kernel for QuantizeMx<'_> {
+    fn scalar(self) {
+        mxfp4_scalar(self.rows, self.dst);
+    }
+
     #[inline(always)]
-    fn run<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(self, l: L) {
         const BATCH_BLOCKS: usize = BATCH / 32;
         let mut batch = Batch::EMPTY;
         let mut amaxes = [0.0; BATCH_BLOCKS];
@@ -166,8 +170,12 @@ struct QuantizeNv<'a> {
 }
 
 impl Kernel for QuantizeNv<'_> {
+    fn scalar(self) {
+        nvfp4_scalar(self.rows, self.dst);
+    }
+
     #[inline(always)]
-    fn run<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(self, l: L) {
         const BATCH_BLOCKS: usize = BATCH / 64;
         let mut batch = Batch::EMPTY;
         let mut amaxes = [[0.0; 4]; BATCH_BLOCKS];
@@ -187,9 +195,10 @@ impl Kernel for QuantizeNv<'_> {
 }
 
 fn mxfp4_quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    if level != SimdLevel::Scalar {
-        return dispatch(level, QuantizeMx { rows, dst });
-    }
+    dispatch(level, QuantizeMx { rows, dst });
+}
+
+fn mxfp4_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
     for ((x, _), out) in rows.blocks::<32>().zip(dst.as_chunks_mut::<17>().0) {
         let (_, amax) = signed_max(x);
         let e = e8m0(amax);
@@ -213,9 +222,10 @@ fn mxfp4_load(block: &[u8; 17], out: &mut [f32; 32]) {
 }
 
 fn nvfp4_quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    if level != SimdLevel::Scalar {
-        return dispatch(level, QuantizeNv { rows, dst });
-    }
+    dispatch(level, QuantizeNv { rows, dst });
+}
+
+fn nvfp4_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
     for ((x, _), out) in rows.blocks::<64>().zip(dst.as_chunks_mut::<36>().0) {
         for (g, x) in x.as_chunks::<16>().0.iter().enumerate() {
             let (_, amax) = signed_max(x);

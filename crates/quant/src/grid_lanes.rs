@@ -8,6 +8,7 @@ use super::codebook::{CodeBook, LIST_TILE, Neighbours, Place};
 use super::grid_search::{Fit, GridSearch, OffGrid, Part, Refit, Search, nearest, search};
 use super::lanes::{Lanes, MAX_WIDTH};
 use super::search_lanes;
+use gguf_core::simd::VectorLoop;
 
 /// [`Search`] in lanes.
 #[derive(Clone, Copy)]
@@ -177,6 +178,25 @@ fn is_tame<const D: usize, const G: usize>(part: &Part<D, G>, range: f32) -> boo
     near && (1e-30..1e30).contains(&range)
 }
 
+/// [`search_tame`], once for all types with the same parts.
+struct SearchTame<'a, L: Lanes, const D: usize, const G: usize> {
+    l: L,
+    book: &'a CodeBook<D>,
+    how: &'a GridSearch,
+    part: &'a Part<D, G>,
+    range: f32,
+    start: Fit<G>,
+}
+
+impl<L: Lanes, const D: usize, const G: usize> VectorLoop for SearchTame<'_, L, D, G> {
+    type Output = Result<Fit<G>, OffGrid>;
+
+    #[inline(always)]
+    fn run(self) -> Self::Output {
+        search_tame(self.l, self.book, self.how, self.part, self.range, self.start)
+    }
+}
+
 #[inline(always)]
 fn search_tame<L: Lanes, const D: usize, const G: usize>(
     l: L,
@@ -248,7 +268,7 @@ impl<L: Lanes> Search for InLanes<L> {
         start: Fit<G>,
     ) -> Result<Fit<G>, OffGrid> {
         if is_tame(part, range) {
-            search_tame(self.0, book, how, part, range, start)
+            self.0.call(SearchTame { l: self.0, book, how, part, range, start })
         } else {
             search(book, how, part, range, start)
         }

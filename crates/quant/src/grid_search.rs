@@ -2,16 +2,10 @@
 //!
 //! Scalar, the specification; `grid_lanes` is its twin. All sums run in index order in f32.
 
-use std::marker::PhantomData;
-
 use super::codebook::{CodeBook, Neighbours, Place};
-use super::codec::Rows;
-use super::grid_lanes::InLanes;
-use super::lanes::{Kernel, Lanes, dispatch};
 use super::search::{sum_squares, unsigned};
 use super::superblock::SUPER;
 use gguf_core::numeric::{c_max, nearest_int};
-use gguf_core::simd::SimdLevel;
 
 /// No grid point is at a finite distance: the reference stops the program there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,56 +195,6 @@ impl Search for Scalar {
 
     fn unsigned_scales(self, n_max: i32, x: &[[f32; 32]; 8], weights: &[[f32; 32]; 8]) -> [f32; 8] {
         std::array::from_fn(|j| unsigned(n_max, &x[j], &weights[j], &mut [0; 32]))
-    }
-}
-
-/// A type whose super-blocks are quantized by [`Search`] into `B` bytes.
-pub(super) trait GridType<const B: usize> {
-    /// Quantizes one super-block.
-    ///
-    /// # Errors
-    /// [`OffGrid`] where the reference stops.
-    fn quantize<S: Search>(
-        search: S,
-        x: &[f32; SUPER],
-        importance: Option<&[f32; SUPER]>,
-        out: &mut [u8; B],
-    ) -> Result<(), OffGrid>;
-}
-
-/// Quantizes rows to a grid type.
-pub(super) fn quantize_rows<Q: GridType<B>, const B: usize>(
-    level: SimdLevel,
-    rows: &Rows<'_>,
-    dst: &mut [u8],
-) {
-    if level == SimdLevel::Scalar {
-        blocks::<_, Q, B>(Scalar, rows, dst);
-    } else {
-        dispatch(level, Blocks::<Q, B> { rows, dst, ty: PhantomData });
-    }
-}
-
-struct Blocks<'a, Q, const B: usize> {
-    rows: &'a Rows<'a>,
-    dst: &'a mut [u8],
-    ty: PhantomData<Q>,
-}
-
-impl<Q: GridType<B>, const B: usize> Kernel for Blocks<'_, Q, B> {
-    #[inline(always)]
-    fn run<L: Lanes>(self, l: L) {
-        blocks::<_, Q, B>(InLanes(l), self.rows, self.dst);
-    }
-}
-
-#[inline(always)]
-fn blocks<S: Search, Q: GridType<B>, const B: usize>(search: S, rows: &Rows<'_>, dst: &mut [u8]) {
-    for (index, ((x, importance), out)) in rows.blocks().zip(dst.as_chunks_mut().0).enumerate() {
-        if Q::quantize(search, x, importance, out).is_err() {
-            rows.refused.set(Some(index));
-            return;
-        }
     }
 }
 

@@ -4,9 +4,9 @@ use super::batch::{BATCH, Batch};
 use super::codec::Rows;
 use super::grid_lanes::InLanes;
 use super::grid_search::OffGrid;
-use super::iq1::{
+use super::iq1_search::{
     DELTA, DOWN, EPS_M, EPS_S, M_BYTES, PartCode, S_BYTES, Split, UP, code_m, code_s, down_m, down_s, groups,
-    on_grid, points_of, square_steps, store_m, store_s,
+    on_grid, points_of, scalar_m, scalar_s, square_steps, store_m, store_s,
 };
 use super::lanes::{Kernel, Lanes, MAX_WIDTH};
 use super::superblock::SUPER;
@@ -120,7 +120,7 @@ impl<L: Lanes> Best<L> {
     }
 }
 
-/// `iq1::split_s`.
+/// `iq1_search::split_s`.
 #[inline(always)]
 fn split_s<L: Lanes>(l: L, sorted: &Sorted<L, 32>) -> [Option<Split>; MAX_WIDTH] {
     let zero = l.splat(0.0);
@@ -157,7 +157,7 @@ fn split_s<L: Lanes>(l: L, sorted: &Sorted<L, 32>) -> [Option<Split>; MAX_WIDTH]
     best.splits(l)
 }
 
-/// `iq1::split_m`.
+/// `iq1_search::split_m`.
 #[inline(always)]
 fn split_m<L: Lanes>(l: L, sorted: &Sorted<L, 16>) -> [Option<Split>; MAX_WIDTH] {
     let zero = l.splat(0.0);
@@ -264,10 +264,14 @@ pub(super) struct QuantizeM<'a> {
 }
 
 macro_rules! kernel {
-    ($kernel:ident, $part:literal, $bytes:ident, $eps:ident, $split:ident, $down:ident, $code:ident, $store:expr) => {
+    ($kernel:ident, $part:literal, $bytes:ident, $eps:ident, $split:ident, $down:ident, $code:ident, $scalar:ident, $store:expr) => {
         impl Kernel for $kernel<'_> {
+            fn scalar(self) {
+                $scalar(self.rows, self.dst);
+            }
+
             #[inline(always)]
-            fn run<L: Lanes>(self, l: L) {
+            fn lanes<L: Lanes>(self, l: L) {
                 const PARTS: usize = SUPER / $part;
                 const GROUPS: usize = $part / 8;
                 let mut batch = Batch::EMPTY;
@@ -318,9 +322,27 @@ macro_rules! kernel {
     };
 }
 
-kernel!(QuantizeS, 32, S_BYTES, EPS_S, split_s, down_s, code_s, |_: &Batch, _, codes, out| store_s(
-    codes, out
-));
-kernel!(QuantizeM, 16, M_BYTES, EPS_M, split_m, down_m, code_m, |batch: &Batch, b: usize, codes, out| {
-    store_m(&batch.x.as_chunks().0[b], &batch.weights.as_chunks().0[b], codes, out)
-});
+kernel!(
+    QuantizeS,
+    32,
+    S_BYTES,
+    EPS_S,
+    split_s,
+    down_s,
+    code_s,
+    scalar_s,
+    |_: &Batch, _, codes, out| store_s(codes, out)
+);
+kernel!(
+    QuantizeM,
+    16,
+    M_BYTES,
+    EPS_M,
+    split_m,
+    down_m,
+    code_m,
+    scalar_m,
+    |batch: &Batch, b: usize, codes, out| {
+        store_m(&batch.x.as_chunks().0[b], &batch.weights.as_chunks().0[b], codes, out)
+    }
+);

@@ -9,9 +9,10 @@
 
 use super::codebook::{self, CodeBook, even_signs};
 use super::codec::{Codec, decode_blocks, put_u16, u16_at, validate_f16};
+use super::grid_rows::{GridType, quantize_rows};
 use super::grid_search::{
-    Fit, GridSearch, GridType, OffGrid, Part, Refit, Search, largest, quantize_rows, scale_level,
-    split_even_signs, split_signs, weights,
+    Fit, GridSearch, OffGrid, Part, Refit, Search, largest, scale_level, split_even_signs, split_signs,
+    weights,
 };
 use super::search::sum_squares;
 use super::superblock::{SUPER, field};

@@ -12,8 +12,9 @@ use super::search::{GROUP_MAX_EPS, importance_weights, signed_max, sum_squares};
 use super::search_lanes::signed_max as signed_max_lanes;
 use super::superblock::{SUPER, field, field_mut};
 use super::superblock_lanes::BATCH_SUPERS;
+use gguf_core::GgmlType;
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
-use gguf_core::{GgmlType, simd::SimdLevel};
+use gguf_core::simd::{SimdLevel, VectorLoop};
 
 const PART: usize = 32;
 const PARTS: usize = SUPER / PART;
@@ -109,9 +110,10 @@ fn store_indices(x: &[f32; PART], iscale: f32, out: &mut [u8; 16]) {
 }
 
 fn quantize_nl(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    if level != SimdLevel::Scalar {
-        return dispatch(level, QuantizeNl { rows, dst });
-    }
+    dispatch(level, QuantizeNl { rows, dst });
+}
+
+fn scalar_nl(rows: &Rows<'_>, dst: &mut [u8]) {
     for ((x, importance), out) in rows.blocks::<PART>().zip(dst.as_chunks_mut().0) {
         let sigma2 = sum_squares(x) * (2.0 / PART as f32);
         store_nl(x, search(x, &part_weights(x, importance, sigma2)), out, store_indices);
@@ -132,9 +134,10 @@ fn store_nl(
 }
 
 fn quantize_xs(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    if level != SimdLevel::Scalar {
-        return dispatch(level, QuantizeXs { rows, dst });
-    }
+    dispatch(level, QuantizeXs { rows, dst });
+}
+
+fn scalar_xs(rows: &Rows<'_>, dst: &mut [u8]) {
     for ((x, importance), out) in rows.blocks::<SUPER>().zip(dst.as_chunks_mut().0) {
         let sigma2 = sum_squares(x) * (2.0 / SUPER as f32);
         let mut scales = [0.0; PARTS];
@@ -233,9 +236,29 @@ fn level_sums<L: Lanes>(l: L, x: &[L::F; PART], weights: &[L::F; PART], iscale: 
     (sum_qx, sum_q2)
 }
 
-/// [`search`] with one part per lane.
+/// [`search`] with one part per lane, for both types.
 #[inline(always)]
 fn search_lanes<L: Lanes>(l: L, x: &[L::F; PART], weights: &[L::F; PART]) -> L::F {
+    l.call(SearchLanes { l, x, weights })
+}
+
+struct SearchLanes<'a, L: Lanes> {
+    l: L,
+    x: &'a [L::F; PART],
+    weights: &'a [L::F; PART],
+}
+
+impl<L: Lanes> VectorLoop for SearchLanes<'_, L> {
+    type Output = L::F;
+
+    #[inline(always)]
+    fn run(self) -> L::F {
+        search_inlined(self.l, self.x, self.weights)
+    }
+}
+
+#[inline(always)]
+fn search_inlined<L: Lanes>(l: L, x: &[L::F; PART], weights: &[L::F; PART]) -> L::F {
     let (max, amax) = signed_max_lanes(l, x);
     let lowest = f32::from(LEVELS[0]);
     let zero = l.splat(0.0);
@@ -305,8 +328,12 @@ struct QuantizeNl<'a> {
 }
 
 impl Kernel for QuantizeNl<'_> {
+    fn scalar(self) {
+        scalar_nl(self.rows, self.dst);
+    }
+
     #[inline(always)]
-    fn run<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(self, l: L) {
         let mut batch = Batch::EMPTY;
         let mut scales = [0.0; BATCH_PARTS];
         for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_PARTS).enumerate() {
@@ -330,8 +357,12 @@ struct QuantizeXs<'a> {
 }
 
 impl Kernel for QuantizeXs<'_> {
+    fn scalar(self) {
+        scalar_xs(self.rows, self.dst);
+    }
+
     #[inline(always)]
-    fn run<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(self, l: L) {
         let mut batch = Batch::EMPTY;
         let mut scales = [[0.0; PARTS]; BATCH_SUPERS];
         for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {

@@ -1,40 +1,75 @@
 //! Vectors in which one lane is one block: the operations that searches need, and the way to run them.
 //!
-//! An algorithm is written once over [`Lanes`]; `lanes_x86` and `lanes_neon` fill in instructions, [`Portable`]
-//! plain arrays. Every operation rounds like its scalar counterpart and none fuses or reorders, so a lane computes
-//! bit for bit what the scalar code computes for its block.
+//! An algorithm is written once over [`Lanes`]; `lanes_x86` and `lanes_neon` fill in instructions, in tests
+//! `portable` plain arrays. Every operation rounds like its scalar counterpart and none fuses or reorders, so a lane
+//! computes bit for bit what the scalar code computes for its block.
 
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Not, Sub};
 
-use gguf_core::numeric::{c_max, c_trunc_i32};
-use gguf_core::simd::SimdLevel;
+use gguf_core::simd::{SimdLevel, VectorLoop};
 
-/// Code that is compiled for each level.
-pub(crate) trait Kernel {
-    /// Runs on this level's lanes. Must be `#[inline(always)]`, as must be all it calls on vectors.
-    fn run<L: Lanes>(self, lanes: L);
+#[cfg(any(test, target_arch = "aarch64"))]
+pub(crate) mod entries;
+#[cfg(test)]
+mod portable;
+mod twice;
+
+pub(crate) use twice::Twice;
+
+/// A quantizer in both its forms, which give the same bytes.
+pub(crate) trait Kernel: Sized {
+    /// The specification, block by block.
+    fn scalar(self);
+
+    /// In a level's lanes. Must be `#[inline(always)]`, as must be all it calls on vectors, except through
+    /// [`Lanes::call`].
+    fn lanes<L: Lanes>(self, lanes: L);
 }
 
-/// Runs a kernel at a level; at `Scalar`, and where the machine lacks the level, on [`Portable`] lanes.
+/// Runs a quantizer at a level: the scalar form where the machine lacks the level.
+///
+/// In tests a level that the machine lacks stands for portable lanes.
 pub(crate) fn dispatch<K: Kernel>(level: SimdLevel, kernel: K) {
     match level {
+        SimdLevel::Scalar => return kernel.scalar(),
         #[cfg(target_arch = "x86_64")]
         SimdLevel::Avx512 => {
-            if let Some(lanes) = super::lanes_x86::Avx512::new() {
-                return lanes.run(kernel);
+            if let Some(lanes) = gguf_core::simd::Avx512::new() {
+                return lanes.call(OnLanes { kernel, lanes });
             }
         }
         #[cfg(target_arch = "x86_64")]
         SimdLevel::Avx2 => {
-            if let Some(lanes) = super::lanes_x86::Avx2::new() {
-                return lanes.run(kernel);
+            if let Some(lanes) = gguf_core::simd::Avx2::new() {
+                return lanes.call(OnLanes { kernel, lanes });
             }
         }
         #[cfg(target_arch = "aarch64")]
-        SimdLevel::Neon => return super::lanes_neon::Neon.run(kernel),
+        SimdLevel::Neon => {
+            let lanes = super::lanes_neon::Neon;
+            return lanes.call(OnLanes { kernel, lanes });
+        }
         _ => {}
     }
-    kernel.run(Portable);
+    #[cfg(test)]
+    portable::Portable.call(OnLanes { kernel, lanes: portable::Portable });
+    #[cfg(not(test))]
+    kernel.scalar();
+}
+
+/// A kernel with the lanes that it runs in.
+struct OnLanes<K, L> {
+    kernel: K,
+    lanes: L,
+}
+
+impl<K: Kernel, L: Lanes> VectorLoop for OnLanes<K, L> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        self.kernel.lanes(self.lanes);
+    }
 }
 
 /// More lanes than any level has, also when doubled twice.
@@ -64,6 +99,9 @@ pub(crate) trait Lanes: Copy {
     /// Eight floats to look up.
     type T: Copy + Sub<Output = Self::T> + Mul<Output = Self::T>;
 
+    /// Runs code as a function of its own that is compiled for this level: once, however many kernels share it.
+    fn call<W: VectorLoop>(self, work: W) -> W::Output;
+
     /// The same float in all lanes.
     fn splat(self, value: f32) -> Self::F;
     /// The same integer in all lanes.
@@ -76,7 +114,9 @@ pub(crate) trait Lanes: Copy {
     fn store_i(self, value: Self::I, dst: &mut [i32]);
     /// The low byte of each lane to the first `WIDTH` bytes.
     fn store_low_bytes(self, value: Self::I, dst: &mut [u8]);
-    /// Columns of rows: lane `r` of `out[c]` is `src[r * stride + c]`; `out` has a multiple of 16.
+    /// The first 16 columns of rows: lane `r` of column `c` is `src[r * stride + c]`. For what takes them up at once.
+    fn tile(self, src: &[f32], stride: usize) -> [Self::F; 16];
+    /// Columns of rows, as [`Lanes::tile`] has them; `out` has a multiple of 16. Goes through memory.
     fn columns(self, src: &[f32], stride: usize, out: &mut [Self::F]);
 
     /// Magnitude.
@@ -163,417 +203,5 @@ pub(crate) trait Lanes: Copy {
         let below_half = self.splat_i(0x3eff_ffff);
         let half = (self.bits(value) & self.splat_i(i32::MIN)) | below_half;
         self.trunc(value + self.float_of(half))
-    }
-}
-
-/// Two vectors side by side: independent work for the gaps in which one waits for its own results.
-#[derive(Clone, Copy)]
-pub(crate) struct Twice<L>(pub L);
-
-/// A value of [`Twice`]: low lanes, high lanes.
-#[derive(Clone, Copy)]
-pub(crate) struct Two<T>(pub T, pub T);
-
-macro_rules! two_operators {
-    ($( $operator:ident $method:ident; )*) => {
-        $( impl<T: $operator<Output = T>> $operator for Two<T> {
-            type Output = Self;
-            #[inline(always)]
-            fn $method(self, other: Self) -> Self {
-                Self(self.0.$method(other.0), self.1.$method(other.1))
-            }
-        } )*
-    };
-}
-
-two_operators! { Add add; Sub sub; Mul mul; Div div; BitAnd bitand; BitOr bitor; }
-
-impl<T: Not<Output = T>> Not for Two<T> {
-    type Output = Self;
-    #[inline(always)]
-    fn not(self) -> Self {
-        Self(!self.0, !self.1)
-    }
-}
-
-impl<L: Lanes> Lanes for Twice<L> {
-    const WIDTH: usize = 2 * L::WIDTH;
-    type F = Two<L::F>;
-    type I = Two<L::I>;
-    type M = Two<L::M>;
-    type T = L::T;
-
-    #[inline(always)]
-    fn splat(self, value: f32) -> Self::F {
-        let half = self.0.splat(value);
-        Two(half, half)
-    }
-    #[inline(always)]
-    fn splat_i(self, value: i32) -> Self::I {
-        let half = self.0.splat_i(value);
-        Two(half, half)
-    }
-    #[inline(always)]
-    fn load(self, src: &[f32]) -> Self::F {
-        Two(self.0.load(src), self.0.load(&src[L::WIDTH..]))
-    }
-    #[inline(always)]
-    fn store(self, value: Self::F, dst: &mut [f32]) {
-        self.0.store(value.0, dst);
-        self.0.store(value.1, &mut dst[L::WIDTH..]);
-    }
-    #[inline(always)]
-    fn store_i(self, value: Self::I, dst: &mut [i32]) {
-        self.0.store_i(value.0, dst);
-        self.0.store_i(value.1, &mut dst[L::WIDTH..]);
-    }
-    #[inline(always)]
-    fn store_low_bytes(self, value: Self::I, dst: &mut [u8]) {
-        self.0.store_low_bytes(value.0, dst);
-        self.0.store_low_bytes(value.1, &mut dst[L::WIDTH..]);
-    }
-    #[inline(always)]
-    fn columns(self, src: &[f32], stride: usize, out: &mut [Self::F]) {
-        // Every level's width divides 16.
-        const TILE: usize = 16;
-        let zero = self.0.splat(0.0);
-        for (index, out) in out.chunks_exact_mut(TILE).enumerate() {
-            let src = &src[index * TILE..];
-            let (mut low, mut high) = ([zero; TILE], [zero; TILE]);
-            self.0.columns(src, stride, &mut low);
-            self.0.columns(&src[L::WIDTH * stride..], stride, &mut high);
-            for (out, (low, high)) in out.iter_mut().zip(low.into_iter().zip(high)) {
-                *out = Two(low, high);
-            }
-        }
-    }
-    #[inline(always)]
-    fn abs(self, value: Self::F) -> Self::F {
-        Two(self.0.abs(value.0), self.0.abs(value.1))
-    }
-    #[inline(always)]
-    fn sqrt(self, value: Self::F) -> Self::F {
-        Two(self.0.sqrt(value.0), self.0.sqrt(value.1))
-    }
-    #[inline(always)]
-    fn c_max(self, a: Self::F, b: Self::F) -> Self::F {
-        Two(self.0.c_max(a.0, b.0), self.0.c_max(a.1, b.1))
-    }
-    #[inline(always)]
-    fn bits(self, value: Self::F) -> Self::I {
-        Two(self.0.bits(value.0), self.0.bits(value.1))
-    }
-    #[inline(always)]
-    fn float_of(self, value: Self::I) -> Self::F {
-        Two(self.0.float_of(value.0), self.0.float_of(value.1))
-    }
-    #[inline(always)]
-    fn to_f(self, value: Self::I) -> Self::F {
-        Two(self.0.to_f(value.0), self.0.to_f(value.1))
-    }
-    #[inline(always)]
-    fn trunc(self, value: Self::F) -> Self::I {
-        Two(self.0.trunc(value.0), self.0.trunc(value.1))
-    }
-    #[inline(always)]
-    fn max_i(self, a: Self::I, b: Self::I) -> Self::I {
-        Two(self.0.max_i(a.0, b.0), self.0.max_i(a.1, b.1))
-    }
-    #[inline(always)]
-    fn min_i(self, a: Self::I, b: Self::I) -> Self::I {
-        Two(self.0.min_i(a.0, b.0), self.0.min_i(a.1, b.1))
-    }
-    #[inline(always)]
-    fn gt(self, a: Self::F, b: Self::F) -> Self::M {
-        Two(self.0.gt(a.0, b.0), self.0.gt(a.1, b.1))
-    }
-    #[inline(always)]
-    fn eq(self, a: Self::F, b: Self::F) -> Self::M {
-        Two(self.0.eq(a.0, b.0), self.0.eq(a.1, b.1))
-    }
-    #[inline(always)]
-    fn eq_i(self, a: Self::I, b: Self::I) -> Self::M {
-        Two(self.0.eq_i(a.0, b.0), self.0.eq_i(a.1, b.1))
-    }
-    #[inline(always)]
-    fn select(self, mask: Self::M, a: Self::F, b: Self::F) -> Self::F {
-        Two(self.0.select(mask.0, a.0, b.0), self.0.select(mask.1, a.1, b.1))
-    }
-    #[inline(always)]
-    fn select_i(self, mask: Self::M, a: Self::I, b: Self::I) -> Self::I {
-        Two(self.0.select_i(mask.0, a.0, b.0), self.0.select_i(mask.1, a.1, b.1))
-    }
-    #[inline(always)]
-    fn mask_bits(self, mask: Self::M) -> u64 {
-        self.0.mask_bits(mask.0) | self.0.mask_bits(mask.1) << L::WIDTH
-    }
-    #[inline(always)]
-    fn load_u16(self, src: &[u16]) -> Self::I {
-        Two(self.0.load_u16(src), self.0.load_u16(&src[L::WIDTH..]))
-    }
-    #[inline(always)]
-    fn shr(self, value: Self::I, n: u32) -> Self::I {
-        Two(self.0.shr(value.0, n), self.0.shr(value.1, n))
-    }
-    #[inline(always)]
-    fn least(self, value: Self::F) -> f32 {
-        let (low, high) = (self.0.least(value.0), self.0.least(value.1));
-        if low < high { low } else { high }
-    }
-    #[inline(always)]
-    fn table(self, entries: &[f32; 8]) -> Self::T {
-        self.0.table(entries)
-    }
-    #[inline(always)]
-    fn splat_table(self, entry: f32) -> Self::T {
-        self.0.splat_table(entry)
-    }
-    #[inline(always)]
-    fn lookup(self, table: Self::T, index: Self::I) -> Self::F {
-        Two(self.0.lookup(table, index.0), self.0.lookup(table, index.1))
-    }
-    #[inline(always)]
-    fn lookup_16(self, table: &[f32; 16], index: Self::I) -> Self::F {
-        Two(self.0.lookup_16(table, index.0), self.0.lookup_16(table, index.1))
-    }
-}
-
-/// Four lanes as plain arrays: for machines without vectors, and the twin of the others in tests.
-#[derive(Clone, Copy)]
-pub(crate) struct Portable;
-
-const PORTABLE_WIDTH: usize = 4;
-
-/// A vector of [`Portable`].
-#[derive(Clone, Copy)]
-pub(crate) struct Array<T>([T; PORTABLE_WIDTH]);
-
-impl<T: Copy> Array<T> {
-    #[inline(always)]
-    fn with<U: Copy, V: Copy + Default>(self, other: Array<U>, f: impl Fn(T, U) -> V) -> Array<V> {
-        let mut out = [V::default(); PORTABLE_WIDTH];
-        for i in 0..PORTABLE_WIDTH {
-            out[i] = f(self.0[i], other.0[i]);
-        }
-        Array(out)
-    }
-}
-
-macro_rules! array_operators {
-    ($( $element:ty: $operator:ident $method:ident $f:expr; )*) => {
-        $( impl $operator for Array<$element> {
-            type Output = Self;
-            #[inline(always)]
-            fn $method(self, other: Self) -> Self {
-                self.with(other, $f)
-            }
-        } )*
-    };
-}
-
-array_operators! {
-    f32: Add add |a, b| a + b;
-    f32: Sub sub |a, b| a - b;
-    f32: Mul mul |a, b| a * b;
-    f32: Div div |a, b| a / b;
-    i32: Add add i32::wrapping_add;
-    i32: Sub sub i32::wrapping_sub;
-    i32: BitAnd bitand |a, b| a & b;
-    i32: BitOr bitor |a, b| a | b;
-    bool: BitAnd bitand |a, b| a & b;
-    bool: BitOr bitor |a, b| a | b;
-}
-
-impl Not for Array<bool> {
-    type Output = Self;
-    #[inline(always)]
-    fn not(self) -> Self {
-        Self(self.0.map(|set| !set))
-    }
-}
-
-/// Eight floats as a plain array.
-#[derive(Clone, Copy)]
-pub(crate) struct Entries([f32; 8]);
-
-macro_rules! entries_operators {
-    ($( $operator:ident $method:ident; )*) => {
-        $( impl $operator for Entries {
-            type Output = Self;
-            #[inline(always)]
-            fn $method(self, other: Self) -> Self {
-                let mut out = self.0;
-                for i in 0..8 {
-                    out[i] = self.0[i].$method(other.0[i]);
-                }
-                Self(out)
-            }
-        } )*
-    };
-}
-
-entries_operators! { Sub sub; Mul mul; }
-
-impl Entries {
-    /// The entries.
-    #[cfg(target_arch = "aarch64")]
-    #[inline(always)]
-    pub(crate) fn new(entries: [f32; 8]) -> Self {
-        Self(entries)
-    }
-
-    /// The entry that the lowest three bits choose.
-    #[inline(always)]
-    pub(crate) fn get(self, index: i32) -> f32 {
-        self.0[(index & 7) as usize]
-    }
-}
-
-impl Lanes for Portable {
-    const WIDTH: usize = PORTABLE_WIDTH;
-    type F = Array<f32>;
-    type I = Array<i32>;
-    type M = Array<bool>;
-    type T = Entries;
-
-    #[inline(always)]
-    fn splat(self, value: f32) -> Self::F {
-        Array([value; PORTABLE_WIDTH])
-    }
-    #[inline(always)]
-    fn splat_i(self, value: i32) -> Self::I {
-        Array([value; PORTABLE_WIDTH])
-    }
-    #[inline(always)]
-    fn load(self, src: &[f32]) -> Self::F {
-        let mut out = [0.0; PORTABLE_WIDTH];
-        out.copy_from_slice(&src[..PORTABLE_WIDTH]);
-        Array(out)
-    }
-    #[inline(always)]
-    fn store(self, value: Self::F, dst: &mut [f32]) {
-        dst[..PORTABLE_WIDTH].copy_from_slice(&value.0);
-    }
-    #[inline(always)]
-    fn store_i(self, value: Self::I, dst: &mut [i32]) {
-        dst[..PORTABLE_WIDTH].copy_from_slice(&value.0);
-    }
-    #[inline(always)]
-    fn store_low_bytes(self, value: Self::I, dst: &mut [u8]) {
-        for (dst, value) in dst[..PORTABLE_WIDTH].iter_mut().zip(value.0) {
-            *dst = value as u8;
-        }
-    }
-    #[inline(always)]
-    fn columns(self, src: &[f32], stride: usize, out: &mut [Self::F]) {
-        for (c, out) in out.iter_mut().enumerate() {
-            for r in 0..PORTABLE_WIDTH {
-                out.0[r] = src[r * stride + c];
-            }
-        }
-    }
-    #[inline(always)]
-    fn abs(self, value: Self::F) -> Self::F {
-        Array(value.0.map(f32::abs))
-    }
-    #[inline(always)]
-    fn sqrt(self, value: Self::F) -> Self::F {
-        Array(value.0.map(f32::sqrt))
-    }
-    #[inline(always)]
-    fn c_max(self, a: Self::F, b: Self::F) -> Self::F {
-        a.with(b, c_max)
-    }
-    #[inline(always)]
-    fn bits(self, value: Self::F) -> Self::I {
-        Array(value.0.map(|value| value.to_bits() as i32))
-    }
-    #[inline(always)]
-    fn float_of(self, value: Self::I) -> Self::F {
-        Array(value.0.map(|value| f32::from_bits(value as u32)))
-    }
-    #[inline(always)]
-    fn to_f(self, value: Self::I) -> Self::F {
-        Array(value.0.map(|value| value as f32))
-    }
-    #[inline(always)]
-    fn trunc(self, value: Self::F) -> Self::I {
-        Array(value.0.map(c_trunc_i32))
-    }
-    #[inline(always)]
-    fn max_i(self, a: Self::I, b: Self::I) -> Self::I {
-        a.with(b, i32::max)
-    }
-    #[inline(always)]
-    fn min_i(self, a: Self::I, b: Self::I) -> Self::I {
-        a.with(b, i32::min)
-    }
-    #[inline(always)]
-    fn gt(self, a: Self::F, b: Self::F) -> Self::M {
-        a.with(b, |a, b| a > b)
-    }
-    #[inline(always)]
-    fn eq(self, a: Self::F, b: Self::F) -> Self::M {
-        a.with(b, |a, b| a == b)
-    }
-    #[inline(always)]
-    fn eq_i(self, a: Self::I, b: Self::I) -> Self::M {
-        a.with(b, |a, b| a == b)
-    }
-    #[inline(always)]
-    fn select(self, mask: Self::M, a: Self::F, b: Self::F) -> Self::F {
-        let mut out = b;
-        for i in 0..PORTABLE_WIDTH {
-            if mask.0[i] {
-                out.0[i] = a.0[i];
-            }
-        }
-        out
-    }
-    #[inline(always)]
-    fn select_i(self, mask: Self::M, a: Self::I, b: Self::I) -> Self::I {
-        let mut out = b;
-        for i in 0..PORTABLE_WIDTH {
-            if mask.0[i] {
-                out.0[i] = a.0[i];
-            }
-        }
-        out
-    }
-    #[inline(always)]
-    fn mask_bits(self, mask: Self::M) -> u64 {
-        mask.0.iter().rev().fold(0, |bits, set| bits << 1 | u64::from(*set))
-    }
-    #[inline(always)]
-    fn load_u16(self, src: &[u16]) -> Self::I {
-        let mut out = [0; PORTABLE_WIDTH];
-        for (out, src) in out.iter_mut().zip(&src[..PORTABLE_WIDTH]) {
-            *out = i32::from(*src);
-        }
-        Array(out)
-    }
-    #[inline(always)]
-    fn shr(self, value: Self::I, n: u32) -> Self::I {
-        Array(value.0.map(|value| (value as u32 >> n) as i32))
-    }
-    #[inline(always)]
-    fn least(self, value: Self::F) -> f32 {
-        value.0.into_iter().fold(f32::INFINITY, |least, value| if value < least { value } else { least })
-    }
-    #[inline(always)]
-    fn table(self, entries: &[f32; 8]) -> Self::T {
-        Entries(*entries)
-    }
-    #[inline(always)]
-    fn splat_table(self, entry: f32) -> Self::T {
-        Entries([entry; 8])
-    }
-    #[inline(always)]
-    fn lookup(self, table: Self::T, index: Self::I) -> Self::F {
-        Array(index.0.map(|index| table.get(index)))
-    }
-    #[inline(always)]
-    fn lookup_16(self, table: &[f32; 16], index: Self::I) -> Self::F {
-        Array(index.0.map(|index| table[(index & 15) as usize]))
     }
 }

@@ -5,19 +5,13 @@
 use std::arch::aarch64::*;
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Not, Sub};
 
-use super::lanes::{Entries, Kernel, Lanes};
+use super::lanes::Lanes;
+use super::lanes::entries::Entries;
+use gguf_core::simd::VectorLoop;
 
 /// NEON, which every AArch64 machine has.
 #[derive(Clone, Copy)]
 pub(crate) struct Neon;
-
-impl Neon {
-    /// Runs a kernel; the instructions are part of the base line, so nothing needs enabling.
-    #[inline(never)]
-    pub(crate) fn run<K: Kernel>(self, kernel: K) {
-        kernel.run(self);
-    }
-}
 
 macro_rules! vector_types {
     ($( $name:ident($raw:ty): $( $operator:ident $method:ident $intrinsic:ident ),*; )*) => {
@@ -123,6 +117,12 @@ impl Lanes for Neon {
         I4(unsafe { vreinterpretq_s32_u32(vmovl_u16(vld1_u16(src.as_ptr()))) })
     }
 
+    /// The instructions are part of the baseline, so nothing needs enabling.
+    #[inline(always)]
+    fn call<W: VectorLoop>(self, work: W) -> W::Output {
+        baseline(work)
+    }
+
     #[inline(always)]
     fn table(self, entries: &[f32; 8]) -> Entries {
         Entries::new(*entries)
@@ -180,6 +180,13 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    fn tile(self, src: &[f32], stride: usize) -> [F4; 16] {
+        let mut tile = [self.splat(0.0); 16];
+        self.columns(src, stride, &mut tile);
+        tile
+    }
+
+    #[inline(always)]
     fn columns(self, src: &[f32], stride: usize, out: &mut [F4]) {
         for (index, out) in out.chunks_exact_mut(4).enumerate() {
             let row = |r: usize| self.load(&src[r * stride + index * 4..]).0;
@@ -194,4 +201,10 @@ impl Lanes for Neon {
             }
         }
     }
+}
+
+/// A function of its own.
+#[inline(never)]
+fn baseline<W: VectorLoop>(work: W) -> W::Output {
+    work.run()
 }

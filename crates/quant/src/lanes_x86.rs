@@ -8,50 +8,8 @@
 use std::arch::x86_64::*;
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Not, Sub};
 
-use super::lanes::{Kernel, Lanes};
-use gguf_core::simd::SimdLevel;
-
-/// Proof that the machine has AVX2.
-#[derive(Clone, Copy)]
-pub(crate) struct Avx2(());
-
-/// Proof that the machine has AVX-512 F, BW, DQ and VL.
-#[derive(Clone, Copy)]
-pub(crate) struct Avx512(());
-
-impl Avx2 {
-    /// The proof, if it can be given.
-    pub(crate) fn new() -> Option<Self> {
-        SimdLevel::Avx2.is_available().then_some(Self(()))
-    }
-
-    /// Runs a kernel compiled with these instructions.
-    pub(crate) fn run<K: Kernel>(self, kernel: K) {
-        #[target_feature(enable = "avx2,f16c")]
-        fn entry<K: Kernel>(lanes: Avx2, kernel: K) {
-            kernel.run(lanes);
-        }
-        // SAFETY: the token exists, so the machine has the instructions.
-        unsafe { entry(self, kernel) }
-    }
-}
-
-impl Avx512 {
-    /// The proof, if it can be given.
-    pub(crate) fn new() -> Option<Self> {
-        SimdLevel::Avx512.is_available().then_some(Self(()))
-    }
-
-    /// Runs a kernel compiled with these instructions.
-    pub(crate) fn run<K: Kernel>(self, kernel: K) {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c")]
-        fn entry<K: Kernel>(lanes: Avx512, kernel: K) {
-            kernel.run(lanes);
-        }
-        // SAFETY: the token exists, so the machine has the instructions.
-        unsafe { entry(self, kernel) }
-    }
-}
+use super::lanes::Lanes;
+use gguf_core::simd::{Avx2, Avx512, VectorLoop};
 
 macro_rules! vector_types {
     ($( $name:ident($raw:ty): $( $operator:ident $method:ident $intrinsic:ident ),*; )*) => {
@@ -168,6 +126,11 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn call<W: VectorLoop>(self, work: W) -> W::Output {
+        self.run(work)
+    }
+
+    #[inline(always)]
     fn load_u16(self, src: &[u16]) -> I8 {
         let src: &[u16; 8] = src.first_chunk().expect("callers pass a whole vector");
         // SAFETY: 16 bytes are readable; the load needs no alignment; the token proves the instructions.
@@ -228,18 +191,34 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn columns(self, src: &[f32], stride: usize, out: &mut [F8]) {
-        for (index, out) in out.chunks_exact_mut(8).enumerate() {
+    fn tile(self, src: &[f32], stride: usize) -> [F8; 16] {
+        let mut tile = [self.splat(0.0); 16];
+        for (index, out) in tile.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             let mut rows = [self.splat(0.0).0; 8];
             for (r, row) in rows.iter_mut().enumerate() {
                 *row = self.load(&src[r * stride + index * 8..]).0;
             }
             // SAFETY: the token proves the instructions; nothing here touches memory.
-            let columns = unsafe { transpose_8(rows) };
-            for (out, column) in out.iter_mut().zip(columns) {
+            for (out, column) in out.iter_mut().zip(unsafe { transpose_8(rows) }) {
                 *out = F8(column);
             }
         }
+        tile
+    }
+
+    #[inline(always)]
+    fn columns(self, src: &[f32], stride: usize, out: &mut [F8]) {
+        // SAFETY: the token proves the instructions.
+        unsafe { columns_8(self, src, stride, out) }
+    }
+}
+
+/// [`Lanes::columns`] as one function for all callers: inlined, it would be most of the code of many kernels.
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn columns_8(l: Avx2, src: &[f32], stride: usize, out: &mut [F8]) {
+    for (index, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        *out = l.tile(&src[index * 16..], stride);
     }
 }
 
@@ -308,6 +287,11 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn call<W: VectorLoop>(self, work: W) -> W::Output {
+        self.run(work)
+    }
+
+    #[inline(always)]
     fn load_u16(self, src: &[u16]) -> I16 {
         let src: &[u16; 16] = src.first_chunk().expect("callers pass a whole vector");
         // SAFETY: 32 bytes are readable; the load needs no alignment; the token proves the instructions.
@@ -356,18 +340,33 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn columns(self, src: &[f32], stride: usize, out: &mut [F16]) {
-        for (index, out) in out.chunks_exact_mut(16).enumerate() {
-            let mut rows = [self.splat(0.0).0; 16];
-            for (r, row) in rows.iter_mut().enumerate() {
-                *row = self.load(&src[r * stride + index * 16..]).0;
-            }
-            // SAFETY: the token proves the instructions; nothing here touches memory.
-            let columns = unsafe { transpose_16(&rows) };
-            for (out, column) in out.iter_mut().zip(columns) {
-                *out = F16(column);
-            }
+    fn tile(self, src: &[f32], stride: usize) -> [F16; 16] {
+        let mut rows = [self.splat(0.0).0; 16];
+        for (r, row) in rows.iter_mut().enumerate() {
+            *row = self.load(&src[r * stride..]).0;
         }
+        // SAFETY: the token proves the instructions; nothing here touches memory.
+        let columns = unsafe { transpose_16(&rows) };
+        let mut tile = [self.splat(0.0); 16];
+        for (out, column) in tile.iter_mut().zip(columns) {
+            *out = F16(column);
+        }
+        tile
+    }
+
+    #[inline(always)]
+    fn columns(self, src: &[f32], stride: usize, out: &mut [F16]) {
+        // SAFETY: the token proves the instructions.
+        unsafe { columns_16(self, src, stride, out) }
+    }
+}
+
+/// [`Lanes::columns`] as one function for all callers: inlined, it would be most of the code of many kernels.
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+fn columns_16(l: Avx512, src: &[f32], stride: usize, out: &mut [F16]) {
+    for (index, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        *out = l.tile(&src[index * 16..], stride);
     }
 }
 

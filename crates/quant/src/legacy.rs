@@ -18,7 +18,8 @@ use super::search::{
     MinSearch, importance_weights, signed, signed_max as signed_max_of, sum_squares, with_min,
 };
 use super::search_lanes::{
-    min_levels_lanes, signed as signed_lanes, signed_levels_lanes, signed_max, with_min as with_min_lanes,
+    min_levels_lanes, signed as signed_lanes, signed_levels_lanes, signed_max_after,
+    with_min as with_min_lanes,
 };
 use super::superblock::each_byte;
 use gguf_core::numeric::{c_trunc_i8, c_trunc_u8, f16_to_f32, f32_to_f16};
@@ -65,11 +66,7 @@ fn quantize<const B: usize, const BITS: u32, const MIN: bool>(
     rows: &Rows<'_>,
     dst: &mut [u8],
 ) {
-    if level == SimdLevel::Scalar {
-        quantize_scalar::<B, BITS, MIN>(rows, dst);
-    } else {
-        dispatch(level, Quantize::<B, BITS, MIN> { rows, dst });
-    }
+    dispatch(level, Quantize::<B, BITS, MIN> { rows, dst });
 }
 
 fn quantize_scalar<const B: usize, const BITS: u32, const MIN: bool>(rows: &Rows<'_>, dst: &mut [u8]) {
@@ -199,8 +196,12 @@ struct Fits {
 }
 
 impl<const B: usize, const BITS: u32, const MIN: bool> Kernel for Quantize<'_, B, BITS, MIN> {
+    fn scalar(self) {
+        quantize_scalar::<B, BITS, MIN>(self.rows, self.dst);
+    }
+
     #[inline(always)]
-    fn run<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(self, l: L) {
         let mut batch = Batch::EMPTY;
         let none = [0.0; BATCH_BLOCKS];
         let mut fits = Fits { d: none, min: none, factor: none, code_min: none };
@@ -250,18 +251,23 @@ impl Fits {
     fn plain<L: Lanes, const BITS: u32, const MIN: bool>(&mut self, l: L, batch: &Batch) {
         let zero = l.splat(0.0);
         for at in (0..batch.n_elems / BLOCK).step_by(L::WIDTH) {
-            let mut x = [zero; BLOCK];
-            l.columns(&batch.x[at * BLOCK..], BLOCK, &mut x);
+            let src = &batch.x[at * BLOCK..];
             let d = if MIN {
                 let (mut min, mut max) = (l.splat(f32::MAX), l.splat(-f32::MAX));
-                for &value in &x {
-                    min = l.select(l.gt(min, value), value, min);
-                    max = l.select(l.gt(value, max), value, max);
+                for column in (0..BLOCK).step_by(16) {
+                    for value in l.tile(&src[column..], BLOCK) {
+                        min = l.select(l.gt(min, value), value, min);
+                        max = l.select(l.gt(value, max), value, max);
+                    }
                 }
                 l.store(min, &mut self.min[at..]);
                 (max - min) / l.splat(((1 << BITS) - 1) as f32)
             } else {
-                signed_max(l, &x).0 / l.splat(-((1 << (BITS - 1)) as f32))
+                let mut max = (zero, zero);
+                for column in (0..BLOCK).step_by(16) {
+                    max = signed_max_after(l, max, &l.tile(&src[column..], BLOCK));
+                }
+                max.0 / l.splat(-((1 << (BITS - 1)) as f32))
             };
             l.store(d, &mut self.d[at..]);
             l.store(l.select(l.eq(d, zero), zero, l.splat(1.0) / d), &mut self.factor[at..]);

@@ -1,7 +1,29 @@
-//! Block quantizers and dequantizers: float rows to block bytes and back. Knows no files, names or metadata.
+//! Block quantizers and dequantizers of GGML's types: float rows to block bytes and back. Knows no files, names or
+//! metadata.
 //!
+//! The bytes are those of llama.cpp, at every level of vector instructions and for every machine:
+//!
+//! ```
+//! use gguf_core::{GgmlType, simd::SimdLevel};
+//! use gguf_quant::{dequantize, quantize_rows};
+//!
+//! let level = SimdLevel::detect();
+//! let row: Vec<f32> = (0..64).map(|i| (i as f32 * 0.1).sin()).collect();
+//! let mut blocks = vec![0; 2 * GgmlType::Q8_0.block_bytes()];
+//! quantize_rows(GgmlType::Q8_0, level, 64, &row, None, &mut blocks)?;
+//!
+//! let mut back = vec![0.0; 64];
+//! dequantize(GgmlType::Q8_0, level, &blocks, &mut back)?;
+//! assert!(row.iter().zip(&back).all(|(a, b)| (a - b).abs() < 0.005));
+//! # Ok::<(), gguf_quant::QuantError>(())
+//! ```
+//!
+//! Types that need to know which columns count take an importance matrix ([`gguf_core::ImatrixNeed`]). [`pack`] puts
+//! integers that someone else has quantized into blocks as they are.
+//!
+//! # Inside
 //! Every type has one row in `CODECS`; the functions here check lengths once and hand on to that row. The
-//! scalar functions in the family files are the specification; vector levels give the same bytes.
+//! scalar functions in the family files are the specification; vector levels (`lanes`) give the same bytes.
 //!
 //! | file | types |
 //! |---|---|
@@ -12,7 +34,7 @@
 //! | `ternary` | TQ1_0 TQ2_0 |
 //! | `fp4` | MXFP4 NVFP4 |
 //! | `q2_k` `q3_k` `q45_k` `q6_k` | the K types |
-//! | `iq1` `iq2` `iq3` | the IQ types on code books (`grids`, `codebook`, `grid_search`) |
+//! | `iq1` `iq2` `iq3` | the IQ types on code books (`grids`, `codebook`, `grid_search`, `iq1_search`) |
 //! | `iq4` | IQ4_NL IQ4_XS |
 
 #![allow(
@@ -34,10 +56,12 @@ mod error;
 mod float;
 mod fp4;
 mod grid_lanes;
+mod grid_rows;
 mod grid_search;
 mod grids;
 mod iq1;
 mod iq1_lanes;
+mod iq1_search;
 mod iq2;
 mod iq3;
 mod iq4;

@@ -27,9 +27,10 @@ pub(super) static Q2_0: Codec = Codec {
 };
 
 fn q1_0_quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    if level != SimdLevel::Scalar {
-        return dispatch(level, QuantizeQ1 { rows, dst });
-    }
+    dispatch(level, QuantizeQ1 { rows, dst });
+}
+
+fn q1_0_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
     for ((x, _), out) in rows.blocks::<128>().zip(dst.as_chunks_mut::<18>().0) {
         let sum_abs = x.iter().fold(0f32, |sum, value| sum + value.abs());
         put_u16(out, 0, f32_to_f16(sum_abs / 128.0));
@@ -51,8 +52,12 @@ struct QuantizeQ1<'a> {
 }
 
 impl Kernel for QuantizeQ1<'_> {
+    fn scalar(self) {
+        q1_0_scalar(self.rows, self.dst);
+    }
+
     #[inline(always)]
-    fn run<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(self, l: L) {
         const BATCH_BLOCKS: usize = BATCH / 128;
         let mut batch = Batch::EMPTY;
         let mut sums = [0.0; BATCH_BLOCKS];
@@ -84,9 +89,10 @@ fn q1_0_load(block: &[u8; 18], out: &mut [f32; 128]) {
 }
 
 fn q2_0_quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    if level != SimdLevel::Scalar {
-        return dispatch(level, QuantizeQ2 { rows, dst });
-    }
+    dispatch(level, QuantizeQ2 { rows, dst });
+}
+
+fn q2_0_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
     for ((x, _), out) in rows.blocks::<64>().zip(dst.as_chunks_mut::<18>().0) {
         let (_, d) = signed_max(x);
         let id = if d > 0.0 { 1.0 / d } else { 0.0 };
@@ -106,8 +112,12 @@ struct QuantizeQ2<'a> {
 }
 
 impl Kernel for QuantizeQ2<'_> {
+    fn scalar(self) {
+        q2_0_scalar(self.rows, self.dst);
+    }
+
     #[inline(always)]
-    fn run<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(self, l: L) {
         const BATCH_BLOCKS: usize = BATCH / 64;
         let mut batch = Batch::EMPTY;
         let mut amaxes = [0.0; BATCH_BLOCKS];

@@ -36,8 +36,7 @@ const Q5_0_BYTES: usize = 22;
 const MXFP4_BYTES: usize = 17;
 
 /// The value that a block stores in place of a scale or minimum; infinite if F16 cannot hold its magnitude.
-#[must_use]
-pub fn f16_rounded(scale: f32) -> f32 {
+fn f16_rounded(scale: f32) -> f32 {
     f16_to_f32(f32_to_f16(scale))
 }
 

@@ -31,11 +31,7 @@ pub(super) static Q2_K: Codec = Codec {
 };
 
 fn quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    if level == SimdLevel::Scalar {
-        quantize_scalar(rows, dst);
-    } else {
-        dispatch(level, Quantize { rows, dst });
-    }
+    dispatch(level, Quantize { rows, dst });
 }
 
 fn quantize_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
@@ -129,8 +125,12 @@ impl Weigh for Magnitudes {
 }
 
 impl Kernel for Quantize<'_> {
+    fn scalar(self) {
+        quantize_scalar(self.rows, self.dst);
+    }
+
     #[inline(always)]
-    fn run<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(self, l: L) {
         let mut batch = Batch::EMPTY;
         let mut fits = MinFits::<PARTS>::ZERO;
         for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {

@@ -35,11 +35,7 @@ struct Scales {
 }
 
 fn quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    if level == SimdLevel::Scalar {
-        quantize_scalar(rows, dst);
-    } else {
-        dispatch(level, Quantize { rows, dst });
-    }
+    dispatch(level, Quantize { rows, dst });
 }
 
 fn quantize_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
@@ -130,8 +126,12 @@ struct Quantize<'a> {
 }
 
 impl Kernel for Quantize<'_> {
+    fn scalar(self) {
+        quantize_scalar(self.rows, self.dst);
+    }
+
     #[inline(always)]
-    fn run<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(self, l: L) {
         let mut batch = Batch::EMPTY;
         let mut plain = PlainFits { scales: [[0.0; PARTS]; BATCH_SUPERS], levels: [[0; BATCH_PARTS]; PART] };
         for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {

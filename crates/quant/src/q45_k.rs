@@ -47,11 +47,7 @@ const fn importance_search(bits: u32) -> MinSearch {
 }
 
 fn quantize<const B: usize, const BITS: u32>(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    if level == SimdLevel::Scalar {
-        quantize_scalar::<B, BITS>(rows, dst);
-    } else {
-        dispatch(level, Quantize::<B, BITS> { rows, dst });
-    }
+    dispatch(level, Quantize::<B, BITS> { rows, dst });
 }
 
 fn quantize_scalar<const B: usize, const BITS: u32>(rows: &Rows<'_>, dst: &mut [u8]) {
@@ -185,8 +181,12 @@ impl Weigh for MagnitudesAndRms {
 }
 
 impl<const B: usize, const BITS: u32> Kernel for Quantize<'_, B, BITS> {
+    fn scalar(self) {
+        quantize_scalar::<B, BITS>(self.rows, self.dst);
+    }
+
     #[inline(always)]
-    fn run<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(self, l: L) {
         let mut batch = Batch::EMPTY;
         let mut fits = MinFits::<PARTS>::ZERO;
         for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {

@@ -27,11 +27,7 @@ pub(super) static Q6_K: Codec = Codec {
 };
 
 fn quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    if level == SimdLevel::Scalar {
-        quantize_scalar(rows, dst);
-    } else {
-        dispatch(level, Quantize { rows, dst });
-    }
+    dispatch(level, Quantize { rows, dst });
 }
 
 fn quantize_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
@@ -102,8 +98,12 @@ struct Quantize<'a> {
 }
 
 impl Kernel for Quantize<'_> {
+    fn scalar(self) {
+        quantize_scalar(self.rows, self.dst);
+    }
+
     #[inline(always)]
-    fn run<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(self, l: L) {
         let mut batch = Batch::EMPTY;
         let mut scales = [[0.0; PARTS]; BATCH_SUPERS];
         let mut iscales = [[0.0; PARTS]; BATCH_SUPERS];

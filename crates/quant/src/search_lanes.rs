@@ -2,10 +2,14 @@
 //!
 //! Levels are not carried along. A search returns the inverse scale (and minimum) that its levels came from;
 //! [`signed_levels`] and [`min_levels`] give the levels for the few that are needed.
+//!
+//! What several types search with is a function of its own per level and length ([`Lanes::call`]): inlined into each
+//! of them, the unrolled loops are most of what the crate compiles.
 
 use super::lanes::Lanes;
 use super::search::{GROUP_MAX_EPS, MinSearch};
 use gguf_core::numeric::nearest_int;
+use gguf_core::simd::VectorLoop;
 
 /// Inverse scale of a group that counts as zero; no search ends there, as groups from 1e-15 up stay below 1e18.
 pub(super) const ZERO_GROUP: f32 = f32::MAX;
@@ -13,7 +17,16 @@ pub(super) const ZERO_GROUP: f32 = f32::MAX;
 /// `search::signed_max`.
 #[inline(always)]
 pub(super) fn signed_max<L: Lanes, const N: usize>(l: L, x: &[L::F; N]) -> (L::F, L::F) {
-    let (mut max, mut amax) = (l.splat(0.0), l.splat(0.0));
+    signed_max_after(l, (l.splat(0.0), l.splat(0.0)), x)
+}
+
+/// [`signed_max`] of values that come after others, given what it is for those.
+#[inline(always)]
+pub(super) fn signed_max_after<L: Lanes, const N: usize>(
+    l: L,
+    (mut max, mut amax): (L::F, L::F),
+    x: &[L::F; N],
+) -> (L::F, L::F) {
     for &value in x {
         let magnitude = l.abs(value);
         let larger = l.gt(magnitude, amax);
@@ -26,6 +39,32 @@ pub(super) fn signed_max<L: Lanes, const N: usize>(l: L, x: &[L::F; N]) -> (L::F
 /// `search::signed`: scales, and inverse scales for [`signed_levels`].
 #[inline(always)]
 pub(super) fn signed<L: Lanes, const N: usize>(
+    l: L,
+    n_max: i32,
+    x: &[L::F; N],
+    weights: &[L::F; N],
+) -> (L::F, L::F) {
+    l.call(Signed { l, n_max, x, weights })
+}
+
+struct Signed<'a, L: Lanes, const N: usize> {
+    l: L,
+    n_max: i32,
+    x: &'a [L::F; N],
+    weights: &'a [L::F; N],
+}
+
+impl<L: Lanes, const N: usize> VectorLoop for Signed<'_, L, N> {
+    type Output = (L::F, L::F);
+
+    #[inline(always)]
+    fn run(self) -> (L::F, L::F) {
+        signed_inlined(self.l, self.n_max, self.x, self.weights)
+    }
+}
+
+#[inline(always)]
+fn signed_inlined<L: Lanes, const N: usize>(
     l: L,
     n_max: i32,
     x: &[L::F; N],
@@ -183,6 +222,32 @@ pub(super) fn with_min<L: Lanes, const N: usize, const ABS_ERROR: bool>(
     x: &[L::F; N],
     weights: &[L::F; N],
 ) -> MinFit<L::F> {
+    l.call(WithMin::<L, N, ABS_ERROR> { l, search, x, weights })
+}
+
+struct WithMin<'a, L: Lanes, const N: usize, const ABS_ERROR: bool> {
+    l: L,
+    search: &'a MinSearch,
+    x: &'a [L::F; N],
+    weights: &'a [L::F; N],
+}
+
+impl<L: Lanes, const N: usize, const ABS_ERROR: bool> VectorLoop for WithMin<'_, L, N, ABS_ERROR> {
+    type Output = MinFit<L::F>;
+
+    #[inline(always)]
+    fn run(self) -> MinFit<L::F> {
+        with_min_inlined::<L, N, ABS_ERROR>(self.l, self.search, self.x, self.weights)
+    }
+}
+
+#[inline(always)]
+fn with_min_inlined<L: Lanes, const N: usize, const ABS_ERROR: bool>(
+    l: L,
+    search: &MinSearch,
+    x: &[L::F; N],
+    weights: &[L::F; N],
+) -> MinFit<L::F> {
     let zero = l.splat(0.0);
     let (mut low, mut max) = (x[0], x[0]);
     let mut sum_w = weights[0];
@@ -304,6 +369,32 @@ pub(super) fn min_levels<const N: usize>(n_max: i32, iscale: f32, min: f32, x: &
 /// `search::unsigned`: scales and levels, which fit a byte.
 #[inline(always)]
 pub(super) fn unsigned<L: Lanes, const N: usize>(
+    l: L,
+    n_max: i32,
+    x: &[L::F; N],
+    weights: &[L::F; N],
+) -> (L::F, [L::I; N]) {
+    l.call(Unsigned { l, n_max, x, weights })
+}
+
+struct Unsigned<'a, L: Lanes, const N: usize> {
+    l: L,
+    n_max: i32,
+    x: &'a [L::F; N],
+    weights: &'a [L::F; N],
+}
+
+impl<L: Lanes, const N: usize> VectorLoop for Unsigned<'_, L, N> {
+    type Output = (L::F, [L::I; N]);
+
+    #[inline(always)]
+    fn run(self) -> (L::F, [L::I; N]) {
+        unsigned_inlined(self.l, self.n_max, self.x, self.weights)
+    }
+}
+
+#[inline(always)]
+fn unsigned_inlined<L: Lanes, const N: usize>(
     l: L,
     n_max: i32,
     x: &[L::F; N],

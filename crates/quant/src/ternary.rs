@@ -43,13 +43,7 @@ fn digits(x: &[f32; 256], amax: f32) -> [u8; 256] {
 }
 
 fn tq1_0_quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    if level != SimdLevel::Scalar {
-        return dispatch(level, Quantize::<54, Tq1> { rows, dst, store: PhantomData });
-    }
-    for ((x, _), out) in rows.blocks::<256>().zip(dst.as_chunks_mut::<54>().0) {
-        let amax = abs_max(x);
-        tq1_0_store(&digits(x, amax), amax, out);
-    }
+    dispatch(level, Quantize::<54, Tq1> { rows, dst, store: PhantomData });
 }
 
 #[inline(always)]
@@ -85,13 +79,7 @@ fn tq1_0_load(block: &[u8; 54], out: &mut [f32; 256]) {
 }
 
 fn tq2_0_quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    if level != SimdLevel::Scalar {
-        return dispatch(level, Quantize::<66, Tq2> { rows, dst, store: PhantomData });
-    }
-    for ((x, _), out) in rows.blocks::<256>().zip(dst.as_chunks_mut::<66>().0) {
-        let amax = abs_max(x);
-        tq2_0_store(&digits(x, amax), amax, out);
-    }
+    dispatch(level, Quantize::<66, Tq2> { rows, dst, store: PhantomData });
 }
 
 #[inline(always)]
@@ -154,8 +142,15 @@ struct Quantize<'a, const B: usize, S: Store<B>> {
 }
 
 impl<const B: usize, S: Store<B>> Kernel for Quantize<'_, B, S> {
+    fn scalar(self) {
+        for ((x, _), out) in self.rows.blocks::<256>().zip(self.dst.as_chunks_mut::<B>().0) {
+            let amax = abs_max(x);
+            S::store(&digits(x, amax), amax, out);
+        }
+    }
+
     #[inline(always)]
-    fn run<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(self, l: L) {
         const BATCH_BLOCKS: usize = BATCH / 256;
         let mut batch = Batch::EMPTY;
         let mut amaxes = [0.0; BATCH_BLOCKS];

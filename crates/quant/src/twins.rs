@@ -1,6 +1,7 @@
 //! Every type at every level against its scalar twin, on random and hostile rows.
 
 use std::cell::Cell;
+use std::io::Write;
 
 use proptest::prelude::*;
 
@@ -270,6 +271,24 @@ fn rows_of_one_block_agree() {
             compare_all(ty, n_cols, &src, &importance(9, n_cols));
         }
     }
+}
+
+/// Says which levels the twins ran at, and that this machine left none out.
+#[test]
+fn every_level_of_this_machine_is_tested() {
+    let names: Vec<&str> = SimdLevel::available().map(SimdLevel::name).collect();
+    // Past the test harness, which keeps what passing tests print.
+    let _ = writeln!(std::io::stderr(), "SIMD levels tested: {}", names.join(", "));
+    assert!(SimdLevel::available().all(|level| levels().contains(&level)));
+    #[cfg(target_arch = "x86_64")]
+    {
+        assert_eq!(names.contains(&"avx2"), is_x86_feature_detected!("avx2"), "AVX2 is there and untested");
+        // The first machines with AVX-512 had F alone, without what the lanes need.
+        let is_wide = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl");
+        assert_eq!(names.contains(&"avx512"), is_wide, "AVX-512 is there and untested");
+    }
+    #[cfg(target_arch = "aarch64")]
+    assert!(names.contains(&"neon"), "NEON is there and untested");
 }
 
 #[test]

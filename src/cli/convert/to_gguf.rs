@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use clap::Args;
 
-use crate::cli::quantize::options::QuantizeOptions;
+use crate::cli::quantize::options::QuantizeArgs;
 use crate::cli::quantize::report;
 use crate::cli::stored::Stored;
 use crate::cli::{Session, UsageError};
@@ -92,7 +92,7 @@ pub(super) struct ToGguf {
     #[arg(long, hide = true)]
     use_temp_file: bool,
     #[command(flatten)]
-    quantize: QuantizeOptions,
+    quantize: QuantizeArgs,
 }
 
 /// A run that has its options.

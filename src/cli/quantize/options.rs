@@ -10,14 +10,15 @@ use crate::core::GgmlType;
 use crate::core::simd::SimdLevel;
 use crate::gguf::Imatrix;
 use crate::quantize::{
-    CoveragePolicy, FileType, OptionError, Options, Override, TensorTypeRule, parse_ggml_type, parse_layers,
+    CoveragePolicy, FileType, OptionError, Override, QuantizeOptions, TensorTypeRule, parse_ggml_type,
+    parse_layers,
 };
 
 /// Options of quantizing. Flatten it.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Quantization options")]
 #[allow(clippy::struct_excessive_bools, reason = "switches of a command line")]
-pub(crate) struct QuantizeOptions {
+pub(crate) struct QuantizeArgs {
     /// Importance matrix, GGUF or the older .dat
     #[arg(long, value_name = "FILE")]
     pub imatrix: Option<PathBuf>,
@@ -79,16 +80,16 @@ pub(crate) fn usage(error: OptionError) -> anyhow::Error {
     anyhow::Error::new(error).context(UsageError(line))
 }
 
-impl QuantizeOptions {
+impl QuantizeArgs {
     /// What the library needs.
     ///
     /// # Errors
     /// Options that are not understood, files of rules that cannot be read.
-    pub(crate) fn to_options(&self, file_type: FileType, simd: SimdLevel) -> anyhow::Result<Options> {
+    pub(crate) fn to_options(&self, file_type: FileType, simd: SimdLevel) -> anyhow::Result<QuantizeOptions> {
         let tensor_type = |name: &Option<String>| -> anyhow::Result<Option<GgmlType>> {
             name.as_deref().map(parse_ggml_type).transpose().map_err(usage)
         };
-        let mut options = Options::new(file_type);
+        let mut options = QuantizeOptions::new(file_type);
         options.pure = self.pure;
         options.leave_output_tensor = self.leave_output_tensor;
         options.output_tensor_type = tensor_type(&self.output_tensor_type)?;
@@ -220,10 +221,10 @@ mod tests {
     #[derive(clap::Parser)]
     struct Probe {
         #[command(flatten)]
-        options: QuantizeOptions,
+        options: QuantizeArgs,
     }
 
-    fn options(args: &[&str]) -> anyhow::Result<Options> {
+    fn options(args: &[&str]) -> anyhow::Result<QuantizeOptions> {
         let probe = Probe::try_parse_from([&["probe"], args].concat())?;
         probe.options.to_options(FileType::Q4KM, SimdLevel::Scalar)
     }

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::arch::FileType;
+use crate::arch::OutType;
 use crate::arch::graph::GraphFeatures;
 use crate::cli::Common;
 use crate::convert::{Conversion, ConvertError, ConvertOptions};
 use crate::core::text::escape;
 use crate::core::{Hint, TensorSource};
-use crate::gguf::{GgufFile, Metadata, OpenOptions, Value};
+use crate::gguf::{FileType, GgufFile, Metadata, OpenOptions, Value};
 use crate::tokenizer::{Encoder, TokenizerError};
 use crate::verify::{ChatTemplate, Model, OriginTokenizer, Recall};
 
@@ -30,7 +30,7 @@ fn metadata(origin: &Origin) -> &Metadata {
 fn plan_checkpoint(path: &Path, common: &Common) -> Result<Conversion, ConvertError> {
     // F32 holds the weights of any checkpoint exactly, and nothing is written; the annotations make it compute what the
     // checkpoint means where a file has no key to say it.
-    let file_type = Some(FileType::F32);
+    let file_type = Some(OutType::F32);
     let options =
         ConvertOptions { file_type, annotate: true, level: common.simd, ..ConvertOptions::default() };
     match Conversion::plan(path, &options) {
@@ -104,7 +104,7 @@ impl Opened {
         match &self.origin {
             Origin::Gguf(file) => {
                 let id = file.metadata().get("general.file_type")?.as_u64()?;
-                crate::quantize::FileType::parse(&id.to_string()).map(|found| found.name().to_owned())
+                FileType::from_id(u32::try_from(id).ok()?).map(|found| found.name().to_owned())
             }
             Origin::Checkpoint(_) => Some("checkpoint".to_owned()),
         }

@@ -1,6 +1,7 @@
 //! Every layout operation against the same thing done by index arithmetic on a plain array.
 
 use super::*;
+use crate::core::SourceError;
 use crate::core::WeightMeta;
 use crate::views::{Math, ShapeError};
 

@@ -1,6 +1,6 @@
 //! Cards run backwards: what `hf2gguf` makes of a fixture becomes the fixture again.
 
-use gguf_foundry::arch::{FileType, Inverse, Mapping, Registry, invert};
+use gguf_foundry::arch::{Inverse, Mapping, OutType, Registry, invert};
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{ElementType, Hint, Shape, SourceError, WeightMeta, WeightSource};
 use gguf_foundry::gguf::Metadata;
@@ -91,7 +91,7 @@ fn every_fixture_comes_back() {
             let at = format!("{arch}/{case}");
             let content = load(&fixture("cards").join(&arch).join(&case));
             let source = Synthetic::new(&content["tensors"]);
-            let there = resolve_with(&registry, &content["config"], &source, FileType::F32).unwrap();
+            let there = resolve_with(&registry, &content["config"], &source, OutType::F32).unwrap();
             let gguf = computed(&there.outputs, &source);
             let inverse = inverted(&registry, &there, &gguf);
             let back = computed(&inverse.outputs, &gguf);
@@ -104,7 +104,7 @@ fn every_fixture_comes_back() {
             // that writes it, which says the same.
             let config = Json::Object(inverse.config.clone());
             let weights = Synthetic { weights: back.weights.clone() };
-            let again = resolve_with(&registry, &config, &weights, FileType::F32).unwrap();
+            let again = resolve_with(&registry, &config, &weights, OutType::F32).unwrap();
             let without_head_size = |mapping: &Mapping| -> Vec<Json> {
                 let head = |row: &Json| {
                     row[0].as_str().is_some_and(|key| key.ends_with("_length") && key.contains("attention."))
@@ -157,7 +157,7 @@ fn a_configuration_is_rebuilt_in_full() {
     let registry = Registry::embedded().unwrap();
     let content = load(&fixture("cards/llama/rope_llama3.json"));
     let source = Synthetic::new(&content["tensors"]);
-    let there = resolve_with(&registry, &content["config"], &source, FileType::F32).unwrap();
+    let there = resolve_with(&registry, &content["config"], &source, OutType::F32).unwrap();
     let inverse = inverted(&registry, &there, &computed(&there.outputs, &source));
     assert_eq!(
         Json::Object(inverse.config),

@@ -133,7 +133,7 @@ fn native_keeps_what_is_exact_and_with_rounding_all() {
     let types = |allow_rounding| {
         let options = ConvertOptions {
             codes: Codes::Native { allow_rounding },
-            file_type: Some(gguf_foundry::arch::FileType::F32),
+            file_type: Some(gguf_foundry::arch::OutType::F32),
             ..ConvertOptions::default()
         };
         let source = ModelSource::open_flm(&path, &FlmOptions::default(), &options).unwrap();

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use gguf_foundry::arch::FileType;
+use gguf_foundry::arch::OutType;
 use gguf_foundry::convert::{Conversion, ConvertOptions, FlmOptions, ModelSource};
 use gguf_foundry::core::{GgmlType, TensorSource};
 use gguf_foundry::gguf::{GgufFile, Value};
@@ -14,7 +14,7 @@ use crate::engine::last_logits;
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::{self, report_cases};
 
-fn options(ty: FileType) -> ConvertOptions {
+fn options(ty: OutType) -> ConvertOptions {
     ConvertOptions { file_type: Some(ty), tokenizer: false, ..ConvertOptions::default() }
 }
 
@@ -35,7 +35,7 @@ fn logits_equal_the_reference(corpus: &Goldens) {
         let expected = ["reference_last_logits", "reference_last_logits_prompt0"];
         let expected = expected.iter().find_map(|key| oracle[key].as_array()).unwrap();
         let tokens: Vec<u32> = prompt.iter().map(|id| id.as_u64().unwrap() as u32).collect();
-        let mut options = options(FileType::F32);
+        let mut options = options(OutType::F32);
         if dir.ends_with("chatglm1-float32") {
             // In the reference the last id, whatever it is, ends the prefix.
             let last = *tokens.last().unwrap();
@@ -231,7 +231,7 @@ fn adapters_are_merged_on_request_and_refused_otherwise() {
     let path = dir.path().join("m.flm");
     fs_err::write(&path, writer.bytes()).unwrap();
 
-    let options = options(FileType::F32);
+    let options = options(OutType::F32);
     let error = ModelSource::open_flm(&path, &FlmOptions::default(), &options).unwrap_err();
     assert!(error.to_string().ends_with("the file holds adapters (`mine`), their matrices change the model"));
 
@@ -251,7 +251,7 @@ fn adapters_are_merged_on_request_and_refused_otherwise() {
 conformance_tests!(the_corpus_adapter_is_merged);
 fn the_corpus_adapter_is_merged(corpus: &Goldens) {
     let path = corpus.join("formats/flm/llama-peft/model.flm");
-    let options = options(FileType::F32);
+    let options = options(OutType::F32);
     let flm = FlmOptions { merge_adapters: true, ..FlmOptions::default() };
     let conversion = Conversion::of(ModelSource::open_flm(&path, &flm, &options).unwrap(), &options).unwrap();
     let logits = &last_logits(conversion.metadata(), &conversion, &[vec![5, 17, 200]])[0];

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use gguf_foundry::arch::FileType;
+use gguf_foundry::arch::OutType;
 use gguf_foundry::checkpoint::ModelDir;
 use gguf_foundry::checkpoint::fastllm::FlmFile;
 use gguf_foundry::convert::{
@@ -94,7 +94,7 @@ impl Checker {
                 let quantized = report.quantization.as_ref().is_some_and(|own| !own.encodings.is_empty());
                 let native = ConvertOptions {
                     codes: Codes::Native { allow_rounding: false },
-                    file_type: Some(FileType::F32),
+                    file_type: Some(OutType::F32),
                     tokenizer: report.vocabulary.is_some(),
                     ..ConvertOptions::default()
                 };

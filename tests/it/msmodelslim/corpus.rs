@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use gguf_foundry::arch::FileType;
+use gguf_foundry::arch::OutType;
 use gguf_foundry::checkpoint::safetensors::parse_header;
 use gguf_foundry::convert::{Conversion, ConvertOptions};
 use gguf_foundry::core::GgmlType;
@@ -149,7 +149,7 @@ fn logits_are_those_of_the_reference(corpus: &Goldens) {
         let tokens: Vec<u32> = serde_json::from_value(reference["prompt_ids"].clone()).unwrap();
         let expected: Vec<f64> = serde_json::from_value(reference["last_logits"].clone()).unwrap();
         let mut options =
-            ConvertOptions { file_type: Some(FileType::F32), tokenizer: false, ..ConvertOptions::default() };
+            ConvertOptions { file_type: Some(OutType::F32), tokenizer: false, ..ConvertOptions::default() };
         if name.ends_with("chatglm1") {
             // In the reference the last id, whatever it is, ends the prefix.
             let last = Value::U32(*tokens.last().unwrap());

@@ -7,7 +7,7 @@ use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource}
 use gguf_foundry::gguf::Imatrix;
 use gguf_foundry::gguf::{GgufFile, Metadata, WriteOptions, write_gguf};
 use gguf_foundry::quantize::{
-    CoveragePolicy, FileType, Input, Options, QuantizeError, QuantizePlan, TensorTypeRule,
+    CoveragePolicy, FileType, Input, QuantizeError, QuantizeOptions, QuantizePlan, TensorTypeRule,
 };
 
 /// Tensors of floats in memory.
@@ -59,7 +59,7 @@ fn metadata() -> Metadata {
     metadata
 }
 
-fn plan_error(source: &Floats, options: &Options, imatrix: Option<&Imatrix>) -> QuantizeError {
+fn plan_error(source: &Floats, options: &QuantizeOptions, imatrix: Option<&Imatrix>) -> QuantizeError {
     let metadata = metadata();
     match QuantizePlan::new(&Input::new(source, &metadata), options, imatrix) {
         Ok(_) => panic!("an error expected"),
@@ -68,7 +68,7 @@ fn plan_error(source: &Floats, options: &Options, imatrix: Option<&Imatrix>) -> 
 }
 
 /// Writes the plan and returns the error and whether a file was left.
-fn run_error(source: &Floats, options: &Options) -> (String, bool) {
+fn run_error(source: &Floats, options: &QuantizeOptions) -> (String, bool) {
     let metadata = metadata();
     let plan = QuantizePlan::new(&Input::new(source, &metadata), options, None).unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -115,17 +115,17 @@ fn matrix() -> Floats {
 fn nan_and_infinity_are_named_with_their_place() {
     let mut source = matrix();
     source.values[0][2 * 256 + 17] = f32::NAN;
-    let (line, is_left) = run_error(&source, &Options::new(FileType::Q4KM));
+    let (line, is_left) = run_error(&source, &QuantizeOptions::new(FileType::Q4KM));
     assert_eq!(line, "tensor `blk.0.attn_q.weight`: row 2, column 17: NaN");
     assert!(!is_left);
     source.values[0][2 * 256 + 17] = f32::NEG_INFINITY;
     assert_eq!(
-        run_error(&source, &Options::new(FileType::F16)).0,
+        run_error(&source, &QuantizeOptions::new(FileType::F16)).0,
         "tensor `blk.0.attn_q.weight`: row 2, column 17: -inf"
     );
     // Tensors that are copied are looked at too.
     assert_eq!(
-        run_error(&source, &Options::new(FileType::Copy)).0,
+        run_error(&source, &QuantizeOptions::new(FileType::Copy)).0,
         "tensor `blk.0.attn_q.weight`: row 2: block 17: infinite value"
     );
 }
@@ -135,10 +135,10 @@ fn values_too_large_for_the_type_are_an_error() {
     let mut source = matrix();
     source.values[0][3 * 256 + 5] = 1e9;
     assert_eq!(
-        run_error(&source, &Options::new(FileType::F16)).0,
+        run_error(&source, &QuantizeOptions::new(FileType::F16)).0,
         "tensor `blk.0.attn_q.weight`: row 3, from column 5 on: too large for F16 (infinite value)"
     );
-    let mut options = Options::new(FileType::Q8_0);
+    let mut options = QuantizeOptions::new(FileType::Q8_0);
     assert_eq!(
         run_error(&source, &options).0,
         "tensor `blk.0.attn_q.weight`: row 3, from column 0 on: too large for Q8_0 (infinite scale)"
@@ -154,21 +154,21 @@ fn values_too_large_for_the_type_are_an_error() {
 fn a_tensor_without_rows() {
     let source = Floats::new(&[(QUERY, &[0, 256], 1.0)]);
     assert_eq!(
-        plan_error(&source, &Options::new(FileType::Q4KM), None).to_string(),
+        plan_error(&source, &QuantizeOptions::new(FileType::Q4KM), None).to_string(),
         "tensor `blk.0.attn_q.weight`: shape [0, 256] has no elements"
     );
 }
 
 #[test]
 fn options_that_do_not_fit_the_tensor() {
-    let mut options = Options::new(FileType::Q4KM);
+    let mut options = QuantizeOptions::new(FileType::Q4KM);
     options.tensor_types = vec![TensorTypeRule::parse("attn_q=i8").unwrap()];
     assert_eq!(
         plan_error(&matrix(), &options, None).to_string(),
         "tensor `blk.0.attn_q.weight`: cannot quantize to I8"
     );
     let odd = Floats::new(&[("output.weight", &[4, 96], 1.0)]);
-    let mut options = Options::new(FileType::Q4KM);
+    let mut options = QuantizeOptions::new(FileType::Q4KM);
     options.output_tensor_type = Some(GgmlType::Q6K);
     assert_eq!(
         plan_error(&odd, &options, None).to_string(),
@@ -183,10 +183,11 @@ fn quantized_input_is_refused_unless_allowed() {
     let source = matrix();
     let metadata = metadata();
     let plan =
-        QuantizePlan::new(&Input::new(&source, &metadata), &Options::new(FileType::Q8_0), None).unwrap();
+        QuantizePlan::new(&Input::new(&source, &metadata), &QuantizeOptions::new(FileType::Q8_0), None)
+            .unwrap();
     write_gguf(&path, plan.metadata(), &plan, &WriteOptions::default(), &Silent).unwrap();
     let file = GgufFile::open(&path).unwrap();
-    let mut options = Options::new(FileType::Q4_0);
+    let mut options = QuantizeOptions::new(FileType::Q4_0);
     let error = QuantizePlan::new(&Input::file(&file), &options, None).err().unwrap();
     assert_eq!(
         error.to_string(),
@@ -201,7 +202,7 @@ fn importance_matrices_that_do_not_fit() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.dat");
     let shown = path.display();
-    let options = Options::new(FileType::Q4KM);
+    let options = QuantizeOptions::new(FileType::Q4KM);
     let other = imatrix(dir.path(), &[("blk.0.x.weight", &[1.0; 4]), ("blk.1.x.weight", &[1.0; 4])]);
     assert_eq!(
         plan_error(&matrix(), &options, Some(&other)).to_string(),
@@ -225,7 +226,7 @@ fn importance_matrices_that_do_not_fit() {
 
 #[test]
 fn types_that_need_an_importance_matrix() {
-    let mut options = Options::new(FileType::Q2KS);
+    let mut options = QuantizeOptions::new(FileType::Q2KS);
     assert_eq!(
         plan_error(&matrix(), &options, None).to_string(),
         "tensor `blk.0.attn_q.weight`: Q2_K needs an importance matrix, none given"
@@ -242,7 +243,7 @@ fn types_that_need_an_importance_matrix() {
     let draft = QuantizePlan::draft(&Input::new(&two, &metadata), &options, None).unwrap();
     assert_eq!(draft.obstacles().len(), 2);
 
-    options = Options::new(FileType::Q4KM);
+    options = QuantizeOptions::new(FileType::Q4KM);
     let plan = QuantizePlan::new(&Input::new(&two, &metadata), &options, Some(&partial)).unwrap();
     assert_eq!(plan.coverage().missing, [QUERY]);
     options.coverage = CoveragePolicy::Tensors;
@@ -255,7 +256,7 @@ fn types_that_need_an_importance_matrix() {
 #[test]
 fn columns_that_do_not_fit_are_an_error_where_fallbacks_are_forbidden() {
     let odd = Floats::new(&[(QUERY, &[4, 96], 1.0)]);
-    let mut options = Options::new(FileType::Q4KM);
+    let mut options = QuantizeOptions::new(FileType::Q4KM);
     options.no_fallback = true;
     assert_eq!(
         plan_error(&odd, &options, None).to_string(),
@@ -273,7 +274,8 @@ fn zeros_are_found_and_bytes_do_not_depend_on_threads_or_pieces() {
     let mut files = Vec::new();
     for (threads, memory_bytes) in [(1, 1 << 20), (2, 64 << 20), (7, 128 << 10)] {
         let plan =
-            QuantizePlan::new(&Input::new(&source, &metadata), &Options::new(FileType::Q4KM), None).unwrap();
+            QuantizePlan::new(&Input::new(&source, &metadata), &QuantizeOptions::new(FileType::Q4KM), None)
+                .unwrap();
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("out.gguf");
         let options = WriteOptions { memory_bytes, sync: false, ..WriteOptions::default() };
@@ -312,7 +314,7 @@ fn experts_that_were_never_seen_are_reported_and_refused_if_asked_for() {
     let imatrix = gguf_imatrix(dir.path(), name, 256, &[2.0, 0.0, 5.0]);
     assert_eq!((imatrix.n_chunks(), imatrix.dataset()), (4, Some(&b"text.txt"[..])));
     let metadata = metadata();
-    let mut options = Options::new(FileType::Q4KM);
+    let mut options = QuantizeOptions::new(FileType::Q4KM);
     let plan = QuantizePlan::new(&Input::new(&source, &metadata), &options, Some(&imatrix)).unwrap();
     let unseen = &plan.coverage().unseen[0];
     assert_eq!((unseen.tensor.as_str(), unseen.experts.as_slice(), unseen.of), (name, &[1][..], 3));
@@ -337,7 +339,7 @@ fn a_source_that_was_never_written_gives_the_same_file_as_one_that_was() {
     let dir = tempfile::tempdir().unwrap();
     let (floats, direct, twice) =
         (dir.path().join("f32.gguf"), dir.path().join("direct.gguf"), dir.path().join("twice.gguf"));
-    let options = Options::new(FileType::Q5KM);
+    let options = QuantizeOptions::new(FileType::Q5KM);
     let write_options = WriteOptions::default();
     let plan = QuantizePlan::new(&Input::new(&source, &metadata), &options, None).unwrap();
     plan.write(&direct, &write_options, &Silent).unwrap();

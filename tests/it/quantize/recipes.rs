@@ -3,7 +3,7 @@
 use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
 use gguf_foundry::gguf::{Array, Metadata, Value};
 use gguf_foundry::quantize::{
-    FileType, ModelFacts, Options, TensorTypeRule, choose_types, file_order, parse_ggml_type,
+    FileType, ModelFacts, QuantizeOptions, TensorTypeRule, choose_types, file_order, parse_ggml_type,
 };
 use serde_json::Value as Json;
 
@@ -55,9 +55,9 @@ fn model(json: &Json) -> Model {
 }
 
 /// Reads `Q4_K_M | --pure --imatrix`; the second is whether there is a matrix.
-fn options(key: &str) -> (Options, bool) {
+fn options(key: &str) -> (QuantizeOptions, bool) {
     let (file_type, flags) = key.split_once(" | ").unwrap_or((key, ""));
-    let mut options = Options::new(FileType::parse(file_type).unwrap());
+    let mut options = QuantizeOptions::new(FileType::parse(file_type).unwrap());
     let mut has_imatrix = false;
     let mut words = flags.split_whitespace();
     while let Some(flag) = words.next() {

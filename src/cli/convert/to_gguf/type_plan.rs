@@ -20,7 +20,7 @@ const KEEPING: [GgmlType; 5] =
 pub(crate) enum TypePlan {
     /// A type that the converter itself writes; `None` for the one that suits the checkpoint.
     Plain {
-        file_type: Option<arch::FileType>,
+        file_type: Option<arch::OutType>,
         /// What becomes of the checkpoint's integers.
         codes: Codes,
     },
@@ -70,11 +70,11 @@ impl TypePlan {
         if lower == NATIVE {
             return Ok(Self::Native { allow_rounding });
         }
-        let plain = arch::FileType::from_name(&lower);
+        let plain = arch::OutType::from_name(&lower);
         if plain.is_some() || lower == AUTO {
             let codes = match plain {
                 _ if requantize => Codes::Float,
-                Some(arch::FileType::Q8_0) => Codes::Keep(GgmlType::Q8_0),
+                Some(arch::OutType::Q8_0) => Codes::Keep(GgmlType::Q8_0),
                 _ => Codes::Card,
             };
             return Ok(Self::Plain { file_type: plain, codes });
@@ -85,10 +85,10 @@ impl TypePlan {
     }
 
     /// The type that the conversion gives the file.
-    pub(super) fn file_type(self) -> Option<arch::FileType> {
+    pub(super) fn file_type(self) -> Option<arch::OutType> {
         match self {
             Self::Plain { file_type, .. } => file_type,
-            Self::Native { .. } | Self::Mixture { .. } => Some(arch::FileType::F32),
+            Self::Native { .. } | Self::Mixture { .. } => Some(arch::OutType::F32),
         }
     }
 
@@ -104,7 +104,7 @@ impl TypePlan {
 
 /// The help of `--type`: every type by name.
 pub(super) fn help() -> String {
-    let own = arch::FileType::from_name;
+    let own = arch::OutType::from_name;
     let mixtures: Vec<String> = quantize::FileType::all()
         .filter(|file_type| *file_type != quantize::FileType::Copy)
         .map(|file_type| file_type.name().to_ascii_lowercase())
@@ -132,8 +132,8 @@ mod tests {
     fn one_name_one_plan() {
         let plain = |file_type, codes| TypePlan::Plain { file_type, codes };
         assert_eq!(plan("auto"), plain(None, Codes::Card));
-        assert_eq!(plan("F16"), plain(Some(arch::FileType::F16), Codes::Card));
-        assert_eq!(plan("q8_0"), plain(Some(arch::FileType::Q8_0), Codes::Keep(GgmlType::Q8_0)));
+        assert_eq!(plan("F16"), plain(Some(arch::OutType::F16), Codes::Card));
+        assert_eq!(plan("q8_0"), plain(Some(arch::OutType::Q8_0), Codes::Keep(GgmlType::Q8_0)));
         assert_eq!(plan("Native"), TypePlan::Native { allow_rounding: false });
         let mixture = |file_type, keep| TypePlan::Mixture { file_type, keep };
         assert_eq!(plan("q4_k_m"), mixture(quantize::FileType::Q4KM, None));
@@ -143,11 +143,11 @@ mod tests {
         let switches = TypeSwitches { requantize: true, ..TypeSwitches::default() };
         assert_eq!(
             TypePlan::resolve("q8_0", switches).unwrap(),
-            plain(Some(arch::FileType::Q8_0), Codes::Float)
+            plain(Some(arch::OutType::Q8_0), Codes::Float)
         );
         let found = TypePlan::resolve("q4_0", switches).unwrap();
         assert_eq!(found, mixture(quantize::FileType::Q4_0, None));
-        assert_eq!((found.file_type(), found.codes()), (Some(arch::FileType::F32), Codes::Float));
+        assert_eq!((found.file_type(), found.codes()), (Some(arch::OutType::F32), Codes::Float));
     }
 
     #[test]

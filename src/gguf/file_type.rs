@@ -1,4 +1,5 @@
-//! File types: what one asks for (`Q4_K_M`), as opposed to the block types that tensors end up with.
+//! File types: what a whole file is (`Q4_K_M`), as opposed to the block types of its tensors. The one table of
+//! llama.cpp's numbers and names.
 
 use std::fmt;
 
@@ -71,7 +72,7 @@ static ALIASES: &[(&str, FileType)] =
     &[("Q3_K", FileType::Q3KM), ("Q4_K", FileType::Q4KM), ("Q5_K", FileType::Q5KM)];
 
 /// Bit that marks a file type as guessed from the tensors, in files whose source did not say it.
-pub(crate) const GUESSED: u32 = 1024;
+const GUESSED: u32 = 1024;
 
 impl FileType {
     fn row(self) -> &'static Row {
@@ -89,13 +90,18 @@ impl FileType {
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
         if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-            let id: u32 = text.parse().ok()?;
-            return FILE_TYPES.iter().find(|row| row.id == id).map(|row| row.file_type);
+            return Self::from_id(text.parse().ok()?);
         }
         let alias = ALIASES.iter().find(|alias| alias.0.eq_ignore_ascii_case(text)).map(|alias| alias.1);
         alias.or_else(|| {
             FILE_TYPES.iter().find(|row| row.name.eq_ignore_ascii_case(text)).map(|row| row.file_type)
         })
+    }
+
+    /// The file type of llama.cpp's number; 0 is F32. `None` for guessed ones and those nobody can ask for.
+    #[must_use]
+    pub fn from_id(id: u32) -> Option<Self> {
+        FILE_TYPES.iter().find(|row| row.id == id).map(|row| row.file_type)
     }
 
     /// llama.cpp's number, as `general.file_type` stores it. [`FileType::Copy`] has none of its own and says 0.
@@ -156,14 +162,27 @@ impl FileType {
     }
 }
 
+/// llama.cpp's number for a file of NVFP4 blocks, which nobody can ask for: there are only converted ones.
+const NVFP4: u32 = 39;
+
+/// llama.cpp's number for a file whose large tensors have this block type; that of F32 for types without one, and for
+/// those that stand for several mixtures.
+pub(crate) fn id_of_blocks(ty: GgmlType) -> u32 {
+    match ty {
+        GgmlType::Nvfp4 => NVFP4,
+        GgmlType::Mxfp4 => FileType::Mxfp4Moe.id(),
+        ty => FILE_TYPES.iter().find(|row| row.name == ty.name()).map_or(FileType::F32.id(), |row| row.id),
+    }
+}
+
 fn guessed_id(ty: GgmlType) -> u32 {
     match ty {
-        // Types whose name stands for a mixture, or for none.
         GgmlType::Q3K => FileType::Q3KM.id(),
         GgmlType::Q4K => FileType::Q4KM.id(),
         GgmlType::Q5K => FileType::Q5KM.id(),
-        GgmlType::Nvfp4 => 39,
-        ty => FILE_TYPES.iter().find(|row| row.name == ty.name()).map_or(0, |row| row.id),
+        // ref: does not guess MXFP4
+        GgmlType::Mxfp4 => FileType::F32.id(),
+        ty => id_of_blocks(ty),
     }
 }
 
@@ -176,6 +195,7 @@ impl fmt::Display for FileType {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use GgmlType::{F16, F32, I32, Mxfp4, Nvfp4, Q4_0, Q4K, Q6K, Q8_0};
 
     #[test]
     fn rows_sit_at_their_variant_and_parse_back() {
@@ -198,11 +218,21 @@ mod tests {
 
     #[test]
     fn the_type_that_is_first_to_be_most_frequent_is_the_guess() {
-        use GgmlType::{F16, F32, I32, Q4K};
         assert_eq!(FileType::guess([F32, F16, F16, F32].into_iter()), 1 | GUESSED);
         assert_eq!(FileType::guess([F32, F16, F32, F16].into_iter()), GUESSED);
         assert_eq!(FileType::guess([Q4K].into_iter()), 15 | GUESSED);
         assert_eq!(FileType::guess([I32].into_iter()), GUESSED);
+        assert_eq!(FileType::guess([Mxfp4].into_iter()), GUESSED);
+        assert_eq!(FileType::guess([Nvfp4].into_iter()), 39 | GUESSED);
         assert_eq!(FileType::guess(std::iter::empty()), GUESSED);
+    }
+
+    #[test]
+    fn blocks_have_the_number_of_their_file() {
+        for (ty, id) in
+            [(Q4_0, 2), (Q8_0, 7), (Q6K, 18), (Mxfp4, 38), (Nvfp4, 39), (F16, 1), (F32, 0), (I32, 0)]
+        {
+            assert_eq!(id_of_blocks(ty), id, "{ty}");
+        }
     }
 }

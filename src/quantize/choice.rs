@@ -3,7 +3,7 @@
 use crate::core::{GgmlType, Hint, ImatrixNeed, TensorMeta, text::escape};
 use crate::quantize::class::{PER_LAYER_TOKEN_EMBD, is_quantizable};
 use crate::quantize::mixture::Mixture;
-use crate::quantize::{FileType, ModelFacts, Options, TensorClass};
+use crate::quantize::{FileType, ModelFacts, QuantizeOptions, TensorClass};
 
 /// Why a tensor has the type it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,13 +44,13 @@ pub struct Choice {
 /// factors beside it, which stays as it is.
 ///
 /// # Errors
-/// [`MixError`]: columns that no type fits, or a fallback where [`Options::no_fallback`] forbids it.
+/// [`ChoiceError`]: columns that no type fits, or a fallback where [`QuantizeOptions::no_fallback`] forbids it.
 pub fn choose_types(
     facts: &ModelFacts,
     tensors: &[TensorMeta],
-    options: &Options,
+    options: &QuantizeOptions,
     has_imatrix: bool,
-) -> Result<Vec<Choice>, MixError> {
+) -> Result<Vec<Choice>, ChoiceError> {
     let names = tensors.iter().map(|tensor| tensor.name.as_str());
     let mut mixture = options.file_type.base().map(|base| {
         let mixture = Mixture::new(base, facts, options, has_imatrix, names);
@@ -79,8 +79,8 @@ fn choose_type(
     mixture: &mut Mixture<'_>,
     tensor: &TensorMeta,
     class: TensorClass,
-    options: &Options,
-) -> Result<(GgmlType, Reason), MixError> {
+    options: &QuantizeOptions,
+) -> Result<(GgmlType, Reason), ChoiceError> {
     let rule = || options.tensor_types.iter().find(|rule| rule.matches(&tensor.name)).map(|rule| rule.ty);
     match class {
         TensorClass::TokenEmbd => {
@@ -112,7 +112,12 @@ fn choose_type(
         return Ok((ty, reason));
     }
     if options.no_fallback {
-        return Err(MixError::FallbackRefused { tensor: tensor.name.clone(), n_cols, wanted, instead: ty });
+        return Err(ChoiceError::FallbackRefused {
+            tensor: tensor.name.clone(),
+            n_cols,
+            wanted,
+            instead: ty,
+        });
     }
     Ok((ty, Reason::Fallback { wanted }))
 }
@@ -138,7 +143,7 @@ static FALLBACKS: &[(GgmlType, GgmlType)] = &[
 ];
 
 /// The wanted type if the columns are whole blocks of it, else one with shorter blocks, at last F16.
-fn fit_columns(name: &str, n_cols: u64, wanted: GgmlType) -> Result<GgmlType, MixError> {
+fn fit_columns(name: &str, n_cols: u64, wanted: GgmlType) -> Result<GgmlType, ChoiceError> {
     let fits = |ty: GgmlType| n_cols.is_multiple_of(ty.block_elems() as u64);
     if fits(wanted) {
         return Ok(wanted);
@@ -146,7 +151,7 @@ fn fit_columns(name: &str, n_cols: u64, wanted: GgmlType) -> Result<GgmlType, Mi
     match FALLBACKS.iter().find(|row| row.0 == wanted) {
         Some(&(_, instead)) if fits(instead) => Ok(instead),
         None if wanted.block_elems() > 32 => {
-            Err(MixError::NoFallback { tensor: name.to_owned(), n_cols, wanted })
+            Err(ChoiceError::NoFallback { tensor: name.to_owned(), n_cols, wanted })
         }
         _ => Ok(GgmlType::F16),
     }
@@ -167,7 +172,7 @@ fn needs_imatrix(class: TensorClass, ty: GgmlType, file_type: FileType) -> bool 
 
 /// Why a type could not be chosen.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MixError {
+pub enum ChoiceError {
     /// The columns are not whole blocks, and no shorter block stands in for this type.
     #[error(
         "tensor `{}`: {n_cols} columns are not a multiple of {}, and nothing stands in for {wanted}",
@@ -201,7 +206,7 @@ pub enum MixError {
     },
 }
 
-impl Hint for MixError {
+impl Hint for ChoiceError {
     fn hints(&self) -> Vec<String> {
         match self {
             Self::NoFallback { tensor, .. } => {
@@ -240,7 +245,7 @@ mod tests {
         use crate::core::Shape;
         let shape = Shape::new(vec![8, 576]).unwrap();
         let tensors = [TensorMeta { name: "blk.0.attn_q.weight".to_owned(), shape, ty: GgmlType::F16 }];
-        let mut options = Options::new(FileType::Q6K);
+        let mut options = QuantizeOptions::new(FileType::Q6K);
         let facts = ModelFacts::default();
         let choice = choose_types(&facts, &tensors, &options, false).unwrap()[0];
         assert_eq!(choice.reason, Reason::Fallback { wanted: GgmlType::Q6K });

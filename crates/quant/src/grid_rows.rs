@@ -1,0 +1,60 @@
+//! Rows of the types that search on a code book, in either form of the search.
+
+use std::marker::PhantomData;
+
+use super::codec::Rows;
+use super::grid_lanes::InLanes;
+use super::grid_search::{OffGrid, Scalar, Search};
+use super::lanes::{Kernel, Lanes, dispatch};
+use super::superblock::SUPER;
+use gguf_core::simd::SimdLevel;
+
+/// A type whose super-blocks are quantized by [`Search`] into `B` bytes.
+pub(super) trait GridType<const B: usize> {
+    /// Quantizes one super-block.
+    ///
+    /// # Errors
+    /// [`OffGrid`] where the reference stops.
+    fn quantize<S: Search>(
+        search: S,
+        x: &[f32; SUPER],
+        importance: Option<&[f32; SUPER]>,
+        out: &mut [u8; B],
+    ) -> Result<(), OffGrid>;
+}
+
+/// Quantizes rows to a grid type.
+pub(super) fn quantize_rows<Q: GridType<B>, const B: usize>(
+    level: SimdLevel,
+    rows: &Rows<'_>,
+    dst: &mut [u8],
+) {
+    dispatch(level, Blocks::<Q, B> { rows, dst, ty: PhantomData });
+}
+
+struct Blocks<'a, Q, const B: usize> {
+    rows: &'a Rows<'a>,
+    dst: &'a mut [u8],
+    ty: PhantomData<Q>,
+}
+
+impl<Q: GridType<B>, const B: usize> Kernel for Blocks<'_, Q, B> {
+    fn scalar(self) {
+        blocks::<_, Q, B>(Scalar, self.rows, self.dst);
+    }
+
+    #[inline(always)]
+    fn lanes<L: Lanes>(self, l: L) {
+        blocks::<_, Q, B>(InLanes(l), self.rows, self.dst);
+    }
+}
+
+#[inline(always)]
+fn blocks<S: Search, Q: GridType<B>, const B: usize>(search: S, rows: &Rows<'_>, dst: &mut [u8]) {
+    for (index, ((x, importance), out)) in rows.blocks().zip(dst.as_chunks_mut().0).enumerate() {
+        if Q::quantize(search, x, importance, out).is_err() {
+            rows.refused.set(Some(index));
+            return;
+        }
+    }
+}

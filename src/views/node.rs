@@ -1,0 +1,221 @@
+//! Walking a view: ranges of output elements cut at the seams between its parts.
+
+use std::ops::Range;
+
+use crate::core::scratch::with_floats;
+use crate::core::simd::SimdLevel;
+use crate::core::{GgmlType, WeightSource};
+use crate::views::ViewError;
+use crate::views::run::Run;
+use crate::views::view::{Body, Joint, Origin, View};
+
+/// Takes a leaf, a position inside it, and the part of the range that it covers from there.
+type Visit<'a, E> = dyn FnMut(&Run, u64, Range<u64>) -> Result<(), E> + 'a;
+
+/// A view made ready: leaves, and how they follow each other.
+#[derive(Clone, Debug)]
+pub(super) enum Node {
+    Leaf(Run),
+    Concat {
+        /// Elements of one step of the axes outside the seam (and of the seam, where parts take turns), summed up to
+        /// and with each part.
+        ends: Vec<u64>,
+        parts: Vec<Node>,
+    },
+}
+
+/// Parts that take turns at most so many elements apart are read one by one, whole.
+const SHORT_PERIOD: u64 = 64;
+
+pub(super) fn compile(view: &View) -> Node {
+    match &view.body {
+        Body::Leaf(leaf) => Node::Leaf(Run::of(leaf)),
+        Body::Concat { axis, parts, joint } => {
+            // What a part gives before the next one goes on: all of the axis, or one index of it.
+            let first = match joint {
+                Joint::EndToEnd => *axis,
+                Joint::InTurns => axis + 1,
+            };
+            let mut end = 0;
+            let ends = parts.iter().map(|part| {
+                end += part.shape()[first..].iter().product::<u64>();
+                end
+            });
+            Node::Concat { ends: ends.collect(), parts: parts.iter().map(compile).collect() }
+        }
+    }
+}
+
+impl Node {
+    /// Calls `test` on every leaf until it says no; true if it never did.
+    pub(super) fn all_leaves(&self, test: &mut dyn FnMut(&Run) -> bool) -> bool {
+        match self {
+            Self::Leaf(run) => test(run),
+            Self::Concat { parts, .. } => parts.iter().all(|part| part.all_leaves(test)),
+        }
+    }
+
+    /// Splits the range `first .. first + n` at the seams: one visit each.
+    fn walk<E>(&self, first: u64, n: u64, visit: &mut Visit<'_, E>) -> Result<(), E> {
+        self.walk_from(first, n, 0, visit)
+    }
+
+    fn walk_from<E>(&self, first: u64, n: u64, done: u64, visit: &mut Visit<'_, E>) -> Result<(), E> {
+        let (ends, parts) = match self {
+            Self::Leaf(run) => return visit(run, first, done..done + n),
+            Self::Concat { ends, parts } => (ends, parts),
+        };
+        let period = ends.last().copied().unwrap_or(0);
+        let (mut at, end) = (first, first + n);
+        while at < end && period > 0 {
+            let (outer, within) = (at / period, at % period);
+            let index = ends.partition_point(|&end| end <= within);
+            let begin = if index == 0 { 0 } else { ends[index - 1] };
+            let len = (ends[index] - within).min(end - at);
+            let inner = outer * (ends[index] - begin) + (within - begin);
+            parts[index].walk_from(inner, len, done + (at - first), visit)?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    pub(super) fn read(
+        &self,
+        source: &dyn WeightSource,
+        level: SimdLevel,
+        first: u64,
+        out: &mut [f32],
+    ) -> Result<(), ViewError> {
+        if let Self::Concat { ends, parts } = self
+            && let Some(&period) = ends.last()
+            && (1..=SHORT_PERIOD.min(out.len() as u64)).contains(&period)
+        {
+            let mut begin = 0;
+            for (part, &end) in parts.iter().zip(ends) {
+                let turn = Turn { begin, end, period };
+                turn.read(part, source, level, first, out)?;
+                begin = end;
+            }
+            return Ok(());
+        }
+        self.walk(first, out.len() as u64, &mut |run, first, range| {
+            run.read(source, level, first, &mut out[range.start as usize..range.end as usize])
+        })
+    }
+
+    pub(super) fn copy(
+        &self,
+        source: &dyn WeightSource,
+        first: u64,
+        out: &mut [u8],
+        elem_bytes: usize,
+    ) -> Result<(), ViewError> {
+        let n = (out.len() / elem_bytes) as u64;
+        self.walk(first, n, &mut |run, first, range| {
+            let out = &mut out[range.start as usize * elem_bytes..range.end as usize * elem_bytes];
+            run.copy(source, first, out, elem_bytes)
+        })
+    }
+
+    /// Whether every element comes from a weight, unchanged, in whole blocks of `block_elems` neighbours.
+    pub(super) fn keeps_blocks(&self, block_elems: u64) -> bool {
+        match self {
+            Self::Leaf(run) => run.keeps_blocks(block_elems),
+            Self::Concat { ends, parts } => {
+                ends.iter().all(|end| end % block_elems == 0)
+                    && parts.iter().all(|part| part.keeps_blocks(block_elems))
+            }
+        }
+    }
+
+    /// Reads blocks of a type that every weight behind this node can be packed as.
+    pub(super) fn read_packed(
+        &self,
+        source: &dyn WeightSource,
+        ty: GgmlType,
+        first: u64,
+        out: &mut [u8],
+    ) -> Result<(), ViewError> {
+        let (elems, bytes) = (ty.block_elems() as u64, ty.block_bytes());
+        let n = (out.len() / bytes) as u64 * elems;
+        let offset = |elem: u64| (elem / elems) as usize * bytes;
+        self.walk(first, n, &mut |run, first, range| {
+            run.read_packed(source, ty, first, &mut out[offset(range.start)..offset(range.end)])
+        })
+    }
+
+    pub(super) fn release(&self, source: &dyn WeightSource, first: u64, n: u64) {
+        let _ = self.walk::<std::convert::Infallible>(first, n, &mut |run, first, range| {
+            run.release(source, first, range.end - range.start);
+            Ok(())
+        });
+    }
+
+    /// The weights behind a range of elements, each once, in order of first use.
+    pub(super) fn weights_in(&self, first: u64, n: u64) -> Vec<usize> {
+        let mut found = Vec::new();
+        let _ = self.walk::<std::convert::Infallible>(first, n, &mut |run, _, _| {
+            if let Origin::Weight { index, .. } = run.origin
+                && !found.contains(&index)
+            {
+                found.push(index);
+            }
+            Ok(())
+        });
+        found
+    }
+
+    /// The weight and element behind an output element; `None` if it comes from none.
+    pub(super) fn locate(&self, index: u64) -> Option<(usize, u64)> {
+        let mut found = None;
+        let _ = self.walk::<std::convert::Infallible>(index, 1, &mut |run, first, _| {
+            if let Origin::Weight { index, .. } = run.origin {
+                found = Some((index, run.stretch(first, 1).start));
+            }
+            Ok(())
+        });
+        found
+    }
+}
+
+/// The place of a part among several that take turns: `begin..end` of every `period` elements.
+#[derive(Clone, Copy)]
+struct Turn {
+    begin: u64,
+    end: u64,
+    period: u64,
+}
+
+impl Turn {
+    /// Reads what the part has in the range from `first`.
+    fn read(
+        self,
+        part: &Node,
+        source: &dyn WeightSource,
+        level: SimdLevel,
+        first: u64,
+        out: &mut [f32],
+    ) -> Result<(), ViewError> {
+        let Self { begin, end, period } = self;
+        let size = end - begin;
+        // Elements of the part in front of a place.
+        let before = |at: u64| at / period * size + (at % period).clamp(begin, end) - begin;
+        let (from, to) = (before(first), before(first + out.len() as u64));
+        if from == to {
+            return Ok(());
+        }
+        with_floats((to - from) as usize, |values| {
+            part.read(source, level, from, values)?;
+            let mut within = from % size;
+            let mut at = from / size * period + begin + within - first;
+            for &mut value in values {
+                out[at as usize] = value;
+                (at, within) = (at + 1, within + 1);
+                if within == size {
+                    (at, within) = (at + period - size, 0);
+                }
+            }
+            Ok(())
+        })
+    }
+}
