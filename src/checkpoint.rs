@@ -12,7 +12,7 @@ pub mod torch;
 
 mod error;
 mod files;
-mod probes;
+mod probe;
 mod shards;
 
 use std::path::{Path, PathBuf};
@@ -83,7 +83,7 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::open`].
     pub fn with_dir(dir: ModelDir) -> Result<Self, CheckpointError> {
-        let container = probes::open(&dir)?;
+        let container = probe::open(&dir)?;
         Ok(Self { dir, container })
     }
 

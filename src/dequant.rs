@@ -59,16 +59,16 @@ mod values;
 use crate::core::WeightSource;
 use crate::core::simd::SimdLevel;
 
-pub use coded::{Below, CodedWeight};
 pub use encoding::{Encoding, Encodings, Quantization, StoredClass, stored_classes, tensor_class};
 pub use error::DequantError;
-pub use layer::Dequantized;
 pub use lora::{LoraError, LoraPair};
-pub use settings::{Configurations, HF_QUANT_CONFIG, Method, QUANTIZE_CONFIG, QUANTO_QMAP, Settings};
-use tensors::Finished;
-pub use tensors::Tensors;
+pub use settings::{Configurations, HF_QUANT_CONFIG, QUANTIZE_CONFIG, QUANTO_QMAP};
 
+use coded::{Below, CodedWeight};
+use layer::Dequantized;
 use msmodelslim::OffsetSign;
+use settings::{Method, Settings};
+use tensors::{Finished, Tensors};
 
 /// What the layer is asked for.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,7 @@ use crate::checkpoint::json::{JsonError, JsonReader};
 use crate::core::limits::Limits;
 
 /// A Hugging Face model directory with its configuration. Enough for a vocabulary; [`super::Checkpoint`] adds the
-/// weights. What a path may be to be opened as one, the table of forms says (`probes.rs`).
+/// weights. What a path may be to be opened as one, the table of forms says (`probe.rs`).
 #[derive(Clone, Debug)]
 pub struct ModelDir {
     path: PathBuf,

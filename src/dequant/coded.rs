@@ -9,23 +9,21 @@ use crate::dequant::DequantError;
 
 /// What coded weights are read from: the source below the layer, and the vector instructions to use.
 #[derive(Clone, Copy)]
-pub struct Below<'a> {
+pub(super) struct Below<'a> {
     /// The tensors of the checkpoint.
-    pub source: &'a dyn WeightSource,
+    pub(super) source: &'a dyn WeightSource,
     /// Vector instructions that loops may use; every level gives the same values.
-    pub level: SimdLevel,
+    pub(super) level: SimdLevel,
 }
 
 impl<'a> Below<'a> {
     /// Name, shape and element type of a tensor.
-    #[must_use]
-    pub fn meta(self, index: usize) -> &'a WeightMeta {
+    pub(super) fn meta(self, index: usize) -> &'a WeightMeta {
         &self.source.weights()[index]
     }
 
     /// One of the tensors, for many reads.
-    #[must_use]
-    pub fn tensor(self, index: usize) -> TensorBelow<'a> {
+    pub(super) fn tensor(self, index: usize) -> TensorBelow<'a> {
         let elem_bytes = self.meta(index).ty.bytes().unwrap_or(1);
         TensorBelow { source: self.source, index, mapped: self.source.borrow(index), elem_bytes }
     }
@@ -34,7 +32,7 @@ impl<'a> Below<'a> {
     ///
     /// # Errors
     /// The source failed.
-    pub fn with_elems<T>(
+    pub(super) fn with_elems<T>(
         self,
         index: usize,
         range: Range<u64>,
@@ -47,7 +45,7 @@ impl<'a> Below<'a> {
     ///
     /// # Errors
     /// The source failed, or `use_them` did.
-    pub fn try_with_elems<T>(
+    pub(super) fn try_with_elems<T>(
         self,
         index: usize,
         range: Range<u64>,
@@ -59,7 +57,7 @@ impl<'a> Below<'a> {
 
 /// A tensor of the checkpoint; its elements are whole bytes.
 #[derive(Clone, Copy)]
-pub struct TensorBelow<'a> {
+pub(super) struct TensorBelow<'a> {
     source: &'a dyn WeightSource,
     index: usize,
     /// All its bytes, if they lie in memory.
@@ -75,7 +73,7 @@ impl TensorBelow<'_> {
     ///
     /// # Panics
     /// If the range lies outside the tensor: shapes are checked while planning.
-    pub fn with_elems<T>(
+    pub(super) fn with_elems<T>(
         self,
         range: Range<u64>,
         use_them: impl FnOnce(&[u8]) -> T,
@@ -96,7 +94,7 @@ impl TensorBelow<'_> {
 ///
 /// Each method of quantization implements this once for each way that its codes lie; [`super::Dequantized`] does all
 /// the rest.
-pub trait CodedWeight: Send + Sync {
+pub(super) trait CodedWeight: Send + Sync {
     /// Decodes a rectangle into `out`, row after row.
     ///
     /// # Errors

@@ -396,7 +396,7 @@ impl CodedWeight for Grouped {
                     scattered(row.codes, groups, &pairs, out);
                 }
                 (None, Groups::Runs(run)) => {
-                    below.level.vectorize(Runs { row, cols: cols.clone(), run, out })
+                    below.level.vectorize(Runs { row, cols: cols.clone(), run, out });
                 }
                 (None, Groups::Index(_)) => {}
             }

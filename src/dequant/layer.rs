@@ -33,7 +33,7 @@ impl Weight {
 }
 
 /// The weights of a quantized checkpoint as floats under plain names: the one source over codes, whatever the method.
-pub struct Dequantized {
+pub(super) struct Dequantized {
     source: Box<dyn WeightSource + Send>,
     level: SimdLevel,
     weights: Vec<WeightMeta>,

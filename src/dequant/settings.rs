@@ -30,7 +30,7 @@ pub const QUANTO_QMAP: &str = "quanto_qmap.json";
 
 /// A method whose checkpoints are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Method {
+pub(super) enum Method {
     /// `fp8`
     Fp8,
     /// `fbgemm_fp8`
@@ -76,8 +76,7 @@ const METHODS: &[(&str, Method)] = &[
 
 impl Method {
     /// Name as its makers spell it.
-    #[must_use]
-    pub fn title(self) -> &'static str {
+    pub(super) fn title(self) -> &'static str {
         match self {
             Self::Fp8 => "FP8",
             Self::FbgemmFp8 => "FBGEMM",
@@ -92,12 +91,6 @@ impl Method {
             Self::Quanto => "quanto",
             Self::Bitnet => "BitNet",
         }
-    }
-
-    /// Name as configurations spell it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        METHODS.iter().find(|row| row.1 == self).map_or("", |row| row.0)
     }
 }
 
@@ -123,13 +116,13 @@ const REFUSED: &[(&str, &str)] = &[
 
 /// The description of the quantization, wherever it was found.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub(super) struct Settings {
     /// File it was found in, for messages.
-    pub file: &'static str,
+    pub(super) file: &'static str,
     /// The method.
-    pub method: Method,
+    pub(super) method: Method,
     /// The object.
-    pub map: Map<String, Value>,
+    pub(super) map: Map<String, Value>,
 }
 
 const CONFIG: &str = "config.json";
@@ -199,8 +192,7 @@ fn bad(file: &str, key: &str, problem: &str) -> DequantError {
 
 impl Settings {
     /// An error about one key.
-    #[must_use]
-    pub fn bad(&self, key: &str, problem: &str) -> DequantError {
+    pub(super) fn bad(&self, key: &str, problem: &str) -> DequantError {
         bad(self.file, key, problem)
     }
 
@@ -282,7 +274,7 @@ impl Settings {
     ///
     /// # Errors
     /// A value of another type.
-    pub fn int(&self, key: &str) -> Result<Option<i64>, DequantError> {
+    pub(super) fn int(&self, key: &str) -> Result<Option<i64>, DequantError> {
         match self.map.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => value.as_i64().map(Some).ok_or_else(|| self.bad(key, "must be a whole number")),
@@ -293,7 +285,7 @@ impl Settings {
     ///
     /// # Errors
     /// A value of another type.
-    pub fn bool(&self, key: &str) -> Result<Option<bool>, DequantError> {
+    pub(super) fn bool(&self, key: &str) -> Result<Option<bool>, DequantError> {
         match self.map.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => value.as_bool().map(Some).ok_or_else(|| self.bad(key, "must be true or false")),
@@ -309,7 +301,7 @@ impl Settings {
     ///
     /// # Errors
     /// A value of another type.
-    pub fn text(&self, key: &str) -> Result<Option<&str>, DequantError> {
+    pub(super) fn text(&self, key: &str) -> Result<Option<&str>, DequantError> {
         match self.map.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => value.as_str().map(Some).ok_or_else(|| self.bad(key, "must be a string")),

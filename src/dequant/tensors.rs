@@ -65,7 +65,7 @@ pub(super) struct Finished {
 }
 
 /// The tensors of a checkpoint, and what was decided about each.
-pub struct Tensors<'a> {
+pub(super) struct Tensors<'a> {
     below: Below<'a>,
     by_name: HashMap<&'a str, usize>,
     fates: Vec<Fate>,
@@ -74,8 +74,7 @@ pub struct Tensors<'a> {
 
 impl<'a> Tensors<'a> {
     /// All tensors, nothing decided.
-    #[must_use]
-    pub fn new(source: &'a dyn WeightSource, level: SimdLevel) -> Self {
+    pub(super) fn new(source: &'a dyn WeightSource, level: SimdLevel) -> Self {
         let weights = source.weights();
         let by_name = weights.iter().enumerate().map(|(index, meta)| (meta.name.as_str(), index)).collect();
         let fates = weights.iter().map(|_| Fate::Plain).collect();
@@ -83,20 +82,17 @@ impl<'a> Tensors<'a> {
     }
 
     /// What scales and indices are read from while planning.
-    #[must_use]
-    pub fn below(&self) -> Below<'a> {
+    pub(super) fn below(&self) -> Below<'a> {
         self.below
     }
 
     /// Name, shape and element type of a tensor.
-    #[must_use]
-    pub fn meta(&self, index: usize) -> &'a WeightMeta {
+    pub(super) fn meta(&self, index: usize) -> &'a WeightMeta {
         self.below.meta(index)
     }
 
     /// The tensor of this name.
-    #[must_use]
-    pub fn find(&self, name: &str) -> Option<usize> {
+    pub(super) fn find(&self, name: &str) -> Option<usize> {
         self.by_name.get(name).copied()
     }
 
@@ -104,38 +100,36 @@ impl<'a> Tensors<'a> {
     ///
     /// # Errors
     /// [`DequantError::MissingTensor`].
-    pub fn member(&self, module: &str, suffix: &str) -> Result<usize, DequantError> {
+    pub(super) fn member(&self, module: &str, suffix: &str) -> Result<usize, DequantError> {
         let tensor = format!("{module}{suffix}");
         let missing = || DequantError::MissingTensor { module: module.to_owned(), tensor: tensor.clone() };
         self.find(&tensor).ok_or_else(missing)
     }
 
     /// Tensors whose name ends so, with what stands before, in the checkpoint's order.
-    #[must_use]
-    pub fn ending(&self, suffix: &str) -> Vec<(&'a str, usize)> {
+    pub(super) fn ending(&self, suffix: &str) -> Vec<(&'a str, usize)> {
         let weights = self.below.source.weights().iter().enumerate();
         weights.filter_map(|(index, meta)| Some((meta.name.strip_suffix(suffix)?, index))).collect()
     }
 
     /// Whether nothing was decided about a tensor yet.
-    #[must_use]
-    pub fn is_free(&self, index: usize) -> bool {
+    pub(super) fn is_free(&self, index: usize) -> bool {
         matches!(self.fates[index], Fate::Plain)
     }
 
     /// Leaves out a tensor that only a runtime needs.
-    pub fn leave_out(&mut self, index: usize) {
+    pub(super) fn leave_out(&mut self, index: usize) {
         self.fates[index] = Fate::Dropped;
     }
 
     /// Puts a decoded weight where a tensor stands. Its members are part of it, and gone.
-    pub fn replace(&mut self, index: usize, name: String, shape: Shape, weight: Box<dyn CodedWeight>) {
+    pub(super) fn replace(&mut self, index: usize, name: String, shape: Shape, weight: Box<dyn CodedWeight>) {
         self.take_members(&*weight);
         self.fates[index] = Fate::Replaced(made(name, shape, weight));
     }
 
     /// Puts a decoded weight after all others. Its members are part of it, and gone.
-    pub fn append(&mut self, name: String, shape: Shape, weight: Box<dyn CodedWeight>) {
+    pub(super) fn append(&mut self, name: String, shape: Shape, weight: Box<dyn CodedWeight>) {
         self.take_members(&*weight);
         self.appended.push(made(name, shape, weight));
     }
@@ -150,7 +144,7 @@ impl<'a> Tensors<'a> {
     ///
     /// # Errors
     /// [`DequantError::DtypeMismatch`].
-    pub fn check_type(&self, index: usize, types: &[ElementType]) -> Result<(), DequantError> {
+    pub(super) fn check_type(&self, index: usize, types: &[ElementType]) -> Result<(), DequantError> {
         let meta = self.meta(index);
         if types.contains(&meta.ty) {
             return Ok(());
@@ -163,7 +157,7 @@ impl<'a> Tensors<'a> {
     ///
     /// # Errors
     /// [`DequantError::ShapeMismatch`].
-    pub fn check_shape(&self, index: usize, dims: &[u64]) -> Result<(), DequantError> {
+    pub(super) fn check_shape(&self, index: usize, dims: &[u64]) -> Result<(), DequantError> {
         let meta = self.meta(index);
         if meta.shape.dims() == dims {
             return Ok(());

@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+use crate::core::little_endian::f32s;
 use crate::core::simd::SimdLevel;
 use crate::core::{
     ElementType, GgmlType, Shape, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource,
@@ -75,7 +76,7 @@ impl<'a> Decoded<'a> {
             is_factor[at] = true;
             let mut bytes = vec![0; tensors[at].shape.n_elems() as usize * size_of::<f32>()];
             source.read_rows(at, 0, &mut bytes)?;
-            *factors = bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+            *factors = f32s(&bytes).collect();
         }
         let (mut weights, mut places) = (Vec::new(), Vec::new());
         for (at, (tensor, factors)) in tensors.iter().zip(factors).enumerate().filter(|row| !is_factor[row.0])

@@ -6,6 +6,7 @@
 //! bit 9 that its offset is in units of 256, the rest is the offset. A value unit's bits 0-30 are the place of a replacement.
 
 use super::EncodeError;
+use crate::core::little_endian::u32s;
 
 /// Longest source text, in bytes. Real maps stay below 20; a damaged double array can be a circle.
 const MAX_KEY_BYTES: usize = 256;
@@ -41,7 +42,7 @@ impl Charsmap {
             }
             offset += replacement.len() + 1;
         }
-        let units = units.as_chunks::<4>().0.iter().map(|unit| u32::from_le_bytes(*unit)).collect();
+        let units = u32s(units).collect();
         Ok(Self { units, replacements: replacements.to_vec() })
     }
 

@@ -233,6 +233,28 @@ proptest! {
     }
 }
 
+/// 17 zero points of 7 bits take four words, or five if none lies across two: with a word more they would be read, but
+/// as others than they are.
+#[test]
+fn zero_points_lie_as_their_codes_do() {
+    let noise = &mut Noise::new(3);
+    let is_dense = |made: &Made| {
+        let dims =
+            |suffix: &str| made.parts.iter().find(|part| part.name.ends_with(suffix)).map(|part| &part.dims);
+        dims(".weight_packed") == Some(&vec![17, 6]) && dims(".weight_zero_point") == Some(&vec![4, 1])
+    };
+    let mut cases = std::iter::repeat_with(|| pack_quantized(7, (17, 26), noise)).flatten().filter(is_dense);
+    let mut made = cases.next().unwrap();
+    assert!(layer(&made, true).is_ok(), "{}", made.config);
+    let zeros = made.parts.iter_mut().find(|part| part.name.ends_with(".weight_zero_point")).unwrap();
+    zeros.dims[0] = 5;
+    zeros.bytes.extend([0; 4]);
+    let error = layer(&made, true).map(|_| ()).unwrap_err();
+    let expected =
+        format!("tensor `{MODULE}.weight_zero_point`: shape is [5, 1], expected [4, 1], as the codes lie");
+    assert_eq!(error.to_string(), expected);
+}
+
 /// Writes a checkpoint as files.
 fn write(made: &Made, dir: &std::path::Path) {
     let (mut header, mut data) = (Map::new(), Vec::new());

@@ -135,9 +135,17 @@ impl WeightSource for Parts {
     }
 }
 
-/// The layer over the parts.
+/// The layer over the parts, at the widest level of vector instructions.
 pub fn layer(made: &Made, is_mapped: bool) -> Result<Box<dyn WeightSource + Send>, DequantError> {
-    let options = DequantOptions { offset_sign: OffsetSign::Auto, level: SimdLevel::detect() };
+    layer_at(made, is_mapped, SimdLevel::detect())
+}
+
+fn layer_at(
+    made: &Made,
+    is_mapped: bool,
+    level: SimdLevel,
+) -> Result<Box<dyn WeightSource + Send>, DequantError> {
+    let options = DequantOptions { offset_sign: OffsetSign::Auto, level };
     let parts = Parts::new(&made.parts, is_mapped);
     open(&made.configurations(), Box::new(parts), options).map(|opened| opened.source)
 }
@@ -159,8 +167,11 @@ pub fn check(made: &Made, noise: &mut Noise) {
         .flat_map(|row| (0..made.n_cols).map(move |col| (row, col)))
         .map(|(row, col)| (made.value)(row, col))
         .collect();
-    for is_mapped in [true, false] {
-        let source = layer(made, is_mapped).unwrap_or_else(|error| panic!("{}: {error}", made.config));
+    // Every level through buffers or the mapping, both for one of them.
+    let levels = SimdLevel::available().enumerate().map(|(at, level)| (at % 2 == 0, level));
+    for (is_mapped, level) in levels.chain([(false, SimdLevel::Scalar)]) {
+        let source =
+            layer_at(made, is_mapped, level).unwrap_or_else(|error| panic!("{}: {error}", made.config));
         let index = source.weights().iter().position(|meta| meta.name == made.name).unwrap();
         assert_eq!(source.weights().len(), 1, "{}", made.config);
         let meta = &source.weights()[index];
