@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::cli::inspect::describe::type_table;
-use crate::cli::render::{Align, Table, count, plural};
+use crate::cli::render::{Align, Style, Table, count, plural, styled};
 use crate::cli::{Session, stored};
 use crate::convert::ConvertOptions;
 use crate::core::text::{bytes, escape};
@@ -162,8 +162,8 @@ fn output_table(outputs: &[PlannedOutput]) -> Table {
         ("file type", Align::Left),
         ("tensors", Align::Right),
         ("size", Align::Right),
-        ("types", Align::Left),
-        ("file", Align::Left),
+        ("types", Align::Fill),
+        ("file", Align::Fill),
     ]);
     for output in outputs {
         let types = output.types.iter().map(|(ty, n)| format!("{n} {ty}")).collect::<Vec<_>>().join(", ");
@@ -181,7 +181,11 @@ fn output_table(outputs: &[PlannedOutput]) -> Table {
 }
 
 fn print_problems(problems: &[Problem], out: &mut dyn Write) -> io::Result<()> {
-    for (is_unsupported, title) in [(true, "not supported"), (false, "broken or incomplete")] {
+    let kinds = [
+        (true, styled(Style::Doubtful, "not supported")),
+        (false, styled(Style::Bad, "broken or incomplete")),
+    ];
+    for (is_unsupported, title) in kinds {
         let own: Vec<&Problem> =
             problems.iter().filter(|problem| problem.is_unsupported == is_unsupported).collect();
         if own.is_empty() {

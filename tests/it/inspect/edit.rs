@@ -23,14 +23,14 @@ fn keys_are_set_in_place_and_data_stays() {
     ]);
     assert_eq!((code, err.as_str()), (0, ""));
     insta::assert_snapshot!(out.replace(bench.path("").canonicalize().unwrap().to_str().unwrap(), "DIR"), @r#"
-    key                type      old          new
-    llama.block_count  u32       2        →  7
-    general.alignment  u32       (none)   →  128
-    general.tags       arr[str]  (none)   →  ["a", "b"]
-    x.text             str       (none)   →  a=b:c
+    key                type      old        new
+    llama.block_count  u32       2       →  7
+    general.alignment  u32       (none)  →  128
+    general.tags       arr[str]  (none)  →  ["a", "b"]
+    x.text             str       (none)  →  a=b:c
 
     DIR/model.gguf
-    3 tensors, 1.19 KiB
+    3 tensors, 1.38 KiB
     "#);
     let file = GgufFile::open(&bench.path("model.gguf")).unwrap();
     let keys: Vec<_> = file.metadata().iter().map(|(key, _)| key).collect();

@@ -33,7 +33,7 @@ fn what_is_said_of_the_bundled_model_fits_in_80_columns() {
     run("gguf-inspect", 0, &["tiny.gguf", "--no-tensors"]);
     run("gguf-inspect", 0, &["q8.gguf"]);
     run("gguf-inspect", 1, &["diff", "tiny.gguf", "q8.gguf"]);
-    run("gguf-inspect", 0, &["checkpoint", checkpoint, "--tensors"]);
+    run("gguf-inspect", 0, &["checkpoint", checkpoint]);
     run("gguf-convert", 0, &["hf2gguf", checkpoint, "-o", "x.gguf", "--dry-run"]);
     run("gguf-convert", 0, &["hf2gguf", checkpoint, "-o", "x.gguf", "--type", "q4_0", "--dry-run"]);
     run("gguf-convert", 0, &["archs"]);

@@ -78,7 +78,7 @@ impl Job<'_> {
             ("shape", Align::Left),
             ("type", Align::Left),
             ("size", Align::Right),
-            ("source", Align::Left),
+            ("source", Align::Fill),
         ]);
         for (at, tensor) in self.source.tensors().iter().enumerate() {
             let sources = sources(at);
