@@ -45,11 +45,10 @@ pub use expr::ParseError;
 pub use invert::{Inverse, invert};
 pub use load::{ClassRow, Registry};
 pub use mapping::{
-    Assembly, Content, Dropped, JoinKind, Mapping, ModePlan, OutputSpec, RopeFreqsLlama3, Source, Step,
-    TokenizerPlan,
+    Assembly, Content, DropReason, Dropped, JoinKind, Mapping, OutputSpec, RopeFreqsLlama3, Source, Step,
 };
 pub use names::{Pattern, PatternError};
 pub use ops::{MathOp, Op, OpError};
 pub use resolve::{Inputs, Pooling, ResolveOptions, resolve};
-pub use schema::{Card, EntryType, Phase, SpecialToken};
+pub use schema::{Card, EntryType, Phase};
 pub use types::{OutType, TypeRule};

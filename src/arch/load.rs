@@ -188,7 +188,10 @@ impl Registry {
         let mut generations = vec![table];
         let mut newest = table;
         while let Some(parent) = newest.get("extends") {
-            let parent = parent.as_str().unwrap_or_default();
+            let parent = parent.as_str().ok_or_else(|| {
+                let found = parent.type_str().to_owned();
+                wrong(name, CardProblem::Kind { at: "`extends`".to_owned(), expected: "a text", found })
+            })?;
             let problem = |problem| wrong(name, CardProblem::Parent(problem));
             newest =
                 self.tables.get(parent).ok_or_else(|| problem(ParentProblem::Unknown(parent.to_owned())))?;

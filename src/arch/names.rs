@@ -4,8 +4,6 @@ pub(super) use crate::core::similar::{distance, nearest};
 
 use std::fmt;
 
-use crate::arch::eval::Captures;
-
 /// Endings that carry over from source to target.
 pub(super) const SUFFIXES: [&str; 2] = [".weight", ".bias"];
 /// Endings that make a target name complete.
@@ -36,6 +34,17 @@ impl Placeholder {
     pub fn name(self) -> &'static str {
         Self::ALL.iter().find(|row| row.0 == self).map_or("", |row| row.1)
     }
+}
+
+/// What a pattern captured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Captures {
+    /// Block.
+    pub bid: Option<u64>,
+    /// Expert.
+    pub eid: Option<u64>,
+    /// Another index.
+    pub xid: Option<u64>,
 }
 
 impl Captures {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::gguf::{Array, Metadata, Value};
 
-use super::{BuildRequest, TokenizerError};
+use super::{TokenizerError, TokenizerRequest};
 
 /// Most tokens that are written: four times the largest vocabulary there is. What stands in `vocab_size` of a
 /// stranger's configuration is not worth more memory.
@@ -104,7 +104,7 @@ impl TokenList {
     }
 
     /// Retypes the tokens that the card names.
-    pub fn retype(&mut self, request: &BuildRequest) {
+    pub fn retype(&mut self, request: &TokenizerRequest) {
         for (names, kind) in
             [(&request.control, TokenType::Control), (&request.user_defined, TokenType::UserDefined)]
         {
@@ -133,7 +133,7 @@ impl TokenList {
 
 /// `size` of the request, or the files' own count, rounded up as the card asks.
 #[must_use]
-pub fn n_tokens(request: &BuildRequest, own: u64) -> u64 {
+pub fn n_tokens(request: &TokenizerRequest, own: u64) -> u64 {
     let size = request.size.unwrap_or(own);
     match request.pad_multiple {
         Some(multiple) if multiple > 0 => size.checked_next_multiple_of(multiple).unwrap_or(u64::MAX),

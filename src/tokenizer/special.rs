@@ -10,12 +10,9 @@ use serde_json::Value as Json;
 use crate::gguf::Metadata;
 
 use super::chat_template::ChatTemplates;
-use super::files::Directory;
+use super::files::{CONFIG, Directory};
 use super::hf_json::{FILE as HF_JSON, HfJson};
 use super::{TokenizerError, TokenizerWarning};
-
-/// Name of the tokenizer's configuration.
-pub const CONFIG: &str = "tokenizer_config.json";
 
 /// Roles that are looked for, in order.
 const ROLES: [&str; 7] = ["bos", "eos", "unk", "sep", "pad", "cls", "mask"];

@@ -1,8 +1,8 @@
 //! The bytes that a token stands for.
 
+use crate::tokenizer::byte_alphabet::bytes_of;
 use crate::tokenizer::emit::TokenType;
 
-use super::alphabet::byte_of;
 use super::vocab::Vocab;
 
 /// How the texts of a vocabulary's normal tokens are written.
@@ -24,7 +24,7 @@ pub(super) fn piece(vocab: &Vocab, spelling: Spelling, id: u32, out: &mut Vec<u8
         (TokenType::Byte, Ok(written)) if byte(written).is_some() => out.extend(byte(written)),
         (TokenType::Normal, Ok(written)) if spelling == Spelling::Bytes => {
             // A token with a character that is not of the alphabet was added as it is.
-            match written.chars().map(byte_of).collect::<Option<Vec<u8>>>() {
+            match bytes_of(written) {
                 Some(bytes) => out.extend(bytes),
                 None => out.extend(text),
             }

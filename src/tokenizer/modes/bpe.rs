@@ -1,14 +1,14 @@
 //! Byte-level BPE from `tokenizer.json`.
 
 use serde_json::Value as Json;
-use tokenizers::Decoder;
 
 use super::super::emit::{MAX_TOKENS, TokenList, TokenType, looks_special, n_tokens};
+use super::super::files::CONFIG;
+use super::super::hf_decoder::HfDecoder;
 use super::super::hf_json::{AddedToken, FILE, HfJson, Merge};
 use super::super::hf_vocab::HfVocabulary;
-use super::super::request::Mode;
-use super::super::special::{CONFIG, token_text};
-use super::super::{TokenizerError, TokenizerWarning, pretokenizer};
+use super::super::special::token_text;
+use super::super::{Mode, TokenizerError, TokenizerWarning, pretokenizer};
 use super::{Attempt, Context, byte_fallback};
 
 /// Writes the keys of a byte-level BPE vocabulary.
@@ -105,7 +105,7 @@ fn list(
                 if !added.is_normalized()
                     && let Some(decoder) = &decoder
                 {
-                    text = decoder.decode(vec![text.clone()]).unwrap_or(text);
+                    text = decoder.decode(&text);
                 }
                 if added.special || looks_special(&text) {
                     list.push(text, 0.0, TokenType::Control);
@@ -119,16 +119,13 @@ fn list(
 }
 
 /// The decoder of the file, if it has one.
-fn added_decoder(
-    context: &Context<'_>,
-    hf: &HfJson,
-) -> Result<Option<tokenizers::DecoderWrapper>, TokenizerError> {
+fn added_decoder(context: &Context<'_>, hf: &HfJson) -> Result<Option<HfDecoder>, TokenizerError> {
     if hf.decoder.is_null() {
         return Ok(None);
     }
-    serde_json::from_value(hf.decoder.clone())
+    HfDecoder::read(&hf.decoder)
         .map(Some)
-        .map_err(|source| TokenizerError::Json { path: context.directory.join(FILE), source })
+        .map_err(|found| TokenizerError::Decoder { path: context.directory.join(FILE), found })
 }
 
 /// Merges as the file has them, else those of `merges.txt`.

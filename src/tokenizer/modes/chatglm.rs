@@ -5,8 +5,8 @@ use serde_json::Value as Json;
 
 use super::super::TokenizerError;
 use super::super::emit::{TokenList, TokenType, n_tokens};
+use super::super::files::CONFIG;
 use super::super::sentencepiece::{BPE, UNIGRAM, first_of};
-use super::super::special::CONFIG;
 use super::{Attempt, Context, spm, unigram};
 
 /// Special tokens of the second and third generation, in the order of their ids behind the pieces.

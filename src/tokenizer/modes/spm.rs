@@ -5,11 +5,10 @@ use std::path::Path;
 use serde_json::Value as Json;
 
 use super::super::emit::{TokenList, TokenType, looks_special, n_tokens};
+use super::super::files::CONFIG;
 use super::super::hf_json;
-use super::super::request::Mode;
 use super::super::sentencepiece::{ModelProto, Piece, PieceKind, first_of};
-use super::super::special::CONFIG;
-use super::super::{TokenizerError, TokenizerWarning};
+use super::super::{Mode, TokenizerError, TokenizerWarning};
 use super::{Attempt, Context};
 
 /// Score of a row without a token.

@@ -4,14 +4,13 @@ use std::borrow::Cow;
 
 use serde_json::Value as Json;
 
+use super::super::byte_alphabet::written;
 use super::super::emit::{TokenList, TokenType, looks_special, n_tokens};
 use super::super::given::{GivenKind, GivenToken, GivenVocabulary};
 use super::super::merges::{Ranked, merges};
-use super::super::request::Mode;
-use super::super::specials::RankCode;
-use super::super::{TokenizerError, TokenizerWarning, pretokenizer};
+use super::super::rank_code::CodeFacts;
+use super::super::{Mode, TokenizerError, TokenizerWarning, pretokenizer};
 use super::spm::PAD_SCORE;
-use super::tiktoken::letters;
 use super::{Attempt, Context};
 
 /// Texts that SentencePiece vocabularies use for control tokens.
@@ -104,7 +103,7 @@ fn byte_level(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> 
             continue;
         }
         let text = match given.kind {
-            GivenKind::Bytes => Cow::Owned(letters(&token.text)),
+            GivenKind::Bytes => Cow::Owned(written(&token.text)),
             _ => String::from_utf8_lossy(&token.text),
         };
         if text.contains(char::REPLACEMENT_CHARACTER) {
@@ -123,10 +122,9 @@ fn byte_level(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> 
     }
     append(given, &mut tokens);
     // Vocabularies of ranks lack their special tokens, which follow by number.
-    let code = RankCode::of(context.request.specials_list.as_deref());
-    if let (GivenKind::Bytes, Ok(code)) = (given.kind, code) {
+    if let (GivenKind::Bytes, Some(code)) = (given.kind, context.mode.rank_code) {
         let end = given.tokens.iter().map(|token| token.id + 1).max().unwrap_or(0);
-        for (id, text) in code.special(end) {
+        for (id, text) in CodeFacts::of(code).special(end) {
             let is_free = tokens.id(&text).is_none();
             if !is_free || !tokens.set(id, text, 0.0, TokenType::Control) {
                 break;
