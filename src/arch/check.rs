@@ -6,7 +6,7 @@ use crate::arch::config_keys::{CONFIG_KEYS, ROOTS};
 use crate::arch::error::CardProblem;
 use crate::arch::expr::{Expr, Function};
 use crate::arch::hparams;
-use crate::arch::names::{Pattern, Placeholder, SUFFIXES, nearest};
+use crate::arch::names::{Pattern, Placeholder, SUFFIXES, Stars, nearest};
 use crate::arch::ops::{OpSpec, Param};
 use crate::arch::read::not_built;
 use crate::arch::schema::{Card, DefaultValue, Entry, GenerateKind, Join, RewriteStep, Row};
@@ -95,7 +95,7 @@ fn names(card: &Card) -> Result<(), CardProblem> {
         expr.walk(&mut |expr| match expr {
             Expr::Call(Function::Has, arguments) => {
                 if let Some(Expr::Text(name)) = arguments.first() {
-                    broken = broken.take().or(Pattern::parse(name, false).err());
+                    broken = broken.take().or(Pattern::parse(name, Stars::Refused).err());
                 }
             }
             Expr::Call(Function::Lookup, arguments) => {

@@ -300,6 +300,16 @@ pub enum CardProblem {
         /// What to write instead; empty if there is nothing.
         instead: &'static str,
     },
+    /// A removal of what no parent has.
+    #[error("{at}: `{key}` is not there to be removed")]
+    NothingRemoved {
+        /// Where.
+        at: String,
+        /// The key.
+        key: String,
+        /// A key that is there, with a similar name.
+        nearest: Option<String>,
+    },
     /// A key that changes nothing where it stands.
     #[error("{at}: `{key}` has no effect here: {why}")]
     WithoutEffect {
@@ -442,7 +452,8 @@ impl CardProblem {
             Self::UnknownKey { nearest, .. }
             | Self::UnknownName { nearest, .. }
             | Self::UnknownGgufKey { nearest, .. }
-            | Self::UnknownChoice { nearest, .. } => did_you_mean(nearest.as_deref()).into_iter().collect(),
+            | Self::UnknownChoice { nearest, .. }
+            | Self::NothingRemoved { nearest, .. } => did_you_mean(nearest.as_deref()).into_iter().collect(),
             Self::NotBuilt { instead, .. } if !instead.is_empty() => vec![(*instead).to_owned()],
             Self::NotBuilt { .. } => {
                 vec!["docs/architectures.md lists what cards can say".to_owned()]

@@ -85,6 +85,15 @@ pub struct Pattern {
     parts: Vec<Part>,
 }
 
+/// Whether a pattern may have `*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stars {
+    /// In lists of what is left out.
+    Allowed,
+    /// Everywhere else.
+    Refused,
+}
+
 /// Why a text is not a pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
@@ -100,11 +109,11 @@ pub enum PatternError {
 }
 
 impl Pattern {
-    /// Parses a pattern; `*` is allowed if `stars`.
+    /// Parses a pattern.
     ///
     /// # Errors
     /// [`PatternError`].
-    pub fn parse(text: &str, stars: bool) -> Result<Self, PatternError> {
+    pub fn parse(text: &str, stars: Stars) -> Result<Self, PatternError> {
         let mut parts: Vec<Part> = Vec::new();
         let mut rest = text;
         while let Some(at) = rest.find(['{', '}', '*']) {
@@ -113,7 +122,7 @@ impl Pattern {
                 parts.push(Part::Text(before.to_owned()));
             }
             if let Some(after) = after.strip_prefix('*') {
-                if !stars {
+                if stars == Stars::Refused {
                     return Err(PatternError::Star(text.to_owned()));
                 }
                 parts.push(Part::Any);
@@ -353,7 +362,7 @@ mod tests {
     use super::*;
 
     fn pattern(text: &str) -> Pattern {
-        Pattern::parse(text, true).unwrap()
+        Pattern::parse(text, Stars::Allowed).unwrap()
     }
 
     #[test]
@@ -376,11 +385,11 @@ mod tests {
 
     #[test]
     fn patterns_are_checked() {
-        assert!(matches!(Pattern::parse("a.{foo}", false), Err(PatternError::Placeholder(_))));
-        assert!(matches!(Pattern::parse("a.{bid", false), Err(PatternError::Placeholder(_))));
-        assert!(matches!(Pattern::parse("a.*", false), Err(PatternError::Star(_))));
-        assert!(matches!(Pattern::parse("", false), Err(PatternError::Empty(_))));
-        assert!(matches!(Pattern::parse("{bid}{eid}", false), Err(PatternError::Empty(_))));
+        assert!(matches!(Pattern::parse("a.{foo}", Stars::Refused), Err(PatternError::Placeholder(_))));
+        assert!(matches!(Pattern::parse("a.{bid", Stars::Refused), Err(PatternError::Placeholder(_))));
+        assert!(matches!(Pattern::parse("a.*", Stars::Refused), Err(PatternError::Star(_))));
+        assert!(matches!(Pattern::parse("", Stars::Refused), Err(PatternError::Empty(_))));
+        assert!(matches!(Pattern::parse("{bid}{eid}", Stars::Refused), Err(PatternError::Empty(_))));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use toml::{Table, Value as Toml};
 
 use crate::arch::error::CardProblem;
 use crate::arch::expr::{Expr, ParseError};
-use crate::arch::names::{Pattern, nearest};
+use crate::arch::names::{Pattern, Stars, nearest};
 use crate::arch::schema::{
     Card, ConfigDefault, DefaultValue, Generate, GenerateKind, Ignore, Rewrite, RewriteStep, Row,
 };
@@ -185,7 +185,7 @@ fn expr(value: &Toml, at: &str) -> Read<Expr> {
     }
 }
 
-fn pattern(text: &str, at: &str, stars: bool) -> Read<Pattern> {
+fn pattern(text: &str, at: &str, stars: Stars) -> Read<Pattern> {
     Pattern::parse(text, stars).map_err(|source| CardProblem::Pattern { at: at.to_owned(), source })
 }
 
@@ -419,9 +419,9 @@ fn aliases(top: &Fields<'_>) -> Read<IndexMap<String, IndexMap<String, String>>>
 
 fn outputs(top: &Fields<'_>) -> Read<Vec<Pattern>> {
     if !top.table.contains_key("outputs") {
-        return Ok(vec![pattern("token_embd.weight", "`outputs`", false)?]);
+        return Ok(vec![pattern("token_embd.weight", "`outputs`", Stars::Refused)?]);
     }
-    top.texts("outputs")?.iter().map(|text| pattern(text, "`outputs`", false)).collect()
+    top.texts("outputs")?.iter().map(|text| pattern(text, "`outputs`", Stars::Refused)).collect()
 }
 
 fn companions(top: &Fields<'_>) -> Read<Vec<String>> {
@@ -435,7 +435,6 @@ fn ignore(top: &Fields<'_>) -> Read<Vec<Ignore>> {
     for (name, value) in top.tables("ignore")? {
         let at = format!("[ignore] `{name}`");
         let (why, when) = match value {
-            Toml::Boolean(false) => continue,
             Toml::String(why) => (why.clone(), None),
             other => {
                 let fields = Fields::new(other, &at, IGNORE_KEYS)?;
@@ -444,7 +443,7 @@ fn ignore(top: &Fields<'_>) -> Read<Vec<Ignore>> {
                 (why, fields.expr("when")?)
             }
         };
-        all.push(Ignore { pattern: pattern(name, &at, true)?, why, when });
+        all.push(Ignore { pattern: pattern(name, &at, Stars::Allowed)?, why, when });
     }
     Ok(all)
 }
@@ -470,7 +469,7 @@ fn generate(item: &Toml) -> Read<Generate> {
 
 /// The name of a generated tensor: one name, since nothing gives placeholders a value.
 fn generated_name(name: &str) -> Read<String> {
-    match pattern(name, "`generate`", false)?.placeholders().next() {
+    match pattern(name, "`generate`", Stars::Refused)?.placeholders().next() {
         None => Ok(name.to_owned()),
         Some(placeholder) => Err(CardProblem::Placeholder {
             at: "`generate`".to_owned(),

@@ -141,6 +141,20 @@ pub fn n_tokens(request: &TokenizerRequest, own: u64) -> u64 {
     }
 }
 
+/// The byte that a token `<0xNN>` stands for.
+#[must_use]
+pub fn byte_token(text: &str) -> Option<u8> {
+    let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
+    let two = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    u8::from_str_radix(digits, 16).ok().filter(|_| two)
+}
+
+/// True for `<0xNN>`.
+#[must_use]
+pub fn is_byte_token(text: &str) -> bool {
+    byte_token(text).is_some()
+}
+
 /// Tokens that llama.cpp's converter takes for special though their file does not say so.
 #[must_use]
 pub fn looks_special(text: &str) -> bool {
@@ -169,6 +183,14 @@ mod tests {
             "d: a vocabulary of 18446744073709551615 tokens is asked for, at most 4194304 are written"
         );
         assert!(!list.set(3, "x", 0.0, TokenType::Normal));
+    }
+
+    #[test]
+    fn a_byte_is_two_hexadecimal_digits() {
+        assert_eq!(byte_token("<0x0A>"), Some(10));
+        for text in ["<0xA>", "<0x+1>", "0x0A", "<0x0AA>"] {
+            assert_eq!(byte_token(text), None, "{text}");
+        }
     }
 
     #[test]

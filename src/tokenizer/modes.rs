@@ -37,6 +37,15 @@ pub(super) enum Attempt {
     Absent(String),
 }
 
+/// Which ids a special token may have; others are left out with a warning.
+#[derive(Clone, Copy)]
+enum Ids {
+    /// Those of the tokens.
+    OfTokens,
+    /// All: the reference does not look.
+    Any,
+}
+
 /// Tries one mode.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
     match context.mode.mode {
@@ -77,9 +86,12 @@ pub(super) fn run_given(
 }
 
 impl Context<'_> {
-    /// The special tokens as files and card name them. `bounded` leaves out ids beyond the tokens.
-    fn special(&mut self, tokens: &TokenList, bounded: bool) -> Result<SpecialTokens, TokenizerError> {
-        let n_tokens = bounded.then(|| tokens.len());
+    /// The special tokens as files and card name them.
+    fn special(&mut self, tokens: &TokenList, ids: Ids) -> Result<SpecialTokens, TokenizerError> {
+        let n_tokens = match ids {
+            Ids::OfTokens => Some(tokens.len()),
+            Ids::Any => None,
+        };
         let roles = self.request.types.as_deref();
         let mut special = SpecialTokens::read(&self.directory, self.hf, n_tokens, roles, self.warnings)?;
         for (role, value) in &self.mode.special {

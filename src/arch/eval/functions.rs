@@ -6,7 +6,7 @@ use super::arithmetic::{arithmetic, compare, negated};
 use super::{EvalError, Evaluated, Evaluator};
 use crate::arch::datum::Datum;
 use crate::arch::expr::{BinaryOp, Expr, Function, Path};
-use crate::arch::names::{Captures, Pattern};
+use crate::arch::names::{Captures, Pattern, Stars};
 use crate::core::text::escape;
 
 impl Evaluator<'_> {
@@ -180,7 +180,7 @@ fn rendered(name: &str, captures: Captures) -> Result<Cow<'_, str>, EvalError> {
     if !name.contains('{') {
         return Ok(Cow::Borrowed(name));
     }
-    let pattern = Pattern::parse(name, false).ok();
+    let pattern = Pattern::parse(name, Stars::Refused).ok();
     let full = pattern.and_then(|pattern| pattern.render(captures));
     full.map(Cow::Owned).ok_or_else(|| EvalError::Absent(name.to_owned()))
 }

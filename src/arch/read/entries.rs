@@ -4,7 +4,7 @@ use toml::{Table, Value as Toml};
 
 use super::{Fields, Read, choice, expr, kind, pattern};
 use crate::arch::error::CardProblem;
-use crate::arch::names::{Pattern, Placeholder};
+use crate::arch::names::{Pattern, Placeholder, Stars};
 use crate::arch::ops::{Form, OpKind, OpSpec, Param};
 use crate::arch::schema::{Entry, EntryType, Join, Phase, Target};
 
@@ -15,7 +15,6 @@ pub(super) fn entries(top: &Fields<'_>, block: &str) -> Read<Vec<Entry>> {
         for (name, value) in top.tables(section)? {
             let at = format!("[{section}] `{name}`");
             match value {
-                Toml::Boolean(false) => {}
                 Toml::Array(items) => {
                     for item in items {
                         all.push(entry(name, item, &at, source, target)?);
@@ -58,7 +57,7 @@ fn entry(name: &str, value: &Toml, at: &str, source: &str, target: &str) -> Read
     } else {
         Fields::new(value, at, ENTRY_KEYS)?
     };
-    let source_pattern = |name: &str| pattern(&format!("{source}{name}"), at, false);
+    let source_pattern = |name: &str| pattern(&format!("{source}{name}"), at, Stars::Refused);
     let mut patterns = vec![source_pattern(name)?];
     for alias in fields.texts("alias")? {
         patterns.push(source_pattern(&alias)?);
@@ -148,7 +147,7 @@ fn one_target(to: &Toml, at: &str, prefix: &str) -> Read<Target> {
             (name, ops(&fields, "ops")?)
         }
     };
-    Ok(Target { name: pattern(&format!("{prefix}{name}"), at, false)?, ops })
+    Ok(Target { name: pattern(&format!("{prefix}{name}"), at, Stars::Refused)?, ops })
 }
 
 fn ops(fields: &Fields<'_>, key: &str) -> Read<Vec<OpSpec>> {

@@ -9,7 +9,7 @@ use super::super::hf_json::{AddedToken, FILE, HfJson, Merge};
 use super::super::hf_vocab::HfVocabulary;
 use super::super::special::token_text;
 use super::super::{Mode, TokenizerError, TokenizerWarning, pretokenizer};
-use super::{Attempt, Context, byte_fallback};
+use super::{Attempt, Context, Ids, byte_fallback};
 
 /// Writes the keys of a byte-level BPE vocabulary.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
@@ -22,8 +22,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     let path = context.directory.join(FILE);
     let vocabulary = HfVocabulary::new(&context.directory, hf, context.warnings)?;
     vocabulary.each_merge(hf, &context.directory, |_| ())?;
-    let plain = context.mode.mode == Mode::BpePlainAdded;
-    let mut tokens = list(context, hf, &vocabulary, plain)?;
+    let mut tokens = list(context, hf, &vocabulary)?;
     tokens.retype(context.request);
     let whitespace = context.mode.mode == Mode::Whitespace;
     let pre = match &context.request.pre {
@@ -49,7 +48,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         }
     };
     let merges = merges(context, hf)?;
-    let special = context.special(&tokens, false)?;
+    let special = context.special(&tokens, Ids::Any)?;
     tokens.write(if whitespace { "whitespace" } else { "gpt2" }, &pre, context.out);
     if merges.is_empty() {
         context.warnings.push(TokenizerWarning::NoMerges { file: FILE });
@@ -65,7 +64,6 @@ fn list(
     context: &Context<'_>,
     hf: &HfJson,
     vocabulary: &HfVocabulary<'_>,
-    plain: bool,
 ) -> Result<TokenList, TokenizerError> {
     let path = context.directory.join(FILE);
     let size = n_tokens(context.request, vocabulary.n_tokens());
@@ -90,6 +88,7 @@ fn list(
         }
     }
     let decoder = added_decoder(context, hf)?;
+    let plain = context.mode.mode == Mode::BpePlainAdded;
     let mut list = TokenList::default();
     for (id, entry) in by_id.into_iter().enumerate() {
         match entry {

@@ -5,13 +5,13 @@ use std::borrow::Cow;
 use serde_json::Value as Json;
 
 use super::super::byte_alphabet::written;
-use super::super::emit::{TokenList, TokenType, looks_special, n_tokens};
+use super::super::emit::{TokenList, TokenType, is_byte_token, looks_special, n_tokens};
 use super::super::given::{GivenKind, GivenToken, GivenVocabulary};
 use super::super::merges::{Ranked, merges};
 use super::super::rank_code::CodeFacts;
 use super::super::{Mode, TokenizerError, TokenizerWarning, pretokenizer};
 use super::spm::PAD_SCORE;
-use super::{Attempt, Context};
+use super::{Attempt, Context, Ids};
 
 /// Texts that SentencePiece vocabularies use for control tokens.
 const CONTROL: [&str; 15] = [
@@ -56,7 +56,7 @@ fn pieces(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> Resu
         let is_listed = given.special.contains(&token.text) || special_ids.contains(&token.id);
         let kind = match std::str::from_utf8(&token.text) {
             Ok("<unk>") => TokenType::Unknown,
-            Ok(text) if is_byte(text) => TokenType::Byte,
+            Ok(text) if is_byte_token(text) => TokenType::Byte,
             Ok(text) if is_listed || CONTROL.contains(&text) => TokenType::Control,
             Err(_) if is_listed => TokenType::Control,
             _ => TokenType::Normal,
@@ -65,7 +65,7 @@ fn pieces(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> Resu
     }
     append(given, &mut tokens);
     tokens.retype(context.request);
-    let special = context.special(&tokens, true)?;
+    let special = context.special(&tokens, Ids::OfTokens)?;
     let is_unigram = given.kind == GivenKind::Unigram;
     let pre =
         context.request.pre.as_deref().map(pretokenizer::accept).transpose()?.or_else(|| given.pre.clone());
@@ -136,7 +136,7 @@ fn byte_level(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> 
     if found.n_unexplained > 0 {
         context.warnings.push(TokenizerWarning::TokensWithoutMerge { n: found.n_unexplained });
     }
-    let special = context.special(&tokens, true)?;
+    let special = context.special(&tokens, Ids::OfTokens)?;
     tokens.write("gpt2", &pre, context.out);
     context.out.set("tokenizer.ggml.merges", found.merges);
     special.write(context.out);
@@ -195,11 +195,4 @@ fn special_ids(context: &Context<'_>) -> Result<Vec<u64>, TokenizerError> {
         }
     }
     Ok(ids)
-}
-
-/// `<0xNN>`.
-fn is_byte(text: &str) -> bool {
-    text.strip_prefix("<0x")
-        .and_then(|rest| rest.strip_suffix('>'))
-        .is_some_and(|hex| hex.len() == 2 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }

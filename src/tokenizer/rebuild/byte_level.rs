@@ -6,7 +6,7 @@ use super::super::emit::TokenType;
 use super::super::pretokenizer::{HINT, Table, step_json};
 use super::super::{TokenizerError, byte_alphabet};
 use super::source::GgufVocabulary;
-use super::{added_tokens, post_processor};
+use super::{AddedByDefault, added_tokens, post_processor};
 
 /// The file.
 ///
@@ -59,7 +59,7 @@ pub(super) fn tokenizer(
         "added_tokens": added_tokens(vocabulary, decodes),
         "normalizer": normalizer,
         "pre_tokenizer": pre_tokenizer,
-        "post_processor": post_processor(vocabulary, false, false),
+        "post_processor": post_processor(vocabulary, AddedByDefault::Nothing),
         "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
         "model": {
             "type": "BPE",

@@ -5,7 +5,8 @@ use std::path::Path;
 use gguf_foundry::convert::{Conversion, ConvertOptions};
 use serde_json::{Map, Value as Json, json};
 
-use crate::support::{conformance, fixture};
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::fixture;
 
 /// The bundled text model with the parts of a vision model beside it.
 fn with_vision(dir: &Path) {
@@ -49,9 +50,8 @@ fn a_vision_model_converted_to_text_says_what_is_left_out() {
     assert_eq!(warnings(&fixture("tiny-llama")), [""; 0], "a text model loses nothing");
 }
 
-#[test]
-fn llava_says_what_is_left_out() {
-    let Some(corpus) = conformance() else { return };
+conformance_tests!(llava_says_what_is_left_out);
+fn llava_says_what_is_left_out(corpus: &Goldens) {
     let warnings = warnings(&corpus.join("arch/llava_llama/hf"));
     let said = warnings.iter().find(|warning| warning.starts_with("only the text model is written: "));
     let said = said.unwrap_or_else(|| panic!("{warnings:?}"));
