@@ -10,7 +10,7 @@
 //! | `expr` `eval` `datum` | the expressions in cards |
 //! | `ops` | the closed list of tensor operations |
 //! | `names` | patterns |
-//! | `schema` `read` `check` `load` | cards: types, TOML, checks, the registry |
+//! | `schema` `merge` `read` `check` `load` | cards: types, inheritance, TOML, checks, the registry |
 //! | `detect` `hparams` `config_keys` | configurations: class, defaults, rows |
 //! | `resolve` `assign` `types` `mapping` | a card applied to a checkpoint |
 //! | `invert` | the same, backwards |
@@ -28,6 +28,7 @@ mod hparams;
 mod invert;
 mod load;
 mod mapping;
+mod merge;
 mod names;
 mod ops;
 mod read;
@@ -45,11 +46,10 @@ pub use expr::ParseError;
 pub use invert::{Inverse, invert};
 pub use load::{ClassRow, Registry};
 pub use mapping::{
-    Assembly, Content, Dropped, JoinKind, Mapping, ModePlan, OutputSpec, RopeFreqsLlama3, Source, Step,
-    TokenizerPlan,
+    Assembly, Content, DropReason, Dropped, JoinKind, Mapping, OutputSpec, RopeFreqsLlama3, Source, Step,
 };
-pub use names::{Pattern, PatternError};
+pub use names::{Pattern, PatternError, Stars};
 pub use ops::{MathOp, Op, OpError};
 pub use resolve::{Inputs, Pooling, ResolveOptions, resolve};
-pub use schema::{Card, EntryType, Phase, SpecialToken};
+pub use schema::{Card, EntryType, Phase};
 pub use types::{OutType, TypeRule};

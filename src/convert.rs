@@ -12,6 +12,7 @@ mod companions;
 mod conversion;
 mod error;
 mod fastllm;
+mod left_out;
 mod native;
 mod options;
 mod pooling;

@@ -16,6 +16,7 @@ mod plan;
 mod reader;
 pub mod split;
 mod value;
+mod vocabulary;
 mod writer;
 
 pub use assign::{AssignError, AssignType, Assignment, parse_assignment};
@@ -31,4 +32,5 @@ pub use plan::{FilePlan, LayoutOptions, PlanError, PlannedTensor};
 pub use reader::{GgufFile, OpenOptions, Part, TensorPlace};
 pub use split::{SplitSpec, SplitStyle};
 pub use value::{Array, Metadata, Value, ValueType};
+pub use vocabulary::{FILE_ROLES, Mode, ModeRequest, RankCode, SpecialToken, Template, TokenizerRequest};
 pub use writer::{PlannedFile, WriteError, WriteOptions, WriteReport, plan_files, write_gguf};

@@ -1,33 +1,36 @@
 //! Vocabularies: read from tokenizer files, identified, written as `tokenizer.*` keys.
 //!
 //! [`build`] is the way from a checkpoint directory to the keys of a GGUF file. What a card's `[tokenizer]` table
-//! says arrives evaluated, as a [`BuildRequest`]. [`build_given`] is the same for a container that carries its own
+//! says arrives evaluated, as a [`TokenizerRequest`]. [`build_given`] is the same for a container that carries its own
 //! vocabulary. [`to_hf`] is the way back. [`Encoder`] turns text into ids by these keys.
 
+mod byte_alphabet;
 pub mod chat_template;
 pub mod emit;
 mod encode;
 mod error;
 pub mod files;
 mod given;
+mod hf_decoder;
 pub mod hf_json;
 pub mod hf_vocab;
 mod merges;
 mod modes;
 pub mod pretokenizer;
+mod rank_code;
 mod rebuild;
-mod request;
 pub mod sentencepiece;
 pub mod special;
-mod specials;
 
 use std::path::Path;
 
+pub use byte_alphabet::{byte_of, char_of};
 pub use encode::{EncodeError, Encoder};
 pub use error::{TokenizerError, TokenizerWarning};
-pub use given::{GivenKind, GivenToken, GivenVocabulary, build_given};
+pub use given::{GivenKind, GivenToken, GivenVocabulary};
 pub use rebuild::{HfTokenizerFiles, special_ids, to_hf};
-pub use request::{BuildRequest, Mode, ModeRequest, SpecialValue};
+
+pub use crate::gguf::{Mode, ModeRequest, RankCode, SpecialToken, Template, TokenizerRequest};
 
 use crate::gguf::Metadata;
 
@@ -54,7 +57,7 @@ pub struct Built {
 ///
 /// # Errors
 /// I/O errors, malformed files, inconsistent vocabularies, an unknown pre-tokenizer, no fitting mode.
-pub fn build(directory: &Path, request: &BuildRequest) -> Result<Built, TokenizerError> {
+pub fn build(directory: &Path, request: &TokenizerRequest) -> Result<Built, TokenizerError> {
     let files = Directory::new(directory, request.limits);
     let mut tried = Vec::new();
     let mut warnings = Vec::new();
@@ -101,8 +104,40 @@ pub fn build(directory: &Path, request: &BuildRequest) -> Result<Built, Tokenize
     Err(TokenizerError::NothingFits { path: directory.to_owned(), tried })
 }
 
-fn extend(rows: &mut Metadata, more: &[(String, crate::gguf::Value)]) {
-    for (key, value) in more {
-        rows.set(key.as_str(), value.clone());
+/// Makes the `tokenizer.*` keys for a vocabulary in memory. `path` names the container in messages. The request's modes
+/// say which rows a card adds; what kind of vocabulary it is, the vocabulary says.
+///
+/// # Errors
+/// [`TokenizerError`]: a pre-tokenizer that is not known, more tokens than any model has, malformed files.
+pub fn build_given(
+    path: &Path,
+    given: &GivenVocabulary,
+    request: &TokenizerRequest,
+) -> Result<Built, TokenizerError> {
+    let directory = Directory::in_memory(path, request.limits, &given.files);
+    let has_model = directory.bytes("tokenizer.model")?.is_some();
+    // A SentencePiece model knows its own kind: the unigram mode hands one of BPE on.
+    let kin =
+        if has_model && given.kind == GivenKind::Pieces { &[Mode::Unigram] } else { given.kind.modes() };
+    let from_card = request.modes.iter().find(|mode| kin.contains(&mode.mode)).cloned();
+    let mut mode = from_card.unwrap_or_else(|| ModeRequest::new(kin[0]));
+    mode.files.clear();
+    let mut rows = Metadata::new();
+    extend(&mut rows, &request.before);
+    let mut warnings = Vec::new();
+    let mut context =
+        Context { directory, request, mode: &mode, hf: None, out: &mut rows, warnings: &mut warnings };
+    let attempt = if has_model { modes::run(&mut context)? } else { modes::run_given(&mut context, given)? };
+    if let Attempt::Absent(reason) = attempt {
+        return Err(TokenizerError::NothingFits { path: path.to_owned(), tried: vec![(mode.mode, reason)] });
+    }
+    extend(&mut rows, &mode.after);
+    extend(&mut rows, &request.after);
+    Ok(Built { rows, mode: mode.mode, warnings })
+}
+
+fn extend(rows: &mut Metadata, more: &Metadata) {
+    for (key, value) in more.iter() {
+        rows.set(key, value.clone());
     }
 }

@@ -18,7 +18,6 @@ mod view;
 
 pub use apply::{RecipeError, apply, recipe};
 pub use error::ViewError;
-pub use math::Math;
 pub use recipe::{ReadPolicy, Recipe};
 pub use rope::{match_rope_freqs, rope_freqs_llama3};
 pub use view::{ShapeError, View};

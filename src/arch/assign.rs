@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use indexmap::IndexMap;
 
 use crate::arch::error::ArchError;
-use crate::arch::eval::{Captures, Scope};
+use crate::arch::eval::Scope;
 use crate::arch::expr::Expr;
-use crate::arch::mapping::{Assembly, Content, Dropped, JoinKind, OutputSpec, Source, Step};
-use crate::arch::names::{self, Placeholder, SUFFIXES};
+use crate::arch::mapping::{Assembly, Content, DropReason, Dropped, JoinKind, OutputSpec, Source, Step};
+use crate::arch::names::{self, Captures, Placeholder, SUFFIXES};
 use crate::arch::ops::OpSpec;
-use crate::arch::schema::{Card, Entry, Join, Phase, Rewrite, RewriteStep};
+use crate::arch::schema::{Card, Entry, Ignore, Join, Phase, Rewrite, RewriteStep};
 use crate::arch::types::TypeRule;
 use crate::core::{ElementType, Shape, WeightMeta};
 
@@ -47,6 +47,13 @@ struct Match {
     suffix: &'static str,
     /// Which of the entry's sources: 0, or 1 and up for those of `with`.
     part: usize,
+}
+
+/// When `[ignore]` rules are asked: those with a condition before the entries, those without after them.
+#[derive(Clone, Copy)]
+enum Asked {
+    BeforeEntries,
+    AfterEntries,
 }
 
 struct Assigner<'a> {
@@ -115,11 +122,11 @@ impl Assigner<'_> {
             let is_multimodal = !self.card.keep_multimodal && names::is_multimodal(&name);
             let name = if is_multimodal { name } else { self.rewritten(name)? };
             let dropped = if is_multimodal {
-                Some("belongs to another modality".to_owned())
+                Some(DropReason::OtherModality)
             } else if names::is_recomputed(&name) {
-                Some("recomputed by the runtime".to_owned())
+                Some(DropReason::Recomputed)
             } else {
-                self.ignored(&name, true)?
+                self.ignored(&name, Asked::BeforeEntries)?
             };
             if let Some(why) = dropped {
                 self.dropped.push(Dropped { weight, why });
@@ -129,7 +136,7 @@ impl Assigner<'_> {
                     return Err(ArchError::Block { tensor, block, n_blocks: block_limit });
                 }
                 self.add(weight, entry, &found)?;
-            } else if let Some(why) = self.ignored(&name, false)? {
+            } else if let Some(why) = self.ignored(&name, Asked::AfterEntries)? {
                 self.dropped.push(Dropped { weight, why });
             } else {
                 leftovers.push((self.weights[weight].name.clone(), name.clone()));
@@ -183,13 +190,17 @@ impl Assigner<'_> {
         Ok(name)
     }
 
-    /// The reason to leave a name out, by the rules with conditions or by those without.
-    fn ignored(&self, name: &str, conditional: bool) -> Result<Option<String>, ArchError> {
-        for ignore in self.card.ignore.iter().filter(|ignore| ignore.when.is_some() == conditional) {
+    /// The reason to leave a name out, by the rules that are asked at this point.
+    fn ignored(&self, name: &str, asked: Asked) -> Result<Option<DropReason>, ArchError> {
+        let is_asked = |ignore: &&Ignore| match asked {
+            Asked::BeforeEntries => ignore.when.is_some(),
+            Asked::AfterEntries => ignore.when.is_none(),
+        };
+        for ignore in self.card.ignore.iter().filter(is_asked) {
             if let Some(captures) = ignore.pattern.matches(name)
                 && self.holds(ignore.pattern.text(), ignore.when.as_ref(), captures)?
             {
-                return Ok(Some(ignore.why.clone()));
+                return Ok(Some(DropReason::Card(ignore.why.clone())));
             }
         }
         Ok(None)
@@ -227,7 +238,7 @@ impl Assigner<'_> {
         let unit = self.units.entry(key).or_default();
         if let Some(&first) = unit.parts.get(&part) {
             if spec.drop_duplicates {
-                let why = format!("the same tensor as {}", self.weights[first].name);
+                let why = DropReason::SameAs(self.weights[first].name.clone());
                 self.dropped.push(Dropped { weight, why });
                 return Ok(());
             }

@@ -6,29 +6,84 @@ use crate::arch::config_keys::{CONFIG_KEYS, ROOTS};
 use crate::arch::error::CardProblem;
 use crate::arch::expr::{Expr, Function};
 use crate::arch::hparams;
-use crate::arch::names::{Pattern, Placeholder, SUFFIXES, nearest};
+use crate::arch::names::{Pattern, Placeholder, SUFFIXES, Stars, nearest};
 use crate::arch::ops::{OpSpec, Param};
+use crate::arch::read::not_built;
 use crate::arch::schema::{Card, DefaultValue, Entry, GenerateKind, Join, RewriteStep, Row};
 use crate::gguf::keys::{ANNOTATIONS, KEYS, annotation_info, key_type};
 
 /// Checks a merged card.
 pub(super) fn card(card: &Card) -> Result<(), CardProblem> {
-    if !card.is_abstract {
-        for (key, list) in [("classes", &card.classes), ("examples", &card.examples)] {
-            if list.is_empty() {
-                return Err(CardProblem::MissingKey { at: "top level".to_owned(), key });
-            }
-        }
-    }
+    selection(card)?;
     names(card)?;
+    dropped_keys(card)?;
     keys(card)?;
     annotations(card)?;
     definitions(&card.lets)?;
     for entry in &card.entries {
         arity(entry)?;
         placeholders(entry)?;
+        effects(entry)?;
     }
+    outputs(card)?;
     overlaps(card)
+}
+
+/// A card is found by its classes, unless it is only a parent: then nothing finds it.
+fn selection(card: &Card) -> Result<(), CardProblem> {
+    let at = || "top level".to_owned();
+    for (key, list) in [("classes", &card.classes), ("examples", &card.examples)] {
+        if list.is_empty() != card.is_abstract {
+            return Err(if card.is_abstract {
+                CardProblem::WithoutEffect { at: at(), key, why: "an abstract card converts nothing" }
+            } else {
+                CardProblem::MissingKey { at: at(), key }
+            });
+        }
+    }
+    match &card.when {
+        Some(_) if card.is_abstract => {
+            let why = "an abstract card converts nothing";
+            Err(CardProblem::WithoutEffect { at: at(), key: "when", why })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What is taken out of the configuration is a key that it can have.
+fn dropped_keys(card: &Card) -> Result<(), CardProblem> {
+    let lists = [("`drop_config`", &card.drop_config), ("`metadata_drop`", &card.metadata_drop)];
+    for (at, names) in lists {
+        if let Some(name) = names.iter().find(|name| !is_known(card, name)) {
+            let nearest = nearest(name, CONFIG_KEYS.iter().copied()).map(str::to_owned);
+            return Err(CardProblem::UnknownName { at: at.to_owned(), name: name.clone(), nearest });
+        }
+    }
+    Ok(())
+}
+
+/// Keys of an entry that something acts on.
+fn effects(entry: &Entry) -> Result<(), CardProblem> {
+    let wrong = |key, why| Err(CardProblem::WithoutEffect { at: format!("`{}`", entry.name()), key, why });
+    if entry.n.is_some() && entry.join.is_none() {
+        return wrong("n", "it counts parts that are joined");
+    }
+    if entry.bid.is_some() && !entry.targets.iter().any(|target| target.name.has(Placeholder::Bid)) {
+        return wrong("bid", "the target has no `{bid}`");
+    }
+    Ok(())
+}
+
+/// What must be there is named for each block or once.
+fn outputs(card: &Card) -> Result<(), CardProblem> {
+    let other = card.outputs.iter().flat_map(Pattern::placeholders).find(|p| *p != Placeholder::Bid);
+    other.map_or(Ok(()), |placeholder| {
+        Err(CardProblem::Placeholder {
+            at: "`outputs`".to_owned(),
+            placeholder: placeholder.name(),
+            problem: "has no value here, only `{bid}` has",
+        })
+    })
 }
 
 /// Every name in every expression is known.
@@ -40,7 +95,7 @@ fn names(card: &Card) -> Result<(), CardProblem> {
         expr.walk(&mut |expr| match expr {
             Expr::Call(Function::Has, arguments) => {
                 if let Some(Expr::Text(name)) = arguments.first() {
-                    broken = broken.take().or(Pattern::parse(name, false).err());
+                    broken = broken.take().or(Pattern::parse(name, Stars::Refused).err());
                 }
             }
             Expr::Call(Function::Lookup, arguments) => {
@@ -67,9 +122,11 @@ fn names(card: &Card) -> Result<(), CardProblem> {
             return Err(CardProblem::UnknownName { at: at.to_owned(), nearest: None, name });
         }
         match unknown {
-            Some(name) => {
-                Err(CardProblem::UnknownName { at: at.to_owned(), nearest: nearest_name(&name), name })
-            }
+            Some(name) => Err(not_built(at, "name", &name).unwrap_or_else(|| CardProblem::UnknownName {
+                at: at.to_owned(),
+                nearest: nearest_name(&name),
+                name,
+            })),
             None => Ok(()),
         }
     };

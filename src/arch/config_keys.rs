@@ -132,9 +132,7 @@ pub(super) const ROOTS: &[&str] = &[
     "rope",
     "rope_full",
     "rope_swa",
-    "target",
     "tokenizer_config",
-    "vocab",
 ];
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 use serde_json::{Map, Value as Json};
 
 use crate::arch::error::ArchError;
-use crate::arch::eval::{Captures, EvalError};
+use crate::arch::eval::EvalError;
 use crate::arch::load::Registry;
-use crate::arch::names::distance;
+use crate::arch::names::{Captures, distance};
 use crate::arch::schema::Card;
 
 /// Members that models use for the configuration of their text part. Each is copied to `text_config`, in this order.

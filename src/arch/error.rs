@@ -71,6 +71,8 @@ pub enum ArchError {
     RopeType {
         /// The type.
         found: String,
+        /// Those that are known.
+        known: &'static [&'static str],
     },
     /// A value that does not fit its GGUF key.
     #[error("`{key}`: {value} is not a {expected}")]
@@ -286,6 +288,38 @@ pub enum CardProblem {
         /// A known one that is similar.
         nearest: Option<String>,
     },
+    /// A word of the vocabulary of cards that this program does not act on yet.
+    #[error("{at}: {what} `{}` is not supported yet", escape(word))]
+    NotBuilt {
+        /// Where.
+        at: String,
+        /// What kind of word.
+        what: &'static str,
+        /// The word.
+        word: String,
+        /// What to write instead; empty if there is nothing.
+        instead: &'static str,
+    },
+    /// A removal of what no parent has.
+    #[error("{at}: `{key}` is not there to be removed")]
+    NothingRemoved {
+        /// Where.
+        at: String,
+        /// The key.
+        key: String,
+        /// A key that is there, with a similar name.
+        nearest: Option<String>,
+    },
+    /// A key that changes nothing where it stands.
+    #[error("{at}: `{key}` has no effect here: {why}")]
+    WithoutEffect {
+        /// Where.
+        at: String,
+        /// The key.
+        key: &'static str,
+        /// Why.
+        why: &'static str,
+    },
     /// Operations that yield another number of tensors than there are targets.
     #[error("{at}: the operations yield {outputs} tensors for {targets} targets")]
     Arity {
@@ -391,10 +425,21 @@ impl Hint for ArchError {
             Self::Missing { .. } | Self::Stack { .. } => {
                 vec!["check that all shards of the checkpoint are there".to_owned()]
             }
-            Self::RopeType { .. } => {
-                vec![format!("known rope types: {}", super::hparams::ROPE_TYPES.join(", "))]
-            }
-            _ => Vec::new(),
+            Self::RopeType { known, .. } => vec![format!("known rope types: {}", known.join(", "))],
+            Self::AmbiguousClass { .. }
+            | Self::Eval { .. }
+            | Self::Required { .. }
+            | Self::ConfigMissing { .. }
+            | Self::KeyValue { .. }
+            | Self::TwoEntries { .. }
+            | Self::TwoSources { .. }
+            | Self::Block { .. }
+            | Self::Op { .. }
+            | Self::Join { .. }
+            | Self::ElementType { .. }
+            | Self::UnknownArch { .. }
+            | Self::NoInverse { .. }
+            | Self::Shape { .. } => Vec::new(),
         }
     }
 }
@@ -407,8 +452,26 @@ impl CardProblem {
             Self::UnknownKey { nearest, .. }
             | Self::UnknownName { nearest, .. }
             | Self::UnknownGgufKey { nearest, .. }
-            | Self::UnknownChoice { nearest, .. } => did_you_mean(nearest.as_deref()).into_iter().collect(),
-            _ => Vec::new(),
+            | Self::UnknownChoice { nearest, .. }
+            | Self::NothingRemoved { nearest, .. } => did_you_mean(nearest.as_deref()).into_iter().collect(),
+            Self::NotBuilt { instead, .. } if !instead.is_empty() => vec![(*instead).to_owned()],
+            Self::NotBuilt { .. } => {
+                vec!["docs/architectures.md lists what cards can say".to_owned()]
+            }
+            Self::Toml(_)
+            | Self::MissingKey { .. }
+            | Self::Kind { .. }
+            | Self::Expr { .. }
+            | Self::Pattern { .. }
+            | Self::AnnotatedTwice { .. }
+            | Self::WithoutEffect { .. }
+            | Self::Arity { .. }
+            | Self::Placeholder { .. }
+            | Self::Overlap { .. }
+            | Self::Cycle(_)
+            | Self::Parent(_)
+            | Self::Stem { .. }
+            | Self::ClassTwice { .. } => Vec::new(),
         }
     }
 }

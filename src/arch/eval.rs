@@ -1,6 +1,5 @@
 //! Evaluation of card expressions: Python's arithmetic on the configuration, with a step limit.
 
-use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 
@@ -9,15 +8,15 @@ use serde_json::{Map, Value as Json};
 
 use crate::arch::datum::Datum;
 use crate::arch::expr::{BinaryOp, Expr, Function, Path, Step};
-use crate::arch::names::Pattern;
-use crate::core::text::escape;
+use crate::arch::names::Captures;
 use crate::gguf::Metadata;
 
 mod arithmetic;
+mod functions;
 #[cfg(test)]
 mod tests;
 
-use arithmetic::{arithmetic, compare, negated};
+use arithmetic::{arithmetic, compare};
 
 /// Steps that one evaluation may take: a list over the layers of the largest model stays far below.
 const MAX_STEPS: u32 = 1 << 20;
@@ -50,17 +49,6 @@ pub enum Root<'a> {
     Map(&'a Map<String, Json>),
     /// A value.
     Value(Json),
-}
-
-/// What a pattern captured, and the dimensions of the tensor at hand.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Captures {
-    /// Block.
-    pub bid: Option<u64>,
-    /// Expert.
-    pub eid: Option<u64>,
-    /// Another index.
-    pub xid: Option<u64>,
 }
 
 /// Why an expression has no value.
@@ -372,195 +360,10 @@ impl Evaluator<'_> {
         let value = self.eval(argument, captures)?;
         value.as_float().ok_or(EvalError::Kind { op: function.name(), found: value.kind() })
     }
-
-    fn call(&self, function: Function, arguments: &[Expr], captures: Captures) -> Evaluated {
-        let op = function.name();
-        let argument = |n: usize| arguments.get(n).unwrap_or(&Expr::Null);
-        let value = |n: usize| self.eval(argument(n), captures);
-        match function {
-            Function::First => self.first(arguments, captures),
-            Function::Min | Function::Max => {
-                let mut best = value(0)?;
-                for argument in arguments.iter().skip(1) {
-                    let next = self.eval(argument, captures)?;
-                    let wanted = if function == Function::Min { BinaryOp::Lt } else { BinaryOp::Gt };
-                    if compare(wanted, &next, &best)? {
-                        best = next;
-                    }
-                }
-                Ok(best)
-            }
-            Function::Int | Function::Round | Function::Floor => {
-                let value = value(0)?;
-                if let Some(int) = value.as_int() {
-                    return Ok(Datum::Int(int));
-                }
-                let float = value.as_float().ok_or(EvalError::Kind { op, found: value.kind() })?;
-                let whole = match function {
-                    Function::Int => float.trunc(),
-                    Function::Round => float.round_ties_even(),
-                    _ => float.floor(),
-                };
-                // Beyond 2^100 nothing in a model is an integer.
-                if !whole.is_finite() || whole.abs() > 1e30 {
-                    return Err(EvalError::Arithmetic { op, operands: value.to_string() });
-                }
-                Ok(Datum::Int(whole as i128))
-            }
-            Function::Float => Ok(Datum::Float(self.number(function, argument(0), captures)?)),
-            Function::CeilDiv | Function::RoundUp => {
-                let (a, b) = (value(0)?, value(1)?);
-                let divided = arithmetic(BinaryOp::FloorDiv, &negated(op, &a)?, &b)?;
-                let ceiled = negated(op, &divided)?;
-                if function == Function::CeilDiv {
-                    Ok(ceiled)
-                } else {
-                    arithmetic(BinaryOp::Mul, &ceiled, &b)
-                }
-            }
-            Function::Sqrt | Function::Ln | Function::Log2 => {
-                let x = self.number(function, argument(0), captures)?;
-                let y = match function {
-                    Function::Sqrt => x.sqrt(),
-                    Function::Ln => x.ln(),
-                    _ => x.log2(),
-                };
-                if y.is_finite() {
-                    Ok(Datum::Float(y))
-                } else {
-                    Err(EvalError::Arithmetic { op, operands: format!("{x:?}") })
-                }
-            }
-            Function::Len => Ok(Datum::Int(match value(0)? {
-                Datum::List(items) => items.len() as i128,
-                Datum::Text(text) => text.chars().count() as i128,
-                Datum::Map(map) => map.len() as i128,
-                other => return Err(EvalError::Kind { op, found: other.kind() }),
-            })),
-            Function::Layers => {
-                let n = self.n_layers(arguments.get(1), captures)?;
-                let items: Result<Vec<_>, _> = (0..n)
-                    .map(|bid| self.eval(argument(0), Captures { bid: Some(bid), ..captures }))
-                    .collect();
-                Ok(Datum::List(items?.into()))
-            }
-            Function::Find => {
-                for bid in 0..self.n_layers(arguments.get(1), captures)? {
-                    let value = self.eval(argument(0), Captures { bid: Some(bid), ..captures })?;
-                    if !value.is_null() {
-                        return Ok(value);
-                    }
-                }
-                Ok(Datum::Null)
-            }
-            Function::Leading => match value(0)? {
-                Datum::List(items) => {
-                    let wanted = value(1)?;
-                    Ok(Datum::Int(items.iter().take_while(|item| item.equals(&wanted)).count() as i128))
-                }
-                other => Err(EvalError::Kind { op, found: other.kind() }),
-            },
-            Function::Lookup => self.lookup(argument(0), &value(1)?),
-            Function::Labels => labels(op, &value(0)?),
-            Function::Has => {
-                let name = value(0)?;
-                let name = rendered(text(op, &name)?, captures)?;
-                Ok(Datum::Bool(self.scope.tensors.contains(&*name)))
-            }
-            Function::Count => {
-                let prefix = value(0)?;
-                let prefix = text(op, &prefix)?;
-                self.spend(self.scope.tensors.len())?;
-                // The maximum does not depend on the set's order.
-                let indices =
-                    self.scope.tensors.iter().filter_map(|name| leading_index(name.strip_prefix(prefix)?));
-                Ok(Datum::Int(indices.max().map_or(0, |last| i128::from(last) + 1)))
-            }
-            Function::Kv => {
-                let key = value(0)?;
-                Ok(self.scope.kv(text(op, &key)?))
-            }
-            Function::File => {
-                let name = value(0)?;
-                let name = text(op, &name)?;
-                Ok(Datum::Bool(self.scope.files.iter().any(|file| file == name)))
-            }
-        }
-    }
-
-    /// The first argument that is there, even if it is null; null if none is.
-    fn first(&self, arguments: &[Expr], captures: Captures) -> Evaluated {
-        for argument in arguments {
-            let Expr::Path(path) = argument else { return self.eval(argument, captures) };
-            if let Some(value) = self.path(path, captures)? {
-                return Ok(value);
-            }
-        }
-        Ok(Datum::Null)
-    }
-
-    fn n_layers(&self, n: Option<&Expr>, captures: Captures) -> Result<u64, EvalError> {
-        let block_count = Path { root: "block_count".to_owned(), steps: Vec::new(), optional: false };
-        let n = match n {
-            Some(n) => self.eval(n, captures)?,
-            None => self.eval(&Expr::Path(block_count), captures)?,
-        };
-        let n = n.as_int().ok_or(EvalError::Kind { op: "layers", found: n.kind() })?;
-        u64::try_from(n.max(0)).ok().filter(|&n| n <= u64::from(self.steps.get())).ok_or(EvalError::TooLong)
-    }
-
-    fn lookup(&self, table: &Expr, key: &Datum) -> Evaluated {
-        let name = match table {
-            Expr::Path(path) if path.steps.is_empty() => path.root.as_str(),
-            _ => return Err(EvalError::Kind { op: "lookup", found: "an expression for a table" }),
-        };
-        let table = self.scope.tables.and_then(|tables| tables.get(name));
-        let table = table.ok_or_else(|| EvalError::Absent(name.to_owned()))?;
-        let not_in_table = || EvalError::NotInTable { table: name.to_owned(), key: key.to_string() };
-        match key {
-            Datum::Null => Ok(Datum::Null),
-            Datum::Text(text) => table.get(&**text).map(|&n| Datum::Int(n.into())).ok_or_else(not_in_table),
-            _ => Err(not_in_table()),
-        }
-    }
-}
-
-fn text<'d>(op: &'static str, value: &'d Datum) -> Result<&'d str, EvalError> {
-    match value {
-        Datum::Text(text) => Ok(text),
-        other => Err(EvalError::Kind { op, found: other.kind() }),
-    }
-}
-
-/// A name with its placeholders filled in.
-fn rendered(name: &str, captures: Captures) -> Result<Cow<'_, str>, EvalError> {
-    if !name.contains('{') {
-        return Ok(Cow::Borrowed(name));
-    }
-    let pattern = Pattern::parse(name, false).ok();
-    let full = pattern.and_then(|pattern| pattern.render(captures));
-    full.map(Cow::Owned).ok_or_else(|| EvalError::Absent(name.to_owned()))
-}
-
-/// The decimal index a text starts with, if a dot or the end follows it.
-fn leading_index(rest: &str) -> Option<u64> {
-    rest.split('.').next().filter(|index| index.bytes().all(|b| b.is_ascii_digit()))?.parse().ok()
 }
 
 /// A list index as Python takes it: negative ones count from the end.
 fn python_index(index: &Datum, len: usize) -> Option<usize> {
     let index = index.as_int()?;
     usize::try_from(if index < 0 { index.checked_add(len as i128)? } else { index }).ok()
-}
-
-fn labels(op: &'static str, map: &Datum) -> Evaluated {
-    let Datum::Map(map) = map else { return Err(EvalError::Kind { op, found: map.kind() }) };
-    let mut rows = Vec::with_capacity(map.len());
-    for (key, value) in map.iter() {
-        let index: i64 =
-            key.parse().map_err(|_| EvalError::Arithmetic { op, operands: escape(key).into_owned() })?;
-        rows.push((index, Datum::from_json(value)));
-    }
-    rows.sort_by_key(|row| row.0);
-    Ok(Datum::List(rows.into_iter().map(|row| row.1).collect::<Vec<_>>().into()))
 }

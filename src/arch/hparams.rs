@@ -4,7 +4,8 @@ use serde_json::{Map, Value as Json};
 
 use crate::arch::datum::Datum;
 use crate::arch::error::ArchError;
-use crate::arch::eval::{Captures, Root, Scope};
+use crate::arch::eval::{Root, Scope};
+use crate::arch::names::Captures;
 use crate::arch::read;
 use crate::arch::schema::{Card, DefaultValue, Row};
 use crate::gguf::keys::{ANNOTATION_PREFIX, KeyInfo, annotation_info, key_info, key_type};
@@ -13,7 +14,7 @@ use crate::gguf::{Array, Metadata, Value, ValueType};
 type Config = Map<String, Json>;
 
 /// Rope types whose meaning is known; those that need a key or tensor of their own get it in rows or cards.
-pub(super) const ROPE_TYPES: &[&str] =
+const ROPE_TYPES: &[&str] =
     &["default", "linear", "yarn", "su", "longrope", "dynamic", "llama3", "mrope", "proportional", "none"];
 
 /// The rows of `["include", "base"]`: key, expression, condition.
@@ -163,7 +164,7 @@ pub(super) fn rope_roots(config: &Config) -> Result<[(&'static str, Root<'static
     let mut full = full;
     if let Some(found) = full.get("rope_type").and_then(Json::as_str).map(str::to_lowercase) {
         if !ROPE_TYPES.contains(&found.as_str()) {
-            return Err(ArchError::RopeType { found });
+            return Err(ArchError::RopeType { found, known: ROPE_TYPES });
         }
         if found == "llama3" {
             full.insert("rope_type".to_owned(), Json::from(found));
@@ -381,7 +382,7 @@ mod tests {
             r#"{"sliding_attention":{"rope_theta":7},"rope_theta":5}"#
         );
         let unknown = serde_json::from_str(r#"{"rope_scaling": {"rope_type": "spiral"}}"#).unwrap();
-        assert!(matches!(rope_roots(&unknown), Err(ArchError::RopeType { found }) if found == "spiral"));
+        assert!(matches!(rope_roots(&unknown), Err(ArchError::RopeType { found, .. }) if found == "spiral"));
     }
 
     #[test]

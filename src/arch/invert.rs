@@ -7,12 +7,14 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::arch::datum::Datum;
 use crate::arch::error::ArchError;
-use crate::arch::eval::{Captures, Root, Scope};
+use crate::arch::eval::{Root, Scope};
 use crate::arch::expr::Expr;
 use crate::arch::hparams;
 use crate::arch::load::Registry;
-use crate::arch::mapping::{Assembly, Content, Dropped, JoinKind, OutputSpec, RopeFreqsLlama3, Source, Step};
-use crate::arch::names::{Pattern, SUFFIXES, nearest};
+use crate::arch::mapping::{
+    Assembly, Content, DropReason, Dropped, JoinKind, OutputSpec, RopeFreqsLlama3, Source, Step,
+};
+use crate::arch::names::{Captures, Pattern, SUFFIXES, nearest};
 use crate::arch::ops::{Op, OpError, OpSpec};
 use crate::arch::schema::{Card, Entry, EntryType, Join, Phase, Row};
 use crate::arch::types::TypeRule;
@@ -243,8 +245,7 @@ impl Inverter<'_> {
         let mut leftovers = Vec::new();
         for (index, tensor) in self.tensors.iter().enumerate() {
             if self.card.generate.iter().any(|generate| generate.to == tensor.name) {
-                self.dropped
-                    .push(Dropped { weight: index, why: "computed from the configuration".to_owned() });
+                self.dropped.push(Dropped { weight: index, why: DropReason::FromConfiguration });
             } else if let Some((key, target)) = self.entry_of(&tensor.name)? {
                 let n_targets = self.card.entries[key.entry].targets.len();
                 let parts = self.units.entry(key).or_insert_with(|| vec![None; n_targets]);

@@ -6,6 +6,7 @@ use toml::{Table, Value as Toml};
 
 use crate::arch::check;
 use crate::arch::error::{ArchError, CardProblem, ParentProblem};
+use crate::arch::merge::merge;
 use crate::arch::read;
 use crate::arch::schema::Card;
 
@@ -32,17 +33,6 @@ const EMBEDDED: &[(&str, &str)] = &[
 
 /// Generations of cards that extend one another.
 const MAX_GENERATIONS: usize = 4;
-
-/// Keys that belong to one card and not to those that extend it.
-const NOT_INHERITED: &[&str] = &["abstract", "classes", "examples", "extends", "gguf", "variant", "when"];
-/// Lists of rows, where `["include", "parent"]` and `["-key"]` have their meaning.
-const ROW_LISTS: &[&str] = &["annotate", "early", "metadata", "metadata_set", "require", "set"];
-/// Tables merged by key, in which `false` removes the parent's entry.
-const TABLES: &[&str] = &["blocks", "graph", "ignore", "inverse", "let", "names", "tensors", "tokenizer"];
-/// Tables of tables, merged by key at both levels.
-const DEEP_TABLES: &[&str] = &["aliases", "defaults", "tables"];
-/// Tables in which `false` is a removal and not a value.
-const REMOVABLE: &[&str] = &["blocks", "ignore", "inverse", "tensors", "aliases", "tables"];
 
 /// All known cards.
 #[derive(Clone, Debug)]
@@ -170,7 +160,7 @@ impl Registry {
                 let problem = CardProblem::UnknownKey { at: at(), key: key.clone(), nearest: None };
                 return Err(wrong(&full_name, problem));
             }
-            let mut table = merge(&merged, overlay);
+            let mut table = merge(&merged, overlay).map_err(|problem| wrong(&full_name, problem))?;
             for key in ["gguf", "classes", "examples"] {
                 if let (false, Some(value)) = (table.contains_key(key), merged.get(key)) {
                     table.insert(key.to_owned(), value.clone());
@@ -188,7 +178,10 @@ impl Registry {
         let mut generations = vec![table];
         let mut newest = table;
         while let Some(parent) = newest.get("extends") {
-            let parent = parent.as_str().unwrap_or_default();
+            let parent = parent.as_str().ok_or_else(|| {
+                let found = parent.type_str().to_owned();
+                wrong(name, CardProblem::Kind { at: "`extends`".to_owned(), expected: "a text", found })
+            })?;
             let problem = |problem| wrong(name, CardProblem::Parent(problem));
             newest =
                 self.tables.get(parent).ok_or_else(|| problem(ParentProblem::Unknown(parent.to_owned())))?;
@@ -199,7 +192,7 @@ impl Registry {
         }
         let mut merged = Table::new();
         for table in generations.into_iter().rev() {
-            merged = merge(&merged, table);
+            merged = merge(&merged, table).map_err(|problem| wrong(name, problem))?;
         }
         Ok(merged)
     }
@@ -230,76 +223,6 @@ fn parse(name: &str, text: &str) -> Result<Table, ArchError> {
             .map_or(0, |span| text.get(..span.start).map_or(0, |before| before.matches('\n').count()) + 1);
         wrong(name, CardProblem::Toml(format!("line {line}: {}", error.message())))
     })
-}
-
-/// A child (or variant) laid over its parent.
-fn merge(parent: &Table, child: &Table) -> Table {
-    let mut merged: Table = parent
-        .iter()
-        .filter(|(key, _)| !NOT_INHERITED.contains(&key.as_str()))
-        .map(|(k, v)| (k.clone(), v.clone()))
-        .collect();
-    for (key, value) in child {
-        let name = key.as_str();
-        let value = match (merged.get(key), value) {
-            (Some(Toml::Table(old)), Toml::Table(new)) if TABLES.contains(&name) => {
-                Toml::Table(merge_keys(old, new, REMOVABLE.contains(&name), false))
-            }
-            (Some(Toml::Table(old)), Toml::Table(new)) if DEEP_TABLES.contains(&name) => {
-                Toml::Table(merge_keys(old, new, REMOVABLE.contains(&name), true))
-            }
-            (old, Toml::Array(rows)) if ROW_LISTS.contains(&name) => {
-                let old = old.and_then(Toml::as_array).map_or(&[][..], Vec::as_slice);
-                // The rows of a card without a list of its own are the base rows.
-                let base =
-                    if name == "metadata" { vec![Toml::from(vec!["include", "base"])] } else { Vec::new() };
-                Toml::Array(merge_rows(if old.is_empty() { &base } else { old }, rows))
-            }
-            _ => value.clone(),
-        };
-        merged.insert(key.clone(), value);
-    }
-    merged
-}
-
-fn merge_keys(parent: &Table, child: &Table, removable: bool, deep: bool) -> Table {
-    let mut merged = parent.clone();
-    for (key, value) in child {
-        match (merged.get(key), value) {
-            (_, Toml::Boolean(false)) if removable => {
-                merged.remove(key);
-            }
-            (Some(Toml::Table(old)), Toml::Table(new)) if deep => {
-                let inner = merge_keys(old, new, false, false);
-                merged.insert(key.clone(), Toml::Table(inner));
-            }
-            _ => {
-                merged.insert(key.clone(), value.clone());
-            }
-        }
-    }
-    merged
-}
-
-fn merge_rows(parent: &[Toml], child: &[Toml]) -> Vec<Toml> {
-    let mut rows: Vec<Toml> = Vec::new();
-    let first = |row: &Toml| row.get(0).and_then(Toml::as_str).map(str::to_owned);
-    for row in child {
-        let items = row.as_array().map_or(&[][..], Vec::as_slice);
-        match items {
-            [include, parent_]
-                if include.as_str() == Some("include") && parent_.as_str() == Some("parent") =>
-            {
-                rows.extend(parent.iter().cloned());
-            }
-            [only] if only.as_str().is_some_and(|key| key.starts_with('-')) => {
-                let key = only.as_str().and_then(|key| key.strip_prefix('-')).map(str::to_owned);
-                rows.retain(|row| first(row) != key);
-            }
-            _ => rows.push(row.clone()),
-        }
-    }
-    rows
 }
 
 #[cfg(test)]
@@ -484,13 +407,5 @@ mod tests {
         assert_eq!(keys(&format!("annotate = [{own}]")), [1]);
         let alone = load(&child(&format!("annotate = [[\"include\", \"parent\"], {own}]"))).unwrap();
         assert_eq!(alone.by_gguf("child").unwrap().annotate.len(), 1, "a parent without annotations");
-    }
-
-    #[test]
-    fn rows_can_include_and_remove() {
-        let rows = |text: &str| text.parse::<Table>().unwrap()["r"].as_array().cloned().unwrap();
-        let parent = rows(r#"r = [["a", "1"], ["b", "2"]]"#);
-        let merged = merge_rows(&parent, &rows(r#"r = [["include", "parent"], ["-a"], ["c", "3"]]"#));
-        assert_eq!(merged, rows(r#"r = [["b", "2"], ["c", "3"]]"#));
     }
 }

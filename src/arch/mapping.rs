@@ -1,11 +1,13 @@
 //! What a card makes of a checkpoint: every GGUF tensor with its sources and operations, and the metadata. Plain
 //! data, made from headers alone.
 
+use std::fmt;
+
 use crate::arch::ops::Op;
-use crate::arch::schema::{Card, Phase, SpecialToken};
+use crate::arch::schema::{Card, Phase};
 use crate::arch::types::{OutType, TypeRule};
 use crate::core::{GgmlType, Shape};
-use crate::gguf::Metadata;
+use crate::gguf::{Metadata, TokenizerRequest};
 
 /// A checkpoint seen through its card.
 #[derive(Clone, Debug)]
@@ -26,8 +28,8 @@ pub struct Mapping {
     pub metadata: Metadata,
     /// Keys `gguf_foundry.*`, if they were asked for.
     pub annotations: Metadata,
-    /// What to make of the tokenizer files.
-    pub tokenizer: TokenizerPlan,
+    /// What to make of the tokenizer files, as the card says it.
+    pub tokenizer: TokenizerRequest,
 }
 
 /// One tensor of the GGUF file.
@@ -131,49 +133,32 @@ pub struct Dropped {
     /// Index among the checkpoint's weights.
     pub weight: usize,
     /// Why.
-    pub why: String,
+    pub why: DropReason,
 }
 
-/// The tokenizer part of a card, evaluated for one checkpoint.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct TokenizerPlan {
-    /// Modes to try, in order.
-    pub modes: Vec<ModePlan>,
-    /// Size of the vocabulary, where configuration or card say it.
-    pub size: Option<u64>,
-    /// The size is rounded up to a multiple of this.
-    pub pad_multiple: Option<u64>,
-    /// `tokenizer.ggml.token_type_count`.
-    pub token_type_count: Option<u64>,
-    /// Special tokens by role, unless the files set them.
-    pub special: Vec<(String, SpecialToken)>,
-    /// Special tokens by role, whatever the files say.
-    pub force: Vec<(String, SpecialToken)>,
-    /// Roles loaded from the configurations; all if `None`.
-    pub types: Option<Vec<String>>,
-    /// Tokens that become control tokens.
-    pub control: Vec<String>,
-    /// Tokens that become user-defined tokens.
-    pub user_defined: Vec<String>,
-    /// Name of a built-in list of special tokens.
-    pub specials_list: Option<String>,
-    /// Where the chat template comes from.
-    pub template: Option<String>,
-    /// The tokenizer is the target model's.
-    pub from_target: bool,
-    /// Keys before the tokenizer's own.
-    pub before: Metadata,
-    /// Keys after them.
-    pub after: Metadata,
+/// Why a weight is left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DropReason {
+    /// Part of the model that a text model does without: the tower of another modality, or what joins it to the text.
+    OtherModality,
+    /// A buffer that the runtime computes.
+    Recomputed,
+    /// The way back only: the configuration says it.
+    FromConfiguration,
+    /// The same tensor under another name, which is kept.
+    SameAs(String),
+    /// An `[ignore]` rule of the card, with its reason.
+    Card(String),
 }
 
-/// One way to read the tokenizer.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ModePlan {
-    /// Name of the mode.
-    pub mode: String,
-    /// Special tokens by role, unless the files set them.
-    pub special: Vec<(String, SpecialToken)>,
-    /// Keys after the tokenizer's own, in this mode.
-    pub after: Metadata,
+impl fmt::Display for DropReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OtherModality => f.write_str("belongs to another modality"),
+            Self::Recomputed => f.write_str("recomputed by the runtime"),
+            Self::FromConfiguration => f.write_str("computed from the configuration"),
+            Self::SameAs(kept) => write!(f, "the same tensor as {kept}"),
+            Self::Card(why) => f.write_str(why),
+        }
+    }
 }

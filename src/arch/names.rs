@@ -4,8 +4,6 @@ pub(super) use crate::core::similar::{distance, nearest};
 
 use std::fmt;
 
-use crate::arch::eval::Captures;
-
 /// Endings that carry over from source to target.
 pub(super) const SUFFIXES: [&str; 2] = [".weight", ".bias"];
 /// Endings that make a target name complete.
@@ -36,6 +34,17 @@ impl Placeholder {
     pub fn name(self) -> &'static str {
         Self::ALL.iter().find(|row| row.0 == self).map_or("", |row| row.1)
     }
+}
+
+/// What a pattern captured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Captures {
+    /// Block.
+    pub bid: Option<u64>,
+    /// Expert.
+    pub eid: Option<u64>,
+    /// Another index.
+    pub xid: Option<u64>,
 }
 
 impl Captures {
@@ -76,6 +85,15 @@ pub struct Pattern {
     parts: Vec<Part>,
 }
 
+/// Whether a pattern may have `*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stars {
+    /// In lists of what is left out.
+    Allowed,
+    /// Everywhere else.
+    Refused,
+}
+
 /// Why a text is not a pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
@@ -91,11 +109,11 @@ pub enum PatternError {
 }
 
 impl Pattern {
-    /// Parses a pattern; `*` is allowed if `stars`.
+    /// Parses a pattern.
     ///
     /// # Errors
     /// [`PatternError`].
-    pub fn parse(text: &str, stars: bool) -> Result<Self, PatternError> {
+    pub fn parse(text: &str, stars: Stars) -> Result<Self, PatternError> {
         let mut parts: Vec<Part> = Vec::new();
         let mut rest = text;
         while let Some(at) = rest.find(['{', '}', '*']) {
@@ -104,7 +122,7 @@ impl Pattern {
                 parts.push(Part::Text(before.to_owned()));
             }
             if let Some(after) = after.strip_prefix('*') {
-                if !stars {
+                if stars == Stars::Refused {
                     return Err(PatternError::Star(text.to_owned()));
                 }
                 parts.push(Part::Any);
@@ -344,7 +362,7 @@ mod tests {
     use super::*;
 
     fn pattern(text: &str) -> Pattern {
-        Pattern::parse(text, true).unwrap()
+        Pattern::parse(text, Stars::Allowed).unwrap()
     }
 
     #[test]
@@ -367,11 +385,11 @@ mod tests {
 
     #[test]
     fn patterns_are_checked() {
-        assert!(matches!(Pattern::parse("a.{foo}", false), Err(PatternError::Placeholder(_))));
-        assert!(matches!(Pattern::parse("a.{bid", false), Err(PatternError::Placeholder(_))));
-        assert!(matches!(Pattern::parse("a.*", false), Err(PatternError::Star(_))));
-        assert!(matches!(Pattern::parse("", false), Err(PatternError::Empty(_))));
-        assert!(matches!(Pattern::parse("{bid}{eid}", false), Err(PatternError::Empty(_))));
+        assert!(matches!(Pattern::parse("a.{foo}", Stars::Refused), Err(PatternError::Placeholder(_))));
+        assert!(matches!(Pattern::parse("a.{bid", Stars::Refused), Err(PatternError::Placeholder(_))));
+        assert!(matches!(Pattern::parse("a.*", Stars::Refused), Err(PatternError::Star(_))));
+        assert!(matches!(Pattern::parse("", Stars::Refused), Err(PatternError::Empty(_))));
+        assert!(matches!(Pattern::parse("{bid}{eid}", Stars::Refused), Err(PatternError::Empty(_))));
     }
 
     #[test]

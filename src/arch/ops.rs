@@ -3,8 +3,9 @@
 //! Here an operation is described; `transform` carries it out. Shapes are outermost first everywhere.
 
 use crate::arch::datum::Datum;
-use crate::arch::eval::{Captures, EvalError, Scope};
+use crate::arch::eval::{EvalError, Scope};
 use crate::arch::expr::Expr;
+use crate::arch::names::Captures;
 
 macro_rules! op_kinds {
     ($( $variant:ident $name:literal $short:literal [$( $param:literal $form:ident $required:literal ),*] $doc:literal; )*) => {
@@ -70,15 +71,9 @@ op_kinds! {
 }
 
 impl OpKind {
-    /// The operation of this name.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        KINDS.iter().find(|row| row.name == name).map(|row| row.kind)
-    }
-
-    /// All names.
-    pub fn names() -> impl Iterator<Item = &'static str> {
-        KINDS.iter().map(|row| row.name)
+    /// The whole vocabulary.
+    pub fn all() -> impl Iterator<Item = Self> {
+        KINDS.iter().map(|row| row.kind)
     }
 
     pub(super) fn row(self) -> &'static KindRow {

@@ -4,16 +4,20 @@ use indexmap::IndexMap;
 use toml::{Table, Value as Toml};
 
 use crate::arch::error::CardProblem;
-use crate::arch::expr::Expr;
-use crate::arch::names::{Pattern, nearest};
+use crate::arch::expr::{Expr, ParseError};
+use crate::arch::names::{Pattern, Stars, nearest};
 use crate::arch::schema::{
     Card, ConfigDefault, DefaultValue, Generate, GenerateKind, Ignore, Rewrite, RewriteStep, Row,
 };
 
 mod entries;
+mod reserved;
+#[cfg(test)]
+mod tests;
 mod tokenizer;
 
 use entries::entries;
+pub(super) use reserved::not_built;
 use tokenizer::tokenizer;
 
 type Read<T> = Result<T, CardProblem>;
@@ -56,6 +60,11 @@ const CARD_KEYS: &[&str] = &[
     "graph",
 ];
 
+const NAMES_KEYS: &[&str] = &["rewrite", "block"];
+const IGNORE_KEYS: &[&str] = &["why", "when"];
+const DEFAULT_KEYS: &[&str] = &["value", "expr", "null", "auto"];
+const GENERATE_KEYS: &[&str] = &["kind", "to", "when", "dim", "factor"];
+
 /// Tensors beside which llama.cpp's loader looks for a factor; which of them a graph uses is the card's to say.
 const FACTOR_SLOTS: &[&str] = &[
     "attn_gate",
@@ -95,14 +104,14 @@ impl<'t> Fields<'t> {
     }
 
     fn of(table: &'t Table, at: &str, known: &[&str]) -> Read<Self> {
-        match table.keys().find(|key| !known.contains(&key.as_str())) {
-            Some(key) => Err(CardProblem::UnknownKey {
-                at: at.to_owned(),
-                key: key.clone(),
-                nearest: nearest(key, known.iter().copied()).map(str::to_owned),
-            }),
-            None => Ok(Self { table, at: at.to_owned() }),
-        }
+        let Some(key) = table.keys().find(|key| !known.contains(&key.as_str())) else {
+            return Ok(Self { table, at: at.to_owned() });
+        };
+        Err(not_built(at, "key", key).unwrap_or_else(|| CardProblem::UnknownKey {
+            at: at.to_owned(),
+            key: key.clone(),
+            nearest: nearest(key, known.iter().copied()).map(str::to_owned),
+        }))
     }
 
     fn at(&self, key: &str) -> String {
@@ -161,10 +170,13 @@ fn text(value: &Toml, at: &str) -> Read<String> {
 /// An expression; numbers and truth values may stand without quotes.
 fn expr(value: &Toml, at: &str) -> Read<Expr> {
     match value {
-        Toml::String(text) => Expr::parse(text).map_err(|source| CardProblem::Expr {
-            at: at.to_owned(),
-            text: text.clone(),
-            source,
+        Toml::String(text) => Expr::parse(text).map_err(|source| {
+            let reserved = match &source {
+                ParseError::UnknownFunction { name, .. } => not_built(at, "function", name),
+                _ => None,
+            };
+            let (at, text) = (at.to_owned(), text.clone());
+            reserved.unwrap_or(CardProblem::Expr { at, text, source })
         }),
         Toml::Integer(value) => Ok(Expr::Int((*value).into())),
         Toml::Float(value) if value.is_finite() => Ok(Expr::Float(*value)),
@@ -173,17 +185,19 @@ fn expr(value: &Toml, at: &str) -> Read<Expr> {
     }
 }
 
-fn pattern(text: &str, at: &str, stars: bool) -> Read<Pattern> {
+fn pattern(text: &str, at: &str, stars: Stars) -> Read<Pattern> {
     Pattern::parse(text, stars).map_err(|source| CardProblem::Pattern { at: at.to_owned(), source })
 }
 
 fn choice<T: Copy>(at: &str, what: &'static str, name: &str, known: &[(&str, T)]) -> Read<T> {
-    known.iter().find(|row| row.0 == name).map(|row| row.1).ok_or_else(|| CardProblem::UnknownChoice {
+    let unknown = || CardProblem::UnknownChoice {
         at: at.to_owned(),
         what,
         name: name.to_owned(),
         nearest: nearest(name, known.iter().map(|row| row.0)).map(str::to_owned),
-    })
+    };
+    let found = known.iter().find(|row| row.0 == name).map(|row| row.1);
+    found.ok_or_else(|| not_built(at, what, name).unwrap_or_else(unknown))
 }
 
 /// Reads a merged card.
@@ -196,7 +210,7 @@ pub(super) fn card(table: &Table, variant: Option<&str>) -> Read<Card> {
     }
     let multimodal = top.text("multimodal")?.unwrap_or_else(|| "drop".to_owned());
     let (rewrite, block) = match table.get("names") {
-        Some(names) => names_of(&Fields::new(names, "[names]", &["rewrite", "block"])?)?,
+        Some(names) => names_of(&Fields::new(names, "[names]", NAMES_KEYS)?)?,
         None => (Vec::new(), BLOCK.to_owned()),
     };
     let mut lets: IndexMap<String, Expr> = IndexMap::new();
@@ -225,7 +239,7 @@ pub(super) fn card(table: &Table, variant: Option<&str>) -> Read<Card> {
         metadata_drop: top.texts("metadata_drop")?,
         early: rows(&top, "early")?,
         metadata: if table.contains_key("metadata") { rows(&top, "metadata")? } else { vec![Row::Base] },
-        annotate: annotate(&top)?,
+        annotate: key_rows(&top, "annotate")?,
         lets,
         tables: tables(&top)?,
         defaults: defaults(&top)?,
@@ -302,15 +316,13 @@ fn rows(fields: &Fields<'_>, key: &str) -> Read<Vec<Row>> {
     fields.list(key)?.iter().map(|item| row(item, &fields.at(key))).collect()
 }
 
-/// Rows of keys that are ours alone; the rows most decoders share are none of them.
-fn annotate(top: &Fields<'_>) -> Read<Vec<Row>> {
-    let key_row = |item: &Toml| match row(item, &top.at("annotate"))? {
-        Row::Base => {
-            Err(kind(&top.at("annotate"), "[key, expression] or [key, expression, condition]", item))
-        }
+/// Rows of keys, where those that most decoders share do not belong.
+fn key_rows(fields: &Fields<'_>, key: &str) -> Read<Vec<Row>> {
+    let key_row = |item: &Toml| match row(item, &fields.at(key))? {
+        Row::Base => Err(kind(&fields.at(key), "[key, expression] or [key, expression, condition]", item)),
         key @ Row::Key { .. } => Ok(key),
     };
-    top.list("annotate")?.iter().map(key_row).collect()
+    fields.list(key)?.iter().map(key_row).collect()
 }
 
 fn row(item: &Toml, at: &str) -> Read<Row> {
@@ -365,7 +377,7 @@ fn default(value: &Toml, at: &str) -> Read<ConfigDefault> {
     let Some(table) = value.as_table().filter(is_rule) else {
         return Ok(ConfigDefault { value: DefaultValue::Literal(json(value, at)?), null: None, auto: false });
     };
-    let fields = Fields::of(table, at, &["value", "expr", "null", "auto"])?;
+    let fields = Fields::of(table, at, DEFAULT_KEYS)?;
     let value = match (table.get("value"), fields.expr("expr")?) {
         (Some(value), None) => DefaultValue::Literal(json(value, at)?),
         (None, Some(expr)) => DefaultValue::Expr(expr),
@@ -407,9 +419,9 @@ fn aliases(top: &Fields<'_>) -> Read<IndexMap<String, IndexMap<String, String>>>
 
 fn outputs(top: &Fields<'_>) -> Read<Vec<Pattern>> {
     if !top.table.contains_key("outputs") {
-        return Ok(vec![pattern("token_embd.weight", "`outputs`", false)?]);
+        return Ok(vec![pattern("token_embd.weight", "`outputs`", Stars::Refused)?]);
     }
-    top.texts("outputs")?.iter().map(|text| pattern(text, "`outputs`", false)).collect()
+    top.texts("outputs")?.iter().map(|text| pattern(text, "`outputs`", Stars::Refused)).collect()
 }
 
 fn companions(top: &Fields<'_>) -> Read<Vec<String>> {
@@ -423,23 +435,22 @@ fn ignore(top: &Fields<'_>) -> Read<Vec<Ignore>> {
     for (name, value) in top.tables("ignore")? {
         let at = format!("[ignore] `{name}`");
         let (why, when) = match value {
-            Toml::Boolean(false) => continue,
             Toml::String(why) => (why.clone(), None),
             other => {
-                let fields = Fields::new(other, &at, &["why", "when"])?;
+                let fields = Fields::new(other, &at, IGNORE_KEYS)?;
                 let why =
                     fields.text("why")?.ok_or(CardProblem::MissingKey { at: at.clone(), key: "why" })?;
                 (why, fields.expr("when")?)
             }
         };
-        all.push(Ignore { pattern: pattern(name, &at, true)?, why, when });
+        all.push(Ignore { pattern: pattern(name, &at, Stars::Allowed)?, why, when });
     }
     Ok(all)
 }
 
 fn generate(item: &Toml) -> Read<Generate> {
     let at = "`generate`";
-    let fields = Fields::new(item, at, &["kind", "to", "when", "dim", "factor"])?;
+    let fields = Fields::new(item, at, GENERATE_KEYS)?;
     let missing = |key| CardProblem::MissingKey { at: at.to_owned(), key };
     let name = fields.text("kind")?.ok_or(missing("kind"))?;
     choice(at, "kind", &name, &[("rope_freqs_llama3", ())])?;
@@ -451,9 +462,21 @@ fn generate(item: &Toml) -> Read<Generate> {
     };
     Ok(Generate {
         kind: GenerateKind::RopeFreqsLlama3 { dim: fields.expr("dim")?.ok_or(missing("dim"))?, factor },
-        to: fields.text("to")?.ok_or(missing("to"))?,
+        to: generated_name(&fields.text("to")?.ok_or(missing("to"))?)?,
         when: fields.expr("when")?,
     })
+}
+
+/// The name of a generated tensor: one name, since nothing gives placeholders a value.
+fn generated_name(name: &str) -> Read<String> {
+    match pattern(name, "`generate`", Stars::Refused)?.placeholders().next() {
+        None => Ok(name.to_owned()),
+        Some(placeholder) => Err(CardProblem::Placeholder {
+            at: "`generate`".to_owned(),
+            placeholder: placeholder.name(),
+            problem: "has no value in a generated tensor",
+        }),
+    }
 }
 
 /// The rows of a list, for [`super::hparams`]'s own table.

@@ -5,15 +5,19 @@ use serde_json::{Map, Value as Json, json};
 use crate::arch::assign::{self, Assigned};
 use crate::arch::detect;
 use crate::arch::error::ArchError;
-use crate::arch::eval::{Captures, Root, Scope};
+use crate::arch::eval::{Root, Scope};
 use crate::arch::expr::Expr;
 use crate::arch::hparams;
 use crate::arch::load::Registry;
-use crate::arch::mapping::{Content, Mapping, ModePlan, OutputSpec, RopeFreqsLlama3, TokenizerPlan};
-use crate::arch::schema::{Card, EntryType, Generate, GenerateKind, Phase};
+use crate::arch::mapping::{Content, Mapping, OutputSpec, RopeFreqsLlama3};
+use crate::arch::names::Captures;
+use crate::arch::schema::{Card, EntryType, Generate, GenerateKind, Phase, Row};
 use crate::arch::types::{OutType, TypeRule};
 use crate::core::{Shape, WeightMeta};
-use crate::gguf::Metadata;
+use crate::gguf::{Metadata, ModeRequest, TokenizerRequest};
+
+/// The key of `[tokenizer] token_type_count`.
+const TOKEN_TYPE_COUNT: &str = "tokenizer.ggml.token_type_count";
 
 /// What a checkpoint says about itself, apart from the weights' content.
 #[derive(Clone, Copy, Debug)]
@@ -224,40 +228,53 @@ fn generated(card: &Card, generate: &Generate, scope: &Scope<'_>) -> Result<Opti
     Ok(Some(OutputSpec { name: generate.to.clone(), shape, content, type_rule, phase: Phase::Generated }))
 }
 
-fn tokenizer(card: &Card, scope: &Scope<'_>) -> Result<TokenizerPlan, ArchError> {
+/// The card's `[tokenizer]` table with its expressions evaluated.
+fn tokenizer(card: &Card, scope: &Scope<'_>) -> Result<TokenizerRequest, ArchError> {
     let spec = &card.tokenizer;
-    let none = Captures::default();
-    let failed = |source| ArchError::Eval { card: card.name(), at: "[tokenizer]".to_owned(), source };
-    let rows = |rows| -> Result<Metadata, ArchError> {
-        let mut metadata = Metadata::new();
-        hparams::apply_rows(card, "[tokenizer]", rows, scope, &mut metadata)?;
-        Ok(metadata)
-    };
-    let mut modes = Vec::new();
-    for mode in &spec.modes {
-        let has_files = mode.files.iter().all(|file| scope.files.contains(file));
-        if has_files && scope.holds(mode.when.as_ref(), none).map_err(failed)? {
-            let after = rows(&mode.after)?;
-            modes.push(ModePlan { mode: mode.mode.clone(), special: mode.special.clone(), after });
-        }
-    }
     let default_size = Expr::parse("vocab_size?").unwrap_or(Expr::Null);
     let size = eval(card, "[tokenizer] `size`", scope, spec.size.as_ref().unwrap_or(&default_size))?;
-    let count = |expr: &Expr| scope.count(expr, none, &[]).map_err(failed);
-    Ok(TokenizerPlan {
-        modes,
+    let mut before = tokenizer_rows(card, &spec.before, scope)?;
+    if let Some(count) = &spec.token_type_count {
+        let row = Row::Key { key: TOKEN_TYPE_COUNT.to_owned(), value: count.clone(), when: None };
+        hparams::apply_rows(card, "[tokenizer]", &[row], scope, &mut before)?;
+    }
+    Ok(TokenizerRequest {
+        modes: modes(card, scope)?,
         size: size.as_int().and_then(|size| u64::try_from(size).ok()),
         pad_multiple: spec.pad_multiple,
-        token_type_count: spec.token_type_count.as_ref().map(count).transpose()?,
-        special: spec.special.clone(),
         force: spec.force.clone(),
         types: spec.types.clone(),
         control: spec.control.clone(),
         user_defined: spec.user_defined.clone(),
-        specials_list: spec.specials_list.clone(),
         template: spec.template.clone(),
-        from_target: spec.from_target,
-        before: rows(&spec.before)?,
-        after: rows(&spec.after)?,
+        before,
+        after: tokenizer_rows(card, &spec.after, scope)?,
+        ..TokenizerRequest::default()
     })
+}
+
+/// The modes whose conditions hold. What the table says for all modes comes after what a mode says itself.
+fn modes(card: &Card, scope: &Scope<'_>) -> Result<Vec<ModeRequest>, ArchError> {
+    let spec = &card.tokenizer;
+    let failed = |source| ArchError::Eval { card: card.name(), at: "[tokenizer] `try`".to_owned(), source };
+    let mut modes = Vec::new();
+    for mode in &spec.modes {
+        if !scope.holds(mode.when.as_ref(), Captures::default()).map_err(failed)? {
+            continue;
+        }
+        modes.push(ModeRequest {
+            mode: mode.mode,
+            files: mode.files.clone(),
+            special: mode.special.iter().chain(&spec.special).cloned().collect(),
+            rank_code: mode.rank_code.or(spec.rank_code),
+            after: tokenizer_rows(card, &mode.after, scope)?,
+        });
+    }
+    Ok(modes)
+}
+
+fn tokenizer_rows(card: &Card, rows: &[Row], scope: &Scope<'_>) -> Result<Metadata, ArchError> {
+    let mut metadata = Metadata::new();
+    hparams::apply_rows(card, "[tokenizer]", rows, scope, &mut metadata)?;
+    Ok(metadata)
 }

@@ -6,6 +6,7 @@ use serde_json::Value as Json;
 use crate::arch::expr::Expr;
 use crate::arch::names::{Pattern, Placeholder};
 use crate::arch::ops::OpSpec;
+use crate::gguf::{Mode, RankCode, SpecialToken, Template};
 
 /// An architecture: one card with its parents merged in, or one variant of it.
 #[derive(Clone, Debug)]
@@ -278,7 +279,7 @@ pub enum GenerateKind {
     },
 }
 
-/// What to make of the tokenizer files.
+/// The `[tokenizer]` table: a [`TokenizerRequest`](crate::gguf::TokenizerRequest) whose values are expressions still.
 #[derive(Clone, Debug, Default)]
 pub struct TokenizerSpec {
     /// Modes; the first whose files exist and parse is taken.
@@ -299,12 +300,10 @@ pub struct TokenizerSpec {
     pub control: Vec<String>,
     /// Tokens that become user-defined tokens.
     pub user_defined: Vec<String>,
-    /// Name of a built-in list of special tokens.
-    pub specials_list: Option<String>,
+    /// The code of vocabularies of ranks, for modes that name none of their own.
+    pub rank_code: Option<RankCode>,
     /// Where the chat template comes from.
-    pub template: Option<String>,
-    /// The tokenizer is the target model's.
-    pub from_target: bool,
+    pub template: Template,
     /// Rows before the tokenizer's own keys.
     pub before: Vec<Row>,
     /// Rows after them.
@@ -312,52 +311,18 @@ pub struct TokenizerSpec {
 }
 
 /// One way to read a tokenizer.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct TokenizerMode {
-    /// Name of the mode.
-    pub mode: String,
+    /// The mode.
+    pub mode: Mode,
     /// Tried only if this holds.
     pub when: Option<Expr>,
-    /// Tried only if these files exist.
+    /// File names instead of the mode's own.
     pub files: Vec<String>,
-    /// Special tokens by role, unless the files set them.
+    /// Special tokens by role, unless the files set them; before those of the table.
     pub special: Vec<(String, SpecialToken)>,
+    /// The code of vocabularies of ranks.
+    pub rank_code: Option<RankCode>,
     /// Rows after the tokenizer's own keys, in this mode.
     pub after: Vec<Row>,
 }
-
-/// A special token: its text or its number.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SpecialToken {
-    /// Text.
-    Text(String),
-    /// Number.
-    Id(u32),
-}
-
-/// The tokenizer modes.
-pub(super) const TOKENIZER_MODES: [&str; 23] = [
-    "none",
-    "bpe",
-    "bpe_plain_added",
-    "whitespace",
-    "hybriddna",
-    "tiktoken",
-    "spm",
-    "spm_phi3",
-    "spm_internlm2",
-    "spm_internlm3",
-    "spm_arctic",
-    "spm_chatglm1",
-    "spm_chatglm3",
-    "spm_xverse",
-    "llama_hf",
-    "gemma4",
-    "unigram",
-    "xlmr",
-    "wordpiece",
-    "rwkv_world",
-    "plamo",
-    "mistral",
-    "builtin",
-];

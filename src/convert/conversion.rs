@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Map, Value as Json};
 
-use crate::arch::{self, Dropped, Inputs, Mapping, OutType, Registry, ResolveOptions};
+use crate::arch::{self, DropReason, Dropped, Inputs, Mapping, OutType, Registry, ResolveOptions};
 use crate::checkpoint::{CheckpointError, ModelDir};
 use crate::convert::codes::{self, Choice, Fit, FloatReason, FloatRole, KeptRole, PackingsOf};
+use crate::convert::left_out::OtherModalities;
 use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::convert::naming::ParameterCounts;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
@@ -109,6 +110,8 @@ impl Conversion {
         let scope = if options.vocab_only { Scope::Keys } else { Scope::KeysAndTensors };
         let mapping = map(&source, weights, options, scope, &mut warnings)?;
 
+        warnings.extend(OtherModalities::of(&mapping, weights).map(|parts| parts.to_string()));
+
         let recipes = mapping.outputs.iter().map(|output| views::recipe(output, weights));
         let recipes = recipes.collect::<Result<Vec<_>, _>>()?;
         let floats: &dyn WeightSource = source.weights.as_deref().map_or(&NoWeights, |weights| weights);
@@ -181,9 +184,9 @@ impl Conversion {
     }
 
     /// Weights that are left out, with the reasons.
-    pub fn dropped(&self) -> impl Iterator<Item = (&str, &str)> {
+    pub fn dropped(&self) -> impl Iterator<Item = (&str, &DropReason)> {
         let name = |dropped: &Dropped| self.weights().get(dropped.weight).map(|weight| weight.name.as_str());
-        self.mapping.dropped.iter().filter_map(move |dropped| Some((name(dropped)?, dropped.why.as_str())))
+        self.mapping.dropped.iter().filter_map(move |dropped| Some((name(dropped)?, &dropped.why)))
     }
 
     /// Names of the weights that a tensor is made of.

@@ -31,14 +31,6 @@ pub enum ConvertError {
     /// An operation that does not fit its tensor.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
-    /// A tokenizer mode that cards may name but that is not known.
-    #[error("card `{card}`: unknown tokenizer mode `{mode}`")]
-    TokenizerMode {
-        /// The card.
-        card: String,
-        /// The mode.
-        mode: String,
-    },
     /// The description of how an embedding model pools.
     #[error("{}: {reason}", path.display())]
     Pooling {
@@ -119,7 +111,7 @@ impl ConvertError {
                     | TokenizerError::NothingFits { .. }
             ),
             Self::Dequant(error) => error.is_unsupported(),
-            Self::TokenizerMode { .. } | Self::Adapters { .. } | Self::UnknownArch { .. } => true,
+            Self::Adapters { .. } | Self::UnknownArch { .. } => true,
             Self::Source(_)
             | Self::Recipe(_)
             | Self::Pooling { .. }
@@ -145,7 +137,6 @@ impl Hint for ConvertError {
             | Self::Lora(_)
             | Self::Source(_)
             | Self::Recipe(_)
-            | Self::TokenizerMode { .. }
             | Self::Pooling { .. }
             | Self::Io(_) => Vec::new(),
         }

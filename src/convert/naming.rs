@@ -24,14 +24,28 @@ impl ParameterCounts {
     /// in its third dimension from the end (second for a bias).
     ///
     /// # Exactness
-    /// gguf-py's `get_total_parameter_count`, adapters apart; sums saturate.
+    /// gguf-py's `get_total_parameter_count`; sums saturate. Pairs of an adapter count as the matrix that they make, and
+    /// the total is negative then; if a pair does not stand together, nothing is counted.
     #[must_use]
     pub fn of<'a>(tensors: impl IntoIterator<Item = &'a TensorMeta>) -> Self {
         let mut counts = Self::default();
         let (mut expert_sum, mut n_expert_tensors) = (0i64, 0);
+        let mut last_a: Option<&TensorMeta> = None;
         for tensor in tensors {
-            let dims = tensor.shape.dims();
-            let n_elems = i64::try_from(tensor.shape.n_elems()).unwrap_or(i64::MAX);
+            if tensor.name.ends_with(".lora_a") {
+                last_a = Some(tensor);
+                continue;
+            }
+            let mut dims = tensor.shape.dims().to_vec();
+            if let Some(stem) = tensor.name.strip_suffix(".lora_b") {
+                let Some(a) = last_a.filter(|a| a.name.strip_suffix(".lora_a") == Some(stem)) else {
+                    return Self::default();
+                };
+                dims.pop();
+                dims.extend(a.shape.dims().last());
+            }
+            let n_elems =
+                dims.iter().fold(1i64, |n, &dim| n.saturating_mul(i64::try_from(dim).unwrap_or(i64::MAX)));
             let axis = if tensor.name.contains(".bias") { 2 } else { 3 };
             let experts = (tensor.name.contains("_exps.") && dims.len() >= 3)
                 .then(|| i64::try_from(dims[dims.len() - axis]).unwrap_or(i64::MAX))
@@ -47,6 +61,9 @@ impl ParameterCounts {
         }
         if n_expert_tensors > 0 {
             counts.n_experts = expert_sum / n_expert_tensors;
+        }
+        if last_a.is_some() {
+            counts.total = -counts.total;
         }
         counts
     }
@@ -428,6 +445,20 @@ mod tests {
     #[test]
     fn templates() {
         assert_eq!(fill_template("m-{ftype}-{FTYPE}-{x}.gguf", "Q8_0"), "m-q8_0-Q8_0-{x}.gguf");
+    }
+
+    #[test]
+    fn pairs_of_an_adapter_count_as_their_product() {
+        let meta = |name: &str, dims: &[u64]| TensorMeta {
+            name: name.to_owned(),
+            shape: Shape::new(dims.to_vec()).unwrap(),
+            ty: GgmlType::F32,
+        };
+        let (a, b) = (meta("q.lora_a", &[4, 100]), meta("q.lora_b", &[30, 4]));
+        let other = meta("k.lora_a", &[4, 100]);
+        let counts = ParameterCounts::of([&a, &b]);
+        assert_eq!((counts.total, counts.shared), (-3000, 3000));
+        assert_eq!(ParameterCounts::of([&a, &other, &b]), ParameterCounts::default());
     }
 
     #[test]

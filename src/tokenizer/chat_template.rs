@@ -4,8 +4,7 @@ use serde_json::Value as Json;
 
 use crate::gguf::Metadata;
 
-use super::files::Directory;
-use super::special::CONFIG;
+use super::files::{CONFIG, Directory};
 use super::{TokenizerError, TokenizerWarning};
 
 /// The templates of a tokenizer.

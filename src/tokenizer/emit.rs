@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::gguf::{Array, Metadata, Value};
 
-use super::{BuildRequest, TokenizerError};
+use super::{TokenizerError, TokenizerRequest};
 
 /// Most tokens that are written: four times the largest vocabulary there is. What stands in `vocab_size` of a
 /// stranger's configuration is not worth more memory.
@@ -104,7 +104,7 @@ impl TokenList {
     }
 
     /// Retypes the tokens that the card names.
-    pub fn retype(&mut self, request: &BuildRequest) {
+    pub fn retype(&mut self, request: &TokenizerRequest) {
         for (names, kind) in
             [(&request.control, TokenType::Control), (&request.user_defined, TokenType::UserDefined)]
         {
@@ -133,12 +133,26 @@ impl TokenList {
 
 /// `size` of the request, or the files' own count, rounded up as the card asks.
 #[must_use]
-pub fn n_tokens(request: &BuildRequest, own: u64) -> u64 {
+pub fn n_tokens(request: &TokenizerRequest, own: u64) -> u64 {
     let size = request.size.unwrap_or(own);
     match request.pad_multiple {
         Some(multiple) if multiple > 0 => size.checked_next_multiple_of(multiple).unwrap_or(u64::MAX),
         _ => size,
     }
+}
+
+/// The byte that a token `<0xNN>` stands for.
+#[must_use]
+pub fn byte_token(text: &str) -> Option<u8> {
+    let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
+    let two = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    u8::from_str_radix(digits, 16).ok().filter(|_| two)
+}
+
+/// True for `<0xNN>`.
+#[must_use]
+pub fn is_byte_token(text: &str) -> bool {
+    byte_token(text).is_some()
 }
 
 /// Tokens that llama.cpp's converter takes for special though their file does not say so.
@@ -169,6 +183,14 @@ mod tests {
             "d: a vocabulary of 18446744073709551615 tokens is asked for, at most 4194304 are written"
         );
         assert!(!list.set(3, "x", 0.0, TokenType::Normal));
+    }
+
+    #[test]
+    fn a_byte_is_two_hexadecimal_digits() {
+        assert_eq!(byte_token("<0x0A>"), Some(10));
+        for text in ["<0xA>", "<0x+1>", "0x0A", "<0x0AA>"] {
+            assert_eq!(byte_token(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -3,7 +3,6 @@
 //! [`Encoder`] finds the special tokens of a text and leaves what is between them to the algorithm of the file's kind
 //! of vocabulary.
 
-mod alphabet;
 mod bpe;
 mod charsmap;
 mod decode;

@@ -80,6 +80,9 @@ pub enum TokenizerError {
     /// A vocabulary of more tokens than any model has.
     #[error("{}: a vocabulary of {size} tokens is asked for, at most {limit} are written", path.display())]
     TooManyTokens { path: PathBuf, size: u64, limit: u64 },
+    /// A decoder that is not known, or lacks one of its parts.
+    #[error("{}: `decoder`: unknown or incomplete step `{}`", path.display(), escape(found))]
+    Decoder { path: PathBuf, found: String },
     /// A line of a file of ranks.
     #[error("{}: line {line}: {problem}", path.display())]
     RankLine { path: PathBuf, line: usize, problem: &'static str },
@@ -87,8 +90,8 @@ pub enum TokenizerError {
     #[error("{}: rank {rank}: no merge makes `{}`", path.display(), escape(token))]
     RankUnreachable { path: PathBuf, rank: u32, token: String },
     /// A card names no list of special tokens, or one that is not built in.
-    #[error("`specials_list` is `{}`, expected `qwen` or `glm4`", escape(name))]
-    UnknownSpecials { name: String },
+    #[error("{}: a vocabulary of ranks, and nothing says which code its special tokens stand in", path.display())]
+    RankCodeNotSaid { path: PathBuf },
     /// A key of a GGUF file is missing or has another type.
     #[error("`{}` is missing or is not {expected}", escape(key))]
     GgufKey { key: String, expected: &'static str },

@@ -9,6 +9,9 @@ use crate::core::limits::Limits;
 
 use super::TokenizerError;
 
+/// Name of the tokenizer's configuration.
+pub const CONFIG: &str = "tokenizer_config.json";
+
 /// A checkpoint directory with the caps that its text files must keep, or files in memory that stand in for one.
 #[derive(Clone, Copy, Debug)]
 pub struct Directory<'a> {

@@ -1,13 +1,6 @@
 //! A vocabulary that a container carries itself: tokens in memory instead of tokenizer files.
 
-use std::path::Path;
-
-use crate::gguf::Metadata;
-
-use super::files::Directory;
-use super::modes::{self, Attempt, Context};
-use super::request::{BuildRequest, Mode, ModeRequest};
-use super::{Built, TokenizerError, extend};
+use super::Mode;
 
 /// How tokens stand for text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,7 +20,7 @@ pub enum GivenKind {
 
 impl GivenKind {
     /// The mode of the same kind, and its kin among the modes of cards.
-    fn modes(self) -> &'static [Mode] {
+    pub(super) fn modes(self) -> &'static [Mode] {
         match self {
             Self::Pieces => &[
                 Mode::Spm,
@@ -78,36 +71,4 @@ pub struct GivenVocabulary {
     /// Files that the container holds as they were (`tokenizer.model`), and what stands in for others: `config.json`
     /// names special ids. A SentencePiece model among them counts more than the tokens.
     pub files: Vec<(String, Vec<u8>)>,
-}
-
-/// Makes the `tokenizer.*` keys for a vocabulary in memory. `path` names the container in messages. The request's modes
-/// say which rows a card adds; what kind of vocabulary it is, the vocabulary says.
-///
-/// # Errors
-/// [`TokenizerError`]: a pre-tokenizer that is not known, more tokens than any model has, malformed files.
-pub fn build_given(
-    path: &Path,
-    given: &GivenVocabulary,
-    request: &BuildRequest,
-) -> Result<Built, TokenizerError> {
-    let directory = Directory::in_memory(path, request.limits, &given.files);
-    let has_model = directory.bytes("tokenizer.model")?.is_some();
-    // A SentencePiece model knows its own kind: the unigram mode hands one of BPE on.
-    let kin =
-        if has_model && given.kind == GivenKind::Pieces { &[Mode::Unigram] } else { given.kind.modes() };
-    let from_card = request.modes.iter().find(|mode| kin.contains(&mode.mode)).cloned();
-    let mut mode = from_card.unwrap_or_else(|| ModeRequest::new(kin[0]));
-    mode.files.clear();
-    let mut rows = Metadata::new();
-    extend(&mut rows, &request.before);
-    let mut warnings = Vec::new();
-    let mut context =
-        Context { directory, request, mode: &mode, hf: None, out: &mut rows, warnings: &mut warnings };
-    let attempt = if has_model { modes::run(&mut context)? } else { modes::run_given(&mut context, given)? };
-    if let Attempt::Absent(reason) = attempt {
-        return Err(TokenizerError::NothingFits { path: path.to_owned(), tried: vec![(mode.mode, reason)] });
-    }
-    extend(&mut rows, &mode.after);
-    extend(&mut rows, &request.after);
-    Ok(Built { rows, mode: mode.mode, warnings })
 }

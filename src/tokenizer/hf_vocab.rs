@@ -11,9 +11,9 @@ use std::collections::HashMap;
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-use super::files::Directory;
+use super::files::{CONFIG, Directory};
 use super::hf_json::{AddedToken, FILE, HfJson};
-use super::special::{CONFIG, token_text};
+use super::special::token_text;
 use super::{TokenizerError, TokenizerWarning};
 
 /// Roles of single special tokens, in transformers' order.

@@ -3,25 +3,25 @@
 mod bpe;
 mod byte_fallback;
 mod chatglm;
-mod given;
+mod in_memory;
 mod spm;
 mod tiktoken;
 mod unigram;
 
 use crate::gguf::Metadata;
 
+use super::chat_template::ChatTemplates;
 use super::emit::TokenList;
 use super::files::Directory;
 use super::given::GivenVocabulary;
 use super::hf_json::HfJson;
-use super::request::{Mode, ModeRequest, SpecialValue};
 use super::special::SpecialTokens;
-use super::{BuildRequest, TokenizerError, TokenizerWarning};
+use super::{Mode, ModeRequest, SpecialToken, Template, TokenizerError, TokenizerRequest, TokenizerWarning};
 
 /// What a mode works with.
 pub(super) struct Context<'a> {
     pub(super) directory: Directory<'a>,
-    pub(super) request: &'a BuildRequest,
+    pub(super) request: &'a TokenizerRequest,
     pub(super) mode: &'a ModeRequest,
     /// `tokenizer.json`, read once for all modes.
     pub(super) hf: Option<&'a HfJson>,
@@ -35,6 +35,15 @@ pub(super) enum Attempt {
     Done,
     /// Its files are not there, or are another mode's.
     Absent(String),
+}
+
+/// Which ids a special token may have; others are left out with a warning.
+#[derive(Clone, Copy)]
+enum Ids {
+    /// Those of the tokens.
+    OfTokens,
+    /// All: the reference does not look.
+    Any,
 }
 
 /// Tries one mode.
@@ -52,7 +61,19 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         Mode::SpmChatglm3 => chatglm::run(context),
         Mode::Tiktoken => tiktoken::run(context),
         Mode::Unigram => unigram::run(context),
-        mode => Err(TokenizerError::ModeNotAvailable { path: context.directory.path().to_owned(), mode }),
+        Mode::HybridDna
+        | Mode::SpmPhi3
+        | Mode::SpmArctic
+        | Mode::Gemma4
+        | Mode::Xlmr
+        | Mode::WordPiece
+        | Mode::RwkvWorld
+        | Mode::Plamo
+        | Mode::Mistral
+        | Mode::Builtin => {
+            let path = context.directory.path().to_owned();
+            Err(TokenizerError::ModeNotAvailable { path, mode: context.mode.mode })
+        }
     }
 }
 
@@ -61,13 +82,16 @@ pub(super) fn run_given(
     context: &mut Context<'_>,
     vocabulary: &GivenVocabulary,
 ) -> Result<Attempt, TokenizerError> {
-    given::run(context, vocabulary)
+    in_memory::run(context, vocabulary)
 }
 
 impl Context<'_> {
-    /// The special tokens as files and card name them. `bounded` leaves out ids beyond the tokens.
-    fn special(&mut self, tokens: &TokenList, bounded: bool) -> Result<SpecialTokens, TokenizerError> {
-        let n_tokens = bounded.then(|| tokens.len());
+    /// The special tokens as files and card name them.
+    fn special(&mut self, tokens: &TokenList, ids: Ids) -> Result<SpecialTokens, TokenizerError> {
+        let n_tokens = match ids {
+            Ids::OfTokens => Some(tokens.len()),
+            Ids::Any => None,
+        };
         let roles = self.request.types.as_deref();
         let mut special = SpecialTokens::read(&self.directory, self.hf, n_tokens, roles, self.warnings)?;
         for (role, value) in &self.mode.special {
@@ -79,11 +103,10 @@ impl Context<'_> {
         for (role, value) in &self.request.force {
             special.force(role, self.special_id(tokens, role, value)?);
         }
-        if self.request.no_template {
-            special.chat = super::chat_template::ChatTemplates::None;
-        }
-        if let Some(text) = &self.request.chat_template {
-            special.chat = super::chat_template::ChatTemplates::One(text.clone());
+        match &self.request.template {
+            Template::Files => {}
+            Template::None => special.chat = ChatTemplates::None,
+            Template::Given(text) => special.chat = ChatTemplates::One(text.clone()),
         }
         Ok(special)
     }
@@ -92,11 +115,11 @@ impl Context<'_> {
         &self,
         tokens: &TokenList,
         role: &str,
-        value: &SpecialValue,
+        value: &SpecialToken,
     ) -> Result<u64, TokenizerError> {
         match value {
-            SpecialValue::Id(id) => Ok(u64::from(*id)),
-            SpecialValue::Token(token) => tokens.id(token).ok_or_else(|| TokenizerError::UnknownSpecial {
+            SpecialToken::Id(id) => Ok(u64::from(*id)),
+            SpecialToken::Text(token) => tokens.id(token).ok_or_else(|| TokenizerError::UnknownSpecial {
                 path: self.directory.path().to_owned(),
                 role: role.to_owned(),
                 token: token.clone(),

@@ -12,7 +12,6 @@ use serde::Deserialize;
 use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
 
-use super::encode::EncodeError;
 use super::hf_json::HfJson;
 use super::{TokenizerError, TokenizerWarning};
 
@@ -215,18 +214,8 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
     Table::get().pre.iter().map(|pre| pre.name.as_str())
 }
 
-/// The row of a name in a GGUF file, whose steps are known.
-///
-/// # Errors
-/// An unknown name.
-pub(super) fn for_encoding(name: &str) -> Result<&'static Pre, EncodeError> {
-    let table = Table::get();
-    let pre = table.pre(name).filter(|pre| table.steps(pre).is_some());
-    pre.ok_or_else(|| EncodeError::Pre { found: name.to_owned(), nearest: nearest_name(name) })
-}
-
 /// The name that is spelled most like one.
-fn nearest_name(name: &str) -> &'static str {
+pub(super) fn nearest_name(name: &str) -> &'static str {
     let near = |a: &&Pre, b: &&Pre| likeness(&a.name, name).total_cmp(&likeness(&b.name, name));
     Table::get().pre.iter().max_by(near).map_or("default", |pre| pre.name.as_str())
 }
@@ -375,6 +364,10 @@ fn normalizer(normalizer: &Json) -> String {
     if parts.is_empty() { "none".to_owned() } else { parts.join(" + ") }
 }
 
+// The one place of the library besides `verify` that runs the `tokenizers` library. The hash is over what that library
+// makes of a stranger's file: its normalizers, splits, added tokens and post-processor, of which ours knows those of
+// the table alone. It must tell names whose structures are equal apart, and is all there is where the structure is not
+// in the table; ids that are ours would agree with the table in just those cases where nobody needs to ask.
 /// Hashes over the ids of the check text, likeliest first: as transformers encodes it, then with other choices of
 /// special tokens around the same ids (a template that was changed after the release).
 fn check_hashes(text: &[u8], setting: &Setting) -> Result<Vec<String>, String> {

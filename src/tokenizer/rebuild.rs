@@ -173,15 +173,23 @@ fn added_tokens(vocabulary: &GgufVocabulary, decodes: impl Fn(&str) -> bool) -> 
         .collect()
 }
 
+/// Which special token a vocabulary adds where no flag says it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AddedByDefault {
+    Nothing,
+    Begin,
+    End,
+}
+
 /// The post-processor that adds the special tokens which the flags ask for; null if they ask for none.
-fn post_processor(vocabulary: &GgufVocabulary, default_bos: bool, default_eos: bool) -> Json {
+fn post_processor(vocabulary: &GgufVocabulary, default: AddedByDefault) -> Json {
     let token = |role: &str, key: &str, default: bool| {
         let add = vocabulary.flag(&format!("tokenizer.ggml.add_{role}_token")).unwrap_or(default);
         let id = vocabulary.special(key).filter(|_| add)?;
         Some((vocabulary.tokens.get(id)?.as_str(), id))
     };
-    let bos = token("bos", "tokenizer.ggml.bos_token_id", default_bos);
-    let eos = token("eos", "tokenizer.ggml.eos_token_id", default_eos);
+    let bos = token("bos", "tokenizer.ggml.bos_token_id", default == AddedByDefault::Begin);
+    let eos = token("eos", "tokenizer.ggml.eos_token_id", default == AddedByDefault::End);
     let sep =
         token("sep", "tokenizer.ggml.seperator_token_id", false).filter(|_| bos.is_some() || eos.is_some());
     if bos.is_none() && eos.is_none() {

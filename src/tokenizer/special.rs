@@ -7,18 +7,12 @@
 
 use serde_json::Value as Json;
 
-use crate::gguf::Metadata;
+use crate::gguf::{FILE_ROLES, Metadata};
 
 use super::chat_template::ChatTemplates;
-use super::files::Directory;
+use super::files::{CONFIG, Directory};
 use super::hf_json::{FILE as HF_JSON, HfJson};
 use super::{TokenizerError, TokenizerWarning};
-
-/// Name of the tokenizer's configuration.
-pub const CONFIG: &str = "tokenizer_config.json";
-
-/// Roles that are looked for, in order.
-const ROLES: [&str; 7] = ["bos", "eos", "unk", "sep", "pad", "cls", "mask"];
 
 /// Roles that have a key of their own; others are known but not written.
 const ID_KEYS: [(&str, &str); 8] = [
@@ -71,7 +65,7 @@ impl SpecialTokens {
         let mut special = Self { n_tokens, ..Self::default() };
         let mut roles = match roles {
             Some(roles) => roles.to_vec(),
-            None => ROLES.iter().map(|&role| role.to_owned()).collect(),
+            None => FILE_ROLES.iter().map(|&role| role.to_owned()).collect(),
         };
         let mut config = Some(directory.tree(CONFIG)?).filter(Json::is_object).unwrap_or_default();
         if let Some(hf) = hf {

@@ -10,6 +10,7 @@ use unicode_normalization::UnicodeNormalization;
 
 use crate::core::text::escape_bytes;
 use crate::gguf::{Array, Metadata, Value};
+use crate::tokenizer;
 use crate::verify::vocabulary::strings;
 use crate::verify::{Finding, TextEncoder};
 
@@ -105,17 +106,10 @@ fn gives_every_text_back(metadata: &Metadata) -> bool {
     }
 }
 
-/// The byte that a character of the byte-level alphabet stands for: printable Latin-1 itself, the rest in order from
-/// U+0100 on.
+/// The byte that a token of one character stands for in the byte-level alphabet.
 fn byte_of(token: &[u8]) -> Option<u8> {
     let mut chars = std::str::from_utf8(token).ok()?.chars();
-    let c = chars.next().filter(|_| chars.next().is_none())? as u32;
-    let is_printable = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
-    if is_printable(c) {
-        return u8::try_from(c).ok();
-    }
-    let at = c.checked_sub(0x100)? as usize;
-    (0u8..=255).filter(|&byte| !is_printable(byte.into())).nth(at)
+    tokenizer::byte_of(chars.next().filter(|_| chars.next().is_none())?)
 }
 
 #[cfg(test)]

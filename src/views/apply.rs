@@ -1,9 +1,9 @@
 //! From what a card says about a tensor to a [`Recipe`]: every operation of the vocabulary as steps on views.
 
-use crate::arch::{Assembly, Content, JoinKind, MathOp, Op, OutputSpec, Step};
+use crate::arch::{Assembly, Content, JoinKind, Op, OutputSpec, Step};
 use crate::core::WeightMeta;
 use crate::views::rope::rope_freqs_llama3;
-use crate::views::{Math, Recipe, ShapeError, View};
+use crate::views::{Recipe, ShapeError, View};
 
 /// Why a planned tensor cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -91,12 +91,7 @@ pub fn apply(op: &Op, view: &View) -> Result<Vec<View>, ShapeError> {
         Op::Reshape { dims } => view.reshape(dims)?,
         Op::Slice { axis, start, end } => view.slice(*axis, *start, *end)?,
         Op::Gather { indices } => view.gather(indices)?,
-        Op::Math(math) => view.math(match *math {
-            MathOp::Add(value) => Math::Add(value as f32),
-            MathOp::Scale(value) => Math::Scale(value as f32),
-            MathOp::NegExp => Math::NegExp,
-            MathOp::Exp => Math::Exp,
-        }),
+        Op::Math(math) => view.math(*math),
     };
     Ok(vec![one])
 }
@@ -104,6 +99,7 @@ pub fn apply(op: &Op, view: &View) -> Result<Vec<View>, ShapeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::MathOp;
     use crate::core::simd::SimdLevel;
     use crate::core::{SourceError, WeightSource};
 

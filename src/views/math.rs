@@ -1,43 +1,23 @@
 //! Element-wise arithmetic that cards ask for.
 
+use crate::arch::MathOp;
 use crate::core::numeric::{f16_to_f32, f32_to_f16};
 
-/// One step applied to every element.
+/// Applies an operation in place; `in_f16` rounds every result to F16.
 ///
 /// # Exactness
 /// The reference computes in the type the checkpoint stores if that is F16, and in F32 otherwise: each step on an
 /// F16 weight rounds to F16, and BF16 is widened first.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Math {
-    /// `x + v`.
-    Add(f32),
-    /// `x * v`.
-    Scale(f32),
-    /// `-exp(x)`.
-    NegExp,
-    /// `exp(x)`.
-    Exp,
-    /// `ln(-x)`, the inverse of [`Math::NegExp`]; not bit exact.
-    LogNeg,
-    /// `ln(x)`, the inverse of [`Math::Exp`]; not bit exact.
-    Log,
-}
-
-impl Math {
-    /// Applies the step in place; `in_f16` rounds every result to F16.
-    pub fn apply(self, values: &mut [f32], in_f16: bool) {
-        match self {
-            Self::Add(v) => values.iter_mut().for_each(|x| *x += v),
-            Self::Scale(v) => values.iter_mut().for_each(|x| *x *= v),
-            Self::NegExp => values.iter_mut().for_each(|x| *x = -x.exp()),
-            Self::Exp => values.iter_mut().for_each(|x| *x = x.exp()),
-            Self::LogNeg => values.iter_mut().for_each(|x| *x = (-*x).ln()),
-            Self::Log => values.iter_mut().for_each(|x| *x = x.ln()),
-        }
-        if in_f16 {
-            for x in values {
-                *x = f16_to_f32(f32_to_f16(*x));
-            }
+pub(super) fn apply(op: MathOp, values: &mut [f32], in_f16: bool) {
+    match op {
+        MathOp::Add(v) => values.iter_mut().for_each(|x| *x += v as f32),
+        MathOp::Scale(v) => values.iter_mut().for_each(|x| *x *= v as f32),
+        MathOp::NegExp => values.iter_mut().for_each(|x| *x = -x.exp()),
+        MathOp::Exp => values.iter_mut().for_each(|x| *x = x.exp()),
+    }
+    if in_f16 {
+        for x in values {
+            *x = f16_to_f32(f32_to_f16(*x));
         }
     }
 }
@@ -49,19 +29,19 @@ mod tests {
     #[test]
     fn an_f16_weight_rounds_after_every_step() {
         let mut narrow = [0.000_4f32, 1.0];
-        Math::Add(1.0).apply(&mut narrow, true);
+        apply(MathOp::Add(1.0), &mut narrow, true);
         assert_eq!(narrow, [1.0, 2.0]);
         let mut wide = [0.000_4f32, 1.0];
-        Math::Add(1.0).apply(&mut wide, false);
+        apply(MathOp::Add(1.0), &mut wide, false);
         assert_eq!(wide, [1.000_4, 2.0]);
     }
 
     #[test]
-    fn logarithms_undo_exponentials() {
-        let mut values = [0.25f32, -1.5];
-        Math::NegExp.apply(&mut values, false);
-        assert!(values.iter().all(|&x| x < 0.0));
-        Math::LogNeg.apply(&mut values, false);
-        assert!((values[0] - 0.25).abs() < 1e-6 && (values[1] + 1.5).abs() < 1e-6);
+    fn numbers_are_rounded_before_they_are_used() {
+        let mut values = [1.0f32];
+        apply(MathOp::Scale(0.1), &mut values, false);
+        assert_eq!(values, [0.1f32]);
+        apply(MathOp::NegExp, &mut values, false);
+        assert_eq!(values, [-(0.1f32.exp())]);
     }
 }

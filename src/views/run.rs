@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use crate::arch::MathOp;
 use crate::core::scratch::with_bytes;
 use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, GgmlType, WeightSource};
 use crate::quant;
 use crate::views::ViewError;
 use crate::views::elems::{Elems, Stretch};
-use crate::views::math::Math;
+use crate::views::math;
 use crate::views::view::{Dim, Leaf, Origin, merge_dims};
 
 /// A leaf with its factors merged to as few as possible.
@@ -17,7 +18,7 @@ pub(super) struct Run {
     pub(super) origin: Origin,
     offset: u64,
     dims: Vec<Dim>,
-    pub(super) math: Vec<Math>,
+    pub(super) math: Vec<MathOp>,
 }
 
 /// The two innermost factors of a matrix that is turned: rows of the result are columns of the source.
@@ -127,8 +128,8 @@ impl Run {
             Origin::Weight { index, ty } => self.read_weight(source, *index, *ty, level, first, out)?,
         }
         let in_f16 = matches!(self.origin, Origin::Weight { ty: ElementType::F16, .. });
-        for math in &self.math {
-            math.apply(out, in_f16);
+        for op in &self.math {
+            math::apply(*op, out, in_f16);
         }
         Ok(())
     }

@@ -8,8 +8,8 @@
 
 use std::sync::Arc;
 
+use crate::arch::MathOp;
 use crate::core::{ElementType, WeightMeta};
-use crate::views::math::Math;
 
 /// Why an operation does not fit the shape it was applied to.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -76,7 +76,7 @@ pub(super) struct Leaf {
     pub(super) origin: Origin,
     pub(super) offset: u64,
     axes: Vec<Axis>,
-    pub(super) math: Vec<Math>,
+    pub(super) math: Vec<MathOp>,
 }
 
 impl Leaf {
@@ -476,13 +476,13 @@ impl View {
 
     /// Applies arithmetic to every element, after what is there already.
     #[must_use]
-    pub fn math(&self, math: Math) -> Self {
+    pub fn math(&self, math: MathOp) -> Self {
         let mut view = self.clone();
         view.push_math(math);
         view
     }
 
-    fn push_math(&mut self, math: Math) {
+    fn push_math(&mut self, math: MathOp) {
         match &mut self.body {
             Body::Leaf(leaf) => leaf.math.push(math),
             Body::Concat { parts, .. } => parts.iter_mut().for_each(|part| part.push_math(math)),

@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use gguf_foundry::arch::{ArchError, Inputs, Mapping, OutType, Pooling, Registry, ResolveOptions, resolve};
+use gguf_foundry::arch::{
+    ArchError, DropReason, Inputs, Mapping, OutType, Pooling, Registry, ResolveOptions, resolve,
+};
 use gguf_foundry::checkpoint::{Checkpoint, ModelDir};
 use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::simd::SimdLevel;
@@ -12,6 +14,7 @@ use gguf_foundry::views::{ReadPolicy, recipe};
 use serde_json::{Value as Json, json};
 
 mod invert;
+mod modalities;
 
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::{ARCH_CASES, common_keys, fixture, report_cases, root, sha256};
@@ -437,16 +440,16 @@ fn other_modalities_and_buffers_are_dropped_with_a_reason() {
     let source = Synthetic::new(&content["tensors"]);
     let registry = Registry::embedded().unwrap();
     let mapping = resolve_with(&registry, &content["config"], &source, OutType::F16).unwrap();
-    let dropped: Vec<(&str, &str)> = mapping
+    let dropped: Vec<(&str, &DropReason)> = mapping
         .dropped
         .iter()
-        .map(|dropped| (source.weights()[dropped.weight].name.as_str(), dropped.why.as_str()))
+        .map(|dropped| (source.weights()[dropped.weight].name.as_str(), &dropped.why))
         .collect();
     assert_eq!(
         dropped,
         [
-            ("vision_tower.blocks.0.weight", "belongs to another modality"),
-            ("model.layers.0.self_attn.rotary_emb.inv_freq", "recomputed by the runtime")
+            ("vision_tower.blocks.0.weight", &DropReason::OtherModality),
+            ("model.layers.0.self_attn.rotary_emb.inv_freq", &DropReason::Recomputed)
         ]
     );
 }

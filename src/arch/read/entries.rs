@@ -4,7 +4,7 @@ use toml::{Table, Value as Toml};
 
 use super::{Fields, Read, choice, expr, kind, pattern};
 use crate::arch::error::CardProblem;
-use crate::arch::names::{Pattern, Placeholder, nearest};
+use crate::arch::names::{Pattern, Placeholder, Stars};
 use crate::arch::ops::{Form, OpKind, OpSpec, Param};
 use crate::arch::schema::{Entry, EntryType, Join, Phase, Target};
 
@@ -15,7 +15,6 @@ pub(super) fn entries(top: &Fields<'_>, block: &str) -> Read<Vec<Entry>> {
         for (name, value) in top.tables(section)? {
             let at = format!("[{section}] `{name}`");
             match value {
-                Toml::Boolean(false) => {}
                 Toml::Array(items) => {
                     for item in items {
                         all.push(entry(name, item, &at, source, target)?);
@@ -28,7 +27,7 @@ pub(super) fn entries(top: &Fields<'_>, block: &str) -> Read<Vec<Entry>> {
     Ok(all)
 }
 
-const ENTRY_KEYS: &[&str] = &[
+pub(super) const ENTRY_KEYS: &[&str] = &[
     "to",
     "alias",
     "ops",
@@ -48,6 +47,8 @@ const ENTRY_KEYS: &[&str] = &[
     "untyped_bid",
 ];
 
+pub(super) const TARGET_KEYS: &[&str] = &["to", "ops"];
+
 fn entry(name: &str, value: &Toml, at: &str, source: &str, target: &str) -> Read<Entry> {
     let shorthand;
     let fields = if let Toml::String(to) = value {
@@ -56,7 +57,7 @@ fn entry(name: &str, value: &Toml, at: &str, source: &str, target: &str) -> Read
     } else {
         Fields::new(value, at, ENTRY_KEYS)?
     };
-    let source_pattern = |name: &str| pattern(&format!("{source}{name}"), at, false);
+    let source_pattern = |name: &str| pattern(&format!("{source}{name}"), at, Stars::Refused);
     let mut patterns = vec![source_pattern(name)?];
     for alias in fields.texts("alias")? {
         patterns.push(source_pattern(&alias)?);
@@ -141,12 +142,12 @@ fn one_target(to: &Toml, at: &str, prefix: &str) -> Read<Target> {
     let (name, ops) = match to {
         Toml::String(name) => (name.clone(), Vec::new()),
         other => {
-            let fields = Fields::new(other, at, &["to", "ops"])?;
+            let fields = Fields::new(other, at, TARGET_KEYS)?;
             let name = fields.text("to")?.ok_or(CardProblem::MissingKey { at: at.to_owned(), key: "to" })?;
             (name, ops(&fields, "ops")?)
         }
     };
-    Ok(Target { name: pattern(&format!("{prefix}{name}"), at, false)?, ops })
+    Ok(Target { name: pattern(&format!("{prefix}{name}"), at, Stars::Refused)?, ops })
 }
 
 fn ops(fields: &Fields<'_>, key: &str) -> Read<Vec<OpSpec>> {
@@ -163,12 +164,8 @@ fn op(item: &Toml, at: &str) -> Read<OpSpec> {
         },
         other => return Err(kind(at, "an operation", other)),
     };
-    let op = OpKind::from_name(name).ok_or_else(|| CardProblem::UnknownChoice {
-        at: at.to_owned(),
-        what: "operation",
-        name: name.to_owned(),
-        nearest: nearest(name, OpKind::names()).map(str::to_owned),
-    })?;
+    let known: Vec<(&str, OpKind)> = OpKind::all().map(|kind| (kind.name(), kind)).collect();
+    let op = choice(at, "operation", name, &known)?;
     let row = op.row();
     let at = format!("{at} `{name}`");
     let mut params = Vec::new();

@@ -2,15 +2,108 @@
 
 use toml::Value as Toml;
 
-use super::{Fields, Read, choice, kind, rows};
+use super::{Fields, Read, choice, key_rows, kind};
 use crate::arch::error::CardProblem;
-use crate::arch::schema::{SpecialToken, TOKENIZER_MODES, TokenizerMode, TokenizerSpec};
+use crate::arch::schema::{Row, TokenizerMode, TokenizerSpec};
+use crate::gguf::{FILE_ROLES, Mode, RankCode, SpecialToken, Template};
+
+pub(super) const TOKENIZER_KEYS: &[&str] = &[
+    "try",
+    "size",
+    "pad_multiple",
+    "token_type_count",
+    "special",
+    "force",
+    "types",
+    "control",
+    "user_defined",
+    "specials_list",
+    "template",
+    "before",
+    "after",
+];
+
+pub(super) const MODE_KEYS: &[&str] = &["mode", "when", "files", "special", "specials_list", "after"];
+
+/// Roles that GGUF has a key for.
+const KEY_ROLES: &[&str] = &["bos", "eos", "unk", "sep", "pad", "mask", "eot", "eom"];
+
+/// Reads the table.
+pub(super) fn tokenizer(value: &Toml) -> Read<TokenizerSpec> {
+    let at = "[tokenizer]";
+    let fields = Fields::new(value, at, TOKENIZER_KEYS)?;
+    let spec = TokenizerSpec {
+        modes: fields.list("try")?.iter().map(mode).collect::<Read<_>>()?,
+        size: fields.expr("size")?,
+        pad_multiple: pad_multiple(&fields)?,
+        token_type_count: fields.expr("token_type_count")?,
+        special: special(&fields, "special")?,
+        force: special(&fields, "force")?,
+        types: roles(&fields)?,
+        control: fields.texts("control")?,
+        user_defined: fields.texts("user_defined")?,
+        rank_code: rank_code(&fields)?,
+        template: template(&fields)?,
+        before: rows(&fields, "before")?,
+        after: rows(&fields, "after")?,
+    };
+    check_rank_codes(&spec)?;
+    Ok(spec)
+}
+
+fn mode(value: &Toml) -> Read<TokenizerMode> {
+    let at = "[tokenizer] `try`";
+    if let Toml::String(name) = value {
+        let (files, special, after) = (Vec::new(), Vec::new(), Vec::new());
+        return Ok(TokenizerMode {
+            mode: mode_of(name)?,
+            when: None,
+            files,
+            special,
+            rank_code: None,
+            after,
+        });
+    }
+    let fields = Fields::new(value, at, MODE_KEYS)?;
+    let name = fields.text("mode")?.ok_or(CardProblem::MissingKey { at: at.to_owned(), key: "mode" })?;
+    let mode = mode_of(&name)?;
+    let files = fields.texts("files")?;
+    if !files.is_empty() && !mode.takes_files() {
+        return Err(without_effect(
+            &fields,
+            "files",
+            "modes that read one file under a fixed name take none",
+        ));
+    }
+    let rank_code = rank_code(&fields)?;
+    if rank_code.is_some() && !mode.takes_rank_code() {
+        return Err(without_effect(&fields, "specials_list", "only vocabularies of ranks have one"));
+    }
+    Ok(TokenizerMode {
+        mode,
+        when: fields.expr("when")?,
+        files,
+        special: special(&fields, "special")?,
+        rank_code,
+        after: rows(&fields, "after")?,
+    })
+}
+
+fn mode_of(name: &str) -> Read<Mode> {
+    let known: Vec<(&str, Mode)> = Mode::ALL.iter().map(|mode| (mode.name(), *mode)).collect();
+    choice("[tokenizer] `try`", "mode", name, &known)
+}
+
+fn pad_multiple(fields: &Fields<'_>) -> Read<Option<u64>> {
+    let Some(value) = fields.table.get("pad_multiple") else { return Ok(None) };
+    let multiple = value.as_integer().and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0);
+    multiple.map(Some).ok_or_else(|| kind(&fields.at("pad_multiple"), "a positive integer", value))
+}
 
 fn special(fields: &Fields<'_>, key: &str) -> Read<Vec<(String, SpecialToken)>> {
-    const ROLES: &[&str] = &["bos", "eos", "unk", "sep", "pad", "mask", "eot", "eom"];
     let Some(table) = fields.table(key)? else { return Ok(Vec::new()) };
     let at = fields.at(key);
-    let roles = Fields::of(table, &at, ROLES)?;
+    let roles = Fields::of(table, &at, KEY_ROLES)?;
     let token = |(role, value): (&String, &Toml)| {
         let token = match value {
             Toml::String(text) => SpecialToken::Text(text.clone()),
@@ -24,71 +117,54 @@ fn special(fields: &Fields<'_>, key: &str) -> Read<Vec<(String, SpecialToken)>> 
     roles.table.iter().map(token).collect()
 }
 
-pub(super) fn tokenizer(value: &Toml) -> Read<TokenizerSpec> {
-    let at = "[tokenizer]";
-    let known = [
-        "try",
-        "size",
-        "pad_multiple",
-        "token_type_count",
-        "special",
-        "force",
-        "types",
-        "control",
-        "user_defined",
-        "specials_list",
-        "template",
-        "from",
-        "before",
-        "after",
-    ];
-    let fields = Fields::new(value, at, &known)?;
-    let pad_multiple = match value.get("pad_multiple") {
-        None => None,
-        Some(n) => {
-            let n = n.as_integer().and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0);
-            Some(n.ok_or_else(|| kind(&fields.at("pad_multiple"), "a positive integer", value))?)
-        }
-    };
-    let from = fields.text("from")?;
-    let from_target = from.map_or(Ok(false), |from| choice(at, "origin", &from, &[("target", true)]))?;
-    Ok(TokenizerSpec {
-        modes: fields.list("try")?.iter().map(mode).collect::<Read<_>>()?,
-        size: fields.expr("size")?,
-        pad_multiple,
-        token_type_count: fields.expr("token_type_count")?,
-        special: special(&fields, "special")?,
-        force: special(&fields, "force")?,
-        types: if fields.table.contains_key("types") { Some(fields.texts("types")?) } else { None },
-        control: fields.texts("control")?,
-        user_defined: fields.texts("user_defined")?,
-        specials_list: fields.text("specials_list")?,
-        template: fields.text("template")?,
-        from_target,
-        before: rows(&fields, "before")?,
-        after: rows(&fields, "after")?,
-    })
+/// The roles that are read from the files; a misspelt one would be read nowhere.
+fn roles(fields: &Fields<'_>) -> Read<Option<Vec<String>>> {
+    if !fields.table.contains_key("types") {
+        return Ok(None);
+    }
+    let known: Vec<(&str, &str)> = FILE_ROLES.iter().map(|role| (*role, *role)).collect();
+    let role = |name: &String| choice(&fields.at("types"), "role", name, &known).map(str::to_owned);
+    fields.texts("types")?.iter().map(role).collect::<Read<_>>().map(Some)
 }
 
-fn mode(value: &Toml) -> Read<TokenizerMode> {
-    let at = "[tokenizer] `try`";
-    let known: Vec<(&str, ())> = TOKENIZER_MODES.iter().map(|mode| (*mode, ())).collect();
-    let mode = match value {
-        Toml::String(mode) => TokenizerMode { mode: mode.clone(), ..TokenizerMode::default() },
-        other => {
-            let fields =
-                Fields::new(other, at, &["mode", "when", "files", "special", "after", "specials_list"])?;
-            TokenizerMode {
-                mode: fields
-                    .text("mode")?
-                    .ok_or(CardProblem::MissingKey { at: at.to_owned(), key: "mode" })?,
-                when: fields.expr("when")?,
-                files: fields.texts("files")?,
-                special: special(&fields, "special")?,
-                after: rows(&fields, "after")?,
-            }
-        }
-    };
-    choice(at, "mode", &mode.mode, &known)?;
-    Ok(mode)
+fn rank_code(fields: &Fields<'_>) -> Read<Option<RankCode>> {
+    let Some(name) = fields.text("specials_list")? else { return Ok(None) };
+    let known: Vec<(&str, RankCode)> = RankCode::ALL.iter().map(|code| (code.name(), *code)).collect();
+    choice(&fields.at("specials_list"), "list", &name, &known).map(Some)
+}
+
+/// A list that no mode looks at says nothing, and a vocabulary of ranks is not whole without one.
+fn check_rank_codes(spec: &TokenizerSpec) -> Read<()> {
+    let at = || "[tokenizer]".to_owned();
+    if spec.rank_code.is_some() && !spec.modes.iter().any(|mode| mode.mode.takes_rank_code()) {
+        let why = "only vocabularies of ranks have one";
+        return Err(CardProblem::WithoutEffect { at: at(), key: "specials_list", why });
+    }
+    let lacks = |mode: &TokenizerMode| mode.mode == Mode::Tiktoken && mode.rank_code.is_none();
+    if spec.rank_code.is_none() && spec.modes.iter().any(lacks) {
+        return Err(CardProblem::MissingKey { at: at(), key: "specials_list" });
+    }
+    Ok(())
+}
+
+fn template(fields: &Fields<'_>) -> Read<Template> {
+    match fields.text("template")?.as_deref() {
+        None | Some("file") => Ok(Template::Files),
+        Some("none") => Ok(Template::None),
+        Some(name) => Err(CardProblem::NotBuilt {
+            at: fields.at.clone(),
+            what: "template",
+            word: name.to_owned(),
+            instead: "`template` is `file` or `none`, and `--chat-template FILE` takes one from a file",
+        }),
+    }
+}
+
+/// Rows around the vocabulary; those that most decoders share are none of them.
+fn rows(fields: &Fields<'_>, key: &str) -> Read<Vec<Row>> {
+    key_rows(fields, key)
+}
+
+fn without_effect(fields: &Fields<'_>, key: &'static str, why: &'static str) -> CardProblem {
+    CardProblem::WithoutEffect { at: fields.at.clone(), key, why }
 }

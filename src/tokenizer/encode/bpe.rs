@@ -7,11 +7,11 @@ use std::collections::{BinaryHeap, HashMap};
 use unicode_normalization::{UnicodeNormalization, is_nfc};
 
 use super::EncodeError;
-use super::alphabet::char_of;
 use super::splitter::Splitter;
 use super::vocab::{Vocab, strings};
 use crate::core::text::escape_bytes;
 use crate::gguf::Metadata;
+use crate::tokenizer::byte_alphabet::char_of;
 use crate::tokenizer::pretokenizer::Table;
 
 const MERGES: &str = "tokenizer.ggml.merges";

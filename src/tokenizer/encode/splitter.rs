@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use regex::Regex;
 
-use super::alphabet::char_of;
+use crate::tokenizer::byte_alphabet::written;
 use crate::tokenizer::pretokenizer::GPT2_REGEX;
 
 /// End of most patterns: blanks up to a word, but for the last one; else all of them.
@@ -110,7 +110,7 @@ impl Splitter {
         let mut out = Vec::with_capacity(pieces.len());
         for piece in pieces {
             let bytes = text.as_bytes().get(piece.clone()).unwrap_or_default();
-            let written: String = bytes.iter().map(|&byte| char_of(byte)).collect();
+            let written = written(bytes);
             let mut at = piece.start;
             for part in run(&self.after, &written) {
                 // One character is one byte.
@@ -272,8 +272,7 @@ mod tests {
     ];
 
     fn pieces(splitter: &Splitter, text: &str) -> Vec<String> {
-        let write = |bytes: &[u8]| bytes.iter().map(|&byte| char_of(byte)).collect();
-        splitter.split(text).into_iter().map(|range| write(&text.as_bytes()[range])).collect()
+        splitter.split(text).into_iter().map(|range| written(&text.as_bytes()[range])).collect()
     }
 
     #[test]

@@ -10,10 +10,12 @@ use crate::gguf::{Array, Metadata, Value};
 
 use super::EncodeError;
 use crate::tokenizer::emit::{MAX_TOKENS, TokenType};
-use crate::tokenizer::pretokenizer::{self, Pre};
+use crate::tokenizer::pretokenizer::{Pre, Table, nearest_name};
 
 const MODEL: &str = "tokenizer.ggml.model";
 const PRE: &str = "tokenizer.ggml.pre";
+/// A kind of vocabulary with a pre-tokenizer of the same name.
+const GEMMA4: &str = "gemma4";
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const SCORES: &str = "tokenizer.ggml.scores";
 const TYPES: &str = "tokenizer.ggml.token_type";
@@ -168,6 +170,70 @@ pub(crate) struct Vocab {
     pub(crate) precompiled_charsmap: Vec<u8>,
 }
 
+/// The kind of vocabulary of this name.
+fn model_of(name: &str) -> Result<VocabModel, EncodeError> {
+    match name {
+        "llama" => Ok(VocabModel::Spm),
+        "gpt2" | GEMMA4 => Ok(VocabModel::Bpe),
+        "bert" => Ok(VocabModel::WordPiece),
+        "t5" => Ok(VocabModel::Unigram),
+        _ => {
+            let expected = "`llama`, `gpt2`, `gemma4`, `bert` and `t5`";
+            Err(EncodeError::Model { found: name.to_owned(), expected })
+        }
+    }
+}
+
+/// How text is split before merges, where a vocabulary merges.
+fn pre_of(model: VocabModel, name: &str, metadata: &Metadata) -> Result<Option<&'static Pre>, EncodeError> {
+    let name = match model {
+        // ref: a file of this kind has the pre-tokenizer of the same name, whatever its key says
+        VocabModel::Bpe if name == GEMMA4 => GEMMA4,
+        // ref: `default` where the key is missing
+        VocabModel::Bpe => optional(metadata, PRE, "string", Value::as_str)?.unwrap_or("default"),
+        VocabModel::Spm | VocabModel::Unigram | VocabModel::WordPiece => return Ok(None),
+    };
+    let table = Table::get();
+    let pre = table.pre(name).filter(|pre| table.steps(pre).is_some());
+    pre.map(Some).ok_or_else(|| EncodeError::Pre { found: name.to_owned(), nearest: nearest_name(name) })
+}
+
+fn tokens(metadata: &Metadata) -> Result<Vec<Box<[u8]>>, EncodeError> {
+    let missing = EncodeError::MissingKey { key: TOKENS, expected: "array of strings" };
+    let tokens = strings(metadata, TOKENS)?.ok_or(missing)?;
+    if tokens.len() as u64 > MAX_TOKENS {
+        return Err(EncodeError::TooManyTokens { found: tokens.len(), limit: MAX_TOKENS });
+    }
+    Ok(tokens.iter().map(|token| token.clone().into_boxed_slice()).collect())
+}
+
+/// The ids of [`SPECIAL`] where the file says none.
+fn default_ids(model: VocabModel, name: &str, pre: Option<&Pre>) -> [Option<u32>; 4] {
+    match model {
+        VocabModel::Spm => [Some(1), Some(2), Some(0), None],
+        VocabModel::WordPiece => [Some(101), None, Some(100), Some(102)],
+        VocabModel::Unigram => [None, Some(1), Some(2), None],
+        VocabModel::Bpe if name == GEMMA4 => [None; 4],
+        VocabModel::Bpe => [Some(11).filter(|_| pre.is_some_and(|pre| pre.has_bos)), Some(11), None, None],
+    }
+}
+
+/// The ids of [`SPECIAL`] in a vocabulary of `n` tokens.
+fn special_ids(
+    metadata: &Metadata,
+    defaults: [Option<u32>; 4],
+    n: usize,
+) -> Result<[Option<u32>; 4], EncodeError> {
+    let mut special = defaults;
+    for (slot, key) in special.iter_mut().zip(SPECIAL) {
+        // ref: a default or an id beyond the tokens is as if it were not there
+        *slot = slot.filter(|&id: &u32| (id as usize) < n);
+        let id = optional(metadata, key, "integer", Value::as_u64)?;
+        *slot = id.and_then(|id| u32::try_from(id).ok()).filter(|&id| (id as usize) < n).or(*slot);
+    }
+    Ok(special)
+}
+
 impl Vocab {
     /// Reads the keys.
     ///
@@ -175,35 +241,10 @@ impl Vocab {
     /// Keys that are missing, of another type or too short; a kind of vocabulary or a pre-tokenizer that is not known.
     pub(crate) fn from_metadata(metadata: &Metadata) -> Result<Self, EncodeError> {
         let name = required(metadata, MODEL, "string", Value::as_str)?;
-        let model = match name {
-            "llama" => VocabModel::Spm,
-            "gpt2" | "gemma4" => VocabModel::Bpe,
-            "bert" => VocabModel::WordPiece,
-            "t5" => VocabModel::Unigram,
-            _ => {
-                let expected = "`llama`, `gpt2`, `gemma4`, `bert` and `t5`";
-                return Err(EncodeError::Model { found: name.to_owned(), expected });
-            }
-        };
-        let pre = match model {
-            // ref: a file of this kind has the pre-tokenizer of the same name, whatever its key says
-            VocabModel::Bpe if name == "gemma4" => Some(pretokenizer::for_encoding("gemma4")?),
-            // ref: `default` where the key is missing
-            VocabModel::Bpe => {
-                let pre = optional(metadata, PRE, "string", Value::as_str)?;
-                Some(pretokenizer::for_encoding(pre.unwrap_or("default"))?)
-            }
-            _ => None,
-        };
-        let tokens: Vec<Box<[u8]>> = strings(metadata, TOKENS)?
-            .ok_or(EncodeError::MissingKey { key: TOKENS, expected: "array of strings" })?
-            .iter()
-            .map(|token| token.clone().into_boxed_slice())
-            .collect();
+        let model = model_of(name)?;
+        let pre = pre_of(model, name, metadata)?;
+        let tokens = tokens(metadata)?;
         let n = tokens.len();
-        if n as u64 > MAX_TOKENS {
-            return Err(EncodeError::TooManyTokens { found: n, limit: MAX_TOKENS });
-        }
         let scores = scores(metadata, n)?;
         let kinds = kinds(metadata, n)?;
         let mut ids = HashMap::with_capacity(n);
@@ -215,28 +256,11 @@ impl Vocab {
         }
         let is_bpe = model == VocabModel::Bpe;
         let escape = pre.is_some_and(|pre| pre.normalizer.as_deref() == Some("metaspace"));
-        let defaults = match model {
-            VocabModel::Spm => [Some(1), Some(2), Some(0), None],
-            VocabModel::WordPiece => [Some(101), None, Some(100), Some(102)],
-            VocabModel::Unigram => [None, Some(1), Some(2), None],
-            VocabModel::Bpe if name == "gemma4" => [None; 4],
-            VocabModel::Bpe => {
-                [Some(11).filter(|_| pre.is_some_and(|pre| pre.has_bos)), Some(11), None, None]
-            }
-        };
-        let mut special = defaults;
-        for (slot, key) in special.iter_mut().zip(SPECIAL) {
-            // ref: a default or an id beyond the tokens is as if it were not there
-            *slot = slot.filter(|&id: &u32| (id as usize) < n);
-            let id = optional(metadata, key, "integer", Value::as_u64)?;
-            *slot = id.and_then(|id| u32::try_from(id).ok()).filter(|&id| (id as usize) < n).or(*slot);
-        }
-        let [bos, eos, unk, sep] = special;
+        let [bos, eos, unk, sep] = special_ids(metadata, default_ids(model, name, pre), n)?;
         let flag = |key, default| Ok(optional(metadata, key, "bool", Value::as_bool)?.unwrap_or(default));
         let keeps_case = pre.is_some_and(|pre| pre.name == "whitespace");
         let lowercase = flag("tokenizer.ggml.normalizer.lowercase", !keeps_case)?;
-        let always_bos =
-            pre.is_some_and(|pre| pre.name == "gemma4" || pre.name == "granite-embed-multi-311m");
+        let always_bos = pre.is_some_and(|pre| pre.name == GEMMA4 || pre.name == "granite-embed-multi-311m");
         let add_bos = match model {
             VocabModel::Spm | VocabModel::WordPiece => true,
             VocabModel::Unigram => false,

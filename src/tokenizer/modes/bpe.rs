@@ -1,15 +1,15 @@
 //! Byte-level BPE from `tokenizer.json`.
 
 use serde_json::Value as Json;
-use tokenizers::Decoder;
 
 use super::super::emit::{MAX_TOKENS, TokenList, TokenType, looks_special, n_tokens};
+use super::super::files::CONFIG;
+use super::super::hf_decoder::HfDecoder;
 use super::super::hf_json::{AddedToken, FILE, HfJson, Merge};
 use super::super::hf_vocab::HfVocabulary;
-use super::super::request::Mode;
-use super::super::special::{CONFIG, token_text};
-use super::super::{TokenizerError, TokenizerWarning, pretokenizer};
-use super::{Attempt, Context, byte_fallback};
+use super::super::special::token_text;
+use super::super::{Mode, TokenizerError, TokenizerWarning, pretokenizer};
+use super::{Attempt, Context, Ids, byte_fallback};
 
 /// Writes the keys of a byte-level BPE vocabulary.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
@@ -22,8 +22,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     let path = context.directory.join(FILE);
     let vocabulary = HfVocabulary::new(&context.directory, hf, context.warnings)?;
     vocabulary.each_merge(hf, &context.directory, |_| ())?;
-    let plain = context.mode.mode == Mode::BpePlainAdded;
-    let mut tokens = list(context, hf, &vocabulary, plain)?;
+    let mut tokens = list(context, hf, &vocabulary)?;
     tokens.retype(context.request);
     let whitespace = context.mode.mode == Mode::Whitespace;
     let pre = match &context.request.pre {
@@ -49,7 +48,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         }
     };
     let merges = merges(context, hf)?;
-    let special = context.special(&tokens, false)?;
+    let special = context.special(&tokens, Ids::Any)?;
     tokens.write(if whitespace { "whitespace" } else { "gpt2" }, &pre, context.out);
     if merges.is_empty() {
         context.warnings.push(TokenizerWarning::NoMerges { file: FILE });
@@ -65,7 +64,6 @@ fn list(
     context: &Context<'_>,
     hf: &HfJson,
     vocabulary: &HfVocabulary<'_>,
-    plain: bool,
 ) -> Result<TokenList, TokenizerError> {
     let path = context.directory.join(FILE);
     let size = n_tokens(context.request, vocabulary.n_tokens());
@@ -90,6 +88,7 @@ fn list(
         }
     }
     let decoder = added_decoder(context, hf)?;
+    let plain = context.mode.mode == Mode::BpePlainAdded;
     let mut list = TokenList::default();
     for (id, entry) in by_id.into_iter().enumerate() {
         match entry {
@@ -105,7 +104,7 @@ fn list(
                 if !added.is_normalized()
                     && let Some(decoder) = &decoder
                 {
-                    text = decoder.decode(vec![text.clone()]).unwrap_or(text);
+                    text = decoder.decode(&text);
                 }
                 if added.special || looks_special(&text) {
                     list.push(text, 0.0, TokenType::Control);
@@ -119,16 +118,13 @@ fn list(
 }
 
 /// The decoder of the file, if it has one.
-fn added_decoder(
-    context: &Context<'_>,
-    hf: &HfJson,
-) -> Result<Option<tokenizers::DecoderWrapper>, TokenizerError> {
+fn added_decoder(context: &Context<'_>, hf: &HfJson) -> Result<Option<HfDecoder>, TokenizerError> {
     if hf.decoder.is_null() {
         return Ok(None);
     }
-    serde_json::from_value(hf.decoder.clone())
+    HfDecoder::read(&hf.decoder)
         .map(Some)
-        .map_err(|source| TokenizerError::Json { path: context.directory.join(FILE), source })
+        .map_err(|found| TokenizerError::Decoder { path: context.directory.join(FILE), found })
 }
 
 /// Merges as the file has them, else those of `merges.txt`.

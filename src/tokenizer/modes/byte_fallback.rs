@@ -10,11 +10,11 @@ use std::collections::HashMap;
 use serde_json::Value as Json;
 
 use super::super::TokenizerError;
-use super::super::emit::{TokenList, TokenType, n_tokens};
+use super::super::emit::{TokenList, TokenType, is_byte_token, n_tokens};
 use super::super::hf_json::{FILE, HfJson};
 use super::super::hf_vocab::HfVocabulary;
 use super::spm::{ADDED_SCORE, PAD_SCORE};
-use super::{Attempt, Context};
+use super::{Attempt, Context, Ids};
 
 const ADD_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
 
@@ -33,7 +33,7 @@ pub(super) fn run_llama_hf(context: &mut Context<'_>) -> Result<Attempt, Tokeniz
     let mut tokens = TokenList { scores: Some(Vec::new()), ..TokenList::default() };
     for (id, text) in by_id.into_iter().enumerate() {
         let kind = match added.get(text) {
-            _ if is_byte(text) => TokenType::Byte,
+            _ if is_byte_token(text) => TokenType::Byte,
             _ if vocabulary.is_special(text) => TokenType::Control,
             Some(true) => TokenType::Control,
             Some(false) => TokenType::UserDefined,
@@ -66,7 +66,7 @@ pub(super) fn run_xverse(context: &mut Context<'_>) -> Result<Attempt, Tokenizer
     let mut tokens = TokenList { scores: Some(Vec::new()), ..TokenList::default() };
     for text in by_id {
         let kind = match added.get(text) {
-            _ if text == "\0" || is_byte(text) => TokenType::Byte,
+            _ if text == "\0" || is_byte_token(text) => TokenType::Byte,
             Some(true) => TokenType::Control,
             Some(false) => TokenType::UserDefined,
             None => TokenType::Normal,
@@ -82,7 +82,7 @@ pub(super) fn run_xverse(context: &mut Context<'_>) -> Result<Attempt, Tokenizer
 
 /// Writes tokens and special tokens, and that no blank is put in front where the normalizer puts none.
 fn finish(context: &mut Context<'_>, hf: &HfJson, tokens: TokenList) -> Result<Attempt, TokenizerError> {
-    let special = context.special(&tokens, true)?;
+    let special = context.special(&tokens, Ids::OfTokens)?;
     tokens.write("llama", "default", context.out);
     if !prepends_blank(&hf.normalizer) && !prepends_blank(&hf.pre_tokenizer) {
         context.out.set(ADD_SPACE_PREFIX, false);
@@ -118,13 +118,6 @@ fn dense<'v>(
     }
     let missing = |at: usize| TokenizerError::MissingId { path: path(), id: at as u64, size };
     by_id.into_iter().enumerate().map(|(at, text)| text.ok_or_else(|| missing(at))).collect()
-}
-
-/// `<0xNN>`.
-fn is_byte(text: &str) -> bool {
-    text.strip_prefix("<0x")
-        .and_then(|rest| rest.strip_suffix('>'))
-        .is_some_and(|hex| hex.len() == 2 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 /// True if a step of a normalizer or pre-tokenizer puts a blank (`▁`) in front of the text.
@@ -171,7 +164,7 @@ impl<'a> Scores<'a> {
         let mut rest: Vec<&(String, u64)> = vocabulary.base.iter().collect();
         rest.sort_unstable_by_key(|entry| entry.1);
         for (text, _) in rest {
-            if !is_byte(text) && !vocabulary.is_added(text) {
+            if !is_byte_token(text) && !vocabulary.is_added(text) {
                 take(text);
             }
         }

@@ -5,12 +5,11 @@ use std::path::Path;
 use serde_json::Value as Json;
 
 use super::super::emit::{TokenList, TokenType, looks_special, n_tokens};
+use super::super::files::CONFIG;
 use super::super::hf_json;
-use super::super::request::Mode;
 use super::super::sentencepiece::{ModelProto, Piece, PieceKind, first_of};
-use super::super::special::CONFIG;
-use super::super::{TokenizerError, TokenizerWarning};
-use super::{Attempt, Context};
+use super::super::{Mode, TokenizerError, TokenizerWarning};
+use super::{Attempt, Context, Ids};
 
 /// Score of a row without a token.
 pub(super) const PAD_SCORE: f32 = -10000.0;
@@ -41,12 +40,12 @@ pub(super) fn write(
     if mode == Mode::SpmInternlm2 {
         chat_end = internlm2_tokens(context, &mut tokens)?;
     } else {
-        added_tokens_file(context, &mut tokens, true)?;
+        set_added_tokens(context, &mut tokens)?;
         added_tokens_decoder(context, &mut tokens)?;
     }
     tokens.retype(context.request);
     let config = context.directory.tree(CONFIG)?;
-    let mut special = context.special(&tokens, true)?;
+    let mut special = context.special(&tokens, Ids::OfTokens)?;
     if mode == Mode::SpmInternlm3 {
         let added = config.get("added_tokens_decoder").and_then(Json::as_object);
         chat_end = added.into_iter().flatten().find_map(|(id, token)| {
@@ -119,29 +118,35 @@ pub(super) fn token_type(piece: &Piece) -> TokenType {
     }
 }
 
-/// Tokens of `added_tokens.json`: in the place of their id, or (`in_place` false) appended in file order.
-pub(super) fn added_tokens_file(
+/// Name of the file of tokens that came after training.
+const ADDED_TOKENS: &str = "added_tokens.json";
+
+/// Puts the tokens of `added_tokens.json` in the place of their ids.
+pub(super) fn set_added_tokens(
     context: &mut Context<'_>,
     tokens: &mut TokenList,
-    in_place: bool,
 ) -> Result<(), TokenizerError> {
-    const NAME: &str = "added_tokens.json";
-    let added = context.directory.tree(NAME)?;
+    let added = context.directory.tree(ADDED_TOKENS)?;
     for (token, id) in added.as_object().into_iter().flatten() {
-        if !in_place {
-            tokens.push(token.as_str(), ADDED_SCORE, TokenType::UserDefined);
-            continue;
-        }
         let id = id.as_u64().ok_or_else(|| TokenizerError::BadId {
-            path: context.directory.join(NAME),
+            path: context.directory.join(ADDED_TOKENS),
             key: "added token",
             found: id.to_string(),
         })?;
         let size = tokens.len();
         if !tokens.set(id, token.as_str(), ADDED_SCORE, TokenType::UserDefined) {
-            let token = token.clone();
-            context.warnings.push(TokenizerWarning::TokenOutOfRange { file: NAME, token, id, size });
+            let (file, token) = (ADDED_TOKENS, token.clone());
+            context.warnings.push(TokenizerWarning::TokenOutOfRange { file, token, id, size });
         }
+    }
+    Ok(())
+}
+
+/// Appends the tokens of `added_tokens.json` in the order of the file.
+fn append_added_tokens(context: &Context<'_>, tokens: &mut TokenList) -> Result<(), TokenizerError> {
+    let added = context.directory.tree(ADDED_TOKENS)?;
+    for (token, _) in added.as_object().into_iter().flatten() {
+        tokens.push(token.as_str(), ADDED_SCORE, TokenType::UserDefined);
     }
     Ok(())
 }
@@ -191,7 +196,7 @@ fn internlm2_tokens(
     context: &mut Context<'_>,
     tokens: &mut TokenList,
 ) -> Result<Option<u64>, TokenizerError> {
-    added_tokens_file(context, tokens, false)?;
+    append_added_tokens(context, tokens)?;
     let mut overrides = decoder_entries(context)?;
     for token in context.hf.map_or(&[][..], |hf| hf.added_tokens.as_slice()) {
         overrides.push(Override { id: token.id, text: token.content.clone(), special: token.special });

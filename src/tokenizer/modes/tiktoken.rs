@@ -8,11 +8,12 @@ use serde_json::Value as Json;
 
 use crate::gguf::{Array, Value};
 
+use super::super::byte_alphabet::written;
 use super::super::emit::{MAX_TOKENS, TokenList, TokenType, n_tokens};
-use super::super::special::CONFIG;
-use super::super::specials::RankCode;
+use super::super::files::CONFIG;
+use super::super::rank_code::CodeFacts;
 use super::super::{TokenizerError, pretokenizer};
-use super::{Attempt, Context};
+use super::{Attempt, Context, Ids};
 
 /// Bytes that a token may have. Those of released vocabularies stay below 256.
 const MAX_TOKEN_BYTES: usize = 512;
@@ -37,7 +38,8 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         return Ok(Attempt::Absent(format!("{} is missing", names.join(" or "))));
     };
     let ranks = Ranks::read(&path, &bytes)?;
-    let code = RankCode::of(context.request.specials_list.as_deref())?;
+    let code = context.mode.rank_code.map(CodeFacts::of);
+    let code = code.ok_or_else(|| TokenizerError::RankCodeNotSaid { path: path.clone() })?;
     let mut added = code.special(ranks.end());
     added.extend(decoder_entries(context)?);
     let end = added.iter().map(|token| token.0 + 1).max().unwrap_or(0).max(ranks.end());
@@ -45,7 +47,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     let mut tokens = TokenList::unused(&path, size, None)?;
     let mut merges = Vec::with_capacity(ranks.tokens.len());
     for (token, rank) in &ranks.tokens {
-        let text = letters(token);
+        let text = written(token);
         set(&path, &mut tokens, "rank", u64::from(*rank), &text, TokenType::Normal)?;
         if token.len() > 1 {
             let at = ranks.split(token, *rank).ok_or_else(|| TokenizerError::RankUnreachable {
@@ -53,14 +55,14 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
                 rank: *rank,
                 token: text.clone(),
             })?;
-            merges.push(format!("{} {}", letters(&token[..at]), letters(&token[at..])).into_bytes());
+            merges.push(format!("{} {}", written(&token[..at]), written(&token[at..])).into_bytes());
         }
     }
     for (id, text) in &added {
         set(&path, &mut tokens, "special", *id, text, TokenType::Control)?;
     }
     tokens.retype(context.request);
-    let mut special = context.special(&tokens, false)?;
+    let mut special = context.special(&tokens, Ids::Any)?;
     if let Some(end_of_text) = code.end_of_text.and_then(|text| tokens.id(text)) {
         if special.ids.is_empty() {
             special.set("bos", end_of_text, context.warnings);
@@ -200,20 +202,6 @@ fn base64(text: &[u8]) -> Option<Vec<u8>> {
     (bits == 0).then_some(bytes)
 }
 
-/// The text that stands for bytes in a byte-level vocabulary: printable Latin-1 letters for themselves, the others
-/// from U+0100 on.
-pub(super) fn letters(bytes: &[u8]) -> String {
-    let shows = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-    let letter = |&byte: &u8| {
-        if shows(byte) {
-            return char::from(byte);
-        }
-        let n_before = (0..byte).filter(|&other| !shows(other)).count() as u32;
-        char::from_u32(0x100 + n_before).unwrap_or('\u{fffd}')
-    };
-    bytes.iter().map(letter).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -226,15 +214,6 @@ mod tests {
         for bad in [&b""[..], b"a", b"aG=k", b"aGl=", b"====", b"a-b="] {
             assert_eq!(base64(bad), None, "{bad:?}");
         }
-    }
-
-    #[test]
-    fn all_bytes_have_letters_of_their_own() {
-        let all: Vec<u8> = (0..=255).collect();
-        let text = letters(&all);
-        let distinct: std::collections::HashSet<char> = text.chars().collect();
-        assert_eq!(distinct.len(), 256);
-        assert_eq!(letters(b" a\n\x7f\xad\xc3"), "\u{120}a\u{10a}\u{121}\u{143}\u{c3}");
     }
 
     #[test]

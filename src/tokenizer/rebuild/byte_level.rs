@@ -1,14 +1,12 @@
 //! `tokenizer.json` of a byte-level BPE vocabulary.
 
 use serde_json::{Map, Value as Json, json};
-use tokenizers::Decoder;
-use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
-use super::super::TokenizerError;
 use super::super::emit::TokenType;
 use super::super::pretokenizer::{HINT, Table, step_json};
+use super::super::{TokenizerError, byte_alphabet};
 use super::source::GgufVocabulary;
-use super::{added_tokens, post_processor};
+use super::{AddedByDefault, added_tokens, post_processor};
 
 /// The file.
 ///
@@ -52,8 +50,7 @@ pub(super) fn tokenizer(
         .map(|(id, text)| (text.clone(), json!(id)))
         .collect();
 
-    let decoder = ByteLevel::new(false, true, true);
-    let decodes = |text: &str| decoder.decode(vec![text.to_owned()]).is_ok_and(|decoded| decoded == text);
+    let decodes = |text: &str| byte_alphabet::decoded(text) == text;
     let unk = vocabulary.types.iter().position(|&kind| kind == TokenType::Unknown);
     Ok(json!({
         "version": "1.0",
@@ -62,7 +59,7 @@ pub(super) fn tokenizer(
         "added_tokens": added_tokens(vocabulary, decodes),
         "normalizer": normalizer,
         "pre_tokenizer": pre_tokenizer,
-        "post_processor": post_processor(vocabulary, false, false),
+        "post_processor": post_processor(vocabulary, AddedByDefault::Nothing),
         "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
         "model": {
             "type": "BPE",

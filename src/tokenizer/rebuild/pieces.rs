@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json, json};
 use super::super::emit::{TokenType, looks_special};
 use super::super::sentencepiece::{BPE, ModelProto, NormalizerSpec, Piece, TrainerSpec, UNIGRAM};
 use super::source::GgufVocabulary;
-use super::{added_tokens, post_processor};
+use super::{AddedByDefault, added_tokens, post_processor};
 
 /// Longest piece that merges are derived for; each place in it may be a merge.
 const MAX_PIECE_BYTES: usize = 1024;
@@ -84,7 +84,7 @@ pub(super) fn bpe(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) -
         "added_tokens": added_tokens(vocabulary, |_| true),
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": null,
-        "post_processor": post_processor(vocabulary, true, false),
+        "post_processor": post_processor(vocabulary, AddedByDefault::Begin),
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {
             "type": "BPE",
@@ -127,7 +127,7 @@ pub(super) fn unigram(vocabulary: &GgufVocabulary) -> Json {
         "added_tokens": added_tokens(vocabulary, |_| true),
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": metaspace,
-        "post_processor": post_processor(vocabulary, false, true),
+        "post_processor": post_processor(vocabulary, AddedByDefault::End),
         "decoder": metaspace,
         "model": {"type": "Unigram", "unk_id": unk, "vocab": pieces, "byte_fallback": false},
     })

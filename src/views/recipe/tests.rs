@@ -1,9 +1,10 @@
 //! Every layout operation against the same thing done by index arithmetic on a plain array.
 
 use super::*;
+use crate::arch::MathOp;
 use crate::core::SourceError;
 use crate::core::WeightMeta;
-use crate::views::{Math, ShapeError};
+use crate::views::ShapeError;
 
 /// Weights that count up: element `i` of weight `w` is `1000 w + i`.
 struct Counting {
@@ -222,7 +223,7 @@ fn rows_are_gathered_padded_and_computed() {
     let (_, got) = elements(&[&[4, 2]], |s| s.view(0).gather(&[3, 0, 1, 1]).unwrap());
     assert_eq!(got, [6, 7, 0, 1, 2, 3, 2, 3]);
     let source = Counting::new(&[&[2, 2]], ElementType::F32, true);
-    let padded = Recipe::new(&source.view(0).math(Math::Add(1.0)).pad_rows(3).unwrap()).unwrap();
+    let padded = Recipe::new(&source.view(0).math(MathOp::Add(1.0)).pad_rows(3).unwrap()).unwrap();
     let mut out = vec![0.0; 6];
     padded.read_f32(&source, SimdLevel::Scalar, 0, &mut out).unwrap();
     assert_eq!(out, [1.0, 2.0, 3.0, 4.0, 0.0, 0.0]);

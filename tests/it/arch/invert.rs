@@ -180,6 +180,6 @@ fn a_configuration_is_rebuilt_in_full() {
             "mlp_bias": false,
         })
     );
-    let dropped: Vec<&str> = inverse.dropped.iter().map(|dropped| dropped.why.as_str()).collect();
+    let dropped: Vec<String> = inverse.dropped.iter().map(|dropped| dropped.why.to_string()).collect();
     assert_eq!(dropped, ["computed from the configuration"]);
 }

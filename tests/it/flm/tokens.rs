@@ -6,7 +6,7 @@ use gguf_foundry::checkpoint::fastllm::FlmFile;
 use gguf_foundry::convert::{Conversion, ConvertOptions, FlmOptions, ModelSource};
 use gguf_foundry::core::limits::Limits;
 use gguf_foundry::gguf::{Array, Metadata, Value};
-use gguf_foundry::tokenizer::{BuildRequest, Mode, build};
+use gguf_foundry::tokenizer::{Mode, TokenizerRequest, build};
 
 use super::cases::{good, json};
 use super::writer::{Numbers, Writer, llama};
@@ -63,7 +63,7 @@ conformance_tests!(pieces_become_the_keys_of_the_original_model);
 fn pieces_become_the_keys_of_the_original_model(corpus: &Goldens) {
     let dir = corpus.join("formats/flm/llama-sp-tokenizer");
     let found = metadata(&dir.join("model.flm"), &vocab_only());
-    let original = build(&dir, &BuildRequest::of(&[Mode::Spm])).unwrap().rows;
+    let original = build(&dir, &TokenizerRequest::of(&[Mode::Spm])).unwrap().rows;
     for key in ["model", "pre", "tokens", "scores", "token_type"] {
         let key = format!("tokenizer.ggml.{key}");
         assert_eq!(found.get(&key), original.get(&key), "{key}");

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use gguf_foundry::core::Hint;
 use gguf_foundry::gguf::{Array, Value};
-use gguf_foundry::tokenizer::{BuildRequest, Mode, TokenizerError, build};
+use gguf_foundry::tokenizer::{Mode, TokenizerError, TokenizerRequest, build};
 use serde_json::{Value as Json, json};
 
 /// A byte-level BPE of the letters a, b and c.
@@ -31,7 +31,7 @@ fn error_of(modes: &[Mode], size: Option<u64>, files: &[(&str, &[u8])]) -> (Stri
     for (name, content) in files {
         fs_err::write(dir.path().join(name), content).unwrap();
     }
-    let mut request = BuildRequest::of(modes);
+    let mut request = TokenizerRequest::of(modes);
     request.size = size;
     let error = build(dir.path(), &request).unwrap_err();
     (error.to_string().replace(&format!("{}", dir.path().display()), "DIR"), error)
@@ -47,7 +47,7 @@ fn json_error(size: Option<u64>, edit: impl FnOnce(&mut Json)) -> String {
 fn a_small_tokenizer_becomes_keys() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), "tokenizer.json", &byte_level());
-    let mut request = BuildRequest::of(&[Mode::Spm, Mode::Bpe]);
+    let mut request = TokenizerRequest::of(&[Mode::Spm, Mode::Bpe]);
     request.size = Some(7);
     let built = build(dir.path(), &request).unwrap();
     assert_eq!(built.mode, Mode::Bpe);
@@ -81,7 +81,7 @@ fn without_files_every_mode_says_what_it_misses() {
 #[test]
 fn no_tokenizer_is_one_key() {
     let dir = tempfile::tempdir().unwrap();
-    let built = build(dir.path(), &BuildRequest::of(&[Mode::None])).unwrap();
+    let built = build(dir.path(), &TokenizerRequest::of(&[Mode::None])).unwrap();
     assert_eq!(built.rows.iter().collect::<Vec<_>>(), [("tokenizer.ggml.model", &"none".into())]);
 }
 
@@ -143,7 +143,7 @@ fn an_unknown_pre_tokenizer_shows_pattern_nearest_and_way_out() {
     // With a name given by hand it works; a name that no runtime knows is refused.
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), "tokenizer.json", &file);
-    let mut request = BuildRequest::of(&[Mode::Bpe]);
+    let mut request = TokenizerRequest::of(&[Mode::Bpe]);
     request.pre = Some("qwen2".to_owned());
     let built = build(dir.path(), &request).unwrap();
     assert_eq!(built.rows.get("tokenizer.ggml.pre"), Some(&"qwen2".into()));
@@ -179,7 +179,7 @@ fn a_model_file_of_another_format_is_passed_over() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), "tokenizer.json", &byte_level());
     fs_err::write(dir.path().join("tokenizer.model"), "IQ== 0\nIg== 1\n").unwrap();
-    let built = build(dir.path(), &BuildRequest::of(&[Mode::Spm, Mode::Bpe])).unwrap();
+    let built = build(dir.path(), &TokenizerRequest::of(&[Mode::Spm, Mode::Bpe])).unwrap();
     assert_eq!(built.mode, Mode::Bpe);
     assert!(
         built.warnings[0].to_string().starts_with("tokenizer mode `spm` passed over"),

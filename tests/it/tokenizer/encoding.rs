@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use gguf_foundry::gguf::{Array, GgufFile, Metadata, Value};
-use gguf_foundry::tokenizer::{BuildRequest, Encoder, Mode, build};
+use gguf_foundry::tokenizer::{Encoder, Mode, TokenizerRequest, build};
 use proptest::prelude::*;
 
 use super::{CASES, build_case, case, json};
@@ -113,7 +113,7 @@ fn ids_equal_the_test_vectors_of_llama_cpp(corpus: &Goldens) {
 /// The bundled model's vocabulary, and its original.
 fn bundled() -> (Metadata, tokenizers::Tokenizer) {
     let dir = fixture("tiny-llama");
-    let built = build(&dir, &BuildRequest::of(&[Mode::Bpe])).unwrap();
+    let built = build(&dir, &TokenizerRequest::of(&[Mode::Bpe])).unwrap();
     (built.rows, tokenizers::Tokenizer::from_file(dir.join("tokenizer.json")).unwrap())
 }
 

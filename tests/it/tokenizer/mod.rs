@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use gguf_foundry::gguf::{Array, Metadata, Value};
-use gguf_foundry::tokenizer::{BuildRequest, Built, Mode, build};
+use gguf_foundry::tokenizer::{Built, Mode, TokenizerRequest, build};
 use serde_json::Value as Json;
 
 use crate::goldens::{Goldens, conformance_tests};
@@ -15,6 +15,7 @@ mod named;
 mod pieces;
 mod pretokenizers;
 mod rebuild;
+mod request;
 
 /// What we write unlike the reference, on purpose; each entry is in `docs/differences.md`.
 enum Difference {
@@ -63,14 +64,14 @@ fn json(path: &Path) -> Json {
 
 /// Builds the vocabulary of a checkpoint directory as the card of its architecture would.
 fn build_case(dir: &Path, modes: &[Mode]) -> Built {
-    let mut request = BuildRequest::of(modes);
+    let mut request = TokenizerRequest::of(modes);
     request.size = json(&dir.join("config.json"))["vocab_size"].as_u64();
     let config = dir.join("tokenizer_config.json");
     if modes == LLAMA
         && config.is_file()
         && let Some(prefix) = json(&config)["add_prefix_space"].as_bool()
     {
-        request.before.push(("tokenizer.ggml.add_space_prefix".to_owned(), Value::Bool(prefix)));
+        request.before.set("tokenizer.ggml.add_space_prefix", prefix);
     }
     build(dir, &request).unwrap()
 }

@@ -1,7 +1,7 @@
 //! Pre-tokenizers are identified by structure, with the hash as cross-check, on variations of released files.
 
 use gguf_foundry::gguf::Value;
-use gguf_foundry::tokenizer::{BuildRequest, Built, Mode, TokenizerWarning, build};
+use gguf_foundry::tokenizer::{Built, Mode, TokenizerRequest, TokenizerWarning, build};
 use serde_json::{Value as Json, json};
 
 use super::{case, json};
@@ -18,7 +18,7 @@ fn edited(corpus: &Goldens, name: &str, edit: impl FnOnce(&mut Json)) -> Option<
     for other in ["tokenizer_config.json", "config.json"] {
         fs_err::copy(released.join(other), dir.path().join(other)).unwrap();
     }
-    Some(build(dir.path(), &BuildRequest::of(&[Mode::Bpe])).unwrap())
+    Some(build(dir.path(), &TokenizerRequest::of(&[Mode::Bpe])).unwrap())
 }
 
 fn byte_level(use_regex: bool) -> Json {

@@ -17,18 +17,36 @@ static CHARS: LazyLock<[char; 256]> = LazyLock::new(|| {
 });
 
 /// The character of a byte.
-pub(super) fn char_of(byte: u8) -> char {
+#[must_use]
+pub fn char_of(byte: u8) -> char {
     CHARS[usize::from(byte)]
 }
 
 /// The byte of a character, if it belongs to the alphabet.
-pub(super) fn byte_of(c: char) -> Option<u8> {
+#[must_use]
+pub fn byte_of(c: char) -> Option<u8> {
     match u32::from(c) {
         0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => u8::try_from(u32::from(c)).ok(),
         // The others, in the order of the bytes.
         0x100..=0x143 => CHARS.iter().position(|&own| own == c).and_then(|at| u8::try_from(at).ok()),
         _ => None,
     }
+}
+
+/// Bytes written in the alphabet.
+pub(super) fn written(bytes: &[u8]) -> String {
+    bytes.iter().map(|&byte| char_of(byte)).collect()
+}
+
+/// The bytes of a text in the alphabet; `None` if a character is not of it.
+pub(super) fn bytes_of(text: &str) -> Option<Vec<u8>> {
+    text.chars().map(byte_of).collect()
+}
+
+/// The text that a token stands for; one with a character that is not of the alphabet stands for itself, and bytes that
+/// are no UTF-8 are replaced.
+pub(super) fn decoded(token: &str) -> String {
+    bytes_of(token).map_or_else(|| token.to_owned(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
 #[cfg(test)]
@@ -43,5 +61,11 @@ mod tests {
         assert_eq!((char_of(b' '), char_of(b'\n'), char_of(0xad)), ('Ġ', 'Ċ', 'Ń'));
         assert_eq!(byte_of(' '), None);
         assert_eq!(byte_of('\u{144}'), None);
+        let all: Vec<u8> = (0..=255).collect();
+        let distinct: std::collections::HashSet<char> = written(&all).chars().collect();
+        assert_eq!(distinct.len(), 256);
+        assert_eq!(written(b" a\n\x7f\xad\xc3"), "\u{120}a\u{10a}\u{121}\u{143}\u{c3}");
+        assert_eq!(bytes_of("\u{120}a"), Some(b" a".to_vec()));
+        assert_eq!(bytes_of(" a"), None);
     }
 }

@@ -4,15 +4,14 @@ use std::borrow::Cow;
 
 use serde_json::Value as Json;
 
-use super::super::emit::{TokenList, TokenType, looks_special, n_tokens};
+use super::super::byte_alphabet::written;
+use super::super::emit::{TokenList, TokenType, is_byte_token, looks_special, n_tokens};
 use super::super::given::{GivenKind, GivenToken, GivenVocabulary};
 use super::super::merges::{Ranked, merges};
-use super::super::request::Mode;
-use super::super::specials::RankCode;
-use super::super::{TokenizerError, TokenizerWarning, pretokenizer};
+use super::super::rank_code::CodeFacts;
+use super::super::{Mode, TokenizerError, TokenizerWarning, pretokenizer};
 use super::spm::PAD_SCORE;
-use super::tiktoken::letters;
-use super::{Attempt, Context};
+use super::{Attempt, Context, Ids};
 
 /// Texts that SentencePiece vocabularies use for control tokens.
 const CONTROL: [&str; 15] = [
@@ -57,7 +56,7 @@ fn pieces(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> Resu
         let is_listed = given.special.contains(&token.text) || special_ids.contains(&token.id);
         let kind = match std::str::from_utf8(&token.text) {
             Ok("<unk>") => TokenType::Unknown,
-            Ok(text) if is_byte(text) => TokenType::Byte,
+            Ok(text) if is_byte_token(text) => TokenType::Byte,
             Ok(text) if is_listed || CONTROL.contains(&text) => TokenType::Control,
             Err(_) if is_listed => TokenType::Control,
             _ => TokenType::Normal,
@@ -66,7 +65,7 @@ fn pieces(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> Resu
     }
     append(given, &mut tokens);
     tokens.retype(context.request);
-    let special = context.special(&tokens, true)?;
+    let special = context.special(&tokens, Ids::OfTokens)?;
     let is_unigram = given.kind == GivenKind::Unigram;
     let pre =
         context.request.pre.as_deref().map(pretokenizer::accept).transpose()?.or_else(|| given.pre.clone());
@@ -104,7 +103,7 @@ fn byte_level(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> 
             continue;
         }
         let text = match given.kind {
-            GivenKind::Bytes => Cow::Owned(letters(&token.text)),
+            GivenKind::Bytes => Cow::Owned(written(&token.text)),
             _ => String::from_utf8_lossy(&token.text),
         };
         if text.contains(char::REPLACEMENT_CHARACTER) {
@@ -123,10 +122,9 @@ fn byte_level(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> 
     }
     append(given, &mut tokens);
     // Vocabularies of ranks lack their special tokens, which follow by number.
-    let code = RankCode::of(context.request.specials_list.as_deref());
-    if let (GivenKind::Bytes, Ok(code)) = (given.kind, code) {
+    if let (GivenKind::Bytes, Some(code)) = (given.kind, context.mode.rank_code) {
         let end = given.tokens.iter().map(|token| token.id + 1).max().unwrap_or(0);
-        for (id, text) in code.special(end) {
+        for (id, text) in CodeFacts::of(code).special(end) {
             let is_free = tokens.id(&text).is_none();
             if !is_free || !tokens.set(id, text, 0.0, TokenType::Control) {
                 break;
@@ -138,7 +136,7 @@ fn byte_level(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> 
     if found.n_unexplained > 0 {
         context.warnings.push(TokenizerWarning::TokensWithoutMerge { n: found.n_unexplained });
     }
-    let special = context.special(&tokens, true)?;
+    let special = context.special(&tokens, Ids::OfTokens)?;
     tokens.write("gpt2", &pre, context.out);
     context.out.set("tokenizer.ggml.merges", found.merges);
     special.write(context.out);
@@ -197,11 +195,4 @@ fn special_ids(context: &Context<'_>) -> Result<Vec<u64>, TokenizerError> {
         }
     }
     Ok(ids)
-}
-
-/// `<0xNN>`.
-fn is_byte(text: &str) -> bool {
-    text.strip_prefix("<0x")
-        .and_then(|rest| rest.strip_suffix('>'))
-        .is_some_and(|hex| hex.len() == 2 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }

@@ -1,0 +1,203 @@
+//! The functions of card expressions.
+
+use std::borrow::Cow;
+
+use super::arithmetic::{arithmetic, compare, negated};
+use super::{EvalError, Evaluated, Evaluator};
+use crate::arch::datum::Datum;
+use crate::arch::expr::{BinaryOp, Expr, Function, Path};
+use crate::arch::names::{Captures, Pattern, Stars};
+use crate::core::text::escape;
+
+impl Evaluator<'_> {
+    /// A function of the closed list.
+    pub(super) fn call(&self, function: Function, arguments: &[Expr], captures: Captures) -> Evaluated {
+        let op = function.name();
+        let argument = |n: usize| arguments.get(n).unwrap_or(&Expr::Null);
+        let value = |n: usize| self.eval(argument(n), captures);
+        let number = || self.number(function, argument(0), captures);
+        match function {
+            Function::First => self.first(arguments, captures),
+            Function::Min => self.best(BinaryOp::Lt, arguments, captures),
+            Function::Max => self.best(BinaryOp::Gt, arguments, captures),
+            Function::Int => whole(op, &value(0)?, f64::trunc),
+            Function::Round => whole(op, &value(0)?, f64::round_ties_even),
+            Function::Floor => whole(op, &value(0)?, f64::floor),
+            Function::Float => Ok(Datum::Float(number()?)),
+            Function::CeilDiv => ceil_div(op, &value(0)?, &value(1)?),
+            Function::RoundUp => {
+                let multiple = value(1)?;
+                arithmetic(BinaryOp::Mul, &ceil_div(op, &value(0)?, &multiple)?, &multiple)
+            }
+            Function::Sqrt => finite(op, number()?, f64::sqrt),
+            Function::Ln => finite(op, number()?, f64::ln),
+            Function::Log2 => finite(op, number()?, f64::log2),
+            Function::Len => len(op, &value(0)?),
+            Function::Layers => self.layers(argument(0), arguments.get(1), captures),
+            Function::Find => self.find(argument(0), arguments.get(1), captures),
+            Function::Leading => match value(0)? {
+                Datum::List(items) => {
+                    let wanted = value(1)?;
+                    Ok(Datum::Int(items.iter().take_while(|item| item.equals(&wanted)).count() as i128))
+                }
+                other => Err(EvalError::Kind { op, found: other.kind() }),
+            },
+            Function::Lookup => self.lookup(argument(0), &value(1)?),
+            Function::Labels => labels(op, &value(0)?),
+            Function::Has => {
+                let name = value(0)?;
+                let name = rendered(text(op, &name)?, captures)?;
+                Ok(Datum::Bool(self.scope.tensors.contains(&*name)))
+            }
+            Function::Count => self.count(text(op, &value(0)?)?),
+            Function::Kv => Ok(self.scope.kv(text(op, &value(0)?)?)),
+            Function::File => {
+                let name = value(0)?;
+                let name = text(op, &name)?;
+                Ok(Datum::Bool(self.scope.files.iter().any(|file| file == name)))
+            }
+        }
+    }
+
+    /// The argument that stands in this relation to all before it: the least or the greatest.
+    fn best(&self, relation: BinaryOp, arguments: &[Expr], captures: Captures) -> Evaluated {
+        let mut best = Datum::Null;
+        for (n, argument) in arguments.iter().enumerate() {
+            let next = self.eval(argument, captures)?;
+            if n == 0 || compare(relation, &next, &best)? {
+                best = next;
+            }
+        }
+        Ok(best)
+    }
+
+    /// The values of an expression for each block.
+    fn layers(&self, item: &Expr, n: Option<&Expr>, captures: Captures) -> Evaluated {
+        let items = (0..self.n_layers(n, captures)?)
+            .map(|bid| self.eval(item, Captures { bid: Some(bid), ..captures }));
+        Ok(Datum::List(items.collect::<Result<Vec<_>, _>>()?.into()))
+    }
+
+    /// The first value of an expression over the blocks that is not null.
+    fn find(&self, item: &Expr, n: Option<&Expr>, captures: Captures) -> Evaluated {
+        for bid in 0..self.n_layers(n, captures)? {
+            let value = self.eval(item, Captures { bid: Some(bid), ..captures })?;
+            if !value.is_null() {
+                return Ok(value);
+            }
+        }
+        Ok(Datum::Null)
+    }
+
+    /// One more than the highest index after the prefix in tensor names.
+    fn count(&self, prefix: &str) -> Evaluated {
+        self.spend(self.scope.tensors.len())?;
+        // The maximum does not depend on the set's order.
+        let indices = self.scope.tensors.iter().filter_map(|name| leading_index(name.strip_prefix(prefix)?));
+        Ok(Datum::Int(indices.max().map_or(0, |last| i128::from(last) + 1)))
+    }
+
+    /// The first argument that is there, even if it is null; null if none is.
+    fn first(&self, arguments: &[Expr], captures: Captures) -> Evaluated {
+        for argument in arguments {
+            let Expr::Path(path) = argument else { return self.eval(argument, captures) };
+            if let Some(value) = self.path(path, captures)? {
+                return Ok(value);
+            }
+        }
+        Ok(Datum::Null)
+    }
+
+    fn n_layers(&self, n: Option<&Expr>, captures: Captures) -> Result<u64, EvalError> {
+        let block_count = Path { root: "block_count".to_owned(), steps: Vec::new(), optional: false };
+        let n = match n {
+            Some(n) => self.eval(n, captures)?,
+            None => self.eval(&Expr::Path(block_count), captures)?,
+        };
+        let n = n.as_int().ok_or(EvalError::Kind { op: "layers", found: n.kind() })?;
+        u64::try_from(n.max(0)).ok().filter(|&n| n <= u64::from(self.steps.get())).ok_or(EvalError::TooLong)
+    }
+
+    fn lookup(&self, table: &Expr, key: &Datum) -> Evaluated {
+        let name = match table {
+            Expr::Path(path) if path.steps.is_empty() => path.root.as_str(),
+            _ => return Err(EvalError::Kind { op: "lookup", found: "an expression for a table" }),
+        };
+        let table = self.scope.tables.and_then(|tables| tables.get(name));
+        let table = table.ok_or_else(|| EvalError::Absent(name.to_owned()))?;
+        let not_in_table = || EvalError::NotInTable { table: name.to_owned(), key: key.to_string() };
+        match key {
+            Datum::Null => Ok(Datum::Null),
+            Datum::Text(text) => table.get(&**text).map(|&n| Datum::Int(n.into())).ok_or_else(not_in_table),
+            _ => Err(not_in_table()),
+        }
+    }
+}
+
+/// A number made whole; an integer is that already.
+fn whole(op: &'static str, value: &Datum, round: fn(f64) -> f64) -> Evaluated {
+    if let Some(int) = value.as_int() {
+        return Ok(Datum::Int(int));
+    }
+    let whole = round(value.as_float().ok_or(EvalError::Kind { op, found: value.kind() })?);
+    // Beyond 2^100 nothing in a model is an integer.
+    if !whole.is_finite() || whole.abs() > 1e30 {
+        return Err(EvalError::Arithmetic { op, operands: value.to_string() });
+    }
+    Ok(Datum::Int(whole as i128))
+}
+
+fn ceil_div(op: &'static str, a: &Datum, b: &Datum) -> Evaluated {
+    negated(op, &arithmetic(BinaryOp::FloorDiv, &negated(op, a)?, b)?)
+}
+
+/// A function of a number whose result is one.
+fn finite(op: &'static str, x: f64, function: fn(f64) -> f64) -> Evaluated {
+    match function(x) {
+        y if y.is_finite() => Ok(Datum::Float(y)),
+        _ => Err(EvalError::Arithmetic { op, operands: format!("{x:?}") }),
+    }
+}
+
+fn len(op: &'static str, value: &Datum) -> Evaluated {
+    Ok(Datum::Int(match value {
+        Datum::List(items) => items.len() as i128,
+        Datum::Text(text) => text.chars().count() as i128,
+        Datum::Map(map) => map.len() as i128,
+        other => return Err(EvalError::Kind { op, found: other.kind() }),
+    }))
+}
+
+fn text<'d>(op: &'static str, value: &'d Datum) -> Result<&'d str, EvalError> {
+    match value {
+        Datum::Text(text) => Ok(text),
+        other => Err(EvalError::Kind { op, found: other.kind() }),
+    }
+}
+
+/// A name with its placeholders filled in.
+fn rendered(name: &str, captures: Captures) -> Result<Cow<'_, str>, EvalError> {
+    if !name.contains('{') {
+        return Ok(Cow::Borrowed(name));
+    }
+    let pattern = Pattern::parse(name, Stars::Refused).ok();
+    let full = pattern.and_then(|pattern| pattern.render(captures));
+    full.map(Cow::Owned).ok_or_else(|| EvalError::Absent(name.to_owned()))
+}
+
+/// The decimal index a text starts with, if a dot or the end follows it.
+fn leading_index(rest: &str) -> Option<u64> {
+    rest.split('.').next().filter(|index| index.bytes().all(|b| b.is_ascii_digit()))?.parse().ok()
+}
+
+fn labels(op: &'static str, map: &Datum) -> Evaluated {
+    let Datum::Map(map) = map else { return Err(EvalError::Kind { op, found: map.kind() }) };
+    let mut rows = Vec::with_capacity(map.len());
+    for (key, value) in map.iter() {
+        let index: i64 =
+            key.parse().map_err(|_| EvalError::Arithmetic { op, operands: escape(key).into_owned() })?;
+        rows.push((index, Datum::from_json(value)));
+    }
+    rows.sort_by_key(|row| row.0);
+    Ok(Datum::List(rows.into_iter().map(|row| row.1).collect::<Vec<_>>().into()))
+}

@@ -1,0 +1,152 @@
+//! A card laid over its parent, key by key; on the tables as they are written, before anything is understood.
+
+use toml::{Table, Value as Toml};
+
+use crate::arch::error::CardProblem;
+use crate::arch::names::nearest;
+
+/// Keys that belong to one card and not to those that extend it.
+const NOT_INHERITED: &[&str] = &["abstract", "classes", "examples", "extends", "gguf", "variant", "when"];
+/// Lists of rows, where `["include", "parent"]` and `["-key"]` have their meaning.
+const ROW_LISTS: &[&str] = &["annotate", "early", "metadata", "metadata_set", "require", "set"];
+/// Tables merged by key.
+const TABLES: &[&str] = &["blocks", "graph", "ignore", "inverse", "let", "names", "tensors", "tokenizer"];
+/// Tables of tables, merged by key at both levels.
+const DEEP_TABLES: &[&str] = &["aliases", "defaults", "tables"];
+/// Tables in which `false` removes the parent's entry; elsewhere it is a value.
+const REMOVABLE: &[&str] = &["blocks", "ignore", "inverse", "tensors", "aliases", "tables"];
+
+/// A child (or variant) laid over its parent.
+///
+/// # Errors
+/// A removal of what is not there.
+pub(super) fn merge(parent: &Table, child: &Table) -> Result<Table, CardProblem> {
+    let mut merged: Table = parent
+        .iter()
+        .filter(|(key, _)| !NOT_INHERITED.contains(&key.as_str()))
+        .map(|(k, v)| (k.clone(), v.clone()))
+        .collect();
+    for (key, value) in child {
+        let value = match (merged.get(key), value) {
+            (old, Toml::Table(new)) if TABLES.contains(&key.as_str()) => {
+                Toml::Table(merge_table(key, old.and_then(Toml::as_table), new, replaced)?)
+            }
+            (old, Toml::Table(new)) if DEEP_TABLES.contains(&key.as_str()) => {
+                Toml::Table(merge_table(key, old.and_then(Toml::as_table), new, extended)?)
+            }
+            (old, Toml::Array(rows)) if ROW_LISTS.contains(&key.as_str()) => {
+                let old = old.and_then(Toml::as_array).map_or(&[][..], Vec::as_slice);
+                Toml::Array(merge_rows(key, old, rows)?)
+            }
+            _ => value.clone(),
+        };
+        merged.insert(key.clone(), value);
+    }
+    Ok(merged)
+}
+
+/// How an entry of a table meets the parent's of the same key.
+type Meet = fn(&Toml, &Toml) -> Toml;
+
+fn replaced(_: &Toml, new: &Toml) -> Toml {
+    new.clone()
+}
+
+/// A table of entries that are merged by key themselves.
+fn extended(old: &Toml, new: &Toml) -> Toml {
+    match (old, new) {
+        (Toml::Table(old), Toml::Table(new)) => {
+            let mut entries = old.clone();
+            entries.extend(new.iter().map(|(key, value)| (key.clone(), value.clone())));
+            Toml::Table(entries)
+        }
+        _ => new.clone(),
+    }
+}
+
+fn merge_table(name: &str, parent: Option<&Table>, child: &Table, meet: Meet) -> Result<Table, CardProblem> {
+    let mut merged = parent.cloned().unwrap_or_default();
+    for (key, value) in child {
+        match (merged.get(key), value) {
+            (Some(_), Toml::Boolean(false)) if REMOVABLE.contains(&name) => {
+                merged.remove(key);
+            }
+            (None, Toml::Boolean(false)) if REMOVABLE.contains(&name) => {
+                return Err(nothing_removed(&format!("[{name}]"), key, merged.keys().map(String::as_str)));
+            }
+            (Some(old), new) => {
+                let value = meet(old, new);
+                merged.insert(key.clone(), value);
+            }
+            (None, new) => {
+                merged.insert(key.clone(), new.clone());
+            }
+        }
+    }
+    Ok(merged)
+}
+
+fn merge_rows(name: &str, parent: &[Toml], child: &[Toml]) -> Result<Vec<Toml>, CardProblem> {
+    // The rows of a card without a list of its own are the base rows.
+    let base = [Toml::from(vec!["include", "base"])];
+    let parent = if parent.is_empty() && name == "metadata" { &base } else { parent };
+    let mut rows: Vec<Toml> = Vec::new();
+    for row in child {
+        match words(row).as_slice() {
+            ["include", "parent"] => rows.extend(parent.iter().cloned()),
+            [only] if only.starts_with('-') => {
+                let key = only.trim_start_matches('-');
+                let n_before = rows.len();
+                rows.retain(|row| first(row) != Some(key));
+                if rows.len() == n_before {
+                    let known: Vec<&str> = rows.iter().filter_map(first).collect();
+                    return Err(nothing_removed(&format!("`{name}`"), key, known));
+                }
+            }
+            _ => rows.push(row.clone()),
+        }
+    }
+    Ok(rows)
+}
+
+/// The members of a row, if all are texts.
+fn words(row: &Toml) -> Vec<&str> {
+    let items = row.as_array().map_or(&[][..], Vec::as_slice);
+    items.iter().map(Toml::as_str).collect::<Option<_>>().unwrap_or_default()
+}
+
+fn first(row: &Toml) -> Option<&str> {
+    row.get(0).and_then(Toml::as_str)
+}
+
+fn nothing_removed<'k>(at: &str, key: &str, known: impl IntoIterator<Item = &'k str>) -> CardProblem {
+    let nearest = nearest(key, known).map(str::to_owned);
+    CardProblem::NothingRemoved { at: at.to_owned(), key: key.to_owned(), nearest }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_can_include_and_remove() {
+        let rows = |text: &str| text.parse::<Table>().unwrap()["r"].as_array().cloned().unwrap();
+        let parent = rows(r#"r = [["a", "1"], ["b", "2"]]"#);
+        let child = rows(r#"r = [["include", "parent"], ["-a"], ["c", "3"]]"#);
+        let merged = merge_rows("set", &parent, &child);
+        assert_eq!(merged, Ok(rows(r#"r = [["b", "2"], ["c", "3"]]"#)));
+    }
+
+    #[test]
+    fn a_removal_removes_something() {
+        let table = |text: &str| text.parse::<Table>().unwrap();
+        let parent = table("[blocks]\nq = \"attn_q\"\n[defaults.a]\nx = 1\n[aliases.a]\ny = \"x\"");
+        let message = |child: &str| merge(&parent, &table(child)).unwrap_err().to_string();
+        assert_eq!(message("[blocks]\nqq = false"), "[blocks]: `qq` is not there to be removed");
+        assert_eq!(message("[tensors]\nx = false"), "[tensors]: `x` is not there to be removed");
+        assert_eq!(message("set = [[\"-x\"]]"), "`set`: `x` is not there to be removed");
+        let merged =
+            merge(&parent, &table("[blocks]\nq = false\n[defaults.a]\nx = false\n[aliases]\na = false"));
+        assert_eq!(merged, Ok(table("[blocks]\n[defaults.a]\nx = false\n[aliases]")));
+    }
+}

@@ -1,0 +1,78 @@
+//! What a text model leaves out of a checkpoint that holds more than text.
+
+use std::fmt;
+
+use indexmap::IndexMap;
+
+use crate::arch::{DropReason, Mapping};
+use crate::core::WeightMeta;
+
+/// Parts that a warning names at most.
+const MAX_PARTS: usize = 6;
+
+/// Parts of a checkpoint that belong to other modalities: their names and numbers of tensors, in the checkpoint's order.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct OtherModalities(Vec<(String, usize)>);
+
+impl OtherModalities {
+    /// The parts that the mapping leaves out; `None` if it leaves out none.
+    pub(super) fn of(mapping: &Mapping, weights: &[WeightMeta]) -> Option<Self> {
+        let mut parts: IndexMap<String, usize> = IndexMap::new();
+        for dropped in mapping.dropped.iter().filter(|dropped| dropped.why == DropReason::OtherModality) {
+            if let Some(weight) = weights.get(dropped.weight) {
+                *parts.entry(part_of(&weight.name).to_owned()).or_default() += 1;
+            }
+        }
+        (!parts.is_empty()).then(|| Self(parts.into_iter().collect()))
+    }
+}
+
+/// The part of a model that a tensor belongs to: the first word of its name that says more than `model`.
+fn part_of(name: &str) -> &str {
+    name.split('.').find(|word| !matches!(*word, "model" | "language_model")).unwrap_or(name)
+}
+
+impl fmt::Display for OtherModalities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let n_tensors: usize = self.0.iter().map(|part| part.1).sum();
+        let tensors = |n: usize| if n == 1 { "tensor" } else { "tensors" };
+        write!(f, "only the text model is written: {n_tensors} {} left out (", tensors(n_tensors))?;
+        for (at, (name, n)) in self.0.iter().take(MAX_PARTS).enumerate() {
+            write!(f, "{}{n} of `{name}`", if at > 0 { ", " } else { "" })?;
+        }
+        let n_more = self.0.len().saturating_sub(MAX_PARTS);
+        if n_more > 0 {
+            write!(f, " and those of {n_more} more parts")?;
+        }
+        f.write_str(")")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_named_as_the_checkpoint_names_them() {
+        for (name, part) in [
+            ("vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight", "vision_tower"),
+            ("model.vision_tower.x.weight", "vision_tower"),
+            ("multi_modal_projector.linear_1.bias", "multi_modal_projector"),
+            ("model.image_newline", "image_newline"),
+            ("model", "model"),
+        ] {
+            assert_eq!(part_of(name), part);
+        }
+    }
+
+    #[test]
+    fn the_message_counts_and_stays_short() {
+        let parts = |n: usize| OtherModalities((0..n).map(|i| (format!("p{i}"), i + 1)).collect());
+        assert_eq!(
+            parts(2).to_string(),
+            "only the text model is written: 3 tensors left out (1 of `p0`, 2 of `p1`)"
+        );
+        assert_eq!(parts(1).to_string(), "only the text model is written: 1 tensor left out (1 of `p0`)");
+        assert!(parts(8).to_string().ends_with("6 of `p5` and those of 2 more parts)"));
+    }
+}

@@ -1,0 +1,264 @@
+//! The `decoder` of `tokenizer.json`, as far as it makes text of a single token: added tokens are written to GGUF as
+//! they read.
+
+use regex::Regex;
+use serde_json::Value as Json;
+
+use super::byte_alphabet;
+
+/// Deepest nesting of sequences.
+const MAX_DEPTH: usize = 8;
+
+/// One step of a decoder.
+///
+/// # Exactness
+/// Each gives what the `tokenizers` library's decoder of the same name gives for a list of one token.
+#[derive(Debug)]
+pub(super) enum HfDecoder {
+    /// `ByteLevel`: bytes in the byte alphabet.
+    ByteLevel,
+    /// `ByteFallback`: `<0xNN>` is a byte.
+    ByteFallback,
+    /// `Fuse`: joins tokens, of which there is one.
+    Fuse,
+    /// `Metaspace`: blanks are written as another character.
+    Metaspace {
+        /// That character.
+        replacement: char,
+        /// A blank in front of a text goes; every blank of the first token counts as such.
+        prepends: bool,
+    },
+    /// `Replace`.
+    Replace {
+        /// What is replaced.
+        pattern: Regex,
+        /// By this.
+        content: String,
+    },
+    /// `Strip`.
+    Strip {
+        /// What is taken off.
+        content: char,
+        /// At most so often at the start.
+        start: usize,
+        /// At most so often at the end.
+        stop: usize,
+    },
+    /// `WordPiece`, which tidies blanks up or does nothing to a first token.
+    WordPiece {
+        /// Whether it does.
+        cleanup: bool,
+    },
+    /// `BPEDecoder`: a suffix marks the end of words.
+    Suffix(String),
+    /// `Sequence`.
+    Sequence(Vec<HfDecoder>),
+}
+
+impl HfDecoder {
+    /// Reads the member of the file; the name of a step that is not known, or lacks a part, as an error.
+    pub(super) fn read(decoder: &Json) -> Result<Self, String> {
+        Self::read_at(decoder, 0)
+    }
+
+    fn read_at(decoder: &Json, depth: usize) -> Result<Self, String> {
+        let name = decoder.get("type").and_then(Json::as_str).unwrap_or_default();
+        let read = match name {
+            "ByteLevel" => Some(Self::ByteLevel),
+            "ByteFallback" => Some(Self::ByteFallback),
+            "Fuse" => Some(Self::Fuse),
+            "Metaspace" => Self::metaspace(decoder),
+            "Replace" => Self::replace(decoder),
+            "Strip" => Self::strip(decoder),
+            "WordPiece" => {
+                decoder.get("cleanup").and_then(Json::as_bool).map(|cleanup| Self::WordPiece { cleanup })
+            }
+            "BPEDecoder" => text(decoder, "suffix").map(|suffix| Self::Suffix(suffix.to_owned())),
+            "Sequence" if depth < MAX_DEPTH => {
+                let steps =
+                    decoder.get("decoders").and_then(Json::as_array).ok_or_else(|| name.to_owned())?;
+                let steps = steps.iter().map(|step| Self::read_at(step, depth + 1));
+                return steps.collect::<Result<_, _>>().map(Self::Sequence);
+            }
+            _ => None,
+        };
+        read.ok_or_else(|| name.to_owned())
+    }
+
+    fn metaspace(decoder: &Json) -> Option<Self> {
+        let prepends = match text(decoder, "prepend_scheme") {
+            Some(scheme) => scheme != "never",
+            None => decoder.get("add_prefix_space").and_then(Json::as_bool) != Some(false),
+        };
+        Some(Self::Metaspace { replacement: char_of(decoder, "replacement")?, prepends })
+    }
+
+    fn replace(decoder: &Json) -> Option<Self> {
+        let pattern = decoder.get("pattern")?;
+        let pattern = match text(pattern, "String") {
+            Some(literal) => Regex::new(&regex::escape(literal)),
+            None => Regex::new(text(pattern, "Regex")?),
+        };
+        Some(Self::Replace { pattern: pattern.ok()?, content: text(decoder, "content")?.to_owned() })
+    }
+
+    fn strip(decoder: &Json) -> Option<Self> {
+        let count = |key: &str| usize::try_from(decoder.get(key)?.as_u64()?).ok();
+        Some(Self::Strip {
+            content: char_of(decoder, "content")?,
+            start: count("start")?,
+            stop: count("stop")?,
+        })
+    }
+
+    /// The text that a token stands for.
+    pub(super) fn decode(&self, token: &str) -> String {
+        match self {
+            Self::ByteLevel => byte_alphabet::decoded(token),
+            Self::ByteFallback => match byte_token(token) {
+                Some(byte) if byte.is_ascii() => char::from(byte).to_string(),
+                Some(_) => char::REPLACEMENT_CHARACTER.to_string(),
+                None => token.to_owned(),
+            },
+            Self::Fuse | Self::WordPiece { cleanup: false } => token.to_owned(),
+            Self::Metaspace { replacement, prepends } => {
+                token.replace(*replacement, if *prepends { "" } else { " " })
+            }
+            Self::Replace { pattern, content } => {
+                pattern.replace_all(token, regex::NoExpand(content)).into_owned()
+            }
+            Self::Strip { content, start, stop } => stripped(token, *content, *start, *stop),
+            Self::WordPiece { cleanup: true } => tidied(token),
+            Self::Suffix(suffix) => token.replace(suffix.as_str(), ""),
+            Self::Sequence(steps) => steps.iter().fold(token.to_owned(), |text, step| step.decode(&text)),
+        }
+    }
+}
+
+fn text<'j>(json: &'j Json, key: &str) -> Option<&'j str> {
+    json.get(key).and_then(Json::as_str)
+}
+
+fn char_of(json: &Json, key: &str) -> Option<char> {
+    let mut chars = text(json, key)?.chars();
+    chars.next().filter(|_| chars.next().is_none())
+}
+
+/// The byte of `<0xNN>`.
+fn byte_token(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>').filter(|digits| digits.len() == 2)?;
+    u8::from_str_radix(digits, 16).ok()
+}
+
+/// The token without so many of a character at its ends; one character alone may be taken off from both.
+fn stripped(token: &str, content: char, start: usize, stop: usize) -> String {
+    let chars: Vec<char> = token.chars().collect();
+    let head = chars.iter().take(start).take_while(|c| **c == content).count();
+    let tail = chars.iter().rev().take(stop).take_while(|c| **c == content).count();
+    chars.get(head..chars.len() - tail).unwrap_or_default().iter().collect()
+}
+
+/// Blanks before punctuation and contractions taken out.
+fn tidied(text: &str) -> String {
+    const PAIRS: [(&str, &str); 11] = [
+        (" .", "."),
+        (" ?", "?"),
+        (" !", "!"),
+        (" ,", ","),
+        (" ' ", "'"),
+        (" n't", "n't"),
+        (" 'm", "'m"),
+        (" do not", " don't"),
+        (" 's", "'s"),
+        (" 've", "'ve"),
+        (" 're", "'re"),
+    ];
+    PAIRS.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tokenizers::Decoder;
+
+    use super::*;
+
+    #[test]
+    fn tokens_read_as_in_the_tokenizers_library() {
+        let metaspace =
+            json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "never", "split": true});
+        let replace = json!({"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "});
+        let strip = json!({"type": "Strip", "content": " ", "start": 1, "stop": 2});
+        let bytes =
+            json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+        let fallback = json!({"type": "ByteFallback"});
+        let fuse = json!({"type": "Fuse"});
+        let decoders = [
+            bytes.clone(),
+            fallback.clone(),
+            fuse.clone(),
+            metaspace.clone(),
+            json!({"type": "Metaspace", "replacement": "_", "prepend_scheme": "first", "split": true}),
+            json!({"type": "Metaspace", "replacement": "\u{2581}", "add_prefix_space": true}),
+            replace.clone(),
+            json!({"type": "Replace", "pattern": {"Regex": "[a-c]+"}, "content": "$0"}),
+            strip.clone(),
+            json!({"type": "WordPiece", "prefix": "##", "cleanup": true}),
+            json!({"type": "WordPiece", "prefix": "##", "cleanup": false}),
+            json!({"type": "BPEDecoder", "suffix": "</w>"}),
+            json!({"type": "Sequence", "decoders": [replace, fallback, fuse, strip]}),
+            json!({"type": "Sequence", "decoders": [metaspace, bytes]}),
+        ];
+        let tokens = [
+            "\u{120}a",
+            " a",
+            "<|im_end|>",
+            "\u{2581}\u{2581}a\u{2581}",
+            "<0x41>",
+            "<0xE4>",
+            "<0x4>",
+            "<0xZZ>",
+            "abc_abd",
+            "  x   ",
+            "##a",
+            "a ' b . do n't",
+            "low</w>",
+            "\u{c3}",
+            "\u{e9}",
+            "\u{c3}\u{a9}",
+            "x",
+        ];
+        for json in decoders {
+            let theirs: tokenizers::DecoderWrapper = serde_json::from_value(json.clone()).unwrap();
+            let ours = HfDecoder::read(&json).unwrap();
+            for token in tokens {
+                assert_eq!(
+                    ours.decode(token),
+                    theirs.decode(vec![token.to_owned()]).unwrap(),
+                    "{json} {token:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_named_and_nothing_panics() {
+        for (json, name) in [
+            (json!({"type": "CTC"}), "CTC"),
+            (json!({}), ""),
+            (json!({"type": "Strip", "content": "ab", "start": 0, "stop": 0}), "Strip"),
+            (json!({"type": "Replace", "pattern": {"Regex": "("}, "content": ""}), "Replace"),
+            (json!({"type": "Sequence", "decoders": [{"type": "Odd"}]}), "Odd"),
+        ] {
+            assert_eq!(HfDecoder::read(&json).unwrap_err(), name);
+        }
+        let mut deep = json!({"type": "Fuse"});
+        for _ in 0..20 {
+            deep = json!({"type": "Sequence", "decoders": [deep]});
+        }
+        assert_eq!(HfDecoder::read(&deep).unwrap_err(), "Sequence");
+        assert_eq!(stripped("", ' ', 1, 1), "");
+        assert_eq!(stripped("  ", ' ', 2, 2), "");
+        assert_eq!(HfDecoder::ByteFallback.decode("<0x\u{e4}>"), "<0x\u{e4}>");
+    }
+}
