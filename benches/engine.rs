@@ -15,7 +15,7 @@ use std::time::Instant;
 use gemm_common::gemm::{
     DEFAULT_LHS_PACKING_THRESHOLD_SINGLE_THREAD, set_lhs_packing_threshold_single_thread,
 };
-use gguf_foundry::arch::graph::GraphFeatures;
+use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};

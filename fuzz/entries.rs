@@ -4,13 +4,13 @@
 use std::sync::LazyLock;
 
 use gguf_foundry::arch::Registry;
-use gguf_foundry::checkpoint::{config, fastllm, pickle, safetensors, torch};
+use gguf_foundry::checkpoint::{fastllm, parse_object, pickle, safetensors, torch};
 use gguf_foundry::core::GgmlType;
 use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::gguf::{self, FilePlan, LayoutOptions, Strictness};
 use gguf_foundry::quant;
-use gguf_foundry::tokenizer::hf_json::HfJson;
+use gguf_foundry::tokenizer::HfJson;
 
 /// Runs one input.
 pub type Entry = fn(&[u8]);
@@ -78,7 +78,7 @@ fn fastllm_header(data: &[u8]) {
 }
 
 fn config_json(data: &[u8]) {
-    let _ = config::parse_object(data, &Limits::default());
+    let _ = parse_object(data, &Limits::default());
 }
 
 fn tokenizer_json(data: &[u8]) {

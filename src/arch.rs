@@ -36,13 +36,14 @@ mod resolve;
 mod schema;
 mod types;
 
-pub mod graph;
+pub(crate) mod graph;
 
 pub use datum::Datum;
 pub use detect::{class_of, with_text_config};
 pub use error::{ArchError, CardProblem, ParentProblem};
 pub use eval::EvalError;
 pub use expr::ParseError;
+pub use graph::GraphFeatures;
 pub use invert::{Inverse, invert};
 pub use load::{ClassRow, Registry};
 pub use mapping::{

@@ -1,13 +1,13 @@
 //! Checkpoints as they come: containers of weights and their configuration, as named tensors and byte ranges. Knows
 //! no model.
 
-pub mod config;
+pub(crate) mod config;
 pub mod fastllm;
 pub mod json;
-pub mod msmodelslim;
+pub(crate) mod msmodelslim;
 pub mod pickle;
 pub mod safetensors;
-pub mod safetensors_writer;
+pub(crate) mod safetensors_writer;
 pub mod torch;
 
 mod error;
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use crate::core::limits::Limits;
 use crate::core::{SourceError, WeightMeta, WeightSource};
 
-pub use config::ModelDir;
+pub use config::{ModelDir, parse_object};
 pub use error::CheckpointError;
 
 /// One file of a container.

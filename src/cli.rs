@@ -8,9 +8,9 @@ mod failure;
 pub mod inspect;
 #[cfg(any(feature = "packaging", test))]
 pub mod packaging;
-pub mod progress;
+pub(crate) mod progress;
 pub mod quantize;
-pub mod render;
+pub(crate) mod render;
 mod stored;
 pub mod verify;
 

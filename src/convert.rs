@@ -3,9 +3,9 @@
 //! [`Conversion::plan`] decides everything about the output; the conversion then *is* the source of its tensors, for
 //! [`crate::gguf::write_gguf`] or for anything else that reads tensors: quantization in one pass, the engine.
 
-pub mod metadata;
-pub mod model_card;
-pub mod naming;
+pub(crate) mod metadata;
+pub(crate) mod model_card;
+pub(crate) mod naming;
 
 mod codes;
 mod companions;
@@ -26,6 +26,8 @@ pub use codes::{Codes, FloatReason, FloatRole, KeptRole};
 pub use conversion::{Conversion, Scope, map, registry};
 pub use error::ConvertError;
 pub use fastllm::FlmOptions;
+pub use metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, MetadataWarning, general_metadata};
+pub use naming::{FileName, ParameterCounts};
 pub use native::NativePlan;
 pub use options::ConvertOptions;
 pub use source::{ModelSource, Vocabulary};

@@ -27,7 +27,7 @@
 //! | `lora` | adapters that are merged as weights are read |
 
 pub mod flm;
-pub mod msmodelslim;
+pub(crate) mod msmodelslim;
 
 mod autoround;
 mod awq;

@@ -5,22 +5,22 @@
 //! vocabulary. [`to_hf`] is the way back. [`Encoder`] turns text into ids by these keys.
 
 mod byte_alphabet;
-pub mod chat_template;
-pub mod emit;
+pub(crate) mod chat_template;
+pub(crate) mod emit;
 mod encode;
 mod error;
-pub mod files;
+pub(crate) mod files;
 mod given;
 mod hf_decoder;
-pub mod hf_json;
-pub mod hf_vocab;
+pub(crate) mod hf_json;
+pub(crate) mod hf_vocab;
 mod merges;
 mod modes;
-pub mod pretokenizer;
+pub(crate) mod pretokenizer;
 mod rank_code;
 mod rebuild;
-pub mod sentencepiece;
-pub mod special;
+pub(crate) mod sentencepiece;
+pub(crate) mod special;
 
 use std::path::Path;
 
@@ -28,14 +28,15 @@ pub use byte_alphabet::{byte_of, char_of};
 pub use encode::{EncodeError, Encoder};
 pub use error::{TokenizerError, TokenizerWarning};
 pub use given::{GivenKind, GivenToken, GivenVocabulary};
+pub use hf_json::HfJson;
 pub use rebuild::{HfTokenizerFiles, special_ids, to_hf};
+pub use sentencepiece::{ModelProto, Piece, TrainerSpec};
 
 pub use crate::gguf::{Mode, ModeRequest, RankCode, SpecialToken, Template, TokenizerRequest};
 
 use crate::gguf::Metadata;
 
 use self::files::Directory;
-use self::hf_json::HfJson;
 use self::modes::{Attempt, Context};
 
 /// A vocabulary as keys.

@@ -3,7 +3,7 @@
 //! A [`View`] says where each element of a tensor comes from; a [`Recipe`] is a view made ready to be read, any range
 //! of rows on its own, so that no tensor is ever held in memory as a whole.
 
-pub mod decoded;
+pub(crate) mod decoded;
 
 mod apply;
 mod elems;

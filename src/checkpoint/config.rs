@@ -133,7 +133,7 @@ impl ModelDir {
 ///
 /// # Errors
 /// [`CheckpointError::TooLarge`] and I/O errors.
-pub fn read_capped(path: &Path, limits: &Limits) -> Result<Vec<u8>, CheckpointError> {
+pub(crate) fn read_capped(path: &Path, limits: &Limits) -> Result<Vec<u8>, CheckpointError> {
     let file = fs_err::File::open(path)?;
     let limit = limits.text_file_bytes;
     let too_large = |n_bytes| CheckpointError::TooLarge { path: path.to_owned(), n_bytes, limit };
@@ -151,7 +151,7 @@ pub fn read_capped(path: &Path, limits: &Limits) -> Result<Vec<u8>, CheckpointEr
 ///
 /// # Errors
 /// As [`read_capped`]; [`CheckpointError::Json`].
-pub fn load_object(path: &Path, limits: &Limits) -> Result<Map<String, Value>, CheckpointError> {
+pub(crate) fn load_object(path: &Path, limits: &Limits) -> Result<Map<String, Value>, CheckpointError> {
     let text = read_capped(path, limits)?;
     parse_object(&text, limits).map_err(|source| CheckpointError::Json { path: path.to_owned(), source })
 }

@@ -9,11 +9,12 @@
 //! buffers and the old object opcodes.
 
 mod error;
-pub mod globals;
+pub(crate) mod globals;
 mod literal;
 mod machine;
 mod value;
 
 pub use error::{Forbidden, PickleError};
+pub use globals::{Global, Rebuild};
 pub use machine::read;
 pub use value::{Id, Pickle, Value};

@@ -16,7 +16,6 @@ use crate::core::{ElementType, Hint, SourceError, WeightMeta, WeightSource};
 
 /// Why a checkpoint could not be written.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum WriteCheckpointError {
     /// An element type that the format or this writer does not carry.
     #[error("tensor `{tensor}`: element type {ty} cannot be written to safetensors")]
@@ -61,7 +60,7 @@ impl Hint for WriteCheckpointError {
 
 /// How to write.
 #[derive(Clone, Copy, Debug)]
-pub struct WriteCheckpointOptions {
+pub(crate) struct WriteCheckpointOptions {
     /// Largest shard, in bytes of tensor data. A single tensor may exceed it.
     pub max_shard_bytes: u64,
     /// Memory for buffers, over all threads.
@@ -72,7 +71,7 @@ pub struct WriteCheckpointOptions {
 
 /// A small file of the checkpoint, beside the weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SideFile {
+pub(crate) struct SideFile {
     /// File name within the directory.
     pub name: &'static str,
     /// What it holds.
@@ -81,7 +80,7 @@ pub struct SideFile {
 
 /// One file of the checkpoint to be.
 #[derive(Clone, Debug)]
-pub struct ShardPlan {
+pub(crate) struct ShardPlan {
     /// File name within the directory.
     pub file_name: String,
     /// Tensors: index into the source, offset in the file.
@@ -96,7 +95,7 @@ pub struct ShardPlan {
 ///
 /// # Errors
 /// Types that safetensors does not hold, sizes that overflow.
-pub fn plan_shards(
+pub(crate) fn plan_shards(
     weights: &[WeightMeta],
     max_shard_bytes: u64,
 ) -> Result<Vec<ShardPlan>, WriteCheckpointError> {
@@ -189,7 +188,7 @@ fn dtype(weight: &WeightMeta) -> Result<Dtype, WriteCheckpointError> {
 
 /// The index of a sharded checkpoint (`model.safetensors.index.json`); `None` for a single file.
 #[must_use]
-pub fn index_json(weights: &[WeightMeta], shards: &[ShardPlan]) -> Option<String> {
+pub(crate) fn index_json(weights: &[WeightMeta], shards: &[ShardPlan]) -> Option<String> {
     if shards.len() < 2 {
         return None;
     }
@@ -212,7 +211,7 @@ pub fn index_json(weights: &[WeightMeta], shards: &[ShardPlan]) -> Option<String
 ///
 /// # Errors
 /// Anything reading the source, the file system, an interrupt.
-pub fn write_checkpoint(
+pub(crate) fn write_checkpoint(
     dir: &Path,
     source: &dyn WeightSource,
     beside: &[SideFile],

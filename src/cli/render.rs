@@ -9,11 +9,11 @@ use std::io::{self, Write};
 
 use crate::core::Hint;
 
-pub use screen::{Screen, Style, styled};
-pub use table::{Align, Cell, Table};
+pub(crate) use screen::{Screen, Style, styled};
+pub(crate) use table::{Align, Table};
 
 /// Prints `label: text` to standard error, the label in colour on a terminal unless `NO_COLOR` says otherwise.
-pub fn message(label: &str, text: &str) {
+pub(crate) fn message(label: &str, text: &str) {
     let style = match label {
         "error" => Style::Bad,
         "warning" => Style::Doubtful,
@@ -24,7 +24,7 @@ pub fn message(label: &str, text: &str) {
 }
 
 /// Prints why a run failed, then hints after a blank line.
-pub fn failure(text: &str, hints: &[String]) {
+pub(crate) fn failure(text: &str, hints: &[String]) {
     message("error", text);
     if !hints.is_empty() {
         let _ = writeln!(io::stderr());
@@ -36,7 +36,7 @@ pub fn failure(text: &str, hints: &[String]) {
 
 /// An error and its causes, outermost first. A message that already contains the next one stands for both.
 #[must_use]
-pub fn error_line(error: &anyhow::Error) -> String {
+pub(crate) fn error_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
         let text = cause.to_string();
@@ -51,7 +51,7 @@ pub fn error_line(error: &anyhow::Error) -> String {
 
 /// The hints of an error and its causes.
 #[must_use]
-pub fn hints_of(error: &anyhow::Error) -> Vec<String> {
+pub(crate) fn hints_of(error: &anyhow::Error) -> Vec<String> {
     error.chain().flat_map(hints).collect()
 }
 
@@ -85,7 +85,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
 
 /// A number with thin groups of three digits: `12 345 678`.
 #[must_use]
-pub fn count(n: u64) -> String {
+pub(crate) fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
     for (index, digit) in digits.chars().enumerate() {
@@ -99,7 +99,7 @@ pub fn count(n: u64) -> String {
 
 /// A time span: `0.4 s`, `12 s`, `3 min 05 s`, `2 h 10 min`.
 #[must_use]
-pub fn duration(seconds: f64) -> String {
+pub(crate) fn duration(seconds: f64) -> String {
     let whole = seconds.max(0.0) as u64;
     match whole {
         0..10 => format!("{:.1} s", seconds.max(0.0)),
@@ -111,7 +111,7 @@ pub fn duration(seconds: f64) -> String {
 
 /// A count with its noun: `1 tensor`, `2 tensors`.
 #[must_use]
-pub fn plural(n: u64, noun: &str) -> String {
+pub(crate) fn plural(n: u64, noun: &str) -> String {
     format!("{} {noun}{}", count(n), if n == 1 { "" } else { "s" })
 }
 

@@ -46,7 +46,7 @@ pub enum CardError {
 ///
 /// # Errors
 /// [`CardError`].
-pub fn parse_card(card: &str) -> Result<Map<String, Value>, CardError> {
+pub(crate) fn parse_card(card: &str) -> Result<Map<String, Value>, CardError> {
     let Some(yaml) = front_matter(card)? else { return Ok(Map::new()) };
     let mut builder = Builder::default();
     let mut parser = Parser::new_from_str(&yaml);

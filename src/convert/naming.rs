@@ -103,7 +103,7 @@ fn rounded(n: u64) -> String {
 
 /// What the parts of a model id (`org/Base-7B-Chat-v1.0`) mean.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct IdParts {
+pub(crate) struct IdParts {
     /// All after the first slash.
     pub full_name: Option<String>,
     /// What stands before it.
@@ -152,7 +152,7 @@ static FINETUNE: LazyLock<Regex> = LazyLock::new(|| pattern("chat|instruct|visio
 /// # Exactness
 /// gguf-py's `Metadata.get_model_id_components`.
 #[must_use]
-pub fn split_id(id: &str, total_params: i64) -> IdParts {
+pub(crate) fn split_id(id: &str, total_params: i64) -> IdParts {
     // An id with a space is a sentence, not an id.
     if id.contains(' ') {
         return IdParts { full_name: Some(id.to_owned()), ..IdParts::default() };
@@ -283,7 +283,7 @@ fn normal_size(part: &str, total_params: i64) -> (String, bool) {
 /// # Exactness
 /// gguf-py's `Metadata.id_to_title`.
 #[must_use]
-pub fn title(id: &str) -> String {
+pub(crate) fn title(id: &str) -> String {
     static PLAIN: LazyLock<Regex> = LazyLock::new(|| pattern(r"v\d+(?:\.\d+)*|\d.*"));
     let spaced = id.replace('-', " ");
     let words = spaced.split(is_space).filter(|word| !word.is_empty()).map(|word| {
@@ -382,7 +382,7 @@ impl FileName<'_> {
 /// Fills the places `{ftype}` (also `{outtype}`, `{}`) and `{FTYPE}` (`{OUTTYPE}`) of an output file's name with the
 /// type, in lower and upper case.
 #[must_use]
-pub fn fill_template(file_name: &str, encoding: &str) -> String {
+pub(crate) fn fill_template(file_name: &str, encoding: &str) -> String {
     let (lower, upper) = (encoding.to_lowercase(), encoding.to_uppercase());
     ["{ftype}", "{outtype}", "{}", "{0}"]
         .iter()

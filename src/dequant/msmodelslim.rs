@@ -37,7 +37,7 @@ use self::linear::{Linear, Sign};
 use self::scan::other_sign_fits;
 use self::sort::Sorted;
 
-pub use self::error::MsModelSlimError;
+pub(crate) use self::error::MsModelSlimError;
 
 /// How offsets are meant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use crate::gguf::ValueType::{Bool, F32, I32, String, U8, U16, U32, U64};
 
 /// One well-known key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeyInfo {
+pub(crate) struct KeyInfo {
     /// The key. `{arch}` stands for the value of `general.architecture`, any other placeholder for one segment
     /// without a dot (`{id}`, `{name}`) or a part of one (`{dense}_feat_in`).
     pub pattern: &'static str,
@@ -28,7 +28,7 @@ const fn list(pattern: &'static str, value_type: ValueType) -> KeyInfo {
 impl KeyInfo {
     /// True if a key of a file of this architecture is the one meant.
     #[must_use]
-    pub fn matches(&self, key: &str, arch: &str) -> bool {
+    pub(crate) fn matches(&self, key: &str, arch: &str) -> bool {
         match self.pattern.strip_prefix("{arch}") {
             Some(rest) => key.strip_prefix(arch).is_some_and(|key| !arch.is_empty() && fits(rest, key)),
             None => fits(self.pattern, key),
@@ -47,23 +47,23 @@ fn fits(pattern: &str, text: &str) -> bool {
 
 /// The table row of a key, in a file of architecture `arch` (`general.architecture`).
 #[must_use]
-pub fn key_info(key: &str, arch: &str) -> Option<&'static KeyInfo> {
+pub(crate) fn key_info(key: &str, arch: &str) -> Option<&'static KeyInfo> {
     KEYS.iter().find(|row| row.matches(key, arch))
 }
 
 /// The scalar type of a well-known key: of its value, or of the elements where the value is an array. `None` for a
 /// key that is not in the table.
 #[must_use]
-pub fn key_type(key: &str, arch: &str) -> Option<ValueType> {
+pub(crate) fn key_type(key: &str, arch: &str) -> Option<ValueType> {
     key_info(key, arch).map(|row| row.value_type)
 }
 
 /// Prefix of the keys that are ours alone: numbers that decide a model's outputs and for which GGUF has no key, or none
 /// under the model's architecture. Other runtimes pass over them.
-pub const ANNOTATION_PREFIX: &str = "gguf_foundry.";
+pub(crate) const ANNOTATION_PREFIX: &str = "gguf_foundry.";
 
 /// The keys behind [`ANNOTATION_PREFIX`].
-pub static ANNOTATIONS: &[KeyInfo] = &[
+pub(crate) static ANNOTATIONS: &[KeyInfo] = &[
     one("attention.sliding_window", U32),
     list("attention.sliding_window_pattern", Bool),
     one("rope.scaling.yarn_truncate", Bool),
@@ -71,12 +71,12 @@ pub static ANNOTATIONS: &[KeyInfo] = &[
 
 /// The table row of a key behind [`ANNOTATION_PREFIX`].
 #[must_use]
-pub fn annotation_info(key: &str) -> Option<&'static KeyInfo> {
+pub(crate) fn annotation_info(key: &str) -> Option<&'static KeyInfo> {
     ANNOTATIONS.iter().find(|row| row.pattern == key)
 }
 
 /// All well-known keys.
-pub static KEYS: &[KeyInfo] = &[
+pub(crate) static KEYS: &[KeyInfo] = &[
     // What the file is.
     one("general.type", String),
     one("general.architecture", String),

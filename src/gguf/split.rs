@@ -7,22 +7,22 @@ use crate::core::TensorMeta;
 use crate::gguf::{Metadata, Value};
 
 /// Number of the part, from 0 (u16).
-pub const SPLIT_NO: &str = "split.no";
+pub(crate) const SPLIT_NO: &str = "split.no";
 /// Number of parts (u16).
-pub const SPLIT_COUNT: &str = "split.count";
+pub(crate) const SPLIT_COUNT: &str = "split.count";
 /// Number of tensors in all parts (i32).
-pub const SPLIT_TENSORS: &str = "split.tensors.count";
+pub(crate) const SPLIT_TENSORS: &str = "split.tensors.count";
 
 /// The end of a part's file name. `part` counts from 1, as names do.
 #[must_use]
-pub fn part_suffix(part: u64, n_parts: u64) -> String {
+pub(crate) fn part_suffix(part: u64, n_parts: u64) -> String {
     format!("-{part:05}-of-{n_parts:05}.gguf")
 }
 
 /// The name of one part of an output that is called `target` (a `.gguf` at its end is left out). `part` counts
 /// from 1.
 #[must_use]
-pub fn part_path(target: &Path, part: usize, n_parts: usize) -> PathBuf {
+pub(crate) fn part_path(target: &Path, part: usize, n_parts: usize) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_os_string();
     let mut stem = match target.extension() {
         Some(extension) if extension == "gguf" => target.file_stem().unwrap_or_default().to_os_string(),
@@ -36,7 +36,7 @@ pub fn part_path(target: &Path, part: usize, n_parts: usize) -> PathBuf {
 ///
 /// `None` if the name is not that of part `part` (from 1) of `n_parts`.
 #[must_use]
-pub fn sibling_paths(path: &Path, part: u64, n_parts: u64) -> Option<Vec<PathBuf>> {
+pub(crate) fn sibling_paths(path: &Path, part: u64, n_parts: u64) -> Option<Vec<PathBuf>> {
     let name = path.file_name()?.to_str()?;
     let stem = name.strip_suffix(&part_suffix(part, n_parts))?;
     Some(

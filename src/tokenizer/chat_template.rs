@@ -9,7 +9,7 @@ use super::{TokenizerError, TokenizerWarning};
 
 /// The templates of a tokenizer.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum ChatTemplates {
+pub(crate) enum ChatTemplates {
     /// None.
     #[default]
     None,
@@ -25,7 +25,7 @@ impl ChatTemplates {
     ///
     /// # Errors
     /// I/O errors, malformed JSON, text that is not UTF-8.
-    pub fn read(
+    pub(crate) fn read(
         directory: &Directory<'_>,
         config: &Json,
         warnings: &mut Vec<TokenizerWarning>,
@@ -68,7 +68,7 @@ impl ChatTemplates {
 
     /// Writes the keys: named templates in their order, then the sorted list of names, then the plain one. An empty
     /// text is not written. (The reference lists the names in the random order of a set.)
-    pub fn write(&self, out: &mut Metadata) {
+    pub(crate) fn write(&self, out: &mut Metadata) {
         let mut plain = None;
         match self {
             Self::None => {}

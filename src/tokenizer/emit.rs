@@ -8,12 +8,12 @@ use super::{TokenizerError, TokenizerRequest};
 
 /// Most tokens that are written: four times the largest vocabulary there is. What stands in `vocab_size` of a
 /// stranger's configuration is not worth more memory.
-pub const MAX_TOKENS: u64 = 1 << 22;
+pub(crate) const MAX_TOKENS: u64 = 1 << 22;
 
 /// What a token is, by the format's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
-pub enum TokenType {
+pub(crate) enum TokenType {
     /// Text.
     Normal = 1,
     /// Stands for unknown text.
@@ -30,7 +30,7 @@ pub enum TokenType {
 
 /// Tokens by id.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct TokenList {
+pub(crate) struct TokenList {
     /// Texts.
     pub tokens: Vec<Vec<u8>>,
     /// Scores, if the kind of vocabulary has them.
@@ -44,7 +44,7 @@ impl TokenList {
     ///
     /// # Errors
     /// More tokens than [`MAX_TOKENS`].
-    pub fn unused(path: &Path, n: u64, score: Option<f32>) -> Result<Self, TokenizerError> {
+    pub(crate) fn unused(path: &Path, n: u64, score: Option<f32>) -> Result<Self, TokenizerError> {
         let mut list = Self { scores: score.map(|_| Vec::new()), ..Self::default() };
         list.pad(path, n, score)?;
         Ok(list)
@@ -52,18 +52,12 @@ impl TokenList {
 
     /// Number of tokens.
     #[must_use]
-    pub fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.tokens.len() as u64
     }
 
-    /// True without tokens.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.tokens.is_empty()
-    }
-
     /// Appends a token.
-    pub fn push(&mut self, text: impl Into<Vec<u8>>, score: f32, kind: TokenType) {
+    pub(crate) fn push(&mut self, text: impl Into<Vec<u8>>, score: f32, kind: TokenType) {
         self.tokens.push(text.into());
         if let Some(scores) = &mut self.scores {
             scores.push(score);
@@ -73,7 +67,7 @@ impl TokenList {
 
     /// Sets the token of an id that the list has; false beyond it.
     #[must_use]
-    pub fn set(&mut self, id: u64, text: impl Into<Vec<u8>>, score: f32, kind: TokenType) -> bool {
+    pub(crate) fn set(&mut self, id: u64, text: impl Into<Vec<u8>>, score: f32, kind: TokenType) -> bool {
         let Some(at) = usize::try_from(id).ok().filter(|&at| at < self.tokens.len()) else { return false };
         self.tokens[at] = text.into();
         if let Some(score_at) = self.scores.as_mut().and_then(|scores| scores.get_mut(at)) {
@@ -87,7 +81,7 @@ impl TokenList {
     ///
     /// # Errors
     /// More tokens than [`MAX_TOKENS`].
-    pub fn pad(&mut self, path: &Path, n: u64, score: Option<f32>) -> Result<(), TokenizerError> {
+    pub(crate) fn pad(&mut self, path: &Path, n: u64, score: Option<f32>) -> Result<(), TokenizerError> {
         if n > MAX_TOKENS {
             return Err(TokenizerError::TooManyTokens { path: path.into(), size: n, limit: MAX_TOKENS });
         }
@@ -99,12 +93,12 @@ impl TokenList {
 
     /// The id of a text.
     #[must_use]
-    pub fn id(&self, text: &str) -> Option<u64> {
+    pub(crate) fn id(&self, text: &str) -> Option<u64> {
         self.tokens.iter().position(|token| token == text.as_bytes()).map(|at| at as u64)
     }
 
     /// Retypes the tokens that the card names.
-    pub fn retype(&mut self, request: &TokenizerRequest) {
+    pub(crate) fn retype(&mut self, request: &TokenizerRequest) {
         for (names, kind) in
             [(&request.control, TokenType::Control), (&request.user_defined, TokenType::UserDefined)]
         {
@@ -119,7 +113,7 @@ impl TokenList {
     }
 
     /// Writes model, pre-tokenizer, tokens, scores and types, in the reference's order.
-    pub fn write(self, model: &str, pre: &str, out: &mut Metadata) {
+    pub(crate) fn write(self, model: &str, pre: &str, out: &mut Metadata) {
         out.set("tokenizer.ggml.model", model);
         out.set("tokenizer.ggml.pre", pre);
         out.set("tokenizer.ggml.tokens", Value::Array(Array::String(self.tokens)));
@@ -133,7 +127,7 @@ impl TokenList {
 
 /// `size` of the request, or the files' own count, rounded up as the card asks.
 #[must_use]
-pub fn n_tokens(request: &TokenizerRequest, own: u64) -> u64 {
+pub(crate) fn n_tokens(request: &TokenizerRequest, own: u64) -> u64 {
     let size = request.size.unwrap_or(own);
     match request.pad_multiple {
         Some(multiple) if multiple > 0 => size.checked_next_multiple_of(multiple).unwrap_or(u64::MAX),
@@ -143,7 +137,7 @@ pub fn n_tokens(request: &TokenizerRequest, own: u64) -> u64 {
 
 /// The byte that a token `<0xNN>` stands for.
 #[must_use]
-pub fn byte_token(text: &str) -> Option<u8> {
+pub(crate) fn byte_token(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
     let two = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
     u8::from_str_radix(digits, 16).ok().filter(|_| two)
@@ -151,13 +145,13 @@ pub fn byte_token(text: &str) -> Option<u8> {
 
 /// True for `<0xNN>`.
 #[must_use]
-pub fn is_byte_token(text: &str) -> bool {
+pub(crate) fn is_byte_token(text: &str) -> bool {
     byte_token(text).is_some()
 }
 
 /// Tokens that llama.cpp's converter takes for special though their file does not say so.
 #[must_use]
-pub fn looks_special(text: &str) -> bool {
+pub(crate) fn looks_special(text: &str) -> bool {
     let between = |start: &str, end: &str| text.starts_with(start) && text.ends_with(end);
     matches!(text, "<pad>" | "<mask>" | "<2mass>" | "[@BOS@]")
         || between("<|", "|>")

@@ -10,7 +10,7 @@ use crate::core::limits::Limits;
 use super::TokenizerError;
 
 /// Name of the tokenizer's configuration.
-pub const CONFIG: &str = "tokenizer_config.json";
+pub(crate) const CONFIG: &str = "tokenizer_config.json";
 
 /// A checkpoint directory with the caps that its text files must keep, or files in memory that stand in for one.
 #[derive(Clone, Copy, Debug)]

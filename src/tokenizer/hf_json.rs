@@ -12,7 +12,7 @@ use super::TokenizerError;
 use super::files::Directory;
 
 /// Name of the file.
-pub const FILE: &str = "tokenizer.json";
+pub(crate) const FILE: &str = "tokenizer.json";
 
 /// A token that is recognized in text before anything else.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

@@ -48,7 +48,7 @@ const CLASS_DEFAULTS: [(&str, &[(&str, &str)]); 7] = [
 
 /// An added token with the id it really has.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Added {
+pub(crate) struct Added {
     /// Its id.
     pub id: u64,
     /// Text and flags.
@@ -57,7 +57,7 @@ pub struct Added {
 
 /// All tokens of a `tokenizer.json`.
 #[derive(Clone, Debug)]
-pub struct HfVocabulary<'a> {
+pub(crate) struct HfVocabulary<'a> {
     /// Tokens of the model, in file order.
     pub base: &'a [(String, u64)],
     /// Added tokens, in the order in which they are added.
@@ -74,7 +74,7 @@ impl<'a> HfVocabulary<'a> {
     ///
     /// # Errors
     /// I/O errors, malformed JSON, a model that is not BPE, an id of `added_tokens_decoder` that is no number.
-    pub fn new(
+    pub(crate) fn new(
         directory: &Directory<'_>,
         hf: &'a HfJson,
         warnings: &mut Vec<TokenizerWarning>,
@@ -142,13 +142,13 @@ impl<'a> HfVocabulary<'a> {
 
     /// The id of a token, added or not.
     #[must_use]
-    pub fn id(&self, text: &str) -> Option<u64> {
+    pub(crate) fn id(&self, text: &str) -> Option<u64> {
         self.added_ids.get(text).or_else(|| self.by_text.get(text)).copied()
     }
 
     /// True if the text is an added token's.
     #[must_use]
-    pub fn is_added(&self, text: &str) -> bool {
+    pub(crate) fn is_added(&self, text: &str) -> bool {
         self.added_ids.contains_key(text)
     }
 
@@ -157,7 +157,7 @@ impl<'a> HfVocabulary<'a> {
     ///
     /// # Errors
     /// A merge that is not two tokens, one that names or makes an unknown one.
-    pub fn each_merge(
+    pub(crate) fn each_merge(
         &self,
         hf: &HfJson,
         directory: &Directory<'_>,
@@ -184,13 +184,13 @@ impl<'a> HfVocabulary<'a> {
 
     /// True if the text is a special token's.
     #[must_use]
-    pub fn is_special(&self, text: &str) -> bool {
+    pub(crate) fn is_special(&self, text: &str) -> bool {
         self.special.iter().any(|special| special == text)
     }
 
     /// Number of tokens, each text counted once.
     #[must_use]
-    pub fn n_tokens(&self) -> u64 {
+    pub(crate) fn n_tokens(&self) -> u64 {
         let new = self.added.iter().filter(|added| !self.by_text.contains_key(added.token.content.as_str()));
         self.base.len() as u64 + new.count() as u64
     }

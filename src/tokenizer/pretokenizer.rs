@@ -100,7 +100,7 @@ impl Table {
 
 /// What `tokenizer_config.json` says that the hash or the choice between names depends on.
 #[derive(Clone, Debug, Default)]
-pub struct Setting {
+pub(crate) struct Setting {
     /// Id of the begin token.
     pub bos: Option<u64>,
     /// True or false for tokenizer classes that put the begin token in front by themselves, whatever the file says.
@@ -113,7 +113,7 @@ pub struct Setting {
 
 /// What was found.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Identified {
+pub(crate) struct Identified {
     /// Value of `tokenizer.ggml.pre`.
     pub name: String,
     /// Doubts.
@@ -124,7 +124,7 @@ pub struct Identified {
 ///
 /// # Errors
 /// A structure and a hash that are both unknown.
-pub fn identify(
+pub(crate) fn identify(
     path: &Path,
     hf: &HfJson,
     text: &[u8],
@@ -201,7 +201,7 @@ pub fn identify(
 ///
 /// # Errors
 /// An unknown name.
-pub fn accept(name: &str) -> Result<String, TokenizerError> {
+pub(crate) fn accept(name: &str) -> Result<String, TokenizerError> {
     let table = Table::get();
     if table.pre(name).is_some() {
         return Ok(name.to_owned());

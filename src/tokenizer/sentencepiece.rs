@@ -54,9 +54,9 @@ pub struct NormalizerSpec {
 }
 
 /// `model_type` of a unigram model.
-pub const UNIGRAM: i32 = 1;
+pub(crate) const UNIGRAM: i32 = 1;
 /// `model_type` of a BPE model.
-pub const BPE: i32 = 2;
+pub(crate) const BPE: i32 = 2;
 
 /// `sentencepiece.ModelProto.SentencePiece.Type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +129,7 @@ impl ModelProto {
 ///
 /// # Errors
 /// As [`ModelProto::read`].
-pub fn first_of<'n>(
+pub(crate) fn first_of<'n>(
     directory: &Directory<'_>,
     names: &[&'n str],
 ) -> Result<Option<(&'n str, ModelProto)>, TokenizerError> {

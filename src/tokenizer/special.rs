@@ -35,7 +35,7 @@ const FLAG_KEYS: [(&str, &str); 3] = [
 
 /// What the files say about special tokens.
 #[derive(Clone, Debug, Default)]
-pub struct SpecialTokens {
+pub(crate) struct SpecialTokens {
     /// Id of each role, in order of discovery.
     pub ids: Vec<(String, u64)>,
     /// Whether the token of a role is added, in order of discovery.
@@ -55,7 +55,7 @@ impl SpecialTokens {
     ///
     /// # Errors
     /// I/O errors, malformed JSON, a negative id.
-    pub fn read(
+    pub(crate) fn read(
         directory: &Directory<'_>,
         hf: Option<&HfJson>,
         n_tokens: Option<u64>,
@@ -277,7 +277,7 @@ impl SpecialTokens {
     }
 
     /// Gives a role its id unless it has one.
-    pub fn set(&mut self, role: &str, id: u64, warnings: &mut Vec<TokenizerWarning>) {
+    pub(crate) fn set(&mut self, role: &str, id: u64, warnings: &mut Vec<TokenizerWarning>) {
         match self.n_tokens {
             Some(size) if id >= size => {
                 let role = role.to_owned();
@@ -292,7 +292,7 @@ impl SpecialTokens {
     }
 
     /// Gives a role its id, whether it has one or not.
-    pub fn force(&mut self, role: &str, id: u64) {
+    pub(crate) fn force(&mut self, role: &str, id: u64) {
         match self.ids.iter_mut().find(|entry| entry.0 == role) {
             Some(entry) => entry.1 = id,
             None => self.ids.push((role.to_owned(), id)),
@@ -301,7 +301,7 @@ impl SpecialTokens {
 
     /// The id of a role.
     #[must_use]
-    pub fn id(&self, role: &str) -> Option<u64> {
+    pub(crate) fn id(&self, role: &str) -> Option<u64> {
         self.ids.iter().find(|entry| entry.0 == role).map(|entry| entry.1)
     }
 
@@ -319,7 +319,7 @@ impl SpecialTokens {
     }
 
     /// Writes the keys.
-    pub fn write(&self, out: &mut Metadata) {
+    pub(crate) fn write(&self, out: &mut Metadata) {
         for (role, id) in &self.ids {
             if let Some((_, key)) = ID_KEYS.iter().find(|row| row.0 == role)
                 && let Ok(id) = u32::try_from(*id)

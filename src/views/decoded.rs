@@ -16,7 +16,7 @@ use crate::quant::{self, QuantError};
 /// Plain types keep their type; every block type reads as F32. `x.scale` of one number, or of one for each matrix of a
 /// stack, belongs to `x.weight`, which then reads as F32 too: it is multiplied in, and neither it nor `x.input_scale` is a
 /// weight.
-pub struct Decoded<'a> {
+pub(crate) struct Decoded<'a> {
     source: &'a dyn TensorSource,
     weights: Vec<WeightMeta>,
     /// For each weight which tensor it is, and its factors: one, or one for each matrix of a stack.
@@ -37,7 +37,7 @@ fn n_factors(shape: &Shape) -> u64 {
 
 /// The element type that a tensor type reads as.
 #[must_use]
-pub fn decoded_type(ty: GgmlType) -> ElementType {
+pub(crate) fn decoded_type(ty: GgmlType) -> ElementType {
     match ty {
         GgmlType::F64 => ElementType::F64,
         GgmlType::F16 => ElementType::F16,
@@ -55,7 +55,7 @@ impl<'a> Decoded<'a> {
     ///
     /// # Errors
     /// The source failed to read a factor.
-    pub fn new(source: &'a dyn TensorSource, level: SimdLevel) -> Result<Self, SourceError> {
+    pub(crate) fn new(source: &'a dyn TensorSource, level: SimdLevel) -> Result<Self, SourceError> {
         let tensors = source.tensors();
         let by_name: HashMap<&str, usize> =
             tensors.iter().enumerate().map(|(at, tensor)| (tensor.name.as_str(), at)).collect();

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use assert_cmd::Command;
-use gguf_foundry::arch::graph::GraphFeatures;
+use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::arch::{OutType, Registry};
 use gguf_foundry::convert::{Conversion, ConvertOptions, ToHfOptions, gguf_to_hf};
 use gguf_foundry::core::TensorSource;

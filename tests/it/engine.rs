@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::arch::OutType;
-use gguf_foundry::arch::graph::GraphFeatures;
 use gguf_foundry::convert::{Conversion, ConvertOptions};
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::core::progress::Silent;

@@ -1,11 +1,11 @@
 //! Tests of `convert::metadata` and `convert::naming`: the `general.*` keys and the output's name.
 
-use gguf_foundry::checkpoint::config::parse_object;
+use gguf_foundry::checkpoint::parse_object;
 use gguf_foundry::checkpoint::{CheckpointError, ModelDir};
-use gguf_foundry::convert::metadata::{
+use gguf_foundry::convert::{FileName, ParameterCounts};
+use gguf_foundry::convert::{
     GeneralMetadata, MetadataFiles, MetadataInputs, MetadataWarning, general_metadata,
 };
-use gguf_foundry::convert::naming::{FileName, ParameterCounts};
 use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
 use gguf_foundry::gguf::{Array, Value};

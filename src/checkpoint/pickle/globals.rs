@@ -124,7 +124,7 @@ static DTYPES: &[(&str, Option<ElementType>)] = &[
 ///
 /// # Errors
 /// What is known about a name that is not on the list.
-pub fn find(module: &str, name: &str) -> Result<Global, Forbidden> {
+pub(crate) fn find(module: &str, name: &str) -> Result<Global, Forbidden> {
     match module {
         "torch._utils" => rebuild(name),
         "torch._tensor" if name == "_rebuild_from_type_v2" => Ok(Global::Rebuild(Rebuild::FromType)),

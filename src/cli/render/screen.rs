@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 
 /// A colour with a meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Style {
+pub(crate) enum Style {
     /// It is as it should be: `pass`, `equal`.
     Good,
     /// It has to be looked at: `partial`, a warning.
@@ -29,7 +29,7 @@ impl Style {
 
 /// A standard stream as something to print on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Screen {
+pub(crate) struct Screen {
     /// Columns of a line; `None` where lines may be as long as they like: in a file or a pipe.
     pub width: Option<usize>,
     /// True where text may be coloured.
@@ -38,12 +38,12 @@ pub struct Screen {
 
 impl Screen {
     /// A file: as wide as needed, without colours.
-    pub const FILE: Self = Self { width: None, has_colour: false };
+    pub(crate) const FILE: Self = Self { width: None, has_colour: false };
 
     /// Standard output. The variable `COLUMNS` says how wide it is, else the terminal does; colours are for terminals
     /// only, and not even for them where `NO_COLOR` is set.
     #[must_use]
-    pub fn stdout() -> Self {
+    pub(crate) fn stdout() -> Self {
         let is_terminal = io::stdout().is_terminal();
         let of_terminal = || terminal_size::terminal_size().filter(|_| is_terminal);
         let width = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok()).filter(|&n| n > 0);
@@ -55,20 +55,20 @@ impl Screen {
 
     /// Standard error, where nothing is set in columns.
     #[must_use]
-    pub fn stderr() -> Self {
+    pub(crate) fn stderr() -> Self {
         Self { width: None, has_colour: has_colour(io::stderr().is_terminal()) }
     }
 
     /// The text in its colour, or as it is.
     #[must_use]
-    pub fn paint(self, style: Style, text: &str) -> String {
+    pub(crate) fn paint(self, style: Style, text: &str) -> String {
         if self.has_colour { format!("\u{1b}[1;{}m{text}\u{1b}[0m", style.code()) } else { text.to_owned() }
     }
 }
 
 /// Text for standard output, in its colour where standard output shows one.
 #[must_use]
-pub fn styled(style: Style, text: &str) -> String {
+pub(crate) fn styled(style: Style, text: &str) -> String {
     Screen::stdout().paint(style, text)
 }
 

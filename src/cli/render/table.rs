@@ -16,7 +16,7 @@ const GAP: usize = 2;
 
 /// How a column is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Align {
+pub(crate) enum Align {
     /// Names: shortened in the middle where the screen is too narrow, whole in files and pipes.
     Left,
     /// Numbers: never shortened.
@@ -27,7 +27,7 @@ pub enum Align {
 
 /// What stands in one field of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cell {
+pub(crate) struct Cell {
     text: String,
     style: Option<Style>,
 }
@@ -35,7 +35,7 @@ pub struct Cell {
 impl Cell {
     /// Text in a colour.
     #[must_use]
-    pub fn styled(style: Style, text: impl Into<String>) -> Self {
+    pub(crate) fn styled(style: Style, text: impl Into<String>) -> Self {
         Self { text: text.into(), style: Some(style) }
     }
 }
@@ -48,7 +48,7 @@ impl From<String> for Cell {
 
 /// A table of text with aligned columns, no lines.
 #[derive(Clone, Debug)]
-pub struct Table {
+pub(crate) struct Table {
     heads: Vec<(String, Align)>,
     rows: Vec<Vec<Cell>>,
 }
@@ -56,19 +56,19 @@ pub struct Table {
 impl Table {
     /// A table with these column heads.
     #[must_use]
-    pub fn new(heads: &[(&str, Align)]) -> Self {
+    pub(crate) fn new(heads: &[(&str, Align)]) -> Self {
         let heads = heads.iter().map(|(head, align)| ((*head).to_owned(), *align)).collect();
         Self { heads, rows: Vec::new() }
     }
 
     /// Adds a row; missing cells are empty.
-    pub fn row<C: Into<Cell>>(&mut self, cells: impl IntoIterator<Item = C>) {
+    pub(crate) fn row<C: Into<Cell>>(&mut self, cells: impl IntoIterator<Item = C>) {
         self.rows.push(cells.into_iter().map(Into::into).collect());
     }
 
     /// True without rows.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
@@ -76,7 +76,7 @@ impl Table {
     ///
     /// # Errors
     /// I/O errors of the writer.
-    pub fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+    pub(crate) fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         let screen = Screen::stdout();
         self.print_on(screen, screen.width.unwrap_or(PAGE), out)
     }
@@ -85,7 +85,7 @@ impl Table {
     ///
     /// # Errors
     /// I/O errors of the writer.
-    pub fn print_whole(&self, out: &mut dyn Write) -> io::Result<()> {
+    pub(crate) fn print_whole(&self, out: &mut dyn Write) -> io::Result<()> {
         self.print_on(Screen { width: None, ..Screen::stdout() }, usize::MAX, out)
     }
 

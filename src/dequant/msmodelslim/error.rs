@@ -5,7 +5,6 @@ use crate::core::{ElementType, Hint, Shape, SourceError};
 
 /// Why the tensors and their description do not make a model.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum MsModelSlimError {
     /// A label of no known tool version.
     #[error("tensor `{}`: unknown quantization type `{}`", escape(tensor), escape(label))]

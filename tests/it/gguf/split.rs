@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{GgmlType, TensorSource};
-use gguf_foundry::gguf::split::merged_metadata;
+use gguf_foundry::gguf::merged_metadata;
 use gguf_foundry::gguf::{
     GgufFile, Metadata, OpenOptions, SplitSpec, SplitStyle, Value, WriteOptions, write_gguf,
 };

@@ -1,9 +1,9 @@
 //! Modules made here, with a value for every element that was computed bit by bit, and the checks that the layer reads
 //! the same: whole, in pieces, through buffers, and as blocks.
 
+use gguf_foundry::convert::OffsetSign;
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{ElementType, Packing, Shape, SourceError, WeightMeta, WeightSource};
-use gguf_foundry::dequant::msmodelslim::OffsetSign;
 use gguf_foundry::dequant::{Configurations, DequantError, DequantOptions, open};
 use gguf_foundry::quant;
 use serde_json::{Value as Json, json};

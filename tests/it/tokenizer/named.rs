@@ -2,7 +2,7 @@
 
 use gguf_foundry::convert::{Conversion, ConvertOptions};
 use gguf_foundry::gguf::{Array, Value};
-use gguf_foundry::tokenizer::sentencepiece::{ModelProto, Piece, TrainerSpec};
+use gguf_foundry::tokenizer::{ModelProto, Piece, TrainerSpec};
 use prost::Message;
 use serde_json::{Value as Json, json};
 

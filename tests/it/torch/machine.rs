@@ -1,7 +1,7 @@
 //! The pickle machine, one test for each family of opcodes.
 
-use gguf_foundry::checkpoint::pickle::globals::{Global, Rebuild};
 use gguf_foundry::checkpoint::pickle::{Forbidden, Id, Pickle, PickleError, Value, read};
+use gguf_foundry::checkpoint::pickle::{Global, Rebuild};
 
 use super::build::{dict, global, int, pickle, text, tuple};
 

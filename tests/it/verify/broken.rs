@@ -1,7 +1,7 @@
 //! Files damaged on purpose: which check finds each, without and with a baseline. The table in `docs/verify.md` is
 //! made of these.
 
-use gguf_foundry::arch::graph::GraphFeatures;
+use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
 use gguf_foundry::gguf::{Array, Value};

@@ -12,7 +12,7 @@ mod tiny;
 use std::path::Path;
 
 use assert_cmd::Command;
-use gguf_foundry::arch::graph::GraphFeatures;
+use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::convert::{Conversion, ConvertOptions};
 use gguf_foundry::core::GgmlType;
 use gguf_foundry::core::progress::Silent;
