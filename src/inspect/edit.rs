@@ -124,6 +124,12 @@ impl EditPlan {
         Ok(Self { file, metadata, changes, objections, target, file_bytes })
     }
 
+    /// The file that would be written.
+    #[must_use]
+    pub fn target(&self) -> &Path {
+        &self.target
+    }
+
     /// What [`EditPlan::write`] would report.
     #[must_use]
     pub fn report(&self) -> WriteReport {

@@ -43,6 +43,7 @@ impl EditArgs {
             plan = plan.agreed()?;
         }
         let report = if self.dry_run {
+            session.destination(plan.target());
             plan.report()
         } else {
             plan.write(&written::write_options(session), &session.progress)?

@@ -96,6 +96,10 @@ fn old_and_new_are_shown_and_a_dry_run_writes_nothing() {
     assert_eq!(made["file_bytes"], json!(read(&bench, "model.gguf").len()));
     assert_eq!((&made["file_bytes"], &made["changes"]), (&told["file_bytes"], &told["changes"]));
 
+    let (code, _, err) = bench.run(&[&args[..], &["--dry-run", "-o", "no-such/x.gguf"]].concat());
+    assert_eq!(code, 0);
+    assert!(err.starts_with("warning: a run would stop here: ") && err.contains("no-such"), "{err}");
+
     let removed = bench.json(&["remove", "model.gguf", "x.y", "--dry-run"], 0);
     assert_eq!(removed["changes"][0]["after"], json!(null));
     assert_eq!(bench.value("model.gguf", "x.y"), Some(Value::U8(1)));
