@@ -28,6 +28,7 @@ pub fn write(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for mut program in programs() {
         let name = program.get_name().to_owned();
+        let mut with_pages = program.clone().disable_help_subcommand(true);
         for shell in SHELLS {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut program, name.as_str(), &mut text);
@@ -35,9 +36,8 @@ pub fn write(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
             fs_err::write(&path, text)?;
             paths.push(path);
         }
-        let mut program = program.disable_help_subcommand(true);
-        program.build();
-        write_pages(program, &man, &mut paths)?;
+        with_pages.build();
+        write_pages(with_pages, &man, &mut paths)?;
     }
     Ok(paths)
 }
