@@ -13,7 +13,7 @@ use crate::quantize::ChoiceError;
 pub enum QuantizeError {
     /// No type could be chosen.
     #[error(transparent)]
-    Mix(#[from] ChoiceError),
+    Choice(#[from] ChoiceError),
     /// The importance matrix cannot be used.
     #[error(transparent)]
     Imatrix(#[from] ImatrixError),
@@ -56,7 +56,7 @@ pub enum QuantizeError {
 impl Hint for QuantizeError {
     fn hints(&self) -> Vec<String> {
         match self {
-            Self::Mix(error) => error.hints(),
+            Self::Choice(error) => error.hints(),
             Self::Imatrix(error) => error.hints(),
             Self::Write(error) => error.hints(),
             Self::Columns { .. } => {

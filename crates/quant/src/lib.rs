@@ -41,6 +41,10 @@
     clippy::inline_always,
     reason = "code that is compiled once per vector level must be inlined into its entry"
 )]
+#![cfg_attr(
+    not(any(test, target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code, reason = "other machines run the scalar form alone")
+)]
 #![allow(clippy::needless_range_loop, reason = "block formulas index several arrays alike")]
 
 use std::cell::Cell;
