@@ -19,7 +19,7 @@ use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
-use gguf_foundry::engine::{Chunk, Engine, EngineOptions, GraphPlan};
+use gguf_foundry::engine::{Engine, EngineOptions, GraphPlan, TokenChunk};
 use gguf_foundry::gguf::Metadata;
 use gguf_foundry::quant::quantize_rows;
 
@@ -182,8 +182,8 @@ fn main() {
         let features = GraphFeatures::of("llama").unwrap();
         let tokens =
             |chunk: usize| (0..CONTEXT).map(|i| ((i * 7 + chunk * 31) % VOCABULARY) as u32).collect();
-        let chunks: Vec<Chunk> =
-            (0..n_chunks).map(|chunk| Chunk { tokens: tokens(chunk), rows: rows.clone() }).collect();
+        let chunks: Vec<TokenChunk> =
+            (0..n_chunks).map(|chunk| TokenChunk { tokens: tokens(chunk), rows: rows.clone() }).collect();
         let targets = vec![0; n_scored];
         let mut rounds = Vec::new();
         for _ in 0..if is_bench { 5 } else { 1 } {

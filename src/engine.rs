@@ -1,7 +1,7 @@
 //! The reference inference engine: exact f32 activations, weights streamed layer by layer over the whole prompt set.
 //!
 //! [`GraphPlan::new`] resolves a graph from a card's features, a file's metadata and its tensors; [`Engine`] runs it
-//! over [`Chunk`]s of tokens: [`Engine::forward`] yields hidden states, [`Engine::scores`] and
+//! over [`TokenChunk`]s of tokens: [`Engine::forward`] yields hidden states, [`Engine::scores`] and
 //! [`Engine::divergences`] fold the head's logits into what a verdict needs.
 
 mod build;
@@ -16,6 +16,6 @@ pub use ops::head::{Hidden, TokenDivergence, TokenScore};
 pub use ops::math::add_squares;
 pub use ops::prefix::Prefix;
 pub use plan::GraphPlan;
-pub use run::graph::Observer;
-pub use run::stream::{Chunk, Engine, EngineOptions};
-pub use run::timings::Phase;
+pub use run::forward::{Engine, EngineOptions, TokenChunk};
+pub use run::observer::Observer;
+pub use run::timings::WorkKind;

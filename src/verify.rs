@@ -1,36 +1,41 @@
 //! May this file be shipped? Structure, tensors, tokenizer, perplexity, and against a baseline the divergence.
 //!
-//! [`verify`] runs the checks in that order and returns a [`Report`] with a [`Verdict`].
+//! [`verify`] runs the checks in that order and returns a [`Verification`]: a [`Report`] with a [`Verdict`], and every position that was computed.
 
-mod baseline;
+mod baseline_keys;
 mod chat;
+mod divergence;
 mod encoder;
 mod error;
 mod imatrix;
-mod imatrix_file;
-mod integrity;
-mod judge;
-mod kld;
+mod logits;
 mod measure;
+mod model;
 mod origin;
 mod perplexity;
 mod prompts;
 mod report;
 mod round_trip;
 mod samples;
+mod structure;
+mod thresholds;
+mod verification;
 mod vocabulary;
 mod windows;
 
 pub use chat::{ChatError, ChatTemplate};
+pub use divergence::{Divergence, WorstToken};
 pub use encoder::TextEncoder;
 pub use error::{PromptError, VerifyError};
 pub use imatrix::{Importance, ImportanceOptions, collect_importance};
-pub use integrity::{StructureOptions, check_structure};
-pub use judge::{Model, VerifyOptions, last_logits, verify};
-pub use kld::{Divergence, WorstToken};
+pub use logits::last_logits;
 pub use measure::{Position, Recall, Reference};
+pub use model::Model;
 pub use origin::OriginTokenizer;
 pub use perplexity::{Estimate, Perplexity};
 pub use prompts::{Prompt, PromptSource, read_prompts};
-pub use report::{Finding, PromptReport, Report, Severity, Thresholds, Verdict};
-pub use windows::{Scoring, Span, Window, windows};
+pub use report::{Finding, PromptReport, Report, Severity, Verdict};
+pub use structure::{StructureOptions, check_structure};
+pub use thresholds::Thresholds;
+pub use verification::{Verification, VerifyOptions, verify};
+pub use windows::{Cut, Rows, Scoring, Span, Window, cut};

@@ -2,6 +2,7 @@
 
 use crate::arch::eval::EvalError;
 use crate::arch::expr::ParseError;
+use crate::arch::graph::GraphProblem;
 use crate::arch::names::PatternError;
 use crate::arch::ops::OpError;
 use crate::core::Hint;
@@ -204,6 +205,9 @@ pub enum CardProblem {
     /// Not TOML.
     #[error("{0}")]
     Toml(String),
+    /// A graph that cannot be what is meant.
+    #[error("[graph]: {0}")]
+    Graph(GraphProblem),
     /// A key the schema does not have.
     #[error("{at}: unknown key `{key}`")]
     UnknownKey {

@@ -6,6 +6,9 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 
 use crate::arch::Registry;
+use crate::core::text::escape;
+
+mod effect;
 
 macro_rules! names {
     ($( $(#[$doc:meta])* $enum:ident { $first:ident $(, $(#[$attr:meta])* $rest:ident)* } )*) => {
@@ -408,27 +411,51 @@ impl GraphFeatures {
     #[must_use]
     pub fn of(arch: &str) -> Option<Self> {
         static CARDS: LazyLock<Option<Registry>> = LazyLock::new(|| Registry::embedded().ok());
-        let card = CARDS.as_ref().and_then(|cards| cards.by_gguf(arch)).map(|card| &card.graph);
-        let table =
-            card.filter(|table| !table.is_empty()).or_else(|| without_card().get(arch)?.as_table())?;
-        Self::from_toml(table).ok()
+        let card = CARDS.as_ref().and_then(|cards| cards.by_gguf(arch));
+        let described = card.and_then(|card| card.graph.clone());
+        described.or_else(|| Self::from_toml(without_card().get(arch)?.as_table()?).ok())
     }
 
     /// Reads the table.
     ///
     /// # Errors
-    /// Unknown keys, unknown values, values of the wrong type.
-    pub fn from_toml(table: &toml::Table) -> Result<Self, toml::de::Error> {
-        table.clone().try_into()
+    /// Unknown keys, unknown values, values of the wrong type; a key that the rest of the table makes meaningless.
+    pub fn from_toml(table: &toml::Table) -> Result<Self, GraphProblem> {
+        let features: Self = table.clone().try_into().map_err(GraphProblem::Table)?;
+        match effect::without_effect(&features) {
+            Some((key, needs)) => Err(GraphProblem::NoEffect { key, needs }),
+            None => Ok(features),
+        }
     }
+}
+
+/// The message, with the key that it is about.
+fn one_line(error: &toml::de::Error) -> String {
+    error.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// What is wrong with a `[graph]` table.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GraphProblem {
+    /// It does not follow the vocabulary.
+    #[error("{}", escape(&one_line(.0)))]
+    Table(toml::de::Error),
+    /// A key about something that the graph does not have.
+    #[error("`{key}` has no effect without {needs}")]
+    NoEffect {
+        /// The key.
+        key: &'static str,
+        /// What would give it one.
+        needs: &'static str,
+    },
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<GraphFeatures, toml::de::Error> {
-        GraphFeatures::from_toml(&text.parse::<toml::Table>()?)
+    fn read(text: &str) -> Result<GraphFeatures, GraphProblem> {
+        GraphFeatures::from_toml(&text.parse().unwrap())
     }
 
     #[test]
@@ -438,7 +465,7 @@ mod tests {
             "rope_on = 'key'\nlogit_scale = 'divide'\nnorm_topk = true",
             "rope = 'half'\nembed_scale = 'sqrt_embd'\nffn = 'geglu_tanh'\nwindow = 'sliding'\nwindow_pattern = 2\n\
              window_size = 4096\nattn_cap = 50\nfinal_cap = 30\nattn_scale = { embd_over_heads_at = [46] }",
-            "rope_on = { skip_every = 4 }\nwindow_pattern = { dense_first = 3 }\nfinal_cap = 'key'",
+            "rope_on = { skip_every = 4 }\nwindow = 'sliding'\nwindow_pattern = { dense_first = 3 }\nfinal_cap = 'key'",
             "mixer = 'mla'\nrope_at = 'end'\nyarn_mu = 'tenth'\nnorm_topk = 'key'\n\
              group_score = { max_if = 'softmax', else = 'sum2' }",
             "mixer = { every = 4, full = 'attention', rest = 'gdn' }\ngated_q = true\nunused = ['nextn.*']",
@@ -461,19 +488,50 @@ mod tests {
     }
 
     #[test]
+    fn keys_without_effect_are_refused() {
+        for (text, expected) in [
+            ("reason = 'none'", "`reason` has no effect without `kind = \"none\"`"),
+            ("positions = 'alibi'\nrope_at = 'end'", "`rope_at` has no effect without `positions` of `rope`"),
+            ("alibi_bias = 4", "`alibi_bias` has no effect"),
+            ("window_size = 4096", "`window_size` has no effect without a `window`"),
+            ("rope_local_base = 10000", "`rope_local_base` has no effect without a `window`"),
+            ("qk_norm = 'free_after_rope'\nqk_norm_kind = 'layer'", "`qk_norm_kind` has no effect"),
+            ("residual = 'post'\npre_ffn = 'attn_output_norm'", "`pre_ffn` has no effect"),
+            ("gate_norm = 'group'", "`gate_norm` has no effect without a `mixer` of `mamba2`"),
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{text}: {error}");
+        }
+        read("gate_norm = 'group'\nmixer = { by = 'kv_heads', full = 'attention', rest = 'mamba2' }")
+            .unwrap();
+    }
+
+    #[test]
+    fn a_card_is_refused_with_its_graph() {
+        let text = |graph: &str| format!("schema = 1\ngguf = 'x'\nextends = 'llama'\n[graph]\n{graph}");
+        for (graph, expected) in [
+            ("nrom = 'rms'", "card `x`: [graph]: unknown field `nrom`"),
+            ("norm = 'rmsx'", "card `x`: [graph]: unknown variant `rmsx`"),
+            ("window_pattern = 'x'", "card `x`: [graph]: data did not match any variant"),
+            ("alibi_bias = 4", "card `x`: [graph]: `alibi_bias` has no effect"),
+        ] {
+            let error = Registry::embedded().unwrap().add("x", &text(graph)).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+
+    #[test]
     fn every_embedded_table_loads_and_none_is_there_twice() {
         let cards = Registry::embedded().unwrap();
-        let tables = without_card().iter().map(|(arch, table)| (arch.as_str(), table.as_table().unwrap()));
-        let described = cards.cards().iter().filter(|card| !card.is_abstract && !card.graph.is_empty());
-        let described = described.map(|card| (card.gguf.as_str(), &card.graph));
-        for (arch, table) in tables.chain(described) {
-            if let Err(error) = GraphFeatures::from_toml(table) {
+        let described = cards.cards().iter().filter(|card| card.graph.is_some());
+        for card in described {
+            assert!(GraphFeatures::of(&card.gguf).is_some(), "{}", card.gguf);
+        }
+        for (arch, table) in without_card() {
+            if let Err(error) = GraphFeatures::from_toml(table.as_table().unwrap()) {
                 panic!("{arch}: {error}");
             }
-            assert!(GraphFeatures::of(arch).is_some(), "{arch}");
-        }
-        for arch in without_card().keys() {
-            let in_card = cards.by_gguf(arch).is_some_and(|card| !card.graph.is_empty());
+            let in_card = cards.by_gguf(arch).is_some_and(|card| card.graph.is_some());
             assert!(!in_card, "`{arch}` has a card: move its table there");
         }
         assert_eq!(GraphFeatures::of("no such architecture"), None);

@@ -153,7 +153,8 @@ fn config(
     set("tie_word_embeddings", &Datum::Bool(!scope.tensors.contains("output.weight")));
     let truncate = match scope.kv(&format!("{ANNOTATION_PREFIX}rope.scaling.yarn_truncate")) {
         Datum::Bool(truncate) => Some(truncate),
-        _ => card.graph.get("yarn_truncate").and_then(toml::Value::as_bool),
+        // The vocabulary's default says no more than a file without the key.
+        _ => card.graph.as_ref().and_then(|graph| (!graph.yarn_truncate).then_some(false)),
     };
     if let Some(scaling) = rope_scaling(scope, truncate, rope_freqs) {
         config.insert("rope_scaling".to_owned(), scaling);

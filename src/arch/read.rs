@@ -5,6 +5,7 @@ use toml::{Table, Value as Toml};
 
 use crate::arch::error::CardProblem;
 use crate::arch::expr::{Expr, ParseError};
+use crate::arch::graph::GraphFeatures;
 use crate::arch::names::{Pattern, Stars, nearest};
 use crate::arch::schema::{
     Card, ConfigDefault, DefaultValue, Generate, GenerateKind, Ignore, Rewrite, RewriteStep, Row,
@@ -252,8 +253,14 @@ pub(super) fn card(table: &Table, variant: Option<&str>) -> Read<Card> {
         generate: top.list("generate")?.iter().map(generate).collect::<Read<_>>()?,
         tokenizer: table.get("tokenizer").map(tokenizer).transpose()?.unwrap_or_default(),
         inverse: exprs(&top, "inverse")?,
-        graph: top.table("graph")?.cloned().unwrap_or_default(),
+        graph: graph(&top)?,
     })
+}
+
+/// The `[graph]` table; an empty one describes nothing.
+fn graph(top: &Fields<'_>) -> Read<Option<GraphFeatures>> {
+    let described = top.table("graph")?.filter(|table| !table.is_empty());
+    described.map(GraphFeatures::from_toml).transpose().map_err(CardProblem::Graph)
 }
 
 /// `names.rewrite` and `names.block`.

@@ -4,6 +4,7 @@ use indexmap::IndexMap;
 use serde_json::Value as Json;
 
 use crate::arch::expr::Expr;
+use crate::arch::graph::GraphFeatures;
 use crate::arch::names::{Pattern, Placeholder};
 use crate::arch::ops::OpSpec;
 use crate::gguf::{Mode, RankCode, SpecialToken, Template};
@@ -67,8 +68,8 @@ pub struct Card {
     pub tokenizer: TokenizerSpec,
     /// How the way back rebuilds configuration keys that rows do not give.
     pub inverse: IndexMap<String, Expr>,
-    /// What the engine builds; it checks this table itself.
-    pub graph: toml::Table,
+    /// What the engine builds, where the card describes it.
+    pub graph: Option<GraphFeatures>,
 }
 
 impl Card {

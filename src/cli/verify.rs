@@ -1,7 +1,10 @@
 //! `gguf-verify`: may this file be shipped?
 
 mod model;
+mod per_token;
+mod prompt_files;
 mod report;
+mod trace;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -9,8 +12,10 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde_json::json;
 
-use crate::cli::verify::model::Opened;
-use crate::cli::verify::report::Entry;
+use crate::cli::verify::model::OpenedModel;
+use crate::cli::verify::prompt_files::PromptFiles;
+use crate::cli::verify::report::{ModelReport, PromptRows};
+use crate::cli::verify::trace::Trace;
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
 use crate::core::mmap::address_space_bytes;
 use crate::core::output::{Destination, OutputFile};
@@ -19,9 +24,8 @@ use crate::core::text;
 use crate::engine::{EngineOptions, Observer};
 use crate::gguf::{GgufError, WriteOptions};
 use crate::verify::{
-    Finding, ImportanceOptions, Model, OriginTokenizer, Position, Prompt, PromptSource, Report, Scoring,
-    Span, Thresholds, Verdict, VerifyError, VerifyOptions, collect_importance, last_logits, read_prompts,
-    verify,
+    Finding, ImportanceOptions, Model, OriginTokenizer, Report, Rows, Scoring, Span, Thresholds, Verdict,
+    Verification, VerifyError, VerifyOptions, collect_importance, last_logits, verify,
 };
 
 /// Check a model file and say whether it may be shipped.
@@ -31,7 +35,7 @@ use crate::verify::{
     version = crate::cli::version(),
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    after_help = "Exit codes: 0 pass, 3 broken or a threshold missed, 4 passed as far as it could be judged, 1 could not run"
+    after_help = "With `-v` the perplexity of every prompt is shown, however many there are.\n\nExit codes: 0 pass, 3 broken or a threshold missed, 4 passed as far as it could be judged, 1 could not run"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -98,7 +102,7 @@ struct VerifyArgs {
     /// Lowest share of tokens with the same first choice [default: by bits per weight]
     #[arg(long, value_name = "SHARE")]
     min_top1: Option<f64>,
-    /// Print mean, rms and first values of every intermediate of this layer
+    /// Print each intermediate of this layer, 0 the first, to standard error: its size, mean, rms and first four values
     #[arg(long, value_name = "LAYER")]
     trace: Option<usize>,
 }
@@ -191,46 +195,23 @@ fn half_of_free_memory() -> Option<u64> {
     Some(kib.saturating_mul(512))
 }
 
-fn read_all(paths: &[PathBuf]) -> anyhow::Result<Vec<PromptSource>> {
-    let mut prompts = Vec::new();
-    for path in paths {
-        prompts.extend(read_prompts(path)?);
-    }
-    Ok(prompts)
-}
-
 impl CutArgs {
-    fn scoring(self, span: Span, every_row: bool) -> Scoring {
-        Scoring { n_ctx: self.ctx, n_chunks: self.chunks, stride: self.stride, span, every_row }
+    fn scoring(self, span: Span, rows: Rows) -> Scoring {
+        Scoring { n_ctx: self.ctx, n_chunks: self.chunks, stride: self.stride, span, rows }
     }
 }
 
-/// Prints the intermediates of one layer to standard error.
-struct Trace<'a> {
-    layer: usize,
-    session: &'a Session,
-}
-
-impl Observer for Trace<'_> {
-    fn slot(&self, layer: usize, name: &str, x: &[f32], n_cols: usize) {
-        if layer != self.layer || x.is_empty() {
-            return;
-        }
-        let n = x.len() as f64;
-        let mean = x.iter().map(|&v| f64::from(v)).sum::<f64>() / n;
-        let rms = (x.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>() / n).sqrt();
-        let first: Vec<String> = x.iter().take(4).map(|v| format!("{v:.6}")).collect();
-        self.session.progress.warn(&format!(
-            "layer {layer} {name}: {} x {n_cols}, mean {mean:.6e}, rms {rms:.6e}, first {}",
-            x.len() / n_cols.max(1),
-            first.join(" ")
-        ));
+/// Refuses to write over a file that is read.
+fn refuse_input<'p>(output: &Path, inputs: impl IntoIterator<Item = &'p PathBuf>) -> anyhow::Result<()> {
+    match inputs.into_iter().find(|input| is_same_file(output, input)) {
+        Some(_) => Err(UsageError(format!("{}: an input cannot be the output", output.display())).into()),
+        None => Ok(()),
     }
 }
 
 /// A baseline that cannot be opened says nothing about the model: the run fails, whatever is wrong with it.
-fn open_baseline(path: &Path, common: &Common) -> anyhow::Result<Opened> {
-    Opened::open(path, common)
+fn open_baseline(path: &Path, common: &Common) -> anyhow::Result<OpenedModel> {
+    OpenedModel::open(path, common)
         .map_err(|error| anyhow::anyhow!("baseline: {}", crate::cli::render::error_line(&error)))
 }
 
@@ -243,12 +224,16 @@ impl VerifyArgs {
         if self.models.len() > 1 && (self.per_token.is_some() || self.trace.is_some()) {
             return usage("`--per-token` and `--trace` take one model");
         }
+        if let Some(out) = &self.per_token {
+            Destination::of(out)?;
+            refuse_input(out, self.models.iter().chain(&self.prompts).chain(&self.baseline))?;
+        }
         let baseline = match &self.baseline {
             Some(path) => Some(open_baseline(path, &session.common)?),
             None => None,
         };
         let origin = self.origin()?;
-        let prompts = read_all(&self.prompts)?;
+        let prompts = PromptFiles::read(&self.prompts)?;
         let mut entries = Vec::new();
         for path in &self.models {
             entries.push(self.verify(path, baseline.as_ref(), origin.as_ref(), &prompts, session)?);
@@ -256,8 +241,8 @@ impl VerifyArgs {
         if session.common.json {
             session.print_json(&report::to_json(&entries))?;
         } else {
-            let every_prompt = session.common.verbose > 0;
-            session.print(|out| report::print(&entries, out, every_prompt))?;
+            let rows = if session.common.verbose > 0 { PromptRows::All } else { PromptRows::Few };
+            session.print(|out| report::print(&entries, out, rows))?;
         }
         Ok(exit_of(report::verdict(&entries)))
     }
@@ -277,12 +262,12 @@ impl VerifyArgs {
     fn verify(
         &self,
         path: &Path,
-        baseline: Option<&Opened>,
+        baseline: Option<&OpenedModel>,
         origin: Option<&OriginTokenizer>,
-        prompts: &[PromptSource],
+        prompts: &PromptFiles,
         session: &Session,
-    ) -> anyhow::Result<Entry> {
-        let opened = match Opened::open(path, &session.common) {
+    ) -> anyhow::Result<ModelReport> {
+        let opened = match OpenedModel::open(path, &session.common) {
             Ok(opened) => opened,
             // A header that cannot be read is a broken file; a file that cannot be opened is a failed run.
             Err(error) => match error.downcast_ref::<GgufError>() {
@@ -290,14 +275,18 @@ impl VerifyArgs {
                 Some(_) => {
                     let report = Report::unreadable(crate::cli::render::error_line(&error));
                     let size_bytes = fs_err::metadata(path).ok().map(|file| file.len());
-                    return Ok(Entry { path: path.to_owned(), size_bytes, file_type: None, report });
+                    return Ok(ModelReport { path: path.to_owned(), size_bytes, file_type: None, report });
                 }
             },
         };
-        let span = if self.score == Score::All { Span::All } else { Span::SecondHalf };
+        let span = match self.score {
+            Score::Half => Span::SecondHalf,
+            Score::All => Span::All,
+        };
+        let rows = if self.per_token.is_some() { Rows::All } else { Rows::Scored };
         let options = VerifyOptions {
             engine: engine_options(&session.common),
-            scoring: self.cut.scoring(span, self.per_token.is_some()),
+            scoring: self.cut.scoring(span, rows),
             thresholds: Thresholds {
                 max_ppl: self.max_ppl,
                 max_ppl_increase: self.max_ppl_increase,
@@ -307,25 +296,29 @@ impl VerifyArgs {
             },
             structure_only: self.structure_only,
         };
-        let trace = self.trace.map(|layer| Trace { layer, session });
+        let trace = self.trace.map(|layer| Trace::new(layer, session));
         let observer = trace.as_ref().map(|trace| trace as &dyn Observer);
         let run = |model: &Model<'_>, baseline: Option<&Model<'_>>| {
-            verify(model, baseline, prompts, &options, &session.progress, observer)
+            verify(model, baseline, prompts.sources(), &options, &session.progress, observer)
         };
-        let (mut report, encoded, positions) = opened.with(origin, |model| match baseline {
+        let verification = opened.with(origin, |model| match baseline {
             None => run(model, None),
             Some(baseline) => baseline.with(None, |baseline| run(model, Some(baseline))),
         })?;
+        let Verification { mut report, prompts: encoded, positions, unreached } = verification;
+        report
+            .extend(prompts.unreached(&unreached).into_iter().map(|text| Finding::warning("prompts", text)));
+        report.extend(trace.and_then(|trace| trace.missed()).map(|text| Finding::warning("trace", text)));
         if let Some(other) = &self.baseline
             && is_same_file(path, other)
         {
             report.add(Finding::warning("baseline", "the baseline is the model itself"));
         }
         if let Some(out) = &self.per_token {
-            write_per_token(out, &encoded, &positions)?;
+            per_token::write(out, &encoded, &positions, !session.common.no_sync)?;
         }
         let (size_bytes, file_type) = (opened.size_bytes(), opened.file_type());
-        Ok(Entry { path: path.to_owned(), size_bytes, file_type, report })
+        Ok(ModelReport { path: path.to_owned(), size_bytes, file_type, report })
     }
 }
 
@@ -344,32 +337,18 @@ fn exit_of(verdict: Verdict) -> Exit {
     }
 }
 
-/// One line per prompt; positions that were not computed are `null`.
-fn write_per_token(path: &Path, prompts: &[Prompt], positions: &[Position]) -> anyhow::Result<()> {
-    let mut out = std::io::BufWriter::new(fs_err::File::create(path)?);
-    for (at, prompt) in prompts.iter().enumerate() {
-        let mut nll = vec![serde_json::Value::Null; prompt.tokens.len().saturating_sub(1)];
-        for position in positions.iter().filter(|p| p.prompt == at) {
-            if let Some(slot) = position.at.checked_sub(1).and_then(|at| nll.get_mut(at)) {
-                *slot = json!(position.score.nll);
-            }
-        }
-        serde_json::to_writer(&mut out, &json!({ "prompt": at, "tokens": prompt.tokens, "nll": nll }))?;
-        writeln!(out)?;
-    }
-    out.flush()?;
-    Ok(())
-}
-
 fn logits(args: &LogitsArgs, session: &Session) -> anyhow::Result<Exit> {
     // Before the work, not after it.
     args.output.as_deref().map(Destination::of).transpose()?;
-    let opened = Opened::open(&args.model, &session.common)?;
-    let prompts = read_all(&args.prompts)?;
+    let opened = OpenedModel::open(&args.model, &session.common)?;
+    if let Some(path) = &args.output {
+        refuse_input(path, args.prompts.iter().chain(&opened.inputs()))?;
+    }
+    let prompts = PromptFiles::read(&args.prompts)?;
     let mut lines: Vec<u8> = Vec::new();
     let options = engine_options(&session.common);
     opened.with(None, |model| {
-        last_logits(model, &prompts, &options, &session.progress, |prompt, logits| {
+        last_logits(model, prompts.sources(), &options, &session.progress, |prompt, logits| {
             let line = json!({ "prompt": prompt, "logits": logits });
             writeln!(lines, "{line}")?;
             Ok(())
@@ -384,21 +363,26 @@ fn logits(args: &LogitsArgs, session: &Session) -> anyhow::Result<Exit> {
 
 fn imatrix(args: &ImatrixArgs, session: &Session) -> anyhow::Result<Exit> {
     Destination::of(&args.output)?;
-    let opened = Opened::open(&args.model, &session.common)?;
-    let prompts = read_all(&args.prompts)?;
+    let opened = OpenedModel::open(&args.model, &session.common)?;
+    refuse_input(&args.output, args.prompts.iter().chain(&opened.inputs()))?;
+    let prompts = PromptFiles::read(&args.prompts)?;
     let options = ImportanceOptions {
         engine: engine_options(&session.common),
-        scoring: args.cut.scoring(Span::SecondHalf, false),
+        scoring: args.cut.scoring(Span::SecondHalf, Rows::Scored),
     };
-    let importance =
-        opened.with(None, |model| collect_importance(model, &prompts, &options, &session.progress))?;
-    let dataset = args.prompts.first().map(|path| path.display().to_string()).unwrap_or_default();
+    let importance = opened
+        .with(None, |model| collect_importance(model, prompts.sources(), &options, &session.progress))?;
+    for warning in importance.warnings.iter().chain(&prompts.unreached(&importance.unreached)) {
+        session.progress.warn(warning);
+    }
+    let dataset = prompts.first().map(|path| path.display().to_string()).unwrap_or_default();
     let sync = !session.common.no_sync;
+    let write = WriteOptions { sync, inputs: opened.inputs(), ..WriteOptions::default() };
+    let sums = &importance.sums;
     if args.legacy {
-        importance.write_legacy(&args.output, &dataset, sync)?;
+        sums.write_legacy(&args.output, &dataset, &write)?;
     } else {
-        let write = WriteOptions { sync, inputs: opened.inputs(), ..WriteOptions::default() };
-        importance.write(&args.output, &dataset, &write, &session.progress)?;
+        sums.write(&args.output, &dataset, &write, &session.progress)?;
     }
     let size = fs_err::metadata(&args.output)?.len();
     if session.common.json {
@@ -407,8 +391,8 @@ fn imatrix(args: &ImatrixArgs, session: &Session) -> anyhow::Result<Exit> {
             .as_ref()
             .map(|p| json!({ "value": p.value, "stderr": p.stderr, "tokens": p.tokens }));
         session.print_json(&json!({
-            "file": args.output.display().to_string(), "file_bytes": size, "tensors": importance.tensors.len(),
-            "chunks": importance.n_chunks, "chunk_tokens": importance.chunk_size, "perplexity": perplexity,
+            "file": args.output.display().to_string(), "file_bytes": size, "tensors": sums.tensors.len(),
+            "chunks": sums.n_chunks, "chunk_tokens": sums.chunk_size, "perplexity": perplexity,
         }))?;
     } else if !session.common.quiet {
         session.print(|out| {
@@ -416,9 +400,9 @@ fn imatrix(args: &ImatrixArgs, session: &Session) -> anyhow::Result<Exit> {
                 out,
                 "{}: {} tensors, {} chunks of {}, {}",
                 args.output.display(),
-                importance.tensors.len(),
-                importance.n_chunks,
-                importance.chunk_size,
+                sums.tensors.len(),
+                sums.n_chunks,
+                sums.chunk_size,
                 text::bytes(size)
             )?;
             match &importance.perplexity {

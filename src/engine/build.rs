@@ -1,7 +1,13 @@
 //! From a card's features, a file's metadata and its tensors to a [`GraphPlan`](crate::engine::GraphPlan): everything about
 //! a graph that does not depend on tokens.
 
-pub(super) mod hparams;
-pub(super) mod layers;
-pub(super) mod model;
-pub(super) mod tensors;
+mod arch_keys;
+mod attention;
+mod builder;
+mod claims;
+mod features;
+mod ffn;
+mod layer;
+mod rope;
+#[cfg(test)]
+mod tests;

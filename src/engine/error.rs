@@ -13,6 +13,9 @@ pub enum EngineError {
     /// The card uses a feature that is part of the vocabulary but not built.
     #[error("card `{}`: `{feature} = {value}` is not built yet", escape(arch))]
     Unsupported { arch: String, feature: &'static str, value: String },
+    /// The file says that tokens see those after them: there is no next token to predict.
+    #[error("key `{}`: tokens see later ones, which is not built yet", escape(key))]
+    NotCausal { key: String },
     /// A required key is absent.
     #[error("key `{}` is missing", escape(key))]
     MissingKey { key: String },
@@ -25,7 +28,7 @@ pub enum EngineError {
     /// A tensor's shape contradicts the plan.
     #[error("tensor `{}`: expected shape {expected}, found {found}", escape(tensor))]
     TensorShape { tensor: String, expected: String, found: Shape },
-    /// Tensors that no part of the graph uses.
+    /// TensorClaims that no part of the graph uses.
     #[error("{} tensors are not used by the graph: {}", tensors.len(), names(tensors))]
     LeftOver { tensors: Vec<String> },
     /// A token id outside the vocabulary.
@@ -75,7 +78,7 @@ fn names(tensors: &[String]) -> String {
 impl Hint for EngineError {
     fn hints(&self) -> Vec<String> {
         match self {
-            Self::NoGraph { .. } | Self::Unsupported { .. } => {
+            Self::NoGraph { .. } | Self::Unsupported { .. } | Self::NotCausal { .. } => {
                 vec!["structure and tokenizer can still be checked: pass `--structure-only`".to_owned()]
             }
             Self::LeftOver { .. } => {

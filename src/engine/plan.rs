@@ -1,7 +1,7 @@
 //! What a run computes: every tensor, width and constant, resolved once from the card, the metadata and the tensors
 //! present. Running a plan never looks at metadata again.
 
-use crate::arch::graph::{FfnKind, GroupScoreName};
+use crate::arch::graph::GroupScoreName;
 use crate::engine::ops::prefix::Prefix;
 
 /// Consecutive elements of a tensor that is small enough to be held decoded: a bias, a norm's weight.
@@ -34,6 +34,14 @@ pub struct Matrix {
     pub expert: Option<usize>,
 }
 
+impl Matrix {
+    /// Rows `first .. first + n` of the matrix as a matrix of its own.
+    pub(crate) fn rows(&self, first: usize, n: usize) -> Self {
+        let bias = self.bias.as_ref().map(|b| Vector { tensor: b.tensor, first: b.first + first, len: n });
+        Self { first_row: self.first_row + first, n_rows: n, bias, ..self.clone() }
+    }
+}
+
 /// Formula of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormFormula {
@@ -46,7 +54,7 @@ pub enum NormFormula {
 /// A norm of rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Norm {
-    /// Formula.
+    /// What the values are divided by.
     pub formula: NormFormula,
     /// Multiplied after normalizing.
     pub weight: Option<Vector>,
@@ -70,10 +78,28 @@ pub enum HeadSpan {
 /// A norm of q or k.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeadNorm {
-    /// The norm.
+    /// Formula, weights, epsilon.
     pub norm: Norm,
     /// What it spans.
     pub span: HeadSpan,
+}
+
+/// Which values of a head a rotation pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairLayout {
+    /// `(2i, 2i + 1)`.
+    Interleaved,
+    /// `(i, i + n/2)`.
+    Half,
+}
+
+/// Dimensions between which yarn goes over from extrapolation to interpolation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ramp {
+    /// Last dimension that is only extrapolated.
+    pub low: f64,
+    /// First dimension that is only interpolated.
+    pub high: f64,
 }
 
 /// Scaling of the rotation angles.
@@ -85,8 +111,8 @@ pub enum RopeScaling {
     Yarn {
         /// Divisor of interpolated angles.
         factor: f64,
-        /// First and last dimension of the ramp.
-        ramp: (f64, f64),
+        /// Where interpolation sets in.
+        ramp: Ramp,
         /// Weight of the extrapolated part.
         ext_factor: f64,
     },
@@ -97,18 +123,27 @@ pub enum RopeScaling {
 pub struct Rope {
     /// Rotated dimensions of a head, from its start.
     pub n_dims: usize,
-    /// Pairs are `(2i, 2i+1)`, else `(i, i + n/2)`.
-    pub interleaved: bool,
+    /// Which values are rotated together.
+    pub pairs: PairLayout,
     /// Base of the frequencies.
     pub base: f64,
     /// Scaling of the angles.
     pub scaling: RopeScaling,
     /// Divisors of the angles, one per pair.
     pub factors: Option<Vector>,
-    /// Divisors for chunks longer than the length given with them.
-    pub long_factors: Option<(usize, Vector)>,
+    /// Divisors for long chunks.
+    pub long_factors: Option<LongFactors>,
     /// Factor of cos and sin.
     pub magnitude: f64,
+}
+
+/// Divisors of the angles in chunks beyond a length.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongFactors {
+    /// Longest chunk that does not use them.
+    pub limit: usize,
+    /// One per pair.
+    pub factors: Vector,
 }
 
 /// Which keys a query sees besides causality.
@@ -132,6 +167,15 @@ impl Mask {
             Self::Chunked(n) => position - position % n.max(1),
         }
     }
+}
+
+/// `1 + growth ln(1 + floor(position / length))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Temperature {
+    /// What each step adds, as a logarithm grows.
+    pub growth: f64,
+    /// Positions of a step.
+    pub length: usize,
 }
 
 /// Softmax attention.
@@ -175,8 +219,8 @@ pub struct Attention {
     pub sinks: Option<Vector>,
     /// Slope per head of a penalty proportional to distance.
     pub alibi: Option<Vec<f32>>,
-    /// Queries are multiplied by `1 + a ln(1 + floor(position / n))`.
-    pub temperature: Option<(f64, usize)>,
+    /// Factor of the queries that grows with their position.
+    pub temperature: Option<Temperature>,
 }
 
 /// What mixes information between positions.
@@ -190,13 +234,65 @@ pub enum Mixer {
     Attention(Box<Attention>),
 }
 
+/// An activation of one projection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlainActivation {
+    /// GELU in its tanh form.
+    GeluTanh,
+    /// GELU by the error function.
+    GeluErf,
+    /// `max(u, 0)`.
+    Relu,
+    /// `max(u, 0)²`.
+    Relu2,
+}
+
+/// An activation of a gate, which is multiplied with the up projection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GatedActivation {
+    /// `silu(g) u`.
+    Swiglu,
+    /// GELU of the gate in its tanh form.
+    GegluTanh,
+    /// GELU of the gate by the error function.
+    GegluErf,
+    /// `max(g, 0) u`.
+    Reglu,
+    /// `g' sig(1.702 g') (u' + 1)` with `g' = min(g, 7)` and `u'` clamped to ± 7.
+    SwigluOai,
+}
+
+/// What becomes of the up projection.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "one value per feed-forward")]
+pub enum Activation {
+    /// `act(up x)`.
+    Plain(PlainActivation),
+    /// `act(gate x, up x)`.
+    Gated {
+        /// The formula.
+        act: GatedActivation,
+        /// Gate projection, of the size of the up projection.
+        gate: Matrix,
+    },
+}
+
+impl Activation {
+    /// The gate projection, if there is one.
+    #[must_use]
+    pub fn gate(&self) -> Option<&Matrix> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Gated { gate, .. } => Some(gate),
+        }
+    }
+}
+
 /// A dense feed-forward: `down(act(gate x, up x))`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dense {
-    /// Activation.
-    pub act: FfnKind,
-    /// Gate projection, for gated activations.
-    pub gate: Option<Matrix>,
+    /// What becomes of the up projection.
+    pub act: Activation,
     /// Up projection.
     pub up: Matrix,
     /// Down projection.
@@ -216,10 +312,10 @@ pub enum GatingFunction {
 
 /// Experts in groups of which only some are eligible.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Groups {
+pub struct ExpertGroups {
     /// Number of groups.
     pub n: usize,
-    /// Groups kept.
+    /// ExpertGroups kept.
     pub used: usize,
     /// Score of a group.
     pub score: GroupScoreName,
@@ -230,7 +326,7 @@ pub struct Groups {
 /// Routed experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Moe {
-    /// Router.
+    /// Scores the experts, a row each.
     pub router: Matrix,
     /// Experts, in order.
     pub experts: Vec<Dense>,
@@ -240,9 +336,9 @@ pub struct Moe {
     pub gating: GatingFunction,
     /// Added to the scores for selection only.
     pub select_bias: Option<Vector>,
-    /// Groups.
-    pub groups: Option<Groups>,
-    /// Weights of the chosen are divided by their sum.
+    /// ExpertGroups.
+    pub groups: Option<ExpertGroups>,
+    /// WeightReader of the chosen are divided by their sum.
     pub normalize: bool,
     /// Factor of the weights.
     pub scale: Option<f32>,
@@ -277,24 +373,24 @@ pub enum Wiring {
 
 /// One layer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Layer {
-    /// Wiring.
+pub struct LayerPlan {
+    /// How the two branches join the residual stream.
     pub wiring: Wiring,
     /// Norm before the mixer.
     pub pre_mixer: Option<Norm>,
-    /// Mixer.
+    /// The branch that mixes positions.
     pub mixer: Mixer,
     /// Norm of the mixer's output.
     pub post_mixer: Option<Norm>,
     /// Norm before the feed-forward; with parallel wiring none means the mixer's.
     pub pre_ffn: Option<Norm>,
-    /// Feed-forward.
+    /// The branch that sees each position alone.
     pub ffn: Ffn,
     /// Norm of the feed-forward's output.
     pub post_ffn: Option<Norm>,
     /// Factor of both branches; with normed wiring, of their inputs.
     pub residual_scale: f32,
-    /// Tensors of the layer, for reading ahead and releasing.
+    /// TensorClaims of the layer, for reading ahead and releasing.
     pub tensors: Vec<usize>,
 }
 
@@ -322,10 +418,10 @@ pub struct GraphPlan {
     /// Rotations that layers refer to.
     pub ropes: Vec<Rope>,
     /// Layers.
-    pub layers: Vec<Layer>,
+    pub layers: Vec<LayerPlan>,
     /// Norm of the last layer's output.
     pub final_norm: Option<Norm>,
-    /// Head.
+    /// Rows that score the vocabulary; the embedding where the file has no other.
     pub head: Matrix,
     /// Factor of the logits.
     pub logit_scale: f32,
@@ -335,7 +431,7 @@ pub struct GraphPlan {
     pub warnings: Vec<String>,
 }
 
-impl Layer {
+impl LayerPlan {
     /// Columns of the layer's widest matrix.
     pub(super) fn widest(&self) -> usize {
         let dense = |d: &Dense| d.up.n_cols.max(d.down.n_cols);

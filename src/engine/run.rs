@@ -1,8 +1,10 @@
 //! Execution of a plan: chunks of tokens go through a layer at a time, each weight is decoded once, panel by panel.
 
-pub(super) mod graph;
+pub(super) mod batch;
+pub(super) mod forward;
+pub(super) mod observer;
 pub(super) mod panel;
-pub(super) mod stream;
+pub(super) mod runner;
 pub(super) mod timings;
 pub(super) mod weights;
 pub(super) mod workers;

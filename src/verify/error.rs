@@ -34,6 +34,7 @@ pub enum PromptError {
 
 /// Why a verification could not run.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message says what each field is")]
 pub enum VerifyError {
     /// The prompts cannot be read.
     #[error(transparent)]
@@ -44,49 +45,27 @@ pub enum VerifyError {
     /// I/O, with the path.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// The importance matrix cannot be written.
-    #[error(transparent)]
-    Write(#[from] crate::gguf::WriteError),
     /// Prompts of text and no tokenizer that can encode them.
     #[error("text cannot be encoded: {reason}")]
-    NoEncoder {
-        /// Why there is none.
-        reason: String,
-    },
+    NoEncoder { reason: String },
     /// No position is scored.
     #[error("no token to score: every prompt has fewer than two tokens")]
     NothingToScore,
     /// The stride leaves nothing to score.
     #[error("stride {stride}: expected 1 to {n_ctx}")]
-    Stride {
-        /// The stride.
-        stride: usize,
-        /// The context.
-        n_ctx: usize,
-    },
+    Stride { stride: usize, n_ctx: usize },
     /// A context that holds no prediction.
     #[error("context of {n_ctx} tokens: expected at least 4")]
-    Context {
-        /// The context.
-        n_ctx: usize,
-    },
+    Context { n_ctx: usize },
     /// Files of the source's tokenizer that cannot be read.
     #[error("source: {0}")]
     OriginFiles(#[from] crate::tokenizer::TokenizerError),
     /// A `tokenizer.json` that the reference implementation refuses.
     #[error("source: {}: {}", path.display(), crate::core::text::escape(reason))]
-    OriginTokenizer {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
+    OriginTokenizer { path: PathBuf, reason: String },
     /// A directory without tokenizer files.
     #[error("source: {}: neither tokenizer.json nor a SentencePiece model", path.display())]
-    NoOriginTokenizer {
-        /// The directory.
-        path: PathBuf,
-    },
+    NoOriginTokenizer { path: PathBuf },
     /// The baseline cannot be run.
     #[error("baseline: {0}")]
     Baseline(#[source] EngineError),
@@ -109,7 +88,6 @@ impl Hint for VerifyError {
         match self {
             Self::Prompts(error) => error.hints(),
             Self::Engine(error) | Self::Baseline(error) => error.hints(),
-            Self::Write(error) => error.hints(),
             Self::NoEncoder { .. } => {
                 vec!["give token ids: a file named `*.jsonl` with lines `{\"tokens\": [..]}`".to_owned()]
             }

@@ -9,37 +9,27 @@ use crate::core::TensorSource;
 use crate::core::progress::Progress;
 use crate::core::simd::SimdLevel;
 use crate::engine::plan::Matrix;
-use crate::engine::{EngineOptions, Observer, add_squares};
-use crate::verify::judge::{all_windows, engine_of};
+use crate::engine::{Engine, EngineOptions, Observer, add_squares};
+use crate::gguf::{ColumnSums, ImatrixSums};
 use crate::verify::measure::measure;
-use crate::verify::windows::Scoring;
+use crate::verify::verification::beyond_training;
+use crate::verify::windows::{Cut, Scoring, cut};
 use crate::verify::{Model, Perplexity, PromptSource, VerifyError};
 
 /// Rows summed by one task; partial sums are added in row order, whatever the threads do.
 const ROWS_PER_TASK: usize = 256;
 
-/// Statistics of one tensor.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sums {
-    /// Columns.
-    pub n_cols: usize,
-    /// Sums of squares, expert by expert.
-    pub in_sum2: Vec<f64>,
-    /// Rows seen by each expert; one entry for a plain matrix.
-    pub counts: Vec<u64>,
-}
-
 /// What a run collected.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Importance {
-    /// Statistics by tensor name.
-    pub tensors: BTreeMap<String, Sums>,
-    /// Chunks of tokens that were run.
-    pub n_chunks: usize,
-    /// Tokens of a chunk.
-    pub chunk_size: usize,
+    /// What the file will hold.
+    pub sums: ImatrixSums,
     /// Perplexity of the text, by the way.
     pub perplexity: Option<Perplexity>,
+    /// Prompts of which the limit on the number of chunks left nothing.
+    pub unreached: Vec<usize>,
+    /// What the reader should know.
+    pub warnings: Vec<String>,
 }
 
 /// How to collect.
@@ -51,12 +41,12 @@ pub struct ImportanceOptions {
     pub scoring: Scoring,
 }
 
-struct Collector {
+struct SumCollector {
     level: SimdLevel,
-    tensors: Mutex<BTreeMap<String, Sums>>,
+    tensors: Mutex<BTreeMap<String, ColumnSums>>,
 }
 
-impl Observer for Collector {
+impl Observer for SumCollector {
     fn input(&self, source: &dyn TensorSource, matrix: &Matrix, x: &[f32]) {
         let meta = &source.tensors()[matrix.tensor];
         if !meta.name.starts_with("blk.") {
@@ -77,17 +67,13 @@ impl Observer for Collector {
         };
         let expert = matrix.expert.unwrap_or(0);
         let mut tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
-        let sums = tensors.entry(meta.name.clone()).or_insert_with(|| Sums {
-            n_cols,
-            in_sum2: vec![0.0; n_experts * n_cols],
-            counts: vec![0; n_experts],
-        });
+        let columns = tensors.entry(meta.name.clone()).or_insert_with(|| ColumnSums::zero(n_cols, n_experts));
         for part in partial {
-            for (sum, x) in sums.in_sum2[expert * n_cols..][..n_cols].iter_mut().zip(part) {
+            for (sum, x) in columns.sums[expert * n_cols..][..n_cols].iter_mut().zip(part) {
                 *sum += x;
             }
         }
-        sums.counts[expert] += (x.len() / n_cols) as u64;
+        columns.counts[expert] += (x.len() / n_cols) as i64;
     }
 }
 
@@ -101,16 +87,17 @@ pub fn collect_importance(
     options: &ImportanceOptions,
     progress: &dyn Progress,
 ) -> Result<Importance, VerifyError> {
-    let windows = all_windows(model, prompts, &options.scoring)?;
-    let engine = engine_of(model, options.engine)?;
-    let collector = Collector { level: options.engine.level, tensors: Mutex::default() };
-    let measured = measure(&engine, None, &windows, progress, Some(&collector));
-    let (positions, _) = measured?;
+    let Cut { windows, unreached } = cut(&model.encode_all(prompts)?, &options.scoring)?;
+    let engine = Engine::new(model.plan()?, model.source, options.engine)?;
+    let mut warnings = engine.plan().warnings.clone();
+    warnings.extend(beyond_training(engine.plan(), &windows));
+    let collector = SumCollector { level: options.engine.level, tensors: Mutex::default() };
+    let (positions, _) = measure(&engine, None, &windows, progress, Some(&collector))?;
     let tensors = collector.tensors.into_inner().unwrap_or_else(PoisonError::into_inner);
     Ok(Importance {
-        tensors,
-        n_chunks: windows.len(),
-        chunk_size: options.scoring.n_ctx,
+        sums: ImatrixSums { tensors, n_chunks: windows.len(), chunk_size: options.scoring.n_ctx },
         perplexity: Perplexity::of(positions.iter()),
+        unreached,
+        warnings,
     })
 }

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use crate::core::progress::Progress;
-use crate::engine::{Chunk, Engine, Hidden, Observer, TokenScore};
+use crate::engine::{Engine, Hidden, Observer, TokenChunk, TokenScore};
 use crate::verify::{VerifyError, Window};
 
 /// What the reference says at a position.
@@ -36,17 +36,17 @@ pub struct Position {
 /// when everything fits into one group.
 #[derive(Debug, Default)]
 pub struct Recall {
-    last: Mutex<Option<(Vec<Chunk>, Hidden)>>,
+    last: Mutex<Option<(Vec<TokenChunk>, Hidden)>>,
 }
 
 impl Recall {
-    fn take(&self, chunks: &[Chunk]) -> Option<Hidden> {
+    fn take(&self, chunks: &[TokenChunk]) -> Option<Hidden> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let hidden = last.take_if(|(known, _)| known.as_slice() == chunks);
         hidden.map(|(_, hidden)| hidden)
     }
 
-    fn keep(&self, chunks: &[Chunk], hidden: Hidden) {
+    fn keep(&self, chunks: &[TokenChunk], hidden: Hidden) {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((chunks.to_vec(), hidden));
     }
 }
@@ -75,7 +75,7 @@ pub(super) fn measure(
         // Both models' hidden states are held at the end of a group.
         limit = (limit.min(baseline.engine.group_tokens(longest)?) / 2).max(longest);
     }
-    let groups: Vec<(&[Window], Vec<Chunk>)> = groups(windows, limit)
+    let groups: Vec<(&[Window], Vec<TokenChunk>)> = groups(windows, limit)
         .into_iter()
         .map(|group| (group, group.iter().map(|window| window.chunk.clone()).collect()))
         .collect();
@@ -84,7 +84,7 @@ pub(super) fn measure(
     let mut known = recall.and_then(|recall| recall.take(&groups.first()?.1));
     let again = baseline.filter(|_| known.is_none());
     let work =
-        |chunks: &[Chunk]| engine.work_bytes(chunks) + again.map_or(0, |b| b.engine.work_bytes(chunks));
+        |chunks: &[TokenChunk]| engine.work_bytes(chunks) + again.map_or(0, |b| b.engine.work_bytes(chunks));
     progress.begin("running the model", groups.iter().map(|(_, chunks)| work(chunks)).sum());
     let mut positions = Vec::new();
     let mut n_tokens = 0;

@@ -12,7 +12,7 @@ use crate::core::text::{escape, escape_bytes};
 use crate::gguf::{Array, Metadata, Value};
 use crate::tokenizer::files::Directory;
 use crate::tokenizer::sentencepiece::{ModelProto, first_of};
-use crate::verify::baseline;
+use crate::verify::baseline_keys;
 use crate::verify::vocabulary::strings;
 use crate::verify::{Finding, TextEncoder, VerifyError};
 
@@ -87,7 +87,7 @@ impl OriginTokenizer {
         let Some(tokens) = strings(metadata, "tokenizer.ggml.tokens") else { return Vec::new() };
         let mut findings = Vec::new();
         if let Some(keys) = &self.keys {
-            findings.extend(baseline::tokenizer(metadata, keys, CHECK, "the source"));
+            findings.extend(baseline_keys::tokenizer(metadata, keys, CHECK, "the source"));
         }
         match &self.kind {
             Kind::Json(tokenizer) => {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::engine::Chunk;
+use crate::engine::TokenChunk;
 use crate::verify::{Prompt, PromptError, VerifyError};
 
 /// Which positions of a full chunk are scored.
@@ -12,6 +12,16 @@ pub enum Span {
     #[default]
     SecondHalf,
     /// All; what is left of a document after its last full chunk is scored too.
+    All,
+}
+
+/// Which predictions are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Rows {
+    /// Those that count.
+    #[default]
+    Scored,
+    /// Of every position.
     All,
 }
 
@@ -26,13 +36,13 @@ pub struct Scoring {
     pub stride: Option<usize>,
     /// Scored part of a full chunk.
     pub span: Span,
-    /// Compute the predictions of every position, scored or not.
-    pub every_row: bool,
+    /// Positions whose predictions are computed.
+    pub rows: Rows,
 }
 
 impl Default for Scoring {
     fn default() -> Self {
-        Self { n_ctx: 512, n_chunks: None, stride: None, span: Span::SecondHalf, every_row: false }
+        Self { n_ctx: 512, n_chunks: None, stride: None, span: Span::SecondHalf, rows: Rows::Scored }
     }
 }
 
@@ -44,11 +54,20 @@ pub struct Window {
     /// Index in the prompt of the chunk's first token.
     pub start: usize,
     /// What the engine runs.
-    pub chunk: Chunk,
+    pub chunk: TokenChunk,
     /// Target of every wanted row.
     pub targets: Vec<u32>,
     /// Rows of the chunk that count.
     pub scored: Range<usize>,
+}
+
+/// Prompts as the engine runs them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// The windows, in the order of the prompts.
+    pub windows: Vec<Window>,
+    /// Prompts of which the limit on the number of chunks left nothing.
+    pub unreached: Vec<usize>,
 }
 
 /// Cuts prompts. A prompt shorter than a chunk is one window of its own length, scored at every position; of longer
@@ -56,7 +75,7 @@ pub struct Window {
 ///
 /// # Errors
 /// A completion that does not fit into the context, a stride beyond it, nothing to score.
-pub fn windows(prompts: &[Prompt], scoring: &Scoring) -> Result<Vec<Window>, VerifyError> {
+pub fn cut(prompts: &[Prompt], scoring: &Scoring) -> Result<Cut, VerifyError> {
     let n_ctx = scoring.n_ctx;
     if n_ctx < 4 {
         return Err(VerifyError::Context { n_ctx });
@@ -66,48 +85,74 @@ pub fn windows(prompts: &[Prompt], scoring: &Scoring) -> Result<Vec<Window>, Ver
     }
     let mut windows = Vec::new();
     for (at, prompt) in prompts.iter().enumerate() {
-        let n = prompt.tokens.len();
-        if prompt.whole && n > n_ctx {
-            return Err(PromptError::TooLong { prompt: at, tokens: n, n_ctx }.into());
-        }
-        // Token range of a window and its scored rows.
-        let mut cuts: Vec<(Range<usize>, Range<usize>)> = Vec::new();
-        if n < n_ctx || (prompt.whole && n == n_ctx) {
-            cuts.push((0..n, 0..n.saturating_sub(1)));
-        } else if let Some(stride) = scoring.stride {
-            let starts = (0..=n - n_ctx).step_by(stride);
-            cuts.extend(starts.map(|start| (start..start + n_ctx, n_ctx - 1 - stride..n_ctx - 1)));
-        } else {
-            let first = match scoring.span {
-                Span::SecondHalf => n_ctx / 2,
-                Span::All => 0,
-            };
-            cuts.extend((0..n / n_ctx).map(|i| (i * n_ctx..(i + 1) * n_ctx, first..n_ctx - 1)));
-            let rest = n / n_ctx * n_ctx;
-            if scoring.span == Span::All && n - rest >= 2 {
-                cuts.push((rest..n, 0..n - rest - 1));
-            }
-        }
-        for (range, rows) in cuts {
-            // Row r predicts token `start + r + 1`.
-            let from = prompt.score_from.saturating_sub(range.start + 1);
-            let scored = rows.start.max(from)..rows.end;
-            let wanted = if scoring.every_row { 0..range.len().saturating_sub(1) } else { scored.clone() };
-            if scored.is_empty() && wanted.is_empty() {
-                continue;
-            }
-            let mut tokens = prompt.tokens[range.clone()].to_vec();
-            if let (Some(bos), Some(first)) = (prompt.bos, tokens.first_mut()) {
-                *first = bos;
-            }
-            let targets = prompt.tokens[range.start + wanted.start + 1..=range.start + wanted.end].to_vec();
-            let chunk = Chunk { tokens, rows: wanted };
-            windows.push(Window { prompt: at, start: range.start, chunk, targets, scored });
-        }
+        windows.extend(windows_of(at, prompt, scoring)?);
     }
-    windows.truncate(scoring.n_chunks.unwrap_or(usize::MAX));
+    let beyond = windows.split_off(windows.len().min(scoring.n_chunks.unwrap_or(usize::MAX)));
+    let last = windows.last().map(|window| window.prompt);
+    let mut unreached: Vec<usize> = beyond.iter().map(|window| window.prompt).collect();
+    unreached.dedup();
+    unreached.retain(|&prompt| last != Some(prompt));
     if windows.iter().all(|window| window.scored.is_empty()) {
         return Err(VerifyError::NothingToScore);
+    }
+    Ok(Cut { windows, unreached })
+}
+
+/// Tokens of a window, and the rows of it that may count.
+struct Segment {
+    tokens: Range<usize>,
+    rows: Range<usize>,
+}
+
+/// Where a prompt of `n` tokens is cut.
+fn segments(n: usize, prompt: &Prompt, scoring: &Scoring) -> Vec<Segment> {
+    let n_ctx = scoring.n_ctx;
+    if n < n_ctx || (prompt.whole && n == n_ctx) {
+        return vec![Segment { tokens: 0..n, rows: 0..n.saturating_sub(1) }];
+    }
+    if let Some(stride) = scoring.stride {
+        let starts = (0..=n - n_ctx).step_by(stride);
+        let segment = |start| Segment { tokens: start..start + n_ctx, rows: n_ctx - 1 - stride..n_ctx - 1 };
+        return starts.map(segment).collect();
+    }
+    let first = match scoring.span {
+        Span::SecondHalf => n_ctx / 2,
+        Span::All => 0,
+    };
+    let full = (0..n / n_ctx).map(|i| Segment { tokens: i * n_ctx..(i + 1) * n_ctx, rows: first..n_ctx - 1 });
+    let mut segments: Vec<Segment> = full.collect();
+    let rest = n / n_ctx * n_ctx;
+    if scoring.span == Span::All && n - rest >= 2 {
+        segments.push(Segment { tokens: rest..n, rows: 0..n - rest - 1 });
+    }
+    segments
+}
+
+/// The windows of the prompt of number `at` in which anything is wanted.
+fn windows_of(at: usize, prompt: &Prompt, scoring: &Scoring) -> Result<Vec<Window>, VerifyError> {
+    let (n, n_ctx) = (prompt.tokens.len(), scoring.n_ctx);
+    if prompt.whole && n > n_ctx {
+        return Err(PromptError::TooLong { prompt: at, tokens: n, n_ctx }.into());
+    }
+    let mut windows = Vec::new();
+    for Segment { tokens: range, rows } in segments(n, prompt, scoring) {
+        // Row r predicts token `start + r + 1`.
+        let from = prompt.score_from.saturating_sub(range.start + 1);
+        let scored = rows.start.max(from)..rows.end;
+        let wanted = match scoring.rows {
+            Rows::Scored => scored.clone(),
+            Rows::All => 0..range.len().saturating_sub(1),
+        };
+        if scored.is_empty() && wanted.is_empty() {
+            continue;
+        }
+        let mut tokens = prompt.tokens[range.clone()].to_vec();
+        if let (Some(bos), Some(first)) = (prompt.bos, tokens.first_mut()) {
+            *first = bos;
+        }
+        let targets = prompt.tokens[range.start + wanted.start + 1..=range.start + wanted.end].to_vec();
+        let chunk = TokenChunk { tokens, rows: wanted };
+        windows.push(Window { prompt: at, start: range.start, chunk, targets, scored });
     }
     Ok(windows)
 }
@@ -120,41 +165,50 @@ mod tests {
         Prompt { tokens: (0..n).collect(), bos: None, score_from: 1, whole: false }
     }
 
-    fn cut(prompt: Prompt, scoring: Scoring) -> Vec<(usize, usize, Vec<u32>)> {
-        let windows = windows(&[prompt], &scoring).unwrap();
+    fn parts(prompt: Prompt, scoring: Scoring) -> Vec<(usize, usize, Vec<u32>)> {
+        let windows = cut(&[prompt], &scoring).unwrap().windows;
         windows.into_iter().map(|w| (w.start, w.chunk.tokens.len(), w.targets)).collect()
     }
 
     #[test]
     fn full_chunks_score_their_second_half() {
         let scoring = Scoring { n_ctx: 8, ..Scoring::default() };
-        let found = cut(prompt(21), scoring);
+        let found = parts(prompt(21), scoring);
         assert_eq!(found, [(0, 8, vec![5, 6, 7]), (8, 8, vec![13, 14, 15])]);
-        assert_eq!(cut(prompt(21), Scoring { n_chunks: Some(1), ..scoring }).len(), 1);
+        assert_eq!(parts(prompt(21), Scoring { n_chunks: Some(1), ..scoring }).len(), 1);
     }
 
     #[test]
     fn all_positions_stride_and_short_prompts() {
         let scoring = Scoring { n_ctx: 8, span: Span::All, ..Scoring::default() };
-        let found = cut(prompt(11), scoring);
+        let found = parts(prompt(11), scoring);
         assert_eq!(found, [(0, 8, (1..8).collect()), (8, 3, vec![9, 10])]);
         let strided = Scoring { stride: Some(3), span: Span::SecondHalf, ..scoring };
-        assert_eq!(cut(prompt(12), strided), [(0, 8, vec![5, 6, 7]), (3, 8, vec![8, 9, 10])]);
-        assert_eq!(cut(prompt(3), scoring), [(0, 3, vec![1, 2])]);
-        assert!(windows(&[prompt(1)], &scoring).is_err());
+        assert_eq!(parts(prompt(12), strided), [(0, 8, vec![5, 6, 7]), (3, 8, vec![8, 9, 10])]);
+        assert_eq!(parts(prompt(3), scoring), [(0, 3, vec![1, 2])]);
+        assert!(cut(&[prompt(1)], &scoring).is_err());
     }
 
     #[test]
     fn bos_replaces_the_first_token_and_completions_are_scored_alone() {
         let scoring = Scoring { n_ctx: 8, ..Scoring::default() };
         let document = Prompt { bos: Some(99), ..prompt(16) };
-        let found = windows(&[document], &scoring).unwrap();
+        let found = cut(&[document], &scoring).unwrap().windows;
         assert_eq!((found[1].chunk.tokens[0], found[1].chunk.tokens[1]), (99, 9));
         let completion = Prompt { score_from: 4, whole: true, ..prompt(6) };
-        assert_eq!(cut(completion.clone(), scoring), [(0, 6, vec![4, 5])]);
-        let every = Scoring { every_row: true, ..scoring };
-        let found = windows(std::slice::from_ref(&completion), &every).unwrap();
+        assert_eq!(parts(completion.clone(), scoring), [(0, 6, vec![4, 5])]);
+        let every = Scoring { rows: Rows::All, ..scoring };
+        let found = cut(std::slice::from_ref(&completion), &every).unwrap().windows;
         assert_eq!((found[0].targets.len(), found[0].scored.clone()), (5, 3..5));
-        assert!(windows(&[Prompt { whole: true, ..prompt(9) }], &scoring).is_err());
+        assert!(cut(&[Prompt { whole: true, ..prompt(9) }], &scoring).is_err());
+    }
+
+    #[test]
+    fn prompts_that_the_limit_leaves_nothing_of_are_named() {
+        let scoring = Scoring { n_ctx: 8, n_chunks: Some(3), ..Scoring::default() };
+        let unreached = |lengths: [u32; 4]| cut(&lengths.map(prompt), &scoring).unwrap().unreached;
+        assert_eq!(unreached([16, 8, 8, 5]), [2, 3]);
+        assert_eq!(unreached([8, 32, 1, 8]), [3], "a prompt without predictions is not missed");
+        assert_eq!(unreached([5, 5, 5, 1]), [0; 0]);
     }
 }

@@ -8,7 +8,7 @@ use gguf_foundry::arch::OutType;
 use gguf_foundry::convert::{Conversion, ConvertOptions};
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::core::progress::Silent;
-use gguf_foundry::engine::{Chunk, Engine, EngineOptions, GraphPlan};
+use gguf_foundry::engine::{Engine, EngineOptions, GraphPlan, TokenChunk};
 use serde_json::{Map, json};
 
 /// Width, heads (no power of two), inner width, vocabulary; the depth is what the large model is known by.
@@ -147,7 +147,7 @@ fn the_large_baichuan_has_alibi() {
     let plan = GraphPlan::new(&features, conversion.metadata(), conversion.tensors()).unwrap();
     let engine = Engine::new(plan, &conversion, EngineOptions::default()).unwrap();
     let tokens: Vec<u32> = numbers(7, 61).map(|x| ((x + 1.0) * 0.499 * VOCAB as f32) as u32).collect();
-    let hidden = engine.hidden(&[Chunk { tokens: tokens.clone(), rows: 0..tokens.len() }]).unwrap();
+    let hidden = engine.hidden(&[TokenChunk { tokens: tokens.clone(), rows: 0..tokens.len() }]).unwrap();
     let logits = engine.logits(&hidden, &Silent).unwrap();
     let expected = forward(&weights, &tokens);
     for (row, (found, expected)) in logits.chunks(VOCAB).zip(&expected).enumerate() {

@@ -10,7 +10,7 @@ use gguf_foundry::convert::{Conversion, ConvertOptions, ToHfOptions, gguf_to_hf}
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;
-use gguf_foundry::engine::{Chunk, Engine, EngineOptions, GraphPlan};
+use gguf_foundry::engine::{Engine, EngineOptions, GraphPlan, TokenChunk};
 use gguf_foundry::gguf::{Array, GgufFile, Metadata, Value, WriteOptions, write_gguf};
 use gguf_foundry::quantize::{self, Input, QuantizeOptions, QuantizePlan};
 use serde_json::{Map, Value as Json, json};
@@ -109,7 +109,7 @@ fn differences(source: &dyn TensorSource, metadata: &Metadata, case: &Json) -> (
         case[key].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
     };
     let tokens: Vec<u32> = numbers("tokens").into_iter().map(|token| token as u32).collect();
-    let hidden = engine.hidden(&[Chunk { tokens: tokens.clone(), rows: 0..tokens.len() }]).unwrap();
+    let hidden = engine.hidden(&[TokenChunk { tokens: tokens.clone(), rows: 0..tokens.len() }]).unwrap();
     let targets: Vec<u32> = tokens[1..].iter().copied().chain([0]).collect();
     let scores = engine.scores(&hidden, &targets, &Silent, None).unwrap();
     let logits = engine.logits(&hidden, &Silent).unwrap();

@@ -7,7 +7,7 @@ use gguf_foundry::arch::OutType;
 use gguf_foundry::convert::{Conversion, ConvertOptions};
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::core::progress::Silent;
-use gguf_foundry::engine::{Chunk, Engine, EngineError, EngineOptions, GraphPlan};
+use gguf_foundry::engine::{Engine, EngineError, EngineOptions, GraphPlan, TokenChunk};
 use gguf_foundry::gguf::{GgufFile, Metadata};
 use serde_json::Value;
 
@@ -68,7 +68,8 @@ pub fn last_logits(metadata: &Metadata, source: &dyn TensorSource, prompts: &[Ve
     let arch = metadata.get("general.architecture").unwrap().as_str().unwrap();
     let plan = GraphPlan::new(&GraphFeatures::of(arch).unwrap(), metadata, source.tensors()).unwrap();
     let engine = Engine::new(plan, source, EngineOptions::default()).unwrap();
-    let chunk = |tokens: &Vec<u32>| Chunk { tokens: tokens.clone(), rows: tokens.len() - 1..tokens.len() };
+    let chunk =
+        |tokens: &Vec<u32>| TokenChunk { tokens: tokens.clone(), rows: tokens.len() - 1..tokens.len() };
     let hidden = engine.hidden(&prompts.iter().map(chunk).collect::<Vec<_>>()).unwrap();
     let logits = engine.logits(&hidden, &Silent).unwrap();
     logits.chunks(engine.plan().n_vocab).map(<[f32]>::to_vec).collect()
@@ -95,8 +96,8 @@ fn cases(dir: &Path) -> Vec<Case> {
 /// Largest and mean difference of the negative log likelihoods, largest of the last logits.
 fn differences(source: &dyn TensorSource, plan: GraphPlan, cases: &[Case]) -> (f64, f64, f64) {
     let engine = Engine::new(plan, source, EngineOptions::default()).unwrap();
-    let chunks: Vec<Chunk> =
-        cases.iter().map(|c| Chunk { tokens: c.tokens.clone(), rows: 0..c.tokens.len() }).collect();
+    let chunks: Vec<TokenChunk> =
+        cases.iter().map(|c| TokenChunk { tokens: c.tokens.clone(), rows: 0..c.tokens.len() }).collect();
     let hidden = engine.hidden(&chunks).unwrap();
     let targets: Vec<u32> = cases.iter().flat_map(|c| c.tokens[1..].iter().copied().chain([0])).collect();
     let scores = engine.scores(&hidden, &targets, &Silent, None).unwrap();

@@ -10,7 +10,7 @@ use gguf_foundry::convert::{Codes, Conversion, ConvertOptions, FloatReason, ToHf
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{ElementType, GgmlType, TensorSource};
-use gguf_foundry::engine::{Chunk, Engine, EngineOptions, GraphPlan};
+use gguf_foundry::engine::{Engine, EngineOptions, GraphPlan, TokenChunk};
 use gguf_foundry::gguf::{Array, GgufFile, Metadata, Value, WriteOptions, write_gguf};
 use gguf_foundry::quant::dequantize;
 use serde_json::Value as Json;
@@ -166,7 +166,7 @@ fn logits(source: &dyn TensorSource, metadata: &Metadata) -> Vec<f32> {
     let engine = Engine::new(plan, source, EngineOptions::default()).unwrap();
     let tokens: Vec<u32> = (0..24).map(|i| i * 7 % 32).collect();
     let rows = 0..tokens.len();
-    let hidden = engine.hidden(&[Chunk { tokens, rows }]).unwrap();
+    let hidden = engine.hidden(&[TokenChunk { tokens, rows }]).unwrap();
     engine.logits(&hidden, &Silent).unwrap()
 }
 

@@ -13,16 +13,16 @@ use crate::tokenizer::{Encoder, TokenizerError};
 use crate::verify::{ChatTemplate, Model, OriginTokenizer, Recall};
 
 /// Where a model comes from.
-enum Origin {
+enum ModelOrigin {
     Gguf(Box<GgufFile>),
     /// A checkpoint, converted as it is read.
     Checkpoint(Box<Conversion>),
 }
 
-fn metadata(origin: &Origin) -> &Metadata {
+fn metadata(origin: &ModelOrigin) -> &Metadata {
     match origin {
-        Origin::Gguf(file) => file.metadata(),
-        Origin::Checkpoint(conversion) => conversion.metadata(),
+        ModelOrigin::Gguf(file) => file.metadata(),
+        ModelOrigin::Checkpoint(conversion) => conversion.metadata(),
     }
 }
 
@@ -42,20 +42,20 @@ fn plan_checkpoint(path: &Path, common: &Common) -> Result<Conversion, ConvertEr
 }
 
 /// A model with what belongs to it.
-pub(super) struct Opened {
-    origin: Origin,
+pub(super) struct OpenedModel {
+    origin: ModelOrigin,
     features: Result<GraphFeatures, String>,
     encoder: Result<Encoder, String>,
     recall: Recall,
 }
 
-impl Opened {
+impl OpenedModel {
     pub(super) fn open(path: &Path, common: &Common) -> anyhow::Result<Self> {
         let origin = if path.is_dir() {
-            Origin::Checkpoint(Box::new(plan_checkpoint(path, common)?))
+            ModelOrigin::Checkpoint(Box::new(plan_checkpoint(path, common)?))
         } else {
             let options = OpenOptions { may_read: true, ..OpenOptions::default() };
-            Origin::Gguf(Box::new(GgufFile::open_with(path, &options)?))
+            ModelOrigin::Gguf(Box::new(GgufFile::open_with(path, &options)?))
         };
         let arch = metadata(&origin).get("general.architecture").and_then(Value::as_str).unwrap_or_default();
         let features =
@@ -72,8 +72,8 @@ impl Opened {
             chat.render(messages).map_err(|error| error.to_string())
         };
         let (source, metadata, file): (&dyn TensorSource, _, _) = match &self.origin {
-            Origin::Gguf(file) => (&**file, file.metadata(), Some(&**file)),
-            Origin::Checkpoint(conversion) => (&**conversion, conversion.metadata(), None),
+            ModelOrigin::Gguf(file) => (&**file, file.metadata(), Some(&**file)),
+            ModelOrigin::Checkpoint(conversion) => (&**conversion, conversion.metadata(), None),
         };
         work(&Model {
             source,
@@ -94,27 +94,27 @@ impl Opened {
     /// Bytes of all parts of a file.
     pub(super) fn size_bytes(&self) -> Option<u64> {
         match &self.origin {
-            Origin::Gguf(file) => Some(file.file_bytes()),
-            Origin::Checkpoint(_) => None,
+            ModelOrigin::Gguf(file) => Some(file.file_bytes()),
+            ModelOrigin::Checkpoint(_) => None,
         }
     }
 
     /// What a file says that it is.
     pub(super) fn file_type(&self) -> Option<String> {
         match &self.origin {
-            Origin::Gguf(file) => {
+            ModelOrigin::Gguf(file) => {
                 let id = file.metadata().get("general.file_type")?.as_u64()?;
                 FileType::from_id(u32::try_from(id).ok()?).map(|found| found.name().to_owned())
             }
-            Origin::Checkpoint(_) => Some("checkpoint".to_owned()),
+            ModelOrigin::Checkpoint(_) => Some("checkpoint".to_owned()),
         }
     }
 
     /// Files that are read; an output must not replace them.
     pub(super) fn inputs(&self) -> Vec<PathBuf> {
         match &self.origin {
-            Origin::Gguf(file) => file.paths(),
-            Origin::Checkpoint(conversion) => conversion.input_paths(),
+            ModelOrigin::Gguf(file) => file.paths(),
+            ModelOrigin::Checkpoint(conversion) => conversion.input_paths(),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::cli::render::{Align, Table};
+use crate::cli::render::{Align, Cell, Style, Table, styled};
 use crate::core::text;
 use crate::core::text::escape;
 use crate::verify::{Report, Severity, Verdict};
@@ -13,8 +13,25 @@ use crate::verify::{Report, Severity, Verdict};
 /// Prompts up to which each is shown by itself.
 const MAX_PROMPTS: usize = 16;
 
+/// How many prompts are shown, each in a row of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PromptRows {
+    /// All if there are few, else none.
+    Few,
+    All,
+}
+
+/// The colour of a verdict.
+fn style(verdict: Verdict) -> Style {
+    match verdict {
+        Verdict::Pass => Style::Good,
+        Verdict::Partial => Style::Doubtful,
+        Verdict::Fail => Style::Bad,
+    }
+}
+
 /// A file and its verdict.
-pub(super) struct Entry {
+pub(super) struct ModelReport {
     /// As it was given.
     pub(super) path: PathBuf,
     /// Bytes of all parts; unknown for a checkpoint.
@@ -25,7 +42,7 @@ pub(super) struct Entry {
     pub(super) report: Report,
 }
 
-impl Entry {
+impl ModelReport {
     fn to_json(&self) -> Json {
         let mut map = Map::new();
         map.insert("file".to_owned(), json!(self.path.display().to_string()));
@@ -47,7 +64,7 @@ impl Entry {
         Ok(())
     }
 
-    fn print(&self, out: &mut dyn Write, every_prompt: bool) -> std::io::Result<()> {
+    fn print(&self, out: &mut dyn Write, rows: PromptRows) -> std::io::Result<()> {
         let report = &self.report;
         self.findings(out, "")?;
         if let Some(p) = &report.perplexity {
@@ -56,7 +73,11 @@ impl Entry {
         if let Some(bits) = report.bits_per_byte {
             writeln!(out, "bits per byte {bits:.4}")?;
         }
-        if report.prompts.len() > 1 && (every_prompt || report.prompts.len() <= MAX_PROMPTS) {
+        let limit = match rows {
+            PromptRows::Few => MAX_PROMPTS,
+            PromptRows::All => usize::MAX,
+        };
+        if (2..=limit).contains(&report.prompts.len()) {
             prompts(report).print(out)?;
         }
         if let Some(d) = &report.divergence {
@@ -84,7 +105,7 @@ impl Entry {
         }
         let unchecked = report.findings.iter().filter(|f| f.severity == Severity::Unchecked).count();
         let rest = if unchecked > 0 { format!(" ({unchecked} not judged)") } else { String::new() };
-        writeln!(out, "verdict       {}{rest}", report.verdict.name())
+        writeln!(out, "verdict       {}{rest}", styled(style(report.verdict), report.verdict.name()))
     }
 }
 
@@ -109,25 +130,25 @@ fn prompts(report: &Report) -> Table {
 }
 
 /// The worst of all verdicts.
-pub(super) fn verdict(entries: &[Entry]) -> Verdict {
+pub(super) fn verdict(entries: &[ModelReport]) -> Verdict {
     entries.iter().map(|entry| entry.report.verdict).max().unwrap_or(Verdict::Pass)
 }
 
 /// One report as it is; several under `models`, with the worst verdict.
-pub(super) fn to_json(entries: &[Entry]) -> Json {
+pub(super) fn to_json(entries: &[ModelReport]) -> Json {
     match entries {
         [entry] => entry.to_json(),
         _ => json!({
             "verdict": verdict(entries).name(),
-            "models": entries.iter().map(Entry::to_json).collect::<Vec<_>>(),
+            "models": entries.iter().map(ModelReport::to_json).collect::<Vec<_>>(),
         }),
     }
 }
 
 /// One report in full; of several the findings, then a row each.
-pub(super) fn print(entries: &[Entry], out: &mut dyn Write, every_prompt: bool) -> std::io::Result<()> {
+pub(super) fn print(entries: &[ModelReport], out: &mut dyn Write, rows: PromptRows) -> std::io::Result<()> {
     if let [entry] = entries {
-        return entry.print(out, every_prompt);
+        return entry.print(out, rows);
     }
     for entry in entries {
         let name = entry.path.display().to_string();
@@ -172,8 +193,8 @@ pub(super) fn print(entries: &[Entry], out: &mut dyn Write, every_prompt: bool) 
                 None => Default::default(),
             });
         }
-        row.push(report.verdict.name().to_owned());
-        table.row(row);
+        let verdict = Cell::styled(style(report.verdict), report.verdict.name());
+        table.row(row.into_iter().map(Cell::from).chain([verdict]));
     }
     table.print(out)
 }

@@ -3,17 +3,19 @@
 
 use rayon::prelude::*;
 
+use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
 use crate::engine::ops::math::{self, SoftmaxRow};
-use crate::engine::ops::matmul::{Grid, Tile, View, multiply};
+use crate::engine::ops::matmul::{MatrixTile, MatrixView, TileGrid, multiply};
 use crate::engine::ops::prefix::rotate_2d;
 use crate::engine::ops::product::Product;
-use crate::engine::plan::{Attention, HeadSpan};
-use crate::engine::run::graph::{Batch, Place, Run};
+use crate::engine::plan::{Attention, HeadNorm, HeadSpan, Temperature};
+use crate::engine::run::batch::{ChunkBatch, TokenPlace};
 use crate::engine::run::panel::transpose;
-use crate::engine::run::timings::Phase;
+use crate::engine::run::runner::Runner;
+use crate::engine::run::timings::WorkKind;
 use crate::engine::run::weights::LoadedNorm;
-use crate::engine::run::workers::{Scratch, lend};
+use crate::engine::run::workers::{WorkerBuffers, lend};
 
 /// Queries per tile: keys beyond the tile's last query are never computed. A multiple of the kernels' width.
 const QUERY_ROWS: usize = 96;
@@ -36,12 +38,29 @@ struct Projected<'a> {
     v: &'a [f32],
 }
 
-impl Run<'_> {
+/// Queries or keys, as they are placed.
+struct Side<'a> {
+    n_heads: usize,
+    norm: Option<&'a HeadNorm>,
+    temperature: Option<Temperature>,
+}
+
+impl<'a> Side<'a> {
+    fn queries(a: &'a Attention) -> Self {
+        Self { n_heads: a.n_heads, norm: a.q_norm.as_ref(), temperature: a.temperature }
+    }
+
+    fn keys(a: &'a Attention) -> Self {
+        Self { n_heads: a.n_kv_heads, norm: a.k_norm.as_ref(), temperature: None }
+    }
+}
+
+impl Runner<'_> {
     /// Attention of the normed input `x` (`[n_tokens, n_embd]`) into `out`, the wanted rows.
     pub(crate) fn attention(
         &self,
         a: &Attention,
-        batch: &Batch,
+        batch: &ChunkBatch,
         x: &[f32],
         out: &mut [f32],
     ) -> Result<(), EngineError> {
@@ -67,8 +86,8 @@ impl Run<'_> {
                 });
             });
         }
-        self.place(a, &batch.select(&batch.places, 1), &mut q, true)?;
-        self.place(a, &batch.places, &mut k, false)?;
+        self.place(a, &Side::queries(a), &batch.select(&batch.places, 1), &mut q)?;
+        self.place(a, &Side::keys(a), &batch.places, &mut k)?;
         self.slot("q", &q, a.q.n_rows);
         self.slot("k", &k, a.k.n_rows);
         let mut context = self.take(n_wanted * a.n_heads * a.dv);
@@ -84,16 +103,15 @@ impl Run<'_> {
     fn place(
         &self,
         a: &Attention,
-        places: &[Place],
+        side: &Side<'_>,
+        places: &[TokenPlace],
         values: &mut [f32],
-        is_query: bool,
     ) -> Result<(), EngineError> {
-        let (plan, n_heads) = if is_query { (&a.q_norm, a.n_heads) } else { (&a.k_norm, a.n_kv_heads) };
-        let norm = match plan {
+        let norm = match side.norm {
             Some(plan) => Some((plan.span, self.weights.norm(&plan.norm)?)),
             None => None,
         };
-        let width = n_heads * a.dk;
+        let width = side.n_heads * a.dk;
         let level = self.weights.level;
         let normalize = |row: &mut [f32], scratch: &mut Vec<f32>| match &norm {
             None => {}
@@ -105,8 +123,7 @@ impl Run<'_> {
                 row.chunks_mut(a.dk).enumerate().for_each(|(at, head)| norm.head(level, head, at, scratch));
             }
         };
-        let temperature = a.temperature.filter(|_| is_query);
-        let place = |row: &mut [f32], place: &Place, scratch: &mut Vec<f32>| {
+        let place = |row: &mut [f32], place: &TokenPlace, scratch: &mut Vec<f32>| {
             let position = place.position as usize;
             if !a.norm_after_rope {
                 normalize(row, scratch);
@@ -122,8 +139,8 @@ impl Run<'_> {
             if a.norm_after_rope {
                 normalize(row, scratch);
             }
-            if let Some((by, length)) = temperature {
-                let factor = 1.0 + by * (1.0 + (position / length) as f64).ln();
+            if let Some(Temperature { growth, length }) = side.temperature {
+                let factor = 1.0 + growth * (1.0 + (position / length) as f64).ln();
                 for x in row.iter_mut() {
                     *x *= factor as f32;
                 }
@@ -132,7 +149,7 @@ impl Run<'_> {
         self.workers.install(|| {
             let tasks = values.par_chunks_mut(ROWS_PER_TASK * width).zip(places.par_chunks(ROWS_PER_TASK));
             tasks.for_each_init(Vec::new, |scratch, (rows, places)| {
-                self.clock.time(Phase::Rotate, || {
+                self.clock.time(WorkKind::Rotate, || {
                     rows.chunks_mut(width).zip(places).for_each(|(row, at)| place(row, at, scratch));
                 });
             });
@@ -144,14 +161,14 @@ impl Run<'_> {
     fn mix(
         &self,
         a: &Attention,
-        batch: &Batch,
+        batch: &ChunkBatch,
         projected: Projected<'_>,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
         let sinks = self.weights.optional(a.sinks.as_ref())?;
         let heads: Vec<usize> = (0..=a.n_heads).map(|head| head * a.dv).collect();
         let cuts = batch.wanted_cuts();
-        let grid = Grid::new(out, a.n_heads * a.dv, cuts.clone(), heads);
+        let grid = TileGrid::new(out, a.n_heads * a.dv, cuts.clone(), heads);
         let group = a.n_heads / a.n_kv_heads;
         self.workers.each((cuts.len() - 1) * a.n_kv_heads, |scratch, task| {
             let (chunk, kv_head) = (task / a.n_kv_heads, task % a.n_kv_heads);
@@ -160,19 +177,19 @@ impl Run<'_> {
             let prefix = batch.prefix(chunk);
             // Later keys are not visible to any wanted query.
             let n_keys = (wanted.end - start).max(prefix);
-            let Scratch { rows: keys, tile: scores, sums, .. } = scratch;
+            let WorkerBuffers { rows: keys, tile: scores, sums, .. } = scratch;
             let width = n_keys.next_multiple_of(KEY_ROWS);
             let keys = lend(keys, a.dk * width);
-            self.clock.time(Phase::Attention, || {
+            self.clock.time(WorkKind::Attention, || {
                 let rows = rows_of(projected.k, start, n_keys, kv_head, a.n_kv_heads, a.dk);
-                transpose(rows, &mut Tile::whole(keys, a.dk, width));
+                transpose(rows, &mut MatrixTile::whole(keys, a.dk, width));
             });
             let head = Head {
                 first_query: wanted.start - start,
                 n_queries: wanted.len(),
                 prefix,
                 queries: &projected.q[cuts[chunk] * a.n_heads * a.dk..],
-                keys: View::new(keys, a.dk, width, width),
+                keys: MatrixView::new(keys, a.dk, width, width),
                 values: rows_of(projected.v, start, n_keys, kv_head, a.n_kv_heads, a.dv),
             };
             for at in kv_head * group..(kv_head + 1) * group {
@@ -190,7 +207,7 @@ impl Run<'_> {
         at: usize,
         head: &Head<'_>,
         sink: Option<f32>,
-        out: &mut Tile<'_>,
+        out: &mut MatrixTile<'_>,
         (scores, sums): (&mut Vec<f32>, &mut Vec<f32>),
     ) {
         let level = self.weights.level;
@@ -210,12 +227,12 @@ impl Run<'_> {
             let n = end - first;
             let queries = rows_of(head.queries, first, n, at, a.n_heads, a.dk);
             let scores = lend(scores, n * width);
-            self.clock.time(Phase::Attention, || {
+            self.clock.time(WorkKind::Attention, || {
                 let keys = head.keys.columns(first_key..first_key + width);
-                multiply(&mut Tile::whole(scores, n, width), queries, keys, scale);
+                multiply(&mut MatrixTile::whole(scores, n, width), queries, keys, scale);
             });
             let sums = lend(sums, n);
-            self.clock.time(Phase::Softmax, || {
+            self.clock.time(WorkKind::Softmax, || {
                 for ((row, sum), position) in scores.chunks_mut(width).zip(sums.iter_mut()).zip(positions) {
                     let end = (position + 1).max(head.prefix);
                     let visible = a.mask.first_key(position) - first_key..end - first_key;
@@ -224,10 +241,10 @@ impl Run<'_> {
                     *sum = (1.0 / math::softmax(level, &mut row[visible], softmax)) as f32;
                 }
             });
-            self.clock.time(Phase::Attention, || {
+            self.clock.time(WorkKind::Attention, || {
                 let mut tile = out.rows_mut(first..end);
                 let values = head.values.rows(first_key..first_key + n_keys);
-                multiply(&mut tile, View::new(scores, n, n_keys, width), values, 1.0);
+                multiply(&mut tile, MatrixView::new(scores, n, n_keys, width), values, 1.0);
                 for (row, &sum) in sums.iter().enumerate() {
                     tile.row_mut(row).iter_mut().for_each(|x| *x *= sum);
                 }
@@ -247,17 +264,24 @@ struct Head<'a> {
     /// The chunk's wanted queries, all heads, and what follows.
     queries: &'a [f32],
     /// Transposed: one column per key, then some that mean nothing.
-    keys: View<'a>,
-    values: View<'a>,
+    keys: MatrixView<'a>,
+    values: MatrixView<'a>,
 }
 
 /// `n` rows of one head in `[tokens, n_heads * width]`.
-fn rows_of(data: &[f32], first: usize, n: usize, head: usize, n_heads: usize, width: usize) -> View<'_> {
+fn rows_of(
+    data: &[f32],
+    first: usize,
+    n: usize,
+    head: usize,
+    n_heads: usize,
+    width: usize,
+) -> MatrixView<'_> {
     let start = if n == 0 { 0 } else { (first * n_heads + head) * width };
-    View::new(&data[start..], n, width, n_heads * width)
+    MatrixView::new(&data[start..], n, width, n_heads * width)
 }
 
-fn whole_row(norm: &LoadedNorm, level: crate::core::simd::SimdLevel, x: &mut [f32], scratch: &mut Vec<f32>) {
+fn whole_row(norm: &LoadedNorm, level: SimdLevel, x: &mut [f32], scratch: &mut Vec<f32>) {
     scratch.clear();
     scratch.extend_from_slice(x);
     norm.row(level, scratch, x);

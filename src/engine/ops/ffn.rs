@@ -3,9 +3,9 @@
 use crate::engine::EngineError;
 use crate::engine::ops::product::Product;
 use crate::engine::plan::{Dense, Ffn};
-use crate::engine::run::graph::Run;
+use crate::engine::run::runner::Runner;
 
-impl Run<'_> {
+impl Runner<'_> {
     /// The feed-forward of `x` into `out`, both `[n_tokens, n_embd]`.
     pub(crate) fn ffn(
         &self,
@@ -33,8 +33,7 @@ impl Run<'_> {
         out: &mut [f32],
     ) -> Result<(), EngineError> {
         let mut inner = self.take(n_tokens * dense.up.n_rows);
-        let product =
-            Product { weight: &dense.up, gate: dense.gate.as_ref(), act: Some(dense.act), out: &mut inner };
+        let product = Product { weight: &dense.up, act: Some(&dense.act), out: &mut inner };
         self.products(x, n_tokens, vec![product])?;
         self.products(&inner, n_tokens, vec![Product::plain(&dense.down, out)])?;
         self.give([inner]);

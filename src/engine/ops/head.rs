@@ -11,13 +11,15 @@ use crate::core::progress::Progress;
 use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
 use crate::engine::ops::math;
-use crate::engine::ops::matmul::{Tile, View};
+use crate::engine::ops::matmul::{MatrixTile, MatrixView};
 use crate::engine::ops::product::Product;
-use crate::engine::run::graph::{Observer, RopeTables, Run};
+use crate::engine::ops::rope::RopeTables;
+use crate::engine::run::forward::Engine;
+use crate::engine::run::observer::Observer;
 use crate::engine::run::panel::{Panel, SLICE_TOKENS, cuts};
-use crate::engine::run::stream::Engine;
-use crate::engine::run::timings::Phase;
-use crate::engine::run::weights::Weights;
+use crate::engine::run::runner::Runner;
+use crate::engine::run::timings::WorkKind;
+use crate::engine::run::weights::WeightReader;
 use crate::engine::run::workers::lend;
 
 /// Logits held at a time.
@@ -68,7 +70,7 @@ pub struct TokenDivergence {
 
 /// A log-softmax in progress.
 #[derive(Clone, Copy, Debug)]
-struct Fold {
+struct LogitFold {
     max: f32,
     sum: f64,
     /// `Σ e^(a - max_a) (a - b)`, in the reference's fold.
@@ -77,7 +79,7 @@ struct Fold {
     top: (f32, u32),
 }
 
-impl Fold {
+impl LogitFold {
     const START: Self = Self {
         max: f32::NEG_INFINITY,
         sum: 0.0,
@@ -132,10 +134,10 @@ impl Fold {
 }
 
 impl Engine<'_> {
-    fn head_run<'r>(&'r self, progress: &'r dyn Progress, observer: Option<&'r dyn Observer>) -> Run<'r> {
-        Run {
+    fn head_run<'r>(&'r self, progress: &'r dyn Progress, observer: Option<&'r dyn Observer>) -> Runner<'r> {
+        Runner {
             plan: &self.plan,
-            weights: Weights { source: self.source, level: self.options.level },
+            weights: WeightReader { source: self.source, level: self.options.level },
             workers: &self.workers,
             progress,
             observer,
@@ -156,7 +158,7 @@ impl Engine<'_> {
 
     fn logits_block(
         &self,
-        run: &Run<'_>,
+        run: &Runner<'_>,
         hidden: &Hidden,
         vocabulary: &Range<usize>,
         out: &mut [f32],
@@ -203,10 +205,10 @@ impl Engine<'_> {
         let affix = run.affix(head)?;
         let panels: Vec<Panel<'_>> = Panel::of(head, None).collect();
         let slices = cuts(hidden.n_rows, SLICE_TOKENS);
-        let mut folds = vec![Fold::START; hidden.n_rows];
+        let mut folds = vec![LogitFold::START; hidden.n_rows];
         run.each_block(&panels, |block, _, decoded| {
             // Logits are folded where they are computed, panel by panel, and the folds then in the panels' order.
-            let parts: Vec<Mutex<Vec<Fold>>> =
+            let parts: Vec<Mutex<Vec<LogitFold>>> =
                 (0..block.len() * (slices.len() - 1)).map(|_| Mutex::default()).collect();
             self.workers.each(parts.len(), |scratch, task| {
                 if progress.is_cancelled() {
@@ -215,11 +217,11 @@ impl Engine<'_> {
                 let (slice, panel) = (task / block.len(), task % block.len());
                 let (rows, panel, weights) =
                     (slices[slice]..slices[slice + 1], &block[panel], decoded[panel].weight);
-                let x = View::new(&hidden.states[rows.start * n_embd..], rows.len(), n_embd, n_embd);
+                let x = MatrixView::new(&hidden.states[rows.start * n_embd..], rows.len(), n_embd, n_embd);
                 let logits = lend(&mut scratch.tile, rows.len() * panel.n);
-                let mut tile = Tile::whole(logits, rows.len(), panel.n);
-                run.clock.time(Phase::Product, || affix.multiply(&mut tile, x, weights, panel));
-                let part = run.clock.time(Phase::Fold, || {
+                let mut tile = MatrixTile::whole(logits, rows.len(), panel.n);
+                run.clock.time(WorkKind::Product, || affix.multiply(&mut tile, x, weights, panel));
+                let part = run.clock.time(WorkKind::Fold, || {
                     self.fold(logits, panel.n, panel.first, &targets[rows.start.min(targets.len())..])
                 });
                 *parts[task].lock().unwrap_or_else(PoisonError::into_inner) = part;
@@ -235,15 +237,15 @@ impl Engine<'_> {
             });
             Ok(())
         })?;
-        Ok(folds.iter().map(Fold::score).collect())
+        Ok(folds.iter().map(LogitFold::score).collect())
     }
 
     /// Folds a tile of logits whose rows are vocabulary rows `first .. first + n`.
-    fn fold(&self, logits: &mut [f32], n: usize, first: usize, targets: &[u32]) -> Vec<Fold> {
+    fn fold(&self, logits: &mut [f32], n: usize, first: usize, targets: &[u32]) -> Vec<LogitFold> {
         let level = self.options.level;
         math::scale_and_cap(level, logits, self.plan.logit_scale, self.plan.final_cap);
         let fold = |(logits, &target): (&mut [f32], &u32)| {
-            let mut fold = Fold::START;
+            let mut fold = LogitFold::START;
             fold.add(level, logits, first, target);
             fold
         };
@@ -268,7 +270,7 @@ impl Engine<'_> {
         }
         let level = self.options.level;
         let (run, model_run) = (self.head_run(progress, None), model.head_run(progress, None));
-        let mut folds = vec![(Fold::START, Fold::START); hidden.n_rows];
+        let mut folds = vec![(LogitFold::START, LogitFold::START); hidden.n_rows];
         let (mut a, mut b) = (Vec::new(), Vec::new());
         for vocabulary in self.blocks(hidden.n_rows * 2) {
             let n = vocabulary.len();

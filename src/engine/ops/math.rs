@@ -3,8 +3,8 @@
 //! of iterators may stay calls inside the level's function, which costs more than the arithmetic.
 #![expect(clippy::inline_always, reason = "the loops must be compiled inside the level's function")]
 
-use crate::arch::graph::FfnKind;
 use crate::core::simd::{SimdLevel, VectorLoop};
+use crate::engine::plan::{GatedActivation, PlainActivation};
 
 const LANES: usize = 16;
 
@@ -124,28 +124,25 @@ pub(crate) struct SoftmaxRow {
 }
 
 vector_loops! {
-    GatedLoop<'a> { kind: FfnKind, gate: &'a [f32], up: &'a mut [f32] } -> () {
+    GatedLoop<'a> { act: GatedActivation, gate: &'a [f32], up: &'a mut [f32] } -> () {
         let pairs = up.iter_mut().zip(gate);
-        match kind {
-            FfnKind::Swiglu => pairs.for_each(|(u, &g)| *u *= g * sigmoid(g)),
-            FfnKind::GegluTanh => pairs.for_each(|(u, &g)| *u *= gelu_tanh(g)),
-            FfnKind::GegluErf => pairs.for_each(|(u, &g)| *u *= gelu_erf(g)),
-            FfnKind::Reglu => pairs.for_each(|(u, &g)| *u *= relu(g)),
-            FfnKind::SwigluOai => pairs.for_each(|(u, &g)| {
+        match act {
+            GatedActivation::Swiglu => pairs.for_each(|(u, &g)| *u *= g * sigmoid(g)),
+            GatedActivation::GegluTanh => pairs.for_each(|(u, &g)| *u *= gelu_tanh(g)),
+            GatedActivation::GegluErf => pairs.for_each(|(u, &g)| *u *= gelu_erf(g)),
+            GatedActivation::Reglu => pairs.for_each(|(u, &g)| *u *= relu(g)),
+            GatedActivation::SwigluOai => pairs.for_each(|(u, &g)| {
                 let g = if g > 7.0 { 7.0 } else { g };
                 *u = (u.clamp(-7.0, 7.0) + 1.0) * (g * sigmoid(1.702 * g));
             }),
-            // The plan pairs a gate with gated activations only.
-            _ => {}
         }
     }
-    PlainLoop<'a> { kind: FfnKind, x: &'a mut [f32] } -> () {
-        match kind {
-            FfnKind::GeluTanh => x.iter_mut().for_each(|x| *x = gelu_tanh(*x)),
-            FfnKind::GeluErf => x.iter_mut().for_each(|x| *x = gelu_erf(*x)),
-            FfnKind::Relu => x.iter_mut().for_each(|x| *x = relu(*x)),
-            FfnKind::Relu2 => x.iter_mut().for_each(|x| *x = relu(*x) * relu(*x)),
-            _ => {}
+    PlainLoop<'a> { act: PlainActivation, x: &'a mut [f32] } -> () {
+        match act {
+            PlainActivation::GeluTanh => x.iter_mut().for_each(|x| *x = gelu_tanh(*x)),
+            PlainActivation::GeluErf => x.iter_mut().for_each(|x| *x = gelu_erf(*x)),
+            PlainActivation::Relu => x.iter_mut().for_each(|x| *x = relu(*x)),
+            PlainActivation::Relu2 => x.iter_mut().for_each(|x| *x = relu(*x) * relu(*x)),
         }
     }
     MaxLoop<'a> { x: &'a [f32] } -> f32 {
@@ -290,13 +287,13 @@ vector_loops! {
 }
 
 /// `up[i] = act(gate[i]) * up[i]`.
-pub(crate) fn gated(level: SimdLevel, kind: FfnKind, gate: &[f32], up: &mut [f32]) {
-    level.vectorize(GatedLoop { kind, gate, up });
+pub(crate) fn gated(level: SimdLevel, act: GatedActivation, gate: &[f32], up: &mut [f32]) {
+    level.vectorize(GatedLoop { act, gate, up });
 }
 
 /// Applies an activation without gate.
-pub(crate) fn activate(level: SimdLevel, kind: FfnKind, x: &mut [f32]) {
-    level.vectorize(PlainLoop { kind, x });
+pub(crate) fn activate(level: SimdLevel, act: PlainActivation, x: &mut [f32]) {
+    level.vectorize(PlainLoop { act, x });
 }
 
 /// The largest value; negative infinity for none.
@@ -408,7 +405,7 @@ mod tests {
         let x: Vec<f32> = (0..1237).map(|i| ((i * 7919) % 4001) as f32 / 300.0 - 6.0).collect();
         let run = |level| {
             let mut up = x.clone();
-            gated(level, FfnKind::Swiglu, &x, &mut up);
+            gated(level, GatedActivation::Swiglu, &x, &mut up);
             let mut soft = x.clone();
             let peak = max(level, &soft);
             let sum = softmax(level, &mut soft, SoftmaxRow::default());

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A read-only matrix inside a slice.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct View<'a> {
+pub(crate) struct MatrixView<'a> {
     data: &'a [f32],
     n_rows: usize,
     n_cols: usize,
     row_stride: usize,
 }
 
-impl<'a> View<'a> {
+impl<'a> MatrixView<'a> {
     /// A row-major matrix whose rows start `row_stride` apart.
     ///
     /// # Panics
@@ -68,7 +68,7 @@ impl<'a> View<'a> {
 
 /// A tile of a matrix that one thread writes.
 #[derive(Debug)]
-pub(crate) struct Tile<'a> {
+pub(crate) struct MatrixTile<'a> {
     start: *mut f32,
     n_rows: usize,
     n_cols: usize,
@@ -76,7 +76,7 @@ pub(crate) struct Tile<'a> {
     owner: PhantomData<&'a mut [f32]>,
 }
 
-impl<'a> Tile<'a> {
+impl<'a> MatrixTile<'a> {
     /// A whole row-major matrix as one tile.
     ///
     /// # Panics
@@ -97,7 +97,7 @@ impl<'a> Tile<'a> {
     /// If there is no such row.
     pub(crate) fn row_mut(&mut self, row: usize) -> &mut [f32] {
         assert!(row < self.n_rows);
-        // SAFETY: the tile lies inside the slice it was made from (checked in `whole` and `Grid::new`), nobody else
+        // SAFETY: the tile lies inside the slice it was made from (checked in `whole` and `TileGrid::new`), nobody else
         // may touch it while it lives (it borrows the slice, and a grid gives each tile out once), and the row is
         // inside the tile.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.row_stride), self.n_cols) }
@@ -107,21 +107,21 @@ impl<'a> Tile<'a> {
     ///
     /// # Panics
     /// If the range does not lie in the tile.
-    pub(crate) fn rows_mut(&mut self, range: Range<usize>) -> Tile<'_> {
+    pub(crate) fn rows_mut(&mut self, range: Range<usize>) -> MatrixTile<'_> {
         assert!(range.start <= range.end && range.end <= self.n_rows);
         let offset = if range.start == range.end { 0 } else { range.start * self.row_stride };
         // SAFETY: the offset of an existing row is inside the slice.
         let start = unsafe { self.start.add(offset) };
-        Tile { start, n_rows: range.len(), ..*self }
+        MatrixTile { start, n_rows: range.len(), ..*self }
     }
 }
 
 // SAFETY: a tile is an exclusive borrow of plain numbers.
-unsafe impl Send for Tile<'_> {}
+unsafe impl Send for MatrixTile<'_> {}
 
 /// A matrix cut into tiles by rows and columns; every tile is given out at most once, to any thread.
 #[derive(Debug)]
-pub(crate) struct Grid<'a> {
+pub(crate) struct TileGrid<'a> {
     start: *mut f32,
     row_stride: usize,
     row_cuts: Vec<usize>,
@@ -130,7 +130,7 @@ pub(crate) struct Grid<'a> {
     owner: PhantomData<&'a mut [f32]>,
 }
 
-impl<'a> Grid<'a> {
+impl<'a> TileGrid<'a> {
     /// Cuts a row-major matrix of rows of `n_cols`. Cuts ascend; tile `(r, c)` lies between cuts `r`, `r + 1` of the
     /// rows and `c`, `c + 1` of the columns.
     ///
@@ -154,7 +154,7 @@ impl<'a> Grid<'a> {
     ///
     /// # Panics
     /// If there is no such tile or it was given out before.
-    pub(crate) fn take(&self, row: usize, col: usize) -> Tile<'_> {
+    pub(crate) fn take(&self, row: usize, col: usize) -> MatrixTile<'_> {
         let n_across = self.col_cuts.len() - 1;
         assert!(col < n_across && row + 1 < self.row_cuts.len());
         let again = self.taken[row * n_across + col].swap(true, Ordering::Relaxed);
@@ -164,15 +164,15 @@ impl<'a> Grid<'a> {
         let offset = if n_rows == 0 || n_cols == 0 { 0 } else { rows[0] * self.row_stride + cols[0] };
         // SAFETY: cuts lie inside the matrix, which lies inside the slice (checked in `new`).
         let start = unsafe { self.start.add(offset) };
-        Tile { start, n_rows, n_cols, row_stride: self.row_stride, owner: PhantomData }
+        MatrixTile { start, n_rows, n_cols, row_stride: self.row_stride, owner: PhantomData }
     }
 }
 
 // SAFETY: tiles of a grid do not overlap (cuts ascend) and each is given out once, guarded by an atomic flag; the
 // grid itself never reads or writes the numbers.
-unsafe impl Sync for Grid<'_> {}
+unsafe impl Sync for TileGrid<'_> {}
 // SAFETY: as above; the grid holds an exclusive borrow of plain numbers.
-unsafe impl Send for Grid<'_> {}
+unsafe impl Send for TileGrid<'_> {}
 
 /// Sets the crate up for this engine: right operands lie as its kernels read them, so it need not copy them before
 /// each product. The setting holds for the whole process and changes speed only.
@@ -182,11 +182,12 @@ pub(crate) fn prepare() {
 
 /// `out = factor * a b`.
 ///
-/// The sums run over blocks of the inner dimension in an order that depends on the three sizes only.
+/// The sums run over blocks of the inner dimension in an order that depends on the three sizes only. The kernels choose
+/// their instructions by the machine.
 ///
 /// # Panics
 /// If the sizes do not fit together.
-pub(crate) fn multiply(out: &mut Tile<'_>, a: View<'_>, b: View<'_>, factor: f32) {
+pub(crate) fn multiply(out: &mut MatrixTile<'_>, a: MatrixView<'_>, b: MatrixView<'_>, factor: f32) {
     assert!(a.n_cols == b.n_rows && out.n_rows == a.n_rows && out.n_cols == b.n_cols, "sizes of a product");
     let [out_stride, a_stride, b_stride] = [out.row_stride, a.row_stride, b.row_stride]
         .map(|stride| isize::try_from(stride).expect("a stride inside a slice"));
@@ -237,11 +238,11 @@ mod tests {
         let a: Vec<f32> = (0..m * 24).map(|i| ((i * 7919) % 101) as f32 / 50.0 - 1.0).collect();
         let b: Vec<f32> = (0..k * n).map(|i| ((i * 104_729) % 97) as f32 / 48.0 - 1.0).collect();
         let mut out = vec![1.0f32; m * n];
-        let grid = Grid::new(&mut out, n, vec![0, 5, m], vec![0, 4, n]);
+        let grid = TileGrid::new(&mut out, n, vec![0, 5, m], vec![0, 4, n]);
         for (r, rows) in [(0, 0..5), (1, 5..m)] {
             for (c, cols) in [(0, 0..4), (1, 4..n)] {
-                let left = View::new(&a[rows.start * 24..], rows.len(), k, 24);
-                let right = View::new(&b[cols.start..], k, cols.len(), n);
+                let left = MatrixView::new(&a[rows.start * 24..], rows.len(), k, 24);
+                let right = MatrixView::new(&b[cols.start..], k, cols.len(), n);
                 multiply(&mut grid.take(r, c), left, right, 0.5);
             }
         }
@@ -258,7 +259,7 @@ mod tests {
     #[should_panic(expected = "given out twice")]
     fn a_tile_is_given_out_once() {
         let mut data = [0.0; 4];
-        let grid = Grid::new(&mut data, 2, vec![0, 2], vec![0, 1, 2]);
+        let grid = TileGrid::new(&mut data, 2, vec![0, 2], vec![0, 1, 2]);
         let _first = grid.take(0, 1);
         let _again = grid.take(0, 1);
     }
@@ -266,6 +267,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "view of")]
     fn a_view_stays_inside_its_slice() {
-        let _ = View::new(&[0.0; 7], 2, 4, 4);
+        let _ = MatrixView::new(&[0.0; 7], 2, 4, 4);
     }
 }

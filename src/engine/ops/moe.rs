@@ -6,21 +6,21 @@ use crate::arch::graph::GroupScoreName;
 use crate::engine::EngineError;
 use crate::engine::ops::math;
 use crate::engine::ops::product::Product;
-use crate::engine::plan::{GatingFunction, Moe};
-use crate::engine::run::graph::Run;
-use crate::engine::run::timings::Phase;
+use crate::engine::plan::{Dense, GatingFunction, Matrix, Moe};
+use crate::engine::run::runner::Runner;
+use crate::engine::run::timings::WorkKind;
 
 /// Tokens that one task routes, gathers or scatters.
 const TOKENS_PER_TASK: usize = 64;
 
 /// A token's use of an expert.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Choice {
+struct ExpertChoice {
     token: u32,
     weight: f32,
 }
 
-impl Run<'_> {
+impl Runner<'_> {
     /// Routed and shared experts of `x` into `out`.
     ///
     /// Experts add to a token in the order of their index, not of their rank: the sum differs from rank order in the
@@ -32,9 +32,28 @@ impl Run<'_> {
         n_tokens: usize,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        let n_embd = moe.router.n_cols;
+        let chosen = self.choose(moe, x, n_tokens)?;
+        match &moe.shared {
+            None => out.fill(0.0),
+            Some(shared) => {
+                self.dense(shared, x, n_tokens, out)?;
+                if let Some(gate) = &moe.shared_gate {
+                    self.gate_rows(gate, x, n_tokens, out)?;
+                }
+            }
+        }
+        for (expert, choices) in moe.experts.iter().zip(&chosen) {
+            // An expert that nobody chose is not even read.
+            if !choices.is_empty() {
+                self.add_expert(expert, choices, x, out)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Which tokens use which expert: for every expert its choices, ascending by token.
+    fn choose(&self, moe: &Moe, x: &[f32], n_tokens: usize) -> Result<Vec<Vec<ExpertChoice>>, EngineError> {
         let n_experts = moe.experts.len();
-        let level = self.weights.level;
         let mut logits = self.take(n_tokens * n_experts);
         self.products(x, n_tokens, vec![Product::plain(&moe.router, &mut logits)])?;
         let select_bias = self.weights.optional(moe.select_bias.as_ref())?;
@@ -43,65 +62,73 @@ impl Run<'_> {
             routed.collect()
         });
         self.give([logits]);
-        let mut chosen: Vec<Vec<Choice>> = vec![Vec::new(); n_experts];
+        let mut chosen = vec![Vec::new(); n_experts];
         for (token, route) in routes.into_iter().enumerate() {
             for (expert, weight) in route {
-                chosen[expert].push(Choice { token: token as u32, weight });
+                chosen[expert].push(ExpertChoice { token: token as u32, weight });
             }
         }
+        Ok(chosen)
+    }
 
-        match &moe.shared {
-            None => out.fill(0.0),
-            Some(shared) => {
-                self.dense(shared, x, n_tokens, out)?;
-                if let Some(gate) = &moe.shared_gate {
-                    let mut gates = self.take(n_tokens);
-                    self.products(x, n_tokens, vec![Product::plain(gate, &mut gates)])?;
-                    for (row, gate) in out.chunks_mut(n_embd).zip(&gates) {
-                        let gate = 1.0 / (1.0 + (-gate).exp());
-                        for y in row.iter_mut() {
-                            *y *= gate;
-                        }
+    /// Multiplies each row of `out` by the logistic function of the row's gate.
+    fn gate_rows(
+        &self,
+        gate: &Matrix,
+        x: &[f32],
+        n_tokens: usize,
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let mut gates = self.take(n_tokens);
+        self.products(x, n_tokens, vec![Product::plain(gate, &mut gates)])?;
+        for (row, gate) in out.chunks_mut(gate.n_cols).zip(&gates) {
+            let gate = 1.0 / (1.0 + (-gate).exp());
+            for y in row.iter_mut() {
+                *y *= gate;
+            }
+        }
+        self.give([gates]);
+        Ok(())
+    }
+
+    /// Adds what an expert makes of the tokens that chose it, times their weights.
+    fn add_expert(
+        &self,
+        expert: &Dense,
+        choices: &[ExpertChoice],
+        x: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let (level, n_embd) = (self.weights.level, expert.up.n_cols);
+        let mut rows = self.take(choices.len() * n_embd);
+        self.workers.install(|| {
+            let tasks = rows.par_chunks_mut(TOKENS_PER_TASK * n_embd);
+            tasks.zip(choices.par_chunks(TOKENS_PER_TASK)).for_each(|(rows, choices)| {
+                self.clock.time(WorkKind::Route, || {
+                    for (row, choice) in rows.chunks_mut(n_embd).zip(choices) {
+                        row.copy_from_slice(&x[choice.token as usize * n_embd..][..n_embd]);
                     }
-                    self.give([gates]);
-                }
-            }
-        }
-        for (expert, choices) in moe.experts.iter().zip(&chosen) {
-            // An expert that nobody chose is not even read.
-            if choices.is_empty() {
-                continue;
-            }
-            let mut rows = self.take(choices.len() * n_embd);
-            self.workers.install(|| {
-                let tasks = rows.par_chunks_mut(TOKENS_PER_TASK * n_embd);
-                tasks.zip(choices.par_chunks(TOKENS_PER_TASK)).for_each(|(rows, choices)| {
-                    self.clock.time(Phase::Route, || {
-                        for (row, choice) in rows.chunks_mut(n_embd).zip(choices) {
-                            row.copy_from_slice(&x[choice.token as usize * n_embd..][..n_embd]);
-                        }
-                    });
                 });
             });
-            let mut results = self.take(choices.len() * n_embd);
-            self.dense(expert, &rows, choices.len(), &mut results)?;
-            self.workers.install(|| {
-                // Choices ascend by token: each task owns some tokens and finds their choices.
-                out.par_chunks_mut(TOKENS_PER_TASK * n_embd).enumerate().for_each(|(task, out)| {
-                    let tokens = task * TOKENS_PER_TASK..task * TOKENS_PER_TASK + out.len() / n_embd;
-                    let at = |token: usize| choices.partition_point(|c| (c.token as usize) < token);
-                    let own = at(tokens.start)..at(tokens.end);
-                    self.clock.time(Phase::Route, || {
-                        for (row, choice) in results[own.start * n_embd..].chunks(n_embd).zip(&choices[own]) {
-                            let token = choice.token as usize - tokens.start;
-                            let out = &mut out[token * n_embd..][..n_embd];
-                            math::add_scaled(level, out, row, choice.weight);
-                        }
-                    });
+        });
+        let mut results = self.take(choices.len() * n_embd);
+        self.dense(expert, &rows, choices.len(), &mut results)?;
+        self.workers.install(|| {
+            // Choices ascend by token: each task owns some tokens and finds their choices.
+            out.par_chunks_mut(TOKENS_PER_TASK * n_embd).enumerate().for_each(|(task, out)| {
+                let tokens = task * TOKENS_PER_TASK..task * TOKENS_PER_TASK + out.len() / n_embd;
+                let at = |token: usize| choices.partition_point(|c| (c.token as usize) < token);
+                let own = at(tokens.start)..at(tokens.end);
+                self.clock.time(WorkKind::Route, || {
+                    for (row, choice) in results[own.start * n_embd..].chunks(n_embd).zip(&choices[own]) {
+                        let token = choice.token as usize - tokens.start;
+                        let out = &mut out[token * n_embd..][..n_embd];
+                        math::add_scaled(level, out, row, choice.weight);
+                    }
                 });
             });
-            self.give([rows, results]);
-        }
+        });
+        self.give([rows, results]);
         Ok(())
     }
 }
@@ -171,9 +198,9 @@ fn best(values: &[f32], n: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::plan::{Groups, Matrix};
+    use crate::engine::plan::ExpertGroups;
 
-    fn moe(n_used: usize, gating: GatingFunction, normalize: bool) -> Moe {
+    fn moe(n_used: usize, gating: GatingFunction) -> Moe {
         let router =
             Matrix { tensor: 0, first_row: 0, n_rows: 4, n_cols: 1, bias: None, scale: None, expert: None };
         Moe {
@@ -183,7 +210,7 @@ mod tests {
             gating,
             select_bias: None,
             groups: None,
-            normalize,
+            normalize: false,
             scale: None,
             shared: None,
             shared_gate: None,
@@ -193,29 +220,29 @@ mod tests {
     #[test]
     fn normalized_softmax_is_softmax_over_the_chosen() {
         let logits = [0.5, 2.0, -1.0, 1.5];
-        let normalized = route(&moe(2, GatingFunction::Softmax, true), &logits, None);
-        let late = route(&moe(2, GatingFunction::SoftmaxWeight, false), &logits, None);
+        let normalized = route(&Moe { normalize: true, ..moe(2, GatingFunction::Softmax) }, &logits, None);
+        let late = route(&moe(2, GatingFunction::SoftmaxWeight), &logits, None);
         assert_eq!(normalized.iter().map(|c| c.0).collect::<Vec<_>>(), [1, 3]);
         for (a, b) in normalized.iter().zip(&late) {
             assert_eq!(a.0, b.0);
             assert!((a.1 - b.1).abs() < 1e-6);
         }
-        let plain = route(&moe(2, GatingFunction::Softmax, false), &logits, None);
+        let plain = route(&moe(2, GatingFunction::Softmax), &logits, None);
         assert!(plain.iter().map(|c| c.1).sum::<f32>() < 0.95);
     }
 
     #[test]
     fn the_bias_selects_and_never_weighs() {
         let bias = [5.0, 0.0, 0.0, 0.0];
-        let chosen = route(&moe(1, GatingFunction::Sigmoid, false), &[-1.0, 2.0, 0.0, 0.0], Some(&bias));
+        let chosen = route(&moe(1, GatingFunction::Sigmoid), &[-1.0, 2.0, 0.0, 0.0], Some(&bias));
         assert_eq!(chosen[0].0, 0);
         assert!((chosen[0].1 - 0.268_941_4).abs() < 1e-6);
     }
 
     #[test]
     fn only_kept_groups_are_eligible_and_ties_go_low() {
-        let groups = Groups { n: 2, used: 1, score: GroupScoreName::Sum2, fill: 0.0 };
-        let grouped = Moe { groups: Some(groups), ..moe(2, GatingFunction::Sigmoid, false) };
+        let groups = ExpertGroups { n: 2, used: 1, score: GroupScoreName::Sum2, fill: 0.0 };
+        let grouped = Moe { groups: Some(groups), ..moe(2, GatingFunction::Sigmoid) };
         let chosen = route(&grouped, &[3.0, -3.0, 1.0, 1.0], None);
         assert_eq!(chosen.iter().map(|c| c.0).collect::<Vec<_>>(), [2, 3]);
         assert_eq!(best(&[1.0, 2.0, 2.0], 2), [1, 2]);

@@ -5,8 +5,8 @@ use rayon::prelude::*;
 use crate::core::simd::SimdLevel;
 use crate::engine::ops::math;
 use crate::engine::plan::NormFormula;
-use crate::engine::run::graph::Run;
-use crate::engine::run::timings::Phase;
+use crate::engine::run::runner::Runner;
+use crate::engine::run::timings::WorkKind;
 use crate::engine::run::weights::LoadedNorm;
 
 /// Rows per parallel task.
@@ -52,14 +52,14 @@ impl LoadedNorm {
     }
 }
 
-impl Run<'_> {
+impl Runner<'_> {
     /// Normalizes the rows of `x` into `out`.
     pub(crate) fn norm_rows(&self, norm: &LoadedNorm, x: &[f32], out: &mut [f32], n_cols: usize) {
         let level = self.weights.level;
         self.workers.install(|| {
             let tasks = out.par_chunks_mut(ROWS_PER_TASK * n_cols).zip(x.par_chunks(ROWS_PER_TASK * n_cols));
             tasks.for_each(|(out, x)| {
-                self.clock.time(Phase::Norm, || {
+                self.clock.time(WorkKind::Norm, || {
                     for (out, x) in out.chunks_mut(n_cols).zip(x.chunks(n_cols)) {
                         norm.row(level, x, out);
                     }
@@ -92,7 +92,7 @@ impl Run<'_> {
             tasks.for_each_init(
                 || vec![0.0; n_cols],
                 |row, (x, y)| {
-                    self.clock.time(Phase::Norm, || {
+                    self.clock.time(WorkKind::Norm, || {
                         for (x, y) in x.chunks_mut(n_cols).zip(y.chunks_mut(n_cols)) {
                             match norm {
                                 Some(norm) => {

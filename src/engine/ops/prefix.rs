@@ -6,8 +6,8 @@ use std::ops::Range;
 use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
 use crate::engine::ops::rope::RopeTable;
-use crate::engine::run::graph::{Batch, Place};
-use crate::engine::run::stream::Chunk;
+use crate::engine::run::batch::{ChunkBatch, TokenPlace};
+use crate::engine::run::forward::TokenChunk;
 
 /// How a model's prefix ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +29,8 @@ impl Prefix {
     /// [`EngineError::PrefixRow`]: a wanted row of the prefix, which sees the token that it would have to predict.
     pub(crate) fn place(
         self,
-        chunks: &[Chunk],
-        batches: &mut [(Range<usize>, Batch)],
+        chunks: &[TokenChunk],
+        batches: &mut [(Range<usize>, ChunkBatch)],
     ) -> Result<(), EngineError> {
         let mut prompts = chunks.iter().enumerate();
         for (_, batch) in batches {
@@ -43,7 +43,7 @@ impl Prefix {
                 let places = &mut batch.places[batch.cuts[at]..batch.cuts[at + 1]];
                 for (token, place) in places.iter_mut().enumerate() {
                     let (position, block) = positions(token, end);
-                    *place = Place { position: position as u32, block: block as u32, ..*place };
+                    *place = TokenPlace { position: position as u32, block: block as u32, ..*place };
                 }
                 batch.prefixes.push(end);
             }
@@ -59,7 +59,7 @@ fn positions(token: usize, end: usize) -> (usize, usize) {
 }
 
 /// Rotates all heads of a row, `dk` wide each: the first half of a head by the one position, the second by the other.
-pub(crate) fn rotate_2d(table: &RopeTable, level: SimdLevel, row: &mut [f32], dk: usize, place: Place) {
+pub(crate) fn rotate_2d(table: &RopeTable, level: SimdLevel, row: &mut [f32], dk: usize, place: TokenPlace) {
     for head in row.chunks_mut(dk) {
         let (first, second) = head.split_at_mut(dk / 2);
         table.rotate(level, first, dk / 2, place.position as usize);
@@ -83,8 +83,8 @@ mod tests {
     fn the_begin_token_ends_the_prefix_and_its_rows_are_refused() {
         let prefix = Prefix { begin: Some(9) };
         assert_eq!((prefix.end(&[1, 2, 9, 4, 9]), prefix.end(&[1, 2, 3])), (2, 2));
-        let chunk = |rows: Range<usize>| vec![Chunk { tokens: vec![1, 2, 9, 4], rows }];
-        let mut batches = vec![(0..4, Batch::new([4]))];
+        let chunk = |rows: Range<usize>| vec![TokenChunk { tokens: vec![1, 2, 9, 4], rows }];
+        let mut batches = vec![(0..4, ChunkBatch::new([4]))];
         let error = prefix.place(&chunk(1..4), &mut batches).unwrap_err();
         assert_eq!(
             error.to_string(),

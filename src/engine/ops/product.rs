@@ -1,29 +1,30 @@
 //! Matrices times activations: blocks of decoded panels are multiplied with the whole batch before the next ones are
 //! decoded, so that every weight is decoded once.
 
-use crate::arch::graph::FfnKind;
 use crate::engine::EngineError;
 use crate::engine::ops::math;
-use crate::engine::ops::matmul::{Grid, Tile, View, multiply};
-use crate::engine::plan::Matrix;
-use crate::engine::run::graph::Run;
-use crate::engine::run::panel::{Decoded, Panel, SLICE_TOKENS, cuts, panel_rows};
-use crate::engine::run::timings::Phase;
+use crate::engine::ops::matmul::{MatrixTile, MatrixView, TileGrid, multiply};
+use crate::engine::plan::{Activation, GatedActivation, Matrix, PlainActivation};
+use crate::engine::run::panel::{DecodedPanel, Panel, SLICE_TOKENS, cuts, panel_rows};
+use crate::engine::run::runner::Runner;
+use crate::engine::run::timings::WorkKind;
 use crate::engine::run::workers::lend;
 
 /// One product `out = act(W x)`; all products of a call share `x`.
 pub(crate) struct Product<'a> {
     pub(crate) weight: &'a Matrix,
-    /// A gate projection of the same size: `out = act(gate x) * (W x)`.
-    pub(crate) gate: Option<&'a Matrix>,
-    pub(crate) act: Option<FfnKind>,
+    pub(crate) act: Option<&'a Activation>,
     /// `[n_tokens, weight.n_rows]`.
     pub(crate) out: &'a mut [f32],
 }
 
 impl<'a> Product<'a> {
     pub(crate) fn plain(weight: &'a Matrix, out: &'a mut [f32]) -> Self {
-        Self { weight, gate: None, act: None, out }
+        Self { weight, act: None, out }
+    }
+
+    fn gate(&self) -> Option<&'a Matrix> {
+        self.act.and_then(Activation::gate)
     }
 }
 
@@ -35,7 +36,13 @@ pub(crate) struct Affix {
 
 impl Affix {
     /// `out = scale * x w + bias`, for the rows of a panel.
-    pub(crate) fn multiply(&self, out: &mut Tile<'_>, x: View<'_>, w: View<'_>, panel: &Panel<'_>) {
+    pub(crate) fn multiply(
+        &self,
+        out: &mut MatrixTile<'_>,
+        x: MatrixView<'_>,
+        w: MatrixView<'_>,
+        panel: &Panel<'_>,
+    ) {
         multiply(out, x, w, self.scale);
         let Some(bias) = &self.bias else { return };
         let bias = &bias[panel.first..panel.first + panel.n];
@@ -45,14 +52,20 @@ impl Affix {
     }
 }
 
-struct Job<'a> {
-    weight: Affix,
-    gate: Option<Affix>,
-    act: Option<FfnKind>,
-    grid: Grid<'a>,
+/// What follows the products of a job.
+enum JobActivation {
+    None,
+    Plain(PlainActivation),
+    Gated { act: GatedActivation, gate: Affix },
 }
 
-impl Run<'_> {
+struct ProductJob<'a> {
+    weight: Affix,
+    act: JobActivation,
+    grid: TileGrid<'a>,
+}
+
+impl Runner<'_> {
     pub(crate) fn affix(&self, matrix: &Matrix) -> Result<Affix, EngineError> {
         let scale = self.weights.optional(matrix.scale.as_ref())?;
         let scale = scale.and_then(|s| s.first().copied()).unwrap_or(1.0);
@@ -84,20 +97,25 @@ impl Run<'_> {
             return Ok(());
         }
         let x = &x[..n_tokens * n_cols];
-        self.observe(products.iter().flat_map(|p| p.gate.into_iter().chain([p.weight])), x);
+        self.observe(products.iter().flat_map(|p| p.gate().into_iter().chain([p.weight])), x);
         let slices = cuts(n_tokens, SLICE_TOKENS);
         let (mut jobs, mut panels, mut tiles) = (Vec::with_capacity(products.len()), Vec::new(), Vec::new());
         for product in products {
             let n_rows = product.weight.n_rows;
-            for (across, panel) in Panel::of(product.weight, product.gate).enumerate() {
+            for (across, panel) in Panel::of(product.weight, product.gate()).enumerate() {
                 panels.push(panel);
                 tiles.push((jobs.len(), across));
             }
-            jobs.push(Job {
+            jobs.push(ProductJob {
                 weight: self.affix(product.weight)?,
-                gate: product.gate.map(|gate| self.affix(gate)).transpose()?,
-                act: product.act,
-                grid: Grid::new(product.out, n_rows, slices.clone(), cuts(n_rows, panel_rows(n_cols))),
+                act: match product.act {
+                    None => JobActivation::None,
+                    Some(Activation::Plain(act)) => JobActivation::Plain(*act),
+                    Some(Activation::Gated { act, gate }) => {
+                        JobActivation::Gated { act: *act, gate: self.affix(gate)? }
+                    }
+                },
+                grid: TileGrid::new(product.out, n_rows, slices.clone(), cuts(n_rows, panel_rows(n_cols))),
             });
         }
         self.each_block(&panels, |block, first, decoded| {
@@ -109,7 +127,7 @@ impl Run<'_> {
                 let (slice, panel) = (task / block.len(), task % block.len());
                 let (job, across) = tiles[first + panel];
                 let (start, n) = (slices[slice], slices[slice + 1] - slices[slice]);
-                let rows = View::new(&x[start * n_cols..], n, n_cols, n_cols);
+                let rows = MatrixView::new(&x[start * n_cols..], n, n_cols, n_cols);
                 let mut out = jobs[job].grid.take(slice, across);
                 self.tile(&jobs[job], &block[panel], decoded[panel], rows, &mut out, &mut scratch.tile);
                 Ok(())
@@ -120,28 +138,29 @@ impl Run<'_> {
     /// One panel with one slice of tokens.
     fn tile(
         &self,
-        job: &Job<'_>,
+        job: &ProductJob<'_>,
         panel: &Panel<'_>,
-        decoded: Decoded<'_>,
-        rows: View<'_>,
-        out: &mut Tile<'_>,
+        decoded: DecodedPanel<'_>,
+        rows: MatrixView<'_>,
+        out: &mut MatrixTile<'_>,
         gates: &mut Vec<f32>,
     ) {
-        self.clock.time(Phase::Product, || job.weight.multiply(out, rows, decoded.weight, panel));
-        let Some(kind) = job.act else { return };
+        self.clock.time(WorkKind::Product, || job.weight.multiply(out, rows, decoded.weight, panel));
         let level = self.weights.level;
-        match (&job.gate, decoded.gate) {
-            (Some(gate), Some(weights)) => {
+        match &job.act {
+            JobActivation::None => {}
+            JobActivation::Plain(act) => self.clock.time(WorkKind::Activation, || {
+                (0..out.n_rows()).for_each(|row| math::activate(level, *act, out.row_mut(row)));
+            }),
+            JobActivation::Gated { act, gate } => {
+                let weights = decoded.gate.expect("panels of a product with a gate have its rows too");
                 let n = out.n_rows();
-                let mut gates = Tile::whole(lend(gates, n * panel.n), n, panel.n);
-                self.clock.time(Phase::Product, || gate.multiply(&mut gates, rows, weights, panel));
-                self.clock.time(Phase::Activation, || {
-                    (0..n).for_each(|row| math::gated(level, kind, gates.row_mut(row), out.row_mut(row)));
+                let mut gates = MatrixTile::whole(lend(gates, n * panel.n), n, panel.n);
+                self.clock.time(WorkKind::Product, || gate.multiply(&mut gates, rows, weights, panel));
+                self.clock.time(WorkKind::Activation, || {
+                    (0..n).for_each(|row| math::gated(level, *act, gates.row_mut(row), out.row_mut(row)));
                 });
             }
-            _ => self.clock.time(Phase::Activation, || {
-                (0..out.n_rows()).for_each(|row| math::activate(level, kind, out.row_mut(row)));
-            }),
         }
     }
 }

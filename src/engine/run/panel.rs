@@ -1,15 +1,15 @@
-//! Decoded weights: rows of a matrix become panels of f32 that lie as the product's kernels read them, columns
+//! DecodedPanel weights: rows of a matrix become panels of f32 that lie as the product's kernels read them, columns
 //! outermost, so that nothing is rearranged when a panel meets the next tokens.
 //!
 //! Panels are decoded in blocks that all threads share: decoding is spread over strips of rows, multiplying over
 //! panels and slices of tokens. How a matrix is cut depends on its shape only, so results do not depend on threads.
 
 use crate::engine::EngineError;
-use crate::engine::ops::matmul::{Grid, Tile, View};
+use crate::engine::ops::matmul::{MatrixTile, MatrixView, TileGrid};
 use crate::engine::plan::Matrix;
-use crate::engine::run::graph::Run;
-use crate::engine::run::timings::Phase;
-use crate::engine::run::workers::{Scratch, lend};
+use crate::engine::run::runner::Runner;
+use crate::engine::run::timings::WorkKind;
+use crate::engine::run::workers::{WorkerBuffers, lend};
 
 /// Rows of a panel at most: a multiple of every kernel's height, and small enough for a core's second-level cache.
 const PANEL_ROWS: usize = 192;
@@ -34,9 +34,9 @@ pub(crate) struct Panel<'a> {
 
 /// A panel's decoded weights, `[n_cols, n]` each.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Decoded<'a> {
-    pub(crate) weight: View<'a>,
-    pub(crate) gate: Option<View<'a>>,
+pub(crate) struct DecodedPanel<'a> {
+    pub(crate) weight: MatrixView<'a>,
+    pub(crate) gate: Option<MatrixView<'a>>,
 }
 
 /// Ascending multiples of `step` below `n`, and `n`.
@@ -74,13 +74,13 @@ impl<'a> Panel<'a> {
     }
 }
 
-impl Run<'_> {
+impl Runner<'_> {
     /// Decodes panels block by block. `work` is called once for each block with its panels, the index of the first
     /// of them, and their weights.
     pub(crate) fn each_block(
         &self,
         panels: &[Panel<'_>],
-        mut work: impl FnMut(&[Panel<'_>], usize, &[Decoded<'_>]) -> Result<(), EngineError>,
+        mut work: impl FnMut(&[Panel<'_>], usize, &[DecodedPanel<'_>]) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         let mut first = 0;
         while first < panels.len() {
@@ -99,10 +99,10 @@ impl Run<'_> {
                 let mut side = || {
                     let (view, later) = rest.split_at(panel.n * panel.weight.n_cols);
                     rest = later;
-                    View::new(view, panel.weight.n_cols, panel.n, panel.n)
+                    MatrixView::new(view, panel.weight.n_cols, panel.n, panel.n)
                 };
                 let weight = side();
-                decoded.push(Decoded { weight, gate: panel.gate.map(|_| side()) });
+                decoded.push(DecodedPanel { weight, gate: panel.gate.map(|_| side()) });
             }
             work(block, first, &decoded)?;
             self.give([buffer]);
@@ -122,21 +122,24 @@ impl Run<'_> {
                 rest = later;
                 let rows = cuts(panel.n, STRIP_ROWS);
                 strips.extend((0..rows.len() - 1).map(|strip| (grids.len(), strip)));
-                let grid = Grid::new(part, panel.n, vec![0, matrix.n_cols], rows.clone());
+                let grid = TileGrid::new(part, panel.n, vec![0, matrix.n_cols], rows.clone());
                 grids.push((matrix, panel.first, rows, grid));
             }
         }
-        self.workers.each(strips.len(), |Scratch { bytes, rows: decoded, .. }, at| {
+        self.workers.each(strips.len(), |WorkerBuffers { bytes, rows: decoded, .. }, at| {
             if self.progress.is_cancelled() {
                 return Err(EngineError::Cancelled);
             }
             let (grid, strip) = strips[at];
             let (matrix, first, rows, grid) = &grids[grid];
             let (start, n) = (rows[strip], rows[strip + 1] - rows[strip]);
-            self.clock.time(Phase::Decode, || {
+            self.clock.time(WorkKind::Decode, || {
                 let decoded = lend(decoded, n * matrix.n_cols);
                 self.weights.rows(matrix.tensor, matrix.first_row + first + start, n, bytes, decoded)?;
-                transpose(View::new(decoded, n, matrix.n_cols, matrix.n_cols), &mut grid.take(0, strip));
+                transpose(
+                    MatrixView::new(decoded, n, matrix.n_cols, matrix.n_cols),
+                    &mut grid.take(0, strip),
+                );
                 self.progress.advance(self.weights.row_bytes(matrix.tensor, n)? as u64);
                 Ok(())
             })
@@ -145,7 +148,7 @@ impl Run<'_> {
 }
 
 /// Writes the columns of `rows` as the rows of `out`, whose rows may be longer.
-pub(crate) fn transpose(rows: View<'_>, out: &mut Tile<'_>) {
+pub(crate) fn transpose(rows: MatrixView<'_>, out: &mut MatrixTile<'_>) {
     const SIDE: usize = 16;
     let (n_rows, n_cols) = (rows.n_rows(), rows.n_cols());
     // Whole cache lines are read at once: with a power of two between rows, lines that are kept for later
@@ -177,7 +180,10 @@ mod tests {
         for (n_rows, n_cols) in [(1, 1), (5, 3), (16, 16), (17, 33), (64, 40)] {
             let rows: Vec<f32> = (0..n_rows * n_cols).map(|i| i as f32).collect();
             let mut out = vec![-1.0; n_rows * n_cols];
-            transpose(View::new(&rows, n_rows, n_cols, n_cols), &mut Tile::whole(&mut out, n_cols, n_rows));
+            transpose(
+                MatrixView::new(&rows, n_rows, n_cols, n_cols),
+                &mut MatrixTile::whole(&mut out, n_cols, n_rows),
+            );
             for row in 0..n_rows {
                 for col in 0..n_cols {
                     assert_eq!(out[col * n_rows + row], rows[row * n_cols + col], "{row}, {col}");

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 /// A kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum WorkKind {
     /// Rows of the embedding.
     Embed,
     /// Norms and sums along the residual stream.
     Norm,
-    /// Weights read and decoded into panels.
+    /// WeightReader read and decoded into panels.
     Decode,
     /// Products with weights.
     Product,
@@ -28,7 +28,7 @@ pub enum Phase {
     Fold,
 }
 
-impl Phase {
+impl WorkKind {
     /// All kinds.
     pub const ALL: [Self; 10] = [
         Self::Embed,
@@ -64,13 +64,13 @@ impl Phase {
 /// Adds up time by phase, from all threads.
 #[derive(Debug, Default)]
 pub(crate) struct Clock {
-    nanos: [AtomicU64; Phase::ALL.len()],
+    nanos: [AtomicU64; WorkKind::ALL.len()],
 }
 
 impl Clock {
     /// Does a piece of work and books its time. Pieces should take microseconds, so that looking at the clock costs
     /// nothing beside them.
-    pub(crate) fn time<R>(&self, phase: Phase, work: impl FnOnce() -> R) -> R {
+    pub(crate) fn time<R>(&self, phase: WorkKind, work: impl FnOnce() -> R) -> R {
         let start = Instant::now();
         let result = work();
         let nanos = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -78,8 +78,8 @@ impl Clock {
         result
     }
 
-    pub(crate) fn read(&self) -> [(Phase, Duration); Phase::ALL.len()] {
-        Phase::ALL
+    pub(crate) fn read(&self) -> [(WorkKind, Duration); WorkKind::ALL.len()] {
+        WorkKind::ALL
             .map(|phase| (phase, Duration::from_nanos(self.nanos[phase as usize].load(Ordering::Relaxed))))
     }
 }
@@ -91,13 +91,13 @@ mod tests {
     #[test]
     fn time_is_booked_under_its_phase() {
         let clock = Clock::default();
-        let result = clock.time(Phase::Softmax, || {
+        let result = clock.time(WorkKind::Softmax, || {
             std::thread::sleep(Duration::from_millis(2));
             7
         });
         assert_eq!(result, 7);
         for (phase, time) in clock.read() {
-            assert_eq!(time >= Duration::from_millis(2), phase == Phase::Softmax, "{}", phase.name());
+            assert_eq!(time >= Duration::from_millis(2), phase == WorkKind::Softmax, "{}", phase.name());
         }
     }
 }

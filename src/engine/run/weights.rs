@@ -9,7 +9,7 @@ use crate::quant::dequantize;
 
 /// The tensors of a model, and how to decode them.
 #[derive(Clone, Copy)]
-pub(crate) struct Weights<'a> {
+pub(crate) struct WeightReader<'a> {
     pub(crate) source: &'a dyn TensorSource,
     pub(crate) level: SimdLevel,
 }
@@ -23,7 +23,7 @@ pub(crate) struct LoadedNorm {
     pub(crate) eps: f32,
 }
 
-impl Weights<'_> {
+impl WeightReader<'_> {
     /// Bytes of `n_rows` rows of a tensor.
     pub(crate) fn row_bytes(&self, tensor: usize, n_rows: usize) -> Result<usize, EngineError> {
         let meta = &self.source.tensors()[tensor];

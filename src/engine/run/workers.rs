@@ -7,10 +7,10 @@ use crate::engine::EngineError;
 
 /// Buffers of one thread; contents are whatever the last task left.
 #[derive(Debug, Default)]
-pub(crate) struct Scratch {
+pub(crate) struct WorkerBuffers {
     /// Encoded rows.
     pub(crate) bytes: Vec<u8>,
-    /// Decoded rows, or keys.
+    /// DecodedPanel rows, or keys.
     pub(crate) rows: Vec<f32>,
     /// A tile of results.
     pub(crate) tile: Vec<f32>,
@@ -30,7 +30,7 @@ pub(crate) fn lend<T: Default + Clone>(buffer: &mut Vec<T>, len: usize) -> &mut 
 #[derive(Debug)]
 pub(crate) struct Workers {
     pool: rayon::ThreadPool,
-    scratch: Vec<Mutex<Scratch>>,
+    scratch: Vec<Mutex<WorkerBuffers>>,
 }
 
 impl Workers {
@@ -53,7 +53,7 @@ impl Workers {
     pub(crate) fn each(
         &self,
         n_tasks: usize,
-        task: impl Fn(&mut Scratch, usize) -> Result<(), EngineError> + Sync,
+        task: impl Fn(&mut WorkerBuffers, usize) -> Result<(), EngineError> + Sync,
     ) -> Result<(), EngineError> {
         let next = AtomicUsize::new(0);
         let failed: Mutex<Option<(usize, EngineError)>> = Mutex::new(None);
@@ -94,13 +94,13 @@ mod tests {
     fn every_task_runs_once_and_the_first_error_wins() {
         let workers = Workers::new(3).unwrap();
         let counts: Vec<AtomicUsize> = (0..100).map(|_| AtomicUsize::new(0)).collect();
-        let count = |_: &mut Scratch, at: usize| {
+        let count = |_: &mut WorkerBuffers, at: usize| {
             counts[at].fetch_add(1, Ordering::Relaxed);
             Ok(())
         };
         workers.each(100, count).unwrap();
         assert!(counts.iter().all(|n| n.load(Ordering::Relaxed) == 1));
-        let fail = |_: &mut Scratch, at: usize| {
+        let fail = |_: &mut WorkerBuffers, at: usize| {
             if at >= 7 { Err(EngineError::Token { prompt: at, token: 0, vocabulary: 0 }) } else { Ok(()) }
         };
         assert!(matches!(workers.each(100, fail), Err(EngineError::Token { prompt: 7..=9, .. })));

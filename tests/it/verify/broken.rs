@@ -117,7 +117,7 @@ fn a_swapped_rotation_is_caught() {
     let reference = model(&base, &right);
     let outcome =
         verify(&model(&base, &wrong), Some(&reference), &corpus(), &options(Some(8)), &Silent, None);
-    let report = outcome.unwrap().0;
+    let report = outcome.unwrap().report;
     assert_eq!(report.verdict, Verdict::Fail);
     assert!(report.divergence.unwrap().mean.value > 0.5);
     assert!(report.findings.iter().any(|f| f.check == "max-kld"));
@@ -139,7 +139,7 @@ fn another_architecture_is_caught() {
     let reference = model(&base, &right);
     let outcome =
         verify(&model(&other, &wrong), Some(&reference), &corpus(), &options(Some(8)), &Silent, None);
-    let report = outcome.unwrap().0;
+    let report = outcome.unwrap().report;
     assert_eq!(report.verdict, Verdict::Fail);
     let found = errors(&report);
     assert!(found.contains(&"hparams") && found.contains(&"max-kld"), "{found:?}");
@@ -166,7 +166,7 @@ fn a_baseline_of_another_vocabulary_is_named() {
         &Silent,
         None,
     );
-    let report = outcome.unwrap().0;
+    let report = outcome.unwrap().report;
     assert_eq!(report.verdict, Verdict::Fail);
     let message = |check: &str| report.findings.iter().find(|f| f.check == check).map(|f| f.message.clone());
     let n = base.metas[at].shape.n_rows();

@@ -5,6 +5,7 @@ mod chat;
 mod input;
 mod memory;
 mod origin;
+mod output;
 mod quantized;
 mod smollm2;
 mod tiny;
@@ -64,7 +65,7 @@ fn run(tiny: &Tiny, baseline: Option<&Tiny>, n_chunks: Option<usize>) -> Report 
     let reference = baseline.map(|tiny| model(tiny, &features));
     verify(&model(tiny, &features), reference.as_ref(), &corpus(), &options(n_chunks), &Silent, None)
         .unwrap()
-        .0
+        .report
 }
 
 /// Errors among the findings.
@@ -119,7 +120,7 @@ fn results_do_not_depend_on_threads_or_groups() {
         options.engine.n_threads = n_threads;
         options.engine.memory_bytes = memory_bytes;
         let outcome = verify(&model(&base, &features), None, &corpus(), &options, &Silent, None).unwrap();
-        outcome.2.iter().map(|p| p.score.nll.to_bits()).collect::<Vec<_>>()
+        outcome.positions.iter().map(|p| p.score.nll.to_bits()).collect::<Vec<_>>()
     };
     let expected = figures(1, 1 << 30);
     assert_eq!(figures(2, 1 << 30), expected, "2 threads");
@@ -137,7 +138,7 @@ fn an_architecture_without_graph_is_judged_in_part() {
     let features = Err("architecture `mamba` has no card");
     let none = GraphFeatures::default();
     let unknown = Model { features, ..model(&base, &none) };
-    let report = verify(&unknown, None, &corpus(), &options(None), &Silent, None).unwrap().0;
+    let report = verify(&unknown, None, &corpus(), &options(None), &Silent, None).unwrap().report;
     assert_eq!(report.verdict, Verdict::Partial);
     assert!(report.perplexity.is_none());
     assert!(report.findings.iter().any(|f| f.check == "graph" && f.severity == Severity::Unchecked));

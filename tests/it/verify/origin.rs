@@ -41,7 +41,7 @@ fn check(tiny: &Tiny, encoder: &dyn TextEncoder) -> Vec<String> {
     let origin = OriginTokenizer::open(&fixture("tiny-llama")).unwrap().with_keys(&fixture("tiny-llama"));
     let model = Model { encoder: Ok(encoder), origin: Some(&origin), ..model(tiny, &features) };
     let options = VerifyOptions { structure_only: true, ..options(None) };
-    let report = verify(&model, None, &[], &options, &Silent, None).unwrap().0;
+    let report = verify(&model, None, &[], &options, &Silent, None).unwrap().report;
     let errors = report.findings.iter().filter(|f| f.severity == Severity::Error);
     errors.map(|f| format!("{}: {}", f.check, f.message)).collect()
 }
@@ -107,7 +107,7 @@ fn vocabulary_findings(directory: &Path, with_ids: bool, change: impl FnOnce(&mu
     let encoder: Result<&dyn TextEncoder, &str> = if with_ids { Ok(&encoder) } else { Err("not asked for") };
     let model = Model { metadata: &metadata, origin: Some(&origin), encoder, ..model(&tiny, &features) };
     let options = VerifyOptions { structure_only: true, ..super::options(None) };
-    let report = verify(&model, None, &[], &options, &Silent, None).unwrap().0;
+    let report = verify(&model, None, &[], &options, &Silent, None).unwrap().report;
     let errors = report.findings.into_iter().filter(|f| f.check == "source-tokenizer");
     errors.filter(|f| f.severity == Severity::Error).map(|f| f.message).collect()
 }

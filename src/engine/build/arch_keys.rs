@@ -4,26 +4,22 @@ use crate::engine::EngineError;
 use crate::gguf::{Metadata, Value};
 
 /// Keys `<arch>.<name>` of a file.
-pub(crate) struct Hparams<'a> {
+pub(super) struct ArchKeys<'a> {
     metadata: &'a Metadata,
     arch: &'a str,
 }
 
-impl<'a> Hparams<'a> {
-    pub(crate) fn new(metadata: &'a Metadata, arch: &'a str) -> Self {
+impl<'a> ArchKeys<'a> {
+    pub(super) fn new(metadata: &'a Metadata, arch: &'a str) -> Self {
         Self { metadata, arch }
     }
 
-    pub(crate) fn arch(&self) -> &'a str {
-        self.arch
-    }
-
-    pub(crate) fn key(&self, name: &str) -> String {
+    pub(super) fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.arch)
     }
 
     /// The value of a key; a `gguf_foundry.*` key of the same name wins.
-    pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
+    pub(super) fn get(&self, name: &str) -> Option<&'a Value> {
         self.metadata.get(&format!("gguf_foundry.{name}")).or_else(|| self.metadata.get(&self.key(name)))
     }
 
@@ -36,24 +32,24 @@ impl<'a> Hparams<'a> {
         EngineError::BadKey { key: self.key(name), expected, found }
     }
 
-    pub(crate) fn count(&self, name: &str) -> Result<Option<usize>, EngineError> {
+    pub(super) fn count(&self, name: &str) -> Result<Option<usize>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let count = value.as_u64().and_then(|v| usize::try_from(v).ok());
         count.map(Some).ok_or_else(|| self.bad(name, "a count", value))
     }
 
-    pub(crate) fn need_count(&self, name: &str) -> Result<usize, EngineError> {
-        self.count(name)?.filter(|&n| n > 0).ok_or_else(|| EngineError::MissingKey { key: self.key(name) })
+    pub(super) fn need_count(&self, name: &str) -> Result<usize, EngineError> {
+        self.count(name)?.filter(|&n| n > 0).ok_or_else(|| self.missing(name))
     }
 
     /// The id of a token that plays a role, by its key `tokenizer.ggml.<role>_token_id`.
-    pub(crate) fn token_id(&self, role: &str) -> Option<u32> {
+    pub(super) fn token_id(&self, role: &str) -> Option<u32> {
         let value = self.metadata.get(&format!("tokenizer.ggml.{role}_token_id"))?;
         value.as_u64().and_then(|id| u32::try_from(id).ok())
     }
 
     /// A count per layer: one value for all, or an array that may be longer than the layers.
-    pub(crate) fn layer_count(&self, name: &str, layer: usize) -> Result<Option<usize>, EngineError> {
+    pub(super) fn layer_count(&self, name: &str, layer: usize) -> Result<Option<usize>, EngineError> {
         match self.get(name) {
             Some(Value::Array(array)) => {
                 let value = array.get(layer).and_then(|v| v.as_u64()).and_then(|v| usize::try_from(v).ok());
@@ -65,7 +61,7 @@ impl<'a> Hparams<'a> {
     }
 
     /// A flag per layer, stored as bool or integer.
-    pub(crate) fn layer_flag(&self, name: &str, layer: usize) -> Result<Option<bool>, EngineError> {
+    pub(super) fn layer_flag(&self, name: &str, layer: usize) -> Result<Option<bool>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let element = match value {
             Value::Array(array) => array.get(layer),
@@ -75,28 +71,32 @@ impl<'a> Hparams<'a> {
         flag.map(Some).ok_or_else(|| self.bad(name, "a flag for every layer", value))
     }
 
-    pub(crate) fn number(&self, name: &str) -> Result<Option<f64>, EngineError> {
+    pub(super) fn number(&self, name: &str) -> Result<Option<f64>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let number = value.as_f64().or_else(|| value.as_i128().map(|v| v as f64));
         number.filter(|v| v.is_finite()).map(Some).ok_or_else(|| self.bad(name, "a finite number", value))
     }
 
     /// A number that means "absent" when it is zero.
-    pub(crate) fn nonzero(&self, name: &str) -> Result<Option<f64>, EngineError> {
+    pub(super) fn nonzero(&self, name: &str) -> Result<Option<f64>, EngineError> {
         Ok(self.number(name)?.filter(|&v| v != 0.0))
     }
 
-    pub(crate) fn flag(&self, name: &str) -> Result<Option<bool>, EngineError> {
+    pub(super) fn flag(&self, name: &str) -> Result<Option<bool>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         value.as_bool().map(Some).ok_or_else(|| self.bad(name, "a bool", value))
     }
 
-    pub(crate) fn text(&self, name: &str) -> Result<Option<&'a str>, EngineError> {
+    pub(super) fn text(&self, name: &str) -> Result<Option<&'a str>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| self.bad(name, "a string", value))
     }
 
-    pub(crate) fn unknown(&self, name: &str, expected: &'static str, found: &str) -> EngineError {
+    pub(super) fn missing(&self, name: &str) -> EngineError {
+        EngineError::MissingKey { key: self.key(name) }
+    }
+
+    pub(super) fn unknown(&self, name: &str, expected: &'static str, found: &str) -> EngineError {
         EngineError::BadKey { key: self.key(name), expected, found: found.to_owned() }
     }
 }

@@ -6,8 +6,8 @@ use crate::core::{Shape, TensorMeta};
 use crate::engine::EngineError;
 use crate::engine::plan::{Matrix, Norm, NormFormula, Vector};
 
-/// Tensors by name, and which of them the plan has claimed.
-pub(crate) struct Tensors<'a> {
+/// TensorClaims by name, and which of them the plan has claimed.
+pub(crate) struct TensorClaims<'a> {
     metas: &'a [TensorMeta],
     index: HashMap<&'a str, usize>,
     claimed: Vec<bool>,
@@ -17,7 +17,7 @@ fn width(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
 
-impl<'a> Tensors<'a> {
+impl<'a> TensorClaims<'a> {
     pub(crate) fn new(metas: &'a [TensorMeta]) -> Self {
         let index = metas.iter().enumerate().map(|(at, meta)| (meta.name.as_str(), at)).collect();
         Self { metas, index, claimed: vec![false; metas.len()] }
@@ -144,14 +144,6 @@ impl<'a> Tensors<'a> {
             .filter(|(meta, claimed)| !**claimed && !is_unused(&meta.name))
             .map(|(meta, _)| meta.name.clone())
             .collect()
-    }
-}
-
-impl Matrix {
-    /// Rows `first .. first + n` of the matrix as a matrix of its own.
-    pub(crate) fn rows(&self, first: usize, n: usize) -> Self {
-        let bias = self.bias.as_ref().map(|b| Vector { tensor: b.tensor, first: b.first + first, len: n });
-        Self { first_row: self.first_row + first, n_rows: n, bias, ..self.clone() }
     }
 }
 

@@ -11,12 +11,15 @@ use crate::core::progress::{Progress, Silent};
 use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
 use crate::engine::ops::head::Hidden;
+use crate::engine::ops::rope::RopeTables;
 use crate::engine::ops::{attention, math, matmul};
-use crate::engine::plan::{Ffn, GraphPlan, Layer, Mixer};
-use crate::engine::run::graph::{Batch, Observer, RopeTables, Run};
+use crate::engine::plan::{Ffn, GraphPlan, LayerPlan, Mixer};
+use crate::engine::run::batch::ChunkBatch;
+use crate::engine::run::observer::Observer;
 use crate::engine::run::panel;
-use crate::engine::run::timings::{Clock, Phase};
-use crate::engine::run::weights::Weights;
+use crate::engine::run::runner::Runner;
+use crate::engine::run::timings::{Clock, WorkKind};
+use crate::engine::run::weights::WeightReader;
 use crate::engine::run::workers::Workers;
 
 /// Tokens of an inner batch at most: decoding a weight costs as much as multiplying it with some fifty tokens.
@@ -31,7 +34,7 @@ pub struct EngineOptions {
     pub n_threads: usize,
     /// Bytes that activations may take.
     pub memory_bytes: u64,
-    /// Vector instructions.
+    /// Vector instructions of decoders and of the loops around products, whose kernels choose their own.
     pub level: SimdLevel,
 }
 
@@ -47,7 +50,7 @@ impl Default for EngineOptions {
 
 /// Tokens that see one another, and which of their predictions are wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chunk {
+pub struct TokenChunk {
     /// Token ids.
     pub tokens: Vec<u32>,
     /// Rows whose hidden state is wanted; row `i` predicts token `i + 1`.
@@ -92,7 +95,7 @@ impl<'a> Engine<'a> {
 
     /// Thread time spent so far, by kind of work; what is missing to wall time times threads is waiting.
     #[must_use]
-    pub fn timings(&self) -> [(Phase, Duration); Phase::ALL.len()] {
+    pub fn timings(&self) -> [(WorkKind, Duration); WorkKind::ALL.len()] {
         self.clock.read()
     }
 
@@ -111,7 +114,7 @@ impl<'a> Engine<'a> {
     /// Bytes that do not grow with tokens: panels and tiles of every thread.
     fn fixed_bytes(&self, chunk_len: usize) -> u64 {
         let layers = self.plan.layers.iter();
-        let widest = layers.clone().map(Layer::widest).max().unwrap_or(0).max(self.plan.n_embd);
+        let widest = layers.clone().map(LayerPlan::widest).max().unwrap_or(0).max(self.plan.n_embd);
         let (shared, thread) = panel::buffer_bytes(widest);
         let attention = layers.map(|layer| match &layer.mixer {
             Mixer::Attention(a) => attention::buffer_bytes(a, chunk_len),
@@ -149,7 +152,7 @@ impl<'a> Engine<'a> {
 
     /// Bytes of weights that a run over these chunks decodes, head included.
     #[must_use]
-    pub fn work_bytes(&self, chunks: &[Chunk]) -> u64 {
+    pub fn work_bytes(&self, chunks: &[TokenChunk]) -> u64 {
         let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
         let budget = self.options.memory_bytes.saturating_sub(self.fixed_bytes(longest));
         let n_batches = batches(chunks, self.batch_tokens(budget, longest)).len() as u64;
@@ -164,17 +167,17 @@ impl<'a> Engine<'a> {
     /// Token ids outside the vocabulary, unreadable weights, cancellation.
     pub fn forward(
         &self,
-        chunks: &[Chunk],
+        chunks: &[TokenChunk],
         progress: &dyn Progress,
         observer: Option<&dyn Observer>,
     ) -> Result<Hidden, EngineError> {
         let plan = &self.plan;
-        let weights = Weights { source: self.source, level: self.options.level };
+        let weights = WeightReader { source: self.source, level: self.options.level };
         let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
         if let Some(positions) = plan.positions.as_ref().filter(|p| p.n_rows < longest) {
             return Err(EngineError::ChunkTooLong { tokens: longest, limit: positions.n_rows });
         }
-        let run = Run {
+        let run = Runner {
             plan,
             weights,
             workers: &self.workers,
@@ -186,7 +189,7 @@ impl<'a> Engine<'a> {
             layer: AtomicUsize::new(0),
             buffers: Mutex::default(),
         };
-        let mut x = run.clock.time(Phase::Embed, || run.embed(chunks))?;
+        let mut x = run.clock.time(WorkKind::Embed, || run.embed(chunks))?;
         let budget = self.options.memory_bytes.saturating_sub(self.fixed_bytes(longest));
         let mut batches = batches(chunks, self.batch_tokens(budget, longest));
         if let Some(prefix) = plan.prefix {
@@ -223,13 +226,13 @@ impl<'a> Engine<'a> {
     ///
     /// # Errors
     /// As [`Engine::forward`].
-    pub fn hidden(&self, chunks: &[Chunk]) -> Result<Hidden, EngineError> {
+    pub fn hidden(&self, chunks: &[TokenChunk]) -> Result<Hidden, EngineError> {
         self.forward(chunks, &Silent, None)
     }
 }
 
 /// Cuts chunks into batches of at most `limit` tokens (but whole chunks): their tokens and their places.
-fn batches(chunks: &[Chunk], limit: usize) -> Vec<(Range<usize>, Batch)> {
+fn batches(chunks: &[TokenChunk], limit: usize) -> Vec<(Range<usize>, ChunkBatch)> {
     let mut batches = Vec::new();
     let (mut first, mut start) = (0, 0);
     while first < chunks.len() {
@@ -239,7 +242,7 @@ fn batches(chunks: &[Chunk], limit: usize) -> Vec<(Range<usize>, Batch)> {
             n_tokens += chunks[end].tokens.len();
             end += 1;
         }
-        let batch = Batch::new(chunks[first..end].iter().map(|chunk| chunk.tokens.len()));
+        let batch = ChunkBatch::new(chunks[first..end].iter().map(|chunk| chunk.tokens.len()));
         batches.push((start..start + n_tokens, batch));
         start += n_tokens;
         first = end;
@@ -247,9 +250,9 @@ fn batches(chunks: &[Chunk], limit: usize) -> Vec<(Range<usize>, Batch)> {
     batches
 }
 
-impl Run<'_> {
+impl Runner<'_> {
     /// The residual stream before the first layer.
-    fn embed(&self, chunks: &[Chunk]) -> Result<Vec<f32>, EngineError> {
+    fn embed(&self, chunks: &[TokenChunk]) -> Result<Vec<f32>, EngineError> {
         let plan = self.plan;
         let n_embd = plan.n_embd;
         let vocabulary = plan.embedding.n_rows;
@@ -281,8 +284,8 @@ impl Run<'_> {
     /// The wanted rows after the final norm.
     fn finish(
         &self,
-        chunks: &[Chunk],
-        batches: Vec<(Range<usize>, Batch)>,
+        chunks: &[TokenChunk],
+        batches: Vec<(Range<usize>, ChunkBatch)>,
         x: &[f32],
     ) -> Result<Hidden, EngineError> {
         let n_embd = self.plan.n_embd;

@@ -1,0 +1,56 @@
+//! Keys of a `[graph]` table that say something about a part which the rest of the table rules out.
+
+use crate::arch::graph::{
+    GraphFeatures, GraphKind, MixerName, MixerRule, Positions, QkNorm, ResidualRule, WindowKind,
+};
+
+/// A key that differs from its default, and what it needs to mean anything.
+struct Rule {
+    key: &'static str,
+    is_set: fn(&GraphFeatures, &GraphFeatures) -> bool,
+    needs: &'static str,
+    has_effect: fn(&GraphFeatures) -> bool,
+}
+
+macro_rules! rules {
+    ($( $needs:literal, $has_effect:expr => $( $key:ident ),+; )*) => {
+        &[$($( Rule {
+            key: stringify!($key),
+            is_set: |features, default| features.$key != default.$key,
+            needs: $needs,
+            has_effect: $has_effect,
+        } ),+),*]
+    };
+}
+
+fn rotates(features: &GraphFeatures) -> bool {
+    matches!(features.positions, Positions::Rope | Positions::ByDepth | Positions::Rope2d)
+}
+
+fn mixes_with(features: &GraphFeatures, mixer: MixerName) -> bool {
+    match features.mixer {
+        MixerRule::All(all) => all == mixer,
+        MixerRule::Every { full, rest, .. } | MixerRule::By { full, rest, .. } => {
+            full == mixer || rest == mixer
+        }
+    }
+}
+
+const RULES: &[Rule] = rules! {
+    "`kind = \"none\"`", |f| f.kind == GraphKind::None => reason;
+    "`positions` of `rope`, `rope_2d` or `by_depth`", rotates =>
+        rope, rope_on, rope_at, rope_local, rope_local_base, yarn_truncate, yarn_mu;
+    "`positions` of `alibi` or `by_depth`",
+        |f| matches!(f.positions, Positions::Alibi | Positions::ByDepth) => alibi_bias;
+    "a `window`", |f| f.window != WindowKind::None => window_pattern, window_size, rope_local, rope_local_base;
+    "a `qk_norm` with weights", |f| f.qk_norm != QkNorm::FreeAfterRope => qk_norm_kind;
+    "a `residual` other than `post`", |f| f.residual != ResidualRule::Post => pre_ffn;
+    "a `mixer` of `mamba2`", |f| mixes_with(f, MixerName::Mamba2) => gate_norm;
+};
+
+/// The first key without effect, and what it needs.
+pub(super) fn without_effect(features: &GraphFeatures) -> Option<(&'static str, &'static str)> {
+    let default = GraphFeatures::default();
+    let idle = |rule: &&Rule| (rule.is_set)(features, &default) && !(rule.has_effect)(features);
+    RULES.iter().find(idle).map(|rule| (rule.key, rule.needs))
+}

@@ -1,0 +1,265 @@
+//! What a card asks for, narrowed to what the engine has: each key of the vocabulary is either resolved here, read as it
+//! is by the rest of the builder, or refused by name.
+
+use std::fmt::Debug;
+
+use crate::arch::graph::{
+    AttnGate, FfnKind, FfnLimit, GateNorm, Gating, GraphFeatures, GraphKind, MaskKind, MixerName, MixerRule,
+    NormKind, Positions, QkvOrder, ResidualRule, RopeAt, RouterInput, RouterSelect, SharedCombine, Weigh,
+    WindowKind,
+};
+use crate::engine::EngineError;
+use crate::engine::plan::{GatedActivation, GatingFunction, Mask, NormFormula, PlainActivation};
+
+/// An activation, before it is known which tensors it reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ActivationKind {
+    /// Of the up projection alone.
+    Plain(PlainActivation),
+    /// Of a gate, times the up projection.
+    Gated(GatedActivation),
+}
+
+/// How a layer's wiring is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WiringRule {
+    Serial,
+    /// Serial without norms before the branches.
+    Post,
+    Parallel,
+    /// By the key `use_parallel_residual`.
+    ParallelKey,
+    /// Where the norm before the feed-forward is absent.
+    ParallelIfNoFfnNorm,
+    Normed,
+}
+
+/// Where positions enter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PositionRule {
+    None,
+    Rope,
+    Rope2d,
+    Alibi,
+    Learned,
+    /// Rotation in the small model of a family, a penalty by distance in the large one.
+    ByDepth,
+}
+
+/// Which later keys a query sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sight {
+    Causal,
+    /// The tokens of a prefix see one another.
+    Prefix,
+}
+
+/// Features of which the vocabulary has more values than the engine.
+pub(super) struct BuiltFeatures {
+    pub(super) wiring: WiringRule,
+    pub(super) positions: PositionRule,
+    pub(super) sight: Sight,
+    /// The mask of a windowed layer, by the size of the window.
+    pub(super) window: Option<fn(usize) -> Mask>,
+    pub(super) qk_norm: NormFormula,
+    pub(super) ffn: ActivationKind,
+    pub(super) experts: ActivationKind,
+    /// Where the file does not say.
+    pub(super) gating: GatingFunction,
+}
+
+/// Names the card in refusals.
+struct Card<'a> {
+    arch: &'a str,
+}
+
+impl Card<'_> {
+    fn unbuilt<T>(&self, feature: &'static str, value: &dyn Debug) -> Result<T, EngineError> {
+        let (arch, value) = (self.arch.to_owned(), spelled(value));
+        Err(EngineError::Unsupported { arch, feature, value })
+    }
+
+    /// Refuses a feature unless it has the one value that is built.
+    fn only<T: Debug + PartialEq>(
+        &self,
+        feature: &'static str,
+        value: &T,
+        built: &T,
+    ) -> Result<(), EngineError> {
+        if value == built { Ok(()) } else { self.unbuilt(feature, value) }
+    }
+
+    fn activation(&self, feature: &'static str, kind: FfnKind) -> Result<ActivationKind, EngineError> {
+        use ActivationKind::{Gated, Plain};
+        Ok(match kind {
+            FfnKind::Swiglu => Gated(GatedActivation::Swiglu),
+            FfnKind::GegluTanh => Gated(GatedActivation::GegluTanh),
+            FfnKind::GegluErf => Gated(GatedActivation::GegluErf),
+            FfnKind::Reglu => Gated(GatedActivation::Reglu),
+            FfnKind::SwigluOai => Gated(GatedActivation::SwigluOai),
+            FfnKind::GeluTanh => Plain(PlainActivation::GeluTanh),
+            FfnKind::GeluErf => Plain(PlainActivation::GeluErf),
+            FfnKind::Relu => Plain(PlainActivation::Relu),
+            FfnKind::Relu2 => Plain(PlainActivation::Relu2),
+            FfnKind::Xielu | FfnKind::Situ => return self.unbuilt(feature, &kind),
+        })
+    }
+
+    fn wiring(&self, rule: ResidualRule) -> Result<WiringRule, EngineError> {
+        Ok(match rule {
+            ResidualRule::Serial => WiringRule::Serial,
+            ResidualRule::Post => WiringRule::Post,
+            // Presence of the second norm tells the two apart.
+            ResidualRule::Parallel | ResidualRule::Parallel2 => WiringRule::Parallel,
+            ResidualRule::ParallelKey => WiringRule::ParallelKey,
+            ResidualRule::ParallelIfNoFfnNorm => WiringRule::ParallelIfNoFfnNorm,
+            ResidualRule::Normed => WiringRule::Normed,
+            ResidualRule::PostLn | ResidualRule::Arctic | ResidualRule::Twin | ResidualRule::Single => {
+                return self.unbuilt("residual", &rule);
+            }
+        })
+    }
+
+    fn positions(&self, positions: Positions) -> Result<PositionRule, EngineError> {
+        Ok(match positions {
+            Positions::None => PositionRule::None,
+            Positions::Rope => PositionRule::Rope,
+            Positions::Rope2d => PositionRule::Rope2d,
+            Positions::Alibi => PositionRule::Alibi,
+            Positions::Learned => PositionRule::Learned,
+            Positions::ByDepth => PositionRule::ByDepth,
+            Positions::AlibiKey | Positions::Relative => return self.unbuilt("positions", &positions),
+        })
+    }
+
+    fn window(&self, window: WindowKind) -> Result<Option<fn(usize) -> Mask>, EngineError> {
+        Ok(match window {
+            WindowKind::None => None,
+            WindowKind::Sliding => Some(Mask::Window),
+            WindowKind::Chunked => Some(Mask::Chunked),
+            WindowKind::Symmetric => return self.unbuilt("window", &window),
+        })
+    }
+}
+
+impl BuiltFeatures {
+    /// Narrows the features of architecture `arch`.
+    ///
+    /// # Errors
+    /// [`EngineError::NoGraph`] for a card that describes none, [`EngineError::Unsupported`] for the first feature that
+    /// is not built.
+    pub(super) fn of(arch: &str, features: &GraphFeatures) -> Result<Self, EngineError> {
+        let card = Card { arch };
+        // Without `..`: a new key must be put in one of the two groups.
+        #[rustfmt::skip]
+        let GraphFeatures {
+            kind, reason, residual, positions, mask, window, mixer, rope_at, qkv, qk_norm_kind, v_norm, gated_q,
+            kv_share, attn_gate, ffn, ffn_gated_if_present, ffn_limit, gating, weigh, router_input, router_select,
+            experts_act, shared_combine, gate_norm, extras,
+            // Every value of these is built.
+            norm: _, norm_eps: _, post_norm_eps: _, pre_ffn: _, post_attn: _, post_ffn: _, final_norm: _,
+            embed_norm: _, embed_scale: _, residual_scale: _, alibi_bias: _, rope: _, rope_on: _, rope_local: _,
+            rope_local_base: _, yarn_truncate: _, yarn_mu: _, window_pattern: _, window_size: _, attn_scale: _,
+            attn_cap: _, final_cap: _, qk_norm: _, norm_topk: _, group_score: _, group_fill: _, logit_scale: _,
+            unused: _,
+        } = features;
+        if *kind == GraphKind::None {
+            let reason = reason.clone().unwrap_or_else(|| "its card describes none".to_owned());
+            return Err(EngineError::NoGraph { arch: arch.to_owned(), reason });
+        }
+        card.only("kind", kind, &GraphKind::Decoder)?;
+        card.only("mixer", mixer, &MixerRule::All(MixerName::Attention))?;
+        card.only("gate_norm", gate_norm, &GateNorm::Whole)?;
+        card.only("rope_at", rope_at, &RopeAt::Start)?;
+        card.only("qkv", qkv, &QkvOrder::Blocks)?;
+        card.only("v_norm", v_norm, &false)?;
+        card.only("gated_q", gated_q, &false)?;
+        card.only("kv_share", kv_share, &false)?;
+        card.only("attn_gate", attn_gate, &AttnGate::None)?;
+        card.only("ffn_gated_if_present", ffn_gated_if_present, &false)?;
+        card.only("ffn_limit", ffn_limit, &FfnLimit::None)?;
+        card.only("weigh", weigh, &Weigh::After)?;
+        card.only("router_input", router_input, &RouterInput::Normed)?;
+        card.only("router_select", router_select, &RouterSelect::Probs)?;
+        card.only("shared_combine", shared_combine, &SharedCombine::Add)?;
+        card.only("extras", extras, &Vec::new())?;
+        Ok(Self {
+            wiring: card.wiring(*residual)?,
+            positions: card.positions(*positions)?,
+            sight: match mask {
+                MaskKind::Causal => Sight::Causal,
+                MaskKind::Prefix => Sight::Prefix,
+                MaskKind::Full => return card.unbuilt("mask", mask),
+            },
+            window: card.window(*window)?,
+            qk_norm: match qk_norm_kind {
+                NormKind::Rms => NormFormula::Rms,
+                NormKind::Layer => NormFormula::Layer,
+                NormKind::RmsFree | NormKind::LayerFree => return card.unbuilt("qk_norm_kind", qk_norm_kind),
+            },
+            ffn: card.activation("ffn", *ffn)?,
+            experts: card.activation("experts_act", experts_act.unwrap_or(*ffn))?,
+            gating: match gating {
+                Gating::Softmax => GatingFunction::Softmax,
+                Gating::Sigmoid => GatingFunction::Sigmoid,
+                Gating::SoftmaxWeight => GatingFunction::SoftmaxWeight,
+                Gating::Sparsemixer => return card.unbuilt("gating", gating),
+            },
+        })
+    }
+}
+
+/// A value as cards spell it: the words of a variant's name in lower case, with lines between them.
+fn spelled(value: &dyn Debug) -> String {
+    let mut text = String::new();
+    for letter in format!("{value:?}").chars() {
+        if letter.is_uppercase() && text.ends_with(|before: char| before.is_alphanumeric()) {
+            text.push('_');
+        }
+        text.extend(letter.to_lowercase());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn built(text: &str) -> Result<BuiltFeatures, String> {
+        let features = GraphFeatures::from_toml(&text.parse().unwrap()).unwrap();
+        BuiltFeatures::of("x", &features).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_not_built_is_refused_by_the_name_it_has_in_the_card() {
+        for (text, expected) in [
+            ("ffn = 'situ'", "ffn = situ"),
+            ("ffn = 'xielu'", "ffn = xielu"),
+            ("experts_act = 'xielu'", "experts_act = xielu"),
+            ("ffn_gated_if_present = true", "ffn_gated_if_present = true"),
+            ("gating = 'sparsemixer'", "gating = sparsemixer"),
+            ("window = 'symmetric'", "window = symmetric"),
+            ("residual = 'post_ln'", "residual = post_ln"),
+            ("positions = 'alibi_key'", "positions = alibi_key"),
+            ("mask = 'full'", "mask = full"),
+            ("kind = 'encoder'", "kind = encoder"),
+            ("rope_at = 'end'", "rope_at = end"),
+            ("qk_norm_kind = 'rms_free'", "qk_norm_kind = rms_free"),
+            ("mixer = 'mamba2'\ngate_norm = 'group'", "mixer = all(mamba2)"),
+            ("shared_combine = 'half_sum'", "shared_combine = half_sum"),
+            ("extras = ['ple', 'sparse_index_as_dense']", "extras = [ple, sparse_index_as_dense]"),
+        ] {
+            let error = built(text).err().unwrap_or_default();
+            assert_eq!(error, format!("card `x`: `{expected}` is not built yet"), "{text}");
+        }
+    }
+
+    #[test]
+    fn experts_have_the_activation_of_the_rest_unless_the_card_says_else() {
+        let features = built("ffn = 'relu2'").unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(features.experts, ActivationKind::Plain(PlainActivation::Relu2));
+        let features =
+            built("ffn = 'relu2'\nexperts_act = 'reglu'").unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(features.experts, ActivationKind::Gated(GatedActivation::Reglu));
+    }
+}

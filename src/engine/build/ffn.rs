@@ -1,0 +1,179 @@
+//! Builds the feed-forward of a layer: dense, or experts with their router.
+
+use crate::arch::graph::{Gating, GroupScore, GroupScoreName, NormTopk};
+use crate::engine::EngineError;
+use crate::engine::build::builder::Builder;
+use crate::engine::build::features::ActivationKind;
+use crate::engine::plan::{Activation, Dense, ExpertGroups, Ffn, GatingFunction, Moe};
+
+/// Names of the tensors of a dense feed-forward, and its width where a key tells it.
+struct DenseNames {
+    gate: String,
+    up: String,
+    down: String,
+    width: Option<usize>,
+}
+
+impl Builder<'_> {
+    pub(super) fn ffn(&mut self, layer: usize) -> Result<Ffn, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        if self.tensors.has(&at("ffn_gate_inp.weight")) {
+            if self.tensors.has(&at("ffn_up.weight")) {
+                return Err(EngineError::LeftOver { tensors: vec![at("ffn_up.weight")] });
+            }
+            return self.moe(layer).map(|moe| Ffn::Moe(Box::new(moe)));
+        }
+        let width = self.keys.layer_count("feed_forward_length", layer)?.filter(|&n| n > 0);
+        if width.is_none() && !self.tensors.has(&at("ffn_up.weight")) {
+            return Ok(Ffn::None);
+        }
+        let names = DenseNames { gate: at("ffn_gate"), up: at("ffn_up"), down: at("ffn_down"), width };
+        self.dense(&names).map(Ffn::Dense)
+    }
+
+    /// Width of the input of the matrices `name.weight`.
+    fn n_cols(&self, name: &str) -> Result<usize, EngineError> {
+        let tensor = format!("{name}.weight");
+        match self.tensors.shape(&tensor) {
+            Some(shape) => Ok(usize::try_from(shape.n_cols()).unwrap_or(usize::MAX)),
+            None => Err(EngineError::MissingTensor { tensor }),
+        }
+    }
+
+    fn dense(&mut self, names: &DenseNames) -> Result<Dense, EngineError> {
+        let n_embd = self.n_embd;
+        let cols = self.n_cols(&names.down)?;
+        let kind = self.built.ffn;
+        // The width of shared experts has no key in some files, and Qwen 1 counts gate and up together in its key:
+        // the tensor says it, and the key must agree.
+        let width = match names.width {
+            None => cols,
+            Some(both) if matches!(kind, ActivationKind::Gated(_)) && cols.checked_mul(2) == Some(both) => {
+                cols
+            }
+            Some(width) => width,
+        };
+        let (act, up) = match kind {
+            ActivationKind::Plain(act) => {
+                (Activation::Plain(act), self.tensors.need_matrix(&names.up, width, n_embd)?)
+            }
+            ActivationKind::Gated(act) => {
+                let (gate, up) = match self.tensors.matrix(&names.gate, width, n_embd)? {
+                    Some(gate) => (gate, self.tensors.need_matrix(&names.up, width, n_embd)?),
+                    None => {
+                        let n_rows = width.saturating_mul(2);
+                        let both = self.tensors.need_matrix(&names.up, n_rows, n_embd)?;
+                        (both.rows(0, width), both.rows(width, width))
+                    }
+                };
+                (Activation::Gated { act, gate }, up)
+            }
+        };
+        let down = self.tensors.need_matrix(&names.down, n_embd, width)?;
+        Ok(Dense { act, up, down })
+    }
+
+    fn moe(&mut self, layer: usize) -> Result<Moe, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let n_embd = self.n_embd;
+        let n_experts = self.keys.need_count("expert_count")?;
+        let n_used = self
+            .keys
+            .layer_count("expert_used_count", layer)?
+            .filter(|&k| k > 0)
+            .ok_or_else(|| self.keys.missing("expert_used_count"))?;
+        if n_used > n_experts {
+            let expected = "at most expert_count";
+            return Err(self.keys.unknown("expert_used_count", expected, &n_used.to_string()));
+        }
+        let router = self.tensors.need_matrix(&at("ffn_gate_inp"), n_experts, n_embd)?;
+        let experts = self.experts(layer, n_experts)?;
+        let gating = self.gating()?;
+        let normalize = match self.features.norm_topk {
+            NormTopk::Always(normalize) => normalize,
+            NormTopk::Named(_) => self.keys.flag("expert_weights_norm")?.unwrap_or(false),
+        };
+        let shared = if self.tensors.has(&at("ffn_up_shexp.weight")) {
+            let [gate, up, down] = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"].map(at);
+            Some(self.dense(&DenseNames { gate, up, down, width: None })?)
+        } else {
+            None
+        };
+        Ok(Moe {
+            router,
+            experts,
+            n_used,
+            gating,
+            select_bias: self.tensors.vector(&at("exp_probs_b.bias"), n_experts)?,
+            groups: self.expert_groups(n_experts, gating)?,
+            normalize,
+            scale: self.keys.nonzero("expert_weights_scale")?.map(|s| s as f32),
+            shared,
+            shared_gate: self.tensors.matrix(&at("ffn_gate_inp_shexp"), 1, n_embd)?,
+        })
+    }
+
+    /// The routed experts, in order.
+    fn experts(&mut self, layer: usize, n_experts: usize) -> Result<Vec<Dense>, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let n_embd = self.n_embd;
+        let width = self.n_cols(&at("ffn_down_exps"))?;
+        let down = self.tensors.experts(&at("ffn_down_exps"), n_experts, n_embd, width)?;
+        let fused = self.tensors.has(&at("ffn_gate_up_exps.weight"));
+        let inner: Vec<_> = match self.built.experts {
+            ActivationKind::Plain(act) => {
+                let up = self.tensors.experts(&at("ffn_up_exps"), n_experts, width, n_embd)?;
+                up.into_iter().map(|up| (Activation::Plain(act), up)).collect()
+            }
+            ActivationKind::Gated(act) if fused => {
+                let n_rows = width.saturating_mul(2);
+                let both = self.tensors.experts(&at("ffn_gate_up_exps"), n_experts, n_rows, n_embd)?;
+                let halves = both.iter().map(|m| (m.rows(0, width), m.rows(width, width)));
+                halves.map(|(gate, up)| (Activation::Gated { act, gate }, up)).collect()
+            }
+            ActivationKind::Gated(act) => {
+                let up = self.tensors.experts(&at("ffn_up_exps"), n_experts, width, n_embd)?;
+                let gate = self.tensors.experts(&at("ffn_gate_exps"), n_experts, width, n_embd)?;
+                gate.into_iter().zip(up).map(|(gate, up)| (Activation::Gated { act, gate }, up)).collect()
+            }
+        };
+        Ok(inner.into_iter().zip(down).map(|((act, up), down)| Dense { act, up, down }).collect())
+    }
+
+    fn gating(&self) -> Result<GatingFunction, EngineError> {
+        match self.keys.count("expert_gating_func")? {
+            None | Some(0) => Ok(self.built.gating),
+            Some(1) => Ok(GatingFunction::Softmax),
+            Some(2) => Ok(GatingFunction::Sigmoid),
+            Some(3) => Ok(GatingFunction::SoftmaxWeight),
+            Some(other) => Err(self.keys.unknown("expert_gating_func", "1, 2 or 3", &other.to_string())),
+        }
+    }
+
+    fn expert_groups(
+        &self,
+        n_experts: usize,
+        gating: GatingFunction,
+    ) -> Result<Option<ExpertGroups>, EngineError> {
+        let Some(n) = self.keys.count("expert_group_count")?.filter(|&n| n > 1) else { return Ok(None) };
+        if n_experts % n != 0 {
+            let expected = "a divisor of expert_count";
+            return Err(self.keys.unknown("expert_group_count", expected, &n.to_string()));
+        }
+        let used = self.keys.count("expert_group_used_count")?.unwrap_or(n).clamp(1, n);
+        let score = match self.features.group_score {
+            GroupScore::Named(score) => score,
+            GroupScore::ByGating { max_if, otherwise } => {
+                let is_max = match max_if {
+                    Gating::Softmax => gating == GatingFunction::Softmax,
+                    Gating::Sigmoid => gating == GatingFunction::Sigmoid,
+                    Gating::SoftmaxWeight => gating == GatingFunction::SoftmaxWeight,
+                    // No gating that is built is this one.
+                    Gating::Sparsemixer => false,
+                };
+                if is_max { GroupScoreName::Max } else { otherwise }
+            }
+        };
+        Ok(Some(ExpertGroups { n, used, score, fill: self.features.group_fill as f32 }))
+    }
+}

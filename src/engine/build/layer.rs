@@ -1,0 +1,72 @@
+//! Builds the plan of one layer: its two branches, their norms, how they are wired.
+
+use crate::engine::EngineError;
+use crate::engine::build::builder::Builder;
+use crate::engine::build::features::WiringRule;
+use crate::engine::plan::{Ffn, LayerPlan, Mixer, Norm, Wiring};
+
+impl Builder<'_> {
+    pub(super) fn layer(&mut self, layer: usize) -> Result<LayerPlan, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let features = self.features;
+        let wiring = self.wiring(layer)?;
+        let mixer = self.mixer(layer)?;
+        let ffn = self.ffn(layer)?;
+        let two_norms = self.tensors.has(&at("attn_norm_2.weight"));
+        let own_norms = self.built.wiring != WiringRule::Post;
+        let pre_mixer = match (&mixer, own_norms) {
+            (Mixer::None, _) => self.norm(&at("attn_norm"))?,
+            (_, false) => None,
+            // Falcon's two norms: the mixer reads the second, the feed-forward the first.
+            _ if wiring == Wiring::Parallel && two_norms => Some(self.need_norm(&at("attn_norm_2"))?),
+            _ => Some(self.need_norm(&at("attn_norm"))?),
+        };
+        let pre_ffn = match (&ffn, own_norms) {
+            (Ffn::None, _) => self.norm(&at(&features.pre_ffn))?,
+            (_, false) => None,
+            _ if wiring == Wiring::Parallel && two_norms => Some(self.need_norm(&at("attn_norm"))?),
+            _ if wiring == Wiring::Parallel => self.norm(&at(&features.pre_ffn))?,
+            _ => Some(self.need_norm(&at(&features.pre_ffn))?),
+        };
+        let post_mixer = self.post_norm(layer, &features.post_attn)?;
+        let post_ffn = self.post_norm(layer, &features.post_ffn)?;
+        let tensors = self.tensors.claimed_under(&at(""));
+        let residual_scale = self.residual_scale;
+        Ok(LayerPlan {
+            wiring,
+            pre_mixer,
+            mixer,
+            post_mixer,
+            pre_ffn,
+            ffn,
+            post_ffn,
+            residual_scale,
+            tensors,
+        })
+    }
+
+    fn wiring(&self, layer: usize) -> Result<Wiring, EngineError> {
+        let parallel = match self.built.wiring {
+            WiringRule::Normed => return Ok(Wiring::Normed),
+            WiringRule::Serial | WiringRule::Post => false,
+            WiringRule::Parallel => true,
+            WiringRule::ParallelKey => self.keys.flag("use_parallel_residual")?.unwrap_or(true),
+            WiringRule::ParallelIfNoFfnNorm => {
+                !self.tensors.has(&format!("blk.{layer}.{}.weight", self.features.pre_ffn))
+            }
+        };
+        Ok(if parallel { Wiring::Parallel } else { Wiring::Serial })
+    }
+
+    /// The norm after a branch, unless the tensor of that name is the norm before the feed-forward.
+    fn post_norm(&mut self, layer: usize, name: &str) -> Result<Option<Norm>, EngineError> {
+        if self.built.wiring != WiringRule::Post && name == self.features.pre_ffn {
+            return Ok(None);
+        }
+        let mut norm = self.norm(&format!("blk.{layer}.{name}"))?;
+        if let (Some(norm), Some(eps)) = (&mut norm, self.features.post_norm_eps) {
+            norm.eps = eps as f32;
+        }
+        Ok(norm)
+    }
+}

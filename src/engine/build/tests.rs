@@ -1,0 +1,106 @@
+//! Plans of a tiny model whose tensors have shapes and no data.
+
+use crate::arch::graph::GraphFeatures;
+use crate::core::{GgmlType, Shape, TensorMeta};
+use crate::engine::EngineError;
+use crate::engine::plan::{Activation, Ffn, GatedActivation, GraphPlan, Mixer, PlainActivation};
+use crate::gguf::Metadata;
+
+const WIDTH: u64 = 8;
+const INNER: u64 = 12;
+
+fn meta(name: &str, dims: &[u64]) -> TensorMeta {
+    TensorMeta { name: name.to_owned(), shape: Shape::new(dims.to_vec()).unwrap(), ty: GgmlType::F32 }
+}
+
+/// A model of two layers with a gate in the feed-forward.
+fn model() -> (Metadata, Vec<TensorMeta>) {
+    let mut metadata = Metadata::new();
+    metadata.set("general.architecture", "x");
+    for (key, value) in [
+        ("block_count", 2u32),
+        ("context_length", 64),
+        ("embedding_length", WIDTH as u32),
+        ("feed_forward_length", INNER as u32),
+        ("attention.head_count", 2),
+        ("attention.head_count_kv", 1),
+    ] {
+        metadata.set(format!("x.{key}"), value);
+    }
+    metadata.set("x.attention.layer_norm_rms_epsilon", 1e-5f32);
+    let mut tensors = vec![meta("token_embd.weight", &[16, WIDTH]), meta("output_norm.weight", &[WIDTH])];
+    for layer in 0..2 {
+        for (name, dims) in [
+            ("attn_norm", &[WIDTH][..]),
+            ("ffn_norm", &[WIDTH]),
+            ("attn_q", &[WIDTH, WIDTH]),
+            ("attn_k", &[WIDTH / 2, WIDTH]),
+            ("attn_v", &[WIDTH / 2, WIDTH]),
+            ("attn_output", &[WIDTH, WIDTH]),
+            ("ffn_gate", &[INNER, WIDTH]),
+            ("ffn_up", &[INNER, WIDTH]),
+            ("ffn_down", &[WIDTH, INNER]),
+        ] {
+            tensors.push(meta(&format!("blk.{layer}.{name}.weight"), dims));
+        }
+    }
+    (metadata, tensors)
+}
+
+fn plan(graph: &str, metadata: &Metadata, tensors: &[TensorMeta]) -> Result<GraphPlan, EngineError> {
+    GraphPlan::new(&GraphFeatures::from_toml(&graph.parse().unwrap()).unwrap(), metadata, tensors)
+}
+
+fn rotating(plan: &GraphPlan) -> Vec<bool> {
+    let rotates = |mixer: &Mixer| matches!(mixer, Mixer::Attention(a) if a.rope.is_some());
+    plan.layers.iter().map(|layer| rotates(&layer.mixer)).collect()
+}
+
+#[test]
+fn a_gate_goes_with_gated_activations_only() {
+    let (metadata, mut tensors) = model();
+    let gated = plan("ffn = 'reglu'", &metadata, &tensors).unwrap();
+    let Ffn::Dense(dense) = &gated.layers[0].ffn else { panic!("not dense") };
+    assert!(matches!(&dense.act, Activation::Gated { act: GatedActivation::Reglu, .. }));
+    // The gate belongs to no part of the graph then.
+    let error = plan("ffn = 'relu2'", &metadata, &tensors).unwrap_err();
+    assert!(matches!(&error, EngineError::LeftOver { tensors } if tensors.len() == 2), "{error}");
+    tensors.retain(|meta| !meta.name.contains("ffn_gate"));
+    let plain = plan("ffn = 'relu2'", &metadata, &tensors).unwrap();
+    let Ffn::Dense(dense) = &plain.layers[0].ffn else { panic!("not dense") };
+    assert_eq!(dense.act, Activation::Plain(PlainActivation::Relu2));
+}
+
+#[test]
+fn activations_that_nobody_computes_are_refused() {
+    let (metadata, tensors) = model();
+    for name in ["situ", "xielu"] {
+        let error = plan(&format!("ffn = '{name}'"), &metadata, &tensors).unwrap_err();
+        assert_eq!(error.to_string(), format!("card `x`: `ffn = {name}` is not built yet"));
+    }
+    let error = plan("ffn_gated_if_present = true", &metadata, &tensors).unwrap_err();
+    assert_eq!(error.to_string(), "card `x`: `ffn_gated_if_present = true` is not built yet");
+}
+
+#[test]
+fn leading_dense_layers_rotate_where_the_card_says_so() {
+    let (mut metadata, tensors) = model();
+    metadata.set("x.attention.sliding_window", 4u32);
+    metadata.set("x.leading_dense_block_count", 1u32);
+    // With a period of 1 no layer has a window.
+    let windows = "window = 'sliding'\nwindow_pattern = 1";
+    for (rule, expected) in [("windowed", [false, false]), ("windowed_or_dense_lead", [true, false])] {
+        let plan = plan(&format!("{windows}\nrope_on = '{rule}'"), &metadata, &tensors).unwrap();
+        assert_eq!(rotating(&plan), expected, "{rule}");
+    }
+}
+
+#[test]
+fn a_file_whose_tokens_see_later_ones_is_not_run_as_if_they_did_not() {
+    let (mut metadata, tensors) = model();
+    metadata.set("x.attention.causal", true);
+    plan("", &metadata, &tensors).unwrap();
+    metadata.set("x.attention.causal", false);
+    let error = plan("", &metadata, &tensors).unwrap_err();
+    assert_eq!(error.to_string(), "key `x.attention.causal`: tokens see later ones, which is not built yet");
+}

@@ -1,0 +1,128 @@
+//! The chunks that go through a layer together, and where their tokens stand.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// Where a token stands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TokenPlace {
+    /// Position in its chunk.
+    pub(crate) position: u32,
+    /// Position behind the prefix, for models that have one.
+    pub(crate) block: u32,
+    /// Tokens of its chunk.
+    pub(crate) chunk_len: u32,
+}
+
+/// Whole chunks that go through a layer together.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ChunkBatch {
+    /// First token of every chunk, and the number of tokens.
+    pub(crate) cuts: Vec<usize>,
+    /// One place per token.
+    pub(crate) places: Vec<TokenPlace>,
+    /// Tokens of every chunk that see one another; empty without prefixes.
+    pub(crate) prefixes: Vec<usize>,
+    /// Tokens of every chunk whose output is wanted, if not all are: after the last layer only those go on.
+    wanted: Option<Vec<Range<usize>>>,
+}
+
+impl ChunkBatch {
+    pub(crate) fn new(lengths: impl IntoIterator<Item = usize>) -> Self {
+        let mut batch = Self { cuts: vec![0], ..Self::default() };
+        for len in lengths {
+            let chunk_len = len as u32;
+            batch.places.extend((0..chunk_len).map(|position| TokenPlace { position, block: 0, chunk_len }));
+            batch.cuts.push(batch.places.len());
+        }
+        batch
+    }
+
+    /// The same batch when only some rows of every chunk are wanted.
+    pub(crate) fn narrowed(mut self, rows: impl IntoIterator<Item = Range<usize>>) -> Self {
+        let clip = |(cut, rows): (&[usize], Range<usize>)| {
+            let end = (cut[0] + rows.end).min(cut[1]);
+            (cut[0] + rows.start).min(end)..end
+        };
+        self.wanted = Some(self.cuts.windows(2).zip(rows).map(clip).collect());
+        self
+    }
+
+    /// Tokens of a chunk that see one another.
+    pub(crate) fn prefix(&self, chunk: usize) -> usize {
+        self.prefixes.get(chunk).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn n_tokens(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Number of tokens whose output is wanted.
+    pub(crate) fn n_wanted(&self) -> usize {
+        self.wanted.as_ref().map_or(self.n_tokens(), |wanted| wanted.iter().map(ExactSizeIterator::len).sum())
+    }
+
+    /// True if every token's output is wanted.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.wanted.is_none()
+    }
+
+    /// Wanted tokens of a chunk.
+    pub(crate) fn wanted(&self, chunk: usize) -> Range<usize> {
+        match &self.wanted {
+            Some(wanted) => wanted[chunk].clone(),
+            None => self.cuts[chunk]..self.cuts[chunk + 1],
+        }
+    }
+
+    /// First row of every chunk among the wanted rows, and their number.
+    pub(crate) fn wanted_cuts(&self) -> Vec<usize> {
+        let mut cuts = vec![0];
+        for chunk in 0..self.cuts.len() - 1 {
+            cuts.push(cuts[chunk] + self.wanted(chunk).len());
+        }
+        cuts
+    }
+
+    /// The wanted rows of `[n_tokens, n_cols]`.
+    pub(crate) fn select<'x, T: Copy>(&self, x: &'x [T], n_cols: usize) -> Cow<'x, [T]> {
+        match &self.wanted {
+            None => Cow::Borrowed(x),
+            Some(wanted) => {
+                let mut rows = Vec::with_capacity(self.n_wanted() * n_cols);
+                for tokens in wanted {
+                    rows.extend_from_slice(&x[tokens.start * n_cols..tokens.end * n_cols]);
+                }
+                Cow::Owned(rows)
+            }
+        }
+    }
+
+    /// Moves the wanted rows to the front and lends them.
+    pub(crate) fn gather<'x>(&self, x: &'x mut [f32], n_cols: usize) -> &'x mut [f32] {
+        let mut n = 0;
+        for tokens in self.wanted.iter().flatten() {
+            x.copy_within(tokens.start * n_cols..tokens.end * n_cols, n * n_cols);
+            n += tokens.len();
+        }
+        &mut x[..self.n_wanted() * n_cols]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wanted_rows_are_cut_at_their_chunk_and_come_to_the_front() {
+        let batch = ChunkBatch::new([3, 2]);
+        assert_eq!((batch.n_wanted(), batch.wanted_cuts()), (5, vec![0, 3, 5]));
+        let batch = batch.narrowed([1..3, 1..9]);
+        assert_eq!((batch.n_wanted(), batch.wanted_cuts()), (3, vec![0, 2, 3]));
+        assert_eq!((batch.wanted(0), batch.wanted(1)), (1..3, 4..5));
+        let mut x: Vec<f32> = (0..10).map(|i| i as f32).collect();
+        let expected = [2.0, 3.0, 4.0, 5.0, 8.0, 9.0];
+        assert_eq!(*batch.select(&x, 2), expected);
+        assert_eq!(*batch.gather(&mut x, 2), expected);
+    }
+}

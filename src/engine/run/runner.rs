@@ -1,0 +1,135 @@
+//! The runner: one layer after the other as the plan describes it, over batches of chunks.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::core::progress::Progress;
+use crate::engine::EngineError;
+use crate::engine::ops::product::Product;
+use crate::engine::ops::rope::RopeTables;
+use crate::engine::plan::{GraphPlan, LayerPlan, Mixer, Norm, Wiring};
+use crate::engine::run::batch::ChunkBatch;
+use crate::engine::run::observer::Observer;
+use crate::engine::run::timings::Clock;
+use crate::engine::run::weights::WeightReader;
+use crate::engine::run::workers::Workers;
+
+/// What the operations of a run share.
+pub(crate) struct Runner<'a> {
+    pub(crate) plan: &'a GraphPlan,
+    pub(crate) weights: WeightReader<'a>,
+    pub(crate) workers: &'a Workers,
+    pub(crate) progress: &'a dyn Progress,
+    pub(crate) observer: Option<&'a dyn Observer>,
+    pub(crate) ropes: RopeTables,
+    pub(crate) clock: &'a Clock,
+    pub(crate) layer: AtomicUsize,
+    /// Buffers that were given back: their pages are already there.
+    pub(crate) buffers: Mutex<Vec<Vec<f32>>>,
+}
+
+impl Runner<'_> {
+    /// A buffer of `len` values, whatever they are.
+    pub(crate) fn take(&self, len: usize) -> Vec<f32> {
+        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        let fitting = (0..buffers.len()).filter(|&at| buffers[at].capacity() >= len);
+        let best = fitting.min_by_key(|&at| buffers[at].capacity());
+        let mut buffer = match best {
+            Some(at) => buffers.swap_remove(at),
+            // None is large enough: the largest is replaced, so that the number of buffers stays what is in use.
+            None => {
+                let largest = (0..buffers.len()).max_by_key(|&at| buffers[at].capacity());
+                drop(largest.map(|at| buffers.swap_remove(at)));
+                Vec::with_capacity(len)
+            }
+        };
+        buffer.resize(len, 0.0);
+        buffer
+    }
+
+    pub(crate) fn give<const N: usize>(&self, buffers: [Vec<f32>; N]) {
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner).extend(buffers);
+    }
+
+    pub(crate) fn slot(&self, name: &str, x: &[f32], n_cols: usize) {
+        if let Some(observer) = self.observer {
+            observer.slot(self.layer.load(Ordering::Relaxed), name, x, n_cols);
+        }
+    }
+
+    /// Runs one layer over a batch; `x` is the residual stream, `[n_tokens, n_embd]`. If not all rows are wanted,
+    /// those that are come to its front.
+    pub(crate) fn layer(
+        &self,
+        layer: &LayerPlan,
+        batch: &ChunkBatch,
+        x: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let n_embd = self.plan.n_embd;
+        // With normed wiring the stream goes on from the scaled normed inputs, and the branches are added as they are.
+        let is_normed = layer.wiring == Wiring::Normed;
+        let rho = if is_normed { 1.0 } else { layer.residual_scale };
+        let load = |norm: &Option<Norm>| norm.as_ref().map(|norm| self.weights.norm(norm)).transpose();
+        let (pre_mixer, post_mixer) = (load(&layer.pre_mixer)?, load(&layer.post_mixer)?);
+        let (pre_ffn, post_ffn) = (load(&layer.pre_ffn)?, load(&layer.post_ffn)?);
+        let mut mixer_input = self.take(x.len());
+        match &pre_mixer {
+            Some(norm) => self.norm_rows(norm, x, &mut mixer_input, n_embd),
+            None => mixer_input.copy_from_slice(x),
+        }
+        self.slot("mixer_input", &mixer_input, n_embd);
+        let x = batch.gather(x, n_embd);
+        let mut branch = self.take(x.len());
+        let mut ffn_input = self.take(x.len());
+        // With parallel wiring the feed-forward reads the layer's input too.
+        if layer.wiring == Wiring::Parallel {
+            match &pre_ffn {
+                Some(norm) => self.norm_rows(norm, x, &mut ffn_input, n_embd),
+                None => ffn_input.copy_from_slice(&batch.select(&mixer_input, n_embd)),
+            }
+        }
+        if self.mixer(layer, batch, &mixer_input, &mut branch)? {
+            self.slot("mixer", &branch, n_embd);
+            if is_normed {
+                self.restart(x, &batch.select(&mixer_input, n_embd), layer.residual_scale);
+            }
+            self.add_rows(x, &mut branch, post_mixer.as_ref(), rho, n_embd);
+        }
+        if layer.wiring != Wiring::Parallel {
+            match &pre_ffn {
+                Some(norm) => self.norm_rows(norm, x, &mut ffn_input, n_embd),
+                None => ffn_input.copy_from_slice(x),
+            }
+            self.slot("ffn_input", &ffn_input, n_embd);
+            if is_normed {
+                self.restart(x, &ffn_input, layer.residual_scale);
+            }
+        }
+        self.give([mixer_input]);
+        self.ffn(&layer.ffn, &ffn_input, batch.n_wanted(), &mut branch)?;
+        self.slot("ffn", &branch, n_embd);
+        self.add_rows(x, &mut branch, post_ffn.as_ref(), rho, n_embd);
+        self.slot("output", x, n_embd);
+        self.give([ffn_input, branch]);
+        Ok(())
+    }
+
+    /// The layer's mixer, of all rows of `x` into the wanted rows of `out`; false if it has none.
+    fn mixer(
+        &self,
+        layer: &LayerPlan,
+        batch: &ChunkBatch,
+        x: &[f32],
+        out: &mut [f32],
+    ) -> Result<bool, EngineError> {
+        match &layer.mixer {
+            Mixer::None => return Ok(false),
+            Mixer::Linear(matrix) => {
+                let rows = batch.select(x, matrix.n_cols);
+                self.products(&rows, batch.n_wanted(), vec![Product::plain(matrix, out)])?;
+            }
+            Mixer::Attention(attention) => self.attention(attention, batch, x, out)?,
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,88 @@
+//! Why an importance matrix cannot be used.
+
+use std::path::PathBuf;
+
+use crate::core::text::{escape, escape_bytes};
+use crate::core::{GgmlType, Hint};
+use crate::gguf::GgufError;
+
+/// Why an importance matrix cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum ImatrixError {
+    /// Reading failed.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// The file is no sound GGUF file.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// Data could not be read.
+    #[error(transparent)]
+    Read(Box<crate::core::SourceError>),
+    /// A GGUF file of another kind.
+    #[error("{}: not an importance matrix: no key `{key}`", path.display())]
+    NotAnImatrix { path: PathBuf, key: &'static str },
+    /// Nothing in it.
+    #[error("{}: importance matrix without entries", path.display())]
+    Empty { path: PathBuf },
+    /// Sums without counts, or the other way round.
+    #[error("{}: tensor `{}`: sums and counts expected, one of them is missing", path.display(), escape(tensor))]
+    Unpaired { path: PathBuf, tensor: String },
+    /// Sums or counts that are not F32.
+    #[error("{}: tensor `{}`: importance data of type F32 expected, found {found}", path.display(), escape(tensor))]
+    Type { path: PathBuf, tensor: String, found: GgmlType },
+    /// Values that cannot be shared out among the matrices.
+    #[error(
+        "{}: tensor `{}`: {n_values} importance values for {n_counts} matrices",
+        path.display(),
+        escape(tensor)
+    )]
+    Counts { path: PathBuf, tensor: String, n_values: usize, n_counts: usize },
+    /// The older format ends early or holds nonsense.
+    #[error("{}: importance matrix: offset {offset}: {what} expected", path.display())]
+    Legacy { path: PathBuf, offset: u64, what: &'static str },
+    /// A value that is no number.
+    #[error(
+        "{}: tensor `{}`: importance value {index} is {value}",
+        path.display(),
+        escape(tensor)
+    )]
+    NonFinite { path: PathBuf, tensor: String, index: usize, value: f32 },
+    /// Values for another number of columns.
+    #[error(
+        "{}: tensor `{}`: {found} importance values, {expected} expected",
+        path.display(),
+        escape(tensor)
+    )]
+    Size { path: PathBuf, tensor: String, expected: u64, found: usize },
+    /// No entry is about a tensor of the model.
+    #[error(
+        "{}: importance matrix of another model: none of its {n_entries} entries names a tensor of this one",
+        path.display()
+    )]
+    OtherModel { path: PathBuf, n_entries: usize, example: String },
+}
+
+impl Hint for ImatrixError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::NotAnImatrix { .. } => vec!["make one with `gguf-verify imatrix`".to_owned()],
+            Self::Legacy { .. } => {
+                vec!["a file that does not begin with `GGUF` is read as the older `.dat` format".to_owned()]
+            }
+            Self::Size { .. } => {
+                vec![
+                    "use the importance matrix of this very model, with experts stacked in the same way"
+                        .to_owned(),
+                ]
+            }
+            Self::OtherModel { example, .. } => {
+                vec![format!("it has an entry for `{}`, for example", escape_bytes(example.as_bytes()))]
+            }
+            Self::NonFinite { .. } => {
+                vec!["measure it again; the file is damaged or was made with a broken model".to_owned()]
+            }
+            _ => Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Reading either format.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::core::bytes::{Cursor, Endian};
+use crate::core::{GgmlType, TensorSource};
+use crate::gguf::imatrix::{
+    CHUNK_COUNT, CHUNK_SIZE, COUNTS, ColumnSums, DATASETS, Imatrix, ImatrixEntry, ImatrixError, SUMS,
+};
+use crate::gguf::{Array, GgufFile, Value};
+
+impl Imatrix {
+    /// Reads a file of either format: GGUF if it says so, else the older one.
+    ///
+    /// # Exactness
+    /// Weights equal llama-quantize's: a sum of squares divided by the count as a float; 1 for experts that no token
+    /// reached.
+    ///
+    /// # Errors
+    /// [`ImatrixError`]; each names the file.
+    pub fn open(path: &Path) -> Result<Self, ImatrixError> {
+        let mut magic = [0; 4];
+        let n = std::io::Read::read(&mut fs_err::File::open(path)?, &mut magic)?;
+        if n == 4 && &magic == b"GGUF" { Self::open_gguf(path) } else { Self::open_legacy(path) }
+    }
+
+    fn open_gguf(path: &Path) -> Result<Self, ImatrixError> {
+        let file = GgufFile::open(path)?;
+        let metadata = file.metadata();
+        for key in [DATASETS, CHUNK_COUNT, CHUNK_SIZE] {
+            if !metadata.contains(key) {
+                return Err(ImatrixError::NotAnImatrix { path: path.to_owned(), key });
+            }
+        }
+        let mut pairs: BTreeMap<&str, (Option<usize>, Option<usize>)> = BTreeMap::new();
+        for (index, tensor) in file.tensors().iter().enumerate() {
+            if let Some(name) = tensor.name.strip_suffix(SUMS) {
+                pairs.entry(name).or_default().0 = Some(index);
+            } else if let Some(name) = tensor.name.strip_suffix(COUNTS) {
+                pairs.entry(name).or_default().1 = Some(index);
+            }
+        }
+        let mut entries = BTreeMap::new();
+        for (name, pair) in pairs {
+            let (Some(sums), Some(counts)) = pair else {
+                return Err(ImatrixError::Unpaired { path: path.to_owned(), tensor: name.to_owned() });
+            };
+            let sums = floats(&file, sums, name)?;
+            let counts = floats(&file, counts, name)?;
+            let sums = column_sums(path, name, &sums, &counts)?;
+            let entry = ImatrixEntry { weights: sums.weights(), counts: sums.counts };
+            entries.insert(name.to_owned(), entry);
+        }
+        let dataset = match metadata.get(DATASETS).and_then(Value::as_array) {
+            Some(Array::String(names)) => names.first().cloned(),
+            _ => None,
+        };
+        let n_chunks = metadata
+            .get(CHUNK_COUNT)
+            .and_then(Value::as_u64)
+            .and_then(|n| i64::try_from(n).ok())
+            .unwrap_or(0);
+        Self::new(path, entries, dataset, n_chunks)
+    }
+
+    /// # Layout
+    /// The number of entries; for each: length and bytes of the name, number of calls, number of values, values; then,
+    /// if present, the number of chunks, and length and bytes of the name of the text. All numbers are i32, values
+    /// f32, little-endian.
+    fn open_legacy(path: &Path) -> Result<Self, ImatrixError> {
+        let bytes = fs_err::read(path)?;
+        let mut cursor = Cursor::new(&bytes, Endian::Little);
+        let bad = |offset, what| ImatrixError::Legacy { path: path.to_owned(), offset, what };
+        let number = |cursor: &mut Cursor<'_>, what| cursor.i32().map_err(|error| bad(error.offset, what));
+        let n_entries = number(&mut cursor, "number of entries")?;
+        if n_entries < 1 {
+            return Err(bad(0, "positive number of entries"));
+        }
+        let mut entries = BTreeMap::new();
+        for _ in 0..n_entries {
+            let n_name = number(&mut cursor, "length of a name")?;
+            let at = cursor.offset();
+            let name = u64::try_from(n_name).ok().and_then(|n| cursor.take(n).ok());
+            let name = until_nul(name.ok_or_else(|| bad(at, "name"))?);
+            let n_calls = number(&mut cursor, "number of calls")?;
+            let n_values = number(&mut cursor, "number of values")?;
+            let at = cursor.offset();
+            let n_bytes = u64::try_from(n_values).ok().filter(|&n| n > 0).map(|n| n * 4);
+            let values = n_bytes.and_then(|n| cursor.take(n).ok()).ok_or_else(|| bad(at, "values"))?;
+            let mut weights = le_floats(values);
+            if n_calls > 0 {
+                for weight in &mut weights {
+                    *weight /= n_calls as f32;
+                }
+            }
+            let entry = ImatrixEntry { weights, counts: vec![n_calls.into()] };
+            entries.insert(String::from_utf8_lossy(name).into_owned(), entry);
+        }
+        // What follows is optional, whole or in part.
+        let n_chunks = cursor.i32().unwrap_or(0);
+        let n_name = cursor.i32().ok().and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0);
+        let dataset = n_name.and_then(|n| cursor.take(n).ok()).map(|name| until_nul(name).to_vec());
+        Self::new(path, entries, dataset, n_chunks.into())
+    }
+
+    fn new(
+        path: &Path,
+        entries: BTreeMap<String, ImatrixEntry>,
+        dataset: Option<Vec<u8>>,
+        n_chunks: i64,
+    ) -> Result<Self, ImatrixError> {
+        if entries.is_empty() {
+            return Err(ImatrixError::Empty { path: path.to_owned() });
+        }
+        Ok(Self { path: path.to_owned(), entries, dataset, n_chunks })
+    }
+}
+
+fn until_nul(bytes: &[u8]) -> &[u8] {
+    bytes.split(|&byte| byte == 0).next().unwrap_or_default()
+}
+
+fn le_floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+fn floats(file: &GgufFile, index: usize, name: &str) -> Result<Vec<f32>, ImatrixError> {
+    let tensor = &file.tensors()[index];
+    let n_bytes = tensor.n_bytes().and_then(|n| usize::try_from(n).ok());
+    match n_bytes {
+        Some(n_bytes) if tensor.ty == GgmlType::F32 => {
+            // The header was refused if the data reached beyond the file.
+            let mut bytes = vec![0; n_bytes];
+            file.read_rows(index, 0, &mut bytes).map_err(|error| ImatrixError::Read(Box::new(error)))?;
+            Ok(le_floats(&bytes))
+        }
+        _ => {
+            let path = file.path().to_owned();
+            Err(ImatrixError::Type { path, tensor: name.to_owned(), found: tensor.ty })
+        }
+    }
+}
+
+/// Shares the sums of a tensor out among the matrices that the counts are of.
+fn column_sums(path: &Path, name: &str, sums: &[f32], counts: &[f32]) -> Result<ColumnSums, ImatrixError> {
+    if counts.is_empty() || !sums.len().is_multiple_of(counts.len()) {
+        return Err(ImatrixError::Counts {
+            path: path.to_owned(),
+            tensor: name.to_owned(),
+            n_values: sums.len(),
+            n_counts: counts.len(),
+        });
+    }
+    if let Some(index) = counts.iter().position(|count| !count.is_finite()) {
+        return Err(ImatrixError::NonFinite {
+            path: path.to_owned(),
+            tensor: format!("{name}{COUNTS}"),
+            index,
+            value: counts[index],
+        });
+    }
+    Ok(ColumnSums {
+        n_cols: sums.len() / counts.len(),
+        sums: sums.iter().map(|&sum| f64::from(sum)).collect(),
+        counts: counts.iter().map(|count| count.round() as i64).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn experts_that_were_never_seen_weigh_one() {
+        let sums = column_sums(Path::new("x"), "t", &[2.0, 4.0, 7.0, 8.0], &[2.0, 0.0]).unwrap();
+        assert_eq!((sums.weights(), sums.counts), (vec![1.0, 2.0, 1.0, 1.0], vec![2, 0]));
+        let error = column_sums(Path::new("x"), "t", &[2.0, 4.0, 7.0], &[2.0, 0.0]).unwrap_err();
+        assert_eq!(error.to_string(), "x: tensor `t`: 3 importance values for 2 matrices");
+        let error = column_sums(Path::new("x"), "t", &[2.0], &[f32::NAN]).unwrap_err();
+        assert_eq!(error.to_string(), "x: tensor `t.counts`: importance value 0 is NaN");
+    }
+
+    fn legacy(bytes: &[u8]) -> Result<Imatrix, ImatrixError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.dat");
+        fs_err::write(&path, bytes).unwrap();
+        Imatrix::open(&path)
+    }
+
+    fn sample() -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for number in [1i32, 2] {
+            bytes.extend(number.to_le_bytes());
+        }
+        bytes.extend(b"ab");
+        for number in [4i32, 2] {
+            bytes.extend(number.to_le_bytes());
+        }
+        for value in [8f32, 2.0] {
+            bytes.extend(value.to_le_bytes());
+        }
+        bytes.extend(9i32.to_le_bytes());
+        bytes.extend(3i32.to_le_bytes());
+        bytes.extend(b"txt");
+        bytes
+    }
+
+    #[test]
+    fn the_older_format() {
+        let matrix = legacy(&sample()).unwrap();
+        assert_eq!(matrix.get("ab").unwrap().weights, [2.0, 0.5]);
+        assert_eq!((matrix.n_chunks(), matrix.dataset()), (9, Some(&b"txt"[..])));
+    }
+
+    #[test]
+    fn the_older_format_cut_anywhere_is_an_error_or_lacks_its_end() {
+        let bytes = sample();
+        for n in 0..bytes.len() {
+            match legacy(&bytes[..n]) {
+                Ok(matrix) => assert!(n >= 26 && matrix.dataset().is_none(), "{n}"),
+                Err(error) => assert!(matches!(error, ImatrixError::Legacy { .. }) && n < 26, "{n}: {error}"),
+            }
+        }
+    }
+
+    #[test]
+    fn the_older_format_with_absurd_lengths() {
+        for (at, number) in [(0, -1), (0, 0), (4, -1), (4, i32::MAX), (14, 0), (14, i32::MAX), (0, i32::MAX)]
+        {
+            let mut bytes = sample();
+            bytes[at..at + 4].copy_from_slice(&i32::to_le_bytes(number));
+            assert!(matches!(legacy(&bytes), Err(ImatrixError::Legacy { .. })), "{at}, {number}");
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! The logits that a model ends its prompts with.
+
+use crate::core::progress::Progress;
+use crate::engine::{Engine, EngineOptions, TokenChunk};
+use crate::verify::{Model, PromptSource, VerifyError};
+
+/// The logits after the last token of every prompt; the prompt's ids come with them.
+///
+/// # Errors
+/// As [`crate::verify::verify`], and a graph that cannot be built.
+pub fn last_logits(
+    model: &Model<'_>,
+    prompts: &[PromptSource],
+    options: &EngineOptions,
+    progress: &dyn Progress,
+    mut each: impl FnMut(usize, &[f32]) -> Result<(), VerifyError>,
+) -> Result<(), VerifyError> {
+    let encoded = model.encode_all(prompts)?;
+    let engine = Engine::new(model.plan()?, model.source, *options)?;
+    let longest = encoded.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(0);
+    let limit = engine.group_tokens(longest)?;
+    let mut chunks = Vec::new();
+    let mut first = 0;
+    let mut n_tokens = 0;
+    for (at, prompt) in encoded.iter().enumerate() {
+        let n = prompt.tokens.len();
+        chunks.push(TokenChunk { tokens: prompt.tokens.clone(), rows: n.saturating_sub(1)..n });
+        n_tokens += n;
+        let next = encoded.get(at + 1).map(|next| n_tokens.saturating_add(next.tokens.len()));
+        if next.is_none_or(|next| next > limit) {
+            let hidden = engine.forward(&chunks, progress, None)?;
+            let logits = engine.logits(&hidden, progress)?;
+            let mut rows = logits.chunks(engine.plan().n_vocab.max(1));
+            for (offset, chunk) in chunks.iter().enumerate() {
+                let row = if chunk.tokens.is_empty() { &[] } else { rows.next().unwrap_or(&[]) };
+                each(first + offset, row)?;
+            }
+            first = at + 1;
+            chunks.clear();
+            n_tokens = 0;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! The model that is verified, or compared with: its tensors and what reads them.
+
+use crate::arch::graph::GraphFeatures;
+use crate::core::{TensorMeta, TensorSource};
+use crate::engine::{EngineError, GraphPlan};
+use crate::gguf::{GgufFile, Metadata, Value};
+use crate::verify::samples::SAMPLES;
+use crate::verify::{OriginTokenizer, Prompt, PromptSource, Recall, TextEncoder, VerifyError};
+
+/// A model to verify or to compare with.
+#[derive(Clone, Copy)]
+pub struct Model<'a> {
+    /// Its tensors.
+    pub source: &'a dyn TensorSource,
+    /// Its metadata.
+    pub metadata: &'a Metadata,
+    /// Its file, if it is one.
+    pub file: Option<&'a GgufFile>,
+    /// The graph of its architecture; else why there is none.
+    pub features: Result<&'a GraphFeatures, &'a str>,
+    /// Its tokenizer; else why there is none.
+    pub encoder: Result<&'a dyn TextEncoder, &'a str>,
+    /// Writes out chat messages by its template.
+    pub template: &'a dyn Fn(&serde_json::Value) -> Result<String, String>,
+    /// The tokenizer that it was made with, to compare with its own.
+    pub origin: Option<&'a OriginTokenizer>,
+    /// Of a baseline: what it said last time, for the next model that is compared with it.
+    pub recall: Option<&'a Recall>,
+}
+
+impl Model<'_> {
+    pub(super) fn plan(&self) -> Result<GraphPlan, EngineError> {
+        let arch = self.arch().unwrap_or_default();
+        match self.features {
+            Ok(features) => GraphPlan::new(features, self.metadata, self.source.tensors()),
+            Err(reason) => Err(EngineError::NoGraph { arch, reason: reason.to_owned() }),
+        }
+    }
+
+    pub(super) fn arch(&self) -> Option<String> {
+        self.metadata.get("general.architecture").and_then(Value::as_str).map(str::to_owned)
+    }
+
+    /// Ids of the prompts. Without a tokenizer, prompts of text become empty ones; why comes with them.
+    pub(super) fn encode(
+        &self,
+        sources: &[PromptSource],
+    ) -> Result<(Vec<Prompt>, Option<String>), VerifyError> {
+        let n_text = sources.iter().filter(|source| source.needs_encoder()).count();
+        let missing = self.encoder.err().filter(|_| n_text > 0);
+        if n_text == sources.len()
+            && let Some(reason) = missing
+        {
+            return Err(VerifyError::NoEncoder { reason: reason.to_owned() });
+        }
+        let encode = |(at, source): (usize, &PromptSource)| {
+            if source.needs_encoder() && missing.is_some() {
+                return Ok(Prompt { tokens: Vec::new(), bos: None, score_from: 1, whole: false });
+            }
+            source.encode(at, self.encoder.ok(), self.template)
+        };
+        let prompts = sources.iter().enumerate().map(encode).collect::<Result<_, _>>()?;
+        let left_out = missing.map(|reason| {
+            format!("{n_text} of {} prompts are text, which cannot be encoded: {reason}", sources.len())
+        });
+        Ok((prompts, left_out))
+    }
+
+    /// Ids of the prompts, none left out.
+    pub(super) fn encode_all(&self, sources: &[PromptSource]) -> Result<Vec<Prompt>, VerifyError> {
+        match (self.encode(sources)?, self.encoder) {
+            ((_, Some(_)), Err(reason)) => Err(VerifyError::NoEncoder { reason: reason.to_owned() }),
+            ((prompts, _), _) => Ok(prompts),
+        }
+    }
+
+    /// Texts for the checks of the tokenizer: the built-in ones, then the prompts as they are read.
+    pub(super) fn texts(&self, prompts: &[PromptSource]) -> Vec<String> {
+        let own = SAMPLES.iter().map(|&sample| sample.to_owned());
+        let prompts = prompts.iter().flat_map(|prompt| match prompt {
+            PromptSource::Tokens(_) => Vec::new(),
+            PromptSource::Text(text) => vec![text.clone()],
+            PromptSource::Completion { prompt, completion } => vec![prompt.clone(), completion.clone()],
+            PromptSource::Messages(messages) => (self.template)(messages).into_iter().collect(),
+        });
+        own.chain(prompts).collect()
+    }
+
+    pub(super) fn bits_per_weight(&self) -> f64 {
+        bits_per_weight(self.source.tensors().iter())
+    }
+
+    /// Of the matrices of the layers alone: the embedding of a small model is large and often kept wide, and says
+    /// nothing about how coarse the layers are.
+    pub(super) fn layer_bits_per_weight(&self) -> f64 {
+        let tensors = self.source.tensors().iter();
+        let layers = tensors.filter(|meta| meta.name.starts_with("blk.") && meta.shape.rank() > 1);
+        bits_per_weight(layers)
+    }
+}
+
+fn bits_per_weight<'a>(tensors: impl Iterator<Item = &'a TensorMeta>) -> f64 {
+    let (mut n_bytes, mut n_elems) = (0.0, 0.0);
+    for meta in tensors {
+        n_bytes += meta.n_bytes().unwrap_or(0) as f64;
+        n_elems += meta.shape.n_elems() as f64;
+    }
+    8.0 * n_bytes / f64::max(n_elems, 1.0)
+}
