@@ -463,6 +463,7 @@ impl CardProblem {
                 vec!["docs/architectures.md lists what cards can say".to_owned()]
             }
             Self::Toml(_)
+            | Self::Graph(_)
             | Self::MissingKey { .. }
             | Self::Kind { .. }
             | Self::Expr { .. }

@@ -16,7 +16,6 @@ macro_rules! names {
             $(#[$doc])*
             #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
             #[serde(rename_all = "snake_case")]
-            #[expect(missing_docs, reason = "each name is the feature's own; the table of features explains them")]
             pub enum $enum { #[default] $first $(, $(#[$attr])* $rest)* }
         )*
     };
@@ -226,7 +225,6 @@ pub enum GroupScore {
 /// Sequence mixer of a layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "each name is the mixer's own")]
 pub enum MixerName {
     #[default]
     Attention,

@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use crate::core::Hint;
 
 pub(crate) use screen::{Screen, Style, styled};
-pub(crate) use table::{Align, Table};
+pub(crate) use table::{Align, Cell, Table};
 
 /// Prints `label: text` to standard error, the label in colour on a terminal unless `NO_COLOR` says otherwise.
 pub(crate) fn message(label: &str, text: &str) {
