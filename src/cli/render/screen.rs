@@ -37,6 +37,10 @@ pub(crate) struct Screen {
 }
 
 impl Screen {
+    /// A file: as wide as needed, without colours.
+    #[cfg(test)]
+    pub(crate) const FILE: Self = Self { width: None, has_colour: false };
+
     /// Standard output. The variable `COLUMNS` says how wide it is, else the terminal does; colours are for terminals
     /// only, and not even for them where `NO_COLOR` is set.
     #[must_use]
