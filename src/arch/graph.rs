@@ -16,6 +16,7 @@ macro_rules! names {
             $(#[$doc])*
             #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
             #[serde(rename_all = "snake_case")]
+            #[allow(clippy::enum_variant_names, reason = "the words are those of cards")]
             pub enum $enum { #[default] $first $(, $(#[$attr])* $rest)* }
         )*
     };

@@ -256,7 +256,7 @@ mod tests {
         for (at, probe) in PROBES.iter().enumerate() {
             for end in probe.ends {
                 let name = format!("{}x{end}", probe.starts);
-                let found = Probe::of(&name).map(|found| std::ptr::from_ref(found));
+                let found = Probe::of(&name).map(std::ptr::from_ref);
                 assert_eq!(found, Some(std::ptr::from_ref(probe)), "row {at}: {name}");
             }
         }

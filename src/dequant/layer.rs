@@ -205,8 +205,11 @@ mod tests {
         }
     }
 
+    /// The rectangles that were decoded, rows and columns, each with its level.
+    type Seen = Mutex<Vec<(SimdLevel, Range<u64>, Range<u64>)>>;
+
     /// Notes the rectangles it is asked for; an element is its row and column in one number.
-    struct Numbers(&'static Mutex<Vec<(SimdLevel, Range<u64>, Range<u64>)>>);
+    struct Numbers(&'static Seen);
 
     impl CodedWeight for Numbers {
         fn decode(
@@ -231,10 +234,7 @@ mod tests {
         }
     }
 
-    fn layer(
-        level: SimdLevel,
-        seen: &'static Mutex<Vec<(SimdLevel, Range<u64>, Range<u64>)>>,
-    ) -> Dequantized {
+    fn layer(level: SimdLevel, seen: &'static Seen) -> Dequantized {
         let shape = Shape::new(vec![5, 10]).unwrap();
         let meta = WeightMeta { name: "w".to_owned(), shape, ty: ElementType::F32 };
         let weight = Weight { meta, origin: Origin::Coded(Box::new(Numbers(seen))) };
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_range_is_cut_into_rectangles() {
-        static SEEN: Mutex<Vec<(SimdLevel, Range<u64>, Range<u64>)>> = Mutex::new(Vec::new());
+        static SEEN: Seen = Mutex::new(Vec::new());
         let mut out = [0; 4 * 27];
         layer(SimdLevel::Scalar, &SEEN).read_elems(0, 7, &mut out).unwrap();
         let found: Vec<f32> = crate::core::little_endian::f32s(&out).collect();
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn weights_are_decoded_at_the_level_that_was_asked_for() {
-        static SEEN: Mutex<Vec<(SimdLevel, Range<u64>, Range<u64>)>> = Mutex::new(Vec::new());
+        static SEEN: Seen = Mutex::new(Vec::new());
         for level in SimdLevel::ALL {
             SEEN.lock().unwrap().clear();
             layer(level, &SEEN).read_elems(0, 0, &mut [0; 200]).unwrap();

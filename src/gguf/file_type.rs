@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(FileType::guess([Q4K].into_iter()), 15 | GUESSED);
         assert_eq!(FileType::guess([I32].into_iter()), GUESSED);
         assert_eq!(FileType::guess([Mxfp4].into_iter()), GUESSED);
-        assert_eq!(FileType::guess([Nvfp4].into_iter()), 39 | GUESSED);
+        assert_eq!(FileType::guess([Nvfp4].into_iter()), GUESSED + 39);
         assert_eq!(FileType::guess(std::iter::empty()), GUESSED);
     }
 
