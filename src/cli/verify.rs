@@ -18,7 +18,7 @@ use crate::cli::verify::report::{ModelReport, PromptRows};
 use crate::cli::verify::trace::Trace;
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
 use crate::core::mmap::address_space_bytes;
-use crate::core::output::{Destination, OutputFile};
+use crate::core::output::{Destination, OutputFile, same_file};
 use crate::core::progress::Progress;
 use crate::core::text;
 use crate::engine::{EngineOptions, Observer};
@@ -203,7 +203,7 @@ impl CutArgs {
 
 /// Refuses to write over a file that is read.
 fn refuse_input<'p>(output: &Path, inputs: impl IntoIterator<Item = &'p PathBuf>) -> anyhow::Result<()> {
-    match inputs.into_iter().find(|input| is_same_file(output, input)) {
+    match inputs.into_iter().find(|input| same_file(output, input)) {
         Some(_) => Err(UsageError(format!("{}: an input cannot be the output", output.display())).into()),
         None => Ok(()),
     }
@@ -310,7 +310,7 @@ impl VerifyArgs {
             .extend(prompts.unreached(&unreached).into_iter().map(|text| Finding::warning("prompts", text)));
         report.extend(trace.and_then(|trace| trace.missed()).map(|text| Finding::warning("trace", text)));
         if let Some(other) = &self.baseline
-            && is_same_file(path, other)
+            && same_file(path, other)
         {
             report.add(Finding::warning("baseline", "the baseline is the model itself"));
         }
@@ -319,13 +319,6 @@ impl VerifyArgs {
         }
         let (size_bytes, file_type) = (opened.size_bytes(), opened.file_type());
         Ok(ModelReport { path: path.to_owned(), size_bytes, file_type, report })
-    }
-}
-
-fn is_same_file(a: &Path, b: &Path) -> bool {
-    match (fs_err::canonicalize(a), fs_err::canonicalize(b)) {
-        (Ok(a), Ok(b)) => a == b,
-        _ => false,
     }
 }
 

@@ -264,7 +264,6 @@ pub enum GatedActivation {
 
 /// What becomes of the up projection.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "one value per feed-forward")]
 pub enum Activation {
     /// `act(up x)`.
     Plain(PlainActivation),

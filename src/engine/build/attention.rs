@@ -11,7 +11,7 @@ use crate::engine::plan::{
 
 /// Numbers and widths of a layer's heads, and the rows that they add up to.
 #[derive(Clone, Copy, Debug)]
-struct Heads {
+struct HeadShape {
     n_heads: usize,
     n_kv_heads: usize,
     dk: usize,
@@ -52,8 +52,8 @@ impl Builder<'_> {
         self.attention(layer, heads).map(|attention| Mixer::Attention(Box::new(attention)))
     }
 
-    fn attention(&mut self, layer: usize, heads: Heads) -> Result<Attention, EngineError> {
-        let Heads { n_heads, n_kv_heads, dk, dv, .. } = heads;
+    fn attention(&mut self, layer: usize, heads: HeadShape) -> Result<Attention, EngineError> {
+        let HeadShape { n_heads, n_kv_heads, dk, dv, .. } = heads;
         let Projections { q, k, v, out } = self.projections(layer, heads)?;
         let mask = self.mask(layer)?;
         let rope = self.rope(layer, mask, dk)?;
@@ -84,8 +84,8 @@ impl Builder<'_> {
         })
     }
 
-    fn heads(&self, n_heads: usize, n_kv_heads: usize) -> Result<Heads, EngineError> {
-        if n_heads % n_kv_heads != 0 {
+    fn heads(&self, n_heads: usize, n_kv_heads: usize) -> Result<HeadShape, EngineError> {
+        if !n_heads.is_multiple_of(n_kv_heads) {
             let found = format!("{n_heads} and {n_kv_heads}");
             return Err(self.keys.unknown("attention.head_count", "a multiple of head_count_kv", &found));
         }
@@ -101,13 +101,13 @@ impl Builder<'_> {
             let expected = "heads that divide the width";
             return Err(self.keys.unknown("attention.head_count", expected, "a width of 0"));
         };
-        Ok(Heads { n_heads, n_kv_heads, dk, dv, q_rows, k_rows, v_rows, out_cols })
+        Ok(HeadShape { n_heads, n_kv_heads, dk, dv, q_rows, k_rows, v_rows, out_cols })
     }
 
-    fn projections(&mut self, layer: usize, heads: Heads) -> Result<Projections, EngineError> {
+    fn projections(&mut self, layer: usize, heads: HeadShape) -> Result<Projections, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = self.n_embd;
-        let Heads { q_rows, k_rows, v_rows, out_cols, .. } = heads;
+        let HeadShape { q_rows, k_rows, v_rows, out_cols, .. } = heads;
         let (q, k, v) = if self.tensors.has(&at("attn_qkv.weight")) {
             let n_rows = q_rows.saturating_add(k_rows).saturating_add(v_rows);
             let all = self.tensors.need_matrix(&at("attn_qkv"), n_rows, n_embd)?;
@@ -146,7 +146,7 @@ impl Builder<'_> {
     fn qk_norms(
         &mut self,
         layer: usize,
-        heads: Heads,
+        heads: HeadShape,
         rope: Option<usize>,
     ) -> Result<HeadNorms, EngineError> {
         match self.features.qk_norm {
@@ -177,11 +177,11 @@ impl Builder<'_> {
         Ok(norm.map(|norm| HeadNorm { norm, span }))
     }
 
-    fn attention_scale(&self, heads: Heads, rope: Option<usize>) -> Result<f64, EngineError> {
+    fn attention_scale(&self, heads: HeadShape, rope: Option<usize>) -> Result<f64, EngineError> {
         if let Some(scale) = self.keys.number("attention.scale")?.filter(|&s| s > 0.0) {
             return Ok(scale);
         }
-        let Heads { n_heads, dk, dv, .. } = heads;
+        let HeadShape { n_heads, dk, dv, .. } = heads;
         let rsqrt = |n: usize| 1.0 / (n as f64).sqrt();
         Ok(match &self.features.attn_scale {
             AttnScale::Dk => rsqrt(dk),

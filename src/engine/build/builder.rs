@@ -212,10 +212,9 @@ impl Builder<'_> {
         let key = self.keys.nonzero("logit_scale")?;
         let n_embd = self.n_embd as f64;
         let scale = match (self.features.logit_scale, key) {
-            (LogitScale::Named(LogitScaleName::None), _)
-            | (LogitScale::Named(LogitScaleName::Multiply | LogitScaleName::Divide), None) => 1.0,
             (LogitScale::Named(LogitScaleName::RsqrtEmbdIfTied), _) if is_tied => n_embd.powf(-0.5),
-            (LogitScale::Named(LogitScaleName::RsqrtEmbdIfTied), _) => 1.0,
+            (LogitScale::Named(LogitScaleName::None | LogitScaleName::RsqrtEmbdIfTied), _)
+            | (LogitScale::Named(LogitScaleName::Multiply | LogitScaleName::Divide), None) => 1.0,
             // Files of models with a base hold the quotient D / base, by which the reference divides.
             (LogitScale::Named(LogitScaleName::Divide) | LogitScale::BaseOverEmbd { .. }, Some(scale)) => {
                 1.0 / scale

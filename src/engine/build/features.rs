@@ -54,13 +54,16 @@ pub(super) enum Sight {
     Prefix,
 }
 
+/// The mask of a window of a size.
+pub(super) type WindowMask = fn(usize) -> Mask;
+
 /// Features of which the vocabulary has more values than the engine.
 pub(super) struct BuiltFeatures {
     pub(super) wiring: WiringRule,
     pub(super) positions: PositionRule,
     pub(super) sight: Sight,
     /// The mask of a windowed layer, by the size of the window.
-    pub(super) window: Option<fn(usize) -> Mask>,
+    pub(super) window: Option<WindowMask>,
     pub(super) qk_norm: NormFormula,
     pub(super) ffn: ActivationKind,
     pub(super) experts: ActivationKind,
@@ -132,7 +135,7 @@ impl Card<'_> {
         })
     }
 
-    fn window(&self, window: WindowKind) -> Result<Option<fn(usize) -> Mask>, EngineError> {
+    fn window(&self, window: WindowKind) -> Result<Option<WindowMask>, EngineError> {
         Ok(match window {
             WindowKind::None => None,
             WindowKind::Sliding => Some(Mask::Window),

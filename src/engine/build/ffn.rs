@@ -156,7 +156,7 @@ impl Builder<'_> {
         gating: GatingFunction,
     ) -> Result<Option<ExpertGroups>, EngineError> {
         let Some(n) = self.keys.count("expert_group_count")?.filter(|&n| n > 1) else { return Ok(None) };
-        if n_experts % n != 0 {
+        if !n_experts.is_multiple_of(n) {
             let expected = "a divisor of expert_count";
             return Err(self.keys.unknown("expert_group_count", expected, &n.to_string()));
         }

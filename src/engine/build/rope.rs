@@ -119,12 +119,13 @@ impl Builder<'_> {
     fn pair_layout(&self) -> PairLayout {
         let sections = self.keys.get("rope.dimension_sections").and_then(|v| v.as_array());
         let section = |at: usize| sections.and_then(|s| s.get(at)).and_then(|v| v.as_u64()).unwrap_or(0);
-        match self.features.rope {
-            RopePairs::Interleaved => PairLayout::Interleaved,
-            RopePairs::Half => PairLayout::Half,
-            RopePairs::HalfIfSections if section(0) > 0 && section(1) > 0 => PairLayout::Half,
-            RopePairs::HalfIfSections => PairLayout::Interleaved,
-        }
+        let has_sections = section(0) > 0 && section(1) > 0;
+        let is_half = match self.features.rope {
+            RopePairs::Interleaved => false,
+            RopePairs::Half => true,
+            RopePairs::HalfIfSections => has_sections,
+        };
+        if is_half { PairLayout::Half } else { PairLayout::Interleaved }
     }
 
     fn rope_base(&self, reach: Reach, dk: usize) -> Result<f64, EngineError> {
