@@ -118,7 +118,8 @@ fn blocks(data: &[u8]) {
     }
 }
 
-/// One row of any floats has the same blocks, or the same refusal, at every level.
+/// One row of any floats has the same blocks, or the same refusal, at every level. Blocks whose scale is no number are
+/// the same if the check of blocks says so of both: the sign of a NaN that arithmetic makes is open in Rust.
 fn quantize(data: &[u8]) {
     let Some((ty, rest)) = typed(data) else { return };
     // One NaN only: which payload an operation on two of them keeps is open in Rust, and some codes show it.
@@ -133,7 +134,10 @@ fn quantize(data: &[u8]) {
         done.map(|()| out).map_err(|error| error.to_string())
     };
     let scalar = pack(SimdLevel::Scalar);
+    let flaw = |blocks: &Result<Vec<u8>, String>| quant::validate_blocks(ty, blocks.as_ref().ok()?).err();
     for level in SimdLevel::available() {
-        assert_eq!(pack(level), scalar, "{ty} {}", level.name());
+        let found = pack(level);
+        let is_no_number = flaw(&found).is_some() && flaw(&found) == flaw(&scalar);
+        assert!(is_no_number || found == scalar, "{ty} {}: {found:x?}, {scalar:x?}", level.name());
     }
 }

@@ -460,7 +460,7 @@ impl CardProblem {
             | Self::NothingRemoved { nearest, .. } => did_you_mean(nearest.as_deref()).into_iter().collect(),
             Self::NotBuilt { instead, .. } if !instead.is_empty() => vec![(*instead).to_owned()],
             Self::NotBuilt { .. } => {
-                vec!["docs/architectures.md lists what cards can say".to_owned()]
+                vec!["leave it out: a card of this version cannot say it".to_owned()]
             }
             Self::Toml(_)
             | Self::Graph(_)

@@ -299,9 +299,14 @@ fn conformance_checkpoints_open_and_order_equals_the_converters(corpus: &Goldens
         if !dir.join("config.json").is_file() {
             continue;
         }
-        let checkpoint = Checkpoint::open(&dir, &Limits::default()).unwrap();
-        assert!(!checkpoint.weights().is_empty());
         n_cases += 1;
+        let checkpoint = Checkpoint::open(&dir, &Limits::default());
+        if dir.join("consolidated.safetensors").is_file() {
+            // Mistral's own layout, which some have beside a `config.json`.
+            assert!(matches!(checkpoint, Err(CheckpointError::Unsupported { .. })), "{}", dir.display());
+        } else {
+            assert!(!checkpoint.unwrap().weights().is_empty());
+        }
     }
     report_cases("checkpoints", n_cases);
 

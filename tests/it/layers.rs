@@ -17,7 +17,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("quantize", &["core", "gguf", "quant"]),
     ("engine", &["core", "gguf", "quant", "tokenizer", "arch"]),
     ("verify", &["core", "convert", "engine", "arch", "tokenizer", "checkpoint", "gguf", "quant"]),
-    ("inspect", &["core", "convert", "arch", "tokenizer", "checkpoint", "gguf", "quant"]),
+    ("inspect", &["core", "convert", "engine", "arch", "tokenizer", "checkpoint", "gguf", "quant"]),
 ];
 
 /// Names of modules behind `crate::` in a source text, in `use` items and paths alike, over line ends; the crates under
