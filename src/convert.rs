@@ -27,7 +27,7 @@ pub use conversion::{Conversion, Scope, map, registry};
 pub use error::ConvertError;
 pub use fastllm::FlmOptions;
 pub use metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, MetadataWarning, general_metadata};
-pub use naming::{FileName, ParameterCounts};
+pub use naming::{FileName, ParameterCounts, fill_template};
 pub use native::NativePlan;
 pub use options::ConvertOptions;
 pub use source::{ModelSource, Vocabulary};

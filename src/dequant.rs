@@ -3,7 +3,7 @@
 //! [`open`] finds the description, lets the method's file put its modules together, and checks that nothing is left
 //! over; [`flm::open`] does the same for FastLLM's files, which need no description. Everything is planned from headers
 //! and scales; codes are decoded when rows are read. Every method says how its codes lie by implementing
-//! [`CodedWeight`]; [`Dequantized`] is the one source over them.
+//! `CodedWeight`; `Dequantized` is the one source over them.
 //!
 //! | file | subject |
 //! |---|---|

@@ -382,7 +382,7 @@ impl FileName<'_> {
 /// Fills the places `{ftype}` (also `{outtype}`, `{}`) and `{FTYPE}` (`{OUTTYPE}`) of an output file's name with the
 /// type, in lower and upper case.
 #[must_use]
-pub(crate) fn fill_template(file_name: &str, encoding: &str) -> String {
+pub fn fill_template(file_name: &str, encoding: &str) -> String {
     let (lower, upper) = (encoding.to_lowercase(), encoding.to_uppercase());
     ["{ftype}", "{outtype}", "{}", "{0}"]
         .iter()

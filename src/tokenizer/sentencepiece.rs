@@ -26,7 +26,7 @@ pub struct Piece {
     /// Its score.
     #[prost(float, optional, tag = "2")]
     pub score: Option<f32>,
-    /// Its [`PieceKind`] by number.
+    /// Its `PieceKind` by number.
     #[prost(int32, optional, tag = "3", default = "1")]
     pub kind: Option<i32>,
 }

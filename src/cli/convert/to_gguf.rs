@@ -14,7 +14,7 @@ use crate::cli::quantize::options::QuantizeArgs;
 use crate::cli::quantize::report;
 use crate::cli::stored::Stored;
 use crate::cli::{Session, UsageError};
-use crate::convert::{Conversion, ConvertError, ConvertOptions, ModelSource, naming};
+use crate::convert::{Conversion, ConvertError, ConvertOptions, ModelSource, fill_template};
 use crate::core::bytes::Endian;
 use crate::core::output;
 use crate::core::text::escape;
@@ -183,7 +183,7 @@ impl ToGguf {
         }
         let names_a_file = output::check_name(path).is_ok();
         match path.file_name().and_then(|name| name.to_str()).filter(|_| names_a_file) {
-            Some(name) => path.with_file_name(naming::fill_template(name, encoding)),
+            Some(name) => path.with_file_name(fill_template(name, encoding)),
             None => path.to_owned(),
         }
     }
