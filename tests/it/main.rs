@@ -13,6 +13,7 @@ mod chatglm;
 mod checkpoint;
 mod convert;
 mod coverage;
+mod docs;
 mod engine;
 mod flm;
 mod fuzz;

@@ -1,0 +1,21 @@
+//! The map of the house names places that exist.
+
+use crate::support::root;
+
+/// Paths in backquotes that begin with a folder of the repository and have no placeholder in capitals.
+fn paths(text: &str) -> impl Iterator<Item = &str> {
+    let folders = ["converters/", "crates/", "fixtures/", "fuzz/", "scripts/", "src/", "tests/"];
+    let is_path = move |word: &&str| {
+        folders.iter().any(|folder| word.starts_with(folder)) && !word.contains(char::is_whitespace)
+    };
+    text.split('`').skip(1).step_by(2).filter(is_path).filter(|word| !word.contains("NAME"))
+}
+
+#[test]
+fn places_that_the_map_names_exist() {
+    let text = fs_err::read_to_string(root().join("docs/developing.md")).unwrap();
+    let named: Vec<&str> = paths(&text).collect();
+    assert!(named.len() > 30, "{named:?}");
+    let missing: Vec<_> = named.iter().filter(|path| !root().join(path).exists()).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
