@@ -2,7 +2,7 @@
 //!
 //! A card (`converters/*.toml`) says which model classes it converts, how their tensors are named, joined and
 //! reordered, and which metadata keys come from which configuration keys. This module loads cards, checks them, and
-//! applies one to a checkpoint's headers; the result is a [`Mapping`]: plain data that `transform` and `convert`
+//! applies one to a checkpoint's headers; the result is a [`Mapping`]: plain data that `views` and `convert`
 //! carry out.
 //!
 //! | file | subject |

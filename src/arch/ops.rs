@@ -1,6 +1,6 @@
 //! The closed list of tensor operations: their names and parameters in cards, and the shapes they make.
 //!
-//! Here an operation is described; `transform` carries it out. Shapes are outermost first everywhere.
+//! Here an operation is described; `views` carries it out. Shapes are outermost first everywhere.
 
 use crate::arch::datum::Datum;
 use crate::arch::eval::{EvalError, Scope};
