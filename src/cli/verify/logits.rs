@@ -1,0 +1,52 @@
+//! `gguf-verify logits`: what a model says after each prompt.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::json;
+
+use crate::cli::verify::model::OpenedModel;
+use crate::cli::verify::prompt_files::PromptFiles;
+use crate::cli::verify::{engine_options, refuse_input};
+use crate::cli::{Exit, Session};
+use crate::core::output::{Destination, OutputFile};
+use crate::verify::last_logits;
+
+#[derive(Debug, Args)]
+pub(super) struct LogitsArgs {
+    /// GGUF file
+    model: PathBuf,
+    /// Prompts
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    prompts: Vec<PathBuf>,
+    /// Where to write; standard output without it
+    #[arg(short, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+impl LogitsArgs {
+    pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
+        // Before the work, not after it.
+        self.output.as_deref().map(Destination::of).transpose()?;
+        let opened = OpenedModel::open(&self.model, &session.common)?;
+        if let Some(path) = &self.output {
+            refuse_input(path, self.prompts.iter().chain(&opened.inputs()))?;
+        }
+        let prompts = PromptFiles::read(&self.prompts)?;
+        let mut lines: Vec<u8> = Vec::new();
+        let options = engine_options(&session.common);
+        opened.with(None, |model| {
+            last_logits(model, prompts.sources(), &options, &session.progress, |prompt, logits| {
+                let line = json!({ "prompt": prompt, "logits": logits });
+                writeln!(lines, "{line}")?;
+                Ok(())
+            })
+        })?;
+        match &self.output {
+            Some(path) => OutputFile::write(path, &lines, !session.common.no_sync)?,
+            None => session.print(|out| out.write_all(&lines))?,
+        }
+        Ok(Exit::Done)
+    }
+}
