@@ -1,6 +1,5 @@
 //! `gguf-verify imatrix`: collects an importance matrix.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
