@@ -4,9 +4,12 @@
 
 mod baseline_keys;
 mod chat;
+mod cost;
+mod coverage;
 mod divergence;
 mod encoder;
 mod error;
+mod healthy;
 mod imatrix;
 mod logits;
 mod measure;
@@ -24,6 +27,8 @@ mod vocabulary;
 mod windows;
 
 pub use chat::{ChatError, ChatTemplate};
+pub use cost::Cost;
+pub use coverage::{Aspect, Coverage, Judged, NotJudged};
 pub use divergence::{Divergence, WorstToken};
 pub use encoder::TextEncoder;
 pub use error::{PromptError, VerifyError};
@@ -34,8 +39,8 @@ pub use model::Model;
 pub use origin::OriginTokenizer;
 pub use perplexity::{Estimate, Perplexity};
 pub use prompts::{Prompt, PromptSource, read_prompts};
-pub use report::{Finding, PromptReport, Report, Severity, Verdict};
+pub use report::{Finding, HealthyCost, PromptReport, Report, Severity, Verdict};
 pub use structure::{StructureOptions, check_structure};
-pub use thresholds::Thresholds;
+pub use thresholds::{Figure, LimitLine, Thresholds};
 pub use verification::{Verification, VerifyOptions, verify};
 pub use windows::{Cut, Rows, Scoring, Span, Window, cut};

@@ -6,6 +6,7 @@ mod logits;
 mod model;
 mod per_token;
 mod prompt_files;
+mod reasons;
 mod report;
 mod trace;
 
@@ -29,7 +30,7 @@ use crate::verify::{Rows, Scoring, Span};
     version = crate::cli::version(),
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    after_help = "With `-v` the perplexity of every prompt is shown, however many there are.\n\nExit codes: 0 pass, 3 broken or a threshold missed, 4 passed as far as it could be judged, 1 could not run"
+    after_help = "With `-v` the perplexity of every prompt is shown, however many there are.\n\nA pass is earned: structure, tokenizer, 1000 scored tokens, and a baseline (or `--max-ppl`) to judge by.\n\nExit codes: 0 pass, 3 broken or a limit missed, 4 partial: not all was judged, 1 could not run"
 )]
 struct Cli {
     #[command(subcommand)]

@@ -89,14 +89,6 @@ impl Model<'_> {
     pub(super) fn bits_per_weight(&self) -> f64 {
         bits_per_weight(self.source.tensors().iter())
     }
-
-    /// Of the matrices of the layers alone: the embedding of a small model is large and often kept wide, and says
-    /// nothing about how coarse the layers are.
-    pub(super) fn layer_bits_per_weight(&self) -> f64 {
-        let tensors = self.source.tensors().iter();
-        let layers = tensors.filter(|meta| meta.name.starts_with("blk.") && meta.shape.rank() > 1);
-        bits_per_weight(layers)
-    }
 }
 
 fn bits_per_weight<'a>(tensors: impl Iterator<Item = &'a TensorMeta>) -> f64 {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::verify::{Divergence, Perplexity, Thresholds};
+use crate::verify::{Aspect, Cost, Coverage, Divergence, LimitLine, Perplexity, Thresholds};
 
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -89,6 +89,15 @@ impl Verdict {
     }
 }
 
+/// What the types of a file cost a healthy file: what the limits are a multiple of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HealthyCost {
+    /// The cost.
+    pub cost: Cost,
+    /// Tokens over which it was measured on the baseline's own weights; `None` if it is what the types cost a small model.
+    pub n_tokens: Option<usize>,
+}
+
 /// What one prompt says.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptReport {
@@ -105,6 +114,8 @@ pub struct Report {
     pub verdict: Verdict,
     /// All findings, in the order of the checks.
     pub findings: Vec<Finding>,
+    /// What was judged and what was not; change it by [`Report::judged`] and [`Report::not_judged`].
+    pub coverage: Coverage,
     /// `general.architecture`.
     pub arch: Option<String>,
     /// Bits per weight over all tensors, if they could be read.
@@ -119,8 +130,12 @@ pub struct Report {
     pub divergence: Option<Divergence>,
     /// The text before each of the worst tokens, where a tokenizer tells it.
     pub contexts: Vec<String>,
-    /// The limits that were applied.
+    /// The limits that the reader set.
     pub thresholds: Thresholds,
+    /// The figures that have a limit.
+    pub limits: Vec<LimitLine>,
+    /// What the limits rest on that the reader did not set.
+    pub healthy: Option<HealthyCost>,
     /// Tokens run per second, baseline included.
     pub tokens_per_second: Option<f64>,
 }
@@ -130,8 +145,9 @@ impl Report {
     #[must_use]
     pub fn new(arch: Option<String>, bits_per_weight: Option<f64>, thresholds: Thresholds) -> Self {
         Self {
-            verdict: Verdict::Pass,
+            verdict: Verdict::Partial,
             findings: Vec::new(),
+            coverage: Coverage::default(),
             arch,
             bits_per_weight,
             perplexity: None,
@@ -140,6 +156,8 @@ impl Report {
             divergence: None,
             contexts: Vec::new(),
             thresholds,
+            limits: Vec::new(),
+            healthy: None,
             tokens_per_second: None,
         }
     }
@@ -160,17 +178,36 @@ impl Report {
     /// Adds findings; the verdict follows.
     pub fn extend(&mut self, findings: impl IntoIterator<Item = Finding>) {
         self.findings.extend(findings);
-        self.verdict = Self::judge(&self.findings);
+        self.settle();
     }
 
-    /// The verdict that findings amount to.
-    #[must_use]
-    pub fn judge(findings: &[Finding]) -> Verdict {
-        match findings.iter().map(|finding| finding.severity).max() {
+    /// Notes what was judged; the verdict follows.
+    pub fn judged(&mut self, aspect: Aspect, by: impl Into<String>) {
+        self.coverage.judged(aspect, by);
+        self.settle();
+    }
+
+    /// Notes why something was not judged, and what would judge it; the verdict follows.
+    pub fn not_judged(&mut self, aspect: Aspect, reason: impl Into<String>, remedy: impl Into<String>) {
+        self.coverage.not_judged(aspect, reason, remedy);
+        self.settle();
+    }
+
+    /// Notes the figures beside their limits; the verdict follows.
+    pub(super) fn set_limits(&mut self, limits: Vec<LimitLine>) {
+        self.limits = limits;
+        self.settle();
+    }
+
+    /// An error fails; a pass has to be earned.
+    fn settle(&mut self) {
+        let has_own_limit = self.limits.iter().any(|line| line.is_own);
+        self.verdict = match self.findings.iter().map(|finding| finding.severity).max() {
             Some(Severity::Error) => Verdict::Fail,
             Some(Severity::Unchecked) => Verdict::Partial,
+            _ if !self.coverage.earns_pass(has_own_limit) => Verdict::Partial,
             _ => Verdict::Pass,
-        }
+        };
     }
 
     /// The report as JSON; names are stable.
@@ -182,6 +219,15 @@ impl Report {
                 "check": f.check, "severity": f.severity.name(), "tensor": f.tensor, "message": f.message,
             })
         });
+        let open = self.coverage.open().map(
+            |open| json!({ "aspect": open.aspect.name(), "reason": open.reason, "remedy": open.remedy }),
+        );
+        let limits = self.limits.iter().map(|line| {
+            json!({
+                "limit": line.figure.limit_name(), "value": line.value, "at": line.limit, "own": line.is_own,
+                "missed": line.is_missed(),
+            })
+        });
         let mut report = json!({
             "verdict": self.verdict.name(),
             "architecture": self.arch,
@@ -190,6 +236,13 @@ impl Report {
             "bits_per_byte": self.bits_per_byte,
             "tokens_per_second": self.tokens_per_second,
             "findings": findings.collect::<Vec<_>>(),
+            "judged": self.coverage.answered().map(|j| json!({ "aspect": j.aspect.name(), "by": j.by })).collect::<Vec<_>>(),
+            "not_judged": open.collect::<Vec<_>>(),
+            "limits": limits.collect::<Vec<_>>(),
+            "healthy_cost": self.healthy.map(|h| json!({
+                "kld": h.cost.kld, "kld_99": h.cost.kld_99, "ppl_increase": h.cost.ppl_increase,
+                "other_choice": h.cost.other_choice, "tokens": h.n_tokens,
+            })),
         });
         let Some(map) = report.as_object_mut() else { return report };
         if self.prompts.len() > 1 {
@@ -231,12 +284,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_worst_finding_decides() {
-        assert_eq!(Report::judge(&[]), Verdict::Pass);
-        let warning = Finding::warning("a", "b");
-        assert_eq!(Report::judge(std::slice::from_ref(&warning)), Verdict::Pass);
-        let unchecked = Finding::unchecked("a", "b");
-        assert_eq!(Report::judge(&[unchecked.clone(), warning]), Verdict::Partial);
-        assert_eq!(Report::judge(&[Finding::error("a", "b"), unchecked]), Verdict::Fail);
+    fn the_worst_finding_decides_and_a_pass_is_earned() {
+        let mut report = Report::new(None, None, Thresholds::default());
+        assert_eq!(report.verdict, Verdict::Partial, "nothing was judged");
+        Aspect::ALL.into_iter().for_each(|aspect| report.judged(aspect, "x"));
+        assert_eq!(report.verdict, Verdict::Pass);
+        report.add(Finding::warning("a", "b"));
+        assert_eq!(report.verdict, Verdict::Pass);
+        report.add(Finding::unchecked("a", "b"));
+        assert_eq!(report.verdict, Verdict::Partial);
+        report.add(Finding::error("a", "b"));
+        assert_eq!(report.verdict, Verdict::Fail);
+        report.not_judged(Aspect::Weights, "x", "y");
+        assert_eq!(report.verdict, Verdict::Fail);
     }
 }

@@ -1,6 +1,6 @@
 //! The limits that a file must keep.
 
-use crate::verify::{Divergence, Finding, Perplexity};
+use crate::verify::{Divergence, Perplexity};
 
 /// Limits that a file must keep; `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -17,35 +17,121 @@ pub struct Thresholds {
     pub min_top1: Option<f64>,
 }
 
-impl Thresholds {
-    /// Defaults against a baseline, by the bits per weight of the file.
-    ///
-    /// They are set at some four times what the plain recipes of each width cost a model of 135 million parameters
-    /// (small models suffer most): a file beyond them is not merely small but damaged.
+/// A figure that a limit may be set on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Figure {
+    /// Perplexity.
+    Ppl,
+    /// Increase of the perplexity, as a share.
+    PplIncrease,
+    /// Mean divergence.
+    Kld,
+    /// 99th percentile of the divergence.
+    Kld99,
+    /// Share of tokens with the same most likely prediction.
+    Top1,
+}
+
+impl Figure {
+    /// Name of the limit, as its option has it.
     #[must_use]
-    pub fn for_bits_per_weight(bpw: f64) -> Self {
-        let rows = [
-            // from bpw, mean, 99 %, increase, top-1
-            (15.0, 0.002, 0.02, 0.005, 0.97),
-            (7.5, 0.01, 0.06, 0.02, 0.93),
-            (6.0, 0.04, 0.25, 0.05, 0.88),
-            (5.0, 0.12, 0.7, 0.15, 0.80),
-            (4.5, 0.3, 1.7, 0.35, 0.70),
-            (4.0, 1.0, 5.0, 1.0, 0.50),
-            (3.0, 2.0, 9.0, 4.0, 0.35),
-            (0.0, 4.0, 16.0, 20.0, 0.15),
-        ];
-        let (_, kld, kld_99, increase, top1) =
-            rows.into_iter().find(|row| bpw >= row.0).unwrap_or(rows[rows.len() - 1]);
-        Self {
-            max_ppl: None,
-            max_ppl_increase: Some(increase),
-            max_kld: Some(kld),
-            max_kld_99: Some(kld_99),
-            min_top1: Some(top1),
+    pub fn limit_name(self) -> &'static str {
+        match self {
+            Self::Ppl => "max-ppl",
+            Self::PplIncrease => "max-ppl-increase",
+            Self::Kld => "max-kld",
+            Self::Kld99 => "max-kld-99",
+            Self::Top1 => "min-top1",
         }
     }
 
+    /// Name of the figure in sentences.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Ppl => "perplexity",
+            Self::PplIncrease => "increase of the perplexity",
+            Self::Kld => "KLD",
+            Self::Kld99 => "99 % KLD",
+            Self::Top1 => "same choice",
+        }
+    }
+
+    /// True if more is better.
+    fn is_floor(self) -> bool {
+        self == Self::Top1
+    }
+
+    /// A value as people read it.
+    #[must_use]
+    pub fn show(self, value: f64) -> String {
+        match self {
+            Self::Ppl => format!("{value:.4}"),
+            Self::PplIncrease => format!("{:+.2} %", 100.0 * value),
+            Self::Top1 => format!("{:.2} %", 100.0 * value),
+            Self::Kld | Self::Kld99 => significant(value),
+        }
+    }
+}
+
+/// Three significant digits, without an exponent where that reads better.
+fn significant(value: f64) -> String {
+    if !value.is_finite() || value == 0.0 {
+        return value.to_string();
+    }
+    let magnitude = value.abs().log10().floor() as i32;
+    if magnitude < -5 {
+        return format!("{value:.2e}");
+    }
+    format!("{value:.*}", usize::try_from(2 - magnitude).unwrap_or(0))
+}
+
+/// A figure beside its limit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LimitLine {
+    /// The figure.
+    pub figure: Figure,
+    /// What was measured.
+    pub value: f64,
+    /// Its standard error, where one is known.
+    pub stderr: Option<f64>,
+    /// What it may be.
+    pub limit: f64,
+    /// True if the reader set the limit.
+    pub is_own: bool,
+}
+
+impl LimitLine {
+    /// True if the limit is missed. A measurement that is not a number misses every limit.
+    #[must_use]
+    pub fn is_missed(&self) -> bool {
+        let keeps = if self.figure.is_floor() { self.value >= self.limit } else { self.value <= self.limit };
+        !keeps
+    }
+
+    /// True if the limit is kept, but by less than two standard errors: more text may say otherwise.
+    #[must_use]
+    pub fn is_close(&self) -> bool {
+        let doubt = 2.0 * self.stderr.unwrap_or(0.0);
+        let worst = if self.figure.is_floor() { self.value - doubt } else { self.value + doubt };
+        !self.is_missed() && Self { value: worst, ..*self }.is_missed()
+    }
+
+    /// `KLD 0.133 > 0.0300`.
+    #[must_use]
+    pub fn relation(&self) -> String {
+        let sign = match (self.figure.is_floor(), self.is_missed()) {
+            (false, true) => ">",
+            (false, false) => "≤",
+            (true, true) => "<",
+            (true, false) => "≥",
+        };
+        let show = |value| self.figure.show(value);
+        format!("{} {} {sign} {}", self.figure.label(), show(self.value), show(self.limit))
+    }
+}
+
+impl Thresholds {
     /// These limits where they are set, else the others.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
@@ -58,26 +144,48 @@ impl Thresholds {
         }
     }
 
-    /// The limits that a measurement misses. A measurement that is not a number misses every limit.
+    /// True if no limit is set.
     #[must_use]
-    pub fn missed(&self, perplexity: &Perplexity, divergence: Option<&Divergence>) -> Vec<Finding> {
-        let mut findings = Vec::new();
-        let mut above = |name: &'static str, value: f64, limit: Option<f64>| {
-            if let Some(limit) = limit.filter(|&limit| value.is_nan() || value > limit) {
-                findings.push(Finding::error(name, format!("{value:.6} is above the limit of {limit}")));
-            }
-        };
-        above("max-ppl", perplexity.value, self.max_ppl);
-        if let Some(d) = divergence {
-            above("max-ppl-increase", d.delta_ln_ppl.value.exp_m1(), self.max_ppl_increase);
-            above("max-kld", d.mean.value, self.max_kld);
-            above("max-kld-99", d.p99, self.max_kld_99);
-            if let Some(limit) = self.min_top1.filter(|&limit| d.top1_agreement < limit) {
-                let message = format!("{:.4} is below the limit of {limit}", d.top1_agreement);
-                findings.push(Finding::error("min-top1", message));
-            }
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn of(&self, figure: Figure) -> Option<f64> {
+        match figure {
+            Figure::Ppl => self.max_ppl,
+            Figure::PplIncrease => self.max_ppl_increase,
+            Figure::Kld => self.max_kld,
+            Figure::Kld99 => self.max_kld_99,
+            Figure::Top1 => self.min_top1,
         }
-        findings
+    }
+
+    /// Every figure that was measured beside its limit: these, where they are set, else those of `defaults`.
+    #[must_use]
+    pub fn lines(
+        &self,
+        defaults: &Self,
+        perplexity: &Perplexity,
+        divergence: Option<&Divergence>,
+    ) -> Vec<LimitLine> {
+        let mut figures = vec![(Figure::Ppl, perplexity.value, Some(perplexity.stderr))];
+        if let Some(d) = divergence {
+            let delta = &d.delta_ln_ppl;
+            // The error of the logarithm, carried through the exponential.
+            let stderr = delta.stderr * delta.value.exp();
+            figures.extend([
+                (Figure::PplIncrease, delta.value.exp_m1(), Some(stderr)),
+                (Figure::Kld, d.mean.value, Some(d.mean.stderr)),
+                (Figure::Kld99, d.p99, None),
+                (Figure::Top1, d.top1_agreement, None),
+            ]);
+        }
+        let line = |(figure, value, stderr)| {
+            let own = self.of(figure);
+            let limit = own.or(defaults.of(figure))?;
+            Some(LimitLine { figure, value, stderr, limit, is_own: own.is_some() })
+        };
+        figures.into_iter().filter_map(line).collect()
     }
 }
 
@@ -85,15 +193,30 @@ impl Thresholds {
 mod tests {
     use super::*;
 
+    fn ppl(value: f64) -> Perplexity {
+        Perplexity { value, stderr: 0.5, tokens: 1, total_nll: 0.0 }
+    }
+
     #[test]
-    fn limits_grow_as_bits_shrink_and_nan_passes_none() {
-        let widths = [16.0, 8.5, 6.6, 5.5, 4.85, 4.25, 3.4, 2.1];
-        let limits = widths.map(|bpw| Thresholds::for_bits_per_weight(bpw).max_kld.unwrap());
-        assert!(limits.is_sorted());
-        let set = Thresholds { max_ppl: Some(10.0), ..Thresholds::default() };
-        let ppl = |value| Perplexity { value, stderr: 0.0, tokens: 1, total_nll: 0.0 };
-        assert!(set.missed(&ppl(9.0), None).is_empty());
-        assert_eq!(set.missed(&ppl(11.0), None).len(), 1);
-        assert_eq!(set.missed(&ppl(f64::NAN), None).len(), 1);
+    fn own_limits_go_before_defaults_and_nan_keeps_none() {
+        let own = Thresholds { max_ppl: Some(10.0), ..Thresholds::default() };
+        let lines = |value| own.lines(&Thresholds { max_ppl: Some(2.0), ..own }, &ppl(value), None);
+        assert_eq!(lines(8.0).len(), 1);
+        assert!(lines(8.0)[0].is_own && !lines(8.0)[0].is_missed() && !lines(8.0)[0].is_close());
+        assert!(lines(9.5)[0].is_close());
+        assert!(lines(11.0)[0].is_missed() && lines(f64::NAN)[0].is_missed());
+        assert_eq!(lines(11.0)[0].relation(), "perplexity 11.0000 > 10.0000");
+    }
+
+    #[test]
+    fn figures_are_shown_as_people_read_them() {
+        assert_eq!(Figure::Kld.show(0.1334), "0.133");
+        assert_eq!(Figure::Kld.show(0.03), "0.0300");
+        assert_eq!(Figure::Kld.show(4.2e-10), "4.20e-10");
+        assert_eq!(Figure::Kld.show(12.34), "12.3");
+        assert_eq!(Figure::Top1.show(0.98765), "98.77 %");
+        let top1 = LimitLine { figure: Figure::Top1, value: 0.9, stderr: None, limit: 0.95, is_own: false };
+        assert!(top1.is_missed());
+        assert_eq!(top1.relation(), "same choice 90.00 % < 95.00 %");
     }
 }

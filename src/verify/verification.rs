@@ -5,12 +5,14 @@ use std::time::Instant;
 use crate::core::progress::Progress;
 use crate::core::text::{escape, escape_bytes};
 use crate::engine::{Engine, EngineError, EngineOptions, GraphPlan, Observer};
-use crate::gguf::Value;
-use crate::verify::baseline_keys;
+use crate::gguf::{FileType, Value};
+use crate::verify::cost::Cost;
+use crate::verify::healthy::measure_cost;
 use crate::verify::measure::{self, measure};
 use crate::verify::round_trip::check_round_trip;
 use crate::verify::structure::{check_layout, check_structure};
 use crate::verify::windows::{Cut, Scoring, Window, cut};
+use crate::verify::{Aspect, Figure, HealthyCost, LimitLine, baseline_keys};
 use crate::verify::{
     ChatError, ChatTemplate, Divergence, Finding, Model, Perplexity, Position, Prompt, PromptReport,
     PromptSource, Report, Severity, StructureOptions, TextEncoder, Thresholds, VerifyError,
@@ -66,8 +68,11 @@ pub fn verify(
     let structure = StructureOptions { level: options.engine.level };
     report.extend(check_structure(model.source, model.metadata, &structure, progress)?);
     let plan = check_graph(model, &mut report)?;
+    let n_tensors = model.source.tensors().len();
+    report.judged(Aspect::Structure, format!("{n_tensors} tensors, block by block"));
     if let Some(baseline) = baseline {
         report.extend(baseline_keys::compare(model.metadata, baseline.metadata));
+        report.judged(Aspect::Metadata, format!("{} keys beside the baseline's", model.metadata.len()));
     }
     check_tokenizer(model, prompts, &mut report);
     let stop = report
@@ -75,6 +80,13 @@ pub fn verify(
         .iter()
         .any(|f| f.severity == Severity::Error && !MEASURED_ALL_THE_SAME.contains(&f.check));
     let Some(plan) = plan.filter(|_| !(options.structure_only || stop)) else {
+        if stop {
+            report.not_judged(
+                Aspect::Perplexity,
+                "the errors make figures meaningless",
+                "a file without them",
+            );
+        }
         return Ok(Verification::without_figures(report));
     };
     let Some(encoded) = encode(model, prompts, &mut report)? else {
@@ -97,12 +109,32 @@ pub fn verify(
     let (positions, n_tokens) = measure(&engine, other, &windows, progress, observer)?;
     report.tokens_per_second = Some(n_tokens as f64 / start.elapsed().as_secs_f64().max(1e-9));
     fill(&mut report, model, &encoded, &positions);
-    if reference.is_some() && report.perplexity.is_some() {
-        let defaults = Thresholds::for_bits_per_weight(model.layer_bits_per_weight());
-        report.thresholds = options.thresholds.or(defaults);
+    if let (Some(baseline), Some(engine), Some(_)) = (baseline, &reference, &report.divergence) {
+        report.healthy = Some(healthy_cost((model, baseline), engine, &windows, &mut report, progress)?);
     }
-    check_figures(&mut report, engine.plan().n_vocab);
+    judge_figures(&mut report, model, engine.plan().n_vocab);
     Ok(Verification { report, prompts: encoded, positions, unreached })
+}
+
+/// What the file's types cost a healthy file: measured, or of a small model where that cannot be.
+fn healthy_cost(
+    (model, baseline): (&Model<'_>, &Model<'_>),
+    reference: &Engine<'_>,
+    windows: &[Window],
+    report: &mut Report,
+    progress: &dyn Progress,
+) -> Result<HealthyCost, VerifyError> {
+    let typical = HealthyCost { cost: Cost::typical(model.source.tensors()), n_tokens: None };
+    match measure_cost(model, baseline, reference, windows, progress) {
+        Ok(measured) => Ok(measured
+            .map_or(typical, |found| HealthyCost { cost: found.cost, n_tokens: Some(found.n_tokens) })),
+        Err(error @ VerifyError::Engine(EngineError::Cancelled)) => Err(error),
+        Err(error) => {
+            let message = format!("the limits are those of a small model: {error}");
+            report.add(Finding::warning("limits", message));
+            Ok(typical)
+        }
+    }
 }
 
 /// The graph, if there is one that can be run.
@@ -139,9 +171,16 @@ fn check_tokenizer(model: &Model<'_>, prompts: &[PromptSource], report: &mut Rep
     let texts = model.texts(prompts);
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     match model.encoder {
-        Err(reason) if has_vocabulary => report.add(Finding::unchecked("tokenizer", reason)),
-        Err(_) => {}
-        Ok(encoder) => report.extend(check_round_trip(encoder, model.metadata, &texts)),
+        Err(reason) if has_vocabulary => {
+            report.not_judged(Aspect::Tokenizer, reason, "a vocabulary that this program knows");
+            report.add(Finding::unchecked("tokenizer", reason));
+        }
+        Err(_) => report.judged(Aspect::Tokenizer, "the file says that it has none"),
+        Ok(encoder) => {
+            report.extend(check_round_trip(encoder, model.metadata, &texts));
+            let source = if model.origin.is_some() { ", ids beside the source's" } else { "" };
+            report.judged(Aspect::Tokenizer, format!("{} texts to ids and back{source}", texts.len()));
+        }
     }
     if let Some(origin) = model.origin {
         report.extend(origin.compare(model.metadata, model.encoder, &texts));
@@ -200,8 +239,12 @@ fn fill(report: &mut Report, model: &Model<'_>, encoded: &[Prompt], positions: &
     }
 }
 
-/// Judges the figures: by chance, and by the limits.
-fn check_figures(report: &mut Report, n_vocab: usize) {
+/// Fewer scored tokens, and a standard error above this share of the perplexity, say nothing about a file.
+const LEAST_TOKENS: usize = 1000;
+const MOST_ERROR: f64 = 0.05;
+
+/// Judges the figures: by their number, by chance, and by the limits.
+fn judge_figures(report: &mut Report, model: &Model<'_>, n_vocab: usize) {
     let Some(perplexity) = report.perplexity else { return };
     // Two standard errors off: a few tokens prove nothing.
     let low = perplexity.value - 2.0 * perplexity.stderr;
@@ -210,8 +253,66 @@ fn check_figures(report: &mut Report, n_vocab: usize) {
             format!("perplexity {:.1}: guessing among {n_vocab} tokens does better", perplexity.value);
         report.add(Finding::error("worse-than-chance", message));
     }
-    let missed = report.thresholds.missed(&perplexity, report.divergence.as_ref());
+    let defaults = report.healthy.map(|healthy| healthy.cost.limits()).unwrap_or_default();
+    let limits = report.thresholds.lines(&defaults, &perplexity, report.divergence.as_ref());
+    let missed: Vec<Finding> = limits
+        .iter()
+        .filter(|line| line.is_missed())
+        .map(|line| Finding::error(line.figure.limit_name(), reason(line, model, report.healthy)))
+        .collect();
     report.extend(missed);
+    judge_sample(report, &perplexity, &limits);
+    report.set_limits(limits);
+}
+
+/// Whether enough text was run for its figures to say something.
+fn judge_sample(report: &mut Report, perplexity: &Perplexity, limits: &[LimitLine]) {
+    const MORE: &str = "more text: `--prompts`, `--chunks`, `--score all`";
+    let (n, share) = (perplexity.tokens, perplexity.stderr / perplexity.value);
+    let too_little = if n < LEAST_TOKENS {
+        Some(format!("only {n} tokens were scored, figures need {LEAST_TOKENS}"))
+    } else if share > MOST_ERROR || share.is_nan() {
+        let (share, most) = (100.0 * share, 100.0 * MOST_ERROR);
+        Some(format!("its error is {share:.1} % over {n} tokens, {most} % is the most"))
+    } else {
+        None
+    };
+    let close = |figure: Figure| {
+        let line = limits.iter().find(|line| line.figure == figure && line.is_close())?;
+        let stderr = line.figure.show(line.stderr.unwrap_or(0.0));
+        Some(format!("{} is too close to tell: ± {stderr}", line.relation()))
+    };
+    match too_little.clone().or_else(|| close(Figure::Ppl)) {
+        Some(why) => report.not_judged(Aspect::Perplexity, why, MORE),
+        None => report.judged(Aspect::Perplexity, format!("{n} tokens")),
+    }
+    if report.divergence.is_some() {
+        match too_little.or_else(|| close(Figure::Kld)) {
+            Some(why) => report.not_judged(Aspect::Divergence, why, MORE),
+            None => report.judged(Aspect::Divergence, format!("{n} tokens")),
+        }
+    }
+}
+
+/// A limit that is missed, in a line: the figure, the limit, and where it comes from.
+fn reason(line: &LimitLine, model: &Model<'_>, healthy: Option<HealthyCost>) -> String {
+    let relation = line.relation();
+    let Some(healthy) = healthy.filter(|_| !line.is_own) else {
+        return format!("{relation}, the limit that was set");
+    };
+    let kld = Figure::Kld.show(healthy.cost.kld);
+    let whom = match healthy.n_tokens {
+        Some(n) => format!("this model a KLD of {kld}, measured over {n} tokens"),
+        None => format!("a model of 135 million parameters a KLD of {kld}"),
+    };
+    format!("{relation} for {}, which costs {whom}", file_type_name(model))
+}
+
+/// What a file is, by its own word: `Q4_K_M`.
+fn file_type_name(model: &Model<'_>) -> String {
+    let id = model.metadata.get("general.file_type").and_then(Value::as_u64);
+    let named = id.and_then(|id| u32::try_from(id).ok()).and_then(FileType::from_id);
+    named.map_or_else(|| "its types".to_owned(), |found| found.name().to_owned())
 }
 
 /// A sentence about chunks that are longer than those the model was trained on.

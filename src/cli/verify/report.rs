@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::cli::render::{Align, Cell, Style, Table, styled};
+use crate::cli::render::{Align, Cell, Table};
+use crate::cli::verify::reasons::{self, style};
 use crate::core::text;
 use crate::core::text::escape;
-use crate::verify::{Report, Severity, Verdict};
+use crate::verify::{Figure, Report, Verdict};
 
 /// Prompts up to which each is shown by itself.
 const MAX_PROMPTS: usize = 16;
@@ -19,15 +20,6 @@ pub(super) enum PromptRows {
     /// All if there are few, else none.
     Few,
     All,
-}
-
-/// The colour of a verdict.
-fn style(verdict: Verdict) -> Style {
-    match verdict {
-        Verdict::Pass => Style::Good,
-        Verdict::Partial => Style::Doubtful,
-        Verdict::Fail => Style::Bad,
-    }
 }
 
 /// A file and its verdict.
@@ -54,21 +46,12 @@ impl ModelReport {
         Json::Object(map)
     }
 
-    fn findings(&self, out: &mut dyn Write, prefix: &str) -> std::io::Result<()> {
-        for finding in &self.report.findings {
-            let tensor =
-                finding.tensor.as_ref().map(|name| format!(" `{}`", escape(name))).unwrap_or_default();
-            let (severity, check) = (finding.severity.name(), finding.check);
-            writeln!(out, "{prefix}{severity:<9} {check}:{tensor} {}", finding.message)?;
-        }
-        Ok(())
-    }
-
     fn print(&self, out: &mut dyn Write, rows: PromptRows) -> std::io::Result<()> {
         let report = &self.report;
-        self.findings(out, "")?;
+        reasons::print(report, out)?;
         if let Some(p) = &report.perplexity {
-            writeln!(out, "perplexity    {:.4} ± {:.4} over {} tokens", p.value, p.stderr, p.tokens)?;
+            let limit = self.limit(Figure::Ppl);
+            writeln!(out, "perplexity    {:.4} ± {:.4} over {} tokens{limit}", p.value, p.stderr, p.tokens)?;
         }
         if let Some(bits) = report.bits_per_byte {
             writeln!(out, "bits per byte {bits:.4}")?;
@@ -82,19 +65,21 @@ impl ModelReport {
         }
         if let Some(d) = &report.divergence {
             let mean = &d.mean;
-            writeln!(
-                out,
-                "divergence    mean {:.6} ± {:.6}, median {:.6}",
-                mean.value, mean.stderr, d.median
-            )?;
-            writeln!(out, "              99 % {:.6}, 99.9 % {:.6}, max {:.6}", d.p99, d.p999, d.max)?;
-            writeln!(out, "same choice   {:.3} %", 100.0 * d.top1_agreement)?;
+            let limit = self.limit(Figure::Kld);
+            writeln!(out, "divergence    mean {:.6} ± {:.6}{limit}", mean.value, mean.stderr)?;
+            writeln!(out, "              99 % {:.6}{}", d.p99, self.limit(Figure::Kld99))?;
+            writeln!(out, "              median {:.6}, 99.9 % {:.6}, max {:.6}", d.median, d.p999, d.max)?;
+            let limit = self.limit(Figure::Top1);
+            writeln!(out, "same choice   {:.3} %{limit}", 100.0 * d.top1_agreement)?;
             writeln!(out, "rms Δp        {:.3} %", 100.0 * d.rms_dp)?;
             let delta = &d.delta_ln_ppl;
             writeln!(
                 out,
-                "Δ ln(PPL)     {:.6} ± {:.6} (baseline {:.4})",
-                delta.value, delta.stderr, d.baseline_ppl
+                "Δ ln(PPL)     {:.6} ± {:.6} (baseline {:.4}){}",
+                delta.value,
+                delta.stderr,
+                d.baseline_ppl,
+                self.limit(Figure::PplIncrease)
             )?;
             for (worst, context) in d.worst.iter().zip(report.contexts.iter()) {
                 writeln!(out, "  {:.4} prompt {} token {}: …{context}", worst.kld, worst.prompt, worst.at)?;
@@ -103,9 +88,16 @@ impl ModelReport {
         if let Some(speed) = report.tokens_per_second {
             writeln!(out, "speed         {speed:.0} tokens/s")?;
         }
-        let unchecked = report.findings.iter().filter(|f| f.severity == Severity::Unchecked).count();
-        let rest = if unchecked > 0 { format!(" ({unchecked} not judged)") } else { String::new() };
-        writeln!(out, "verdict       {}{rest}", styled(style(report.verdict), report.verdict.name()))
+        for line in reasons::notes(report) {
+            writeln!(out, "{line}")?;
+        }
+        Ok(())
+    }
+
+    /// What a figure may be, to stand behind it.
+    fn limit(&self, figure: Figure) -> String {
+        let line = self.report.limits.iter().find(|line| line.figure == figure);
+        line.map(|line| format!("   (limit {})", figure.show(line.limit))).unwrap_or_default()
     }
 }
 
@@ -150,10 +142,11 @@ pub(super) fn print(entries: &[ModelReport], out: &mut dyn Write, rows: PromptRo
     if let [entry] = entries {
         return entry.print(out, rows);
     }
-    for entry in entries {
+    let named = entries.iter().map(|entry| {
         let name = entry.path.display().to_string();
-        entry.findings(out, &format!("{}: ", escape(&name)))?;
-    }
+        (escape(&name).into_owned(), &entry.report)
+    });
+    reasons::print_all(named, out)?;
     let has_reference = entries.iter().any(|entry| entry.report.divergence.is_some());
     let mut heads = vec![
         ("file", Align::Left),

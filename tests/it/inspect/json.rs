@@ -295,12 +295,12 @@ fn what_verify_prints_is_documented() {
     let run = |code, args: &[&str]| json(&bench, "gguf-verify", code, &[args, &cut[..]].concat());
 
     let mut one = documented.table("`gguf-verify`");
-    one.object("", &run(0, &["tiny.gguf"]));
-    one.object("", &run(0, &["q.gguf", "--baseline", "tiny.gguf"]));
+    one.object("", &run(4, &["tiny.gguf"]));
+    one.object("", &run(4, &["q.gguf", "--baseline", "tiny.gguf"]));
     // With a finding: a model says nothing of itself.
-    one.object("", &run(0, &["tiny.gguf", "--baseline", "tiny.gguf"]));
+    one.object("", &run(4, &["tiny.gguf", "--baseline", "tiny.gguf"]));
     let mut several = documented.table("`gguf-verify` of several models");
-    let document = run(0, &["tiny.gguf", "q.gguf"]);
+    let document = run(4, &["tiny.gguf", "q.gguf"]);
     several.object("", &document);
     for model in document["models"].as_array().unwrap() {
         one.object("", model);
@@ -309,7 +309,7 @@ fn what_verify_prints_is_documented() {
     fs_err::write(bench.path("two.jsonl"), "{\"text\": \"one two three\"}\n{\"text\": \"four five six\"}\n")
         .unwrap();
     let two = ["tiny.gguf", "--prompts", "two.jsonl", "--ctx", "8"];
-    one.object("", &json(&bench, "gguf-verify", 0, &two));
+    one.object("", &json(&bench, "gguf-verify", 4, &two));
     one.finish();
 
     let mut importance = documented.table("`gguf-verify imatrix`");

@@ -158,7 +158,7 @@ fn the_program_prints_verdicts_and_says_them_by_exit_code() {
     base.quantized(GgmlType::Q8_0).write(dir.path(), "q8_0.gguf");
     let prompts = fixture("tiny-llama/corpus-256.jsonl");
     let prompts = prompts.to_str().unwrap();
-    let cut = ["--prompts", prompts, "--ctx", "256", "--chunks", "6"];
+    let cut = ["--prompts", prompts, "--ctx", "256", "--chunks", "24"];
 
     let (code, out, _) =
         gguf_verify(&[&["q8_0.gguf", "--baseline", "base.gguf", "--json"][..], &cut].concat(), dir.path());
@@ -205,7 +205,8 @@ fn a_text_file_is_scored_as_llama_perplexity_scores_it() {
     let args = ["base.gguf", "--prompts", corpus.to_str().unwrap(), "--ctx", "256", "--json"];
     let (code, out, err) = gguf_verify(&args, dir.path());
     let report: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!((code, report["verdict"].as_str()), (0, Some("pass")), "{out}{err}");
+    // Nothing says what the figure should be.
+    assert_eq!((code, report["verdict"].as_str()), (4, Some("partial")), "{out}{err}");
     // llama-perplexity of llama.cpp 0.5.0 on the same text.
     let value = report["perplexity"]["value"].as_f64().unwrap();
     assert!((value / 21.7766 - 1.0).abs() < 1e-5, "{value}");
@@ -220,7 +221,7 @@ fn a_checkpoint_is_a_baseline_without_being_written() {
     write_gguf(&dir.path().join("m.gguf"), conversion.metadata(), &conversion, &options, &Silent).unwrap();
     let prompts = fixture("tiny-llama/corpus-256.jsonl");
     let args =
-        ["m.gguf", "--baseline", checkpoint.to_str().unwrap(), "--json", "--ctx", "256", "--chunks", "4"];
+        ["m.gguf", "--baseline", checkpoint.to_str().unwrap(), "--json", "--ctx", "256", "--chunks", "20"];
     let (code, out, err) =
         gguf_verify(&[&args[..], &["--prompts", prompts.to_str().unwrap()]].concat(), dir.path());
     assert_eq!(code, 0, "{out}{err}");
@@ -234,7 +235,8 @@ fn per_token_files_and_logits_agree() {
     Tiny::new().write(dir.path(), "base.gguf");
     fs_err::write(dir.path().join("p.jsonl"), b"{\"tokens\":[0,342,278,341]}\n{\"tokens\":[0,342]}\n")
         .unwrap();
-    let args = ["base.gguf", "--prompts", "p.jsonl", "--per-token", "nll.jsonl", "--quiet"];
+    let args =
+        ["base.gguf", "--prompts", "p.jsonl", "--per-token", "nll.jsonl", "--quiet", "--accept-partial"];
     let (code, out, err) = gguf_verify(&args, dir.path());
     assert_eq!(code, 0, "{out}{err}");
     let lines = fs_err::read_to_string(dir.path().join("nll.jsonl")).unwrap();

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::gguf_verify;
 use super::tiny::Tiny;
+use crate::support::fixture;
 
 /// A model `base.gguf` and prompts of token ids `a.jsonl`, `b.jsonl`.
 fn directory() -> tempfile::TempDir {
@@ -57,7 +58,7 @@ fn every_position_of_every_prompt_is_written() {
     let dir = directory();
     let args = ["base.gguf", "--prompts", "a.jsonl", "b.jsonl", "--per-token", "out.jsonl", "--quiet"];
     let (code, out, err) = gguf_verify(&args, dir.path());
-    assert_eq!(code, 0, "{out}{err}");
+    assert_eq!(code, 4, "{out}{err}");
     let text = fs_err::read_to_string(dir.path().join("out.jsonl")).unwrap();
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines.len(), 2);
@@ -101,7 +102,7 @@ fn prompts_behind_the_limit_and_chunks_beyond_the_training_are_warned_of() {
     let prompts = ["base.gguf", "--prompts", "a.jsonl", "b.jsonl"];
     let unread = "`b.jsonl` is not read: `--chunks` ends before it";
     let (code, out, _) = gguf_verify(&[&prompts[..], &["--chunks", "1"]].concat(), dir.path());
-    assert_eq!(code, 0, "{out}");
+    assert_eq!(code, 4, "{out}");
     assert!(out.contains(&format!("warning   prompts: {unread}")), "{out}");
     let (_, out, _) = gguf_verify(&[&prompts[..], &["--chunks", "2"]].concat(), dir.path());
     assert!(!out.contains("is not read"), "{out}");
@@ -114,7 +115,7 @@ fn prompts_behind_the_limit_and_chunks_beyond_the_training_are_warned_of() {
     short.metadata.set("llama.context_length", 4u32);
     short.write(dir.path(), "base.gguf");
     let (code, out, _) = gguf_verify(&prompts, dir.path());
-    assert_eq!(code, 0, "{out}");
+    assert_eq!(code, 4, "{out}");
     let warning =
         "warning   context: chunks of 5 tokens: the model was trained on 4 (`llama.context_length`)";
     assert!(out.contains(warning), "{out}");
@@ -123,14 +124,16 @@ fn prompts_behind_the_limit_and_chunks_beyond_the_training_are_warned_of() {
 #[test]
 fn a_verdict_is_coloured_where_colours_are_wanted() {
     let dir = directory();
-    let run = |prompts: &str, variable: (&str, &str)| {
+    let prompts = fixture("tiny-llama/corpus-256.jsonl");
+    let run = |variable: (&str, &str)| {
         let mut command = Command::cargo_bin("gguf-verify").unwrap();
         command.env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE").env(variable.0, variable.1);
-        let args = ["base.gguf", "--prompts", prompts, "--max-ppl", "1e9"];
+        let cut = ["--ctx", "256", "--chunks", "20", "--prompts", prompts.to_str().unwrap()];
+        let args = [&["base.gguf", "--max-ppl", "1e9"][..], &cut].concat();
         let output = command.args(args).current_dir(dir.path()).output().unwrap();
-        String::from_utf8_lossy(&output.stdout).lines().last().unwrap_or_default().to_owned()
+        String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned()
     };
-    assert_eq!(run("a.jsonl", ("CLICOLOR_FORCE", "1")), "verdict       \u{1b}[1;32mpass\u{1b}[0m");
-    assert_eq!(run("a.jsonl", ("NO_COLOR", "1")), "verdict       pass");
-    assert_eq!(run("a.jsonl", ("CLICOLOR_FORCE", "0")), "verdict       pass", "a pipe has no colours");
+    assert_eq!(run(("CLICOLOR_FORCE", "1")), "verdict       \u{1b}[1;32mpass\u{1b}[0m");
+    assert_eq!(run(("NO_COLOR", "1")), "verdict       pass");
+    assert_eq!(run(("CLICOLOR_FORCE", "0")), "verdict       pass", "a pipe has no colours");
 }

@@ -1,0 +1,165 @@
+//! What a verdict rests on: which questions were answered, and what would answer the others.
+
+/// A question that a verdict answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Aspect {
+    /// Header, blocks, vocabulary, graph.
+    Structure,
+    /// Text becomes the tokens that it should.
+    Tokenizer,
+    /// The keys are those that the source has.
+    Metadata,
+    /// The weights are those of the source, as well as their types can hold them.
+    Weights,
+    /// The model predicts text, over enough of it.
+    Perplexity,
+    /// The model predicts what the source predicts.
+    Divergence,
+}
+
+impl Aspect {
+    /// All, in the order in which they are judged.
+    pub const ALL: [Self; 6] =
+        [Self::Structure, Self::Tokenizer, Self::Metadata, Self::Weights, Self::Perplexity, Self::Divergence];
+
+    /// Name in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Structure => "structure",
+            Self::Tokenizer => "tokenizer",
+            Self::Metadata => "metadata",
+            Self::Weights => "weights",
+            Self::Perplexity => "perplexity",
+            Self::Divergence => "divergence",
+        }
+    }
+}
+
+/// A question that was answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Judged {
+    /// The question.
+    pub aspect: Aspect,
+    /// By what: `10112 tokens`.
+    pub by: String,
+}
+
+/// A question that was not answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotJudged {
+    /// The question.
+    pub aspect: Aspect,
+    /// Why not.
+    pub reason: String,
+    /// What would answer it.
+    pub remedy: String,
+}
+
+/// The answered and the open questions. At first all are open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Coverage {
+    states: [Result<String, (String, String)>; Aspect::ALL.len()],
+}
+
+impl Default for Coverage {
+    fn default() -> Self {
+        Self { states: Aspect::ALL.map(|aspect| Err(open(aspect))) }
+    }
+}
+
+/// Why a question is open where nothing else is said, and what answers it.
+fn open(aspect: Aspect) -> (String, String) {
+    let (reason, remedy) = match aspect {
+        Aspect::Structure => ("the file could not be read", "a file that can be read"),
+        Aspect::Tokenizer => ("no text was encoded", "a vocabulary that this program knows"),
+        Aspect::Metadata | Aspect::Weights | Aspect::Divergence => {
+            ("there is no baseline", "`--baseline`: checkpoint, or a file of higher precision")
+        }
+        Aspect::Perplexity => ("no text was run", "`--prompts` with 1000 tokens or more to score"),
+    };
+    (reason.to_owned(), remedy.to_owned())
+}
+
+impl Coverage {
+    /// A question is answered.
+    pub fn judged(&mut self, aspect: Aspect, by: impl Into<String>) {
+        self.states[aspect as usize] = Ok(by.into());
+    }
+
+    /// A question stays open for a reason of its own.
+    pub fn not_judged(&mut self, aspect: Aspect, reason: impl Into<String>, remedy: impl Into<String>) {
+        self.states[aspect as usize] = Err((reason.into(), remedy.into()));
+    }
+
+    /// True if the question is answered.
+    #[must_use]
+    pub fn has(&self, aspect: Aspect) -> bool {
+        self.states[aspect as usize].is_ok()
+    }
+
+    /// The answered questions.
+    pub fn answered(&self) -> impl Iterator<Item = Judged> {
+        Aspect::ALL.into_iter().filter_map(|aspect| {
+            let by = self.states[aspect as usize].as_ref().ok()?.clone();
+            Some(Judged { aspect, by })
+        })
+    }
+
+    /// The open questions.
+    pub fn open(&self) -> impl Iterator<Item = NotJudged> {
+        Aspect::ALL.into_iter().filter_map(|aspect| {
+            let (reason, remedy) = self.states[aspect as usize].as_ref().err()?.clone();
+            Some(NotJudged { aspect, reason, remedy })
+        })
+    }
+
+    /// True if a file without errors has earned a `pass`: its structure, its tokenizer and its figures were judged, and
+    /// its weights or what it says against a baseline, or `has_own_limit`: the reader said what the figures must be.
+    #[must_use]
+    pub fn earns_pass(&self, has_own_limit: bool) -> bool {
+        let always = [Aspect::Structure, Aspect::Tokenizer, Aspect::Perplexity];
+        let source = self.has(Aspect::Weights) || self.has(Aspect::Divergence);
+        always.into_iter().all(|aspect| self.has(aspect)) && (source || has_own_limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(aspects: &[Aspect]) -> Coverage {
+        let mut coverage = Coverage::default();
+        aspects.iter().for_each(|&aspect| coverage.judged(aspect, "x"));
+        coverage
+    }
+
+    #[test]
+    fn a_pass_needs_figures_and_something_to_compare_with() {
+        let alone = [Aspect::Structure, Aspect::Tokenizer, Aspect::Perplexity];
+        assert!(!with(&alone).earns_pass(false));
+        assert!(with(&alone).earns_pass(true));
+        for source in [Aspect::Weights, Aspect::Divergence] {
+            assert!(with(&[&alone[..], &[source]].concat()).earns_pass(false));
+        }
+        assert!(!with(&[&alone[..], &[Aspect::Metadata]].concat()).earns_pass(false));
+        for missing in alone {
+            let rest: Vec<Aspect> = Aspect::ALL.into_iter().filter(|&aspect| aspect != missing).collect();
+            assert!(!with(&rest).earns_pass(true), "{missing:?}");
+        }
+    }
+
+    #[test]
+    fn open_questions_say_what_would_answer_them() {
+        let mut coverage = Coverage::default();
+        assert_eq!(coverage.open().count(), Aspect::ALL.len());
+        coverage.judged(Aspect::Structure, "3 tensors");
+        coverage.not_judged(Aspect::Weights, "a logit file has none", "the checkpoint");
+        assert_eq!(
+            coverage.answered().collect::<Vec<_>>(),
+            [Judged { aspect: Aspect::Structure, by: "3 tensors".to_owned() }]
+        );
+        assert!(coverage.open().all(|open| !open.remedy.is_empty()));
+        assert!(coverage.open().any(|open| open.reason == "a logit file has none"));
+    }
+}

@@ -1,0 +1,124 @@
+//! What a file's types cost this very model: the baseline quantized to those types as it is read, run over a part of the
+//! text. Models differ in what the same error of their weights does to them, thirty times and more; no table knows
+//! that of a new one.
+
+use std::collections::HashMap;
+use std::mem;
+
+use crate::core::progress::Progress;
+use crate::core::simd::SimdLevel;
+use crate::core::{GgmlType, ImatrixNeed, SourceError, TensorMeta, TensorSource};
+use crate::engine::{Engine, EngineError};
+use crate::quant::{can_quantize, dequantize, quantize_rows};
+use crate::verify::cost::Cost;
+use crate::verify::measure::{Baseline, measure};
+use crate::verify::{Divergence, Model, VerifyError, Window};
+
+/// Tokens that are run: enough to know a cost within some ten per cent, which the limits' margin swallows.
+const TOKENS: usize = 4096;
+
+/// A baseline as a healthy file would have it, decoded: all tensors are F32.
+struct HealthyTwin<'a> {
+    baseline: &'a dyn TensorSource,
+    /// Tensors of the baseline, as F32.
+    metas: Vec<TensorMeta>,
+    /// The type that the file has for each; `None` where it keeps what it was.
+    types: Vec<Option<GgmlType>>,
+    level: SimdLevel,
+}
+
+impl<'a> HealthyTwin<'a> {
+    /// The twin of a file; `None` if a tensor of the file has a type that nothing can be quantized to.
+    fn new(file: &[TensorMeta], baseline: &'a dyn TensorSource, level: SimdLevel) -> Option<Self> {
+        let types: HashMap<&str, &TensorMeta> = file.iter().map(|meta| (meta.name.as_str(), meta)).collect();
+        let ty = |meta: &TensorMeta| {
+            let own = types.get(meta.name.as_str()).filter(|own| own.shape == meta.shape)?;
+            (own.ty != GgmlType::F32 && own.ty != meta.ty).then_some(own.ty)
+        };
+        let types: Vec<Option<GgmlType>> = baseline.tensors().iter().map(ty).collect();
+        if types.iter().flatten().any(|&ty| !can_quantize(ty)) {
+            return None;
+        }
+        let metas =
+            baseline.tensors().iter().map(|meta| TensorMeta { ty: GgmlType::F32, ..meta.clone() }).collect();
+        Some(Self { baseline, metas, types, level })
+    }
+}
+
+fn failed(meta: &TensorMeta, error: impl std::error::Error + Send + Sync + 'static) -> SourceError {
+    SourceError { tensor: meta.name.clone(), source: Box::new(error) }
+}
+
+impl TensorSource for HealthyTwin<'_> {
+    fn tensors(&self) -> &[TensorMeta] {
+        &self.metas
+    }
+
+    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        let meta = &self.baseline.tensors()[tensor];
+        let n_cols = usize::try_from(meta.shape.n_cols()).unwrap_or(0).max(1);
+        let n_rows = out.len() / (n_cols * mem::size_of::<f32>());
+        let bytes_of = |ty: GgmlType| {
+            let row = ty.row_bytes(n_cols as u64).and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
+            vec![0; row * n_rows]
+        };
+        let mut bytes = bytes_of(meta.ty);
+        self.baseline.read_rows(tensor, first_row, &mut bytes)?;
+        let mut values = vec![0.0; n_cols * n_rows];
+        dequantize(meta.ty, self.level, &bytes, &mut values).map_err(|error| failed(meta, error))?;
+        if let Some(ty) = self.types[tensor] {
+            let flat = (ty.info().imatrix == ImatrixNeed::Required).then(|| vec![1.0; n_cols]);
+            let mut blocks = bytes_of(ty);
+            quantize_rows(ty, self.level, n_cols, &values, flat.as_deref(), &mut blocks)
+                .and_then(|()| dequantize(ty, self.level, &blocks, &mut values))
+                .map_err(|error| failed(meta, error))?;
+        }
+        for (out, value) in out.chunks_exact_mut(mem::size_of::<f32>()).zip(&values) {
+            out.copy_from_slice(&value.to_le_bytes());
+        }
+        Ok(())
+    }
+}
+
+/// The cost of the file's types, and the tokens it was measured on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct MeasuredCost {
+    pub(super) cost: Cost,
+    pub(super) n_tokens: usize,
+}
+
+/// Measures what the types of `model` cost `baseline`, which `reference` runs, on windows taken evenly from `windows`.
+///
+/// # Errors
+/// Errors of the engine; weights of the baseline that cannot be quantized.
+pub(super) fn measure_cost(
+    model: &Model<'_>,
+    baseline: &Model<'_>,
+    reference: &Engine<'_>,
+    windows: &[Window],
+    progress: &dyn Progress,
+) -> Result<Option<MeasuredCost>, VerifyError> {
+    let options = *reference.options();
+    let Some(twin) = HealthyTwin::new(model.source.tensors(), baseline.source, options.level) else {
+        return Ok(None);
+    };
+    let plan = Model { source: &twin, ..*baseline }.plan().map_err(VerifyError::Baseline)?;
+    let engine = Engine::new(plan, &twin, options).map_err(VerifyError::Baseline)?;
+    let part = evenly(windows);
+    let reference = Baseline { engine: reference, recall: None };
+    let (positions, _) =
+        measure(&engine, Some(reference), &part, progress, None).map_err(|error| match error {
+            VerifyError::Engine(EngineError::Cancelled) => error,
+            VerifyError::Engine(error) => VerifyError::Baseline(error),
+            other => other,
+        })?;
+    let n_tokens = positions.iter().filter(|position| position.is_scored).count();
+    Ok(Divergence::of(&positions).map(|divergence| MeasuredCost { cost: Cost::of(&divergence), n_tokens }))
+}
+
+/// Windows from all over the text, of [`TOKENS`] tokens together if one is not longer.
+fn evenly(windows: &[Window]) -> Vec<Window> {
+    let total: usize = windows.iter().map(|window| window.chunk.tokens.len()).sum();
+    let step = total.div_ceil(TOKENS).max(1);
+    windows.iter().step_by(step).cloned().collect()
+}
