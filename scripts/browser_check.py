@@ -14,13 +14,14 @@ Screenshots are kept, a file for each page, width and scheme.
 import base64
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-WIDTHS = [400, 1600]
-SCHEMES = ["light", "dark"]
+# Width and scheme; on paper of A4, between its margins, whatever the screen likes.
+WINDOWS = [(400, "light"), (400, "dark"), (1600, "light"), (1600, "dark"), (680, "paper")]
 TIMEOUT_S = 120
 
 # What reaches beyond the window although no box around it scrolls, and what a reader could not reach.
@@ -54,7 +55,8 @@ FAULTS = """(() => {
     level = own
   }
   if (document.scripts.length > 0 || document.querySelector('img,iframe,object,link:not([rel=icon])')) faults.push('foreign elements')
-  return { faults, height: root.scrollHeight, text: document.body.textContent }
+  const background = getComputedStyle(document.body).backgroundColor
+  return { faults, background, height: root.scrollHeight, text: document.body.textContent }
 })()"""
 
 
@@ -127,7 +129,9 @@ def check(browser, page, width, scheme, texts, shots):
         call(f"{domain}.enable")
     # As wide on a phone as on a desk: only the number of pixels differs.
     call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
-    call("Emulation.setEmulatedMedia", media="screen", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    is_paper = scheme == "paper"
+    features = [{"name": "prefers-color-scheme", "value": "dark" if is_paper else scheme}]
+    call("Emulation.setEmulatedMedia", media="print" if is_paper else "screen", features=features)
     browser.events.clear()
     url = page.resolve().as_uri()
     call("Page.navigate", url=url)
@@ -142,10 +146,9 @@ def check(browser, page, width, scheme, texts, shots):
     shot = call("Page.captureScreenshot", format="png", captureBeyondViewport=True,
                 clip={"x": 0, "y": 0, "width": width, "height": height, "scale": 1})
     (shots / f"{page.stem}-{width}-{scheme}.png").write_bytes(base64.b64decode(shot["data"]))
-    if width == max(WIDTHS) and scheme == "dark":
-        # Paper is white, whatever the screen likes.
-        paper = call("Page.printToPDF", printBackground=True)
-        (shots / f"{page.stem}.pdf").write_bytes(base64.b64decode(paper["data"]))
+    white = "rgb(255, 255, 255)"
+    if (found["background"] == white) != (scheme != "dark"):
+        faults.append(f"the background is {found['background']}")
     for event in browser.events:
         method, params = event.get("method"), event.get("params", {})
         if method == "Runtime.consoleAPICalled":
@@ -173,18 +176,26 @@ def main():
     n_faults = 0
     with tempfile.TemporaryDirectory() as profile:
         browser = Browser(program, profile)
+
+        def give_up(*_):
+            browser.process.kill()
+            sys.exit(f"no answer of the browser within {TIMEOUT_S} seconds")
+
+        signal.signal(signal.SIGALRM, give_up)
         try:
             for page in pages:
                 own = [text for of, text in texts if of == page]
-                for width in WIDTHS:
-                    for scheme in SCHEMES:
-                        faults = check(browser, page, width, scheme, own, shots)
-                        n_faults += len(faults)
-                        print(f"{page.name} at {width}, {scheme}: {len(faults)} faults")
-                        for fault in faults[:20]:
-                            print(f"  {fault}")
+                for width, scheme in WINDOWS:
+                    signal.alarm(TIMEOUT_S)
+                    faults = check(browser, page, width, scheme, own, shots)
+                    n_faults += len(faults)
+                    print(f"{page.name} at {width}, {scheme}: {len(faults)} faults")
+                    for fault in faults[:20]:
+                        print(f"  {fault}")
         finally:
+            signal.alarm(TIMEOUT_S)
             browser.close()
+            signal.alarm(0)
     sys.exit(1 if n_faults else 0)
 
 

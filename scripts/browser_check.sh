@@ -19,6 +19,10 @@ if [ -z "$browser" ]; then
     echo "no Chromium here: the pages were not opened (CHROMIUM=PROGRAM names one)"
     exit 0
 fi
+if ! command -v python3 >/dev/null; then
+    echo "no python3 here: the pages were not opened"
+    exit 0
+fi
 
 cargo build --profile "$profile" --bins
 bin=$PWD/target/$([ "$profile" = dev ] && echo debug || echo "$profile")
@@ -55,7 +59,7 @@ long=$(printf 'x%.0s' {1..180}).gguf
 cp tiny-llama-q4_k_m.gguf "$file"
 cp tiny-llama-q2_k.gguf "$long"
 printf '{"text": "<script>alert(1)</script> %s"}\n' "$(printf 'once upon a time <b>%.0s' {1..60})" >'<b>prompts.jsonl'
-"$bin/gguf-inspect" set "$file" "general.name=str:$hostile"$'\e[31m\u202e' --quiet >/dev/null
+"$bin/gguf-inspect" set "$file" "general.name=str:$hostile"$'\e[31m\xe2\x80\xae' --quiet >/dev/null
 code=0
 "$bin/gguf-verify" "$file" "$long" --baseline f32.gguf --prompts '<b>prompts.jsonl' --ctx 256 --quiet --no-sync \
     --report hostile.html --report hostile.md >/dev/null || code=$?
