@@ -26,7 +26,7 @@ TIMEOUT_S = 120
 
 # What reaches beyond the window although no box around it scrolls, and what a reader could not reach.
 FAULTS = """(() => {
-  const faults = [], width = innerWidth, name = e => e.tagName.toLowerCase() + (e.className.baseVal ?? e.className ?? '')
+  const faults = [], width = WIDTH, name = e => e.tagName.toLowerCase() + (e.className.baseVal ?? e.className ?? '')
   for (const d of document.querySelectorAll('details')) d.open = true
   const root = document.scrollingElement
   if (root.scrollWidth > width) faults.push(`the page is ${root.scrollWidth} wide, the window ${width}`)
@@ -127,8 +127,8 @@ def check(browser, page, width, scheme, texts, shots):
     call = lambda method, **params: browser.call(method, session, **params)
     for domain in ("Page", "Runtime", "Log", "Network"):
         call(f"{domain}.enable")
-    # As wide on a phone as on a desk: only the number of pixels differs.
-    call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
+    # Not as a phone: that would zoom out until all is inside the window.
+    call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
     is_paper = scheme == "paper"
     features = [{"name": "prefers-color-scheme", "value": "dark" if is_paper else scheme}]
     call("Emulation.setEmulatedMedia", media="print" if is_paper else "screen", features=features)
@@ -136,7 +136,7 @@ def check(browser, page, width, scheme, texts, shots):
     url = page.resolve().as_uri()
     call("Page.navigate", url=url)
     browser.wait("Page.loadEventFired", session)
-    result = call("Runtime.evaluate", expression=FAULTS, returnByValue=True)
+    result = call("Runtime.evaluate", expression=FAULTS.replace("WIDTH", str(width)), returnByValue=True)
     if "exceptionDetails" in result:
         sys.exit(f"{page}: {result['exceptionDetails']}")
     found = result["result"]["value"]

@@ -307,7 +307,7 @@ fn summary(entries: &[ModelReport], verdict: Verdict) -> String {
     }
 }
 
-/// Short names: the types where they tell the files apart, else the file names without what all share.
+/// Short names: the types where they tell the files apart, else the file names.
 fn label(files: &mut [FileData]) {
     let is_unique = |labels: &[String]| {
         let mut sorted = labels.to_vec();
@@ -315,10 +315,11 @@ fn label(files: &mut [FileData]) {
         sorted.dedup();
         sorted.len() == labels.len()
     };
-    let types: Vec<String> = files.iter().map(|file| file.file_type.clone().unwrap_or_default()).collect();
     let names: Vec<String> =
         files.iter().map(|file| shorten(file.file.strip_suffix(".gguf").unwrap_or(&file.file))).collect();
-    let labels = if types.iter().all(|name| !name.is_empty()) && is_unique(&types) {
+    let type_or_name = |(file, name): (&FileData, &String)| file.file_type.clone().unwrap_or(name.clone());
+    let types: Vec<String> = files.iter().zip(&names).map(type_or_name).collect();
+    let labels = if is_unique(&types) {
         types
     } else if is_unique(&names) {
         names
