@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::cli::verify::report::{self, ModelReport};
 use crate::core::text::escape;
-use crate::verify::{Finding, Report, Severity, Verdict};
+use crate::verify::{Figure as Measured, Finding, LimitLine, Report, Severity, Verdict};
 
 use super::details::{Details, Spread, Worst};
 use super::run_info::RunInfo;
@@ -24,6 +24,8 @@ pub(super) struct PageData {
     pub(super) summary: String,
     /// What the files were compared with, as it was given.
     pub(super) baseline: Option<String>,
+    /// Reasons that all files have, where there are several.
+    pub(super) shared: Vec<Reason>,
     pub(super) files: Vec<FileData>,
     pub(super) run: RunInfo,
 }
@@ -59,15 +61,17 @@ pub(super) struct FileData {
     /// Every tensor against what it was made from.
     pub(super) weights: Vec<TensorError>,
     /// What was judged.
-    pub(super) judged: Vec<String>,
-    /// What was not, and why or what would judge it.
-    pub(super) not_judged: Vec<String>,
+    pub(super) judged: Vec<Answered>,
+    /// What was not, why, and what would judge it.
+    pub(super) not_judged: Vec<Open>,
 }
 
-#[derive(Clone, Debug, Serialize)]
+/// A line about a file.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Reason {
+    /// That of a finding, or `unjudged`.
     pub(super) severity: &'static str,
-    pub(super) check: &'static str,
+    pub(super) check: String,
     pub(super) tensor: Option<String>,
     pub(super) message: String,
 }
@@ -100,13 +104,31 @@ pub(super) struct DivergenceData {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Limit {
     pub(super) figure: &'static str,
-    pub(super) value: f64,
+    pub(super) value: String,
     /// `at most` or `at least`.
     pub(super) bound: &'static str,
-    pub(super) limit: f64,
-    /// Shown in per cent.
-    pub(super) is_share: bool,
+    pub(super) limit: String,
+    /// Where the limit comes from.
+    pub(super) set_by: &'static str,
     pub(super) is_kept: bool,
+}
+
+/// Questions that were not answered for one reason.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Open {
+    /// `weights, divergence`.
+    pub(super) aspects: String,
+    pub(super) reason: String,
+    /// What would answer them.
+    pub(super) remedy: String,
+}
+
+/// A question that was answered.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Answered {
+    pub(super) aspect: &'static str,
+    /// By what.
+    pub(super) by: String,
 }
 
 /// How far a tensor is from what it was made from.
@@ -149,6 +171,7 @@ impl PageData {
             verdict: verdict.name(),
             summary: summary(entries, verdict),
             baseline: baseline.map(|path| shown(&path.display().to_string())),
+            shared: shared(&files),
             files,
             run,
         }
@@ -159,9 +182,6 @@ impl FileData {
     fn new(entry: &ModelReport) -> Self {
         let report = &entry.report;
         let Details { name, spread, worst } = entry.details.clone().unwrap_or_default();
-        let mut reasons: Vec<&Finding> =
-            report.findings.iter().filter(|finding| finding.severity > Severity::Warning).collect();
-        reasons.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         let warnings = report.findings.iter().filter(|finding| finding.severity == Severity::Warning);
         Self {
             label: String::new(),
@@ -172,7 +192,7 @@ impl FileData {
             size_bytes: entry.size_bytes,
             bits_per_weight: report.bits_per_weight,
             verdict: report.verdict.name(),
-            reasons: reasons.into_iter().map(Reason::new).collect(),
+            reasons: reasons(report),
             warnings: warnings.map(Reason::new).collect(),
             perplexity: report.perplexity.map(|p| Figure {
                 value: p.value,
@@ -191,7 +211,7 @@ impl FileData {
                 delta_ppl_stderr: d.delta_ln_ppl.stderr * d.delta_ln_ppl.value.exp(),
                 baseline_ppl: d.baseline_ppl,
             }),
-            healthy_kld: healthy_kld(report),
+            healthy_kld: report.healthy.map(|healthy| healthy.cost.kld),
             limits: limits(report),
             spread,
             worst,
@@ -206,7 +226,7 @@ impl Reason {
     fn new(finding: &Finding) -> Self {
         Self {
             severity: finding.severity.name(),
-            check: finding.check,
+            check: finding.check.to_owned(),
             tensor: finding.tensor.as_deref().map(shown),
             message: shown(&finding.message),
         }
@@ -223,64 +243,64 @@ fn file_name(path: &Path) -> String {
     path.file_name().map_or_else(own, |name| PathBuf::from(name).display().to_string())
 }
 
-/// What a healthy file of this type costs; nothing is known yet.
-fn healthy_kld(_report: &Report) -> Option<f64> {
-    None
-}
-
 /// Every tensor against what it was made from; nothing compares them yet.
 fn weights(_report: &Report) -> Vec<TensorError> {
     Vec::new()
 }
 
+/// Why the verdict is no pass, the gravest first.
+fn reasons(report: &Report) -> Vec<Reason> {
+    let of = |severity| report.findings.iter().filter(move |finding| finding.severity == severity);
+    let found = of(Severity::Error).chain(of(Severity::Unchecked)).map(Reason::new);
+    // Of a file that fails they are no reasons: they stand with the file.
+    let open = if report.verdict == Verdict::Partial { not_judged(report) } else { Vec::new() };
+    let open = open.into_iter().map(|Open { aspects, reason, remedy }| Reason {
+        severity: "unjudged",
+        check: aspects,
+        tensor: None,
+        message: format!("{reason}; needs {remedy}"),
+    });
+    open.chain(found).collect()
+}
+
+/// What is said of every one of several files.
+fn shared(files: &[FileData]) -> Vec<Reason> {
+    let [first, others @ ..] = files else { return Vec::new() };
+    let is_everywhere = |reason: &&Reason| others.iter().all(|file| file.reasons.contains(reason));
+    if others.is_empty() { Vec::new() } else { first.reasons.iter().filter(is_everywhere).cloned().collect() }
+}
+
 fn limits(report: &Report) -> Vec<Limit> {
-    let set = &report.thresholds;
-    let mut limits = Vec::new();
-    let mut most = |figure, value: Option<f64>, limit: Option<f64>, is_share| {
-        if let (Some(value), Some(limit)) = (value, limit) {
-            limits.push(Limit { figure, value, bound: "at most", limit, is_share, is_kept: value <= limit });
-        }
+    let limit = |line: &LimitLine| Limit {
+        figure: line.figure.label(),
+        value: line.figure.show(line.value),
+        bound: if line.figure == Measured::Top1 { "at least" } else { "at most" },
+        limit: line.figure.show(line.limit),
+        set_by: if line.is_own { "an option" } else { "what the types cost" },
+        is_kept: !line.is_missed(),
     };
-    let d = report.divergence.as_ref();
-    most("perplexity", report.perplexity.map(|p| p.value), set.max_ppl, false);
-    most("increase of the perplexity", d.map(|d| d.delta_ln_ppl.value.exp_m1()), set.max_ppl_increase, true);
-    most("mean KLD", d.map(|d| d.mean.value), set.max_kld, false);
-    most("99 % KLD", d.map(|d| d.p99), set.max_kld_99, false);
-    if let (Some(d), Some(limit)) = (d, set.min_top1) {
-        let (value, is_kept) = (d.top1_agreement, d.top1_agreement >= limit);
-        limits.push(Limit { figure: "same top", value, bound: "at least", limit, is_share: true, is_kept });
-    }
-    limits
+    report.limits.iter().map(limit).collect()
 }
 
-/// What the report's figures and checks rest on.
-fn judged(report: &Report) -> Vec<String> {
-    let mut judged = Vec::new();
-    let failed =
-        |check: &str| report.findings.iter().any(|f| f.check == check && f.severity == Severity::Error);
-    if !failed("header") {
-        judged.push("structure: header, blocks of every tensor, vocabulary, graph".to_owned());
-    }
-    if let Some(p) = &report.perplexity {
-        judged.push(format!("perplexity over {} tokens", p.tokens));
-    }
-    if report.divergence.is_some() {
-        judged.push("divergence from the baseline".to_owned());
-    }
-    judged
+fn judged(report: &Report) -> Vec<Answered> {
+    let answered = report.coverage.answered();
+    answered.map(|judged| Answered { aspect: judged.aspect.name(), by: shown(&judged.by) }).collect()
 }
 
-fn not_judged(report: &Report) -> Vec<String> {
-    let unchecked = report.findings.iter().filter(|finding| finding.severity == Severity::Unchecked);
-    let mut rest: Vec<String> =
-        unchecked.map(|finding| shown(&format!("{}: {}", finding.check, finding.message))).collect();
-    if report.perplexity.is_none() {
-        rest.push("perplexity: nothing was computed".to_owned());
+/// The open questions, those with one reason together.
+fn not_judged(report: &Report) -> Vec<Open> {
+    let mut groups: Vec<Open> = Vec::new();
+    for open in report.coverage.open() {
+        let (reason, remedy) = (shown(&open.reason), shown(&open.remedy));
+        match groups.iter_mut().find(|group| group.reason == reason && group.remedy == remedy) {
+            Some(group) => {
+                group.aspects.push_str(", ");
+                group.aspects.push_str(open.aspect.name());
+            }
+            None => groups.push(Open { aspects: open.aspect.name().to_owned(), reason, remedy }),
+        }
     }
-    if report.divergence.is_none() {
-        rest.push("divergence: needs a baseline that can be run".to_owned());
-    }
-    rest
+    groups
 }
 
 /// The name that all files have, else what they are.
@@ -297,10 +317,10 @@ fn summary(entries: &[ModelReport], verdict: Verdict) -> String {
     let n = entries.iter().filter(|entry| entry.report.verdict == verdict).count();
     match (verdict, entries.len()) {
         (Verdict::Pass, 1) => "Everything that was judged is in order.".to_owned(),
-        (Verdict::Partial, 1) => "In order as far as it could be judged.".to_owned(),
+        (Verdict::Partial, 1) => "In order as far as it was judged; a pass needs more.".to_owned(),
         (Verdict::Fail, 1) => "This file is broken, or misses a limit.".to_owned(),
         (Verdict::Pass, all) => format!("All {all} files are in order."),
-        (Verdict::Partial, all) => format!("{n} of {all} files could be judged only in part; none fails."),
+        (Verdict::Partial, all) => format!("{n} of {all} files were judged only in part; none fails."),
         (Verdict::Fail, all) => {
             format!("{n} of {all} files {} broken or miss a limit.", if n == 1 { "is" } else { "are" })
         }

@@ -7,7 +7,9 @@ use super::details::{Details, Spread, Worst};
 use super::run_info::{Input, RunInfo};
 use super::{Reports, html, markdown};
 use crate::cli::verify::report::ModelReport;
-use crate::verify::{Divergence, Estimate, Finding, Perplexity, Report, Thresholds, WorstToken};
+use crate::verify::{
+    Aspect, Divergence, Estimate, Figure, Finding, LimitLine, Perplexity, Report, Thresholds, WorstToken,
+};
 
 const HOSTILE: &str =
     "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&amp;|`*_\u{1b}[31m\u{202e}\n# x";
@@ -47,7 +49,13 @@ fn worst(token: &str) -> Worst {
 
 /// A file with figures against a baseline.
 fn measured(path: &str, file_type: &str, size_bytes: u64, kld: f64) -> ModelReport {
-    let mut report = Report::new(Some("llama".to_owned()), Some(4.5), Thresholds::for_bits_per_weight(4.9));
+    let mut report = Report::new(Some("llama".to_owned()), Some(4.5), Thresholds::default());
+    Aspect::ALL.into_iter().for_each(|aspect| report.judged(aspect, "a test"));
+    report.not_judged(Aspect::Weights, "they were not compared", "a baseline with weights");
+    report.limits = vec![
+        LimitLine { figure: Figure::Kld, value: kld, stderr: None, limit: 0.01, is_own: false },
+        LimitLine { figure: Figure::Top1, value: 0.95, stderr: None, limit: 0.9, is_own: true },
+    ];
     report.perplexity = Some(Perplexity { value: 20.5, stderr: 0.25, tokens: 4000, total_nll: 1.0 });
     report.divergence = Some(Divergence {
         mean: Estimate { value: kld, stderr: kld / 20.0 },
@@ -193,6 +201,27 @@ fn healthy_values_and_weights_are_drawn_where_they_are_known() {
     assert_eq!((lines(&without), lines(&html)), (0, 2), "a line in each form of the chart");
     let tensor = TensorError::new("blk.12.ffn_up.weight", false, None, None);
     assert_eq!((tensor.layer, tensor.role.as_str()), (Some(12), "ffn_up"));
+}
+
+#[test]
+fn what_is_said_of_all_files_is_said_once() {
+    let mut entries = six();
+    for entry in &mut entries {
+        entry.report.not_judged(Aspect::Divergence, "there is none", "a baseline");
+        entry.report.not_judged(Aspect::Tokenizer, "there is none", "a baseline");
+        entry.report.add(Finding::unchecked("graph", "odd everywhere"));
+    }
+    entries[2].report.add(Finding::unchecked("graph", "odd here"));
+    let page = page(&entries);
+    let html = html::render(&page).unwrap();
+    check_markup(&html);
+    let head = html.split("id=\"files\"").next().unwrap();
+    assert_eq!(head.matches("odd everywhere").count(), 1, "{head}");
+    assert!(head.contains("tokenizer, divergence: <bdi>there is none; needs a baseline"), "{head}");
+    assert!(head.contains("<strong><bdi>Q5_K_M</bdi></strong>: <span class=\"unchecked\">"), "{head}");
+    let card = markdown::render(&page).unwrap();
+    assert_eq!(card.matches("odd everywhere").count(), 1, "{card}");
+    assert!(card.contains("- **all files**: unjudged weights: they were not compared"), "{card}");
 }
 
 #[test]
