@@ -337,7 +337,8 @@ fn label(files: &mut [FileData]) {
     };
     let names: Vec<String> =
         files.iter().map(|file| shorten(file.file.strip_suffix(".gguf").unwrap_or(&file.file))).collect();
-    let type_or_name = |(file, name): (&FileData, &String)| file.file_type.clone().unwrap_or(name.clone());
+    let type_or_name =
+        |(file, name): (&FileData, &String)| file.file_type.clone().unwrap_or_else(|| name.clone());
     let types: Vec<String> = files.iter().zip(&names).map(type_or_name).collect();
     let labels = if is_unique(&types) {
         types
