@@ -4,6 +4,7 @@ mod imatrix;
 mod judge;
 mod logits;
 mod model;
+mod page;
 mod per_token;
 mod prompt_files;
 mod reasons;

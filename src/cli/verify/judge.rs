@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 
 use crate::cli::verify::model::OpenedModel;
+use crate::cli::verify::page::{Details, Reports};
 use crate::cli::verify::prompt_files::PromptFiles;
 use crate::cli::verify::report::{ModelReport, PromptRows};
 use crate::cli::verify::trace::Trace;
@@ -48,6 +49,9 @@ pub(super) struct VerifyArgs {
     /// Write a JSON line per prompt: its tokens and their negative log likelihoods
     #[arg(long, value_name = "FILE")]
     per_token: Option<PathBuf>,
+    /// Write a report to look at, by suffix: `.html` (a page), `.md` (for a model card), `.json`; may be repeated
+    #[arg(long, value_name = "FILE")]
+    report: Vec<PathBuf>,
     /// Stop before any arithmetic
     #[arg(long)]
     structure_only: bool,
@@ -103,16 +107,25 @@ impl VerifyArgs {
             Destination::of(out)?;
             refuse_input(out, self.models.iter().chain(&self.prompts).chain(&self.baseline))?;
         }
+        let reports = Reports::of(&self.report)?;
+        reports.refuse_inputs(self.models.iter().chain(&self.prompts).chain(&self.baseline))?;
+        reports.refuse_outputs(&self.per_token)?;
         let baseline = match &self.baseline {
             Some(path) => Some(open_baseline(path, &session.common)?),
             None => None,
         };
+        let mut read = self.inputs(baseline.as_ref());
+        reports.refuse_inputs(read.iter().map(|(_, path)| path))?;
         let origin = self.origin()?;
         let prompts = PromptFiles::read(&self.prompts)?;
         let mut entries = Vec::new();
         for path in &self.models {
-            entries.push(self.verify(path, baseline.as_ref(), origin.as_ref(), &prompts, session)?);
+            let mut model =
+                self.verify(path, baseline.as_ref(), origin.as_ref(), &prompts, &reports, session)?;
+            read.extend(model.inputs.drain(..).map(|path| ("model", path)));
+            entries.push(model);
         }
+        reports.write(&entries, self.baseline.as_deref(), &read, session)?;
         if session.common.json {
             session.print_json(&report::to_json(&entries))?;
         } else {
@@ -120,6 +133,16 @@ impl VerifyArgs {
             session.print(|out| report::print(&entries, out, rows))?;
         }
         Ok(self.exit(report::verdict(&entries)))
+    }
+
+    /// The files that are read beside the models, with the part that each plays.
+    fn inputs(&self, baseline: Option<&OpenedModel>) -> Vec<(&'static str, PathBuf)> {
+        let baseline = baseline.map(OpenedModel::inputs).unwrap_or_default();
+        let prompts = self.prompts.iter().map(|path| ("prompts", path.clone()));
+        let names = ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"];
+        let source = self.source.iter().flat_map(|dir| names.map(|name| dir.join(name)));
+        let source = source.filter(|path| path.is_file()).map(|path| ("source", path));
+        prompts.chain(baseline.into_iter().map(|path| ("baseline", path))).chain(source).collect()
     }
 
     /// The tokenizer to compare with: of the source, else of a baseline that is a checkpoint with a tokenizer.
@@ -140,6 +163,7 @@ impl VerifyArgs {
         baseline: Option<&OpenedModel>,
         origin: Option<&OriginTokenizer>,
         prompts: &PromptFiles,
+        reports: &Reports,
         session: &Session,
     ) -> anyhow::Result<ModelReport> {
         let opened = match OpenedModel::open(path, &session.common) {
@@ -150,10 +174,20 @@ impl VerifyArgs {
                 Some(_) => {
                     let report = Report::unreadable(crate::cli::render::error_line(&error));
                     let size_bytes = fs_err::metadata(path).ok().map(|file| file.len());
-                    return Ok(ModelReport { path: path.to_owned(), size_bytes, file_type: None, report });
+                    let inputs = vec![path.to_owned()];
+                    let path = path.to_owned();
+                    return Ok(ModelReport {
+                        path,
+                        size_bytes,
+                        file_type: None,
+                        report,
+                        details: None,
+                        inputs,
+                    });
                 }
             },
         };
+        reports.refuse_inputs(&opened.inputs())?;
         let span = match self.score {
             Score::Half => Span::SecondHalf,
             Score::All => Span::All,
@@ -180,6 +214,8 @@ impl VerifyArgs {
             None => run(model, None),
             Some(baseline) => baseline.with(None, |baseline| run(model, Some(baseline))),
         })?;
+        let details =
+            (!reports.is_empty()).then(|| opened.with(None, |model| Details::of(model, &verification)));
         let Verification { mut report, prompts: encoded, positions, unreached } = verification;
         report
             .extend(prompts.unreached(&unreached).into_iter().map(|text| Finding::warning("prompts", text)));
@@ -200,7 +236,8 @@ impl VerifyArgs {
             per_token::write(out, &encoded, &positions, !session.common.no_sync)?;
         }
         let (size_bytes, file_type) = (opened.size_bytes(), opened.file_type());
-        Ok(ModelReport { path: path.to_owned(), size_bytes, file_type, report })
+        let inputs = opened.inputs();
+        Ok(ModelReport { path: path.to_owned(), size_bytes, file_type, report, details, inputs })
     }
 
     fn exit(&self, verdict: Verdict) -> Exit {

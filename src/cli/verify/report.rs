@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value as Json, json};
 
 use crate::cli::render::{Align, Cell, Table};
+use crate::cli::verify::page::Details;
 use crate::cli::verify::reasons::{self, style};
 use crate::core::text;
 use crate::core::text::escape;
@@ -32,6 +33,10 @@ pub(super) struct ModelReport {
     pub(super) file_type: Option<String>,
     /// The verdict.
     pub(super) report: Report,
+    /// What `--report` shows beside it.
+    pub(super) details: Option<Details>,
+    /// Files that were read for it.
+    pub(super) inputs: Vec<PathBuf>,
 }
 
 impl ModelReport {

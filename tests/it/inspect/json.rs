@@ -312,6 +312,14 @@ fn what_verify_prints_is_documented() {
     one.object("", &json(&bench, "gguf-verify", 4, &two));
     one.finish();
 
+    let mut reported = documented.table("`gguf-verify --report FILE.json`");
+    let _ = run(0, &["tiny.gguf", "--report", "r.json"]);
+    let mut report: Json =
+        serde_json::from_str(&fs_err::read_to_string(bench.path("r.json")).unwrap()).unwrap();
+    report.as_object_mut().unwrap().retain(|key, _| key == "run");
+    reported.object("", &report);
+    reported.finish();
+
     let mut importance = documented.table("`gguf-verify imatrix`");
     importance.object("", &run(0, &["imatrix", "tiny.gguf", "-o", "tiny.imatrix"]));
     importance.finish();

@@ -7,6 +7,7 @@ mod memory;
 mod origin;
 mod output;
 mod quantized;
+mod report_page;
 mod smollm2;
 mod tiny;
 

@@ -1,0 +1,177 @@
+//! A picture: its sizes, its colours by name, and the SVG that comes of it.
+
+use minijinja::HtmlEscape;
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use super::Drawn;
+
+/// Which windows a picture is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Wide,
+    Narrow,
+}
+
+impl Form {
+    /// Width and height in pixels of CSS.
+    fn size(self) -> (u32, u32) {
+        match self {
+            Self::Wide => (960, 400),
+            Self::Narrow => (340, 320),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Wide => "wide",
+            Self::Narrow => "narrow",
+        }
+    }
+}
+
+/// A colour of the page: light and dark are the style sheet's business.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ink {
+    Text,
+    Muted,
+    Grid,
+    Accent,
+    Good,
+    Doubtful,
+    Bad,
+    /// One of several lines.
+    Series(usize),
+}
+
+/// Lines that have a colour of their own.
+const N_SERIES: usize = 8;
+
+impl Ink {
+    /// The colour that stands for it until the picture is done: a blue that nobody could see.
+    fn number(self) -> u8 {
+        match self {
+            Self::Text => 1,
+            Self::Muted => 2,
+            Self::Grid => 3,
+            Self::Accent => 4,
+            Self::Good => 5,
+            Self::Doubtful => 6,
+            Self::Bad => 7,
+            Self::Series(at) => 16 + (at % N_SERIES) as u8,
+        }
+    }
+
+    pub(super) fn color(self) -> RGBColor {
+        RGBColor(0, 0, self.number())
+    }
+
+    fn class(self) -> String {
+        match self {
+            Self::Text => "text".to_owned(),
+            Self::Muted => "muted".to_owned(),
+            Self::Grid => "grid".to_owned(),
+            Self::Accent => "accent".to_owned(),
+            Self::Good => "good".to_owned(),
+            Self::Doubtful => "doubtful".to_owned(),
+            Self::Bad => "bad".to_owned(),
+            Self::Series(at) => format!("series{}", at % N_SERIES),
+        }
+    }
+
+    fn all() -> impl Iterator<Item = Self> {
+        let plain =
+            [Self::Text, Self::Muted, Self::Grid, Self::Accent, Self::Good, Self::Doubtful, Self::Bad];
+        plain.into_iter().chain((0..N_SERIES).map(Self::Series))
+    }
+}
+
+/// What a picture is drawn on.
+pub(super) struct Canvas<'a> {
+    pub(super) area: DrawingArea<SVGBackend<'a>, Shift>,
+    pub(super) form: Form,
+}
+
+impl Canvas<'_> {
+    pub(super) fn is_narrow(&self) -> bool {
+        self.form == Form::Narrow
+    }
+
+    /// Size of the text in pixels of CSS.
+    pub(super) fn font_px(&self) -> f64 {
+        if self.is_narrow() { 11.0 } else { 13.0 }
+    }
+
+    /// How text looks. Sizes are plotters', which divides them by 1.24 on the way to SVG.
+    pub(super) fn text(&self, ink: Ink, h: HPos, v: VPos) -> TextStyle<'static> {
+        let font = ("sans-serif", self.font_px() * 1.24);
+        let style = TextStyle::from(font).pos(Pos::new(h, v));
+        TextStyle { color: ink.color().to_backend_color(), ..style }
+    }
+
+    /// Width of a text, as wide as it could be in any of the fonts that a browser may choose.
+    pub(super) fn text_px(&self, text: &str) -> i32 {
+        (self.font_px() * 0.6 * text.chars().count() as f64).ceil() as i32
+    }
+
+    /// The title of the upright axis: level, above its upper end, where it is read at once.
+    pub(super) fn y_title(&self, text: &str) -> Drawn {
+        Ok(self.area.draw_text(text, &self.text(Ink::Muted, HPos::Left, VPos::Top), (4, 2))?)
+    }
+}
+
+/// Draws a picture. The result has no colours, but classes: `f-NAME` to fill, `s-NAME` for lines.
+pub(super) fn svg(
+    form: Form,
+    id: &str,
+    title: &str,
+    description: &str,
+    work: impl Fn(&mut Canvas<'_>) -> Drawn,
+) -> anyhow::Result<String> {
+    let (width, height) = form.size();
+    let mut drawn = String::new();
+    {
+        let area = SVGBackend::with_string(&mut drawn, (width, height)).into_drawing_area();
+        let mut canvas = Canvas { area, form };
+        work(&mut canvas)?;
+        canvas.area.present()?;
+    }
+    // Quotes in texts are escaped: what stands in quotes is an attribute.
+    for ink in Ink::all() {
+        let (number, class) = (ink.number(), ink.class());
+        drawn = drawn
+            .replace(&format!("fill=\"#0000{number:02X}\""), &format!("class=\"f-{class}\""))
+            .replace(&format!("stroke=\"#0000{number:02X}\""), &format!("class=\"s-{class}\""));
+    }
+    let body = drawn.split_once('>').map_or("", |(_, body)| body);
+    let id = format!("{id}-{}", form.name());
+    Ok(format!(
+        "<svg class=\"chart {}\" viewBox=\"0 0 {width} {height}\" role=\"img\" aria-labelledby=\"{id}-t {id}-d\">\
+         <title id=\"{id}-t\">{}</title><desc id=\"{id}-d\">{}</desc>{body}",
+        form.name(),
+        HtmlEscape(title),
+        HtmlEscape(description),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_become_classes_and_text_stays_text() {
+        let found = svg(Form::Wide, "x", "<b>", "a & b", |canvas| {
+            let text = canvas.text(Ink::Bad, HPos::Left, VPos::Top);
+            canvas.area.draw_text("<script>fill=\"#000001\"", &text, (1, 1))?;
+            canvas.area.draw(&Circle::new((5, 5), 3, Ink::Series(9).color().stroke_width(2)))?;
+            Ok(())
+        })
+        .unwrap();
+        assert!(found.contains("class=\"f-bad\"") && found.contains("class=\"s-series1\""), "{found}");
+        assert!(found.contains("&lt;script&gt;fill=&quot;#000001&quot;"), "{found}");
+        assert!(!found.contains("=\"#") && !found.contains("<script"), "{found}");
+        assert!(found.starts_with("<svg class=\"chart wide\"") && found.trim_end().ends_with("</svg>"));
+        assert!(found.contains("<title id=\"x-wide-t\">&lt;b&gt;</title>"), "{found}");
+    }
+}

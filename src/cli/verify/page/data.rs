@@ -1,0 +1,366 @@
+//! What a page shows, as plain data: foreign text is escaped here, numbers stay numbers.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::cli::verify::report::{self, ModelReport};
+use crate::core::text::escape;
+use crate::verify::{Figure as Measured, Finding, LimitLine, Report, Severity, Verdict};
+
+use super::details::{Details, Spread, Worst};
+use super::run_info::RunInfo;
+
+/// Characters of a name in a chart or a heading.
+const MAX_LABEL: usize = 28;
+
+/// The whole page.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct PageData {
+    /// The model's name, where all files agree on one.
+    pub(super) title: String,
+    pub(super) verdict: &'static str,
+    /// One sentence about all files.
+    pub(super) summary: String,
+    /// What the files were compared with, as it was given.
+    pub(super) baseline: Option<String>,
+    /// Reasons that all files have, where there are several.
+    pub(super) shared: Vec<Reason>,
+    pub(super) files: Vec<FileData>,
+    pub(super) run: RunInfo,
+}
+
+/// One model file.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct FileData {
+    /// A short name that no other file of the page has.
+    pub(super) label: String,
+    /// File name without its folders.
+    pub(super) file: String,
+    /// `general.name`.
+    pub(super) name: Option<String>,
+    pub(super) arch: Option<String>,
+    #[serde(rename = "type")]
+    pub(super) file_type: Option<String>,
+    pub(super) size_bytes: Option<u64>,
+    pub(super) bits_per_weight: Option<f64>,
+    pub(super) verdict: &'static str,
+    /// Findings that decide the verdict, worst first.
+    pub(super) reasons: Vec<Reason>,
+    /// Warnings.
+    pub(super) warnings: Vec<Reason>,
+    pub(super) perplexity: Option<Figure>,
+    pub(super) bits_per_byte: Option<f64>,
+    pub(super) divergence: Option<DivergenceData>,
+    /// What this type costs a healthy file, in mean KLD.
+    pub(super) healthy_kld: Option<f64>,
+    /// Limits that were applied, each with the figure beside it.
+    pub(super) limits: Vec<Limit>,
+    pub(super) spread: Option<Spread>,
+    pub(super) worst: Vec<Worst>,
+    /// Every tensor against what it was made from.
+    pub(super) weights: Vec<TensorError>,
+    /// What was judged.
+    pub(super) judged: Vec<Answered>,
+    /// What was not, why, and what would judge it.
+    pub(super) not_judged: Vec<Open>,
+}
+
+/// A line about a file.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Reason {
+    /// That of a finding, or `unjudged`.
+    pub(super) severity: &'static str,
+    pub(super) check: String,
+    pub(super) tensor: Option<String>,
+    pub(super) message: String,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Figure {
+    pub(super) value: f64,
+    pub(super) stderr: f64,
+    /// Scored tokens.
+    pub(super) tokens: usize,
+}
+
+/// Figures against the baseline.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct DivergenceData {
+    pub(super) mean: f64,
+    pub(super) stderr: f64,
+    pub(super) p99: f64,
+    /// 0 to 1.
+    pub(super) same_top: f64,
+    /// Root mean square of the difference of the true token's probability, 0 to 1.
+    pub(super) rms_dp: f64,
+    /// Relative change of the perplexity; 0.02 is 2 %.
+    pub(super) delta_ppl: f64,
+    pub(super) delta_ppl_stderr: f64,
+    pub(super) baseline_ppl: f64,
+}
+
+/// A limit and the figure that it bounds.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Limit {
+    pub(super) figure: &'static str,
+    pub(super) value: String,
+    /// `at most` or `at least`.
+    pub(super) bound: &'static str,
+    pub(super) limit: String,
+    /// Where the limit comes from.
+    pub(super) set_by: &'static str,
+    pub(super) is_kept: bool,
+}
+
+/// Questions that were not answered for one reason.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Open {
+    /// `weights, divergence`.
+    pub(super) aspects: String,
+    pub(super) reason: String,
+    /// What would answer them.
+    pub(super) remedy: String,
+}
+
+/// A question that was answered.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Answered {
+    pub(super) aspect: &'static str,
+    /// By what.
+    pub(super) by: String,
+}
+
+/// How far a tensor is from what it was made from.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct TensorError {
+    pub(super) tensor: String,
+    /// The layer's number; none for what belongs to no layer.
+    pub(super) layer: Option<u32>,
+    /// Its name without `blk.N.` and `.weight`.
+    pub(super) role: String,
+    /// The same bytes as our own quantizer's.
+    pub(super) reproduced: bool,
+    /// Relative rms error.
+    pub(super) error: Option<f64>,
+    /// The error over that of the type on these weights.
+    pub(super) ratio: Option<f64>,
+}
+
+impl TensorError {
+    /// A tensor by its name in the file.
+    #[cfg_attr(not(test), expect(dead_code, reason = "waits for the comparison of weights"))]
+    pub(super) fn new(tensor: &str, reproduced: bool, error: Option<f64>, ratio: Option<f64>) -> Self {
+        let (layer, role) = match tensor.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
+            Some((layer, role)) if layer.parse::<u32>().is_ok() => (layer.parse().ok(), role),
+            _ => (None, tensor),
+        };
+        let role = escape(role.strip_suffix(".weight").unwrap_or(role)).into_owned();
+        Self { tensor: escape(tensor).into_owned(), layer, role, reproduced, error, ratio }
+    }
+}
+
+impl PageData {
+    /// The page of these verdicts. `baseline` is as it was given.
+    pub(super) fn new(entries: &[ModelReport], baseline: Option<&Path>, run: RunInfo) -> Self {
+        let mut files: Vec<FileData> = entries.iter().map(FileData::new).collect();
+        label(&mut files);
+        let verdict = report::verdict(entries);
+        Self {
+            title: title(&files),
+            verdict: verdict.name(),
+            summary: summary(entries, verdict),
+            baseline: baseline.map(|path| shown(&path.display().to_string())),
+            shared: shared(&files),
+            files,
+            run,
+        }
+    }
+}
+
+impl FileData {
+    fn new(entry: &ModelReport) -> Self {
+        let report = &entry.report;
+        let Details { name, spread, worst } = entry.details.clone().unwrap_or_default();
+        let warnings = report.findings.iter().filter(|finding| finding.severity == Severity::Warning);
+        Self {
+            label: String::new(),
+            file: shown(&file_name(&entry.path)),
+            name: name.as_deref().map(shown),
+            arch: report.arch.as_deref().map(shown),
+            file_type: entry.file_type.as_deref().map(shown),
+            size_bytes: entry.size_bytes,
+            bits_per_weight: report.bits_per_weight,
+            verdict: report.verdict.name(),
+            reasons: reasons(report),
+            warnings: warnings.map(Reason::new).collect(),
+            perplexity: report.perplexity.map(|p| Figure {
+                value: p.value,
+                stderr: p.stderr,
+                tokens: p.tokens,
+            }),
+            bits_per_byte: report.bits_per_byte,
+            divergence: report.divergence.as_ref().map(|d| DivergenceData {
+                mean: d.mean.value,
+                stderr: d.mean.stderr,
+                p99: d.p99,
+                same_top: d.top1_agreement,
+                rms_dp: d.rms_dp,
+                delta_ppl: d.delta_ln_ppl.value.exp_m1(),
+                // The error of the logarithm, carried through the exponential.
+                delta_ppl_stderr: d.delta_ln_ppl.stderr * d.delta_ln_ppl.value.exp(),
+                baseline_ppl: d.baseline_ppl,
+            }),
+            healthy_kld: report.healthy.map(|healthy| healthy.cost.kld),
+            limits: limits(report),
+            spread,
+            worst,
+            weights: weights(report),
+            judged: judged(report),
+            not_judged: not_judged(report),
+        }
+    }
+}
+
+impl Reason {
+    fn new(finding: &Finding) -> Self {
+        Self {
+            severity: finding.severity.name(),
+            check: finding.check.to_owned(),
+            tensor: finding.tensor.as_deref().map(shown),
+            message: shown(&finding.message),
+        }
+    }
+}
+
+/// Foreign text without anything that a reader would not see as it is.
+fn shown(text: &str) -> String {
+    escape(text).into_owned()
+}
+
+fn file_name(path: &Path) -> String {
+    let own = || path.display().to_string();
+    path.file_name().map_or_else(own, |name| PathBuf::from(name).display().to_string())
+}
+
+/// Every tensor against what it was made from; nothing compares them yet.
+fn weights(_report: &Report) -> Vec<TensorError> {
+    Vec::new()
+}
+
+/// Why the verdict is no pass, the gravest first.
+fn reasons(report: &Report) -> Vec<Reason> {
+    let of = |severity| report.findings.iter().filter(move |finding| finding.severity == severity);
+    let found = of(Severity::Error).chain(of(Severity::Unchecked)).map(Reason::new);
+    // Of a file that fails they are no reasons: they stand with the file.
+    let open = if report.verdict == Verdict::Partial { not_judged(report) } else { Vec::new() };
+    let open = open.into_iter().map(|Open { aspects, reason, remedy }| Reason {
+        severity: "unjudged",
+        check: aspects,
+        tensor: None,
+        message: format!("{reason}; needs {remedy}"),
+    });
+    open.chain(found).collect()
+}
+
+/// What is said of every one of several files.
+fn shared(files: &[FileData]) -> Vec<Reason> {
+    let [first, others @ ..] = files else { return Vec::new() };
+    let is_everywhere = |reason: &&Reason| others.iter().all(|file| file.reasons.contains(reason));
+    if others.is_empty() { Vec::new() } else { first.reasons.iter().filter(is_everywhere).cloned().collect() }
+}
+
+fn limits(report: &Report) -> Vec<Limit> {
+    let limit = |line: &LimitLine| Limit {
+        figure: line.figure.label(),
+        value: line.figure.show(line.value),
+        bound: if line.figure == Measured::Top1 { "at least" } else { "at most" },
+        limit: line.figure.show(line.limit),
+        set_by: if line.is_own { "an option" } else { "what the types cost" },
+        is_kept: !line.is_missed(),
+    };
+    report.limits.iter().map(limit).collect()
+}
+
+fn judged(report: &Report) -> Vec<Answered> {
+    let answered = report.coverage.answered();
+    answered.map(|judged| Answered { aspect: judged.aspect.name(), by: shown(&judged.by) }).collect()
+}
+
+/// The open questions, those with one reason together.
+fn not_judged(report: &Report) -> Vec<Open> {
+    let mut groups: Vec<Open> = Vec::new();
+    for open in report.coverage.open() {
+        let (reason, remedy) = (shown(&open.reason), shown(&open.remedy));
+        match groups.iter_mut().find(|group| group.reason == reason && group.remedy == remedy) {
+            Some(group) => {
+                group.aspects.push_str(", ");
+                group.aspects.push_str(open.aspect.name());
+            }
+            None => groups.push(Open { aspects: open.aspect.name().to_owned(), reason, remedy }),
+        }
+    }
+    groups
+}
+
+/// The name that all files have, else what they are.
+fn title(files: &[FileData]) -> String {
+    let first = files.first().and_then(|file| file.name.clone());
+    match (first, files) {
+        (Some(name), _) if files.iter().all(|file| file.name.as_ref().is_none_or(|own| *own == name)) => name,
+        (_, [one]) => one.file.clone(),
+        _ => format!("{} models", files.len()),
+    }
+}
+
+fn summary(entries: &[ModelReport], verdict: Verdict) -> String {
+    let n = entries.iter().filter(|entry| entry.report.verdict == verdict).count();
+    match (verdict, entries.len()) {
+        (Verdict::Pass, 1) => "Everything that was judged is in order.".to_owned(),
+        (Verdict::Partial, 1) => "In order as far as it was judged; a pass needs more.".to_owned(),
+        (Verdict::Fail, 1) => "This file is broken, or misses a limit.".to_owned(),
+        (Verdict::Pass, all) => format!("All {all} files are in order."),
+        (Verdict::Partial, all) => format!("{n} of {all} files were judged only in part; none fails."),
+        (Verdict::Fail, all) => {
+            format!("{n} of {all} files {} broken or miss a limit.", if n == 1 { "is" } else { "are" })
+        }
+    }
+}
+
+/// Short names: the types where they tell the files apart, else the file names.
+fn label(files: &mut [FileData]) {
+    let is_unique = |labels: &[String]| {
+        let mut sorted = labels.to_vec();
+        sorted.sort();
+        sorted.dedup();
+        sorted.len() == labels.len()
+    };
+    let names: Vec<String> =
+        files.iter().map(|file| shorten(file.file.strip_suffix(".gguf").unwrap_or(&file.file))).collect();
+    let type_or_name =
+        |(file, name): (&FileData, &String)| file.file_type.clone().unwrap_or_else(|| name.clone());
+    let types: Vec<String> = files.iter().zip(&names).map(type_or_name).collect();
+    let labels = if is_unique(&types) {
+        types
+    } else if is_unique(&names) {
+        names
+    } else {
+        (1..=files.len()).zip(names).map(|(at, name)| format!("{at}: {name}")).collect()
+    };
+    for (file, label) in files.iter_mut().zip(labels) {
+        file.label = label;
+    }
+}
+
+/// A name with its middle left out where it is long: what tells files apart is at the ends.
+fn shorten(name: &str) -> String {
+    let chars: Vec<char> = name.chars().collect();
+    if chars.len() <= MAX_LABEL {
+        return name.to_owned();
+    }
+    let half = (MAX_LABEL - 1) / 2;
+    let (Some(head), Some(tail)) = (chars.get(..half), chars.get(chars.len() - half..)) else {
+        return name.to_owned();
+    };
+    head.iter().chain(['…'].iter()).chain(tail).collect()
+}

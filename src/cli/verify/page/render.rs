@@ -1,0 +1,60 @@
+//! The numbers of a page as text: filters that both templates use.
+
+use minijinja::{Environment, UndefinedBehavior};
+
+use crate::core::text;
+
+/// An environment with the filters, in which a name that is not there is an error.
+pub(super) fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_undefined_behavior(UndefinedBehavior::Strict);
+    environment.add_filter("fixed", |value: f64, digits: usize| fixed(value, digits));
+    environment
+        .add_filter("percent", |value: f64, digits: usize| format!("{} %", fixed(100.0 * value, digits)));
+    environment.add_filter("change", |value: f64| format!("{:+.2} %", 100.0 * value));
+    environment.add_filter("kld", kld);
+    environment.add_filter("size", text::bytes);
+    environment.add_filter("grouped", grouped);
+    environment.add_filter("blanks", |text: String| text.replace(' ', "␣"));
+    environment
+}
+
+fn fixed(value: f64, digits: usize) -> String {
+    if value.is_finite() { format!("{value:.digits$}") } else { value.to_string() }
+}
+
+/// Six digits behind the point, what is smaller as a power of ten.
+fn kld(value: f64) -> String {
+    if value == 0.0 || !(value.is_finite() && value.abs() < 1e-5) {
+        return if value == 0.0 { "0".to_owned() } else { fixed(value, 6) };
+    }
+    format!("{value:.1e}")
+}
+
+/// A count with its thousands apart.
+fn grouped(count: u64) -> String {
+    let digits = count.to_string();
+    let mut out = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_for_people() {
+        assert_eq!(
+            [0.0, 0.1329, 4e-9, -2e-7, 1e-5].map(kld),
+            ["0", "0.132900", "4.0e-9", "-2.0e-7", "0.000010"]
+        );
+        assert_eq!(kld(f64::NAN), "NaN");
+        assert_eq!([0, 999, 1000, 1234567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+    }
+}

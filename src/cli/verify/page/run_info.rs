@@ -1,0 +1,198 @@
+//! How a run was made, so that others can repeat it.
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use crate::cli::verify::engine_options;
+use crate::cli::{Session, version};
+use crate::core::progress::Progress;
+use crate::core::text::escape;
+
+const SECONDS_OF_A_DAY: u64 = 86_400;
+
+/// Program, options, machine and files.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct RunInfo {
+    pub(super) program: String,
+    pub(super) version: String,
+    /// As a shell would take it.
+    pub(super) command: String,
+    /// UTC; that of `SOURCE_DATE_EPOCH` if it is set.
+    pub(super) date: String,
+    pub(super) system: String,
+    pub(super) simd: String,
+    pub(super) threads: usize,
+    /// Every file that was read, where it is a file.
+    pub(super) inputs: Vec<Input>,
+}
+
+/// A file that was read.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Input {
+    /// `model`, `baseline`, `source`, `prompts`.
+    pub(super) role: &'static str,
+    pub(super) path: String,
+    pub(super) bytes: Option<u64>,
+    /// None for what is no regular file, and can be read only once.
+    pub(super) sha256: Option<String>,
+}
+
+impl RunInfo {
+    /// Of this run; reads all files for their hashes.
+    ///
+    /// # Errors
+    /// Files that cannot be read, the user's interrupt.
+    pub(super) fn of(session: &Session, inputs: &[(&'static str, PathBuf)]) -> anyhow::Result<Self> {
+        Ok(Self {
+            program: "gguf-verify".to_owned(),
+            version: version().to_owned(),
+            command: command(std::env::args_os()),
+            date: date(SystemTime::now(), std::env::var("SOURCE_DATE_EPOCH").ok().as_deref()),
+            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            simd: session.common.simd.name().to_owned(),
+            threads: engine_options(&session.common).n_threads,
+            inputs: hash_all(inputs, &session.progress)?,
+        })
+    }
+}
+
+fn hash_all(inputs: &[(&'static str, PathBuf)], progress: &dyn Progress) -> anyhow::Result<Vec<Input>> {
+    let mut found: Vec<(Input, &Path)> = Vec::new();
+    for (role, path) in inputs {
+        // A pipe has given all that it had.
+        let bytes = fs_err::metadata(path)?;
+        let bytes = bytes.is_file().then_some(bytes.len());
+        let shown = escape(&path.display().to_string()).into_owned();
+        if !found.iter().any(|(known, other)| known.role == *role && *other == path.as_path()) {
+            found.push((Input { role, path: shown, bytes, sha256: None }, path));
+        }
+    }
+    progress.begin("hashing the files", found.iter().filter_map(|(input, _)| input.bytes).sum());
+    // One file may have several parts to play.
+    let mut known: Vec<(&Path, String)> = Vec::new();
+    for (input, path) in &mut found {
+        if let Some((_, hash)) = known.iter().find(|(other, _)| other == path) {
+            input.sha256 = Some(hash.clone());
+            progress.advance(input.bytes.unwrap_or(0));
+        } else if input.bytes.is_some() {
+            let hash = hash(path, progress)?;
+            known.push((path, hash.clone()));
+            input.sha256 = Some(hash);
+        }
+    }
+    progress.end();
+    Ok(found.into_iter().map(|(input, _)| input).collect())
+}
+
+fn hash(path: &Path, progress: &dyn Progress) -> anyhow::Result<String> {
+    let mut file = fs_err::File::open(path)?;
+    let mut state = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        if progress.is_cancelled() {
+            anyhow::bail!("stopped while hashing {}", path.display());
+        }
+        let n_bytes = file.read(&mut buffer)?;
+        let Some(part) = buffer.get(..n_bytes).filter(|part| !part.is_empty()) else { break };
+        state.update(part);
+        progress.advance(n_bytes as u64);
+    }
+    Ok(state.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// A command line that a shell reads as these arguments; the program without its folder.
+fn command(args: impl Iterator<Item = OsString>) -> String {
+    let quoted = |(at, arg): (usize, OsString)| {
+        let mut text = arg.to_string_lossy().into_owned();
+        if at == 0 {
+            text = Path::new(&arg).file_name().map_or(text, |name| name.to_string_lossy().into_owned());
+        }
+        let is_plain = |c: char| c.is_alphanumeric() || "-_./:=,+@%".contains(c);
+        let text = escape(&text).into_owned();
+        if !text.is_empty() && text.chars().all(is_plain) {
+            text
+        } else {
+            format!("'{}'", text.replace('\'', r"'\''"))
+        }
+    };
+    args.enumerate().map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+/// Day and time in UTC, to the second. `epoch` is `SOURCE_DATE_EPOCH`, which wins where it is a number.
+fn date(now: SystemTime, epoch: Option<&str>) -> String {
+    let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    // Years of five digits are nobody's.
+    let seconds = epoch.and_then(|text| text.trim().parse().ok()).unwrap_or(now).min(253_402_300_799);
+    let (year, month, day) = civil(seconds / SECONDS_OF_A_DAY);
+    let time = seconds % SECONDS_OF_A_DAY;
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", time / 3600, time / 60 % 60, time % 60)
+}
+
+/// Year, month and day of a number of days since 1 January 1970.
+fn civil(days: u64) -> (u64, u64, u64) {
+    let is_leap =
+        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let (mut year, mut rest) = (1970, days);
+    while rest >= 365 + u64::from(is_leap(year)) {
+        rest -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if rest < length {
+            break;
+        }
+        rest -= length;
+        month += 1;
+    }
+    (year, month, rest + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::core::progress::Silent;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        let at = |seconds: u64| date(UNIX_EPOCH + Duration::from_secs(seconds), None);
+        assert_eq!(at(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(at(951_782_399), "2000-02-28 23:59:59 UTC");
+        assert_eq!(at(951_782_400), "2000-02-29 00:00:00 UTC");
+        assert_eq!(at(1_735_689_599), "2024-12-31 23:59:59 UTC");
+        assert_eq!(at(4_107_542_400), "2100-03-01 00:00:00 UTC");
+        let now = UNIX_EPOCH + Duration::from_secs(5);
+        assert_eq!(date(now, Some("86400")), "1970-01-02 00:00:00 UTC");
+        assert_eq!(date(now, Some("soon")), "1970-01-01 00:00:05 UTC");
+        assert!(date(now, Some("18446744073709551615")).starts_with("9999-"));
+    }
+
+    #[test]
+    fn a_shell_reads_the_command_as_it_was() {
+        let args = ["/usr/bin/gguf-verify", "a.gguf", "it's", "", "$(x)", "a\u{1b}b"].map(OsString::from);
+        assert_eq!(command(args.into_iter()), r"gguf-verify a.gguf 'it'\''s' '' '$(x)' 'a\u{1b}b'");
+    }
+
+    #[test]
+    fn files_are_hashed_once_for_each_part_they_play() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("abc");
+        fs_err::write(&path, "abc").unwrap();
+        let inputs = [("model", path.clone()), ("model", path.clone()), ("baseline", path)];
+        let found = hash_all(&inputs, &Silent).unwrap();
+        assert_eq!(found.iter().map(|input| input.role).collect::<Vec<_>>(), ["model", "baseline"]);
+        let hash = found[1].sha256.as_deref().unwrap();
+        assert!(hash.starts_with("ba7816bf") && hash.len() == 64, "{hash}");
+        assert!(hash_all(&[("model", dir.path().join("absent"))], &Silent).is_err());
+        let pipe = hash_all(&[("prompts", dir.path().to_owned())], &Silent).unwrap();
+        assert_eq!((pipe[0].bytes, pipe[0].sha256.clone()), (None, None));
+    }
+}

@@ -1,0 +1,337 @@
+//! Pages of hand-made data: one file, six, a failing one, names that are markup.
+
+use std::path::{Path, PathBuf};
+
+use super::data::{PageData, TensorError};
+use super::details::{Details, Spread, Worst};
+use super::run_info::{Input, RunInfo};
+use super::{Reports, html, markdown};
+use crate::cli::verify::report::ModelReport;
+use crate::verify::{
+    Aspect, Divergence, Estimate, Figure, Finding, LimitLine, Perplexity, Report, Thresholds, WorstToken,
+};
+
+const HOSTILE: &str =
+    "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&amp;|`*_\u{1b}[31m\u{202e}\n# x";
+
+fn run_info() -> RunInfo {
+    let input = |role, path: &str, sha256: Option<&str>| Input {
+        role,
+        path: path.to_owned(),
+        bytes: sha256.map(|_| 4096),
+        sha256: sha256.map(str::to_owned),
+    };
+    RunInfo {
+        program: "gguf-verify".to_owned(),
+        version: "0.0.0".to_owned(),
+        command: "gguf-verify a.gguf --baseline 'b <x>'".to_owned(),
+        date: "2001-02-03 04:05:06 UTC".to_owned(),
+        system: "linux x86_64".to_owned(),
+        simd: "avx2".to_owned(),
+        threads: 2,
+        inputs: vec![input("model", "a.gguf", Some("0123abcd")), input("prompts", "pipe", None)],
+    }
+}
+
+fn worst(token: &str) -> Worst {
+    Worst {
+        prompt: 0,
+        at: 7,
+        kld: 0.5,
+        context: "once upon".to_owned(),
+        token: token.to_owned(),
+        baseline_top: " a".to_owned(),
+        model_top: " the".to_owned(),
+        baseline_p: Some(0.25),
+        model_p: None,
+    }
+}
+
+/// A file with figures against a baseline.
+fn measured(path: &str, file_type: &str, size_bytes: u64, kld: f64) -> ModelReport {
+    let mut report = Report::new(Some("llama".to_owned()), Some(4.5), Thresholds::default());
+    Aspect::ALL.into_iter().for_each(|aspect| report.judged(aspect, "a test"));
+    report.not_judged(Aspect::Weights, "they were not compared", "a baseline with weights");
+    report.limits = vec![
+        LimitLine { figure: Figure::Kld, value: kld, stderr: None, limit: 0.01, is_own: false },
+        LimitLine { figure: Figure::Top1, value: 0.95, stderr: None, limit: 0.9, is_own: true },
+    ];
+    report.perplexity = Some(Perplexity { value: 20.5, stderr: 0.25, tokens: 4000, total_nll: 1.0 });
+    report.divergence = Some(Divergence {
+        mean: Estimate { value: kld, stderr: kld / 20.0 },
+        median: kld / 2.0,
+        p99: 8.0 * kld,
+        p999: 20.0 * kld,
+        max: 40.0 * kld,
+        top1_agreement: 0.95,
+        rms_dp: 0.01,
+        delta_ln_ppl: Estimate { value: 0.01, stderr: 0.001 },
+        baseline_ppl: 20.0,
+        worst: vec![WorstToken { prompt: 0, at: 7, kld: 0.5, token: 1, baseline_top: 2, model_top: 3 }],
+    });
+    let values = (1..=1000).map(|at| kld * f64::from(at) / 500.0).collect();
+    ModelReport {
+        path: PathBuf::from(path),
+        size_bytes: Some(size_bytes),
+        file_type: Some(file_type.to_owned()),
+        report,
+        details: Some(Details {
+            name: Some("Tiny".to_owned()),
+            spread: Spread::of_values(values),
+            worst: vec![worst(" time")],
+        }),
+        inputs: Vec::new(),
+    }
+}
+
+fn unreadable(path: &str) -> ModelReport {
+    ModelReport {
+        path: PathBuf::from(path),
+        size_bytes: Some(7),
+        file_type: None,
+        report: Report::unreadable("cut.gguf: at 7 of 24 bytes the header ends"),
+        details: None,
+        inputs: Vec::new(),
+    }
+}
+
+fn six() -> Vec<ModelReport> {
+    let types = ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K"];
+    let file = |(at, name): (usize, &&str)| {
+        measured(
+            &format!("m-{name}.gguf"),
+            name,
+            9_000_000 - 1_000_000 * at as u64,
+            1e-4 * 4f64.powi(at as i32),
+        )
+    };
+    types.iter().enumerate().map(file).collect()
+}
+
+fn page(entries: &[ModelReport]) -> PageData {
+    PageData::new(entries, Some(Path::new("base.gguf")), run_info())
+}
+
+/// Elements that have no end.
+const VOID: [&str; 4] = ["meta", "link", "br", "hr"];
+
+/// Every element that is opened is closed, in order, attributes are quoted, and no id is there twice.
+fn check_markup(html: &str) {
+    let (mut open, mut ids): (Vec<&str>, Vec<&str>) = (Vec::new(), Vec::new());
+    let mut rest = html.strip_prefix("<!DOCTYPE html>").expect("a doctype");
+    while let Some(at) = rest.find('<') {
+        assert!(!rest[..at].contains('>') || open.last() == Some(&"style"), "a stray `>`: {}", &rest[..at]);
+        let end = at + rest[at..].find('>').expect("a tag ends");
+        let tag = &rest[at + 1..end];
+        rest = &rest[end + 1..];
+        assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
+        if let Some(name) = tag.strip_prefix('/') {
+            assert_eq!(open.pop(), Some(name), "closed in order, before: {}", &rest[..rest.len().min(200)]);
+            continue;
+        }
+        let name = tag.split([' ', '/', '\n']).next().unwrap();
+        assert!(name.chars().all(|c| c.is_ascii_alphanumeric()), "{tag}");
+        ids.extend(tag.split_once(" id=\"").map(|(_, id)| id.split('"').next().unwrap()));
+        if !tag.ends_with('/') && !VOID.contains(&name) {
+            open.push(name);
+        }
+        if name == "style" {
+            rest = &rest[rest.find("</style>").expect("the style ends")..];
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+    let n_ids = ids.len();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), n_ids, "an id is there twice");
+    for reference in
+        html.split("aria-labelledby=\"").skip(1).flat_map(|rest| rest.split('"').next().unwrap().split(' '))
+    {
+        assert!(ids.contains(&reference), "`{reference}` names nothing");
+    }
+}
+
+#[test]
+fn one_file_is_shown_in_full() {
+    let html = html::render(&page(&[measured("m.gguf", "Q4_K_M", 5_000_000, 0.004)])).unwrap();
+    check_markup(&html);
+    for part in [
+        "0.004000",
+        "20.5000",
+        "0123abcd",
+        "not a regular file",
+        "b &lt;x&gt;",
+        " time</mark>",
+        "histogram-0-wide",
+    ] {
+        assert!(html.contains(part), "{part}");
+    }
+    assert!(!html.contains("<details") && !html.contains("size-kld"), "nothing to compare, nothing to fold");
+}
+
+#[test]
+fn six_files_are_compared() {
+    let html = html::render(&page(&six())).unwrap();
+    check_markup(&html);
+    assert_eq!(html.matches("<details").count(), 6);
+    let charts = html.matches("<svg").count();
+    assert_eq!(charts, 2 * (1 + 1 + 6), "sizes, quantiles and six histograms, wide and narrow");
+    assert_eq!(html.matches(">\nQ5_K_M\n</text>").count(), 4, "a label in both charts, wide and narrow");
+    assert!(!html.contains("=\"#") && !html.contains("script"), "no colour of a chart's own");
+}
+
+#[test]
+fn healthy_values_and_weights_are_drawn_where_they_are_known() {
+    let mut page = page(&six());
+    let without = html::render(&page).unwrap();
+    page.files[3].healthy_kld = Some(0.005);
+    page.files[3].weights = vec![
+        TensorError::new("token_embd.weight", true, Some(0.0), Some(1.0)),
+        TensorError::new("blk.0.attn_q.weight", true, None, None),
+        TensorError::new("blk.1.attn_q.weight", false, Some(0.4), Some(7.25)),
+        TensorError::new("blk.1.<b>.weight", false, Some(0.1), None),
+        TensorError::new("blk.x.odd", false, None, Some(f64::NAN)),
+    ];
+    let html = html::render(&page).unwrap();
+    check_markup(&html);
+    assert!(html.contains("2 of 5 tensors are reproduced"));
+    assert!(html.contains("<td class=\"l5\">7.25</td>") && html.contains("<td class=\"l5\">NaN</td>"));
+    assert!(html.contains("&lt;b&gt;") && html.contains("blk.x.odd"));
+    let lines = |html: &str| html.matches("class=\"s-good\"").count();
+    assert_eq!((lines(&without), lines(&html)), (0, 2), "a line in each form of the chart");
+    let tensor = TensorError::new("blk.12.ffn_up.weight", false, None, None);
+    assert_eq!((tensor.layer, tensor.role.as_str()), (Some(12), "ffn_up"));
+}
+
+#[test]
+fn what_is_said_of_all_files_is_said_once() {
+    let mut entries = six();
+    for entry in &mut entries {
+        entry.report.not_judged(Aspect::Divergence, "there is none", "a baseline");
+        entry.report.not_judged(Aspect::Tokenizer, "there is none", "a baseline");
+        entry.report.add(Finding::unchecked("graph", "odd everywhere"));
+    }
+    entries[2].report.add(Finding::unchecked("graph", "odd here"));
+    let page = page(&entries);
+    let html = html::render(&page).unwrap();
+    check_markup(&html);
+    let head = html.split("id=\"files\"").next().unwrap();
+    assert_eq!(head.matches("odd everywhere").count(), 1, "{head}");
+    assert!(head.contains("tokenizer, divergence: <bdi>there is none; needs a baseline"), "{head}");
+    assert!(head.contains("<strong><bdi>Q5_K_M</bdi></strong>: <span class=\"unchecked\">"), "{head}");
+    let card = markdown::render(&page).unwrap();
+    assert_eq!(card.matches("odd everywhere").count(), 1, "{card}");
+    assert!(card.contains("- **all files**: unjudged weights: they were not compared"), "{card}");
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_on_the_page() {
+    let html = html::render(&page(&[measured("a.gguf", "Q8_0", 9, 0.001), unreadable("cut.gguf")])).unwrap();
+    check_markup(&html);
+    assert!(html.contains("1 of 2 files is broken") && html.contains("at 7 of 24 bytes"), "{html}");
+    let reason = html.find("at 7 of 24 bytes").unwrap();
+    assert!(reason < html.find("<table").unwrap(), "the reason comes first");
+    let alone = html::render(&page(&[unreadable("cut.gguf")])).unwrap();
+    check_markup(&alone);
+}
+
+#[test]
+fn figures_that_are_no_numbers_are_shown() {
+    let mut entry = measured("nan.gguf", "Q8_0", 9, f64::NAN);
+    entry.details.as_mut().unwrap().spread = Spread::of_values(vec![f64::NAN, f64::INFINITY, 0.0]);
+    let entries = [entry, measured("zero.gguf", "F32", 9, 0.0), measured("less.gguf", "F16", 0, -1e-9)];
+    let html = html::render(&page(&entries)).unwrap();
+    check_markup(&html);
+    assert!(html.contains("NaN"), "{html}");
+    markdown::render(&page(&entries)).unwrap();
+}
+
+#[test]
+fn foreign_text_stays_text() {
+    let mut entry = measured(&format!("dir/{}", HOSTILE.replace('/', "")), HOSTILE, 9, 0.001);
+    entry.report.add(Finding::error("graph", HOSTILE).of(HOSTILE));
+    entry.report.add(Finding::unchecked("tokenizer", HOSTILE));
+    entry.report.add(Finding::warning("x", HOSTILE));
+    entry.report.arch = Some(HOSTILE.to_owned());
+    let escaped = crate::core::text::escape(HOSTILE).into_owned();
+    let details = entry.details.as_mut().unwrap();
+    details.name = Some(escaped.clone());
+    details.worst =
+        vec![Worst { context: escaped.clone(), baseline_top: escaped.clone(), ..worst(&escaped) }];
+    let long = measured(&"long".repeat(500), &"x".repeat(3000), 10, 0.002);
+    let mut page = PageData::new(&[entry, long], Some(Path::new(HOSTILE)), run_info());
+    page.run.command = escaped.clone();
+    page.run.inputs[0].path = escaped;
+    let html = html::render(&page).unwrap();
+    check_markup(&html);
+    assert!(
+        !html.contains("<script") && !html.contains("<img") && !html.contains(['\u{1b}', '\u{202e}']),
+        "{html}"
+    );
+    assert!(html.matches("&lt;script&gt;").count() > 15, "{}", html.matches("&lt;script&gt;").count());
+    let card = markdown::render(&page).unwrap();
+    let (prose, command) = card.split_once("    <script>").expect("the command is code, as it is");
+    let prose = prose.to_owned() + command.split_once('\n').unwrap().1;
+    assert!(!prose.contains("<script") && !prose.contains("<img") && !prose.contains('\u{1b}'), "{prose}");
+    // Cells that a name would make.
+    let cells = |line: &&str| line.matches('|').count();
+    let table: Vec<usize> =
+        prose.lines().filter(|line| line.starts_with("| file |")).map(|l| cells(&l)).collect();
+    for line in prose.lines().filter(|line| line.starts_with('|') && line.contains("script")) {
+        assert!(table.contains(&cells(&line)) || [4, 6].contains(&cells(&line)), "{line}");
+    }
+}
+
+#[test]
+fn cards_are_markdown() {
+    let mut broken = unreadable("a|b`.gguf");
+    broken.report.add(Finding::warning("layout", "odd"));
+    let card = markdown::render(&page(&[measured("m_q4.gguf", "Q4_K_M", 5_000_000, 0.004), broken])).unwrap();
+    insta::assert_snapshot!(card, @r#"
+    ## Tiny: verification
+
+    **Verdict: fail.** 1 of 2 files is broken or miss a limit. Compared with base.gguf.
+
+    - **a&#124;b\`**: error header: cut.gguf&#58; at 7 of 24 bytes the header ends
+
+    | file | type | size | bits/weight | perplexity | Δ ppl | mean KLD | 99 % KLD | same top | verdict |
+    |---|---|--:|--:|--:|--:|--:|--:|--:|---|
+    | m\_q4.gguf | Q4\_K\_M | 4.77 MiB | 4.50 | 20.5000 ± 0.2500 | +1.01 % | 0.004000 | 0.032000 | 95.00 % | pass |
+    | a&#124;b\`.gguf | – | 7 B | – | – | – | – | – | – | fail |
+
+    KLD by quantile of the tokens:
+
+    | file | 10 % | 25 % | 50 % | 75 % | 90 % | 95 % | 99 % | 99.9 % | largest |
+    |---|--:|--:|--:|--:|--:|--:|--:|--:|--:|
+    | m\_q4 | 0.000807 | 0.002006 | 0.004004 | 0.006002 | 0.007201 | 0.007600 | 0.007920 | 0.007992 | 0.008000 |
+
+    <details><summary>m\_q4: where it differs most from the baseline</summary>
+
+    | KLD | text before | the text goes on | baseline says | file says |
+    |--:|---|---|---|---|
+    | 0.5000 | …once upon | ␣time | ␣a | ␣the |
+
+    </details>
+
+    Not judged of a&#124;b\`: perplexity&#58; nothing was computed; divergence&#58; needs a baseline that can be run.
+
+    How it was run (gguf-verify 0.0.0, linux x86_64, avx2, 2 threads, 2001-02-03 04:05:06 UTC):
+
+        gguf-verify a.gguf --baseline 'b <x>'
+
+    | part | file | SHA-256 |
+    |---|---|---|
+    | model | a.gguf | 0123abcd |
+    | prompts | pipe | not a regular file |
+    "#);
+}
+
+#[test]
+fn reports_are_named_by_what_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = |names: &[&str]| names.iter().map(|name| dir.path().join(name)).collect::<Vec<_>>();
+    assert_eq!(Reports::of(&paths(&["a.html", "b.MD", "c.json"])).unwrap().targets.len(), 3);
+    for bad in [&["a.txt"][..], &["html"], &["a.html", "a.html"], &["none/a.html"]] {
+        assert!(Reports::of(&paths(bad)).is_err(), "{bad:?}");
+    }
+}
