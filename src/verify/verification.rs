@@ -7,13 +7,16 @@ use crate::core::text::{escape, escape_bytes};
 use crate::engine::{Engine, EngineError, EngineOptions, GraphPlan, Observer};
 use crate::gguf::Value;
 use crate::verify::baseline_keys;
-use crate::verify::measure::{self, measure};
+use crate::verify::known;
+use crate::verify::measure::{self, LogitFiles, measure_with};
 use crate::verify::round_trip::check_round_trip;
 use crate::verify::structure::{check_layout, check_structure};
+use crate::verify::tasks;
 use crate::verify::windows::{Cut, Scoring, Window, cut};
 use crate::verify::{
-    ChatError, ChatTemplate, Divergence, Finding, Model, Perplexity, Position, Prompt, PromptReport,
-    PromptSource, Report, Severity, StructureOptions, TextEncoder, Thresholds, VerifyError,
+    ChatError, ChatTemplate, Divergence, Extras, Finding, LogitWriter, Model, Perplexity, Position, Prompt,
+    PromptReport, PromptSource, Report, SaveLogits, Severity, StructureOptions, TaskReport, TaskSet,
+    TextEncoder, Thresholds, VerifyError,
 };
 
 /// What to verify, and how.
@@ -40,11 +43,13 @@ pub struct Verification {
     pub positions: Vec<Position>,
     /// Prompts of which the limit on the number of chunks left nothing.
     pub unreached: Vec<usize>,
+    /// A logit file was written.
+    pub has_saved: bool,
 }
 
 impl Verification {
     fn without_figures(report: Report) -> Self {
-        Self { report, prompts: Vec::new(), positions: Vec::new(), unreached: Vec::new() }
+        Self { report, prompts: Vec::new(), positions: Vec::new(), unreached: Vec::new(), has_saved: false }
     }
 }
 
@@ -58,6 +63,22 @@ pub fn verify(
     baseline: Option<&Model<'_>>,
     prompts: &[PromptSource],
     options: &VerifyOptions,
+    progress: &dyn Progress,
+    observer: Option<&dyn Observer>,
+) -> Result<Verification, VerifyError> {
+    verify_with(model, baseline, prompts, options, &Extras::default(), progress, observer)
+}
+
+/// [`verify`] with a logit file in place of a baseline, one to write, or tasks.
+///
+/// # Errors
+/// As [`verify`]; a logit file or tasks that cannot be used.
+pub fn verify_with(
+    model: &Model<'_>,
+    baseline: Option<&Model<'_>>,
+    prompts: &[PromptSource],
+    options: &VerifyOptions,
+    extras: &Extras<'_>,
     progress: &dyn Progress,
     observer: Option<&dyn Observer>,
 ) -> Result<Verification, VerifyError> {
@@ -77,12 +98,24 @@ pub fn verify(
     let Some(plan) = plan.filter(|_| !(options.structure_only || stop)) else {
         return Ok(Verification::without_figures(report));
     };
-    let Some(encoded) = encode(model, prompts, &mut report)? else {
-        return Ok(Verification::without_figures(report));
+    let mut encoded = match encode(model, prompts, &mut report)? {
+        Some(encoded) => encoded,
+        None if extras.logits.is_some() => Vec::new(),
+        None => return Ok(Verification::without_figures(report)),
     };
-    let Cut { windows, unreached } = cut(&encoded, &options.scoring)?;
-    report.extend(beyond_training(&plan, &windows).map(|message| Finding::warning("context", message)));
+    let mut scoring = options.scoring;
+    let known = extras.logits.filter(|file| is_comparable(file.n_vocab(), plan.n_vocab, &mut report));
+    if let Some(file) = known {
+        (encoded, scoring) = known::text(file, model, &encoded, &scoring, &mut report)?;
+    }
     let engine = Engine::new(plan, model.source, options.engine)?;
+    report.tasks = answers(&engine, model, extras.tasks, &mut report, progress)?;
+    if encoded.is_empty() && (extras.logits.is_some() || !extras.tasks.is_empty()) {
+        return Ok(Verification::without_figures(report));
+    }
+    let Cut { windows, unreached } = cut(&encoded, &scoring)?;
+    let plan = engine.plan();
+    report.extend(beyond_training(plan, &windows).map(|message| Finding::warning("context", message)));
     let reference = match baseline {
         Some(baseline) => {
             let reference = reference_engine(&engine, baseline, &mut report)?;
@@ -93,16 +126,67 @@ pub fn verify(
     };
     let recall = baseline.and_then(|baseline| baseline.recall);
     let other = reference.as_ref().map(|engine| measure::Baseline { engine, recall });
+    // Of a baseline that cannot be compared with nothing is kept, nor the model's in its place.
+    let wanted = extras.save.as_ref().filter(|_| baseline.is_some() == reference.is_some());
+    let mut save = match wanted {
+        Some(save) => Some(begin(save, &windows, &encoded, &scoring, engine.plan().n_vocab)?),
+        None => None,
+    };
+    let logits = LogitFiles { known, save: save.as_mut() };
     let start = Instant::now();
-    let (positions, n_tokens) = measure(&engine, other, &windows, progress, observer)?;
+    let (positions, n_tokens) = measure_with(&engine, other, logits, &windows, progress, observer)?;
     report.tokens_per_second = Some(n_tokens as f64 / start.elapsed().as_secs_f64().max(1e-9));
     fill(&mut report, model, &encoded, &positions);
-    if reference.is_some() && report.perplexity.is_some() {
+    if (reference.is_some() || known.is_some()) && report.perplexity.is_some() {
         let defaults = Thresholds::for_bits_per_weight(model.layer_bits_per_weight());
         report.thresholds = options.thresholds.or(defaults);
     }
     check_figures(&mut report, engine.plan().n_vocab);
-    Ok(Verification { report, prompts: encoded, positions, unreached })
+    if let (Some(writer), Some(save)) = (save, wanted) {
+        writer.commit(save.sync)?;
+    }
+    Ok(Verification { report, prompts: encoded, positions, unreached, has_saved: wanted.is_some() })
+}
+
+/// Whether a baseline's predictions are over the model's vocabulary.
+fn is_comparable(other: usize, own: usize, report: &mut Report) -> bool {
+    if own != other {
+        let message = format!("{own} logits, the baseline has {other}: they cannot be compared");
+        report.add(Finding::error("baseline", message));
+    }
+    own == other
+}
+
+/// Begins a logit file, after its size was told.
+fn begin(
+    save: &SaveLogits<'_>,
+    windows: &[Window],
+    prompts: &[Prompt],
+    scoring: &Scoring,
+    n_vocab: usize,
+) -> Result<LogitWriter, VerifyError> {
+    let writer = LogitWriter::create(save.path, windows, prompts, scoring.n_ctx, n_vocab)?;
+    (save.announce)(&writer.size());
+    writer.reserve()?;
+    Ok(writer)
+}
+
+/// How the model answers the tasks, if it has a tokenizer for them.
+fn answers(
+    engine: &Engine<'_>,
+    model: &Model<'_>,
+    tasks: &[TaskSet],
+    report: &mut Report,
+    progress: &dyn Progress,
+) -> Result<Vec<TaskReport>, VerifyError> {
+    match model.encoder {
+        Ok(encoder) => tasks::run(engine, encoder, tasks, progress),
+        Err(_) if tasks.is_empty() => Ok(Vec::new()),
+        Err(reason) => {
+            report.add(Finding::unchecked("tasks", format!("text cannot be encoded: {reason}")));
+            Ok(Vec::new())
+        }
+    }
 }
 
 /// The graph, if there is one that can be run.
@@ -174,10 +258,7 @@ fn reference_engine<'b>(
     report: &mut Report,
 ) -> Result<Option<Engine<'b>>, VerifyError> {
     let plan = baseline.plan().map_err(VerifyError::Baseline)?;
-    let (own, other) = (engine.plan().n_vocab, plan.n_vocab);
-    if own != other {
-        let message = format!("{own} logits, the baseline has {other}: they cannot be compared");
-        report.add(Finding::error("baseline", message));
+    if !is_comparable(plan.n_vocab, engine.plan().n_vocab, report) {
         return Ok(None);
     }
     Engine::new(plan, baseline.source, *engine.options()).map(Some).map_err(VerifyError::Baseline)

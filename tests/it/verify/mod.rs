@@ -3,11 +3,14 @@
 mod broken;
 mod chat;
 mod input;
+mod logit_file;
 mod memory;
 mod origin;
 mod output;
+mod per_token;
 mod quantized;
 mod smollm2;
+mod tasks;
 mod tiny;
 
 use std::path::Path;
