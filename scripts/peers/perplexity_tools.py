@@ -5,7 +5,7 @@ Usage: python3 scripts/peers/perplexity_tools.py LLAMA_BIN_DIRECTORY [MODEL.gguf
            [--write-fixtures]
 
 The model (the bundled one by default) is made F32, quantized (q4_k_m by default) and made F32 again, so that
-llama-perplexity multiplies with floats as we do. `--write-fixtures` instead keeps what the peer says of the bundled model
+llama-perplexity multiplies with floats as we do, and it keeps keys and values as floats. `--write-fixtures` instead keeps what the peer says of the bundled model
 in fixtures/tasks/peer.json and fixtures/logits/. The programs are those of target/$PROFILE (release).
 """
 
@@ -20,6 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CTX = 256
+# Floats all the way: by default the peer keeps keys and values in 16 bits.
+FLOATS = ["-ctk", "f32", "-ctv", "f32", "-fa", "off", "-t", 2]
 KINDS = {"hellaswag": "hellaswag.txt", "winogrande": "winogrande.csv", "multiple-choice": "multiple-choice.bin"}
 # What the peer prints, and where it is in our JSON; the second number is the factor of our value.
 FIGURES = [
@@ -146,7 +148,8 @@ def peer_tasks(peer, model, out, kind, n_tasks):
         given = out / "winogrande.csv"
         given.write_text(path.read_text() + "\n")
     limit = [f"--{kind}-tasks", n_tasks or 1000000 * (kind == "hellaswag")]
-    return run(peer, "-m", model, "-bf" if kind == "multiple-choice" else "-f", given, f"--{kind}", *limit, "-t", 2)
+    return run(peer, "-m", model, "-bf" if kind == "multiple-choice" else "-f", given, f"--{kind}", *limit, "-np", 8,
+               *FLOATS)
 
 
 def compare_tasks(peer, ours, model, out, kind, n_tasks):
@@ -178,7 +181,7 @@ def write_fixtures(args, perplexity, f32, out):
     (ROOT / "fixtures/tasks/peer.json").write_text(json.dumps(kept, separators=(",", ":")) + "\n")
     folder = ROOT / "fixtures/logits"
     folder.mkdir(exist_ok=True)
-    cut = ["-c", 32, "-b", 32, "-t", 2, "--kl-divergence-base", folder / "tiny-llama.logits"]
+    cut = ["-c", 32, "-b", 32, *FLOATS, "--kl-divergence-base", folder / "tiny-llama.logits"]
     run(perplexity, "-m", f32, "-f", ROOT / "fixtures/tiny-llama/corpus.txt", "--chunks", 3, *cut)
     small, wide = out / "q4_0.gguf", out / "q4_0-wide.gguf"
     run(args.peer / "llama-quantize", "--pure", "--token-embedding-type", "q4_0", f32, small, "q4_0")
@@ -212,13 +215,13 @@ def main():
     run(*widen, small, wide, "f32")
 
     text = ROOT / "fixtures/tiny-llama/corpus.txt"
-    cut = ["-f", text, "-c", CTX, "--chunks", args.chunks, "-t", 2]
+    cut = ["-f", text, "-c", CTX, "--chunks", args.chunks, *FLOATS]
     peers, own = out / "peer.logits", out / "own.logits"
     run(perplexity, "-m", f32, *cut, "--kl-divergence-base", peers)
     run(verify, f32, "--prompts", text, "--ctx", CTX, "--chunks", args.chunks, "--save-baseline", own, "--json")
     compare_logits(peers, own)
     for name, base in (("the peer's logit file", peers), ("our logit file", own)):
-        said = run(perplexity, "-m", wide, "--kl-divergence", "--kl-divergence-base", base, "-c", CTX, "-t", 2)
+        said = run(perplexity, "-m", wide, "--kl-divergence", "--kl-divergence-base", base, "-c", CTX, *FLOATS)
         ours = json.loads(run(verify, wide, "--baseline", base, "--json"))
         compare_figures(f"{name}, read by both", peer_figures(said), ours)
     ours = json.loads(run(verify, wide, "--baseline", f32, "--prompts", text, "--ctx", CTX, "--chunks", args.chunks, "--json"))
