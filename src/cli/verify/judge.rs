@@ -163,6 +163,11 @@ impl VerifyArgs {
         {
             return refuse(format!("`{name}` needs `--prompts`: tasks are run whole"));
         }
+        if self.save_baseline.is_some() && (self.cut.stride.is_some() || self.score == Score::All) {
+            let message =
+                "`--save-baseline` keeps the second half of each chunk: no `--stride`, no `--score all`";
+            return refuse(message.to_owned());
+        }
         let Some(file) = logits else { return Ok(()) };
         if let Some(ctx) = self.cut.ctx.filter(|&ctx| ctx != file.n_ctx()) {
             return refuse(format!("`--ctx {ctx}`: the logit file's chunks have {} tokens", file.n_ctx()));

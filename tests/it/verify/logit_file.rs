@@ -196,6 +196,7 @@ fn options_that_do_not_fit_a_logit_file_are_refused() {
     let read = ["base.gguf", "--baseline", file.to_str().unwrap()];
     let corpus = corpus();
     let write = ["base.gguf", "--prompts", corpus.as_str(), "--ctx", "64", "--save-baseline", "own"];
+    fs_err::write(dir.path().join("short.jsonl"), "{\"tokens\": [0, 342, 278]}\n").unwrap();
     for (code, args) in [
         (2, [&read[..], &["--ctx", "64"]].concat()),
         (2, [&read[..], &["--stride", "8"]].concat()),
@@ -203,9 +204,10 @@ fn options_that_do_not_fit_a_logit_file_are_refused() {
         (2, [&read[..], &["--save-baseline", "own"]].concat()),
         (2, [&write[..], &["q4_0.gguf"]].concat()),
         (2, [&write[..], &["--structure-only"]].concat()),
-        // A chunk that is not full, or not scored in its second half, has no place in the file.
-        (1, [&write[..], &["--score", "all"]].concat()),
-        (1, [&write[..], &["--stride", "8"]].concat()),
+        (2, [&write[..], &["--score", "all"]].concat()),
+        (2, [&write[..], &["--stride", "8"]].concat()),
+        // A chunk that is not full has no place in the file.
+        (1, ["base.gguf", "--prompts", "short.jsonl", "--save-baseline", "own"].to_vec()),
     ] {
         let (found, out, err) = gguf_verify(&args, dir.path());
         assert_eq!(found, code, "{args:?}: {out}{err}");
