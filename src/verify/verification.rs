@@ -111,6 +111,8 @@ pub fn verify_with(
     let engine = Engine::new(plan, model.source, options.engine)?;
     report.tasks = answers(&engine, model, extras.tasks, &mut report, progress)?;
     if encoded.is_empty() && (extras.logits.is_some() || !extras.tasks.is_empty()) {
+        let message = "no text was scored: answers to tasks are counted, not judged";
+        report.add(Finding::unchecked("perplexity", message));
         return Ok(Verification::without_figures(report));
     }
     let Cut { windows, unreached } = cut(&encoded, &scoring)?;

@@ -54,8 +54,6 @@ pub(super) struct VerifyArgs {
     /// Which positions of a chunk are scored
     #[arg(long, value_enum, default_value = "half")]
     score: Score,
-    #[command(flatten)]
-    tasks: TaskArgs,
     /// Write a JSON line per model and prompt: its tokens, what they cost, and what the models would have said
     #[arg(long, value_name = "FILE")]
     per_token: Option<PathBuf>,
@@ -80,6 +78,8 @@ pub(super) struct VerifyArgs {
     /// Print each intermediate of this layer, 0 the first, to standard error: its size, mean, rms and first four values
     #[arg(long, value_name = "LAYER")]
     trace: Option<usize>,
+    #[command(flatten)]
+    tasks: TaskArgs,
 }
 
 /// A baseline that cannot be opened says nothing about the model: the run fails, whatever is wrong with it.

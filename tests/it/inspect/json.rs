@@ -301,7 +301,7 @@ fn what_verify_prints_is_documented() {
     one.object("", &run(0, &["tiny.gguf", "--baseline", "tiny.gguf"]));
     let tasks = fixture("tasks/winogrande.csv");
     let tasks = ["q.gguf", "--winogrande", tasks.to_str().unwrap(), "--tasks", "3"];
-    one.object("", &json(&bench, "gguf-verify", 0, &tasks));
+    one.object("", &json(&bench, "gguf-verify", 4, &tasks));
     let mut each = documented.table("`gguf-verify --per-token FILE`");
     run(0, &["q.gguf", "--baseline", "tiny.gguf", "--per-token", "each.jsonl"]);
     for line in fs_err::read_to_string(bench.path("each.jsonl")).unwrap().lines() {

@@ -68,7 +68,8 @@ fn several_models_and_kinds_end_in_a_table() {
     assert!(heads.contains("hellaswag") && heads.contains("winogrande"), "{out}");
     let row = out.lines().find(|line| line.starts_with("q4_0.gguf")).unwrap();
     assert_eq!(row.matches('%').count(), 2, "{out}");
-    let (_, out, _) = gguf_verify(&[&["base.gguf"], &tasks[..]].concat(), dir.path());
+    let (code, out, _) = gguf_verify(&[&["base.gguf"], &tasks[..]].concat(), dir.path());
+    assert_eq!(code, 4, "answers alone are no verdict: {out}");
     assert!(out.contains("% right of 5 of 24 tasks (95 %: "), "{out}");
     assert!(out.contains("guessing: 25.0000") && out.contains("guessing: 50.0000"), "{out}");
 }
