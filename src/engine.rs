@@ -15,6 +15,7 @@ pub use error::EngineError;
 pub use ops::head::{Hidden, TokenDivergence, TokenScore};
 pub use ops::math::add_squares;
 pub use ops::prefix::Prefix;
+pub use ops::rows::LogProbs;
 pub use plan::GraphPlan;
 pub use run::forward::{Engine, EngineOptions, TokenChunk};
 pub use run::observer::Observer;

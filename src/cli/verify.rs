@@ -9,6 +9,8 @@ mod per_token;
 mod prompt_files;
 mod reasons;
 mod report;
+mod statistics;
+mod tasks;
 mod trace;
 
 use std::path::{Path, PathBuf};
@@ -50,11 +52,14 @@ enum Command {
     Imatrix(ImatrixArgs),
 }
 
+/// Tokens of a chunk where `--ctx` does not say: llama-perplexity's.
+const DEFAULT_CTX: usize = 512;
+
 #[derive(Clone, Copy, Debug, Args)]
 struct CutArgs {
-    /// Tokens of a chunk
-    #[arg(long, value_name = "N", default_value_t = 512)]
-    ctx: usize,
+    /// Tokens of a chunk [default: 512]
+    #[arg(long, value_name = "N")]
+    ctx: Option<usize>,
     /// Chunks at most
     #[arg(long, value_name = "N")]
     chunks: Option<usize>,
@@ -111,7 +116,13 @@ fn half_of_free_memory() -> Option<u64> {
 
 impl CutArgs {
     fn scoring(self, span: Span, rows: Rows) -> Scoring {
-        Scoring { n_ctx: self.ctx, n_chunks: self.chunks, stride: self.stride, span, rows }
+        Scoring {
+            n_ctx: self.ctx.unwrap_or(DEFAULT_CTX),
+            n_chunks: self.chunks,
+            stride: self.stride,
+            span,
+            rows,
+        }
     }
 }
 

@@ -11,3 +11,4 @@ pub(super) mod norm;
 pub(super) mod prefix;
 pub(super) mod product;
 pub(super) mod rope;
+pub(super) mod rows;

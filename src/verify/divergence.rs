@@ -1,6 +1,6 @@
 //! How far a model is from its baseline.
 
-use crate::verify::{Estimate, Position, Reference};
+use crate::verify::{Estimate, Position, Reference, Statistics};
 
 /// Tokens shown where the two differ most.
 const N_WORST: usize = 8;
@@ -43,20 +43,10 @@ pub struct Divergence {
     pub delta_ln_ppl: Estimate,
     /// The baseline's perplexity.
     pub baseline_ppl: f64,
+    /// All that llama-perplexity says beside.
+    pub statistics: Statistics,
     /// The largest divergences, largest first.
     pub worst: Vec<WorstToken>,
-}
-
-/// The value at a fraction of sorted values, interpolated between neighbours.
-fn percentile(sorted: &[f64], fraction: f64) -> f64 {
-    let (Some(&first), Some(&last)) = (sorted.first(), sorted.last()) else { return f64::NAN };
-    let at = fraction * (sorted.len() - 1) as f64;
-    let low = at.floor() as usize;
-    match (sorted.get(low), sorted.get(low + 1)) {
-        (Some(a), Some(b)) => a + (at - low as f64) * (b - a),
-        (Some(_), None) => last,
-        _ => first,
-    }
 }
 
 impl Divergence {
@@ -69,10 +59,8 @@ impl Divergence {
             return None;
         }
         let n = pairs.len() as f64;
-        let mut sorted: Vec<f64> = pairs.iter().map(|(_, r)| r.kld).collect();
-        sorted.sort_by(f64::total_cmp);
-        let same = pairs.iter().filter(|(p, r)| p.score.top == r.score.top).count() as f64;
-        let dp = pairs.iter().map(|(p, r)| (-p.score.nll).exp() - (-r.score.nll).exp());
+        let statistics = Statistics::of(&pairs);
+        let kld = statistics.kld;
         let mut worst: Vec<_> = pairs.iter().collect();
         worst.sort_by(|a, b| b.1.kld.total_cmp(&a.1.kld));
         let worst = worst.iter().take(N_WORST).map(|(p, r)| WorstToken {
@@ -85,30 +73,17 @@ impl Divergence {
         });
         Some(Self {
             mean: Estimate::of_mean(pairs.iter().map(|(_, r)| r.kld)),
-            median: percentile(&sorted, 0.5),
-            p99: percentile(&sorted, 0.99),
-            p999: percentile(&sorted, 0.999),
-            max: sorted.last().copied().unwrap_or(f64::NAN),
-            top1_agreement: same / n,
-            rms_dp: (dp.map(|d| d * d).sum::<f64>() / n).sqrt(),
+            median: kld.median,
+            p99: kld.p99,
+            p999: kld.p999,
+            max: kld.max,
+            top1_agreement: statistics.same_top.value,
+            rms_dp: statistics.rms_dp.value,
             // The mean of differences has the error of differences: what correlation leaves.
             delta_ln_ppl: Estimate::of_mean(pairs.iter().map(|(p, r)| p.score.nll - r.score.nll)),
             baseline_ppl: (pairs.iter().map(|(_, r)| r.score.nll).sum::<f64>() / n).exp(),
+            statistics,
             worst: worst.collect(),
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn percentiles_interpolate() {
-        let sorted = [0.0, 1.0, 2.0, 3.0];
-        assert_eq!(percentile(&sorted, 0.5), 1.5);
-        assert_eq!(percentile(&sorted, 1.0), 3.0);
-        assert!((percentile(&sorted, 0.99) - 2.97).abs() < 1e-12);
-        assert_eq!(percentile(&[4.0], 0.999), 4.0);
     }
 }

@@ -14,6 +14,11 @@ pub trait TextEncoder: Sync {
 
     /// The token that starts a text, if the file says that texts start with it.
     fn start_of_text(&self) -> Option<u32>;
+
+    /// The token that ends a text, if the file says that texts end with it.
+    fn end_of_text(&self) -> Option<u32> {
+        None
+    }
 }
 
 impl TextEncoder for crate::tokenizer::Encoder {
@@ -27,5 +32,9 @@ impl TextEncoder for crate::tokenizer::Encoder {
 
     fn start_of_text(&self) -> Option<u32> {
         Self::start_of_text(self)
+    }
+
+    fn end_of_text(&self) -> Option<u32> {
+        Self::end_of_text(self)
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::core::Hint;
 use crate::engine::EngineError;
+use crate::verify::{LogitFileError, TaskError};
 
 /// What is wrong with a file of prompts.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +67,12 @@ pub enum VerifyError {
     /// A directory without tokenizer files.
     #[error("source: {}: neither tokenizer.json nor a SentencePiece model", path.display())]
     NoOriginTokenizer { path: PathBuf },
+    /// A file of log-probabilities.
+    #[error(transparent)]
+    LogitFile(#[from] LogitFileError),
+    /// A file of tasks.
+    #[error(transparent)]
+    Tasks(#[from] TaskError),
     /// The baseline cannot be run.
     #[error("baseline: {0}")]
     Baseline(#[source] EngineError),
@@ -87,6 +94,8 @@ impl Hint for VerifyError {
     fn hints(&self) -> Vec<String> {
         match self {
             Self::Prompts(error) => error.hints(),
+            Self::LogitFile(error) => error.hints(),
+            Self::Tasks(error) => error.hints(),
             Self::Engine(error) | Self::Baseline(error) => error.hints(),
             Self::NoEncoder { .. } => {
                 vec!["give token ids: a file named `*.jsonl` with lines `{\"tokens\": [..]}`".to_owned()]

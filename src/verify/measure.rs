@@ -3,7 +3,9 @@
 use std::sync::{Mutex, PoisonError};
 
 use crate::core::progress::Progress;
-use crate::engine::{Engine, Hidden, Observer, TokenChunk, TokenScore};
+use crate::engine::{Engine, Hidden, Observer, TokenChunk, TokenDivergence, TokenScore};
+use crate::verify::logit_file::read::LogitFile;
+use crate::verify::logit_file::write::LogitWriter;
 use crate::verify::{VerifyError, Window};
 
 /// What the reference says at a position.
@@ -58,6 +60,15 @@ pub(super) struct Baseline<'a> {
     pub(super) recall: Option<&'a Recall>,
 }
 
+/// Files of log-probabilities beside a run.
+#[derive(Default)]
+pub(super) struct LogitFiles<'a> {
+    /// A baseline that is not run: its rows belong to the windows' scored tokens, in order.
+    pub(super) known: Option<&'a LogitFile>,
+    /// Where the baseline's rows go, or without a baseline the model's.
+    pub(super) save: Option<&'a mut LogitWriter>,
+}
+
 /// Runs the windows. Returns every wanted position, and how many tokens were run for it.
 ///
 /// # Errors
@@ -65,6 +76,18 @@ pub(super) struct Baseline<'a> {
 pub(super) fn measure(
     engine: &Engine<'_>,
     baseline: Option<Baseline<'_>>,
+    windows: &[Window],
+    progress: &dyn Progress,
+    observer: Option<&dyn Observer>,
+) -> Result<(Vec<Position>, usize), VerifyError> {
+    measure_with(engine, baseline, LogitFiles::default(), windows, progress, observer)
+}
+
+/// [`measure`] with files of log-probabilities.
+pub(super) fn measure_with(
+    engine: &Engine<'_>,
+    baseline: Option<Baseline<'_>>,
+    mut logits: LogitFiles<'_>,
     windows: &[Window],
     progress: &dyn Progress,
     observer: Option<&dyn Observer>,
@@ -94,21 +117,31 @@ pub(super) fn measure(
         let rows: Vec<(TokenScore, Option<Reference>)> = match baseline {
             None => {
                 let hidden = engine.forward(&chunks, progress, observer)?;
-                let scores = engine.scores(&hidden, &targets, progress, observer)?;
-                scores.into_iter().map(|score| (score, None)).collect()
+                if let Some(save) = &mut logits.save {
+                    save.write(engine, &hidden, group, progress)?;
+                }
+                match logits.known {
+                    Some(known) => compare_with(known, positions.len(), engine, &hidden, &targets, progress)?,
+                    None => {
+                        let scores = engine.scores(&hidden, &targets, progress, observer)?;
+                        scores.into_iter().map(|score| (score, None)).collect()
+                    }
+                }
             }
             Some(Baseline { engine: baseline, .. }) => {
                 let reference = match known.take() {
                     Some(known) => known,
                     None => baseline.forward(&chunks, progress, None).map_err(VerifyError::Baseline)?,
                 };
+                if let Some(save) = &mut logits.save {
+                    save.write(baseline, &reference, group, progress)?;
+                }
                 let hidden = engine.forward(&chunks, progress, observer)?;
                 let both = baseline.divergences(&reference, engine, &hidden, &targets, progress)?;
                 if let Some(recall) = recall {
                     recall.keep(&chunks, reference);
                 }
-                let split = both.into_iter().map(|d| (d.model, Reference { score: d.reference, kld: d.kld }));
-                split.map(|(score, reference)| (score, Some(reference))).collect()
+                both.into_iter().map(scored).collect()
             }
         };
         let mut rows = rows.into_iter();
@@ -128,6 +161,25 @@ pub(super) fn measure(
     }
     progress.end();
     Ok((positions, n_tokens))
+}
+
+fn scored(d: TokenDivergence) -> (TokenScore, Option<Reference>) {
+    (d.model, Some(Reference { score: d.reference, kld: d.kld }))
+}
+
+/// Compares a group with the file's rows from `first` on.
+fn compare_with(
+    known: &LogitFile,
+    first: usize,
+    engine: &Engine<'_>,
+    hidden: &Hidden,
+    targets: &[u32],
+    progress: &dyn Progress,
+) -> Result<Vec<(TokenScore, Option<Reference>)>, VerifyError> {
+    let n_rows = targets.len();
+    let found = engine.divergences_from(hidden, &known.rows(first, n_rows)?, targets, progress)?;
+    known.release(first..first + n_rows);
+    Ok(found.into_iter().map(scored).collect())
 }
 
 /// Cuts windows into groups of at most `limit` tokens, but whole windows.

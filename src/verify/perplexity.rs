@@ -3,7 +3,7 @@
 use crate::verify::Position;
 
 /// A value with its standard error.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
     /// The value.
     pub value: f64,

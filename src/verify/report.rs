@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::verify::{Aspect, Cost, Coverage, Divergence, LimitLine, Perplexity, Thresholds};
+use crate::verify::{
+    Aspect, Cost, Coverage, Distribution, Divergence, Estimate, LimitLine, Perplexity, TaskReport, Thresholds,
+};
 
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -128,6 +130,8 @@ pub struct Report {
     pub prompts: Vec<PromptReport>,
     /// Against the baseline.
     pub divergence: Option<Divergence>,
+    /// Questions answered, file by file.
+    pub tasks: Vec<TaskReport>,
     /// The text before each of the worst tokens, where a tokenizer tells it.
     pub contexts: Vec<String>,
     /// The limits that the reader set.
@@ -154,6 +158,7 @@ impl Report {
             bits_per_byte: None,
             prompts: Vec::new(),
             divergence: None,
+            tasks: Vec::new(),
             contexts: Vec::new(),
             thresholds,
             limits: Vec::new(),
@@ -252,6 +257,9 @@ impl Report {
                 .map(|p| json!({ "prompt": p.prompt, "perplexity": p.perplexity.as_ref().map(ppl) }));
             map.insert("prompts".to_owned(), prompts.collect());
         }
+        if !self.tasks.is_empty() {
+            map.insert("tasks".to_owned(), self.tasks.iter().map(TaskReport::to_json).collect());
+        }
         if let Some(d) = &self.divergence {
             let worst = d.worst.iter().enumerate().map(|(at, w)| {
                 json!({
@@ -259,17 +267,19 @@ impl Report {
                     "baseline_top": w.baseline_top, "model_top": w.model_top, "context": self.contexts.get(at),
                 })
             });
+            let s = &d.statistics;
             let rows = [
-                (
-                    "kld",
-                    json!({
-                        "mean": d.mean.value, "stderr": d.mean.stderr, "median": d.median, "p99": d.p99,
-                        "p999": d.p999, "max": d.max,
-                    }),
-                ),
+                ("kld", distribution(&d.mean, &s.kld)),
+                ("dp", distribution(&s.mean_dp, &s.dp)),
                 ("top1_agreement", json!(d.top1_agreement)),
+                ("top1_stderr", json!(s.same_top.stderr)),
                 ("rms_dp", json!(d.rms_dp)),
-                ("delta_ln_ppl", json!({ "value": d.delta_ln_ppl.value, "stderr": d.delta_ln_ppl.stderr })),
+                ("rms_dp_stderr", json!(s.rms_dp.stderr)),
+                ("ppl_ratio", estimate(&s.ppl_ratio)),
+                ("ppl_difference", estimate(&s.ppl_difference)),
+                ("ln_ppl_correlation", json!(s.ln_ppl_correlation)),
+                ("baseline_ppl_stderr", json!(s.baseline_ppl_stderr)),
+                ("delta_ln_ppl", estimate(&d.delta_ln_ppl)),
                 ("baseline_ppl", json!(d.baseline_ppl)),
                 ("worst", worst.collect()),
             ];
@@ -277,6 +287,16 @@ impl Report {
         }
         report
     }
+}
+
+fn estimate(e: &Estimate) -> Value {
+    json!({ "value": e.value, "stderr": e.stderr })
+}
+
+/// A mean and the quantiles beside it.
+fn distribution(mean: &Estimate, quantiles: &Distribution) -> Value {
+    let own = [("mean", mean.value), ("stderr", mean.stderr)];
+    own.into_iter().chain(quantiles.named()).map(|(name, value)| (name.to_owned(), json!(value))).collect()
 }
 
 #[cfg(test)]

@@ -8,14 +8,17 @@ use crate::engine::{Engine, EngineError, EngineOptions, GraphPlan, Observer};
 use crate::gguf::{FileType, Value};
 use crate::verify::cost::Cost;
 use crate::verify::healthy::measure_cost;
-use crate::verify::measure::{self, measure};
+use crate::verify::known;
+use crate::verify::measure::{self, LogitFiles, measure_with};
 use crate::verify::round_trip::check_round_trip;
 use crate::verify::structure::{check_layout, check_structure};
+use crate::verify::tasks;
 use crate::verify::windows::{Cut, Scoring, Window, cut};
 use crate::verify::{Aspect, Figure, HealthyCost, LimitLine, baseline_keys};
 use crate::verify::{
-    ChatError, ChatTemplate, Divergence, Finding, Model, Perplexity, Position, Prompt, PromptReport,
-    PromptSource, Report, Severity, StructureOptions, TextEncoder, Thresholds, VerifyError,
+    ChatError, ChatTemplate, Divergence, Extras, Finding, LogitWriter, Model, Perplexity, Position, Prompt,
+    PromptReport, PromptSource, Report, SaveLogits, Severity, StructureOptions, TaskReport, TaskSet,
+    TextEncoder, Thresholds, VerifyError,
 };
 
 /// What to verify, and how.
@@ -42,11 +45,13 @@ pub struct Verification {
     pub positions: Vec<Position>,
     /// Prompts of which the limit on the number of chunks left nothing.
     pub unreached: Vec<usize>,
+    /// A logit file was written.
+    pub has_saved: bool,
 }
 
 impl Verification {
     fn without_figures(report: Report) -> Self {
-        Self { report, prompts: Vec::new(), positions: Vec::new(), unreached: Vec::new() }
+        Self { report, prompts: Vec::new(), positions: Vec::new(), unreached: Vec::new(), has_saved: false }
     }
 }
 
@@ -60,6 +65,22 @@ pub fn verify(
     baseline: Option<&Model<'_>>,
     prompts: &[PromptSource],
     options: &VerifyOptions,
+    progress: &dyn Progress,
+    observer: Option<&dyn Observer>,
+) -> Result<Verification, VerifyError> {
+    verify_with(model, baseline, prompts, options, &Extras::default(), progress, observer)
+}
+
+/// [`verify`] with a logit file in place of a baseline, one to write, or tasks.
+///
+/// # Errors
+/// As [`verify`]; a logit file or tasks that cannot be used.
+pub fn verify_with(
+    model: &Model<'_>,
+    baseline: Option<&Model<'_>>,
+    prompts: &[PromptSource],
+    options: &VerifyOptions,
+    extras: &Extras<'_>,
     progress: &dyn Progress,
     observer: Option<&dyn Observer>,
 ) -> Result<Verification, VerifyError> {
@@ -89,12 +110,26 @@ pub fn verify(
         }
         return Ok(Verification::without_figures(report));
     };
-    let Some(encoded) = encode(model, prompts, &mut report)? else {
-        return Ok(Verification::without_figures(report));
+    let mut encoded = match encode(model, prompts, &mut report)? {
+        Some(encoded) => encoded,
+        None if extras.logits.is_some() => Vec::new(),
+        None => return Ok(Verification::without_figures(report)),
     };
-    let Cut { windows, unreached } = cut(&encoded, &options.scoring)?;
-    report.extend(beyond_training(&plan, &windows).map(|message| Finding::warning("context", message)));
+    let mut scoring = options.scoring;
+    let known = extras.logits.filter(|file| is_comparable(file.n_vocab(), plan.n_vocab, &mut report));
+    if let Some(file) = known {
+        (encoded, scoring) = known::text(file, model, &encoded, &scoring, &mut report)?;
+    }
     let engine = Engine::new(plan, model.source, options.engine)?;
+    report.tasks = answers(&engine, model, extras.tasks, &mut report, progress)?;
+    if encoded.is_empty() && (extras.logits.is_some() || !extras.tasks.is_empty()) {
+        let message = "no text was scored: answers to tasks are counted, not judged";
+        report.add(Finding::unchecked("perplexity", message));
+        return Ok(Verification::without_figures(report));
+    }
+    let Cut { windows, unreached } = cut(&encoded, &scoring)?;
+    let plan = engine.plan();
+    report.extend(beyond_training(plan, &windows).map(|message| Finding::warning("context", message)));
     let reference = match baseline {
         Some(baseline) => {
             let reference = reference_engine(&engine, baseline, &mut report)?;
@@ -105,26 +140,79 @@ pub fn verify(
     };
     let recall = baseline.and_then(|baseline| baseline.recall);
     let other = reference.as_ref().map(|engine| measure::Baseline { engine, recall });
+    // Of a baseline that cannot be compared with nothing is kept, nor the model's in its place.
+    let wanted = extras.save.as_ref().filter(|_| baseline.is_some() == reference.is_some());
+    let mut save = match wanted {
+        Some(save) => Some(begin(save, &windows, &encoded, &scoring, engine.plan().n_vocab)?),
+        None => None,
+    };
+    let logits = LogitFiles { known, save: save.as_mut() };
     let start = Instant::now();
-    let (positions, n_tokens) = measure(&engine, other, &windows, progress, observer)?;
+    let (positions, n_tokens) = measure_with(&engine, other, logits, &windows, progress, observer)?;
     report.tokens_per_second = Some(n_tokens as f64 / start.elapsed().as_secs_f64().max(1e-9));
     fill(&mut report, model, &encoded, &positions);
-    if let (Some(baseline), Some(engine), Some(_)) = (baseline, &reference, &report.divergence) {
-        report.healthy = Some(healthy_cost((model, baseline), engine, &windows, &mut report, progress)?);
+    if report.divergence.is_some() {
+        let engines = baseline.zip(reference.as_ref());
+        report.healthy = Some(healthy_cost(model, engines, &windows, &mut report, progress)?);
     }
     judge_figures(&mut report, model, engine.plan().n_vocab);
-    Ok(Verification { report, prompts: encoded, positions, unreached })
+    if let (Some(writer), Some(save)) = (save, wanted) {
+        writer.commit(save.sync)?;
+    }
+    Ok(Verification { report, prompts: encoded, positions, unreached, has_saved: wanted.is_some() })
+}
+
+/// Whether a baseline's predictions are over the model's vocabulary.
+fn is_comparable(other: usize, own: usize, report: &mut Report) -> bool {
+    if own != other {
+        let message = format!("{own} logits, the baseline has {other}: they cannot be compared");
+        report.add(Finding::error("baseline", message));
+    }
+    own == other
+}
+
+/// Begins a logit file, after its size was told.
+fn begin(
+    save: &SaveLogits<'_>,
+    windows: &[Window],
+    prompts: &[Prompt],
+    scoring: &Scoring,
+    n_vocab: usize,
+) -> Result<LogitWriter, VerifyError> {
+    let writer = LogitWriter::create(save.path, windows, prompts, scoring.n_ctx, n_vocab)?;
+    (save.announce)(&writer.size());
+    writer.reserve()?;
+    Ok(writer)
+}
+
+/// How the model answers the tasks, if it has a tokenizer for them.
+fn answers(
+    engine: &Engine<'_>,
+    model: &Model<'_>,
+    tasks: &[TaskSet],
+    report: &mut Report,
+    progress: &dyn Progress,
+) -> Result<Vec<TaskReport>, VerifyError> {
+    match model.encoder {
+        Ok(encoder) => tasks::run(engine, encoder, tasks, progress),
+        Err(_) if tasks.is_empty() => Ok(Vec::new()),
+        Err(reason) => {
+            report.add(Finding::unchecked("tasks", format!("text cannot be encoded: {reason}")));
+            Ok(Vec::new())
+        }
+    }
 }
 
 /// What the file's types cost a healthy file: measured, or of a small model where that cannot be.
 fn healthy_cost(
-    (model, baseline): (&Model<'_>, &Model<'_>),
-    reference: &Engine<'_>,
+    model: &Model<'_>,
+    baseline: Option<(&Model<'_>, &Engine<'_>)>,
     windows: &[Window],
     report: &mut Report,
     progress: &dyn Progress,
 ) -> Result<HealthyCost, VerifyError> {
     let typical = HealthyCost { cost: Cost::typical(model.source.tensors()), n_tokens: None };
+    let Some((baseline, reference)) = baseline else { return Ok(typical) };
     match measure_cost(model, baseline, reference, windows, progress) {
         Ok(measured) => Ok(measured
             .map_or(typical, |found| HealthyCost { cost: found.cost, n_tokens: Some(found.n_tokens) })),
@@ -213,10 +301,7 @@ fn reference_engine<'b>(
     report: &mut Report,
 ) -> Result<Option<Engine<'b>>, VerifyError> {
     let plan = baseline.plan().map_err(VerifyError::Baseline)?;
-    let (own, other) = (engine.plan().n_vocab, plan.n_vocab);
-    if own != other {
-        let message = format!("{own} logits, the baseline has {other}: they cannot be compared");
-        report.add(Finding::error("baseline", message));
+    if !is_comparable(plan.n_vocab, engine.plan().n_vocab, report) {
         return Ok(None);
     }
     Engine::new(plan, baseline.source, *engine.options()).map(Some).map_err(VerifyError::Baseline)

@@ -2,21 +2,28 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use clap::{Args, ValueEnum};
 
 use crate::cli::verify::model::OpenedModel;
 use crate::cli::verify::page::{Details, Reports};
+use crate::cli::verify::per_token::PerTokenFile;
 use crate::cli::verify::prompt_files::PromptFiles;
 use crate::cli::verify::report::{ModelReport, PromptRows};
+use crate::cli::verify::tasks::TaskArgs;
 use crate::cli::verify::trace::Trace;
-use crate::cli::verify::{CutArgs, engine_options, per_token, refuse_input, report};
+use crate::cli::verify::{CutArgs, engine_options, refuse_input, report};
 use crate::cli::{Common, Exit, Session, UsageError};
 use crate::core::output::{Destination, same_file};
+use crate::core::progress::Progress;
+use crate::core::text::escape;
 use crate::engine::Observer;
 use crate::gguf::GgufError;
+use crate::tokenizer::Encoder;
 use crate::verify::{
-    Aspect, Finding, Model, OriginTokenizer, Report, Rows, Span, Thresholds, Verdict, Verification,
-    VerifyError, VerifyOptions, verify,
+    Aspect, Extras, Finding, LogitFile, LogitFileSize, Model, OriginTokenizer, Position, Prompt, Report,
+    Rows, SaveLogits, Span, TaskSet, Thresholds, Verdict, Verification, VerifyError, VerifyOptions,
+    verify_with,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -35,9 +42,12 @@ pub(super) struct VerifyArgs {
     /// Text (one document) or `*.jsonl` (a prompt a line: text, tokens, prompt + completion, messages)
     #[arg(long, value_name = "FILE", num_args = 1..)]
     prompts: Vec<PathBuf>,
-    /// Compare with this GGUF file or Hugging Face directory
+    /// Compare with this GGUF file, Hugging Face directory, or logit file (whose text is scored, without `--prompts`)
     #[arg(long, value_name = "REF")]
     baseline: Option<PathBuf>,
+    /// Keep the log-probabilities of the baseline, or of the model without one, for `--baseline` and llama-perplexity
+    #[arg(long, value_name = "FILE", conflicts_with = "structure_only")]
+    save_baseline: Option<PathBuf>,
     /// Compare the tokenizer with the one of this Hugging Face directory [default: the baseline, if it is one]
     #[arg(long, value_name = "DIR")]
     source: Option<PathBuf>,
@@ -46,7 +56,7 @@ pub(super) struct VerifyArgs {
     /// Which positions of a chunk are scored
     #[arg(long, value_enum, default_value = "half")]
     score: Score,
-    /// Write a JSON line per prompt: its tokens and their negative log likelihoods
+    /// Write a JSON line per model and prompt: its tokens, what they cost, and what the models would have said
     #[arg(long, value_name = "FILE")]
     per_token: Option<PathBuf>,
     /// Write a report to look at, by suffix: `.html` (a page), `.md` (for a model card), `.json`; may be repeated
@@ -76,6 +86,8 @@ pub(super) struct VerifyArgs {
     /// Print each intermediate of this layer, 0 the first, to standard error: its size, mean, rms and first four values
     #[arg(long, value_name = "LAYER")]
     trace: Option<usize>,
+    #[command(flatten)]
+    tasks: TaskArgs,
 }
 
 /// A baseline that cannot be opened says nothing about the model: the run fails, whatever is wrong with it.
@@ -86,45 +98,43 @@ fn open_baseline(path: &Path, common: &Common) -> anyhow::Result<OpenedModel> {
 
 impl VerifyArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
-        let usage = |message: &str| Err(UsageError(message.to_owned()).into());
-        if self.prompts.is_empty() && !self.structure_only {
-            return usage("give `--prompts FILE`, or `--structure-only`");
-        }
-        let against = [
-            ("--max-ppl-increase", self.max_ppl_increase),
-            ("--max-kld", self.max_kld),
-            ("--max-kld-99", self.max_kld_99),
-            ("--min-top1", self.min_top1),
-        ];
-        if let Some((name, _)) = against.iter().find(|(_, limit)| limit.is_some() && self.baseline.is_none())
-        {
-            return usage(&format!("`{name}` compares with a baseline: give `--baseline REF`"));
-        }
-        if self.models.len() > 1 && (self.per_token.is_some() || self.trace.is_some()) {
-            return usage("`--per-token` and `--trace` take one model");
-        }
-        if let Some(out) = &self.per_token {
+        let tasks = self.tasks.read()?;
+        let logits = self.logit_file()?;
+        self.check_use(!tasks.is_empty(), logits.as_ref())?;
+        for out in self.per_token.iter().chain(&self.save_baseline) {
             Destination::of(out)?;
-            refuse_input(out, self.models.iter().chain(&self.prompts).chain(&self.baseline))?;
+            let inputs =
+                self.models.iter().chain(&self.prompts).chain(&self.baseline).chain(self.tasks.inputs());
+            refuse_input(out, inputs)?;
         }
         let reports = Reports::of(&self.report)?;
         reports.refuse_inputs(self.models.iter().chain(&self.prompts).chain(&self.baseline))?;
         reports.refuse_outputs(&self.per_token)?;
         let baseline = match &self.baseline {
-            Some(path) => Some(open_baseline(path, &session.common)?),
-            None => None,
+            Some(path) if logits.is_none() => Some(open_baseline(path, &session.common)?),
+            _ => None,
         };
         let mut read = self.inputs(baseline.as_ref());
         reports.refuse_inputs(read.iter().map(|(_, path)| path))?;
         let origin = self.origin()?;
         let prompts = PromptFiles::read(&self.prompts)?;
+        let job = Job {
+            baseline: baseline.as_ref(),
+            origin: origin.as_ref(),
+            logits: logits.as_ref(),
+            prompts: &prompts,
+            tasks: &tasks,
+            reports: &reports,
+            session,
+        };
+        let mut outputs = Outputs::begin(self)?;
         let mut entries = Vec::new();
         for path in &self.models {
-            let mut model =
-                self.verify(path, baseline.as_ref(), origin.as_ref(), &prompts, &reports, session)?;
+            let mut model = self.verify(path, &job, &mut outputs)?;
             read.extend(model.inputs.drain(..).map(|path| ("model", path)));
             entries.push(model);
         }
+        outputs.commit(session)?;
         reports.write(&entries, self.baseline.as_deref(), &read, session)?;
         if session.common.json {
             session.print_json(&report::to_json(&entries))?;
@@ -145,6 +155,67 @@ impl VerifyArgs {
         prompts.chain(baseline.into_iter().map(|path| ("baseline", path))).chain(source).collect()
     }
 
+    /// The baseline, if it is a logit file.
+    fn logit_file(&self) -> anyhow::Result<Option<LogitFile>> {
+        match &self.baseline {
+            Some(path) if LogitFile::is_one(path)? => Ok(Some(LogitFile::open(path).context("baseline")?)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Refuses options that nothing would act on.
+    fn check_use(&self, has_tasks: bool, logits: Option<&LogitFile>) -> Result<(), UsageError> {
+        let refuse = |message: String| Err(UsageError(message));
+        let has_text = !self.prompts.is_empty() || logits.is_some();
+        if !(has_text || has_tasks || self.structure_only) {
+            return refuse("give `--prompts FILE`, tasks, or `--structure-only`".to_owned());
+        }
+        if self.models.len() > 1 && self.trace.is_some() {
+            return refuse("`--trace` takes one model".to_owned());
+        }
+        if self.models.len() > 1 && self.save_baseline.is_some() && self.baseline.is_none() {
+            return refuse("`--save-baseline` takes one model, or a `--baseline` to keep".to_owned());
+        }
+        let of_cut = [
+            ("--ctx", self.cut.ctx.is_some()),
+            ("--chunks", self.cut.chunks.is_some()),
+            ("--stride", self.cut.stride.is_some()),
+            ("--score all", self.score == Score::All),
+            ("--per-token", self.per_token.is_some()),
+            ("--save-baseline", self.save_baseline.is_some()),
+        ];
+        if has_tasks
+            && !has_text
+            && let Some((name, _)) = of_cut.into_iter().find(|(_, is_given)| *is_given)
+        {
+            return refuse(format!("`{name}` needs `--prompts`: tasks are run whole"));
+        }
+        if self.save_baseline.is_some() && (self.cut.stride.is_some() || self.score == Score::All) {
+            let message =
+                "`--save-baseline` keeps the second half of each chunk: no `--stride`, no `--score all`";
+            return refuse(message.to_owned());
+        }
+        let against = [
+            ("--max-ppl-increase", self.max_ppl_increase),
+            ("--max-kld", self.max_kld),
+            ("--max-kld-99", self.max_kld_99),
+            ("--min-top1", self.min_top1),
+        ];
+        if let Some((name, _)) = against.iter().find(|(_, limit)| limit.is_some() && self.baseline.is_none())
+        {
+            return refuse(format!("`{name}` compares with a baseline: give `--baseline REF`"));
+        }
+        let Some(file) = logits else { return Ok(()) };
+        if let Some(ctx) = self.cut.ctx.filter(|&ctx| ctx != file.n_ctx()) {
+            return refuse(format!("`--ctx {ctx}`: the logit file's chunks have {} tokens", file.n_ctx()));
+        }
+        let others = [&of_cut[2], &of_cut[3], &of_cut[5]];
+        match others.into_iter().find(|(_, is_given)| *is_given) {
+            Some((name, _)) => refuse(format!("`{name}` needs a baseline that is run, not a logit file")),
+            None => Ok(()),
+        }
+    }
+
     /// The tokenizer to compare with: of the source, else of a baseline that is a checkpoint with a tokenizer.
     fn origin(&self) -> anyhow::Result<Option<OriginTokenizer>> {
         match (&self.source, &self.baseline) {
@@ -157,15 +228,8 @@ impl VerifyArgs {
         }
     }
 
-    fn verify(
-        &self,
-        path: &Path,
-        baseline: Option<&OpenedModel>,
-        origin: Option<&OriginTokenizer>,
-        prompts: &PromptFiles,
-        reports: &Reports,
-        session: &Session,
-    ) -> anyhow::Result<ModelReport> {
+    fn verify(&self, path: &Path, job: &Job<'_>, outputs: &mut Outputs<'_>) -> anyhow::Result<ModelReport> {
+        let &Job { baseline, origin, logits, prompts, tasks, reports, session } = job;
         let opened = match OpenedModel::open(path, &session.common) {
             Ok(opened) => opened,
             // A header that cannot be read is a broken file; a file that cannot be opened is a failed run.
@@ -207,8 +271,12 @@ impl VerifyArgs {
         };
         let trace = self.trace.map(|layer| Trace::new(layer, session));
         let observer = trace.as_ref().map(|trace| trace as &dyn Observer);
+        let announce = |size: &LogitFileSize| outputs.announce(size, session);
+        let save =
+            outputs.save.map(|path| SaveLogits { path, sync: !session.common.no_sync, announce: &announce });
+        let extras = Extras { logits, save, tasks };
         let run = |model: &Model<'_>, baseline: Option<&Model<'_>>| {
-            verify(model, baseline, prompts.sources(), &options, &session.progress, observer)
+            verify_with(model, baseline, prompts.sources(), &options, &extras, &session.progress, observer)
         };
         let verification = opened.with(origin, |model| match baseline {
             None => run(model, None),
@@ -216,7 +284,7 @@ impl VerifyArgs {
         })?;
         let details =
             (!reports.is_empty()).then(|| opened.with(None, |model| Details::of(model, &verification)));
-        let Verification { mut report, prompts: encoded, positions, unreached } = verification;
+        let Verification { mut report, prompts: encoded, positions, unreached, has_saved } = verification;
         report
             .extend(prompts.unreached(&unreached).into_iter().map(|text| Finding::warning("prompts", text)));
         report.extend(trace.and_then(|trace| trace.missed()).map(|text| Finding::warning("trace", text)));
@@ -232,8 +300,9 @@ impl VerifyArgs {
                 );
             }
         }
-        if let Some(out) = &self.per_token {
-            per_token::write(out, &encoded, &positions, !session.common.no_sync)?;
+        outputs.take(path, opened.encoder(), &encoded, &positions)?;
+        if has_saved {
+            outputs.save = None;
         }
         let (size_bytes, file_type) = (opened.size_bytes(), opened.file_type());
         let inputs = opened.inputs();
@@ -246,6 +315,61 @@ impl VerifyArgs {
             Verdict::Partial if self.accept_partial => Exit::Done,
             Verdict::Partial => Exit::Partial,
             Verdict::Fail => Exit::Broken,
+        }
+    }
+}
+
+/// What every model is judged by.
+#[derive(Clone, Copy)]
+struct Job<'a> {
+    baseline: Option<&'a OpenedModel>,
+    origin: Option<&'a OriginTokenizer>,
+    logits: Option<&'a LogitFile>,
+    prompts: &'a PromptFiles,
+    tasks: &'a [TaskSet],
+    reports: &'a Reports,
+    session: &'a Session,
+}
+
+/// What is written beside the report.
+struct Outputs<'a> {
+    per_token: Option<PerTokenFile>,
+    /// A logit file that no model has led to yet.
+    save: Option<&'a Path>,
+}
+
+impl<'a> Outputs<'a> {
+    fn begin(args: &'a VerifyArgs) -> anyhow::Result<Self> {
+        let per_token = args.per_token.as_deref().map(PerTokenFile::create).transpose()?;
+        Ok(Self { per_token, save: args.save_baseline.as_deref() })
+    }
+
+    fn announce(&self, size: &LogitFileSize, session: &Session) {
+        let name = self.save.map(|path| path.display().to_string()).unwrap_or_default();
+        session.note(&format!("{} will have {size}", escape(&name)));
+    }
+
+    fn take(
+        &mut self,
+        model: &Path,
+        encoder: Option<&Encoder>,
+        prompts: &[Prompt],
+        positions: &[Position],
+    ) -> anyhow::Result<()> {
+        match &mut self.per_token {
+            Some(file) => Ok(file.write(model, encoder, prompts, positions)?),
+            None => Ok(()),
+        }
+    }
+
+    fn commit(self, session: &Session) -> anyhow::Result<()> {
+        if let Some(path) = self.save {
+            let name = path.display().to_string();
+            session.progress.warn(&format!("{} is not written: nothing was run", escape(&name)));
+        }
+        match self.per_token {
+            Some(file) => Ok(file.commit(!session.common.no_sync)?),
+            None => Ok(()),
         }
     }
 }

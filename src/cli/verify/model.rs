@@ -110,6 +110,11 @@ impl OpenedModel {
         }
     }
 
+    /// The tokenizer, if it is known.
+    pub(super) fn encoder(&self) -> Option<&Encoder> {
+        self.encoder.as_ref().ok()
+    }
+
     /// Files that are read; an output must not replace them.
     pub(super) fn inputs(&self) -> Vec<PathBuf> {
         match &self.origin {

@@ -1,45 +1,96 @@
-//! `--per-token`: what every position of every prompt costs.
+//! `--per-token`: what every position of every prompt costs, and what the models would have said there.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::Path;
 
-use serde_json::{Value as Json, json};
+use serde_json::{Map, Value as Json, json};
 
 use crate::core::output::{OutputError, OutputFile};
+use crate::tokenizer::Encoder;
 use crate::verify::{Position, Prompt};
 
-/// Writes one line per prompt; positions that were not computed are `null`.
-///
-/// # Errors
-/// I/O errors; no file is left then.
-pub(super) fn write(
-    path: &Path,
-    prompts: &[Prompt],
-    positions: &[Position],
-    sync: bool,
-) -> Result<(), OutputError> {
-    let file = OutputFile::create(path)?;
-    let mut offset = 0;
-    let mut rest = positions;
-    for (at, prompt) in prompts.iter().enumerate() {
-        // Positions come in the order of their prompts.
-        let (own, later) = rest.split_at(rest.iter().take_while(|position| position.prompt == at).count());
-        rest = later;
-        let line = line(at, prompt, own)?;
-        file.write_at(offset, &line)?;
-        offset += line.len() as u64;
-    }
-    Ok(file.commit(sync)?)
+/// A file of lines that is being written; it appears when all models are done.
+pub(super) struct PerTokenFile {
+    file: OutputFile,
+    offset: u64,
 }
 
-fn line(at: usize, prompt: &Prompt, positions: &[Position]) -> io::Result<Vec<u8>> {
-    let mut nll = vec![Json::Null; prompt.tokens.len().saturating_sub(1)];
-    for position in positions {
-        if let Some(slot) = position.at.checked_sub(1).and_then(|at| nll.get_mut(at)) {
-            *slot = json!(position.score.nll);
+impl PerTokenFile {
+    pub(super) fn create(path: &Path) -> Result<Self, OutputError> {
+        Ok(Self { file: OutputFile::create(path)?, offset: 0 })
+    }
+
+    /// Writes one line per prompt; positions that were not computed are `null`.
+    ///
+    /// # Errors
+    /// I/O errors; no file is left then.
+    pub(super) fn write(
+        &mut self,
+        model: &Path,
+        encoder: Option<&Encoder>,
+        prompts: &[Prompt],
+        positions: &[Position],
+    ) -> Result<(), OutputError> {
+        let mut rest = positions;
+        for (at, prompt) in prompts.iter().enumerate() {
+            // Positions come in the order of their prompts.
+            let n_own = rest.iter().take_while(|position| position.prompt == at).count();
+            let (own, later) = rest.split_at(n_own);
+            rest = later;
+            let mut line =
+                serde_json::to_vec(&line(model, encoder, at, prompt, own)).map_err(std::io::Error::from)?;
+            writeln!(line)?;
+            self.file.write_at(self.offset, &line)?;
+            self.offset += line.len() as u64;
+        }
+        Ok(())
+    }
+
+    pub(super) fn commit(self, sync: bool) -> Result<(), OutputError> {
+        Ok(self.file.commit(sync)?)
+    }
+}
+
+/// The text of a token: a string, or bytes that are none by themselves.
+fn text(encoder: Option<&Encoder>, token: u32) -> Json {
+    let Some(encoder) = encoder else { return Json::Null };
+    let bytes = encoder.decode(&[token]);
+    match std::str::from_utf8(&bytes) {
+        Ok(text) => json!(text),
+        Err(_) => json!({ "hex": bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>() }),
+    }
+}
+
+fn line(model: &Path, encoder: Option<&Encoder>, at: usize, prompt: &Prompt, positions: &[Position]) -> Json {
+    let n = prompt.tokens.len().saturating_sub(1);
+    let column = |value: &dyn Fn(&Position) -> Option<Json>| {
+        let mut column = vec![Json::Null; n];
+        for position in positions {
+            if let Some(slot) = position.at.checked_sub(1).and_then(|at| column.get_mut(at)) {
+                *slot = value(position).unwrap_or_default();
+            }
+        }
+        Json::from(column)
+    };
+    let mut line = Map::new();
+    let mut add = |name: &str, value| line.insert(name.to_owned(), value);
+    add("file", json!(model.display().to_string()));
+    add("prompt", json!(at));
+    add("tokens", json!(prompt.tokens));
+    add("nll", column(&|p| Some(json!(p.score.nll))));
+    add("top", column(&|p| Some(json!(p.score.top))));
+    let has_reference = positions.iter().any(|position| position.reference.is_some());
+    if has_reference {
+        add("kld", column(&|p| Some(json!(p.reference?.kld))));
+        add("baseline_nll", column(&|p| Some(json!(p.reference?.score.nll))));
+        add("baseline_top", column(&|p| Some(json!(p.reference?.score.top))));
+    }
+    if encoder.is_some() {
+        add("text", prompt.tokens.iter().map(|&token| text(encoder, token)).collect());
+        add("top_text", column(&|p| Some(text(encoder, p.score.top))));
+        if has_reference {
+            add("baseline_top_text", column(&|p| Some(text(encoder, p.reference?.score.top))));
         }
     }
-    let mut line = serde_json::to_vec(&json!({ "prompt": at, "tokens": prompt.tokens, "nll": nll }))?;
-    writeln!(line)?;
-    Ok(line)
+    Json::Object(line)
 }

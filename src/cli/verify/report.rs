@@ -8,6 +8,7 @@ use serde_json::{Map, Value as Json, json};
 use crate::cli::render::{Align, Cell, Table};
 use crate::cli::verify::page::Details;
 use crate::cli::verify::reasons::{self, style};
+use crate::cli::verify::{statistics, tasks};
 use crate::core::text;
 use crate::core::text::escape;
 use crate::verify::{Figure, Report, Verdict};
@@ -68,15 +69,16 @@ impl ModelReport {
         if (2..=limit).contains(&report.prompts.len()) {
             prompts(report).print(out)?;
         }
+        for answered in &report.tasks {
+            tasks::print(answered, out)?;
+        }
         if let Some(d) = &report.divergence {
             let mean = &d.mean;
             let limit = self.limit(Figure::Kld);
             writeln!(out, "divergence    mean {:.6} ± {:.6}{limit}", mean.value, mean.stderr)?;
             writeln!(out, "              99 % {:.6}{}", d.p99, self.limit(Figure::Kld99))?;
             writeln!(out, "              median {:.6}, 99.9 % {:.6}, max {:.6}", d.median, d.p999, d.max)?;
-            let limit = self.limit(Figure::Top1);
-            writeln!(out, "same choice   {:.3} %{limit}", 100.0 * d.top1_agreement)?;
-            writeln!(out, "rms Δp        {:.3} %", 100.0 * d.rms_dp)?;
+            statistics::print(d, &self.limit(Figure::Top1), out)?;
             let delta = &d.delta_ln_ppl;
             writeln!(
                 out,
@@ -86,6 +88,9 @@ impl ModelReport {
                 d.baseline_ppl,
                 self.limit(Figure::PplIncrease)
             )?;
+            if rows == PromptRows::All {
+                statistics::print_all(d, out)?;
+            }
             for (worst, context) in d.worst.iter().zip(report.contexts.iter()) {
                 writeln!(out, "  {:.4} prompt {} token {}: …{context}", worst.kld, worst.prompt, worst.at)?;
             }
@@ -168,6 +173,16 @@ pub(super) fn print(entries: &[ModelReport], out: &mut dyn Write, rows: PromptRo
             ("same choice", Align::Right),
         ]);
     }
+    // Every model answers the same tasks, unless it could not be run.
+    let kinds: Vec<_> = entries
+        .iter()
+        .map(|entry| &entry.report.tasks)
+        .max_by_key(|tasks| tasks.len())
+        .into_iter()
+        .flatten()
+        .map(|answered| answered.kind)
+        .collect();
+    heads.extend(kinds.iter().map(|kind| (kind.name(), Align::Right)));
     heads.push(("verdict", Align::Left));
     let mut table = Table::new(&heads);
     for entry in entries {
@@ -191,6 +206,10 @@ pub(super) fn print(entries: &[ModelReport], out: &mut dyn Write, rows: PromptRo
                 None => Default::default(),
             });
         }
+        row.extend(kinds.iter().map(|&kind| {
+            let answered = report.tasks.iter().find(|answered| answered.kind == kind);
+            answered.map(|answered| format!("{:.2} %", 100.0 * answered.accuracy())).unwrap_or_default()
+        }));
         let verdict = Cell::styled(style(report.verdict), report.verdict.name());
         table.row(row.into_iter().map(Cell::from).chain([verdict]));
     }

@@ -23,7 +23,7 @@ use crate::engine::run::weights::WeightReader;
 use crate::engine::run::workers::lend;
 
 /// Logits held at a time.
-const BLOCK_LOGITS: usize = 8 << 20;
+pub(super) const BLOCK_LOGITS: usize = 8 << 20;
 /// Vocabulary rows of a block: a multiple of a panel, so that blocks cut at panels.
 const BLOCK_ROWS: usize = 768;
 
@@ -70,7 +70,7 @@ pub struct TokenDivergence {
 
 /// A log-softmax in progress.
 #[derive(Clone, Copy, Debug)]
-struct LogitFold {
+pub(super) struct LogitFold {
     max: f32,
     sum: f64,
     /// `Σ e^(a - max_a) (a - b)`, in the reference's fold.
@@ -80,7 +80,7 @@ struct LogitFold {
 }
 
 impl LogitFold {
-    const START: Self = Self {
+    pub(super) const START: Self = Self {
         max: f32::NEG_INFINITY,
         sum: 0.0,
         weighted: 0.0,
@@ -89,7 +89,7 @@ impl LogitFold {
     };
 
     /// Takes in the logits of vocabulary rows `first ..`.
-    fn add(&mut self, level: SimdLevel, logits: &[f32], first: usize, target: u32) {
+    pub(super) fn add(&mut self, level: SimdLevel, logits: &[f32], first: usize, target: u32) {
         let peak = math::max(level, logits);
         if peak > self.top.0 {
             let at = logits.iter().position(|&z| z == peak).unwrap_or(0);
@@ -124,17 +124,21 @@ impl LogitFold {
         }
     }
 
-    fn log_sum(&self) -> f64 {
+    pub(super) fn log_sum(&self) -> f64 {
         f64::from(self.max) + self.sum.ln()
     }
 
-    fn score(&self) -> TokenScore {
+    pub(super) fn score(&self) -> TokenScore {
         TokenScore { nll: self.log_sum() - f64::from(self.target), top: self.top.1 }
     }
 }
 
 impl Engine<'_> {
-    fn head_run<'r>(&'r self, progress: &'r dyn Progress, observer: Option<&'r dyn Observer>) -> Runner<'r> {
+    pub(super) fn head_run<'r>(
+        &'r self,
+        progress: &'r dyn Progress,
+        observer: Option<&'r dyn Observer>,
+    ) -> Runner<'r> {
         Runner {
             plan: &self.plan,
             weights: WeightReader { source: self.source, level: self.options.level },
@@ -149,14 +153,14 @@ impl Engine<'_> {
     }
 
     /// Blocks of vocabulary rows for `n_rows` hidden states.
-    fn blocks(&self, n_rows: usize) -> impl Iterator<Item = Range<usize>> {
+    pub(super) fn blocks(&self, n_rows: usize) -> impl Iterator<Item = Range<usize>> {
         let fitting = (BLOCK_LOGITS / n_rows.max(1)) / BLOCK_ROWS * BLOCK_ROWS;
         let step = fitting.max(BLOCK_ROWS);
         let n_vocab = self.plan.n_vocab;
         (0..n_vocab).step_by(step).map(move |first| first..(first + step).min(n_vocab))
     }
 
-    fn logits_block(
+    pub(super) fn logits_block(
         &self,
         run: &Runner<'_>,
         hidden: &Hidden,

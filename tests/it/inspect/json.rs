@@ -299,6 +299,15 @@ fn what_verify_prints_is_documented() {
     one.object("", &run(4, &["q.gguf", "--baseline", "tiny.gguf"]));
     // With a finding: a model says nothing of itself.
     one.object("", &run(4, &["tiny.gguf", "--baseline", "tiny.gguf"]));
+    let tasks = fixture("tasks/winogrande.csv");
+    let tasks = ["q.gguf", "--winogrande", tasks.to_str().unwrap(), "--tasks", "3"];
+    one.object("", &json(&bench, "gguf-verify", 4, &tasks));
+    let mut each = documented.table("`gguf-verify --per-token FILE`");
+    run(4, &["q.gguf", "--baseline", "tiny.gguf", "--per-token", "each.jsonl"]);
+    for line in fs_err::read_to_string(bench.path("each.jsonl")).unwrap().lines() {
+        each.object("", &serde_json::from_str(line).unwrap());
+    }
+    each.finish();
     let mut several = documented.table("`gguf-verify` of several models");
     let document = run(4, &["tiny.gguf", "q.gguf"]);
     several.object("", &document);

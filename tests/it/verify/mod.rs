@@ -3,12 +3,15 @@
 mod broken;
 mod chat;
 mod input;
+mod logit_file;
 mod memory;
 mod origin;
 mod output;
+mod per_token;
 mod quantized;
 mod report_page;
 mod smollm2;
+mod tasks;
 mod tiny;
 
 use std::path::Path;

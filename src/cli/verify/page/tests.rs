@@ -67,6 +67,7 @@ fn measured(path: &str, file_type: &str, size_bytes: u64, kld: f64) -> ModelRepo
         rms_dp: 0.01,
         delta_ln_ppl: Estimate { value: 0.01, stderr: 0.001 },
         baseline_ppl: 20.0,
+        statistics: crate::verify::Statistics::default(),
         worst: vec![WorstToken { prompt: 0, at: 7, kld: 0.5, token: 1, baseline_top: 2, model_top: 3 }],
     });
     let values = (1..=1000).map(|at| kld * f64::from(at) / 500.0).collect();

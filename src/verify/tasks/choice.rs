@@ -1,0 +1,210 @@
+//! Tasks as token sequences: which tokens of each answer are predicted, and from where.
+
+use std::ops::Range;
+
+use crate::verify::TextEncoder;
+use crate::verify::tasks::TaskError;
+
+/// A question and its answers, of which one is the best continuation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Choice {
+    /// Index in the file.
+    pub(super) number: usize,
+    pub(super) question: String,
+    pub(super) answers: Vec<String>,
+    pub(super) is_right: Vec<bool>,
+}
+
+/// A sentence with a gap, and two words for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Pair {
+    /// Index in the file.
+    pub(super) number: usize,
+    pub(super) before: String,
+    pub(super) after: String,
+    pub(super) words: [String; 2],
+    /// Index of the right word.
+    pub(super) right: usize,
+}
+
+/// Tokens to run, and what is predicted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Sequence {
+    pub(super) tokens: Vec<u32>,
+    /// Rows whose prediction is wanted.
+    pub(super) rows: Range<usize>,
+    /// What each row should predict.
+    pub(super) targets: Vec<u32>,
+}
+
+/// A term of a score: the sequence of the task, and the row among its wanted ones.
+pub(super) type Term = (usize, usize);
+
+/// A task ready to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Prepared {
+    pub(super) number: usize,
+    pub(super) sequences: Vec<Sequence>,
+    /// For each answer, the log-probabilities whose mean is its score.
+    pub(super) terms: Vec<Vec<Term>>,
+    pub(super) is_right: Vec<bool>,
+    /// Index of the answer that is taken when none is better.
+    pub(super) on_tie: usize,
+}
+
+/// Ids of a text, with the tokens that the file puts around texts.
+fn encode(encoder: &dyn TextEncoder, text: &str, task: usize) -> Result<Vec<u32>, TaskError> {
+    let mut tokens: Vec<u32> = encoder.start_of_text().into_iter().collect();
+    let ids = encoder.encode(text, false).map_err(|reason| TaskError::Encode { task, reason })?;
+    tokens.extend(ids);
+    tokens.extend(encoder.end_of_text());
+    Ok(tokens)
+}
+
+/// Tokens that all sequences begin with, but at least one (which nothing predicts) and not all of the shortest.
+fn common_prefix(sequences: &[Vec<u32>], task: usize) -> Result<usize, TaskError> {
+    let shortest = sequences.iter().map(Vec::len).min().unwrap_or(0);
+    let Some(first) = sequences.first().filter(|_| shortest >= 2) else {
+        return Err(TaskError::NothingToScore { task });
+    };
+    let is_common = |&at: &usize| sequences.iter().all(|tokens| tokens.get(at) == first.get(at));
+    Ok((0..shortest).take_while(is_common).count().clamp(1, shortest - 1))
+}
+
+impl Choice {
+    /// The tokens after those that all answers share are scored.
+    pub(super) fn prepare(&self, encoder: &dyn TextEncoder) -> Result<Prepared, TaskError> {
+        let encode = |answer: &String| encode(encoder, &format!("{} {answer}", self.question), self.number);
+        let encoded = self.answers.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
+        let shared = common_prefix(&encoded, self.number)?;
+        let terms = encoded
+            .iter()
+            .enumerate()
+            .map(|(at, tokens)| (0..tokens.len() - shared).map(|row| (at, row)).collect());
+        let terms = terms.collect();
+        let sequence = |tokens: Vec<u32>| Sequence {
+            rows: shared - 1..tokens.len() - 1,
+            targets: tokens[shared..].to_vec(),
+            tokens,
+        };
+        let sequences = encoded.into_iter().map(sequence).collect();
+        Ok(Prepared { number: self.number, sequences, terms, is_right: self.is_right.clone(), on_tie: 0 })
+    }
+}
+
+/// Tokens behind the gap that make it worthwhile to leave out the words themselves.
+const MIN_TRAILING: usize = 3;
+
+impl Pair {
+    /// The tokens after the gap are scored, without the last (the full stop); those of the words too where hardly any
+    /// follow them.
+    ///
+    /// # Exactness
+    /// ref: where the words count, the second word's first token is predicted from the end of the first sentence
+    /// rather than from what both share. Kept: scores are compared with the reference's.
+    pub(super) fn prepare(&self, encoder: &dyn TextEncoder) -> Result<Prepared, TaskError> {
+        let task = self.number;
+        let whole = |word: &String| encode(encoder, &format!("{}{word}{}", self.before, self.after), task);
+        let encoded = self.words.iter().map(whole).collect::<Result<Vec<_>, _>>()?;
+        let shared = common_prefix(&encoded, task)?;
+        let leaves_out_words = encoded.iter().all(|tokens| tokens.len() - shared > MIN_TRAILING);
+        let mut starts = Vec::new();
+        for (word, tokens) in self.words.iter().zip(&encoded) {
+            let to_word = encode(encoder, &format!("{}{word}", self.before), task)?.len();
+            // Tokens that join the word with what follows can make the whole shorter than its part.
+            starts.push(if leaves_out_words { to_word.clamp(1, tokens.len() - 1) } else { shared });
+        }
+        let mut sequences: Vec<Sequence> = Vec::new();
+        let mut terms = Vec::new();
+        for (at, (tokens, &start)) in encoded.iter().zip(&starts).enumerate() {
+            let n = tokens.len();
+            let end = if n - start > 1 { n - 1 } else { n };
+            let mut own: Vec<Term> = (0..end - start).map(|row| (at, row)).collect();
+            if at == 1
+                && start == shared
+                && let Some(first) = sequences.first_mut()
+                && let Some(term) = own.first_mut()
+            {
+                // One more row of the first sentence, its last, which no other term uses.
+                let n_first = first.tokens.len();
+                first.targets = first.tokens[first.rows.start + 1..].to_vec();
+                first.targets.push(tokens[start]);
+                first.rows.end = n_first;
+                *term = (0, n_first - 1 - first.rows.start);
+            }
+            terms.push(own);
+            sequences.push(Sequence {
+                rows: start - 1..end - 1,
+                targets: tokens[start..end].to_vec(),
+                tokens: tokens.clone(),
+            });
+        }
+        let is_right = (0..2).map(|at| at == self.right).collect();
+        Ok(Prepared { number: task, sequences, terms, is_right, on_tie: 1 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A token for each character behind a start.
+    struct Characters;
+
+    impl TextEncoder for Characters {
+        fn encode(&self, text: &str, _: bool) -> Result<Vec<u32>, String> {
+            Ok(text.chars().map(u32::from).collect())
+        }
+
+        fn decode(&self, _: &[u32]) -> Vec<u8> {
+            Vec::new()
+        }
+
+        fn start_of_text(&self) -> Option<u32> {
+            Some(1)
+        }
+    }
+
+    fn pair(before: &str, words: [&str; 2], after: &str) -> Pair {
+        let words = words.map(str::to_owned);
+        Pair { number: 7, before: before.to_owned(), after: after.to_owned(), words, right: 1 }
+    }
+
+    #[test]
+    fn endings_are_scored_behind_what_they_share() {
+        let answers = ["abc", "abd", "x"].map(str::to_owned).to_vec();
+        let choice =
+            Choice { number: 0, question: "Q".to_owned(), answers, is_right: vec![true, false, false] };
+        let prepared = choice.prepare(&Characters).unwrap();
+        // Start, `Q`, blank.
+        assert_eq!(prepared.sequences[0].rows, 2..5);
+        assert_eq!(prepared.sequences[1].targets, ['a', 'b', 'd'].map(u32::from));
+        assert_eq!(prepared.terms[2], [(2, 0)]);
+    }
+
+    #[test]
+    fn an_answer_that_begins_another_still_has_a_token() {
+        let answers = ["ab", "abc"].map(str::to_owned).to_vec();
+        let choice = Choice { number: 0, question: "Q".to_owned(), answers, is_right: vec![true, false] };
+        let prepared = choice.prepare(&Characters).unwrap();
+        assert_eq!(prepared.sequences[0].targets, [u32::from('b')]);
+    }
+
+    #[test]
+    fn words_are_left_out_where_enough_follows() {
+        let prepared = pair("A ", ["cat", "mouse"], " ran.").prepare(&Characters).unwrap();
+        // Start, `A`, blank, the word; the full stop is left out.
+        assert_eq!(prepared.sequences[0].targets, [' ', 'r', 'a', 'n'].map(u32::from));
+        assert_eq!(prepared.sequences[1].rows, 7..11);
+        assert_eq!(prepared.terms[1].len(), 4);
+    }
+
+    #[test]
+    fn words_count_where_little_follows() {
+        let prepared = pair("A ", ["b", "c"], ".").prepare(&Characters).unwrap();
+        // The second word is predicted behind the end of the first sentence, as the reference does.
+        assert_eq!(prepared.terms, [vec![(0, 0)], vec![(0, 2)]]);
+        assert_eq!(prepared.sequences[0].rows, 2..5);
+        assert_eq!(prepared.sequences[0].targets, ['b', '.', 'c'].map(u32::from));
+    }
+}

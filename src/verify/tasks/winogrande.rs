@@ -1,0 +1,90 @@
+//! Winogrande as comma-separated lines: index, sentence with `_`, two words, number of the right one.
+
+use std::path::Path;
+
+use crate::verify::tasks::TaskError;
+use crate::verify::tasks::choice::Pair;
+
+/// All tasks of a text; lines of nothing but blanks are passed over.
+pub(super) fn parse(text: &str, path: &Path) -> Result<Vec<Pair>, TaskError> {
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let task = |(number, (at, line)): (usize, (usize, &str))| {
+        pair(number, line).map_err(|expected| TaskError::Line {
+            path: path.to_owned(),
+            line: at + 1,
+            expected,
+        })
+    };
+    lines.enumerate().map(task).collect()
+}
+
+fn pair(number: usize, line: &str) -> Result<Pair, &'static str> {
+    let [_, sentence, first, second, answer] =
+        fields(line).ok_or("index, sentence, two words and the number of the right one, between commas")?;
+    let sentence = match sentence.strip_prefix('"') {
+        Some(rest) => rest.strip_suffix('"').unwrap_or(rest),
+        None => sentence,
+    };
+    let (before, after) = sentence.split_once('_').ok_or("a sentence with `_` where a word is missing")?;
+    let answer = answer.trim_start();
+    let digits = answer.find(|c: char| !c.is_ascii_digit()).map_or(answer, |end| &answer[..end]);
+    let right = match digits.parse() {
+        Ok(1u32) => 0,
+        Ok(2) => 1,
+        _ => return Err("1 or 2, the number of the right word"),
+    };
+    let words = [first.to_owned(), second.to_owned()];
+    Ok(Pair { number, before: before.to_owned(), after: after.to_owned(), words, right })
+}
+
+/// The five fields of a line; commas between quotes do not count, and what follows the fourth is one field.
+fn fields(line: &str) -> Option<[&str; 5]> {
+    let mut fields = [""; 5];
+    let (mut n, mut start, mut is_quoted) = (0, 0, false);
+    for (at, byte) in line.bytes().enumerate() {
+        match byte {
+            b'"' => is_quoted = !is_quoted,
+            b',' if !is_quoted => {
+                fields[n] = &line[start..at];
+                (n, start) = (n + 1, at + 1);
+                if n == 4 {
+                    fields[4] = &line[start..];
+                    return Some(fields);
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_a_task() {
+        let text = "0,Ann saw Bea so _ waved.,Ann,Bea,1\n\n1,\"Well, _ said \"\"no\"\".\",he,she,2\r\n";
+        let tasks = parse(text, Path::new("t")).unwrap();
+        assert_eq!(tasks.len(), 2);
+        assert_eq!(
+            (tasks[0].before.as_str(), tasks[0].after.as_str(), tasks[0].right),
+            ("Ann saw Bea so ", " waved.", 0)
+        );
+        // ref: doubled quotes stay doubled.
+        assert_eq!(
+            (tasks[1].before.as_str(), tasks[1].after.as_str(), tasks[1].right),
+            ("Well, ", " said \"\"no\"\".", 1)
+        );
+    }
+
+    #[test]
+    fn what_is_none_is_named() {
+        let error = |text: &str| parse(text, Path::new("t")).unwrap_err().to_string();
+        assert!(error("0,a _,b,c\n").starts_with("t: line 1: expected index, sentence"));
+        assert!(error("0,a _ b,b,c,1\n\n1,a b,c,d,1").starts_with("t: line 3: expected a sentence with `_`"));
+        for answer in ["0", "3", "x", "", "99999999999"] {
+            assert!(error(&format!("0,a _ b,c,d,{answer}")).ends_with("the number of the right word"));
+        }
+    }
+}

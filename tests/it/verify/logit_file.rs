@@ -1,0 +1,216 @@
+//! Logit files: ours beside llama-perplexity's, figures from one, hostile ones.
+
+use std::path::Path;
+
+use gguf_foundry::core::GgmlType;
+use serde_json::Value;
+
+use super::gguf_verify;
+use super::tiny::Tiny;
+use crate::support::fixture;
+
+const VOCAB: usize = 1024;
+const ROW_BYTES: usize = 8 + 2 * VOCAB;
+
+fn corpus() -> String {
+    fixture("tiny-llama/corpus.txt").to_str().unwrap().to_owned()
+}
+
+/// `base.gguf` and `q4_0.gguf`.
+fn directory() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Tiny::new();
+    base.write(dir.path(), "base.gguf");
+    base.quantized(GgmlType::Q4_0).write(dir.path(), "q4_0.gguf");
+    dir
+}
+
+fn json(args: &[&str], dir: &Path) -> (i32, Value) {
+    let (code, out, err) = gguf_verify(&[args, &["--json", "--no-sync"]].concat(), dir);
+    (code, serde_json::from_str(&out).unwrap_or_else(|_| panic!("{args:?}: {out}{err}")))
+}
+
+fn number(report: &Value, pointer: &str) -> f64 {
+    report.pointer(pointer).and_then(Value::as_f64).unwrap_or_else(|| panic!("{pointer}: {report}"))
+}
+
+#[test]
+fn figures_from_llama_perplexitys_file_are_llama_perplexitys() {
+    let dir = directory();
+    let file = fixture("logits/tiny-llama.logits");
+    let (_, report) = json(&["q4_0.gguf", "--baseline", file.to_str().unwrap()], dir.path());
+    // Its last line: chunk, perplexity, ln(PPL ratio), divergence, rms Δp, same top choice; each with its error.
+    let text = fs_err::read_to_string(fixture("logits/q4_0.txt")).unwrap();
+    let line = text.lines().last().unwrap();
+    let peer: Vec<f64> = line.split_whitespace().filter_map(|cell| cell.parse().ok()).collect();
+    let [chunks, ppl, ppl_error, ratio, ratio_error, kld, kld_error, rms, rms_error, same, same_error] =
+        peer[..]
+    else {
+        panic!("{line}");
+    };
+    assert_eq!(chunks, 3.0);
+    assert_eq!(report["perplexity"]["tokens"].as_u64(), Some(3 * 15));
+    for (name, expected, found, digits) in [
+        ("perplexity", ppl, number(&report, "/perplexity/value"), 4),
+        ("its error", ppl_error, number(&report, "/perplexity/stderr"), 4),
+        ("ln ratio", ratio, number(&report, "/delta_ln_ppl/value"), 5),
+        ("its error", ratio_error, number(&report, "/delta_ln_ppl/stderr"), 5),
+        ("divergence", kld, number(&report, "/kld/mean"), 5),
+        ("its error", kld_error, number(&report, "/kld/stderr"), 5),
+        ("rms Δp", rms, 100.0 * number(&report, "/rms_dp"), 3),
+        ("its error", rms_error, 100.0 * number(&report, "/rms_dp_stderr"), 3),
+        ("same choice", same, 100.0 * number(&report, "/top1_agreement"), 3),
+        ("its error", same_error, 100.0 * number(&report, "/top1_stderr"), 3),
+    ] {
+        let step = 10f64.powi(-digits);
+        assert!((expected - found).abs() < 1.5 * step, "{name}: {found}, the peer {expected}");
+    }
+}
+
+#[test]
+fn what_is_written_is_llama_perplexitys_file() {
+    let dir = directory();
+    let args =
+        ["base.gguf", "--prompts", &corpus(), "--ctx", "32", "--chunks", "3", "--save-baseline", "own"];
+    let (code, out, err) = gguf_verify(&[&args[..], &["--no-sync"]].concat(), dir.path());
+    assert_eq!(code & !4, 0, "{out}{err}");
+    assert!(err.contains("note: own will have 90.7 KiB: 45 predictions over 1024 tokens"), "{err}");
+    let own = fs_err::read(dir.path().join("own")).unwrap();
+    let peer = fs_err::read(fixture("logits/tiny-llama.logits")).unwrap();
+    assert_eq!(own.len(), peer.len());
+    let head = 20 + 4 * 3 * 32;
+    assert_eq!(own[..head], peer[..head], "header and tokens");
+    let mut n_equal = 0;
+    for (own, peer) in own[head..].chunks(ROW_BYTES).zip(peer[head..].chunks(ROW_BYTES)) {
+        for (own, peer) in own[8..].as_chunks::<2>().0.iter().zip(peer[8..].as_chunks::<2>().0) {
+            let (own, peer) = (u16::from_le_bytes(*own), u16::from_le_bytes(*peer));
+            assert!(own.abs_diff(peer) <= 1, "{own} {peer}");
+            n_equal += usize::from(own == peer);
+        }
+    }
+    // Sums of floats in another order move a code at a rounding edge now and then.
+    assert!(n_equal * 100 > 97 * 45 * VOCAB, "{n_equal}");
+}
+
+#[test]
+fn a_baseline_that_was_kept_says_what_it_said() {
+    let dir = directory();
+    let corpus = corpus();
+    let cut = ["--prompts", corpus.as_str(), "--ctx", "64", "--chunks", "5"];
+    let run = [&["q4_0.gguf", "--baseline", "base.gguf", "--save-baseline", "kept"], &cut[..]].concat();
+    let (_, direct) = json(&run, dir.path());
+    let (_, kept) = json(&["q4_0.gguf", "--baseline", "kept"], dir.path());
+    assert_eq!(direct["perplexity"], kept["perplexity"]);
+    for name in
+        ["/kld/mean", "/kld/p99", "/dp/p90", "/ppl_ratio/value", "/baseline_ppl", "/ln_ppl_correlation"]
+    {
+        let (a, b) = (number(&direct, name), number(&kept, name));
+        assert!((a - b).abs() < 2e-4 * a.abs().max(1.0), "{name}: {a} {b}");
+    }
+    assert!((number(&direct, "/top1_agreement") - number(&kept, "/top1_agreement")).abs() < 0.01);
+    // The model that wrote it, without a baseline.
+    let (_, _) = json(&[&["base.gguf", "--save-baseline", "again"], &cut[..]].concat(), dir.path());
+    let read = |name: &str| fs_err::read(dir.path().join(name)).unwrap();
+    assert_eq!(read("kept"), read("again"));
+    // The first chunks alone.
+    let (_, few) = json(&["q4_0.gguf", "--baseline", "kept", "--chunks", "2"], dir.path());
+    assert_eq!(few["perplexity"]["tokens"].as_u64(), Some(2 * 31));
+}
+
+#[test]
+fn what_a_logit_file_leaves_open_is_said() {
+    let dir = directory();
+    let corpus = corpus();
+    let file = fixture("logits/tiny-llama.logits");
+    let args = ["base.gguf", "--baseline", file.to_str().unwrap()];
+    let messages = |report: &Value, severity: &str| -> String {
+        let findings = report["findings"].as_array().unwrap().iter().filter(|f| f["severity"] == severity);
+        findings.map(|f| format!("{}: {}\n", f["check"], f["message"])).collect()
+    };
+    let (code, report) = json(&args, dir.path());
+    let open = messages(&report, "unchecked");
+    assert!(code == 4 && open.contains("no weights and no metadata") && open.contains("token ids"), "{open}");
+    // The same text shows that the tokenizers agree, another that something does not.
+    let (code, report) = json(&[&args[..], &["--prompts", &corpus]].concat(), dir.path());
+    assert!(code == 4 && !messages(&report, "unchecked").contains("token ids"), "{report}");
+    assert_eq!(messages(&report, "error"), "");
+    fs_err::write(dir.path().join("other.txt"), &fs_err::read(&corpus).unwrap()[7..4000]).unwrap();
+    let (code, report) = json(&[&args[..], &["--prompts", "other.txt"]].concat(), dir.path());
+    assert!(
+        code == 3 && messages(&report, "error").contains("another text, or another tokenizer"),
+        "{report}"
+    );
+}
+
+#[test]
+fn damaged_files_are_refused_by_offset() {
+    let dir = directory();
+    let whole = fs_err::read(fixture("logits/tiny-llama.logits")).unwrap();
+    let rows = 20 + 4 * 3 * 32;
+    let with = |at: usize, bytes: &[u8]| {
+        let mut damaged = whole.clone();
+        damaged[at..at + bytes.len()].copy_from_slice(bytes);
+        damaged
+    };
+    for (name, bytes, expected) in [
+        ("header", whole[..17].to_vec(), "17 bytes, its header says 20"),
+        ("tokens", whole[..200].to_vec(), "200 bytes, its header says"),
+        ("rows", whole[..whole.len() - 1].to_vec(), "its header says"),
+        ("more", [&whole[..], b"x"].concat(), "its header says"),
+        ("n_ctx", with(8, &0u32.to_le_bytes()), "offset 8: n_ctx is 0, expected at least 4"),
+        ("long", with(8, &i32::MAX.to_le_bytes()), "its header says"),
+        ("negative", with(12, &(-1i32).to_le_bytes()), "offset 12: n_vocab is -1, expected at least 1"),
+        ("n_vocab", with(12, &i32::MAX.to_le_bytes()), "its header says"),
+        ("n_chunk", with(16, &0u32.to_le_bytes()), "offset 16: n_chunk is 0, expected at least 1"),
+        ("chunks", with(16, &i32::MAX.to_le_bytes()), "its header says"),
+        ("token", with(28, &1024u32.to_le_bytes()), "offset 28: token 1024, the vocabulary has 1024"),
+        ("minus", with(28, &(-1i32).to_le_bytes()), "offset 28: token -1, the vocabulary has 1024"),
+        ("scale", with(rows, &f32::NAN.to_le_bytes()), "scale NaN"),
+        ("back", with(rows + ROW_BYTES, &(-1f32).to_le_bytes()), "scale -1"),
+        ("least", with(rows + 4, &f32::INFINITY.to_le_bytes()), "least log-probability inf"),
+        ("likely", with(rows + 4, &9f32.to_le_bytes()), "least log-probability 9"),
+    ] {
+        fs_err::write(dir.path().join(name), bytes).unwrap();
+        let (code, out, err) = gguf_verify(&["base.gguf", "--baseline", name], dir.path());
+        assert_eq!(code, 1, "{name}: {out}{err}");
+        assert!(err.contains(expected), "{name}: {err}");
+    }
+    // Of another model: nothing to compare.
+    let narrow = {
+        let mut bytes = whole[..20 + 4 * 3 * 32].to_vec();
+        bytes[12..16].copy_from_slice(&1023u32.to_le_bytes());
+        let row = [&0f32.to_le_bytes()[..], &(-7f32).to_le_bytes(), &[0; 2048]].concat();
+        (0..45).for_each(|_| bytes.extend(&row));
+        bytes
+    };
+    fs_err::write(dir.path().join("narrow"), narrow).unwrap();
+    let (code, out, err) = gguf_verify(&["base.gguf", "--baseline", "narrow"], dir.path());
+    assert_eq!(code, 3, "{out}{err}");
+    assert!(out.contains("1024 logits, the baseline has 1023"), "{out}");
+}
+
+#[test]
+fn options_that_do_not_fit_a_logit_file_are_refused() {
+    let dir = directory();
+    let file = fixture("logits/tiny-llama.logits");
+    let read = ["base.gguf", "--baseline", file.to_str().unwrap()];
+    let corpus = corpus();
+    let write = ["base.gguf", "--prompts", corpus.as_str(), "--ctx", "64", "--save-baseline", "own"];
+    fs_err::write(dir.path().join("short.jsonl"), "{\"tokens\": [0, 342, 278]}\n").unwrap();
+    for (code, args) in [
+        (2, [&read[..], &["--ctx", "64"]].concat()),
+        (2, [&read[..], &["--stride", "8"]].concat()),
+        (2, [&read[..], &["--score", "all"]].concat()),
+        (2, [&read[..], &["--save-baseline", "own"]].concat()),
+        (2, [&write[..], &["q4_0.gguf"]].concat()),
+        (2, [&write[..], &["--structure-only"]].concat()),
+        (2, [&write[..], &["--score", "all"]].concat()),
+        (2, [&write[..], &["--stride", "8"]].concat()),
+        // A chunk that is not full has no place in the file.
+        (1, ["base.gguf", "--prompts", "short.jsonl", "--save-baseline", "own"].to_vec()),
+    ] {
+        let (found, out, err) = gguf_verify(&args, dir.path());
+        assert_eq!(found, code, "{args:?}: {out}{err}");
+        assert!(!dir.path().join("own").exists());
+    }
+}

@@ -1,0 +1,121 @@
+//! Tasks: every answer beside llama-perplexity's on the bundled model, and files that are none.
+
+use gguf_foundry::core::GgmlType;
+use serde_json::Value;
+
+use super::gguf_verify;
+use super::tiny::Tiny;
+use crate::support::{fixture, report_cases};
+
+const FILES: [(&str, &str); 3] = [
+    ("hellaswag", "hellaswag.txt"),
+    ("winogrande", "winogrande.csv"),
+    ("multiple-choice", "multiple-choice.bin"),
+];
+
+fn path(name: &str) -> String {
+    fixture(&format!("tasks/{name}")).to_str().unwrap().to_owned()
+}
+
+#[test]
+fn every_task_is_answered_as_llama_perplexity_answers_it() {
+    let dir = tempfile::tempdir().unwrap();
+    Tiny::new().write(dir.path(), "base.gguf");
+    let peer: Value = serde_json::from_str(&fs_err::read_to_string(path("peer.json")).unwrap()).unwrap();
+    let mut n_cases = 0;
+    for (kind, file) in FILES {
+        for n_tasks in ["0", "10"] {
+            let (option, file) = (format!("--{kind}"), path(file));
+            let mut args = vec!["base.gguf", &option, &file, "--json"];
+            if n_tasks != "0" {
+                args.extend(["--tasks", n_tasks]);
+            }
+            let (_, out, err) = gguf_verify(&args, dir.path());
+            let report: Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{err}"));
+            let tasks = &report["tasks"][0];
+            assert_eq!((tasks["kind"].as_str(), tasks["tasks_in_file"].as_u64()), (Some(kind), Some(24)));
+            let peer = &peer[format!("{kind}/{n_tasks}")];
+            let right: Vec<bool> =
+                peer["right"].as_array().unwrap().iter().map(|x| x.as_bool().unwrap()).collect();
+            let outcomes = tasks["outcomes"].as_array().unwrap();
+            let found: Vec<bool> = outcomes.iter().map(|o| o["is_right"].as_bool().unwrap()).collect();
+            assert_eq!(found, right, "{kind} {n_tasks}");
+            assert_eq!(found.len(), if n_tasks == "0" { 24 } else { 10 });
+            for (outcome, scores) in outcomes.iter().zip(peer["scores"].as_array().unwrap()) {
+                let numbers = |value: &Value| -> Vec<f64> {
+                    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+                };
+                for (a, b) in numbers(&outcome["scores"]).iter().zip(numbers(scores)) {
+                    assert!((a - b).abs() < 2e-5, "{kind}: {outcome} {scores}");
+                }
+            }
+            n_cases += found.len();
+        }
+    }
+    report_cases("verify: tasks", n_cases);
+}
+
+#[test]
+fn several_models_and_kinds_end_in_a_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Tiny::new();
+    base.write(dir.path(), "base.gguf");
+    base.quantized(GgmlType::Q4_0).write(dir.path(), "q4_0.gguf");
+    let [(_, hellaswag), (_, winogrande), _] = FILES.map(|(kind, file)| (kind, path(file)));
+    let tasks = ["--hellaswag", &hellaswag, "--winogrande", &winogrande, "--tasks", "5"];
+    let (_, out, err) = gguf_verify(&[&["base.gguf", "q4_0.gguf"], &tasks[..]].concat(), dir.path());
+    let heads = out.lines().find(|line| line.starts_with("file")).unwrap_or_else(|| panic!("{out}{err}"));
+    assert!(heads.contains("hellaswag") && heads.contains("winogrande"), "{out}");
+    let row = out.lines().find(|line| line.starts_with("q4_0.gguf")).unwrap();
+    assert_eq!(row.matches('%').count(), 2, "{out}");
+    let (code, out, _) = gguf_verify(&[&["base.gguf"], &tasks[..]].concat(), dir.path());
+    assert_eq!(code, 4, "answers alone are no verdict: {out}");
+    assert!(out.contains("% right of 5 of 24 tasks (95 %: "), "{out}");
+    assert!(out.contains("guessing: 25.0000") && out.contains("guessing: 50.0000"), "{out}");
+}
+
+#[test]
+fn files_that_are_no_tasks_are_refused_by_place() {
+    let dir = tempfile::tempdir().unwrap();
+    Tiny::new().write(dir.path(), "base.gguf");
+    let binary = fs_err::read(path("multiple-choice.bin")).unwrap();
+    fs_err::write(dir.path().join("cut.bin"), &binary[..2000]).unwrap();
+    fs_err::write(dir.path().join("many.bin"), [&u32::MAX.to_le_bytes(), &binary[4..]].concat()).unwrap();
+    fs_err::write(dir.path().join("five.txt"), "a\n0\nb\nc\nd\n").unwrap();
+    fs_err::write(dir.path().join("none.csv"), "a,b,c\n").unwrap();
+    fs_err::write(dir.path().join("empty.csv"), "\n").unwrap();
+    fs_err::write(dir.path().join("latin.csv"), b"0,a _ b\xe9,b,c,1\n").unwrap();
+    for (option, file, expected) in [
+        ("--multiple-choice", "cut.bin", "the file ends within"),
+        ("--multiple-choice", "many.bin", "many.bin: offset 0: the number of tasks is 4294967295"),
+        ("--multiple-choice", "five.txt", "five.txt: offset 0: the number of tasks is"),
+        ("--hellaswag", "five.txt", "five.txt: 5 lines, expected six for each task"),
+        ("--winogrande", "none.csv", "none.csv: line 1: expected index, sentence"),
+        ("--winogrande", "empty.csv", "empty.csv: no tasks"),
+        ("--winogrande", "latin.csv", "latin.csv: offset 7: invalid UTF-8"),
+    ] {
+        let (code, out, err) = gguf_verify(&["base.gguf", option, file], dir.path());
+        assert_eq!(code, 1, "{file}: {out}{err}");
+        assert!(err.contains(expected), "{file}: {err}");
+    }
+}
+
+#[test]
+fn options_that_nothing_would_act_on_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    Tiny::new().write(dir.path(), "base.gguf");
+    let winogrande = path("winogrande.csv");
+    let tasks = ["base.gguf", "--winogrande", winogrande.as_str()];
+    for args in [
+        &["base.gguf", "--tasks", "5", "--structure-only"][..],
+        &[&tasks[..], &["--ctx", "64"]].concat(),
+        &[&tasks[..], &["--chunks", "4"]].concat(),
+        &[&tasks[..], &["--score", "all"]].concat(),
+        &[&tasks[..], &["--per-token", "out.jsonl"]].concat(),
+        &[&tasks[..], &["--structure-only"]].concat(),
+        &[&tasks[..], &["--tasks", "0"]].concat(),
+    ] {
+        let (code, _, err) = gguf_verify(args, dir.path());
+        assert_eq!(code, 2, "{args:?}: {err}");
+    }
+}
