@@ -6,9 +6,7 @@ use crate::core::numeric::nearest_int;
 use crate::core::output::{Destination, OutputFile};
 use crate::core::progress::Progress;
 use crate::engine::{Engine, Hidden};
-use crate::verify::logit_file::{
-    Geometry, HEADER_BYTES, LogitFileError, LogitFileSize, MAGIC, ROW_HEAD_BYTES,
-};
+use crate::verify::logit_file::{Geometry, HEADER_BYTES, LogitFileError, LogitFileSize, MAGIC};
 use crate::verify::{Prompt, VerifyError, Window};
 
 /// Log-probabilities further than this below the largest are not told apart.
