@@ -57,7 +57,10 @@ fn text(encoder: Option<&Encoder>, token: u32) -> Json {
     let bytes = encoder.decode(&[token]);
     match std::str::from_utf8(&bytes) {
         Ok(text) => json!(text),
-        Err(_) => json!({ "hex": bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>() }),
+        Err(_) => {
+            let pairs: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            json!({ "hex": pairs.concat() })
+        }
     }
 }
 

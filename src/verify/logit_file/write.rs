@@ -6,9 +6,7 @@ use crate::core::numeric::nearest_int;
 use crate::core::output::{Destination, OutputFile};
 use crate::core::progress::Progress;
 use crate::engine::{Engine, Hidden};
-use crate::verify::logit_file::{
-    Geometry, HEADER_BYTES, LogitFileError, LogitFileSize, MAGIC, ROW_HEAD_BYTES,
-};
+use crate::verify::logit_file::{Geometry, HEADER_BYTES, LogitFileError, LogitFileSize, MAGIC};
 use crate::verify::{Prompt, VerifyError, Window};
 
 /// Log-probabilities further than this below the largest are not told apart.
@@ -133,7 +131,6 @@ fn encode(logits: &[f32], out: &mut Vec<u8>) -> Option<()> {
     let scale = (max - min) / 65535.0;
     out.extend(scale.to_le_bytes());
     out.extend((min - max - log_sum).to_le_bytes());
-    debug_assert_eq!(ROW_HEAD_BYTES, 8);
     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
     let code = |&z: &f32| if z > min { nearest_int(inverse * (z - min)) as u16 } else { 0 };
     out.extend(logits.iter().map(code).flat_map(u16::to_le_bytes));

@@ -10,7 +10,7 @@ const LINES: usize = 6;
 /// All tasks of a text.
 pub(super) fn parse(text: &str, path: &Path) -> Result<Vec<Choice>, TaskError> {
     let lines: Vec<&str> = text.lines().collect();
-    if lines.len() % LINES != 0 {
+    if !lines.len().is_multiple_of(LINES) {
         return Err(TaskError::Lines { path: path.to_owned(), lines: lines.len() });
     }
     let task = |(number, lines): (usize, &[&str])| {
