@@ -21,6 +21,7 @@ mod structure;
 mod thresholds;
 mod verification;
 mod vocabulary;
+mod weights;
 mod windows;
 
 pub use chat::{ChatError, ChatTemplate};
@@ -38,4 +39,8 @@ pub use report::{Finding, PromptReport, Report, Severity, Verdict};
 pub use structure::{StructureOptions, check_structure};
 pub use thresholds::Thresholds;
 pub use verification::{Verification, VerifyOptions, verify};
+pub use weights::{
+    BadBlock, BadRow, BlockState, Cause, FirstDifference, Marked, RatioHistogram, TensorWeights,
+    WeightOptions, WeightOutcome, WeightReport, compare_weights,
+};
 pub use windows::{Cut, Rows, Scoring, Span, Window, cut};

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::verify::{Divergence, Perplexity, Thresholds};
+use crate::verify::{Divergence, Perplexity, Thresholds, WeightReport};
 
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -109,6 +109,8 @@ pub struct Report {
     pub arch: Option<String>,
     /// Bits per weight over all tensors, if they could be read.
     pub bits_per_weight: Option<f64>,
+    /// The tensors against the baseline's, if there is one.
+    pub weights: Option<WeightReport>,
     /// Perplexity of all scored tokens.
     pub perplexity: Option<Perplexity>,
     /// Scored information per byte of text, where a tokenizer tells the bytes.
@@ -134,6 +136,7 @@ impl Report {
             findings: Vec::new(),
             arch,
             bits_per_weight,
+            weights: None,
             perplexity: None,
             bits_per_byte: None,
             prompts: Vec::new(),
@@ -192,6 +195,9 @@ impl Report {
             "findings": findings.collect::<Vec<_>>(),
         });
         let Some(map) = report.as_object_mut() else { return report };
+        if let Some(weights) = &self.weights {
+            map.insert("weights".to_owned(), weights.to_json());
+        }
         if self.prompts.len() > 1 {
             let prompts = self
                 .prompts

@@ -51,6 +51,14 @@ pub(super) struct VerifyArgs {
     /// Stop before any arithmetic
     #[arg(long)]
     structure_only: bool,
+    /// Compare the weights with the baseline's and stop: needs no prompts and no graph
+    #[arg(
+        long,
+        requires = "baseline",
+        conflicts_with_all = ["structure_only", "prompts", "per_token", "trace", "score", "ctx", "chunks", "stride",
+            "max_ppl", "max_ppl_increase", "max_kld", "max_kld_99", "min_top1"]
+    )]
+    weights_only: bool,
     /// Highest perplexity that passes
     #[arg(long, value_name = "PPL")]
     max_ppl: Option<f64>,
@@ -80,8 +88,8 @@ fn open_baseline(path: &Path, common: &Common) -> anyhow::Result<OpenedModel> {
 impl VerifyArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         let usage = |message: &str| Err(UsageError(message.to_owned()).into());
-        if self.prompts.is_empty() && !self.structure_only {
-            return usage("give `--prompts FILE`, or `--structure-only`");
+        if self.prompts.is_empty() && !self.structure_only && !self.weights_only {
+            return usage("give `--prompts FILE`, `--structure-only`, or with a baseline `--weights-only`");
         }
         if self.models.len() > 1 && (self.per_token.is_some() || self.trace.is_some()) {
             return usage("`--per-token` and `--trace` take one model");
@@ -157,6 +165,7 @@ impl VerifyArgs {
                 min_top1: self.min_top1,
             },
             structure_only: self.structure_only,
+            weights_only: self.weights_only,
         };
         let trace = self.trace.map(|layer| Trace::new(layer, session));
         let observer = trace.as_ref().map(|trace| trace as &dyn Observer);

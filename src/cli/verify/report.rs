@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json, json};
 use crate::cli::render::{Align, Cell, Style, Table, styled};
 use crate::core::text;
 use crate::core::text::escape;
-use crate::verify::{Report, Severity, Verdict};
+use crate::verify::{Report, Severity, Verdict, WeightOutcome, WeightReport};
 
 /// Prompts up to which each is shown by itself.
 const MAX_PROMPTS: usize = 16;
@@ -67,6 +67,9 @@ impl ModelReport {
     fn print(&self, out: &mut dyn Write, rows: PromptRows) -> std::io::Result<()> {
         let report = &self.report;
         self.findings(out, "")?;
+        if let Some(weights) = &report.weights {
+            print_weights(weights, out)?;
+        }
         if let Some(p) = &report.perplexity {
             writeln!(out, "perplexity    {:.4} ± {:.4} over {} tokens", p.value, p.stderr, p.tokens)?;
         }
@@ -107,6 +110,21 @@ impl ModelReport {
         let rest = if unchecked > 0 { format!(" ({unchecked} not judged)") } else { String::new() };
         writeln!(out, "verdict       {}{rest}", styled(style(report.verdict), report.verdict.name()))
     }
+}
+
+/// How many tensors are reproduced; the worst of the others with what they are off by.
+fn print_weights(weights: &WeightReport, out: &mut dyn Write) -> std::io::Result<()> {
+    const WORST: usize = 5;
+    writeln!(out, "weights       {}", weights.summary())?;
+    if weights.with(WeightOutcome::Damaged).next().is_none() {
+        return Ok(());
+    }
+    for tensor in weights.worst(WORST) {
+        let (error, own, ratio) = (tensor.error, tensor.own_error, tensor.ratio);
+        let name = escape(&tensor.name);
+        writeln!(out, "  {ratio:.2} `{name}` {}: error {error:.4}, the type's {own:.4}", tensor.ty)?;
+    }
+    Ok(())
 }
 
 fn prompts(report: &Report) -> Table {

@@ -9,6 +9,7 @@ mod output;
 mod quantized;
 mod smollm2;
 mod tiny;
+mod weights;
 
 use std::path::Path;
 
@@ -53,6 +54,7 @@ fn options(n_chunks: Option<usize>) -> VerifyOptions {
         scoring: Scoring { n_ctx: 256, n_chunks, ..Scoring::default() },
         thresholds: Thresholds::default(),
         structure_only: false,
+        weights_only: false,
     }
 }
 
