@@ -75,7 +75,9 @@ pub fn verify(
             compare_all_weights(model, baseline, options, &mut report, progress)?;
         }
     }
-    check_tokenizer(model, prompts, &mut report);
+    if !options.weights_only {
+        check_tokenizer(model, prompts, &mut report);
+    }
     let stop = report
         .findings
         .iter()

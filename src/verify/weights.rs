@@ -28,8 +28,9 @@ use crate::gguf::{Array, Value};
 use crate::verify::{Finding, Model, VerifyError};
 use cause::{Case, scaled_columns};
 use compare::{Both, Buffers, Comparison};
-use limits::{Limits, MOSTLY_REPRODUCED};
+use limits::{Limits, MOSTLY_REPRODUCED, exceeds};
 use pairs::{Pair, Pairs};
+use side::Side;
 use tensor::{Seen, split_name};
 
 /// Values of a tensor that a thread compares at a time, at most and at least.
@@ -156,11 +157,7 @@ fn compare(
 }
 
 /// Tensors whose values a damaged one may hold.
-fn others<'a>(
-    pairs: &[Pair<'a>],
-    own: &Pair<'a>,
-    comparison: &Comparison<'a>,
-) -> Vec<crate::verify::weights::side::Side<'a>> {
+fn others<'a>(pairs: &[Pair<'a>], own: &Pair<'a>, comparison: &Comparison<'a>) -> Vec<Side<'a>> {
     let is_file = std::ptr::addr_eq(comparison.reference.source, own.file.source);
     let shape = &comparison.reference.meta().shape;
     pairs
@@ -254,7 +251,7 @@ fn coded_flaw(tensor: &TensorWeights, seen: &Seen, limits: &Limits) -> Option<St
     }
     // Of few values chance is a part of every factor.
     let is_large = seen.n_blocks * tensor.ty.block_elems() as u64 >= 4096;
-    if is_large && !(scale <= Limits::tensor_scale(own_error)) {
+    if is_large && exceeds(scale, Limits::tensor_scale(own_error)) {
         return Some(does);
     }
     if seen.bad_rows.count > 0 {

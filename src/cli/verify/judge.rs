@@ -55,7 +55,7 @@ pub(super) struct VerifyArgs {
     #[arg(
         long,
         requires = "baseline",
-        conflicts_with_all = ["structure_only", "prompts", "per_token", "trace", "score", "ctx", "chunks", "stride",
+        conflicts_with_all = ["structure_only", "prompts", "source", "per_token", "trace", "score", "ctx", "chunks", "stride",
             "max_ppl", "max_ppl_increase", "max_kld", "max_kld_99", "min_top1"]
     )]
     weights_only: bool,

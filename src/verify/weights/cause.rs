@@ -10,7 +10,7 @@ use crate::verify::weights::compare::Comparison;
 use crate::verify::weights::limits::Limits;
 use crate::verify::weights::side::Side;
 use crate::verify::weights::sums::Sums;
-use crate::verify::weights::tensor::Seen;
+use crate::verify::weights::tensor::{BadBlock, Seen};
 
 use search::Sample;
 
@@ -249,9 +249,11 @@ impl Case<'_> {
         let seen = self.seen;
         let own_error = self.own_error();
         let factor = seen.own.slope() / seen.file.slope();
+        let is_quantized = self.comparison.coded.meta().ty.is_quantized();
+        let limit = if is_quantized { Limits::tensor_scale(own_error) } else { 1e-3 };
         let keeps_shape = seen.file.shape_error() <= (1.5 * own_error).max(1e-3);
         let is_far = |factor: f64, limit: f64| factor != 0.0 && factor.abs().ln().abs() > limit;
-        if keeps_shape && (factor < 0.0 || is_far(factor, Limits::tensor_scale(own_error) / 2.0)) {
+        if keeps_shape && (factor < 0.0 || is_far(factor, limit)) {
             return Some(Cause::Scaled { factor });
         }
         let rows: Vec<(u64, f64)> =
@@ -274,12 +276,13 @@ impl Case<'_> {
     fn remains(&self) -> Option<Cause> {
         let seen = self.seen;
         let own_error = self.own_error();
-        if !(seen.file.correlation().abs() >= 0.1) {
+        // A few blocks may outweigh all others.
+        let in_part = seen.bad_blocks.count > 0 && seen.bad_blocks.count * 2 <= seen.n_blocks;
+        let correlation = seen.file.correlation().abs();
+        if !in_part && (correlation.is_nan() || correlation < 0.1) {
             return Some(Cause::Unrelated);
         }
-        let state = |block: &crate::verify::weights::BadBlock| {
-            (block.row, block.block, BlockState::of(&block.sums, own_error))
-        };
+        let state = |block: &BadBlock| (block.row, block.block, BlockState::of(&block.sums, own_error));
         let first: Vec<_> = seen.bad_blocks.first.iter().map(state).collect();
         (!first.is_empty()).then_some(Cause::Blocks { count: seen.bad_blocks.count, first })
     }

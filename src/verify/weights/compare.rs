@@ -3,7 +3,7 @@
 use crate::core::{GgmlType, ImatrixNeed};
 use crate::engine::EngineError;
 use crate::quant::{can_quantize, first_non_finite, quantize_rows};
-use crate::verify::weights::limits::{Limits, STRICT_RATIO};
+use crate::verify::weights::limits::{Limits, STRICT_RATIO, exceeds};
 use crate::verify::weights::side::Side;
 use crate::verify::weights::sums::Sums;
 use crate::verify::weights::tensor::{BadBlock, BadRow, FirstDifference, Marked, Seen};
@@ -108,7 +108,7 @@ impl Comparison<'_> {
             let granted = self.limits.granted(own_sums.errors, sums.reference, usual);
             let (error, ratio) = (sums.relative_error(), ratio(sums.errors, granted));
             seen.histogram.count(ratio);
-            if !(ratio <= STRICT_RATIO) {
+            if exceeds(ratio, STRICT_RATIO) {
                 let block = BadBlock { row: row.number, block: at as u64, error, ratio, sums };
                 if self.limits.is_bad_block(error, ratio) {
                     seen.bad_blocks.mark(block.clone());
@@ -144,7 +144,7 @@ impl Comparison<'_> {
             }
             seen.n_differing += 1;
             let (distance, size) = (f64::from(x) - f64::from(r), f64::from(r).abs());
-            if !(distance.abs() <= 1.001 * rounding * size + SUBNORMAL) {
+            if exceeds(distance.abs(), 1.001 * rounding * size + SUBNORMAL) {
                 n_beyond += 1;
             }
             let ty = self.coded.meta().ty;

@@ -33,7 +33,7 @@ pub(crate) struct Limits {
 
 /// How far the error of a block or a row may be above what the type does with it, in a tensor of codes that were made
 /// with an importance matrix or error feedback, and in one that is reproduced but for a few blocks.
-const ROW_RATIO: f64 = 4.0;
+const ROW_RATIO: f64 = 5.0;
 const TENSOR_RATIO: f64 = 3.0;
 pub(crate) const STRICT_RATIO: f64 = 1.3;
 
@@ -44,7 +44,7 @@ impl Limits {
             // Nothing but error feedback moves these.
             ImatrixNeed::Ignored => 8.0,
             _ if ty.block_elems() <= SHORT_BLOCK => 20.0,
-            _ => 6.0,
+            _ => 10.0,
         };
         Self { nominal: nominal_error(ty, level), blur, block_ratio }
     }
@@ -83,9 +83,13 @@ impl Limits {
     }
 }
 
+/// Whether a figure is above its limit; what is no number is above every limit.
+pub(crate) fn exceeds(figure: f64, limit: f64) -> bool {
+    figure.is_nan() || figure > limit
+}
+
 fn beyond(error: f64, ratio: f64, limit: f64) -> bool {
-    // What is no number is beyond every limit.
-    !(ratio <= limit && error <= LOST) && !(ratio <= STRICT_RATIO)
+    (exceeds(ratio, limit) || exceeds(error, LOST)) && exceeds(ratio, STRICT_RATIO)
 }
 
 /// Relative rms error of a type's own quantizer on values of a normal distribution; 0 for floats.

@@ -53,14 +53,10 @@ impl<'a> Names<'a> {
         self.model.source.tensors()
     }
 
-    /// What stands beside a tensor, if it does so here alone.
-    fn companion_of<'n>(&self, name: &'n str) -> Option<&'n str> {
-        name.strip_suffix(INPUT_SCALE).or_else(|| name.strip_suffix(SCALE))
-    }
-
     /// Whether a tensor is a factor of another one.
     fn is_companion(&self, name: &str) -> bool {
-        self.companion_of(name).is_some_and(|base| self.has(&format!("{base}.weight")))
+        let base = name.strip_suffix(INPUT_SCALE).or_else(|| name.strip_suffix(SCALE));
+        base.is_some_and(|base| self.has(&format!("{base}.weight")))
     }
 
     /// A tensor to read, with its factors unless the other side has them too.

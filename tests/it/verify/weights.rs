@@ -59,7 +59,7 @@ fn compare(file: &Tiny, baseline: &Tiny) -> WeightReport {
     compare_weights(&model(file, &none), &model(baseline, &none), &options, &Silent).unwrap()
 }
 
-/// As `Tiny::quantized`, with importance weights that differ a thousandfold where the type takes them.
+/// As `Tiny::quantized`, with importance weights that differ thirtyfold where the type takes them.
 fn quantized(tiny: &Tiny, ty: GgmlType, weighted: bool) -> Tiny {
     let mut model = tiny.clone();
     let mut random = Random(88172645463325252);
@@ -69,7 +69,7 @@ fn quantized(tiny: &Tiny, ty: GgmlType, weighted: bool) -> Tiny {
         }
         let values = tiny.values(&model.metas[at].name);
         let n_cols = model.metas[at].shape.n_cols() as usize;
-        let weight = |_| 10f32.powf((random.next() % 3000) as f32 / 1000.0 - 1.5);
+        let weight = |_| 10f32.powf((random.next() % 1500) as f32 / 1000.0 - 0.75);
         let weights: Vec<f32> = if weighted { (0..n_cols).map(weight).collect() } else { vec![1.0; n_cols] };
         let needs = ty.info().imatrix == gguf_foundry::core::ImatrixNeed::Required;
         let weights = (weighted || needs).then_some(weights.as_slice());
@@ -144,7 +144,7 @@ fn healthy_files_of_every_type_pass_and_plain_ones_are_reproduced() {
     for ty in GgmlType::all().filter(|ty| can_quantize(*ty)) {
         for weighted in [false, true] {
             let report = compare(&quantized(&base, ty, weighted), &base);
-            assert_eq!(report.findings, [], "{ty} {weighted}");
+            assert!(report.findings.is_empty(), "{ty} {weighted}: {:?}", report.findings);
             let outcomes: Vec<_> = report.tensors.iter().map(|tensor| tensor.outcome).collect();
             if !weighted {
                 assert!(outcomes.iter().all(|o| *o == WeightOutcome::Reproduced), "{ty}: {outcomes:?}");
@@ -328,7 +328,7 @@ fn scaled_values_are_found_and_named() {
                     edit(tiny, K, |values| values.iter_mut().for_each(|x| *x *= 0.9));
                 });
                 let scaled =
-                    |cause: &Cause| matches!(cause, Cause::Scaled { factor } if (factor - 0.9).abs() < 0.02);
+                    |cause: &Cause| matches!(cause, Cause::Scaled { factor } if (factor - 0.9).abs() < 0.06);
                 found("the tensor", &broken, &base, &[K], &scaled);
             }
         }
@@ -387,7 +387,7 @@ fn floats_are_equal_after_rounding() {
         assert_eq!(report.summary(), "10 of 10 reproduced", "{file} {baseline}: {:?}", report.findings);
     }
     let report = compare(&floats(&base, GgmlType::F16), &floats(&base, GgmlType::Bf16));
-    assert_eq!(report.findings, [], "both are rounded");
+    assert!(report.findings.is_empty(), "both are rounded: {:?}", report.findings);
 
     // Rounded to BF16 before it was rounded to F16: a loss that is named, not damage.
     let narrow = decoded(&floats(&base, GgmlType::Bf16));
@@ -418,12 +418,12 @@ fn quantized_baselines_are_no_false_alarm() {
         (GgmlType::Q8_0, GgmlType::Q4_0),
     ] {
         let report = compare(&quantized(&base, file, true), &quantized(&base, baseline, false));
-        assert_eq!(report.findings, [], "{file} {baseline}");
+        assert!(report.findings.is_empty(), "{file} {baseline}: {:?}", report.findings);
     }
     // Decoded, and the other way round.
     let coded = quantized(&base, GgmlType::Q4_0, false);
-    assert_eq!(compare(&decoded(&coded), &coded).findings, []);
-    assert_eq!(compare(&coded, &decoded(&coded)).findings, []);
+    assert!(compare(&decoded(&coded), &coded).findings.is_empty());
+    assert!(compare(&coded, &decoded(&coded)).findings.is_empty());
     let mut broken = quantized(&base, GgmlType::Q4K, false);
     randomize(&mut broken, K, std::iter::once(3));
     let report = compare(&broken, &quantized(&base, GgmlType::Q5K, false));
@@ -479,7 +479,7 @@ fn a_head_that_is_the_embedding_and_factors_beside_a_tensor() {
     push(&mut apart, head);
     for (file, baseline) in [(&tied, &apart), (&apart, &tied)] {
         let report = compare(&quantized(file, GgmlType::Q6K, false), baseline);
-        assert_eq!(report.findings, []);
+        assert!(report.findings.is_empty(), "{:?}", report.findings);
         assert_eq!(tensor(&report, "output.weight").outcome, WeightOutcome::Reproduced);
     }
     // A head of its own that the file has lost.
@@ -525,7 +525,7 @@ fn the_program_compares_weights_alone() {
     base.quantized(GgmlType::Q4K).write(dir.path(), "q4_k.gguf");
     let args = ["q4_k.gguf", "--baseline", "base.gguf", "--weights-only"];
     let (code, out, err) = gguf_verify(&args, dir.path());
-    assert!(code == 0 || code == 4, "{out}{err}");
+    assert_eq!(code, 0, "{out}{err}");
     assert!(out.contains("weights       38 of 38 reproduced\n"), "{out}");
     let (_, out, _) = gguf_verify(&[&args[..], &["--json"]].concat(), dir.path());
     let report: Value = serde_json::from_str(&out).unwrap();

@@ -13,6 +13,8 @@ const ELEMS: u64 = 4 << 20;
 const CHUNK_ELEMS: u64 = 64 << 10;
 /// Share of the rows that must agree on a place.
 const AGREE: f64 = 0.8;
+/// Columns that are compared with rows.
+const TRIED: usize = 4;
 /// How far values are looked for beside their place.
 const REACH: usize = 2048;
 
@@ -88,7 +90,8 @@ impl Sample {
         let mut best: Option<(f32, &Side<'_>)> = None;
         for other in &case.others {
             let cosine = self.mean_cosine(other)?;
-            if cosine > best.map_or(own + 0.01, |(best, _)| best) {
+            // Norms of neighbouring layers are much alike: what is left must halve at least.
+            if cosine > best.map_or(own + ((1.0 - own) / 2.0).min(0.01), |(best, _)| best) {
                 best = Some((cosine, other));
             }
         }
@@ -193,7 +196,6 @@ impl Sample {
         if n != self.n_cols as u64 || n < 2 || n > CHUNK_ELEMS {
             return Ok(false);
         }
-        const TRIED: usize = 4;
         let tried: Vec<(usize, usize)> =
             self.rows.iter().take(TRIED).enumerate().map(|(at, &r)| (at, r as usize)).collect();
         let mut columns = vec![Vec::with_capacity(self.n_cols); tried.len()];
