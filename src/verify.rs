@@ -29,6 +29,7 @@ mod tasks;
 mod thresholds;
 mod verification;
 mod vocabulary;
+mod weights;
 mod windows;
 
 pub use chat::{ChatError, ChatTemplate};
@@ -54,4 +55,8 @@ pub use structure::{StructureOptions, check_structure};
 pub use tasks::{TaskError, TaskKind, TaskOutcome, TaskReport, TaskSet};
 pub use thresholds::{Figure, LimitLine, Thresholds};
 pub use verification::{Verification, VerifyOptions, verify, verify_with};
+pub use weights::{
+    BadBlock, BadRow, BlockState, Cause, FirstDifference, Marked, RatioHistogram, TensorWeights,
+    WeightOptions, WeightOutcome, WeightReport, compare_weights,
+};
 pub use windows::{Cut, Rows, Scoring, Span, Window, cut};

@@ -4,7 +4,7 @@
 mod arch_keys;
 mod attention;
 mod builder;
-mod claims;
+pub(crate) mod claims;
 mod features;
 mod ffn;
 mod layer;

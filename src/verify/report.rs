@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::verify::{
-    Aspect, Cost, Coverage, Distribution, Divergence, Estimate, LimitLine, Perplexity, TaskReport, Thresholds,
+    Aspect, Cost, Coverage, Distribution, Divergence, Estimate, LimitLine, Perplexity, TaskReport,
+    Thresholds, WeightReport,
 };
 
 /// How bad a finding is.
@@ -122,6 +123,8 @@ pub struct Report {
     pub arch: Option<String>,
     /// Bits per weight over all tensors, if they could be read.
     pub bits_per_weight: Option<f64>,
+    /// The tensors against the baseline's, if there is one.
+    pub weights: Option<WeightReport>,
     /// Perplexity of all scored tokens.
     pub perplexity: Option<Perplexity>,
     /// Scored information per byte of text, where a tokenizer tells the bytes.
@@ -154,6 +157,7 @@ impl Report {
             coverage: Coverage::default(),
             arch,
             bits_per_weight,
+            weights: None,
             perplexity: None,
             bits_per_byte: None,
             prompts: Vec::new(),
@@ -250,6 +254,9 @@ impl Report {
             })),
         });
         let Some(map) = report.as_object_mut() else { return report };
+        if let Some(weights) = &self.weights {
+            map.insert("weights".to_owned(), weights.to_json());
+        }
         if self.prompts.len() > 1 {
             let prompts = self
                 .prompts

@@ -18,7 +18,7 @@ use crate::verify::{Aspect, Figure, HealthyCost, LimitLine, baseline_keys};
 use crate::verify::{
     ChatError, ChatTemplate, Divergence, Extras, Finding, LogitWriter, Model, Perplexity, Position, Prompt,
     PromptReport, PromptSource, Report, SaveLogits, Severity, StructureOptions, TaskReport, TaskSet,
-    TextEncoder, Thresholds, VerifyError,
+    TextEncoder, Thresholds, VerifyError, WeightOptions, compare_weights,
 };
 
 /// What to verify, and how.
@@ -32,6 +32,8 @@ pub struct VerifyOptions {
     pub thresholds: Thresholds,
     /// Stop before any arithmetic.
     pub structure_only: bool,
+    /// Stop after the weights were compared with the baseline's; an architecture without a graph is no matter then.
+    pub weights_only: bool,
 }
 
 /// What a verification yields.
@@ -88,14 +90,19 @@ pub fn verify_with(
     report.extend(model.file.map(check_layout).unwrap_or_default());
     let structure = StructureOptions { level: options.engine.level };
     report.extend(check_structure(model.source, model.metadata, &structure, progress)?);
-    let plan = check_graph(model, &mut report)?;
+    let plan = if options.weights_only { None } else { check_graph(model, &mut report)? };
     let n_tensors = model.source.tensors().len();
     report.judged(Aspect::Structure, format!("{n_tensors} tensors, block by block"));
     if let Some(baseline) = baseline {
         report.extend(baseline_keys::compare(model.metadata, baseline.metadata));
         report.judged(Aspect::Metadata, format!("{} keys beside the baseline's", model.metadata.len()));
+        if !options.structure_only {
+            compare_all_weights(model, baseline, options, &mut report, progress)?;
+        }
     }
-    check_tokenizer(model, prompts, &mut report);
+    if !options.weights_only {
+        check_tokenizer(model, prompts, &mut report);
+    }
     let stop = report
         .findings
         .iter()
@@ -223,6 +230,22 @@ fn healthy_cost(
             Ok(typical)
         }
     }
+}
+
+/// Every tensor against what it was made from.
+fn compare_all_weights(
+    model: &Model<'_>,
+    baseline: &Model<'_>,
+    options: &VerifyOptions,
+    report: &mut Report,
+    progress: &dyn Progress,
+) -> Result<(), VerifyError> {
+    let EngineOptions { level, memory_bytes, .. } = options.engine;
+    let weights = compare_weights(model, baseline, &WeightOptions { level, memory_bytes }, progress)?;
+    report.extend(weights.findings.iter().cloned());
+    report.judged(Aspect::Weights, weights.summary());
+    report.weights = Some(weights);
+    Ok(())
 }
 
 /// The graph, if there is one that can be run.
@@ -413,8 +436,8 @@ pub(super) fn beyond_training(plan: &GraphPlan, windows: &[Window]) -> Option<St
 }
 
 /// Errors of these checks leave the figures meaningful: they show how much an error costs.
-const MEASURED_ALL_THE_SAME: [&str; 5] =
-    ["all-zero", "hparams", "round-trip", "source-tokenizer", "tokenizer-parity"];
+const MEASURED_ALL_THE_SAME: [&str; 6] =
+    ["all-zero", "hparams", "round-trip", "source-tokenizer", "tokenizer-parity", "weights"];
 
 /// The first prompt that the baseline's tokenizer reads as other tokens.
 fn compare_ids(encoded: &[Prompt], prompts: &[PromptSource], baseline: &Model<'_>) -> Option<Finding> {

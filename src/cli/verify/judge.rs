@@ -68,6 +68,15 @@ pub(super) struct VerifyArgs {
     /// Exit with 0 instead of 4 where not all could be judged
     #[arg(long)]
     accept_partial: bool,
+    /// Compare the weights with the baseline's and stop: needs no prompts and no graph
+    #[arg(
+        long,
+        requires = "baseline",
+        conflicts_with_all = ["structure_only", "prompts", "source", "per_token", "save_baseline", "trace",
+            "hellaswag", "winogrande", "multiple_choice", "score", "ctx", "chunks", "stride",
+            "max_ppl", "max_ppl_increase", "max_kld", "max_kld_99", "min_top1"]
+    )]
+    weights_only: bool,
     /// Highest perplexity that passes
     #[arg(long, value_name = "PPL")]
     max_ppl: Option<f64>,
@@ -167,8 +176,13 @@ impl VerifyArgs {
     fn check_use(&self, has_tasks: bool, logits: Option<&LogitFile>) -> Result<(), UsageError> {
         let refuse = |message: String| Err(UsageError(message));
         let has_text = !self.prompts.is_empty() || logits.is_some();
-        if !(has_text || has_tasks || self.structure_only) {
-            return refuse("give `--prompts FILE`, tasks, or `--structure-only`".to_owned());
+        if !(has_text || has_tasks || self.structure_only || self.weights_only) {
+            let message =
+                "give `--prompts FILE`, tasks, `--structure-only`, or with a baseline `--weights-only`";
+            return refuse(message.to_owned());
+        }
+        if self.weights_only && logits.is_some() {
+            return refuse("`--weights-only` needs a baseline with weights, not a logit file".to_owned());
         }
         if self.models.len() > 1 && self.trace.is_some() {
             return refuse("`--trace` takes one model".to_owned());
@@ -268,6 +282,7 @@ impl VerifyArgs {
                 min_top1: self.min_top1,
             },
             structure_only: self.structure_only,
+            weights_only: self.weights_only,
         };
         let trace = self.trace.map(|layer| Trace::new(layer, session));
         let observer = trace.as_ref().map(|trace| trace as &dyn Observer);

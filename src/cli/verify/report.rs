@@ -11,7 +11,7 @@ use crate::cli::verify::reasons::{self, style};
 use crate::cli::verify::{statistics, tasks};
 use crate::core::text;
 use crate::core::text::escape;
-use crate::verify::{Figure, Report, Verdict};
+use crate::verify::{Figure, Report, Verdict, WeightOutcome, WeightReport};
 
 /// Prompts up to which each is shown by itself.
 const MAX_PROMPTS: usize = 16;
@@ -55,6 +55,9 @@ impl ModelReport {
     fn print(&self, out: &mut dyn Write, rows: PromptRows) -> std::io::Result<()> {
         let report = &self.report;
         reasons::print(report, out)?;
+        if let Some(weights) = &report.weights {
+            print_weights(weights, out)?;
+        }
         if let Some(p) = &report.perplexity {
             let limit = self.limit(Figure::Ppl);
             writeln!(out, "perplexity    {:.4} ± {:.4} over {} tokens{limit}", p.value, p.stderr, p.tokens)?;
@@ -109,6 +112,21 @@ impl ModelReport {
         let line = self.report.limits.iter().find(|line| line.figure == figure);
         line.map(|line| format!("   (limit {})", figure.show(line.limit))).unwrap_or_default()
     }
+}
+
+/// How many tensors are reproduced; the worst of the others with what they are off by.
+fn print_weights(weights: &WeightReport, out: &mut dyn Write) -> std::io::Result<()> {
+    const WORST: usize = 5;
+    writeln!(out, "weights       {}", weights.summary())?;
+    if weights.with(WeightOutcome::Damaged).next().is_none() {
+        return Ok(());
+    }
+    for tensor in weights.worst(WORST) {
+        let (error, own, ratio) = (tensor.error, tensor.own_error, tensor.ratio);
+        let name = escape(&tensor.name);
+        writeln!(out, "  {ratio:.2} `{name}` {}: error {error:.4}, the type's {own:.4}", tensor.ty)?;
+    }
+    Ok(())
 }
 
 fn prompts(report: &Report) -> Table {

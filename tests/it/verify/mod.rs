@@ -13,6 +13,7 @@ mod report_page;
 mod smollm2;
 mod tasks;
 mod tiny;
+mod weights;
 
 use std::path::Path;
 
@@ -57,6 +58,7 @@ fn options(n_chunks: Option<usize>) -> VerifyOptions {
         scoring: Scoring { n_ctx: 256, n_chunks, ..Scoring::default() },
         thresholds: Thresholds::default(),
         structure_only: false,
+        weights_only: false,
     }
 }
 

@@ -1,0 +1,287 @@
+//! Every tensor against what it was made from.
+//!
+//! The baseline's values are quantized with our own quantizer to the type that the file has. The same bytes: the tensor is
+//! reproduced. Other bytes come from an importance matrix, from rounding that feeds errors back, or from damage: the file's
+//! error is set against that of our own codes, over the tensor, its rows and its blocks. A tensor that is farther off than
+//! its type explains is looked for elsewhere in the baseline, so that the report can say what happened to it.
+
+mod cause;
+mod compare;
+mod findings;
+mod json;
+mod limits;
+mod pairs;
+mod side;
+mod sums;
+mod tensor;
+
+pub use cause::{BlockState, Cause};
+pub use tensor::{BadBlock, BadRow, FirstDifference, Marked, RatioHistogram, TensorWeights, WeightOutcome};
+
+use rayon::prelude::*;
+
+use crate::core::progress::Progress;
+use crate::core::simd::SimdLevel;
+use crate::core::{GgmlType, TensorMeta};
+use crate::engine::EngineError;
+use crate::gguf::{Array, Value};
+use crate::verify::{Finding, Model, VerifyError};
+use cause::{Case, scaled_columns};
+use compare::{Both, Buffers, Comparison};
+use limits::{Limits, MOSTLY_REPRODUCED, exceeds};
+use pairs::{Pair, Pairs};
+use side::Side;
+use tensor::{Seen, split_name};
+
+/// Values of a tensor that a thread compares at a time, at most and at least.
+const CHUNK_ELEMS: u64 = 128 << 10;
+const MIN_CHUNK_ELEMS: u64 = 4 << 10;
+/// Bytes that a value takes in a thread's buffers: decoded, encoded on both sides, and sums.
+const ELEM_BYTES: u64 = 24;
+/// Chunks of a thread whose results are held until they are joined in order.
+const WAVE: u64 = 4;
+/// Tensors whose cause is looked for; a file with more is another model.
+const MAX_CASES: usize = 64;
+
+/// How weights are compared.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightOptions {
+    /// Vector instructions.
+    pub level: SimdLevel,
+    /// Memory for the rows that are compared, over all threads. A single row is held whatever it takes.
+    pub memory_bytes: u64,
+}
+
+/// What the comparison of all tensors says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WeightReport {
+    /// The tensors that both have, in the order of the file.
+    pub tensors: Vec<TensorWeights>,
+    /// What is wrong: tensors without an answer, then damaged ones, those with a common cause together.
+    pub findings: Vec<Finding>,
+}
+
+/// Compares the tensors of a model with those of its baseline, on the threads of the current rayon pool.
+///
+/// # Errors
+/// Tensors that cannot be read, cancellation. What is wrong with the model is a finding.
+pub fn compare_weights(
+    model: &Model<'_>,
+    baseline: &Model<'_>,
+    options: &WeightOptions,
+    progress: &dyn Progress,
+) -> Result<WeightReport, VerifyError> {
+    let Pairs { pairs, findings } = Pairs::of(model, baseline, options.level)?;
+    let mut report = WeightReport { tensors: Vec::new(), findings };
+    let n_bytes = |pair: &Pair<'_>| pair.file.meta().n_bytes().unwrap_or(0);
+    progress.begin("comparing weights", pairs.iter().map(n_bytes).sum());
+    let mut n_cases = 0;
+    for pair in &pairs {
+        let comparison = comparison(pair, options.level);
+        let found = compare(&comparison, options, pair.file.meta(), progress)
+            .and_then(|seen| {
+                let mut tensor = judge(pair, &comparison, &seen);
+                if tensor.outcome == WeightOutcome::Damaged && n_cases < MAX_CASES {
+                    n_cases += 1;
+                    let others = others(&pairs, pair, &comparison);
+                    let n_heads = n_heads(model, &tensor);
+                    let case = Case { comparison: &comparison, seen: &seen, others, n_heads };
+                    tensor.cause = case.find()?;
+                }
+                Ok(tensor)
+            })
+            .inspect_err(|_| progress.end())?;
+        pair.file.source.release_rows(pair.file.tensor, 0, pair.file.n_rows());
+        pair.baseline.source.release_rows(pair.baseline.tensor, 0, pair.baseline.n_rows());
+        report.tensors.push(found);
+    }
+    progress.end();
+    report.add_findings();
+    Ok(report)
+}
+
+/// The coarser of both is judged by the finer one: a file of floats that was made from a quantized baseline holds what the
+/// baseline's codes say.
+fn comparison<'a>(pair: &Pair<'a>, level: SimdLevel) -> Comparison<'a> {
+    let (file, baseline) = (pair.file.clone(), pair.baseline.clone());
+    let bits = |ty: GgmlType| ty.bits_per_weight();
+    let (coded, reference) =
+        if bits(file.meta().ty) <= bits(baseline.meta().ty) { (file, baseline) } else { (baseline, file) };
+    let limits = Limits::new(coded.meta().ty, reference.meta().ty, level);
+    Comparison { coded, reference, limits }
+}
+
+/// Compares all rows, in chunks on all threads.
+fn compare(
+    comparison: &Comparison<'_>,
+    options: &WeightOptions,
+    file: &TensorMeta,
+    progress: &dyn Progress,
+) -> Result<Seen, VerifyError> {
+    let n_threads = rayon::current_num_threads().max(1) as u64;
+    let n_rows = comparison.coded.n_rows();
+    let n_cols = comparison.coded.meta().shape.n_cols().max(1);
+    let budget = options.memory_bytes / (n_threads * ELEM_BYTES);
+    let step = (budget.clamp(MIN_CHUNK_ELEMS, CHUNK_ELEMS) / n_cols).max(1);
+    let row_bytes = file.row_bytes().unwrap_or(0);
+    let n_chunks = n_rows.div_ceil(step);
+    let (mut seen, mut strict) = (Seen::default(), tensor::Marked::default());
+    let mut first = 0;
+    while first < n_chunks {
+        let end = n_chunks.min(first + WAVE * n_threads);
+        let wave: Vec<Both> = (first..end)
+            .into_par_iter()
+            .map_init(Buffers::default, |buffers, chunk| {
+                if progress.is_cancelled() {
+                    return Err(EngineError::Cancelled);
+                }
+                let row = chunk * step;
+                let n = step.min(n_rows - row);
+                let both = comparison.rows(row, n, buffers)?;
+                progress.advance(n * row_bytes);
+                Ok(both)
+            })
+            .collect::<Result<_, EngineError>>()?;
+        // Joined in order: sums do not depend on threads.
+        for both in wave {
+            seen.append(both.seen);
+            strict.append(both.strict);
+        }
+        first = end;
+    }
+    let reproduced = seen.n_equal_blocks as f64 >= MOSTLY_REPRODUCED * seen.n_blocks as f64;
+    if reproduced && comparison.coded.meta().ty.is_quantized() {
+        seen.bad_blocks = strict;
+    }
+    Ok(seen)
+}
+
+/// Tensors whose values a damaged one may hold.
+fn others<'a>(pairs: &[Pair<'a>], own: &Pair<'a>, comparison: &Comparison<'a>) -> Vec<Side<'a>> {
+    let is_file = std::ptr::addr_eq(comparison.reference.source, own.file.source);
+    let shape = &comparison.reference.meta().shape;
+    pairs
+        .iter()
+        .filter(|pair| pair.name != own.name)
+        .map(|pair| if is_file { &pair.file } else { &pair.baseline })
+        .filter(|side| {
+            side.meta().shape.n_cols() == shape.n_cols() && side.meta().shape.n_rows() == shape.n_rows()
+        })
+        .cloned()
+        .collect()
+}
+
+/// Heads that the rows of queries or keys are cut into, by the metadata.
+fn n_heads(model: &Model<'_>, tensor: &TensorWeights) -> Option<u64> {
+    let heads = |name: &str| {
+        let value = model.metadata.get(&format!("{}.attention.{name}", model.arch()?))?;
+        match value {
+            Value::Array(array) => of_layer(array, tensor.layer?),
+            value => value.as_u64(),
+        }
+    };
+    if tensor.role.starts_with("attn_q.") {
+        heads("head_count")
+    } else if tensor.role.starts_with("attn_k.") {
+        heads("head_count_kv").or_else(|| heads("head_count"))
+    } else {
+        None
+    }
+}
+
+fn of_layer(array: &Array, layer: usize) -> Option<u64> {
+    array.get(layer)?.as_u64()
+}
+
+/// What the sums amount to.
+fn judge(pair: &Pair<'_>, comparison: &Comparison<'_>, seen: &Seen) -> TensorWeights {
+    let (file, baseline) = (pair.file.meta(), pair.baseline.meta());
+    let (layer, role) = split_name(&pair.name);
+    let is_quantized = comparison.coded.meta().ty.is_quantized();
+    let limits = &comparison.limits;
+    let granted = limits.granted(seen.own.errors, seen.file.reference, 0.0);
+    let (error, own_error) = (seen.file.relative_error(), seen.own.relative_error());
+    let ratio = match (is_quantized, seen.n_equal_blocks == seen.n_blocks) {
+        (_, true) => 1.0,
+        (true, _) => compare::ratio(seen.file.errors, granted),
+        (false, _) => compare::ratio(seen.file.errors, seen.own.errors),
+    };
+    let mut tensor = TensorWeights {
+        name: pair.name.clone(),
+        baseline_name: (baseline.name != pair.name).then(|| baseline.name.clone()),
+        layer,
+        role: role.to_owned(),
+        ty: file.ty,
+        baseline_ty: baseline.ty,
+        shape: file.shape.clone(),
+        outcome: WeightOutcome::Reproduced,
+        error,
+        own_error,
+        ratio,
+        blocks: seen.n_blocks,
+        equal_blocks: seen.n_equal_blocks,
+        histogram: seen.histogram.clone(),
+        bad_blocks: seen.bad_blocks.clone(),
+        bad_rows: seen.bad_rows.clone(),
+        first_difference: seen.first_difference.clone(),
+        message: None,
+        cause: None,
+    };
+    if let Some(reason) = &seen.unjudged {
+        tensor.outcome = WeightOutcome::Unjudged;
+        tensor.message = Some(reason.clone());
+    } else if seen.n_equal_blocks != seen.n_blocks {
+        tensor.message = if is_quantized { coded_flaw(&tensor, seen, limits) } else { float_flaw(seen) };
+        tensor.outcome = match tensor.message {
+            Some(_) => WeightOutcome::Damaged,
+            None => WeightOutcome::Within,
+        };
+    }
+    tensor
+}
+
+/// What is wrong with a tensor of codes.
+fn coded_flaw(tensor: &TensorWeights, seen: &Seen, limits: &Limits) -> Option<String> {
+    let own_error = seen.own.relative_error().max(limits.nominal);
+    let scale = (seen.own.slope() / seen.file.slope()).abs().ln().abs();
+    let does =
+        format!("relative error {:.4}, {:.1} times what {} does here", tensor.error, tensor.ratio, tensor.ty);
+    if Limits::is_bad_tensor(tensor.error, tensor.ratio) {
+        return Some(does);
+    }
+    // Of few values chance is a part of every factor.
+    let is_large = seen.n_blocks * tensor.ty.block_elems() as u64 >= 4096;
+    if is_large && exceeds(scale, Limits::tensor_scale(own_error)) {
+        return Some(does);
+    }
+    if seen.bad_rows.count > 0 {
+        let row = seen.bad_rows.first.first().map_or(0, |row| row.row);
+        return Some(format!("{} rows beyond what {} does, the first {row}", seen.bad_rows.count, tensor.ty));
+    }
+    if seen.bad_blocks.count > 0 {
+        let block = seen.bad_blocks.first.first();
+        let (row, at) = block.map_or((0, 0), |block| (block.row, block.block));
+        let count = seen.bad_blocks.count;
+        return Some(format!(
+            "{count} of {} blocks beyond what {} does, the first in row {row}, block {at}",
+            seen.n_blocks, tensor.ty
+        ));
+    }
+    let n_rows = tensor.shape.n_rows();
+    let columns = if n_rows >= 64 { scaled_columns(seen, own_error) } else { Vec::new() };
+    columns
+        .first()
+        .map(|(column, _)| format!("{} columns with another scale, the first {column}", columns.len()))
+}
+
+/// What is wrong with a tensor of floats.
+fn float_flaw(seen: &Seen) -> Option<String> {
+    if seen.n_beyond == 0 {
+        return None;
+    }
+    let first = seen.first_difference.as_ref()?;
+    Some(format!(
+        "{} of {} values differ, the first in row {}, column {}: {:e}, expected {:e}",
+        seen.n_differing, seen.n_blocks, first.row, first.column, first.found, first.expected
+    ))
+}

@@ -1,0 +1,220 @@
+//! Rows of one tensor against the rows that they were made from.
+
+use crate::core::{GgmlType, ImatrixNeed};
+use crate::engine::EngineError;
+use crate::quant::{can_quantize, first_non_finite, quantize_rows};
+use crate::verify::weights::limits::{Limits, STRICT_RATIO, exceeds};
+use crate::verify::weights::side::Side;
+use crate::verify::weights::sums::Sums;
+use crate::verify::weights::tensor::{BadBlock, BadRow, FirstDifference, Marked, Seen};
+
+/// The coarser side of a comparison, whose codes are judged, and the finer one, which they are made from.
+#[derive(Clone)]
+pub(crate) struct Comparison<'a> {
+    pub(crate) coded: Side<'a>,
+    pub(crate) reference: Side<'a>,
+    pub(crate) limits: Limits,
+}
+
+/// Buffers of a thread.
+#[derive(Default)]
+pub(crate) struct Buffers {
+    coded: Vec<u8>,
+    bytes: Vec<u8>,
+    own: Vec<u8>,
+    reference: Vec<f32>,
+    own_row: Vec<f32>,
+    row: Vec<f32>,
+    flat: Vec<f32>,
+}
+
+/// What rows showed; and what they would have shown if nearly all blocks were reproduced.
+#[derive(Default)]
+pub(crate) struct Both {
+    pub(crate) seen: Seen,
+    pub(crate) strict: Marked<BadBlock>,
+}
+
+impl Comparison<'_> {
+    /// Compares rows `first .. first + n`.
+    pub(crate) fn rows(&self, first: u64, n: u64, buffers: &mut Buffers) -> Result<Both, EngineError> {
+        let ty = self.coded.meta().ty;
+        let n_cols = self.coded.n_cols()?;
+        self.reference.floats(first, n, &mut buffers.bytes, &mut buffers.reference)?;
+        for (at, row) in buffers.reference.chunks_mut(n_cols.max(1)).enumerate() {
+            let row_number = first + at as u64;
+            let factor = self.reference.factor(row_number) / self.coded.factor(row_number);
+            if factor != 1.0 {
+                row.iter_mut().for_each(|value| *value *= factor);
+            }
+        }
+        let coded = self.coded.bytes(first, n, &mut buffers.coded)?;
+        let mut both = Both::default();
+        buffers.own.resize(coded.len(), 0);
+        let (own, reference) = (&mut buffers.own, &buffers.reference);
+        buffers.flat.resize(n_cols, 1.0);
+        let flat = (ty.info().imatrix == ImatrixNeed::Required).then_some(buffers.flat.as_slice());
+        if ty.is_quantized() && first_non_finite(reference).is_some() {
+            both.seen.unjudged = Some("the baseline has values that are not finite".to_owned());
+            return Ok(both);
+        }
+        let is_exact = !ty.is_quantized() && !can_quantize(ty);
+        if is_exact || !can_quantize(ty) {
+            // Nothing makes such values of floats (integers, F64): they are compared as they are.
+            own.copy_from_slice(coded);
+        } else if let Err(error) = quantize_rows(ty, self.coded.level, n_cols, reference, flat, own) {
+            both.seen.unjudged = Some(format!("the baseline's values: {error}"));
+            return Ok(both);
+        }
+        let row_bytes = coded.len() / usize::try_from(n).unwrap_or(1).max(1);
+        let rows = coded.chunks(row_bytes.max(1)).zip(own.chunks(row_bytes.max(1)));
+        for (at, ((coded, own), reference)) in rows.zip(reference.chunks(n_cols.max(1))).enumerate() {
+            let row = Row { number: first + at as u64, coded, own, reference };
+            buffers.own_row.resize(n_cols, 0.0);
+            buffers.row.resize(n_cols, 0.0);
+            self.coded.decode(own, &mut buffers.own_row)?;
+            self.coded.decode(coded, &mut buffers.row)?;
+            if ty.is_quantized() {
+                self.blocks(&row, &buffers.row, &buffers.own_row, &mut both);
+            } else {
+                let expected = if is_exact { reference } else { &buffers.own_row };
+                self.values(&row, &buffers.row, expected, &mut both.seen);
+            }
+        }
+        Ok(both)
+    }
+
+    fn blocks(&self, row: &Row<'_>, values: &[f32], own: &[f32], both: &mut Both) {
+        let ty = self.coded.meta().ty;
+        let (n_elems, n_bytes) = (ty.block_elems(), ty.block_bytes());
+        let n_blocks = (row.reference.len() / n_elems).max(1) as f64;
+        let usual = row.reference.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / n_blocks;
+        let (mut file_row, mut own_row) = (Sums::default(), Sums::default());
+        let seen = &mut both.seen;
+        let decoded = values.chunks(n_elems).zip(own.chunks(n_elems)).zip(row.reference.chunks(n_elems));
+        let encoded = row.coded.chunks(n_bytes).zip(row.own.chunks(n_bytes));
+        for (at, (((values, own), reference), (coded, own_coded))) in decoded.zip(encoded).enumerate() {
+            let own_sums = Sums::of(own, reference);
+            let is_equal = coded == own_coded;
+            let sums = if is_equal { own_sums } else { Sums::of(values, reference) };
+            file_row.add(&sums);
+            own_row.add(&own_sums);
+            seen.n_blocks += 1;
+            seen.n_equal_blocks += u64::from(is_equal);
+            if is_equal {
+                seen.histogram.count(1.0);
+                continue;
+            }
+            let granted = self.limits.granted(own_sums.errors, sums.reference, usual);
+            let (error, ratio) = (sums.relative_error(), ratio(sums.errors, granted));
+            seen.histogram.count(ratio);
+            if exceeds(ratio, STRICT_RATIO) {
+                let block = BadBlock { row: row.number, block: at as u64, error, ratio, sums };
+                if self.limits.is_bad_block(error, ratio) {
+                    seen.bad_blocks.mark(block.clone());
+                }
+                both.strict.mark(block);
+            }
+        }
+        seen.file.add(&file_row);
+        seen.own.add(&own_row);
+        if row.reference.len() > 1 {
+            seen.columns.resize(row.reference.len());
+            seen.columns.add_row(values, own, row.reference);
+        }
+        if row.coded != row.own {
+            let granted = self.limits.granted(own_row.errors, file_row.reference, 0.0);
+            seen.bad_rows_of(row.number, &file_row, &own_row, granted);
+        }
+    }
+
+    /// Floats: equal, or as near as the roundings of both sides allow.
+    fn values(&self, row: &Row<'_>, values: &[f32], expected: &[f32], seen: &mut Seen) {
+        let rounding = unit(self.coded.meta().ty) + unit(self.reference.meta().ty);
+        let file = Sums::of(values, row.reference);
+        seen.file.add(&file);
+        seen.own.add(&Sums::of(expected, row.reference));
+        seen.n_blocks += values.len() as u64;
+        let through = |x: f32| [round_to(GgmlType::Bf16, x), round_to(GgmlType::F16, x)];
+        let mut n_beyond = 0;
+        for (column, ((&x, &e), &r)) in values.iter().zip(expected).zip(row.reference).enumerate() {
+            if x == e || (x.is_nan() && e.is_nan()) {
+                seen.n_equal_blocks += 1;
+                continue;
+            }
+            seen.n_differing += 1;
+            let (distance, size) = (f64::from(x) - f64::from(r), f64::from(r).abs());
+            if exceeds(distance.abs(), 1.001 * rounding * size + SUBNORMAL) {
+                n_beyond += 1;
+            }
+            let ty = self.coded.meta().ty;
+            for (n, y) in seen.n_through.iter_mut().zip(through(r)) {
+                *n += u64::from(round_to(ty, y) == x);
+            }
+            let difference =
+                || FirstDifference { row: row.number, column: column as u64, found: x, expected: e };
+            seen.first_difference.get_or_insert_with(difference);
+        }
+        seen.n_beyond += n_beyond;
+        if n_beyond > 0 {
+            let error = file.relative_error();
+            let factor = is_scaled(&file, 1e-3).then(|| 1.0 / file.slope());
+            seen.bad_rows.mark(BadRow { row: row.number, error, ratio: f64::INFINITY, factor });
+        }
+    }
+}
+
+impl Seen {
+    /// Marks a row that is farther off than it may be, or scaled.
+    fn bad_rows_of(&mut self, row: u64, file: &Sums, own: &Sums, granted: f64) {
+        let (error, ratio) = (file.relative_error(), ratio(file.errors, granted));
+        let own_error = own.relative_error();
+        let factor = own.slope() / file.slope();
+        let shape = file.shape_error();
+        // What is left once the scale is right must be the type's.
+        let is_scaled = factor > 0.0
+            && factor.ln().abs() > Limits::row_scale(own_error)
+            && shape.powi(2) * file.reference <= 2.25 * granted.max(own.errors);
+        if Limits::is_bad_row(error, ratio) || is_scaled {
+            self.bad_rows.mark(BadRow { row, error, ratio, factor: is_scaled.then_some(factor) });
+        }
+    }
+}
+
+/// Smallest distance of values in F16: below it nothing is said about floats.
+const SUBNORMAL: f64 = 6.0e-8;
+
+struct Row<'a> {
+    number: u64,
+    coded: &'a [u8],
+    own: &'a [u8],
+    reference: &'a [f32],
+}
+
+/// Whether values are the reference with another scale.
+fn is_scaled(sums: &Sums, tolerance: f64) -> bool {
+    sums.slope() > 0.0 && sums.shape_error() < tolerance && (sums.slope() - 1.0).abs() > tolerance
+}
+
+/// Root of errors over what is granted: 1 where both are nothing.
+pub(crate) fn ratio(errors: f64, granted: f64) -> f64 {
+    if errors == 0.0 && granted == 0.0 { 1.0 } else { (errors / granted).sqrt() }
+}
+
+/// Largest relative error of rounding to a type of floats.
+fn unit(ty: GgmlType) -> f64 {
+    match ty {
+        GgmlType::F16 => 2f64.powi(-11),
+        GgmlType::Bf16 => 2f64.powi(-8),
+        _ => 2f64.powi(-24),
+    }
+}
+
+/// A value in a type of floats.
+fn round_to(ty: GgmlType, value: f32) -> f32 {
+    match ty {
+        GgmlType::F16 => crate::core::numeric::f16_to_f32(crate::core::numeric::f32_to_f16(value)),
+        GgmlType::Bf16 => crate::core::numeric::bf16_to_f32(crate::core::numeric::f32_to_bf16(value)),
+        _ => value,
+    }
+}

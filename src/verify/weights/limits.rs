@@ -1,0 +1,146 @@
+//! How far from the baseline a healthy tensor can be.
+//!
+//! Importance matrices and rounding that feeds errors back move codes. Measured on every type over the bundled model and
+//! SmolLM2 with matrices of their own, and with simulated error feedback; `docs/verify.md` has the table. The limits
+//! here stand above what was measured by half as much again or more, and below the error of codes that mean nothing,
+//! which is 1 and above.
+
+use crate::core::simd::SimdLevel;
+use crate::core::{GgmlType, ImatrixNeed};
+use crate::quant::{dequantize, quantize_rows};
+
+/// Columns and rows of the sample that says what a type does.
+const SAMPLE_COLS: usize = 256;
+const SAMPLE_ROWS: usize = 16;
+/// Share of the type's usual error that it is granted also where the values happen to lie on its grid.
+const GRANTED: f64 = 0.5;
+/// Above this share of the reference nothing is left of it.
+const LOST: f64 = 0.9;
+/// Share of blocks that are reproduced from which those that are not must have an explanation.
+pub(crate) const MOSTLY_REPRODUCED: f64 = 0.9;
+/// Blocks up to this length follow single columns of great importance, and lose the others.
+const SHORT_BLOCK: usize = 64;
+
+/// What a type can do, and how far beyond is too far.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Limits {
+    /// Relative rms error on values of a normal distribution.
+    pub(crate) nominal: f64,
+    /// The same of the reference, if it is quantized itself.
+    pub(crate) blur: f64,
+    block_ratio: f64,
+}
+
+/// How far the error of a block or a row may be above what the type does with it, in a tensor of codes that were made
+/// with an importance matrix or error feedback, and in one that is reproduced but for a few blocks.
+const ROW_RATIO: f64 = 5.0;
+const TENSOR_RATIO: f64 = 3.0;
+pub(crate) const STRICT_RATIO: f64 = 1.3;
+
+impl Limits {
+    pub(crate) fn new(ty: GgmlType, reference: GgmlType, level: SimdLevel) -> Self {
+        let blur = if reference.is_quantized() { nominal_error(reference, level) } else { 0.0 };
+        let block_ratio = match ty.info().imatrix {
+            // Nothing but error feedback moves these.
+            ImatrixNeed::Ignored => 8.0,
+            _ if ty.block_elems() <= SHORT_BLOCK => 20.0,
+            _ => 10.0,
+        };
+        Self { nominal: nominal_error(ty, level), blur, block_ratio }
+    }
+
+    /// Squared error that the type is granted on values with these sums of squares, where our own codes have `own`.
+    /// `usual` is the sum of squares that stretches of this length have here.
+    pub(crate) fn granted(&self, own: f64, reference: f64, usual: f64) -> f64 {
+        let own = own.max((GRANTED * self.nominal).powi(2) * reference);
+        own + self.blur.powi(2) * reference.max(usual)
+    }
+
+    /// Whether a block with this relative error, of this ratio to what is granted, holds something else.
+    pub(crate) fn is_bad_block(&self, error: f64, ratio: f64) -> bool {
+        beyond(error, ratio, self.block_ratio)
+    }
+
+    pub(crate) fn is_bad_row(error: f64, ratio: f64) -> bool {
+        beyond(error, ratio, ROW_RATIO)
+    }
+
+    pub(crate) fn is_bad_tensor(error: f64, ratio: f64) -> bool {
+        beyond(error, ratio, TENSOR_RATIO)
+    }
+
+    /// Largest logarithm of a factor on a whole tensor, a row or a column that codes of this error explain.
+    pub(crate) fn tensor_scale(own_error: f64) -> f64 {
+        0.04 + 1.1 * own_error.powi(2)
+    }
+
+    pub(crate) fn row_scale(own_error: f64) -> f64 {
+        0.06 + 1.5 * own_error.powi(2)
+    }
+
+    pub(crate) fn column_scale(own_error: f64) -> f64 {
+        0.15 + 4.0 * own_error.powi(2)
+    }
+}
+
+/// Whether a figure is above its limit; what is no number is above every limit.
+pub(crate) fn exceeds(figure: f64, limit: f64) -> bool {
+    figure.is_nan() || figure > limit
+}
+
+fn beyond(error: f64, ratio: f64, limit: f64) -> bool {
+    (exceeds(ratio, limit) || exceeds(error, LOST)) && exceeds(ratio, STRICT_RATIO)
+}
+
+/// Relative rms error of a type's own quantizer on values of a normal distribution; 0 for floats.
+pub(crate) fn nominal_error(ty: GgmlType, level: SimdLevel) -> f64 {
+    if !ty.is_quantized() {
+        return 0.0;
+    }
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut uniform = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u32 << 24) as f32
+    };
+    // Twelve uniform numbers add up to one that is normal enough.
+    let normal = |_| (0..12).map(|_| uniform()).sum::<f32>() - 6.0;
+    let values: Vec<f32> = (0..SAMPLE_COLS * SAMPLE_ROWS).map(normal).collect();
+    let mut bytes = vec![0; values.len() / ty.block_elems() * ty.block_bytes()];
+    let mut back = vec![0.0; values.len()];
+    let flat = [1.0; SAMPLE_COLS];
+    let weights = (ty.info().imatrix == ImatrixNeed::Required).then_some(flat.as_slice());
+    let done = quantize_rows(ty, level, SAMPLE_COLS, &values, weights, &mut bytes)
+        .and_then(|()| dequantize(ty, level, &bytes, &mut back));
+    // A type without a quantizer is granted what one of four bits does.
+    done.map_or(0.08, |()| super::sums::Sums::of(&back, &values).relative_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finer_types_are_nearer() {
+        let level = SimdLevel::detect();
+        let errors =
+            [GgmlType::F16, GgmlType::Q8_0, GgmlType::Q6K, GgmlType::Q4K, GgmlType::Q2K, GgmlType::Iq1S]
+                .map(|ty| nominal_error(ty, level));
+        assert!(errors.is_sorted(), "{errors:?}");
+        assert!((0.003..0.01).contains(&errors[1]) && (0.2..0.4).contains(&errors[4]), "{errors:?}");
+    }
+
+    #[test]
+    fn a_lost_block_is_bad_in_every_type_and_a_coarse_one_is_not() {
+        let level = SimdLevel::detect();
+        for ty in GgmlType::all().filter(|ty| ty.is_quantized()) {
+            let limits = Limits::new(ty, GgmlType::F32, level);
+            if limits.nominal < 0.6 {
+                assert!(limits.is_bad_block(1.0, 1.0 / limits.nominal), "{ty}");
+            }
+            assert!(!limits.is_bad_block(limits.nominal, 1.0), "{ty}");
+            assert!(limits.is_bad_block(f64::NAN, f64::NAN), "{ty}");
+        }
+    }
+}

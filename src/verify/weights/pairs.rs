@@ -1,0 +1,193 @@
+//! Which tensor of the baseline a tensor of the file was made from.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::core::TensorMeta;
+use crate::core::simd::SimdLevel;
+use crate::core::text::escape;
+use crate::engine::{EngineError, fits};
+use crate::verify::weights::side::Side;
+use crate::verify::weights::tensor::split_name;
+use crate::verify::{Finding, Model};
+
+const CHECK: &str = "weights";
+const EMBEDDING: &str = "token_embd.weight";
+const OUTPUT: &str = "output.weight";
+/// Factors beside a tensor: what is multiplied in, and what concerns runtimes that quantize activations.
+const SCALE: &str = ".scale";
+const INPUT_SCALE: &str = ".input_scale";
+/// Names that are shown of many.
+const SHOWN: usize = 8;
+
+/// A tensor of the file and the one it was made from.
+pub(crate) struct Pair<'a> {
+    /// The role that the tensor has.
+    pub(crate) name: String,
+    pub(crate) file: Side<'a>,
+    pub(crate) baseline: Side<'a>,
+}
+
+/// Tensors that answer one another, and what has no answer.
+pub(crate) struct Pairs<'a> {
+    pub(crate) pairs: Vec<Pair<'a>>,
+    pub(crate) findings: Vec<Finding>,
+}
+
+/// The tensors of a model by name.
+struct Names<'a> {
+    model: &'a Model<'a>,
+    index: HashMap<&'a str, usize>,
+}
+
+impl<'a> Names<'a> {
+    fn new(model: &'a Model<'a>) -> Self {
+        let tensors = model.source.tensors();
+        Self { model, index: tensors.iter().enumerate().map(|(at, meta)| (meta.name.as_str(), at)).collect() }
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.index.contains_key(name)
+    }
+
+    fn metas(&self) -> &'a [TensorMeta] {
+        self.model.source.tensors()
+    }
+
+    /// Whether a tensor is a factor of another one.
+    fn is_companion(&self, name: &str) -> bool {
+        let base = name.strip_suffix(INPUT_SCALE).or_else(|| name.strip_suffix(SCALE));
+        base.is_some_and(|base| self.has(&format!("{base}.weight")))
+    }
+
+    /// A tensor to read, with its factors unless the other side has them too.
+    fn side(&self, name: &str, other: &Names<'_>, level: SimdLevel) -> Result<Option<Side<'a>>, EngineError> {
+        let Some(&at) = self.index.get(name) else { return Ok(None) };
+        let mut side = Side::new(self.model.source, at, level);
+        let Some(scale) = name.strip_suffix(".weight").map(|base| format!("{base}{SCALE}")) else {
+            return Ok(Some(side));
+        };
+        if let Some(&at) = self.index.get(scale.as_str()).filter(|_| !other.has(&scale)) {
+            let beside = Side::new(self.model.source, at, level);
+            let mut factors = Vec::new();
+            beside.floats(0, beside.n_rows(), &mut Vec::new(), &mut factors)?;
+            side.factors = factors;
+        }
+        Ok(Some(side))
+    }
+}
+
+impl<'a> Pairs<'a> {
+    /// Pairs the tensors of both. The head of a model whose embedding is its head answers for it.
+    ///
+    /// # Errors
+    /// Factors that cannot be read.
+    pub(crate) fn of(
+        file: &'a Model<'a>,
+        baseline: &'a Model<'a>,
+        level: SimdLevel,
+    ) -> Result<Self, EngineError> {
+        let (own, other) = (Names::new(file), Names::new(baseline));
+        let mut found = Self { pairs: Vec::new(), findings: Vec::new() };
+        let (mut extra, mut missing) = (Vec::new(), Vec::new());
+        for meta in own.metas() {
+            let name = meta.name.as_str();
+            let partner = match name {
+                OUTPUT if !other.has(OUTPUT) => EMBEDDING,
+                _ => name,
+            };
+            match (own.side(name, &other, level)?, other.side(partner, &own, level)?) {
+                (Some(file), Some(baseline)) => found.pair(name, file, baseline),
+                _ if own.is_companion(name) => {}
+                _ => extra.push(meta),
+            }
+        }
+        for meta in other.metas().iter().filter(|meta| !own.has(&meta.name)) {
+            let name = meta.name.as_str();
+            let partner = if name == OUTPUT { own.side(EMBEDDING, &other, level)? } else { None };
+            match (partner, other.side(name, &own, level)?) {
+                (Some(file), Some(baseline)) => found.pair(name, file, baseline),
+                _ if other.is_companion(name) => {}
+                _ => missing.push(meta),
+            }
+        }
+        let unused = |model: &Model<'_>, meta: &&TensorMeta| {
+            let patterns = model.features.map(|features| features.unused.as_slice()).unwrap_or_default();
+            let stripped = meta.name.strip_suffix(".weight").unwrap_or(&meta.name);
+            let (_, local) = split_name(stripped);
+            patterns.iter().any(|pattern| fits(pattern, local) || fits(pattern, &meta.name))
+        };
+        extra.retain(|meta| !unused(file, meta));
+        missing.retain(|meta| !unused(baseline, meta));
+        found.other_layout(&mut extra, &mut missing);
+        found.left("the baseline has no such tensor", &extra);
+        found.left("missing; the baseline has it", &missing);
+        Ok(found)
+    }
+
+    fn pair(&mut self, name: &str, file: Side<'a>, baseline: Side<'a>) {
+        let shapes = (&file.meta().shape, &baseline.meta().shape);
+        let sizes = shapes.0.n_cols() == shapes.1.n_cols() && shapes.0.n_rows() == shapes.1.n_rows();
+        if sizes {
+            self.pairs.push(Pair { name: name.to_owned(), file, baseline });
+            return;
+        }
+        let mut reversed = shapes.1.dims().to_vec();
+        reversed.reverse();
+        let turned = if shapes.0.dims() == reversed { ": transposed" } else { "" };
+        let message = format!("shape {}, the baseline's is {}{turned}", shapes.0, shapes.1);
+        self.findings.push(Finding::error(CHECK, message).of(name));
+    }
+
+    /// Tensors that one of both has in parts and the other as a whole, such as the projections of an attention or the
+    /// experts of a layer: they hold as many values under other names.
+    fn other_layout(&mut self, extra: &mut Vec<&TensorMeta>, missing: &mut Vec<&TensorMeta>) {
+        let elems = |metas: &[&TensorMeta]| {
+            let mut sums: HashMap<(Option<usize>, &'static str), u64> = HashMap::new();
+            for meta in metas {
+                let (layer, role) = split_name(&meta.name);
+                let part = if role.contains("attn") { "attn" } else { "ffn" };
+                let sum = sums.entry((layer, part)).or_default();
+                *sum = sum.saturating_add(meta.shape.n_elems());
+            }
+            sums
+        };
+        let (own, other) = (elems(extra), elems(missing));
+        let alike: HashSet<_> =
+            own.into_iter().filter(|(key, n)| other.get(key) == Some(n)).map(|(key, _)| key).collect();
+        let is_alike = |meta: &&TensorMeta| {
+            let (layer, role) = split_name(&meta.name);
+            alike.contains(&(layer, if role.contains("attn") { "attn" } else { "ffn" }))
+        };
+        let names: Vec<String> = extra.iter().copied().filter(|meta| is_alike(meta)).map(quoted).collect();
+        if names.is_empty() {
+            return;
+        }
+        let message = format!(
+            "{} tensors hold what the baseline has under other names, and are not compared: {}",
+            names.len(),
+            shown(&names)
+        );
+        self.findings.push(Finding::unchecked(CHECK, message));
+        extra.retain(|meta| !is_alike(meta));
+        missing.retain(|meta| !is_alike(meta));
+    }
+
+    fn left(&mut self, what: &str, metas: &[&TensorMeta]) {
+        if let [meta] = metas {
+            self.findings.push(Finding::error(CHECK, what).of(&meta.name));
+        } else if !metas.is_empty() {
+            let names: Vec<String> = metas.iter().copied().map(quoted).collect();
+            let message = format!("{} tensors: {what}: {}", names.len(), shown(&names));
+            self.findings.push(Finding::error(CHECK, message));
+        }
+    }
+}
+
+fn quoted(meta: &TensorMeta) -> String {
+    format!("`{}`", escape(&meta.name))
+}
+
+fn shown(names: &[String]) -> String {
+    let more = if names.len() > SHOWN { ", …" } else { "" };
+    names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ") + more
+}

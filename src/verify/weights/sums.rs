@@ -1,0 +1,94 @@
+//! What two stretches of values say about one another.
+
+/// Sums over the elements of some values and of their reference.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Sums {
+    /// Squares of the reference.
+    pub(crate) reference: f64,
+    /// Squares of the values.
+    pub(crate) values: f64,
+    /// Products of both.
+    pub(crate) products: f64,
+    /// Squares of the differences. (Made of the three others it would cancel.)
+    pub(crate) errors: f64,
+}
+
+/// Partial sums side by side, which the compiler makes a vector loop of.
+const LANES: usize = 8;
+
+impl Sums {
+    /// Over slices of equal length.
+    pub(crate) fn of(values: &[f32], reference: &[f32]) -> Self {
+        let mut lanes = [[0f64; LANES]; 4];
+        let (values, rest) = values.as_chunks::<LANES>();
+        let (reference, other) = reference.as_chunks::<LANES>();
+        let mut step = |x: &[f32], y: &[f32]| {
+            for (at, (&x, &y)) in x.iter().zip(y).enumerate() {
+                let (x, y) = (f64::from(x), f64::from(y));
+                lanes[0][at] += y * y;
+                lanes[1][at] += x * x;
+                lanes[2][at] += x * y;
+                lanes[3][at] += (x - y) * (x - y);
+            }
+        };
+        for (x, y) in values.iter().zip(reference) {
+            step(x, y);
+        }
+        step(rest, other);
+        let [reference, values, products, errors] = lanes.map(|lane| lane.iter().sum());
+        Self { reference, values, products, errors }
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.reference += other.reference;
+        self.values += other.values;
+        self.products += other.products;
+        self.errors += other.errors;
+    }
+
+    /// Root mean square of the error over that of the reference; infinite where only the reference is zero.
+    pub(crate) fn relative_error(&self) -> f64 {
+        match (self.errors > 0.0, self.reference > 0.0) {
+            _ if self.errors.is_nan() || self.reference.is_nan() => f64::NAN,
+            (false, _) => 0.0,
+            (true, false) => f64::INFINITY,
+            (true, true) => (self.errors / self.reference).sqrt(),
+        }
+    }
+
+    /// The factor that brings the values nearest to the reference: 1 for codes that were rounded with the best scale,
+    /// however coarse they are. 1 where there are no values.
+    pub(crate) fn slope(&self) -> f64 {
+        if self.values > 0.0 { self.products / self.values } else { 1.0 }
+    }
+
+    /// Cosine of the angle between both; 0 where one of them is zero.
+    pub(crate) fn correlation(&self) -> f64 {
+        let norm = (self.values * self.reference).sqrt();
+        if norm > 0.0 { self.products / norm } else { 0.0 }
+    }
+
+    /// What is left of the relative error once the values have the best scale.
+    pub(crate) fn shape_error(&self) -> f64 {
+        (1.0 - self.correlation().powi(2)).max(0.0).sqrt()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_and_slope() {
+        let reference: Vec<f32> = (0..37).map(|at| (at as f32 * 0.7).sin()).collect();
+        let half: Vec<f32> = reference.iter().map(|x| x * 0.5).collect();
+        let sums = Sums::of(&half, &reference);
+        assert!((sums.relative_error() - 0.5).abs() < 1e-6);
+        assert!((sums.slope() - 2.0).abs() < 1e-6);
+        assert!((sums.correlation() - 1.0).abs() < 1e-6);
+        assert!(sums.shape_error() < 1e-3);
+        assert_eq!(Sums::of(&[1.0], &[0.0]).relative_error(), f64::INFINITY);
+        assert_eq!(Sums::of(&[0.0; 3], &[0.0; 3]).relative_error(), 0.0);
+        assert!(Sums::of(&[f32::NAN], &[1.0]).relative_error().is_nan());
+    }
+}

@@ -1,0 +1,345 @@
+//! Files damaged on purpose, one by one: no damage passes, and each is found by the check that is there to find it. The
+//! table in `docs/verify.md` is what this test prints.
+
+use std::collections::BTreeMap;
+
+use gguf_foundry::core::GgmlType;
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::gguf::{Array, Value};
+use gguf_foundry::verify::{Severity, Verdict, verify};
+
+use super::tiny::Tiny;
+use super::{corpus, errors, llama, model, options};
+use crate::support::report_cases;
+
+/// What damages a file, and the check that must find it beside the baseline.
+struct Damage {
+    what: &'static str,
+    check: &'static str,
+    apply: fn(&mut Tiny),
+}
+
+/// Types that weights are damaged in: floats, and blocks of each family.
+const TYPES: [GgmlType; 5] = [GgmlType::F16, GgmlType::Q8_0, GgmlType::Q4_0, GgmlType::Q4K, GgmlType::Iq4Xs];
+
+/// Numbers without a pattern.
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.0 >> 33
+    }
+}
+
+/// Bytes of a block that hold codes, by type; scales come first or last.
+fn codes(ty: GgmlType) -> std::ops::Range<usize> {
+    match ty {
+        GgmlType::F16 => 0..2,
+        GgmlType::Q8_0 => 2..34,
+        GgmlType::Q4_0 => 2..18,
+        GgmlType::Q4K => 16..144,
+        GgmlType::Iq4Xs => 8..136,
+        other => panic!("{other}"),
+    }
+}
+
+fn blocks<'t>(tiny: &'t mut Tiny, name: &str) -> (GgmlType, Vec<&'t mut [u8]>) {
+    let at = tiny.index(name);
+    let ty = tiny.metas[at].ty;
+    (ty, tiny.bytes[at].chunks_exact_mut(ty.block_bytes()).collect())
+}
+
+fn random_codes(tiny: &mut Tiny, name: &str, every: usize, only: Option<usize>) {
+    let mut noise = Noise(7);
+    let (ty, blocks) = blocks(tiny, name);
+    for (at, block) in blocks.into_iter().enumerate() {
+        if at % every == 0 && only.is_none_or(|only| at == only) {
+            for byte in &mut block[codes(ty)] {
+                *byte = noise.next() as u8;
+            }
+            if ty == GgmlType::F16 {
+                // A number of the size that weights have.
+                let value = (noise.next() as f32 / 2f32.powi(31) - 0.5) * 0.2;
+                block.copy_from_slice(&half_bits(value));
+            }
+        }
+    }
+}
+
+fn half_bits(value: f32) -> [u8; 2] {
+    half::f16::from_f32(value).to_bits().to_le_bytes()
+}
+
+/// Changes the scale of one block; a number itself where there is none.
+fn rescale(tiny: &mut Tiny, name: &str, block: usize, change: impl Fn(f32) -> f32) {
+    let (_, mut blocks) = blocks(tiny, name);
+    let bytes: &mut [u8] = blocks[block];
+    let scale = half::f16::from_bits(u16::from_le_bytes([bytes[0], bytes[1]])).to_f32();
+    bytes[..2].copy_from_slice(&half_bits(change(scale)));
+}
+
+fn rows<'t>(tiny: &'t mut Tiny, name: &str) -> Vec<&'t mut [u8]> {
+    let at = tiny.index(name);
+    let n = tiny.metas[at].row_bytes().unwrap() as usize;
+    tiny.bytes[at].chunks_exact_mut(n).collect()
+}
+
+fn swap_rows(tiny: &mut Tiny, name: &str, a: usize, b: usize) {
+    let at = tiny.index(name);
+    let n = tiny.metas[at].row_bytes().unwrap() as usize;
+    for byte in 0..n {
+        tiny.bytes[at].swap(a * n + byte, b * n + byte);
+    }
+}
+
+fn swap_tensors(tiny: &mut Tiny, a: &str, b: &str) {
+    let (a, b) = (tiny.index(a), tiny.index(b));
+    tiny.bytes.swap(a, b);
+}
+
+const LAYER: [&str; 9] =
+    ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"];
+
+fn swap_layers(tiny: &mut Tiny, a: usize, b: usize) {
+    for name in LAYER {
+        swap_tensors(tiny, &format!("blk.{a}.{name}.weight"), &format!("blk.{b}.{name}.weight"));
+    }
+}
+
+/// The rows of queries or keys in the order before the rotation's pairs came together.
+fn unpermute(tiny: &mut Tiny, name: &str, n_heads: usize) {
+    let at = tiny.index(name);
+    let n = tiny.metas[at].row_bytes().unwrap() as usize;
+    let old = tiny.bytes[at].clone();
+    let per_head = old.len() / n / n_heads;
+    for head in 0..n_heads {
+        for row in 0..per_head {
+            let to = head * per_head + (row % 2) * (per_head / 2) + row / 2;
+            let from = head * per_head + row;
+            tiny.bytes[at][to * n..(to + 1) * n].copy_from_slice(&old[from * n..(from + 1) * n]);
+        }
+    }
+}
+
+/// Changes the numbers of a vector, which are floats in every file.
+fn vector(tiny: &mut Tiny, name: &str, change: impl Fn(usize, f32) -> f32) {
+    let values: Vec<f32> = tiny.values(name).iter().enumerate().map(|(at, &x)| change(at, x)).collect();
+    tiny.set_values(name, &values);
+}
+
+/// Makes a tensor of the file anew from changed values of the baseline.
+fn remake(tiny: &mut Tiny, name: &str, change: impl Fn(usize, f32) -> f32) {
+    let mut plain = Tiny::new();
+    let values: Vec<f32> = plain.values(name).iter().enumerate().map(|(at, &x)| change(at, x)).collect();
+    plain.set_values(name, &values);
+    let at = tiny.index(name);
+    let made = plain.quantized(tiny.metas[at].ty);
+    tiny.bytes[at] = made.bytes[made.index(name)].clone();
+}
+
+fn strings(tiny: &mut Tiny, key: &str, change: impl FnOnce(&mut Vec<Vec<u8>>)) {
+    let Some(Value::Array(Array::String(mut strings))) = tiny.metadata.remove(key) else { panic!("{key}") };
+    change(&mut strings);
+    tiny.metadata.set(key, Value::Array(Array::String(strings)));
+}
+
+const Q: &str = "blk.1.attn_q.weight";
+const K: &str = "blk.1.attn_k.weight";
+const UP: &str = "blk.2.ffn_up.weight";
+
+macro_rules! damages {
+    ($($what:literal, $check:literal, $apply:expr;)*) => {
+        &[$( Damage { what: $what, check: $check, apply: $apply } ),*]
+    };
+}
+
+/// Damages of weights, in every type.
+const WEIGHTS: &[Damage] = damages! {
+    "all codes of a matrix random", "weights", |t| random_codes(t, K, 1, None);
+    "every tenth block random", "weights", |t| random_codes(t, UP, 10, None);
+    "every hundredth block random", "weights", |t| random_codes(t, UP, 100, None);
+    "one block random", "weights", |t| random_codes(t, UP, 1, Some(37));
+    "one scale doubled", "weights", |t| rescale(t, UP, 11, |s| 2.0 * s);
+    "one scale halved", "weights", |t| rescale(t, UP, 11, |s| 0.5 * s);
+    "one scale of the other sign", "weights", |t| rescale(t, UP, 11, |s| -s);
+    "one scale zero", "weights", |t| rescale(t, UP, 11, |_| 0.0);
+    "one scale a thousand times", "weights", |t| rescale(t, UP, 11, |s| 1000.0 * s);
+    "one scale NaN", "non-finite", |t| rescale(t, UP, 11, |_| f32::NAN);
+    "one scale infinite", "non-finite", |t| rescale(t, UP, 11, |_| f32::INFINITY);
+    "two rows swapped", "weights", |t| swap_rows(t, UP, 5, 6);
+    "rows reversed", "weights", |t| {
+        let n = rows(t, K).len();
+        (0..n / 2).for_each(|row| swap_rows(t, K, row, n - 1 - row));
+    };
+    "rows moved by one", "weights", |t| {
+        let at = t.index(Q);
+        let n = t.metas[at].row_bytes().unwrap() as usize;
+        t.bytes[at].rotate_left(n);
+    };
+    "bytes of a matrix moved by a block", "weights", |t| {
+        let at = t.index(Q);
+        let n = t.metas[at].ty.block_bytes();
+        t.bytes[at].rotate_left(n);
+    };
+    "a matrix for another of its shape", "weights", |t| swap_tensors(t, Q, "blk.1.attn_output.weight");
+    "gate and up swapped", "weights", |t| swap_tensors(t, "blk.2.ffn_gate.weight", UP);
+    "keys and values swapped", "weights", |t| swap_tensors(t, K, "blk.1.attn_v.weight");
+    "two layers swapped", "weights", |t| swap_layers(t, 1, 2);
+    "a layer twice", "weights", |t| {
+        for name in LAYER {
+            let from = t.bytes[t.index(&format!("blk.2.{name}.weight"))].clone();
+            let to = t.index(&format!("blk.3.{name}.weight"));
+            t.bytes[to] = from;
+        }
+    };
+    "queries not permuted", "weights", |t| unpermute(t, Q, 4);
+    "queries and keys not permuted", "weights", |t| {
+        for layer in 0..4 {
+            unpermute(t, &format!("blk.{layer}.attn_q.weight"), 4);
+            unpermute(t, &format!("blk.{layer}.attn_k.weight"), 2);
+        }
+    };
+    "one row 1.5 times", "weights", |t| remake(t, UP, |at, x| if at / 256 == 9 { 1.5 * x } else { x });
+    "a matrix 0.9 times", "weights", |t| remake(t, UP, |_, x| 0.9 * x);
+    "a matrix of the other sign", "weights", |t| remake(t, UP, |_, x| -x);
+    "a column of zeros", "weights", |t| remake(t, UP, |at, x| if at % 256 == 3 { 0.0 } else { x });
+    "small numbers lost", "weights", |t| remake(t, UP, |_, x| if x.abs() < 0.02 { 0.0 } else { x });
+    "large numbers cut", "weights", |t| remake(t, UP, |_, x| x.clamp(-0.05, 0.05));
+    "a matrix of zeros", "all-zero", |t| remake(t, UP, |_, _| 0.0);
+    "two tokens' embeddings swapped", "weights", |t| swap_rows(t, "token_embd.weight", 300, 301);
+    "embeddings moved by 17 tokens", "weights", |t| {
+        let at = t.index("token_embd.weight");
+        let n = t.metas[at].row_bytes().unwrap() as usize;
+        t.bytes[at].rotate_left(17 * n);
+    };
+    "a norm of ones", "weights", |t| vector(t, "blk.0.attn_norm.weight", |_, _| 1.0);
+    "a norm plus one", "weights", |t| vector(t, "blk.0.ffn_norm.weight", |_, x| x + 1.0);
+    "one number of a norm", "weights", |t| vector(t, "output_norm.weight", |at, x| if at == 3 { 1.01 * x } else { x });
+    "a norm with an infinity", "non-finite", |t| {
+        vector(t, "output_norm.weight", |at, x| if at == 3 { f32::INFINITY } else { x });
+    };
+};
+
+/// Damages of keys, of the vocabulary, and of what tensors there are; their type does not matter.
+const KEYS: &[Damage] = damages! {
+    "rotation base", "hparams", |t| t.metadata.set("llama.rope.freq_base", 5e5f32);
+    "a little other rotation base", "hparams", |t| t.metadata.set("llama.rope.freq_base", 10001f32);
+    "rotation stretched", "hparams", |t| {
+        t.metadata.set("llama.rope.scaling.type", "linear");
+        t.metadata.set("llama.rope.scaling.factor", 2f32);
+    };
+    "fewer dimensions rotated", "hparams", |t| t.metadata.set("llama.rope.dimension_count", 32u32);
+    "epsilon", "hparams", |t| t.metadata.set("llama.attention.layer_norm_rms_epsilon", 1e-6f32);
+    "scale of attention", "hparams", |t| t.metadata.set("llama.attention.scale", 0.5f32);
+    "a window", "hparams", |t| t.metadata.set("llama.attention.sliding_window", 16u32);
+    "factor on the logits", "hparams", |t| t.metadata.set("llama.logit_scale", 0.5f32);
+    "heads", "hparams", |t| t.metadata.set("llama.attention.head_count", 2u32);
+    "heads of keys", "hparams", |t| t.metadata.set("llama.attention.head_count_kv", 4u32);
+    "fewer layers", "graph", |t| t.metadata.set("llama.block_count", 3u32);
+    "more layers", "graph", |t| t.metadata.set("llama.block_count", 5u32);
+    "width", "graph", |t| t.metadata.set("llama.embedding_length", 128u32);
+    "another architecture", "hparams", |t| t.metadata.set("general.architecture", "qwen2");
+    "no architecture", "required-keys", |t| drop(t.metadata.remove("general.architecture"));
+    "a tensor missing", "graph", |t| {
+        let at = t.index("blk.3.ffn_norm.weight");
+        t.metas.remove(at);
+        t.bytes.remove(at);
+    };
+    "a tensor too many", "graph", |t| {
+        let mut meta = t.metas[t.index("blk.0.attn_norm.weight")].clone();
+        t.bytes.push(t.bytes[t.index("blk.0.attn_norm.weight")].clone());
+        meta.name = "blk.0.attn_q_norm.scale".to_owned();
+        t.metas.push(meta);
+    };
+    "a layer missing", "graph", |t| {
+        while let Some(at) = t.metas.iter().position(|meta| meta.name.starts_with("blk.3.")) {
+            t.metas.remove(at);
+            t.bytes.remove(at);
+        }
+    };
+    "pre-tokenizer", "tokenizer-parity", |t| t.metadata.set("tokenizer.ggml.pre", "llama-bpe");
+    "pre-tokenizer of a close relative", "tokenizer-parity", |t| t.metadata.set("tokenizer.ggml.pre", "qwen2");
+    "no BOS in front", "tokenizer-parity", |t| t.metadata.set("tokenizer.ggml.add_bos_token", false);
+    "EOS behind", "tokenizer-parity", |t| t.metadata.set("tokenizer.ggml.add_eos_token", true);
+    "another BOS", "tokenizer-parity", |t| t.metadata.set("tokenizer.ggml.bos_token_id", 5u32);
+    "another EOS", "tokenizer-parity", |t| t.metadata.set("tokenizer.ggml.eos_token_id", 5u32);
+    "no BOS id", "tokenizer", |t| drop(t.metadata.remove("tokenizer.ggml.bos_token_id"));
+    "BOS beyond the vocabulary", "tokenizer", |t| t.metadata.set("tokenizer.ggml.bos_token_id", 1u32 << 20);
+    "half of the merges", "tokenizer", |t| {
+        strings(t, "tokenizer.ggml.merges", |merges| merges.truncate(merges.len() / 2));
+    };
+    "two merges swapped", "tokenizer-parity", |t| {
+        strings(t, "tokenizer.ggml.merges", |merges| merges.swap(40, 41));
+    };
+    "two tokens swapped", "tokenizer-parity", |t| {
+        strings(t, "tokenizer.ggml.tokens", |tokens| tokens.swap(300, 301));
+    };
+    "one token's text", "tokenizer-parity", |t| {
+        strings(t, "tokenizer.ggml.tokens", |tokens| tokens[400].push(b'x'));
+    };
+    "one token's type", "tokenizer-parity", |t| {
+        let n = match t.metadata.get("tokenizer.ggml.token_type") {
+            Some(Value::Array(array)) => array.len(),
+            other => panic!("{other:?}"),
+        };
+        let types: Vec<i32> = (0..n).map(|id| if id < 2 || id == 500 { 3 } else { 1 }).collect();
+        t.metadata.set("tokenizer.ggml.token_type", types);
+    };
+};
+
+/// What finds a damage: the checks of the errors, without and with the baseline.
+fn found(damaged: &Tiny, baseline: Option<&Tiny>) -> (Verdict, Vec<&'static str>) {
+    let features = llama();
+    let reference = baseline.map(|tiny| model(tiny, &features));
+    // The figures of so few tokens judge nothing: what finds a damage here is not luck.
+    let mut options = options(Some(1));
+    options.scoring.n_ctx = 64;
+    let outcome = verify(&model(damaged, &features), reference.as_ref(), &corpus(), &options, &Silent, None);
+    let report = outcome.unwrap().report;
+    let mut checks = errors(&report);
+    checks.sort_unstable();
+    checks.dedup();
+    assert!(
+        report.verdict != Verdict::Fail || report.findings.iter().any(|f| f.severity == Severity::Error),
+        "a failure says why"
+    );
+    (report.verdict, checks)
+}
+
+#[test]
+fn no_damage_passes_and_each_is_found_by_its_check() {
+    let base = Tiny::new();
+    let (mut n_cases, mut missed) = (0, Vec::new());
+    let mut table: BTreeMap<&str, (Vec<&str>, Vec<&str>)> = BTreeMap::new();
+    let plain: &[GgmlType] = &[GgmlType::Q4K];
+    let of = |damages: &'static [Damage], types| damages.iter().map(move |damage| (damage, types));
+    for (damage, types) in of(WEIGHTS, &TYPES[..]).chain(of(KEYS, plain)) {
+        for &ty in types {
+            let mut file = base.quantized(ty);
+            (damage.apply)(&mut file);
+            if let Ok(encoder) = gguf_foundry::tokenizer::Encoder::from_metadata(&file.metadata) {
+                file.encoder = std::sync::Arc::new(encoder);
+            }
+            let (alone, checks_alone) = found(&file, None);
+            let (beside, checks) = found(&file, Some(&base));
+            n_cases += 1;
+            let row = table.entry(damage.what).or_default();
+            row.0.extend(checks_alone);
+            row.1.extend(&checks);
+            if alone == Verdict::Pass || beside != Verdict::Fail || !checks.contains(&damage.check) {
+                missed.push(format!("{ty} {}: {beside:?} by {checks:?}, not {}", damage.what, damage.check));
+            }
+        }
+    }
+    for (what, (mut alone, mut beside)) in table {
+        for checks in [&mut alone, &mut beside] {
+            checks.sort_unstable();
+            checks.dedup();
+        }
+        println!("| {what} | {} | {} |", alone.join(", "), beside.join(", "));
+    }
+    report_cases("verify: damages", n_cases);
+    assert!(missed.is_empty(), "{} of {n_cases}:\n{}", missed.len(), missed.join("\n"));
+    assert!(WEIGHTS.len() + KEYS.len() >= 60);
+}
