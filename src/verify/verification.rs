@@ -67,7 +67,7 @@ pub fn verify(
     report.extend(check_structure(model.source, model.metadata, &structure, progress)?);
     let plan = check_graph(model, &mut report)?;
     if let Some(baseline) = baseline {
-        report.extend(baseline_keys::compare(model.metadata, baseline.metadata));
+        report.extend(baseline_keys::compare(model, baseline.metadata));
     }
     check_tokenizer(model, prompts, &mut report);
     let stop = report
