@@ -16,6 +16,7 @@ mod perplexity;
 mod prompts;
 mod report;
 mod round_trip;
+mod running;
 mod samples;
 mod structure;
 mod thresholds;
@@ -33,7 +34,9 @@ pub use measure::{Position, Recall, Reference};
 pub use model::Model;
 pub use origin::OriginTokenizer;
 pub use perplexity::{Estimate, Perplexity};
-pub use prompts::{Prompt, PromptSource, read_prompts};
+pub use prompts::{
+    Prompt, PromptFile, PromptFileReport, PromptForm, PromptPlace, PromptSource, read_prompts,
+};
 pub use report::{Finding, PromptReport, Report, Severity, Verdict};
 pub use structure::{StructureOptions, check_structure};
 pub use thresholds::Thresholds;

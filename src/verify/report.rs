@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::verify::{Divergence, Perplexity, Thresholds};
+use crate::verify::{Divergence, Perplexity, PromptFileReport, Thresholds};
 
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -115,6 +115,8 @@ pub struct Report {
     pub bits_per_byte: Option<f64>,
     /// Per prompt.
     pub prompts: Vec<PromptReport>,
+    /// Per file of prompts.
+    pub prompt_files: Vec<PromptFileReport>,
     /// Against the baseline.
     pub divergence: Option<Divergence>,
     /// The text before each of the worst tokens, where a tokenizer tells it.
@@ -137,6 +139,7 @@ impl Report {
             perplexity: None,
             bits_per_byte: None,
             prompts: Vec::new(),
+            prompt_files: Vec::new(),
             divergence: None,
             contexts: Vec::new(),
             thresholds,
@@ -198,6 +201,10 @@ impl Report {
                 .iter()
                 .map(|p| json!({ "prompt": p.prompt, "perplexity": p.perplexity.as_ref().map(ppl) }));
             map.insert("prompts".to_owned(), prompts.collect());
+        }
+        if self.prompt_files.len() > 1 {
+            let files = self.prompt_files.iter().map(PromptFileReport::to_json);
+            map.insert("prompt_files".to_owned(), files.collect());
         }
         if let Some(d) = &self.divergence {
             let worst = d.worst.iter().enumerate().map(|(at, w)| {

@@ -8,21 +8,24 @@ use crate::engine::{Engine, EngineError, EngineOptions, GraphPlan, Observer};
 use crate::gguf::Value;
 use crate::verify::baseline_keys;
 use crate::verify::measure::{self, measure};
+use crate::verify::prompts::file_reports;
 use crate::verify::round_trip::check_round_trip;
 use crate::verify::structure::{check_layout, check_structure};
 use crate::verify::windows::{Cut, Scoring, Window, cut};
 use crate::verify::{
-    ChatError, ChatTemplate, Divergence, Finding, Model, Perplexity, Position, Prompt, PromptReport,
-    PromptSource, Report, Severity, StructureOptions, TextEncoder, Thresholds, VerifyError,
+    ChatError, ChatTemplate, Divergence, Finding, Model, Perplexity, Position, Prompt, PromptFile,
+    PromptReport, PromptSource, Report, Severity, StructureOptions, TextEncoder, Thresholds, VerifyError,
 };
 
 /// What to verify, and how.
 #[derive(Clone, Copy, Debug)]
-pub struct VerifyOptions {
+pub struct VerifyOptions<'a> {
     /// Machine use.
     pub engine: EngineOptions,
     /// How prompts are cut.
     pub scoring: Scoring,
+    /// The files that the prompts are of; they share the chunks. None: all are as of one.
+    pub files: &'a [PromptFile],
     /// Limits; what is not set takes a default if there is a baseline.
     pub thresholds: Thresholds,
     /// Stop before any arithmetic.
@@ -57,7 +60,7 @@ pub fn verify(
     model: &Model<'_>,
     baseline: Option<&Model<'_>>,
     prompts: &[PromptSource],
-    options: &VerifyOptions,
+    options: &VerifyOptions<'_>,
     progress: &dyn Progress,
     observer: Option<&dyn Observer>,
 ) -> Result<Verification, VerifyError> {
@@ -80,7 +83,7 @@ pub fn verify(
     let Some(encoded) = encode(model, prompts, &mut report)? else {
         return Ok(Verification::without_figures(report));
     };
-    let Cut { windows, unreached } = cut(&encoded, &options.scoring)?;
+    let Cut { windows, unreached, chunks } = cut(&encoded, options.files, &options.scoring)?;
     report.extend(beyond_training(&plan, &windows).map(|message| Finding::warning("context", message)));
     let engine = Engine::new(plan, model.source, options.engine)?;
     let reference = match baseline {
@@ -97,6 +100,7 @@ pub fn verify(
     let (positions, n_tokens) = measure(&engine, other, &windows, progress, observer)?;
     report.tokens_per_second = Some(n_tokens as f64 / start.elapsed().as_secs_f64().max(1e-9));
     fill(&mut report, model, &encoded, &positions);
+    report.prompt_files = file_reports(options.files, &chunks, &positions);
     if reference.is_some() && report.perplexity.is_some() {
         let defaults = Thresholds::for_bits_per_weight(model.layer_bits_per_weight());
         report.thresholds = options.thresholds.or(defaults);

@@ -31,9 +31,12 @@ pub(super) struct VerifyArgs {
     /// GGUF files (any part of a split model) or Hugging Face directories; several end in a table
     #[arg(required = true, value_name = "MODEL")]
     models: Vec<PathBuf>,
-    /// Text (one document) or `*.jsonl` (a prompt a line: text, tokens, prompt + completion, messages)
+    /// Text (one document), or JSON: an array, or a prompt a line (a text, or text, tokens, prompt + completion, messages); several files share the chunks
     #[arg(long, value_name = "FILE", num_args = 1..)]
     prompts: Vec<PathBuf>,
+    /// Read each prompt file as one text, whatever it looks like
+    #[arg(long, requires = "prompts")]
+    plain_text: bool,
     /// Compare with this GGUF file or Hugging Face directory
     #[arg(long, value_name = "REF")]
     baseline: Option<PathBuf>,
@@ -95,7 +98,7 @@ impl VerifyArgs {
             None => None,
         };
         let origin = self.origin()?;
-        let prompts = PromptFiles::read(&self.prompts)?;
+        let prompts = PromptFiles::read(&self.prompts, self.plain_text)?;
         let mut entries = Vec::new();
         for path in &self.models {
             entries.push(self.verify(path, baseline.as_ref(), origin.as_ref(), &prompts, session)?);
@@ -149,6 +152,7 @@ impl VerifyArgs {
         let options = VerifyOptions {
             engine: engine_options(&session.common),
             scoring: self.cut.scoring(span, rows),
+            files: prompts.files(),
             thresholds: Thresholds {
                 max_ppl: self.max_ppl,
                 max_ppl_increase: self.max_ppl_increase,
@@ -168,8 +172,9 @@ impl VerifyArgs {
             Some(baseline) => baseline.with(None, |baseline| run(model, Some(baseline))),
         })?;
         let Verification { mut report, prompts: encoded, positions, unreached } = verification;
-        report
-            .extend(prompts.unreached(&unreached).into_iter().map(|text| Finding::warning("prompts", text)));
+        let chunks: Vec<usize> = report.prompt_files.iter().map(|file| file.chunks).collect();
+        let unread = prompts.unreached(&unreached, &chunks);
+        report.extend(unread.into_iter().map(|text| Finding::warning("prompts", text)));
         report.extend(trace.and_then(|trace| trace.missed()).map(|text| Finding::warning("trace", text)));
         if let Some(other) = &self.baseline
             && same_file(path, other)

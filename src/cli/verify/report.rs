@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value as Json, json};
 
 use crate::cli::render::{Align, Cell, Style, Table, styled};
+use crate::cli::verify::file_rows;
 use crate::core::text;
 use crate::core::text::escape;
 use crate::verify::{Report, Severity, Verdict};
@@ -79,6 +80,9 @@ impl ModelReport {
         };
         if (2..=limit).contains(&report.prompts.len()) {
             prompts(report).print(out)?;
+        }
+        if let Some(table) = file_rows::table(std::slice::from_ref(self)) {
+            table.print(out)?;
         }
         if let Some(d) = &report.divergence {
             let mean = &d.mean;
@@ -196,5 +200,12 @@ pub(super) fn print(entries: &[ModelReport], out: &mut dyn Write, rows: PromptRo
         let verdict = Cell::styled(style(report.verdict), report.verdict.name());
         table.row(row.into_iter().map(Cell::from).chain([verdict]));
     }
-    table.print(out)
+    table.print(out)?;
+    match file_rows::table(entries) {
+        Some(table) => {
+            writeln!(out)?;
+            table.print(out)
+        }
+        None => Ok(()),
+    }
 }

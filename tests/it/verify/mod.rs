@@ -4,8 +4,10 @@ mod broken;
 mod chat;
 mod input;
 mod memory;
+mod metadata;
 mod origin;
 mod output;
+mod prompts;
 mod quantized;
 mod smollm2;
 mod tiny;
@@ -20,7 +22,8 @@ use gguf_foundry::core::progress::Silent;
 use gguf_foundry::engine::EngineOptions;
 use gguf_foundry::gguf::{WriteOptions, write_gguf};
 use gguf_foundry::verify::{
-    Model, PromptSource, Report, Scoring, Severity, Thresholds, Verdict, VerifyOptions, read_prompts, verify,
+    Model, PromptForm, PromptSource, Report, Scoring, Severity, Thresholds, Verdict, VerifyOptions,
+    read_prompts, verify,
 };
 use serde_json::Value;
 
@@ -47,17 +50,18 @@ fn model<'a>(tiny: &'a Tiny, features: &'a GraphFeatures) -> Model<'a> {
     }
 }
 
-fn options(n_chunks: Option<usize>) -> VerifyOptions {
+fn options(n_chunks: Option<usize>) -> VerifyOptions<'static> {
     VerifyOptions {
         engine: EngineOptions::default(),
         scoring: Scoring { n_ctx: 256, n_chunks, ..Scoring::default() },
+        files: &[],
         thresholds: Thresholds::default(),
         structure_only: false,
     }
 }
 
 fn corpus() -> Vec<PromptSource> {
-    read_prompts(&fixture("tiny-llama/corpus-256.jsonl")).unwrap()
+    read_prompts(&fixture("tiny-llama/corpus-256.jsonl"), PromptForm::Detected).unwrap()
 }
 
 fn run(tiny: &Tiny, baseline: Option<&Tiny>, n_chunks: Option<usize>) -> Report {
