@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::verify::{Position, Window};
 
-/// Groups that a long run has at least: so often the figures are told.
+/// Groups of a long run, at most: so often the figures are told.
 const GROUPS: usize = 16;
 
 /// Tokens of a group that shows figures soon without costing time: full batches, which decode every weight of a layer as

@@ -220,11 +220,16 @@ fn check_figures(report: &mut Report, n_vocab: usize) {
 
 /// A sentence about chunks that are longer than those the model was trained on.
 pub(super) fn beyond_training(plan: &GraphPlan, windows: &[Window]) -> Option<String> {
-    let trained = plan.n_ctx_train.filter(|&n| n > 0)?;
     let longest = windows.iter().map(|window| window.chunk.tokens.len()).max()?;
-    (longest > trained).then(|| {
+    longer_than_trained(plan, longest, "chunks")
+}
+
+/// A sentence about `what` of more tokens than the model was trained on.
+pub(super) fn longer_than_trained(plan: &GraphPlan, n_tokens: usize, what: &str) -> Option<String> {
+    let trained = plan.n_ctx_train.filter(|&n| n > 0)?;
+    (n_tokens > trained).then(|| {
         format!(
-            "chunks of {longest} tokens: the model was trained on {trained} (`{}.context_length`)",
+            "{what} of {n_tokens} tokens: the model was trained on {trained} (`{}.context_length`)",
             escape(&plan.arch)
         )
     })

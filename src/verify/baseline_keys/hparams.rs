@@ -97,7 +97,7 @@ impl<'a> Sides<'a> {
             }
             _ if local_class(key) == Class::Free => None,
             Effect::None => {
-                Some(Finding::warning(CHECK, format!("{message}, which is taken without it, too")))
+                Some(Finding::warning(CHECK, format!("{message}: nothing is computed otherwise without it")))
             }
             // Of two architectures nobody knows which keys mean the same.
             Effect::Unknown if self.graphs.is_none() || is_neutral(key, value) => {

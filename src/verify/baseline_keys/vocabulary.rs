@@ -10,8 +10,9 @@ use crate::verify::baseline_keys::{arch, union};
 
 const PREFIX: &str = "tokenizer.";
 const NAME: &str = "general.name";
+const MODEL: &str = "tokenizer.ggml.model";
 /// Keys that no default replaces.
-const NEEDED: [&str; 3] = ["tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.merges"];
+const NEEDED: [&str; 3] = [MODEL, "tokenizer.ggml.tokens", "tokenizer.ggml.merges"];
 
 /// Keys of the tokenizer, against those of a baseline or a source.
 pub(super) fn tokenizer(
@@ -27,6 +28,10 @@ pub(super) fn tokenizer(
         let class = class_of(&key, "");
         let (is_error, message) = match (model.get(&key), other.get(&key)) {
             (Some(a), Some(b)) if is_same(a, b) => continue,
+            // No vocabulary, said and unsaid.
+            (Some(value), None) | (None, Some(value)) if key == MODEL && value.as_str() == Some("none") => {
+                continue;
+            }
             (Some(a), Some(b)) => {
                 let message = format!("`{name}` differs from {whose}'s: {}", difference(a, b));
                 (matches!(class, Class::Encoding | Class::Turn), message)
