@@ -116,7 +116,7 @@ const TURN: [&str; 2] = ["eot_token_id", "eom_token_id"];
 const SHARED: [&str; 2] = ["xielu.", "diffusion."];
 
 /// Keys of the file rather than of the model.
-const BUILD: [&str; 9] = [
+const BUILD: [&str; 8] = [
     "general.alignment",
     "general.file_type",
     "general.quantization_version",
@@ -125,7 +125,6 @@ const BUILD: [&str; 9] = [
     "split.",
     "quantize.",
     "imatrix.",
-    "GGUF.",
 ];
 
 /// Keys behind `general.` that programs act on.

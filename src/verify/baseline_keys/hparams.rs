@@ -49,13 +49,13 @@ pub(super) fn compare(model: &Metadata, baseline: &Metadata, build: &Build<'_>) 
     findings
 }
 
-impl<'a> Sides<'a> {
-    /// The annotation counts where a file has both, as for the engine.
-    fn value(&self, metadata: &'a Metadata, prefix: &str, key: &str) -> Option<&'a Value> {
-        let value = metadata.get(&format!("{ANNOTATION_PREFIX}{key}"));
-        value.or_else(|| metadata.get(&format!("{prefix}{key}")))
-    }
+/// The annotation counts where a file has both, as for the engine.
+fn value<'m>(metadata: &'m Metadata, prefix: &str, key: &str) -> Option<&'m Value> {
+    let value = metadata.get(&format!("{ANNOTATION_PREFIX}{key}"));
+    value.or_else(|| metadata.get(&format!("{prefix}{key}")))
+}
 
+impl Sides<'_> {
     fn effect(&self, key: &str) -> Effect {
         let keys = self.prefixes.each_ref().map(|prefix| format!("{prefix}{key}"));
         let graphs = self.graphs.as_ref();
@@ -67,7 +67,7 @@ impl<'a> Sides<'a> {
         let name = escape(key);
         let is_free = local_class(key) == Class::Free;
         let annotation = format!("{ANNOTATION_PREFIX}{key}");
-        match (self.value(self.model, own, key), self.value(self.baseline, other, key)) {
+        match (value(self.model, own, key), value(self.baseline, other, key)) {
             (None, None) => None,
             (Some(a), Some(b)) if is_same(a, b) => self.length(key, a, b).or_else(|| self.width(key, a, b)),
             (Some(a), Some(b)) => {
@@ -76,7 +76,7 @@ impl<'a> Sides<'a> {
                 Some(if is_error { Finding::error(CHECK, message) } else { Finding::warning(CHECK, message) })
             }
             // Which layers have a window that is missing is no finding of its own.
-            (None, Some(_)) if key == WINDOW_PATTERN && self.value(self.model, own, WINDOW).is_none() => None,
+            (None, Some(_)) if key == WINDOW_PATTERN && value(self.model, own, WINDOW).is_none() => None,
             (None, Some(number)) if self.baseline.contains(&annotation) => {
                 Some(Finding::warning(CHECK, unsaid(key, number)))
             }

@@ -100,6 +100,9 @@ fn name(model: &Metadata, other: &Metadata, check: &'static str, whose: &str) ->
     })
 }
 
+/// Keys that one warning names.
+const SHOWN: usize = 8;
+
 /// Keys that change nothing in the model but that programs and people act on, in one warning.
 pub(super) fn around(model: &Metadata, baseline: &Metadata) -> Option<Finding> {
     let arch = arch(model);
@@ -117,7 +120,6 @@ pub(super) fn around(model: &Metadata, baseline: &Metadata) -> Option<Finding> {
     };
     let names: Vec<String> =
         union(model, baseline, ["", ""]).filter(differs).map(|key| format!("`{}`", escape(key))).collect();
-    const SHOWN: usize = 8;
     let more = names.len().saturating_sub(SHOWN);
     let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
     let shown = names.get(..SHOWN.min(names.len())).unwrap_or_default().join(", ");

@@ -75,7 +75,7 @@ pub fn read_prompts(path: &Path, form: PromptForm) -> Result<Vec<PromptSource>, 
     let bytes = read_text(path)?;
     let text = std::str::from_utf8(&bytes).map_err(|error| {
         let before = &bytes[..error.valid_up_to()];
-        let line = before.iter().filter(|&&byte| byte == b'\n').count() + 1;
+        let line = before.split(|&byte| byte == b'\n').count();
         let start = before.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
         PromptError::Utf8 { path: path.to_owned(), line, column: before.len() - start }
     })?;
