@@ -107,10 +107,9 @@ fn detected(path: &Path, text: &str) -> Result<Vec<PromptSource>, PromptError> {
         Suffix::Json if body.trim().is_empty() => Ok(Vec::new()),
         Suffix::Json => match serde_json::from_str(body) {
             Ok(value) => whole(path, value),
-            Err(source) => match shape_of(body) {
-                Shape::Lines => lines(path, body),
-                _ => Err(PromptError::NotJson { path: owned(), reason: source.to_string() }),
-            },
+            // Lines of JSON that somebody called so: the first is a value by itself.
+            Err(_) if starts_with_value(body) => lines(path, body),
+            Err(source) => Err(PromptError::NotJson { path: owned(), reason: source.to_string() }),
         },
         Suffix::Other => match shape_of(body) {
             Shape::Prose if text.is_empty() => Ok(Vec::new()),
@@ -121,6 +120,12 @@ fn detected(path: &Path, text: &str) -> Result<Vec<PromptSource>, PromptError> {
             Shape::Table(form) => Err(PromptError::Table { path: owned(), form }),
         },
     }
+}
+
+/// True if the first line with anything in it is a whole value.
+fn starts_with_value(text: &str) -> bool {
+    let first = text.lines().find(|line| !line.trim().is_empty());
+    first.is_some_and(|line| serde_json::from_str::<Json>(line).is_ok())
 }
 
 /// The prompts of one JSON value: of an array its entries, unless they are the messages of one chat.
