@@ -44,6 +44,8 @@ pub use error::{ArchError, CardProblem, ParentProblem};
 pub use eval::EvalError;
 pub use expr::ParseError;
 pub use graph::GraphFeatures;
+#[cfg(test)]
+pub(crate) use hparams::derived_keys;
 pub use invert::{Inverse, invert};
 pub use load::{ClassRow, Registry};
 pub use mapping::{

@@ -25,6 +25,7 @@ pub(crate) mod special;
 use std::path::Path;
 
 pub use byte_alphabet::{byte_of, char_of};
+pub(crate) use encode::read_alike;
 pub use encode::{EncodeError, Encoder};
 pub use error::{TokenizerError, TokenizerWarning};
 pub use given::{GivenKind, GivenToken, GivenVocabulary};

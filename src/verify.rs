@@ -22,6 +22,7 @@ mod perplexity;
 mod prompts;
 mod report;
 mod round_trip;
+mod running;
 mod samples;
 mod statistics;
 mod structure;
@@ -48,7 +49,9 @@ pub use measure::{Position, Recall, Reference};
 pub use model::Model;
 pub use origin::OriginTokenizer;
 pub use perplexity::{Estimate, Perplexity};
-pub use prompts::{Prompt, PromptSource, read_prompts};
+pub use prompts::{
+    Prompt, PromptFile, PromptFileReport, PromptForm, PromptPlace, PromptSource, read_prompts,
+};
 pub use report::{Finding, HealthyCost, PromptReport, Report, Severity, Verdict};
 pub use statistics::{Distribution, Statistics};
 pub use structure::{StructureOptions, check_structure};

@@ -192,6 +192,19 @@ pub(super) fn base_keys() -> impl Iterator<Item = &'static str> {
     BASE.iter().map(|row| row.0)
 }
 
+/// Every key that a card may write: its rows, its annotations, the rows around its tokenizer.
+#[cfg(test)]
+pub(crate) fn derived_keys(card: &Card) -> Vec<String> {
+    let names = |row: &Row| match row {
+        Row::Base => base_keys().map(str::to_owned).collect(),
+        Row::Key { key, .. } => vec![key.clone()],
+    };
+    let tokenizer = card.tokenizer.before.iter().chain(&card.tokenizer.after);
+    let rows = card.early.iter().chain(&card.metadata).chain(tokenizer).flat_map(names);
+    let full = rows.map(|key| full_key(&key, &card.gguf).unwrap_or(key));
+    full.chain(card.annotate.iter().flat_map(names).map(|key| format!("{ANNOTATION_PREFIX}{key}"))).collect()
+}
+
 /// The card's `annotate`, evaluated: keys behind `gguf_foundry.`, in the order of the rows.
 pub(super) fn annotations(card: &Card, scope: &Scope<'_>) -> Result<Metadata, ArchError> {
     let mut metadata = Metadata::new();

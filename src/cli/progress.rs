@@ -37,6 +37,8 @@ struct Stage {
     total_bytes: u64,
     start: Instant,
     printed: Instant,
+    /// How the results stand.
+    figures: String,
 }
 
 impl Stage {
@@ -46,8 +48,9 @@ impl Stage {
         let percent =
             if self.total_bytes == 0 { 100.0 } else { done as f64 * 100.0 / self.total_bytes as f64 };
         let left = self.total_bytes.saturating_sub(done) as f64 / rate.max(1.0);
+        let figures = if self.figures.is_empty() { String::new() } else { format!("; {}", self.figures) };
         format!(
-            "{}: {percent:.0} %, {} of {}, {}/s, {} left",
+            "{}: {percent:.0} %, {} of {}, {}/s, {} left{figures}",
             self.what,
             text::bytes(done),
             text::bytes(self.total_bytes),
@@ -102,13 +105,11 @@ impl Progress for TerminalProgress {
     fn begin(&self, what: &str, total_bytes: u64) {
         self.done.store(0, Ordering::Relaxed);
         let now = Instant::now();
-        let stage = Stage { what: what.to_owned(), total_bytes, start: now, printed: now };
+        let figures = String::new();
+        let stage = Stage { what: what.to_owned(), total_bytes, start: now, printed: now, figures };
         *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = Some(stage);
         if self.mode == Mode::Bar {
-            let template = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
-            let style =
-                ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-            let bar = ProgressBar::new(total_bytes).with_style(style).with_message(what.to_owned());
+            let bar = ProgressBar::new(total_bytes).with_style(style(BAR)).with_prefix(what.to_owned());
             if let Some(before) = lock(&self.bar).replace(bar) {
                 before.finish_and_clear();
             }
@@ -138,6 +139,24 @@ impl Progress for TerminalProgress {
         }
     }
 
+    fn figures(&self, text: &str) {
+        match self.mode {
+            Mode::Quiet => {}
+            Mode::Bar => {
+                if let Some(bar) = lock(&self.bar).as_ref() {
+                    bar.set_style(style(BAR_AND_FIGURES));
+                    bar.set_message(text.to_owned());
+                }
+            }
+            // Part of the next line.
+            Mode::Lines => {
+                if let Some(stage) = self.stage.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+                    text.clone_into(&mut stage.figures);
+                }
+            }
+        }
+    }
+
     fn end(&self) {
         self.finish();
         *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -152,6 +171,14 @@ impl Progress for TerminalProgress {
     fn is_cancelled(&self) -> bool {
         crate::cli::is_interrupted()
     }
+}
+
+/// What a bar shows, and what one with figures shows: those have a line of their own, cut at the terminal's width.
+const BAR: &str = "{prefix} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+const BAR_AND_FIGURES: &str = "{prefix} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}\n{wide_msg}";
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
 fn lock(bar: &Mutex<Option<ProgressBar>>) -> std::sync::MutexGuard<'_, Option<ProgressBar>> {
@@ -186,11 +213,18 @@ mod tests {
     #[test]
     fn a_line_has_share_rate_and_time_left() {
         let start = Instant::now();
-        let stage = Stage { what: "writing".to_owned(), total_bytes: 400 << 20, start, printed: start };
+        let figures = String::new();
+        let what = "writing".to_owned();
+        let mut stage = Stage { what, total_bytes: 400 << 20, start, printed: start, figures };
         assert_eq!(
             stage.line(100 << 20, start + Duration::from_secs(10)),
             "writing: 25 %, 100 MiB of 400 MiB, 10.0 MiB/s, 30 s left"
         );
+        stage.figures = "perplexity 7.5".to_owned();
+        assert!(
+            stage.line(100 << 20, start + Duration::from_secs(10)).ends_with("30 s left; perplexity 7.5")
+        );
+        stage.figures.clear();
         let empty = Stage { total_bytes: 0, ..stage };
         assert_eq!(empty.line(0, start), "writing: 100 %, 0 B of 0 B, 0 B/s, 0.0 s left");
     }

@@ -31,6 +31,16 @@ use self::unigram::Unigram;
 use self::vocab::{Vocab, VocabModel};
 use self::wordpiece::WordPiece;
 
+/// Whether the keys of two files describe the same vocabulary, merges apart, defaults filled in. `None` if neither can
+/// be read.
+pub(crate) fn read_alike(a: &Metadata, b: &Metadata) -> Option<bool> {
+    match (Vocab::from_metadata(a), Vocab::from_metadata(b)) {
+        (Ok(a), Ok(b)) => Some(a == b),
+        (Err(_), Err(_)) => None,
+        _ => Some(false),
+    }
+}
+
 /// The vocabulary of a GGUF file, ready to encode.
 ///
 /// # Exactness

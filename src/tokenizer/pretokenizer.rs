@@ -36,7 +36,7 @@ pub(super) struct Structure {
 }
 
 /// A name that the runtime knows.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Pre {
     pub(super) name: String,

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use crate::core::Hint;
+use crate::core::text::escape;
 use crate::engine::EngineError;
-use crate::verify::{LogitFileError, TaskError};
+use crate::verify::{LogitFileError, PromptPlace, TaskError};
 
 /// What is wrong with a file of prompts.
 #[derive(Debug, thiserror::Error)]
@@ -13,12 +14,21 @@ pub enum PromptError {
     /// A line is not UTF-8.
     #[error("{}: line {line}: invalid UTF-8 at byte {column}", path.display())]
     Utf8 { path: PathBuf, line: usize, column: usize },
-    /// A line is not a JSON object of a known form.
-    #[error("{}: line {line}: {source}", path.display())]
-    Json { path: PathBuf, line: usize, source: serde_json::Error },
-    /// An object has none of the known keys, or several.
-    #[error("{}: line {line}: expected one of `text`, `tokens`, `prompt` with `completion`, `messages`", path.display())]
-    Form { path: PathBuf, line: usize },
+    /// The file is no text at all.
+    #[error("{}: {what}; expected text in UTF-8", path.display())]
+    Binary { path: PathBuf, what: &'static str },
+    /// A line is not JSON.
+    #[error("{}: {place}: {source}", path.display())]
+    Json { path: PathBuf, place: PromptPlace, source: serde_json::Error },
+    /// A JSON value is no prompt.
+    #[error("{}: {place}: {}; expected {expected}", path.display(), escape(found))]
+    Form { path: PathBuf, place: PromptPlace, found: String, expected: &'static str },
+    /// It looks like JSON and cannot be parsed.
+    #[error("{}: looks like JSON and is none: {}", path.display(), escape(reason))]
+    NotJson { path: PathBuf, reason: String },
+    /// A table, which says nothing about which column is the text.
+    #[error("{}: a table ({form}); expected text, or prompts as JSON", path.display())]
+    Table { path: PathBuf, form: &'static str },
     /// No prompt has a token to predict.
     #[error("{}: no prompts", path.display())]
     Empty { path: PathBuf },
@@ -85,10 +95,27 @@ impl Hint for PromptError {
             Self::Empty { .. } => {
                 vec!["a text file is one document; a file named `*.jsonl` is one prompt a line".to_owned()]
             }
+            Self::Json { .. } | Self::Form { .. } | Self::NotJson { .. } => {
+                vec![FORMS.to_owned(), PLAIN.to_owned()]
+            }
+            Self::Table { .. } => vec![
+                "make the column of texts lines of JSON: `{\"text\": \"..\"}`, in a file named `*.jsonl`"
+                    .to_owned(),
+                PLAIN.to_owned(),
+            ],
+            Self::Binary { what: "a GGUF file", .. } => {
+                vec!["models are given by themselves, a reference behind `--baseline`".to_owned()]
+            }
             _ => Vec::new(),
         }
     }
 }
+
+/// How prompts are written as JSON.
+const FORMS: &str = "prompts as JSON are an array, or a value a line, of texts, `{\"text\": ..}`, `{\"tokens\": [..]}`, \
+    `{\"prompt\": .., \"completion\": ..}` and `{\"messages\": [..]}`";
+/// How data becomes prose.
+const PLAIN: &str = "`--plain-text` reads every prompt file as one text, whatever it looks like";
 
 impl Hint for VerifyError {
     fn hints(&self) -> Vec<String> {

@@ -14,7 +14,7 @@ use crate::gguf::{ColumnSums, ImatrixSums};
 use crate::verify::measure::measure;
 use crate::verify::verification::beyond_training;
 use crate::verify::windows::{Cut, Scoring, cut};
-use crate::verify::{Model, Perplexity, PromptSource, VerifyError};
+use crate::verify::{Model, Perplexity, PromptFile, PromptSource, VerifyError};
 
 /// Rows summed by one task; partial sums are added in row order, whatever the threads do.
 const ROWS_PER_TASK: usize = 256;
@@ -28,17 +28,21 @@ pub struct Importance {
     pub perplexity: Option<Perplexity>,
     /// Prompts of which the limit on the number of chunks left nothing.
     pub unreached: Vec<usize>,
+    /// Chunks of each file.
+    pub chunks: Vec<usize>,
     /// What the reader should know.
     pub warnings: Vec<String>,
 }
 
 /// How to collect.
 #[derive(Clone, Copy, Debug)]
-pub struct ImportanceOptions {
+pub struct ImportanceOptions<'a> {
     /// Machine use.
     pub engine: EngineOptions,
     /// How prompts are cut; every token of a chunk counts.
     pub scoring: Scoring,
+    /// The files that the prompts are of; they share the chunks. None: all are as of one.
+    pub files: &'a [PromptFile],
 }
 
 struct SumCollector {
@@ -84,10 +88,11 @@ impl Observer for SumCollector {
 pub fn collect_importance(
     model: &Model<'_>,
     prompts: &[PromptSource],
-    options: &ImportanceOptions,
+    options: &ImportanceOptions<'_>,
     progress: &dyn Progress,
 ) -> Result<Importance, VerifyError> {
-    let Cut { windows, unreached } = cut(&model.encode_all(prompts)?, &options.scoring)?;
+    let Cut { windows, unreached, chunks } =
+        cut(&model.encode_all(prompts)?, options.files, &options.scoring)?;
     let engine = Engine::new(model.plan()?, model.source, options.engine)?;
     let mut warnings = engine.plan().warnings.clone();
     warnings.extend(beyond_training(engine.plan(), &windows));
@@ -98,6 +103,7 @@ pub fn collect_importance(
         sums: ImatrixSums { tensors, n_chunks: windows.len(), chunk_size: options.scoring.n_ctx },
         perplexity: Perplexity::of(positions.iter()),
         unreached,
+        chunks,
         warnings,
     })
 }

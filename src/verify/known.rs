@@ -48,7 +48,8 @@ fn start_of_text(model: &Model<'_>) -> Option<u32> {
 
 /// The first chunk of the prompts that is not the file's.
 fn compare(given: &[Prompt], own: &Prompt, scoring: &Scoring) -> Result<Option<Finding>, VerifyError> {
-    let (given, own) = (cut(given, scoring)?.windows, cut(std::slice::from_ref(own), scoring)?.windows);
+    let (given, own) =
+        (cut(given, &[], scoring)?.windows, cut(std::slice::from_ref(own), &[], scoring)?.windows);
     // What follows the file's chunks was not run: the file may be of the first chunks only.
     for (at, (given, own)) in given.iter().zip(&own).enumerate() {
         let (a, b) = (&given.chunk.tokens, &own.chunk.tokens);

@@ -2,6 +2,7 @@
 
 use crate::core::progress::Progress;
 use crate::engine::{Engine, EngineOptions, TokenChunk};
+use crate::verify::verification::longer_than_trained;
 use crate::verify::{Model, PromptSource, VerifyError};
 
 /// The logits after the last token of every prompt; the prompt's ids come with them.
@@ -18,6 +19,9 @@ pub fn last_logits(
     let encoded = model.encode_all(prompts)?;
     let engine = Engine::new(model.plan()?, model.source, *options)?;
     let longest = encoded.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(0);
+    if let Some(message) = longer_than_trained(engine.plan(), longest, "a prompt") {
+        progress.warn(&message);
+    }
     let limit = engine.group_tokens(longest)?;
     let mut chunks = Vec::new();
     let mut first = 0;

@@ -6,6 +6,7 @@ use crate::core::progress::Progress;
 use crate::engine::{Engine, Hidden, Observer, TokenChunk, TokenDivergence, TokenScore};
 use crate::verify::logit_file::read::LogitFile;
 use crate::verify::logit_file::write::LogitWriter;
+use crate::verify::running::{self, Running};
 use crate::verify::{VerifyError, Window};
 
 /// What the reference says at a position.
@@ -35,21 +36,22 @@ pub struct Position {
 }
 
 /// What a baseline said last time, so that several models are compared with it for one run of its own. Kept only
-/// when everything fits into one group.
+/// when everything fits into the memory at once.
 #[derive(Debug, Default)]
 pub struct Recall {
-    last: Mutex<Option<(Vec<TokenChunk>, Hidden)>>,
+    last: Mutex<Vec<(Vec<TokenChunk>, Hidden)>>,
 }
 
 impl Recall {
-    fn take(&self, chunks: &[TokenChunk]) -> Option<Hidden> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let hidden = last.take_if(|(known, _)| known.as_slice() == chunks);
-        hidden.map(|(_, hidden)| hidden)
+    /// What it said of these groups, if it was asked for the same; nothing is kept.
+    fn take<'c>(&self, groups: impl Iterator<Item = &'c [TokenChunk]>) -> Option<Vec<Hidden>> {
+        let last = std::mem::take(&mut *self.last.lock().unwrap_or_else(PoisonError::into_inner));
+        let is_same = !last.is_empty() && groups.eq(last.iter().map(|(known, _)| known.as_slice()));
+        is_same.then(|| last.into_iter().map(|(_, hidden)| hidden).collect())
     }
 
     fn keep(&self, chunks: &[TokenChunk], hidden: Hidden) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((chunks.to_vec(), hidden));
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).push((chunks.to_vec(), hidden));
     }
 }
 
@@ -98,19 +100,24 @@ pub(super) fn measure_with(
         // Both models' hidden states are held at the end of a group.
         limit = (limit.min(baseline.engine.group_tokens(longest)?) / 2).max(longest);
     }
+    // Whether all can be remembered, the memory tells; smaller groups show how the figures stand.
+    let fits = groups(windows, limit).len() == 1;
+    let limit = limit.min(running::group_tokens(windows, engine.batch_tokens_at_most())).max(longest);
     let groups: Vec<(&[Window], Vec<TokenChunk>)> = groups(windows, limit)
         .into_iter()
         .map(|group| (group, group.iter().map(|window| window.chunk.clone()).collect()))
         .collect();
-    // A single group may have been run before; more of them are not kept.
-    let recall = baseline.and_then(|b| b.recall).filter(|_| groups.len() == 1);
-    let mut known = recall.and_then(|recall| recall.take(&groups.first()?.1));
+    // What fits into the memory at once may have been run before; more is not kept.
+    let recall = baseline.and_then(|b| b.recall).filter(|_| fits);
+    let known = recall.and_then(|recall| recall.take(groups.iter().map(|(_, chunks)| chunks.as_slice())));
     let again = baseline.filter(|_| known.is_none());
+    let mut known = known.into_iter().flatten();
     let work =
         |chunks: &[TokenChunk]| engine.work_bytes(chunks) + again.map_or(0, |b| b.engine.work_bytes(chunks));
     progress.begin("running the model", groups.iter().map(|(_, chunks)| work(chunks)).sum());
     let mut positions = Vec::new();
     let mut n_tokens = 0;
+    let mut running = Running::new();
     for (group, chunks) in groups {
         let targets: Vec<u32> = group.iter().flat_map(|window| window.targets.iter().copied()).collect();
         n_tokens += (1 + usize::from(again.is_some())) * chunks.iter().map(|c| c.tokens.len()).sum::<usize>();
@@ -129,7 +136,7 @@ pub(super) fn measure_with(
                 }
             }
             Some(Baseline { engine: baseline, .. }) => {
-                let reference = match known.take() {
+                let reference = match known.next() {
                     Some(known) => known,
                     None => baseline.forward(&chunks, progress, None).map_err(VerifyError::Baseline)?,
                 };
@@ -145,6 +152,7 @@ pub(super) fn measure_with(
             }
         };
         let mut rows = rows.into_iter();
+        let n_before = positions.len();
         for window in group {
             for (row, &token) in window.chunk.rows.clone().zip(&window.targets) {
                 let Some((score, reference)) = rows.next() else { break };
@@ -158,6 +166,8 @@ pub(super) fn measure_with(
                 });
             }
         }
+        running.add(&positions[n_before..]);
+        progress.figures(&running.text(n_tokens));
     }
     progress.end();
     Ok((positions, n_tokens))

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::verify::{
-    Aspect, Cost, Coverage, Distribution, Divergence, Estimate, LimitLine, Perplexity, TaskReport,
-    Thresholds, WeightReport,
+    Aspect, Cost, Coverage, Distribution, Divergence, Estimate, LimitLine, Perplexity, PromptFileReport,
+    TaskReport, Thresholds, WeightReport,
 };
 
 /// How bad a finding is.
@@ -131,6 +131,8 @@ pub struct Report {
     pub bits_per_byte: Option<f64>,
     /// Per prompt.
     pub prompts: Vec<PromptReport>,
+    /// Per file of prompts.
+    pub prompt_files: Vec<PromptFileReport>,
     /// Against the baseline.
     pub divergence: Option<Divergence>,
     /// Questions answered, file by file.
@@ -161,6 +163,7 @@ impl Report {
             perplexity: None,
             bits_per_byte: None,
             prompts: Vec::new(),
+            prompt_files: Vec::new(),
             divergence: None,
             tasks: Vec::new(),
             contexts: Vec::new(),
@@ -266,6 +269,10 @@ impl Report {
         }
         if !self.tasks.is_empty() {
             map.insert("tasks".to_owned(), self.tasks.iter().map(TaskReport::to_json).collect());
+        }
+        if self.prompt_files.len() > 1 {
+            let files = self.prompt_files.iter().map(PromptFileReport::to_json);
+            map.insert("prompt_files".to_owned(), files.collect());
         }
         if let Some(d) = &self.divergence {
             let worst = d.worst.iter().enumerate().map(|(at, w)| {

@@ -10,6 +10,7 @@ use crate::verify::cost::Cost;
 use crate::verify::healthy::measure_cost;
 use crate::verify::known;
 use crate::verify::measure::{self, LogitFiles, measure_with};
+use crate::verify::prompts::file_reports;
 use crate::verify::round_trip::check_round_trip;
 use crate::verify::structure::{check_layout, check_structure};
 use crate::verify::tasks;
@@ -17,17 +18,19 @@ use crate::verify::windows::{Cut, Scoring, Window, cut};
 use crate::verify::{Aspect, Figure, HealthyCost, LimitLine, baseline_keys};
 use crate::verify::{
     ChatError, ChatTemplate, Divergence, Extras, Finding, LogitWriter, Model, Perplexity, Position, Prompt,
-    PromptReport, PromptSource, Report, SaveLogits, Severity, StructureOptions, TaskReport, TaskSet,
-    TextEncoder, Thresholds, VerifyError, WeightOptions, compare_weights,
+    PromptFile, PromptReport, PromptSource, Report, SaveLogits, Severity, StructureOptions, TaskReport,
+    TaskSet, TextEncoder, Thresholds, VerifyError, WeightOptions, compare_weights,
 };
 
 /// What to verify, and how.
 #[derive(Clone, Copy, Debug)]
-pub struct VerifyOptions {
+pub struct VerifyOptions<'a> {
     /// Machine use.
     pub engine: EngineOptions,
     /// How prompts are cut.
     pub scoring: Scoring,
+    /// The files that the prompts are of; they share the chunks. None: all are as of one.
+    pub files: &'a [PromptFile],
     /// Limits; what is not set takes a default if there is a baseline.
     pub thresholds: Thresholds,
     /// Stop before any arithmetic.
@@ -66,7 +69,7 @@ pub fn verify(
     model: &Model<'_>,
     baseline: Option<&Model<'_>>,
     prompts: &[PromptSource],
-    options: &VerifyOptions,
+    options: &VerifyOptions<'_>,
     progress: &dyn Progress,
     observer: Option<&dyn Observer>,
 ) -> Result<Verification, VerifyError> {
@@ -81,7 +84,7 @@ pub fn verify_with(
     model: &Model<'_>,
     baseline: Option<&Model<'_>>,
     prompts: &[PromptSource],
-    options: &VerifyOptions,
+    options: &VerifyOptions<'_>,
     extras: &Extras<'_>,
     progress: &dyn Progress,
     observer: Option<&dyn Observer>,
@@ -94,7 +97,7 @@ pub fn verify_with(
     let n_tensors = model.source.tensors().len();
     report.judged(Aspect::Structure, format!("{n_tensors} tensors, block by block"));
     if let Some(baseline) = baseline {
-        report.extend(baseline_keys::compare(model.metadata, baseline.metadata));
+        report.extend(baseline_keys::compare(model, baseline.metadata));
         report.judged(Aspect::Metadata, format!("{} keys beside the baseline's", model.metadata.len()));
         if !options.structure_only {
             compare_all_weights(model, baseline, options, &mut report, progress)?;
@@ -134,7 +137,8 @@ pub fn verify_with(
         report.add(Finding::unchecked("perplexity", message));
         return Ok(Verification::without_figures(report));
     }
-    let Cut { windows, unreached } = cut(&encoded, &scoring)?;
+    let files = if known.is_some() { &[] } else { options.files };
+    let Cut { windows, unreached, chunks } = cut(&encoded, files, &scoring)?;
     let plan = engine.plan();
     report.extend(beyond_training(plan, &windows).map(|message| Finding::warning("context", message)));
     let reference = match baseline {
@@ -158,6 +162,7 @@ pub fn verify_with(
     let (positions, n_tokens) = measure_with(&engine, other, logits, &windows, progress, observer)?;
     report.tokens_per_second = Some(n_tokens as f64 / start.elapsed().as_secs_f64().max(1e-9));
     fill(&mut report, model, &encoded, &positions);
+    report.prompt_files = file_reports(files, &chunks, &positions);
     if report.divergence.is_some() {
         let engines = baseline.zip(reference.as_ref());
         report.healthy = Some(healthy_cost(model, engines, &windows, &mut report, progress)?);
@@ -236,7 +241,7 @@ fn healthy_cost(
 fn compare_all_weights(
     model: &Model<'_>,
     baseline: &Model<'_>,
-    options: &VerifyOptions,
+    options: &VerifyOptions<'_>,
     report: &mut Report,
     progress: &dyn Progress,
 ) -> Result<(), VerifyError> {
@@ -425,11 +430,16 @@ fn file_type_name(model: &Model<'_>) -> String {
 
 /// A sentence about chunks that are longer than those the model was trained on.
 pub(super) fn beyond_training(plan: &GraphPlan, windows: &[Window]) -> Option<String> {
-    let trained = plan.n_ctx_train.filter(|&n| n > 0)?;
     let longest = windows.iter().map(|window| window.chunk.tokens.len()).max()?;
-    (longest > trained).then(|| {
+    longer_than_trained(plan, longest, "chunks")
+}
+
+/// A sentence about `what` of more tokens than the model was trained on.
+pub(super) fn longer_than_trained(plan: &GraphPlan, n_tokens: usize, what: &str) -> Option<String> {
+    let trained = plan.n_ctx_train.filter(|&n| n > 0)?;
+    (n_tokens > trained).then(|| {
         format!(
-            "chunks of {longest} tokens: the model was trained on {trained} (`{}.context_length`)",
+            "{what} of {n_tokens} tokens: the model was trained on {trained} (`{}.context_length`)",
             escape(&plan.arch)
         )
     })

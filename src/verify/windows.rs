@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use crate::engine::TokenChunk;
-use crate::verify::{Prompt, PromptError, VerifyError};
+use crate::verify::prompts::shares;
+use crate::verify::{Prompt, PromptError, PromptFile, VerifyError};
 
 /// Which positions of a full chunk are scored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -68,14 +69,17 @@ pub struct Cut {
     pub windows: Vec<Window>,
     /// Prompts of which the limit on the number of chunks left nothing.
     pub unreached: Vec<usize>,
+    /// Windows of each file.
+    pub chunks: Vec<usize>,
 }
 
 /// Cuts prompts. A prompt shorter than a chunk is one window of its own length, scored at every position; of longer
-/// ones only full chunks are used, unless all positions are scored.
+/// ones only full chunks are used, unless all positions are scored. The files, in the order of their prompts, share the
+/// chunks evenly; without files all prompts are as of one.
 ///
 /// # Errors
 /// A completion that does not fit into the context, a stride beyond it, nothing to score.
-pub fn cut(prompts: &[Prompt], scoring: &Scoring) -> Result<Cut, VerifyError> {
+pub fn cut(prompts: &[Prompt], files: &[PromptFile], scoring: &Scoring) -> Result<Cut, VerifyError> {
     let n_ctx = scoring.n_ctx;
     if n_ctx < 4 {
         return Err(VerifyError::Context { n_ctx });
@@ -83,19 +87,29 @@ pub fn cut(prompts: &[Prompt], scoring: &Scoring) -> Result<Cut, VerifyError> {
     if let Some(stride) = scoring.stride.filter(|&stride| stride == 0 || stride >= n_ctx) {
         return Err(VerifyError::Stride { stride, n_ctx });
     }
-    let mut windows = Vec::new();
+    let file_of = |prompt: usize| files.iter().position(|file| file.prompts.contains(&prompt));
+    // Prompts of no file share as one more.
+    let mut of_files = vec![Vec::new(); files.len() + 1];
     for (at, prompt) in prompts.iter().enumerate() {
-        windows.extend(windows_of(at, prompt, scoring)?);
+        let file = file_of(at).unwrap_or(files.len());
+        of_files[file].extend(windows_of(at, prompt, scoring)?);
     }
-    let beyond = windows.split_off(windows.len().min(scoring.n_chunks.unwrap_or(usize::MAX)));
-    let last = windows.last().map(|window| window.prompt);
-    let mut unreached: Vec<usize> = beyond.iter().map(|window| window.prompt).collect();
-    unreached.dedup();
-    unreached.retain(|&prompt| last != Some(prompt));
+    let available: Vec<usize> = of_files.iter().map(Vec::len).collect();
+    let mut chunks = shares(&available, scoring.n_chunks.unwrap_or(usize::MAX));
+    let (mut windows, mut unreached) = (Vec::new(), Vec::new());
+    for (mut own, &n) in of_files.into_iter().zip(&chunks) {
+        let beyond = own.split_off(n);
+        let last = own.last().map(|window: &Window| window.prompt);
+        let mut left: Vec<usize> = beyond.iter().map(|window| window.prompt).collect();
+        left.dedup();
+        unreached.extend(left.into_iter().filter(|&prompt| last != Some(prompt)));
+        windows.extend(own);
+    }
     if windows.iter().all(|window| window.scored.is_empty()) {
         return Err(VerifyError::NothingToScore);
     }
-    Ok(Cut { windows, unreached })
+    chunks.truncate(files.len());
+    Ok(Cut { windows, unreached, chunks })
 }
 
 /// Tokens of a window, and the rows of it that may count.
@@ -166,7 +180,7 @@ mod tests {
     }
 
     fn parts(prompt: Prompt, scoring: Scoring) -> Vec<(usize, usize, Vec<u32>)> {
-        let windows = cut(&[prompt], &scoring).unwrap().windows;
+        let windows = cut(&[prompt], &[], &scoring).unwrap().windows;
         windows.into_iter().map(|w| (w.start, w.chunk.tokens.len(), w.targets)).collect()
     }
 
@@ -186,29 +200,55 @@ mod tests {
         let strided = Scoring { stride: Some(3), span: Span::SecondHalf, ..scoring };
         assert_eq!(parts(prompt(12), strided), [(0, 8, vec![5, 6, 7]), (3, 8, vec![8, 9, 10])]);
         assert_eq!(parts(prompt(3), scoring), [(0, 3, vec![1, 2])]);
-        assert!(cut(&[prompt(1)], &scoring).is_err());
+        assert!(cut(&[prompt(1)], &[], &scoring).is_err());
     }
 
     #[test]
     fn bos_replaces_the_first_token_and_completions_are_scored_alone() {
         let scoring = Scoring { n_ctx: 8, ..Scoring::default() };
         let document = Prompt { bos: Some(99), ..prompt(16) };
-        let found = cut(&[document], &scoring).unwrap().windows;
+        let found = cut(&[document], &[], &scoring).unwrap().windows;
         assert_eq!((found[1].chunk.tokens[0], found[1].chunk.tokens[1]), (99, 9));
         let completion = Prompt { score_from: 4, whole: true, ..prompt(6) };
         assert_eq!(parts(completion.clone(), scoring), [(0, 6, vec![4, 5])]);
         let every = Scoring { rows: Rows::All, ..scoring };
-        let found = cut(std::slice::from_ref(&completion), &every).unwrap().windows;
+        let found = cut(std::slice::from_ref(&completion), &[], &every).unwrap().windows;
         assert_eq!((found[0].targets.len(), found[0].scored.clone()), (5, 3..5));
-        assert!(cut(&[Prompt { whole: true, ..prompt(9) }], &scoring).is_err());
+        assert!(cut(&[Prompt { whole: true, ..prompt(9) }], &[], &scoring).is_err());
     }
 
     #[test]
     fn prompts_that_the_limit_leaves_nothing_of_are_named() {
         let scoring = Scoring { n_ctx: 8, n_chunks: Some(3), ..Scoring::default() };
-        let unreached = |lengths: [u32; 4]| cut(&lengths.map(prompt), &scoring).unwrap().unreached;
+        let unreached = |lengths: [u32; 4]| cut(&lengths.map(prompt), &[], &scoring).unwrap().unreached;
         assert_eq!(unreached([16, 8, 8, 5]), [2, 3]);
         assert_eq!(unreached([8, 32, 1, 8]), [3], "a prompt without predictions is not missed");
         assert_eq!(unreached([5, 5, 5, 1]), [0; 0]);
+    }
+
+    #[test]
+    fn files_share_the_chunks() {
+        let files = |ends: &[usize]| -> Vec<PromptFile> {
+            let starts = std::iter::once(0).chain(ends.iter().copied());
+            starts
+                .zip(ends)
+                .map(|(start, &end)| PromptFile { path: "x".into(), prompts: start..end })
+                .collect()
+        };
+        let cut = |lengths: &[u32], ends: &[usize], n_chunks: usize| {
+            let prompts: Vec<Prompt> = lengths.iter().map(|&n| prompt(n)).collect();
+            let scoring = Scoring { n_ctx: 8, n_chunks: Some(n_chunks), ..Scoring::default() };
+            let cut = cut(&prompts, &files(ends), &scoring).unwrap();
+            let prompts: Vec<usize> = cut.windows.iter().map(|window| window.prompt).collect();
+            (prompts, cut.chunks, cut.unreached)
+        };
+        assert_eq!(cut(&[80, 80], &[1, 2], 4), (vec![0, 0, 1, 1], vec![2, 2], vec![]));
+        assert_eq!(cut(&[8, 80, 80], &[1, 2, 3], 7), (vec![0, 1, 1, 1, 2, 2, 2], vec![1, 3, 3], vec![]));
+        // Within a file in order, the last prompts are not reached.
+        assert_eq!(cut(&[8, 8, 8, 80], &[3, 4], 4), (vec![0, 1, 3, 3], vec![2, 2], vec![2]));
+        // More files than chunks.
+        assert_eq!(cut(&[8, 8, 8], &[1, 2, 3], 2), (vec![0, 1], vec![1, 1, 0], vec![2]));
+        // A file without a prediction, and prompts of no file.
+        assert_eq!(cut(&[1, 8, 80], &[1, 2], 4), (vec![1, 2, 2, 2], vec![0, 1], vec![]));
     }
 }

@@ -14,6 +14,11 @@ pub trait Progress: Sync {
         let _ = n_bytes;
     }
 
+    /// How the results of the stage stand so far, in a few words; the last say replaces those before.
+    fn figures(&self, text: &str) {
+        let _ = text;
+    }
+
     /// The stage is over.
     fn end(&self) {}
 

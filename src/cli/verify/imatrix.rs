@@ -19,9 +19,12 @@ use crate::verify::{ImportanceOptions, Rows, Span, collect_importance};
 pub(super) struct ImatrixArgs {
     /// GGUF file
     model: PathBuf,
-    /// Text to collect from
+    /// Text to collect from; several files share the chunks
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     prompts: Vec<PathBuf>,
+    /// Read each prompt file as one text, whatever it looks like
+    #[arg(long)]
+    plain_text: bool,
     /// Where to write
     #[arg(short, value_name = "FILE", required = true)]
     output: PathBuf,
@@ -37,14 +40,17 @@ impl ImatrixArgs {
         Destination::of(&self.output)?;
         let opened = OpenedModel::open(&self.model, &session.common)?;
         refuse_input(&self.output, self.prompts.iter().chain(&opened.inputs()))?;
-        let prompts = PromptFiles::read(&self.prompts)?;
+        let prompts = PromptFiles::read(&self.prompts, self.plain_text)?;
         let options = ImportanceOptions {
             engine: engine_options(&session.common),
             scoring: self.cut.scoring(Span::SecondHalf, Rows::Scored),
+            files: prompts.files(),
         };
         let importance = opened
             .with(None, |model| collect_importance(model, prompts.sources(), &options, &session.progress))?;
-        for warning in importance.warnings.iter().chain(&prompts.unreached(&importance.unreached)) {
+        for warning in
+            importance.warnings.iter().chain(&prompts.unreached(&importance.unreached, &importance.chunks))
+        {
             session.progress.warn(warning);
         }
         let dataset = prompts.first().map(|path| path.display().to_string()).unwrap_or_default();

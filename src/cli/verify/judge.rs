@@ -39,9 +39,12 @@ pub(super) struct VerifyArgs {
     /// GGUF files (any part of a split model) or Hugging Face directories; several end in a table
     #[arg(required = true, value_name = "MODEL")]
     models: Vec<PathBuf>,
-    /// Text (one document) or `*.jsonl` (a prompt a line: text, tokens, prompt + completion, messages)
+    /// Text (one document), or JSON: an array, or a prompt a line (a text, or text, tokens, prompt + completion, messages); several files share the chunks
     #[arg(long, value_name = "FILE", num_args = 1..)]
     prompts: Vec<PathBuf>,
+    /// Read each prompt file as one text, whatever it looks like
+    #[arg(long, requires = "prompts")]
+    plain_text: bool,
     /// Compare with this GGUF file, Hugging Face directory, or logit file (whose text is scored, without `--prompts`)
     #[arg(long, value_name = "REF")]
     baseline: Option<PathBuf>,
@@ -126,7 +129,7 @@ impl VerifyArgs {
         let mut read = self.inputs(baseline.as_ref());
         reports.refuse_inputs(read.iter().map(|(_, path)| path))?;
         let origin = self.origin()?;
-        let prompts = PromptFiles::read(&self.prompts)?;
+        let prompts = PromptFiles::read(&self.prompts, self.plain_text)?;
         let job = Job {
             baseline: baseline.as_ref(),
             origin: origin.as_ref(),
@@ -274,6 +277,7 @@ impl VerifyArgs {
         let options = VerifyOptions {
             engine: engine_options(&session.common),
             scoring: self.cut.scoring(span, rows),
+            files: prompts.files(),
             thresholds: Thresholds {
                 max_ppl: self.max_ppl,
                 max_ppl_increase: self.max_ppl_increase,
@@ -300,8 +304,9 @@ impl VerifyArgs {
         let details =
             (!reports.is_empty()).then(|| opened.with(None, |model| Details::of(model, &verification)));
         let Verification { mut report, prompts: encoded, positions, unreached, has_saved } = verification;
-        report
-            .extend(prompts.unreached(&unreached).into_iter().map(|text| Finding::warning("prompts", text)));
+        let chunks: Vec<usize> = report.prompt_files.iter().map(|file| file.chunks).collect();
+        let unread = prompts.unreached(&unreached, &chunks);
+        report.extend(unread.into_iter().map(|text| Finding::warning("prompts", text)));
         report.extend(trace.and_then(|trace| trace.missed()).map(|text| Finding::warning("trace", text)));
         if let Some(other) = &self.baseline
             && same_file(path, other)

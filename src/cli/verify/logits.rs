@@ -20,6 +20,9 @@ pub(super) struct LogitsArgs {
     /// Prompts
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     prompts: Vec<PathBuf>,
+    /// Read each prompt file as one text, whatever it looks like
+    #[arg(long)]
+    plain_text: bool,
     /// Where to write; standard output without it
     #[arg(short, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -33,7 +36,7 @@ impl LogitsArgs {
         if let Some(path) = &self.output {
             refuse_input(path, self.prompts.iter().chain(&opened.inputs()))?;
         }
-        let prompts = PromptFiles::read(&self.prompts)?;
+        let prompts = PromptFiles::read(&self.prompts, self.plain_text)?;
         let mut lines: Vec<u8> = Vec::new();
         let options = engine_options(&session.common);
         opened.with(None, |model| {

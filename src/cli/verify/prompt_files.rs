@@ -1,16 +1,9 @@
 //! The prompts of all files that were given, and which file each is of.
 
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::core::text::escape;
-use crate::verify::{PromptSource, VerifyError, read_prompts};
-
-struct PromptFile {
-    path: PathBuf,
-    /// Its prompts among all.
-    prompts: Range<usize>,
-}
+use crate::verify::{PromptFile, PromptForm, PromptSource, VerifyError, read_prompts};
 
 /// Prompts in the order of their files.
 pub(super) struct PromptFiles {
@@ -19,11 +12,13 @@ pub(super) struct PromptFiles {
 }
 
 impl PromptFiles {
-    pub(super) fn read(paths: &[PathBuf]) -> Result<Self, VerifyError> {
+    /// Reads files, each as one text with `plain_text`.
+    pub(super) fn read(paths: &[PathBuf], plain_text: bool) -> Result<Self, VerifyError> {
+        let form = if plain_text { PromptForm::PlainText } else { PromptForm::Detected };
         let (mut files, mut sources) = (Vec::new(), Vec::new());
         for path in paths {
             let first = sources.len();
-            sources.extend(read_prompts(path)?);
+            sources.extend(read_prompts(path, form)?);
             files.push(PromptFile { path: path.clone(), prompts: first..sources.len() });
         }
         Ok(Self { files, sources })
@@ -33,21 +28,25 @@ impl PromptFiles {
         &self.sources
     }
 
+    pub(super) fn files(&self) -> &[PromptFile] {
+        &self.files
+    }
+
     pub(super) fn first(&self) -> Option<&Path> {
         self.files.first().map(|file| file.path.as_path())
     }
 
-    /// A sentence for each file behind the first prompt of which the limit on the number of chunks left nothing.
-    pub(super) fn unreached(&self, prompts: &[usize]) -> Vec<String> {
-        let Some(&first) = prompts.first() else { return Vec::new() };
-        let is_behind = |file: &&PromptFile| {
-            file.prompts.start >= first && prompts.iter().any(|prompt| file.prompts.contains(prompt))
+    /// A sentence for each file of which the limit on the number of chunks left nothing: it has prompts that were not
+    /// reached, and none that were. `chunks` are those of each file.
+    pub(super) fn unreached(&self, prompts: &[usize], chunks: &[usize]) -> Vec<String> {
+        let is_unread = |(file, chunks): &(&PromptFile, &usize)| {
+            **chunks == 0 && prompts.iter().any(|prompt| file.prompts.contains(prompt))
         };
-        let sentence = |file: &PromptFile| {
+        let sentence = |(file, _): (&PromptFile, &usize)| {
             let name = file.path.display().to_string();
-            format!("`{}` is not read: `--chunks` ends before it", escape(&name))
+            format!("`{}` is not read: `--chunks` leaves none for it", escape(&name))
         };
-        self.files.iter().filter(is_behind).map(sentence).collect()
+        self.files.iter().zip(chunks).filter(is_unread).map(sentence).collect()
     }
 }
 
@@ -56,17 +55,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_behind_the_limit_are_named() {
+    fn files_that_get_no_chunk_are_named() {
         let dir = tempfile::tempdir().unwrap();
         let paths = ["a.txt", "b.jsonl", "c.txt"].map(|name| dir.path().join(name));
         fs_err::write(&paths[0], "a").unwrap();
         fs_err::write(&paths[1], "{\"text\":\"b\"}\n{\"text\":\"b\"}\n").unwrap();
         fs_err::write(&paths[2], "c").unwrap();
-        let files = PromptFiles::read(&paths).unwrap();
+        let files = PromptFiles::read(&paths, false).unwrap();
         assert_eq!((files.sources().len(), files.first()), (4, Some(paths[0].as_path())));
-        assert_eq!(files.unreached(&[]), [""; 0]);
-        let found = files.unreached(&[2, 3]);
+        assert_eq!(files.unreached(&[], &[1, 2, 1]), [""; 0]);
+        let found = files.unreached(&[2, 3], &[1, 1, 0]);
         assert!(found.len() == 1 && found[0].contains("c.txt` is not read: `--chunks`"), "{found:?}");
-        assert_eq!(files.unreached(&[1, 2, 3]).len(), 2);
+        assert_eq!(files.unreached(&[1, 2, 3], &[1, 0, 0]).len(), 2);
+        // A file without a prediction has nothing that could be missed.
+        assert_eq!(files.unreached(&[2], &[0, 1, 0]), [""; 0]);
+        let plain = PromptFiles::read(&paths, true).unwrap();
+        assert_eq!(plain.sources().len(), 3);
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json, json};
 use crate::cli::render::{Align, Cell, Table};
 use crate::cli::verify::page::Details;
 use crate::cli::verify::reasons::{self, style};
-use crate::cli::verify::{statistics, tasks};
+use crate::cli::verify::{file_rows, statistics, tasks};
 use crate::core::text;
 use crate::core::text::escape;
 use crate::verify::{Figure, Report, Verdict, WeightOutcome, WeightReport};
@@ -71,6 +71,9 @@ impl ModelReport {
         };
         if (2..=limit).contains(&report.prompts.len()) {
             prompts(report).print(out)?;
+        }
+        if let Some(table) = file_rows::table(std::slice::from_ref(self)) {
+            table.print(out)?;
         }
         for answered in &report.tasks {
             tasks::print(answered, out)?;
@@ -231,5 +234,12 @@ pub(super) fn print(entries: &[ModelReport], out: &mut dyn Write, rows: PromptRo
         let verdict = Cell::styled(style(report.verdict), report.verdict.name());
         table.row(row.into_iter().map(Cell::from).chain([verdict]));
     }
-    table.print(out)
+    table.print(out)?;
+    match file_rows::table(entries) {
+        Some(table) => {
+            writeln!(out)?;
+            table.print(out)
+        }
+        None => Ok(()),
+    }
 }

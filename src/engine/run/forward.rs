@@ -124,9 +124,16 @@ impl<'a> Engine<'a> {
         per_thread.saturating_mul(self.workers.n_threads() as u64).saturating_add(shared as u64)
     }
 
+    /// Tokens of a batch at most: a group of so many, or of a multiple, decodes no weight of a layer more often than
+    /// a larger one.
+    #[must_use]
+    pub fn batch_tokens_at_most(&self) -> usize {
+        if self.is_moe() { BATCH_TOKENS_MOE } else { BATCH_TOKENS }
+    }
+
     fn batch_tokens(&self, budget: u64, chunk_len: usize) -> usize {
         let (_, inner) = self.token_bytes();
-        let most = if self.is_moe() { BATCH_TOKENS_MOE } else { BATCH_TOKENS };
+        let most = self.batch_tokens_at_most();
         let fitting = usize::try_from(budget / 2 / inner.max(1)).unwrap_or(usize::MAX);
         fitting.min(most).max(chunk_len)
     }

@@ -131,7 +131,7 @@ pub(crate) enum Strip {
 }
 
 /// A vocabulary.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(crate) struct Vocab {
     /// How text becomes tokens.
     pub(crate) model: VocabModel,

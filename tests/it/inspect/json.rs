@@ -297,6 +297,8 @@ fn what_verify_prints_is_documented() {
     let mut one = documented.table("`gguf-verify`");
     one.object("", &run(4, &["tiny.gguf"]));
     one.object("", &run(4, &["q.gguf", "--baseline", "tiny.gguf"]));
+    // Of two files.
+    one.object("", &run(4, &["q.gguf", "--baseline", "tiny.gguf", "--prompts", prompts.to_str().unwrap()]));
     // With a finding: a model says nothing of itself.
     one.object("", &run(4, &["tiny.gguf", "--baseline", "tiny.gguf"]));
     let tasks = fixture("tasks/winogrande.csv");

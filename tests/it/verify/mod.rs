@@ -5,9 +5,11 @@ mod chat;
 mod input;
 mod logit_file;
 mod memory;
+mod metadata;
 mod origin;
 mod output;
 mod per_token;
+mod prompts;
 mod quantized;
 mod report_page;
 mod smollm2;
@@ -25,7 +27,8 @@ use gguf_foundry::core::progress::Silent;
 use gguf_foundry::engine::EngineOptions;
 use gguf_foundry::gguf::{WriteOptions, write_gguf};
 use gguf_foundry::verify::{
-    Model, PromptSource, Report, Scoring, Severity, Thresholds, Verdict, VerifyOptions, read_prompts, verify,
+    Model, PromptForm, PromptSource, Report, Scoring, Severity, Thresholds, Verdict, VerifyOptions,
+    read_prompts, verify,
 };
 use serde_json::Value;
 
@@ -52,10 +55,11 @@ fn model<'a>(tiny: &'a Tiny, features: &'a GraphFeatures) -> Model<'a> {
     }
 }
 
-fn options(n_chunks: Option<usize>) -> VerifyOptions {
+fn options(n_chunks: Option<usize>) -> VerifyOptions<'static> {
     VerifyOptions {
         engine: EngineOptions::default(),
         scoring: Scoring { n_ctx: 256, n_chunks, ..Scoring::default() },
+        files: &[],
         thresholds: Thresholds::default(),
         structure_only: false,
         weights_only: false,
@@ -63,7 +67,7 @@ fn options(n_chunks: Option<usize>) -> VerifyOptions {
 }
 
 fn corpus() -> Vec<PromptSource> {
-    read_prompts(&fixture("tiny-llama/corpus-256.jsonl")).unwrap()
+    read_prompts(&fixture("tiny-llama/corpus-256.jsonl"), PromptForm::Detected).unwrap()
 }
 
 fn run(tiny: &Tiny, baseline: Option<&Tiny>, n_chunks: Option<usize>) -> Report {

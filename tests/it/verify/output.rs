@@ -100,7 +100,7 @@ fn a_trace_is_no_warning_and_a_layer_that_is_not_there_is_one() {
 fn prompts_behind_the_limit_and_chunks_beyond_the_training_are_warned_of() {
     let dir = directory();
     let prompts = ["base.gguf", "--prompts", "a.jsonl", "b.jsonl"];
-    let unread = "`b.jsonl` is not read: `--chunks` ends before it";
+    let unread = "`b.jsonl` is not read: `--chunks` leaves none for it";
     let (code, out, _) = gguf_verify(&[&prompts[..], &["--chunks", "1"]].concat(), dir.path());
     assert_eq!(code, 4, "{out}");
     assert!(out.contains(&format!("warning   prompts: {unread}")), "{out}");

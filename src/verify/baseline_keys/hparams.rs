@@ -1,0 +1,187 @@
+//! The architecture's numbers, one by one.
+
+use crate::core::text::escape;
+use crate::gguf::keys::{ANNOTATION_PREFIX, key_info};
+use crate::gguf::{Metadata, Value};
+use crate::verify::Finding;
+use crate::verify::baseline_keys::class::{Class, class_of, local_class};
+use crate::verify::baseline_keys::effect::{Build, Effect, Graphs, is_neutral};
+use crate::verify::baseline_keys::same::{is_same, pair, show};
+use crate::verify::baseline_keys::{arch, union};
+
+const CHECK: &str = "hparams";
+const WINDOW: &str = "attention.sliding_window";
+const WINDOW_PATTERN: &str = "attention.sliding_window_pattern";
+
+/// Two sets of keys under the names of their architectures.
+struct Sides<'a> {
+    model: &'a Metadata,
+    baseline: &'a Metadata,
+    /// `llama.` of each.
+    prefixes: [String; 2],
+    /// Of the same architecture alone.
+    graphs: Option<Graphs<'a>>,
+}
+
+/// Differences in the numbers of the architecture.
+pub(super) fn compare(model: &Metadata, baseline: &Metadata, build: &Build<'_>) -> Vec<Finding> {
+    let archs = [arch(model), arch(baseline)];
+    let mut findings = Vec::new();
+    if archs[0] != archs[1] {
+        let message =
+            format!("architecture `{}`, the baseline's is `{}`", escape(archs[0]), escape(archs[1]));
+        findings.push(Finding::error(CHECK, message));
+    }
+    let sides = Sides {
+        model,
+        baseline,
+        prefixes: archs.map(|arch| format!("{arch}.")),
+        graphs: (archs[0] == archs[1]).then(|| Graphs::new(build, model, baseline)),
+    };
+    let [own, other] = &sides.prefixes;
+    let is_plain =
+        |key: &&str| model.contains(&format!("{own}{key}")) || baseline.contains(&format!("{other}{key}"));
+    let annotated = union(model, baseline, [ANNOTATION_PREFIX; 2]).filter(|key| !is_plain(key));
+    for key in union(model, baseline, [own, other]).chain(annotated) {
+        findings.extend(sides.finding(key));
+    }
+    findings.extend(shared(model, baseline));
+    findings
+}
+
+/// The annotation counts where a file has both, as for the engine.
+fn value<'m>(metadata: &'m Metadata, prefix: &str, key: &str) -> Option<&'m Value> {
+    let value = metadata.get(&format!("{ANNOTATION_PREFIX}{key}"));
+    value.or_else(|| metadata.get(&format!("{prefix}{key}")))
+}
+
+impl Sides<'_> {
+    fn effect(&self, key: &str) -> Effect {
+        let keys = self.prefixes.each_ref().map(|prefix| format!("{prefix}{key}"));
+        let graphs = self.graphs.as_ref();
+        graphs.map_or(Effect::Unknown, |graphs| graphs.effect(key, keys.each_ref().map(String::as_str)))
+    }
+
+    fn finding(&self, key: &str) -> Option<Finding> {
+        let [own, other] = &self.prefixes;
+        let name = escape(key);
+        let is_free = local_class(key) == Class::Free;
+        let annotation = format!("{ANNOTATION_PREFIX}{key}");
+        match (value(self.model, own, key), value(self.baseline, other, key)) {
+            (None, None) => None,
+            (Some(a), Some(b)) if is_same(a, b) => self.length(key, a, b).or_else(|| self.width(key, a, b)),
+            (Some(a), Some(b)) => {
+                let message = format!("`{name}` {}", pair(a, b, "the baseline"));
+                let is_error = !is_free || self.effect(key) == Effect::Differs;
+                Some(if is_error { Finding::error(CHECK, message) } else { Finding::warning(CHECK, message) })
+            }
+            // Which layers have a window that is missing is no finding of its own.
+            (None, Some(_)) if key == WINDOW_PATTERN && value(self.model, own, WINDOW).is_none() => None,
+            (None, Some(number)) if self.baseline.contains(&annotation) => {
+                Some(Finding::warning(CHECK, unsaid(key, number)))
+            }
+            (None, Some(value)) => self.missing(key, value),
+            (Some(_), None) if self.model.contains(&annotation) => {
+                Some(Finding::warning(CHECK, format!("`{name}` is not in the baseline")))
+            }
+            (Some(value), None) => self.added(key, value),
+        }
+    }
+
+    /// A key that the file lacks.
+    fn missing(&self, key: &str, value: &Value) -> Option<Finding> {
+        let message = format!("`{}` is missing, the baseline's is {}", escape(key), show(value));
+        match self.effect(key) {
+            Effect::Differs => {
+                Some(Finding::error(CHECK, format!("{message}: what is taken without it is not that")))
+            }
+            _ if local_class(key) == Class::Free => None,
+            Effect::None => {
+                Some(Finding::warning(CHECK, format!("{message}: nothing is computed otherwise without it")))
+            }
+            // Of two architectures nobody knows which keys mean the same.
+            Effect::Unknown if self.graphs.is_none() || is_neutral(key, value) => {
+                Some(Finding::warning(CHECK, message))
+            }
+            Effect::Unknown => Some(Finding::error(
+                CHECK,
+                format!("{message}: what a runtime takes without it is not known"),
+            )),
+        }
+    }
+
+    /// A key that the baseline lacks: one that the engine does not read is a newer converter's.
+    fn added(&self, key: &str, value: &Value) -> Option<Finding> {
+        let message = format!("`{}` is not in the baseline", escape(key));
+        match self.effect(key) {
+            Effect::Differs => {
+                let more = format!(", and {} is not what is taken without it", show(value));
+                Some(Finding::error(CHECK, message + &more))
+            }
+            _ if local_class(key) == Class::Free => None,
+            _ => Some(Finding::warning(CHECK, message)),
+        }
+    }
+
+    /// An array that stands for a number of all layers and does not reach the last.
+    fn length(&self, key: &str, a: &Value, b: &Value) -> Option<Finding> {
+        let (Value::Array(array), false) = (a, matches!(b, Value::Array(_))) else { return None };
+        let layers = self.model.get(&format!("{}block_count", self.prefixes[0]))?.as_u64()?;
+        (u64::try_from(array.len()).ok()? < layers).then(|| {
+            let message = format!("`{}` has {} entries for {layers} layers", escape(key), array.len());
+            Finding::error(CHECK, message)
+        })
+    }
+
+    /// A number of another width than the format's: the same to us, and unreadable to runtimes that ask for the type.
+    fn width(&self, key: &str, a: &Value, b: &Value) -> Option<Finding> {
+        let [own, _] = &self.prefixes;
+        if matches!(a, Value::Array(_)) || matches!(b, Value::Array(_)) {
+            return None;
+        }
+        let full = format!("{own}{key}");
+        let expected = key_info(&full, arch(self.model))?.value_type;
+        let found = self.model.get(&full)?.value_type();
+        (found != expected && b.value_type() == expected).then(|| {
+            let message = format!(
+                "`{}` is a {found}, in GGUF and in the baseline it is a {expected}: llama.cpp reads no other",
+                escape(key)
+            );
+            Finding::warning(CHECK, message)
+        })
+    }
+}
+
+/// What a file lacks because GGUF has no key for it. No error: a converter that keeps to GGUF's keys cannot do better,
+/// and within the window nothing differs.
+fn unsaid(key: &str, number: &Value) -> String {
+    let differ = match number.as_u64().filter(|_| key == WINDOW) {
+        Some(window) => format!("results beyond {window} tokens differ"),
+        None => "results differ".to_owned(),
+    };
+    let name = escape(key);
+    let value = show(number);
+    format!(
+        "the file does not say `{name}`, which is {value} in the baseline: GGUF has no key for it here, and {differ}; \
+         convert with `--annotate`"
+    )
+}
+
+/// Keys of the arithmetic that have no architecture in front.
+fn shared(model: &Metadata, baseline: &Metadata) -> Vec<Finding> {
+    let keys = union(model, baseline, ["", ""]).filter(|key| {
+        let is_prefixed = key.starts_with(ANNOTATION_PREFIX) || *key == "general.architecture";
+        !is_prefixed && class_of(key, "") == Class::Arithmetic
+    });
+    let finding = |key: &str| {
+        let name = escape(key);
+        let message = match (model.get(key), baseline.get(key)) {
+            (Some(a), Some(b)) if is_same(a, b) => return None,
+            (Some(a), Some(b)) => format!("`{name}` {}", pair(a, b, "the baseline")),
+            (None, Some(value)) => format!("`{name}` is missing, the baseline's is {}", show(value)),
+            (_, None) => return Some(Finding::warning(CHECK, format!("`{name}` is not in the baseline"))),
+        };
+        Some(Finding::error(CHECK, message))
+    };
+    keys.filter_map(finding).collect()
+}

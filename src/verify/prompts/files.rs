@@ -1,0 +1,107 @@
+//! Prompts of several files: how they share the chunks, and what each file says.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use serde_json::{Value as Json, json};
+
+use crate::verify::{Divergence, Estimate, Perplexity, Position};
+
+/// A file and its prompts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PromptFile {
+    /// As it was given.
+    pub path: PathBuf,
+    /// Its prompts among all.
+    pub prompts: Range<usize>,
+}
+
+/// What the prompts of one file say.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptFileReport {
+    /// The file.
+    pub file: PromptFile,
+    /// Chunks that were run.
+    pub chunks: usize,
+    /// Perplexity of its scored tokens, if it has any.
+    pub perplexity: Option<Perplexity>,
+    /// Mean divergence from the baseline, in nats a token.
+    pub kld: Option<Estimate>,
+}
+
+impl PromptFileReport {
+    /// The report as JSON.
+    pub(in crate::verify) fn to_json(&self) -> Json {
+        let perplexity = self
+            .perplexity
+            .as_ref()
+            .map(|p| json!({ "value": p.value, "stderr": p.stderr, "tokens": p.tokens }));
+        let mut report = json!({
+            "file": self.file.path.display().to_string(),
+            "first_prompt": self.file.prompts.start,
+            "prompts": self.file.prompts.len(),
+            "chunks": self.chunks,
+            "perplexity": perplexity,
+        });
+        if let (Some(kld), Some(map)) = (&self.kld, report.as_object_mut()) {
+            map.insert("kld".to_owned(), json!({ "mean": kld.value, "stderr": kld.stderr }));
+        }
+        report
+    }
+}
+
+/// How many chunks each of several files gets of `n_chunks`: the same number, except that a file that has fewer leaves
+/// the rest to the others. What does not divide goes to the first.
+pub(in crate::verify) fn shares(available: &[usize], n_chunks: usize) -> Vec<usize> {
+    let mut shares = vec![0; available.len()];
+    let mut left = n_chunks.min(available.iter().sum());
+    while left > 0 {
+        let open: Vec<usize> = (0..shares.len()).filter(|&at| shares[at] < available[at]).collect();
+        let each = (left / open.len().max(1)).max(1);
+        for at in open {
+            let n = each.min(available[at] - shares[at]).min(left);
+            shares[at] += n;
+            left -= n;
+        }
+    }
+    shares
+}
+
+/// What each file says, by the positions of its prompts, which come in their order.
+pub(in crate::verify) fn file_reports(
+    files: &[PromptFile],
+    chunks: &[usize],
+    positions: &[Position],
+) -> Vec<PromptFileReport> {
+    let report = |(file, &chunks): (&PromptFile, &usize)| {
+        let from = positions.partition_point(|position| position.prompt < file.prompts.start);
+        let to = positions.partition_point(|position| position.prompt < file.prompts.end);
+        let own = positions.get(from..to).unwrap_or_default();
+        PromptFileReport {
+            file: file.clone(),
+            chunks,
+            perplexity: Perplexity::of(own.iter()),
+            kld: Divergence::of(own).map(|divergence| divergence.mean),
+        }
+    };
+    files.iter().zip(chunks).map(report).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_shared_evenly_and_the_rest_is_left_to_others() {
+        assert_eq!(shares(&[10, 10], 6), [3, 3]);
+        assert_eq!(shares(&[10, 10], 7), [4, 3]);
+        assert_eq!(shares(&[2, 10, 10], 12), [2, 5, 5]);
+        assert_eq!(shares(&[10, 1, 2], 12), [9, 1, 2]);
+        assert_eq!(shares(&[3, 3], 100), [3, 3]);
+        assert_eq!(shares(&[5, 0, 5], 2), [1, 0, 1]);
+        assert_eq!(shares(&[5, 5, 5], 2), [1, 1, 0]);
+        assert_eq!(shares(&[5], 0), [0]);
+        assert_eq!(shares(&[], 5), [0usize; 0]);
+        assert_eq!(shares(&[usize::MAX / 4, 7], 9), [5, 4]);
+    }
+}
