@@ -10,6 +10,7 @@ mod output;
 mod per_token;
 mod quantized;
 mod report_page;
+mod resources;
 mod smollm2;
 mod tasks;
 mod tiny;
