@@ -5,13 +5,15 @@ use std::ops::Range;
 use std::path::Path;
 
 use crate::core::progress::Progress;
+use crate::core::text::escape;
 use crate::engine::{Engine, EngineOptions, Hidden, TokenChunk};
 use crate::gguf::{ColumnSums, ImatrixError, ImatrixSums, Metadata, StoredImatrix, UnfinishedRun};
 use crate::verify::imatrix::collector::SumCollector;
 use crate::verify::imatrix::fingerprint::Fingerprint;
+use crate::verify::prompts::shares;
 use crate::verify::verification::beyond_training;
 use crate::verify::windows::{Cut, Scoring, cut};
-use crate::verify::{Model, Perplexity, Prompt, PromptError, PromptSource, VerifyError, Window};
+use crate::verify::{Model, Perplexity, Prompt, PromptError, PromptFile, PromptSource, VerifyError, Window};
 
 /// Name of the head's matrix, where it is not the embedding's.
 const OUTPUT: &str = "output.weight";
@@ -21,9 +23,11 @@ const OUTPUT: &str = "output.weight";
 pub struct ImportanceOptions {
     /// Machine use.
     pub engine: EngineOptions,
+    /// The files that the prompts are of; they share the chunks. None: all are as of one.
+    pub files: Vec<PromptFile>,
     /// How prompts are cut; every token of a chunk counts.
     pub scoring: Scoring,
-    /// Chunks that are left out at the beginning.
+    /// Chunks that are left out at the beginning of each file.
     pub from_chunk: usize,
     /// Special tokens written out in documents and completions become their ids.
     pub parse_special: bool,
@@ -89,6 +93,8 @@ pub struct ImportanceRun<'a> {
     windows: Vec<Window>,
     /// Prompts of which the limit on the number of chunks left nothing.
     pub unreached: Vec<usize>,
+    /// Chunks of each file.
+    pub chunks: Vec<usize>,
     /// What the reader should know.
     pub warnings: Vec<String>,
 }
@@ -105,7 +111,7 @@ impl<'a> ImportanceRun<'a> {
         options: ImportanceOptions,
     ) -> Result<Self, VerifyError> {
         let encoded = encode(model, prompts, options.parse_special)?;
-        let Cut { windows, unreached } = cut_behind(&encoded, &options)?;
+        let Cut { windows, unreached, chunks } = cut_behind(&encoded, &options)?;
         let engine = Engine::new(model.plan()?, model.source, options.engine)?;
         let head = model.source.tensors().get(engine.plan().head.tensor).map(|meta| meta.name.as_str());
         if options.process_output && head != Some(OUTPUT) {
@@ -113,7 +119,8 @@ impl<'a> ImportanceRun<'a> {
         }
         let mut warnings = engine.plan().warnings.clone();
         warnings.extend(beyond_training(engine.plan(), &windows));
-        Ok(Self { engine, metadata: model.metadata, options, windows, unreached, warnings })
+        warnings.extend(left_out(&options, &unreached, &chunks));
+        Ok(Self { engine, metadata: model.metadata, options, windows, unreached, chunks, warnings })
     }
 
     /// Chunks of the run.
@@ -245,6 +252,9 @@ impl<'a> ImportanceRun<'a> {
                 .into());
             }
             collected.add(sums, group.len());
+            if let Some(p) = collected.perplexity() {
+                progress.figures(&format!("perplexity {:.4} ± {:.4}", p.value, p.stderr));
+            }
             saved(collected)?;
         }
         progress.end();
@@ -359,21 +369,47 @@ fn encode(
     Ok(encoded)
 }
 
-/// Cuts prompts and leaves out the first chunks; the limit counts from there.
+/// Cuts prompts and leaves out the first chunks of each file; the files share the limit from there.
 fn cut_behind(prompts: &[Prompt], options: &ImportanceOptions) -> Result<Cut, VerifyError> {
-    let (first, scoring) = (options.from_chunk, &options.scoring);
+    let (first, scoring, files) = (options.from_chunk, &options.scoring, &options.files);
     if first == 0 {
-        return cut(prompts, scoring);
+        return cut(prompts, files, scoring);
     }
-    let Cut { mut windows, .. } = cut(prompts, &Scoring { n_chunks: None, ..*scoring })?;
-    if first >= windows.len() {
-        return Err(VerifyError::NoChunksLeft { first, n_chunks: windows.len() });
+    let Cut { windows, chunks, .. } = cut(prompts, files, &Scoring { n_chunks: None, ..*scoring })?;
+    // Those of no file come last, as of one more.
+    let rest = windows.len().saturating_sub(chunks.iter().sum());
+    let most = chunks.iter().copied().chain([rest]).max().unwrap_or(0);
+    let mut windows = windows.into_iter();
+    let mut of_files: Vec<Vec<Window>> = Vec::new();
+    for n in chunks.iter().copied().chain([rest]) {
+        of_files.push(windows.by_ref().take(n).skip(first).collect());
     }
-    windows.drain(..first);
-    let beyond = windows.split_off(windows.len().min(scoring.n_chunks.unwrap_or(usize::MAX)));
-    let last = windows.last().map(|window| window.prompt);
-    let mut unreached: Vec<usize> = beyond.iter().map(|window| window.prompt).collect();
-    unreached.dedup();
-    unreached.retain(|&prompt| last != Some(prompt));
-    Ok(Cut { windows, unreached })
+    if of_files.iter().all(Vec::is_empty) {
+        return Err(VerifyError::NoChunksLeft { first, n_chunks: most });
+    }
+    let available: Vec<usize> = of_files.iter().map(Vec::len).collect();
+    let mut chunks = shares(&available, scoring.n_chunks.unwrap_or(usize::MAX));
+    let (mut windows, mut unreached) = (Vec::new(), Vec::new());
+    for (mut own, &n) in of_files.into_iter().zip(&chunks) {
+        let beyond = own.split_off(n);
+        let last = own.last().map(|window| window.prompt);
+        let mut left: Vec<usize> = beyond.iter().map(|window| window.prompt).collect();
+        left.dedup();
+        unreached.extend(left.into_iter().filter(|&prompt| last != Some(prompt)));
+        windows.extend(own);
+    }
+    chunks.truncate(files.len());
+    Ok(Cut { windows, unreached, chunks })
+}
+
+/// A sentence for each file of which nothing is left behind the first chunks.
+fn left_out(options: &ImportanceOptions, unreached: &[usize], chunks: &[usize]) -> Vec<String> {
+    let is_left_out = |(file, n): &(&PromptFile, &usize)| {
+        options.from_chunk > 0 && **n == 0 && !unreached.iter().any(|prompt| file.prompts.contains(prompt))
+    };
+    let sentence = |(file, _): (&PromptFile, &usize)| {
+        let name = file.path.display().to_string();
+        format!("`{}` is not read: it has no chunk behind the first {}", escape(&name), options.from_chunk)
+    };
+    options.files.iter().zip(chunks).filter(is_left_out).map(sentence).collect()
 }

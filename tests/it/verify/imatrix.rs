@@ -10,7 +10,9 @@ use gguf_foundry::gguf::{
     ColumnSums, GgufFile, ImatrixSums, StoredImatrix, UnfinishedRun, Value as GgufValue, WriteOptions,
     merge_imatrices,
 };
-use gguf_foundry::verify::{Collected, ImportanceOptions, ImportanceRun, Scoring, VerifyError, read_prompts};
+use gguf_foundry::verify::{
+    Collected, ImportanceOptions, ImportanceRun, PromptForm, Scoring, VerifyError, read_prompts,
+};
 use serde_json::Value;
 
 use super::tiny::Tiny;
@@ -178,6 +180,7 @@ fn a_matrix_of_another_model_is_not_added_to() {
 fn options() -> ImportanceOptions {
     ImportanceOptions {
         engine: EngineOptions::default(),
+        files: Vec::new(),
         scoring: Scoring { n_ctx: 256, n_chunks: Some(5), ..Scoring::default() },
         from_chunk: 0,
         parse_special: false,
@@ -190,7 +193,7 @@ fn options() -> ImportanceOptions {
 /// Runs until `n_chunks` are done, then the user interrupts; leaves what the program would.
 fn interrupted(tiny: &Tiny, path: &Path, n_chunks: usize) {
     let features = llama();
-    let prompts = read_prompts(&fixture("tiny-llama/corpus.txt")).unwrap();
+    let prompts = read_prompts(&fixture("tiny-llama/corpus.txt"), PromptForm::Detected).unwrap();
     let run = ImportanceRun::new(&model(tiny, &features), &prompts, options()).unwrap();
     let datasets = vec![prompts_name()];
     let nothing = ImatrixSums { tensors: BTreeMap::new(), datasets, n_chunks: 0, chunk_size: 256 };

@@ -23,9 +23,12 @@ pub(super) struct CollectArgs {
     /// GGUF file or Hugging Face directory
     #[arg(required = true)]
     model: Option<PathBuf>,
-    /// Text to collect from
+    /// Text to collect from; several files share the chunks
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     prompts: Vec<PathBuf>,
+    /// Read each prompt file as one text, whatever it looks like
+    #[arg(long)]
+    plain_text: bool,
     /// Where to write
     #[arg(short, value_name = "FILE", required = true)]
     output: Option<PathBuf>,
@@ -34,7 +37,7 @@ pub(super) struct CollectArgs {
     legacy: bool,
     #[command(flatten)]
     cut: CutArgs,
-    /// Leave out the first N chunks; `--chunks` counts from there
+    /// Leave out the first N chunks of each file; `--chunks` counts from there
     #[arg(long, visible_alias = "chunk", value_name = "N", default_value_t = 0)]
     from_chunk: usize,
     /// Add to what this file holds (may be given several times)
@@ -71,7 +74,7 @@ impl CollectArgs {
         let inputs: Vec<PathBuf> =
             self.prompts.iter().chain(&self.in_file).cloned().chain(opened.inputs()).collect();
         refuse_input(output, &inputs)?;
-        let prompts = PromptFiles::read(&self.prompts)?;
+        let prompts = PromptFiles::read(&self.prompts, self.plain_text)?;
         let target = Target { path: output, legacy: self.legacy, sync: !session.common.no_sync, inputs };
         let (collected, size) = opened.with(None, |model| self.collect(model, &prompts, target, session))?;
         report(output, &collected, size, session)?;
@@ -87,6 +90,7 @@ impl CollectArgs {
     ) -> anyhow::Result<(Collected, u64)> {
         let options = ImportanceOptions {
             engine: engine_options(&session.common),
+            files: prompts.files().to_vec(),
             scoring: self.cut.scoring(Span::SecondHalf, Rows::Scored),
             from_chunk: self.from_chunk,
             parse_special: self.parse_special,
@@ -95,7 +99,7 @@ impl CollectArgs {
             every: vec![self.output_frequency, self.save_frequency],
         };
         let run = ImportanceRun::new(model, prompts.sources(), options)?;
-        for warning in run.warnings.iter().chain(&prompts.unreached(&run.unreached)) {
+        for warning in run.warnings.iter().chain(&prompts.unreached(&run.unreached, &run.chunks)) {
             session.progress.warn(warning);
         }
         let before = self.before(&run, session)?;
@@ -121,7 +125,7 @@ impl CollectArgs {
     fn before(&self, run: &ImportanceRun<'_>, session: &Session) -> anyhow::Result<ImatrixSums> {
         let files =
             self.in_file.iter().map(|path| StoredImatrix::open(path)).collect::<Result<Vec<_>, _>>()?;
-        let before = merge_imatrices(&files, self.cut.ctx)?;
+        let before = merge_imatrices(&files, self.cut.scoring(Span::SecondHalf, Rows::Scored).n_ctx)?;
         let strangers = run.check(&before, &files)?;
         if let Some(example) = strangers.first() {
             let n = strangers.len();
