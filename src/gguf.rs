@@ -27,7 +27,10 @@ pub(crate) use file_type::id_of_blocks;
 pub use header::{
     ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Header, MAX_DIMS, MAX_NAME_BYTES, Strictness, parse_header,
 };
-pub use imatrix::{ColumnSums, Imatrix, ImatrixEntry, ImatrixError, ImatrixSums};
+pub use imatrix::{
+    ColumnSums, Imatrix, ImatrixEntry, ImatrixError, ImatrixFormat, ImatrixSums, StoredImatrix,
+    UnfinishedRun, merge_imatrices,
+};
 pub use plan::{FilePlan, LayoutOptions, PlanError, PlannedTensor};
 pub use reader::{GgufFile, OpenOptions, Part, TensorPlace};
 pub use split::{SplitSpec, SplitStyle, merged_metadata};

@@ -40,7 +40,10 @@ pub use divergence::{Divergence, WorstToken};
 pub use encoder::TextEncoder;
 pub use error::{PromptError, VerifyError};
 pub use extras::{Extras, SaveLogits};
-pub use imatrix::{Importance, ImportanceOptions, collect_importance};
+pub use imatrix::{
+    Collected, ExpertCoverage, ImatrixStatistics, ImportanceOptions, ImportanceRun, LayerStatistics,
+    TensorStatistics, expert_coverage, imatrix_statistics,
+};
 pub use logit_file::read::LogitFile;
 pub use logit_file::write::LogitWriter;
 pub use logit_file::{LogitFileError, LogitFileSize};

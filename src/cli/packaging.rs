@@ -94,11 +94,15 @@ mod tests {
             "man/gguf-convert-hf2gguf.1",
             "man/gguf-quantize.1",
             "man/gguf-verify-imatrix.1",
+            "man/gguf-verify-imatrix-merge.1",
             "man/gguf-inspect-diff.1",
         ] {
             assert!(names.contains(&Path::new(name)), "{name}: {names:?}");
         }
-        let n_commands: usize = programs().iter().map(|program| 1 + program.get_subcommands().count()).sum();
+        fn pages(command: &Command) -> usize {
+            1 + command.get_subcommands().map(pages).sum::<usize>()
+        }
+        let n_commands: usize = programs().iter().map(pages).sum();
         assert_eq!(paths.len(), 4 * SHELLS.len() + n_commands);
         for path in &paths {
             assert!(fs_err::metadata(path).unwrap().len() > 200, "{}", path.display());

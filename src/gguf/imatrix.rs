@@ -2,13 +2,17 @@
 //! llama-imatrix, read and written.
 
 mod error;
+mod merge;
 mod read;
+mod unfinished;
 mod write;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 pub use error::ImatrixError;
+pub use merge::merge_imatrices;
+pub use unfinished::UnfinishedRun;
 
 const SUMS: &str = ".in_sum2";
 const COUNTS: &str = ".counts";
@@ -53,10 +57,103 @@ impl ColumnSums {
 pub struct ImatrixSums {
     /// By tensor name.
     pub tensors: BTreeMap<String, ColumnSums>,
+    /// Names of the texts, in the order in which they were used; bytes, as the format has them.
+    pub datasets: Vec<Vec<u8>>,
     /// Chunks of the text.
     pub n_chunks: usize,
     /// Tokens of a chunk.
     pub chunk_size: usize,
+}
+
+impl ImatrixSums {
+    /// Chunks of `chunk_size` tokens that the tensor with the most rows has seen whole, which is how llama-imatrix
+    /// counts the chunks of files that it combines.
+    #[must_use]
+    pub fn counted_chunks(&self) -> usize {
+        let counts = self.tensors.values().flat_map(|columns| &columns.counts);
+        let most = counts.copied().max().and_then(|most| usize::try_from(most).ok()).unwrap_or(0);
+        most / self.chunk_size.max(1)
+    }
+}
+
+/// Which of the two formats a file has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImatrixFormat {
+    /// GGUF: sums and counts.
+    Gguf,
+    /// The one before it (`.dat`): means times the number of calls.
+    Legacy,
+}
+
+/// What a file of either format holds, as it is stored.
+#[derive(Clone, Debug)]
+pub struct StoredImatrix {
+    path: PathBuf,
+    format: ImatrixFormat,
+    entries: BTreeMap<String, StoredEntry>,
+    datasets: Vec<Vec<u8>>,
+    n_chunks: i64,
+    chunk_size: Option<usize>,
+    unfinished: Option<UnfinishedRun>,
+}
+
+/// What is stored of a tensor.
+#[derive(Clone, Debug, PartialEq)]
+struct StoredEntry {
+    /// Sums of squares; in the older format their means times the number of calls.
+    values: Vec<f32>,
+    /// Rows that each matrix has seen; in the older format the number of calls.
+    counts: Vec<i64>,
+}
+
+impl StoredImatrix {
+    /// The file, as it was named.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its format.
+    #[must_use]
+    pub fn format(&self) -> ImatrixFormat {
+        self.format
+    }
+
+    /// Names of the texts.
+    #[must_use]
+    pub fn datasets(&self) -> &[Vec<u8>] {
+        &self.datasets
+    }
+
+    /// Number of chunks by the file's own word; 0 if it says none.
+    #[must_use]
+    pub fn n_chunks(&self) -> i64 {
+        self.n_chunks
+    }
+
+    /// Tokens of a chunk; the older format does not say.
+    #[must_use]
+    pub fn chunk_size(&self) -> Option<usize> {
+        self.chunk_size
+    }
+
+    /// Number of tensors that it has an entry for.
+    #[must_use]
+    pub fn n_entries(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether it has an entry for a tensor.
+    #[must_use]
+    pub fn has(&self, tensor: &str) -> bool {
+        self.entries.contains_key(tensor)
+    }
+
+    /// What was left of a run that did not come to its end.
+    #[must_use]
+    pub fn unfinished(&self) -> Option<&UnfinishedRun> {
+        self.unfinished.as_ref()
+    }
 }
 
 /// Importance of the columns of one tensor.

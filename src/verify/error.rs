@@ -83,6 +83,24 @@ pub enum VerifyError {
     /// A file of tasks.
     #[error(transparent)]
     Tasks(#[from] TaskError),
+    /// An importance matrix that a run cannot go on from.
+    #[error(transparent)]
+    Imatrix(#[from] crate::gguf::ImatrixError),
+    /// Activations that overflow: nothing can be measured with them.
+    #[error(
+        "chunks {first} to {last}: what `{}` is multiplied with is not finite",
+        crate::core::text::escape(tensor)
+    )]
+    NonFiniteActivations { tensor: String, first: usize, last: usize },
+    /// Fewer chunks than are to be left out.
+    #[error("no chunk is left behind the first {first}: the prompts have {n_chunks}")]
+    NoChunksLeft { first: usize, n_chunks: usize },
+    /// The head has no matrix of its own.
+    #[error(
+        "the model has no `output.weight`: its output is computed with `{}`",
+        crate::core::text::escape(head)
+    )]
+    NoOutputTensor { head: String },
     /// The baseline cannot be run.
     #[error("baseline: {0}")]
     Baseline(#[source] EngineError),
@@ -124,6 +142,14 @@ impl Hint for VerifyError {
             Self::LogitFile(error) => error.hints(),
             Self::Tasks(error) => error.hints(),
             Self::Engine(error) | Self::Baseline(error) => error.hints(),
+            Self::Imatrix(error) => error.hints(),
+            Self::NonFiniteActivations { .. } => {
+                vec!["the weights are damaged: `gguf-verify MODEL --structure-only` looks at each".to_owned()]
+            }
+            Self::NoOutputTensor { .. } => vec![
+                "leave `--process-output` out: the token embedding is quantized without an importance matrix"
+                    .to_owned(),
+            ],
             Self::NoEncoder { .. } => {
                 vec!["give token ids: a file named `*.jsonl` with lines `{\"tokens\": [..]}`".to_owned()]
             }

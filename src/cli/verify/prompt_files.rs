@@ -32,8 +32,8 @@ impl PromptFiles {
         &self.files
     }
 
-    pub(super) fn first(&self) -> Option<&Path> {
-        self.files.first().map(|file| file.path.as_path())
+    pub(super) fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|file| file.path.as_path())
     }
 
     /// A sentence for each file of which the limit on the number of chunks left nothing: it has prompts that were not
@@ -62,7 +62,7 @@ mod tests {
         fs_err::write(&paths[1], "{\"text\":\"b\"}\n{\"text\":\"b\"}\n").unwrap();
         fs_err::write(&paths[2], "c").unwrap();
         let files = PromptFiles::read(&paths, false).unwrap();
-        assert_eq!((files.sources().len(), files.first()), (4, Some(paths[0].as_path())));
+        assert_eq!((files.sources().len(), files.paths().next()), (4, Some(paths[0].as_path())));
         assert_eq!(files.unreached(&[], &[1, 2, 1]), [""; 0]);
         let found = files.unreached(&[2, 3], &[1, 1, 0]);
         assert!(found.len() == 1 && found[0].contains("c.txt` is not read: `--chunks`"), "{found:?}");

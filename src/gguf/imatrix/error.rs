@@ -55,6 +55,36 @@ pub enum ImatrixError {
         escape(tensor)
     )]
     Size { path: PathBuf, tensor: String, expected: u64, found: usize },
+    /// Two files that cannot be added up.
+    #[error(
+        "{}: tensor `{}`: {found} {what}, but {before} {what} in {}",
+        path.display(),
+        escape(tensor),
+        other.display()
+    )]
+    Contradiction {
+        path: PathBuf,
+        tensor: String,
+        what: &'static str,
+        found: usize,
+        before: usize,
+        other: PathBuf,
+    },
+    /// To be resumed, but whole.
+    #[error("{}: not the file of an unfinished run: there is nothing to resume", path.display())]
+    Finished { path: PathBuf },
+    /// To be resumed, but the sums of the run are not there.
+    #[error("{}: tensor `{}`: the sums of the unfinished run are missing or damaged", path.display(), escape(tensor))]
+    NotExact { path: PathBuf, tensor: String },
+    /// To be resumed, but of another run.
+    #[error(
+        "{}: the file of another run: its {n_done} chunks were made from another model, text or options",
+        path.display()
+    )]
+    OtherRun { path: PathBuf, n_done: usize },
+    /// To be resumed, but this run ends before.
+    #[error("{}: {n_done} chunks are done, this run has {n_total}", path.display())]
+    BeyondRun { path: PathBuf, n_done: usize, n_total: usize },
     /// No entry is about a tensor of the model.
     #[error(
         "{}: importance matrix of another model: none of its {n_entries} entries names a tensor of this one",
@@ -79,6 +109,18 @@ impl Hint for ImatrixError {
             Self::OtherModel { example, .. } => {
                 vec![format!("it has an entry for `{}`, for example", escape_bytes(example.as_bytes()))]
             }
+            Self::Contradiction { .. } => {
+                vec!["only matrices of one model can be added up".to_owned()]
+            }
+            Self::Finished { .. } => vec![
+                "without `--resume` it is measured anew; `--in-file` with `--from-chunk` adds more chunks to it"
+                    .to_owned(),
+            ],
+            Self::NotExact { .. } => vec!["measure anew, without `--resume`".to_owned()],
+            Self::OtherRun { .. } => vec![
+                "give the model, the prompts and the options of that run, or leave `--resume` out to begin anew"
+                    .to_owned(),
+            ],
             Self::NonFinite { .. } => {
                 vec!["measure it again; the file is damaged or was made with a broken model".to_owned()]
             }

@@ -6,7 +6,8 @@ use std::path::Path;
 use crate::core::bytes::{Cursor, Endian};
 use crate::core::{GgmlType, TensorSource};
 use crate::gguf::imatrix::{
-    CHUNK_COUNT, CHUNK_SIZE, COUNTS, ColumnSums, DATASETS, Imatrix, ImatrixEntry, ImatrixError, SUMS,
+    CHUNK_COUNT, CHUNK_SIZE, COUNTS, ColumnSums, DATASETS, Imatrix, ImatrixEntry, ImatrixError,
+    ImatrixFormat, SUMS, StoredEntry, StoredImatrix, UnfinishedRun,
 };
 use crate::gguf::{Array, GgufFile, Value};
 
@@ -20,9 +21,55 @@ impl Imatrix {
     /// # Errors
     /// [`ImatrixError`]; each names the file.
     pub fn open(path: &Path) -> Result<Self, ImatrixError> {
+        let StoredImatrix { path, format, entries, datasets, n_chunks, .. } = StoredImatrix::open(path)?;
+        let weights = |(name, entry): (String, StoredEntry)| {
+            let entry = match format {
+                ImatrixFormat::Gguf => {
+                    let columns = entry.columns();
+                    ImatrixEntry { weights: columns.weights(), counts: columns.counts }
+                }
+                ImatrixFormat::Legacy => {
+                    let StoredEntry { mut values, counts } = entry;
+                    if let Some(&n_calls) = counts.first().filter(|&&n| n > 0) {
+                        for value in &mut values {
+                            *value /= n_calls as f32;
+                        }
+                    }
+                    ImatrixEntry { weights: values, counts }
+                }
+            };
+            (name, entry)
+        };
+        let entries = entries.into_iter().map(weights).collect();
+        Ok(Self { dataset: datasets.into_iter().next(), entries, n_chunks, path })
+    }
+}
+
+impl StoredEntry {
+    /// Sums as a run keeps them.
+    fn columns(&self) -> ColumnSums {
+        ColumnSums {
+            n_cols: self.values.len() / self.counts.len().max(1),
+            sums: self.values.iter().map(|&sum| f64::from(sum)).collect(),
+            counts: self.counts.clone(),
+        }
+    }
+}
+
+impl StoredImatrix {
+    /// Reads a file of either format: GGUF if it says so, else the older one.
+    ///
+    /// # Errors
+    /// [`ImatrixError`]; each names the file.
+    pub fn open(path: &Path) -> Result<Self, ImatrixError> {
         let mut magic = [0; 4];
         let n = std::io::Read::read(&mut fs_err::File::open(path)?, &mut magic)?;
-        if n == 4 && &magic == b"GGUF" { Self::open_gguf(path) } else { Self::open_legacy(path) }
+        let stored =
+            if n == 4 && &magic == b"GGUF" { Self::open_gguf(path)? } else { Self::open_legacy(path)? };
+        if stored.entries.is_empty() {
+            return Err(ImatrixError::Empty { path: stored.path });
+        }
+        Ok(stored)
     }
 
     fn open_gguf(path: &Path) -> Result<Self, ImatrixError> {
@@ -46,22 +93,23 @@ impl Imatrix {
             let (Some(sums), Some(counts)) = pair else {
                 return Err(ImatrixError::Unpaired { path: path.to_owned(), tensor: name.to_owned() });
             };
-            let sums = floats(&file, sums, name)?;
-            let counts = floats(&file, counts, name)?;
-            let sums = column_sums(path, name, &sums, &counts)?;
-            let entry = ImatrixEntry { weights: sums.weights(), counts: sums.counts };
+            let entry = stored_entry(path, name, floats(&file, sums, name)?, &floats(&file, counts, name)?)?;
             entries.insert(name.to_owned(), entry);
         }
-        let dataset = match metadata.get(DATASETS).and_then(Value::as_array) {
-            Some(Array::String(names)) => names.first().cloned(),
-            _ => None,
+        let datasets = match metadata.get(DATASETS).and_then(Value::as_array) {
+            Some(Array::String(names)) => names.clone(),
+            _ => Vec::new(),
         };
-        let n_chunks = metadata
-            .get(CHUNK_COUNT)
-            .and_then(Value::as_u64)
-            .and_then(|n| i64::try_from(n).ok())
-            .unwrap_or(0);
-        Self::new(path, entries, dataset, n_chunks)
+        let number = |key| metadata.get(key).and_then(Value::as_u64);
+        Ok(Self {
+            path: path.to_owned(),
+            format: ImatrixFormat::Gguf,
+            entries,
+            datasets,
+            n_chunks: number(CHUNK_COUNT).and_then(|n| i64::try_from(n).ok()).unwrap_or(0),
+            chunk_size: number(CHUNK_SIZE).and_then(|n| usize::try_from(n).ok()).filter(|&n| n > 0),
+            unfinished: UnfinishedRun::of(&file),
+        })
     }
 
     /// # Layout
@@ -88,32 +136,22 @@ impl Imatrix {
             let at = cursor.offset();
             let n_bytes = u64::try_from(n_values).ok().filter(|&n| n > 0).map(|n| n * 4);
             let values = n_bytes.and_then(|n| cursor.take(n).ok()).ok_or_else(|| bad(at, "values"))?;
-            let mut weights = le_floats(values);
-            if n_calls > 0 {
-                for weight in &mut weights {
-                    *weight /= n_calls as f32;
-                }
-            }
-            let entry = ImatrixEntry { weights, counts: vec![n_calls.into()] };
+            let entry = StoredEntry { values: le_floats(values), counts: vec![n_calls.into()] };
             entries.insert(String::from_utf8_lossy(name).into_owned(), entry);
         }
         // What follows is optional, whole or in part.
         let n_chunks = cursor.i32().unwrap_or(0);
         let n_name = cursor.i32().ok().and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0);
         let dataset = n_name.and_then(|n| cursor.take(n).ok()).map(|name| until_nul(name).to_vec());
-        Self::new(path, entries, dataset, n_chunks.into())
-    }
-
-    fn new(
-        path: &Path,
-        entries: BTreeMap<String, ImatrixEntry>,
-        dataset: Option<Vec<u8>>,
-        n_chunks: i64,
-    ) -> Result<Self, ImatrixError> {
-        if entries.is_empty() {
-            return Err(ImatrixError::Empty { path: path.to_owned() });
-        }
-        Ok(Self { path: path.to_owned(), entries, dataset, n_chunks })
+        Ok(Self {
+            path: path.to_owned(),
+            format: ImatrixFormat::Legacy,
+            entries,
+            datasets: dataset.into_iter().collect(),
+            n_chunks: n_chunks.into(),
+            chunk_size: None,
+            unfinished: None,
+        })
     }
 }
 
@@ -142,13 +180,18 @@ fn floats(file: &GgufFile, index: usize, name: &str) -> Result<Vec<f32>, Imatrix
     }
 }
 
-/// Shares the sums of a tensor out among the matrices that the counts are of.
-fn column_sums(path: &Path, name: &str, sums: &[f32], counts: &[f32]) -> Result<ColumnSums, ImatrixError> {
-    if counts.is_empty() || !sums.len().is_multiple_of(counts.len()) {
+/// Sums and counts of a tensor, which must be shared out among the same matrices.
+fn stored_entry(
+    path: &Path,
+    name: &str,
+    values: Vec<f32>,
+    counts: &[f32],
+) -> Result<StoredEntry, ImatrixError> {
+    if counts.is_empty() || !values.len().is_multiple_of(counts.len()) {
         return Err(ImatrixError::Counts {
             path: path.to_owned(),
             tensor: name.to_owned(),
-            n_values: sums.len(),
+            n_values: values.len(),
             n_counts: counts.len(),
         });
     }
@@ -160,11 +203,7 @@ fn column_sums(path: &Path, name: &str, sums: &[f32], counts: &[f32]) -> Result<
             value: counts[index],
         });
     }
-    Ok(ColumnSums {
-        n_cols: sums.len() / counts.len(),
-        sums: sums.iter().map(|&sum| f64::from(sum)).collect(),
-        counts: counts.iter().map(|count| count.round() as i64).collect(),
-    })
+    Ok(StoredEntry { values, counts: counts.iter().map(|count| count.round() as i64).collect() })
 }
 
 #[cfg(test)]
@@ -173,11 +212,13 @@ mod tests {
 
     #[test]
     fn experts_that_were_never_seen_weigh_one() {
-        let sums = column_sums(Path::new("x"), "t", &[2.0, 4.0, 7.0, 8.0], &[2.0, 0.0]).unwrap();
+        let entry =
+            |values: &[f32], counts: &[f32]| stored_entry(Path::new("x"), "t", values.to_vec(), counts);
+        let sums = entry(&[2.0, 4.0, 7.0, 8.0], &[2.0, 0.0]).unwrap().columns();
         assert_eq!((sums.weights(), sums.counts), (vec![1.0, 2.0, 1.0, 1.0], vec![2, 0]));
-        let error = column_sums(Path::new("x"), "t", &[2.0, 4.0, 7.0], &[2.0, 0.0]).unwrap_err();
+        let error = entry(&[2.0, 4.0, 7.0], &[2.0, 0.0]).unwrap_err();
         assert_eq!(error.to_string(), "x: tensor `t`: 3 importance values for 2 matrices");
-        let error = column_sums(Path::new("x"), "t", &[2.0], &[f32::NAN]).unwrap_err();
+        let error = entry(&[2.0], &[f32::NAN]).unwrap_err();
         assert_eq!(error.to_string(), "x: tensor `t.counts`: importance value 0 is NaN");
     }
 

@@ -5,79 +5,133 @@ use std::path::Path;
 use crate::core::output::OutputFile;
 use crate::core::progress::Progress;
 use crate::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
-use crate::gguf::imatrix::{CHUNK_COUNT, CHUNK_SIZE, COUNTS, DATASETS, ImatrixSums, SUMS};
-use crate::gguf::{Metadata, WriteError, WriteOptions, write_gguf};
+use crate::gguf::imatrix::unfinished::{EXACT, NLL};
+use crate::gguf::imatrix::{CHUNK_COUNT, CHUNK_SIZE, COUNTS, DATASETS, ImatrixSums, SUMS, UnfinishedRun};
+use crate::gguf::{Array, Metadata, Value, WriteError, WriteOptions, write_gguf};
 
-/// Tensors of f32 in memory.
-struct InMemory {
-    metas: Vec<TensorMeta>,
-    values: Vec<Vec<f32>>,
+/// Numbers that become a tensor.
+#[derive(Clone, Copy)]
+enum Numbers<'a> {
+    Sums(&'a [f64]),
+    Counts(&'a [i64]),
 }
 
-impl InMemory {
-    fn push(&mut self, name: String, dims: Vec<u64>, values: Vec<f32>) {
+/// The tensors of a matrix, rounded as they are read.
+#[derive(Default)]
+struct SumTensors<'a> {
+    metas: Vec<TensorMeta>,
+    numbers: Vec<Numbers<'a>>,
+}
+
+impl<'a> SumTensors<'a> {
+    fn push(&mut self, name: String, ty: GgmlType, dims: Vec<u64>, numbers: Numbers<'a>) {
         if let Some(shape) = Shape::new(dims) {
-            self.metas.push(TensorMeta { name, shape, ty: GgmlType::F32 });
-            self.values.push(values);
+            self.metas.push(TensorMeta { name, shape, ty });
+            self.numbers.push(numbers);
         }
     }
 }
 
-impl TensorSource for InMemory {
+impl TensorSource for SumTensors<'_> {
     fn tensors(&self) -> &[TensorMeta] {
         &self.metas
     }
 
     fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        let start = first_row as usize * self.metas[tensor].shape.n_cols() as usize;
-        for (raw, value) in out.as_chunks_mut::<4>().0.iter_mut().zip(&self.values[tensor][start..]) {
-            *raw = value.to_le_bytes();
+        let meta = &self.metas[tensor];
+        let start = first_row as usize * meta.shape.n_cols() as usize;
+        let value = |at: usize| match self.numbers[tensor] {
+            Numbers::Sums(sums) => sums[at],
+            Numbers::Counts(counts) => counts[at] as f64,
+        };
+        if meta.ty == GgmlType::F64 {
+            for (at, raw) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                *raw = value(start + at).to_le_bytes();
+            }
+        } else {
+            for (at, raw) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                *raw = (value(start + at) as f32).to_le_bytes();
+            }
         }
         Ok(())
     }
 }
 
 impl ImatrixSums {
-    /// Writes the GGUF form. `dataset` is the name recorded for the text.
+    /// Writes the GGUF form.
     ///
     /// # Errors
     /// I/O errors.
     pub fn write(
         &self,
         path: &Path,
-        dataset: &str,
+        options: &WriteOptions,
+        progress: &dyn Progress,
+    ) -> Result<(), WriteError> {
+        self.write_gguf(path, None, options, progress)
+    }
+
+    /// Writes the GGUF form of a run that is not at its end. It is a matrix of the chunks that are done, and holds what
+    /// [`UnfinishedRun::open`] needs to go on.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn write_unfinished(
+        &self,
+        path: &Path,
+        run: &UnfinishedRun,
+        options: &WriteOptions,
+        progress: &dyn Progress,
+    ) -> Result<(), WriteError> {
+        self.write_gguf(path, Some(run), options, progress)
+    }
+
+    fn write_gguf(
+        &self,
+        path: &Path,
+        run: Option<&UnfinishedRun>,
         options: &WriteOptions,
         progress: &dyn Progress,
     ) -> Result<(), WriteError> {
         let mut metadata = Metadata::new();
         metadata.set("general.type", "imatrix");
-        metadata.set(DATASETS, vec![dataset]);
+        metadata.set(DATASETS, Value::Array(Array::String(self.datasets.clone())));
         metadata.set(CHUNK_COUNT, u32::try_from(self.n_chunks).unwrap_or(u32::MAX));
         metadata.set(CHUNK_SIZE, u32::try_from(self.chunk_size).unwrap_or(u32::MAX));
-        let mut tensors = InMemory { metas: Vec::new(), values: Vec::new() };
+        let mut tensors = SumTensors::default();
         for (name, columns) in &self.tensors {
             let (n_cols, n_mat) = (columns.n_cols as u64, columns.counts.len() as u64);
             // The format drops outer dimensions of one.
             let (sum_dims, count_dims) =
                 if n_mat == 1 { (vec![n_cols], vec![1]) } else { (vec![n_mat, n_cols], vec![n_mat, 1]) };
-            let sums = columns.sums.iter().map(|&x| x as f32).collect();
-            tensors.push(format!("{name}{SUMS}"), sum_dims, sums);
-            let counts = columns.counts.iter().map(|&n| n as f32).collect();
-            tensors.push(format!("{name}{COUNTS}"), count_dims, counts);
+            let (sums, counts) = (Numbers::Sums(&columns.sums), Numbers::Counts(&columns.counts));
+            tensors.push(format!("{name}{SUMS}"), GgmlType::F32, sum_dims.clone(), sums);
+            tensors.push(format!("{name}{COUNTS}"), GgmlType::F32, count_dims.clone(), counts);
+            if run.is_some() {
+                tensors.push(format!("{name}{SUMS}{EXACT}"), GgmlType::F64, sum_dims, sums);
+                tensors.push(format!("{name}{COUNTS}{EXACT}"), GgmlType::F64, count_dims, counts);
+            }
+        }
+        if let Some(run) = run {
+            run.set(&mut metadata);
+            if !run.nll.is_empty() {
+                let dims = vec![run.nll.len() as u64];
+                tensors.push(NLL.to_owned(), GgmlType::F64, dims, Numbers::Sums(&run.nll));
+            }
         }
         write_gguf(path, &metadata, &tensors, options, progress)?;
         Ok(())
     }
 
-    /// Writes the older form.
+    /// Writes the older form, which has room for the name of one text: the last.
     ///
     /// # Errors
     /// I/O errors.
-    pub fn write_legacy(&self, path: &Path, dataset: &str, options: &WriteOptions) -> Result<(), WriteError> {
-        Ok(OutputFile::write(path, &self.legacy(dataset), options.sync)?)
+    pub fn write_legacy(&self, path: &Path, options: &WriteOptions) -> Result<(), WriteError> {
+        Ok(OutputFile::write(path, &self.legacy(), options.sync)?)
     }
 
-    fn legacy(&self, dataset: &str) -> Vec<u8> {
+    fn legacy(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let chunk_size = i64::try_from(self.chunk_size.max(1)).unwrap_or(i64::MAX);
         let int = |n: i64| i32::try_from(n).unwrap_or(i32::MAX).to_le_bytes();
@@ -96,8 +150,9 @@ impl ImatrixSums {
             }
         }
         bytes.extend(len(self.n_chunks));
+        let dataset = self.datasets.last().map_or(&[][..], Vec::as_slice);
         bytes.extend(len(dataset.len()));
-        bytes.extend(dataset.as_bytes());
+        bytes.extend(dataset);
         bytes
     }
 }
@@ -115,12 +170,13 @@ mod tests {
         let plain = ColumnSums { n_cols: 3, sums: vec![3.0, 6.0, 9.0], counts: vec![3] };
         let tensors = [("blk.0.experts.weight", experts), ("blk.0.plain.weight", plain)];
         let tensors = tensors.map(|(name, sums)| (name.to_owned(), sums)).into();
-        let sums = ImatrixSums { tensors, n_chunks: 2, chunk_size: 4 };
+        let datasets = vec![b"text".to_vec()];
+        let sums = ImatrixSums { tensors, datasets, n_chunks: 2, chunk_size: 4 };
         let dir = tempfile::tempdir().unwrap();
         let (new, old) = (dir.path().join("m.gguf"), dir.path().join("m.dat"));
         let options = WriteOptions::default();
-        sums.write(&new, "text", &options, &Silent).unwrap();
-        sums.write_legacy(&old, "text", &options).unwrap();
+        sums.write(&new, &options, &Silent).unwrap();
+        sums.write_legacy(&old, &options).unwrap();
         for path in [new, old] {
             let read = Imatrix::open(&path).unwrap();
             assert_eq!((read.dataset(), read.n_chunks()), (Some(&b"text"[..]), 2));

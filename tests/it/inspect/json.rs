@@ -333,7 +333,19 @@ fn what_verify_prints_is_documented() {
 
     let mut importance = documented.table("`gguf-verify imatrix`");
     importance.object("", &run(0, &["imatrix", "tiny.gguf", "-o", "tiny.imatrix"]));
+    let experts = fixture("native/nvfp4_qwen3moe/hf");
+    fs_err::write(bench.path("ids.jsonl"), "{\"tokens\": [1, 2, 3, 4]}\n").unwrap();
+    let ids = ["imatrix", experts.to_str().unwrap(), "--prompts", "ids.jsonl", "-o", "experts.imatrix"];
+    importance.object("", &json(&bench, "gguf-verify", 0, &ids));
     importance.finish();
+    let mut merged = documented.table("`gguf-verify imatrix merge`");
+    let files = ["imatrix", "merge", "tiny.imatrix", "experts.imatrix", "--ctx", "64", "-o", "all.imatrix"];
+    merged.object("", &json(&bench, "gguf-verify", 0, &files));
+    merged.finish();
+    let mut shown = documented.table("`gguf-verify imatrix show`");
+    shown.object("", &json(&bench, "gguf-verify", 0, &["imatrix", "show", "experts.imatrix"]));
+    shown.object("", &json(&bench, "gguf-verify", 0, &["imatrix", "show", "tiny.imatrix"]));
+    shown.finish();
 
     let mut logits = documented.table("`gguf-verify logits`");
     let (_, lines, _) =

@@ -1,0 +1,174 @@
+//! `gguf-verify imatrix MODEL`: runs a text and collects.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::json;
+
+use crate::cli::verify::imatrix::coverage;
+use crate::cli::verify::imatrix::save::{Frequency, Target, Work};
+use crate::cli::verify::model::OpenedModel;
+use crate::cli::verify::prompt_files::PromptFiles;
+use crate::cli::verify::{CutArgs, engine_options, refuse_input};
+use crate::cli::{Exit, Session, UsageError};
+use crate::core::output::Destination;
+use crate::core::progress::Progress;
+use crate::core::text;
+use crate::core::text::escape;
+use crate::gguf::{ImatrixSums, StoredImatrix, merge_imatrices};
+use crate::verify::{Collected, ImportanceOptions, ImportanceRun, Model, Rows, Span, expert_coverage};
+
+#[derive(Debug, Args)]
+pub(super) struct CollectArgs {
+    /// GGUF file or Hugging Face directory
+    #[arg(required = true)]
+    model: Option<PathBuf>,
+    /// Text to collect from; several files share the chunks
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    prompts: Vec<PathBuf>,
+    /// Read each prompt file as one text, whatever it looks like
+    #[arg(long)]
+    plain_text: bool,
+    /// Where to write
+    #[arg(short, value_name = "FILE", required = true)]
+    output: Option<PathBuf>,
+    /// The format before GGUF
+    #[arg(long)]
+    legacy: bool,
+    #[command(flatten)]
+    cut: CutArgs,
+    /// Leave out the first N chunks of each file; `--chunks` counts from there
+    #[arg(long, visible_alias = "chunk", value_name = "N", default_value_t = 0)]
+    from_chunk: usize,
+    /// Add to what this file holds (may be given several times)
+    #[arg(long, value_name = "FILE")]
+    in_file: Vec<PathBuf>,
+    /// Take special tokens that are written out in the text as such
+    #[arg(long)]
+    parse_special: bool,
+    /// Collect for `output.weight` too
+    #[arg(long)]
+    process_output: bool,
+    /// Do not compute the perplexity
+    #[arg(long)]
+    no_ppl: bool,
+    /// Save what is collected every N chunks; 0: only at the end
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    output_frequency: usize,
+    /// Keep a copy, with `.at_` and the number of chunks behind its name, every N chunks; 0: none
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    save_frequency: usize,
+    /// Go on with a run that was stopped: the output is its file, everything else as before
+    #[arg(long, conflicts_with = "legacy")]
+    resume: bool,
+}
+
+impl CollectArgs {
+    pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
+        // Without a subcommand clap insists on both.
+        let (Some(model), Some(output)) = (&self.model, &self.output) else {
+            return Err(UsageError("give a model and `-o FILE`".to_owned()).into());
+        };
+        Destination::of(output)?;
+        let opened = OpenedModel::open(model, &session.common)?;
+        let inputs: Vec<PathBuf> =
+            self.prompts.iter().chain(&self.in_file).cloned().chain(opened.inputs()).collect();
+        refuse_input(output, &inputs)?;
+        let prompts = PromptFiles::read(&self.prompts, self.plain_text)?;
+        let target = Target { path: output, legacy: self.legacy, sync: !session.common.no_sync, inputs };
+        let (collected, size) = opened.with(None, |model| self.collect(model, &prompts, target, session))?;
+        report(output, &collected, size, session)?;
+        Ok(Exit::Done)
+    }
+
+    fn collect(
+        &self,
+        model: &Model<'_>,
+        prompts: &PromptFiles,
+        target: Target<'_>,
+        session: &Session,
+    ) -> anyhow::Result<(Collected, u64)> {
+        let options = ImportanceOptions {
+            engine: engine_options(&session.common),
+            files: prompts.files().to_vec(),
+            scoring: self.cut.scoring(Span::SecondHalf, Rows::Scored),
+            from_chunk: self.from_chunk,
+            parse_special: self.parse_special,
+            process_output: self.process_output,
+            perplexity: !self.no_ppl,
+            every: vec![self.output_frequency, self.save_frequency],
+        };
+        let run = ImportanceRun::new(model, prompts.sources(), options)?;
+        for warning in run.warnings.iter().chain(&prompts.unreached(&run.unreached, &run.chunks)) {
+            session.progress.warn(warning);
+        }
+        let before = self.before(&run, session)?;
+        let frequency = Frequency { output: self.output_frequency, copies: self.save_frequency };
+        let work = Work { session, target, run, before, frequency };
+        let mut collected = if self.resume { work.resume()? } else { work.begin() };
+        // What is there of an unfinished run has them already, perhaps fewer.
+        let texts = prompts.paths().map(|path| path.display().to_string().into_bytes());
+        collected.sums.datasets = work.before.datasets.iter().cloned().chain(texts).collect();
+        let mut n_saved = collected.n_done;
+        let done = work.run.run(&mut collected, &session.progress, &mut |collected: &Collected| {
+            work.save(collected, &mut n_saved)
+        });
+        if let Err(error) = done {
+            work.rescue(&collected, n_saved, self.from_chunk);
+            return Err(error);
+        }
+        let size = work.target.write(&collected.sums)?;
+        Ok((collected, size))
+    }
+
+    /// What the run begins with: the sums of earlier files.
+    fn before(&self, run: &ImportanceRun<'_>, session: &Session) -> anyhow::Result<ImatrixSums> {
+        let files =
+            self.in_file.iter().map(|path| StoredImatrix::open(path)).collect::<Result<Vec<_>, _>>()?;
+        let before = merge_imatrices(&files, self.cut.scoring(Span::SecondHalf, Rows::Scored).n_ctx)?;
+        let strangers = run.check(&before, &files)?;
+        if let Some(example) = strangers.first() {
+            let n = strangers.len();
+            session.progress.warn(&format!(
+                "the model has no tensor for {n} entries of `--in-file`, which are kept: `{}`, for example",
+                escape(example)
+            ));
+        }
+        Ok(before)
+    }
+}
+
+/// Says what was written.
+fn report(output: &Path, collected: &Collected, size: u64, session: &Session) -> anyhow::Result<()> {
+    let (sums, perplexity) = (&collected.sums, collected.perplexity());
+    let coverage = expert_coverage(sums);
+    if let Some(text) = coverage::warning(&coverage) {
+        session.progress.warn(&text);
+    }
+    if session.common.json {
+        let perplexity =
+            perplexity.map(|p| json!({ "value": p.value, "stderr": p.stderr, "tokens": p.tokens }));
+        let datasets: Vec<_> = sums.datasets.iter().map(|name| String::from_utf8_lossy(name)).collect();
+        session.print_json(&json!({
+            "file": output.display().to_string(), "file_bytes": size, "tensors": sums.tensors.len(),
+            "chunks": sums.n_chunks, "chunk_tokens": sums.chunk_size, "datasets": datasets,
+            "perplexity": perplexity, "experts": coverage::to_json(&coverage),
+        }))?;
+    } else if !session.common.quiet {
+        session.print(|out| {
+            let name = output.display().to_string();
+            let (tensors, chunks, chunk_size) = (sums.tensors.len(), sums.n_chunks, sums.chunk_size);
+            let size = text::bytes(size);
+            let name = escape(&name);
+            writeln!(out, "{name}: {tensors} tensors, {chunks} chunks of {chunk_size}, {size}")?;
+            if let Some(p) = &perplexity {
+                writeln!(out, "perplexity {:.4} ± {:.4}", p.value, p.stderr)?;
+            }
+            match coverage::summary(&coverage) {
+                Some(line) => writeln!(out, "{line}"),
+                None => Ok(()),
+            }
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! How the coverage of experts is shown.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value as Json, json};
+
+use crate::cli::render::{Align, Table};
+use crate::core::text::escape;
+use crate::verify::ExpertCoverage;
+
+/// Experts that a list names before it ends in a number.
+const MAX_NAMED: usize = 64;
+
+pub(super) fn to_json(coverage: &[ExpertCoverage]) -> Vec<Json> {
+    let entry = |layer: &ExpertCoverage| {
+        json!({
+            "layer": layer.layer, "tensors": layer.tensors, "experts": layer.tokens.len(),
+            "min": layer.min(), "median": layer.median(), "max": layer.max(),
+            "unseen": layer.unseen(), "tokens": layer.tokens,
+        })
+    };
+    coverage.iter().map(entry).collect()
+}
+
+/// A row for each layer; with `all` also the tokens of each expert.
+pub(super) fn table(coverage: &[ExpertCoverage], all: bool) -> Table {
+    let mut heads = vec![
+        ("layer", Align::Right),
+        ("experts of", Align::Left),
+        ("experts", Align::Right),
+        ("min tokens", Align::Right),
+        ("median", Align::Right),
+        ("max", Align::Right),
+        ("never seen", Align::Right),
+    ];
+    if all {
+        heads.push(("tokens of each", Align::Left));
+    }
+    let mut table = Table::new(&heads);
+    for layer in coverage {
+        let mut row = vec![
+            layer.layer.map_or_else(|| "-".to_owned(), |layer| layer.to_string()),
+            parts(layer),
+            layer.tokens.len().to_string(),
+            layer.min().to_string(),
+            layer.median().to_string(),
+            layer.max().to_string(),
+            layer.unseen().len().to_string(),
+        ];
+        if all {
+            row.push(layer.tokens.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "));
+        }
+        table.row(row);
+    }
+    table
+}
+
+/// Names of the tensors within their layer.
+fn parts(layer: &ExpertCoverage) -> String {
+    let short = |name: &String| {
+        let name = name.strip_suffix(".weight").unwrap_or(name);
+        escape(name.rsplit('.').next().unwrap_or(name)).into_owned()
+    };
+    layer.tensors.iter().map(short).collect::<Vec<_>>().join(", ")
+}
+
+/// What the experts of all layers saw, in a line; nothing for a model without experts.
+pub(super) fn summary(coverage: &[ExpertCoverage]) -> Option<String> {
+    let (least, most) =
+        (coverage.iter().map(ExpertCoverage::min).min()?, coverage.iter().map(ExpertCoverage::max).max()?);
+    let n_experts: usize = coverage.iter().map(|layer| layer.tokens.len()).sum();
+    Some(format!("experts    {n_experts}, each saw {least} to {most} tokens"))
+}
+
+/// A sentence about experts that no token reached, if there are some.
+pub(super) fn warning(coverage: &[ExpertCoverage]) -> Option<String> {
+    let n_experts: usize = coverage.iter().map(|layer| layer.tokens.len()).sum();
+    let unseen: Vec<(&ExpertCoverage, Vec<usize>)> = coverage
+        .iter()
+        .map(|layer| (layer, layer.unseen()))
+        .filter(|(_, unseen)| !unseen.is_empty())
+        .collect();
+    let n_unseen: usize = unseen.iter().map(|(_, unseen)| unseen.len()).sum();
+    if n_unseen == 0 {
+        return None;
+    }
+    let mut list = String::new();
+    let mut n_named = 0;
+    for (layer, unseen) in unseen {
+        let left = MAX_NAMED.saturating_sub(n_named);
+        if left == 0 {
+            break;
+        }
+        let named: Vec<String> = unseen.iter().take(left).map(ToString::to_string).collect();
+        n_named += named.len();
+        let place = layer.layer.map_or_else(|| parts(layer), |layer| format!("layer {layer}"));
+        let _ = write!(list, "{}{place}: {}", if list.is_empty() { "" } else { "; " }, named.join(" "));
+    }
+    if n_named < n_unseen {
+        let _ = write!(list, "; and {} more", n_unseen - n_named);
+    }
+    Some(format!(
+        "{n_unseen} of {n_experts} experts saw no token, and the matrix says nothing of them (more text reaches more): {list}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layer(layer: usize, tokens: &[i64]) -> ExpertCoverage {
+        let tensors = vec![format!("blk.{layer}.ffn_up_exps.weight")];
+        ExpertCoverage { layer: Some(layer), tensors, tokens: tokens.to_vec() }
+    }
+
+    #[test]
+    fn experts_that_saw_nothing_are_named_up_to_a_limit() {
+        assert_eq!(warning(&[layer(0, &[1, 2])]), None);
+        let text = warning(&[layer(0, &[1, 2]), layer(3, &[0, 7, 0]), layer(4, &[0, 1])]).unwrap();
+        assert!(text.starts_with("3 of 7 experts saw no token"), "{text}");
+        assert!(text.ends_with(": layer 3: 0 2; layer 4: 0"), "{text}");
+        let text = warning(&[layer(0, &[0; 60]), layer(1, &[0; 60])]).unwrap();
+        assert!(text.ends_with("; layer 1: 0 1 2 3; and 56 more"), "{text}");
+    }
+}

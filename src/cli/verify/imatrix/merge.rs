@@ -1,0 +1,128 @@
+//! `gguf-verify imatrix merge`: several matrices as one.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::json;
+
+use crate::cli::verify::imatrix::coverage;
+use crate::cli::verify::imatrix::save::Target;
+use crate::cli::verify::refuse_input;
+use crate::cli::{Exit, Session, UsageError};
+use crate::core::output::{Destination, same_file};
+use crate::core::progress::Progress;
+use crate::core::text;
+use crate::core::text::escape;
+use crate::gguf::{ImatrixFormat, StoredImatrix, merge_imatrices};
+use crate::verify::expert_coverage;
+
+/// Tokens of a chunk where no file says it, as of a run that is not told otherwise.
+const DEFAULT_CHUNK: usize = 512;
+
+#[derive(Debug, Args)]
+pub(super) struct MergeArgs {
+    /// Importance matrices of either format
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Where to write
+    #[arg(short, value_name = "FILE", required = true)]
+    output: PathBuf,
+    /// The format before GGUF
+    #[arg(long)]
+    legacy: bool,
+    /// Tokens of a chunk, by which chunks are counted and files of the older format weighed [default: what the files
+    /// say, else 512]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    ctx: Option<u32>,
+}
+
+impl MergeArgs {
+    pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
+        Destination::of(&self.output)?;
+        refuse_input(&self.output, &self.files)?;
+        for (at, file) in self.files.iter().enumerate() {
+            if self.files[..at].iter().any(|other| same_file(file, other)) {
+                session.progress.warn(&format!("`{}` is added twice", shown(file)));
+            }
+        }
+        let files = self.files.iter().map(|path| StoredImatrix::open(path)).collect::<Result<Vec<_>, _>>()?;
+        for file in &files {
+            if let Some(run) = file.unfinished() {
+                session.progress.warn(&format!(
+                    "`{}` is of a run that was not finished: {} of {} chunks",
+                    shown(file.path()),
+                    run.n_done,
+                    run.n_total
+                ));
+            }
+        }
+        let merged = merge_imatrices(&files, self.chunk_size(&files, session)?)?;
+        let target = Target {
+            path: &self.output,
+            legacy: self.legacy,
+            sync: !session.common.no_sync,
+            inputs: self.files.clone(),
+        };
+        let size = target.write(&merged)?;
+        let coverage = expert_coverage(&merged);
+        if let Some(text) = coverage::warning(&coverage) {
+            session.progress.warn(&text);
+        }
+        if session.common.json {
+            let datasets: Vec<_> = merged.datasets.iter().map(|name| String::from_utf8_lossy(name)).collect();
+            session.print_json(&json!({
+                "file": self.output.display().to_string(), "file_bytes": size, "merged": files.len(),
+                "tensors": merged.tensors.len(), "chunks": merged.n_chunks, "chunk_tokens": merged.chunk_size,
+                "datasets": datasets, "experts": coverage::to_json(&coverage),
+            }))?;
+        } else if !session.common.quiet {
+            session.print(|out| {
+                writeln!(
+                    out,
+                    "{}: {} files, {} tensors, {} chunks of {}, {}",
+                    shown(&self.output),
+                    files.len(),
+                    merged.tensors.len(),
+                    merged.n_chunks,
+                    merged.chunk_size,
+                    text::bytes(size)
+                )
+            })?;
+        }
+        Ok(Exit::Done)
+    }
+
+    /// Tokens of a chunk. Files of the older format hold multiples of it, so it must be known if there are others.
+    fn chunk_size(&self, files: &[StoredImatrix], session: &Session) -> anyhow::Result<usize> {
+        if let Some(n) = self.ctx {
+            return Ok(usize::try_from(n)?);
+        }
+        let mut sizes: Vec<usize> = files.iter().filter_map(StoredImatrix::chunk_size).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let old = files.iter().find(|file| file.format() == ImatrixFormat::Legacy);
+        match (sizes.as_slice(), old) {
+            ([], _) => Ok(DEFAULT_CHUNK),
+            ([size], None) => Ok(*size),
+            ([size], Some(file)) => {
+                let name = shown(file.path());
+                session.note(&format!("`{name}` does not say how long its chunks are: {size} tokens, like the others"));
+                Ok(*size)
+            }
+            ([.., size], None) => {
+                session.progress.warn(&format!("chunks of {sizes:?} tokens: they are counted in {size}"));
+                Ok(*size)
+            }
+            (_, Some(file)) => Err(UsageError(format!(
+                "{}: the older format does not say how long chunks are, and the other files have chunks of {sizes:?}: \
+                 give `--ctx N`",
+                shown(file.path())
+            ))
+            .into()),
+        }
+    }
+}
+
+fn shown(path: &Path) -> String {
+    escape(&path.display().to_string()).into_owned()
+}

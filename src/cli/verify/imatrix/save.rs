@@ -1,0 +1,150 @@
+//! What of a run is saved, and when: every so many chunks, at the end, and when it is stopped.
+
+use std::path::{Path, PathBuf};
+
+use crate::cli::Session;
+use crate::cli::verify::refuse_input;
+use crate::core::progress::{Progress, Silent};
+use crate::core::text::escape;
+use crate::gguf::{ImatrixSums, UnfinishedRun, WriteOptions};
+use crate::verify::{Collected, ImportanceRun};
+
+/// Where a matrix goes, and in which form.
+pub(super) struct Target<'a> {
+    pub(super) path: &'a Path,
+    /// The format before GGUF.
+    pub(super) legacy: bool,
+    pub(super) sync: bool,
+    /// Files that must not be written over.
+    pub(super) inputs: Vec<PathBuf>,
+}
+
+impl Target<'_> {
+    fn options(&self) -> WriteOptions {
+        WriteOptions { sync: self.sync, inputs: self.inputs.clone(), ..WriteOptions::default() }
+    }
+
+    fn write_to(&self, path: &Path, sums: &ImatrixSums) -> anyhow::Result<()> {
+        // Small, and to be finished also when the user interrupts.
+        if self.legacy {
+            sums.write_legacy(path, &self.options())?;
+        } else {
+            sums.write(path, &self.options(), &Silent)?;
+        }
+        Ok(())
+    }
+
+    /// A matrix at its end. Returns the size of the file.
+    pub(super) fn write(&self, sums: &ImatrixSums) -> anyhow::Result<u64> {
+        self.write_to(self.path, sums)?;
+        Ok(fs_err::metadata(self.path)?.len())
+    }
+
+    /// A matrix of the chunks that are done; the older format cannot say more than that.
+    pub(super) fn write_unfinished(&self, sums: &ImatrixSums, run: &UnfinishedRun) -> anyhow::Result<()> {
+        if self.legacy {
+            return self.write_to(self.path, sums);
+        }
+        Ok(sums.write_unfinished(self.path, run, &self.options(), &Silent)?)
+    }
+
+    /// A copy beside the output, named by its number of chunks as llama-imatrix does.
+    pub(super) fn write_copy(&self, sums: &ImatrixSums) -> anyhow::Result<()> {
+        let mut name = self.path.as_os_str().to_owned();
+        name.push(format!(".at_{}", sums.n_chunks));
+        let path = PathBuf::from(name);
+        refuse_input(&path, &self.inputs)?;
+        self.write_to(&path, sums)
+    }
+}
+
+/// Every how many chunks something is saved; 0: not at all.
+#[derive(Clone, Copy)]
+pub(super) struct Frequency {
+    pub(super) output: usize,
+    pub(super) copies: usize,
+}
+
+/// A run with what belongs to it.
+pub(super) struct Work<'a, 'm> {
+    pub(super) session: &'a Session,
+    pub(super) target: Target<'a>,
+    pub(super) run: ImportanceRun<'m>,
+    /// What the run begins with.
+    pub(super) before: ImatrixSums,
+    pub(super) frequency: Frequency,
+}
+
+impl Work<'_, '_> {
+    fn output(&self) -> String {
+        escape(&self.target.path.display().to_string()).into_owned()
+    }
+
+    /// A run from its first chunk. Who forgot `--resume` learns it before anything is overwritten.
+    pub(super) fn begin(&self) -> Collected {
+        if let Some(run) = UnfinishedRun::find(self.target.path) {
+            self.session.note(&format!(
+                "`{}` holds {} of {} chunks of a run that was stopped, and will be written anew: `--resume` would go on with it",
+                self.output(),
+                run.n_done,
+                run.n_total
+            ));
+        }
+        Collected::from_sums(self.before.clone())
+    }
+
+    /// A run from where it stopped; one that did not come to its first save begins.
+    pub(super) fn resume(&self) -> anyhow::Result<Collected> {
+        if !self.target.path.exists() {
+            self.session.note(&format!("no file `{}` yet: the run begins", self.output()));
+            return Ok(Collected::from_sums(self.before.clone()));
+        }
+        let state = UnfinishedRun::open(self.target.path)?;
+        let collected = self.run.resume(self.target.path, &self.before, state)?;
+        self.session.note(&format!("{} of {} chunks are done", collected.n_done, self.run.n_chunks()));
+        Ok(collected)
+    }
+
+    /// Saves what is due after a group of chunks; `n_saved` is how many the output holds.
+    pub(super) fn save(&self, collected: &Collected, n_saved: &mut usize) -> anyhow::Result<()> {
+        let is_due = |every: usize| every > 0 && collected.sums.n_chunks.is_multiple_of(every);
+        if is_due(self.frequency.copies) {
+            self.target.write_copy(&collected.sums)?;
+        }
+        // The last save is that of the whole run.
+        if is_due(self.frequency.output) && collected.n_done < self.run.n_chunks() {
+            self.write_unfinished(collected)?;
+            *n_saved = collected.n_done;
+        }
+        Ok(())
+    }
+
+    fn write_unfinished(&self, collected: &Collected) -> anyhow::Result<()> {
+        let run = self.run.unfinished(&self.before, collected)?;
+        self.target.write_unfinished(&collected.sums, &run)
+    }
+
+    /// Saves what was whole when the run was stopped, and says what to do with it.
+    pub(super) fn rescue(&self, collected: &Collected, n_saved: usize, from_chunk: usize) {
+        let n_done = collected.n_done;
+        if n_done > n_saved
+            && let Err(error) = self.write_unfinished(collected)
+        {
+            self.session.progress.warn(&crate::cli::render::error_line(&error));
+            return;
+        }
+        if n_done == 0 {
+            return;
+        }
+        let (output, n_chunks) = (self.output(), self.run.n_chunks());
+        let rest = if self.target.legacy {
+            format!(
+                "`--in-file {output} --from-chunk {}` adds the rest, to another output",
+                from_chunk + n_done
+            )
+        } else {
+            "the same command with `--resume` goes on from there".to_owned()
+        };
+        self.session.note(&format!("`{output}` holds {n_done} of {n_chunks} chunks: {rest}"));
+    }
+}

@@ -1,0 +1,78 @@
+//! What tells one run from another: a run goes on only with the model, the chunks and the options it began with.
+
+use sha2::{Digest, Sha256};
+
+use crate::core::{SourceError, TensorSource};
+use crate::gguf::{ImatrixSums, Metadata};
+use crate::verify::Window;
+
+/// A digest in the making. Everything goes in with its length, so that nothing runs into what follows.
+pub(super) struct Fingerprint(Sha256);
+
+impl Fingerprint {
+    pub(super) fn new() -> Self {
+        Self(Sha256::new())
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.number(bytes.len() as u64);
+        self.0.update(bytes);
+    }
+
+    pub(super) fn number(&mut self, n: u64) {
+        self.0.update(n.to_le_bytes());
+    }
+
+    /// The model: what its graph is made of, and of each tensor the first row. A whole model takes too long to read.
+    pub(super) fn model(
+        &mut self,
+        metadata: &Metadata,
+        source: &dyn TensorSource,
+    ) -> Result<(), SourceError> {
+        let about_names = |key: &str| key.starts_with("general.") && key != "general.architecture";
+        for (key, value) in metadata.iter().filter(|(key, _)| !about_names(key)) {
+            self.bytes(key.as_bytes());
+            self.bytes(format!("{value:?}").as_bytes());
+        }
+        for (tensor, meta) in source.tensors().iter().enumerate() {
+            self.bytes(meta.name.as_bytes());
+            self.bytes(meta.ty.name().as_bytes());
+            self.bytes(format!("{:?}", meta.shape.dims()).as_bytes());
+            let n_bytes = meta.row_bytes().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
+            let mut row = vec![0; n_bytes];
+            if meta.shape.n_rows() > 0 {
+                source.read_rows(tensor, 0, &mut row)?;
+            }
+            self.bytes(&row);
+        }
+        Ok(())
+    }
+
+    /// Sums that a run began with.
+    pub(super) fn sums(&mut self, sums: &ImatrixSums) {
+        self.number(sums.tensors.len() as u64);
+        for (name, columns) in &sums.tensors {
+            self.bytes(name.as_bytes());
+            columns.sums.iter().for_each(|sum| self.number(sum.to_bits()));
+            columns.counts.iter().for_each(|&count| self.number(count as u64));
+        }
+    }
+
+    /// Chunks, with the rows of them that are scored.
+    pub(super) fn windows(&mut self, windows: &[Window]) {
+        for window in windows {
+            self.number(window.chunk.tokens.len() as u64);
+            window.chunk.tokens.iter().for_each(|&token| self.number(token.into()));
+            self.number(window.chunk.rows.start as u64);
+            self.number(window.chunk.rows.end as u64);
+        }
+    }
+
+    pub(super) fn hex(self) -> String {
+        use std::fmt::Write as _;
+        self.0.finalize().iter().fold(String::new(), |mut hex, byte| {
+            let _ = write!(hex, "{byte:02x}");
+            hex
+        })
+    }
+}
