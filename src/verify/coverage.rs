@@ -74,7 +74,7 @@ fn open(aspect: Aspect) -> (String, String) {
         Aspect::Structure => ("the file could not be read", "a file that can be read"),
         Aspect::Tokenizer => ("no text was encoded", "a vocabulary that this program knows"),
         Aspect::Metadata | Aspect::Weights | Aspect::Divergence => {
-            ("there is no baseline", "`--baseline`: checkpoint, or a file of higher precision")
+            ("there is no baseline", "`--baseline`: checkpoint or file of higher precision")
         }
         Aspect::Perplexity => ("no text was run", "`--prompts` with 1000 tokens or more to score"),
     };

@@ -2,6 +2,8 @@
 
 mod broken;
 mod chat;
+mod damages;
+mod imatrix;
 mod input;
 mod logit_file;
 mod memory;
@@ -265,34 +267,4 @@ fn per_token_files_and_logits_agree() {
     let log_sum = peak + logits.iter().map(|z| (z - peak).exp()).sum::<f64>().ln();
     let nll = lines[0]["nll"][2].as_f64().unwrap();
     assert!((log_sum - logits[341] - nll).abs() < 1e-5, "{nll}");
-}
-
-#[test]
-fn importance_matrices_are_mean_squares_of_inputs() {
-    let dir = tempfile::tempdir().unwrap();
-    Tiny::new().write(dir.path(), "base.gguf");
-    let prompts = fixture("tiny-llama/corpus-256.jsonl");
-    let args =
-        ["imatrix", "base.gguf", "--prompts", prompts.to_str().unwrap(), "--ctx", "256", "--chunks", "3"];
-    let (code, _, err) = gguf_verify(&[&args[..], &["-o", "i.gguf"]].concat(), dir.path());
-    assert_eq!(code, 0, "{err}");
-    let file = gguf_foundry::gguf::GgufFile::open(&dir.path().join("i.gguf")).unwrap();
-    let floats = |name: &str| -> Vec<f32> {
-        let raw = file.raw_tensor(file.tensor_index(name).unwrap());
-        raw.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
-    };
-    assert_eq!(floats("blk.0.attn_q.weight.counts"), [768.0]);
-    assert_eq!(floats("blk.0.attn_q.weight.in_sum2"), floats("blk.0.attn_v.weight.in_sum2"));
-    // An rms-normed input has a mean square of the weight's square: never zero, and far from one another.
-    let sums = floats("blk.3.ffn_down.weight.in_sum2");
-    assert!(sums.len() == 768 && sums.iter().all(|x| x.is_finite() && *x > 0.0));
-    assert_eq!(
-        file.metadata().get("imatrix.chunk_count").and_then(gguf_foundry::gguf::Value::as_u64),
-        Some(3)
-    );
-
-    let (code, _, err) = gguf_verify(&[&args[..], &["-o", "i.dat", "--legacy"]].concat(), dir.path());
-    assert_eq!(code, 0, "{err}");
-    let legacy = fs_err::read(dir.path().join("i.dat")).unwrap();
-    assert_eq!(legacy[..4], 28i32.to_le_bytes());
 }
