@@ -2,14 +2,15 @@
 
 use crate::gguf::Value;
 use crate::verify::windows::{Rows, Scoring, Span, cut};
-use crate::verify::{Aspect, Finding, LogitFile, Model, Prompt, Report, VerifyError};
+use crate::verify::{Aspect, Finding, LogitFile, Model, Prompt, PromptFile, Report, VerifyError};
 
 /// The text of a logit file, and how it was scored; what it leaves open is noted in the report. `given` are
-/// the user's prompts, of which the file's text should be made.
+/// the user's prompts, of which the file's text should be made, and `files` those that they are of.
 pub(super) fn text(
     file: &LogitFile,
     model: &Model<'_>,
     given: &[Prompt],
+    files: &[PromptFile],
     scoring: &Scoring,
     report: &mut Report,
 ) -> Result<(Vec<Prompt>, Scoring), VerifyError> {
@@ -29,7 +30,7 @@ pub(super) fn text(
         let reason = "the text comes from the logit file, as token ids";
         report.not_judged(Aspect::Tokenizer, reason, "`--prompts` with the same text");
     } else {
-        report.extend(compare(given, &own, &scoring)?);
+        report.extend(compare(given, files, &own, &scoring)?);
     }
     Ok((vec![own], scoring))
 }
@@ -47,9 +48,14 @@ fn start_of_text(model: &Model<'_>) -> Option<u32> {
 }
 
 /// The first chunk of the prompts that is not the file's.
-fn compare(given: &[Prompt], own: &Prompt, scoring: &Scoring) -> Result<Option<Finding>, VerifyError> {
+fn compare(
+    given: &[Prompt],
+    files: &[PromptFile],
+    own: &Prompt,
+    scoring: &Scoring,
+) -> Result<Option<Finding>, VerifyError> {
     let (given, own) =
-        (cut(given, &[], scoring)?.windows, cut(std::slice::from_ref(own), &[], scoring)?.windows);
+        (cut(given, files, scoring)?.windows, cut(std::slice::from_ref(own), &[], scoring)?.windows);
     // What follows the file's chunks was not run: the file may be of the first chunks only.
     for (at, (given, own)) in given.iter().zip(&own).enumerate() {
         let (a, b) = (&given.chunk.tokens, &own.chunk.tokens);

@@ -128,7 +128,7 @@ pub fn verify_with(
     let mut scoring = options.scoring;
     let known = extras.logits.filter(|file| is_comparable(file.n_vocab(), plan.n_vocab, &mut report));
     if let Some(file) = known {
-        (encoded, scoring) = known::text(file, model, &encoded, &scoring, &mut report)?;
+        (encoded, scoring) = known::text(file, model, &encoded, options.files, &scoring, &mut report)?;
     }
     let engine = Engine::new(plan, model.source, options.engine)?;
     report.tasks = answers(&engine, model, extras.tasks, &mut report, progress)?;
