@@ -184,9 +184,18 @@ impl ColumnSums {
         let file = self.products.iter().zip(&self.values).zip(&self.references);
         file.zip(own).map(move |(((&p, &v), &r), (&op, &ov))| {
             let is_column = p * p >= (1.0 - shape_error * shape_error) * v * r;
-            if is_column && p > 0.0 && v > 0.0 && op > 0.0 && ov > 0.0 { (op / ov) / (p / v) } else { 1.0 }
+            if is_column && p > 0.0 && v > 0.0 && op > 0.0 && ov > 0.0 {
+                nearer_to_one((op / ov) / (p / v), v / p)
+            } else {
+                1.0
+            }
         })
     }
+}
+
+/// Our own codes may be the ones that are off, so a column must be scaled both against them and by itself.
+fn nearer_to_one(a: f64, b: f64) -> f64 {
+    if a.ln().abs() < b.ln().abs() { a } else { b }
 }
 
 /// What rows of a tensor showed; joined in the order of the rows.
