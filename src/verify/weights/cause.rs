@@ -291,6 +291,8 @@ impl Case<'_> {
 /// Columns that are multiplied, with their factors.
 pub(crate) fn scaled_columns(seen: &Seen, own_error: f64) -> Vec<(u64, f64)> {
     let limit = Limits::column_scale(own_error);
-    let factors = seen.columns.factors().enumerate().map(|(at, factor)| (at as u64, factor));
+    // Columns that hold other values in some rows are not scaled.
+    let shape_error = (2.0 * own_error).clamp(0.02, 0.35);
+    let factors = seen.columns.factors(shape_error).enumerate().map(|(at, factor)| (at as u64, factor));
     factors.filter(|(_, factor)| factor.ln().abs() > limit).collect()
 }

@@ -79,7 +79,7 @@ impl Limits {
     }
 
     pub(crate) fn column_scale(own_error: f64) -> f64 {
-        0.15 + 4.0 * own_error.powi(2)
+        0.3 + 4.0 * own_error.powi(2)
     }
 }
 

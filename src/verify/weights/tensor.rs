@@ -138,11 +138,13 @@ pub(crate) struct ColumnSums {
     pub(crate) values: Vec<f64>,
     pub(crate) own_products: Vec<f64>,
     pub(crate) own_values: Vec<f64>,
+    pub(crate) references: Vec<f64>,
 }
 
 impl ColumnSums {
     pub(crate) fn resize(&mut self, n_cols: usize) {
-        for sums in [&mut self.products, &mut self.values, &mut self.own_products, &mut self.own_values] {
+        let Self { products, values, own_products, own_values, references } = self;
+        for sums in [products, values, own_products, own_values, references] {
             sums.resize(n_cols, 0.0);
         }
     }
@@ -153,6 +155,9 @@ impl ColumnSums {
             let (f, r) = (f64::from(f), f64::from(r));
             *product += f * r;
             *value += f * f;
+        }
+        for (sum, &r) in self.references.iter_mut().zip(reference) {
+            *sum += f64::from(r).powi(2);
         }
         let sums = self.own_products.iter_mut().zip(&mut self.own_values);
         for ((product, value), (&f, &r)) in sums.zip(own.iter().zip(reference)) {
@@ -169,15 +174,28 @@ impl ColumnSums {
         add(&mut self.values, &later.values);
         add(&mut self.own_products, &later.own_products);
         add(&mut self.own_values, &later.own_values);
+        add(&mut self.references, &later.references);
     }
 
-    /// By how much more than by rounding each column is scaled; 1 where nothing can be said.
-    pub(crate) fn factors(&self) -> impl Iterator<Item = f64> {
+    /// By how much more than by rounding each column is scaled; 1 where nothing can be said, or where more than
+    /// `shape_error` is left once the scale is right.
+    pub(crate) fn factors(&self, shape_error: f64) -> impl Iterator<Item = f64> {
         let own = self.own_products.iter().zip(&self.own_values);
-        self.products.iter().zip(&self.values).zip(own).map(|((&p, &v), (&op, &ov))| {
-            if p > 0.0 && v > 0.0 && op > 0.0 && ov > 0.0 { (op / ov) / (p / v) } else { 1.0 }
+        let file = self.products.iter().zip(&self.values).zip(&self.references);
+        file.zip(own).map(move |(((&p, &v), &r), (&op, &ov))| {
+            let is_column = p * p >= (1.0 - shape_error * shape_error) * v * r;
+            if is_column && p > 0.0 && v > 0.0 && op > 0.0 && ov > 0.0 {
+                nearer_to_one((op / ov) / (p / v), v / p)
+            } else {
+                1.0
+            }
         })
     }
+}
+
+/// Our own codes may be the ones that are off, so a column must be scaled both against them and by itself.
+fn nearer_to_one(a: f64, b: f64) -> f64 {
+    if a.ln().abs() < b.ln().abs() { a } else { b }
 }
 
 /// What rows of a tensor showed; joined in the order of the rows.

@@ -182,7 +182,8 @@ impl Sample {
             return Ok(Some(cause));
         }
         let by = |&(at, from): &(u64, u64)| at as i64 - from as i64;
-        let shift = moved.first().map_or(0, by);
+        // Not the first: rows at the ends may come from the other end.
+        let shift = moved.get(moved.len() / 2).map_or(0, by);
         let n_alike = found.iter().filter(|pair| by(pair) == shift).count();
         if moved.len() >= 3 && n_alike as f64 >= AGREE * found.len() as f64 {
             return Ok(Some(Cause::RowsShifted { by: shift }));
