@@ -75,6 +75,7 @@ impl Hint for LogitFileError {
 
 /// Sizes that follow from the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_field_names, reason = "the format's own names")]
 struct Geometry {
     n_ctx: usize,
     n_vocab: usize,

@@ -91,7 +91,7 @@ impl Engine<'_> {
             if progress.is_cancelled() {
                 return Err(EngineError::Cancelled.into());
             }
-            let part = hidden.select([first..first + step]);
+            let part = hidden.select(std::iter::once(first..first + step));
             logits.resize(part.n_rows * n_vocab, 0.0);
             self.logits_block(&run, &part, &(0..n_vocab), &mut logits)?;
             each(first, &logits)?;

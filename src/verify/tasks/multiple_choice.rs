@@ -118,8 +118,12 @@ mod tests {
         for (question, answers) in tasks {
             let mut body = string(question);
             body.extend((answers.len() as u32).to_le_bytes());
-            answers.iter().for_each(|(answer, _)| body.extend(string(answer)));
-            answers.iter().for_each(|(_, label)| body.extend(label.to_le_bytes()));
+            for (answer, _) in *answers {
+                body.extend(string(answer));
+            }
+            for (_, label) in *answers {
+                body.extend(label.to_le_bytes());
+            }
             body.extend(0u32.to_le_bytes());
             bodies.push(body);
         }

@@ -180,7 +180,9 @@ fn damaged_files_are_refused_by_offset() {
         let mut bytes = whole[..20 + 4 * 3 * 32].to_vec();
         bytes[12..16].copy_from_slice(&1023u32.to_le_bytes());
         let row = [&0f32.to_le_bytes()[..], &(-7f32).to_le_bytes(), &[0; 2048]].concat();
-        (0..45).for_each(|_| bytes.extend(&row));
+        for _ in 0..45 {
+            bytes.extend(&row);
+        }
         bytes
     };
     fs_err::write(dir.path().join("narrow"), narrow).unwrap();
