@@ -34,7 +34,7 @@ pub(super) struct RunInfo {
 /// A file that was read.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Input {
-    /// `model`, `baseline`, `source`, `prompts`.
+    /// `model`, `baseline`, `source`, `prompts`, `tasks`.
     pub(super) role: &'static str,
     pub(super) path: String,
     pub(super) bytes: Option<u64>,

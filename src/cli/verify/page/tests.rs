@@ -192,11 +192,13 @@ fn healthy_values_and_weights_are_drawn_where_they_are_known() {
         TensorError::new("blk.1.attn_q.weight", false, Some(0.4), Some(7.25)),
         TensorError::new("blk.1.<b>.weight", false, Some(0.1), None),
         TensorError::new("blk.x.odd", false, None, Some(f64::NAN)),
+        TensorError { is_damaged: true, ..TensorError::new("output.weight", false, Some(0.1), Some(1.5)) },
     ];
     let html = html::render(&page).unwrap();
     check_markup(&html);
-    assert!(html.contains("2 of 5 tensors are reproduced"));
+    assert!(html.contains("2 of 6 tensors are reproduced"));
     assert!(html.contains("<td class=\"l5\">7.25</td>") && html.contains("<td class=\"l5\">NaN</td>"));
+    assert!(html.contains("<td class=\"l5\">1.50</td>"), "damaged, whatever its ratio");
     assert!(html.contains("&lt;b&gt;") && html.contains("blk.x.odd"));
     let lines = |html: &str| html.matches("class=\"s-good\"").count();
     assert_eq!((lines(&without), lines(&html)), (0, 2), "a line in each form of the chart");
@@ -314,7 +316,9 @@ fn cards_are_markdown() {
 
     </details>
 
-    Not judged of a&#124;b\`: perplexity&#58; nothing was computed; divergence&#58; needs a baseline that can be run.
+    Not judged of m\_q4: weights (they were not compared).
+
+    Not judged of a&#124;b\`: structure (the file could not be read), tokenizer (no text was encoded), metadata, weights, divergence (there is no baseline), perplexity (no text was run).
 
     How it was run (gguf-verify 0.0.0, linux x86_64, avx2, 2 threads, 2001-02-03 04:05:06 UTC):
 
