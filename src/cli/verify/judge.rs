@@ -124,7 +124,7 @@ impl VerifyArgs {
             refuse_input(out, inputs)?;
         }
         let reports = Reports::of(&self.report)?;
-        let given: Vec<&PathBuf> = self.models.iter().chain(&self.baseline).collect();
+        let given: Vec<&PathBuf> = self.models.iter().chain(&self.baseline).chain(&self.source).collect();
         reports.refuse_inputs(given)?;
         reports.refuse_outputs(self.per_token.iter().chain(&self.save_baseline))?;
         let baseline = match &self.baseline {
