@@ -81,17 +81,18 @@ impl Reports {
     /// A report that would replace one of these files.
     pub(super) fn refuse_inputs<'p>(
         &self,
-        inputs: impl IntoIterator<Item = &'p PathBuf> + Clone,
+        inputs: impl IntoIterator<Item = &'p PathBuf>,
     ) -> anyhow::Result<()> {
-        for (path, _) in &self.targets {
-            refuse_input(path, inputs.clone())?;
-            // Whatever lies in a checkpoint may be read.
-            let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            let is_inside = path.exists() && inputs.clone().into_iter().any(|input| same_file(input, dir));
-            if is_inside {
-                let name = path.display().to_string();
-                let message = format!("`{}` lies in an input and cannot be the output", escape(&name));
-                return Err(UsageError(message).into());
+        for input in inputs {
+            for (path, _) in &self.targets {
+                refuse_input(path, [input])?;
+                // Whatever lies in a checkpoint may be read.
+                let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+                if path.exists() && same_file(input, dir) {
+                    let name = path.display().to_string();
+                    let message = format!("`{}` lies in an input and cannot be the output", escape(&name));
+                    return Err(UsageError(message).into());
+                }
             }
         }
         Ok(())

@@ -112,7 +112,7 @@ pub(super) struct Limit {
     pub(super) value: String,
     /// `at most` or `at least`.
     pub(super) bound: &'static str,
-    pub(super) limit: String,
+    pub(super) at: String,
     /// Where the limit comes from.
     pub(super) set_by: &'static str,
     pub(super) is_kept: bool,
@@ -310,7 +310,7 @@ fn limits(report: &Report) -> Vec<Limit> {
         figure: line.figure.label(),
         value: line.figure.show(line.value),
         bound: if line.figure == Measured::Top1 { "at least" } else { "at most" },
-        limit: line.figure.show(line.limit),
+        at: line.figure.show(line.limit),
         set_by: if line.is_own { "an option" } else { "what the types cost" },
         is_kept: !line.is_missed(),
     };

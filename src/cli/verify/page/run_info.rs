@@ -102,7 +102,7 @@ fn hash(path: &Path, progress: &dyn Progress) -> anyhow::Result<String> {
         state.update(part);
         progress.advance(n_bytes as u64);
     }
-    Ok(state.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(state.finalize().iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat())
 }
 
 /// A command line that a shell reads as these arguments; the program without its folder.
