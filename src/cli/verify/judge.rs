@@ -124,8 +124,9 @@ impl VerifyArgs {
             refuse_input(out, inputs)?;
         }
         let reports = Reports::of(&self.report)?;
-        reports.refuse_inputs(self.models.iter().chain(&self.prompts).chain(&self.baseline))?;
-        reports.refuse_outputs(&self.per_token)?;
+        let given: Vec<&PathBuf> = self.models.iter().chain(&self.baseline).chain(&self.source).collect();
+        reports.refuse_inputs(given)?;
+        reports.refuse_outputs(self.per_token.iter().chain(&self.save_baseline))?;
         let baseline = match &self.baseline {
             Some(path) if logits.is_none() => Some(open_baseline(path, &session.common, self.mlock)?),
             _ => None,
@@ -164,12 +165,15 @@ impl VerifyArgs {
 
     /// The files that are read beside the models, with the part that each plays.
     fn inputs(&self, baseline: Option<&OpenedModel>) -> Vec<(&'static str, PathBuf)> {
-        let baseline = baseline.map(OpenedModel::inputs).unwrap_or_default();
+        let logits = self.baseline.iter().filter(|_| baseline.is_none()).cloned().collect();
+        let baseline = baseline.map_or(logits, OpenedModel::inputs);
         let prompts = self.prompts.iter().map(|path| ("prompts", path.clone()));
+        let tasks = self.tasks.inputs().map(|path| ("tasks", path.clone()));
         let names = ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"];
         let source = self.source.iter().flat_map(|dir| names.map(|name| dir.join(name)));
         let source = source.filter(|path| path.is_file()).map(|path| ("source", path));
-        prompts.chain(baseline.into_iter().map(|path| ("baseline", path))).chain(source).collect()
+        let baseline = baseline.into_iter().map(|path| ("baseline", path));
+        prompts.chain(tasks).chain(baseline).chain(source).collect()
     }
 
     /// The baseline, if it is a logit file.

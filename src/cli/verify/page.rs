@@ -81,9 +81,21 @@ impl Reports {
     /// A report that would replace one of these files.
     pub(super) fn refuse_inputs<'p>(
         &self,
-        inputs: impl IntoIterator<Item = &'p PathBuf> + Clone,
+        inputs: impl IntoIterator<Item = &'p PathBuf>,
     ) -> anyhow::Result<()> {
-        self.targets.iter().try_for_each(|(path, _)| refuse_input(path, inputs.clone()))
+        for input in inputs {
+            for (path, _) in &self.targets {
+                refuse_input(path, [input])?;
+                // Whatever lies in a checkpoint may be read.
+                let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+                if path.exists() && same_file(input, dir) {
+                    let name = path.display().to_string();
+                    let message = format!("`{}` lies in an input and cannot be the output", escape(&name));
+                    return Err(UsageError(message).into());
+                }
+            }
+        }
+        Ok(())
     }
 
     /// # Errors

@@ -134,7 +134,7 @@ fn reports_that_cannot_be_are_refused_before_any_work() {
     // A file of a checkpoint, found only when it is opened.
     let checkpoint = dir.path().join("hf");
     fs_err::create_dir(&checkpoint).unwrap();
-    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+    for name in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
         fs_err::copy(fixture("tiny-llama").join(name), checkpoint.join(name)).unwrap();
     }
     let (code, _, err) = run(dir.path(), &["q8_0.gguf", "--baseline", "hf", "--report", "hf/config.json"]);

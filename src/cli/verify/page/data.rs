@@ -6,7 +6,10 @@ use serde::Serialize;
 
 use crate::cli::verify::report::{self, ModelReport};
 use crate::core::text::escape;
-use crate::verify::{Figure as Measured, Finding, LimitLine, Report, Severity, Verdict};
+use crate::verify::{
+    Figure as Measured, Finding, LimitLine, Report, Severity, TaskReport, TensorWeights, Verdict,
+    WeightOutcome,
+};
 
 use super::details::{Details, Spread, Worst};
 use super::run_info::RunInfo;
@@ -60,6 +63,8 @@ pub(super) struct FileData {
     pub(super) worst: Vec<Worst>,
     /// Every tensor against what it was made from.
     pub(super) weights: Vec<TensorError>,
+    /// Questions answered.
+    pub(super) tasks: Vec<TaskData>,
     /// What was judged.
     pub(super) judged: Vec<Answered>,
     /// What was not, why, and what would judge it.
@@ -107,7 +112,7 @@ pub(super) struct Limit {
     pub(super) value: String,
     /// `at most` or `at least`.
     pub(super) bound: &'static str,
-    pub(super) limit: String,
+    pub(super) at: String,
     /// Where the limit comes from.
     pub(super) set_by: &'static str,
     pub(super) is_kept: bool,
@@ -131,6 +136,16 @@ pub(super) struct Answered {
     pub(super) by: String,
 }
 
+/// What a set of questions came to.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct TaskData {
+    pub(super) kind: &'static str,
+    /// Share of right answers, 0 to 1.
+    pub(super) accuracy: f64,
+    pub(super) stderr: f64,
+    pub(super) tasks: usize,
+}
+
 /// How far a tensor is from what it was made from.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct TensorError {
@@ -141,6 +156,8 @@ pub(super) struct TensorError {
     pub(super) role: String,
     /// The same bytes as our own quantizer's.
     pub(super) reproduced: bool,
+    /// Farther off than its type can be.
+    pub(super) is_damaged: bool,
     /// Relative rms error.
     pub(super) error: Option<f64>,
     /// The error over that of the type on these weights.
@@ -149,14 +166,13 @@ pub(super) struct TensorError {
 
 impl TensorError {
     /// A tensor by its name in the file.
-    #[cfg_attr(not(test), expect(dead_code, reason = "waits for the comparison of weights"))]
     pub(super) fn new(tensor: &str, reproduced: bool, error: Option<f64>, ratio: Option<f64>) -> Self {
         let (layer, role) = match tensor.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
             Some((layer, role)) if layer.parse::<u32>().is_ok() => (layer.parse().ok(), role),
             _ => (None, tensor),
         };
         let role = escape(role.strip_suffix(".weight").unwrap_or(role)).into_owned();
-        Self { tensor: escape(tensor).into_owned(), layer, role, reproduced, error, ratio }
+        Self { tensor: escape(tensor).into_owned(), layer, role, reproduced, is_damaged: false, error, ratio }
     }
 }
 
@@ -216,6 +232,7 @@ impl FileData {
             spread,
             worst,
             weights: weights(report),
+            tasks: tasks(report),
             judged: judged(report),
             not_judged: not_judged(report),
         }
@@ -243,9 +260,27 @@ fn file_name(path: &Path) -> String {
     path.file_name().map_or_else(own, |name| PathBuf::from(name).display().to_string())
 }
 
-/// Every tensor against what it was made from; nothing compares them yet.
-fn weights(_report: &Report) -> Vec<TensorError> {
-    Vec::new()
+/// Every tensor against what it was made from.
+fn weights(report: &Report) -> Vec<TensorError> {
+    let tensors = report.weights.iter().flat_map(|weights| &weights.tensors);
+    let error = |tensor: &TensorWeights| {
+        let is_judged = tensor.outcome != WeightOutcome::Unjudged;
+        let is_reproduced = tensor.outcome == WeightOutcome::Reproduced;
+        let figure = |value: f64| is_judged.then_some(value);
+        let error = TensorError::new(&tensor.name, is_reproduced, figure(tensor.error), figure(tensor.ratio));
+        TensorError { is_damaged: tensor.outcome == WeightOutcome::Damaged, ..error }
+    };
+    tensors.map(error).collect()
+}
+
+fn tasks(report: &Report) -> Vec<TaskData> {
+    let data = |tasks: &TaskReport| TaskData {
+        kind: tasks.kind.name(),
+        accuracy: tasks.accuracy(),
+        stderr: tasks.stderr(),
+        tasks: tasks.outcomes.len(),
+    };
+    report.tasks.iter().map(data).collect()
 }
 
 /// Why the verdict is no pass, the gravest first.
@@ -275,7 +310,7 @@ fn limits(report: &Report) -> Vec<Limit> {
         figure: line.figure.label(),
         value: line.figure.show(line.value),
         bound: if line.figure == Measured::Top1 { "at least" } else { "at most" },
-        limit: line.figure.show(line.limit),
+        at: line.figure.show(line.limit),
         set_by: if line.is_own { "an option" } else { "what the types cost" },
         is_kept: !line.is_missed(),
     };

@@ -83,7 +83,7 @@ impl Details {
         let Verification { report, prompts, positions, .. } = verification;
         let text = |tokens: &[u32]| match model.encoder {
             Ok(encoder) => escape_bytes(&encoder.decode(tokens)),
-            Err(_) => tokens.iter().map(|token| format!("[{token}]")).collect(),
+            Err(_) => tokens.iter().map(|token| format!("[{token}]")).collect::<Vec<_>>().concat(),
         };
         let worst = report.divergence.iter().flat_map(|divergence| &divergence.worst).map(|worst| {
             let position = positions.iter().find(|p| p.prompt == worst.prompt && p.at == worst.at);

@@ -67,6 +67,7 @@ impl<'a> Cell<'a> {
     fn of(tensor: &'a TensorError) -> Self {
         let level = match (tensor.reproduced, tensor.ratio) {
             (true, _) => 0,
+            _ if tensor.is_damaged => 5,
             (false, None) => 1,
             (false, Some(ratio)) => match ratio {
                 ratio if ratio <= 1.05 => 1,

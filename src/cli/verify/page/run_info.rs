@@ -34,7 +34,7 @@ pub(super) struct RunInfo {
 /// A file that was read.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Input {
-    /// `model`, `baseline`, `source`, `prompts`.
+    /// `model`, `baseline`, `source`, `prompts`, `tasks`.
     pub(super) role: &'static str,
     pub(super) path: String,
     pub(super) bytes: Option<u64>,
@@ -102,7 +102,7 @@ fn hash(path: &Path, progress: &dyn Progress) -> anyhow::Result<String> {
         state.update(part);
         progress.advance(n_bytes as u64);
     }
-    Ok(state.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(state.finalize().iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat())
 }
 
 /// A command line that a shell reads as these arguments; the program without its folder.

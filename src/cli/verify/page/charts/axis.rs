@@ -86,7 +86,7 @@ pub(super) fn decade_marks(range: &Range<f64>, n: usize) -> Vec<f64> {
 /// `0.02` for the exponent of it, `1e-6` for what would have many zeros.
 pub(super) fn power_label(exponent: f64) -> String {
     let value = 10f64.powf(exponent);
-    if exponent < -4.1 || exponent > 4.1 {
+    if !(-4.1..=4.1).contains(&exponent) {
         return format!("{value:.0e}");
     }
     let digits = (-exponent.floor()).max(0.0) as usize;
