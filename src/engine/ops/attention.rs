@@ -1,31 +1,22 @@
-//! Softmax attention over whole chunks: tiles of queries against all visible keys, one task per chunk and key-value
-//! head.
+//! Softmax attention over whole chunks, one task per key-value head and chunk, or part of a long one.
+
+mod heads;
 
 use rayon::prelude::*;
 
 use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
-use crate::engine::ops::math::{self, SoftmaxRow};
-use crate::engine::ops::matmul::{MatrixTile, MatrixView, TileGrid, multiply};
+use crate::engine::ops::attention::heads::{Heads, Queries};
+use crate::engine::ops::matmul::{MatrixView, TileGrid};
 use crate::engine::ops::prefix::rotate_2d;
 use crate::engine::ops::product::Product;
 use crate::engine::plan::{Attention, HeadNorm, HeadSpan, Temperature};
 use crate::engine::run::batch::{ChunkBatch, TokenPlace};
-use crate::engine::run::panel::transpose;
 use crate::engine::run::runner::Runner;
 use crate::engine::run::timings::WorkKind;
 use crate::engine::run::weights::LoadedNorm;
-use crate::engine::run::workers::{WorkerBuffers, lend};
 
-/// Queries per tile: keys beyond the tile's last query are never computed. A multiple of the kernels' width.
-const QUERY_ROWS: usize = 96;
-/// Keys are computed in multiples of this, so that kernels find whole vectors; what is beyond is not looked at.
-const KEY_ROWS: usize = 16;
-
-/// Bytes of a thread's buffers for chunks of this length.
-pub(crate) fn buffer_bytes(a: &Attention, chunk_len: usize) -> usize {
-    4 * (QUERY_ROWS + a.dk) * chunk_len.next_multiple_of(KEY_ROWS)
-}
+pub(crate) use heads::buffer_bytes;
 
 /// Rows that one task places.
 const ROWS_PER_TASK: usize = 64;
@@ -165,107 +156,71 @@ impl Runner<'_> {
         projected: Projected<'_>,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        let sinks = self.weights.optional(a.sinks.as_ref())?;
-        let heads: Vec<usize> = (0..=a.n_heads).map(|head| head * a.dv).collect();
-        let cuts = batch.wanted_cuts();
-        let grid = TileGrid::new(out, a.n_heads * a.dv, cuts.clone(), heads);
-        let group = a.n_heads / a.n_kv_heads;
-        self.workers.each((cuts.len() - 1) * a.n_kv_heads, |scratch, task| {
-            let (chunk, kv_head) = (task / a.n_kv_heads, task % a.n_kv_heads);
-            let start = batch.cuts[chunk];
-            let wanted = batch.wanted(chunk);
-            let prefix = batch.prefix(chunk);
-            // Later keys are not visible to any wanted query.
-            let n_keys = (wanted.end - start).max(prefix);
-            let WorkerBuffers { rows: keys, tile: scores, sums, .. } = scratch;
-            let width = n_keys.next_multiple_of(KEY_ROWS);
-            let keys = lend(keys, a.dk * width);
-            self.clock.time(WorkKind::Attention, || {
-                let rows = rows_of(projected.k, start, n_keys, kv_head, a.n_kv_heads, a.dk);
-                transpose(rows, &mut MatrixTile::whole(keys, a.dk, width));
-            });
-            let head = Head {
-                first_query: wanted.start - start,
-                n_queries: wanted.len(),
+        let heads = Heads {
+            a,
+            level: self.weights.level,
+            clock: self.clock,
+            sinks: self.weights.optional(a.sinks.as_ref())?,
+        };
+        let parts = parts(batch);
+        let rows: Vec<usize> = std::iter::once(0).chain(parts.iter().map(|part| part.row + part.n)).collect();
+        let columns: Vec<usize> = (0..=a.n_heads).map(|head| head * a.dv).collect();
+        let grid = TileGrid::new(out, a.n_heads * a.dv, rows, columns);
+        self.workers.each(parts.len() * a.n_kv_heads, |scratch, task| {
+            let (at, kv_head) = (task / a.n_kv_heads, task % a.n_kv_heads);
+            let part = &parts[at];
+            let start = batch.cuts[part.chunk];
+            let prefix = batch.prefix(part.chunk);
+            // Later keys are not visible to any of the queries.
+            let n_keys = (part.first_query + part.n).max(prefix);
+            let queries = Queries {
+                kv_head,
+                first: part.first_query,
+                n: part.n,
                 prefix,
-                queries: &projected.q[cuts[chunk] * a.n_heads * a.dk..],
-                keys: MatrixView::new(keys, a.dk, width, width),
+                rows: &projected.q[part.row * a.n_heads * a.dk..],
+                keys: rows_of(projected.k, start, n_keys, kv_head, a.n_kv_heads, a.dk),
                 values: rows_of(projected.v, start, n_keys, kv_head, a.n_kv_heads, a.dv),
             };
-            for at in kv_head * group..(kv_head + 1) * group {
-                let sink = sinks.as_ref().map(|sinks| sinks[at]);
-                self.head(a, at, &head, sink, &mut grid.take(chunk, at), (scores, sums));
+            let out = |head| grid.take(at, head);
+            if part.is_whole {
+                heads.whole(&queries, out, scratch)
+            } else {
+                heads.online(&queries, out, scratch)
             }
             if self.progress.is_cancelled() { Err(EngineError::Cancelled) } else { Ok(()) }
         })
     }
-
-    /// One query head of a chunk.
-    fn head(
-        &self,
-        a: &Attention,
-        at: usize,
-        head: &Head<'_>,
-        sink: Option<f32>,
-        out: &mut MatrixTile<'_>,
-        (scores, sums): (&mut Vec<f32>, &mut Vec<f32>),
-    ) {
-        let level = self.weights.level;
-        let softmax = SoftmaxRow {
-            cap: a.cap.map(|cap| (a.scale, cap)),
-            slope: a.alibi.as_ref().map(|slopes| slopes[at]),
-            sink,
-        };
-        let scale = if a.cap.is_some() { 1.0 } else { a.scale };
-        let mut first = 0;
-        while first < head.n_queries {
-            let end = (first + QUERY_ROWS).min(head.n_queries);
-            let positions = head.first_query + first..head.first_query + end;
-            let first_key = a.mask.first_key(positions.start) / KEY_ROWS * KEY_ROWS;
-            let n_keys = positions.end.max(head.prefix) - first_key;
-            let width = n_keys.next_multiple_of(KEY_ROWS);
-            let n = end - first;
-            let queries = rows_of(head.queries, first, n, at, a.n_heads, a.dk);
-            let scores = lend(scores, n * width);
-            self.clock.time(WorkKind::Attention, || {
-                let keys = head.keys.columns(first_key..first_key + width);
-                multiply(&mut MatrixTile::whole(scores, n, width), queries, keys, scale);
-            });
-            let sums = lend(sums, n);
-            self.clock.time(WorkKind::Softmax, || {
-                for ((row, sum), position) in scores.chunks_mut(width).zip(sums.iter_mut()).zip(positions) {
-                    let end = (position + 1).max(head.prefix);
-                    let visible = a.mask.first_key(position) - first_key..end - first_key;
-                    row[..visible.start].fill(0.0);
-                    row[visible.end..].fill(0.0);
-                    *sum = (1.0 / math::softmax(level, &mut row[visible], softmax)) as f32;
-                }
-            });
-            self.clock.time(WorkKind::Attention, || {
-                let mut tile = out.rows_mut(first..end);
-                let values = head.values.rows(first_key..first_key + n_keys);
-                multiply(&mut tile, MatrixView::new(scores, n, n_keys, width), values, 1.0);
-                for (row, &sum) in sums.iter().enumerate() {
-                    tile.row_mut(row).iter_mut().for_each(|x| *x *= sum);
-                }
-            });
-            first = end;
-        }
-    }
 }
 
-/// One key-value head of a chunk.
-struct Head<'a> {
-    /// Position of the first wanted query in the chunk.
+/// Wanted queries of a chunk that are one task for each key-value head.
+struct Part {
+    chunk: usize,
+    /// Position of the first query in the chunk.
     first_query: usize,
-    n_queries: usize,
-    /// Tokens that see one another.
-    prefix: usize,
-    /// The chunk's wanted queries, all heads, and what follows.
-    queries: &'a [f32],
-    /// Transposed: one column per key, then some that mean nothing.
-    keys: MatrixView<'a>,
-    values: MatrixView<'a>,
+    n: usize,
+    /// Its row among the wanted rows.
+    row: usize,
+    /// All keys are looked at together.
+    is_whole: bool,
+}
+
+/// Cuts the queries of a batch: a short chunk stays whole, a long one has parts of the same size.
+fn parts(batch: &ChunkBatch) -> Vec<Part> {
+    let mut parts = Vec::new();
+    let mut row = 0;
+    for (chunk, cut) in batch.cuts.windows(2).enumerate() {
+        let wanted = batch.wanted(chunk);
+        let is_whole = cut[1] - cut[0] <= heads::WHOLE_KEYS;
+        let step = if is_whole { wanted.len().max(1) } else { heads::PART_QUERIES };
+        // A chunk of which nothing is wanted keeps its place.
+        for first in (0..wanted.len().max(1)).step_by(step) {
+            let n = step.min(wanted.len() - first);
+            parts.push(Part { chunk, first_query: wanted.start - cut[0] + first, n, row, is_whole });
+            row += n;
+        }
+    }
+    parts
 }
 
 /// `n` rows of one head in `[tokens, n_heads * width]`.

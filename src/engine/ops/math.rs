@@ -119,8 +119,34 @@ pub(crate) struct SoftmaxRow {
     pub(crate) cap: Option<(f32, f32)>,
     /// Penalty per position of distance from the last score.
     pub(crate) slope: Option<f32>,
+    /// Scores of the row that follow those at hand.
+    pub(crate) n_after: usize,
     /// A score that takes probability and has no value.
     pub(crate) sink: Option<f32>,
+}
+
+/// A softmax whose scores come one part after the other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RunningSoftmax {
+    max: f32,
+    /// Of `e^(s - max)`.
+    pub(crate) sum: f64,
+}
+
+impl RunningSoftmax {
+    /// Before the first score; of [`SoftmaxRow`] only the sink counts here.
+    pub(crate) fn new(sink: Option<f32>) -> Self {
+        match sink {
+            Some(sink) => Self { max: sink, sum: 1.0 },
+            None => Self { max: f32::NEG_INFINITY, sum: 0.0 },
+        }
+    }
+
+    /// Takes in scores: replaces each by `e^(s - max)`, where the maximum is that of all scores so far. Returns the
+    /// factor that makes what was summed up with earlier powers relative to the same maximum.
+    pub(crate) fn add(&mut self, level: SimdLevel, x: &mut [f32], options: SoftmaxRow) -> f32 {
+        level.vectorize(RunningLoop { x, options, running: self })
+    }
 }
 
 vector_loops! {
@@ -162,23 +188,36 @@ vector_loops! {
         }
         peak
     }
-    SoftmaxLoop<'a> { x: &'a mut [f32], options: SoftmaxRow } -> f64 {
+    ShapeLoop<'a> { x: &'a mut [f32], options: SoftmaxRow } -> f32 {
         if let Some((scale, cap)) = options.cap {
             for x in x.iter_mut() {
                 *x = cap * tanh(*x * scale / cap);
             }
         }
         if let Some(slope) = options.slope {
-            let n = x.len();
+            let n = x.len() + options.n_after;
             x.iter_mut().enumerate().for_each(|(at, x)| *x -= slope * (n - 1 - at) as f32);
         }
-        let peak = MaxLoop { x }.run();
+        MaxLoop { x }.run()
+    }
+    SoftmaxLoop<'a> { x: &'a mut [f32], options: SoftmaxRow } -> f64 {
+        let peak = ShapeLoop { x: &mut *x, options }.run();
         let peak = match options.sink {
             Some(sink) if sink > peak => sink,
             _ => peak,
         };
         let total = ExpSum { x, max: peak }.run();
         total + options.sink.map_or(0.0, |sink| f64::from(exp(sink - peak)))
+    }
+    RunningLoop<'a> { x: &'a mut [f32], options: SoftmaxRow, running: &'a mut RunningSoftmax } -> f32 {
+        let peak = ShapeLoop { x: &mut *x, options }.run();
+        let max = if peak > running.max { peak } else { running.max };
+        let shrink = if max == running.max { 1.0 } else { f64::from(running.max - max).exp() };
+        // Without any finite score there is nothing to be relative to, and zeros are what such scores come to.
+        let base = if max == f32::NEG_INFINITY { 0.0 } else { max };
+        let sum = ExpSum { x, max: base }.run();
+        *running = RunningSoftmax { max, sum: running.sum * shrink + sum };
+        shrink as f32
     }
     ExpSum<'a> { x: &'a mut [f32], max: f32 } -> f64 {
         let mut total = 0.0f64;
@@ -390,7 +429,8 @@ mod tests {
     #[test]
     fn softmax_with_cap_slope_and_sink_equals_its_formula() {
         let x: Vec<f32> = (0..45).map(|i| (i as f32 * 0.7).sin() * 9.0).collect();
-        let options = SoftmaxRow { cap: Some((0.5, 3.0)), slope: Some(0.25), sink: Some(1.5) };
+        let options =
+            SoftmaxRow { cap: Some((0.5, 3.0)), slope: Some(0.25), sink: Some(1.5), ..SoftmaxRow::default() };
         let score = |at: usize| 3.0 * (f64::from(x[at]) * 0.5 / 3.0).tanh() - 0.25 * (44 - at) as f64;
         let total = (0..45).map(|at| score(at).exp()).sum::<f64>() + 1.5f64.exp();
         let mut powers = x.clone();
@@ -398,6 +438,33 @@ mod tests {
         for (at, power) in powers.iter().enumerate() {
             assert!((f64::from(*power) / sum - score(at).exp() / total).abs() < 1e-6, "{at}");
         }
+        // The same in parts; the second has the largest score, and one is empty.
+        let mut parts = x.clone();
+        let mut running = RunningSoftmax::new(options.sink);
+        let mut done: Vec<f32> = Vec::new();
+        for part in [0..7, 7..7, 7..20, 20..45] {
+            let n_after = 45 - part.end;
+            let powers = &mut parts[part];
+            let shrink = running.add(SimdLevel::detect(), powers, SoftmaxRow { n_after, ..options });
+            done.iter_mut().for_each(|power| *power *= shrink);
+            done.extend_from_slice(powers);
+        }
+        for (at, power) in done.iter().enumerate() {
+            assert!((f64::from(*power) / running.sum - score(at).exp() / total).abs() < 1e-6, "part {at}");
+        }
+    }
+
+    #[test]
+    fn a_softmax_in_parts_takes_scores_that_are_infinite_or_no_numbers() {
+        let level = SimdLevel::detect();
+        let mut running = RunningSoftmax::new(None);
+        let mut none = [f32::NEG_INFINITY; 3];
+        assert_eq!(running.add(level, &mut none, SoftmaxRow::default()), 1.0);
+        assert_eq!((none, running.sum), ([0.0; 3], 0.0));
+        assert_eq!(running.add(level, &mut [2.0], SoftmaxRow::default()), 0.0);
+        assert_eq!(running.sum, 1.0);
+        running.add(level, &mut [f32::NAN], SoftmaxRow::default());
+        assert!(running.sum.is_nan());
     }
 
     #[test]

@@ -188,10 +188,23 @@ pub(crate) fn prepare() {
 /// # Panics
 /// If the sizes do not fit together.
 pub(crate) fn multiply(out: &mut MatrixTile<'_>, a: MatrixView<'_>, b: MatrixView<'_>, factor: f32) {
+    product(out, a, b, factor, false);
+}
+
+/// `out += a b`, as [`multiply`] computes it.
+///
+/// # Panics
+/// If the sizes do not fit together.
+pub(crate) fn multiply_add(out: &mut MatrixTile<'_>, a: MatrixView<'_>, b: MatrixView<'_>) {
+    product(out, a, b, 1.0, true);
+}
+
+/// `out = factor * a b`, added to what `out` holds or instead of it.
+fn product(out: &mut MatrixTile<'_>, a: MatrixView<'_>, b: MatrixView<'_>, factor: f32, adds: bool) {
     assert!(a.n_cols == b.n_rows && out.n_rows == a.n_rows && out.n_cols == b.n_cols, "sizes of a product");
     let [out_stride, a_stride, b_stride] = [out.row_stride, a.row_stride, b.row_stride]
         .map(|stride| isize::try_from(stride).expect("a stride inside a slice"));
-    let product = gemm_f32::gemm::f32::get_gemm_fn();
+    let kernel = gemm_f32::gemm::f32::get_gemm_fn();
     let (a_start, b_start) = (a.data.as_ptr(), b.data.as_ptr());
     // The kernels write columns whose numbers lie together. Rows that lie together are the columns of `bᵀ aᵀ`; an
     // output of single numbers is a column as it is.
@@ -204,14 +217,14 @@ pub(crate) fn multiply(out: &mut MatrixTile<'_>, a: MatrixView<'_>, b: MatrixVie
     // (asserted above), and `out` is an exclusive borrow, so it overlaps neither operand. Strides are given as
     // (from column to column, from row to row).
     unsafe {
-        product(
+        kernel(
             m,
             n,
             a.n_cols,
             out.start,
             out_strides.0,
             out_strides.1,
-            false,
+            adds,
             left,
             left_strides.0,
             left_strides.1,
@@ -253,6 +266,10 @@ mod tests {
                 assert!((f64::from(out[i * n + j]) - 0.5 * dot).abs() < 1e-5, "{i} {j}");
             }
         }
+        let half = out.clone();
+        let (a, b) = (MatrixView::new(&a, m, k, 24), MatrixView::new(&b, k, n, n));
+        multiply_add(&mut MatrixTile::whole(&mut out, m, n), a, b);
+        assert!(out.iter().zip(&half).all(|(sum, half)| (sum - 3.0 * half).abs() < 1e-5));
     }
 
     #[test]

@@ -1,0 +1,254 @@
+//! The heads: tiles of queries against all keys that they see, or, in long chunks, against one tile of keys after the
+//! other with a running softmax, so that a thread's buffers do not grow with the chunk.
+
+use std::ops::Range;
+
+use crate::core::simd::SimdLevel;
+use crate::engine::ops::attention::rows_of;
+use crate::engine::ops::math::{self, RunningSoftmax, SoftmaxRow};
+use crate::engine::ops::matmul::{MatrixTile, MatrixView, multiply, multiply_add};
+use crate::engine::plan::Attention;
+use crate::engine::run::panel::transpose;
+use crate::engine::run::timings::{Clock, WorkKind};
+use crate::engine::run::workers::{WorkerBuffers, lend};
+
+/// Queries per tile: keys beyond the tile's last query are never computed. A multiple of the kernels' width.
+const QUERY_ROWS: usize = 96;
+/// Keys are computed in multiples of this, so that kernels find whole vectors; what is beyond is not looked at.
+const KEY_ROWS: usize = 16;
+/// Longest chunk whose keys are looked at together: a tile of scores still fits a core's second-level cache.
+pub(super) const WHOLE_KEYS: usize = 2048;
+/// Keys per tile in longer chunks; a multiple of [`KEY_ROWS`].
+const TILE_KEYS: usize = 1024;
+/// Queries of a long chunk that one task takes: enough to make transposing a tile of keys small beside using it.
+pub(super) const PART_QUERIES: usize = 8 * QUERY_ROWS;
+
+/// Bytes of a thread's buffers for chunks of this length.
+pub(crate) fn buffer_bytes(a: &Attention, chunk_len: usize) -> usize {
+    let keys = if chunk_len <= WHOLE_KEYS { chunk_len.next_multiple_of(KEY_ROWS) } else { TILE_KEYS };
+    let running = if chunk_len <= WHOLE_KEYS { 0 } else { PART_QUERIES * a.n_heads / a.n_kv_heads.max(1) };
+    4 * (QUERY_ROWS + a.dk) * keys + size_of::<RunningSoftmax>() * running
+}
+
+/// What the heads of a layer share.
+pub(super) struct Heads<'a> {
+    pub(super) a: &'a Attention,
+    pub(super) level: SimdLevel,
+    pub(super) clock: &'a Clock,
+    pub(super) sinks: Option<Vec<f32>>,
+}
+
+/// Queries of one chunk, and what the query heads of one key-value head see.
+pub(super) struct Queries<'a> {
+    pub(super) kv_head: usize,
+    /// Position of the first query in the chunk.
+    pub(super) first: usize,
+    pub(super) n: usize,
+    /// Tokens that see one another.
+    pub(super) prefix: usize,
+    /// All heads of these queries, and what follows.
+    pub(super) rows: &'a [f32],
+    /// From the chunk's first key to the last that any of the queries sees.
+    pub(super) keys: MatrixView<'a>,
+    pub(super) values: MatrixView<'a>,
+}
+
+impl Queries<'_> {
+    /// Position behind the last key that the query at `position` sees.
+    fn end(&self, position: usize) -> usize {
+        (position + 1).max(self.prefix)
+    }
+
+    /// Tiles of queries, counted from the first.
+    fn tiles(&self) -> impl Iterator<Item = Range<usize>> {
+        let n = self.n;
+        (0..n).step_by(QUERY_ROWS).map(move |first| first..(first + QUERY_ROWS).min(n))
+    }
+}
+
+impl Heads<'_> {
+    /// Query heads that use a key-value head.
+    fn group(&self, kv_head: usize) -> Range<usize> {
+        let n = self.a.n_heads / self.a.n_kv_heads;
+        kv_head * n..(kv_head + 1) * n
+    }
+
+    fn softmax_row(&self, head: usize) -> SoftmaxRow {
+        SoftmaxRow {
+            cap: self.a.cap.map(|cap| (self.a.scale, cap)),
+            slope: self.a.alibi.as_ref().map(|slopes| slopes[head]),
+            n_after: 0,
+            sink: self.sinks.as_ref().map(|sinks| sinks[head]),
+        }
+    }
+
+    /// Scores of a tile of queries with keys, into `[n, width]`.
+    fn scores<'s>(
+        &self,
+        queries: &Queries<'_>,
+        tile: &Range<usize>,
+        head: usize,
+        keys: MatrixView<'_>,
+        scores: &'s mut Vec<f32>,
+    ) -> &'s mut [f32] {
+        let rows = rows_of(queries.rows, tile.start, tile.len(), head, self.a.n_heads, self.a.dk);
+        // A capped score is scaled before it is capped.
+        let scale = if self.a.cap.is_some() { 1.0 } else { self.a.scale };
+        let scores = lend(scores, tile.len() * keys.n_cols());
+        self.clock.time(WorkKind::Attention, || {
+            multiply(&mut MatrixTile::whole(scores, tile.len(), keys.n_cols()), rows, keys, scale);
+        });
+        scores
+    }
+
+    /// Keys become columns, one each, then some that mean nothing.
+    fn transposed<'k>(&self, keys: MatrixView<'_>, out: &'k mut Vec<f32>) -> MatrixView<'k> {
+        let (width, dk) = (keys.n_rows().next_multiple_of(KEY_ROWS), self.a.dk);
+        let out = lend(out, dk * width);
+        self.clock.time(WorkKind::Attention, || transpose(keys, &mut MatrixTile::whole(out, dk, width)));
+        MatrixView::new(out, dk, width, width)
+    }
+
+    /// All query heads of a key-value head, each tile of queries with all keys at once.
+    pub(super) fn whole<'o>(
+        &self,
+        queries: &Queries<'_>,
+        out: impl Fn(usize) -> MatrixTile<'o>,
+        WorkerBuffers { rows: keys, tile: scores, sums, .. }: &mut WorkerBuffers,
+    ) {
+        let keys = self.transposed(queries.keys, keys);
+        for head in self.group(queries.kv_head) {
+            let options = self.softmax_row(head);
+            let mut out = out(head);
+            for tile in queries.tiles() {
+                let positions = queries.first + tile.start..queries.first + tile.end;
+                let first_key = self.a.mask.first_key(positions.start) / KEY_ROWS * KEY_ROWS;
+                let n_keys = queries.end(positions.end - 1) - first_key;
+                let width = n_keys.next_multiple_of(KEY_ROWS);
+                let seen = keys.columns(first_key..first_key + width);
+                let scores = self.scores(queries, &tile, head, seen, scores);
+                let sums = lend(sums, tile.len());
+                self.clock.time(WorkKind::Softmax, || {
+                    for ((row, sum), position) in scores.chunks_mut(width).zip(sums.iter_mut()).zip(positions)
+                    {
+                        let visible =
+                            self.a.mask.first_key(position) - first_key..queries.end(position) - first_key;
+                        row[..visible.start].fill(0.0);
+                        row[visible.end..].fill(0.0);
+                        *sum = (1.0 / math::softmax(self.level, &mut row[visible], options)) as f32;
+                    }
+                });
+                self.clock.time(WorkKind::Attention, || {
+                    let mut out = out.rows_mut(tile.clone());
+                    let values = queries.values.rows(first_key..first_key + n_keys);
+                    multiply(&mut out, MatrixView::new(scores, tile.len(), n_keys, width), values, 1.0);
+                    for (row, &sum) in sums.iter().enumerate() {
+                        out.row_mut(row).iter_mut().for_each(|x| *x *= sum);
+                    }
+                });
+            }
+        }
+    }
+
+    /// As [`Heads::whole`], one tile of keys after the other.
+    pub(super) fn online<'o>(
+        &self,
+        queries: &Queries<'_>,
+        out: impl Fn(usize) -> MatrixTile<'o>,
+        WorkerBuffers { rows: keys, tile: scores, sums, .. }: &mut WorkerBuffers,
+    ) {
+        if queries.n == 0 {
+            return;
+        }
+        let mut heads: Vec<OnlineHead<'_>> = self
+            .group(queries.kv_head)
+            .map(|head| OnlineHead::new(head, self.softmax_row(head), out(head), queries.n))
+            .collect();
+        let first = self.a.mask.first_key(queries.first) / KEY_ROWS * KEY_ROWS;
+        let end = queries.keys.n_rows();
+        for first in (first..end).step_by(TILE_KEYS) {
+            let seen = first..(first + TILE_KEYS).min(end);
+            let keys = self.transposed(queries.keys.rows(seen.clone()), keys);
+            for head in &mut heads {
+                for tile in queries.tiles() {
+                    self.online_tile(queries, &tile, (&seen, keys), head, (scores, sums));
+                }
+            }
+        }
+        self.clock.time(WorkKind::Attention, || {
+            for head in &mut heads {
+                for (row, running) in head.running.iter().enumerate() {
+                    let share = (1.0 / running.sum) as f32;
+                    head.out.row_mut(row).iter_mut().for_each(|x| *x *= share);
+                }
+            }
+        });
+    }
+
+    /// One tile of queries of a head with one tile of keys.
+    fn online_tile(
+        &self,
+        queries: &Queries<'_>,
+        tile: &Range<usize>,
+        (seen, keys): (&Range<usize>, MatrixView<'_>),
+        head: &mut OnlineHead<'_>,
+        (scores, shrinks): (&mut Vec<f32>, &mut Vec<f32>),
+    ) {
+        let positions = queries.first + tile.start..queries.first + tile.end;
+        let first = (self.a.mask.first_key(positions.start) / KEY_ROWS * KEY_ROWS).max(seen.start);
+        let end = queries.end(positions.end - 1).min(seen.end);
+        if first >= end {
+            return;
+        }
+        let (n, n_keys) = (tile.len(), end - first);
+        let width = n_keys.next_multiple_of(KEY_ROWS);
+        let keys = keys.columns(first - seen.start..first - seen.start + width);
+        let scores = self.scores(queries, tile, head.at, keys, scores);
+        let shrinks = lend(shrinks, n);
+        let running = &mut head.running[tile.clone()];
+        self.clock.time(WorkKind::Softmax, || {
+            let rows = scores.chunks_mut(width).zip(shrinks.iter_mut()).zip(running).zip(positions);
+            for (((row, shrink), running), position) in rows {
+                let query_end = queries.end(position);
+                let to = query_end.min(end);
+                let from = self.a.mask.first_key(position).clamp(first, to.max(first));
+                let visible = from - first..to.max(from) - first;
+                row[..visible.start].fill(0.0);
+                row[visible.end..].fill(0.0);
+                let options = SoftmaxRow { n_after: query_end - to, ..head.options };
+                *shrink = if visible.is_empty() {
+                    1.0
+                } else {
+                    running.add(self.level, &mut row[visible], options)
+                };
+            }
+        });
+        self.clock.time(WorkKind::Attention, || {
+            let mut out = head.out.rows_mut(tile.clone());
+            for (row, &shrink) in shrinks.iter().enumerate().filter(|(_, shrink)| **shrink != 1.0) {
+                out.row_mut(row).iter_mut().for_each(|x| *x *= shrink);
+            }
+            let values = queries.values.rows(first..end);
+            multiply_add(&mut out, MatrixView::new(scores, n, n_keys, width), values);
+        });
+    }
+}
+
+/// A query head whose softmax is not finished.
+struct OnlineHead<'a> {
+    at: usize,
+    options: SoftmaxRow,
+    /// Sums of values, relative to the largest score so far.
+    out: MatrixTile<'a>,
+    running: Vec<RunningSoftmax>,
+}
+
+impl<'a> OnlineHead<'a> {
+    fn new(at: usize, options: SoftmaxRow, mut out: MatrixTile<'a>, n: usize) -> Self {
+        (0..n).for_each(|row| out.row_mut(row).fill(0.0));
+        Self { at, options, out, running: vec![RunningSoftmax::new(options.sink); n] }
+    }
+}
+
+#[cfg(test)]
+mod tests;
