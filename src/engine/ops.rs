@@ -8,6 +8,7 @@ pub(super) mod math;
 pub(super) mod matmul;
 pub(super) mod moe;
 pub(super) mod norm;
+mod pair;
 pub(super) mod prefix;
 pub(super) mod product;
 pub(super) mod rope;

@@ -1,6 +1,7 @@
 //! Execution of a plan: chunks of tokens go through a layer at a time, each weight is decoded once, panel by panel.
 
 pub(super) mod batch;
+pub(super) mod buffers;
 pub(super) mod forward;
 pub(super) mod observer;
 pub(super) mod panel;

@@ -146,6 +146,18 @@ fn check_piece(
     if matches!(meta.ty, GgmlType::I8 | GgmlType::I16 | GgmlType::I32 | GgmlType::I64) {
         return Ok((None, encoded.iter().any(|&byte| byte != 0)));
     }
+    // Each number of a plain type was looked at; what is left is whether one is not a zero of either sign.
+    match meta.ty {
+        GgmlType::F16 | GgmlType::Bf16 => {
+            let mut numbers = encoded.as_chunks().0.iter();
+            return Ok((None, numbers.any(|raw| u16::from_le_bytes(*raw) << 1 != 0)));
+        }
+        GgmlType::F32 => {
+            let mut numbers = encoded.as_chunks().0.iter();
+            return Ok((None, numbers.any(|raw| u32::from_le_bytes(*raw) << 1 != 0)));
+        }
+        _ => {}
+    }
     let n_elems = meta.shape.n_cols().checked_mul(n_rows).and_then(|n| usize::try_from(n).ok());
     floats.resize(n_elems.ok_or_else(blocks)?, 0.0);
     dequantize(meta.ty, level, encoded, floats)

@@ -19,14 +19,14 @@ pub(super) static F16: Codec = Codec {
     ty: GgmlType::F16,
     quantize: Some(|level, rows: &Rows<'_>, dst| f16_encode(level, rows.src, dst)),
     dequantize: |level, src, dst| f16_decode(level, src, dst),
-    validate: |bytes| validate(bytes, |raw| f16_to_f32(u16::from_le_bytes(raw))),
+    validate: |bytes| validate_bits(bytes, 0x7c00, f16_to_f32),
 };
 
 pub(super) static BF16: Codec = Codec {
     ty: GgmlType::Bf16,
     quantize: Some(|level, rows: &Rows<'_>, dst| bf16_encode(level, rows.src, dst)),
     dequantize: |level, src, dst| bf16_decode(level, src, dst),
-    validate: |bytes| validate(bytes, |raw| bf16_to_f32(u16::from_le_bytes(raw))),
+    validate: |bytes| validate_bits(bytes, 0x7f80, bf16_to_f32),
 };
 
 pub(super) static F64: Codec = Codec {
@@ -84,6 +84,20 @@ fn validate<const B: usize>(bytes: &[u8], value: impl Fn([u8; B]) -> f32) -> Res
                 let flaw = if value.is_nan() { BlockFlaw::Nan } else { BlockFlaw::Infinite };
                 return Err(BlockError { block: chunk_index * CHUNK + within, flaw });
             }
+        }
+    }
+    Ok(())
+}
+
+/// [`validate`] of 16-bit floats, of which it looks at the exponent's bits alone.
+fn validate_bits(bytes: &[u8], exponent: u16, value: impl Fn(u16) -> f32) -> Result<(), BlockError> {
+    const CHUNK: usize = 4096;
+    let broken = |raw: &[u8; 2]| u16::from_le_bytes(*raw) & exponent == exponent;
+    for (index, chunk) in bytes.chunks(2 * CHUNK).enumerate() {
+        // A fold without exits is a vector loop.
+        if chunk.as_chunks().0.iter().fold(false, |any, raw| any | broken(raw)) {
+            let within = |error: BlockError| BlockError { block: index * CHUNK + error.block, ..error };
+            validate(chunk, |raw| value(u16::from_le_bytes(raw))).map_err(within)?;
         }
     }
     Ok(())

@@ -12,8 +12,10 @@ use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
 use crate::engine::ops::math;
 use crate::engine::ops::matmul::{MatrixTile, MatrixView};
+use crate::engine::ops::pair;
 use crate::engine::ops::product::Product;
 use crate::engine::ops::rope::RopeTables;
+use crate::engine::run::buffers::Buffers;
 use crate::engine::run::forward::Engine;
 use crate::engine::run::observer::Observer;
 use crate::engine::run::panel::{Panel, SLICE_TOKENS, cuts};
@@ -102,6 +104,20 @@ impl LogitFold {
         }
     }
 
+    /// Folds of the same vocabulary rows' logits of the reference and of the model.
+    pub(super) fn pair(
+        level: SimdLevel,
+        (a, b): (&[f32], &[f32]),
+        first: usize,
+        target: u32,
+    ) -> (Self, Self) {
+        let (mut fold_a, mut fold_b) = (Self::START, Self::START);
+        fold_a.add(level, a, first, target);
+        fold_b.add(level, b, first, target);
+        fold_a.weighted = math::weighted_difference(level, a, b, fold_a.max);
+        (fold_a, fold_b)
+    }
+
     /// Makes the sums relative to a larger maximum.
     fn lift(&mut self, peak: f32) {
         if peak > self.max {
@@ -113,12 +129,14 @@ impl LogitFold {
     }
 
     /// Takes in the fold of later vocabulary rows.
-    fn merge(&mut self, later: &Self) {
+    pub(super) fn merge(&mut self, later: &Self) {
         if later.top.0 > self.top.0 {
             self.top = later.top;
         }
         self.lift(later.max);
-        self.sum += later.sum * f64::from(later.max - self.max).exp();
+        let shrink = f64::from(later.max - self.max).exp();
+        self.sum += later.sum * shrink;
+        self.weighted += later.weighted * shrink;
         if !later.target.is_nan() {
             self.target = later.target;
         }
@@ -148,7 +166,7 @@ impl Engine<'_> {
             clock: &self.clock,
             ropes: RopeTables::default(),
             layer: AtomicUsize::new(self.plan.layers.len()),
-            buffers: Mutex::default(),
+            buffers: Buffers::default(),
         }
     }
 
@@ -272,6 +290,30 @@ impl Engine<'_> {
             let (model, baseline) = (model.plan.n_vocab, self.plan.n_vocab);
             return Err(EngineError::Vocabulary { model, baseline });
         }
+        let folds = if self.plan.head.n_cols == model.plan.head.n_cols {
+            pair::folds((self, hidden), (model, model_hidden), targets, progress)?
+        } else {
+            self.fold_blocks(hidden, (model, model_hidden), targets, progress)?
+        };
+        Ok(folds
+            .iter()
+            .map(|(a, b)| {
+                let kld = a.weighted / a.sum - a.log_sum() + b.log_sum();
+                // Rounding may leave a divergence of nearly equal rows a hair below zero.
+                let kld = if (-1e-9..0.0).contains(&kld) { 0.0 } else { kld };
+                TokenDivergence { reference: a.score(), model: b.score(), kld }
+            })
+            .collect())
+    }
+
+    /// Folds of both models' rows, block by block of the vocabulary: heads of different width are cut differently.
+    fn fold_blocks(
+        &self,
+        hidden: &Hidden,
+        (model, model_hidden): (&Engine<'_>, &Hidden),
+        targets: &[u32],
+        progress: &dyn Progress,
+    ) -> Result<Vec<(LogitFold, LogitFold)>, EngineError> {
         let level = self.options.level;
         let (run, model_run) = (self.head_run(progress, None), model.head_run(progress, None));
         let mut folds = vec![(LogitFold::START, LogitFold::START); hidden.n_rows];
@@ -285,20 +327,12 @@ impl Engine<'_> {
             self.workers.install(|| {
                 let rows = folds.par_iter_mut().zip(a.par_chunks(n)).zip(b.par_chunks(n)).zip(targets);
                 rows.for_each(|((((fold_a, fold_b), a), b), &target)| {
-                    fold_a.add(level, a, vocabulary.start, target);
-                    fold_b.add(level, b, vocabulary.start, target);
-                    fold_a.weighted += math::weighted_difference(level, a, b, fold_a.max);
+                    let (part_a, part_b) = LogitFold::pair(level, (a, b), vocabulary.start, target);
+                    fold_a.merge(&part_a);
+                    fold_b.merge(&part_b);
                 });
             });
         }
-        Ok(folds
-            .iter()
-            .map(|(a, b)| {
-                let kld = a.weighted / a.sum - a.log_sum() + b.log_sum();
-                // Rounding may leave a divergence of nearly equal rows a hair below zero.
-                let kld = if (-1e-9..0.0).contains(&kld) { 0.0 } else { kld };
-                TokenDivergence { reference: a.score(), model: b.score(), kld }
-            })
-            .collect())
+        Ok(folds)
     }
 }

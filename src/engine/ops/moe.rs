@@ -81,7 +81,7 @@ impl Runner<'_> {
     ) -> Result<(), EngineError> {
         let mut gates = self.take(n_tokens);
         self.products(x, n_tokens, vec![Product::plain(gate, &mut gates)])?;
-        for (row, gate) in out.chunks_mut(gate.n_cols).zip(&gates) {
+        for (row, gate) in out.chunks_mut(gate.n_cols).zip(&*gates) {
             let gate = 1.0 / (1.0 + (-gate).exp());
             for y in row.iter_mut() {
                 *y *= gate;

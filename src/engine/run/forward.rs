@@ -2,7 +2,6 @@
 //! decoded once for the whole group.
 
 use std::ops::Range;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -15,6 +14,7 @@ use crate::engine::ops::rope::RopeTables;
 use crate::engine::ops::{attention, math, matmul};
 use crate::engine::plan::{Ffn, GraphPlan, LayerPlan, Mixer};
 use crate::engine::run::batch::ChunkBatch;
+use crate::engine::run::buffers::Buffers;
 use crate::engine::run::observer::Observer;
 use crate::engine::run::panel;
 use crate::engine::run::runner::Runner;
@@ -144,6 +144,14 @@ impl<'a> Engine<'a> {
     /// # Errors
     /// [`EngineError::Memory`] if not even one chunk fits.
     pub fn group_tokens(&self, chunk_len: usize) -> Result<usize, EngineError> {
+        self.group_tokens_beside(0, chunk_len)
+    }
+
+    /// [`Engine::group_tokens`] when some bytes of the budget are taken already. A single chunk may take all of it.
+    ///
+    /// # Errors
+    /// As [`Engine::group_tokens`].
+    pub fn group_tokens_beside(&self, taken_bytes: u64, chunk_len: usize) -> Result<usize, EngineError> {
         let (kept, inner) = self.token_bytes();
         let budget_bytes = self.options.memory_bytes;
         let fixed = self.fixed_bytes(chunk_len);
@@ -153,7 +161,8 @@ impl<'a> Engine<'a> {
         }
         let budget = budget_bytes - fixed;
         let batch = self.batch_tokens(budget, chunk_len) as u64;
-        let left = budget.saturating_sub(batch.saturating_mul(inner)) / kept.max(1);
+        let left =
+            budget.saturating_sub(taken_bytes).saturating_sub(batch.saturating_mul(inner)) / kept.max(1);
         Ok(usize::try_from(left).unwrap_or(usize::MAX).max(chunk_len))
     }
 
@@ -194,7 +203,7 @@ impl<'a> Engine<'a> {
             // Behind a prefix of no tokens the positions start with 1.
             ropes: RopeTables::new(plan, weights, longest + usize::from(plan.prefix.is_some()))?,
             layer: AtomicUsize::new(0),
-            buffers: Mutex::default(),
+            buffers: Buffers::default(),
         };
         let mut x = run.clock.time(WorkKind::Embed, || run.embed(chunks))?;
         let budget = self.options.memory_bytes.saturating_sub(self.fixed_bytes(longest));

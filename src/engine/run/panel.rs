@@ -52,8 +52,10 @@ pub(crate) fn panel_rows(n_cols: usize) -> usize {
 /// Bytes of buffers that a run with matrices of at most this width needs: shared ones, and those of each thread.
 pub(crate) fn buffer_bytes(n_cols: usize) -> (usize, usize) {
     let pair = 2 * 4 * panel_rows(n_cols) * n_cols;
-    // A strip decoded, and encoded in a type of at most four bytes; a tile of results.
-    let thread = 2 * 4 * STRIP_ROWS * n_cols + 4 * SLICE_TOKENS * PANEL_ROWS;
+    // A strip decoded, or a second tile of results; a strip encoded in a type of at most four bytes; a tile of results.
+    let tile = 4 * SLICE_TOKENS * PANEL_ROWS;
+    let strip = 4 * STRIP_ROWS * n_cols;
+    let thread = strip.max(tile) + strip + tile;
     (BLOCK_BYTES.max(pair), thread)
 }
 

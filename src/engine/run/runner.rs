@@ -1,7 +1,6 @@
 //! The runner: one layer after the other as the plan describes it, over batches of chunks.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use crate::core::progress::Progress;
 use crate::engine::EngineError;
@@ -9,6 +8,7 @@ use crate::engine::ops::product::Product;
 use crate::engine::ops::rope::RopeTables;
 use crate::engine::plan::{GraphPlan, LayerPlan, Mixer, Norm, Wiring};
 use crate::engine::run::batch::ChunkBatch;
+use crate::engine::run::buffers::{Buffer, Buffers};
 use crate::engine::run::observer::Observer;
 use crate::engine::run::timings::Clock;
 use crate::engine::run::weights::WeightReader;
@@ -24,31 +24,17 @@ pub(crate) struct Runner<'a> {
     pub(crate) ropes: RopeTables,
     pub(crate) clock: &'a Clock,
     pub(crate) layer: AtomicUsize,
-    /// Buffers that were given back: their pages are already there.
-    pub(crate) buffers: Mutex<Vec<Vec<f32>>>,
+    pub(crate) buffers: Buffers,
 }
 
 impl Runner<'_> {
     /// A buffer of `len` values, whatever they are.
-    pub(crate) fn take(&self, len: usize) -> Vec<f32> {
-        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
-        let fitting = (0..buffers.len()).filter(|&at| buffers[at].capacity() >= len);
-        let best = fitting.min_by_key(|&at| buffers[at].capacity());
-        let mut buffer = match best {
-            Some(at) => buffers.swap_remove(at),
-            // None is large enough: the largest is replaced, so that the number of buffers stays what is in use.
-            None => {
-                let largest = (0..buffers.len()).max_by_key(|&at| buffers[at].capacity());
-                drop(largest.map(|at| buffers.swap_remove(at)));
-                Vec::with_capacity(len)
-            }
-        };
-        buffer.resize(len, 0.0);
-        buffer
+    pub(crate) fn take(&self, len: usize) -> Buffer {
+        self.buffers.take(len)
     }
 
-    pub(crate) fn give<const N: usize>(&self, buffers: [Vec<f32>; N]) {
-        self.buffers.lock().unwrap_or_else(PoisonError::into_inner).extend(buffers);
+    pub(crate) fn give<const N: usize>(&self, buffers: [Buffer; N]) {
+        self.buffers.give(buffers);
     }
 
     pub(crate) fn slot(&self, name: &str, x: &[f32], n_cols: usize) {
