@@ -97,7 +97,10 @@ fn asks_for_json(arguments: impl Iterator<Item = OsString>) -> bool {
 /// True for a GGUF file that could be read but breaks the format.
 fn is_broken_file(cause: &(dyn std::error::Error + 'static)) -> bool {
     use crate::gguf::GgufError;
-    let broken = |error: &GgufError| !matches!(error, GgufError::Io(_) | GgufError::PartMissing { .. });
+    let broken = |error: &GgufError| {
+        use GgufError::{Io, Lock, LockUnmapped, PartMissing};
+        !matches!(error, Io(_) | PartMissing { .. } | Lock(_) | LockUnmapped { .. })
+    };
     match cause.downcast_ref::<crate::inspect::EditError>() {
         Some(crate::inspect::EditError::Open(error)) => broken(error),
         _ => cause.downcast_ref::<GgufError>().is_some_and(broken),

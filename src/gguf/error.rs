@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::core::bytes::Truncated;
+use crate::core::mmap::LockError;
 use crate::core::text::{escape, escape_bytes};
 use crate::core::{GgmlType, Hint};
 use crate::gguf::ValueType;
@@ -176,6 +177,16 @@ pub enum GgufError {
     /// The file could not be opened or mapped.
     #[error(transparent)]
     Io(#[from] std::io::Error),
+    /// The mapped file could not be kept in memory.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// A file that is too large to be mapped cannot be kept in memory either.
+    #[error(
+        "{}: {file_bytes} bytes cannot be locked in memory: the address space is limited, so the file is read piece by \
+         piece",
+        path.display()
+    )]
+    LockUnmapped { path: PathBuf, file_bytes: u64 },
     /// The bytes break a rule of the format.
     #[error("{}: {error}", path.display())]
     Header { path: PathBuf, error: HeaderError },
@@ -229,6 +240,10 @@ impl Hint for GgufError {
             }
             Self::Header { error: HeaderError::TensorTypeRemoved { .. }, .. } => {
                 "quantize the model again to a type of today; repacking now happens when the model is loaded"
+            }
+            Self::Lock(error) => return error.hints(),
+            Self::LockUnmapped { .. } => {
+                "raise the limit with `ulimit -v unlimited`, or do not lock the file"
             }
             Self::PartName { .. } => "give the part its original name back",
             Self::PartMissing { .. } => "all parts must lie in one directory",

@@ -31,6 +31,8 @@ pub struct OpenOptions {
     /// Read a file piece by piece when the address space is too small to map it (`ulimit -v`). Such a file is a
     /// [`TensorSource`] like any other, but lends no bytes: [`Part::bytes`] ends after the header.
     pub may_read: bool,
+    /// Read the files into memory at once and keep them there while they are open ([`MappedFile::lock`]).
+    pub lock: bool,
 }
 
 impl Default for OpenOptions {
@@ -40,6 +42,7 @@ impl Default for OpenOptions {
             strictness: Strictness::default(),
             join_parts: true,
             may_read: false,
+            lock: false,
         }
     }
 }
@@ -339,12 +342,18 @@ fn open_part(path: &Path, options: &OpenOptions) -> Result<Part, GgufError> {
         let file_bytes = fs_err::metadata(path)?.len();
         // A mapping counts in full: it may take a quarter, the rest is for what is computed.
         if file_bytes > limit / 4 {
+            if options.lock {
+                return Err(GgufError::LockUnmapped { path: path.to_owned(), file_bytes });
+            }
             return open_for_reading(path, file_bytes, options);
         }
     }
-    let map = MappedFile::open(path)?;
+    let mut map = MappedFile::open(path)?;
     let header = parse_header(&map, &options.limits, options.strictness)
         .map_err(|error| GgufError::Header { path: path.to_owned(), error })?;
+    if options.lock {
+        map.lock()?;
+    }
     Ok(Part { file_bytes: map.len() as u64, map, file: None, header, first_tensor: 0 })
 }
 

@@ -35,23 +35,46 @@ pub struct Position {
     pub is_scored: bool,
 }
 
-/// What a baseline said last time, so that several models are compared with it for one run of its own. Kept only
-/// when everything fits into the memory at once.
+/// What a baseline said last time, group by group, so that several models are compared with it for one run of its own.
+/// What does not fit into a quarter of the memory budget is run again.
 #[derive(Debug, Default)]
 pub struct Recall {
-    last: Mutex<Vec<(Vec<TokenChunk>, Hidden)>>,
+    groups: Mutex<Vec<(Vec<TokenChunk>, Hidden)>>,
 }
 
 impl Recall {
-    /// What it said of these groups, if it was asked for the same; nothing is kept.
-    fn take<'c>(&self, groups: impl Iterator<Item = &'c [TokenChunk]>) -> Option<Vec<Hidden>> {
-        let last = std::mem::take(&mut *self.last.lock().unwrap_or_else(PoisonError::into_inner));
-        let is_same = !last.is_empty() && groups.eq(last.iter().map(|(known, _)| known.as_slice()));
-        is_same.then(|| last.into_iter().map(|(_, hidden)| hidden).collect())
+    /// Share of the memory budget that it may take.
+    const SHARE: u64 = 4;
+
+    /// Bytes that it will take of a baseline's budget, for all windows.
+    fn bytes(baseline: &Engine<'_>, windows: &[Window]) -> u64 {
+        let n_rows: u64 = windows.iter().map(|window| window.targets.len() as u64).sum();
+        (4 * baseline.plan().n_embd as u64).saturating_mul(n_rows).min(Self::most(baseline))
     }
 
-    fn keep(&self, chunks: &[TokenChunk], hidden: Hidden) {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).push((chunks.to_vec(), hidden));
+    fn most(baseline: &Engine<'_>) -> u64 {
+        baseline.options().memory_bytes / Self::SHARE
+    }
+
+    fn knows(&self, chunks: &[TokenChunk]) -> bool {
+        let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        groups.iter().any(|(known, _)| known.as_slice() == chunks)
+    }
+
+    fn take(&self, chunks: &[TokenChunk]) -> Option<Hidden> {
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = groups.iter().position(|(known, _)| known.as_slice() == chunks)?;
+        Some(groups.swap_remove(at).1)
+    }
+
+    /// Keeps a group if there is room for it.
+    fn keep(&self, baseline: &Engine<'_>, chunks: Vec<TokenChunk>, hidden: Hidden) {
+        let size = |hidden: &Hidden| size_of_val(hidden.states()) as u64;
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken: u64 = groups.iter().map(|(_, hidden)| size(hidden)).sum();
+        if taken + size(&hidden) <= Self::most(baseline) {
+            groups.push((chunks, hidden));
+        }
     }
 }
 
@@ -97,30 +120,30 @@ pub(super) fn measure_with(
     let longest = windows.iter().map(|window| window.chunk.tokens.len()).max().unwrap_or(0);
     let mut limit = engine.group_tokens(longest)?;
     if let Some(baseline) = baseline {
+        let kept = baseline.recall.map_or(0, |_| Recall::bytes(baseline.engine, windows));
+        let beside = |engine: &Engine<'_>| engine.group_tokens_beside(kept, longest);
         // Both models' hidden states are held at the end of a group.
-        limit = (limit.min(baseline.engine.group_tokens(longest)?) / 2).max(longest);
+        limit = (beside(engine)?.min(beside(baseline.engine)?) / 2).max(longest);
     }
-    // Whether all can be remembered, the memory tells; smaller groups show how the figures stand.
-    let fits = groups(windows, limit).len() == 1;
+    // Smaller groups show how the figures stand.
     let limit = limit.min(running::group_tokens(windows, engine.batch_tokens_at_most())).max(longest);
     let groups: Vec<(&[Window], Vec<TokenChunk>)> = groups(windows, limit)
         .into_iter()
         .map(|group| (group, group.iter().map(|window| window.chunk.clone()).collect()))
         .collect();
-    // What fits into the memory at once may have been run before; more is not kept.
-    let recall = baseline.and_then(|b| b.recall).filter(|_| fits);
-    let known = recall.and_then(|recall| recall.take(groups.iter().map(|(_, chunks)| chunks.as_slice())));
-    let again = baseline.filter(|_| known.is_none());
-    let mut known = known.into_iter().flatten();
-    let work =
-        |chunks: &[TokenChunk]| engine.work_bytes(chunks) + again.map_or(0, |b| b.engine.work_bytes(chunks));
+    let knows = |chunks: &[TokenChunk]| baseline.and_then(|b| b.recall).is_some_and(|r| r.knows(chunks));
+    let again = |chunks: &[TokenChunk]| baseline.filter(|_| !knows(chunks));
+    let work = |chunks: &[TokenChunk]| {
+        engine.work_bytes(chunks) + again(chunks).map_or(0, |b| b.engine.work_bytes(chunks))
+    };
     progress.begin("running the model", groups.iter().map(|(_, chunks)| work(chunks)).sum());
     let mut positions = Vec::new();
     let mut n_tokens = 0;
     let mut running = Running::new();
     for (group, chunks) in groups {
         let targets: Vec<u32> = group.iter().flat_map(|window| window.targets.iter().copied()).collect();
-        n_tokens += (1 + usize::from(again.is_some())) * chunks.iter().map(|c| c.tokens.len()).sum::<usize>();
+        n_tokens += (1 + usize::from(again(&chunks).is_some()))
+            * chunks.iter().map(|c| c.tokens.len()).sum::<usize>();
         let rows: Vec<(TokenScore, Option<Reference>)> = match baseline {
             None => {
                 let hidden = engine.forward(&chunks, progress, observer)?;
@@ -135,8 +158,8 @@ pub(super) fn measure_with(
                     }
                 }
             }
-            Some(Baseline { engine: baseline, .. }) => {
-                let reference = match known.next() {
+            Some(Baseline { engine: baseline, recall }) => {
+                let reference = match recall.and_then(|recall| recall.take(&chunks)) {
                     Some(known) => known,
                     None => baseline.forward(&chunks, progress, None).map_err(VerifyError::Baseline)?,
                 };
@@ -146,7 +169,7 @@ pub(super) fn measure_with(
                 let hidden = engine.forward(&chunks, progress, observer)?;
                 let both = baseline.divergences(&reference, engine, &hidden, &targets, progress)?;
                 if let Some(recall) = recall {
-                    recall.keep(&chunks, reference);
+                    recall.keep(baseline, chunks, reference);
                 }
                 both.into_iter().map(scored).collect()
             }

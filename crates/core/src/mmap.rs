@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
+use crate::Hint;
+use crate::text::bytes;
+
 /// A file mapped read-only for as long as the value lives.
 ///
 /// Another process that truncates the file while it is mapped makes reads fault (`SIGBUS`): the operating system
@@ -18,6 +21,39 @@ pub struct MappedFile {
     path: PathBuf,
     // `None` for an empty file, which cannot be mapped.
     map: Option<Mmap>,
+    is_locked: bool,
+}
+
+/// Why the pages of a mapped file could not be kept in memory.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{}: {} ({n_bytes} bytes) cannot be locked in memory{}: {source}",
+    path.display(),
+    bytes(*n_bytes),
+    limit_bytes.map_or(String::new(), |limit| format!(", the limit of this process is {} in all", bytes(limit)))
+)]
+pub struct LockError {
+    /// The file.
+    pub path: PathBuf,
+    /// Bytes that were to be locked.
+    pub n_bytes: u64,
+    /// What the process may lock in all (`RLIMIT_MEMLOCK`), if that is limited.
+    pub limit_bytes: Option<u64>,
+    /// What the system said.
+    pub source: std::io::Error,
+}
+
+impl Hint for LockError {
+    fn hints(&self) -> Vec<String> {
+        let limited = self.limit_bytes.is_some_and(|limit| limit < self.n_bytes);
+        let kib = self.n_bytes.div_ceil(1024);
+        let raise = format!(
+            "raise the limit in this shell with `ulimit -l unlimited` (at least {kib}, counted in KiB, for this file \
+             alone), for a service with `LimitMEMLOCK=infinity`, for a container with `--ulimit memlock=-1`"
+        );
+        let free = "the memory must be there: free some, or do not lock the file".to_owned();
+        if limited { vec![raise, free] } else { vec![free, raise] }
+    }
 }
 
 impl MappedFile {
@@ -50,13 +86,34 @@ impl MappedFile {
             // changing the file under us changes the bytes we see, which every parser treats as untrusted anyway.
             Some(unsafe { memmap2::MmapOptions::new().len(len).map(file.file()) }?)
         };
-        Ok(Self { path: path.to_owned(), map })
+        Ok(Self { path: path.to_owned(), map, is_locked: false })
     }
 
     /// Where the file was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Reads the whole mapping into memory and keeps it there as long as the value lives: it is not swapped out, and
+    /// [`MappedFile::release`] does nothing.
+    ///
+    /// # Errors
+    /// If the system refuses: the limit of locked memory, or too little memory; always where there is no such call.
+    pub fn lock(&mut self) -> Result<(), LockError> {
+        let Some(map) = &self.map else { return Ok(()) };
+        #[cfg(unix)]
+        let locked = map.lock();
+        #[cfg(not(unix))]
+        let locked = Err(std::io::Error::from(std::io::ErrorKind::Unsupported));
+        locked.map_err(|source| LockError {
+            path: self.path.clone(),
+            n_bytes: map.len() as u64,
+            limit_bytes: locked_limit_bytes(),
+            source,
+        })?;
+        self.is_locked = true;
+        Ok(())
     }
 
     /// Tells the system that the range will be read soon, front to back. Best effort.
@@ -70,8 +127,11 @@ impl MappedFile {
     }
 
     /// Drops the pages that lie wholly inside the range from this process. They come back from the file (or the
-    /// page cache) when read again. Best effort.
+    /// page cache) when read again. Best effort; a locked file keeps them.
     pub fn release(&self, offset: u64, n_bytes: u64) {
+        if self.is_locked {
+            return;
+        }
         #[cfg(unix)]
         {
             let Some((map, start, len)) = self.clip(offset, n_bytes) else { return };
@@ -126,9 +186,68 @@ pub fn address_space_bytes() -> Option<u64> {
     }
 }
 
+/// Bytes that this process may lock in memory, if they are limited (`ulimit -l`).
+fn locked_limit_bytes() -> Option<u64> {
+    #[cfg(unix)]
+    {
+        rustix::process::getrlimit(rustix::process::Resource::Memlock).current
+    }
+    #[cfg(not(unix))]
+    {
+        None
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refused_lock_says_what_is_needed_and_how_to_get_it() {
+        let error = |limit_bytes| LockError {
+            path: "model.gguf".into(),
+            n_bytes: 300 << 20,
+            limit_bytes,
+            source: std::io::Error::from(std::io::ErrorKind::OutOfMemory),
+        };
+        let limited = error(Some(8 << 20));
+        let text = limited.to_string();
+        for part in ["model.gguf", "314572800 bytes", "300", "8", "limit of this process"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(
+            limited.hints()[0].contains("`ulimit -l unlimited` (at least 307200"),
+            "{:?}",
+            limited.hints()
+        );
+        assert!(!error(None).to_string().contains("limit"));
+        assert!(error(None).hints()[0].starts_with("the memory must be there"));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_locked_file_stays_in_memory_when_it_is_released() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data");
+        // Below the limit that systems set by default.
+        fs_err::write(&path, vec![7u8; 32 << 10]).unwrap();
+        let resident_bytes = |map: &MappedFile| {
+            let start = format!("{:x}-", map.as_ptr() as usize);
+            let text = fs_err::read_to_string("/proc/self/smaps").unwrap();
+            let lines = text.lines().skip_while(|line| !line.starts_with(&start));
+            lines.skip(1).find_map(|line| line.strip_prefix("Rss:")).unwrap().trim().to_owned()
+        };
+        let mut map = MappedFile::open(&path).unwrap();
+        assert_eq!(resident_bytes(&map), "0 kB");
+        map.lock().unwrap();
+        assert_eq!(resident_bytes(&map), "32 kB");
+        map.release(0, u64::MAX);
+        assert_eq!(resident_bytes(&map), "32 kB");
+        let other = MappedFile::open(&path).unwrap();
+        assert_eq!(other[0], 7);
+        other.release(0, u64::MAX);
+        assert_eq!(resident_bytes(&other), "0 kB");
+    }
 
     #[test]
     fn maps_releases_and_reads_again() {

@@ -80,6 +80,9 @@ pub(super) struct VerifyArgs {
             "max_ppl", "max_ppl_increase", "max_kld", "max_kld_99", "min_top1"]
     )]
     weights_only: bool,
+    /// Keep the models and the baseline in memory while they are compared (GGUF files only)
+    #[arg(long, conflicts_with = "structure_only")]
+    mlock: bool,
     /// Highest perplexity that passes
     #[arg(long, value_name = "PPL")]
     max_ppl: Option<f64>,
@@ -103,8 +106,8 @@ pub(super) struct VerifyArgs {
 }
 
 /// A baseline that cannot be opened says nothing about the model: the run fails, whatever is wrong with it.
-fn open_baseline(path: &Path, common: &Common) -> anyhow::Result<OpenedModel> {
-    OpenedModel::open(path, common)
+fn open_baseline(path: &Path, common: &Common, lock: bool) -> anyhow::Result<OpenedModel> {
+    OpenedModel::open_with(path, common, lock)
         .map_err(|error| anyhow::anyhow!("baseline: {}", crate::cli::render::error_line(&error)))
 }
 
@@ -113,6 +116,7 @@ impl VerifyArgs {
         let tasks = self.tasks.read()?;
         let logits = self.logit_file()?;
         self.check_use(!tasks.is_empty(), logits.as_ref())?;
+        self.check_lock()?;
         for out in self.per_token.iter().chain(&self.save_baseline) {
             Destination::of(out)?;
             let inputs =
@@ -123,9 +127,10 @@ impl VerifyArgs {
         reports.refuse_inputs(self.models.iter().chain(&self.prompts).chain(&self.baseline))?;
         reports.refuse_outputs(&self.per_token)?;
         let baseline = match &self.baseline {
-            Some(path) if logits.is_none() => Some(open_baseline(path, &session.common)?),
+            Some(path) if logits.is_none() => Some(open_baseline(path, &session.common, self.mlock)?),
             _ => None,
         };
+        let baseline = if self.models.len() > 1 { baseline.map(OpenedModel::with_recall) } else { baseline };
         let mut read = self.inputs(baseline.as_ref());
         reports.refuse_inputs(read.iter().map(|(_, path)| path))?;
         let origin = self.origin()?;
@@ -233,6 +238,19 @@ impl VerifyArgs {
         }
     }
 
+    /// Refuses to lock what is not a mapped file.
+    fn check_lock(&self) -> Result<(), UsageError> {
+        let mut paths = self.models.iter().chain(&self.baseline);
+        match paths.find(|path| self.mlock && path.is_dir()) {
+            None => Ok(()),
+            Some(path) => Err(UsageError(format!(
+                "`--mlock` keeps mapped files in memory; {} is a directory, which is converted as it is read: convert \
+                 it first, or leave `--mlock` out",
+                escape(&path.to_string_lossy())
+            ))),
+        }
+    }
+
     /// The tokenizer to compare with: of the source, else of a baseline that is a checkpoint with a tokenizer.
     fn origin(&self) -> anyhow::Result<Option<OriginTokenizer>> {
         match (&self.source, &self.baseline) {
@@ -247,11 +265,13 @@ impl VerifyArgs {
 
     fn verify(&self, path: &Path, job: &Job<'_>, outputs: &mut Outputs<'_>) -> anyhow::Result<ModelReport> {
         let &Job { baseline, origin, logits, prompts, tasks, reports, session } = job;
-        let opened = match OpenedModel::open(path, &session.common) {
+        let opened = match OpenedModel::open_with(path, &session.common, self.mlock) {
             Ok(opened) => opened,
             // A header that cannot be read is a broken file; a file that cannot be opened is a failed run.
             Err(error) => match error.downcast_ref::<GgufError>() {
-                None | Some(GgufError::Io(_)) => return Err(error),
+                None | Some(GgufError::Io(_) | GgufError::Lock(_) | GgufError::LockUnmapped { .. }) => {
+                    return Err(error);
+                }
                 Some(_) => {
                     let report = Report::unreadable(crate::cli::render::error_line(&error));
                     let size_bytes = fs_err::metadata(path).ok().map(|file| file.len());

@@ -46,15 +46,20 @@ pub(super) struct OpenedModel {
     origin: ModelOrigin,
     features: Result<GraphFeatures, String>,
     encoder: Result<Encoder, String>,
-    recall: Recall,
+    recall: Option<Recall>,
 }
 
 impl OpenedModel {
     pub(super) fn open(path: &Path, common: &Common) -> anyhow::Result<Self> {
+        Self::open_with(path, common, false)
+    }
+
+    /// Opens a model; a file that is to be locked is read into memory and kept there.
+    pub(super) fn open_with(path: &Path, common: &Common, lock: bool) -> anyhow::Result<Self> {
         let origin = if path.is_dir() {
             ModelOrigin::Checkpoint(Box::new(plan_checkpoint(path, common)?))
         } else {
-            let options = OpenOptions { may_read: true, ..OpenOptions::default() };
+            let options = OpenOptions { may_read: true, lock, ..OpenOptions::default() };
             ModelOrigin::Gguf(Box::new(GgufFile::open_with(path, &options)?))
         };
         let arch = metadata(&origin).get("general.architecture").and_then(Value::as_str).unwrap_or_default();
@@ -62,7 +67,12 @@ impl OpenedModel {
             GraphFeatures::of(arch).ok_or_else(|| format!("architecture `{}` has no card", escape(arch)));
         let encoder = Encoder::from_metadata(metadata(&origin))
             .map_err(|error| [vec![error.to_string()], error.hints()].concat().join("; "));
-        Ok(Self { origin, features, encoder, recall: Recall::default() })
+        Ok(Self { origin, features, encoder, recall: None })
+    }
+
+    /// What it says is kept for the next model that is compared with it.
+    pub(super) fn with_recall(self) -> Self {
+        Self { recall: Some(Recall::default()), ..self }
     }
 
     pub(super) fn with<R>(&self, origin: Option<&OriginTokenizer>, work: impl FnOnce(&Model<'_>) -> R) -> R {
@@ -83,7 +93,7 @@ impl OpenedModel {
             encoder: self.encoder.as_ref().map(|encoder| encoder as _).map_err(String::as_str),
             template: &template,
             origin,
-            recall: Some(&self.recall),
+            recall: self.recall.as_ref(),
         })
     }
 

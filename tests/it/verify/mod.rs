@@ -12,6 +12,7 @@ mod per_token;
 mod prompts;
 mod quantized;
 mod report_page;
+mod resources;
 mod smollm2;
 mod tasks;
 mod tiny;

@@ -1,0 +1,151 @@
+//! What a run takes of the machine: chunks beyond a tile of keys, one run of a baseline for several models, locked
+//! files.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::core::{GgmlType, SourceError, TensorMeta, TensorSource};
+use gguf_foundry::engine::{Engine, EngineOptions, GraphPlan, TokenChunk};
+use gguf_foundry::verify::{Model, Recall, Verification, verify};
+use serde_json::Value;
+
+use super::tiny::Tiny;
+use super::{corpus, gguf_verify, llama, model, options};
+use crate::support::fixture;
+
+#[test]
+fn a_long_chunk_gives_the_logits_of_a_short_one_whatever_the_threads() {
+    let base = Tiny::new();
+    let tokens: Vec<u32> = (0..2200).map(|at| (at * at * 31 + at * 7) % 1024).collect();
+    let run = |len: usize, n_threads| {
+        let plan = GraphPlan::new(&llama(), &base.metadata, &base.metas).unwrap();
+        let options = EngineOptions { n_threads, ..EngineOptions::default() };
+        let engine = Engine::new(plan, &base, options).unwrap();
+        let chunk = TokenChunk { tokens: tokens[..len].to_vec(), rows: 2010..2040 };
+        engine.logits(&engine.hidden(&[chunk]).unwrap(), &Silent).unwrap()
+    };
+    // A token does not see what follows: up to 2048 tokens the keys of a chunk are looked at together.
+    let whole = run(2048, 2);
+    let online = run(2200, 2);
+    let worst = whole.iter().zip(&online).map(|(a, b)| (a - b).abs()).fold(0.0f32, f32::max);
+    assert!(worst < 1e-5 * 20.0 && worst > 0.0, "logits up to 20 apart by {worst:e}");
+    assert_eq!(run(2200, 1), online);
+    assert_eq!(run(2200, 5), online);
+}
+
+/// Counts how often the first layer is read.
+struct Counting<'a> {
+    model: &'a Tiny,
+    tensor: usize,
+    n_reads: AtomicUsize,
+}
+
+impl TensorSource for Counting<'_> {
+    fn tensors(&self) -> &[TensorMeta] {
+        self.model.tensors()
+    }
+
+    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        if tensor == self.tensor && first_row == 0 {
+            self.n_reads.fetch_add(1, Ordering::Relaxed);
+        }
+        self.model.read_rows(tensor, first_row, out)
+    }
+}
+
+#[test]
+fn a_baseline_is_run_once_for_several_models_and_the_figures_are_the_same() {
+    let base = Tiny::new();
+    let features = llama();
+    let tensor = base.metas.iter().position(|meta| meta.name == "blk.0.attn_q.weight").unwrap();
+    let models = [base.quantized(GgmlType::Q8_0), base.quantized(GgmlType::Q4_0)];
+    let figures = |recall: Option<&Recall>, memory_bytes| {
+        let counting = Counting { model: &base, tensor, n_reads: AtomicUsize::new(0) };
+        let baseline = Model { source: &counting, recall, ..model(&base, &features) };
+        let mut options = options(Some(24));
+        options.engine.memory_bytes = memory_bytes;
+        let run = |tiny: &Tiny| {
+            let Verification { positions, .. } =
+                verify(&model(tiny, &features), Some(&baseline), &corpus(), &options, &Silent, None).unwrap();
+            let bits = |p: &gguf_foundry::verify::Position| {
+                let reference = p.reference.unwrap();
+                (p.score.nll.to_bits(), reference.score.nll.to_bits(), reference.kld.to_bits())
+            };
+            positions.iter().map(bits).collect::<Vec<_>>()
+        };
+        let first = run(&models[0]);
+        let once = counting.n_reads.load(Ordering::Relaxed);
+        let figures = [first, run(&models[1])];
+        (figures, [once, counting.n_reads.into_inner()])
+    };
+    // All chunks together, and in groups.
+    for (memory_bytes, n_groups) in [(1 << 30, 1..2), (40 << 20, 2..9)] {
+        let (expected, [once, twice]) = figures(None, memory_bytes);
+        assert_eq!(twice, 2 * once, "{memory_bytes} bytes");
+        let recall = Recall::default();
+        let (found, [first, both]) = figures(Some(&recall), memory_bytes);
+        assert!(n_groups.contains(&first), "{memory_bytes} bytes: {first} reads");
+        assert_eq!(both, first, "{memory_bytes} bytes: the second model needs no run of the baseline");
+        for (a, b) in found.iter().flatten().zip(expected.iter().flatten()) {
+            let near = |a: u64, b: u64| (f64::from_bits(a) - f64::from_bits(b)).abs() < 1e-5;
+            assert!(near(a.0, b.0) && near(a.1, b.1) && near(a.2, b.2));
+        }
+    }
+}
+
+#[test]
+fn locked_files_give_the_same_figures_and_directories_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Tiny::new();
+    base.write(dir.path(), "base.gguf");
+    base.quantized(GgmlType::Q8_0).write(dir.path(), "q8_0.gguf");
+    let prompts = fixture("tiny-llama/corpus-256.jsonl");
+    let args = ["q8_0.gguf", "--baseline", "base.gguf", "--ctx", "256", "--chunks", "2", "--json"];
+    let args = [&args[..], &["--prompts", prompts.to_str().unwrap()]].concat();
+    let figures = |args: &[&str]| {
+        let (code, out, err) = gguf_verify(args, dir.path());
+        let report: Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{code} {out}{err}"));
+        (report["perplexity"].clone(), report["kld"].clone())
+    };
+    assert_eq!(figures(&[&args[..], &["--mlock"]].concat()), figures(&args));
+
+    let checkpoint = fixture("tiny-llama");
+    let checkpoint = checkpoint.to_str().unwrap();
+    for args in [["--baseline", checkpoint, "q8_0.gguf"].as_slice(), &[checkpoint]] {
+        let args = [args, &["--mlock", "--prompts", prompts.to_str().unwrap()]].concat();
+        let (code, _, err) = gguf_verify(&args, dir.path());
+        assert_eq!(code, 2, "{err}");
+        assert!(err.contains("is a directory"), "{err}");
+    }
+    let (code, _, err) = gguf_verify(&["q8_0.gguf", "--mlock", "--structure-only"], dir.path());
+    assert_eq!(code, 2, "{err}");
+}
+
+/// A process without the right to lock as it likes is told the limit, and how to raise it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_beyond_the_limit_of_locked_memory_is_a_failed_run() {
+    let dir = tempfile::tempdir().unwrap();
+    Tiny::new().write(dir.path(), "base.gguf");
+    let prompts = fixture("tiny-llama/corpus-256.jsonl");
+    let run = |before: &str| {
+        let mut shell = std::process::Command::new("sh");
+        shell.arg("-c").arg(format!("ulimit -l 64; exec {before} \"$0\" \"$@\"")).current_dir(dir.path());
+        shell.arg(env!("CARGO_BIN_EXE_gguf-verify")).args(["base.gguf", "--mlock", "--ctx", "256"]);
+        shell.arg("--prompts").arg(&prompts).args(["--chunks", "1"]).output().unwrap()
+    };
+    // The administrator may lock whatever the limit is; other users may not.
+    let output = match run("") {
+        output if output.status.success() => run("setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock"),
+        output => output,
+    };
+    let err = String::from_utf8_lossy(&output.stderr);
+    if err.contains("setpriv") && err.contains("not found") {
+        println!("not run: the administrator has no limit, and there is no `setpriv`");
+        return;
+    }
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    for part in ["base.gguf", "cannot be locked in memory", "64.0 KiB in all", "ulimit -l unlimited"] {
+        assert!(err.contains(part), "{part}: {err}");
+    }
+}
