@@ -233,7 +233,6 @@ const KEYS: &[Damage] = damages! {
     "epsilon", "hparams", |t| t.metadata.set("llama.attention.layer_norm_rms_epsilon", 1e-6f32);
     "scale of attention", "hparams", |t| t.metadata.set("llama.attention.scale", 0.5f32);
     "a window", "hparams", |t| t.metadata.set("llama.attention.sliding_window", 16u32);
-    "factor on the logits", "hparams", |t| t.metadata.set("llama.logit_scale", 0.5f32);
     "heads", "hparams", |t| t.metadata.set("llama.attention.head_count", 2u32);
     "heads of keys", "hparams", |t| t.metadata.set("llama.attention.head_count_kv", 4u32);
     "fewer layers", "graph", |t| t.metadata.set("llama.block_count", 3u32);
