@@ -80,6 +80,11 @@ fn preformatted(title: &str, text: &str) -> String {
 mod tests {
     use super::*;
 
+    /// Manual pages of a command and its subcommands.
+    fn pages(command: &Command) -> usize {
+        1 + command.get_subcommands().map(pages).sum::<usize>()
+    }
+
     #[test]
     fn every_program_and_command_has_its_files() {
         let dir = tempfile::tempdir().unwrap();
@@ -98,9 +103,6 @@ mod tests {
             "man/gguf-inspect-diff.1",
         ] {
             assert!(names.contains(&Path::new(name)), "{name}: {names:?}");
-        }
-        fn pages(command: &Command) -> usize {
-            1 + command.get_subcommands().map(pages).sum::<usize>()
         }
         let n_commands: usize = programs().iter().map(pages).sum();
         assert_eq!(paths.len(), 4 * SHELLS.len() + n_commands);

@@ -130,7 +130,9 @@ mod tests {
 
     fn with(aspects: &[Aspect]) -> Coverage {
         let mut coverage = Coverage::default();
-        aspects.iter().for_each(|&aspect| coverage.judged(aspect, "x"));
+        for &aspect in aspects {
+            coverage.judged(aspect, "x");
+        }
         coverage
     }
 

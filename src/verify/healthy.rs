@@ -80,6 +80,31 @@ impl TensorSource for HealthyTwin<'_> {
     }
 }
 
+/// The run is told as what it is for; its figures are not the model's.
+struct CostStage<'a>(&'a dyn Progress);
+
+impl Progress for CostStage<'_> {
+    fn begin(&self, _: &str, total_bytes: u64) {
+        self.0.begin("running what a healthy file would be", total_bytes);
+    }
+
+    fn advance(&self, n_bytes: u64) {
+        self.0.advance(n_bytes);
+    }
+
+    fn end(&self) {
+        self.0.end();
+    }
+
+    fn warn(&self, message: &str) {
+        self.0.warn(message);
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.0.is_cancelled()
+    }
+}
+
 /// The cost of the file's types, and the tokens it was measured on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct MeasuredCost {
@@ -105,13 +130,14 @@ pub(super) fn measure_cost(
     let plan = Model { source: &twin, ..*baseline }.plan().map_err(VerifyError::Baseline)?;
     let engine = Engine::new(plan, &twin, options).map_err(VerifyError::Baseline)?;
     let part = evenly(windows);
-    let reference = Baseline { engine: reference, recall: None };
-    let (positions, _) =
-        measure(&engine, Some(reference), &part, progress, None).map_err(|error| match error {
+    let reference = Baseline { engine: reference, recall: baseline.recall };
+    let (positions, _) = measure(&engine, Some(reference), &part, &CostStage(progress), None).map_err(
+        |error| match error {
             VerifyError::Engine(EngineError::Cancelled) => error,
             VerifyError::Engine(error) => VerifyError::Baseline(error),
             other => other,
-        })?;
+        },
+    )?;
     let n_tokens = positions.iter().filter(|position| position.is_scored).count();
     Ok(Divergence::of(&positions).map(|divergence| MeasuredCost { cost: Cost::of(&divergence), n_tokens }))
 }

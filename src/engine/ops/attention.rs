@@ -184,9 +184,9 @@ impl Runner<'_> {
             };
             let out = |head| grid.take(at, head);
             if part.is_whole {
-                heads.whole(&queries, out, scratch)
+                heads.whole(&queries, out, scratch);
             } else {
-                heads.online(&queries, out, scratch)
+                heads.online(&queries, out, scratch);
             }
             if self.progress.is_cancelled() { Err(EngineError::Cancelled) } else { Ok(()) }
         })

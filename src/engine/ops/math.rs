@@ -446,7 +446,9 @@ mod tests {
             let n_after = 45 - part.end;
             let powers = &mut parts[part];
             let shrink = running.add(SimdLevel::detect(), powers, SoftmaxRow { n_after, ..options });
-            done.iter_mut().for_each(|power| *power *= shrink);
+            for power in &mut done {
+                *power *= shrink;
+            }
             done.extend_from_slice(powers);
         }
         for (at, power) in done.iter().enumerate() {

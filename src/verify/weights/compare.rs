@@ -45,7 +45,9 @@ impl Comparison<'_> {
             let row_number = first + at as u64;
             let factor = self.reference.factor(row_number) / self.coded.factor(row_number);
             if factor != 1.0 {
-                row.iter_mut().for_each(|value| *value *= factor);
+                for value in row.iter_mut() {
+                    *value *= factor;
+                }
             }
         }
         let coded = self.coded.bytes(first, n, &mut buffers.coded)?;

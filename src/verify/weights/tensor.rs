@@ -131,6 +131,10 @@ pub struct FirstDifference {
     pub expected: f32,
 }
 
+/// Of a column that is lost, at most this share is left where our own codes keep at least that.
+const LOST_COLUMN: f64 = 0.05;
+const KEPT_COLUMN: f64 = 0.8;
+
 /// Sums over the rows, for each column: of the file, then of our own codes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ColumnSums {
@@ -178,11 +182,14 @@ impl ColumnSums {
     }
 
     /// By how much more than by rounding each column is scaled; 1 where nothing can be said, or where more than
-    /// `shape_error` is left once the scale is right.
+    /// `shape_error` is left once the scale is right; 0 where next to nothing is left of what our own codes keep.
     pub(crate) fn factors(&self, shape_error: f64) -> impl Iterator<Item = f64> {
         let own = self.own_products.iter().zip(&self.own_values);
         let file = self.products.iter().zip(&self.values).zip(&self.references);
         file.zip(own).map(move |(((&p, &v), &r), (&op, &ov))| {
+            if p.abs() < LOST_COLUMN * r && op > KEPT_COLUMN * r {
+                return 0.0;
+            }
             let is_column = p * p >= (1.0 - shape_error * shape_error) * v * r;
             if is_column && p > 0.0 && v > 0.0 && op > 0.0 && ov > 0.0 {
                 nearer_to_one((op / ov) / (p / v), v / p)

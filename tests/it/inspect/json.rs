@@ -2,7 +2,10 @@
 //! fails says why in JSON too.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
+use gguf_foundry::core::TensorSource;
+use gguf_foundry::gguf::GgufFile;
 use serde_json::Value as Json;
 
 use super::{Bench, outcome};
@@ -284,6 +287,26 @@ fn what_quantize_prints_is_documented() {
     failed.finish();
 }
 
+/// A copy of a Q8_0 file with other codes in the first blocks of a tensor, and one row that is twice as large.
+fn damage(from: &Path, to: &Path, tensor: &str) {
+    let mut bytes = fs_err::read(from).unwrap();
+    let file = GgufFile::open(from).unwrap();
+    let at = file.tensor_index(tensor).unwrap();
+    let row_bytes = TensorSource::tensors(&file)[at].row_bytes().unwrap() as usize;
+    let own = file.raw_tensor(at);
+    let start = bytes.windows(row_bytes).position(|window| window == &own[..row_bytes]).unwrap();
+    for block in 0..4 {
+        for (at, byte) in bytes[start + 34 * block + 2..start + 34 * (block + 1)].iter_mut().enumerate() {
+            *byte = (at * 89 + block * 31) as u8;
+        }
+    }
+    for block in bytes[start + 9 * row_bytes..start + 10 * row_bytes].chunks_exact_mut(34) {
+        // An exponent of two bytes' half precision up by one.
+        block[1] += 4;
+    }
+    fs_err::write(to, bytes).unwrap();
+}
+
 #[test]
 fn what_verify_prints_is_documented() {
     let documented = Documented::read();
@@ -301,6 +324,9 @@ fn what_verify_prints_is_documented() {
     one.object("", &run(4, &["q.gguf", "--baseline", "tiny.gguf", "--prompts", prompts.to_str().unwrap()]));
     // With a finding: a model says nothing of itself.
     one.object("", &run(4, &["tiny.gguf", "--baseline", "tiny.gguf"]));
+    // Rows of which the codes mean nothing.
+    damage(&bench.path("q.gguf"), &bench.path("bad.gguf"), "blk.1.attn_k.weight");
+    one.object("", &run(3, &["bad.gguf", "--baseline", "tiny.gguf"]));
     let tasks = fixture("tasks/winogrande.csv");
     let tasks = ["q.gguf", "--winogrande", tasks.to_str().unwrap(), "--tasks", "3"];
     one.object("", &json(&bench, "gguf-verify", 4, &tasks));
@@ -324,7 +350,7 @@ fn what_verify_prints_is_documented() {
     one.finish();
 
     let mut reported = documented.table("`gguf-verify --report FILE.json`");
-    let _ = run(0, &["tiny.gguf", "--report", "r.json"]);
+    let _ = run(4, &["tiny.gguf", "--report", "r.json"]);
     let mut report: Json =
         serde_json::from_str(&fs_err::read_to_string(bench.path("r.json")).unwrap()).unwrap();
     report.as_object_mut().unwrap().retain(|key, _| key == "run");

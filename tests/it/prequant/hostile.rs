@@ -96,9 +96,11 @@ fn damage(made: &mut Made, noise: &mut Noise) -> Left {
             };
             let dim = &mut part.dims[axis as usize];
             *dim = if noise.flip() { *dim + 1 } else { dim.saturating_sub(1) };
+            // One scale means all rows.
+            let left = if *dim == 1 { Left::Other } else { Left::Same };
             let Some(n_bytes) = n_bytes(part) else { return Left::Other };
             part.bytes.resize(n_bytes as usize, 0);
-            Left::Same
+            left
         }
         2 => {
             // Another element type over as many elements.

@@ -135,7 +135,7 @@ fn remake(tiny: &mut Tiny, name: &str, change: impl Fn(usize, f32) -> f32) {
     plain.set_values(name, &values);
     let at = tiny.index(name);
     let made = plain.quantized(tiny.metas[at].ty);
-    tiny.bytes[at] = made.bytes[made.index(name)].clone();
+    tiny.bytes[at].clone_from(&made.bytes[made.index(name)]);
 }
 
 fn strings(tiny: &mut Tiny, key: &str, change: impl FnOnce(&mut Vec<Vec<u8>>)) {
@@ -204,7 +204,7 @@ const WEIGHTS: &[Damage] = damages! {
     "a matrix 0.9 times", "weights", |t| remake(t, UP, |_, x| 0.9 * x);
     "a matrix of the other sign", "weights", |t| remake(t, UP, |_, x| -x);
     "a column of zeros", "weights", |t| remake(t, UP, |at, x| if at % 256 == 3 { 0.0 } else { x });
-    "small numbers lost", "weights", |t| remake(t, UP, |_, x| if x.abs() < 0.02 { 0.0 } else { x });
+    "small numbers lost", "weights", |t| remake(t, UP, |_, x| if x.abs() < 0.05 { 0.0 } else { x });
     "large numbers cut", "weights", |t| remake(t, UP, |_, x| x.clamp(-0.05, 0.05));
     "a matrix of zeros", "all-zero", |t| remake(t, UP, |_, _| 0.0);
     "two tokens' embeddings swapped", "weights", |t| swap_rows(t, "token_embd.weight", 300, 301);
@@ -248,7 +248,7 @@ const KEYS: &[Damage] = damages! {
     "a tensor too many", "graph", |t| {
         let mut meta = t.metas[t.index("blk.0.attn_norm.weight")].clone();
         t.bytes.push(t.bytes[t.index("blk.0.attn_norm.weight")].clone());
-        meta.name = "blk.0.attn_q_norm.scale".to_owned();
+        "blk.0.attn_q_norm.scale".clone_into(&mut meta.name);
         t.metas.push(meta);
     };
     "a layer missing", "graph", |t| {

@@ -100,7 +100,10 @@ fn a_baseline_that_was_kept_says_what_it_said() {
     let run = [&["q4_0.gguf", "--baseline", "base.gguf", "--save-baseline", "kept"], &cut[..]].concat();
     let (_, direct) = json(&run, dir.path());
     let (_, kept) = json(&["q4_0.gguf", "--baseline", "kept"], dir.path());
-    assert_eq!(direct["perplexity"], kept["perplexity"]);
+    // The model's own logits are folded in other tiles beside a baseline that runs.
+    let (a, b) = (number(&direct, "/perplexity/value"), number(&kept, "/perplexity/value"));
+    assert!((a / b - 1.0).abs() < 1e-6, "{a} {b}");
+    assert_eq!(direct["perplexity"]["tokens"], kept["perplexity"]["tokens"]);
     for name in
         ["/kld/mean", "/kld/p99", "/dp/p90", "/ppl_ratio/value", "/baseline_ppl", "/ln_ppl_correlation"]
     {
@@ -127,12 +130,21 @@ fn what_a_logit_file_leaves_open_is_said() {
         let findings = report["findings"].as_array().unwrap().iter().filter(|f| f["severity"] == severity);
         findings.map(|f| format!("{}: {}\n", f["check"], f["message"])).collect::<Vec<_>>().concat()
     };
+    let open = |report: &Value| -> Vec<String> {
+        let open = report["not_judged"].as_array().unwrap().iter();
+        open.map(|open| format!("{}: {}", open["aspect"], open["reason"])).collect()
+    };
+    let is_open = |report: &Value, line: &str| open(report).iter().any(|open| open == line);
     let (code, report) = json(&args, dir.path());
-    let open = messages(&report, "unchecked");
-    assert!(code == 4 && open.contains("no weights and no metadata") && open.contains("token ids"), "{open}");
+    assert_eq!(code, 4);
+    for aspect in ["metadata", "weights"] {
+        assert!(is_open(&report, &format!("\"{aspect}\": \"the baseline is a logit file\"")), "{report}");
+    }
+    let tokenizer = "\"tokenizer\": \"the text comes from the logit file, as token ids\"";
+    assert!(is_open(&report, tokenizer), "{report}");
     // The same text shows that the tokenizers agree, another that something does not.
     let (code, report) = json(&[&args[..], &["--prompts", &corpus]].concat(), dir.path());
-    assert!(code == 4 && !messages(&report, "unchecked").contains("token ids"), "{report}");
+    assert!(code == 4 && !is_open(&report, tokenizer), "{report}");
     assert_eq!(messages(&report, "error"), "");
     fs_err::write(dir.path().join("other.txt"), &fs_err::read(&corpus).unwrap()[7..4000]).unwrap();
     let (code, report) = json(&[&args[..], &["--prompts", "other.txt"]].concat(), dir.path());

@@ -243,7 +243,7 @@ fn values_in_the_wrong_place_are_found_and_named() {
         for weighted in [false, true] {
             let broken = changed(&base, ty, weighted, |tiny| {
                 edit(tiny, Q, |values| {
-                    (0..256).for_each(|column| values.swap(3 * 256 + column, 70 * 256 + column))
+                    (0..256).for_each(|column| values.swap(3 * 256 + column, 70 * 256 + column));
                 });
             });
             let rows = |cause: &Cause| cause.to_string() == "rows 3 and 70 are swapped";
@@ -525,8 +525,10 @@ fn the_program_compares_weights_alone() {
     base.quantized(GgmlType::Q4K).write(dir.path(), "q4_k.gguf");
     let args = ["q4_k.gguf", "--baseline", "base.gguf", "--weights-only"];
     let (code, out, err) = gguf_verify(&args, dir.path());
-    assert_eq!(code, 0, "{out}{err}");
+    assert_eq!(code, 4, "nothing was run: {out}{err}");
     assert!(out.contains("weights       38 of 38 reproduced\n"), "{out}");
+    let (code, _, _) = gguf_verify(&[&args[..], &["--accept-partial"]].concat(), dir.path());
+    assert_eq!(code, 0);
     let (_, out, _) = gguf_verify(&[&args[..], &["--json"]].concat(), dir.path());
     let report: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(report["weights"]["reproduced"], 38);

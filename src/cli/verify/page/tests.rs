@@ -50,7 +50,9 @@ fn worst(token: &str) -> Worst {
 /// A file with figures against a baseline.
 fn measured(path: &str, file_type: &str, size_bytes: u64, kld: f64) -> ModelReport {
     let mut report = Report::new(Some("llama".to_owned()), Some(4.5), Thresholds::default());
-    Aspect::ALL.into_iter().for_each(|aspect| report.judged(aspect, "a test"));
+    for aspect in Aspect::ALL {
+        report.judged(aspect, "a test");
+    }
     report.not_judged(Aspect::Weights, "they were not compared", "a baseline with weights");
     report.limits = vec![
         LimitLine { figure: Figure::Kld, value: kld, stderr: None, limit: 0.01, is_own: false },

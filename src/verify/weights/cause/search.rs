@@ -44,7 +44,9 @@ fn normalize(values: &mut [f32], n_cols: usize) {
     for row in values.chunks_mut(n_cols.max(1)) {
         let norm = row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
         if norm > 0.0 && norm.is_finite() {
-            row.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
+            for x in row.iter_mut() {
+                *x = (f64::from(*x) / norm) as f32;
+            }
         } else {
             row.fill(0.0);
         }
@@ -194,7 +196,7 @@ impl Sample {
     /// Whether rows are columns of the baseline.
     fn is_transposed(&self, side: &Side<'_>) -> Result<bool, EngineError> {
         let n = side.n_rows();
-        if n != self.n_cols as u64 || n < 2 || n > CHUNK_ELEMS {
+        if n != self.n_cols as u64 || !(2..=CHUNK_ELEMS).contains(&n) {
             return Ok(false);
         }
         let tried: Vec<(usize, usize)> =
