@@ -12,6 +12,7 @@ mod error;
 mod extras;
 mod healthy;
 mod imatrix;
+mod judgement;
 mod known;
 mod logit_file;
 mod logits;

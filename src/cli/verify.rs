@@ -5,6 +5,7 @@ mod imatrix;
 mod judge;
 mod logits;
 mod model;
+mod overview;
 mod page;
 mod per_token;
 mod prompt_files;

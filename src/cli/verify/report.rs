@@ -5,11 +5,10 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::cli::render::{Align, Cell, Table};
+use crate::cli::render::{Align, Table};
 use crate::cli::verify::page::Details;
-use crate::cli::verify::reasons::{self, style};
-use crate::cli::verify::{file_rows, statistics, tasks};
-use crate::core::text;
+use crate::cli::verify::reasons;
+use crate::cli::verify::{file_rows, overview, statistics, tasks};
 use crate::core::text::escape;
 use crate::verify::{Figure, Report, Verdict, WeightOutcome, WeightReport};
 
@@ -178,63 +177,7 @@ pub(super) fn print(entries: &[ModelReport], out: &mut dyn Write, rows: PromptRo
         (escape(&name).into_owned(), &entry.report)
     });
     reasons::print_all(named, out)?;
-    let has_reference = entries.iter().any(|entry| entry.report.divergence.is_some());
-    let mut heads = vec![
-        ("file", Align::Left),
-        ("type", Align::Left),
-        ("size", Align::Right),
-        ("bits/weight", Align::Right),
-        ("perplexity", Align::Right),
-    ];
-    if has_reference {
-        heads.extend([
-            ("Δ ppl", Align::Right),
-            ("mean KLD", Align::Right),
-            ("99 % KLD", Align::Right),
-            ("same choice", Align::Right),
-        ]);
-    }
-    // Every model answers the same tasks, unless it could not be run.
-    let kinds: Vec<_> = entries
-        .iter()
-        .map(|entry| &entry.report.tasks)
-        .max_by_key(|tasks| tasks.len())
-        .into_iter()
-        .flatten()
-        .map(|answered| answered.kind)
-        .collect();
-    heads.extend(kinds.iter().map(|kind| (kind.name(), Align::Right)));
-    heads.push(("verdict", Align::Left));
-    let mut table = Table::new(&heads);
-    for entry in entries {
-        let report = &entry.report;
-        let file = entry.path.file_name().map(|name| name.to_string_lossy().into_owned());
-        let mut row = vec![
-            escape(&file.unwrap_or_else(|| entry.path.display().to_string())).into_owned(),
-            entry.file_type.as_deref().map(|name| escape(name).into_owned()).unwrap_or_default(),
-            entry.size_bytes.map(text::bytes).unwrap_or_default(),
-            report.bits_per_weight.map(|bits| format!("{bits:.2}")).unwrap_or_default(),
-            report.perplexity.as_ref().map(|p| format!("{:.4}", p.value)).unwrap_or_default(),
-        ];
-        if has_reference {
-            row.extend(match &report.divergence {
-                Some(d) => [
-                    format!("{:+.2} %", 100.0 * d.delta_ln_ppl.value.exp_m1()),
-                    format!("{:.6}", d.mean.value),
-                    format!("{:.6}", d.p99),
-                    format!("{:.2} %", 100.0 * d.top1_agreement),
-                ],
-                None => Default::default(),
-            });
-        }
-        row.extend(kinds.iter().map(|&kind| {
-            let answered = report.tasks.iter().find(|answered| answered.kind == kind);
-            answered.map(|answered| format!("{:.2} %", 100.0 * answered.accuracy())).unwrap_or_default()
-        }));
-        let verdict = Cell::styled(style(report.verdict), report.verdict.name());
-        table.row(row.into_iter().map(Cell::from).chain([verdict]));
-    }
-    table.print(out)?;
+    overview::table(entries).print(out)?;
     match file_rows::table(entries) {
         Some(table) => {
             writeln!(out)?;

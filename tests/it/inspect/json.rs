@@ -365,7 +365,8 @@ fn what_verify_prints_is_documented() {
     importance.object("", &json(&bench, "gguf-verify", 0, &ids));
     importance.finish();
     let mut merged = documented.table("`gguf-verify imatrix merge`");
-    let files = ["imatrix", "merge", "experts.imatrix", "experts.imatrix", "--ctx", "64", "-o", "all.imatrix"];
+    let files =
+        ["imatrix", "merge", "experts.imatrix", "experts.imatrix", "--ctx", "64", "-o", "all.imatrix"];
     merged.object("", &json(&bench, "gguf-verify", 0, &files));
     merged.finish();
     let mut shown = documented.table("`gguf-verify imatrix show`");

@@ -1,0 +1,89 @@
+//! Several files in one table, a row each.
+
+use crate::cli::render::{Align, Cell, Screen, Table};
+use crate::cli::verify::reasons::style;
+use crate::cli::verify::report::ModelReport;
+use crate::core::text;
+use crate::core::text::escape;
+use crate::verify::{Divergence, Figure};
+
+/// Columns of a screen from which there is room for all that is known.
+const WIDE: usize = 120;
+
+/// What a column says of a file.
+struct Column<'a> {
+    head: &'static str,
+    /// Left out where the screen is narrow.
+    is_spare: bool,
+    cell: Box<dyn Fn(&ModelReport) -> String + 'a>,
+}
+
+impl<'a> Column<'a> {
+    fn new(head: &'static str, cell: impl Fn(&ModelReport) -> String + 'a) -> Self {
+        Self { head, is_spare: false, cell: Box::new(cell) }
+    }
+
+    fn spare(self) -> Self {
+        Self { is_spare: true, ..self }
+    }
+
+    /// A figure against the baseline.
+    fn against(head: &'static str, figure: impl Fn(&Divergence) -> String + 'a) -> Self {
+        Self::new(head, move |entry| entry.report.divergence.as_ref().map(&figure).unwrap_or_default())
+    }
+}
+
+/// The table of the files, for this screen.
+pub(super) fn table(entries: &[ModelReport]) -> Table {
+    let is_narrow = Screen::stdout().width.is_some_and(|width| width < WIDE);
+    let mut columns = columns(entries);
+    columns.retain(|column| !(is_narrow && column.is_spare));
+    let heads = columns.iter().map(|column| (column.head, Align::Right));
+    let heads = [("file", Align::Left), ("type", Align::Left)].into_iter().chain(heads);
+    let heads: Vec<(&str, Align)> = heads.chain([("verdict", Align::Left)]).collect();
+    let mut table = Table::new(&heads);
+    for entry in entries {
+        let file = entry.path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let name = file.unwrap_or_else(|| entry.path.display().to_string());
+        let file_type = entry.file_type.as_deref().unwrap_or_default();
+        let mut row = vec![escape(&name).into_owned(), escape(file_type).into_owned()];
+        row.extend(columns.iter().map(|column| (column.cell)(entry)));
+        let verdict = Cell::styled(style(entry.report.verdict), entry.report.verdict.name());
+        table.row(row.into_iter().map(Cell::from).chain([verdict]));
+    }
+    table
+}
+
+fn columns(entries: &[ModelReport]) -> Vec<Column<'_>> {
+    let mut columns = vec![
+        Column::new("size", |entry| entry.size_bytes.map(text::bytes).unwrap_or_default()).spare(),
+        Column::new("bits", |entry| {
+            entry.report.bits_per_weight.map(|bits| format!("{bits:.2}")).unwrap_or_default()
+        })
+        .spare(),
+        Column::new("perplexity", |entry| {
+            entry.report.perplexity.as_ref().map(|p| format!("{:.4}", p.value)).unwrap_or_default()
+        }),
+    ];
+    if entries.iter().any(|entry| entry.report.divergence.is_some()) {
+        columns.extend([
+            Column::against("Δ ppl", |d| format!("{:+.2} %", 100.0 * d.delta_ln_ppl.value.exp_m1())),
+            Column::against("KLD", |d| format!("{:.6}", d.mean.value)),
+            Column::new("limit", |entry| {
+                let line = entry.report.limits.iter().find(|line| line.figure == Figure::Kld);
+                line.map(|line| Figure::Kld.show(line.limit)).unwrap_or_default()
+            }),
+            Column::against("99 % KLD", |d| format!("{:.6}", d.p99)).spare(),
+            Column::against("same", |d| format!("{:.2} %", 100.0 * d.top1_agreement)),
+        ]);
+    }
+    // Every model answers the same tasks, unless it could not be run.
+    let tasks = entries.iter().map(|entry| &entry.report.tasks).max_by_key(|tasks| tasks.len());
+    columns.extend(tasks.into_iter().flatten().map(|first| {
+        Column::new(first.kind.name(), |entry| {
+            let answered = entry.report.tasks.iter().find(|answered| answered.kind == first.kind);
+            answered.map(|answered| format!("{:.2} %", 100.0 * answered.accuracy())).unwrap_or_default()
+        })
+    }));
+    columns
+}

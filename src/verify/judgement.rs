@@ -1,0 +1,108 @@
+//! What figures amount to: enough text, better than chance, within the limits.
+
+use crate::core::progress::Progress;
+use crate::engine::{Engine, EngineError};
+use crate::gguf::{FileType, Value};
+use crate::verify::cost::Cost;
+use crate::verify::healthy::measure_cost;
+use crate::verify::{
+    Aspect, Figure, Finding, HealthyCost, LimitLine, Model, Perplexity, Report, VerifyError, Window,
+};
+
+/// Fewer scored tokens, and a standard error above this share of the perplexity, say nothing about a file.
+const LEAST_TOKENS: usize = 1000;
+const MOST_ERROR: f64 = 0.05;
+
+/// What the file's types cost a healthy file: measured, or of a small model where that cannot be.
+pub(super) fn healthy_cost(
+    model: &Model<'_>,
+    baseline: Option<(&Model<'_>, &Engine<'_>)>,
+    windows: &[Window],
+    report: &mut Report,
+    progress: &dyn Progress,
+) -> Result<HealthyCost, VerifyError> {
+    let typical = HealthyCost { cost: Cost::typical(model.source.tensors()), n_tokens: None };
+    let Some((baseline, reference)) = baseline else { return Ok(typical) };
+    match measure_cost(model, baseline, reference, windows, progress) {
+        Ok(measured) => Ok(measured
+            .map_or(typical, |found| HealthyCost { cost: found.cost, n_tokens: Some(found.n_tokens) })),
+        Err(error @ VerifyError::Engine(EngineError::Cancelled)) => Err(error),
+        Err(error) => {
+            let message = format!("the limits are those of a small model: {error}");
+            report.add(Finding::warning("limits", message));
+            Ok(typical)
+        }
+    }
+}
+
+/// Judges the figures: by their number, by chance, and by the limits.
+pub(super) fn judge_figures(report: &mut Report, model: &Model<'_>, n_vocab: usize) {
+    let Some(perplexity) = report.perplexity else { return };
+    // Two standard errors off: a few tokens prove nothing.
+    let low = perplexity.value - 2.0 * perplexity.stderr;
+    if !perplexity.value.is_finite() || (perplexity.tokens > 1 && low > n_vocab as f64) {
+        let message =
+            format!("perplexity {:.1}: guessing among {n_vocab} tokens does better", perplexity.value);
+        report.add(Finding::error("worse-than-chance", message));
+    }
+    let defaults = report.healthy.map(|healthy| healthy.cost.limits()).unwrap_or_default();
+    let limits = report.thresholds.lines(&defaults, &perplexity, report.divergence.as_ref());
+    let missed: Vec<Finding> = limits
+        .iter()
+        .filter(|line| line.is_missed())
+        .map(|line| Finding::error(line.figure.limit_name(), reason(line, model, report.healthy)))
+        .collect();
+    report.extend(missed);
+    judge_sample(report, &perplexity, &limits);
+    report.set_limits(limits);
+}
+
+/// Whether enough text was run for its figures to say something.
+fn judge_sample(report: &mut Report, perplexity: &Perplexity, limits: &[LimitLine]) {
+    const MORE: &str = "more text: `--prompts`, `--chunks`, `--score all`";
+    let (n, share) = (perplexity.tokens, perplexity.stderr / perplexity.value);
+    let too_little = if n < LEAST_TOKENS {
+        Some(format!("only {n} tokens were scored, figures need {LEAST_TOKENS}"))
+    } else if share > MOST_ERROR || share.is_nan() {
+        let (share, most) = (100.0 * share, 100.0 * MOST_ERROR);
+        Some(format!("its error is {share:.1} % over {n} tokens, {most} % is the most"))
+    } else {
+        None
+    };
+    let close = |figure: Figure| {
+        let line = limits.iter().find(|line| line.figure == figure && line.is_close())?;
+        let stderr = line.figure.show(line.stderr.unwrap_or(0.0));
+        Some(format!("{} is too close to tell: ± {stderr}", line.relation()))
+    };
+    match too_little.clone().or_else(|| close(Figure::Ppl)) {
+        Some(why) => report.not_judged(Aspect::Perplexity, why, MORE),
+        None => report.judged(Aspect::Perplexity, format!("{n} tokens")),
+    }
+    if report.divergence.is_some() {
+        match too_little.or_else(|| close(Figure::Kld)) {
+            Some(why) => report.not_judged(Aspect::Divergence, why, MORE),
+            None => report.judged(Aspect::Divergence, format!("{n} tokens")),
+        }
+    }
+}
+
+/// A limit that is missed, in a line: the figure, the limit, and where it comes from.
+fn reason(line: &LimitLine, model: &Model<'_>, healthy: Option<HealthyCost>) -> String {
+    let relation = line.relation();
+    let Some(healthy) = healthy.filter(|_| !line.is_own) else {
+        return format!("{relation}, the limit that was set");
+    };
+    let kld = Figure::Kld.show(healthy.cost.kld);
+    let whom = match healthy.n_tokens {
+        Some(n) => format!("this model a KLD of {kld}, measured over {n} tokens"),
+        None => format!("a model of 135 million parameters a KLD of {kld}"),
+    };
+    format!("{relation} for {}, which costs {whom}", file_type_name(model))
+}
+
+/// What a file is, by its own word: `Q4_K_M`.
+fn file_type_name(model: &Model<'_>) -> String {
+    let id = model.metadata.get("general.file_type").and_then(Value::as_u64);
+    let named = id.and_then(|id| u32::try_from(id).ok()).and_then(FileType::from_id);
+    named.map_or_else(|| "its types".to_owned(), |found| found.name().to_owned())
+}
