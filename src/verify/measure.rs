@@ -134,7 +134,9 @@ pub(super) fn measure_with(
     let knows = |chunks: &[TokenChunk]| baseline.and_then(|b| b.recall).is_some_and(|r| r.knows(chunks));
     let again = |chunks: &[TokenChunk]| baseline.filter(|_| !knows(chunks));
     let work = |chunks: &[TokenChunk]| {
-        engine.work_bytes(chunks) + again(chunks).map_or(0, |b| b.engine.work_bytes(chunks))
+        // Of a baseline whose hidden states are known the head is computed again.
+        let known = || baseline.map_or(0, |b| b.engine.head_bytes());
+        engine.work_bytes(chunks) + again(chunks).map_or_else(known, |b| b.engine.work_bytes(chunks))
     };
     progress.begin("running the model", groups.iter().map(|(_, chunks)| work(chunks)).sum());
     let mut positions = Vec::new();

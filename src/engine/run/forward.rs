@@ -174,7 +174,13 @@ impl<'a> Engine<'a> {
         let n_batches = batches(chunks, self.batch_tokens(budget, longest)).len() as u64;
         let size = |&tensor: &usize| self.source.tensors()[tensor].n_bytes().unwrap_or(0);
         let layers: u64 = self.plan.layers.iter().flat_map(|layer| &layer.tensors).map(size).sum();
-        layers.saturating_mul(n_batches).saturating_add(size(&self.plan.head.tensor))
+        layers.saturating_mul(n_batches).saturating_add(self.head_bytes())
+    }
+
+    /// Bytes of the head's weights: what is decoded of a model whose hidden states are known.
+    #[must_use]
+    pub fn head_bytes(&self) -> u64 {
+        self.source.tensors()[self.plan.head.tensor].n_bytes().unwrap_or(0)
     }
 
     /// Runs chunks through the whole graph and returns the final normed hidden states of their wanted rows.
