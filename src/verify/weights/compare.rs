@@ -126,7 +126,7 @@ impl Comparison<'_> {
         }
         if row.coded != row.own {
             let granted = self.limits.granted(own_row.errors, file_row.reference, 0.0);
-            seen.bad_rows_of(row.number, &file_row, &own_row, granted);
+            seen.bad_rows_of(row.number, &file_row, &own_row, granted, &self.limits);
         }
     }
 
@@ -168,16 +168,17 @@ impl Comparison<'_> {
 
 impl Seen {
     /// Marks a row that is farther off than it may be, or scaled.
-    fn bad_rows_of(&mut self, row: u64, file: &Sums, own: &Sums, granted: f64) {
+    fn bad_rows_of(&mut self, row: u64, file: &Sums, own: &Sums, granted: f64, limits: &Limits) {
         let (error, ratio) = (file.relative_error(), ratio(file.errors, granted));
         let own_error = own.relative_error();
         let factor = own.slope() / file.slope();
         let shape = file.shape_error();
         // What is left once the scale is right must be the type's.
-        let is_scaled = factor > 0.0
+        let is_scaled = limits.shows_row_scales()
+            && factor > 0.0
             && factor.ln().abs() > Limits::row_scale(own_error)
             && shape.powi(2) * file.reference <= 2.25 * granted.max(own.errors);
-        if Limits::is_bad_row(error, ratio) || is_scaled {
+        if limits.is_bad_row(error, ratio) || is_scaled {
             self.bad_rows.mark(BadRow { row, error, ratio, factor: is_scaled.then_some(factor) });
         }
     }

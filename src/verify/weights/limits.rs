@@ -16,6 +16,11 @@ const SAMPLE_ROWS: usize = 16;
 const GRANTED: f64 = 0.5;
 /// Above this share of the reference nothing is left of it.
 const LOST: f64 = 0.9;
+/// The same of a single row or block, of types that are coarser than the first figure says: their importance matrices
+/// leave a block in a thousand with nothing of its values. Below two bits no error of a block is too large.
+const LOST_COARSE: f64 = 1.15;
+const COARSE: f64 = 0.3;
+const COARSEST: f64 = 0.42;
 /// Share of blocks that are reproduced from which those that are not must have an explanation.
 pub(crate) const MOSTLY_REPRODUCED: f64 = 0.9;
 /// Blocks up to this length follow single columns of great importance, and lose the others.
@@ -58,15 +63,28 @@ impl Limits {
 
     /// Whether a block with this relative error, of this ratio to what is granted, holds something else.
     pub(crate) fn is_bad_block(&self, error: f64, ratio: f64) -> bool {
-        beyond(error, ratio, self.block_ratio)
+        beyond(error, ratio, self.block_ratio, self.lost())
     }
 
-    pub(crate) fn is_bad_row(error: f64, ratio: f64) -> bool {
-        beyond(error, ratio, ROW_RATIO)
+    pub(crate) fn is_bad_row(&self, error: f64, ratio: f64) -> bool {
+        beyond(error, ratio, ROW_RATIO, self.lost())
     }
 
     pub(crate) fn is_bad_tensor(error: f64, ratio: f64) -> bool {
-        beyond(error, ratio, TENSOR_RATIO)
+        beyond(error, ratio, TENSOR_RATIO, LOST)
+    }
+
+    /// Whether a row of this type can be told to be scaled.
+    pub(crate) fn shows_row_scales(&self) -> bool {
+        self.nominal < COARSEST
+    }
+
+    fn lost(&self) -> f64 {
+        match self.nominal {
+            nominal if nominal < COARSE => LOST,
+            nominal if nominal < COARSEST => LOST_COARSE,
+            _ => f64::INFINITY,
+        }
     }
 
     /// Largest logarithm of a factor on a whole tensor, a row or a column that codes of this error explain.
@@ -88,8 +106,8 @@ pub(crate) fn exceeds(figure: f64, limit: f64) -> bool {
     figure.is_nan() || figure > limit
 }
 
-fn beyond(error: f64, ratio: f64, limit: f64) -> bool {
-    (exceeds(ratio, limit) || exceeds(error, LOST)) && exceeds(ratio, STRICT_RATIO)
+fn beyond(error: f64, ratio: f64, limit: f64, lost: f64) -> bool {
+    (exceeds(ratio, limit) || exceeds(error, lost)) && exceeds(ratio, STRICT_RATIO)
 }
 
 /// Relative rms error of a type's own quantizer on values of a normal distribution; 0 for floats.
@@ -136,7 +154,7 @@ mod tests {
         let level = SimdLevel::detect();
         for ty in GgmlType::all().filter(|ty| ty.is_quantized()) {
             let limits = Limits::new(ty, GgmlType::F32, level);
-            if limits.nominal < 0.6 {
+            if limits.nominal < COARSE {
                 assert!(limits.is_bad_block(1.0, 1.0 / limits.nominal), "{ty}");
             }
             assert!(!limits.is_bad_block(limits.nominal, 1.0), "{ty}");
