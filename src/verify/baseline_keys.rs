@@ -10,6 +10,8 @@ mod hparams;
 mod same;
 mod vocabulary;
 
+pub(super) use vocabulary::tokenizer;
+
 use crate::engine::GraphPlan;
 use crate::gguf::{Metadata, Value};
 use crate::verify::{Finding, Model};
@@ -34,16 +36,6 @@ fn compare_keys(model: &Metadata, baseline: &Metadata, build: &effect::Build<'_>
     }
     findings.extend(vocabulary::around(model, baseline));
     findings
-}
-
-/// Keys of the tokenizer, against those of a baseline or a source.
-pub(super) fn tokenizer(
-    model: &Metadata,
-    other: &Metadata,
-    check: &'static str,
-    whose: &str,
-) -> Vec<Finding> {
-    vocabulary::tokenizer(model, other, check, whose)
 }
 
 fn has_vocabulary(metadata: &Metadata) -> bool {

@@ -12,7 +12,7 @@ use crate::engine::{Engine, EngineError};
 use crate::quant::{can_quantize, dequantize, quantize_rows};
 use crate::verify::cost::Cost;
 use crate::verify::measure::{Baseline, measure};
-use crate::verify::{Divergence, Model, VerifyError, Window};
+use crate::verify::{Divergence, HealthyCost, Model, VerifyError, Window};
 
 /// Tokens that are run: enough to know a cost within some ten per cent, which the limits' margin swallows.
 const TOKENS: usize = 4096;
@@ -105,13 +105,6 @@ impl Progress for CostStage<'_> {
     }
 }
 
-/// The cost of the file's types, and the tokens it was measured on.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct MeasuredCost {
-    pub(super) cost: Cost,
-    pub(super) n_tokens: usize,
-}
-
 /// Measures what the types of `model` cost `baseline`, which `reference` runs, on windows taken evenly from `windows`.
 ///
 /// # Errors
@@ -122,7 +115,7 @@ pub(super) fn measure_cost(
     reference: &Engine<'_>,
     windows: &[Window],
     progress: &dyn Progress,
-) -> Result<Option<MeasuredCost>, VerifyError> {
+) -> Result<Option<HealthyCost>, VerifyError> {
     let options = *reference.options();
     let Some(twin) = HealthyTwin::new(model.source.tensors(), baseline.source, options.level) else {
         return Ok(None);
@@ -139,7 +132,8 @@ pub(super) fn measure_cost(
         },
     )?;
     let n_tokens = positions.iter().filter(|position| position.is_scored).count();
-    Ok(Divergence::of(&positions).map(|divergence| MeasuredCost { cost: Cost::of(&divergence), n_tokens }))
+    let cost = |divergence| HealthyCost { cost: Cost::of(&divergence), n_tokens: Some(n_tokens) };
+    Ok(Divergence::of(&positions).map(cost))
 }
 
 /// Windows from all over the text, of [`TOKENS`] tokens together if one is not longer.

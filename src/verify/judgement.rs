@@ -24,8 +24,7 @@ pub(super) fn healthy_cost(
     let typical = HealthyCost { cost: Cost::typical(model.source.tensors()), n_tokens: None };
     let Some((baseline, reference)) = baseline else { return Ok(typical) };
     match measure_cost(model, baseline, reference, windows, progress) {
-        Ok(measured) => Ok(measured
-            .map_or(typical, |found| HealthyCost { cost: found.cost, n_tokens: Some(found.n_tokens) })),
+        Ok(measured) => Ok(measured.unwrap_or(typical)),
         Err(error @ VerifyError::Engine(EngineError::Cancelled)) => Err(error),
         Err(error) => {
             let message = format!("the limits are those of a small model: {error}");

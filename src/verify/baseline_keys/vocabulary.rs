@@ -15,7 +15,7 @@ const MODEL: &str = "tokenizer.ggml.model";
 const NEEDED: [&str; 3] = [MODEL, "tokenizer.ggml.tokens", "tokenizer.ggml.merges"];
 
 /// Keys of the tokenizer, against those of a baseline or a source.
-pub(super) fn tokenizer(
+pub(in crate::verify) fn tokenizer(
     model: &Metadata,
     other: &Metadata,
     check: &'static str,
