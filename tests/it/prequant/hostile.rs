@@ -96,8 +96,9 @@ fn damage(made: &mut Made, noise: &mut Noise) -> Left {
             };
             let dim = &mut part.dims[axis as usize];
             *dim = if noise.flip() { *dim + 1 } else { dim.saturating_sub(1) };
-            // One scale means all rows.
-            let left = if *dim == 1 { Left::Other } else { Left::Same };
+            // One scale means all rows, and words one fewer may be codes that lie across two of them.
+            let is_words = axis == 1 && part.name.ends_with(".weight_packed");
+            let left = if *dim == 1 || is_words { Left::Other } else { Left::Same };
             let Some(n_bytes) = n_bytes(part) else { return Left::Other };
             part.bytes.resize(n_bytes as usize, 0);
             left
