@@ -15,6 +15,8 @@ mod convert;
 mod coverage;
 mod docs;
 mod engine;
+#[cfg(target_os = "linux")]
+mod faults;
 mod flm;
 mod fuzz;
 mod gguf;
