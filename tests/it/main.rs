@@ -13,6 +13,7 @@ mod chatglm;
 mod checkpoint;
 mod convert;
 mod coverage;
+mod determinism;
 mod docs;
 mod engine;
 #[cfg(target_os = "linux")]

@@ -195,7 +195,7 @@ pub const ALL: &[Scenario] = &[
                 "--chunks",
                 "2",
                 "--per-token",
-                "t.tsv",
+                "t.jsonl",
                 "--save-baseline",
                 "b.kld",
             ],
