@@ -64,7 +64,9 @@ fn every_system_call_may_go_wrong() {
     let mut table = Table::default();
     for scenario in scenarios::ALL.iter().filter(|scenario| scenario.name.contains(&only)) {
         let clean = bench.rehearse(scenario);
-        let points = choose(calls::points(&clean.log), &mut rng);
+        let points = calls::points(&clean.log);
+        let n_points = points.len();
+        let points = choose(points, &mut rng);
         let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
         std::thread::scope(|scope| {
             for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
@@ -76,7 +78,7 @@ fn every_system_call_may_go_wrong() {
                 });
             }
         });
-        table.add(scenario.name, outcomes.into_inner().unwrap_or_else(PoisonError::into_inner));
+        table.add(scenario.name, n_points, outcomes.into_inner().unwrap_or_else(PoisonError::into_inner));
     }
     eprint!("{table}");
     let flaws = table.flaws();

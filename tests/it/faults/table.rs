@@ -8,6 +8,8 @@ use super::run::Tried;
 #[derive(Default)]
 struct Row {
     name: String,
+    /// Points that the command has.
+    n_points: usize,
     /// Points tried, points reached, flaws; by fault.
     counts: [[usize; 3]; Fault::ALL.len()],
 }
@@ -19,8 +21,8 @@ pub struct Table {
 }
 
 impl Table {
-    pub fn add(&mut self, name: &str, tried: Vec<(Fault, Tried)>) {
-        let mut row = Row { name: name.to_owned(), ..Row::default() };
+    pub fn add(&mut self, name: &str, n_points: usize, tried: Vec<(Fault, Tried)>) {
+        let mut row = Row { name: name.to_owned(), n_points, ..Row::default() };
         for (fault, tried) in tried {
             let counts = &mut row.counts[fault as usize];
             counts[0] += 1;
@@ -40,26 +42,29 @@ impl Table {
     }
 }
 
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cells = self.counts.map(|[_, reached, flaws]| format!("{reached} | {flaws}"));
+        write!(f, "| {} | {} | {} |", self.name, self.n_points, cells.join(" | "))
+    }
+}
+
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let faults = Fault::ALL.map(|fault| format!("{} | flaws", fault.name()));
-        writeln!(f, "| command | {} |", faults.join(" | "))?;
-        writeln!(f, "| --- {}|", "| ---: | ---: ".repeat(faults.len()))?;
-        let mut sums = [[0; 3]; Fault::ALL.len()];
+        writeln!(f, "| command | points | {} |", faults.join(" | "))?;
+        writeln!(f, "| --- | ---: {}|", "| ---: | ---: ".repeat(faults.len()))?;
+        let mut all = Row { name: "all".to_owned(), ..Row::default() };
         for row in &self.rows {
-            let cells = row.counts.map(|[_, reached, flaws]| format!("{reached} | {flaws}"));
-            writeln!(f, "| {} | {} |", row.name, cells.join(" | "))?;
-            for (sum, counts) in sums.iter_mut().zip(row.counts) {
+            writeln!(f, "{row}")?;
+            all.n_points += row.n_points;
+            for (sum, counts) in all.counts.iter_mut().zip(row.counts) {
                 (0..3).for_each(|at| sum[at] += counts[at]);
             }
         }
-        let cells = sums.map(|[_, reached, flaws]| format!("{reached} | {flaws}"));
-        writeln!(f, "| all | {} |", cells.join(" | "))?;
-        writeln!(
-            f,
-            "{} points, {} of them reached",
-            sums.map(|sum| sum[0]).iter().sum::<usize>(),
-            sums.map(|sum| sum[1]).iter().sum::<usize>()
-        )
+        writeln!(f, "{all}")?;
+        let [n_tried, n_reached, _] =
+            [0, 1, 2].map(|at| all.counts.iter().map(|counts| counts[at]).sum::<usize>());
+        writeln!(f, "{n_tried} of {} points tried, {n_reached} of them reached", all.n_points)
     }
 }
