@@ -183,7 +183,7 @@ pub fn write_gguf(
 
 /// Begins all files of an output, with their headers, where there is room for them.
 fn begin(target: &Path, files: &[PlannedFile], file_bytes: u64) -> Result<Vec<OutputFile>, WriteError> {
-    let destinations = match files {
+    let mut destinations = match files {
         [file] if file.path == target => vec![Destination::of(target)?],
         parts => {
             output::check_name(target)?;
@@ -191,9 +191,11 @@ fn begin(target: &Path, files: &[PlannedFile], file_bytes: u64) -> Result<Vec<Ou
                 // Not where the parts go, but what their name says: parts of a device would be files beside it.
                 Destination::of_part(target)?;
             }
-            parts.iter().map(|part| Destination::of_part(&part.path)).collect::<Result<_, _>>()?
+            parts.iter().map(|part| Destination::of_part(&part.path)).collect::<Result<Vec<_>, _>>()?
         }
     };
+    // What a dead run left takes room, too.
+    Destination::clear_all(&mut destinations)?;
     let free = destinations.first().and_then(Destination::free_bytes);
     if let Some(free) = free.filter(|&free| free < file_bytes) {
         return Err(WriteError::NoSpace { path: target.to_owned(), needed: file_bytes, free });
