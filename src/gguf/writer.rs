@@ -14,6 +14,7 @@ use crate::gguf::Metadata;
 use crate::gguf::endian::swap_blocks;
 use crate::gguf::plan::{FilePlan, LayoutOptions, PlanError};
 use crate::gguf::split::{self, SplitSpec};
+use crate::gguf::split_id::{Beginnings, placeholder};
 
 /// Bytes of the largest chunk; rows that are longer are a chunk each.
 const MAX_CHUNK_BYTES: u64 = 4 << 20;
@@ -58,6 +59,8 @@ pub struct PlannedFile {
     pub tensors: Range<usize>,
     /// Its header and where each tensor goes.
     pub plan: FilePlan,
+    /// Offset of the set's id, which is written last; the header has zeros there. `None` for a file without.
+    pub id_offset: Option<u64>,
 }
 
 /// What was written.
@@ -127,8 +130,25 @@ pub fn plan_files(
     let whole = FilePlan::new(metadata, tensors, layout).map_err(failed)?;
     let cuts = split.map(|spec| (spec, spec.cut(tensors)));
     let Some((spec, ranges)) = cuts.filter(|(spec, ranges)| spec.is_split(ranges.len())) else {
-        return Ok(vec![PlannedFile { path: target.to_owned(), tensors: 0..tensors.len(), plan: whole }]);
+        let (path, tensors) = (target.to_owned(), 0..tensors.len());
+        return Ok(vec![PlannedFile { path, tensors, plan: whole, id_offset: None }]);
     };
+    plan_parts(target, metadata, tensors, layout, spec, ranges)
+}
+
+/// Plans the parts of a set, with the tensors of one range in each.
+///
+/// # Errors
+/// Content that the format cannot hold.
+pub(crate) fn plan_parts(
+    target: &Path,
+    metadata: &Metadata,
+    tensors: &[TensorMeta],
+    layout: &LayoutOptions,
+    spec: &SplitSpec,
+    ranges: Vec<Range<usize>>,
+) -> Result<Vec<PlannedFile>, WriteError> {
+    let failed = |error| WriteError::Plan { path: target.to_owned(), error };
     let n_parts = ranges.len();
     let most = usize::from(u16::MAX);
     if n_parts > most {
@@ -140,7 +160,10 @@ pub fn plan_files(
         .map(|(part, range)| {
             let keys = spec.part_metadata(metadata, part, n_parts, tensors.len());
             let plan = FilePlan::new(&keys, &tensors[range.clone()], layout).map_err(failed)?;
-            Ok(PlannedFile { path: split::part_path(target, part + 1, n_parts), tensors: range, plan })
+            // It is the last key, so that its text ends where the keys do.
+            let id_offset = (!spec.without_id).then(|| plan.keys_end - placeholder().len() as u64);
+            let path = split::part_path(target, part + 1, n_parts);
+            Ok(PlannedFile { path, tensors: range, plan, id_offset })
         })
         .collect()
 }
@@ -160,6 +183,20 @@ pub fn write_gguf(
     progress: &dyn Progress,
 ) -> Result<WriteReport, WriteError> {
     let files = plan_files(target, metadata, source.tensors(), &options.layout, options.split.as_ref())?;
+    write_files(target, files, source, options, progress)
+}
+
+/// Writes files that are planned: one, or the parts of a set called after `target`.
+///
+/// # Errors
+/// As [`write_gguf`].
+pub(crate) fn write_files(
+    target: &Path,
+    files: Vec<PlannedFile>,
+    source: &dyn TensorSource,
+    options: &WriteOptions,
+    progress: &dyn Progress,
+) -> Result<WriteReport, WriteError> {
     for file in &files {
         if let Some(input) = options.inputs.iter().find(|input| same_file(&file.path, input)) {
             return Err(WriteError::SameFile { path: file.path.clone(), input: input.clone() });
@@ -169,13 +206,21 @@ pub fn write_gguf(
     let outputs = begin(target, &files, file_bytes)?;
     let tensor_bytes = files.iter().flat_map(|file| &file.plan.tensors).map(|tensor| tensor.n_bytes).sum();
     progress.begin("writing", tensor_bytes);
-    let streamed = Stream::new(source, &files, &outputs, options, progress).run();
+    let has_id = files.iter().any(|file| file.id_offset.is_some());
+    let beginnings = Beginnings::of(if has_id { source.tensors().len() } else { 0 });
+    let streamed = Stream::new(source, &files, &outputs, &beginnings, options, progress).run();
     progress.end();
     streamed?;
     if progress.is_cancelled() {
         return Err(WriteError::Cancelled);
     }
 
+    if has_id {
+        let id = beginnings.id(&files);
+        for (file, output) in files.iter().zip(&outputs) {
+            file.id_offset.map_or(Ok(()), |offset| output.write_at(offset, id.as_bytes()))?;
+        }
+    }
     OutputFile::commit_all(outputs, options.sync)?;
     let paths = files.into_iter().map(|file| file.path).collect();
     Ok(WriteReport { paths, n_tensors: source.tensors().len(), tensor_bytes, file_bytes })
@@ -281,6 +326,7 @@ impl Drop for StopOnPanic<'_> {
 struct Stream<'a> {
     source: &'a dyn TensorSource,
     outputs: &'a [OutputFile],
+    beginnings: &'a Beginnings,
     endian: Endian,
     writeback: bool,
     chunk_bytes: u64,
@@ -299,6 +345,7 @@ impl<'a> Stream<'a> {
         source: &'a dyn TensorSource,
         files: &'a [PlannedFile],
         outputs: &'a [OutputFile],
+        beginnings: &'a Beginnings,
         options: &WriteOptions,
         progress: &'a dyn Progress,
     ) -> Self {
@@ -309,6 +356,7 @@ impl<'a> Stream<'a> {
         Self {
             source,
             outputs,
+            beginnings,
             endian: options.layout.endian,
             writeback: options.sync,
             chunk_bytes,
@@ -366,6 +414,7 @@ impl<'a> Stream<'a> {
             Endian::Big => None,
         };
         if let Some(bytes) = borrowed {
+            self.begin_tensor(chunk, bytes);
             output.write_at(chunk.offset, bytes)?;
         } else {
             // A chunk is one row or fits the budget; the source holds at least as much.
@@ -374,6 +423,7 @@ impl<'a> Stream<'a> {
             if self.endian == Endian::Big {
                 swap_blocks(self.source.tensors()[chunk.tensor].ty, buffer);
             }
+            self.begin_tensor(chunk, buffer);
             output.write_at(chunk.offset, buffer)?;
             if buffer.capacity() as u64 > 2 * self.chunk_bytes {
                 *buffer = Vec::new();
@@ -384,6 +434,14 @@ impl<'a> Stream<'a> {
             self.start_writeback(chunk);
         }
         Ok(())
+    }
+
+    /// The first row alone counts: how many a chunk has depends on the memory.
+    fn begin_tensor(&self, chunk: Chunk, bytes: &[u8]) {
+        if chunk.first_row == 0 {
+            let row_bytes = bytes.len() / usize::try_from(chunk.n_rows).unwrap_or(usize::MAX).max(1);
+            self.beginnings.note(chunk.tensor, &bytes[..row_bytes]);
+        }
     }
 
     /// Starts write-back up to this chunk once enough has gathered before it. Chunks are handed out in order, so all

@@ -6,6 +6,7 @@
 //! | [`destination`] | where an output goes, and why it cannot go there |
 //! | [`temporary`] | the file before it has its name |
 //! | [`commit`] [`journal`] | how it gets it, alone or as one of a set |
+//! | [`new_directory`] | the same for a directory and all that is in it |
 //! | [`leftovers`] [`lock`] | what runs that were killed left behind, and how one knows that they are dead |
 
 use std::fs::File;
@@ -21,9 +22,11 @@ mod fault;
 mod journal;
 mod leftovers;
 mod lock;
+mod new_directory;
 mod temporary;
 
 pub use destination::{Destination, Obstacle, OutputError, check_name};
+pub use new_directory::NewDirectory;
 
 /// A file being written. It gets its final name in [`OutputFile::commit`]; dropped before that, it vanishes. What goes
 /// to a device is there at once.

@@ -61,6 +61,10 @@ pub enum Obstacle {
     BlockDevice,
     /// A character device that has no positions: a terminal.
     Stream,
+    /// A directory with something in it, where a new one was to be.
+    NotEmpty,
+    /// A file, where a directory was to be.
+    NotADirectory,
     /// Any character device, where the output has parts.
     DeviceForParts,
 }
@@ -75,6 +79,8 @@ impl std::fmt::Display for Obstacle {
             Self::Socket => "this is a socket, which has no positions to write at",
             Self::BlockDevice => "this is a block device, a file name expected",
             Self::Stream => "this is a device without positions to write at",
+            Self::NotEmpty => "directory is not empty",
+            Self::NotADirectory => "not a directory",
             Self::DeviceForParts => "this is a device, and an output in parts needs files",
         })
     }
@@ -89,6 +95,7 @@ impl Hint for OutputError {
                 Obstacle::Fifo | Obstacle::Socket | Obstacle::Stream => {
                     "several threads write at several places of the output: write a file, then send that"
                 }
+                Obstacle::NotEmpty | Obstacle::NotADirectory => "give a new directory with `-o`",
                 Obstacle::BlockDevice => "name a file on a file system of it",
                 Obstacle::DeviceForParts => "leave out the options that split the output",
             },
@@ -276,7 +283,7 @@ fn open_device(target: &Path, _: &std::fs::Metadata) -> Result<File, OutputError
 }
 
 /// Where a path leads whose last link leads to nothing.
-fn follow(target: &Path) -> io::Result<PathBuf> {
+pub(super) fn follow(target: &Path) -> io::Result<PathBuf> {
     let mut path = target.to_owned();
     for _ in 0..MAX_LINKS {
         match path.symlink_metadata() {

@@ -37,6 +37,11 @@ impl Entry {
         Ok(Self { temporary, name, n_bytes: found.len(), inode: inode(&found) })
     }
 
+    /// True if the file has its name, which is `name`.
+    pub(super) fn is_named(&self, dir: &Path, name: &OsStr) -> bool {
+        self.name == name && self.is_at(&dir.join(name))
+    }
+
     fn is_at(&self, path: &Path) -> bool {
         path.symlink_metadata()
             .is_ok_and(|found| found.is_file() && found.len() == self.n_bytes && inode(&found) == self.inode)

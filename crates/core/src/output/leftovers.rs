@@ -2,13 +2,14 @@
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io;
 use std::path::Path;
 
 use super::journal::{Entry, Journal, journal_stem};
 use super::lock::{self, Lock};
 use super::temporary::{stem, stem_of};
-use super::{OutputError, again};
+use super::{OutputError, again, parent};
 
 /// Clears a directory of what dead runs left of the files called `names`: a set half renamed is finished, temporary files
 /// are removed. What a living run holds stays, and so does everything that is not named as temporary files are.
@@ -66,6 +67,73 @@ pub(super) fn resume(journal: &mut Journal, entries: &[Entry], names: &[&OsStr])
     }
     journal.finish(entries)?;
     Ok(())
+}
+
+/// Removes directories that dead runs began to fill for `target`.
+///
+/// # Errors
+/// The file system refused.
+pub(super) fn clear_directories(target: &Path) -> io::Result<()> {
+    let wanted = stem(target.file_name().unwrap_or_default());
+    let entries = match fs_err::read_dir(parent(target)) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        if stem_of(&entry.file_name()) != Some(wanted.as_encoded_bytes()) || !entry.file_type()?.is_dir() {
+            continue;
+        }
+        let path = entry.path();
+        let Ok(open) = File::options().read(true).open(&path) else { continue };
+        if lock::take(&open) == Lock::Held && lock::leads_to(&path, &open) {
+            fs_err::remove_dir_all(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// True for an empty directory. It is made one if all that is in it was left by runs that died before they came to an end:
+/// their temporary files, and files that got their names while others did not.
+///
+/// # Errors
+/// The file system refused.
+pub(super) fn is_empty(dir: &Path) -> io::Result<bool> {
+    let (mut journals, mut files) = (Vec::new(), Vec::new());
+    for entry in fs_err::read_dir(dir)? {
+        let name = entry?.file_name();
+        if journal_stem(&name).is_some() { journals.push(name) } else { files.push(name) }
+    }
+    let mut taken = Vec::new();
+    for name in &journals {
+        let Some(mut journal) = Journal::take_dead(&dir.join(name)) else { return Ok(false) };
+        taken.push((journal.read()?.unwrap_or_default(), journal));
+    }
+    let entries = || taken.iter().flat_map(|(entries, _)| entries);
+    let is_left =
+        |name: &OsString| stem_of(name).is_some() || entries().any(|entry| entry.is_named(dir, name));
+    if !files.iter().all(is_left) {
+        return Ok(false);
+    }
+    // A set that is complete is somebody's output, whether or not its writer lived to say so.
+    if taken.iter().any(|(entries, _)| {
+        !entries.is_empty() && entries.iter().all(|entry| entry.is_named(dir, &entry.name))
+    }) {
+        for (_, journal) in taken {
+            journal.remove()?;
+        }
+        return Ok(false);
+    }
+    for name in files.iter().filter(|name| stem_of(name).is_some()) {
+        remove_dead(&dir.join(name))?;
+    }
+    for entry in entries().filter(|entry| entry.is_named(dir, &entry.name)) {
+        again(|| fs_err::remove_file(dir.join(&entry.name)))?;
+    }
+    for (_, journal) in taken {
+        journal.remove()?;
+    }
+    Ok(fs_err::read_dir(dir)?.next().is_none())
 }
 
 /// Removes a temporary file if nobody holds it.
