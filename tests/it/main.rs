@@ -34,6 +34,7 @@ mod prequant;
 mod quant;
 mod quant_iq;
 mod quantize;
+mod sets;
 mod support;
 mod tokenizer;
 mod torch;

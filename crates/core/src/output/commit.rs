@@ -130,7 +130,7 @@ mod tests {
         for (output, name) in outputs.iter().zip(names) {
             output.write_at(0, format!("{content} {name}").as_bytes())?;
         }
-        Ok(OutputFile::commit_all(outputs, content != "unsynced")?)
+        Ok(OutputFile::commit_all(outputs, sync)?)
     }
 
     fn entries(dir: &Path) -> Vec<String> {

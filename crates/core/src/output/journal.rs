@@ -194,7 +194,8 @@ impl Journal {
     /// The file system refused.
     pub(super) fn remove(mut self) -> io::Result<()> {
         self.stays = true;
-        again(|| fs_err::remove_file(&self.path))
+        let mut remove = || fs_err::remove_file(&self.path);
+        again(&mut remove).or_else(|_| again(&mut remove))
     }
 }
 

@@ -1,6 +1,6 @@
-//! An output that is a directory. A new one appears whole: it is filled under a temporary name beside its own, locked as
-//! temporary files are, and renamed. One that is there and empty stays the directory it is (it may be where somebody stands,
-//! or a mounted disk); its files get their names together, as those of a set do.
+//! An output that is a directory. It appears whole: it is filled under a temporary name beside its own, locked as temporary
+//! files are, and renamed, also over an empty one. Only where that cannot be (the working directory, a mounted disk, a
+//! directory in one that is not ours) the files get their names there, together, as those of a set do.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::destination::{self, Destination, Obstacle, OutputError, check_name};
 use super::lock::{self, Lock};
-use super::temporary::builder;
+use super::temporary::{builder, inherit};
 use super::{OutputFile, again, fault, leftovers, named, parent, sync_directory};
 
 /// A directory that is new or empty. Dropped before it is committed, it is as it was.
@@ -58,10 +58,21 @@ impl NewDirectory {
     /// The file system refused.
     pub fn begin(&mut self) -> Result<(), OutputError> {
         let failed = |error: io::Error| OutputError::from(named(&self.path, &error));
-        let target = destination::follow(&self.path).map_err(failed)?;
-        if target.file_name().is_none() || target.is_dir() {
+        if self.path.is_dir() {
+            let target = fs_err::canonicalize(&self.path)?;
             self.way = Way::Inside;
+            if may_be_replaced(&target) {
+                leftovers::clear_directories(&target)?;
+                // Where nothing may be created beside it, it is filled where it is.
+                if let Ok(temporary) = Temporary::beside(&target) {
+                    self.way = Way::Beside(temporary, target);
+                }
+            }
             return Ok(());
+        }
+        let target = destination::follow(&self.path).map_err(failed)?;
+        if target.file_name().is_none() {
+            return Err(OutputError::Refused { target, obstacle: Obstacle::DirectoryName });
         }
         let is_missing = |dir: &&Path| !dir.as_os_str().is_empty() && !dir.is_dir();
         self.created = target.ancestors().skip(1).take_while(is_missing).map(Path::to_owned).collect();
@@ -119,13 +130,34 @@ impl Drop for NewDirectory {
     }
 }
 
+/// True for an empty directory that another can take the place of: nobody here stands in it, and no disk is mounted on it.
+fn may_be_replaced(target: &Path) -> bool {
+    let is_elsewhere = std::env::current_dir().is_ok_and(|here| !here.starts_with(target));
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+        let found = statx(CWD, target, AtFlags::empty(), StatxFlags::BASIC_STATS);
+        let root = StatxAttributes::MOUNT_ROOT;
+        let is_mounted = found.map_or(true, |found| {
+            !found.stx_attributes_mask.contains(root) || found.stx_attributes.contains(root)
+        });
+        is_elsewhere && !is_mounted
+    }
+    // Elsewhere a directory does not take the place of another, or it is not known.
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = is_elsewhere;
+        false
+    }
+}
+
 /// A directory on its way. It is locked. Dropped, it vanishes with all that is in it.
 #[derive(Debug)]
 struct Temporary {
     path: PathBuf,
     is_done: bool,
-    /// The lock.
-    _open: Option<File>,
+    /// Open for the lock.
+    open: Option<File>,
 }
 
 impl Temporary {
@@ -144,10 +176,13 @@ impl Temporary {
         })?;
         let (open, path) = made.into_parts();
         let path = path.keep().map_err(|error| error.error)?;
-        Ok(Self { path, is_done: false, _open: open })
+        Ok(Self { path, is_done: false, open })
     }
 
     fn rename(mut self, target: &Path) -> io::Result<()> {
+        if let (Some(open), Ok(old)) = (&self.open, target.symlink_metadata()) {
+            inherit(open, &old)?;
+        }
         again(|| fs_err::rename(&self.path, target))?;
         self.is_done = true;
         Ok(())
@@ -256,40 +291,62 @@ mod tests {
             write(Path::new(path), "new", true).unwrap();
         }
 
+        fn run(point: usize, cwd: &Path, path: &Path) -> std::process::ExitStatus {
+            std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "output::new_directory::tests::kills::victim", "--ignored"])
+                .env("GGUF_CORE_TEST_VICTIM", format!("{point} {}", path.display()))
+                .current_dir(cwd)
+                .stdout(std::process::Stdio::null())
+                .stderr(std::process::Stdio::null())
+                .status()
+                .unwrap()
+        }
+
         #[test]
         fn whoever_is_killed_leaves_no_obstacle() {
-            for is_there in [false, true] {
+            for (is_there, is_within) in [(false, false), (true, false), (true, true)] {
                 let mut n_kills = 0;
+                let mut n_half = 0;
                 loop {
                     let root = tempfile::tempdir().unwrap();
                     let path = root.path().join("out");
                     if is_there {
                         fs_err::create_dir_all(&path).unwrap();
                     }
-                    let status = std::process::Command::new(std::env::current_exe().unwrap())
-                        .args(["--exact", "output::new_directory::tests::kills::victim", "--ignored"])
-                        .env("GGUF_CORE_TEST_VICTIM", format!("{n_kills} {}", path.display()))
-                        .stdout(std::process::Stdio::null())
-                        .status()
-                        .unwrap();
+                    let (cwd, argument) = if is_within {
+                        (path.as_path(), Path::new("."))
+                    } else {
+                        (root.path(), path.as_path())
+                    };
+                    let status = run(n_kills, cwd, argument);
                     if status.success() {
                         break;
                     }
                     assert_eq!(status.signal(), Some(9), "{status}");
-                    let is_whole = path.join("config").exists() && path.join("model").exists();
-                    assert!(is_there || is_whole || !path.exists(), "point {n_kills}: half a directory");
-                    match write(&path, "third", false) {
-                        Ok(()) => assert_eq!(fs_err::read(path.join("model")).unwrap(), b"third"),
-                        // The last points come after the last name: all is there.
-                        Err(OutputError::Refused { obstacle: Obstacle::NotEmpty, .. }) if is_whole => {}
-                        Err(error) => panic!("point {n_kills}: {error}"),
-                    }
+                    let found = ["config", "model"].map(|name| path.join(name).exists());
+                    let is_half = found[0] != found[1];
+                    assert!(!is_half || is_within, "point {n_kills}: half a directory");
+                    n_half += usize::from(is_half);
+                    // The last points come after the last name: all is there, and in the way of another run.
+                    assert_eq!(run(usize::MAX, cwd, argument).success(), !found[0], "point {n_kills}");
                     assert_eq!(entries(&path), ["config", "model"], "point {n_kills}");
                     assert_eq!(entries(root.path()), ["out"], "point {n_kills}");
                     n_kills += 1;
                 }
                 assert!(n_kills > 5, "{n_kills}");
+                assert_eq!(n_half > 0, is_within);
             }
+        }
+
+        #[test]
+        fn an_empty_directory_keeps_its_mode() {
+            use std::os::unix::fs::PermissionsExt;
+            let root = tempfile::tempdir().unwrap();
+            let path = root.path().join("out");
+            fs_err::create_dir(&path).unwrap();
+            fs_err::set_permissions(&path, PermissionsExt::from_mode(0o750)).unwrap();
+            write(&path, "new", false).unwrap();
+            assert_eq!(fs_err::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o750);
         }
     }
 }

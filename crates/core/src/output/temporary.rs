@@ -227,7 +227,7 @@ fn rewound(file: &File) -> io::Result<File> {
 
 /// Takes over mode, group and owner of a file, as far as the system permits. At no time may more people read the new file
 /// than could read the old one.
-fn inherit(file: &File, old: &Metadata) -> io::Result<()> {
+pub(super) fn inherit(file: &File, old: &Metadata) -> io::Result<()> {
     #[cfg(unix)]
     {
         use rustix::fs::{Gid, Mode, Uid, fchmod, fchown};
