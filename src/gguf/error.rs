@@ -208,7 +208,8 @@ pub enum GgufError {
     PartForeign { path: PathBuf, what: &'static str, expected: String, found: String },
     /// Parts that were not written together.
     #[error(
-        "{}: {}, {}: {}: these parts are of two different sets",
+        "{}: {}, {}: {}: these parts are of two sets, because a rewrite was interrupted (run the command that wrote them \
+         again) or files of two models were mixed",
         first.display(), set_id(first_id.as_deref()), path.display(), set_id(id.as_deref())
     )]
     PartSet { path: PathBuf, id: Option<String>, first: PathBuf, first_id: Option<String> },
@@ -262,11 +263,7 @@ impl Hint for GgufError {
             Self::PartName { .. } => "give the part its original name back",
             Self::PartMissing { .. } => "all parts must lie in one directory",
             Self::PartSet { .. } => {
-                return vec![
-                    "if a rewrite of these files was interrupted, run the command that wrote them again"
-                        .to_owned(),
-                    "if they were put together from two places, fetch all from one".to_owned(),
-                ];
+                "run the command that wrote the parts again, or fetch all of them from one place"
             }
             Self::PartNumber { .. } | Self::PartForeign { .. } => {
                 "fetch the parts again, all from the same place"

@@ -17,10 +17,11 @@ fn command(program: &str, dir: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs a program in a directory: exit code, standard error.
+/// Runs a program in a directory: exit code, what it says.
 fn run(program: &str, dir: &Path, arguments: &[&str]) -> (Option<i32>, String) {
     let output = command(program, dir, arguments).output().unwrap();
-    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    (output.status.code(), said.concat())
 }
 
 fn run_well(program: &str, dir: &Path, arguments: &[&str]) {
