@@ -133,7 +133,7 @@ pub fn plan_files(
         let (path, tensors) = (target.to_owned(), 0..tensors.len());
         return Ok(vec![PlannedFile { path, tensors, plan: whole, id_offset: None }]);
     };
-    plan_parts(target, metadata, tensors, layout, spec, ranges)
+    plan_parts(target, metadata, tensors, *layout, spec, ranges)
 }
 
 /// Plans the parts of a set, with the tensors of one range in each.
@@ -144,7 +144,7 @@ pub(crate) fn plan_parts(
     target: &Path,
     metadata: &Metadata,
     tensors: &[TensorMeta],
-    layout: &LayoutOptions,
+    layout: LayoutOptions,
     spec: &SplitSpec,
     ranges: Vec<Range<usize>>,
 ) -> Result<Vec<PlannedFile>, WriteError> {
@@ -159,7 +159,7 @@ pub(crate) fn plan_parts(
         .enumerate()
         .map(|(part, range)| {
             let keys = spec.part_metadata(metadata, part, n_parts, tensors.len());
-            let plan = FilePlan::new(&keys, &tensors[range.clone()], layout).map_err(failed)?;
+            let plan = FilePlan::new(&keys, &tensors[range.clone()], &layout).map_err(failed)?;
             // It is the last key, so that its text ends where the keys do.
             let id_offset = (!spec.without_id).then(|| plan.keys_end - placeholder().len() as u64);
             let path = split::part_path(target, part + 1, n_parts);

@@ -155,7 +155,7 @@ impl QuantizePlan<'_> {
         }
         let spec = options.split.unwrap_or_default();
         let (metadata, ranges) = (&self.metadata, self.parts.clone());
-        let files = plan_parts(target, metadata, &self.tensors, &options.layout, &spec, ranges)?;
+        let files = plan_parts(target, metadata, &self.tensors, options.layout, &spec, ranges)?;
         Ok(write_files(target, files, self, options, progress)?)
     }
 }
