@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
 mod destination;
+mod guard;
 
 pub use destination::{Destination, Obstacle, OutputError, check_name};
+pub use guard::{FoundKind, GuardError, OutputGuard, OutputKind, check_kind};
 
 /// A file being written. It gets its final name in [`OutputFile::commit`]; dropped before that, it vanishes. What goes
 /// to a device is there at once.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
-use super::{OutputFile, Sink, free_bytes, named, parent};
+use super::{GuardError, OutputFile, Sink, free_bytes, named, parent};
 use crate::Hint;
 use crate::text::escape;
 
@@ -32,6 +32,9 @@ pub enum OutputError {
         /// The directory.
         dir: PathBuf,
     },
+    /// A file that is read, or of another kind.
+    #[error(transparent)]
+    Guard(#[from] GuardError),
     /// The file system refused; the message names the output.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -88,6 +91,7 @@ impl Hint for OutputError {
             Self::NoDirectory { dir, .. } => {
                 return vec![format!("create it first: `mkdir -p {}`", escape(&dir.to_string_lossy()))];
             }
+            Self::Guard(error) => return error.hints(),
             Self::Io(_) => return Vec::new(),
         };
         vec![hint.to_owned()]
@@ -222,7 +226,7 @@ fn open_device(target: &Path, _: &std::fs::Metadata) -> Result<File, OutputError
 }
 
 /// Where a path leads whose last link leads to nothing.
-fn follow(target: &Path) -> io::Result<PathBuf> {
+pub(super) fn follow(target: &Path) -> io::Result<PathBuf> {
     let mut path = target.to_owned();
     for _ in 0..MAX_LINKS {
         match path.symlink_metadata() {
