@@ -5,6 +5,7 @@
 
 pub mod convert;
 mod failure;
+pub(crate) mod guard;
 pub mod inspect;
 #[cfg(any(feature = "packaging", test))]
 pub mod packaging;

@@ -9,9 +9,11 @@ use tempfile::NamedTempFile;
 
 mod destination;
 mod guard;
+mod lock;
 
 pub use destination::{Destination, Obstacle, OutputError, check_name};
 pub use guard::{FoundKind, GuardError, OutputGuard, OutputKind, check_kind};
+pub use lock::{EditLock, EditLockError};
 
 /// A file being written. It gets its final name in [`OutputFile::commit`]; dropped before that, it vanishes. What goes
 /// to a device is there at once.
