@@ -5,7 +5,7 @@ use std::io::Write;
 
 use serde_json::json;
 
-use crate::cli::{Exit, UsageError, is_interrupted, render};
+use crate::cli::{Exit, UsageError, is_interrupted, render, signals};
 
 /// Why a run failed, and the code it ends with.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ impl Failure {
         if is_interrupted() {
             return Some(Self {
                 exit: Exit::Interrupted,
-                message: "interrupted".to_owned(),
+                message: signals::by().map_or("interrupted".to_owned(), |by| format!("interrupted by {by}")),
                 hints: Vec::new(),
             });
         }

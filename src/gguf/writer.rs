@@ -104,6 +104,7 @@ impl Hint for WriteError {
     fn hints(&self) -> Vec<String> {
         match self {
             Self::Output(error) => error.hints(),
+            Self::Io(error) => output::io_hints(error),
             Self::NoSpace { .. } => vec!["give an output on another disk, or a smaller type".to_owned()],
             _ => Vec::new(),
         }

@@ -170,6 +170,18 @@ impl OutputFile {
     }
 }
 
+/// What to do about errors of writing that say little by themselves.
+#[must_use]
+pub fn io_hints(error: &io::Error) -> Vec<String> {
+    match error.kind() {
+        io::ErrorKind::FileTooLarge => vec![
+            "a limit of this process (`ulimit -f`) or of the file system: raise it, or write smaller files"
+                .to_owned(),
+        ],
+        _ => Vec::new(),
+    }
+}
+
 fn named(target: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", target.display()))
 }

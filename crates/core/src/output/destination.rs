@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
-use super::{GuardError, OutputFile, Sink, free_bytes, named, parent};
+use super::{GuardError, OutputFile, Sink, free_bytes, io_hints, named, parent};
 use crate::Hint;
 use crate::text::escape;
 
@@ -92,7 +92,7 @@ impl Hint for OutputError {
                 return vec![format!("create it first: `mkdir -p {}`", escape(&dir.to_string_lossy()))];
             }
             Self::Guard(error) => return error.hints(),
-            Self::Io(_) => return Vec::new(),
+            Self::Io(error) => return io_hints(error),
         };
         vec![hint.to_owned()]
     }
