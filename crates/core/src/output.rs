@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
 mod destination;
+mod edit_lock;
 mod guard;
-mod lock;
 
 pub use destination::{Destination, Obstacle, OutputError, check_name};
+pub use edit_lock::{EditLock, EditLockError};
 pub use guard::{FoundKind, GuardError, OutputGuard, OutputKind, check_kind};
-pub use lock::{EditLock, EditLockError};
 
 /// A file being written. It gets its final name in [`OutputFile::commit`]; dropped before that, it vanishes. What goes
 /// to a device is there at once.
