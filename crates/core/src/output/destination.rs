@@ -8,6 +8,7 @@ use tempfile::NamedTempFile;
 
 use super::{GuardError, OutputFile, Sink, free_bytes, io_hints, named, parent};
 use crate::Hint;
+use crate::mmap::faults;
 use crate::text::escape;
 
 /// Links that are followed before they count as a loop, as in the Linux kernel.
@@ -176,7 +177,8 @@ impl Destination {
             Place::Device(device) => Sink::Device(device),
             Place::File(path) => {
                 let temp = temporary_beside(&path).map_err(|error| named(&target, &error))?;
-                Sink::Temporary { temp, path }
+                let watch = faults::temporary(temp.path());
+                Sink::Temporary { temp, path, watch }
             }
         };
         Ok(OutputFile { target, sink })
