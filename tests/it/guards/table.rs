@@ -334,7 +334,7 @@ fn two_outputs_are_two_files() {
 fn parts_and_copies_are_outputs_too() {
     let bench = Workbench::new();
     fs_err::copy(bench.path("card.toml"), bench.path("c-00002-of-00002.gguf")).unwrap();
-    fs_err::copy(bench.path("m.imatrix"), bench.path("n.at_2")).unwrap();
+    fs_err::copy(bench.path("m.imatrix"), bench.path("n.at_20")).unwrap();
     fs_err::copy(bench.path("card.toml"), bench.path("t.at_3")).unwrap();
     let long = "In the beginning was the word. ".repeat(20);
     fs_err::write(bench.path("long.txt"), long).unwrap();
@@ -355,7 +355,7 @@ fn parts_and_copies_are_outputs_too() {
         ),
         (
             "gguf-verify",
-            "imatrix base.gguf --prompts long.txt --ctx 8 -o n --save-frequency 1 --in-file n.at_2",
+            "imatrix base.gguf --prompts long.txt --ctx 8 -o n --save-frequency 1 --in-file n.at_20",
             "same file as input",
         ),
         (
