@@ -7,8 +7,6 @@ use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
-use crate::mmap::faults::Watch;
-
 mod destination;
 mod edit_lock;
 mod guard;
@@ -28,7 +26,7 @@ pub struct OutputFile {
 #[derive(Debug)]
 enum Sink {
     /// A file beside the one that it replaces.
-    Temporary { temp: NamedTempFile, path: PathBuf, watch: Watch },
+    Temporary { temp: NamedTempFile, path: PathBuf },
     /// Written in place.
     Device(File),
 }
@@ -141,14 +139,13 @@ impl OutputFile {
         }
         let mut done: Vec<PathBuf> = Vec::with_capacity(outputs.len());
         for Self { target, sink } in outputs {
-            let Sink::Temporary { temp, path, watch } = sink else { continue };
+            let Sink::Temporary { temp, path } = sink else { continue };
             if let Err(error) = temp.persist(&path) {
                 for path in &done {
                     let _ = fs_err::remove_file(path);
                 }
                 return Err(named(&target, &error.error));
             }
-            drop(watch);
             done.push(path);
         }
         #[cfg(unix)]

@@ -8,7 +8,6 @@ use tempfile::NamedTempFile;
 
 use super::{GuardError, OutputFile, Sink, free_bytes, io_hints, named, parent};
 use crate::Hint;
-use crate::mmap::faults;
 use crate::text::escape;
 
 /// Links that are followed before they count as a loop, as in the Linux kernel.
@@ -177,8 +176,7 @@ impl Destination {
             Place::Device(device) => Sink::Device(device),
             Place::File(path) => {
                 let temp = temporary_beside(&path).map_err(|error| named(&target, &error))?;
-                let watch = faults::temporary(temp.path());
-                Sink::Temporary { temp, path, watch }
+                Sink::Temporary { temp, path }
             }
         };
         Ok(OutputFile { target, sink })
