@@ -15,9 +15,10 @@ pub(crate) mod keys;
 mod plan;
 mod reader;
 pub(crate) mod split;
+pub(crate) mod split_id;
 mod value;
 mod vocabulary;
-mod writer;
+pub(crate) mod writer;
 
 pub use assign::{AssignError, AssignType, Assignment, parse_assignment};
 pub use endian::{swap_blocks, to_order};

@@ -5,12 +5,12 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rayon::prelude::*;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
-use crate::core::output::{OutputError, OutputFile, io_hints};
+use crate::core::output::{NewDirectory, OutputError, OutputFile, io_hints};
 use crate::core::progress::Progress;
 use crate::core::{ElementType, Hint, SourceError, WeightMeta, WeightSource};
 
@@ -207,12 +207,12 @@ pub(crate) fn index_json(weights: &[WeightMeta], shards: &[ShardPlan]) -> Option
 }
 
 /// Writes the shards of `source` into `dir`, the index if there are several, and `beside` after them. All files get
-/// their names at the end, in this order, so that a run that fails leaves none.
+/// their names at the end, in this order, so that a run that fails or is killed leaves none.
 ///
 /// # Errors
 /// Anything reading the source, the file system, an interrupt.
 pub(crate) fn write_checkpoint(
-    dir: &Path,
+    mut dir: NewDirectory,
     source: &dyn WeightSource,
     beside: &[SideFile],
     options: &WriteCheckpointOptions,
@@ -220,10 +220,11 @@ pub(crate) fn write_checkpoint(
 ) -> Result<Vec<PathBuf>, WriteCheckpointError> {
     let weights = source.weights();
     let shards = plan_shards(weights, options.max_shard_bytes)?;
+    dir.begin()?;
     progress.begin("writing", shards.iter().map(|shard| shard.n_bytes).sum());
     let mut outputs = Vec::with_capacity(shards.len() + 1);
     for shard in &shards {
-        let output = OutputFile::create(&dir.join(&shard.file_name))?;
+        let output = dir.create(&shard.file_name)?;
         output.reserve(shard.n_bytes)?;
         output.write_at(0, &shard.header)?;
         write_tensors(&output, shard, source, options, progress)?;
@@ -233,12 +234,12 @@ pub(crate) fn write_checkpoint(
     let index = index_json(weights, &shards)
         .map(|json| SideFile { name: "model.safetensors.index.json", bytes: json.into_bytes() });
     for file in index.iter().chain(beside) {
-        let output = OutputFile::create(&dir.join(file.name))?;
+        let output = dir.create(file.name)?;
         output.write_at(0, &file.bytes)?;
         outputs.push(output);
     }
     let paths = outputs.iter().map(|output| output.target().to_owned()).collect();
-    OutputFile::commit_all(outputs, options.sync)?;
+    dir.commit(outputs, options.sync)?;
     progress.end();
     Ok(paths)
 }
@@ -336,7 +337,9 @@ mod tests {
     fn the_reference_crate_reads_what_is_written() {
         let fake = Fake::new();
         let dir = tempfile::tempdir().unwrap();
-        let paths = write_checkpoint(dir.path(), &fake, &[], &options(u64::MAX), &Silent).unwrap();
+        let paths =
+            write_checkpoint(NewDirectory::of(dir.path()).unwrap(), &fake, &[], &options(u64::MAX), &Silent)
+                .unwrap();
         assert_eq!(paths, [dir.path().join("model.safetensors")]);
         let bytes = fs_err::read(&paths[0]).unwrap();
         let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -352,7 +355,9 @@ mod tests {
     fn shards_fill_up_in_order_and_the_index_names_them() {
         let fake = Fake::new();
         let dir = tempfile::tempdir().unwrap();
-        let paths = write_checkpoint(dir.path(), &fake, &[], &options(70), &Silent).unwrap();
+        let paths =
+            write_checkpoint(NewDirectory::of(dir.path()).unwrap(), &fake, &[], &options(70), &Silent)
+                .unwrap();
         assert_eq!(paths.len(), 4);
         let index: serde_json::Value = serde_json::from_slice(&fs_err::read(&paths[3]).unwrap()).unwrap();
         assert_eq!(index["metadata"]["total_size"], 60 + 14 + 64);
@@ -366,7 +371,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let flag = CancelFlag::default();
         flag.cancel();
-        let result = write_checkpoint(dir.path(), &Fake::new(), &[], &options(70), &flag);
+        let result =
+            write_checkpoint(NewDirectory::of(dir.path()).unwrap(), &Fake::new(), &[], &options(70), &flag);
         assert!(matches!(result, Err(WriteCheckpointError::Cancelled)));
         assert_eq!(fs_err::read_dir(dir.path()).unwrap().count(), 0);
     }

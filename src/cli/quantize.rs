@@ -17,7 +17,7 @@ use crate::core::output::OutputKind;
 use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::gguf::split::part_path;
-use crate::gguf::{GgufFile, WriteOptions};
+use crate::gguf::{GgufFile, SplitSpec, WriteOptions};
 use crate::quantize::{FileType, Input, QuantizePlan, nominal, parse_file_type};
 
 /// Entry of `gguf-quantize`.
@@ -54,6 +54,9 @@ struct Quantize {
     /// Write as many files as the input has
     #[arg(long)]
     keep_split: bool,
+    /// Leave out the key gguf_foundry.split.id, by which mixed parts are found: the bytes of llama-quantize
+    #[arg(long, requires = "keep_split")]
+    no_split_id: bool,
     /// Accepted for the sake of llama-quantize; see --memory
     #[arg(long, value_name = "MIB", hide = true)]
     max_buffer_size: Option<u64>,
@@ -179,6 +182,9 @@ impl Quantize {
             sync: !self.common.no_sync,
             memory_bytes: self.common.memory_bytes(),
             inputs: file.paths(),
+            split: self
+                .keep_split
+                .then(|| SplitSpec { without_id: self.no_split_id, ..SplitSpec::default() }),
             ..WriteOptions::default()
         };
         let report = plan.write(&job.output, &write_options, &session.progress)?;

@@ -1,6 +1,5 @@
 //! The way back: a GGUF file becomes a Hugging Face checkpoint that transformers loads.
 
-mod directory;
 mod weights;
 
 use std::io;
@@ -12,7 +11,7 @@ use crate::arch::{self, ArchError, Inverse, Registry, RopeFreqsLlama3};
 use crate::checkpoint::safetensors_writer::{
     SideFile, WriteCheckpointError, WriteCheckpointOptions, write_checkpoint,
 };
-use crate::core::output::OutputError;
+use crate::core::output::{NewDirectory, OutputError};
 use crate::core::progress::Progress;
 use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, Hint, SourceError, TensorSource, WeightSource};
@@ -20,7 +19,6 @@ use crate::gguf::{Metadata, Value};
 use crate::tokenizer::{self, TokenizerError};
 use crate::views::decoded::Decoded;
 use crate::views::{Recipe, RecipeError, View, ViewError, match_rope_freqs};
-use directory::NewDirectory;
 use weights::Weights;
 
 /// Llama 3's rope factors; a checkpoint has their parameters instead.
@@ -57,19 +55,7 @@ pub enum ToHfError {
     /// The weights could not be written.
     #[error(transparent)]
     Write(#[from] WriteCheckpointError),
-    /// Something is in the way.
-    #[error("{}: directory is not empty", path.display())]
-    NotEmpty {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// A file is in the way.
-    #[error("{}: not a directory", path.display())]
-    NotADirectory {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A name that no directory should have.
+    /// Something is in the way, or the name is none that a directory should have.
     #[error(transparent)]
     Output(#[from] OutputError),
     /// The file system refused.
@@ -86,9 +72,6 @@ impl Hint for ToHfError {
             }
             Self::Write(error) => error.hints(),
             Self::Output(error) => error.hints(),
-            Self::NotEmpty { .. } | Self::NotADirectory { .. } => {
-                vec!["give a new directory with `-o`".to_owned()]
-            }
             Self::Recipe(_) | Self::Read { .. } | Self::Source(_) | Self::RopeFreqs | Self::Io(_) => {
                 Vec::new()
             }
@@ -231,8 +214,7 @@ fn config_file(mut config: Map<String, Json>, ty: ElementType, ids: &[(&'static 
 ///
 /// # Errors
 /// [`ToHfError`]: an architecture without a card, tensors that its card does not know, a vocabulary without an
-/// inverse, the file system. Files get their names only when all are complete, and a directory that was created for
-/// them does not stay without them.
+/// inverse, the file system. The directory appears, or is filled, only when all its files are complete.
 pub fn gguf_to_hf(
     registry: &Registry,
     metadata: &Metadata,
@@ -241,7 +223,7 @@ pub fn gguf_to_hf(
     options: &ToHfOptions,
     progress: &dyn Progress,
 ) -> Result<ToHfReport, ToHfError> {
-    let mut directory = NewDirectory::check(dir)?;
+    let directory = NewDirectory::of(dir)?;
     let source = Decoded::new(tensors, options.level)?;
     let rope_freqs = rope_freqs(metadata, &source, options.level)?;
     let Inverse { config, outputs, inexact, .. } =
@@ -265,8 +247,7 @@ pub fn gguf_to_hf(
         memory_bytes: options.memory_bytes,
         sync: options.sync,
     };
-    let paths = write_checkpoint(directory.create()?, &weights, &files, &write, progress)?;
-    directory.keep();
+    let paths = write_checkpoint(directory, &weights, &files, &write, progress)?;
     let rounded =
         inexact.iter().map(|tensor| format!("`{tensor}` comes back through arithmetic that rounds"));
     let elem_bytes = ty.bytes().unwrap_or(4) as u64;

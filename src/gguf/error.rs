@@ -8,6 +8,7 @@ use crate::core::mmap::LockError;
 use crate::core::text::{escape, escape_bytes};
 use crate::core::{GgmlType, Hint};
 use crate::gguf::ValueType;
+use crate::gguf::split_id::SPLIT_ID;
 
 /// The part of a header that an error is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -205,12 +206,25 @@ pub enum GgufError {
     /// A part that belongs to another model.
     #[error("{}: not of the same model as the first part: {what} {expected} expected, found {found}", path.display())]
     PartForeign { path: PathBuf, what: &'static str, expected: String, found: String },
+    /// Parts that were not written together.
+    #[error(
+        "{}: {}, {}: {}: these parts are of two different sets",
+        first.display(), set_id(first_id.as_deref()), path.display(), set_id(id.as_deref())
+    )]
+    PartSet { path: PathBuf, id: Option<String>, first: PathBuf, first_id: Option<String> },
     /// A tensor that is in two parts.
     #[error("{}: tensor `{}` is in `{}` too", path.display(), escape(tensor), other.display())]
     PartTensorTwice { path: PathBuf, tensor: String, other: PathBuf },
     /// The parts together do not hold the declared number of tensors.
     #[error("{}: {found} tensors in all parts, key `split.tensors.count` says {expected}", path.display())]
     PartTensors { path: PathBuf, expected: u64, found: u64 },
+}
+
+fn set_id(id: Option<&str>) -> String {
+    match id {
+        Some(id) => format!("key `{SPLIT_ID}` is `{}`", escape(id)),
+        None => format!("no key `{SPLIT_ID}`"),
+    }
 }
 
 impl Hint for GgufError {
@@ -247,6 +261,13 @@ impl Hint for GgufError {
             }
             Self::PartName { .. } => "give the part its original name back",
             Self::PartMissing { .. } => "all parts must lie in one directory",
+            Self::PartSet { .. } => {
+                return vec![
+                    "if a rewrite of these files was interrupted, run the command that wrote them again"
+                        .to_owned(),
+                    "if they were put together from two places, fetch all from one".to_owned(),
+                ];
+            }
             Self::PartNumber { .. } | Self::PartForeign { .. } => {
                 "fetch the parts again, all from the same place"
             }

@@ -300,6 +300,7 @@ pub(crate) static KEYS: &[KeyInfo] = &[
     one("split.no", U16),
     one("split.count", U16),
     one("split.tensors.count", I32),
+    one("gguf_foundry.split.id", String),
     one("{arch}.hrm.layers_per_stack", U32),
     one("{arch}.hrm.h_cycles", U32),
     one("{arch}.hrm.l_cycles", U32),

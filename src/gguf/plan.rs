@@ -41,6 +41,8 @@ pub struct PlannedTensor {
 pub struct FilePlan {
     /// The header, without the padding that follows.
     pub header: Vec<u8>,
+    /// Where the keys end in it, and the tensors begin.
+    pub keys_end: u64,
     /// Where each tensor goes, in the order given.
     pub tensors: Vec<PlannedTensor>,
     /// Alignment of tensor data.
@@ -112,6 +114,7 @@ impl FilePlan {
             out.value(value);
         }
 
+        let keys_end = out.bytes.len() as u64;
         let mut names = HashSet::new();
         let mut rel_offsets = Vec::with_capacity(tensors.len());
         let mut next = 0u64;
@@ -153,7 +156,7 @@ impl FilePlan {
             .into_iter()
             .map(|(rel_offset, n_bytes)| PlannedTensor { offset: data_offset + rel_offset, n_bytes })
             .collect();
-        Ok(Self { header: out.bytes, tensors, alignment, data_offset, file_bytes })
+        Ok(Self { header: out.bytes, keys_end, tensors, alignment, data_offset, file_bytes })
     }
 }
 

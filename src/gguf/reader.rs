@@ -12,6 +12,7 @@ use crate::gguf::error::{GgufError, HeaderError};
 use crate::gguf::header::{Header, Strictness, parse_head, parse_header};
 use crate::gguf::plan::LayoutOptions;
 use crate::gguf::split::{self, SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS};
+use crate::gguf::split_id::{SPLIT_ID, split_id};
 use crate::gguf::{Metadata, Value};
 
 /// From this size on a read announces itself, so that the system fetches ahead instead of page by page.
@@ -445,6 +446,9 @@ fn open_siblings(opened: Part, n_parts: u64, options: &OpenOptions) -> Result<Ve
             }
         };
         check_part(&part, parts.first(), index as u64, n_parts)?;
+        if let Some(first) = parts.first() {
+            check_set(&part, first)?;
+        }
         parts.push(part);
     }
     check_total(&parts)?;
@@ -494,6 +498,31 @@ fn check_part(part: &Part, first: Option<&Part>, index: u64, n_parts: u64) -> Re
         }
     }
     Ok(())
+}
+
+/// Checks that a part was written together with the first.
+fn check_set(part: &Part, first: &Part) -> Result<(), GgufError> {
+    let (found, expected) = (set_of(part)?, set_of(first)?);
+    if found == expected {
+        return Ok(());
+    }
+    Err(GgufError::PartSet {
+        path: part.path().to_owned(),
+        id: found.map(ToOwned::to_owned),
+        first: first.path().to_owned(),
+        first_id: expected.map(ToOwned::to_owned),
+    })
+}
+
+/// The id of the set that a part says it is of; none in files of other tools.
+fn set_of(part: &Part) -> Result<Option<&str>, GgufError> {
+    let Some(value) = split_id(&part.header.metadata) else { return Ok(None) };
+    value.as_str().map(Some).ok_or_else(|| GgufError::SplitKey {
+        path: part.path().to_owned(),
+        key: SPLIT_ID,
+        expected: "a string of UTF-8",
+        found: value.value_type().to_string(),
+    })
 }
 
 fn check_total(parts: &[Part]) -> Result<(), GgufError> {

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::core::TensorMeta;
+use crate::gguf::split_id::{SPLIT_ID, placeholder};
 use crate::gguf::{Metadata, Value};
 
 /// Number of the part, from 0 (u16).
@@ -69,6 +70,9 @@ pub struct SplitSpec {
     pub no_tensor_first: bool,
     /// Whose rules to follow.
     pub style: SplitStyle,
+    /// Leave out the key `gguf_foundry.split.id`, by which parts of different sets are told from each other: the parts are
+    /// then the bytes of llama.cpp's tools.
+    pub without_id: bool,
 }
 
 impl SplitSpec {
@@ -113,7 +117,8 @@ impl SplitSpec {
         n_parts > 1 || self.style == SplitStyle::GgufSplit
     }
 
-    /// The metadata of one part (from 0): all keys in the first, the `split.*` keys in each.
+    /// The metadata of one part (from 0): all keys in the first, the `split.*` keys in each, and at the end the id of the
+    /// set, which is known, and filled in, when all tensors are written.
     #[must_use]
     pub fn part_metadata(
         &self,
@@ -137,15 +142,19 @@ impl SplitSpec {
             }
             out.set(key, value);
         }
+        out.remove(SPLIT_ID);
+        if !self.without_id {
+            out.set(SPLIT_ID, placeholder());
+        }
         out
     }
 }
 
-/// The metadata of a model put together from parts: without the `split.*` keys.
+/// The metadata of a model put together from parts: without the `split.*` keys and the id of the set.
 #[must_use]
 pub fn merged_metadata(metadata: &Metadata) -> Metadata {
     let mut out = metadata.clone();
-    for key in [SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS] {
+    for key in [SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS, SPLIT_ID] {
         out.remove(key);
     }
     out
@@ -202,9 +211,11 @@ mod tests {
             out.iter().map(|(key, _)| key.to_owned()).collect::<Vec<_>>()
         };
         let converter = SplitSpec::default();
-        assert_eq!(names(converter, 0), ["a", SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS]);
+        assert_eq!(names(converter, 0), ["a", SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS, SPLIT_ID]);
         let gguf_split = SplitSpec { style: SplitStyle::GgufSplit, ..converter };
-        assert_eq!(names(gguf_split, 1), [SPLIT_NO, SPLIT_TENSORS, SPLIT_COUNT]);
+        assert_eq!(names(gguf_split, 1), [SPLIT_NO, SPLIT_TENSORS, SPLIT_COUNT, SPLIT_ID]);
+        let without_id = SplitSpec { without_id: true, ..gguf_split };
+        assert_eq!(names(without_id, 1), [SPLIT_NO, SPLIT_TENSORS, SPLIT_COUNT]);
         assert_eq!(merged_metadata(&converter.part_metadata(&metadata, 0, 2, 7)), metadata);
     }
 }

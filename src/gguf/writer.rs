@@ -13,6 +13,7 @@ use crate::core::{Hint, SourceError, TensorMeta, TensorSource, text};
 use crate::gguf::endian::swap_blocks;
 use crate::gguf::plan::{FilePlan, LayoutOptions, PlanError};
 use crate::gguf::split::{self, SplitSpec};
+use crate::gguf::split_id::{Beginnings, placeholder};
 use crate::gguf::{Metadata, Value};
 
 /// Bytes of the largest chunk; rows that are longer are a chunk each.
@@ -61,6 +62,8 @@ pub struct PlannedFile {
     pub tensors: Range<usize>,
     /// Its header and where each tensor goes.
     pub plan: FilePlan,
+    /// Offset of the set's id, which is written last; the header has zeros there. `None` for a file without.
+    pub id_offset: Option<u64>,
 }
 
 /// What was written.
@@ -127,8 +130,25 @@ pub fn plan_files(
     let whole = FilePlan::new(metadata, tensors, layout).map_err(failed)?;
     let cuts = split.map(|spec| (spec, spec.cut(tensors)));
     let Some((spec, ranges)) = cuts.filter(|(spec, ranges)| spec.is_split(ranges.len())) else {
-        return Ok(vec![PlannedFile { path: target.to_owned(), tensors: 0..tensors.len(), plan: whole }]);
+        let (path, tensors) = (target.to_owned(), 0..tensors.len());
+        return Ok(vec![PlannedFile { path, tensors, plan: whole, id_offset: None }]);
     };
+    plan_parts(target, metadata, tensors, layout, spec, ranges)
+}
+
+/// Plans the parts of a set, with the tensors of one range in each.
+///
+/// # Errors
+/// Content that the format cannot hold.
+pub(crate) fn plan_parts(
+    target: &Path,
+    metadata: &Metadata,
+    tensors: &[TensorMeta],
+    layout: &LayoutOptions,
+    spec: &SplitSpec,
+    ranges: Vec<Range<usize>>,
+) -> Result<Vec<PlannedFile>, WriteError> {
+    let failed = |error| WriteError::Plan { path: target.to_owned(), error };
     let n_parts = ranges.len();
     let most = usize::from(u16::MAX);
     if n_parts > most {
@@ -140,7 +160,10 @@ pub fn plan_files(
         .map(|(part, range)| {
             let keys = spec.part_metadata(metadata, part, n_parts, tensors.len());
             let plan = FilePlan::new(&keys, &tensors[range.clone()], layout).map_err(failed)?;
-            Ok(PlannedFile { path: split::part_path(target, part + 1, n_parts), tensors: range, plan })
+            // It is the last key, so that its text ends where the keys do.
+            let id_offset = (!spec.without_id).then(|| plan.keys_end - placeholder().len() as u64);
+            let path = split::part_path(target, part + 1, n_parts);
+            Ok(PlannedFile { path, tensors: range, plan, id_offset })
         })
         .collect()
 }
@@ -160,20 +183,43 @@ pub fn write_gguf(
     progress: &dyn Progress,
 ) -> Result<WriteReport, WriteError> {
     let files = plan_files(target, metadata, source.tensors(), &options.layout, options.split.as_ref())?;
+    write_files(target, files, output_kind(metadata), source, options, progress)
+}
+
+/// Writes files that are planned: one, or the parts of a set called after `target`.
+///
+/// # Errors
+/// As [`write_gguf`].
+pub(crate) fn write_files(
+    target: &Path,
+    files: Vec<PlannedFile>,
+    kind: OutputKind,
+    source: &dyn TensorSource,
+    options: &WriteOptions,
+    progress: &dyn Progress,
+) -> Result<WriteReport, WriteError> {
     if !options.in_place {
-        guard(&files, metadata, &options.inputs).map_err(OutputError::Guard)?;
+        guard(&files, kind, &options.inputs).map_err(OutputError::Guard)?;
     }
     let file_bytes = files.iter().map(|file| file.plan.file_bytes).fold(0, u64::saturating_add);
     let outputs = begin(target, &files, file_bytes)?;
     let tensor_bytes = files.iter().flat_map(|file| &file.plan.tensors).map(|tensor| tensor.n_bytes).sum();
     progress.begin("writing", tensor_bytes);
-    let streamed = Stream::new(source, &files, &outputs, options, progress).run();
+    let has_id = files.iter().any(|file| file.id_offset.is_some());
+    let beginnings = Beginnings::of(if has_id { source.tensors().len() } else { 0 });
+    let streamed = Stream::new(source, &files, &outputs, &beginnings, options, progress).run();
     progress.end();
     streamed?;
     if progress.is_cancelled() {
         return Err(WriteError::Cancelled);
     }
 
+    if has_id {
+        let id = beginnings.id(&files);
+        for (file, output) in files.iter().zip(&outputs) {
+            file.id_offset.map_or(Ok(()), |offset| output.write_at(offset, id.as_bytes()))?;
+        }
+    }
     OutputFile::commit_all(outputs, options.sync)?;
     let paths = files.into_iter().map(|file| file.path).collect();
     Ok(WriteReport { paths, n_tensors: source.tensors().len(), tensor_bytes, file_bytes })
@@ -188,8 +234,7 @@ pub(crate) fn output_kind(metadata: &Metadata) -> OutputKind {
 }
 
 /// Refuses to replace what is read, or what is no file of the same kind.
-fn guard(files: &[PlannedFile], metadata: &Metadata, inputs: &[PathBuf]) -> Result<(), GuardError> {
-    let kind = output_kind(metadata);
+fn guard(files: &[PlannedFile], kind: OutputKind, inputs: &[PathBuf]) -> Result<(), GuardError> {
     let mut guard = OutputGuard::default();
     inputs.iter().try_for_each(|input| guard.read("", input))?;
     files.iter().try_for_each(|file| guard.write("a part", &file.path, kind))
@@ -197,7 +242,7 @@ fn guard(files: &[PlannedFile], metadata: &Metadata, inputs: &[PathBuf]) -> Resu
 
 /// Begins all files of an output, with their headers, where there is room for them.
 fn begin(target: &Path, files: &[PlannedFile], file_bytes: u64) -> Result<Vec<OutputFile>, WriteError> {
-    let destinations = match files {
+    let mut destinations = match files {
         [file] if file.path == target => vec![Destination::of(target)?],
         parts => {
             output::check_name(target)?;
@@ -205,9 +250,11 @@ fn begin(target: &Path, files: &[PlannedFile], file_bytes: u64) -> Result<Vec<Ou
                 // Not where the parts go, but what their name says: parts of a device would be files beside it.
                 Destination::of_part(target)?;
             }
-            parts.iter().map(|part| Destination::of_part(&part.path)).collect::<Result<_, _>>()?
+            parts.iter().map(|part| Destination::of_part(&part.path)).collect::<Result<Vec<_>, _>>()?
         }
     };
+    // What a dead run left takes room, too.
+    Destination::clear_all(&mut destinations)?;
     let free = destinations.first().and_then(Destination::free_bytes);
     if let Some(free) = free.filter(|&free| free < file_bytes) {
         return Err(WriteError::NoSpace { path: target.to_owned(), needed: file_bytes, free });
@@ -293,6 +340,7 @@ impl Drop for StopOnPanic<'_> {
 struct Stream<'a> {
     source: &'a dyn TensorSource,
     outputs: &'a [OutputFile],
+    beginnings: &'a Beginnings,
     endian: Endian,
     writeback: bool,
     chunk_bytes: u64,
@@ -311,6 +359,7 @@ impl<'a> Stream<'a> {
         source: &'a dyn TensorSource,
         files: &'a [PlannedFile],
         outputs: &'a [OutputFile],
+        beginnings: &'a Beginnings,
         options: &WriteOptions,
         progress: &'a dyn Progress,
     ) -> Self {
@@ -321,6 +370,7 @@ impl<'a> Stream<'a> {
         Self {
             source,
             outputs,
+            beginnings,
             endian: options.layout.endian,
             writeback: options.sync,
             chunk_bytes,
@@ -378,6 +428,7 @@ impl<'a> Stream<'a> {
             Endian::Big => None,
         };
         if let Some(bytes) = borrowed {
+            self.begin_tensor(chunk, bytes);
             output.write_at(chunk.offset, bytes)?;
         } else {
             // A chunk is one row or fits the budget; the source holds at least as much.
@@ -386,6 +437,7 @@ impl<'a> Stream<'a> {
             if self.endian == Endian::Big {
                 swap_blocks(self.source.tensors()[chunk.tensor].ty, buffer);
             }
+            self.begin_tensor(chunk, buffer);
             output.write_at(chunk.offset, buffer)?;
             if buffer.capacity() as u64 > 2 * self.chunk_bytes {
                 *buffer = Vec::new();
@@ -396,6 +448,14 @@ impl<'a> Stream<'a> {
             self.start_writeback(chunk);
         }
         Ok(())
+    }
+
+    /// The first row alone counts: how many a chunk has depends on the memory.
+    fn begin_tensor(&self, chunk: Chunk, bytes: &[u8]) {
+        if chunk.first_row == 0 {
+            let row_bytes = bytes.len() / usize::try_from(chunk.n_rows).unwrap_or(usize::MAX).max(1);
+            self.beginnings.note(chunk.tensor, &bytes[..row_bytes]);
+        }
     }
 
     /// Starts write-back up to this chunk once enough has gathered before it. Chunks are handed out in order, so all

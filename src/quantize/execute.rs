@@ -1,14 +1,14 @@
 //! The run: rows are quantized as the writer asks for them, on whichever thread it asks.
 
 use std::cell::Cell;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use crate::core::progress::Progress;
 use crate::core::{SourceError, TensorMeta, TensorSource};
-use crate::gguf::split::{SplitSpec, part_path};
-use crate::gguf::{Metadata, WriteOptions, WriteReport, write_gguf};
+use crate::gguf::split::part_path;
+use crate::gguf::writer::{plan_parts, write_files};
+use crate::gguf::{WriteOptions, WriteReport, output_kind, write_gguf};
 use crate::quant::{dequantize, first_non_finite, quantize_rows, validate_blocks};
 use crate::quantize::plan::n_matrices;
 use crate::quantize::{QuantizeError, QuantizePlan, RowError};
@@ -135,7 +135,8 @@ impl QuantizePlan<'_> {
     }
 
     /// Writes the output: one file called `target`, or with [`crate::quantize::QuantizeOptions::keep_split`] one for each
-    /// file of the source, called `target-00001-of-00003.gguf`.
+    /// file of the source, called `target-00001-of-00003.gguf`. Where those are cut is the source's, whose rules and with
+    /// which id is `options.split`.
     ///
     /// # Errors
     /// See [`crate::gguf::WriteError`]. Then no file is left under a final name.
@@ -148,33 +149,14 @@ impl QuantizePlan<'_> {
         if !self.keep_split {
             return Ok(write_gguf(target, &self.metadata, self, options, progress)?);
         }
-        let n_parts = self.parts.len();
-        let mut report = WriteReport { paths: Vec::new(), n_tensors: 0, tensor_bytes: 0, file_bytes: 0 };
-        for (number, range) in self.parts.iter().enumerate() {
-            let part = PlanPart { plan: self, range: range.clone() };
-            let metadata = self.part_metadata(number);
-            let path = part_path(target, number + 1, n_parts);
-            let written = write_gguf(&path, &metadata, &part, options, progress);
-            let written = written.inspect_err(|_| {
-                // Parts without their siblings are worth nothing.
-                for path in &report.paths {
-                    let _ = fs_err::remove_file(path);
-                }
-            })?;
-            report.paths.extend(written.paths);
-            report.n_tensors += written.n_tensors;
-            report.tensor_bytes += written.tensor_bytes;
-            report.file_bytes += written.file_bytes;
+        if let [_] = self.parts.as_slice() {
+            let options = WriteOptions { split: None, ..options.clone() };
+            return Ok(write_gguf(&part_path(target, 1, 1), &self.metadata, self, &options, progress)?);
         }
-        Ok(report)
-    }
-
-    fn part_metadata(&self, part: usize) -> Metadata {
-        let n_parts = self.parts.len();
-        if n_parts == 1 {
-            return self.metadata.clone();
-        }
-        SplitSpec::default().part_metadata(&self.metadata, part, n_parts, self.tensors.len())
+        let spec = options.split.unwrap_or_default();
+        let (metadata, ranges) = (&self.metadata, self.parts.clone());
+        let files = plan_parts(target, metadata, &self.tensors, &options.layout, &spec, ranges)?;
+        Ok(write_files(target, files, output_kind(metadata), self, options, progress)?)
     }
 }
 
@@ -206,25 +188,5 @@ impl TensorSource for QuantizePlan<'_> {
 
     fn release_rows(&self, tensor: usize, first_row: u64, n_rows: u64) {
         self.source.release_rows(self.steps[tensor].source, first_row, n_rows);
-    }
-}
-
-/// The tensors of one file of a split output.
-struct PlanPart<'a> {
-    plan: &'a QuantizePlan<'a>,
-    range: Range<usize>,
-}
-
-impl TensorSource for PlanPart<'_> {
-    fn tensors(&self) -> &[TensorMeta] {
-        &self.plan.tensors[self.range.clone()]
-    }
-
-    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        self.plan.read_rows(self.range.start + tensor, first_row, out)
-    }
-
-    fn release_rows(&self, tensor: usize, first_row: u64, n_rows: u64) {
-        self.plan.release_rows(self.range.start + tensor, first_row, n_rows);
     }
 }

@@ -13,8 +13,11 @@ mod chatglm;
 mod checkpoint;
 mod convert;
 mod coverage;
+mod determinism;
 mod docs;
 mod engine;
+#[cfg(target_os = "linux")]
+mod faults;
 mod flm;
 mod fuzz;
 mod gguf;

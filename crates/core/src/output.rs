@@ -1,19 +1,36 @@
-//! Output files that appear whole or not at all: a temporary file beside the target, sync, rename. What stands at the
+//! Output files that appear whole or not at all: written where nobody sees them, synced, renamed. What stands at the
 //! target is looked at first: a rename would replace a device or a link by a file.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`destination`] | where an output goes, and why it cannot go there |
+//! | [`temporary`] | the file before it has its name |
+//! | [`commit`] [`journal`] | how it gets it, alone or as one of a set |
+//! | [`new_directory`] | the same for a directory and all that is in it |
+//! | [`leftovers`] [`lock`] | what runs that were killed left behind, and how one knows that they are dead |
 
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use tempfile::NamedTempFile;
+use commit::Finished;
+use temporary::Temporary;
 
+mod commit;
 mod destination;
 mod edit_lock;
+mod fault;
 mod guard;
+mod journal;
+mod leftovers;
+mod lock;
+mod new_directory;
+mod temporary;
 
 pub use destination::{Destination, Obstacle, OutputError, check_name};
 pub use edit_lock::{EditLock, EditLockError};
 pub use guard::{FoundKind, GuardError, OutputGuard, OutputKind, check_kind};
+pub use new_directory::NewDirectory;
 
 /// A file being written. It gets its final name in [`OutputFile::commit`]; dropped before that, it vanishes. What goes
 /// to a device is there at once.
@@ -26,7 +43,7 @@ pub struct OutputFile {
 #[derive(Debug)]
 enum Sink {
     /// A file beside the one that it replaces.
-    Temporary { temp: NamedTempFile, path: PathBuf },
+    Temporary { temporary: Temporary, path: PathBuf },
     /// Written in place.
     Device(File),
 }
@@ -58,7 +75,7 @@ impl OutputFile {
 
     fn file(&self) -> &File {
         match &self.sink {
-            Sink::Temporary { temp, .. } => temp.as_file(),
+            Sink::Temporary { temporary, .. } => temporary.file(),
             Sink::Device(device) => device,
         }
     }
@@ -68,12 +85,12 @@ impl OutputFile {
     /// # Errors
     /// I/O errors, named with the path; a full disk.
     pub fn reserve(&self, n_bytes: u64) -> io::Result<()> {
-        let Sink::Temporary { temp, .. } = &self.sink else { return Ok(()) };
-        let file = temp.as_file();
+        let Sink::Temporary { temporary, .. } = &self.sink else { return Ok(()) };
+        let file = temporary.file();
         #[cfg(target_os = "linux")]
         if n_bytes > 0 {
             use rustix::fs::{FallocateFlags, fallocate};
-            match fallocate(file, FallocateFlags::empty(), 0, n_bytes) {
+            match rustix::io::retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, n_bytes)) {
                 Ok(()) => return Ok(()),
                 Err(rustix::io::Errno::NOSPC) => {
                     return Err(named(&self.target, &io::Error::from(rustix::io::Errno::NOSPC)));
@@ -81,7 +98,7 @@ impl OutputFile {
                 Err(_) => {}
             }
         }
-        file.set_len(n_bytes).map_err(|e| named(&self.target, &e))
+        again(|| file.set_len(n_bytes)).map_err(|e| named(&self.target, &e))
     }
 
     /// Writes bytes at an offset; callable from several threads at once.
@@ -127,44 +144,30 @@ impl OutputFile {
         Self::commit_all(vec![self], sync)
     }
 
-    /// Gives several files their names, in order: all or none. What they replaced is not brought back.
+    /// Gives several files their names. Those of one directory are a set: once the first has its name, they all get
+    /// theirs, in this run or in the next that writes the same files, and of two that write one set at once the last one's
+    /// files are all there.
     ///
     /// # Errors
-    /// As [`OutputFile::commit`]; files that had their names already are removed, without their siblings they are
-    /// worth nothing.
+    /// I/O errors, named with the path: no file of the set was replaced. Only if renaming itself breaks down half way, some
+    /// were; the message says how many.
     pub fn commit_all(outputs: Vec<Self>, sync: bool) -> io::Result<()> {
         // What takes long and may fail (a disk that is full only now) comes before the first name.
         for output in outputs.iter().filter(|_| sync) {
             output.sync()?;
         }
-        let mut done: Vec<PathBuf> = Vec::with_capacity(outputs.len());
-        for Self { target, sink } in outputs {
-            let Sink::Temporary { temp, path } = sink else { continue };
-            if let Err(error) = temp.persist(&path) {
-                for path in &done {
-                    let _ = fs_err::remove_file(path);
-                }
-                return Err(named(&target, &error.error));
-            }
-            done.push(path);
-        }
-        #[cfg(unix)]
-        if sync {
-            let mut dirs: Vec<&Path> = done.iter().map(|path| parent(path)).collect();
-            dirs.dedup();
-            for dir in dirs {
-                // The rename itself must survive too. Some file systems refuse to sync a directory: not our loss.
-                if let Ok(dir) = fs_err::File::open(dir) {
-                    let _ = dir.sync_all();
-                }
-            }
-        }
-        Ok(())
+        let files = outputs.into_iter().filter_map(|Self { sink, .. }| match sink {
+            Sink::Temporary { temporary, path } => Some(Finished { temporary, path }),
+            Sink::Device(_) => None,
+        });
+        commit::commit(files.collect(), sync)
     }
 
     fn sync(&self) -> io::Result<()> {
         match &self.sink {
-            Sink::Temporary { temp, .. } => temp.as_file().sync_all().map_err(|e| named(&self.target, &e)),
+            Sink::Temporary { temporary, .. } => {
+                temporary.file().sync_all().map_err(|e| named(&self.target, &e))
+            }
             Sink::Device(_) => Ok(()),
         }
     }
@@ -188,6 +191,37 @@ fn named(target: &Path, error: &io::Error) -> io::Error {
 
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Does again what a signal interrupted.
+fn again<T>(mut what: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match what() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
+}
+
+/// Makes the names in a directory survive a power failure.
+///
+/// # Errors
+/// The disk failed. File systems that cannot sync directories have nothing to report.
+fn sync_directory(dir: &Path) -> io::Result<()> {
+    #[cfg(unix)]
+    {
+        use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+        if let Err(error) = fs_err::File::open(dir).and_then(|dir| dir.sync_all())
+            // A directory that may be written but not read; a file system without such syncs.
+            && !matches!(error.kind(), PermissionDenied | InvalidInput | Unsupported)
+        {
+            let text = format!("{error}; the names of new files may not survive a power failure");
+            return Err(io::Error::new(error.kind(), text));
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = dir;
+    Ok(())
 }
 
 /// Bytes free on the file system that holds `path` (or will hold it); `None` where the system does not tell.

@@ -76,6 +76,9 @@ pub(super) struct ToGguf {
     /// Keep tensors out of the first part
     #[arg(long)]
     no_tensor_first_split: bool,
+    /// Leave out the key gguf_foundry.split.id, by which mixed parts are found: the bytes of llama.cpp's converter
+    #[arg(long)]
+    no_split_id: bool,
     /// Write a big-endian file
     #[arg(long)]
     bigendian: bool,
@@ -124,6 +127,10 @@ impl ToGguf {
             has_quantize_options: self.quantize.is_any_given(),
         };
         let plan = TypePlan::resolve(&self.ty, switches)?;
+        if self.no_split_id && !self.is_split() {
+            let text = "`--no-split-id` needs `--split-max-size` or `--split-max-tensors`";
+            return Err(UsageError(text.to_owned()).into());
+        }
         if self.no_lazy {
             session.note("`--no-lazy` changes nothing: every tensor is read when it is written");
         }
@@ -156,6 +163,10 @@ impl ToGguf {
             log::warn!("tensor `{}` holds nothing but zeros", escape(name));
         }
         Ok(())
+    }
+
+    fn is_split(&self) -> bool {
+        self.split_max_size.is_some() || self.split_max_tensors.is_some()
     }
 
     fn options(&self, session: &Session, plan: TypePlan) -> anyhow::Result<ConvertOptions> {
@@ -192,18 +203,18 @@ impl ToGguf {
     }
 
     fn write_options(&self, session: &Session, conversion: &Conversion) -> WriteOptions {
-        let is_split = self.split_max_size.is_some() || self.split_max_tensors.is_some();
         WriteOptions {
             layout: LayoutOptions {
                 endian: if self.bigendian { Endian::Big } else { Endian::Little },
                 pad_header: !self.vocab_only,
                 ..LayoutOptions::default()
             },
-            split: is_split.then_some(SplitSpec {
+            split: self.is_split().then_some(SplitSpec {
                 max_bytes: self.split_max_size,
                 max_tensors: self.split_max_tensors,
                 no_tensor_first: self.no_tensor_first_split,
                 style: SplitStyle::Converter,
+                without_id: self.no_split_id,
             }),
             sync: !session.common.no_sync,
             memory_bytes: session.common.memory_bytes(),

@@ -30,6 +30,9 @@ pub(super) struct SplitArgs {
     /// Keep tensors out of the first part
     #[arg(long)]
     no_tensor_first_split: bool,
+    /// Leave out the key gguf_foundry.split.id, by which mixed parts are found: the bytes of llama-gguf-split
+    #[arg(long)]
+    no_split_id: bool,
 }
 
 impl SplitArgs {
@@ -40,6 +43,7 @@ impl SplitArgs {
             max_tensors: self.split_max_tensors.or(default),
             no_tensor_first: self.no_tensor_first_split,
             style: SplitStyle::GgufSplit,
+            without_id: self.no_split_id,
         };
         let options = written::write_options(session);
         let report = inspect::split_file(&self.file, &self.output, spec, &options, &session.progress)?;

@@ -6,6 +6,7 @@ use crate::core::text::escape;
 use crate::engine::{EngineError, GraphPlan};
 use crate::gguf::keys::{KeyInfo, key_info};
 use crate::gguf::split::{SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS};
+use crate::gguf::split_id::SPLIT_ID;
 use crate::gguf::{AssignType, Metadata, Value};
 use crate::inspect::edit::Change;
 use crate::inspect::show::value_type_name;
@@ -74,7 +75,7 @@ impl Case<'_> {
 
     fn against(&self, change: &Change) -> Option<Objection> {
         let key = change.key.clone();
-        if [SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS].contains(&key.as_str()) {
+        if [SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS, SPLIT_ID].contains(&key.as_str()) {
             return Some(Objection::Split { key });
         }
         match (&change.before, &change.after) {

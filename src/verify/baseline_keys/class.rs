@@ -1,6 +1,7 @@
 //! What a key decides: the arithmetic, how text becomes tokens, or neither.
 
 use crate::gguf::keys::ANNOTATION_PREFIX;
+use crate::gguf::split_id::SPLIT_ID;
 
 /// What becomes of a difference in a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,13 +117,14 @@ const TURN: [&str; 2] = ["eot_token_id", "eom_token_id"];
 const SHARED: [&str; 2] = ["xielu.", "diffusion."];
 
 /// Keys of the file rather than of the model.
-const BUILD: [&str; 8] = [
+const BUILD: [&str; 9] = [
     "general.alignment",
     "general.file_type",
     "general.quantization_version",
     "general.quantized_by",
     "general.tensor_extra.",
     "split.",
+    SPLIT_ID,
     "quantize.",
     "imatrix.",
 ];
@@ -146,11 +148,11 @@ pub(super) fn class_of(key: &str, arch: &str) -> Class {
             _ => Class::Runtime,
         };
     }
-    if key == "general.architecture" || key.starts_with(ANNOTATION_PREFIX) || is_in(&SHARED) {
-        return Class::Arithmetic;
-    }
     if is_in(&BUILD) {
         return Class::Build;
+    }
+    if key == "general.architecture" || key.starts_with(ANNOTATION_PREFIX) || is_in(&SHARED) {
+        return Class::Arithmetic;
     }
     if key.starts_with("general.") {
         let is_rights = RIGHTS.iter().any(|row| key.starts_with(row));
@@ -247,6 +249,7 @@ mod tests {
             ("general.file_type", Class::Build),
             ("general.quantization_version", Class::Build),
             ("split.count", Class::Build),
+            ("gguf_foundry.split.id", Class::Build),
             ("quantize.imatrix.file", Class::Build),
             ("mradermacher.quantized_on", Class::Foreign),
         ] {

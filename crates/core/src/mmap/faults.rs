@@ -69,7 +69,7 @@ static MAPPED: List<Mapped> = List::new();
 static TEMPORARY: List<std::ffi::CString> = List::new();
 
 /// Watched as long as the value lives.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[must_use]
 pub struct Watch(Option<&'static AtomicBool>);
 

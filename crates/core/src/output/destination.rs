@@ -4,9 +4,8 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use tempfile::NamedTempFile;
-
-use super::{GuardError, OutputFile, Sink, free_bytes, io_hints, named, parent};
+use super::temporary::Temporary;
+use super::{GuardError, OutputFile, Sink, free_bytes, io_hints, leftovers, named, parent};
 use crate::Hint;
 use crate::text::escape;
 
@@ -35,6 +34,14 @@ pub enum OutputError {
     /// A file that is read, or of another kind.
     #[error(transparent)]
     Guard(#[from] GuardError),
+    /// A set that shares this file was interrupted while its files got their names.
+    #[error("{}: one of several files whose writing was interrupted half way", target.display())]
+    Interrupted {
+        /// The output.
+        target: PathBuf,
+        /// What says how to go on.
+        journal: PathBuf,
+    },
     /// The file system refused; the message names the output.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -57,6 +64,10 @@ pub enum Obstacle {
     BlockDevice,
     /// A character device that has no positions: a terminal.
     Stream,
+    /// A directory with something in it, where a new one was to be.
+    NotEmpty,
+    /// A file, where a directory was to be.
+    NotADirectory,
     /// Any character device, where the output has parts.
     DeviceForParts,
 }
@@ -71,6 +82,8 @@ impl std::fmt::Display for Obstacle {
             Self::Socket => "this is a socket, which has no positions to write at",
             Self::BlockDevice => "this is a block device, a file name expected",
             Self::Stream => "this is a device without positions to write at",
+            Self::NotEmpty => "directory is not empty",
+            Self::NotADirectory => "not a directory",
             Self::DeviceForParts => "this is a device, and an output in parts needs files",
         })
     }
@@ -85,6 +98,7 @@ impl Hint for OutputError {
                 Obstacle::Fifo | Obstacle::Socket | Obstacle::Stream => {
                     "several threads write at several places of the output: write a file, then send that"
                 }
+                Obstacle::NotEmpty | Obstacle::NotADirectory => "give a new directory with `-o`",
                 Obstacle::BlockDevice => "name a file on a file system of it",
                 Obstacle::DeviceForParts => "leave out the options that split the output",
             },
@@ -93,6 +107,12 @@ impl Hint for OutputError {
             }
             Self::Guard(error) => return error.hints(),
             Self::Io(error) => return io_hints(error),
+            Self::Interrupted { journal, .. } => {
+                return vec![
+                    "run the command that wrote them again: it finishes what it began".to_owned(),
+                    format!("to leave the files as they are, remove {}", escape(&journal.to_string_lossy())),
+                ];
+            }
         };
         vec![hint.to_owned()]
     }
@@ -103,6 +123,8 @@ impl Hint for OutputError {
 pub struct Destination {
     target: PathBuf,
     place: Place,
+    /// What dead runs left there was looked for.
+    is_cleared: bool,
 }
 
 #[derive(Debug)]
@@ -140,7 +162,7 @@ impl Destination {
             }
             Err(error) => return Err(named(target, &error).into()),
         };
-        Ok(Self { target: target.to_owned(), place })
+        Ok(Self { target: target.to_owned(), place, is_cleared: false })
     }
 
     /// The same for an output that may not be a device, because it has parts beside one another.
@@ -166,17 +188,56 @@ impl Destination {
         }
     }
 
-    /// Begins the output.
+    /// Removes or finishes what runs that were killed have left of these outputs, as [`Destination::create`] does for each
+    /// alone. Beforehand it gives room, and a set is seen as one.
     ///
     /// # Errors
-    /// I/O errors, named with the target.
-    pub fn create(self) -> Result<OutputFile, OutputError> {
+    /// I/O errors; [`OutputError::Interrupted`].
+    pub fn clear_all(destinations: &mut [Self]) -> Result<(), OutputError> {
+        let mut done: Vec<PathBuf> = Vec::new();
+        for dir in destinations.iter().filter_map(Self::dir) {
+            if done.iter().any(|other| other == dir) {
+                continue;
+            }
+            let here = destinations.iter().filter(|other| other.dir() == Some(dir));
+            let names: Vec<_> = here.filter_map(Self::name).collect();
+            leftovers::clear(dir, &names)?;
+            done.push(dir.to_owned());
+        }
+        for destination in destinations {
+            destination.is_cleared = true;
+        }
+        Ok(())
+    }
+
+    fn dir(&self) -> Option<&Path> {
+        match &self.place {
+            Place::File(path) => Some(parent(path)),
+            Place::Device(_) => None,
+        }
+    }
+
+    fn name(&self) -> Option<&std::ffi::OsStr> {
+        match &self.place {
+            Place::File(path) => path.file_name(),
+            Place::Device(_) => None,
+        }
+    }
+
+    /// Begins the output. What a run that was killed left of it is removed.
+    ///
+    /// # Errors
+    /// I/O errors, named with the target; [`OutputError::Interrupted`].
+    pub fn create(mut self) -> Result<OutputFile, OutputError> {
+        if !self.is_cleared {
+            Self::clear_all(std::slice::from_mut(&mut self))?;
+        }
         let target = self.target;
         let sink = match self.place {
             Place::Device(device) => Sink::Device(device),
             Place::File(path) => {
-                let temp = temporary_beside(&path).map_err(|error| named(&target, &error))?;
-                Sink::Temporary { temp, path }
+                let temporary = Temporary::beside(&path).map_err(|error| named(&target, &error))?;
+                Sink::Temporary { temporary, path }
             }
         };
         Ok(OutputFile { target, sink })
@@ -237,15 +298,6 @@ pub(super) fn follow(target: &Path) -> io::Result<PathBuf> {
         }
     }
     Err(io::Error::other("too many levels of symbolic links"))
-}
-
-fn temporary_beside(path: &Path) -> io::Result<NamedTempFile> {
-    let mut prefix = std::ffi::OsString::from(".");
-    prefix.push(path.file_name().unwrap_or_default());
-    prefix.push(".");
-    // Opened as any program creates a file: the umask says who may read it.
-    let open = |path: &Path| File::options().read(true).write(true).create_new(true).open(path);
-    tempfile::Builder::new().prefix(&prefix).suffix(".tmp").make_in(parent(path), open)
 }
 
 #[cfg(test)]

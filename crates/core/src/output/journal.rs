@@ -1,0 +1,349 @@
+//! The journal of a set: which temporary file is to get which name. It is complete on the disk before the first file gets
+//! its name, so what a dead run left half done can be finished by the next, and it is locked while its writer lives, so
+//! that two writers of one set come one after the other.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use super::lock::{self, Lock};
+use super::temporary::{checksum, stem, stem_of};
+use super::{again, fault, sync_directory};
+
+const SUFFIX: &[u8] = b".set.journal";
+const HEAD: &str = "gguf-foundry set 1";
+/// More than the parts that a set can have need.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// One file of a set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// Its name before.
+    pub(super) temporary: OsString,
+    /// Its name afterwards, in the same directory.
+    pub(super) name: OsString,
+    /// Its size.
+    pub(super) n_bytes: u64,
+    /// Its number on the file system; 0 where that is not known.
+    pub(super) inode: u64,
+}
+
+impl Entry {
+    /// Describes a file that has its temporary name.
+    pub(super) fn of(file: &File, temporary: &OsStr, name: &OsStr) -> io::Result<Self> {
+        let found = file.metadata()?;
+        let (temporary, name) = (temporary.to_owned(), name.to_owned());
+        Ok(Self { temporary, name, n_bytes: found.len(), inode: inode(&found) })
+    }
+
+    /// True if the file has its name, which is `name`.
+    pub(super) fn is_named(&self, dir: &Path, name: &OsStr) -> bool {
+        self.name == name && self.is_at(&dir.join(name))
+    }
+
+    fn is_at(&self, path: &Path) -> bool {
+        path.symlink_metadata()
+            .is_ok_and(|found| found.is_file() && found.len() == self.n_bytes && inode(&found) == self.inode)
+    }
+}
+
+fn inode(of: &std::fs::Metadata) -> u64 {
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::MetadataExt::ino(of)
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = of;
+        0
+    }
+}
+
+/// The journal's name for the set whose first file is called `first`.
+fn file_name(first: &OsStr) -> OsString {
+    let mut name = OsString::from(".");
+    name.push(stem(first));
+    name.push(OsStr::new(".set.journal"));
+    name
+}
+
+/// The stem of the first file of the set that a journal's name belongs to; `None` for any other name.
+pub(super) fn journal_stem(name: &OsStr) -> Option<&[u8]> {
+    name.as_encoded_bytes().strip_prefix(b".")?.strip_suffix(SUFFIX).filter(|stem| !stem.is_empty())
+}
+
+/// An open and locked journal. Dropped, it is removed, unless it is left to the next run.
+#[derive(Debug)]
+pub(super) struct Journal {
+    path: PathBuf,
+    file: File,
+    stays: bool,
+}
+
+impl Journal {
+    /// Takes the journal of the set whose first file is called `first`, after whoever has it.
+    ///
+    /// # Errors
+    /// The file system refused, or another writer does not come to an end.
+    pub(super) fn acquire(dir: &Path, first: &OsStr) -> io::Result<Self> {
+        let path = dir.join(file_name(first));
+        loop {
+            let file = match lock::open_existing(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    match File::options().read(true).write(true).create_new(true).open(&path) {
+                        // Another writer of the set was faster.
+                        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                        opened => opened.map_err(|error| about(&path, &error))?,
+                    }
+                }
+                opened => opened.map_err(|error| about(&path, &error))?,
+            };
+            let lock = lock::wait(&file).map_err(|error| about(&path, &error))?;
+            // Who had it before may have removed it.
+            let is_there = lock::leads_to(&path, &file);
+            if lock == Lock::Unknown && is_there && file.metadata().is_ok_and(|found| found.len() > 0) {
+                let why = "another program is giving these files their names, or has died of it (this file system has no \
+                           locks, so it is not known): remove this file if none is running";
+                return Err(about(&path, &io::Error::other(why)));
+            }
+            if is_there {
+                return Ok(Self { path, file, stays: false });
+            }
+        }
+    }
+
+    /// Takes a journal that is there, if its writer is dead.
+    pub(super) fn take_dead(path: &Path) -> Option<Self> {
+        let file = lock::open_existing(path).ok()?;
+        let dead = lock::take(&file) == Lock::Held && lock::leads_to(path, &file);
+        dead.then(|| Self { path: path.to_owned(), file, stays: true })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The set that a dead writer left, or nothing if it had not come so far.
+    ///
+    /// # Errors
+    /// It could not be read.
+    pub(super) fn read(&mut self) -> io::Result<Option<Vec<Entry>>> {
+        let failed = |error: io::Error| about(&self.path, &error);
+        self.file.seek(SeekFrom::Start(0)).map_err(failed)?;
+        let mut bytes = Vec::new();
+        (&self.file).take(MAX_BYTES).read_to_end(&mut bytes).map_err(failed)?;
+        let entries = parse(&bytes);
+        // Until its set is finished, it is not ours to remove.
+        self.stays |= entries.is_some();
+        Ok(entries)
+    }
+
+    /// Writes the set down, for good if asked for.
+    ///
+    /// # Errors
+    /// The file system refused; then nothing may be renamed.
+    pub(super) fn write(&mut self, entries: &[Entry], sync: bool) -> io::Result<()> {
+        let failed = |error: io::Error| about(&self.path, &error);
+        self.file.set_len(0).map_err(failed)?;
+        self.file.seek(SeekFrom::Start(0)).map_err(failed)?;
+        self.file.write_all(text(entries).as_bytes()).map_err(failed)?;
+        fault::point()?;
+        if sync {
+            self.file.sync_all().map_err(failed)?;
+            // The journal's own name and the temporary names must be there before one of them goes.
+            sync_directory(self.dir())?;
+        }
+        Ok(())
+    }
+
+    fn dir(&self) -> &Path {
+        super::parent(&self.path)
+    }
+
+    /// Finishes what a dead writer began. True if it could be: false if files of the set are gone, so that nothing would
+    /// come of it.
+    ///
+    /// # Errors
+    /// The file system refused. The journal then stays.
+    pub(super) fn finish(&mut self, entries: &[Entry]) -> io::Result<bool> {
+        self.stays = true;
+        let dir = self.dir().to_owned();
+        let at = |name: &OsStr| dir.join(name);
+        let is_whole =
+            entries.iter().all(|entry| entry.is_at(&at(&entry.temporary)) || entry.is_at(&at(&entry.name)));
+        if is_whole {
+            for entry in entries.iter().filter(|entry| entry.is_at(&at(&entry.temporary))) {
+                again(|| fs_err::rename(at(&entry.temporary), at(&entry.name)))?;
+                fault::point()?;
+            }
+            sync_directory(&dir)?;
+        }
+        self.stays = false;
+        Ok(is_whole)
+    }
+
+    /// Leaves the journal to the next run.
+    pub(super) fn leave(mut self) {
+        self.stays = true;
+    }
+
+    /// Removes the journal: all is done.
+    ///
+    /// # Errors
+    /// The file system refused.
+    pub(super) fn remove(mut self) -> io::Result<()> {
+        self.stays = true;
+        again(|| fs_err::remove_file(&self.path))
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        // Under the lock, which goes with the file behind it.
+        if !self.stays {
+            let _ = fs_err::remove_file(&self.path);
+        }
+    }
+}
+
+fn about(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+fn text(entries: &[Entry]) -> String {
+    let mut text = format!("{HEAD}\n");
+    for entry in entries {
+        let (from, to) = (encode(&entry.temporary), encode(&entry.name));
+        text.extend([&from, " ", &to, " ", &entry.n_bytes.to_string(), " ", &entry.inode.to_string(), "\n"]);
+    }
+    let sum = checksum(text.as_bytes());
+    text + &format!("end {sum:016x}\n")
+}
+
+/// The entries of a complete journal. Names lead nowhere but to files beside it.
+fn parse(bytes: &[u8]) -> Option<Vec<Entry>> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    let end = text.rfind("end ")?;
+    let (body, end) = text.split_at_checked(end)?;
+    let sum = end.strip_prefix("end ")?.strip_suffix('\n')?;
+    if sum.len() != 16 || u64::from_str_radix(sum, 16).ok()? != checksum(body.as_bytes()) {
+        return None;
+    }
+    let mut lines = body.lines();
+    if lines.next() != Some(HEAD) {
+        return None;
+    }
+    lines.map(entry).collect()
+}
+
+fn entry(line: &str) -> Option<Entry> {
+    let mut words = line.split(' ');
+    let mut name = || decode(words.next()?).filter(|name| is_plain(name));
+    let (temporary, target) = (name()?, name()?);
+    let mut number = || words.next()?.parse().ok();
+    let (n_bytes, inode) = (number()?, number()?);
+    let fits = stem_of(&temporary) == Some(stem(&target).as_encoded_bytes());
+    (fits && words.next().is_none()).then_some(Entry { temporary, name: target, n_bytes, inode })
+}
+
+fn is_plain(name: &OsStr) -> bool {
+    let mut parts = Path::new(name).components();
+    matches!(parts.next(), Some(std::path::Component::Normal(part)) if part == name) && parts.next().is_none()
+}
+
+/// A name in ASCII without spaces.
+fn encode(name: &OsStr) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    let bytes = name.as_encoded_bytes().iter();
+    bytes
+        .map(|&byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02x}") })
+        .collect()
+}
+
+fn decode(text: &str) -> Option<OsString> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        rest = tail;
+        if first == b'%' {
+            let (digits, tail) = rest.split_at_checked(2)?;
+            bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
+            rest = tail;
+        } else {
+            bytes.push(first);
+        }
+    }
+    #[cfg(unix)]
+    {
+        Some(std::os::unix::ffi::OsStringExt::from_vec(bytes))
+    }
+    #[cfg(not(unix))]
+    {
+        Some(String::from_utf8(bytes).ok()?.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries() -> Vec<Entry> {
+        ["m-00001-of-00002.gguf", "ä b\n%-00002-of-00002.gguf"]
+            .map(|name| Entry {
+                temporary: format!(".{name}.aB3xYz.tmp").into(),
+                name: name.into(),
+                n_bytes: 7,
+                inode: 3,
+            })
+            .to_vec()
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_what_is_damaged_is_not() {
+        let whole = text(&entries());
+        assert_eq!(parse(whole.as_bytes()), Some(entries()));
+        for len in 0..whole.len() {
+            assert_eq!(parse(&whole.as_bytes()[..len]), None, "{len}");
+        }
+        for at in 0..whole.len() {
+            let mut bytes = whole.clone().into_bytes();
+            bytes[at] ^= 1;
+            assert_eq!(parse(&bytes), None, "{at}");
+        }
+    }
+
+    #[test]
+    fn no_entry_leads_out_of_the_directory_or_to_a_file_of_another_name() {
+        for (temporary, name) in [
+            ("../.m.aB3xYz.tmp", "m"),
+            (".m.aB3xYz.tmp", "../m"),
+            (".m.aB3xYz.tmp", "n"),
+            ("m", "m"),
+            (".m.aB3xYz.tmp", "."),
+            (".m.aB3xYz.tmp", "/m"),
+            ("", ""),
+        ] {
+            let entry = Entry { temporary: temporary.into(), name: name.into(), n_bytes: 1, inode: 1 };
+            assert_eq!(parse(text(&[entry]).as_bytes()), None, "{temporary} {name}");
+        }
+    }
+
+    #[test]
+    fn a_link_is_no_journal() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::acquire(dir.path(), OsStr::new("m")).unwrap();
+        assert_eq!(journal.read().unwrap(), None);
+        assert!(Journal::take_dead(journal.path()).is_none(), "taken from the living");
+        let path = journal.path().to_owned();
+        drop(journal);
+        assert!(!path.exists());
+        #[cfg(unix)]
+        {
+            fs_err::write(dir.path().join("other"), b"keep").unwrap();
+            std::os::unix::fs::symlink("other", &path).unwrap();
+            assert!(Journal::acquire(dir.path(), OsStr::new("m")).is_err());
+            assert_eq!(fs_err::read(dir.path().join("other")).unwrap(), b"keep");
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! What runs that died have left beside an output: temporary files that nobody holds, and sets half renamed.
+
+use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use super::journal::{Entry, Journal, journal_stem};
+use super::lock::{self, Lock};
+use super::temporary::{stem, stem_of};
+use super::{OutputError, again, parent};
+
+/// Clears a directory of what dead runs left of the files called `names`: a set half renamed is finished, temporary files
+/// are removed. What a living run holds stays, and so does everything that is not named as temporary files are.
+///
+/// # Errors
+/// The file system refused; a set that shares files with this one and was interrupted.
+pub(super) fn clear(dir: &Path, names: &[&OsStr]) -> Result<(), OutputError> {
+    let stems: HashSet<OsString> = names.iter().map(|name| stem(name)).collect();
+    let stems: HashSet<&[u8]> = stems.iter().map(|stem| stem.as_encoded_bytes()).collect();
+    let entries = match fs_err::read_dir(dir) {
+        // What may not be looked into is not cleared.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
+        entries => entries?,
+    };
+    let (mut journals, mut temporaries) = (Vec::new(), Vec::new());
+    for entry in entries {
+        let name = entry?.file_name();
+        if journal_stem(&name).is_some() {
+            journals.push(name);
+        } else if stem_of(&name).is_some_and(|stem| stems.contains(stem)) {
+            temporaries.push(name);
+        }
+    }
+    for name in journals {
+        let Some(mut journal) = Journal::take_dead(&dir.join(&name)) else { continue };
+        let is_own = journal_stem(&name).is_some_and(|stem| stems.contains(stem));
+        match journal.read()? {
+            Some(entries) => {
+                resume(&mut journal, &entries, names)?;
+            }
+            // Its writer died before it had written down anything.
+            None if is_own => journal.remove()?,
+            None => {}
+        }
+    }
+    for name in temporaries {
+        remove_dead(&dir.join(name))?;
+    }
+    Ok(())
+}
+
+/// Finishes an interrupted set, if it is that of the files called `names`. Then, and if nothing can come of it, the journal
+/// goes when it is dropped.
+///
+/// # Errors
+/// The file system refused; the set is another one that shares files with this.
+pub(super) fn resume(journal: &mut Journal, entries: &[Entry], names: &[&OsStr]) -> Result<(), OutputError> {
+    let ours: HashSet<&OsStr> = names.iter().copied().collect();
+    let Some(shared) = entries.iter().find(|entry| ours.contains(entry.name.as_os_str())) else {
+        return Ok(());
+    };
+    if !entries.iter().all(|entry| ours.contains(entry.name.as_os_str())) {
+        let journal = journal.path().to_owned();
+        return Err(OutputError::Interrupted { target: journal.with_file_name(&shared.name), journal });
+    }
+    journal.finish(entries)?;
+    Ok(())
+}
+
+/// Removes directories that dead runs began to fill for `target`.
+///
+/// # Errors
+/// The file system refused.
+pub(super) fn clear_directories(target: &Path) -> io::Result<()> {
+    let wanted = stem(target.file_name().unwrap_or_default());
+    let entries = match fs_err::read_dir(parent(target)) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        if stem_of(&entry.file_name()) != Some(wanted.as_encoded_bytes()) || !entry.file_type()?.is_dir() {
+            continue;
+        }
+        let path = entry.path();
+        let Ok(open) = File::options().read(true).open(&path) else { continue };
+        if lock::take(&open) == Lock::Held && lock::leads_to(&path, &open) {
+            fs_err::remove_dir_all(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// True for an empty directory. It is made one if all that is in it was left by runs that died before they came to an end:
+/// their temporary files, and files that got their names while others did not.
+///
+/// # Errors
+/// The file system refused.
+pub(super) fn is_empty(dir: &Path) -> io::Result<bool> {
+    let (mut journals, mut files) = (Vec::new(), Vec::new());
+    for entry in fs_err::read_dir(dir)? {
+        let name = entry?.file_name();
+        if journal_stem(&name).is_some() { journals.push(name) } else { files.push(name) }
+    }
+    let mut taken = Vec::new();
+    for name in &journals {
+        let Some(mut journal) = Journal::take_dead(&dir.join(name)) else { return Ok(false) };
+        taken.push((journal.read()?.unwrap_or_default(), journal));
+    }
+    let entries = || taken.iter().flat_map(|(entries, _)| entries);
+    let is_left =
+        |name: &OsString| stem_of(name).is_some() || entries().any(|entry| entry.is_named(dir, name));
+    if !files.iter().all(is_left) {
+        return Ok(false);
+    }
+    // A set that is complete is somebody's output, whether or not its writer lived to say so.
+    if taken.iter().any(|(entries, _)| {
+        !entries.is_empty() && entries.iter().all(|entry| entry.is_named(dir, &entry.name))
+    }) {
+        for (_, journal) in taken {
+            journal.remove()?;
+        }
+        return Ok(false);
+    }
+    for name in files.iter().filter(|name| stem_of(name).is_some()) {
+        remove_dead(&dir.join(name))?;
+    }
+    for entry in entries().filter(|entry| entry.is_named(dir, &entry.name)) {
+        again(|| fs_err::remove_file(dir.join(&entry.name)))?;
+    }
+    for (_, journal) in taken {
+        journal.remove()?;
+    }
+    Ok(fs_err::read_dir(dir)?.next().is_none())
+}
+
+/// Removes a temporary file if nobody holds it.
+fn remove_dead(path: &Path) -> io::Result<()> {
+    // Gone meanwhile, or not to be opened: then not to be judged.
+    let Ok(file) = lock::open_existing(path) else { return Ok(()) };
+    if lock::take(&file) == Lock::Held && lock::leads_to(path, &file) {
+        again(|| fs_err::remove_file(path))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::temporary::Temporary;
+    use super::super::{Destination, OutputFile};
+
+    #[test]
+    fn the_dead_go_and_the_living_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let target = at("m.gguf");
+        let living = Temporary::named(&target, 0o600).unwrap();
+        let others = [
+            ".m.gguf.abc123.tmpx",
+            ".m.gguf.abc12.tmp",
+            ".m.gguf.abc-23.tmp",
+            ".n.gguf.abc123.tmp",
+            "m.gguf.abc123.tmp",
+        ];
+        for name in [".m.gguf.abc123.tmp", ".m.gguf.XyZ789.tmp"].iter().chain(&others) {
+            fs_err::write(at(name), b"left").unwrap();
+        }
+        // Nothing but regular files is looked at; a FIFO would be waited for.
+        fs_err::create_dir_all(at(".m.gguf.direct.tmp")).unwrap();
+        #[cfg(unix)]
+        std::os::unix::fs::symlink("n", at(".m.gguf.symlnk.tmp")).unwrap();
+        let output = OutputFile::create(&target).unwrap();
+        let mut expected: Vec<String> = others.iter().map(ToString::to_string).collect();
+        expected.push(living.name().unwrap().to_str().unwrap().to_owned());
+        expected.push(".m.gguf.direct.tmp".to_owned());
+        #[cfg(unix)]
+        expected.push(".m.gguf.symlnk.tmp".to_owned());
+        expected.sort();
+        let found = || {
+            let names = dir.path().read_dir().unwrap();
+            let mut names: Vec<_> =
+                names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            names.sort();
+            names
+        };
+        // Where the file system has files without names, the new one has none.
+        let named = found().len() - expected.len();
+        assert!(named <= 1);
+        drop(output);
+        assert_eq!(found(), expected);
+        drop(living);
+        expected.retain(|name| {
+            !name.starts_with(".m.gguf.")
+                || name.contains("tmpx")
+                || others.contains(&name.as_str())
+                || name.contains("direct")
+                || name.contains("symlnk")
+        });
+        assert_eq!(found(), expected);
+    }
+
+    #[test]
+    fn an_empty_journal_of_the_dead_goes_and_another_sets_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in [".m.gguf.set.journal", ".n.gguf.set.journal"] {
+            fs_err::write(dir.path().join(name), b"").unwrap();
+        }
+        let mut destinations = [Destination::of(&dir.path().join("m.gguf")).unwrap()];
+        Destination::clear_all(&mut destinations).unwrap();
+        assert!(!dir.path().join(".m.gguf.set.journal").exists());
+        assert!(dir.path().join(".n.gguf.set.journal").exists());
+    }
+}

@@ -1,0 +1,94 @@
+//! Advisory locks that say whether whoever writes a file is alive: the system lets go of them when a process ends, however
+//! it ends.
+
+use std::fs::{File, Metadata, TryLockError};
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long another writer may take to give its files their names.
+const PATIENCE: Duration = Duration::from_mins(2);
+
+/// What trying to lock came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lock {
+    /// Ours until the file is closed.
+    Held,
+    /// Somebody has it.
+    Busy,
+    /// The file system has no locks: nothing is known.
+    Unknown,
+}
+
+/// Tries to lock a file.
+pub(super) fn take(file: &File) -> Lock {
+    match file.try_lock() {
+        Ok(()) => Lock::Held,
+        Err(TryLockError::WouldBlock) => Lock::Busy,
+        Err(TryLockError::Error(_)) => Lock::Unknown,
+    }
+}
+
+/// Locks a file, waiting for whoever has it.
+///
+/// # Errors
+/// It does not let go in two minutes.
+pub(super) fn wait(file: &File) -> io::Result<Lock> {
+    let since = Instant::now();
+    loop {
+        match take(file) {
+            Lock::Busy if since.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(5)),
+            Lock::Busy => {
+                return Err(io::Error::new(
+                    io::ErrorKind::WouldBlock,
+                    "another program has been giving these files their names for two minutes",
+                ));
+            }
+            lock => return Ok(lock),
+        }
+    }
+}
+
+/// True if `path` is the name of the open `file`. Between opening and locking, another may have removed or replaced it.
+pub(super) fn leads_to(path: &Path, file: &File) -> bool {
+    match (path.symlink_metadata(), file.metadata()) {
+        (Ok(there), Ok(open)) => is_one(&there, &open),
+        _ => false,
+    }
+}
+
+/// True if both are of one file.
+pub(super) fn is_one(a: &Metadata, b: &Metadata) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        (a.dev(), a.ino()) == (b.dev(), b.ino())
+    }
+    #[cfg(not(unix))]
+    {
+        a.len() == b.len() && a.modified().ok() == b.modified().ok()
+    }
+}
+
+/// Opens what lies at a path to lock it: a regular file, not through a link. It is not waited for.
+///
+/// # Errors
+/// Nothing like that is there, or it may not be opened.
+pub(super) fn open_existing(path: &Path) -> io::Result<File> {
+    if !path.symlink_metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    let open = |write| {
+        let mut options = File::options();
+        options.read(true).write(write);
+        #[cfg(unix)]
+        {
+            use rustix::fs::OFlags;
+            use std::os::unix::fs::OpenOptionsExt;
+            options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
+        }
+        options.open(path)
+    };
+    // Network file systems lock only what may be written.
+    open(true).or_else(|_| open(false))
+}

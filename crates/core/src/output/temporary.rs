@@ -1,0 +1,380 @@
+//! Files on their way to a name: without any where the file system can, so that nothing is left of a run that dies; else
+//! under a name that says whose they are, and locked, so that the next run knows whether they are dead.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, Metadata};
+use std::io;
+use std::path::Path;
+
+use tempfile::{Builder, TempPath};
+
+use super::lock::{self, Lock};
+use super::{again, parent};
+use crate::mmap::faults::{self, Watch};
+
+/// Characters that chance adds to a temporary name.
+const N_RANDOM: usize = 6;
+const SUFFIX: &str = ".tmp";
+/// Longest part of a target's name that its temporary name repeats; names of files end at 255 bytes.
+const MAX_STEM_BYTES: usize = 200;
+/// Who may read a file that replaces another, until it takes over the mode of that.
+const CLOSED: u32 = 0o600;
+/// Who may read a new file; the system takes the umask from it.
+const OPEN: u32 = 0o666;
+
+/// A file on its way. It is locked. Dropped, it vanishes.
+#[derive(Debug)]
+pub(super) struct Temporary {
+    // Before the file, so that the name goes while the lock is held.
+    name: Option<TempPath>,
+    file: File,
+    /// For a run that ends without unwinding.
+    watch: Watch,
+}
+
+impl Temporary {
+    /// Begins a file that will be called `path`.
+    ///
+    /// # Errors
+    /// The file system refused.
+    pub(super) fn beside(path: &Path) -> io::Result<Self> {
+        let mode = if path.symlink_metadata().is_ok() { CLOSED } else { OPEN };
+        #[cfg(target_os = "linux")]
+        if let Some(file) = unnamed(parent(path), mode) {
+            return Ok(Self { name: None, file, watch: Watch::default() });
+        }
+        Self::named(path, mode)
+    }
+
+    /// The same under a temporary name.
+    pub(super) fn named(path: &Path, mode: u32) -> io::Result<Self> {
+        let made = builder(path, |builder| {
+            builder.make_in(parent(path), |temp| {
+                let file = create(temp, mode)?;
+                // Another run may have found the file before it was locked, and taken it for dead: then under another name.
+                match lock::take(&file) {
+                    Lock::Held if lock::leads_to(temp, &file) => Ok(file),
+                    Lock::Unknown => Ok(file),
+                    Lock::Held | Lock::Busy => Err(io::ErrorKind::AlreadyExists.into()),
+                }
+            })
+        })?;
+        let (file, name) = made.into_parts();
+        let watch = faults::temporary(&name);
+        Ok(Self { name: Some(name), file, watch })
+    }
+
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The temporary name, if it has one.
+    pub(super) fn name(&self) -> Option<&OsStr> {
+        self.name.as_deref()?.file_name()
+    }
+
+    /// Makes the file ready to be renamed to `path`: mode and owner of what it replaces, a temporary name.
+    ///
+    /// # Errors
+    /// The file system refused.
+    pub(super) fn dress(&mut self, path: &Path) -> io::Result<()> {
+        if let Some(old) = path.symlink_metadata().ok().filter(Metadata::is_file) {
+            inherit(&self.file, &old)?;
+        }
+        #[cfg(target_os = "linux")]
+        if self.name.is_none() {
+            match link(&self.file, path) {
+                Ok(name) => self.name = Some(name),
+                // Rules above the file system forbid links. What took hours to write is copied rather than lost.
+                Err(error) if is_refusal(&error) => {
+                    let mut named = Self::named(path, CLOSED)?;
+                    io::copy(&mut rewound(&self.file)?, &mut named.file)?;
+                    named.file.sync_all()?;
+                    inherit(&named.file, &self.file.metadata()?)?;
+                    *self = named;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the file its final name. It was dressed before.
+    ///
+    /// # Errors
+    /// The file system refused; then with the file, under its temporary name still.
+    pub(super) fn rename(self, path: &Path) -> Result<(), (io::Error, Self)> {
+        let Self { name, file, watch } = self;
+        let Some(name) = name else {
+            return Err((io::ErrorKind::NotFound.into(), Self { name: None, file, watch }));
+        };
+        let mut name = Some(name);
+        let mut renamed = || match name.take().map(|name| name.persist(path)) {
+            Some(Err(error)) => {
+                name = Some(error.path);
+                Err(error.error)
+            }
+            _ => Ok(()),
+        };
+        // What failed once may have been chance, and the other files of a set are waiting.
+        match again(&mut renamed).or_else(|_| again(&mut renamed)) {
+            Ok(()) => Ok(()),
+            Err(error) => Err((error, Self { name, file, watch })),
+        }
+    }
+
+    /// Leaves the file under its temporary name.
+    pub(super) fn keep(self) {
+        if let Some(name) = self.name {
+            let _ = name.keep();
+        }
+    }
+}
+
+/// What a target's name is in its temporary names.
+pub(super) fn stem(name: &OsStr) -> OsString {
+    if name.len() <= MAX_STEM_BYTES {
+        return name.to_owned();
+    }
+    // The ends of long names are what tells parts of one set from each other.
+    let text = name.to_string_lossy();
+    let mut cut = MAX_STEM_BYTES - 17;
+    while !text.is_char_boundary(cut) {
+        cut -= 1;
+    }
+    format!("{}~{:016x}", &text[..cut], checksum(name.as_encoded_bytes())).into()
+}
+
+/// The stem of the target that a temporary name belongs to; `None` for any other name.
+pub(super) fn stem_of(name: &OsStr) -> Option<&[u8]> {
+    let rest = name.as_encoded_bytes().strip_prefix(b".")?.strip_suffix(SUFFIX.as_bytes())?;
+    let (stem, random) = rest.split_at_checked(rest.len().checked_sub(N_RANDOM + 1)?)?;
+    let random = random.strip_prefix(b".")?;
+    (!stem.is_empty() && random.iter().all(u8::is_ascii_alphanumeric)).then_some(stem)
+}
+
+/// FNV-1a: tells damage from what was written, not friend from foe.
+pub(super) fn checksum(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |sum, &byte| (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+/// Lends what makes the temporary names of a target.
+pub(super) fn builder<T>(path: &Path, use_it: impl FnOnce(&Builder<'_, '_>) -> T) -> T {
+    let mut prefix = OsString::from(".");
+    prefix.push(stem(path.file_name().unwrap_or_default()));
+    prefix.push(".");
+    use_it(Builder::new().prefix(&prefix).suffix(SUFFIX).rand_bytes(N_RANDOM))
+}
+
+fn create(path: &Path, mode: u32) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true).create_new(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        options.mode(mode);
+    }
+    #[cfg(not(unix))]
+    let _ = mode;
+    options.open(path)
+}
+
+/// A file without a name, where the file system has such files and there is a way to give it one.
+#[cfg(target_os = "linux")]
+fn unnamed(dir: &Path, mode: u32) -> Option<File> {
+    use rustix::fs::{CWD, Mode, OFlags, openat};
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = File::from(openat(CWD, dir, flags, Mode::from_raw_mode(mode)).ok()?);
+    // Locked before anybody can see it.
+    lock::take(&file);
+    let there = way_to(&file).metadata().ok()?;
+    lock::is_one(&there, &file.metadata().ok()?).then_some(file)
+}
+
+/// Where the system shows an open file.
+#[cfg(target_os = "linux")]
+fn way_to(file: &File) -> std::path::PathBuf {
+    use std::os::fd::AsRawFd;
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
+
+/// Gives a file without a name a temporary one.
+#[cfg(target_os = "linux")]
+fn link(file: &File, path: &Path) -> io::Result<TempPath> {
+    use rustix::fs::{AtFlags, CWD, linkat};
+    let from = way_to(file);
+    let made = builder(path, |builder| {
+        builder.make_in(parent(path), |temp| {
+            again(|| Ok(linkat(CWD, &from, CWD, temp, AtFlags::SYMLINK_FOLLOW)?))
+        })
+    })?;
+    Ok(made.into_temp_path())
+}
+
+/// True for errors that say that links are not wanted here, not that something is broken.
+#[cfg(target_os = "linux")]
+fn is_refusal(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let codes = [Errno::PERM, Errno::ACCESS, Errno::OPNOTSUPP, Errno::NOENT, Errno::XDEV, Errno::MLINK];
+    codes.iter().any(|code| error.raw_os_error() == Some(code.raw_os_error()))
+}
+
+#[cfg(target_os = "linux")]
+fn rewound(file: &File) -> io::Result<File> {
+    use std::io::{Seek, SeekFrom};
+    let mut file = file.try_clone()?;
+    file.seek(SeekFrom::Start(0))?;
+    Ok(file)
+}
+
+/// Takes over mode, group and owner of a file, as far as the system permits. At no time may more people read the new file
+/// than could read the old one.
+fn inherit(file: &File, old: &Metadata) -> io::Result<()> {
+    #[cfg(unix)]
+    {
+        use rustix::fs::{Gid, Mode, Uid, fchmod, fchown};
+        use std::os::unix::fs::MetadataExt;
+        let new = file.metadata()?;
+        let group = Some(Gid::from_raw(old.gid()));
+        // Each alone: a user may give a file to another of their groups, but not to another user.
+        let has_group = new.gid() == old.gid() || again(|| Ok(fchown(file, None, group)?)).is_ok();
+        let owner = Some(Uid::from_raw(old.uid()));
+        let has_owner = new.uid() == old.uid() || again(|| Ok(fchown(file, owner, None)?)).is_ok();
+        let mode = match (has_owner, has_group) {
+            (true, true) => old.mode() & 0o7777,
+            (false, true) => old.mode() & 0o777,
+            // What the old group might do, the new one might not.
+            (_, false) => old.mode() & 0o707 | (old.mode() & 0o007) << 3,
+        };
+        if new.mode() & 0o7777 != mode {
+            match again(|| Ok(fchmod(file, Mode::from_raw_mode(mode))?)) {
+                // File systems that have no modes of their own.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported
+                    ) => {}
+                done => done?,
+            }
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = (file, old);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_their_target() {
+        for name in ["m.gguf", "a", "x.tmp", ".m.gguf.abcdef.tmp"] {
+            let temporary = format!(".{name}.aB3xYz.tmp");
+            assert_eq!(stem_of(OsStr::new(&temporary)), Some(name.as_bytes()));
+        }
+        for name in
+            ["", ".", ".tmp", ".abcdef.tmp", "..abcdef.tmp", "m.abcdef.tmp", ".m.abc/ef.tmp", ".m.abcdef.tm"]
+        {
+            assert_eq!(stem_of(OsStr::new(name)), None, "{name}");
+        }
+        let long = |end: char| format!("{}{end}", "ä".repeat(126));
+        let stems = ['1', '2'].map(|end| stem(OsStr::new(&long(end))));
+        assert!(stems[0] != stems[1] && stems[0].len() <= MAX_STEM_BYTES);
+    }
+
+    #[test]
+    fn the_longest_name_that_a_file_may_have_can_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("n".repeat(255));
+        super::super::OutputFile::write(&path, b"x", true).unwrap();
+        assert_eq!(fs_err::read(path).unwrap(), b"x");
+        assert_eq!(dir.path().read_dir().unwrap().count(), 1);
+    }
+
+    #[cfg(unix)]
+    mod modes {
+        use super::super::super::OutputFile;
+        use super::super::*;
+        use rustix::fs::Mode;
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+        fn mode(file: &File) -> u32 {
+            file.metadata().unwrap().mode() & 0o7777
+        }
+
+        /// Both ways of beginning a file.
+        fn begin(path: &Path) -> [Temporary; 2] {
+            let mode = if path.exists() { CLOSED } else { OPEN };
+            [Temporary::beside(path).unwrap(), Temporary::named(path, mode).unwrap()]
+        }
+
+        #[test]
+        fn a_file_that_replaces_another_keeps_its_mode_and_is_never_more_open() {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("m.gguf");
+            for wanted in [0o600, 0o640, 0o444, 0o664, 0o777] {
+                fs_err::write(&path, b"old").unwrap();
+                fs_err::set_permissions(&path, PermissionsExt::from_mode(wanted)).unwrap();
+                for mut temporary in begin(&path) {
+                    assert_eq!(mode(temporary.file()) & !0o600, 0, "{wanted:o}");
+                    temporary.dress(&path).unwrap();
+                    assert_eq!(mode(temporary.file()), wanted);
+                    temporary.rename(&path).unwrap();
+                    assert_eq!(mode(&File::options().read(true).open(&path).unwrap()), wanted);
+                }
+                fs_err::remove_file(&path).unwrap();
+            }
+        }
+
+        #[test]
+        fn a_new_file_follows_the_umask_and_a_narrower_mode_set_meanwhile_holds() {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("m.gguf");
+            // The umask is the process's: it is asked, not set, for the sake of tests beside this one.
+            let probe = File::options().write(true).create_new(true).open(dir.path().join("probe")).unwrap();
+            for temporary in begin(&path) {
+                assert_eq!(mode(temporary.file()), mode(&probe));
+            }
+            let output = OutputFile::create(&path).unwrap();
+            fs_err::write(&path, b"in between").unwrap();
+            fs_err::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+            output.write_at(0, b"new").unwrap();
+            output.commit(true).unwrap();
+            assert_eq!(fs_err::metadata(&path).unwrap().mode() & 0o7777, 0o600);
+        }
+
+        #[test]
+        fn owner_and_group_are_kept_where_that_is_permitted() {
+            if !rustix::process::geteuid().is_root() {
+                return eprintln!("not the superuser, so owners are not tried");
+            }
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("m.gguf");
+            fs_err::write(&path, b"old").unwrap();
+            std::os::unix::fs::chown(&path, Some(12345), Some(54321)).unwrap();
+            fs_err::set_permissions(&path, PermissionsExt::from_mode(0o640)).unwrap();
+            OutputFile::write(&path, b"new", false).unwrap();
+            let found = fs_err::metadata(&path).unwrap();
+            assert_eq!((found.uid(), found.gid(), found.mode() & 0o7777), (12345, 54321, 0o640));
+        }
+
+        #[test]
+        fn what_cannot_be_linked_is_copied() {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("m.gguf");
+            assert!(Mode::from_raw_mode(CLOSED).contains(Mode::RUSR));
+            fs_err::write(&path, b"old").unwrap();
+            let mut temporary = Temporary::named(&path, CLOSED).unwrap();
+            // A file that lost its only name can no more be linked than one whose links are forbidden.
+            let name = temporary.name.take().unwrap();
+            drop(name);
+            std::os::unix::fs::FileExt::write_all_at(temporary.file(), b"new content", 0).unwrap();
+            temporary.dress(&path).unwrap();
+            temporary.rename(&path).unwrap();
+            assert_eq!(fs_err::read(&path).unwrap(), b"new content");
+        }
+    }
+}

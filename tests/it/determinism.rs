@@ -1,0 +1,195 @@
+//! What a program writes depends on its input and its options, and on nothing else: neither on threads, nor on the memory
+//! it may use, nor on the processor's vectors. All programs, all types, any way to run them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use gguf_foundry::core::simd::SimdLevel;
+use gguf_foundry::gguf::FileType;
+use proptest::prelude::Rng;
+use proptest::test_runner::{RngAlgorithm, TestRng};
+use safetensors::SafeTensors;
+use serde_json::json;
+
+use crate::support::{fixture, sha256};
+
+/// Repeats the choices of an earlier run.
+const SEED: &str = "GGUF_DETERMINISM_SEED";
+
+fn rng() -> TestRng {
+    let seed = match std::env::var(SEED) {
+        Ok(text) => text.parse().expect("GGUF_DETERMINISM_SEED is a number"),
+        Err(_) => {
+            use std::hash::{BuildHasher, Hasher};
+            std::hash::RandomState::new().build_hasher().finish()
+        }
+    };
+    eprintln!("{SEED}={seed}");
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&u64::to_le_bytes(seed));
+    TestRng::from_seed(RngAlgorithm::ChaCha, &bytes)
+}
+
+/// How a program runs.
+fn way(program: &str, rng: &mut TestRng) -> Vec<String> {
+    let mut pick = |list: &[&str]| list[(rng.next_u64() % list.len() as u64) as usize].to_owned();
+    let levels: Vec<&str> = SimdLevel::available().map(SimdLevel::name).collect();
+    // A window of the engine needs some.
+    let memory = match program {
+        "gguf-verify" => pick(&["32M", "48M", "128M", "1G"]),
+        _ => pick(&["1M", "2M", "3M", "16M", "128M", "1G"]),
+    };
+    let threads = pick(&["1", "2", "3", "4", "5", "6", "7", "8"]);
+    let level = pick(&levels);
+    ["--memory", &memory, "--threads", &threads, "--simd", &level].map(str::to_owned).to_vec()
+}
+
+struct Bench {
+    dir: tempfile::TempDir,
+}
+
+impl Bench {
+    /// A checkpoint of one layer of the bundled model, that as a GGUF, the same in parts, and an importance matrix.
+    fn new() -> Self {
+        let bench = Self { dir: tempfile::tempdir().unwrap() };
+        let hf = bench.path("hf");
+        fs_err::create_dir(&hf).unwrap();
+        for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+            fs_err::copy(fixture("tiny-llama").join(name), hf.join(name)).unwrap();
+        }
+        let config = fs_err::read(fixture("tiny-llama/config.json")).unwrap();
+        let mut config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+        config["num_hidden_layers"] = json!(1);
+        fs_err::write(hf.join("config.json"), config.to_string()).unwrap();
+        let bytes = fs_err::read(fixture("tiny-llama/model.safetensors")).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap().tensors();
+        let kept = tensors
+            .into_iter()
+            .filter(|(name, _)| !["s.1.", "s.2.", "s.3."].iter().any(|n| name.contains(n)));
+        fs_err::write(hf.join("model.safetensors"), safetensors::serialize(kept, None).unwrap()).unwrap();
+        let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
+        let end = text.char_indices().nth(6000).unwrap().0;
+        fs_err::write(bench.path("prompts.txt"), &text[..end]).unwrap();
+        let lines: Vec<String> =
+            text[..end].lines().take(12).map(|line| json!({ "text": line }).to_string()).collect();
+        fs_err::write(bench.path("prompts.jsonl"), lines.join("\n")).unwrap();
+        bench.run("gguf-convert", "hf2gguf hf -o f32.gguf --type f32", &[]);
+        bench.run("gguf-inspect", "split f32.gguf -o parts --split-max-tensors 4", &[]);
+        bench.run(
+            "gguf-verify",
+            "imatrix f32.gguf --prompts prompts.txt --ctx 64 --chunks 8 --no-ppl -o i.gguf",
+            &[],
+        );
+        bench
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Runs a program, and returns what it printed.
+    fn run(&self, program: &str, arguments: &str, way: &[String]) -> Vec<u8> {
+        let any = Path::new(env!("CARGO_BIN_EXE_gguf-convert"));
+        let program = any.with_file_name(format!("{program}{}", std::env::consts::EXE_SUFFIX));
+        let mut command = Command::new(program);
+        let output =
+            command.args(arguments.split(' ')).args(way).arg("--no-sync").current_dir(&self.dir).output();
+        let output = output.unwrap();
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(matches!(output.status.code(), Some(0 | 4)), "{arguments} {way:?}: {message}");
+        output.stdout
+    }
+
+    /// Runs a command that writes files into `out/`, and returns them with their hashes.
+    fn files(&self, program: &str, arguments: &str, way: &[String]) -> Vec<(String, String)> {
+        let out = self.path("out");
+        if out.exists() {
+            fs_err::remove_dir_all(&out).unwrap();
+        }
+        fs_err::create_dir(&out).unwrap();
+        self.run(program, arguments, way);
+        let mut files: Vec<_> = walk(&out)
+            .into_iter()
+            .map(|path| {
+                let name = path.strip_prefix(&out).unwrap().display().to_string();
+                (name, sha256(&fs_err::read(path).unwrap()))
+            })
+            .collect();
+        files.sort();
+        assert!(!files.is_empty(), "{arguments}: nothing written");
+        files
+    }
+}
+
+fn walk(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
+}
+
+/// A plain run, for comparison.
+fn plain() -> Vec<String> {
+    ["--threads", "1"].map(str::to_owned).to_vec()
+}
+
+fn compare(bench: &Bench, program: &str, arguments: &str, rng: &mut TestRng, n_ways: usize) {
+    let expected = bench.files(program, arguments, &plain());
+    for _ in 0..n_ways {
+        let way = way(program, rng);
+        assert_eq!(
+            bench.files(program, arguments, &way),
+            expected,
+            "{program} {arguments} {}",
+            way.join(" ")
+        );
+    }
+}
+
+#[test]
+fn every_type_has_the_same_bytes_however_it_is_made() {
+    let (bench, mut rng) = (Bench::new(), rng());
+    let mut n_types = 0;
+    for file_type in FileType::all() {
+        let name = file_type.name();
+        n_types += 1;
+        let quantize = format!("f32.gguf out/m.gguf --type {name} --imatrix i.gguf");
+        compare(&bench, "gguf-quantize", &quantize, &mut rng, 2);
+        // What llama.cpp's converter writes takes no importance, and it copies nothing.
+        let importance = match name {
+            "COPY" => continue,
+            "F32" | "F16" | "BF16" | "Q8_0" | "TQ1_0" | "TQ2_0" => "",
+            _ => " --imatrix i.gguf",
+        };
+        let convert = format!("hf2gguf hf -o out/m.gguf --type {name}{importance}");
+        compare(&bench, "gguf-convert", &convert, &mut rng, 1);
+    }
+    assert!(n_types > 30, "{n_types} types");
+}
+
+#[test]
+fn every_command_writes_the_same_bytes_however_it_runs() {
+    let (bench, mut rng) = (Bench::new(), rng());
+    let commands = [
+        ("gguf-convert", "hf2gguf hf -o out/m.gguf --split-max-tensors 3"),
+        ("gguf-convert", "gguf2hf f32.gguf -o out/hf --max-shard-size 1M"),
+        ("gguf-quantize", "parts-00001-of-00003.gguf out/m.gguf --type q4_k_m --keep-split"),
+        ("gguf-inspect", "split f32.gguf -o out/m --split-max-tensors 3"),
+        ("gguf-inspect", "merge parts-00001-of-00003.gguf -o out/m.gguf"),
+        ("gguf-verify", "logits f32.gguf --prompts prompts.jsonl -o out/logits.jsonl"),
+        ("gguf-verify", "imatrix f32.gguf --prompts prompts.txt --ctx 64 --chunks 6 -o out/i.gguf"),
+        ("gguf-verify", "imatrix merge i.gguf i.gguf -o out/i.gguf"),
+        (
+            "gguf-verify",
+            "f32.gguf --prompts prompts.txt --ctx 64 --chunks 6 --per-token out/t.jsonl --save-baseline out/b.kld",
+        ),
+    ];
+    for (program, arguments) in commands {
+        compare(&bench, program, arguments, &mut rng, 4);
+    }
+    for command in ["hash f32.gguf --json", "f32.gguf --json", "hash parts-00001-of-00003.gguf --json"] {
+        let expected = bench.run("gguf-inspect", command, &plain());
+        for _ in 0..4 {
+            let way = way("gguf-inspect", &mut rng);
+            assert_eq!(bench.run("gguf-inspect", command, &way), expected, "{command} {}", way.join(" "));
+        }
+    }
+}

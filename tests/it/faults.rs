@@ -1,0 +1,111 @@
+//! Every writing command, with one of its system calls going wrong: killed there, or the call fails. Whatever happens,
+//! what stood at the output is whole and old, whole and new, or absent; another run succeeds; nothing is left lying
+//! about. The manner of SQLite's crash tests, with strace's injection as the fault. `scripts/faults.sh` runs it.
+
+mod calls;
+mod run;
+mod scenarios;
+mod table;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use calls::{Fault, Point};
+use proptest::prelude::Rng;
+use proptest::test_runner::{RngAlgorithm, TestRng};
+use run::Bench;
+use table::Table;
+
+/// How many points of each command are tried: `all`, or a number.
+const POINTS: &str = "GGUF_FAULTS";
+/// A part of the names of the commands that are tried.
+const ONLY: &str = "GGUF_FAULTS_ONLY";
+/// Repeats the choice of an earlier run.
+const SEED: &str = "GGUF_FAULTS_SEED";
+
+fn seed() -> u64 {
+    match std::env::var(SEED) {
+        Ok(text) => text.parse().expect("GGUF_FAULTS_SEED is a number"),
+        Err(_) => rand_seed(),
+    }
+}
+
+fn rand_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::hash::RandomState::new().build_hasher().finish()
+}
+
+/// As many points as asked for, any of them.
+fn choose(mut points: Vec<Point>, rng: &mut impl Rng) -> Vec<Point> {
+    let most = match std::env::var(POINTS) {
+        Ok(text) if text == "all" => return points,
+        Ok(text) => text.parse().expect("GGUF_FAULTS is a number or `all`"),
+        Err(_) => 12,
+    };
+    // A shuffle that stops early.
+    for at in 0..most.min(points.len()) {
+        let from = at + (rng.next_u64() % (points.len() - at) as u64) as usize;
+        points.swap(at, from);
+    }
+    points.truncate(most);
+    points
+}
+
+#[test]
+#[ignore = "needs strace: scripts/faults.sh"]
+fn every_system_call_may_go_wrong() {
+    let seed = seed();
+    eprintln!("{SEED}={seed}");
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let mut rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+    let only = std::env::var(ONLY).unwrap_or_default();
+    let bench = Bench::new();
+    let mut table = Table::default();
+    for scenario in scenarios::ALL.iter().filter(|scenario| scenario.name.contains(&only)) {
+        let clean = bench.rehearse(scenario);
+        let points = calls::points(&clean.log);
+        let n_points = points.len();
+        let points = choose(points, &mut rng);
+        let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        std::thread::scope(|scope| {
+            for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+                scope.spawn(|| {
+                    while let Some(point) = points.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        let outcome = bench.try_point(scenario, &clean, point);
+                        outcomes.lock().unwrap_or_else(PoisonError::into_inner).push((point.fault, outcome));
+                    }
+                });
+            }
+        });
+        table.add(scenario.name, n_points, outcomes.into_inner().unwrap_or_else(PoisonError::into_inner));
+    }
+    eprint!("{table}");
+    let flaws = table.flaws();
+    assert!(table.n_reached(Fault::Kill) > 0, "no kill hit a program: nothing was tested");
+    assert!(
+        flaws.is_empty(),
+        "{} flaws, the first:\n{}",
+        flaws.len(),
+        flaws[..flaws.len().min(20)].join("\n")
+    );
+}
+
+/// What the judge would say of a program that does it wrong.
+#[test]
+fn the_judge_sees_what_is_broken() {
+    use run::{Outcome, State, judge_files};
+    let state = |files: &[(&str, &str)]| -> State {
+        files.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
+    };
+    let (old, new) = (state(&[("a", "old")]), state(&[("a", "new"), ("b", "new")]));
+    let verdict = |files: &[(&str, &str)]| judge_files(&old, &new, &state(files));
+    assert_eq!(verdict(&[("a", "old")]), Ok(Outcome::Old));
+    assert_eq!(verdict(&[("a", "new"), ("b", "new")]), Ok(Outcome::New));
+    assert_eq!(verdict(&[("a", "old"), ("b", "new")]), Ok(Outcome::Mixed));
+    assert_eq!(verdict(&[("a", "new")]), Ok(Outcome::Mixed));
+    assert_eq!(verdict(&[("a", "half")]), Err("a is neither the old file nor the new one".to_owned()));
+    assert_eq!(verdict(&[]), Err("a is gone".to_owned()));
+    assert_eq!(judge_files(&state(&[]), &new, &state(&[("b", "new")])), Ok(Outcome::Mixed));
+    assert_eq!(judge_files(&state(&[]), &new, &state(&[])), Ok(Outcome::Old));
+}

@@ -1,0 +1,294 @@
+//! One command in a directory of its own, with or without a fault, and what is left there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::calls::{Fault, Point, TRACED};
+use super::scenarios::{Inputs, Scenario};
+use crate::support::{root, sha256};
+
+/// After this a program hangs. It needs a second.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Content of all files below a directory, as hashes, by path.
+pub type State = BTreeMap<String, String>;
+
+/// What a fault left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All as before the run.
+    Old,
+    /// All as after a run without faults.
+    New,
+    /// Some files are old or absent, some new.
+    Mixed,
+}
+
+/// A command that ran well, for comparison.
+pub struct Clean {
+    pub old: State,
+    pub new: State,
+    /// What strace wrote.
+    pub log: String,
+}
+
+/// How a try ended.
+pub struct Tried {
+    /// The fault hit the program.
+    pub is_reached: bool,
+    /// Nothing, if all was well.
+    pub flaw: Option<String>,
+}
+
+/// Inputs, and room for directories to run in.
+pub struct Bench {
+    dir: tempfile::TempDir,
+    inputs: Inputs,
+    /// Makes writes short where it is preloaded.
+    shim: PathBuf,
+    n_runs: AtomicUsize,
+}
+
+fn state(dir: &Path) -> State {
+    let mut state = State::new();
+    let mut dirs = vec![dir.to_owned()];
+    while let Some(at) = dirs.pop() {
+        for entry in fs_err::read_dir(at).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.strip_prefix(dir).unwrap().to_str().unwrap().to_owned();
+            if path.is_dir() {
+                dirs.push(path);
+            } else {
+                state.insert(name, sha256(&fs_err::read(&path).unwrap()));
+            }
+        }
+    }
+    state
+}
+
+/// What is left of known names.
+///
+/// # Errors
+/// A file that is neither of both, or that is gone though it was there before and after.
+pub fn judge_files(old: &State, new: &State, found: &State) -> Result<Outcome, String> {
+    let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    let (mut is_old, mut is_new) = (true, true);
+    for name in names {
+        let [before, after, now] = [old, new, found].map(|state| state.get(name));
+        if now != before && now != after {
+            return Err(if now.is_some() {
+                format!("{name} is neither the old file nor the new one")
+            } else {
+                format!("{name} is gone")
+            });
+        }
+        is_old &= now == before;
+        is_new &= now == after;
+    }
+    Ok(match (is_new, is_old) {
+        (true, _) => Outcome::New,
+        (_, true) => Outcome::Old,
+        _ => Outcome::Mixed,
+    })
+}
+
+/// Runs to the end, or kills what takes too long.
+fn finish(command: &mut Command) -> Option<Output> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("strace runs");
+    // Read beside, so that a full pipe stops nobody.
+    let mut stderr = child.stderr.take().expect("piped");
+    let reader = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = std::io::Read::read_to_end(&mut stderr, &mut bytes);
+        bytes
+    });
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break Some(status);
+        }
+        if start.elapsed() > PATIENCE {
+            let _ = child.kill();
+            let _ = child.wait();
+            break None;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let stderr = reader.join().unwrap_or_default();
+    status.map(|status| Output { status, stdout: Vec::new(), stderr })
+}
+
+impl Bench {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let inputs = Inputs::make(&dir.path().join("in"));
+        let shim = dir.path().join("short_write.so");
+        let source = root().join("scripts/faults/short_write.c");
+        let mut compiler = Command::new("cc");
+        compiler.args(["-O1", "-shared", "-fPIC", "-o"]).args([&shim, &source]).arg("-ldl");
+        assert!(compiler.status().expect("a C compiler").success(), "{} does not compile", source.display());
+        Self { dir, inputs, shim, n_runs: AtomicUsize::new(0) }
+    }
+
+    /// A new directory as the scenario begins.
+    fn place(&self, scenario: &Scenario) -> PathBuf {
+        let place = self.dir.path().join(format!("run-{}", self.n_runs.fetch_add(1, Ordering::Relaxed)));
+        fs_err::create_dir(&place).unwrap();
+        (scenario.prepare)(&self.inputs, &place);
+        place
+    }
+
+    fn program(scenario: &Scenario) -> PathBuf {
+        let any = Path::new(env!("CARGO_BIN_EXE_gguf-convert"));
+        any.with_file_name(format!("{}{}", scenario.program, std::env::consts::EXE_SUFFIX))
+    }
+
+    fn command(&self, scenario: &Scenario, place: &Path, strace: &[String]) -> Command {
+        let program = Self::program(scenario);
+        let mut command = if strace.is_empty() {
+            Command::new(program)
+        } else {
+            let mut command = Command::new("strace");
+            command.args(["-f", "-qq"]).args(strace).arg(program);
+            command
+        };
+        // One worker, so that the number of a call means the same in every run.
+        command.args(scenario.arguments).args(["--threads", "1", "--quiet"]).current_dir(place);
+        command
+    }
+
+    /// The command with a fault. The log is there afterwards if the fault was reached, or says so.
+    fn faulty(&self, scenario: &Scenario, place: &Path, point: &Point, log: &Path) -> Command {
+        if point.fault.is_short() {
+            let mut command = self.command(scenario, place, &[]);
+            command
+                .env("LD_PRELOAD", &self.shim)
+                .env("SHORT_AT", point.number.to_string())
+                .env("SHORT_LOG", log);
+            if point.fault == Fault::ShortThenFull {
+                command.env("SHORT_THEN_FULL", "1");
+            }
+            return command;
+        }
+        let mut options = vec!["-o".to_owned(), log.display().to_string()];
+        options.extend(["-e".to_owned(), format!("trace={}", point.call)]);
+        options.extend(["-e".to_owned(), point.injection()]);
+        if !point.fault.is_signal() {
+            // Faster, but with it strace 6.1 sends no signals.
+            options.push("--seccomp-bpf".to_owned());
+        }
+        self.command(scenario, place, &options)
+    }
+
+    /// The command without a fault.
+    pub fn rehearse(&self, scenario: &Scenario) -> Clean {
+        let place = self.place(scenario);
+        let old = state(&place);
+        let log = self.dir.path().join(format!("{}.log", scenario.name.replace(' ', "-")));
+        let options = ["-o".to_owned(), log.display().to_string(), "-e".to_owned(), TRACED.to_owned()];
+        let output = finish(&mut self.command(scenario, &place, &options)).expect("a run that ends");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(scenario.code), "{}: {message}", scenario.name);
+        let new = state(&place);
+        assert_ne!(old, new, "{}: nothing was written", scenario.name);
+        fs_err::remove_dir_all(place).unwrap();
+        Clean { old, new, log: fs_err::read_to_string(log).unwrap() }
+    }
+
+    pub fn try_point(&self, scenario: &Scenario, clean: &Clean, point: &Point) -> Tried {
+        let place = self.place(scenario);
+        let log = place.with_extension("log");
+        let output = finish(&mut self.faulty(scenario, &place, point, &log));
+        let is_killed = output.as_ref().is_some_and(|output| output.status.signal() == Some(9));
+        let traced = fs_err::read_to_string(&log);
+        let is_seen = |text: &String| {
+            point.fault.is_short() || text.contains("(INJECTED)") || text.contains("--- SIGTERM")
+        };
+        let is_reached = is_killed || traced.as_ref().is_ok_and(is_seen);
+        let flaw = self.judge(scenario, clean, point, &place, output.as_ref()).err();
+        let flaw = flaw.map(|flaw| format!("{}, {point}: {flaw}", scenario.name));
+        let _ = fs_err::remove_dir_all(&place);
+        let _ = fs_err::remove_file(&log);
+        Tried { is_reached, flaw }
+    }
+
+    fn judge(
+        &self,
+        scenario: &Scenario,
+        clean: &Clean,
+        point: &Point,
+        place: &Path,
+        output: Option<&Output>,
+    ) -> Result<(), String> {
+        let output = output.ok_or("it hangs")?;
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        let found = state(place);
+        let outcome =
+            judge_files(&clean.old, &clean.new, &found).map_err(|flaw| format!("{flaw}: {message}"))?;
+        let left: Vec<&String> = found
+            .keys()
+            .filter(|name| !clean.old.contains_key(*name) && !clean.new.contains_key(*name))
+            .collect();
+        let code = output.status.code();
+        if point.fault != Fault::Kill {
+            match code {
+                Some(code) if code == scenario.code => {
+                    if outcome != Outcome::New {
+                        return Err(format!(
+                            "it says that all is well, and {outcome:?} files are there: {message}"
+                        ));
+                    }
+                }
+                Some(130) if point.fault == Fault::Terminate => {}
+                Some(1..=3) => {
+                    if !message.contains("error:") {
+                        return Err(format!("exit without a word: {message:?}"));
+                    }
+                }
+                // Before the handler is there; nothing is begun then.
+                None if point.fault == Fault::Terminate && output.status.signal() == Some(15) => {}
+                other => return Err(format!("it ends with {other:?}: {message}")),
+            }
+            if !left.is_empty() {
+                return Err(format!("left behind: {left:?}: {message}"));
+            }
+        }
+        if message.contains("panicked") {
+            return Err(message);
+        }
+        if outcome == Outcome::Mixed {
+            let Some(reader) = scenario.reader else {
+                return Err(format!("files of two runs are mixed: {:?}: {message}", found.keys()));
+            };
+            let is_read =
+                Command::new(env!("CARGO_BIN_EXE_gguf-inspect")).arg(reader).current_dir(place).output();
+            if is_read.unwrap().status.success() {
+                return Err("files of two runs are mixed, and a reader takes them for one model".to_owned());
+            }
+        }
+        // What cannot be done twice is done.
+        if outcome == Outcome::New && !scenario.is_repeatable {
+            return if left.is_empty() { Ok(()) } else { Err(format!("left behind for ever: {left:?}")) };
+        }
+        let again = finish(&mut self.command(scenario, place, &[])).ok_or("another run hangs")?;
+        let message = String::from_utf8_lossy(&again.stderr);
+        if again.status.code() != Some(scenario.code) {
+            return Err(format!("another run ends with {:?}: {message}", again.status.code()));
+        }
+        let healed = state(place);
+        if healed == clean.new {
+            return Ok(());
+        }
+        let names = |state: &State| state.keys().cloned().collect::<Vec<_>>().join(", ");
+        Err(format!("after another run there is {}, not {}: {message}", names(&healed), names(&clean.new)))
+    }
+}

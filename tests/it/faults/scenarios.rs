@@ -1,0 +1,204 @@
+//! The commands that write, each with what stands at its output before.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::support::fixture;
+
+/// Files that commands read, made once. Commands see them as `../in/NAME`.
+pub struct Inputs {
+    dir: PathBuf,
+}
+
+impl Inputs {
+    pub fn make(dir: &Path) -> Self {
+        fs_err::create_dir(dir).unwrap();
+        std::os::unix::fs::symlink(fixture("tiny-llama"), dir.join("hf")).unwrap();
+        let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
+        let end = text.char_indices().nth(2000).unwrap().0;
+        fs_err::write(dir.join("prompts.txt"), &text[..end]).unwrap();
+        let run = |program: &str, arguments: &str| {
+            let any = Path::new(env!("CARGO_BIN_EXE_gguf-convert"));
+            let program = any.with_file_name(format!("{program}{}", std::env::consts::EXE_SUFFIX));
+            let output = Command::new(program).args(arguments.split(' ')).current_dir(dir).output().unwrap();
+            assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+        };
+        run("gguf-convert", "hf2gguf hf -o f16.gguf --type f16 --no-sync");
+        run("gguf-convert", "hf2gguf hf -o parts.gguf --type f16 --split-max-tensors 9 --no-sync");
+        run("gguf-convert", "hf2gguf hf -o other.gguf --type q8_0 --no-sync");
+        run("gguf-convert", "hf2gguf hf -o other-parts.gguf --type q8_0 --split-max-tensors 9 --no-sync");
+        run(
+            "gguf-verify",
+            "imatrix f16.gguf --prompts prompts.txt --ctx 32 --chunks 2 --no-ppl -o a.imatrix.gguf",
+        );
+        run(
+            "gguf-verify",
+            "imatrix f16.gguf --prompts prompts.txt --ctx 32 --chunks 4 --no-ppl -o b.imatrix.gguf",
+        );
+        Self { dir: dir.to_owned() }
+    }
+
+    /// Copies a file, under another name.
+    fn copy(&self, name: &str, to: PathBuf) {
+        fs_err::copy(self.dir.join(name), to).unwrap();
+    }
+
+    /// Copies the parts of a set, under another name.
+    fn copy_parts(&self, stem: &str, to: &Path, new: &str) {
+        for entry in fs_err::read_dir(&self.dir).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            let suffix = name.strip_prefix(stem).filter(|suffix| suffix.starts_with("-0"));
+            if let Some(suffix) = suffix {
+                self.copy(&name, to.join(format!("{new}{suffix}")));
+            }
+        }
+    }
+}
+
+/// A command.
+pub struct Scenario {
+    pub name: &'static str,
+    pub program: &'static str,
+    pub arguments: &'static [&'static str],
+    /// Puts there what the run finds.
+    pub prepare: fn(&Inputs, &Path),
+    /// Exit code of a good run.
+    pub code: i32,
+    /// A file whose set may be mixed for a moment, if every reader of it refuses the mixture.
+    pub reader: Option<&'static str>,
+    /// The command may run again over its own output.
+    pub is_repeatable: bool,
+}
+
+const fn scenario(name: &'static str, program: &'static str, arguments: &'static [&'static str]) -> Scenario {
+    Scenario { name, program, arguments, prepare: |_, _| {}, code: 0, reader: None, is_repeatable: true }
+}
+
+const FIRST: Option<&str> = Some("m-00001-of-00005.gguf");
+
+fn over_a_file(inputs: &Inputs, dir: &Path) {
+    inputs.copy("other.gguf", dir.join("m.gguf"));
+}
+
+fn over_parts(inputs: &Inputs, dir: &Path) {
+    inputs.copy_parts("other-parts", dir, "m");
+}
+
+/// All of them. `verify` ends with 4: without a baseline its word is `partial`.
+pub const ALL: &[Scenario] = &[
+    scenario("convert", "gguf-convert", &["hf2gguf", "../in/hf", "-o", "m.gguf"]),
+    Scenario {
+        prepare: over_a_file,
+        ..scenario(
+            "convert over a file",
+            "gguf-convert",
+            &["hf2gguf", "../in/hf", "-o", "m.gguf", "--type", "q4_k_m"],
+        )
+    },
+    Scenario {
+        prepare: over_parts,
+        reader: FIRST,
+        ..scenario(
+            "convert over parts",
+            "gguf-convert",
+            &["hf2gguf", "../in/hf", "-o", "m.gguf", "--type", "f16", "--split-max-tensors", "9"],
+        )
+    },
+    Scenario {
+        prepare: |_, dir| fs_err::create_dir(dir.join("hf")).unwrap(),
+        is_repeatable: false,
+        ..scenario(
+            "gguf2hf",
+            "gguf-convert",
+            &["gguf2hf", "../in/f16.gguf", "-o", "hf", "--max-shard-size", "1M"],
+        )
+    },
+    Scenario {
+        prepare: over_a_file,
+        ..scenario("quantize over a file", "gguf-quantize", &["../in/f16.gguf", "m.gguf", "--type", "q6_k"])
+    },
+    Scenario {
+        prepare: over_parts,
+        reader: FIRST,
+        ..scenario(
+            "quantize parts",
+            "gguf-quantize",
+            &["../in/parts-00001-of-00005.gguf", "m.gguf", "--type", "q4_0", "--keep-split"],
+        )
+    },
+    Scenario {
+        prepare: over_a_file,
+        ..scenario("set", "gguf-inspect", &["set", "m.gguf", "general.name=changed"])
+    },
+    Scenario {
+        prepare: over_a_file,
+        is_repeatable: false,
+        ..scenario("remove", "gguf-inspect", &["remove", "m.gguf", "general.file_type"])
+    },
+    Scenario {
+        prepare: over_parts,
+        reader: FIRST,
+        ..scenario(
+            "split",
+            "gguf-inspect",
+            &["split", "../in/f16.gguf", "-o", "m", "--split-max-tensors", "9"],
+        )
+    },
+    Scenario {
+        prepare: over_a_file,
+        ..scenario("merge", "gguf-inspect", &["merge", "../in/parts-00001-of-00005.gguf", "-o", "m.gguf"])
+    },
+    scenario(
+        "logits",
+        "gguf-verify",
+        &["logits", "../in/f16.gguf", "--prompts", "../in/prompts.txt", "-o", "logits.jsonl"],
+    ),
+    Scenario {
+        prepare: |inputs, dir| inputs.copy("b.imatrix.gguf", dir.join("i.gguf")),
+        ..scenario(
+            "imatrix",
+            "gguf-verify",
+            &[
+                "imatrix",
+                "../in/f16.gguf",
+                "--prompts",
+                "../in/prompts.txt",
+                "--ctx",
+                "32",
+                "--chunks",
+                "3",
+                "--no-ppl",
+                "-o",
+                "i.gguf",
+            ],
+        )
+    },
+    Scenario {
+        prepare: |inputs, dir| inputs.copy("b.imatrix.gguf", dir.join("i.gguf")),
+        ..scenario(
+            "imatrix merge",
+            "gguf-verify",
+            &["imatrix", "merge", "../in/a.imatrix.gguf", "../in/b.imatrix.gguf", "-o", "i.gguf"],
+        )
+    },
+    Scenario {
+        code: 4,
+        ..scenario(
+            "verify with all outputs",
+            "gguf-verify",
+            &[
+                "../in/f16.gguf",
+                "--prompts",
+                "../in/prompts.txt",
+                "--ctx",
+                "32",
+                "--chunks",
+                "2",
+                "--per-token",
+                "t.jsonl",
+                "--save-baseline",
+                "b.kld",
+            ],
+        )
+    },
+];
