@@ -72,9 +72,8 @@ impl Hint for EditError {
         let hint = match self {
             Self::Open(error) => return error.hints(),
             Self::Write(error) => return error.hints(),
-            Self::Assign(_) | Self::NotAPart { .. } => return Vec::new(),
             Self::Lock(EditLockError::Busy { .. }) => "try again when it is done".to_owned(),
-            Self::Lock(_) => return Vec::new(),
+            Self::Assign(_) | Self::NotAPart { .. } | Self::Lock(_) => return Vec::new(),
             Self::Changed { .. } => "look at it, then try again".to_owned(),
             Self::ValueFile { .. } => {
                 "a value that itself begins with `@` is written with two: `KEY=@@VALUE`".to_owned()

@@ -253,15 +253,13 @@ fn only_a_file_of_its_own_kind_is_replaced() {
             let name = format!("out{}", out.suffix);
             let path = bench.path(&name);
             let (program, args) = words(way, out, &name);
-            let mut written = Vec::new();
             for own in ["nothing", "its own", "an empty file"] {
                 if own == "an empty file" {
                     fs_err::write(&path, "").unwrap();
                 }
                 let (code, stdout, err) = run(bench.dir(), program, &args);
                 assert!([0, 3, 4].contains(&code), "{args:?} over {own}: {stdout}{err}");
-                written = fs_err::read(&path).unwrap();
-                assert!(!written.is_empty(), "{args:?} over {own}");
+                assert!(!fs_err::read(&path).unwrap().is_empty(), "{args:?} over {own}");
             }
             for own in out.own {
                 fs_err::copy(bench.path(own), &path).unwrap();
@@ -294,7 +292,6 @@ fn only_a_file_of_its_own_kind_is_replaced() {
                 }
             }
             fs_err::remove_file(&path).unwrap();
-            drop(written);
         }
     }
 }

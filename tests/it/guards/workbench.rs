@@ -149,7 +149,7 @@ pub fn wait_until_it_reads(child: &mut std::process::Child, name: &str) {
         let caught = caught.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
         let caught = u64::from_str_radix(caught.trim(), 16).unwrap_or(0);
         // SIGTERM.
-        if caught >> 14 & 1 == 1 && proc("maps").contains(name) {
+        if (caught >> 14) & 1 == 1 && proc("maps").contains(name) {
             return;
         }
         let ended = child.try_wait().unwrap();

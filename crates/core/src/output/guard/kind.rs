@@ -118,7 +118,7 @@ impl FoundKind {
             Err(_) => return Self::Other,
         };
         let Some(Ok(text)) = head.get(..cut).map(std::str::from_utf8) else { return Self::Other };
-        if text.as_bytes().iter().any(|byte| is_control(byte)) {
+        if text.as_bytes().iter().any(is_control) {
             return Self::Other;
         }
         let start = text.trim_start_matches('\u{feff}').trim_start();
