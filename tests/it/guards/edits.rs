@@ -77,7 +77,7 @@ fn a_file_that_is_being_edited_is_waited_for() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
     hole(&path, 4096);
-    let lock = std::fs::File::open(&path).unwrap();
+    let lock = std::fs::File::options().read(true).open(&path).unwrap();
     lock.lock().unwrap();
     let mut waiting = spawn(dir.path(), &["set", "m.gguf", "k=u8:1"]);
     let mut interrupted = spawn(dir.path(), &["set", "m.gguf", "k=u8:2"]);

@@ -123,7 +123,7 @@ impl EditLock {
 
 /// For writing, which locks over a network ask for, where that is allowed. Nothing is written.
 fn open(path: &Path) -> io::Result<File> {
-    File::options().read(true).write(true).open(path).or_else(|_| File::open(path))
+    File::options().read(true).write(true).open(path).or_else(|_| File::options().read(true).open(path))
 }
 
 /// False if there are no locks.

@@ -209,7 +209,7 @@ fn kind_of(path: &Path) -> io::Result<Option<FoundKind>> {
         Ok(found) if found.is_file() => {}
         _ => return Ok(None),
     }
-    let file = std::fs::File::open(path)?;
+    let file = std::fs::File::options().read(true).open(path)?;
     let file_bytes = file.metadata()?.len();
     let mut head = Vec::new();
     file.take(HEAD_BYTES).read_to_end(&mut head)?;
