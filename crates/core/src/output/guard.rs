@@ -134,9 +134,9 @@ impl OutputGuard {
                 self.inputs.push(Input { path, place, role, is_guest });
             }
         }
-        let pairs =
+        let mut pairs =
             self.outputs.iter().flat_map(|output| self.inputs[first..].iter().map(move |i| (output, i)));
-        pairs.map(|(output, input)| apart(output, input)).collect()
+        pairs.try_for_each(|(output, input)| apart(output, input))
     }
 
     /// Tells of an output, by the option that names it.

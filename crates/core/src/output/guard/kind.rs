@@ -160,7 +160,7 @@ fn is_old_imatrix(head: &[u8], file_bytes: u64) -> bool {
         (Some(0), Some(_)) => number(8).is_some_and(|length| file_bytes == 12 + u64::from(length)),
         (Some(1..0x10_0000), Some(length @ 1..=1024)) => {
             let name = head.get(8..8 + length as usize);
-            name.is_some_and(|name| name.iter().all(|byte| byte.is_ascii_graphic()))
+            name.is_some_and(|name| name.iter().all(u8::is_ascii_graphic))
         }
         _ => false,
     }
