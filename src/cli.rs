@@ -5,12 +5,14 @@
 
 pub mod convert;
 mod failure;
+pub(crate) mod guard;
 pub mod inspect;
 #[cfg(any(feature = "packaging", test))]
 pub mod packaging;
 pub(crate) mod progress;
 pub mod quantize;
 pub(crate) mod render;
+mod signals;
 mod stored;
 pub mod verify;
 
@@ -19,8 +21,8 @@ use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::core::mmap::faults;
 use crate::core::output::Destination;
 use crate::core::progress::Progress;
 use crate::core::simd::SimdLevel;
@@ -207,12 +209,9 @@ impl Session {
     }
 }
 
-/// Set by Ctrl-C and by termination.
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-
-/// True once the user wants the program to stop.
+/// True once the user or the system wants the program to stop.
 pub fn is_interrupted() -> bool {
-    INTERRUPTED.load(Ordering::Relaxed)
+    signals::is_interrupted()
 }
 
 /// Runs a program from its arguments to its exit code.
@@ -252,7 +251,8 @@ fn set_up(session: &Session) {
         .format_target(false)
         .target(env_logger::Target::Pipe(Box::new(session.progress.log_writer())))
         .try_init();
-    let _ = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed));
+    signals::install();
+    faults::install(common.json);
     if let Some(n) = common.threads {
         let _ = rayon::ThreadPoolBuilder::new().num_threads(n.into()).build_global();
     }

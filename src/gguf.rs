@@ -37,4 +37,5 @@ pub use reader::{GgufFile, OpenOptions, Part, TensorPlace};
 pub use split::{SplitSpec, SplitStyle, merged_metadata};
 pub use value::{Array, Metadata, Value, ValueType};
 pub use vocabulary::{FILE_ROLES, Mode, ModeRequest, RankCode, SpecialToken, Template, TokenizerRequest};
+pub(crate) use writer::output_kind;
 pub use writer::{PlannedFile, WriteError, WriteOptions, WriteReport, plan_files, write_gguf};

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use rayon::prelude::*;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
-use crate::core::output::{NewDirectory, OutputError, OutputFile};
+use crate::core::output::{NewDirectory, OutputError, OutputFile, io_hints};
 use crate::core::progress::Progress;
 use crate::core::{ElementType, Hint, SourceError, WeightMeta, WeightSource};
 
@@ -48,11 +48,11 @@ impl Hint for WriteCheckpointError {
     fn hints(&self) -> Vec<String> {
         match self {
             Self::Output(error) => error.hints(),
+            Self::Io(error) => io_hints(error),
             Self::ElementType { .. }
             | Self::Overflow { .. }
             | Self::Header { .. }
             | Self::Source(_)
-            | Self::Io(_)
             | Self::Cancelled => Vec::new(),
         }
     }

@@ -5,7 +5,7 @@ use std::io::Write;
 
 use serde_json::json;
 
-use crate::cli::{Exit, UsageError, is_interrupted, render};
+use crate::cli::{Exit, UsageError, is_interrupted, render, signals};
 
 /// Why a run failed, and the code it ends with.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,11 +24,11 @@ impl Failure {
         if is_interrupted() {
             return Some(Self {
                 exit: Exit::Interrupted,
-                message: "interrupted".to_owned(),
+                message: signals::by().map_or("interrupted".to_owned(), |by| format!("interrupted by {by}")),
                 hints: Vec::new(),
             });
         }
-        let exit = if error.downcast_ref::<UsageError>().is_some() {
+        let exit = if error.downcast_ref::<UsageError>().is_some() || error.chain().any(is_one_file_twice) {
             Exit::Usage
         } else if error.chain().any(is_broken_file) {
             Exit::Broken
@@ -105,6 +105,21 @@ fn is_broken_file(cause: &(dyn std::error::Error + 'static)) -> bool {
         Some(crate::inspect::EditError::Open(error)) => broken(error),
         _ => cause.downcast_ref::<GgufError>().is_some_and(broken),
     }
+}
+
+/// True for an output that is an input, or another output: arguments that contradict one another.
+fn is_one_file_twice(cause: &(dyn std::error::Error + 'static)) -> bool {
+    use crate::core::output::{GuardError, OutputError};
+    use crate::gguf::WriteError;
+    use crate::inspect::EditError;
+    let of_output = |error: &OutputError| matches!(error, OutputError::Guard(error) if error.is_usage());
+    let of_write = |error: &WriteError| matches!(error, WriteError::Output(error) if of_output(error));
+    cause.downcast_ref::<GuardError>().is_some_and(GuardError::is_usage)
+        || cause.downcast_ref().is_some_and(of_output)
+        || cause.downcast_ref().is_some_and(of_write)
+        || cause
+            .downcast_ref()
+            .is_some_and(|error| matches!(error, EditError::Write(error) if of_write(error)))
 }
 
 fn is_closed_pipe(cause: &(dyn std::error::Error + 'static)) -> bool {

@@ -72,10 +72,14 @@ enum Command {
     /// KEY=@FILE and KEY=TYPE:@FILE take the value from a file, less one line feed at its end. A value that itself begins
     /// with @ is written with two.
     ///
+    /// Another program that edits the file at the same time is waited for, half a minute at most: neither change is lost.
+    ///
     /// Refused without --force: another type for a well-known key, a token id beyond the vocabulary, a value with which
     /// the model could not be run or the tokenizer not be read any more.
     Set(set::SetArgs),
     /// Remove metadata keys; the file is replaced when the new one is complete
+    ///
+    /// Another program that edits the file at the same time is waited for, half a minute at most: neither change is lost.
     ///
     /// Refused without --force: keys that every reader needs, and keys without which the model could not be run or would
     /// compute something else.

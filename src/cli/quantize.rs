@@ -9,11 +9,14 @@ use std::time::Instant;
 
 use clap::Parser;
 
+use crate::cli::guard::Guard;
 use crate::cli::quantize::options::{QuantizeArgs, usage};
 use crate::cli::render::{Align, Table};
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
+use crate::core::output::OutputKind;
 use crate::core::progress::Progress;
 use crate::core::text::escape;
+use crate::gguf::split::part_path;
 use crate::gguf::{GgufFile, SplitSpec, WriteOptions};
 use crate::quantize::{FileType, Input, QuantizePlan, nominal, parse_file_type};
 
@@ -141,11 +144,26 @@ impl Quantize {
         Ok(Job { input, output, file_type, threads })
     }
 
+    /// Holds the output against everything that is read.
+    fn guard(&self, session: &Session, job: &Job, file: &GgufFile) -> anyhow::Result<()> {
+        let mut guard = Guard::new(session, self.dry_run);
+        guard.read_all("the model", file.paths())?;
+        guard.read_all("the importance matrix", &self.options.imatrix)?;
+        guard.read_all("rules of types", self.options.tensor_types.files())?;
+        if !self.keep_split {
+            return guard.write("the output", &job.output, OutputKind::Model);
+        }
+        let n_parts = file.parts().len();
+        let mut parts = (1..=n_parts).map(|part| part_path(&job.output, part, n_parts));
+        parts.try_for_each(|part| guard.write("a part", &part, OutputKind::Model))
+    }
+
     fn quantize(&self, session: &Session, job: &Job) -> anyhow::Result<Exit> {
         let start = Instant::now();
         let mut options = self.options.to_options(job.file_type, self.common.simd)?;
         options.keep_split = self.keep_split;
         let file = GgufFile::open(&job.input)?;
+        self.guard(session, job, &file)?;
         let imatrix = self.options.open_imatrix()?;
         let input = Input::file(&file);
         if self.dry_run {

@@ -67,6 +67,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::checkpoint::CheckpointError,
         crate::convert::ConvertError,
         crate::convert::ToHfError,
+        crate::core::output::GuardError,
         crate::core::output::OutputError,
         crate::engine::EngineError,
         crate::gguf::GgufError,

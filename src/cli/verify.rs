@@ -15,16 +15,13 @@ mod statistics;
 mod tasks;
 mod trace;
 
-use std::path::{Path, PathBuf};
-
 use clap::{Args, Parser, Subcommand};
 
 use crate::cli::verify::imatrix::ImatrixArgs;
 use crate::cli::verify::judge::VerifyArgs;
 use crate::cli::verify::logits::LogitsArgs;
-use crate::cli::{Common, Exit, Session, Tool, UsageError};
+use crate::cli::{Common, Exit, Session, Tool};
 use crate::core::mmap::address_space_bytes;
-use crate::core::output::same_file;
 use crate::engine::EngineOptions;
 use crate::verify::{Rows, Scoring, Span};
 
@@ -125,13 +122,5 @@ impl CutArgs {
             span,
             rows,
         }
-    }
-}
-
-/// Refuses to write over a file that is read.
-fn refuse_input<'p>(output: &Path, inputs: impl IntoIterator<Item = &'p PathBuf>) -> anyhow::Result<()> {
-    match inputs.into_iter().find(|input| same_file(output, input)) {
-        Some(_) => Err(UsageError(format!("{}: an input cannot be the output", output.display())).into()),
-        None => Ok(()),
     }
 }

@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::core::bytes::Endian;
-use crate::core::output::{self, Destination, OutputError, OutputFile, same_file};
+use crate::core::output::{self, Destination, GuardError, OutputError, OutputFile, OutputGuard, OutputKind};
 use crate::core::progress::Progress;
 use crate::core::{Hint, SourceError, TensorMeta, TensorSource, text};
-use crate::gguf::Metadata;
 use crate::gguf::endian::swap_blocks;
 use crate::gguf::plan::{FilePlan, LayoutOptions, PlanError};
 use crate::gguf::split::{self, SplitSpec};
 use crate::gguf::split_id::{Beginnings, placeholder};
+use crate::gguf::{Metadata, Value};
 
 /// Bytes of the largest chunk; rows that are longer are a chunk each.
 const MAX_CHUNK_BYTES: u64 = 4 << 20;
@@ -36,6 +36,8 @@ pub struct WriteOptions {
     pub memory_bytes: u64,
     /// Files that the output must not replace: those that are being read.
     pub inputs: Vec<PathBuf>,
+    /// The output takes the place of the file that it was made from, whatever kind either is.
+    pub in_place: bool,
 }
 
 impl Default for WriteOptions {
@@ -46,6 +48,7 @@ impl Default for WriteOptions {
             sync: true,
             memory_bytes: 128 << 20,
             inputs: Vec::new(),
+            in_place: false,
         }
     }
 }
@@ -83,9 +86,6 @@ pub enum WriteError {
     /// The format cannot hold the content.
     #[error("{}: {error}", path.display())]
     Plan { path: PathBuf, error: PlanError },
-    /// The output would replace an input.
-    #[error("{}: output is the same file as input {}", path.display(), input.display())]
-    SameFile { path: PathBuf, input: PathBuf },
     /// Not enough room for the output.
     #[error("{}: {} needed, {} free", path.display(), text::bytes(*needed), text::bytes(*free))]
     NoSpace { path: PathBuf, needed: u64, free: u64 },
@@ -106,8 +106,8 @@ pub enum WriteError {
 impl Hint for WriteError {
     fn hints(&self) -> Vec<String> {
         match self {
-            Self::SameFile { .. } => vec!["give the output another name".to_owned()],
             Self::Output(error) => error.hints(),
+            Self::Io(error) => output::io_hints(error),
             Self::NoSpace { .. } => vec!["give an output on another disk, or a smaller type".to_owned()],
             _ => Vec::new(),
         }
@@ -183,7 +183,7 @@ pub fn write_gguf(
     progress: &dyn Progress,
 ) -> Result<WriteReport, WriteError> {
     let files = plan_files(target, metadata, source.tensors(), &options.layout, options.split.as_ref())?;
-    write_files(target, files, source, options, progress)
+    write_files(target, files, output_kind(metadata), source, options, progress)
 }
 
 /// Writes files that are planned: one, or the parts of a set called after `target`.
@@ -193,14 +193,13 @@ pub fn write_gguf(
 pub(crate) fn write_files(
     target: &Path,
     files: Vec<PlannedFile>,
+    kind: OutputKind,
     source: &dyn TensorSource,
     options: &WriteOptions,
     progress: &dyn Progress,
 ) -> Result<WriteReport, WriteError> {
-    for file in &files {
-        if let Some(input) = options.inputs.iter().find(|input| same_file(&file.path, input)) {
-            return Err(WriteError::SameFile { path: file.path.clone(), input: input.clone() });
-        }
+    if !options.in_place {
+        guard(&files, kind, &options.inputs).map_err(OutputError::Guard)?;
     }
     let file_bytes = files.iter().map(|file| file.plan.file_bytes).fold(0, u64::saturating_add);
     let outputs = begin(target, &files, file_bytes)?;
@@ -224,6 +223,21 @@ pub(crate) fn write_files(
     OutputFile::commit_all(outputs, options.sync)?;
     let paths = files.into_iter().map(|file| file.path).collect();
     Ok(WriteReport { paths, n_tensors: source.tensors().len(), tensor_bytes, file_bytes })
+}
+
+/// What a file of these keys is.
+pub(crate) fn output_kind(metadata: &Metadata) -> OutputKind {
+    match metadata.get("general.type").and_then(Value::as_str) {
+        Some("imatrix") => OutputKind::Imatrix,
+        _ => OutputKind::Model,
+    }
+}
+
+/// Refuses to replace what is read, or what is no file of the same kind.
+fn guard(files: &[PlannedFile], kind: OutputKind, inputs: &[PathBuf]) -> Result<(), GuardError> {
+    let mut guard = OutputGuard::default();
+    inputs.iter().try_for_each(|input| guard.read("", input))?;
+    files.iter().try_for_each(|file| guard.write("a part", &file.path, kind))
 }
 
 /// Begins all files of an output, with their headers, where there is room for them.

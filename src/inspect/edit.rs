@@ -4,20 +4,26 @@ mod error;
 mod objection;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::core::TensorSource;
+use crate::core::output::{EditLock, OutputKind};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::gguf::keys::key_info;
 use crate::gguf::split::{SPLIT_COUNT, SPLIT_NO, part_suffix};
 use crate::gguf::{
     AssignType, Assignment, GgufError, GgufFile, Metadata, OpenOptions, Value, WriteOptions, WriteReport,
-    plan_files, write_gguf,
+    output_kind, plan_files, write_gguf,
 };
 use objection::{Case, own_type};
 
 pub use error::EditError;
 pub use objection::Objection;
+
+/// How long another program that changes the same file is waited for, and when the user is told.
+const WAIT: Duration = Duration::from_secs(30);
+const QUIET: Duration = Duration::from_secs(1);
 
 /// A wish.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,21 +45,32 @@ impl Edit {
         let mut assignment = Assignment::parse(text)?;
         let value = match assignment.text.as_slice() {
             [b'@', b'@', ..] => Some(assignment.text[1..].to_vec()),
-            [b'@', name @ ..] if !name.is_empty() => {
-                let name = String::from_utf8_lossy(name);
-                let failed = |error| EditError::ValueFile { key: assignment.key.clone(), error };
-                let mut bytes = fs_err::read(name.as_ref()).map_err(failed)?;
-                if bytes.last() == Some(&b'\n') {
-                    bytes.pop();
+            _ => match Self::value_file(text) {
+                Some(path) => {
+                    let failed = |error| EditError::ValueFile { key: assignment.key.clone(), error };
+                    let mut bytes = fs_err::read(path).map_err(failed)?;
+                    if bytes.last() == Some(&b'\n') {
+                        bytes.pop();
+                    }
+                    Some(bytes)
                 }
-                Some(bytes)
-            }
-            _ => None,
+                None => None,
+            },
         };
         if let Some(value) = value {
             assignment.text = value;
         }
         Ok(Self::Set(assignment))
+    }
+
+    /// The file that an assignment takes its value from.
+    #[must_use]
+    pub fn value_file(text: &str) -> Option<PathBuf> {
+        match Assignment::parse(text).ok()?.text.as_slice() {
+            [b'@', b'@', ..] => None,
+            [b'@', name @ ..] if !name.is_empty() => Some(String::from_utf8_lossy(name).into_owned().into()),
+            _ => None,
+        }
     }
 
     fn key(&self) -> &str {
@@ -84,19 +101,34 @@ pub struct EditPlan {
     objections: Vec<Objection>,
     target: PathBuf,
     file_bytes: u64,
+    /// On the file, if it is the one that is replaced.
+    lock: Option<EditLock>,
+    inputs: Vec<PathBuf>,
 }
 
 impl EditPlan {
     /// Works out what edits do to `input`. The output is `output`, or the file itself, which is replaced when the new
     /// one is complete.
     ///
+    /// A file that is to be replaced is locked (advisory, `flock`) before it is read, as long as the plan lives, so that
+    /// of two programs that edit it at the same time the second sees what the first wrote. It waits for half a minute,
+    /// then gives up.
+    ///
     /// Of a split model only one part is rewritten: the one given if it has all the keys, else the first, which is
     /// where readers look for them.
     ///
     /// # Errors
     /// [`EditError`]; objections are none.
-    pub fn new(input: &Path, output: Option<&Path>, edits: &[Edit]) -> Result<Self, EditError> {
-        let file = home_of(input, output, edits)?;
+    pub fn new(
+        input: &Path,
+        output: Option<&Path>,
+        edits: &[Edit],
+        progress: &dyn Progress,
+    ) -> Result<Self, EditError> {
+        let (file, lock) = match output {
+            Some(_) => (home_of(input, output, edits)?, None),
+            None => locked_home_of(input, edits, progress).map(|(file, lock)| (file, Some(lock)))?,
+        };
         let before = file.metadata();
         let mut metadata = before.clone();
         for edit in edits {
@@ -115,13 +147,26 @@ impl EditPlan {
         // Without the other parts the model as a whole cannot be judged; its keys can.
         let whole = GgufFile::open(file.path()).ok();
         let tensors = whole.as_ref().map(TensorSource::tensors);
+        let inputs = whole.as_ref().map_or_else(|| file.paths(), GgufFile::paths);
         let objections = Case { before, after: &metadata, tensors, changes: &changes }.objections();
         // A link is edited where it leads, not replaced by a file.
         let target = output.unwrap_or(file.path());
         let target = fs_err::canonicalize(target).unwrap_or_else(|_| target.to_owned());
         let planned = plan_files(&target, &metadata, file.tensors(), &file.layout(), None)?;
         let file_bytes = planned.iter().map(|file| file.plan.file_bytes).sum();
-        Ok(Self { file, metadata, changes, objections, target, file_bytes })
+        Ok(Self { file, metadata, changes, objections, target, file_bytes, lock, inputs })
+    }
+
+    /// What the output will be.
+    #[must_use]
+    pub fn kind(&self) -> OutputKind {
+        output_kind(&self.metadata)
+    }
+
+    /// The files that are read: of a split model all parts that are there.
+    #[must_use]
+    pub fn inputs(&self) -> &[PathBuf] {
+        &self.inputs
     }
 
     /// The file that would be written.
@@ -176,7 +221,20 @@ impl EditPlan {
             progress.warn(&format!("{path}: {n_trailing} bytes after the last tensor are left out"));
         }
         let permissions = fs_err::metadata(&self.target).map(|metadata| metadata.permissions());
-        let options = WriteOptions { layout: self.file.layout(), inputs: Vec::new(), ..options.clone() };
+        let in_place = self.lock.is_some();
+        let inputs = if in_place { Vec::new() } else { self.inputs.clone() };
+        let options = WriteOptions { layout: self.file.layout(), inputs, in_place, ..options.clone() };
+        if let Some(lock) = &self.lock {
+            if !lock.is_locked() {
+                let path = lock.path().display().to_string();
+                let path = escape(&path);
+                let text = "there are no locks here: another program that edits it now would not be noticed";
+                progress.warn(&format!("{path}: {text}"));
+            }
+            if lock.has_changed() {
+                return Err(EditError::Changed { path: lock.path().to_owned() });
+            }
+        }
         let report = write_gguf(&self.target, &self.metadata, &self.file, &options, progress)?;
         if let Ok(permissions) = permissions {
             // Whoever could not read the old file should not read the new one. Not our file: then not our choice.
@@ -223,6 +281,30 @@ fn home_of(input: &Path, output: Option<&Path>, edits: &[Edit]) -> Result<GgufFi
         return Err(EditError::OtherPart { path: input.to_owned(), key: key.to_owned(), home });
     }
     Ok(open_alone(&home)?)
+}
+
+/// The same with the file locked. It is found and read anew once the lock is there: another edit may have come first.
+fn locked_home_of(
+    input: &Path,
+    edits: &[Edit],
+    progress: &dyn Progress,
+) -> Result<(GgufFile, EditLock), EditError> {
+    let mut is_told = false;
+    loop {
+        let path = home_of(input, None, edits)?.path().to_owned();
+        let lock = EditLock::of(&path, WAIT, &mut |waited| {
+            if waited > QUIET && !is_told {
+                let path = path.display().to_string();
+                progress.warn(&format!("{}: waiting for another program that changes it", escape(&path)));
+                is_told = true;
+            }
+            !progress.is_cancelled()
+        })?;
+        let file = home_of(input, None, edits)?;
+        if file.path() == path {
+            return Ok((file, lock));
+        }
+    }
 }
 
 /// The name of the first part, given that of another one.

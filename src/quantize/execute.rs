@@ -8,7 +8,7 @@ use crate::core::progress::Progress;
 use crate::core::{SourceError, TensorMeta, TensorSource};
 use crate::gguf::split::part_path;
 use crate::gguf::writer::{plan_parts, write_files};
-use crate::gguf::{WriteOptions, WriteReport, write_gguf};
+use crate::gguf::{WriteOptions, WriteReport, output_kind, write_gguf};
 use crate::quant::{dequantize, first_non_finite, quantize_rows, validate_blocks};
 use crate::quantize::plan::n_matrices;
 use crate::quantize::{QuantizeError, QuantizePlan, RowError};
@@ -156,7 +156,7 @@ impl QuantizePlan<'_> {
         let spec = options.split.unwrap_or_default();
         let (metadata, ranges) = (&self.metadata, self.parts.clone());
         let files = plan_parts(target, metadata, &self.tensors, options.layout, &spec, ranges)?;
-        Ok(write_files(target, files, self, options, progress)?)
+        Ok(write_files(target, files, output_kind(metadata), self, options, progress)?)
     }
 }
 

@@ -143,6 +143,7 @@ impl Hint for VerifyError {
             Self::Tasks(error) => error.hints(),
             Self::Engine(error) | Self::Baseline(error) => error.hints(),
             Self::Imatrix(error) => error.hints(),
+            Self::Io(error) => crate::core::output::io_hints(error),
             Self::NonFiniteActivations { .. } => {
                 vec!["the weights are damaged: `gguf-verify MODEL --structure-only` looks at each".to_owned()]
             }

@@ -23,6 +23,8 @@ mod fuzz;
 mod gguf;
 mod gguf2hf;
 mod goldens;
+#[cfg(unix)]
+mod guards;
 mod hints;
 mod inspect;
 mod layers;

@@ -98,7 +98,7 @@ fn links_are_followed_not_replaced() {
     let at = |name: &str| dir.path().join(name);
     model(&at("in.gguf"), 1, 512, 16);
     fs_err::create_dir_all(at("far")).unwrap();
-    fs_err::write(at("far/old.gguf"), b"old").unwrap();
+    fs_err::write(at("far/old.gguf"), b"GGUF, old").unwrap();
     symlink("far/old.gguf", at("old.gguf")).unwrap();
     symlink("far/new.gguf", at("new.gguf")).unwrap();
     for name in ["old.gguf", "new.gguf"] {
@@ -111,7 +111,7 @@ fn links_are_followed_not_replaced() {
     // A link to the input is the input.
     symlink("in.gguf", at("self.gguf")).unwrap();
     let (code, _, err) = run("gguf-quantize", dir.path(), &["in.gguf", "self.gguf", "q4_k_m"]);
-    assert_eq!(code, 1);
+    assert_eq!(code, 2);
     assert!(err.contains("output is the same file as input"), "{err}");
 }
 

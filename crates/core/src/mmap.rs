@@ -11,14 +11,18 @@ use memmap2::Mmap;
 use crate::Hint;
 use crate::text::bytes;
 
+pub mod faults;
+
 /// A file mapped read-only for as long as the value lives.
 ///
 /// Another process that truncates the file while it is mapped makes reads fault (`SIGBUS`): the operating system
-/// offers no way to turn that into an error. We never write to a path that we map, and outputs appear by rename,
+/// offers no way to turn that into an error. A program may ask for a message and an end in order ([`faults`]). We never write to a path that we map, and outputs appear by rename,
 /// which leaves a mapped predecessor intact.
 #[derive(Debug)]
 pub struct MappedFile {
     path: PathBuf,
+    // Dropped before the mapping: its addresses may be those of another file right after.
+    _watch: faults::Watch,
     // `None` for an empty file, which cannot be mapped.
     map: Option<Mmap>,
     is_locked: bool,
@@ -86,7 +90,8 @@ impl MappedFile {
             // changing the file under us changes the bytes we see, which every parser treats as untrusted anyway.
             Some(unsafe { memmap2::MmapOptions::new().len(len).map(file.file()) }?)
         };
-        Ok(Self { path: path.to_owned(), map, is_locked: false })
+        let watch = faults::mapped(path, map.as_deref().unwrap_or(&[]));
+        Ok(Self { path: path.to_owned(), _watch: watch, map, is_locked: false })
     }
 
     /// Where the file was opened.

@@ -8,6 +8,8 @@
 //! | [`commit`] [`journal`] | how it gets it, alone or as one of a set |
 //! | [`new_directory`] | the same for a directory and all that is in it |
 //! | [`leftovers`] [`lock`] | what runs that were killed left behind, and how one knows that they are dead |
+//! | [`guard`] | what an output must not replace |
+//! | [`edit_lock`] | a file that is changed in its place, by one program at a time |
 
 use std::fs::File;
 use std::io;
@@ -18,7 +20,9 @@ use temporary::Temporary;
 
 mod commit;
 mod destination;
+mod edit_lock;
 mod fault;
+mod guard;
 mod journal;
 mod leftovers;
 mod lock;
@@ -26,6 +30,8 @@ mod new_directory;
 mod temporary;
 
 pub use destination::{Destination, Obstacle, OutputError, check_name};
+pub use edit_lock::{EditLock, EditLockError};
+pub use guard::{FoundKind, GuardError, OutputGuard, OutputKind, check_kind};
 pub use new_directory::NewDirectory;
 
 /// A file being written. It gets its final name in [`OutputFile::commit`]; dropped before that, it vanishes. What goes
@@ -166,6 +172,18 @@ impl OutputFile {
             }
             Sink::Device(_) => Ok(()),
         }
+    }
+}
+
+/// What to do about errors of writing that say little by themselves.
+#[must_use]
+pub fn io_hints(error: &io::Error) -> Vec<String> {
+    match error.kind() {
+        io::ErrorKind::FileTooLarge => vec![
+            "a limit of this process (`ulimit -f`) or of the file system: raise it, or write smaller files"
+                .to_owned(),
+        ],
+        _ => Vec::new(),
     }
 }
 

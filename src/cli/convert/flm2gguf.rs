@@ -48,7 +48,7 @@ impl Flm2gguf {
         };
         let dir = self.file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let open = |options: &ConvertOptions| ModelSource::open_flm(&self.file, &flm, options);
-        self.to_gguf.run(session, dir, |_, _| Ok(()), open)?;
+        self.to_gguf.run(session, [self.file.as_path(), dir], |_, _| Ok(()), open)?;
         Ok(Exit::Done)
     }
 }

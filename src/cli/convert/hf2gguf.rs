@@ -40,7 +40,8 @@ impl Hf2gguf {
             Some(parent) if self.dir.is_file() => parent,
             _ => &self.dir,
         };
-        self.to_gguf.run(session, dir, adjust, |options| ModelSource::open(&self.dir, options))?;
+        let paths = [self.dir.as_path(), dir];
+        self.to_gguf.run(session, paths, adjust, |options| ModelSource::open(&self.dir, options))?;
         Ok(Exit::Done)
     }
 }

@@ -42,7 +42,7 @@ impl Msmodelslim2gguf {
             Ok(())
         };
         let open = |options: &ConvertOptions| ModelSource::open_msmodelslim(&self.dir, options);
-        self.to_gguf.run(session, &self.dir, adjust, open)?;
+        self.to_gguf.run(session, [&self.dir, &self.dir], adjust, open)?;
         Ok(Exit::Done)
     }
 }

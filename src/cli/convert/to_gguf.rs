@@ -10,13 +10,14 @@ use std::time::Instant;
 
 use clap::Args;
 
+use crate::cli::guard::Guard;
 use crate::cli::quantize::options::QuantizeArgs;
 use crate::cli::quantize::report;
 use crate::cli::stored::Stored;
 use crate::cli::{Session, UsageError};
 use crate::convert::{Conversion, ConvertError, ConvertOptions, ModelSource, fill_template};
 use crate::core::bytes::Endian;
-use crate::core::output;
+use crate::core::output::{self, OutputKind};
 use crate::core::text::escape;
 use crate::core::{GgmlType, TensorSource};
 use crate::gguf::{LayoutOptions, SplitSpec, SplitStyle, WriteOptions, parse_assignment, write_gguf};
@@ -102,6 +103,8 @@ pub(super) struct ToGguf {
 struct Run<'a> {
     args: &'a ToGguf,
     session: &'a Session,
+    /// What is converted: a directory, or a file in one.
+    input: &'a Path,
     /// Where the output goes if nothing else is said.
     dir: &'a Path,
     started: Instant,
@@ -109,11 +112,11 @@ struct Run<'a> {
 
 impl ToGguf {
     /// Plans and writes. `adjust` sets the options that belong to one form of input, and refuses what does not go with
-    /// the type; `open` opens the input; `dir` is where the output goes if nothing else is said.
+    /// the type; `open` opens the input; `dir` is where it lies, and where the output goes if nothing else is said.
     pub(super) fn run(
         &self,
         session: &Session,
-        dir: &Path,
+        [input, dir]: [&Path; 2],
         adjust: impl FnOnce(TypePlan, &mut ConvertOptions) -> anyhow::Result<()>,
         open: impl FnOnce(&ConvertOptions) -> Result<ModelSource, ConvertError>,
     ) -> anyhow::Result<()> {
@@ -143,7 +146,7 @@ impl ToGguf {
         for (name, why) in conversion.dropped() {
             log::info!("`{}` is left out: {why}", escape(name));
         }
-        let run = Run { args: self, session, dir, started };
+        let run = Run { args: self, session, input, dir, started };
         match plan {
             TypePlan::Plain { .. } => {
                 let encoding = conversion.encoding();
@@ -216,11 +219,27 @@ impl ToGguf {
             sync: !session.common.no_sync,
             memory_bytes: session.common.memory_bytes(),
             inputs: conversion.input_paths(),
+            in_place: false,
         }
     }
 }
 
 impl Run<'_> {
+    /// Everything that is read, whatever the options: outputs are held against it before any weight is.
+    fn guard(&self, conversion: &Conversion) -> anyhow::Result<Guard<'_>> {
+        let args = self.args;
+        let mut guard = Guard::new(self.session, args.dry_run);
+        guard.read("the checkpoint", self.input)?;
+        guard.read_all("the checkpoint", conversion.input_paths())?;
+        guard.read("beside the checkpoint", self.dir)?;
+        guard.read_all("the card", &args.card)?;
+        guard.read_all("the metadata", &args.metadata)?;
+        guard.read_all("the chat template", &args.chat_template)?;
+        guard.read_all("the importance matrix", &args.quantize.imatrix)?;
+        guard.read_all("rules of types", args.quantize.tensor_types.files())?;
+        Ok(guard)
+    }
+
     /// As the converter itself writes it.
     fn convert(&self, conversion: &Conversion, encoding: String, stored: Stored<'_>) -> anyhow::Result<()> {
         let Self { args, session, .. } = self;
@@ -233,6 +252,10 @@ impl Run<'_> {
             options: args.write_options(session, conversion),
             encoding,
         };
+        let mut guard = self.guard(conversion)?;
+        for file in job.files()? {
+            guard.write("the output", &file.path, OutputKind::Model)?;
+        }
         if args.dry_run {
             return job
                 .print_plan(session, |tensor| conversion.sources(tensor).map(ToOwned::to_owned).collect());
@@ -249,6 +272,12 @@ impl Run<'_> {
         keep: Option<GgmlType>,
     ) -> anyhow::Result<()> {
         let Self { args, session, .. } = self;
+        let target = args.target(conversion, self.dir, file_type.name());
+        let write = args.write_options(session, conversion);
+        let mut guard = self.guard(conversion)?;
+        if write.split.is_none() {
+            guard.write("the output", &target, OutputKind::Model)?;
+        }
         let options = args.quantize.to_options(file_type, session.common.simd)?;
         let imatrix = args.quantize.open_imatrix()?;
         if let Some(ty) = keep {
@@ -263,7 +292,6 @@ impl Run<'_> {
         }
         let conversion = &*conversion;
         let input = Input::new(conversion, conversion.metadata());
-        let target = args.target(conversion, self.dir, file_type.name());
         let may_hint = !args.requantize && !session.common.quiet;
         if args.dry_run {
             let plan = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
@@ -276,7 +304,6 @@ impl Run<'_> {
         report::warn(session, args.quantize.coverage, &plan);
         Stored::of(conversion, plan.tensors(), may_hint).print(session)?;
         CodesReport::of(conversion).print(session)?;
-        let write = args.write_options(session, conversion);
         let report = plan.write(&target, &write, &session.progress)?;
         report::print_report(session, file_type, &plan, &report, self.started.elapsed().as_secs_f64())
     }

@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::{Value as Json, json};
 
+use crate::cli::guard::Guard;
 use crate::cli::inspect::{SHOWN_CHARS, SHOWN_ELEMS, written};
 use crate::cli::render::{Align, Table};
 use crate::cli::{Session, UsageError};
+use crate::core::output::{OutputKind, check_kind};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::gguf::{Value, WriteReport};
@@ -33,8 +35,27 @@ pub(super) fn usage(error: EditError) -> anyhow::Error {
 }
 
 impl EditArgs {
-    pub(super) fn run(&self, file: &Path, edits: &[Edit], session: &Session) -> anyhow::Result<()> {
-        let mut plan = EditPlan::new(file, self.output.as_deref(), edits).map_err(usage)?;
+    /// `values` are the files that values come from.
+    pub(super) fn run(
+        &self,
+        file: &Path,
+        edits: &[Edit],
+        values: &[PathBuf],
+        session: &Session,
+    ) -> anyhow::Result<()> {
+        let mut plan =
+            EditPlan::new(file, self.output.as_deref(), edits, &session.progress).map_err(usage)?;
+        let mut guard = Guard::new(session, self.dry_run);
+        guard.read_all("a value", values)?;
+        if let Some(output) = &self.output {
+            guard.read_all("the model", plan.inputs())?;
+            guard.write("-o", output, plan.kind())?;
+        } else {
+            // Of its own kind whichever that is: it is the file that is edited.
+            let is_imatrix = check_kind(plan.target(), OutputKind::Imatrix).is_ok();
+            let kind = if is_imatrix { OutputKind::Imatrix } else { OutputKind::Model };
+            guard.write("the output", plan.target(), kind)?;
+        }
         if self.force {
             for objection in plan.objections() {
                 session.progress.warn(&objection.to_string());

@@ -23,6 +23,6 @@ pub(super) struct RemoveArgs {
 impl RemoveArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<()> {
         let edits: Vec<_> = self.keys.iter().cloned().map(Edit::Remove).collect();
-        self.edit.run(&self.file, &edits, session)
+        self.edit.run(&self.file, &edits, &[], session)
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct SetArgs {
 impl SetArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<()> {
         let edits: Result<Vec<_>, _> = self.assignments.iter().map(|text| Edit::set(text)).collect();
-        self.edit.run(&self.file, &edits.map_err(usage)?, session)
+        let edits = edits.map_err(usage)?;
+        let values: Vec<_> = self.assignments.iter().filter_map(|text| Edit::value_file(text)).collect();
+        self.edit.run(&self.file, &edits, &values, session)
     }
 }

@@ -153,6 +153,14 @@ const RULE: &str = "tensor_type";
 const FILE: &str = "tensor_type_file";
 
 impl TensorTypeArgs {
+    /// The files of rules.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        self.sources.iter().filter_map(|source| match source {
+            RuleSource::File(path) => Some(path),
+            RuleSource::Rule(_) => None,
+        })
+    }
+
     fn rules(&self) -> anyhow::Result<Vec<TensorTypeRule>> {
         let mut rules = Vec::new();
         for source in &self.sources {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 
+use crate::cli::guard::Guard;
 use crate::cli::verify::model::OpenedModel;
 use crate::cli::verify::page::{Details, Reports};
 use crate::cli::verify::per_token::PerTokenFile;
@@ -12,9 +13,9 @@ use crate::cli::verify::prompt_files::PromptFiles;
 use crate::cli::verify::report::{ModelReport, PromptRows};
 use crate::cli::verify::tasks::TaskArgs;
 use crate::cli::verify::trace::Trace;
-use crate::cli::verify::{CutArgs, engine_options, refuse_input, report};
+use crate::cli::verify::{CutArgs, engine_options, report};
 use crate::cli::{Common, Exit, Session, UsageError};
-use crate::core::output::{Destination, same_file};
+use crate::core::output::{Destination, OutputKind, same_file};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::engine::Observer;
@@ -117,23 +118,15 @@ impl VerifyArgs {
         let logits = self.logit_file()?;
         self.check_use(!tasks.is_empty(), logits.as_ref())?;
         self.check_lock()?;
-        for out in self.per_token.iter().chain(&self.save_baseline) {
-            Destination::of(out)?;
-            let inputs =
-                self.models.iter().chain(&self.prompts).chain(&self.baseline).chain(self.tasks.inputs());
-            refuse_input(out, inputs)?;
-        }
-        let reports = Reports::of(&self.report)?;
-        let given: Vec<&PathBuf> = self.models.iter().chain(&self.baseline).chain(&self.source).collect();
-        reports.refuse_inputs(given)?;
-        reports.refuse_outputs(self.per_token.iter().chain(&self.save_baseline))?;
+        let mut guard = self.guard(session)?;
+        let reports = Reports::of(&self.report, &mut guard)?;
         let baseline = match &self.baseline {
             Some(path) if logits.is_none() => Some(open_baseline(path, &session.common, self.mlock)?),
             _ => None,
         };
         let baseline = if self.models.len() > 1 { baseline.map(OpenedModel::with_recall) } else { baseline };
         let mut read = self.inputs(baseline.as_ref());
-        reports.refuse_inputs(read.iter().map(|(_, path)| path))?;
+        read.iter().try_for_each(|(role, path)| guard.read(role, path))?;
         let origin = self.origin()?;
         let prompts = PromptFiles::read(&self.prompts, self.plain_text)?;
         let job = Job {
@@ -148,7 +141,7 @@ impl VerifyArgs {
         let mut outputs = Outputs::begin(self)?;
         let mut entries = Vec::new();
         for path in &self.models {
-            let mut model = self.verify(path, &job, &mut outputs)?;
+            let mut model = self.verify(path, &job, &mut outputs, &mut guard)?;
             read.extend(model.inputs.drain(..).map(|path| ("model", path)));
             entries.push(model);
         }
@@ -161,6 +154,27 @@ impl VerifyArgs {
             session.print(|out| report::print(&entries, out, rows))?;
         }
         Ok(self.exit(report::verdict(&entries)))
+    }
+
+    /// Holds what is written against what is read, as far as the arguments tell; a checkpoint may have files elsewhere.
+    fn guard<'s>(&self, session: &'s Session) -> anyhow::Result<Guard<'s>> {
+        let mut guard = Guard::new(session, false);
+        self.models.iter().try_for_each(|path| guard.model("a model", path))?;
+        self.baseline.iter().try_for_each(|path| guard.model("the baseline", path))?;
+        guard.read_all("the prompts", &self.prompts)?;
+        guard.read_all("tasks", self.tasks.inputs())?;
+        guard.read_all("the source", &self.source)?;
+        let tables = [
+            ("--per-token", &self.per_token, OutputKind::PerToken),
+            ("--save-baseline", &self.save_baseline, OutputKind::LogitFile),
+        ];
+        for (option, path, kind) in tables {
+            if let Some(path) = path {
+                Destination::of(path)?;
+                guard.write(option, path, kind)?;
+            }
+        }
+        Ok(guard)
     }
 
     /// The files that are read beside the models, with the part that each plays.
@@ -267,7 +281,13 @@ impl VerifyArgs {
         }
     }
 
-    fn verify(&self, path: &Path, job: &Job<'_>, outputs: &mut Outputs<'_>) -> anyhow::Result<ModelReport> {
+    fn verify(
+        &self,
+        path: &Path,
+        job: &Job<'_>,
+        outputs: &mut Outputs<'_>,
+        guard: &mut Guard<'_>,
+    ) -> anyhow::Result<ModelReport> {
         let &Job { baseline, origin, logits, prompts, tasks, reports, session } = job;
         let opened = match OpenedModel::open_with(path, &session.common, self.mlock) {
             Ok(opened) => opened,
@@ -292,7 +312,7 @@ impl VerifyArgs {
                 }
             },
         };
-        reports.refuse_inputs(&opened.inputs())?;
+        guard.read_all("a model", opened.inputs())?;
         let span = match self.score {
             Score::Half => Span::SecondHalf,
             Score::All => Span::All,

@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::json;
 
+use crate::cli::guard::Guard;
+use crate::cli::verify::engine_options;
 use crate::cli::verify::model::OpenedModel;
 use crate::cli::verify::prompt_files::PromptFiles;
-use crate::cli::verify::{engine_options, refuse_input};
 use crate::cli::{Exit, Session};
-use crate::core::output::{Destination, OutputFile};
+use crate::core::output::{Destination, OutputFile, OutputKind};
 use crate::verify::last_logits;
 
 #[derive(Debug, Args)]
@@ -31,11 +32,15 @@ pub(super) struct LogitsArgs {
 impl LogitsArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         // Before the work, not after it.
-        self.output.as_deref().map(Destination::of).transpose()?;
-        let opened = OpenedModel::open(&self.model, &session.common)?;
+        let mut guard = Guard::new(session, false);
+        guard.read_all("the prompts", &self.prompts)?;
+        guard.model("the model", &self.model)?;
         if let Some(path) = &self.output {
-            refuse_input(path, self.prompts.iter().chain(&opened.inputs()))?;
+            Destination::of(path)?;
+            guard.write("-o", path, OutputKind::Logits)?;
         }
+        let opened = OpenedModel::open(&self.model, &session.common)?;
+        guard.read_all("the model", opened.inputs())?;
         let prompts = PromptFiles::read(&self.prompts, self.plain_text)?;
         let mut lines: Vec<u8> = Vec::new();
         let options = engine_options(&session.common);

@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use crate::cli::verify::refuse_input;
+use crate::cli::guard::Guard;
 use crate::cli::verify::report::{self, ModelReport};
 use crate::cli::{Session, UsageError};
-use crate::core::output::{Destination, OutputFile, same_file};
+use crate::core::output::{Destination, OutputFile, OutputKind};
 use crate::core::text::escape;
 
 pub(super) use details::Details;
@@ -33,6 +33,14 @@ enum Format {
 }
 
 impl Format {
+    fn kind(self) -> OutputKind {
+        match self {
+            Self::Html => OutputKind::HtmlReport,
+            Self::Markdown => OutputKind::MarkdownReport,
+            Self::Json => OutputKind::Json,
+        }
+    }
+
     /// By the suffix of a file's name.
     fn of(path: &Path) -> Result<Self, UsageError> {
         match path.extension().and_then(|suffix| suffix.to_str()).map(str::to_ascii_lowercase).as_deref() {
@@ -55,19 +63,16 @@ pub(super) struct Reports {
 
 impl Reports {
     /// # Errors
-    /// Another suffix, one name twice, a place where no file can be.
-    pub(super) fn of(paths: &[PathBuf]) -> anyhow::Result<Self> {
+    /// Another suffix, a place where no file can be, a file that is read or of another kind.
+    pub(super) fn of(paths: &[PathBuf], guard: &mut Guard<'_>) -> anyhow::Result<Self> {
         let mut targets: Vec<(PathBuf, Format)> = Vec::new();
         for path in paths {
             let format = Format::of(path)?;
-            if targets.iter().any(|(other, _)| other == path || same_file(other, path)) {
-                let name = path.display().to_string();
-                return Err(UsageError(format!("`--report {}` is given twice", escape(&name))).into());
-            }
             targets.push((path.clone(), format));
         }
-        for (path, _) in &targets {
+        for (path, format) in &targets {
             Destination::of(path)?;
+            guard.write("--report", path, format.kind())?;
         }
         Ok(Self { targets })
     }
@@ -75,42 +80,6 @@ impl Reports {
     /// Whether there is anything to keep for a report.
     pub(super) fn is_empty(&self) -> bool {
         self.targets.is_empty()
-    }
-
-    /// # Errors
-    /// A report that would replace one of these files.
-    pub(super) fn refuse_inputs<'p>(
-        &self,
-        inputs: impl IntoIterator<Item = &'p PathBuf>,
-    ) -> anyhow::Result<()> {
-        for input in inputs {
-            for (path, _) in &self.targets {
-                refuse_input(path, [input])?;
-                // Whatever lies in a checkpoint may be read.
-                let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-                if path.exists() && same_file(input, dir) {
-                    let name = path.display().to_string();
-                    let message = format!("`{}` lies in an input and cannot be the output", escape(&name));
-                    return Err(UsageError(message).into());
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// # Errors
-    /// A report that another output would replace.
-    pub(super) fn refuse_outputs<'p>(
-        &self,
-        outputs: impl IntoIterator<Item = &'p PathBuf>,
-    ) -> anyhow::Result<()> {
-        for output in outputs {
-            if self.targets.iter().any(|(path, _)| path == output || same_file(path, output)) {
-                let name = output.display().to_string();
-                return Err(UsageError(format!("`{}` is given for two outputs", escape(&name))).into());
-            }
-        }
-        Ok(())
     }
 
     /// Writes all reports, or none. `inputs` are the files that were read, with the part that each played.
@@ -127,7 +96,6 @@ impl Reports {
         if self.is_empty() {
             return Ok(());
         }
-        self.refuse_inputs(inputs.iter().map(|(_, path)| path))?;
         let run = run_info::RunInfo::of(session, inputs)?;
         let page = data::PageData::new(entries, baseline, run);
         let mut files = Vec::new();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::core::output::OutputFile;
+use crate::core::output::{OutputError, OutputFile, OutputGuard, OutputKind};
 use crate::core::progress::Progress;
 use crate::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
 use crate::gguf::imatrix::unfinished::{EXACT, NLL};
@@ -128,6 +128,9 @@ impl ImatrixSums {
     /// # Errors
     /// I/O errors.
     pub fn write_legacy(&self, path: &Path, options: &WriteOptions) -> Result<(), WriteError> {
+        let mut guard = OutputGuard::default();
+        let told = options.inputs.iter().try_for_each(|input| guard.read("", input));
+        told.and_then(|()| guard.write("-o", path, OutputKind::Imatrix)).map_err(OutputError::Guard)?;
         Ok(OutputFile::write(path, &self.legacy(), options.sync)?)
     }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::core::Hint;
+use crate::core::output::EditLockError;
 use crate::core::text::escape;
 use crate::gguf::{AssignError, GgufError, WriteError};
 use crate::inspect::edit::Objection;
@@ -32,6 +33,12 @@ pub enum EditError {
     /// A change that would leave a file which says something else than before, or which nothing reads.
     #[error("{}: {}", path.display(), all(objections))]
     Refused { path: PathBuf, objections: Vec<Objection> },
+    /// The file is not to be had for this program alone.
+    #[error(transparent)]
+    Lock(#[from] EditLockError),
+    /// Another program wrote to the file, or put another one in its place, after it was read.
+    #[error("{}: changed by another program since it was read; nothing was written", path.display())]
+    Changed { path: PathBuf },
     /// A file to merge that is whole.
     #[error("{}: not a part of a split file", path.display())]
     NotAPart { path: PathBuf },
@@ -53,6 +60,8 @@ impl EditError {
             | Self::NoKey { .. }
             | Self::OtherPart { .. }
             | Self::Refused { .. }
+            | Self::Lock(_)
+            | Self::Changed { .. }
             | Self::NotAPart { .. } => false,
         }
     }
@@ -63,7 +72,9 @@ impl Hint for EditError {
         let hint = match self {
             Self::Open(error) => return error.hints(),
             Self::Write(error) => return error.hints(),
-            Self::Assign(_) | Self::NotAPart { .. } => return Vec::new(),
+            Self::Lock(EditLockError::Busy { .. }) => "try again when it is done".to_owned(),
+            Self::Assign(_) | Self::NotAPart { .. } | Self::Lock(_) => return Vec::new(),
+            Self::Changed { .. } => "look at it, then try again".to_owned(),
             Self::ValueFile { .. } => {
                 "a value that itself begins with `@` is written with two: `KEY=@@VALUE`".to_owned()
             }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::core::numeric::nearest_int;
-use crate::core::output::{Destination, OutputFile};
+use crate::core::output::{Destination, OutputError, OutputFile, OutputKind, check_kind};
 use crate::core::progress::Progress;
 use crate::engine::{Engine, Hidden};
 use crate::verify::logit_file::{Geometry, HEADER_BYTES, LogitFileError, LogitFileSize, MAGIC};
@@ -52,6 +52,8 @@ impl LogitWriter {
             head.extend(number(n)?);
         }
         let file_bytes = u64::try_from(geometry.file_bytes()).map_err(|_| too_many())?;
+        let refused = |error| LogitFileError::Output(OutputError::Guard(error));
+        check_kind(path, OutputKind::LogitFile).map_err(refused)?;
         let destination = Destination::of(path).map_err(LogitFileError::Output)?;
         let rows = windows.len() * geometry.chunk_rows();
         let size = LogitFileSize { file_bytes, free_bytes: destination.free_bytes(), rows, n_vocab };

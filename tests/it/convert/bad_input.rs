@@ -214,7 +214,7 @@ fn the_output_may_not_be_the_input() {
     let weights = broken.file("model.safetensors");
     let before = fs_err::read(&weights).unwrap();
     let output = run(&broken.dir.path().join("model"), &weights, &[]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     assert!(
         String::from_utf8_lossy(&output.stderr)
             .contains("model.safetensors: output is the same file as input "),

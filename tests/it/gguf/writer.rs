@@ -137,12 +137,12 @@ impl Progress for Impatient {
 fn an_existing_file_survives_an_interrupt_half_way() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out.gguf");
-    fs_err::write(&path, b"before").unwrap();
+    fs_err::write(&path, b"GGUF, before").unwrap();
     let impatient = Impatient(0.into());
     let error = write_gguf(&path, &Metadata::new(), &source(), &options(0), &impatient).unwrap_err();
     assert_eq!(error.to_string(), "interrupted; nothing was written");
     assert!(impatient.0.into_inner() > 100_000);
-    assert_eq!(fs_err::read(&path).unwrap(), b"before");
+    assert_eq!(fs_err::read(&path).unwrap(), b"GGUF, before");
     assert_eq!(entries(dir.path()), ["out.gguf"]);
 }
 

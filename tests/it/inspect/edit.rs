@@ -121,7 +121,7 @@ fn split_and_merge_give_the_file_back() {
     let (code, _, err) = bench.run(&["merge", "whole.gguf", "-o", "again.gguf"]);
     assert_eq!((code, err.as_str()), (1, "error: whole.gguf: not a part of a split file\n"));
     let (code, _, err) = bench.run(&["merge", "part-00001-of-00002.gguf", "-o", "part-00002-of-00002.gguf"]);
-    assert_eq!(code, 1);
+    assert_eq!(code, 2);
     assert!(err.contains("output is the same file as input part-00002-of-00002.gguf"), "{err}");
 }
 

@@ -17,7 +17,7 @@ mod report_page;
 mod resources;
 mod smollm2;
 mod tasks;
-mod tiny;
+pub mod tiny;
 mod weights;
 
 use std::path::Path;

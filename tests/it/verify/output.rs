@@ -79,7 +79,7 @@ fn an_input_is_not_written_over() {
     ] {
         let (code, _, err) = gguf_verify(args, dir.path());
         assert_eq!(code, 2, "{err}");
-        assert!(err.contains("an input cannot be the output"), "{err}");
+        assert!(err.contains("output is the same file as input"), "{err}");
     }
 }
 

@@ -118,12 +118,15 @@ fn reports_that_cannot_be_are_refused_before_any_work() {
     for (args, expected) in [
         (&["q8_0.gguf", "--report", "r.txt"][..], "ends in `.html`, `.md` or `.json`"),
         (&["q8_0.gguf", "--report", "html"], "ends in `.html`, `.md` or `.json`"),
-        (&["q8_0.gguf", "--report", "r.md", "--report", "r.md"], "is given twice"),
+        (&["q8_0.gguf", "--report", "r.md", "--report", "r.md"], "--report and --report are the same file"),
         (
             &["q8_0.gguf", "--prompts", "p.jsonl", "other.json", "--report", "other.json"],
-            "an input cannot be the output",
+            "output is the same file as input",
         ),
-        (&["q8_0.gguf", "--report", "r.json", "--per-token", "r.json"], "is given for two outputs"),
+        (
+            &["q8_0.gguf", "--report", "r.json", "--per-token", "r.json"],
+            "--per-token and --report are the same file",
+        ),
     ] {
         let (code, out, err) = run(dir.path(), args);
         assert_eq!(code, 2, "{args:?}: {out}{err}");

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::temporary::Temporary;
-use super::{OutputFile, Sink, free_bytes, leftovers, named, parent};
+use super::{GuardError, OutputFile, Sink, free_bytes, io_hints, leftovers, named, parent};
 use crate::Hint;
 use crate::text::escape;
 
@@ -31,6 +31,9 @@ pub enum OutputError {
         /// The directory.
         dir: PathBuf,
     },
+    /// A file that is read, or of another kind.
+    #[error(transparent)]
+    Guard(#[from] GuardError),
     /// A set that shares this file was interrupted while its files got their names.
     #[error("{}: one of several files whose writing was interrupted half way", target.display())]
     Interrupted {
@@ -102,13 +105,14 @@ impl Hint for OutputError {
             Self::NoDirectory { dir, .. } => {
                 return vec![format!("create it first: `mkdir -p {}`", escape(&dir.to_string_lossy()))];
             }
+            Self::Guard(error) => return error.hints(),
+            Self::Io(error) => return io_hints(error),
             Self::Interrupted { journal, .. } => {
                 return vec![
                     "run the command that wrote them again: it finishes what it began".to_owned(),
                     format!("to leave the files as they are, remove {}", escape(&journal.to_string_lossy())),
                 ];
             }
-            Self::Io(_) => return Vec::new(),
         };
         vec![hint.to_owned()]
     }

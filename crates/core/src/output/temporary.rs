@@ -10,6 +10,7 @@ use tempfile::{Builder, TempPath};
 
 use super::lock::{self, Lock};
 use super::{again, parent};
+use crate::mmap::faults::{self, Watch};
 
 /// Characters that chance adds to a temporary name.
 const N_RANDOM: usize = 6;
@@ -27,6 +28,8 @@ pub(super) struct Temporary {
     // Before the file, so that the name goes while the lock is held.
     name: Option<TempPath>,
     file: File,
+    /// For a run that ends without unwinding.
+    watch: Watch,
 }
 
 impl Temporary {
@@ -38,7 +41,7 @@ impl Temporary {
         let mode = if path.symlink_metadata().is_ok() { CLOSED } else { OPEN };
         #[cfg(target_os = "linux")]
         if let Some(file) = unnamed(parent(path), mode) {
-            return Ok(Self { name: None, file });
+            return Ok(Self { name: None, file, watch: Watch::default() });
         }
         Self::named(path, mode)
     }
@@ -57,7 +60,8 @@ impl Temporary {
             })
         })?;
         let (file, name) = made.into_parts();
-        Ok(Self { name: Some(name), file })
+        let watch = faults::temporary(&name);
+        Ok(Self { name: Some(name), file, watch })
     }
 
     pub(super) fn file(&self) -> &File {
@@ -100,9 +104,9 @@ impl Temporary {
     /// # Errors
     /// The file system refused; then with the file, under its temporary name still.
     pub(super) fn rename(self, path: &Path) -> Result<(), (io::Error, Self)> {
-        let Self { name, file } = self;
+        let Self { name, file, watch } = self;
         let Some(name) = name else {
-            return Err((io::ErrorKind::NotFound.into(), Self { name: None, file }));
+            return Err((io::ErrorKind::NotFound.into(), Self { name: None, file, watch }));
         };
         let mut name = Some(name);
         let mut renamed = || match name.take().map(|name| name.persist(path)) {
@@ -115,7 +119,7 @@ impl Temporary {
         // What failed once may have been chance, and the other files of a set are waiting.
         match again(&mut renamed).or_else(|_| again(&mut renamed)) {
             Ok(()) => Ok(()),
-            Err(error) => Err((error, Self { name, file })),
+            Err(error) => Err((error, Self { name, file, watch })),
         }
     }
 

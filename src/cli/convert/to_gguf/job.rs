@@ -10,7 +10,7 @@ use crate::cli::render::{Align, Table, count, duration, plural};
 use crate::cli::stored::Stored;
 use crate::core::TensorSource;
 use crate::core::text::{bytes, escape};
-use crate::gguf::{Metadata, WriteOptions, WriteReport, plan_files};
+use crate::gguf::{Metadata, PlannedFile, WriteError, WriteOptions, WriteReport, plan_files};
 
 /// An output that is planned.
 pub(super) struct Job<'a> {
@@ -25,6 +25,12 @@ pub(super) struct Job<'a> {
 }
 
 impl Job<'_> {
+    /// The files that it becomes.
+    pub(super) fn files(&self) -> Result<Vec<PlannedFile>, WriteError> {
+        let WriteOptions { layout, split, .. } = &self.options;
+        plan_files(&self.target, self.metadata, self.source.tensors(), layout, split.as_ref())
+    }
+
     /// Prints what would be written.
     pub(super) fn print_plan(
         &self,
@@ -32,8 +38,7 @@ impl Job<'_> {
         sources: impl Fn(usize) -> Vec<String>,
     ) -> anyhow::Result<()> {
         let tensors = self.source.tensors();
-        let layout = &self.options.layout;
-        let files = plan_files(&self.target, self.metadata, tensors, layout, self.options.split.as_ref())?;
+        let files = self.files()?;
         let file_bytes: u64 = files.iter().map(|file| file.plan.file_bytes).sum();
         let free = session.destination(&self.target).and_then(|destination| destination.free_bytes());
         if session.common.json {

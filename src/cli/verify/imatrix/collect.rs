@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::json;
 
+use crate::cli::guard::Guard;
 use crate::cli::verify::imatrix::coverage;
 use crate::cli::verify::imatrix::save::{Frequency, Target, Work};
 use crate::cli::verify::model::OpenedModel;
 use crate::cli::verify::prompt_files::PromptFiles;
-use crate::cli::verify::{CutArgs, engine_options, refuse_input};
+use crate::cli::verify::{CutArgs, engine_options};
 use crate::cli::{Exit, Session, UsageError};
-use crate::core::output::Destination;
+use crate::core::output::{Destination, OutputKind};
 use crate::core::progress::Progress;
 use crate::core::text;
 use crate::core::text::escape;
@@ -70,13 +71,19 @@ impl CollectArgs {
             return Err(UsageError("give a model and `-o FILE`".to_owned()).into());
         };
         Destination::of(output)?;
+        let mut guard = Guard::new(session, false);
+        guard.read_all("the prompts", &self.prompts)?;
+        guard.read_all("a matrix to add to", &self.in_file)?;
+        guard.model("the model", model)?;
+        guard.write("-o", output, OutputKind::Imatrix)?;
         let opened = OpenedModel::open(model, &session.common)?;
+        guard.read_all("the model", opened.inputs())?;
         let inputs: Vec<PathBuf> =
             self.prompts.iter().chain(&self.in_file).cloned().chain(opened.inputs()).collect();
-        refuse_input(output, &inputs)?;
         let prompts = PromptFiles::read(&self.prompts, self.plain_text)?;
         let target = Target { path: output, legacy: self.legacy, sync: !session.common.no_sync, inputs };
-        let (collected, size) = opened.with(None, |model| self.collect(model, &prompts, target, session))?;
+        let work = |model: &Model<'_>| self.collect(model, &prompts, target, guard, session);
+        let (collected, size) = opened.with(None, work)?;
         report(output, &collected, size, session)?;
         Ok(Exit::Done)
     }
@@ -86,6 +93,7 @@ impl CollectArgs {
         model: &Model<'_>,
         prompts: &PromptFiles,
         target: Target<'_>,
+        mut guard: Guard<'_>,
         session: &Session,
     ) -> anyhow::Result<(Collected, u64)> {
         let options = ImportanceOptions {
@@ -104,6 +112,9 @@ impl CollectArgs {
         }
         let before = self.before(&run, session)?;
         let frequency = Frequency { output: self.output_frequency, copies: self.save_frequency };
+        for n_chunks in frequency.copies_of(before.n_chunks, run.n_chunks()) {
+            guard.write("a copy of `--save-frequency`", &target.copy_path(n_chunks), OutputKind::Imatrix)?;
+        }
         let work = Work { session, target, run, before, frequency };
         let mut collected = if self.resume { work.resume()? } else { work.begin() };
         // What is there of an unfinished run has them already, perhaps fewer.

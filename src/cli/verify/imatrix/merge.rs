@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::json;
 
+use crate::cli::guard::Guard;
 use crate::cli::verify::imatrix::coverage;
 use crate::cli::verify::imatrix::save::Target;
-use crate::cli::verify::refuse_input;
 use crate::cli::{Exit, Session, UsageError};
-use crate::core::output::{Destination, same_file};
+use crate::core::output::{Destination, OutputKind, same_file};
 use crate::core::progress::Progress;
 use crate::core::text;
 use crate::core::text::escape;
@@ -39,7 +39,9 @@ pub(super) struct MergeArgs {
 impl MergeArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         Destination::of(&self.output)?;
-        refuse_input(&self.output, &self.files)?;
+        let mut guard = Guard::new(session, false);
+        guard.read_all("a matrix to add", &self.files)?;
+        guard.write("-o", &self.output, OutputKind::Imatrix)?;
         for (at, file) in self.files.iter().enumerate() {
             if self.files[..at].iter().any(|other| same_file(file, other)) {
                 session.progress.warn(&format!("`{}` is added twice", shown(file)));

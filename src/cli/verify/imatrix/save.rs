@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use crate::cli::Session;
-use crate::cli::verify::refuse_input;
 use crate::core::progress::{Progress, Silent};
 use crate::core::text::escape;
 use crate::gguf::{ImatrixSums, UnfinishedRun, WriteOptions};
@@ -48,13 +47,16 @@ impl Target<'_> {
         Ok(sums.write_unfinished(self.path, run, &self.options(), &Silent)?)
     }
 
-    /// A copy beside the output, named by its number of chunks as llama-imatrix does.
+    /// A copy beside the output.
     pub(super) fn write_copy(&self, sums: &ImatrixSums) -> anyhow::Result<()> {
+        self.write_to(&self.copy_path(sums.n_chunks), sums)
+    }
+
+    /// Where a copy of so many chunks goes, named as llama-imatrix does.
+    pub(super) fn copy_path(&self, n_chunks: usize) -> PathBuf {
         let mut name = self.path.as_os_str().to_owned();
-        name.push(format!(".at_{}", sums.n_chunks));
-        let path = PathBuf::from(name);
-        refuse_input(&path, &self.inputs)?;
-        self.write_to(&path, sums)
+        name.push(format!(".at_{n_chunks}"));
+        PathBuf::from(name)
     }
 }
 
@@ -63,6 +65,15 @@ impl Target<'_> {
 pub(super) struct Frequency {
     pub(super) output: usize,
     pub(super) copies: usize,
+}
+
+impl Frequency {
+    /// The numbers of chunks at which a run of `n_run` chunks that begins with those of `before` may keep a copy.
+    pub(super) fn copies_of(self, before: usize, n_run: usize) -> impl Iterator<Item = usize> {
+        let last = before.saturating_add(n_run);
+        let every = if self.copies == 0 { usize::MAX } else { self.copies };
+        (before / every + 1..=last / every).map(move |n| n * every)
+    }
 }
 
 /// A run with what belongs to it.

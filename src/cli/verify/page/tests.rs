@@ -6,6 +6,9 @@ use super::data::{PageData, TensorError};
 use super::details::{Details, Spread, Worst};
 use super::run_info::{Input, RunInfo};
 use super::{Reports, html, markdown};
+use crate::cli::Session;
+use crate::cli::guard::Guard;
+use crate::cli::progress::TerminalProgress;
 use crate::cli::verify::report::ModelReport;
 use crate::verify::{
     Aspect, Divergence, Estimate, Figure, Finding, LimitLine, Perplexity, Report, Thresholds, WorstToken,
@@ -333,12 +336,21 @@ fn cards_are_markdown() {
     "#);
 }
 
+#[derive(clap::Parser)]
+struct Probe {
+    #[command(flatten)]
+    common: crate::cli::Common,
+}
+
 #[test]
 fn reports_are_named_by_what_they_are() {
     let dir = tempfile::tempdir().unwrap();
     let paths = |names: &[&str]| names.iter().map(|name| dir.path().join(name)).collect::<Vec<_>>();
-    assert_eq!(Reports::of(&paths(&["a.html", "b.MD", "c.json"])).unwrap().targets.len(), 3);
+    let common = <Probe as clap::Parser>::try_parse_from(["probe"]).unwrap().common;
+    let session = Session { common, progress: TerminalProgress::quiet() };
+    let of = |names: &[&str]| Reports::of(&paths(names), &mut Guard::new(&session, false));
+    assert_eq!(of(&["a.html", "b.MD", "c.json"]).unwrap().targets.len(), 3);
     for bad in [&["a.txt"][..], &["html"], &["a.html", "a.html"], &["none/a.html"]] {
-        assert!(Reports::of(&paths(bad)).is_err(), "{bad:?}");
+        assert!(of(bad).is_err(), "{bad:?}");
     }
 }

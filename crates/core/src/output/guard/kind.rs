@@ -1,0 +1,247 @@
+//! What a file is, by its first bytes, as far as the question goes what may take its place.
+
+use std::fmt;
+
+/// What a writer writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputKind {
+    /// A GGUF file that is no importance matrix.
+    Model,
+    /// An importance matrix of either format.
+    Imatrix,
+    /// Log-probabilities in llama-perplexity's form.
+    LogitFile,
+    /// A JSON line of logits for each prompt.
+    Logits,
+    /// A JSON line of figures for each prompt.
+    PerToken,
+    /// A verdict as a page.
+    HtmlReport,
+    /// A verdict for a model card.
+    MarkdownReport,
+    /// A verdict as JSON.
+    Json,
+}
+
+impl OutputKind {
+    /// True if a file of that kind may be replaced. The reports of one run stand for one another as little as for
+    /// anything else: only what was made by the same option is known to be made again.
+    #[must_use]
+    pub fn replaces(self, found: FoundKind) -> bool {
+        found == FoundKind::Empty || found == FoundKind::Output(self)
+    }
+}
+
+impl fmt::Display for OutputKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Model => "a GGUF model",
+            Self::Imatrix => "an importance matrix",
+            Self::LogitFile => "a logit file",
+            Self::Logits => "a table of logits",
+            Self::PerToken => "a table of tokens",
+            Self::HtmlReport => "an HTML report",
+            Self::MarkdownReport => "a Markdown report",
+            Self::Json => "a JSON report",
+        })
+    }
+}
+
+/// What a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FoundKind {
+    /// Nothing is in it.
+    Empty,
+    /// Something that the programs write.
+    Output(OutputKind),
+    /// A safetensors file.
+    Safetensors,
+    /// A ZIP archive, which PyTorch files are.
+    Zip,
+    /// JSON, or lines of it.
+    Json,
+    /// A page.
+    Html,
+    /// Any other text.
+    Text,
+    /// Anything else.
+    Other,
+}
+
+impl fmt::Display for FoundKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Empty => "an empty file",
+            Self::Output(kind) => return kind.fmt(f),
+            Self::Safetensors => "a safetensors file",
+            Self::Zip => "a ZIP archive (a PyTorch file is one)",
+            Self::Json => "a JSON file",
+            Self::Html => "an HTML page",
+            Self::Text => "a text file",
+            Self::Other => "a file of another kind",
+        })
+    }
+}
+
+impl FoundKind {
+    /// By the first bytes (64 KiB are enough) and the length of the whole.
+    #[must_use]
+    pub fn of(head: &[u8], file_bytes: u64) -> Self {
+        if head.is_empty() {
+            return Self::Empty;
+        }
+        if head.starts_with(b"GGUF") {
+            let kind = if says_imatrix(head) { OutputKind::Imatrix } else { OutputKind::Model };
+            return Self::Output(kind);
+        }
+        if head.starts_with(b"_logits_") {
+            return Self::Output(OutputKind::LogitFile);
+        }
+        if head.starts_with(b"PK\x03\x04") {
+            return Self::Zip;
+        }
+        if is_safetensors(head) {
+            return Self::Safetensors;
+        }
+        if is_old_imatrix(head, file_bytes) {
+            return Self::Output(OutputKind::Imatrix);
+        }
+        Self::of_text(head)
+    }
+
+    fn of_text(head: &[u8]) -> Self {
+        let is_control = |byte: &u8| *byte < 0x20 && !b"\t\n\r\x0c\x1b".contains(byte);
+        let cut = match std::str::from_utf8(head) {
+            Ok(_) => head.len(),
+            // A character may be cut at the end of the head.
+            Err(error) if error.error_len().is_none() => error.valid_up_to(),
+            Err(_) => return Self::Other,
+        };
+        let Some(Ok(text)) = head.get(..cut).map(std::str::from_utf8) else { return Self::Other };
+        if text.as_bytes().iter().any(is_control) {
+            return Self::Other;
+        }
+        let start = text.trim_start_matches('\u{feff}').trim_start();
+        if let Some(kind) = report(text) {
+            Self::Output(kind)
+        } else if start.starts_with(['{', '[']) {
+            Self::Json
+        } else if start.get(..14).is_some_and(|start| start.eq_ignore_ascii_case("<!doctype html")) {
+            Self::Html
+        } else {
+            Self::Text
+        }
+    }
+}
+
+/// The key `general.type` with the value `imatrix`, in either byte order. It is the first key of such files.
+fn says_imatrix(head: &[u8]) -> bool {
+    let needles: [&[u8]; 2] = [
+        b"general.type\x08\0\0\0\x07\0\0\0\0\0\0\0imatrix",
+        b"general.type\0\0\0\x08\0\0\0\0\0\0\0\x07imatrix",
+    ];
+    needles.iter().any(|needle| head.windows(needle.len()).any(|window| window == *needle))
+}
+
+/// A header's length, then the header.
+fn is_safetensors(head: &[u8]) -> bool {
+    let Some((length, rest)) = head.split_first_chunk::<8>() else { return false };
+    u64::from_le_bytes(*length) <= 100 << 20 && rest.starts_with(b"{\"")
+}
+
+/// The form before GGUF: a number of entries, each with its name before its numbers; without entries only the number of
+/// chunks and the name of the text.
+fn is_old_imatrix(head: &[u8], file_bytes: u64) -> bool {
+    let number = |at: usize| {
+        let bytes = head.get(at..)?.first_chunk::<4>()?;
+        u32::try_from(i32::from_le_bytes(*bytes)).ok()
+    };
+    match (number(0), number(4)) {
+        (Some(0), Some(_)) => number(8).is_some_and(|length| file_bytes == 12 + u64::from(length)),
+        (Some(1..0x10_0000), Some(length @ 1..=1024)) => {
+            let name = head.get(8..8 + length as usize);
+            name.is_some_and(|name| name.iter().all(u8::is_ascii_graphic))
+        }
+        _ => false,
+    }
+}
+
+/// The reports and tables that the programs write.
+fn report(text: &str) -> Option<OutputKind> {
+    let digits = |text: &str| text.trim_start_matches(|c: char| c.is_ascii_digit()).to_owned();
+    if text.starts_with("<!DOCTYPE html>") && text.contains("name=\"generator\" content=\"gguf-foundry ") {
+        return Some(OutputKind::HtmlReport);
+    }
+    if text.starts_with("## ") && text.contains("\n**Verdict: ") {
+        return Some(OutputKind::MarkdownReport);
+    }
+    let is_one = text.starts_with("{\n  \"file\": ") && text.contains("\n  \"size_bytes\": ");
+    if is_one || (text.starts_with("{\n  \"verdict\": ") && text.contains("\n  \"models\": [")) {
+        return Some(OutputKind::Json);
+    }
+    if text.starts_with("{\"file\":\"") && text.contains("\",\"prompt\":") && text.contains(",\"tokens\":[") {
+        return Some(OutputKind::PerToken);
+    }
+    let prompt = text.strip_prefix("{\"prompt\":").map(digits);
+    prompt.is_some_and(|rest| rest.starts_with(",\"logits\":[")).then_some(OutputKind::Logits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind(head: &[u8]) -> FoundKind {
+        FoundKind::of(head, head.len() as u64)
+    }
+
+    #[test]
+    fn files_are_told_by_their_first_bytes() {
+        use FoundKind::{Empty, Html, Json, Other, Output, Safetensors, Text, Zip};
+        let mut imatrix = b"GGUF\x03\0\0\0".to_vec();
+        imatrix.extend([0; 16]);
+        imatrix.extend(b"\x0c\0\0\0\0\0\0\0general.type\x08\0\0\0\x07\0\0\0\0\0\0\0imatrix");
+        let model = [&imatrix[..imatrix.len() - 15], b"\x05\0\0\0\0\0\0\0model"].concat();
+        let old = b"\x02\0\0\0\x03\0\0\0a.w\x01\0\0\0";
+        for (head, expected) in [
+            (&b""[..], Empty),
+            (b"GGUF", Output(OutputKind::Model)),
+            (&model, Output(OutputKind::Model)),
+            (&imatrix, Output(OutputKind::Imatrix)),
+            (old, Output(OutputKind::Imatrix)),
+            (b"\0\0\0\0\x02\0\0\0\x01\0\0\0t", Output(OutputKind::Imatrix)),
+            (b"\0\0\0\0\x02\0\0\0\x02\0\0\0t", Other),
+            (b"_logits_\x08", Output(OutputKind::LogitFile)),
+            (b"PK\x03\x04\0", Zip),
+            (b"\x10\0\0\0\0\0\0\0{\"a\":{}}", Safetensors),
+            (b"{\"prompt\":12,\"logits\":[0.5]}\n", Output(OutputKind::Logits)),
+            (b"{\"prompt\":\"Hi\",\"completion\":\"logits\"}\n", Json),
+            (b"{\"file\":\"a\\\"b\",\"prompt\":0,\"tokens\":[1]}\n", Output(OutputKind::PerToken)),
+            (b"{\n  \"file\": \"a\",\n  \"size_bytes\": 1\n}\n", Output(OutputKind::Json)),
+            (b"{\n  \"verdict\": \"pass\",\n  \"models\": []\n}\n", Output(OutputKind::Json)),
+            (b"{\n  \"file\": \"a\"\n}\n", Json),
+            (b"\xef\xbb\xbf [1]", Json),
+            (
+                b"<!DOCTYPE html>\n<meta name=\"generator\" content=\"gguf-foundry 1\">",
+                Output(OutputKind::HtmlReport),
+            ),
+            (b"<!doctype HTML>", Html),
+            (b"## a: verification\n\n**Verdict: pass.**", Output(OutputKind::MarkdownReport)),
+            (b"## a model\n", Text),
+            (b"general = 1\n\xc3", Text),
+            (b"\xff\xfe", Other),
+            (b"a\0", Other),
+        ] {
+            assert_eq!(kind(head), expected, "{}", head.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn a_kind_replaces_itself_and_nothing_else() {
+        for kind in [OutputKind::Model, OutputKind::Imatrix, OutputKind::Json, OutputKind::Logits] {
+            assert!(kind.replaces(FoundKind::Empty) && kind.replaces(FoundKind::Output(kind)));
+            assert!(
+                !kind.replaces(FoundKind::Text) && !kind.replaces(FoundKind::Output(OutputKind::LogitFile))
+            );
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The files of a run, told to the one check of outputs before any work.
+
+use std::path::{Path, PathBuf};
+
+use crate::cli::Session;
+use crate::core::output::{GuardError, OutputGuard, OutputKind};
+use crate::core::progress::Progress;
+use crate::gguf::split::sibling_paths;
+
+/// What the run reads and writes. A run that writes nothing is told what a real one would stop at, once.
+pub(crate) struct Guard<'a> {
+    files: OutputGuard,
+    session: &'a Session,
+    is_dry: bool,
+    has_warned: bool,
+}
+
+impl<'a> Guard<'a> {
+    pub(crate) fn new(session: &'a Session, is_dry: bool) -> Self {
+        Self { files: OutputGuard::default(), session, is_dry, has_warned: false }
+    }
+
+    /// A file that is read, or a directory of which any file may be.
+    ///
+    /// # Errors
+    /// It is an output, too.
+    pub(crate) fn read(&mut self, role: &'static str, path: &Path) -> anyhow::Result<()> {
+        let told = self.files.read(role, path);
+        self.judge(told)
+    }
+
+    /// The same for several.
+    ///
+    /// # Errors
+    /// As [`Guard::read`].
+    pub(crate) fn read_all<P: AsRef<Path>>(
+        &mut self,
+        role: &'static str,
+        paths: impl IntoIterator<Item = P>,
+    ) -> anyhow::Result<()> {
+        paths.into_iter().try_for_each(|path| self.read(role, path.as_ref()))
+    }
+
+    /// A model: a directory, or a file with all parts that its name speaks of.
+    ///
+    /// # Errors
+    /// As [`Guard::read`].
+    pub(crate) fn model(&mut self, role: &'static str, path: &Path) -> anyhow::Result<()> {
+        self.read(role, path)?;
+        self.read_all(role, parts(path))
+    }
+
+    /// A file that will be written, by the option that names it.
+    ///
+    /// # Errors
+    /// It is read, another output, or would replace something of another kind.
+    pub(crate) fn write(
+        &mut self,
+        option: &'static str,
+        path: &Path,
+        kind: OutputKind,
+    ) -> anyhow::Result<()> {
+        let told = self.files.write(option, path, kind);
+        self.judge(told)
+    }
+
+    fn judge(&mut self, told: Result<(), GuardError>) -> anyhow::Result<()> {
+        match told {
+            Err(error) if self.is_dry => {
+                if !self.has_warned {
+                    self.session.progress.warn(&format!("a run would stop here: {error}"));
+                    self.has_warned = true;
+                }
+                Ok(())
+            }
+            told => Ok(told?),
+        }
+    }
+}
+
+/// The parts of a split model by the name of one: `NAME-00001-of-00003.gguf`.
+fn parts(path: &Path) -> Vec<PathBuf> {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let mut words = name.strip_suffix(".gguf").unwrap_or_default().rsplitn(4, '-');
+    let (n_parts, of, part) = (words.next(), words.next(), words.next());
+    let number = |word: Option<&str>| word.and_then(|word| word.parse::<u16>().ok()).map(u64::from);
+    match (number(part), of, number(n_parts)) {
+        (Some(part), Some("of"), Some(n_parts)) => sibling_paths(path, part, n_parts).unwrap_or_default(),
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every argument that is a path: the program and its command, then the option.
+    fn paths(command: &clap::Command, name: &str, found: &mut Vec<String>) {
+        for argument in command.get_arguments() {
+            if argument.get_value_parser().type_id() == std::any::TypeId::of::<PathBuf>() {
+                found.push(format!("{name} {}", argument.get_id()));
+            }
+        }
+        for child in command.get_subcommands() {
+            paths(child, &format!("{name} {}", child.get_name()), found);
+        }
+    }
+
+    /// The table says of each whether it is read or written, and the test that goes with it tries every output over every
+    /// input. A new option without a line fails here, a line that no try goes with fails there.
+    #[test]
+    fn every_path_is_in_the_table_of_inputs_and_outputs() {
+        use crate::cli::{convert, inspect, quantize, verify};
+        let mut found = Vec::new();
+        for program in [convert::command(), quantize::command(), verify::command(), inspect::command()] {
+            paths(&program, program.get_name(), &mut found);
+        }
+        let table = include_str!("../../tests/it/guards/paths.txt");
+        let lines = table.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let listed: Vec<_> =
+            lines.filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim()).collect();
+        assert!(found.len() > 50, "{found:?}");
+        let missing: Vec<_> = found.iter().filter(|name| !listed.contains(&name.as_str())).collect();
+        assert!(missing.is_empty(), "not in the table: {missing:#?}");
+        // A text that may name a file is no path for clap.
+        let texts = ["gguf-inspect set assignments"];
+        let stale: Vec<_> = listed
+            .iter()
+            .filter(|name| !texts.contains(name) && found.iter().all(|own| own != *name))
+            .collect();
+        assert!(stale.is_empty(), "in the table without an option: {stale:#?}");
+    }
+
+    #[test]
+    fn a_part_names_its_siblings() {
+        let found = parts(Path::new("dir/a-b-00002-of-00003.gguf"));
+        let expected: Vec<_> =
+            (1..=3).map(|n| PathBuf::from(format!("dir/a-b-0000{n}-of-00003.gguf"))).collect();
+        assert_eq!(found, expected);
+        for name in ["a.gguf", "a-of-3.gguf", "a-2-of-3.gguf", "-of-.gguf", "", "a-00001-of-00002.bin"] {
+            assert_eq!(parts(Path::new(name)), [PathBuf::new(); 0], "{name}");
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Inputs that another program cuts short while they are read.
+#![cfg(target_os = "linux")]
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use super::workbench::{hole, wait_until_it_reads};
+use crate::support::fixture;
+
+/// More than any program reads while this test looks at it.
+const LONG: u64 = 64 << 30;
+
+/// Runs a program, cuts a file short once it is mapped, and checks what is said of it.
+fn cut(dir: &Path, program: &str, args: &str, input: &str, n_files: usize) {
+    let mut child = Command::new(assert_cmd::cargo::cargo_bin(program))
+        .current_dir(dir)
+        .args(args.split(' '))
+        .args(["--threads", "2", "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    wait_until_it_reads(&mut child, input.rsplit('/').next().unwrap());
+    fs_err::OpenOptions::new().write(true).open(dir.join(input)).unwrap().set_len(64 << 10).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{args}: {output:?}");
+    let err = String::from_utf8(output.stderr).unwrap();
+    let line = format!(
+        "error: {input}: the file was cut short while it was read\n\nhint: another program writes to it"
+    );
+    assert!(err.contains(&line), "{args}: {err}");
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["error"]["exit_code"], 1);
+    assert!(document["error"]["message"].as_str().unwrap().starts_with(input), "{document}");
+    assert_eq!(fs_err::read_dir(dir).unwrap().count(), n_files, "{args}");
+}
+
+#[test]
+fn quantize_and_inspect_name_the_file_and_leave_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("in.gguf");
+    for (program, args, n_bytes) in [
+        ("gguf-quantize", "in.gguf /dev/null q4_0", LONG),
+        // With an output that the disk has room for.
+        ("gguf-quantize", "in.gguf out.gguf q4_0", 1 << 30),
+        ("gguf-inspect", "hash in.gguf", LONG),
+    ] {
+        hole(&path, n_bytes);
+        cut(dir.path(), program, args, "in.gguf", 1);
+    }
+}
+
+#[test]
+fn verify_names_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    hole(&dir.path().join("in.gguf"), LONG);
+    hole(&dir.path().join("base.gguf"), LONG);
+    cut(dir.path(), "gguf-verify", "in.gguf --weights-only --baseline base.gguf", "in.gguf", 2);
+}
+
+#[test]
+fn convert_names_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    fs_err::create_dir(dir.path().join("model")).unwrap();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        fs_err::copy(fixture("tiny-llama").join(name), dir.path().join("model").join(name)).unwrap();
+    }
+    // An output matrix of its own, all holes, behind the weights that are there.
+    let bytes = fs_err::read(fixture("tiny-llama/model.safetensors")).unwrap();
+    let header_bytes = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap());
+    let mut header: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&bytes[8..header_bytes as usize]).unwrap();
+    let begin = bytes.len() as u64 - header_bytes;
+    let rows = LONG / 512;
+    header.insert(
+        "lm_head.weight".to_owned(),
+        serde_json::json!({ "dtype": "BF16", "shape": [rows, 256], "data_offsets": [begin, begin + rows * 512] }),
+    );
+    let mut text = serde_json::to_vec(&header).unwrap();
+    text.resize(text.len().next_multiple_of(8), b' ');
+    let all = [&(text.len() as u64).to_le_bytes()[..], &text, &bytes[header_bytes as usize..]].concat();
+    let path = dir.path().join("model/model.safetensors");
+    fs_err::write(&path, &all).unwrap();
+    let file = fs_err::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(all.len() as u64 + rows * 512).unwrap();
+    let config = fs_err::read_to_string(dir.path().join("model/config.json")).unwrap();
+    let mut config: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&config).unwrap();
+    config.insert("tie_word_embeddings".to_owned(), false.into());
+    fs_err::write(dir.path().join("model/config.json"), serde_json::to_vec(&config).unwrap()).unwrap();
+    cut(dir.path(), "gguf-convert", "hf2gguf model -o /dev/null --type f32", "model/model.safetensors", 1);
+}

@@ -1,0 +1,159 @@
+//! A directory with a file for every input that there is.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::support::fixture;
+use crate::verify::tiny::Tiny;
+
+/// Runs a program in a directory: exit code, standard output, standard error.
+pub fn run(dir: &Path, program: &str, args: &[&str]) -> (i32, String, String) {
+    let output: Output =
+        Command::new(assert_cmd::cargo::cargo_bin(program)).current_dir(dir).args(args).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
+}
+
+pub struct Workbench(tempfile::TempDir);
+
+impl Workbench {
+    pub fn new() -> Self {
+        let bench = Self(tempfile::tempdir().unwrap());
+        let at = |name: &str| bench.path(name);
+        let copy = |from: &str, to: &str| fs_err::copy(fixture(from), at(to)).unwrap();
+        for dir in ["model", "ms"] {
+            fs_err::create_dir(at(dir)).unwrap();
+        }
+        for name in [
+            "config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "generation_config.json",
+        ] {
+            copy(&format!("tiny-llama/{name}"), &format!("model/{name}"));
+        }
+        crate::msmodelslim::made::write_tiny(crate::msmodelslim::made::Layout::W8A8, &at("ms"));
+        let mut flm = crate::flm::writer::llama(|writer, name, dims, numbers| {
+            writer.f16(name, &dims, &numbers.floats(dims[0] * dims[1]));
+        });
+        for (id, text) in ["<unk>", "<s>", "</s>", "a", "b"].iter().enumerate() {
+            flm.tokens.push((text.as_bytes().to_vec(), id as i32, None));
+        }
+        fs_err::create_dir(at("flm")).unwrap();
+        fs_err::write(at("flm/model.flm"), flm.bytes()).unwrap();
+        fs_err::copy(crate::support::root().join("converters/llama.toml"), at("card.toml")).unwrap();
+        fs_err::write(at("meta.json"), "{\"general.author\": \"me\"}").unwrap();
+        fs_err::write(at("chat.jinja"), "{{ messages[0].content }}").unwrap();
+        fs_err::write(at("rules.txt"), "ffn_up=q8_0\n").unwrap();
+        fs_err::write(at("value.txt"), "a name\n").unwrap();
+        fs_err::write(at("p.jsonl"), "{\"text\": \"In the beginning was the word. In the beginning.\"}\n")
+            .unwrap();
+        for name in ["hellaswag.txt", "winogrande.csv", "multiple-choice.bin"] {
+            copy(&format!("tasks/{name}"), name);
+        }
+        let base = Tiny::new();
+        base.write(bench.dir(), "base.gguf");
+        base.quantized(gguf_foundry::core::GgmlType::Q8_0).write(bench.dir(), "a.gguf");
+        for (program, args) in [
+            ("gguf-convert", "hf2gguf model -o tiny.gguf --type f16 --no-sync"),
+            ("gguf-convert", "hf2gguf model -o s.gguf --type f16 --split-max-tensors 20 --no-sync"),
+            ("gguf-verify", "imatrix base.gguf --prompts p.jsonl --ctx 8 -o m.imatrix --no-sync"),
+            ("gguf-verify", "imatrix base.gguf --prompts p.jsonl --ctx 8 -o m.dat --legacy --no-sync"),
+            ("gguf-verify", "imatrix tiny.gguf --prompts p.jsonl --ctx 8 -o tiny.imatrix --no-sync"),
+            ("gguf-verify", "tiny.gguf --prompts p.jsonl --ctx 8 --save-baseline base.logits --no-sync"),
+        ] {
+            let (code, out, err) = run(bench.dir(), program, &args.split(' ').collect::<Vec<_>>());
+            assert!([0, 4].contains(&code), "{args}: {out}{err}");
+        }
+        bench
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// All files: what each holds, and which inode it is, so that one that is replaced by its like shows.
+    pub fn files(&self) -> BTreeMap<PathBuf, (u64, i64, Vec<u8>)> {
+        let mut found = BTreeMap::new();
+        let mut dirs = vec![self.dir().to_owned()];
+        while let Some(dir) = dirs.pop() {
+            for entry in fs_err::read_dir(dir).unwrap() {
+                let path = entry.unwrap().path();
+                let metadata = fs_err::symlink_metadata(&path).unwrap();
+                if metadata.is_dir() {
+                    dirs.push(path);
+                } else {
+                    let bytes = fs_err::read(&path).unwrap_or_default();
+                    found.insert(path, (metadata.ino(), metadata.mtime_nsec(), bytes));
+                }
+            }
+        }
+        found
+    }
+
+    /// The files that a word of a command line makes a program read.
+    pub fn inputs_of(&self, word: &str) -> Vec<String> {
+        let word = word.rsplit('@').next().unwrap();
+        let listed = |dir: &str, is_wanted: &dyn Fn(&str) -> bool| {
+            let entries = fs_err::read_dir(self.path(dir)).unwrap();
+            let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let mut names: Vec<_> = names.filter(|name| is_wanted(name)).collect();
+            names.sort();
+            names
+        };
+        if self.path(word).is_dir() {
+            return listed(word, &|_| true).iter().map(|name| format!("{word}/{name}")).collect();
+        }
+        match word.split_once("-00001-of-") {
+            Some((stem, _)) => listed(".", &|name| name.starts_with(&format!("{stem}-0"))),
+            None if self.path(word).is_file() => vec![word.to_owned()],
+            None => Vec::new(),
+        }
+    }
+}
+
+/// A file of one tensor of F16 that is a hole, as long as a run on it is to take.
+pub fn hole(path: &Path, n_bytes: u64) {
+    let mut bytes = b"GGUF\x03\0\0\0\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0".to_vec();
+    let text = |text: &str, bytes: &mut Vec<u8>| {
+        bytes.extend((text.len() as u64).to_le_bytes());
+        bytes.extend(text.as_bytes());
+    };
+    text("general.architecture", &mut bytes);
+    bytes.extend(8u32.to_le_bytes());
+    text("nobody", &mut bytes);
+    text("blk.0.attn_v.weight", &mut bytes);
+    bytes.extend(2u32.to_le_bytes());
+    bytes.extend(1024u64.to_le_bytes());
+    bytes.extend((n_bytes / 2048).to_le_bytes());
+    bytes.extend(1u32.to_le_bytes());
+    bytes.extend(0u64.to_le_bytes());
+    bytes.resize(bytes.len().next_multiple_of(32), 0);
+    fs_err::write(path, &bytes).unwrap();
+    fs_err::OpenOptions::new().write(true).open(path).unwrap().set_len(bytes.len() as u64 + n_bytes).unwrap();
+}
+
+/// Waits until a process has mapped a file and listens to signals: it has begun.
+pub fn wait_until_it_reads(child: &mut std::process::Child, name: &str) {
+    let id = child.id();
+    let proc = |file: &str| fs_err::read_to_string(format!("/proc/{id}/{file}")).unwrap_or_default();
+    loop {
+        let caught = proc("status");
+        let caught = caught.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
+        let caught = u64::from_str_radix(caught.trim(), 16).unwrap_or(0);
+        // SIGTERM.
+        if (caught >> 14) & 1 == 1 && proc("maps").contains(name) {
+            return;
+        }
+        let ended = child.try_wait().unwrap();
+        assert!(ended.is_none(), "{ended:?} before the file was mapped");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
