@@ -164,12 +164,16 @@ fn signal_name(signal: i32) -> &'static str {
 }
 
 /// A child that does one kind of job; started with the first request, ended when dropped.
+///
+/// A job that its child does not survive is not tried again: every later request has the same error, at no cost. So has
+/// one whose setup was refused.
 #[derive(Debug)]
 pub struct Worker {
     isolation: Isolation,
     job: &'static str,
     setup: Vec<u8>,
     bounds: Bounds,
+    failed: Option<IsolatedError>,
     #[cfg(unix)]
     running: Option<parent::Running>,
 }
@@ -184,6 +188,7 @@ impl Worker {
             job,
             setup,
             bounds,
+            failed: None,
             #[cfg(unix)]
             running: None,
         }
@@ -198,13 +203,27 @@ impl Worker {
         if self.running.is_some() {
             return Ok(None);
         }
-        let mut running = parent::Running::start(&self.isolation, self.job, &self.bounds)?;
-        let answer = running.exchange(&self.setup, &self.bounds, self.isolation.is_cancelled)?;
-        self.running = Some(running);
-        Ok(Some(answer))
+        if let Some(failed) = &self.failed {
+            return Err(failed.clone());
+        }
+        let started =
+            parent::Running::start(&self.isolation, self.job, &self.bounds).and_then(|mut running| {
+                let answer = running.exchange(&self.setup, &self.bounds, self.isolation.is_cancelled)?;
+                Ok((running, answer))
+            });
+        match started {
+            Ok((running, answer)) => {
+                self.running = Some(running);
+                Ok(Some(answer))
+            }
+            Err(error) => {
+                self.failed = Some(error.clone()).filter(|error| *error != IsolatedError::Cancelled);
+                Err(error)
+            }
+        }
     }
 
-    /// One request and its answer. A child that fails is ended; the next request starts another.
+    /// One request and its answer.
     ///
     /// # Errors
     /// See [`IsolatedError`].
@@ -214,8 +233,10 @@ impl Worker {
         // Taken out, so that an error drops it, unless it is the job's own.
         let Some(mut running) = self.running.take() else { return Err(IsolatedError::Garbage) };
         let answer = running.exchange(request, &self.bounds, self.isolation.is_cancelled);
-        if matches!(answer, Ok(_) | Err(IsolatedError::Refused { .. })) {
-            self.running = Some(running);
+        match &answer {
+            Ok(_) | Err(IsolatedError::Refused { .. }) => self.running = Some(running),
+            Err(error) if error.is_crash() => self.failed = Some(error.clone()),
+            Err(_) => {}
         }
         answer
     }
@@ -228,7 +249,7 @@ impl Worker {
     pub fn start(&mut self) -> Result<Option<Vec<u8>>, IsolatedError> {
         let program = self.isolation.program.path.display().to_string();
         let reason = format!("`{}` of {} bytes needs a Unix system", self.job, self.setup.len());
-        let _ = (self.bounds, self.isolation.is_cancelled);
+        let _ = (self.bounds, &self.failed, self.isolation.is_cancelled);
         Err(IsolatedError::Start { program, reason })
     }
 

@@ -25,10 +25,7 @@ pub fn child_bounds(args: &[OsString]) -> Option<Bounds> {
 ///
 /// # Errors
 /// Bounds that the system refuses, a parent that is gone.
-pub fn serve(
-    bounds: &Bounds,
-    mut answer: impl FnMut(&[u8]) -> Result<Vec<u8>, Vec<u8>>,
-) -> io::Result<()> {
+pub fn serve(bounds: &Bounds, mut answer: impl FnMut(&[u8]) -> Result<Vec<u8>, Vec<u8>>) -> io::Result<()> {
     bound_memory(bounds)?;
     std::panic::set_hook(Box::new(|_| {}));
     let (mut input, mut output) = (io::stdin().lock(), io::stdout().lock());

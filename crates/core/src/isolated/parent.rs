@@ -44,11 +44,7 @@ impl Drop for Running {
 }
 
 impl Running {
-    pub(super) fn start(
-        isolation: &Isolation,
-        job: &str,
-        bounds: &Bounds,
-    ) -> Result<Self, IsolatedError> {
+    pub(super) fn start(isolation: &Isolation, job: &str, bounds: &Bounds) -> Result<Self, IsolatedError> {
         let program = &isolation.program;
         let failed = |error: io::Error| IsolatedError::Start {
             program: crate::text::escape(&program.path.to_string_lossy()).into_owned(),
@@ -86,7 +82,8 @@ impl Running {
         is_cancelled: fn() -> bool,
     ) -> Result<Vec<u8>, IsolatedError> {
         let begun = Instant::now();
-        let len = u32::try_from(request.len()).map_err(|_| IsolatedError::TooLong { limit: u32::MAX as usize })?;
+        let len =
+            u32::try_from(request.len()).map_err(|_| IsolatedError::TooLong { limit: u32::MAX as usize })?;
         let request = [&len.to_le_bytes()[..], request].concat();
         let mut sent = 0;
         let mut reply = Vec::new();
