@@ -39,12 +39,12 @@ impl ReferenceTokenizer {
     pub(crate) fn new(text: &[u8]) -> Result<Self, String> {
         let Some(isolation) = installed() else { return Ok(Self(Place::Here(load(text)?))) };
         let n_bytes = text.len() as u64;
-        let seconds = 4 + 2 * (n_bytes >> 20);
         let bounds = Bounds {
             memory_bytes: BASE_BYTES + BYTES_PER_BYTE * n_bytes,
-            cpu_seconds: seconds,
-            wall: std::time::Duration::from_secs(4 * seconds),
+            // Longer than the processor time that a file of this size is given.
+            wall: std::time::Duration::from_secs(20 + 8 * (n_bytes >> 20)),
             reply_bytes: (16 << 20) + 2 * text.len(),
+            ..Bounds::default()
         };
         let mut worker = Worker::new(isolation, REFERENCE_JOB, text.to_vec(), bounds);
         worker.start().map_err(|error| reason(&error))?;

@@ -38,7 +38,8 @@ const STDERR_BYTES: usize = 4096;
 pub struct Bounds {
     /// Address space of the child, its program's code included.
     pub memory_bytes: u64,
-    /// Seconds of processor time for one request, in whole seconds.
+    /// Seconds of processor time that a child has from its start. Each request adds a hundredth of a second to them, and
+    /// each MiB of requests two seconds: what many honest ones take, no matter what one takes.
     pub cpu_seconds: u64,
     /// Time from a request to its reply.
     pub wall: Duration,
@@ -47,9 +48,9 @@ pub struct Bounds {
 }
 
 impl Default for Bounds {
-    /// 256 MiB, 4 s of processor time within 5 s, 16 MiB of reply.
+    /// 256 MiB, 3 s of processor time, 5 s for a request, 16 MiB of reply.
     fn default() -> Self {
-        Self { memory_bytes: 256 << 20, cpu_seconds: 4, wall: Duration::from_secs(5), reply_bytes: 16 << 20 }
+        Self { memory_bytes: 256 << 20, cpu_seconds: 3, wall: Duration::from_secs(5), reply_bytes: 16 << 20 }
     }
 }
 

@@ -29,6 +29,7 @@ pub fn serve(bounds: &Bounds, mut answer: impl FnMut(&[u8]) -> Result<Vec<u8>, V
     bound_memory(bounds)?;
     std::panic::set_hook(Box::new(|_| {}));
     let (mut input, mut output) = (io::stdin().lock(), io::stdout().lock());
+    let (mut n_requests, mut n_bytes) = (0u64, 0u64);
     loop {
         let mut len = [0; 4];
         match input.read_exact(&mut len) {
@@ -38,7 +39,9 @@ pub fn serve(bounds: &Bounds, mut answer: impl FnMut(&[u8]) -> Result<Vec<u8>, V
         }
         let mut request = vec![0; usize::try_from(u32::from_le_bytes(len)).unwrap_or(usize::MAX)];
         input.read_exact(&mut request)?;
-        bound_time(bounds)?;
+        n_requests += 1;
+        n_bytes += request.len() as u64;
+        bound_time(bounds.cpu_seconds + n_requests / 100 + (n_bytes >> 19))?;
         let done = catch_unwind(AssertUnwindSafe(|| answer(&request)));
         let (kind, bytes) = match done {
             Ok(Ok(bytes)) => (0, bytes),
@@ -75,15 +78,12 @@ fn bound_memory(bounds: &Bounds) -> io::Result<()> {
     Ok(())
 }
 
-/// The system ends this process (`SIGXCPU`) when a request takes longer, also where its parent is gone.
+/// The system ends this process (`SIGXCPU`) when all requests so far take longer, also where its parent is gone.
 #[cfg(unix)]
-fn bound_time(bounds: &Bounds) -> io::Result<()> {
+fn bound_time(seconds: u64) -> io::Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    use rustix::time::{ClockId, clock_gettime};
-    let used = clock_gettime(ClockId::ProcessCPUTime);
-    let used = u64::try_from(used.tv_sec).unwrap_or(0) + u64::from(used.tv_nsec > 0);
     let old = getrlimit(Resource::Cpu);
-    let current = used.saturating_add(bounds.cpu_seconds).min(old.maximum.unwrap_or(u64::MAX));
+    let current = seconds.min(old.maximum.unwrap_or(u64::MAX));
     setrlimit(Resource::Cpu, Rlimit { current: Some(current), maximum: old.maximum })?;
     Ok(())
 }
@@ -94,6 +94,6 @@ fn bound_memory(_: &Bounds) -> io::Result<()> {
 }
 
 #[cfg(not(unix))]
-fn bound_time(_: &Bounds) -> io::Result<()> {
+fn bound_time(_: u64) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }

@@ -47,7 +47,7 @@ fn the_end_of_a_child_has_a_reason() {
     assert_eq!(ask("exit 7"), Err(IsolatedError::Ended { code: 7 }));
     assert_eq!(ask("kill -SEGV $$"), Err(IsolatedError::Signal { signal: 11 }));
     assert_eq!(ask("kill -KILL $$"), Err(IsolatedError::Signal { signal: 9 }));
-    assert_eq!(ask("kill -XCPU $$"), Err(IsolatedError::Time { seconds: 4 }));
+    assert_eq!(ask("kill -XCPU $$"), Err(IsolatedError::Time { seconds: 3 }));
     let memory = "echo 'memory allocation of 9 bytes failed' >&2; kill -ABRT $$";
     assert_eq!(ask(memory), Err(IsolatedError::Memory { limit_bytes: 256 << 20 }));
     let stack = "echo \"thread 'main' has overflowed its stack\" >&2; kill -ABRT $$";
