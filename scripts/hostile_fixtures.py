@@ -584,8 +584,9 @@ def tokenizer_rules():
     patch("regex_too_large", {"pre_tokenizer": regex(r"((x{1000}){1000}){1000}")})
     patch("regex_broken", {"pre_tokenizer": regex("(")})
     patch("pre_tokenizer_unknown", {"pre_tokenizer": {"type": "NoSuch"}})
-    patch("decoder_regexes", {"decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"Regex": "(?:x{900}){90}"}, "content": ""}] * 3000}})
-    patch("decoder_doubles", {"decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40}})
+    patch("decoder_regexes", {"decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"Regex": "(?:x{900}){9}"}, "content": ""}] * 2000}})
+    patch("decoder_doubles", {"decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40},
+          "added_tokens": [{**tokenizer()["added_tokens"][0], "content": "a" * 64, "id": 260}]})
     model = tokenizer()["model"]
     patch("vocab_negative", {"model": {**model, "vocab": {"a": -1}}})
     patch("vocab_beyond", {"model": {**model, "vocab": {"a": 4000000000}}})

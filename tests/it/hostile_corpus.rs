@@ -83,8 +83,8 @@ fn every_bad_file_costs_little_and_is_refused_by_name() {
         let material = Material::new(dir.path(), &case.file);
         let usage = measured(&material.command(&case.run), dir.path());
         let left = material.left();
-        worst_kib = worst_kib.max((usage.max_kib, &case.file));
-        worst_ms = worst_ms.max((usage.cpu_ms, &case.file));
+        worst_kib = worst_kib.max((usage.max_kib, case.file.as_str()));
+        worst_ms = worst_ms.max((usage.cpu_ms, case.file.as_str()));
         let complaints = complaints(case, &usage, &left);
         if print.is_some() {
             let said: String = usage.said.chars().take(1500).collect();

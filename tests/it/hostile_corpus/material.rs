@@ -191,15 +191,16 @@ fn float(value: &Json) -> f32 {
     value.as_f64().map_or_else(|| value.as_str().unwrap().parse().unwrap(), |value| value as f32)
 }
 
+fn all<T: Clone>(items: &[(Json, usize)], of: impl Fn(&Json) -> T) -> Vec<T> {
+    items.iter().flat_map(|(item, n)| vec![of(item); *n]).collect()
+}
+
 fn value(typed: &Json) -> Value {
     let (ty, of) = (typed[0].as_str().unwrap(), &typed[1]);
     let items = || -> Vec<(Json, usize)> {
         let pair = |item: &Json| (item[0].clone(), usize::try_from(item[1].as_u64().unwrap()).unwrap());
         of.as_array().unwrap().iter().map(pair).collect()
     };
-    fn all<T: Clone>(items: Vec<(Json, usize)>, of: impl Fn(&Json) -> T) -> Vec<T> {
-        items.iter().flat_map(|(item, n)| vec![of(item); *n]).collect()
-    }
     match ty {
         "str" => Value::String(text(of)),
         "u32" => (of.as_u64().unwrap() as u32).into(),
@@ -207,11 +208,11 @@ fn value(typed: &Json) -> Value {
         "u64" => of.as_u64().unwrap().into(),
         "f32" => float(of).into(),
         "bool" => of.as_bool().unwrap().into(),
-        "arr:str" => Value::Array(Array::String(all(items(), text))),
-        "arr:i32" => Value::Array(Array::I32(all(items(), |item| item.as_i64().unwrap() as i32))),
-        "arr:u32" => Value::Array(Array::U32(all(items(), |item| item.as_u64().unwrap() as u32))),
-        "arr:u8" => Value::Array(Array::U8(all(items(), |item| item.as_u64().unwrap() as u8))),
-        "arr:f32" => Value::Array(Array::F32(all(items(), float))),
+        "arr:str" => Value::Array(Array::String(all(&items(), text))),
+        "arr:i32" => Value::Array(Array::I32(all(&items(), |item| item.as_i64().unwrap() as i32))),
+        "arr:u32" => Value::Array(Array::U32(all(&items(), |item| item.as_u64().unwrap() as u32))),
+        "arr:u8" => Value::Array(Array::U8(all(&items(), |item| item.as_u64().unwrap() as u8))),
+        "arr:f32" => Value::Array(Array::F32(all(&items(), float))),
         other => panic!("{other}: no such type"),
     }
 }
