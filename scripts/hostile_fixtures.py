@@ -320,7 +320,7 @@ def template_rules():
     template("comment_open", "{# ")
     template("syntax", "a\nb\n{% if %}")
     template("of_a_megabyte", [["x", 950000]])
-    template("nested_minus", [["{{ ", 1], ["-", 20000], ["x }}", 1]], run, "gguf-verify FILE --structure-only", "gguf-verify logits FILE --prompts CHAT")
+    template("nested_minus", [["{{ ", 1], ["-", 5000], ["x }}", 1]], run, "gguf-verify FILE --structure-only", "gguf-verify logits FILE --prompts CHAT")
     template("nested_not", [["{{ ", 1], ["not ", 5000], ["x }}", 1]])
     template("nested_ternary", [["{{ ", 1], ["1 if x else ", 1600], ["1 }}", 1]])
     template("deep_minus", [["{{ ", 1], ["-", 900000], ["x }}", 1]])
@@ -394,7 +394,7 @@ def input_rules():
     prompts("a_model.gguf", base()[:64])
     prompts("messages_without_template.jsonl", '{"messages": [{"role": "user", "content": "a"}]}\n')
     prompts("messages_are_numbers.jsonl", '{"messages": 5}\n')
-    prompts("many_tokens.jsonl.gen", [['{"tokens": [0', 1], [",1", 400000], ["]}\n", 1]], run, "gguf-verify logits BASE --prompts FILE")
+    prompts("many_tokens.jsonl.gen", [['{"tokens": [0', 1], [",1", 100000], ["]}\n", 1]], run, "gguf-verify logits BASE --prompts FILE")
     logits = lambda name, content: write(f"logits_{name}.bin", content, "gguf-verify BASE --baseline FILE")
     head = lambda ctx, vocab, chunks: b"_logits_" + struct.pack("<III", ctx, vocab, chunks)
     logits("cut", b"_logits_\1")
@@ -573,7 +573,7 @@ def tokenizer_rules():
     patch("normalizer_long", {"normalizer": {"type": "Replace", "pattern": {"Regex": ""}, "content": "x" * 100000}})
     patch("normalizers_prepend", {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "x" * 1000}] * 100}})
     nested = {"type": "NFC"}
-    for _ in range(100):
+    for _ in range(50):
         nested = {"type": "Sequence", "normalizers": [nested]}
     patch("normalizers_nested", {"normalizer": nested})
     regex = lambda text, n=1: {"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"Regex": text}, "behavior": "Isolated", "invert": False}] * n

@@ -119,3 +119,37 @@ fn the_hidden_command_takes_its_own_arguments_only() {
         }
     }
 }
+
+#[test]
+fn a_chat_that_fails_leaves_the_others_scored() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = model(
+        dir.path(),
+        "{{ messages[0].content }}{% if messages[0].role == 'tool' %}{{ 1 // 0 }}{% endif %}",
+    );
+    let chat = |role: &str| json!({"messages": [{"role": role, "content": "the heather on the path"}]});
+    let prompts = dir.path().join("p.jsonl");
+    fs_err::write(&prompts, format!("{}\n{}\n{}\n", chat("user"), chat("tool"), chat("tool"))).unwrap();
+    let out = Command::new(env!("CARGO_BIN_EXE_gguf-verify"))
+        .arg(&model)
+        .arg("--prompts")
+        .arg(&prompts)
+        .arg("--json")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert_eq!(out.status.code(), Some(3), "{said}");
+    assert!(said.contains("prompt 1: messages: chat template: line 1: "), "{said}");
+    assert!(said.contains("(2 of 3 prompts)"), "{said}");
+    let document: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert!(document["perplexity"]["value"].is_number(), "{document:#}");
+    // Figures over fewer texts than were asked for are not printed as if they were all.
+    let logits = Command::new(env!("CARGO_BIN_EXE_gguf-verify"))
+        .arg("logits")
+        .arg(&model)
+        .arg("--prompts")
+        .arg(&prompts)
+        .output()
+        .unwrap();
+    assert_eq!((logits.status.code(), logits.stdout.len()), (Some(1), 0));
+}

@@ -39,7 +39,7 @@ pub struct Bounds {
     /// Address space of the child, its program's code included.
     pub memory_bytes: u64,
     /// Seconds of processor time that a child has from its start. Each request adds a hundredth of a second to them, and
-    /// each MiB of requests two seconds: what many honest ones take, no matter what one takes.
+    /// each MiB of requests a second: what many honest ones take, no matter what one takes.
     pub cpu_seconds: u64,
     /// Time from a request to its reply.
     pub wall: Duration,

@@ -71,10 +71,6 @@ impl Material {
         run.split(' ').map(word).collect()
     }
 
-    pub fn file(&self) -> &Path {
-        &self.file
-    }
-
     /// What a run has left behind.
     pub fn left(&self) -> Vec<String> {
         names(&self.dir).into_iter().filter(|name| !self.before.contains(name)).collect()

@@ -41,7 +41,7 @@ pub fn serve(bounds: &Bounds, mut answer: impl FnMut(&[u8]) -> Result<Vec<u8>, V
         input.read_exact(&mut request)?;
         n_requests += 1;
         n_bytes += request.len() as u64;
-        bound_time(bounds.cpu_seconds + n_requests / 100 + (n_bytes >> 19))?;
+        bound_time(bounds.cpu_seconds + n_requests / 100 + (n_bytes >> 20))?;
         let done = catch_unwind(AssertUnwindSafe(|| answer(&request)));
         let (kind, bytes) = match done {
             Ok(Ok(bytes)) => (0, bytes),
