@@ -588,6 +588,7 @@ def tokenizer_rules():
     patch("decoder_doubles", {"decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40},
           "added_tokens": [{**tokenizer()["added_tokens"][0], "content": "a" * 64, "id": 260}]})
     model = tokenizer()["model"]
+    write("tokenizer_decoder_doubles.hf/config.json.patch", {"vocab_size": 300})
     patch("vocab_negative", {"model": {**model, "vocab": {"a": -1}}})
     patch("vocab_beyond", {"model": {**model, "vocab": {"a": 4000000000}}})
     patch("vocab_shared_id", {"model": {**model, "vocab": {"a": 0, "b": 0}}})
