@@ -374,8 +374,17 @@ def checkpoint_rules():
     write("config_number_of_a_megabyte.hf/config.json.gen", [['{"num_hidden_layers": ', 1], ["9", 1000000], ["}", 1]], convert, look)
     write("config_missing.hf/config.json.none", "", convert, look)
     entries, data = checkpoint()
+    data = bytes(len(data))
     first = next(iter(entries))
-    st = lambda name, content, *runs: write(f"safetensors_{name}.hf/model.safetensors", content, *(runs or (convert, look)))
+    zeros = bytes(len(data))
+
+    def st(name, content, *runs):
+        # The weights do not matter here: zeros are short as pieces.
+        head, found, rest = content.partition(zeros)
+        pieces = [["x:" + head.hex(), 1], ["x:00", len(zeros)], ["x:" + rest.hex(), 1]]
+        path = f"safetensors_{name}.hf/model.safetensors"
+        write(path + ".gen" * bool(found), pieces if found else content, *(runs or (convert, look)))
+
     edit = lambda **members: {**entries, first: {**entries[first], **members}}
     st("empty", b"")
     st("length_huge", struct.pack("<Q", 1 << 63) + b"{}")
@@ -395,7 +404,8 @@ def checkpoint_rules():
     st("name_twice", safetensors(json.dumps(entries)[:-1] + f', "{first}": {json.dumps(entries[first])}}}', data))
     st("name_with_escapes", safetensors({**entries, "\u001b[2J\u202e": {"dtype": "F32", "shape": [0], "data_offsets": [len(data), len(data)]}}, data))
     st("tensor_missing", safetensors({k: v for k, v in entries.items() if k != "model.norm.weight"}, data[:-4 * N_EMBD]))
-    st("tensor_nan", safetensors(entries, struct.pack("<f", float("nan")) * (len(data) // 4)), convert)
+    head = safetensors(entries, b"")
+    write("safetensors_tensor_nan.hf/model.safetensors.gen", [["x:" + head.hex(), 1], ["x:0000c07f", len(data) // 4]], convert)
     write("safetensors_nested.hf/model.safetensors.gen", [["x:" + struct.pack("<Q", 500001).hex(), 1], ['{', 1], ['"a":{', 100000]], convert, look)
     write("safetensors_many_tensors.hf/model.safetensors.gen", [["x:" + struct.pack("<Q", 2 + 51 * 19000).hex(), 1], ["{", 1], ['"abcdef":{"dtype":"F32","shape":[],"data_offsets":[0', 19000], ["}", 1]], convert, look)
     index = lambda name, content: (write(f"index_{name}.hf/model.safetensors.index.json", content, convert, look), write(f"index_{name}.hf/model.safetensors.none", ""))
