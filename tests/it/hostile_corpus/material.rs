@@ -34,16 +34,14 @@ impl Material {
             fs_err::copy(fixture("hostile").join(base), dir.join(base)).unwrap();
         }
         copy_dir(&fixture("hostile/base.hf"), &dir.join("base.hf"));
-        let file = if source.is_dir() && name.ends_with(".hf") {
-            let target = dir.join(name.trim_end_matches(".hf"));
-            copy_dir(&fixture("hostile/base.hf"), &target);
-            overlay(&source, &target);
-            target
-        } else if source.is_dir() {
-            copy_dir(&source, &dir.join(name));
-            dir.join(name)
-        } else {
-            place(&source, &dir)
+        let file = match name.strip_suffix(".hf") {
+            Some(stem) => {
+                let target = dir.join(stem);
+                copy_dir(&fixture("hostile/base.hf"), &target);
+                overlay(&source, &target);
+                target
+            }
+            None => place(&source, &dir),
         };
         let before = names(&dir);
         Self { dir, file, before }

@@ -85,8 +85,8 @@ impl Running {
         let len =
             u32::try_from(request.len()).map_err(|_| IsolatedError::TooLong { limit: u32::MAX as usize })?;
         let request = [&len.to_le_bytes()[..], request].concat();
-        let mut sent = 0;
-        let mut reply = Vec::new();
+        let (mut sent, mut reply) = (0, Vec::new());
+        let mut buffer = vec![0; 1 << 16];
         loop {
             if is_cancelled() {
                 return Err(IsolatedError::Cancelled);
@@ -102,7 +102,6 @@ impl Running {
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => sent = request.len(),
                 Err(_) => {}
             }
-            let mut buffer = [0; 1 << 16];
             match moved(self.output.read(&mut buffer)) {
                 Some(0) => return Err(self.death(bounds)),
                 Some(n) => reply.extend_from_slice(&buffer[..n]),
@@ -186,7 +185,6 @@ fn cause(status: ExitStatus, said: &str, bounds: &Bounds) -> IsolatedError {
 }
 
 /// The reply, once it is whole.
-#[expect(clippy::type_complexity, reason = "whether there is a reply, and what it says, are two questions")]
 fn parse(
     reply: &mut Vec<u8>,
     bounds: &Bounds,
