@@ -28,7 +28,7 @@ pub(crate) struct ReferenceTokenizer(Place);
 
 enum Place {
     Here(Box<Tokenizer>),
-    Child(Mutex<Worker>),
+    Child(Box<Mutex<Worker>>),
 }
 
 impl ReferenceTokenizer {
@@ -46,11 +46,10 @@ impl ReferenceTokenizer {
             reply_bytes: (16 << 20) + 2 * text.len(),
             // A verification beside a source reads the file twice.
             cpu_seconds: 2,
-            ..Bounds::default()
         };
         let mut worker = Worker::new(isolation, REFERENCE_JOB, text.to_vec(), bounds);
         worker.start().map_err(|error| reason(&error))?;
-        Ok(Self(Place::Child(Mutex::new(worker))))
+        Ok(Self(Place::Child(Box::new(Mutex::new(worker)))))
     }
 
     /// The ids of a text, with those that the file puts around it if `special`.

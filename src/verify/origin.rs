@@ -35,7 +35,7 @@ pub struct OriginTokenizer {
 }
 
 enum Kind {
-    Json(Reference),
+    Json(Box<Reference>),
     Pieces(Box<ModelProto>),
 }
 
@@ -64,7 +64,7 @@ impl OriginTokenizer {
                 adds_bos = adds_bos.or(Some(full.first() != bare.first()));
             }
             let tokens = tokenizer.vocabulary().map_err(refused)?;
-            Kind::Json(Reference { tokenizer, tokens })
+            Kind::Json(Box::new(Reference { tokenizer, tokens }))
         } else if let Some((_, model)) = first_of(&directory, &MODELS)? {
             Kind::Pieces(Box::new(model))
         } else {
@@ -95,7 +95,8 @@ impl OriginTokenizer {
             findings.extend(baseline_keys::tokenizer(metadata, keys, CHECK, "the source"));
         }
         match &self.kind {
-            Kind::Json(Reference { tokenizer, tokens: expected }) => {
+            Kind::Json(reference) => {
+                let Reference { tokenizer, tokens: expected } = &**reference;
                 findings.extend(compare_tokens(expected, tokens));
                 match encoder {
                     Ok(encoder) => findings.extend(compare_ids(tokenizer, encoder, tokens, texts)),

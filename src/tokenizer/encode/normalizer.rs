@@ -59,8 +59,9 @@ impl Normalizer {
         let (mut rest, mut total) = (text.as_bytes(), 0usize);
         while !rest.is_empty() {
             let (chunk, n_bytes) = self.chunk(rest);
-            let blanks = chunk.iter().filter(|byte| **byte == b' ').count();
-            total = total.saturating_add(chunk.len() + blanks * (self.blank.len() - 1));
+            // Each byte may be a blank that is written with three.
+            let written = |byte: &u8| if *byte == b' ' { self.blank.len() } else { 1 };
+            total = total.saturating_add(chunk.iter().map(written).sum());
             if total > limit {
                 return Err(limit);
             }
