@@ -7,6 +7,7 @@ pub mod convert;
 mod failure;
 pub(crate) mod guard;
 pub mod inspect;
+mod isolated;
 #[cfg(any(feature = "packaging", test))]
 pub mod packaging;
 pub(crate) mod progress;
@@ -217,6 +218,10 @@ pub fn is_interrupted() -> bool {
 /// Runs a program from its arguments to its exit code.
 #[must_use]
 pub fn run<T: Tool>() -> ExitCode {
+    if let Some(exit) = isolated::play_child() {
+        return exit.into();
+    }
+    isolated::install();
     let tool = match T::try_parse() {
         Ok(tool) => tool,
         Err(error) => return failure::refuse(&error).into(),

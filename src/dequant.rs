@@ -13,6 +13,7 @@
 //! | `tensors` | who belongs to which module, and what is left |
 //! | `encoding` | how a weight is stored, for people |
 //! | `targets` | modules that should be quantized and are not |
+//! | `patterns` | names of modules as configurations have them |
 //! | `values` | scales and zero points, read in pieces |
 //! | `bits` `nibbles` | integer codes in words; pairs of codes in a byte |
 //! | `grouped` | integer matrices with a scale and a zero point for each group of columns |
@@ -49,6 +50,7 @@ mod lora;
 mod modelopt;
 mod mxfp4;
 mod nibbles;
+mod patterns;
 mod quanto;
 mod settings;
 mod sparse;

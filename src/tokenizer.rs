@@ -19,6 +19,7 @@ mod modes;
 pub(crate) mod pretokenizer;
 mod rank_code;
 mod rebuild;
+pub(crate) mod reference;
 pub(crate) mod sentencepiece;
 pub(crate) mod special;
 
@@ -31,6 +32,7 @@ pub use error::{TokenizerError, TokenizerWarning};
 pub use given::{GivenKind, GivenToken, GivenVocabulary};
 pub use hf_json::HfJson;
 pub use rebuild::{HfTokenizerFiles, special_ids, to_hf};
+pub use reference::{REFERENCE_JOB, reference_job};
 pub use sentencepiece::{ModelProto, Piece, TrainerSpec};
 
 pub use crate::gguf::{Mode, ModeRequest, RankCode, SpecialToken, Template, TokenizerRequest};

@@ -34,7 +34,7 @@ mod vocabulary;
 mod weights;
 mod windows;
 
-pub use chat::{ChatError, ChatTemplate};
+pub use chat::{ChatError, ChatRenderer, ChatTemplate, IsolatedChat, NoTemplate};
 pub use cost::Cost;
 pub use coverage::{Aspect, Coverage, Judged, NotJudged};
 pub use divergence::{Divergence, WorstToken};

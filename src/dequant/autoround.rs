@@ -1,9 +1,9 @@
 //! AutoRound: GPTQ or AWQ under a description of its own.
 
-use regex::Regex;
 use serde_json::{Map, Value};
 
 use crate::dequant::gptq::{self, Params, Version};
+use crate::dequant::patterns::{ModulePattern, PatternError, Patterns};
 use crate::dequant::{DequantError, Settings, Tensors, awq};
 
 /// `auto-round`.
@@ -40,7 +40,7 @@ pub(super) type Override = (Name, Map<String, Value>);
 /// A module, or a pattern of modules.
 pub(super) enum Name {
     Exact(String),
-    Pattern(Regex),
+    Pattern(ModulePattern),
 }
 
 impl Name {
@@ -61,14 +61,19 @@ pub(super) fn overrides(settings: &Settings) -> Result<Vec<Override>, DequantErr
     const KEY: &str = "extra_config";
     let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
     let Some(map) = value.as_object() else { return Err(settings.bad(KEY, "must be an object")) };
-    let (mut exact, mut patterns) = (Vec::new(), Vec::new());
+    let (mut exact, mut patterns, mut compiled) = (Vec::new(), Vec::new(), Patterns::default());
     for (name, value) in map {
         let Some(value) = value.as_object() else {
             return Err(settings.bad(KEY, &format!("has an entry `{name}` that is not an object")));
         };
         exact.push((Name::Exact(name.clone()), value.clone()));
-        if let Ok(pattern) = Regex::new(&format!("^(?:{name})")) {
-            patterns.push((Name::Pattern(pattern), value.clone()));
+        match compiled.compile(name) {
+            Ok(pattern) => patterns.push((Name::Pattern(pattern), value.clone())),
+            Err(PatternError::Syntax) => {}
+            Err(error) => {
+                let what = format!("has the pattern `{name}`, which {}", error.what());
+                return Err(settings.bad(KEY, &what));
+            }
         }
     }
     exact.extend(patterns);

@@ -1,6 +1,5 @@
 //! compressed-tensors: groups of modules with a scheme each, in formats that share their names.
 
-use regex::Regex;
 use serde_json::{Map, Value};
 
 use crate::core::little_endian::{i32s, i64s};
@@ -9,13 +8,14 @@ use crate::dequant::bits::{Stream, WordLayout};
 use crate::dequant::fp4::{Beside, Factor, Fp4};
 use crate::dequant::fp8::{Fp8, ScaleLayout};
 use crate::dequant::grouped::{Codes, Grouped, Groups, Layout, Order, ZeroShift, Zeros};
+use crate::dequant::patterns::{ModulePattern, Patterns};
 use crate::dequant::values::{SCALE_TYPES, Values};
 use crate::dequant::{DequantError, Settings, Tensors, sparse};
 
 /// Which modules a list names.
 enum Target {
     Name(String),
-    Pattern(Regex),
+    Pattern(ModulePattern),
     /// A class of modules; only linear ones are quantized.
     Class,
 }
@@ -58,7 +58,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     if sparse::plan(settings, tensors)? {
         return Ok(());
     }
-    let ignored = targets(settings, "ignore", settings.map.get("ignore"))?;
+    let ignored = targets(settings, "ignore", settings.map.get("ignore"), &mut Patterns::default())?;
     let format = settings.text("format")?.unwrap_or("dense").to_owned();
     let mut modules: Vec<(&str, usize)> = tensors.ending(".weight_packed");
     let plain = tensors
@@ -90,7 +90,10 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
 /// # Errors
 /// Groups or lists that are not what they must be.
 pub(super) fn target_test(settings: &Settings) -> Result<impl Fn(&str) -> bool + use<>, DequantError> {
-    let (groups, ignored) = (groups(settings)?, targets(settings, "ignore", settings.map.get("ignore"))?);
+    let (groups, ignored) = (
+        groups(settings)?,
+        targets(settings, "ignore", settings.map.get("ignore"), &mut Patterns::default())?,
+    );
     Ok(move |module: &str| {
         let names = |target: &Target| target.rank(module).is_some();
         let is_ignored = ignored.iter().any(|target| !matches!(target, Target::Class) && names(target));
@@ -109,25 +112,30 @@ impl Target {
     }
 }
 
-fn targets(settings: &Settings, key: &str, value: Option<&Value>) -> Result<Vec<Target>, DequantError> {
+fn targets(
+    settings: &Settings,
+    key: &str,
+    value: Option<&Value>,
+    patterns: &mut Patterns,
+) -> Result<Vec<Target>, DequantError> {
     let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
     let names = value.as_array().map(|names| names.iter().map(Value::as_str).collect::<Option<Vec<_>>>());
     let Some(Some(names)) = names else { return Err(settings.bad(key, "must be a list of strings")) };
-    let target = |name: &str| match name.strip_prefix("re:") {
-        Some(pattern) => Regex::new(&format!("^(?:{pattern})"))
-            .map(Target::Pattern)
-            .map_err(|_| settings.bad(key, &format!("has the pattern `{pattern}`, which is not understood"))),
+    let mut target = |name: &str| match name.strip_prefix("re:") {
+        Some(pattern) => patterns.compile(pattern).map(Target::Pattern).map_err(|error| {
+            settings.bad(key, &format!("has the pattern `{pattern}`, which {}", error.what()))
+        }),
         None if name == "Linear" => Ok(Target::Class),
         None => Ok(Target::Name(name.to_owned())),
     };
-    names.into_iter().map(target).collect()
+    names.into_iter().map(&mut target).collect()
 }
 
 fn groups(settings: &Settings) -> Result<Vec<Group>, DequantError> {
     const KEY: &str = "config_groups";
     let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
     let Some(map) = value.as_object() else { return Err(settings.bad(KEY, "must be an object")) };
-    let mut groups = Vec::with_capacity(map.len());
+    let (mut groups, mut patterns) = (Vec::with_capacity(map.len()), Patterns::default());
     for (name, group) in map {
         let key = format!("{KEY}.{name}");
         let weights = group.get("weights").and_then(Value::as_object);
@@ -136,7 +144,7 @@ fn groups(settings: &Settings) -> Result<Vec<Group>, DequantError> {
         };
         let of = |map: &Map<String, Value>| Settings { map: map.clone(), ..settings.clone() };
         groups.push(Group {
-            targets: targets(settings, &format!("{key}.targets"), own.get("targets"))?,
+            targets: targets(settings, &format!("{key}.targets"), own.get("targets"), &mut patterns)?,
             format: of(own).text("format")?.map(str::to_owned),
             weights: of(weights),
         });

@@ -3,13 +3,13 @@
 //! `qweight` is `[in · bits / 32, out]`, a stream of inputs down each column; `qzeros` is `[n_groups, out · bits / 32]`,
 //! a stream of outputs along each row. Version 1 stores zero points less one; see [`ZeroShift`].
 
-use regex::Regex;
 use serde_json::{Map, Value};
 
 use crate::core::little_endian::{i32s, u32s};
 use crate::core::{ElementType, Shape};
 use crate::dequant::bits::{Stream, WordLayout};
 use crate::dequant::grouped::{Codes, Grouped, Groups, Layout, Order, ZeroShift, Zeros};
+use crate::dequant::patterns::{ModulePattern, Patterns};
 use crate::dequant::values::{SCALE_TYPES, Values};
 use crate::dequant::{DequantError, Settings, Tensors};
 
@@ -97,18 +97,19 @@ fn version(settings: &Settings) -> Result<Version, DequantError> {
 ///
 /// # Errors
 /// A key that is not what it must be, a pattern that is not understood.
-pub(super) fn rules(settings: &Settings) -> Result<Vec<(Regex, Rule)>, DequantError> {
+pub(super) fn rules(settings: &Settings) -> Result<Vec<(ModulePattern, Rule)>, DequantError> {
     const KEY: &str = "dynamic";
     let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
     let Some(map) = value.as_object() else { return Err(settings.bad(KEY, "must be an object")) };
-    let mut rules = Vec::with_capacity(map.len());
+    let (mut rules, mut patterns) = (Vec::with_capacity(map.len()), Patterns::default());
     for (name, value) in map {
         let (skip, pattern) = match name.strip_prefix("-:") {
             Some(pattern) => (true, pattern),
             None => (false, name.strip_prefix("+:").unwrap_or(name)),
         };
-        let pattern = Regex::new(&format!("^(?:{pattern})"))
-            .map_err(|_| settings.bad(KEY, &format!("has the pattern `{name}`, which is not understood")))?;
+        let pattern = patterns.compile(pattern).map_err(|error| {
+            settings.bad(KEY, &format!("has the pattern `{name}`, which {}", error.what()))
+        })?;
         let rule = match value.as_object() {
             _ if skip => Rule::Skip,
             Some(map) => Rule::Override(map.clone()),

@@ -75,6 +75,20 @@ impl Encoder {
         Ok(Self { partition: Partition::new(&vocab), vocab, algorithm })
     }
 
+    /// Looks whether a text stays within bounds before it is encoded: the map of characters in a file of strangers may
+    /// make any text hundreds of times as long. [`Encoder::encode`] does not look.
+    ///
+    /// # Errors
+    /// A text that becomes too long.
+    pub fn check(&self, text: &str) -> Result<(), EncodeError> {
+        let checked = match &self.algorithm {
+            Algorithm::Spm(spm) => spm.check(text),
+            Algorithm::Unigram(unigram) => unigram.check(text),
+            Algorithm::Bpe(_) | Algorithm::WordPiece(_) => Ok(()),
+        };
+        checked.map_err(|limit| EncodeError::Growth { n_bytes: text.len(), limit })
+    }
+
     /// Token ids of a text, without those that begin and end it. User-defined tokens in the text are always found;
     /// with `parse_special` all special tokens are.
     #[must_use]

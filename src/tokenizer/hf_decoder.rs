@@ -1,13 +1,19 @@
 //! The `decoder` of `tokenizer.json`, as far as it makes text of a single token: added tokens are written to GGUF as
 //! they read.
 
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 use serde_json::Value as Json;
 
 use super::byte_alphabet;
 
 /// Deepest nesting of sequences.
 const MAX_DEPTH: usize = 8;
+/// Steps of all sequences together; released files have up to six.
+const MAX_STEPS: usize = 64;
+/// Bytes of a pattern when it is compiled, and of what a search keeps.
+const MAX_PATTERN_BYTES: usize = 1 << 18;
+/// As many times longer all steps together may make a token.
+const MAX_GROWTH: usize = 64;
 
 /// One step of a decoder.
 ///
@@ -58,17 +64,28 @@ pub(super) enum HfDecoder {
 impl HfDecoder {
     /// Reads the member of the file; the name of a step that is not known, or lacks a part, as an error.
     pub(super) fn read(decoder: &Json) -> Result<Self, String> {
-        Self::read_at(decoder, 0)
+        let mut left = Left { steps: MAX_STEPS, growth: MAX_GROWTH };
+        Self::read_at(decoder, 0, &mut left)
     }
 
-    fn read_at(decoder: &Json, depth: usize) -> Result<Self, String> {
+    fn read_at(decoder: &Json, depth: usize, left: &mut Left) -> Result<Self, String> {
         let name = decoder.get("type").and_then(Json::as_str).unwrap_or_default();
+        let Some(steps) = left.steps.checked_sub(1) else {
+            return Err(format!("{name}: more than {MAX_STEPS} steps"));
+        };
+        left.steps = steps;
         let read = match name {
             "ByteLevel" => Some(Self::ByteLevel),
             "ByteFallback" => Some(Self::ByteFallback),
             "Fuse" => Some(Self::Fuse),
             "Metaspace" => Self::metaspace(decoder),
-            "Replace" => Self::replace(decoder),
+            "Replace" => {
+                left.growth /= growth(decoder);
+                if left.growth == 0 {
+                    return Err(format!("{name}: a token may become more than {MAX_GROWTH} times as long"));
+                }
+                Self::replace(decoder)
+            }
             "Strip" => Self::strip(decoder),
             "WordPiece" => {
                 decoder.get("cleanup").and_then(Json::as_bool).map(|cleanup| Self::WordPiece { cleanup })
@@ -77,7 +94,7 @@ impl HfDecoder {
             "Sequence" if depth < MAX_DEPTH => {
                 let steps =
                     decoder.get("decoders").and_then(Json::as_array).ok_or_else(|| name.to_owned())?;
-                let steps = steps.iter().map(|step| Self::read_at(step, depth + 1));
+                let steps = steps.iter().map(|step| Self::read_at(step, depth + 1, left));
                 return steps.collect::<Result<_, _>>().map(Self::Sequence);
             }
             _ => None,
@@ -96,8 +113,8 @@ impl HfDecoder {
     fn replace(decoder: &Json) -> Option<Self> {
         let pattern = decoder.get("pattern")?;
         let pattern = match text(pattern, "String") {
-            Some(literal) => Regex::new(&regex::escape(literal)),
-            None => Regex::new(text(pattern, "Regex")?),
+            Some(literal) => bounded(&regex::escape(literal)),
+            None => bounded(text(pattern, "Regex")?),
         };
         Some(Self::Replace { pattern: pattern.ok()?, content: text(decoder, "content")?.to_owned() })
     }
@@ -137,6 +154,26 @@ impl HfDecoder {
 
 fn text<'j>(json: &'j Json, key: &str) -> Option<&'j str> {
     json.get(key).and_then(Json::as_str)
+}
+
+/// What the steps that are still to be read may do.
+struct Left {
+    steps: usize,
+    growth: usize,
+}
+
+/// How many bytes a `Replace` makes of one.
+fn growth(decoder: &Json) -> usize {
+    let content = text(decoder, "content").map_or(0, str::len);
+    match decoder.get("pattern").and_then(|pattern| text(pattern, "String")).map(str::len) {
+        Some(n) if n > 0 => content.div_ceil(n).max(1),
+        // A regex may match nothing, between all characters.
+        _ => content + 1,
+    }
+}
+
+fn bounded(pattern: &str) -> Result<Regex, regex::Error> {
+    RegexBuilder::new(pattern).size_limit(MAX_PATTERN_BYTES).dfa_size_limit(MAX_PATTERN_BYTES).build()
 }
 
 fn char_of(json: &Json, key: &str) -> Option<char> {
@@ -182,6 +219,19 @@ mod tests {
     use tokenizers::Decoder;
 
     use super::*;
+
+    #[test]
+    fn steps_are_bounded_together() {
+        let double = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"});
+        let of = |step: &Json, n| HfDecoder::read(&json!({"type": "Sequence", "decoders": vec![step; n]}));
+        assert_eq!(of(&double, 6).unwrap().decode("a"), "a".repeat(64));
+        assert!(of(&double, 7).unwrap_err().contains("64 times as long"));
+        let fuse = json!({"type": "Fuse"});
+        assert!(of(&fuse, 63).is_ok());
+        assert!(of(&fuse, 64).unwrap_err().contains("64 steps"));
+        let large = json!({"type": "Replace", "pattern": {"Regex": "(?:x{900}){90}"}, "content": ""});
+        assert_eq!(HfDecoder::read(&large).unwrap_err(), "Replace");
+    }
 
     #[test]
     fn tokens_read_as_in_the_tokenizers_library() {

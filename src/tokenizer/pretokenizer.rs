@@ -13,6 +13,7 @@ use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
 
 use super::hf_json::HfJson;
+use super::reference::ReferenceTokenizer;
 use super::{TokenizerError, TokenizerWarning};
 
 /// Member of `tokenizer_config.json` with which files that were made from a GGUF file say which of several names of
@@ -371,11 +372,8 @@ fn normalizer(normalizer: &Json) -> String {
 /// Hashes over the ids of the check text, likeliest first: as transformers encodes it, then with other choices of
 /// special tokens around the same ids (a template that was changed after the release).
 fn check_hashes(text: &[u8], setting: &Setting) -> Result<Vec<String>, String> {
-    let tokenizer = tokenizers::Tokenizer::from_bytes(text).map_err(|error| error.to_string())?;
-    let ids = |special| match tokenizer.encode(CHECK_TEXT, special) {
-        Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-        Err(error) => Err(error.to_string()),
-    };
+    let tokenizer = ReferenceTokenizer::new(text)?;
+    let ids = |special| tokenizer.ids(CHECK_TEXT, special);
     let (full, bare) = (hash(&ids(true)?), ids(false)?);
     let bos = setting.bos.and_then(|bos| u32::try_from(bos).ok());
     let begun = bos.map(|bos| hash(&[&[bos], bare.as_slice()].concat()));

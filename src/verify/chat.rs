@@ -1,8 +1,13 @@
 //! Chats written out by a file's own template, as transformers' `apply_chat_template` does.
 //!
 //! Templates are programs from strangers. They run in an interpreter without files, clock or network, for a bounded
-//! number of steps, depth and output. What the interpreter does not bound is the size of a string that a template
-//! builds in a variable: such a template can exhaust the memory, but not reach anything.
+//! number of steps, depth and output. What the interpreter does not bound: the size of a string or list that a template
+//! builds (`indent`, `batch`, `slice`, a width of `%`), the time of one step (`in` on a long text), the depth of nested
+//! expressions when it parses, and values that hold themselves. So there are two [`ChatRenderer`]s: [`ChatTemplate`]
+//! runs where it is called and can use up memory, time and stack; [`IsolatedChat`] runs the same in a child with limits
+//! of the system's, for whoever has a program that plays the child.
+
+mod isolated;
 
 use std::fmt::Write as _;
 use std::io;
@@ -12,8 +17,11 @@ use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, Error, ErrorKind, Value as Jinja};
 use serde_json::Value as Json;
 
+use crate::core::isolated::IsolatedError;
 use crate::core::text::escape;
 use crate::gguf::{Array, Metadata, Value};
+
+pub use isolated::IsolatedChat;
 
 /// Bytes of a template.
 const MAX_TEMPLATE_BYTES: usize = 1 << 20;
@@ -25,7 +33,7 @@ const FUEL: u64 = 4_000_000;
 const DEPTH: usize = 300;
 
 /// Why a chat cannot be written out.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum ChatError {
     /// The file has none.
@@ -46,9 +54,103 @@ pub enum ChatError {
     /// The output grew beyond all reason.
     #[error("chat template: output of more than {limit} bytes")]
     Output { limit: usize },
+    /// The process that it ran in gave no answer.
+    #[error("chat template: {0}")]
+    Isolated(IsolatedError),
 }
 
-/// The chat template of a file.
+impl ChatError {
+    /// True if the template is at fault: a finding about the model. Else the messages, the file without a template, or
+    /// the user who wants to stop end the run.
+    #[must_use]
+    pub fn is_finding(&self) -> bool {
+        !matches!(
+            self,
+            Self::Missing
+                | Self::Refused { .. }
+                | Self::Isolated(IsolatedError::Cancelled | IsolatedError::Start { .. })
+        )
+    }
+}
+
+/// Writes out chats: by a file's template, where it is called or elsewhere.
+pub trait ChatRenderer {
+    /// Parses the template.
+    ///
+    /// # Errors
+    /// No template, or one that cannot be parsed.
+    fn check(&self) -> Result<(), ChatError>;
+
+    /// Writes out a chat: a list of messages, without the prompt for an answer, without tools and documents.
+    ///
+    /// # Errors
+    /// Messages that the template refuses or fails on, limits that it breaks.
+    fn render(&self, messages: &Json) -> Result<String, ChatError>;
+}
+
+/// What could not be opened fails with every chat.
+impl<R: ChatRenderer> ChatRenderer for Result<R, ChatError> {
+    fn check(&self) -> Result<(), ChatError> {
+        self.as_ref().map_err(Clone::clone)?.check()
+    }
+
+    fn render(&self, messages: &Json) -> Result<String, ChatError> {
+        self.as_ref().map_err(Clone::clone)?.render(messages)
+    }
+}
+
+/// For models without a template.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoTemplate;
+
+impl ChatRenderer for NoTemplate {
+    fn check(&self) -> Result<(), ChatError> {
+        Err(ChatError::Missing)
+    }
+
+    fn render(&self, _: &Json) -> Result<String, ChatError> {
+        Err(ChatError::Missing)
+    }
+}
+
+/// Names of special tokens in templates, and in keys.
+const TOKENS: [(&str, &str); 5] = [
+    ("bos_token", "bos"),
+    ("eos_token", "eos"),
+    ("unk_token", "unknown"),
+    ("pad_token", "padding"),
+    ("sep_token", "seperator"),
+];
+
+/// What a file says of its template.
+struct TemplateSource<'a> {
+    source: &'a str,
+    tokens: Vec<(&'static str, String)>,
+}
+
+impl<'a> TemplateSource<'a> {
+    fn of(metadata: &'a Metadata) -> Result<Self, ChatError> {
+        let source =
+            metadata.get("tokenizer.chat_template").and_then(Value::as_str).ok_or(ChatError::Missing)?;
+        if source.len() > MAX_TEMPLATE_BYTES {
+            return Err(ChatError::TooLong { bytes: source.len(), limit: MAX_TEMPLATE_BYTES });
+        }
+        let vocabulary = match metadata.get("tokenizer.ggml.tokens").and_then(Value::as_array) {
+            Some(Array::String(tokens)) => tokens.as_slice(),
+            _ => &[],
+        };
+        let token = |name: &str| {
+            let id = metadata.get(&format!("tokenizer.ggml.{name}_token_id"))?.as_u64()?;
+            String::from_utf8(vocabulary.get(usize::try_from(id).ok()?)?.clone()).ok()
+        };
+        let tokens = TOKENS.into_iter().filter_map(|(name, key)| Some((name, token(key)?)));
+        Ok(Self { source, tokens: tokens.collect() })
+    }
+}
+
+/// The chat template of a file, parsed and run where it is called: with bounds on its text, steps, depth of calls and
+/// output, without any on what it builds in memory, on the depth of its expressions, and on the time of one step. Who
+/// reads files of strangers takes [`IsolatedChat`].
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
@@ -63,25 +165,8 @@ impl ChatTemplate {
     /// # Errors
     /// No template, or one that cannot be parsed.
     pub fn of(metadata: &Metadata) -> Result<Self, ChatError> {
-        let source =
-            metadata.get("tokenizer.chat_template").and_then(Value::as_str).ok_or(ChatError::Missing)?;
-        let vocabulary = match metadata.get("tokenizer.ggml.tokens").and_then(Value::as_array) {
-            Some(Array::String(tokens)) => tokens.as_slice(),
-            _ => &[],
-        };
-        let names = [
-            ("bos_token", "bos"),
-            ("eos_token", "eos"),
-            ("unk_token", "unknown"),
-            ("pad_token", "padding"),
-            ("sep_token", "seperator"),
-        ];
-        let token = |name: &str| {
-            let id = metadata.get(&format!("tokenizer.ggml.{name}_token_id"))?.as_u64()?;
-            String::from_utf8(vocabulary.get(usize::try_from(id).ok()?)?.clone()).ok()
-        };
-        let tokens = names.into_iter().filter_map(|(name, key)| Some((name, token(key)?)));
-        Self::new(source, tokens.collect())
+        let TemplateSource { source, tokens } = TemplateSource::of(metadata)?;
+        Self::new(source, tokens)
     }
 
     /// A template with the special tokens that it may name.
@@ -142,6 +227,16 @@ impl ChatTemplate {
     }
 }
 
+impl ChatRenderer for ChatTemplate {
+    fn check(&self) -> Result<(), ChatError> {
+        Ok(())
+    }
+
+    fn render(&self, messages: &Json) -> Result<String, ChatError> {
+        Self::render(self, messages)
+    }
+}
+
 const RAISED: &str = "raise_exception";
 
 /// What `raise_exception` was given.
@@ -195,7 +290,8 @@ fn without_generation(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        let Some(len) = rest[start..].find("%}") else { break };
+        // Behind the mark: `{%}` is no tag.
+        let Some(len) = rest[start + 2..].find("%}").map(|len| len + 2) else { break };
         let inner = &rest[start + 2..start + len];
         let open = inner.starts_with(['-', '+']) as usize;
         let close = (inner.len() > open && inner.ends_with(['-', '+'])) as usize;

@@ -23,6 +23,7 @@ pub trait TextEncoder: Sync {
 
 impl TextEncoder for crate::tokenizer::Encoder {
     fn encode(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, String> {
+        self.check(text).map_err(|error| error.to_string())?;
         Ok(Self::encode(self, text, parse_special))
     }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::core::Hint;
 use crate::core::text::escape;
 use crate::engine::EngineError;
-use crate::verify::{LogitFileError, PromptPlace, TaskError};
+use crate::verify::{ChatError, LogitFileError, PromptPlace, TaskError};
 
 /// What is wrong with a file of prompts.
 #[derive(Debug, thiserror::Error)]
@@ -40,7 +40,7 @@ pub enum PromptError {
     Encode { prompt: usize, reason: String },
     /// Chat messages that the file's template does not write out.
     #[error("prompt {prompt}: messages: {reason}")]
-    Template { prompt: usize, reason: String },
+    Template { prompt: usize, reason: ChatError },
 }
 
 /// Why a verification could not run.

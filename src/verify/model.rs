@@ -5,7 +5,10 @@ use crate::core::{TensorMeta, TensorSource};
 use crate::engine::{EngineError, GraphPlan};
 use crate::gguf::{GgufFile, Metadata, Value};
 use crate::verify::samples::SAMPLES;
-use crate::verify::{OriginTokenizer, Prompt, PromptSource, Recall, TextEncoder, VerifyError};
+use crate::verify::{
+    ChatRenderer, Finding, OriginTokenizer, Prompt, PromptError, PromptSource, Recall, TextEncoder,
+    VerifyError,
+};
 
 /// A model to verify or to compare with.
 #[derive(Clone, Copy)]
@@ -21,7 +24,7 @@ pub struct Model<'a> {
     /// Its tokenizer; else why there is none.
     pub encoder: Result<&'a dyn TextEncoder, &'a str>,
     /// Writes out chat messages by its template.
-    pub template: &'a dyn Fn(&serde_json::Value) -> Result<String, String>,
+    pub template: &'a dyn ChatRenderer,
     /// The tokenizer that it was made with, to compare with its own.
     pub origin: Option<&'a OriginTokenizer>,
     /// Of a baseline: what it said last time, for the next model that is compared with it.
@@ -41,11 +44,12 @@ impl Model<'_> {
         self.metadata.get("general.architecture").and_then(Value::as_str).map(str::to_owned)
     }
 
-    /// Ids of the prompts. Without a tokenizer, prompts of text become empty ones; why comes with them.
+    /// Ids of the prompts. Those that have none become empty: text without a tokenizer, chats that the template fails on;
+    /// why comes with them.
     pub(super) fn encode(
         &self,
         sources: &[PromptSource],
-    ) -> Result<(Vec<Prompt>, Option<String>), VerifyError> {
+    ) -> Result<(Vec<Prompt>, Vec<Finding>), VerifyError> {
         let n_text = sources.iter().filter(|source| source.needs_encoder()).count();
         let missing = self.encoder.err().filter(|_| n_text > 0);
         if n_text == sources.len()
@@ -53,25 +57,47 @@ impl Model<'_> {
         {
             return Err(VerifyError::NoEncoder { reason: reason.to_owned() });
         }
-        let encode = |(at, source): (usize, &PromptSource)| {
+        let none = || Prompt { tokens: Vec::new(), bos: None, score_from: 1, whole: false };
+        let (mut prompts, mut failed) = (Vec::with_capacity(sources.len()), Vec::new());
+        for (at, source) in sources.iter().enumerate() {
             if source.needs_encoder() && missing.is_some() {
-                return Ok(Prompt { tokens: Vec::new(), bos: None, score_from: 1, whole: false });
+                prompts.push(none());
+                continue;
             }
-            source.encode(at, self.encoder.ok(), self.template)
-        };
-        let prompts = sources.iter().enumerate().map(encode).collect::<Result<_, _>>()?;
-        let left_out = missing.map(|reason| {
-            format!("{n_text} of {} prompts are text, which cannot be encoded: {reason}", sources.len())
-        });
-        Ok((prompts, left_out))
+            match source.encode(at, self.encoder.ok(), self.template) {
+                Ok(prompt) => prompts.push(prompt),
+                Err(VerifyError::Prompts(PromptError::Template { reason, .. })) if reason.is_finding() => {
+                    failed.push((at, reason));
+                    prompts.push(none());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let mut findings = Vec::new();
+        if let Some(reason) = missing {
+            let message =
+                format!("{n_text} of {} prompts are text, which cannot be encoded: {reason}", sources.len());
+            findings.push(Finding::unchecked("perplexity", message));
+        }
+        if let Some((at, reason)) = failed.first() {
+            let n = failed.len();
+            let more = if n > 1 { format!(" ({n} of {} prompts)", sources.len()) } else { String::new() };
+            let message = format!("prompt {at}: messages: {reason}{more}");
+            findings.push(Finding::error("chat-template", message));
+        }
+        Ok((prompts, findings))
     }
 
     /// Ids of the prompts, none left out.
     pub(super) fn encode_all(&self, sources: &[PromptSource]) -> Result<Vec<Prompt>, VerifyError> {
-        match (self.encode(sources)?, self.encoder) {
-            ((_, Some(_)), Err(reason)) => Err(VerifyError::NoEncoder { reason: reason.to_owned() }),
-            ((prompts, _), _) => Ok(prompts),
+        if let Err(reason) = self.encoder
+            && sources.iter().any(PromptSource::needs_encoder)
+        {
+            return Err(VerifyError::NoEncoder { reason: reason.to_owned() });
         }
+        let encode =
+            |(at, source): (usize, &PromptSource)| source.encode(at, self.encoder.ok(), self.template);
+        sources.iter().enumerate().map(encode).collect()
     }
 
     /// Texts for the checks of the tokenizer: the built-in ones, then the prompts as they are read.
@@ -81,7 +107,7 @@ impl Model<'_> {
             PromptSource::Tokens(_) => Vec::new(),
             PromptSource::Text(text) => vec![text.clone()],
             PromptSource::Completion { prompt, completion } => vec![prompt.clone(), completion.clone()],
-            PromptSource::Messages(messages) => (self.template)(messages).into_iter().collect(),
+            PromptSource::Messages(messages) => self.template.render(messages).into_iter().collect(),
         });
         own.chain(prompts).collect()
     }

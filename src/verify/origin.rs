@@ -4,13 +4,13 @@
 use std::path::Path;
 
 use serde_json::Value as Json;
-use tokenizers::Tokenizer;
 
 use crate::convert::{Conversion, ConvertOptions};
 use crate::core::limits::Limits;
 use crate::core::text::{escape, escape_bytes};
 use crate::gguf::{Array, Metadata, Value};
 use crate::tokenizer::files::Directory;
+use crate::tokenizer::reference::ReferenceTokenizer;
 use crate::tokenizer::sentencepiece::{ModelProto, first_of};
 use crate::verify::baseline_keys;
 use crate::verify::vocabulary::strings;
@@ -35,8 +35,14 @@ pub struct OriginTokenizer {
 }
 
 enum Kind {
-    Json(Box<Tokenizer>),
+    Json(Box<Reference>),
     Pieces(Box<ModelProto>),
+}
+
+/// A `tokenizer.json`, with its tokens by id.
+struct Reference {
+    tokenizer: ReferenceTokenizer,
+    tokens: Vec<(u32, String)>,
 }
 
 impl OriginTokenizer {
@@ -50,16 +56,15 @@ impl OriginTokenizer {
         let config = directory.tree("tokenizer_config.json")?;
         let mut adds_bos = config.get("add_bos_token").and_then(Json::as_bool);
         let kind = if let Some(bytes) = directory.bytes("tokenizer.json")? {
-            let tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| VerifyError::OriginTokenizer {
-                path: directory.join("tokenizer.json"),
-                reason: error.to_string(),
-            })?;
+            let refused =
+                |reason| VerifyError::OriginTokenizer { path: directory.join("tokenizer.json"), reason };
+            let tokenizer = ReferenceTokenizer::new(&bytes).map_err(refused)?;
             // What the post-processor puts in front of a text.
-            let ids = |special| tokenizer.encode("a", special).map(|found| found.get_ids().to_vec());
-            if let (Ok(full), Ok(bare)) = (ids(true), ids(false)) {
+            if let (Ok(full), Ok(bare)) = (tokenizer.ids("a", true), tokenizer.ids("a", false)) {
                 adds_bos = adds_bos.or(Some(full.first() != bare.first()));
             }
-            Kind::Json(Box::new(tokenizer))
+            let tokens = tokenizer.vocabulary().map_err(refused)?;
+            Kind::Json(Box::new(Reference { tokenizer, tokens }))
         } else if let Some((_, model)) = first_of(&directory, &MODELS)? {
             Kind::Pieces(Box::new(model))
         } else {
@@ -90,8 +95,9 @@ impl OriginTokenizer {
             findings.extend(baseline_keys::tokenizer(metadata, keys, CHECK, "the source"));
         }
         match &self.kind {
-            Kind::Json(tokenizer) => {
-                findings.extend(compare_tokens(tokenizer, tokens));
+            Kind::Json(reference) => {
+                let Reference { tokenizer, tokens: expected } = &**reference;
+                findings.extend(compare_tokens(expected, tokens));
                 match encoder {
                     Ok(encoder) => findings.extend(compare_ids(tokenizer, encoder, tokens, texts)),
                     Err(reason) => {
@@ -123,20 +129,19 @@ fn same_token(a: &str, b: &[u8]) -> bool {
 }
 
 /// The vocabulary, token by token.
-fn compare_tokens(tokenizer: &Tokenizer, tokens: &[Vec<u8>]) -> Option<Finding> {
+fn compare_tokens(expected: &[(u32, String)], tokens: &[Vec<u8>]) -> Option<Finding> {
     let mut n = 0usize;
     let mut first = None;
-    for (id, token) in tokens.iter().enumerate() {
-        let Some(expected) = u32::try_from(id).ok().and_then(|id| tokenizer.id_to_token(id)) else {
-            // Rows of the embedding that the tokenizer does not use.
-            continue;
-        };
-        if !same_token(&expected, token) {
+    for (id, expected) in expected {
+        // Rows of the embedding that the tokenizer does not use are not asked for.
+        let Some(token) = usize::try_from(*id).ok().and_then(|id| tokens.get(id)) else { continue };
+        if !same_token(expected, token) {
             n += 1;
             first.get_or_insert((id, expected, token));
         }
     }
-    let missing = tokenizer.get_vocab_size(true).saturating_sub(tokens.len());
+    let all = expected.len();
+    let missing = all.saturating_sub(tokens.len());
     match first {
         Some((id, expected, token)) => Some(Finding::error(
             CHECK,
@@ -144,11 +149,10 @@ fn compare_tokens(tokenizer: &Tokenizer, tokens: &[Vec<u8>]) -> Option<Finding> 
                 "{n} of {} tokens differ, first {id}: `{}`, in tokenizer.json `{}`",
                 tokens.len(),
                 escape_bytes(token),
-                escape(&expected)
+                escape(expected)
             ),
         )),
         None if missing > 0 => {
-            let all = tokenizer.get_vocab_size(true);
             Some(Finding::error(CHECK, format!("{} tokens, tokenizer.json has {all}", tokens.len())))
         }
         None => None,
@@ -157,7 +161,7 @@ fn compare_tokens(tokenizer: &Tokenizer, tokens: &[Vec<u8>]) -> Option<Finding> 
 
 /// The ids of texts; special tokens written out in them count as such on both sides.
 fn compare_ids(
-    tokenizer: &Tokenizer,
+    tokenizer: &ReferenceTokenizer,
     encoder: &dyn TextEncoder,
     tokens: &[Vec<u8>],
     texts: &[&str],
@@ -170,10 +174,11 @@ fn compare_ids(
         }
         let text = &text[..end];
         left -= end;
-        let expected = match tokenizer.encode(text, false) {
-            Ok(encoding) => encoding.get_ids().to_vec(),
-            Err(error) => {
-                let message = format!("tokenizer.json cannot encode `{}`: {error}", start_of(text));
+        let expected = match tokenizer.ids(text, false) {
+            Ok(ids) => ids,
+            Err(reason) => {
+                let message =
+                    format!("tokenizer.json cannot encode `{}`: {}", start_of(text), escape(&reason));
                 return Some(Finding::unchecked(CHECK, message));
             }
         };

@@ -9,7 +9,9 @@ pub use files::{PromptFile, PromptFileReport};
 pub(super) use files::{file_reports, shares};
 pub use read::{PromptForm, PromptPlace, read_prompts};
 
-use crate::verify::{PromptError, TextEncoder, VerifyError};
+use crate::core::isolated::IsolatedError;
+use crate::engine::EngineError;
+use crate::verify::{ChatError, ChatRenderer, PromptError, TextEncoder, VerifyError};
 
 /// A prompt as its file has it.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,7 +59,7 @@ impl PromptSource {
         &self,
         at: usize,
         encoder: Option<&dyn TextEncoder>,
-        template: &dyn Fn(&serde_json::Value) -> Result<String, String>,
+        template: &dyn ChatRenderer,
     ) -> Result<Prompt, VerifyError> {
         if let Self::Tokens(tokens) = self {
             return Ok(Prompt { tokens: tokens.clone(), bos: None, score_from: 1, whole: false });
@@ -79,8 +81,10 @@ impl PromptSource {
                 return Ok(Prompt { tokens, bos: None, score_from, whole: true });
             }
             Self::Messages(messages) => {
-                let text =
-                    template(messages).map_err(|reason| PromptError::Template { prompt: at, reason })?;
+                let text = template.render(messages).map_err(|reason| match reason {
+                    ChatError::Isolated(IsolatedError::Cancelled) => EngineError::Cancelled.into(),
+                    reason => VerifyError::from(PromptError::Template { prompt: at, reason }),
+                })?;
                 let encoded = ids(&text, true)?;
                 // Many templates write BOS themselves.
                 if encoded.first().copied() == bos {

@@ -26,7 +26,9 @@ mod goldens;
 #[cfg(unix)]
 mod guards;
 mod hints;
+mod hostile_corpus;
 mod inspect;
+mod isolated;
 mod layers;
 mod metadata;
 mod msmodelslim;

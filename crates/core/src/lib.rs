@@ -9,6 +9,7 @@
 //! | [`bytes`] [`limits`] [`text`] | hostile input: a checked cursor, caps, escaped strings |
 //! | [`mmap`] [`output`] [`scratch`] | mapped inputs, outputs that appear whole or not at all, buffers used again |
 //! | [`progress`] | how far a long run is, and stopping it |
+//! | [`isolated`] | a stranger's program (a chat template, a tokenizer's rules) in a process with bounds of its own |
 //!
 //! ```
 //! use gguf_core::{GgmlType, Shape};
@@ -27,6 +28,7 @@ mod shape;
 mod tensor;
 
 pub mod bytes;
+pub mod isolated;
 pub mod limits;
 pub mod little_endian;
 pub mod mmap;

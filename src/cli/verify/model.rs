@@ -6,11 +6,12 @@ use crate::arch::OutType;
 use crate::arch::graph::GraphFeatures;
 use crate::cli::Common;
 use crate::convert::{Conversion, ConvertError, ConvertOptions};
+use crate::core::isolated::installed;
 use crate::core::text::escape;
 use crate::core::{Hint, TensorSource};
 use crate::gguf::{FileType, GgufFile, Metadata, OpenOptions, Value};
 use crate::tokenizer::{Encoder, TokenizerError};
-use crate::verify::{ChatTemplate, Model, OriginTokenizer, Recall};
+use crate::verify::{ChatRenderer, ChatTemplate, IsolatedChat, Model, OriginTokenizer, Recall};
 
 /// Where a model comes from.
 enum ModelOrigin {
@@ -76,10 +77,10 @@ impl OpenedModel {
     }
 
     pub(super) fn with<R>(&self, origin: Option<&OriginTokenizer>, work: impl FnOnce(&Model<'_>) -> R) -> R {
-        let chat = ChatTemplate::of(self.metadata());
-        let template = |messages: &serde_json::Value| {
-            let chat = chat.as_ref().map_err(ToString::to_string)?;
-            chat.render(messages).map_err(|error| error.to_string())
+        // In a child of this program, as programs say that they do it.
+        let template: Box<dyn ChatRenderer> = match installed() {
+            Some(isolation) => Box::new(IsolatedChat::of(self.metadata(), isolation)),
+            None => Box::new(ChatTemplate::of(self.metadata())),
         };
         let (source, metadata, file): (&dyn TensorSource, _, _) = match &self.origin {
             ModelOrigin::Gguf(file) => (&**file, file.metadata(), Some(&**file)),
@@ -91,7 +92,7 @@ impl OpenedModel {
             file,
             features: self.features.as_ref().map_err(String::as_str),
             encoder: self.encoder.as_ref().map(|encoder| encoder as _).map_err(String::as_str),
-            template: &template,
+            template: &*template,
             origin,
             recall: self.recall.as_ref(),
         })

@@ -31,6 +31,12 @@ pub enum EncodeError {
     /// A normalization map that does not hold together.
     #[error("`tokenizer.ggml.precompiled_charsmap`: byte {offset}: {reason}")]
     Charsmap { offset: usize, reason: &'static str },
+    /// A normalization map that blows texts up.
+    #[error(
+        "`tokenizer.ggml.precompiled_charsmap`: a text of {n_bytes} bytes becomes longer than {limit}, expected at most \
+         16 times as long"
+    )]
+    Growth { n_bytes: usize, limit: usize },
     /// A token that would make searching slow.
     #[error("`tokenizer.ggml.tokens[{id}]` has {n_bytes} bytes, at most {limit} can be searched for")]
     TokenTooLong { id: u32, n_bytes: usize, limit: usize },

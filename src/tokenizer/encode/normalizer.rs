@@ -9,6 +9,11 @@ use crate::tokenizer::emit::TokenType;
 /// U+2581, which stands for a blank in pieces.
 pub(super) const BLANK: &[u8] = "\u{2581}".as_bytes();
 
+/// As many times longer a text may become, and so many bytes more. The most that Unicode's own forms reach is 13: a
+/// ligature of three bytes stands for four Arabic words.
+const MAX_GROWTH: usize = 16;
+const GROWTH_BYTES: usize = 4096;
+
 /// The steps that a text goes through before it is cut into pieces.
 ///
 /// # Exactness
@@ -39,6 +44,30 @@ impl Normalizer {
             remove_extra: vocab.remove_extra_whitespaces,
             blank: if vocab.escape_whitespaces { BLANK } else { b" " },
         })
+    }
+
+    /// Looks whether a text stays within bounds: a stranger's map may replace every character by hundreds.
+    ///
+    /// # Errors
+    /// Bytes that it may have at most.
+    pub(super) fn check(&self, text: &str) -> Result<(), usize> {
+        // Without a map a blank of one byte becomes three, and that is all.
+        if self.charsmap.is_none() {
+            return Ok(());
+        }
+        let limit = text.len().saturating_mul(MAX_GROWTH).saturating_add(GROWTH_BYTES);
+        let (mut rest, mut total) = (text.as_bytes(), 0usize);
+        while !rest.is_empty() {
+            let (chunk, n_bytes) = self.chunk(rest);
+            // Each byte may be a blank that is written with three.
+            let written = |byte: &u8| if *byte == b' ' { self.blank.len() } else { 1 };
+            total = total.saturating_add(chunk.iter().map(written).sum());
+            if total > limit {
+                return Err(limit);
+            }
+            rest = &rest[n_bytes..];
+        }
+        Ok(())
     }
 
     /// Normalizes a text: bytes that need not be UTF-8 if the map is damaged.

@@ -70,6 +70,14 @@ impl Spm {
         Ok(Self { normalizer: Normalizer::new(vocab)?, fallback: Fallback::new(vocab)?, max_token_bytes })
     }
 
+    /// Looks whether a text stays within bounds when it is normalized.
+    ///
+    /// # Errors
+    /// Bytes that it may have at most.
+    pub(crate) fn check(&self, text: &str) -> Result<(), usize> {
+        self.normalizer.check(text)
+    }
+
     /// Appends the ids of a text that holds no special tokens.
     pub(crate) fn encode_fragment(&self, vocab: &Vocab, text: &str, out: &mut Vec<u32>) {
         let text = self.normalizer.normalize(text);

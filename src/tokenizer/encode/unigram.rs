@@ -57,6 +57,14 @@ impl Unigram {
         })
     }
 
+    /// Looks whether a text stays within bounds when it is normalized.
+    ///
+    /// # Errors
+    /// Bytes that it may have at most.
+    pub(crate) fn check(&self, text: &str) -> Result<(), usize> {
+        self.normalizer.check(text)
+    }
+
     /// Appends the ids of a text that holds no special tokens.
     pub(crate) fn encode_fragment(&self, vocab: &Vocab, text: &str, out: &mut Vec<u32>) {
         let text = self.normalizer.normalize(text);

@@ -39,7 +39,7 @@ use self::tiny::Tiny;
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::{fixture, report_cases};
 
-const NO_TEMPLATE: fn(&Value) -> Result<String, String> = |_| Err("none".to_owned());
+const NO_TEMPLATE: gguf_foundry::verify::NoTemplate = gguf_foundry::verify::NoTemplate;
 
 fn llama() -> GraphFeatures {
     GraphFeatures::of("llama").unwrap()

@@ -1,0 +1,219 @@
+//! The parent's side: pipes that never block, a clock, and the end of the child.
+
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{Bounds, IsolatedError, Isolation, MAGIC, STDERR_BYTES};
+
+/// How long the user waits until an interrupt is seen, at most.
+const TICK: Duration = Duration::from_millis(50);
+/// What comes before the bytes of a reply.
+const HEAD_BYTES: usize = MAGIC.len() + 5;
+/// What a child that closed its output has to end.
+const GRACE: Duration = Duration::from_millis(200);
+
+/// A child that is running.
+#[derive(Debug)]
+pub(super) struct Running {
+    child: Child,
+    input: ChildStdin,
+    output: ChildStdout,
+    errors: ChildStderr,
+    /// The beginning of what it said on standard error.
+    said: Vec<u8>,
+    /// Standard error is open: one that is closed would wake us all the time.
+    may_say_more: bool,
+}
+
+/// Ended and waited for, whatever became of the request.
+impl Drop for Running {
+    fn drop(&mut self) {
+        // With all that it started, which is nothing in our own; not by the number of one that is gone.
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let group = rustix::process::Pid::from_child(&self.child);
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+impl Running {
+    pub(super) fn start(isolation: &Isolation, job: &str, bounds: &Bounds) -> Result<Self, IsolatedError> {
+        let program = &isolation.program;
+        let failed = |error: io::Error| IsolatedError::Start {
+            program: crate::text::escape(&program.path.to_string_lossy()).into_owned(),
+            reason: error.to_string(),
+        };
+        let numbers = [bounds.memory_bytes, bounds.cpu_seconds, bounds.reply_bytes as u64];
+        let mut command = Command::new(&program.path);
+        command.args(&program.args).arg(job).args(numbers.map(|number| number.to_string()));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // In a group of its own: what the terminal sends is for the parent, which ends the child.
+        command.env("RUST_BACKTRACE", "0").process_group(0);
+        let mut child = command.spawn().map_err(failed)?;
+        let (input, output, errors) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let (Some(input), Some(output), Some(errors)) = (input, output, errors) else {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(failed(io::ErrorKind::BrokenPipe.into()));
+        };
+        let running = Self { child, input, output, errors, said: Vec::new(), may_say_more: true };
+        let never_blocks = || -> io::Result<()> {
+            for fd in [running.input.as_fd(), running.output.as_fd(), running.errors.as_fd()] {
+                rustix::fs::fcntl_setfl(fd, rustix::fs::OFlags::NONBLOCK)?;
+            }
+            Ok(())
+        };
+        never_blocks().map_err(failed)?;
+        Ok(running)
+    }
+
+    /// Sends a request and waits for its reply.
+    pub(super) fn exchange(
+        &mut self,
+        request: &[u8],
+        bounds: &Bounds,
+        is_cancelled: fn() -> bool,
+    ) -> Result<Vec<u8>, IsolatedError> {
+        let begun = Instant::now();
+        let len =
+            u32::try_from(request.len()).map_err(|_| IsolatedError::TooLong { limit: u32::MAX as usize })?;
+        let request = [&len.to_le_bytes()[..], request].concat();
+        let (mut sent, mut reply) = (0, Vec::new());
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            if is_cancelled() {
+                return Err(IsolatedError::Cancelled);
+            }
+            if begun.elapsed() >= bounds.wall {
+                return Err(IsolatedError::Time { seconds: bounds.wall.as_secs() });
+            }
+            self.wait(sent < request.len()).map_err(|_| IsolatedError::Garbage)?;
+            self.listen();
+            // A child that takes no more has ended, or answers at once: its output says which.
+            match self.input.write(&request[sent..]) {
+                Ok(n) => sent += n,
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => sent = request.len(),
+                Err(_) => {}
+            }
+            match moved(self.output.read(&mut buffer)) {
+                Some(0) => return Err(self.death(bounds)),
+                Some(n) => reply.extend_from_slice(&buffer[..n]),
+                None => continue,
+            }
+            if let Some(answer) = parse(&mut reply, bounds)? {
+                return answer;
+            }
+        }
+    }
+
+    /// Until there is something to read or to write, or a moment has passed.
+    fn wait(&self, has_more: bool) -> io::Result<()> {
+        let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
+        let mut fds = vec![PollFd::from_borrowed_fd(self.output.as_fd(), PollFlags::IN)];
+        if self.may_say_more {
+            fds.push(PollFd::from_borrowed_fd(self.errors.as_fd(), PollFlags::IN));
+        }
+        if has_more {
+            fds.push(PollFd::from_borrowed_fd(self.input.as_fd(), PollFlags::OUT));
+        }
+        match poll(&mut fds, Some(&tick)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Reads standard error: the beginning is kept, the rest is nobody's business.
+    fn listen(&mut self) {
+        let mut buffer = [0; STDERR_BYTES];
+        for _ in 0..16 {
+            match moved(self.errors.read(&mut buffer)) {
+                None => return,
+                Some(0) => {
+                    self.may_say_more = false;
+                    return;
+                }
+                Some(n) => {
+                    let room = STDERR_BYTES - self.said.len();
+                    self.said.extend_from_slice(&buffer[..n.min(room)]);
+                }
+            }
+        }
+    }
+
+    /// Why a child that closed its output did so.
+    fn death(&mut self, bounds: &Bounds) -> IsolatedError {
+        let begun = Instant::now();
+        let status = loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => break status,
+                Ok(None) if begun.elapsed() < GRACE => std::thread::sleep(Duration::from_millis(2)),
+                _ => return IsolatedError::Garbage,
+            }
+        };
+        self.listen();
+        cause(status, &String::from_utf8_lossy(&self.said), bounds)
+    }
+}
+
+/// Bytes moved; `None` where none could be now.
+fn moved(done: io::Result<usize>) -> Option<usize> {
+    done.ok()
+}
+
+/// What the end of a child means, with what the runtime said before it.
+fn cause(status: ExitStatus, said: &str, bounds: &Bounds) -> IsolatedError {
+    const SIGXCPU: i32 = 24;
+    let Some(signal) = status.signal() else {
+        return IsolatedError::Ended { code: status.code().unwrap_or(-1) };
+    };
+    if signal == SIGXCPU {
+        IsolatedError::Time { seconds: bounds.cpu_seconds }
+    } else if said.contains("memory allocation of") {
+        IsolatedError::Memory { limit_bytes: bounds.memory_bytes }
+    } else if said.contains("overflowed its stack") {
+        IsolatedError::Stack { signal }
+    } else {
+        IsolatedError::Signal { signal }
+    }
+}
+
+/// The reply, once it is whole.
+fn parse(
+    reply: &mut Vec<u8>,
+    bounds: &Bounds,
+) -> Result<Option<Result<Vec<u8>, IsolatedError>>, IsolatedError> {
+    let n = reply.len().min(MAGIC.len());
+    if reply[..n] != MAGIC[..n] {
+        return Err(IsolatedError::Garbage);
+    }
+    let Some(head) = reply.get(MAGIC.len()..HEAD_BYTES) else { return Ok(None) };
+    let kind = head[0];
+    let len = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
+    if len > bounds.reply_bytes {
+        return Err(IsolatedError::TooLong { limit: bounds.reply_bytes });
+    }
+    if reply.len() - HEAD_BYTES < len {
+        return Ok(None);
+    }
+    // One reply to each request, and nothing behind it.
+    if reply.len() - HEAD_BYTES > len {
+        return Err(IsolatedError::Garbage);
+    }
+    let bytes = reply.split_off(HEAD_BYTES);
+    match kind {
+        0 => Ok(Some(Ok(bytes))),
+        1 => Ok(Some(Err(IsolatedError::Refused { reason: bytes }))),
+        2 => {
+            let reason = String::from_utf8_lossy(&bytes).into_owned();
+            Ok(Some(Err(IsolatedError::Panic { reason })))
+        }
+        _ => Err(IsolatedError::Garbage),
+    }
+}

@@ -1,0 +1,124 @@
+//! Patterns over module names that configurations have, compiled within bounds.
+//!
+//! The regex engine is linear in the text, but a pattern of a few bytes may become megabytes, and a stranger's file may
+//! have thousands of them. So all patterns of a configuration share a budget. Names as they are, of which honest files
+//! have tens of thousands, cost nothing of it.
+
+use regex::{Regex, RegexBuilder};
+
+/// Bytes of all compiled patterns of one key together.
+pub(super) const MAX_BYTES: usize = 32 << 20;
+/// Least and greatest size of one that is tried; what it takes is known to the next power of four.
+const SIZES: [usize; 5] = [8 << 10, 32 << 10, 128 << 10, 512 << 10, 2 << 20];
+/// Bytes that a search keeps of its automaton.
+const CACHE_BYTES: usize = 64 << 10;
+
+/// A pattern that is tried at the beginning of a module's name, as Python's `re.match` does.
+#[derive(Debug)]
+pub(super) enum ModulePattern {
+    /// A name in which a dot stands for any character.
+    Name(String),
+    Regex(Regex),
+}
+
+/// Why a pattern is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PatternError {
+    Syntax,
+    /// The patterns of this key are too large together.
+    Budget,
+}
+
+impl PatternError {
+    /// For `has the pattern .., which ..`.
+    pub(super) fn what(self) -> &'static str {
+        match self {
+            Self::Syntax => "is not understood",
+            Self::Budget => "takes, with those before it, more than 32 MiB when it is compiled",
+        }
+    }
+}
+
+/// What the patterns of a key may still take.
+#[derive(Debug)]
+pub(super) struct Patterns {
+    left_bytes: usize,
+}
+
+impl Default for Patterns {
+    fn default() -> Self {
+        Self { left_bytes: MAX_BYTES }
+    }
+}
+
+impl Patterns {
+    /// Compiles one.
+    ///
+    /// # Errors
+    /// A pattern that is none, or too large for what is left.
+    pub(super) fn compile(&mut self, pattern: &str) -> Result<ModulePattern, PatternError> {
+        if pattern.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)) {
+            return Ok(ModulePattern::Name(pattern.to_owned()));
+        }
+        for size in SIZES {
+            if size > self.left_bytes {
+                return Err(PatternError::Budget);
+            }
+            let built = RegexBuilder::new(&format!("^(?:{pattern})"))
+                .size_limit(size)
+                .dfa_size_limit(CACHE_BYTES)
+                .build();
+            match built {
+                Ok(regex) => {
+                    self.left_bytes -= size;
+                    return Ok(ModulePattern::Regex(regex));
+                }
+                Err(regex::Error::CompiledTooBig(_)) => {}
+                Err(_) => return Err(PatternError::Syntax),
+            }
+        }
+        Err(PatternError::Budget)
+    }
+}
+
+impl ModulePattern {
+    /// Whether a module's name begins with the pattern.
+    pub(super) fn is_match(&self, module: &str) -> bool {
+        match self {
+            Self::Regex(regex) => regex.is_match(module),
+            Self::Name(name) => {
+                let mut module = module.chars();
+                name.chars().all(|own| module.next().is_some_and(|c| c == own || (own == '.' && c != '\n')))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_mean_what_they_mean_as_regexes() {
+        let texts = ["", "a", "a.b", "axb", "a.b.c", "a\nb", "aéb", "xa.b", "a.B", "model.layers.0.q_proj"];
+        for pattern in ["", "a", "a.b", "a.b.", ".", "a-b", "model.layers.0.q"] {
+            let own = Patterns::default().compile(pattern).unwrap();
+            assert!(matches!(own, ModulePattern::Name(_)));
+            let regex = Regex::new(&format!("^(?:{pattern})")).unwrap();
+            for text in texts {
+                assert_eq!(own.is_match(text), regex.is_match(text), "{pattern} {text:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn many_or_large_ones_are_refused() {
+        let mut patterns = Patterns::default();
+        assert!(patterns.compile(r"model\.layers\.(0|1)\..*").unwrap().is_match("model.layers.1.x"));
+        assert_eq!(patterns.compile("(").unwrap_err(), PatternError::Syntax);
+        assert_eq!(patterns.compile("((x{1000}){1000}){1000}").unwrap_err(), PatternError::Budget);
+        let large = |at: usize| format!("(?:x{{{}}}){{9}}", 900 + at);
+        let n = (0..10_000).take_while(|&at| patterns.compile(&large(at)).is_ok()).count();
+        assert!((15..5000).contains(&n), "{n}");
+    }
+}

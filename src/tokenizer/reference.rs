@@ -1,0 +1,133 @@
+//! A `tokenizer.json` as the `tokenizers` library reads it.
+//!
+//! That library runs what the file says: normalizers that may double a text twenty times, regexes that backtrack, one
+//! automaton for each. Where a program plays the child ([`crate::core::isolated`]) it is run there, with memory and time
+//! that grow with the file. In a library's process it runs in place: then the normalizers are looked at before (see
+//! `growth`), and what regexes take is not bounded.
+
+mod growth;
+
+use std::sync::{Mutex, PoisonError};
+
+use tokenizers::Tokenizer;
+
+use crate::core::isolated::{Bounds, IsolatedError, Worker, installed};
+
+/// Memory of a child for a file of a megabyte; each byte of a file adds 48: a vocabulary of 260 000 tokens (33 MB)
+/// takes a third of what that gives.
+const BASE_BYTES: u64 = 192 << 20;
+const BYTES_PER_BYTE: u64 = 48;
+
+/// What a request asks for: its first byte.
+const VOCABULARY: u8 = b'v';
+const IDS: u8 = b'i';
+const IDS_WITH_SPECIAL: u8 = b's';
+
+/// The library's tokenizer, here or in a child.
+pub(crate) struct ReferenceTokenizer(Place);
+
+enum Place {
+    Here(Box<Tokenizer>),
+    Child(Box<Mutex<Worker>>),
+}
+
+impl ReferenceTokenizer {
+    /// Reads a file's text.
+    ///
+    /// # Errors
+    /// What the library says of a file that it refuses, a normalizer without bounds, limits of the child.
+    pub(crate) fn new(text: &[u8]) -> Result<Self, String> {
+        let Some(isolation) = installed() else { return Ok(Self(Place::Here(load(text)?))) };
+        let n_bytes = text.len() as u64;
+        let bounds = Bounds {
+            memory_bytes: BASE_BYTES + BYTES_PER_BYTE * n_bytes,
+            // Longer than the processor time that a file of this size is given.
+            wall: std::time::Duration::from_secs(20 + 8 * (n_bytes >> 20)),
+            reply_bytes: (16 << 20) + 2 * text.len(),
+            // A verification beside a source reads the file twice.
+            cpu_seconds: 2,
+        };
+        let mut worker = Worker::new(isolation, REFERENCE_JOB, text.to_vec(), bounds);
+        worker.start().map_err(|error| reason(&error))?;
+        Ok(Self(Place::Child(Box::new(Mutex::new(worker)))))
+    }
+
+    /// The ids of a text, with those that the file puts around it if `special`.
+    ///
+    /// # Errors
+    /// As [`ReferenceTokenizer::new`].
+    pub(crate) fn ids(&self, text: &str, special: bool) -> Result<Vec<u32>, String> {
+        let worker = match &self.0 {
+            Place::Here(tokenizer) => return encode(tokenizer, text, special),
+            Place::Child(worker) => worker,
+        };
+        let kind = if special { IDS_WITH_SPECIAL } else { IDS };
+        let bytes = ask(worker, &[&[kind], text.as_bytes()].concat())?;
+        Ok(crate::core::little_endian::u32s(&bytes).collect())
+    }
+
+    /// The tokens by id, added ones with them; none where an id has no token.
+    ///
+    /// # Errors
+    /// As [`ReferenceTokenizer::new`].
+    pub(crate) fn vocabulary(&self) -> Result<Vec<(u32, String)>, String> {
+        match &self.0 {
+            Place::Here(tokenizer) => Ok(vocabulary(tokenizer)),
+            Place::Child(worker) => {
+                let bytes = ask(worker, &[VOCABULARY])?;
+                serde_json::from_slice(&bytes).map_err(|error| error.to_string())
+            }
+        }
+    }
+}
+
+/// Name of the job in which a child reads a `tokenizer.json`.
+pub const REFERENCE_JOB: &str = "tokenizer";
+
+/// The child's answers: to the text of a file nothing, to requests tokens and ids.
+pub fn reference_job() -> impl FnMut(&[u8]) -> Result<Vec<u8>, Vec<u8>> {
+    let mut loaded: Option<Box<Tokenizer>> = None;
+    move |request| {
+        let Some(tokenizer) = &loaded else {
+            loaded = Some(load(request).map_err(String::into_bytes)?);
+            return Ok(Vec::new());
+        };
+        let Some((kind, rest)) = request.split_first() else { return Err(b"an empty request".to_vec()) };
+        if *kind == VOCABULARY {
+            return serde_json::to_vec(&vocabulary(tokenizer))
+                .map_err(|error| error.to_string().into_bytes());
+        }
+        let text = std::str::from_utf8(rest).map_err(|error| error.to_string().into_bytes())?;
+        let ids = encode(tokenizer, text, *kind == IDS_WITH_SPECIAL).map_err(String::into_bytes)?;
+        Ok(ids.into_iter().flat_map(u32::to_le_bytes).collect())
+    }
+}
+
+fn ask(worker: &Mutex<Worker>, request: &[u8]) -> Result<Vec<u8>, String> {
+    worker.lock().unwrap_or_else(PoisonError::into_inner).ask(request).map_err(|error| reason(&error))
+}
+
+/// The library's own words as they are, for callers who escape them; ours where it did not get to any.
+fn reason(error: &IsolatedError) -> String {
+    match error {
+        IsolatedError::Refused { reason } => String::from_utf8_lossy(reason).into_owned(),
+        error => format!("the `tokenizers` library: {error}"),
+    }
+}
+
+fn load(text: &[u8]) -> Result<Box<Tokenizer>, String> {
+    growth::check(text)?;
+    Tokenizer::from_bytes(text).map(Box::new).map_err(|error| error.to_string())
+}
+
+fn encode(tokenizer: &Tokenizer, text: &str, special: bool) -> Result<Vec<u32>, String> {
+    let encoded = tokenizer.encode(text, special).map_err(|error| error.to_string())?;
+    Ok(encoded.get_ids().to_vec())
+}
+
+fn vocabulary(tokenizer: &Tokenizer) -> Vec<(u32, String)> {
+    let token = |id| tokenizer.id_to_token(id).map(|token| (id, token));
+    let mut tokens: Vec<_> = tokenizer.get_vocab(true).into_values().filter_map(token).collect();
+    tokens.sort_unstable();
+    tokens
+}

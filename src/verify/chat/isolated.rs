@@ -1,0 +1,136 @@
+//! Chats written out in a process of their own: the worker and the parent's side of it.
+
+use std::sync::{Mutex, PoisonError};
+
+use serde_json::{Value as Json, json};
+
+use super::{ChatError, ChatRenderer, ChatTemplate, MAX_OUTPUT_BYTES, TOKENS, TemplateSource};
+use crate::core::isolated::{Bounds, IsolatedError, Isolation, Worker};
+use crate::gguf::Metadata;
+
+/// A chat template that is parsed and run in a child with 256 MiB and five seconds for each chat.
+///
+/// The child is started with the first chat and writes out all of them. One that it does not survive (no memory, no
+/// time, a crash) ends the template's use: every later chat fails for the same reason, at no cost.
+#[derive(Debug)]
+pub struct IsolatedChat {
+    worker: Mutex<Worker>,
+}
+
+impl IsolatedChat {
+    /// Name of the job.
+    pub const JOB: &'static str = "chat";
+
+    /// The template of a file's metadata. Nothing of it is looked at here.
+    ///
+    /// # Errors
+    /// No template, or one that is too long.
+    pub fn of(metadata: &Metadata, isolation: &Isolation) -> Result<Self, ChatError> {
+        let TemplateSource { source, tokens } = TemplateSource::of(metadata)?;
+        let setup = json!({ "source": source, "tokens": tokens });
+        let bounds = Bounds { reply_bytes: MAX_OUTPUT_BYTES, ..Bounds::default() };
+        let worker = Worker::new(isolation, Self::JOB, setup.to_string().into_bytes(), bounds);
+        Ok(Self { worker: Mutex::new(worker) })
+    }
+
+    /// The child's answers: to the setup nothing, to messages their text.
+    pub fn job() -> impl FnMut(&[u8]) -> Result<Vec<u8>, Vec<u8>> {
+        let mut template: Option<ChatTemplate> = None;
+        move |request| match &template {
+            Some(template) => {
+                let messages: Json = serde_json::from_slice(request).map_err(|_| b"messages".to_vec())?;
+                template.render(&messages).map(String::into_bytes).map_err(|error| written(&error))
+            }
+            None => {
+                let setup: Json = serde_json::from_slice(request).map_err(|_| b"setup".to_vec())?;
+                let text = |value: &Json| value.as_str().unwrap_or_default().to_owned();
+                let given = setup["tokens"].as_array().into_iter().flatten();
+                let tokens = given.filter_map(|pair| {
+                    let name = TOKENS.iter().find(|(name, _)| pair[0] == **name)?.0;
+                    Some((name, text(&pair[1])))
+                });
+                let source = text(&setup["source"]);
+                template =
+                    Some(ChatTemplate::new(&source, tokens.collect()).map_err(|error| written(&error))?);
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    fn run(
+        &self,
+        work: impl FnOnce(&mut Worker) -> Result<Vec<u8>, IsolatedError>,
+    ) -> Result<Vec<u8>, ChatError> {
+        let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
+        work(&mut worker).map_err(|error| match error {
+            IsolatedError::Refused { reason } => read(&reason),
+            error => ChatError::Isolated(error),
+        })
+    }
+}
+
+impl ChatRenderer for IsolatedChat {
+    fn check(&self) -> Result<(), ChatError> {
+        self.run(|worker| worker.start().map(Option::unwrap_or_default)).map(|_| ())
+    }
+
+    fn render(&self, messages: &Json) -> Result<String, ChatError> {
+        let text = self.run(|worker| worker.ask(messages.to_string().as_bytes()))?;
+        String::from_utf8(text).map_err(|_| ChatError::Isolated(IsolatedError::Garbage))
+    }
+}
+
+/// An error on its way to the parent.
+fn written(error: &ChatError) -> Vec<u8> {
+    let (kind, line, reason) = match error {
+        ChatError::Syntax { line, reason } => ("syntax", *line, reason.clone()),
+        ChatError::Refused { reason } => ("refused", 0, reason.clone()),
+        ChatError::Failed { line, reason } => ("failed", *line, reason.clone()),
+        ChatError::Output { .. } => ("output", 0, String::new()),
+        other => ("failed", 0, other.to_string()),
+    };
+    json!([kind, line, reason]).to_string().into_bytes()
+}
+
+/// An error that came from the child.
+fn read(bytes: &[u8]) -> ChatError {
+    let error: Json = serde_json::from_slice(bytes).unwrap_or_default();
+    let line = error[1].as_u64().and_then(|line| usize::try_from(line).ok()).unwrap_or(0);
+    let reason = error[2].as_str().unwrap_or_default().to_owned();
+    match error[0].as_str() {
+        Some("syntax") => ChatError::Syntax { line, reason },
+        Some("refused") => ChatError::Refused { reason },
+        Some("failed") => ChatError::Failed { line, reason },
+        Some("output") => ChatError::Output { limit: MAX_OUTPUT_BYTES },
+        _ => ChatError::Isolated(IsolatedError::Garbage),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_survive_the_way_to_the_parent() {
+        let reason = "no\u{1b}".to_owned();
+        for error in [
+            ChatError::Syntax { line: 3, reason: reason.clone() },
+            ChatError::Refused { reason: reason.clone() },
+            ChatError::Failed { line: 9, reason },
+            ChatError::Output { limit: MAX_OUTPUT_BYTES },
+        ] {
+            assert_eq!(read(&written(&error)), error);
+        }
+        assert_eq!(read(b"?"), ChatError::Isolated(IsolatedError::Garbage));
+    }
+
+    #[test]
+    fn the_job_takes_a_template_and_then_chats() {
+        let mut job = IsolatedChat::job();
+        assert!(job(br#"{"source": "{% if %}", "tokens": []}"#).is_err());
+        let setup = br#"{"source": "{{ bos_token }}{{ messages[0] }}", "tokens": [["bos_token", "<s>"]]}"#;
+        assert_eq!(job(setup), Ok(Vec::new()));
+        assert_eq!(job(b"[\"a\"]"), Ok(b"<s>a".to_vec()));
+        assert_eq!(job(b"[\"b\"]"), Ok(b"<s>b".to_vec()));
+    }
+}
