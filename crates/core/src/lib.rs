@@ -27,6 +27,7 @@ mod shape;
 mod tensor;
 
 pub mod bytes;
+pub mod input;
 pub mod limits;
 pub mod little_endian;
 pub mod mmap;
