@@ -42,7 +42,7 @@ impl Edit {
             [b'@', name @ ..] if !name.is_empty() => {
                 let name = String::from_utf8_lossy(name);
                 let failed = |error| EditError::ValueFile { key: assignment.key.clone(), error };
-                let mut bytes = fs_err::read(name.as_ref()).map_err(failed)?;
+                let mut bytes = crate::core::input::read(name.as_ref().as_ref()).map_err(failed)?;
                 if bytes.last() == Some(&b'\n') {
                     bytes.pop();
                 }
