@@ -8,6 +8,8 @@ mod failure;
 pub(crate) mod guard;
 pub mod inspect;
 mod isolated;
+#[cfg(test)]
+mod number_options;
 #[cfg(any(feature = "packaging", test))]
 pub mod packaging;
 pub(crate) mod progress;
@@ -15,6 +17,7 @@ pub mod quantize;
 pub(crate) mod render;
 mod signals;
 mod stored;
+mod threads;
 pub mod verify;
 
 use std::io::Write;
@@ -144,6 +147,32 @@ pub fn split_size(text: &str) -> Result<u64, String> {
     n_bytes.filter(|&n| n > 0).ok_or_else(|| "a size such as `300M` or `2G` expected".to_owned())
 }
 
+/// Parses a number that is finite and not negative. For `value_parser = cli::amount`.
+///
+/// # Errors
+/// A message for clap.
+pub fn amount(text: &str) -> Result<f64, String> {
+    finite(text).ok().filter(|&n| n >= 0.0).ok_or_else(|| "a finite number from 0 up expected".to_owned())
+}
+
+/// Parses a share, 0 to 1. For `value_parser = cli::share`.
+///
+/// # Errors
+/// A message for clap.
+pub fn share(text: &str) -> Result<f64, String> {
+    let in_range = |n: &f64| (0.0..=1.0).contains(n);
+    finite(text).ok().filter(in_range).ok_or_else(|| "a share from 0 to 1 expected (0.99 is 99 %)".to_owned())
+}
+
+/// Parses a number of either sign, but no NaN and no infinity, which no comparison could ever miss. Every option that
+/// takes a number with a fraction is parsed by this or by one of the two above.
+///
+/// # Errors
+/// A message for clap.
+pub fn finite(text: &str) -> Result<f64, String> {
+    text.parse::<f64>().ok().filter(|n| n.is_finite()).ok_or_else(|| "a finite number expected".to_owned())
+}
+
 /// A program.
 pub trait Tool: clap::Parser {
     /// The common options.
@@ -231,7 +260,13 @@ pub fn run<T: Tool>() -> ExitCode {
     let session = Session { common, progress };
     set_up(&session);
     // A panic is a defect; the panic hook has printed where. Unwinding has removed the temporary files.
-    let done = std::panic::catch_unwind(AssertUnwindSafe(|| tool.run(&session)));
+    let work = || {
+        if let Some(note) = threads::start(session.common.threads)? {
+            session.note(&note);
+        }
+        tool.run(&session)
+    };
+    let done = std::panic::catch_unwind(AssertUnwindSafe(work));
     session.progress.finish();
     let failure = match done {
         Ok(Ok(exit)) => return exit.into(),
@@ -258,9 +293,6 @@ fn set_up(session: &Session) {
         .try_init();
     signals::install();
     faults::install(common.json);
-    if let Some(n) = common.threads {
-        let _ = rayon::ThreadPoolBuilder::new().num_threads(n.into()).build_global();
-    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::json::{JsonError, JsonReader};
+use crate::core::input;
 use crate::core::limits::Limits;
 
 /// A Hugging Face model directory with its configuration. Enough for a vocabulary; [`super::Checkpoint`] adds the
@@ -79,7 +80,18 @@ impl ModelDir {
     #[must_use]
     pub fn file(&self, name: &str) -> Option<PathBuf> {
         let path = self.path.join(name);
-        (self.has_files && path.is_file()).then_some(path)
+        // What is neither is refused by what it is when it is opened.
+        let is_there = path.metadata().is_ok_and(|metadata| !metadata.is_dir());
+        (self.has_files && is_there).then_some(path)
+    }
+
+    /// The path of a file whose text may get into an output.
+    fn text_file(&self, name: &str) -> Result<Option<PathBuf>, CheckpointError> {
+        let path = self.file(name);
+        if let Some(path) = path.as_ref().filter(|_| !self.limits.follow_links) {
+            input::check_inside(&self.path, path)?;
+        }
+        Ok(path)
     }
 
     /// The bytes of a file; `None` if there is no such file.
@@ -87,7 +99,7 @@ impl ModelDir {
     /// # Errors
     /// [`CheckpointError::TooLarge`] and I/O errors.
     pub fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
-        self.file(name).map(|path| read_capped(&path, &self.limits)).transpose()
+        self.text_file(name)?.map(|path| read_capped(&path, &self.limits)).transpose()
     }
 
     /// The text of a file; `None` if there is no such file.
@@ -107,7 +119,7 @@ impl ModelDir {
     /// # Errors
     /// As [`ModelDir::bytes`]; broken JSON, or another value than an object.
     pub fn json(&self, name: &str) -> Result<Option<Map<String, Value>>, CheckpointError> {
-        self.file(name).map(|path| load_object(&path, &self.limits)).transpose()
+        self.text_file(name)?.map(|path| load_object(&path, &self.limits)).transpose()
     }
 
     /// The names of the files in the directory, sorted; names that are not UTF-8 are left out.
@@ -134,14 +146,14 @@ impl ModelDir {
 /// # Errors
 /// [`CheckpointError::TooLarge`] and I/O errors.
 pub(crate) fn read_capped(path: &Path, limits: &Limits) -> Result<Vec<u8>, CheckpointError> {
-    let file = fs_err::File::open(path)?;
+    let file = input::open(path)?;
     let limit = limits.text_file_bytes;
     let too_large = |n_bytes| CheckpointError::TooLarge { path: path.to_owned(), n_bytes, limit };
     let n_bytes = file.metadata()?.len();
     if n_bytes > limit {
         return Err(too_large(n_bytes));
     }
-    // A pipe or a growing file says little about its length: the cap holds while reading too.
+    // A growing file says little about its length: the cap holds while reading too.
     let mut content = Vec::new();
     file.take(limit.saturating_add(1)).read_to_end(&mut content)?;
     if content.len() as u64 > limit { Err(too_large(content.len() as u64)) } else { Ok(content) }

@@ -191,6 +191,7 @@ impl Quantize {
         for tensor in plan.all_zero() {
             session.progress.warn(&format!("tensor `{}`: nothing but zeros", escape(&tensor.name)));
         }
+        report::warn_small_rows(session, &plan.small_rows());
         report::print_report(session, job.file_type, &plan, &report, start.elapsed().as_secs_f64())?;
         Ok(Exit::Done)
     }
@@ -206,7 +207,10 @@ impl Tool for Quantize {
         match job.threads {
             None => self.quantize(session, &job),
             Some(n) => {
-                let pool = rayon::ThreadPoolBuilder::new().num_threads(n).build()?;
+                let (pool, note) = crate::cli::threads::pool(n)?;
+                if let Some(note) = note {
+                    session.note(&note);
+                }
                 pool.install(|| self.quantize(session, &job))
             }
         }

@@ -95,9 +95,8 @@ impl Tool for Cli {
 
 fn engine_options(common: &Common) -> EngineOptions {
     let mut options = EngineOptions { level: common.simd, ..EngineOptions::default() };
-    if let Some(n) = common.threads {
-        options.n_threads = n.into();
-    }
+    // As many as were started; fewer than asked for where the system has no room.
+    options.n_threads = rayon::current_num_threads();
     let free = half_of_free_memory().unwrap_or(options.memory_bytes);
     // Of a limited address space threads and the system's libraries need their part.
     let allowed = address_space_bytes().map_or(u64::MAX, |bytes| bytes / 4);

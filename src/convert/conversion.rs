@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Map, Value as Json};
 
@@ -14,8 +15,9 @@ use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, g
 use crate::convert::naming::ParameterCounts;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
 use crate::convert::{pooling, vocabulary};
-use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
+use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource, input};
 use crate::gguf::{Array, Metadata, Value, id_of_blocks};
+use crate::quant::SmallRows;
 use crate::views::{self, ReadPolicy, Recipe};
 
 /// Version of the block formats that files declare.
@@ -49,11 +51,13 @@ pub(super) struct Part {
     reason: Option<FloatReason>,
     /// Whether anything but zero was seen while reading.
     seen: AtomicBool,
+    /// Rows that were too small for the type.
+    small: Mutex<SmallRows>,
 }
 
 impl Part {
     fn new(recipe: Recipe, fit: Option<Fit>, reason: Option<FloatReason>) -> Self {
-        Self { recipe, fit, reason, seen: AtomicBool::new(false) }
+        Self { recipe, fit, reason, seen: AtomicBool::new(false), small: Mutex::default() }
     }
 }
 
@@ -202,6 +206,15 @@ impl Conversion {
         &self.warnings
     }
 
+    /// Tensors with rows that are too small for their type and came out as zeros or nearly, in output order. Tells
+    /// something after all rows were read.
+    #[must_use]
+    pub fn small_rows(&self) -> Vec<(&TensorMeta, SmallRows)> {
+        let small = |part: &Part| *part.small.lock().unwrap_or_else(PoisonError::into_inner);
+        let pairs = self.tensors.iter().zip(&self.parts).map(|(tensor, part)| (tensor, small(part)));
+        pairs.filter(|(_, small)| small.n_rows > 0).collect()
+    }
+
     /// The default file name of the output; `encoding` is the file type's name (`F16`, `Q4_K_M`).
     #[must_use]
     pub fn default_file_name(&self, encoding: &str) -> String {
@@ -320,7 +333,7 @@ pub fn map(
 pub fn registry(options: &ConvertOptions) -> Result<Registry, ConvertError> {
     let mut registry = Registry::embedded()?;
     if let Some(path) = &options.card {
-        let text = fs_err::read_to_string(path)?;
+        let text = input::read_to_string(path)?;
         let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
         registry.add(&name, &text)?;
     }
@@ -419,10 +432,15 @@ impl TensorSource for Conversion {
         let Some(weights) = self.source.weights.as_deref() else { return Ok(()) };
         let (meta, part) = (&self.tensors[tensor], &self.parts[tensor]);
         let read = match &part.fit {
-            Some(fit) => part.recipe.read_packed(weights, fit.ty, first_row, out),
+            Some(fit) => {
+                part.recipe.read_packed(weights, fit.ty, first_row, out).map(|()| SmallRows::default())
+            }
             None => part.recipe.read_rows(weights, meta.ty, self.policy, first_row, out),
         };
-        read.map_err(|error| SourceError { tensor: meta.name.clone(), source: error.into() })?;
+        let small = read.map_err(|error| SourceError { tensor: meta.name.clone(), source: error.into() })?;
+        if small.n_rows > 0 {
+            part.small.lock().unwrap_or_else(PoisonError::into_inner).add(small, 0);
+        }
         if !part.seen.load(Ordering::Relaxed) && out.iter().any(|&byte| byte != 0) {
             part.seen.store(true, Ordering::Relaxed);
         }

@@ -53,7 +53,7 @@ fn request(mapping: &Mapping, options: &ConvertOptions) -> Result<TokenizerReque
     }
     let mut request = mapping.tokenizer.clone();
     if let Some(path) = &options.chat_template {
-        request.template = Template::Given(fs_err::read_to_string(path)?);
+        request.template = Template::Given(crate::core::input::read_to_string(path)?);
     }
     request.pre.clone_from(&options.pre);
     request.limits = options.limits;

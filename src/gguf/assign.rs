@@ -191,7 +191,8 @@ fn scalar(ty: ValueType, text: &str) -> Option<Value> {
         ValueType::I16 => Value::I16(text.parse().ok()?),
         ValueType::U32 => Value::U32(text.parse().ok()?),
         ValueType::I32 => Value::I32(text.parse().ok()?),
-        ValueType::F32 => Value::F32(text.parse().ok()?),
+        // NaN and infinity have no meaning for any key.
+        ValueType::F32 => Value::F32(text.parse().ok().filter(|number: &f32| number.is_finite())?),
         ValueType::Bool => Value::Bool(match text {
             "true" | "1" => true,
             "false" | "0" => false,

@@ -220,21 +220,26 @@ impl Imatrix {
         self.n_chunks
     }
 
-    /// Checks that all weights are numbers.
+    /// Checks that all weights are finite numbers that are not negative. Files are checked when they are read.
     ///
     /// # Errors
-    /// [`ImatrixError::NonFinite`] for the first that is not.
+    /// [`ImatrixError::NonFinite`], [`ImatrixError::Negative`] for the first that is not.
     pub fn check_finite(&self) -> Result<(), ImatrixError> {
         for (name, entry) in &self.entries {
-            if let Some(index) = entry.weights.iter().position(|weight| !weight.is_finite()) {
-                return Err(ImatrixError::NonFinite {
-                    path: self.path.clone(),
-                    tensor: name.clone(),
-                    index,
-                    value: entry.weights[index],
-                });
-            }
+            check_values(&self.path, name, &entry.weights)?;
         }
         Ok(())
     }
+}
+
+/// Importance is a mean of squares: a number, and not negative.
+fn check_values(path: &Path, tensor: &str, values: &[f32]) -> Result<(), ImatrixError> {
+    let is_bad = |value: &f32| !(*value >= 0.0 && value.is_finite());
+    let Some(index) = values.iter().position(is_bad) else { return Ok(()) };
+    let (path, tensor, value) = (path.to_owned(), tensor.to_owned(), values[index]);
+    Err(if value.is_finite() {
+        ImatrixError::Negative { path, tensor, index, value }
+    } else {
+        ImatrixError::NonFinite { path, tensor, index, value }
+    })
 }

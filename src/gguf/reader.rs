@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use crate::core::bytes::Endian;
+use crate::core::input;
 use crate::core::limits::Limits;
 use crate::core::mmap::{MappedFile, address_space_bytes};
 use crate::core::{SourceError, TensorMeta, TensorSource};
@@ -360,7 +361,7 @@ fn open_part(path: &Path, options: &OpenOptions) -> Result<Part, GgufError> {
 
 /// Opens a file of which only the header is mapped.
 fn open_for_reading(path: &Path, file_bytes: u64, options: &OpenOptions) -> Result<Part, GgufError> {
-    let file = fs_err::File::open(path)?;
+    let file = input::open(path)?;
     let mut head_bytes = HEAD_BYTES;
     loop {
         let map = MappedFile::open_head(path, head_bytes)?;

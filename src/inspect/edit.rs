@@ -48,7 +48,7 @@ impl Edit {
             _ => match Self::value_file(text) {
                 Some(path) => {
                     let failed = |error| EditError::ValueFile { key: assignment.key.clone(), error };
-                    let mut bytes = fs_err::read(path).map_err(failed)?;
+                    let mut bytes = crate::core::input::read(&path).map_err(failed)?;
                     if bytes.last() == Some(&b'\n') {
                         bytes.pop();
                     }

@@ -23,6 +23,9 @@ pub struct Coverage {
     pub missing: Vec<String>,
     /// Tensors with experts that were never seen.
     pub unseen: Vec<UnseenExperts>,
+    /// Tensors with groups of columns that have no importance at all and count evenly, because their type would lose
+    /// them.
+    pub even: Vec<String>,
     /// Entries that name no tensor of the model.
     pub foreign: Vec<String>,
 }

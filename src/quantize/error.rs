@@ -92,9 +92,9 @@ pub enum RowError {
     /// The source holds a block that no reader accepts.
     #[error("row {row}: {error}")]
     BadBlock { row: u64, error: BlockError },
-    /// A finite value is too large for the type.
-    #[error("row {row}, from column {column} on: too large for {ty} ({flaw})")]
-    Overflow { row: u64, column: u64, ty: GgmlType, flaw: BlockFlaw },
+    /// Finite values are too large for the type, or too small.
+    #[error("row {row}, from column {column} on: values up to {largest:e} are too {what} for {ty} ({flaw})")]
+    Overflow { row: u64, column: u64, largest: f32, what: &'static str, ty: GgmlType, flaw: BlockFlaw },
     /// The quantizer refused.
     #[error(transparent)]
     Quant(#[from] QuantError),
@@ -104,6 +104,10 @@ impl Hint for RowError {
     fn hints(&self) -> Vec<String> {
         match self {
             Self::Quant(error) => error.hints(),
+            Self::Overflow { .. } => vec![
+                "give the tensor a type of a wider range: `--tensor-type NAME=bf16`".to_owned(),
+                "go on in spite of it with --allow-nonfinite".to_owned(),
+            ],
             _ => vec!["go on in spite of it with --allow-nonfinite".to_owned()],
         }
     }

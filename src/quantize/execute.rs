@@ -2,14 +2,18 @@
 
 use std::cell::Cell;
 use std::path::Path;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use crate::core::progress::Progress;
-use crate::core::{SourceError, TensorMeta, TensorSource};
+use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource};
 use crate::gguf::split::part_path;
 use crate::gguf::writer::{plan_parts, write_files};
 use crate::gguf::{WriteOptions, WriteReport, output_kind, write_gguf};
-use crate::quant::{dequantize, first_non_finite, quantize_rows, validate_blocks};
+use crate::quant::{
+    Extent, QuantError, SmallRows, are_ordinary_rows, check_rows, dequantize, first_non_finite,
+    is_ordinary_importance, quantize_rows, validate_blocks,
+};
 use crate::quantize::plan::n_matrices;
 use crate::quantize::{QuantizeError, QuantizePlan, RowError};
 
@@ -21,6 +25,14 @@ const BATCH_ELEMS: usize = 64 << 10;
 struct Scratch {
     floats: Vec<f32>,
     bytes: Vec<u8>,
+}
+
+/// Rows of one matrix, decoded.
+struct Batch<'a> {
+    ty: GgmlType,
+    n_cols: usize,
+    floats: &'a [f32],
+    weights: Option<&'a [f32]>,
 }
 
 thread_local! {
@@ -89,39 +101,102 @@ impl QuantizePlan<'_> {
             };
             let floats = &mut scratch.floats;
             dequantize(source.ty, self.simd, bytes, floats).map_err(|error| at(target, error.into()))?;
-            self.check_input(tensor, row, n_cols, floats)?;
+            let is_ordinary = self.check_input(tensor, row, n_cols, floats)?;
             let matrix = usize::try_from(row / rows_per_matrix).unwrap_or(usize::MAX);
             let weights = step.weights.map(|weights| &weights[matrix * n_cols..(matrix + 1) * n_cols]);
-            quantize_rows(target.ty, self.simd, n_cols, floats, weights, out)
-                .map_err(|error| at(target, error.into()))?;
-            self.check_output(target, row, out)?;
+            let batch = Batch { ty: target.ty, n_cols, floats, weights };
+            self.quantize_batch(tensor, row, &batch, is_ordinary, out)?;
         }
         Ok(())
     }
 
-    fn check_input(&self, tensor: usize, row: u64, n_cols: usize, floats: &[f32]) -> Result<(), SourceError> {
-        if !self.seen_value[tensor].load(Ordering::Relaxed) && floats.iter().any(|&value| value != 0.0) {
-            self.seen_value[tensor].store(true, Ordering::Relaxed);
+    fn quantize_batch(
+        &self,
+        tensor: usize,
+        row: u64,
+        batch: &Batch<'_>,
+        is_ordinary: bool,
+        out: &mut [u8],
+    ) -> Result<(), SourceError> {
+        let target = &self.tensors[tensor];
+        let Batch { ty, n_cols, floats, weights } = *batch;
+        let failed =
+            |error: QuantError| at(target, error.from_row(usize::try_from(row).unwrap_or(usize::MAX)).into());
+        quantize_rows(ty, self.simd, n_cols, floats, weights, out).map_err(failed)?;
+        self.check_output(target, row, batch, out)?;
+        if is_ordinary && weights.is_none_or(is_ordinary_importance) {
+            return Ok(());
         }
-        match first_non_finite(floats) {
-            Some(index) if !self.allow_nonfinite => {
-                let row = row + (index / n_cols) as u64;
-                let column = (index % n_cols) as u64;
-                Err(at(&self.tensors[tensor], RowError::NonFinite { row, column, value: floats[index] }))
-            }
-            _ => Ok(()),
+        match check_rows(ty, self.simd, n_cols, floats, weights, out) {
+            Ok(small) => self.note_small(tensor, row, small),
+            Err(_) if self.allow_nonfinite => {}
+            Err(error) => return Err(failed(error)),
+        }
+        Ok(())
+    }
+
+    fn note_small(&self, tensor: usize, first_row: u64, small: SmallRows) {
+        if small.n_rows > 0 {
+            let mut rows = self.small_rows.lock().unwrap_or_else(PoisonError::into_inner);
+            rows.entry(tensor).or_default().add(small, first_row);
         }
     }
 
-    fn check_output(&self, target: &TensorMeta, row: u64, out: &[u8]) -> Result<(), SourceError> {
+    /// Tensors with rows that are too small for their type and came out as zeros or nearly, in output order. Tells
+    /// something after all rows were read.
+    #[must_use]
+    pub fn small_rows(&self) -> Vec<(&TensorMeta, SmallRows)> {
+        let rows = self.small_rows.lock().unwrap_or_else(PoisonError::into_inner);
+        rows.iter().map(|(&tensor, &small)| (&self.tensors[tensor], small)).collect()
+    }
+
+    /// Looks at rows before they are quantized; true if their magnitudes are such that nothing can happen to them.
+    fn check_input(
+        &self,
+        tensor: usize,
+        row: u64,
+        n_cols: usize,
+        floats: &[f32],
+    ) -> Result<bool, SourceError> {
+        let is_ordinary = are_ordinary_rows(self.tensors[tensor].ty, floats, n_cols);
+        let is_zero = || floats.iter().all(|&value| value == 0.0);
+        if !self.seen_value[tensor].load(Ordering::Relaxed) && (is_ordinary || !is_zero()) {
+            self.seen_value[tensor].store(true, Ordering::Relaxed);
+        }
+        let non_finite = if is_ordinary { None } else { first_non_finite(floats) };
+        if let Some(index) = non_finite
+            && !self.allow_nonfinite
+        {
+            let row = row + (index / n_cols) as u64;
+            let column = (index % n_cols) as u64;
+            return Err(at(&self.tensors[tensor], RowError::NonFinite { row, column, value: floats[index] }));
+        }
+        // What is no number has no magnitude to be judged.
+        Ok(is_ordinary || non_finite.is_some())
+    }
+
+    fn check_output(
+        &self,
+        target: &TensorMeta,
+        row: u64,
+        batch: &Batch<'_>,
+        out: &[u8],
+    ) -> Result<(), SourceError> {
         if self.allow_nonfinite {
             return Ok(());
         }
         validate_blocks(target.ty, out).map_err(|error| {
             let blocks_per_row = row_bytes(target) / target.ty.block_bytes();
+            let block_elems = target.ty.block_elems();
+            let values = batch.floats.get(error.block * block_elems..).unwrap_or_default();
+            let values = &values[..values.len().min(block_elems)];
+            let largest = Extent::of(values, values.len()).largest;
             let row = row + (error.block / blocks_per_row) as u64;
-            let column = (error.block % blocks_per_row * target.ty.block_elems()) as u64;
-            at(target, RowError::Overflow { row, column, ty: target.ty, flaw: error.flaw })
+            let column = (error.block % blocks_per_row * block_elems) as u64;
+            let (ty, flaw) = (target.ty, error.flaw);
+            // The exponent of MXFP4 runs over at its lower end, too.
+            let what = if largest < 1.0 { "small" } else { "large" };
+            at(target, RowError::Overflow { row, column, largest, what, ty, flaw })
         })
     }
 

@@ -208,6 +208,11 @@ pub enum OverrideValue {
 /// Longest string that fits into llama.cpp's table of overrides, in bytes.
 pub(crate) const MAX_OVERRIDE_BYTES: usize = 127;
 
+/// NaN and infinity have no meaning for any key.
+fn finite<T: std::str::FromStr + Copy + Into<f64>>(text: &str) -> Option<T> {
+    text.parse::<T>().ok().filter(|&number| number.into().is_finite())
+}
+
 impl Override {
     /// Reads `KEY=TYPE:VALUE` with the types `int`, `float`, `bool` and `str`.
     ///
@@ -222,7 +227,7 @@ impl Override {
         }
         let value = match ty {
             "int" => OverrideValue::Int(value.parse().map_err(|_| bad("a whole number"))?),
-            "float" => OverrideValue::Float(value.parse().map_err(|_| bad("a number"))?),
+            "float" => OverrideValue::Float(finite(value).ok_or_else(|| bad("a finite number"))?),
             "bool" => OverrideValue::Bool(value.parse().map_err(|_| bad("`true` or `false`"))?),
             "str" if value.len() > MAX_OVERRIDE_BYTES => return Err(bad("at most 127 bytes of text")),
             "str" => OverrideValue::Str(value.to_owned()),

@@ -1,12 +1,14 @@
 //! The plan of a quantization: all about the output that is known before the first weight is read.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
 use crate::core::{ImatrixNeed, TensorMeta, TensorSource, simd::SimdLevel};
 use crate::gguf::{GgufFile, Metadata};
 use crate::gguf::{Imatrix, ImatrixError};
-use crate::quant::can_quantize;
+use crate::quant::{SmallRows, can_quantize, has_even_groups};
 use crate::quantize::class::file_order;
 use crate::quantize::coverage::Coverage;
 use crate::quantize::metadata::{Changes, file_type_id, output_metadata};
@@ -70,6 +72,8 @@ pub struct QuantizePlan<'a> {
     pub(crate) allow_nonfinite: bool,
     /// Per tensor, whether a value other than zero was read.
     pub(crate) seen_value: Vec<AtomicBool>,
+    /// By tensor, rows that were too small for its type.
+    pub(crate) small_rows: Mutex<BTreeMap<usize, SmallRows>>,
     coverage: Coverage,
     obstacles: Vec<QuantizeError>,
     unmatched_rules: Vec<String>,
@@ -150,6 +154,7 @@ impl<'a> QuantizePlan<'a> {
             source: input.source,
             metadata: output_metadata(input.metadata, &changes),
             seen_value: tensors.iter().map(|_| AtomicBool::new(false)).collect(),
+            small_rows: Mutex::default(),
             tensors,
             steps,
             parts,
@@ -275,6 +280,9 @@ impl<'a> Builder<'a, '_> {
         if entry.weights.len() as u64 == expected {
             if is_used {
                 self.coverage.add(&found.name, entry);
+                if has_even_groups(choice.ty, &entry.weights) {
+                    self.coverage.even.push(found.name.clone());
+                }
             }
             return Ok(Some(entry.weights.as_slice()).filter(|_| is_used));
         }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 
-use crate::core::limits::Limits;
+use crate::core::{input, limits::Limits};
 
 use super::TokenizerError;
 
@@ -54,15 +54,21 @@ impl<'a> Directory<'a> {
             return Ok(files.iter().find(|file| file.0 == name).map(|file| file.1.clone()));
         }
         let path = self.join(name);
-        match fs_err::metadata(&path) {
+        let found = fs_err::metadata(&path);
+        if found.is_ok() && !self.limits.follow_links {
+            input::check_inside(self.path, &path)?;
+        }
+        match found {
             Ok(metadata) if metadata.is_file() => {
                 let limit = self.limits.text_file_bytes;
                 if metadata.len() > limit {
                     return Err(TokenizerError::FileTooLarge { path, found: metadata.len(), limit });
                 }
-                Ok(Some(fs_err::read(&path)?))
+                Ok(Some(input::read(&path)?))
             }
-            Ok(_) => Ok(None),
+            Ok(metadata) if metadata.is_dir() => Ok(None),
+            // Refused by what it is.
+            Ok(_) => Ok(Some(input::read(&path)?)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.into()),
         }

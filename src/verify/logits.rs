@@ -22,7 +22,10 @@ pub fn last_logits(
     if let Some(message) = longer_than_trained(engine.plan(), longest, "a prompt") {
         progress.warn(&message);
     }
-    let limit = engine.group_tokens(longest)?;
+    // The rows of logits of a group may take a quarter of the budget.
+    let row_bytes = (engine.plan().n_vocab as u64).saturating_mul(4).max(1);
+    let most_rows = (engine.options().memory_bytes / 4 / row_bytes).clamp(1, encoded.len().max(1) as u64);
+    let limit = engine.group_tokens_beside(most_rows.saturating_mul(row_bytes), longest)?;
     let mut chunks = Vec::new();
     let mut first = 0;
     let mut n_tokens = 0;
@@ -31,7 +34,7 @@ pub fn last_logits(
         chunks.push(TokenChunk { tokens: prompt.tokens.clone(), rows: n.saturating_sub(1)..n });
         n_tokens += n;
         let next = encoded.get(at + 1).map(|next| n_tokens.saturating_add(next.tokens.len()));
-        if next.is_none_or(|next| next > limit) {
+        if next.is_none_or(|next| next > limit) || chunks.len() as u64 >= most_rows {
             let hidden = engine.forward(&chunks, progress, None)?;
             let logits = engine.logits(&hidden, progress)?;
             let mut rows = logits.chunks(engine.plan().n_vocab.max(1));

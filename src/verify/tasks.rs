@@ -111,7 +111,7 @@ impl TaskSet {
     /// # Errors
     /// I/O errors; a file that is not of this kind, by line or offset.
     pub fn read(kind: TaskKind, path: &Path, limit: Option<usize>) -> Result<Self, VerifyError> {
-        let bytes = fs_err::read(path)?;
+        let bytes = crate::core::input::read(path)?;
         let (n_in_file, tasks) = match kind {
             TaskKind::HellaSwag => {
                 let all = hellaswag::parse(text(&bytes, path)?, path)?;

@@ -3,7 +3,7 @@
 use crate::core::scratch::with_floats;
 use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, GgmlType, Shape, WeightSource};
-use crate::quant;
+use crate::quant::{self, Extent, SmallRows};
 use crate::views::ViewError;
 use crate::views::node::{Node, compile};
 use crate::views::view::{Origin, View};
@@ -83,7 +83,8 @@ impl Recipe {
         (0..n).map(|slab| self.root.weights_in(slab * n_elems, n_elems)).collect()
     }
 
-    /// Produces rows `first_row ..` as blocks of `ty`; `out` says how many.
+    /// Produces rows `first_row ..` as blocks of `ty`; `out` says how many. Rows that came out as zeros or nearly,
+    /// because they are too small for the type, are counted; their indices are those of the tensor.
     ///
     /// # Errors
     /// [`ViewError`]: the source, values that are not finite or do not fit the type.
@@ -94,10 +95,11 @@ impl Recipe {
         policy: ReadPolicy,
         first_row: u64,
         out: &mut [u8],
-    ) -> Result<(), ViewError> {
+    ) -> Result<SmallRows, ViewError> {
         let n_cols = self.shape.n_cols();
+        let mut small = SmallRows::default();
         if out.is_empty() {
-            return Ok(());
+            return Ok(small);
         }
         let too_large = || ViewError::TooLarge { n_cols };
         let row_bytes = ty.row_bytes(n_cols).and_then(|n| usize::try_from(n).ok()).ok_or_else(too_large)?;
@@ -122,7 +124,16 @@ impl Recipe {
                     {
                         return Err(self.blame(source, ty, first + at as u64)?);
                     }
-                    quant::quantize_rows(ty, policy.level, cols, floats, None, chunk)?;
+                    let row = first / n_cols.max(1);
+                    let failed = |error: quant::QuantError| error.from_row(row as usize);
+                    quant::quantize_rows(ty, policy.level, cols, floats, None, chunk).map_err(failed)?;
+                    if !quant::are_ordinary_rows(ty, floats, cols) && Extent::of(floats, cols).is_finite() {
+                        match quant::check_rows(ty, policy.level, cols, floats, None, chunk) {
+                            Ok(found) => small.add(found, row),
+                            Err(_) if policy.allow_nonfinite => {}
+                            Err(error) => return Err(failed(error).into()),
+                        }
+                    }
                     Ok(())
                 })?;
                 if ty.is_quantized() && !policy.allow_nonfinite {
@@ -131,7 +142,7 @@ impl Recipe {
             }
             first += n as u64;
         }
-        Ok(())
+        Ok(small)
     }
 
     /// Produces elements `first ..` as F32.

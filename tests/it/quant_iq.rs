@@ -190,8 +190,10 @@ fn a_refused_block_is_named() {
     src[800] = 1e21;
     for level in SimdLevel::available() {
         let error = quantize(GgmlType::Iq3S, level, 512, &src, None).unwrap_err();
-        assert_eq!(error, QuantError::OffGrid { ty: GgmlType::Iq3S, row: 1, column: 256 });
-        assert_eq!(error.to_string(), "row 1, column 256: no code of IQ3_S is near these values");
+        let expected = QuantError::Magnitude { ty: GgmlType::Iq3S, row: 1, column: 256, largest: 1e21 };
+        assert_eq!(error, expected);
+        let text = "row 1, from column 256 on: values up to 1e21 are too large for IQ3_S";
+        assert_eq!(error.to_string(), text);
     }
 }
 

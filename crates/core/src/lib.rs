@@ -28,6 +28,7 @@ mod shape;
 mod tensor;
 
 pub mod bytes;
+pub mod input;
 pub mod isolated;
 pub mod limits;
 pub mod little_endian;

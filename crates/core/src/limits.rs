@@ -17,6 +17,9 @@ pub struct Limits {
     pub n_keys: u64,
     /// Parts of a split file or shards of a checkpoint.
     pub n_parts: usize,
+    /// Read text files of a model's directory (configuration, tokenizer, templates) also through links that lead out of
+    /// it: their text gets into outputs.
+    pub follow_links: bool,
 }
 
 impl Default for Limits {
@@ -29,6 +32,7 @@ impl Default for Limits {
             n_tensors: 1 << 24,
             n_keys: 1 << 20,
             n_parts: 1 << 16,
+            follow_links: false,
         }
     }
 }

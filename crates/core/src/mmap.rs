@@ -74,14 +74,8 @@ impl MappedFile {
     /// # Errors
     /// As [`MappedFile::open`].
     pub fn open_head(path: &Path, most: u64) -> std::io::Result<Self> {
-        let file = fs_err::File::open(path)?;
+        let file = crate::input::open(path)?;
         let metadata = file.metadata()?;
-        if !metadata.is_file() {
-            return Err(std::io::Error::new(
-                std::io::ErrorKind::InvalidInput,
-                format!("{}: not a regular file", path.display()),
-            ));
-        }
         let map = if metadata.len() == 0 {
             None
         } else {

@@ -3,7 +3,7 @@
 use gguf_core::{GgmlType, Hint, simd::SimdLevel};
 
 /// Why rows were not quantized or decoded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum QuantError {
     /// The type holds data but nothing quantizes to it.
     #[error("cannot quantize to {ty}")]
@@ -30,6 +30,38 @@ pub enum QuantError {
         expected: usize,
         /// Weights given.
         found: usize,
+    },
+    /// An importance weight that is negative or no number.
+    #[error("importance of column {column} is {value}: a finite number that is not negative expected")]
+    Importance {
+        /// Column of the weight.
+        column: usize,
+        /// The weight.
+        value: f32,
+    },
+    /// Importance weights so large or small that the search for scales failed.
+    #[error(
+        "row {row}: importance weights up to {largest:e} are out of the range in which {ty} can be searched"
+    )]
+    ImportanceMagnitude {
+        /// The type asked for.
+        ty: GgmlType,
+        /// Row among those given.
+        row: usize,
+        /// The largest weight.
+        largest: f32,
+    },
+    /// Values so large that the type's blocks do not hold them.
+    #[error("row {row}, from column {column} on: values up to {largest:e} are too large for {ty}")]
+    Magnitude {
+        /// The type asked for.
+        ty: GgmlType,
+        /// Row among those given.
+        row: usize,
+        /// First column of the block.
+        column: usize,
+        /// Largest magnitude of the block.
+        largest: f32,
     },
     /// A row is not a whole number of blocks.
     #[error("{n_cols} columns are not a positive multiple of {ty}'s block of {}", ty.block_elems())]
@@ -83,6 +115,20 @@ pub enum QuantError {
     },
 }
 
+impl QuantError {
+    /// The same error with the row counted from another one: `first_row` rows stand before those given.
+    #[must_use]
+    pub fn from_row(mut self, first_row: usize) -> Self {
+        if let Self::OffGrid { row, .. }
+        | Self::Magnitude { row, .. }
+        | Self::ImportanceMagnitude { row, .. } = &mut self
+        {
+            *row = row.saturating_add(first_row);
+        }
+        self
+    }
+}
+
 impl Hint for QuantError {
     fn hints(&self) -> Vec<String> {
         match self {
@@ -92,6 +138,14 @@ impl Hint for QuantError {
             ],
             Self::ImatrixLength { .. } => {
                 vec!["check that the importance matrix was made with this model".to_owned()]
+            }
+            Self::Magnitude { .. } => vec![
+                "give the tensor a type of a wider range: `bf16`, `f32`".to_owned(),
+                "weights of this size are unusual: check that the model is not damaged".to_owned(),
+            ],
+            Self::Importance { .. } => vec!["make the importance matrix anew".to_owned()],
+            Self::ImportanceMagnitude { .. } => {
+                vec!["only ratios count: make the importance matrix anew, or scale it".to_owned()]
             }
             Self::Level { .. } => vec!["leave --simd at auto".to_owned()],
             _ => Vec::new(),

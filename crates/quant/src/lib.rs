@@ -36,6 +36,8 @@
 //! | `q2_k` `q3_k` `q45_k` `q6_k` | the K types |
 //! | `iq1` `iq2` `iq3` | the IQ types on code books (`grids`, `codebook`, `grid_search`, `iq1_search`) |
 //! | `iq4` | IQ4_NL IQ4_XS |
+//!
+//! `importance` checks the weights that come in, `magnitude` what became of rows that are unusually large or small.
 
 #![allow(
     clippy::inline_always,
@@ -63,6 +65,7 @@ mod grid_lanes;
 mod grid_rows;
 mod grid_search;
 mod grids;
+mod importance;
 mod iq1;
 mod iq1_lanes;
 mod iq1_search;
@@ -76,6 +79,7 @@ mod lanes_neon;
 mod lanes_x86;
 mod legacy;
 mod lowbit;
+mod magnitude;
 pub mod pack;
 mod q2_k;
 mod q3_k;
@@ -85,12 +89,16 @@ mod search;
 mod search_lanes;
 mod superblock;
 mod superblock_lanes;
+#[cfg(test)]
+mod sweep;
 mod ternary;
 #[cfg(test)]
 mod twins;
 
 pub use elements::{NotANumber, decode_elements};
 pub use error::{BlockError, BlockFlaw, QuantError};
+pub use importance::has_even_groups;
+pub use magnitude::{Extent, SmallRow, SmallRows, are_ordinary_rows, check_rows, is_ordinary_importance};
 
 use codec::{Codec, Rows};
 
@@ -148,18 +156,22 @@ pub fn can_quantize(ty: GgmlType) -> bool {
 
 /// Quantizes whole rows; the bytes are those of ggml's `ggml_quantize_chunk`, at every level.
 ///
-/// `imatrix` holds one importance weight per column, the same for every row; types that ignore it take it too.
+/// `imatrix` holds one importance weight per column, the same for every row; types that ignore it take it too. A group
+/// of columns without any importance, which the type would write as zeros, counts evenly ([`has_even_groups`]).
+///
+/// Rows that are far too large or too small for the type come out as zeros or cut off: [`check_rows`] finds them.
 ///
 /// # Shapes
 /// `src` is `[n_rows, n_cols]`, `dst` is `n_rows * ty.row_bytes(n_cols)` bytes.
 ///
 /// # Exactness
 /// Equals llama.cpp 0.5.0 built for x86-64 without floating-point contraction, also for NaN and infinite input
-/// where C defines the result; callers refuse such input beforehand ([`first_non_finite`]).
+/// where C defines the result; callers refuse such input beforehand ([`first_non_finite`]). Groups without importance
+/// are the exception: llama.cpp writes zeros.
 ///
 /// # Errors
-/// [`QuantError`]: no quantizer for the type, a required importance matrix is missing, lengths that do not fit
-/// together, a level this machine lacks, values without a code (where ggml stops the program).
+/// [`QuantError`]: no quantizer for the type, a required importance matrix is missing or holds weights that are
+/// negative or not finite, lengths that do not fit together, a level this machine lacks, values without a code (where ggml stops the program).
 pub fn quantize_rows(
     ty: GgmlType,
     level: SimdLevel,
@@ -187,11 +199,12 @@ pub fn quantize_rows(
         }
         _ => {}
     }
-    let imatrix = imatrix.filter(|_| ty.info().imatrix != ImatrixNeed::Ignored);
+    let imatrix = imatrix.map(|weights| importance::usable(ty, weights)).transpose()?;
+    let imatrix = imatrix.as_deref().filter(|_| ty.info().imatrix != ImatrixNeed::Ignored);
     let refused = Cell::new(None);
     quantize(level, &Rows { n_cols, src, imatrix, refused: &refused }, dst);
     match refused.get().map(|block: usize| block * ty.block_elems()) {
-        Some(at) => Err(QuantError::OffGrid { ty, row: at / n_cols, column: at % n_cols }),
+        Some(at) => Err(off_grid(ty, n_cols, src, at)),
         None => Ok(()),
     }
 }
@@ -252,6 +265,17 @@ pub fn first_non_finite(values: &[f32]) -> Option<usize> {
         }
     }
     None
+}
+
+/// Why no code was found for the block that begins with element `at`: its values are too large, or it is not them.
+fn off_grid(ty: GgmlType, n_cols: usize, src: &[f32], at: usize) -> QuantError {
+    let (row, column) = (at / n_cols, at % n_cols);
+    let block = src.get(at..at + ty.block_elems()).unwrap_or_default();
+    let extent = Extent::of(block, block.len());
+    if extent.is_finite() && !extent.is_ordinary(ty) {
+        return QuantError::Magnitude { ty, row, column, largest: extent.largest };
+    }
+    QuantError::OffGrid { ty, row, column }
 }
 
 fn check_level(level: SimdLevel) -> Result<(), QuantError> {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 
 use crate::cli::convert::to_gguf::ToGguf;
-use crate::cli::{Exit, Session};
+use crate::cli::{Exit, Session, UsageError};
 use crate::convert::{ConvertOptions, FlmOptions, ModelSource};
 use crate::dequant::flm::FlmMeaning;
 
@@ -48,7 +48,15 @@ impl Flm2gguf {
         };
         let dir = self.file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let open = |options: &ConvertOptions| ModelSource::open_flm(&self.file, &flm, options);
-        self.to_gguf.run(session, [self.file.as_path(), dir], |_, _| Ok(()), open)?;
+        let adjust = |_, options: &mut ConvertOptions| {
+            if options.limits.follow_links {
+                let text =
+                    "`--follow-links` goes with directories only: a FastLLM file carries all its texts";
+                return Err(UsageError(text.to_owned()).into());
+            }
+            Ok(())
+        };
+        self.to_gguf.run(session, [self.file.as_path(), dir], adjust, open)?;
         Ok(Exit::Done)
     }
 }

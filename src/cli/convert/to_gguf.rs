@@ -17,6 +17,7 @@ use crate::cli::stored::Stored;
 use crate::cli::{Session, UsageError};
 use crate::convert::{Conversion, ConvertError, ConvertOptions, ModelSource, fill_template};
 use crate::core::bytes::Endian;
+use crate::core::limits::Limits;
 use crate::core::output::{self, OutputKind};
 use crate::core::text::escape;
 use crate::core::{GgmlType, TensorSource};
@@ -61,6 +62,10 @@ pub(super) struct ToGguf {
     /// Chat template to write instead of the checkpoint's
     #[arg(long, value_name = "FILE")]
     chat_template: Option<PathBuf>,
+    /// Read text files of the model (configuration, tokenizer, templates) also through links that lead out of its
+    /// directory; the hub's cache needs no leave
+    #[arg(long)]
+    follow_links: bool,
     /// Write no vocabulary
     #[arg(long, conflicts_with_all = ["vocab_only", "pre", "chat_template"])]
     no_tokenizer: bool,
@@ -185,6 +190,7 @@ impl ToGguf {
             chat_template: self.chat_template.clone(),
             allow_nonfinite: self.quantize.allow_nonfinite,
             level: session.common.simd,
+            limits: Limits { follow_links: self.follow_links, ..Limits::default() },
             ..ConvertOptions::default()
         })
     }
@@ -261,6 +267,7 @@ impl Run<'_> {
                 .print_plan(session, |tensor| conversion.sources(tensor).map(ToOwned::to_owned).collect());
         }
         let report = write_gguf(&job.target, job.metadata, job.source, &job.options, &session.progress)?;
+        report::warn_small_rows(session, &conversion.small_rows());
         job.print_report(session, &report, self.started.elapsed().as_secs_f64())
     }
 
@@ -305,6 +312,7 @@ impl Run<'_> {
         Stored::of(conversion, plan.tensors(), may_hint).print(session)?;
         CodesReport::of(conversion).print(session)?;
         let report = plan.write(&target, &write, &session.progress)?;
+        report::warn_small_rows(session, &plan.small_rows());
         report::print_report(session, file_type, &plan, &report, self.started.elapsed().as_secs_f64())
     }
 }

@@ -167,7 +167,7 @@ impl TensorTypeArgs {
             match source {
                 RuleSource::Rule(text) => rules.push(TensorTypeRule::parse(text).map_err(usage)?),
                 RuleSource::File(path) => {
-                    let text = fs_err::read_to_string(path)?;
+                    let text = crate::core::input::read_to_string(path)?;
                     let parsed = TensorTypeRule::parse_list(&text).map_err(usage);
                     rules.extend(parsed.with_context(|| path.display().to_string())?);
                 }

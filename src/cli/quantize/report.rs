@@ -7,10 +7,11 @@ use serde_json::json;
 
 use crate::cli::Session;
 use crate::cli::render::{Align, Table, count, duration, plural};
-use crate::core::TensorSource;
 use crate::core::progress::Progress;
 use crate::core::text::{bytes, escape};
+use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::WriteReport;
+use crate::quant::SmallRows;
 use crate::quantize::{CoveragePolicy, FileType, QuantizePlan, Reason, Sizes, Summary};
 
 /// Warns of what was decided against expectation.
@@ -60,11 +61,33 @@ pub(crate) fn warn(session: &Session, policy: CoveragePolicy, plan: &QuantizePla
         let n = plural(coverage.unseen.len() as u64, "tensor");
         warn(format!("{n} with experts never seen: {}", list(&mut tensors, coverage.unseen.len())));
     }
+    if !coverage.even.is_empty() {
+        let n = plural(coverage.even.len() as u64, "tensor");
+        let which = names(&coverage.even);
+        warn(format!("{n} with groups of columns of no importance at all, which count evenly: {which}"));
+    }
     if !coverage.foreign.is_empty() {
         let n = coverage.foreign.len() as u64;
         let which = names(&coverage.foreign);
         warn(format!("importance data for {} that the model does not have: {which}", plural(n, "tensor")));
     }
+}
+
+/// Warns of rows that are too small for the type they were given, after the run.
+pub(crate) fn warn_small_rows(session: &Session, found: &[(&TensorMeta, SmallRows)]) {
+    let Some((tensor, small)) = found.first() else { return };
+    let Some(row) = small.first else { return };
+    let n_rows = found.iter().map(|(_, small)| small.n_rows).sum();
+    session.progress.warn(&format!(
+        "{} of {} came out as zeros or nearly, too small for the type: the first is row {} of `{}` (values up to \
+         {:e}, {})",
+        plural(n_rows, "row"),
+        plural(found.len() as u64, "tensor"),
+        row.row,
+        escape(&tensor.name),
+        row.largest,
+        tensor.ty,
+    ));
 }
 
 fn reason(reason: Reason) -> String {

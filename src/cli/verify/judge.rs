@@ -85,19 +85,19 @@ pub(super) struct VerifyArgs {
     #[arg(long, conflicts_with = "structure_only")]
     mlock: bool,
     /// Highest perplexity that passes
-    #[arg(long, value_name = "PPL")]
+    #[arg(long, value_name = "PPL", value_parser = crate::cli::amount)]
     max_ppl: Option<f64>,
     /// Highest increase of the perplexity over the baseline's, as a share (0.02 is 2 %)
-    #[arg(long, value_name = "SHARE")]
+    #[arg(long, value_name = "SHARE", value_parser = crate::cli::finite, allow_negative_numbers = true)]
     max_ppl_increase: Option<f64>,
     /// Highest mean divergence [default: four times what the file's types cost this model]
-    #[arg(long, value_name = "KLD")]
+    #[arg(long, value_name = "KLD", value_parser = crate::cli::amount)]
     max_kld: Option<f64>,
     /// Highest 99th percentile of the divergence [default: likewise]
-    #[arg(long, value_name = "KLD")]
+    #[arg(long, value_name = "KLD", value_parser = crate::cli::amount)]
     max_kld_99: Option<f64>,
     /// Lowest share of tokens with the same first choice [default: likewise]
-    #[arg(long, value_name = "SHARE")]
+    #[arg(long, value_name = "SHARE", value_parser = crate::cli::share)]
     min_top1: Option<f64>,
     /// Print each intermediate of this layer, 0 the first, to standard error: its size, mean, rms and first four values
     #[arg(long, value_name = "LAYER")]

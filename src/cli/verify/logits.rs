@@ -1,7 +1,7 @@
 //! `gguf-verify logits`: what a model says after each prompt.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
@@ -12,7 +12,7 @@ use crate::cli::verify::model::OpenedModel;
 use crate::cli::verify::prompt_files::PromptFiles;
 use crate::cli::{Exit, Session};
 use crate::core::output::{Destination, OutputFile, OutputKind};
-use crate::verify::last_logits;
+use crate::verify::{VerifyError, last_logits};
 
 #[derive(Debug, Args)]
 pub(super) struct LogitsArgs {
@@ -42,19 +42,66 @@ impl LogitsArgs {
         let opened = OpenedModel::open(&self.model, &session.common)?;
         guard.read_all("the model", opened.inputs())?;
         let prompts = PromptFiles::read(&self.prompts, self.plain_text)?;
-        let mut lines: Vec<u8> = Vec::new();
+        let mut lines = Lines::begin(self.output.as_deref(), session)?;
+        let mut failed = None;
         let options = engine_options(&session.common);
-        opened.with(None, |model| {
+        let done = opened.with(None, |model| {
             last_logits(model, prompts.sources(), &options, &session.progress, |prompt, logits| {
                 let line = json!({ "prompt": prompt, "logits": logits });
-                writeln!(lines, "{line}")?;
-                Ok(())
+                lines.add(&line).map_err(|error| {
+                    failed = Some(error);
+                    VerifyError::Io(std::io::Error::other("not written"))
+                })
             })
-        })?;
-        match &self.output {
-            Some(path) => OutputFile::write(path, &lines, !session.common.no_sync)?,
-            None => session.print(|out| out.write_all(&lines))?,
+        });
+        if let Some(error) = failed {
+            return Err(error);
         }
+        done?;
+        lines.finish()?;
         Ok(Exit::Done)
+    }
+}
+
+/// Lines on their way out: what was computed is not gathered.
+struct Lines<'a> {
+    session: &'a Session,
+    /// The file and its length so far; standard output without one.
+    file: Option<(OutputFile, u64)>,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Lines<'a> {
+    /// Bytes that are gathered before they are written.
+    const BUFFER_BYTES: usize = 1 << 20;
+
+    fn begin(path: Option<&Path>, session: &'a Session) -> anyhow::Result<Self> {
+        let file = path.map(OutputFile::create).transpose()?.map(|file| (file, 0));
+        Ok(Self { session, file, buffer: Vec::new() })
+    }
+
+    fn add(&mut self, line: &serde_json::Value) -> anyhow::Result<()> {
+        writeln!(self.buffer, "{line}")?;
+        if self.buffer.len() >= Self::BUFFER_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> anyhow::Result<()> {
+        match &mut self.file {
+            Some((file, at)) => {
+                file.write_at(*at, &self.buffer)?;
+                *at += self.buffer.len() as u64;
+            }
+            None => self.session.print(|out| out.write_all(&self.buffer))?,
+        }
+        self.buffer.clear();
+        Ok(())
+    }
+
+    fn finish(mut self) -> anyhow::Result<()> {
+        self.flush()?;
+        match self.file {
+            Some((file, _)) => Ok(file.commit(!self.session.common.no_sync)?),
+            None => Ok(()),
+        }
     }
 }

@@ -232,7 +232,9 @@ impl<'a> Engine<'a> {
             let done = AtomicBool::new(false);
             std::thread::scope(|scope| {
                 // The next layer's pages come in while this one computes.
-                scope.spawn(|| weights.touch(next, &|| done.load(Ordering::Relaxed)));
+                // Without a thread for that they come when they are needed.
+                let ahead = std::thread::Builder::new();
+                let _ = ahead.spawn_scoped(scope, || weights.touch(next, &|| done.load(Ordering::Relaxed)));
                 let result = batches.iter().try_for_each(|(tokens, batch)| {
                     run.layer(layer, batch, &mut x[tokens.start * plan.n_embd..tokens.end * plan.n_embd])
                 });

@@ -34,13 +34,18 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
+    /// Starts this many threads, or fewer if the system has no room for as many.
     pub(crate) fn new(n_threads: usize) -> Result<Self, EngineError> {
-        let threads = n_threads.max(1);
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|at| format!("engine-{at}"))
-            .build()
-            .map_err(|source| EngineError::Threads { threads, source })?;
+        let mut threads = n_threads.max(1);
+        let pool = loop {
+            let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
+            match builder.thread_name(|at| format!("engine-{at}")).build() {
+                Ok(pool) => break pool,
+                // Limits of processes and memory leave room for fewer; the results are the same.
+                Err(_) if threads > 1 => threads /= 2,
+                Err(source) => return Err(EngineError::Threads { threads, source }),
+            }
+        };
         Ok(Self { pool, scratch: (0..threads).map(|_| Mutex::default()).collect() })
     }
 

@@ -48,6 +48,13 @@ pub enum ImatrixError {
         escape(tensor)
     )]
     NonFinite { path: PathBuf, tensor: String, index: usize, value: f32 },
+    /// A sum of squares, a mean of them or a count that is negative.
+    #[error(
+        "{}: tensor `{}`: importance value {index} is {value}: a number that is not negative expected",
+        path.display(),
+        escape(tensor)
+    )]
+    Negative { path: PathBuf, tensor: String, index: usize, value: f32 },
     /// Values for another number of columns.
     #[error(
         "{}: tensor `{}`: {found} importance values, {expected} expected",
@@ -121,7 +128,7 @@ impl Hint for ImatrixError {
                 "give the model, the prompts and the options of that run, or leave `--resume` out to begin anew"
                     .to_owned(),
             ],
-            Self::NonFinite { .. } => {
+            Self::NonFinite { .. } | Self::Negative { .. } => {
                 vec!["measure it again; the file is damaged or was made with a broken model".to_owned()]
             }
             _ => Vec::new(),

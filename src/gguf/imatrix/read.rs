@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::core::bytes::{Cursor, Endian};
-use crate::core::{GgmlType, TensorSource};
+use crate::core::{GgmlType, TensorSource, input};
 use crate::gguf::imatrix::{
     CHUNK_COUNT, CHUNK_SIZE, COUNTS, ColumnSums, DATASETS, Imatrix, ImatrixEntry, ImatrixError,
-    ImatrixFormat, SUMS, StoredEntry, StoredImatrix, UnfinishedRun,
+    ImatrixFormat, SUMS, StoredEntry, StoredImatrix, UnfinishedRun, check_values,
 };
 use crate::gguf::{Array, GgufFile, Value};
 
@@ -63,7 +63,7 @@ impl StoredImatrix {
     /// [`ImatrixError`]; each names the file.
     pub fn open(path: &Path) -> Result<Self, ImatrixError> {
         let mut magic = [0; 4];
-        let n = std::io::Read::read(&mut fs_err::File::open(path)?, &mut magic)?;
+        let n = std::io::Read::read(&mut input::open(path)?, &mut magic)?;
         let stored =
             if n == 4 && &magic == b"GGUF" { Self::open_gguf(path)? } else { Self::open_legacy(path)? };
         if stored.entries.is_empty() {
@@ -117,7 +117,7 @@ impl StoredImatrix {
     /// if present, the number of chunks, and length and bytes of the name of the text. All numbers are i32, values
     /// f32, little-endian.
     fn open_legacy(path: &Path) -> Result<Self, ImatrixError> {
-        let bytes = fs_err::read(path)?;
+        let bytes = input::read(path)?;
         let mut cursor = Cursor::new(&bytes, Endian::Little);
         let bad = |offset, what| ImatrixError::Legacy { path: path.to_owned(), offset, what };
         let number = |cursor: &mut Cursor<'_>, what| cursor.i32().map_err(|error| bad(error.offset, what));
@@ -136,8 +136,10 @@ impl StoredImatrix {
             let at = cursor.offset();
             let n_bytes = u64::try_from(n_values).ok().filter(|&n| n > 0).map(|n| n * 4);
             let values = n_bytes.and_then(|n| cursor.take(n).ok()).ok_or_else(|| bad(at, "values"))?;
-            let entry = StoredEntry { values: le_floats(values), counts: vec![n_calls.into()] };
-            entries.insert(String::from_utf8_lossy(name).into_owned(), entry);
+            let name = String::from_utf8_lossy(name).into_owned();
+            let values = le_floats(values);
+            check_values(path, &name, &values)?;
+            entries.insert(name, StoredEntry { values, counts: vec![n_calls.into()] });
         }
         // What follows is optional, whole or in part.
         let n_chunks = cursor.i32().unwrap_or(0);
@@ -195,14 +197,8 @@ fn stored_entry(
             n_counts: counts.len(),
         });
     }
-    if let Some(index) = counts.iter().position(|count| !count.is_finite()) {
-        return Err(ImatrixError::NonFinite {
-            path: path.to_owned(),
-            tensor: format!("{name}{COUNTS}"),
-            index,
-            value: counts[index],
-        });
-    }
+    check_values(path, &format!("{name}{SUMS}"), &values)?;
+    check_values(path, &format!("{name}{COUNTS}"), counts)?;
     Ok(StoredEntry { values, counts: counts.iter().map(|count| count.round() as i64).collect() })
 }
 
@@ -220,6 +216,15 @@ mod tests {
         assert_eq!(error.to_string(), "x: tensor `t`: 3 importance values for 2 matrices");
         let error = entry(&[2.0], &[f32::NAN]).unwrap_err();
         assert_eq!(error.to_string(), "x: tensor `t.counts`: importance value 0 is NaN");
+        let error = entry(&[2.0, 4.0], &[-1.0]).unwrap_err();
+        let expected =
+            "x: tensor `t.counts`: importance value 0 is -1: a number that is not negative expected";
+        assert_eq!(error.to_string(), expected);
+        let error = entry(&[2.0, -4.0], &[1.0]).unwrap_err();
+        let expected =
+            "x: tensor `t.in_sum2`: importance value 1 is -4: a number that is not negative expected";
+        assert_eq!(error.to_string(), expected);
+        assert!(entry(&[2.0, f32::INFINITY], &[1.0]).is_err());
     }
 
     fn legacy(bytes: &[u8]) -> Result<Imatrix, ImatrixError> {
@@ -262,6 +267,16 @@ mod tests {
                 Ok(matrix) => assert!(n >= 26 && matrix.dataset().is_none(), "{n}"),
                 Err(error) => assert!(matches!(error, ImatrixError::Legacy { .. }) && n < 26, "{n}: {error}"),
             }
+        }
+    }
+
+    #[test]
+    fn the_older_format_with_values_that_are_no_importance() {
+        for value in [-0.5, f32::NAN, f32::NEG_INFINITY] {
+            let mut bytes = sample();
+            bytes[22..26].copy_from_slice(&f32::to_le_bytes(value));
+            let error = legacy(&bytes).unwrap_err().to_string();
+            assert!(error.contains(&format!("tensor `ab`: importance value 1 is {value}")), "{error}");
         }
     }
 

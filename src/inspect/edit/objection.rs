@@ -17,6 +17,9 @@ const NEEDED_OF_ARCH: [&str; 3] = ["context_length", "embedding_length", "block_
 /// Keys that every reader of the format asks for.
 const NEEDED: [&str; 3] = ["general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.tokens"];
 
+const ALIGNMENT: &str = "general.alignment";
+/// The largest pages of machines. Every tensor is padded to the alignment: beyond, a file is mostly padding.
+const MOST_ALIGNED: i128 = 64 << 10;
 const TOKENS: &str = "tokenizer.ggml.tokens";
 
 /// What speaks against a change.
@@ -38,6 +41,11 @@ pub enum Objection {
     /// The keys that hold the parts of a split model together.
     #[error("key `{key}` holds the parts of the model together")]
     Split { key: String },
+    /// An alignment with which the file would be mostly padding, or that is none.
+    #[error(
+        "key `general.alignment`: {found} is no alignment of weights: a power of two from 8 to {most} expected"
+    )]
+    Alignment { found: i128, most: i128 },
     /// The model could be run before and could not afterwards.
     #[error("the model could not be run any more: {why}")]
     Model { why: String },
@@ -77,6 +85,12 @@ impl Case<'_> {
         let key = change.key.clone();
         if [SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS, SPLIT_ID].contains(&key.as_str()) {
             return Some(Objection::Split { key });
+        }
+        if key == ALIGNMENT
+            && let Some(found) = change.after.as_ref().and_then(Value::as_i128)
+            && !((8..=MOST_ALIGNED).contains(&found) && found.count_ones() == 1)
+        {
+            return Some(Objection::Alignment { found, most: MOST_ALIGNED });
         }
         match (&change.before, &change.after) {
             (before, Some(after)) => self.other_type(&key, before.as_ref(), after),

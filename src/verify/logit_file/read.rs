@@ -31,7 +31,7 @@ impl LogitFile {
             return Ok(false);
         }
         let mut head = Vec::new();
-        fs_err::File::open(path)?.take(MAGIC.len() as u64).read_to_end(&mut head)?;
+        crate::core::input::open(path)?.take(MAGIC.len() as u64).read_to_end(&mut head)?;
         Ok(head == MAGIC)
     }
 

@@ -165,7 +165,7 @@ fn prompt(path: &Path, place: PromptPlace, value: Json) -> Result<PromptSource, 
 /// The bytes of a file that is text as far as its bytes tell; a binary one is refused by what it is, before it is read
 /// whole.
 fn read_text(path: &Path) -> Result<Vec<u8>, VerifyError> {
-    let mut file = fs_err::File::open(path)?;
+    let mut file = crate::core::input::open(path)?;
     let mut bytes = Vec::new();
     file.by_ref().take(HEAD_BYTES).read_to_end(&mut bytes)?;
     let refuse = |what| VerifyError::Prompts(PromptError::Binary { path: path.to_owned(), what });

@@ -92,6 +92,10 @@ fn anyhow_line(error: &dyn std::error::Error) -> String {
 
 /// An importance matrix of the older format.
 fn imatrix(dir: &Path, entries: &[(&str, &[f32])]) -> Imatrix {
+    Imatrix::open(&write_imatrix(dir, entries)).unwrap()
+}
+
+fn write_imatrix(dir: &Path, entries: &[(&str, &[f32])]) -> PathBuf {
     let mut bytes = (entries.len() as i32).to_le_bytes().to_vec();
     for (name, values) in entries {
         bytes.extend((name.len() as i32).to_le_bytes());
@@ -102,7 +106,7 @@ fn imatrix(dir: &Path, entries: &[(&str, &[f32])]) -> Imatrix {
     }
     let path: PathBuf = dir.join("m.dat");
     fs_err::write(&path, bytes).unwrap();
-    Imatrix::open(&path).unwrap()
+    path
 }
 
 const QUERY: &str = "blk.0.attn_q.weight";
@@ -136,12 +140,12 @@ fn values_too_large_for_the_type_are_an_error() {
     source.values[0][3 * 256 + 5] = 1e9;
     assert_eq!(
         run_error(&source, &QuantizeOptions::new(FileType::F16)).0,
-        "tensor `blk.0.attn_q.weight`: row 3, from column 5 on: too large for F16 (infinite value)"
+        "tensor `blk.0.attn_q.weight`: row 3, from column 5 on: values up to 1e9 are too large for F16 (infinite value)"
     );
     let mut options = QuantizeOptions::new(FileType::Q8_0);
     assert_eq!(
         run_error(&source, &options).0,
-        "tensor `blk.0.attn_q.weight`: row 3, from column 0 on: too large for Q8_0 (infinite scale)"
+        "tensor `blk.0.attn_q.weight`: row 3, from column 0 on: values up to 1e9 are too large for Q8_0 (infinite scale)"
     );
     options.allow_nonfinite = true;
     let metadata = metadata();
@@ -217,9 +221,9 @@ fn importance_matrices_that_do_not_fit() {
     );
     let mut values = [1.0; 256];
     values[3] = f32::NAN;
-    let nan = imatrix(dir.path(), &[(QUERY, &values)]);
+    write_imatrix(dir.path(), &[(QUERY, &values)]);
     assert_eq!(
-        plan_error(&matrix(), &options, Some(&nan)).to_string(),
+        Imatrix::open(&path).unwrap_err().to_string(),
         format!("{shown}: tensor `blk.0.attn_q.weight`: importance value 3 is NaN")
     );
 }

@@ -90,7 +90,7 @@ fn hash_all(inputs: &[(&'static str, PathBuf)], progress: &dyn Progress) -> anyh
 }
 
 fn hash(path: &Path, progress: &dyn Progress) -> anyhow::Result<String> {
-    let mut file = fs_err::File::open(path)?;
+    let mut file = crate::core::input::open(path)?;
     let mut state = Sha256::new();
     let mut buffer = vec![0; 1 << 20];
     loop {

@@ -1,0 +1,186 @@
+//! Opening inputs. Every file that is read is opened here: what is no regular file is refused by what it is. A FIFO would
+//! be waited for without end, a device may never end.
+
+use std::io::{self, Read};
+use std::path::Path;
+
+/// Opens a file for reading; links are followed.
+///
+/// # Errors
+/// I/O errors, named with the path; a path that is not a regular file.
+pub fn open(path: &Path) -> io::Result<fs_err::File> {
+    // Looked at before it is opened: opening alone may wait, or ring a device's bell.
+    let metadata = fs_err::metadata(path)?;
+    if !metadata.is_file() {
+        return Err(refused(path, metadata.file_type()));
+    }
+    let file = open_without_waiting(path)?;
+    // Something else may have taken its place.
+    let metadata = file.metadata()?;
+    if metadata.is_file() { Ok(file) } else { Err(refused(path, metadata.file_type())) }
+}
+
+/// Reads a whole file.
+///
+/// # Errors
+/// As [`open`].
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Reads a whole file of text.
+///
+/// # Errors
+/// As [`open`]; text that is not UTF-8.
+pub fn read_to_string(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    open(path)?.read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Checks that a file of a model's directory lies in it, wherever links lead. In a cache of the Hugging Face hub, whose
+/// directories `models--*/snapshots/*` are made of links, it may lie anywhere in the model's part of the cache.
+///
+/// # Errors
+/// I/O errors, named with the path; a file that lies elsewhere.
+pub fn check_inside(dir: &Path, path: &Path) -> io::Result<()> {
+    let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+    let root = fs_err::canonicalize(dir)?;
+    let found = fs_err::canonicalize(path)?;
+    let in_cache = || cached_repository(&root).is_some_and(|repository| found.starts_with(repository));
+    if found.starts_with(&root) || in_cache() {
+        return Ok(());
+    }
+    let text = format!(
+        "{}: a link that leads out of the model's directory, to {}: copy the file into the directory, or let \
+         gguf-convert read it with `--follow-links`",
+        path.display(),
+        found.display()
+    );
+    Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+}
+
+/// The hub's folder of a model, if the directory is one of its snapshots.
+fn cached_repository(dir: &Path) -> Option<&Path> {
+    dir.ancestors().find(|folder| {
+        let is_model = folder
+            .file_name()
+            .and_then(|name| name.to_str())
+            .is_some_and(|name| name.starts_with("models--"));
+        is_model && dir.strip_prefix(folder).is_ok_and(|rest| rest.starts_with("snapshots"))
+    })
+}
+
+#[cfg(unix)]
+fn open_without_waiting(path: &Path) -> io::Result<fs_err::File> {
+    use fs_err::os::unix::fs::OpenOptionsExt;
+    // Means nothing for regular files.
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    fs_err::OpenOptions::new().read(true).custom_flags(nonblocking).open(path)
+}
+
+#[cfg(not(unix))]
+fn open_without_waiting(path: &Path) -> io::Result<fs_err::File> {
+    fs_err::File::open(path)
+}
+
+fn refused(path: &Path, found: std::fs::FileType) -> io::Error {
+    let text = format!("{}: not a regular file: {}", path.display(), kind(found));
+    io::Error::new(io::ErrorKind::InvalidInput, text)
+}
+
+fn kind(found: std::fs::FileType) -> &'static str {
+    if found.is_dir() {
+        return "a directory";
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        if found.is_fifo() {
+            return "a FIFO (pipe)";
+        }
+        if found.is_socket() {
+            return "a socket";
+        }
+        if found.is_char_device() || found.is_block_device() {
+            return "a device";
+        }
+    }
+    "of no known kind"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regular_files_are_read_through_links_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("text");
+        fs_err::write(&path, "some text").unwrap();
+        assert_eq!(read(&path).unwrap(), b"some text");
+        #[cfg(unix)]
+        {
+            let link = dir.path().join("link");
+            fs_err::os::unix::fs::symlink("text", &link).unwrap();
+            assert_eq!(read_to_string(&link).unwrap(), "some text");
+        }
+        assert_eq!(open(&dir.path().join("nothing")).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_may_lead_anywhere_in_the_directory_or_in_the_cache_of_its_model() {
+        use fs_err::os::unix::fs::symlink;
+        let root = tempfile::tempdir().unwrap();
+        let at = |path: &str| root.path().join(path);
+        for dir in ["models--a--b/snapshots/1", "models--a--b/blobs", "models--c--d/blobs", "plain/sub"] {
+            fs_err::create_dir_all(at(dir)).unwrap();
+        }
+        for file in ["models--a--b/blobs/x", "models--c--d/blobs/x", "secret", "plain/sub/own"] {
+            fs_err::write(at(file), "x").unwrap();
+        }
+        let cases = [
+            ("models--a--b/snapshots/1", "../../blobs/x", true),
+            ("models--a--b/snapshots/1", "../../../models--c--d/blobs/x", false),
+            ("models--a--b/snapshots/1", "../../../secret", false),
+            ("plain", "sub/own", true),
+            ("plain", "../secret", false),
+            ("plain", "../models--a--b/blobs/x", false),
+        ];
+        for (number, (dir, target, expected)) in cases.into_iter().enumerate() {
+            let link = at(dir).join(format!("link{number}"));
+            symlink(target, &link).unwrap();
+            let checked = check_inside(&at(dir), &link);
+            assert_eq!(checked.is_ok(), expected, "{dir} {target}: {checked:?}");
+            if let Err(error) = checked {
+                assert!(error.to_string().contains("leads out of the model's directory, to /"), "{error}");
+            }
+        }
+        // A directory that is reached through a link itself.
+        symlink("plain", at("alias")).unwrap();
+        check_inside(&at("alias"), &at("alias/sub/own")).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_regular_file_is_refused_by_what_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = |path: &Path| open(path).unwrap_err().to_string();
+        assert!(error(dir.path()).ends_with(": not a regular file: a directory"));
+        let socket = dir.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        assert!(error(&socket).ends_with("socket: not a regular file: a socket"));
+        assert_eq!(error(Path::new("/dev/zero")), "/dev/zero: not a regular file: a device");
+        #[cfg(target_os = "linux")]
+        {
+            use rustix::fs::{CWD, FileType, Mode, mknodat};
+            let fifo = dir.path().join("fifo");
+            mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+            // Nobody writes: this must not wait.
+            assert!(error(&fifo).ends_with("fifo: not a regular file: a FIFO (pipe)"));
+        }
+    }
+}

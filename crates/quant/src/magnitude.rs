@@ -1,0 +1,283 @@
+//! Whether a type could hold the magnitudes of rows. Most types scale their blocks by an F16 and search scales by sums
+//! of powers of the values: rows far from what weights are like come out as zeros, or cut off at the type's end.
+
+use std::cell::Cell;
+use std::ops::RangeInclusive;
+
+use gguf_core::{GgmlType, simd::SimdLevel};
+
+use super::codec::Rows;
+use super::{QuantError, codec, importance};
+
+/// Largest values of rows that the type holds as well as any others: rows outside are decoded again and looked at. Every
+/// type was measured from 1e-45 to 3e38. NVFP4, whose scales are 8-bit floats, has the narrowest range, after it IQ4_XS and
+/// Q6_K have.
+fn ordinary(ty: GgmlType) -> RangeInclusive<f32> {
+    if ty == GgmlType::Nvfp4 { 0.05..=2e3 } else { 1e-3..=2e3 }
+}
+
+/// The same of importance weights, which are multiplied with squares of the values.
+const ORDINARY_IMPORTANCE: RangeInclusive<f32> = 1e-9..=1e9;
+
+/// A block is lost if its relative error is this much worse than that of the same block at ordinary magnitude.
+const WORSE: f64 = 1.5;
+/// Relative error that is granted to large values on top.
+const GRANTED_LARGE: f64 = 0.05;
+/// Relative error that is granted to small values on top: the precision of F16 fades out gradually.
+const GRANTED_SMALL: f64 = 0.25;
+
+/// Rows that are not zero and came out as zeros or nearly, because their values are too small for the type.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SmallRows {
+    /// How many.
+    pub n_rows: u64,
+    /// The first of them.
+    pub first: Option<SmallRow>,
+}
+
+/// A row that is too small for a type.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SmallRow {
+    /// Index of the row.
+    pub row: u64,
+    /// Its largest magnitude.
+    pub largest: f32,
+}
+
+impl SmallRows {
+    /// Adds what other rows of the same tensor showed; `first_row` is what their indices count from.
+    pub fn add(&mut self, other: Self, first_row: u64) {
+        self.n_rows += other.n_rows;
+        let theirs = other.first.map(|found| SmallRow { row: found.row + first_row, ..found });
+        self.first = match (self.first, theirs) {
+            (Some(ours), Some(theirs)) if theirs.row < ours.row => Some(theirs),
+            (ours, theirs) => ours.or(theirs),
+        };
+    }
+}
+
+/// True if the type holds all rows of `n_cols` columns as well as any others, by their largest magnitudes: then all
+/// values are finite, no row is zero, and there is no need of [`check_rows`] unless importance weights are unusual. Fast.
+#[must_use]
+pub fn are_ordinary_rows(ty: GgmlType, values: &[f32], n_cols: usize) -> bool {
+    let ordinary = ordinary(ty);
+    let (least, most) = (ordinary.start().to_bits(), ordinary.end().to_bits());
+    let magnitude = |value: &f32| value.to_bits() & 0x7fff_ffff;
+    // Without the sign, floats compare as integers do. A fold without exits is a vector loop; the first value that is
+    // large enough is one of the first.
+    let is_large = values.iter().fold(false, |large, value| large | (magnitude(value) > most));
+    !is_large && values.chunks(n_cols.max(1)).all(|row| row.iter().any(|value| magnitude(value) >= least))
+}
+
+/// Largest magnitudes of rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Extent {
+    /// The smallest of the rows' that is not zero; infinite if all are zeros.
+    pub smallest: f32,
+    /// The largest of all; NaN or infinite if some value is.
+    pub largest: f32,
+}
+
+impl Extent {
+    /// Reads rows of `n_cols` columns.
+    #[must_use]
+    pub fn of(values: &[f32], n_cols: usize) -> Self {
+        let mut extent = Self { smallest: f32::INFINITY, largest: 0.0 };
+        for row in values.chunks(n_cols.max(1)) {
+            let largest = magnitude(row);
+            if largest != 0.0 && largest < extent.smallest {
+                extent.smallest = largest;
+            }
+            if largest > extent.largest || largest.is_nan() {
+                extent.largest = largest;
+            }
+            if extent.largest.is_nan() {
+                break;
+            }
+        }
+        extent
+    }
+
+    /// True if all values are finite.
+    #[must_use]
+    pub fn is_finite(&self) -> bool {
+        self.largest.is_finite()
+    }
+
+    /// True if the type holds such rows: there is no need of [`check_rows`] unless importance weights are unusual.
+    #[must_use]
+    pub fn is_ordinary(&self, ty: GgmlType) -> bool {
+        let ordinary = ordinary(ty);
+        self.largest <= *ordinary.end() && self.smallest >= *ordinary.start()
+    }
+}
+
+/// The largest magnitude; NaN if there is one, else infinity if there is one.
+fn magnitude(values: &[f32]) -> f32 {
+    // Without the sign, floats compare as integers do; a fold without exits is a vector loop.
+    let bits = values.iter().fold(0, |largest: i32, value| {
+        let bits = (value.to_bits() & 0x7fff_ffff) as i32;
+        if bits > largest { bits } else { largest }
+    });
+    f32::from_bits(bits as u32)
+}
+
+/// True if importance weights are such that sums of their products with ordinary values neither overflow nor vanish.
+#[must_use]
+pub fn is_ordinary_importance(weights: &[f32]) -> bool {
+    let largest = magnitude(weights);
+    largest == 0.0 || ORDINARY_IMPORTANCE.contains(&largest)
+}
+
+/// Looks at rows that [`quantize_rows`](super::quantize_rows) has quantized: are they in the blocks?
+///
+/// Rows of ordinary magnitude are passed over. The others are decoded, and where the error is out of proportion,
+/// compared with the same values at ordinary magnitude.
+///
+/// # Shapes
+/// As [`quantize_rows`](super::quantize_rows).
+///
+/// # Errors
+/// [`QuantError::Magnitude`] for values that came out as zeros, were cut off or are not finite because they are too large;
+/// [`QuantError::ImportanceMagnitude`] for weights that made the search for scales fail.
+pub fn check_rows(
+    ty: GgmlType,
+    level: SimdLevel,
+    n_cols: usize,
+    src: &[f32],
+    imatrix: Option<&[f32]>,
+    blocks: &[u8],
+) -> Result<SmallRows, QuantError> {
+    let mut small = SmallRows::default();
+    if matches!(ty, GgmlType::F32 | GgmlType::F64) || n_cols == 0 {
+        return Ok(small);
+    }
+    let imatrix = imatrix.filter(|_| ty.info().imatrix != gguf_core::ImatrixNeed::Ignored);
+    let filled = imatrix.map(|weights| importance::usable(ty, weights)).transpose()?;
+    let imatrix = filled.as_deref();
+    let odd_importance = imatrix.is_some_and(|weights| !is_ordinary_importance(weights));
+    let row_bytes = n_cols / ty.block_elems() * ty.block_bytes();
+    let judge = Judge { ty, level, imatrix };
+    let ordinary = ordinary(ty);
+    let mut back = Vec::new();
+    for (at, (row, bytes)) in src.chunks_exact(n_cols).zip(blocks.chunks_exact(row_bytes.max(1))).enumerate()
+    {
+        let largest = magnitude(row);
+        if largest == 0.0 || !odd_importance && ordinary.contains(&largest) {
+            continue;
+        }
+        back.resize(n_cols, 0.0);
+        super::dequantize(ty, level, bytes, &mut back)?;
+        if largest > *ordinary.end() {
+            if let Some((column, largest)) = judge.large(row, &back) {
+                return Err(QuantError::Magnitude { ty, row: at, column, largest });
+            }
+        } else if largest < *ordinary.start() && judge.is_lost(row, &back, GRANTED_SMALL) {
+            small.add(SmallRows { n_rows: 1, first: Some(SmallRow { row: 0, largest }) }, at as u64);
+        } else if odd_importance && judge.is_lost(row, &back, GRANTED_SMALL) {
+            let largest = imatrix.map_or(0.0, magnitude);
+            return Err(QuantError::ImportanceMagnitude { ty, row: at, largest });
+        }
+    }
+    Ok(small)
+}
+
+/// Compares rows with what became of them.
+struct Judge<'a> {
+    ty: GgmlType,
+    level: SimdLevel,
+    imatrix: Option<&'a [f32]>,
+}
+
+impl Judge<'_> {
+    /// The first block with large values that is lost: its column and its largest magnitude.
+    fn large(&self, row: &[f32], back: &[f32]) -> Option<(usize, f32)> {
+        // Plain types have no blocks; a whole row at once is as good.
+        let n = if self.ty.is_quantized() { self.ty.block_elems() } else { row.len() };
+        let pairs = row.chunks(n).zip(back.chunks(n)).enumerate();
+        for (index, (block, back)) in pairs {
+            let largest = magnitude(block);
+            if largest <= *ordinary(self.ty).end() {
+                continue;
+            }
+            let found = relative_error(block, back);
+            let weights = self.imatrix.map(|weights| &weights[index * n..(index + 1) * n]);
+            if found > 2.0 * GRANTED_LARGE && found > WORSE * self.at_ordinary(block, weights) + GRANTED_LARGE
+            {
+                return Some((index * n, largest));
+            }
+        }
+        None
+    }
+
+    fn is_lost(&self, row: &[f32], back: &[f32], granted: f64) -> bool {
+        let found = relative_error(row, back);
+        back.iter().all(|&value| value == 0.0)
+            || (found > granted && found > WORSE * self.at_ordinary(row, self.imatrix) + granted)
+    }
+
+    /// The error of the same values at ordinary magnitude: quantizers do not mind a power of two.
+    fn at_ordinary(&self, values: &[f32], imatrix: Option<&[f32]>) -> f64 {
+        let scaled = |values: &[f32]| -> Vec<f32> {
+            let largest = f64::from(magnitude(values));
+            let factor = if largest > 0.0 { (-largest.log2().floor()).exp2() } else { 1.0 };
+            values.iter().map(|&value| (f64::from(value) * factor) as f32).collect()
+        };
+        let (values, weights) = (scaled(values), imatrix.map(scaled));
+        let Some(quantize) = codec(self.ty).and_then(|codec| codec.quantize) else { return 1.0 };
+        let mut bytes = vec![0; values.len() / self.ty.block_elems() * self.ty.block_bytes()];
+        let refused = Cell::new(None);
+        let rows =
+            Rows { n_cols: values.len(), src: &values, imatrix: weights.as_deref(), refused: &refused };
+        quantize(self.level, &rows, &mut bytes);
+        let mut back = vec![0.0; values.len()];
+        match super::dequantize(self.ty, self.level, &bytes, &mut back) {
+            Ok(()) if refused.get().is_none() => relative_error(&values, &back),
+            _ => 1.0,
+        }
+    }
+}
+
+/// Root mean square of the differences over that of the values; infinite if the result is not finite.
+fn relative_error(values: &[f32], back: &[f32]) -> f64 {
+    let (mut error, mut square) = (0.0, 0.0);
+    for (&value, &back) in values.iter().zip(back) {
+        let (value, back) = (f64::from(value), f64::from(back));
+        error += (value - back) * (value - back);
+        square += value * value;
+    }
+    let ratio = (error / square).sqrt();
+    if ratio.is_finite() { ratio } else { f64::INFINITY }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_are_those_of_rows_and_see_what_is_no_number() {
+        let extent = Extent::of(&[0.0, -3.0, 0.5, 0.25, 0.0, -0.0], 2);
+        assert_eq!(extent, Extent { smallest: 0.5, largest: 3.0 });
+        assert!(extent.is_ordinary(GgmlType::Q6K) && Extent::of(&[0.0; 4], 2).is_ordinary(GgmlType::Nvfp4));
+        assert!(!Extent::of(&[1.0, 1.0, 1e-20, 0.0], 2).is_ordinary(GgmlType::Q6K));
+        assert!(!Extent::of(&[1.0, 1e9], 2).is_ordinary(GgmlType::Q6K));
+        assert!(are_ordinary_rows(GgmlType::Q6K, &[0.0, -3.0, 0.5, 0.25], 2));
+        for bad in [[0.0, 0.0], [1e-4, -1e-4], [1.0, f32::NAN], [f32::NEG_INFINITY, 1.0], [1e4, 0.0]] {
+            assert!(!are_ordinary_rows(GgmlType::Q6K, &[1.0, 1.0, bad[0], bad[1]], 2), "{bad:?}");
+        }
+        for value in [f32::NAN, -f32::NAN, f32::NEG_INFINITY] {
+            assert!(!Extent::of(&[1.0, value, 2.0, 3.0], 2).is_finite(), "{value}");
+            assert!(!Extent::of(&[1.0, value, 2.0, 3.0], 2).is_ordinary(GgmlType::Q6K), "{value}");
+        }
+    }
+
+    #[test]
+    fn the_first_small_row_is_the_one_of_lowest_index_in_whatever_order_they_come() {
+        let one = |row| SmallRows { n_rows: 1, first: Some(SmallRow { row, largest: 1e-20 }) };
+        let mut sum = SmallRows::default();
+        sum.add(one(3), 100);
+        sum.add(one(1), 10);
+        sum.add(SmallRows::default(), 0);
+        assert_eq!((sum.n_rows, sum.first.unwrap().row), (2, 11));
+    }
+}

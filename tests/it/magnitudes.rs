@@ -1,0 +1,189 @@
+//! Weights too large or too small for their type, and importance that is none: what the programs say.
+
+use std::path::Path;
+
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
+use gguf_foundry::gguf::{Metadata, WriteOptions, write_gguf};
+
+use crate::support::fixture;
+
+const N_COLS: usize = 512;
+const N_ROWS: usize = 8;
+const DOWN: &str = "blk.0.ffn_down.weight";
+
+/// Two matrices of floats; in the second, one row is of another magnitude.
+struct Model {
+    tensors: Vec<TensorMeta>,
+    row: usize,
+    magnitude: f32,
+}
+
+impl TensorSource for Model {
+    fn tensors(&self) -> &[TensorMeta] {
+        &self.tensors
+    }
+
+    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        for (at, bytes) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let row = first_row as usize + at / N_COLS;
+            let scale = if tensor == 1 && row == self.row { self.magnitude } else { 0.1 };
+            // The first of each row has the row's magnitude, the others are smaller.
+            let share = if at % N_COLS == 0 { 1.0 } else { ((at * 37 % 101) as f32 - 50.0) / 60.0 };
+            *bytes = (share * scale).to_le_bytes();
+        }
+        Ok(())
+    }
+}
+
+fn model(path: &Path, row: usize, magnitude: f32) {
+    let meta = |name: &str| TensorMeta {
+        name: name.to_owned(),
+        shape: Shape::new(vec![N_ROWS as u64, N_COLS as u64]).unwrap(),
+        ty: GgmlType::F32,
+    };
+    let tensors = vec![meta("blk.0.attn_q.weight"), meta(DOWN)];
+    let mut metadata = Metadata::new();
+    metadata.set("general.architecture", "nobody");
+    metadata.set("nobody.block_count", 1u32);
+    let options = WriteOptions { sync: false, ..WriteOptions::default() };
+    write_gguf(path, &metadata, &Model { tensors, row, magnitude }, &options, &Silent).unwrap();
+}
+
+/// An importance matrix of the older format.
+fn imatrix(path: &Path, values: &[f32]) {
+    let mut bytes = 1i32.to_le_bytes().to_vec();
+    bytes.extend((DOWN.len() as i32).to_le_bytes());
+    bytes.extend(DOWN.bytes());
+    bytes.extend(1i32.to_le_bytes());
+    bytes.extend((values.len() as i32).to_le_bytes());
+    values.iter().for_each(|value| bytes.extend(value.to_le_bytes()));
+    fs_err::write(path, bytes).unwrap();
+}
+
+fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String) {
+    let output =
+        assert_cmd::Command::cargo_bin(program).unwrap().current_dir(dir).args(args).output().unwrap();
+    (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
+fn quantize(dir: &Path, args: &[&str]) -> (i32, String) {
+    run("gguf-quantize", dir, &[&["--no-sync"], args].concat())
+}
+
+#[test]
+fn a_row_too_large_for_its_type_is_an_error_that_names_it() {
+    let dir = tempfile::tempdir().unwrap();
+    model(&dir.path().join("in.gguf"), 3, 1e20);
+    for (ty, shown) in [("q6_k", "Q6_K"), ("iq4_xs", "IQ4_XS"), ("q3_k_s", "Q3_K"), ("iq3_s", "IQ3_S")] {
+        let (code, err) = quantize(dir.path(), &["in.gguf", "out.gguf", ty]);
+        assert_eq!(code, 1, "{ty}: {err}");
+        let place =
+            format!("tensor `{DOWN}`: row 3, from column 0 on: values up to 1e20 are too large for {shown}");
+        assert!(err.contains(&place), "{ty}: {err}");
+        assert!(!dir.path().join("out.gguf").exists(), "{ty}");
+    }
+    let (code, err) =
+        quantize(dir.path(), &["in.gguf", "out.gguf", "q6_k", "--tensor-type", "ffn_down=bf16"]);
+    assert_eq!((code, err.contains("warning")), (0, false), "{err}");
+}
+
+#[test]
+fn rows_too_small_for_their_type_are_counted_and_the_first_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    model(&dir.path().join("in.gguf"), 5, 1e-9);
+    for (ty, shown) in [("q6_k", "Q6_K"), ("q8_0", "Q8_0"), ("f16", "F16")] {
+        let (code, err) = quantize(dir.path(), &["in.gguf", "out.gguf", ty]);
+        assert_eq!(code, 0, "{ty}: {err}");
+        let expected = format!(
+            "1 row of 1 tensor came out as zeros or nearly, too small for the type: the first is row 5 of `{DOWN}` \
+             (values up to 1e-9, {shown})"
+        );
+        assert!(err.contains(&expected), "{ty}: {err}");
+    }
+    let (code, err) = quantize(dir.path(), &["in.gguf", "out.gguf", "bf16"]);
+    assert_eq!((code, err.contains("zeros")), (0, false), "{err}");
+}
+
+/// The bundled checkpoint with row 5 of one matrix scaled.
+fn checkpoint(dir: &Path, scale: f32) {
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        fs_err::copy(fixture("tiny-llama").join(name), dir.join(name)).unwrap();
+    }
+    let mut bytes = fs_err::read(fixture("tiny-llama/model.safetensors")).unwrap();
+    let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
+    let tensor = &header["model.layers.0.mlp.down_proj.weight"];
+    let start = 8 + n + tensor["data_offsets"][0].as_u64().unwrap() as usize;
+    let n_cols = tensor["shape"][1].as_u64().unwrap() as usize;
+    match tensor["dtype"].as_str().unwrap() {
+        "BF16" => {
+            for at in (0..n_cols).map(|column| start + (5 * n_cols + column) * 2) {
+                let value = f32::from_bits(u32::from(u16::from_le_bytes([bytes[at], bytes[at + 1]])) << 16);
+                let scaled = ((value * scale).to_bits() >> 16) as u16;
+                bytes[at..at + 2].copy_from_slice(&scaled.to_le_bytes());
+            }
+        }
+        "F32" => {
+            for at in (0..n_cols).map(|column| start + (5 * n_cols + column) * 4) {
+                let value = f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+                bytes[at..at + 4].copy_from_slice(&(value * scale).to_le_bytes());
+            }
+        }
+        other => panic!("{other}"),
+    }
+    fs_err::write(dir.join("model.safetensors"), bytes).unwrap();
+}
+
+#[test]
+fn a_conversion_says_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    checkpoint(dir.path(), 1e22);
+    for ty in ["q6_k", "q8_0"] {
+        let (code, err) = run("gguf-convert", dir.path(), &["hf2gguf", ".", "--type", ty, "-o", "out.gguf"]);
+        assert_eq!(code, 1, "{ty}: {err}");
+    }
+    let (_, err) = run("gguf-convert", dir.path(), &["hf2gguf", ".", "--type", "q6_k", "-o", "out.gguf"]);
+    assert!(err.contains(&format!("tensor `{DOWN}`: row 5, from column ")), "{err}");
+    assert!(err.contains("are too large for Q6_K"), "{err}");
+    checkpoint(dir.path(), 1e-9);
+    for ty in ["q6_k", "q8_0", "f16"] {
+        let (code, err) = run("gguf-convert", dir.path(), &["hf2gguf", ".", "--type", ty, "-o", "out.gguf"]);
+        assert_eq!(code, 0, "{ty}: {err}");
+        assert!(err.contains("1 row of 1 tensor came out as zeros or nearly"), "{ty}: {err}");
+        assert!(err.contains(&format!("the first is row 5 of `{DOWN}`")), "{ty}: {err}");
+    }
+}
+
+#[test]
+fn importance_that_is_negative_or_no_number_is_refused_by_entry_and_index() {
+    let dir = tempfile::tempdir().unwrap();
+    model(&dir.path().join("in.gguf"), 0, 0.1);
+    let matrix = dir.path().join("m.dat");
+    for value in [-1.0, f32::NAN, f32::INFINITY] {
+        let mut values = vec![1.0; N_COLS];
+        values[37] = value;
+        imatrix(&matrix, &values);
+        let (code, err) = quantize(dir.path(), &["--imatrix", "m.dat", "in.gguf", "out.gguf", "q4_k_m"]);
+        assert_eq!(code, 1, "{err}");
+        assert!(err.contains(&format!("tensor `{DOWN}`: importance value 37 is {value}")), "{err}");
+    }
+}
+
+#[test]
+fn columns_without_importance_are_kept_and_said() {
+    let dir = tempfile::tempdir().unwrap();
+    model(&dir.path().join("in.gguf"), 0, 0.1);
+    let mut values = vec![1.0; N_COLS];
+    imatrix(&dir.path().join("m.dat"), &values);
+    let args = ["--imatrix", "m.dat", "in.gguf", "out.gguf", "iq4_nl"];
+    let (code, err) = quantize(dir.path(), &args);
+    assert_eq!((code, err.contains("importance at all")), (0, false), "{err}");
+    values[64..96].fill(0.0);
+    imatrix(&dir.path().join("m.dat"), &values);
+    let (code, err) = quantize(dir.path(), &args);
+    assert_eq!(code, 0, "{err}");
+    let expected =
+        format!("1 tensor with groups of columns of no importance at all, which count evenly: `{DOWN}`");
+    assert!(err.contains(&expected), "{err}");
+}
