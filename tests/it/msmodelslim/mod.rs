@@ -2,7 +2,7 @@
 
 mod corpus;
 mod hostile;
-mod made;
+pub mod made;
 mod smoothed;
 mod whole;
 
