@@ -195,7 +195,8 @@ fn without_generation(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        let Some(len) = rest[start..].find("%}") else { break };
+        // Behind the mark: `{%}` is no tag.
+        let Some(len) = rest[start + 2..].find("%}").map(|len| len + 2) else { break };
         let inner = &rest[start + 2..start + len];
         let open = inner.starts_with(['-', '+']) as usize;
         let close = (inner.len() > open && inner.ends_with(['-', '+'])) as usize;

@@ -8,7 +8,8 @@ use crate::support::root;
 fn the_page_lists_every_crate_of_the_lock_file() {
     let lock = fs_err::read_to_string(root().join("Cargo.lock")).unwrap();
     let lock: toml::Table = lock.parse().unwrap();
-    let text = |package: &toml::Value, key: &str| package.get(key).and_then(|v| v.as_str()).map(str::to_owned);
+    let text =
+        |package: &toml::Value, key: &str| package.get(key).and_then(|v| v.as_str()).map(str::to_owned);
     let expected: BTreeSet<(String, String)> = lock["package"]
         .as_array()
         .unwrap()

@@ -30,7 +30,7 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
         }
         "metadata_json" => vec![file("tiny-llama/generation_config.json"), METADATA.into(), CONFIG.into()],
         "model_card" => CARDS.iter().map(|card| card.as_bytes().to_vec()).collect(),
-        "options" => OPTIONS.lines().map(|line| line.as_bytes().to_vec()).collect(),
+        "options" => vec![OPTIONS.into()],
         "template" => templates(),
         "prompts" => prompts(),
         "tasks" => ["hellaswag.txt", "winogrande.csv", "multiple-choice.bin"]
@@ -61,7 +61,7 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
         "index" => indices(),
         "fastllm" | "fastllm_codes" => fastllm(),
         "msmodelslim" => vec![msmodelslim(true), msmodelslim(false)],
-        "gguf" => vec![model("llama", GgmlType::F32, false)[..2048].to_vec(), many_keys()],
+        "gguf" => vec![model("llama", GgmlType::Q8_0, false), many_keys()],
         "rewrite" | "describe" => {
             vec![many_keys(), model("llama", GgmlType::Q8_0, false), model("qwen3moe", GgmlType::F16, false)]
         }
@@ -152,10 +152,10 @@ fn templates() -> Vec<Vec<u8>> {
 fn prompts() -> Vec<Vec<u8>> {
     [
         "Just text.\nTwo lines.",
-        r#"["a", "b", [1, 2, 3], {"text": "c"}, {"prompt": "d", "completion": "e"}]"#,
+        r#"["a", "b", {"tokens": [1, 2, 3]}, {"messages": []}]"#,
         "{\"text\": \"a\"}\n{\"prompt\": \"b\", \"completion\": \"c\"}\n{\"tokens\": [1, 2]}\n{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}\n",
-        r#"[[1, 2, 3], [4]]"#,
-        r#"{"prompts": ["a", "b"]}"#,
+        r#"["a", {"text": "b"}, {"prompt": "c", "completion": "d"}]"#,
+        "{\"tokens\": [1, 2, 3]}\n\"text\"\n",
         r#"[{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}]"#,
     ]
     .iter()
@@ -235,13 +235,13 @@ fn tokenizer_files() -> Vec<Vec<u8>> {
     let special = |at: u32, text: &str| json!({ "id": at, "content": text, "special": true });
     let fallback = json!({ "version": "1.0", "added_tokens": [special(0, "<unk>"), special(1, "<s>"), special(2, "</s>")],
         "normalizer": normalizer, "pre_tokenizer": null, "decoder": decoder, "model": model });
-    for mode in ["llama_hf", "spm_xverse", "gemma4"] {
+    for mode in ["llama_hf", "spm_xverse"] {
         let config = r#"{"vocab_size": 264, "model_type": "llama"}"#;
         all.push(join(&[("mode", mode), ("tokenizer.json", &fallback.to_string()), ("config.json", config)]));
     }
     let spm = |kind: i32| pieces_model(kind);
     let config = br#"{"vocab_size": 280}"#.to_vec();
-    for mode in ["spm", "spm_phi3", "spm_internlm2", "spm_chatglm3", "unigram", "spm_chatglm1"] {
+    for mode in ["spm", "spm_internlm2", "spm_internlm3", "spm_chatglm3", "unigram", "spm_chatglm1"] {
         let kind = if mode == "unigram" || mode == "spm_chatglm1" { 1 } else { 2 };
         let name = if mode == "spm_chatglm1" { "ice_text.model" } else { "tokenizer.model" };
         all.push(join(&[
