@@ -243,16 +243,18 @@ fn tokenizer_files() -> Vec<Vec<u8>> {
     let config = br#"{"vocab_size": 280}"#.to_vec();
     for mode in ["spm", "spm_internlm2", "spm_internlm3", "spm_chatglm3", "unigram", "spm_chatglm1"] {
         let kind = if mode == "unigram" || mode == "spm_chatglm1" { 1 } else { 2 };
+        // InternLM 2 writes over tokens that are there; the others have room behind them.
+        let (id, text) = if mode == "spm_internlm2" { (264, "<|im_end|>") } else { (266, "<y>") };
+        let decoder =
+            json!({ "added_tokens_decoder": { id.to_string(): { "content": text, "special": true } } });
+        let decoder = decoder.to_string();
         let name = if mode == "spm_chatglm1" { "ice_text.model" } else { "tokenizer.model" };
         all.push(join(&[
             ("mode", mode.as_bytes().to_vec()),
             (name, spm(kind)),
             ("config.json", config.clone()),
             ("added_tokens.json", br#"{"<x>": 265}"#.to_vec()),
-            (
-                "tokenizer_config.json",
-                br#"{"added_tokens_decoder": {"266": {"content": "<y>", "special": false}}}"#.to_vec(),
-            ),
+            ("tokenizer_config.json", decoder.into_bytes()),
         ]));
     }
     all.push(tiktoken(60));
