@@ -246,7 +246,7 @@ fn tokenizer_files() -> Vec<Vec<u8>> {
         // InternLM 2 writes over tokens that are there; the others have room behind them.
         let (id, text) = if mode == "spm_internlm2" { (264, "<|im_end|>") } else { (266, "<y>") };
         let decoder =
-            json!({ "added_tokens_decoder": { id.to_string(): { "content": text, "special": true } } });
+            json!({ "added_tokens_decoder": { (id.to_string()): { "content": text, "special": true } } });
         let decoder = decoder.to_string();
         let name = if mode == "spm_chatglm1" { "ice_text.model" } else { "tokenizer.model" };
         all.push(join(&[
