@@ -196,15 +196,11 @@ const MSMODELSLIM: &[&str] =
 pub(super) fn msmodelslim(data: &[u8]) -> bool {
     let files = bundle::split(data, MSMODELSLIM);
     let dir = Directory::of(&files);
-    directory(dir.path(), data, ModelSource::open_msmodelslim)
+    directory(dir.path(), data, |path, options| ModelSource::open_msmodelslim(path, options).ok())
 }
 
-fn directory<E>(
-    path: &Path,
-    data: &[u8],
-    open: impl Fn(&Path, &ConvertOptions) -> Result<ModelSource, E>,
-) -> bool {
-    let layer = |level| open(path, &ConvertOptions { level, ..ConvertOptions::default() }).ok()?.weights;
+fn directory(path: &Path, data: &[u8], open: impl Fn(&Path, &ConvertOptions) -> Option<ModelSource>) -> bool {
+    let layer = |level| open(path, &ConvertOptions { level, ..ConvertOptions::default() })?.weights;
     let (plain, twin) = (layer(SimdLevel::Scalar), layer(SimdLevel::detect()));
     assert_eq!(plain.is_some(), twin.is_some());
     let (Some(plain), Some(twin)) = (plain, twin) else { return false };
@@ -215,5 +211,5 @@ fn directory<E>(
 pub(super) fn fastllm(data: &[u8]) -> bool {
     let path = bundle::file("model.flm", data);
     let merged = FlmOptions { merge_adapters: data.len() % 2 == 1, ..FlmOptions::default() };
-    directory(&path, data, |path, options| ModelSource::open_flm(path, &merged, options))
+    directory(&path, data, |path, options| ModelSource::open_flm(path, &merged, options).ok())
 }
