@@ -30,7 +30,7 @@ sanitized() {
 }
 
 # The sanitizer's library answers mlock without locking, which one test looks at.
-sanitized "crates/core (mapped files, levels)" -p gguf-core -- --skip a_locked_file_stays_in_memory
-sanitized "crates/quant (vector instructions)" -p gguf-quant
+sanitized "crates/core (mapped files, levels)" -p gguf-core --lib -- --skip a_locked_file_stays_in_memory
+sanitized "crates/quant (vector instructions)" -p gguf-quant --lib
 sanitized "src/engine (products)" -p gguf-foundry --lib engine::
 sanitized "src/gguf, src/checkpoint (readers of mapped files)" -p gguf-foundry --lib -- gguf:: checkpoint::
