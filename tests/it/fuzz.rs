@@ -1,127 +1,146 @@
-//! The entry points of the fuzz targets for a bounded time: damaged copies of good inputs, and noise.
+//! The entries of the fuzz targets for a bounded time: damaged copies of good inputs, and what was found before.
+//!
+//! Each run takes another seed and prints it; `GGUF_FUZZ_SEED=N` repeats a run, `GGUF_FUZZ_CASES=N` makes it longer.
+//! `GGUF_FUZZ_CORPUS=DIR` writes the seeds of all targets, for `scripts/fuzz.sh`.
 
 #[path = "../../fuzz/entries.rs"]
 mod entries;
+mod models;
+mod mutate;
+mod seeds;
 
-use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
-use gguf_foundry::gguf::{Array, FilePlan, LayoutOptions, Metadata, Value};
-use proptest::prelude::*;
-use proptest::sample::Index;
-use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use std::collections::BTreeSet;
+use std::panic::catch_unwind;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use crate::flm::writer::llama;
-use crate::support::fixture;
-use crate::torch::build::{dict, int, pickle, text, tuple};
+use mutate::{Noise, damaged, words};
 
-/// Inputs of one entry.
-const N_CASES: u32 = 1500;
+use crate::support::root;
 
-/// A GGUF file with keys of several types and a tensor.
-fn gguf_file() -> Vec<u8> {
-    let mut metadata = Metadata::new();
-    metadata.set("general.architecture", "llama");
-    metadata.set("llama.block_count", 1u32);
-    let tokens = ["a", "b", "ab"].map(|token| token.as_bytes().to_vec());
-    metadata.set("tokenizer.ggml.tokens", Value::Array(Array::String(tokens.to_vec())));
-    metadata.set("tokenizer.ggml.scores", Value::Array(Array::F32(vec![0.0, -1.0, -2.0])));
-    let shape = Shape::new(vec![2, 64]).unwrap();
-    let tensor = TensorMeta { name: "output.weight".to_owned(), shape, ty: GgmlType::Q8_0 };
-    let plan = FilePlan::new(&metadata, &[tensor], &LayoutOptions::default()).unwrap();
-    let mut bytes = plan.header;
-    bytes.resize(plan.file_bytes as usize, 0);
-    bytes
+/// Inputs of a target, if its time allows.
+const N_CASES: u64 = 1500;
+/// Time of a target: what is slow gets fewer inputs.
+const MOST: Duration = Duration::from_secs(1);
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}: expected a number")))
 }
 
-fn flm_file() -> Vec<u8> {
-    let mut writer = llama(|writer, name, dims, numbers| {
-        let values = numbers.floats(dims[0] * dims[1]);
-        writer.f16(name, &dims, &values);
-    });
-    writer.tokens.push((b"a".to_vec(), 0, None));
-    writer.bytes()
+fn targets() -> Vec<&'static str> {
+    entries::ENTRIES.iter().map(|entry| entry.0).collect()
 }
 
-/// Good inputs of a target; types of blocks start from noise.
-fn seeds(target: &str) -> Vec<Vec<u8>> {
-    let file = |path: &str| fs_err::read(fixture(path)).unwrap();
-    let head = |path: &str| file(path)[..4096].to_vec();
-    match target {
-        "card" => vec![fs_err::read(concat!(env!("CARGO_MANIFEST_DIR"), "/converters/llama.toml")).unwrap()],
-        "config" => vec![file("tiny-llama/config.json"), file("tiny-llama/tokenizer_config.json")],
-        "fastllm" => vec![flm_file()],
-        "gguf" => vec![gguf_file()],
-        "pickle" => vec![pickle(&dict(&[("a", tuple(&[int(1), text("b")]))]))],
-        "safetensors" => vec![head("tiny-llama/model.safetensors")],
-        "tokenizer_json" => vec![file("tiny-llama/tokenizer.json")],
-        "torch" => vec![file("torch/zip/pytorch_model.bin"), file("torch/legacy/pytorch_model.bin")],
-        _ => Vec::new(),
+fn dictionary(target: &str) -> PathBuf {
+    root().join(format!("fuzz/dictionaries/{target}.dict"))
+}
+
+fn dictionary_words(target: &str) -> Vec<Vec<u8>> {
+    words(&fs_err::read_to_string(dictionary(target)).unwrap())
+}
+
+/// Runs an input, and says of one that fails where its bytes are; true if it passed.
+fn passes(target: &str, bytes: &[u8], what: &str) -> bool {
+    let is_fine = catch_unwind(|| entries::run(target, bytes)).is_ok();
+    if !is_fine {
+        let path = std::env::temp_dir().join(format!("gguf-fuzz-{target}-{}", std::process::id()));
+        fs_err::write(&path, bytes).unwrap();
+        println!("{target}: {what}: the input is {}", path.display());
     }
-}
-
-#[derive(Clone, Debug)]
-enum Damage {
-    Set(Index, u8),
-    Cut(Index),
-    Repeat(Index, Index),
-    /// A size or count at its limits.
-    Number(Index, u64),
-}
-
-impl Damage {
-    fn apply(&self, bytes: &mut Vec<u8>) {
-        if bytes.is_empty() {
-            return;
-        }
-        match self {
-            Self::Set(at, byte) => {
-                let at = at.index(bytes.len());
-                bytes[at] = *byte;
-            }
-            Self::Cut(at) => bytes.truncate(at.index(bytes.len())),
-            Self::Repeat(from, to) => {
-                let (from, to) = (from.index(bytes.len()), to.index(bytes.len()));
-                let part = bytes[from.min(to)..from.max(to)].to_vec();
-                bytes.extend(part);
-            }
-            Self::Number(at, number) => {
-                let at = at.index(bytes.len());
-                let end = bytes.len().min(at + 8);
-                bytes[at..end].copy_from_slice(&number.to_le_bytes()[..end - at]);
-            }
-        }
-    }
-}
-
-fn damage() -> impl Strategy<Value = Vec<Damage>> {
-    let limits = vec![0, 1, 0x7f, 0xff, 0x7fff_ffff, 0xffff_ffff, i64::MAX as u64, u64::MAX, 1 << 40];
-    let one = prop_oneof![
-        4 => (any::<Index>(), any::<u8>()).prop_map(|(at, byte)| Damage::Set(at, byte)),
-        1 => any::<Index>().prop_map(Damage::Cut),
-        1 => (any::<Index>(), any::<Index>()).prop_map(|(from, to)| Damage::Repeat(from, to)),
-        2 => (any::<Index>(), proptest::sample::select(limits)).prop_map(|(at, n)| Damage::Number(at, n)),
-    ];
-    proptest::collection::vec(one, 0..6)
+    is_fine
 }
 
 #[test]
 fn no_entry_panics() {
-    for (target, _) in entries::ENTRIES {
-        let noise = proptest::collection::vec(any::<u8>(), 0..3000);
-        let seeds = seeds(target);
-        let input = if seeds.is_empty() {
-            noise.boxed()
-        } else {
-            prop_oneof![1 => noise, 9 => proptest::sample::select(seeds)].boxed()
-        };
-        let config = Config { cases: N_CASES, failure_persistence: None, ..Config::default() };
-        let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
-        let outcome = runner.run(&(input, damage()), |(mut bytes, damage)| {
-            for damage in &damage {
-                damage.apply(&mut bytes);
+    let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let seed = number("GGUF_FUZZ_SEED").unwrap_or(clock.as_nanos() as u64);
+    let asked = number("GGUF_FUZZ_CASES");
+    let n_cases = asked.unwrap_or(N_CASES);
+    println!("GGUF_FUZZ_SEED={seed} repeats this run");
+    let mut failed = Vec::new();
+    for (at, target) in (0..).zip(targets()) {
+        let (seeds, words) = (seeds::of(target), dictionary_words(target));
+        let start = Instant::now();
+        for case in 0..n_cases {
+            if start.elapsed() > MOST && asked.is_none() {
+                break;
             }
-            entries::run(target, &bytes);
-            Ok(())
-        });
-        outcome.unwrap_or_else(|error| panic!("{target}: {error}"));
+            // A case depends on nothing but its number, so that it can be repeated alone and in any build.
+            let noise = &mut Noise::new(seed ^ (at << 40 | case).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let input = damaged(&seeds[noise.below(seeds.len())], &words, noise);
+            if !passes(target, &input, &format!("GGUF_FUZZ_SEED={seed} GGUF_FUZZ_CASES={}", case + 1)) {
+                failed.push(target);
+                break;
+            }
+        }
     }
+    assert!(failed.is_empty(), "{failed:?}");
+}
+
+#[test]
+fn seeds_reach_what_is_behind_the_parser() {
+    let corpus = std::env::var_os("GGUF_FUZZ_CORPUS").map(PathBuf::from);
+    let mut refused = Vec::new();
+    for target in targets() {
+        let seeds = seeds::of(target);
+        assert!(!seeds.is_empty(), "{target} has no seed");
+        for (at, seed) in seeds.iter().enumerate() {
+            // All zeros are blocks of every type but not a row that each type takes.
+            let may_be_refused = ["blocks", "quantize", "card", "tasks"].contains(&target);
+            let is_accepted = entries::run(target, seed);
+            if !is_accepted && !may_be_refused {
+                refused.push(format!("{target}: seed {at}"));
+            }
+            if let Some(corpus) = &corpus {
+                let dir = corpus.join(target);
+                fs_err::create_dir_all(&dir).unwrap();
+                fs_err::write(dir.join(format!("seed-{at:03}")), seed).unwrap();
+            }
+        }
+        assert!(seeds.iter().any(|seed| entries::run(target, seed)), "{target}: no seed is accepted");
+    }
+    assert!(refused.is_empty(), "refused: {refused:?}");
+}
+
+/// Names of a folder's entries.
+fn names(dir: &Path) -> BTreeSet<String> {
+    let entries = fs_err::read_dir(dir).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().to_str().unwrap().to_owned()).collect()
+}
+
+/// What fuzzers found once, one folder for each target.
+#[test]
+fn what_was_found_stays_mended() {
+    let dir = root().join("fuzz/regressions");
+    for target in names(&dir) {
+        if target == "README.md" {
+            continue;
+        }
+        for name in names(&dir.join(&target)) {
+            let bytes = fs_err::read(dir.join(&target).join(&name)).unwrap();
+            assert!(passes(&target, &bytes, &name), "{target}: {name}");
+        }
+    }
+}
+
+#[test]
+fn targets_dictionaries_and_the_page_agree() {
+    let targets = targets();
+    assert!(targets.is_sorted() && targets.len() >= 24, "{targets:?}");
+    let expected: BTreeSet<String> = targets.iter().map(|target| format!("{target}.dict")).collect();
+    assert_eq!(names(&root().join("fuzz/dictionaries")), expected);
+    for target in &targets {
+        assert!(!dictionary_words(target).is_empty(), "{target}: an empty dictionary");
+    }
+    let page = fs_err::read_to_string(root().join("docs/fuzzing.md")).unwrap();
+    let rows: BTreeSet<&str> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split_once('`').map(|row| row.0))
+        .filter(|name| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'))
+        .collect();
+    assert_eq!(rows, targets.iter().copied().collect(), "the table of docs/fuzzing.md");
+    // One program for all: it takes the list as it is.
+    let manifest = fs_err::read_to_string(root().join("fuzz/Cargo.toml")).unwrap();
+    assert_eq!(manifest.matches("[[bin]]").count(), names(&root().join("fuzz/fuzz_targets")).len());
 }

@@ -13,6 +13,7 @@ mod chatglm;
 mod checkpoint;
 mod convert;
 mod coverage;
+mod dependencies;
 mod determinism;
 mod docs;
 mod engine;

@@ -1,8 +1,8 @@
 //! Quantized checkpoints of other tools, against the values their own tools give.
 
 mod floats;
-mod hostile;
-mod made;
+pub mod hostile;
+pub mod made;
 mod packed;
 mod tools;
 

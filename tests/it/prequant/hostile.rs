@@ -13,7 +13,7 @@ use super::packed::{awq, gptq, int_quantized, pack_quantized};
 use super::tools::{bitnet, eight_bits, four_bits, hqq, quanto_bytes, quanto_packed, sparse};
 
 /// One made checkpoint of every kind.
-fn all(noise: &mut Noise) -> Vec<Made> {
+pub fn all(noise: &mut Noise) -> Vec<Made> {
     let shape = (1 + noise.below(20), 1 + noise.below(40));
     let (even, bits) = ((shape.0, shape.1 * 8), 1 + noise.below(8));
     let mut all = vec![

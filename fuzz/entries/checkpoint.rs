@@ -1,0 +1,82 @@
+//! Containers of checkpoints.
+
+use gguf_foundry::checkpoint::{
+    Checkpoint, fastllm as flm, pickle as pickles, safetensors as tensors, torch as pt,
+};
+use gguf_foundry::core::WeightSource;
+use gguf_foundry::core::limits::Limits;
+
+use super::bundle::{self, Directory, Numbers};
+use super::codes::survey;
+
+/// Ranges of an accepted header lie inside the file and do not overlap.
+pub(super) fn safetensors(data: &[u8]) -> bool {
+    let Ok(header) = tensors::parse_header(data, &Limits::default()) else { return false };
+    let mut ranges: Vec<_> = header.tensors.iter().map(|tensor| (tensor.offset, tensor.n_bytes)).collect();
+    ranges.sort_unstable();
+    let mut end = 0;
+    for (offset, n_bytes) in ranges {
+        assert!(offset >= end);
+        end = offset + n_bytes;
+    }
+    assert!(end <= data.len() as u64);
+    true
+}
+
+/// Elements of an accepted file can be read, and pieces of a tensor are those of the whole.
+pub(super) fn torch(data: &[u8]) -> bool {
+    let Ok(file) = pt::parse(data, &Limits::default()) else { return false };
+    let mut numbers = Numbers::of(data);
+    for tensor in &file.tensors {
+        let (n, size) = (tensor.meta.shape.n_elems(), tensor.meta.ty.bytes().unwrap_or(1));
+        if n == 0 || n > 1 << 14 {
+            continue;
+        }
+        let read = |first: u64, n: u64| {
+            let mut bytes = vec![0; n as usize * size];
+            tensor.read_elems(data, first, &mut bytes);
+            bytes
+        };
+        let whole = read(0, n);
+        for _ in 0..3 {
+            let range = numbers.range(n);
+            let piece = read(range.start, range.end - range.start);
+            assert_eq!(piece, whole[range.start as usize * size..range.end as usize * size]);
+        }
+        if let Some(borrowed) = tensor.borrow(data) {
+            assert_eq!(borrowed, whole);
+        }
+    }
+    true
+}
+
+pub(super) fn pickle(data: &[u8]) -> bool {
+    pickles::read(data, 0).is_ok()
+}
+
+pub(super) fn fastllm(data: &[u8]) -> bool {
+    flm::Header::parse(data, &Limits::default()).is_ok()
+}
+
+/// Files of a sharded checkpoint.
+const SHARDS: &[&str] = &[
+    "config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+    "a.safetensors",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "pytorch_model-00001-of-00002.bin",
+    "pytorch_model-00002-of-00002.bin",
+];
+
+/// An index and its shards; what is accepted can be read.
+pub(super) fn index(data: &[u8]) -> bool {
+    let files = bundle::split(data, SHARDS);
+    let dir = Directory::of(&files);
+    let Ok(checkpoint) = Checkpoint::open(dir.path(), &Limits::default()) else { return false };
+    survey(&checkpoint, None, data);
+    !checkpoint.weights().is_empty()
+}

@@ -1,0 +1,144 @@
+//! GGUF: headers, whole files, split sets, importance matrices, and what is written from what was read.
+
+use gguf_foundry::core::TensorSource;
+use gguf_foundry::core::limits::Limits;
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::core::simd::SimdLevel;
+use gguf_foundry::gguf::{
+    FilePlan, GgufFile, Imatrix, LayoutOptions, Metadata, SplitSpec, SplitStyle, StoredImatrix, Strictness,
+    WriteOptions, merged_metadata, parse_header, write_gguf,
+};
+use gguf_foundry::inspect::{Listing, hash, summary_json, typed_json, value_plain, value_text, warnings};
+use gguf_foundry::quantize::{FileType, Input, QuantizeOptions, QuantizePlan};
+use gguf_foundry::verify::{StructureOptions, check_structure, expert_coverage, imatrix_statistics};
+
+use super::bundle::{self, Directory, Numbers};
+
+/// What is accepted lies inside the file, and comes back the same when it is written and read again.
+pub(super) fn header(data: &[u8]) -> bool {
+    let limits = Limits::default();
+    let mut is_accepted = false;
+    for strictness in [Strictness::LlamaCpp, Strictness::Format] {
+        let Ok(header) = parse_header(data, &limits, strictness) else { continue };
+        is_accepted = true;
+        assert!(header.data_end <= data.len() as u64);
+        let Ok(plan) = FilePlan::new(&header.metadata, &header.tensors, &LayoutOptions::default()) else {
+            continue;
+        };
+        // The data stays where it is: the header alone says all that is compared.
+        let Ok(n_bytes) = usize::try_from(plan.file_bytes) else { continue };
+        if n_bytes > 1 << 24 {
+            continue;
+        }
+        let mut bytes = plan.header.clone();
+        bytes.resize(n_bytes, 0);
+        let again = parse_header(&bytes, &limits, Strictness::LlamaCpp).expect("written by ourselves");
+        // Bytes, since a NaN among the values is equal to nothing.
+        let again = FilePlan::new(&again.metadata, &again.tensors, &LayoutOptions::default());
+        assert_eq!(again.expect("planned before").header, plan.header);
+    }
+    is_accepted
+}
+
+/// Keys as the bytes that they are in a file, since a NaN is equal to nothing.
+fn bytes_of(metadata: &Metadata) -> Option<Vec<u8>> {
+    FilePlan::new(metadata, &[], &LayoutOptions::default()).ok().map(|plan| plan.header)
+}
+
+/// Names, shapes, types and bytes of all tensors.
+fn tensors_of(file: &GgufFile) -> Vec<(String, Vec<u8>)> {
+    let bytes = |tensor: usize| {
+        let n_bytes = file.tensors()[tensor].n_bytes().expect("checked by the reader");
+        let mut bytes = vec![0; usize::try_from(n_bytes).expect("lies in a small file")];
+        file.read_rows(tensor, 0, &mut bytes).expect("a mapped file can be read");
+        bytes
+    };
+    let tensors = file.tensors().iter().enumerate();
+    tensors.map(|(at, meta)| (format!("{meta:?}"), bytes(at))).collect()
+}
+
+/// What can be read can be written, in one piece or in parts, and is the same when it is read again.
+pub(super) fn rewrite(data: &[u8]) -> bool {
+    let Ok(file) = GgufFile::open(&bundle::file("rewrite.gguf", data)) else { return false };
+    // Parts would be looked for under other names than this file has, and padding is written out.
+    let is_part = file.metadata().contains("split.count");
+    if file.tensors().is_empty() || is_part || file.alignment() > 1 << 12 {
+        return false;
+    }
+    let numbers = &mut Numbers::of(data);
+    let style = if numbers.below(2) == 0 { SplitStyle::Converter } else { SplitStyle::GgufSplit };
+    let spec = SplitSpec {
+        max_tensors: Some(1 + numbers.below(3)),
+        no_tensor_first: numbers.below(4) == 0,
+        style,
+        ..SplitSpec::default()
+    };
+    let dir = Directory::of(&[]);
+    let target = dir.path().join("out.gguf");
+    let split = (numbers.below(2) == 0).then_some(spec);
+    let options = WriteOptions { split, sync: false, memory_bytes: 1 << 16, ..WriteOptions::default() };
+    let Ok(report) = write_gguf(&target, file.metadata(), &file, &options, &Silent) else { return false };
+    let first = report.paths.first().expect("one file at least");
+    let again = GgufFile::open(first).expect("written by ourselves");
+    assert_eq!(tensors_of(&again), tensors_of(&file));
+    assert_eq!(bytes_of(&merged_metadata(again.metadata())), bytes_of(&merged_metadata(file.metadata())));
+    true
+}
+
+/// Parts under their canonical names; what is accepted can be read whole.
+pub(super) fn split(data: &[u8]) -> bool {
+    const PARTS: &[&str] = &["m-00001-of-00003.gguf", "m-00002-of-00003.gguf", "m-00003-of-00003.gguf"];
+    let files = bundle::split(data, PARTS);
+    let dir = Directory::of(&files);
+    let Ok(file) = GgufFile::open(&dir.path().join(PARTS[0])) else { return false };
+    let _ = warnings(&file);
+    let n_tensors: usize = file.parts().iter().map(|part| part.header().tensors.len()).sum();
+    assert_eq!(n_tensors, tensors_of(&file).len());
+    for meta in file.tensors() {
+        assert!(file.tensor_index(&meta.name).is_some());
+    }
+    file.parts().len() == PARTS.len()
+}
+
+/// Everything that looks at a file without writing: the listing, its checks, and the plan of a quantization.
+pub(super) fn describe(data: &[u8]) -> bool {
+    let Ok(file) = GgufFile::open(&bundle::file("describe.gguf", data)) else { return false };
+    let _ = (summary_json(&file, Listing { max_elems: Some(4), has_tensors: true }), warnings(&file));
+    for (_, value) in file.metadata().iter() {
+        let _ = (value_text(value, Some(40), Some(4)), value_plain(value), typed_json(value));
+    }
+    if file.tensor_bytes() > 1 << 20 {
+        return false;
+    }
+    let check = |level| {
+        let options = StructureOptions { level };
+        let findings = check_structure(&file, file.metadata(), &options, &Silent);
+        findings.expect("a mapped file can be read").iter().map(|f| format!("{f:?}")).collect::<Vec<_>>()
+    };
+    assert_eq!(check(SimdLevel::Scalar), check(SimdLevel::detect()));
+    hash(&file, &Silent).expect("a mapped file can be read");
+    let file_types: Vec<FileType> = FileType::all().collect();
+    let chosen = Numbers::of(data).below(file_types.len() as u64) as usize;
+    let options = QuantizeOptions::new(file_types[chosen]);
+    if let Ok(plan) = QuantizePlan::draft(&Input::file(&file), &options, None) {
+        let _ = (plan.summary(), plan.n_fallbacks());
+    }
+    true
+}
+
+/// Importance of either format, with what is told of it.
+pub(super) fn imatrix(data: &[u8]) -> bool {
+    let path = bundle::file("fuzz.imatrix", data);
+    let stored = StoredImatrix::open(&path);
+    let Ok(matrix) = Imatrix::open(&path) else { return false };
+    let stored = stored.expect("opened by the other reader");
+    assert_eq!(stored.n_entries(), matrix.entries().len());
+    for (name, entry) in matrix.entries() {
+        assert!(stored.has(name));
+        assert!(!entry.weights.is_empty());
+    }
+    if let Ok(sums) = gguf_foundry::gguf::merge_imatrices(&[stored], 512) {
+        let _ = (imatrix_statistics(&sums), expert_coverage(&sums), sums.counted_chunks());
+    }
+    matrix.check_finite().is_ok()
+}

@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""Line coverage of the parsers by the fuzz corpus: see scripts/coverage.sh."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "target/fuzz-coverage"
+
+# What reads foreign bytes, by room. Errors and the tables of names are not parsers.
+ROOMS = {
+    "GGUF": ["src/gguf/header.rs", "src/gguf/reader.rs", "src/gguf/split.rs", "src/gguf/imatrix/read.rs",
+             "src/gguf/imatrix/merge.rs", "crates/core/src/bytes.rs"],
+    "containers": ["src/checkpoint/**/*.rs", "src/checkpoint.rs"],
+    "quantized checkpoints": ["src/dequant/**/*.rs", "src/dequant.rs"],
+    "tokenizers": ["src/tokenizer/**/*.rs", "src/tokenizer.rs"],
+    "texts": ["src/convert/model_card.rs", "src/convert/metadata.rs", "src/gguf/assign.rs", "src/verify/prompts/read.rs",
+              "src/verify/tasks/hellaswag.rs", "src/verify/tasks/winogrande.rs", "src/verify/tasks/multiple_choice.rs",
+              "src/verify/logit_file/read.rs", "src/verify/chat.rs", "src/quantize/options.rs"],
+    "cards": ["src/arch/load.rs", "src/arch/expr.rs", "src/arch/names.rs", "src/arch/schema.rs", "src/arch/read/*.rs",
+              "src/arch/read.rs", "src/arch/merge.rs", "src/arch/graph.rs"],
+}
+# Not parsers: errors, and what writes.
+NOT = re.compile(r"error\.rs$|safetensors_writer|/rebuild")
+
+
+def run(*command, **more):
+    return subprocess.run(command, cwd=ROOT, check=True, **more)
+
+
+def measured(corpora):
+    """The text of `cov show` for a replay of these corpora."""
+    triple = re.search(r"host: (\S+)", run("rustc", "-vV", capture_output=True, text=True).stdout)[1]
+    environment = dict(os.environ, FUZZ_COVERAGE="1", RUSTC_WRAPPER=str(ROOT / "fuzz/rustc.sh"),
+                       CARGO_PROFILE_DEV_DEBUG="0", CARGO_PROFILE_DEV_OPT_LEVEL="1")
+    run("cargo", "build", "--quiet", "--manifest-path", "fuzz/Cargo.toml", "--bin", "replay", "--target", triple,
+        "--target-dir", str(TARGET), env=environment)
+    program = TARGET / triple / "debug/replay"
+    show = shutil.which("cov") or str(Path.home() / ".cargo/bin/cov")
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as room:
+        profile = Path(room) / "fuzz.profraw"
+        run(str(program), *corpora, env=dict(os.environ, LLVM_PROFILE_FILE=str(profile), TMPDIR=room))
+        command = [show, "show", "--instr-profile", str(profile), "--object", str(program)]
+        return run(*command, capture_output=True, text=True).stdout
+
+
+def lines_of(text):
+    """By file: the lines that could run, and whether they did."""
+    files, current = {}, None
+    for row in text.splitlines():
+        if match := re.match(r"^ *(\d+)\| *(\d*)\|", row):
+            if match[2] and current is not None:
+                current[int(match[1])] = int(match[2]) > 0
+        elif row.strip().rstrip(":").endswith(".rs"):
+            path = Path(row.strip().rstrip(":"))
+            path = path.relative_to(ROOT) if path.is_absolute() and path.is_relative_to(ROOT) else path
+            current = files.setdefault(str(path), {})
+    return files
+
+
+def main():
+    words = [word for word in sys.argv[1:] if word != "--missing"]
+    corpora = words or [str(ROOT / "fuzz/corpus"), str(ROOT / "fuzz/regressions")]
+    files = lines_of(measured([str(Path(word).resolve()) for word in corpora]))
+    if not any(files.values()):
+        sys.exit("no lines were read: is `cov` (cargo install llvm_profparser) made for this compiler's profiles?")
+    print("| parser | lines | reached | |\n| --- | --- | --- | --- |")
+    all_lines, all_reached = 0, 0
+    for room, patterns in ROOMS.items():
+        paths = sorted({str(p.relative_to(ROOT)) for pattern in patterns for p in ROOT.glob(pattern)})
+        paths = [path for path in paths if not NOT.search(path) and files.get(path)]
+        n = sum(len(files[path]) for path in paths)
+        reached = sum(sum(files[path].values()) for path in paths)
+        all_lines, all_reached = all_lines + n, all_reached + reached
+        print(f"| **{room}** | {n} | {reached} | **{100 * reached / max(n, 1):.1f} %** |")
+        for path in paths:
+            lines = files[path]
+            n, reached = len(lines), sum(lines.values())
+            print(f"| `{path}` | {n} | {reached} | {100 * reached / n:.1f} % |")
+            if "--missing" in sys.argv and reached < n:
+                print("    not reached:", " ".join(str(line) for line, was in sorted(lines.items()) if not was))
+    print(f"| **all** | {all_lines} | {all_reached} | **{100 * all_reached / max(all_lines, 1):.1f} %** |")
+
+
+main()
