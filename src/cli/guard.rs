@@ -138,7 +138,7 @@ mod tests {
             (1..=3).map(|n| PathBuf::from(format!("dir/a-b-0000{n}-of-00003.gguf"))).collect();
         assert_eq!(found, expected);
         for name in ["a.gguf", "a-of-3.gguf", "a-2-of-3.gguf", "-of-.gguf", "", "a-00001-of-00002.bin"] {
-            assert_eq!(parts(Path::new(name)), [PathBuf::new(); 0], "{name}");
+            assert!(parts(Path::new(name)).is_empty(), "{name}");
         }
     }
 }

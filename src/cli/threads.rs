@@ -81,7 +81,7 @@ mod tests {
     fn absurd_numbers_are_capped_with_a_note() {
         assert_eq!(wanted(Some(3)), (3, None));
         let (n, note) = wanted(Some(65_535));
-        assert!(n >= MOST && n < 65_535);
+        assert!((MOST..65_535).contains(&n));
         assert_eq!(note.unwrap(), format!("{n} threads instead of 65535: more are of no use"));
         assert!(wanted(None).0 >= 1);
     }

@@ -7,28 +7,14 @@ use std::process::Command;
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::gguf::FileType;
 use proptest::prelude::Rng;
-use proptest::test_runner::{RngAlgorithm, TestRng};
+use proptest::test_runner::TestRng;
 use safetensors::SafeTensors;
 use serde_json::json;
 
-use crate::support::{fixture, sha256};
+use crate::support::{fixture, rng, seed, sha256};
 
 /// Repeats the choices of an earlier run.
 const SEED: &str = "GGUF_DETERMINISM_SEED";
-
-fn rng() -> TestRng {
-    let seed = match std::env::var(SEED) {
-        Ok(text) => text.parse().expect("GGUF_DETERMINISM_SEED is a number"),
-        Err(_) => {
-            use std::hash::{BuildHasher, Hasher};
-            std::hash::RandomState::new().build_hasher().finish()
-        }
-    };
-    eprintln!("{SEED}={seed}");
-    let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&u64::to_le_bytes(seed));
-    TestRng::from_seed(RngAlgorithm::ChaCha, &bytes)
-}
 
 /// How a program runs.
 fn way(program: &str, rng: &mut TestRng) -> Vec<String> {
@@ -146,7 +132,7 @@ fn compare(bench: &Bench, program: &str, arguments: &str, rng: &mut TestRng, n_w
 
 #[test]
 fn every_type_has_the_same_bytes_however_it_is_made() {
-    let (bench, mut rng) = (Bench::new(), rng());
+    let (bench, mut rng) = (Bench::new(), rng(seed(SEED)));
     let mut n_types = 0;
     for file_type in FileType::all() {
         let name = file_type.name();
@@ -167,7 +153,7 @@ fn every_type_has_the_same_bytes_however_it_is_made() {
 
 #[test]
 fn every_command_writes_the_same_bytes_however_it_runs() {
-    let (bench, mut rng) = (Bench::new(), rng());
+    let (bench, mut rng) = (Bench::new(), rng(seed(SEED)));
     let commands = [
         ("gguf-convert", "hf2gguf hf -o out/m.gguf --split-max-tensors 3"),
         ("gguf-convert", "gguf2hf f32.gguf -o out/hf --max-shard-size 1M"),

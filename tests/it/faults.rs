@@ -7,14 +7,16 @@ mod run;
 mod scenarios;
 mod table;
 
+use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use calls::{Fault, Point};
 use proptest::prelude::Rng;
-use proptest::test_runner::{RngAlgorithm, TestRng};
 use run::Bench;
 use table::Table;
+
+use crate::support::{rng, seed};
 
 /// How many points of each command are tried: `all`, or a number.
 const POINTS: &str = "GGUF_FAULTS";
@@ -22,18 +24,6 @@ const POINTS: &str = "GGUF_FAULTS";
 const ONLY: &str = "GGUF_FAULTS_ONLY";
 /// Repeats the choice of an earlier run.
 const SEED: &str = "GGUF_FAULTS_SEED";
-
-fn seed() -> u64 {
-    match std::env::var(SEED) {
-        Ok(text) => text.parse().expect("GGUF_FAULTS_SEED is a number"),
-        Err(_) => rand_seed(),
-    }
-}
-
-fn rand_seed() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    std::hash::RandomState::new().build_hasher().finish()
-}
 
 /// As many points as asked for, any of them.
 fn choose(mut points: Vec<Point>, rng: &mut impl Rng) -> Vec<Point> {
@@ -54,11 +44,7 @@ fn choose(mut points: Vec<Point>, rng: &mut impl Rng) -> Vec<Point> {
 #[test]
 #[ignore = "needs strace: scripts/faults.sh"]
 fn every_system_call_may_go_wrong() {
-    let seed = seed();
-    eprintln!("{SEED}={seed}");
-    let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let mut rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+    let mut rng = rng(seed(SEED));
     let only = std::env::var(ONLY).unwrap_or_default();
     let bench = Bench::new();
     let mut table = Table::default();
@@ -80,7 +66,7 @@ fn every_system_call_may_go_wrong() {
         });
         table.add(scenario.name, n_points, outcomes.into_inner().unwrap_or_else(PoisonError::into_inner));
     }
-    eprint!("{table}");
+    let _ = write!(std::io::stderr(), "{table}");
     let flaws = table.flaws();
     assert!(table.n_reached(Fault::Kill) > 0, "no kill hit a program: nothing was tested");
     assert!(

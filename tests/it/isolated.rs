@@ -30,7 +30,7 @@ fn verify(model: &Path) -> Command {
 /// The child of a program, once it has one that has begun to work.
 fn job_of(program: &Child) -> i32 {
     let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(60) {
+    while begun.elapsed() < Duration::from_mins(1) {
         let tasks = fs_err::read_dir(format!("/proc/{}/task", program.id())).unwrap();
         for task in tasks {
             let children = fs_err::read_to_string(task.unwrap().path().join("children")).unwrap_or_default();

@@ -57,7 +57,7 @@ fn imatrix(path: &Path, values: &[f32]) {
     bytes.extend(DOWN.bytes());
     bytes.extend(1i32.to_le_bytes());
     bytes.extend((values.len() as i32).to_le_bytes());
-    values.iter().for_each(|value| bytes.extend(value.to_le_bytes()));
+    bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
     fs_err::write(path, bytes).unwrap();
 }
 

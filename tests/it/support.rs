@@ -1,10 +1,12 @@
 //! Shared by the test modules: where fixtures are, and what is said of cases.
 #![allow(dead_code, reason = "each item is used by some of the modules only")]
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use gguf_foundry::gguf::Metadata;
+use proptest::test_runner::{RngAlgorithm, TestRng};
 
 /// The cases of the corpus whose architectures have cards.
 pub const ARCH_CASES: &[&str] = &[
@@ -78,6 +80,24 @@ pub fn report_cases(subject: &str, n_cases: usize) {
     // Past the test harness, which keeps what passing tests print.
     let _ = writeln!(std::io::stderr(), "{subject}: {n_cases} conformance cases");
     assert!(n_cases > 0, "{subject}: no conformance case found");
+}
+
+/// Seed of a test that tries something else in each run: what the variable says, or chance. It is printed, past the test
+/// harness, so that a failure in CI can be repeated.
+pub fn seed(variable: &str) -> u64 {
+    let seed = match std::env::var(variable) {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{variable}={text}: expected a number")),
+        Err(_) => RandomState::new().build_hasher().finish(),
+    };
+    let _ = writeln!(std::io::stderr(), "{variable}={seed} repeats this run");
+    seed
+}
+
+/// Chance from a seed.
+pub fn rng(seed: u64) -> TestRng {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    TestRng::from_seed(RngAlgorithm::ChaCha, &bytes)
 }
 
 /// SHA-256 in lower-case hex.

@@ -17,7 +17,8 @@
 mod child;
 #[cfg(unix)]
 mod parent;
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests;
 
 use std::ffi::OsString;

@@ -12,7 +12,7 @@ use super::scenarios::{Inputs, Scenario};
 use crate::support::{root, sha256};
 
 /// After this a program hangs. It needs a second.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Content of all files below a directory, as hashes, by path.
 pub type State = BTreeMap<String, String>;
@@ -152,7 +152,7 @@ impl Bench {
         any.with_file_name(format!("{}{}", scenario.program, std::env::consts::EXE_SUFFIX))
     }
 
-    fn command(&self, scenario: &Scenario, place: &Path, strace: &[String]) -> Command {
+    fn command(scenario: &Scenario, place: &Path, strace: &[String]) -> Command {
         let program = Self::program(scenario);
         let mut command = if strace.is_empty() {
             Command::new(program)
@@ -169,7 +169,7 @@ impl Bench {
     /// The command with a fault. The log is there afterwards if the fault was reached, or says so.
     fn faulty(&self, scenario: &Scenario, place: &Path, point: &Point, log: &Path) -> Command {
         if point.fault.is_short() {
-            let mut command = self.command(scenario, place, &[]);
+            let mut command = Self::command(scenario, place, &[]);
             command
                 .env("LD_PRELOAD", &self.shim)
                 .env("SHORT_AT", point.number.to_string())
@@ -186,7 +186,7 @@ impl Bench {
             // Faster, but with it strace 6.1 sends no signals.
             options.push("--seccomp-bpf".to_owned());
         }
-        self.command(scenario, place, &options)
+        Self::command(scenario, place, &options)
     }
 
     /// The command without a fault.
@@ -195,7 +195,7 @@ impl Bench {
         let old = state(&place);
         let log = self.dir.path().join(format!("{}.log", scenario.name.replace(' ', "-")));
         let options = ["-o".to_owned(), log.display().to_string(), "-e".to_owned(), TRACED.to_owned()];
-        let output = finish(&mut self.command(scenario, &place, &options)).expect("a run that ends");
+        let output = finish(&mut Self::command(scenario, &place, &options)).expect("a run that ends");
         let message = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(scenario.code), "{}: {message}", scenario.name);
         let new = state(&place);
@@ -214,7 +214,7 @@ impl Bench {
             point.fault.is_short() || text.contains("(INJECTED)") || text.contains("--- SIGTERM")
         };
         let is_reached = is_killed || traced.as_ref().is_ok_and(is_seen);
-        let flaw = self.judge(scenario, clean, point, &place, output.as_ref()).err();
+        let flaw = Self::judge(scenario, clean, point, &place, output.as_ref()).err();
         let flaw = flaw.map(|flaw| format!("{}, {point}: {flaw}", scenario.name));
         let _ = fs_err::remove_dir_all(&place);
         let _ = fs_err::remove_file(&log);
@@ -222,7 +222,6 @@ impl Bench {
     }
 
     fn judge(
-        &self,
         scenario: &Scenario,
         clean: &Clean,
         point: &Point,
@@ -279,7 +278,7 @@ impl Bench {
         if outcome == Outcome::New && !scenario.is_repeatable {
             return if left.is_empty() { Ok(()) } else { Err(format!("left behind for ever: {left:?}")) };
         }
-        let again = finish(&mut self.command(scenario, place, &[])).ok_or("another run hangs")?;
+        let again = finish(&mut Self::command(scenario, place, &[])).ok_or("another run hangs")?;
         let message = String::from_utf8_lossy(&again.stderr);
         if again.status.code() != Some(scenario.code) {
             return Err(format!("another run ends with {:?}: {message}", again.status.code()));

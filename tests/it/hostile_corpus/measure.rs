@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 const RUN: &str = "GGUF_HOSTILE_RUN";
 const DIR: &str = "GGUF_HOSTILE_DIR";
 /// A hang is a failure; machines may be loaded.
-const WALL: Duration = Duration::from_secs(180);
+const WALL: Duration = Duration::from_mins(3);
 
 /// What a run took, and said on both outputs.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -226,7 +226,8 @@ mod handler {
     }
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests {
     use std::os::unix::process::ExitStatusExt;
     use std::process::{Command, Output};
@@ -249,7 +250,9 @@ mod tests {
         let shorten = || fs_err::OpenOptions::new().write(true).open(&path).unwrap().set_len(5000).unwrap();
         let temporaries: Vec<_> = ["gone", "kept"].map(|name| Path::new(&dir).join(name)).into();
         let watches: Vec<_> = temporaries.iter().map(|path| temporary(path)).collect();
-        temporaries.iter().for_each(|path| fs_err::write(path, "x").unwrap());
+        for path in &temporaries {
+            fs_err::write(path, "x").unwrap();
+        }
         let [_gone, kept] = watches.try_into().unwrap();
         drop(kept);
         // Several mappings, of which the one that faults is neither the first nor the last; one is past.

@@ -149,7 +149,8 @@ fn try_lock(_: &File) -> Result<bool, TryLockError> {
     Ok(false)
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests {
     use super::*;
 
