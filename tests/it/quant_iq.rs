@@ -122,7 +122,10 @@ fn importance(random: &mut Random, kind: usize) -> Vec<f32> {
             2 => random.bell().powi(4) * 1e4,
             3 => [0.0, 1.0, 1.0, 2.0][random.below(4)],
             4 => 0.0,
-            _ => f32::from_bits(random.bits() as u32 & 0x7fff_ffff),
+            // What is no number is refused before any work.
+            _ => Some(f32::from_bits(random.bits() as u32 & 0x7fff_ffff))
+                .filter(|w| w.is_finite())
+                .unwrap_or(0.0),
         })
         .collect()
 }

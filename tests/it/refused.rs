@@ -271,7 +271,7 @@ fn logits_of_many_prompts_stay_within_the_budget() {
         assert_eq!(text.lines().count(), n_prompts);
         for (at, line) in text.lines().enumerate().step_by(97) {
             assert!(
-                line.starts_with("{\"logits\":[") && line.ends_with(&format!("\"prompt\":{at}}}")),
+                line.starts_with(&format!("{{\"prompt\":{at},\"logits\":[")) && line.ends_with("]}"),
                 "{at}"
             );
         }
