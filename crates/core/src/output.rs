@@ -3,13 +3,13 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`destination`] | where an output goes, and why it cannot go there |
-//! | [`temporary`] | the file before it has its name |
-//! | [`commit`] [`journal`] | how it gets it, alone or as one of a set |
-//! | [`new_directory`] | the same for a directory and all that is in it |
-//! | [`leftovers`] [`lock`] | what runs that were killed left behind, and how one knows that they are dead |
-//! | [`guard`] | what an output must not replace |
-//! | [`edit_lock`] | a file that is changed in its place, by one program at a time |
+//! | `destination` | where an output goes, and why it cannot go there |
+//! | `temporary` | the file before it has its name |
+//! | `commit` `journal` | how it gets it, alone or as one of a set |
+//! | `new_directory` | the same for a directory and all that is in it |
+//! | `leftovers` `lock` | what runs that were killed left behind, and how one knows that they are dead |
+//! | `guard` | what an output must not replace |
+//! | `edit_lock` | a file that is changed in its place, by one program at a time |
 
 use std::fs::File;
 use std::io;
