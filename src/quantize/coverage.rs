@@ -23,9 +23,9 @@ pub struct Coverage {
     pub missing: Vec<String>,
     /// Tensors with experts that were never seen.
     pub unseen: Vec<UnseenExperts>,
-    /// Tensors with groups of columns that have no importance at all and count evenly, because their type would lose
-    /// them.
-    pub even: Vec<String>,
+    /// Tensors with groups of columns that have no importance at all, which their type therefore writes as zeros (or
+    /// nearly).
+    pub lost: Vec<String>,
     /// Entries that name no tensor of the model.
     pub foreign: Vec<String>,
 }

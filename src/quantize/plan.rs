@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use crate::core::{ImatrixNeed, TensorMeta, TensorSource, simd::SimdLevel};
 use crate::gguf::{GgufFile, Metadata};
 use crate::gguf::{Imatrix, ImatrixError};
-use crate::quant::{SmallRows, can_quantize, has_even_groups};
+use crate::quant::{SmallRows, can_quantize, has_lost_groups};
 use crate::quantize::class::file_order;
 use crate::quantize::coverage::Coverage;
 use crate::quantize::metadata::{Changes, file_type_id, output_metadata};
@@ -280,8 +280,8 @@ impl<'a> Builder<'a, '_> {
         if entry.weights.len() as u64 == expected {
             if is_used {
                 self.coverage.add(&found.name, entry);
-                if has_even_groups(choice.ty, &entry.weights) {
-                    self.coverage.even.push(found.name.clone());
+                if has_lost_groups(choice.ty, &entry.weights) {
+                    self.coverage.lost.push(found.name.clone());
                 }
             }
             return Ok(Some(entry.weights.as_slice()).filter(|_| is_used));

@@ -171,7 +171,7 @@ fn importance_that_is_negative_or_no_number_is_refused_by_entry_and_index() {
 }
 
 #[test]
-fn columns_without_importance_are_kept_and_said() {
+fn columns_without_importance_are_said() {
     let dir = tempfile::tempdir().unwrap();
     model(&dir.path().join("in.gguf"), 0, 0.1);
     let mut values = vec![1.0; N_COLS];
@@ -184,6 +184,6 @@ fn columns_without_importance_are_kept_and_said() {
     let (code, err) = quantize(dir.path(), &args);
     assert_eq!(code, 0, "{err}");
     let expected =
-        format!("1 tensor with groups of columns of no importance at all, which count evenly: `{DOWN}`");
+        format!("1 tensor with groups of columns of no importance at all, which become zeros: `{DOWN}`");
     assert!(err.contains(&expected), "{err}");
 }

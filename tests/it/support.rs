@@ -126,3 +126,22 @@ pub fn peak_memory_kib(command: &mut std::process::Command) -> u64 {
     assert!(status.success());
     peak
 }
+
+/// Waits until a process has mapped a file and listens to signals: it has begun.
+#[cfg(target_os = "linux")]
+pub fn wait_until_it_reads(child: &mut std::process::Child, name: &str) {
+    let id = child.id();
+    let proc = |file: &str| fs_err::read_to_string(format!("/proc/{id}/{file}")).unwrap_or_default();
+    loop {
+        let caught = proc("status");
+        let caught = caught.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
+        let caught = u64::from_str_radix(caught.trim(), 16).unwrap_or(0);
+        // SIGTERM.
+        if (caught >> 14) & 1 == 1 && proc("maps").contains(name) {
+            return;
+        }
+        let ended = child.try_wait().unwrap();
+        assert!(ended.is_none(), "{ended:?} before the file was mapped");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}

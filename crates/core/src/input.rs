@@ -10,7 +10,7 @@ use std::path::Path;
 /// I/O errors, named with the path; a path that is not a regular file.
 pub fn open(path: &Path) -> io::Result<fs_err::File> {
     // Looked at before it is opened: opening alone may wait, or ring a device's bell.
-    let metadata = fs_err::metadata(path)?;
+    let Ok(metadata) = path.metadata() else { return fs_err::File::open(path) };
     if !metadata.is_file() {
         return Err(refused(path, metadata.file_type()));
     }

@@ -1,15 +1,9 @@
 //! Importance weights before they are used: they must be numbers that are not negative, and where a whole group of
-//! columns has none, the group counts evenly.
-
-use std::borrow::Cow;
+//! columns has none, the group is lost in most types.
 
 use gguf_core::GgmlType;
 
 use super::QuantError;
-
-/// What weighs a group without importance, as a share of the largest importance of its super-block: it must not
-/// disturb the columns that count.
-const SHARE: f32 = 1.0 / 1024.0;
 
 /// Columns whose scale is chosen by their importance alone, so that all of them come out as zeros (or nearly) if it is
 /// zero; `None` for types whose search ends well without importance.
@@ -29,15 +23,16 @@ fn lost_together(ty: GgmlType) -> Option<usize> {
     })
 }
 
-/// True if some group of columns has no importance at all and counts evenly for this type.
+/// True if some group of columns has no importance at all, so that this type writes it as zeros (or nearly), as llama.cpp
+/// does.
 #[must_use]
-pub fn has_even_groups(ty: GgmlType, weights: &[f32]) -> bool {
+pub fn has_lost_groups(ty: GgmlType, weights: &[f32]) -> bool {
     let is_empty = |group: &[f32]| group.iter().all(|&weight| weight == 0.0);
     lost_together(ty).is_some_and(|n| weights.chunks(n).any(is_empty))
 }
 
-/// Checks weights, and fills groups that have none.
-pub(crate) fn usable(ty: GgmlType, weights: &[f32]) -> Result<Cow<'_, [f32]>, QuantError> {
+/// Checks weights.
+pub(crate) fn check(weights: &[f32]) -> Result<(), QuantError> {
     // Folds without exits are vector loops.
     let is_bad = |weight: &f32| !(*weight >= 0.0 && *weight < f32::INFINITY);
     if weights.iter().fold(false, |bad, weight| bad | is_bad(weight))
@@ -45,22 +40,7 @@ pub(crate) fn usable(ty: GgmlType, weights: &[f32]) -> Result<Cow<'_, [f32]>, Qu
     {
         return Err(QuantError::Importance { column, value: weights[column] });
     }
-    if !has_even_groups(ty, weights) {
-        return Ok(Cow::Borrowed(weights));
-    }
-    let mut filled = weights.to_vec();
-    let n = lost_together(ty).unwrap_or(256);
-    for block in filled.chunks_mut(ty.block_elems()) {
-        let largest =
-            block.iter().fold(0.0, |largest, &weight| if weight > largest { weight } else { largest });
-        let even = if largest > 0.0 { largest * SHARE } else { 1.0 };
-        for group in block.chunks_mut(n) {
-            if group.iter().all(|&weight| weight == 0.0) {
-                group.fill(even);
-            }
-        }
-    }
-    Ok(Cow::Owned(filled))
+    Ok(())
 }
 
 #[cfg(test)]
@@ -72,24 +52,26 @@ mod tests {
         for value in [-1e-30, f32::NEG_INFINITY, f32::INFINITY, f32::NAN] {
             let mut weights = vec![1.0; 64];
             weights[37] = value;
-            let error = usable(GgmlType::Q4_0, &weights).unwrap_err();
+            let error = check(&weights).unwrap_err();
             assert!(error.to_string().starts_with("importance of column 37 is "), "{error}");
         }
-        assert!(usable(GgmlType::Q4_0, &[0.0, -0.0, f32::MAX, 1e-45]).is_ok());
+        assert!(check(&[0.0, -0.0, f32::MAX, 1e-45]).is_ok());
     }
 
     #[test]
-    fn only_groups_without_any_importance_are_filled() {
+    fn groups_are_lost_by_their_type() {
         let mut weights = vec![4.0; 512];
         weights[0] = 0.0;
-        assert!(matches!(usable(GgmlType::Q6K, &weights).unwrap(), Cow::Borrowed(_)));
+        assert!(!has_lost_groups(GgmlType::Q6K, &weights));
         weights[16..32].fill(0.0);
+        let lost = |weights: &[f32]| {
+            [GgmlType::Q6K, GgmlType::Q4_0, GgmlType::Q4K, GgmlType::Iq3S]
+                .map(|ty| has_lost_groups(ty, weights))
+        };
+        assert_eq!(lost(&weights), [true, false, false, false]);
+        weights[..32].fill(0.0);
+        assert_eq!(lost(&weights), [true, true, false, false]);
         weights[256..].fill(0.0);
-        let filled = usable(GgmlType::Q6K, &weights).unwrap();
-        assert_eq!((filled[0], filled[16], filled[31], filled[32]), (0.0, 4.0 / 1024.0, 4.0 / 1024.0, 4.0));
-        assert!(filled[256..].iter().all(|&weight| weight == 1.0));
-        let filled = usable(GgmlType::Q4K, &weights).unwrap();
-        assert_eq!((filled[16], filled[300]), (0.0, 1.0));
-        assert!(matches!(usable(GgmlType::Iq3S, &weights).unwrap(), Cow::Borrowed(_)));
+        assert_eq!(lost(&weights), [true, true, true, false]);
     }
 }

@@ -97,7 +97,7 @@ mod twins;
 
 pub use elements::{NotANumber, decode_elements};
 pub use error::{BlockError, BlockFlaw, QuantError};
-pub use importance::has_even_groups;
+pub use importance::has_lost_groups;
 pub use magnitude::{Extent, SmallRow, SmallRows, are_ordinary_rows, check_rows, is_ordinary_importance};
 
 use codec::{Codec, Rows};
@@ -156,8 +156,8 @@ pub fn can_quantize(ty: GgmlType) -> bool {
 
 /// Quantizes whole rows; the bytes are those of ggml's `ggml_quantize_chunk`, at every level.
 ///
-/// `imatrix` holds one importance weight per column, the same for every row; types that ignore it take it too. A group
-/// of columns without any importance, which the type would write as zeros, counts evenly ([`has_even_groups`]).
+/// `imatrix` holds one importance weight per column, the same for every row; types that ignore it take it too. Most types
+/// write a group of columns without any importance as zeros ([`has_lost_groups`]).
 ///
 /// Rows that are far too large or too small for the type come out as zeros or cut off: [`check_rows`] finds them.
 ///
@@ -166,8 +166,7 @@ pub fn can_quantize(ty: GgmlType) -> bool {
 ///
 /// # Exactness
 /// Equals llama.cpp 0.5.0 built for x86-64 without floating-point contraction, also for NaN and infinite input
-/// where C defines the result; callers refuse such input beforehand ([`first_non_finite`]). Groups without importance
-/// are the exception: llama.cpp writes zeros.
+/// where C defines the result; callers refuse such input beforehand ([`first_non_finite`]).
 ///
 /// # Errors
 /// [`QuantError`]: no quantizer for the type, a required importance matrix is missing or holds weights that are
@@ -199,8 +198,8 @@ pub fn quantize_rows(
         }
         _ => {}
     }
-    let imatrix = imatrix.map(|weights| importance::usable(ty, weights)).transpose()?;
-    let imatrix = imatrix.as_deref().filter(|_| ty.info().imatrix != ImatrixNeed::Ignored);
+    imatrix.map(importance::check).transpose()?;
+    let imatrix = imatrix.filter(|_| ty.info().imatrix != ImatrixNeed::Ignored);
     let refused = Cell::new(None);
     quantize(level, &Rows { n_cols, src, imatrix, refused: &refused }, dst);
     match refused.get().map(|block: usize| block * ty.block_elems()) {

@@ -153,8 +153,7 @@ pub fn check_rows(
         return Ok(small);
     }
     let imatrix = imatrix.filter(|_| ty.info().imatrix != gguf_core::ImatrixNeed::Ignored);
-    let filled = imatrix.map(|weights| importance::usable(ty, weights)).transpose()?;
-    let imatrix = filled.as_deref();
+    imatrix.map(importance::check).transpose()?;
     let odd_importance = imatrix.is_some_and(|weights| !is_ordinary_importance(weights));
     let row_bytes = n_cols / ty.block_elems() * ty.block_bytes();
     let judge = Judge { ty, level, imatrix };

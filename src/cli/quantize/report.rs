@@ -61,10 +61,10 @@ pub(crate) fn warn(session: &Session, policy: CoveragePolicy, plan: &QuantizePla
         let n = plural(coverage.unseen.len() as u64, "tensor");
         warn(format!("{n} with experts never seen: {}", list(&mut tensors, coverage.unseen.len())));
     }
-    if !coverage.even.is_empty() {
-        let n = plural(coverage.even.len() as u64, "tensor");
-        let which = names(&coverage.even);
-        warn(format!("{n} with groups of columns of no importance at all, which count evenly: {which}"));
+    if !coverage.lost.is_empty() {
+        let n = plural(coverage.lost.len() as u64, "tensor");
+        let which = names(&coverage.lost);
+        warn(format!("{n} with groups of columns of no importance at all, which become zeros: {which}"));
     }
     if !coverage.foreign.is_empty() {
         let n = coverage.foreign.len() as u64;

@@ -11,7 +11,7 @@ use crate::cli::verify::engine_options;
 use crate::cli::verify::model::OpenedModel;
 use crate::cli::verify::prompt_files::PromptFiles;
 use crate::cli::{Exit, Session};
-use crate::core::output::{Destination, OutputFile, OutputKind};
+use crate::core::output::{Destination, OutputError, OutputFile, OutputKind};
 use crate::verify::{VerifyError, last_logits};
 
 #[derive(Debug, Args)]
@@ -88,7 +88,7 @@ impl<'a> Lines<'a> {
     fn flush(&mut self) -> anyhow::Result<()> {
         match &mut self.file {
             Some((file, at)) => {
-                file.write_at(*at, &self.buffer)?;
+                file.write_at(*at, &self.buffer).map_err(OutputError::from)?;
                 *at += self.buffer.len() as u64;
             }
             None => self.session.print(|out| out.write_all(&self.buffer))?,
@@ -100,7 +100,7 @@ impl<'a> Lines<'a> {
     fn finish(mut self) -> anyhow::Result<()> {
         self.flush()?;
         match self.file {
-            Some((file, _)) => Ok(file.commit(!self.session.common.no_sync)?),
+            Some((file, _)) => Ok(file.commit(!self.session.common.no_sync).map_err(OutputError::from)?),
             None => Ok(()),
         }
     }

@@ -19,7 +19,7 @@ use serde_json::json;
 use crate::cli::guard::Guard;
 use crate::cli::verify::report::{self, ModelReport};
 use crate::cli::{Session, UsageError};
-use crate::core::output::{Destination, OutputFile, OutputKind};
+use crate::core::output::{Destination, OutputError, OutputFile, OutputKind};
 use crate::core::text::escape;
 
 pub(super) use details::Details;
@@ -112,10 +112,10 @@ impl Reports {
                 }
             };
             let file = OutputFile::create(path)?;
-            file.write_at(0, text.as_bytes())?;
+            file.write_at(0, text.as_bytes()).map_err(OutputError::from)?;
             files.push(file);
         }
-        OutputFile::commit_all(files, !session.common.no_sync)?;
+        OutputFile::commit_all(files, !session.common.no_sync).map_err(OutputError::from)?;
         Ok(())
     }
 }

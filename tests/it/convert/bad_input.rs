@@ -2,9 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::time::Duration;
 
-use crate::support::fixture;
+use crate::support::{fixture, wait_until_it_reads};
 
 /// A copy of the bundled checkpoint in a directory that vanishes.
 struct Broken {
@@ -278,10 +277,7 @@ fn an_interrupt_leaves_nothing() {
         .stderr(std::process::Stdio::null())
         .spawn()
         .unwrap();
-    while fs_err::read_dir(&out).unwrap().count() == 0 {
-        assert!(child.try_wait().unwrap().is_none(), "no temporary file appeared");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    wait_until_it_reads(&mut child, "model.safetensors");
     Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     let status = child.wait().unwrap();
     assert_eq!(status.code(), Some(130));

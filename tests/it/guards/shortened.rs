@@ -4,8 +4,9 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::workbench::{hole, wait_until_it_reads};
+use super::workbench::hole;
 use crate::support::fixture;
+use crate::support::wait_until_it_reads;
 
 /// More than any program reads while this test looks at it.
 const LONG: u64 = 64 << 30;

@@ -3,7 +3,8 @@
 
 use std::process::{Command, Stdio};
 
-use super::workbench::{Workbench, hole, wait_until_it_reads};
+use super::workbench::{Workbench, hole};
+use crate::support::wait_until_it_reads;
 
 #[test]
 fn every_signal_that_asks_for_the_end_cleans_up() {

@@ -139,21 +139,3 @@ pub fn hole(path: &Path, n_bytes: u64) {
     fs_err::write(path, &bytes).unwrap();
     fs_err::OpenOptions::new().write(true).open(path).unwrap().set_len(bytes.len() as u64 + n_bytes).unwrap();
 }
-
-/// Waits until a process has mapped a file and listens to signals: it has begun.
-pub fn wait_until_it_reads(child: &mut std::process::Child, name: &str) {
-    let id = child.id();
-    let proc = |file: &str| fs_err::read_to_string(format!("/proc/{id}/{file}")).unwrap_or_default();
-    loop {
-        let caught = proc("status");
-        let caught = caught.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
-        let caught = u64::from_str_radix(caught.trim(), 16).unwrap_or(0);
-        // SIGTERM.
-        if (caught >> 14) & 1 == 1 && proc("maps").contains(name) {
-            return;
-        }
-        let ended = child.try_wait().unwrap();
-        assert!(ended.is_none(), "{ended:?} before the file was mapped");
-        std::thread::sleep(std::time::Duration::from_millis(1));
-    }
-}
