@@ -264,7 +264,7 @@ impl Bench {
         if message.contains("panicked") {
             return Err(message);
         }
-        if outcome == Outcome::Mixed {
+        if outcome == Outcome::Mixed && scenario.is_set {
             let Some(reader) = scenario.reader else {
                 return Err(format!("files of two runs are mixed: {:?}: {message}", found.keys()));
             };

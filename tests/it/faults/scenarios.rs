@@ -64,6 +64,8 @@ pub struct Scenario {
     pub prepare: fn(&Inputs, &Path),
     /// Exit code of a good run.
     pub code: i32,
+    /// Its files belong together; otherwise each is worth something alone.
+    pub is_set: bool,
     /// A file whose set may be mixed for a moment, if every reader of it refuses the mixture.
     pub reader: Option<&'static str>,
     /// The command may run again over its own output.
@@ -71,7 +73,16 @@ pub struct Scenario {
 }
 
 const fn scenario(name: &'static str, program: &'static str, arguments: &'static [&'static str]) -> Scenario {
-    Scenario { name, program, arguments, prepare: |_, _| {}, code: 0, reader: None, is_repeatable: true }
+    Scenario {
+        name,
+        program,
+        arguments,
+        prepare: |_, _| {},
+        code: 0,
+        is_set: true,
+        reader: None,
+        is_repeatable: true,
+    }
 }
 
 const FIRST: Option<&str> = Some("m-00001-of-00005.gguf");
@@ -183,6 +194,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         code: 4,
+        is_set: false,
         ..scenario(
             "verify with all outputs",
             "gguf-verify",
