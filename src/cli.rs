@@ -8,6 +8,7 @@ mod failure;
 pub(crate) mod guard;
 pub mod inspect;
 mod isolated;
+mod limits;
 #[cfg(test)]
 mod number_options;
 #[cfg(any(feature = "packaging", test))]
@@ -292,6 +293,7 @@ fn set_up(session: &Session) {
         .target(env_logger::Target::Pipe(Box::new(session.progress.log_writer())))
         .try_init();
     signals::install();
+    limits::raise();
     faults::install(common.json);
 }
 

@@ -221,6 +221,8 @@ pub(crate) fn write_checkpoint(
     let weights = source.weights();
     let shards = plan_shards(weights, options.max_shard_bytes)?;
     dir.begin()?;
+    // The index, too.
+    dir.expect(shards.len() + 1 + beside.len(), options.sync);
     progress.begin("writing", shards.iter().map(|shard| shard.n_bytes).sum());
     let mut outputs = Vec::with_capacity(shards.len() + 1);
     for shard in &shards {

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::core::bytes::Endian;
-use crate::core::output::{self, Destination, GuardError, OutputError, OutputFile, OutputGuard, OutputKind};
+use crate::core::output::{
+    self, Destination, GuardError, OutputError, OutputFile, OutputGuard, OutputKind, OutputSet,
+};
 use crate::core::progress::Progress;
 use crate::core::{Hint, SourceError, TensorMeta, TensorSource, text};
 use crate::gguf::endian::swap_blocks;
@@ -202,7 +204,7 @@ pub(crate) fn write_files(
         guard(&files, kind, &options.inputs).map_err(OutputError::Guard)?;
     }
     let file_bytes = files.iter().map(|file| file.plan.file_bytes).fold(0, u64::saturating_add);
-    let outputs = begin(target, &files, file_bytes)?;
+    let outputs = begin(target, &files, file_bytes, options.sync)?;
     let tensor_bytes = files.iter().flat_map(|file| &file.plan.tensors).map(|tensor| tensor.n_bytes).sum();
     progress.begin("writing", tensor_bytes);
     let has_id = files.iter().any(|file| file.id_offset.is_some());
@@ -241,7 +243,12 @@ fn guard(files: &[PlannedFile], kind: OutputKind, inputs: &[PathBuf]) -> Result<
 }
 
 /// Begins all files of an output, with their headers, where there is room for them.
-fn begin(target: &Path, files: &[PlannedFile], file_bytes: u64) -> Result<Vec<OutputFile>, WriteError> {
+fn begin(
+    target: &Path,
+    files: &[PlannedFile],
+    file_bytes: u64,
+    sync: bool,
+) -> Result<Vec<OutputFile>, WriteError> {
     let mut destinations = match files {
         [file] if file.path == target => vec![Destination::of(target)?],
         parts => {
@@ -259,9 +266,10 @@ fn begin(target: &Path, files: &[PlannedFile], file_bytes: u64) -> Result<Vec<Ou
     if let Some(free) = free.filter(|&free| free < file_bytes) {
         return Err(WriteError::NoSpace { path: target.to_owned(), needed: file_bytes, free });
     }
+    let set = OutputSet::of(files.len(), sync);
     let mut outputs = Vec::with_capacity(files.len());
     for (file, destination) in files.iter().zip(destinations) {
-        let output = destination.create()?;
+        let output = set.create(destination)?;
         output.reserve(file.plan.file_bytes)?;
         output.write_at(0, &file.plan.header)?;
         outputs.push(output);

@@ -32,6 +32,7 @@ mod inspect;
 mod isolated;
 mod layers;
 mod magnitudes;
+mod many_parts;
 mod metadata;
 mod msmodelslim;
 mod native;

@@ -6,6 +6,7 @@
 //! | `destination` | where an output goes, and why it cannot go there |
 //! | `temporary` | the file before it has its name |
 //! | `commit` `journal` | how it gets it, alone or as one of a set |
+//! | `crowd` | sets of more files than may be open at once |
 //! | `new_directory` | the same for a directory and all that is in it |
 //! | `leftovers` `lock` | what runs that were killed left behind, and how one knows that they are dead |
 //! | `guard` | what an output must not replace |
@@ -16,9 +17,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use commit::Finished;
-use temporary::Temporary;
+use temporary::{Opened, Temporary};
 
 mod commit;
+mod crowd;
 mod destination;
 mod edit_lock;
 mod fault;
@@ -29,6 +31,7 @@ mod lock;
 mod new_directory;
 mod temporary;
 
+pub use crowd::OutputSet;
 pub use destination::{Destination, Obstacle, OutputError, check_name};
 pub use edit_lock::{EditLock, EditLockError};
 pub use guard::{FoundKind, GuardError, OutputGuard, OutputKind, check_kind};
@@ -75,10 +78,16 @@ impl OutputFile {
         &self.target
     }
 
-    fn file(&self) -> &File {
+    fn file(&self) -> io::Result<Opened<'_>> {
         match &self.sink {
-            Sink::Temporary { temporary, .. } => temporary.file(),
-            Sink::Device(device) => device,
+            Sink::Temporary { temporary, .. } => temporary.file().map_err(|e| named(&self.target, &e)),
+            Sink::Device(device) => Ok(Opened::Own(device)),
+        }
+    }
+
+    fn touch(&self) {
+        if let Sink::Temporary { temporary, .. } = &self.sink {
+            temporary.touch();
         }
     }
 
@@ -88,11 +97,12 @@ impl OutputFile {
     /// I/O errors, named with the path; a full disk.
     pub fn reserve(&self, n_bytes: u64) -> io::Result<()> {
         let Sink::Temporary { temporary, .. } = &self.sink else { return Ok(()) };
-        let file = temporary.file();
+        let file = self.file()?;
+        temporary.touch();
         #[cfg(target_os = "linux")]
         if n_bytes > 0 {
             use rustix::fs::{FallocateFlags, fallocate};
-            match rustix::io::retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, n_bytes)) {
+            match rustix::io::retry_on_intr(|| fallocate(&*file, FallocateFlags::empty(), 0, n_bytes)) {
                 Ok(()) => return Ok(()),
                 Err(rustix::io::Errno::NOSPC) => {
                     return Err(named(&self.target, &io::Error::from(rustix::io::Errno::NOSPC)));
@@ -109,20 +119,23 @@ impl OutputFile {
     /// I/O errors, named with the path.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         #[cfg(unix)]
-        {
+        let written = {
             use std::os::unix::fs::FileExt;
-            self.file().write_all_at(bytes, offset).map_err(|e| named(&self.target, &e))
-        }
+            self.file()?.write_all_at(bytes, offset).map_err(|e| named(&self.target, &e))
+        };
         #[cfg(not(unix))]
-        {
+        let written = {
             use std::io::{Seek, SeekFrom, Write};
             static POSITION: std::sync::Mutex<()> = std::sync::Mutex::new(());
             let _guard = POSITION.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            let mut file = self.file();
+            let file = self.file()?;
+            let mut file = &*file;
             file.seek(SeekFrom::Start(offset))
                 .and_then(|_| file.write_all(bytes))
                 .map_err(|e| named(&self.target, &e))
-        }
+        };
+        self.touch();
+        written
     }
 
     /// Starts writing back what was written so far, so that the final sync has less to do. Best effort.
@@ -131,7 +144,9 @@ impl OutputFile {
         {
             use rustix::fs::{Advice, fadvise};
             // `POSIX_FADV_DONTNEED` starts asynchronous write-back of dirty pages in the range.
-            let _ = fadvise(self.file(), offset, std::num::NonZeroU64::new(n_bytes), Advice::DontNeed);
+            if let Ok(file) = self.file() {
+                let _ = fadvise(&*file, offset, std::num::NonZeroU64::new(n_bytes), Advice::DontNeed);
+            }
         }
         #[cfg(not(target_os = "linux"))]
         let _ = (offset, n_bytes);
@@ -167,9 +182,7 @@ impl OutputFile {
 
     fn sync(&self) -> io::Result<()> {
         match &self.sink {
-            Sink::Temporary { temporary, .. } => {
-                temporary.file().sync_all().map_err(|e| named(&self.target, &e))
-            }
+            Sink::Temporary { temporary, .. } => temporary.sync().map_err(|e| named(&self.target, &e)),
             Sink::Device(_) => Ok(()),
         }
     }
@@ -188,7 +201,22 @@ pub fn io_hints(error: &io::Error) -> Vec<String> {
 }
 
 fn named(target: &Path, error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("{}: {error}", target.display()))
+    let why = if is_too_many(error) { ": a limit of open files is reached (`ulimit -n`)" } else { "" };
+    io::Error::new(error.kind(), format!("{}: {error}{why}", target.display()))
+}
+
+/// True if the process, or the system, has too many files open.
+fn is_too_many(error: &io::Error) -> bool {
+    #[cfg(unix)]
+    {
+        use rustix::io::Errno;
+        [Errno::MFILE, Errno::NFILE].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = error;
+        false
+    }
 }
 
 fn parent(path: &Path) -> &Path {

@@ -93,7 +93,7 @@ pub(super) fn mapped(path: &Path, bytes: &[u8]) -> Watch {
     Watch(Some(&MAPPED.push(Mapped { start, end, text, json }).is_past))
 }
 
-/// Remembers a temporary file that has a name, to be removed if the program ends without unwinding. The path must not
+/// Remembers a temporary file that has a name, or a directory of such files, to be removed if the program ends without unwinding. The path must not
 /// be given to anything else while the value lives.
 pub fn temporary(path: &Path) -> Watch {
     if !IS_INSTALLED.load(Ordering::Relaxed) {
@@ -192,6 +192,11 @@ mod handler {
         for name in TEMPORARY.each() {
             // SAFETY: a string that ends in a zero and lives for ever.
             unsafe { libc::unlink(name.as_ptr()) };
+        }
+        // What was no file: directories, empty now.
+        for name in TEMPORARY.each() {
+            // SAFETY: as above.
+            unsafe { libc::rmdir(name.as_ptr()) };
         }
         if ON_TERMINAL.load(Ordering::Relaxed) {
             tell(libc::STDERR_FILENO, b"\r\x1b[2K");

@@ -61,7 +61,7 @@ fn commit_set(mut files: Vec<Finished>, sync: bool) -> io::Result<()> {
     for Finished { temporary, path } in &mut files {
         temporary.dress(path).map_err(|error| named(path, &error))?;
         fault::point()?;
-        entries.push(Entry::of(temporary.file(), temporary.name().unwrap_or_default(), name(path))?);
+        entries.push(Entry::of(&*temporary.file()?, temporary.name().unwrap_or_default(), name(path))?);
     }
     journal.write(&entries, sync)?;
     let n_files = files.len();

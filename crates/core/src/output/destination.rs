@@ -3,7 +3,9 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use super::crowd::Crowd;
 use super::temporary::Temporary;
 use super::{GuardError, OutputFile, Sink, free_bytes, io_hints, leftovers, named, parent};
 use crate::Hint;
@@ -228,7 +230,12 @@ impl Destination {
     ///
     /// # Errors
     /// I/O errors, named with the target; [`OutputError::Interrupted`].
-    pub fn create(mut self) -> Result<OutputFile, OutputError> {
+    pub fn create(self) -> Result<OutputFile, OutputError> {
+        self.create_among(None)
+    }
+
+    /// The same for one of the files of a crowd, if there is one.
+    pub(super) fn create_among(mut self, crowd: Option<&Arc<Crowd>>) -> Result<OutputFile, OutputError> {
         if !self.is_cleared {
             Self::clear_all(std::slice::from_mut(&mut self))?;
         }
@@ -236,7 +243,11 @@ impl Destination {
         let sink = match self.place {
             Place::Device(device) => Sink::Device(device),
             Place::File(path) => {
-                let temporary = Temporary::beside(&path).map_err(|error| named(&target, &error))?;
+                let begun = match crowd {
+                    Some(crowd) => Temporary::among(crowd, &path),
+                    None => Temporary::beside(&path),
+                };
+                let temporary = begun.map_err(|error| named(&target, &error))?;
                 Sink::Temporary { temporary, path }
             }
         };

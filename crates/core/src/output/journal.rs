@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use super::crowd::staged;
 use super::lock::{self, Lock};
 use super::temporary::{checksum, stem, stem_of};
 use super::{again, fault, sync_directory};
@@ -19,7 +20,7 @@ const MAX_BYTES: u64 = 64 << 20;
 /// One file of a set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Its name before.
+    /// Its name before; with the directory that it lies in, if it does not lie where it will be.
     pub(super) temporary: OsString,
     /// Its name afterwards, in the same directory.
     pub(super) name: OsString,
@@ -31,15 +32,27 @@ pub(super) struct Entry {
 
 impl Entry {
     /// Describes a file that has its temporary name.
-    pub(super) fn of(file: &File, temporary: &OsStr, name: &OsStr) -> io::Result<Self> {
+    pub(super) fn of(file: &File, temporary: OsString, name: &OsStr) -> io::Result<Self> {
         let found = file.metadata()?;
-        let (temporary, name) = (temporary.to_owned(), name.to_owned());
-        Ok(Self { temporary, name, n_bytes: found.len(), inode: inode(&found) })
+        Ok(Self { temporary, name: name.to_owned(), n_bytes: found.len(), inode: inode(&found) })
     }
 
     /// True if the file has its name, which is `name`.
     pub(super) fn is_named(&self, dir: &Path, name: &OsStr) -> bool {
         self.name == name && self.is_at(&dir.join(name))
+    }
+
+    /// True if the file has its temporary name. A link in the place of its directory leads elsewhere.
+    fn is_waiting(&self, dir: &Path) -> bool {
+        let is_beside = self
+            .staging(dir)
+            .is_none_or(|staging| staging.symlink_metadata().is_ok_and(|found| found.is_dir()));
+        is_beside && self.is_at(&dir.join(&self.temporary))
+    }
+
+    /// The directory that the file lies in under its temporary name, if that is another one.
+    fn staging(&self, dir: &Path) -> Option<PathBuf> {
+        staged(&self.temporary).map(|(staging, _)| dir.join(staging))
     }
 
     fn is_at(&self, path: &Path) -> bool {
@@ -120,6 +133,11 @@ impl Journal {
         dead.then(|| Self { path: path.to_owned(), file, stays: true })
     }
 
+    /// True if a living writer has the journal.
+    pub(super) fn is_busy(path: &Path) -> bool {
+        lock::open_existing(path).is_ok_and(|file| lock::take(&file) == Lock::Busy)
+    }
+
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
@@ -152,6 +170,7 @@ impl Journal {
         if sync {
             self.file.sync_all().map_err(failed)?;
             // The journal's own name and the temporary names must be there before one of them goes.
+            stagings(self.dir(), entries).iter().try_for_each(|dir| sync_directory(dir))?;
             sync_directory(self.dir())?;
         }
         Ok(())
@@ -170,14 +189,17 @@ impl Journal {
         self.stays = true;
         let dir = self.dir().to_owned();
         let at = |name: &OsStr| dir.join(name);
-        let is_whole =
-            entries.iter().all(|entry| entry.is_at(&at(&entry.temporary)) || entry.is_at(&at(&entry.name)));
+        let is_whole = entries.iter().all(|entry| entry.is_waiting(&dir) || entry.is_at(&at(&entry.name)));
         if is_whole {
-            for entry in entries.iter().filter(|entry| entry.is_at(&at(&entry.temporary))) {
+            for entry in entries.iter().filter(|entry| entry.is_waiting(&dir)) {
                 again(|| fs_err::rename(at(&entry.temporary), at(&entry.name)))?;
                 fault::point()?;
             }
             sync_directory(&dir)?;
+            for staging in stagings(&dir, entries) {
+                // Empty now, or not ours.
+                let _ = fs_err::remove_dir(staging);
+            }
         }
         self.stays = false;
         Ok(is_whole)
@@ -206,6 +228,13 @@ impl Drop for Journal {
             let _ = fs_err::remove_file(&self.path);
         }
     }
+}
+
+/// The directories in `dir` that files of a set lie in.
+fn stagings(dir: &Path, entries: &[Entry]) -> Vec<PathBuf> {
+    let mut found: Vec<_> = entries.iter().filter_map(|entry| entry.staging(dir)).collect();
+    found.dedup();
+    found
 }
 
 fn about(path: &Path, error: &io::Error) -> io::Error {
@@ -240,11 +269,14 @@ fn parse(bytes: &[u8]) -> Option<Vec<Entry>> {
 
 fn entry(line: &str) -> Option<Entry> {
     let mut words = line.split(' ');
-    let mut name = || decode(words.next()?).filter(|name| is_plain(name));
-    let (temporary, target) = (name()?, name()?);
+    let mut name = || decode(words.next()?);
+    let (temporary, target) = (name()?, name().filter(|name| is_plain(name))?);
     let mut number = || words.next()?.parse().ok();
     let (n_bytes, inode) = (number()?, number()?);
-    let fits = stem_of(&temporary) == Some(stem(&target).as_encoded_bytes());
+    let fits = match staged(&temporary) {
+        Some((_, file)) => file == target,
+        None => is_plain(&temporary) && stem_of(&temporary) == Some(stem(&target).as_encoded_bytes()),
+    };
     (fits && words.next().is_none()).then_some(Entry { temporary, name: target, n_bytes, inode })
 }
 
@@ -324,6 +356,13 @@ mod tests {
             (".m.aB3xYz.tmp", "."),
             (".m.aB3xYz.tmp", "/m"),
             ("", ""),
+            (".p.aB3xYz.tmp/n", "m"),
+            ("p/m", "m"),
+            ("../.p.aB3xYz.tmp/m", "m"),
+            (".p.aB3xYz.tmp/../m", "m"),
+            (".p.aB3xYz.tmp/.q.aB3xYz.tmp/m", "m"),
+            ("/.p.aB3xYz.tmp/m", "m"),
+            (".p.aB3xYz.tmp//m", "m"),
         ] {
             let entry = Entry { temporary: temporary.into(), name: name.into(), n_bytes: 1, inode: 1 };
             assert_eq!(parse(text(&[entry]).as_bytes()), None, "{temporary} {name}");

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
+use super::crowd::staging_stem;
 use super::journal::{Entry, Journal, journal_stem};
 use super::lock::{self, Lock};
 use super::temporary::{stem, stem_of};
@@ -19,22 +20,33 @@ use super::{OutputError, again, parent};
 pub(super) fn clear(dir: &Path, names: &[&OsStr]) -> Result<(), OutputError> {
     let stems: HashSet<OsString> = names.iter().map(|name| stem(name)).collect();
     let stems: HashSet<&[u8]> = stems.iter().map(|stem| stem.as_encoded_bytes()).collect();
+    let directories: HashSet<OsString> = names.iter().map(|name| staging_stem(name)).collect();
+    let directories: HashSet<&[u8]> = directories.iter().map(|stem| stem.as_encoded_bytes()).collect();
     let entries = match fs_err::read_dir(dir) {
         // What may not be looked into is not cleared.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
         entries => entries?,
     };
-    let (mut journals, mut temporaries) = (Vec::new(), Vec::new());
+    let (mut journals, mut temporaries, mut stagings) = (Vec::new(), Vec::new(), Vec::new());
     for entry in entries {
-        let name = entry?.file_name();
+        let entry = entry?;
+        let name = entry.file_name();
         if journal_stem(&name).is_some() {
             journals.push(name);
         } else if stem_of(&name).is_some_and(|stem| stems.contains(stem)) {
             temporaries.push(name);
+        } else if stem_of(&name).is_some_and(|stem| directories.contains(stem)) && entry.file_type()?.is_dir()
+        {
+            stagings.push(name);
         }
     }
+    let mut is_quiet = true;
     for name in journals {
-        let Some(mut journal) = Journal::take_dead(&dir.join(&name)) else { continue };
+        let path = dir.join(&name);
+        let Some(mut journal) = Journal::take_dead(&path) else {
+            is_quiet &= !Journal::is_busy(&path);
+            continue;
+        };
         let is_own = journal_stem(&name).is_some_and(|stem| stems.contains(stem));
         match journal.read()? {
             Some(entries) => {
@@ -45,8 +57,15 @@ pub(super) fn clear(dir: &Path, names: &[&OsStr]) -> Result<(), OutputError> {
             None => {}
         }
     }
+    // Somebody may be finishing a dead run's set: its files have no other owner.
+    if !is_quiet {
+        return Ok(());
+    }
     for name in temporaries {
         remove_dead(&dir.join(name))?;
+    }
+    for name in stagings {
+        remove_dead_directory(&dir.join(name))?;
     }
     Ok(())
 }
@@ -84,11 +103,7 @@ pub(super) fn clear_directories(target: &Path) -> io::Result<()> {
         if stem_of(&entry.file_name()) != Some(wanted.as_encoded_bytes()) || !entry.file_type()?.is_dir() {
             continue;
         }
-        let path = entry.path();
-        let Ok(open) = File::options().read(true).open(&path) else { continue };
-        if lock::take(&open) == Lock::Held && lock::leads_to(&path, &open) {
-            fs_err::remove_dir_all(&path)?;
-        }
+        remove_dead_directory(&entry.path())?;
     }
     Ok(())
 }
@@ -125,7 +140,12 @@ pub(super) fn is_empty(dir: &Path) -> io::Result<bool> {
         return Ok(false);
     }
     for name in files.iter().filter(|name| stem_of(name).is_some()) {
-        remove_dead(&dir.join(name))?;
+        let path = dir.join(name);
+        if path.symlink_metadata().is_ok_and(|found| found.is_dir()) {
+            remove_dead_directory(&path)?;
+        } else {
+            remove_dead(&path)?;
+        }
     }
     for entry in entries().filter(|entry| entry.is_named(dir, &entry.name)) {
         again(|| fs_err::remove_file(dir.join(&entry.name)))?;
@@ -134,6 +154,15 @@ pub(super) fn is_empty(dir: &Path) -> io::Result<bool> {
         journal.remove()?;
     }
     Ok(fs_err::read_dir(dir)?.next().is_none())
+}
+
+/// Removes a directory, which is no link, with all that is in it if nobody holds it.
+fn remove_dead_directory(path: &Path) -> io::Result<()> {
+    let Ok(open) = File::options().read(true).open(path) else { return Ok(()) };
+    if lock::take(&open) == Lock::Held && lock::leads_to(path, &open) {
+        again(|| fs_err::remove_dir_all(path))?;
+    }
+    Ok(())
 }
 
 /// Removes a temporary file if nobody holds it.

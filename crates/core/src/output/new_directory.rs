@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::destination::{self, Destination, Obstacle, OutputError, check_name};
 use super::lock::{self, Lock};
 use super::temporary::{builder, inherit};
-use super::{OutputFile, again, fault, leftovers, named, parent, sync_directory};
+use super::{OutputFile, OutputSet, again, fault, leftovers, named, parent, sync_directory};
 
 /// A directory that is new or empty. Dropped before it is committed, it is as it was.
 #[derive(Debug)]
@@ -18,6 +18,8 @@ pub struct NewDirectory {
     path: PathBuf,
     /// The directories that were created for it to lie in, innermost first.
     created: Vec<PathBuf>,
+    /// The files in it.
+    pub(super) set: OutputSet,
     way: Way,
 }
 
@@ -49,7 +51,7 @@ impl NewDirectory {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(named(path, &error).into()),
         }
-        Ok(Self { path: path.to_owned(), created: Vec::new(), way: Way::Planned })
+        Ok(Self { path: path.to_owned(), created: Vec::new(), set: OutputSet::default(), way: Way::Planned })
     }
 
     /// Begins the directory. Nothing of it is to be seen before it is committed, but directories that it lies in.
@@ -83,6 +85,11 @@ impl NewDirectory {
         Ok(())
     }
 
+    /// Says that about so many files will be in it, to be synced at the end or not. Without this, they are few.
+    pub fn expect(&mut self, n_files: usize, sync: bool) {
+        self.set = OutputSet::of(n_files, sync);
+    }
+
     /// Begins a file in it.
     ///
     /// # Errors
@@ -92,7 +99,7 @@ impl NewDirectory {
             Way::Beside(temporary, _) => &temporary.path,
             Way::Inside | Way::Planned => &self.path,
         };
-        let mut file = Destination::of(&dir.join(name))?.create()?;
+        let mut file = self.set.create(Destination::of(&dir.join(name))?)?;
         file.target = self.path.join(name);
         Ok(file)
     }
@@ -151,6 +158,32 @@ fn may_be_replaced(target: &Path) -> bool {
     }
 }
 
+/// Makes a directory that has a temporary name of `target`, beside it, and locks it.
+///
+/// # Errors
+/// The file system refused.
+pub(super) fn make_locked(target: &Path, mode: u32) -> io::Result<(PathBuf, Option<File>)> {
+    let mut directory = std::fs::DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut directory, mode);
+    #[cfg(not(unix))]
+    let _ = (mode, &mut directory);
+    let made = builder(target, |builder| {
+        builder.make_in(parent(target), |path| {
+            again(|| directory.create(path))?;
+            let Ok(open) = File::options().read(true).open(path) else { return Ok(None) };
+            // As with files: another run may have taken it for dead before it was locked.
+            match lock::take(&open) {
+                Lock::Held if lock::leads_to(path, &open) => Ok(Some(open)),
+                Lock::Unknown => Ok(Some(open)),
+                Lock::Held | Lock::Busy => Err(io::ErrorKind::AlreadyExists.into()),
+            }
+        })
+    })?;
+    let (open, path) = made.into_parts();
+    Ok((path.keep().map_err(|error| error.error)?, open))
+}
+
 /// A directory on its way. It is locked. Dropped, it vanishes with all that is in it.
 #[derive(Debug)]
 struct Temporary {
@@ -162,20 +195,7 @@ struct Temporary {
 
 impl Temporary {
     fn beside(target: &Path) -> io::Result<Self> {
-        let made = builder(target, |builder| {
-            builder.make_in(parent(target), |path| {
-                again(|| std::fs::create_dir(path))?;
-                let Ok(open) = File::options().read(true).open(path) else { return Ok(None) };
-                // As with files: another run may have taken it for dead before it was locked.
-                match lock::take(&open) {
-                    Lock::Held if lock::leads_to(path, &open) => Ok(Some(open)),
-                    Lock::Unknown => Ok(Some(open)),
-                    Lock::Held | Lock::Busy => Err(io::ErrorKind::AlreadyExists.into()),
-                }
-            })
-        })?;
-        let (open, path) = made.into_parts();
-        let path = path.keep().map_err(|error| error.error)?;
+        let (path, open) = make_locked(target, 0o777)?;
         Ok(Self { path, is_done: false, open })
     }
 

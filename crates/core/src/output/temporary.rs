@@ -4,10 +4,13 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
 use std::io;
+use std::ops::Deref;
 use std::path::Path;
+use std::sync::Arc;
 
 use tempfile::{Builder, TempPath};
 
+use super::crowd::{Crowd, Member};
 use super::lock::{self, Lock};
 use super::{again, parent};
 use crate::mmap::faults::{self, Watch};
@@ -22,12 +25,36 @@ const CLOSED: u32 = 0o600;
 /// Who may read a new file; the system takes the umask from it.
 const OPEN: u32 = 0o666;
 
+#[derive(Debug)]
+enum Handle {
+    Own(File),
+    /// One of very many.
+    Member(Member),
+}
+
+/// An open file, as long as this is there.
+pub(super) enum Opened<'a> {
+    Own(&'a File),
+    Shared(Arc<File>),
+}
+
+impl Deref for Opened<'_> {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        match self {
+            Self::Own(file) => file,
+            Self::Shared(file) => file,
+        }
+    }
+}
+
 /// A file on its way. It is locked. Dropped, it vanishes.
 #[derive(Debug)]
 pub(super) struct Temporary {
     // Before the file, so that the name goes while the lock is held.
     name: Option<TempPath>,
-    file: File,
+    file: Handle,
     /// For a run that ends without unwinding.
     watch: Watch,
 }
@@ -38,12 +65,23 @@ impl Temporary {
     /// # Errors
     /// The file system refused.
     pub(super) fn beside(path: &Path) -> io::Result<Self> {
-        let mode = if path.symlink_metadata().is_ok() { CLOSED } else { OPEN };
+        let mode = first_mode(path);
         #[cfg(target_os = "linux")]
         if let Some(file) = unnamed(parent(path), mode) {
-            return Ok(Self { name: None, file, watch: Watch::default() });
+            return Ok(Self { name: None, file: Handle::Own(file), watch: Watch::default() });
         }
         Self::named(path, mode)
+    }
+
+    /// The same for one of very many files.
+    ///
+    /// # Errors
+    /// The file system refused.
+    pub(super) fn among(crowd: &Arc<Crowd>, path: &Path) -> io::Result<Self> {
+        let (name, member) = crowd.begin(path, first_mode(path))?;
+        let name = TempPath::try_from_path(name)?;
+        let watch = faults::temporary(&name);
+        Ok(Self { name: Some(name), file: Handle::Member(member), watch })
     }
 
     /// The same under a temporary name.
@@ -61,16 +99,44 @@ impl Temporary {
         })?;
         let (file, name) = made.into_parts();
         let watch = faults::temporary(&name);
-        Ok(Self { name: Some(name), file, watch })
+        Ok(Self { name: Some(name), file: Handle::Own(file), watch })
     }
 
-    pub(super) fn file(&self) -> &File {
-        &self.file
+    /// The file.
+    ///
+    /// # Errors
+    /// It was closed and cannot be opened again.
+    pub(super) fn file(&self) -> io::Result<Opened<'_>> {
+        match &self.file {
+            Handle::Own(file) => Ok(Opened::Own(file)),
+            Handle::Member(member) => member.open().map(Opened::Shared),
+        }
     }
 
-    /// The temporary name, if it has one.
-    pub(super) fn name(&self) -> Option<&OsStr> {
-        self.name.as_deref()?.file_name()
+    /// To be called after writing.
+    pub(super) fn touch(&self) {
+        if let Handle::Member(member) = &self.file {
+            member.touch();
+        }
+    }
+
+    /// Brings to the disk what was written.
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        match &self.file {
+            Handle::Own(file) => file.sync_all(),
+            Handle::Member(member) => member.sync(),
+        }
+    }
+
+    /// The temporary name, if it has one, as seen from where the file will be.
+    pub(super) fn name(&self) -> Option<OsString> {
+        match &self.file {
+            Handle::Own(_) => self.name.as_deref()?.file_name().map(OsStr::to_owned),
+            Handle::Member(member) => member.name(),
+        }
     }
 
     /// Makes the file ready to be renamed to `path`: mode and owner of what it replaces, a temporary name.
@@ -79,18 +145,24 @@ impl Temporary {
     /// The file system refused.
     pub(super) fn dress(&mut self, path: &Path) -> io::Result<()> {
         if let Some(old) = path.symlink_metadata().ok().filter(Metadata::is_file) {
-            inherit(&self.file, &old)?;
+            inherit(&*self.file()?, &old)?;
+        } else if let Handle::Member(member) = &self.file
+            && let Some(mode) = member.mode()
+        {
+            set_mode(&*self.file()?, mode)?;
         }
         #[cfg(target_os = "linux")]
-        if self.name.is_none() {
-            match link(&self.file, path) {
+        if self.name.is_none()
+            && let Handle::Own(file) = &self.file
+        {
+            match link(file, path) {
                 Ok(name) => self.name = Some(name),
                 // Rules above the file system forbid links. What took hours to write is copied rather than lost.
                 Err(error) if is_refusal(&error) => {
-                    let mut named = Self::named(path, CLOSED)?;
-                    io::copy(&mut rewound(&self.file)?, &mut named.file)?;
-                    named.file.sync_all()?;
-                    inherit(&named.file, &self.file.metadata()?)?;
+                    let named = Self::named(path, CLOSED)?;
+                    io::copy(&mut rewound(file)?, &mut &*named.file()?)?;
+                    named.sync()?;
+                    inherit(&*named.file()?, &file.metadata()?)?;
                     *self = named;
                 }
                 Err(error) => return Err(error),
@@ -127,6 +199,9 @@ impl Temporary {
     pub(super) fn keep(self) {
         if let Some(name) = self.name {
             let _ = name.keep();
+        }
+        if let Handle::Member(member) = &self.file {
+            member.keep();
         }
     }
 }
@@ -168,7 +243,13 @@ pub(super) fn builder<T>(path: &Path, use_it: impl FnOnce(&Builder<'_, '_>) -> T
     use_it(Builder::new().prefix(&prefix).suffix(SUFFIX).rand_bytes(N_RANDOM))
 }
 
-fn create(path: &Path, mode: u32) -> io::Result<File> {
+/// The mode that a file begins with.
+fn first_mode(path: &Path) -> u32 {
+    if path.symlink_metadata().is_ok() { CLOSED } else { OPEN }
+}
+
+/// A new file, not one that is there.
+pub(super) fn create(path: &Path, mode: u32) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create_new(true);
     #[cfg(unix)]
@@ -227,6 +308,14 @@ fn rewound(file: &File) -> io::Result<File> {
     let mut file = file.try_clone()?;
     file.seek(SeekFrom::Start(0))?;
     Ok(file)
+}
+
+fn set_mode(file: &File, mode: u32) -> io::Result<()> {
+    #[cfg(unix)]
+    again(|| Ok(rustix::fs::fchmod(file, rustix::fs::Mode::from_raw_mode(mode))?))?;
+    #[cfg(not(unix))]
+    let _ = (file, mode);
+    Ok(())
 }
 
 /// Takes over mode, group and owner of a file, as far as the system permits. At no time may more people read the new file
@@ -319,9 +408,9 @@ mod tests {
                 fs_err::write(&path, b"old").unwrap();
                 fs_err::set_permissions(&path, PermissionsExt::from_mode(wanted)).unwrap();
                 for mut temporary in begin(&path) {
-                    assert_eq!(mode(temporary.file()) & !0o600, 0, "{wanted:o}");
+                    assert_eq!(mode(&temporary.file().unwrap()) & !0o600, 0, "{wanted:o}");
                     temporary.dress(&path).unwrap();
-                    assert_eq!(mode(temporary.file()), wanted);
+                    assert_eq!(mode(&temporary.file().unwrap()), wanted);
                     temporary.rename(&path).unwrap();
                     assert_eq!(mode(&File::options().read(true).open(&path).unwrap()), wanted);
                 }
@@ -336,7 +425,7 @@ mod tests {
             // The umask is the process's: it is asked, not set, for the sake of tests beside this one.
             let probe = File::options().write(true).create_new(true).open(dir.path().join("probe")).unwrap();
             for temporary in begin(&path) {
-                assert_eq!(mode(temporary.file()), mode(&probe));
+                assert_eq!(mode(&temporary.file().unwrap()), mode(&probe));
             }
             let output = OutputFile::create(&path).unwrap();
             fs_err::write(&path, b"in between").unwrap();
@@ -371,7 +460,7 @@ mod tests {
             // A file that lost its only name can no more be linked than one whose links are forbidden.
             let name = temporary.name.take().unwrap();
             drop(name);
-            std::os::unix::fs::FileExt::write_all_at(temporary.file(), b"new content", 0).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&*temporary.file().unwrap(), b"new content", 0).unwrap();
             temporary.dress(&path).unwrap();
             temporary.rename(&path).unwrap();
             assert_eq!(fs_err::read(&path).unwrap(), b"new content");

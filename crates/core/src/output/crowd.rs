@@ -1,0 +1,540 @@
+//! Sets of more files than a process may have open at once. Their files lie under their own names in a directory beside
+//! the targets until they are renamed from there; that directory is locked as temporary files are, so that none of them
+//! needs a lock of its own, and only those that were written to last are open.
+
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::new_directory::make_locked;
+use super::temporary::{self, stem, stem_of};
+use super::{Destination, OutputError, OutputFile, fault, is_too_many, named, parent};
+use crate::mmap::faults::{self, Watch};
+
+/// What the name of such a directory says behind that of the set's first file.
+const PARTS: &str = ".parts";
+/// Most files of a set that stay open: more would not make writing them faster.
+const MOST_OPEN: usize = 256;
+/// What part of the descriptors of a process the files of one set may take. Inputs and locks need some, too.
+const SHARE: u64 = 4;
+
+/// The files of one output, however many there are. Those that are begun here are committed together, by
+/// [`OutputFile::commit_all`].
+#[derive(Clone, Debug, Default)]
+pub struct OutputSet(Option<Arc<Crowd>>);
+
+impl OutputSet {
+    /// A set of that many files. With `sync` those that are closed before the end are synced to the disk first, as the
+    /// commit will do with the others.
+    #[must_use]
+    pub fn of(n_files: usize, sync: bool) -> Self {
+        let most = share_of_descriptors();
+        Self((n_files > most).then(|| Crowd::new(most, sync)))
+    }
+
+    /// Begins a file of the set.
+    ///
+    /// # Errors
+    /// As [`Destination::create`].
+    pub fn create(&self, destination: Destination) -> Result<OutputFile, OutputError> {
+        destination.create_among(self.0.as_ref())
+    }
+
+    /// A set of which so many files are open at once, whatever the limits of this process.
+    #[cfg(test)]
+    pub(super) fn with_limit(most: usize, sync: bool) -> Self {
+        Self(Some(Crowd::new(most, sync)))
+    }
+}
+
+/// How many files of one set this process should have open at once.
+fn share_of_descriptors() -> usize {
+    #[cfg(unix)]
+    {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        limit.map_or(usize::MAX, |limit| usize::try_from(limit / SHARE).unwrap_or(usize::MAX))
+    }
+    #[cfg(not(unix))]
+    usize::MAX
+}
+
+/// What the files of a large set have in common.
+#[derive(Debug)]
+pub(super) struct Crowd {
+    most: usize,
+    sync: bool,
+    /// Those that are open, the one written to last at the end.
+    open: Mutex<VecDeque<(Arc<Place>, Arc<File>)>>,
+    /// Where they lie: a directory beside each that targets are in.
+    stagings: Mutex<Vec<(PathBuf, Weak<Staging>)>>,
+}
+
+/// One file of a crowd, open or not.
+#[derive(Debug)]
+struct Place {
+    path: PathBuf,
+    /// Something was written to it since it was synced.
+    is_dirty: AtomicBool,
+}
+
+/// One file of a crowd. Dropped, it is closed; its name belongs to somebody else.
+#[derive(Debug)]
+pub(super) struct Member {
+    place: Arc<Place>,
+    crowd: Arc<Crowd>,
+    staging: Arc<Staging>,
+    /// The mode that a file of this name is to have, where its writer could not open it again with that.
+    mode: Option<u32>,
+}
+
+impl Crowd {
+    fn new(most: usize, sync: bool) -> Arc<Self> {
+        let most = most.clamp(1, MOST_OPEN);
+        Arc::new(Self { most, sync, open: Mutex::default(), stagings: Mutex::default() })
+    }
+
+    /// Begins a file that will be called `path`: its name now, and the file.
+    ///
+    /// # Errors
+    /// The file system refused.
+    pub(super) fn begin(self: &Arc<Self>, path: &Path, mode: u32) -> io::Result<(PathBuf, Member)> {
+        let staging = self.staging(path)?;
+        fault::point()?;
+        let staged = staging.path.join(path.file_name().unwrap_or_default());
+        let file = temporary::create(&staged, mode)?;
+        fault::point()?;
+        let mode = openable(&file)?;
+        let place = Arc::new(Place { path: staged.clone(), is_dirty: AtomicBool::new(true) });
+        self.enter(&place, file)?;
+        Ok((staged, Member { place, crowd: Arc::clone(self), staging, mode }))
+    }
+
+    /// The directory that files go to which will be beside `path`.
+    fn staging(&self, path: &Path) -> io::Result<Arc<Staging>> {
+        let dir = parent(path);
+        let mut stagings = lock(&self.stagings);
+        if let Some(staging) =
+            stagings.iter().find(|(other, _)| other == dir).and_then(|(_, staging)| staging.upgrade())
+        {
+            return Ok(staging);
+        }
+        let staging = Arc::new(Staging::beside(path)?);
+        stagings.retain(|(other, _)| other != dir);
+        stagings.push((dir.to_owned(), Arc::downgrade(&staging)));
+        Ok(staging)
+    }
+
+    /// Takes an open file in, for one that was not written to for long.
+    fn enter(&self, place: &Arc<Place>, file: File) -> io::Result<Arc<File>> {
+        let file = Arc::new(file);
+        let mut open = lock(&self.open);
+        let mut over = Vec::new();
+        while open.len() >= self.most {
+            over.extend(open.pop_front());
+        }
+        open.push_back((Arc::clone(place), Arc::clone(&file)));
+        drop(open);
+        over.iter().try_for_each(|(place, file)| self.retire(place, file))?;
+        Ok(file)
+    }
+
+    /// A file of the crowd, opened again if need be.
+    fn open(&self, place: &Arc<Place>) -> io::Result<Arc<File>> {
+        let find = |open: &mut VecDeque<(Arc<Place>, Arc<File>)>| {
+            let at = open.iter().position(|(other, _)| Arc::ptr_eq(other, place))?;
+            let found = open.remove(at)?;
+            let file = Arc::clone(&found.1);
+            open.push_back(found);
+            Some(file)
+        };
+        if let Some(file) = find(&mut lock(&self.open)) {
+            return Ok(file);
+        }
+        loop {
+            match reopen(&place.path) {
+                // Two threads may open one file at once: then it is there twice for a while.
+                Ok(file) => return self.enter(place, file),
+                Err(error) if is_too_many(&error) => {
+                    let Some((place, file)) = lock(&self.open).pop_front() else { return Err(error) };
+                    self.retire(&place, &file)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Syncs what is about to be closed: when it is opened again, the system may not know any more that writing it to the
+    /// disk failed. What is written to it meanwhile makes it dirty again afterwards.
+    fn retire(&self, place: &Place, file: &File) -> io::Result<()> {
+        if self.sync { place.sync(file) } else { Ok(()) }
+    }
+
+    fn forget(&self, place: &Arc<Place>) {
+        lock(&self.open).retain(|(other, _)| !Arc::ptr_eq(other, place));
+    }
+}
+
+impl Place {
+    fn sync(&self, file: &File) -> io::Result<()> {
+        if self.is_dirty.swap(false, Ordering::AcqRel) {
+            file.sync_all().map_err(|error| named(&self.path, &error))?;
+        }
+        Ok(())
+    }
+}
+
+impl Member {
+    pub(super) fn open(&self) -> io::Result<Arc<File>> {
+        self.crowd.open(&self.place)
+    }
+
+    /// To be called after writing.
+    pub(super) fn touch(&self) {
+        self.place.is_dirty.store(true, Ordering::Release);
+    }
+
+    pub(super) fn sync(&self) -> io::Result<()> {
+        if self.place.is_dirty.load(Ordering::Acquire) { self.place.sync(&*self.open()?) } else { Ok(()) }
+    }
+
+    /// The mode that the file gets before it gets its name, if it has another one until then.
+    pub(super) fn mode(&self) -> Option<u32> {
+        self.mode
+    }
+
+    /// The file's name now, seen from where it will be.
+    pub(super) fn name(&self) -> Option<OsString> {
+        Some(Path::new(self.staging.path.file_name()?).join(self.place.path.file_name()?).into_os_string())
+    }
+
+    /// Leaves the directory with what is in it.
+    pub(super) fn keep(&self) {
+        self.staging.is_kept.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.crowd.forget(&self.place);
+    }
+}
+
+/// The directory that the files of a crowd lie in. It is locked. Dropped, it vanishes.
+#[derive(Debug)]
+struct Staging {
+    path: PathBuf,
+    is_kept: AtomicBool,
+    /// For a run that ends without unwinding.
+    _watch: Watch,
+    /// Open for the lock.
+    _open: Option<File>,
+}
+
+impl Staging {
+    fn beside(first: &Path) -> io::Result<Self> {
+        // Nobody else's business until the files have their names and modes.
+        let (path, open) = make_locked(&parent(first).join(parts_name(first)), 0o700)?;
+        let watch = faults::temporary(&path);
+        Ok(Self { path, is_kept: AtomicBool::new(false), _watch: watch, _open: open })
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if !self.is_kept.load(Ordering::Relaxed) {
+            let _ = fs_err::remove_dir_all(&self.path);
+        }
+    }
+}
+
+fn parts_name(first: &Path) -> OsString {
+    let mut name = stem(first.file_name().unwrap_or_default());
+    name.push(PARTS);
+    name
+}
+
+/// What the directory of a set that begins with `first` is called, but for what chance adds.
+pub(super) fn staging_stem(first: &OsStr) -> OsString {
+    stem(&parts_name(Path::new(first)))
+}
+
+/// The directory and the file's name in it, where a temporary name is one of a staged file.
+pub(super) fn staged(temporary: &OsStr) -> Option<(&OsStr, &OsStr)> {
+    let mut parts = Path::new(temporary).components();
+    let (dir, file) = (parts.next()?, parts.next()?);
+    match (dir, file, parts.next()) {
+        (std::path::Component::Normal(dir), std::path::Component::Normal(file), None)
+            if Path::new(dir).join(file).as_os_str() == temporary && stem_of(dir).is_some() =>
+        {
+            Some((dir, file))
+        }
+        _ => None,
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn reopen(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true);
+    #[cfg(unix)]
+    {
+        use rustix::fs::OFlags;
+        use std::os::unix::fs::OpenOptionsExt;
+        options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+    }
+    super::again(|| options.open(path))
+}
+
+/// Makes sure that the writer can open the file again, whatever the umask. Returns the mode that it had, if it was changed.
+fn openable(file: &File) -> io::Result<Option<u32>> {
+    #[cfg(unix)]
+    {
+        use rustix::fs::{Mode, fchmod};
+        use std::os::unix::fs::MetadataExt;
+        let mode = file.metadata()?.mode() & 0o7777;
+        if mode & 0o600 != 0o600 {
+            fchmod(file, Mode::from_raw_mode(mode | 0o600))?;
+            return Ok(Some(mode));
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = file;
+    Ok(None)
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use super::super::NewDirectory;
+    use super::super::fault::{self, Fault};
+    use super::*;
+
+    const N_FILES: usize = 7;
+    const MOST: usize = 2;
+
+    fn names() -> Vec<String> {
+        (1..=N_FILES).map(|n| format!("m-{n:05}-of-{N_FILES:05}.gguf")).collect()
+    }
+
+    fn destinations(dir: &Path) -> Result<Vec<Destination>, OutputError> {
+        let mut found: Vec<_> =
+            names().iter().map(|name| Destination::of_part(&dir.join(name))).collect::<Result<_, _>>()?;
+        Destination::clear_all(&mut found)?;
+        Ok(found)
+    }
+
+    fn begin(dir: &Path, content: &str, sync: bool) -> Result<Vec<OutputFile>, OutputError> {
+        let set = OutputSet::with_limit(MOST, sync);
+        let outputs: Vec<_> = destinations(dir)?
+            .into_iter()
+            .map(|destination| set.create(destination))
+            .collect::<Result<_, OutputError>>()?;
+        for (output, name) in outputs.iter().zip(names()) {
+            output.reserve(content.len() as u64)?;
+            output.write_at(content.len() as u64, format!(" {name}").as_bytes())?;
+        }
+        // Once more, when the first have been closed.
+        outputs.iter().try_for_each(|output| output.write_at(0, content.as_bytes()))?;
+        Ok(outputs)
+    }
+
+    fn write(dir: &Path, content: &str, sync: bool) -> Result<(), OutputError> {
+        Ok(OutputFile::commit_all(begin(dir, content, sync)?, sync)?)
+    }
+
+    fn entries(dir: &Path) -> Vec<String> {
+        let names = dir.read_dir().unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    }
+
+    /// What all files say; a panic if they differ. `None` where there are none.
+    fn content(dir: &Path) -> Option<String> {
+        let read = |name: &String| {
+            let text = fs_err::read_to_string(dir.join(name)).ok()?;
+            Some(text.strip_suffix(&format!(" {name}")).expect("a whole file").to_owned())
+        };
+        let mut found: Vec<_> = names().iter().map(read).collect();
+        found.dedup();
+        assert_eq!(found.len(), 1, "{found:?}");
+        found.remove(0)
+    }
+
+    fn n_open_in(dir: &Path) -> usize {
+        let links = fs_err::read_dir("/proc/self/fd").unwrap();
+        let targets = links.filter_map(|link| fs_err::read_link(link.unwrap().path()).ok());
+        targets.filter(|target| target.starts_with(dir)).count()
+    }
+
+    #[test]
+    fn few_files_are_open_and_all_get_their_names() {
+        let dir = tempfile::tempdir().unwrap();
+        for (sync, text) in [(true, "first"), (false, "second")] {
+            let outputs = begin(dir.path(), text, sync).unwrap();
+            // The lock is one, too.
+            let n_open = n_open_in(dir.path());
+            assert!((1..=MOST + 1).contains(&n_open), "{n_open}");
+            OutputFile::commit_all(outputs, sync).unwrap();
+            assert_eq!(content(dir.path()).as_deref(), Some(text));
+            assert_eq!(entries(dir.path()), names());
+            assert_eq!(n_open_in(dir.path()), 0);
+        }
+        drop(begin(dir.path(), "third", true).unwrap());
+        assert_eq!(content(dir.path()).as_deref(), Some("second"));
+        assert_eq!(entries(dir.path()), names());
+    }
+
+    #[test]
+    fn modes_are_those_of_files_that_were_always_open() {
+        let (large, small) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let name = &names()[0];
+        let mode = |dir: &Path| fs_err::metadata(dir.join(name)).unwrap().mode() & 0o7777;
+        write(large.path(), "new", false).unwrap();
+        OutputFile::write(&small.path().join(name), b"new", false).unwrap();
+        assert_eq!(mode(large.path()), mode(small.path()));
+        for wanted in [0o640, 0o444, 0o600] {
+            fs_err::set_permissions(large.path().join(name), PermissionsExt::from_mode(wanted)).unwrap();
+            write(large.path(), "newer", false).unwrap();
+            assert_eq!(mode(large.path()), wanted);
+        }
+        // As a umask would have it that takes everything away from the owner.
+        let path = large.path().join("closed");
+        let file = temporary::create(&path, 0o044).unwrap();
+        assert_eq!(openable(&file).unwrap().map(|mode| mode & !0o044), Some(0));
+        reopen(&path).unwrap();
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_file_is_not_written_through() {
+        let dir = tempfile::tempdir().unwrap();
+        let outputs = begin(dir.path(), "new", false).unwrap();
+        fs_err::write(dir.path().join("other"), b"keep").unwrap();
+        let staging = entries(dir.path()).into_iter().find(|name| name.starts_with('.')).unwrap();
+        let staged = dir.path().join(staging).join(&names()[0]);
+        fs_err::remove_file(&staged).unwrap();
+        std::os::unix::fs::symlink("../other", &staged).unwrap();
+        assert!(outputs[0].write_at(0, b"lost").is_err());
+        assert_eq!(fs_err::read(dir.path().join("other")).unwrap(), b"keep");
+    }
+
+    #[test]
+    fn a_new_directory_holds_many_files() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("out");
+        let mut dir = NewDirectory::of(&path).unwrap();
+        dir.begin().unwrap();
+        dir.set = OutputSet::with_limit(MOST, true);
+        let files: Vec<_> = names().iter().map(|name| dir.create(name).unwrap()).collect();
+        files.iter().for_each(|file| file.write_at(0, b"x").unwrap());
+        dir.commit(files, true).unwrap();
+        assert_eq!(entries(&path), names());
+        assert_eq!(entries(root.path()), ["out"]);
+    }
+
+    /// The process that is killed: this test binary once more.
+    #[test]
+    #[ignore = "the victim of the tests below, not a test"]
+    fn victim() {
+        let Ok(plan) = std::env::var("GGUF_CORE_TEST_CROWD_VICTIM") else { return };
+        let (point, dir) = plan.split_once(' ').unwrap();
+        fault::arm(Some((point.parse().unwrap(), Fault::Kill)));
+        write(Path::new(dir), "new", true).unwrap();
+    }
+
+    fn n_points() -> usize {
+        let dir = tempfile::tempdir().unwrap();
+        fault::arm(None);
+        write(dir.path(), "new", true).unwrap();
+        fault::reached()
+    }
+
+    #[test]
+    fn whoever_is_killed_at_any_point_leaves_what_the_next_run_clears_up() {
+        let (mut n_old, mut n_new, mut n_left) = (0, 0, 0);
+        // Two for each file that is begun, two for each that gets its name.
+        assert!(n_points() > 4 * N_FILES);
+        for point in 0..n_points() {
+            let dir = tempfile::tempdir().unwrap();
+            write(dir.path(), "old", false).unwrap();
+            let status = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "output::crowd::tests::victim", "--ignored"])
+                .env("GGUF_CORE_TEST_CROWD_VICTIM", format!("{point} {}", dir.path().display()))
+                .stdout(std::process::Stdio::null())
+                .status()
+                .unwrap();
+            assert_eq!(status.signal(), Some(9), "point {point}: {status}");
+            n_left += usize::from(entries(dir.path()) != names());
+            // Another run of the same command that comes to nothing.
+            drop(destinations(dir.path()).unwrap());
+            assert_eq!(entries(dir.path()), names(), "point {point}");
+            match content(dir.path()).as_deref() {
+                Some("old") => n_old += 1,
+                Some("new") => n_new += 1,
+                other => panic!("point {point}: {other:?}"),
+            }
+            write(dir.path(), "third", false).unwrap();
+            assert_eq!(content(dir.path()).as_deref(), Some("third"));
+            assert_eq!(entries(dir.path()), names(), "point {point}");
+        }
+        assert!(n_old > 3 * N_FILES && n_new >= N_FILES && n_left > 4 * N_FILES, "{n_old} {n_new} {n_left}");
+    }
+
+    #[test]
+    fn an_error_at_any_point_keeps_the_old_set_or_says_how_to_finish() {
+        let mut n_half = 0;
+        for point in 0..n_points() {
+            let dir = tempfile::tempdir().unwrap();
+            write(dir.path(), "old", false).unwrap();
+            fault::arm(Some((point, Fault::Error)));
+            let error = write(dir.path(), "new", true).unwrap_err().to_string();
+            fault::arm(None);
+            if error.contains("files have been replaced: the same command") {
+                n_half += 1;
+                drop(destinations(dir.path()).unwrap());
+                assert_eq!(content(dir.path()).as_deref(), Some("new"), "point {point}");
+            } else {
+                assert!(content(dir.path()).is_some(), "point {point}");
+            }
+            drop(destinations(dir.path()).unwrap());
+            assert_eq!(entries(dir.path()), names(), "point {point}: {error}");
+        }
+        assert_eq!(n_half, N_FILES - 1);
+    }
+
+    #[test]
+    fn the_living_are_not_cleared_and_of_writers_at_once_one_wins_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let outputs = begin(dir.path(), "slow", false).unwrap();
+        // Whole runs of others come and go while this one has most of its files closed.
+        write(dir.path(), "fast", false).unwrap();
+        assert_eq!(content(dir.path()).as_deref(), Some("fast"));
+        OutputFile::commit_all(outputs, false).unwrap();
+        assert_eq!(content(dir.path()).as_deref(), Some("slow"));
+        for _ in 0..10 {
+            std::thread::scope(|scope| {
+                for writer in 0..4 {
+                    let dir = dir.path();
+                    scope.spawn(move || {
+                        for _ in 0..3 {
+                            write(dir, &writer.to_string(), false).unwrap();
+                        }
+                    });
+                }
+            });
+            assert!(content(dir.path()).is_some());
+            assert_eq!(entries(dir.path()), names());
+        }
+    }
+}
