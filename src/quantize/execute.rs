@@ -158,7 +158,7 @@ impl QuantizePlan<'_> {
         n_cols: usize,
         floats: &[f32],
     ) -> Result<bool, SourceError> {
-        let is_ordinary = are_ordinary_rows(self.tensors[tensor].ty, floats, n_cols);
+        let is_ordinary = are_ordinary_rows(self.tensors[tensor].ty, self.simd, floats, n_cols);
         let is_zero = || floats.iter().all(|&value| value == 0.0);
         if !self.seen_value[tensor].load(Ordering::Relaxed) && (is_ordinary || !is_zero()) {
             self.seen_value[tensor].store(true, Ordering::Relaxed);

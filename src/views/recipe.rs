@@ -119,7 +119,10 @@ impl Recipe {
             } else {
                 with_floats(n, |floats| {
                     self.read_f32(source, policy.level, first, floats)?;
-                    if !policy.allow_nonfinite
+                    // What every type holds needs no other look, before or after.
+                    let is_ordinary = quant::are_ordinary_rows(ty, policy.level, floats, cols);
+                    if !is_ordinary
+                        && !policy.allow_nonfinite
                         && let Some(at) = first_unfit(ty, floats)
                     {
                         return Err(self.blame(source, ty, first + at as u64)?);
@@ -127,7 +130,7 @@ impl Recipe {
                     let row = first / n_cols.max(1);
                     let failed = |error: quant::QuantError| error.from_row(row as usize);
                     quant::quantize_rows(ty, policy.level, cols, floats, None, chunk).map_err(failed)?;
-                    if !quant::are_ordinary_rows(ty, floats, cols) && Extent::of(floats, cols).is_finite() {
+                    if !is_ordinary && Extent::of(floats, cols).is_finite() {
                         match quant::check_rows(ty, policy.level, cols, floats, None, chunk) {
                             Ok(found) => small.add(found, row),
                             Err(_) if policy.allow_nonfinite => {}

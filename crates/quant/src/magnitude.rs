@@ -4,7 +4,8 @@
 use std::cell::Cell;
 use std::ops::RangeInclusive;
 
-use gguf_core::{GgmlType, simd::SimdLevel};
+use gguf_core::GgmlType;
+use gguf_core::simd::{SimdLevel, VectorLoop};
 
 use super::codec::Rows;
 use super::{QuantError, codec, importance};
@@ -57,16 +58,49 @@ impl SmallRows {
 }
 
 /// True if the type holds all rows of `n_cols` columns as well as any others, by their largest magnitudes: then all
-/// values are finite, no row is zero, and there is no need of [`check_rows`] unless importance weights are unusual. Fast.
+/// values are finite, no row is zero, and there is no need of [`check_rows`] unless importance weights are unusual.
+///
+/// One pass at the level's full width, which also answers what [`first_non_finite`](super::first_non_finite) would: that
+/// is needed only where this is false.
 #[must_use]
-pub fn are_ordinary_rows(ty: GgmlType, values: &[f32], n_cols: usize) -> bool {
+pub fn are_ordinary_rows(ty: GgmlType, level: SimdLevel, values: &[f32], n_cols: usize) -> bool {
     let ordinary = ordinary(ty);
     let (least, most) = (ordinary.start().to_bits(), ordinary.end().to_bits());
-    let magnitude = |value: &f32| value.to_bits() & 0x7fff_ffff;
-    // Without the sign, floats compare as integers do. A fold without exits is a vector loop; the first value that is
-    // large enough is one of the first.
-    let is_large = values.iter().fold(false, |large, value| large | (magnitude(value) > most));
-    !is_large && values.chunks(n_cols.max(1)).all(|row| row.iter().any(|value| magnitude(value) >= least))
+    // Without the sign, floats compare as integers do. The first value that is large enough is one of the row's first.
+    let has_large = |row: &[f32]| row.iter().any(|value| value.to_bits() & 0x7fff_ffff >= least);
+    level.vectorize(LargestBits { values }) <= most && values.chunks(n_cols.max(1)).all(has_large)
+}
+
+/// The bits of the largest magnitude, which are above infinity's if there is a NaN.
+struct LargestBits<'a> {
+    values: &'a [f32],
+}
+
+impl VectorLoop for LargestBits<'_> {
+    type Output = u32;
+
+    #[inline(always)]
+    fn run(self) -> u32 {
+        // More than a vector at a time, so that one maximum need not wait for the other; signed, because the baseline
+        // compares nothing else.
+        const N: usize = 64;
+        let mut lanes = [0; N];
+        let (chunks, rest) = self.values.as_chunks::<N>();
+        for chunk in chunks {
+            for (largest, value) in lanes.iter_mut().zip(chunk) {
+                *largest = larger(*largest, *value);
+            }
+        }
+        let largest = rest.iter().fold(0, |largest, value| larger(largest, *value));
+        lanes.into_iter().fold(largest, i32::max) as u32
+    }
+}
+
+/// The larger of some bits and a value's without its sign.
+#[inline(always)]
+fn larger(largest: i32, value: f32) -> i32 {
+    let bits = (value.to_bits() & 0x7fff_ffff) as i32;
+    if bits > largest { bits } else { largest }
 }
 
 /// Largest magnitudes of rows.
@@ -114,12 +148,7 @@ impl Extent {
 
 /// The largest magnitude; NaN if there is one, else infinity if there is one.
 fn magnitude(values: &[f32]) -> f32 {
-    // Without the sign, floats compare as integers do; a fold without exits is a vector loop.
-    let bits = values.iter().fold(0, |largest: i32, value| {
-        let bits = (value.to_bits() & 0x7fff_ffff) as i32;
-        if bits > largest { bits } else { largest }
-    });
-    f32::from_bits(bits as u32)
+    f32::from_bits(LargestBits { values }.run())
 }
 
 /// True if importance weights are such that sums of their products with ordinary values neither overflow nor vanish.
@@ -260,13 +289,39 @@ mod tests {
         assert!(extent.is_ordinary(GgmlType::Q6K) && Extent::of(&[0.0; 4], 2).is_ordinary(GgmlType::Nvfp4));
         assert!(!Extent::of(&[1.0, 1.0, 1e-20, 0.0], 2).is_ordinary(GgmlType::Q6K));
         assert!(!Extent::of(&[1.0, 1e9], 2).is_ordinary(GgmlType::Q6K));
-        assert!(are_ordinary_rows(GgmlType::Q6K, &[0.0, -3.0, 0.5, 0.25], 2));
-        for bad in [[0.0, 0.0], [1e-4, -1e-4], [1.0, f32::NAN], [f32::NEG_INFINITY, 1.0], [1e4, 0.0]] {
-            assert!(!are_ordinary_rows(GgmlType::Q6K, &[1.0, 1.0, bad[0], bad[1]], 2), "{bad:?}");
-        }
         for value in [f32::NAN, -f32::NAN, f32::NEG_INFINITY] {
             assert!(!Extent::of(&[1.0, value, 2.0, 3.0], 2).is_finite(), "{value}");
             assert!(!Extent::of(&[1.0, value, 2.0, 3.0], 2).is_ordinary(GgmlType::Q6K), "{value}");
+        }
+    }
+
+    #[test]
+    fn rows_are_ordinary_or_not_at_every_level_wherever_the_odd_value_is() {
+        let n_cols = 96;
+        for level in SimdLevel::available() {
+            let is_ordinary = |values: &[f32]| are_ordinary_rows(GgmlType::Q6K, level, values, n_cols);
+            let mut values: Vec<f32> = (0..3 * n_cols).map(|at| 0.5 - (at % 7) as f32).collect();
+            for at in 0..values.len() {
+                assert!(is_ordinary(&values), "{level}");
+                for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 2001.0, -3e38] {
+                    let before = std::mem::replace(&mut values[at], bad);
+                    assert!(!is_ordinary(&values), "{bad} at {at} at {level}");
+                    values[at] = before;
+                }
+            }
+            for row in 0..3 {
+                for small in [0.0, -0.0, 9e-4, -9e-4, 1e-45] {
+                    let mut values = values.clone();
+                    values[row * n_cols..][..n_cols].fill(small);
+                    assert!(!is_ordinary(&values), "row {row} of {small} at {level}");
+                    for at in row * n_cols..(row + 1) * n_cols {
+                        let before = std::mem::replace(&mut values[at], -1e-3);
+                        assert!(is_ordinary(&values), "{small} but at {at} at {level}");
+                        values[at] = before;
+                    }
+                }
+            }
+            assert!(is_ordinary(&[]) && !is_ordinary(&[0.0; 5]) && is_ordinary(&[0.0, -2e3]), "{level}");
         }
     }
 
