@@ -25,8 +25,8 @@ ROOMS = {
     "cards": ["src/arch/load.rs", "src/arch/expr.rs", "src/arch/names.rs", "src/arch/schema.rs", "src/arch/read/*.rs",
               "src/arch/read.rs", "src/arch/merge.rs", "src/arch/graph.rs"],
 }
-# Not parsers: errors, and what writes.
-NOT = re.compile(r"error\.rs$|safetensors_writer|/rebuild")
+# Not parsers: errors, what writes, and the `tokenizers` library's own reader, which runs in a process of its own.
+NOT = re.compile(r"error\.rs$|safetensors_writer|/rebuild|tokenizer/reference")
 
 
 def run(*command, **more):
@@ -44,9 +44,18 @@ def measured(corpora):
     show = shutil.which("cov") or str(Path.home() / ".cargo/bin/cov")
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as room:
         profile = Path(room) / "fuzz.profraw"
-        run(str(program), *corpora, env=dict(os.environ, LLVM_PROFILE_FILE=str(profile), TMPDIR=room))
+        run(str(program), *corpora, env=dict(os.environ, LLVM_PROFILE_FILE=str(profile), TMPDIR=room),
+            stdout=sys.stderr)
         command = [show, "show", "--instr-profile", str(profile), "--object", str(program)]
         return run(*command, capture_output=True, text=True).stdout
+
+
+def repository_inputs(room):
+    """What the repository holds: seeds, bad files, the peers' files (tests/it/fuzz writes them), and what was found."""
+    environment = dict(os.environ, GGUF_FUZZ_CORPUS=f"{room}/inputs")
+    run("cargo", "test", "--quiet", "--test", "it", "--", "fuzz::seeds_reach", "fuzz::no_file_of_the_repository",
+        env=environment, stdout=subprocess.DEVNULL)
+    return [f"{room}/inputs", f"{room}/inputs-long", str(ROOT / "fuzz/regressions")]
 
 
 def lines_of(text):
@@ -65,8 +74,9 @@ def lines_of(text):
 
 def main():
     words = [word for word in sys.argv[1:] if word != "--missing"]
-    corpora = words or [str(ROOT / "fuzz/corpus"), str(ROOT / "fuzz/regressions")]
-    files = lines_of(measured([str(Path(word).resolve()) for word in corpora]))
+    with tempfile.TemporaryDirectory() as room:
+        corpora = [str(Path(word).resolve()) for word in words] or repository_inputs(room)
+        files = lines_of(measured(corpora))
     if not any(files.values()):
         sys.exit("no lines were read: is `cov` (cargo install llvm_profparser) made for this compiler's profiles?")
     print("| parser | lines | reached | |\n| --- | --- | --- | --- |")

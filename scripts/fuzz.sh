@@ -25,8 +25,9 @@ fi
 jobs=${FUZZ_JOBS:+-j "$FUZZ_JOBS"}
 triple=$(rustc -vV | sed -n 's/^host: //p')
 
-# The seeds, by the test that also checks them.
-GGUF_FUZZ_CORPUS=$PWD/fuzz/corpus cargo test $jobs --quiet --test it fuzz::seeds_reach >/dev/null
+# The seeds and the files of the repository, by the tests that also check them.
+GGUF_FUZZ_CORPUS=$PWD/fuzz/corpus cargo test $jobs --quiet --test it -- \
+    fuzz::seeds_reach fuzz::no_file_of_the_repository >/dev/null
 
 toolchain=
 if ! $sanitizer; then
@@ -34,6 +35,8 @@ if ! $sanitizer; then
 elif cargo +nightly -V >/dev/null 2>&1; then
     toolchain=+nightly
     export RUSTFLAGS="-Zsanitizer=address ${RUSTFLAGS:-}"
+    # Pools of threads live as long as the process: no leaks.
+    export ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1
     echo "with the address sanitizer: $(cargo +nightly -V)"
 else
     echo "without the address sanitizer: there is no nightly toolchain"

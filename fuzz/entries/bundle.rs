@@ -1,6 +1,7 @@
 //! Inputs of several files, and files on a disk for what reads paths.
 
 use std::cell::OnceCell;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
@@ -44,6 +45,11 @@ pub(super) fn split<'a>(data: &'a [u8], known: &[&'static str]) -> Vec<(&'static
 /// One of the files.
 pub(super) fn find<'a>(files: &[(&'static str, &'a [u8])], name: &str) -> Option<&'a [u8]> {
     files.iter().find(|file| file.0 == name).map(|file| file.1)
+}
+
+/// What was accepted. An error is put into words as for a user: that must not fail either, nor may there be none.
+pub(super) fn accepted<T, E: Display>(result: Result<T, E>) -> Option<T> {
+    result.map_err(|error| assert!(!error.to_string().is_empty(), "an error without words")).ok()
 }
 
 thread_local! {

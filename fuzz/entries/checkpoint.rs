@@ -3,15 +3,17 @@
 use gguf_foundry::checkpoint::{
     Checkpoint, fastllm as flm, pickle as pickles, safetensors as tensors, torch as pt,
 };
+use gguf_foundry::convert::ConvertOptions;
 use gguf_foundry::core::WeightSource;
 use gguf_foundry::core::limits::Limits;
+use gguf_foundry::inspect::inspect_checkpoint;
 
-use super::bundle::{self, Directory, Numbers};
+use super::bundle::{self, Directory, Numbers, accepted};
 use super::codes::survey;
 
 /// Ranges of an accepted header lie inside the file and do not overlap.
 pub(super) fn safetensors(data: &[u8]) -> bool {
-    let Ok(header) = tensors::parse_header(data, &Limits::default()) else { return false };
+    let Some(header) = accepted(tensors::parse_header(data, &Limits::default())) else { return false };
     let mut ranges: Vec<_> = header.tensors.iter().map(|tensor| (tensor.offset, tensor.n_bytes)).collect();
     ranges.sort_unstable();
     let mut end = 0;
@@ -25,7 +27,7 @@ pub(super) fn safetensors(data: &[u8]) -> bool {
 
 /// Elements of an accepted file can be read, and pieces of a tensor are those of the whole.
 pub(super) fn torch(data: &[u8]) -> bool {
-    let Ok(file) = pt::parse(data, &Limits::default()) else { return false };
+    let Some(file) = accepted(pt::parse(data, &Limits::default())) else { return false };
     let mut numbers = Numbers::of(data);
     for tensor in &file.tensors {
         let (n, size) = (tensor.meta.shape.n_elems(), tensor.meta.ty.bytes().unwrap_or(1));
@@ -51,32 +53,46 @@ pub(super) fn torch(data: &[u8]) -> bool {
 }
 
 pub(super) fn pickle(data: &[u8]) -> bool {
-    pickles::read(data, 0).is_ok()
+    accepted(pickles::read(data, 0)).is_some()
 }
 
 pub(super) fn fastllm(data: &[u8]) -> bool {
-    flm::Header::parse(data, &Limits::default()).is_ok()
+    let Some(header) = accepted(flm::Header::parse(data, &Limits::default())) else { return false };
+    let _ = (header.configuration(), accepted(header.model_type()));
+    true
 }
 
 /// Files of a sharded checkpoint.
 const SHARDS: &[&str] = &[
     "config.json",
+    "tokenizer.json",
     "model.safetensors",
     "model.safetensors.index.json",
     "model-00001-of-00002.safetensors",
     "model-00002-of-00002.safetensors",
     "a.safetensors",
+    "consolidated.00.pth",
+    "params.json",
+    "optimizer.pt",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
     "pytorch_model-00001-of-00002.bin",
     "pytorch_model-00002-of-00002.bin",
 ];
 
-/// An index and its shards; what is accepted can be read.
+/// An index and its shards, and what is told of a directory; what is accepted can be read.
 pub(super) fn index(data: &[u8]) -> bool {
     let files = bundle::split(data, SHARDS);
     let dir = Directory::of(&files);
-    let Ok(checkpoint) = Checkpoint::open(dir.path(), &Limits::default()) else { return false };
+    if let Some(report) = accepted(inspect_checkpoint(dir.path(), &ConvertOptions::default())) {
+        let _ = report.container.map(|files| (files.shares(), files.file_bytes()));
+    }
+    let Some(checkpoint) = accepted(Checkpoint::open(dir.path(), &Limits::default())) else { return false };
+    let _ = (checkpoint.format(), checkpoint.paths(), checkpoint.parts().len(), checkpoint.warnings());
+    for (weight, meta) in checkpoint.weights().iter().enumerate() {
+        checkpoint.read_ahead(weight, 0, meta.shape.n_elems());
+        assert!(!checkpoint.part_of(weight).is_empty());
+    }
     survey(&checkpoint, None, data);
     !checkpoint.weights().is_empty()
 }

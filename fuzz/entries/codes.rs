@@ -3,16 +3,17 @@
 use std::path::Path;
 
 use gguf_foundry::checkpoint::{parse_object, safetensors};
-use gguf_foundry::convert::{ConvertOptions, FlmOptions, ModelSource, OffsetSign};
+use gguf_foundry::convert::{Conversion, ConvertOptions, FlmOptions, ModelSource, OffsetSign};
 use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::simd::SimdLevel;
-use gguf_foundry::core::{ElementType, SourceError, WeightMeta, WeightSource};
+use gguf_foundry::core::{ElementType, SourceError, TensorSource, WeightMeta, WeightSource};
+use gguf_foundry::dequant::flm::FlmMeaning;
 use gguf_foundry::dequant::{
     Configurations, DequantOptions, HF_QUANT_CONFIG, QUANTIZE_CONFIG, QUANTO_QMAP, open,
 };
 use serde_json::Value as Json;
 
-use super::bundle::{self, Directory, Numbers};
+use super::bundle::{self, Directory, Numbers, accepted};
 
 /// Elements that one input may have read: it is damage that is looked for, not size.
 const MAX_ELEMS: u64 = 1 << 14;
@@ -70,7 +71,7 @@ pub(super) fn survey(source: &dyn WeightSource, twin: Option<&dyn WeightSource>,
         left -= n;
         let read = |source: &dyn WeightSource, first: u64, n: u64| {
             let mut bytes = vec![0; n as usize * size];
-            source.read_elems(weight, first, &mut bytes).ok().map(|()| comparable(meta.ty, bytes))
+            accepted(source.read_elems(weight, first, &mut bytes)).map(|()| comparable(meta.ty, bytes))
         };
         let whole = read(source, 0, n);
         if let Some(twin) = twin {
@@ -85,7 +86,11 @@ pub(super) fn survey(source: &dyn WeightSource, twin: Option<&dyn WeightSource>,
                 assert_eq!(piece.as_deref(), Some(expected), "{} {range:?}", meta.name);
             }
         }
+        let _ = source.code_type(weight);
         packed(source, twin, weight, n, &mut numbers);
+        // Pages that are let go can be read again.
+        source.release_elems(weight, 0, n);
+        assert_eq!(read(source, 0, n), whole, "{}", meta.name);
     }
     was_read
 }
@@ -110,14 +115,14 @@ fn packed(
     n: u64,
     numbers: &mut Numbers,
 ) {
-    let Ok(packings) = source.packings(weight) else { return };
+    let Some(packings) = accepted(source.packings(weight)) else { return };
     for packing in packings.iter().filter(|packing| packing.ty.is_quantized()) {
         let (elems, bytes) = (packing.ty.block_elems() as u64, packing.ty.block_bytes());
         let n_blocks = n / elems;
         assert_eq!(n_blocks * elems, n, "a packing holds whole rows of blocks");
         let read = |source: &dyn WeightSource, first: u64, n: u64| {
             let mut blocks = vec![0; n as usize * bytes];
-            source.read_packed(weight, packing.ty, first * elems, &mut blocks).ok().map(|()| blocks)
+            accepted(source.read_packed(weight, packing.ty, first * elems, &mut blocks)).map(|()| blocks)
         };
         let whole = read(source, 0, n_blocks);
         if let Some(twin) = twin {
@@ -159,12 +164,18 @@ fn method(names: &[&str], data: &[u8]) -> bool {
     let layer = |is_mapped, level| {
         let parts = Parts::of(file, is_mapped)?;
         let options = DequantOptions { offset_sign: OffsetSign::Auto, level };
-        open(&configurations, Box::new(parts), options).ok()
+        accepted(open(&configurations, Box::new(parts), options))
     };
     let (plain, twin) = (layer(false, SimdLevel::Scalar), layer(true, SimdLevel::detect()));
     assert_eq!(plain.is_some(), twin.is_some());
     let (Some(plain), Some(twin)) = (plain, twin) else { return false };
-    survey(&*plain.source, Some(&*twin.source), data) && plain.quantization.is_some()
+    let is_read = survey(&*plain.source, Some(&*twin.source), data);
+    let Some(quantization) = plain.quantization else { return false };
+    let _ = quantization.left_out_endings();
+    for class in quantization.classes(plain.source.weights()) {
+        assert!(class.n_weights > 0 && !class.text().is_empty() && class.bits_per_weight() >= 0.0);
+    }
+    is_read
 }
 
 macro_rules! methods {
@@ -189,14 +200,30 @@ methods! {
     quanto: "quanto";
 }
 
-const MSMODELSLIM: &[&str] =
-    &["quant_model_description.json", "quant_model_weights.safetensors", "config.json"];
+const MSMODELSLIM: &[&str] = &[
+    "config.json",
+    "quant_model_description.json",
+    "quant_model_description_w8a8.json",
+    "quant_model_weight-00001-of-00002.safetensors",
+    "quant_model_weight-00002-of-00002.safetensors",
+    "quant_model_weight.safetensors",
+    "quant_model_weight.safetensors.index.json",
+    "quant_model_weight_w8a8.safetensors",
+    "quant_model_weights-00001-of-00002.safetensors",
+    "quant_model_weights-00002-of-00002.safetensors",
+    "quant_model_weights.safetensors",
+    "quant_model_weights.safetensors.index.json",
+];
 
 /// A directory of msModelSlim.
 pub(super) fn msmodelslim(data: &[u8]) -> bool {
     let files = bundle::split(data, MSMODELSLIM);
     let dir = Directory::of(&files);
-    directory(dir.path(), data, |path, options| ModelSource::open_msmodelslim(path, options).ok())
+    let sign = [OffsetSign::Auto, OffsetSign::File, OffsetSign::Npu][data.len() % 3];
+    directory(dir.path(), data, |path, options| {
+        let options = ConvertOptions { offset_sign: sign, ..options.clone() };
+        accepted(ModelSource::open_msmodelslim(path, &options))
+    })
 }
 
 fn directory(path: &Path, data: &[u8], open: impl Fn(&Path, &ConvertOptions) -> Option<ModelSource>) -> bool {
@@ -207,9 +234,20 @@ fn directory(path: &Path, data: &[u8], open: impl Fn(&Path, &ConvertOptions) -> 
     survey(&*plain, Some(&*twin), data)
 }
 
-/// A FastLLM file, its weights read.
+/// A FastLLM file: its weights read, and the keys that come of its dictionary and its tokens.
 pub(super) fn fastllm(data: &[u8]) -> bool {
     let path = bundle::file("model.flm", data);
-    let merged = FlmOptions { merge_adapters: data.len() % 2 == 1, ..FlmOptions::default() };
-    directory(&path, data, |path, options| ModelSource::open_flm(path, &merged, options).ok())
+    let merged = FlmOptions { merge_adapters: true, ..FlmOptions::default() };
+    let is_read =
+        directory(&path, data, |path, options| accepted(ModelSource::open_flm(path, &merged, options)));
+    let plain = FlmOptions { meaning: FlmMeaning::Writer, ..FlmOptions::default() };
+    for (flm, pre) in [(&plain, None), (&merged, Some("gpt-2".to_owned()))] {
+        let options = ConvertOptions { vocab_only: pre.is_some(), pre, ..ConvertOptions::default() };
+        let Some(source) = accepted(ModelSource::open_flm(&path, flm, &options)) else { continue };
+        if let Some(conversion) = accepted(Conversion::of(source, &options)) {
+            assert!(conversion.metadata().contains("general.architecture"));
+            let _ = (conversion.tensors().len(), conversion.warnings().len());
+        }
+    }
+    is_read
 }

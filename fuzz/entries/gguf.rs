@@ -12,17 +12,19 @@ use gguf_foundry::inspect::{Listing, hash, summary_json, typed_json, value_plain
 use gguf_foundry::quantize::{FileType, Input, QuantizeOptions, QuantizePlan};
 use gguf_foundry::verify::{StructureOptions, check_structure, expert_coverage, imatrix_statistics};
 
-use super::bundle::{self, Directory, Numbers};
+use super::bundle::{self, Directory, Numbers, accepted};
 
 /// What is accepted lies inside the file, and comes back the same when it is written and read again.
 pub(super) fn header(data: &[u8]) -> bool {
     let limits = Limits::default();
     let mut is_accepted = false;
     for strictness in [Strictness::LlamaCpp, Strictness::Format] {
-        let Ok(header) = parse_header(data, &limits, strictness) else { continue };
+        let Some(header) = accepted(parse_header(data, &limits, strictness)) else { continue };
         is_accepted = true;
         assert!(header.data_end <= data.len() as u64);
-        let Ok(plan) = FilePlan::new(&header.metadata, &header.tensors, &LayoutOptions::default()) else {
+        let Some(plan) =
+            accepted(FilePlan::new(&header.metadata, &header.tensors, &LayoutOptions::default()))
+        else {
             continue;
         };
         // The data stays where it is: the header alone says all that is compared.
@@ -59,7 +61,7 @@ fn tensors_of(file: &GgufFile) -> Vec<(String, Vec<u8>)> {
 
 /// What can be read can be written, in one piece or in parts, and is the same when it is read again.
 pub(super) fn rewrite(data: &[u8]) -> bool {
-    let Ok(file) = GgufFile::open(&bundle::file("rewrite.gguf", data)) else { return false };
+    let Some(file) = accepted(GgufFile::open(&bundle::file("rewrite.gguf", data))) else { return false };
     // Parts would be looked for under other names than this file has, and padding is written out.
     let is_part = file.metadata().contains("split.count");
     if file.tensors().is_empty() || is_part || file.alignment() > 1 << 12 {
@@ -77,7 +79,9 @@ pub(super) fn rewrite(data: &[u8]) -> bool {
     let target = dir.path().join("out.gguf");
     let split = (numbers.below(2) == 0).then_some(spec);
     let options = WriteOptions { split, sync: false, memory_bytes: 1 << 16, ..WriteOptions::default() };
-    let Ok(report) = write_gguf(&target, file.metadata(), &file, &options, &Silent) else { return false };
+    let Some(report) = accepted(write_gguf(&target, file.metadata(), &file, &options, &Silent)) else {
+        return false;
+    };
     let first = report.paths.first().expect("one file at least");
     let again = GgufFile::open(first).expect("written by ourselves");
     assert_eq!(tensors_of(&again), tensors_of(&file));
@@ -90,7 +94,7 @@ pub(super) fn split(data: &[u8]) -> bool {
     const PARTS: &[&str] = &["m-00001-of-00003.gguf", "m-00002-of-00003.gguf", "m-00003-of-00003.gguf"];
     let files = bundle::split(data, PARTS);
     let dir = Directory::of(&files);
-    let Ok(file) = GgufFile::open(&dir.path().join(PARTS[0])) else { return false };
+    let Some(file) = accepted(GgufFile::open(&dir.path().join(PARTS[0]))) else { return false };
     let _ = warnings(&file);
     let n_tensors: usize = file.parts().iter().map(|part| part.header().tensors.len()).sum();
     assert_eq!(n_tensors, tensors_of(&file).len());
@@ -102,7 +106,7 @@ pub(super) fn split(data: &[u8]) -> bool {
 
 /// Everything that looks at a file without writing: the listing, its checks, and the plan of a quantization.
 pub(super) fn describe(data: &[u8]) -> bool {
-    let Ok(file) = GgufFile::open(&bundle::file("describe.gguf", data)) else { return false };
+    let Some(file) = accepted(GgufFile::open(&bundle::file("describe.gguf", data))) else { return false };
     let _ = (summary_json(&file, Listing { max_elems: Some(4), has_tensors: true }), warnings(&file));
     for (_, value) in file.metadata().iter() {
         let _ = (value_text(value, Some(40), Some(4)), value_plain(value), typed_json(value));
@@ -120,7 +124,7 @@ pub(super) fn describe(data: &[u8]) -> bool {
     let file_types: Vec<FileType> = FileType::all().collect();
     let chosen = Numbers::of(data).below(file_types.len() as u64) as usize;
     let options = QuantizeOptions::new(file_types[chosen]);
-    if let Ok(plan) = QuantizePlan::draft(&Input::file(&file), &options, None) {
+    if let Some(plan) = accepted(QuantizePlan::draft(&Input::file(&file), &options, None)) {
         let _ = (plan.summary(), plan.n_fallbacks());
     }
     true
@@ -129,16 +133,16 @@ pub(super) fn describe(data: &[u8]) -> bool {
 /// Importance of either format, with what is told of it.
 pub(super) fn imatrix(data: &[u8]) -> bool {
     let path = bundle::file("fuzz.imatrix", data);
-    let stored = StoredImatrix::open(&path);
-    let Ok(matrix) = Imatrix::open(&path) else { return false };
+    let stored = accepted(StoredImatrix::open(&path));
+    let Some(matrix) = accepted(Imatrix::open(&path)) else { return false };
     let stored = stored.expect("opened by the other reader");
     assert_eq!(stored.n_entries(), matrix.entries().len());
     for (name, entry) in matrix.entries() {
         assert!(stored.has(name));
         assert!(!entry.weights.is_empty());
     }
-    if let Ok(sums) = gguf_foundry::gguf::merge_imatrices(&[stored], 512) {
+    if let Some(sums) = accepted(gguf_foundry::gguf::merge_imatrices(&[stored], 512)) {
         let _ = (imatrix_statistics(&sums), expert_coverage(&sums), sums.counted_chunks());
     }
-    matrix.check_finite().is_ok()
+    accepted(matrix.check_finite()).is_some()
 }

@@ -12,7 +12,7 @@ use gguf_foundry::core::{TensorSource, WeightSource};
 use gguf_foundry::engine::{Engine, EngineOptions, GraphPlan, TokenChunk};
 use gguf_foundry::gguf::{GgufFile, Value};
 
-use super::bundle::{self, Directory, Numbers};
+use super::bundle::{self, Directory, Numbers, accepted};
 
 pub(super) static EMBEDDED: LazyLock<Registry> =
     LazyLock::new(|| Registry::embedded().expect("cards that are built in"));
@@ -40,7 +40,7 @@ pub(super) fn convert(data: &[u8]) -> bool {
         annotate: data.len() % 2 == 1,
         ..ConvertOptions::default()
     };
-    let Ok(plan) = Conversion::plan(dir.path(), &options) else { return false };
+    let Some(plan) = accepted(Conversion::plan(dir.path(), &options)) else { return false };
     let numbers = &mut Numbers::of(data);
     let mut left = MAX_BYTES;
     for (at, meta) in plan.tensors().iter().enumerate() {
@@ -52,7 +52,7 @@ pub(super) fn convert(data: &[u8]) -> bool {
         let row_bytes = n_bytes / n_rows;
         let read = |first: u64, n: u64| {
             let mut out = vec![0; (n * row_bytes) as usize];
-            plan.read_rows(at, first, &mut out).ok().map(|()| out)
+            accepted(plan.read_rows(at, first, &mut out)).map(|()| out)
         };
         if let Some(whole) = read(0, n_rows) {
             let range = numbers.range(n_rows);
@@ -66,7 +66,7 @@ pub(super) fn convert(data: &[u8]) -> bool {
 
 /// A file taken back to Hugging Face's form: what is written is a checkpoint that can be read.
 pub(super) fn to_hf(data: &[u8]) -> bool {
-    let Ok(file) = GgufFile::open(&bundle::file("to_hf.gguf", data)) else { return false };
+    let Some(file) = accepted(GgufFile::open(&bundle::file("to_hf.gguf", data))) else { return false };
     if file.tensor_bytes() > MAX_BYTES {
         return false;
     }
@@ -74,7 +74,7 @@ pub(super) fn to_hf(data: &[u8]) -> bool {
     let dir = room.path().join("hf");
     let tokenizer = file.metadata().contains("tokenizer.ggml.model");
     let options = ToHfOptions { tokenizer, sync: false, memory_bytes: 1 << 20, ..ToHfOptions::default() };
-    if gguf_to_hf(&EMBEDDED, file.metadata(), &file, &dir, &options, &Silent).is_err() {
+    if accepted(gguf_to_hf(&EMBEDDED, file.metadata(), &file, &dir, &options, &Silent)).is_none() {
         assert!(!dir.exists(), "a failed run leaves nothing");
         return false;
     }
@@ -84,10 +84,12 @@ pub(super) fn to_hf(data: &[u8]) -> bool {
 
 /// A file that is run: a plan from any keys, three tokens, within the memory that was given.
 pub(super) fn engine(data: &[u8]) -> bool {
-    let Ok(file) = GgufFile::open(&bundle::file("engine.gguf", data)) else { return false };
+    let Some(file) = accepted(GgufFile::open(&bundle::file("engine.gguf", data))) else { return false };
     let arch = file.metadata().get("general.architecture").and_then(Value::as_str);
     let Some(features) = arch.and_then(GraphFeatures::of) else { return false };
-    let Ok(plan) = GraphPlan::new(&features, file.metadata(), file.tensors()) else { return false };
+    let Some(plan) = accepted(GraphPlan::new(&features, file.metadata(), file.tensors())) else {
+        return false;
+    };
     let (n_vocab, n_embd) = (plan.n_vocab, plan.n_embd);
     if n_vocab == 0 || n_vocab > 1 << 12 || n_embd > 1 << 12 || plan.layers.len() > 8 {
         return false;
@@ -100,9 +102,9 @@ pub(super) fn engine(data: &[u8]) -> bool {
     if engine.group_tokens(3).is_err() {
         return false;
     }
-    let Ok(hidden) = engine.hidden(&[chunk]) else { return false };
+    let Some(hidden) = accepted(engine.hidden(&[chunk])) else { return false };
     assert_eq!(hidden.n_rows(), 2);
-    let Ok(logits) = engine.logits(&hidden, &Silent) else { return false };
+    let Some(logits) = accepted(engine.logits(&hidden, &Silent)) else { return false };
     assert_eq!(logits.len(), 2 * n_vocab);
     true
 }

@@ -8,26 +8,27 @@ use gguf_foundry::quantize::{Override, TensorTypeRule, parse_file_type, parse_gg
 use gguf_foundry::verify::{ChatTemplate, LogitFile, PromptForm, TaskKind, TaskSet, read_prompts};
 use serde_json::{Map, Value as Json};
 
-use super::bundle;
+use super::bundle::{self, accepted};
 use super::model::EMBEDDED;
 
 /// JSON that our reader accepts is the same to serde_json, unless it has Python's numbers that are none.
 pub(super) fn config(data: &[u8]) -> bool {
-    let Ok(object) = parse_object(data, &Limits::default()) else { return false };
+    let Some(object) = accepted(parse_object(data, &Limits::default())) else { return false };
     // `-0` is the integer 0, as in Python; serde_json has a float for it.
     if !data.windows(2).any(|pair| pair == b"-0")
         && let Ok(other) = serde_json::from_slice::<Map<String, Json>>(data)
     {
         assert_eq!(Json::Object(object), Json::Object(other));
     }
-    let _ = json::parse(data, 8);
+    let _ = accepted(json::parse(data, 8));
     true
 }
 
 /// A card of an architecture that someone wrote, beside those that are built in.
 pub(super) fn card(data: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(data) else { return false };
-    EMBEDDED.clone().add("fuzzed.toml", text).is_ok()
+    let mut registry = EMBEDDED.clone();
+    accepted(registry.add("fuzzed.toml", text)).is_some() && !registry.classes().is_empty()
 }
 
 /// The keys that come of files about a model, and the names of outputs that come of them.
@@ -53,7 +54,7 @@ pub(super) fn model_card(data: &[u8]) -> bool {
 
 /// The file of `--metadata`, a generation configuration and a configuration, all of them the same JSON.
 pub(super) fn metadata_json(data: &[u8]) -> bool {
-    let Ok(object) = parse_object(data, &Limits::default()) else { return false };
+    let Some(object) = accepted(parse_object(data, &Limits::default())) else { return false };
     let overrides = MetadataFiles { overrides: object.clone(), ..MetadataFiles::default() };
     general(&overrides, &object);
     let generation = MetadataFiles { generation_config: object.clone(), ..MetadataFiles::default() };
@@ -68,7 +69,8 @@ pub(super) fn prompts(data: &[u8]) -> bool {
     let detected = read_prompts(&path, PromptForm::Detected);
     let lines = read_prompts(&bundle::file("prompts.jsonl", data), PromptForm::Detected);
     let text = read_prompts(&bundle::file("prompts.txt", data), PromptForm::Detected);
-    detected.is_ok() || lines.is_ok() || text.is_ok()
+    let detected = [detected, lines, text].map(accepted);
+    detected.iter().any(Option::is_some)
 }
 
 /// Questions with answers; the first byte picks the kind.
@@ -78,14 +80,14 @@ pub(super) fn tasks(data: &[u8]) -> bool {
     let path = bundle::file("tasks", rest);
     let kind = kinds[usize::from(first) % kinds.len()];
     let _ = TaskSet::read(kind, &path, Some(2));
-    TaskSet::read(kind, &path, None).is_ok()
+    accepted(TaskSet::read(kind, &path, None)).is_some()
 }
 
 /// A file of logits: its tokens are tokens.
 pub(super) fn logits(data: &[u8]) -> bool {
     let path = bundle::file("fuzz.logits", data);
-    let _ = LogitFile::is_one(&path);
-    let Ok(file) = LogitFile::open(&path) else { return false };
+    let _ = accepted(LogitFile::is_one(&path));
+    let Some(file) = accepted(LogitFile::open(&path)) else { return false };
     assert_eq!(file.tokens().count(), file.n_ctx() * file.n_chunks());
     assert!(file.tokens().all(|token| (token as usize) < file.n_vocab()));
     true
@@ -104,14 +106,16 @@ pub(super) fn template(data: &[u8]) -> bool {
     if data.len() > MAX_TEMPLATE_BYTES || is_wide || n_loops > 3 || text.contains("**") {
         return false;
     }
-    let Ok(template) = ChatTemplate::new(text, vec![("bos_token", "<s>".to_owned())]) else { return false };
+    let Some(template) = accepted(ChatTemplate::new(text, vec![("bos_token", "<s>".to_owned())])) else {
+        return false;
+    };
     let chats = [
         r#"[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]"#,
         r#"[{"role": "system", "content": ["a", 1, null]}, {"content": {"x": [true]}}]"#,
         "[]",
     ];
     let chats = chats.map(|chat| serde_json::from_str::<Json>(chat).expect("JSON of ours"));
-    chats.iter().filter(|chat| template.render(chat).is_ok()).count() > 0
+    chats.iter().filter(|chat| accepted(template.render(chat)).is_some()).count() > 0
 }
 
 /// Values of options, a line each.
@@ -119,12 +123,12 @@ pub(super) fn options(data: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(data) else { return false };
     let mut is_any = false;
     for line in text.lines() {
-        is_any |= parse_assignment(line).is_ok();
-        is_any |= parse_ggml_type(line).is_ok();
-        is_any |= parse_file_type(line).is_ok() | FileType::parse(line).is_some();
-        is_any |= parse_layers(line).is_ok();
-        is_any |= Override::parse(line).map(|set| set.file_value()).is_ok();
-        if let Ok(rules) = TensorTypeRule::parse_list(line) {
+        is_any |= accepted(parse_assignment(line)).is_some();
+        is_any |= accepted(parse_ggml_type(line)).is_some();
+        is_any |= accepted(parse_file_type(line)).is_some() | FileType::parse(line).is_some();
+        is_any |= accepted(parse_layers(line)).is_some();
+        is_any |= accepted(Override::parse(line)).map(|set| set.file_value()).is_some();
+        if let Some(rules) = accepted(TensorTypeRule::parse_list(line)) {
             is_any |= rules.iter().any(|rule| rule.matches("blk.1.attn_q.weight"));
         }
     }

@@ -9,7 +9,7 @@ use gguf_foundry::tokenizer::{
     self, Encoder, GivenKind, GivenVocabulary, HfJson, Mode, RankCode, TokenizerRequest, char_of, to_hf,
 };
 
-use super::bundle::{self, Directory};
+use super::bundle::{self, Directory, accepted};
 
 pub(super) fn tokenizer_json(data: &[u8]) -> bool {
     serde_json::from_slice::<HfJson>(data).is_ok()
@@ -24,7 +24,7 @@ fn try_keys(keys: &Metadata, texts: &[&str]) -> bool {
     let Some(Array::String(tokens)) = keys.get("tokenizer.ggml.tokens").and_then(Value::as_array) else {
         return false;
     };
-    let Ok(encoder) = Encoder::from_metadata(keys) else { return false };
+    let Some(encoder) = accepted(Encoder::from_metadata(keys)) else { return false };
     for text in texts {
         for special in [false, true] {
             let ids = encoder.encode(text, special);
@@ -41,7 +41,9 @@ pub(super) fn sentencepiece(data: &[u8]) -> bool {
     let files = vec![("tokenizer.model".to_owned(), data.to_vec())];
     let given = GivenVocabulary { kind: GivenKind::Pieces, files, ..GivenVocabulary::default() };
     let request = TokenizerRequest::of(&[Mode::Spm]);
-    let Ok(built) = tokenizer::build_given(Path::new("fuzz"), &given, &request) else { return false };
+    let Some(built) = accepted(tokenizer::build_given(Path::new("fuzz"), &given, &request)) else {
+        return false;
+    };
     try_keys(&built.rows, &TEXTS) | to_hf(&built.rows).is_ok()
 }
 
@@ -64,6 +66,7 @@ const FILES: &[&str] = &[
     "tokenizer_config.json",
     "vocab.json",
     "vocab.txt",
+    "spiece.model",
 ];
 
 /// A directory of tokenizer files under the mode that the file `mode` names: keys, their way back, an encoder.
@@ -77,8 +80,11 @@ pub(super) fn files(data: &[u8]) -> bool {
         mode.rank_code = (mode.mode == Mode::Tiktoken).then_some(RankCode::Qwen);
     }
     request.pad_multiple = (data.len() % 2 == 1).then_some(8);
-    let Ok(built) = tokenizer::build(dir.path(), &request) else { return false };
-    let _ = to_hf(&built.rows);
+    let Some(built) = accepted(tokenizer::build(dir.path(), &request)) else { return false };
+    for warning in &built.warnings {
+        assert!(!warning.to_string().is_empty());
+    }
+    let _ = accepted(to_hf(&built.rows));
     try_keys(&built.rows, &TEXTS);
     true
 }
@@ -87,9 +93,11 @@ pub(super) fn files(data: &[u8]) -> bool {
 pub(super) fn encoder(data: &[u8]) -> bool {
     let files = bundle::split(data, &["keys", "text"]);
     let Some(keys) = bundle::find(&files, "keys") else { return false };
-    let Ok(header) = parse_header(keys, &Limits::default(), Strictness::LlamaCpp) else { return false };
+    let Some(header) = accepted(parse_header(keys, &Limits::default(), Strictness::LlamaCpp)) else {
+        return false;
+    };
     let text = String::from_utf8_lossy(bundle::find(&files, "text").unwrap_or_default());
-    let _ = to_hf(&header.metadata);
+    let _ = accepted(to_hf(&header.metadata));
     try_keys(&header.metadata, &[&text])
 }
 

@@ -1,6 +1,8 @@
 //! The registry of cards: embedded TOML, inheritance, variants, and everything that can be checked without a
 //! checkpoint.
 
+use std::sync::{Arc, OnceLock};
+
 use indexmap::IndexMap;
 use toml::{Table, Value as Toml};
 
@@ -34,11 +36,11 @@ const EMBEDDED: &[(&str, &str)] = &[
 /// Generations of cards that extend one another.
 const MAX_GENERATIONS: usize = 4;
 
-/// All known cards.
+/// All known cards. Clones share them until a card is added.
 #[derive(Clone, Debug)]
 pub struct Registry {
-    tables: IndexMap<String, Table>,
-    cards: Vec<Card>,
+    tables: Arc<IndexMap<String, Table>>,
+    cards: Arc<Vec<Card>>,
 }
 
 /// A model class and the card that converts it.
@@ -53,12 +55,17 @@ pub struct ClassRow<'a> {
 }
 
 impl Registry {
-    /// The cards of this program.
+    /// The cards of this program, which are read once in a process: a conversion asks for them several times.
     ///
     /// # Errors
     /// None in a program that passes its tests: [`ArchError::Card`] if an embedded card is broken.
     pub fn embedded() -> Result<Self, ArchError> {
-        Self::from_texts(EMBEDDED.iter().copied())
+        static READ: OnceLock<Registry> = OnceLock::new();
+        if let Some(registry) = READ.get() {
+            return Ok(registry.clone());
+        }
+        let registry = Self::from_texts(EMBEDDED.iter().copied())?;
+        Ok(READ.get_or_init(|| registry).clone())
     }
 
     /// A registry of the given cards: file stem and text.
@@ -66,7 +73,7 @@ impl Registry {
     /// # Errors
     /// [`ArchError::Card`] for the first broken card.
     pub fn from_texts<'t>(texts: impl IntoIterator<Item = (&'t str, &'t str)>) -> Result<Self, ArchError> {
-        let mut registry = Self { tables: IndexMap::new(), cards: Vec::new() };
+        let mut tables = IndexMap::new();
         for (stem, text) in texts {
             let table = parse(stem, text)?;
             match table.get("gguf").and_then(Toml::as_str) {
@@ -74,14 +81,15 @@ impl Registry {
                     let problem = CardProblem::Stem { gguf: gguf.to_owned(), stem: stem.to_owned() };
                     return Err(wrong(stem, problem));
                 }
-                _ => registry.tables.insert(stem.to_owned(), table),
+                _ => tables.insert(stem.to_owned(), table),
             };
         }
+        let mut registry = Self { tables: Arc::new(tables), cards: Arc::default() };
         let mut cards = Vec::new();
-        for (name, table) in &registry.tables {
+        for (name, table) in registry.tables.iter() {
             cards.extend(registry.expand(name, table)?);
         }
-        registry.cards = cards;
+        registry.cards = Arc::new(cards);
         registry.check_classes()?;
         Ok(registry)
     }
@@ -94,12 +102,13 @@ impl Registry {
         let table = parse(name, text)?;
         let added = self.expand(name, &table)?;
         let gguf = added.first().map_or(name, |card| card.gguf.as_str()).to_owned();
-        self.cards.retain(|card| card.gguf != gguf);
-        for card in &mut self.cards {
+        let cards = Arc::make_mut(&mut self.cards);
+        cards.retain(|card| card.gguf != gguf);
+        for card in cards.iter_mut() {
             card.classes.retain(|class| !added.iter().any(|added| added.classes.contains(class)));
         }
-        self.tables.insert(gguf, table);
-        self.cards.extend(added);
+        Arc::make_mut(&mut self.tables).insert(gguf, table);
+        cards.extend(added);
         self.check_classes()
     }
 

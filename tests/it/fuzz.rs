@@ -1,13 +1,16 @@
 //! The entries of the fuzz targets for a bounded time: damaged copies of good inputs, and what was found before.
 //!
 //! Each run takes another seed and prints it; `GGUF_FUZZ_SEED=N` repeats a run, `GGUF_FUZZ_CASES=N` makes it longer.
-//! `GGUF_FUZZ_CORPUS=DIR` writes the seeds of all targets, for `scripts/fuzz.sh`.
+//! `GGUF_FUZZ_CORPUS=DIR` writes the seeds of all targets and what else the repository holds for them, for
+//! `scripts/fuzz.sh`; what is too long to be damaged well goes to `DIR-long`, for `scripts/coverage.sh`.
 
 #[path = "../../fuzz/entries.rs"]
 mod entries;
+mod material;
 mod models;
 mod mutate;
 mod seeds;
+mod vocabularies;
 
 use std::collections::BTreeSet;
 use std::panic::catch_unwind;
@@ -99,6 +102,35 @@ fn seeds_reach_what_is_behind_the_parser() {
         assert!(seeds.iter().any(|seed| entries::run(target, seed)), "{target}: no seed is accepted");
     }
     assert!(refused.is_empty(), "refused: {refused:?}");
+}
+
+/// Bytes of an input that a fuzzer still damages where it matters.
+const MAX_BYTES: usize = 16 << 10;
+
+/// Bad files and the peers' files pass, too, accepted or not.
+#[test]
+fn no_file_of_the_repository_makes_an_entry_panic() {
+    let corpus = std::env::var("GGUF_FUZZ_CORPUS").ok();
+    let (mut failed, mut n_inputs, mut n_targets) = (Vec::new(), 0, 0);
+    for target in targets() {
+        let inputs = material::of(target);
+        n_targets += usize::from(!inputs.is_empty());
+        for (at, input) in inputs.iter().enumerate() {
+            let is_long = input.len() > MAX_BYTES;
+            if let Some(corpus) = &corpus {
+                let dir = PathBuf::from(if is_long { format!("{corpus}-long") } else { corpus.clone() });
+                fs_err::create_dir_all(dir.join(target)).unwrap();
+                fs_err::write(dir.join(target).join(format!("file-{at:03}")), input).unwrap();
+            } else if !is_long {
+                n_inputs += 1;
+                if !passes(target, input, &format!("file {at}")) {
+                    failed.push(format!("{target}: file {at}"));
+                }
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{failed:?}");
+    assert!(n_targets > 30 && (corpus.is_some() || n_inputs > 500), "{n_inputs} for {n_targets} targets");
 }
 
 /// Names of a folder's entries.

@@ -176,7 +176,7 @@ fn logits() -> Vec<u8> {
 }
 
 /// A tokenizer of byte-level BPE as tokenizers writes it.
-fn small_tokenizer() -> Json {
+pub fn small_tokenizer() -> Json {
     let mut keys = Metadata::new();
     letters(&mut keys);
     let Some(Array::String(tokens)) = keys.get("tokenizer.ggml.tokens").and_then(Value::as_array) else {

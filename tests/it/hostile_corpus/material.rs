@@ -69,6 +69,11 @@ impl Material {
         run.split(' ').map(word).collect()
     }
 
+    /// The file or folder itself.
+    pub fn path(&self) -> &Path {
+        &self.file
+    }
+
     /// What a run has left behind.
     pub fn left(&self) -> Vec<String> {
         names(&self.dir).into_iter().filter(|name| !self.before.contains(name)).collect()
