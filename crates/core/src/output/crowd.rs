@@ -437,7 +437,9 @@ mod tests {
         dir.begin().unwrap();
         dir.set = OutputSet::with_limit(MOST, true);
         let files: Vec<_> = names().iter().map(|name| dir.create(name).unwrap()).collect();
-        files.iter().for_each(|file| file.write_at(0, b"x").unwrap());
+        for file in &files {
+            file.write_at(0, b"x").unwrap();
+        }
         dir.commit(files, true).unwrap();
         assert_eq!(entries(&path), names());
         assert_eq!(entries(root.path()), ["out"]);
