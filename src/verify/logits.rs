@@ -5,6 +5,9 @@ use crate::engine::{Engine, EngineOptions, TokenChunk};
 use crate::verify::verification::longer_than_trained;
 use crate::verify::{Model, PromptSource, VerifyError};
 
+/// Logits of a group at most: enough for full batches of short prompts, whatever the budget.
+const MOST_LOGIT_BYTES: u64 = 256 << 20;
+
 /// The logits after the last token of every prompt; the prompt's ids come with them.
 ///
 /// # Errors
@@ -22,10 +25,13 @@ pub fn last_logits(
     if let Some(message) = longer_than_trained(engine.plan(), longest, "a prompt") {
         progress.warn(&message);
     }
-    // The rows of logits of a group may take a quarter of the budget.
+    // The rows of logits of a group may take a quarter of the budget, but no more than is of use.
     let row_bytes = (engine.plan().n_vocab as u64).saturating_mul(4).max(1);
-    let most_rows = (engine.options().memory_bytes / 4 / row_bytes).clamp(1, encoded.len().max(1) as u64);
+    let rows_bytes = (engine.options().memory_bytes / 4).min(MOST_LOGIT_BYTES);
+    let most_rows = (rows_bytes / row_bytes).clamp(1, encoded.len().max(1) as u64);
     let limit = engine.group_tokens_beside(most_rows.saturating_mul(row_bytes), longest)?;
+    // Every batch decodes the weights anyway: a group of several would only hold more tokens.
+    let limit = limit.min(engine.batch_tokens_at_most()).max(longest);
     let mut chunks = Vec::new();
     let mut first = 0;
     let mut n_tokens = 0;

@@ -36,7 +36,8 @@ impl TensorSource for Model {
     }
 }
 
-fn model(path: &Path, row: usize, magnitude: f32) {
+/// Writes a model of two matrices, the second with one row of its own magnitude.
+pub(crate) fn model(path: &Path, row: usize, magnitude: f32) {
     let meta = |name: &str| TensorMeta {
         name: name.to_owned(),
         shape: Shape::new(vec![N_ROWS as u64, N_COLS as u64]).unwrap(),
@@ -65,6 +66,14 @@ fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String) {
     let output =
         assert_cmd::Command::cargo_bin(program).unwrap().current_dir(dir).args(args).output().unwrap();
     (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
+/// What a program prints with `--json`.
+fn json(program: &str, dir: &Path, args: &[&str]) -> serde_json::Value {
+    let mut command = assert_cmd::Command::cargo_bin(program).unwrap();
+    let output = command.current_dir(dir).args(args).arg("--json").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 fn quantize(dir: &Path, args: &[&str]) -> (i32, String) {
@@ -101,12 +110,17 @@ fn rows_too_small_for_their_type_are_counted_and_the_first_is_named() {
         );
         assert!(err.contains(&expected), "{ty}: {err}");
     }
+    let document = json("gguf-quantize", dir.path(), &["--no-sync", "in.gguf", "out.gguf", "q8_0"]);
+    let expected = serde_json::json!([
+        { "tensor": DOWN, "type": "Q8_0", "rows": 1, "first_row": 5, "largest": 1e-9f32 }
+    ]);
+    assert_eq!(document["small_rows"], expected);
     let (code, err) = quantize(dir.path(), &["in.gguf", "out.gguf", "bf16"]);
     assert_eq!((code, err.contains("zeros")), (0, false), "{err}");
 }
 
-/// The bundled checkpoint with row 5 of one matrix scaled.
-fn checkpoint(dir: &Path, scale: f32) {
+/// Writes the bundled checkpoint with row 5 of one matrix scaled.
+pub(crate) fn checkpoint(dir: &Path, scale: f32) {
     for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
         fs_err::copy(fixture("tiny-llama").join(name), dir.join(name)).unwrap();
     }
@@ -152,6 +166,14 @@ fn a_conversion_says_the_same() {
         assert_eq!(code, 0, "{ty}: {err}");
         assert!(err.contains("1 row of 1 tensor came out as zeros or nearly"), "{ty}: {err}");
         assert!(err.contains(&format!("the first is row 5 of `{DOWN}`")), "{ty}: {err}");
+        let args = ["hf2gguf", ".", "--type", ty, "-o", "out.gguf"];
+        let document = json("gguf-convert", dir.path(), &args);
+        let small = document["small_rows"].as_array().unwrap();
+        assert_eq!(small.len(), 1, "{ty}: {small:?}");
+        assert_eq!(
+            (&small[0]["tensor"], &small[0]["rows"], &small[0]["first_row"]),
+            (&DOWN.into(), &1.into(), &5.into())
+        );
     }
 }
 
@@ -167,6 +189,29 @@ fn importance_that_is_negative_or_no_number_is_refused_by_entry_and_index() {
         let (code, err) = quantize(dir.path(), &["--imatrix", "m.dat", "in.gguf", "out.gguf", "q4_k_m"]);
         assert_eq!(code, 1, "{err}");
         assert!(err.contains(&format!("tensor `{DOWN}`: importance value 37 is {value}")), "{err}");
+    }
+}
+
+#[test]
+fn a_number_of_calls_below_zero_is_refused_by_entry() {
+    let dir = tempfile::tempdir().unwrap();
+    model(&dir.path().join("in.gguf"), 0, 0.1);
+    let matrix = dir.path().join("m.dat");
+    imatrix(&matrix, &[1.0; N_COLS]);
+    let mut bytes = fs_err::read(&matrix).unwrap();
+    let at = 8 + DOWN.len();
+    bytes[at..at + 4].copy_from_slice(&(-3i32).to_le_bytes());
+    fs_err::write(&matrix, bytes).unwrap();
+    let expected = format!("tensor `{DOWN}`: offset {at}: number of calls is -3");
+    let runs: [(&str, &[&str]); 3] = [
+        ("gguf-quantize", &["--imatrix", "m.dat", "in.gguf", "out.gguf", "q4_k_m"]),
+        ("gguf-verify", &["imatrix", "merge", "m.dat", "-o", "out.gguf"]),
+        ("gguf-verify", &["imatrix", "show", "m.dat"]),
+    ];
+    for (program, args) in runs {
+        let (code, err) = run(program, dir.path(), args);
+        assert_eq!(code, 1, "{program} {args:?}: {err}");
+        assert!(err.contains(&expected), "{program} {args:?}: {err}");
     }
 }
 

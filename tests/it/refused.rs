@@ -51,11 +51,17 @@ fn a_fifo_is_refused_wherever_a_file_is_read() {
     model(&at("in.gguf"), 1, 512, 16);
     fifo(&at("fifo"));
     fs_err::write(at("p.txt"), "some text").unwrap();
+    // An importance matrix of the older format: one entry `t` of one call and one value, 1.0.
+    let old = [1, 1, i32::from(b't'), 1, 1].map(i32::to_le_bytes);
+    let old = [&old[0][..], &old[1], &old[2][..1], &old[3], &old[4], &1f32.to_le_bytes()].concat();
+    fs_err::write(at("old.dat"), old).unwrap();
     for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"] {
         copy_checkpoint(&at(&format!("without-{name}")), name);
         fifo(&at(&format!("without-{name}")).join(name));
     }
     copy_checkpoint(&at("hf"), "");
+    let made = ["hf2gguf", "hf", "-o", "real.gguf", "--type", "f16", "--no-sync"];
+    assert_eq!(run("gguf-convert", dir.path(), &made).0, Some(0));
     let cases: &[(&str, &[&str])] = &[
         ("gguf-quantize", &["fifo", "out.gguf", "q8_0"]),
         ("gguf-quantize", &["--imatrix", "fifo", "in.gguf", "out.gguf", "q4_k_m"]),
@@ -74,6 +80,16 @@ fn a_fifo_is_refused_wherever_a_file_is_read() {
         ("gguf-verify", &["in.gguf", "--prompts", "p.txt", "--baseline", "fifo"]),
         ("gguf-verify", &["in.gguf", "--hellaswag", "fifo"]),
         ("gguf-verify", &["logits", "in.gguf", "--prompts", "fifo"]),
+        ("gguf-verify", &["logits", "fifo", "--prompts", "p.txt"]),
+        ("gguf-verify", &["imatrix", "fifo", "--prompts", "p.txt", "-o", "out.gguf"]),
+        ("gguf-verify", &["imatrix", "in.gguf", "--prompts", "fifo", "-o", "out.gguf"]),
+        (
+            "gguf-verify",
+            &["imatrix", "real.gguf", "--prompts", "p.txt", "--in-file", "fifo", "-o", "out.gguf"],
+        ),
+        ("gguf-verify", &["imatrix", "merge", "fifo", "fifo", "-o", "out.gguf"]),
+        ("gguf-verify", &["imatrix", "merge", "old.dat", "fifo", "-o", "out.gguf"]),
+        ("gguf-verify", &["imatrix", "show", "fifo"]),
         ("gguf-inspect", &["fifo"]),
         ("gguf-inspect", &["diff", "in.gguf", "fifo"]),
         ("gguf-inspect", &["hash", "fifo"]),

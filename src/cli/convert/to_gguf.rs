@@ -267,8 +267,9 @@ impl Run<'_> {
                 .print_plan(session, |tensor| conversion.sources(tensor).map(ToOwned::to_owned).collect());
         }
         let report = write_gguf(&job.target, job.metadata, job.source, &job.options, &session.progress)?;
-        report::warn_small_rows(session, &conversion.small_rows());
-        job.print_report(session, &report, self.started.elapsed().as_secs_f64())
+        let small = conversion.small_rows();
+        report::warn_small_rows(session, &small);
+        job.print_report(session, &report, &small, self.started.elapsed().as_secs_f64())
     }
 
     /// In one pass: the conversion to F32 is the source that the quantization reads, row by row.

@@ -90,6 +90,21 @@ pub(crate) fn warn_small_rows(session: &Session, found: &[(&TensorMeta, SmallRow
     ));
 }
 
+/// The same for `--json`: one object a tensor.
+pub(crate) fn small_rows_json(found: &[(&TensorMeta, SmallRows)]) -> serde_json::Value {
+    let row = |(tensor, small): &(&TensorMeta, SmallRows)| {
+        let first = small.first?;
+        Some(json!({
+            "tensor": tensor.name,
+            "type": tensor.ty.name(),
+            "rows": small.n_rows,
+            "first_row": first.row,
+            "largest": first.largest,
+        }))
+    };
+    found.iter().filter_map(row).collect::<Vec<_>>().into()
+}
+
 fn reason(reason: Reason) -> String {
     match reason {
         Reason::Kept => "kept".to_owned(),
@@ -214,6 +229,7 @@ pub(crate) fn print_report(
         document["type"] = file_type.name().into();
         document["file_bytes"] = report.file_bytes.into();
         document["fallbacks"] = n_fallbacks.into();
+        document["small_rows"] = small_rows_json(&plan.small_rows());
         document["seconds"] = seconds.into();
         document["mb_per_second"] = rate.into();
         return session.print_json(&document);

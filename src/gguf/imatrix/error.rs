@@ -41,6 +41,13 @@ pub enum ImatrixError {
     /// The older format ends early or holds nonsense.
     #[error("{}: importance matrix: offset {offset}: {what} expected", path.display())]
     Legacy { path: PathBuf, offset: u64, what: &'static str },
+    /// An entry of the older format that was made in fewer than no calls.
+    #[error(
+        "{}: tensor `{}`: offset {offset}: number of calls is {n_calls}: a number that is not negative expected",
+        path.display(),
+        escape(tensor)
+    )]
+    Calls { path: PathBuf, tensor: String, offset: u64, n_calls: i32 },
     /// A value that is no number.
     #[error(
         "{}: tensor `{}`: importance value {index} is {value}",
@@ -128,7 +135,7 @@ impl Hint for ImatrixError {
                 "give the model, the prompts and the options of that run, or leave `--resume` out to begin anew"
                     .to_owned(),
             ],
-            Self::NonFinite { .. } | Self::Negative { .. } => {
+            Self::NonFinite { .. } | Self::Negative { .. } | Self::Calls { .. } => {
                 vec!["measure it again; the file is damaged or was made with a broken model".to_owned()]
             }
             _ => Vec::new(),

@@ -131,12 +131,17 @@ impl StoredImatrix {
             let at = cursor.offset();
             let name = u64::try_from(n_name).ok().and_then(|n| cursor.take(n).ok());
             let name = until_nul(name.ok_or_else(|| bad(at, "name"))?);
+            let at_calls = cursor.offset();
             let n_calls = number(&mut cursor, "number of calls")?;
             let n_values = number(&mut cursor, "number of values")?;
             let at = cursor.offset();
             let n_bytes = u64::try_from(n_values).ok().filter(|&n| n > 0).map(|n| n * 4);
             let values = n_bytes.and_then(|n| cursor.take(n).ok()).ok_or_else(|| bad(at, "values"))?;
             let name = String::from_utf8_lossy(name).into_owned();
+            if n_calls < 0 {
+                let path = path.to_owned();
+                return Err(ImatrixError::Calls { path, tensor: name, offset: at_calls, n_calls });
+            }
             let values = le_floats(values);
             check_values(path, &name, &values)?;
             entries.insert(name, StoredEntry { values, counts: vec![n_calls.into()] });
@@ -277,6 +282,17 @@ mod tests {
             bytes[22..26].copy_from_slice(&f32::to_le_bytes(value));
             let error = legacy(&bytes).unwrap_err().to_string();
             assert!(error.contains(&format!("tensor `ab`: importance value 1 is {value}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_older_format_with_calls_below_zero_is_refused_by_entry() {
+        for n_calls in [-1, i32::MIN] {
+            let mut bytes = sample();
+            bytes[10..14].copy_from_slice(&i32::to_le_bytes(n_calls));
+            let error = legacy(&bytes).unwrap_err().to_string();
+            let expected = format!("tensor `ab`: offset 10: number of calls is {n_calls}");
+            assert!(error.contains(&expected), "{error}");
         }
     }
 

@@ -67,7 +67,8 @@ fn log_probs(
     progress: &dyn Progress,
 ) -> Result<Vec<Vec<f64>>, VerifyError> {
     let longest = sequences.iter().map(|sequence| sequence.tokens.len()).max().unwrap_or(0);
-    let limit = engine.group_tokens(longest)?;
+    // Every batch decodes the weights anyway: a group of several would only hold more tokens.
+    let limit = engine.group_tokens(longest)?.min(engine.batch_tokens_at_most()).max(longest);
     let groups = groups(sequences, limit);
     let chunks = |group: &[&Sequence]| -> Vec<TokenChunk> {
         let chunk = |sequence: &&Sequence| TokenChunk {

@@ -9,6 +9,7 @@ use gguf_foundry::gguf::GgufFile;
 use serde_json::Value as Json;
 
 use super::{Bench, outcome};
+use crate::magnitudes;
 use crate::support::{fixture, root};
 
 /// A key of the document: its types, and whether it may be missing.
@@ -246,6 +247,9 @@ fn what_convert_prints_is_documented() {
         plan.object("", &run(0, &[&args[..], &["--dry-run"]].concat()));
         made.object("", &run(0, &args));
     }
+    fs_err::create_dir(bench.path("small")).unwrap();
+    magnitudes::checkpoint(&bench.path("small"), 1e-9);
+    made.object("", &run(0, &["hf2gguf", "small", "-o", "small.gguf", "--type", "f16"]));
     plan.finish();
     made.finish();
 
@@ -277,6 +281,8 @@ fn what_quantize_prints_is_documented() {
     let run = |code, args: &[&str]| json(&bench, "gguf-quantize", code, args);
     let mut made = documented.table("`gguf-quantize`");
     made.object("", &run(0, &["tiny.gguf", "q.gguf", "q8_0"]));
+    magnitudes::model(&bench.path("small.gguf"), 5, 1e-9);
+    made.object("", &run(0, &["small.gguf", "q.gguf", "q8_0"]));
     made.finish();
     let mut draft = documented.table("`gguf-quantize --dry-run`");
     draft.object("", &run(0, &["tiny.gguf", "q.gguf", "q8_0", "--dry-run"]));

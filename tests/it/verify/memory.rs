@@ -7,6 +7,8 @@ use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
 use gguf_foundry::gguf::{Metadata, WriteOptions, write_gguf};
 
+use crate::support::peak_memory_kib;
+
 const WIDTH: usize = 1024;
 const FFN: usize = 4096;
 const VOCABULARY: usize = 512;
@@ -83,6 +85,89 @@ impl TensorSource for Random {
         }
         Ok(())
     }
+}
+
+/// A wide model of hardly any weights: what its tokens take is all that counts.
+struct Wide(Vec<TensorMeta>);
+
+impl Wide {
+    const WIDTH: usize = 512;
+    const HEAD: usize = 8;
+
+    fn new() -> Self {
+        let meta = |(name, dims): (&str, &[u64])| {
+            let shape = Shape::new(dims.to_vec()).unwrap();
+            TensorMeta { name: format!("{name}.weight"), shape, ty: GgmlType::F32 }
+        };
+        let (width, head) = (Self::WIDTH as u64, Self::HEAD as u64);
+        let tensors: [(&str, &[u64]); 11] = [
+            ("token_embd", &[16, width]),
+            ("output_norm", &[width]),
+            ("blk.0.attn_norm", &[width]),
+            ("blk.0.ffn_norm", &[width]),
+            ("blk.0.attn_q", &[head, width]),
+            ("blk.0.attn_k", &[head, width]),
+            ("blk.0.attn_v", &[head, width]),
+            ("blk.0.attn_output", &[width, head]),
+            ("blk.0.ffn_gate", &[head, width]),
+            ("blk.0.ffn_up", &[head, width]),
+            ("blk.0.ffn_down", &[width, head]),
+        ];
+        Self(tensors.into_iter().map(meta).collect())
+    }
+
+    fn metadata() -> Metadata {
+        let mut metadata = Metadata::new();
+        metadata.set("general.architecture", "llama");
+        metadata.set("tokenizer.ggml.model", "none");
+        for (key, value) in [
+            ("block_count", 1),
+            ("context_length", 512),
+            ("embedding_length", Self::WIDTH as u32),
+            ("feed_forward_length", Self::HEAD as u32),
+            ("attention.head_count", 1),
+            ("attention.key_length", Self::HEAD as u32),
+            ("attention.value_length", Self::HEAD as u32),
+            ("rope.dimension_count", Self::HEAD as u32),
+            ("vocab_size", 16),
+        ] {
+            metadata.set(format!("llama.{key}"), value);
+        }
+        metadata.set("llama.attention.layer_norm_rms_epsilon", 1e-5f32);
+        metadata
+    }
+}
+
+impl TensorSource for Wide {
+    fn tensors(&self) -> &[TensorMeta] {
+        &self.0
+    }
+
+    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        for (at, value) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let seed = (tensor * 31 + first_row as usize * 7 + at * 13) % 29;
+            *value = (seed as f32 / 29.0 - 0.4).to_le_bytes();
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn logits_of_many_prompts_take_the_memory_of_a_batch() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("wide.gguf");
+    let options = WriteOptions { sync: false, ..WriteOptions::default() };
+    write_gguf(&path, &Wide::metadata(), &Wide::new(), &options, &Silent).unwrap();
+    let prompts = dir.path().join("prompts.jsonl");
+    let tokens: Vec<usize> = (0..50).map(|i| i * 5 % 16).collect();
+    fs_err::write(&prompts, format!("{{\"tokens\":{tokens:?}}}\n").repeat(3000)).unwrap();
+    let out = dir.path().join("out.jsonl");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gguf-verify"));
+    command.arg("logits").arg(&path).arg("--prompts").arg(&prompts).arg("-o").arg(&out);
+    let peak = peak_memory_kib(command.args(["--threads", "2", "--memory", "1G", "--no-sync"]));
+    assert_eq!(fs_err::read_to_string(out).unwrap().lines().count(), 3000);
+    // The states of all 150,000 tokens alone would be 293 MiB, of a batch 16 MiB.
+    assert!(peak < 200 << 10, "{peak} KiB");
 }
 
 #[test]

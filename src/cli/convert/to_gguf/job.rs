@@ -6,11 +6,13 @@ use serde_json::json;
 
 use super::codes::CodesReport;
 use crate::cli::Session;
+use crate::cli::quantize::report::small_rows_json;
 use crate::cli::render::{Align, Table, count, duration, plural};
 use crate::cli::stored::Stored;
-use crate::core::TensorSource;
 use crate::core::text::{bytes, escape};
+use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::{Metadata, PlannedFile, WriteError, WriteOptions, WriteReport, plan_files};
+use crate::quant::SmallRows;
 
 /// An output that is planned.
 pub(super) struct Job<'a> {
@@ -111,6 +113,7 @@ impl Job<'_> {
         &self,
         session: &Session,
         report: &WriteReport,
+        small: &[(&TensorMeta, SmallRows)],
         seconds: f64,
     ) -> anyhow::Result<()> {
         let n_elems: u64 = self.source.tensors().iter().map(|tensor| tensor.shape.n_elems()).sum();
@@ -120,7 +123,8 @@ impl Job<'_> {
             return session.print_json(&json!({
                 "files": paths, "type": self.encoding, "tensors": report.n_tensors, "parameters": n_elems,
                 "tensor_bytes": report.tensor_bytes, "file_bytes": report.file_bytes,
-                "bits_per_weight": bpw, "seconds": seconds, "kept": self.codes.kept_json(),
+                "bits_per_weight": bpw, "small_rows": small_rows_json(small), "seconds": seconds,
+                "kept": self.codes.kept_json(),
                 "floats": self.codes.floats_json(), "quantization": self.stored.json(),
             }));
         }
