@@ -16,7 +16,15 @@ fn inputs(dir: &PathBuf) -> Vec<PathBuf> {
     paths
 }
 
+/// Stack of the run: templates nest by calls, whose frames are large where lines are counted.
+const STACK_BYTES: usize = 1 << 30;
+
 fn main() -> ExitCode {
+    let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(replay).expect("one thread");
+    thread.join().unwrap_or(ExitCode::FAILURE)
+}
+
+fn replay() -> ExitCode {
     let mut n_failed = 0;
     for word in std::env::args().skip(1) {
         for (target, _) in entries::ENTRIES {

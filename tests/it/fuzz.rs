@@ -107,30 +107,22 @@ fn seeds_reach_what_is_behind_the_parser() {
 /// Bytes of an input that a fuzzer still damages where it matters.
 const MAX_BYTES: usize = 16 << 10;
 
-/// Bad files and the peers' files pass, too, accepted or not.
+/// Bad files and the peers' files, accepted or not, for `scripts/fuzz.sh` and `scripts/coverage.sh`, which run them.
 #[test]
-fn no_file_of_the_repository_makes_an_entry_panic() {
-    let corpus = std::env::var("GGUF_FUZZ_CORPUS").ok();
-    let (mut failed, mut n_inputs, mut n_targets) = (Vec::new(), 0, 0);
+fn files_of_the_repository_are_inputs() {
+    let Ok(corpus) = std::env::var("GGUF_FUZZ_CORPUS") else { return };
+    let mut n_targets = 0;
     for target in targets() {
         let inputs = material::of(target);
         n_targets += usize::from(!inputs.is_empty());
         for (at, input) in inputs.iter().enumerate() {
             let is_long = input.len() > MAX_BYTES;
-            if let Some(corpus) = &corpus {
-                let dir = PathBuf::from(if is_long { format!("{corpus}-long") } else { corpus.clone() });
-                fs_err::create_dir_all(dir.join(target)).unwrap();
-                fs_err::write(dir.join(target).join(format!("file-{at:03}")), input).unwrap();
-            } else if !is_long {
-                n_inputs += 1;
-                if !passes(target, input, &format!("file {at}")) {
-                    failed.push(format!("{target}: file {at}"));
-                }
-            }
+            let dir = PathBuf::from(if is_long { format!("{corpus}-long") } else { corpus.clone() });
+            fs_err::create_dir_all(dir.join(target)).unwrap();
+            fs_err::write(dir.join(target).join(format!("file-{at:03}")), input).unwrap();
         }
     }
-    assert!(failed.is_empty(), "{failed:?}");
-    assert!(n_targets > 30 && (corpus.is_some() || n_inputs > 500), "{n_inputs} for {n_targets} targets");
+    assert!(n_targets > 30, "{n_targets} targets have inputs");
 }
 
 /// Names of a folder's entries.

@@ -26,15 +26,16 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
     all
 }
 
-/// From `fixtures/hostile`.
+/// From `fixtures/hostile`. Its `tokenizer_` files go to our reader of the JSON alone: the foreign library, whose memory and
+/// time only a process of its own bounds, is left to `hostile_corpus`.
 fn bad(target: &str) -> Vec<Vec<u8>> {
     let prefixes: &[&str] = match target {
         "gguf" | "rewrite" | "describe" => &["gguf_", "engine_", "vocab_"],
         "engine" | "to_hf" => &["gguf_", "engine_"],
         "encoder" | "template" => &["vocab_", "template_"],
-        "convert" => &["config_", "model_", "tokenizer_", "sentencepiece_", "safetensors_", "torch_"],
+        "convert" => &["config_", "model_", "sentencepiece_", "safetensors_", "torch_"],
         "index" => &["config_", "model_", "index_", "safetensors_", "torch_"],
-        "tokenizer_files" => &["tokenizer_", "sentencepiece_"],
+        "tokenizer_files" => &["sentencepiece_"],
         "tokenizer_json" => &["tokenizer_"],
         "fastllm" | "fastllm_codes" => &["flm_"],
         "metadata_json" => &["metadata_"],

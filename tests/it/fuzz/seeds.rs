@@ -134,7 +134,7 @@ const TEXTS: [&str; 4] = [
 fn templates() -> Vec<Vec<u8>> {
     let own = [
         "{% for m in messages %}{{ m.role }}: {{ m['content'] | trim }}\n{% endfor %}",
-        "{%- set ns = namespace(n=0) -%}{%- for m in messages -%}{%- set ns.n = ns.n + loop.index0 -%}{%- endfor -%}{{ ns.n }}",
+        "{%- set n = 0 -%}{%- for m in messages -%}{%- set n = n + loop.index0 -%}{{ n }}{%- endfor -%}{{ n }}",
         "{% macro f(x, y=1) %}{{ x ~ y }}{% endmacro %}{{ f('a') }}{{ bos_token if messages else 'none' }}",
         "{{ messages | tojson }}{{ messages | map(attribute='role') | join(',') | upper | replace('A', 'b') }}",
         "{% if messages[0].role == 'system' and messages | length > 1 %}{{ raise_exception('no') }}{% endif %}{{ 'abc'[1:] }}",
