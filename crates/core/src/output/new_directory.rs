@@ -171,8 +171,14 @@ pub(super) fn make_locked(target: &Path, mode: u32) -> io::Result<(PathBuf, Opti
     let made = builder(target, |builder| {
         builder.make_in(parent(target), |path| {
             again(|| directory.create(path))?;
-            let Ok(open) = File::options().read(true).open(path) else { return Ok(None) };
-            // As with files: another run may have taken it for dead before it was locked.
+            // As with files: another run may have taken it for dead before it was locked, even before it was opened.
+            let open = match File::options().read(true).open(path) {
+                Ok(open) => open,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Err(io::ErrorKind::AlreadyExists.into());
+                }
+                Err(_) => return Ok(None),
+            };
             match lock::take(&open) {
                 Lock::Held if lock::leads_to(path, &open) => Ok(Some(open)),
                 Lock::Unknown => Ok(Some(open)),
