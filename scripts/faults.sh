@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Lets every writing command fail at its system calls: killed there, or the call returns EIO, ENOSPC, EINTR, or writes half.
 # usage: scripts/faults.sh [POINTS [COMMAND]]
-#   POINTS   how many points of each command, any of them; `all` (about an hour on two cores); 12 if not given
+#   POINTS   how many points of each command, any of them; `all` (half an hour on two cores); 12 if not given
 #   COMMAND  a part of the names of the commands to try (`gguf2hf`, `parts`, ...)
 # The seed of the choice is printed; GGUF_FAULTS_SEED repeats it.
 set -euo pipefail
