@@ -12,26 +12,8 @@ use crate::arch::merge::merge;
 use crate::arch::read;
 use crate::arch::schema::Card;
 
-/// Name and text of each card in the binary.
-const EMBEDDED: &[(&str, &str)] = &[
-    ("baichuan", include_str!("../../converters/baichuan.toml")),
-    ("chatglm", include_str!("../../converters/chatglm.toml")),
-    ("chatglm1", include_str!("../../converters/chatglm1.toml")),
-    ("decoder", include_str!("../../converters/decoder.toml")),
-    ("glm4", include_str!("../../converters/glm4.toml")),
-    ("gpt-oss", include_str!("../../converters/gpt-oss.toml")),
-    ("granite", include_str!("../../converters/granite.toml")),
-    ("llama", include_str!("../../converters/llama.toml")),
-    ("olmo", include_str!("../../converters/olmo.toml")),
-    ("orion", include_str!("../../converters/orion.toml")),
-    ("qwen", include_str!("../../converters/qwen.toml")),
-    ("qwen2", include_str!("../../converters/qwen2.toml")),
-    ("qwen3", include_str!("../../converters/qwen3.toml")),
-    ("qwen3moe", include_str!("../../converters/qwen3moe.toml")),
-    ("smollm3", include_str!("../../converters/smollm3.toml")),
-    ("starcoder2", include_str!("../../converters/starcoder2.toml")),
-    ("xverse", include_str!("../../converters/xverse.toml")),
-];
+/// Name and text of each card in the binary: all files of `converters/`.
+const EMBEDDED: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/cards.rs"));
 
 /// Generations of cards that extend one another.
 const MAX_GENERATIONS: usize = 4;
@@ -92,6 +74,16 @@ impl Registry {
         registry.cards = Arc::new(cards);
         registry.check_classes()?;
         Ok(registry)
+    }
+
+    /// The cards of this program with others laid over them: file stem and text. Cards of the same name are replaced.
+    ///
+    /// # Errors
+    /// [`ArchError::Card`]: the same checks as for embedded cards.
+    pub fn overlaid<'t>(texts: impl IntoIterator<Item = (&'t str, &'t str)>) -> Result<Self, ArchError> {
+        let mut all: IndexMap<&str, &str> = EMBEDDED.iter().copied().collect();
+        all.extend(texts);
+        Self::from_texts(all)
     }
 
     /// Adds a card from a file. It replaces an embedded card of the same name, and takes its classes from all others.

@@ -333,11 +333,30 @@ pub fn map(
 pub fn registry(options: &ConvertOptions) -> Result<Registry, ConvertError> {
     let mut registry = Registry::embedded()?;
     if let Some(path) = &options.card {
+        if path.is_dir() {
+            let texts = card_texts(path)?;
+            let rows = texts.iter().map(|(stem, text)| (stem.as_str(), text.as_str()));
+            return Ok(Registry::overlaid(rows)?);
+        }
         let text = input::read_to_string(path)?;
         let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
         registry.add(&name, &text)?;
     }
     Ok(registry)
+}
+
+/// Stem and text of the cards in a directory, by name.
+fn card_texts(directory: &Path) -> Result<Vec<(String, String)>, ConvertError> {
+    let mut texts = Vec::new();
+    for entry in fs_err::read_dir(directory)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+            texts.push((stem, input::read_to_string(&path)?));
+        }
+    }
+    texts.sort();
+    Ok(texts)
 }
 
 /// A JSON file that may be missing; one that is broken is a warning, as for the reference.

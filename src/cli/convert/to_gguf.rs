@@ -53,8 +53,8 @@ pub(super) struct ToGguf {
     /// Mistral and Qwen 2, ...): gguf-verify and gguf2hf read them, other runtimes pass over them
     #[arg(long)]
     annotate: bool,
-    /// Use an architecture card from a file
-    #[arg(long, value_name = "FILE")]
+    /// Use an architecture card from a file, or all cards of a directory
+    #[arg(long, value_name = "PATH")]
     card: Option<PathBuf>,
     /// Name of the pre-tokenizer, where it is not recognized
     #[arg(long, value_name = "NAME")]
