@@ -2,14 +2,25 @@
 """Writes fixtures/cards/<architecture>/<case>.json: a configuration, a list of tensors, and what llama.cpp's converter
 makes of them.
 
-Usage: card_fixtures.py LLAMA_CPP_DIR FIXTURES_DIR    (needs torch, transformers, numpy, gguf)
+Usage (needs torch, transformers, numpy, gguf):
+  card_fixtures.py LLAMA_CPP_DIR FIXTURES_DIR                  the cases of this file
+  card_fixtures.py LLAMA_CPP_DIR --refresh FILE...             fixtures written by hand: `config`, `tensors`, and perhaps
+                                                               `files` (JSON by path; the target of a draft model is
+                                                               `target/config.json`) and `options`; adds `expect`
+  card_fixtures.py LLAMA_CPP_DIR FIXTURES_DIR --from CORPUS [--cases CASE...]
+                                                               names and shapes of the corpus's arch/CASE/hf
 
 The weights are not stored: element i of the k-th tensor (by name) is ((i * 2654435761 + k * 40503 + 12345) mod 2^32
->> 16) mod 256 - 128, divided by 1024, which every float type holds exactly. The converter runs with its vocabulary
-step replaced by its own `none` vocabulary. What the converter has no architecture for is expected by hand (`OURS`).
+>> 16) mod 256 - 128, divided by 1024, which every float type holds exactly; of a tensor of integers it is i / 2; a
+tensor with a fourth member in its row (0) is all zero. The converter runs with its vocabulary step replaced by its own
+`none` vocabulary, in a process of its own for each case: some of its classes change tables that all share. What the
+converter has no architecture for is expected by hand (`OURS`). Of the SHA-256 of a tensor's bytes 16 digits are kept.
 """
+import argparse
 import hashlib
 import json
+import multiprocessing
+import os
 import struct
 import sys
 import tempfile
@@ -17,7 +28,14 @@ from pathlib import Path
 
 import numpy as np
 
-LLAMA_CPP, FIXTURES = Path(sys.argv[1]), Path(sys.argv[2])
+arguments = argparse.ArgumentParser()
+arguments.add_argument("llama_cpp", type=Path)
+arguments.add_argument("fixtures", type=Path, nargs="?")
+arguments.add_argument("--cases", nargs="+")
+arguments.add_argument("--from", dest="corpus", type=Path)
+arguments.add_argument("--refresh", type=Path, nargs="+", default=[])
+ARGUMENTS = arguments.parse_args()
+LLAMA_CPP, FIXTURES = ARGUMENTS.llama_cpp, ARGUMENTS.fixtures
 sys.path[:0] = [str(LLAMA_CPP), str(LLAMA_CPP / "gguf-py")]
 import gguf  # noqa: E402
 import torch  # noqa: E402
@@ -291,18 +309,33 @@ def values(k, n):
     return (((x >> np.uint64(16)) & np.uint64(255)).astype(np.float32) - 128) / 1024
 
 
-def write_checkpoint(folder, conf, tensors):
-    (folder / "config.json").write_text(json.dumps(conf))
-    header, data = {}, b""
-    for k, name in enumerate(sorted(tensors)):
-        shape = tensors[name]
-        x = values(k, int(np.prod(shape)))
-        raw = (x.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
+def stored(k, dtype, shape, zero):
+    """The bytes of tensor k."""
+    n = int(np.prod(shape))
+    if dtype in ("I64", "I32"):
+        return (np.arange(n) // 2).astype({"I64": np.int64, "I32": np.int32}[dtype]).tobytes()
+    x = np.zeros(n, np.float32) if zero else values(k, n)
+    if dtype == "BF16":
+        return (x.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    return x.astype({"F32": np.float32, "F16": np.float16}[dtype]).tobytes()
+
+
+def write_checkpoint(folder, conf, rows, files, options):
+    (folder / ("params.json" if options.get("mistral_format") else "config.json")).write_text(json.dumps(conf))
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content))
+    header, parts, at = {}, [], 0
+    for k, (name, dtype, shape, *zero) in enumerate(sorted(rows)):
+        raw = stored(k, dtype, shape, bool(zero))
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(raw)]}
+        at += len(raw)
+        parts.append(raw)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+    name = "consolidated.safetensors" if options.get("mistral_format") else "model.safetensors"
+    (folder / name).write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
 
 
 def repair_baichuan():
@@ -323,17 +356,35 @@ def key_row(field):
     return [field.name, names[kind], value]
 
 
-def convert(folder, outtype):
+def digits(raw):
+    return hashlib.sha256(raw).hexdigest()[:16]
+
+
+def convert(folder, outtype, options):
+    """What the converter writes. Options are spelled as its own attributes."""
     out = folder / f"{outtype}.gguf"
     ftype = {"f16": gguf.LlamaFileType.MOSTLY_F16, "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}[outtype]
+    mistral = bool(options.get("mistral_format"))
     with torch.inference_mode():
-        hparams = ModelBase.load_hparams(folder, False)
-        cls = get_model_class(get_model_architecture(hparams, ModelType.TEXT), mmproj=False)
+        hparams = ModelBase.load_hparams(folder, mistral)
+        if mistral:
+            from conversion.mistral import MistralModel, MistralMoeModel
+            cls = MistralMoeModel if hparams.get("moe") else MistralModel
+        else:
+            cls = get_model_class(get_model_architecture(hparams, ModelType.TEXT), mmproj=False)
+        if options.get("no_mtp"):
+            cls.no_mtp = True
+        if options.get("mtp"):
+            cls.mtp_only = True
         cls.set_vocab = lambda self: self._set_vocab_none()
-        cls(folder, ftype, out).write()
+        names = ("fuse_gate_up_exps", "fuse_qkv", "sentence_transformers_dense_modules")
+        more = {name: options[name] for name in names if name in options}
+        if (folder / "target").is_dir():
+            more["target_model_dir"] = folder / "target"
+        cls(folder, ftype, out, hparams=None, **more).write()
     reader = gguf.GGUFReader(out)
     keys = [key_row(f) for f in reader.fields.values() if not f.name.startswith("GGUF.")]
-    tensors = [[t.name, [int(d) for d in t.shape], t.tensor_type.name, hashlib.sha256(t.data.tobytes()).hexdigest()]
+    tensors = [[t.name, [int(d) for d in t.shape], t.tensor_type.name, digits(t.data.tobytes())]
                for t in reader.tensors]
     return {"kv": keys, "tensors": tensors}
 
@@ -352,14 +403,17 @@ def ours(arch, rows, keys, outtype):
         if target.endswith("attn_qkv"):  # 4 heads of queries, keys and values each: all queries first, and so on
             x = np.swapaxes(x.reshape(4, 3, shape[0] // 12, *shape[1:]), 0, 1).reshape(shape)
         raw = np.ascontiguousarray(gguf.quants.quantize(x, ty)).tobytes()
-        tensors.append([target + name[name.rindex("."):], shape[::-1], ty.name, hashlib.sha256(raw).hexdigest()])
+        tensors.append([target + name[name.rindex("."):], shape[::-1], ty.name, digits(raw)])
     return {"kv": kv, "tensors": tensors}
 
 
 def dump(fixture):
     """JSON with one tensor or key a line."""
-    lines = ["{", f' "config": {json.dumps(fixture["config"])},', ' "tensors": [']
-    lines += [",\n".join("  " + json.dumps(row) for row in fixture["tensors"]), " ],", ' "expect": {']
+    lines = ["{"]
+    for key in ("config", "files", "options"):
+        if fixture.get(key):
+            lines.append(f' "{key}": {json.dumps(fixture[key])},')
+    lines += [' "tensors": [', ",\n".join("  " + json.dumps(row) for row in fixture["tensors"]), " ],", ' "expect": {']
     parts = []
     for outtype, expect in fixture["expect"].items():
         rows = [f'  "{outtype}": {{"kv": [', ",\n".join("   " + json.dumps(r) for r in expect["kv"]), '  ], "tensors": [',
@@ -368,22 +422,88 @@ def dump(fixture):
     return "\n".join(lines + [",\n".join(parts), " }", "}"]) + "\n"
 
 
-def store(case, conf, shapes, expect):
-    rows = [[name, "BF16", shapes[name]] for name in sorted(shapes)]
-    path = FIXTURES / (case + ".json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(dump({"config": conf, "tensors": rows, "expect": expect}))
-    print(case, len(rows))
-
-
-repair_baichuan()
-for case, (conf, tensors) in CASES.items():
+def expected(fixture):
+    """What the converter makes of a fixture's configuration and tensors."""
+    options = fixture.get("options", {})
     with tempfile.TemporaryDirectory() as temp:
         folder = Path(temp) / "hf"
         folder.mkdir()
-        write_checkpoint(folder, conf, tensors)
-        store(case, conf, tensors, {outtype: convert(folder, outtype) for outtype in ("f16", "q8_0")})
+        write_checkpoint(folder, fixture["config"], fixture["tensors"], fixture.get("files", {}), options)
+        return {outtype: convert(folder, outtype, options) for outtype in ("f16", "q8_0")}
+
+
+def store(path, fixture):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(dump(fixture))
+    print(path.parent.name, path.stem, len(fixture["tensors"]), flush=True)
+
+
+def of_shapes(conf, shapes):
+    return {"config": conf, "tensors": [[name, "BF16", shapes[name]] for name in sorted(shapes)]}
+
+
+def of_checkpoint(folder, options):
+    """A fixture with the names, shapes and types of a checkpoint; None where it holds codes."""
+    rows, files = [], {}
+    for path in sorted(folder.rglob("*")):
+        if path.suffix == ".safetensors":
+            with open(path, "rb") as file:
+                header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+            rows += [[name, row["dtype"], row["shape"]] for name, row in header.items() if name != "__metadata__"]
+        elif path.suffix == ".json" and path.name not in ("config.json", "params.json", "tokenizer.json") \
+                and not path.name.endswith(".index.json") or path.parent != folder and path.name == "config.json":
+            files[str(path.relative_to(folder))] = json.loads(path.read_text())
+    if not rows or {row[1] for row in rows} - {"BF16", "F16", "F32", "I64", "I32"}:
+        return None
+    conf = json.loads((folder / ("params.json" if options.get("mistral_format") else "config.json")).read_text())
+    if "quantization_config" in conf:
+        return None
+    return {"config": conf, "files": files, "options": options, "tensors": sorted(rows)}
+
+
+def from_corpus(name):
+    case = json.loads((ARGUMENTS.corpus / "arch" / name / "case.json").read_text())
+    options = case.get("converter_options") or {}
+    fixture = of_checkpoint(ARGUMENTS.corpus / "arch" / name / "hf", options)
+    if fixture is None or case["converter"].get("f16") != "ok" or "split_max_tensors" in options:
+        return print(name, "left out", flush=True)
+    store(FIXTURES / case["gguf_arch"] / (name + ".json"), fixture | {"expect": expected(fixture)})
+
+
+def refresh(path):
+    fixture = json.loads(path.read_text())
+    store(path, fixture | {"expect": expected(fixture)})
+
+
+def case_of_this_file(case):
+    fixture = of_shapes(*CASES[case])
+    store(FIXTURES / (case + ".json"), fixture | {"expect": expected(fixture)})
+
+
+def each(job, items):
+    """Every item in a process of its own; the number that failed."""
+    failed = 0
+    for item in items:
+        process = multiprocessing.get_context("fork").Process(target=job, args=(item,))
+        process.start()
+        process.join()
+        if process.exitcode:
+            failed += 1
+            print(item, "FAILED", flush=True)
+    return failed
+
+
+torch.set_num_threads(1)
+repair_baichuan()
+if ARGUMENTS.refresh:
+    sys.exit(each(refresh, ARGUMENTS.refresh) > 0)
+if ARGUMENTS.corpus:
+    names = ARGUMENTS.cases or sorted(os.listdir(ARGUMENTS.corpus / "arch"))
+    sys.exit(each(from_corpus, [name for name in names if (ARGUMENTS.corpus / "arch" / name / "case.json").is_file()]) > 0)
+FAILED = each(case_of_this_file, CASES)
 for case, (conf, rows, keys) in OURS.items():
     arch = case.split("/")[0]
-    store(case, conf, {name: shape for name, shape, _ in rows},
-          {outtype: ours(arch, rows, keys, outtype) for outtype in ("f16", "q8_0")})
+    fixture = of_shapes(conf, {name: shape for name, shape, _ in rows})
+    store(FIXTURES / (case + ".json"), fixture | {"expect": {outtype: ours(arch, rows, keys, outtype)
+                                                             for outtype in ("f16", "q8_0")}})
+sys.exit(FAILED > 0)
