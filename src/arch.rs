@@ -12,7 +12,7 @@
 //! | `names` | patterns |
 //! | `schema` `merge` `read` `check` `load` | cards: types, inheritance, TOML, checks, the registry |
 //! | `detect` `hparams` `config_keys` | configurations: class, defaults, rows |
-//! | `resolve` `assign` `types` `mapping` | a card applied to a checkpoint |
+//! | `resolve` `matching` `assign` `types` `mapping` | a card applied to a checkpoint |
 //! | `invert` | the same, backwards |
 //! | `graph` | what a reference engine must know of the architecture |
 
@@ -28,6 +28,7 @@ mod hparams;
 mod invert;
 mod load;
 mod mapping;
+mod matching;
 mod merge;
 mod names;
 mod ops;

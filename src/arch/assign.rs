@@ -8,9 +8,10 @@ use crate::arch::error::ArchError;
 use crate::arch::eval::Scope;
 use crate::arch::expr::Expr;
 use crate::arch::mapping::{Assembly, Content, DropReason, Dropped, JoinKind, OutputSpec, Source, Step};
+use crate::arch::matching::{Asked, Match, Matcher};
 use crate::arch::names::{self, Captures, Placeholder, SUFFIXES};
 use crate::arch::ops::OpSpec;
-use crate::arch::schema::{Card, Entry, Ignore, Join, Phase, Rewrite, RewriteStep};
+use crate::arch::schema::{Card, Entry, Join, Phase};
 use crate::arch::types::TypeRule;
 use crate::core::{ElementType, Shape, WeightMeta};
 
@@ -41,25 +42,11 @@ struct UnitKey {
     suffix: &'static str,
 }
 
-/// A match of a name with an entry.
-struct Match {
-    captures: Captures,
-    suffix: &'static str,
-    /// Which of the entry's sources: 0, or 1 and up for those of `with`.
-    part: usize,
-}
-
-/// When `[ignore]` rules are asked: those with a condition before the entries, those without after them.
-#[derive(Clone, Copy)]
-enum Asked {
-    BeforeEntries,
-    AfterEntries,
-}
-
 struct Assigner<'a> {
     card: &'a Card,
     weights: &'a [WeightMeta],
     scope: &'a Scope<'a>,
+    matcher: Matcher<'a>,
     /// Names after rewriting, by weight.
     names: Vec<String>,
     units: IndexMap<UnitKey, Unit>,
@@ -67,44 +54,22 @@ struct Assigner<'a> {
 }
 
 pub(super) fn assign(card: &Card, weights: &[WeightMeta], scope: &Scope<'_>) -> Result<Assigned, ArchError> {
-    let mut assigner =
-        Assigner { card, weights, scope, names: Vec::new(), units: IndexMap::new(), dropped: Vec::new() };
+    let matcher = Matcher::new(card, scope)?;
+    let (names, units, dropped) = (Vec::with_capacity(weights.len()), IndexMap::new(), Vec::new());
+    let mut assigner = Assigner { card, weights, scope, matcher, names, units, dropped };
     assigner.match_all()?;
     let outputs = assigner.outputs()?;
     assigner.check_complete(&outputs)?;
     Ok(Assigned { outputs, dropped: assigner.dropped })
 }
 
-fn match_entry(entry: &Entry, name: &str) -> Option<Match> {
-    let main = entry.patterns.iter().map(|pattern| (0, pattern));
-    let with = entry.with.iter().enumerate().map(|(n, pattern)| (n + 1, pattern));
-    main.chain(with).find_map(|(part, pattern)| {
-        if entry.exact {
-            let captures = pattern.matches(name)?;
-            // A complete pattern with a bare target hands its own ending on.
-            let bare = !entry.targets.iter().any(|target| target.name.is_complete());
-            let own = SUFFIXES.into_iter().find(|suffix| bare && pattern.text().ends_with(suffix));
-            return Some(Match { captures, suffix: own.unwrap_or(""), part });
-        }
-        let suffixed = SUFFIXES.into_iter().find_map(|suffix| {
-            let captures = pattern.matches(name.strip_suffix(suffix)?)?;
-            Some(Match { captures, suffix, part })
-        });
-        suffixed.or_else(|| pattern.matches(name).map(|captures| Match { captures, suffix: "", part }))
-    })
-}
-
 impl Assigner<'_> {
     fn holds(&self, at: &str, when: Option<&Expr>, captures: Captures) -> Result<bool, ArchError> {
-        self.scope.holds(when, captures).map_err(|source| self.eval_error(at, source))
-    }
-
-    fn eval_error(&self, at: &str, source: crate::arch::eval::EvalError) -> ArchError {
-        ArchError::Eval { card: self.card.name(), at: format!("`{at}`"), source }
+        self.matcher.holds(at, when, captures)
     }
 
     fn count(&self, at: &str, expr: &Expr, captures: Captures) -> Result<u64, ArchError> {
-        self.scope.count(expr, captures, &[]).map_err(|source| self.eval_error(at, source))
+        self.matcher.count(at, expr, captures)
     }
 
     fn block_limit(&self) -> Result<u64, ArchError> {
@@ -120,23 +85,23 @@ impl Assigner<'_> {
         for weight in 0..self.weights.len() {
             let name = names::shared_rewrite(&self.weights[weight].name);
             let is_multimodal = !self.card.keep_multimodal && names::is_multimodal(&name);
-            let name = if is_multimodal { name } else { self.rewritten(name)? };
+            let name = if is_multimodal { name } else { self.matcher.rewritten(name)? };
             let dropped = if is_multimodal {
                 Some(DropReason::OtherModality)
             } else if names::is_recomputed(&name) {
                 Some(DropReason::Recomputed)
             } else {
-                self.ignored(&name, Asked::BeforeEntries)?
+                self.matcher.ignored(&name, Asked::BeforeEntries)?
             };
             if let Some(why) = dropped {
                 self.dropped.push(Dropped { weight, why });
-            } else if let Some((entry, found)) = self.entry_of(weight, &name)? {
+            } else if let Some((entry, found)) = self.matcher.entry_of(&self.weights[weight].name, &name)? {
                 if let Some(block) = found.captures.bid.filter(|&block| block >= block_limit) {
                     let tensor = self.weights[weight].name.clone();
                     return Err(ArchError::Block { tensor, block, n_blocks: block_limit });
                 }
                 self.add(weight, entry, &found)?;
-            } else if let Some(why) = self.ignored(&name, Asked::AfterEntries)? {
+            } else if let Some(why) = self.matcher.ignored(&name, Asked::AfterEntries)? {
                 self.dropped.push(Dropped { weight, why });
             } else {
                 leftovers.push((self.weights[weight].name.clone(), name.clone()));
@@ -151,79 +116,6 @@ impl Assigner<'_> {
         let names = leftovers.iter().enumerate();
         let names = names.map(|(n, (tensor, name))| (tensor.clone(), nearest((n, name)))).collect();
         Err(ArchError::Leftover { card: self.card.name(), names })
-    }
-
-    /// The card's own rewriting of a name.
-    fn rewritten(&self, mut name: String) -> Result<String, ArchError> {
-        for Rewrite { step, when } in &self.card.rewrite {
-            if !self.holds("rewrite", when.as_ref(), Captures::default())? {
-                continue;
-            }
-            name = match step {
-                RewriteStep::Strip(text) => name.replace(text.as_str(), ""),
-                RewriteStep::Replace(from, to) => name.replace(from.as_str(), to),
-                RewriteStep::Head(from, to) => match name.strip_prefix(from.as_str()) {
-                    Some(rest) => format!("{to}{rest}"),
-                    None => name,
-                },
-                RewriteStep::Tail(from, to) => match name.strip_suffix(from.as_str()) {
-                    Some(rest) => format!("{rest}{to}"),
-                    None => name,
-                },
-                RewriteStep::Prefix(prefix) if name.starts_with(prefix.as_str()) => name,
-                RewriteStep::Prefix(prefix) => format!("{prefix}{name}"),
-                RewriteStep::Shift(from, to, by) => {
-                    let shifted = name.strip_prefix(from.as_str()).and_then(|rest| {
-                        let (index, rest) = rest.split_once('.')?;
-                        Some((index.parse::<u64>().ok()?, rest))
-                    });
-                    match shifted {
-                        Some((index, rest)) => {
-                            let by = self.count("rewrite", by, Captures::default())?;
-                            format!("{to}{}.{rest}", index.saturating_add(by))
-                        }
-                        None => name,
-                    }
-                }
-            };
-        }
-        Ok(name)
-    }
-
-    /// The reason to leave a name out, by the rules that are asked at this point.
-    fn ignored(&self, name: &str, asked: Asked) -> Result<Option<DropReason>, ArchError> {
-        let is_asked = |ignore: &&Ignore| match asked {
-            Asked::BeforeEntries => ignore.when.is_some(),
-            Asked::AfterEntries => ignore.when.is_none(),
-        };
-        for ignore in self.card.ignore.iter().filter(is_asked) {
-            if let Some(captures) = ignore.pattern.matches(name)
-                && self.holds(ignore.pattern.text(), ignore.when.as_ref(), captures)?
-            {
-                return Ok(Some(DropReason::Card(ignore.why.clone())));
-            }
-        }
-        Ok(None)
-    }
-
-    fn entry_of(&self, weight: usize, name: &str) -> Result<Option<(usize, Match)>, ArchError> {
-        let mut found: Option<(usize, Match)> = None;
-        for (index, entry) in self.card.entries.iter().enumerate() {
-            let Some(matched) = match_entry(entry, name) else { continue };
-            if !self.holds(entry.name(), entry.when.as_ref(), matched.captures)? {
-                continue;
-            }
-            if let Some((first, _)) = &found {
-                return Err(ArchError::TwoEntries {
-                    card: self.card.name(),
-                    tensor: self.weights[weight].name.clone(),
-                    first: self.card.entries[*first].name().to_owned(),
-                    second: entry.name().to_owned(),
-                });
-            }
-            found = Some((index, matched));
-        }
-        Ok(found)
     }
 
     fn add(&mut self, weight: usize, entry: usize, found: &Match) -> Result<(), ArchError> {

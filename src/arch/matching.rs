@@ -1,0 +1,234 @@
+//! Which entry of a card a name of the checkpoint belongs to.
+
+use std::collections::HashMap;
+
+use crate::arch::error::ArchError;
+use crate::arch::eval::Scope;
+use crate::arch::expr::Expr;
+use crate::arch::mapping::DropReason;
+use crate::arch::names::{Captures, Pattern, SUFFIXES};
+use crate::arch::schema::{Card, Entry, Ignore, RewriteStep};
+
+/// A match of a name with an entry.
+pub(super) struct Match {
+    pub(super) captures: Captures,
+    pub(super) suffix: &'static str,
+    /// Which of the entry's sources: 0, or 1 and up for those of `with`.
+    pub(super) part: usize,
+}
+
+/// When `[ignore]` rules are asked: those with a condition before the entries, those without after them.
+#[derive(Clone, Copy)]
+pub(super) enum Asked {
+    BeforeEntries,
+    AfterEntries,
+}
+
+/// A card made ready for many names: its entries are found by the shape of a name, not one after the other.
+pub(super) struct Matcher<'a> {
+    card: &'a Card,
+    scope: &'a Scope<'a>,
+    /// Entries by the names their patterns match, numbers left out.
+    index: HashMap<String, Vec<usize>>,
+    /// Entries with a pattern that is no whole name with numbers left out.
+    others: Vec<usize>,
+    /// The steps of rewriting whose conditions hold.
+    steps: Vec<&'a RewriteStep>,
+}
+
+impl<'a> Matcher<'a> {
+    /// # Errors
+    /// [`ArchError::Eval`]: a condition of a rewriting step.
+    pub(super) fn new(card: &'a Card, scope: &'a Scope<'a>) -> Result<Self, ArchError> {
+        let mut steps = Vec::new();
+        for rewrite in &card.rewrite {
+            let holds = scope.holds(rewrite.when.as_ref(), Captures::default());
+            if holds.map_err(|source| eval_error(card, "rewrite", source))? {
+                steps.push(&rewrite.step);
+            }
+        }
+        Ok(Self::with_steps(card, scope, steps))
+    }
+
+    fn with_steps(card: &'a Card, scope: &'a Scope<'a>, steps: Vec<&'a RewriteStep>) -> Self {
+        let mut index: HashMap<String, Vec<usize>> = HashMap::new();
+        let mut others = Vec::new();
+        for (at, entry) in card.entries.iter().enumerate() {
+            for pattern in entry.patterns.iter().chain(&entry.with) {
+                let list = match kind_of_pattern(pattern) {
+                    Some(kind) => index.entry(kind).or_default(),
+                    None => &mut others,
+                };
+                if list.last() != Some(&at) {
+                    list.push(at);
+                }
+            }
+        }
+        Self { card, scope, index, others, steps }
+    }
+
+    pub(super) fn holds(&self, at: &str, when: Option<&Expr>, captures: Captures) -> Result<bool, ArchError> {
+        self.scope.holds(when, captures).map_err(|source| eval_error(self.card, at, source))
+    }
+
+    pub(super) fn count(&self, at: &str, expr: &Expr, captures: Captures) -> Result<u64, ArchError> {
+        self.scope.count(expr, captures, &[]).map_err(|source| eval_error(self.card, at, source))
+    }
+
+    /// The card's own rewriting of a name.
+    pub(super) fn rewritten(&self, mut name: String) -> Result<String, ArchError> {
+        for step in &self.steps {
+            name = match step {
+                RewriteStep::Strip(text) => name.replace(text.as_str(), ""),
+                RewriteStep::Replace(from, to) => name.replace(from.as_str(), to),
+                RewriteStep::Head(from, to) => match name.strip_prefix(from.as_str()) {
+                    Some(rest) => format!("{to}{rest}"),
+                    None => name,
+                },
+                RewriteStep::Tail(from, to) => match name.strip_suffix(from.as_str()) {
+                    Some(rest) => format!("{rest}{to}"),
+                    None => name,
+                },
+                RewriteStep::Prefix(prefix) if name.starts_with(prefix.as_str()) => name,
+                RewriteStep::Prefix(prefix) => format!("{prefix}{name}"),
+                RewriteStep::Shift(from, to, by) => {
+                    let shifted = name.strip_prefix(from.as_str()).and_then(|rest| {
+                        let (index, rest) = rest.split_once('.')?;
+                        Some((index.parse::<u64>().ok()?, rest))
+                    });
+                    match shifted {
+                        Some((index, rest)) => {
+                            let by = self.count("rewrite", by, Captures::default())?;
+                            format!("{to}{}.{rest}", index.saturating_add(by))
+                        }
+                        None => name,
+                    }
+                }
+            };
+        }
+        Ok(name)
+    }
+
+    /// The reason to leave a name out, by the rules that are asked at this point.
+    pub(super) fn ignored(&self, name: &str, asked: Asked) -> Result<Option<DropReason>, ArchError> {
+        let is_asked = |ignore: &&Ignore| match asked {
+            Asked::BeforeEntries => ignore.when.is_some(),
+            Asked::AfterEntries => ignore.when.is_none(),
+        };
+        for ignore in self.card.ignore.iter().filter(is_asked) {
+            if let Some(captures) = ignore.pattern.matches(name)
+                && self.holds(ignore.pattern.text(), ignore.when.as_ref(), captures)?
+            {
+                return Ok(Some(DropReason::Card(ignore.why.clone())));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The entry of a rewritten name; `tensor` is the name as the checkpoint has it.
+    ///
+    /// # Errors
+    /// [`ArchError::TwoEntries`], [`ArchError::Eval`].
+    pub(super) fn entry_of(&self, tensor: &str, name: &str) -> Result<Option<(usize, Match)>, ArchError> {
+        let mut found: Option<(usize, Match)> = None;
+        for index in self.candidates(name) {
+            let entry = &self.card.entries[index];
+            let Some(matched) = match_entry(entry, name) else { continue };
+            if !self.holds(entry.name(), entry.when.as_ref(), matched.captures)? {
+                continue;
+            }
+            if let Some((first, _)) = &found {
+                return Err(ArchError::TwoEntries {
+                    card: self.card.name(),
+                    tensor: tensor.to_owned(),
+                    first: self.card.entries[*first].name().to_owned(),
+                    second: entry.name().to_owned(),
+                });
+            }
+            found = Some((index, matched));
+        }
+        Ok(found)
+    }
+
+    /// Entries that may match, in card order.
+    fn candidates(&self, name: &str) -> Vec<usize> {
+        let kind = kind_of(name);
+        let bare = SUFFIXES.into_iter().find_map(|suffix| kind.strip_suffix(suffix));
+        let found = [Some(kind.as_str()), bare].into_iter().flatten().filter_map(|kind| self.index.get(kind));
+        let mut all: Vec<usize> = found.flatten().chain(&self.others).copied().collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+}
+
+fn eval_error(card: &Card, at: &str, source: crate::arch::eval::EvalError) -> ArchError {
+    ArchError::Eval { card: card.name(), at: format!("`{at}`"), source }
+}
+
+/// A name without its numbers: those parts between points that are decimal numbers become `#`.
+pub(super) fn kind_of(name: &str) -> String {
+    let mut kind = String::with_capacity(name.len());
+    for (at, part) in name.split('.').enumerate() {
+        if at > 0 {
+            kind.push('.');
+        }
+        let is_number = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        kind.push_str(if is_number { "#" } else { part });
+    }
+    kind
+}
+
+/// The same for the names that a pattern matches; `None` where a number may be less than a part.
+fn kind_of_pattern(pattern: &Pattern) -> Option<String> {
+    let text = ["{bid}", "{eid}", "{xid}"].iter().fold(pattern.text().to_owned(), |text, placeholder| {
+        // Not a number, so that parts with more than the placeholder do not pass for one.
+        text.replace(placeholder, "{}")
+    });
+    let parts = text
+        .split('.')
+        .map(|part| if part == "{}" { Some("0") } else { (!part.contains("{}")).then_some(part) });
+    Some(kind_of(&parts.collect::<Option<Vec<_>>>()?.join(".")))
+}
+
+fn match_entry(entry: &Entry, name: &str) -> Option<Match> {
+    let main = entry.patterns.iter().map(|pattern| (0, pattern));
+    let with = entry.with.iter().enumerate().map(|(n, pattern)| (n + 1, pattern));
+    main.chain(with).find_map(|(part, pattern)| {
+        if entry.exact {
+            let captures = pattern.matches(name)?;
+            // A complete pattern with a bare target hands its own ending on.
+            let bare = !entry.targets.iter().any(|target| target.name.is_complete());
+            let own = SUFFIXES.into_iter().find(|suffix| bare && pattern.text().ends_with(suffix));
+            return Some(Match { captures, suffix: own.unwrap_or(""), part });
+        }
+        let suffixed = SUFFIXES.into_iter().find_map(|suffix| {
+            let captures = pattern.matches(name.strip_suffix(suffix)?)?;
+            Some(Match { captures, suffix, part })
+        });
+        suffixed.or_else(|| pattern.matches(name).map(|captures| Match { captures, suffix: "", part }))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::names::Stars;
+
+    #[test]
+    fn names_and_patterns_are_of_a_kind() {
+        for (pattern, name) in [
+            ("model.layers.{bid}.mlp.experts.{eid}.w1", "model.layers.12.mlp.experts.3.w1"),
+            ("model.layers.0.q", "model.layers.0.q"),
+            ("a.{bid}", "a.7"),
+            ("{bid}.a", "7.a"),
+        ] {
+            let pattern = Pattern::parse(pattern, Stars::Refused).unwrap();
+            assert!(pattern.matches(name).is_some());
+            assert_eq!(kind_of_pattern(&pattern), Some(kind_of(name)), "{name}");
+        }
+        let part = Pattern::parse("a.w{bid}.b", Stars::Refused).unwrap();
+        assert_eq!(kind_of_pattern(&part), None);
+        assert_eq!(kind_of("a.1x.2..3"), "a.1x.#..#");
+    }
+}
