@@ -24,6 +24,7 @@ mod detect;
 mod error;
 mod eval;
 mod expr;
+mod heads;
 mod hparams;
 mod invert;
 mod load;
@@ -45,6 +46,7 @@ pub use error::{ArchError, CardProblem, ParentProblem};
 pub use eval::EvalError;
 pub use expr::ParseError;
 pub use graph::GraphFeatures;
+pub use heads::Heads;
 #[cfg(test)]
 pub(crate) use hparams::derived_keys;
 pub use invert::{Inverse, invert};

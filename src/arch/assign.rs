@@ -7,6 +7,7 @@ use indexmap::IndexMap;
 use crate::arch::error::ArchError;
 use crate::arch::eval::Scope;
 use crate::arch::expr::Expr;
+use crate::arch::heads::HeadRule;
 use crate::arch::mapping::{Assembly, Content, DropReason, Dropped, JoinKind, OutputSpec, Source, Step};
 use crate::arch::matching::{Asked, Match, Matcher};
 use crate::arch::names::{self, Captures, Placeholder, SUFFIXES};
@@ -47,17 +48,26 @@ struct Assigner<'a> {
     weights: &'a [WeightMeta],
     scope: &'a Scope<'a>,
     matcher: Matcher<'a>,
+    heads: &'a HeadRule<'a>,
     /// Names after rewriting, by weight.
     names: Vec<String>,
     units: IndexMap<UnitKey, Unit>,
     dropped: Vec<Dropped>,
 }
 
-pub(super) fn assign(card: &Card, weights: &[WeightMeta], scope: &Scope<'_>) -> Result<Assigned, ArchError> {
+pub(super) fn assign(
+    card: &Card,
+    weights: &[WeightMeta],
+    scope: &Scope<'_>,
+    heads: &HeadRule<'_>,
+) -> Result<Assigned, ArchError> {
     let matcher = Matcher::new(card, scope)?;
     let (names, units, dropped) = (Vec::with_capacity(weights.len()), IndexMap::new(), Vec::new());
-    let mut assigner = Assigner { card, weights, scope, matcher, names, units, dropped };
+    let mut assigner = Assigner { card, weights, scope, matcher, heads, names, units, dropped };
     assigner.match_all()?;
+    if !heads.expects_model() && !assigner.names.iter().any(|name| heads.is_head(name)) {
+        return Err(ArchError::NoHeads);
+    }
     let outputs = assigner.outputs()?;
     assigner.check_complete(&outputs)?;
     Ok(Assigned { outputs, dropped: assigner.dropped })
@@ -91,7 +101,10 @@ impl Assigner<'_> {
             } else if names::is_recomputed(&name) {
                 Some(DropReason::Recomputed)
             } else {
-                self.matcher.ignored(&name, Asked::BeforeEntries)?
+                match self.matcher.ignored(&name, Asked::BeforeEntries)? {
+                    Some(why) => Some(why),
+                    None => self.heads.left_out(&name),
+                }
             };
             if let Some(why) = dropped {
                 self.dropped.push(Dropped { weight, why });
@@ -348,6 +361,7 @@ impl Assigner<'_> {
         let present: HashSet<&str> = outputs.iter().map(|output| output.name.as_str()).collect();
         // Of more blocks than tensors one has none, so the search need not go further.
         let block_limit = self.block_limit()?.min(self.weights.len() as u64 + 1);
+        let first_block = self.heads.first_expected_block();
         let mut missing: Vec<String> = Vec::new();
         let mut note = |name: String| {
             if !missing.contains(&name) {
@@ -375,7 +389,7 @@ impl Assigner<'_> {
             if entry.optional || entry.bid.is_some() || pattern.placeholders().any(|p| other(&p)) {
                 continue;
             }
-            for bid in (0..block_limit).filter(|bid| !blocks.contains(bid)) {
+            for bid in (first_block..block_limit).filter(|bid| !blocks.contains(bid)) {
                 let captures = Captures { bid: Some(bid), ..Captures::default() };
                 if !self.holds(entry.name(), entry.when.as_ref(), captures)? {
                     continue;
@@ -393,8 +407,11 @@ impl Assigner<'_> {
         }
         // A configuration may claim any number of blocks: the search ends with the list of what is missing.
         'outputs: for output in self.card.outputs.iter().filter(|_| !full) {
-            let blocks = if output.has(Placeholder::Bid) { block_limit } else { 1 };
-            for bid in 0..blocks {
+            let blocks = match output.has(Placeholder::Bid) {
+                true => first_block..block_limit,
+                false => 0..u64::from(self.heads.expects_model()),
+            };
+            for bid in blocks {
                 let captures = Captures { bid: Some(bid), ..Captures::default() };
                 let name = output.render(captures).unwrap_or_default();
                 if !present.contains(name.as_str()) && note(self.source_of(&name)) {

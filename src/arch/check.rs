@@ -41,6 +41,10 @@ fn selection(card: &Card) -> Result<(), CardProblem> {
             });
         }
     }
+    if !card.mtp_export && !card.mtp_keep.is_empty() {
+        let why = "only with `mtp_export = true` are draft heads written alone";
+        return Err(CardProblem::WithoutEffect { at: at(), key: "mtp_keep", why });
+    }
     match &card.when {
         Some(_) if card.is_abstract => {
             let why = "an abstract card converts nothing";

@@ -181,6 +181,19 @@ pub enum ArchError {
         /// The architecture.
         arch: String,
     },
+    /// An option that the card's models do not go with.
+    #[error("`{option}` does not go with card `{}`: {why}", escape(card))]
+    Option {
+        /// The option.
+        option: &'static str,
+        /// The card.
+        card: String,
+        /// Why.
+        why: &'static str,
+    },
+    /// Draft heads were asked for, and there are none.
+    #[error("`--mtp`: the checkpoint has no draft heads: no tensor of a block after the model's own")]
+    NoHeads,
     /// An operation that cannot be undone.
     #[error("tensor `{}`: `{op}` cannot be undone", escape(tensor))]
     NoInverse {
@@ -442,6 +455,8 @@ impl Hint for ArchError {
             | Self::Join { .. }
             | Self::ElementType { .. }
             | Self::UnknownArch { .. }
+            | Self::Option { .. }
+            | Self::NoHeads
             | Self::NoInverse { .. }
             | Self::Shape { .. } => Vec::new(),
         }

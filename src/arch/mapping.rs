@@ -147,6 +147,10 @@ pub enum DropReason {
     FromConfiguration,
     /// The same tensor under another name, which is kept.
     SameAs(String),
+    /// Part of a draft head, where the model alone is written.
+    DraftHead,
+    /// Part of the model, where its draft heads alone are written.
+    NotDraftHead,
     /// An `[ignore]` rule of the card, with its reason.
     Card(String),
 }
@@ -157,6 +161,8 @@ impl fmt::Display for DropReason {
             Self::OtherModality => f.write_str("belongs to another modality"),
             Self::Recomputed => f.write_str("recomputed by the runtime"),
             Self::FromConfiguration => f.write_str("computed from the configuration"),
+            Self::DraftHead => f.write_str("belongs to a draft head (`--no-mtp`)"),
+            Self::NotDraftHead => f.write_str("belongs to the model, not to a draft head (`--mtp`)"),
             Self::SameAs(kept) => write!(f, "the same tensor as {kept}"),
             Self::Card(why) => f.write_str(why),
         }

@@ -6,6 +6,7 @@ use toml::{Table, Value as Toml};
 use crate::arch::error::CardProblem;
 use crate::arch::expr::{Expr, ParseError};
 use crate::arch::graph::GraphFeatures;
+use crate::arch::heads::SHARED_WITH_HEADS;
 use crate::arch::names::{Pattern, Stars, nearest};
 use crate::arch::schema::{
     Card, ConfigDefault, DefaultValue, Generate, GenerateKind, Ignore, Rewrite, RewriteStep, Row,
@@ -38,6 +39,8 @@ const CARD_KEYS: &[&str] = &[
     "when",
     "raw_config",
     "multimodal",
+    "mtp_export",
+    "mtp_keep",
     "require",
     "set",
     "drop_config",
@@ -233,6 +236,8 @@ pub(super) fn card(table: &Table, variant: Option<&str>) -> Read<Card> {
         when: top.expr("when")?,
         raw_config: top.bool("raw_config")?,
         keep_multimodal: choice("`multimodal`", "choice", &multimodal, &[("drop", false), ("keep", true)])?,
+        mtp_export: top.bool("mtp_export")?,
+        mtp_keep: mtp_keep(&top)?,
         require: require(&top)?,
         set: pairs(&top, "set")?,
         drop_config: top.texts("drop_config")?,
@@ -308,6 +313,15 @@ fn pairs(top: &Fields<'_>, key: &str) -> Read<Vec<(String, Expr)>> {
         _ => Err(kind(&at, "[name, expression]", item)),
     };
     top.list(key)?.iter().map(pair).collect()
+}
+
+/// What draft heads share with the model: the usual three, unless the card says otherwise.
+fn mtp_keep(top: &Fields<'_>) -> Read<Vec<String>> {
+    match (top.table.contains_key("mtp_keep"), top.bool("mtp_export")?) {
+        (true, _) => top.texts("mtp_keep"),
+        (false, true) => Ok(SHARED_WITH_HEADS.map(str::to_owned).to_vec()),
+        (false, false) => Ok(Vec::new()),
+    }
 }
 
 fn require(top: &Fields<'_>) -> Read<Vec<(Expr, String)>> {

@@ -7,6 +7,7 @@ use crate::arch::detect;
 use crate::arch::error::ArchError;
 use crate::arch::eval::{Root, Scope};
 use crate::arch::expr::Expr;
+use crate::arch::heads::{HeadRule, Heads};
 use crate::arch::hparams;
 use crate::arch::load::Registry;
 use crate::arch::mapping::{Content, Mapping, OutputSpec, RopeFreqsLlama3};
@@ -54,8 +55,8 @@ pub enum Pooling {
 pub struct ResolveOptions {
     /// Type of the file; `None` takes the one that suits the checkpoint.
     pub file_type: Option<OutType>,
-    /// Leave out multi-token-prediction blocks.
-    pub no_mtp: bool,
+    /// What becomes of draft heads.
+    pub heads: Heads,
     /// Plan keys alone; there need not be any weights.
     pub metadata_only: bool,
     /// Plan the keys of the card's `annotate` too.
@@ -87,12 +88,13 @@ pub fn resolve(
     if eval(card, "`block_count`", &scope, &block_count)?.is_null() {
         return Err(ArchError::ConfigMissing { key: "num_hidden_layers" });
     }
+    let heads = HeadRule::of(card, options.heads, &scope)?;
     let (mut outputs, mut dropped) = (Vec::new(), Vec::new());
     if !options.metadata_only {
         for generate in &card.generate {
             outputs.extend(generated(card, generate, &scope)?);
         }
-        let assigned: Assigned = assign::assign(card, inputs.weights, &scope)?;
+        let assigned: Assigned = assign::assign(card, inputs.weights, &scope, &heads)?;
         outputs.extend(assigned.outputs);
         outputs.sort_by_key(|output: &OutputSpec| output.phase);
         dropped = assigned.dropped;
@@ -159,7 +161,11 @@ fn scope<'a>(
             ("generation", map(inputs.generation_config)),
             (
                 "opt",
-                Root::Value(json!({ "no_mtp": options.no_mtp, "mtp_only": false, "mistral_format": false })),
+                Root::Value(json!({
+                    "no_mtp": options.heads == Heads::Dropped,
+                    "mtp_only": options.heads == Heads::Alone,
+                    "mistral_format": false,
+                })),
             ),
             ("pooling", Root::Value(inputs.pooling.map_or(Json::Null, |pooling| (pooling as u32).into()))),
             ("raw", Root::Map(inputs.config)),

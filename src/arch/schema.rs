@@ -28,6 +28,10 @@ pub struct Card {
     pub raw_config: bool,
     /// Tensors of other modalities are kept, not dropped.
     pub keep_multimodal: bool,
+    /// Draft heads can be left out, or written to a file of their own.
+    pub mtp_export: bool,
+    /// Tensors that such a file has besides the heads' own, by their names after rewriting.
+    pub mtp_keep: Vec<String>,
     /// Conditions with messages.
     pub require: Vec<(Expr, String)>,
     /// Changes of the configuration.

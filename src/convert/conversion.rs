@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Map, Value as Json};
 
-use crate::arch::{self, DropReason, Dropped, Inputs, Mapping, OutType, Registry, ResolveOptions};
+use crate::arch::{self, DropReason, Dropped, Heads, Inputs, Mapping, OutType, Registry, ResolveOptions};
 use crate::checkpoint::{CheckpointError, ModelDir};
 use crate::convert::codes::{self, Choice, Fit, FloatReason, FloatRole, KeptRole, PackingsOf};
 use crate::convert::left_out::OtherModalities;
@@ -218,10 +218,10 @@ impl Conversion {
     /// The default file name of the output; `encoding` is the file type's name (`F16`, `Q4_K_M`).
     #[must_use]
     pub fn default_file_name(&self, encoding: &str) -> String {
-        if self.source.weights.is_some() {
-            self.general.default_file_name(encoding)
-        } else {
-            self.general.default_vocab_file_name()
+        match (&self.source.weights, self.options.heads) {
+            (None, _) => self.general.default_vocab_file_name(),
+            (Some(_), Heads::Alone) => self.general.default_head_file_name(encoding),
+            (Some(_), Heads::Kept | Heads::Dropped) => self.general.default_file_name(encoding),
         }
     }
 
@@ -319,7 +319,7 @@ pub fn map(
     };
     let arch_options = ResolveOptions {
         file_type: options.file_type,
-        no_mtp: options.no_mtp,
+        heads: options.heads,
         metadata_only: scope == Scope::Keys,
         annotate: options.annotate,
     };

@@ -129,6 +129,12 @@ impl GeneralMetadata {
         name.stem() + ".gguf"
     }
 
+    /// The default name of a file that holds draft heads alone: without a size, which would be that of the heads.
+    #[must_use]
+    pub fn default_head_file_name(&self, encoding: &str) -> String {
+        format!("mtp-{}.gguf", FileName { encoding: Some(encoding), ..self.name() }.stem())
+    }
+
     /// The default name of a file that holds a vocabulary alone.
     #[must_use]
     pub fn default_vocab_file_name(&self) -> String {

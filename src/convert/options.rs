@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::arch::OutType;
+use crate::arch::{Heads, OutType};
 use crate::convert::Codes;
 use crate::core::limits::Limits;
 use crate::core::simd::SimdLevel;
@@ -34,8 +34,8 @@ pub struct ConvertOptions {
     pub pre: Option<String>,
     /// Chat template file instead of the checkpoint's.
     pub chat_template: Option<PathBuf>,
-    /// Leave out multi-token-prediction blocks.
-    pub no_mtp: bool,
+    /// What becomes of draft heads (multi-token prediction).
+    pub heads: Heads,
     /// Write keys `gguf_foundry.*` for numbers that change the result and for which GGUF has no key.
     pub annotate: bool,
     /// Matrices of 8-bit floats become Q8_0, whatever the type of the file.
@@ -62,7 +62,7 @@ impl Default for ConvertOptions {
             vocab_only: false,
             pre: None,
             chat_template: None,
-            no_mtp: false,
+            heads: Heads::Kept,
             annotate: false,
             fp8_as_q8: false,
             allow_nonfinite: false,

@@ -1,6 +1,7 @@
 //! Whole conversions: every byte of the file against the reference's.
 
 mod bad_input;
+mod options;
 mod program;
 
 use std::path::Path;

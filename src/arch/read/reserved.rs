@@ -8,8 +8,6 @@ const RESERVED: &[(&str, &str, &str)] = &[
     ("key", "also", ""),
     ("key", "from", "put the target model's tokenizer files beside config.json"),
     ("key", "fuse", "the parts are written as tensors of their own"),
-    ("key", "mtp_export", "`[ignore]` with `when = \"opt.no_mtp\"` leaves such blocks out"),
-    ("key", "mtp_keep", "`[ignore]` with `when = \"opt.no_mtp\"` leaves such blocks out"),
     ("key", "repeat", ""),
     ("key", "rows", "`split` cuts the tensor, and each target has operations of its own"),
     ("operation", "add_index", ""),

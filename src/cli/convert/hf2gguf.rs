@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
+use crate::arch::Heads;
 use crate::cli::convert::to_gguf::{ToGguf, TypePlan};
 use crate::cli::{Exit, Session, UsageError};
 use crate::convert::{ConvertOptions, ModelSource};
@@ -13,9 +14,12 @@ use crate::convert::{ConvertOptions, ModelSource};
 pub(super) struct Hf2gguf {
     /// Directory of the checkpoint: config.json, weights, tokenizer files; or a PyTorch file in one
     dir: PathBuf,
-    /// Leave out multi-token-prediction blocks
-    #[arg(long)]
+    /// Leave out draft heads (multi-token prediction)
+    #[arg(long, visible_alias = "no-nextn", conflicts_with = "mtp")]
     no_mtp: bool,
+    /// Write the draft heads alone, for speculative decoding beside the model [default name: mtp-NAME-TYPE.gguf]
+    #[arg(long)]
+    mtp: bool,
     /// Write matrices that the checkpoint has as 8-bit floats (FP8) as q8_0, and the rest in the type of the file
     #[arg(long)]
     fp8_as_q8: bool,
@@ -30,7 +34,11 @@ impl Hf2gguf {
                 let text = "`--fp8-as-q8` goes with f32, f16, bf16, q8_0, tq1_0, tq2_0 and auto only";
                 return Err(UsageError(text.to_owned()).into());
             }
-            options.no_mtp = self.no_mtp;
+            options.heads = match (self.no_mtp, self.mtp) {
+                (true, _) => Heads::Dropped,
+                (false, true) => Heads::Alone,
+                (false, false) => Heads::Kept,
+            };
             options.fp8_as_q8 = self.fp8_as_q8;
             Ok(())
         };

@@ -1,0 +1,187 @@
+//! Options that change what is written: each does what it says, or is refused with its name and the card's. Nothing but
+//! `fixtures/` is needed.
+
+use std::path::Path;
+
+use serde_json::{Map, Value as Json, json};
+
+use gguf_foundry::core::TensorSource;
+use gguf_foundry::gguf::GgufFile;
+
+/// Tensors of 16-bit floats; the elements of each follow from its place.
+fn write_weights(path: &Path, tensors: &[(&str, &[u64])]) {
+    let (mut header, mut data): (Map<String, Json>, Vec<u8>) = (Map::new(), Vec::new());
+    for (number, (name, dims)) in tensors.iter().enumerate() {
+        let start = data.len();
+        let element = |i: u64| (((i * 37 + number as u64 * 11) % 256) as f32 - 128.0) / 64.0;
+        let n: u64 = dims.iter().product();
+        data.extend((0..n).flat_map(|i| ((element(i).to_bits() >> 16) as u16).to_le_bytes()));
+        header.insert(
+            (*name).to_owned(),
+            json!({"dtype": "BF16", "shape": dims, "data_offsets": [start, data.len()]}),
+        );
+    }
+    let header = Json::Object(header).to_string();
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+    fs_err::write(path, file).unwrap();
+}
+
+fn write_config(dir: &Path, config: &Json) {
+    fs_err::write(dir.join("config.json"), config.to_string()).unwrap();
+}
+
+/// Runs `gguf-convert hf2gguf` without a vocabulary in `dir`: exit code and standard error.
+fn convert(dir: &Path, args: &[&str]) -> (i32, String) {
+    let output = assert_cmd::Command::cargo_bin("gguf-convert")
+        .unwrap()
+        .current_dir(dir)
+        .args(["--no-sync", "hf2gguf", ".", "--no-tokenizer"])
+        .args(args)
+        .output()
+        .unwrap();
+    (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
+fn names(path: &Path) -> Vec<String> {
+    let file = GgufFile::open(path).unwrap();
+    file.tensors().iter().map(|tensor| tensor.name.clone()).collect()
+}
+
+const H: u64 = 32;
+
+/// A card for models with a draft head, in both forms that such tensors come in.
+const HEADS: &str = r#"
+schema     = 1
+gguf       = "qwen3next"
+classes    = ["DraftTestForCausalLM"]
+examples   = ["a/b"]
+mtp_export = true
+metadata   = [["block_count", "block_count"], ["nextn_predict_layers", "n_heads", "n_heads > 0"]]
+
+[let]
+n_heads     = "if(opt.no_mtp, 0, count('mtp.layers.'))"
+block_count = "num_hidden_layers + n_heads"
+
+[names]
+rewrite = [["shift", "mtp.layers.", "model.layers.", "num_hidden_layers"]]
+
+[tensors]
+"model.embed_tokens" = "token_embd"
+"model.norm"         = "output_norm"
+"lm_head"            = "output"
+"mtp.fc"             = { to = "blk.{bid}.nextn.eh_proj", bid = "num_hidden_layers" }
+
+[blocks]
+"input_layernorm" = "attn_norm"
+"self_attn.q_proj" = "attn_q"
+"#;
+
+fn draft_checkpoint(dir: &Path) {
+    write_config(dir, &json!({"architectures": ["DraftTestForCausalLM"], "num_hidden_layers": 2}));
+    fs_err::write(dir.join("card.toml"), HEADS).unwrap();
+    write_weights(
+        &dir.join("model.safetensors"),
+        &[
+            ("lm_head.weight", &[H, H]),
+            ("model.embed_tokens.weight", &[H, H]),
+            ("model.layers.0.input_layernorm.weight", &[H]),
+            ("model.layers.0.self_attn.q_proj.weight", &[H, H]),
+            ("model.layers.1.input_layernorm.weight", &[H]),
+            ("model.layers.1.self_attn.q_proj.weight", &[H, H]),
+            ("model.norm.weight", &[H]),
+            ("mtp.fc.weight", &[H, 2 * H]),
+            ("mtp.layers.0.input_layernorm.weight", &[H]),
+            ("mtp.layers.0.self_attn.q_proj.weight", &[H, H]),
+        ],
+    );
+}
+
+#[test]
+fn draft_heads_are_kept_dropped_or_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    draft_checkpoint(dir.path());
+    let run = |args: &[&str]| {
+        let (code, err) = convert(dir.path(), &[&["--card", "card.toml"], args].concat());
+        assert_eq!((code, err.as_str()), (0, ""), "{args:?}");
+    };
+    let own =
+        ["blk.0.attn_norm.weight", "blk.0.attn_q.weight", "blk.1.attn_norm.weight", "blk.1.attn_q.weight"];
+    let head = ["blk.2.nextn.eh_proj.weight", "blk.2.attn_norm.weight", "blk.2.attn_q.weight"];
+    fn around<'a>(blocks: &[&'a str], rest: &[&'a str]) -> Vec<&'a str> {
+        [&["output.weight", "token_embd.weight"], blocks, &["output_norm.weight"], rest].concat()
+    }
+    let keys = |path: &Path| {
+        let file = GgufFile::open(path).unwrap();
+        ["qwen3next.block_count", "qwen3next.nextn_predict_layers"]
+            .map(|key| file.metadata().get(key).map(|value| value.as_i128().unwrap()))
+    };
+    let path = dir.path().join("out.gguf");
+    run(&["-o", "out.gguf"]);
+    assert_eq!(names(&path), around(&own, &head));
+    assert_eq!(keys(&path), [Some(3), Some(1)]);
+    run(&["-o", "out.gguf", "--no-nextn"]);
+    assert_eq!(names(&path), around(&own, &[]));
+    assert_eq!(keys(&path), [Some(2), None]);
+    run(&["-o", ".", "--mtp", "--model-name", "Some", "--type", "f16"]);
+    let mut heads = fs_err::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path());
+    let path = heads
+        .find(|path| path.file_name().unwrap().to_str().unwrap().starts_with("mtp-"))
+        .expect("a file named for its heads");
+    assert!(path.to_str().unwrap().ends_with("-F16.gguf"), "{}", path.display());
+    assert_eq!(names(&path), around(&[], &head));
+    assert_eq!(keys(&path), [Some(3), Some(1)]);
+}
+
+#[test]
+fn draft_heads_that_are_not_there_are_missed() {
+    let dir = tempfile::tempdir().unwrap();
+    draft_checkpoint(dir.path());
+    write_weights(
+        &dir.path().join("model.safetensors"),
+        &[
+            ("model.embed_tokens.weight", &[H, H]),
+            ("model.layers.0.input_layernorm.weight", &[H]),
+            ("model.layers.1.input_layernorm.weight", &[H]),
+        ],
+    );
+    let (code, err) = convert(dir.path(), &["--card", "card.toml", "--mtp"]);
+    assert_eq!(
+        (code, err.as_str()),
+        (
+            1,
+            "error: `--mtp`: the checkpoint has no draft heads: no tensor of a block after the model's own\n"
+        )
+    );
+    // Half a head is no head.
+    write_weights(
+        &dir.path().join("model.safetensors"),
+        &[
+            ("model.embed_tokens.weight", &[H, H]),
+            ("mtp.layers.0.self_attn.q_proj.weight", &[H, H]),
+            ("mtp.layers.1.input_layernorm.weight", &[H]),
+        ],
+    );
+    let (code, err) = convert(dir.path(), &["--card", "card.toml", "--mtp"]);
+    assert_eq!(code, 1);
+    assert!(err.contains("the checkpoint lacks `model.layers.3.self_attn.q_proj.weight`"), "{err}");
+}
+
+#[test]
+fn options_that_do_not_go_with_a_card_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = crate::support::fixture("tiny-llama");
+    for (option, why) in
+        [("--mtp", "its models are written as a whole"), ("--no-mtp", "its models are written as a whole")]
+    {
+        let output = assert_cmd::Command::cargo_bin("gguf-convert")
+            .unwrap()
+            .args(["hf2gguf", model.to_str().unwrap(), "--no-tokenizer", "-o"])
+            .arg(dir.path().join("out.gguf"))
+            .arg(option)
+            .output()
+            .unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        let want = format!("error: `{option}` does not go with card `llama`: {why}\n");
+        assert_eq!((output.status.code(), err), (Some(1), want));
+    }
+}
