@@ -17,6 +17,7 @@ pub(crate) mod hf_vocab;
 mod merges;
 mod modes;
 pub(crate) mod pretokenizer;
+mod python_literal;
 mod rank_code;
 mod rebuild;
 pub(crate) mod reference;

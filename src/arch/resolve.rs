@@ -239,6 +239,10 @@ fn tokenizer(card: &Card, scope: &Scope<'_>) -> Result<TokenizerRequest, ArchErr
     let spec = &card.tokenizer;
     let default_size = Expr::parse("vocab_size?").unwrap_or(Expr::Null);
     let size = eval(card, "[tokenizer] `size`", scope, spec.size.as_ref().unwrap_or(&default_size))?;
+    let option = Expr::parse("opt.mistral_format").unwrap_or(Expr::Null);
+    let mistral_format = scope
+        .holds(Some(&option), Captures::default())
+        .map_err(|source| ArchError::Eval { card: card.name(), at: "[tokenizer]".to_owned(), source })?;
     let mut before = tokenizer_rows(card, &spec.before, scope)?;
     if let Some(count) = &spec.token_type_count {
         let row = Row::Key { key: TOKEN_TYPE_COUNT.to_owned(), value: count.clone(), when: None };
@@ -255,6 +259,8 @@ fn tokenizer(card: &Card, scope: &Scope<'_>) -> Result<TokenizerRequest, ArchErr
         template: spec.template.clone(),
         before,
         after: tokenizer_rows(card, &spec.after, scope)?,
+        architecture: card.gguf.clone(),
+        mistral_format,
         ..TokenizerRequest::default()
     })
 }

@@ -107,7 +107,7 @@ impl ConvertError {
                 error,
                 TokenizerError::UnknownPreTokenizer { .. }
                     | TokenizerError::PreNotSaid { .. }
-                    | TokenizerError::ModeNotAvailable { .. }
+                    | TokenizerError::BuiltinVocabulary { .. }
                     | TokenizerError::NothingFits { .. }
             ),
             Self::Dequant(error) => error.is_unsupported(),

@@ -95,6 +95,14 @@ named! {
         Qwen = "qwen",
         /// GLM-4 under its own names.
         Glm4 = "glm4",
+        /// StableLM 2, before it had a tokenizer.json.
+        StableLm = "stablelm",
+        /// Hunyuan, dense and with experts.
+        Hunyuan = "hunyuan",
+        /// Kimi K2 and its kin, Moonlight and Kimi-VL among them.
+        KimiK2 = "kimi-k2",
+        /// Kimi Linear and K3: as `KimiK2`, the end token is the tokenizer's own.
+        KimiLinear = "kimi-linear",
     }
 }
 
@@ -102,7 +110,19 @@ impl Mode {
     /// True for a mode whose files may have other names than usual.
     #[must_use]
     pub fn takes_files(self) -> bool {
-        matches!(self, Self::Spm | Self::SpmInternlm2 | Self::SpmInternlm3 | Self::Tiktoken)
+        matches!(
+            self,
+            Self::Spm
+                | Self::SpmPhi3
+                | Self::SpmArctic
+                | Self::SpmInternlm2
+                | Self::SpmInternlm3
+                | Self::Tiktoken
+                | Self::Unigram
+                | Self::Xlmr
+                | Self::RwkvWorld
+                | Self::Plamo
+        )
     }
 
     /// True for a mode that can lack special tokens which stand in code.
@@ -184,6 +204,10 @@ pub struct TokenizerRequest {
     pub before: Metadata,
     /// Keys after the vocabulary.
     pub after: Metadata,
+    /// `general.architecture`: the few vocabularies that differ by it, and a key that begins with it.
+    pub architecture: String,
+    /// The checkpoint is in Mistral's own format.
+    pub mistral_format: bool,
     /// Caps on file sizes.
     pub limits: Limits,
 }

@@ -116,6 +116,17 @@ impl TokenList {
     pub(crate) fn write(self, model: &str, pre: &str, out: &mut Metadata) {
         out.set("tokenizer.ggml.model", model);
         out.set("tokenizer.ggml.pre", pre);
+        self.write_tokens(out);
+    }
+
+    /// As [`TokenList::write`] for a kind of vocabulary without pre-tokenizer.
+    pub(crate) fn write_model(self, model: &str, out: &mut Metadata) {
+        out.set("tokenizer.ggml.model", model);
+        self.write_tokens(out);
+    }
+
+    /// Writes tokens, scores and types.
+    pub(crate) fn write_tokens(self, out: &mut Metadata) {
         out.set("tokenizer.ggml.tokens", Value::Array(Array::String(self.tokens)));
         if let Some(scores) = self.scores {
             out.set("tokenizer.ggml.scores", scores);

@@ -83,9 +83,21 @@ pub enum TokenizerError {
     /// A decoder that is not known, or lacks one of its parts.
     #[error("{}: `decoder`: unknown or incomplete step `{}`", path.display(), escape(found))]
     Decoder { path: PathBuf, found: String },
-    /// A line of a file of ranks.
+    /// A line of a vocabulary with one token a line.
     #[error("{}: line {line}: {problem}", path.display())]
-    RankLine { path: PathBuf, line: usize, problem: &'static str },
+    Line { path: PathBuf, line: usize, problem: &'static str },
+    /// A token of a `tekken.json`.
+    #[error("{}: `{list}[{at}]`: {problem}", path.display())]
+    TekkenToken { path: PathBuf, list: &'static str, at: usize, problem: &'static str },
+    /// A member of a tokenizer file.
+    #[error("{}: `{member}`: {problem}", path.display())]
+    Member { path: PathBuf, member: &'static str, problem: &'static str },
+    /// A special token that is not in the vocabulary.
+    #[error("{}: `{key}` is `{}`, which is not in the vocabulary", path.display(), escape(token))]
+    NotAToken { path: PathBuf, key: &'static str, token: String },
+    /// A vocabulary that llama.cpp's converter brings along and ours does not.
+    #[error("{}: no tokenizer files, and models of this kind use those of another", path.display())]
+    BuiltinVocabulary { path: PathBuf },
     /// A token of a file of ranks that no two tokens of lower ranks make.
     #[error("{}: rank {rank}: no merge makes `{}`", path.display(), escape(token))]
     RankUnreachable { path: PathBuf, rank: u32, token: String },
@@ -113,9 +125,6 @@ pub enum TokenizerError {
     /// No steps are known for a pre-tokenizer.
     #[error("`tokenizer.ggml.pre` is `{}`, whose steps are not known", escape(found))]
     NoInversePre { found: String },
-    /// The card asks for a mode that is not built in.
-    #[error("{}: tokenizer mode `{mode}` is not available", path.display())]
-    ModeNotAvailable { path: PathBuf, mode: Mode },
     /// No mode of the card found its files.
     #[error("{}: no tokenizer found{}", path.display(), reasons(tried))]
     NothingFits { path: PathBuf, tried: Vec<(Mode, String)> },
@@ -159,14 +168,21 @@ impl Hint for TokenizerError {
                 "compare `vocab_size` in config.json with the rows of the embedding".to_owned(),
                 no_tokenizer,
             ],
-            Self::NothingFits { .. } | Self::ModeNotAvailable { .. } => vec![
+            Self::BuiltinVocabulary { .. } => vec![
+                "put the files beside config.json: tokenizer.json of EleutherAI/gpt-neox-20b for Mamba, tokenizer.model \
+                 of Llama 2 for OpenELM"
+                    .to_owned(),
+                no_tokenizer,
+            ],
+            Self::NothingFits { .. } => vec![
                 "put tokenizer.json or tokenizer.model of the original model beside config.json".to_owned(),
                 no_tokenizer,
             ],
             Self::Json { .. }
             | Self::SentencePiece { .. }
             | Self::NoPieces { .. }
-            | Self::RankLine { .. }
+            | Self::Line { .. }
+            | Self::TekkenToken { .. }
             | Self::RankUnreachable { .. }
             | Self::UnknownMerge { .. }
             | Self::MalformedMerge { .. } => {
@@ -229,6 +245,13 @@ pub enum TokenizerWarning {
     /// Tokens that cannot be taken apart.
     #[error("{n} tokens are no merge of two others, text will not reach them")]
     TokensWithoutMerge { n: usize },
+    /// Mistral's newer templates are files of llama.cpp's converter.
+    #[error(
+        "no chat template is written: the converter of llama.cpp brings its own for version `{}` of Mistral's tokenizers, \
+         `--chat-template FILE` takes one",
+        escape(version)
+    )]
+    NoMistralTemplate { version: String },
     /// A line of merges.txt that is not two tokens.
     #[error("merges.txt: line {line} is not two tokens, left out")]
     MalformedMergeLine { line: usize },

@@ -159,6 +159,8 @@ pub struct Model {
     pub ignore_merges: Option<bool>,
     /// The token of unknown text.
     pub unk_token: Option<String>,
+    /// Its id, for a Unigram model.
+    pub unk_id: Option<u64>,
 }
 
 /// The whole file.
@@ -227,6 +229,17 @@ impl HfJson {
                 let found = kind.unwrap_or("Unigram").to_owned();
                 Err(TokenizerError::JsonModel { path, found, expected: "BPE" })
             }
+        }
+    }
+
+    /// The table of ids of a BPE or WordPiece model.
+    ///
+    /// # Errors
+    /// Another kind of model.
+    pub fn id_vocab(&self, path: PathBuf) -> Result<&[(String, u64)], TokenizerError> {
+        match (&self.model.vocab, self.model.kind.as_deref()) {
+            (VocabTable::Ids(ids), Some("WordPiece")) => Ok(ids),
+            _ => self.bpe_vocab(path),
         }
     }
 

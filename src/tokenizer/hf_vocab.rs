@@ -7,6 +7,7 @@
 //! special tokens found nowhere come last.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 
 use serde::Deserialize;
 use serde_json::Value as Json;
@@ -21,7 +22,7 @@ const ROLES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// Special tokens that a tokenizer class has unless its configuration says otherwise.
-const CLASS_DEFAULTS: [(&str, &[(&str, &str)]); 7] = [
+const CLASS_DEFAULTS: [(&str, &[(&str, &str)]); 12] = [
     ("Llama", &[("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")]),
     ("CodeLlama", &[("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")]),
     (
@@ -44,6 +45,29 @@ const CLASS_DEFAULTS: [(&str, &[(&str, &str)]); 7] = [
         "Gemma",
         &[("bos_token", "<bos>"), ("eos_token", "<eos>"), ("unk_token", "<unk>"), ("pad_token", "<pad>")],
     ),
+    ("Bert", BERT),
+    ("DistilBert", BERT),
+    ("Roberta", ROBERTA),
+    ("XLMRoberta", ROBERTA),
+    ("T5", &[("eos_token", "</s>"), ("unk_token", "<unk>"), ("pad_token", "<pad>")]),
+];
+
+const BERT: &[(&str, &str)] = &[
+    ("unk_token", "[UNK]"),
+    ("sep_token", "[SEP]"),
+    ("pad_token", "[PAD]"),
+    ("cls_token", "[CLS]"),
+    ("mask_token", "[MASK]"),
+];
+
+const ROBERTA: &[(&str, &str)] = &[
+    ("bos_token", "<s>"),
+    ("eos_token", "</s>"),
+    ("unk_token", "<unk>"),
+    ("sep_token", "</s>"),
+    ("pad_token", "<pad>"),
+    ("cls_token", "<s>"),
+    ("mask_token", "<mask>"),
 ];
 
 /// An added token with the id it really has.
@@ -73,30 +97,13 @@ impl<'a> HfVocabulary<'a> {
     /// Puts the vocabulary together.
     ///
     /// # Errors
-    /// I/O errors, malformed JSON, a model that is not BPE, an id of `added_tokens_decoder` that is no number.
+    /// I/O errors, malformed JSON, a model that has no table of ids, an id of `added_tokens_decoder` that is no number.
     pub(crate) fn new(
         directory: &Directory<'_>,
         hf: &'a HfJson,
         warnings: &mut Vec<TokenizerWarning>,
     ) -> Result<Self, TokenizerError> {
-        let base = hf.bpe_vocab(directory.join(FILE))?;
-        let by_text = base.iter().map(|(text, id)| (text.as_str(), *id)).collect();
-        let mut vocabulary = Self {
-            base,
-            added: Vec::new(),
-            special: Vec::new(),
-            by_text,
-            added_ids: HashMap::new(),
-            last_added: None,
-        };
-        for token in &hf.added_tokens {
-            if let Some(id) = vocabulary.add(token.clone())
-                && id != token.id
-            {
-                let (token, stated, used) = (token.content.clone(), token.id, id);
-                warnings.push(TokenizerWarning::AddedTokenMoved { token, stated, used });
-            }
-        }
+        let mut vocabulary = Self::of_file(hf, directory.join(FILE), warnings)?;
         let config = directory.tree(CONFIG)?;
         vocabulary.special = special_texts(directory, &config)?;
         let mut decoder = Vec::new();
@@ -119,6 +126,36 @@ impl<'a> HfVocabulary<'a> {
         }
         for content in vocabulary.special.clone() {
             vocabulary.add(AddedToken { id: 0, content, special: true, normalized: Some(false) });
+        }
+        Ok(vocabulary)
+    }
+
+    /// What the file alone says: no special tokens, and no token that only the configuration names.
+    ///
+    /// # Errors
+    /// A model that has no table of ids.
+    pub(crate) fn of_file(
+        hf: &'a HfJson,
+        path: PathBuf,
+        warnings: &mut Vec<TokenizerWarning>,
+    ) -> Result<Self, TokenizerError> {
+        let base = hf.id_vocab(path)?;
+        let by_text = base.iter().map(|(text, id)| (text.as_str(), *id)).collect();
+        let mut vocabulary = Self {
+            base,
+            added: Vec::new(),
+            special: Vec::new(),
+            by_text,
+            added_ids: HashMap::new(),
+            last_added: None,
+        };
+        for token in &hf.added_tokens {
+            if let Some(id) = vocabulary.add(token.clone())
+                && id != token.id
+            {
+                let (token, stated, used) = (token.content.clone(), token.id, id);
+                warnings.push(TokenizerWarning::AddedTokenMoved { token, stated, used });
+            }
         }
         Ok(vocabulary)
     }
@@ -197,7 +234,7 @@ impl<'a> HfVocabulary<'a> {
 }
 
 /// The texts of all special tokens: configuration, else `special_tokens_map.json`, else the class's own.
-fn special_texts(directory: &Directory<'_>, config: &Json) -> Result<Vec<String>, TokenizerError> {
+pub(super) fn special_texts(directory: &Directory<'_>, config: &Json) -> Result<Vec<String>, TokenizerError> {
     let map = match config.get("added_tokens_decoder") {
         Some(_) => Json::Null,
         None => directory.tree("special_tokens_map.json")?,
@@ -222,6 +259,9 @@ fn special_texts(directory: &Directory<'_>, config: &Json) -> Result<Vec<String>
         let more = source.get("additional_special_tokens").and_then(Json::as_array);
         more.into_iter().flatten().filter_map(token_text).for_each(&mut push);
     }
+    // Roles of one model: its image token and the like.
+    let own = config.get("extra_special_tokens").and_then(Json::as_object);
+    own.into_iter().flatten().filter_map(|(_, entry)| token_text(entry)).for_each(&mut push);
     Ok(texts)
 }
 
@@ -240,6 +280,10 @@ fn model_class(config: &Json) -> Option<&'static str> {
         "qwen2" | "qwen2_moe" | "qwen3" | "qwen3_moe" => "Qwen2",
         "gemma" | "gemma2" | "gemma3_text" => "Gemma",
         "phi" => "CodeGen",
+        "bert" => "Bert",
+        "distilbert" => "DistilBert",
+        "roberta" => "Roberta",
+        "xlm-roberta" | "xlm_roberta" => "XLMRoberta",
         _ => return None,
     })
 }

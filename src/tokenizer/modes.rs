@@ -3,10 +3,17 @@
 mod bpe;
 mod byte_fallback;
 mod chatglm;
+mod gemma4;
+mod hybrid_dna;
 mod in_memory;
+mod mistral;
+mod plamo;
+mod rwkv;
 mod spm;
 mod tiktoken;
 mod unigram;
+mod wordpiece;
+mod xlmr;
 
 use crate::gguf::Metadata;
 
@@ -56,23 +63,23 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         Mode::Bpe | Mode::BpePlainAdded | Mode::Whitespace => bpe::run(context),
         Mode::LlamaHf => byte_fallback::run_llama_hf(context),
         Mode::SpmXverse => byte_fallback::run_xverse(context),
-        Mode::Spm | Mode::SpmInternlm2 | Mode::SpmInternlm3 => spm::run(context),
+        Mode::Spm | Mode::SpmPhi3 | Mode::SpmArctic | Mode::SpmInternlm2 | Mode::SpmInternlm3 => {
+            spm::run(context)
+        }
         Mode::SpmChatglm1 => chatglm::run_first(context),
         Mode::SpmChatglm3 => chatglm::run(context),
         Mode::Tiktoken => tiktoken::run(context),
         Mode::Unigram => unigram::run(context),
-        Mode::HybridDna
-        | Mode::SpmPhi3
-        | Mode::SpmArctic
-        | Mode::Gemma4
-        | Mode::Xlmr
-        | Mode::WordPiece
-        | Mode::RwkvWorld
-        | Mode::Plamo
-        | Mode::Mistral
-        | Mode::Builtin => {
-            let path = context.directory.path().to_owned();
-            Err(TokenizerError::ModeNotAvailable { path, mode: context.mode.mode })
+        Mode::Xlmr => xlmr::run(context),
+        Mode::WordPiece => wordpiece::run(context),
+        Mode::Gemma4 => gemma4::run(context),
+        Mode::HybridDna => hybrid_dna::run(context),
+        Mode::RwkvWorld => rwkv::run(context),
+        Mode::Plamo => plamo::run(context),
+        Mode::Mistral => mistral::run(context),
+        // The modes before it in a card look for the checkpoint's own files.
+        Mode::Builtin => {
+            Err(TokenizerError::BuiltinVocabulary { path: context.directory.path().to_owned() })
         }
     }
 }

@@ -198,6 +198,25 @@ pub(crate) fn identify(
     Ok(Identified { name, warnings })
 }
 
+/// Names the pre-tokenizer of a WordPiece vocabulary, whose text is given: by the check text's hash, since all of them
+/// split alike. One that is not known gets the name of BERT's English one; the runtime does not look at it.
+pub(crate) fn word_piece(text: &[u8]) -> Identified {
+    const NAMES: [&str; 2] = ["jina-v2-en", "bert-bge-large"];
+    let chosen = NAMES[0].to_owned();
+    match check_hashes(text, &Setting::default()) {
+        Ok(hashes) => {
+            let table = Table::get();
+            let known = NAMES.iter().filter_map(|name| table.pre(name));
+            let found = known.into_iter().find(|pre| pre.hashes.iter().any(|hash| hashes.contains(hash)));
+            Identified { name: found.map_or(chosen, |pre| pre.name.clone()), warnings: Vec::new() }
+        }
+        Err(reason) => {
+            let warnings = vec![TokenizerWarning::HashUnavailable { chosen: chosen.clone(), reason }];
+            Identified { name: chosen, warnings }
+        }
+    }
+}
+
 /// Accepts a name given by hand if some runtime knows it.
 ///
 /// # Errors

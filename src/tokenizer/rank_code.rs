@@ -7,36 +7,147 @@ use super::RankCode;
 pub(super) struct CodeFacts {
     /// Name of the pre-tokenizer in llama.cpp.
     pub(super) pre: &'static str,
+    /// Name of the file of ranks.
+    pub(super) file: &'static str,
     /// Begins and ends a text where the files name no token of any role, and is the unknown token.
     pub(super) end_of_text: Option<&'static str>,
+    /// A token that no merge of lower ranks makes has no merge, instead of being an error.
+    pub(super) skips_unreachable: bool,
+    /// `added_tokens_decoder` of the tokenizer's configuration names special tokens.
+    pub(super) reads_config: bool,
+    /// The end token where the configuration names none; it wins over the id in `config.json`.
+    pub(super) own_end: Option<&'static str>,
+    /// Ids that are skipped between the ranks and the special tokens.
+    gap: u64,
     /// Special tokens, in the order of their ids behind the ranks.
     named: &'static [&'static str],
-    /// Further ones without a meaning, `<|extra_i|>`.
-    n_extras: u64,
+    /// Further ones without a meaning.
+    extras: Extras,
+}
+
+/// Special tokens without a meaning, behind those that have one.
+#[derive(Clone, Copy, Debug)]
+enum Extras {
+    /// `<|extra_i|>`, counted from 0.
+    Counted(u64),
+    /// `<|reserved_token_i|>`, where `i` is the id.
+    Reserved(u64),
 }
 
 const QWEN: CodeFacts = CodeFacts {
     pre: "qwen2",
+    file: "qwen.tiktoken",
     end_of_text: Some("<|endoftext|>"),
+    skips_unreachable: false,
+    reads_config: true,
+    own_end: None,
+    gap: 0,
     named: &["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-    n_extras: 205,
+    extras: Extras::Counted(205),
 };
 
 /// GLM-4 lists its special tokens in tokenizer_config.json.
-const GLM4: CodeFacts = CodeFacts { pre: "chatglm-bpe", end_of_text: None, named: &[], n_extras: 0 };
+const GLM4: CodeFacts = CodeFacts {
+    pre: "chatglm-bpe",
+    file: "tokenizer.model",
+    end_of_text: None,
+    named: &[],
+    extras: Extras::Counted(0),
+    ..QWEN
+};
+
+/// Id 100256, behind the ranks, has no token.
+const STABLE_LM: CodeFacts = CodeFacts {
+    pre: "stablelm2",
+    file: "arcade100k.tiktoken",
+    reads_config: false,
+    gap: 1,
+    named: &[
+        "<|endoftext|>",
+        "<|fim_prefix|>",
+        "<|fim_middle|>",
+        "<|fim_suffix|>",
+        "<|fim_pad|>",
+        "<gh_stars>",
+        "<filename>",
+        "<issue_start>",
+        "<issue_comment>",
+        "<issue_closed>",
+        "<jupyter_start>",
+        "<jupyter_text>",
+        "<jupyter_code>",
+        "<jupyter_output>",
+        "<empty_output>",
+        "<commit_before>",
+        "<commit_msg>",
+        "<commit_after>",
+        "<reponame>",
+        "<|endofprompt|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|pause|>",
+        "<|reg0|>",
+        "<|reg1|>",
+        "<|reg2|>",
+        "<|reg3|>",
+        "<|reg4|>",
+        "<|reg5|>",
+        "<|reg6|>",
+        "<|reg7|>",
+        "<|extra0|>",
+    ],
+    extras: Extras::Counted(0),
+    ..QWEN
+};
+
+/// Some releases have 204 extra tokens, and a vocabulary that is smaller by one.
+const HUNYUAN: CodeFacts = CodeFacts {
+    pre: "hunyuan",
+    file: "hy.tiktoken",
+    end_of_text: None,
+    skips_unreachable: true,
+    reads_config: false,
+    named: &["<|endoftext|>", "<|startoftext|>", "<|bos|>", "<|eos|>", "<|pad|>"],
+    ..QWEN
+};
+
+const KIMI_K2: CodeFacts = CodeFacts {
+    pre: "kimi-k2",
+    file: "tiktoken.model",
+    end_of_text: None,
+    skips_unreachable: true,
+    named: &[],
+    extras: Extras::Reserved(256),
+    ..QWEN
+};
+
+const KIMI_LINEAR: CodeFacts = CodeFacts { own_end: Some("[EOS]"), ..KIMI_K2 };
 
 impl CodeFacts {
     pub(super) fn of(code: RankCode) -> &'static Self {
         match code {
             RankCode::Qwen => &QWEN,
             RankCode::Glm4 => &GLM4,
+            RankCode::StableLm => &STABLE_LM,
+            RankCode::Hunyuan => &HUNYUAN,
+            RankCode::KimiK2 => &KIMI_K2,
+            RankCode::KimiLinear => &KIMI_LINEAR,
         }
     }
 
-    /// The special tokens with their ids, behind `n_tokens` of text.
-    pub(super) fn special(&self, n_tokens: u64) -> Vec<(u64, String)> {
-        let named = self.named.iter().map(|&token| token.to_owned());
-        let extras = (0..self.n_extras).map(|n| format!("<|extra_{n}|>"));
-        (n_tokens..).zip(named.chain(extras)).collect()
+    /// The special tokens with their ids, behind `n_ranks` of text. Of those without a meaning, only what a vocabulary
+    /// of `size` has room for.
+    pub(super) fn special(&self, n_ranks: u64, size: Option<u64>) -> Vec<(u64, String)> {
+        let first = n_ranks + self.gap;
+        let mut tokens: Vec<(u64, String)> =
+            (first..).zip(self.named.iter().map(|&token| token.to_owned())).collect();
+        let next = first + tokens.len() as u64;
+        let (Extras::Counted(n) | Extras::Reserved(n)) = self.extras;
+        let fits = size.map_or(n, |size| size.saturating_sub(next).min(n));
+        tokens.extend((next..).zip(0..fits).map(|(id, at)| match self.extras {
+            Extras::Counted(_) => (id, format!("<|extra_{at}|>")),
+            Extras::Reserved(_) => (id, format!("<|reserved_token_{id}|>")),
+        }));
+        tokens
     }
 }

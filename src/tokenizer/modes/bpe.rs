@@ -20,6 +20,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         return byte_fallback::run_llama_hf(context);
     }
     let path = context.directory.join(FILE);
+    hf.bpe_vocab(path.clone())?;
     let vocabulary = HfVocabulary::new(&context.directory, hf, context.warnings)?;
     vocabulary.each_merge(hf, &context.directory, |_| ())?;
     let mut tokens = list(context, hf, &vocabulary)?;
@@ -60,7 +61,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
 }
 
 /// The tokens by id, added ones decoded as the runtime wants them, the rest of the rows padded.
-fn list(
+pub(super) fn list(
     context: &Context<'_>,
     hf: &HfJson,
     vocabulary: &HfVocabulary<'_>,
@@ -128,7 +129,7 @@ fn added_decoder(context: &Context<'_>, hf: &HfJson) -> Result<Option<HfDecoder>
 }
 
 /// Merges as the file has them, else those of `merges.txt`.
-fn merges(context: &mut Context<'_>, hf: &HfJson) -> Result<Vec<String>, TokenizerError> {
+pub(super) fn merges(context: &mut Context<'_>, hf: &HfJson) -> Result<Vec<String>, TokenizerError> {
     if !hf.model.merges.is_empty() {
         return Ok(hf.model.merges.iter().map(Merge::to_text).collect());
     }

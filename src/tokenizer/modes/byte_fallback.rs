@@ -92,7 +92,7 @@ fn finish(context: &mut Context<'_>, hf: &HfJson, tokens: TokenList) -> Result<A
 }
 
 /// The texts of all tokens by id; every id must have one.
-fn dense<'v>(
+pub(super) fn dense<'v>(
     context: &Context<'_>,
     vocabulary: &'v HfVocabulary<'_>,
 ) -> Result<Vec<&'v str>, TokenizerError> {

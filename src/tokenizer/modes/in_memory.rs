@@ -9,9 +9,9 @@ use super::super::emit::{TokenList, TokenType, is_byte_token, looks_special, n_t
 use super::super::given::{GivenKind, GivenToken, GivenVocabulary};
 use super::super::merges::{Ranked, merges};
 use super::super::rank_code::CodeFacts;
-use super::super::{Mode, TokenizerError, TokenizerWarning, pretokenizer};
+use super::super::{TokenizerError, TokenizerWarning, pretokenizer};
 use super::spm::PAD_SCORE;
-use super::{Attempt, Context, Ids};
+use super::{Attempt, Context, Ids, wordpiece};
 
 /// Texts that SentencePiece vocabularies use for control tokens.
 const CONTROL: [&str; 15] = [
@@ -39,10 +39,7 @@ pub(super) fn run(context: &mut Context<'_>, given: &GivenVocabulary) -> Result<
     match given.kind {
         GivenKind::Pieces | GivenKind::Unigram => pieces(context, given, size)?,
         GivenKind::Letters | GivenKind::Bytes => byte_level(context, given, size)?,
-        GivenKind::WordPiece => {
-            let path = context.directory.path().to_owned();
-            return Err(TokenizerError::ModeNotAvailable { path, mode: Mode::WordPiece });
-        }
+        GivenKind::WordPiece => word_piece(context, given, size)?,
     }
     Ok(Attempt::Done)
 }
@@ -124,7 +121,7 @@ fn byte_level(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> 
     // Vocabularies of ranks lack their special tokens, which follow by number.
     if let (GivenKind::Bytes, Some(code)) = (given.kind, context.mode.rank_code) {
         let end = given.tokens.iter().map(|token| token.id + 1).max().unwrap_or(0);
-        for (id, text) in CodeFacts::of(code).special(end) {
+        for (id, text) in CodeFacts::of(code).special(end, Some(size)) {
             let is_free = tokens.id(&text).is_none();
             if !is_free || !tokens.set(id, text, 0.0, TokenType::Control) {
                 break;
@@ -139,6 +136,25 @@ fn byte_level(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> 
     let special = context.special(&tokens, Ids::OfTokens)?;
     tokens.write("gpt2", &pre, context.out);
     context.out.set("tokenizer.ggml.merges", found.merges);
+    special.write(context.out);
+    Ok(())
+}
+
+fn word_piece(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> Result<(), TokenizerError> {
+    let special_ids = special_ids(context)?;
+    let mut tokens = TokenList::unused(context.directory.path(), size, None)?;
+    for token in &given.tokens {
+        let own = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"].iter().any(|own| own.as_bytes() == token.text);
+        let is_control = own || given.special.contains(&token.text) || special_ids.contains(&token.id);
+        let kind = if is_control { TokenType::Control } else { TokenType::Normal };
+        put(context, &mut tokens, token, token.text.clone(), 0.0, kind);
+    }
+    append(given, &mut tokens);
+    wordpiece::respell(&mut tokens);
+    tokens.retype(context.request);
+    let pre = context.request.pre.as_deref().map(pretokenizer::accept).transpose()?;
+    let special = context.special(&tokens, Ids::OfTokens)?;
+    tokens.write("bert", pre.as_deref().unwrap_or("jina-v2-en"), context.out);
     special.write(context.out);
     Ok(())
 }

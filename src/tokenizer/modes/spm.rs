@@ -37,11 +37,14 @@ pub(super) fn write(
     let mode = context.mode.mode;
     let mut tokens = pieces(context, path, model)?;
     let mut chat_end = None;
-    if mode == Mode::SpmInternlm2 {
-        chat_end = internlm2_tokens(context, &mut tokens)?;
-    } else {
-        set_added_tokens(context, &mut tokens)?;
-        added_tokens_decoder(context, &mut tokens)?;
+    match mode {
+        Mode::SpmInternlm2 => chat_end = internlm2_tokens(context, &mut tokens)?,
+        Mode::SpmPhi3 => phi3_tokens(context, &mut tokens)?,
+        Mode::SpmArctic => arctic_tokens(context, &mut tokens)?,
+        _ => {
+            set_added_tokens(context, &mut tokens)?;
+            added_tokens_decoder(context, &mut tokens)?;
+        }
     }
     tokens.retype(context.request);
     let config = context.directory.tree(CONFIG)?;
@@ -184,6 +187,42 @@ fn added_tokens_decoder(context: &mut Context<'_>, tokens: &mut TokenList) -> Re
             tokens.set(id, text.replace('\u{2581}', " "), ADDED_SCORE, TokenType::UserDefined)
         };
         if !written {
+            context.warnings.push(TokenizerWarning::TokenOutOfRange { file: CONFIG, token: text, id, size });
+        }
+    }
+    Ok(())
+}
+
+/// Phi 3: tokens of the configuration and of tokenizer.json are what these say of them, and written as they are.
+fn phi3_tokens(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<(), TokenizerError> {
+    set_added_tokens(context, tokens)?;
+    let of_config = decoder_entries(context)?.into_iter().map(|token| (CONFIG, token));
+    let added = context.hf.map_or(&[][..], |hf| hf.added_tokens.as_slice()).iter().map(|token| {
+        let (text, special) = (token.content.clone(), token.special);
+        (hf_json::FILE, Override { id: token.id, text, special })
+    });
+    let size = tokens.len();
+    for (file, Override { id, text, special }) in of_config.chain(added) {
+        let kind = if special { TokenType::Control } else { TokenType::UserDefined };
+        if !tokens.set(id, text.as_str(), ADDED_SCORE, kind) {
+            context.warnings.push(TokenizerWarning::TokenOutOfRange { file, token: text, id, size });
+        }
+    }
+    Ok(())
+}
+
+/// Arctic: special tokens of the configuration, some of which replace pieces, have the score of the model's own.
+fn arctic_tokens(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<(), TokenizerError> {
+    let config = context.directory.tree(CONFIG)?;
+    let unknown = config.get("unk_token").and_then(Json::as_str);
+    let size = tokens.len();
+    for Override { id, text, special } in decoder_entries(context)? {
+        let (score, kind) = match special {
+            true if unknown == Some(text.as_str()) => (0.0, TokenType::Unknown),
+            true => (0.0, TokenType::Control),
+            false => (PAD_SCORE, TokenType::UserDefined),
+        };
+        if !tokens.set(id, text.as_str(), score, kind) {
             context.warnings.push(TokenizerWarning::TokenOutOfRange { file: CONFIG, token: text, id, size });
         }
     }

@@ -12,21 +12,27 @@ use super::super::byte_alphabet::written;
 use super::super::emit::{MAX_TOKENS, TokenList, TokenType, n_tokens};
 use super::super::files::CONFIG;
 use super::super::rank_code::CodeFacts;
+use super::super::special::token_text;
 use super::super::{TokenizerError, pretokenizer};
 use super::{Attempt, Context, Ids};
 
 /// Bytes that a token may have. Those of released vocabularies stay below 256.
-const MAX_TOKEN_BYTES: usize = 512;
-/// Names that files of ranks have.
+pub(super) const MAX_TOKEN_BYTES: usize = 512;
+/// Names that files of ranks have, where nothing says whose they are.
 const NAMES: [&str; 2] = ["qwen.tiktoken", "tokenizer.model"];
 
 /// Writes the keys of a vocabulary of ranks.
 ///
 /// # Exactness
-/// Equals `_set_vocab_qwen` of llama.cpp 0.5.0 for Qwen.
+/// Equals `_set_vocab_qwen` of llama.cpp 0.5.0 for Qwen and StableLM, and what its classes for Hunyuan and Kimi do instead.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+    let code = context.mode.rank_code.map(CodeFacts::of);
     let own: Vec<&str> = context.mode.files.iter().map(String::as_str).collect();
-    let names = if own.is_empty() { NAMES.to_vec() } else { own };
+    let names = match (own.is_empty(), code) {
+        (false, _) => own,
+        (true, Some(code)) => vec![code.file],
+        (true, None) => NAMES.to_vec(),
+    };
     let mut found = None;
     for name in &names {
         if let Some(bytes) = context.directory.bytes(name)? {
@@ -38,26 +44,12 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         return Ok(Attempt::Absent(format!("{} is missing", names.join(" or "))));
     };
     let ranks = Ranks::read(&path, &bytes)?;
-    let code = context.mode.rank_code.map(CodeFacts::of);
     let code = code.ok_or_else(|| TokenizerError::RankCodeNotSaid { path: path.clone() })?;
-    let mut added = code.special(ranks.end());
-    added.extend(decoder_entries(context)?);
+    let added = special_tokens(context, code, ranks.end())?;
     let end = added.iter().map(|token| token.0 + 1).max().unwrap_or(0).max(ranks.end());
     let size = n_tokens(context.request, end);
     let mut tokens = TokenList::unused(&path, size, None)?;
-    let mut merges = Vec::with_capacity(ranks.tokens.len());
-    for (token, rank) in &ranks.tokens {
-        let text = written(token);
-        set(&path, &mut tokens, "rank", u64::from(*rank), &text, TokenType::Normal)?;
-        if token.len() > 1 {
-            let at = ranks.split(token, *rank).ok_or_else(|| TokenizerError::RankUnreachable {
-                path: path.clone(),
-                rank: *rank,
-                token: text.clone(),
-            })?;
-            merges.push(format!("{} {}", written(&token[..at]), written(&token[at..])).into_bytes());
-        }
-    }
+    let merges = set_ranks(&path, code, &ranks, &mut tokens)?;
     for (id, text) in &added {
         set(&path, &mut tokens, "special", *id, text, TokenType::Control)?;
     }
@@ -70,13 +62,83 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         }
         special.set("unk", end_of_text, context.warnings);
     }
+    let own_end = own_end(context, code, &tokens)?;
     let pre = context.request.pre.as_deref().map(pretokenizer::accept).transpose()?;
     tokens.write("gpt2", pre.as_deref().unwrap_or(code.pre), context.out);
     if !merges.is_empty() {
         context.out.set("tokenizer.ggml.merges", Value::Array(Array::String(merges)));
     }
     special.write(context.out);
+    if let Some(id) = own_end {
+        context.out.set("tokenizer.ggml.eos_token_id", id);
+    }
     Ok(Attempt::Done)
+}
+
+/// The special tokens that the code has, under the names that the configuration gives some of them.
+fn special_tokens(
+    context: &Context<'_>,
+    code: &CodeFacts,
+    n_ranks: u64,
+) -> Result<Vec<(u64, String)>, TokenizerError> {
+    let mut added = code.special(n_ranks, context.request.size);
+    if code.reads_config {
+        for (id, text) in decoder_entries(context)? {
+            match added.iter_mut().find(|own| own.0 == id) {
+                Some(own) => own.1 = text,
+                None => added.push((id, text)),
+            }
+        }
+    }
+    Ok(added)
+}
+
+/// Sets the tokens of text; the merges that make them.
+fn set_ranks(
+    path: &Path,
+    code: &CodeFacts,
+    ranks: &Ranks,
+    tokens: &mut TokenList,
+) -> Result<Vec<Vec<u8>>, TokenizerError> {
+    let mut merges = Vec::with_capacity(ranks.tokens.len());
+    for (token, rank) in &ranks.tokens {
+        let text = written(token);
+        set(path, tokens, "rank", u64::from(*rank), &text, TokenType::Normal)?;
+        if token.len() < 2 {
+            continue;
+        }
+        match ranks.split(token, *rank) {
+            Some(at) => {
+                merges.push(format!("{} {}", written(&token[..at]), written(&token[at..])).into_bytes());
+            }
+            None if code.skips_unreachable => {}
+            None => {
+                return Err(TokenizerError::RankUnreachable {
+                    path: path.to_owned(),
+                    rank: *rank,
+                    token: text,
+                });
+            }
+        }
+    }
+    Ok(merges)
+}
+
+/// The id of the tokenizer's own end token, where it counts more than the configuration's.
+fn own_end(
+    context: &Context<'_>,
+    code: &CodeFacts,
+    tokens: &TokenList,
+) -> Result<Option<u32>, TokenizerError> {
+    let Some(default) = code.own_end else { return Ok(None) };
+    let config = context.directory.tree(CONFIG)?;
+    let text = config.get("eos_token").and_then(token_text).unwrap_or(default);
+    let id = tokens.id(text).and_then(|id| u32::try_from(id).ok());
+    id.map(Some).ok_or_else(|| TokenizerError::NotAToken {
+        path: context.directory.join(CONFIG),
+        key: "eos_token",
+        token: text.to_owned(),
+    })
 }
 
 fn set(
@@ -127,7 +189,7 @@ impl Ranks {
             if text.is_empty() {
                 continue;
             }
-            let bad = |problem| TokenizerError::RankLine { path: path.to_owned(), line, problem };
+            let bad = |problem| TokenizerError::Line { path: path.to_owned(), line, problem };
             let at = text.iter().position(|&byte| byte == b' ').ok_or_else(|| bad("no rank"))?;
             let token = base64(&text[..at]).ok_or_else(|| bad("the token is not base64"))?;
             let rank = std::str::from_utf8(text[at..].trim_ascii()).ok().and_then(|rank| rank.parse().ok());
@@ -147,7 +209,7 @@ impl Ranks {
             tokens.push((token, rank));
         }
         if tokens.is_empty() {
-            return Err(TokenizerError::RankLine { path: path.to_owned(), line: 1, problem: "no tokens" });
+            return Err(TokenizerError::Line { path: path.to_owned(), line: 1, problem: "no tokens" });
         }
         Ok(Self { tokens, by_bytes })
     }
@@ -174,7 +236,7 @@ impl Ranks {
 }
 
 /// The bytes of standard base64 with padding.
-fn base64(text: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn base64(text: &[u8]) -> Option<Vec<u8>> {
     if text.is_empty() || !text.len().is_multiple_of(4) {
         return None;
     }

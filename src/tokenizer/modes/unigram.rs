@@ -10,9 +10,10 @@ use super::{Attempt, Context, Ids, spm};
 
 /// Writes the keys of a unigram vocabulary. A model file of the BPE kind goes the way of `spm`.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
-    const NAMES: [&str; 2] = ["tokenizer.model", "spiece.model"];
-    let Some((name, model)) = first_of(&context.directory, &NAMES)? else {
-        return Ok(Attempt::Absent(format!("{} is missing", NAMES.join(" or "))));
+    let own: Vec<&str> = context.mode.files.iter().map(String::as_str).collect();
+    let names = if own.is_empty() { vec!["tokenizer.model", "spiece.model"] } else { own };
+    let Some((name, model)) = first_of(&context.directory, &names)? else {
+        return Ok(Attempt::Absent(format!("{} is missing", names.join(" or "))));
     };
     let path = context.directory.join(name);
     match model.model_type() {

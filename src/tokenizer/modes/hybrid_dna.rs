@@ -1,0 +1,124 @@
+//! Carbon: Qwen's byte-level BPE with six-letter words of DNA behind it. The words stand in the tokenizer's Python file,
+//! which also fetches Qwen's vocabulary from elsewhere.
+
+use serde_json::Value as Json;
+
+use super::super::emit::{MAX_TOKENS, TokenList, TokenType, looks_special, n_tokens};
+use super::super::files::CONFIG;
+use super::super::hf_json::FILE;
+use super::super::hf_vocab::HfVocabulary;
+use super::super::special::token_text;
+use super::super::{TokenizerError, pretokenizer};
+use super::{Attempt, Context, Ids, bpe};
+
+/// Letters in the order in which words count through them.
+const LETTERS: [char; 4] = ['A', 'T', 'C', 'G'];
+/// Letters of a word.
+const WORD: u32 = 6;
+/// Tells a word of DNA from a token of text with the same letters.
+const MARK: char = '\u{e000}';
+/// Special tokens of DNA.
+const SPECIAL: [&str; 3] = ["<dna>", "</dna>", "<oov>"];
+/// The vocabulary is filled up to a multiple of this.
+const MULTIPLE: u64 = 128;
+
+/// Writes the keys.
+///
+/// # Exactness
+/// Equals `_set_vocab_hybriddna` of llama.cpp 0.5.0's converter for HuggingFaceBio/Carbon, where tokenizer.json of
+/// Qwen/Qwen3-4B-Base lies beside the checkpoint.
+pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+    let Some(hf) = context.hf else {
+        return Ok(Attempt::Absent(format!(
+            "{FILE} is missing: the tokenizer's code takes that of Qwen/Qwen3-4B-Base, which is to be put beside it"
+        )));
+    };
+    let path = context.directory.join(FILE);
+    hf.bpe_vocab(path.clone())?;
+    // The code takes no more from the file than texts and numbers; what is special the configuration says.
+    let vocabulary = HfVocabulary::of_file(hf, path.clone(), context.warnings)?;
+    vocabulary.each_merge(hf, &context.directory, |_| ())?;
+    let config = context.directory.tree(CONFIG)?;
+    let named = config.get("added_tokens_decoder").and_then(Json::as_object);
+    let special = |text: &str| {
+        let of_config = named.and_then(|all| all.values().find(|token| token_text(token) == Some(text)));
+        let is_end = |role: &str| config.get(role).and_then(token_text).unwrap_or("<|endoftext|>") == text;
+        match of_config.and_then(|token| token.get("special")).and_then(Json::as_bool) {
+            _ if is_end("eos_token") || is_end("pad_token") => Some(true),
+            None => of_config.map(|_| false),
+            said => said,
+        }
+    };
+    let base = vocabulary.n_tokens();
+    let words = words();
+    let own = (base + SPECIAL.len() as u64 + words.len() as u64).next_multiple_of(MULTIPLE);
+    let size = n_tokens(context.request, own);
+    if size > MAX_TOKENS || own > size {
+        return Err(TokenizerError::TooManyTokens { path, size: own.max(size), limit: size.min(MAX_TOKENS) });
+    }
+    let mut tokens = TokenList::unused(&path, size, None)?;
+    let mut put = |id: u64, text: &str| {
+        let kind = match special(text) {
+            Some(said) if said || looks_special(text) => TokenType::Control,
+            Some(_) => TokenType::UserDefined,
+            None => TokenType::Normal,
+        };
+        tokens.set(id, text, 0.0, kind)
+    };
+    let of_text = vocabulary.base.iter().map(|(text, id)| (text.as_str(), *id));
+    let added = vocabulary.added.iter().map(|added| (added.token.content.as_str(), added.id));
+    for (text, id) in of_text.chain(added) {
+        if id >= base || !put(id, text) {
+            let (key, token) = ("model.vocab", text.to_owned());
+            return Err(TokenizerError::IdBeyondVocabulary { path, key, token, id, size: base });
+        }
+    }
+    let behind = SPECIAL.iter().map(|&text| text.to_owned()).chain(words);
+    let fill = (0..).map(|at| format!("<unused_{at}>"));
+    for (id, text) in (base..own).zip(behind.chain(fill)) {
+        put(id, &text);
+    }
+    tokens.retype(context.request);
+    let pre = match &context.request.pre {
+        Some(name) => pretokenizer::accept(name)?,
+        None => {
+            let text = context.directory.bytes(FILE)?.unwrap_or_default();
+            let found = pretokenizer::identify(&path, hf, &text, &pretokenizer::Setting::default())?;
+            context.warnings.extend(found.warnings);
+            found.name
+        }
+    };
+    let merges = bpe::merges(context, hf)?;
+    let special = context.special(&tokens, Ids::Any)?;
+    tokens.write("hybriddna", &pre, context.out);
+    if !merges.is_empty() {
+        context.out.set("tokenizer.ggml.merges", merges);
+    }
+    special.write(context.out);
+    Ok(Attempt::Done)
+}
+
+/// The words of DNA, marked.
+fn words() -> Vec<String> {
+    (0..4u32.pow(WORD))
+        .map(|number| {
+            let letter = |place: u32| LETTERS[(number >> (2 * place) & 3) as usize];
+            (0..WORD).rev().map(letter).chain([MARK]).collect()
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_count_through_the_letters_from_behind() {
+        let words = words();
+        assert_eq!(words.len(), 4096);
+        assert_eq!(words[0], "AAAAAA\u{e000}");
+        assert_eq!(words[1], "AAAAAT\u{e000}");
+        assert_eq!(words[4], "AAAATA\u{e000}");
+        assert_eq!(words[4095], "GGGGGG\u{e000}");
+    }
+}

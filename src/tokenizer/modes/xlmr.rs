@@ -1,0 +1,165 @@
+//! XLM-RoBERTa's unigram vocabulary: a SentencePiece model in fairseq's order, or `tokenizer.json`.
+
+use serde_json::Value as Json;
+
+use crate::gguf::{Array, Value};
+
+use super::super::TokenizerError;
+use super::super::emit::{MAX_TOKENS, TokenList, TokenType, n_tokens};
+use super::super::files::CONFIG;
+use super::super::hf_json::{FILE, HfJson, VocabTable};
+use super::super::hf_vocab::special_texts;
+use super::super::sentencepiece::{ModelProto, UNIGRAM, first_of};
+use super::spm::{PAD_SCORE, token_type};
+use super::tiktoken::base64;
+use super::{Attempt, Context, Ids};
+
+const TOKEN_TYPE_COUNT: &str = "tokenizer.ggml.token_type_count";
+/// The tokens that fairseq puts in front, in place of the model's own three.
+const FIRST: [(&str, TokenType); 4] = [
+    ("<s>", TokenType::Control),
+    ("<pad>", TokenType::Control),
+    ("</s>", TokenType::Control),
+    ("<unk>", TokenType::Unknown),
+];
+/// Pieces of the model in whose place they stand.
+const N_MODEL_FIRST: usize = 3;
+/// Where the mixture-of-experts model of Nomic has a mask that its model file lacks.
+const NOMIC_MASK: (&str, u64) = ("nomic-bert-moe", 250_001);
+
+/// How text is prepared.
+struct Preparation {
+    prefix: bool,
+    remove_blanks: bool,
+    charsmap: Vec<u8>,
+}
+
+/// Writes the keys.
+///
+/// # Exactness
+/// Equals `_xlmroberta_set_vocab` of llama.cpp 0.5.0's converter. Of a `tokenizer.json` it takes `add_space_prefix` and
+/// `remove_extra_whitespaces` from `add_prefix_space` and `clean_up_tokenization_spaces` of the configuration (false where
+/// that has neither), which mean something else.
+pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+    let own: Vec<&str> = context.mode.files.iter().map(String::as_str).collect();
+    let names = if own.is_empty() { vec!["sentencepiece.bpe.model"] } else { own };
+    let (mut tokens, preparation) = match (first_of(&context.directory, &names)?, context.hf) {
+        (Some((name, model)), _) => of_model(context, name, &model)?,
+        (None, Some(hf)) if hf.model.kind.as_deref() == Some("Unigram") => of_json(context, hf)?,
+        (None, Some(hf)) => {
+            let kind = hf.model.kind.as_deref().unwrap_or("of an unnamed kind");
+            return Ok(Attempt::Absent(format!("{FILE} is {kind}, not Unigram")));
+        }
+        (None, None) => return Ok(Attempt::Absent(format!("{} or {FILE} is missing", names.join(" or ")))),
+    };
+    tokens.retype(context.request);
+    let special = context.special(&tokens, Ids::OfTokens)?;
+    // The number of segments stands behind the tokens here, not before them.
+    let n_segments = context.out.remove(TOKEN_TYPE_COUNT);
+    tokens.write("t5", "default", context.out);
+    context.out.set("tokenizer.ggml.add_space_prefix", preparation.prefix);
+    if let Some(n_segments) = n_segments {
+        context.out.set(TOKEN_TYPE_COUNT, n_segments);
+    }
+    context.out.set("tokenizer.ggml.remove_extra_whitespaces", preparation.remove_blanks);
+    if !preparation.charsmap.is_empty() {
+        let charsmap = Value::Array(Array::U8(preparation.charsmap));
+        context.out.set("tokenizer.ggml.precompiled_charsmap", charsmap);
+    }
+    special.write(context.out);
+    Ok(Attempt::Done)
+}
+
+/// The tokens of a model file, fairseq's in front; the last row of the list that this makes one longer goes.
+fn of_model(
+    context: &Context<'_>,
+    name: &str,
+    model: &ModelProto,
+) -> Result<(TokenList, Preparation), TokenizerError> {
+    let path = context.directory.join(name);
+    if model.model_type() != UNIGRAM {
+        let found = model.model_type();
+        return Err(TokenizerError::ModelType { path, found, expected: "1 (unigram)" });
+    }
+    let own = model.pieces.len() as u64;
+    let size = n_tokens(context.request, own).max(own);
+    if size > MAX_TOKENS {
+        return Err(TokenizerError::TooManyTokens { path, size, limit: MAX_TOKENS });
+    }
+    let mut list = TokenList { scores: Some(Vec::new()), ..TokenList::default() };
+    for (text, kind) in FIRST {
+        list.push(text, 0.0, kind);
+    }
+    // ref: rows without a token keep the number of their place in the model's order
+    for at in N_MODEL_FIRST..(size as usize).saturating_sub(1) {
+        match model.pieces.get(at) {
+            Some(piece) => list.push(piece.piece(), piece.score(), token_type(piece)),
+            None => list.push(format!("[PAD{at}]"), PAD_SCORE, TokenType::Unused),
+        }
+    }
+    let (arch, mask) = NOMIC_MASK;
+    if context.request.architecture == arch && !list.set(mask, "<mask>", 0.0, TokenType::Control) {
+        return Err(TokenizerError::IdBeyondVocabulary {
+            path,
+            key: "mask",
+            token: "<mask>".to_owned(),
+            id: mask,
+            size: list.len(),
+        });
+    }
+    let normalizer = model.normalizer();
+    let preparation = Preparation {
+        prefix: normalizer.add_dummy_prefix(),
+        remove_blanks: normalizer.remove_extra_whitespaces(),
+        charsmap: normalizer.precompiled_charsmap.unwrap_or_default(),
+    };
+    Ok((list, preparation))
+}
+
+/// The tokens of `tokenizer.json`.
+fn of_json(context: &Context<'_>, hf: &HfJson) -> Result<(TokenList, Preparation), TokenizerError> {
+    let path = context.directory.join(FILE);
+    let VocabTable::Scores(pieces) = &hf.model.vocab else {
+        let problem = "a Unigram model has a list of tokens with scores";
+        return Err(TokenizerError::Member { path, member: "model.vocab", problem });
+    };
+    let config = context.directory.tree(CONFIG)?;
+    let specials = special_texts(&context.directory, &config)?;
+    let added = |text: &str| hf.added_tokens.iter().find(|token| token.content == text);
+    let unknown = config.get("unk_token").and_then(Json::as_str).and_then(added).map(|token| token.id);
+    let unknown = unknown.or(hf.model.unk_id).unwrap_or(3);
+    let own = pieces.len() as u64;
+    let size = n_tokens(context.request, own).max(own);
+    let mut list = TokenList { scores: Some(Vec::new()), ..TokenList::default() };
+    for (id, (text, score)) in (0u64..).zip(pieces) {
+        let kind = match added(text) {
+            _ if id == unknown => TokenType::Unknown,
+            _ if specials.iter().any(|special| special == text) => TokenType::Control,
+            Some(_) => TokenType::UserDefined,
+            None => TokenType::Normal,
+        };
+        list.push(text.as_str(), *score as f32, kind);
+    }
+    list.pad(&path, size, Some(PAD_SCORE))?;
+    let flag = |name: &str| config.get(name).and_then(Json::as_bool).unwrap_or(false);
+    let charsmap = charsmap(&hf.normalizer).map(|text| base64(text.as_bytes()));
+    let problem = "not base64";
+    let charsmap = charsmap.unwrap_or_else(|| Some(Vec::new())).ok_or(TokenizerError::Member {
+        path,
+        member: "normalizer.precompiled_charsmap",
+        problem,
+    })?;
+    let preparation = Preparation {
+        prefix: flag("add_prefix_space"),
+        remove_blanks: flag("clean_up_tokenization_spaces"),
+        charsmap,
+    };
+    Ok((list, preparation))
+}
+
+/// The map of characters of a normalizer, or of a step of it.
+fn charsmap(normalizer: &Json) -> Option<&str> {
+    let own = normalizer.get("precompiled_charsmap").and_then(Json::as_str);
+    let steps = normalizer.get("normalizers").and_then(Json::as_array);
+    own.or_else(|| steps.into_iter().flatten().find_map(|step| step.get("precompiled_charsmap")?.as_str()))
+}
