@@ -24,6 +24,7 @@ mod detect;
 mod error;
 mod eval;
 mod expr;
+mod fuse;
 mod heads;
 mod hparams;
 mod invert;
@@ -45,6 +46,7 @@ pub use detect::{class_of, with_text_config};
 pub use error::{ArchError, CardProblem, ParentProblem};
 pub use eval::EvalError;
 pub use expr::ParseError;
+pub use fuse::{Fuse, Fusion};
 pub use graph::GraphFeatures;
 pub use heads::Heads;
 #[cfg(test)]

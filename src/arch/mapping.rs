@@ -60,6 +60,13 @@ impl OutputSpec {
 pub enum Content {
     /// From weights.
     Sources(Assembly),
+    /// Tensors of the file's own, one after the other along an axis.
+    Joined {
+        /// The contents.
+        parts: Vec<Content>,
+        /// The axis.
+        axis: usize,
+    },
     /// Llama 3's rope factors.
     RopeFreqsLlama3(RopeFreqsLlama3),
 }

@@ -5,6 +5,7 @@ use toml::{Table, Value as Toml};
 
 use crate::arch::error::CardProblem;
 use crate::arch::expr::{Expr, ParseError};
+use crate::arch::fuse::Fusion;
 use crate::arch::graph::GraphFeatures;
 use crate::arch::heads::SHARED_WITH_HEADS;
 use crate::arch::names::{Pattern, Stars, nearest};
@@ -39,6 +40,7 @@ const CARD_KEYS: &[&str] = &[
     "when",
     "raw_config",
     "multimodal",
+    "fuse",
     "mtp_export",
     "mtp_keep",
     "require",
@@ -238,6 +240,7 @@ pub(super) fn card(table: &Table, variant: Option<&str>) -> Read<Card> {
         keep_multimodal: choice("`multimodal`", "choice", &multimodal, &[("drop", false), ("keep", true)])?,
         mtp_export: top.bool("mtp_export")?,
         mtp_keep: mtp_keep(&top)?,
+        fuse: fuse(&top)?,
         require: require(&top)?,
         set: pairs(&top, "set")?,
         drop_config: top.texts("drop_config")?,
@@ -322,6 +325,10 @@ fn mtp_keep(top: &Fields<'_>) -> Read<Vec<String>> {
         (false, true) => Ok(SHARED_WITH_HEADS.map(str::to_owned).to_vec()),
         (false, false) => Ok(Vec::new()),
     }
+}
+
+fn fuse(top: &Fields<'_>) -> Read<Vec<Fusion>> {
+    top.texts("fuse")?.iter().map(|word| choice("`fuse`", "join", word, &Fusion::WORDS)).collect()
 }
 
 fn require(top: &Fields<'_>) -> Read<Vec<(Expr, String)>> {

@@ -7,6 +7,7 @@ use crate::arch::detect;
 use crate::arch::error::ArchError;
 use crate::arch::eval::{Root, Scope};
 use crate::arch::expr::Expr;
+use crate::arch::fuse::{self, Fuse};
 use crate::arch::heads::{HeadRule, Heads};
 use crate::arch::hparams;
 use crate::arch::load::Registry;
@@ -57,6 +58,8 @@ pub struct ResolveOptions {
     pub file_type: Option<OutType>,
     /// What becomes of draft heads.
     pub heads: Heads,
+    /// Tensors that are joined after mapping.
+    pub fuse: Fuse,
     /// Plan keys alone; there need not be any weights.
     pub metadata_only: bool,
     /// Plan the keys of the card's `annotate` too.
@@ -96,6 +99,7 @@ pub fn resolve(
         }
         let assigned: Assigned = assign::assign(card, inputs.weights, &scope, &heads)?;
         outputs.extend(assigned.outputs);
+        fuse::fuse(card, options.fuse, &mut outputs)?;
         outputs.sort_by_key(|output: &OutputSpec| output.phase);
         dropped = assigned.dropped;
     }

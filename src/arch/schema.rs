@@ -4,6 +4,7 @@ use indexmap::IndexMap;
 use serde_json::Value as Json;
 
 use crate::arch::expr::Expr;
+use crate::arch::fuse::Fusion;
 use crate::arch::graph::GraphFeatures;
 use crate::arch::names::{Pattern, Placeholder};
 use crate::arch::ops::OpSpec;
@@ -32,6 +33,8 @@ pub struct Card {
     pub mtp_export: bool,
     /// Tensors that such a file has besides the heads' own, by their names after rewriting.
     pub mtp_keep: Vec<String>,
+    /// Joins after mapping whose result the runtime reads.
+    pub fuse: Vec<Fusion>,
     /// Conditions with messages.
     pub require: Vec<(Expr, String)>,
     /// Changes of the configuration.

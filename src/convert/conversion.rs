@@ -320,6 +320,7 @@ pub fn map(
     let arch_options = ResolveOptions {
         file_type: options.file_type,
         heads: options.heads,
+        fuse: options.fuse,
         metadata_only: scope == Scope::Keys,
         annotate: options.annotate,
     };

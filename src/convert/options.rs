@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::arch::{Heads, OutType};
+use crate::arch::{Fuse, Heads, OutType};
 use crate::convert::Codes;
 use crate::core::limits::Limits;
 use crate::core::simd::SimdLevel;
@@ -36,6 +36,8 @@ pub struct ConvertOptions {
     pub chat_template: Option<PathBuf>,
     /// What becomes of draft heads (multi-token prediction).
     pub heads: Heads,
+    /// Tensors that are joined after mapping.
+    pub fuse: Fuse,
     /// Write keys `gguf_foundry.*` for numbers that change the result and for which GGUF has no key.
     pub annotate: bool,
     /// Matrices of 8-bit floats become Q8_0, whatever the type of the file.
@@ -63,6 +65,7 @@ impl Default for ConvertOptions {
             pre: None,
             chat_template: None,
             heads: Heads::Kept,
+            fuse: Fuse::default(),
             annotate: false,
             fp8_as_q8: false,
             allow_nonfinite: false,

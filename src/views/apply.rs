@@ -37,14 +37,7 @@ pub enum RecipeError {
 /// If the plan names a weight that is not there.
 pub fn recipe(output: &OutputSpec, weights: &[WeightMeta]) -> Result<Recipe, RecipeError> {
     let shape_error = |source| RecipeError::Shape { target: output.name.clone(), source };
-    let view = match &output.content {
-        Content::Sources(assembly) => assemble(assembly, weights).map_err(shape_error)?,
-        Content::RopeFreqsLlama3(params) => {
-            let values = rope_freqs_llama3(params);
-            let shape = vec![values.len() as u64];
-            View::values(values.into(), shape).map_err(shape_error)?
-        }
-    };
+    let view = view_of(&output.content, weights).map_err(shape_error)?;
     let wrong_plan = || RecipeError::Plan {
         target: output.name.clone(),
         planned: output.shape.dims().to_vec(),
@@ -54,6 +47,21 @@ pub fn recipe(output: &OutputSpec, weights: &[WeightMeta]) -> Result<Recipe, Rec
         return Err(wrong_plan());
     }
     Recipe::new(&view).ok_or_else(wrong_plan)
+}
+
+fn view_of(content: &Content, weights: &[WeightMeta]) -> Result<View, ShapeError> {
+    match content {
+        Content::Sources(assembly) => assemble(assembly, weights),
+        Content::Joined { parts, axis } => {
+            let parts: Result<Vec<_>, _> = parts.iter().map(|part| view_of(part, weights)).collect();
+            View::concat(parts?, *axis)
+        }
+        Content::RopeFreqsLlama3(params) => {
+            let values = rope_freqs_llama3(params);
+            let shape = vec![values.len() as u64];
+            View::values(values.into(), shape)
+        }
+    }
 }
 
 fn assemble(assembly: &Assembly, weights: &[WeightMeta]) -> Result<View, ShapeError> {

@@ -7,7 +7,6 @@ use crate::arch::error::CardProblem;
 const RESERVED: &[(&str, &str, &str)] = &[
     ("key", "also", ""),
     ("key", "from", "put the target model's tokenizer files beside config.json"),
-    ("key", "fuse", "the parts are written as tensors of their own"),
     ("key", "repeat", ""),
     ("key", "rows", "`split` cuts the tensor, and each target has operations of its own"),
     ("operation", "add_index", ""),

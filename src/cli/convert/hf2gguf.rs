@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use crate::arch::Heads;
+use crate::arch::{Fuse, Heads};
 use crate::cli::convert::to_gguf::{ToGguf, TypePlan};
 use crate::cli::{Exit, Session, UsageError};
 use crate::convert::{ConvertOptions, ModelSource};
@@ -20,6 +20,12 @@ pub(super) struct Hf2gguf {
     /// Write the draft heads alone, for speculative decoding beside the model [default name: mtp-NAME-TYPE.gguf]
     #[arg(long)]
     mtp: bool,
+    /// Join the tensors of queries, keys and values of each block into one
+    #[arg(long)]
+    fuse_qkv: bool,
+    /// Join the tensors of the experts' gates and ups of each block into one
+    #[arg(long)]
+    fuse_gate_up_exps: bool,
     /// Write matrices that the checkpoint has as 8-bit floats (FP8) as q8_0, and the rest in the type of the file
     #[arg(long)]
     fp8_as_q8: bool,
@@ -39,6 +45,7 @@ impl Hf2gguf {
                 (false, true) => Heads::Alone,
                 (false, false) => Heads::Kept,
             };
+            options.fuse = Fuse { qkv: self.fuse_qkv, gate_up_exps: self.fuse_gate_up_exps };
             options.fp8_as_q8 = self.fp8_as_q8;
             Ok(())
         };
