@@ -1,23 +1,25 @@
 //! Tests of `arch` and `transform`: plans and bytes against the conformance corpus and the fixtures.
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Mutex;
 
 use gguf_foundry::arch::{
-    ArchError, DropReason, Inputs, Mapping, OutType, Pooling, Registry, ResolveOptions, resolve,
+    ArchError, Card, DropReason, Inputs, Mapping, OutType, Registry, ResolveOptions, resolve,
 };
-use gguf_foundry::checkpoint::{Checkpoint, ModelDir};
-use gguf_foundry::core::limits::Limits;
-use gguf_foundry::core::simd::SimdLevel;
-use gguf_foundry::core::{ElementType, Hint, Shape, SourceError, WeightMeta, WeightSource};
+use gguf_foundry::convert::Conversion;
+use gguf_foundry::core::{ElementType, Hint, Shape, SourceError, TensorSource, WeightMeta, WeightSource};
 use gguf_foundry::gguf::{Array, Metadata, Value};
-use gguf_foundry::views::{ReadPolicy, recipe};
+use rayon::prelude::*;
 use serde_json::{Value as Json, json};
 
+mod classes;
+mod fixture;
 mod invert;
 mod modalities;
 
-use crate::goldens::{Goldens, conformance_tests};
-use crate::support::{ARCH_CASES, common_keys, fixture, report_cases, root, sha256};
+use crate::support::{common_keys, fixture, root, sha256};
+use fixture::CardFixture;
 
 fn load(path: &Path) -> Json {
     serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
@@ -47,82 +49,13 @@ fn keys(metadata: &Metadata) -> Vec<Json> {
 
 /// The keys of an expectation that cards are responsible for: no names, no parts, nothing of the vocabulary `none`.
 fn wanted_keys(expect: &Json) -> Vec<Json> {
-    let is_ours = |row: &&Json| {
-        let key = row[0].as_str().unwrap();
-        key == "general.file_type"
-            || !["general.", "tokenizer.ggml.model", "split."].iter().any(|head| key.starts_with(head))
-    };
-    expect["kv"].as_array().unwrap().iter().filter(is_ours).cloned().collect()
+    expect["kv"].as_array().unwrap().iter().filter(|row| is_of_cards(row)).cloned().collect()
 }
 
-/// Name, dimensions (innermost first) and type of each tensor.
-fn tensors(mapping: &Mapping) -> Vec<Json> {
-    let row = |output: &gguf_foundry::arch::OutputSpec| {
-        let dims: Vec<u64> = output.shape.dims().iter().rev().copied().collect();
-        json!([output.name, dims, output.ggml_type(mapping.file_type).name()])
-    };
-    mapping.outputs.iter().map(row).collect()
-}
-
-/// What `modules.json` of sentence-transformers says about pooling.
-fn pooling(dir: &ModelDir) -> Option<Pooling> {
-    let modules: Json = serde_json::from_slice(&dir.bytes("modules.json").unwrap()?).unwrap();
-    let module =
-        modules.as_array()?.iter().find(|module| module["type"].as_str().unwrap().ends_with("Pooling"))?;
-    let config = dir.json(&format!("{}/config.json", module["path"].as_str()?)).unwrap()?;
-    let is = |key: &str| config.get(key).and_then(Json::as_bool) == Some(true);
-    if is("pooling_mode_mean_tokens") {
-        Some(Pooling::Mean)
-    } else if is("pooling_mode_cls_token") {
-        Some(Pooling::Cls)
-    } else {
-        is("pooling_mode_lasttoken").then_some(Pooling::Last)
-    }
-}
-
-fn map(registry: &Registry, checkpoint: &Checkpoint, file_type: Option<OutType>) -> Mapping {
-    let dir = checkpoint.dir();
-    let tokenizer_config = dir.json("tokenizer_config.json").unwrap();
-    let generation_config = dir.json("generation_config.json").unwrap();
-    let inputs = Inputs {
-        config: dir.config(),
-        weights: checkpoint.weights(),
-        stored: &[],
-        tokenizer_config: tokenizer_config.as_ref(),
-        generation_config: generation_config.as_ref(),
-        files: &[],
-        pooling: pooling(dir),
-    };
-    let options = ResolveOptions { file_type, ..ResolveOptions::default() };
-    resolve(registry, &inputs, &options).unwrap_or_else(|error| panic!("{}: {error}", dir.path().display()))
-}
-
-/// What is done with each case.
-type Run<'r> = &'r dyn Fn(&str, &Checkpoint, Option<OutType>, &Json);
-
-/// Each case and file type, with what is expected: the first part of a split file has the keys, all have tensors.
-fn each_case(corpus: &Goldens, cases: &[&str], run: Run<'_>) {
-    let mut n_cases = 0;
-    for case in cases {
-        let Some(dir) = corpus.find(format!("arch/{case}")) else { continue };
-        let checkpoint = Checkpoint::open(&dir.join("hf"), &Limits::default()).unwrap();
-        for name in ["f32", "f16", "bf16", "q8_0", "auto"] {
-            let path: PathBuf = dir.join(format!("expect-{name}.json"));
-            if !path.is_file() {
-                continue;
-            }
-            let mut expect = load(&path);
-            if let Some(parts) = expect.get("parts").cloned() {
-                let tensors =
-                    parts.as_array().unwrap().iter().flat_map(|part| part["tensors"].as_array().unwrap());
-                expect["tensors"] = tensors.cloned().collect::<Vec<_>>().into();
-                expect["kv"] = parts[0]["kv"].clone();
-            }
-            run(case, &checkpoint, OutType::from_name(name), &expect);
-            n_cases += 1;
-        }
-    }
-    report_cases("arch", n_cases);
+fn is_of_cards(row: &Json) -> bool {
+    let key = row[0].as_str().unwrap();
+    key == "general.file_type"
+        || !["general.", "tokenizer.ggml.model", "split."].iter().any(|head| key.starts_with(head))
 }
 
 #[test]
@@ -134,51 +67,13 @@ fn every_card_loads() {
     }
 }
 
-conformance_tests!(plans_equal_the_corpus);
-fn plans_equal_the_corpus(corpus: &Goldens) {
-    let registry = Registry::embedded().unwrap();
-    each_case(corpus, ARCH_CASES, &|case, checkpoint, file_type, expect| {
-        check_plan(&format!("{case} {file_type:?}"), &map(&registry, checkpoint, file_type), expect);
-    });
+/// Element `i` of tensor `k` of the cases in `fixtures/cards`.
+fn element(k: u64, i: u64) -> f32 {
+    let x = (i * 2_654_435_761 + k * 40503 + 12345) & 0xffff_ffff;
+    (((x >> 16) & 255) as f32 - 128.0) / 1024.0
 }
 
-/// The bytes of each tensor have the expected sum, read in two pieces: a range of rows does not depend on the others.
-fn check_bytes(at: &str, mapping: &Mapping, source: &dyn WeightSource, expect: &Json, sum: usize) {
-    let policy = ReadPolicy { level: SimdLevel::detect(), allow_nonfinite: false };
-    for (output, row) in mapping.outputs.iter().zip(expect["tensors"].as_array().unwrap()) {
-        let recipe = recipe(output, source.weights()).unwrap();
-        let ty = output.ggml_type(mapping.file_type);
-        let n_rows = output.shape.n_rows();
-        let row_bytes = ty.row_bytes(output.shape.n_cols()).unwrap();
-        let mut bytes = vec![0; usize::try_from(n_rows * row_bytes).unwrap()];
-        let cut = n_rows / 3;
-        let (head, tail) = bytes.split_at_mut(usize::try_from(cut * row_bytes).unwrap());
-        recipe.read_rows(source, ty, policy, 0, head).unwrap();
-        recipe.read_rows(source, ty, policy, cut, tail).unwrap();
-        assert_eq!(sha256(&bytes), row[sum].as_str().unwrap(), "{at} {}", output.name);
-    }
-}
-
-fn check_plan(at: &str, mapping: &Mapping, expect: &Json) {
-    let rows = expect["tensors"].as_array().unwrap().iter();
-    let wanted: Vec<Json> = rows.map(|row| json!([row[0], row[1], row[2]])).collect();
-    assert_eq!(tensors(mapping), wanted, "{at}");
-    let metadata = common_keys(&mapping.metadata);
-    let keys: Vec<Json> = keys(&mapping.early).into_iter().chain(keys(&metadata)).collect();
-    assert_eq!(keys, wanted_keys(expect), "{at}");
-}
-
-conformance_tests!(bytes_equal_the_corpus);
-fn bytes_equal_the_corpus(corpus: &Goldens) {
-    let registry = Registry::embedded().unwrap();
-    each_case(corpus, ARCH_CASES, &|case, checkpoint, file_type, expect| {
-        let mapping = map(&registry, checkpoint, file_type);
-        check_bytes(&format!("{case} {file_type:?}"), &mapping, checkpoint, expect, 4);
-    });
-}
-
-/// A checkpoint of `fixtures/cards`: names and shapes are stored, elements follow from a formula (that of
-/// `scripts/peers/card_fixtures.py`).
+/// A case of `fixtures/cards` in memory.
 struct Synthetic {
     weights: Vec<WeightMeta>,
 }
@@ -204,9 +99,7 @@ impl WeightSource for Synthetic {
 
     fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
         for (i, bytes) in (first..).zip(out.chunks_exact_mut(2)) {
-            let x = (i * 2_654_435_761 + weight as u64 * 40503 + 12345) & 0xffff_ffff;
-            let value = (((x >> 16) & 255) as f32 - 128.0) / 1024.0;
-            bytes.copy_from_slice(&((value.to_bits() >> 16) as u16).to_le_bytes());
+            bytes.copy_from_slice(&((element(weight as u64, i).to_bits() >> 16) as u16).to_le_bytes());
         }
         Ok(())
     }
@@ -240,7 +133,7 @@ fn names_in(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn every_card_has_fixtures_and_every_fixture_a_card() {
+fn every_file_in_converters_is_a_card() {
     let registry = Registry::embedded().unwrap();
     let files = names_in(&root().join("converters"));
     let mut cards: Vec<String> = registry
@@ -251,27 +144,72 @@ fn every_card_has_fixtures_and_every_fixture_a_card() {
         .collect();
     cards.sort();
     assert_eq!(files, cards, "every file in converters/ is in the program");
+}
 
-    let mut covered = Vec::new();
-    for arch in names_in(&fixture("cards")) {
-        for case in names_in(&fixture("cards").join(&arch)) {
-            let at = format!("{arch}/{case}");
-            let content = load(&fixture("cards").join(&arch).join(&case));
-            let source = Synthetic::new(&content["tensors"]);
-            for (file_type, expect) in content["expect"].as_object().unwrap() {
-                let file_type = OutType::from_name(file_type).unwrap();
-                let mapping = resolve_with(&registry, &content["config"], &source, file_type)
-                    .unwrap_or_else(|error| panic!("{at}: {error}"));
-                assert_eq!(mapping.card.gguf, arch, "{at}");
-                check_plan(&at, &mapping, expect);
-                check_bytes(&at, &mapping, &source, expect, 3);
-                covered.push(mapping.card.name());
-            }
+/// What is wrong with a case; empty if it is as the peer has it.
+fn complaints(case: &CardFixture, covered: &Mutex<BTreeSet<String>>) -> Vec<String> {
+    let dir = tempfile::tempdir().unwrap();
+    case.write(dir.path());
+    let mut wrong = Vec::new();
+    for (name, expect) in case.expect() {
+        let conversion = match case.plan(dir.path(), OutType::from_name(name).unwrap()) {
+            Ok(conversion) => conversion,
+            Err(error) => return vec![format!("{}: {error}", case.at)],
+        };
+        let at = format!("{} {name}", case.at);
+        let card = &conversion.mapping().card;
+        covered.lock().unwrap().insert(card.name());
+        if card.gguf != case.arch {
+            wrong.push(format!("{at}: card {}", card.name()));
         }
+        let (found, wanted) = (keys(&common_keys(conversion.metadata())), wanted_keys(expect));
+        let found: Vec<Json> = found.into_iter().filter(|row| is_of_cards(row)).collect();
+        wrong.extend(difference(&at, &found, &wanted));
+        let rows: Vec<Json> = conversion
+            .tensors()
+            .iter()
+            .enumerate()
+            .map(|(index, tensor)| {
+                let dims: Vec<u64> = tensor.shape.dims().iter().rev().copied().collect();
+                json!([tensor.name, dims, tensor.ty.name(), digits(&conversion, index)])
+            })
+            .collect();
+        wrong.extend(difference(&at, &rows, expect["tensors"].as_array().unwrap()));
     }
-    for card in registry.cards().iter().filter(|card| !card.is_abstract) {
-        assert!(covered.contains(&card.name()), "card `{}` has no fixture", card.name());
-    }
+    wrong
+}
+
+/// The first rows of two lists that are not the same.
+fn difference(at: &str, found: &[Json], wanted: &[Json]) -> Option<String> {
+    let place = (0..found.len().max(wanted.len())).find(|&i| found.get(i) != wanted.get(i))?;
+    let row = |rows: &[Json]| rows.get(place).map_or_else(|| "nothing".to_owned(), Json::to_string);
+    Some(format!("{at}: row {place}: {}, expected {}", row(found), row(wanted)))
+}
+
+/// The first digits of a tensor's checksum, read in two pieces: a range of rows does not depend on the others.
+fn digits(conversion: &Conversion, index: usize) -> String {
+    let tensor = &conversion.tensors()[index];
+    let row_bytes = tensor.ty.row_bytes(tensor.shape.n_cols()).unwrap();
+    let n_rows = tensor.shape.n_rows();
+    let mut bytes = vec![0; usize::try_from(n_rows * row_bytes).unwrap()];
+    let cut = n_rows / 3;
+    let (head, tail) = bytes.split_at_mut(usize::try_from(cut * row_bytes).unwrap());
+    conversion.read_rows(index, 0, head).unwrap();
+    conversion.read_rows(index, cut, tail).unwrap();
+    sha256(&bytes)[..16].to_owned()
+}
+
+#[test]
+fn every_card_has_fixtures_and_every_fixture_a_card() {
+    let covered = Mutex::new(BTreeSet::new());
+    let fixtures = fixture::all();
+    let wrong: Vec<String> = fixtures.par_iter().flat_map(|case| complaints(case, &covered)).collect();
+    assert!(wrong.is_empty(), "{} of {} cases:\n{}", wrong.len(), fixtures.len(), wrong.join("\n"));
+    let covered = covered.into_inner().unwrap();
+    let registry = Registry::embedded().unwrap();
+    let cards = registry.cards().iter().filter(|card| !card.is_abstract).map(Card::name);
+    let bare: Vec<String> = cards.filter(|card| !covered.contains(card)).collect();
+    assert!(bare.is_empty(), "cards without a fixture: {}", bare.join(", "));
 }
 
 /// The llama fixture with a change, and the error and hints it ends in.

@@ -8,43 +8,6 @@ use std::path::{Path, PathBuf};
 use gguf_foundry::gguf::Metadata;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
-/// The cases of the corpus whose architectures have cards.
-pub const ARCH_CASES: &[&str] = &[
-    "baichuan",
-    "chatglm3",
-    "glm",
-    "glm4",
-    "gpt_oss",
-    "granite",
-    "llama",
-    "llama_f32_sharded",
-    "llama_headdim_bias",
-    "llama_model_card",
-    "llama_rope_linear",
-    "llama_rope_llama3",
-    "llama_split",
-    "llama_tied_f16",
-    "llama_torch_bin",
-    "llava_llama",
-    "mistral",
-    "mixtral",
-    "olmo",
-    "orion",
-    "qwen1",
-    "qwen2",
-    "qwen2_model",
-    "qwen3",
-    "qwen3_moe",
-    "smollm3",
-    "starcoder2",
-    "xverse",
-];
-
-/// Quantized checkpoints among the cases: their weights become floats below the card.
-pub const QUANTIZED_ARCH_CASES: &[&str] = &["llama_ct_fp8_channel", "llama_fp8_block", "llama_gptq4"];
-/// The cases of the corpus that are quantized and that the reference keeps as they are.
-pub const BLOCK_CASES: &[&str] = &["gpt_oss_mxfp4"];
-
 /// Keys that we write and the reference does not, each in `docs/differences.md`.
 pub const ADDED_KEYS: &[&str] = &["qwen.attention.layer_norm_rms_epsilon"];
 

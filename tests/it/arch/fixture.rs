@@ -1,0 +1,111 @@
+//! The cases of `fixtures/cards`: a configuration and names and shapes of tensors, as a checkpoint on the disk. Elements
+//! follow from a formula, that of `scripts/peers/card_fixtures.py`.
+
+use std::path::Path;
+
+use gguf_foundry::arch::{Heads, OutType};
+use gguf_foundry::convert::{Conversion, ConvertError, ConvertOptions};
+use serde_json::{Map, Value as Json, json};
+
+use super::load;
+use crate::support::fixture;
+
+/// One case.
+pub(super) struct CardFixture {
+    /// Architecture and case, for messages.
+    pub(super) at: String,
+    pub(super) arch: String,
+    content: Json,
+}
+
+/// All cases, sorted.
+pub(super) fn all() -> Vec<CardFixture> {
+    let mut all = Vec::new();
+    for arch in super::names_in(&fixture("cards")) {
+        for case in super::names_in(&fixture("cards").join(&arch)) {
+            let content = load(&fixture("cards").join(&arch).join(&case));
+            all.push(CardFixture { at: format!("{arch}/{case}"), arch: arch.clone(), content });
+        }
+    }
+    all
+}
+
+impl CardFixture {
+    /// What the peer makes of the case, by type of the file.
+    pub(super) fn expect(&self) -> &Map<String, Json> {
+        self.content["expect"].as_object().unwrap()
+    }
+
+    /// Writes the checkpoint.
+    pub(super) fn write(&self, dir: &Path) {
+        let is_mistral = self.content["options"]["mistral_format"] == true;
+        let (config, weights) = if is_mistral {
+            ("params.json", "consolidated.safetensors")
+        } else {
+            ("config.json", "model.safetensors")
+        };
+        fs_err::write(dir.join(config), self.content["config"].to_string()).unwrap();
+        for (name, content) in self.content["files"].as_object().into_iter().flatten() {
+            let path = dir.join(name);
+            fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+            fs_err::write(path, content.to_string()).unwrap();
+        }
+        fs_err::write(dir.join(weights), safetensors(self.content["tensors"].as_array().unwrap())).unwrap();
+    }
+
+    /// The conversion of the checkpoint in `dir` as the case asks for it, without a vocabulary.
+    pub(super) fn plan(&self, dir: &Path, file_type: OutType) -> Result<Conversion, ConvertError> {
+        let mut options = plain(file_type);
+        for (name, value) in self.content["options"].as_object().into_iter().flatten() {
+            let value = value.as_bool().unwrap();
+            match name.as_str() {
+                "no_mtp" if value => options.heads = Heads::Dropped,
+                _ => panic!("{}: option `{name}`", self.at),
+            }
+        }
+        Conversion::plan(dir, &options)
+    }
+
+    /// The same of a checkpoint made of a GGUF file, to F32: names are transformers', what was left out is not there.
+    pub(super) fn plan_back(&self, dir: &Path) -> Result<Conversion, ConvertError> {
+        let dropped = self.content["options"]["no_mtp"] == true;
+        let heads = if dropped { Heads::Dropped } else { Heads::default() };
+        Conversion::plan(dir, &ConvertOptions { heads, ..plain(OutType::F32) })
+    }
+}
+
+fn plain(file_type: OutType) -> ConvertOptions {
+    ConvertOptions { file_type: Some(file_type), tokenizer: false, ..ConvertOptions::default() }
+}
+
+/// A file of the tensors: rows of name, element type, dimensions, and perhaps 0 for zeros.
+fn safetensors(rows: &[Json]) -> Vec<u8> {
+    let mut header = Map::new();
+    let mut data = Vec::new();
+    for (k, row) in (0u64..).zip(rows) {
+        let n_elems: u64 = row[2].as_array().unwrap().iter().map(|dim| dim.as_u64().unwrap()).product();
+        let start = data.len();
+        for i in 0..n_elems {
+            element(row[1].as_str().unwrap(), k, i, row.get(3).is_some(), &mut data);
+        }
+        let entry = json!({"dtype": row[1], "shape": row[2], "data_offsets": [start, data.len()]});
+        header.insert(row[0].as_str().unwrap().to_owned(), entry);
+    }
+    let mut header = Json::Object(header).to_string().into_bytes();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()
+}
+
+/// Element `i` of tensor `k`.
+fn element(ty: &str, k: u64, i: u64, is_zero: bool, out: &mut Vec<u8>) {
+    let value = if is_zero { 0.0 } else { super::element(k, i) };
+    match ty {
+        // Of few bits: none is lost.
+        "BF16" => out.extend(((value.to_bits() >> 16) as u16).to_le_bytes()),
+        "F16" => out.extend(half::f16::from_f32(value).to_le_bytes()),
+        "F32" => out.extend(value.to_le_bytes()),
+        "I32" => out.extend(((i / 2) as i32).to_le_bytes()),
+        "I64" => out.extend(((i / 2) as i64).to_le_bytes()),
+        other => panic!("element type {other}"),
+    }
+}
