@@ -70,6 +70,11 @@ pub fn class_of(config: &Map<String, Json>) -> Result<String, ArchError> {
     })
 }
 
+/// The class of a configuration in Mistral's own format (`params.json`), as llama.cpp's converter names it.
+pub(super) fn mistral_class(config: &Map<String, Json>) -> &'static str {
+    if config.get("moe").is_none_or(Json::is_null) { "MistralModel" } else { "MistralMoeModel" }
+}
+
 /// The card for a class. `holds` evaluates a card's condition on the checkpoint.
 ///
 /// Conditions are evaluated first: exactly one that holds wins, else the card without a condition.

@@ -56,6 +56,8 @@ pub enum Pooling {
 pub struct ResolveOptions {
     /// Type of the file; `None` takes the one that suits the checkpoint.
     pub file_type: Option<OutType>,
+    /// The configuration is that of Mistral's own format, which names no class.
+    pub mistral_format: bool,
     /// What becomes of draft heads.
     pub heads: Heads,
     /// Tensors that are joined after mapping.
@@ -76,7 +78,11 @@ pub fn resolve(
     options: &ResolveOptions,
 ) -> Result<Mapping, ArchError> {
     let config = detect::with_text_config(inputs.config);
-    let class = detect::class_of(&config)?;
+    let class = if options.mistral_format {
+        detect::mistral_class(&config).to_owned()
+    } else {
+        detect::class_of(&config)?
+    };
     let card = detect::choose(registry, &class, &|card| {
         detect::condition(card, &scope(card, &class, &config, inputs, *options, 0)?)
     })?;
@@ -168,7 +174,7 @@ fn scope<'a>(
                 Root::Value(json!({
                     "no_mtp": options.heads == Heads::Dropped,
                     "mtp_only": options.heads == Heads::Alone,
-                    "mistral_format": false,
+                    "mistral_format": options.mistral_format,
                 })),
             ),
             ("pooling", Root::Value(inputs.pooling.map_or(Json::Null, |pooling| (pooling as u32).into()))),

@@ -21,12 +21,24 @@ pub struct ModelDir {
     limits: Limits,
     /// Whether `path` is a directory whose files belong to the model.
     has_files: bool,
+    /// Whether the configuration and the weights are those of Mistral's own format.
+    is_mistral: bool,
 }
+
+/// The configuration of Mistral's own format.
+pub(super) const PARAMS: &str = "params.json";
 
 impl ModelDir {
     /// A directory whose configuration is not read yet, and the one weight file in it that was asked for.
     pub(super) fn without_config(path: &Path, file: Option<String>, limits: &Limits) -> Self {
-        Self { path: path.to_owned(), file, config: Map::new(), limits: *limits, has_files: true }
+        Self {
+            path: path.to_owned(),
+            file,
+            config: Map::new(),
+            limits: *limits,
+            has_files: true,
+            is_mistral: false,
+        }
     }
 
     /// The same with a configuration.
@@ -44,7 +56,25 @@ impl ModelDir {
     /// belongs to others.
     #[must_use]
     pub fn of_file(path: &Path, config: Map<String, Value>, limits: &Limits) -> Self {
-        Self { path: path.to_owned(), file: None, config, limits: *limits, has_files: false }
+        Self {
+            path: path.to_owned(),
+            file: None,
+            config,
+            limits: *limits,
+            has_files: false,
+            is_mistral: false,
+        }
+    }
+
+    /// The same, of Mistral's own format.
+    pub(super) fn as_mistral(self) -> Self {
+        Self { is_mistral: true, ..self }
+    }
+
+    /// Whether this is a checkpoint in Mistral's own format: `params.json` and `consolidated*.safetensors`.
+    #[must_use]
+    pub fn is_mistral_format(&self) -> bool {
+        self.is_mistral
     }
 
     /// The directory as given; the file of a model that is one file.
@@ -64,7 +94,7 @@ impl ModelDir {
         own.or_else(resolved).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
-    /// The content of `config.json`, keys in file order.
+    /// The content of `config.json` (of `params.json` in Mistral's own format), keys in file order.
     #[must_use]
     pub fn config(&self) -> &Map<String, Value> {
         &self.config

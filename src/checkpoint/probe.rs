@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::checkpoint::config::ModelDir;
+use crate::checkpoint::config::{ModelDir, PARAMS};
 use crate::checkpoint::shards::SafetensorsShards;
 use crate::checkpoint::torch::TorchFiles;
 use crate::checkpoint::{CheckpointError, Container, msmodelslim};
@@ -69,11 +69,15 @@ static PROBES: &[Probe] = &[
         },
     },
     Probe {
-        starts: "consolidated",
-        ends: &[".safetensors"],
-        fate: Fate::Refused {
-            what: "a checkpoint in Mistral's own layout",
-            way_out: "use the repository's `model*.safetensors` and `config.json`",
+        starts: MISTRAL,
+        ends: &[".safetensors", ".safetensors.index.json"],
+        fate: Fate::Read {
+            open: |dir, _| match dir.is_mistral_format() {
+                true => Ok(boxed(SafetensorsShards::named(dir, MISTRAL)?)),
+                false => Ok(None),
+            },
+            given: Given::Directory,
+            beside: Some(PARAMS),
         },
     },
     Probe {
@@ -117,6 +121,9 @@ static PROBES: &[Probe] = &[
     },
 ];
 
+/// What the names of weight files in Mistral's own format begin with.
+const MISTRAL: &str = "consolidated";
+
 fn boxed<C: Container + 'static>(found: Option<C>) -> Option<Box<dyn Container>> {
     found.map(|container| Box::new(container) as Box<dyn Container>)
 }
@@ -132,6 +139,11 @@ impl Probe {
         lower.strip_prefix(self.starts).is_some_and(|rest| self.ends.iter().any(|end| rest.ends_with(end)))
             // A name is more than an ending.
             && !self.ends.contains(&lower.as_str())
+    }
+
+    /// Whether this is the row of Mistral's own format.
+    fn is_mistral(&self) -> bool {
+        self.starts == MISTRAL && matches!(self.fate, Fate::Read { .. })
     }
 
     /// The error for a path of a form that is not read.
@@ -152,7 +164,11 @@ impl Probe {
 pub(super) fn open(dir: &ModelDir) -> Result<Box<dyn Container>, CheckpointError> {
     let names = dir.file_names()?;
     let chosen = dir.chosen_file().and_then(Probe::of);
-    for probe in PROBES.iter().filter(|probe| chosen.is_none_or(|chosen| std::ptr::eq(*probe, chosen))) {
+    let is_meant = |probe: &&Probe| match chosen {
+        Some(chosen) => std::ptr::eq(*probe, chosen),
+        None => !dir.is_mistral_format() || probe.is_mistral(),
+    };
+    for probe in PROBES.iter().filter(is_meant) {
         let Fate::Read { open, .. } = probe.fate else { continue };
         let is_own = |name: &&String| Probe::of(name).is_some_and(|own| std::ptr::eq(own, probe));
         let own: Vec<String> = match dir.chosen_file() {
@@ -205,21 +221,53 @@ fn place(path: &Path) -> Result<(&Path, Option<String>), CheckpointError> {
 }
 
 impl ModelDir {
-    /// Opens a directory and reads `config.json`. For a PyTorch file this is the directory it lies in.
+    /// Opens a directory and reads `config.json`; `params.json` where all weights are in Mistral's own format. For a
+    /// PyTorch file this is the directory it lies in.
     ///
     /// # Errors
     /// [`CheckpointError`]: not a directory, no configuration, broken JSON, I/O.
     pub fn open(path: &Path, limits: &Limits) -> Result<Self, CheckpointError> {
         let (path, file) = place(path)?;
         let dir = Self::without_config(path, file, limits);
+        if dir.file(PARAMS).is_some() && dir.has_mistral_weights_only()? {
+            return dir.with_params();
+        }
         match dir.json("config.json")? {
             Some(config) => Ok(dir.with_config(config)),
             // A directory of another form often has no configuration: name the form instead.
-            None => Err(refusal(path, &dir.file_names()?).unwrap_or_else(|| CheckpointError::FileMissing {
-                dir: path.to_owned(),
-                name: "config.json",
-            })),
+            None => {
+                let names = dir.file_names()?;
+                let is_mistral = names.iter().filter_map(|name| Probe::of(name)).any(Probe::is_mistral);
+                let name = if is_mistral { PARAMS } else { "config.json" };
+                let missing = || CheckpointError::FileMissing { dir: path.to_owned(), name };
+                Err(refusal(path, &names).unwrap_or_else(missing))
+            }
         }
+    }
+
+    /// Opens a directory in Mistral's own format: `params.json`, and weights in `consolidated*.safetensors`, whatever else
+    /// lies there.
+    ///
+    /// # Errors
+    /// As [`ModelDir::open`]; there is no `params.json`.
+    pub fn open_mistral(path: &Path, limits: &Limits) -> Result<Self, CheckpointError> {
+        let (path, file) = place(path)?;
+        Self::without_config(path, file, limits).with_params()
+    }
+
+    fn with_params(self) -> Result<Self, CheckpointError> {
+        match self.json(PARAMS)? {
+            Some(params) => Ok(self.with_config(params).as_mistral()),
+            None => Err(CheckpointError::FileMissing { dir: self.path().to_owned(), name: PARAMS }),
+        }
+    }
+
+    /// Whether there are weights in Mistral's own format and in no other that is read.
+    fn has_mistral_weights_only(&self) -> Result<bool, CheckpointError> {
+        let names = self.file_names()?;
+        let read = |name: &String| Probe::of(name).filter(|probe| matches!(probe.fate, Fate::Read { .. }));
+        let mut found = names.iter().filter_map(read).peekable();
+        Ok(self.chosen_file().is_none() && found.peek().is_some() && found.all(Probe::is_mistral))
     }
 }
 
@@ -233,17 +281,18 @@ mod tests {
 
     #[test]
     fn names_tell_the_form() {
-        for name in
-            ["model.safetensors", "model-00001-of-00002.safetensors", "quant_model_weights.safetensors"]
-        {
+        for name in [
+            "model.safetensors",
+            "model-00001-of-00002.safetensors",
+            "quant_model_weights.safetensors",
+            "Consolidated.safetensors",
+        ] {
             assert_eq!(is_read(name), Some(true), "{name}");
         }
         for name in ["pytorch_model.bin", "weights.PT", "a.ckpt", "a.pth"] {
             assert_eq!(is_read(name), Some(true), "{name}");
         }
-        for name in
-            ["consolidated.00.pth", "Consolidated.safetensors", "adapter_model.bin", "a.flm", "A.GGUF"]
-        {
+        for name in ["consolidated.00.pth", "adapter_model.bin", "a.flm", "A.GGUF"] {
             assert_eq!(is_read(name), Some(false), "{name}");
         }
         for name in ["config.json", ".bin", "other.safetensors", "tokenizer.model"] {

@@ -17,7 +17,8 @@ fn naming(stem: &str) -> Naming {
         single: format!("{stem}.safetensors").into(),
         prefix: stem.to_owned().into(),
         suffix: ".safetensors",
-        middle: if stem == MODEL { Middle::Any } else { Middle::Count },
+        // Older files of Mistral are numbered otherwise (`consolidated.00.safetensors`).
+        middle: if [MODEL, "consolidated"].contains(&stem) { Middle::Any } else { Middle::Count },
     }
 }
 

@@ -129,9 +129,11 @@ impl Conversion {
         let (tensors, parts) = in_file_order(&mapping, recipes, choices);
 
         let metadata_files = MetadataFiles::read(dir, options.metadata_file.as_deref())?;
+        // ref: names come from `config.json`, if there is one, in Mistral's own format too
+        let hf_config = if dir.is_mistral_format() { dir.json("config.json")? } else { None };
         let general = general_metadata(&MetadataInputs {
             dir_name: &dir.name(),
-            config: dir.config(),
+            config: hf_config.as_ref().unwrap_or(dir.config()),
             files: &metadata_files,
             model_name: options.model_name.as_deref(),
             counts: ParameterCounts::of(&tensors),
@@ -319,6 +321,7 @@ pub fn map(
     };
     let arch_options = ResolveOptions {
         file_type: options.file_type,
+        mistral_format: dir.is_mistral_format(),
         heads: options.heads,
         fuse: options.fuse,
         metadata_only: scope == Scope::Keys,

@@ -34,6 +34,8 @@ pub struct ConvertOptions {
     pub pre: Option<String>,
     /// Chat template file instead of the checkpoint's.
     pub chat_template: Option<PathBuf>,
+    /// Read `params.json` and `consolidated*.safetensors` also where there is a `config.json` with weights of its own.
+    pub mistral_format: bool,
     /// What becomes of draft heads (multi-token prediction).
     pub heads: Heads,
     /// Tensors that are joined after mapping.
@@ -64,6 +66,7 @@ impl Default for ConvertOptions {
             vocab_only: false,
             pre: None,
             chat_template: None,
+            mistral_format: false,
             heads: Heads::Kept,
             fuse: Fuse::default(),
             annotate: false,

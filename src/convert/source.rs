@@ -5,6 +5,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde_json::Value as Json;
+
 use crate::checkpoint::msmodelslim::Description;
 use crate::checkpoint::{Checkpoint, CheckpointError, ModelDir};
 use crate::convert::{ConvertError, ConvertOptions};
@@ -58,7 +60,10 @@ impl ModelSource {
     /// # Errors
     /// The checkpoint cannot be opened, or is quantized in a way that is not read.
     pub fn open(path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
-        let dir = ModelDir::open(path, &options.limits)?;
+        let dir = match options.mistral_format {
+            true => ModelDir::open_mistral(path, &options.limits)?,
+            false => ModelDir::open(path, &options.limits)?,
+        };
         if options.vocab_only {
             return Ok(Self::without_weights(dir));
         }
@@ -137,8 +142,18 @@ impl ModelSource {
 
 /// The files that may describe a quantization.
 fn configurations(dir: &ModelDir) -> Result<dequant::Configurations, ConvertError> {
+    let mut config = dir.config().clone();
+    if let Some(quantization) = config.get("quantization").filter(|_| dir.is_mistral_format()) {
+        // Mistral's own spelling of FP8; other methods stand there as in other configurations.
+        let mut quantization = quantization.clone();
+        let is_fp8 = quantization.get("qformat_weight").and_then(Json::as_str) == Some("fp8_e4m3");
+        if let Some(map) = quantization.as_object_mut().filter(|_| is_fp8) {
+            map.insert("quant_method".to_owned(), "fp8".into());
+        }
+        config.insert("quantization_config".to_owned(), quantization);
+    }
     Ok(dequant::Configurations {
-        config: dir.config().clone(),
+        config,
         hf_quant_config: dir.json(dequant::HF_QUANT_CONFIG)?,
         quantize_config: dir.json(dequant::QUANTIZE_CONFIG)?,
         quanto_qmap: dir.json(dequant::QUANTO_QMAP)?,

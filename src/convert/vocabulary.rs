@@ -14,7 +14,8 @@ pub(super) fn build(
     options: &ConvertOptions,
 ) -> Result<Built, ConvertError> {
     let path = source.dir.path();
-    let request = request(mapping, options)?;
+    let mut request = request(mapping, options)?;
+    request.mistral_format = source.dir.is_mistral_format();
     Ok(match &source.vocabulary {
         Vocabulary::Given(given) if options.tokenizer => tokenizer::build_given(path, given, &request)?,
         Vocabulary::Absent => tokenizer::build(path, &TokenizerRequest::of(&[Mode::None]))?,

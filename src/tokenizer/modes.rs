@@ -78,9 +78,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         Mode::Plamo => plamo::run(context),
         Mode::Mistral => mistral::run(context),
         // The modes before it in a card look for the checkpoint's own files.
-        Mode::Builtin => {
-            Err(TokenizerError::BuiltinVocabulary { path: context.directory.path().to_owned() })
-        }
+        Mode::Builtin => Err(TokenizerError::BuiltinVocabulary { path: context.directory.path().to_owned() }),
     }
 }
 

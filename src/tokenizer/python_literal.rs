@@ -126,8 +126,20 @@ mod tests {
         ] {
             assert_eq!(bytes(literal).as_deref(), Some(expected), "{literal}");
         }
-        for bad in ["", "'", "a", "'a", "'a\"", "'a'b'", r"'\'", r"'\x8'", r"'\q'", r"b'\u0041'", "b'\u{e9}'", r"'\ud800'"]
-        {
+        for bad in [
+            "",
+            "'",
+            "a",
+            "'a",
+            "'a\"",
+            "'a'b'",
+            r"'\'",
+            r"'\x8'",
+            r"'\q'",
+            r"b'\u0041'",
+            "b'\u{e9}'",
+            r"'\ud800'",
+        ] {
             assert_eq!(bytes(bad), None, "{bad}");
         }
     }

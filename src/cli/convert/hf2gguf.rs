@@ -14,6 +14,10 @@ use crate::convert::{ConvertOptions, ModelSource};
 pub(super) struct Hf2gguf {
     /// Directory of the checkpoint: config.json, weights, tokenizer files; or a PyTorch file in one
     dir: PathBuf,
+    /// Read a model in Mistral's own format (params.json, consolidated*.safetensors) although its directory has Hugging
+    /// Face's files too
+    #[arg(long)]
+    mistral_format: bool,
     /// Leave out draft heads (multi-token prediction)
     #[arg(long, visible_alias = "no-nextn", conflicts_with = "mtp")]
     no_mtp: bool,
@@ -40,6 +44,7 @@ impl Hf2gguf {
                 let text = "`--fp8-as-q8` goes with f32, f16, bf16, q8_0, tq1_0, tq2_0 and auto only";
                 return Err(UsageError(text.to_owned()).into());
             }
+            options.mistral_format = self.mistral_format;
             options.heads = match (self.no_mtp, self.mtp) {
                 (true, _) => Heads::Dropped,
                 (false, true) => Heads::Alone,

@@ -144,7 +144,8 @@ fn word_piece(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> 
     let special_ids = special_ids(context)?;
     let mut tokens = TokenList::unused(context.directory.path(), size, None)?;
     for token in &given.tokens {
-        let own = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"].iter().any(|own| own.as_bytes() == token.text);
+        let own =
+            ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"].iter().any(|own| own.as_bytes() == token.text);
         let is_control = own || given.special.contains(&token.text) || special_ids.contains(&token.id);
         let kind = if is_control { TokenType::Control } else { TokenType::Normal };
         put(context, &mut tokens, token, token.text.clone(), 0.0, kind);

@@ -145,10 +145,7 @@ fn write(vocabulary: Vocabulary, size_key: String, template: Option<String>, out
 
 /// The template: the checkpoint's own if it is in Mistral's format, else the name under which llama.cpp knows that of the
 /// version.
-fn template(
-    context: &mut Context<'_>,
-    vocabulary: &Vocabulary,
-) -> Result<Option<String>, TokenizerError> {
+fn template(context: &mut Context<'_>, vocabulary: &Vocabulary) -> Result<Option<String>, TokenizerError> {
     match &context.request.template {
         Template::None => return Ok(None),
         Template::Given(text) => return Ok(Some(text.clone())),
@@ -178,7 +175,10 @@ fn of_tekken(path: &Path, file: Tekken) -> Result<Vocabulary, TokenizerError> {
     let member = |member, problem| TokenizerError::Member { path: path.to_owned(), member, problem };
     let Config { default_vocab_size: size, default_num_special_tokens: n_special, version } = file.config;
     if !VERSIONS.contains(&version.as_str()) {
-        return Err(member("config.version", "not a version of tekken: `v1`, `v2`, `v3`, `v7`, `v11`, `v13`, `v15`"));
+        return Err(member(
+            "config.version",
+            "not a version of tekken: `v1`, `v2`, `v3`, `v7`, `v11`, `v13`, `v15`",
+        ));
     }
     if size > MAX_TOKENS {
         return Err(TokenizerError::TooManyTokens { path: path.to_owned(), size, limit: MAX_TOKENS });
@@ -321,11 +321,13 @@ fn of_model(path: &Path, name: &str, model: &ModelProto) -> Result<Vocabulary, T
         tokens.push(piece.piece(), piece.score(), token_type(piece));
     }
     let id = |text: &str, kind| {
-        let is_it = |piece: &super::super::Piece| piece.piece() == text.as_bytes() && piece.piece_kind() == kind;
+        let is_it =
+            |piece: &super::super::Piece| piece.piece() == text.as_bytes() && piece.piece_kind() == kind;
         model.pieces.iter().position(is_it).map(|at| at as u32)
     };
     let needed = |text, kind| {
-        let problem = "a model of Mistral's has the control pieces `<s>` and `</s>` and the unknown piece `<unk>`";
+        let problem =
+            "a model of Mistral's has the control pieces `<s>` and `</s>` and the unknown piece `<unk>`";
         id(text, kind).ok_or(TokenizerError::Member { path: path.to_owned(), member: "pieces", problem })
     };
     let (bos, eos) = (needed("<s>", PieceKind::Control)?, needed("</s>", PieceKind::Control)?);
