@@ -8,6 +8,7 @@ pub(crate) mod decoded;
 mod apply;
 mod elems;
 mod error;
+mod exp;
 mod layout;
 mod math;
 mod node;

@@ -1,5 +1,6 @@
 //! Element-wise arithmetic that cards ask for.
 
+use super::exp;
 use crate::arch::MathOp;
 use crate::core::numeric::{f16_to_f32, f32_to_f16};
 
@@ -12,8 +13,8 @@ pub(super) fn apply(op: MathOp, values: &mut [f32], in_f16: bool) {
     match op {
         MathOp::Add(v) => values.iter_mut().for_each(|x| *x += v as f32),
         MathOp::Scale(v) => values.iter_mut().for_each(|x| *x *= v as f32),
-        MathOp::NegExp => values.iter_mut().for_each(|x| *x = -x.exp()),
-        MathOp::Exp => values.iter_mut().for_each(|x| *x = x.exp()),
+        MathOp::NegExp => values.iter_mut().for_each(|x| *x = -exp::exp(*x)),
+        MathOp::Exp => values.iter_mut().for_each(|x| *x = exp::exp(*x)),
     }
     if in_f16 {
         for x in values {
@@ -42,6 +43,6 @@ mod tests {
         apply(MathOp::Scale(0.1), &mut values, false);
         assert_eq!(values, [0.1f32]);
         apply(MathOp::NegExp, &mut values, false);
-        assert_eq!(values, [-(0.1f32.exp())]);
+        assert_eq!(values, [-exp::exp(0.1)]);
     }
 }

@@ -42,7 +42,8 @@ fn convert(
 }
 
 /// Cases of the corpus that are not converted, with the reason.
-const LEFT_OUT: &[(&str, &str)] = &[("ultravox", "has no text model of its own: the reference refuses it too")];
+const LEFT_OUT: &[(&str, &str)] =
+    &[("ultravox", "has no text model of its own: the reference refuses it too")];
 
 /// What is wrong with a case: its types and sums.
 fn complaint(dir: &Path, n_cases: &AtomicUsize) -> Option<String> {

@@ -17,7 +17,13 @@ fn every_class_of_the_peer_is_claimed_once() {
     let names: BTreeSet<&str> = text.lines().map(|line| line.split('\t').next().unwrap()).collect();
     assert_eq!(names.len(), 267, "llama.cpp 0.5.0 registers this many");
     let missing: Vec<&&str> = names.iter().filter(|name| !claimed.contains(**name)).collect();
-    assert_eq!(missing, WITHOUT.iter().collect::<Vec<_>>(), "{} of {}", names.len() - missing.len(), names.len());
+    assert_eq!(
+        missing,
+        WITHOUT.iter().collect::<Vec<_>>(),
+        "{} of {}",
+        names.len() - missing.len(),
+        names.len()
+    );
 }
 
 /// A class has the architecture that the peer gives it, in one of its cards.

@@ -6,7 +6,9 @@ use gguf_foundry::arch::{Inverse, Mapping, OutType, Registry, invert};
 use gguf_foundry::convert::{Conversion, ToHfOptions, gguf_to_hf};
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;
-use gguf_foundry::core::{ElementType, Hint, Shape, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
+use gguf_foundry::core::{
+    ElementType, Hint, Shape, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource,
+};
 use gguf_foundry::gguf::{GgufFile, Metadata, WriteOptions, write_gguf};
 use gguf_foundry::views::{match_rope_freqs, recipe};
 use rayon::prelude::*;
@@ -80,7 +82,8 @@ fn content(conversion: &Conversion) -> (Vec<String>, BTreeMap<String, (String, V
         let key = row[0].as_str().unwrap();
         super::is_of_cards(row) && !(key.ends_with("_length") && key.contains("attention."))
     };
-    let keys = keys(conversion.metadata()).into_iter().filter(is_compared).map(|row| row.to_string()).collect();
+    let keys =
+        keys(conversion.metadata()).into_iter().filter(is_compared).map(|row| row.to_string()).collect();
     let values = |index: usize, tensor: &TensorMeta| {
         let n_bytes = tensor.ty.row_bytes(tensor.shape.n_cols()).unwrap() * tensor.shape.n_rows();
         let mut bytes = vec![0; usize::try_from(n_bytes).unwrap()];
