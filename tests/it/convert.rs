@@ -67,7 +67,7 @@ fn complaint(dir: &Path, n_cases: &AtomicUsize) -> Option<String> {
         };
         let want: Vec<&str> = parts.iter().map(|part| part["file"]["sha256"].as_str().unwrap()).collect();
         let heads = if asked("no_mtp") { Heads::Dropped } else { Heads::default() };
-        let options = ConvertOptions { heads, ..options(outtype) };
+        let options = ConvertOptions { heads, mistral_format: asked("mistral_format"), ..options(outtype) };
         match convert(&dir.join("hf"), &options, split) {
             Ok(found) if found == want => n_cases.fetch_add(1, Ordering::Relaxed),
             Ok(_) => return Some(format!("{case} {outtype}: other bytes")),

@@ -26,6 +26,9 @@ fn every_class_of_the_peer_is_claimed_once() {
     );
 }
 
+/// A class that the peer converts to an architecture its class does not state: the converter changes it as it runs.
+const CHANGED: &[&str] = &["NomicBertModel"];
+
 /// A class has the architecture that the peer gives it, in one of its cards.
 #[test]
 fn classes_have_the_architecture_of_the_peer() {
@@ -37,7 +40,7 @@ fn classes_have_the_architecture_of_the_peer() {
         .lines()
         .filter(|line| {
             let (class, gguf) = line.split_once('\t').unwrap();
-            claimed(class) && !ours.contains(&(class, gguf))
+            claimed(class) && !CHANGED.contains(&class) && !ours.contains(&(class, gguf))
         })
         .collect();
     assert!(wrong.is_empty(), "{wrong:?}");

@@ -57,9 +57,13 @@ impl CardFixture {
     pub(super) fn plan(&self, dir: &Path, file_type: OutType) -> Result<Conversion, ConvertError> {
         let mut options = plain(file_type);
         for (name, value) in self.content["options"].as_object().into_iter().flatten() {
-            let value = value.as_bool().unwrap();
+            assert_eq!(value, &json!(true), "{}: `{name}`", self.at);
             match name.as_str() {
-                "no_mtp" if value => options.heads = Heads::Dropped,
+                "no_mtp" => options.heads = Heads::Dropped,
+                "mtp" => options.heads = Heads::Alone,
+                "fuse_qkv" => options.fuse.qkv = true,
+                "fuse_gate_up_exps" => options.fuse.gate_up_exps = true,
+                "mistral_format" => options.mistral_format = true,
                 _ => panic!("{}: option `{name}`", self.at),
             }
         }
@@ -68,8 +72,12 @@ impl CardFixture {
 
     /// The same of a checkpoint made of a GGUF file, to F32: names are transformers', what was left out is not there.
     pub(super) fn plan_back(&self, dir: &Path) -> Result<Conversion, ConvertError> {
-        let dropped = self.content["options"]["no_mtp"] == true;
-        let heads = if dropped { Heads::Dropped } else { Heads::default() };
+        let is = |name: &str| self.content["options"][name] == true;
+        let heads = match (is("no_mtp"), is("mtp")) {
+            (true, _) => Heads::Dropped,
+            (_, true) => Heads::Alone,
+            _ => Heads::Kept,
+        };
         Conversion::plan(dir, &ConvertOptions { heads, ..plain(OutType::F32) })
     }
 }
