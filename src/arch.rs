@@ -25,6 +25,7 @@ mod error;
 mod eval;
 mod expr;
 mod fuse;
+mod generated;
 mod heads;
 mod hparams;
 mod invert;
@@ -38,6 +39,7 @@ mod read;
 mod resolve;
 mod schema;
 mod types;
+mod values;
 
 pub(crate) mod graph;
 
@@ -57,7 +59,7 @@ pub use mapping::{
     Assembly, Content, DropReason, Dropped, JoinKind, Mapping, OutputSpec, RopeFreqsLlama3, Source, Step,
 };
 pub use names::{Pattern, PatternError, Stars};
-pub use ops::{MathOp, Op, OpError};
+pub use ops::{MathOp, Op, OpError, WholeOp};
 pub use resolve::{Inputs, Pooling, ResolveOptions, resolve};
 pub use schema::{Card, EntryType, Phase};
 pub use types::{OutType, TypeRule};

@@ -6,6 +6,7 @@
 pub(crate) mod decoded;
 
 mod apply;
+mod computed;
 mod elems;
 mod error;
 mod exp;
@@ -15,6 +16,7 @@ mod node;
 mod recipe;
 mod rope;
 mod run;
+mod sum;
 mod view;
 
 pub use apply::{RecipeError, apply, recipe};

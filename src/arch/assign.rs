@@ -8,13 +8,11 @@ use crate::arch::error::ArchError;
 use crate::arch::eval::Scope;
 use crate::arch::expr::Expr;
 use crate::arch::heads::HeadRule;
-use crate::arch::mapping::{Assembly, Content, DropReason, Dropped, JoinKind, OutputSpec, Source, Step};
+use crate::arch::mapping::{DropReason, Dropped, OutputSpec};
 use crate::arch::matching::{Asked, Match, Matcher};
 use crate::arch::names::{self, Captures, Placeholder, SUFFIXES};
-use crate::arch::ops::OpSpec;
-use crate::arch::schema::{Card, Entry, Join, Phase};
-use crate::arch::types::TypeRule;
-use crate::core::{ElementType, Shape, WeightMeta};
+use crate::arch::schema::{Card, EntryType, Join, Phase};
+use crate::core::WeightMeta;
 
 /// How many missing tensors an error lists at most.
 const MAX_MISSING: usize = 8;
@@ -42,6 +40,8 @@ struct UnitKey {
     captures: Captures,
     suffix: &'static str,
 }
+
+mod emit;
 
 struct Assigner<'a> {
     card: &'a Card,
@@ -96,25 +96,26 @@ impl Assigner<'_> {
             let name = names::shared_rewrite(&self.weights[weight].name);
             let is_multimodal = !self.card.keep_multimodal && names::is_multimodal(&name);
             let name = if is_multimodal { name } else { self.matcher.rewritten(name)? };
+            let tensor = &self.weights[weight].name;
             let dropped = if is_multimodal {
                 Some(DropReason::OtherModality)
             } else if names::is_recomputed(&name) {
                 Some(DropReason::Recomputed)
             } else {
-                match self.matcher.ignored(&name, Asked::BeforeEntries)? {
+                match self.matcher.ignored(tensor, &name, Asked::BeforeEntries)? {
                     Some(why) => Some(why),
                     None => self.heads.left_out(&name),
                 }
             };
             if let Some(why) = dropped {
                 self.dropped.push(Dropped { weight, why });
-            } else if let Some((entry, found)) = self.matcher.entry_of(&self.weights[weight].name, &name)? {
+            } else if let Some((entry, found)) = self.matcher.entry_of(tensor, &name)? {
                 if let Some(block) = found.captures.bid.filter(|&block| block >= block_limit) {
                     let tensor = self.weights[weight].name.clone();
                     return Err(ArchError::Block { tensor, block, n_blocks: block_limit });
                 }
                 self.add(weight, entry, &found)?;
-            } else if let Some(why) = self.matcher.ignored(&name, Asked::AfterEntries)? {
+            } else if let Some(why) = self.matcher.ignored(tensor, &name, Asked::AfterEntries)? {
                 self.dropped.push(Dropped { weight, why });
             } else {
                 leftovers.push((self.weights[weight].name.clone(), name.clone()));
@@ -186,17 +187,30 @@ impl Assigner<'_> {
                 *last = (*last).max(unit.last);
             }
         }
-        let mut order: Vec<(Phase, usize, UnitKey)> = Vec::with_capacity(self.units.len());
+        let mut order: Vec<(Phase, usize, Option<UnitKey>)> = Vec::with_capacity(self.units.len());
         for (key, unit) in &self.units {
             let entry = &self.card.entries[key.entry];
             let group = entry.group.as_deref().and_then(|group| groups.get(&(group, key.captures.bid)));
-            order.push((entry.phase, group.copied().unwrap_or(unit.last), *key));
+            order.push((entry.phase, group.copied().unwrap_or(unit.last), Some(*key)));
         }
-        order.sort_unstable();
+        // Tensors that stand in front of a weight; `None` sorts first.
+        let has_fills = self.card.generate.iter().any(|generate| generate.is_fill());
+        order.extend((0..if has_fills { self.names.len() } else { 0 }).map(|weight| (Phase::Normal, weight, None)));
+        // Tables of integers come before all other tensors of the first phase.
+        let is_table = |key: &Option<UnitKey>| {
+            key.is_some_and(|key| matches!(self.card.entries[key.entry].ty, EntryType::I32 | EntryType::I64))
+        };
+        order.sort_unstable_by_key(|&(phase, last, key)| {
+            (phase, phase == Phase::First && !is_table(&key), last, key)
+        });
         let mut outputs: Vec<OutputSpec> = Vec::with_capacity(order.len());
         let mut first_sources: HashMap<String, usize> = HashMap::with_capacity(order.len());
         for (_, last, key) in &order {
-            for output in self.unit_outputs(key, &self.units[key])? {
+            let made = match key {
+                Some(key) => self.unit_outputs(key, &self.units[key])?,
+                None => self.fills_before(*last)?,
+            };
+            for output in made {
                 if let Some(&first) = first_sources.get(&output.name) {
                     return Err(ArchError::TwoSources {
                         first: self.weights[first].name.clone(),
@@ -209,151 +223,6 @@ impl Assigner<'_> {
             }
         }
         Ok(outputs)
-    }
-
-    fn unit_outputs(&self, key: &UnitKey, unit: &Unit) -> Result<Vec<OutputSpec>, ArchError> {
-        let entry = &self.card.entries[key.entry];
-        let captures = key.captures;
-        let target_bid = match &entry.bid {
-            Some(bid) => Some(self.count(entry.name(), bid, captures)?),
-            None => captures.bid,
-        };
-        let target_captures = captures.with(Placeholder::Bid, target_bid);
-        let target_name = |target: &crate::arch::schema::Target| {
-            target.name.render(target_captures).unwrap_or_default() + key.suffix
-        };
-        let first_target = entry.targets.first().map(target_name).unwrap_or_default();
-        self.check_parts(entry, key, unit, &first_target)?;
-
-        let mut sources = Vec::with_capacity(unit.parts.len());
-        let mut joined: Option<Vec<u64>> = None;
-        let mut joined_len = 0u64;
-        for &weight in unit.parts.values() {
-            let meta = &self.weights[weight];
-            check_element_type(meta)?;
-            let mut dims = meta.shape.dims().to_vec();
-            let ops = self.steps(&entry.pre, captures, &mut dims, meta)?;
-            sources.push(Source { weight, ops });
-            let axis = match entry.join {
-                Some(Join::Concat { axis }) => Some(axis),
-                Some(Join::ConcatBy(_)) => Some(0),
-                _ => None,
-            };
-            // What must be equal: all dimensions but the one along which parts follow one another.
-            let mut common = dims.clone();
-            if let Some(axis) = axis {
-                let len = common.get_mut(axis).map(|len| std::mem::replace(len, 0));
-                joined_len = len
-                    .and_then(|len| joined_len.checked_add(len))
-                    .ok_or_else(|| join_error(meta, &dims, &dims, &first_target))?;
-            }
-            match &joined {
-                Some(expected) if *expected != common => {
-                    return Err(join_error(meta, &dims, expected, &first_target));
-                }
-                _ => joined = Some(common),
-            }
-        }
-        let mut dims = joined.unwrap_or_default();
-        let join = match entry.join {
-            Some(Join::Stack | Join::StackBy(_)) => {
-                dims.insert(0, sources.len() as u64);
-                Some(JoinKind::Stack)
-            }
-            Some(Join::Concat { axis }) => Some(JoinKind::Concat { axis }),
-            Some(Join::ConcatBy(_)) => Some(JoinKind::Concat { axis: 0 }),
-            None => None,
-        };
-        if let Some(JoinKind::Concat { axis }) = join {
-            dims[axis] = joined_len;
-        }
-        let first = unit.parts.values().next().copied().unwrap_or(0);
-        let meta = &self.weights[first];
-        let type_rule = TypeRule {
-            entry: entry.ty,
-            source_block: if entry.untyped_bid { None } else { names::block_of(&self.names[first]) },
-            source: Some(meta.ty),
-        };
-        // All operations but the last yield one tensor; the last yields one per target.
-        let (last, before) = match entry.ops.split_last() {
-            Some((last, before)) => (std::slice::from_ref(last), before),
-            None => (&[][..], &[][..]),
-        };
-        let shared = self.steps(before, captures, &mut dims, meta)?;
-        let mut outputs = Vec::with_capacity(entry.targets.len());
-        for (result, target) in entry.targets.iter().enumerate() {
-            let mut dims = dims.clone();
-            let mut ops = shared.clone();
-            for spec in last {
-                ops.push(self.step(spec, captures, &mut dims, result, meta)?);
-            }
-            ops.extend(self.steps(&target.ops, captures, &mut dims, meta)?);
-            let name = target_name(target);
-            let shape = storable(&name, dims)?;
-            let content = Content::Sources(Assembly { sources: sources.clone(), join, ops });
-            outputs.push(OutputSpec { name, shape, content, type_rule, phase: entry.phase });
-        }
-        Ok(outputs)
-    }
-
-    /// A joined tensor has all its parts: numbered from zero, as many as the configuration says.
-    fn check_parts(&self, entry: &Entry, key: &UnitKey, unit: &Unit, target: &str) -> Result<(), ArchError> {
-        let found = unit.parts.len() as u64;
-        let last = unit.parts.keys().next_back().copied().unwrap_or(0);
-        let by = match entry.join {
-            Some(Join::StackBy(by) | Join::ConcatBy(by)) => Some(by),
-            Some(_) => None,
-            None => return Ok(()),
-        };
-        let expected = match (&entry.n, by) {
-            (Some(n), _) => self.count(entry.name(), n, key.captures)?,
-            (None, Some(_)) => last.saturating_add(1),
-            (None, None) => entry.with.len() as u64 + 1,
-        };
-        if found == expected && last < expected {
-            return Ok(());
-        }
-        let hole = (0..expected).find(|part| !unit.parts.contains_key(part));
-        let pattern = match (by, hole) {
-            (None, Some(hole)) if hole > 0 => entry.with.get(hole as usize - 1),
-            _ => entry.patterns.first(),
-        };
-        let captures = by.map_or(key.captures, |by| key.captures.with(by, hole.or(Some(expected))));
-        let missing = pattern.and_then(|pattern| pattern.render(captures)).unwrap_or_default() + key.suffix;
-        Err(ArchError::Stack { target: target.to_owned(), found, expected, missing })
-    }
-
-    fn steps(
-        &self,
-        specs: &[OpSpec],
-        captures: Captures,
-        dims: &mut Vec<u64>,
-        meta: &WeightMeta,
-    ) -> Result<Vec<Step>, ArchError> {
-        specs.iter().map(|spec| self.step(spec, captures, dims, 0, meta)).collect()
-    }
-
-    fn step(
-        &self,
-        spec: &OpSpec,
-        captures: Captures,
-        dims: &mut Vec<u64>,
-        result: usize,
-        meta: &WeightMeta,
-    ) -> Result<Step, ArchError> {
-        let failed = |source, dims: &[u64]| ArchError::Op {
-            tensor: meta.name.clone(),
-            shape: show(dims),
-            source: Box::new(source),
-        };
-        let op = spec.resolve(self.scope, captures, dims).map_err(|source| failed(source, dims))?;
-        let mut shapes = op.shapes(dims).map_err(|source| failed(source, dims))?;
-        if result >= shapes.len() {
-            let source = crate::arch::ops::OpError::Range { op: spec.kind.name(), parameter: "sizes" };
-            return Err(failed(source, dims));
-        }
-        *dims = shapes.swap_remove(result);
-        Ok(Step { op, result })
     }
 
     /// The outputs the card wants are there, and what one block has all blocks have.
@@ -441,32 +310,4 @@ impl Assigner<'_> {
         });
         found.unwrap_or_else(|| target.to_owned())
     }
-}
-
-/// Plain floats and integers convert; quantized and packed elements need to be decoded first.
-fn check_element_type(meta: &WeightMeta) -> Result<(), ArchError> {
-    use ElementType::{Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
-    match meta.ty {
-        F64 | F32 | F16 | Bf16 | I64 | I32 | I16 | I8 | U64 | U32 | U16 | U8 | Bool => Ok(()),
-        found => Err(ArchError::ElementType { tensor: meta.name.clone(), found }),
-    }
-}
-
-fn storable(name: &str, dims: Vec<u64>) -> Result<Shape, ArchError> {
-    let fits = !dims.is_empty() && dims.len() <= MAX_RANK && !dims.contains(&0);
-    let text = show(&dims);
-    Shape::new(dims).filter(|_| fits).ok_or_else(|| ArchError::Shape { target: name.to_owned(), shape: text })
-}
-
-fn join_error(meta: &WeightMeta, dims: &[u64], expected: &[u64], target: &str) -> ArchError {
-    ArchError::Join {
-        target: target.to_owned(),
-        tensor: meta.name.clone(),
-        found: show(dims),
-        expected: show(expected),
-    }
-}
-
-fn show(dims: &[u64]) -> String {
-    format!("{dims:?}")
 }

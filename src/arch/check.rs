@@ -9,7 +9,7 @@ use crate::arch::hparams;
 use crate::arch::names::{Pattern, Placeholder, SUFFIXES, Stars, nearest};
 use crate::arch::ops::{OpSpec, Param};
 use crate::arch::read::not_built;
-use crate::arch::schema::{Card, DefaultValue, Entry, GenerateKind, Join, RewriteStep, Row};
+use crate::arch::schema::{Card, DefaultValue, Entry, Join, RewriteStep, Row};
 use crate::gguf::keys::{ANNOTATIONS, KEYS, annotation_info, key_type};
 
 /// Checks a merged card.
@@ -72,8 +72,19 @@ fn effects(entry: &Entry) -> Result<(), CardProblem> {
     if entry.n.is_some() && entry.join.is_none() {
         return wrong("n", "it counts parts that are joined");
     }
-    if entry.bid.is_some() && !entry.targets.iter().any(|target| target.name.has(Placeholder::Bid)) {
-        return wrong("bid", "the target has no `{bid}`");
+    if !entry.also.is_empty() && entry.targets.len() > 1 {
+        return wrong("also", "each of several targets has a name of its own");
+    }
+    if entry.drops_ending && entry.exact {
+        return wrong("ending", "the target has the ending that it says, or the pattern has one");
+    }
+    let has_bid = |placeholder| entry.patterns.iter().all(|pattern| pattern.has(placeholder));
+    if entry.repeat.is_some() && entry.bid.is_none() && !has_bid(Placeholder::Bid) {
+        return wrong("repeat", "nothing says which block is the first: `bid` does");
+    }
+    if (entry.repeat.is_some() || entry.bid.is_some()) && !entry.targets.iter().any(|target| target.name.has(Placeholder::Bid)) {
+        let key = if entry.bid.is_some() { "bid" } else { "repeat" };
+        return wrong(key, "the target has no `{bid}`");
     }
     Ok(())
 }
@@ -206,7 +217,7 @@ fn each_expr(card: &Card, check: Check<'_>) -> Result<(), CardProblem> {
     }
     for entry in &card.entries {
         let at = format!("`{}`", entry.name());
-        let conditions = [&entry.n, &entry.bid, &entry.when];
+        let conditions = [&entry.n, &entry.bid, &entry.repeat, &entry.when];
         conditions.into_iter().flatten().try_for_each(|expr| check(&at, expr))?;
         each_op(&at, &entry.pre, check)?;
         each_op(&at, &entry.ops, check)?;
@@ -217,8 +228,7 @@ fn each_expr(card: &Card, check: Check<'_>) -> Result<(), CardProblem> {
     }
     for generate in &card.generate {
         generate.when.iter().try_for_each(|expr| check("`generate`", expr))?;
-        let GenerateKind::RopeFreqsLlama3 { dim, .. } = &generate.kind;
-        check("`generate`", dim)?;
+        generate.kind.exprs().into_iter().try_for_each(|expr| check("`generate`", expr))?;
     }
     for (name, expr) in &card.inverse {
         check(&format!("[inverse] `{name}`"), expr)?;
@@ -348,15 +358,16 @@ fn placeholders(entry: &Entry) -> Result<(), CardProblem> {
         if let Some(by) = joined.filter(|&by| !pattern.has(by)) {
             return wrong(by, "is stacked but not in the pattern");
         }
+        let names = || entry.targets.iter().map(|target| &target.name).chain(&entry.also);
         for placeholder in pattern.placeholders().filter(|&p| Some(p) != joined) {
-            let used = entry.targets.iter().all(|target| target.name.has(placeholder));
+            let used = names().all(|name| name.has(placeholder));
             let is_set = placeholder == Placeholder::Bid && entry.bid.is_some();
             if !used && !is_set {
                 return wrong(placeholder, "is captured but neither stacked nor in the target");
             }
         }
-        for target in &entry.targets {
-            for placeholder in target.name.placeholders() {
+        for name in names() {
+            for placeholder in name.placeholders() {
                 let set = placeholder == Placeholder::Bid && entry.bid.is_some();
                 if !set && (!pattern.has(placeholder) || Some(placeholder) == joined) {
                     return wrong(placeholder, "is in the target but not in the pattern");
@@ -390,7 +401,7 @@ fn overlaps(card: &Card) -> Result<(), CardProblem> {
         }
     }
     // Entries are asked first; a rule that leaves out what an entry maps would never act.
-    for ignore in card.ignore.iter().filter(|ignore| ignore.when.is_none()) {
+    for ignore in card.ignore.iter().filter(|ignore| !ignore.is_conditional()) {
         if let Some(entry) = all.iter().find(|entry| entry.0.text() == ignore.pattern.text() && !entry.2) {
             let (first, second) = (entry.0.text().to_owned(), ignore.pattern.text().to_owned());
             return Err(CardProblem::Overlap { first, second });

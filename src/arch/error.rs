@@ -175,6 +175,27 @@ pub enum ArchError {
         /// Its element type.
         found: crate::core::ElementType,
     },
+    /// A tensor that is left out because it has no effect, and has one.
+    #[error("tensor `{}`: element {index} is not zero, and the architecture has no such tensor", escape(tensor))]
+    NotZero {
+        /// The tensor.
+        tensor: String,
+        /// The element.
+        index: u64,
+    },
+    /// A list of numbers of tokens that is broken.
+    #[error("tensor `{}`: element {index} {problem}", escape(tensor))]
+    Index {
+        /// The tensor.
+        tensor: String,
+        /// The element.
+        index: u64,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// A weight that could not be read.
+    #[error(transparent)]
+    Source(#[from] crate::core::SourceError),
     /// A GGUF of an architecture without a card.
     #[error("no architecture card for `general.architecture` `{}`", escape(arch))]
     UnknownArch {
@@ -443,7 +464,10 @@ impl Hint for ArchError {
                 vec!["check that all shards of the checkpoint are there".to_owned()]
             }
             Self::RopeType { known, .. } => vec![format!("known rope types: {}", known.join(", "))],
-            Self::AmbiguousClass { .. }
+            Self::Source(_)
+            | Self::AmbiguousClass { .. }
+            | Self::NotZero { .. }
+            | Self::Index { .. }
             | Self::Eval { .. }
             | Self::Required { .. }
             | Self::ConfigMissing { .. }

@@ -1,7 +1,7 @@
 //! Evaluation of card expressions: Python's arithmetic on the configuration, with a step limit.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use indexmap::IndexMap;
 use serde_json::{Map, Value as Json};
@@ -9,10 +9,13 @@ use serde_json::{Map, Value as Json};
 use crate::arch::datum::Datum;
 use crate::arch::expr::{BinaryOp, Expr, Function, Path, Step};
 use crate::arch::names::Captures;
+use crate::arch::values::Values;
+use crate::core::text::escape;
 use crate::gguf::Metadata;
 
 mod arithmetic;
 mod functions;
+mod normal;
 #[cfg(test)]
 mod tests;
 
@@ -36,10 +39,14 @@ pub struct Scope<'a> {
     pub roots: Vec<(&'static str, Root<'a>)>,
     /// Names of the checkpoint's tensors: of those that cards see, and of the stored ones.
     pub tensors: HashSet<&'a str>,
+    /// Other names of tensors, after the shared rewriting and the card's: what they stand for.
+    pub renamed: HashMap<String, &'a str>,
     /// Names of the files beside the checkpoint.
     pub files: &'a [String],
     /// On the way back: the architecture and the metadata of the GGUF.
     pub gguf: Option<(&'a str, &'a Metadata)>,
+    /// What can be read of the weights.
+    pub values: Values<'a>,
 }
 
 /// A value with a name of its own.
@@ -91,6 +98,14 @@ pub enum EvalError {
         table: String,
         /// The text.
         key: String,
+    },
+    /// A tensor whose values cannot be used.
+    #[error("tensor `{}`: {problem}", escape(tensor))]
+    Values {
+        /// The tensor.
+        tensor: String,
+        /// Why not.
+        problem: String,
     },
     /// The step limit.
     #[error("the evaluation takes more than {MAX_STEPS} steps")]
@@ -152,6 +167,11 @@ impl<'a> Scope<'a> {
         let Some((arch, metadata)) = self.gguf else { return Datum::Null };
         let value = metadata.get(&format!("{arch}.{key}")).or_else(|| metadata.get(key));
         value.map_or(Datum::Null, Datum::from_value)
+    }
+
+    /// The tensor of this name, as the checkpoint calls it: as it is there, or after rewriting.
+    pub(super) fn tensor(&self, name: &str) -> Option<&'a str> {
+        self.tensors.get(name).or_else(|| self.renamed.get(name)).copied()
     }
 
     fn root(&self, name: &str) -> Option<&Root<'a>> {
@@ -276,19 +296,24 @@ impl Evaluator<'_> {
                 Step::Field(name) => json.get(name.as_str()),
                 Step::Index(index) => {
                     let index = self.eval(index, captures)?;
-                    let Json::Array(items) = json else {
-                        if json.is_null() && path.optional {
-                            return Ok(None);
-                        }
-                        return Err(EvalError::NoElement {
-                            path: path.to_string(),
-                            index: index.to_string(),
-                        });
-                    };
-                    let at = python_index(&index, items.len());
                     let no_element =
                         || EvalError::NoElement { path: path.to_string(), index: index.to_string() };
-                    Some(at.and_then(|at| items.get(at)).ok_or_else(no_element)?)
+                    match json {
+                        Json::Array(items) => {
+                            let at = python_index(&index, items.len());
+                            Some(at.and_then(|at| items.get(at)).ok_or_else(no_element)?)
+                        }
+                        // Members whose keys are numbers.
+                        Json::Object(map) if index.as_int().is_some() => map.get(&index.to_string()),
+                        // A letter is a value of its own: nothing is inside it.
+                        Json::String(text) => {
+                            let at = python_index(&index, text.chars().count());
+                            let letter = at.and_then(|at| text.chars().nth(at)).ok_or_else(no_element)?;
+                            return Ok(Some(Datum::Text(letter.to_string().into())));
+                        }
+                        Json::Null if path.optional => return Ok(None),
+                        _ => return Err(no_element()),
+                    }
                 }
             };
             match next {

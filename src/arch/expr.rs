@@ -145,14 +145,20 @@ functions! {
     Ln "ln" 1 1 "`ln(a)`";
     Log2 "log2" 1 1 "`log2(a)`";
     Len "len" 1 1 "`len(a)`: of a list, text or object.";
-    Layers "layers" 1 2 "`layers(e[, n])`: the list of e for bid = 0..n, by default `block_count`.";
+    Layers "layers" 1 2 "`layers(e[, n])`: the list of e for bid = 0..n, by default `block_count`; null if all are.";
     Find "find" 1 2 "`find(e[, n])`: the first value over bid that is not null.";
     Leading "leading" 2 2 "`leading(list, v)`: how many elements at the start equal v.";
     Lookup "lookup" 2 2 "`lookup(table, x)`: the table's number for a text; an unknown text is an error.";
     Labels "labels" 1 1 "`labels(map)`: the texts of an object whose keys are integers, by key.";
-    Has "has" 1 1 "`has('name')`: the checkpoint has, or stores, a tensor of this name, in which `{bid}` is the block at hand.";
+    Has "has" 1 1 "`has('name')`: the checkpoint has, or stores, a tensor that is called so, there or after rewriting; `{bid}` is the block at hand.";
     Count "count" 1 1 "`count('prefix')`: one more than the highest index after the prefix in tensor names.";
     File "file" 1 1 "`file('name')`: the checkpoint's directory has this file.";
+    Compact "compact" 1 1 "`compact(list)`: the list without its nulls.";
+    LabelMap "label_map" 1 1 "`label_map(list)`: the object of the list's texts by place, as `id2label` has it; null of null.";
+    Ints "ints" 1 1 "`ints(text)`: the integers of a list in a text, between commas.";
+    NormalIcdf "normal_icdf" 1 1 "`normal_icdf(p)`: below which value a standard normal number is with probability p, as torch computes it in F32.";
+    Tensor "tensor" 1 2 "`tensor('name'[, i])`: the values of a tensor of up to 64 KiB (one number if it has one element), or its element i; null without it.";
+    ZeroRows "zero_rows" 2 2 "`zero_rows('name', from)`: the rows of a tensor, from the given one on, that have only zeros; null without it.";
     Kv "kv" 1 1 "`kv('key')`: the value of a metadata key, with or without the architecture before it; null without.";
 }
 

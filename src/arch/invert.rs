@@ -14,13 +14,16 @@ use crate::arch::load::Registry;
 use crate::arch::mapping::{
     Assembly, Content, DropReason, Dropped, JoinKind, OutputSpec, RopeFreqsLlama3, Source, Step,
 };
-use crate::arch::names::{Captures, Pattern, SUFFIXES, nearest};
-use crate::arch::ops::{Op, OpError, OpSpec};
+use crate::arch::names::{Captures, Pattern, Placeholder, SUFFIXES, nearest};
+use crate::arch::ops::{Op, OpError, OpSpec, Undo};
 use crate::arch::schema::{Card, Entry, EntryType, Join, Phase, Row};
 use crate::arch::types::TypeRule;
 use crate::core::{Shape, WeightMeta};
 use crate::gguf::keys::ANNOTATION_PREFIX;
 use crate::gguf::{Metadata, Value};
+
+/// Blocks among which the source of a tensor is looked for that has another number.
+const MAX_BLOCKS: u64 = 512;
 
 /// Configuration keys of most decoders and the metadata keys they come back from.
 const BASE: &[(&str, &str)] = &[
@@ -233,6 +236,10 @@ struct Inverter<'a> {
 
 /// The captures and the carried suffix with which a target yields a name.
 fn match_target(entry: &Entry, target: &Pattern, name: &str) -> Option<(Captures, &'static str)> {
+    if entry.drops_ending {
+        // Which ending it was is not in the file: that of weights is by far the more frequent.
+        return Some((target.matches(name)?, SUFFIXES[0]));
+    }
     if target.is_complete() {
         return Some((target.matches(name)?, ""));
     }
@@ -245,8 +252,10 @@ impl Inverter<'_> {
     fn match_all(&mut self) -> Result<(), ArchError> {
         let mut leftovers = Vec::new();
         for (index, tensor) in self.tensors.iter().enumerate() {
-            if self.card.generate.iter().any(|generate| generate.to == tensor.name) {
+            if self.card.generate.iter().any(|generate| generate.to.matches(&tensor.name).is_some()) {
                 self.dropped.push(Dropped { weight: index, why: DropReason::FromConfiguration });
+            } else if let Some(first) = self.copied_from(&tensor.name)? {
+                self.dropped.push(Dropped { weight: index, why: DropReason::SameAs(first) });
             } else if let Some((key, target)) = self.entry_of(&tensor.name)? {
                 let n_targets = self.card.entries[key.entry].targets.len();
                 let parts = self.units.entry(key).or_insert_with(|| vec![None; n_targets]);
@@ -274,12 +283,64 @@ impl Inverter<'_> {
         for (entry, spec) in self.card.entries.iter().enumerate() {
             for (index, target) in spec.targets.iter().enumerate() {
                 let Some((captures, suffix)) = match_target(spec, &target.name, name) else { continue };
-                let holds = self.scope.holds(spec.when.as_ref(), captures).map_err(|source| {
-                    ArchError::Eval { card: self.card.name(), at: format!("`{}`", spec.name()), source }
-                })?;
-                if holds {
+                if let Some((captures, _)) = self.source_captures(spec, captures)? {
                     return Ok(Some((UnitKey { entry, captures, suffix }, index)));
                 }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The tensor that this one is another name of (`also`), or the same of another block (`repeat`).
+    fn copied_from(&self, name: &str) -> Result<Option<String>, ArchError> {
+        let is_there = |name: &String| self.scope.tensors.contains(name.as_str());
+        for spec in self.card.entries.iter().filter(|spec| !spec.also.is_empty() || spec.repeat.is_some()) {
+            let Some(target) = spec.targets.first().map(|target| &target.name) else { continue };
+            for (pattern, is_main) in
+                std::iter::once((target, true)).chain(spec.also.iter().map(|also| (also, false)))
+            {
+                let Some((captures, suffix)) = match_target(spec, pattern, name) else { continue };
+                let Some((_, offset)) = self.source_captures(spec, captures)? else { continue };
+                let first = captures.bid.map(|bid| bid - offset.min(bid));
+                let suffix = if target.is_complete() || spec.drops_ending { "" } else { suffix };
+                let first = target.render(captures.with(Placeholder::Bid, first)).map(|name| name + suffix);
+                if let (Some(first), true) = (first.filter(is_there), !is_main || offset > 0) {
+                    return Ok(Some(first));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The captures of the source whose target has these, and in which of the blocks it is repeated for the target is;
+    /// `None` if the entry's condition does not hold for it.
+    fn source_captures(
+        &self,
+        spec: &Entry,
+        captures: Captures,
+    ) -> Result<Option<(Captures, u64)>, ArchError> {
+        let failed = |source| ArchError::Eval {
+            card: self.card.name(),
+            at: format!("`{}`", spec.name()),
+            source,
+        };
+        let holds = |captures| self.scope.holds(spec.when.as_ref(), captures).map_err(failed);
+        let (Some(target), true) = (captures.bid, spec.bid.is_some() || spec.repeat.is_some()) else {
+            return Ok(holds(captures)?.then_some((captures, 0)));
+        };
+        let is_numbered = spec.patterns.first().is_some_and(|pattern| pattern.has(Placeholder::Bid));
+        let last = if is_numbered { target.max(MAX_BLOCKS) } else { 0 };
+        for bid in 0..=last {
+            let captures = captures.with(Placeholder::Bid, is_numbered.then_some(bid));
+            let count = |expr: &Option<Expr>, default| match expr {
+                Some(expr) => self.scope.count(expr, captures, &[]).map_err(failed),
+                None => Ok(default),
+            };
+            // A source before the first block of a rule like `bid - 1` has no target.
+            let Ok(first) = count(&spec.bid, bid) else { continue };
+            let Some(offset) = target.checked_sub(first) else { continue };
+            if offset < count(&spec.repeat, 1)? && holds(captures)? {
+                return Ok(Some((captures, offset)));
             }
         }
         Ok(None)
@@ -385,6 +446,7 @@ impl Inverter<'_> {
                     .map(|(part, pattern)| (name(pattern, key.captures), cut(part)))
                     .collect())
             }
+            Some(Join::Mul) => Err(self.no_inverse(tensor, "mul")),
             // How long each part was is not in the file.
             Some(_) => Err(self.no_inverse(tensor, "concat")),
         }
@@ -401,10 +463,10 @@ impl Inverter<'_> {
     ) -> Result<Vec<Step>, ArchError> {
         let mut steps = Vec::with_capacity(specs.len());
         for spec in specs.iter().rev() {
-            let op =
-                spec.resolve(self.scope, captures, dims).map_err(|error| self.op_error(tensor, error))?;
-            let op = op.inverse().ok_or_else(|| self.no_inverse(tensor, spec.kind.name()))?;
-            *is_exact &= !matches!(op, Op::Math(_));
+            let undo = spec.undo(self.scope, captures, dims).map_err(|error| self.op_error(tensor, error))?;
+            let Undo { op, is_exact: comes_back } =
+                undo.ok_or_else(|| self.no_inverse(tensor, spec.kind.name()))?;
+            *is_exact &= comes_back;
             let mut shapes = op.shapes(dims).map_err(|error| self.op_error(tensor, error))?;
             *dims = shapes.swap_remove(0);
             steps.push(Step { op, result: 0 });

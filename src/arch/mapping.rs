@@ -2,6 +2,7 @@
 //! data, made from headers alone.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::arch::ops::Op;
 use crate::arch::schema::{Card, Phase};
@@ -30,6 +31,8 @@ pub struct Mapping {
     pub annotations: Metadata,
     /// What to make of the tokenizer files, as the card says it.
     pub tokenizer: TokenizerRequest,
+    /// Names of the weights whose content the plan depends on.
+    pub read: Vec<String>,
 }
 
 /// One tensor of the GGUF file.
@@ -69,6 +72,17 @@ pub enum Content {
     },
     /// Llama 3's rope factors.
     RopeFreqsLlama3(RopeFreqsLlama3),
+    /// The same with wavelengths in F64, and ones behind them up to a number of elements.
+    RopeFreqsPadded(RopeFreqsLlama3, u64),
+    /// Numbers of the configuration.
+    Values(Arc<[f32]>),
+    /// One number everywhere.
+    Fill {
+        /// The number.
+        value: f32,
+        /// Dimensions, outermost first.
+        dims: Vec<u64>,
+    },
 }
 
 /// Weights, what happens to each, how they join, and what happens then.
@@ -115,6 +129,8 @@ pub enum JoinKind {
         /// The axis.
         axis: usize,
     },
+    /// Element by element, multiplied; a list.
+    Mul,
 }
 
 /// The parameters of Llama 3's rope.

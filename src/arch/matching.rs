@@ -17,7 +17,8 @@ pub(super) struct Match {
     pub(super) part: usize,
 }
 
-/// When `[ignore]` rules are asked: those with a condition before the entries, those without after them.
+/// When `[ignore]` rules are asked: those with a condition (which their content may be) before the entries, those
+/// without after them.
 #[derive(Clone, Copy)]
 pub(super) enum Asked {
     BeforeEntries,
@@ -109,16 +110,32 @@ impl<'a> Matcher<'a> {
         Ok(name)
     }
 
-    /// The reason to leave a name out, by the rules that are asked at this point.
-    pub(super) fn ignored(&self, name: &str, asked: Asked) -> Result<Option<DropReason>, ArchError> {
+    /// The reason to leave a name out, by the rules that are asked at this point; `tensor` is the name as the
+    /// checkpoint has it. Rules that look at the content do so here.
+    pub(super) fn ignored(
+        &self,
+        tensor: &str,
+        name: &str,
+        asked: Asked,
+    ) -> Result<Option<DropReason>, ArchError> {
         let is_asked = |ignore: &&Ignore| match asked {
-            Asked::BeforeEntries => ignore.when.is_some(),
-            Asked::AfterEntries => ignore.when.is_none(),
+            Asked::BeforeEntries => ignore.is_conditional(),
+            Asked::AfterEntries => !ignore.is_conditional(),
         };
         for ignore in self.card.ignore.iter().filter(is_asked) {
             if let Some(captures) = ignore.pattern.matches(name)
                 && self.holds(ignore.pattern.text(), ignore.when.as_ref(), captures)?
             {
+                if let Some(other) = &ignore.drop_if_equal {
+                    let other = other.render(captures).unwrap_or_default();
+                    if !self.scope.values.are_equal(tensor, &other)? {
+                        continue;
+                    }
+                    return Ok(Some(DropReason::SameAs(other)));
+                }
+                if ignore.require_zero {
+                    self.scope.values.require_zero(tensor)?;
+                }
                 return Ok(Some(DropReason::Card(ignore.why.clone())));
             }
         }

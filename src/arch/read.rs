@@ -10,16 +10,18 @@ use crate::arch::graph::GraphFeatures;
 use crate::arch::heads::SHARED_WITH_HEADS;
 use crate::arch::names::{Pattern, Stars, nearest};
 use crate::arch::schema::{
-    Card, ConfigDefault, DefaultValue, Generate, GenerateKind, Ignore, Rewrite, RewriteStep, Row,
+    Card, ConfigDefault, DefaultValue, Ignore, Rewrite, RewriteStep, Row,
 };
 
 mod entries;
+mod generate;
 mod reserved;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
 
 use entries::entries;
+use generate::generate;
 pub(super) use reserved::not_built;
 use tokenizer::tokenizer;
 
@@ -67,9 +69,8 @@ const CARD_KEYS: &[&str] = &[
 ];
 
 const NAMES_KEYS: &[&str] = &["rewrite", "block"];
-const IGNORE_KEYS: &[&str] = &["why", "when"];
+const IGNORE_KEYS: &[&str] = &["why", "when", "require_zero", "drop_if_equal"];
 const DEFAULT_KEYS: &[&str] = &["value", "expr", "null", "auto"];
-const GENERATE_KEYS: &[&str] = &["kind", "to", "when", "dim", "factor"];
 
 /// Tensors beside which llama.cpp's loader looks for a factor; which of them a graph uses is the card's to say.
 const FACTOR_SLOTS: &[&str] = &[
@@ -462,49 +463,32 @@ fn ignore(top: &Fields<'_>) -> Read<Vec<Ignore>> {
     let mut all = Vec::new();
     for (name, value) in top.tables("ignore")? {
         let at = format!("[ignore] `{name}`");
-        let (why, when) = match value {
-            Toml::String(why) => (why.clone(), None),
-            other => {
-                let fields = Fields::new(other, &at, IGNORE_KEYS)?;
-                let why =
-                    fields.text("why")?.ok_or(CardProblem::MissingKey { at: at.clone(), key: "why" })?;
-                (why, fields.expr("when")?)
-            }
+        let own = |name: &str, stars| pattern(name, &at, stars);
+        let mut rule = Ignore {
+            pattern: own(name, Stars::Allowed)?,
+            why: String::new(),
+            when: None,
+            require_zero: false,
+            drop_if_equal: None,
         };
-        all.push(Ignore { pattern: pattern(name, &at, Stars::Allowed)?, why, when });
+        if let Toml::String(why) = value {
+            rule.why.clone_from(why);
+        } else {
+            let fields = Fields::new(value, &at, IGNORE_KEYS)?;
+            rule.when = fields.expr("when")?;
+            rule.require_zero = fields.bool("require_zero")?;
+            let other = fields.text("drop_if_equal")?;
+            rule.drop_if_equal = other.map(|other| own(&other, Stars::Refused)).transpose()?;
+            // That it is the same as another tensor is a reason.
+            match fields.text("why")? {
+                Some(why) => rule.why = why,
+                None if rule.drop_if_equal.is_some() => {}
+                None => return Err(CardProblem::MissingKey { at: at.clone(), key: "why" }),
+            }
+        }
+        all.push(rule);
     }
     Ok(all)
-}
-
-fn generate(item: &Toml) -> Read<Generate> {
-    let at = "`generate`";
-    let fields = Fields::new(item, at, GENERATE_KEYS)?;
-    let missing = |key| CardProblem::MissingKey { at: at.to_owned(), key };
-    let name = fields.text("kind")?.ok_or(missing("kind"))?;
-    choice(at, "kind", &name, &[("rope_freqs_llama3", ())])?;
-    let factor = match item.get("factor") {
-        None => 8.0,
-        Some(Toml::Float(factor)) => *factor,
-        Some(Toml::Integer(factor)) => *factor as f64,
-        Some(other) => return Err(kind(&fields.at("factor"), "a number", other)),
-    };
-    Ok(Generate {
-        kind: GenerateKind::RopeFreqsLlama3 { dim: fields.expr("dim")?.ok_or(missing("dim"))?, factor },
-        to: generated_name(&fields.text("to")?.ok_or(missing("to"))?)?,
-        when: fields.expr("when")?,
-    })
-}
-
-/// The name of a generated tensor: one name, since nothing gives placeholders a value.
-fn generated_name(name: &str) -> Read<String> {
-    match pattern(name, "`generate`", Stars::Refused)?.placeholders().next() {
-        None => Ok(name.to_owned()),
-        Some(placeholder) => Err(CardProblem::Placeholder {
-            at: "`generate`".to_owned(),
-            placeholder: placeholder.name(),
-            problem: "has no value in a generated tensor",
-        }),
-    }
 }
 
 /// The rows of a list, for [`super::hparams`]'s own table.

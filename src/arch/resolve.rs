@@ -1,5 +1,7 @@
 //! From a checkpoint's headers and configuration to a [`Mapping`].
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value as Json, json};
 
 use crate::arch::assign::{self, Assigned};
@@ -11,23 +13,28 @@ use crate::arch::fuse::{self, Fuse};
 use crate::arch::heads::{HeadRule, Heads};
 use crate::arch::hparams;
 use crate::arch::load::Registry;
-use crate::arch::mapping::{Content, Mapping, OutputSpec, RopeFreqsLlama3};
-use crate::arch::names::Captures;
-use crate::arch::schema::{Card, EntryType, Generate, GenerateKind, Phase, Row};
-use crate::arch::types::{OutType, TypeRule};
-use crate::core::{Shape, WeightMeta};
+use crate::arch::generated;
+use crate::arch::mapping::{Mapping, OutputSpec};
+use crate::arch::matching::Matcher;
+use crate::arch::names::{Captures, shared_rewrite};
+use crate::arch::schema::{Card, Row};
+use crate::arch::types::OutType;
+use crate::arch::values::Values;
+use crate::core::{WeightMeta, WeightSource};
 use crate::gguf::{Metadata, ModeRequest, TokenizerRequest};
 
 /// The key of `[tokenizer] token_type_count`.
 const TOKEN_TYPE_COUNT: &str = "tokenizer.ggml.token_type_count";
 
-/// What a checkpoint says about itself, apart from the weights' content.
-#[derive(Clone, Copy, Debug)]
+/// What a checkpoint says about itself.
+#[derive(Clone, Copy)]
 pub struct Inputs<'a> {
     /// `config.json`.
     pub config: &'a Map<String, Json>,
     /// The weights, in the checkpoint's order.
     pub weights: &'a [WeightMeta],
+    /// Where the weights can be read, for the few cards that need to see some; `None` where only headers are known.
+    pub values: Option<&'a dyn WeightSource>,
     /// Names of stored tensors that weights were put together from: expressions can ask for them.
     pub stored: &'a [String],
     /// `tokenizer_config.json`, if there.
@@ -101,7 +108,7 @@ pub fn resolve(
     let (mut outputs, mut dropped) = (Vec::new(), Vec::new());
     if !options.metadata_only {
         for generate in &card.generate {
-            outputs.extend(generated(card, generate, &scope)?);
+            outputs.extend(generated::generated(card, generate, &scope)?);
         }
         let assigned: Assigned = assign::assign(card, inputs.weights, &scope, &heads)?;
         outputs.extend(assigned.outputs);
@@ -136,6 +143,7 @@ pub fn resolve(
         metadata,
         annotations,
         tokenizer,
+        read: scope.values.read(),
     })
 }
 
@@ -187,9 +195,18 @@ fn scope<'a>(
             .map(|weight| weight.name.as_str())
             .chain(inputs.stored.iter().map(String::as_str))
             .collect(),
+        renamed: HashMap::new(),
         files: inputs.files,
         gguf: None,
+        values: Values::new(inputs.values),
     };
+    let originals: Vec<&'a str> = scope.tensors.iter().copied().collect();
+    for &name in &originals {
+        let renamed = shared_rewrite(name);
+        if renamed != name {
+            scope.renamed.insert(renamed, name);
+        }
+    }
     scope.config = hparams::complete(card, config, &scope)?;
     for (key, value) in &card.set {
         let value = eval(card, "`set`", &scope, value)?;
@@ -202,46 +219,18 @@ fn scope<'a>(
     }
     let rope = hparams::rope_roots(&scope.config)?;
     scope.roots.extend(rope);
+    if !card.rewrite.is_empty() {
+        let mut renamed = HashMap::new();
+        let matcher = Matcher::new(card, &scope)?;
+        for &name in &originals {
+            let rewritten = matcher.rewritten(shared_rewrite(name))?;
+            if rewritten != name {
+                renamed.insert(rewritten, name);
+            }
+        }
+        scope.renamed.extend(renamed);
+    }
     Ok(scope)
-}
-
-/// A tensor without a source, if the configuration asks for it.
-fn generated(card: &Card, generate: &Generate, scope: &Scope<'_>) -> Result<Option<OutputSpec>, ArchError> {
-    let failed = |source| ArchError::Eval { card: card.name(), at: "`generate`".to_owned(), source };
-    let none = Captures::default();
-    if !scope.holds(generate.when.as_ref(), none).map_err(failed)? {
-        return Ok(None);
-    }
-    let GenerateKind::RopeFreqsLlama3 { dim, factor } = &generate.kind;
-    let Some(Root::Value(rope)) = scope.roots.iter().find(|root| root.0 == "rope_full").map(|root| &root.1)
-    else {
-        return Ok(None);
-    };
-    if rope.get("rope_type").and_then(Json::as_str) != Some("llama3") {
-        return Ok(None);
-    }
-    let number = |key: &str, default: f64| match rope.get(key) {
-        None => Ok(default),
-        Some(value) => value.as_f64().filter(|value| value.is_finite() && *value > 0.0).ok_or_else(|| {
-            ArchError::Required { message: format!("rope: `{key}` must be a positive number") }
-        }),
-    };
-    let dim = scope.count(dim, none, &[]).map_err(failed)?;
-    let content = Content::RopeFreqsLlama3(RopeFreqsLlama3 {
-        dim,
-        theta: number("rope_theta", 10000.0)?,
-        factor: number("factor", *factor)?,
-        low_freq_factor: number("low_freq_factor", 1.0)?,
-        high_freq_factor: number("high_freq_factor", 4.0)?,
-        context: number("original_max_position_embeddings", 8192.0)?,
-    });
-    // No head is wider than this; the tensor is made in memory.
-    let shape =
-        Some(dim).filter(|dim| (1..=1 << 20).contains(dim)).and_then(|dim| Shape::new(vec![dim.div_ceil(2)]));
-    let shape = shape
-        .ok_or_else(|| ArchError::Shape { target: generate.to.clone(), shape: format!("[{dim} / 2]") })?;
-    let type_rule = TypeRule { entry: EntryType::F32, source_block: None, source: None };
-    Ok(Some(OutputSpec { name: generate.to.clone(), shape, content, type_rule, phase: Phase::Generated }))
 }
 
 /// The card's `[tokenizer]` table with its expressions evaluated.

@@ -174,8 +174,14 @@ pub struct Entry {
     pub n: Option<Expr>,
     /// Entries of one group wait for one another, per block.
     pub group: Option<String>,
+    /// Further names of the same tensor.
+    pub also: Vec<Pattern>,
+    /// The target goes without the source's ending.
+    pub drops_ending: bool,
     /// The target's block, if not the source's.
     pub bid: Option<Expr>,
+    /// The target comes for so many blocks from there on.
+    pub repeat: Option<Expr>,
     /// Applies only if this holds.
     pub when: Option<Expr>,
     /// Need not be in every block.
@@ -221,6 +227,8 @@ pub enum Join {
         /// The axis: 0 or 1.
         axis: usize,
     },
+    /// Named parts, multiplied element by element.
+    Mul,
 }
 
 /// Which type rule an entry follows.
@@ -236,6 +244,10 @@ pub enum EntryType {
     File,
     /// As the source stores it.
     Source,
+    /// I32.
+    I32,
+    /// I64.
+    I64,
     /// The blocks of a quantized weight, where a block type holds them exactly; else by name, then the file type.
     Blocks,
 }
@@ -262,6 +274,18 @@ pub struct Ignore {
     pub why: String,
     /// Only if this holds.
     pub when: Option<Expr>,
+    /// It is an error if the tensor has anything but zeros.
+    pub require_zero: bool,
+    /// Only if it has the numbers of this tensor.
+    pub drop_if_equal: Option<Pattern>,
+}
+
+impl Ignore {
+    /// Whether more than the name decides.
+    #[must_use]
+    pub fn is_conditional(&self) -> bool {
+        self.when.is_some() || self.require_zero || self.drop_if_equal.is_some()
+    }
 }
 
 /// A tensor without a source.
@@ -269,22 +293,83 @@ pub struct Ignore {
 pub struct Generate {
     /// What it is.
     pub kind: GenerateKind,
-    /// Its name.
-    pub to: String,
+    /// Its name; placeholders have the values of the weight it stands in front of.
+    pub to: Pattern,
     /// Only if this holds.
     pub when: Option<Expr>,
+}
+
+impl Generate {
+    /// Whether it may stand in front of weights.
+    #[must_use]
+    pub fn is_fill(&self) -> bool {
+        matches!(self.kind, GenerateKind::Fill(Fill { before: Some(_), .. }))
+    }
 }
 
 /// The closed list of generated tensors.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GenerateKind {
     /// Frequency factors of Llama 3's rope, if the configuration has that rope type.
-    RopeFreqsLlama3 {
-        /// Rotary dimension; the tensor has half as many elements.
+    RopeFreqsLlama3(Box<Llama3Rope>),
+    /// Ones for the rotary pairs that turn, and a divisor that stops the others.
+    RopeFreqsProportional {
+        /// Size of a head; the tensor has half as many elements.
         dim: Expr,
-        /// Factor where the configuration has none.
-        factor: f64,
+        /// How much of it turns.
+        fraction: Expr,
     },
+    /// A list of the configuration.
+    RopeFactors {
+        /// The list.
+        values: Expr,
+    },
+    /// One number everywhere.
+    Fill(Fill),
+}
+
+impl GenerateKind {
+    /// Its expressions.
+    pub(super) fn exprs(&self) -> Vec<&Expr> {
+        match self {
+            Self::RopeFreqsLlama3(rule) => {
+                std::iter::once(&rule.dim).chain(&rule.theta).chain(&rule.pad_to).collect()
+            }
+            Self::RopeFreqsProportional { dim, fraction } => vec![dim, fraction],
+            Self::RopeFactors { values } => vec![values],
+            Self::Fill(fill) => fill.shape.iter().chain(std::iter::once(&fill.value)).collect(),
+        }
+    }
+}
+
+/// Parameters of Llama 3's rope: what the configuration does not say.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Llama3Rope {
+    /// Rotary dimension; the tensor has half as many elements.
+    pub dim: Expr,
+    /// Base of the frequencies, instead of the rope's own.
+    pub theta: Option<Expr>,
+    /// Factor where the configuration has none.
+    pub factor: f64,
+    /// The same for `low_freq_factor`.
+    pub low: f64,
+    /// The same for `high_freq_factor`.
+    pub high: f64,
+    /// The same for the first context length.
+    pub context: f64,
+    /// Size of a head: ones follow up to half as many elements, and wavelengths are computed in F64.
+    pub pad_to: Option<Expr>,
+}
+
+/// A tensor of one number.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fill {
+    /// Its dimensions.
+    pub shape: Vec<Expr>,
+    /// The number.
+    pub value: Expr,
+    /// The tensor stands in front of each weight of these names, else with the generated ones.
+    pub before: Option<Pattern>,
 }
 
 /// The `[tokenizer]` table: a [`TokenizerRequest`](crate::gguf::TokenizerRequest) whose values are expressions still.

@@ -131,6 +131,11 @@ impl TypeRule {
     }
 
     fn wanted(&self, name: &str, n_dims: usize, file_type: OutType) -> GgmlType {
+        match self.entry {
+            EntryType::I32 => return GgmlType::I32,
+            EntryType::I64 => return GgmlType::I64,
+            _ => {}
+        }
         if n_dims <= 1 || name.ends_with("_norm.weight") {
             return GgmlType::F32;
         }
@@ -146,7 +151,7 @@ impl TypeRule {
                 };
             }
             // Whether there are blocks is not known here: what is said is the type of floats in their place.
-            EntryType::Auto | EntryType::Blocks => {}
+            EntryType::Auto | EntryType::Blocks | EntryType::I32 | EntryType::I64 => {}
         }
         let has_suffix = [".weight", ".lora_a", ".lora_b"].iter().any(|suffix| name.ends_with(suffix));
         if !has_suffix || self.is_one_of(name, F32_IN_BLOCK, F32_WHOLE) {

@@ -313,6 +313,7 @@ pub fn map(
     let inputs = Inputs {
         config: dir.config(),
         weights,
+        values: source.weights.as_deref().map(|weights| weights as &dyn WeightSource),
         stored: &source.stored,
         tokenizer_config: tokenizer_config.as_ref(),
         generation_config: generation_config.as_ref(),

@@ -1,8 +1,8 @@
 //! From what a card says about a tensor to a [`Recipe`]: every operation of the vocabulary as steps on views.
 
-use crate::arch::{Assembly, Content, JoinKind, Op, OutputSpec, Step};
+use crate::arch::{Assembly, Content, JoinKind, MathOp, Op, OutputSpec, Step};
 use crate::core::WeightMeta;
-use crate::views::rope::rope_freqs_llama3;
+use crate::views::rope::{rope_freqs_llama3, rope_freqs_padded};
 use crate::views::{Recipe, ShapeError, View};
 
 /// Why a planned tensor cannot be made.
@@ -61,6 +61,13 @@ fn view_of(content: &Content, weights: &[WeightMeta]) -> Result<View, ShapeError
             let shape = vec![values.len() as u64];
             View::values(values.into(), shape)
         }
+        Content::RopeFreqsPadded(params, n) => {
+            let values = rope_freqs_padded(params, usize::try_from(*n).unwrap_or(0));
+            let shape = vec![values.len() as u64];
+            View::values(values.into(), shape)
+        }
+        Content::Values(values) => View::values(values.clone(), vec![values.len() as u64]),
+        Content::Fill { value, dims } => Ok(View::fill(*value, dims.clone())),
     }
 }
 
@@ -73,6 +80,7 @@ fn assemble(assembly: &Assembly, weights: &[WeightMeta]) -> Result<View, ShapeEr
         Some(JoinKind::Stack) => View::stack(parts)?,
         Some(JoinKind::Concat { axis }) => View::concat(parts, axis)?,
         Some(JoinKind::Zip { axis }) => View::zip(parts, axis)?,
+        Some(JoinKind::Mul) => View::product(&parts)?,
         None => parts.into_iter().next().ok_or(ShapeError::Empty)?,
     };
     run(joined, &assembly.ops)
@@ -98,8 +106,19 @@ pub fn apply(op: &Op, view: &View) -> Result<Vec<View>, ShapeError> {
         Op::Transpose { a, b } => view.transpose(*a, *b)?,
         Op::Reshape { dims } => view.reshape(dims)?,
         Op::Slice { axis, start, end } => view.slice(*axis, *start, *end)?,
+        Op::Deinterleave { group, rot } => view.deinterleave(*group, *rot)?,
+        Op::Interleave { group, rot } => view.interleave(*group, *rot)?,
+        Op::PadRows { rows } => view.pad_rows((*rows).max(view.shape().first().copied().unwrap_or(0)))?,
+        Op::PrependZero { rows } => view.prepend_zeros(*rows)?,
         Op::Gather { indices } => view.gather(indices)?,
+        Op::GatherBlocks { n, index } => view.gather_blocks(*n, index)?,
+        Op::Repeat { axis, n } => view.repeat(*axis, *n)?,
+        Op::Negate { group, from } => view.negate(*group, *from)?,
+        Op::ScaleRows { by, start, end } => view.scale_rows(*by, *start, *end)?,
         Op::Math(math) => view.math(*math),
+        Op::Whole(whole) => view.whole(*whole)?,
+        Op::AddIndex { .. } => view.index_math(MathOp::AddIndex)?,
+        Op::SubIndex => view.index_math(MathOp::SubIndex)?,
     };
     Ok(vec![one])
 }
@@ -107,7 +126,6 @@ pub fn apply(op: &Op, view: &View) -> Result<Vec<View>, ShapeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::MathOp;
     use crate::core::simd::SimdLevel;
     use crate::core::{SourceError, WeightSource};
 
@@ -154,6 +172,21 @@ mod tests {
             (Op::Reshape { dims: vec![3, 2] }, &[2, 3], vec![vec![0., 1., 2., 3., 4., 5.]]),
             (Op::Slice { axis: 0, start: 1, end: 2 }, &[3, 2], vec![vec![2., 3.]]),
             (Op::Gather { indices: vec![2, 0] }, &[3, 2], vec![vec![4., 5., 0., 1.]]),
+            (Op::Deinterleave { group: 4, rot: 4 }, &[8], vec![vec![0., 2., 1., 3., 4., 6., 5., 7.]]),
+            (Op::Deinterleave { group: 5, rot: 4 }, &[5], vec![vec![0., 2., 1., 3., 4.]]),
+            (Op::Interleave { group: 5, rot: 4 }, &[5], vec![vec![0., 2., 1., 3., 4.]]),
+            (Op::Interleave { group: 6, rot: 6 }, &[6], vec![vec![0., 3., 1., 4., 2., 5.]]),
+            (Op::PadRows { rows: 3 }, &[2, 2], vec![vec![0., 1., 2., 3., 0., 0.]]),
+            (Op::PadRows { rows: 1 }, &[2, 2], vec![vec![0., 1., 2., 3.]]),
+            (Op::PrependZero { rows: 1 }, &[1, 2], vec![vec![0., 0., 0., 1.]]),
+            (Op::GatherBlocks { n: 2, index: vec![1, 0] }, &[4], vec![vec![2., 3., 0., 1.]]),
+            (Op::Repeat { axis: 0, n: 2 }, &[2, 2], vec![vec![0., 1., 0., 1.]]),
+            (Op::Repeat { axis: 1, n: 3 }, &[2, 1], vec![vec![0., 0., 0., 1., 1., 1.]]),
+            (Op::Negate { group: 2, from: 1 }, &[4], vec![vec![0., -1., 2., -3.]]),
+            (Op::Negate { group: 2, from: 0 }, &[2], vec![vec![-0., -1.]]),
+            (Op::ScaleRows { by: 0.5, start: 1, end: 2 }, &[3], vec![vec![0., 0.5, 2.]]),
+            (Op::ScaleRows { by: 0.5, start: 0, end: 3 }, &[3], vec![vec![0., 0.5, 1.]]),
+            (Op::AddIndex { below: 9 }, &[3], vec![vec![0., 2., 4.]]),
             (Op::Math(MathOp::Add(1.0)), &[3], vec![vec![1., 2., 3.]]),
             (Op::Math(MathOp::Scale(-2.0)), &[3], vec![vec![-0., -2., -4.]]),
             (Op::Math(MathOp::NegExp), &[1], vec![vec![-1.]]),
@@ -169,6 +202,13 @@ mod tests {
             (Op::PermuteAxis { axis: 1, factors: vec![2, 3, 4], order: vec![2, 0, 1] }, &[2u64, 24][..]),
             (Op::Ungroup { groups: 3, sizes: vec![2, 1, 1] }, &[12, 2]),
             (Op::Transpose { a: 0, b: 2 }, &[2, 3, 4]),
+            (Op::Deinterleave { group: 8, rot: 6 }, &[16, 2]),
+            (Op::Interleave { group: 6, rot: 6 }, &[12]),
+            (Op::Gather { indices: vec![2, 0, 1] }, &[3, 2]),
+            (Op::GatherBlocks { n: 3, index: vec![2, 0, 1] }, &[6]),
+            (Op::Negate { group: 4, from: 1 }, &[8, 2]),
+            (Op::ScaleRows { by: 2.0, start: 1, end: 2 }, &[3, 2]),
+            (Op::AddIndex { below: 99 }, &[5]),
         ] {
             let n: u64 = dims.iter().product();
             let values: Vec<f32> = (0..n).map(|i| i as f32).collect();

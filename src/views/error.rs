@@ -13,6 +13,9 @@ pub enum ViewError {
     /// A finite value that the target type turns into infinity.
     #[error("source tensor `{weight}`: element {index} is {value:e}, too large for {ty}")]
     Overflow { weight: String, index: u64, value: f32, ty: GgmlType },
+    /// An integer that the target type does not hold.
+    #[error("source tensor `{weight}`: element {index} is {value}, too large for {ty}")]
+    IntRange { weight: String, index: u64, value: i64, ty: GgmlType },
     /// A value that arithmetic or planning made, not a source.
     #[error("element {index} comes out as {value}")]
     Computed { index: u64, value: f32 },

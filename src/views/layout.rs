@@ -1,5 +1,6 @@
 //! The layout operations that architectures need, said in terms of slices, factors and seams.
 
+use crate::arch::MathOp;
 use crate::views::view::{ShapeError, View};
 
 impl View {
@@ -153,5 +154,63 @@ impl View {
         let mut shape = self.shape().to_vec();
         shape[0] = missing;
         Self::concat(vec![self.clone(), Self::fill(0.0, shape)], 0)
+    }
+
+    /// Puts rows of zeros in front.
+    ///
+    /// # Errors
+    /// A view without rows.
+    pub fn prepend_zeros(&self, rows: u64) -> Result<Self, ShapeError> {
+        self.known_axis(0)?;
+        let mut shape = self.shape().to_vec();
+        shape[0] = rows;
+        Self::concat(vec![Self::fill(0.0, shape), self.clone()], 0)
+    }
+
+    /// The rows as `n` blocks, in the order of `index`.
+    ///
+    /// # Errors
+    /// Rows that `n` does not divide, a block that is not there.
+    pub fn gather_blocks(&self, n: u64, index: &[u64]) -> Result<Self, ShapeError> {
+        let rows = self.groups(0, n)?;
+        let block = |&at: &u64| self.slice(0, at.saturating_mul(rows), at.saturating_add(1).saturating_mul(rows));
+        Self::concat(index.iter().map(block).collect::<Result<_, _>>()?, 0)
+    }
+
+    /// The first index of an axis, `n` times.
+    ///
+    /// # Errors
+    /// No such axis, an empty one, no times.
+    pub fn repeat(&self, axis: usize, n: u64) -> Result<Self, ShapeError> {
+        let first = self.slice(axis, 0, 1)?;
+        Self::concat((0..n).map(|_| first.clone()).collect(), axis)
+    }
+
+    /// Of every `group` rows those from `from` on with the other sign.
+    ///
+    /// # Errors
+    /// Rows that are not whole groups, `from` beyond a group.
+    pub fn negate(&self, group: u64, from: u64) -> Result<Self, ShapeError> {
+        let n_groups = self.groups(0, group)?;
+        let mut parts = Vec::new();
+        for start in (0..n_groups).map(|g| g * group) {
+            parts.push(self.slice(0, start, start.saturating_add(from))?);
+            parts.push(self.slice(0, start + from, start + group)?.math(MathOp::Scale(-1.0)));
+        }
+        parts.retain(|part| part.shape()[0] > 0);
+        Self::concat(parts, 0)
+    }
+
+    /// Multiplies the rows `start..end` by a number.
+    ///
+    /// # Errors
+    /// A range that is not inside the rows.
+    pub fn scale_rows(&self, by: f64, start: u64, end: u64) -> Result<Self, ShapeError> {
+        self.known_axis(0)?;
+        let rows = self.shape()[0];
+        let scaled = self.slice(0, start, end)?.math(MathOp::Scale(by));
+        let mut parts = vec![self.slice(0, 0, start)?, scaled, self.slice(0, end, rows)?];
+        parts.retain(|part| part.shape()[0] > 0);
+        Self::concat(parts, 0)
     }
 }

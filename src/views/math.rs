@@ -4,17 +4,22 @@ use super::exp;
 use crate::arch::MathOp;
 use crate::core::numeric::{f16_to_f32, f32_to_f16};
 
-/// Applies an operation in place; `in_f16` rounds every result to F16.
+/// Applies an operation in place to elements of which the first has the place `first`; `in_f16` rounds every result
+/// to F16.
 ///
 /// # Exactness
 /// The reference computes in the type the checkpoint stores if that is F16, and in F32 otherwise: each step on an
 /// F16 weight rounds to F16, and BF16 is widened first.
-pub(super) fn apply(op: MathOp, values: &mut [f32], in_f16: bool) {
+pub(super) fn apply(op: MathOp, first: u64, values: &mut [f32], in_f16: bool) {
     match op {
         MathOp::Add(v) => values.iter_mut().for_each(|x| *x += v as f32),
         MathOp::Scale(v) => values.iter_mut().for_each(|x| *x *= v as f32),
         MathOp::NegExp => values.iter_mut().for_each(|x| *x = -exp::exp(*x)),
         MathOp::Exp => values.iter_mut().for_each(|x| *x = exp::exp(*x)),
+        MathOp::LnNeg => values.iter_mut().for_each(|x| *x = (-*x).ln()),
+        MathOp::Ln => values.iter_mut().for_each(|x| *x = x.ln()),
+        MathOp::AddIndex => (first..).zip(values.iter_mut()).for_each(|(place, x)| *x += place as f32),
+        MathOp::SubIndex => (first..).zip(values.iter_mut()).for_each(|(place, x)| *x -= place as f32),
     }
     if in_f16 {
         for x in values {
@@ -30,19 +35,19 @@ mod tests {
     #[test]
     fn an_f16_weight_rounds_after_every_step() {
         let mut narrow = [0.000_4f32, 1.0];
-        apply(MathOp::Add(1.0), &mut narrow, true);
+        apply(MathOp::Add(1.0), 0, &mut narrow, true);
         assert_eq!(narrow, [1.0, 2.0]);
         let mut wide = [0.000_4f32, 1.0];
-        apply(MathOp::Add(1.0), &mut wide, false);
+        apply(MathOp::Add(1.0), 0, &mut wide, false);
         assert_eq!(wide, [1.000_4, 2.0]);
     }
 
     #[test]
     fn numbers_are_rounded_before_they_are_used() {
         let mut values = [1.0f32];
-        apply(MathOp::Scale(0.1), &mut values, false);
+        apply(MathOp::Scale(0.1), 0, &mut values, false);
         assert_eq!(values, [0.1f32]);
-        apply(MathOp::NegExp, &mut values, false);
+        apply(MathOp::NegExp, 0, &mut values, false);
         assert_eq!(values, [-exp::exp(0.1)]);
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::core::scratch::with_floats;
 use crate::core::simd::SimdLevel;
-use crate::core::{GgmlType, WeightSource};
+use crate::core::{ElementType, GgmlType, WeightSource};
 use crate::views::ViewError;
 use crate::views::run::Run;
 use crate::views::view::{Body, Joint, Origin, View};
@@ -55,6 +55,28 @@ impl Node {
         }
     }
 
+    /// The element type of all sources, if it is one.
+    pub(super) fn element_type(&self) -> Option<ElementType> {
+        let mut found = None;
+        let uniform = self.all_leaves(&mut |run| match &run.origin {
+            Origin::Weight { ty, .. } => *found.get_or_insert(*ty) == *ty,
+            Origin::Computed(computed) => {
+                computed.element_type().is_some_and(|ty| *found.get_or_insert(ty) == ty)
+            }
+            // Zeros and the like are of any type.
+            Origin::Values(_) | Origin::Fill(_) => true,
+        });
+        found.filter(|_| uniform)
+    }
+
+    /// Calls `visit` for the weights behind every leaf.
+    pub(super) fn each_weight(&self, visit: &mut dyn FnMut(usize)) {
+        self.all_leaves(&mut |run| {
+            weights_of(run, visit);
+            true
+        });
+    }
+
     /// Splits the range `first .. first + n` at the seams: one visit each.
     fn walk<E>(&self, first: u64, n: u64, visit: &mut Visit<'_, E>) -> Result<(), E> {
         self.walk_from(first, n, 0, visit)
@@ -100,6 +122,21 @@ impl Node {
         }
         self.walk(first, out.len() as u64, &mut |run, first, range| {
             run.read(source, level, first, &mut out[range.start as usize..range.end as usize])
+        })
+    }
+
+    /// Reads integers as those of another width.
+    pub(super) fn read_ints(
+        &self,
+        source: &dyn WeightSource,
+        ty: GgmlType,
+        first: u64,
+        out: &mut [u8],
+    ) -> Result<(), ViewError> {
+        let size = ty.block_bytes();
+        self.walk(first, (out.len() / size) as u64, &mut |run, first, range| {
+            let out = &mut out[range.start as usize * size..range.end as usize * size];
+            run.read_ints(source, ty, first, out)
         })
     }
 
@@ -155,11 +192,11 @@ impl Node {
     pub(super) fn weights_in(&self, first: u64, n: u64) -> Vec<usize> {
         let mut found = Vec::new();
         let _ = self.walk::<std::convert::Infallible>(first, n, &mut |run, _, _| {
-            if let Origin::Weight { index, .. } = run.origin
-                && !found.contains(&index)
-            {
-                found.push(index);
-            }
+            weights_of(run, &mut |index| {
+                if !found.contains(&index) {
+                    found.push(index);
+                }
+            });
             Ok(())
         });
         found
@@ -169,12 +206,24 @@ impl Node {
     pub(super) fn locate(&self, index: u64) -> Option<(usize, u64)> {
         let mut found = None;
         let _ = self.walk::<std::convert::Infallible>(index, 1, &mut |run, first, _| {
-            if let Origin::Weight { index, .. } = run.origin {
-                found = Some((index, run.stretch(first, 1).start));
-            }
+            let at = run.stretch(first, 1).start;
+            found = match &run.origin {
+                Origin::Weight { index, .. } => Some((*index, at)),
+                Origin::Computed(computed) => computed.parts().iter().find_map(|part| part.locate(at)),
+                Origin::Values(_) | Origin::Fill(_) => None,
+            };
             Ok(())
         });
         found
+    }
+}
+
+/// The weights behind a leaf.
+fn weights_of(run: &Run, visit: &mut dyn FnMut(usize)) {
+    match &run.origin {
+        Origin::Weight { index, .. } => visit(*index),
+        Origin::Computed(computed) => computed.parts().iter().for_each(|part| part.each_weight(visit)),
+        Origin::Values(_) | Origin::Fill(_) => {}
     }
 }
 

@@ -64,13 +64,10 @@ impl Recipe {
     pub fn weights(&self) -> Vec<usize> {
         let mut found = Vec::new();
         let mut seen = std::collections::HashSet::new();
-        self.root.all_leaves(&mut |run| {
-            if let Origin::Weight { index, .. } = run.origin
-                && seen.insert(index)
-            {
+        self.root.each_weight(&mut |index| {
+            if seen.insert(index) {
                 found.push(index);
             }
-            true
         });
         found
     }
@@ -109,7 +106,9 @@ impl Recipe {
         let mut first = first_row * n_cols;
         for chunk in out.chunks_mut(rows_per_step * row_bytes) {
             let n = chunk.len() / row_bytes * cols;
-            if is_copy {
+            if !is_copy && matches!(ty, GgmlType::I32 | GgmlType::I64) {
+                self.root.read_ints(source, ty, first, chunk)?;
+            } else if is_copy {
                 self.root.copy(source, first, chunk, ty.block_bytes())?;
                 if !policy.allow_nonfinite
                     && let Some(at) = first_non_finite_bits(ty, chunk)

@@ -35,11 +35,42 @@ pub fn rope_freqs_llama3(params: &RopeFreqsLlama3) -> Vec<f32> {
         .collect()
 }
 
+/// The same factors with wavelengths in F64, and ones behind them up to `n`: dimensions that do not turn.
+///
+/// # Exactness
+/// Equals `Step35Model.generate_extra_tensors` of llama.cpp 0.5.0, on the same terms.
+#[must_use]
+pub(super) fn rope_freqs_padded(params: &RopeFreqsLlama3, n: usize) -> Vec<f32> {
+    let base = f64::from(params.theta as f32);
+    let low_wavelength = params.context / params.low_freq_factor;
+    let high_wavelength = params.context / params.high_freq_factor;
+    let span = params.high_freq_factor - params.low_freq_factor;
+    let mut factors: Vec<f32> = (0..params.dim.div_ceil(2))
+        .map(|pair| {
+            let exponent = (2 * pair) as f32 / params.dim as f32;
+            let frequency = 1.0 / base.powf(f64::from(exponent)) as f32;
+            let wavelength = 2.0 * std::f64::consts::PI / f64::from(frequency);
+            if wavelength < high_wavelength {
+                1.0
+            } else if wavelength > low_wavelength {
+                params.factor as f32
+            } else {
+                let smooth = (params.context / wavelength - params.low_freq_factor) / span;
+                (1.0 / ((1.0 - smooth) / params.factor + smooth)) as f32
+            }
+        })
+        .collect();
+    factors.resize(n.max(factors.len()), 1.0);
+    factors
+}
+
 /// The parameters that give these factors, bit for bit, among those that models use: wavelength limits of 1 and 4 (or
 /// 2, 8, 16, 32) and a first context length that is a power of two.
 #[must_use]
 pub fn match_rope_freqs(factors: &[f32], theta: f64) -> Option<RopeFreqsLlama3> {
-    let dim = 2 * factors.len() as u64;
+    // Long wavelengths come last: ones behind them are dimensions that do not turn.
+    let turning = factors.iter().rposition(|&factor| factor != 1.0).map_or(factors.len(), |last| last + 1);
+    let dim = 2 * turning as u64;
     let factor = f64::from(factors.iter().copied().fold(1.0, f32::max));
     let contexts = std::iter::once(13).chain(4..=24).map(|bits: u32| f64::from(1u32 << bits));
     let candidates = contexts.flat_map(|context| {
@@ -54,8 +85,11 @@ pub fn match_rope_freqs(factors: &[f32], theta: f64) -> Option<RopeFreqsLlama3> 
     });
     // A head is not wider than this, whatever a file says.
     let mut candidates = candidates.filter(|_| factors.len() <= 1 << 16);
-    candidates
-        .find(|params| rope_freqs_llama3(params).iter().zip(factors).all(|(a, b)| a.to_bits() == b.to_bits()))
+    let gives = |found: &[f32]| found.iter().zip(factors).all(|(a, b)| a.to_bits() == b.to_bits());
+    candidates.find(|params| {
+        (turning == factors.len() && gives(&rope_freqs_llama3(params)))
+            || gives(&rope_freqs_padded(params, factors.len()))
+    })
 }
 
 #[cfg(test)]

@@ -126,10 +126,17 @@ impl Run {
                 Ok(())
             })?,
             Origin::Weight { index, ty } => self.read_weight(source, *index, *ty, level, first, out)?,
+            Origin::Computed(computed) => self.stretches(first, out.len() as u64, &mut |stretch, at| {
+                computed.read(source, level, &stretch, &mut out[at..at + stretch.len])
+            })?,
         }
-        let in_f16 = matches!(self.origin, Origin::Weight { ty: ElementType::F16, .. });
+        let in_f16 = match &self.origin {
+            Origin::Weight { ty, .. } => *ty == ElementType::F16,
+            Origin::Computed(computed) => computed.element_type() == Some(ElementType::F16),
+            Origin::Values(_) | Origin::Fill(_) => false,
+        };
         for op in &self.math {
-            math::apply(*op, out, in_f16);
+            math::apply(*op, first, out, in_f16);
         }
         Ok(())
     }
@@ -157,6 +164,48 @@ impl Run {
         self.stretches(first, out.len() as u64, &mut |stretch, at| {
             let out = &mut out[at..at + stretch.len];
             elems.with(&stretch, |bytes| decode(bytes, out))
+        })
+    }
+
+    /// Elements `first ..` as integers of the width of `ty`.
+    pub(super) fn read_ints(
+        &self,
+        source: &dyn WeightSource,
+        ty: GgmlType,
+        first: u64,
+        out: &mut [u8],
+    ) -> Result<(), ViewError> {
+        let size = ty.block_bytes();
+        let (index, stored) = match self.origin {
+            Origin::Weight { index, ty } => (index, ty),
+            _ => return Err(ViewError::Computed { index: first, value: f32::NAN }),
+        };
+        let weight = || source.weights()[index].name.clone();
+        let no_number = || ViewError::ElementType { weight: weight(), ty: stored };
+        let elems = Elems::new(source, index, stored.bytes().ok_or_else(no_number)?);
+        self.stretches(first, (out.len() / size) as u64, &mut |stretch, at| {
+            let out = &mut out[at * size..(at + stretch.len) * size];
+            elems.with(&stretch, |bytes| {
+                let stored_elems = bytes.chunks_exact(elems.elem_bytes());
+                for ((place, bytes), out) in (first + at as u64..).zip(stored_elems).zip(out.chunks_exact_mut(size)) {
+                    let mut int = integer(stored, bytes).ok_or_else(no_number)?;
+                    for math in &self.math {
+                        int = match math {
+                            MathOp::AddIndex => int.saturating_add_unsigned(place),
+                            MathOp::SubIndex => int.saturating_sub_unsigned(place),
+                            _ => return Err(no_number()),
+                        };
+                    }
+                    if size == 8 {
+                        out.copy_from_slice(&int.to_le_bytes());
+                    } else {
+                        let narrow = i32::try_from(int);
+                        let range = |_| ViewError::IntRange { weight: weight(), index: place, value: int, ty };
+                        out.copy_from_slice(&narrow.map_err(range)?.to_le_bytes());
+                    }
+                }
+                Ok(())
+            })
         })
     }
 
@@ -207,7 +256,17 @@ impl Run {
 
     /// Lets go of what the range had in memory.
     pub(super) fn release(&self, source: &dyn WeightSource, first: u64, n: u64) {
-        let Origin::Weight { index, .. } = self.origin else { return };
+        let index = match &self.origin {
+            Origin::Weight { index, .. } => *index,
+            Origin::Computed(computed) => {
+                // As it is computed: what is turned around is not let go of.
+                if let [Dim { stride: 1, .. }] = self.dims.as_slice() {
+                    computed.parts().iter().for_each(|part| part.release(source, self.offset + first, n));
+                }
+                return;
+            }
+            Origin::Values(_) | Origin::Fill(_) => return,
+        };
         let Some((outer, rest)) = self.dims.split_first() else { return };
         let inner: u64 = rest.iter().map(|dim| dim.size).product();
         // Whole steps of the outermost factor, if each is one region of its own in the source.
@@ -222,6 +281,21 @@ impl Run {
             source.release_elems(index, self.offset + begin * outer.stride, n_elems);
         }
     }
+}
+
+/// The integer in the bytes of one element; `None` for other types, and for what only an unsigned type holds.
+fn integer(ty: ElementType, bytes: &[u8]) -> Option<i64> {
+    Some(match ty {
+        ElementType::I64 => i64::from_le_bytes(bytes.try_into().ok()?),
+        ElementType::I32 => i32::from_le_bytes(bytes.try_into().ok()?).into(),
+        ElementType::I16 => i16::from_le_bytes(bytes.try_into().ok()?).into(),
+        ElementType::I8 => i8::from_le_bytes(bytes.try_into().ok()?).into(),
+        ElementType::U64 => i64::try_from(u64::from_le_bytes(bytes.try_into().ok()?)).ok()?,
+        ElementType::U32 => u32::from_le_bytes(bytes.try_into().ok()?).into(),
+        ElementType::U16 => u16::from_le_bytes(bytes.try_into().ok()?).into(),
+        ElementType::U8 => (*bytes.first()?).into(),
+        _ => return None,
+    })
 }
 
 fn take_values(values: &Arc<[f32]>, stretch: &Stretch, out: &mut [f32]) {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use crate::arch::MathOp;
 use crate::core::{ElementType, WeightMeta};
+use crate::views::computed::Computed;
 
 /// Why an operation does not fit the shape it was applied to.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -68,6 +69,8 @@ pub(super) enum Origin {
     Weight { index: usize, ty: ElementType },
     Values(Arc<[f32]>),
     Fill(f32),
+    /// What needs more than one look at its sources.
+    Computed(Arc<Computed>),
 }
 
 /// A strided look at one source.
@@ -129,6 +132,11 @@ impl View {
             return Err(ShapeError::Reshape { from: vec![values.len() as u64], to: shape });
         }
         Ok(Self::contiguous(Origin::Values(values), shape))
+    }
+
+    /// What comes out of an operation that needs more than one look at its sources.
+    pub(super) fn computed(computed: Computed, shape: Vec<u64>) -> Self {
+        Self::contiguous(Origin::Computed(Arc::new(computed)), shape)
     }
 
     /// One value everywhere.
@@ -376,6 +384,9 @@ impl View {
         if dims.iter().try_fold(1u64, |product, &n| product.checked_mul(n)) != Some(n) {
             return Err(ShapeError::Reshape { from: self.shape.clone(), to: dims.to_vec() });
         }
+        if dims == self.shape {
+            return Ok(self.clone());
+        }
         self.refactor(0, self.shape.len(), dims)
             .ok_or_else(|| ShapeError::Seam { from: self.shape.clone(), to: dims.to_vec() })
     }
@@ -480,6 +491,19 @@ impl View {
         let mut view = self.clone();
         view.push_math(math);
         view
+    }
+
+    /// Adds the place of each element of a list to it, or takes it away (`math` says which).
+    ///
+    /// # Errors
+    /// [`ShapeError::Axis`] for anything but one whole list as it is stored: its places are those of its elements.
+    pub(super) fn index_math(&self, math: MathOp) -> Result<Self, ShapeError> {
+        match &self.body {
+            Body::Leaf(leaf) if self.shape.len() == 1 && leaf.offset == 0 => {
+                Ok(self.math(math))
+            }
+            _ => Err(ShapeError::Axis { axis: 1, rank: self.shape.len() }),
+        }
     }
 
     fn push_math(&mut self, math: MathOp) {

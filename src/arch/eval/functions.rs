@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use super::arithmetic::{arithmetic, compare, negated};
+use super::normal::normal_icdf;
 use super::{EvalError, Evaluated, Evaluator};
 use crate::arch::datum::Datum;
 use crate::arch::expr::{BinaryOp, Expr, Function, Path};
@@ -47,9 +48,39 @@ impl Evaluator<'_> {
             Function::Has => {
                 let name = value(0)?;
                 let name = rendered(text(op, &name)?, captures)?;
-                Ok(Datum::Bool(self.scope.tensors.contains(&*name)))
+                Ok(Datum::Bool(self.scope.tensor(&name).is_some()))
             }
             Function::Count => self.count(text(op, &value(0)?)?),
+            Function::Compact => match value(0)? {
+                Datum::List(items) => {
+                    let kept = items.iter().filter(|item| !item.is_null()).cloned();
+                    Ok(Datum::List(kept.collect::<Vec<_>>().into()))
+                }
+                Datum::Null => Ok(Datum::Null),
+                other => Err(EvalError::Kind { op, found: other.kind() }),
+            },
+            Function::LabelMap => label_map(op, &value(0)?),
+            Function::Ints => ints(op, &value(0)?),
+            Function::NormalIcdf => Ok(Datum::Float(normal_icdf(number()? as f32).into())),
+            Function::Tensor => {
+                let name = value(0)?;
+                let at = arguments.get(1).map(|at| self.eval(at, captures)).transpose()?;
+                let name = rendered(text(op, &name)?, captures)?;
+                let Some(name) = self.scope.tensor(&name) else { return Ok(Datum::Null) };
+                let values = self.scope.values.values(name, at.as_ref())?;
+                if let Datum::List(items) = &values {
+                    self.spend(items.len())?;
+                }
+                Ok(values)
+            }
+            Function::ZeroRows => {
+                let (name, from) = (value(0)?, value(1)?);
+                let kind = EvalError::Kind { op, found: from.kind() };
+                let from = from.as_int().and_then(|from| u64::try_from(from).ok()).ok_or(kind)?;
+                let name = rendered(text(op, &name)?, captures)?;
+                let name = self.scope.tensor(&name);
+                name.map_or(Ok(Datum::Null), |name| self.scope.values.zero_rows(name, from))
+            }
             Function::Kv => Ok(self.scope.kv(text(op, &value(0)?)?)),
             Function::File => {
                 let name = value(0)?;
@@ -75,7 +106,10 @@ impl Evaluator<'_> {
     fn layers(&self, item: &Expr, n: Option<&Expr>, captures: Captures) -> Evaluated {
         let items = (0..self.n_layers(n, captures)?)
             .map(|bid| self.eval(item, Captures { bid: Some(bid), ..captures }));
-        Ok(Datum::List(items.collect::<Result<Vec<_>, _>>()?.into()))
+        let items = items.collect::<Result<Vec<_>, _>>()?;
+        // What no block has is not a list of nothing.
+        let is_absent = !items.is_empty() && items.iter().all(Datum::is_null);
+        Ok(if is_absent { Datum::Null } else { Datum::List(items.into()) })
     }
 
     /// The first value of an expression over the blocks that is not null.
@@ -93,7 +127,9 @@ impl Evaluator<'_> {
     fn count(&self, prefix: &str) -> Evaluated {
         self.spend(self.scope.tensors.len())?;
         // The maximum does not depend on the set's order.
-        let indices = self.scope.tensors.iter().filter_map(|name| leading_index(name.strip_prefix(prefix)?));
+        let renamed = self.scope.renamed.keys().map(String::as_str);
+        let names = self.scope.tensors.iter().copied().chain(renamed);
+        let indices = names.filter_map(|name| leading_index(name.strip_prefix(prefix)?));
         Ok(Datum::Int(indices.max().map_or(0, |last| i128::from(last) + 1)))
     }
 
@@ -188,6 +224,27 @@ fn rendered(name: &str, captures: Captures) -> Result<Cow<'_, str>, EvalError> {
 /// The decimal index a text starts with, if a dot or the end follows it.
 fn leading_index(rest: &str) -> Option<u64> {
     rest.split('.').next().filter(|index| index.bytes().all(|b| b.is_ascii_digit()))?.parse().ok()
+}
+
+/// An object of texts by their places.
+fn label_map(op: &'static str, list: &Datum) -> Evaluated {
+    match list {
+        Datum::Null => Ok(Datum::Null),
+        Datum::List(items) => {
+            let member = |(place, item): (usize, &Datum)| (place.to_string(), item.to_json());
+            Ok(Datum::Map(std::sync::Arc::new(items.iter().enumerate().map(member).collect())))
+        }
+        other => Err(EvalError::Kind { op, found: other.kind() }),
+    }
+}
+
+/// The integers of a text, between commas.
+fn ints(op: &'static str, list: &Datum) -> Evaluated {
+    let list = text(op, list)?;
+    let wrong = || EvalError::Arithmetic { op, operands: format!("'{}'", escape(list)) };
+    let int = |item: &str| item.trim().parse::<i64>().map(|int| Datum::Int(int.into())).map_err(|_| wrong());
+    let items = list.split(',').filter(|item| !item.trim().is_empty());
+    Ok(Datum::List(items.map(int).collect::<Result<Vec<_>, _>>()?.into()))
 }
 
 fn labels(op: &'static str, map: &Datum) -> Evaluated {

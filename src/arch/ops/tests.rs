@@ -1,4 +1,6 @@
 use super::*;
+use crate::arch::eval::Scope;
+use crate::arch::names::Captures;
 
 fn spec(kind: OpKind, params: &[(&'static str, &str)]) -> OpSpec {
     let param = |row: &(&'static str, &str)| (row.0, Param::One(Expr::parse(row.1).unwrap()));
@@ -37,6 +39,17 @@ fn shapes_are_inferred() {
     assert_eq!(shapes(Slice, &[("start", "-1")], &[4, 3]), ok(&[&[1, 3]]));
     assert_eq!(shapes(Gather, &[("indices", "[3, 0]")], &[4, 3]), ok(&[&[2, 3]]));
     assert_eq!(shapes(Ungroup, &[("groups", "2"), ("sizes", "[3, 1]")], &[8, 5]), ok(&[&[8, 5]]));
+    let pairs = [("group", "4"), ("rot", "2")];
+    assert_eq!(shapes(Deinterleave, &pairs, &[8, 5]), ok(&[&[8, 5]]));
+    assert_eq!(shapes(PadRows, &[("rows", "9")], &[8, 5]), ok(&[&[9, 5]]));
+    assert_eq!(shapes(PadRows, &[("rows", "7")], &[8, 5]), ok(&[&[8, 5]]));
+    assert_eq!(shapes(PrependZero, &[], &[8, 5]), ok(&[&[9, 5]]));
+    assert_eq!(shapes(GatherBlocks, &[("n", "4"), ("index", "[3, 0]")], &[8, 5]), ok(&[&[4, 5]]));
+    assert_eq!(shapes(Repeat, &[("n", "4")], &[1, 5]), ok(&[&[4, 5]]));
+    assert_eq!(shapes(Scale, &[("by", "2"), ("rows", "[4, d0]")], &[8]), ok(&[&[8]]));
+    assert_eq!(shapes(Ternary, &[], &[8, 5]), ok(&[&[8, 5]]));
+    let free = [("axis", "1"), ("factors", "[2, -1]"), ("order", "[1, 0]")];
+    assert_eq!(shapes(PermuteAxis, &free, &[4, 6]), ok(&[&[4, 6]]));
     let axis = [("axis", "1"), ("factors", "[2, 3]"), ("order", "[1, 0]")];
     assert_eq!(shapes(PermuteAxis, &axis, &[4, 6]), ok(&[&[4, 6]]));
 }
@@ -65,6 +78,21 @@ fn what_does_not_fit_is_an_error() {
         (Unzip, &[("axis", "0"), ("n", "128")], &[256], "`unzip`: [128] do not make 256"),
         (Unzip, &[("axis", "0"), ("n", "-2")], &[8], "`unzip`: `n` is out of range"),
         (
+            Negate,
+            &[("group", "3"), ("from", "1")],
+            &[8],
+            "`negate`: groups of 3 do not make 8 rows",
+        ),
+        (Negate, &[("group", "4"), ("from", "5")], &[8], "`negate`: `from` is out of range"),
+        (Deinterleave, &[("group", "4"), ("rot", "3")], &[8], "`deinterleave`: `rot` is out of range"),
+        (Interleave, &[("group", "4"), ("rot", "6")], &[8], "`interleave`: `rot` is out of range"),
+        (GatherBlocks, &[("n", "3"), ("index", "[0]")], &[8], "`gather_blocks`: 3 blocks do not make 8"),
+        (GatherBlocks, &[("n", "2"), ("index", "[2]")], &[8], "`gather_blocks`: `index` is out of range"),
+        (Repeat, &[("n", "0")], &[8], "`repeat`: `n` is out of range"),
+        (Scale, &[("by", "2"), ("rows", "[1]")], &[8], "`scale`: `rows` is out of range"),
+        (L2Normalize, &[("axis", "1"), ("eps", "0")], &[8, 2], "`l2_normalize`: `axis` is out of range"),
+        (AddIndex, &[("below", "4")], &[2, 2], "`add_index`: axis 1 of a tensor with 2 dimensions"),
+        (
             PermuteAxis,
             &[("factors", "[2, 4]"), ("order", "[0, 0]")],
             &[8],
@@ -82,4 +110,37 @@ fn inverses_undo() {
     assert_eq!(back, Op::PermuteAxis { axis: 0, factors: vec![4, 8, 2], order: vec![0, 2, 1] });
     assert_eq!(back.inverse().unwrap(), op);
     assert_eq!(Op::Slice { axis: 0, start: 0, end: 1 }.inverse(), None);
+}
+
+#[test]
+fn a_card_says_what_undoes_its_operation() {
+    use OpKind::*;
+    let undo = |kind, params: &[(&'static str, &str)], dims: &[u64]| {
+        let undo = spec(kind, params).undo(&Scope::default(), Captures::default(), dims).unwrap();
+        undo.map(|undo| (undo.op.shapes(dims).unwrap().remove(0), undo.is_exact))
+    };
+    for (kind, params, dims, want) in [
+        (Reshape, &[("dims", "[12]"), ("hf", "[d0 // 4, 4]")][..], &[12u64][..], Some((&[3u64, 4][..], true))),
+        (Reshape, &[("dims", "[12]")], &[12], None),
+        (Squeeze, &[("axis", "1")], &[4, 3], Some((&[4, 1, 3], true))),
+        (Squeeze, &[("axis", "-1")], &[4, 3], Some((&[4, 3, 1], true))),
+        (Squeeze, &[], &[4, 3], None),
+        (Squeeze, &[("hf", "[d0, 1, d1]")], &[4, 3], Some((&[4, 1, 3], true))),
+        (Unsqueeze, &[("axis", "0")], &[1, 3], Some((&[3], true))),
+        (Flatten, &[("hf", "[4, -1]")], &[12], Some((&[4, 3], true))),
+        (PadRows, &[("rows", "9")], &[9, 2], Some((&[9, 2], true))),
+        (PrependZero, &[], &[9, 2], Some((&[8, 2], true))),
+        (Slice, &[("end", "9")], &[9, 2], Some((&[9, 2], false))),
+        (Slice, &[("start", "2")], &[9, 2], Some((&[11, 2], false))),
+        (Slice, &[("axis", "1"), ("start", "2")], &[9, 2], None),
+        (NegExp, &[], &[9], Some((&[9], false))),
+        (SubMean, &[], &[9], Some((&[9], false))),
+        (Ternary, &[], &[9], None),
+        (Gather, &[("indices", "[1, 0]")], &[2], Some((&[2], true))),
+        (Gather, &[("indices", "[1, 3]")], &[2], None),
+        (AddIndex, &[("below", "4")], &[2], Some((&[2], true))),
+    ] {
+        let want = want.map(|(dims, is_exact)| (dims.to_vec(), is_exact));
+        assert_eq!(undo(kind, params, dims), want, "{kind:?} {params:?}");
+    }
 }

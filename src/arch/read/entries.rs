@@ -38,7 +38,10 @@ pub(super) const ENTRY_KEYS: &[&str] = &[
     "with",
     "join",
     "group",
+    "also",
+    "ending",
     "bid",
+    "repeat",
     "when",
     "optional",
     "type",
@@ -70,8 +73,12 @@ fn entry(name: &str, value: &Toml, at: &str, source: &str, target: &str) -> Read
         }
         Some(to) => vec![one_target(to, at, target)?],
     };
+    let also = fields.texts("also")?;
+    let also = also.iter().map(|name| pattern(&format!("{target}{name}"), at, Stars::Refused));
+    let also = also.collect::<Read<Vec<_>>>()?;
     let n_complete = targets.iter().filter(|target| target.name.is_complete()).count();
-    if n_complete != 0 && n_complete != targets.len() {
+    let is_mixed = n_complete != 0 && n_complete != targets.len();
+    if is_mixed || also.iter().any(|name| name.is_complete() != (n_complete > 0)) {
         return Err(CardProblem::Kind {
             at: at.to_owned(),
             expected: "targets that all have an ending, or none",
@@ -83,6 +90,8 @@ fn entry(name: &str, value: &Toml, at: &str, source: &str, target: &str) -> Read
         ("f16", EntryType::F16),
         ("file", EntryType::File),
         ("source", EntryType::Source),
+        ("i32", EntryType::I32),
+        ("i64", EntryType::I64),
         ("blocks", EntryType::Blocks),
     ];
     let phases = [("first", Phase::First), ("last", Phase::Last)];
@@ -97,7 +106,11 @@ fn entry(name: &str, value: &Toml, at: &str, source: &str, target: &str) -> Read
         ops: ops(&fields, "ops")?,
         n: fields.expr("n")?,
         group: fields.text("group")?,
+        also,
+        drops_ending: chosen("ending")?
+            .map_or(Ok(false), |name| choice(at, "ending", &name, &[("", true)]))?,
         bid: fields.expr("bid")?,
+        repeat: fields.expr("repeat")?,
         when: fields.expr("when")?,
         optional: fields.bool("optional")?,
         ty: chosen("type")?.map_or(Ok(EntryType::Auto), |name| choice(at, "type", &name, &types))?,
@@ -120,6 +133,7 @@ fn join(fields: &Fields<'_>, has_with: bool) -> Read<Option<Join>> {
                 ("concat", Join::Concat { axis: 0 }),
                 ("concat1", Join::Concat { axis: 1 }),
                 ("stack", Join::Stack),
+                ("mul", Join::Mul),
             ];
             Some(choice(&fields.at("join"), "join", &name, &known)?)
         }

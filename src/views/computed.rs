@@ -1,0 +1,262 @@
+//! Elements that depend on more than one look at their sources: on a number taken from the whole tensor, or on two
+//! sources at once. The numbers are found when the first element is read, in one pass and bounded memory.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::arch::WholeOp;
+use crate::core::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+use crate::core::scratch::with_floats;
+use crate::core::simd::SimdLevel;
+use crate::core::{ElementType, WeightSource};
+use crate::views::ViewError;
+use crate::views::elems::Stretch;
+use crate::views::node::{Node, compile};
+use crate::views::sum::CascadeSum;
+use crate::views::view::{ShapeError, View};
+
+/// Elements of one step of a pass: whole rounds of [`CascadeSum`].
+const STEP_ELEMS: u64 = 1 << 15;
+/// Most numbers that a pass may leave behind: one per column.
+const MAX_COLS: u64 = 1 << 24;
+
+/// A tensor that is computed from others of the same number of elements.
+#[derive(Debug)]
+pub(super) struct Computed {
+    /// One source, or the factors of a product.
+    parts: Vec<Node>,
+    n_elems: u64,
+    /// Elements of one index of the first axis.
+    n_cols: u64,
+    kind: Kind,
+    /// Results are rounded to this type, as the reference computes in it.
+    rounded: Option<ElementType>,
+    /// What the pass over all elements found.
+    found: Mutex<Option<Arc<[f32]>>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Whole(WholeOp),
+    Product,
+}
+
+impl View {
+    /// An operation with numbers that depend on all elements.
+    ///
+    /// # Errors
+    /// Columns of their own length in a view without any, or with more than fit in memory.
+    pub(super) fn whole(&self, op: WholeOp) -> Result<Self, ShapeError> {
+        let n_elems: u64 = self.shape().iter().product();
+        let n_cols = self.shape().get(1..).unwrap_or(&[]).iter().product();
+        if matches!(op, WholeOp::L2Normalize { .. }) && (self.shape().is_empty() || n_cols > MAX_COLS) {
+            return Err(ShapeError::Axis { axis: 0, rank: self.shape().len() });
+        }
+        let node = compile(self);
+        // The reference widens BF16 to F32 before it looks at a tensor, but takes the mean of what is stored.
+        let rounded = match (op, node.element_type()) {
+            (WholeOp::Ternary | WholeOp::SubMean, Some(ElementType::F16)) => Some(ElementType::F16),
+            (WholeOp::SubMean, Some(ElementType::Bf16)) => Some(ElementType::Bf16),
+            _ => None,
+        };
+        let found = Mutex::new(None);
+        let computed = Computed { parts: vec![node], n_elems, n_cols, kind: Kind::Whole(op), rounded, found };
+        Ok(Self::computed(computed, self.shape().to_vec()))
+    }
+
+    /// The product of views with as many elements, element by element: one list.
+    ///
+    /// # Exactness
+    /// In F32, whatever the sources store.
+    ///
+    /// # Errors
+    /// No views, or other numbers of elements.
+    pub(super) fn product(parts: &[Self]) -> Result<Self, ShapeError> {
+        let size = |part: &Self| part.shape().iter().product::<u64>();
+        let n_elems = parts.first().map(size).ok_or(ShapeError::Empty)?;
+        if let Some(other) = parts.iter().find(|part| size(part) != n_elems) {
+            let first = parts.first().map(|part| part.shape().to_vec()).unwrap_or_default();
+            return Err(ShapeError::Join { first, other: other.shape().to_vec(), axis: 0 });
+        }
+        let parts = parts.iter().map(compile).collect();
+        let computed = Computed {
+            parts,
+            n_elems,
+            n_cols: 1,
+            kind: Kind::Product,
+            rounded: None,
+            found: Mutex::new(None),
+        };
+        Ok(Self::computed(computed, vec![n_elems]))
+    }
+}
+
+impl Computed {
+    /// What it is made of.
+    pub(super) fn parts(&self) -> &[Node] {
+        &self.parts
+    }
+
+    /// The type that further arithmetic computes in, if that is not F32.
+    pub(super) fn element_type(&self) -> Option<ElementType> {
+        self.rounded
+    }
+
+    /// A stretch of the result.
+    pub(super) fn read(
+        &self,
+        source: &dyn WeightSource,
+        level: SimdLevel,
+        stretch: &Stretch,
+        out: &mut [f32],
+    ) -> Result<(), ViewError> {
+        if stretch.stride == 1 {
+            return self.read_run(source, level, stretch.start, out);
+        }
+        for (i, value) in out.iter_mut().enumerate() {
+            let at = stretch.start + i as u64 * stretch.stride;
+            self.read_run(source, level, at, std::slice::from_mut(value))?;
+        }
+        Ok(())
+    }
+
+    /// Elements `first ..`.
+    fn read_run(
+        &self,
+        source: &dyn WeightSource,
+        level: SimdLevel,
+        first: u64,
+        out: &mut [f32],
+    ) -> Result<(), ViewError> {
+        let Some((main, others)) = self.parts.split_first() else { return Ok(()) };
+        let op = match self.kind {
+            Kind::Product => {
+                main.read(source, level, first, out)?;
+                return others.iter().try_for_each(|part| {
+                    with_floats(out.len(), |factors| {
+                        part.read(source, level, first, factors)?;
+                        out.iter_mut().zip(factors.iter()).for_each(|(x, factor)| *x *= *factor);
+                        Ok(())
+                    })
+                });
+            }
+            Kind::Whole(op) => op,
+        };
+        let found = self.found(op, main, source, level)?;
+        main.read(source, level, first, out)?;
+        match op {
+            WholeOp::Ternary => {
+                let inverse = 1.0 / found.first().copied().unwrap_or(1.0);
+                for x in out.iter_mut() {
+                    *x = (*x * inverse).round_ties_even().clamp(-1.0, 1.0) / inverse;
+                }
+            }
+            WholeOp::SubMean => {
+                let mean = self.round(found.first().copied().unwrap_or(0.0));
+                out.iter_mut().for_each(|x| *x -= mean);
+            }
+            WholeOp::L2Normalize { .. } => {
+                let lengths = found.iter().cycle().skip((first % self.n_cols.max(1)) as usize);
+                out.iter_mut().zip(lengths).for_each(|(x, length)| *x /= length);
+            }
+        }
+        if self.rounded.is_some() {
+            out.iter_mut().for_each(|x| *x = self.round(*x));
+        }
+        Ok(())
+    }
+
+    fn round(&self, value: f32) -> f32 {
+        match self.rounded {
+            Some(ElementType::F16) => f16_to_f32(f32_to_f16(value)),
+            Some(ElementType::Bf16) => bf16_to_f32(f32_to_bf16(value)),
+            _ => value,
+        }
+    }
+
+    /// The numbers that depend on all elements: found once, by whoever asks first.
+    fn found(
+        &self,
+        op: WholeOp,
+        main: &Node,
+        source: &dyn WeightSource,
+        level: SimdLevel,
+    ) -> Result<Arc<[f32]>, ViewError> {
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = &*found {
+            return Ok(found.clone());
+        }
+        let numbers: Arc<[f32]> = match op {
+            WholeOp::Ternary => {
+                let magnitudes = |values: &mut [f32]| values.iter_mut().for_each(|x| *x = x.abs());
+                [self.mean(main, source, level, magnitudes)?.max(1e-5)].into()
+            }
+            WholeOp::SubMean => [self.mean(main, source, level, |_| {})?].into(),
+            WholeOp::L2Normalize { eps } => self.lengths(main, eps, source, level)?.into(),
+        };
+        *found = Some(numbers.clone());
+        Ok(numbers)
+    }
+
+    fn mean(
+        &self,
+        main: &Node,
+        source: &dyn WeightSource,
+        level: SimdLevel,
+        change: impl Fn(&mut [f32]),
+    ) -> Result<f32, ViewError> {
+        let mut sum = CascadeSum::new(self.n_elems);
+        self.pass(main, source, level, |_, values| {
+            change(values);
+            sum.add(values);
+        })?;
+        Ok(sum.finish() / self.n_elems as f32)
+    }
+
+    /// The lengths of the columns, each plus `eps`.
+    ///
+    /// # Exactness
+    /// Squares are added row by row in F32, as torch does along an axis that is not the last.
+    fn lengths(
+        &self,
+        main: &Node,
+        eps: f64,
+        source: &dyn WeightSource,
+        level: SimdLevel,
+    ) -> Result<Vec<f32>, ViewError> {
+        let mut lengths = vec![0f32; self.n_cols as usize];
+        self.pass(main, source, level, |first, values| {
+            let mut column = (first % self.n_cols.max(1)) as usize;
+            for value in values {
+                lengths[column] += *value * *value;
+                column = if column + 1 == lengths.len() { 0 } else { column + 1 };
+            }
+        })?;
+        lengths.iter_mut().for_each(|length| *length = length.sqrt() + eps as f32);
+        Ok(lengths)
+    }
+
+    /// Hands on all elements, in order.
+    fn pass(
+        &self,
+        main: &Node,
+        source: &dyn WeightSource,
+        level: SimdLevel,
+        mut visit: impl FnMut(u64, &mut [f32]),
+    ) -> Result<(), ViewError> {
+        let mut first = 0;
+        while first < self.n_elems {
+            let n = STEP_ELEMS.min(self.n_elems - first);
+            with_floats(n as usize, |values| {
+                main.read(source, level, first, values)?;
+                visit(first, values);
+                Ok::<_, ViewError>(())
+            })?;
+            main.release(source, first, n);
+            first += n;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;
