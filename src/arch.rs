@@ -63,3 +63,4 @@ pub use ops::{MathOp, Op, OpError, WholeOp};
 pub use resolve::{Inputs, Pooling, ResolveOptions, resolve};
 pub use schema::{Card, EntryType, Phase};
 pub use types::{OutType, TypeRule};
+pub use values::{CountTokens, TokenCounts};

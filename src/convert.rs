@@ -18,6 +18,7 @@ mod options;
 mod pooling;
 mod source;
 mod to_hf;
+mod token_counts;
 mod vocabulary;
 
 pub use crate::dequant::msmodelslim::OffsetSign;

@@ -230,8 +230,8 @@ fn each_expr(card: &Card, check: Check<'_>) -> Result<(), CardProblem> {
         generate.when.iter().try_for_each(|expr| check("`generate`", expr))?;
         generate.kind.exprs().into_iter().try_for_each(|expr| check("`generate`", expr))?;
     }
-    for (name, expr) in &card.inverse {
-        check(&format!("[inverse] `{name}`"), expr)?;
+    for (name, rule) in &card.inverse {
+        check(&format!("[inverse] `{name}`"), &rule.value)?;
     }
     let tokenizer = &card.tokenizer;
     let sizes = [&tokenizer.size, &tokenizer.token_type_count];

@@ -564,6 +564,7 @@ pub(super) const ROOTS: &[&str] = &[
     "rope_full",
     "rope_swa",
     "tokenizer_config",
+    "vocab",
 ];
 
 #[cfg(test)]

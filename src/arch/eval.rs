@@ -10,6 +10,7 @@ use crate::arch::datum::Datum;
 use crate::arch::expr::{BinaryOp, Expr, Function, Path, Step};
 use crate::arch::names::Captures;
 use crate::arch::values::Values;
+use crate::core::WeightMeta;
 use crate::core::text::escape;
 use crate::gguf::Metadata;
 
@@ -39,6 +40,8 @@ pub struct Scope<'a> {
     pub roots: Vec<(&'static str, Root<'a>)>,
     /// Names of the checkpoint's tensors: of those that cards see, and of the stored ones.
     pub tensors: HashSet<&'a str>,
+    /// The same tensors with their shapes, without the stored ones.
+    pub weights: &'a [WeightMeta],
     /// Other names of tensors, after the shared rewriting and the card's: what they stand for.
     pub renamed: HashMap<String, &'a str>,
     /// Names of the files beside the checkpoint.
@@ -174,6 +177,17 @@ impl<'a> Scope<'a> {
         self.tensors.get(name).or_else(|| self.renamed.get(name)).copied()
     }
 
+    /// As [`Scope::tensor`]; else the only tensor whose name ends with a point and this.
+    pub(super) fn tensor_by_ending(&self, name: &str) -> Option<&'a str> {
+        self.tensor(name).or_else(|| {
+            let ends = |weight: &&WeightMeta| {
+                weight.name.strip_suffix(name).is_some_and(|front| front.ends_with('.'))
+            };
+            let mut found = self.weights.iter().filter(ends);
+            found.next().filter(|_| found.next().is_none()).map(|weight| weight.name.as_str())
+        })
+    }
+
     fn root(&self, name: &str) -> Option<&Root<'a>> {
         self.roots.iter().find(|root| root.0 == name).map(|root| &root.1)
     }
@@ -268,6 +282,9 @@ impl Evaluator<'_> {
             })?;
             return self.descend(path, value, captures);
         }
+        if path.root == "vocab" {
+            return self.member(path, Some(&self.scope.values.vocabulary()), &path.steps, captures);
+        }
         match self.scope.root(&path.root) {
             Some(Root::Map(map)) => match path.steps.split_first() {
                 None => {
@@ -300,18 +317,23 @@ impl Evaluator<'_> {
                         || EvalError::NoElement { path: path.to_string(), index: index.to_string() };
                     match json {
                         Json::Array(items) => {
-                            let at = python_index(&index, items.len());
-                            Some(at.and_then(|at| items.get(at)).ok_or_else(no_element)?)
+                            match python_index(&index, items.len()).and_then(|at| items.get(at)) {
+                                None if path.optional => return Ok(None),
+                                found => Some(found.ok_or_else(no_element)?),
+                            }
                         }
                         // Members whose keys are numbers.
                         Json::Object(map) if index.as_int().is_some() => map.get(&index.to_string()),
                         // A letter is a value of its own: nothing is inside it.
                         Json::String(text) => {
                             let at = python_index(&index, text.chars().count());
-                            let letter = at.and_then(|at| text.chars().nth(at)).ok_or_else(no_element)?;
+                            let letter = match at.and_then(|at| text.chars().nth(at)) {
+                                None if path.optional => return Ok(None),
+                                letter => letter.ok_or_else(no_element)?,
+                            };
                             return Ok(Some(Datum::Text(letter.to_string().into())));
                         }
-                        Json::Null if path.optional => return Ok(None),
+                        _ if path.optional => return Ok(None),
                         _ => return Err(no_element()),
                     }
                 }
@@ -345,7 +367,10 @@ impl Evaluator<'_> {
                     let at = python_index(&index, items.len());
                     let no_element =
                         || EvalError::NoElement { path: path.to_string(), index: index.to_string() };
-                    at.and_then(|at| items.get(at)).cloned().ok_or_else(no_element)?
+                    match at.and_then(|at| items.get(at)) {
+                        None if path.optional => return Ok(None),
+                        found => found.cloned().ok_or_else(no_element)?,
+                    }
                 }
                 _ => return Ok(None),
             };

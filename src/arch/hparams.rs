@@ -15,7 +15,7 @@ type Config = Map<String, Json>;
 
 /// Rope types whose meaning is known; those that need a key or tensor of their own get it in rows or cards.
 const ROPE_TYPES: &[&str] =
-    &["default", "linear", "yarn", "su", "longrope", "dynamic", "llama3", "mrope", "proportional", "none"];
+    &["default", "linear", "yarn", "su", "longrope", "dynamic", "llama3", "mrope", "proportional", "xdrope", "none"];
 
 /// The rows of `["include", "base"]`: key, expression, condition.
 ///

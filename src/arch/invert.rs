@@ -18,7 +18,8 @@ use crate::arch::names::{Captures, Pattern, Placeholder, SUFFIXES, nearest};
 use crate::arch::ops::{Op, OpError, OpSpec, Undo};
 use crate::arch::schema::{Card, Entry, EntryType, Join, Phase, Row};
 use crate::arch::types::TypeRule;
-use crate::core::{Shape, WeightMeta};
+use crate::arch::values::Values;
+use crate::core::{Shape, WeightMeta, WeightSource};
 use crate::gguf::keys::ANNOTATION_PREFIX;
 use crate::gguf::{Metadata, Value};
 
@@ -43,6 +44,10 @@ const BASE: &[(&str, &str)] = &[
     ("eos_token_id", "tokenizer.ggml.eos_token_id"),
     ("pad_token_id", "tokenizer.ggml.padding_token_id"),
 ];
+
+/// Tensors with the factors of long rope.
+const LONG_FACTORS: &str = "rope_factors_long.weight";
+const SHORT_FACTORS: &str = "rope_factors_short.weight";
 
 /// Members of `rope_scaling` and the metadata keys they come back from, after the type.
 const ROPE_SCALING: &[(&str, &str)] = &[
@@ -70,7 +75,8 @@ pub struct Inverse {
 }
 
 /// Runs the card of a GGUF backwards. `tensors` are its tensors, with the element types they are decoded to;
-/// `rope_freqs` are the parameters of its rope factors, if it has such a tensor.
+/// `rope_freqs` are the parameters of its rope factors, if it has such a tensor of Llama 3's kind; `values` is where the
+/// tensors can be read.
 ///
 /// # Errors
 /// [`ArchError`]: no card for the architecture, tensors the card does not yield, operations without an inverse.
@@ -79,6 +85,7 @@ pub fn invert(
     metadata: &Metadata,
     tensors: &[WeightMeta],
     rope_freqs: Option<&RopeFreqsLlama3>,
+    values: Option<&dyn WeightSource>,
 ) -> Result<Inverse, ArchError> {
     let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
     let card = registry.by_gguf(arch).ok_or_else(|| ArchError::UnknownArch { arch: arch.to_owned() })?;
@@ -87,6 +94,8 @@ pub fn invert(
         tables: Some(&card.tables),
         roots: ["tokenizer_config", "generation", "raw"].map(|name| (name, Root::Value(json!({})))).into(),
         tensors: tensors.iter().map(|tensor| tensor.name.as_str()).collect(),
+        weights: tensors,
+        values: Values::new(values, None),
         gguf: Some((arch, metadata)),
         ..Scope::default()
     };
@@ -160,6 +169,12 @@ fn config(
         _ => card.graph.as_ref().and_then(|graph| (!graph.yarn_truncate).then_some(false)),
     };
     if let Some(scaling) = rope_scaling(scope, truncate, rope_freqs) {
+        if scaling.get("long_factor").is_some() {
+            let first = scope.kv("rope.scaling.original_context_length");
+            if !first.is_null() {
+                config.insert("original_max_position_embeddings".to_owned(), first.to_json());
+            }
+        }
         config.insert("rope_scaling".to_owned(), scaling);
     }
     config
@@ -168,17 +183,35 @@ fn config(
 /// The scope's configuration with the card's own `[inverse]`, whose expressions see it as it was.
 fn own_config(card: &Card, scope: &Scope<'_>) -> Result<Map<String, Json>, ArchError> {
     let mut config = scope.config.clone();
-    for (key, expr) in &card.inverse {
+    for (key, rule) in &card.inverse {
         let at = || format!("[inverse] `{key}`");
-        let value = scope.eval(expr, Captures::default());
+        let value = scope.eval(&rule.value, Captures::default());
         let value = value.map_err(|source| ArchError::Eval { card: card.name(), at: at(), source })?;
-        if value.is_null() {
-            config.remove(key);
-        } else {
-            config.insert(key.clone(), value.to_json());
-        }
+        let value = if value.is_null() && !rule.writes_null { None } else { Some(value.to_json()) };
+        set_member(&mut config, key, value);
     }
     Ok(config)
+}
+
+/// Sets what a path of names with points between them leads to, or takes it out. Objects on the way are made where they
+/// are missing, and go when nothing is left in them.
+fn set_member(config: &mut Map<String, Json>, path: &str, value: Option<Json>) {
+    match (path.split_once('.'), value) {
+        (None, Some(value)) => drop(config.insert(path.to_owned(), value)),
+        (None, None) => drop(config.remove(path)),
+        (Some((name, rest)), value) => {
+            let member = config.entry(name).or_insert(Json::Null);
+            if !member.is_object() && value.is_some() {
+                *member = Json::Object(Map::new());
+            }
+            if let Json::Object(map) = member {
+                set_member(map, rest, value);
+            }
+            if member.as_object().is_some_and(Map::is_empty) || member.is_null() {
+                config.remove(name);
+            }
+        }
+    }
 }
 
 fn rope_scaling(
@@ -197,15 +230,34 @@ fn rope_scaling(
             "original_max_position_embeddings": context,
         }));
     }
-    let kind = scope.kv("rope.scaling.type");
-    let Datum::Text(kind) = &kind else { return None };
-    if &**kind == "none" {
-        return None;
+    let factors = |name: &str| match scope.values.values(name, None) {
+        Ok(Datum::List(items)) => Some(Json::Array(items.iter().map(short_decimal).collect())),
+        _ => None,
+    };
+    if let (Some(long), Some(short)) = (factors(LONG_FACTORS), factors(SHORT_FACTORS)) {
+        // No more than this: some classes count the members.
+        return Some(json!({ "type": "longrope", "long_factor": long, "short_factor": short }));
     }
+    let sections = match scope.kv("rope.dimension_sections") {
+        Datum::List(items) if items.iter().any(Datum::truth) => Some(items),
+        _ => None,
+    };
+    let kind = scope.kv("rope.scaling.type");
+    let kind: &str = match (&kind, &sections) {
+        (Datum::Text(kind), _) if &**kind != "none" => kind,
+        (_, Some(_)) => "default",
+        _ => return None,
+    };
     let mut scaling = Map::new();
-    scaling.insert("rope_type".to_owned(), json!(&**kind));
+    scaling.insert("rope_type".to_owned(), json!(kind));
+    if let Some(sections) = sections {
+        // A fourth section is there to fill the key up.
+        let used = sections.iter().rposition(Datum::truth).map_or(0, |last| last + 1).max(3);
+        let used: Vec<Json> = sections.iter().take(used).map(Datum::to_json).collect();
+        scaling.insert("mrope_section".to_owned(), Json::Array(used));
+    }
     // GGUF has no key for it: an annotation or the model's graph says it.
-    if &**kind == "yarn" && truncate == Some(false) {
+    if kind == "yarn" && truncate == Some(false) {
         scaling.insert("truncate".to_owned(), json!(false));
     }
     for (key, gguf) in ROPE_SCALING {
@@ -215,6 +267,14 @@ fn rope_scaling(
         }
     }
     Some(Json::Object(scaling))
+}
+
+/// A number of an F32 tensor as the shortest decimal that gives it back.
+fn short_decimal(number: &Datum) -> Json {
+    match number.as_float() {
+        Some(number) => json!((number as f32).to_string().parse::<f64>().unwrap_or(number)),
+        None => Json::Null,
+    }
 }
 
 /// One emission of an entry: which targets of it are there.

@@ -16,7 +16,7 @@ use crate::arch::schema::Card;
 const EMBEDDED: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/cards.rs"));
 
 /// Generations of cards that extend one another.
-const MAX_GENERATIONS: usize = 4;
+const MAX_GENERATIONS: usize = 6;
 
 /// All known cards. Clones share them until a card is added.
 #[derive(Clone, Debug)]

@@ -10,7 +10,7 @@ use crate::arch::graph::GraphFeatures;
 use crate::arch::heads::SHARED_WITH_HEADS;
 use crate::arch::names::{Pattern, Stars, nearest};
 use crate::arch::schema::{
-    Card, ConfigDefault, DefaultValue, Ignore, Rewrite, RewriteStep, Row,
+    Card, ConfigDefault, DefaultValue, Ignore, InverseRule, Rewrite, RewriteStep, Row,
 };
 
 mod entries;
@@ -70,6 +70,7 @@ const CARD_KEYS: &[&str] = &[
 
 const NAMES_KEYS: &[&str] = &["rewrite", "block"];
 const IGNORE_KEYS: &[&str] = &["why", "when", "require_zero", "drop_if_equal"];
+const INVERSE_KEYS: &[&str] = &["value", "null"];
 const DEFAULT_KEYS: &[&str] = &["value", "expr", "null", "auto"];
 
 /// Tensors beside which llama.cpp's loader looks for a factor; which of them a graph uses is the card's to say.
@@ -261,7 +262,7 @@ pub(super) fn card(table: &Table, variant: Option<&str>) -> Read<Card> {
         companions: companions(&top)?,
         generate: top.list("generate")?.iter().map(generate).collect::<Read<_>>()?,
         tokenizer: table.get("tokenizer").map(tokenizer).transpose()?.unwrap_or_default(),
-        inverse: exprs(&top, "inverse")?,
+        inverse: inverse(&top)?,
         graph: graph(&top)?,
     })
 }
@@ -303,9 +304,17 @@ fn rewrite(step: &Toml, at: &str) -> Read<Rewrite> {
     Ok(Rewrite { step, when })
 }
 
-fn exprs(top: &Fields<'_>, key: &str) -> Read<IndexMap<String, Expr>> {
-    top.tables(key)?
-        .map(|(name, value)| Ok((name.clone(), expr(value, &format!("[{key}] `{name}`"))?)))
+fn inverse(top: &Fields<'_>) -> Read<IndexMap<String, InverseRule>> {
+    let rule = |value: &Toml, at: &str| {
+        let Toml::Table(table) = value else {
+            return Ok(InverseRule { value: expr(value, at)?, writes_null: false });
+        };
+        let fields = Fields::of(table, at, INVERSE_KEYS)?;
+        let value = fields.expr("value")?.ok_or(CardProblem::MissingKey { at: at.to_owned(), key: "value" })?;
+        Ok(InverseRule { value, writes_null: fields.bool("null")? })
+    };
+    top.tables("inverse")?
+        .map(|(name, value)| Ok((name.clone(), rule(value, &format!("[inverse] `{name}`"))?)))
         .collect()
 }
 

@@ -19,7 +19,7 @@ use crate::arch::matching::Matcher;
 use crate::arch::names::{Captures, shared_rewrite};
 use crate::arch::schema::{Card, Row};
 use crate::arch::types::OutType;
-use crate::arch::values::Values;
+use crate::arch::values::{CountTokens, Values};
 use crate::core::{WeightMeta, WeightSource};
 use crate::gguf::{Metadata, ModeRequest, TokenizerRequest};
 
@@ -35,6 +35,8 @@ pub struct Inputs<'a> {
     pub weights: &'a [WeightMeta],
     /// Where the weights can be read, for the few cards that need to see some; `None` where only headers are known.
     pub values: Option<&'a dyn WeightSource>,
+    /// Counts the tokens of the vocabulary, where its files can be read.
+    pub vocabulary: Option<CountTokens<'a>>,
     /// Names of stored tensors that weights were put together from: expressions can ask for them.
     pub stored: &'a [String],
     /// `tokenizer_config.json`, if there.
@@ -195,10 +197,11 @@ fn scope<'a>(
             .map(|weight| weight.name.as_str())
             .chain(inputs.stored.iter().map(String::as_str))
             .collect(),
+        weights: inputs.weights,
         renamed: HashMap::new(),
         files: inputs.files,
         gguf: None,
-        values: Values::new(inputs.values),
+        values: Values::new(inputs.values, inputs.vocabulary),
     };
     let originals: Vec<&'a str> = scope.tensors.iter().copied().collect();
     for &name in &originals {

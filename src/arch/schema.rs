@@ -74,7 +74,7 @@ pub struct Card {
     /// The tokenizer.
     pub tokenizer: TokenizerSpec,
     /// How the way back rebuilds configuration keys that rows do not give.
-    pub inverse: IndexMap<String, Expr>,
+    pub inverse: IndexMap<String, InverseRule>,
     /// What the engine builds, where the card describes it.
     pub graph: Option<GraphFeatures>,
 }
@@ -88,6 +88,15 @@ impl Card {
             None => self.gguf.clone(),
         }
     }
+}
+
+/// A key of the configuration on the way back; points in its name lead into objects.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InverseRule {
+    /// Its value.
+    pub value: Expr,
+    /// Null is written; else it takes the key out.
+    pub writes_null: bool,
 }
 
 /// One metadata row.

@@ -147,6 +147,8 @@ impl TypeRule {
                 return match self.source {
                     Some(ElementType::F16) => GgmlType::F16,
                     Some(ElementType::Bf16) => GgmlType::Bf16,
+                    // Eight bits are kept in eight bits.
+                    Some(ElementType::F8E4M3 | ElementType::F8E5M2) => GgmlType::Q8_0,
                     _ => GgmlType::F32,
                 };
             }

@@ -1,9 +1,11 @@
 //! What cards may know of the content of weights: small tensors, rows of zeros, equality. It is read while planning,
 //! in bounded pieces, and noted, so that a plan can say what it looked at.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
+
+use serde_json::{Value as Json, json};
 
 use crate::arch::datum::Datum;
 use crate::arch::error::ArchError;
@@ -17,12 +19,26 @@ const MAX_INDICES: u64 = 1 << 24;
 /// Bytes of a large tensor that are read at a time.
 const PIECE: usize = 1 << 18;
 
+/// How many tokens `tokenizer.json` names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenCounts {
+    /// Those of the model, without added ones.
+    pub base: Option<u64>,
+    /// With the added ones.
+    pub len: Option<u64>,
+}
+
+/// Counts the tokens, for a card that asks.
+pub type CountTokens<'a> = &'a dyn Fn() -> TokenCounts;
+
 /// The weights of a checkpoint, where there are any to be read.
 #[derive(Default)]
 pub struct Values<'a> {
     source: Option<&'a dyn WeightSource>,
     by_name: HashMap<&'a str, usize>,
     read: RefCell<BTreeSet<usize>>,
+    count_tokens: Option<CountTokens<'a>>,
+    counted: OnceCell<TokenCounts>,
 }
 
 impl fmt::Debug for Values<'_> {
@@ -56,10 +72,22 @@ impl Number {
 
 impl<'a> Values<'a> {
     /// The weights of a source; `None` where only names and shapes are known.
-    pub(super) fn new(source: Option<&'a dyn WeightSource>) -> Self {
+    pub(super) fn new(source: Option<&'a dyn WeightSource>, count_tokens: Option<CountTokens<'a>>) -> Self {
         let metas = source.map_or(&[][..], |source| source.weights());
         let by_name = metas.iter().enumerate().map(|(index, meta)| (meta.name.as_str(), index)).collect();
-        Self { source, by_name, read: RefCell::default() }
+        Self { source, by_name, read: RefCell::default(), count_tokens, counted: OnceCell::new() }
+    }
+
+    /// How many tokens the vocabulary has, as an object.
+    pub(super) fn vocabulary(&self) -> Json {
+        let count = || self.count_tokens.map(|count| count()).unwrap_or_default();
+        let counts = self.counted.get_or_init(count);
+        json!({ "base": counts.base, "len": counts.len })
+    }
+
+    /// The element type of the codes that a weight is decoded from, if it is quantized.
+    pub(super) fn code_type(&self, name: &str) -> Option<ElementType> {
+        self.source?.code_type(*self.by_name.get(name)?)
     }
 
     /// Names of the weights that were read.

@@ -14,7 +14,7 @@ use crate::convert::left_out::OtherModalities;
 use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::convert::naming::ParameterCounts;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
-use crate::convert::{pooling, vocabulary};
+use crate::convert::{pooling, token_counts, vocabulary};
 use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource, input};
 use crate::gguf::{Array, Metadata, Value, id_of_blocks};
 use crate::quant::SmallRows;
@@ -313,6 +313,7 @@ pub fn map(
     let inputs = Inputs {
         config: dir.config(),
         weights,
+        vocabulary: Some(&|| token_counts::count(dir)),
         values: source.weights.as_deref().map(|weights| weights as &dyn WeightSource),
         stored: &source.stored,
         tokenizer_config: tokenizer_config.as_ref(),

@@ -23,6 +23,8 @@ use weights::Weights;
 
 /// Llama 3's rope factors; a checkpoint has their parameters instead.
 const ROPE_FREQS: &str = "rope_freqs.weight";
+/// No factor of Llama 3's rope is greater.
+const MAX_FACTOR: f32 = 1e20;
 /// More factors than any rotary dimension has.
 const MAX_ROPE_FREQS: usize = 1 << 16;
 
@@ -146,6 +148,10 @@ fn rope_freqs(
     }
     let mut factors = vec![0.0; n];
     recipe.read_f32(source, level, 0, &mut factors).map_err(read_error)?;
+    // Proportional rope: how many pairs turn is the card's to say.
+    if factors.iter().any(|&factor| factor > MAX_FACTOR) {
+        return Ok(None);
+    }
     let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
     let theta = metadata.get(&format!("{arch}.rope.freq_base")).and_then(Value::as_f64).unwrap_or(10000.0);
     match_rope_freqs(&factors, theta).map(Some).ok_or(ToHfError::RopeFreqs)
@@ -227,7 +233,7 @@ pub fn gguf_to_hf(
     let source = Decoded::new(tensors, options.level)?;
     let rope_freqs = rope_freqs(metadata, &source, options.level)?;
     let Inverse { config, outputs, inexact, .. } =
-        arch::invert(registry, metadata, source.weights(), rope_freqs.as_ref())?;
+        arch::invert(registry, metadata, source.weights(), rope_freqs.as_ref(), Some(&source))?;
     let class = config.get("architectures").and_then(|classes| classes[0].as_str()).unwrap_or_default();
     let class = class.to_owned();
     let tokenizer =

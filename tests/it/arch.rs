@@ -114,6 +114,8 @@ fn resolve_with(
     let inputs = Inputs {
         config: config.as_object().unwrap(),
         weights: source.weights(),
+        values: Some(source),
+        vocabulary: None,
         stored: &[],
         tokenizer_config: None,
         generation_config: None,

@@ -5,7 +5,7 @@ use crate::arch::error::ArchError;
 use crate::arch::mapping::{Assembly, Content, JoinKind, OutputSpec, Source, Step};
 use crate::arch::names::{self, Captures, Pattern, Placeholder};
 use crate::arch::ops::{Op, OpError, OpSpec};
-use crate::arch::schema::{Entry, Fill, GenerateKind, Join};
+use crate::arch::schema::{Entry, EntryType, Fill, GenerateKind, Join};
 use crate::arch::types::TypeRule;
 use crate::core::{ElementType, Shape, WeightMeta};
 
@@ -74,7 +74,11 @@ impl Assigner<'_> {
         let type_rule = TypeRule {
             entry: entry.ty,
             source_block: if entry.untyped_bid { None } else { names::block_of(&self.names[first]) },
-            source: Some(meta.ty),
+            // What was decoded counts as what it was.
+            source: Some(match entry.ty {
+                EntryType::Source => self.scope.values.code_type(&meta.name).unwrap_or(meta.ty),
+                _ => meta.ty,
+            }),
         };
         // All operations but the last yield one tensor; the last yields one per target.
         let (last, before) = match entry.ops.split_last() {

@@ -51,6 +51,24 @@ impl Evaluator<'_> {
                 Ok(Datum::Bool(self.scope.tensor(&name).is_some()))
             }
             Function::Count => self.count(text(op, &value(0)?)?),
+            Function::Shape => {
+                let name = value(0)?;
+                let name = rendered(text(op, &name)?, captures)?;
+                let name = self.scope.tensor_by_ending(&name);
+                let weight = self.scope.weights.iter().find(|weight| Some(weight.name.as_str()) == name);
+                let dims = weight.map(|weight| weight.shape.dims().iter());
+                let dims = dims.map(|dims| dims.map(|&dim| Datum::Int(dim.into())).collect::<Vec<_>>());
+                match (dims, arguments.get(1)) {
+                    (None, _) => Ok(Datum::Null),
+                    (Some(dims), None) => Ok(Datum::List(dims.into())),
+                    (Some(dims), Some(axis)) => {
+                        let axis = self.eval(axis, captures)?;
+                        let at = super::python_index(&axis, dims.len());
+                        let no_axis = EvalError::NoElement { path: op.to_owned(), index: axis.to_string() };
+                        at.and_then(|at| dims.get(at)).cloned().ok_or(no_axis)
+                    }
+                }
+            }
             Function::Compact => match value(0)? {
                 Datum::List(items) => {
                     let kept = items.iter().filter(|item| !item.is_null()).cloned();
@@ -66,7 +84,7 @@ impl Evaluator<'_> {
                 let name = value(0)?;
                 let at = arguments.get(1).map(|at| self.eval(at, captures)).transpose()?;
                 let name = rendered(text(op, &name)?, captures)?;
-                let Some(name) = self.scope.tensor(&name) else { return Ok(Datum::Null) };
+                let Some(name) = self.scope.tensor_by_ending(&name) else { return Ok(Datum::Null) };
                 let values = self.scope.values.values(name, at.as_ref())?;
                 if let Datum::List(items) = &values {
                     self.spend(items.len())?;
@@ -78,7 +96,7 @@ impl Evaluator<'_> {
                 let kind = EvalError::Kind { op, found: from.kind() };
                 let from = from.as_int().and_then(|from| u64::try_from(from).ok()).ok_or(kind)?;
                 let name = rendered(text(op, &name)?, captures)?;
-                let name = self.scope.tensor(&name);
+                let name = self.scope.tensor_by_ending(&name);
                 name.map_or(Ok(Datum::Null), |name| self.scope.values.zero_rows(name, from))
             }
             Function::Kv => Ok(self.scope.kv(text(op, &value(0)?)?)),

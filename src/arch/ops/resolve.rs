@@ -41,7 +41,8 @@ impl Params<'_> {
 
     fn int(&self, name: &str) -> Result<Option<i128>, OpError> {
         match self.one(name)? {
-            None => Ok(None),
+            // What is not known is as if it were not said.
+            None | Some(Datum::Null) => Ok(None),
             Some(Datum::Int(int)) => Ok(Some(int)),
             Some(other) => Err(self.kind_error(&other)),
         }
@@ -193,7 +194,8 @@ impl OpSpec {
             }
             OpKind::Reshape | OpKind::Flatten => (None, true),
             OpKind::Squeeze if params.has("axis") => (Some(params.unsqueeze()?), true),
-            OpKind::Squeeze => (None, true),
+            // Which axes had a length of 1 is not in the file.
+            OpKind::Squeeze => (Some(Op::Reshape { dims: dims.to_vec() }), true),
             OpKind::Unsqueeze => (Some(params.squeeze()?), true),
             OpKind::PadRows | OpKind::Repeat => (Some(Op::Reshape { dims: dims.to_vec() }), true),
             // What was cut off is gone; what is there goes to its place.

@@ -124,7 +124,7 @@ fn a_card_says_what_undoes_its_operation() {
         (Reshape, &[("dims", "[12]")], &[12], None),
         (Squeeze, &[("axis", "1")], &[4, 3], Some((&[4, 1, 3], true))),
         (Squeeze, &[("axis", "-1")], &[4, 3], Some((&[4, 3, 1], true))),
-        (Squeeze, &[], &[4, 3], None),
+        (Squeeze, &[], &[4, 3], Some((&[4, 3], true))),
         (Squeeze, &[("hf", "[d0, 1, d1]")], &[4, 3], Some((&[4, 1, 3], true))),
         (Unsqueeze, &[("axis", "0")], &[1, 3], Some((&[3], true))),
         (Flatten, &[("hf", "[4, -1]")], &[12], Some((&[4, 3], true))),

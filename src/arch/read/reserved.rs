@@ -15,7 +15,6 @@ const RESERVED: &[(&str, &str, &str)] = &[
     ("join", "mxfp4", "`type = \"blocks\"` keeps the blocks of MXFP4 weights"),
     ("kind", "file", ""),
     ("name", "target", ""),
-    ("name", "vocab", ""),
 ];
 
 /// The problem of a word that is not built, if it is one.

@@ -69,7 +69,7 @@ fn inverted(registry: &Registry, mapping: &Mapping, gguf: &Memory) -> Inverse {
         .and_then(gguf_foundry::gguf::Value::as_f64);
     let rope = gguf.weights.iter().position(|weight| weight.name == "rope_freqs.weight");
     let rope = rope.map(|at| match_rope_freqs(&gguf.values[at], theta.unwrap()).unwrap());
-    invert(registry, &metadata, &gguf.weights, rope.as_ref()).unwrap_or_else(|error| panic!("{error}"))
+    invert(registry, &metadata, &gguf.weights, rope.as_ref(), None).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// What has no way back, and which words of the refusal say why.
@@ -162,7 +162,7 @@ fn the_way_back_is_refused_by_name() {
     let mut metadata = Metadata::new();
     metadata.set("general.architecture", "lama");
     let refusal = |metadata: &Metadata, tensors: &[WeightMeta]| {
-        let error = invert(&registry, metadata, tensors, None).unwrap_err();
+        let error = invert(&registry, metadata, tensors, None, None).unwrap_err();
         error.hints().iter().fold(error.to_string(), |all, hint| all + "\nhint: " + hint)
     };
     assert_eq!(refusal(&metadata, &[]), "no architecture card for `general.architecture` `lama`");

@@ -1,0 +1,50 @@
+//! How many tokens a vocabulary has, for cards that cut an embedding to it: from its files, before it is built.
+
+use serde_json::Value as Json;
+
+use crate::arch::{TokenCounts, with_text_config};
+use crate::checkpoint::ModelDir;
+
+/// Keys of a configuration that say how long the token list of a SentencePiece vocabulary becomes.
+const SIZES: [&str; 2] = ["vocab_size_per_layer_input", "vocab_size"];
+
+/// Counts the tokens of `tokenizer.json`. A list that is made of `tokenizer.model` is as long as the configuration says.
+/// Files that cannot be read count nothing: whoever builds the vocabulary says what is wrong with them.
+pub(super) fn count(dir: &ModelDir) -> TokenCounts {
+    let json = dir.json("tokenizer.json").ok().flatten();
+    let entries = |value: Option<&Json>| match value? {
+        Json::Array(items) => Some(items.len() as u64),
+        Json::Object(map) => Some(map.len() as u64),
+        _ => None,
+    };
+    let base = json.as_ref().and_then(|json| entries(json.get("model")?.get("vocab")));
+    let added = json.as_ref().and_then(|json| entries(json.get("added_tokens"))).unwrap_or(0);
+    let has_model = dir.file_names().is_ok_and(|names| names.iter().any(|name| name == "tokenizer.model"));
+    let len = if has_model { configured(dir) } else { base.map(|base| base + added) };
+    TokenCounts { base, len }
+}
+
+fn configured(dir: &ModelDir) -> Option<u64> {
+    let config = with_text_config(dir.config());
+    let text = config.get("text_config").and_then(Json::as_object).unwrap_or(&config);
+    SIZES.iter().find_map(|key| text.get(*key).or_else(|| config.get(*key))?.as_u64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::Limits;
+
+    #[test]
+    fn tokens_are_counted_where_files_have_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs_err::write(dir.path().join(name), text).unwrap();
+        let counts = || count(&ModelDir::open(dir.path(), &Limits::default()).unwrap());
+        write("config.json", r#"{"text_config": {"vocab_size": 9}}"#);
+        assert_eq!(counts(), TokenCounts::default());
+        write("tokenizer.json", r#"{"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2}]}"#);
+        assert_eq!(counts(), TokenCounts { base: Some(2), len: Some(3) });
+        write("tokenizer.model", "");
+        assert_eq!(counts(), TokenCounts { base: Some(2), len: Some(9) });
+    }
+}
