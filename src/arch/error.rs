@@ -416,8 +416,8 @@ pub enum ParentProblem {
     /// No card of this name.
     #[error("no card is named `{0}`")]
     Unknown(String),
-    /// More than four generations, or a cycle.
-    #[error("more than four generations")]
+    /// More than six generations, or a cycle.
+    #[error("more than six generations")]
     TooDeep,
 }
 

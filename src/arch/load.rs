@@ -373,7 +373,7 @@ mod tests {
         let orphan = Registry::from_texts([("a", "schema = 1\ngguf = \"a\"\nextends = \"b\"")]).unwrap_err();
         assert_eq!(orphan.to_string(), "card `a`: `extends`: no card is named `b`");
         let cycle = Registry::from_texts([("a", "schema = 1\ngguf = \"a\"\nextends = \"a\"")]).unwrap_err();
-        assert_eq!(cycle.to_string(), "card `a`: `extends`: more than four generations");
+        assert_eq!(cycle.to_string(), "card `a`: `extends`: more than six generations");
         let stem = Registry::from_texts([("a", "schema = 1\ngguf = \"b\"")]).unwrap_err();
         assert_eq!(stem.to_string(), "card `a`: `gguf` is `b`, but the file is named `a`");
     }
