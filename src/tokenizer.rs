@@ -89,6 +89,7 @@ pub fn build(directory: &Path, request: &TokenizerRequest) -> Result<Built, Toke
                 if plain {
                     extend(&mut rows, &request.after);
                 }
+                special::write_last(&request.last, &mut rows);
                 warnings.append(&mut own_warnings);
                 return Ok(Built { rows, mode: mode.mode, warnings });
             }
@@ -138,6 +139,7 @@ pub fn build_given(
     }
     extend(&mut rows, &mode.after);
     extend(&mut rows, &request.after);
+    special::write_last(&request.last, &mut rows);
     Ok(Built { rows, mode: mode.mode, warnings })
 }
 

@@ -255,6 +255,7 @@ fn tokenizer(card: &Card, scope: &Scope<'_>) -> Result<TokenizerRequest, ArchErr
         size: size.as_int().and_then(|size| u64::try_from(size).ok()),
         pad_multiple: spec.pad_multiple,
         force: spec.force.clone(),
+        last: spec.last.clone(),
         types: spec.types.clone(),
         control: spec.control.clone(),
         user_defined: spec.user_defined.clone(),

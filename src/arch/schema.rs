@@ -396,6 +396,8 @@ pub struct TokenizerSpec {
     pub special: Vec<(String, SpecialToken)>,
     /// Special tokens by role, whatever the files say.
     pub force: Vec<(String, SpecialToken)>,
+    /// Special tokens by role, behind everything else.
+    pub last: Vec<(String, SpecialToken)>,
     /// Roles loaded from the configurations; all by default.
     pub types: Option<Vec<String>>,
     /// Tokens that become control tokens.

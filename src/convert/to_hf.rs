@@ -183,10 +183,9 @@ impl Tokenizer {
             Err(error) => return Err(error),
         };
         let file = |name, bytes| SideFile { name, bytes };
-        let mut files = vec![
-            file("tokenizer.json", found.tokenizer_json.into_bytes()),
-            file("tokenizer_config.json", found.tokenizer_config_json.into_bytes()),
-        ];
+        let mut files: Vec<SideFile> =
+            found.tokenizer_json.map(|text| file("tokenizer.json", text.into_bytes())).into_iter().collect();
+        files.push(file("tokenizer_config.json", found.tokenizer_config_json.into_bytes()));
         files.extend(found.sentencepiece_model.map(|(name, bytes)| file(name, bytes)));
         files.extend(found.added_tokens_json.map(|text| file("added_tokens.json", text.into_bytes())));
         files.extend(

@@ -190,6 +190,8 @@ pub struct TokenizerRequest {
     pub pad_multiple: Option<u64>,
     /// Special tokens by role that win over the files.
     pub force: Vec<(String, SpecialToken)>,
+    /// Special tokens by role whose ids are written behind everything else; those that the vocabulary lacks are not.
+    pub last: Vec<(String, SpecialToken)>,
     /// Roles that are read from the files; all of [`FILE_ROLES`] without it.
     pub types: Option<Vec<String>>,
     /// Tokens that become control tokens.

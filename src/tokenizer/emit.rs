@@ -126,9 +126,15 @@ impl TokenList {
     }
 
     /// Writes tokens, scores and types.
-    pub(crate) fn write_tokens(self, out: &mut Metadata) {
+    pub(crate) fn write_tokens(mut self, out: &mut Metadata) {
+        let scores = self.scores.take().map(Value::from);
+        self.write_scored(scores, out);
+    }
+
+    /// Writes tokens, these scores and types.
+    pub(crate) fn write_scored(self, scores: Option<Value>, out: &mut Metadata) {
         out.set("tokenizer.ggml.tokens", Value::Array(Array::String(self.tokens)));
-        if let Some(scores) = self.scores {
+        if let Some(scores) = scores {
             out.set("tokenizer.ggml.scores", scores);
         }
         let types: Vec<i32> = self.types.into_iter().map(|kind| kind as i32).collect();

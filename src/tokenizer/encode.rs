@@ -8,8 +8,11 @@ mod charsmap;
 mod decode;
 mod error;
 mod fallback;
+mod hybrid_dna;
 mod normalizer;
 mod partition;
+mod plamo;
+mod rwkv;
 mod splitter;
 mod spm;
 mod trie;
@@ -25,7 +28,10 @@ use crate::gguf::Metadata;
 
 use self::bpe::Bpe;
 use self::decode::Spelling;
+use self::hybrid_dna::HybridDna;
 use self::partition::{Fragment, Partition};
+use self::plamo::Plamo;
+use self::rwkv::Rwkv;
 use self::spm::Spm;
 use self::unigram::Unigram;
 use self::vocab::{Vocab, VocabModel};
@@ -54,9 +60,12 @@ pub struct Encoder {
 
 enum Algorithm {
     Bpe(Bpe),
+    HybridDna(HybridDna),
     Spm(Spm),
     Unigram(Unigram),
     WordPiece(WordPiece),
+    Rwkv(Rwkv),
+    Plamo(Plamo),
 }
 
 impl Encoder {
@@ -67,10 +76,15 @@ impl Encoder {
     pub fn from_metadata(metadata: &Metadata) -> Result<Self, EncodeError> {
         let vocab = Vocab::from_metadata(metadata)?;
         let algorithm = match vocab.model {
+            VocabModel::Bpe if vocab.has_dna => {
+                Algorithm::HybridDna(HybridDna::new(&vocab, Bpe::new(&vocab, metadata)?))
+            }
             VocabModel::Bpe => Algorithm::Bpe(Bpe::new(&vocab, metadata)?),
             VocabModel::Spm => Algorithm::Spm(Spm::new(&vocab)?),
             VocabModel::Unigram => Algorithm::Unigram(Unigram::new(&vocab)?),
             VocabModel::WordPiece => Algorithm::WordPiece(WordPiece::new(&vocab)?),
+            VocabModel::Rwkv => Algorithm::Rwkv(Rwkv::new(&vocab)?),
+            VocabModel::Plamo => Algorithm::Plamo(Plamo::new(&vocab)?),
         };
         Ok(Self { partition: Partition::new(&vocab), vocab, algorithm })
     }
@@ -84,7 +98,11 @@ impl Encoder {
         let checked = match &self.algorithm {
             Algorithm::Spm(spm) => spm.check(text),
             Algorithm::Unigram(unigram) => unigram.check(text),
-            Algorithm::Bpe(_) | Algorithm::WordPiece(_) => Ok(()),
+            Algorithm::Bpe(_)
+            | Algorithm::HybridDna(_)
+            | Algorithm::WordPiece(_)
+            | Algorithm::Rwkv(_)
+            | Algorithm::Plamo(_) => Ok(()),
         };
         checked.map_err(|limit| EncodeError::Growth { n_bytes: text.len(), limit })
     }
@@ -100,6 +118,11 @@ impl Encoder {
                 (Fragment::Text(text), Algorithm::Bpe(bpe)) => {
                     bpe.encode_fragment(&self.vocab, text, &mut out);
                 }
+                (Fragment::Text(text), Algorithm::HybridDna(dna)) => {
+                    dna.encode_fragment(&self.vocab, text, &mut out);
+                }
+                (Fragment::Text(text), Algorithm::Rwkv(rwkv)) => rwkv.encode_fragment(text, &mut out),
+                (Fragment::Text(text), Algorithm::Plamo(plamo)) => plamo.encode_fragment(text, &mut out),
                 (Fragment::Text(text), Algorithm::Spm(spm)) => {
                     spm.encode_fragment(&self.vocab, text, &mut out);
                 }
@@ -119,6 +142,9 @@ impl Encoder {
     pub fn decode(&self, ids: &[u32]) -> Vec<u8> {
         let spelling = match &self.algorithm {
             Algorithm::Bpe(bpe) if bpe.is_byte_level() => Spelling::Bytes,
+            Algorithm::HybridDna(_) => Spelling::Bytes,
+            Algorithm::Rwkv(_) => Spelling::Python,
+            Algorithm::Plamo(_) => Spelling::Plain,
             Algorithm::Bpe(_) if !self.vocab.escape_whitespaces => Spelling::Plain,
             _ => Spelling::Metaspace,
         };

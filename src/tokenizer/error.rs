@@ -118,7 +118,7 @@ pub enum TokenizerError {
     GgufDuplicateToken { token: String, first: usize, second: usize },
     /// No tokenizer files can be made for a kind of vocabulary.
     #[error(
-        "`tokenizer.ggml.model` is `{}`, tokenizer files are made for `gpt2`, `llama` and `t5`",
+        "`tokenizer.ggml.model` is `{}`, tokenizer files are made for `gpt2`, `llama`, `t5`, `bert`, `gemma4` and `rwkv`",
         escape(found)
     )]
     NoInverse { found: String },

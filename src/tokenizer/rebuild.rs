@@ -2,11 +2,14 @@
 //!
 //! Byte-level BPE gets its steps from the pre-tokenizer table, backwards. SentencePiece vocabularies get a
 //! `tokenizer.json` whose merges are derived from the scores, and a `tokenizer.model` that holds pieces and scores
-//! as they are.
+//! as they are. WordPiece and Gemma 4's pieces get a `tokenizer.json`, RWKV's vocabulary its list of tokens.
 
 mod byte_level;
+mod gemma4;
 mod pieces;
+mod rwkv;
 mod source;
+mod word_piece;
 
 use serde_json::{Map, Value as Json, json};
 
@@ -19,11 +22,11 @@ use source::GgufVocabulary;
 /// Tokenizer files of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HfTokenizerFiles {
-    /// `tokenizer.json`.
-    pub tokenizer_json: String,
+    /// `tokenizer.json`; RWKV has none.
+    pub tokenizer_json: Option<String>,
     /// `tokenizer_config.json`.
     pub tokenizer_config_json: String,
-    /// Name and bytes of a SentencePiece model, for vocabularies of that kind.
+    /// Name and bytes of a SentencePiece model or RWKV's list of tokens, for vocabularies of these kinds.
     pub sentencepiece_model: Option<(&'static str, Vec<u8>)>,
     /// `added_tokens.json`, where it is needed.
     pub added_tokens_json: Option<String>,
@@ -76,18 +79,26 @@ pub fn to_hf(metadata: &Metadata) -> Result<Option<HfTokenizerFiles>, TokenizerE
     let Some(vocabulary) = GgufVocabulary::read(metadata)? else { return Ok(None) };
     let mut config = Map::new();
     let (tokenizer, sentencepiece_model) = match vocabulary.model.as_str() {
-        "gpt2" => (byte_level::tokenizer(&vocabulary, &mut config)?, None),
+        "gpt2" => (Some(byte_level::tokenizer(&vocabulary, &mut config)?), None),
         "llama" => {
             let model = pieces::model(&vocabulary, pieces::Kind::Bpe);
-            (pieces::bpe(&vocabulary, &mut config), Some(("tokenizer.model", model)))
+            (Some(pieces::bpe(&vocabulary, &mut config)), Some(("tokenizer.model", model)))
         }
+        "t5" if is_encoder(&vocabulary.architecture) => (Some(pieces::xlmr(&vocabulary, &mut config)), None),
         "t5" => {
             let model = pieces::model(&vocabulary, pieces::Kind::Unigram);
-            (pieces::unigram(&vocabulary), Some(("spiece.model", model)))
+            (Some(pieces::unigram(&vocabulary)), Some(("spiece.model", model)))
         }
+        "bert" => (Some(word_piece::tokenizer(&vocabulary, &mut config)), None),
+        "gemma4" => (Some(gemma4::tokenizer(&vocabulary, &mut config)), None),
+        "rwkv" => (None, Some((rwkv::FILE, rwkv::vocabulary_file(&vocabulary)))),
         found => return Err(TokenizerError::NoInverse { found: found.to_owned() }),
     };
-    let added = if sentencepiece_model.is_some() { pieces::added_tokens_file(&vocabulary) } else { None };
+    let added = if sentencepiece_model.is_some() && tokenizer.is_some() {
+        pieces::added_tokens_file(&vocabulary)
+    } else {
+        None
+    };
     write_config(&vocabulary, &mut config);
     let config_ids = special_ids(metadata);
     let generation: Map<String, Json> = config_ids
@@ -96,7 +107,7 @@ pub fn to_hf(metadata: &Metadata) -> Result<Option<HfTokenizerFiles>, TokenizerE
         .map(|(key, id)| ((*key).to_owned(), json!(id)))
         .collect();
     Ok(Some(HfTokenizerFiles {
-        tokenizer_json: pretty(&tokenizer),
+        tokenizer_json: tokenizer.as_ref().map(pretty),
         tokenizer_config_json: pretty(&Json::Object(config)),
         sentencepiece_model,
         added_tokens_json: added.as_ref().map(pretty),
@@ -104,6 +115,23 @@ pub fn to_hf(metadata: &Metadata) -> Result<Option<HfTokenizerFiles>, TokenizerE
         config_ids,
         lost: lost(metadata),
     }))
+}
+
+/// True for architectures whose unigram vocabularies are XLM-RoBERTa's.
+fn is_encoder(architecture: &str) -> bool {
+    matches!(architecture, "bert" | "nomic-bert" | "nomic-bert-moe" | "jina-bert-v3")
+}
+
+/// Control tokens without a role that GGUF has a key for: without their names in the configuration they would be text.
+fn other_special_tokens(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) {
+    let roles: Vec<usize> = ROLES.iter().filter_map(|role| vocabulary.special(role.key)).collect();
+    let others: Vec<&String> = (0..vocabulary.tokens.len())
+        .filter(|id| vocabulary.types.get(*id) == Some(&TokenType::Control) && !roles.contains(id))
+        .filter_map(|id| vocabulary.tokens.get(id))
+        .collect();
+    if !others.is_empty() {
+        config.insert("additional_special_tokens".into(), json!(others));
+    }
 }
 
 fn pretty(value: &Json) -> String {
@@ -126,12 +154,15 @@ fn write_config(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) {
             config.insert(format!("add_{role}_token"), add.into());
         }
     }
-    if vocabulary.model != "t5"
+    if !matches!(vocabulary.model.as_str(), "t5" | "gemma4")
         && let Some(prefix) = vocabulary.flag("tokenizer.ggml.add_space_prefix")
     {
         config.insert("add_prefix_space".into(), prefix.into());
     }
-    config.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
+    if vocabulary.model != "rwkv" {
+        // RWKV's tokenizer is code that comes with a checkpoint.
+        config.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
+    }
     // The generic class would also give `token_type_ids`, which decoders refuse.
     config.insert("model_input_names".into(), json!(["input_ids", "attention_mask"]));
     if let Some(length) = vocabulary.context_length {
@@ -213,7 +244,7 @@ fn post_processor(vocabulary: &GgufVocabulary, default: AddedByDefault) -> Json 
 
 /// Keys that no file of a checkpoint has a place for.
 fn lost(metadata: &Metadata) -> Vec<String> {
-    const KEPT: [&str; 13] = [
+    const KEPT: [&str; 16] = [
         "tokenizer.ggml.model",
         "tokenizer.ggml.pre",
         "tokenizer.ggml.tokens",
@@ -226,6 +257,10 @@ fn lost(metadata: &Metadata) -> Vec<String> {
         "tokenizer.ggml.add_space_prefix",
         "tokenizer.ggml.remove_extra_whitespaces",
         "tokenizer.ggml.precompiled_charsmap",
+        "tokenizer.ggml.normalizer.lowercase",
+        "tokenizer.ggml.normalizer.strip_accents",
+        // `type_vocab_size`, which the card takes back.
+        "tokenizer.ggml.token_type_count",
         "tokenizer.chat_templates",
     ];
     let keys = metadata.iter().map(|(key, _)| key).filter(|key| key.starts_with("tokenizer."));

@@ -7,7 +7,7 @@
 
 use serde_json::Value as Json;
 
-use crate::gguf::{FILE_ROLES, Metadata};
+use crate::gguf::{Array, FILE_ROLES, Metadata, SpecialToken, Value};
 
 use super::chat_template::ChatTemplates;
 use super::files::{CONFIG, Directory};
@@ -338,6 +338,25 @@ impl SpecialTokens {
         }
         if let Some(strip) = self.strip_accents {
             out.set("tokenizer.ggml.normalizer.strip_accents", strip);
+        }
+    }
+}
+
+/// Writes ids of roles behind everything else; a key that is there is replaced in place. Texts that are no token write
+/// nothing.
+pub(super) fn write_last(last: &[(String, SpecialToken)], out: &mut Metadata) {
+    for (role, token) in last {
+        let Some((_, key)) = ID_KEYS.iter().find(|row| row.0 == role) else { continue };
+        let id = match (token, out.get("tokenizer.ggml.tokens").and_then(Value::as_array)) {
+            (SpecialToken::Id(id), _) => Some(*id),
+            (SpecialToken::Text(text), Some(Array::String(tokens))) => {
+                let at = tokens.iter().position(|token| token == text.as_bytes());
+                at.and_then(|at| u32::try_from(at).ok())
+            }
+            _ => None,
+        };
+        if let Some(id) = id {
+            out.set(*key, id);
         }
     }
 }

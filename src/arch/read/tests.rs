@@ -324,6 +324,7 @@ const TOKENIZER: Rows = &[
     ("token_type_count", "", "tokenizer.token_type_count = 2"),
     ("special", "tokenizer.try = [\"spm\"]", "tokenizer.try = [\"spm\"]\ntokenizer.special.eos = 2"),
     ("force", "", "tokenizer.force.eos = \"</s>\""),
+    ("last", "", "tokenizer.last.eos = \"</s>\""),
     ("types", "", "tokenizer.types = [\"bos\"]"),
     ("types", "", "tokenizer.types = [\"boss\"]"),
     ("control", "", "tokenizer.control = [\"a\"]"),

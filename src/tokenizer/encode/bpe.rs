@@ -8,7 +8,7 @@ use unicode_normalization::{UnicodeNormalization, is_nfc};
 
 use super::EncodeError;
 use super::splitter::Splitter;
-use super::vocab::{Vocab, strings};
+use super::vocab::{KIMI, Vocab, strings};
 use crate::core::text::escape_bytes;
 use crate::gguf::Metadata;
 use crate::tokenizer::byte_alphabet::char_of;
@@ -59,8 +59,13 @@ impl Bpe {
         let splitter = table.steps(pre).and_then(Splitter::new);
         let splitter =
             splitter.ok_or_else(|| EncodeError::Pre { found: pre.name.clone(), nearest: "default" })?;
-        let rows = strings(metadata, MERGES)?
-            .ok_or(EncodeError::MissingKey { key: MERGES, expected: "array of strings" })?;
+        let missing = EncodeError::MissingKey { key: MERGES, expected: "array of strings" };
+        let rows = match strings(metadata, MERGES)? {
+            Some(rows) => rows,
+            // ref: without merges, pieces that are no token fall apart into bytes
+            None if pre.name == KIMI => &[],
+            None => return Err(missing),
+        };
         let mut merges = HashMap::with_capacity(rows.len());
         for (rank, row) in rows.iter().enumerate() {
             // ref: a blank that the first token begins with does not divide

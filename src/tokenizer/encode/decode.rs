@@ -3,7 +3,9 @@
 use crate::tokenizer::byte_alphabet::bytes_of;
 use crate::tokenizer::emit::{TokenType, byte_token, is_byte_token};
 
+use super::hybrid_dna::MARK;
 use super::vocab::Vocab;
+use crate::tokenizer::python_literal;
 
 /// How the texts of a vocabulary's normal tokens are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +16,8 @@ pub(super) enum Spelling {
     Metaspace,
     /// As they are.
     Plain,
+    /// As Python prints bytes.
+    Python,
 }
 
 /// Appends the bytes of a token: special tokens written out, unused ones nothing.
@@ -23,12 +27,15 @@ pub(super) fn piece(vocab: &Vocab, spelling: Spelling, id: u32, out: &mut Vec<u8
         (TokenType::Unused, _) => {}
         (TokenType::Byte, Ok(written)) if is_byte_token(written) => out.extend(byte_token(written)),
         (TokenType::Normal, Ok(written)) if spelling == Spelling::Bytes => {
+            // Words of DNA are letters alone.
+            let written = written.strip_suffix(MARK).filter(|_| vocab.has_dna).unwrap_or(written);
             // A token with a character that is not of the alphabet was added as it is.
             match bytes_of(written) {
                 Some(bytes) => out.extend(bytes),
-                None => out.extend(text),
+                None => out.extend(written.bytes()),
             }
         }
+        (TokenType::Normal, _) if spelling == Spelling::Python => out.extend(python_literal::read(text)),
         (TokenType::Normal, Ok(written)) if spelling == Spelling::Metaspace => {
             out.extend(written.replace('\u{2581}', " ").bytes());
         }

@@ -16,6 +16,10 @@ const MODEL: &str = "tokenizer.ggml.model";
 const PRE: &str = "tokenizer.ggml.pre";
 /// A kind of vocabulary with a pre-tokenizer of the same name.
 const GEMMA4: &str = "gemma4";
+/// Byte-level BPE with words of DNA.
+const HYBRID_DNA: &str = "hybriddna";
+/// A pre-tokenizer whose file may lack merges.
+pub(super) const KIMI: &str = "kimi-k2";
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const SCORES: &str = "tokenizer.ggml.scores";
 const TYPES: &str = "tokenizer.ggml.token_type";
@@ -40,6 +44,10 @@ pub(crate) enum VocabModel {
     WordPiece,
     /// Best sum of scores: `t5`.
     Unigram,
+    /// Longest match: `rwkv`.
+    Rwkv,
+    /// Best sum of whole-numbered scores: `plamo2`.
+    Plamo,
 }
 
 /// Texts by which a control token is known whatever its type says: a text ends with it.
@@ -135,6 +143,8 @@ pub(crate) enum Strip {
 pub(crate) struct Vocab {
     /// How text becomes tokens.
     pub(crate) model: VocabModel,
+    /// Words of DNA stand between tags.
+    pub(crate) has_dna: bool,
     /// The row of the pre-tokenizer, for [`VocabModel::Bpe`].
     pub(crate) pre: Option<&'static Pre>,
     tokens: Vec<Box<[u8]>>,
@@ -174,11 +184,14 @@ pub(crate) struct Vocab {
 fn model_of(name: &str) -> Result<VocabModel, EncodeError> {
     match name {
         "llama" => Ok(VocabModel::Spm),
-        "gpt2" | GEMMA4 => Ok(VocabModel::Bpe),
+        "gpt2" | "whitespace" | GEMMA4 | HYBRID_DNA => Ok(VocabModel::Bpe),
         "bert" => Ok(VocabModel::WordPiece),
         "t5" => Ok(VocabModel::Unigram),
+        "rwkv" => Ok(VocabModel::Rwkv),
+        "plamo2" => Ok(VocabModel::Plamo),
         _ => {
-            let expected = "`llama`, `gpt2`, `gemma4`, `bert` and `t5`";
+            let expected =
+                "`llama`, `gpt2`, `gemma4`, `whitespace`, `hybriddna`, `bert`, `t5`, `rwkv` and `plamo2`";
             Err(EncodeError::Model { found: name.to_owned(), expected })
         }
     }
@@ -191,7 +204,7 @@ fn pre_of(model: VocabModel, name: &str, metadata: &Metadata) -> Result<Option<&
         VocabModel::Bpe if name == GEMMA4 => GEMMA4,
         // ref: `default` where the key is missing
         VocabModel::Bpe => optional(metadata, PRE, "string", Value::as_str)?.unwrap_or("default"),
-        VocabModel::Spm | VocabModel::Unigram | VocabModel::WordPiece => return Ok(None),
+        _ => return Ok(None),
     };
     let table = Table::get();
     let pre = table.pre(name).filter(|pre| table.steps(pre).is_some());
@@ -213,6 +226,8 @@ fn default_ids(model: VocabModel, name: &str, pre: Option<&Pre>) -> [Option<u32>
         VocabModel::Spm => [Some(1), Some(2), Some(0), None],
         VocabModel::WordPiece => [Some(101), None, Some(100), Some(102)],
         VocabModel::Unigram => [None, Some(1), Some(2), None],
+        VocabModel::Rwkv => [None; 4],
+        VocabModel::Plamo => [Some(1), Some(2), Some(0), None],
         VocabModel::Bpe if name == GEMMA4 => [None; 4],
         VocabModel::Bpe => [Some(11).filter(|_| pre.is_some_and(|pre| pre.has_bos)), Some(11), None, None],
     }
@@ -256,26 +271,36 @@ impl Vocab {
         }
         let is_bpe = model == VocabModel::Bpe;
         let escape = pre.is_some_and(|pre| pre.normalizer.as_deref() == Some("metaspace"));
-        let [bos, eos, unk, sep] = special_ids(metadata, default_ids(model, name, pre), n)?;
+        let mut defaults = default_ids(model, name, pre);
+        if model == VocabModel::WordPiece {
+            // ref: the ids of BERT's own vocabularies, whatever the tokens are
+            for (id, text) in defaults.iter_mut().zip(["[CLS]", "", "[UNK]", "[SEP]"]) {
+                *id = ids.get(text.as_bytes()).copied().or(*id);
+            }
+        }
+        let [bos, eos, unk, sep] = special_ids(metadata, defaults, n)?;
         let flag = |key, default| Ok(optional(metadata, key, "bool", Value::as_bool)?.unwrap_or(default));
         let keeps_case = pre.is_some_and(|pre| pre.name == "whitespace");
         let lowercase = flag("tokenizer.ggml.normalizer.lowercase", !keeps_case)?;
         let always_bos = pre.is_some_and(|pre| pre.name == GEMMA4 || pre.name == "granite-embed-multi-311m");
         let add_bos = match model {
             VocabModel::Spm | VocabModel::WordPiece => true,
-            VocabModel::Unigram => false,
+            VocabModel::Unigram | VocabModel::Rwkv | VocabModel::Plamo => false,
             VocabModel::Bpe => pre.is_some_and(|pre| pre.add_bos),
         };
+        // ref: texts of these two kinds get no token around them, whatever the keys say
+        let is_bare = matches!(model, VocabModel::Rwkv | VocabModel::Plamo);
         let mut vocab = Self {
             model,
+            has_dna: name == HYBRID_DNA,
             pre,
             bos,
             eos,
             unk,
             sep,
             // ref: the key cannot turn it off for Gemma 4
-            add_bos: flag("tokenizer.ggml.add_bos_token", add_bos)? || always_bos,
-            add_eos: flag("tokenizer.ggml.add_eos_token", model == VocabModel::Unigram)?,
+            add_bos: (flag("tokenizer.ggml.add_bos_token", add_bos)? || always_bos) && !is_bare,
+            add_eos: flag("tokenizer.ggml.add_eos_token", model == VocabModel::Unigram)? && !is_bare,
             add_sep: flag("tokenizer.ggml.add_sep_token", model == VocabModel::WordPiece)?,
             add_space_prefix: flag("tokenizer.ggml.add_space_prefix", model == VocabModel::Spm)?,
             remove_extra_whitespaces: flag("tokenizer.ggml.remove_extra_whitespaces", false)?,

@@ -19,13 +19,17 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         // tokenizer.model). Written as byte-level BPE, llama.cpp would not find the pieces of any text.
         return byte_fallback::run_llama_hf(context);
     }
+    let whitespace = context.mode.mode == Mode::Whitespace;
+    let kind = hf.pre_tokenizer.get("type").and_then(Json::as_str);
+    if whitespace && kind != Some("Whitespace") {
+        return Ok(Attempt::Absent(format!("{FILE} splits text by other rules than `Whitespace`")));
+    }
     let path = context.directory.join(FILE);
     hf.bpe_vocab(path.clone())?;
     let vocabulary = HfVocabulary::new(&context.directory, hf, context.warnings)?;
     vocabulary.each_merge(hf, &context.directory, |_| ())?;
     let mut tokens = list(context, hf, &vocabulary)?;
     tokens.retype(context.request);
-    let whitespace = context.mode.mode == Mode::Whitespace;
     let pre = match &context.request.pre {
         _ if whitespace => "whitespace".to_owned(),
         Some(name) => pretokenizer::accept(name)?,

@@ -132,7 +132,13 @@ fn write(vocabulary: Vocabulary, size_key: String, template: Option<String>, out
     out.set("tokenizer.ggml.unknown_token_id", unk);
     out.set("tokenizer.ggml.padding_token_id", pad);
     let size = tokens.len() as u32;
-    tokens.write_tokens(out);
+    if is_tekken {
+        // ref: zeros without a point make an array of whole numbers
+        let zeros = vec![0i32; tokens.tokens.len()];
+        tokens.write_scored(Some(zeros.into()), out);
+    } else {
+        tokens.write_tokens(out);
+    }
     if !size_key.starts_with('.') {
         out.set(size_key, size);
     }
@@ -195,7 +201,7 @@ fn of_tekken(path: &Path, file: Tekken) -> Result<Vocabulary, TokenizerError> {
     };
     let (bos, eos, unk, pad) = (id("<s>")?, id("</s>")?, id("<unk>")?, id("<pad>")?);
     let merges = ranks.merges(path)?;
-    let mut tokens = TokenList { scores: Some(Vec::new()), ..TokenList::default() };
+    let mut tokens = TokenList::default();
     for token in special {
         tokens.push(token, 0.0, TokenType::Control);
     }

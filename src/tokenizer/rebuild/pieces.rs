@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json, json};
 use super::super::emit::{TokenType, looks_special};
 use super::super::sentencepiece::{BPE, ModelProto, NormalizerSpec, Piece, TrainerSpec, UNIGRAM};
 use super::source::GgufVocabulary;
-use super::{AddedByDefault, added_tokens, post_processor};
+use super::{AddedByDefault, added_tokens, other_special_tokens, post_processor};
 
 /// Longest piece that merges are derived for; each place in it may be a merge.
 const MAX_PIECE_BYTES: usize = 1024;
@@ -131,6 +131,26 @@ pub(super) fn unigram(vocabulary: &GgufVocabulary) -> Json {
         "decoder": metaspace,
         "model": {"type": "Unigram", "unk_id": unk, "vocab": pieces, "byte_fallback": false},
     })
+}
+
+/// `tokenizer.json` as XLM-RoBERTa's: a unigram model whose blanks divide words before anything else, its map of
+/// characters alone where the converter looks for it.
+pub(super) fn xlmr(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) -> Json {
+    let mut file = unigram(vocabulary);
+    let charsmap = Some(&vocabulary.charsmap).filter(|map| !map.is_empty());
+    file["normalizer"] = charsmap
+        .map_or(Json::Null, |map| json!({"type": "Precompiled", "precompiled_charsmap": base64(map)}));
+    let metaspace = file["pre_tokenizer"].take();
+    let split = json!({"type": "WhitespaceSplit"});
+    file["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": [split, metaspace]});
+    for (name, key) in [
+        ("add_prefix_space", "tokenizer.ggml.add_space_prefix"),
+        ("clean_up_tokenization_spaces", "tokenizer.ggml.remove_extra_whitespaces"),
+    ] {
+        config.insert(name.into(), vocabulary.flag(key).unwrap_or(false).into());
+    }
+    other_special_tokens(vocabulary, config);
+    file
 }
 
 /// Texts and ids, without padding.

@@ -209,9 +209,3 @@ fn malformed_text_files() {
     let (message, _) = error_of(&[Mode::Bpe], None, &files);
     assert_eq!(message, "DIR/chat_template.jinja: byte 1: not UTF-8");
 }
-
-#[test]
-fn a_mode_that_is_not_built_in_says_so() {
-    let (message, _) = error_of(&[Mode::Plamo], None, &[]);
-    assert_eq!(message, "DIR: tokenizer mode `plamo` is not available");
-}

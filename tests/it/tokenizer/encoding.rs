@@ -248,8 +248,8 @@ fn keys_that_cannot_be_used_are_named() {
         ("tokenizer.ggml.model", None, "`tokenizer.ggml.model` is missing, expected string"),
         (
             "tokenizer.ggml.model",
-            Some("rwkv".into()),
-            "`tokenizer.ggml.model` is `rwkv`, text is encoded for `llama`, `gpt2`, `gemma4`, `bert` and `t5`",
+            Some("test".into()),
+            "`tokenizer.ggml.model` is `test`, text is encoded for `llama`, `gpt2`, `gemma4`, `whitespace`, `hybriddna`, `bert`, `t5`, `rwkv` and `plamo2`",
         ),
         (
             "tokenizer.ggml.pre",

@@ -11,6 +11,7 @@ use crate::support::{report_cases, sha256};
 
 mod bad_input;
 mod encoding;
+mod modes;
 mod named;
 mod pieces;
 mod pretokenizers;

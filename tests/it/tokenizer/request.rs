@@ -48,6 +48,7 @@ fn changes() -> Vec<(&'static str, TokenizerRequest)> {
         size: _,
         pad_multiple: _,
         force: _,
+        last: _,
         types: _,
         control: _,
         user_defined: _,
@@ -55,6 +56,9 @@ fn changes() -> Vec<(&'static str, TokenizerRequest)> {
         pre: _,
         before: _,
         after: _,
+        // These two concern single modes: see `modes`.
+        architecture: _,
+        mistral_format: _,
         limits,
     } = TokenizerRequest::default();
     let base = || TokenizerRequest::of(&[Mode::Bpe]);
@@ -65,6 +69,7 @@ fn changes() -> Vec<(&'static str, TokenizerRequest)> {
         ("size", TokenizerRequest { size: Some(9), ..base() }),
         ("pad_multiple", TokenizerRequest { pad_multiple: Some(8), ..base() }),
         ("force", TokenizerRequest { force: eos(1), ..base() }),
+        ("last", TokenizerRequest { last: eos(1), ..base() }),
         ("types", TokenizerRequest { types: Some(vec!["bos".to_owned()]), ..base() }),
         ("control", TokenizerRequest { control: vec!["a".to_owned()], ..base() }),
         ("user_defined", TokenizerRequest { user_defined: vec!["a".to_owned()], ..base() }),
@@ -107,7 +112,7 @@ fn every_part_of_a_mode_is_acted_on() {
         assert_ne!(of(mode).unwrap(), plain, "`{part}` changes nothing");
     }
     let error = of(ModeRequest { files: Vec::new(), ..ranks() }).unwrap_err().to_string();
-    assert!(error.contains("tiktoken: qwen.tiktoken or tokenizer.model is missing"), "{error}");
+    assert!(error.contains("tiktoken: qwen.tiktoken is missing"), "{error}");
     let error = of(ModeRequest { rank_code: None, ..ranks() }).unwrap_err().to_string();
     assert!(error.ends_with("nothing says which code its special tokens stand in"), "{error}");
 }
