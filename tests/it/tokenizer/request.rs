@@ -43,8 +43,6 @@ fn one_key(key: &str) -> Metadata {
 fn changes() -> Vec<(&'static str, TokenizerRequest)> {
     let TokenizerRequest {
         modes: _,
-        architecture: _,
-        mistral_format: _,
         size: _,
         pad_multiple: _,
         force: _,
