@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Makes a Llama checkpoint of random bf16 weights in the shape of TinyLlama 1.1B, for measuring converters.
 
-Usage: make_random_llama.py DIRECTORY [--layers 22] [--shards 1]
+Usage: make_random_llama.py DIRECTORY [--layers 22] [--shards 1] [--experts 0]
 
-22 layers are 1.1 billion parameters (2.2 GB); 72 layers are three times as many. The tokenizer is a small
+22 layers are 1.1 billion parameters (2.2 GB); 72 layers are three times as many. With experts it is a Mixtral whose
+experts are an eighth as wide as the dense model's feed-forward part: 64 experts and 15 layers are 8.6 GB. The tokenizer is a small
 SentencePiece model trained on the text of fixtures/tiny-llama (llama.cpp knows tokenizer.json files by a hash of
 released ones, but takes any tokenizer.model); converters fill it up to the 32000 rows of the embedding with unused
 tokens. Needs numpy and sentencepiece. Memory stays at one tensor.
@@ -21,10 +22,11 @@ HIDDEN, FFN, HEADS, KV_HEADS, VOCAB = 2048, 5632, 32, 4, 32000
 FIXTURE = pathlib.Path(__file__).resolve().parents[2] / "fixtures" / "tiny-llama"
 
 
-def config(n_layers):
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+def config(n_layers, n_experts):
+    experts = {"num_local_experts": n_experts, "num_experts_per_tok": 2} if n_experts else {}
+    return experts | {
+        "architectures": ["MixtralForCausalLM" if n_experts else "LlamaForCausalLM"],
+        "model_type": "mixtral" if n_experts else "llama",
         "bos_token_id": 1,
         "eos_token_id": 2,
         "hidden_act": "silu",
@@ -42,13 +44,25 @@ def config(n_layers):
     }
 
 
-def layer(i):
+def feed_forward(i, n_experts):
+    if not n_experts:
+        return {
+            f"model.layers.{i}.mlp.down_proj.weight": [HIDDEN, FFN],
+            f"model.layers.{i}.mlp.gate_proj.weight": [FFN, HIDDEN],
+            f"model.layers.{i}.mlp.up_proj.weight": [FFN, HIDDEN],
+        }
+    shapes = {f"model.layers.{i}.block_sparse_moe.gate.weight": [n_experts, HIDDEN]}
+    for e in range(n_experts):
+        expert = f"model.layers.{i}.block_sparse_moe.experts.{e}"
+        shapes |= {f"{expert}.w1.weight": [FFN // 8, HIDDEN], f"{expert}.w2.weight": [HIDDEN, FFN // 8],
+                   f"{expert}.w3.weight": [FFN // 8, HIDDEN]}
+    return shapes
+
+
+def layer(i, n_experts):
     head = HIDDEN // HEADS
-    return {
+    return feed_forward(i, n_experts) | {
         f"model.layers.{i}.input_layernorm.weight": [HIDDEN],
-        f"model.layers.{i}.mlp.down_proj.weight": [HIDDEN, FFN],
-        f"model.layers.{i}.mlp.gate_proj.weight": [FFN, HIDDEN],
-        f"model.layers.{i}.mlp.up_proj.weight": [FFN, HIDDEN],
         f"model.layers.{i}.post_attention_layernorm.weight": [HIDDEN],
         f"model.layers.{i}.self_attn.k_proj.weight": [KV_HEADS * head, HIDDEN],
         f"model.layers.{i}.self_attn.o_proj.weight": [HIDDEN, HIDDEN],
@@ -97,14 +111,15 @@ def main():
     parser.add_argument("directory", type=pathlib.Path)
     parser.add_argument("--layers", type=int, default=22)
     parser.add_argument("--shards", type=int, default=1)
+    parser.add_argument("--experts", type=int, default=0)
     args = parser.parse_args()
 
     args.directory.mkdir(parents=True, exist_ok=True)
-    (args.directory / "config.json").write_text(json.dumps(config(args.layers), indent=2) + "\n")
+    (args.directory / "config.json").write_text(json.dumps(config(args.layers, args.experts), indent=2) + "\n")
     write_tokenizer(args.directory)
 
     groups = [{"model.embed_tokens.weight": [VOCAB, HIDDEN]}]
-    groups += [layer(i) for i in range(args.layers)]
+    groups += [layer(i, args.experts) for i in range(args.layers)]
     groups += [{"model.norm.weight": [HIDDEN], "lm_head.weight": [VOCAB, HIDDEN]}]
     rng = np.random.default_rng(0)
     weight_map = {}
