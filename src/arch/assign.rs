@@ -195,7 +195,9 @@ impl Assigner<'_> {
         }
         // Tensors that stand in front of a weight; `None` sorts first.
         let has_fills = self.card.generate.iter().any(|generate| generate.is_fill());
-        order.extend((0..if has_fills { self.names.len() } else { 0 }).map(|weight| (Phase::Normal, weight, None)));
+        order.extend(
+            (0..if has_fills { self.names.len() } else { 0 }).map(|weight| (Phase::Normal, weight, None)),
+        );
         // Tables of integers come before all other tensors of the first phase.
         let is_table = |key: &Option<UnitKey>| {
             key.is_some_and(|key| matches!(self.card.entries[key.entry].ty, EntryType::I32 | EntryType::I64))

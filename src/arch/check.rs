@@ -82,7 +82,9 @@ fn effects(entry: &Entry) -> Result<(), CardProblem> {
     if entry.repeat.is_some() && entry.bid.is_none() && !has_bid(Placeholder::Bid) {
         return wrong("repeat", "nothing says which block is the first: `bid` does");
     }
-    if (entry.repeat.is_some() || entry.bid.is_some()) && !entry.targets.iter().any(|target| target.name.has(Placeholder::Bid)) {
+    if (entry.repeat.is_some() || entry.bid.is_some())
+        && !entry.targets.iter().any(|target| target.name.has(Placeholder::Bid))
+    {
         let key = if entry.bid.is_some() { "bid" } else { "repeat" };
         return wrong(key, "the target has no `{bid}`");
     }

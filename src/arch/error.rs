@@ -176,7 +176,10 @@ pub enum ArchError {
         found: crate::core::ElementType,
     },
     /// A tensor that is left out because it has no effect, and has one.
-    #[error("tensor `{}`: element {index} is not zero, and the architecture has no such tensor", escape(tensor))]
+    #[error(
+        "tensor `{}`: element {index} is not zero, and the architecture has no such tensor",
+        escape(tensor)
+    )]
     NotZero {
         /// The tensor.
         tensor: String,

@@ -72,9 +72,8 @@ pub(super) fn fill(
     let length = |expr| scope.count(expr, captures, &[]).map_err(|source| failed(card, source));
     let dims = rule.shape.iter().map(length).collect::<Result<Vec<_>, _>>()?;
     let value = scope.eval(&rule.value, captures).map_err(|source| failed(card, source))?;
-    let value = value.as_float().ok_or_else(|| {
-        failed(card, EvalError::Kind { op: "fill", found: value.kind() })
-    })?;
+    let value =
+        value.as_float().ok_or_else(|| failed(card, EvalError::Kind { op: "fill", found: value.kind() }))?;
     let phase = if rule.before.is_some() { Phase::Normal } else { Phase::Generated };
     let output = output(&name, dims.clone(), Content::Fill { value: value as f32, dims })?;
     let type_rule = TypeRule { entry: EntryType::Auto, source_block: captures.bid, source: None };
@@ -131,7 +130,8 @@ fn llama3(
     if rope.get("rope_type").and_then(Json::as_str) != Some("llama3") {
         return Ok(None);
     }
-    let positive = |key: &str| ArchError::Required { message: format!("rope: `{key}` must be a positive number") };
+    let positive =
+        |key: &str| ArchError::Required { message: format!("rope: `{key}` must be a positive number") };
     let number = |key: &str, default: f64| match rope.get(key) {
         None => Ok(default),
         Some(value) => {

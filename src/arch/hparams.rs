@@ -1,5 +1,7 @@
 //! From a configuration to what expressions see, and from rows to metadata keys and values.
 
+use std::sync::LazyLock;
+
 use serde_json::{Map, Value as Json};
 
 use crate::arch::datum::Datum;
@@ -14,8 +16,19 @@ use crate::gguf::{Array, Metadata, Value, ValueType};
 type Config = Map<String, Json>;
 
 /// Rope types whose meaning is known; those that need a key or tensor of their own get it in rows or cards.
-const ROPE_TYPES: &[&str] =
-    &["default", "linear", "yarn", "su", "longrope", "dynamic", "llama3", "mrope", "proportional", "xdrope", "none"];
+const ROPE_TYPES: &[&str] = &[
+    "default",
+    "linear",
+    "yarn",
+    "su",
+    "longrope",
+    "dynamic",
+    "llama3",
+    "mrope",
+    "proportional",
+    "xdrope",
+    "none",
+];
 
 /// The rows of `["include", "base"]`: key, expression, condition.
 ///
@@ -190,6 +203,15 @@ pub(super) fn full_key(key: &str, arch: &str) -> Option<String> {
 /// The keys that `["include", "base"]` may write.
 pub(super) fn base_keys() -> impl Iterator<Item = &'static str> {
     BASE.iter().map(|row| row.0)
+}
+
+/// The rows of `["include", "base"]`.
+pub(super) fn base_rows() -> &'static [Row] {
+    static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| {
+        // They parse: a test looks at each.
+        BASE.iter().filter_map(|(key, value, when)| read::key_row(key, value, when).ok()).collect()
+    });
+    &ROWS
 }
 
 /// Every key that a card may write: its rows, its annotations, the rows around its tokenizer.

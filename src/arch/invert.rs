@@ -1,11 +1,13 @@
 //! A card run backwards: from a GGUF's metadata and tensors to a checkpoint's configuration and tensors.
 
+mod config;
+mod rows;
+
 use std::collections::HashSet;
 
 use indexmap::IndexMap;
 use serde_json::{Map, Value as Json, json};
 
-use crate::arch::datum::Datum;
 use crate::arch::error::ArchError;
 use crate::arch::eval::{Root, Scope};
 use crate::arch::expr::Expr;
@@ -16,48 +18,14 @@ use crate::arch::mapping::{
 };
 use crate::arch::names::{Captures, Pattern, Placeholder, SUFFIXES, nearest};
 use crate::arch::ops::{Op, OpError, OpSpec, Undo};
-use crate::arch::schema::{Card, Entry, EntryType, Join, Phase, Row};
+use crate::arch::schema::{Card, Entry, EntryType, Join, Phase};
 use crate::arch::types::TypeRule;
 use crate::arch::values::Values;
 use crate::core::{Shape, WeightMeta, WeightSource};
-use crate::gguf::keys::ANNOTATION_PREFIX;
 use crate::gguf::{Metadata, Value};
 
 /// Blocks among which the source of a tensor is looked for that has another number.
 const MAX_BLOCKS: u64 = 512;
-
-/// Configuration keys of most decoders and the metadata keys they come back from.
-const BASE: &[(&str, &str)] = &[
-    ("vocab_size", "vocab_size"),
-    ("hidden_size", "embedding_length"),
-    ("intermediate_size", "feed_forward_length"),
-    ("num_hidden_layers", "block_count"),
-    ("num_attention_heads", "attention.head_count"),
-    ("num_key_value_heads", "attention.head_count_kv"),
-    ("head_dim", "attention.key_length"),
-    ("max_position_embeddings", "context_length"),
-    ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
-    ("rope_theta", "rope.freq_base"),
-    ("num_local_experts", "expert_count"),
-    ("num_experts_per_tok", "expert_used_count"),
-    ("bos_token_id", "tokenizer.ggml.bos_token_id"),
-    ("eos_token_id", "tokenizer.ggml.eos_token_id"),
-    ("pad_token_id", "tokenizer.ggml.padding_token_id"),
-];
-
-/// Tensors with the factors of long rope.
-const LONG_FACTORS: &str = "rope_factors_long.weight";
-const SHORT_FACTORS: &str = "rope_factors_short.weight";
-
-/// Members of `rope_scaling` and the metadata keys they come back from, after the type.
-const ROPE_SCALING: &[(&str, &str)] = &[
-    ("factor", "rope.scaling.factor"),
-    ("original_max_position_embeddings", "rope.scaling.original_context_length"),
-    ("extrapolation_factor", "rope.scaling.yarn_ext_factor"),
-    ("attention_factor", "rope.scaling.yarn_attn_factor"),
-    ("beta_fast", "rope.scaling.yarn_beta_fast"),
-    ("beta_slow", "rope.scaling.yarn_beta_slow"),
-];
 
 /// A checkpoint that a GGUF came from, or could have come from.
 #[derive(Clone, Debug)]
@@ -102,8 +70,8 @@ pub fn invert(
     scope
         .roots
         .push(("opt", Root::Value(json!({ "no_mtp": false, "mtp_only": false, "mistral_format": false }))));
-    scope.config = config(card, &scope, tensors, rope_freqs);
-    scope.config = own_config(card, &scope)?;
+    scope.config = config::rebuilt(card, &scope, tensors, rope_freqs);
+    scope.config = config::with_own(card, &scope)?;
     let class = scope.config.get("architectures").and_then(|list| list.get(0)).cloned().unwrap_or_default();
     scope.roots.push(("class", Root::Value(class)));
     scope.roots.extend(hparams::rope_roots(&scope.config)?);
@@ -128,153 +96,6 @@ pub fn invert(
     }
     let dropped = inverter.dropped;
     Ok(Inverse { card: card.clone(), config: scope.config, outputs, dropped, inexact })
-}
-
-/// The configuration: what most decoders have, and bare names of the card's rows.
-fn config(
-    card: &Card,
-    scope: &Scope<'_>,
-    tensors: &[WeightMeta],
-    rope_freqs: Option<&RopeFreqsLlama3>,
-) -> Map<String, Json> {
-    let mut config = Map::new();
-    config.insert("architectures".to_owned(), json!([card.classes.first()]));
-    config.insert("model_type".to_owned(), json!(card.gguf));
-    let mut set = |key: &str, value: &Datum| {
-        if !value.is_null() {
-            config.insert(key.to_owned(), value.to_json());
-        }
-    };
-    for (key, gguf) in BASE {
-        set(key, &scope.kv(gguf));
-    }
-    let own = card.annotate.iter().map(|row| (row, ANNOTATION_PREFIX));
-    for (row, prefix) in card.metadata.iter().map(|row| (row, "")).chain(own) {
-        if let Row::Key { key, value: Expr::Path(path), .. } = row
-            && path.steps.is_empty()
-            && !card.lets.contains_key(&path.root)
-            && !crate::arch::config_keys::ROOTS.contains(&path.root.as_str())
-        {
-            set(&path.root, &scope.kv(&format!("{prefix}{key}")));
-        }
-    }
-    let embedding = tensors.iter().find(|tensor| tensor.name == "token_embd.weight");
-    if let Some(rows) = embedding.and_then(|tensor| tensor.shape.dims().first()) {
-        set("vocab_size", &Datum::Int((*rows).into()));
-    }
-    set("tie_word_embeddings", &Datum::Bool(!scope.tensors.contains("output.weight")));
-    let truncate = match scope.kv(&format!("{ANNOTATION_PREFIX}rope.scaling.yarn_truncate")) {
-        Datum::Bool(truncate) => Some(truncate),
-        // The vocabulary's default says no more than a file without the key.
-        _ => card.graph.as_ref().and_then(|graph| (!graph.yarn_truncate).then_some(false)),
-    };
-    if let Some(scaling) = rope_scaling(scope, truncate, rope_freqs) {
-        if scaling.get("long_factor").is_some() {
-            let first = scope.kv("rope.scaling.original_context_length");
-            if !first.is_null() {
-                config.insert("original_max_position_embeddings".to_owned(), first.to_json());
-            }
-        }
-        config.insert("rope_scaling".to_owned(), scaling);
-    }
-    config
-}
-
-/// The scope's configuration with the card's own `[inverse]`, whose expressions see it as it was.
-fn own_config(card: &Card, scope: &Scope<'_>) -> Result<Map<String, Json>, ArchError> {
-    let mut config = scope.config.clone();
-    for (key, rule) in &card.inverse {
-        let at = || format!("[inverse] `{key}`");
-        let value = scope.eval(&rule.value, Captures::default());
-        let value = value.map_err(|source| ArchError::Eval { card: card.name(), at: at(), source })?;
-        let value = if value.is_null() && !rule.writes_null { None } else { Some(value.to_json()) };
-        set_member(&mut config, key, value);
-    }
-    Ok(config)
-}
-
-/// Sets what a path of names with points between them leads to, or takes it out. Objects on the way are made where they
-/// are missing, and go when nothing is left in them.
-fn set_member(config: &mut Map<String, Json>, path: &str, value: Option<Json>) {
-    match (path.split_once('.'), value) {
-        (None, Some(value)) => drop(config.insert(path.to_owned(), value)),
-        (None, None) => drop(config.remove(path)),
-        (Some((name, rest)), value) => {
-            let member = config.entry(name).or_insert(Json::Null);
-            if !member.is_object() && value.is_some() {
-                *member = Json::Object(Map::new());
-            }
-            if let Json::Object(map) = member {
-                set_member(map, rest, value);
-            }
-            if member.as_object().is_some_and(Map::is_empty) || member.is_null() {
-                config.remove(name);
-            }
-        }
-    }
-}
-
-fn rope_scaling(
-    scope: &Scope<'_>,
-    truncate: Option<bool>,
-    rope_freqs: Option<&RopeFreqsLlama3>,
-) -> Option<Json> {
-    if let Some(params) = rope_freqs {
-        let context =
-            if params.context.fract() == 0.0 { json!(params.context as u64) } else { json!(params.context) };
-        return Some(json!({
-            "rope_type": "llama3",
-            "factor": params.factor,
-            "low_freq_factor": params.low_freq_factor,
-            "high_freq_factor": params.high_freq_factor,
-            "original_max_position_embeddings": context,
-        }));
-    }
-    let factors = |name: &str| match scope.values.values(name, None) {
-        Ok(Datum::List(items)) => Some(Json::Array(items.iter().map(short_decimal).collect())),
-        _ => None,
-    };
-    if let (Some(long), Some(short)) = (factors(LONG_FACTORS), factors(SHORT_FACTORS)) {
-        // No more than this: some classes count the members.
-        return Some(json!({ "type": "longrope", "long_factor": long, "short_factor": short }));
-    }
-    let sections = match scope.kv("rope.dimension_sections") {
-        Datum::List(items) if items.iter().any(Datum::truth) => Some(items),
-        _ => None,
-    };
-    let kind = scope.kv("rope.scaling.type");
-    let kind: &str = match (&kind, &sections) {
-        (Datum::Text(kind), _) if &**kind != "none" => kind,
-        (_, Some(_)) => "default",
-        _ => return None,
-    };
-    let mut scaling = Map::new();
-    scaling.insert("rope_type".to_owned(), json!(kind));
-    if let Some(sections) = sections {
-        // A fourth section is there to fill the key up.
-        let used = sections.iter().rposition(Datum::truth).map_or(0, |last| last + 1).max(3);
-        let used: Vec<Json> = sections.iter().take(used).map(Datum::to_json).collect();
-        scaling.insert("mrope_section".to_owned(), Json::Array(used));
-    }
-    // GGUF has no key for it: an annotation or the model's graph says it.
-    if kind == "yarn" && truncate == Some(false) {
-        scaling.insert("truncate".to_owned(), json!(false));
-    }
-    for (key, gguf) in ROPE_SCALING {
-        let value = scope.kv(gguf);
-        if !value.is_null() {
-            scaling.insert((*key).to_owned(), value.to_json());
-        }
-    }
-    Some(Json::Object(scaling))
-}
-
-/// A number of an F32 tensor as the shortest decimal that gives it back.
-fn short_decimal(number: &Datum) -> Json {
-    match number.as_float() {
-        Some(number) => json!((number as f32).to_string().parse::<f64>().unwrap_or(number)),
-        None => Json::Null,
-    }
 }
 
 /// One emission of an entry: which targets of it are there.
@@ -379,11 +200,8 @@ impl Inverter<'_> {
         spec: &Entry,
         captures: Captures,
     ) -> Result<Option<(Captures, u64)>, ArchError> {
-        let failed = |source| ArchError::Eval {
-            card: self.card.name(),
-            at: format!("`{}`", spec.name()),
-            source,
-        };
+        let failed =
+            |source| ArchError::Eval { card: self.card.name(), at: format!("`{}`", spec.name()), source };
         let holds = |captures| self.scope.holds(spec.when.as_ref(), captures).map_err(failed);
         let (Some(target), true) = (captures.bid, spec.bid.is_some() || spec.repeat.is_some()) else {
             return Ok(holds(captures)?.then_some((captures, 0)));

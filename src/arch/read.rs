@@ -310,7 +310,8 @@ fn inverse(top: &Fields<'_>) -> Read<IndexMap<String, InverseRule>> {
             return Ok(InverseRule { value: expr(value, at)?, writes_null: false });
         };
         let fields = Fields::of(table, at, INVERSE_KEYS)?;
-        let value = fields.expr("value")?.ok_or(CardProblem::MissingKey { at: at.to_owned(), key: "value" })?;
+        let value =
+            fields.expr("value")?.ok_or(CardProblem::MissingKey { at: at.to_owned(), key: "value" })?;
         Ok(InverseRule { value, writes_null: fields.bool("null")? })
     };
     top.tables("inverse")?

@@ -173,7 +173,8 @@ impl View {
     /// Rows that `n` does not divide, a block that is not there.
     pub fn gather_blocks(&self, n: u64, index: &[u64]) -> Result<Self, ShapeError> {
         let rows = self.groups(0, n)?;
-        let block = |&at: &u64| self.slice(0, at.saturating_mul(rows), at.saturating_add(1).saturating_mul(rows));
+        let block =
+            |&at: &u64| self.slice(0, at.saturating_mul(rows), at.saturating_add(1).saturating_mul(rows));
         Self::concat(index.iter().map(block).collect::<Result<_, _>>()?, 0)
     }
 

@@ -187,7 +187,9 @@ impl Run {
             let out = &mut out[at * size..(at + stretch.len) * size];
             elems.with(&stretch, |bytes| {
                 let stored_elems = bytes.chunks_exact(elems.elem_bytes());
-                for ((place, bytes), out) in (first + at as u64..).zip(stored_elems).zip(out.chunks_exact_mut(size)) {
+                for ((place, bytes), out) in
+                    (first + at as u64..).zip(stored_elems).zip(out.chunks_exact_mut(size))
+                {
                     let mut int = integer(stored, bytes).ok_or_else(no_number)?;
                     for math in &self.math {
                         int = match math {
@@ -200,7 +202,8 @@ impl Run {
                         out.copy_from_slice(&int.to_le_bytes());
                     } else {
                         let narrow = i32::try_from(int);
-                        let range = |_| ViewError::IntRange { weight: weight(), index: place, value: int, ty };
+                        let range =
+                            |_| ViewError::IntRange { weight: weight(), index: place, value: int, ty };
                         out.copy_from_slice(&narrow.map_err(range)?.to_le_bytes());
                     }
                 }

@@ -66,7 +66,10 @@ fn axis_size(axis: &[Dim]) -> u64 {
 /// Where the elements of a leaf come from.
 #[derive(Clone, Debug)]
 pub(super) enum Origin {
-    Weight { index: usize, ty: ElementType },
+    Weight {
+        index: usize,
+        ty: ElementType,
+    },
     Values(Arc<[f32]>),
     Fill(f32),
     /// What needs more than one look at its sources.
@@ -499,9 +502,7 @@ impl View {
     /// [`ShapeError::Axis`] for anything but one whole list as it is stored: its places are those of its elements.
     pub(super) fn index_math(&self, math: MathOp) -> Result<Self, ShapeError> {
         match &self.body {
-            Body::Leaf(leaf) if self.shape.len() == 1 && leaf.offset == 0 => {
-                Ok(self.math(math))
-            }
+            Body::Leaf(leaf) if self.shape.len() == 1 && leaf.offset == 0 => Ok(self.math(math)),
             _ => Err(ShapeError::Axis { axis: 1, rank: self.shape.len() }),
         }
     }

@@ -33,7 +33,11 @@ impl Assigner<'_> {
         };
         if n > MAX_REPEATS {
             let source = crate::arch::eval::EvalError::TooLong;
-            return Err(ArchError::Eval { card: self.card.name(), at: format!("`{}`", entry.name()), source });
+            return Err(ArchError::Eval {
+                card: self.card.name(),
+                at: format!("`{}`", entry.name()),
+                source,
+            });
         }
         let mut outputs = Vec::new();
         let mut made: Option<Vec<OutputSpec>> = None;
@@ -50,7 +54,9 @@ impl Assigner<'_> {
             for (output, name) in made.iter().zip(&names) {
                 outputs.push(OutputSpec { name: name.clone(), ..output.clone() });
             }
-            for (output, also) in made.iter().flat_map(|output| entry.also.iter().map(move |also| (output, also))) {
+            for (output, also) in
+                made.iter().flat_map(|output| entry.also.iter().map(move |also| (output, also)))
+            {
                 outputs.push(OutputSpec { name: name(also), ..output.clone() });
             }
         }

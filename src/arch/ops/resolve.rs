@@ -181,12 +181,7 @@ impl OpSpec {
     ///
     /// # Errors
     /// As [`OpSpec::resolve`].
-    pub fn undo(
-        &self,
-        scope: &Scope<'_>,
-        captures: Captures,
-        dims: &[u64],
-    ) -> Result<Option<Undo>, OpError> {
+    pub fn undo(&self, scope: &Scope<'_>, captures: Captures, dims: &[u64]) -> Result<Option<Undo>, OpError> {
         let params = Params { spec: self, scope, captures, dims };
         let (op, is_exact) = match self.kind {
             OpKind::Reshape | OpKind::Flatten | OpKind::Squeeze if params.has("hf") => {
@@ -209,7 +204,8 @@ impl OpSpec {
             },
             OpKind::SubMean | OpKind::L2Normalize => (Some(Op::Reshape { dims: dims.to_vec() }), false),
             OpKind::PrependZero => {
-                let end = dims.first().copied().ok_or(OpError::Axis { op: self.kind.name(), axis: 0, rank: 0 })?;
+                let end =
+                    dims.first().copied().ok_or(OpError::Axis { op: self.kind.name(), axis: 0, rank: 0 })?;
                 (Some(Op::Slice { axis: 0, start: 1.min(end), end }), true)
             }
             _ => {

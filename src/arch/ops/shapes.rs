@@ -138,11 +138,8 @@ impl Op {
         let groups = |group: u64| {
             let rows = axis(0)?;
             let is_whole = group > 0 && rows.is_multiple_of(group) && rows / group <= MAX_PARTS;
-            let parts = || OpError::Parts {
-                op,
-                parts: format!("groups of {group}"),
-                whole: format!("{rows} rows"),
-            };
+            let parts =
+                || OpError::Parts { op, parts: format!("groups of {group}"), whole: format!("{rows} rows") };
             if is_whole { Ok(()) } else { Err(parts()) }
         };
         match self {

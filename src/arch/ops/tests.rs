@@ -77,12 +77,7 @@ fn what_does_not_fit_is_an_error() {
         (Unzip, &[("axis", "0"), ("n", "0")], &[8], "`unzip`: [0] do not make 8"),
         (Unzip, &[("axis", "0"), ("n", "128")], &[256], "`unzip`: [128] do not make 256"),
         (Unzip, &[("axis", "0"), ("n", "-2")], &[8], "`unzip`: `n` is out of range"),
-        (
-            Negate,
-            &[("group", "3"), ("from", "1")],
-            &[8],
-            "`negate`: groups of 3 do not make 8 rows",
-        ),
+        (Negate, &[("group", "3"), ("from", "1")], &[8], "`negate`: groups of 3 do not make 8 rows"),
         (Negate, &[("group", "4"), ("from", "5")], &[8], "`negate`: `from` is out of range"),
         (Deinterleave, &[("group", "4"), ("rot", "3")], &[8], "`deinterleave`: `rot` is out of range"),
         (Interleave, &[("group", "4"), ("rot", "6")], &[8], "`interleave`: `rot` is out of range"),
@@ -120,7 +115,12 @@ fn a_card_says_what_undoes_its_operation() {
         undo.map(|undo| (undo.op.shapes(dims).unwrap().remove(0), undo.is_exact))
     };
     for (kind, params, dims, want) in [
-        (Reshape, &[("dims", "[12]"), ("hf", "[d0 // 4, 4]")][..], &[12u64][..], Some((&[3u64, 4][..], true))),
+        (
+            Reshape,
+            &[("dims", "[12]"), ("hf", "[d0 // 4, 4]")][..],
+            &[12u64][..],
+            Some((&[3u64, 4][..], true)),
+        ),
         (Reshape, &[("dims", "[12]")], &[12], None),
         (Squeeze, &[("axis", "1")], &[4, 3], Some((&[4, 1, 3], true))),
         (Squeeze, &[("axis", "-1")], &[4, 3], Some((&[4, 3, 1], true))),

@@ -14,8 +14,8 @@ const COMMON: [&str; 3] = ["kind", "to", "when"];
 /// Keys of all kinds.
 #[cfg(test)]
 pub(super) const GENERATE_KEYS: &[&str] = &[
-    "kind", "to", "when", "dim", "theta", "factor", "low", "high", "ctx", "pad_to", "fraction", "values", "shape",
-    "value", "before",
+    "kind", "to", "when", "dim", "theta", "factor", "low", "high", "ctx", "pad_to", "fraction", "values",
+    "shape", "value", "before",
 ];
 
 #[derive(Clone, Copy)]

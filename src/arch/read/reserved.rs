@@ -6,8 +6,16 @@ use crate::arch::error::CardProblem;
 /// What kind of word, the word, and what to write instead, where there is something.
 const RESERVED: &[(&str, &str, &str)] = &[
     ("key", "from", "put the target model's tokenizer files beside config.json"),
-    ("key", "rows", "`split` cuts the tensor, and each target has operations of its own; `scale` takes `rows`"),
-    ("operation", "drop_if_equal", "it is a key of rules in `[ignore]`: `drop_if_equal = \"the other tensor\"`"),
+    (
+        "key",
+        "rows",
+        "`split` cuts the tensor, and each target has operations of its own; `scale` takes `rows`",
+    ),
+    (
+        "operation",
+        "drop_if_equal",
+        "it is a key of rules in `[ignore]`: `drop_if_equal = \"the other tensor\"`",
+    ),
     ("operation", "replace_row", ""),
     ("operation", "require_zero", "it is a key of rules in `[ignore]`: `require_zero = true`"),
     ("operation", "take", "`repeat` copies the first index of an axis, `slice` takes a range"),

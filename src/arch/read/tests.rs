@@ -288,15 +288,27 @@ const GENERATE: Rows = &[
         "generate = [{ kind = \"rope_freqs_llama3\", to = \"a.weight\", dim = \"4\", theta = 2 }]",
     ),
     ("low", FREQS, "generate = [{ kind = \"rope_freqs_llama3\", to = \"a.weight\", dim = \"4\", low = 2 }]"),
-    ("high", FREQS, "generate = [{ kind = \"rope_freqs_llama3\", to = \"a.weight\", dim = \"4\", high = 2 }]"),
+    (
+        "high",
+        FREQS,
+        "generate = [{ kind = \"rope_freqs_llama3\", to = \"a.weight\", dim = \"4\", high = 2 }]",
+    ),
     ("ctx", FREQS, "generate = [{ kind = \"rope_freqs_llama3\", to = \"a.weight\", dim = \"4\", ctx = 2 }]"),
     (
         "pad_to",
         FREQS,
         "generate = [{ kind = \"rope_freqs_llama3\", to = \"a.weight\", dim = \"4\", pad_to = 16 }]",
     ),
-    ("fraction", PROPORTIONAL, "generate = [{ kind = \"rope_freqs_proportional\", to = \"a.weight\", dim = 8, fraction = 1 }]"),
-    ("dim", PROPORTIONAL, "generate = [{ kind = \"rope_freqs_proportional\", to = \"a.weight\", dim = 4, fraction = 0.5 }]"),
+    (
+        "fraction",
+        PROPORTIONAL,
+        "generate = [{ kind = \"rope_freqs_proportional\", to = \"a.weight\", dim = 8, fraction = 1 }]",
+    ),
+    (
+        "dim",
+        PROPORTIONAL,
+        "generate = [{ kind = \"rope_freqs_proportional\", to = \"a.weight\", dim = 4, fraction = 0.5 }]",
+    ),
     (
         "values",
         "generate = [{ kind = \"rope_factors\", to = \"a.weight\", values = \"[1, 2]\" }]",

@@ -1,0 +1,148 @@
+//! Rows run backwards: what the configuration must have said for a row to give the value that the file has.
+
+use serde_json::{Map, Value as Json, json};
+
+use super::config::{is_known, set_member};
+use crate::arch::config_keys::ROOTS;
+use crate::arch::datum::Datum;
+use crate::arch::eval::Scope;
+use crate::arch::expr::{BinaryOp, Expr, Function, Path, Step};
+use crate::arch::hparams;
+use crate::arch::schema::{Card, Row};
+use crate::gguf::keys::ANNOTATION_PREFIX;
+
+/// Definitions that name definitions.
+const MAX_DEPTH: u32 = 8;
+
+/// Sets the configuration keys that the card's rows read, as far as each row tells one from its value.
+pub(super) fn take_back(card: &Card, scope: &Scope<'_>, config: &mut Map<String, Json>) {
+    let own = card.annotate.iter().map(|row| (row, ANNOTATION_PREFIX));
+    let rows = card.early.iter().chain(&card.metadata).map(|row| (row, ""));
+    for (row, prefix) in rows.chain(own) {
+        match row {
+            // What most decoders have came back before.
+            Row::Base => {
+                for row in hparams::base_rows() {
+                    if !matches!(row, Row::Key { key, .. } if is_known(key)) {
+                        take_row(card, scope, row, "", config);
+                    }
+                }
+            }
+            row => take_row(card, scope, row, prefix, config),
+        }
+    }
+}
+
+fn take_row(card: &Card, scope: &Scope<'_>, row: &Row, prefix: &str, config: &mut Map<String, Json>) {
+    let Row::Key { key, value: expr, .. } = row else { return };
+    let value = scope.kv(&format!("{prefix}{key}"));
+    if value.is_null() {
+        return;
+    }
+    if let Some((path, value)) = source(card, expr, &value, MAX_DEPTH) {
+        set_member(config, &path, Some(value));
+    }
+}
+
+/// The configuration key that an expression with this value reads, and what it must be.
+fn source(card: &Card, expr: &Expr, value: &Datum, depth: u32) -> Option<(String, Json)> {
+    let depth = depth.checked_sub(1)?;
+    let of = |expr: &Expr| source(card, expr, value, depth);
+    match expr {
+        Expr::Path(path) => {
+            if let Some(definition) = card.lets.get(&path.root).filter(|_| path.steps.is_empty())
+                && !is_itself(definition, &path.root)
+            {
+                return of(definition);
+            }
+            Some((place(path)?, value.to_json()))
+        }
+        Expr::Call(Function::First, names) => {
+            // Of several names the one that the model's own class uses.
+            let is_default = |expr: &&Expr| match expr {
+                Expr::Path(path) => card.defaults.values().any(|table| table.contains_key(&path.root)),
+                _ => false,
+            };
+            of(names.iter().find(is_default).or_else(|| names.first())?)
+        }
+        Expr::Binary(BinaryOp::Coalesce | BinaryOp::Or, sides) => of(&sides[0]),
+        Expr::Call(Function::Labels, arguments) => {
+            let Datum::List(labels) = value else { return None };
+            let labels = labels.iter().enumerate().map(|(n, label)| (n.to_string(), label.to_json()));
+            let (path, _) = of(arguments.first()?)?;
+            Some((path, Json::Object(labels.collect())))
+        }
+        Expr::Call(Function::Lookup, arguments) => {
+            let [Expr::Path(table), key] = arguments.as_slice() else { return None };
+            let number = value.as_int()?;
+            let rows = card.tables.get(&table.root)?;
+            let (name, _) = rows.iter().find(|row| i128::from(*row.1) == number)?;
+            Some((of(key)?.0, json!(name)))
+        }
+        Expr::Call(Function::Layers, arguments) => match arguments.as_slice() {
+            [Expr::Path(path)] => {
+                let (Step::Index(index), before) = path.steps.split_last()? else { return None };
+                let is_block =
+                    matches!(index, Expr::Path(path) if path.root == "bid" && path.steps.is_empty());
+                let whole = Path { steps: before.to_vec(), ..path.clone() };
+                of(&Expr::Path(whole)).filter(|_| is_block)
+            }
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// A definition whose own name means the configuration's key in it: `x = "first(x, 7)"`.
+fn is_itself(definition: &Expr, name: &str) -> bool {
+    let mut found = false;
+    definition.walk(&mut |expr| found |= matches!(expr, Expr::Path(path) if path.root == name));
+    found
+}
+
+/// Names with points between them, where the path leads into the configuration.
+fn place(path: &Path) -> Option<String> {
+    if ROOTS.contains(&path.root.as_str()) || matches!(path.root.as_str(), "bid" | "eid" | "xid") {
+        return None;
+    }
+    let mut place = path.root.clone();
+    for step in &path.steps {
+        let Step::Field(name) = step else { return None };
+        place = place + "." + name;
+    }
+    Some(place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::Registry;
+
+    #[test]
+    fn expressions_say_where_their_value_stood() {
+        let registry = Registry::embedded().unwrap();
+        let card = registry.by_gguf("llama").unwrap();
+        let number = || Datum::Int(2);
+        let labels = || Datum::List(vec![Datum::Text("a".into()), Datum::Text("b".into())].into());
+        for (text, value, want) in [
+            ("n_inner", number(), Some(("n_inner", json!(2)))),
+            ("n_inner?", number(), Some(("n_inner", json!(2)))),
+            ("ffn_config.ffn_dim?", number(), Some(("ffn_config.ffn_dim", json!(2)))),
+            ("first(n_inner, n_embd)", number(), Some(("n_inner", json!(2)))),
+            ("first(n_embd, hidden_size)", number(), Some(("hidden_size", json!(2)))),
+            ("n_inner? ?? 4", number(), Some(("n_inner", json!(2)))),
+            ("n_inner? or 4", number(), Some(("n_inner", json!(2)))),
+            ("rope_theta * 2", number(), None),
+            ("rope.factor", number(), None),
+            ("lookup(gating, scoring_func)", number(), Some(("scoring_func", json!("sigmoid")))),
+            ("lookup(gating, scoring_func)", Datum::Int(77), None),
+            ("labels(id2label)", labels(), Some(("id2label", json!({"0": "a", "1": "b"})))),
+            ("layers(layer_types[bid])", labels(), Some(("layer_types", json!(["a", "b"])))),
+            ("layers(layer_types[0])", labels(), None),
+            ("heads", number(), Some(("num_attention_heads", json!(2)))),
+        ] {
+            let found = source(card, &Expr::parse(text).unwrap(), &value, MAX_DEPTH);
+            assert_eq!(found, want.map(|(path, value)| (path.to_owned(), value)), "{text}");
+        }
+    }
+}
