@@ -20,10 +20,14 @@ pub(super) fn take_back(card: &Card, scope: &Scope<'_>, config: &mut Map<String,
     let rows = card.early.iter().chain(&card.metadata).map(|row| (row, ""));
     for (row, prefix) in rows.chain(own) {
         match row {
-            // What most decoders have came back before.
+            // What most decoders have came back before, and what a row of the card's own writes may not have come from
+            // the configuration.
             Row::Base => {
+                let is_own = |key: &str| {
+                    card.metadata.iter().any(|row| matches!(row, Row::Key { key: own, .. } if own == key))
+                };
                 for row in hparams::base_rows() {
-                    if !matches!(row, Row::Key { key, .. } if is_known(key)) {
+                    if !matches!(row, Row::Key { key, .. } if is_known(key) || is_own(key)) {
                         take_row(card, scope, row, "", config);
                     }
                 }
