@@ -58,7 +58,7 @@ mod targets;
 mod tensors;
 mod values;
 
-use crate::core::WeightSource;
+use crate::core::{WeightMeta, WeightSource};
 use crate::core::simd::SimdLevel;
 
 pub use encoding::{Encoding, Encodings, Quantization, StoredClass, stored_classes, tensor_class};
@@ -88,7 +88,7 @@ pub struct Opened {
     /// How they are stored, if the checkpoint is quantized.
     pub quantization: Option<Quantization>,
     /// Names of the stored tensors that quantized weights were put together from.
-    pub members: Vec<String>,
+    pub members: Vec<WeightMeta>,
     /// What the user should know.
     pub warnings: Vec<String>,
 }

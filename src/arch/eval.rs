@@ -40,8 +40,10 @@ pub struct Scope<'a> {
     pub roots: Vec<(&'static str, Root<'a>)>,
     /// Names of the checkpoint's tensors: of those that cards see, and of the stored ones.
     pub tensors: HashSet<&'a str>,
-    /// The same tensors with their shapes, without the stored ones.
+    /// Those that cards see, with their shapes.
     pub weights: &'a [WeightMeta],
+    /// Those that are stored, with theirs.
+    pub stored: &'a [WeightMeta],
     /// Other names of tensors, after the shared rewriting and the card's: what they stand for.
     pub renamed: HashMap<String, &'a str>,
     /// Names of the files beside the checkpoint.
@@ -183,7 +185,7 @@ impl<'a> Scope<'a> {
             let ends = |weight: &&WeightMeta| {
                 weight.name.strip_suffix(name).is_some_and(|front| front.ends_with('.'))
             };
-            let mut found = self.weights.iter().filter(ends);
+            let mut found = self.weights.iter().chain(self.stored).filter(ends);
             found.next().filter(|_| found.next().is_none()).map(|weight| weight.name.as_str())
         })
     }

@@ -38,7 +38,7 @@ pub struct Inputs<'a> {
     /// Counts the tokens of the vocabulary, where its files can be read.
     pub vocabulary: Option<CountTokens<'a>>,
     /// Names of stored tensors that weights were put together from: expressions can ask for them.
-    pub stored: &'a [String],
+    pub stored: &'a [WeightMeta],
     /// `tokenizer_config.json`, if there.
     pub tokenizer_config: Option<&'a Map<String, Json>>,
     /// `generation_config.json`, if there.
@@ -195,9 +195,10 @@ fn scope<'a>(
             .weights
             .iter()
             .map(|weight| weight.name.as_str())
-            .chain(inputs.stored.iter().map(String::as_str))
+            .chain(inputs.stored.iter().map(|stored| stored.name.as_str()))
             .collect(),
         weights: inputs.weights,
+        stored: inputs.stored,
         renamed: HashMap::new(),
         files: inputs.files,
         gguf: None,

@@ -35,8 +35,8 @@ pub struct ModelSource {
     pub weights: Option<Arc<dyn WeightSource + Send>>,
     /// How the checkpoint stores them, if it is quantized.
     pub quantization: Option<Quantization>,
-    /// Names of the stored tensors that quantized weights were put together from.
-    pub stored: Vec<String>,
+    /// The stored tensors that quantized weights were put together from.
+    pub stored: Vec<WeightMeta>,
     /// Where the vocabulary comes from.
     pub vocabulary: Vocabulary,
     /// Files that are read; an output must not replace them.

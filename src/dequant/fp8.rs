@@ -54,6 +54,9 @@ pub(super) fn is_fp8(ty: ElementType) -> bool {
     Format::of(ty).is_some()
 }
 
+/// Numbers of machines that writers use.
+const RANKS: [u64; 3] = [8, 4, 2];
+
 /// How scales lie over a matrix of `[n_mats · n_rows, n_cols]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ScaleLayout {
@@ -114,6 +117,9 @@ impl Fp8 {
         let dims = meta.shape.dims();
         let n_cols = meta.shape.n_cols();
         let n_rows = if dims.len() >= 2 { dims[dims.len() - 2] } else { 1 };
+        let ranked =
+            rows_per_rank(grid, n_rows, n_cols, &tensors.meta(scale).shape).filter(|_| dims.len() == 2);
+        let n_rows = ranked.unwrap_or(n_rows);
         let this = Self { format, scales, grid, n_rows, n_cols, members: [codes, scale] };
         let n_mats = meta.shape.n_rows().checked_div(n_rows).unwrap_or(0);
         let (per_mat, expected) = match grid {
@@ -126,7 +132,7 @@ impl Fp8 {
             }
         };
         let n_wanted = if grid == ScaleLayout::Tensor { 1 } else { per_mat.saturating_mul(n_mats) };
-        if scales.n != n_wanted || !this.grid_fits(&tensors.meta(scale).shape) {
+        if scales.n != n_wanted || (ranked.is_none() && !this.grid_fits(&tensors.meta(scale).shape)) {
             let found = tensors.meta(scale).shape.clone();
             let tensor = tensors.meta(scale).name.clone();
             return Err(DequantError::ShapeMismatch { tensor, found, expected });
@@ -164,6 +170,21 @@ impl Fp8 {
             ScaleLayout::Tensor | ScaleLayout::Row => self.n_cols.max(1),
         }
     }
+}
+
+/// Rows of each rank of a matrix that was quantized by so many machines, each its part of the rows, whose last blocks are
+/// partial: there are more rows of scales then than the whole matrix has blocks. `None` for all other matrices.
+fn rows_per_rank(grid: ScaleLayout, n_rows: u64, n_cols: u64, scales: &Shape) -> Option<u64> {
+    let ScaleLayout::Block { rows, cols } = grid else { return None };
+    let &[scale_rows, scale_cols] = scales.dims() else { return None };
+    if scale_cols != n_cols.div_ceil(cols) || scale_rows == n_rows.div_ceil(rows) {
+        return None;
+    }
+    RANKS.into_iter().find_map(|ranks| {
+        let per_rank = n_rows / ranks;
+        let fits = n_rows.is_multiple_of(ranks) && scale_rows == ranks * per_rank.div_ceil(rows);
+        fits.then_some(per_rank)
+    })
 }
 
 /// A row of codes; each `run` of columns has a scale.

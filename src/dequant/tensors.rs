@@ -59,7 +59,7 @@ pub(super) struct Finished {
     /// The weights of the layer.
     pub(super) weights: Vec<Weight>,
     /// Names of the tensors that modules were put together from.
-    pub(super) members: Vec<String>,
+    pub(super) members: Vec<WeightMeta>,
     /// Names of tensors left out.
     pub(super) left_out: Vec<String>,
 }
@@ -242,10 +242,10 @@ impl<'a> Tensors<'a> {
         }
         for ((index, meta), fate) in self.below.source.weights().iter().enumerate().zip(self.fates) {
             match fate {
-                Fate::Member => members.push(meta.name.clone()),
+                Fate::Member => members.push(meta.clone()),
                 Fate::Dropped => left_out.push(meta.name.clone()),
                 Fate::Replaced(made) => {
-                    members.push(meta.name.clone());
+                    members.push(meta.clone());
                     weights.push(made);
                 }
                 Fate::Plain if is_runtime_only(&meta.name) => left_out.push(meta.name.clone()),

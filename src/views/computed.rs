@@ -11,10 +11,10 @@ use crate::core::{ElementType, WeightSource};
 use crate::views::ViewError;
 use crate::views::elems::Stretch;
 use crate::views::node::{Node, compile};
-use crate::views::sum::CascadeSum;
+use crate::views::sum::TorchSum;
 use crate::views::view::{ShapeError, View};
 
-/// Elements of one step of a pass: whole rounds of [`CascadeSum`].
+/// Elements of one step of a pass.
 const STEP_ELEMS: u64 = 1 << 15;
 /// Most numbers that a pass may leave behind: one per column.
 const MAX_COLS: u64 = 1 << 24;
@@ -204,7 +204,7 @@ impl Computed {
         level: SimdLevel,
         change: impl Fn(&mut [f32]),
     ) -> Result<f32, ViewError> {
-        let mut sum = CascadeSum::new(self.n_elems);
+        let mut sum = TorchSum::new(self.n_elems);
         self.pass(main, source, level, |_, values| {
             change(values);
             sum.add(values);

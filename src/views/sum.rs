@@ -5,49 +5,94 @@ const LANES: usize = 8;
 const ROUND: usize = 4 * LANES;
 const LEVELS: usize = 4;
 
+/// From so many elements on torch shares the work among threads, but not in smaller parts than this.
+const SHARED: u64 = 1 << 15;
+
 /// The sum of a known number of elements that come in order.
 ///
 /// # Exactness
-/// Equals `torch.sum` of an F32 tensor on the CPU with one thread, whatever vector instructions torch was built for:
-/// four vectors of eight lanes are added in turns; every so many rounds the sums move up a level, so that no lane adds
-/// small numbers to a large one for long.
+/// Equals `torch.sum` of an F32 tensor on the CPU with two threads, whatever vector instructions torch was built for. Up
+/// to 65536 elements that is the sum with any number of threads but one; of more, torch's last bits depend on the number.
 #[derive(Debug)]
-pub(super) struct CascadeSum {
+pub(super) struct TorchSum {
+    /// The halves, or the whole.
+    parts: Vec<CascadeSum>,
+    part_len: u64,
+    done: u64,
+}
+
+impl TorchSum {
+    pub(super) fn new(n: u64) -> Self {
+        let n_parts = if n > SHARED { 2 } else { 1 };
+        let part_len = n.div_ceil(n_parts).max(1);
+        let parts = (0..n_parts).map(|part| CascadeSum::new(part_len.min(n - part * part_len)));
+        Self { parts: parts.collect(), part_len, done: 0 }
+    }
+
+    /// The next elements.
+    pub(super) fn add(&mut self, mut values: &[f32]) {
+        while !values.is_empty() {
+            let (part, within) = (self.done / self.part_len, self.done % self.part_len);
+            let n = values.len().min((self.part_len - within) as usize);
+            let (head, rest) = values.split_at(n);
+            if let Some(part) = self.parts.get_mut(part as usize) {
+                part.add(head);
+            }
+            self.done += n as u64;
+            values = rest;
+        }
+    }
+
+    pub(super) fn finish(self) -> f32 {
+        self.parts.into_iter().map(CascadeSum::finish).sum()
+    }
+}
+
+/// The sum of one thread: four vectors of eight lanes are added in turns; every so many rounds the sums move up a level,
+/// so that no lane adds small numbers to a large one for long.
+#[derive(Debug)]
+struct CascadeSum {
     /// Sums of each level.
     levels: [[f32; ROUND]; LEVELS],
     /// Rounds until the sums move up, as a power of two.
     power: u32,
-    /// Whole rounds there are, and those that came.
-    n_rounds: u64,
+    /// Rounds that came.
     done: u64,
-    /// Elements behind the last whole round, in order.
+    /// Elements of a round that is not complete.
     rest: Vec<f32>,
 }
 
 impl CascadeSum {
-    pub(super) fn new(n: u64) -> Self {
+    fn new(n: u64) -> Self {
         let n_rounds = n / ROUND as u64;
         // The binary logarithm, rounded up; of 1 it is 1 there.
         let log = if n_rounds <= 2 { 1 } else { u64::BITS - (n_rounds - 1).leading_zeros() };
         let power = (log / LEVELS as u32).max(4);
-        Self { levels: [[0.0; ROUND]; LEVELS], power, n_rounds, done: 0, rest: Vec::new() }
+        Self { levels: [[0.0; ROUND]; LEVELS], power, done: 0, rest: Vec::new() }
     }
 
-    /// The next elements. All calls but the last bring whole rounds.
-    pub(super) fn add(&mut self, values: &[f32]) {
-        let (rounds, rest) = values.as_chunks::<ROUND>();
-        for round in rounds {
-            if self.done == self.n_rounds {
-                self.rest.extend_from_slice(round);
-                continue;
+    fn add(&mut self, mut values: &[f32]) {
+        if !self.rest.is_empty() {
+            let (head, rest) = values.split_at(values.len().min(ROUND - self.rest.len()));
+            self.rest.extend_from_slice(head);
+            values = rest;
+            if let Ok(round) = <&[f32; ROUND]>::try_from(self.rest.as_slice()) {
+                let round = *round;
+                self.rest.clear();
+                self.add_round(&round);
             }
-            for (sum, value) in self.levels[0].iter_mut().zip(round) {
-                *sum += value;
-            }
-            self.done += 1;
-            self.move_up();
         }
+        let (rounds, rest) = values.as_chunks::<ROUND>();
+        rounds.iter().for_each(|round| self.add_round(round));
         self.rest.extend_from_slice(rest);
+    }
+
+    fn add_round(&mut self, round: &[f32; ROUND]) {
+        for (sum, value) in self.levels[0].iter_mut().zip(round) {
+            *sum += value;
+        }
+        self.done += 1;
+        self.move_up();
     }
 
     fn move_up(&mut self) {
@@ -68,7 +113,7 @@ impl CascadeSum {
         }
     }
 
-    pub(super) fn finish(self) -> f32 {
+    fn finish(self) -> f32 {
         let [mut sums, others @ ..] = self.levels;
         for level in &others {
             sums.iter_mut().zip(level).for_each(|(sum, part)| *sum += part);

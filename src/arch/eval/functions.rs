@@ -55,7 +55,8 @@ impl Evaluator<'_> {
                 let name = value(0)?;
                 let name = rendered(text(op, &name)?, captures)?;
                 let name = self.scope.tensor_by_ending(&name);
-                let weight = self.scope.weights.iter().find(|weight| Some(weight.name.as_str()) == name);
+                let mut weights = self.scope.weights.iter().chain(self.scope.stored);
+                let weight = weights.find(|weight| Some(weight.name.as_str()) == name);
                 let dims = weight.map(|weight| weight.shape.dims().iter());
                 let dims = dims.map(|dims| dims.map(|&dim| Datum::Int(dim.into())).collect::<Vec<_>>());
                 match (dims, arguments.get(1)) {
@@ -93,6 +94,9 @@ impl Evaluator<'_> {
             }
             Function::ZeroRows => {
                 let (name, from) = (value(0)?, value(1)?);
+                if from.is_null() {
+                    return Ok(Datum::Null);
+                }
                 let kind = EvalError::Kind { op, found: from.kind() };
                 let from = from.as_int().and_then(|from| u64::try_from(from).ok()).ok_or(kind)?;
                 let name = rendered(text(op, &name)?, captures)?;

@@ -163,8 +163,8 @@ pub enum MathOp {
 /// An operation that must see all elements before it can give the first.
 ///
 /// # Exactness
-/// Sums are those of torch on one thread: F32, eight lanes, four at a time, in cascades. Torch on more threads adds in
-/// another order, and its last bit depends on the number of threads.
+/// Sums are those of torch on two threads, which is what it takes for all but large tensors on any machine. Of more than
+/// 65536 elements its last bits depend on the number of threads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum WholeOp {
     /// See `OpKind::Ternary`.

@@ -19,7 +19,11 @@ const RESERVED: &[(&str, &str, &str)] = &[
     ("operation", "replace_row", ""),
     ("operation", "require_zero", "it is a key of rules in `[ignore]`: `require_zero = true`"),
     ("operation", "take", "`repeat` copies the first index of an axis, `slice` takes a range"),
-    ("operation", "tp_qkv", ""),
+    (
+        "operation",
+        "tp_qkv",
+        "scales by rank are seen by themselves; `ungroup` brings the ranks' rows together, and `shape` of the scales tells how many there are",
+    ),
     ("join", "mxfp4", "`type = \"blocks\"` keeps the blocks of MXFP4 weights"),
     ("kind", "file", ""),
     ("name", "target", ""),

@@ -151,6 +151,13 @@ impl ToGguf {
         for (name, why) in conversion.dropped() {
             log::info!("`{}` is left out: {why}", escape(name));
         }
+        if let (true, [first, others @ ..]) = (self.dry_run, conversion.mapping().read.as_slice()) {
+            let others = match others.len() {
+                0 => String::new(),
+                n => format!(" and {n} more tensors"),
+            };
+            session.note(&format!("the plan depends on the content of `{}`{others}", escape(first)));
+        }
         let run = Run { args: self, session, input, dir, started };
         match plan {
             TypePlan::Plain { .. } => {
