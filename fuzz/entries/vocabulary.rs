@@ -67,6 +67,8 @@ const FILES: &[&str] = &[
     "vocab.json",
     "vocab.txt",
     "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model.v3",
 ];
 
 /// A directory of tokenizer files under the mode that the file `mode` names: keys, their way back, an encoder.

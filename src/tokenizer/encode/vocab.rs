@@ -223,11 +223,10 @@ fn tokens(metadata: &Metadata) -> Result<Vec<Box<[u8]>>, EncodeError> {
 /// The ids of [`SPECIAL`] where the file says none.
 fn default_ids(model: VocabModel, name: &str, pre: Option<&Pre>) -> [Option<u32>; 4] {
     match model {
-        VocabModel::Spm => [Some(1), Some(2), Some(0), None],
+        VocabModel::Spm | VocabModel::Plamo => [Some(1), Some(2), Some(0), None],
         VocabModel::WordPiece => [Some(101), None, Some(100), Some(102)],
         VocabModel::Unigram => [None, Some(1), Some(2), None],
         VocabModel::Rwkv => [None; 4],
-        VocabModel::Plamo => [Some(1), Some(2), Some(0), None],
         VocabModel::Bpe if name == GEMMA4 => [None; 4],
         VocabModel::Bpe => [Some(11).filter(|_| pre.is_some_and(|pre| pre.has_bos)), Some(11), None, None],
     }

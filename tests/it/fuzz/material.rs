@@ -127,6 +127,20 @@ fn good(target: &str) -> Vec<Vec<u8>> {
             folders.extend(["qwen", "baichuan", "chatglm3"].map(|name| fixture("vocab").join(name)));
             let mut inputs = vocabularies::directories(&seeds::small_tokenizer());
             inputs.extend(folders.iter().flat_map(|folder| under_modes(folder, &all)));
+            // Files that one mode alone reads.
+            for (name, mode) in [
+                ("rwkv", "rwkv_world"),
+                ("plamo2", "plamo"),
+                ("mistral_tekken", "mistral"),
+                ("mistral_spm", "mistral"),
+                ("xlmr", "xlmr"),
+                ("xlmr_json", "xlmr"),
+                ("bert_lines", "wordpiece"),
+                ("gemma4", "gemma4"),
+                ("whitespace", "whitespace"),
+            ] {
+                inputs.extend(under_modes(&fixture("vocab").join(name), &[mode]));
+            }
             inputs
         }
         "tokenizer_json" => read(below("vocab", "tokenizer.json")),
