@@ -38,6 +38,7 @@ mod ops;
 mod read;
 mod resolve;
 mod schema;
+mod target;
 mod types;
 mod values;
 
@@ -61,6 +62,7 @@ pub use mapping::{
 pub use names::{Pattern, PatternError, Stars};
 pub use ops::{MathOp, Op, OpError, WholeOp};
 pub use resolve::{Inputs, Pooling, ResolveOptions, resolve};
-pub use schema::{Card, EntryType, Phase};
+pub use schema::{Card, EntryType, Phase, TokenizerFrom};
+pub use target::{Target, target_config};
 pub use types::{OutType, TypeRule};
 pub use values::{CountTokens, TokenCounts};

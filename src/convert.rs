@@ -17,6 +17,7 @@ mod native;
 mod options;
 mod pooling;
 mod source;
+mod target;
 mod to_hf;
 mod token_counts;
 mod vocabulary;

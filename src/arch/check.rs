@@ -191,7 +191,7 @@ fn each_op(at: &str, ops: &[OpSpec], check: Check<'_>) -> Result<(), CardProblem
 }
 
 /// Calls `check` for every expression of the card and where it stands.
-fn each_expr(card: &Card, check: Check<'_>) -> Result<(), CardProblem> {
+pub(super) fn each_expr(card: &Card, check: Check<'_>) -> Result<(), CardProblem> {
     card.when.iter().try_for_each(|expr| check("`when`", expr))?;
     card.require.iter().try_for_each(|rule| check("`require`", &rule.0))?;
     card.set.iter().try_for_each(|set| check("`set`", &set.1))?;

@@ -563,6 +563,7 @@ pub(super) const ROOTS: &[&str] = &[
     "rope",
     "rope_full",
     "rope_swa",
+    "target",
     "tokenizer_config",
     "vocab",
 ];

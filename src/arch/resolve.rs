@@ -18,6 +18,7 @@ use crate::arch::mapping::{Mapping, OutputSpec};
 use crate::arch::matching::Matcher;
 use crate::arch::names::{Captures, shared_rewrite};
 use crate::arch::schema::{Card, Row};
+use crate::arch::target::{self, Target};
 use crate::arch::types::OutType;
 use crate::arch::values::{CountTokens, Values};
 use crate::core::{WeightMeta, WeightSource};
@@ -47,6 +48,8 @@ pub struct Inputs<'a> {
     pub files: &'a [String],
     /// How token vectors are pooled, where `modules.json` of sentence-transformers says it.
     pub pooling: Option<Pooling>,
+    /// The model that a draft model works for.
+    pub target: Option<Target<'a>>,
 }
 
 /// A pooling of token vectors; the numbers are those of `pooling_type` in GGUF.
@@ -106,6 +109,10 @@ pub fn resolve(
     if eval(card, "`block_count`", &scope, &block_count)?.is_null() {
         return Err(ArchError::ConfigMissing { key: "num_hidden_layers" });
     }
+    if inputs.target.is_some() && !target::is_used_by(card) {
+        let (option, why) = ("--target-model-dir", "its models need nothing of another");
+        return Err(ArchError::Option { option, card: card.name(), why });
+    }
     let heads = HeadRule::of(card, options.heads, &scope)?;
     let (mut outputs, mut dropped) = (Vec::new(), Vec::new());
     if !options.metadata_only {
@@ -134,6 +141,9 @@ pub fn resolve(
     let mut metadata = Metadata::new();
     hparams::apply_rows(card, "metadata", &card.metadata, &scope, &mut metadata)?;
     let annotations = if options.annotate { hparams::annotations(card, &scope)? } else { Metadata::new() };
+    if let (Some(target), Some(_)) = (&inputs.target, card.tokenizer.from) {
+        scope.look_at_files_of(target);
+    }
     let tokenizer = tokenizer(card, &scope)?;
     Ok(Mapping {
         class,
@@ -212,6 +222,10 @@ fn scope<'a>(
         }
     }
     scope.config = hparams::complete(card, config, &scope)?;
+    // Drafts made with `speculators` have the numbers of their blocks in a member of their own.
+    if let Some(Json::Object(layer)) = scope.config.get("transformer_layer_config").cloned() {
+        scope.config.extend(layer);
+    }
     for (key, value) in &card.set {
         let value = eval(card, "`set`", &scope, value)?;
         if !value.is_null() {
@@ -221,6 +235,7 @@ fn scope<'a>(
     for key in &card.drop_config {
         scope.config.remove(key);
     }
+    scope.roots.extend(inputs.target.iter().map(|target| target.root()));
     let rope = hparams::rope_roots(&scope.config)?;
     scope.roots.extend(rope);
     if !card.rewrite.is_empty() {

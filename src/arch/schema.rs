@@ -386,6 +386,8 @@ pub struct Fill {
 pub struct TokenizerSpec {
     /// Modes; the first whose files exist and parse is taken.
     pub modes: Vec<TokenizerMode>,
+    /// Whose files are read, if not the model's own.
+    pub from: Option<TokenizerFrom>,
     /// Size of the vocabulary.
     pub size: Option<Expr>,
     /// The size is rounded up to a multiple of this.
@@ -412,6 +414,15 @@ pub struct TokenizerSpec {
     pub before: Vec<Row>,
     /// Rows after them.
     pub after: Vec<Row>,
+}
+
+/// Where the vocabulary of a draft model comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenizerFrom {
+    /// The target model's files, read in the modes of this card.
+    Target,
+    /// The target model's files, read as its own card says, with this card's `after` rows behind.
+    TargetCard,
 }
 
 /// One way to read a tokenizer.

@@ -13,6 +13,7 @@ use crate::convert::codes::{self, Choice, Fit, FloatReason, FloatRole, KeptRole,
 use crate::convert::left_out::OtherModalities;
 use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::convert::naming::ParameterCounts;
+use crate::convert::target::OpenTarget;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
 use crate::convert::{pooling, token_counts, vocabulary};
 use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource, input};
@@ -230,7 +231,11 @@ impl Conversion {
     /// All files that are read; an output must not replace them.
     #[must_use]
     pub fn input_paths(&self) -> Vec<PathBuf> {
-        self.source.paths.clone()
+        let mut paths = self.source.paths.clone();
+        if let Ok(Some(target)) = OpenTarget::of(&self.options) {
+            paths.extend(target.paths());
+        }
+        paths
     }
 
     /// Tensors that keep the codes of a quantized checkpoint, by role.
@@ -310,6 +315,7 @@ pub fn map(
     let tokenizer_config = optional("tokenizer_config.json")?;
     let generation_config = optional("generation_config.json")?;
     let files = dir.file_names()?;
+    let target = OpenTarget::of(options)?;
     let inputs = Inputs {
         config: dir.config(),
         weights,
@@ -320,6 +326,7 @@ pub fn map(
         generation_config: generation_config.as_ref(),
         files: &files,
         pooling: pooling::read(dir)?,
+        target: target.as_ref().map(OpenTarget::view),
     };
     let arch_options = ResolveOptions {
         file_type: options.file_type,

@@ -31,6 +31,12 @@ pub enum ConvertError {
     /// An operation that does not fit its tensor.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
+    /// A draft model whose vocabulary is that of another.
+    #[error("card `{}`: the vocabulary is that of the target model", escape(card))]
+    NoTarget {
+        /// The card.
+        card: String,
+    },
     /// The description of how an embedding model pools.
     #[error("{}: {reason}", path.display())]
     Pooling {
@@ -111,7 +117,7 @@ impl ConvertError {
                     | TokenizerError::NothingFits { .. }
             ),
             Self::Dequant(error) => error.is_unsupported(),
-            Self::Adapters { .. } | Self::UnknownArch { .. } => true,
+            Self::Adapters { .. } | Self::UnknownArch { .. } | Self::NoTarget { .. } => true,
             Self::Source(_)
             | Self::Recipe(_)
             | Self::Pooling { .. }
@@ -132,6 +138,11 @@ impl Hint for ConvertError {
             Self::Adapters { .. } => {
                 vec!["`--merge-adapters` merges a LoRA adapter into the weights".to_owned()]
             }
+            Self::NoTarget { .. } => vec![
+                "`--target-model-dir DIR` names the directory of the model that this draft model works for"
+                    .to_owned(),
+                "`--no-tokenizer` writes no vocabulary".to_owned(),
+            ],
             Self::UnknownArch { .. } => vec!["`gguf-convert archs` lists the architectures".to_owned()],
             Self::Adapter { .. }
             | Self::Lora(_)

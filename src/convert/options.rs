@@ -36,6 +36,8 @@ pub struct ConvertOptions {
     pub chat_template: Option<PathBuf>,
     /// Read `params.json` and `consolidated*.safetensors` also where there is a `config.json` with weights of its own.
     pub mistral_format: bool,
+    /// Directory of the model that a draft model works for.
+    pub target_model_dir: Option<PathBuf>,
     /// What becomes of draft heads (multi-token prediction).
     pub heads: Heads,
     /// Tensors that are joined after mapping.
@@ -67,6 +69,7 @@ impl Default for ConvertOptions {
             pre: None,
             chat_template: None,
             mistral_format: false,
+            target_model_dir: None,
             heads: Heads::Kept,
             fuse: Fuse::default(),
             annotate: false,

@@ -1,6 +1,7 @@
 //! The tokenizer part of a mapping, as a request to the tokenizer, and where the vocabulary comes from.
 
 use crate::arch::Mapping;
+use crate::convert::target::OpenTarget;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource, Vocabulary};
 use crate::tokenizer::{self, Built, Mode, Template, TokenizerRequest};
 
@@ -13,9 +14,19 @@ pub(super) fn build(
     mapping: &Mapping,
     options: &ConvertOptions,
 ) -> Result<Built, ConvertError> {
-    let path = source.dir.path();
-    let mut request = request(mapping, options)?;
-    request.mistral_format = source.dir.is_mistral_format();
+    let target = match mapping.card.tokenizer.from.filter(|_| options.tokenizer) {
+        None => None,
+        Some(from) => {
+            let missing = || ConvertError::NoTarget { card: mapping.card.name() };
+            let target = OpenTarget::of(options)?.ok_or_else(missing)?;
+            Some((target.vocabulary(from, mapping, options)?, target))
+        }
+    };
+    let dir = target.as_ref().map_or(&source.dir, |target| target.1.dir());
+    let path = dir.path();
+    let asked = target.as_ref().map_or(&mapping.tokenizer, |target| &target.0);
+    let mut request = request(asked, options)?;
+    request.mistral_format = dir.is_mistral_format();
     Ok(match &source.vocabulary {
         Vocabulary::Given(given) if options.tokenizer => tokenizer::build_given(path, given, &request)?,
         Vocabulary::Absent => tokenizer::build(path, &TokenizerRequest::of(&[Mode::None]))?,
@@ -48,11 +59,11 @@ pub fn vocabulary(
 }
 
 /// What the card asks for, with what the options say.
-fn request(mapping: &Mapping, options: &ConvertOptions) -> Result<TokenizerRequest, ConvertError> {
+fn request(asked: &TokenizerRequest, options: &ConvertOptions) -> Result<TokenizerRequest, ConvertError> {
     if !options.tokenizer {
         return Ok(TokenizerRequest::of(&[Mode::None]));
     }
-    let mut request = mapping.tokenizer.clone();
+    let mut request = asked.clone();
     if let Some(path) = &options.chat_template {
         request.template = Template::Given(crate::core::input::read_to_string(path)?);
     }

@@ -121,6 +121,7 @@ fn resolve_with(
         generation_config: None,
         files: &[],
         pooling: None,
+        target: None,
     };
     resolve(registry, &inputs, &ResolveOptions { file_type: Some(file_type), ..ResolveOptions::default() })
 }

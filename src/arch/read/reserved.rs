@@ -5,7 +5,6 @@ use crate::arch::error::CardProblem;
 
 /// What kind of word, the word, and what to write instead, where there is something.
 const RESERVED: &[(&str, &str, &str)] = &[
-    ("key", "from", "put the target model's tokenizer files beside config.json"),
     (
         "key",
         "rows",
@@ -26,7 +25,6 @@ const RESERVED: &[(&str, &str, &str)] = &[
     ),
     ("join", "mxfp4", "`type = \"blocks\"` keeps the blocks of MXFP4 weights"),
     ("kind", "file", ""),
-    ("name", "target", ""),
 ];
 
 /// The problem of a word that is not built, if it is one.

@@ -102,6 +102,7 @@ fn outcome(lines: &str) -> Result<String, String> {
         generation_config: None,
         files: &[],
         pooling: None,
+        target: None,
     };
     let mut shown = format!("{:?}", registry.classes());
     match resolve(&registry, &inputs, &ResolveOptions { annotate: true, ..ResolveOptions::default() }) {

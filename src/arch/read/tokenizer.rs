@@ -4,11 +4,12 @@ use toml::Value as Toml;
 
 use super::{Fields, Read, choice, key_rows, kind};
 use crate::arch::error::CardProblem;
-use crate::arch::schema::{Row, TokenizerMode, TokenizerSpec};
+use crate::arch::schema::{Row, TokenizerFrom, TokenizerMode, TokenizerSpec};
 use crate::gguf::{FILE_ROLES, Mode, RankCode, SpecialToken, Template};
 
 pub(super) const TOKENIZER_KEYS: &[&str] = &[
     "try",
+    "from",
     "size",
     "pad_multiple",
     "token_type_count",
@@ -35,6 +36,7 @@ pub(super) fn tokenizer(value: &Toml) -> Read<TokenizerSpec> {
     let fields = Fields::new(value, at, TOKENIZER_KEYS)?;
     let spec = TokenizerSpec {
         modes: fields.list("try")?.iter().map(mode).collect::<Read<_>>()?,
+        from: from(&fields)?,
         size: fields.expr("size")?,
         pad_multiple: pad_multiple(&fields)?,
         token_type_count: fields.expr("token_type_count")?,
@@ -51,6 +53,12 @@ pub(super) fn tokenizer(value: &Toml) -> Read<TokenizerSpec> {
     };
     check_rank_codes(&spec)?;
     Ok(spec)
+}
+
+/// Whose files are read, if not the model's own.
+fn from(fields: &Fields<'_>) -> Read<Option<TokenizerFrom>> {
+    let known = [("target", TokenizerFrom::Target), ("target_card", TokenizerFrom::TargetCard)];
+    fields.text("from")?.map(|word| choice(&fields.at("from"), "choice", &word, &known)).transpose()
 }
 
 fn mode(value: &Toml) -> Read<TokenizerMode> {

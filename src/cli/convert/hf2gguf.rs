@@ -18,6 +18,9 @@ pub(super) struct Hf2gguf {
     /// Face's files too
     #[arg(long)]
     mistral_format: bool,
+    /// Directory of the model that a draft model (EAGLE-3, DFlash, DSpark) works for: its configuration and vocabulary
+    #[arg(long, value_name = "DIR")]
+    target_model_dir: Option<PathBuf>,
     /// Leave out draft heads (multi-token prediction)
     #[arg(long, visible_alias = "no-nextn", conflicts_with = "mtp")]
     no_mtp: bool,
@@ -45,6 +48,7 @@ impl Hf2gguf {
                 return Err(UsageError(text.to_owned()).into());
             }
             options.mistral_format = self.mistral_format;
+            options.target_model_dir.clone_from(&self.target_model_dir);
             options.heads = match (self.no_mtp, self.mtp) {
                 (true, _) => Heads::Dropped,
                 (false, true) => Heads::Alone,
