@@ -61,7 +61,7 @@ pub use mapping::{
 };
 pub use names::{Pattern, PatternError, Stars};
 pub use ops::{MathOp, Op, OpError, WholeOp};
-pub use resolve::{Inputs, Pooling, ResolveOptions, resolve};
+pub use resolve::{Inputs, Pooling, Rerank, ResolveOptions, resolve};
 pub use schema::{Card, EntryType, Phase, TokenizerFrom};
 pub use target::{Target, target_config};
 pub use types::{OutType, TypeRule};

@@ -16,6 +16,7 @@ mod left_out;
 mod native;
 mod options;
 mod pooling;
+mod rerank;
 mod source;
 mod target;
 mod to_hf;

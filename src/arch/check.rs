@@ -340,6 +340,10 @@ fn arity(entry: &Entry) -> Result<(), CardProblem> {
     if early || late {
         return wrong(0, entry.targets.len());
     }
+    // Without an operation on the whole each target makes its own of it.
+    if entry.ops.is_empty() && entry.targets.iter().any(|target| !target.ops.is_empty()) {
+        return Ok(());
+    }
     match count(&entry.ops) {
         outputs if outputs == entry.targets.len() => Ok(()),
         outputs => wrong(outputs, entry.targets.len()),

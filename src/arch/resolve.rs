@@ -8,7 +8,7 @@ use crate::arch::assign::{self, Assigned};
 use crate::arch::detect;
 use crate::arch::error::ArchError;
 use crate::arch::eval::{Root, Scope};
-use crate::arch::expr::Expr;
+use crate::arch::expr::{Expr, Step};
 use crate::arch::fuse::{self, Fuse};
 use crate::arch::generated;
 use crate::arch::heads::{HeadRule, Heads};
@@ -63,6 +63,17 @@ pub enum Pooling {
     Last = 3,
 }
 
+/// A decoder that ranks documents by the choice between two words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rerank {
+    /// The token for a document that fits, if the vocabulary has it.
+    pub yes: Option<u32>,
+    /// The token for one that does not.
+    pub no: Option<u32>,
+    /// The user said so; else it was found in the files, and cards without rerankers pass over it.
+    pub asked: bool,
+}
+
 /// What the user asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResolveOptions {
@@ -74,6 +85,8 @@ pub struct ResolveOptions {
     pub heads: Heads,
     /// Tensors that are joined after mapping.
     pub fuse: Fuse,
+    /// The model ranks documents.
+    pub rerank: Option<Rerank>,
     /// Plan keys alone; there need not be any weights.
     pub metadata_only: bool,
     /// Plan the keys of the card's `annotate` too.
@@ -108,6 +121,10 @@ pub fn resolve(
     let block_count = Expr::parse("block_count").unwrap_or(Expr::Null);
     if eval(card, "`block_count`", &scope, &block_count)?.is_null() {
         return Err(ArchError::ConfigMissing { key: "num_hidden_layers" });
+    }
+    if options.rerank.is_some_and(|rerank| rerank.asked) && !card.when.as_ref().is_some_and(asks_for_rerank) {
+        let (option, why) = ("--rerank", "it knows no rerankers");
+        return Err(ArchError::Option { option, card: card.name(), why });
     }
     if inputs.target.is_some() && !target::is_used_by(card) {
         let (option, why) = ("--target-model-dir", "its models need nothing of another");
@@ -159,6 +176,16 @@ pub fn resolve(
     })
 }
 
+/// Whether a condition is about rerankers.
+fn asks_for_rerank(when: &Expr) -> bool {
+    let mut asks = false;
+    when.walk(&mut |expr| {
+        asks |= matches!(expr, Expr::Path(path)
+            if path.root == "opt" && path.steps.first() == Some(&Step::Field("rerank".to_owned())));
+    });
+    asks
+}
+
 /// The type of the file: as asked, or that of the first narrow matrix the text model has.
 fn file_type(card: &Card, inputs: &Inputs<'_>, options: ResolveOptions) -> OutType {
     let is_kept =
@@ -195,6 +222,7 @@ fn scope<'a>(
                     "no_mtp": options.heads == Heads::Dropped,
                     "mtp_only": options.heads == Heads::Alone,
                     "mistral_format": options.mistral_format,
+                    "rerank": options.rerank.map(|rerank| json!({ "yes": rerank.yes, "no": rerank.no })),
                 })),
             ),
             ("pooling", Root::Value(inputs.pooling.map_or(Json::Null, |pooling| (pooling as u32).into()))),

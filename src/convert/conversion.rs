@@ -15,7 +15,7 @@ use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, g
 use crate::convert::naming::ParameterCounts;
 use crate::convert::target::OpenTarget;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
-use crate::convert::{pooling, token_counts, vocabulary};
+use crate::convert::{pooling, rerank, token_counts, vocabulary};
 use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource, input};
 use crate::gguf::{Array, Metadata, Value, id_of_blocks};
 use crate::quant::SmallRows;
@@ -333,6 +333,7 @@ pub fn map(
         mistral_format: dir.is_mistral_format(),
         heads: options.heads,
         fuse: options.fuse,
+        rerank: rerank::find(dir, options)?,
         metadata_only: scope == Scope::Keys,
         annotate: options.annotate,
     };

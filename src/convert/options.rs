@@ -38,6 +38,8 @@ pub struct ConvertOptions {
     pub mistral_format: bool,
     /// Directory of the model that a draft model works for.
     pub target_model_dir: Option<PathBuf>,
+    /// The model is a reranker, whatever its files say.
+    pub rerank: bool,
     /// What becomes of draft heads (multi-token prediction).
     pub heads: Heads,
     /// Tensors that are joined after mapping.
@@ -69,6 +71,7 @@ impl Default for ConvertOptions {
             pre: None,
             chat_template: None,
             mistral_format: false,
+            rerank: false,
             target_model_dir: None,
             heads: Heads::Kept,
             fuse: Fuse::default(),

@@ -33,11 +33,7 @@ impl OpenTarget {
 
     /// What cards see of it.
     pub(super) fn view(&self) -> Target<'_> {
-        Target {
-            config: &self.config,
-            tokenizer_config: self.tokenizer_config.as_ref(),
-            files: &self.files,
-        }
+        Target { config: &self.config, tokenizer_config: self.tokenizer_config.as_ref(), files: &self.files }
     }
 
     /// Its files, which an output must not replace.

@@ -21,6 +21,9 @@ pub(super) struct Hf2gguf {
     /// Directory of the model that a draft model (EAGLE-3, DFlash, DSpark) works for: its configuration and vocabulary
     #[arg(long, value_name = "DIR")]
     target_model_dir: Option<PathBuf>,
+    /// Convert a decoder as a reranker: scores for yes and no in place of the output; recognized by name as well
+    #[arg(long)]
+    rerank: bool,
     /// Leave out draft heads (multi-token prediction)
     #[arg(long, visible_alias = "no-nextn", conflicts_with = "mtp")]
     no_mtp: bool,
@@ -49,6 +52,7 @@ impl Hf2gguf {
             }
             options.mistral_format = self.mistral_format;
             options.target_model_dir.clone_from(&self.target_model_dir);
+            options.rerank = self.rerank;
             options.heads = match (self.no_mtp, self.mtp) {
                 (true, _) => Heads::Dropped,
                 (false, true) => Heads::Alone,

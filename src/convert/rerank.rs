@@ -1,0 +1,51 @@
+//! Whether a checkpoint is a reranker: a decoder whose answer is the choice between two words.
+
+use serde_json::Value as Json;
+
+use crate::arch::Rerank;
+use crate::checkpoint::ModelDir;
+use crate::convert::{ConvertError, ConvertOptions};
+
+/// How the makers of rerankers name them, in lower case.
+const NAMES: [&str; 2] = ["qwen3-reranker", "qwen3-vl-reranker"];
+/// The vocabulary.
+const TOKENIZER: &str = "tokenizer.json";
+
+/// Looks for what makes a model a reranker: `--rerank`, a title in README.md, a name. The words are looked up in
+/// `tokenizer.json`.
+///
+/// # Errors
+/// A broken file.
+pub(super) fn find(dir: &ModelDir, options: &ConvertOptions) -> Result<Option<Rerank>, ConvertError> {
+    if !options.rerank && !is_named(dir)? {
+        return Ok(None);
+    }
+    let vocabulary = dir.json(TOKENIZER)?.map(Json::Object).unwrap_or_default();
+    Ok(Some(Rerank { yes: token(&vocabulary, "yes"), no: token(&vocabulary, "no"), asked: options.rerank }))
+}
+
+/// # Exactness
+/// Equals `_is_qwen3_reranker` of llama.cpp 0.5.0.
+fn is_named(dir: &ModelDir) -> Result<bool, ConvertError> {
+    let config = dir.config();
+    let text = |value: Option<&Json>| value.and_then(Json::as_str).unwrap_or_default().to_lowercase();
+    let class = text(config.get("architectures").and_then(|classes| classes.get(0)));
+    let hints =
+        [dir.name().to_lowercase(), text(config.get("_name_or_path")), text(config.get("model_type"))];
+    if hints.iter().chain([&class]).any(|hint| NAMES.iter().any(|name| hint.contains(name))) {
+        return Ok(true);
+    }
+    // A description need not be UTF-8 to be read over.
+    let readme = dir.bytes("README.md")?.unwrap_or_default();
+    let readme = String::from_utf8_lossy(&readme).to_lowercase();
+    let is_title = |name: &&str| readme.contains(&format!("# {name}"));
+    Ok(NAMES.iter().any(|name| is_title(&name)) || class.contains("sequenceclassification"))
+}
+
+/// The number of a token, as an added one or a piece of the model.
+fn token(vocabulary: &Json, text: &str) -> Option<u32> {
+    let added = vocabulary["added_tokens"].as_array().into_iter().flatten();
+    let added = added.filter(|token| token["content"] == text).find_map(|token| token["id"].as_u64());
+    let id = added.or_else(|| vocabulary["model"]["vocab"][text].as_u64());
+    id.and_then(|id| u32::try_from(id).ok())
+}
