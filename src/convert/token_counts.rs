@@ -33,7 +33,7 @@ fn configured(dir: &ModelDir) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::Limits;
+    use crate::core::limits::Limits;
 
     #[test]
     fn tokens_are_counted_where_files_have_them() {
