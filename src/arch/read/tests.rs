@@ -415,6 +415,14 @@ fn what_is_not_built_is_refused_by_name() {
     let list = "leave it out: a card of this version cannot say it";
     for (lines, want) in [
         (
+            "blocks.\"q\" = { to = \"attn_q\", ops = [\"replace_row\"] }",
+            format!("[blocks] `q` `ops`: operation `replace_row` is not supported yet ({list})"),
+        ),
+        (
+            "generate = [{ kind = \"file\", to = \"a\" }]",
+            format!("`generate`: kind `file` is not supported yet ({list})"),
+        ),
+        (
             "tokenizer.from = \"target\"",
             "[tokenizer]: key `from` is not supported yet (put the target model's tokenizer files beside config.json)".to_owned(),
         ),
