@@ -109,7 +109,7 @@ fn outcome(lines: &str) -> Result<String, String> {
         Ok(mapping) => {
             let _ = write!(
                 shown,
-                "{:?}{:?}{:?}{:?}{:?}{:?}{:?}{:?}",
+                "{:?}{:?}{:?}{:?}{:?}{:?}{:?}{:?}{:?}",
                 mapping.outputs,
                 mapping.dropped,
                 mapping.early.iter().collect::<Vec<_>>(),
@@ -118,6 +118,7 @@ fn outcome(lines: &str) -> Result<String, String> {
                 mapping.tokenizer,
                 mapping.card.companions,
                 mapping.card.graph,
+                (mapping.card.fuse, mapping.card.mtp_export, mapping.card.mtp_keep),
             );
         }
         Err(error) => shown.push_str(&error.to_string()),
@@ -150,6 +151,9 @@ const CARD: Rows = &[
     ("classes", "", "classes = [\"C\", \"D\"]"),
     ("companions", "", "companions = [\"attn_q\"]"),
     ("examples", "", "examples = []"),
+    ("fuse", "", "fuse = [\"qkv\"]"),
+    ("mtp_export", "", "mtp_export = true"),
+    ("mtp_keep", "mtp_export = true", "mtp_export = true\nmtp_keep = [\"a\"]"),
     ("when", "", "when = \"false\""),
     ("raw_config", "defaults.c.head_dim = 4", "defaults.c.head_dim = 4\nraw_config = true"),
     ("multimodal", "", "multimodal = \"keep\""),
