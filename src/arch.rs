@@ -14,6 +14,8 @@
 //! | `detect` `hparams` `config_keys` | configurations: class, defaults, rows |
 //! | `resolve` `matching` `assign` `types` `mapping` | a card applied to a checkpoint |
 //! | `invert` | the same, backwards |
+//! | `facts` | what a card reads and writes |
+//! | `kinds` `similar` | a checkpoint without a card: which ones it resembles |
 //! | `graph` | what a reference engine must know of the architecture |
 
 mod assign;
@@ -21,14 +23,17 @@ mod check;
 mod config_keys;
 mod datum;
 mod detect;
+mod draft;
 mod error;
 mod eval;
 mod expr;
+mod facts;
 mod fuse;
 mod generated;
 mod heads;
 mod hparams;
 mod invert;
+mod kinds;
 mod load;
 mod mapping;
 mod matching;
@@ -38,6 +43,7 @@ mod ops;
 mod read;
 mod resolve;
 mod schema;
+mod similar;
 mod target;
 mod types;
 mod values;
@@ -46,9 +52,11 @@ pub(crate) mod graph;
 
 pub use datum::Datum;
 pub use detect::{class_of, with_text_config};
+pub use draft::{AddedEntry, Draft, Unmatched, UnreadKey, draft};
 pub use error::{ArchError, CardProblem, ParentProblem};
 pub use eval::EvalError;
 pub use expr::ParseError;
+pub use facts::{CardFacts, TensorFacts, all_facts, facts};
 pub use fuse::{Fuse, Fusion};
 pub use graph::GraphFeatures;
 pub use heads::Heads;
@@ -63,6 +71,7 @@ pub use names::{Pattern, PatternError, Stars};
 pub use ops::{MathOp, Op, OpError, WholeOp};
 pub use resolve::{Inputs, Pooling, Rerank, ResolveOptions, resolve};
 pub use schema::{Card, EntryType, Phase, TokenizerFrom};
+pub use similar::{Similarity, similar};
 pub use target::{Target, target_config};
 pub use types::{OutType, TypeRule};
 pub use values::{CountTokens, TokenCounts};

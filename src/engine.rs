@@ -12,6 +12,7 @@ mod run;
 pub mod plan;
 
 pub(crate) use build::claims::fits;
+pub use build::{Stage, stage};
 pub use error::EngineError;
 pub use ops::head::{Hidden, TokenDivergence, TokenScore};
 pub use ops::math::add_squares;

@@ -86,7 +86,8 @@ pub(super) fn choose<'r>(
     let candidates: Vec<&Card> =
         registry.cards().iter().filter(|card| card.classes.iter().any(|own| own == class)).collect();
     if candidates.is_empty() {
-        return Err(ArchError::UnknownClass { class: class.to_owned(), nearest: similar(registry, class) });
+        let nearest = similar(registry, class);
+        return Err(ArchError::UnknownClass { class: class.to_owned(), nearest, resembles: None });
     }
     let mut chosen = Vec::new();
     for card in candidates.iter().filter(|card| card.when.is_some()) {

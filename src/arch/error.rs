@@ -5,6 +5,7 @@ use crate::arch::expr::ParseError;
 use crate::arch::graph::GraphProblem;
 use crate::arch::names::PatternError;
 use crate::arch::ops::OpError;
+use crate::arch::similar::Similarity;
 use crate::core::Hint;
 use crate::core::similar::did_you_mean;
 use crate::core::text::escape;
@@ -34,6 +35,8 @@ pub enum ArchError {
         class: String,
         /// Known classes with similar names.
         nearest: Vec<String>,
+        /// The card that knows most of the checkpoint.
+        resembles: Option<Box<Similarity>>,
     },
     /// The conditions of several cards hold, or of none.
     #[error("class `{}` is claimed by the cards {}, and {} of their conditions hold", escape(class), cards.join(", "), if *n_true == 0 { "none" } else { "several" })]
@@ -134,7 +137,11 @@ pub enum ArchError {
         n_blocks: u64,
     },
     /// A stack with holes, or of another size than the configuration says.
-    #[error("`{target}`: {found} of {expected} parts present, `{}` is missing", escape(missing))]
+    #[error("`{target}`: {}", if found > expected {
+        format!("{found} parts where the configuration says {expected}, `{}` is too many", escape(missing))
+    } else {
+        format!("{found} of {expected} parts present, `{}` is missing", escape(missing))
+    })]
     Stack {
         /// The target.
         target: String,
@@ -142,7 +149,7 @@ pub enum ArchError {
         found: u64,
         /// Parts expected.
         expected: u64,
-        /// A missing one.
+        /// A missing one, or the last where there are too many.
         missing: String,
     },
     /// An operation that does not fit the tensor's shape.
@@ -445,27 +452,38 @@ impl Hint for ArchError {
                 )],
                 None => vec!["add the model's class as `architectures`".to_owned()],
             },
-            Self::UnknownClass { nearest, .. } => {
-                let mut hints = Vec::new();
-                if !nearest.is_empty() {
-                    hints.push(format!("similar classes: {}", nearest.join(", ")));
-                }
-                hints.push("list all classes with `gguf-convert archs`".to_owned());
-                hints.push("add the architecture with `--card FILE`".to_owned());
-                hints
+            Self::UnknownClass { nearest, resembles, .. } => {
+                let resembles = resembles.as_ref().map(|card| format!("the checkpoint is most like {card}"));
+                let similar = Some(format!("similar classes: {}", nearest.join(", ")));
+                let draft = "write a first card with `gguf-convert draft DIR > my.toml`, convert with `--card my.toml`";
+                let list = "list all classes with `gguf-convert archs`".to_owned();
+                let hints = [resembles, similar.filter(|_| !nearest.is_empty())];
+                hints.into_iter().flatten().chain([list, draft.to_owned()]).collect()
             }
             Self::Leftover { names, .. } => {
                 let near = names.iter().take(8).filter_map(|(name, nearest)| {
                     Some(format!("`{}` is nearest to `{}`", escape(name), escape(nearest.as_ref()?)))
                 });
-                near.chain(
-                    ["add entries or ignore rules in a card of your own with `--card FILE`".to_owned()],
-                )
-                .collect()
+                let way = "add entries or ignore rules in a card of your own with `--card FILE`; `gguf-convert draft` writes one";
+                near.chain([way.to_owned()]).collect()
+            }
+            Self::Stack { found, expected, .. } if found > expected => {
+                vec!["check that config.json belongs to these weights".to_owned()]
             }
             Self::Missing { .. } | Self::Stack { .. } => {
                 vec!["check that all shards of the checkpoint are there".to_owned()]
             }
+            Self::TwoEntries { .. } => {
+                vec!["take one of them out in a card of your own: `\"NAME\" = false`, with `--card FILE`".to_owned()]
+            }
+            Self::TwoSources { .. } => {
+                vec!["leave one of them out by a rule of [ignore] in a card of your own, with `--card FILE`".to_owned()]
+            }
+            Self::Block { .. } => vec![
+                "check that config.json belongs to these weights, or leave the block out by a rule of [ignore] in a card of \
+                 your own, with `--card FILE`"
+                    .to_owned(),
+            ],
             Self::RopeType { known, .. } => vec![format!("known rope types: {}", known.join(", "))],
             Self::Source(_)
             | Self::AmbiguousClass { .. }
@@ -475,9 +493,6 @@ impl Hint for ArchError {
             | Self::Required { .. }
             | Self::ConfigMissing { .. }
             | Self::KeyValue { .. }
-            | Self::TwoEntries { .. }
-            | Self::TwoSources { .. }
-            | Self::Block { .. }
             | Self::Op { .. }
             | Self::Join { .. }
             | Self::ElementType { .. }

@@ -31,7 +31,7 @@ impl Fusion {
     pub(super) const WORDS: [(&'static str, Self); 2] =
         [("qkv", Self::Qkv), ("gate_up_exps", Self::GateUpExps)];
 
-    fn option(self) -> &'static str {
+    pub(super) fn option(self) -> &'static str {
         match self {
             Self::Qkv => "--fuse-qkv",
             Self::GateUpExps => "--fuse-gate-up-exps",

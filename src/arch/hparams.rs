@@ -66,6 +66,26 @@ const BASE: &[(&str, &str, &str)] = &[
     ("general.file_type", "file_type", ""),
 ];
 
+/// Keys of `config.json` from which [`rope`] makes its description.
+pub(super) const ROPE_KEYS: &[&str] = &[
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "global_rope_theta",
+    "rope_global_theta",
+    "rope_theta_global",
+    "rotary_emb_base",
+    "local_rope_theta",
+    "rope_local_theta",
+    "rope_theta_local",
+    "swa_rope_theta",
+    "rope_local_base_freq",
+    "partial_rotary_factor",
+    "rope_pct",
+    "rope_percent",
+    "original_max_position_embeddings",
+];
+
 /// The configuration as expressions see it: text part on top, defaults filled in.
 ///
 /// # Exactness

@@ -132,6 +132,46 @@ impl Registry {
         self.cards.iter().find(|card| card.gguf == gguf && card.variant.is_none() && !card.is_abstract)
     }
 
+    /// A card's name and those of its parents, the nearest first.
+    #[must_use]
+    pub fn lineage<'a>(&'a self, gguf: &'a str) -> Vec<&'a str> {
+        let mut names = vec![gguf];
+        let mut newest = gguf;
+        while let Some(parent) = self.tables.get(newest).and_then(|table| table.get("extends"))
+            && let Some(parent) = parent.as_str().filter(|_| names.len() < MAX_GENERATIONS)
+        {
+            names.push(parent);
+            newest = parent;
+        }
+        names
+    }
+
+    /// The family of a card: the oldest of its parents that is not a mere collection of names, or the card itself.
+    #[must_use]
+    pub fn family<'a>(&'a self, gguf: &'a str) -> &'a str {
+        let is_abstract = |name: &str| {
+            self.tables.get(name).and_then(|table| table.get("abstract")).and_then(Toml::as_bool)
+                == Some(true)
+        };
+        let lineage = self.lineage(gguf);
+        lineage.iter().rev().find(|name| !is_abstract(name)).copied().unwrap_or(gguf)
+    }
+
+    /// True if a further card can extend this one.
+    pub(super) fn can_be_extended(&self, gguf: &str) -> bool {
+        self.lineage(gguf).len() < MAX_GENERATIONS
+    }
+
+    /// The tables of all cards as their files say them.
+    pub(super) fn own_tables(&self) -> impl Iterator<Item = (&str, &Table)> {
+        self.tables.iter().map(|(name, table)| (name.as_str(), table))
+    }
+
+    /// A card's table with its parents' merged in.
+    pub(super) fn merged_table(&self, gguf: &str) -> Option<Table> {
+        self.merged(gguf, self.tables.get(gguf)?).ok()
+    }
+
     /// A card and its variants, checked.
     fn expand(&self, name: &str, table: &Table) -> Result<Vec<Card>, ArchError> {
         let merged = self.merged(name, table)?;

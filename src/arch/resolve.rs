@@ -18,6 +18,7 @@ use crate::arch::mapping::{Mapping, OutputSpec};
 use crate::arch::matching::Matcher;
 use crate::arch::names::{Captures, shared_rewrite};
 use crate::arch::schema::{Card, Row};
+use crate::arch::similar::{Similarity, similar};
 use crate::arch::target::{self, Target};
 use crate::arch::types::OutType;
 use crate::arch::values::{CountTokens, Values};
@@ -110,7 +111,8 @@ pub fn resolve(
     };
     let card = detect::choose(registry, &class, &|card| {
         detect::condition(card, &scope(card, &class, &config, inputs, *options, 0)?)
-    })?;
+    });
+    let card = card.map_err(|error| resembling(error, registry, &config, inputs))?;
     let file_type = file_type(card, inputs, *options);
     let mut scope = scope(card, &class, &config, inputs, *options, file_type.id())?;
     for (condition, message) in &card.require {
@@ -186,6 +188,23 @@ fn asks_for_rerank(when: &Expr) -> bool {
     asks
 }
 
+/// The error, with the known card that knows most of a checkpoint whose class none knows.
+fn resembling(
+    error: ArchError,
+    registry: &Registry,
+    config: &Map<String, Json>,
+    inputs: &Inputs<'_>,
+) -> ArchError {
+    match error {
+        ArchError::UnknownClass { class, nearest, .. } => {
+            let best = similar(registry, &class, config, inputs).into_iter().next();
+            let resembles = best.filter(Similarity::is_any).map(Box::new);
+            ArchError::UnknownClass { class, nearest, resembles }
+        }
+        error => error,
+    }
+}
+
 /// The type of the file: as asked, or that of the first narrow matrix the text model has.
 fn file_type(card: &Card, inputs: &Inputs<'_>, options: ResolveOptions) -> OutType {
     let is_kept =
@@ -199,7 +218,7 @@ fn eval(card: &Card, at: &str, scope: &Scope<'_>, expr: &Expr) -> Result<crate::
 }
 
 /// Everything a card's expressions can name.
-fn scope<'a>(
+pub(super) fn scope<'a>(
     card: &'a Card,
     class: &str,
     config: &Map<String, Json>,

@@ -1,5 +1,7 @@
 //! `gguf-convert`: checkpoints to GGUF and back.
 
+mod archs;
+mod draft;
 mod flm2gguf;
 mod gguf2hf;
 mod hf2gguf;
@@ -7,11 +9,10 @@ mod msmodelslim2gguf;
 mod to_gguf;
 
 use clap::{Parser, Subcommand};
-use serde_json::json;
 
-use crate::arch::Registry;
-use crate::cli::render::{Align, Table};
 use crate::cli::{Common, Exit, Session, Tool};
+use archs::Archs;
+use draft::Draft;
 use flm2gguf::Flm2gguf;
 use gguf2hf::Gguf2hf;
 use hf2gguf::Hf2gguf;
@@ -50,8 +51,10 @@ enum Command {
     Flm2gguf(Box<Flm2gguf>),
     /// Convert a GGUF file back to a Hugging Face checkpoint
     Gguf2hf(Gguf2hf),
-    /// List the architectures and model classes that can be converted
-    Archs,
+    /// List the architectures and model classes that can be converted, or say what a card reads and writes
+    Archs(Archs),
+    /// Write a first architecture card for a checkpoint that none fits
+    Draft(Draft),
 }
 
 impl Tool for Convert {
@@ -65,29 +68,8 @@ impl Tool for Convert {
             Command::Msmodelslim2gguf(args) => args.run(session),
             Command::Flm2gguf(args) => args.run(session),
             Command::Gguf2hf(args) => args.run(session),
-            Command::Archs => archs(session),
+            Command::Archs(args) => args.run(session),
+            Command::Draft(args) => args.run(session),
         }
     }
-}
-
-fn archs(session: &Session) -> anyhow::Result<Exit> {
-    let registry = Registry::embedded()?;
-    let classes = registry.classes();
-    if session.common.json {
-        let rows: Vec<_> = classes
-            .iter()
-            .map(|row| json!({ "class": row.class, "architecture": row.gguf, "variant": row.variant }))
-            .collect();
-        session.print_json(&json!(rows))?;
-        return Ok(Exit::Done);
-    }
-    let mut table = Table::new(&[("architecture", Align::Left), ("class", Align::Left)]);
-    let mut rows: Vec<_> = classes.iter().map(|row| (row.gguf, row.class)).collect();
-    rows.sort_unstable();
-    rows.dedup();
-    for (gguf, class) in rows {
-        table.row([gguf.to_owned(), class.to_owned()]);
-    }
-    session.print(|out| table.print(out))?;
-    Ok(Exit::Done)
 }

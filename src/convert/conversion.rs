@@ -374,7 +374,7 @@ fn card_texts(directory: &Path) -> Result<Vec<(String, String)>, ConvertError> {
 }
 
 /// A JSON file that may be missing; one that is broken is a warning, as for the reference.
-fn optional_json(
+pub(super) fn optional_json(
     dir: &ModelDir,
     name: &str,
     warnings: &mut Vec<String>,

@@ -247,11 +247,12 @@ fn what_does_not_fit_is_refused_by_name() {
     let q = "model.layers.1.self_attn.q_proj.weight";
     for (found, want) in [
         (
-            refusal(|c| c["config"]["architectures"] = json!(["LamaForCausalLM"])),
-            "no architecture card for class `LamaForCausalLM`\n\
+            refusal(|c| c["config"]["architectures"] = json!(["LlamaForCausalLMs"])),
+            "no architecture card for class `LlamaForCausalLMs`\n\
+             hint: the checkpoint is most like card `llama`, which knows 12 of its 12 kinds of tensors and 8 of 8 keys of config.json\n\
              hint: similar classes: LlamaForCausalLM\n\
              hint: list all classes with `gguf-convert archs`\n\
-             hint: add the architecture with `--card FILE`",
+             hint: write a first card with `gguf-convert draft DIR > my.toml`, convert with `--card my.toml`",
         ),
         (
             refusal(|c| c["config"]["architectures"] = json!([])),
@@ -262,7 +263,7 @@ fn what_does_not_fit_is_refused_by_name() {
             refusal(|c| rename(c, q, "model.layers.1.self_attn.qproj.weight")),
             "1 of the checkpoint's tensors is unknown to card `llama`: `model.layers.1.self_attn.qproj.weight`\n\
              hint: `model.layers.1.self_attn.qproj.weight` is nearest to `model.layers.1.self_attn.q_proj.weight`\n\
-             hint: add entries or ignore rules in a card of your own with `--card FILE`",
+             hint: add entries or ignore rules in a card of your own with `--card FILE`; `gguf-convert draft` writes one",
         ),
         (
             refusal(|c| remove(c, q)),
@@ -276,7 +277,8 @@ fn what_does_not_fit_is_refused_by_name() {
         ),
         (
             refusal(|c| add(c, "model.layers.2.input_layernorm.weight", &[64])),
-            "tensor `model.layers.2.input_layernorm.weight`: block 2 of a model with 2",
+            "tensor `model.layers.2.input_layernorm.weight`: block 2 of a model with 2\n\
+             hint: check that config.json belongs to these weights, or leave the block out by a rule of [ignore] in a card of your own, with `--card FILE`",
         ),
         (
             refusal(|c| add(c, "model.layers.0.block_sparse_moe.experts.1.w1.weight", &[96, 64])),
@@ -300,7 +302,8 @@ fn what_does_not_fit_is_refused_by_name() {
         ),
         (
             refusal(|c| add(c, "text_model.lm_head.weight", &[96, 64])),
-            "tensors `lm_head.weight` and `text_model.lm_head.weight` both become `output`",
+            "tensors `lm_head.weight` and `text_model.lm_head.weight` both become `output`\n\
+             hint: leave one of them out by a rule of [ignore] in a card of your own, with `--card FILE`",
         ),
         (
             refusal(|c| c["config"]["num_attention_heads"] = json!(5)),

@@ -9,6 +9,7 @@
 mod alibi;
 mod annotate;
 mod arch;
+mod archs;
 mod chatglm;
 mod checkpoint;
 mod convert;
@@ -16,6 +17,7 @@ mod coverage;
 mod dependencies;
 mod determinism;
 mod docs;
+mod draft;
 mod engine;
 #[cfg(target_os = "linux")]
 mod faults;
@@ -34,6 +36,7 @@ mod layers;
 mod magnitudes;
 mod many_parts;
 mod metadata;
+mod moe_errors;
 mod msmodelslim;
 mod native;
 mod output;

@@ -34,7 +34,7 @@ mod temporary;
 pub use crowd::OutputSet;
 pub use destination::{Destination, Obstacle, OutputError, check_name};
 pub use edit_lock::{EditLock, EditLockError};
-pub use guard::{FoundKind, GuardError, OutputGuard, OutputKind, check_kind};
+pub use guard::{CARD_DRAFT, FoundKind, GuardError, OutputGuard, OutputKind, check_kind};
 pub use new_directory::NewDirectory;
 
 /// A file being written. It gets its final name in [`OutputFile::commit`]; dropped before that, it vanishes. What goes

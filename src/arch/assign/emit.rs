@@ -203,7 +203,7 @@ impl Assigner<'_> {
             (None, Some(hole)) if hole > 0 => entry.with.get(hole as usize - 1),
             _ => entry.patterns.first(),
         };
-        let captures = by.map_or(key.captures, |by| key.captures.with(by, hole.or(Some(expected))));
+        let captures = by.map_or(key.captures, |by| key.captures.with(by, hole.or(Some(last))));
         let missing = pattern.and_then(|pattern| pattern.render(captures)).unwrap_or_default() + key.suffix;
         Err(ArchError::Stack { target: target.to_owned(), found, expected, missing })
     }

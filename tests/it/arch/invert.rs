@@ -176,7 +176,7 @@ fn the_way_back_is_refused_by_name() {
         refusal(&metadata, &[tensor("blk.0.attn_norn.weight")]),
         "1 of the checkpoint's tensors is unknown to card `llama`: `blk.0.attn_norn.weight`\n\
          hint: `blk.0.attn_norn.weight` is nearest to `blk.0.attn_norm`\n\
-         hint: add entries or ignore rules in a card of your own with `--card FILE`"
+         hint: add entries or ignore rules in a card of your own with `--card FILE`; `gguf-convert draft` writes one"
     );
     metadata.set("llama.attention.head_count", 3u32);
     assert_eq!(

@@ -69,6 +69,12 @@ const WAYS: &[Way] = &[
         outputs: &[Out { name: "output", option: "-o", suffix: "/", own: &[] }],
     },
     Way {
+        command: "gguf-convert draft",
+        args: "draft model",
+        positional: &["dir"],
+        outputs: &[Out { name: "output", option: "-o", suffix: "", own: &[] }],
+    },
+    Way {
         command: "gguf-quantize",
         args: "--type q4_0 --imatrix tiny.imatrix --tensor-type-file rules.txt s-00001-of-00002.gguf",
         positional: &["arguments"],

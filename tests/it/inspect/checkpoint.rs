@@ -420,7 +420,7 @@ fn what_is_not_supported_does_not_hide_the_rest() {
       architecture: no architecture card for class `LlamaForCasualLM`
         hint: similar classes: LlamaForCausalLM
         hint: list all classes with `gguf-convert archs`
-        hint: add the architecture with `--card FILE`
+        hint: write a first card with `gguf-convert draft DIR > my.toml`, convert with `--card my.toml`
       tokenizer: DIR: no tokenizer found
         spm: tokenizer.model is missing
         llama_hf: tokenizer.json is missing

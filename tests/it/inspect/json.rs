@@ -262,6 +262,22 @@ fn what_convert_prints_is_documented() {
         archs.object("[]", row);
     }
     archs.finish();
+    let mut card = documented.table("`gguf-convert archs NAME`");
+    for name in ["llama", "gpt-oss", "chatglm", "gptneox"] {
+        card.object("", &run(0, &["archs", name]));
+    }
+    card.finish();
+    let mut draft_of = documented.table("`gguf-convert draft`");
+    let strange = serde_json::json!({
+        "config": {"architectures": ["X"], "model_type": "x", "hidden_size": 4, "num_hidden_layers": 1, "strange": 1},
+        "tensors": [
+            ["model.embed_tokens.weight", "BF16", [4, 4]], ["model.layers.0.input_layernorm.weight", "BF16", [4]],
+            ["model.layers.0.a.q_norm.weight", "BF16", [4]], ["model.layers.0.strange", "BF16", [4]],
+        ],
+    });
+    crate::draft::write_checkpoint(&bench.path("strange"), &strange);
+    draft_of.object("", &run(0, &["draft", "strange"]));
+    draft_of.finish();
 
     let mut quantized = documented.table("`gguf-quantize`");
     quantized.object("", &run(0, &["hf2gguf", dir, "-o", "q.gguf", "--type", "q4_k_m"]));

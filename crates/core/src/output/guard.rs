@@ -10,7 +10,7 @@ use crate::Hint;
 
 mod kind;
 
-pub use kind::{FoundKind, OutputKind};
+pub use kind::{CARD_DRAFT, FoundKind, OutputKind};
 
 /// Bytes by which the kind of a file is told.
 const HEAD_BYTES: u64 = 64 << 10;

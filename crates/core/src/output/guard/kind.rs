@@ -21,6 +21,8 @@ pub enum OutputKind {
     MarkdownReport,
     /// A verdict as JSON.
     Json,
+    /// An architecture card that was drafted and not touched since.
+    CardDraft,
 }
 
 impl OutputKind {
@@ -43,6 +45,7 @@ impl fmt::Display for OutputKind {
             Self::HtmlReport => "an HTML report",
             Self::MarkdownReport => "a Markdown report",
             Self::Json => "a JSON report",
+            Self::CardDraft => "a drafted card",
         })
     }
 }
@@ -166,6 +169,10 @@ fn is_old_imatrix(head: &[u8], file_bytes: u64) -> bool {
     }
 }
 
+/// How a drafted card begins.
+pub const CARD_DRAFT: &str =
+    "# TODO: one line on what these models are.\n#\n# A draft of `gguf-convert draft`.";
+
 /// The reports and tables that the programs write.
 fn report(text: &str) -> Option<OutputKind> {
     let digits = |text: &str| text.trim_start_matches(|c: char| c.is_ascii_digit()).to_owned();
@@ -181,6 +188,10 @@ fn report(text: &str) -> Option<OutputKind> {
     }
     if text.starts_with("{\"file\":\"") && text.contains("\",\"prompt\":") && text.contains(",\"tokens\":[") {
         return Some(OutputKind::PerToken);
+    }
+    // As soon as its first line says what the models are, it is somebody's work.
+    if text.starts_with(CARD_DRAFT) {
+        return Some(OutputKind::CardDraft);
     }
     let prompt = text.strip_prefix("{\"prompt\":").map(digits);
     prompt.is_some_and(|rest| rest.starts_with(",\"logits\":[")).then_some(OutputKind::Logits)

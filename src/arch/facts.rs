@@ -1,0 +1,270 @@
+//! What a card reads and writes.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+use crate::arch::check::each_expr;
+use crate::arch::config_keys::ROOTS;
+use crate::arch::expr::{Expr, Step};
+use crate::arch::heads::Heads;
+use crate::arch::hparams;
+use crate::arch::load::Registry;
+use crate::arch::names::{Pattern, Placeholder};
+use crate::arch::ops::OpSpec;
+use crate::arch::schema::{Card, DefaultValue, Entry, Join, Row};
+use crate::gguf::keys::ANNOTATION_PREFIX;
+
+/// Keys of `config.json` that a card reads: those that its expressions name or its defaults fill in, and those of the
+/// rows that most decoders share.
+pub(super) fn config_keys(card: &Card) -> BTreeSet<String> {
+    let mut keys = BTreeSet::new();
+    let mut add = |expr: &Expr| {
+        if let Expr::Path(path) = expr {
+            // `raw.NAME` is the same key before anything is filled in.
+            let name = match path.steps.first() {
+                Some(Step::Field(field)) if path.root == "raw" => field,
+                _ => &path.root,
+            };
+            let is_own = card.lets.contains_key(name) && !is_same_name(card, name);
+            let is_dim = name.strip_prefix('d').is_some_and(|n| n.parse::<u8>().is_ok());
+            let is_number = Placeholder::from_name(name).is_some() || is_dim;
+            if !is_own && !is_number && !ROOTS.contains(&name.as_str()) {
+                keys.insert(name.clone());
+            }
+        }
+    };
+    walk(card, &mut add);
+    if card.metadata.contains(&Row::Base) {
+        for row in hparams::base_rows() {
+            if let Row::Key { value, when, .. } = row {
+                value.walk(&mut add);
+                when.iter().for_each(|when| when.walk(&mut add));
+            }
+        }
+        keys.extend(hparams::ROPE_KEYS.iter().map(|key| (*key).to_owned()));
+    }
+    keys.extend(card.defaults.values().flat_map(|defaults| defaults.keys().cloned()));
+    for aliases in card.aliases.values() {
+        keys.extend(aliases.iter().flat_map(|(alias, key)| [alias.clone(), key.clone()]));
+    }
+    keys.extend(card.inverse.keys().cloned());
+    keys
+}
+
+/// Visits all expressions of a card, and those inside them.
+fn walk(card: &Card, visit: &mut dyn FnMut(&Expr)) {
+    let visit = RefCell::new(visit);
+    let walked = each_expr(card, &|_, expr| {
+        expr.walk(&mut **visit.borrow_mut());
+        Ok(())
+    });
+    debug_assert!(walked.is_ok(), "nothing is refused here");
+}
+
+/// A definition that is named like the key that it reads: inside, the name means the key.
+fn is_same_name(card: &Card, name: &str) -> bool {
+    let mut found = false;
+    if let Some(own) = card.lets.get(name) {
+        own.walk(&mut |expr| found |= matches!(expr, Expr::Path(path) if path.root == name));
+    }
+    found
+}
+
+/// Options of the conversion that the card acts on.
+fn options(card: &Card) -> Vec<String> {
+    let mut options: Vec<&str> = Vec::new();
+    if card.mtp_export {
+        options.extend([Heads::Alone, Heads::Dropped].into_iter().filter_map(Heads::option));
+    }
+    options.extend(card.fuse.iter().map(|fusion| fusion.option()));
+    if !card.annotate.is_empty() {
+        options.push("--annotate");
+    }
+    let mut asked = BTreeSet::new();
+    walk(card, &mut |expr| {
+        if let Expr::Path(path) = expr
+            && let ("opt", Some(Step::Field(name))) = (path.root.as_str(), path.steps.first())
+        {
+            asked.extend(ASKED.iter().find(|row| row.0 == name).map(|row| row.1));
+        }
+    });
+    options.into_iter().chain(asked).map(str::to_owned).collect()
+}
+
+/// Names under `opt` that expressions ask for, and the options that set them. Those of draft heads have a key of the card.
+const ASKED: &[(&str, &str)] = &[("mistral_format", "--mistral-format"), ("rerank", "--rerank")];
+
+/// A card as people want to see it.
+#[derive(Clone, Debug)]
+pub struct CardFacts {
+    /// The card, or variant of one: `llama`, `llama/internlm3`.
+    pub name: String,
+    /// `general.architecture`.
+    pub gguf: String,
+    /// The variant's name, for a variant.
+    pub variant: Option<String>,
+    /// The oldest of its parents that converts something itself, or the card.
+    pub family: String,
+    /// Its parents, the nearest first.
+    pub parents: Vec<String>,
+    /// Model classes.
+    pub classes: Vec<String>,
+    /// Public repositories.
+    pub examples: Vec<String>,
+    /// Tensors, in card order.
+    pub tensors: Vec<TensorFacts>,
+    /// Patterns that are left out, with the reasons.
+    pub ignored: Vec<(String, String)>,
+    /// Keys of `config.json`, each with the values that an absent one has, by model type.
+    pub config: Vec<(String, Vec<(String, String)>)>,
+    /// Tokenizer modes, in the order in which they are tried.
+    pub tokenizer: Vec<String>,
+    /// Keys of the GGUF, the tokenizer's own left out.
+    pub keys: Vec<String>,
+    /// Keys that `--annotate` adds.
+    pub annotations: Vec<String>,
+    /// Options of the conversion that the card acts on.
+    pub options: Vec<String>,
+    /// Why a GGUF cannot be turned back; empty if it can.
+    pub one_way: Vec<String>,
+}
+
+/// What becomes of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorFacts {
+    /// Names in the checkpoint; the ending is carried over where there is none.
+    pub sources: Vec<String>,
+    /// Names in the GGUF.
+    pub targets: Vec<String>,
+    /// Operations, in order.
+    pub ops: Vec<&'static str>,
+    /// The placeholder or way by which several become one.
+    pub joined: Option<&'static str>,
+    /// Only under a condition.
+    pub is_conditional: bool,
+    /// Need not be in every block.
+    pub is_optional: bool,
+}
+
+/// Operations that nothing undoes, by their names in cards, unless a parameter says what was there before.
+const ONE_WAY: &[&str] = &["flatten", "replace_row", "reshape", "ternary", "tp_qkv"];
+
+/// The cards and variants of an architecture, a variant (`llama/internlm3`), or a class.
+#[must_use]
+pub fn facts(registry: &Registry, name: &str) -> Vec<CardFacts> {
+    let all = registry.cards().iter();
+    let is_meant = |card: &&Card| {
+        card.gguf == name || card.name() == name || card.classes.iter().any(|class| class == name)
+    };
+    all.filter(is_meant).map(|card| of_card(registry, card)).collect()
+}
+
+/// All cards that convert something, variants included.
+#[must_use]
+pub fn all_facts(registry: &Registry) -> Vec<CardFacts> {
+    let cards = registry.cards().iter().filter(|card| !card.is_abstract);
+    cards.map(|card| of_card(registry, card)).collect()
+}
+
+fn of_card(registry: &Registry, card: &Card) -> CardFacts {
+    let keys = card.early.iter().chain(&card.metadata);
+    let around = card.tokenizer.before.iter().chain(&card.tokenizer.after);
+    let modes = card.tokenizer.modes.iter().map(|mode| mode.mode.name().to_owned());
+    let texts = |list: Vec<&str>| list.into_iter().map(str::to_owned).collect::<Vec<_>>();
+    CardFacts {
+        name: card.name(),
+        gguf: card.gguf.clone(),
+        variant: card.variant.clone(),
+        family: registry.family(&card.gguf).to_owned(),
+        parents: texts(registry.lineage(&card.gguf).split_off(1)),
+        classes: card.classes.clone(),
+        examples: card.examples.clone(),
+        tensors: card.entries.iter().map(tensor).collect(),
+        ignored: card.ignore.iter().map(|rule| (rule.pattern.text().to_owned(), rule.why.clone())).collect(),
+        config: config_keys(card).into_iter().map(|key| (key.clone(), defaults(card, &key))).collect(),
+        tokenizer: modes.collect(),
+        keys: written(card, keys.chain(around)),
+        annotations: card
+            .annotate
+            .iter()
+            .flat_map(row_keys)
+            .map(|key| format!("{ANNOTATION_PREFIX}{key}"))
+            .collect(),
+        options: options(card),
+        one_way: one_way(card),
+    }
+}
+
+fn row_keys(row: &Row) -> Vec<String> {
+    match row {
+        Row::Base => hparams::base_keys().map(str::to_owned).collect(),
+        Row::Key { key, .. } => vec![key.clone()],
+    }
+}
+
+/// Whole names of the keys of rows, each once.
+fn written<'r>(card: &Card, rows: impl Iterator<Item = &'r Row>) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    let keys = rows.flat_map(row_keys).map(|key| hparams::full_key(&key, &card.gguf).unwrap_or(key));
+    keys.filter(|key| seen.insert(key.clone())).collect()
+}
+
+fn defaults(card: &Card, key: &str) -> Vec<(String, String)> {
+    let own = card.defaults.iter().filter_map(|(model_type, keys)| Some((model_type, keys.get(key)?)));
+    own.map(|(model_type, default)| {
+        let value = match &default.value {
+            DefaultValue::Literal(json) => json.to_string(),
+            DefaultValue::Expr(_) => "computed".to_owned(),
+        };
+        (model_type.clone(), value)
+    })
+    .collect()
+}
+
+fn tensor(entry: &Entry) -> TensorFacts {
+    let texts = |patterns: &[Pattern]| patterns.iter().map(|p| p.text().to_owned()).collect::<Vec<_>>();
+    TensorFacts {
+        sources: [texts(&entry.patterns), texts(&entry.with)].concat(),
+        targets: entry.targets.iter().map(|target| target.name.text().to_owned()).collect(),
+        ops: ops_of(entry),
+        joined: entry.join.map(join_name),
+        is_conditional: entry.when.is_some(),
+        is_optional: entry.optional,
+    }
+}
+
+fn ops_of(entry: &Entry) -> Vec<&'static str> {
+    specs(entry).map(|op| op.kind.name()).collect()
+}
+
+fn specs(entry: &Entry) -> impl Iterator<Item = &OpSpec> {
+    let of_targets = entry.targets.iter().flat_map(|target| &target.ops);
+    entry.pre.iter().chain(&entry.ops).chain(of_targets)
+}
+
+fn is_undone(op: &OpSpec) -> bool {
+    !ONE_WAY.contains(&op.kind.name()) || op.params.iter().any(|param| param.0 == "hf")
+}
+
+fn join_name(join: Join) -> &'static str {
+    match join {
+        Join::StackBy(_) | Join::Stack => "stacked",
+        _ => "joined",
+    }
+}
+
+/// What stands in the way of the way back.
+fn one_way(card: &Card) -> Vec<String> {
+    let mut reasons = Vec::new();
+    for entry in &card.entries {
+        let op = specs(entry).find(|op| !is_undone(op)).map(|op| format!("`{}`", op.kind.name()));
+        let join = match entry.join {
+            None | Some(Join::StackBy(_) | Join::Stack) => None,
+            Some(_) => Some("parts joined one after the other".to_owned()),
+        };
+        if let Some(what) = op.or(join) {
+            reasons.push(format!("`{}`: {what} cannot be undone", entry.name()));
+        }
+    }
+    reasons
+}

@@ -1,0 +1,241 @@
+//! Which cards a checkpoint without one resembles.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use indexmap::IndexMap;
+use serde_json::{Map, Value as Json};
+
+use crate::arch::eval::Scope;
+use crate::arch::facts;
+use crate::arch::kinds::{Kind, block_prefix, kinds};
+use crate::arch::load::Registry;
+use crate::arch::matching::{Asked, Matcher};
+use crate::arch::resolve::{Inputs, ResolveOptions, scope};
+use crate::arch::schema::Card;
+use crate::core::WeightMeta;
+
+/// Kinds of tensors that are compared: more than any model has, fewer than a hostile one may name.
+const MAX_KINDS: usize = 1000;
+
+/// Keys of `config.json` that say nothing about the architecture.
+const COMMON_KEYS: &[&str] = &[
+    "_attn_implementation",
+    "_name_or_path",
+    "architectures",
+    "attention_dropout",
+    "attn_implementation",
+    "auto_map",
+    "bos_token_id",
+    "dtype",
+    "embedding_dropout",
+    "eos_token_id",
+    "hidden_dropout",
+    "id2label",
+    "initializer_range",
+    "is_decoder",
+    "is_encoder_decoder",
+    "keys_to_ignore_at_inference",
+    "label2id",
+    "max_length",
+    "model_type",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "pad_token_id",
+    "pretraining_tp",
+    "quantization_config",
+    "resid_pdrop",
+    "return_dict",
+    "router_aux_loss_coef",
+    "text_config",
+    "tie_word_embeddings",
+    "tokenizer_class",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "vision_config",
+    "audio_config",
+];
+
+/// How much of a checkpoint a card knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Similarity {
+    /// `general.architecture` of the card.
+    pub card: String,
+    /// Kinds of tensors (names without their numbers) that its entries match, of how many.
+    pub kinds: [usize; 2],
+    /// Keys of the configuration that it reads, of how many that could matter.
+    pub config: [usize; 2],
+    /// True if the card has defaults for the checkpoint's `model_type`, or its name.
+    pub is_model_type: bool,
+    /// What must be put in place of the checkpoint's block prefix for its names to match: `(from, to)`.
+    pub rename: Option<(String, String)>,
+}
+
+impl Similarity {
+    /// True if the card knows anything of the checkpoint.
+    #[must_use]
+    pub fn is_any(&self) -> bool {
+        self.kinds[0] > 0 || (self.kinds[1] == 0 && self.config[0] > 0)
+    }
+}
+
+impl fmt::Display for Similarity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ([kinds, of_kinds], [keys, of_keys]) = (self.kinds, self.config);
+        write!(f, "card `{}`, which knows ", self.card)?;
+        if of_kinds > 0 {
+            write!(f, "{kinds} of its {of_kinds} kinds of tensors and ")?;
+        }
+        write!(f, "{keys} of {of_keys} keys of config.json")
+    }
+}
+
+/// The cards by how much they know of a checkpoint, the best first. Variants and cards that are only parents do not
+/// count. `config` has its text part under `text_config`.
+#[must_use]
+pub fn similar(
+    registry: &Registry,
+    class: &str,
+    config: &Map<String, Json>,
+    inputs: &Inputs<'_>,
+) -> Vec<Similarity> {
+    let mut kinds = kinds(inputs.weights);
+    kinds.truncate(MAX_KINDS);
+    let names: Vec<&str> = kinds.values().map(|kind| kind.first_name.as_str()).collect();
+    let prefix = block_prefix(kinds.keys().map(String::as_str));
+    let keys = own_keys(config);
+    // One tensor of each kind is enough to ask a card's conditions.
+    let few: Vec<WeightMeta> =
+        kinds.values().filter_map(|kind: &Kind| inputs.weights.get(kind.first).cloned()).collect();
+    let inputs = Inputs { weights: &few, stored: &[], values: None, ..*inputs };
+
+    let cards = registry.cards().iter().filter(|card| !card.is_abstract && card.variant.is_none());
+    let mut all: Vec<(Similarity, [usize; 3])> = cards
+        .map(|card| {
+            let scope = lenient_scope(card, class, config, &inputs);
+            let (n_kinds, rename, n_idle) = match_names(card, &scope, &names, prefix);
+            let read = facts::config_keys(card);
+            let similarity = Similarity {
+                card: card.gguf.clone(),
+                kinds: [n_kinds, names.len()],
+                config: [keys.iter().filter(|key| read.contains(**key)).count(), keys.len()],
+                is_model_type: model_types(config).any(|model_type| {
+                    card.defaults.contains_key(model_type) || card.gguf == model_type.replace('_', "-")
+                }),
+                rename,
+            };
+            let by_name = card.classes.iter().map(|own| common_start(own, class)).max().unwrap_or(0);
+            (similarity, [n_idle, by_name, card.classes.len()])
+        })
+        .collect();
+    all.sort_by_cached_key(|(card, [n_idle, by_name, n_classes])| {
+        let more = |n: usize| std::cmp::Reverse(n);
+        let rank = (more(card.kinds[0]), !card.is_model_type, card.rename.is_some(), more(card.config[0]));
+        // Where several know as much: a similar name, then the card of most models.
+        (rank, more(*by_name), more(*n_classes), *n_idle, card.card.clone())
+    });
+    all.into_iter().map(|(card, _)| card).collect()
+}
+
+/// How many characters two classes begin alike with; few are chance.
+fn common_start(a: &str, b: &str) -> usize {
+    let common = a.chars().zip(b.chars()).take_while(|(a, b)| a == b).count();
+    if common < 4 { 0 } else { common }
+}
+
+/// Everything a card's expressions can name; where its defaults cannot be computed, without them.
+pub(super) fn lenient_scope<'a>(
+    card: &'a Card,
+    class: &str,
+    config: &Map<String, Json>,
+    inputs: &Inputs<'a>,
+) -> Scope<'a> {
+    let whole = scope(card, class, config, inputs, ResolveOptions::default(), 0);
+    whole.unwrap_or_else(|_| {
+        let mut config = config.clone();
+        if let Some(Json::Object(text)) = config.get("text_config").cloned() {
+            config.extend(text);
+        }
+        Scope { config, lets: Some(&card.lets), tables: Some(&card.tables), ..Scope::default() }
+    })
+}
+
+/// How many names a card's entries match, as they are or under the card's own block prefix, and how many entries match
+/// nothing.
+fn match_names(
+    card: &Card,
+    scope: &Scope<'_>,
+    names: &[&str],
+    prefix: Option<&str>,
+) -> (usize, Option<(String, String)>, usize) {
+    let matcher = Matcher::lenient(card, scope);
+    let count = |rename: Option<&(String, String)>| {
+        let mut used = BTreeSet::new();
+        let n_known = names.iter().filter(|name| {
+            let name = renamed(name, rename);
+            let Ok(name) = matcher.rewritten(name) else { return false };
+            let found = matcher.entry_of(&name, &name).ok().flatten();
+            used.extend(found.as_ref().map(|found| found.0));
+            found.is_some() || matches!(matcher.ignored(&name, &name, Asked::AfterEntries), Ok(Some(_)))
+        });
+        let n_known = n_known.count();
+        (n_known, card.entries.iter().enumerate().filter(|(n, e)| !e.optional && !used.contains(n)).count())
+    };
+    let (plain, n_idle) = count(None);
+    let rename = prefix.and_then(|from| rename_of(from, card_prefix(card)?));
+    if let Some(rename) = rename.filter(|_| plain < names.len()) {
+        let (n_known, n_idle) = count(Some(&rename));
+        if n_known > plain {
+            return (n_known, Some(rename), n_idle);
+        }
+    }
+    (plain, None, n_idle)
+}
+
+/// The text in front of the block in most of a card's patterns.
+pub(super) fn card_prefix(card: &Card) -> Option<&str> {
+    let mut votes: IndexMap<&str, usize> = IndexMap::new();
+    for pattern in card.entries.iter().flat_map(|entry| &entry.patterns) {
+        if let Some((prefix, _)) = pattern.text().split_once("{bid}") {
+            *votes.entry(prefix).or_default() += 1;
+        }
+    }
+    votes.into_iter().rev().max_by_key(|vote| vote.1).map(|vote| vote.0)
+}
+
+/// What to replace at the start of names so that blocks are called as the card calls them; no more than that where the
+/// checkpoint's names have something in front.
+fn rename_of(from: &str, to: &str) -> Option<(String, String)> {
+    if from == to {
+        return None;
+    }
+    Some(match from.strip_suffix(to) {
+        Some(outer) => (outer.to_owned(), String::new()),
+        None => (from.to_owned(), to.to_owned()),
+    })
+}
+
+/// A name with its start replaced.
+pub(super) fn renamed(name: &str, rename: Option<&(String, String)>) -> String {
+    match rename.and_then(|(from, to)| Some((name.strip_prefix(from.as_str())?, to))) {
+        Some((rest, to)) => format!("{to}{rest}"),
+        None => name.to_owned(),
+    }
+}
+
+/// `model_type` of the model and of its text part.
+pub(super) fn model_types(config: &Map<String, Json>) -> impl Iterator<Item = &str> {
+    let text = config.get("text_config").and_then(Json::as_object);
+    let types = text.into_iter().chain([config]).filter_map(|part| part.get("model_type"));
+    types.filter_map(Json::as_str)
+}
+
+/// Keys of the text model's configuration that can say something about the architecture: those with a value.
+pub(super) fn own_keys(config: &Map<String, Json>) -> Vec<&str> {
+    let text = config.get("text_config").and_then(Json::as_object);
+    let parts = text.map_or(config, |text| text);
+    let is_own = |(key, value): &(&String, &Json)| !value.is_null() && !COMMON_KEYS.contains(&key.as_str());
+    parts.iter().filter(is_own).map(|(key, _)| key.as_str()).collect()
+}

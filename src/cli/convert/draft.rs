@@ -1,0 +1,131 @@
+//! `gguf-convert draft`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::{Value as Json, json};
+
+use crate::arch::{Draft as Drafted, Unmatched};
+use crate::cli::guard::Guard;
+use crate::cli::render::{self, plural};
+use crate::cli::{Exit, Session};
+use crate::convert::{ConvertOptions, draft};
+use crate::core::Hint;
+use crate::core::output::{Destination, OutputError, OutputFile, OutputKind};
+use crate::core::text::escape;
+
+/// Names that a report lists at most.
+const MAX_LISTED: usize = 12;
+
+/// Arguments of `draft`.
+#[derive(Debug, Args)]
+pub(super) struct Draft {
+    /// Directory of the checkpoint; only its headers are read
+    dir: PathBuf,
+    /// Where to write the card; standard output without it
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+impl Draft {
+    pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
+        let mut guard = Guard::new(session, false);
+        guard.read("the checkpoint", &self.dir)?;
+        if let Some(path) = &self.output {
+            Destination::of(path)?;
+            guard.write("-o", path, OutputKind::CardDraft)?;
+        }
+        let mut warnings = Vec::new();
+        let drafted = draft(&self.dir, &ConvertOptions::default(), &mut warnings)?;
+        for warning in &warnings {
+            log::warn!("{}", escape(warning));
+        }
+        if let Some(path) = &self.output {
+            let file = OutputFile::create(path)?;
+            file.write_at(0, drafted.text.as_bytes()).map_err(OutputError::from)?;
+            file.commit(!session.common.no_sync).map_err(OutputError::from)?;
+        }
+        if session.common.json {
+            session.print_json(&document(&drafted))?;
+        } else if self.output.is_none() {
+            session.print(|out| out.write_all(drafted.text.as_bytes()))?;
+        }
+        self.report(session, &drafted);
+        Ok(Exit::Done)
+    }
+
+    /// What has a place and what has not, and what to do next.
+    fn report(&self, session: &Session, drafted: &Drafted) {
+        let card =
+            self.output.as_ref().map_or_else(|| "my.toml".to_owned(), |path| path.display().to_string());
+        match (&drafted.parent, drafted.similar.first()) {
+            (Some(parent), Some(best)) if *parent == best.card => {
+                session.note(&format!("the checkpoint is most like {best}; the draft extends it"));
+            }
+            (Some(parent), Some(best)) => session.note(&format!(
+                "the checkpoint is most like {best}; the draft extends its parent `{parent}`"
+            )),
+            _ => session.note("no known card is like this checkpoint: the draft extends none"),
+        }
+        session.note(&format!(
+            "{} of {} have a place in the card",
+            render::count(drafted.n_matched),
+            plural(drafted.n_tensors, "tensor")
+        ));
+        let guessed = drafted.added.iter().filter(|entry| !entry.is_exact);
+        for entry in guessed.take(MAX_LISTED) {
+            let text =
+                format!("to check: `{}` became {} as in `{}`", escape(&entry.key), entry.entry, entry.card);
+            session.note(&text);
+        }
+        for row in drafted.unmatched.iter().take(MAX_LISTED) {
+            let n = plural(row.n_tensors, "tensor");
+            session.note(&format!("no place: `{}`, {n} {:?}", escape(&row.name), row.dims));
+        }
+        if let Some(more) = drafted.unmatched.len().checked_sub(MAX_LISTED).filter(|&more| more > 0) {
+            session.note(&format!("no place: {more} more kinds of tensors"));
+        }
+        match &drafted.problem {
+            None => session
+                .note(&format!("next: fill in its TODOs, then `gguf-convert hf2gguf DIR --card {card}`")),
+            Some(problem) if drafted.unmatched.is_empty() => {
+                session.note(&format!("next: {problem}"));
+            }
+            Some(_) => session.note(&format!(
+                "next: give the names marked TODO a target or leave them out in [ignore], then try \
+                 `gguf-convert hf2gguf DIR --card {card} --dry-run`"
+            )),
+        }
+    }
+}
+
+fn document(drafted: &Drafted) -> Json {
+    let unmatched = |row: &Unmatched| json!({ "name": row.name, "tensors": row.n_tensors, "shape": row.dims, "why": row.why });
+    let similar = drafted.similar.iter().take(5).map(|card| {
+        json!({
+            "architecture": card.card, "kinds": card.kinds[0], "of_kinds": card.kinds[1],
+            "config_keys": card.config[0], "of_config_keys": card.config[1],
+        })
+    });
+    let added = drafted.added.iter().map(|entry| {
+        json!({
+            "name": entry.key, "entry": entry.entry, "as_in": entry.card, "exact": entry.is_exact,
+            "tensors": entry.n_tensors,
+        })
+    });
+    json!({
+        "card": drafted.text,
+        "architecture": drafted.gguf,
+        "class": drafted.class,
+        "extends": drafted.parent,
+        "similar": similar.collect::<Vec<_>>(),
+        "tensors": drafted.n_tensors,
+        "matched": drafted.n_matched,
+        "added": added.collect::<Vec<_>>(),
+        "removed": drafted.removed,
+        "unmatched": drafted.unmatched.iter().map(unmatched).collect::<Vec<_>>(),
+        "unread": drafted.unread.iter().map(|key| json!({ "key": key.key, "value": key.value })).collect::<Vec<_>>(),
+        "problem": drafted.problem.as_ref().map(ToString::to_string),
+        "hints": drafted.problem.as_ref().map(Hint::hints).unwrap_or_default(),
+    })
+}

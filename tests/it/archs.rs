@@ -1,0 +1,149 @@
+//! What `gguf-convert archs` says of cards, and the table of them in the documentation.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use assert_cmd::Command;
+use gguf_foundry::arch::{Registry, all_facts, facts};
+use gguf_foundry::engine::{Stage, stage};
+
+use crate::support::root;
+
+const TABLE: &str = "docs/architecture-table.md";
+/// Set to write the table instead of comparing it.
+const REWRITE: &str = "GGUF_FOUNDRY_REWRITE";
+
+const HEAD: &str = "\
+# The architectures
+
+Made of the cards in `converters/`; a test holds it against them, and writes it anew with
+`GGUF_FOUNDRY_REWRITE=1 cargo test --test it archs::the_table`. `gguf-convert archs NAME` says more of each.
+
+- *family*: the card that this one, or its oldest parent that converts anything, is.
+- *back*: whether `gguf2hf` turns a GGUF of it into a checkpoint; no where an operation cannot be undone.
+- *engine*: whether `gguf-verify` runs it; else it checks structure and tokenizer.
+
+| family | architecture | classes | back | engine |
+|---|---|---|---|---|
+";
+
+fn table() -> String {
+    let registry = Registry::embedded().unwrap();
+    let mut rows: BTreeMap<(String, String), (Vec<String>, bool)> = BTreeMap::new();
+    for card in all_facts(&registry) {
+        let row = rows.entry((card.family, card.gguf)).or_insert((Vec::new(), true));
+        row.0.extend(card.classes.iter().map(|class| format!("`{class}`")));
+        row.1 &= card.one_way.is_empty();
+    }
+    let mut text = HEAD.to_owned();
+    for ((family, arch), (mut classes, back)) in rows {
+        classes.sort();
+        classes.dedup();
+        let engine = match stage(&arch) {
+            Stage::Runs => "runs",
+            Stage::Refused(_) => "structure",
+            Stage::Undescribed => "structure, no graph",
+        };
+        let back = if back { "yes" } else { "no" };
+        writeln!(text, "| `{family}` | `{arch}` | {} | {back} | {engine} |", classes.join(", ")).unwrap();
+    }
+    text
+}
+
+#[test]
+fn the_table_of_the_documentation_is_that_of_the_cards() {
+    let (path, wanted) = (root().join(TABLE), table());
+    if std::env::var_os(REWRITE).is_some() {
+        fs_err::write(&path, &wanted).unwrap();
+    }
+    let found = fs_err::read_to_string(&path).unwrap();
+    let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+    let [missing, extra] = [(&wanted, &found), (&found, &wanted)].map(|(these, those)| {
+        let those = lines(those);
+        lines(these).into_iter().filter(|line| !those.contains(line)).collect::<Vec<_>>().join("\n")
+    });
+    assert!(
+        found == wanted,
+        "write {TABLE} anew: {REWRITE}=1 cargo test --test it archs::the_table\nmissing:\n{missing}\nto go:\n{extra}"
+    );
+}
+
+#[test]
+fn facts_say_what_a_card_reads_and_writes() {
+    let registry = Registry::embedded().unwrap();
+    for card in all_facts(&registry) {
+        assert!(
+            !card.tensors.is_empty() && !card.keys.is_empty() && !card.config.is_empty(),
+            "{}",
+            card.name
+        );
+        assert!(card.tensors.iter().all(|tensor| !tensor.sources.is_empty()), "{}", card.name);
+        assert!(registry.by_gguf(&card.family).is_some(), "{}: {}", card.name, card.family);
+    }
+    let one = |name: &str| {
+        let mut found = facts(&registry, name);
+        assert_eq!(found.len(), 1, "{name}");
+        found.remove(0)
+    };
+    let llama = facts(&registry, "llama").remove(0);
+    let q = llama.tensors.iter().find(|tensor| tensor.targets == ["blk.{bid}.attn_q"]).unwrap();
+    assert_eq!(q.sources, ["model.layers.{bid}.self_attn.q_proj"]);
+    assert_eq!(q.ops, ["permute_rope"]);
+    let w1 = llama.tensors.iter().find(|tensor| tensor.targets == ["blk.{bid}.ffn_gate_exps"]).unwrap();
+    assert_eq!(w1.joined, Some("stacked"));
+    let vocab = llama.config.iter().find(|row| row.0 == "vocab_size").unwrap();
+    assert!(vocab.1.contains(&("llama".to_owned(), "32000".to_owned())), "{vocab:?}");
+    assert!(llama.keys.contains(&"llama.rope.freq_base".to_owned()), "{:?}", llama.keys);
+    assert!(llama.annotations.contains(&"gguf_foundry.attention.sliding_window".to_owned()));
+    assert!(llama.tokenizer.contains(&"llama_hf".to_owned()) && llama.one_way.is_empty());
+
+    assert_eq!(one("llama/internlm3").classes, ["InternLM3ForCausalLM"]);
+    assert_eq!(one("Qwen3ForCausalLM").gguf, "qwen3");
+    assert_eq!(
+        (one("smollm3").family.as_str(), one("SmolLM3ForCausalLM").parents),
+        ("llama", vec!["llama".to_owned(), "decoder".to_owned()])
+    );
+    assert!(facts(&registry, "no-such").is_empty());
+}
+
+#[test]
+fn cards_without_a_way_back_say_why() {
+    let mut registry = Registry::embedded().unwrap();
+    let card = "schema = 1\ngguf = \"llama\"\nextends = \"decoder\"\nclasses = [\"C\"]\nexamples = [\"a/b\"]\n\
+                [blocks]\n\"x\" = { to = \"xx\", ops = [\"flatten\"] }";
+    registry.add("own", card).unwrap();
+    let found = facts(&registry, "C");
+    assert_eq!(found[0].one_way, ["`model.layers.{bid}.x`: `flatten` cannot be undone"]);
+}
+
+#[test]
+fn the_program_lists_and_shows_cards() {
+    let run = |code: i32, args: &[&str]| {
+        let output = Command::cargo_bin("gguf-convert").unwrap().args(args).output().unwrap();
+        let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {err}");
+        (out, err)
+    };
+    let (list, _) = run(0, &["archs"]);
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(words(list.lines().next().unwrap()), ["family", "architecture", "class"]);
+    assert!(list.lines().any(|line| words(line) == ["llama", "smollm3", "SmolLM3ForCausalLM"]), "{list}");
+    let (card, _) = run(0, &["archs", "smollm3"]);
+    for part in [
+        "  family      llama\n",
+        "  extends     llama, decoder\n",
+        "  classes     SmolLM3ForCausalLM\n",
+        "    model.layers.{bid}.self_attn.q_proj -> blk.{bid}.attn_q",
+        "    smollm3.block_count\n",
+        "  way back    gguf2hf\n",
+    ] {
+        assert!(card.contains(part), "{part}: {card}");
+    }
+    let (_, err) = run(2, &["archs", "SmolLM3ForCasualLM"]);
+    assert!(
+        err.contains(
+            "no architecture and no class is named `SmolLM3ForCasualLM`: did you mean `SmolLM3ForCausalLM`?"
+        ),
+        "{err}"
+    );
+}
