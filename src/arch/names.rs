@@ -254,6 +254,16 @@ fn atoms(parts: &[Part], suffix: &str) -> Vec<Atom> {
 /// True if some text fits both: a walk over the pairs of positions. A text that fits `Digits` more than once needs
 /// no state of its own, because the walk may stay at a `Digits` of one side while the other moves on.
 fn overlap(a: &[Atom], b: &[Atom]) -> bool {
+    // Nearly all pairs of a card differ in their first or last letters.
+    let letters = |pair: (&Atom, &Atom)| match pair {
+        (Atom::Byte(x), Atom::Byte(y)) => Some(x == y),
+        _ => None,
+    };
+    if !a.iter().zip(b).map_while(letters).all(|same| same)
+        || !a.iter().rev().zip(b.iter().rev()).map_while(letters).all(|same| same)
+    {
+        return false;
+    }
     // State: position in each, and whether the `Digits` there has taken a digit already.
     let mut open = vec![(0usize, false, 0usize, false)];
     let mut seen = std::collections::HashSet::new();

@@ -1,7 +1,7 @@
 //! Tests of `convert::metadata` and `convert::naming`: the `general.*` keys and the output's name.
 
-use gguf_foundry::checkpoint::parse_object;
 use gguf_foundry::checkpoint::ModelDir;
+use gguf_foundry::checkpoint::parse_object;
 use gguf_foundry::convert::{FileName, ParameterCounts};
 use gguf_foundry::convert::{
     GeneralMetadata, MetadataFiles, MetadataInputs, MetadataWarning, general_metadata,
