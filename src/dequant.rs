@@ -58,8 +58,8 @@ mod targets;
 mod tensors;
 mod values;
 
-use crate::core::{WeightMeta, WeightSource};
 use crate::core::simd::SimdLevel;
+use crate::core::{WeightMeta, WeightSource};
 
 pub use encoding::{Encoding, Encodings, Quantization, StoredClass, stored_classes, tensor_class};
 pub use error::DequantError;

@@ -174,7 +174,11 @@ fn architecture(
 ) -> String {
     let has_type = |table: &Table| {
         let defaults = table.get("defaults").and_then(Toml::as_table);
-        model_types(config).any(|model_type| defaults.is_some_and(|table| table.contains_key(model_type)))
+        let named = table.get("model_types").and_then(Toml::as_array);
+        model_types(config).any(|model_type| {
+            defaults.is_some_and(|table| table.contains_key(model_type))
+                || named.is_some_and(|names| names.iter().any(|name| name.as_str() == Some(model_type)))
+        })
     };
     let is_parent = |name: &str| parent.is_some_and(|parent| parent.gguf == name);
     if let Some((name, _)) = registry.own_tables().find(|(name, table)| is_parent(name) && has_type(table)) {

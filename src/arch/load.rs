@@ -222,7 +222,7 @@ impl Registry {
                 return Err(wrong(&full_name, problem));
             }
             let mut table = merge(&merged, overlay).map_err(|problem| wrong(&full_name, problem))?;
-            for key in ["gguf", "classes", "examples"] {
+            for key in ["gguf", "classes", "examples", "graph"] {
                 if let (false, Some(value)) = (table.contains_key(key), merged.get(key)) {
                     table.insert(key.to_owned(), value.clone());
                 }

@@ -9,6 +9,10 @@ use crate::arch::names::nearest;
 const NOT_INHERITED: &[&str] = &["abstract", "classes", "examples", "extends", "gguf", "variant", "when"];
 /// Lists of rows, where `["include", "parent"]` and `["-key"]` have their meaning.
 const ROW_LISTS: &[&str] = &["annotate", "early", "metadata", "metadata_set", "require", "set"];
+/// A table that is inherited by those alone who have one.
+const GRAPH: &str = "graph";
+/// A list to which a child adds.
+const UNITED: &str = "model_types";
 /// Tables merged by key.
 const TABLES: &[&str] = &["blocks", "graph", "ignore", "inverse", "let", "names", "tensors", "tokenizer"];
 /// Tables of tables, merged by key at both levels.
@@ -24,6 +28,8 @@ pub(super) fn merge(parent: &Table, child: &Table) -> Result<Table, CardProblem>
     let mut merged: Table = parent
         .iter()
         .filter(|(key, _)| !NOT_INHERITED.contains(&key.as_str()))
+        // What a parent's graph says holds for a child that says so, be it in a word: a tensor more, and it is another one.
+        .filter(|(key, _)| *key != GRAPH || child.contains_key(GRAPH))
         .map(|(k, v)| (k.clone(), v.clone()))
         .collect();
     for (key, value) in child {
@@ -37,6 +43,11 @@ pub(super) fn merge(parent: &Table, child: &Table) -> Result<Table, CardProblem>
             (old, Toml::Array(rows)) if ROW_LISTS.contains(&key.as_str()) => {
                 let old = old.and_then(Toml::as_array).map_or(&[][..], Vec::as_slice);
                 Toml::Array(merge_rows(key, old, rows)?)
+            }
+            // A model of the parent's type may come under the child's class.
+            (Some(Toml::Array(old)), Toml::Array(new)) if key == UNITED => {
+                let further = new.iter().filter(|item| !old.contains(item));
+                Toml::Array(old.iter().chain(further).cloned().collect())
             }
             _ => value.clone(),
         };

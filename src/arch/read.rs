@@ -9,10 +9,9 @@ use crate::arch::fuse::Fusion;
 use crate::arch::graph::GraphFeatures;
 use crate::arch::heads::SHARED_WITH_HEADS;
 use crate::arch::names::{Pattern, Stars, nearest};
-use crate::arch::schema::{
-    Card, ConfigDefault, DefaultValue, Ignore, InverseRule, Rewrite, RewriteStep, Row,
-};
+use crate::arch::schema::{Card, Ignore, InverseRule, Rewrite, RewriteStep, Row};
 
+mod defaults;
 mod entries;
 mod generate;
 mod reserved;
@@ -55,6 +54,7 @@ const CARD_KEYS: &[&str] = &[
     "let",
     "tables",
     "defaults",
+    "model_types",
     "aliases",
     "names",
     "tensors",
@@ -71,7 +71,6 @@ const CARD_KEYS: &[&str] = &[
 const NAMES_KEYS: &[&str] = &["rewrite", "block"];
 const IGNORE_KEYS: &[&str] = &["why", "when", "require_zero", "drop_if_equal"];
 const INVERSE_KEYS: &[&str] = &["value", "null"];
-const DEFAULT_KEYS: &[&str] = &["value", "expr", "null", "auto"];
 
 /// Tensors beside which llama.cpp's loader looks for a factor; which of them a graph uses is the card's to say.
 const FACTOR_SLOTS: &[&str] = &[
@@ -253,7 +252,7 @@ pub(super) fn card(table: &Table, variant: Option<&str>) -> Read<Card> {
         annotate: key_rows(&top, "annotate")?,
         lets,
         tables: tables(&top)?,
-        defaults: defaults(&top)?,
+        defaults: defaults::defaults(&top)?,
         aliases: aliases(&top)?,
         rewrite,
         entries: entries(&top, &block)?,
@@ -397,52 +396,6 @@ fn tables(top: &Fields<'_>) -> Read<IndexMap<String, IndexMap<String, i64>>> {
         all.insert(name.clone(), table.iter().map(number).collect::<Read<_>>()?);
     }
     Ok(all)
-}
-
-fn defaults(top: &Fields<'_>) -> Read<IndexMap<String, IndexMap<String, ConfigDefault>>> {
-    let mut all = IndexMap::new();
-    for (model_type, table) in top.tables("defaults")? {
-        let at = format!("[defaults.{model_type}]");
-        let table = table.as_table().ok_or_else(|| kind(&at, "a table", table))?;
-        let rules =
-            table.iter().map(|(key, value)| Ok((key.clone(), default(value, &format!("{at} `{key}`"))?)));
-        all.insert(model_type.clone(), rules.collect::<Read<_>>()?);
-    }
-    Ok(all)
-}
-
-fn default(value: &Toml, at: &str) -> Read<ConfigDefault> {
-    let is_rule = |table: &&Table| table.contains_key("value") || table.contains_key("expr");
-    let Some(table) = value.as_table().filter(is_rule) else {
-        return Ok(ConfigDefault { value: DefaultValue::Literal(json(value, at)?), null: None, auto: false });
-    };
-    let fields = Fields::of(table, at, DEFAULT_KEYS)?;
-    let value = match (table.get("value"), fields.expr("expr")?) {
-        (Some(value), None) => DefaultValue::Literal(json(value, at)?),
-        (None, Some(expr)) => DefaultValue::Expr(expr),
-        _ => return Err(kind(at, "either `value` or `expr`", value)),
-    };
-    let null = match table.get("null") {
-        None | Some(Toml::Boolean(false)) => None,
-        Some(Toml::Boolean(true)) => Some(value.clone()),
-        Some(other) => Some(DefaultValue::Expr(expr(other, at)?)),
-    };
-    Ok(ConfigDefault { value, null, auto: fields.bool("auto")? })
-}
-
-fn json(value: &Toml, at: &str) -> Read<serde_json::Value> {
-    Ok(match value {
-        Toml::String(text) => text.as_str().into(),
-        Toml::Integer(value) => (*value).into(),
-        Toml::Float(value) => (*value).into(),
-        Toml::Boolean(value) => (*value).into(),
-        Toml::Array(items) => items.iter().map(|item| json(item, at)).collect::<Read<Vec<_>>>()?.into(),
-        Toml::Table(table) => {
-            let members = table.iter().map(|(key, value)| Ok((key.clone(), json(value, at)?)));
-            serde_json::Value::Object(members.collect::<Read<_>>()?)
-        }
-        Toml::Datetime(_) => return Err(kind(at, "a JSON value", value)),
-    })
 }
 
 fn aliases(top: &Fields<'_>) -> Read<IndexMap<String, IndexMap<String, String>>> {

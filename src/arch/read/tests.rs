@@ -4,10 +4,11 @@ use std::fmt::Write as _;
 
 use serde_json::{Value as Json, json};
 
+use super::defaults::DEFAULT_KEYS;
 use super::entries::{ENTRY_KEYS, TARGET_KEYS};
 use super::generate::GENERATE_KEYS;
 use super::tokenizer::{MODE_KEYS, TOKENIZER_KEYS};
-use super::{CARD_KEYS, DEFAULT_KEYS, IGNORE_KEYS, NAMES_KEYS};
+use super::{CARD_KEYS, IGNORE_KEYS, NAMES_KEYS};
 use crate::arch::{Inputs, Registry, ResolveOptions, invert, resolve};
 use crate::core::{ElementType, Hint, Shape, SourceError, WeightMeta, WeightSource};
 use crate::gguf::Metadata;
@@ -167,6 +168,7 @@ const CARD: Rows = &[
     ("let", "", "let.block_limit = \"1\""),
     ("tables", GATING, "metadata = [[\"expert_gating_func\", \"lookup(t, 'a')\"]]\ntables.t = { a = 2 }"),
     ("defaults", "", "defaults.c.head_dim = 4"),
+    ("model_types", "", "model_types = [\"llamma\"]"),
     ("aliases", "", "aliases.c.vocab_size = \"head_dim\""),
     ("names", "", "names.block = \"h.{bid}.\""),
     ("tensors", "", "tensors.\"embed\" = \"output\""),
@@ -342,6 +344,7 @@ const TOKENIZER: Rows = &[
     ("special", "tokenizer.try = [\"spm\"]", "tokenizer.try = [\"spm\"]\ntokenizer.special.eos = 2"),
     ("force", "", "tokenizer.force.eos = \"</s>\""),
     ("last", "", "tokenizer.last.eos = \"</s>\""),
+    ("from", "", "tokenizer.from = \"targett\""),
     ("types", "", "tokenizer.types = [\"bos\"]"),
     ("types", "", "tokenizer.types = [\"boss\"]"),
     ("control", "", "tokenizer.control = [\"a\"]"),
@@ -425,10 +428,6 @@ fn what_is_not_built_is_refused_by_name() {
         (
             "generate = [{ kind = \"file\", to = \"a\" }]",
             format!("`generate`: kind `file` is not supported yet ({list})"),
-        ),
-        (
-            "tokenizer.from = \"target\"",
-            "[tokenizer]: key `from` is not supported yet (put the target model's tokenizer files beside config.json)".to_owned(),
         ),
         (
             "tokenizer.template = \"rwkv-world\"",
