@@ -229,7 +229,14 @@ pub fn gguf_to_hf(
     progress: &dyn Progress,
 ) -> Result<ToHfReport, ToHfError> {
     let directory = NewDirectory::of(dir)?;
-    let source = Decoded::new(tensors, options.level)?;
+    let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
+    let card = registry.by_gguf(arch);
+    // Where the card itself writes `x.scale`, it is a weight like others.
+    let is_own = |name: &str| {
+        let mut targets = card.iter().flat_map(|card| &card.entries).flat_map(|entry| &entry.targets);
+        targets.any(|target| target.name.matches(name).is_some())
+    };
+    let source = Decoded::with_own(tensors, options.level, &is_own)?;
     let rope_freqs = rope_freqs(metadata, &source, options.level)?;
     let Inverse { config, outputs, inexact, .. } =
         arch::invert(registry, metadata, source.weights(), rope_freqs.as_ref(), Some(&source))?;

@@ -55,7 +55,21 @@ impl<'a> Decoded<'a> {
     ///
     /// # Errors
     /// The source failed to read a factor.
+    #[cfg(test)]
     pub(crate) fn new(source: &'a dyn TensorSource, level: SimdLevel) -> Result<Self, SourceError> {
+        Self::with_own(source, level, &|_| false)
+    }
+
+    /// The same for a model some of whose tensors only look like factors: `is_own` knows them by name, and they stay
+    /// weights.
+    ///
+    /// # Errors
+    /// The source failed to read a factor.
+    pub(crate) fn with_own(
+        source: &'a dyn TensorSource,
+        level: SimdLevel,
+        is_own: &dyn Fn(&str) -> bool,
+    ) -> Result<Self, SourceError> {
         let tensors = source.tensors();
         let by_name: HashMap<&str, usize> =
             tensors.iter().enumerate().map(|(at, tensor)| (tensor.name.as_str(), at)).collect();
@@ -64,7 +78,7 @@ impl<'a> Decoded<'a> {
             let at = *by_name.get(format!("{base}{suffix}").as_str())?;
             let fits =
                 tensors[at].ty == GgmlType::F32 && n_factors(&weight.shape) == tensors[at].shape.n_elems();
-            fits.then_some(at)
+            (fits && !is_own(&tensors[at].name)).then_some(at)
         };
         let mut is_factor = vec![false; tensors.len()];
         let mut factors = vec![Vec::new(); tensors.len()];
