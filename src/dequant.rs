@@ -108,6 +108,7 @@ pub fn open(
     let settings = settings::find(files)?;
     let mut warnings = Vec::new();
     let mut tensors = Tensors::new(&*source, options.level);
+    let settings = settings.or_else(|| fp8::undescribed(&tensors));
     if let Some(settings) = &settings {
         plan(settings, files, &mut tensors, &mut warnings)?;
         tensors.check_no_bare_codes()?;

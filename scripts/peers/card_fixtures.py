@@ -11,7 +11,8 @@ Usage (needs torch, transformers, numpy, gguf):
                                                                names and shapes of the corpus's arch/CASE/hf
 
 The weights are not stored: element i of the k-th tensor (by name) is ((i * 2654435761 + k * 40503 + 12345) mod 2^32
->> 16) mod 256 - 128, divided by 1024, which every float type holds exactly; of a tensor of integers it is i / 2; a
+>> 16) mod 256 - 128, divided by 1024, which every float type holds exactly; of a tensor of integers it is i / 2, of one of
+bytes those eight bits (FP8 without NaN, powers of two about one); a
 tensor with a fourth member in its row (0) is all zero. The converter runs with its vocabulary step replaced by its own
 `none` vocabulary, in a process of its own for each case: some of its classes change tables that all share. What the
 converter has no architecture for is expected by hand (`OURS`). Of the SHA-256 of a tensor's bytes 16 digits are kept.
@@ -305,10 +306,17 @@ OURS = {
 }
 
 
-def values(k, n):
+def bits(k, n):
     i = np.arange(n, dtype=np.uint64)
-    x = (i * np.uint64(2654435761) + np.uint64(k * 40503 + 12345)) & np.uint64(0xFFFFFFFF)
-    return (((x >> np.uint64(16)) & np.uint64(255)).astype(np.float32) - 128) / 1024
+    x = i * np.uint64(2654435761) + np.uint64(k * 40503 + 12345)
+    return ((x >> np.uint64(16)) & np.uint64(255)).astype(np.uint8)
+
+
+def values(k, n):
+    return (bits(k, n).astype(np.float32) - 128) / 1024
+
+
+BYTES = {"I8": lambda x: x, "U8": lambda x: x, "F8_E4M3": lambda x: x & 0xF7, "F8_E8M0": lambda x: 120 + (x & 7)}
 
 
 def stored(k, dtype, shape, zero):
@@ -316,6 +324,8 @@ def stored(k, dtype, shape, zero):
     n = int(np.prod(shape))
     if dtype in ("I64", "I32"):
         return (np.arange(n) // 2).astype({"I64": np.int64, "I32": np.int32}[dtype]).tobytes()
+    if dtype in BYTES:
+        return BYTES[dtype](bits(k, n)).tobytes()
     x = np.zeros(n, np.float32) if zero else values(k, n)
     if dtype == "BF16":
         return (x.view(np.uint32) >> 16).astype(np.uint16).tobytes()
@@ -390,7 +400,9 @@ def convert(folder, outtype, options):
             more["target_model_dir"] = folder / "target"
         cls(folder, ftype, out, hparams=None, **more).write()
     reader = gguf.GGUFReader(out)
-    keys = [key_row(f) for f in reader.fields.values() if not f.name.startswith("GGUF.")]
+    # Some classes bring a chat template along, which is the vocabulary's.
+    left_out = ("GGUF.", "tokenizer.chat_template")
+    keys = [key_row(f) for f in reader.fields.values() if not f.name.startswith(left_out)]
     tensors = [[t.name, [int(d) for d in t.shape], t.tensor_type.name, digits(t.data.tobytes())]
                for t in reader.tensors]
     return {"kv": keys, "tensors": tensors}
@@ -464,7 +476,7 @@ def of_checkpoint(folder, options):
             rows += [[name, row["dtype"], row["shape"]] for name, row in header.items() if name != "__metadata__"]
         elif path.suffix == ".json" and path.stat().st_size < 20_000:
             files[str(path.relative_to(folder))] = json.loads(path.read_text())
-    if not rows or {row[1] for row in rows} - {"BF16", "F16", "F32", "I64", "I32"}:
+    if not rows or {row[1] for row in rows} - {"BF16", "F16", "F32", "I64", "I32", *BYTES}:
         return None
     conf = files.pop("params.json" if options.get("mistral_format") else "config.json")
     if "quantization_config" in conf:

@@ -216,7 +216,7 @@ impl Registry {
                 let found = overlay.type_str().to_owned();
                 return Err(wrong(&full_name, CardProblem::Kind { at: at(), expected: "a table", found }));
             };
-            let forbidden = ["gguf", "schema", "extends", "abstract", "variant"];
+            let forbidden = ["schema", "extends", "abstract", "variant"];
             if let Some(key) = overlay.keys().find(|key| forbidden.contains(&key.as_str())) {
                 let problem = CardProblem::UnknownKey { at: at(), key: key.clone(), nearest: None };
                 return Err(wrong(&full_name, problem));

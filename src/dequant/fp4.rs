@@ -113,7 +113,7 @@ impl Fp4 {
         group: u64,
         (n_rows, n_cols): (u64, u64),
     ) -> Result<Self, DequantError> {
-        tensors.check_type(codes, &[ElementType::U8])?;
+        tensors.check_type(codes, &[ElementType::U8, ElementType::I8])?;
         let n_bytes = n_cols.div_ceil(2).checked_mul(n_rows);
         if n_cols % 2 != 0 || Some(tensors.meta(codes).shape.n_elems()) != n_bytes {
             return Err(tensors.shape_error(codes, format!("{n_rows} rows of {n_cols} columns, two a byte")));

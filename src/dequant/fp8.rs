@@ -13,8 +13,9 @@ use crate::core::simd::VectorLoop;
 use crate::core::small_float::widen;
 use crate::core::{ElementType, GgmlType, Packing, Shape};
 use crate::dequant::encoding::along_rows;
+use crate::dequant::fp4::Fp4;
 use crate::dequant::values::{SCALE_TYPES, Values};
-use crate::dequant::{Below, CodedWeight, DequantError, Settings, Tensors};
+use crate::dequant::{Below, CodedWeight, DequantError, Method, Settings, Tensors};
 
 /// Which small floats the codes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -285,7 +286,8 @@ impl CodedWeight for Fp8 {
     }
 
     fn form(&self) -> String {
-        let kind = if self.scales.is_exponent() { "MXFP8" } else { "FP8" };
+        let is_mx = self.scales.is_exponent() && matches!(self.grid, ScaleLayout::Block { rows: 1, .. });
+        let kind = if is_mx { "MXFP8" } else { "FP8" };
         let code = self.format.name();
         let scales = match self.grid {
             ScaleLayout::Tensor => "one scale".to_owned(),
@@ -317,6 +319,69 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
         let codes = tensors.member(module, ".weight")?;
         put(settings, tensors, codes, scale, block)?;
     }
+    for (module, codes, scale) in exponents(tensors) {
+        put_exponents(settings, tensors, (module, codes, scale), block)?;
+    }
+    if settings.text("store_dtype")? == Some("mxfp4") {
+        if settings.int("mxfp4_block_size")?.is_some_and(|size| size != 32) {
+            let reason = "MXFP4 has scales of 32 columns";
+            return Err(settings.variant("mxfp4_block_size", "other than 32", reason));
+        }
+        for (module, codes, scale) in codes_beside(tensors, ".weight_scale") {
+            put_exponents(settings, tensors, (module, codes, scale), block)?;
+        }
+    }
+    Ok(())
+}
+
+/// Module, codes, and scales of modules whose `weight` is a matrix of bytes, or of FP8, and whose scales have this name.
+fn codes_beside<'a>(tensors: &Tensors<'a>, suffix: &str) -> Vec<(&'a str, usize, usize)> {
+    let pair = |(module, scale): (&'a str, usize)| {
+        let codes = tensors.find(&format!("{module}.weight")).filter(|&codes| tensors.is_free(codes))?;
+        let ty = tensors.meta(codes).ty;
+        let is_coded = is_fp8(ty) || matches!(ty, ElementType::I8 | ElementType::U8);
+        is_coded.then_some((module, codes, scale))
+    };
+    tensors.ending(suffix).into_iter().filter_map(pair).collect()
+}
+
+/// DeepSeek V4's own names: a module's `weight` in FP8 or, two codes a byte, in FP4, and beside it powers of two named
+/// `scale`.
+fn exponents<'a>(tensors: &Tensors<'a>) -> Vec<(&'a str, usize, usize)> {
+    let mut all = codes_beside(tensors, ".scale");
+    all.retain(|&(_, _, scale)| tensors.meta(scale).ty == ElementType::F8E8M0);
+    all
+}
+
+/// The settings of a checkpoint whose configuration does not say that it is quantized, but whose tensors do: those of
+/// DeepSeek V4 say all there is to know by their types.
+pub(super) fn undescribed(tensors: &Tensors<'_>) -> Option<Settings> {
+    let is_any = !exponents(tensors).is_empty();
+    is_any.then(|| Settings { file: "config.json", method: Method::Fp8, map: serde_json::Map::new() })
+}
+
+/// A matrix with powers of two for scales: FP8 in blocks of 128x128 if nothing else is said, FP4 in groups of 32 columns.
+fn put_exponents(
+    settings: &Settings,
+    tensors: &mut Tensors<'_>,
+    (module, codes, scale): (&str, usize, usize),
+    block: Option<ScaleLayout>,
+) -> Result<(), DequantError> {
+    let meta = tensors.meta(codes);
+    settings.check_not_ignored(&meta.name)?;
+    if is_fp8(meta.ty) {
+        let grid = block.unwrap_or(ScaleLayout::Block { rows: 128, cols: 128 });
+        let coded = Fp8::with_scales(tensors, codes, Values::exponents(tensors, scale), grid)?;
+        tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(coded));
+        return Ok(());
+    }
+    let (n_rows, n_bytes) = tensors.matrix(codes)?;
+    let too_large = || tensors.shape_error(codes, "a size that fits 63 bits".to_owned());
+    let n_cols = n_bytes.checked_mul(2).ok_or_else(too_large)?;
+    let shape = Shape::new(vec![n_rows, n_cols]).ok_or_else(too_large)?;
+    tensors.check_shape(scale, &[n_rows, n_cols.div_ceil(32)])?;
+    let coded = Fp4::mx(tensors, codes, scale, (n_rows, n_cols))?;
+    tensors.replace(codes, format!("{module}.weight"), shape, Box::new(coded));
     Ok(())
 }
 

@@ -71,8 +71,12 @@ fn every_card_loads() {
 
 /// Element `i` of tensor `k` of the cases in `fixtures/cards`.
 fn element(k: u64, i: u64) -> f32 {
-    let x = (i * 2_654_435_761 + k * 40503 + 12345) & 0xffff_ffff;
-    (((x >> 16) & 255) as f32 - 128.0) / 1024.0
+    (f32::from(bits(k, i)) - 128.0) / 1024.0
+}
+
+/// The eight bits that an element is made of.
+fn bits(k: u64, i: u64) -> u8 {
+    ((i * 2_654_435_761 + k * 40503 + 12345) >> 16) as u8
 }
 
 /// A case of `fixtures/cards` in memory.

@@ -114,6 +114,11 @@ fn element(ty: &str, k: u64, i: u64, is_zero: bool, out: &mut Vec<u8>) {
         "F32" => out.extend(value.to_le_bytes()),
         "I32" => out.extend(((i / 2) as i32).to_le_bytes()),
         "I64" => out.extend(((i / 2) as i64).to_le_bytes()),
+        "I8" | "U8" => out.push(super::bits(k, i)),
+        // No NaN.
+        "F8_E4M3" => out.push(super::bits(k, i) & 0xf7),
+        // Scales about one.
+        "F8_E8M0" => out.push(120 + (super::bits(k, i) & 7)),
         other => panic!("element type {other}"),
     }
 }
