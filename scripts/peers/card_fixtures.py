@@ -13,7 +13,7 @@ Usage (needs torch, transformers, numpy, gguf):
 The weights are not stored: element i of the k-th tensor (by name) is ((i * 2654435761 + k * 40503 + 12345) mod 2^32
 >> 16) mod 256 - 128, divided by 1024, which every float type holds exactly; of a tensor of integers it is i / 2, of one of
 bytes those eight bits (FP8 without NaN, powers of two about one); a
-tensor with a fourth member in its row (0) is all zero. The converter runs with its vocabulary step replaced by its own
+tensor with a fourth member in its row is all zero (0), or has the integers listed there. The converter runs with its vocabulary step replaced by its own
 `none` vocabulary, in a process of its own for each case: some of its classes change tables that all share. What the
 converter has no architecture for is expected by hand (`OURS`). Of the SHA-256 of a tensor's bytes 16 digits are kept.
 """
@@ -316,14 +316,14 @@ def values(k, n):
     return (bits(k, n).astype(np.float32) - 128) / 1024
 
 
-BYTES = {"I8": lambda x: x, "U8": lambda x: x, "F8_E4M3": lambda x: x & 0xF7, "F8_E8M0": lambda x: 120 + (x & 7)}
+BYTES = {"I8": lambda x: x, "U8": lambda x: x % 255, "F8_E4M3": lambda x: x & 0xF7, "F8_E8M0": lambda x: 120 + (x & 7)}
 
 
 def stored(k, dtype, shape, zero):
     """The bytes of tensor k."""
     n = int(np.prod(shape))
     if dtype in ("I64", "I32"):
-        return (np.arange(n) // 2).astype({"I64": np.int64, "I32": np.int32}[dtype]).tobytes()
+        return (np.array(zero) if isinstance(zero, list) else np.arange(n) // 2).astype({"I64": np.int64, "I32": np.int32}[dtype]).tobytes()
     if dtype in BYTES:
         return BYTES[dtype](bits(k, n)).tobytes()
     x = np.zeros(n, np.float32) if zero else values(k, n)
@@ -340,7 +340,7 @@ def write_checkpoint(folder, conf, rows, files, options):
         path.write_text(json.dumps(content))
     header, parts, at = {}, [], 0
     for k, (name, dtype, shape, *zero) in enumerate(sorted(rows)):
-        raw = stored(k, dtype, shape, bool(zero))
+        raw = stored(k, dtype, shape, zero[0] or True if zero else False)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(raw)]}
         at += len(raw)
         parts.append(raw)

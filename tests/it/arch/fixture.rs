@@ -86,7 +86,8 @@ fn plain(file_type: OutType) -> ConvertOptions {
     ConvertOptions { file_type: Some(file_type), tokenizer: false, ..ConvertOptions::default() }
 }
 
-/// A file of the tensors: rows of name, element type, dimensions, and perhaps 0 for zeros.
+/// A file of the tensors: rows of name, element type, dimensions, and perhaps 0 for zeros or
+/// the elements of a tensor of I32.
 fn safetensors(rows: &[Json]) -> Vec<u8> {
     let mut header = Map::new();
     let mut data = Vec::new();
@@ -94,7 +95,10 @@ fn safetensors(rows: &[Json]) -> Vec<u8> {
         let n_elems: u64 = row[2].as_array().unwrap().iter().map(|dim| dim.as_u64().unwrap()).product();
         let start = data.len();
         for i in 0..n_elems {
-            element(row[1].as_str().unwrap(), k, i, row.get(3).is_some(), &mut data);
+            match row.get(3).and_then(Json::as_array) {
+                Some(listed) => data.extend((listed[i as usize].as_i64().unwrap() as i32).to_le_bytes()),
+                None => element(row[1].as_str().unwrap(), k, i, row.get(3).is_some(), &mut data),
+            }
         }
         let entry = json!({"dtype": row[1], "shape": row[2], "data_offsets": [start, data.len()]});
         header.insert(row[0].as_str().unwrap().to_owned(), entry);
@@ -114,8 +118,9 @@ fn element(ty: &str, k: u64, i: u64, is_zero: bool, out: &mut Vec<u8>) {
         "F32" => out.extend(value.to_le_bytes()),
         "I32" => out.extend(((i / 2) as i32).to_le_bytes()),
         "I64" => out.extend(((i / 2) as i64).to_le_bytes()),
-        "I8" | "U8" => out.push(super::bits(k, i)),
-        // No NaN.
+        "I8" => out.push(super::bits(k, i)),
+        // No NaN, here and as a power of two.
+        "U8" => out.push(super::bits(k, i) % 255),
         "F8_E4M3" => out.push(super::bits(k, i) & 0xf7),
         // Scales about one.
         "F8_E8M0" => out.push(120 + (super::bits(k, i) & 7)),

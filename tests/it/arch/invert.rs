@@ -73,7 +73,10 @@ fn inverted(registry: &Registry, mapping: &Mapping, gguf: &Memory) -> Inverse {
 }
 
 /// What has no way back, and which words of the refusal say why.
-const NO_WAY_BACK: &[(&str, &str)] = &[];
+const NO_WAY_BACK: &[(&str, &str)] = &[
+    // Files of drafts do not say whose they are.
+    ("dflash/deepseek4_dspark", "unknown to card `dflash`"),
+];
 
 /// Keys of a file as text, and each tensor's values.
 fn content(conversion: &Conversion) -> (Vec<String>, BTreeMap<String, (String, Vec<u8>)>) {
