@@ -255,6 +255,10 @@ impl Registry {
         for table in generations.into_iter().rev() {
             merged = merge(&merged, table).map_err(|problem| wrong(name, problem))?;
         }
+        // What a parent's graph says holds for a child that says so, be it in a word: a tensor more, and it is another.
+        if !table.contains_key("graph") {
+            merged.remove("graph");
+        }
         Ok(merged)
     }
 

@@ -9,8 +9,6 @@ use crate::arch::names::nearest;
 const NOT_INHERITED: &[&str] = &["abstract", "classes", "examples", "extends", "gguf", "variant", "when"];
 /// Lists of rows, where `["include", "parent"]` and `["-key"]` have their meaning.
 const ROW_LISTS: &[&str] = &["annotate", "early", "metadata", "metadata_set", "require", "set"];
-/// A table that is inherited by those alone who have one.
-const GRAPH: &str = "graph";
 /// A list to which a child adds.
 const UNITED: &str = "model_types";
 /// Tables merged by key.
@@ -28,8 +26,6 @@ pub(super) fn merge(parent: &Table, child: &Table) -> Result<Table, CardProblem>
     let mut merged: Table = parent
         .iter()
         .filter(|(key, _)| !NOT_INHERITED.contains(&key.as_str()))
-        // What a parent's graph says holds for a child that says so, be it in a word: a tensor more, and it is another one.
-        .filter(|(key, _)| *key != GRAPH || child.contains_key(GRAPH))
         .map(|(k, v)| (k.clone(), v.clone()))
         .collect();
     for (key, value) in child {

@@ -326,10 +326,6 @@ fn what_does_not_fit_is_refused_by_name() {
         ),
         (refusal(|c| c["config"]["vocab_size"] = json!(-1)), "`llama.vocab_size`: -1 is not a u32"),
         (
-            refusal(|c| c["config"]["draft_vocab_size"] = json!(7)),
-            "config.json: EAGLE-3 draft models are not supported",
-        ),
-        (
             refusal(|c| c["config"]["num_hidden_layers"] = json!(1_000_000_000)),
             "the checkpoint lacks `model.layers.2.input_layernorm.weight`, `model.layers.3.input_layernorm.weight`, \
              `model.layers.4.input_layernorm.weight`, `model.layers.5.input_layernorm.weight`, \

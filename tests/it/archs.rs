@@ -82,7 +82,7 @@ fn facts_say_what_a_card_reads_and_writes() {
     }
     let one = |name: &str| {
         let mut found = facts(&registry, name);
-        assert_eq!(found.len(), 1, "{name}");
+        assert!(!found.is_empty(), "{name}");
         found.remove(0)
     };
     let llama = facts(&registry, "llama").remove(0);

@@ -69,7 +69,11 @@ fn source(card: &Card, expr: &Expr, value: &Datum, depth: u32) -> Option<(String
             };
             of(names.iter().find(is_default).or_else(|| names.first())?)
         }
-        Expr::Binary(BinaryOp::Coalesce | BinaryOp::Or, sides) => of(&sides[0]),
+        // A value that may have been computed says nothing of the key.
+        Expr::Binary(BinaryOp::Coalesce | BinaryOp::Or, sides) => {
+            let is_fixed = matches!(sides[1], Expr::Int(_) | Expr::Float(_) | Expr::Bool(_) | Expr::Text(_));
+            of(&sides[0]).filter(|_| is_fixed)
+        }
         Expr::Call(Function::Labels, arguments) => {
             let Datum::List(labels) = value else { return None };
             let labels = labels.iter().enumerate().map(|(n, label)| (n.to_string(), label.to_json()));
@@ -136,6 +140,7 @@ mod tests {
             ("first(n_embd, hidden_size)", number(), Some(("hidden_size", json!(2)))),
             ("n_inner? ?? 4", number(), Some(("n_inner", json!(2)))),
             ("n_inner? or 4", number(), Some(("n_inner", json!(2)))),
+            ("n_inner? ?? n_embd", number(), None),
             ("rope_theta * 2", number(), None),
             ("rope.factor", number(), None),
             ("lookup(gating, scoring_func)", number(), Some(("scoring_func", json!("sigmoid")))),

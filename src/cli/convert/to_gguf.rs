@@ -248,7 +248,6 @@ impl Run<'_> {
         guard.read_all("the card", &args.card)?;
         guard.read_all("the metadata", &args.metadata)?;
         guard.read_all("the chat template", &args.chat_template)?;
-        guard.read_all("the target model", &args.target_model_dir)?;
         guard.read_all("the importance matrix", &args.quantize.imatrix)?;
         guard.read_all("rules of types", args.quantize.tensor_types.files())?;
         Ok(guard)

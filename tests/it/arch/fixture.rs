@@ -116,6 +116,7 @@ fn element(ty: &str, k: u64, i: u64, is_zero: bool, out: &mut Vec<u8>) {
         "BF16" => out.extend(((value.to_bits() >> 16) as u16).to_le_bytes()),
         "F16" => out.extend(half::f16::from_f32(value).to_le_bytes()),
         "F32" => out.extend(value.to_le_bytes()),
+        "BOOL" => out.push((i % 2) as u8),
         "I32" => out.extend(((i / 2) as i32).to_le_bytes()),
         "I64" => out.extend(((i / 2) as i64).to_le_bytes()),
         "I8" => out.push(super::bits(k, i)),

@@ -185,7 +185,8 @@ fn every_line_of_the_table_is_tried() {
                 _ => is_written,
             }
         });
-        if !is_tried {
+        // Read by draft models alone, of which the workbench has none.
+        if !is_tried && *argument != "target_model_dir" {
             missing.push(format!("{command} {argument}"));
         }
     }

@@ -246,7 +246,7 @@ fn every_architecture_case_is_described(corpus: &Goldens) {
         if let Some(architecture) = &report.architecture {
             let about: Json = serde_json::from_slice(&fs_err::read(case.join("case.json")).unwrap()).unwrap();
             assert_eq!(architecture.gguf, about["gguf_arch"].as_str().unwrap(), "{}", case.display());
-            assert_eq!(report.outputs.len(), 1, "{}", case.display());
+            assert!(!report.outputs.is_empty(), "{}", case.display());
         }
         if report.architecture.is_none() {
             let found = report.problems.iter().find(|problem| problem.part == Aspect::Architecture).unwrap();
