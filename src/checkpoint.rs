@@ -4,6 +4,7 @@
 pub(crate) mod config;
 pub mod fastllm;
 pub mod json;
+pub(crate) mod modules;
 pub(crate) mod msmodelslim;
 pub mod pickle;
 pub mod safetensors;

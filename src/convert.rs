@@ -14,6 +14,7 @@ mod draft;
 mod error;
 mod fastllm;
 mod left_out;
+mod modules;
 mod native;
 mod options;
 mod pooling;

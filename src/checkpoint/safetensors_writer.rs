@@ -72,7 +72,7 @@ pub(crate) struct WriteCheckpointOptions {
 /// A small file of the checkpoint, beside the weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SideFile {
-    /// File name within the directory.
+    /// Path within the directory; at most one directory below it.
     pub name: &'static str,
     /// What it holds.
     pub bytes: Vec<u8>,
@@ -236,6 +236,9 @@ pub(crate) fn write_checkpoint(
     let index = index_json(weights, &shards)
         .map(|json| SideFile { name: "model.safetensors.index.json", bytes: json.into_bytes() });
     for file in index.iter().chain(beside) {
+        if let Some((folder, _)) = file.name.split_once('/') {
+            dir.create_folder(folder)?;
+        }
         let output = dir.create(file.name)?;
         output.write_at(0, &file.bytes)?;
         outputs.push(output);

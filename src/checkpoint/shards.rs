@@ -75,6 +75,18 @@ impl SafetensorsShards {
         Ok(Some(set))
     }
 
+    /// One file, whatever its name.
+    ///
+    /// # Errors
+    /// [`CheckpointError`]: a broken file.
+    pub(super) fn single(dir: &ModelDir, name: &str) -> Result<Self, CheckpointError> {
+        let (dir, naming) = (dir.clone(), naming(MODEL));
+        let limits = *dir.limits();
+        let mut set = Self { dir, naming, shards: Vec::new(), weights: Vec::new(), places: Vec::new() };
+        set.add_shard(name.to_owned(), &limits)?;
+        Ok(set)
+    }
+
     fn add_shard(&mut self, name: String, limits: &Limits) -> Result<(), CheckpointError> {
         let path = self.dir.path().join(&name);
         let file = MappedFile::open(&path)?;

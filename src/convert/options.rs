@@ -38,6 +38,8 @@ pub struct ConvertOptions {
     pub mistral_format: bool,
     /// Directory of the model that a draft model works for.
     pub target_model_dir: Option<PathBuf>,
+    /// Take the dense modules of sentence-transformers into the file.
+    pub dense_modules: bool,
     /// The model is a reranker, whatever its files say.
     pub rerank: bool,
     /// What becomes of draft heads (multi-token prediction).
@@ -72,6 +74,7 @@ impl Default for ConvertOptions {
             chat_template: None,
             mistral_format: false,
             rerank: false,
+            dense_modules: false,
             target_model_dir: None,
             heads: Heads::Kept,
             fuse: Fuse::default(),

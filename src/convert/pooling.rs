@@ -1,46 +1,69 @@
 //! How an embedding model pools its token vectors, as sentence-transformers describes it.
 
-use std::path::{Component, Path};
-
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
 use crate::arch::Pooling;
 use crate::checkpoint::ModelDir;
-use crate::convert::ConvertError;
-
-const MODULES: &str = "modules.json";
+use crate::convert::{ConvertError, modules};
 
 /// Reads `modules.json` and the configuration of its pooling module; `None` for a model without one.
 ///
 /// # Errors
 /// A broken file, a path that leaves the directory, a way of pooling that GGUF has no number for.
+///
+/// # Exactness
+/// Equals `_try_set_pooling_type` of llama.cpp 0.5.0.
 pub(super) fn read(dir: &ModelDir) -> Result<Option<Pooling>, ConvertError> {
-    let Some(text) = dir.bytes(MODULES)? else { return Ok(None) };
-    let wrong = |file: &str, reason: String| ConvertError::Pooling { path: dir.path().join(file), reason };
-    let modules: Vec<Json> =
-        serde_json::from_slice(&text).map_err(|error| wrong(MODULES, error.to_string()))?;
-    let is_pooling = |module: &&Json| module["type"].as_str().is_some_and(|ty| ty.ends_with("Pooling"));
-    let Some(module) = modules.iter().find(is_pooling) else { return Ok(None) };
-    let folder = module["path"].as_str().unwrap_or_default();
-    if !Path::new(folder).components().all(|part| matches!(part, Component::Normal(_))) {
-        return Err(wrong(MODULES, format!("`{folder}` leaves the directory")));
-    }
-    let file = format!("{folder}/config.json");
-    let config = dir.json(&file)?.ok_or_else(|| wrong(&file, "file not found".to_owned()))?;
-    let is_set = |key: &str| config.get(key).and_then(Json::as_bool) == Some(true);
-    let found = if is_set("pooling_mode_mean_tokens") {
-        Pooling::Mean
-    } else if is_set("pooling_mode_cls_token") {
-        Pooling::Cls
-    } else if is_set("pooling_mode_lasttoken") {
-        Pooling::Last
-    } else {
-        match config.get("pooling_mode").and_then(Json::as_str) {
-            Some("mean") => Pooling::Mean,
-            Some("cls") => Pooling::Cls,
-            Some("lasttoken") => Pooling::Last,
-            _ => return Err(wrong(&file, "neither mean, cls nor last-token pooling".to_owned())),
-        }
+    let Some(module) = modules::of_kind(dir, "Pooling")?.into_iter().next() else { return Ok(None) };
+    let file = module.file("config.json");
+    let missing = || modules::wrong(dir, &file, "file not found".to_owned());
+    let config = dir.json(&file)?.ok_or_else(missing)?;
+    let refused = || {
+        let reason = "pools neither by mean, nor by the first (cls) or last token; GGUF has no number for it";
+        modules::wrong(dir, &file, reason.to_owned())
     };
-    Ok(Some(found))
+    of(&config).ok_or_else(refused).map(Some)
+}
+
+/// The first that is set of several, as the reference looks at them.
+fn of(config: &Map<String, Json>) -> Option<Pooling> {
+    let is_set = |key: &str| match config.get(key) {
+        Some(Json::Bool(is_set)) => *is_set,
+        Some(Json::Number(number)) => number.as_f64() != Some(0.0),
+        _ => false,
+    };
+    let flags = [
+        ("pooling_mode_mean_tokens", Pooling::Mean),
+        ("pooling_mode_cls_token", Pooling::Cls),
+        ("pooling_mode_lasttoken", Pooling::Last),
+    ];
+    let by_flag = flags.into_iter().find(|(key, _)| is_set(key)).map(|(_, pooling)| pooling);
+    by_flag.or_else(|| match config.get("pooling_mode").and_then(Json::as_str) {
+        Some("mean") => Some(Pooling::Mean),
+        Some("cls") => Some(Pooling::Cls),
+        Some("lasttoken") => Some(Pooling::Last),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_first_flag_counts_and_what_has_no_number_is_refused() {
+        let found = |config: Json| of(config.as_object().unwrap());
+        assert_eq!(
+            found(json!({"pooling_mode_cls_token": true, "pooling_mode": "mean"})),
+            Some(Pooling::Cls)
+        );
+        let both = json!({"pooling_mode_lasttoken": true, "pooling_mode_mean_tokens": 1});
+        assert_eq!(found(both), Some(Pooling::Mean));
+        let new = json!({"pooling_mode": "lasttoken", "pooling_mode_cls_token": false});
+        assert_eq!(found(new), Some(Pooling::Last));
+        assert_eq!(found(json!({"pooling_mode_max_tokens": true})), None);
+        assert_eq!(found(json!({"pooling_mode": "weightedmean"})), None);
+    }
 }

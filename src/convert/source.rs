@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use serde_json::Value as Json;
 
+use crate::checkpoint::modules::WithModules;
 use crate::checkpoint::msmodelslim::Description;
 use crate::checkpoint::{Checkpoint, CheckpointError, ModelDir};
-use crate::convert::{ConvertError, ConvertOptions};
+use crate::convert::{ConvertError, ConvertOptions, modules};
 use crate::core::{WeightMeta, WeightSource};
 use crate::dequant::{self, DequantOptions, Quantization};
 use crate::tokenizer::GivenVocabulary;
@@ -111,12 +112,24 @@ impl ModelSource {
         source.paths = checkpoint.paths();
         source.warnings.extend_from_slice(checkpoint.warnings());
         let files = configurations(&source.dir)?;
+        let dense_modules = options.dense_modules;
         let options = DequantOptions { offset_sign: options.offset_sign, level: options.level };
         let opened = dequant::open(&files, Box::new(checkpoint), options)?;
         source.warnings.extend(opened.warnings);
         source.stored = opened.members;
         source.quantization = opened.quantization;
-        source.weights = Some(Arc::from(opened.source));
+        let mut weights = WithModules::new(opened.source);
+        modules::add_dense(&source.dir, dense_modules, &mut weights)?;
+        source.paths.extend_from_slice(weights.paths());
+        if dense_modules && weights.paths().is_empty() {
+            source.warnings.push("there are no dense modules with weights of their own".to_owned());
+        }
+        let left_out = weights.left_out().iter().map(|tensor| format!("{tensor} is left out"));
+        source.warnings.extend(left_out);
+        source.weights = Some(match weights.paths() {
+            [] => Arc::from(weights.into_base()),
+            _ => Arc::new(weights),
+        });
         Ok(source)
     }
 

@@ -1,5 +1,6 @@
 //! The way back: a GGUF file becomes a Hugging Face checkpoint that transformers loads.
 
+mod modules;
 mod weights;
 
 use std::io;
@@ -215,7 +216,7 @@ fn config_file(mut config: Map<String, Json>, ty: ElementType, ids: &[(&'static 
 }
 
 /// Writes the checkpoint of a GGUF file into a new or empty directory: safetensors shards and index, `config.json`,
-/// and the tokenizer's files.
+/// the tokenizer's files, and those of sentence-transformers where the file says how to pool.
 ///
 /// # Errors
 /// [`ToHfError`]: an architecture without a card, tensors that its card does not know, a vocabulary without an
@@ -244,6 +245,7 @@ pub fn gguf_to_hf(
     let class = class.to_owned();
     let tokenizer =
         if options.tokenizer { Tokenizer::of(metadata)? } else { Tokenizer::without_files(metadata) };
+    let (dense, outputs): (Vec<_>, Vec<_>) = outputs.into_iter().partition(modules::is_dense);
     let mut weights = Weights::new(source, &outputs, options.level)?;
     let ty = match options.ty {
         Some(ty) => ty,
@@ -253,6 +255,13 @@ pub fn gguf_to_hf(
 
     // The configuration comes last: without it nothing takes the directory for a checkpoint.
     let mut files = tokenizer.files;
+    files.extend(modules::files(
+        &class,
+        metadata,
+        Decoded::with_own(tensors, options.level, &is_own)?,
+        &dense,
+        options,
+    )?);
     files.push(config_file(config, ty, &tokenizer.config_ids));
     let write = WriteCheckpointOptions {
         max_shard_bytes: options.max_shard_bytes,
@@ -267,7 +276,7 @@ pub fn gguf_to_hf(
         class,
         ty,
         paths,
-        n_tensors: weights.weights().len(),
+        n_tensors: weights.weights().len() + dense.len(),
         n_bytes: weights.n_elems().saturating_mul(elem_bytes),
         lost: rounded.chain(tokenizer.lost).collect(),
         warnings: tokenizer.warnings,

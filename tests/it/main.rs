@@ -14,6 +14,7 @@ mod chatglm;
 mod checkpoint;
 mod convert;
 mod coverage;
+mod dense_modules;
 mod dependencies;
 mod determinism;
 mod docs;

@@ -24,6 +24,9 @@ pub(super) struct Hf2gguf {
     /// Convert a decoder as a reranker: scores for yes and no in place of the output; recognized by name as well
     #[arg(long)]
     rerank: bool,
+    /// Take the dense layers of sentence-transformers that follow an embedding model (2_Dense, 3_Dense) into the file
+    #[arg(long)]
+    sentence_transformers_dense_modules: bool,
     /// Leave out draft heads (multi-token prediction)
     #[arg(long, visible_alias = "no-nextn", conflicts_with = "mtp")]
     no_mtp: bool,
@@ -53,6 +56,7 @@ impl Hf2gguf {
             options.mistral_format = self.mistral_format;
             options.target_model_dir.clone_from(&self.target_model_dir);
             options.rerank = self.rerank;
+            options.dense_modules = self.sentence_transformers_dense_modules;
             options.heads = match (self.no_mtp, self.mtp) {
                 (true, _) => Heads::Dropped,
                 (false, true) => Heads::Alone,

@@ -90,6 +90,24 @@ impl NewDirectory {
         self.set = OutputSet::of(n_files, sync);
     }
 
+    /// Makes a directory in it, for files like `name/file`, unless it is there.
+    ///
+    /// # Errors
+    /// The file system refused.
+    pub fn create_folder(&mut self, name: &str) -> Result<(), OutputError> {
+        let (folder, goes_with_it) = match &self.way {
+            Way::Beside(temporary, _) => (temporary.path.join(name), true),
+            Way::Inside | Way::Planned => (self.path.join(name), false),
+        };
+        if !folder.is_dir() {
+            fs_err::create_dir(&folder)?;
+            if !goes_with_it {
+                self.created.insert(0, folder);
+            }
+        }
+        Ok(())
+    }
+
     /// Begins a file in it.
     ///
     /// # Errors

@@ -1,0 +1,123 @@
+//! Weights of modules that sentence-transformers keeps in directories of their own, read after those of the model.
+
+use std::path::PathBuf;
+
+use crate::checkpoint::shards::SafetensorsShards;
+use crate::checkpoint::{CheckpointError, ModelDir};
+use crate::core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
+
+/// The tensors of a module's file that are part of the model.
+const SUFFIX: &str = ".weight";
+/// What the module calls its layer.
+const LAYER: &str = "linear";
+
+/// A model's weights with those of its modules behind them.
+pub(crate) struct WithModules {
+    base: Box<dyn WeightSource + Send>,
+    modules: Vec<SafetensorsShards>,
+    metas: Vec<WeightMeta>,
+    /// Module and weight in it of each weight that is not the model's.
+    places: Vec<(usize, usize)>,
+    paths: Vec<PathBuf>,
+    left_out: Vec<String>,
+}
+
+impl WithModules {
+    /// No module yet.
+    pub(crate) fn new(base: Box<dyn WeightSource + Send>) -> Self {
+        let metas = base.weights().to_vec();
+        let (modules, places) = (Vec::new(), Vec::new());
+        Self { base, modules, metas, places, paths: Vec::new(), left_out: Vec::new() }
+    }
+
+    /// Adds the weights of a module's safetensors file (a path within `dir`); `layer` takes the place of `linear` in
+    /// their names. False if there is no such file.
+    ///
+    /// # Errors
+    /// A broken file; a name that the model has already.
+    pub(crate) fn add(&mut self, dir: &ModelDir, file: &str, layer: &str) -> Result<bool, CheckpointError> {
+        let Some(path) = dir.file(file) else { return Ok(false) };
+        let module = SafetensorsShards::single(dir, file)?;
+        for (weight, meta) in module.weights().iter().enumerate() {
+            if !meta.name.ends_with(SUFFIX) {
+                self.left_out.push(format!("{}: `{}`", path.display(), meta.name));
+                continue;
+            }
+            let name = meta.name.replace(LAYER, layer);
+            if self.metas.iter().any(|other| other.name == name) {
+                let first = "another file".to_owned();
+                return Err(CheckpointError::InTwoShards { tensor: name, first, second: file.to_owned() });
+            }
+            self.metas.push(WeightMeta { name, ..meta.clone() });
+            self.places.push((self.modules.len(), weight));
+        }
+        self.modules.push(module);
+        self.paths.push(path);
+        Ok(true)
+    }
+
+    /// The model's weights alone.
+    pub(crate) fn into_base(self) -> Box<dyn WeightSource + Send> {
+        self.base
+    }
+
+    /// The modules' files.
+    pub(crate) fn paths(&self) -> &[PathBuf] {
+        &self.paths
+    }
+
+    /// Tensors that are not read, with their files.
+    pub(crate) fn left_out(&self) -> &[String] {
+        &self.left_out
+    }
+
+    /// The source that has a weight, and the weight's number there.
+    fn at(&self, weight: usize) -> (&dyn WeightSource, usize) {
+        match weight.checked_sub(self.metas.len() - self.places.len()) {
+            None => (&*self.base, weight),
+            Some(at) => (&self.modules[self.places[at].0], self.places[at].1),
+        }
+    }
+}
+
+impl WeightSource for WithModules {
+    fn weights(&self) -> &[WeightMeta] {
+        &self.metas
+    }
+
+    fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        let (source, weight) = self.at(weight);
+        source.read_elems(weight, first, out)
+    }
+
+    fn borrow(&self, weight: usize) -> Option<&[u8]> {
+        let (source, weight) = self.at(weight);
+        source.borrow(weight)
+    }
+
+    fn packings(&self, weight: usize) -> Result<Vec<Packing>, SourceError> {
+        let (source, weight) = self.at(weight);
+        source.packings(weight)
+    }
+
+    fn code_type(&self, weight: usize) -> Option<ElementType> {
+        let (source, weight) = self.at(weight);
+        source.code_type(weight)
+    }
+
+    fn read_packed(
+        &self,
+        weight: usize,
+        ty: GgmlType,
+        first: u64,
+        out: &mut [u8],
+    ) -> Result<(), SourceError> {
+        let (source, weight) = self.at(weight);
+        source.read_packed(weight, ty, first, out)
+    }
+
+    fn release_elems(&self, weight: usize, first: u64, n: u64) {
+        let (source, weight) = self.at(weight);
+        source.release_elems(weight, first, n);
+    }
+}

@@ -1,0 +1,134 @@
+//! What sentence-transformers puts behind a model: `modules.json` lists modules, each with a directory of its own.
+
+use std::path::{Component, Path};
+
+use serde_json::Value as Json;
+
+use crate::checkpoint::ModelDir;
+use crate::checkpoint::modules::WithModules;
+use crate::convert::ConvertError;
+
+/// The list.
+pub(super) const MODULES: &str = "modules.json";
+
+/// Classes whose dense module is part of the model, whether it is asked for or not.
+pub(super) const WITH_DENSE: [&str; 2] = ["Lfm2Model", "Lfm2BidirectionalModel"];
+
+/// A module of the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Module {
+    /// The Python class.
+    pub(super) ty: String,
+    /// Its directory within the model's; empty for the model itself.
+    pub(super) folder: String,
+}
+
+impl Module {
+    /// The path of one of its files within the model's directory.
+    pub(super) fn file(&self, name: &str) -> String {
+        match self.folder.as_str() {
+            "" => name.to_owned(),
+            folder => format!("{folder}/{name}"),
+        }
+    }
+}
+
+pub(super) fn wrong(dir: &ModelDir, file: &str, reason: String) -> ConvertError {
+    ConvertError::Pooling { path: dir.path().join(file), reason }
+}
+
+/// The modules whose Python class ends with `ending`, in order; none without `modules.json`.
+///
+/// # Errors
+/// A broken file, a path that leaves the directory.
+pub(super) fn of_kind(dir: &ModelDir, ending: &str) -> Result<Vec<Module>, ConvertError> {
+    let Some(text) = dir.bytes(MODULES)? else { return Ok(Vec::new()) };
+    let modules: Vec<Json> =
+        serde_json::from_slice(&text).map_err(|error| wrong(dir, MODULES, error.to_string()))?;
+    let mut found = Vec::new();
+    for module in &modules {
+        let Some(ty) = module["type"].as_str().filter(|ty| ty.ends_with(ending)) else { continue };
+        let folder = module["path"].as_str();
+        let folder = folder.ok_or_else(|| wrong(dir, MODULES, format!("module `{ty}` has no `path`")))?;
+        found.push(Module { ty: ty.to_owned(), folder: inside(folder).ok_or_else(|| outside(dir, folder))? });
+    }
+    Ok(found)
+}
+
+fn outside(dir: &ModelDir, folder: &str) -> ConvertError {
+    wrong(dir, MODULES, format!("`{folder}` leaves the directory"))
+}
+
+/// The path without `.` and repeated separators; `None` for one that could lead out of the directory.
+fn inside(folder: &str) -> Option<String> {
+    let mut parts = Vec::new();
+    for part in Path::new(folder).components() {
+        match part {
+            Component::Normal(part) => parts.push(part.to_str()?),
+            Component::CurDir => {}
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => return None,
+        }
+    }
+    Some(parts.join("/"))
+}
+
+/// Adds the layers of dense modules to a model's weights, as `dense_2.weight` (from `2_Dense`) and `dense_3.weight`.
+///
+/// # Errors
+/// A broken file; a configuration of other sizes than the weight's.
+pub(super) fn add_dense(dir: &ModelDir, asked: bool, weights: &mut WithModules) -> Result<(), ConvertError> {
+    let class = dir.config().get("architectures").and_then(|classes| classes[0].as_str());
+    if class.is_some_and(|class| WITH_DENSE.contains(&class)) {
+        weights.add(dir, "1_Dense/model.safetensors", "dense_2")?;
+        return Ok(());
+    }
+    if !asked {
+        return Ok(());
+    }
+    for module in of_kind(dir, "Dense")? {
+        let layer = if module.folder == "2_Dense" { "dense_2" } else { "dense_3" };
+        if weights.add(dir, &module.file("model.safetensors"), layer)? {
+            check_sizes(dir, &module, layer, weights)?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks what the module's configuration says about its layer, where it says anything.
+fn check_sizes(
+    dir: &ModelDir,
+    module: &Module,
+    layer: &str,
+    weights: &WithModules,
+) -> Result<(), ConvertError> {
+    use crate::core::WeightSource;
+    let file = module.file("config.json");
+    let Some(config) = dir.json(&file)? else { return Ok(()) };
+    let name = format!("{layer}.weight");
+    let meta = weights.weights().iter().find(|weight| weight.name == name);
+    let meta =
+        meta.ok_or_else(|| wrong(dir, &module.file("model.safetensors"), "no `linear.weight`".into()))?;
+    for (key, dim) in ["out_features", "in_features"].into_iter().zip(meta.shape.dims()) {
+        let said = config.get(key).and_then(Json::as_u64);
+        if said.is_some_and(|said| said != *dim) {
+            let said = said.unwrap_or_default();
+            return Err(wrong(dir, &file, format!("`{key}` is {said}, the weight is {}", meta.shape)));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::inside;
+
+    #[test]
+    fn paths_stay_in_the_directory() {
+        assert_eq!(inside("./2_Dense/").as_deref(), Some("2_Dense"));
+        assert_eq!(inside("a//b").as_deref(), Some("a/b"));
+        assert_eq!(inside("").as_deref(), Some(""));
+        assert_eq!(inside("../a"), None);
+        assert_eq!(inside("a/../../b"), None);
+        assert_eq!(inside("/etc"), None);
+    }
+}

@@ -1,0 +1,153 @@
+//! The files of sentence-transformers beside an embedding model: how it pools, and dense layers behind it.
+
+use serde_json::json;
+
+use crate::arch::{OutputSpec, Pooling};
+use crate::checkpoint::safetensors_writer::{SideFile, WriteCheckpointError, plan_shards};
+use crate::convert::modules::{MODULES, WITH_DENSE};
+use crate::core::{WeightMeta, WeightSource};
+use crate::gguf::{Metadata, Value};
+use crate::views::decoded::Decoded;
+
+use super::weights::Weights;
+use super::{ToHfError, ToHfOptions};
+
+/// Where a dense layer goes.
+struct Place {
+    /// Its name among the model's weights.
+    weight: &'static str,
+    folder: &'static str,
+    config: &'static str,
+    weights: &'static str,
+    ty: &'static str,
+}
+
+/// No such layer is larger.
+const MAX_LAYER_BYTES: u64 = 1 << 30;
+
+const DENSE: &str = "sentence_transformers.models.Dense";
+
+/// The layers behind a pooling.
+const PLACES: [Place; 2] = [
+    Place {
+        weight: "dense_2.weight",
+        folder: "2_Dense",
+        config: "2_Dense/config.json",
+        weights: "2_Dense/model.safetensors",
+        ty: DENSE,
+    },
+    Place {
+        weight: "dense_3.weight",
+        folder: "3_Dense",
+        config: "3_Dense/config.json",
+        weights: "3_Dense/model.safetensors",
+        ty: DENSE,
+    },
+];
+
+/// The layer that is applied to each token.
+const OF_TOKENS: Place = Place {
+    weight: "dense_2.weight",
+    folder: "1_Dense",
+    config: "1_Dense/config.json",
+    weights: "1_Dense/model.safetensors",
+    ty: "pylate.models.Dense.Dense",
+};
+
+/// True for a weight that lies in a file of a module's own.
+pub(super) fn is_dense(output: &OutputSpec) -> bool {
+    PLACES.iter().any(|place| is_at(place, &output.name))
+}
+
+fn is_at(place: &Place, name: &str) -> bool {
+    name.strip_prefix("model.").unwrap_or(name) == place.weight
+}
+
+/// `modules.json` and the files of its modules, whose layers are read from `source`; none for a model that neither pools nor has dense layers.
+///
+/// # Errors
+/// A layer that cannot be read, or is too large to be one.
+pub(super) fn files(
+    class: &str,
+    metadata: &Metadata,
+    source: Decoded<'_>,
+    dense: &[OutputSpec],
+    options: &ToHfOptions,
+) -> Result<Vec<SideFile>, ToHfError> {
+    let mut files = Vec::new();
+    let mut modules = vec![("", "sentence_transformers.models.Transformer")];
+    if let Some(config) = pooling(metadata) {
+        modules.push(("1_Pooling", "sentence_transformers.models.Pooling"));
+        files.push(SideFile { name: "1_Pooling/config.json", bytes: text(&config) });
+    }
+    if !dense.is_empty() {
+        let weights = Weights::new(source, dense, options.level)?;
+        let of_tokens = [OF_TOKENS];
+        let places: &[Place] = if WITH_DENSE.contains(&class) { &of_tokens } else { &PLACES };
+        for place in places {
+            let Some(at) = weights.weights().iter().position(|weight| is_at(place, &weight.name)) else {
+                continue;
+            };
+            modules.push((place.folder, place.ty));
+            let dims = weights.weights()[at].shape.dims();
+            files.push(SideFile {
+                name: place.config,
+                bytes: text(&json!({
+                    "in_features": dims.get(1), "out_features": dims.first(), "bias": false,
+                    "activation_function": "torch.nn.modules.linear.Identity",
+                })),
+            });
+            files.push(SideFile { name: place.weights, bytes: layer(&weights, at)? });
+        }
+    }
+    if modules.len() > 1 {
+        let list = modules.iter().enumerate().map(
+            |(idx, (path, ty))| json!({ "idx": idx, "name": idx.to_string(), "path": path, "type": ty }),
+        );
+        files.push(SideFile { name: MODULES, bytes: text(&list.collect()) });
+    }
+    Ok(files)
+}
+
+fn text(json: &serde_json::Value) -> Vec<u8> {
+    format!("{json:#}\n").into_bytes()
+}
+
+/// The pooling of the file, if it is one that sentence-transformers has.
+fn pooling(metadata: &Metadata) -> Option<serde_json::Value> {
+    let arch = metadata.get("general.architecture").and_then(Value::as_str)?;
+    let number = |key: &str| metadata.get(&format!("{arch}.{key}")).and_then(Value::as_u64);
+    let found = number("pooling_type")?;
+    let is = |pooling: Pooling| found == pooling as u64;
+    if !is(Pooling::Mean) && !is(Pooling::Cls) && !is(Pooling::Last) {
+        return None;
+    }
+    Some(json!({
+        "word_embedding_dimension": number("embedding_length"),
+        "pooling_mode_cls_token": is(Pooling::Cls),
+        "pooling_mode_mean_tokens": is(Pooling::Mean),
+        "pooling_mode_max_tokens": false,
+        "pooling_mode_mean_sqrt_len_tokens": false,
+        "pooling_mode_weightedmean_tokens": false,
+        "pooling_mode_lasttoken": is(Pooling::Last),
+        "include_prompt": true,
+    }))
+}
+
+/// A layer as the safetensors file of its module.
+fn layer(weights: &Weights<'_>, at: usize) -> Result<Vec<u8>, ToHfError> {
+    let meta = WeightMeta { name: "linear.weight".to_owned(), ..weights.weights()[at].clone() };
+    let overflow = || WriteCheckpointError::Overflow { tensor: meta.name.clone() };
+    let shards = plan_shards(std::slice::from_ref(&meta), u64::MAX)?;
+    let shard = shards.into_iter().next().ok_or_else(overflow)?;
+    let n_bytes = usize::try_from(shard.n_bytes).map_err(|_| overflow())?;
+    // It is put together in memory: such layers have a few megabytes.
+    if shard.n_bytes > MAX_LAYER_BYTES {
+        return Err(overflow().into());
+    }
+    let mut file = shard.header;
+    let start = file.len();
+    file.resize(n_bytes, 0);
+    weights.read_elems(at, 0, &mut file[start..])?;
+    Ok(file)
+}
