@@ -256,7 +256,7 @@ fn what_does_not_fit_is_refused_by_name() {
             refusal(|c| c["config"]["architectures"] = json!(["LlamaForCausalLMs"])),
             "no architecture card for class `LlamaForCausalLMs`\n\
              hint: the checkpoint is most like card `llama`, which knows 12 of its 12 kinds of tensors and 8 of 8 keys of config.json\n\
-             hint: similar classes: LlamaForCausalLM\n\
+             hint: similar classes: LlamaForCausalLM, Llama4ForCausalLM\n\
              hint: list all classes with `gguf-convert archs`\n\
              hint: write a first card with `gguf-convert draft DIR > my.toml`, convert with `--card my.toml`",
         ),

@@ -115,13 +115,6 @@ fn every_case_is_read_by_a_test() {
     }
 }
 
-/// Checkpoints whose conversion is compared with the peers'.
-fn checkpoints(goldens: &Goldens) -> Vec<PathBuf> {
-    let mut found: Vec<_> = cases(goldens.join("arch")).iter().map(|case| case.join("hf")).collect();
-    found.extend(cases(goldens.join("formats/msmodelslim")));
-    found
-}
-
 #[test]
 fn every_type_has_a_case() {
     let goldens = Goldens::selection();

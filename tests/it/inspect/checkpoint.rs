@@ -418,7 +418,8 @@ fn what_is_not_supported_does_not_hide_the_rest() {
 
     not supported
       architecture: no architecture card for class `LlamaForCasualLM`
-        hint: similar classes: LlamaForCausalLM
+        hint: the checkpoint is most like card `llama`, which knows 3 of its 3 kinds of tensors and 0 of 0 keys of config.json
+        hint: similar classes: LlamaForCausalLM, Llama4ForCausalLM
         hint: list all classes with `gguf-convert archs`
         hint: write a first card with `gguf-convert draft DIR > my.toml`, convert with `--card my.toml`
       tokenizer: DIR: no tokenizer found
