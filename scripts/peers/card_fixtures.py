@@ -322,6 +322,8 @@ BYTES = {"I8": lambda x: x, "U8": lambda x: x % 255, "F8_E4M3": lambda x: x & 0x
 def stored(k, dtype, shape, zero):
     """The bytes of tensor k."""
     n = int(np.prod(shape))
+    if dtype == "BOOL":
+        return (np.arange(n) % 2).astype(np.uint8).tobytes()
     if dtype in ("I64", "I32"):
         return (np.array(zero) if isinstance(zero, list) else np.arange(n) // 2).astype({"I64": np.int64, "I32": np.int32}[dtype]).tobytes()
     if dtype in BYTES:

@@ -318,7 +318,7 @@ fn what_does_not_fit_is_refused_by_name() {
         (
             refusal(|c| c["config"]["rope_scaling"] = json!({"rope_type": "spiral", "factor": 2})),
             "config.json: unknown rope type `spiral`\n\
-             hint: known rope types: default, linear, yarn, su, longrope, dynamic, llama3, mrope, proportional, none",
+             hint: known rope types: default, linear, yarn, su, longrope, dynamic, llama3, mrope, proportional, xdrope, none",
         ),
         (
             refusal(|c| c["config"]["rope_scaling"] = json!({"rope_type": "yarn", "factor": 2})),

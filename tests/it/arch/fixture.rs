@@ -67,6 +67,7 @@ impl CardFixture {
                 _ => panic!("{}: option `{name}`", self.at),
             }
         }
+        options.target_model_dir = Some(dir.join("target")).filter(|target| target.is_dir());
         Conversion::plan(dir, &options)
     }
 
