@@ -7,6 +7,7 @@ pub(crate) mod metadata;
 pub(crate) mod model_card;
 pub(crate) mod naming;
 
+mod beside;
 mod codes;
 mod companions;
 mod conversion;

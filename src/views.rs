@@ -6,6 +6,7 @@
 pub(crate) mod decoded;
 
 mod apply;
+mod axis;
 mod computed;
 mod elems;
 mod error;
@@ -20,7 +21,7 @@ mod sum;
 mod view;
 
 pub use apply::{RecipeError, apply, recipe};
-pub use error::ViewError;
+pub use error::{ShapeError, ViewError};
 pub use recipe::{ReadPolicy, Recipe};
 pub use rope::{match_rope_freqs, rope_freqs_llama3};
-pub use view::{ShapeError, View};
+pub use view::View;

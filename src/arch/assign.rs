@@ -11,7 +11,7 @@ use crate::arch::heads::HeadRule;
 use crate::arch::mapping::{DropReason, Dropped, OutputSpec};
 use crate::arch::matching::{Asked, Match, Matcher};
 use crate::arch::names::{self, Captures, Placeholder, SUFFIXES};
-use crate::arch::schema::{Card, EntryType, Join, Phase};
+use crate::arch::schema::{Card, EntryType, Generate, Join, Phase};
 use crate::core::WeightMeta;
 
 /// How many missing tensors an error lists at most.
@@ -194,7 +194,7 @@ impl Assigner<'_> {
             order.push((entry.phase, group.copied().unwrap_or(unit.last), Some(*key)));
         }
         // Tensors that stand in front of a weight; `None` sorts first.
-        let has_fills = self.card.generate.iter().any(|generate| generate.is_fill());
+        let has_fills = self.card.generate.iter().any(Generate::is_fill);
         order.extend(
             (0..if has_fills { self.names.len() } else { 0 }).map(|weight| (Phase::Normal, weight, None)),
         );
@@ -278,9 +278,10 @@ impl Assigner<'_> {
         }
         // A configuration may claim any number of blocks: the search ends with the list of what is missing.
         'outputs: for output in self.card.outputs.iter().filter(|_| !full) {
-            let blocks = match output.has(Placeholder::Bid) {
-                true => first_block..block_limit,
-                false => 0..u64::from(self.heads.expects_model()),
+            let blocks = if output.has(Placeholder::Bid) {
+                first_block..block_limit
+            } else {
+                0..u64::from(self.heads.expects_model())
             };
             for bid in blocks {
                 let captures = Captures { bid: Some(bid), ..Captures::default() };

@@ -21,7 +21,7 @@ use crate::arch::load::Registry;
 use crate::arch::matching::{Asked, Matcher, kind_of};
 use crate::arch::names::{Captures, SUFFIXES};
 use crate::arch::resolve::{Inputs, ResolveOptions, resolve};
-use crate::arch::schema::Card;
+use crate::arch::schema::{Card, Entry};
 use crate::arch::similar::{Similarity, card_prefix, lenient_scope, model_types, renamed, similar};
 use known::{Known, Proposal, targets};
 pub use rows::UnreadKey;
@@ -411,7 +411,7 @@ impl Drafter<'_> {
     fn idle_entries(&self, used: &BTreeSet<usize>, block: &str, found: &mut Found) {
         let Some(table) = self.merged() else { return };
         let names: HashSet<&str> =
-            used.iter().filter_map(|&at| self.card.entries.get(at)).map(|entry| entry.name()).collect();
+            used.iter().filter_map(|&at| self.card.entries.get(at)).map(Entry::name).collect();
         for (section, prefix) in [("tensors", ""), ("blocks", block)] {
             for (key, value) in table.get(section).and_then(Toml::as_table).into_iter().flatten() {
                 let is_free = |value: &Toml| {

@@ -38,7 +38,9 @@ pub(super) fn config_keys(card: &Card) -> BTreeSet<String> {
         for row in hparams::base_rows() {
             if let Row::Key { value, when, .. } = row {
                 value.walk(&mut add);
-                when.iter().for_each(|when| when.walk(&mut add));
+                if let Some(when) = when {
+                    when.walk(&mut add);
+                }
             }
         }
         keys.extend(hparams::ROPE_KEYS.iter().map(|key| (*key).to_owned()));

@@ -1,6 +1,6 @@
 //! Tensors joined after mapping, for runtimes that read them so: `--fuse-qkv`, `--fuse-gate-up-exps`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::arch::error::ArchError;
 use crate::arch::mapping::{Content, OutputSpec};
@@ -88,7 +88,7 @@ fn join(fusion: Fusion, outputs: &mut Vec<OutputSpec>) -> Result<bool, ArchError
     let (part_names, joined_name) = fusion.names();
     let at: HashMap<&str, usize> =
         outputs.iter().enumerate().map(|(at, output)| (output.name.as_str(), at)).collect();
-    let blocks: HashSet<u64> = outputs.iter().filter_map(|output| block_of(&output.name)).collect();
+    let blocks: BTreeSet<u64> = outputs.iter().filter_map(|output| block_of(&output.name)).collect();
     let parts_of = |block: u64, ending: &str| -> Vec<usize> {
         let name = |part: &&str| at.get(format!("blk.{block}.{part}{ending}").as_str()).copied();
         part_names.iter().filter_map(name).collect()

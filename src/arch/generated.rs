@@ -77,7 +77,7 @@ pub(super) fn fill(
     let phase = if rule.before.is_some() { Phase::Normal } else { Phase::Generated };
     let output = output(&name, dims.clone(), Content::Fill { value: value as f32, dims })?;
     let type_rule = TypeRule { entry: EntryType::Auto, source_block: captures.bid, source: None };
-    Ok(Some(OutputSpec { phase, type_rule, ..output }))
+    Ok(Some(OutputSpec { type_rule, phase, ..output }))
 }
 
 fn failed(card: &Card, source: EvalError) -> ArchError {

@@ -1,5 +1,6 @@
 //! From a checkpoint's headers and configuration to a [`Mapping`].
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 
 use serde_json::{Map, Value as Json, json};
@@ -51,6 +52,25 @@ pub struct Inputs<'a> {
     pub pooling: Option<Pooling>,
     /// The model that a draft model works for.
     pub target: Option<Target<'a>>,
+}
+
+impl<'a> Inputs<'a> {
+    /// A checkpoint of which only the configuration and the headers of the weights are known.
+    #[must_use]
+    pub fn of_headers(config: &'a Map<String, Json>, weights: &'a [WeightMeta]) -> Self {
+        Self {
+            config,
+            weights,
+            values: None,
+            vocabulary: None,
+            stored: &[],
+            tokenizer_config: None,
+            generation_config: None,
+            files: &[],
+            pooling: None,
+            target: None,
+        }
+    }
 }
 
 /// A pooling of token vectors; the numbers are those of `pooling_type` in GGUF.
@@ -109,10 +129,20 @@ pub fn resolve(
     } else {
         detect::class_of(&config)?
     };
-    let card = detect::choose(registry, &class, &|card| {
-        detect::condition(card, &scope(card, &class, &config, inputs, *options, 0)?)
-    });
-    let card = card.map_err(|error| resembling(error, registry, &config, inputs))?;
+    // A card whose defaults have no result for this configuration is not the one, if another is.
+    let unfit = RefCell::new(None);
+    let card =
+        detect::choose(registry, &class, &|card| match scope(card, &class, &config, inputs, *options, 0) {
+            Ok(scope) => detect::condition(card, &scope),
+            Err(error) => {
+                unfit.borrow_mut().get_or_insert(error);
+                Ok(false)
+            }
+        });
+    let card = card.map_err(|error| match (error, unfit.take()) {
+        (ArchError::AmbiguousClass { n_true: 0, .. }, Some(unfit)) => unfit,
+        (error, _) => resembling(error, registry, &config, inputs),
+    })?;
     let file_type = file_type(card, inputs, *options);
     let mut scope = scope(card, &class, &config, inputs, *options, file_type.id())?;
     for (condition, message) in &card.require {
@@ -282,7 +312,9 @@ pub(super) fn scope<'a>(
     for key in &card.drop_config {
         scope.config.remove(key);
     }
-    scope.roots.extend(inputs.target.iter().map(|target| target.root()));
+    if let Some(target) = &inputs.target {
+        scope.roots.extend([target.root()]);
+    }
     let rope = hparams::rope_roots(&scope.config)?;
     scope.roots.extend(rope);
     if !card.rewrite.is_empty() {

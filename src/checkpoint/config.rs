@@ -67,7 +67,7 @@ impl ModelDir {
     }
 
     /// The same, of Mistral's own format.
-    pub(super) fn as_mistral(self) -> Self {
+    pub(super) fn into_mistral(self) -> Self {
         Self { is_mistral: true, ..self }
     }
 

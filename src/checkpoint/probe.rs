@@ -72,9 +72,11 @@ static PROBES: &[Probe] = &[
         starts: MISTRAL,
         ends: &[".safetensors", ".safetensors.index.json"],
         fate: Fate::Read {
-            open: |dir, _| match dir.is_mistral_format() {
-                true => Ok(boxed(SafetensorsShards::named(dir, MISTRAL)?)),
-                false => Ok(None),
+            open: |dir, _| {
+                if !dir.is_mistral_format() {
+                    return Ok(None);
+                }
+                Ok(boxed(SafetensorsShards::named(dir, MISTRAL)?))
             },
             given: Given::Directory,
             beside: Some(PARAMS),
@@ -257,7 +259,7 @@ impl ModelDir {
 
     fn with_params(self) -> Result<Self, CheckpointError> {
         match self.json(PARAMS)? {
-            Some(params) => Ok(self.with_config(params).as_mistral()),
+            Some(params) => Ok(self.with_config(params).into_mistral()),
             None => Err(CheckpointError::FileMissing { dir: self.path().to_owned(), name: PARAMS }),
         }
     }

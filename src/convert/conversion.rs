@@ -5,17 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use serde_json::{Map, Value as Json};
-
 use crate::arch::{self, DropReason, Dropped, Heads, Inputs, Mapping, OutType, Registry, ResolveOptions};
-use crate::checkpoint::{CheckpointError, ModelDir};
+use crate::convert::beside::Beside;
 use crate::convert::codes::{self, Choice, Fit, FloatReason, FloatRole, KeptRole, PackingsOf};
 use crate::convert::left_out::OtherModalities;
 use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::convert::naming::ParameterCounts;
 use crate::convert::target::OpenTarget;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
-use crate::convert::{pooling, rerank, token_counts, vocabulary};
+use crate::convert::{rerank, token_counts, vocabulary};
 use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource, input};
 use crate::gguf::{Array, Metadata, Value, id_of_blocks};
 use crate::quant::SmallRows;
@@ -311,22 +309,12 @@ pub fn map(
 ) -> Result<Mapping, ConvertError> {
     let dir = &source.dir;
     let registry = registry(options)?;
-    let mut optional = |name| optional_json(dir, name, warnings);
-    let tokenizer_config = optional("tokenizer_config.json")?;
-    let generation_config = optional("generation_config.json")?;
-    let files = dir.file_names()?;
+    let beside = Beside::read(dir, warnings)?;
     let target = OpenTarget::of(options)?;
     let inputs = Inputs {
-        config: dir.config(),
-        weights,
         vocabulary: Some(&|| token_counts::count(dir)),
-        values: source.weights.as_deref().map(|weights| weights as &dyn WeightSource),
-        stored: &source.stored,
-        tokenizer_config: tokenizer_config.as_ref(),
-        generation_config: generation_config.as_ref(),
-        files: &files,
-        pooling: pooling::read(dir)?,
         target: target.as_ref().map(OpenTarget::view),
+        ..beside.inputs(source, weights)
     };
     let arch_options = ResolveOptions {
         file_type: options.file_type,
@@ -371,22 +359,6 @@ fn card_texts(directory: &Path) -> Result<Vec<(String, String)>, ConvertError> {
     }
     texts.sort();
     Ok(texts)
-}
-
-/// A JSON file that may be missing; one that is broken is a warning, as for the reference.
-pub(super) fn optional_json(
-    dir: &ModelDir,
-    name: &str,
-    warnings: &mut Vec<String>,
-) -> Result<Option<Map<String, Json>>, ConvertError> {
-    match dir.json(name) {
-        Ok(map) => Ok(map),
-        Err(CheckpointError::Io(error)) => Err(error.into()),
-        Err(error) => {
-            warnings.push(format!("{error}; the file is left out"));
-            Ok(None)
-        }
-    }
 }
 
 /// The tensors with what stands beside them, in file order.

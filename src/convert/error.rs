@@ -63,7 +63,7 @@ pub enum ConvertError {
     },
     /// Matrices of an adapter that do not fit.
     #[error(transparent)]
-    Lora(#[from] LoraError),
+    Lora(Box<LoraError>),
     /// An architecture that no card has.
     #[error("{}: no architecture card for `{}`", path.display(), escape(arch))]
     UnknownArch {
@@ -75,6 +75,12 @@ pub enum ConvertError {
     /// A file given as an option.
     #[error(transparent)]
     Io(#[from] std::io::Error),
+}
+
+impl From<LoraError> for ConvertError {
+    fn from(error: LoraError) -> Self {
+        Self::Lora(Box::new(error))
+    }
 }
 
 /// Names for a message.

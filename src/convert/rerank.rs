@@ -39,7 +39,7 @@ fn is_named(dir: &ModelDir) -> Result<bool, ConvertError> {
     let readme = dir.bytes("README.md")?.unwrap_or_default();
     let readme = String::from_utf8_lossy(&readme).to_lowercase();
     let is_title = |name: &&str| readme.contains(&format!("# {name}"));
-    Ok(NAMES.iter().any(|name| is_title(&name)) || class.contains("sequenceclassification"))
+    Ok(NAMES.iter().any(is_title) || class.contains("sequenceclassification"))
 }
 
 /// The number of a token, as an added one or a piece of the model.

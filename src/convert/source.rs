@@ -61,9 +61,10 @@ impl ModelSource {
     /// # Errors
     /// The checkpoint cannot be opened, or is quantized in a way that is not read.
     pub fn open(path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
-        let dir = match options.mistral_format {
-            true => ModelDir::open_mistral(path, &options.limits)?,
-            false => ModelDir::open(path, &options.limits)?,
+        let dir = if options.mistral_format {
+            ModelDir::open_mistral(path, &options.limits)?
+        } else {
+            ModelDir::open(path, &options.limits)?
         };
         if options.vocab_only {
             return Ok(Self::without_weights(dir));

@@ -8,11 +8,11 @@ use crate::core::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use crate::core::scratch::with_floats;
 use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, WeightSource};
-use crate::views::ViewError;
 use crate::views::elems::Stretch;
 use crate::views::node::{Node, compile};
 use crate::views::sum::TorchSum;
-use crate::views::view::{ShapeError, View};
+use crate::views::view::View;
+use crate::views::{ShapeError, ViewError};
 
 /// Elements of one step of a pass.
 const STEP_ELEMS: u64 = 1 << 15;
@@ -152,15 +152,21 @@ impl Computed {
             }
             WholeOp::SubMean => {
                 let mean = self.round(found.first().copied().unwrap_or(0.0));
-                out.iter_mut().for_each(|x| *x -= mean);
+                for x in out.iter_mut() {
+                    *x -= mean;
+                }
             }
             WholeOp::L2Normalize { .. } => {
                 let lengths = found.iter().cycle().skip((first % self.n_cols.max(1)) as usize);
-                out.iter_mut().zip(lengths).for_each(|(x, length)| *x /= length);
+                for (x, length) in out.iter_mut().zip(lengths) {
+                    *x /= length;
+                }
             }
         }
         if self.rounded.is_some() {
-            out.iter_mut().for_each(|x| *x = self.round(*x));
+            for x in out {
+                *x = self.round(*x);
+            }
         }
         Ok(())
     }
@@ -231,7 +237,9 @@ impl Computed {
                 column = if column + 1 == lengths.len() { 0 } else { column + 1 };
             }
         })?;
-        lengths.iter_mut().for_each(|length| *length = length.sqrt() + eps as f32);
+        for length in &mut lengths {
+            *length = length.sqrt() + eps as f32;
+        }
         Ok(lengths)
     }
 

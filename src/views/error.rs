@@ -1,7 +1,43 @@
-//! Why rows could not be produced.
+//! Why views do not fit, and why rows could not be produced.
 
 use crate::core::{ElementType, GgmlType, Hint, SourceError};
 use crate::quant::{BlockError, QuantError};
+
+/// Why an operation does not fit the shape it was applied to.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum ShapeError {
+    /// The axis is not there.
+    #[error("axis {axis} of a tensor with {rank} dimensions")]
+    Axis { axis: i64, rank: usize },
+    /// Factors do not multiply to the size of the axis.
+    #[error("dimension {size} is not the product of {factors:?}")]
+    Factors { size: u64, factors: Vec<u64> },
+    /// Sizes do not add up to the size of the axis.
+    #[error("dimension {size} is not the sum of {sizes:?}")]
+    Sizes { size: u64, sizes: Vec<u64> },
+    /// A range beyond the axis.
+    #[error("range {start}..{end} of a dimension of {size}")]
+    Range { start: u64, end: u64, size: u64 },
+    /// Views that do not fit together.
+    #[error("shapes {first:?} and {other:?} cannot be joined along axis {axis}")]
+    Join { first: Vec<u64>, other: Vec<u64>, axis: usize },
+    /// Nothing to join.
+    #[error("nothing to join")]
+    Empty,
+    /// Not a reordering of all factors.
+    #[error("{order:?} is not an order of {n} factors")]
+    Order { order: Vec<usize>, n: usize },
+    /// Different element counts.
+    #[error("shape {from:?} cannot become {to:?}")]
+    Reshape { from: Vec<u64>, to: Vec<u64> },
+    /// An axis to drop that is longer than one.
+    #[error("dimension {size} cannot be dropped")]
+    Squeeze { size: u64 },
+    /// The factors cut across an earlier reordering or a seam.
+    #[error("shape {from:?} was put together in a way that cannot be cut into {to:?}")]
+    Seam { from: Vec<u64>, to: Vec<u64> },
+}
 
 /// Why rows could not be produced.
 #[derive(Debug, thiserror::Error)]

@@ -1,7 +1,8 @@
 //! The layout operations that architectures need, said in terms of slices, factors and seams.
 
 use crate::arch::MathOp;
-use crate::views::view::{ShapeError, View};
+use crate::views::error::ShapeError;
+use crate::views::view::View;
 
 impl View {
     /// Every `n`-th index of an axis, starting at 0, 1, …: `n` views.

@@ -8,9 +8,10 @@ use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, GgmlType, WeightSource};
 use crate::quant;
 use crate::views::ViewError;
+use crate::views::axis::{Dim, merge_dims};
 use crate::views::elems::{Elems, Stretch};
 use crate::views::math;
-use crate::views::view::{Dim, Leaf, Origin, merge_dims};
+use crate::views::view::{Leaf, Origin};
 
 /// A leaf with its factors merged to as few as possible.
 #[derive(Clone, Debug)]
@@ -176,9 +177,8 @@ impl Run {
         out: &mut [u8],
     ) -> Result<(), ViewError> {
         let size = ty.block_bytes();
-        let (index, stored) = match self.origin {
-            Origin::Weight { index, ty } => (index, ty),
-            _ => return Err(ViewError::Computed { index: first, value: f32::NAN }),
+        let Origin::Weight { index, ty: stored } = self.origin else {
+            return Err(ViewError::Computed { index: first, value: f32::NAN });
         };
         let weight = || source.weights()[index].name.clone();
         let no_number = || ViewError::ElementType { weight: weight(), ty: stored };

@@ -83,7 +83,9 @@ impl CascadeSum {
             }
         }
         let (rounds, rest) = values.as_chunks::<ROUND>();
-        rounds.iter().for_each(|round| self.add_round(round));
+        for round in rounds {
+            self.add_round(round);
+        }
         self.rest.extend_from_slice(rest);
     }
 

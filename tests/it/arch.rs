@@ -9,7 +9,7 @@ use gguf_foundry::arch::{
 };
 use gguf_foundry::convert::Conversion;
 use gguf_foundry::core::{ElementType, Hint, Shape, SourceError, TensorSource, WeightMeta, WeightSource};
-use gguf_foundry::gguf::{Array, Metadata, Value};
+use gguf_foundry::gguf::{Metadata, Value};
 use rayon::prelude::*;
 use serde_json::{Value as Json, json};
 
@@ -18,33 +18,19 @@ mod fixture;
 mod invert;
 mod modalities;
 
-use crate::support::{common_keys, fixture, root, sha256};
+use crate::support::{common_keys, fixture, in_json, root, sha256};
 use fixture::CardFixture;
 
 fn load(path: &Path) -> Json {
     serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
 }
 
-/// A value as the corpus writes it.
-fn shown(key: &str, value: &Value) -> Json {
-    let one = |value: &Value| match value {
-        Value::F32(x) => json!(f64::from(*x)),
-        Value::F64(x) => json!(x),
-        Value::Bool(x) => json!(x),
-        Value::String(_) => json!(value.as_str().unwrap()),
-        other => json!(i64::try_from(other.as_i128().unwrap()).unwrap()),
-    };
-    match value {
-        Value::Array(array) => {
-            let items: Vec<Json> = (0..array.len()).map(|i| one(&Array::get(array, i).unwrap())).collect();
-            json!([key, format!("arr[{}]", array.element_type().long_name()), items])
-        }
-        other => json!([key, other.value_type().long_name(), one(other)]),
-    }
-}
-
 fn keys(metadata: &Metadata) -> Vec<Json> {
-    metadata.iter().map(|(key, value)| shown(key, value)).collect()
+    let row = |(key, value): (&str, &Value)| {
+        let (kind, value) = in_json(value);
+        json!([key, kind, value])
+    };
+    metadata.iter().map(row).collect()
 }
 
 /// The keys of an expectation that cards are responsible for: no names, no parts, nothing of the vocabulary `none`.
@@ -117,18 +103,8 @@ fn resolve_with(
     source: &Synthetic,
     file_type: OutType,
 ) -> Result<Mapping, ArchError> {
-    let inputs = Inputs {
-        config: config.as_object().unwrap(),
-        weights: source.weights(),
-        values: Some(source),
-        vocabulary: None,
-        stored: &[],
-        tokenizer_config: None,
-        generation_config: None,
-        files: &[],
-        pooling: None,
-        target: None,
-    };
+    let config = config.as_object().unwrap();
+    let inputs = Inputs { values: Some(source), ..Inputs::of_headers(config, source.weights()) };
     resolve(registry, &inputs, &ResolveOptions { file_type: Some(file_type), ..ResolveOptions::default() })
 }
 
@@ -172,7 +148,7 @@ fn complaints(case: &CardFixture, covered: &Mutex<BTreeSet<String>>) -> Vec<Stri
             wrong.push(format!("{at}: card {}", card.name()));
         }
         let (found, wanted) = (keys(&common_keys(conversion.metadata())), wanted_keys(expect));
-        let found: Vec<Json> = found.into_iter().filter(|row| is_of_cards(row)).collect();
+        let found: Vec<Json> = found.into_iter().filter(is_of_cards).collect();
         wrong.extend(difference(&at, &found, &wanted));
         let rows: Vec<Json> = conversion
             .tensors()

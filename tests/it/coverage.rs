@@ -74,8 +74,6 @@ fn is_read(goldens: &Goldens, case: &str) -> bool {
     let (part, name) = case.rsplit_once('/').unwrap_or(("", case));
     let has = |file: &str| goldens.find(case).is_some_and(|dir| dir.join(file).exists());
     match part {
-        // Found by what they hold.
-        "arch" => has("case.json"),
         // Files and folders with a test each.
         "quant" => [
             "blocks",
@@ -94,7 +92,8 @@ fn is_read(goldens: &Goldens, case: &str) -> bool {
         "formats/msmodelslim" => {
             name == "hostile" || has("quant_model_description.json") || has("config.json")
         }
-        "formats/pytorch" => has("case.json"),
+        // Found by what they hold.
+        "arch" | "formats/pytorch" => has("case.json"),
         "vocab" => {
             let templates = json(&fixture("chat/expected.json"));
             name == "_vectors" || tokenizer::is_tested(name) || templates["corpus"].get(name).is_some()

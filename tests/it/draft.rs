@@ -28,18 +28,7 @@ pub(crate) fn weights(case: &Json) -> Vec<WeightMeta> {
 }
 
 fn inputs<'a>(case: &'a Json, weights: &'a [WeightMeta]) -> Inputs<'a> {
-    Inputs {
-        config: case["config"].as_object().unwrap(),
-        weights,
-        values: None,
-        vocabulary: None,
-        stored: &[],
-        tokenizer_config: None,
-        generation_config: None,
-        files: &[],
-        pooling: None,
-        target: None,
-    }
+    Inputs::of_headers(case["config"].as_object().unwrap(), weights)
 }
 
 fn drafted(case: &Json) -> Draft {

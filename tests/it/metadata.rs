@@ -8,27 +8,11 @@ use gguf_foundry::convert::{
 };
 use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
-use gguf_foundry::gguf::{Array, Value};
+use gguf_foundry::gguf::Value;
 use serde_json::{Map, Value as Json, json};
 
 use crate::goldens::{Goldens, conformance_tests};
-use crate::support::report_cases;
-
-/// A value as the corpus writes it: type name and JSON.
-fn in_json(value: &Value) -> (String, Json) {
-    match value {
-        Value::Array(Array::String(list)) => {
-            let texts: Vec<&str> = list.iter().map(|text| std::str::from_utf8(text).unwrap()).collect();
-            ("arr[string]".into(), json!(texts))
-        }
-        Value::String(_) => ("string".into(), json!(value.as_str().unwrap())),
-        Value::F32(x) => ("float32".into(), json!(x)),
-        Value::U32(_) | Value::I32(_) => {
-            (value.value_type().long_name().into(), json!(i64::try_from(value.as_i128().unwrap()).unwrap()))
-        }
-        other => panic!("no such type among the general keys: {other:?}"),
-    }
-}
+use crate::support::{in_json, report_cases};
 
 /// Key, type, value of all entries.
 fn rows(metadata: &GeneralMetadata) -> Vec<Json> {

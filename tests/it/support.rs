@@ -5,8 +5,9 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use gguf_foundry::gguf::Metadata;
+use gguf_foundry::gguf::{Metadata, Value};
 use proptest::test_runner::{RngAlgorithm, TestRng};
+use serde_json::{Value as Json, json};
 
 /// Keys that we write and the reference does not, each in `docs/differences.md`.
 pub const ADDED_KEYS: &[&str] = &["qwen.attention.layer_norm_rms_epsilon"];
@@ -106,5 +107,23 @@ pub fn wait_until_it_reads(child: &mut std::process::Child, name: &str) {
         let ended = child.try_wait().unwrap();
         assert!(ended.is_none(), "{ended:?} before the file was mapped");
         std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// Name of a value's type and its content, as the reference's reader gives them.
+pub fn in_json(value: &Value) -> (String, Json) {
+    let one = |value: &Value| match value {
+        Value::F32(x) => json!(f64::from(*x)),
+        Value::F64(x) => json!(x),
+        Value::Bool(x) => json!(x),
+        Value::String(_) => json!(value.as_str().unwrap()),
+        other => json!(i64::try_from(other.as_i128().unwrap()).unwrap()),
+    };
+    match value {
+        Value::Array(array) => {
+            let items: Vec<Json> = (0..array.len()).map(|i| one(&array.get(i).unwrap())).collect();
+            (format!("arr[{}]", array.element_type().long_name()), items.into())
+        }
+        other => (other.value_type().long_name().to_owned(), one(other)),
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn take_back(card: &Card, scope: &Scope<'_>, config: &mut Map<String,
                     }
                 }
             }
-            row => take_row(card, scope, row, prefix, config),
+            Row::Key { .. } => take_row(card, scope, row, prefix, config),
         }
     }
 }

@@ -190,9 +190,10 @@ impl OpSpec {
             OpKind::Reshape | OpKind::Flatten => (None, true),
             OpKind::Squeeze if params.has("axis") => (Some(params.unsqueeze()?), true),
             // Which axes had a length of 1 is not in the file.
-            OpKind::Squeeze => (Some(Op::Reshape { dims: dims.to_vec() }), true),
+            OpKind::Squeeze | OpKind::PadRows | OpKind::Repeat => {
+                (Some(Op::Reshape { dims: dims.to_vec() }), true)
+            }
             OpKind::Unsqueeze => (Some(params.squeeze()?), true),
-            OpKind::PadRows | OpKind::Repeat => (Some(Op::Reshape { dims: dims.to_vec() }), true),
             // What was cut off is gone; what is there goes to its place.
             OpKind::Slice => match (params.axis()?, params.int("start")?.unwrap_or(0)) {
                 (_, 0) => (Some(Op::Reshape { dims: dims.to_vec() }), false),

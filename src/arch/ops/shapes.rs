@@ -27,7 +27,7 @@ impl Op {
             Self::GatherBlocks { .. } => "gather_blocks",
             Self::Repeat { .. } => "repeat",
             Self::Negate { .. } => "negate",
-            Self::ScaleRows { .. } => "scale",
+            Self::ScaleRows { .. } | Self::Math(MathOp::Scale(_)) => "scale",
             Self::AddIndex { .. } | Self::Math(MathOp::AddIndex) => "add_index",
             Self::SubIndex | Self::Math(MathOp::SubIndex) => "sub_index",
             Self::Whole(WholeOp::Ternary) => "ternary",
@@ -36,7 +36,6 @@ impl Op {
             Self::Math(MathOp::LnNeg) => "ln_neg",
             Self::Math(MathOp::Ln) => "ln",
             Self::Math(MathOp::Add(_)) => "add",
-            Self::Math(MathOp::Scale(_)) => "scale",
             Self::Math(MathOp::NegExp) => "neg_exp",
             Self::Math(MathOp::Exp) => "exp",
         }
@@ -176,20 +175,12 @@ impl Op {
                 }
                 return with(*at, *n);
             }
-            Self::ScaleRows { start, end, .. } => {
-                if start > end || *end > axis(0)? {
-                    return Err(range("rows"));
-                }
+            Self::ScaleRows { start, end, .. } if start > end || *end > axis(0)? => {
+                return Err(range("rows"));
             }
-            Self::Whole(WholeOp::L2Normalize { .. }) => {
-                if axis(0)? == 0 {
-                    return Err(range("axis"));
-                }
-            }
-            Self::AddIndex { .. } | Self::SubIndex => {
-                if dims.len() != 1 {
-                    return Err(OpError::Axis { op, axis: 1, rank: dims.len() });
-                }
+            Self::Whole(WholeOp::L2Normalize { .. }) if axis(0)? == 0 => return Err(range("axis")),
+            Self::AddIndex { .. } | Self::SubIndex if dims.len() != 1 => {
+                return Err(OpError::Axis { op, axis: 1, rank: dims.len() });
             }
             _ => {}
         }

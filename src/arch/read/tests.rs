@@ -93,18 +93,8 @@ fn outcome(lines: &str) -> Result<String, String> {
     })?;
     let (config, weights) = (config(), weights());
     let content = Content(weights.clone());
-    let inputs = Inputs {
-        config: config.as_object().unwrap(),
-        weights: &weights,
-        values: Some(&content),
-        vocabulary: None,
-        stored: &[],
-        tokenizer_config: None,
-        generation_config: None,
-        files: &[],
-        pooling: None,
-        target: None,
-    };
+    let inputs =
+        Inputs { values: Some(&content), ..Inputs::of_headers(config.as_object().unwrap(), &weights) };
     let mut shown = format!("{:?}", registry.classes());
     match resolve(&registry, &inputs, &ResolveOptions { annotate: true, ..ResolveOptions::default() }) {
         Ok(mapping) => {

@@ -78,8 +78,11 @@ const NO_WAY_BACK: &[(&str, &str)] = &[
     ("dflash/deepseek4_dspark", "unknown to card `dflash`"),
 ];
 
+/// Tensors by name: type and shape, and the bytes.
+type Tensors = BTreeMap<String, (String, Vec<u8>)>;
+
 /// Keys of a file as text, and each tensor's values.
-fn content(conversion: &Conversion) -> (Vec<String>, BTreeMap<String, (String, Vec<u8>)>) {
+fn content(conversion: &Conversion) -> (Vec<String>, Tensors) {
     // Classes that leave the head size out come back as one that writes it, which says the same.
     let is_compared = |row: &Json| {
         let key = row[0].as_str().unwrap();

@@ -96,6 +96,11 @@ fn draft_checkpoint(dir: &Path) {
     );
 }
 
+/// The names of blocks and of what follows them, among those that stand outside the blocks.
+fn around<'a>(blocks: &[&'a str], rest: &[&'a str]) -> Vec<&'a str> {
+    [&["output.weight", "token_embd.weight"], blocks, &["output_norm.weight"], rest].concat()
+}
+
 #[test]
 fn draft_heads_are_kept_dropped_or_alone() {
     let dir = tempfile::tempdir().unwrap();
@@ -107,9 +112,6 @@ fn draft_heads_are_kept_dropped_or_alone() {
     let own =
         ["blk.0.attn_norm.weight", "blk.0.attn_q.weight", "blk.1.attn_norm.weight", "blk.1.attn_q.weight"];
     let head = ["blk.2.nextn.eh_proj.weight", "blk.2.attn_norm.weight", "blk.2.attn_q.weight"];
-    fn around<'a>(blocks: &[&'a str], rest: &[&'a str]) -> Vec<&'a str> {
-        [&["output.weight", "token_embd.weight"], blocks, &["output_norm.weight"], rest].concat()
-    }
     let keys = |path: &Path| {
         let file = GgufFile::open(path).unwrap();
         ["qwen3next.block_count", "qwen3next.nextn_predict_layers"]

@@ -7,7 +7,7 @@ use gguf_foundry::tokenizer::{Built, Mode, TokenizerRequest, build};
 use serde_json::Value as Json;
 
 use crate::goldens::{Goldens, conformance_tests};
-use crate::support::{report_cases, sha256};
+use crate::support::{in_json, report_cases, sha256};
 
 mod bad_input;
 mod encoding;
@@ -106,23 +106,9 @@ fn prefix(array: &Array, n: usize) -> Array {
 
 /// Name of a value's type as the corpus spells it, and the value as the corpus shows it.
 fn shown(value: &Value) -> (String, Json) {
-    match value {
-        Value::String(text) => ("string".into(), String::from_utf8(text.clone()).unwrap().into()),
-        Value::U32(v) => ("uint32".into(), (*v).into()),
-        Value::Bool(v) => ("bool".into(), (*v).into()),
-        Value::Array(array) => {
-            let kind = match array {
-                Array::String(_) => "arr[string]",
-                Array::F32(_) => "arr[float32]",
-                Array::I32(_) => "arr[int32]",
-                Array::U8(_) => "arr[uint8]",
-                _ => "arr[?]",
-            };
-            let hash = serde_json::json!({"sha256": sha256(&element_bytes(array)), "length": array.len()});
-            (kind.into(), hash)
-        }
-        other => panic!("no such value in a vocabulary: {other:?}"),
-    }
+    let (kind, shown) = in_json(value);
+    let Value::Array(array) = value else { return (kind, shown) };
+    (kind, serde_json::json!({"sha256": sha256(&element_bytes(array)), "length": array.len()}))
 }
 
 fn check_case(name: &str, rows: &Metadata, expected: &Json, differences: &[Difference]) {

@@ -3,11 +3,11 @@
 
 use std::path::PathBuf;
 
-use gguf_foundry::gguf::{Array, Metadata, ModeRequest, RankCode, Value};
+use gguf_foundry::gguf::{Metadata, ModeRequest, RankCode};
 use gguf_foundry::tokenizer::{Encoder, Mode, TokenizerRequest, TokenizerWarning, build, to_hf};
 use serde_json::{Value as Json, json};
 
-use crate::support::fixture;
+use crate::support::{fixture, in_json};
 
 /// What a card says for a case.
 struct Case {
@@ -129,31 +129,13 @@ fn request(case: &Case) -> TokenizerRequest {
     if let Some(segments) = case.segments {
         request.before.set("tokenizer.ggml.token_type_count", segments);
     }
-    request.architecture = case.arch.to_owned();
+    case.arch.clone_into(&mut request.architecture);
     request.mistral_format = case.mistral_format;
     request
 }
 
 fn keys(case: &Case) -> Metadata {
     build(&directory(case.name), &request(case)).unwrap_or_else(|error| panic!("{}: {error}", case.name)).rows
-}
-
-fn shown(value: &Value) -> Json {
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    match value {
-        Value::String(bytes) => json!(["string", text(bytes)]),
-        Value::U32(v) => json!(["uint32", v]),
-        Value::Bool(v) => json!(["bool", v]),
-        Value::Array(Array::String(items)) => {
-            json!(["arr[string]", items.iter().map(|item| text(item)).collect::<Vec<_>>()])
-        }
-        Value::Array(Array::F32(items)) => {
-            json!(["arr[float32]", items.iter().map(|&item| f64::from(item)).collect::<Vec<_>>()])
-        }
-        Value::Array(Array::I32(items)) => json!(["arr[int32]", items]),
-        Value::Array(Array::U8(items)) => json!(["arr[uint8]", items]),
-        other => panic!("no such value in a vocabulary: {other:?}"),
-    }
 }
 
 #[test]
@@ -166,12 +148,12 @@ fn keys_equal_those_of_the_reference() {
         let names: Vec<&str> = expect.iter().map(|row| row[0].as_str().unwrap()).collect();
         assert_eq!(found, names, "{}", case.name);
         for ((key, value), row) in rows.iter().zip(expect) {
-            let value = shown(value);
-            assert_eq!(value[0], row[1], "{}: {key}", case.name);
-            if value[1] == row[2] {
+            let (kind, value) = in_json(value);
+            assert_eq!(kind, row[1], "{}: {key}", case.name);
+            if value == row[2] {
                 continue;
             }
-            let (ours, theirs) = (value[1].as_array().unwrap(), row[2].as_array().unwrap());
+            let (ours, theirs) = (value.as_array().unwrap(), row[2].as_array().unwrap());
             assert_eq!(ours.len(), theirs.len(), "{}: {key}", case.name);
             let at = ours.iter().zip(theirs).position(|(ours, theirs)| ours != theirs).unwrap();
             panic!("{}: {key}[{at}]: {} {}", case.name, ours[at], theirs[at]);

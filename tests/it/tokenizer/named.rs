@@ -1,30 +1,11 @@
 //! Vocabularies of checkpoints that bring their tokenizer as code: cards and modes against the reference converter.
 
 use gguf_foundry::convert::{Conversion, ConvertOptions};
-use gguf_foundry::gguf::{Array, Value};
 use gguf_foundry::tokenizer::{ModelProto, Piece, TrainerSpec};
 use prost::Message;
 use serde_json::{Value as Json, json};
 
-use crate::support::fixture;
-
-/// A value as `scripts/peers/vocab_fixtures.py` writes it.
-fn shown(value: &Value) -> Json {
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    match value {
-        Value::String(bytes) => json!(["string", text(bytes)]),
-        Value::U32(v) => json!(["uint32", v]),
-        Value::Bool(v) => json!(["bool", v]),
-        Value::Array(Array::String(items)) => {
-            json!(["arr[string]", items.iter().map(|item| text(item)).collect::<Vec<_>>()])
-        }
-        Value::Array(Array::F32(items)) => {
-            json!(["arr[float32]", items.iter().map(|&item| f64::from(item)).collect::<Vec<_>>()])
-        }
-        Value::Array(Array::I32(items)) => json!(["arr[int32]", items]),
-        other => panic!("no such value in a vocabulary: {other:?}"),
-    }
-}
+use crate::support::{fixture, in_json};
 
 fn keys(dir: &std::path::Path) -> Vec<Json> {
     let options = ConvertOptions { vocab_only: true, ..ConvertOptions::default() };
@@ -35,8 +16,8 @@ fn keys(dir: &std::path::Path) -> Vec<Json> {
         .iter()
         .filter(|(key, _)| key.starts_with("tokenizer."))
         .map(|(key, value)| {
-            let value = shown(value);
-            json!([key, value[0], value[1]])
+            let (kind, value) = in_json(value);
+            json!([key, kind, value])
         })
         .collect()
 }
