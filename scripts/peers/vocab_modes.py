@@ -8,10 +8,12 @@ Needs torch, transformers 4.57, tokenizers, gguf, sentencepiece, tiktoken, mistr
 checkpoints is not run: the classes below do what it does, as far as the converter looks. The pre-tokenizer, which the
 converter finds by a hash over real vocabularies, is given where a case is small. PROGRAM reads the name of a GGUF file and
 texts (a line with the length in bytes, then the text and a line feed) and prints a line of ids by llama.cpp for each: with
-it, `llama.cpp`'s ids stand beside the others where they differ.
+it, `llama.cpp`'s ids stand beside the others where they differ. Trainings of WordPiece are not the same twice.
 """
 import argparse
 import base64
+import contextlib
+import io
 import itertools
 import json
 import subprocess
@@ -55,26 +57,26 @@ RULES = ["FF26\t46", "FF35\t55", "FF2C\t4C", "FB01\t66 69", "BD\t31 2044 32", "F
 
 
 def spm(folder, name, n, kind, rules=False, **more):
-    (folder / "text").write_text(TEXT)
     if rules:
         # A map of characters as released models have it, without their 200 KB.
         (folder / "rules").write_text("".join(rule + "\n" for rule in RULES))
-        more = more | dict(normalization_rule_tsv=str(folder / "rules"), normalization_rule_name="")
+        more = more | dict(normalization_rule_tsv="rules", normalization_rule_name="")
     settings = dict(pad_id=-1, normalization_rule_name="identity", byte_fallback=kind == "bpe",
                     hard_vocab_limit=kind == "bpe") | more
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text"), model_prefix=str(folder / "m"), vocab_size=n, model_type=kind, minloglevel=2,
-        character_coverage=1.0, **settings)
-    (folder / "m.model").rename(folder / name)
-    (folder / "m.vocab").unlink()
-    (folder / "text").unlink()
+    # From memory to memory, and without a folder: a model holds the names of the files it was trained with.
+    model = io.BytesIO()
+    with contextlib.chdir(folder):
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(TEXT.splitlines()), model_writer=model, vocab_size=n, model_type=kind, minloglevel=2,
+            character_coverage=1.0, **settings)
+    (folder / name).write_bytes(model.getvalue())
     (folder / "rules").unlink(missing_ok=True)
     return sentencepiece.SentencePieceProcessor(model_file=str(folder / name))
 
 
-def rank_list(n=120):
+def rank_list(order=range(256), n=120):
     """256 bytes, then pairs of the most frequent kind, as a training would find them."""
-    tokens = [bytes([b]) for b in range(256)]
+    tokens = [bytes([b]) for b in order]
     words = [[bytes([b]) for b in word] for word in TEXT.encode().replace(b" ", b"\n ").split(b"\n")]
     for _ in range(n):
         pairs = {}
@@ -427,8 +429,57 @@ def whitespace(folder):
     return config, dict(pre="unused", ids=lambda text: made.encode(text, add_special_tokens=False).ids)
 
 
+class ChatGlm3Tokenizer:
+    """As tokenization_chatglm.py of ChatGLM 3."""
+    SPECIAL = ["[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"]
+
+    def __init__(self, folder):
+        self.model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+        self.tokenizer = SimpleNamespace(sp_model=self.model)
+
+    def _convert_id_to_token(self, index):
+        n = self.model.vocab_size()
+        if n <= index < n + len(self.SPECIAL):
+            return self.SPECIAL[index - n]
+        if index > n or index in (self.model.eos_id(), self.model.bos_id(), self.model.pad_id()):
+            return ""
+        return self.model.IdToPiece(index)
+
+    def get_vocab(self):
+        return {self._convert_id_to_token(i): i for i in range(self.model.vocab_size() + len(self.SPECIAL))}
+
+
+def chatglm3(folder):
+    spm(folder, "tokenizer.model", 400, "bpe")
+    write(folder, "tokenizer_config.json", {"tokenizer_class": "ChatGLMTokenizer"})
+    return dict(architectures=["ChatGLMModel"], model_type="chatglm", num_layers=1, padded_vocab_size=420,
+                ffn_hidden_size=96, _name_or_path="THUDM/chatglm3-6b", bos_token_id=1, eos_token_id=2, pad_token_id=0,
+                hidden_size=64, num_attention_heads=4), dict(tokenizer=ChatGlm3Tokenizer, ids=None, parameters=True)
+
+
+def qwen(folder):
+    """With special tokens behind a smaller number of ranks than tokenization_qwen.py has."""
+    order = [*range(33, 127), *range(161, 173), *range(174, 256), *range(0, 33), *range(127, 161), 173]
+    rank_file(folder, "qwen.tiktoken", rank_list(order))
+    write(folder, "tokenizer_config.json", {"tokenizer_class": "QWenTokenizer"})
+    names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *[f"<|extra_{i}|>" for i in range(205)]]
+    config = dict(architectures=["QWenLMHeadModel"], model_type="qwen", num_hidden_layers=1, vocab_size=600,
+                  intermediate_size=192, layer_norm_epsilon=1e-6, hidden_size=64, num_attention_heads=4)
+    return config, dict(pre="qwen2", tokenizer=lambda path: Ranks(path, "qwen.tiktoken", numbered(names)), ids=None)
+
+
+def baichuan(folder):
+    spm(folder, "tokenizer.model", 400, "bpe")
+    added = {"400": {"content": "<reserved_1>", "special": False}, "2": {"content": "</s>", "special": True}}
+    write(folder, "tokenizer_config.json", {
+        "tokenizer_class": "BaichuanTokenizer", "add_bos_token": False, "added_tokens_decoder": added})
+    return dict(architectures=["BaichuanForCausalLM"], model_type="baichuan", num_hidden_layers=1, vocab_size=404,
+                intermediate_size=96, rms_norm_eps=1e-6, bos_token_id=1, eos_token_id=2, hidden_size=64,
+                num_attention_heads=4), dict(ids=None)
+
+
 CASES = [bert, bert_lines, xlmr, xlmr_json, gemma4, rwkv, plamo2, mistral_tekken, mistral_tekken_v7, mistral_spm, phi3, arctic,
-         stablelm, hunyuan, kimi, kimi_linear, hybriddna, whitespace]
+         stablelm, hunyuan, kimi, kimi_linear, hybriddna, whitespace, chatglm3, qwen, baichuan]
 
 
 def row(field):
@@ -455,7 +506,8 @@ def convert(folder, config, extra, out):
         made = cls(folder, gguf.LlamaFileType.ALL_F32, out)
     if pre := extra.get("pre"):
         type(made).get_vocab_base_pre = lambda self, _: pre
-    made.set_gguf_parameters = lambda: None
+    if not extra.get("parameters"):
+        made.set_gguf_parameters = lambda: None
     made.write_vocab()
 
 
@@ -483,10 +535,13 @@ for make in CASES:
         rows = [row(f) for f in fields if f.name.startswith("tokenizer.") or f.name.endswith(".vocab_size")]
         theirs = llama_ids(out, texts) if options.tokenize else [None] * len(texts)
     (folder / "expect.json").write_text("[\n" + ",\n".join(json.dumps(r, ensure_ascii=False) for r in rows) + "\n]\n")
+    if not (original := extra.get("ids", options.tokenize)):
+        print(make.__name__, [r[0].removeprefix("tokenizer.ggml.") for r in rows])
+        continue
     ids = {}
     for text, llama in zip(texts, theirs):
-        original = list(extra["ids"](text)) if "ids" in extra else llama
-        ids[text] = {"ids": original} if llama in (None, original) else {"ids": original, "llama.cpp": llama}
+        own_ids = list(original(text)) if "ids" in extra else llama
+        ids[text] = {"ids": own_ids} if llama in (None, own_ids) else {"ids": own_ids, "llama.cpp": llama}
     (folder / "ids.json").write_text(
         "{\n" + ",\n".join(f" {json.dumps(t, ensure_ascii=False)}: {json.dumps(r)}" for t, r in ids.items()) + "\n}\n")
     n_other = sum("llama.cpp" in r for r in ids.values())
