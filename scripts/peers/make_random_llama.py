@@ -22,7 +22,7 @@ HIDDEN, FFN, HEADS, KV_HEADS, VOCAB = 2048, 5632, 32, 4, 32000
 FIXTURE = pathlib.Path(__file__).resolve().parents[2] / "fixtures" / "tiny-llama"
 
 
-def config(n_layers, n_experts):
+def config(n_layers, n_experts=0):
     experts = {"num_local_experts": n_experts, "num_experts_per_tok": 2} if n_experts else {}
     return experts | {
         "architectures": ["MixtralForCausalLM" if n_experts else "LlamaForCausalLM"],
@@ -59,7 +59,7 @@ def feed_forward(i, n_experts):
     return shapes
 
 
-def layer(i, n_experts):
+def layer(i, n_experts=0):
     head = HIDDEN // HEADS
     return feed_forward(i, n_experts) | {
         f"model.layers.{i}.input_layernorm.weight": [HIDDEN],
