@@ -20,6 +20,7 @@ mod native;
 mod options;
 mod pooling;
 mod rerank;
+mod shown;
 mod source;
 mod target;
 mod to_hf;
@@ -37,6 +38,7 @@ pub use metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, MetadataWarni
 pub use naming::{FileName, ParameterCounts, fill_template};
 pub use native::NativePlan;
 pub use options::ConvertOptions;
+pub use shown::ShownOptions;
 pub use source::{ModelSource, Vocabulary};
 pub use to_hf::{ToHfError, ToHfOptions, ToHfReport, gguf_to_hf};
 pub use vocabulary::vocabulary;

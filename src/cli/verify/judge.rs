@@ -313,6 +313,8 @@ impl VerifyArgs {
             },
         };
         guard.read_all("a model", opened.inputs())?;
+        let alike = self.converted_like(&opened, baseline, session);
+        let baseline = alike.as_ref().or(baseline);
         let span = match self.score {
             Score::Half => Span::SecondHalf,
             Score::All => Span::All,
@@ -371,6 +373,18 @@ impl VerifyArgs {
         let (size_bytes, file_type) = (opened.size_bytes(), opened.file_type());
         let inputs = opened.inputs();
         Ok(ModelReport { path: path.to_owned(), size_bytes, file_type, report, details, inputs })
+    }
+
+    /// The baseline anew, if it is a checkpoint and the file shows that it was converted with options.
+    fn converted_like(
+        &self,
+        file: &OpenedModel,
+        baseline: Option<&OpenedModel>,
+        session: &Session,
+    ) -> Option<OpenedModel> {
+        let (alike, shown) = baseline?.converted_like(self.baseline.as_deref()?, file, &session.common)?;
+        session.note(&format!("baseline converted with `{}`, as the file was", shown.names().join(" ")));
+        Some(alike)
     }
 
     fn exit(&self, verdict: Verdict) -> Exit {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::arch::OutType;
 use crate::arch::graph::GraphFeatures;
 use crate::cli::Common;
-use crate::convert::{Conversion, ConvertError, ConvertOptions};
+use crate::convert::{Conversion, ConvertError, ConvertOptions, ShownOptions};
 use crate::core::isolated::installed;
 use crate::core::text::escape;
 use crate::core::{Hint, TensorSource};
@@ -28,12 +28,13 @@ fn metadata(origin: &ModelOrigin) -> &Metadata {
 }
 
 /// A checkpoint as the model that it would become. One without tokenizer files can still be run on token ids.
-fn plan_checkpoint(path: &Path, common: &Common) -> Result<Conversion, ConvertError> {
+fn plan_checkpoint(path: &Path, shown: ShownOptions, common: &Common) -> Result<Conversion, ConvertError> {
     // F32 holds the weights of any checkpoint exactly, and nothing is written; the annotations make it compute what the
     // checkpoint means where a file has no key to say it.
     let file_type = Some(OutType::F32);
     let options =
         ConvertOptions { file_type, annotate: true, level: common.simd, ..ConvertOptions::default() };
+    let options = shown.of(options);
     match Conversion::plan(path, &options) {
         Err(ConvertError::Tokenizer(TokenizerError::NothingFits { .. })) => {
             Conversion::plan(path, &ConvertOptions { tokenizer: false, ..options })
@@ -58,17 +59,41 @@ impl OpenedModel {
     /// Opens a model; a file that is to be locked is read into memory and kept there.
     pub(super) fn open_with(path: &Path, common: &Common, lock: bool) -> anyhow::Result<Self> {
         let origin = if path.is_dir() {
-            ModelOrigin::Checkpoint(Box::new(plan_checkpoint(path, common)?))
+            ModelOrigin::Checkpoint(Box::new(plan_checkpoint(path, ShownOptions::default(), common)?))
         } else {
             let options = OpenOptions { may_read: true, lock, ..OpenOptions::default() };
             ModelOrigin::Gguf(Box::new(GgufFile::open_with(path, &options)?))
         };
+        Ok(Self::of(origin))
+    }
+
+    /// A checkpoint converted once more, the way that `file` shows that it was converted, with the options that this
+    /// takes; `None` where it takes none, and for a file.
+    pub(super) fn converted_like(
+        &self,
+        path: &Path,
+        file: &Self,
+        common: &Common,
+    ) -> Option<(Self, ShownOptions)> {
+        let (ModelOrigin::Checkpoint(plain), ModelOrigin::Gguf(file)) = (&self.origin, &file.origin) else {
+            return None;
+        };
+        let shown = ShownOptions::between(plain, file.metadata(), file.tensors());
+        if shown == ShownOptions::default() {
+            return None;
+        }
+        // An option that the checkpoint does not take is none that the file was made with.
+        let again = plan_checkpoint(path, shown, common).ok()?;
+        Some((Self::of(ModelOrigin::Checkpoint(Box::new(again))), shown))
+    }
+
+    fn of(origin: ModelOrigin) -> Self {
         let arch = metadata(&origin).get("general.architecture").and_then(Value::as_str).unwrap_or_default();
         let features =
             GraphFeatures::of(arch).ok_or_else(|| format!("architecture `{}` has no card", escape(arch)));
         let encoder = Encoder::from_metadata(metadata(&origin))
             .map_err(|error| [vec![error.to_string()], error.hints()].concat().join("; "));
-        Ok(Self { origin, features, encoder, recall: None })
+        Self { origin, features, encoder, recall: None }
     }
 
     /// What it says is kept for the next model that is compared with it.

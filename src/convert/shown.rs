@@ -1,0 +1,72 @@
+//! Options that a file shows that it was converted with. What a file is compared with has to be converted alike.
+
+use std::collections::HashSet;
+
+use crate::arch::{Fuse, Heads};
+use crate::convert::{Conversion, ConvertOptions};
+use crate::core::{TensorMeta, TensorSource};
+use crate::gguf::{Metadata, Value};
+
+/// Options that decide which tensors there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShownOptions {
+    /// What became of draft heads.
+    pub heads: Heads,
+    /// Which tensors were joined.
+    pub fuse: Fuse,
+    /// Whether the model was made a reranker.
+    pub rerank: bool,
+    /// Whether the dense modules of sentence-transformers were taken in.
+    pub dense_modules: bool,
+}
+
+impl ShownOptions {
+    /// What sets a file apart from `plain`, the conversion of its checkpoint without any of these options.
+    #[must_use]
+    pub fn between(plain: &Conversion, metadata: &Metadata, tensors: &[TensorMeta]) -> Self {
+        let own: HashSet<&str> = plain.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
+        let names: HashSet<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        let has_more = |ending: &str| names.iter().any(|name| name.ends_with(ending) && !own.contains(name));
+        let starts = |names: &HashSet<&str>, start: &str| names.iter().any(|name| name.starts_with(start));
+        let heads = match (n_draft_blocks(plain.metadata()), n_draft_blocks(metadata)) {
+            (0, _) => Heads::Kept,
+            (_, 0) => Heads::Dropped,
+            _ if starts(&own, "blk.0.") && !starts(&names, "blk.0.") => Heads::Alone,
+            _ => Heads::Kept,
+        };
+        Self {
+            heads,
+            fuse: Fuse {
+                qkv: has_more(".attn_qkv.weight"),
+                gate_up_exps: has_more(".ffn_gate_up_exps.weight"),
+            },
+            rerank: has_more("cls.output.weight"),
+            dense_modules: has_more("dense_2.weight"),
+        }
+    }
+
+    /// The same conversion with these options.
+    #[must_use]
+    pub fn of(self, plain: ConvertOptions) -> ConvertOptions {
+        let Self { heads, fuse, rerank, dense_modules } = self;
+        ConvertOptions { heads, fuse, rerank, dense_modules, ..plain }
+    }
+
+    /// Their names on the command line.
+    #[must_use]
+    pub fn names(self) -> Vec<&'static str> {
+        let named = [
+            (self.fuse.qkv, "--fuse-qkv"),
+            (self.fuse.gate_up_exps, "--fuse-gate-up-exps"),
+            (self.rerank, "--rerank"),
+            (self.dense_modules, "--sentence-transformers-dense-modules"),
+        ];
+        let named = named.into_iter().filter(|(is_shown, _)| *is_shown).map(|(_, name)| name);
+        self.heads.option().into_iter().chain(named).collect()
+    }
+}
+
+fn n_draft_blocks(metadata: &Metadata) -> u64 {
+    let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
+    metadata.get(&format!("{arch}.nextn_predict_layers")).and_then(Value::as_u64).unwrap_or(0)
+}
