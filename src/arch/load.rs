@@ -148,6 +148,17 @@ impl Registry {
         self.cards.iter().find(|card| card.gguf == gguf && card.variant.is_none() && !card.is_abstract)
     }
 
+    /// The variants of a card that the way back may take: those with an `[inverse]` of their own.
+    pub(super) fn variants_back(&self, gguf: &str) -> impl Iterator<Item = &Card> {
+        let tables = self.tables.get(gguf).and_then(|table| table.get("variant")?.as_table());
+        let is_own = move |name: &str| {
+            tables.is_some_and(|tables| tables.get(name).is_some_and(|table| table.get("inverse").is_some()))
+        };
+        let cards = self.cards.iter();
+        let gguf = gguf.to_owned();
+        cards.filter(move |card| card.gguf == gguf && card.variant.as_deref().is_some_and(&is_own))
+    }
+
     /// A card's name and those of its parents, the nearest first.
     #[must_use]
     pub fn lineage<'a>(&'a self, gguf: &'a str) -> Vec<&'a str> {

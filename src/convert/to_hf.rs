@@ -85,7 +85,8 @@ impl Hint for ToHfError {
 /// How to write the checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct ToHfOptions {
-    /// Type of all weights; `None` takes the narrowest of BF16, F16 and F32 that holds every value exactly.
+    /// Type of all weights that are no integers; `None` takes the narrowest of BF16, F16 and F32 that holds every value
+    /// exactly.
     pub ty: Option<ElementType>,
     /// Whether tokenizer files are written.
     pub tokenizer: bool,
@@ -117,7 +118,7 @@ impl Default for ToHfOptions {
 pub struct ToHfReport {
     /// The model class.
     pub class: String,
-    /// Type of the weights.
+    /// Type of the weights that are no integers.
     pub ty: ElementType,
     /// All files.
     pub paths: Vec<PathBuf>,
@@ -231,10 +232,10 @@ pub fn gguf_to_hf(
 ) -> Result<ToHfReport, ToHfError> {
     let directory = NewDirectory::of(dir)?;
     let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
-    let card = registry.by_gguf(arch);
-    // Where the card itself writes `x.scale`, it is a weight like others.
+    // Where the card itself, or a variant, writes `x.scale`, it is a weight like others.
     let is_own = |name: &str| {
-        let mut targets = card.iter().flat_map(|card| &card.entries).flat_map(|entry| &entry.targets);
+        let cards = registry.cards().iter().filter(|card| card.gguf == arch);
+        let mut targets = cards.flat_map(|card| &card.entries).flat_map(|entry| &entry.targets);
         targets.any(|target| target.name.matches(name).is_some())
     };
     let source = Decoded::with_own(tensors, options.level, &is_own)?;
@@ -271,13 +272,12 @@ pub fn gguf_to_hf(
     let paths = write_checkpoint(directory, &weights, &files, &write, progress)?;
     let rounded =
         inexact.iter().map(|tensor| format!("`{tensor}` comes back through arithmetic that rounds"));
-    let elem_bytes = ty.bytes().unwrap_or(4) as u64;
     Ok(ToHfReport {
         class,
         ty,
         paths,
         n_tensors: weights.weights().len() + dense.len(),
-        n_bytes: weights.n_elems().saturating_mul(elem_bytes),
+        n_bytes: weights.n_bytes(),
         lost: rounded.chain(tokenizer.lost).collect(),
         warnings: tokenizer.warnings,
     })

@@ -203,6 +203,8 @@ impl OpSpec {
                 }
                 _ => (None, true),
             },
+            // What the sums stay below is for what makes them.
+            OpKind::AddIndex => (Some(Op::SubIndex), true),
             OpKind::SubMean | OpKind::L2Normalize => (Some(Op::Reshape { dims: dims.to_vec() }), false),
             OpKind::PrependZero => {
                 let end =

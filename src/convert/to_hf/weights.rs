@@ -7,9 +7,9 @@ use rayon::prelude::*;
 use crate::arch::OutputSpec;
 use crate::core::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use crate::core::simd::SimdLevel;
-use crate::core::{ElementType, SourceError, WeightMeta, WeightSource};
+use crate::core::{ElementType, GgmlType, SourceError, WeightMeta, WeightSource};
 use crate::views::decoded::Decoded;
-use crate::views::{Recipe, recipe};
+use crate::views::{ReadPolicy, Recipe, ViewError, recipe};
 
 use super::ToHfError;
 
@@ -21,6 +21,8 @@ pub(super) struct Weights<'a> {
     source: Decoded<'a>,
     recipes: Vec<Recipe>,
     metas: Vec<WeightMeta>,
+    /// The type of those that are integers.
+    integers: Vec<Option<GgmlType>>,
     level: SimdLevel,
 }
 
@@ -32,10 +34,12 @@ impl WeightSource for Weights<'_> {
     fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
         let meta = &self.metas[weight];
         let elem_bytes = meta.ty.bytes().unwrap_or(4);
+        let failed = |error: ViewError| SourceError { tensor: meta.name.clone(), source: error.into() };
+        if let Some(ty) = self.integers[weight] {
+            return self.read_integers(weight, ty, first, out).map_err(failed);
+        }
         let mut floats = vec![0.0; out.len() / elem_bytes];
-        self.recipes[weight]
-            .read_f32(&self.source, self.level, first, &mut floats)
-            .map_err(|error| SourceError { tensor: meta.name.clone(), source: error.into() })?;
+        self.recipes[weight].read_f32(&self.source, self.level, first, &mut floats).map_err(failed)?;
         match meta.ty {
             ElementType::Bf16 => encode(&floats, out, |x| f32_to_bf16(x).to_le_bytes()),
             ElementType::F16 => encode(&floats, out, |x| f32_to_f16(x).to_le_bytes()),
@@ -56,8 +60,45 @@ fn encode<const N: usize>(values: &[f32], out: &mut [u8], bytes: impl Fn(f32) ->
     }
 }
 
+/// The type of a tensor made of integers of one type: no float type is sure to hold them, and what reads the checkpoint
+/// takes them for indices.
+fn integers(recipe: &Recipe, weights: &[WeightMeta]) -> Option<GgmlType> {
+    let mut types = recipe.weights().into_iter().map(|index| weights[index].ty);
+    let first = types.next()?;
+    let ty = match first {
+        ElementType::I64 => GgmlType::I64,
+        ElementType::I32 => GgmlType::I32,
+        _ => return None,
+    };
+    types.all(|ty| ty == first).then_some(ty)
+}
+
 impl<'a> Weights<'a> {
-    /// The weights that an inverse card names, as F32.
+    /// Elements of a tensor of integers.
+    fn read_integers(
+        &self,
+        weight: usize,
+        ty: GgmlType,
+        first: u64,
+        out: &mut [u8],
+    ) -> Result<(), ViewError> {
+        let elem_bytes = ty.block_bytes() as u64;
+        let recipe = &self.recipes[weight];
+        let n_cols = recipe.shape().n_cols().max(1);
+        let too_large = |_| ViewError::TooLarge { n_cols };
+        // Whole rows, of which the range may begin or end inside.
+        let (row, skip) = (first / n_cols, first % n_cols * elem_bytes);
+        let row_bytes = n_cols.saturating_mul(elem_bytes);
+        let n_rows = skip.saturating_add(out.len() as u64).div_ceil(row_bytes);
+        let mut rows = vec![0; usize::try_from(n_rows.saturating_mul(row_bytes)).map_err(too_large)?];
+        let policy = ReadPolicy { level: self.level, allow_nonfinite: true };
+        recipe.read_rows(&self.source, ty, policy, row, &mut rows)?;
+        let skip = usize::try_from(skip).map_err(too_large)?;
+        out.copy_from_slice(&rows[skip..skip + out.len()]);
+        Ok(())
+    }
+
+    /// The weights that an inverse card names, as F32; those of integers as these.
     ///
     /// # Errors
     /// An operation that does not fit its tensor.
@@ -68,25 +109,36 @@ impl<'a> Weights<'a> {
     ) -> Result<Self, ToHfError> {
         let recipes = outputs.iter().map(|output| recipe(output, source.weights()));
         let recipes = recipes.collect::<Result<Vec<_>, _>>()?;
+        let integers = recipes.iter().map(|recipe| integers(recipe, source.weights())).collect();
         let meta = |(output, recipe): (&OutputSpec, &Recipe)| WeightMeta {
             name: output.name.clone(),
             shape: recipe.shape().clone(),
             ty: ElementType::F32,
         };
         let metas = outputs.iter().zip(&recipes).map(meta).collect();
-        Ok(Self { source, recipes, metas, level })
+        let mut weights = Self { source, recipes, metas, integers, level };
+        weights.set_type(ElementType::F32);
+        Ok(weights)
     }
 
-    /// Gives all weights one type.
+    /// Gives all weights that are no integers one type.
     pub(super) fn set_type(&mut self, ty: ElementType) {
-        for meta in &mut self.metas {
-            meta.ty = ty;
+        for (meta, integers) in self.metas.iter_mut().zip(&self.integers) {
+            meta.ty = match integers {
+                Some(GgmlType::I64) => ElementType::I64,
+                Some(_) => ElementType::I32,
+                None => ty,
+            };
         }
     }
 
-    /// Number of elements of all weights.
-    pub(super) fn n_elems(&self) -> u64 {
-        self.metas.iter().map(|meta| meta.shape.n_elems()).sum()
+    /// Bytes of all weights.
+    pub(super) fn n_bytes(&self) -> u64 {
+        let bytes = |meta: &WeightMeta| {
+            let elem_bytes = meta.ty.bytes().unwrap_or(4) as u64;
+            meta.shape.n_elems().saturating_mul(elem_bytes)
+        };
+        self.metas.iter().map(bytes).fold(0, u64::saturating_add)
     }
 
     /// True if every value of every tensor is the same after a round trip through the type.
@@ -98,7 +150,8 @@ impl<'a> Weights<'a> {
             };
             back.to_bits() == x.to_bits()
         };
-        for (weight, recipe) in self.recipes.iter().enumerate() {
+        let recipes = self.recipes.iter().enumerate().filter(|row| self.integers[row.0].is_none());
+        for (weight, recipe) in recipes {
             let n = recipe.shape().n_elems();
             let inexact = AtomicBool::new(false);
             (0..n.div_ceil(STEP_ELEMS)).into_par_iter().try_for_each(|step| {

@@ -1,7 +1,7 @@
 //! The cases of `fixtures/cards`: a configuration and names and shapes of tensors, as a checkpoint on the disk. Elements
 //! follow from a formula, that of `scripts/peers/card_fixtures.py`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use gguf_foundry::arch::{Heads, OutType};
 use gguf_foundry::convert::{Conversion, ConvertError, ConvertOptions};
@@ -67,20 +67,25 @@ impl CardFixture {
                 _ => panic!("{}: option `{name}`", self.at),
             }
         }
-        options.target_model_dir = Some(dir.join("target")).filter(|target| target.is_dir());
+        options.target_model_dir = target(dir);
         Conversion::plan(dir, &options)
     }
 
-    /// The same of a checkpoint made of a GGUF file, to F32: names are transformers', what was left out is not there.
-    pub(super) fn plan_back(&self, dir: &Path) -> Result<Conversion, ConvertError> {
-        let is = |name: &str| self.content["options"][name] == true;
-        let heads = match (is("no_mtp"), is("mtp")) {
-            (true, _) => Heads::Dropped,
-            (_, true) => Heads::Alone,
-            _ => Heads::Kept,
-        };
-        Conversion::plan(dir, &ConvertOptions { heads, ..plain(OutType::F32) })
+    /// The same of a checkpoint made of a GGUF file of the one in `dir`, to F32: names are transformers', what was left out
+    /// is not there.
+    pub(super) fn plan_back(&self, dir: &Path, back: &Path) -> Result<Conversion, ConvertError> {
+        let mut options = plain(OutType::F32);
+        if self.content["options"]["mtp"] == true {
+            options.heads = Heads::Alone;
+        }
+        options.target_model_dir = target(dir);
+        Conversion::plan(back, &options)
     }
+}
+
+/// The model that a draft is for.
+fn target(dir: &Path) -> Option<PathBuf> {
+    Some(dir.join("target")).filter(|target| target.is_dir())
 }
 
 fn plain(file_type: OutType) -> ConvertOptions {
