@@ -29,6 +29,8 @@ from pathlib import Path
 
 import numpy as np
 
+import converter
+
 arguments = argparse.ArgumentParser()
 arguments.add_argument("llama_cpp", type=Path)
 arguments.add_argument("fixtures", type=Path, nargs="?")
@@ -39,10 +41,9 @@ ARGUMENTS = arguments.parse_args()
 # Torch's exponential function differs from processor to processor; this is the one that all have.
 os.environ["MKL_CBWR"] = "COMPATIBLE"
 LLAMA_CPP, FIXTURES = ARGUMENTS.llama_cpp, ARGUMENTS.fixtures
-sys.path[:0] = [str(LLAMA_CPP), str(LLAMA_CPP / "gguf-py")]
+converter.use(LLAMA_CPP)
 import gguf  # noqa: E402
 import torch  # noqa: E402
-from conversion import ModelBase, ModelType, get_model_architecture, get_model_class  # noqa: E402
 from conversion.base import TextModel  # noqa: E402
 
 H, I, V = 64, 96, 96
@@ -362,14 +363,6 @@ def repair_baichuan():
     BaichuanModel.modify_tensors = modify_tensors
 
 
-def key_row(field):
-    names = {t: t.name.lower() for t in gguf.GGUFValueType}
-    kind, value = field.types[0], field.contents()
-    if kind == gguf.GGUFValueType.ARRAY:
-        return [field.name, f"arr[{names[field.types[1]]}]", value]
-    return [field.name, names[kind], value]
-
-
 def digits(raw):
     return hashlib.sha256(raw).hexdigest()[:16]
 
@@ -381,30 +374,27 @@ def descendants(cls):
 def convert(folder, outtype, options):
     """What the converter writes. Options are spelled as its own attributes."""
     out = folder / f"{outtype}.gguf"
-    ftype = {"f16": gguf.LlamaFileType.MOSTLY_F16, "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}[outtype]
-    mistral = bool(options.get("mistral_format"))
     with torch.inference_mode():
-        hparams = ModelBase.load_hparams(folder, mistral)
-        if mistral:
+        if options.get("mistral_format"):
             from conversion.mistral import MistralModel, MistralMoeModel
-            cls = MistralMoeModel if hparams.get("moe") else MistralModel
+            cls = MistralMoeModel if TextModel.load_hparams(folder, True).get("moe") else MistralModel
         else:
-            cls = get_model_class(get_model_architecture(hparams, ModelType.TEXT), mmproj=False)
+            cls = converter.text_class(folder)
         if options.get("no_mtp"):
             cls.no_mtp = True
         if options.get("mtp"):
             cls.mtp_only = True
         for each_cls in descendants(TextModel):  # a class may build another one and ask that
-            each_cls.set_vocab = lambda self: self._set_vocab_none()
+            converter.without_vocabulary(each_cls)
         names = ("fuse_gate_up_exps", "fuse_qkv", "sentence_transformers_dense_modules")
         more = {name: options[name] for name in names if name in options}
         if (folder / "target").is_dir():
             more["target_model_dir"] = folder / "target"
-        cls(folder, ftype, out, hparams=None, **more).write()
+        cls(folder, converter.file_type(outtype), out, hparams=None, **more).write()
     reader = gguf.GGUFReader(out)
     # Some classes bring a chat template along, which is the vocabulary's.
     left_out = ("GGUF.", "tokenizer.chat_template")
-    keys = [key_row(f) for f in reader.fields.values() if not f.name.startswith(left_out)]
+    keys = [converter.key_row(f) for f in reader.fields.values() if not f.name.startswith(left_out)]
     tensors = [[t.name, [int(d) for d in t.shape], t.tensor_type.name, digits(t.data.tobytes())]
                for t in reader.tensors]
     return {"kv": keys, "tensors": tensors}

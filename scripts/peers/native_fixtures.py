@@ -13,16 +13,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+import converter
+from timing import sha256
+
 LLAMA_CPP, FIXTURES = Path(sys.argv[1]), Path(sys.argv[2])
 CORPUS = Path(sys.argv[3]) if len(sys.argv) > 3 else None
-sys.path[:0] = [str(LLAMA_CPP), str(LLAMA_CPP / "gguf-py")]
+converter.use(LLAMA_CPP)
 import gguf  # noqa: E402
 import torch  # noqa: E402
-from conversion import ModelBase, ModelType, get_model_architecture, get_model_class  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
-FTYPES = {"f32": gguf.LlamaFileType.ALL_F32, "f16": gguf.LlamaFileType.MOSTLY_F16,
-          "bf16": gguf.LlamaFileType.MOSTLY_BF16, "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}
 H, V, HEADS, KV, HEAD = 64, 32, 4, 2, 16
 G = torch.Generator()
 
@@ -121,15 +121,12 @@ def cases():
 
 def convert(folder, what):
     *switches, outtype = what.split()
-    with tempfile.TemporaryDirectory() as tmp, torch.inference_mode():
+    with tempfile.TemporaryDirectory() as tmp:
         out = Path(tmp) / "model.gguf"
-        hparams = ModelBase.load_hparams(folder, False)
-        cls = get_model_class(get_model_architecture(hparams, ModelType.TEXT), mmproj=False)
-        cls.set_vocab = lambda self: self._set_vocab_none()
-        cls(folder, FTYPES[outtype], out, **{switch: True for switch in switches}).write()
+        converter.convert(folder, outtype, out, **{switch: True for switch in switches})
         reader = gguf.GGUFReader(out)
         tensors = [[t.name, t.tensor_type.name, hashlib.sha256(t.data.tobytes()).hexdigest()] for t in reader.tensors]
-        return {"sha256": hashlib.sha256(out.read_bytes()).hexdigest(), "tensors": tensors}
+        return {"sha256": sha256(out), "tensors": tensors}
 
 
 MANIFEST = """origin = "random weights in the layout of the method; expect.json is what llama.cpp 0.5.0 makes of them"
@@ -153,7 +150,7 @@ for name, whats, settings, tensors in cases():
     save_file({k: v.contiguous() for k, v in sorted(tensors.items())}, folder / "model.safetensors")
     (folder / "model.safetensors").chmod(0o644)
     (FIXTURES / name / "expect.json").write_text(dump({what: convert(folder, what) for what in whats}))
-    sums = [f'"{file}" = "{hashlib.sha256((FIXTURES / name / file).read_bytes()).hexdigest()}"\n'
+    sums = [f'"{file}" = "{sha256(FIXTURES / name / file)}"\n'
             for file in ("expect.json", "hf/config.json", "hf/model.safetensors")]
     (FIXTURES / name / "MANIFEST.toml").write_text(MANIFEST + "".join(sums))
 

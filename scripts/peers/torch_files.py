@@ -15,7 +15,6 @@ is left out on both sides.
 GGUF files that the peer makes of it.
 """
 import contextlib
-import hashlib
 import io
 import json
 import logging
@@ -28,27 +27,18 @@ from pathlib import Path
 
 import torch
 
-COMMAND, LLAMA_CPP = sys.argv[1], Path(sys.argv[2])
-sys.path[:0] = [str(LLAMA_CPP), str(LLAMA_CPP / "gguf-py")]
-import gguf  # noqa: E402
-from conversion import ModelBase, ModelType, get_model_architecture, get_model_class  # noqa: E402
+import converter
+from timing import sha256
 
+COMMAND = sys.argv[1]
+converter.use(Path(sys.argv[2]))
 logging.disable(logging.WARNING)
-FILE_TYPES = {"f32": gguf.LlamaFileType.ALL_F32, "f16": gguf.LlamaFileType.MOSTLY_F16,
-              "bf16": gguf.LlamaFileType.MOSTLY_BF16, "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}
-
-
-def sha256(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def peer(folder, outtype, out):
     """What the peer writes, without a vocabulary."""
-    with torch.inference_mode(), contextlib.redirect_stderr(io.StringIO()):
-        hparams = ModelBase.load_hparams(folder, False)
-        cls = get_model_class(get_model_architecture(hparams, ModelType.TEXT), mmproj=False)
-        cls.set_vocab = lambda self: self._set_vocab_none()
-        cls(folder, FILE_TYPES[outtype], out).write()
+    with contextlib.redirect_stderr(io.StringIO()):
+        converter.convert(folder, outtype, out)
     return sha256(out)
 
 

@@ -22,18 +22,19 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import converter
+
 parser = argparse.ArgumentParser()
 parser.add_argument("llama_cpp", type=Path)
 parser.add_argument("fixtures", type=Path)
 parser.add_argument("--tokenize")
 parser.add_argument("cases", nargs="*")
 options = parser.parse_args()
-sys.path[:0] = [str(options.llama_cpp), str(options.llama_cpp / "gguf-py")]
+converter.use(options.llama_cpp)
 import gguf  # noqa: E402
 import sentencepiece  # noqa: E402
 import tokenizers  # noqa: E402
 import transformers  # noqa: E402
-from conversion import ModelBase, ModelType, get_model_architecture, get_model_class  # noqa: E402
 from conversion.mistral import MistralModel  # noqa: E402
 from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer  # noqa: E402
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer  # noqa: E402
@@ -482,14 +483,6 @@ CASES = [bert, bert_lines, xlmr, xlmr_json, gemma4, rwkv, plamo2, mistral_tekken
          stablelm, hunyuan, kimi, kimi_linear, hybriddna, whitespace, chatglm3, qwen, baichuan]
 
 
-def row(field):
-    names = {t: t.name.lower() for t in gguf.GGUFValueType}
-    kind = field.types[0]
-    if kind == gguf.GGUFValueType.ARRAY:
-        return [field.name, f"arr[{names[field.types[1]]}]", field.contents()]
-    return [field.name, names[kind], field.contents()]
-
-
 def llama_ids(path, texts):
     data = b"".join(b"%d\n%s\n" % (len(text.encode()), text.encode()) for text in texts)
     done = subprocess.run([options.tokenize, str(path), "0"], input=data, capture_output=True, check=True)
@@ -498,12 +491,9 @@ def llama_ids(path, texts):
 
 def convert(folder, config, extra, out):
     if extra.get("mistral"):
-        cls, hparams = MistralModel, dict(config)
-        made = cls(folder, gguf.LlamaFileType.ALL_F32, out, hparams=hparams)
+        made = MistralModel(folder, gguf.LlamaFileType.ALL_F32, out, hparams=dict(config))
     else:
-        hparams = ModelBase.load_hparams(folder, False)
-        cls = get_model_class(get_model_architecture(hparams, ModelType.TEXT), mmproj=False)
-        made = cls(folder, gguf.LlamaFileType.ALL_F32, out)
+        made = converter.text_class(folder)(folder, gguf.LlamaFileType.ALL_F32, out)
     if pre := extra.get("pre"):
         type(made).get_vocab_base_pre = lambda self, _: pre
     if not extra.get("parameters"):
@@ -532,7 +522,7 @@ for make in CASES:
         out = Path(temp) / "vocab.gguf"
         convert(folder, config, extra, out)
         fields = gguf.GGUFReader(out).fields.values()
-        rows = [row(f) for f in fields if f.name.startswith("tokenizer.") or f.name.endswith(".vocab_size")]
+        rows = [converter.key_row(f) for f in fields if f.name.startswith("tokenizer.") or f.name.endswith(".vocab_size")]
         theirs = llama_ids(out, texts) if options.tokenize else [None] * len(texts)
     (folder / "expect.json").write_text("[\n" + ",\n".join(json.dumps(r, ensure_ascii=False) for r in rows) + "\n]\n")
     if not (original := extra.get("ids", options.tokenize)):
