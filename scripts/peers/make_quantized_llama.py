@@ -13,15 +13,13 @@ f16 (gptq). Needs numpy, and sentencepiece for the tokenizer; memory stays at on
 import argparse
 import json
 import pathlib
-import struct
 
 import numpy as np
 
-from make_random_llama import HIDDEN, VOCAB, bf16, config, layer, write_tokenizer
+from make_random_llama import HIDDEN, VOCAB, bf16, config, layer, write_safetensors, write_tokenizer
 
 BLOCK = GROUP = 128
 BITS = 4
-SIZES = {"F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4, "I32": 4}
 
 
 def e4m3_pool(rng):
@@ -84,18 +82,7 @@ def make(directory, method, n_layers):
             tensors += coded(name, shape, rng, pool) if name.endswith("_proj.weight") else plain(name, shape, rng, dtype)
     tensors += plain("model.norm.weight", [HIDDEN], rng, dtype)
     tensors += plain("lm_head.weight", [VOCAB, HIDDEN], rng, dtype)
-
-    header, offset = {"__metadata__": {"format": "pt"}}, 0
-    for name, ty, shape, _ in tensors:
-        n_bytes = SIZES[ty] * int(np.prod(shape))
-        header[name] = {"dtype": ty, "shape": shape, "data_offsets": [offset, offset + n_bytes]}
-        offset += n_bytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with open(directory / "model.safetensors", "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for _, _, _, values in tensors:
-            values().tofile(file)
+    write_safetensors(directory / "model.safetensors", tensors)
 
 
 def main():

@@ -11,6 +11,7 @@ tokens. Needs numpy and sentencepiece. Memory stays at one tensor.
 """
 
 import argparse
+import functools
 import json
 import pathlib
 import struct
@@ -92,18 +93,22 @@ def write_tokenizer(directory):
         )
 
 
-def write_shard(path, shapes, rng):
+SIZES = {"F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4, "I32": 4}
+
+
+def write_safetensors(path, tensors):
+    """A file of tensors: name, type, shape, and a function that makes the values, one tensor at a time."""
     header, offset = {"__metadata__": {"format": "pt"}}, 0
-    for name, shape in shapes.items():
-        n_bytes = 2 * int(np.prod(shape))
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, offset + n_bytes]}
+    for name, ty, shape, _ in tensors:
+        n_bytes = SIZES[ty] * int(np.prod(shape))
+        header[name] = {"dtype": ty, "shape": shape, "data_offsets": [offset, offset + n_bytes]}
         offset += n_bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for shape in shapes.values():
-            bf16(rng, shape).tofile(file)
+        for _, _, _, values in tensors:
+            values().tofile(file)
 
 
 def main():
@@ -127,7 +132,8 @@ def main():
         first, last = (len(groups) * i // args.shards for i in (shard, shard + 1))
         shapes = {name: shape for group in groups[first:last] for name, shape in group.items()}
         file = f"model-{shard + 1:05}-of-{args.shards:05}.safetensors" if args.shards > 1 else "model.safetensors"
-        write_shard(args.directory / file, shapes, rng)
+        tensors = [(name, "BF16", shape, functools.partial(bf16, rng, shape)) for name, shape in shapes.items()]
+        write_safetensors(args.directory / file, tensors)
         weight_map |= dict.fromkeys(shapes, file)
     if args.shards > 1:
         index = {"metadata": {}, "weight_map": weight_map}

@@ -17,7 +17,6 @@ import io
 import itertools
 import json
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
