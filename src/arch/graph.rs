@@ -397,22 +397,13 @@ impl Default for GraphFeatures {
     }
 }
 
-/// Features of architectures without a card.
-fn without_card() -> &'static toml::Table {
-    static TABLES: LazyLock<toml::Table> =
-        LazyLock::new(|| include_str!("graphs.toml").parse().unwrap_or_default());
-    &TABLES
-}
-
 impl GraphFeatures {
     /// The features of an architecture, by `general.architecture`: the `[graph]` table of its card. `None` if nobody
     /// has described its graph; an empty table describes nothing.
     #[must_use]
     pub fn of(arch: &str) -> Option<Self> {
         static CARDS: LazyLock<Option<Registry>> = LazyLock::new(|| Registry::embedded().ok());
-        let card = CARDS.as_ref().and_then(|cards| cards.by_gguf(arch));
-        let described = card.and_then(|card| card.graph.clone());
-        described.or_else(|| Self::from_toml(without_card().get(arch)?.as_table()?).ok())
+        CARDS.as_ref().and_then(|cards| cards.by_gguf(arch)).and_then(|card| card.graph.clone())
     }
 
     /// Reads the table.
@@ -520,18 +511,11 @@ mod tests {
     }
 
     #[test]
-    fn every_embedded_table_loads_and_none_is_there_twice() {
+    fn every_embedded_table_is_found_by_its_architecture() {
         let cards = Registry::embedded().unwrap();
         let described = cards.cards().iter().filter(|card| card.graph.is_some());
         for card in described {
             assert!(GraphFeatures::of(&card.gguf).is_some(), "{}", card.gguf);
-        }
-        for (arch, table) in without_card() {
-            if let Err(error) = GraphFeatures::from_toml(table.as_table().unwrap()) {
-                panic!("{arch}: {error}");
-            }
-            let in_card = cards.by_gguf(arch).is_some_and(|card| card.graph.is_some());
-            assert!(!in_card, "`{arch}` has a card: move its table there");
         }
         assert_eq!(GraphFeatures::of("no such architecture"), None);
     }
