@@ -276,6 +276,10 @@ fn the_program_drafts_and_converts() {
         assert!(err.contains(part), "{part}: {err}");
     }
     run(0, &["draft", "model", "-o", "my.toml", "--no-sync"]);
+    // With that card the class is known, and shown as any other.
+    let class = unknown["config"]["architectures"][0].as_str().unwrap();
+    assert!(run(2, &["archs", class]).1.contains("no architecture and no class is named"));
+    assert!(run(0, &["archs", class, "--card", "my.toml"]).0.contains(&format!("  classes     {class}\n")));
     assert_eq!(fs_err::read_to_string(dir.path().join("my.toml")).unwrap(), card);
     run(0, &[&dry[..], &["--card", "my.toml"]].concat());
 

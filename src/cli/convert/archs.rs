@@ -1,6 +1,7 @@
 //! `gguf-convert archs`: the architectures, or one card at length.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value as Json, json};
@@ -8,6 +9,7 @@ use serde_json::{Value as Json, json};
 use crate::arch::{CardFacts, Registry, TensorFacts, all_facts, facts};
 use crate::cli::render::{Align, Table};
 use crate::cli::{Exit, Session, UsageError};
+use crate::convert::{ConvertOptions, registry};
 use crate::core::similar::{did_you_mean, nearest};
 use crate::core::text::escape;
 use crate::engine::{Stage, stage};
@@ -17,11 +19,14 @@ use crate::engine::{Stage, stage};
 pub(super) struct Archs {
     /// Architecture, variant of one (llama/internlm3) or class: say what its card reads and writes
     name: Option<String>,
+    /// Look at an architecture card from a file too, or at the cards of a directory in place of the embedded ones
+    #[arg(long, value_name = "FILE|DIR")]
+    card: Option<PathBuf>,
 }
 
 impl Archs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
-        let registry = Registry::embedded()?;
+        let registry = registry(&ConvertOptions { card: self.card.clone(), ..ConvertOptions::default() })?;
         let Some(name) = &self.name else { return list(&registry, session) };
         let cards = facts(&registry, name);
         if cards.is_empty() {
