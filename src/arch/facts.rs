@@ -49,7 +49,8 @@ pub(super) fn config_keys(card: &Card) -> BTreeSet<String> {
     for aliases in card.aliases.values() {
         keys.extend(aliases.iter().flat_map(|(alias, key)| [alias.clone(), key.clone()]));
     }
-    keys.extend(card.inverse.keys().cloned());
+    let inverse = card.inverse.iter().filter(|(_, rule)| rule.tensor.is_none());
+    keys.extend(inverse.map(|(key, _)| key.clone()));
     keys
 }
 

@@ -2,6 +2,7 @@
 
 mod config;
 mod rows;
+mod tensors;
 
 use std::collections::HashSet;
 
@@ -96,7 +97,7 @@ fn invert_by(
 
     let mut inverter = Inverter { card, tensors, scope: &scope, units: IndexMap::new(), dropped: Vec::new() };
     inverter.match_all()?;
-    let mut outputs = Vec::new();
+    let mut outputs = tensors::of_keys(card, &scope)?;
     let mut inexact = Vec::new();
     for (key, parts) in &inverter.units {
         for (output, is_exact) in inverter.sources_of(key, parts)? {

@@ -8,7 +8,7 @@ use crate::arch::expr::{Expr, ParseError};
 use crate::arch::fuse::Fusion;
 use crate::arch::graph::GraphFeatures;
 use crate::arch::heads::SHARED_WITH_HEADS;
-use crate::arch::names::{Pattern, Stars, nearest};
+use crate::arch::names::{Pattern, Placeholder, Stars, nearest};
 use crate::arch::schema::{Card, Ignore, InverseRule, Rewrite, RewriteStep, Row};
 
 mod defaults;
@@ -70,7 +70,7 @@ const CARD_KEYS: &[&str] = &[
 
 const NAMES_KEYS: &[&str] = &["rewrite", "block"];
 const IGNORE_KEYS: &[&str] = &["why", "when", "require_zero", "drop_if_equal"];
-const INVERSE_KEYS: &[&str] = &["value", "null"];
+const INVERSE_KEYS: &[&str] = &["value", "null", "tensor"];
 
 /// Tensors beside which llama.cpp's loader looks for a factor; which of them a graph uses is the card's to say.
 const FACTOR_SLOTS: &[&str] = &[
@@ -304,17 +304,28 @@ fn rewrite(step: &Toml, at: &str) -> Read<Rewrite> {
 }
 
 fn inverse(top: &Fields<'_>) -> Read<IndexMap<String, InverseRule>> {
-    let rule = |value: &Toml, at: &str| {
+    let rule = |name: &str, value: &Toml, at: &str| {
         let Toml::Table(table) = value else {
-            return Ok(InverseRule { value: expr(value, at)?, writes_null: false });
+            return Ok(InverseRule { value: expr(value, at)?, writes_null: false, tensor: None });
         };
         let fields = Fields::of(table, at, INVERSE_KEYS)?;
         let value =
             fields.expr("value")?.ok_or(CardProblem::MissingKey { at: at.to_owned(), key: "value" })?;
-        Ok(InverseRule { value, writes_null: fields.bool("null")? })
+        let (writes_null, is_tensor) = (fields.bool("null")?, fields.bool("tensor")?);
+        if writes_null && is_tensor {
+            let why = "a tensor whose value is null is left out";
+            return Err(CardProblem::WithoutEffect { at: at.to_owned(), key: "null", why });
+        }
+        let tensor = if is_tensor { Some(pattern(name, at, Stars::Refused)?) } else { None };
+        let is_known = |pattern: &Pattern| pattern.placeholders().all(|found| found == Placeholder::Bid);
+        if tensor.as_ref().is_some_and(|pattern| !is_known(pattern)) {
+            let (expected, found) = ("a tensor's name with no other placeholder than {bid}", name.to_owned());
+            return Err(CardProblem::Kind { at: at.to_owned(), expected, found });
+        }
+        Ok(InverseRule { value, writes_null, tensor })
     };
     top.tables("inverse")?
-        .map(|(name, value)| Ok((name.clone(), rule(value, &format!("[inverse] `{name}`"))?)))
+        .map(|(name, value)| Ok((name.clone(), rule(name, value, &format!("[inverse] `{name}`"))?)))
         .collect()
 }
 

@@ -90,13 +90,15 @@ impl Card {
     }
 }
 
-/// A key of the configuration on the way back; points in its name lead into objects.
+/// A key of the configuration on the way back, or a tensor; points in a key's name lead into objects.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InverseRule {
     /// Its value.
     pub value: Expr,
     /// Null is written; else it takes the key out.
     pub writes_null: bool,
+    /// The tensor's name, where the value is one of these: a number, or a list of them. Null leaves it out.
+    pub tensor: Option<Pattern>,
 }
 
 /// One metadata row.

@@ -92,7 +92,7 @@ pub(super) fn rebuilt(
 /// The scope's configuration with the card's own `[inverse]`, whose expressions see it as it was.
 pub(super) fn with_own(card: &Card, scope: &Scope<'_>) -> Result<Map<String, Json>, ArchError> {
     let mut config = scope.config.clone();
-    for (key, rule) in &card.inverse {
+    for (key, rule) in card.inverse.iter().filter(|(_, rule)| rule.tensor.is_none()) {
         let at = || format!("[inverse] `{key}`");
         let value = scope.eval(&rule.value, Captures::default());
         let value = value.map_err(|source| ArchError::Eval { card: card.name(), at: at(), source })?;

@@ -75,9 +75,6 @@ fn inverted(registry: &Registry, mapping: &Mapping, gguf: &Memory) -> Inverse {
 
 /// What has no way back, a case or all cases of a card, and which words of the refusal say why.
 const NO_WAY_BACK: &[(&str, &str)] = &[
-    // Keys that were tensors in the checkpoint: the way back makes tensors of tensors alone.
-    ("apertus", "`raw.xielu_as_tensors`"),
-    ("talkie", "`logit_scale` is not in the configuration"),
     // Mistral's own format alone has a key for how queries are scaled by position.
     ("deepseek2/mistral_format", "`raw.llama_4_scaling`"),
     // Arithmetic that loses what it took.

@@ -1,0 +1,69 @@
+//! Tensors of the checkpoint that the file has as keys.
+
+use crate::arch::datum::Datum;
+use crate::arch::error::ArchError;
+use crate::arch::eval::{EvalError, Scope};
+use crate::arch::expr::{Expr, Function, Path};
+use crate::arch::mapping::{Content, OutputSpec};
+use crate::arch::names::{Captures, Placeholder};
+use crate::arch::schema::{Card, EntryType, InverseRule, Phase};
+use crate::arch::types::TypeRule;
+use crate::core::Shape;
+
+/// What the card's `[inverse]` makes of keys: one tensor for each rule, or one for each block.
+///
+/// # Errors
+/// A value that is no number and no list of them.
+pub(super) fn of_keys(card: &Card, scope: &Scope<'_>) -> Result<Vec<OutputSpec>, ArchError> {
+    let mut outputs = Vec::new();
+    for (name, rule) in &card.inverse {
+        let failed =
+            |source| ArchError::Eval { card: card.name(), at: format!("[inverse] `{name}`"), source };
+        outputs.extend(of_rule(rule, scope).map_err(failed)?);
+    }
+    Ok(outputs)
+}
+
+fn of_rule(rule: &InverseRule, scope: &Scope<'_>) -> Result<Vec<OutputSpec>, EvalError> {
+    let Some(pattern) = &rule.tensor else { return Ok(Vec::new()) };
+    let mut outputs = Vec::new();
+    for captures in places(pattern.has(Placeholder::Bid), scope)? {
+        let value = scope.eval(&rule.value, captures)?;
+        if let Some((dims, content)) = content(&value)? {
+            let name = pattern.render(captures).unwrap_or_default();
+            let shape = Shape::new(dims).ok_or(EvalError::TooLong)?;
+            let type_rule = TypeRule { entry: EntryType::F32, source_block: None, source: None };
+            outputs.push(OutputSpec { name, shape, content, type_rule, phase: Phase::Normal });
+        }
+    }
+    Ok(outputs)
+}
+
+/// The blocks, or the one place of a tensor that belongs to none.
+fn places(is_numbered: bool, scope: &Scope<'_>) -> Result<Vec<Captures>, EvalError> {
+    if !is_numbered {
+        return Ok(vec![Captures::default()]);
+    }
+    let bid = Path { root: "bid".to_owned(), steps: Vec::new(), optional: false };
+    // As many as other lists over the blocks may be long.
+    let blocks = scope.eval(&Expr::Call(Function::Layers, vec![Expr::Path(bid)]), Captures::default())?;
+    let Datum::List(blocks) = blocks else { return Ok(Vec::new()) };
+    let numbers = blocks.iter().filter_map(|block| u64::try_from(block.as_int()?).ok());
+    Ok(numbers.map(|bid| Captures { bid: Some(bid), ..Captures::default() }).collect())
+}
+
+/// The dimensions and the elements of a value; none of null.
+fn content(value: &Datum) -> Result<Option<(Vec<u64>, Content)>, EvalError> {
+    let number = |value: &Datum| {
+        let number = value.as_float().map(|number| number as f32);
+        number.ok_or(EvalError::Kind { op: "tensor", found: value.kind() })
+    };
+    Ok(match value {
+        Datum::Null => None,
+        Datum::List(items) => {
+            let values = items.iter().map(number).collect::<Result<Vec<_>, _>>()?;
+            Some((vec![values.len() as u64], Content::Values(values.into())))
+        }
+        scalar => Some((Vec::new(), Content::Fill { value: number(scalar)?, dims: Vec::new() })),
+    })
+}
