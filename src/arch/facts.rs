@@ -50,7 +50,7 @@ pub(super) fn config_keys(card: &Card) -> BTreeSet<String> {
         keys.extend(aliases.iter().flat_map(|(alias, key)| [alias.clone(), key.clone()]));
     }
     let inverse = card.inverse.iter().filter(|(_, rule)| rule.tensor.is_none());
-    keys.extend(inverse.map(|(key, _)| key.clone()));
+    keys.extend(inverse.map(|(key, _)| key.split('[').next().unwrap_or(key).to_owned()));
     keys
 }
 

@@ -43,8 +43,8 @@ pub struct Inverse {
     pub inexact: Vec<String>,
 }
 
-/// Runs the card of a GGUF backwards, or that of its variants with an `[inverse]` of its own that knows all tensors, if
-/// the card does not. `tensors` are its tensors, with the element types they are decoded to;
+/// Runs the card of a GGUF backwards; where that fails, the first of its variants with an `[inverse]` of their own that
+/// does not. `tensors` are its tensors, with the element types they are decoded to;
 /// `rope_freqs` are the parameters of its rope factors, if it has such a tensor of Llama 3's kind; `values` is where the
 /// tensors can be read.
 ///
@@ -60,12 +60,7 @@ pub fn invert(
     let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
     let card = registry.by_gguf(arch).ok_or_else(|| ArchError::UnknownArch { arch: arch.to_owned() })?;
     let by = |card| invert_by(card, arch, metadata, tensors, rope_freqs, values);
-    match by(card) {
-        Err(error @ ArchError::Leftover { .. }) => {
-            registry.variants_back(arch).find_map(|variant| by(variant).ok()).ok_or(error)
-        }
-        result => result,
-    }
+    by(card).or_else(|error| registry.variants_back(arch).find_map(|variant| by(variant).ok()).ok_or(error))
 }
 
 fn invert_by(

@@ -389,6 +389,18 @@ mod tests {
                 "card `child`: annotate: `attention.sliding_window` is a key that `metadata` writes",
             ),
             (
+                "[inverse]\n\"a\" = { value = \"1\", null = true, tensor = true }",
+                "card `child`: [inverse] `a`: `null` has no effect here: a tensor whose value is null is left out",
+            ),
+            (
+                "[inverse]\n\"a.{eid}\" = { value = \"1\", tensor = true }",
+                "card `child`: [inverse] `a.{eid}`: expected a tensor's name with no other placeholder than {bid}, found a.{eid}",
+            ),
+            (
+                "[inverse]\n\"a[0].b\" = \"1\"",
+                "card `child`: [inverse] `a[0].b`: expected a name with `[bid].` once, and no other brackets, found a[0].b",
+            ),
+            (
                 "annotate = [[\"block_count\", \"1\"]]",
                 "card `child`: annotate: `block_count` is a key that `metadata` writes",
             ),

@@ -9,7 +9,7 @@ use crate::arch::fuse::Fusion;
 use crate::arch::graph::GraphFeatures;
 use crate::arch::heads::SHARED_WITH_HEADS;
 use crate::arch::names::{Pattern, Placeholder, Stars, nearest};
-use crate::arch::schema::{Card, Ignore, InverseRule, Rewrite, RewriteStep, Row};
+use crate::arch::schema::{Card, EACH_BLOCK, Ignore, InverseRule, Rewrite, RewriteStep, Row};
 
 mod defaults;
 mod entries;
@@ -305,6 +305,10 @@ fn rewrite(step: &Toml, at: &str) -> Read<Rewrite> {
 
 fn inverse(top: &Fields<'_>) -> Read<IndexMap<String, InverseRule>> {
     let rule = |name: &str, value: &Toml, at: &str| {
+        if name.replacen(EACH_BLOCK, ".", 1).contains(['[', ']']) {
+            let expected = "a name with `[bid].` once, and no other brackets";
+            return Err(CardProblem::Kind { at: at.to_owned(), expected, found: name.to_owned() });
+        }
         let Toml::Table(table) = value else {
             return Ok(InverseRule { value: expr(value, at)?, writes_null: false, tensor: None });
         };

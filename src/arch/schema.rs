@@ -90,6 +90,9 @@ impl Card {
     }
 }
 
+/// What leads, in the name of an inverse key, into the object of each block: `block_configs[bid].width`.
+pub(super) const EACH_BLOCK: &str = "[bid].";
+
 /// A key of the configuration on the way back, or a tensor; points in a key's name lead into objects.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InverseRule {

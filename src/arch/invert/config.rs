@@ -3,12 +3,13 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::rows;
+use super::tensors::blocks;
 use crate::arch::datum::Datum;
 use crate::arch::error::ArchError;
 use crate::arch::eval::Scope;
 use crate::arch::mapping::RopeFreqsLlama3;
 use crate::arch::names::Captures;
-use crate::arch::schema::Card;
+use crate::arch::schema::{Card, EACH_BLOCK};
 use crate::core::WeightMeta;
 use crate::gguf::keys::ANNOTATION_PREFIX;
 
@@ -93,13 +94,39 @@ pub(super) fn rebuilt(
 pub(super) fn with_own(card: &Card, scope: &Scope<'_>) -> Result<Map<String, Json>, ArchError> {
     let mut config = scope.config.clone();
     for (key, rule) in card.inverse.iter().filter(|(_, rule)| rule.tensor.is_none()) {
-        let at = || format!("[inverse] `{key}`");
-        let value = scope.eval(&rule.value, Captures::default());
-        let value = value.map_err(|source| ArchError::Eval { card: card.name(), at: at(), source })?;
-        let value = if value.is_null() && !rule.writes_null { None } else { Some(value.to_json()) };
-        set_member(&mut config, key, value);
+        let failed = |source| ArchError::Eval { card: card.name(), at: format!("[inverse] `{key}`"), source };
+        let value = |captures| {
+            let value = scope.eval(&rule.value, captures).map_err(failed)?;
+            Ok(if value.is_null() && !rule.writes_null { None } else { Some(value.to_json()) })
+        };
+        match key.split_once(EACH_BLOCK) {
+            None => set_member(&mut config, key, value(Captures::default())?),
+            Some((list, member)) => {
+                let blocks = blocks(scope).map_err(failed)?;
+                let values = blocks.into_iter().map(value).collect::<Result<Vec<_>, ArchError>>()?;
+                set_members(&mut config, list, member, values);
+            }
+        }
     }
     Ok(config)
+}
+
+/// Sets a member of each object of a list, which is made if there is anything to set.
+fn set_members(config: &mut Map<String, Json>, list: &str, member: &str, values: Vec<Option<Json>>) {
+    if values.iter().all(Option::is_none) {
+        return;
+    }
+    let items = config.entry(list).or_insert_with(|| json!([]));
+    if !items.is_array() {
+        *items = json!([]);
+    }
+    let Json::Array(items) = items else { return };
+    items.resize_with(items.len().max(values.len()), || Json::Object(Map::new()));
+    for (item, value) in items.iter_mut().zip(values) {
+        if let Json::Object(map) = item {
+            set_member(map, member, value);
+        }
+    }
 }
 
 /// Sets what a path of names with points between them leads to, or takes it out. Objects on the way are made where they

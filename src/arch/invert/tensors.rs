@@ -27,7 +27,9 @@ pub(super) fn of_keys(card: &Card, scope: &Scope<'_>) -> Result<Vec<OutputSpec>,
 fn of_rule(rule: &InverseRule, scope: &Scope<'_>) -> Result<Vec<OutputSpec>, EvalError> {
     let Some(pattern) = &rule.tensor else { return Ok(Vec::new()) };
     let mut outputs = Vec::new();
-    for captures in places(pattern.has(Placeholder::Bid), scope)? {
+    let is_numbered = pattern.has(Placeholder::Bid);
+    let places = if is_numbered { blocks(scope)? } else { vec![Captures::default()] };
+    for captures in places {
         let value = scope.eval(&rule.value, captures)?;
         if let Some((dims, content)) = content(&value)? {
             let name = pattern.render(captures).unwrap_or_default();
@@ -39,11 +41,8 @@ fn of_rule(rule: &InverseRule, scope: &Scope<'_>) -> Result<Vec<OutputSpec>, Eva
     Ok(outputs)
 }
 
-/// The blocks, or the one place of a tensor that belongs to none.
-fn places(is_numbered: bool, scope: &Scope<'_>) -> Result<Vec<Captures>, EvalError> {
-    if !is_numbered {
-        return Ok(vec![Captures::default()]);
-    }
+/// All blocks.
+pub(super) fn blocks(scope: &Scope<'_>) -> Result<Vec<Captures>, EvalError> {
     let bid = Path { root: "bid".to_owned(), steps: Vec::new(), optional: false };
     // As many as other lists over the blocks may be long.
     let blocks = scope.eval(&Expr::Call(Function::Layers, vec![Expr::Path(bid)]), Captures::default())?;

@@ -80,9 +80,6 @@ const NO_WAY_BACK: &[(&str, &str)] = &[
     // Arithmetic that loses what it took.
     ("bitnet", "`ternary` cannot be undone"),
     ("kimi-k3", "`mul` cannot be undone"),
-    // What each layer has stands in keys from which the configuration's own list of blocks does not follow.
-    ("deci/nas", "`permute_rope` does not take a list"),
-    ("nemotron_h_moe/nemotron_h_puzzle", "`block_configs`"),
     // Two rows of the output are what is left of it.
     ("qwen3/rerank", "`cls.output.weight`"),
     ("qwen3vl/rerank", "`cls.output.weight`"),
