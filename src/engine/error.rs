@@ -13,9 +13,6 @@ pub enum EngineError {
     /// The card uses a feature that is part of the vocabulary but not built.
     #[error("card `{}`: `{feature} = {value}` is not built yet", escape(arch))]
     Unsupported { arch: String, feature: &'static str, value: String },
-    /// The file says that tokens see those after them: there is no next token to predict.
-    #[error("key `{}`: tokens see later ones, which is not built yet", escape(key))]
-    NotCausal { key: String },
     /// A required key is absent.
     #[error("key `{}` is missing", escape(key))]
     MissingKey { key: String },
@@ -78,7 +75,7 @@ fn names(tensors: &[String]) -> String {
 impl Hint for EngineError {
     fn hints(&self) -> Vec<String> {
         match self {
-            Self::NoGraph { .. } | Self::Unsupported { .. } | Self::NotCausal { .. } => {
+            Self::NoGraph { .. } | Self::Unsupported { .. } => {
                 vec!["structure and tokenizer can still be checked: pass `--structure-only`".to_owned()]
             }
             Self::LeftOver { .. } => {

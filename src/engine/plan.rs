@@ -146,7 +146,7 @@ pub struct LongFactors {
     pub factors: Vector,
 }
 
-/// Which keys a query sees besides causality.
+/// Which keys a query sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mask {
     /// All earlier keys and its own.
@@ -155,6 +155,10 @@ pub enum Mask {
     Window(usize),
     /// Of those the ones in the same block of n positions.
     Chunked(usize),
+    /// All keys.
+    Full,
+    /// Those at most half of n positions away, to both sides.
+    Symmetric(usize),
 }
 
 impl Mask {
@@ -162,10 +166,27 @@ impl Mask {
     #[must_use]
     pub fn first_key(self, position: usize) -> usize {
         match self {
-            Self::Causal => 0,
+            Self::Causal | Self::Full => 0,
+            Self::Symmetric(n) => position.saturating_sub(n / 2),
             Self::Window(n) => (position + 1).saturating_sub(n),
             Self::Chunked(n) => position - position % n.max(1),
         }
+    }
+
+    /// Position behind the last key, of `n_keys`, that the query at `position` sees.
+    #[must_use]
+    pub fn end_key(self, position: usize, n_keys: usize) -> usize {
+        match self {
+            Self::Causal | Self::Window(_) | Self::Chunked(_) => position + 1,
+            Self::Full => n_keys,
+            Self::Symmetric(n) => position.saturating_add(n / 2 + 1).min(n_keys),
+        }
+    }
+
+    /// True if no window narrows what is seen.
+    #[must_use]
+    pub fn is_global(self) -> bool {
+        matches!(self, Self::Causal | Self::Full)
     }
 }
 
@@ -368,6 +389,8 @@ pub enum Wiring {
     Parallel,
     /// One after the other; the stream goes on from the scaled normed input of each.
     Normed,
+    /// One after the other; the stream itself is normed after each has been added.
+    PostLn,
 }
 
 /// One layer.
@@ -379,13 +402,15 @@ pub struct LayerPlan {
     pub pre_mixer: Option<Norm>,
     /// The branch that mixes positions.
     pub mixer: Mixer,
-    /// Norm of the mixer's output.
+    /// Norm of the mixer's output; with norms behind the sums, of the stream that it was added to.
     pub post_mixer: Option<Norm>,
+    /// Norm of the stream after the layer's input has been added a second time.
+    pub post_input: Option<Norm>,
     /// Norm before the feed-forward; with parallel wiring none means the mixer's.
     pub pre_ffn: Option<Norm>,
     /// The branch that sees each position alone.
     pub ffn: Ffn,
-    /// Norm of the feed-forward's output.
+    /// Norm of the feed-forward's output; with norms behind the sums, of the stream that it was added to.
     pub post_ffn: Option<Norm>,
     /// Factor of both branches; with normed wiring, of their inputs.
     pub residual_scale: f32,
@@ -393,11 +418,24 @@ pub struct LayerPlan {
     pub tensors: Vec<usize>,
 }
 
+/// What a model's outputs are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelKind {
+    /// Logits of the next token.
+    Decoder,
+    /// States of tokens that see one another; there is no next token to predict.
+    Encoder,
+    /// Logits of masked tokens, which see all others.
+    Diffusion,
+}
+
 /// The whole graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GraphPlan {
     /// `general.architecture`.
     pub arch: String,
+    /// What the outputs are: the next token's logits, or states of all tokens.
+    pub kind: ModelKind,
     /// Width of the residual stream.
     pub n_embd: usize,
     /// Rows of the head.
@@ -408,6 +446,8 @@ pub struct GraphPlan {
     pub embedding: Matrix,
     /// Learned positions, `[positions, n_embd]`.
     pub positions: Option<Matrix>,
+    /// Embedding of the kind of sentence, which is the first for all tokens.
+    pub token_types: Option<Vector>,
     /// Factor of the embedding.
     pub embed_scale: f32,
     /// Norm of the embedding.

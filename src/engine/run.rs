@@ -5,6 +5,7 @@ pub(super) mod buffers;
 pub(super) mod forward;
 pub(super) mod observer;
 pub(super) mod panel;
+mod post_ln;
 pub(super) mod runner;
 pub(super) mod timings;
 pub(super) mod weights;

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use crate::core::progress::Progress;
 use crate::core::text::{escape, escape_bytes};
+use crate::engine::plan::ModelKind;
 use crate::engine::{Engine, EngineError, EngineOptions, GraphPlan, Observer};
 use crate::gguf::Value;
 use crate::verify::judgement::{healthy_cost, judge_figures};
@@ -235,13 +236,14 @@ fn check_graph(model: &Model<'_>, report: &mut Report) -> Result<Option<GraphPla
     match model.plan() {
         Ok(plan) => {
             report.extend(plan.warnings.iter().map(|warning| Finding::warning("graph", warning)));
+            if plan.kind != ModelKind::Decoder {
+                let text = "tokens see later ones: there is no next token to predict";
+                report.add(Finding::unchecked("graph", text));
+                return Ok(None);
+            }
             Ok(Some(plan))
         }
-        Err(
-            error @ (EngineError::NoGraph { .. }
-            | EngineError::Unsupported { .. }
-            | EngineError::NotCausal { .. }),
-        ) => {
+        Err(error @ (EngineError::NoGraph { .. } | EngineError::Unsupported { .. })) => {
             report.add(Finding::unchecked("graph", error.to_string()));
             Ok(None)
         }

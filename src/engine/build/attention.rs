@@ -3,7 +3,7 @@
 use crate::arch::graph::{AttnScale, QkNorm, WindowPattern};
 use crate::engine::EngineError;
 use crate::engine::build::builder::Builder;
-use crate::engine::build::features::PositionRule;
+use crate::engine::build::features::{PositionRule, Sight};
 use crate::engine::build::rope::is_large;
 use crate::engine::plan::{
     Attention, HeadNorm, HeadSpan, Mask, Matrix, Mixer, Norm, NormFormula, Temperature,
@@ -126,12 +126,23 @@ impl Builder<'_> {
     fn mask(&self, layer: usize) -> Result<Mask, EngineError> {
         let key = self.keys.count("attention.sliding_window")?.filter(|&n| n > 0);
         let size = key.or(self.features.window_size.map(|n| n as usize));
-        let (Some(size), Some(mask)) = (size, self.built.window) else { return Ok(Mask::Causal) };
+        let is_full = self.built.sight == Sight::Full;
+        let global = if is_full { Mask::Full } else { Mask::Causal };
+        let (Some(size), Some(mask)) = (size, self.built.window) else { return Ok(global) };
+        let window = mask(size);
+        if is_full != matches!(window, Mask::Symmetric(_)) {
+            let expected = if is_full { "true with this window" } else { "false with this window" };
+            return Err(self.keys.unknown("attention.causal", expected, &(!is_full).to_string()));
+        }
         let every = |n: usize| n == 0 || layer % n < n - 1;
         let pattern_key = "attention.sliding_window_pattern";
         let windowed = match (self.keys.get(pattern_key), self.features.window_pattern) {
             (Some(value), _) if value.as_array().is_some() => {
                 self.keys.layer_flag(pattern_key, layer)?.unwrap_or(false)
+            }
+            (Some(_), Some(WindowPattern::DenseFirst { .. })) => {
+                let n = self.keys.count(pattern_key)?.unwrap_or(0);
+                n == 0 || !layer.is_multiple_of(n)
             }
             (Some(_), _) => every(self.keys.count(pattern_key)?.unwrap_or(0)),
             (None, Some(WindowPattern::DenseLast(n))) => every(n as usize),
@@ -140,7 +151,7 @@ impl Builder<'_> {
             }
             (None, None) => true,
         };
-        Ok(if windowed { mask(size) } else { Mask::Causal })
+        Ok(if windowed { window } else { global })
     }
 
     fn qk_norms(

@@ -10,7 +10,7 @@ use crate::engine::build::arch_keys::ArchKeys;
 use crate::engine::build::claims::{TensorClaims, fits};
 use crate::engine::build::features::{BuiltFeatures, PositionRule, Sight};
 use crate::engine::ops::prefix::Prefix;
-use crate::engine::plan::{GraphPlan, Matrix, Norm, NormFormula, Rope};
+use crate::engine::plan::{GraphPlan, Matrix, Norm, NormFormula, Rope, Vector};
 use crate::gguf::Metadata;
 
 /// What the parts of the builder share.
@@ -44,11 +44,9 @@ impl GraphPlan {
             .get(key)
             .and_then(|v| v.as_str())
             .ok_or_else(|| EngineError::MissingKey { key: key.to_owned() })?;
-        let built = BuiltFeatures::of(arch, features)?;
+        let mut built = BuiltFeatures::of(arch, features)?;
         let keys = ArchKeys::new(metadata, arch);
-        if built.sight == Sight::Causal && keys.flag("attention.causal")? == Some(false) {
-            return Err(EngineError::NotCausal { key: keys.key("attention.causal") });
-        }
+        built.see(keys.flag("attention.causal")?);
         let mut builder = Builder {
             features,
             built,
@@ -143,6 +141,7 @@ impl Builder<'_> {
             | PositionRule::Alibi
             | PositionRule::ByDepth => None,
         };
+        let token_types = self.first_row("token_types")?;
         let embed_norm = match self.features.embed_norm {
             EmbedNorm::None => None,
             EmbedNorm::RmsFree => {
@@ -162,11 +161,13 @@ impl Builder<'_> {
         self.refuse_left_over()?;
         Ok(GraphPlan {
             arch: arch.to_owned(),
+            kind: self.built.kind,
             n_embd: self.n_embd,
             n_vocab: head.n_rows,
             n_ctx_train: self.keys.count("context_length")?,
             embedding,
             positions,
+            token_types,
             embed_scale: self.embed_scale()?,
             embed_norm,
             prefix,
@@ -188,6 +189,15 @@ impl Builder<'_> {
             Some(n_rows) => self.tensors.need_matrix(name, n_rows, self.n_embd),
             None => Err(EngineError::MissingTensor { tensor }),
         }
+    }
+
+    /// The first row of a matrix of the stream's width, if there is one.
+    fn first_row(&mut self, name: &str) -> Result<Option<Vector>, EngineError> {
+        if !self.tensors.has(&format!("{name}.weight")) {
+            return Ok(None);
+        }
+        let matrix = self.rows_of(name)?;
+        Ok(Some(Vector { tensor: matrix.tensor, first: 0, len: self.n_embd }))
     }
 
     fn embed_scale(&self) -> Result<f32, EngineError> {
@@ -228,7 +238,7 @@ impl Builder<'_> {
 
     fn prefix(&mut self) -> Option<Prefix> {
         match self.built.sight {
-            Sight::Causal => None,
+            Sight::Causal | Sight::Full => None,
             Sight::Prefix => {
                 let begin = self.keys.token_id("bos");
                 if begin.is_none() {

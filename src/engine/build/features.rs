@@ -9,7 +9,7 @@ use crate::arch::graph::{
     WindowKind,
 };
 use crate::engine::EngineError;
-use crate::engine::plan::{GatedActivation, GatingFunction, Mask, NormFormula, PlainActivation};
+use crate::engine::plan::{GatedActivation, GatingFunction, Mask, ModelKind, NormFormula, PlainActivation};
 
 /// An activation, before it is known which tensors it reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,8 @@ pub(super) enum WiringRule {
     /// Where the norm before the feed-forward is absent.
     ParallelIfNoFfnNorm,
     Normed,
+    /// Norms behind the sums.
+    PostLn,
 }
 
 /// Where positions enter.
@@ -52,6 +54,8 @@ pub(super) enum Sight {
     Causal,
     /// The tokens of a prefix see one another.
     Prefix,
+    /// All tokens see one another.
+    Full,
 }
 
 /// The mask of a window of a size.
@@ -59,6 +63,7 @@ pub(super) type WindowMask = fn(usize) -> Mask;
 
 /// Features of which the vocabulary has more values than the engine.
 pub(super) struct BuiltFeatures {
+    pub(super) kind: ModelKind,
     pub(super) wiring: WiringRule,
     pub(super) positions: PositionRule,
     pub(super) sight: Sight,
@@ -117,7 +122,8 @@ impl Card<'_> {
             ResidualRule::ParallelKey => WiringRule::ParallelKey,
             ResidualRule::ParallelIfNoFfnNorm => WiringRule::ParallelIfNoFfnNorm,
             ResidualRule::Normed => WiringRule::Normed,
-            ResidualRule::PostLn | ResidualRule::Arctic | ResidualRule::Twin | ResidualRule::Single => {
+            ResidualRule::PostLn => WiringRule::PostLn,
+            ResidualRule::Arctic | ResidualRule::Twin | ResidualRule::Single => {
                 return self.unbuilt("residual", &rule);
             }
         })
@@ -135,17 +141,30 @@ impl Card<'_> {
         })
     }
 
-    fn window(&self, window: WindowKind) -> Result<Option<WindowMask>, EngineError> {
-        Ok(match window {
+    fn window(window: WindowKind) -> Option<WindowMask> {
+        match window {
             WindowKind::None => None,
             WindowKind::Sliding => Some(Mask::Window),
             WindowKind::Chunked => Some(Mask::Chunked),
-            WindowKind::Symmetric => return self.unbuilt("window", &window),
-        })
+            WindowKind::Symmetric => Some(Mask::Symmetric),
+        }
     }
 }
 
 impl BuiltFeatures {
+    /// Takes in whether the file says that tokens see only earlier ones; a decoder of which it says they do not is an
+    /// encoder.
+    pub(super) fn see(&mut self, is_causal: Option<bool>) {
+        self.sight = match (self.sight, is_causal) {
+            (Sight::Causal, Some(false)) => Sight::Full,
+            (Sight::Full, Some(true)) => Sight::Causal,
+            (sight, _) => sight,
+        };
+        if self.kind == ModelKind::Decoder && self.sight == Sight::Full {
+            self.kind = ModelKind::Encoder;
+        }
+    }
+
     /// Narrows the features of architecture `arch`.
     ///
     /// # Errors
@@ -170,7 +189,12 @@ impl BuiltFeatures {
             let reason = reason.clone().unwrap_or_else(|| "its card describes none".to_owned());
             return Err(EngineError::NoGraph { arch: arch.to_owned(), reason });
         }
-        card.only("kind", kind, &GraphKind::Decoder)?;
+        let kind = match kind {
+            GraphKind::Decoder => ModelKind::Decoder,
+            GraphKind::Encoder => ModelKind::Encoder,
+            GraphKind::Diffusion => ModelKind::Diffusion,
+            GraphKind::Encdec | GraphKind::None => return card.unbuilt("kind", kind),
+        };
         card.only("mixer", mixer, &MixerRule::All(MixerName::Attention))?;
         card.only("gate_norm", gate_norm, &GateNorm::Whole)?;
         card.only("rope_at", rope_at, &RopeAt::Start)?;
@@ -187,14 +211,15 @@ impl BuiltFeatures {
         card.only("shared_combine", shared_combine, &SharedCombine::Add)?;
         card.only("extras", extras, &Vec::new())?;
         Ok(Self {
+            kind,
             wiring: card.wiring(*residual)?,
             positions: card.positions(*positions)?,
             sight: match mask {
                 MaskKind::Causal => Sight::Causal,
                 MaskKind::Prefix => Sight::Prefix,
-                MaskKind::Full => return card.unbuilt("mask", mask),
+                MaskKind::Full => Sight::Full,
             },
-            window: card.window(*window)?,
+            window: Card::window(*window),
             qk_norm: match qk_norm_kind {
                 NormKind::Rms => NormFormula::Rms,
                 NormKind::Layer => NormFormula::Layer,
@@ -241,11 +266,9 @@ mod tests {
             ("experts_act = 'xielu'", "experts_act = xielu"),
             ("ffn_gated_if_present = true", "ffn_gated_if_present = true"),
             ("gating = 'sparsemixer'", "gating = sparsemixer"),
-            ("window = 'symmetric'", "window = symmetric"),
-            ("residual = 'post_ln'", "residual = post_ln"),
+            ("residual = 'twin'", "residual = twin"),
             ("positions = 'alibi_key'", "positions = alibi_key"),
-            ("mask = 'full'", "mask = full"),
-            ("kind = 'encoder'", "kind = encoder"),
+            ("kind = 'encdec'", "kind = encdec"),
             ("rope_at = 'end'", "rope_at = end"),
             ("qk_norm_kind = 'rms_free'", "qk_norm_kind = rms_free"),
             ("mixer = 'mamba2'\ngate_norm = 'group'", "mixer = all(mamba2)"),

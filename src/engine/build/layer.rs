@@ -1,9 +1,10 @@
 //! Builds the plan of one layer: its two branches, their norms, how they are wired.
 
+use crate::arch::graph::EmbedNorm;
 use crate::engine::EngineError;
 use crate::engine::build::builder::Builder;
 use crate::engine::build::features::WiringRule;
-use crate::engine::plan::{Ffn, LayerPlan, Mixer, Norm, Wiring};
+use crate::engine::plan::{Ffn, LayerPlan, Mixer, ModelKind, Norm, Wiring};
 
 impl Builder<'_> {
     pub(super) fn layer(&mut self, layer: usize) -> Result<LayerPlan, EngineError> {
@@ -13,12 +14,14 @@ impl Builder<'_> {
         let mixer = self.mixer(layer)?;
         let ffn = self.ffn(layer)?;
         let two_norms = self.tensors.has(&at("attn_norm_2.weight"));
-        let own_norms = self.built.wiring != WiringRule::Post;
+        let own_norms = !matches!(self.built.wiring, WiringRule::Post | WiringRule::PostLn);
         let pre_mixer = match (&mixer, own_norms) {
             (Mixer::None, _) => self.norm(&at("attn_norm"))?,
             (_, false) => None,
             // Falcon's two norms: the mixer reads the second, the feed-forward the first.
             _ if wiring == Wiring::Parallel && two_norms => Some(self.need_norm(&at("attn_norm_2"))?),
+            // The embedding's norm is the one in front of the first layer.
+            _ if layer == 0 && self.built.kind == ModelKind::Encoder => self.first_norm()?,
             _ => Some(self.need_norm(&at("attn_norm"))?),
         };
         let pre_ffn = match (&ffn, own_norms) {
@@ -29,6 +32,10 @@ impl Builder<'_> {
             _ => Some(self.need_norm(&at(&features.pre_ffn))?),
         };
         let post_mixer = self.post_norm(layer, &features.post_attn)?;
+        let post_input = match wiring {
+            Wiring::PostLn => self.norm(&at("attn_norm_2"))?,
+            Wiring::Serial | Wiring::Parallel | Wiring::Normed => None,
+        };
         let post_ffn = self.post_norm(layer, &features.post_ffn)?;
         let tensors = self.tensors.claimed_under(&at(""));
         let residual_scale = self.residual_scale;
@@ -37,6 +44,7 @@ impl Builder<'_> {
             pre_mixer,
             mixer,
             post_mixer,
+            post_input,
             pre_ffn,
             ffn,
             post_ffn,
@@ -45,9 +53,18 @@ impl Builder<'_> {
         })
     }
 
+    /// The norm before the first mixer, which models that norm the embedding may do without.
+    fn first_norm(&mut self) -> Result<Option<Norm>, EngineError> {
+        match self.features.embed_norm {
+            EmbedNorm::None => self.need_norm("blk.0.attn_norm").map(Some),
+            EmbedNorm::RmsFree | EmbedNorm::TokenEmbdNorm => self.norm("blk.0.attn_norm"),
+        }
+    }
+
     fn wiring(&self, layer: usize) -> Result<Wiring, EngineError> {
         let parallel = match self.built.wiring {
             WiringRule::Normed => return Ok(Wiring::Normed),
+            WiringRule::PostLn => return Ok(Wiring::PostLn),
             WiringRule::Serial | WiringRule::Post => false,
             WiringRule::Parallel => true,
             WiringRule::ParallelKey => self.keys.flag("use_parallel_residual")?.unwrap_or(true),
@@ -60,6 +77,9 @@ impl Builder<'_> {
 
     /// The norm after a branch, unless the tensor of that name is the norm before the feed-forward.
     fn post_norm(&mut self, layer: usize, name: &str) -> Result<Option<Norm>, EngineError> {
+        if self.built.wiring == WiringRule::PostLn {
+            return self.need_norm(&format!("blk.{layer}.{name}")).map(Some);
+        }
         if self.built.wiring != WiringRule::Post && name == self.features.pre_ffn {
             return Ok(None);
         }

@@ -43,7 +43,7 @@ pub(super) fn is_large(n_layers: usize) -> bool {
 impl Builder<'_> {
     /// The rotation of a layer with heads of width `dk`, as an index into the plan's rotations.
     pub(super) fn rope(&mut self, layer: usize, mask: Mask, dk: usize) -> Result<Option<usize>, EngineError> {
-        let reach = if mask == Mask::Causal { Reach::Global } else { Reach::Local };
+        let reach = if mask.is_global() { Reach::Global } else { Reach::Local };
         match self.built.positions {
             PositionRule::None | PositionRule::Alibi | PositionRule::Learned => return Ok(None),
             // Each position rotates its half of a head.

@@ -3,7 +3,9 @@
 use crate::arch::graph::GraphFeatures;
 use crate::core::{GgmlType, Shape, TensorMeta};
 use crate::engine::EngineError;
-use crate::engine::plan::{Activation, Ffn, GatedActivation, GraphPlan, Mixer, PlainActivation};
+use crate::engine::plan::{
+    Activation, Ffn, GatedActivation, GraphPlan, Mask, Mixer, ModelKind, PlainActivation,
+};
 use crate::gguf::Metadata;
 
 const WIDTH: u64 = 8;
@@ -101,6 +103,14 @@ fn a_file_whose_tokens_see_later_ones_is_not_run_as_if_they_did_not() {
     metadata.set("x.attention.causal", true);
     plan("", &metadata, &tensors).unwrap();
     metadata.set("x.attention.causal", false);
-    let error = plan("", &metadata, &tensors).unwrap_err();
-    assert_eq!(error.to_string(), "key `x.attention.causal`: tokens see later ones, which is not built yet");
+    let seeing = plan("", &metadata, &tensors).unwrap();
+    let masks = seeing.layers.iter().map(|layer| match &layer.mixer {
+        Mixer::Attention(a) => a.mask,
+        _ => panic!("no attention"),
+    });
+    assert!(masks.eq([Mask::Full; 2]));
+    assert_eq!(seeing.kind, ModelKind::Encoder);
+    metadata.set("x.attention.sliding_window", 4u32);
+    let error = plan("window = 'sliding'", &metadata, &tensors).unwrap_err();
+    assert_eq!(error.to_string(), "key `x.attention.causal`: expected true with this window, found false");
 }

@@ -171,13 +171,19 @@ impl Runner<'_> {
             let part = &parts[at];
             let start = batch.cuts[part.chunk];
             let prefix = batch.prefix(part.chunk);
+            let n_chunk_keys = batch.cuts[part.chunk + 1] - start;
             // Later keys are not visible to any of the queries.
-            let n_keys = (part.first_query + part.n).max(prefix);
+            let n_keys = match (part.first_query + part.n).checked_sub(1) {
+                Some(last) if part.n > 0 => a.mask.end_key(last, n_chunk_keys).max(prefix),
+                _ => 0,
+            };
             let queries = Queries {
                 kv_head,
                 first: part.first_query,
                 n: part.n,
                 prefix,
+                mask: a.mask,
+                n_chunk_keys,
                 rows: &projected.q[part.row * a.n_heads * a.dk..],
                 keys: rows_of(projected.k, start, n_keys, kv_head, a.n_kv_heads, a.dk),
                 values: rows_of(projected.v, start, n_keys, kv_head, a.n_kv_heads, a.dv),

@@ -117,10 +117,10 @@ macro_rules! vector_loops {
 pub(crate) struct SoftmaxRow {
     /// Scale and cap: scores become `cap * tanh(scale * s / cap)`.
     pub(crate) cap: Option<(f32, f32)>,
-    /// Penalty per position of distance from the last score.
+    /// Penalty per position of distance from the query, to either side.
     pub(crate) slope: Option<f32>,
-    /// Scores of the row that follow those at hand.
-    pub(crate) n_after: usize,
+    /// Where the query's own score is, counted from the first of those at hand.
+    pub(crate) own: isize,
     /// A score that takes probability and has no value.
     pub(crate) sink: Option<f32>,
 }
@@ -195,8 +195,8 @@ vector_loops! {
             }
         }
         if let Some(slope) = options.slope {
-            let n = x.len() + options.n_after;
-            x.iter_mut().enumerate().for_each(|(at, x)| *x -= slope * (n - 1 - at) as f32);
+            let own = options.own;
+            x.iter_mut().enumerate().for_each(|(at, x)| *x -= slope * (own - at as isize).abs() as f32);
         }
         MaxLoop { x }.run()
     }
@@ -429,9 +429,9 @@ mod tests {
     #[test]
     fn softmax_with_cap_slope_and_sink_equals_its_formula() {
         let x: Vec<f32> = (0..45).map(|i| (i as f32 * 0.7).sin() * 9.0).collect();
-        let options =
-            SoftmaxRow { cap: Some((0.5, 3.0)), slope: Some(0.25), sink: Some(1.5), ..SoftmaxRow::default() };
-        let score = |at: usize| 3.0 * (f64::from(x[at]) * 0.5 / 3.0).tanh() - 0.25 * (44 - at) as f64;
+        let options = SoftmaxRow { cap: Some((0.5, 3.0)), slope: Some(0.25), own: 30, sink: Some(1.5) };
+        let score =
+            |at: usize| 3.0 * (f64::from(x[at]) * 0.5 / 3.0).tanh() - 0.25 * (30 - at as isize).abs() as f64;
         let total = (0..45).map(|at| score(at).exp()).sum::<f64>() + 1.5f64.exp();
         let mut powers = x.clone();
         let sum = softmax(SimdLevel::detect(), &mut powers, options);
@@ -443,9 +443,9 @@ mod tests {
         let mut running = RunningSoftmax::new(options.sink);
         let mut done: Vec<f32> = Vec::new();
         for part in [0..7, 7..7, 7..20, 20..45] {
-            let n_after = 45 - part.end;
+            let own = 30 - part.start as isize;
             let powers = &mut parts[part];
-            let shrink = running.add(SimdLevel::detect(), powers, SoftmaxRow { n_after, ..options });
+            let shrink = running.add(SimdLevel::detect(), powers, SoftmaxRow { own, ..options });
             for power in &mut done {
                 *power *= shrink;
             }

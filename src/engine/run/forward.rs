@@ -282,6 +282,7 @@ impl Runner<'_> {
         let vocabulary = plan.embedding.n_rows;
         let n_tokens: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
         let mut x = vec![0.0; n_tokens * n_embd];
+        let token_type = self.weights.optional(plan.token_types.as_ref())?;
         let norm = plan.embed_norm.as_ref().map(|norm| self.weights.norm(norm)).transpose()?;
         let mut rows = x.chunks_mut(n_embd);
         let (mut bytes, mut scratch) = (Vec::new(), vec![0.0; n_embd]);
@@ -291,6 +292,9 @@ impl Runner<'_> {
                 let at = at.ok_or(EngineError::Token { prompt, token, vocabulary })?;
                 self.weights.rows(plan.embedding.tensor, at, 1, &mut bytes, row)?;
                 math::scale_and_cap(self.weights.level, row, plan.embed_scale, None);
+                if let Some(token_type) = &token_type {
+                    math::add_scaled(self.weights.level, row, token_type, 1.0);
+                }
                 if let Some(positions) = &plan.positions {
                     self.weights.rows(positions.tensor, position, 1, &mut bytes, &mut scratch)?;
                     math::add_scaled(self.weights.level, row, &scratch, 1.0);

@@ -51,6 +51,9 @@ impl Runner<'_> {
         batch: &ChunkBatch,
         x: &mut [f32],
     ) -> Result<(), EngineError> {
+        if layer.wiring == Wiring::PostLn {
+            return self.post_ln_layer(layer, batch, x);
+        }
         let n_embd = self.plan.n_embd;
         // With normed wiring the stream goes on from the scaled normed inputs, and the branches are added as they are.
         let is_normed = layer.wiring == Wiring::Normed;
@@ -101,7 +104,7 @@ impl Runner<'_> {
     }
 
     /// The layer's mixer, of all rows of `x` into the wanted rows of `out`; false if it has none.
-    fn mixer(
+    pub(super) fn mixer(
         &self,
         layer: &LayerPlan,
         batch: &ChunkBatch,

@@ -7,7 +7,7 @@ use crate::core::simd::SimdLevel;
 use crate::engine::ops::attention::rows_of;
 use crate::engine::ops::math::{self, RunningSoftmax, SoftmaxRow};
 use crate::engine::ops::matmul::{MatrixTile, MatrixView, multiply, multiply_add};
-use crate::engine::plan::Attention;
+use crate::engine::plan::{Attention, Mask};
 use crate::engine::run::panel::transpose;
 use crate::engine::run::timings::{Clock, WorkKind};
 use crate::engine::run::workers::{WorkerBuffers, lend};
@@ -46,6 +46,10 @@ pub(super) struct Queries<'a> {
     pub(super) n: usize,
     /// Tokens that see one another.
     pub(super) prefix: usize,
+    /// What the queries see.
+    pub(super) mask: Mask,
+    /// Keys of the whole chunk.
+    pub(super) n_chunk_keys: usize,
     /// All heads of these queries, and what follows.
     pub(super) rows: &'a [f32],
     /// From the chunk's first key to the last that any of the queries sees.
@@ -56,7 +60,7 @@ pub(super) struct Queries<'a> {
 impl Queries<'_> {
     /// Position behind the last key that the query at `position` sees.
     fn end(&self, position: usize) -> usize {
-        (position + 1).max(self.prefix)
+        self.mask.end_key(position, self.n_chunk_keys).max(self.prefix)
     }
 
     /// Tiles of queries, counted from the first.
@@ -77,7 +81,7 @@ impl Heads<'_> {
         SoftmaxRow {
             cap: self.a.cap.map(|cap| (self.a.scale, cap)),
             slope: self.a.alibi.as_ref().map(|slopes| slopes[head]),
-            n_after: 0,
+            own: 0,
             sink: self.sinks.as_ref().map(|sinks| sinks[head]),
         }
     }
@@ -135,6 +139,8 @@ impl Heads<'_> {
                             self.a.mask.first_key(position) - first_key..queries.end(position) - first_key;
                         row[..visible.start].fill(0.0);
                         row[visible.end..].fill(0.0);
+                        let own = position as isize - (first_key + visible.start) as isize;
+                        let options = SoftmaxRow { own, ..options };
                         *sum = (1.0 / math::softmax(self.level, &mut row[visible], options)) as f32;
                     }
                 });
@@ -215,7 +221,7 @@ impl Heads<'_> {
                 let visible = from - first..to.max(from) - first;
                 row[..visible.start].fill(0.0);
                 row[visible.end..].fill(0.0);
-                let options = SoftmaxRow { n_after: query_end - to, ..head.options };
+                let options = SoftmaxRow { own: position as isize - from as isize, ..head.options };
                 *shrink = if visible.is_empty() {
                     1.0
                 } else {

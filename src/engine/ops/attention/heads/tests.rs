@@ -59,9 +59,11 @@ impl Chunk {
         Self { n, prefix, q, k, v }
     }
 
-    fn queries(&self, kv_head: usize, wanted: &Range<usize>) -> Queries<'_> {
-        let n_keys = wanted.end.max(self.prefix);
+    fn queries(&self, mask: Mask, kv_head: usize, wanted: &Range<usize>) -> Queries<'_> {
+        let n_keys = mask.end_key(wanted.end - 1, self.n).max(self.prefix);
         Queries {
+            mask,
+            n_chunk_keys: self.n,
             kv_head,
             first: wanted.start,
             n: wanted.len(),
@@ -85,7 +87,7 @@ impl Chunk {
                     let rows = tiles.lock().unwrap()[head].take().unwrap();
                     MatrixTile::whole(rows, wanted.len(), DV)
                 };
-                let queries = self.queries(kv_head, wanted);
+                let queries = self.queries(heads.a.mask, kv_head, wanted);
                 let mut buffers = WorkerBuffers::default();
                 if is_whole {
                     heads.whole(&queries, out, &mut buffers);
@@ -103,7 +105,7 @@ impl Chunk {
     fn by_formula(&self, heads: &Heads<'_>, head: usize, position: usize) -> Vec<f64> {
         let a = heads.a;
         let kv_head = head / (N_HEADS / N_KV_HEADS);
-        let end = (position + 1).max(self.prefix);
+        let end = a.mask.end_key(position, self.n).max(self.prefix);
         let visible = a.mask.first_key(position)..end;
         let q = &self.q[(position * N_HEADS + head) * DK..][..DK];
         let score = |key: usize| {
@@ -112,7 +114,7 @@ impl Chunk {
             let scaled = f64::from(a.scale) * dot;
             let capped = a.cap.map_or(scaled, |cap| f64::from(cap) * (scaled / f64::from(cap)).tanh());
             let slope = a.alibi.as_ref().map_or(0.0, |slopes| f64::from(slopes[head]));
-            capped - slope * (end - 1 - key) as f64
+            capped - slope * (position as f64 - key as f64).abs()
         };
         let sink = heads.sinks.as_ref().map_or(0.0, |sinks| f64::from(sinks[head]).exp());
         let total = visible.clone().map(|key| score(key).exp()).sum::<f64>() + sink;
@@ -141,6 +143,8 @@ fn a_running_softmax_over_tiles_of_keys_equals_the_whole_one_and_the_formula() {
         ("sinks", attention(Mask::Window(1500), None, None), sinks(), 0),
         ("prefix", attention(Mask::Causal, None, None), None, 1300),
         ("prefix of one tile", attention(Mask::Causal, None, None), None, TILE_KEYS),
+        ("both sides", attention(Mask::Full, None, slopes()), None, 0),
+        ("a window to both sides", attention(Mask::Symmetric(701), None, slopes()), sinks(), 0),
         ("all", attention(Mask::Window(1111), Some(2.0), slopes()), sinks(), 1217),
     ];
     let clock = Clock::default();
