@@ -442,7 +442,9 @@ def expected(fixture):
         write_checkpoint(folder, fixture["config"], fixture["tensors"], fixture.get("files", {}), options)
         # Classes keep tensors between conversions: a process for each.
         found = {}
-        for outtype in ("f16", "q8_0"):
+        # Ternary types are for weights that are ternary.
+        is_ternary = (fixture["config"].get("architectures") or [""])[0].lower().startswith("bitnet")
+        for outtype in ("f16", "q8_0", *(("tq1_0", "tq2_0") if is_ternary else ())):
             with multiprocessing.get_context("fork").Pool(1) as pool:
                 found[outtype] = pool.apply(convert, (folder, outtype, options))
         return found

@@ -245,7 +245,11 @@ fn every_architecture_case_is_described(corpus: &Goldens) {
         let report = checker.check(&case.join("hf"), true).expect("every case opens");
         if let Some(architecture) = &report.architecture {
             let about: Json = serde_json::from_slice(&fs_err::read(case.join("case.json")).unwrap()).unwrap();
-            assert_eq!(architecture.gguf, about["gguf_arch"].as_str().unwrap(), "{}", case.display());
+            match about["gguf_arch"].as_str() {
+                Some(gguf) => assert_eq!(architecture.gguf, gguf, "{}", case.display()),
+                // What the reference refuses may convert here.
+                None => assert_ne!(about["converter"]["f32"], "ok", "{}", case.display()),
+            }
             assert!(!report.outputs.is_empty(), "{}", case.display());
         }
         if report.architecture.is_none() {
