@@ -70,9 +70,13 @@ pub fn class_of(config: &Map<String, Json>) -> Result<String, ArchError> {
     })
 }
 
+/// Classes of models in Mistral's own format: dense, and of experts.
+pub(super) const MISTRAL_CLASSES: [&str; 2] = ["MistralModel", "MistralMoeModel"];
+
 /// The class of a configuration in Mistral's own format (`params.json`), as llama.cpp's converter names it.
 pub(super) fn mistral_class(config: &Map<String, Json>) -> &'static str {
-    if config.get("moe").is_none_or(Json::is_null) { "MistralModel" } else { "MistralMoeModel" }
+    let [dense, experts] = MISTRAL_CLASSES;
+    if config.get("moe").is_none_or(Json::is_null) { dense } else { experts }
 }
 
 /// The card for a class. `holds` evaluates a card's condition on the checkpoint.

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use crate::arch::check::each_expr;
 use crate::arch::config_keys::ROOTS;
+use crate::arch::detect;
 use crate::arch::expr::{Expr, Step};
 use crate::arch::heads::Heads;
 use crate::arch::hparams;
@@ -12,6 +13,7 @@ use crate::arch::load::Registry;
 use crate::arch::names::{Pattern, Placeholder};
 use crate::arch::ops::OpSpec;
 use crate::arch::schema::{Card, DefaultValue, Entry, Join, Row};
+use crate::arch::target;
 use crate::gguf::keys::ANNOTATION_PREFIX;
 
 /// Keys of `config.json` that a card reads: those that its expressions name or its defaults fill in, and those of the
@@ -85,12 +87,24 @@ fn options(card: &Card) -> Vec<String> {
     }
     let mut asked = BTreeSet::new();
     walk(card, &mut |expr| {
-        if let Expr::Path(path) = expr
-            && let ("opt", Some(Step::Field(name))) = (path.root.as_str(), path.steps.first())
-        {
-            asked.extend(ASKED.iter().find(|row| row.0 == name).map(|row| row.1));
+        let Expr::Path(path) = expr else { return };
+        match (path.root.as_str(), path.steps.first()) {
+            ("opt", Some(Step::Field(name))) => {
+                asked.extend(ASKED.iter().find(|row| row.0 == name).map(|row| row.1));
+            }
+            (target::ROOT, _) => {
+                asked.insert("--target-model-dir");
+            }
+            _ => {}
         }
     });
+    if card.tokenizer.from.is_some() {
+        asked.insert("--target-model-dir");
+    }
+    // A parent's expression may ask for a format that the card's own classes do not come in.
+    if !card.classes.iter().any(|class| detect::MISTRAL_CLASSES.contains(&class.as_str())) {
+        asked.remove("--mistral-format");
+    }
     options.into_iter().chain(asked).map(str::to_owned).collect()
 }
 
@@ -172,7 +186,13 @@ pub fn all_facts(registry: &Registry) -> Vec<CardFacts> {
 fn of_card(registry: &Registry, card: &Card) -> CardFacts {
     let keys = card.early.iter().chain(&card.metadata);
     let around = card.tokenizer.before.iter().chain(&card.tokenizer.after);
-    let modes = card.tokenizer.modes.iter().map(|mode| mode.mode.name().to_owned());
+    let mut modes: Vec<String> = Vec::new();
+    for mode in &card.tokenizer.modes {
+        // One mode may stand there twice, under two conditions.
+        if !modes.iter().any(|name| name == mode.mode.name()) {
+            modes.push(mode.mode.name().to_owned());
+        }
+    }
     let texts = |list: Vec<&str>| list.into_iter().map(str::to_owned).collect::<Vec<_>>();
     CardFacts {
         name: card.name(),
@@ -185,7 +205,7 @@ fn of_card(registry: &Registry, card: &Card) -> CardFacts {
         tensors: card.entries.iter().map(tensor).collect(),
         ignored: card.ignore.iter().map(|rule| (rule.pattern.text().to_owned(), rule.why.clone())).collect(),
         config: config_keys(card).into_iter().map(|key| (key.clone(), defaults(card, &key))).collect(),
-        tokenizer: modes.collect(),
+        tokenizer: modes,
         keys: written(card, keys.chain(around)),
         annotations: card
             .annotate

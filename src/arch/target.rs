@@ -9,7 +9,7 @@ use crate::arch::expr::Expr;
 use crate::arch::schema::Card;
 
 /// The name of the root.
-const ROOT: &str = "target";
+pub(super) const ROOT: &str = "target";
 
 /// What is known of the target model, from its directory.
 #[derive(Clone, Copy, Debug)]

@@ -150,6 +150,9 @@ impl Hint for CheckpointError {
                 }
                 None => "give the directory that holds `config.json` and the weights",
             },
+            Self::FileMissing { name: "params.json", .. } => {
+                "Mistral's own format is `params.json` beside `consolidated*.safetensors`"
+            }
             Self::FileMissing { .. } | Self::NotADirectory { .. } => {
                 "give the directory that holds `config.json` and the weights"
             }

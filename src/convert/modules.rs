@@ -75,7 +75,7 @@ fn inside(folder: &str) -> Option<String> {
 /// Adds the layers of dense modules to a model's weights, as `dense_2.weight` (from `2_Dense`) and `dense_3.weight`.
 ///
 /// # Errors
-/// A broken file; a configuration of other sizes than the weight's.
+/// A broken file; a configuration of other sizes than the weight's; modules that were asked for and are not there.
 pub(super) fn add_dense(dir: &ModelDir, asked: bool, weights: &mut WithModules) -> Result<(), ConvertError> {
     let class = dir.config().get("architectures").and_then(|classes| classes[0].as_str());
     if class.is_some_and(|class| WITH_DENSE.contains(&class)) {
@@ -85,11 +85,18 @@ pub(super) fn add_dense(dir: &ModelDir, asked: bool, weights: &mut WithModules) 
     if !asked {
         return Ok(());
     }
+    let mut n_added = 0;
     for module in of_kind(dir, "Dense")? {
         let layer = if module.folder == "2_Dense" { "dense_2" } else { "dense_3" };
         if weights.add(dir, &module.file("model.safetensors"), layer)? {
             check_sizes(dir, &module, layer, weights)?;
+            n_added += 1;
         }
+    }
+    if n_added == 0 {
+        let reason =
+            "no dense module with weights, and `--sentence-transformers-dense-modules` asks for them";
+        return Err(wrong(dir, MODULES, reason.to_owned()));
     }
     Ok(())
 }

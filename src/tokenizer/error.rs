@@ -174,6 +174,10 @@ impl Hint for TokenizerError {
                     .to_owned(),
                 no_tokenizer,
             ],
+            Self::NothingFits { tried, .. } if tried.iter().all(|(mode, _)| *mode == Mode::Mistral) => vec![
+                "put tekken.json or tokenizer.model.v* of the original model beside params.json".to_owned(),
+                no_tokenizer,
+            ],
             Self::NothingFits { .. } => vec![
                 "put tokenizer.json or tokenizer.model of the original model beside config.json".to_owned(),
                 no_tokenizer,

@@ -103,6 +103,15 @@ fn facts_say_what_a_card_reads_and_writes() {
         (one("smollm3").family.as_str(), one("SmolLM3ForCausalLM").parents),
         ("llama", vec!["llama".to_owned(), "decoder".to_owned()])
     );
+    let draft = one("eagle3");
+    assert!(draft.options.contains(&"--target-model-dir".to_owned()), "{:?}", draft.options);
+    assert!(!draft.options.contains(&"--mistral-format".to_owned()), "{:?}", draft.options);
+    let in_own_format = one("MistralModel");
+    assert!(in_own_format.options.contains(&"--mistral-format".to_owned()), "{:?}", in_own_format.options);
+    for card in all_facts(&registry) {
+        let modes: std::collections::BTreeSet<&String> = card.tokenizer.iter().collect();
+        assert_eq!(modes.len(), card.tokenizer.len(), "{}: {:?}", card.name, card.tokenizer);
+    }
     assert!(facts(&registry, "no-such").is_empty());
 }
 

@@ -127,6 +127,14 @@ fn modules_that_do_not_fit() {
         let outside = refusal(&module(path), &json!({}));
         assert!(outside.contains(&format!("`{path}` leaves the directory")), "{outside}");
     }
+    let none =
+        refusal(&json!([{"path": "", "type": "sentence_transformers.models.Transformer"}]), &json!({}));
+    assert!(
+        none.ends_with(
+            "no dense module with weights, and `--sentence-transformers-dense-modules` asks for them"
+        ),
+        "{none}"
+    );
     let no_path = refusal(&json!([{"type": "a.Dense"}]), &json!({}));
     assert!(no_path.contains("module `a.Dense` has no `path`"), "{no_path}");
 }

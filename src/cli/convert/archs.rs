@@ -101,7 +101,12 @@ fn print(card: &CardFacts, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "  extends     {parents}")?;
     writeln!(out, "  classes     {}", card.classes.join(", "))?;
     writeln!(out, "  examples    {}", card.examples.join(", "))?;
-    writeln!(out, "  tokenizer   {}", card.tokenizer.join(", "))?;
+    let tokenizer = if card.tokenizer.is_empty() {
+        "that of the target model".to_owned()
+    } else {
+        card.tokenizer.join(", ")
+    };
+    writeln!(out, "  tokenizer   {tokenizer}")?;
     let options = if card.options.is_empty() { "none".to_owned() } else { card.options.join(", ") };
     writeln!(out, "  options     {options}")?;
     let engine = match stage(&card.gguf) {

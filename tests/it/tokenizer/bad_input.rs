@@ -76,6 +76,9 @@ fn without_files_every_mode_says_what_it_misses() {
          bpe: tokenizer.json is missing\n  unigram: tokenizer.model or spiece.model is missing"
     );
     assert!(error.hints().iter().any(|hint| hint.contains("--no-tokenizer")));
+    assert!(error.hints()[0].starts_with("put tokenizer.json or tokenizer.model"), "{:?}", error.hints());
+    let (_, error) = error_of(&[Mode::Mistral], None, &[]);
+    assert!(error.hints()[0].starts_with("put tekken.json"), "{:?}", error.hints());
 }
 
 #[test]
