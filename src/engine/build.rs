@@ -5,10 +5,14 @@ mod arch_keys;
 mod attention;
 mod builder;
 pub(crate) mod claims;
+mod delta_net;
 mod features;
 mod ffn;
 mod layer;
+mod mamba;
+mod mixer;
 mod rope;
+mod shortconv;
 #[cfg(test)]
 mod tests;
 

@@ -2,8 +2,11 @@
 //! of matrices (`matmul`, `product`).
 
 pub(super) mod attention;
+mod delta_net;
 pub(super) mod ffn;
 pub(super) mod head;
+pub(super) mod mamba;
+mod mamba2;
 pub(super) mod math;
 pub(super) mod matmul;
 pub(super) mod moe;
@@ -11,5 +14,7 @@ pub(super) mod norm;
 mod pair;
 pub(super) mod prefix;
 pub(super) mod product;
+mod recurrence;
 pub(super) mod rope;
 pub(super) mod rows;
+mod shortconv;

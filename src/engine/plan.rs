@@ -1,8 +1,14 @@
 //! What a run computes: every tensor, width and constant, resolved once from the card, the metadata and the tensors
 //! present. Running a plan never looks at metadata again.
 
+mod footprint;
+mod recurrent;
+
 use crate::arch::graph::GroupScoreName;
 use crate::engine::ops::prefix::Prefix;
+
+pub(crate) use footprint::Footprint;
+pub use recurrent::{Conv, DeltaGates, DeltaNet, Mamba, Mamba2, ShortConv};
 
 /// Consecutive elements of a tensor that is small enough to be held decoded: a bias, a norm's weight.
 #[derive(Clone, Debug, PartialEq)]
@@ -253,6 +259,27 @@ pub enum Mixer {
     Linear(Matrix),
     /// Softmax attention.
     Attention(Box<Attention>),
+    /// The sum of two mixers of the same input.
+    Twin(Box<Twin>),
+    /// Mamba.
+    Mamba(Box<Mamba>),
+    /// Mamba 2.
+    Mamba2(Box<Mamba2>),
+    /// A gated short convolution.
+    ShortConv(Box<ShortConv>),
+    /// A gated delta net.
+    DeltaNet(Box<DeltaNet>),
+}
+
+/// Two mixers that read the same input and whose outputs are added.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Twin {
+    /// The first.
+    pub first: Mixer,
+    /// The second.
+    pub second: Mixer,
+    /// Width of their outputs.
+    pub n_embd: usize,
 }
 
 /// An activation of one projection.
@@ -474,11 +501,7 @@ impl LayerPlan {
     /// Columns of the layer's widest matrix.
     pub(super) fn widest(&self) -> usize {
         let dense = |d: &Dense| d.up.n_cols.max(d.down.n_cols);
-        let mixer = match &self.mixer {
-            Mixer::None => 0,
-            Mixer::Linear(matrix) => matrix.n_cols,
-            Mixer::Attention(a) => a.q.n_cols.max(a.out.n_cols),
-        };
+        let mixer = self.mixer.footprint().map_or(0, Footprint::widest);
         let ffn = match &self.ffn {
             Ffn::None => 0,
             Ffn::Dense(d) => dense(d),
@@ -489,11 +512,7 @@ impl LayerPlan {
 
     /// Floats per token that the layer's intermediates take at their widest.
     pub(super) fn floats_per_token(&self, n_embd: usize) -> usize {
-        let mixer = match &self.mixer {
-            Mixer::None => 0,
-            Mixer::Linear(matrix) => matrix.n_rows,
-            Mixer::Attention(a) => a.n_heads * (a.dk + a.dv) + a.n_kv_heads * (a.dk + a.dv),
-        };
+        let mixer = self.mixer.footprint().map_or(0, Footprint::floats_per_token);
         let dense = |d: &Dense| d.up.n_rows + n_embd;
         let ffn = match &self.ffn {
             Ffn::None => 0,

@@ -35,7 +35,8 @@ struct HeadNorms {
 }
 
 impl Builder<'_> {
-    pub(super) fn mixer(&mut self, layer: usize) -> Result<Mixer, EngineError> {
+    /// Attention; in layers without heads of some kind less than that.
+    pub(super) fn attention_mixer(&mut self, layer: usize) -> Result<Mixer, EngineError> {
         let n_heads = self
             .keys
             .layer_count("attention.head_count", layer)?

@@ -126,7 +126,12 @@ impl<'a> TensorClaims<'a> {
         formula: NormFormula,
         eps: f32,
     ) -> Result<Option<Norm>, EngineError> {
-        let Some(weight) = self.vector(&format!("{name}.weight"), len)? else { return Ok(None) };
+        // Converters write some names without the ending.
+        let weight = match self.vector(&format!("{name}.weight"), len)? {
+            Some(weight) => Some(weight),
+            None => self.vector(name, len)?,
+        };
+        let Some(weight) = weight else { return Ok(None) };
         let bias = self.vector(&format!("{name}.bias"), len)?;
         Ok(Some(Norm { formula, weight: Some(weight), bias, eps }))
     }

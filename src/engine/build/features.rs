@@ -4,7 +4,7 @@
 use std::fmt::Debug;
 
 use crate::arch::graph::{
-    AttnGate, FfnKind, FfnLimit, GateNorm, Gating, GraphFeatures, GraphKind, MaskKind, MixerName, MixerRule,
+    AttnGate, FfnKind, FfnLimit, Gating, GraphFeatures, GraphKind, MaskKind, MixerName, MixerRule,
     NormKind, Positions, QkvOrder, ResidualRule, RopeAt, RouterInput, RouterSelect, SharedCombine, Weigh,
     WindowKind,
 };
@@ -115,7 +115,8 @@ impl Card<'_> {
 
     fn wiring(&self, rule: ResidualRule) -> Result<WiringRule, EngineError> {
         Ok(match rule {
-            ResidualRule::Serial => WiringRule::Serial,
+            // What is chosen by layer: two mixers, or one branch only.
+            ResidualRule::Serial | ResidualRule::Twin | ResidualRule::Single => WiringRule::Serial,
             ResidualRule::Post => WiringRule::Post,
             // Presence of the second norm tells the two apart.
             ResidualRule::Parallel | ResidualRule::Parallel2 => WiringRule::Parallel,
@@ -123,10 +124,33 @@ impl Card<'_> {
             ResidualRule::ParallelIfNoFfnNorm => WiringRule::ParallelIfNoFfnNorm,
             ResidualRule::Normed => WiringRule::Normed,
             ResidualRule::PostLn => WiringRule::PostLn,
-            ResidualRule::Arctic | ResidualRule::Twin | ResidualRule::Single => {
-                return self.unbuilt("residual", &rule);
-            }
+            ResidualRule::Arctic => return self.unbuilt("residual", &rule),
         })
+    }
+
+    fn mixer(&self, rule: MixerRule) -> Result<(), EngineError> {
+        let names = match rule {
+            MixerRule::All(name) => [name, name],
+            MixerRule::Every { full, rest, .. } | MixerRule::By { full, rest, .. } => [full, rest],
+        };
+        let is_built = |name: &MixerName| match name {
+            MixerName::Attention
+            | MixerName::Mamba
+            | MixerName::Mamba2
+            | MixerName::Gdn
+            | MixerName::Shortconv => true,
+            MixerName::Mla
+            | MixerName::Plamo2
+            | MixerName::Rwkv6
+            | MixerName::Rwkv6Qwen2
+            | MixerName::Rwkv7
+            | MixerName::Kda
+            | MixerName::Lightning => false,
+        };
+        match names.iter().find(|name| !is_built(name)) {
+            Some(name) => self.unbuilt("mixer", name),
+            None => Ok(()),
+        }
     }
 
     fn positions(&self, positions: Positions) -> Result<PositionRule, EngineError> {
@@ -177,13 +201,13 @@ impl BuiltFeatures {
         let GraphFeatures {
             kind, reason, residual, positions, mask, window, mixer, rope_at, qkv, qk_norm_kind, v_norm, gated_q,
             kv_share, attn_gate, ffn, ffn_gated_if_present, ffn_limit, gating, weigh, router_input, router_select,
-            experts_act, shared_combine, gate_norm, extras,
+            experts_act, shared_combine, extras,
             // Every value of these is built.
             norm: _, norm_eps: _, post_norm_eps: _, pre_ffn: _, post_attn: _, post_ffn: _, final_norm: _,
             embed_norm: _, embed_scale: _, residual_scale: _, alibi_bias: _, rope: _, rope_on: _, rope_local: _,
             rope_local_base: _, yarn_truncate: _, yarn_mu: _, window_pattern: _, window_size: _, attn_scale: _,
             attn_cap: _, final_cap: _, qk_norm: _, norm_topk: _, group_score: _, group_fill: _, logit_scale: _,
-            unused: _,
+            unused: _, gate_norm: _,
         } = features;
         if *kind == GraphKind::None {
             let reason = reason.clone().unwrap_or_else(|| "its card describes none".to_owned());
@@ -195,8 +219,7 @@ impl BuiltFeatures {
             GraphKind::Diffusion => ModelKind::Diffusion,
             GraphKind::Encdec | GraphKind::None => return card.unbuilt("kind", kind),
         };
-        card.only("mixer", mixer, &MixerRule::All(MixerName::Attention))?;
-        card.only("gate_norm", gate_norm, &GateNorm::Whole)?;
+        card.mixer(*mixer)?;
         card.only("rope_at", rope_at, &RopeAt::Start)?;
         card.only("qkv", qkv, &QkvOrder::Blocks)?;
         card.only("v_norm", v_norm, &false)?;
@@ -266,12 +289,12 @@ mod tests {
             ("experts_act = 'xielu'", "experts_act = xielu"),
             ("ffn_gated_if_present = true", "ffn_gated_if_present = true"),
             ("gating = 'sparsemixer'", "gating = sparsemixer"),
-            ("residual = 'twin'", "residual = twin"),
+            ("residual = 'arctic'", "residual = arctic"),
             ("positions = 'alibi_key'", "positions = alibi_key"),
             ("kind = 'encdec'", "kind = encdec"),
             ("rope_at = 'end'", "rope_at = end"),
             ("qk_norm_kind = 'rms_free'", "qk_norm_kind = rms_free"),
-            ("mixer = 'mamba2'\ngate_norm = 'group'", "mixer = all(mamba2)"),
+            ("mixer = { every = 8, full = 'attention', rest = 'lightning' }", "mixer = lightning"),
             ("shared_combine = 'half_sum'", "shared_combine = half_sum"),
             ("extras = ['ple', 'sparse_index_as_dense']", "extras = [ple, sparse_index_as_dense]"),
         ] {

@@ -15,7 +15,11 @@ impl Builder<'_> {
         let ffn = self.ffn(layer)?;
         let two_norms = self.tensors.has(&at("attn_norm_2.weight"));
         let own_norms = !matches!(self.built.wiring, WiringRule::Post | WiringRule::PostLn);
+        // A layer of one branch has one norm, whatever the branch is.
+        let (has_mixer, is_single) = (!matches!(mixer, Mixer::None), self.is_single());
+        let pre_ffn_name = if is_single { "attn_norm" } else { features.pre_ffn.as_str() };
         let pre_mixer = match (&mixer, own_norms) {
+            (Mixer::None, _) if is_single => None,
             (Mixer::None, _) => self.norm(&at("attn_norm"))?,
             (_, false) => None,
             // Falcon's two norms: the mixer reads the second, the feed-forward the first.
@@ -25,11 +29,12 @@ impl Builder<'_> {
             _ => Some(self.need_norm(&at("attn_norm"))?),
         };
         let pre_ffn = match (&ffn, own_norms) {
-            (Ffn::None, _) => self.norm(&at(&features.pre_ffn))?,
+            _ if is_single && has_mixer => None,
+            (Ffn::None, _) => self.norm(&at(pre_ffn_name))?,
             (_, false) => None,
             _ if wiring == Wiring::Parallel && two_norms => Some(self.need_norm(&at("attn_norm"))?),
-            _ if wiring == Wiring::Parallel => self.norm(&at(&features.pre_ffn))?,
-            _ => Some(self.need_norm(&at(&features.pre_ffn))?),
+            _ if wiring == Wiring::Parallel => self.norm(&at(pre_ffn_name))?,
+            _ => Some(self.need_norm(&at(pre_ffn_name))?),
         };
         let post_mixer = self.post_norm(layer, &features.post_attn)?;
         let post_input = match wiring {

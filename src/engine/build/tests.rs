@@ -1,5 +1,7 @@
 //! Plans of a tiny model whose tensors have shapes and no data.
 
+mod recurrent;
+
 use crate::arch::graph::GraphFeatures;
 use crate::core::{GgmlType, Shape, TensorMeta};
 use crate::engine::EngineError;

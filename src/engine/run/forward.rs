@@ -11,8 +11,8 @@ use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
 use crate::engine::ops::head::Hidden;
 use crate::engine::ops::rope::RopeTables;
-use crate::engine::ops::{attention, math, matmul};
-use crate::engine::plan::{Ffn, GraphPlan, LayerPlan, Mixer};
+use crate::engine::ops::{math, matmul};
+use crate::engine::plan::{Ffn, GraphPlan, LayerPlan};
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::buffers::Buffers;
 use crate::engine::run::observer::Observer;
@@ -116,11 +116,8 @@ impl<'a> Engine<'a> {
         let layers = self.plan.layers.iter();
         let widest = layers.clone().map(LayerPlan::widest).max().unwrap_or(0).max(self.plan.n_embd);
         let (shared, thread) = panel::buffer_bytes(widest);
-        let attention = layers.map(|layer| match &layer.mixer {
-            Mixer::Attention(a) => attention::buffer_bytes(a, chunk_len),
-            _ => 0,
-        });
-        let per_thread = thread.saturating_add(attention.max().unwrap_or(0)) as u64;
+        let mixer = layers.filter_map(|layer| layer.mixer.footprint()).map(|mixer| mixer.thread_bytes(chunk_len));
+        let per_thread = thread.saturating_add(mixer.max().unwrap_or(0)) as u64;
         per_thread.saturating_mul(self.workers.n_threads() as u64).saturating_add(shared as u64)
     }
 

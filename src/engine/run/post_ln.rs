@@ -19,7 +19,7 @@ impl Runner<'_> {
         self.slot("mixer_input", &input, n_embd);
         let x = batch.gather(x, n_embd);
         let mut branch = self.take(x.len());
-        if self.mixer(layer, batch, &input, &mut branch)? {
+        if self.mixer(&layer.mixer, batch, &input, &mut branch)? {
             self.slot("mixer", &branch, n_embd);
             self.add_rows(x, &mut branch, None, layer.residual_scale, n_embd);
         }

@@ -77,7 +77,7 @@ impl Runner<'_> {
                 None => ffn_input.copy_from_slice(&batch.select(&mixer_input, n_embd)),
             }
         }
-        if self.mixer(layer, batch, &mixer_input, &mut branch)? {
+        if self.mixer(&layer.mixer, batch, &mixer_input, &mut branch)? {
             self.slot("mixer", &branch, n_embd);
             if is_normed {
                 self.restart(x, &batch.select(&mixer_input, n_embd), layer.residual_scale);
@@ -106,18 +106,30 @@ impl Runner<'_> {
     /// The layer's mixer, of all rows of `x` into the wanted rows of `out`; false if it has none.
     pub(super) fn mixer(
         &self,
-        layer: &LayerPlan,
+        mixer: &Mixer,
         batch: &ChunkBatch,
         x: &[f32],
         out: &mut [f32],
     ) -> Result<bool, EngineError> {
-        match &layer.mixer {
+        match mixer {
             Mixer::None => return Ok(false),
             Mixer::Linear(matrix) => {
                 let rows = batch.select(x, matrix.n_cols);
                 self.products(&rows, batch.n_wanted(), vec![Product::plain(matrix, out)])?;
             }
             Mixer::Attention(attention) => self.attention(attention, batch, x, out)?,
+            Mixer::Twin(twin) => {
+                self.mixer(&twin.first, batch, x, out)?;
+                let mut second = self.take(out.len());
+                if self.mixer(&twin.second, batch, x, &mut second)? {
+                    self.add_rows(out, &mut second, None, 1.0, twin.n_embd);
+                }
+                self.give([second]);
+            }
+            Mixer::Mamba(mamba) => self.mamba(mamba, batch, x, out)?,
+            Mixer::Mamba2(mamba) => self.mamba2(mamba, batch, x, out)?,
+            Mixer::ShortConv(conv) => self.shortconv(conv, batch, x, out)?,
+            Mixer::DeltaNet(net) => self.delta_net(net, batch, x, out)?,
         }
         Ok(true)
     }

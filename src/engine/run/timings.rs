@@ -22,6 +22,8 @@ pub enum WorkKind {
     Attention,
     /// Softmax of attention.
     Softmax,
+    /// States that go from token to token, and convolutions.
+    Scan,
     /// Routing to experts, gathering and scattering their rows.
     Route,
     /// Logits folded into scores.
@@ -30,7 +32,7 @@ pub enum WorkKind {
 
 impl WorkKind {
     /// All kinds.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Embed,
         Self::Norm,
         Self::Decode,
@@ -39,6 +41,7 @@ impl WorkKind {
         Self::Rotate,
         Self::Attention,
         Self::Softmax,
+        Self::Scan,
         Self::Route,
         Self::Fold,
     ];
@@ -55,6 +58,7 @@ impl WorkKind {
             Self::Rotate => "rotation of q and k",
             Self::Attention => "products of attention",
             Self::Softmax => "softmax",
+            Self::Scan => "scan",
             Self::Route => "routing",
             Self::Fold => "log-softmax of logits",
         }

@@ -1,0 +1,74 @@
+//! Mamba 2 (Dao, Gu 2024), the recurrent form of state-space duality: per head
+//! `s[n] = s[n] exp(Δ A) + Δ B[n] x`, `y = Σ_n C[n] s[n] + D x`, gated by `silu(z)`, then normed.
+
+use crate::engine::EngineError;
+use crate::engine::ops::math;
+use crate::engine::ops::product::Product;
+use crate::engine::ops::recurrence::{ConvEnd, LinearStep, LoadedConv, linear_step, softplus, zeroed};
+use crate::engine::plan::{GatedActivation, Mamba2};
+use crate::engine::run::batch::ChunkBatch;
+use crate::engine::run::runner::Runner;
+
+impl Runner<'_> {
+    /// Mamba 2 of the normed input `x` (`[n_tokens, n_embd]`) into `out`, the wanted rows.
+    pub(crate) fn mamba2(
+        &self,
+        m: &Mamba2,
+        batch: &ChunkBatch,
+        x: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let &Mamba2 { n_heads, head_dim, n_groups, n_states, .. } = m;
+        let (n_tokens, width, inner) = (batch.n_tokens(), m.xbc.n_rows, m.z.n_rows);
+        let [mut raw, mut xbc] = [(); 2].map(|()| self.take(n_tokens * width));
+        let [mut z, mut y] = [(); 2].map(|()| self.take(n_tokens * inner));
+        let mut steps = self.take(n_tokens * n_heads);
+        let products = vec![
+            Product::plain(&m.z, &mut z),
+            Product::plain(&m.xbc, &mut raw),
+            Product::plain(&m.step, &mut steps),
+        ];
+        self.products(x, n_tokens, products)?;
+        let conv = LoadedConv::new(&self.weights, &m.conv)?;
+        self.convolve(&conv, batch, &raw, &mut xbc, ConvEnd::Silu)?;
+        self.slot("conv", &xbc, width);
+        let [a, d, bias] = [&m.a, &m.d, &m.step_bias].map(|vector| self.weights.vector(vector));
+        let (a, d, bias) = (a?, d?, bias?);
+        let level = self.weights.level;
+        self.scan(batch, &mut y, (inner, head_dim), |tokens, columns, tile, buffer| {
+            let head = columns.start / head_dim;
+            let group = head / (n_heads / n_groups);
+            let [state, decay, input] = zeroed(buffer, [n_states * head_dim, n_states, head_dim]);
+            for (t, token) in tokens.enumerate() {
+                let row = &xbc[token * width..][..width];
+                let (x, y) = (&row[columns.clone()], tile.row_mut(t));
+                let step = softplus(steps[token * n_heads + head] + bias[head]);
+                decay.fill(math::exp(step * a[head]));
+                for (at, &x) in x.iter().enumerate() {
+                    input[at] = step * x;
+                    y[at] = d[head] * x;
+                }
+                linear_step(
+                    level,
+                    LinearStep {
+                        state: &mut *state,
+                        decay,
+                        key: &row[inner + group * n_states..][..n_states],
+                        query: &row[inner + (n_groups + group) * n_states..][..n_states],
+                        value: input,
+                        out: &mut *y,
+                    },
+                );
+                math::gated(level, GatedActivation::Swiglu, &z[token * inner..][columns.clone()], y);
+            }
+        })?;
+        self.slot("scan", &y, inner);
+        let wanted = batch.gather(&mut y, inner);
+        if let Some(norm) = &m.norm {
+            self.norm_parts(&self.weights.norm(norm)?, wanted, inner, m.n_norm_parts);
+        }
+        self.products(wanted, batch.n_wanted(), vec![Product::plain(&m.out, out)])?;
+        self.give([raw, xbc, z, y, steps]);
+        Ok(())
+    }
+}

@@ -1,0 +1,276 @@
+//! What mixers with a state share: convolutions, the walk over the tokens of every chunk, the linear step.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use crate::core::simd::{SimdLevel, VectorLoop};
+use crate::engine::EngineError;
+use crate::engine::ops::matmul::{MatrixTile, TileGrid};
+use crate::engine::ops::math;
+use crate::engine::plan::Conv;
+use crate::engine::run::batch::ChunkBatch;
+use crate::engine::run::runner::Runner;
+use crate::engine::run::timings::WorkKind;
+use crate::engine::run::weights::{LoadedNorm, WeightReader};
+use crate::engine::run::workers::lend;
+
+/// Channels that one task convolves.
+const CONV_CHANNELS: usize = 256;
+/// Rows that one task of an elementwise operation has.
+const ROWS_PER_TASK: usize = 64;
+
+/// A convolution whose weights are in memory, taps outermost.
+pub(super) struct LoadedConv {
+    /// `[n_taps, n_channels]`.
+    weight: Vec<f32>,
+    bias: Option<Vec<f32>>,
+    n_taps: usize,
+    n_channels: usize,
+}
+
+impl LoadedConv {
+    pub(super) fn new(weights: &WeightReader<'_>, conv: &Conv) -> Result<Self, EngineError> {
+        let rows = weights.vector(&conv.weight)?;
+        let n_taps = conv.n_taps;
+        let n_channels = rows.len() / n_taps.max(1);
+        let weight = transposed(&rows, n_taps);
+        Ok(Self { weight, bias: weights.optional(conv.bias.as_ref())?, n_taps, n_channels })
+    }
+}
+
+/// `[n_rows, n_cols]` as `[n_cols, n_rows]`.
+pub(super) fn transposed(rows: &[f32], n_cols: usize) -> Vec<f32> {
+    (0..n_cols).flat_map(|col| rows.iter().skip(col).step_by(n_cols.max(1)).copied()).collect()
+}
+
+/// `ln(1 + e^x)`; for large x that is x.
+#[inline]
+pub(super) fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
+
+/// The logistic function.
+#[inline]
+pub(super) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + math::exp(-x))
+}
+
+/// What follows a convolution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ConvEnd {
+    /// Nothing.
+    Plain,
+    /// `silu`.
+    Silu,
+}
+
+/// `out += tap * x`, and at the end `out = silu(out)`.
+struct ConvRow<'a> {
+    out: &'a mut [f32],
+    taps: &'a [(&'a [f32], &'a [f32])],
+    end: ConvEnd,
+}
+
+impl VectorLoop for ConvRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (weight, x) in self.taps {
+            for ((y, &w), &x) in self.out.iter_mut().zip(*weight).zip(*x) {
+                *y += w * x;
+            }
+        }
+        if self.end == ConvEnd::Silu {
+            for y in self.out {
+                *y /= 1.0 + math::exp(-*y);
+            }
+        }
+    }
+}
+
+/// One token of a linear recurrence: `state[i][..] = decay[i] state[i][..] + key[i] value[..]`, then
+/// `out[..] += query[i] state[i][..]`.
+pub(super) struct LinearStep<'a> {
+    pub(super) state: &'a mut [f32],
+    pub(super) decay: &'a [f32],
+    pub(super) key: &'a [f32],
+    pub(super) query: &'a [f32],
+    pub(super) value: &'a [f32],
+    pub(super) out: &'a mut [f32],
+}
+
+impl VectorLoop for LinearStep<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { state, decay, key, query, value, out } = self;
+        let rows = state.chunks_exact_mut(value.len().max(1));
+        for (((row, &w), &k), &q) in rows.zip(decay).zip(key).zip(query) {
+            for ((s, &v), y) in row.iter_mut().zip(value).zip(&mut *out) {
+                *s = *s * w + k * v;
+                *y += q * *s;
+            }
+        }
+    }
+}
+
+impl Runner<'_> {
+    /// Convolves the channels of `x` over the tokens of every chunk into `out`, both `[n_tokens, n_channels]`.
+    pub(super) fn convolve(
+        &self,
+        conv: &LoadedConv,
+        batch: &ChunkBatch,
+        x: &[f32],
+        out: &mut [f32],
+        end: ConvEnd,
+    ) -> Result<(), EngineError> {
+        let LoadedConv { weight, bias, n_taps, n_channels } = conv;
+        let level = self.weights.level;
+        self.scan(batch, out, (*n_channels, CONV_CHANNELS), |tokens, channels, tile, _| {
+            let mut taps = Vec::with_capacity(*n_taps);
+            for (t, at) in tokens.clone().enumerate() {
+                taps.clear();
+                let skipped = n_taps.saturating_sub(t + 1);
+                for tap in skipped..*n_taps {
+                    let from = at + 1 + tap - n_taps;
+                    taps.push((
+                        &weight[tap * n_channels..][channels.clone()],
+                        &x[from * n_channels..][channels.clone()],
+                    ));
+                }
+                let out = tile.row_mut(t);
+                match bias {
+                    Some(bias) => out.copy_from_slice(&bias[channels.clone()]),
+                    None => out.fill(0.0),
+                }
+                level.vectorize(ConvRow { out, taps: &taps, end });
+            }
+        })
+    }
+
+    /// Calls `task` for every chunk and every `step` of the `n_cols` columns of `out` with the chunk's tokens, the
+    /// columns, their tile of `out` and a buffer.
+    pub(super) fn scan(
+        &self,
+        batch: &ChunkBatch,
+        out: &mut [f32],
+        (n_cols, step): (usize, usize),
+        task: impl Fn(Range<usize>, Range<usize>, &mut MatrixTile<'_>, &mut Vec<f32>) + Sync,
+    ) -> Result<(), EngineError> {
+        let cuts: Vec<usize> = (0..n_cols).step_by(step.max(1)).chain(std::iter::once(n_cols)).collect();
+        let n_across = cuts.len() - 1;
+        let grid = TileGrid::new(out, n_cols, batch.cuts.clone(), cuts.clone());
+        self.workers.each((batch.cuts.len() - 1) * n_across, |scratch, at| {
+            if self.progress.is_cancelled() {
+                return Err(EngineError::Cancelled);
+            }
+            let (chunk, across) = (at / n_across, at % n_across);
+            let tokens = batch.cuts[chunk]..batch.cuts[chunk + 1];
+            let mut tile = grid.take(chunk, across);
+            self.clock.time(WorkKind::Scan, || {
+                task(tokens, cuts[across]..cuts[across + 1], &mut tile, &mut scratch.tile);
+            });
+            Ok(())
+        })
+    }
+
+    /// Calls `task` for pairs of rows of `out` and `x`.
+    pub(super) fn each_row(
+        &self,
+        (out, n_out): (&mut [f32], usize),
+        (x, n_x): (&[f32], usize),
+        task: impl Fn(&mut [f32], &[f32]) + Sync,
+    ) {
+        self.workers.install(|| {
+            let rows = out.par_chunks_mut(ROWS_PER_TASK * n_out).zip(x.par_chunks(ROWS_PER_TASK * n_x));
+            rows.for_each(|(out, x)| {
+                self.clock.time(WorkKind::Activation, || {
+                    out.chunks_mut(n_out).zip(x.chunks(n_x)).for_each(|(out, x)| task(out, x));
+                });
+            });
+        });
+    }
+
+    /// Normalizes the rows of `x` in place, cut in `n_parts` that are normed alone.
+    pub(super) fn norm_parts(&self, norm: &LoadedNorm, x: &mut [f32], n_cols: usize, n_parts: usize) {
+        let level = self.weights.level;
+        let width = n_cols / n_parts.max(1);
+        self.workers.install(|| {
+            x.par_chunks_mut(ROWS_PER_TASK * n_cols).for_each_init(Vec::new, |scratch, rows| {
+                self.clock.time(WorkKind::Norm, || {
+                    for row in rows.chunks_mut(n_cols) {
+                        row.chunks_mut(width)
+                            .enumerate()
+                            .for_each(|(at, part)| norm.head(level, part, at, scratch));
+                    }
+                });
+            });
+        });
+    }
+}
+
+/// Cuts a thread's buffer in zeroed slices of these lengths.
+pub(super) fn zeroed<const N: usize>(buffer: &mut Vec<f32>, lengths: [usize; N]) -> [&mut [f32]; N] {
+    let mut rest = lend(buffer, lengths.iter().sum());
+    rest.fill(0.0);
+    lengths.map(|len| {
+        let (part, later) = std::mem::take(&mut rest).split_at_mut(len);
+        rest = later;
+        part
+    })
+}
+
+/// Runs the step at a SIMD level.
+pub(super) fn linear_step(level: SimdLevel, step: LinearStep<'_>) {
+    level.vectorize(step);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(n: usize, seed: usize) -> Vec<f32> {
+        (0..n).map(|i| ((i * 7919 + seed * 31) % 103) as f32 / 51.0 - 1.0).collect()
+    }
+
+    #[test]
+    fn a_linear_step_equals_the_double_loop() {
+        let (n, m) = (5, 19);
+        let [mut state, decay, key, query] = [(n * m, 1), (n, 2), (n, 3), (n, 4)].map(|(n, seed)| values(n, seed));
+        let (value, mut out) = (values(m, 5), vec![0.0; m]);
+        let before = state.clone();
+        linear_step(
+            SimdLevel::detect(),
+            LinearStep {
+                state: &mut state,
+                decay: &decay,
+                key: &key,
+                query: &query,
+                value: &value,
+                out: &mut out,
+            },
+        );
+        for j in 0..m {
+            let mut sum = 0.0;
+            for i in 0..n {
+                let s = before[i * m + j] * decay[i] + key[i] * value[j];
+                assert!((state[i * m + j] - s).abs() < 1e-6);
+                sum += query[i] * s;
+            }
+            assert!((out[j] - sum).abs() < 1e-5);
+        }
+    }
+
+    #[test]
+    fn buffers_are_cut_and_zeroed() {
+        let mut buffer = vec![1.0; 4];
+        let [a, b] = zeroed(&mut buffer, [2, 3]);
+        assert_eq!((&*a, &*b), (&[0.0; 2][..], &[0.0; 3][..]));
+        assert_eq!(transposed(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 3), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+        assert!((softplus(1.0) - 1.313_261_7).abs() < 1e-6);
+        assert!((softplus(-30.0) - 9.357_623e-14).abs() < 1e-18 && softplus(30.0) == 30.0);
+    }
+}

@@ -1,0 +1,81 @@
+//! What the mixers of layers take of memory.
+
+use crate::engine::ops::attention;
+use crate::engine::plan::{Attention, Matrix, Mixer, Twin};
+
+/// Memory of a mixer's run.
+pub(crate) trait Footprint {
+    /// Columns of the widest matrix.
+    fn widest(&self) -> usize;
+
+    /// Floats per token that intermediates take at their widest.
+    fn floats_per_token(&self) -> usize;
+
+    /// Bytes of a thread's buffers, beside those of products, for chunks of at most `chunk_len` tokens.
+    fn thread_bytes(&self, chunk_len: usize) -> usize;
+}
+
+impl Mixer {
+    /// The mixer's memory; none for no mixer.
+    pub(crate) fn footprint(&self) -> Option<&dyn Footprint> {
+        match self {
+            Self::None => None,
+            Self::Linear(matrix) => Some(matrix),
+            Self::Attention(mixer) => Some(&**mixer),
+            Self::Twin(mixer) => Some(&**mixer),
+            Self::Mamba(mixer) => Some(&**mixer),
+            Self::Mamba2(mixer) => Some(&**mixer),
+            Self::ShortConv(mixer) => Some(&**mixer),
+            Self::DeltaNet(mixer) => Some(&**mixer),
+        }
+    }
+}
+
+impl Footprint for Matrix {
+    fn widest(&self) -> usize {
+        self.n_cols
+    }
+
+    fn floats_per_token(&self) -> usize {
+        self.n_rows
+    }
+
+    fn thread_bytes(&self, _: usize) -> usize {
+        0
+    }
+}
+
+impl Footprint for Attention {
+    fn widest(&self) -> usize {
+        self.q.n_cols.max(self.out.n_cols)
+    }
+
+    fn floats_per_token(&self) -> usize {
+        self.n_heads * (self.dk + self.dv) + self.n_kv_heads * (self.dk + self.dv)
+    }
+
+    fn thread_bytes(&self, chunk_len: usize) -> usize {
+        attention::buffer_bytes(self, chunk_len)
+    }
+}
+
+impl Footprint for Twin {
+    fn widest(&self) -> usize {
+        self.parts().map(Footprint::widest).max().unwrap_or(0)
+    }
+
+    fn floats_per_token(&self) -> usize {
+        // The second branch has a buffer of its own.
+        self.n_embd + self.parts().map(Footprint::floats_per_token).max().unwrap_or(0)
+    }
+
+    fn thread_bytes(&self, chunk_len: usize) -> usize {
+        self.parts().map(|part| part.thread_bytes(chunk_len)).max().unwrap_or(0)
+    }
+}
+
+impl Twin {
+    fn parts(&self) -> impl Iterator<Item = &dyn Footprint> {
+        [&self.first, &self.second].into_iter().filter_map(Mixer::footprint)
+    }
+}
