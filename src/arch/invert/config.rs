@@ -11,6 +11,7 @@ use crate::arch::mapping::RopeFreqsLlama3;
 use crate::arch::names::Captures;
 use crate::arch::schema::{Card, EACH_BLOCK};
 use crate::core::WeightMeta;
+use crate::gguf::Value;
 use crate::gguf::keys::ANNOTATION_PREFIX;
 
 /// Configuration keys of most decoders and the metadata keys they come back from.
@@ -68,6 +69,11 @@ pub(super) fn rebuilt(
         }
     }
     rows::take_back(card, scope, &mut config);
+    // Some drafts have no embedding of their own; the tokens are those of their target.
+    let tokens = scope.gguf.and_then(|(_, metadata)| metadata.get("tokenizer.ggml.tokens"));
+    if let (Some(Value::Array(tokens)), false) = (tokens, config.contains_key("vocab_size")) {
+        config.insert("vocab_size".to_owned(), json!(tokens.len()));
+    }
     let embedding = tensors.iter().find(|tensor| tensor.name == "token_embd.weight");
     if let Some(rows) = embedding.and_then(|tensor| tensor.shape.dims().first()) {
         config.insert("vocab_size".to_owned(), json!(rows));

@@ -83,6 +83,11 @@ impl CardFixture {
     }
 }
 
+/// How many tokens the model has that a draft is for.
+pub(super) fn target_vocabulary(dir: &Path) -> Option<u64> {
+    load(&target(dir)?.join("config.json"))["vocab_size"].as_u64()
+}
+
 /// The model that a draft is for.
 fn target(dir: &Path) -> Option<PathBuf> {
     Some(dir.join("target")).filter(|target| target.is_dir())
