@@ -49,7 +49,7 @@ impl ShownOptions {
     #[must_use]
     pub fn of(self, plain: ConvertOptions) -> ConvertOptions {
         let Self { heads, fuse, rerank, dense_modules } = self;
-        ConvertOptions { heads, fuse, rerank, dense_modules, ..plain }
+        ConvertOptions { dense_modules, rerank, heads, fuse, ..plain }
     }
 
     /// Their names on the command line.
