@@ -11,6 +11,7 @@ mod ffn;
 mod layer;
 mod mamba;
 mod mixer;
+mod mla;
 mod rope;
 mod shortconv;
 #[cfg(test)]

@@ -39,6 +39,11 @@ pub enum EngineError {
     /// A chunk longer than the graph is defined for.
     #[error("chunk of {tokens} tokens: the file's rope scaling covers {limit}")]
     ChunkTooLong { tokens: usize, limit: usize },
+    /// A chunk in which queries would see only some of the keys that they may.
+    #[error(
+        "chunk of {tokens} tokens: beyond {limit} the model looks at chosen keys only, which is not built yet"
+    )]
+    ChunkNotDense { tokens: usize, limit: usize },
     /// The budget does not hold one chunk.
     #[error("memory budget of {budget_bytes} bytes: one chunk of {tokens} tokens needs {needed_bytes}")]
     Memory { budget_bytes: u64, needed_bytes: u64, tokens: usize },
@@ -90,7 +95,9 @@ impl Hint for EngineError {
             Self::PrefixRow { .. } => {
                 vec!["the begin token ends the prefix: put it in front of what is to be predicted".to_owned()]
             }
-            Self::ChunkTooLong { limit, .. } => vec![format!("pass `--ctx {limit}` or less")],
+            Self::ChunkTooLong { limit, .. } | Self::ChunkNotDense { limit, .. } => {
+                vec![format!("pass `--ctx {limit}` or less")]
+            }
             _ => Vec::new(),
         }
     }

@@ -9,6 +9,7 @@ pub(super) mod mamba;
 mod mamba2;
 pub(super) mod math;
 pub(super) mod matmul;
+pub(super) mod mla;
 pub(super) mod moe;
 pub(super) mod norm;
 mod pair;

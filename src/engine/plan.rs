@@ -2,12 +2,14 @@
 //! present. Running a plan never looks at metadata again.
 
 mod footprint;
+mod mla;
 mod recurrent;
 
 use crate::arch::graph::GroupScoreName;
 use crate::engine::ops::prefix::Prefix;
 
 pub(crate) use footprint::Footprint;
+pub use mla::{Expansion, Latent, Mla};
 pub use recurrent::{Conv, DeltaGates, DeltaNet, Mamba, Mamba2, ShortConv};
 
 /// Consecutive elements of a tensor that is small enough to be held decoded: a bias, a norm's weight.
@@ -259,6 +261,8 @@ pub enum Mixer {
     Linear(Matrix),
     /// Softmax attention.
     Attention(Box<Attention>),
+    /// Softmax attention whose keys and values are expanded from short rows.
+    Mla(Box<Mla>),
     /// The sum of two mixers of the same input.
     Twin(Box<Twin>),
     /// Mamba.
@@ -469,6 +473,8 @@ pub struct GraphPlan {
     pub n_vocab: usize,
     /// Trained context length, if the file says.
     pub n_ctx_train: Option<usize>,
+    /// Longest chunk for which the plan computes what the model does, if there is one.
+    pub chunk_limit: Option<usize>,
     /// Embedding, `[n_vocab, n_embd]`.
     pub embedding: Matrix,
     /// Learned positions, `[positions, n_embd]`.

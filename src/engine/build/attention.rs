@@ -124,7 +124,7 @@ impl Builder<'_> {
         Ok(Projections { q, k, v, out })
     }
 
-    fn mask(&self, layer: usize) -> Result<Mask, EngineError> {
+    pub(super) fn mask(&self, layer: usize) -> Result<Mask, EngineError> {
         let key = self.keys.count("attention.sliding_window")?.filter(|&n| n > 0);
         let size = key.or(self.features.window_size.map(|n| n as usize));
         let is_full = self.built.sight == Sight::Full;
@@ -211,7 +211,7 @@ impl Builder<'_> {
         })
     }
 
-    fn temperature(&self) -> Result<Option<Temperature>, EngineError> {
+    pub(super) fn temperature(&self) -> Result<Option<Temperature>, EngineError> {
         let Some(growth) = self.keys.nonzero("attention.temperature_scale")? else { return Ok(None) };
         let length = match self.keys.count("attention.temperature_length")? {
             Some(n) => Some(n),
@@ -227,6 +227,10 @@ impl Builder<'_> {
             PositionRule::Alibi => {
                 self.keys.nonzero("attention.max_alibi_bias")?.unwrap_or(self.features.alibi_bias)
             }
+            PositionRule::AlibiKey => match self.keys.nonzero("attention.max_alibi_bias")? {
+                Some(bias) => bias,
+                None => return Ok(None),
+            },
             PositionRule::ByDepth if is_large(self.n_layers) => self.features.alibi_bias,
             PositionRule::ByDepth
             | PositionRule::None

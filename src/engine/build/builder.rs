@@ -26,6 +26,8 @@ pub(super) struct Builder<'a> {
     pub(super) eps: f32,
     pub(super) residual_scale: f32,
     pub(super) ropes: Vec<Rope>,
+    /// Longest chunk that every layer so far is built for.
+    pub(super) chunk_limit: Option<usize>,
     warnings: Vec<String>,
 }
 
@@ -57,6 +59,7 @@ impl GraphPlan {
             eps: 0.0,
             residual_scale: 1.0,
             ropes: Vec::new(),
+            chunk_limit: None,
             warnings: Vec::new(),
         };
         builder.eps = builder.norm_eps()?;
@@ -135,7 +138,11 @@ impl Builder<'_> {
         let embedding = self.rows_of("token_embd")?;
         let positions = match self.built.positions {
             PositionRule::Learned => Some(self.rows_of("position_embd")?),
-            PositionRule::None
+            PositionRule::AlibiKey if self.tensors.has("position_embd.weight") => {
+                Some(self.rows_of("position_embd")?)
+            }
+            PositionRule::AlibiKey
+            | PositionRule::None
             | PositionRule::Rope
             | PositionRule::Rope2d
             | PositionRule::Alibi
@@ -165,6 +172,7 @@ impl Builder<'_> {
             n_embd: self.n_embd,
             n_vocab: head.n_rows,
             n_ctx_train: self.keys.count("context_length")?,
+            chunk_limit: self.chunk_limit,
             embedding,
             positions,
             token_types,

@@ -27,6 +27,11 @@ impl<'a> TensorClaims<'a> {
         self.index.contains_key(name)
     }
 
+    /// True if a tensor's name starts with `prefix`.
+    pub(crate) fn has_under(&self, prefix: &str) -> bool {
+        self.metas.iter().any(|meta| meta.name.starts_with(prefix))
+    }
+
     pub(crate) fn shape(&self, name: &str) -> Option<&'a Shape> {
         self.index.get(name).map(|&at| &self.metas[at].shape)
     }
@@ -118,7 +123,7 @@ impl<'a> TensorClaims<'a> {
             .collect())
     }
 
-    /// The norm `name.weight` with its bias; `None` if there is no such tensor.
+    /// The norm `name.weight` with its bias; `None` if there is no such tensor. Some models' norms go without the suffix.
     pub(crate) fn norm(
         &mut self,
         name: &str,

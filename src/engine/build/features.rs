@@ -4,9 +4,8 @@
 use std::fmt::Debug;
 
 use crate::arch::graph::{
-    AttnGate, FfnKind, FfnLimit, Gating, GraphFeatures, GraphKind, MaskKind, MixerName, MixerRule,
-    NormKind, Positions, QkvOrder, ResidualRule, RopeAt, RouterInput, RouterSelect, SharedCombine, Weigh,
-    WindowKind,
+    AttnGate, FfnKind, FfnLimit, Gating, GraphFeatures, GraphKind, MaskKind, MixerName, MixerRule, NormKind,
+    Positions, QkvOrder, ResidualRule, RopeAt, RouterInput, RouterSelect, SharedCombine, Weigh, WindowKind,
 };
 use crate::engine::EngineError;
 use crate::engine::plan::{GatedActivation, GatingFunction, Mask, ModelKind, NormFormula, PlainActivation};
@@ -43,6 +42,8 @@ pub(super) enum PositionRule {
     Rope,
     Rope2d,
     Alibi,
+    /// ALiBi where the file says how much of it; learned positions where the file has them.
+    AlibiKey,
     Learned,
     /// Rotation in the small model of a family, a penalty by distance in the large one.
     ByDepth,
@@ -135,12 +136,12 @@ impl Card<'_> {
         };
         let is_built = |name: &MixerName| match name {
             MixerName::Attention
+            | MixerName::Mla
             | MixerName::Mamba
             | MixerName::Mamba2
             | MixerName::Gdn
             | MixerName::Shortconv => true,
-            MixerName::Mla
-            | MixerName::Plamo2
+            MixerName::Plamo2
             | MixerName::Rwkv6
             | MixerName::Rwkv6Qwen2
             | MixerName::Rwkv7
@@ -161,7 +162,8 @@ impl Card<'_> {
             Positions::Alibi => PositionRule::Alibi,
             Positions::Learned => PositionRule::Learned,
             Positions::ByDepth => PositionRule::ByDepth,
-            Positions::AlibiKey | Positions::Relative => return self.unbuilt("positions", &positions),
+            Positions::AlibiKey => PositionRule::AlibiKey,
+            Positions::Relative => return self.unbuilt("positions", &positions),
         })
     }
 
@@ -290,7 +292,7 @@ mod tests {
             ("ffn_gated_if_present = true", "ffn_gated_if_present = true"),
             ("gating = 'sparsemixer'", "gating = sparsemixer"),
             ("residual = 'arctic'", "residual = arctic"),
-            ("positions = 'alibi_key'", "positions = alibi_key"),
+            ("positions = 'relative'", "positions = relative"),
             ("kind = 'encdec'", "kind = encdec"),
             ("rope_at = 'end'", "rope_at = end"),
             ("qk_norm_kind = 'rms_free'", "qk_norm_kind = rms_free"),

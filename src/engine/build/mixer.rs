@@ -55,13 +55,13 @@ impl Builder<'_> {
     fn mixer_of(&mut self, layer: usize, name: MixerName) -> Result<Mixer, EngineError> {
         match name {
             MixerName::Attention => self.attention_mixer(layer),
+            MixerName::Mla => self.mla(layer).map(|mixer| Mixer::Mla(Box::new(mixer))),
             MixerName::Mamba => self.mamba(layer).map(|mixer| Mixer::Mamba(Box::new(mixer))),
             MixerName::Mamba2 => self.mamba2(layer).map(|mixer| Mixer::Mamba2(Box::new(mixer))),
             MixerName::Shortconv => self.shortconv(layer).map(|mixer| Mixer::ShortConv(Box::new(mixer))),
             MixerName::Gdn => self.delta_net(layer).map(|mixer| Mixer::DeltaNet(Box::new(mixer))),
             // Refused when features are narrowed.
-            MixerName::Mla
-            | MixerName::Plamo2
+            MixerName::Plamo2
             | MixerName::Rwkv6
             | MixerName::Rwkv6Qwen2
             | MixerName::Rwkv7
@@ -111,6 +111,10 @@ impl Builder<'_> {
         if whole.is_multiple_of(n) {
             return Ok(n);
         }
-        Err(self.keys.unknown(name, "a divisor of what it divides", &format!("{n}, which does not divide {whole}")))
+        Err(self.keys.unknown(
+            name,
+            "a divisor of what it divides",
+            &format!("{n}, which does not divide {whole}"),
+        ))
     }
 }

@@ -45,7 +45,9 @@ impl Builder<'_> {
     pub(super) fn rope(&mut self, layer: usize, mask: Mask, dk: usize) -> Result<Option<usize>, EngineError> {
         let reach = if mask.is_global() { Reach::Global } else { Reach::Local };
         match self.built.positions {
-            PositionRule::None | PositionRule::Alibi | PositionRule::Learned => return Ok(None),
+            PositionRule::None | PositionRule::Alibi | PositionRule::AlibiKey | PositionRule::Learned => {
+                return Ok(None);
+            }
             // Each position rotates its half of a head.
             PositionRule::Rope2d => return self.rotation(layer, Reach::Global, dk / 2).map(Some),
             // The depth tells the two sizes of Baichuan apart: nothing in the file does.

@@ -16,17 +16,17 @@ use crate::engine::run::runner::Runner;
 use crate::engine::run::timings::WorkKind;
 use crate::engine::run::weights::LoadedNorm;
 
-pub(crate) use heads::buffer_bytes;
+pub(crate) use heads::{Scores, buffer_bytes};
 
 /// Rows that one task places.
 const ROWS_PER_TASK: usize = 64;
 
 /// Queries of the wanted tokens; keys and values of all.
 #[derive(Clone, Copy)]
-struct Projected<'a> {
-    q: &'a [f32],
-    k: &'a [f32],
-    v: &'a [f32],
+pub(crate) struct Projected<'a> {
+    pub(crate) q: &'a [f32],
+    pub(crate) k: &'a [f32],
+    pub(crate) v: &'a [f32],
 }
 
 /// Queries or keys, as they are placed.
@@ -82,7 +82,7 @@ impl Runner<'_> {
         self.slot("q", &q, a.q.n_rows);
         self.slot("k", &k, a.k.n_rows);
         let mut context = self.take(n_wanted * a.n_heads * a.dv);
-        self.mix(a, batch, Projected { q: &q, k: &k, v: &v }, &mut context)?;
+        self.mix(a.scores(), batch, Projected { q: &q, k: &k, v: &v }, &mut context)?;
         self.slot("attention", &context, a.n_heads * a.dv);
         self.give([q, k, v]);
         self.products(&context, n_wanted, vec![Product::plain(&a.out, out)])?;
@@ -130,11 +130,8 @@ impl Runner<'_> {
             if a.norm_after_rope {
                 normalize(row, scratch);
             }
-            if let Some(Temperature { growth, length }) = side.temperature {
-                let factor = 1.0 + growth * (1.0 + (position / length) as f64).ln();
-                for x in row.iter_mut() {
-                    *x *= factor as f32;
-                }
+            if let Some(temperature) = side.temperature {
+                temperature.scale(row, position);
             }
         };
         self.workers.install(|| {
@@ -149,19 +146,15 @@ impl Runner<'_> {
     }
 
     /// `softmax(scale q k) v` of every chunk and head.
-    fn mix(
+    pub(crate) fn mix(
         &self,
-        a: &Attention,
+        a: Scores<'_>,
         batch: &ChunkBatch,
         projected: Projected<'_>,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        let heads = Heads {
-            a,
-            level: self.weights.level,
-            clock: self.clock,
-            sinks: self.weights.optional(a.sinks.as_ref())?,
-        };
+        let heads =
+            Heads { a, level: self.weights.level, clock: self.clock, sinks: self.weights.optional(a.sinks)? };
         let parts = parts(batch);
         let rows: Vec<usize> = std::iter::once(0).chain(parts.iter().map(|part| part.row + part.n)).collect();
         let columns: Vec<usize> = (0..=a.n_heads).map(|head| head * a.dv).collect();
@@ -196,6 +189,16 @@ impl Runner<'_> {
             }
             if self.progress.is_cancelled() { Err(EngineError::Cancelled) } else { Ok(()) }
         })
+    }
+}
+
+impl Temperature {
+    /// Multiplies queries at `position` by their factor.
+    pub(crate) fn scale(self, row: &mut [f32], position: usize) {
+        let factor = 1.0 + self.growth * (1.0 + (position / self.length) as f64).ln();
+        for x in row.iter_mut() {
+            *x *= factor as f32;
+        }
     }
 }
 

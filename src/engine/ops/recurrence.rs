@@ -6,8 +6,8 @@ use rayon::prelude::*;
 
 use crate::core::simd::{SimdLevel, VectorLoop};
 use crate::engine::EngineError;
-use crate::engine::ops::matmul::{MatrixTile, TileGrid};
 use crate::engine::ops::math;
+use crate::engine::ops::matmul::{MatrixTile, TileGrid};
 use crate::engine::plan::Conv;
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::runner::Runner;
@@ -239,7 +239,8 @@ mod tests {
     #[test]
     fn a_linear_step_equals_the_double_loop() {
         let (n, m) = (5, 19);
-        let [mut state, decay, key, query] = [(n * m, 1), (n, 2), (n, 3), (n, 4)].map(|(n, seed)| values(n, seed));
+        let [mut state, decay, key, query] =
+            [(n * m, 1), (n, 2), (n, 3), (n, 4)].map(|(n, seed)| values(n, seed));
         let (value, mut out) = (values(m, 5), vec![0.0; m]);
         let before = state.clone();
         linear_step(

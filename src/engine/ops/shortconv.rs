@@ -22,11 +22,8 @@ impl Runner<'_> {
     ) -> Result<(), EngineError> {
         let (n_tokens, width) = (batch.n_tokens(), m.x.n_rows);
         let [mut u, mut b, mut c, mut y] = [(); 4].map(|()| self.take(n_tokens * width));
-        let products = vec![
-            Product::plain(&m.b, &mut b),
-            Product::plain(&m.c, &mut c),
-            Product::plain(&m.x, &mut u),
-        ];
+        let products =
+            vec![Product::plain(&m.b, &mut b), Product::plain(&m.c, &mut c), Product::plain(&m.x, &mut u)];
         self.products(x, n_tokens, products)?;
         self.each_row((&mut u, width), (&b, width), multiply);
         let conv = LoadedConv::new(&self.weights, &m.conv)?;

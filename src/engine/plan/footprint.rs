@@ -22,6 +22,7 @@ impl Mixer {
             Self::None => None,
             Self::Linear(matrix) => Some(matrix),
             Self::Attention(mixer) => Some(&**mixer),
+            Self::Mla(mixer) => Some(&**mixer),
             Self::Twin(mixer) => Some(&**mixer),
             Self::Mamba(mixer) => Some(&**mixer),
             Self::Mamba2(mixer) => Some(&**mixer),
@@ -55,7 +56,7 @@ impl Footprint for Attention {
     }
 
     fn thread_bytes(&self, chunk_len: usize) -> usize {
-        attention::buffer_bytes(self, chunk_len)
+        attention::buffer_bytes(&self.scores(), chunk_len)
     }
 }
 

@@ -116,7 +116,8 @@ impl<'a> Engine<'a> {
         let layers = self.plan.layers.iter();
         let widest = layers.clone().map(LayerPlan::widest).max().unwrap_or(0).max(self.plan.n_embd);
         let (shared, thread) = panel::buffer_bytes(widest);
-        let mixer = layers.filter_map(|layer| layer.mixer.footprint()).map(|mixer| mixer.thread_bytes(chunk_len));
+        let mixer =
+            layers.filter_map(|layer| layer.mixer.footprint()).map(|mixer| mixer.thread_bytes(chunk_len));
         let per_thread = thread.saturating_add(mixer.max().unwrap_or(0)) as u64;
         per_thread.saturating_mul(self.workers.n_threads() as u64).saturating_add(shared as u64)
     }
@@ -195,6 +196,9 @@ impl<'a> Engine<'a> {
         let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
         if let Some(positions) = plan.positions.as_ref().filter(|p| p.n_rows < longest) {
             return Err(EngineError::ChunkTooLong { tokens: longest, limit: positions.n_rows });
+        }
+        if let Some(limit) = plan.chunk_limit.filter(|&limit| limit < longest) {
+            return Err(EngineError::ChunkNotDense { tokens: longest, limit });
         }
         let run = Runner {
             plan,

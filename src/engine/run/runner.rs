@@ -118,6 +118,7 @@ impl Runner<'_> {
                 self.products(&rows, batch.n_wanted(), vec![Product::plain(matrix, out)])?;
             }
             Mixer::Attention(attention) => self.attention(attention, batch, x, out)?,
+            Mixer::Mla(attention) => self.latent_attention(attention, batch, x, out)?,
             Mixer::Twin(twin) => {
                 self.mixer(&twin.first, batch, x, out)?;
                 let mut second = self.take(out.len());

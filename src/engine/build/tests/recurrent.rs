@@ -56,7 +56,10 @@ fn a_list_of_recurrent_layers_wins_over_the_period() {
     assert!(matches!(plan(graph, &metadata, &tensors).unwrap().layers[0].mixer, Mixer::Mamba2(_)));
     metadata.set("x.attention.recurrent_layers", vec![true]);
     let error = plan(graph, &metadata, &tensors).unwrap_err().to_string();
-    assert!(error.starts_with("key `x.attention.recurrent_layers`: expected a flag for every layer"), "{error}");
+    assert!(
+        error.starts_with("key `x.attention.recurrent_layers`: expected a flag for every layer"),
+        "{error}"
+    );
 }
 
 #[test]

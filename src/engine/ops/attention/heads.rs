@@ -7,7 +7,7 @@ use crate::core::simd::SimdLevel;
 use crate::engine::ops::attention::rows_of;
 use crate::engine::ops::math::{self, RunningSoftmax, SoftmaxRow};
 use crate::engine::ops::matmul::{MatrixTile, MatrixView, multiply, multiply_add};
-use crate::engine::plan::{Attention, Mask};
+use crate::engine::plan::{Attention, Mask, Vector};
 use crate::engine::run::panel::transpose;
 use crate::engine::run::timings::{Clock, WorkKind};
 use crate::engine::run::workers::{WorkerBuffers, lend};
@@ -23,8 +23,38 @@ const TILE_KEYS: usize = 1024;
 /// Queries of a long chunk that one task takes: enough to make transposing a tile of keys small beside using it.
 pub(super) const PART_QUERIES: usize = 8 * QUERY_ROWS;
 
+/// What scores are made of and how they are used, wherever queries, keys and values come from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scores<'a> {
+    pub(crate) n_heads: usize,
+    pub(crate) n_kv_heads: usize,
+    pub(crate) dk: usize,
+    pub(crate) dv: usize,
+    pub(crate) scale: f32,
+    pub(crate) cap: Option<f32>,
+    pub(crate) mask: Mask,
+    pub(crate) sinks: Option<&'a Vector>,
+    pub(crate) alibi: Option<&'a [f32]>,
+}
+
+impl Attention {
+    pub(crate) fn scores(&self) -> Scores<'_> {
+        Scores {
+            n_heads: self.n_heads,
+            n_kv_heads: self.n_kv_heads,
+            dk: self.dk,
+            dv: self.dv,
+            scale: self.scale,
+            cap: self.cap,
+            mask: self.mask,
+            sinks: self.sinks.as_ref(),
+            alibi: self.alibi.as_deref(),
+        }
+    }
+}
+
 /// Bytes of a thread's buffers for chunks of this length.
-pub(crate) fn buffer_bytes(a: &Attention, chunk_len: usize) -> usize {
+pub(crate) fn buffer_bytes(a: &Scores<'_>, chunk_len: usize) -> usize {
     let keys = if chunk_len <= WHOLE_KEYS { chunk_len.next_multiple_of(KEY_ROWS) } else { TILE_KEYS };
     let running = if chunk_len <= WHOLE_KEYS { 0 } else { PART_QUERIES * a.n_heads / a.n_kv_heads.max(1) };
     4 * (QUERY_ROWS + a.dk) * keys + size_of::<RunningSoftmax>() * running
@@ -32,7 +62,7 @@ pub(crate) fn buffer_bytes(a: &Attention, chunk_len: usize) -> usize {
 
 /// What the heads of a layer share.
 pub(super) struct Heads<'a> {
-    pub(super) a: &'a Attention,
+    pub(super) a: Scores<'a>,
     pub(super) level: SimdLevel,
     pub(super) clock: &'a Clock,
     pub(super) sinks: Option<Vec<f32>>,
@@ -80,7 +110,7 @@ impl Heads<'_> {
     fn softmax_row(&self, head: usize) -> SoftmaxRow {
         SoftmaxRow {
             cap: self.a.cap.map(|cap| (self.a.scale, cap)),
-            slope: self.a.alibi.as_ref().map(|slopes| slopes[head]),
+            slope: self.a.alibi.map(|slopes| slopes[head]),
             own: 0,
             sink: self.sinks.as_ref().map(|sinks| sinks[head]),
         }

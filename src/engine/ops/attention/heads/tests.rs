@@ -94,7 +94,7 @@ impl Chunk {
                 } else {
                     heads.online(&queries, out, &mut buffers);
                     let bytes = 4 * (buffers.rows.len() + buffers.tile.len());
-                    assert!(bytes <= buffer_bytes(heads.a, self.n), "{bytes} bytes");
+                    assert!(bytes <= buffer_bytes(&heads.a, self.n), "{bytes} bytes");
                 }
             }
         }
@@ -149,7 +149,7 @@ fn a_running_softmax_over_tiles_of_keys_equals_the_whole_one_and_the_formula() {
     ];
     let clock = Clock::default();
     for (name, a, sinks, prefix) in cases {
-        let heads = Heads { a: &a, level: SimdLevel::detect(), clock: &clock, sinks };
+        let heads = Heads { a: a.scores(), level: SimdLevel::detect(), clock: &clock, sinks };
         let chunk = Chunk::new(n, prefix);
         // The first queries, some across the edge of a tile, the last.
         for wanted in [0..PART_QUERIES, TILE_KEYS - 130..TILE_KEYS + 70, n - 97..n] {
@@ -173,6 +173,6 @@ fn a_running_softmax_over_tiles_of_keys_equals_the_whole_one_and_the_formula() {
 #[test]
 fn buffers_stop_growing_with_the_chunk() {
     let a = attention(Mask::Causal, None, None);
-    assert!(buffer_bytes(&a, 512) < buffer_bytes(&a, WHOLE_KEYS));
-    assert_eq!(buffer_bytes(&a, 4 * WHOLE_KEYS), buffer_bytes(&a, 400 * WHOLE_KEYS));
+    assert!(buffer_bytes(&a.scores(), 512) < buffer_bytes(&a.scores(), WHOLE_KEYS));
+    assert_eq!(buffer_bytes(&a.scores(), 4 * WHOLE_KEYS), buffer_bytes(&a.scores(), 400 * WHOLE_KEYS));
 }

@@ -1,0 +1,145 @@
+//! Builds latent attention. Files hold what expands keys and values as one matrix or as two tensors of a matrix per head;
+//! beside the latter the plain keys of widths describe the compressed rows, and `*_mla` the heads.
+
+use crate::arch::graph::YarnMu;
+use crate::engine::EngineError;
+use crate::engine::build::builder::Builder;
+use crate::engine::plan::{Expansion, Latent, Matrix, Mla, Norm, NormFormula};
+
+/// Tensors that would change what the two expanding tensors do.
+const AFFIXES: [&str; 3] = ["attn_k_b.bias", "attn_v_b.bias", "attn_v_b.scale"];
+
+impl Builder<'_> {
+    /// The latent attention of a layer.
+    pub(super) fn mla(&mut self, layer: usize) -> Result<Mla, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let heads = self.keys.layer_count("attention.head_count", layer)?.filter(|&n| n > 0);
+        let n_heads = heads.ok_or_else(|| self.keys.missing("attention.head_count"))?;
+        let dk = self.mla_width("key_length", n_heads)?;
+        let dv = self.mla_width("value_length", n_heads)?;
+        let rank = self.keys.need_count("attention.kv_lora_rank")?;
+        let kv_name = at("attn_kv_a_mqa");
+        let n_shared = self.n_rows(&kv_name)?.checked_sub(rank).filter(|&n| n > 0 && n < dk);
+        let n_shared = n_shared.ok_or_else(|| {
+            let expected = "less than the rows of attn_kv_a_mqa, by less than the width of a key";
+            self.keys.unknown("attention.kv_lora_rank", expected, &rank.to_string())
+        })?;
+        let rows = |width: usize| n_heads.checked_mul(width);
+        let (Some(q_rows), Some(v_rows), Some(_)) = (rows(dk), rows(dv), rows(dk.saturating_add(dv))) else {
+            let found = n_heads.to_string();
+            return Err(self.keys.unknown("attention.head_count", "heads that fit in memory", &found));
+        };
+        let kv = self.tensors.need_matrix(&kv_name, rank + n_shared, self.n_embd)?;
+        let kv_norm = self.latent_norm(&at("attn_kv_a_norm"), rank)?;
+        let (q_latent, q) = self.mla_queries(layer, q_rows)?;
+        let expansion = self.expansion(layer, (n_heads, dk - n_shared, dv), rank)?;
+        let out = self.tensors.need_matrix(&at("attn_output"), self.n_embd, v_rows)?;
+        let mask = self.mask(layer)?;
+        let rope = self.rope(layer, mask, n_shared)?;
+        self.limit_to_indexed(layer)?;
+        let (scale, temperature) = (self.mla_scale(dk)? as f32, self.temperature()?);
+        Ok(Mla {
+            q_latent,
+            q,
+            kv,
+            kv_norm,
+            expansion,
+            out,
+            n_heads,
+            dk,
+            dv,
+            rank,
+            n_shared,
+            rope,
+            scale,
+            mask,
+            temperature,
+        })
+    }
+
+    /// A width of the heads, whichever form the file has.
+    fn mla_width(&self, name: &str, n_heads: usize) -> Result<usize, EngineError> {
+        match self.keys.count(&format!("attention.{name}_mla"))?.filter(|&n| n > 0) {
+            Some(width) => Ok(width),
+            None => {
+                // As for other heads: a share of the width where the file does not say.
+                let found = self.keys.count(&format!("attention.{name}"))?.filter(|&n| n > 0);
+                Ok(found.unwrap_or(self.n_embd / n_heads))
+            }
+        }
+    }
+
+    fn n_rows(&self, name: &str) -> Result<usize, EngineError> {
+        let tensor = format!("{name}.weight");
+        match self.tensors.shape(&tensor) {
+            Some(shape) => Ok(usize::try_from(shape.n_rows()).unwrap_or(usize::MAX)),
+            None => Err(EngineError::MissingTensor { tensor }),
+        }
+    }
+
+    fn latent_norm(&mut self, name: &str, width: usize) -> Result<Norm, EngineError> {
+        let norm = self.tensors.norm(name, width, NormFormula::Rms, self.eps)?;
+        norm.ok_or_else(|| EngineError::MissingTensor { tensor: format!("{name}.weight") })
+    }
+
+    fn mla_queries(&mut self, layer: usize, q_rows: usize) -> Result<(Option<Latent>, Matrix), EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        if !self.tensors.has(&at("attn_q_a.weight")) {
+            return Ok((None, self.tensors.need_matrix(&at("attn_q"), q_rows, self.n_embd)?));
+        }
+        let rank = self.keys.need_count("attention.q_lora_rank")?;
+        let down = self.tensors.need_matrix(&at("attn_q_a"), rank, self.n_embd)?;
+        let norm = self.latent_norm(&at("attn_q_a_norm"), rank)?;
+        let q = self.tensors.need_matrix(&at("attn_q_b"), q_rows, rank)?;
+        Ok((Some(Latent { down, norm }), q))
+    }
+
+    fn expansion(
+        &mut self,
+        layer: usize,
+        (n_heads, n_own, dv): (usize, usize, usize),
+        rank: usize,
+    ) -> Result<Expansion, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        if self.tensors.has(&at("attn_kv_b.weight")) {
+            let n_rows = n_heads * (n_own + dv);
+            return Ok(Expansion::Joint(self.tensors.need_matrix(&at("attn_kv_b"), n_rows, rank)?));
+        }
+        let tensors: Vec<String> =
+            AFFIXES.into_iter().map(at).filter(|name| self.tensors.has(name)).collect();
+        if !tensors.is_empty() {
+            return Err(EngineError::LeftOver { tensors });
+        }
+        Ok(Expansion::Split {
+            keys: self.tensors.experts(&at("attn_k_b"), n_heads, rank, n_own)?,
+            values: self.tensors.experts(&at("attn_v_b"), n_heads, dv, rank)?,
+        })
+    }
+
+    /// The width's square root, and the square of yarn's magnitude where the model puts it here and not on the angles.
+    fn mla_scale(&self, dk: usize) -> Result<f64, EngineError> {
+        if let Some(scale) = self.keys.number("attention.scale")?.filter(|&s| s > 0.0) {
+            return Ok(scale);
+        }
+        let magnitude = match self.keys.nonzero("rope.scaling.yarn_log_multiplier")? {
+            // The key is a tenth of the multiplier.
+            Some(tenth) if self.features.yarn_mu == YarnMu::Tenth => {
+                let factor = self.keys.nonzero("rope.scaling.factor")?.unwrap_or(1.0);
+                if factor > 1.0 { tenth * factor.ln() + 1.0 } else { 1.0 }
+            }
+            Some(_) | None => 1.0,
+        };
+        Ok(magnitude * magnitude / (dk as f64).sqrt())
+    }
+
+    /// A layer that looks only at the keys an indexer picks looks at all while there are no more than it picks: longer
+    /// chunks are not run.
+    fn limit_to_indexed(&mut self, layer: usize) -> Result<(), EngineError> {
+        if !self.tensors.has_under(&format!("blk.{layer}.indexer.")) {
+            return Ok(());
+        }
+        let n_keys = self.keys.need_count("attention.indexer.top_k")?;
+        self.chunk_limit = Some(self.chunk_limit.map_or(n_keys, |limit| limit.min(n_keys)));
+        Ok(())
+    }
+}
