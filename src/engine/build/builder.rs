@@ -49,6 +49,11 @@ impl GraphPlan {
         let mut built = BuiltFeatures::of(arch, features)?;
         let keys = ArchKeys::new(metadata, arch);
         built.see(keys.flag("attention.causal")?);
+        // Values are not multiplied: passed over, the model would be another one.
+        if let Some(scale) = keys.nonzero("attention.value_scale")?.filter(|&scale| scale != 1.0) {
+            let (arch, value) = (arch.to_owned(), scale.to_string());
+            return Err(EngineError::Unsupported { arch, feature: "attention.value_scale", value });
+        }
         let mut builder = Builder {
             features,
             built,

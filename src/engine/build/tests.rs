@@ -87,6 +87,16 @@ fn activations_that_nobody_computes_are_refused() {
 }
 
 #[test]
+fn values_that_a_key_scales_are_refused() {
+    let (mut metadata, tensors) = model();
+    metadata.set("x.attention.value_scale", 1.0f32);
+    assert!(plan("", &metadata, &tensors).is_ok());
+    metadata.set("x.attention.value_scale", 0.5f32);
+    let error = plan("", &metadata, &tensors).unwrap_err();
+    assert_eq!(error.to_string(), "card `x`: `attention.value_scale = 0.5` is not built yet");
+}
+
+#[test]
 fn leading_dense_layers_rotate_where_the_card_says_so() {
     let (mut metadata, tensors) = model();
     metadata.set("x.attention.sliding_window", 4u32);
