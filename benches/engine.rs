@@ -182,8 +182,9 @@ fn main() {
         let features = GraphFeatures::of("llama").unwrap();
         let tokens =
             |chunk: usize| (0..CONTEXT).map(|i| ((i * 7 + chunk * 31) % VOCABULARY) as u32).collect();
-        let chunks: Vec<TokenChunk> =
-            (0..n_chunks).map(|chunk| TokenChunk { tokens: tokens(chunk), rows: rows.clone() }).collect();
+        let chunks: Vec<TokenChunk> = (0..n_chunks)
+            .map(|chunk| TokenChunk { tokens: tokens(chunk), rows: rows.clone(), n_source: 0 })
+            .collect();
         let targets = vec![0; n_scored];
         let mut rounds = Vec::new();
         for _ in 0..if is_bench { 5 } else { 1 } {

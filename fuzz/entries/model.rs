@@ -98,7 +98,7 @@ pub(super) fn engine(data: &[u8]) -> bool {
     let engine = Engine::new(plan, &file, options).expect("one thread");
     let numbers = &mut Numbers::of(data);
     let tokens: Vec<u32> = (0..3).map(|_| numbers.below(n_vocab as u64) as u32).collect();
-    let chunk = TokenChunk { tokens, rows: 1..3 };
+    let chunk = TokenChunk { tokens, rows: 1..3, n_source: 0 };
     if engine.group_tokens(3).is_err() {
         return false;
     }

@@ -14,6 +14,7 @@ mod mixer;
 mod mla;
 mod rope;
 mod shortconv;
+mod stacks;
 #[cfg(test)]
 mod tests;
 

@@ -36,6 +36,9 @@ pub enum EngineError {
         "prompt {prompt}: row {row} is in the prefix, which ends at token {end} and sees the tokens it would predict"
     )]
     PrefixRow { prompt: usize, row: usize, end: usize },
+    /// A model of two stacks of which only one gets tokens.
+    #[error("the model answers what its encoder reads: a chunk has no tokens for one of the two")]
+    NoSource,
     /// A chunk longer than the graph is defined for.
     #[error("chunk of {tokens} tokens: the file's rope scaling covers {limit}")]
     ChunkTooLong { tokens: usize, limit: usize },

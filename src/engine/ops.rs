@@ -16,6 +16,7 @@ mod pair;
 pub(super) mod prefix;
 pub(super) mod product;
 mod recurrence;
+pub(super) mod relative;
 pub(super) mod rope;
 pub(super) mod rows;
 mod shortconv;

@@ -207,6 +207,28 @@ pub struct Temperature {
     pub length: usize,
 }
 
+/// A learned bias of the scores by head and bucket of relative positions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RelativeBias {
+    /// A row per bucket, a value per head.
+    pub table: Vector,
+    /// Number of buckets.
+    pub n_buckets: usize,
+    /// Distance from which on all keys share the last bucket.
+    pub max_distance: usize,
+    /// Half of the buckets are for later keys.
+    pub both_sides: bool,
+}
+
+/// Attention to the states of another stack of layers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CrossAttention {
+    /// Norm of the stream before it.
+    pub norm: Norm,
+    /// Queries from the stream, keys and values from the other stack.
+    pub attention: Box<Attention>,
+}
+
 /// Softmax attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
@@ -248,6 +270,8 @@ pub struct Attention {
     pub sinks: Option<Vector>,
     /// Slope per head of a penalty proportional to distance.
     pub alibi: Option<Vec<f32>>,
+    /// A bias by relative position.
+    pub relative: Option<RelativeBias>,
     /// Factor of the queries that grows with their position.
     pub temperature: Option<Temperature>,
 }
@@ -437,6 +461,8 @@ pub struct LayerPlan {
     pub post_mixer: Option<Norm>,
     /// Norm of the stream after the layer's input has been added a second time.
     pub post_input: Option<Norm>,
+    /// Attention to the encoder's states, between mixer and feed-forward.
+    pub cross: Option<CrossAttention>,
     /// Norm before the feed-forward; with parallel wiring none means the mixer's.
     pub pre_ffn: Option<Norm>,
     /// The branch that sees each position alone.
@@ -447,6 +473,17 @@ pub struct LayerPlan {
     pub residual_scale: f32,
     /// TensorClaims of the layer, for reading ahead and releasing.
     pub tensors: Vec<usize>,
+}
+
+/// A stack of layers whose final states another stack attends to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EncoderPlan {
+    /// Layers.
+    pub layers: Vec<LayerPlan>,
+    /// Norm of the last layer's output.
+    pub final_norm: Option<Norm>,
+    /// The token that stands in front of all answers.
+    pub start: Option<u32>,
 }
 
 /// What a model's outputs are.
@@ -489,6 +526,8 @@ pub struct GraphPlan {
     pub prefix: Option<Prefix>,
     /// Rotations that layers refer to.
     pub ropes: Vec<Rope>,
+    /// The stack that reads what is answered, for models of two stacks.
+    pub encoder: Option<EncoderPlan>,
     /// Layers.
     pub layers: Vec<LayerPlan>,
     /// Norm of the last layer's output.
@@ -503,11 +542,20 @@ pub struct GraphPlan {
     pub warnings: Vec<String>,
 }
 
+impl GraphPlan {
+    /// The layers of all stacks.
+    pub(super) fn all_layers(&self) -> impl Iterator<Item = &LayerPlan> + Clone {
+        self.encoder.iter().flat_map(|encoder| &encoder.layers).chain(&self.layers)
+    }
+}
+
 impl LayerPlan {
     /// Columns of the layer's widest matrix.
     pub(super) fn widest(&self) -> usize {
         let dense = |d: &Dense| d.up.n_cols.max(d.down.n_cols);
         let mixer = self.mixer.footprint().map_or(0, Footprint::widest);
+        let cross = self.cross.as_ref().map_or(0, |cross| cross.attention.widest());
+        let mixer = mixer.max(cross);
         let ffn = match &self.ffn {
             Ffn::None => 0,
             Ffn::Dense(d) => dense(d),
@@ -519,6 +567,9 @@ impl LayerPlan {
     /// Floats per token that the layer's intermediates take at their widest.
     pub(super) fn floats_per_token(&self, n_embd: usize) -> usize {
         let mixer = self.mixer.footprint().map_or(0, Footprint::floats_per_token);
+        // Keys and values of the other stack's tokens, which batches count as their own.
+        let cross = self.cross.as_ref().map_or(0, |cross| cross.attention.floats_per_token());
+        let mixer = mixer.max(cross);
         let dense = |d: &Dense| d.up.n_rows + n_embd;
         let ffn = match &self.ffn {
             Ffn::None => 0,

@@ -7,6 +7,7 @@ pub(super) mod observer;
 pub(super) mod panel;
 mod post_ln;
 pub(super) mod runner;
+mod stacks;
 pub(super) mod timings;
 pub(super) mod weights;
 pub(super) mod workers;

@@ -37,7 +37,7 @@ pub fn last_logits(
     let mut n_tokens = 0;
     for (at, prompt) in encoded.iter().enumerate() {
         let n = prompt.tokens.len();
-        chunks.push(TokenChunk { tokens: prompt.tokens.clone(), rows: n.saturating_sub(1)..n });
+        chunks.push(TokenChunk { tokens: prompt.tokens.clone(), rows: n.saturating_sub(1)..n, n_source: 0 });
         n_tokens += n;
         let next = encoded.get(at + 1).map(|next| n_tokens.saturating_add(next.tokens.len()));
         if next.is_none_or(|next| next > limit) || chunks.len() as u64 >= most_rows {

@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn groups_are_full_batches() {
         let windows = |n: usize| {
-            let chunk = TokenChunk { tokens: vec![0; 512], rows: 0..511 };
+            let chunk = TokenChunk { tokens: vec![0; 512], rows: 0..511, n_source: 0 };
             let window = Window { prompt: 0, start: 0, chunk, targets: Vec::new(), scored: 0..0 };
             vec![window; n]
         };

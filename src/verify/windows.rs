@@ -165,7 +165,7 @@ fn windows_of(at: usize, prompt: &Prompt, scoring: &Scoring) -> Result<Vec<Windo
             *first = bos;
         }
         let targets = prompt.tokens[range.start + wanted.start + 1..=range.start + wanted.end].to_vec();
-        let chunk = TokenChunk { tokens, rows: wanted };
+        let chunk = TokenChunk { tokens, rows: wanted, n_source: 0 };
         windows.push(Window { prompt: at, start: range.start, chunk, targets, scored });
     }
     Ok(windows)

@@ -147,7 +147,8 @@ fn the_large_baichuan_has_alibi() {
     let plan = GraphPlan::new(&features, conversion.metadata(), conversion.tensors()).unwrap();
     let engine = Engine::new(plan, &conversion, EngineOptions::default()).unwrap();
     let tokens: Vec<u32> = numbers(7, 61).map(|x| ((x + 1.0) * 0.499 * VOCAB as f32) as u32).collect();
-    let hidden = engine.hidden(&[TokenChunk { tokens: tokens.clone(), rows: 0..tokens.len() }]).unwrap();
+    let hidden =
+        engine.hidden(&[TokenChunk { tokens: tokens.clone(), rows: 0..tokens.len(), n_source: 0 }]).unwrap();
     let logits = engine.logits(&hidden, &Silent).unwrap();
     let expected = forward(&weights, &tokens);
     for (row, (found, expected)) in logits.chunks(VOCAB).zip(&expected).enumerate() {

@@ -109,7 +109,8 @@ fn differences(source: &dyn TensorSource, metadata: &Metadata, case: &Json) -> (
         case[key].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
     };
     let tokens: Vec<u32> = numbers("tokens").into_iter().map(|token| token as u32).collect();
-    let hidden = engine.hidden(&[TokenChunk { tokens: tokens.clone(), rows: 0..tokens.len() }]).unwrap();
+    let hidden =
+        engine.hidden(&[TokenChunk { tokens: tokens.clone(), rows: 0..tokens.len(), n_source: 0 }]).unwrap();
     let targets: Vec<u32> = tokens[1..].iter().copied().chain([0]).collect();
     let scores = engine.scores(&hidden, &targets, &Silent, None).unwrap();
     let logits = engine.logits(&hidden, &Silent).unwrap();

@@ -166,7 +166,7 @@ fn logits(source: &dyn TensorSource, metadata: &Metadata) -> Vec<f32> {
     let engine = Engine::new(plan, source, EngineOptions::default()).unwrap();
     let tokens: Vec<u32> = (0..24).map(|i| i * 7 % 32).collect();
     let rows = 0..tokens.len();
-    let hidden = engine.hidden(&[TokenChunk { tokens, rows }]).unwrap();
+    let hidden = engine.hidden(&[TokenChunk { tokens, rows, n_source: 0 }]).unwrap();
     engine.logits(&hidden, &Silent).unwrap()
 }
 

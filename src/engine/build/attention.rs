@@ -11,15 +11,15 @@ use crate::engine::plan::{
 
 /// Numbers and widths of a layer's heads, and the rows that they add up to.
 #[derive(Clone, Copy, Debug)]
-struct HeadShape {
-    n_heads: usize,
-    n_kv_heads: usize,
-    dk: usize,
-    dv: usize,
-    q_rows: usize,
-    k_rows: usize,
-    v_rows: usize,
-    out_cols: usize,
+pub(super) struct HeadShape {
+    pub(super) n_heads: usize,
+    pub(super) n_kv_heads: usize,
+    pub(super) dk: usize,
+    pub(super) dv: usize,
+    pub(super) q_rows: usize,
+    pub(super) k_rows: usize,
+    pub(super) v_rows: usize,
+    pub(super) out_cols: usize,
 }
 
 struct Projections {
@@ -81,11 +81,12 @@ impl Builder<'_> {
             clamp,
             sinks,
             alibi: self.alibi(n_heads)?,
+            relative: self.relative(layer, n_heads)?,
             temperature: self.temperature()?,
         })
     }
 
-    fn heads(&self, n_heads: usize, n_kv_heads: usize) -> Result<HeadShape, EngineError> {
+    pub(super) fn heads(&self, n_heads: usize, n_kv_heads: usize) -> Result<HeadShape, EngineError> {
         if !n_heads.is_multiple_of(n_kv_heads) {
             let found = format!("{n_heads} and {n_kv_heads}");
             return Err(self.keys.unknown("attention.head_count", "a multiple of head_count_kv", &found));
@@ -189,7 +190,7 @@ impl Builder<'_> {
         Ok(norm.map(|norm| HeadNorm { norm, span }))
     }
 
-    fn attention_scale(&self, heads: HeadShape, rope: Option<usize>) -> Result<f64, EngineError> {
+    pub(super) fn attention_scale(&self, heads: HeadShape, rope: Option<usize>) -> Result<f64, EngineError> {
         if let Some(scale) = self.keys.number("attention.scale")?.filter(|&s| s > 0.0) {
             return Ok(scale);
         }
@@ -236,7 +237,8 @@ impl Builder<'_> {
             | PositionRule::None
             | PositionRule::Rope
             | PositionRule::Rope2d
-            | PositionRule::Learned => return Ok(None),
+            | PositionRule::Learned
+            | PositionRule::Relative => return Ok(None),
         };
         Ok(Some(alibi_slopes(n_heads, bias)))
     }

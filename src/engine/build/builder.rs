@@ -151,6 +151,7 @@ impl Builder<'_> {
             | PositionRule::Rope
             | PositionRule::Rope2d
             | PositionRule::Alibi
+            | PositionRule::Relative
             | PositionRule::ByDepth => None,
         };
         let token_types = self.first_row("token_types")?;
@@ -161,6 +162,7 @@ impl Builder<'_> {
             }
             EmbedNorm::TokenEmbdNorm => Some(self.need_norm("token_embd_norm")?),
         };
+        let encoder = self.encoder()?;
         let layers = (0..self.n_layers).map(|layer| self.layer(layer)).collect::<Result<_, _>>()?;
         let final_norm = match self.features.final_norm.as_str() {
             "none" => None,
@@ -185,6 +187,7 @@ impl Builder<'_> {
             embed_norm,
             prefix,
             ropes: self.ropes,
+            encoder,
             layers,
             final_norm,
             head,

@@ -1,5 +1,6 @@
 //! The tensors of a file by name, each claimed once by the plan or found left over.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use crate::core::{Shape, TensorMeta};
@@ -9,7 +10,7 @@ use crate::engine::plan::{Matrix, Norm, NormFormula, Vector};
 /// TensorClaims by name, and which of them the plan has claimed.
 pub(crate) struct TensorClaims<'a> {
     metas: &'a [TensorMeta],
-    index: HashMap<&'a str, usize>,
+    index: HashMap<Cow<'a, str>, usize>,
     claimed: Vec<bool>,
 }
 
@@ -19,8 +20,22 @@ fn width(n: u64) -> usize {
 
 impl<'a> TensorClaims<'a> {
     pub(crate) fn new(metas: &'a [TensorMeta]) -> Self {
-        let index = metas.iter().enumerate().map(|(at, meta)| (meta.name.as_str(), at)).collect();
-        Self { metas, index, claimed: vec![false; metas.len()] }
+        Self { metas, index: Self::names(metas), claimed: vec![false; metas.len()] }
+    }
+
+    fn names(metas: &'a [TensorMeta]) -> HashMap<Cow<'a, str>, usize> {
+        metas.iter().enumerate().map(|(at, meta)| (meta.name.as_str().into(), at)).collect()
+    }
+
+    /// From now on the tensors of one stack (`enc.`, `dec.`) go by their names without it, as those of models of one
+    /// stack are named.
+    pub(crate) fn enter(&mut self, stack: &str) {
+        self.index = Self::names(self.metas);
+        for (at, meta) in self.metas.iter().enumerate() {
+            if let Some(name) = meta.name.strip_prefix(stack) {
+                self.index.insert(name.replace(".attn_o.", ".attn_output.").into(), at);
+            }
+        }
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -143,8 +158,10 @@ impl<'a> TensorClaims<'a> {
 
     /// Claimed tensors whose names start with a prefix.
     pub(crate) fn claimed_under(&self, prefix: &str) -> Vec<usize> {
-        let under = |at: &usize| self.claimed[*at] && self.metas[*at].name.starts_with(prefix);
-        (0..self.metas.len()).filter(under).collect()
+        let under = self.index.iter().filter(|(name, at)| self.claimed[**at] && name.starts_with(prefix));
+        let mut found: Vec<usize> = under.map(|(_, &at)| at).collect();
+        found.sort_unstable();
+        found
     }
 
     /// Names that were never claimed, except those that `is_unused` accepts.

@@ -45,6 +45,8 @@ pub(super) enum PositionRule {
     /// ALiBi where the file says how much of it; learned positions where the file has them.
     AlibiKey,
     Learned,
+    /// A bias by relative position.
+    Relative,
     /// Rotation in the small model of a family, a penalty by distance in the large one.
     ByDepth,
 }
@@ -163,7 +165,7 @@ impl Card<'_> {
             Positions::Learned => PositionRule::Learned,
             Positions::ByDepth => PositionRule::ByDepth,
             Positions::AlibiKey => PositionRule::AlibiKey,
-            Positions::Relative => return self.unbuilt("positions", &positions),
+            Positions::Relative => PositionRule::Relative,
         })
     }
 
@@ -202,10 +204,10 @@ impl BuiltFeatures {
         #[rustfmt::skip]
         let GraphFeatures {
             kind, reason, residual, positions, mask, window, mixer, rope_at, qkv, qk_norm_kind, v_norm, gated_q,
-            kv_share, attn_gate, ffn, ffn_gated_if_present, ffn_limit, gating, weigh, router_input, router_select,
-            experts_act, shared_combine, extras,
+            kv_share, attn_gate, ffn, ffn_limit, gating, weigh, router_input, router_select, experts_act,
+            shared_combine, extras,
             // Every value of these is built.
-            norm: _, norm_eps: _, post_norm_eps: _, pre_ffn: _, post_attn: _, post_ffn: _, final_norm: _,
+            norm: _, norm_eps: _, ffn_gated_if_present: _, post_norm_eps: _, pre_ffn: _, post_attn: _, post_ffn: _, final_norm: _,
             embed_norm: _, embed_scale: _, residual_scale: _, alibi_bias: _, rope: _, rope_on: _, rope_local: _,
             rope_local_base: _, yarn_truncate: _, yarn_mu: _, window_pattern: _, window_size: _, attn_scale: _,
             attn_cap: _, final_cap: _, qk_norm: _, norm_topk: _, group_score: _, group_fill: _, logit_scale: _,
@@ -216,10 +218,10 @@ impl BuiltFeatures {
             return Err(EngineError::NoGraph { arch: arch.to_owned(), reason });
         }
         let kind = match kind {
-            GraphKind::Decoder => ModelKind::Decoder,
             GraphKind::Encoder => ModelKind::Encoder,
             GraphKind::Diffusion => ModelKind::Diffusion,
-            GraphKind::Encdec | GraphKind::None => return card.unbuilt("kind", kind),
+            GraphKind::None => return card.unbuilt("kind", kind),
+            GraphKind::Decoder | GraphKind::Encdec => ModelKind::Decoder,
         };
         card.mixer(*mixer)?;
         card.only("rope_at", rope_at, &RopeAt::Start)?;
@@ -228,7 +230,6 @@ impl BuiltFeatures {
         card.only("gated_q", gated_q, &false)?;
         card.only("kv_share", kv_share, &false)?;
         card.only("attn_gate", attn_gate, &AttnGate::None)?;
-        card.only("ffn_gated_if_present", ffn_gated_if_present, &false)?;
         card.only("ffn_limit", ffn_limit, &FfnLimit::None)?;
         card.only("weigh", weigh, &Weigh::After)?;
         card.only("router_input", router_input, &RouterInput::Normed)?;
@@ -289,11 +290,8 @@ mod tests {
             ("ffn = 'situ'", "ffn = situ"),
             ("ffn = 'xielu'", "ffn = xielu"),
             ("experts_act = 'xielu'", "experts_act = xielu"),
-            ("ffn_gated_if_present = true", "ffn_gated_if_present = true"),
             ("gating = 'sparsemixer'", "gating = sparsemixer"),
             ("residual = 'arctic'", "residual = arctic"),
-            ("positions = 'relative'", "positions = relative"),
-            ("kind = 'encdec'", "kind = encdec"),
             ("rope_at = 'end'", "rope_at = end"),
             ("qk_norm_kind = 'rms_free'", "qk_norm_kind = rms_free"),
             ("mixer = { every = 8, full = 'attention', rest = 'lightning' }", "mixer = lightning"),

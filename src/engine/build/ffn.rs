@@ -4,7 +4,7 @@ use crate::arch::graph::{Gating, GroupScore, GroupScoreName, NormTopk};
 use crate::engine::EngineError;
 use crate::engine::build::builder::Builder;
 use crate::engine::build::features::ActivationKind;
-use crate::engine::plan::{Activation, Dense, ExpertGroups, Ffn, GatingFunction, Moe};
+use crate::engine::plan::{Activation, Dense, ExpertGroups, Ffn, GatedActivation, GatingFunction, Moe};
 
 /// Names of the tensors of a dense feed-forward, and its width where a key tells it.
 struct DenseNames {
@@ -43,7 +43,10 @@ impl Builder<'_> {
     fn dense(&mut self, names: &DenseNames) -> Result<Dense, EngineError> {
         let n_embd = self.n_embd;
         let cols = self.n_cols(&names.down)?;
-        let kind = self.built.ffn;
+        // T5: GELU with a gate, the card's activation without one.
+        let is_gated =
+            self.features.ffn_gated_if_present && self.tensors.has(&format!("{}.weight", names.gate));
+        let kind = if is_gated { ActivationKind::Gated(GatedActivation::GegluTanh) } else { self.built.ffn };
         // The width of shared experts has no key in some files, and Qwen 1 counts gate and up together in its key:
         // the tensor says it, and the key must agree.
         let width = match names.width {

@@ -13,6 +13,7 @@ impl Builder<'_> {
         let wiring = self.wiring(layer)?;
         let mixer = self.mixer(layer)?;
         let ffn = self.ffn(layer)?;
+        let cross = self.cross_attention(layer)?;
         let two_norms = self.tensors.has(&at("attn_norm_2.weight"));
         let own_norms = !matches!(self.built.wiring, WiringRule::Post | WiringRule::PostLn);
         // A layer of one branch has one norm, whatever the branch is.
@@ -50,6 +51,7 @@ impl Builder<'_> {
             mixer,
             post_mixer,
             post_input,
+            cross,
             pre_ffn,
             ffn,
             post_ffn,

@@ -45,7 +45,11 @@ impl Builder<'_> {
     pub(super) fn rope(&mut self, layer: usize, mask: Mask, dk: usize) -> Result<Option<usize>, EngineError> {
         let reach = if mask.is_global() { Reach::Global } else { Reach::Local };
         match self.built.positions {
-            PositionRule::None | PositionRule::Alibi | PositionRule::AlibiKey | PositionRule::Learned => {
+            PositionRule::None
+            | PositionRule::Alibi
+            | PositionRule::AlibiKey
+            | PositionRule::Learned
+            | PositionRule::Relative => {
                 return Ok(None);
             }
             // Each position rotates its half of a head.

@@ -82,8 +82,63 @@ fn activations_that_nobody_computes_are_refused() {
         let error = plan(&format!("ffn = '{name}'"), &metadata, &tensors).unwrap_err();
         assert_eq!(error.to_string(), format!("card `x`: `ffn = {name}` is not built yet"));
     }
-    let error = plan("ffn_gated_if_present = true", &metadata, &tensors).unwrap_err();
-    assert_eq!(error.to_string(), "card `x`: `ffn_gated_if_present = true` is not built yet");
+}
+
+#[test]
+fn a_gate_that_need_not_be_there_decides_what_the_feed_forward_is() {
+    let (metadata, mut tensors) = model();
+    let act = |tensors: &[TensorMeta]| {
+        let plan = plan("ffn = 'relu'\nffn_gated_if_present = true", &metadata, tensors).unwrap();
+        let Ffn::Dense(dense) = &plan.layers[1].ffn else { panic!("not dense") };
+        dense.act.clone()
+    };
+    assert!(matches!(act(&tensors), Activation::Gated { act: GatedActivation::GegluTanh, .. }));
+    tensors.retain(|meta| !meta.name.contains("ffn_gate"));
+    assert_eq!(act(&tensors), Activation::Plain(PlainActivation::Relu));
+}
+
+#[test]
+fn positions_by_buckets_need_their_number_and_a_table_of_that_size() {
+    let (mut metadata, mut tensors) = model();
+    let relative = |metadata: &Metadata, tensors: &[TensorMeta]| {
+        plan("positions = 'relative'", metadata, tensors).map_err(|error| error.to_string())
+    };
+    let key = "x.attention.relative_buckets_count";
+    assert_eq!(relative(&metadata, &tensors).unwrap_err(), format!("key `{key}` is missing"));
+    metadata.set(key, 7u32);
+    let expected = format!("key `{key}`: expected an even number of 4 or more, found 7");
+    assert_eq!(relative(&metadata, &tensors).unwrap_err(), expected);
+    metadata.set(key, 8u32);
+    let table = "blk.0.attn_rel_b.weight";
+    assert_eq!(relative(&metadata, &tensors).unwrap_err(), format!("tensor `{table}` is missing"));
+    tensors.push(meta(table, &[6, 2]));
+    let expected = format!("tensor `{table}`: expected shape [16], found [6, 2]");
+    assert_eq!(relative(&metadata, &tensors).unwrap_err(), expected);
+    tensors.pop();
+    tensors.push(meta(table, &[8, 2]));
+    let plan = relative(&metadata, &tensors).unwrap();
+    let tables = plan.layers.iter().map(|layer| match &layer.mixer {
+        Mixer::Attention(a) => a.relative.as_ref().map(|relative| relative.table.tensor),
+        _ => None,
+    });
+    assert!(tables.eq([Some(tensors.len() - 1); 2]), "the first layer's table is that of all");
+}
+
+#[test]
+fn norms_behind_the_sums_are_needed_by_their_names() {
+    let (metadata, mut tensors) = model();
+    let graph = "residual = 'post_ln'\npost_attn = 'attn_output_norm'\npost_ffn = 'layer_output_norm'";
+    tensors
+        .retain(|meta| !meta.name.ends_with("attn_norm.weight") && !meta.name.ends_with("ffn_norm.weight"));
+    let error = plan(graph, &metadata, &tensors).unwrap_err();
+    assert_eq!(error.to_string(), "tensor `blk.0.attn_output_norm.weight` is missing");
+    for layer in 0..2 {
+        for name in ["attn_output_norm", "layer_output_norm"] {
+            tensors.push(meta(&format!("blk.{layer}.{name}.weight"), &[WIDTH]));
+        }
+    }
+    let plan = plan(graph, &metadata, &tensors).unwrap();
+    assert!(plan.layers.iter().all(|layer| layer.pre_mixer.is_none() && layer.post_mixer.is_some()));
 }
 
 #[test]

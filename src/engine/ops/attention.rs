@@ -10,6 +10,7 @@ use crate::engine::ops::attention::heads::{Heads, Queries};
 use crate::engine::ops::matmul::{MatrixView, TileGrid};
 use crate::engine::ops::prefix::rotate_2d;
 use crate::engine::ops::product::Product;
+use crate::engine::ops::relative::RelativeScores;
 use crate::engine::plan::{Attention, HeadNorm, HeadSpan, Temperature};
 use crate::engine::run::batch::{ChunkBatch, TokenPlace};
 use crate::engine::run::runner::Runner;
@@ -82,8 +83,37 @@ impl Runner<'_> {
         self.slot("q", &q, a.q.n_rows);
         self.slot("k", &k, a.k.n_rows);
         let mut context = self.take(n_wanted * a.n_heads * a.dv);
-        self.mix(a.scores(), batch, Projected { q: &q, k: &k, v: &v }, &mut context)?;
+        self.mix(a.scores(), batch, &batch.cuts, Projected { q: &q, k: &k, v: &v }, &mut context)?;
         self.slot("attention", &context, a.n_heads * a.dv);
+        self.give([q, k, v]);
+        self.products(&context, n_wanted, vec![Product::plain(&a.out, out)])?;
+        self.give([context]);
+        Ok(())
+    }
+
+    /// Attention of the normed wanted rows `x` to the states of another stack, into `out`.
+    pub(crate) fn cross_attention(
+        &self,
+        a: &Attention,
+        batch: &ChunkBatch,
+        x: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let (Some((first, last)), n_wanted) =
+            (batch.memory.first().zip(batch.memory.last()), batch.n_wanted())
+        else {
+            return Err(EngineError::NoSource);
+        };
+        let (states, n_states) = (&self.memory[first * a.k.n_cols..last * a.k.n_cols], last - first);
+        let mut q = self.take(n_wanted * a.q.n_rows);
+        let mut k = self.take(n_states * a.k.n_rows);
+        let mut v = self.take(n_states * a.v.n_rows);
+        self.products(x, n_wanted, vec![Product::plain(&a.q, &mut q)])?;
+        let products = vec![Product::plain(&a.k, &mut k), Product::plain(&a.v, &mut v)];
+        self.products(states, n_states, products)?;
+        let mut context = self.take(n_wanted * a.n_heads * a.dv);
+        let cuts: Vec<usize> = batch.memory.iter().map(|cut| cut - first).collect();
+        self.mix(a.scores(), batch, &cuts, Projected { q: &q, k: &k, v: &v }, &mut context)?;
         self.give([q, k, v]);
         self.products(&context, n_wanted, vec![Product::plain(&a.out, out)])?;
         self.give([context]);
@@ -145,26 +175,38 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// `softmax(scale q k) v` of every chunk and head.
+    /// `softmax(scale q k) v` of every chunk and head; `keys` are where the chunks' keys begin and end.
     pub(crate) fn mix(
         &self,
         a: Scores<'_>,
         batch: &ChunkBatch,
+        keys: &[usize],
         projected: Projected<'_>,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        let heads =
-            Heads { a, level: self.weights.level, clock: self.clock, sinks: self.weights.optional(a.sinks)? };
-        let parts = parts(batch);
+        let heads = Heads {
+            a,
+            level: self.weights.level,
+            clock: self.clock,
+            sinks: self.weights.optional(a.sinks)?,
+            relative: match a.relative {
+                Some(plan) => {
+                    let longest = keys.windows(2).map(|cut| cut[1] - cut[0]).max().unwrap_or(0);
+                    Some(RelativeScores::new(plan, self.weights, longest.max(1))?)
+                }
+                None => None,
+            },
+        };
+        let parts = parts(batch, keys);
         let rows: Vec<usize> = std::iter::once(0).chain(parts.iter().map(|part| part.row + part.n)).collect();
         let columns: Vec<usize> = (0..=a.n_heads).map(|head| head * a.dv).collect();
         let grid = TileGrid::new(out, a.n_heads * a.dv, rows, columns);
         self.workers.each(parts.len() * a.n_kv_heads, |scratch, task| {
             let (at, kv_head) = (task / a.n_kv_heads, task % a.n_kv_heads);
             let part = &parts[at];
-            let start = batch.cuts[part.chunk];
+            let start = keys[part.chunk];
             let prefix = batch.prefix(part.chunk);
-            let n_chunk_keys = batch.cuts[part.chunk + 1] - start;
+            let n_chunk_keys = keys[part.chunk + 1] - start;
             // Later keys are not visible to any of the queries.
             let n_keys = match (part.first_query + part.n).checked_sub(1) {
                 Some(last) if part.n > 0 => a.mask.end_key(last, n_chunk_keys).max(prefix),
@@ -215,12 +257,12 @@ struct Part {
 }
 
 /// Cuts the queries of a batch: a short chunk stays whole, a long one has parts of the same size.
-fn parts(batch: &ChunkBatch) -> Vec<Part> {
+fn parts(batch: &ChunkBatch, keys: &[usize]) -> Vec<Part> {
     let mut parts = Vec::new();
     let mut row = 0;
     for (chunk, cut) in batch.cuts.windows(2).enumerate() {
         let wanted = batch.wanted(chunk);
-        let is_whole = cut[1] - cut[0] <= heads::WHOLE_KEYS;
+        let is_whole = keys[chunk + 1] - keys[chunk] <= heads::WHOLE_KEYS;
         let step = if is_whole { wanted.len().max(1) } else { heads::PART_QUERIES };
         // A chunk of which nothing is wanted keeps its place.
         for first in (0..wanted.len().max(1)).step_by(step) {

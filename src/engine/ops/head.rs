@@ -165,6 +165,7 @@ impl Engine<'_> {
             observer,
             clock: &self.clock,
             ropes: RopeTables::default(),
+            memory: Vec::new(),
             layer: AtomicUsize::new(self.plan.layers.len()),
             buffers: Buffers::default(),
         }

@@ -114,13 +114,15 @@ macro_rules! vector_loops {
 
 /// What happens to a row of attention scores before its softmax.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct SoftmaxRow {
+pub(crate) struct SoftmaxRow<'a> {
     /// Scale and cap: scores become `cap * tanh(scale * s / cap)`.
     pub(crate) cap: Option<(f32, f32)>,
     /// Penalty per position of distance from the query, to either side.
     pub(crate) slope: Option<f32>,
     /// Where the query's own score is, counted from the first of those at hand.
     pub(crate) own: isize,
+    /// Added to the scores.
+    pub(crate) bias: Option<&'a [f32]>,
     /// A score that takes probability and has no value.
     pub(crate) sink: Option<f32>,
 }
@@ -144,7 +146,7 @@ impl RunningSoftmax {
 
     /// Takes in scores: replaces each by `e^(s - max)`, where the maximum is that of all scores so far. Returns the
     /// factor that makes what was summed up with earlier powers relative to the same maximum.
-    pub(crate) fn add(&mut self, level: SimdLevel, x: &mut [f32], options: SoftmaxRow) -> f32 {
+    pub(crate) fn add(&mut self, level: SimdLevel, x: &mut [f32], options: SoftmaxRow<'_>) -> f32 {
         level.vectorize(RunningLoop { x, options, running: self })
     }
 }
@@ -188,7 +190,7 @@ vector_loops! {
         }
         peak
     }
-    ShapeLoop<'a> { x: &'a mut [f32], options: SoftmaxRow } -> f32 {
+    ShapeLoop<'a> { x: &'a mut [f32], options: SoftmaxRow<'a> } -> f32 {
         if let Some((scale, cap)) = options.cap {
             for x in x.iter_mut() {
                 *x = cap * tanh(*x * scale / cap);
@@ -198,9 +200,12 @@ vector_loops! {
             let own = options.own;
             x.iter_mut().enumerate().for_each(|(at, x)| *x -= slope * (own - at as isize).abs() as f32);
         }
+        if let Some(bias) = options.bias {
+            x.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias);
+        }
         MaxLoop { x }.run()
     }
-    SoftmaxLoop<'a> { x: &'a mut [f32], options: SoftmaxRow } -> f64 {
+    SoftmaxLoop<'a> { x: &'a mut [f32], options: SoftmaxRow<'a> } -> f64 {
         let peak = ShapeLoop { x: &mut *x, options }.run();
         let peak = match options.sink {
             Some(sink) if sink > peak => sink,
@@ -209,7 +214,7 @@ vector_loops! {
         let total = ExpSum { x, max: peak }.run();
         total + options.sink.map_or(0.0, |sink| f64::from(exp(sink - peak)))
     }
-    RunningLoop<'a> { x: &'a mut [f32], options: SoftmaxRow, running: &'a mut RunningSoftmax } -> f32 {
+    RunningLoop<'a> { x: &'a mut [f32], options: SoftmaxRow<'a>, running: &'a mut RunningSoftmax } -> f32 {
         let peak = ShapeLoop { x: &mut *x, options }.run();
         let max = if peak > running.max { peak } else { running.max };
         let shrink = if max == running.max { 1.0 } else { f64::from(running.max - max).exp() };
@@ -341,7 +346,7 @@ pub(crate) fn max(level: SimdLevel, x: &[f32]) -> f32 {
 }
 
 /// Replaces each score by `e^(s - max)` and returns the sum; what is divided by it is the softmax.
-pub(crate) fn softmax(level: SimdLevel, x: &mut [f32], options: SoftmaxRow) -> f64 {
+pub(crate) fn softmax(level: SimdLevel, x: &mut [f32], options: SoftmaxRow<'_>) -> f64 {
     level.vectorize(SoftmaxLoop { x, options })
 }
 
@@ -429,7 +434,8 @@ mod tests {
     #[test]
     fn softmax_with_cap_slope_and_sink_equals_its_formula() {
         let x: Vec<f32> = (0..45).map(|i| (i as f32 * 0.7).sin() * 9.0).collect();
-        let options = SoftmaxRow { cap: Some((0.5, 3.0)), slope: Some(0.25), own: 30, sink: Some(1.5) };
+        let options =
+            SoftmaxRow { cap: Some((0.5, 3.0)), slope: Some(0.25), own: 30, bias: None, sink: Some(1.5) };
         let score =
             |at: usize| 3.0 * (f64::from(x[at]) * 0.5 / 3.0).tanh() - 0.25 * (30 - at as isize).abs() as f64;
         let total = (0..45).map(|at| score(at).exp()).sum::<f64>() + 1.5f64.exp();

@@ -35,6 +35,7 @@ impl Mla {
             mask: self.mask,
             sinks: None,
             alibi: None,
+            relative: None,
         }
     }
 }
@@ -85,7 +86,7 @@ impl Runner<'_> {
         self.give([kv, latent]);
         self.slot("k", &k, a.n_heads * a.dk);
         let mut context = self.take(n_wanted * a.n_heads * a.dv);
-        self.mix(a.scores(), batch, Projected { q: &q, k: &k, v: &v }, &mut context)?;
+        self.mix(a.scores(), batch, &batch.cuts, Projected { q: &q, k: &k, v: &v }, &mut context)?;
         self.slot("attention", &context, a.n_heads * a.dv);
         self.give([q, k, v]);
         self.products(&context, n_wanted, vec![Product::plain(&a.out, out)])?;

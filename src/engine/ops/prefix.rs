@@ -83,7 +83,7 @@ mod tests {
     fn the_begin_token_ends_the_prefix_and_its_rows_are_refused() {
         let prefix = Prefix { begin: Some(9) };
         assert_eq!((prefix.end(&[1, 2, 9, 4, 9]), prefix.end(&[1, 2, 3])), (2, 2));
-        let chunk = |rows: Range<usize>| vec![TokenChunk { tokens: vec![1, 2, 9, 4], rows }];
+        let chunk = |rows: Range<usize>| vec![TokenChunk { tokens: vec![1, 2, 9, 4], rows, n_source: 0 }];
         let mut batches = vec![(0..4, ChunkBatch::new([4]))];
         let error = prefix.place(&chunk(1..4), &mut batches).unwrap_err();
         assert_eq!(

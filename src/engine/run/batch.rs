@@ -23,6 +23,8 @@ pub(crate) struct ChunkBatch {
     pub(crate) places: Vec<TokenPlace>,
     /// Tokens of every chunk that see one another; empty without prefixes.
     pub(crate) prefixes: Vec<usize>,
+    /// First state of every chunk among those of the encoder, and the number of states; empty without an encoder.
+    pub(crate) memory: Vec<usize>,
     /// Tokens of every chunk whose output is wanted, if not all are: after the last layer only those go on.
     wanted: Option<Vec<Range<usize>>>,
 }

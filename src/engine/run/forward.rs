@@ -12,12 +12,13 @@ use crate::engine::EngineError;
 use crate::engine::ops::head::Hidden;
 use crate::engine::ops::rope::RopeTables;
 use crate::engine::ops::{math, matmul};
-use crate::engine::plan::{Ffn, GraphPlan, LayerPlan};
+use crate::engine::plan::{Ffn, Footprint, GraphPlan, LayerPlan, Norm};
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::buffers::Buffers;
 use crate::engine::run::observer::Observer;
 use crate::engine::run::panel;
 use crate::engine::run::runner::Runner;
+use crate::engine::run::stacks::{Memory, Split, Stack, give_memory};
 use crate::engine::run::timings::{Clock, WorkKind};
 use crate::engine::run::weights::WeightReader;
 use crate::engine::run::workers::Workers;
@@ -49,12 +50,15 @@ impl Default for EngineOptions {
 }
 
 /// Tokens that see one another, and which of their predictions are wanted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenChunk {
     /// Token ids.
     pub tokens: Vec<u32>,
     /// Rows whose hidden state is wanted; row `i` predicts token `i + 1`.
     pub rows: Range<usize>,
+    /// Tokens at the front that the encoder of a model of two stacks reads; the others are its decoder's. None for
+    /// models of one stack.
+    pub n_source: usize,
 }
 
 /// A model that can be run.
@@ -106,18 +110,21 @@ impl<'a> Engine<'a> {
     /// Bytes per token: what stays between layers, and what a batch needs inside one.
     fn token_bytes(&self) -> (u64, u64) {
         let n_embd = self.plan.n_embd;
-        let inner = self.plan.layers.iter().map(|layer| layer.floats_per_token(n_embd)).max().unwrap_or(0);
+        let inner = self.plan.all_layers().map(|layer| layer.floats_per_token(n_embd)).max().unwrap_or(0);
         // Between layers: the residual stream, and the hidden state of a scored row.
         (8 * n_embd as u64, 4 * inner as u64)
     }
 
     /// Bytes that do not grow with tokens: panels and tiles of every thread.
     fn fixed_bytes(&self, chunk_len: usize) -> u64 {
-        let layers = self.plan.layers.iter();
+        let layers = self.plan.all_layers();
         let widest = layers.clone().map(LayerPlan::widest).max().unwrap_or(0).max(self.plan.n_embd);
         let (shared, thread) = panel::buffer_bytes(widest);
-        let mixer =
-            layers.filter_map(|layer| layer.mixer.footprint()).map(|mixer| mixer.thread_bytes(chunk_len));
+        let mixers = layers.flat_map(|layer| {
+            let cross = layer.cross.as_ref().map(|cross| &*cross.attention as &dyn Footprint);
+            layer.mixer.footprint().into_iter().chain(cross)
+        });
+        let mixer = mixers.map(|mixer| mixer.thread_bytes(chunk_len));
         let per_thread = thread.saturating_add(mixer.max().unwrap_or(0)) as u64;
         per_thread.saturating_mul(self.workers.n_threads() as u64).saturating_add(shared as u64)
     }
@@ -171,7 +178,7 @@ impl<'a> Engine<'a> {
         let budget = self.options.memory_bytes.saturating_sub(self.fixed_bytes(longest));
         let n_batches = batches(chunks, self.batch_tokens(budget, longest)).len() as u64;
         let size = |&tensor: &usize| self.source.tensors()[tensor].n_bytes().unwrap_or(0);
-        let layers: u64 = self.plan.layers.iter().flat_map(|layer| &layer.tensors).map(size).sum();
+        let layers: u64 = self.plan.all_layers().flat_map(|layer| &layer.tensors).map(size).sum();
         layers.saturating_mul(n_batches).saturating_add(self.head_bytes())
     }
 
@@ -188,6 +195,30 @@ impl<'a> Engine<'a> {
     pub fn forward(
         &self,
         chunks: &[TokenChunk],
+        progress: &dyn Progress,
+        observer: Option<&dyn Observer>,
+    ) -> Result<Hidden, EngineError> {
+        let plan = &self.plan;
+        let Some(encoder) = &plan.encoder else {
+            let stack = Stack { layers: &plan.layers, final_norm: plan.final_norm.as_ref() };
+            if chunks.iter().any(|chunk| chunk.n_source > 0) {
+                return Err(EngineError::NoSource);
+            }
+            return self.run(stack, chunks, Memory::default(), progress, observer);
+        };
+        let Split { sources, answers, cuts } = Split::of(chunks)?;
+        let stack = Stack { layers: &encoder.layers, final_norm: encoder.final_norm.as_ref() };
+        let states = self.run(stack, &sources, Memory::default(), progress, observer)?.states;
+        let stack = Stack { layers: &plan.layers, final_norm: plan.final_norm.as_ref() };
+        self.run(stack, &answers, Memory { states, cuts }, progress, observer)
+    }
+
+    /// Runs chunks through one stack of layers.
+    fn run(
+        &self,
+        stack: Stack<'_>,
+        chunks: &[TokenChunk],
+        memory: Memory,
         progress: &dyn Progress,
         observer: Option<&dyn Observer>,
     ) -> Result<Hidden, EngineError> {
@@ -210,19 +241,21 @@ impl<'a> Engine<'a> {
             // Behind a prefix of no tokens the positions start with 1.
             ropes: RopeTables::new(plan, weights, longest + usize::from(plan.prefix.is_some()))?,
             layer: AtomicUsize::new(0),
+            memory: memory.states,
             buffers: Buffers::default(),
         };
         let mut x = run.clock.time(WorkKind::Embed, || run.embed(chunks))?;
         let budget = self.options.memory_bytes.saturating_sub(self.fixed_bytes(longest));
         let mut batches = batches(chunks, self.batch_tokens(budget, longest));
+        give_memory(&mut batches, &memory.cuts);
         if let Some(prefix) = plan.prefix {
             prefix.place(chunks, &mut batches)?;
         }
-        for (at, layer) in plan.layers.iter().enumerate() {
+        for (at, layer) in stack.layers.iter().enumerate() {
             run.layer.store(at, Ordering::Relaxed);
-            let next = plan.layers.get(at + 1).map_or(&[][..], |next| &next.tensors);
+            let next = stack.layers.get(at + 1).map_or(&[][..], |next| &next.tensors);
             // An observer sees all rows of all layers; else the last layer computes only what is wanted.
-            if at + 1 == plan.layers.len() && observer.is_none() {
+            if at + 1 == stack.layers.len() && observer.is_none() {
                 let mut rest = chunks;
                 for (_, batch) in &mut batches {
                     let (own, later) = rest.split_at(batch.cuts.len() - 1);
@@ -244,7 +277,7 @@ impl<'a> Engine<'a> {
             })?;
             weights.release(&layer.tensors);
         }
-        run.finish(chunks, batches, &x)
+        run.finish(chunks, batches, &x, stack.final_norm)
     }
 
     /// [`Engine::forward`] without progress or observer.
@@ -316,6 +349,7 @@ impl Runner<'_> {
         chunks: &[TokenChunk],
         batches: Vec<(Range<usize>, ChunkBatch)>,
         x: &[f32],
+        norm: Option<&Norm>,
     ) -> Result<Hidden, EngineError> {
         let n_embd = self.plan.n_embd;
         let mut states = Vec::new();
@@ -331,7 +365,7 @@ impl Runner<'_> {
                 states.extend_from_slice(&x[..batch.n_wanted() * n_embd]);
             }
         }
-        if let Some(norm) = &self.plan.final_norm {
+        if let Some(norm) = norm {
             let mut normed = vec![0.0; states.len()];
             self.norm_rows(&self.weights.norm(norm)?, &states, &mut normed, n_embd);
             states = normed;

@@ -24,6 +24,8 @@ pub(crate) struct Runner<'a> {
     pub(crate) ropes: RopeTables,
     pub(crate) clock: &'a Clock,
     pub(crate) layer: AtomicUsize,
+    /// Final states of the encoder, of all chunks.
+    pub(crate) memory: Vec<f32>,
     pub(crate) buffers: Buffers,
 }
 
@@ -83,6 +85,12 @@ impl Runner<'_> {
                 self.restart(x, &batch.select(&mixer_input, n_embd), layer.residual_scale);
             }
             self.add_rows(x, &mut branch, post_mixer.as_ref(), rho, n_embd);
+        }
+        if let Some(cross) = &layer.cross {
+            self.norm_rows(&self.weights.norm(&cross.norm)?, x, &mut ffn_input, n_embd);
+            self.cross_attention(&cross.attention, batch, &ffn_input, &mut branch)?;
+            self.slot("cross", &branch, n_embd);
+            self.add_rows(x, &mut branch, None, rho, n_embd);
         }
         if layer.wiring != Wiring::Parallel {
             match &pre_ffn {

@@ -292,7 +292,7 @@ impl<'a> ImportanceRun<'a> {
                 (false, true) => window.chunk.rows.clone(),
                 (false, false) => 0..0,
             };
-            TokenChunk { tokens, rows }
+            TokenChunk { tokens, rows, n_source: 0 }
         };
         self.windows[group.clone()].iter().map(chunk).collect()
     }

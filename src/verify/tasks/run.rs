@@ -74,6 +74,7 @@ fn log_probs(
         let chunk = |sequence: &&Sequence| TokenChunk {
             tokens: sequence.tokens.clone(),
             rows: sequence.rows.clone(),
+            n_source: 0,
         };
         group.iter().map(chunk).collect()
     };

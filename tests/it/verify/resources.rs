@@ -21,7 +21,7 @@ fn a_long_chunk_gives_the_logits_of_a_short_one_whatever_the_threads() {
         let plan = GraphPlan::new(&llama(), &base.metadata, &base.metas).unwrap();
         let options = EngineOptions { n_threads, ..EngineOptions::default() };
         let engine = Engine::new(plan, &base, options).unwrap();
-        let chunk = TokenChunk { tokens: tokens[..len].to_vec(), rows: 2010..2040 };
+        let chunk = TokenChunk { tokens: tokens[..len].to_vec(), rows: 2010..2040, n_source: 0 };
         engine.logits(&engine.hidden(&[chunk]).unwrap(), &Silent).unwrap()
     };
     // A token does not see what follows: up to 2048 tokens the keys of a chunk are looked at together.

@@ -7,7 +7,8 @@ use crate::core::simd::SimdLevel;
 use crate::engine::ops::attention::rows_of;
 use crate::engine::ops::math::{self, RunningSoftmax, SoftmaxRow};
 use crate::engine::ops::matmul::{MatrixTile, MatrixView, multiply, multiply_add};
-use crate::engine::plan::{Attention, Mask, Vector};
+use crate::engine::ops::relative::RelativeScores;
+use crate::engine::plan::{Attention, Mask, RelativeBias, Vector};
 use crate::engine::run::panel::transpose;
 use crate::engine::run::timings::{Clock, WorkKind};
 use crate::engine::run::workers::{WorkerBuffers, lend};
@@ -35,6 +36,7 @@ pub(crate) struct Scores<'a> {
     pub(crate) mask: Mask,
     pub(crate) sinks: Option<&'a Vector>,
     pub(crate) alibi: Option<&'a [f32]>,
+    pub(crate) relative: Option<&'a RelativeBias>,
 }
 
 impl Attention {
@@ -49,6 +51,7 @@ impl Attention {
             mask: self.mask,
             sinks: self.sinks.as_ref(),
             alibi: self.alibi.as_deref(),
+            relative: self.relative.as_ref(),
         }
     }
 }
@@ -57,7 +60,9 @@ impl Attention {
 pub(crate) fn buffer_bytes(a: &Scores<'_>, chunk_len: usize) -> usize {
     let keys = if chunk_len <= WHOLE_KEYS { chunk_len.next_multiple_of(KEY_ROWS) } else { TILE_KEYS };
     let running = if chunk_len <= WHOLE_KEYS { 0 } else { PART_QUERIES * a.n_heads / a.n_kv_heads.max(1) };
-    4 * (QUERY_ROWS + a.dk) * keys + size_of::<RunningSoftmax>() * running
+    // The bias by relative position is shared, but small: it counts for each thread.
+    let relative = a.relative.map_or(0, |_| 8 * a.n_heads * chunk_len);
+    4 * (QUERY_ROWS + a.dk) * keys + size_of::<RunningSoftmax>() * running + relative
 }
 
 /// What the heads of a layer share.
@@ -66,6 +71,7 @@ pub(super) struct Heads<'a> {
     pub(super) level: SimdLevel,
     pub(super) clock: &'a Clock,
     pub(super) sinks: Option<Vec<f32>>,
+    pub(super) relative: Option<RelativeScores>,
 }
 
 /// Queries of one chunk, and what the query heads of one key-value head see.
@@ -107,13 +113,26 @@ impl Heads<'_> {
         kv_head * n..(kv_head + 1) * n
     }
 
-    fn softmax_row(&self, head: usize) -> SoftmaxRow {
+    fn softmax_row(&self, head: usize) -> SoftmaxRow<'_> {
         SoftmaxRow {
             cap: self.a.cap.map(|cap| (self.a.scale, cap)),
             slope: self.a.alibi.map(|slopes| slopes[head]),
             own: 0,
+            bias: None,
             sink: self.sinks.as_ref().map(|sinks| sinks[head]),
         }
+    }
+
+    /// What happens to the scores of the query at `position` with `n_keys` keys from `first_key` on.
+    fn at<'h>(
+        &'h self,
+        row: SoftmaxRow<'h>,
+        head: usize,
+        position: usize,
+        (first_key, n_keys): (usize, usize),
+    ) -> SoftmaxRow<'h> {
+        let bias = self.relative.as_ref().map(|bias| bias.row(head, position, first_key, n_keys));
+        SoftmaxRow { own: position as isize - first_key as isize, bias, ..row }
     }
 
     /// Scores of a tile of queries with keys, into `[n, width]`.
@@ -169,8 +188,8 @@ impl Heads<'_> {
                             self.a.mask.first_key(position) - first_key..queries.end(position) - first_key;
                         row[..visible.start].fill(0.0);
                         row[visible.end..].fill(0.0);
-                        let own = position as isize - (first_key + visible.start) as isize;
-                        let options = SoftmaxRow { own, ..options };
+                        let seen = (first_key + visible.start, visible.len());
+                        let options = self.at(options, head, position, seen);
                         *sum = (1.0 / math::softmax(self.level, &mut row[visible], options)) as f32;
                     }
                 });
@@ -251,7 +270,7 @@ impl Heads<'_> {
                 let visible = from - first..to.max(from) - first;
                 row[..visible.start].fill(0.0);
                 row[visible.end..].fill(0.0);
-                let options = SoftmaxRow { own: position as isize - from as isize, ..head.options };
+                let options = self.at(head.options, head.at, position, (from, visible.len()));
                 *shrink = if visible.is_empty() {
                     1.0
                 } else {
@@ -273,14 +292,14 @@ impl Heads<'_> {
 /// A query head whose softmax is not finished.
 struct OnlineHead<'a> {
     at: usize,
-    options: SoftmaxRow,
+    options: SoftmaxRow<'a>,
     /// Sums of values, relative to the largest score so far.
     out: MatrixTile<'a>,
     running: Vec<RunningSoftmax>,
 }
 
 impl<'a> OnlineHead<'a> {
-    fn new(at: usize, options: SoftmaxRow, mut out: MatrixTile<'a>, n: usize) -> Self {
+    fn new(at: usize, options: SoftmaxRow<'a>, mut out: MatrixTile<'a>, n: usize) -> Self {
         (0..n).for_each(|row| out.row_mut(row).fill(0.0));
         Self { at, options, out, running: vec![RunningSoftmax::new(options.sink); n] }
     }

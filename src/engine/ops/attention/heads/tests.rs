@@ -29,6 +29,7 @@ fn attention(mask: Mask, cap: Option<f32>, alibi: Option<Vec<f32>>) -> Attention
         clamp: None,
         sinks: None,
         alibi,
+        relative: None,
         temperature: None,
     }
 }
@@ -149,7 +150,7 @@ fn a_running_softmax_over_tiles_of_keys_equals_the_whole_one_and_the_formula() {
     ];
     let clock = Clock::default();
     for (name, a, sinks, prefix) in cases {
-        let heads = Heads { a: a.scores(), level: SimdLevel::detect(), clock: &clock, sinks };
+        let heads = Heads { a: a.scores(), level: SimdLevel::detect(), clock: &clock, sinks, relative: None };
         let chunk = Chunk::new(n, prefix);
         // The first queries, some across the edge of a tile, the last.
         for wanted in [0..PART_QUERIES, TILE_KEYS - 130..TILE_KEYS + 70, n - 97..n] {
