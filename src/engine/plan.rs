@@ -5,6 +5,8 @@ mod footprint;
 mod mla;
 mod recurrent;
 
+use std::ops::Range;
+
 use crate::arch::graph::GroupScoreName;
 use crate::engine::ops::prefix::Prefix;
 
@@ -198,13 +200,15 @@ impl Mask {
     }
 }
 
-/// `1 + growth ln(1 + floor(position / length))`.
+/// `1 + growth ln(1 + floor((position + first) / length))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Temperature {
     /// What each step adds, as a logarithm grows.
     pub growth: f64,
     /// Positions of a step.
     pub length: usize,
+    /// What the first position counts.
+    pub first: usize,
 }
 
 /// A learned bias of the scores by head and bucket of relative positions.
@@ -538,6 +542,8 @@ pub struct GraphPlan {
     pub logit_scale: f32,
     /// Logits become `cap * tanh(z / cap)`.
     pub final_cap: Option<f32>,
+    /// Tokens that are never said, whatever their logits.
+    pub unsaid: Range<usize>,
     /// What the reader of a report should know.
     pub warnings: Vec<String>,
 }

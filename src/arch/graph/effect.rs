@@ -1,7 +1,7 @@
 //! Keys of a `[graph]` table that say something about a part which the rest of the table rules out.
 
 use crate::arch::graph::{
-    GraphFeatures, GraphKind, MixerName, MixerRule, Positions, QkNorm, ResidualRule, WindowKind,
+    GraphFeatures, GraphKind, MixerName, MixerRule, Positions, QkNorm, ResidualRule, RopeOn, WindowKind,
 };
 
 /// A key that differs from its default, and what it needs to mean anything.
@@ -43,7 +43,9 @@ const RULES: &[Rule] = rules! {
     "`positions` of `alibi` or `by_depth`",
         |f| matches!(f.positions, Positions::Alibi | Positions::ByDepth) => alibi_bias;
     "a `window`", |f| f.window != WindowKind::None => window_pattern, window_size, rope_local, rope_local_base;
-    "a `qk_norm` with weights", |f| f.qk_norm != QkNorm::FreeAfterRope => qk_norm_kind;
+    "a `qk_norm` with weights", |f| f.qk_norm != QkNorm::FreeAfterRope => qk_norm_kind, qk_norm_eps;
+    "a `qk_norm` without weights", |f| f.qk_norm == QkNorm::FreeAfterRope => qk_norm_not_at_experts;
+    "a `rope_on` other than `all`", |f| f.rope_on != RopeOn::All => temperature;
     "a `residual` other than `post`", |f| f.residual != ResidualRule::Post => pre_ffn;
     "a `mixer` of `mamba2`", |f| mixes_with(f, MixerName::Mamba2) => gate_norm;
 };

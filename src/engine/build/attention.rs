@@ -82,7 +82,7 @@ impl Builder<'_> {
             sinks,
             alibi: self.alibi(n_heads)?,
             relative: self.relative(layer, n_heads)?,
-            temperature: self.temperature()?,
+            temperature: self.temperature(rope)?,
         })
     }
 
@@ -125,9 +125,14 @@ impl Builder<'_> {
         Ok(Projections { q, k, v, out })
     }
 
+    /// The size of windows: the file's key, of which 0 means none, else the card's.
+    pub(super) fn window_size(&self) -> Result<Option<usize>, EngineError> {
+        let size = self.keys.count("attention.sliding_window")?;
+        Ok(size.or(self.features.window_size.map(|n| n as usize)).filter(|&n| n > 0))
+    }
+
     pub(super) fn mask(&self, layer: usize) -> Result<Mask, EngineError> {
-        let key = self.keys.count("attention.sliding_window")?.filter(|&n| n > 0);
-        let size = key.or(self.features.window_size.map(|n| n as usize));
+        let size = self.window_size()?;
         let is_full = self.built.sight == Sight::Full;
         let global = if is_full { Mask::Full } else { Mask::Causal };
         let (Some(size), Some(mask)) = (size, self.built.window) else { return Ok(global) };
@@ -165,7 +170,10 @@ impl Builder<'_> {
         match self.features.qk_norm {
             QkNorm::FreeAfterRope => {
                 let norm = Norm { formula: NormFormula::Rms, weight: None, bias: None, eps: self.eps };
-                let norm = rope.map(|_| HeadNorm { norm, span: HeadSpan::Head });
+                // The larger of two models has no such norms, and only the number of experts tells them apart.
+                let n_experts = self.keys.count("expert_count")?.unwrap_or(0);
+                let without = self.features.qk_norm_not_at_experts.iter().any(|&n| n as usize == n_experts);
+                let norm = rope.filter(|_| !without).map(|_| HeadNorm { norm, span: HeadSpan::Head });
                 Ok(HeadNorms { q: norm.clone(), k: norm })
             }
             QkNorm::BeforeRope | QkNorm::AfterRope => Ok(HeadNorms {
@@ -186,7 +194,8 @@ impl Builder<'_> {
         } else {
             (n_heads * dk, HeadSpan::Projection)
         };
-        let norm = self.tensors.norm(name, len, self.built.qk_norm, self.eps)?;
+        let eps = self.features.qk_norm_eps.map_or(self.eps, |eps| eps as f32);
+        let norm = self.tensors.norm(name, len, self.built.qk_norm, eps)?;
         Ok(norm.map(|norm| HeadNorm { norm, span }))
     }
 
@@ -212,7 +221,13 @@ impl Builder<'_> {
         })
     }
 
-    pub(super) fn temperature(&self) -> Result<Option<Temperature>, EngineError> {
+    pub(super) fn temperature(&self, rope: Option<usize>) -> Result<Option<Temperature>, EngineError> {
+        if let Some(rule) = self.features.temperature {
+            let growth = self.keys.number("attention.temperature_scale")?.unwrap_or(rule.growth);
+            let length = self.keys.count("attention.temperature_length")?.unwrap_or(rule.length as usize);
+            let is_on = rope.is_none() && growth != 0.0;
+            return Ok(is_on.then_some(Temperature { growth, length: length.max(1), first: 1 }));
+        }
         let Some(growth) = self.keys.nonzero("attention.temperature_scale")? else { return Ok(None) };
         let length = match self.keys.count("attention.temperature_length")? {
             Some(n) => Some(n),
@@ -220,7 +235,7 @@ impl Builder<'_> {
         };
         let length = length.filter(|&n| n > 0);
         let length = length.ok_or_else(|| self.keys.missing("attention.temperature_length"))?;
-        Ok(Some(Temperature { growth, length }))
+        Ok(Some(Temperature { growth, length, first: 0 }))
     }
 
     fn alibi(&self, n_heads: usize) -> Result<Option<Vec<f32>>, EngineError> {

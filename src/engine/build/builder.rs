@@ -1,5 +1,7 @@
 //! Builds the plan: the card's features, the file's numbers, the tensors present.
 
+use std::ops::Range;
+
 use crate::arch::graph::{
     Cap, CapName, EmbedNorm, EmbedScale, EmbedScaleName, GraphFeatures, LogitScale, LogitScaleName, NormKind,
     ResidualScale, ResidualScaleName,
@@ -8,7 +10,7 @@ use crate::core::TensorMeta;
 use crate::engine::EngineError;
 use crate::engine::build::arch_keys::ArchKeys;
 use crate::engine::build::claims::{TensorClaims, fits};
-use crate::engine::build::features::{BuiltFeatures, PositionRule, Sight};
+use crate::engine::build::features::{BuiltFeatures, PositionRule, Sight, WiringRule};
 use crate::engine::ops::prefix::Prefix;
 use crate::engine::plan::{GraphPlan, Matrix, Norm, NormFormula, Rope, Vector};
 use crate::gguf::Metadata;
@@ -53,6 +55,10 @@ impl GraphPlan {
         if let Some(scale) = keys.nonzero("attention.value_scale")?.filter(|&scale| scale != 1.0) {
             let (arch, value) = (arch.to_owned(), scale.to_string());
             return Err(EngineError::Unsupported { arch, feature: "attention.value_scale", value });
+        }
+        if built.wiring == WiringRule::PostIfSwinNorm {
+            let is_post = keys.flag("swin_norm")?.unwrap_or(false);
+            built.wiring = if is_post { WiringRule::Post } else { WiringRule::Serial };
         }
         let mut builder = Builder {
             features,
@@ -171,6 +177,7 @@ impl Builder<'_> {
         let head = self.head(&embedding)?;
         let logit_scale = self.logit_scale(head.tensor == embedding.tensor)?;
         let prefix = self.prefix();
+        let unsaid = self.unsaid(head.n_rows);
         let final_cap = self.cap(self.features.final_cap, "final_logit_softcapping")?;
         self.refuse_left_over()?;
         Ok(GraphPlan {
@@ -193,6 +200,7 @@ impl Builder<'_> {
             head,
             logit_scale,
             final_cap,
+            unsaid,
             warnings: self.warnings,
         })
     }
@@ -264,6 +272,13 @@ impl Builder<'_> {
                 Some(Prefix { begin })
             }
         }
+    }
+
+    /// The tokens that are never said, as far as there are so many.
+    fn unsaid(&self, n_vocab: usize) -> Range<usize> {
+        let [first, end] = self.features.unsaid_tokens.unwrap_or_default();
+        let end = (end as usize).min(n_vocab);
+        (first as usize).min(end)..end
     }
 
     /// Refuses tensors that no part of the plan has claimed, except those that the card leaves aside and those of layers

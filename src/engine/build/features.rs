@@ -25,6 +25,8 @@ pub(super) enum WiringRule {
     Serial,
     /// Serial without norms before the branches.
     Post,
+    /// The one or the other of the two before, by the key `swin_norm`.
+    PostIfSwinNorm,
     Parallel,
     /// By the key `use_parallel_residual`.
     ParallelKey,
@@ -121,6 +123,7 @@ impl Card<'_> {
             // What is chosen by layer: two mixers, or one branch only.
             ResidualRule::Serial | ResidualRule::Twin | ResidualRule::Single => WiringRule::Serial,
             ResidualRule::Post => WiringRule::Post,
+            ResidualRule::PostIfSwinNorm => WiringRule::PostIfSwinNorm,
             // Presence of the second norm tells the two apart.
             ResidualRule::Parallel | ResidualRule::Parallel2 => WiringRule::Parallel,
             ResidualRule::ParallelKey => WiringRule::ParallelKey,
@@ -156,8 +159,8 @@ impl Card<'_> {
         }
     }
 
-    fn positions(&self, positions: Positions) -> Result<PositionRule, EngineError> {
-        Ok(match positions {
+    fn positions(positions: Positions) -> PositionRule {
+        match positions {
             Positions::None => PositionRule::None,
             Positions::Rope => PositionRule::Rope,
             Positions::Rope2d => PositionRule::Rope2d,
@@ -166,7 +169,7 @@ impl Card<'_> {
             Positions::ByDepth => PositionRule::ByDepth,
             Positions::AlibiKey => PositionRule::AlibiKey,
             Positions::Relative => PositionRule::Relative,
-        })
+        }
     }
 
     fn window(window: WindowKind) -> Option<WindowMask> {
@@ -210,7 +213,8 @@ impl BuiltFeatures {
             norm: _, norm_eps: _, ffn_gated_if_present: _, post_norm_eps: _, pre_ffn: _, post_attn: _, post_ffn: _, final_norm: _,
             embed_norm: _, embed_scale: _, residual_scale: _, alibi_bias: _, rope: _, rope_on: _, rope_local: _,
             rope_local_base: _, yarn_truncate: _, yarn_mu: _, window_pattern: _, window_size: _, attn_scale: _,
-            attn_cap: _, final_cap: _, qk_norm: _, norm_topk: _, group_score: _, group_fill: _, logit_scale: _,
+            attn_cap: _, final_cap: _, qk_norm: _, qk_norm_not_at_experts: _,
+            qk_norm_eps: _, temperature: _, unsaid_tokens: _, norm_topk: _, group_score: _, group_fill: _, logit_scale: _,
             unused: _, gate_norm: _,
         } = features;
         if *kind == GraphKind::None {
@@ -239,7 +243,7 @@ impl BuiltFeatures {
         Ok(Self {
             kind,
             wiring: card.wiring(*residual)?,
-            positions: card.positions(*positions)?,
+            positions: Card::positions(*positions),
             sight: match mask {
                 MaskKind::Causal => Sight::Causal,
                 MaskKind::Prefix => Sight::Prefix,

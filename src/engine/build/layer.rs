@@ -72,7 +72,7 @@ impl Builder<'_> {
         let parallel = match self.built.wiring {
             WiringRule::Normed => return Ok(Wiring::Normed),
             WiringRule::PostLn => return Ok(Wiring::PostLn),
-            WiringRule::Serial | WiringRule::Post => false,
+            WiringRule::Serial | WiringRule::Post | WiringRule::PostIfSwinNorm => false,
             WiringRule::Parallel => true,
             WiringRule::ParallelKey => self.keys.flag("use_parallel_residual")?.unwrap_or(true),
             WiringRule::ParallelIfNoFfnNorm => {
@@ -82,12 +82,12 @@ impl Builder<'_> {
         Ok(if parallel { Wiring::Parallel } else { Wiring::Serial })
     }
 
-    /// The norm after a branch, unless the tensor of that name is the norm before the feed-forward.
+    /// The norm after a branch, unless the tensor of that name is the norm before one.
     fn post_norm(&mut self, layer: usize, name: &str) -> Result<Option<Norm>, EngineError> {
         if self.built.wiring == WiringRule::PostLn {
             return self.need_norm(&format!("blk.{layer}.{name}")).map(Some);
         }
-        if self.built.wiring != WiringRule::Post && name == self.features.pre_ffn {
+        if self.built.wiring != WiringRule::Post && (name == self.features.pre_ffn || name == "attn_norm") {
             return Ok(None);
         }
         let mut norm = self.norm(&format!("blk.{layer}.{name}"))?;

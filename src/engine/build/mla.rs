@@ -1,10 +1,11 @@
 //! Builds latent attention. Files hold what expands keys and values as one matrix or as two tensors of a matrix per head;
-//! beside the latter the plain keys of widths describe the compressed rows, and `*_mla` the heads.
+//! beside the latter the plain keys of widths describe the compressed rows, and `*_mla` the heads. Layers with a window may
+//! have sizes of their own, in keys that end in `_swa`.
 
 use crate::arch::graph::YarnMu;
 use crate::engine::EngineError;
 use crate::engine::build::builder::Builder;
-use crate::engine::plan::{Expansion, Latent, Matrix, Mla, Norm, NormFormula};
+use crate::engine::plan::{Expansion, Latent, Mask, Matrix, Mla, Norm, NormFormula};
 
 /// Tensors that would change what the two expanding tensors do.
 const AFFIXES: [&str; 3] = ["attn_k_b.bias", "attn_v_b.bias", "attn_v_b.scale"];
@@ -15,9 +16,11 @@ impl Builder<'_> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let heads = self.keys.layer_count("attention.head_count", layer)?.filter(|&n| n > 0);
         let n_heads = heads.ok_or_else(|| self.keys.missing("attention.head_count"))?;
-        let dk = self.mla_width("key_length", n_heads)?;
-        let dv = self.mla_width("value_length", n_heads)?;
-        let rank = self.keys.need_count("attention.kv_lora_rank")?;
+        let mask = self.mask(layer)?;
+        let kind = self.mla_kind(mask)?;
+        let dk = self.mla_width("key_length", kind, n_heads)?;
+        let dv = self.mla_width("value_length", kind, n_heads)?;
+        let rank = self.keys.need_count(&format!("attention.kv_lora_rank{kind}"))?;
         let kv_name = at("attn_kv_a_mqa");
         let n_shared = self.n_rows(&kv_name)?.checked_sub(rank).filter(|&n| n > 0 && n < dk);
         let n_shared = n_shared.ok_or_else(|| {
@@ -31,18 +34,19 @@ impl Builder<'_> {
         };
         let kv = self.tensors.need_matrix(&kv_name, rank + n_shared, self.n_embd)?;
         let kv_norm = self.latent_norm(&at("attn_kv_a_norm"), rank)?;
+        let shared_norm = self.tensors.norm(&at("attn_k_norm"), n_shared, NormFormula::Rms, self.eps)?;
         let (q_latent, q) = self.mla_queries(layer, q_rows)?;
         let expansion = self.expansion(layer, (n_heads, dk - n_shared, dv), rank)?;
         let out = self.tensors.need_matrix(&at("attn_output"), self.n_embd, v_rows)?;
-        let mask = self.mask(layer)?;
         let rope = self.rope(layer, mask, n_shared)?;
         self.limit_to_indexed(layer)?;
-        let (scale, temperature) = (self.mla_scale(dk)? as f32, self.temperature()?);
+        let (scale, temperature) = (self.mla_scale(dk)? as f32, self.temperature(rope)?);
         Ok(Mla {
             q_latent,
             q,
             kv,
             kv_norm,
+            shared_norm,
             expansion,
             out,
             n_heads,
@@ -57,13 +61,19 @@ impl Builder<'_> {
         })
     }
 
+    /// The ending of the keys of a layer's sizes.
+    fn mla_kind(&self, mask: Mask) -> Result<&'static str, EngineError> {
+        let has_own = self.keys.count("attention.kv_lora_rank_swa")?.is_some_and(|n| n > 0);
+        Ok(if has_own && mask != Mask::Causal { "_swa" } else { "" })
+    }
+
     /// A width of the heads, whichever form the file has.
-    fn mla_width(&self, name: &str, n_heads: usize) -> Result<usize, EngineError> {
-        match self.keys.count(&format!("attention.{name}_mla"))?.filter(|&n| n > 0) {
+    fn mla_width(&self, name: &str, kind: &str, n_heads: usize) -> Result<usize, EngineError> {
+        match self.keys.count(&format!("attention.{name}_mla{kind}"))?.filter(|&n| n > 0) {
             Some(width) => Ok(width),
             None => {
                 // As for other heads: a share of the width where the file does not say.
-                let found = self.keys.count(&format!("attention.{name}"))?.filter(|&n| n > 0);
+                let found = self.keys.count(&format!("attention.{name}{kind}"))?.filter(|&n| n > 0);
                 Ok(found.unwrap_or(self.n_embd / n_heads))
             }
         }

@@ -66,7 +66,7 @@ impl Builder<'_> {
 
     fn rotates(&self, layer: usize, reach: Reach) -> Result<bool, EngineError> {
         let windowed = || {
-            let windows = self.keys.count("attention.sliding_window")?.is_some_and(|n| n > 0);
+            let windows = self.window_size()?.is_some();
             Ok::<_, EngineError>(reach == Reach::Local || !windows)
         };
         Ok(match self.features.rope_on {

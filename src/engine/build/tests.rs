@@ -1,5 +1,6 @@
 //! Plans of a tiny model whose tensors have shapes and no data.
 
+mod attention;
 mod recurrent;
 
 use crate::arch::graph::GraphFeatures;

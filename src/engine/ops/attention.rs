@@ -237,7 +237,7 @@ impl Runner<'_> {
 impl Temperature {
     /// Multiplies queries at `position` by their factor.
     pub(crate) fn scale(self, row: &mut [f32], position: usize) {
-        let factor = 1.0 + self.growth * (1.0 + (position / self.length) as f64).ln();
+        let factor = 1.0 + self.growth * (1.0 + ((position + self.first) / self.length) as f64).ln();
         for x in row.iter_mut() {
             *x *= factor as f32;
         }
@@ -287,7 +287,7 @@ fn rows_of(
     MatrixView::new(&data[start..], n, width, n_heads * width)
 }
 
-fn whole_row(norm: &LoadedNorm, level: SimdLevel, x: &mut [f32], scratch: &mut Vec<f32>) {
+pub(crate) fn whole_row(norm: &LoadedNorm, level: SimdLevel, x: &mut [f32], scratch: &mut Vec<f32>) {
     scratch.clear();
     scratch.extend_from_slice(x);
     norm.row(level, scratch, x);

@@ -15,6 +15,7 @@ use crate::engine::ops::matmul::{MatrixTile, MatrixView};
 use crate::engine::ops::pair;
 use crate::engine::ops::product::Product;
 use crate::engine::ops::rope::RopeTables;
+use crate::engine::plan::GraphPlan;
 use crate::engine::run::buffers::Buffers;
 use crate::engine::run::forward::Engine;
 use crate::engine::run::observer::Observer;
@@ -151,6 +152,21 @@ impl LogitFold {
     }
 }
 
+impl GraphPlan {
+    /// Scales and caps rows of `n` logits, those of vocabulary rows `first ..`; what is never said becomes the least number
+    /// there is, which is no part of the sums.
+    pub(super) fn finish_logits(&self, level: SimdLevel, logits: &mut [f32], n: usize, first: usize) {
+        if self.logit_scale != 1.0 || self.final_cap.is_some() {
+            math::scale_and_cap(level, logits, self.logit_scale, self.final_cap);
+        }
+        let unsaid = self.unsaid.start.clamp(first, first + n) - first
+            ..self.unsaid.end.clamp(first, first + n) - first;
+        if !unsaid.is_empty() {
+            logits.chunks_mut(n).for_each(|row| row[unsaid.clone()].fill(f32::MIN));
+        }
+    }
+}
+
 impl Engine<'_> {
     pub(super) fn head_run<'r>(
         &'r self,
@@ -189,12 +205,10 @@ impl Engine<'_> {
         let matrix = self.plan.head.rows(vocabulary.start, vocabulary.len());
         run.products(&hidden.states, hidden.n_rows, vec![Product::plain(&matrix, out)])?;
         let level = self.options.level;
-        let (scale, cap) = (self.plan.logit_scale, self.plan.final_cap);
-        if scale != 1.0 || cap.is_some() {
-            self.workers.install(|| {
-                out.par_chunks_mut(1 << 14).for_each(|part| math::scale_and_cap(level, part, scale, cap));
-            });
-        }
+        let n = vocabulary.len().max(1);
+        self.workers.install(|| {
+            out.par_chunks_mut(n).for_each(|row| self.plan.finish_logits(level, row, n, vocabulary.start));
+        });
         Ok(())
     }
 
@@ -266,7 +280,7 @@ impl Engine<'_> {
     /// Folds a tile of logits whose rows are vocabulary rows `first .. first + n`.
     fn fold(&self, logits: &mut [f32], n: usize, first: usize, targets: &[u32]) -> Vec<LogitFold> {
         let level = self.options.level;
-        math::scale_and_cap(level, logits, self.plan.logit_scale, self.plan.final_cap);
+        self.plan.finish_logits(level, logits, n, first);
         let fold = |(logits, &target): (&mut [f32], &u32)| {
             let mut fold = LogitFold::START;
             fold.add(level, logits, first, target);

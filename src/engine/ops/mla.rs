@@ -149,20 +149,27 @@ impl Runner<'_> {
         latent: &mut [f32],
     ) -> Result<(), EngineError> {
         let norm = self.weights.norm(&a.kv_norm)?;
+        let shared_norm = a.shared_norm.as_ref().map(|norm| self.weights.norm(norm)).transpose()?;
         let width = a.rank + a.n_shared;
         self.workers.install(|| {
             let tasks =
                 kv.par_chunks_mut(ROWS_PER_TASK * width).zip(latent.par_chunks_mut(ROWS_PER_TASK * a.rank));
-            tasks.zip(places.par_chunks(ROWS_PER_TASK)).for_each(|((kv, latent), places)| {
-                self.clock.time(WorkKind::Norm, || {
-                    let rows = kv.chunks_mut(width).zip(latent.chunks_mut(a.rank)).zip(places);
-                    for ((row, latent), place) in rows {
-                        let (short, shared) = row.split_at_mut(a.rank);
-                        norm.row(self.weights.level, short, latent);
-                        self.rotate_shared(a, shared, place);
-                    }
-                });
-            });
+            tasks.zip(places.par_chunks(ROWS_PER_TASK)).for_each_init(
+                Vec::new,
+                |scratch, ((kv, latent), places)| {
+                    self.clock.time(WorkKind::Norm, || {
+                        let rows = kv.chunks_mut(width).zip(latent.chunks_mut(a.rank)).zip(places);
+                        for ((row, latent), place) in rows {
+                            let (short, shared) = row.split_at_mut(a.rank);
+                            norm.row(self.weights.level, short, latent);
+                            if let Some(norm) = &shared_norm {
+                                attention::whole_row(norm, self.weights.level, shared, scratch);
+                            }
+                            self.rotate_shared(a, shared, place);
+                        }
+                    });
+                },
+            );
         });
         Ok(())
     }

@@ -6,7 +6,6 @@ use std::sync::{Mutex, PoisonError};
 use crate::core::progress::Progress;
 use crate::engine::EngineError;
 use crate::engine::ops::head::{Hidden, LogitFold};
-use crate::engine::ops::math;
 use crate::engine::ops::matmul::{MatrixTile, MatrixView};
 use crate::engine::ops::product::Affix;
 use crate::engine::run::forward::Engine;
@@ -52,7 +51,7 @@ impl<'a> Side<'a> {
         let out = lend(out, rows.len() * panel.n);
         let mut tile = MatrixTile::whole(out, rows.len(), panel.n);
         self.run.clock.time(WorkKind::Product, || self.affix.multiply(&mut tile, x, weights, panel));
-        math::scale_and_cap(self.run.weights.level, out, plan.logit_scale, plan.final_cap);
+        plan.finish_logits(self.run.weights.level, out, panel.n, panel.first);
         out
     }
 }

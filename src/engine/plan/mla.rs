@@ -38,6 +38,8 @@ pub struct Mla {
     pub kv: Matrix,
     /// Norm of the short row.
     pub kv_norm: Norm,
+    /// Norm of the shared key, before it is rotated.
+    pub shared_norm: Option<Norm>,
     /// Keys and values from the short row.
     pub expansion: Expansion,
     /// Output projection.

@@ -3,6 +3,7 @@ use std::sync::Mutex;
 use crate::arch::graph::GraphFeatures;
 use crate::core::progress::Silent;
 use crate::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
+use crate::engine::plan::{Mask, Mixer};
 use crate::engine::{Engine, EngineError, EngineOptions, GraphPlan, Observer, TokenChunk};
 use crate::gguf::Metadata;
 
@@ -22,7 +23,10 @@ const N_TOKENS: usize = 23;
 struct Form {
     is_joint: bool,
     has_q_latent: bool,
+    norms_shared: bool,
 }
+
+const SPLIT: Form = Form { is_joint: false, has_q_latent: true, norms_shared: false };
 
 /// A model of one layer whose weights are noise.
 struct Model {
@@ -58,6 +62,9 @@ impl Model {
             model.add("blk.0.attn_q_b", &[N_HEADS * DK, Q_RANK]);
         } else {
             model.add("blk.0.attn_q", &[N_HEADS * DK, N_EMBD]);
+        }
+        if form.norms_shared {
+            model.add("blk.0.attn_k_norm", &[N_SHARED]);
         }
         if form.is_joint {
             model.add("blk.0.attn_kv_b", &[N_HEADS * (N_OWN + DV), RANK]);
@@ -149,7 +156,9 @@ fn by_formula(model: &Model, form: Form, tokens: &[u32]) -> Vec<f64> {
         };
         let kv = times(&weight("attn_kv_a_mqa"), &x);
         let latent = normed(&kv[..RANK], &weight("attn_kv_a_norm"));
-        let shared = rotated(&kv[RANK..], position);
+        let shared =
+            if form.norms_shared { normed(&kv[RANK..], &weight("attn_k_norm")) } else { kv[RANK..].to_vec() };
+        let shared = rotated(&shared, position);
         for head in 0..N_HEADS {
             let q = &q[head * DK..][..DK];
             queries.push([&q[..N_OWN], &rotated(&q[N_OWN..], position)].concat());
@@ -201,13 +210,15 @@ impl Observer for Kept {
 #[test]
 fn all_forms_equal_the_formula_whatever_the_number_of_threads() {
     let tokens: Vec<u32> = (0..N_TOKENS as u32).map(|i| i * 7 % 16).collect();
-    for (is_joint, has_q_latent) in [(true, true), (true, false), (false, true), (false, false)] {
-        let form = Form { is_joint, has_q_latent };
+    for (is_joint, has_q_latent, norms_shared) in
+        [(true, true, false), (true, false, true), (false, true, true), (false, false, false)]
+    {
+        let form = Form { is_joint, has_q_latent, norms_shared };
         let model = Model::new(form);
         let run = |n_threads| {
             let options = EngineOptions { n_threads, ..EngineOptions::default() };
             let engine = Engine::new(plan(&model, &metadata()).unwrap(), &model, options).unwrap();
-            let chunk = TokenChunk { tokens: tokens.clone(), rows: 0..N_TOKENS };
+            let chunk = TokenChunk { tokens: tokens.clone(), rows: 0..N_TOKENS, ..TokenChunk::default() };
             let kept = Kept(Mutex::default());
             engine.forward(&[chunk], &Silent, Some(&kept)).unwrap();
             kept.0.into_inner().unwrap()
@@ -222,16 +233,22 @@ fn all_forms_equal_the_formula_whatever_the_number_of_threads() {
 
 #[test]
 fn only_the_wanted_rows_are_computed_at_the_end() {
-    let model = Model::new(Form { is_joint: false, has_q_latent: true });
+    let model = Model::new(SPLIT);
     let engine = Engine::new(plan(&model, &metadata()).unwrap(), &model, EngineOptions::default()).unwrap();
     let tokens: Vec<u32> = (0..N_TOKENS as u32).map(|i| i * 5 % 16).collect();
-    let of = |rows| engine.hidden(&[TokenChunk { tokens: tokens.clone(), rows }]).unwrap().states().to_vec();
+    let of = |rows| {
+        engine
+            .hidden(&[TokenChunk { tokens: tokens.clone(), rows, ..TokenChunk::default() }])
+            .unwrap()
+            .states()
+            .to_vec()
+    };
     assert_eq!(of(0..N_TOKENS)[9 * N_EMBD..], of(9..N_TOKENS));
 }
 
 #[test]
 fn wrong_widths_are_refused_by_key_or_tensor() {
-    let model = Model::new(Form { is_joint: false, has_q_latent: true });
+    let model = Model::new(SPLIT);
     let refusal = |key: &str, value: u32| {
         let mut metadata = metadata();
         metadata.set(format!("x.attention.{key}"), value);
@@ -250,7 +267,7 @@ fn wrong_widths_are_refused_by_key_or_tensor() {
         refusal("value_length_mla", DV as u32 + 1),
         "tensor `blk.0.attn_v_b.weight`: expected shape [3, 6, 7], found [3, 5, 7]"
     );
-    let mut model = Model::new(Form { is_joint: false, has_q_latent: true });
+    let mut model = Model::new(SPLIT);
     model.metas.retain(|meta| !meta.name.contains("attn_v_b"));
     let error = plan(&model, &metadata()).unwrap_err();
     assert_eq!(error.to_string(), "tensor `blk.0.attn_v_b.weight` is missing");
@@ -262,18 +279,34 @@ fn wrong_widths_are_refused_by_key_or_tensor() {
 
 #[test]
 fn chunks_in_which_keys_would_be_chosen_are_not_run() {
-    let mut model = Model::new(Form { is_joint: false, has_q_latent: true });
+    let mut model = Model::new(SPLIT);
     model.add("blk.0.indexer.attn_k", &[8, N_EMBD]);
     let mut metadata = metadata();
     let error = plan(&model, &metadata).unwrap_err();
     assert_eq!(error.to_string(), "key `x.attention.indexer.top_k` is missing");
     metadata.set("x.attention.indexer.top_k", 8u32);
     let engine = Engine::new(plan(&model, &metadata).unwrap(), &model, EngineOptions::default()).unwrap();
-    let chunk = |n: usize| TokenChunk { tokens: vec![1; n], rows: 0..n };
+    let chunk = |n: usize| TokenChunk { tokens: vec![1; n], rows: 0..n, ..TokenChunk::default() };
     assert_eq!(engine.hidden(&[chunk(8)]).unwrap().n_rows, 8);
     let error = engine.hidden(&[chunk(8), chunk(9)]).unwrap_err();
     assert_eq!(
         error.to_string(),
         "chunk of 9 tokens: beyond 8 the model looks at chosen keys only, which is not built yet"
     );
+}
+
+#[test]
+fn layers_with_a_window_have_sizes_of_their_own() {
+    let model = Model::new(SPLIT);
+    let mut metadata = metadata();
+    for (key, value) in [("sliding_window", 4), ("kv_lora_rank", 99), ("kv_lora_rank_swa", RANK)] {
+        metadata.set(format!("x.attention.{key}"), value as u32);
+    }
+    metadata.set("x.attention.key_length_mla_swa", DK as u32);
+    metadata.set("x.attention.value_length_mla_swa", DV as u32);
+    let text = "mixer = 'mla'\nwindow = 'sliding'\nwindow_pattern = 0";
+    let features = GraphFeatures::from_toml(&text.parse().unwrap()).unwrap();
+    let plan = GraphPlan::new(&features, &metadata, model.tensors()).unwrap();
+    let Mixer::Mla(mla) = &plan.layers[0].mixer else { panic!("not latent") };
+    assert_eq!((mla.rank, mla.mask), (RANK, Mask::Window(4)));
 }
