@@ -36,7 +36,7 @@ names! {
     /// Where positions enter.
     Positions { Rope, None, Alibi, AlibiKey, Learned, Relative, #[serde(rename = "rope_2d")] Rope2d, ByDepth }
     /// Which values a rotation pairs.
-    RopePairs { Interleaved, Half, HalfIfSections }
+    RopePairs { Interleaved, Half, HalfIfSections, InterleavedWhole }
     /// Which end of a head is rotated.
     RopeAt { Start, End }
     /// Scaling of the rotation on windowed layers.

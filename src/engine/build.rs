@@ -8,11 +8,13 @@ pub(crate) mod claims;
 mod delta_net;
 mod features;
 mod ffn;
+mod kda;
 mod layer;
 mod mamba;
 mod mixer;
 mod mla;
 mod rope;
+mod rwkv;
 mod shortconv;
 mod stacks;
 #[cfg(test)]

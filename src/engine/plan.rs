@@ -12,7 +12,9 @@ use crate::engine::ops::prefix::Prefix;
 
 pub(crate) use footprint::Footprint;
 pub use mla::{Expansion, Latent, Mla};
-pub use recurrent::{Conv, DeltaGates, DeltaNet, Mamba, Mamba2, ShortConv};
+pub use recurrent::{
+    ChannelMix, Conv, DeltaGates, DeltaNet, Kda, Lightning, LowRank, Mamba, Mamba2, Rwkv6, Rwkv7, ShortConv,
+};
 
 /// Consecutive elements of a tensor that is small enough to be held decoded: a bias, a norm's weight.
 #[derive(Clone, Debug, PartialEq)]
@@ -101,6 +103,8 @@ pub enum PairLayout {
     Interleaved,
     /// `(i, i + n/2)`.
     Half,
+    /// `(i, i + n/2)` of heads whose two halves were put between each other as a whole, rotated or not.
+    HalfBetween,
 }
 
 /// Dimensions between which yarn goes over from extrapolation to interpolation.
@@ -301,6 +305,14 @@ pub enum Mixer {
     ShortConv(Box<ShortConv>),
     /// A gated delta net.
     DeltaNet(Box<DeltaNet>),
+    /// Kimi delta attention.
+    Kda(Box<Kda>),
+    /// Lightning attention.
+    Lightning(Box<Lightning>),
+    /// RWKV 6.
+    Rwkv6(Box<Rwkv6>),
+    /// RWKV 7.
+    Rwkv7(Box<Rwkv7>),
 }
 
 /// Two mixers that read the same input and whose outputs are added.
@@ -437,6 +449,15 @@ pub enum Ffn {
     Dense(Dense),
     /// Routed experts.
     Moe(Box<Moe>),
+    /// RWKV's, mixed with the token before.
+    ChannelMix(Box<ChannelMix>),
+}
+
+impl Ffn {
+    /// True if a token's result depends on other tokens.
+    pub(crate) fn looks_back(&self) -> bool {
+        matches!(self, Self::ChannelMix(_))
+    }
 }
 
 /// How mixer and feed-forward join the residual stream.
@@ -475,6 +496,8 @@ pub struct LayerPlan {
     pub post_ffn: Option<Norm>,
     /// Factor of both branches; with normed wiring, of their inputs.
     pub residual_scale: f32,
+    /// Factor of the stream behind the layer.
+    pub rescale: f32,
     /// TensorClaims of the layer, for reading ahead and releasing.
     pub tensors: Vec<usize>,
 }
@@ -552,40 +575,5 @@ impl GraphPlan {
     /// The layers of all stacks.
     pub(super) fn all_layers(&self) -> impl Iterator<Item = &LayerPlan> + Clone {
         self.encoder.iter().flat_map(|encoder| &encoder.layers).chain(&self.layers)
-    }
-}
-
-impl LayerPlan {
-    /// Columns of the layer's widest matrix.
-    pub(super) fn widest(&self) -> usize {
-        let dense = |d: &Dense| d.up.n_cols.max(d.down.n_cols);
-        let mixer = self.mixer.footprint().map_or(0, Footprint::widest);
-        let cross = self.cross.as_ref().map_or(0, |cross| cross.attention.widest());
-        let mixer = mixer.max(cross);
-        let ffn = match &self.ffn {
-            Ffn::None => 0,
-            Ffn::Dense(d) => dense(d),
-            Ffn::Moe(m) => m.experts.iter().chain(&m.shared).map(dense).max().unwrap_or(0),
-        };
-        mixer.max(ffn)
-    }
-
-    /// Floats per token that the layer's intermediates take at their widest.
-    pub(super) fn floats_per_token(&self, n_embd: usize) -> usize {
-        let mixer = self.mixer.footprint().map_or(0, Footprint::floats_per_token);
-        // Keys and values of the other stack's tokens, which batches count as their own.
-        let cross = self.cross.as_ref().map_or(0, |cross| cross.attention.floats_per_token());
-        let mixer = mixer.max(cross);
-        let dense = |d: &Dense| d.up.n_rows + n_embd;
-        let ffn = match &self.ffn {
-            Ffn::None => 0,
-            Ffn::Dense(d) => dense(d),
-            // Every token may choose the same expert, whose rows are gathered.
-            Ffn::Moe(m) => {
-                let expert = m.experts.iter().map(dense).max().unwrap_or(0);
-                m.experts.len() + 2 * m.n_used + expert + n_embd + m.shared.as_ref().map_or(0, dense)
-            }
-        };
-        3 * n_embd + mixer.max(ffn)
     }
 }

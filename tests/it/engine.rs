@@ -140,6 +140,11 @@ const NOT_WHOLE: &[(&str, &str)] = &[
     ("plamo3", "norms behind sums, whose names end otherwise"),
 ];
 
+/// Cases whose reference is llama.cpp and unsound: its kernel for RWKV 7 takes 64 values at a time where these heads have
+/// 16, and reads and writes over their ends. The formula in NumPy equals the engine; NumPy that reads over the ends as the
+/// kernel does comes to a mean of 0.03 of the reference.
+const UNSOUND_REFERENCE: &[&str] = &["rwkv7_small", "arwkv7"];
+
 conformance_tests!(negative_log_likelihoods_equal_transformers);
 fn negative_log_likelihoods_equal_transformers(corpus: &Goldens) {
     let mut n_cases = 0;
@@ -152,6 +157,9 @@ fn negative_log_likelihoods_equal_transformers(corpus: &Goldens) {
             continue;
         }
         let name = dir.file_name().unwrap().to_string_lossy().into_owned();
+        if UNSOUND_REFERENCE.contains(&name.as_str()) {
+            continue;
+        }
         let Some(model) = F32::open(&dir) else { continue };
         let plan = match model.plan() {
             None => continue,

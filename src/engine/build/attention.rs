@@ -260,7 +260,7 @@ impl Builder<'_> {
 }
 
 /// Slopes of ALiBi (Press et al. 2022), for head counts that are not powers of two as well.
-fn alibi_slopes(n_heads: usize, max_bias: f64) -> Vec<f32> {
+pub(super) fn alibi_slopes(n_heads: usize, max_bias: f64) -> Vec<f32> {
     let floor_log2 = n_heads.ilog2();
     let n2 = f64::from(1u32 << floor_log2.min(31));
     (0..n_heads)

@@ -144,14 +144,14 @@ impl Card<'_> {
             | MixerName::Mla
             | MixerName::Mamba
             | MixerName::Mamba2
-            | MixerName::Gdn
-            | MixerName::Shortconv => true,
-            MixerName::Plamo2
             | MixerName::Rwkv6
             | MixerName::Rwkv6Qwen2
             | MixerName::Rwkv7
+            | MixerName::Gdn
             | MixerName::Kda
-            | MixerName::Lightning => false,
+            | MixerName::Lightning
+            | MixerName::Shortconv => true,
+            MixerName::Plamo2 => false,
         };
         match names.iter().find(|name| !is_built(name)) {
             Some(name) => self.unbuilt("mixer", name),
@@ -298,7 +298,7 @@ mod tests {
             ("residual = 'arctic'", "residual = arctic"),
             ("rope_at = 'end'", "rope_at = end"),
             ("qk_norm_kind = 'rms_free'", "qk_norm_kind = rms_free"),
-            ("mixer = { every = 8, full = 'attention', rest = 'lightning' }", "mixer = lightning"),
+            ("mixer = 'plamo2'", "mixer = plamo2"),
             ("shared_combine = 'half_sum'", "shared_combine = half_sum"),
             ("extras = ['ple', 'sparse_index_as_dense']", "extras = [ple, sparse_index_as_dense]"),
         ] {

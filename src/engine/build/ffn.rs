@@ -17,6 +17,9 @@ struct DenseNames {
 impl Builder<'_> {
     pub(super) fn ffn(&mut self, layer: usize) -> Result<Ffn, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
+        if let Some(mix) = self.channel_mix(layer)? {
+            return Ok(Ffn::ChannelMix(Box::new(mix)));
+        }
         if self.tensors.has(&at("ffn_gate_inp.weight")) {
             if self.tensors.has(&at("ffn_up.weight")) {
                 return Err(EngineError::LeftOver { tensors: vec![at("ffn_up.weight")] });

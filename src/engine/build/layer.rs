@@ -56,6 +56,7 @@ impl Builder<'_> {
             ffn,
             post_ffn,
             residual_scale,
+            rescale: self.rescale(layer)?,
             tensors,
         })
     }

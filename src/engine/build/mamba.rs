@@ -64,6 +64,7 @@ impl Builder<'_> {
             step,
             conv: self.conv(&at("ssm_conv1d"), width, n_taps)?,
             step_bias: self.need_vector(&at("ssm_dt.bias"), n_heads)?,
+            step_min: self.keys.number("ssm.time_step_min")?.unwrap_or(0.0) as f32,
             a: self.need_vector(&at("ssm_a"), n_heads)?,
             d: self.need_vector(&at("ssm_d"), n_heads)?,
             norm: self.norm_of(&at("ssm_norm"), inner)?,

@@ -60,13 +60,15 @@ impl Builder<'_> {
             MixerName::Mamba2 => self.mamba2(layer).map(|mixer| Mixer::Mamba2(Box::new(mixer))),
             MixerName::Shortconv => self.shortconv(layer).map(|mixer| Mixer::ShortConv(Box::new(mixer))),
             MixerName::Gdn => self.delta_net(layer).map(|mixer| Mixer::DeltaNet(Box::new(mixer))),
+            MixerName::Kda => self.kda(layer).map(|mixer| Mixer::Kda(Box::new(mixer))),
+            MixerName::Lightning => self.lightning(layer).map(|mixer| Mixer::Lightning(Box::new(mixer))),
+            // Presence tells the two apart.
+            MixerName::Rwkv6 | MixerName::Rwkv6Qwen2 => {
+                self.rwkv6(layer).map(|mixer| Mixer::Rwkv6(Box::new(mixer)))
+            }
+            MixerName::Rwkv7 => self.rwkv7(layer).map(|mixer| Mixer::Rwkv7(Box::new(mixer))),
             // Refused when features are narrowed.
-            MixerName::Plamo2
-            | MixerName::Rwkv6
-            | MixerName::Rwkv6Qwen2
-            | MixerName::Rwkv7
-            | MixerName::Kda
-            | MixerName::Lightning => Ok(Mixer::None),
+            MixerName::Plamo2 => Ok(Mixer::None),
         }
     }
 

@@ -105,7 +105,7 @@ impl Builder<'_> {
         };
         // Claimed in any case: the tensors belong to the layer.
         let Divisors { factors, long_factors } = self.rope_divisors(layer, n_dims / 2, trained)?;
-        let pairs = self.pair_layout();
+        let pairs = self.pair_layout(n_dims, dk);
         if reach == Reach::Local && self.features.rope_local == RopeLocal::Unscaled {
             let scaling = RopeScaling::Linear(1.0);
             return Ok(Rope {
@@ -122,12 +122,14 @@ impl Builder<'_> {
         Ok(Rope { n_dims, pairs, base, scaling, factors, long_factors, magnitude })
     }
 
-    fn pair_layout(&self) -> PairLayout {
+    fn pair_layout(&self, n_dims: usize, dk: usize) -> PairLayout {
         let sections = self.keys.get("rope.dimension_sections").and_then(|v| v.as_array());
         let section = |at: usize| sections.and_then(|s| s.get(at)).and_then(|v| v.as_u64()).unwrap_or(0);
         let has_sections = section(0) > 0 && section(1) > 0;
         let is_half = match self.features.rope {
-            RopePairs::Interleaved => false,
+            RopePairs::InterleavedWhole if n_dims < dk => return PairLayout::HalfBetween,
+            // Where all of a head is rotated the two are one order.
+            RopePairs::Interleaved | RopePairs::InterleavedWhole => false,
             RopePairs::Half => true,
             RopePairs::HalfIfSections => has_sections,
         };

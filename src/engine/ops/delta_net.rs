@@ -6,7 +6,7 @@ use crate::core::simd::{SimdLevel, VectorLoop};
 use crate::engine::EngineError;
 use crate::engine::ops::math;
 use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, sigmoid, softplus, zeroed};
+use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, softplus, zeroed};
 use crate::engine::plan::{DeltaGates, DeltaNet, GatedActivation};
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::runner::Runner;
@@ -33,6 +33,7 @@ pub(super) struct DeltaStep<'a> {
 impl VectorLoop for DeltaStep<'_> {
     type Output = ();
 
+    #[expect(clippy::inline_always, reason = "the loop must be compiled inside the level's function")]
     #[inline(always)]
     fn run(self) {
         let Self { state, decay, beta, key, query, value, delta, out } = self;
@@ -134,7 +135,7 @@ impl Runner<'_> {
                 level.vectorize(DeltaStep {
                     state: &mut *state,
                     decay,
-                    beta: sigmoid(beta),
+                    beta: math::sigmoid(beta),
                     key: k,
                     query: q,
                     value: &row[2 * n_key_heads * dk + head * dv..][..dv],

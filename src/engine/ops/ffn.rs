@@ -3,6 +3,7 @@
 use crate::engine::EngineError;
 use crate::engine::ops::product::Product;
 use crate::engine::plan::{Dense, Ffn};
+use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::runner::Runner;
 
 impl Runner<'_> {
@@ -10,16 +11,18 @@ impl Runner<'_> {
     pub(crate) fn ffn(
         &self,
         ffn: &Ffn,
+        batch: &ChunkBatch,
         x: &[f32],
-        n_tokens: usize,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
+        let n_tokens = batch.n_wanted();
         match ffn {
             Ffn::None => {
                 out.fill(0.0);
                 Ok(())
             }
             Ffn::Dense(dense) => self.dense(dense, x, n_tokens, out),
+            Ffn::ChannelMix(mix) => self.channel_mix(mix, batch, x, out),
             Ffn::Moe(moe) => self.moe(moe, x, n_tokens, out),
         }
     }

@@ -22,8 +22,8 @@ struct Step<'a> {
     a_cols: (usize, usize),
     b: &'a [f32],
     c: &'a [f32],
-    step: &'a [f32],
-    /// `step * x`.
+    delta: &'a [f32],
+    /// `delta * x`.
     input: &'a [f32],
     out: &'a mut [f32],
 }
@@ -31,14 +31,15 @@ struct Step<'a> {
 impl VectorLoop for Step<'_> {
     type Output = ();
 
+    #[expect(clippy::inline_always, reason = "the loop must be compiled inside the level's function")]
     #[inline(always)]
     fn run(self) {
-        let Self { state, a, a_cols: (stride, first), b, c, step, input, out } = self;
-        let n = step.len();
+        let Self { state, a, a_cols: (stride, first), b, c, delta, input, out } = self;
+        let n = delta.len();
         for (at, (row, (&b, &c))) in state.chunks_exact_mut(n).zip(b.iter().zip(c)).enumerate() {
             let a = &a[at * stride + first..][..n];
             for (i, s) in row.iter_mut().enumerate() {
-                *s = *s * math::exp(step[i] * a[i]) + input[i] * b;
+                *s = *s * math::exp(delta[i] * a[i]) + input[i] * b;
                 out[i] += *s * c;
             }
         }
@@ -94,7 +95,7 @@ impl Runner<'_> {
                     a_cols: (width, channels.start),
                     b: &b[token * n_states..][..n_states],
                     c: &c[token * n_states..][..n_states],
-                    step,
+                    delta: step,
                     input,
                     out: &mut *y,
                 });
@@ -142,7 +143,7 @@ mod tests {
             a_cols: (stride, first),
             b: &b,
             c: &c,
-            step: &step,
+            delta: &step,
             input: &input,
             out: &mut out,
         });

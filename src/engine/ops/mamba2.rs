@@ -42,7 +42,7 @@ impl Runner<'_> {
             for (t, token) in tokens.enumerate() {
                 let row = &xbc[token * width..][..width];
                 let (x, y) = (&row[columns.clone()], tile.row_mut(t));
-                let step = softplus(steps[token * n_heads + head] + bias[head]);
+                let step = softplus(steps[token * n_heads + head] + bias[head]).max(m.step_min);
                 decay.fill(math::exp(step * a[head]));
                 for (at, &x) in x.iter().enumerate() {
                     input[at] = step * x;

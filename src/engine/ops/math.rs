@@ -33,13 +33,15 @@ pub(crate) fn exp(x: f32) -> f32 {
     if x.is_nan() { x } else { high }
 }
 
+/// The logistic function.
 #[inline(always)]
-fn sigmoid(x: f32) -> f32 {
+pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
+/// The hyperbolic tangent.
 #[inline(always)]
-fn tanh(x: f32) -> f32 {
+pub(crate) fn tanh(x: f32) -> f32 {
     // Near zero the quotient loses digits: the series of tanh to x^7 is exact to f32 below 0.1.
     let x2 = x * x;
     let series = x * (1.0 + x2 * (-1.0 / 3.0 + x2 * (2.0 / 15.0 + x2 * (-17.0 / 315.0))));

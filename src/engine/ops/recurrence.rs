@@ -50,12 +50,6 @@ pub(super) fn softplus(x: f32) -> f32 {
     if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 
-/// The logistic function.
-#[inline]
-pub(super) fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + math::exp(-x))
-}
-
 /// What follows a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConvEnd {
@@ -75,6 +69,7 @@ struct ConvRow<'a> {
 impl VectorLoop for ConvRow<'_> {
     type Output = ();
 
+    #[expect(clippy::inline_always, reason = "the loop must be compiled inside the level's function")]
     #[inline(always)]
     fn run(self) {
         for (weight, x) in self.taps {
@@ -104,6 +99,7 @@ pub(super) struct LinearStep<'a> {
 impl VectorLoop for LinearStep<'_> {
     type Output = ();
 
+    #[expect(clippy::inline_always, reason = "the loop must be compiled inside the level's function")]
     #[inline(always)]
     fn run(self) {
         let Self { state, decay, key, query, value, out } = self;

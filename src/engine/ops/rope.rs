@@ -132,6 +132,15 @@ impl VectorLoop for Rotation<'_> {
                         *pair = [a * c - b * s, a * s + b * c];
                     }
                 }
+                PairLayout::HalfBetween => {
+                    let half = head.len() / 2;
+                    let place = |at: usize| if at < half { 2 * at } else { 2 * (at - half) + 1 };
+                    for (at, (&c, &s)) in cos.iter().zip(sin).enumerate() {
+                        let (first, second) = (place(at), place(at + cos.len()));
+                        let (a, b) = (head[first], head[second]);
+                        (head[first], head[second]) = (a * c - b * s, a * s + b * c);
+                    }
+                }
                 PairLayout::Half => {
                     let (first, rest) = head.split_at_mut(cos.len());
                     for (((a, b), &c), &s) in first.iter_mut().zip(rest).zip(cos).zip(sin) {
@@ -175,6 +184,20 @@ mod tests {
         let angle = 5.0f64;
         let expected = f64::from(head[0]) * angle.cos() - f64::from(head[1]) * angle.sin();
         assert!((f64::from(pairs[0]) - expected).abs() < 1e-6);
+    }
+
+    #[test]
+    fn halves_that_stand_between_each_other_rotate_as_they_did_before() {
+        let plain: Vec<f32> = (0..12).map(|i| i as f32 * 0.7 - 3.0).collect();
+        let mut halves = plain.clone();
+        let level = SimdLevel::detect();
+        rope(PairLayout::Half, RopeScaling::Linear(1.0)).table(6, None).rotate(level, &mut halves, 12, 5);
+        let between = |x: &[f32]| (0..12).map(|at| x[at / 2 + at % 2 * 6]).collect::<Vec<f32>>();
+        let mut found = between(&plain);
+        rope(PairLayout::HalfBetween, RopeScaling::Linear(1.0))
+            .table(6, None)
+            .rotate(level, &mut found, 12, 5);
+        assert_eq!(found, between(&halves));
     }
 
     #[test]

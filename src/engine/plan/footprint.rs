@@ -1,7 +1,7 @@
 //! What the mixers of layers take of memory.
 
 use crate::engine::ops::attention;
-use crate::engine::plan::{Attention, Matrix, Mixer, Twin};
+use crate::engine::plan::{Attention, Dense, Ffn, LayerPlan, Matrix, Mixer, Twin};
 
 /// Memory of a mixer's run.
 pub(crate) trait Footprint {
@@ -28,6 +28,10 @@ impl Mixer {
             Self::Mamba2(mixer) => Some(&**mixer),
             Self::ShortConv(mixer) => Some(&**mixer),
             Self::DeltaNet(mixer) => Some(&**mixer),
+            Self::Kda(mixer) => Some(&**mixer),
+            Self::Lightning(mixer) => Some(&**mixer),
+            Self::Rwkv6(mixer) => Some(&**mixer),
+            Self::Rwkv7(mixer) => Some(&**mixer),
         }
     }
 }
@@ -78,5 +82,42 @@ impl Footprint for Twin {
 impl Twin {
     fn parts(&self) -> impl Iterator<Item = &dyn Footprint> {
         [&self.first, &self.second].into_iter().filter_map(Mixer::footprint)
+    }
+}
+
+impl LayerPlan {
+    /// Columns of the layer's widest matrix.
+    pub(crate) fn widest(&self) -> usize {
+        let dense = |d: &Dense| d.up.n_cols.max(d.down.n_cols);
+        let mixer = self.mixer.footprint().map_or(0, Footprint::widest);
+        let cross = self.cross.as_ref().map_or(0, |cross| cross.attention.widest());
+        let mixer = mixer.max(cross);
+        let ffn = match &self.ffn {
+            Ffn::None => 0,
+            Ffn::Dense(d) => dense(d),
+            Ffn::ChannelMix(mix) => mix.widest(),
+            Ffn::Moe(m) => m.experts.iter().chain(&m.shared).map(dense).max().unwrap_or(0),
+        };
+        mixer.max(ffn)
+    }
+
+    /// Floats per token that the layer's intermediates take at their widest.
+    pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
+        let mixer = self.mixer.footprint().map_or(0, Footprint::floats_per_token);
+        // Keys and values of the other stack's tokens, which batches count as their own.
+        let cross = self.cross.as_ref().map_or(0, |cross| cross.attention.floats_per_token());
+        let mixer = mixer.max(cross);
+        let dense = |d: &Dense| d.up.n_rows + n_embd;
+        let ffn = match &self.ffn {
+            Ffn::None => 0,
+            Ffn::Dense(d) => dense(d),
+            Ffn::ChannelMix(mix) => mix.floats_per_token(),
+            // Every token may choose the same expert, whose rows are gathered.
+            Ffn::Moe(m) => {
+                let expert = m.experts.iter().map(dense).max().unwrap_or(0);
+                m.experts.len() + 2 * m.n_used + expert + n_embd + m.shared.as_ref().map_or(0, dense)
+            }
+        };
+        3 * n_embd + mixer.max(ffn)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 /// Where a token stands.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +28,8 @@ pub(crate) struct ChunkBatch {
     pub(crate) memory: Vec<usize>,
     /// Tokens of every chunk whose output is wanted, if not all are: after the last layer only those go on.
     wanted: Option<Vec<Range<usize>>>,
+    /// What a layer leaves for the layers behind it.
+    pub(crate) carried: OnceLock<Vec<f32>>,
 }
 
 impl ChunkBatch {

@@ -112,7 +112,8 @@ impl<'a> Engine<'a> {
         let n_embd = self.plan.n_embd;
         let inner = self.plan.all_layers().map(|layer| layer.floats_per_token(n_embd)).max().unwrap_or(0);
         // Between layers: the residual stream, and the hidden state of a scored row.
-        (8 * n_embd as u64, 4 * inner as u64)
+        let carried = self.plan.carried_floats();
+        (8 * n_embd as u64 + 4 * carried as u64, 4 * inner as u64)
     }
 
     /// Bytes that do not grow with tokens: panels and tiles of every thread.
@@ -255,7 +256,8 @@ impl<'a> Engine<'a> {
             run.layer.store(at, Ordering::Relaxed);
             let next = stack.layers.get(at + 1).map_or(&[][..], |next| &next.tensors);
             // An observer sees all rows of all layers; else the last layer computes only what is wanted.
-            if at + 1 == stack.layers.len() && observer.is_none() {
+            let is_last = at + 1 == stack.layers.len();
+            if is_last && observer.is_none() && !layer.ffn.looks_back() {
                 let mut rest = chunks;
                 for (_, batch) in &mut batches {
                     let (own, later) = rest.split_at(batch.cuts.len() - 1);

@@ -31,7 +31,7 @@ impl Runner<'_> {
         }
         self.give([input]);
         self.slot("ffn_input", x, n_embd);
-        self.ffn(&layer.ffn, x, batch.n_wanted(), &mut branch)?;
+        self.ffn(&layer.ffn, batch, x, &mut branch)?;
         self.slot("ffn", &branch, n_embd);
         self.add_rows(x, &mut branch, None, layer.residual_scale, n_embd);
         self.norm_stream(layer.post_ffn.as_ref(), x, &mut branch)?;

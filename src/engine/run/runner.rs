@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::core::progress::Progress;
 use crate::engine::EngineError;
+use crate::engine::ops::math;
 use crate::engine::ops::product::Product;
 use crate::engine::ops::rope::RopeTables;
 use crate::engine::plan::{GraphPlan, LayerPlan, Mixer, Norm, Wiring};
@@ -103,9 +104,10 @@ impl Runner<'_> {
             }
         }
         self.give([mixer_input]);
-        self.ffn(&layer.ffn, &ffn_input, batch.n_wanted(), &mut branch)?;
+        self.ffn(&layer.ffn, batch, &ffn_input, &mut branch)?;
         self.slot("ffn", &branch, n_embd);
         self.add_rows(x, &mut branch, post_ffn.as_ref(), rho, n_embd);
+        math::scale_and_cap(self.weights.level, x, layer.rescale, None);
         self.slot("output", x, n_embd);
         self.give([ffn_input, branch]);
         Ok(())
@@ -139,6 +141,10 @@ impl Runner<'_> {
             Mixer::Mamba2(mamba) => self.mamba2(mamba, batch, x, out)?,
             Mixer::ShortConv(conv) => self.shortconv(conv, batch, x, out)?,
             Mixer::DeltaNet(net) => self.delta_net(net, batch, x, out)?,
+            Mixer::Kda(kda) => self.kda(kda, batch, x, out)?,
+            Mixer::Lightning(lightning) => self.lightning(lightning, batch, x, out)?,
+            Mixer::Rwkv6(rwkv) => self.rwkv6(rwkv, batch, x, out)?,
+            Mixer::Rwkv7(rwkv) => self.rwkv7(rwkv, batch, x, out)?,
         }
         Ok(true)
     }

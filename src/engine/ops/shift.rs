@@ -1,0 +1,90 @@
+//! Mixing with the token before (RWKV), matrices one after the other, and the feed-forward made of both.
+
+use crate::engine::EngineError;
+use crate::engine::ops::math;
+use crate::engine::ops::product::Product;
+use crate::engine::plan::{ChannelMix, LowRank, PlainActivation, Vector};
+use crate::engine::run::batch::ChunkBatch;
+use crate::engine::run::buffers::Buffer;
+use crate::engine::run::runner::Runner;
+
+impl Runner<'_> {
+    /// The token before less each token, `[n_tokens, n_cols]`; before the first token of a chunk there are zeros.
+    pub(super) fn shifted(&self, batch: &ChunkBatch, x: &[f32], n_cols: usize) -> Buffer {
+        let mut out = self.take(batch.n_tokens() * n_cols);
+        for cut in batch.cuts.windows(2) {
+            for token in cut[0]..cut[1] {
+                let row = &mut out[token * n_cols..][..n_cols];
+                let at = &x[token * n_cols..][..n_cols];
+                if token == cut[0] {
+                    row.iter_mut().zip(at).for_each(|(y, &x)| *y = -x);
+                } else {
+                    let before = &x[(token - 1) * n_cols..][..n_cols];
+                    row.iter_mut().zip(before).zip(at).for_each(|((y, &before), &x)| *y = before - x);
+                }
+            }
+        }
+        out
+    }
+
+    /// `x + lerp * shifted`.
+    pub(super) fn lerp(&self, lerp: &Vector, x: &[f32], shifted: &[f32]) -> Result<Buffer, EngineError> {
+        let weight = self.weights.vector(lerp)?;
+        let n = weight.len();
+        let mut out = self.take(x.len());
+        out.copy_from_slice(shifted);
+        self.each_row((&mut out, n), (x, n), |y, x| {
+            y.iter_mut().zip(x).zip(&weight).for_each(|((y, &x), &w)| *y = x + w * *y);
+        });
+        Ok(out)
+    }
+
+    /// `second act(first x)`, or `first x`.
+    pub(super) fn low_rank(
+        &self,
+        low_rank: &LowRank,
+        x: &[f32],
+        n_tokens: usize,
+        act: impl Fn(f32) -> f32 + Sync,
+    ) -> Result<Buffer, EngineError> {
+        let mut inner = self.take(n_tokens * low_rank.first.n_rows);
+        self.products(x, n_tokens, vec![Product::plain(&low_rank.first, &mut inner)])?;
+        let Some(second) = &low_rank.second else { return Ok(inner) };
+        inner.iter_mut().for_each(|x| *x = act(*x));
+        let mut out = self.take(n_tokens * second.n_rows);
+        self.products(&inner, n_tokens, vec![Product::plain(second, &mut out)])?;
+        self.give([inner]);
+        Ok(out)
+    }
+
+    /// The feed-forward of RWKV: `value max(key (x + μ_k sx), 0)²`, times `sig(receptance (x + μ_r sx))` if it has one.
+    /// All rows of the chunks are there.
+    pub(crate) fn channel_mix(
+        &self,
+        mix: &ChannelMix,
+        batch: &ChunkBatch,
+        x: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let n_tokens = batch.n_tokens();
+        let shifted = self.shifted(batch, x, mix.key.n_cols);
+        let keys_of = self.lerp(&mix.lerp_k, x, &shifted)?;
+        let mut inner = self.take(n_tokens * mix.key.n_rows);
+        self.products(&keys_of, n_tokens, vec![Product::plain(&mix.key, &mut inner)])?;
+        let (width, level) = (mix.key.n_rows, self.weights.level);
+        inner.chunks_mut(width.max(1)).for_each(|row| math::activate(level, PlainActivation::Relu2, row));
+        self.products(&inner, n_tokens, vec![Product::plain(&mix.value, out)])?;
+        self.give([keys_of, inner]);
+        if let Some((lerp, matrix)) = &mix.receptance {
+            let seen = self.lerp(lerp, x, &shifted)?;
+            let mut gate = self.take(n_tokens * matrix.n_rows);
+            self.products(&seen, n_tokens, vec![Product::plain(matrix, &mut gate)])?;
+            self.each_row((out, matrix.n_rows), (&gate, matrix.n_rows), |y, gate| {
+                y.iter_mut().zip(gate).for_each(|(y, &g)| *y *= math::sigmoid(g));
+            });
+            self.give([seen, gate]);
+        }
+        self.give([shifted]);
+        Ok(())
+    }
+}
