@@ -50,7 +50,7 @@ names! {
     /// Row order of a fused `attn_qkv`.
     QkvOrder { Blocks, PerHead }
     /// When q and k are normed.
-    QkNorm { BeforeRope, AfterRope, FreeAfterRope }
+    QkNorm { BeforeRope, AfterRope, FreeAfterRope, ScaledAfterRope }
     /// Gate on the attention output.
     AttnGate { None, Sigmoid, Softplus }
     /// Activation of the feed-forward.

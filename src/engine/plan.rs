@@ -83,6 +83,8 @@ pub enum HeadSpan {
     Head,
     /// Every head alone, each with its own row of the weight.
     HeadRows,
+    /// Every head alone, then times one factor of its own.
+    HeadFactor,
     /// The whole projection before it is cut into heads.
     Projection,
 }

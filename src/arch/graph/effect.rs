@@ -43,7 +43,7 @@ const RULES: &[Rule] = rules! {
     "`positions` of `alibi` or `by_depth`",
         |f| matches!(f.positions, Positions::Alibi | Positions::ByDepth) => alibi_bias;
     "a `window`", |f| f.window != WindowKind::None => window_pattern, window_size, rope_local, rope_local_base;
-    "a `qk_norm` with weights", |f| f.qk_norm != QkNorm::FreeAfterRope => qk_norm_kind, qk_norm_eps;
+    "a `qk_norm` with weights", |f| matches!(f.qk_norm, QkNorm::BeforeRope | QkNorm::AfterRope) => qk_norm_kind, qk_norm_eps;
     "a `qk_norm` without weights", |f| f.qk_norm == QkNorm::FreeAfterRope => qk_norm_not_at_experts;
     "a `rope_on` other than `all`", |f| f.rope_on != RopeOn::All => temperature;
     "a `residual` other than `post`", |f| f.residual != ResidualRule::Post => pre_ffn;

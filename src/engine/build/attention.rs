@@ -176,6 +176,16 @@ impl Builder<'_> {
                 let norm = rope.filter(|_| !without).map(|_| HeadNorm { norm, span: HeadSpan::Head });
                 Ok(HeadNorms { q: norm.clone(), k: norm })
             }
+            QkNorm::ScaledAfterRope => {
+                let free = Norm { formula: NormFormula::Rms, weight: None, bias: None, eps: self.eps };
+                let name = format!("blk.{layer}.attn_q_norm.weight");
+                let factors = self.need_vector(&name, heads.n_heads)?;
+                let q = Norm { weight: Some(factors), ..free.clone() };
+                Ok(HeadNorms {
+                    q: Some(HeadNorm { norm: q, span: HeadSpan::HeadFactor }),
+                    k: Some(HeadNorm { norm: free, span: HeadSpan::Head }),
+                })
+            }
             QkNorm::BeforeRope | QkNorm::AfterRope => Ok(HeadNorms {
                 q: self.head_norm(&format!("blk.{layer}.attn_q_norm"), heads.n_heads, heads.dk)?,
                 k: self.head_norm(&format!("blk.{layer}.attn_k_norm"), heads.n_kv_heads, heads.dk)?,

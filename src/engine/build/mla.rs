@@ -39,6 +39,7 @@ impl Builder<'_> {
         let expansion = self.expansion(layer, (n_heads, dk - n_shared, dv), rank)?;
         let out = self.tensors.need_matrix(&at("attn_output"), self.n_embd, v_rows)?;
         let rope = self.rope(layer, mask, n_shared)?;
+        let sinks = self.tensors.vector(&at("attn_sinks.weight"), n_heads)?;
         self.limit_to_indexed(layer)?;
         let (scale, temperature) = (self.mla_scale(dk)? as f32, self.temperature(rope)?);
         Ok(Mla {
@@ -56,6 +57,7 @@ impl Builder<'_> {
             n_shared,
             rope,
             scale,
+            sinks,
             mask,
             temperature,
         })

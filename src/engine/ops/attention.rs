@@ -140,6 +140,9 @@ impl Runner<'_> {
             Some((HeadSpan::Head, norm)) => {
                 row.chunks_mut(a.dk).for_each(|head| whole_row(norm, level, head, scratch));
             }
+            Some((HeadSpan::HeadFactor, norm)) => {
+                row.chunks_mut(a.dk).enumerate().for_each(|(at, head)| norm.scaled(level, head, at, scratch));
+            }
             Some((HeadSpan::HeadRows, norm)) => {
                 row.chunks_mut(a.dk).enumerate().for_each(|(at, head)| norm.head(level, head, at, scratch));
             }

@@ -33,7 +33,7 @@ impl Mla {
             scale: self.scale,
             cap: None,
             mask: self.mask,
-            sinks: None,
+            sinks: self.sinks.as_ref(),
             alibi: None,
             relative: None,
         }

@@ -42,6 +42,15 @@ impl LoadedNorm {
         self.row_with(level, x, out, self.weight.as_deref(), self.bias.as_deref());
     }
 
+    /// Normalizes one head in place, then multiplies it with value `head` of the weight.
+    pub(crate) fn scaled(&self, level: SimdLevel, x: &mut [f32], head: usize, scratch: &mut Vec<f32>) {
+        scratch.clear();
+        scratch.extend_from_slice(x);
+        self.row_with(level, scratch, x, None, None);
+        let factor = self.weight.as_ref().and_then(|weight| weight.get(head)).copied().unwrap_or(1.0);
+        x.iter_mut().for_each(|x| *x *= factor);
+    }
+
     /// Normalizes one head in place, with row `head` of the weight.
     pub(crate) fn head(&self, level: SimdLevel, x: &mut [f32], head: usize, scratch: &mut Vec<f32>) {
         scratch.clear();
@@ -112,6 +121,21 @@ impl Runner<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_factor_belongs_to_its_head_and_comes_after_the_norm() {
+        let norm =
+            LoadedNorm { formula: NormFormula::Rms, weight: Some(vec![2.0, -3.0]), bias: None, eps: 0.0 };
+        for (head, factor) in [(0, 2.0), (1, -3.0)] {
+            let mut x = [3.0, -4.0];
+            norm.scaled(SimdLevel::detect(), &mut x, head, &mut Vec::new());
+            let rms = 12.5f32.sqrt();
+            assert!(
+                (x[0] - 3.0 / rms * factor).abs() < 1e-6 && (x[1] + 4.0 / rms * factor).abs() < 1e-6,
+                "{x:?}"
+            );
+        }
+    }
 
     #[test]
     fn both_formulas_equal_the_naive_ones() {

@@ -2,7 +2,7 @@
 //! rotated key that all heads share (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1).
 
 use crate::engine::ops::mla;
-use crate::engine::plan::{Footprint, Mask, Matrix, Norm, Temperature};
+use crate::engine::plan::{Footprint, Mask, Matrix, Norm, Temperature, Vector};
 
 /// A short row that is normed before it is expanded.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,6 +58,8 @@ pub struct Mla {
     pub rope: Option<usize>,
     /// Factor of the scores.
     pub scale: f32,
+    /// One extra logit per head that takes probability and has no value.
+    pub sinks: Option<Vector>,
     /// Visible keys.
     pub mask: Mask,
     /// Factor of the queries that grows with their position.

@@ -75,3 +75,22 @@ fn tokens_that_are_never_said_lie_in_the_vocabulary() {
         assert_eq!(plan(words, &metadata, &tensors).unwrap().unsaid, expected);
     }
 }
+
+#[test]
+fn scaled_queries_need_a_factor_per_head() {
+    let (metadata, mut tensors) = model();
+    let graph = "qk_norm = 'scaled_after_rope'";
+    let error = plan(graph, &metadata, &tensors).unwrap_err();
+    assert_eq!(error.to_string(), "tensor `blk.0.attn_q_norm.weight` is missing");
+    tensors.push(meta("blk.0.attn_q_norm.weight", &[2, 1]));
+    tensors.push(meta("blk.1.attn_q_norm.weight", &[2, 2]));
+    let error = plan(graph, &metadata, &tensors).unwrap_err();
+    assert_eq!(error.to_string(), "tensor `blk.1.attn_q_norm.weight`: expected shape [2], found [2, 2]");
+    tensors.pop();
+    tensors.push(meta("blk.1.attn_q_norm.weight", &[2, 1]));
+    let plan = plan(graph, &metadata, &tensors).unwrap();
+    let attention = attention(&plan.layers[0].mixer);
+    assert_eq!(attention.q_norm.as_ref().map(|norm| norm.span), Some(HeadSpan::HeadFactor));
+    assert_eq!(attention.k_norm.as_ref().map(|norm| norm.span), Some(HeadSpan::Head));
+    assert!(attention.norm_after_rope);
+}

@@ -23,6 +23,7 @@ const N_TOKENS: usize = 23;
 struct Form {
     is_joint: bool,
     has_q_latent: bool,
+    /// The shared key is normed, and heads have sinks.
     norms_shared: bool,
 }
 
@@ -65,6 +66,7 @@ impl Model {
         }
         if form.norms_shared {
             model.add("blk.0.attn_k_norm", &[N_SHARED]);
+            model.add("blk.0.attn_sinks", &[N_HEADS]);
         }
         if form.is_joint {
             model.add("blk.0.attn_kv_b", &[N_HEADS * (N_OWN + DV), RANK]);
@@ -185,7 +187,8 @@ fn by_formula(model: &Model, form: Form, tokens: &[u32]) -> Vec<f64> {
                 q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() / (DK as f64).sqrt()
             };
             let weights: Vec<f64> = (0..=position).map(|key| dot(key).exp()).collect();
-            let sum: f64 = weights.iter().sum();
+            let sink = if form.norms_shared { weight("attn_sinks")[head].exp() } else { 0.0 };
+            let sum = weights.iter().sum::<f64>() + sink;
             context.extend((0..DV).map(|at| {
                 let value = weights.iter().enumerate().map(|(key, w)| w * values[key * N_HEADS + head][at]);
                 value.sum::<f64>() / sum
