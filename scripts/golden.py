@@ -27,11 +27,13 @@ script = "scripts/golden.py"
 
 # Patterns of paths below each folder of the corpus; `!` takes files out again.
 SELECTION = {
-    # Every case whose architecture has a card. The files of the converter are there as checksums.
+    # The first cards' cases, and one case of each kind of mixer, mask and end that the engine runs. The files of the
+    # converter are there as checksums.
     "arch": [
         "baichuan", "chatglm3", "glm", "glm4", "gpt_oss", "gpt_oss_mxfp4", "granite", "llama", "llama_*", "llava_llama",
         "mistral", "mixtral", "olmo", "orion", "qwen1", "qwen2", "qwen2_model", "qwen3", "qwen3_moe", "smollm3",
-        "starcoder2", "xverse", "!llama_embed_nemotron", "!*.gguf",
+        "starcoder2", "xverse", "bert", "deepseek_v2", "gemma2", "kimi_linear", "lfm2", "llama4_text", "mamba2",
+        "minimax_text_01", "modernbert", "qwen3_next", "rwkv7_small", "t5", "!llama_embed_nemotron", "!*.gguf",
     ],
     # All types, inputs and importance matrices, all recipes, the small models to every type. Not: activations of the
     # CPU backend, and what belongs to a real model.

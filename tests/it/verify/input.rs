@@ -87,12 +87,12 @@ fn what_the_engine_does_not_know_is_said_and_the_rest_judged() {
     assert_eq!(found["perplexity"]["tokens"], 3, "ids need no tokenizer");
 
     let mut unknown = base.clone();
-    unknown.metadata.set("general.architecture", "mamba");
+    unknown.metadata.set("general.architecture", "of-tomorrow");
     unknown.write(dir.path(), "base.gguf");
     let (code, out, _) = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]);
     let found = report(&out);
     assert_eq!((code, found["verdict"].as_str()), (4, Some("partial")), "{out}");
-    assert!(has_finding(&found, "unchecked", "graph", "mamba"), "{out}");
+    assert!(has_finding(&found, "unchecked", "graph", "of-tomorrow"), "{out}");
     assert_eq!(found["perplexity"], Value::Null);
 
     // A broken block is found all the same.

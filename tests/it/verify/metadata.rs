@@ -38,6 +38,7 @@ fn value(kind: &str, json: &Json) -> Value {
         let ints = || items.iter().map(|item| item.as_i64().unwrap() as i32).collect();
         return Value::Array(match element {
             "int32" => Array::I32(ints()),
+            "float32" => Array::F32(items.iter().map(|item| item.as_f64().unwrap() as f32).collect()),
             "bool" => Array::Bool(items.iter().map(|item| item.as_bool().unwrap()).collect()),
             "string" => Array::String(items.iter().map(|i| i.as_str().unwrap().into()).collect()),
             other => panic!("{other}"),
@@ -184,6 +185,9 @@ fn other(value: &Value) -> Value {
             let mut items = items.clone();
             items[0] += 1;
             Value::from(items)
+        }
+        Value::Array(Array::F32(items)) => {
+            Value::Array(Array::F32(items.iter().map(|item| item * 1.5 + 0.25).collect()))
         }
         Value::Array(Array::Bool(items)) => {
             Value::from(items.iter().map(|flag| !flag).collect::<Vec<bool>>())
