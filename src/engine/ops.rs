@@ -4,6 +4,7 @@
 pub(super) mod attention;
 mod delta_net;
 pub(super) mod ffn;
+mod gated_q;
 pub(super) mod head;
 mod kda;
 mod lightning;

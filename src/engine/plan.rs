@@ -242,7 +242,7 @@ pub struct CrossAttention {
 /// Softmax attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
-    /// Query projection, `n_heads * dk` rows.
+    /// Query projection, `n_heads * dk` rows, or twice as many if each head has its gate behind its query.
     pub q: Matrix,
     /// Key projection, `n_kv_heads * dk` rows.
     pub k: Matrix,

@@ -103,6 +103,15 @@ impl Builder<'_> {
             let expected = "heads that divide the width";
             return Err(self.keys.unknown("attention.head_count", expected, "a width of 0"));
         };
+        if self.features.gated_q && dk != dv {
+            let found = format!("{dv}, not {dk}");
+            return Err(self.keys.unknown(
+                "attention.value_length",
+                "the width of a query and its gate",
+                &found,
+            ));
+        }
+        let q_rows = if self.features.gated_q { q_rows.saturating_mul(2) } else { q_rows };
         Ok(HeadShape { n_heads, n_kv_heads, dk, dv, q_rows, k_rows, v_rows, out_cols })
     }
 

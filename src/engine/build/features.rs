@@ -206,7 +206,7 @@ impl BuiltFeatures {
         // Without `..`: a new key must be put in one of the two groups.
         #[rustfmt::skip]
         let GraphFeatures {
-            kind, reason, residual, positions, mask, window, mixer, rope_at, qkv, qk_norm_kind, v_norm, gated_q,
+            kind, reason, residual, positions, mask, window, mixer, rope_at, qkv, qk_norm_kind, v_norm, gated_q: _,
             kv_share, attn_gate, ffn, ffn_limit, gating, weigh, router_input, router_select, experts_act,
             shared_combine, extras,
             // Every value of these is built.
@@ -231,7 +231,6 @@ impl BuiltFeatures {
         card.only("rope_at", rope_at, &RopeAt::Start)?;
         card.only("qkv", qkv, &QkvOrder::Blocks)?;
         card.only("v_norm", v_norm, &false)?;
-        card.only("gated_q", gated_q, &false)?;
         card.only("kv_share", kv_share, &false)?;
         card.only("attn_gate", attn_gate, &AttnGate::None)?;
         card.only("ffn_limit", ffn_limit, &FfnLimit::None)?;

@@ -69,6 +69,7 @@ impl Runner<'_> {
             let queries = batch.select(x, a.q.n_cols);
             self.products(&queries, n_wanted, vec![Product::plain(&a.q, &mut q)])?;
         }
+        let gates = self.take_gates(a, &mut q);
         if let Some(c) = a.clamp {
             self.workers.install(|| {
                 [&mut q, &mut k, &mut v].into_par_iter().for_each(|values| {
@@ -80,12 +81,13 @@ impl Runner<'_> {
         }
         self.place(a, &Side::queries(a), &batch.select(&batch.places, 1), &mut q)?;
         self.place(a, &Side::keys(a), &batch.places, &mut k)?;
-        self.slot("q", &q, a.q.n_rows);
+        self.slot("q", &q, a.n_heads * a.dk);
         self.slot("k", &k, a.k.n_rows);
         let mut context = self.take(n_wanted * a.n_heads * a.dv);
         self.mix(a.scores(), batch, &batch.cuts, Projected { q: &q, k: &k, v: &v }, &mut context)?;
         self.slot("attention", &context, a.n_heads * a.dv);
         self.give([q, k, v]);
+        self.apply_gates(gates, &mut context, a.n_heads * a.dv);
         self.products(&context, n_wanted, vec![Product::plain(&a.out, out)])?;
         self.give([context]);
         Ok(())

@@ -50,13 +50,21 @@ impl Footprint for Matrix {
     }
 }
 
+impl Attention {
+    /// True if per head a query is followed by the gate of the head's output.
+    pub(crate) fn has_gated_queries(&self) -> bool {
+        self.q.n_rows == 2 * self.n_heads * self.dk
+    }
+}
+
 impl Footprint for Attention {
     fn widest(&self) -> usize {
         self.q.n_cols.max(self.out.n_cols)
     }
 
     fn floats_per_token(&self) -> usize {
-        self.n_heads * (self.dk + self.dv) + self.n_kv_heads * (self.dk + self.dv)
+        let gated = if self.has_gated_queries() { 3 * self.n_heads * self.dk } else { 0 };
+        gated + self.n_heads * (self.dk + self.dv) + self.n_kv_heads * (self.dk + self.dv)
     }
 
     fn thread_bytes(&self, chunk_len: usize) -> usize {

@@ -1,0 +1,59 @@
+//! Gates of attention whose rows stand between those of the queries (Qwen 3 Next): per head the query, then the gate of
+//! its output, `sig(g)`.
+
+use crate::engine::ops::math;
+use crate::engine::plan::Attention;
+use crate::engine::run::buffers::Buffer;
+use crate::engine::run::runner::Runner;
+
+/// Cuts a row of heads of `2 dk` in queries and gates.
+fn cut(both: &[f32], queries: &mut [f32], gates: &mut [f32], dk: usize) {
+    let heads = both.chunks_exact(2 * dk).zip(queries.chunks_exact_mut(dk)).zip(gates.chunks_exact_mut(dk));
+    for ((both, query), gate) in heads {
+        let (q, g) = both.split_at(dk);
+        query.copy_from_slice(q);
+        gate.copy_from_slice(g);
+    }
+}
+
+impl Runner<'_> {
+    /// Takes the gates out of the queries, if they are there.
+    pub(super) fn take_gates(&self, a: &Attention, q: &mut Buffer) -> Option<Buffer> {
+        if !a.has_gated_queries() {
+            return None;
+        }
+        let width = a.n_heads * a.dk;
+        let n_rows = q.len() / (2 * width);
+        let [mut queries, mut gates] = [(); 2].map(|()| self.take(n_rows * width));
+        for (at, both) in q.chunks_exact(2 * width).enumerate() {
+            let row = at * width..(at + 1) * width;
+            cut(both, &mut queries[row.clone()], &mut gates[row], a.dk);
+        }
+        let both = std::mem::replace(q, queries);
+        self.give([both]);
+        Some(gates)
+    }
+
+    /// `context *= sig(gates)`, rows of `n_cols`.
+    pub(super) fn apply_gates(&self, gates: Option<Buffer>, context: &mut [f32], n_cols: usize) {
+        if let Some(gates) = gates {
+            self.each_row((context, n_cols), (&gates, n_cols), |y, g| {
+                y.iter_mut().zip(g).for_each(|(y, &g)| *y *= math::sigmoid(g));
+            });
+            self.give([gates]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_and_gates_alternate_by_head() {
+        let both: Vec<f32> = (0..8).map(|i| i as f32).collect();
+        let (mut queries, mut gates) = ([0.0; 4], [0.0; 4]);
+        cut(&both, &mut queries, &mut gates, 2);
+        assert_eq!((queries, gates), ([0.0, 1.0, 4.0, 5.0], [2.0, 3.0, 6.0, 7.0]));
+    }
+}
