@@ -2,11 +2,13 @@
 //!
 //! [`verify`] runs the checks in that order and returns a [`Verification`]: a [`Report`] with a [`Verdict`], and every position that was computed.
 
+mod answers;
 mod baseline_keys;
 mod chat;
 mod cost;
 mod coverage;
 mod divergence;
+mod embeddings;
 mod encoder;
 mod error;
 mod extras;
@@ -38,6 +40,7 @@ pub use chat::{ChatError, ChatRenderer, ChatTemplate, IsolatedChat, NoTemplate};
 pub use cost::Cost;
 pub use coverage::{Aspect, Coverage, Judged, NotJudged};
 pub use divergence::{Divergence, WorstToken};
+pub use embeddings::{EmbeddingDifference, EmbeddingReport};
 pub use encoder::TextEncoder;
 pub use error::{PromptError, VerifyError};
 pub use extras::{Extras, SaveLogits};

@@ -81,6 +81,8 @@ names! {
     ResidualScaleName { One, Depth, #[serde(rename = "sqrt_2l")] Sqrt2l }
     /// Named scales of the logits.
     LogitScaleName { None, Multiply, Divide, RsqrtEmbdIfTied }
+    /// What follows the first matrix of a head that scores texts.
+    HeadAct { Tanh, GeluErf }
     /// Names of caps.
     CapName { Off, Key }
     /// Names of the rule that says whether router weights are normalized.
@@ -352,6 +354,7 @@ pub struct GraphFeatures {
     pub logit_scale: LogitScale,
     /// First of the tokens that are never said, and the one behind the last.
     pub unsaid_tokens: Option<[u32; 2]>,
+    pub head_act: HeadAct,
     pub extras: Vec<Extra>,
     pub unused: Vec<String>,
 }
@@ -414,6 +417,7 @@ impl Default for GraphFeatures {
             gate_norm: GateNorm::default(),
             logit_scale: LogitScale::Named(LogitScaleName::None),
             unsaid_tokens: None,
+            head_act: HeadAct::default(),
             extras: Vec::new(),
             unused: Vec::new(),
         }

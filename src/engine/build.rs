@@ -13,6 +13,7 @@ mod layer;
 mod mamba;
 mod mixer;
 mod mla;
+mod pooling;
 mod rope;
 mod rwkv;
 mod shortconv;

@@ -16,6 +16,7 @@ pub(super) mod mla;
 pub(super) mod moe;
 pub(super) mod norm;
 mod pair;
+mod pooling;
 pub(super) mod prefix;
 pub(super) mod product;
 mod recurrence;

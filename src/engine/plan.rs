@@ -3,6 +3,7 @@
 
 mod footprint;
 mod mla;
+mod outputs;
 mod recurrent;
 
 use std::ops::Range;
@@ -12,6 +13,7 @@ use crate::engine::ops::prefix::Prefix;
 
 pub(crate) use footprint::Footprint;
 pub use mla::{Expansion, Latent, Mla};
+pub use outputs::{Classifier, EncoderPlan, HeadActivation, ModelKind, PooledRow, Pooling};
 pub use recurrent::{
     ChannelMix, Conv, DeltaGates, DeltaNet, Kda, Lightning, LowRank, Mamba, Mamba2, Rwkv6, Rwkv7, ShortConv,
 };
@@ -504,28 +506,6 @@ pub struct LayerPlan {
     pub tensors: Vec<usize>,
 }
 
-/// A stack of layers whose final states another stack attends to.
-#[derive(Clone, Debug, PartialEq)]
-pub struct EncoderPlan {
-    /// Layers.
-    pub layers: Vec<LayerPlan>,
-    /// Norm of the last layer's output.
-    pub final_norm: Option<Norm>,
-    /// The token that stands in front of all answers.
-    pub start: Option<u32>,
-}
-
-/// What a model's outputs are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ModelKind {
-    /// Logits of the next token.
-    Decoder,
-    /// States of tokens that see one another; there is no next token to predict.
-    Encoder,
-    /// Logits of masked tokens, which see all others.
-    Diffusion,
-}
-
 /// The whole graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GraphPlan {
@@ -561,6 +541,8 @@ pub struct GraphPlan {
     pub layers: Vec<LayerPlan>,
     /// Norm of the last layer's output.
     pub final_norm: Option<Norm>,
+    /// What becomes of a text's states, of encoders.
+    pub pooling: Pooling,
     /// Rows that score the vocabulary; the embedding where the file has no other.
     pub head: Matrix,
     /// Factor of the logits.

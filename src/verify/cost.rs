@@ -112,6 +112,7 @@ impl Cost {
             max_kld: Some(MARGIN * self.kld.max(LEAST.kld)),
             max_kld_99: Some(MARGIN * self.kld_99.max(LEAST.kld_99)),
             min_top1: Some((1.0 - other_choice).max(0.0)),
+            ..Thresholds::default()
         }
     }
 }

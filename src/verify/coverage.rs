@@ -15,12 +15,21 @@ pub enum Aspect {
     Perplexity,
     /// The model predicts what the source predicts.
     Divergence,
+    /// The model makes of texts what the source makes of them; asked of encoders, in place of the two before.
+    Embeddings,
 }
 
 impl Aspect {
     /// All, in the order in which they are judged.
-    pub const ALL: [Self; 6] =
-        [Self::Structure, Self::Tokenizer, Self::Metadata, Self::Weights, Self::Perplexity, Self::Divergence];
+    pub const ALL: [Self; 7] = [
+        Self::Structure,
+        Self::Tokenizer,
+        Self::Metadata,
+        Self::Weights,
+        Self::Perplexity,
+        Self::Divergence,
+        Self::Embeddings,
+    ];
 
     /// Name in reports.
     #[must_use]
@@ -32,6 +41,7 @@ impl Aspect {
             Self::Weights => "weights",
             Self::Perplexity => "perplexity",
             Self::Divergence => "divergence",
+            Self::Embeddings => "embeddings",
         }
     }
 }
@@ -60,11 +70,12 @@ pub struct NotJudged {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Coverage {
     states: [Result<String, (String, String)>; Aspect::ALL.len()],
+    is_encoder: bool,
 }
 
 impl Default for Coverage {
     fn default() -> Self {
-        Self { states: Aspect::ALL.map(|aspect| Err(open(aspect))) }
+        Self { states: Aspect::ALL.map(|aspect| Err(open(aspect))), is_encoder: false }
     }
 }
 
@@ -73,7 +84,7 @@ fn open(aspect: Aspect) -> (String, String) {
     let (reason, remedy) = match aspect {
         Aspect::Structure => ("the file could not be read", "a file that can be read"),
         Aspect::Tokenizer => ("no text was encoded", "a vocabulary that this program knows"),
-        Aspect::Metadata | Aspect::Weights | Aspect::Divergence => {
+        Aspect::Metadata | Aspect::Weights | Aspect::Divergence | Aspect::Embeddings => {
             ("there is no baseline", "`--baseline`: checkpoint or file of higher precision")
         }
         Aspect::Perplexity => ("no text was run", "`--prompts` with 1000 tokens or more to score"),
@@ -82,6 +93,20 @@ fn open(aspect: Aspect) -> (String, String) {
 }
 
 impl Coverage {
+    /// From now on what is asked of encoders: they predict no text.
+    pub(super) fn ask_encoder(&mut self) {
+        self.is_encoder = true;
+    }
+
+    /// Whether the question is asked.
+    fn asks(&self, aspect: Aspect) -> bool {
+        match aspect {
+            Aspect::Structure | Aspect::Tokenizer | Aspect::Metadata | Aspect::Weights => true,
+            Aspect::Perplexity | Aspect::Divergence => !self.is_encoder,
+            Aspect::Embeddings => self.is_encoder,
+        }
+    }
+
     /// A question is answered.
     pub fn judged(&mut self, aspect: Aspect, by: impl Into<String>) {
         self.states[aspect as usize] = Ok(by.into());
@@ -100,7 +125,7 @@ impl Coverage {
 
     /// The answered questions.
     pub fn answered(&self) -> impl Iterator<Item = Judged> {
-        Aspect::ALL.into_iter().filter_map(|aspect| {
+        Aspect::ALL.into_iter().filter(|&aspect| self.asks(aspect)).filter_map(|aspect| {
             let by = self.states[aspect as usize].as_ref().ok()?.clone();
             Some(Judged { aspect, by })
         })
@@ -108,7 +133,7 @@ impl Coverage {
 
     /// The open questions.
     pub fn open(&self) -> impl Iterator<Item = NotJudged> {
-        Aspect::ALL.into_iter().filter_map(|aspect| {
+        Aspect::ALL.into_iter().filter(|&aspect| self.asks(aspect)).filter_map(|aspect| {
             let (reason, remedy) = self.states[aspect as usize].as_ref().err()?.clone();
             Some(NotJudged { aspect, reason, remedy })
         })
@@ -118,8 +143,10 @@ impl Coverage {
     /// its weights or what it says against a baseline, or `has_own_limit`: the reader said what the figures must be.
     #[must_use]
     pub fn earns_pass(&self, has_own_limit: bool) -> bool {
-        let always = [Aspect::Structure, Aspect::Tokenizer, Aspect::Perplexity];
-        let source = self.has(Aspect::Weights) || self.has(Aspect::Divergence);
+        let figures = if self.is_encoder { Aspect::Embeddings } else { Aspect::Perplexity };
+        let always = [Aspect::Structure, Aspect::Tokenizer, figures];
+        // The vectors of an encoder are judged against a source.
+        let source = self.is_encoder || self.has(Aspect::Weights) || self.has(Aspect::Divergence);
         always.into_iter().all(|aspect| self.has(aspect)) && (source || has_own_limit)
     }
 }
@@ -152,9 +179,20 @@ mod tests {
     }
 
     #[test]
+    fn an_encoder_is_asked_for_vectors_in_place_of_predictions() {
+        let mut coverage = with(&[Aspect::Structure, Aspect::Tokenizer, Aspect::Weights]);
+        coverage.ask_encoder();
+        assert!(!coverage.earns_pass(true));
+        coverage.judged(Aspect::Embeddings, "20 texts");
+        assert!(coverage.earns_pass(false));
+        let open: Vec<Aspect> = coverage.open().map(|open| open.aspect).collect();
+        assert_eq!(open, [Aspect::Metadata]);
+    }
+
+    #[test]
     fn open_questions_say_what_would_answer_them() {
         let mut coverage = Coverage::default();
-        assert_eq!(coverage.open().count(), Aspect::ALL.len());
+        assert_eq!(coverage.open().count(), Aspect::ALL.len() - 1);
         coverage.judged(Aspect::Structure, "3 tensors");
         coverage.not_judged(Aspect::Weights, "a logit file has none", "the checkpoint");
         assert_eq!(

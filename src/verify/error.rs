@@ -59,6 +59,9 @@ pub enum VerifyError {
     /// Prompts of text and no tokenizer that can encode them.
     #[error("text cannot be encoded: {reason}")]
     NoEncoder { reason: String },
+    /// Logits of a model that predicts no text.
+    #[error("the model is an encoder: it has no logits")]
+    NoPredictions,
     /// No position is scored.
     #[error("no token to score: every prompt has fewer than two tokens")]
     NothingToScore,

@@ -18,7 +18,7 @@ use crate::verify::{Divergence, HealthyCost, Model, VerifyError, Window};
 const TOKENS: usize = 4096;
 
 /// A baseline as a healthy file would have it, decoded: all tensors are F32.
-struct HealthyTwin<'a> {
+pub(super) struct HealthyTwin<'a> {
     baseline: &'a dyn TensorSource,
     /// Tensors of the baseline, as F32.
     metas: Vec<TensorMeta>,
@@ -29,7 +29,7 @@ struct HealthyTwin<'a> {
 
 impl<'a> HealthyTwin<'a> {
     /// The twin of a file; `None` if a tensor of the file has a type that nothing can be quantized to.
-    fn new(file: &[TensorMeta], baseline: &'a dyn TensorSource, level: SimdLevel) -> Option<Self> {
+    pub(super) fn new(file: &[TensorMeta], baseline: &'a dyn TensorSource, level: SimdLevel) -> Option<Self> {
         let types: HashMap<&str, &TensorMeta> = file.iter().map(|meta| (meta.name.as_str(), meta)).collect();
         let ty = |meta: &TensorMeta| {
             let own = types.get(meta.name.as_str()).filter(|own| own.shape == meta.shape)?;

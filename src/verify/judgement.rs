@@ -1,7 +1,8 @@
 //! What figures amount to: enough text, better than chance, within the limits.
 
 use crate::core::progress::Progress;
-use crate::engine::{Engine, EngineError};
+use crate::engine::plan::ModelKind;
+use crate::engine::{Engine, EngineError, GraphPlan};
 use crate::gguf::{FileType, Value};
 use crate::verify::cost::Cost;
 use crate::verify::healthy::measure_cost;
@@ -35,34 +36,44 @@ pub(super) fn healthy_cost(
 }
 
 /// Judges the figures: by their number, by chance, and by the limits.
-pub(super) fn judge_figures(report: &mut Report, model: &Model<'_>, n_vocab: usize) {
+pub(super) fn judge_figures(report: &mut Report, model: &Model<'_>, plan: &GraphPlan) {
+    let n_vocab = plan.n_vocab;
+    let is_likelihood = plan.kind == ModelKind::Decoder;
     let Some(perplexity) = report.perplexity else { return };
     // Two standard errors off: a few tokens prove nothing.
     let low = perplexity.value - 2.0 * perplexity.stderr;
-    if !perplexity.value.is_finite() || (perplexity.tokens > 1 && low > n_vocab as f64) {
+    let is_chance = is_likelihood && perplexity.tokens > 1 && low > n_vocab as f64;
+    if !perplexity.value.is_finite() || is_chance {
         let message =
             format!("perplexity {:.1}: guessing among {n_vocab} tokens does better", perplexity.value);
         report.add(Finding::error("worse-than-chance", message));
     }
     let defaults = report.healthy.map(|healthy| healthy.cost.limits()).unwrap_or_default();
-    let limits = report.thresholds.lines(&defaults, &perplexity, report.divergence.as_ref());
+    let mut limits = report.thresholds.lines(&defaults, &perplexity, report.divergence.as_ref());
+    if !is_likelihood {
+        limits.retain(|line| !matches!(line.figure, Figure::Ppl | Figure::PplIncrease));
+    }
     let missed: Vec<Finding> = limits
         .iter()
         .filter(|line| line.is_missed())
         .map(|line| Finding::error(line.figure.limit_name(), reason(line, model, report.healthy)))
         .collect();
     report.extend(missed);
-    judge_sample(report, &perplexity, &limits);
+    judge_sample(report, &perplexity, &limits, is_likelihood);
+    if !is_likelihood {
+        let reason = "tokens see the ones that they would predict: the figure is no likelihood";
+        report.not_judged(Aspect::Perplexity, reason, "nothing: what is judged is the divergence");
+    }
     report.set_limits(limits);
 }
 
 /// Whether enough text was run for its figures to say something.
-fn judge_sample(report: &mut Report, perplexity: &Perplexity, limits: &[LimitLine]) {
+fn judge_sample(report: &mut Report, perplexity: &Perplexity, limits: &[LimitLine], is_likelihood: bool) {
     const MORE: &str = "more text: `--prompts`, `--chunks`, `--score all`";
     let (n, share) = (perplexity.tokens, perplexity.stderr / perplexity.value);
     let too_little = if n < LEAST_TOKENS {
         Some(format!("only {n} tokens were scored, figures need {LEAST_TOKENS}"))
-    } else if share > MOST_ERROR || share.is_nan() {
+    } else if is_likelihood && (share > MOST_ERROR || share.is_nan()) {
         let (share, most) = (100.0 * share, 100.0 * MOST_ERROR);
         Some(format!("its error is {share:.1} % over {n} tokens, {most} % is the most"))
     } else {

@@ -1,6 +1,7 @@
 //! The logits that a model ends its prompts with.
 
 use crate::core::progress::Progress;
+use crate::engine::plan::ModelKind;
 use crate::engine::{Engine, EngineOptions, TokenChunk};
 use crate::verify::verification::longer_than_trained;
 use crate::verify::{Model, PromptSource, VerifyError};
@@ -20,7 +21,11 @@ pub fn last_logits(
     mut each: impl FnMut(usize, &[f32]) -> Result<(), VerifyError>,
 ) -> Result<(), VerifyError> {
     let encoded = model.encode_all(prompts)?;
-    let engine = Engine::new(model.plan()?, model.source, *options)?;
+    let plan = model.plan()?;
+    if plan.kind == ModelKind::Encoder {
+        return Err(VerifyError::NoPredictions);
+    }
+    let engine = Engine::new(plan, model.source, *options)?;
     let longest = encoded.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(0);
     if let Some(message) = longer_than_trained(engine.plan(), longest, "a prompt") {
         progress.warn(&message);

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::verify::{
-    Aspect, Cost, Coverage, Distribution, Divergence, Estimate, LimitLine, Perplexity, PromptFileReport,
-    TaskReport, Thresholds, WeightReport,
+    Aspect, Cost, Coverage, Distribution, Divergence, EmbeddingReport, Estimate, LimitLine, Perplexity,
+    PromptFileReport, TaskReport, Thresholds, WeightReport,
 };
 
 /// How bad a finding is.
@@ -135,6 +135,8 @@ pub struct Report {
     pub prompt_files: Vec<PromptFileReport>,
     /// Against the baseline.
     pub divergence: Option<Divergence>,
+    /// Vectors of texts, of encoders.
+    pub embeddings: Option<EmbeddingReport>,
     /// Questions answered, file by file.
     pub tasks: Vec<TaskReport>,
     /// The text before each of the worst tokens, where a tokenizer tells it.
@@ -165,6 +167,7 @@ impl Report {
             prompts: Vec::new(),
             prompt_files: Vec::new(),
             divergence: None,
+            embeddings: None,
             tasks: Vec::new(),
             contexts: Vec::new(),
             thresholds,
@@ -202,6 +205,12 @@ impl Report {
     /// Notes why something was not judged, and what would judge it; the verdict follows.
     pub fn not_judged(&mut self, aspect: Aspect, reason: impl Into<String>, remedy: impl Into<String>) {
         self.coverage.not_judged(aspect, reason, remedy);
+        self.settle();
+    }
+
+    /// From now on what is asked of encoders.
+    pub(super) fn ask_encoder(&mut self) {
+        self.coverage.ask_encoder();
         self.settle();
     }
 
@@ -266,6 +275,9 @@ impl Report {
                 .iter()
                 .map(|p| json!({ "prompt": p.prompt, "perplexity": p.perplexity.as_ref().map(ppl) }));
             map.insert("prompts".to_owned(), prompts.collect());
+        }
+        if let Some(embeddings) = &self.embeddings {
+            map.insert("embeddings".to_owned(), embeddings.to_json());
         }
         if !self.tasks.is_empty() {
             map.insert("tasks".to_owned(), self.tasks.iter().map(TaskReport::to_json).collect());

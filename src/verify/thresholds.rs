@@ -15,6 +15,12 @@ pub struct Thresholds {
     pub max_kld_99: Option<f64>,
     /// Share of tokens with the same most likely prediction.
     pub min_top1: Option<f64>,
+    /// Mean cosine of a text's vector with the baseline's, of encoders.
+    pub min_cosine: Option<f64>,
+    /// The least of them.
+    pub min_worst_cosine: Option<f64>,
+    /// Root mean square of the differences of scores, as a share of their spread.
+    pub max_score_error: Option<f64>,
 }
 
 /// A figure that a limit may be set on.
@@ -30,9 +36,31 @@ pub enum Figure {
     Kld99,
     /// Share of tokens with the same most likely prediction.
     Top1,
+    /// Mean cosine of a text's vector with the baseline's.
+    Cosine,
+    /// The least of them.
+    WorstCosine,
+    /// Difference of scores, as a share of their spread.
+    ScoreError,
 }
 
 impl Figure {
+    const ALL: [Self; 8] = [
+        Self::Ppl,
+        Self::PplIncrease,
+        Self::Kld,
+        Self::Kld99,
+        Self::Top1,
+        Self::Cosine,
+        Self::WorstCosine,
+        Self::ScoreError,
+    ];
+
+    /// True if the figure is one of vectors, false if of predictions.
+    pub(super) fn is_of_vectors(self) -> bool {
+        matches!(self, Self::Cosine | Self::WorstCosine | Self::ScoreError)
+    }
+
     /// Name of the limit, as its option has it.
     #[must_use]
     pub fn limit_name(self) -> &'static str {
@@ -42,6 +70,9 @@ impl Figure {
             Self::Kld => "max-kld",
             Self::Kld99 => "max-kld-99",
             Self::Top1 => "min-top1",
+            Self::Cosine => "min-cosine",
+            Self::WorstCosine => "min-worst-cosine",
+            Self::ScoreError => "max-score-error",
         }
     }
 
@@ -54,12 +85,15 @@ impl Figure {
             Self::Kld => "KLD",
             Self::Kld99 => "99 % KLD",
             Self::Top1 => "same choice",
+            Self::Cosine => "mean cosine",
+            Self::WorstCosine => "worst cosine",
+            Self::ScoreError => "error of the scores",
         }
     }
 
     /// True if more is better.
     fn is_floor(self) -> bool {
-        self == Self::Top1
+        matches!(self, Self::Top1 | Self::Cosine | Self::WorstCosine)
     }
 
     /// A value as people read it.
@@ -69,7 +103,9 @@ impl Figure {
             Self::Ppl => format!("{value:.4}"),
             Self::PplIncrease => format!("{:+.2} %", 100.0 * value),
             Self::Top1 => format!("{:.2} %", 100.0 * value),
-            Self::Kld | Self::Kld99 => significant(value),
+            // What is missing to 1 is what counts.
+            Self::Cosine | Self::WorstCosine => format!("{value:.8}"),
+            Self::Kld | Self::Kld99 | Self::ScoreError => significant(value),
         }
     }
 }
@@ -141,6 +177,9 @@ impl Thresholds {
             max_kld: self.max_kld.or(other.max_kld),
             max_kld_99: self.max_kld_99.or(other.max_kld_99),
             min_top1: self.min_top1.or(other.min_top1),
+            min_cosine: self.min_cosine.or(other.min_cosine),
+            min_worst_cosine: self.min_worst_cosine.or(other.min_worst_cosine),
+            max_score_error: self.max_score_error.or(other.max_score_error),
         }
     }
 
@@ -150,6 +189,11 @@ impl Thresholds {
         *self == Self::default()
     }
 
+    /// The figures with a limit of the reader's.
+    pub(super) fn own(&self) -> impl Iterator<Item = Figure> + '_ {
+        Figure::ALL.into_iter().filter(|&figure| self.of(figure).is_some())
+    }
+
     fn of(&self, figure: Figure) -> Option<f64> {
         match figure {
             Figure::Ppl => self.max_ppl,
@@ -157,6 +201,9 @@ impl Thresholds {
             Figure::Kld => self.max_kld,
             Figure::Kld99 => self.max_kld_99,
             Figure::Top1 => self.min_top1,
+            Figure::Cosine => self.min_cosine,
+            Figure::WorstCosine => self.min_worst_cosine,
+            Figure::ScoreError => self.max_score_error,
         }
     }
 

@@ -7,6 +7,8 @@ use crate::core::text::{escape, escape_bytes};
 use crate::engine::plan::ModelKind;
 use crate::engine::{Engine, EngineError, EngineOptions, GraphPlan, Observer};
 use crate::gguf::Value;
+use crate::verify::answers::cut_sources;
+use crate::verify::embeddings;
 use crate::verify::judgement::{healthy_cost, judge_figures};
 use crate::verify::known;
 use crate::verify::measure::{self, LogitFiles, measure_with};
@@ -125,6 +127,13 @@ pub fn verify_with(
         None if extras.logits.is_some() => Vec::new(),
         None => return Ok(Verification::without_figures(report)),
     };
+    report.extend(embeddings::stray_limits(plan.kind, &options.thresholds));
+    if plan.kind == ModelKind::Encoder {
+        report.ask_encoder();
+        report.extend(embeddings::without_use(extras));
+        embeddings::judge(model, baseline, plan, &encoded, options, &mut report, (progress, observer))?;
+        return Ok(Verification { prompts: encoded, ..Verification::without_figures(report) });
+    }
     let mut scoring = options.scoring;
     let known = extras.logits.filter(|file| is_comparable(file.n_vocab(), plan.n_vocab, &mut report));
     if let Some(file) = known {
@@ -138,8 +147,9 @@ pub fn verify_with(
         return Ok(Verification::without_figures(report));
     }
     let files = if known.is_some() { &[] } else { options.files };
-    let Cut { windows, unreached, chunks } = cut(&encoded, files, &scoring)?;
+    let Cut { mut windows, unreached, chunks } = cut(&encoded, files, &scoring)?;
     let plan = engine.plan();
+    cut_sources(plan, &mut windows);
     report.extend(beyond_training(plan, &windows).map(|message| Finding::warning("context", message)));
     let reference = match baseline {
         Some(baseline) => {
@@ -167,7 +177,7 @@ pub fn verify_with(
         let engines = baseline.zip(reference.as_ref());
         report.healthy = Some(healthy_cost(model, engines, &windows, &mut report, progress)?);
     }
-    judge_figures(&mut report, model, engine.plan().n_vocab);
+    judge_figures(&mut report, model, engine.plan());
     if let (Some(writer), Some(save)) = (save, wanted) {
         writer.commit(save.sync)?;
     }
@@ -236,11 +246,6 @@ fn check_graph(model: &Model<'_>, report: &mut Report) -> Result<Option<GraphPla
     match model.plan() {
         Ok(plan) => {
             report.extend(plan.warnings.iter().map(|warning| Finding::warning("graph", warning)));
-            if plan.kind != ModelKind::Decoder {
-                let text = "tokens see later ones: there is no next token to predict";
-                report.add(Finding::unchecked("graph", text));
-                return Ok(None);
-            }
             Ok(Some(plan))
         }
         Err(error @ (EngineError::NoGraph { .. } | EngineError::Unsupported { .. })) => {

@@ -11,7 +11,7 @@ use gguf_foundry::engine::{Engine, EngineError, EngineOptions, GraphPlan, TokenC
 use gguf_foundry::gguf::{GgufFile, Metadata};
 use serde_json::Value;
 
-use crate::goldens::{Goldens, conformance_tests};
+use crate::goldens::{Goldens, conformance_tests, corpus_tests};
 use crate::support::report_cases;
 
 /// The f32 model of a case: the reference's own file where the corpus has it, else our conversion. `None` if no card
@@ -200,7 +200,7 @@ fn negative_log_likelihoods_equal_transformers(corpus: &Goldens) {
 /// computes it by the error function, as the engine does.
 const GELU_OF_A_TABLE: [&str; 3] = ["jina_bert_v2", "jina_embeddings_v3", "nomic_bert_moe"];
 
-conformance_tests!(hidden_states_equal_transformers);
+corpus_tests!(hidden_states_equal_transformers);
 fn hidden_states_equal_transformers(corpus: &Goldens) {
     let mut n_cases = 0;
     let mut wrong = Vec::new();

@@ -78,7 +78,8 @@ pub(super) struct VerifyArgs {
         requires = "baseline",
         conflicts_with_all = ["structure_only", "prompts", "source", "per_token", "save_baseline", "trace",
             "hellaswag", "winogrande", "multiple_choice", "score", "ctx", "chunks", "stride",
-            "max_ppl", "max_ppl_increase", "max_kld", "max_kld_99", "min_top1"]
+            "max_ppl", "max_ppl_increase", "max_kld", "max_kld_99", "min_top1", "min_cosine",
+            "min_worst_cosine", "max_score_error"]
     )]
     weights_only: bool,
     /// Keep the models and the baseline in memory while they are compared (GGUF files only)
@@ -99,6 +100,15 @@ pub(super) struct VerifyArgs {
     /// Lowest share of tokens with the same first choice [default: likewise]
     #[arg(long, value_name = "SHARE", value_parser = crate::cli::share)]
     min_top1: Option<f64>,
+    /// Lowest mean cosine of a text's vector with the baseline's, of encoders [default: by what the file's types cost this model]
+    #[arg(long, value_name = "COSINE", value_parser = crate::cli::share)]
+    min_cosine: Option<f64>,
+    /// Lowest cosine of any text's vector [default: likewise]
+    #[arg(long, value_name = "COSINE", value_parser = crate::cli::share)]
+    min_worst_cosine: Option<f64>,
+    /// Highest error of the scores of texts, as a share of their spread [default: likewise]
+    #[arg(long, value_name = "SHARE", value_parser = crate::cli::amount)]
+    max_score_error: Option<f64>,
     /// Print each intermediate of this layer, 0 the first, to standard error: its size, mean, rms and first four values
     #[arg(long, value_name = "LAYER")]
     trace: Option<usize>,
@@ -240,6 +250,9 @@ impl VerifyArgs {
             ("--max-kld", self.max_kld),
             ("--max-kld-99", self.max_kld_99),
             ("--min-top1", self.min_top1),
+            ("--min-cosine", self.min_cosine),
+            ("--min-worst-cosine", self.min_worst_cosine),
+            ("--max-score-error", self.max_score_error),
         ];
         if let Some((name, _)) = against.iter().find(|(_, limit)| limit.is_some() && self.baseline.is_none())
         {
@@ -330,6 +343,9 @@ impl VerifyArgs {
                 max_kld: self.max_kld,
                 max_kld_99: self.max_kld_99,
                 min_top1: self.min_top1,
+                min_cosine: self.min_cosine,
+                min_worst_cosine: self.min_worst_cosine,
+                max_score_error: self.max_score_error,
             },
             structure_only: self.structure_only,
             weights_only: self.weights_only,

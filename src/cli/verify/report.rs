@@ -10,7 +10,7 @@ use crate::cli::verify::page::Details;
 use crate::cli::verify::reasons;
 use crate::cli::verify::{file_rows, overview, statistics, tasks};
 use crate::core::text::escape;
-use crate::verify::{Figure, Report, Verdict, WeightOutcome, WeightReport};
+use crate::verify::{EmbeddingReport, Figure, Report, Verdict, WeightOutcome, WeightReport};
 
 /// Prompts up to which each is shown by itself.
 const MAX_PROMPTS: usize = 16;
@@ -100,11 +100,37 @@ impl ModelReport {
                 writeln!(out, "  {:.4} prompt {} token {}: …{context}", worst.kld, worst.prompt, worst.at)?;
             }
         }
+        if let Some(embeddings) = &report.embeddings {
+            self.print_embeddings(embeddings, out)?;
+        }
         if let Some(speed) = report.tokens_per_second {
             writeln!(out, "speed         {speed:.0} tokens/s")?;
         }
         for line in reasons::notes(report) {
             writeln!(out, "{line}")?;
+        }
+        Ok(())
+    }
+
+    fn print_embeddings(&self, embeddings: &EmbeddingReport, out: &mut dyn Write) -> std::io::Result<()> {
+        let EmbeddingReport { texts, tokens, width, pooling, against } = embeddings;
+        writeln!(
+            out,
+            "vectors       {texts} texts, {tokens} tokens, {width} values each (pooling: {pooling})"
+        )?;
+        let Some(against) = against else { return Ok(()) };
+        if let Some(error) = against.score_error {
+            let limit = self.limit(Figure::ScoreError);
+            writeln!(out, "scores        off by {error:.6} of their spread{limit}")?;
+            return Ok(());
+        }
+        writeln!(out, "cosine        mean {:.8}{}", against.mean_cosine, self.limit(Figure::Cosine))?;
+        let limit = self.limit(Figure::WorstCosine);
+        let (worst, prompt) = (against.worst_cosine, against.worst_prompt);
+        writeln!(out, "              worst {worst:.8}, prompt {prompt}{limit}")?;
+        if let (Some(same), Some(ranks)) = (against.same_neighbour, against.rank_correlation) {
+            let same = 100.0 * same;
+            writeln!(out, "neighbours    {same:.2} % the same, correlation of ranks {ranks:.6}")?;
         }
         Ok(())
     }

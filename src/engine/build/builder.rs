@@ -12,7 +12,7 @@ use crate::engine::build::arch_keys::ArchKeys;
 use crate::engine::build::claims::{TensorClaims, fits};
 use crate::engine::build::features::{BuiltFeatures, PositionRule, Sight, WiringRule};
 use crate::engine::ops::prefix::Prefix;
-use crate::engine::plan::{GraphPlan, Matrix, Norm, NormFormula, Rope, Vector};
+use crate::engine::plan::{GraphPlan, Matrix, ModelKind, Norm, NormFormula, Pooling, Rope, Vector};
 use crate::gguf::Metadata;
 
 /// What the parts of the builder share.
@@ -174,6 +174,10 @@ impl Builder<'_> {
             "none" => None,
             name => Some(self.need_norm(name)?),
         };
+        let pooling = match self.built.kind {
+            ModelKind::Encoder => self.pooling()?,
+            ModelKind::Decoder | ModelKind::Diffusion => Pooling::default(),
+        };
         let head = self.head(&embedding)?;
         let logit_scale = self.logit_scale(head.tensor == embedding.tensor)?;
         let prefix = self.prefix();
@@ -197,6 +201,7 @@ impl Builder<'_> {
             encoder,
             layers,
             final_norm,
+            pooling,
             head,
             logit_scale,
             final_cap,

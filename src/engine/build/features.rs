@@ -215,7 +215,7 @@ impl BuiltFeatures {
             rope_local_base: _, yarn_truncate: _, yarn_mu: _, window_pattern: _, window_size: _, attn_scale: _,
             attn_cap: _, final_cap: _, qk_norm: _, qk_norm_not_at_experts: _,
             qk_norm_eps: _, temperature: _, unsaid_tokens: _, norm_topk: _, group_score: _, group_fill: _, logit_scale: _,
-            unused: _, gate_norm: _,
+            unused: _, gate_norm: _, head_act: _,
         } = features;
         if *kind == GraphKind::None {
             let reason = reason.clone().unwrap_or_else(|| "its card describes none".to_owned());

@@ -6,8 +6,10 @@ use std::path::Path;
 
 use crate::core::progress::Progress;
 use crate::core::text::escape;
+use crate::engine::plan::ModelKind;
 use crate::engine::{Engine, EngineOptions, Hidden, TokenChunk};
 use crate::gguf::{ColumnSums, ImatrixError, ImatrixSums, Metadata, StoredImatrix, UnfinishedRun};
+use crate::verify::answers::cut_sources;
 use crate::verify::imatrix::collector::SumCollector;
 use crate::verify::imatrix::fingerprint::Fingerprint;
 use crate::verify::prompts::shares;
@@ -111,8 +113,12 @@ impl<'a> ImportanceRun<'a> {
         options: ImportanceOptions,
     ) -> Result<Self, VerifyError> {
         let encoded = encode(model, prompts, options.parse_special)?;
-        let Cut { windows, unreached, chunks } = cut_behind(&encoded, &options)?;
+        let Cut { mut windows, unreached, chunks } = cut_behind(&encoded, &options)?;
         let engine = Engine::new(model.plan()?, model.source, options.engine)?;
+        cut_sources(engine.plan(), &mut windows);
+        let is_encoder = engine.plan().kind == ModelKind::Encoder;
+        // Without predictions there is nothing to score.
+        let options = ImportanceOptions { perplexity: options.perplexity && !is_encoder, ..options };
         let head = model.source.tensors().get(engine.plan().head.tensor).map(|meta| meta.name.as_str());
         if options.process_output && head != Some(OUTPUT) {
             return Err(VerifyError::NoOutputTensor { head: head.unwrap_or_default().to_owned() });
@@ -288,11 +294,11 @@ impl<'a> ImportanceRun<'a> {
         let chunk = |window: &Window| {
             let tokens = window.chunk.tokens.clone();
             let rows = match (self.options.process_output, self.options.perplexity) {
-                (true, _) => 0..tokens.len(),
+                (true, _) => window.chunk.n_source..tokens.len(),
                 (false, true) => window.chunk.rows.clone(),
                 (false, false) => 0..0,
             };
-            TokenChunk { tokens, rows, n_source: 0 }
+            TokenChunk { tokens, rows, n_source: window.chunk.n_source }
         };
         self.windows[group.clone()].iter().map(chunk).collect()
     }

@@ -349,6 +349,12 @@ fn what_verify_prints_is_documented() {
     // Rows of which the codes mean nothing.
     damage(&bench.path("q.gguf"), &bench.path("bad.gguf"), "blk.1.attn_k.weight");
     one.object("", &run(3, &["bad.gguf", "--baseline", "tiny.gguf"]));
+    // Of an encoder.
+    let causal = ["set", "tiny.gguf", "llama.attention.causal=bool:false", "-o", "encoder.gguf"];
+    let _ = json(&bench, "gguf-inspect", 0, &causal);
+    let mut quantize = bench.program("gguf-quantize");
+    assert_eq!(outcome(quantize.args(["encoder.gguf", "e.gguf", "q8_0", "--no-sync"])).0, 0);
+    one.object("", &run(4, &["e.gguf", "--baseline", "encoder.gguf"]));
     let tasks = fixture("tasks/winogrande.csv");
     let tasks = ["q.gguf", "--winogrande", tasks.to_str().unwrap(), "--tasks", "3"];
     one.object("", &json(&bench, "gguf-verify", 4, &tasks));

@@ -3,6 +3,7 @@
 mod broken;
 mod chat;
 mod damages;
+mod encoders;
 mod imatrix;
 mod input;
 mod logit_file;

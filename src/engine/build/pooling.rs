@@ -1,0 +1,68 @@
+//! Builds what makes one vector of a text's states, or scores it.
+
+use crate::arch::graph::HeadAct;
+use crate::engine::EngineError;
+use crate::engine::build::builder::Builder;
+use crate::engine::build::features::Sight;
+use crate::engine::plan::{Classifier, HeadActivation, NormFormula, PooledRow, Pooling};
+
+const POOLING: &str = "pooling_type";
+
+impl Builder<'_> {
+    /// How the states of a text become one, and what follows.
+    pub(super) fn pooling(&mut self) -> Result<Pooling, EngineError> {
+        let ends = if self.built.sight == Sight::Full { PooledRow::First } else { PooledRow::Last };
+        let (row, is_score) = match self.keys.count(POOLING)? {
+            None | Some(0) => (PooledRow::Unsaid, false),
+            Some(1) => (PooledRow::Mean, false),
+            Some(2) => (PooledRow::First, false),
+            Some(3) => (PooledRow::Last, false),
+            Some(4) => (ends, true),
+            Some(other) => return Err(self.keys.unknown(POOLING, "0 to 4", &other.to_string())),
+        };
+        let row = match self.keys.count("classifier.pooling_type")? {
+            Some(1) if is_score => PooledRow::Mean,
+            _ => row,
+        };
+        let classifier = self.classifier()?;
+        if is_score && classifier.is_none() {
+            return Err(EngineError::MissingTensor { tensor: "cls.weight".to_owned() });
+        }
+        let mut width = self.n_embd;
+        let mut dense = Vec::new();
+        for name in ["dense_2", "dense_3"] {
+            let rows = self.tensors.shape(&format!("{name}.weight")).map(crate::core::Shape::n_rows);
+            let Some(n_rows) = rows.and_then(|n| usize::try_from(n).ok()) else { continue };
+            dense.push(self.tensors.need_matrix(name, n_rows, width)?);
+            width = n_rows;
+        }
+        Ok(Pooling { row, dense, classifier: classifier.filter(|_| is_score) })
+    }
+
+    /// The head that scores a text. Claimed in any case: a file may have one and be meant for embeddings.
+    fn classifier(&mut self) -> Result<Option<Classifier>, EngineError> {
+        let n_rows = |name: &str| {
+            let shape = self.tensors.shape(&format!("{name}.weight"))?;
+            usize::try_from(shape.n_rows()).ok()
+        };
+        let (dense_rows, out_rows) = (n_rows("cls"), n_rows("cls.output"));
+        let dense = match dense_rows {
+            Some(n_rows) => Some(self.tensors.need_matrix("cls", n_rows, self.n_embd)?),
+            None => None,
+        };
+        let width = dense_rows.unwrap_or(self.n_embd);
+        let norm = self.tensors.norm("cls.norm", width, NormFormula::Layer, self.eps)?;
+        let out = match out_rows {
+            Some(n_rows) => Some(self.tensors.need_matrix("cls.output", n_rows, width)?),
+            None => None,
+        };
+        if dense.is_none() && out.is_none() {
+            return Ok(None);
+        }
+        let act = match self.features.head_act {
+            HeadAct::Tanh => HeadActivation::Tanh,
+            HeadAct::GeluErf => HeadActivation::GeluErf,
+        };
+        Ok(Some(Classifier { dense, act, norm, out }))
+    }
+}

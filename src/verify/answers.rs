@@ -1,0 +1,24 @@
+//! Text for models of two stacks: the first part of each chunk is what the encoder reads, the rest what is answered.
+
+use crate::engine::GraphPlan;
+use crate::verify::Window;
+
+/// Cuts every window where its wanted rows begin, in the middle at the earliest. As in training the decoder starts
+/// with the token that the file names, in place of the first of its part, which is not scored.
+pub(super) fn cut_sources(plan: &GraphPlan, windows: &mut Vec<Window>) {
+    let Some(encoder) = &plan.encoder else { return };
+    for window in windows.iter_mut() {
+        let chunk = &mut window.chunk;
+        let from = chunk.rows.start.max(chunk.tokens.len() / 2).max(1).min(chunk.rows.end);
+        let n_left = from - chunk.rows.start.min(from);
+        window.targets.drain(..n_left.min(window.targets.len()));
+        chunk.rows.start = from;
+        window.scored.start = window.scored.start.max(from).min(window.scored.end);
+        chunk.n_source = from;
+        if let (Some(start), Some(first)) = (encoder.start, chunk.tokens.get_mut(from)) {
+            *first = start;
+        }
+    }
+    // A single token is no question and answer.
+    windows.retain(|window| window.chunk.n_source < window.chunk.tokens.len());
+}

@@ -1,0 +1,491 @@
+//! Encoders: the vectors that a model makes of texts beside those of its baseline.
+//!
+//! There is no next token to predict. What counts is whether texts keep their places: the cosine of each text's vector
+//! with the baseline's, whether its nearest neighbour is the same, and for models that score texts the scores.
+
+use serde_json::{Value, json};
+
+use crate::core::progress::Progress;
+use crate::engine::plan::{ModelKind, PooledRow};
+use crate::engine::{Engine, GraphPlan, Observer, TokenChunk};
+use crate::verify::healthy::HealthyTwin;
+use crate::verify::verification::{VerifyOptions, longer_than_trained};
+use crate::verify::{
+    Aspect, Extras, Figure, Finding, LimitLine, TextEncoder, Model, Prompt, Report, Thresholds, VerifyError,
+};
+
+/// Fewer texts say nothing about a file.
+const LEAST_TEXTS: usize = 16;
+/// Texts whose vectors are compared with one another at most: pairs grow with their square.
+const MOST_NEIGHBOURS: usize = 2048;
+/// A file that is this many times as far from its baseline as a healthy one is damaged.
+const MARGIN: f64 = 4.0;
+/// Distances below these are the arithmetic of f32, not of any type.
+const LEAST: Distances = Distances { mean: 1e-6, worst: 1e-5, scores: 1e-4 };
+/// Distances of a healthy file where they cannot be measured.
+const TYPICAL: Distances = Distances { mean: 5e-3, worst: 2e-2, scores: 5e-2 };
+
+/// How far the vectors of a file are from the baseline's.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Distances {
+    /// One less the mean cosine.
+    mean: f64,
+    /// One less the least cosine.
+    worst: f64,
+    /// Root mean square of the scores' differences, as a share of their spread.
+    scores: f64,
+}
+
+/// Vectors of the texts, beside those of the baseline.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EmbeddingReport {
+    /// Texts that were run.
+    pub texts: usize,
+    /// Their tokens.
+    pub tokens: usize,
+    /// Width of a vector.
+    pub width: usize,
+    /// `mean`, `cls`, `last`, of models that score texts `rank`; `unsaid` where the file has no word for it, which is
+    /// taken as the mean.
+    pub pooling: &'static str,
+    /// Against the baseline, if there is one.
+    pub against: Option<EmbeddingDifference>,
+}
+
+/// How a model's vectors differ from those of the baseline.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EmbeddingDifference {
+    /// Mean cosine of a text's two vectors; of models that score texts it says little.
+    pub mean_cosine: f64,
+    /// The least.
+    pub worst_cosine: f64,
+    /// The prompt of the text with the least.
+    pub worst_prompt: usize,
+    /// Share of texts whose nearest other text is the same.
+    pub same_neighbour: Option<f64>,
+    /// Spearman's rank correlation of the cosines of all pairs of texts.
+    pub rank_correlation: Option<f64>,
+    /// Of models that score texts: root mean square of the differences, as a share of the spread of the scores.
+    pub score_error: Option<f64>,
+    /// The same figures of what a healthy file of these types would be, if they were measured.
+    pub healthy: Option<Box<EmbeddingDifference>>,
+}
+
+impl EmbeddingReport {
+    pub(super) fn to_json(&self) -> Value {
+        let mut report = json!({
+            "texts": self.texts, "tokens": self.tokens, "width": self.width, "pooling": self.pooling,
+        });
+        if let (Some(map), Some(against)) = (report.as_object_mut(), &self.against) {
+            map.insert("against".to_owned(), against.to_json());
+        }
+        report
+    }
+}
+
+impl EmbeddingDifference {
+    fn to_json(&self) -> Value {
+        let mut figures = json!({
+            "mean_cosine": self.mean_cosine, "worst_cosine": self.worst_cosine, "worst_prompt": self.worst_prompt,
+            "same_neighbour": self.same_neighbour, "rank_correlation": self.rank_correlation,
+            "score_error": self.score_error,
+        });
+        if let (Some(map), Some(healthy)) = (figures.as_object_mut(), &self.healthy) {
+            let rows = json!({
+                "mean_cosine": healthy.mean_cosine, "worst_cosine": healthy.worst_cosine,
+                "score_error": healthy.score_error,
+            });
+            map.insert("healthy".to_owned(), rows);
+        }
+        figures
+    }
+
+    /// Compares vectors of the same texts; `prompts` are those that the texts are of.
+    fn of(baseline: &[Vec<f32>], model: &[Vec<f32>], prompts: &[usize], is_score: bool) -> Option<Self> {
+        let cosines: Vec<f64> = baseline.iter().zip(model).map(|(a, b)| cosine(a, b)).collect();
+        // A cosine that is not a number is worse than any.
+        let rank = |x: f64| if x.is_nan() { f64::NEG_INFINITY } else { x };
+        let worst = (0..cosines.len()).min_by(|&a, &b| rank(cosines[a]).total_cmp(&rank(cosines[b])))?;
+        let n = baseline.len().min(MOST_NEIGHBOURS);
+        let (own, other) = (pairs(&model[..n]), pairs(&baseline[..n]));
+        Some(Self {
+            mean_cosine: cosines.iter().sum::<f64>() / cosines.len() as f64,
+            worst_cosine: cosines[worst],
+            worst_prompt: prompts.get(worst).copied().unwrap_or_default(),
+            same_neighbour: (n > 2 && !is_score).then(|| same_neighbours(&own, &other, n)),
+            rank_correlation: (n > 2 && !is_score).then(|| rank_correlation(&own, &other)),
+            score_error: is_score.then(|| score_error(baseline, model)),
+            healthy: None,
+        })
+    }
+
+    fn distances(&self) -> Distances {
+        Distances {
+            mean: 1.0 - self.mean_cosine,
+            worst: 1.0 - self.worst_cosine,
+            scores: self.score_error.unwrap_or(0.0),
+        }
+    }
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot =
+        |a: &[f32], b: &[f32]| -> f64 { a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum() };
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+/// Cosines of all pairs, row by row of the triangle above the diagonal.
+fn pairs(vectors: &[Vec<f32>]) -> Vec<f64> {
+    let later = |at: usize| vectors[at + 1..].iter().map(move |other| cosine(&vectors[at], other));
+    (0..vectors.len()).flat_map(later).collect()
+}
+
+/// Index of a pair in the triangle of `n` texts.
+fn pair(a: usize, b: usize, n: usize) -> usize {
+    let (a, b) = (a.min(b), a.max(b));
+    a * (2 * n - a - 1) / 2 + b - a - 1
+}
+
+fn same_neighbours(own: &[f64], other: &[f64], n: usize) -> f64 {
+    let nearest = |pairs: &[f64], text: usize| {
+        let others = (0..n).filter(|&other| other != text);
+        others.max_by(|&a, &b| pairs[pair(text, a, n)].total_cmp(&pairs[pair(text, b, n)]))
+    };
+    let same = (0..n).filter(|&text| nearest(own, text) == nearest(other, text)).count();
+    same as f64 / n as f64
+}
+
+/// Spearman's correlation; ties go by their order.
+fn rank_correlation(a: &[f64], b: &[f64]) -> f64 {
+    let ranks = |values: &[f64]| {
+        let mut order: Vec<usize> = (0..values.len()).collect();
+        order.sort_by(|&a, &b| values[a].total_cmp(&values[b]));
+        let mut ranks = vec![0.0; values.len()];
+        order.into_iter().enumerate().for_each(|(rank, at)| ranks[at] = rank as f64);
+        ranks
+    };
+    let (a, b) = (ranks(a), ranks(b));
+    let n = a.len() as f64;
+    let squares: f64 = a.iter().zip(&b).map(|(a, b)| (a - b) * (a - b)).sum();
+    1.0 - 6.0 * squares / (n * (n * n - 1.0))
+}
+
+fn score_error(baseline: &[Vec<f32>], model: &[Vec<f32>]) -> f64 {
+    let scores: Vec<f64> = baseline.iter().flatten().map(|&x| f64::from(x)).collect();
+    let n = scores.len() as f64;
+    let mean = scores.iter().sum::<f64>() / n;
+    let spread = scores.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / n;
+    let pairs = scores.iter().zip(model.iter().flatten());
+    let error = pairs.map(|(a, &b)| (a - f64::from(b)) * (a - f64::from(b))).sum::<f64>() / n;
+    (error / spread.max(f64::MIN_POSITIVE)).sqrt()
+}
+
+/// Texts as an encoder reads them.
+struct Texts {
+    chunks: Vec<TokenChunk>,
+    /// The prompt that each is of.
+    prompts: Vec<usize>,
+}
+
+impl Texts {
+    /// Cuts prompts into texts of at most `n_ctx` tokens, each with the tokens that begin and end one.
+    fn cut(prompts: &[Prompt], end: Option<u32>, n_ctx: usize, limit: Option<usize>) -> Self {
+        let mut texts = Self { chunks: Vec::new(), prompts: Vec::new() };
+        for (at, prompt) in prompts.iter().enumerate() {
+            let body = match prompt.bos {
+                Some(bos) => prompt.tokens.strip_prefix(&[bos]).unwrap_or(&prompt.tokens),
+                None => &prompt.tokens,
+            };
+            let is_text = prompt.bos.is_some() || prompt.whole;
+            let end = end.filter(|_| is_text);
+            let room = n_ctx.saturating_sub(usize::from(prompt.bos.is_some()) + usize::from(end.is_some()));
+            for part in body.chunks(room.max(1)) {
+                let tokens: Vec<u32> =
+                    prompt.bos.into_iter().chain(part.iter().copied()).chain(end).collect();
+                let rows = 0..tokens.len();
+                texts.chunks.push(TokenChunk { tokens, rows, n_source: 0 });
+                texts.prompts.push(at);
+            }
+        }
+        let n = limit.unwrap_or(usize::MAX);
+        texts.chunks.truncate(n);
+        texts.prompts.truncate(n);
+        texts
+    }
+
+    fn n_tokens(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.tokens.len()).sum()
+    }
+}
+
+/// Vectors of the texts, group by group.
+fn vectors(
+    engine: &Engine<'_>,
+    chunks: &[TokenChunk],
+    progress: &dyn Progress,
+    observer: Option<&dyn Observer>,
+) -> Result<Vec<Vec<f32>>, VerifyError> {
+    let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
+    let limit = engine.group_tokens(longest)?.min(engine.batch_tokens_at_most()).max(longest);
+    let (mut found, mut rest) = (Vec::new(), chunks);
+    while !rest.is_empty() {
+        let mut n_tokens = 0;
+        let fits = |chunk: &&TokenChunk| {
+            n_tokens += chunk.tokens.len();
+            n_tokens <= limit
+        };
+        let n = rest.iter().take_while(fits).count().max(1);
+        let (group, later) = rest.split_at(n);
+        let hidden = engine.forward(group, progress, observer)?;
+        let lengths: Vec<usize> = group.iter().map(|chunk| chunk.tokens.len()).collect();
+        found.extend(engine.embeddings(&hidden, &lengths, progress)?);
+        rest = later;
+    }
+    Ok(found)
+}
+
+fn word(plan: &GraphPlan) -> &'static str {
+    match (plan.pooling.classifier.is_some(), plan.pooling.row) {
+        (true, _) => "rank",
+        (false, PooledRow::Mean) => "mean",
+        (false, PooledRow::First) => "cls",
+        (false, PooledRow::Last) => "last",
+        (false, PooledRow::Unsaid) => "unsaid",
+    }
+}
+
+/// Runs the texts through the model and its baseline, and judges what comes of it.
+pub(super) fn judge(
+    model: &Model<'_>,
+    baseline: Option<&Model<'_>>,
+    plan: GraphPlan,
+    prompts: &[Prompt],
+    options: &VerifyOptions<'_>,
+    report: &mut Report,
+    (progress, observer): (&dyn Progress, Option<&dyn Observer>),
+) -> Result<(), VerifyError> {
+    let mut n_ctx = options.scoring.n_ctx;
+    if let Some(positions) = &plan.positions {
+        n_ctx = n_ctx.min(positions.n_rows);
+    }
+    let end = model.encoder.ok().and_then(TextEncoder::end_of_text);
+    let texts = Texts::cut(prompts, end, n_ctx, options.scoring.n_chunks);
+    if texts.chunks.is_empty() {
+        return Err(VerifyError::NothingToScore);
+    }
+    let longest = texts.chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
+    report.extend(longer_than_trained(&plan, longest, "texts").map(|text| Finding::warning("context", text)));
+    let is_score = plan.pooling.classifier.is_some();
+    let pooling = word(&plan);
+    let engine = Engine::new(plan, model.source, options.engine)?;
+    let others = match baseline {
+        Some(baseline) => Some(Engine::new(
+            baseline.plan().map_err(VerifyError::Baseline)?,
+            baseline.source,
+            options.engine,
+        )?),
+        None => None,
+    };
+    let n_runs = if others.is_some() { 2 } else { 1 };
+    progress.begin("running the model", n_runs * engine.work_bytes(&texts.chunks));
+    let own = vectors(&engine, &texts.chunks, progress, observer)?;
+    let width = own.first().map_or(0, Vec::len);
+    let (n_texts, tokens) = (own.len(), texts.n_tokens());
+    let mut figures = EmbeddingReport { texts: n_texts, tokens, width, pooling, against: None };
+    if own.iter().flatten().any(|x| !x.is_finite()) {
+        report.add(Finding::error("embeddings", "vectors with values that are no finite numbers"));
+    }
+    if let Some((reference, baseline)) = others.as_ref().zip(baseline) {
+        let of_baseline = vectors(reference, &texts.chunks, progress, None)?;
+        progress.end();
+        if of_baseline.first().map_or(0, Vec::len) == width {
+            let healthy = healthy((model, baseline), &engine, &texts, &of_baseline, progress)?;
+            figures.against = EmbeddingDifference::of(&of_baseline, &own, &texts.prompts, is_score);
+            if let Some(against) = &mut figures.against {
+                against.healthy = healthy.map(Box::new);
+            }
+        } else {
+            let message = format!("vectors of {width} values, the baseline's have another width");
+            report.add(Finding::error("baseline", message));
+        }
+    } else {
+        progress.end();
+    }
+    settle(report, figures, &options.thresholds);
+    Ok(())
+}
+
+/// The figures of what a healthy file of the model's types would be; `None` if nothing can be quantized to one of them.
+fn healthy(
+    (model, baseline): (&Model<'_>, &Model<'_>),
+    engine: &Engine<'_>,
+    texts: &Texts,
+    of_baseline: &[Vec<f32>],
+    progress: &dyn Progress,
+) -> Result<Option<EmbeddingDifference>, VerifyError> {
+    let options = *engine.options();
+    let Some(twin) = HealthyTwin::new(model.source.tensors(), baseline.source, options.level) else {
+        return Ok(None);
+    };
+    let is_score = engine.plan().pooling.classifier.is_some();
+    let plan = Model { source: &twin, ..*baseline }.plan().map_err(VerifyError::Baseline)?;
+    let engine = Engine::new(plan, &twin, options).map_err(VerifyError::Baseline)?;
+    progress.begin("running what a healthy file would be", engine.work_bytes(&texts.chunks));
+    let found = vectors(&engine, &texts.chunks, progress, None)?;
+    progress.end();
+    Ok(EmbeddingDifference::of(of_baseline, &found, &texts.prompts, is_score))
+}
+
+/// Limits of figures that the model does not have.
+pub(super) fn stray_limits(kind: ModelKind, own: &Thresholds) -> Vec<Finding> {
+    let is_encoder = kind == ModelKind::Encoder;
+    let stray = own.own().filter(|figure| {
+        let is_likelihood = matches!(figure, Figure::Ppl | Figure::PplIncrease);
+        figure.is_of_vectors() != is_encoder || (is_likelihood && kind == ModelKind::Diffusion)
+    });
+    stray
+        .map(|figure| {
+            let whose =
+                if figure.is_of_vectors() { "an encoder's vectors" } else { "predictions of the next token" };
+            Finding::unchecked(
+                "limits",
+                format!("`--{}` is a limit of {whose}: this model has none", figure.limit_name()),
+            )
+        })
+        .collect()
+}
+
+/// What was asked for beside a verdict that an encoder does not have.
+pub(super) fn without_use(extras: &Extras<'_>) -> Vec<Finding> {
+    let asked = [
+        ("--baseline", extras.logits.is_some(), "a logit file is of predictions"),
+        ("--save-baseline", extras.save.is_some(), "there are no log-probabilities to keep"),
+        ("tasks", !extras.tasks.is_empty(), "answers are chosen by their likelihood"),
+    ];
+    let of = |(what, _, why): &(&str, bool, &str)| {
+        Finding::unchecked("encoder", format!("`{what}`: {why}, and the model predicts no text"))
+    };
+    asked.iter().filter(|(_, is_asked, _)| *is_asked).map(of).collect()
+}
+
+/// Limits and coverage.
+fn settle(report: &mut Report, figures: EmbeddingReport, own: &Thresholds) {
+    if let Some(against) = &figures.against {
+        let healthy = against.healthy.as_deref().map_or(TYPICAL, EmbeddingDifference::distances);
+        if against.healthy.is_none() {
+            let message = "the limits are those of any model: its types cannot be measured on the baseline";
+            report.add(Finding::warning("limits", message));
+        }
+        let limits = lines(against, healthy, own);
+        let missed: Vec<Finding> = limits
+            .iter()
+            .filter(|line| line.is_missed())
+            .map(|line| {
+                let of = if line.is_own {
+                    "the limit that was set".to_owned()
+                } else {
+                    format!("{MARGIN} times as far as a healthy file of these types is")
+                };
+                Finding::error(line.figure.limit_name(), format!("{}, {of}", line.relation()))
+            })
+            .collect();
+        report.extend(missed);
+        report.set_limits(limits);
+    }
+    let n = figures.texts;
+    match (&figures.against, n < LEAST_TEXTS) {
+        (None, _) => {
+            let remedy = "`--baseline`: checkpoint or file of higher precision";
+            report.not_judged(Aspect::Embeddings, "there is no baseline", remedy);
+        }
+        (Some(_), true) => {
+            let reason = format!("only {n} texts were run, figures need {LEAST_TEXTS}");
+            report.not_judged(Aspect::Embeddings, reason, "more prompts, or a smaller `--ctx`");
+        }
+        (Some(_), false) => report.judged(Aspect::Embeddings, format!("{n} texts")),
+    }
+    report.embeddings = Some(figures);
+}
+
+/// The figures that have a limit.
+fn lines(against: &EmbeddingDifference, healthy: Distances, own: &Thresholds) -> Vec<LimitLine> {
+    let far = |distance: f64, least: f64| MARGIN * distance.max(least);
+    let floor = |distance, least| 1.0 - far(distance, least);
+    let line = |figure, value, own: Option<f64>, default| LimitLine {
+        figure,
+        value,
+        stderr: None,
+        limit: own.unwrap_or(default),
+        is_own: own.is_some(),
+    };
+    match against.score_error {
+        // Scores are often one number a text, of which a cosine says the sign.
+        Some(error) => {
+            let limit = far(healthy.scores, LEAST.scores);
+            vec![line(Figure::ScoreError, error, own.max_score_error, limit)]
+        }
+        None => vec![
+            line(Figure::Cosine, against.mean_cosine, own.min_cosine, floor(healthy.mean, LEAST.mean)),
+            line(
+                Figure::WorstCosine,
+                against.worst_cosine,
+                own.min_worst_cosine,
+                floor(healthy.worst, LEAST.worst),
+            ),
+        ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_of_known_vectors() {
+        let baseline = vec![vec![1.0, 0.0], vec![0.9, 0.1], vec![0.0, 1.0], vec![-1.0, 0.2]];
+        let same = EmbeddingDifference::of(&baseline, &baseline, &[0, 1, 2, 3], false).unwrap();
+        assert!((same.mean_cosine - 1.0).abs() < 1e-12);
+        assert_eq!((same.same_neighbour, same.rank_correlation), (Some(1.0), Some(1.0)));
+        let mut turned = baseline.clone();
+        turned[2] = vec![1.0, 0.0];
+        let other = EmbeddingDifference::of(&baseline, &turned, &[0, 1, 2, 3], false).unwrap();
+        assert_eq!((other.worst_prompt, other.worst_cosine), (2, 0.0));
+        assert!(other.same_neighbour.unwrap() < 1.0 && other.rank_correlation.unwrap() < 1.0);
+        turned[1] = vec![f32::NAN, 0.0];
+        let broken = EmbeddingDifference::of(&baseline, &turned, &[0, 1, 2, 3], false).unwrap();
+        assert!(broken.worst_cosine.is_nan() && broken.worst_prompt == 1);
+        assert!(lines(&broken, TYPICAL, &Thresholds::default()).iter().all(LimitLine::is_missed));
+    }
+
+    #[test]
+    fn scores_are_compared_by_their_spread() {
+        let baseline: Vec<Vec<f32>> = [0.0, 1.0, 2.0, 3.0].map(|x| vec![x]).to_vec();
+        let model: Vec<Vec<f32>> = [0.1, 1.1, 2.1, 3.1].map(|x| vec![x]).to_vec();
+        let found = EmbeddingDifference::of(&baseline, &model, &[0, 1, 2, 3], true).unwrap();
+        assert!((found.score_error.unwrap() - 0.1 / 1.25f64.sqrt()).abs() < 1e-6);
+        assert_eq!(found.same_neighbour, None);
+    }
+
+    #[test]
+    fn pairs_lie_where_they_are_looked_for() {
+        let n = 5;
+        let mut at = 0;
+        for a in 0..n {
+            for b in a + 1..n {
+                assert_eq!((pair(a, b, n), pair(b, a, n)), (at, at));
+                at += 1;
+            }
+        }
+    }
+
+    #[test]
+    fn texts_keep_their_ends() {
+        let prompt = Prompt { tokens: vec![9, 1, 2, 3, 4, 5], bos: Some(9), score_from: 1, whole: false };
+        let texts = Texts::cut(&[prompt], Some(8), 5, None);
+        let tokens: Vec<&[u32]> = texts.chunks.iter().map(|chunk| &chunk.tokens[..]).collect();
+        assert_eq!(tokens, [&[9, 1, 2, 3, 8][..], &[9, 4, 5, 8]]);
+        let ids = Prompt { tokens: vec![1, 2, 3], bos: None, score_from: 1, whole: false };
+        let texts = Texts::cut(&[ids.clone(), ids], Some(8), 5, Some(1));
+        assert_eq!((texts.chunks.len(), &texts.chunks[0].tokens[..]), (1, &[1, 2, 3][..]));
+    }
+}

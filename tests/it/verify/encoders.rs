@@ -1,0 +1,152 @@
+//! Models that predict no text: encoders by their vectors, rerankers by their scores, diffusion models by their
+//! divergence. The bundled model with a mask to both sides stands for all of them.
+
+use gguf_foundry::arch::GraphFeatures;
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
+use gguf_foundry::verify::{Aspect, Report, Severity, Thresholds, Verdict, verify};
+
+use super::tiny::Tiny;
+use super::{corpus, errors, llama, model, options};
+
+/// The bundled model as an encoder.
+fn encoder(pooling: u32) -> Tiny {
+    let mut tiny = Tiny::new();
+    tiny.metadata.set("llama.attention.causal", false);
+    tiny.metadata.set("llama.pooling_type", pooling);
+    tiny
+}
+
+/// With a head that scores texts.
+fn reranker() -> Tiny {
+    let mut tiny = encoder(4);
+    let row: Vec<f32> =
+        (0..256u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / 1e7 - 0.8).collect();
+    let shape = Shape::new(vec![1, 256]).unwrap();
+    tiny.metas.push(TensorMeta { name: "cls.output.weight".to_owned(), shape, ty: GgmlType::F32 });
+    tiny.bytes.push(row.iter().flat_map(|x| x.to_le_bytes()).collect());
+    tiny
+}
+
+fn judged(
+    tiny: &Tiny,
+    baseline: Option<&Tiny>,
+    features: &GraphFeatures,
+    n_texts: usize,
+    thresholds: Thresholds,
+) -> Report {
+    let mut options = options(Some(n_texts));
+    options.scoring.n_ctx = 64;
+    options.thresholds = thresholds;
+    let reference = baseline.map(|tiny| model(tiny, features));
+    verify(&model(tiny, features), reference.as_ref(), &corpus(), &options, &Silent, None).unwrap().report
+}
+
+fn beside(tiny: &Tiny, baseline: &Tiny) -> Report {
+    judged(tiny, Some(baseline), &llama(), 24, Thresholds::default())
+}
+
+/// A Q8_0 file of which one matrix has other codes.
+fn damaged(tiny: &Tiny) -> Tiny {
+    let mut tiny = tiny.quantized(GgmlType::Q8_0);
+    let at = tiny.index("blk.2.ffn_down.weight");
+    for (at, block) in tiny.bytes[at].chunks_exact_mut(34).enumerate() {
+        for (code, byte) in block[2..].iter_mut().enumerate() {
+            *byte = (at * 31 + code * 89) as u8;
+        }
+    }
+    tiny
+}
+
+#[test]
+fn a_healthy_encoder_passes_and_a_damaged_one_fails() {
+    let base = encoder(1);
+    let report = beside(&base.quantized(GgmlType::Q8_0), &base);
+    let figures = report.embeddings.clone().unwrap();
+    let against = figures.against.clone().unwrap();
+    assert_eq!(report.verdict, Verdict::Pass, "{report:?}");
+    assert_eq!((figures.texts, figures.width, figures.pooling), (24, 256, "mean"));
+    assert!(against.mean_cosine > 0.999 && against.worst_cosine <= against.mean_cosine, "{against:?}");
+    assert!(against.healthy.is_some() && report.perplexity.is_none() && report.divergence.is_none());
+    let asked: Vec<Aspect> = report.coverage.answered().map(|judged| judged.aspect).collect();
+    assert!(asked.contains(&Aspect::Embeddings) && !asked.contains(&Aspect::Perplexity), "{asked:?}");
+
+    let report = beside(&damaged(&base), &base);
+    assert_eq!(report.verdict, Verdict::Fail);
+    let found = errors(&report);
+    assert!(found.contains(&"min-cosine") && found.contains(&"min-worst-cosine"), "{found:?}");
+}
+
+#[test]
+fn a_healthy_reranker_passes_and_a_damaged_one_fails() {
+    let base = reranker();
+    let report = beside(&base.quantized(GgmlType::Q8_0), &base);
+    assert_eq!(report.verdict, Verdict::Pass, "{report:?}");
+    let figures = report.embeddings.unwrap();
+    assert_eq!((figures.width, figures.pooling), (1, "rank"));
+    assert!(figures.against.unwrap().score_error.unwrap() < 0.1);
+    let report = beside(&damaged(&base), &base);
+    assert_eq!(report.verdict, Verdict::Fail);
+    assert!(errors(&report).contains(&"max-score-error"), "{:?}", errors(&report));
+}
+
+#[test]
+fn an_encoder_alone_or_over_few_texts_is_judged_in_part() {
+    let base = encoder(2);
+    let report = judged(&base, None, &llama(), 24, Thresholds::default());
+    assert_eq!(report.verdict, Verdict::Partial, "{report:?}");
+    assert!(report.embeddings.unwrap().against.is_none());
+    let report = judged(
+        &base.quantized(GgmlType::Q8_0),
+        Some(&base),
+        &llama(),
+        3,
+        Thresholds { min_cosine: Some(0.9), ..Thresholds::default() },
+    );
+    assert_eq!(report.verdict, Verdict::Partial, "{report:?}");
+    assert!(report.limits.iter().any(|line| line.is_own && line.limit == 0.9));
+    assert!(report.coverage.open().any(|open| open.aspect == Aspect::Embeddings));
+}
+
+#[test]
+fn limits_of_what_a_model_does_not_have_are_told() {
+    let stray = |tiny: &Tiny, thresholds| {
+        let report = judged(tiny, None, &llama(), 4, thresholds);
+        assert_ne!(report.verdict, Verdict::Pass);
+        let told = report.findings.iter().filter(|found| found.severity == Severity::Unchecked);
+        told.filter(|found| found.check == "limits").map(|found| found.message.clone()).collect::<Vec<_>>()
+    };
+    let of_predictions = Thresholds { max_ppl: Some(9.0), ..Thresholds::default() };
+    let of_vectors = Thresholds { min_cosine: Some(0.9), ..Thresholds::default() };
+    let found = stray(&encoder(1), of_predictions);
+    assert_eq!(found, ["`--max-ppl` is a limit of predictions of the next token: this model has none"]);
+    let found = stray(&Tiny::new(), of_vectors);
+    assert_eq!(found, ["`--min-cosine` is a limit of an encoder's vectors: this model has none"]);
+    assert!(stray(&encoder(1), of_vectors).is_empty());
+}
+
+#[test]
+fn pooling_that_nobody_knows_and_a_score_without_a_head_are_findings() {
+    for (pooling, expected) in
+        [(5, "key `llama.pooling_type`: expected 0 to 4, found 5"), (4, "tensor `cls.weight` is missing")]
+    {
+        let report = judged(&encoder(pooling), None, &llama(), 4, Thresholds::default());
+        let graph: Vec<&str> = report.findings.iter().map(|found| found.message.as_str()).collect();
+        assert!(graph.contains(&expected), "{graph:?}");
+        assert_eq!(report.verdict, Verdict::Fail);
+    }
+}
+
+#[test]
+fn of_a_diffusion_model_the_divergence_is_judged_and_the_perplexity_is_not() {
+    let graph = "kind = 'diffusion'\nmask = 'full'";
+    let features = GraphFeatures::from_toml(&graph.parse().unwrap()).unwrap();
+    let base = Tiny::new();
+    let report = judged(&base.quantized(GgmlType::Q8_0), Some(&base), &features, 40, Thresholds::default());
+    assert_eq!(report.verdict, Verdict::Partial, "{report:?}");
+    assert!(errors(&report).is_empty(), "{report:?}");
+    let answered: Vec<Aspect> = report.coverage.answered().map(|judged| judged.aspect).collect();
+    assert!(answered.contains(&Aspect::Divergence) && !answered.contains(&Aspect::Perplexity));
+    let report = judged(&damaged(&base), Some(&base), &features, 40, Thresholds::default());
+    assert!(errors(&report).contains(&"max-kld"), "{report:?}");
+}
