@@ -41,6 +41,8 @@ names! {
     RopeAt { Start, End }
     /// Scaling of the rotation on windowed layers.
     RopeLocal { Same, Unscaled }
+    /// Part of the rotated dimensions that layers without a window rotate.
+    RopeGlobalPart { Whole, Half }
     /// The magnitude rule of yarn.
     YarnMu { None, Tenth, Plain }
     /// Which keys a query sees.
@@ -195,6 +197,8 @@ pub enum AttnScale {
     One,
     /// `1/sqrt(rotated dimensions)`.
     Rot,
+    /// The key `attention.output_scale`.
+    OutputScale,
     /// `1/sqrt(D/H)` at these depths, else `dk`.
     EmbdOverHeadsAt(Vec<u32>),
 }
@@ -313,6 +317,7 @@ pub struct GraphFeatures {
     pub rope_on: RopeOn,
     pub rope_at: RopeAt,
     pub rope_local: RopeLocal,
+    pub rope_global_part: RopeGlobalPart,
     pub rope_local_base: RopeLocalBase,
     pub yarn_truncate: bool,
     pub yarn_mu: YarnMu,
@@ -381,6 +386,7 @@ impl Default for GraphFeatures {
             rope_on: RopeOn::default(),
             rope_at: RopeAt::default(),
             rope_local: RopeLocal::default(),
+            rope_global_part: RopeGlobalPart::default(),
             rope_local_base: RopeLocalBase::Named(RopeLocalBaseName::Same),
             yarn_truncate: true,
             yarn_mu: YarnMu::default(),

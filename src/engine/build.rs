@@ -6,6 +6,7 @@ mod attention;
 mod builder;
 pub(crate) mod claims;
 mod delta_net;
+mod extras;
 mod features;
 mod ffn;
 mod kda;

@@ -3,7 +3,9 @@
 
 pub(super) mod attention;
 mod delta_net;
+pub(super) mod extras;
 pub(super) mod ffn;
+mod gate;
 mod gated_q;
 pub(super) mod head;
 mod kda;

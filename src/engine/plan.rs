@@ -1,6 +1,8 @@
 //! What a run computes: every tensor, width and constant, resolved once from the card, the metadata and the tensors
 //! present. Running a plan never looks at metadata again.
 
+mod experts;
+mod extras;
 mod footprint;
 mod mla;
 mod outputs;
@@ -8,9 +10,13 @@ mod recurrent;
 
 use std::ops::Range;
 
-use crate::arch::graph::GroupScoreName;
 use crate::engine::ops::prefix::Prefix;
 
+pub use experts::{ExpertGroups, GatingFunction, Moe};
+pub use extras::{
+    DenseAndMoe, GateFunction, KvSource, LayerEmbedding, LayerEmbeddings, LayerExtras, OutputGate,
+    RouterSource, Xielu,
+};
 pub(crate) use footprint::Footprint;
 pub use mla::{Expansion, Latent, Mla};
 pub use outputs::{Classifier, EncoderPlan, HeadActivation, ModelKind, PooledRow, Pooling};
@@ -286,6 +292,16 @@ pub struct Attention {
     pub relative: Option<RelativeBias>,
     /// Factor of the queries that grows with their position.
     pub temperature: Option<Temperature>,
+    /// Norm of each head's values.
+    pub v_norm: Option<Norm>,
+    /// Where keys and values come from.
+    pub kv: KvSource,
+    /// Gate on the heads' outputs.
+    pub gate: Option<OutputGate>,
+    /// Norm of the heads' outputs, all together.
+    pub sub_norm: Option<Norm>,
+    /// Factor of the projected output.
+    pub out_scale: Option<f32>,
 }
 
 /// What mixes information between positions.
@@ -331,7 +347,7 @@ pub struct Twin {
 }
 
 /// An activation of one projection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PlainActivation {
     /// GELU in its tanh form.
     GeluTanh,
@@ -341,10 +357,12 @@ pub enum PlainActivation {
     Relu,
     /// `max(u, 0)²`.
     Relu2,
+    /// xIELU (Huang and Schlag 2024).
+    Xielu(Xielu),
 }
 
 /// An activation of a gate, which is multiplied with the up projection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GatedActivation {
     /// `silu(g) u`.
     Swiglu,
@@ -356,6 +374,17 @@ pub enum GatedActivation {
     Reglu,
     /// `g' sig(1.702 g') (u' + 1)` with `g' = min(g, 7)` and `u'` clamped to ± 7.
     SwigluOai,
+    /// `silu(min(g, c)) u'` with `u'` clamped to ± c.
+    SwigluLimitBefore(f32),
+    /// `min(silu(g), c) u'` with `u'` clamped to ± c.
+    SwigluLimitAfter(f32),
+    /// `b tanh(g / b) sig(g) l tanh(u / l)`; the last factor is `u` where `l` is 0.
+    Situ {
+        /// b.
+        beta: f32,
+        /// l.
+        linear_beta: f32,
+    },
 }
 
 /// What becomes of the up projection.
@@ -392,55 +421,10 @@ pub struct Dense {
     pub up: Matrix,
     /// Down projection.
     pub down: Matrix,
-}
-
-/// Function that makes the router's logits probabilities.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GatingFunction {
-    /// Softmax over all experts.
-    Softmax,
-    /// Logistic function of each.
-    Sigmoid,
-    /// Selected by logits, softmax over the selected.
-    SoftmaxWeight,
-}
-
-/// Experts in groups of which only some are eligible.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ExpertGroups {
-    /// Number of groups.
-    pub n: usize,
-    /// ExpertGroups kept.
-    pub used: usize,
-    /// Score of a group.
-    pub score: GroupScoreName,
-    /// Score of experts outside the kept groups.
-    pub fill: f32,
-}
-
-/// Routed experts.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Moe {
-    /// Scores the experts, a row each.
-    pub router: Matrix,
-    /// Experts, in order.
-    pub experts: Vec<Dense>,
-    /// Experts used per token.
-    pub n_used: usize,
-    /// Function of the router's logits.
-    pub gating: GatingFunction,
-    /// Added to the scores for selection only.
-    pub select_bias: Option<Vector>,
-    /// ExpertGroups.
-    pub groups: Option<ExpertGroups>,
-    /// WeightReader of the chosen are divided by their sum.
-    pub normalize: bool,
-    /// Factor of the weights.
-    pub scale: Option<f32>,
-    /// Experts that every token uses.
-    pub shared: Option<Dense>,
-    /// Logistic gate of the shared experts.
-    pub shared_gate: Option<Matrix>,
+    /// Norm before the down projection.
+    pub sub_norm: Option<Norm>,
+    /// Of the gate only what exceeds its row's mean by so many standard deviations is left.
+    pub sparsity: Option<f32>,
 }
 
 /// Feed-forward of a layer.
@@ -455,6 +439,8 @@ pub enum Ffn {
     Moe(Box<Moe>),
     /// RWKV's, mixed with the token before.
     ChannelMix(Box<ChannelMix>),
+    /// Dense and routed experts, side by side.
+    Both(Box<DenseAndMoe>),
 }
 
 impl Ffn {
@@ -502,6 +488,8 @@ pub struct LayerPlan {
     pub residual_scale: f32,
     /// Factor of the stream behind the layer.
     pub rescale: f32,
+    /// What follows the branches.
+    pub extras: LayerExtras,
     /// TensorClaims of the layer, for reading ahead and releasing.
     pub tensors: Vec<usize>,
 }
@@ -531,6 +519,8 @@ pub struct GraphPlan {
     pub embed_scale: f32,
     /// Norm of the embedding.
     pub embed_norm: Option<Norm>,
+    /// What layers' own embeddings of the tokens are made of.
+    pub layer_embeddings: Option<LayerEmbeddings>,
     /// The tokens of a chunk that see one another, for models that have such.
     pub prefix: Option<Prefix>,
     /// Rotations that layers refer to.

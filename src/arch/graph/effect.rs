@@ -42,7 +42,8 @@ const RULES: &[Rule] = rules! {
         rope, rope_on, rope_at, rope_local, rope_local_base, yarn_truncate, yarn_mu;
     "`positions` of `alibi` or `by_depth`",
         |f| matches!(f.positions, Positions::Alibi | Positions::ByDepth) => alibi_bias;
-    "a `window`", |f| f.window != WindowKind::None => window_pattern, window_size, rope_local, rope_local_base;
+    "a `window`", |f| f.window != WindowKind::None => window_pattern, window_size, rope_local, rope_local_base,
+        rope_global_part;
     "a `qk_norm` with weights", |f| matches!(f.qk_norm, QkNorm::BeforeRope | QkNorm::AfterRope) => qk_norm_kind, qk_norm_eps;
     "a `qk_norm` without weights", |f| f.qk_norm == QkNorm::FreeAfterRope => qk_norm_not_at_experts;
     "a `rope_on` other than `all`", |f| f.rope_on != RopeOn::All => temperature;

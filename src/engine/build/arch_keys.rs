@@ -71,6 +71,25 @@ impl<'a> ArchKeys<'a> {
         flag.map(Some).ok_or_else(|| self.bad(name, "a flag for every layer", value))
     }
 
+    /// A number per layer: one value for all, or an array that may be longer than the layers.
+    pub(super) fn layer_number(&self, name: &str, layer: usize) -> Result<Option<f64>, EngineError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        let number = element_number(value, layer);
+        number.map(Some).ok_or_else(|| self.bad(name, "a number for every layer", value))
+    }
+
+    /// The same of a key that has no architecture before its name.
+    pub(super) fn global_layer_number(&self, key: &str, layer: usize) -> Result<Option<f64>, EngineError> {
+        let Some(value) = self.metadata.get(key) else { return Ok(None) };
+        let number = element_number(value, layer).filter(|number| number.is_finite());
+        let bad = || EngineError::BadKey {
+            key: key.to_owned(),
+            expected: "a finite number for every layer",
+            found: "something else".to_owned(),
+        };
+        number.map(Some).ok_or_else(bad)
+    }
+
     pub(super) fn number(&self, name: &str) -> Result<Option<f64>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let number = value.as_f64().or_else(|| value.as_i128().map(|v| v as f64));
@@ -99,4 +118,13 @@ impl<'a> ArchKeys<'a> {
     pub(super) fn unknown(&self, name: &str, expected: &'static str, found: &str) -> EngineError {
         EngineError::BadKey { key: self.key(name), expected, found: found.to_owned() }
     }
+}
+
+/// The number of a layer: an element of an array, or a value for all.
+fn element_number(value: &Value, layer: usize) -> Option<f64> {
+    let element = match value {
+        Value::Array(array) => array.get(layer)?,
+        other => other.clone(),
+    };
+    element.as_f64().or_else(|| element.as_i128().map(|v| v as f64)).filter(|number| !number.is_nan())
 }

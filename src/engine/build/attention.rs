@@ -6,7 +6,7 @@ use crate::engine::build::builder::Builder;
 use crate::engine::build::features::{PositionRule, Sight};
 use crate::engine::build::rope::is_large;
 use crate::engine::plan::{
-    Attention, HeadNorm, HeadSpan, Mask, Matrix, Mixer, Norm, NormFormula, Temperature,
+    Attention, HeadNorm, HeadSpan, KvSource, Mask, Matrix, Mixer, Norm, NormFormula, Temperature,
 };
 
 /// Numbers and widths of a layer's heads, and the rows that they add up to.
@@ -49,14 +49,16 @@ impl Builder<'_> {
             let name = format!("blk.{layer}.attn_output");
             return Ok(Mixer::Linear(self.tensors.need_matrix(&name, self.n_embd, self.n_embd)?));
         }
-        let heads = self.heads(n_heads, n_kv_heads)?;
+        let heads = self.heads(n_heads, n_kv_heads, self.mask(layer)?)?;
         self.attention(layer, heads).map(|attention| Mixer::Attention(Box::new(attention)))
     }
 
     fn attention(&mut self, layer: usize, heads: HeadShape) -> Result<Attention, EngineError> {
         let HeadShape { n_heads, n_kv_heads, dk, dv, .. } = heads;
-        let Projections { q, k, v, out } = self.projections(layer, heads)?;
+        self.limit_to_indexed(layer)?;
         let mask = self.mask(layer)?;
+        let kv = self.kv_source(layer, mask)?;
+        let Projections { q, k, v, out } = self.projections(layer, heads, kv)?;
         let rope = self.rope(layer, mask, dk)?;
         let norms = self.qk_norms(layer, heads, rope)?;
         let sinks = self.tensors.vector(&format!("blk.{layer}.attn_sinks.weight"), n_heads)?;
@@ -83,16 +85,35 @@ impl Builder<'_> {
             alibi: self.alibi(n_heads)?,
             relative: self.relative(layer, n_heads)?,
             temperature: self.temperature(rope)?,
+            v_norm: self.features.v_norm.then(|| self.free_norm()),
+            kv,
+            gate: self.output_gate(layer, n_heads, heads.out_cols)?,
+            sub_norm: {
+                let (formula, eps) = (self.formula(), self.eps);
+                self.tensors.norm(&format!("blk.{layer}.attn_sub_norm"), heads.out_cols, formula, eps)?
+            },
+            out_scale: self.keys.nonzero("attention.value_scale")?.map(|scale| scale as f32),
         })
     }
 
-    pub(super) fn heads(&self, n_heads: usize, n_kv_heads: usize) -> Result<HeadShape, EngineError> {
+    pub(super) fn heads(
+        &self,
+        n_heads: usize,
+        n_kv_heads: usize,
+        mask: Mask,
+    ) -> Result<HeadShape, EngineError> {
         if !n_heads.is_multiple_of(n_kv_heads) {
             let found = format!("{n_heads} and {n_kv_heads}");
             return Err(self.keys.unknown("attention.head_count", "a multiple of head_count_kv", &found));
         }
-        let width = |key| {
-            let found = self.keys.count(key)?.filter(|&n| n > 0);
+        let width = |key: &str| {
+            // Windowed layers may have heads of their own width.
+            let local = if matches!(mask, Mask::Causal | Mask::Full) {
+                None
+            } else {
+                self.keys.count(&format!("{key}_swa"))?
+            };
+            let found = local.or(self.keys.count(key)?).filter(|&n| n > 0);
             Ok::<_, EngineError>(found.unwrap_or(self.n_embd / n_heads))
         };
         let (dk, dv) = (width("attention.key_length")?, width("attention.value_length")?);
@@ -115,7 +136,12 @@ impl Builder<'_> {
         Ok(HeadShape { n_heads, n_kv_heads, dk, dv, q_rows, k_rows, v_rows, out_cols })
     }
 
-    fn projections(&mut self, layer: usize, heads: HeadShape) -> Result<Projections, EngineError> {
+    fn projections(
+        &mut self,
+        layer: usize,
+        heads: HeadShape,
+        kv: KvSource,
+    ) -> Result<Projections, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = self.n_embd;
         let HeadShape { q_rows, k_rows, v_rows, out_cols, .. } = heads;
@@ -124,11 +150,27 @@ impl Builder<'_> {
             let all = self.tensors.need_matrix(&at("attn_qkv"), n_rows, n_embd)?;
             (all.rows(0, q_rows), all.rows(q_rows, k_rows), all.rows(q_rows + k_rows, v_rows))
         } else {
-            (
-                self.tensors.need_matrix(&at("attn_q"), q_rows, n_embd)?,
-                self.tensors.need_matrix(&at("attn_k"), k_rows, n_embd)?,
-                self.tensors.need_matrix(&at("attn_v"), v_rows, n_embd)?,
-            )
+            let q = self.tensors.need_matrix(&at("attn_q"), q_rows, n_embd)?;
+            let source = match kv {
+                KvSource::From(source) => {
+                    // Some files have projections here that the model does not use.
+                    for name in ["attn_k.weight", "attn_v.weight"] {
+                        let _ = self.tensors.claim(&at(name));
+                    }
+                    source
+                }
+                KvSource::Own | KvSource::Kept => layer,
+            };
+            let of = |name: &str| format!("blk.{source}.{name}");
+            let k = self.tensors.need_matrix(&of("attn_k"), k_rows, n_embd)?;
+            // Values may be the keys before their norm and rotation; such models norm their values too.
+            let is_shared = self.features.v_norm && !self.tensors.has(&of("attn_v.weight"));
+            let v = if is_shared && k_rows == v_rows {
+                k.clone()
+            } else {
+                self.tensors.need_matrix(&of("attn_v"), v_rows, n_embd)?
+            };
+            (q, k, v)
         };
         let out = self.tensors.need_matrix(&at("attn_output"), n_embd, out_cols)?;
         Ok(Projections { q, k, v, out })
@@ -229,6 +271,10 @@ impl Builder<'_> {
             AttnScale::Dv => rsqrt(dv),
             AttnScale::InvDk => 1.0 / dk as f64,
             AttnScale::One => 1.0,
+            AttnScale::OutputScale => {
+                let scale = self.keys.nonzero("attention.output_scale")?;
+                scale.ok_or_else(|| self.keys.missing("attention.output_scale"))?
+            }
             AttnScale::Rot => rsqrt(rope.and_then(|at| self.ropes.get(at)).map_or(dk, |rope| rope.n_dims)),
             AttnScale::EmbdOverHeadsAt(depths) => {
                 if depths.iter().any(|&depth| depth as usize == self.n_layers) {

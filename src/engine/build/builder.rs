@@ -51,11 +51,6 @@ impl GraphPlan {
         let mut built = BuiltFeatures::of(arch, features)?;
         let keys = ArchKeys::new(metadata, arch);
         built.see(keys.flag("attention.causal")?);
-        // Values are not multiplied: passed over, the model would be another one.
-        if let Some(scale) = keys.nonzero("attention.value_scale")?.filter(|&scale| scale != 1.0) {
-            let (arch, value) = (arch.to_owned(), scale.to_string());
-            return Err(EngineError::Unsupported { arch, feature: "attention.value_scale", value });
-        }
         if built.wiring == WiringRule::PostIfSwinNorm {
             let is_post = keys.flag("swin_norm")?.unwrap_or(false);
             built.wiring = if is_post { WiringRule::Post } else { WiringRule::Serial };
@@ -169,7 +164,9 @@ impl Builder<'_> {
             EmbedNorm::TokenEmbdNorm => Some(self.need_norm("token_embd_norm")?),
         };
         let encoder = self.encoder()?;
+        let layer_embeddings = self.layer_embeddings()?;
         let layers = (0..self.n_layers).map(|layer| self.layer(layer)).collect::<Result<_, _>>()?;
+        let layers = self.run_layers(layers)?;
         let final_norm = match self.features.final_norm.as_str() {
             "none" => None,
             name => Some(self.need_norm(name)?),
@@ -196,6 +193,7 @@ impl Builder<'_> {
             token_types,
             embed_scale: self.embed_scale()?,
             embed_norm,
+            layer_embeddings,
             prefix,
             ropes: self.ropes,
             encoder,

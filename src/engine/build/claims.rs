@@ -83,16 +83,27 @@ impl<'a> TensorClaims<'a> {
         n_rows: usize,
         n_cols: usize,
     ) -> Result<Option<Matrix>, EngineError> {
+        let Some(bare) = self.bare_matrix(name, n_rows, n_cols)? else { return Ok(None) };
+        let scale = self.vector(&format!("{name}.scale"), 1)?;
+        // A static scale of activations: meant for runtimes that quantize them.
+        let _ = self.claim(&format!("{name}.input_scale"));
+        Ok(Some(Matrix { scale, ..bare }))
+    }
+
+    /// The matrix `name.weight` of `[n_rows, n_cols]` whose tensor `name.scale` is something of its own.
+    pub(crate) fn bare_matrix(
+        &mut self,
+        name: &str,
+        n_rows: usize,
+        n_cols: usize,
+    ) -> Result<Option<Matrix>, EngineError> {
         let Some(at) = self.claim(&format!("{name}.weight")) else { return Ok(None) };
         let shape = &self.metas[at].shape;
         if shape.rank() > 2 || width(shape.n_cols()) != n_cols || width(shape.n_rows()) != n_rows {
             return Err(self.wrong_shape(at, format!("[{n_rows}, {n_cols}]")));
         }
         let bias = self.vector(&format!("{name}.bias"), n_rows)?;
-        let scale = self.vector(&format!("{name}.scale"), 1)?;
-        // A static scale of activations: meant for runtimes that quantize them.
-        let _ = self.claim(&format!("{name}.input_scale"));
-        Ok(Some(Matrix { tensor: at, first_row: 0, n_rows, n_cols, bias, scale, expert: None }))
+        Ok(Some(Matrix { tensor: at, first_row: 0, n_rows, n_cols, bias, scale: None, expert: None }))
     }
 
     pub(crate) fn need_matrix(

@@ -4,19 +4,23 @@
 use std::fmt::Debug;
 
 use crate::arch::graph::{
-    AttnGate, FfnKind, FfnLimit, Gating, GraphFeatures, GraphKind, MaskKind, MixerName, MixerRule, NormKind,
-    Positions, QkvOrder, ResidualRule, RopeAt, RouterInput, RouterSelect, SharedCombine, Weigh, WindowKind,
+    Extra, FfnKind, Gating, GraphFeatures, GraphKind, MaskKind, MixerName, MixerRule, NormKind, Positions,
+    QkvOrder, ResidualRule, RopeAt, RouterSelect, Weigh, WindowKind,
 };
 use crate::engine::EngineError;
 use crate::engine::plan::{GatedActivation, GatingFunction, Mask, ModelKind, NormFormula, PlainActivation};
 
 /// An activation, before it is known which tensors it reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum ActivationKind {
     /// Of the up projection alone.
     Plain(PlainActivation),
     /// Of a gate, times the up projection.
     Gated(GatedActivation),
+    /// xIELU with the layer's parameters.
+    Xielu,
+    /// SiTU with the model's parameters.
+    Situ,
 }
 
 /// How a layer's wiring is chosen.
@@ -102,9 +106,9 @@ impl Card<'_> {
         if value == built { Ok(()) } else { self.unbuilt(feature, value) }
     }
 
-    fn activation(&self, feature: &'static str, kind: FfnKind) -> Result<ActivationKind, EngineError> {
+    fn activation(kind: FfnKind) -> ActivationKind {
         use ActivationKind::{Gated, Plain};
-        Ok(match kind {
+        match kind {
             FfnKind::Swiglu => Gated(GatedActivation::Swiglu),
             FfnKind::GegluTanh => Gated(GatedActivation::GegluTanh),
             FfnKind::GegluErf => Gated(GatedActivation::GegluErf),
@@ -114,14 +118,17 @@ impl Card<'_> {
             FfnKind::GeluErf => Plain(PlainActivation::GeluErf),
             FfnKind::Relu => Plain(PlainActivation::Relu),
             FfnKind::Relu2 => Plain(PlainActivation::Relu2),
-            FfnKind::Xielu | FfnKind::Situ => return self.unbuilt(feature, &kind),
-        })
+            FfnKind::Xielu => ActivationKind::Xielu,
+            FfnKind::Situ => ActivationKind::Situ,
+        }
     }
 
-    fn wiring(&self, rule: ResidualRule) -> Result<WiringRule, EngineError> {
-        Ok(match rule {
+    fn wiring(rule: ResidualRule) -> WiringRule {
+        match rule {
             // What is chosen by layer: two mixers, or one branch only.
-            ResidualRule::Serial | ResidualRule::Twin | ResidualRule::Single => WiringRule::Serial,
+            ResidualRule::Serial | ResidualRule::Twin | ResidualRule::Single | ResidualRule::Arctic => {
+                WiringRule::Serial
+            }
             ResidualRule::Post => WiringRule::Post,
             ResidualRule::PostIfSwinNorm => WiringRule::PostIfSwinNorm,
             // Presence of the second norm tells the two apart.
@@ -130,8 +137,7 @@ impl Card<'_> {
             ResidualRule::ParallelIfNoFfnNorm => WiringRule::ParallelIfNoFfnNorm,
             ResidualRule::Normed => WiringRule::Normed,
             ResidualRule::PostLn => WiringRule::PostLn,
-            ResidualRule::Arctic => return self.unbuilt("residual", &rule),
-        })
+        }
     }
 
     fn mixer(&self, rule: MixerRule) -> Result<(), EngineError> {
@@ -206,16 +212,17 @@ impl BuiltFeatures {
         // Without `..`: a new key must be put in one of the two groups.
         #[rustfmt::skip]
         let GraphFeatures {
-            kind, reason, residual, positions, mask, window, mixer, rope_at, qkv, qk_norm_kind, v_norm, gated_q: _,
-            kv_share, attn_gate, ffn, ffn_limit, gating, weigh, router_input, router_select, experts_act,
-            shared_combine, extras,
+            kind, reason, residual, positions, mask, window, mixer, rope_at, qkv, qk_norm_kind, ffn, gating, weigh,
+            router_select, experts_act, extras,
             // Every value of these is built.
-            norm: _, norm_eps: _, ffn_gated_if_present: _, post_norm_eps: _, pre_ffn: _, post_attn: _, post_ffn: _, final_norm: _,
-            embed_norm: _, embed_scale: _, residual_scale: _, alibi_bias: _, rope: _, rope_on: _, rope_local: _,
+            norm: _, norm_eps: _, ffn_gated_if_present: _, post_norm_eps: _, pre_ffn: _, post_attn: _, post_ffn: _,
+            final_norm: _, embed_norm: _, embed_scale: _, residual_scale: _, alibi_bias: _, rope: _, rope_on: _,
+            rope_local: _, rope_global_part: _,
             rope_local_base: _, yarn_truncate: _, yarn_mu: _, window_pattern: _, window_size: _, attn_scale: _,
             attn_cap: _, final_cap: _, qk_norm: _, qk_norm_not_at_experts: _,
             qk_norm_eps: _, temperature: _, unsaid_tokens: _, norm_topk: _, group_score: _, group_fill: _, logit_scale: _,
-            unused: _, gate_norm: _, head_act: _,
+            unused: _, gate_norm: _, head_act: _, gated_q: _, v_norm: _, kv_share: _, attn_gate: _, ffn_limit: _,
+            router_input: _, shared_combine: _,
         } = features;
         if *kind == GraphKind::None {
             let reason = reason.clone().unwrap_or_else(|| "its card describes none".to_owned());
@@ -230,18 +237,17 @@ impl BuiltFeatures {
         card.mixer(*mixer)?;
         card.only("rope_at", rope_at, &RopeAt::Start)?;
         card.only("qkv", qkv, &QkvOrder::Blocks)?;
-        card.only("v_norm", v_norm, &false)?;
-        card.only("kv_share", kv_share, &false)?;
-        card.only("attn_gate", attn_gate, &AttnGate::None)?;
-        card.only("ffn_limit", ffn_limit, &FfnLimit::None)?;
         card.only("weigh", weigh, &Weigh::After)?;
-        card.only("router_input", router_input, &RouterInput::Normed)?;
         card.only("router_select", router_select, &RouterSelect::Probs)?;
-        card.only("shared_combine", shared_combine, &SharedCombine::Add)?;
-        card.only("extras", extras, &Vec::new())?;
+        if extras
+            .iter()
+            .any(|extra| matches!(extra, Extra::Altup | Extra::Laurel | Extra::SparseIndexAsDense))
+        {
+            return card.unbuilt("extras", extras);
+        }
         Ok(Self {
             kind,
-            wiring: card.wiring(*residual)?,
+            wiring: Card::wiring(*residual),
             positions: Card::positions(*positions),
             sight: match mask {
                 MaskKind::Causal => Sight::Causal,
@@ -254,13 +260,13 @@ impl BuiltFeatures {
                 NormKind::Layer => NormFormula::Layer,
                 NormKind::RmsFree | NormKind::LayerFree => return card.unbuilt("qk_norm_kind", qk_norm_kind),
             },
-            ffn: card.activation("ffn", *ffn)?,
-            experts: card.activation("experts_act", experts_act.unwrap_or(*ffn))?,
+            ffn: Card::activation(*ffn),
+            experts: Card::activation(experts_act.unwrap_or(*ffn)),
             gating: match gating {
                 Gating::Softmax => GatingFunction::Softmax,
                 Gating::Sigmoid => GatingFunction::Sigmoid,
                 Gating::SoftmaxWeight => GatingFunction::SoftmaxWeight,
-                Gating::Sparsemixer => return card.unbuilt("gating", gating),
+                Gating::Sparsemixer => GatingFunction::Sparsemixer,
             },
         })
     }
@@ -290,16 +296,9 @@ mod tests {
     #[test]
     fn what_is_not_built_is_refused_by_the_name_it_has_in_the_card() {
         for (text, expected) in [
-            ("ffn = 'situ'", "ffn = situ"),
-            ("ffn = 'xielu'", "ffn = xielu"),
-            ("experts_act = 'xielu'", "experts_act = xielu"),
-            ("gating = 'sparsemixer'", "gating = sparsemixer"),
-            ("residual = 'arctic'", "residual = arctic"),
             ("rope_at = 'end'", "rope_at = end"),
             ("qk_norm_kind = 'rms_free'", "qk_norm_kind = rms_free"),
             ("mixer = 'plamo2'", "mixer = plamo2"),
-            ("shared_combine = 'half_sum'", "shared_combine = half_sum"),
-            ("extras = ['ple', 'sparse_index_as_dense']", "extras = [ple, sparse_index_as_dense]"),
         ] {
             let error = built(text).err().unwrap_or_default();
             assert_eq!(error, format!("card `x`: `{expected}` is not built yet"), "{text}");

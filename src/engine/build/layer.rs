@@ -43,6 +43,7 @@ impl Builder<'_> {
             Wiring::Serial | Wiring::Parallel | Wiring::Normed => None,
         };
         let post_ffn = self.post_norm(layer, &features.post_ffn)?;
+        let extras = self.layer_extras(layer)?;
         let tensors = self.tensors.claimed_under(&at(""));
         let residual_scale = self.residual_scale;
         Ok(LayerPlan {
@@ -57,6 +58,7 @@ impl Builder<'_> {
             post_ffn,
             residual_scale,
             rescale: self.rescale(layer)?,
+            extras,
             tensors,
         })
     }

@@ -146,11 +146,13 @@ impl Builder<'_> {
 
     /// A layer that looks only at the keys an indexer picks looks at all while there are no more than it picks: longer
     /// chunks are not run.
-    fn limit_to_indexed(&mut self, layer: usize) -> Result<(), EngineError> {
+    pub(super) fn limit_to_indexed(&mut self, layer: usize) -> Result<(), EngineError> {
         if !self.tensors.has_under(&format!("blk.{layer}.indexer.")) {
             return Ok(());
         }
-        let n_keys = self.keys.need_count("attention.indexer.top_k")?;
+        // Some pick whole blocks of keys.
+        let block = self.keys.count("attention.indexer.block_size")?.filter(|&n| n > 0).unwrap_or(1);
+        let n_keys = self.keys.need_count("attention.indexer.top_k")?.saturating_mul(block);
         self.chunk_limit = Some(self.chunk_limit.map_or(n_keys, |limit| limit.min(n_keys)));
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Builds the rotations: which layers rotate, by what base and scaling, with which divisors.
 
-use crate::arch::graph::{RopeLocal, RopeLocalBase, RopeOn, RopePairs, YarnMu};
+use crate::arch::graph::{RopeGlobalPart, RopeLocal, RopeLocalBase, RopeOn, RopePairs, YarnMu};
 use crate::engine::EngineError;
 use crate::engine::build::builder::Builder;
 use crate::engine::build::features::PositionRule;
@@ -93,7 +93,12 @@ impl Builder<'_> {
     }
 
     fn rope_of(&mut self, layer: usize, reach: Reach, dk: usize) -> Result<Rope, EngineError> {
-        let n_dims = self.keys.count("rope.dimension_count")?.filter(|&n| n > 0).unwrap_or(dk);
+        let local = if reach == Reach::Local { self.keys.count("rope.dimension_count_swa")? } else { None };
+        let n_dims = local.or(self.keys.count("rope.dimension_count")?).filter(|&n| n > 0).unwrap_or(dk);
+        let n_dims = match (reach, self.features.rope_global_part) {
+            (Reach::Global, RopeGlobalPart::Half) => n_dims / 2,
+            (Reach::Local, _) | (_, RopeGlobalPart::Whole) => n_dims,
+        };
         if n_dims > dk || n_dims % 2 != 0 {
             let expected = "even, at most the head's width";
             return Err(self.keys.unknown("rope.dimension_count", expected, &n_dims.to_string()));
@@ -103,10 +108,14 @@ impl Builder<'_> {
             Some(n) => Some(n),
             None => self.keys.count("context_length")?.filter(|&n| n > 0),
         };
-        // Claimed in any case: the tensors belong to the layer.
-        let Divisors { factors, long_factors } = self.rope_divisors(layer, n_dims / 2, trained)?;
         let pairs = self.pair_layout(n_dims, dk);
         if reach == Reach::Local && self.features.rope_local == RopeLocal::Unscaled {
+            // They belong to the layer even if only others use them, whose rotation may be wider.
+            for name in ["rope_freqs", "rope_factors_short", "rope_factors_long"] {
+                for tensor in [format!("blk.{layer}.{name}.weight"), format!("{name}.weight")] {
+                    let _ = self.tensors.claim(&tensor);
+                }
+            }
             let scaling = RopeScaling::Linear(1.0);
             return Ok(Rope {
                 n_dims,
@@ -118,6 +127,7 @@ impl Builder<'_> {
                 magnitude: 1.0,
             });
         }
+        let Divisors { factors, long_factors } = self.rope_divisors(layer, n_dims / 2, trained)?;
         let Scaled { scaling, magnitude } = self.rope_scaling(n_dims, base, trained)?;
         Ok(Rope { n_dims, pairs, base, scaling, factors, long_factors, magnitude })
     }

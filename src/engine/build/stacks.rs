@@ -4,7 +4,7 @@ use crate::arch::graph::GraphKind;
 use crate::engine::EngineError;
 use crate::engine::build::builder::Builder;
 use crate::engine::build::features::{PositionRule, Sight};
-use crate::engine::plan::{Attention, CrossAttention, EncoderPlan, Mask, RelativeBias};
+use crate::engine::plan::{Attention, CrossAttention, EncoderPlan, KvSource, Mask, RelativeBias};
 
 const BUCKETS: &str = "attention.relative_buckets_count";
 /// Distance from which on all keys share a bucket, where the file does not say.
@@ -40,7 +40,7 @@ impl Builder<'_> {
             return Ok(None);
         }
         let n_heads = self.keys.need_count("attention.head_count")?;
-        let heads = self.heads(n_heads, n_heads)?;
+        let heads = self.heads(n_heads, n_heads, Mask::Full)?;
         let n_embd = self.n_embd;
         let attention = Attention {
             q: self.tensors.need_matrix(&at("q"), heads.q_rows, n_embd)?,
@@ -64,6 +64,11 @@ impl Builder<'_> {
             alibi: None,
             relative: None,
             temperature: None,
+            v_norm: None,
+            kv: KvSource::Own,
+            gate: None,
+            sub_norm: None,
+            out_scale: None,
         };
         Ok(Some(CrossAttention { norm: self.need_norm(&at("norm"))?, attention: Box::new(attention) }))
     }

@@ -7,7 +7,7 @@ use crate::arch::graph::GraphFeatures;
 use crate::core::{GgmlType, Shape, TensorMeta};
 use crate::engine::EngineError;
 use crate::engine::plan::{
-    Activation, Ffn, GatedActivation, GraphPlan, Mask, Mixer, ModelKind, PlainActivation,
+    Activation, Ffn, GatedActivation, GraphPlan, KvSource, Mask, Mixer, ModelKind, PlainActivation,
 };
 use crate::gguf::Metadata;
 
@@ -77,15 +77,6 @@ fn a_gate_goes_with_gated_activations_only() {
 }
 
 #[test]
-fn activations_that_nobody_computes_are_refused() {
-    let (metadata, tensors) = model();
-    for name in ["situ", "xielu"] {
-        let error = plan(&format!("ffn = '{name}'"), &metadata, &tensors).unwrap_err();
-        assert_eq!(error.to_string(), format!("card `x`: `ffn = {name}` is not built yet"));
-    }
-}
-
-#[test]
 fn a_gate_that_need_not_be_there_decides_what_the_feed_forward_is() {
     let (metadata, mut tensors) = model();
     let act = |tensors: &[TensorMeta]| {
@@ -142,14 +133,101 @@ fn norms_behind_the_sums_are_needed_by_their_names() {
     assert!(plan.layers.iter().all(|layer| layer.pre_mixer.is_none() && layer.post_mixer.is_some()));
 }
 
+/// The message of a plan that is refused, with keys set and tensors added.
+fn refusal(graph: &str, numbers: &[(&str, u32)], added: &[(&str, &[u64])]) -> String {
+    let (mut metadata, mut tensors) = model();
+    for (key, value) in numbers {
+        metadata.set(format!("x.{key}"), *value);
+    }
+    tensors.extend(added.iter().map(|(name, dims)| meta(name, dims)));
+    plan(graph, &metadata, &tensors).unwrap_err().to_string()
+}
+
 #[test]
-fn values_that_a_key_scales_are_refused() {
+fn values_that_a_key_scales_are_scaled() {
     let (mut metadata, tensors) = model();
-    metadata.set("x.attention.value_scale", 1.0f32);
-    assert!(plan("", &metadata, &tensors).is_ok());
     metadata.set("x.attention.value_scale", 0.5f32);
-    let error = plan("", &metadata, &tensors).unwrap_err();
-    assert_eq!(error.to_string(), "card `x`: `attention.value_scale = 0.5` is not built yet");
+    let plan = plan("", &metadata, &tensors).unwrap();
+    assert!(matches!(&plan.layers[0].mixer, Mixer::Attention(a) if a.out_scale == Some(0.5)));
+}
+
+#[test]
+fn what_extras_need_is_named() {
+    let shape = "tensor `blk.0.attn_gate.weight`: expected shape [8, 8], found [3, 8]";
+    for (graph, numbers, added, expected) in [
+        ("attn_gate = 'sigmoid'", &[][..], &[("blk.0.attn_gate.weight", &[3, WIDTH][..])][..], shape),
+        ("ffn = 'xielu'", &[], &[], "key `xielu.beta` is missing"),
+        ("ffn = 'situ'", &[], &[], "key `x.activation.situ_beta` is missing"),
+        ("attn_scale = 'output_scale'", &[], &[], "key `x.attention.output_scale` is missing"),
+        ("extras = ['loops']", &[], &[], "key `x.num_loops` is missing"),
+        (
+            "extras = ['loops']",
+            &[("num_loops", u32::MAX)],
+            &[],
+            "key `x.num_loops`: expected fewer than 65537 layers in all, found 4294967295",
+        ),
+        (
+            "extras = ['ple']",
+            &[("embedding_length_per_layer_input", 4)],
+            &[],
+            "tensor `per_layer_token_embd.weight` is missing",
+        ),
+        (
+            "kv_share = true",
+            &[("attention.shared_kv_layers", 2)],
+            &[],
+            "key `x.attention.shared_kv_layers`: expected fewer layers than the model has, found 2",
+        ),
+    ] {
+        assert_eq!(refusal(graph, numbers, added), expected, "{graph}");
+    }
+}
+
+#[test]
+fn a_gate_is_for_values_or_for_heads() {
+    let (metadata, mut tensors) = model();
+    tensors.push(meta("blk.0.attn_gate.weight", &[2, WIDTH]));
+    tensors.push(meta("blk.1.attn_gate.weight", &[WIDTH, WIDTH]));
+    let plan = plan("attn_gate = 'softplus'", &metadata, &tensors).unwrap();
+    let rows: Vec<_> = plan
+        .layers
+        .iter()
+        .map(|layer| match &layer.mixer {
+            Mixer::Attention(a) => a.gate.as_ref().map(|gate| gate.matrix.n_rows),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(rows, [Some(2), Some(WIDTH as usize)]);
+}
+
+#[test]
+fn a_stack_is_run_again_with_a_norm_between_unless_a_key_says_none() {
+    let (mut metadata, tensors) = model();
+    metadata.set("x.num_loops", 3u32);
+    let exits = |metadata: &Metadata| {
+        let plan = plan("extras = ['loops']", metadata, &tensors).unwrap();
+        plan.layers.iter().map(|layer| layer.extras.exit_norm.is_some()).collect::<Vec<_>>()
+    };
+    assert_eq!(exits(&metadata), [false, true, false, true, false, false]);
+    metadata.set("x.skip_loop_final_norm", true);
+    assert_eq!(exits(&metadata), [false; 6]);
+}
+
+#[test]
+fn the_last_layers_use_keys_of_an_earlier_one() {
+    let (mut metadata, tensors) = model();
+    metadata.set("x.attention.shared_kv_layers", 1u32);
+    let plan = plan("kv_share = true", &metadata, &tensors).unwrap();
+    let sources: Vec<_> = plan
+        .layers
+        .iter()
+        .filter_map(|layer| match &layer.mixer {
+            Mixer::Attention(a) => Some(a.kv),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(sources, [KvSource::Kept, KvSource::From(0)]);
+    assert!(plan.handed_floats() > 0);
 }
 
 #[test]

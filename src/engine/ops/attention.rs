@@ -2,6 +2,8 @@
 
 mod heads;
 
+use std::sync::atomic::Ordering;
+
 use rayon::prelude::*;
 
 use crate::core::simd::SimdLevel;
@@ -11,7 +13,7 @@ use crate::engine::ops::matmul::{MatrixView, TileGrid};
 use crate::engine::ops::prefix::rotate_2d;
 use crate::engine::ops::product::Product;
 use crate::engine::ops::relative::RelativeScores;
-use crate::engine::plan::{Attention, HeadNorm, HeadSpan, Temperature};
+use crate::engine::plan::{Attention, HeadNorm, HeadSpan, KvSource, Temperature};
 use crate::engine::run::batch::{ChunkBatch, TokenPlace};
 use crate::engine::run::runner::Runner;
 use crate::engine::run::timings::WorkKind;
@@ -60,13 +62,17 @@ impl Runner<'_> {
         let mut q = self.take(n_wanted * a.q.n_rows);
         let mut k = self.take(n_tokens * a.k.n_rows);
         let mut v = self.take(n_tokens * a.v.n_rows);
-        let mut products = vec![Product::plain(&a.k, &mut k), Product::plain(&a.v, &mut v)];
+        let own_kv = !matches!(a.kv, KvSource::From(_));
+        let mut products = Vec::with_capacity(3);
+        if own_kv {
+            products.extend([Product::plain(&a.k, &mut k), Product::plain(&a.v, &mut v)]);
+        }
+        let queries = batch.select(x, a.q.n_cols);
         if batch.is_whole() {
             products.insert(0, Product::plain(&a.q, &mut q));
             self.products(x, n_tokens, products)?;
         } else {
             self.products(x, n_tokens, products)?;
-            let queries = batch.select(x, a.q.n_cols);
             self.products(&queries, n_wanted, vec![Product::plain(&a.q, &mut q)])?;
         }
         let gates = self.take_gates(a, &mut q);
@@ -80,7 +86,16 @@ impl Runner<'_> {
             });
         }
         self.place(a, &Side::queries(a), &batch.select(&batch.places, 1), &mut q)?;
-        self.place(a, &Side::keys(a), &batch.places, &mut k)?;
+        match a.kv {
+            KvSource::From(layer) => self.carried.recall(layer, batch.start, &mut k, &mut v),
+            KvSource::Own | KvSource::Kept => {
+                self.place(a, &Side::keys(a), &batch.places, &mut k)?;
+                self.norm_in_place(a.v_norm.as_ref(), &mut v, a.dv)?;
+            }
+        }
+        if a.kv == KvSource::Kept {
+            self.carried.keep(self.layer.load(Ordering::Relaxed), batch.start, &k, &v);
+        }
         self.slot("q", &q, a.n_heads * a.dk);
         self.slot("k", &k, a.k.n_rows);
         let mut context = self.take(n_wanted * a.n_heads * a.dv);
@@ -88,7 +103,14 @@ impl Runner<'_> {
         self.slot("attention", &context, a.n_heads * a.dv);
         self.give([q, k, v]);
         self.apply_gates(gates, &mut context, a.n_heads * a.dv);
+        if let Some(gate) = &a.gate {
+            self.gate_heads(gate, &queries, n_wanted, &mut context, a.out.n_cols)?;
+        }
+        self.norm_in_place(a.sub_norm.as_ref(), &mut context, a.out.n_cols)?;
         self.products(&context, n_wanted, vec![Product::plain(&a.out, out)])?;
+        if let Some(factor) = a.out_scale {
+            self.scale_rows(out, factor);
+        }
         self.give([context]);
         Ok(())
     }

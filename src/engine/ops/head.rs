@@ -17,6 +17,7 @@ use crate::engine::ops::product::Product;
 use crate::engine::ops::rope::RopeTables;
 use crate::engine::plan::GraphPlan;
 use crate::engine::run::buffers::Buffers;
+use crate::engine::run::carried::Carried;
 use crate::engine::run::forward::Engine;
 use crate::engine::run::observer::Observer;
 use crate::engine::run::panel::{Panel, SLICE_TOKENS, cuts};
@@ -184,6 +185,7 @@ impl Engine<'_> {
             memory: Vec::new(),
             layer: AtomicUsize::new(self.plan.layers.len()),
             buffers: Buffers::default(),
+            carried: Carried::default(),
         }
     }
 

@@ -4,7 +4,7 @@
 #![expect(clippy::inline_always, reason = "the loops must be compiled inside the level's function")]
 
 use crate::core::simd::{SimdLevel, VectorLoop};
-use crate::engine::plan::{GatedActivation, PlainActivation};
+use crate::engine::plan::{GateFunction, GatedActivation, PlainActivation, Xielu};
 
 const LANES: usize = 16;
 
@@ -37,6 +37,20 @@ pub(crate) fn exp(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
+}
+
+/// `e^x - 1`.
+#[inline(always)]
+fn exp_m1(x: f32) -> f32 {
+    // Near zero the difference loses digits: the series to x^6 is exact to f32 below 0.1.
+    let series = x * (1.0 + x * (0.5 + x * (1.0 / 6.0 + x * (1.0 / 24.0 + x * (1.0 / 120.0 + x / 720.0)))));
+    if x.abs() < 0.1 { series } else { exp(x) - 1.0 }
+}
+
+#[inline(always)]
+fn softplus(x: f32) -> f32 {
+    // Above 20 the sum is x to f32.
+    if x > 20.0 { x } else { exp(x).ln_1p() }
 }
 
 /// The hyperbolic tangent.
@@ -165,6 +179,18 @@ vector_loops! {
                 let g = if g > 7.0 { 7.0 } else { g };
                 *u = (u.clamp(-7.0, 7.0) + 1.0) * (g * sigmoid(1.702 * g));
             }),
+            GatedActivation::SwigluLimitBefore(c) => pairs.for_each(|(u, &g)| {
+                let g = if g > c { c } else { g };
+                *u = u.clamp(-c, c) * (g * sigmoid(g));
+            }),
+            GatedActivation::SwigluLimitAfter(c) => pairs.for_each(|(u, &g)| {
+                let a = g * sigmoid(g);
+                *u = u.clamp(-c, c) * if a > c { c } else { a };
+            }),
+            GatedActivation::Situ { beta, linear_beta } => pairs.for_each(|(u, &g)| {
+                let up = if linear_beta == 0.0 { *u } else { linear_beta * tanh(*u / linear_beta) };
+                *u = up * (beta * tanh(g / beta) * sigmoid(g));
+            }),
         }
     }
     PlainLoop<'a> { act: PlainActivation, x: &'a mut [f32] } -> () {
@@ -173,6 +199,17 @@ vector_loops! {
             PlainActivation::GeluErf => x.iter_mut().for_each(|x| *x = gelu_erf(*x)),
             PlainActivation::Relu => x.iter_mut().for_each(|x| *x = relu(*x)),
             PlainActivation::Relu2 => x.iter_mut().for_each(|x| *x = relu(*x) * relu(*x)),
+            PlainActivation::Xielu(Xielu { positive, negative, beta, eps }) => x.iter_mut().for_each(|x| {
+                let low = if *x < eps { *x } else { eps };
+                let bent = if *x > 0.0 { positive * *x * *x } else { negative * (exp_m1(low) - *x) };
+                *x = bent + beta * *x;
+            }),
+        }
+    }
+    GateLoop<'a> { function: GateFunction, x: &'a mut [f32] } -> () {
+        match function {
+            GateFunction::Sigmoid => x.iter_mut().for_each(|x| *x = sigmoid(*x)),
+            GateFunction::Softplus => x.iter_mut().for_each(|x| *x = softplus(*x)),
         }
     }
     MaxLoop<'a> { x: &'a [f32] } -> f32 {
@@ -337,6 +374,11 @@ pub(crate) fn gated(level: SimdLevel, act: GatedActivation, gate: &[f32], up: &m
     level.vectorize(GatedLoop { act, gate, up });
 }
 
+/// `x[i] = f(x[i])`.
+pub(crate) fn gate(level: SimdLevel, function: GateFunction, x: &mut [f32]) {
+    level.vectorize(GateLoop { function, x });
+}
+
 /// Applies an activation without gate.
 pub(crate) fn activate(level: SimdLevel, act: PlainActivation, x: &mut [f32]) {
     level.vectorize(PlainLoop { act, x });
@@ -430,6 +472,42 @@ mod tests {
         for (x, expected) in [(0.5, 0.520_499_877_8), (1.0, 0.842_700_792_9), (2.0, 0.995_322_265_0)] {
             assert!((erf(x) - expected).abs() < 1.2e-7, "erf {x}");
             assert!((erf(-x) + expected).abs() < 1.2e-7, "erf -{x}");
+        }
+    }
+
+    #[test]
+    fn activations_with_parameters_equal_their_formulas() {
+        let level = SimdLevel::detect();
+        let x: Vec<f32> = (-600..=600).map(|i| i as f32 / 50.0).collect();
+        let sigmoid = |a: f64| 1.0 / (1.0 + (-a).exp());
+        let xielu = Xielu { positive: 0.7, negative: 0.9, beta: 0.5, eps: -1e-6 };
+        let mut y = x.clone();
+        activate(level, PlainActivation::Xielu(xielu), &mut y);
+        for (&x, &y) in x.iter().zip(&y) {
+            let d = f64::from(x);
+            let bent = if d > 0.0 { 0.7 * d * d } else { 0.9 * (d.min(-1e-6).exp_m1() - d) };
+            assert!((f64::from(y) - bent - 0.5 * d).abs() < 1e-5 * (1.0 + d * d), "xielu {x}");
+        }
+        let mut plus = x.clone();
+        gate(level, GateFunction::Softplus, &mut plus);
+        for (&x, &y) in x.iter().zip(&plus) {
+            assert!((f64::from(y) - f64::from(x).exp().ln_1p()).abs() < 2e-6, "softplus {x}");
+        }
+        let up = 3.5f64;
+        let silu = |g: f64| g * sigmoid(g);
+        let tests: [(GatedActivation, &dyn Fn(f64) -> f64); 3] = [
+            (GatedActivation::SwigluLimitBefore(2.0), &|g| silu(g.min(2.0)) * 2.0),
+            (GatedActivation::SwigluLimitAfter(2.0), &|g| silu(g).min(2.0) * 2.0),
+            (GatedActivation::Situ { beta: 4.0, linear_beta: 3.0 }, &|g| {
+                4.0 * (g / 4.0).tanh() * sigmoid(g) * 3.0 * (up / 3.0).tanh()
+            }),
+        ];
+        for (act, formula) in tests {
+            let mut y = vec![up as f32; x.len()];
+            gated(level, act, &x, &mut y);
+            for (&x, &y) in x.iter().zip(&y) {
+                assert!((f64::from(y) - formula(f64::from(x))).abs() < 1e-5, "{act:?} {x}");
+            }
         }
     }
 

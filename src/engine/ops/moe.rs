@@ -4,9 +4,10 @@ use rayon::prelude::*;
 
 use crate::arch::graph::GroupScoreName;
 use crate::engine::EngineError;
+use crate::engine::ops::ffn::FfnInputs;
 use crate::engine::ops::math;
 use crate::engine::ops::product::Product;
-use crate::engine::plan::{Dense, GatingFunction, Matrix, Moe};
+use crate::engine::plan::{Dense, GatingFunction, Matrix, Moe, RouterSource};
 use crate::engine::run::runner::Runner;
 use crate::engine::run::timings::WorkKind;
 
@@ -28,11 +29,12 @@ impl Runner<'_> {
     pub(crate) fn moe(
         &self,
         moe: &Moe,
-        x: &[f32],
+        inputs: FfnInputs<'_>,
         n_tokens: usize,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        let chosen = self.choose(moe, x, n_tokens)?;
+        let x = inputs.input;
+        let chosen = self.choose(moe, inputs, n_tokens)?;
         match &moe.shared {
             None => out.fill(0.0),
             Some(shared) => {
@@ -48,14 +50,22 @@ impl Runner<'_> {
                 self.add_expert(expert, choices, x, out)?;
             }
         }
+        if let Some(factor) = moe.sum_scale {
+            self.scale_rows(out, factor);
+        }
         Ok(())
     }
 
     /// Which tokens use which expert: for every expert its choices, ascending by token.
-    fn choose(&self, moe: &Moe, x: &[f32], n_tokens: usize) -> Result<Vec<Vec<ExpertChoice>>, EngineError> {
+    fn choose(
+        &self,
+        moe: &Moe,
+        inputs: FfnInputs<'_>,
+        n_tokens: usize,
+    ) -> Result<Vec<Vec<ExpertChoice>>, EngineError> {
         let n_experts = moe.experts.len();
         let mut logits = self.take(n_tokens * n_experts);
-        self.products(x, n_tokens, vec![Product::plain(&moe.router, &mut logits)])?;
+        self.router_logits(moe, inputs, n_tokens, &mut logits)?;
         let select_bias = self.weights.optional(moe.select_bias.as_ref())?;
         let routes: Vec<Vec<(usize, f32)>> = self.workers.install(|| {
             let routed = logits.par_chunks(n_experts).map(|l| route(moe, l, select_bias.as_deref()));
@@ -69,6 +79,38 @@ impl Runner<'_> {
             }
         }
         Ok(chosen)
+    }
+
+    /// The router's logits, of what it reads.
+    fn router_logits(
+        &self,
+        moe: &Moe,
+        inputs: FfnInputs<'_>,
+        n_tokens: usize,
+        logits: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let n_embd = moe.router.n_cols;
+        match (moe.router_source, &moe.router_norm) {
+            (RouterSource::Input, _) => {
+                self.products(inputs.input, n_tokens, vec![Product::plain(&moe.router, logits)])
+            }
+            (RouterSource::Entry, _) => {
+                self.products(inputs.entry, n_tokens, vec![Product::plain(&moe.router, logits)])
+            }
+            (RouterSource::Stream, norm) => {
+                let mut scaled = self.take(n_tokens * n_embd);
+                match norm {
+                    Some(norm) => {
+                        self.norm_rows(&self.weights.norm(norm)?, inputs.stream, &mut scaled, n_embd);
+                    }
+                    None => scaled.copy_from_slice(&inputs.stream[..n_tokens * n_embd]),
+                }
+                self.scale_rows(&mut scaled, (n_embd as f32).sqrt().recip());
+                self.products(&scaled, n_tokens, vec![Product::plain(&moe.router, logits)])?;
+                self.give([scaled]);
+                Ok(())
+            }
+        }
     }
 
     /// Multiplies each row of `out` by the logistic function of the row's gate.
@@ -139,6 +181,11 @@ fn route(moe: &Moe, logits: &[f32], select_bias: Option<&[f32]>) -> Vec<(usize, 
         GatingFunction::Softmax => softmax(logits),
         GatingFunction::Sigmoid => logits.iter().map(|l| 1.0 / (1.0 + (-l).exp())).collect(),
         GatingFunction::SoftmaxWeight => logits.to_vec(),
+        GatingFunction::SqrtSoftplus => {
+            let softplus = |l: f32| if l > 20.0 { l } else { l.exp().ln_1p() };
+            logits.iter().map(|&l| softplus(l).sqrt()).collect()
+        }
+        GatingFunction::Sparsemixer => return sparsemixer(logits, moe.near),
     };
     let mut scores = probabilities.clone();
     if let Some(bias) = select_bias {
@@ -166,18 +213,43 @@ fn route(moe: &Moe, logits: &[f32], select_bias: Option<&[f32]>) -> Vec<(usize, 
     if moe.gating == GatingFunction::SoftmaxWeight {
         weights = softmax(&weights);
     }
+    weigh(moe, &mut weights);
+    ranked.into_iter().zip(weights).collect()
+}
+
+/// Normalizes and scales the weights of the chosen.
+fn weigh(moe: &Moe, weights: &mut [f32]) {
     if moe.normalize {
         let sum: f32 = weights.iter().sum::<f32>() + 1e-20;
-        for w in &mut weights {
+        for w in weights.iter_mut() {
             *w /= sum;
         }
     }
     if let Some(scale) = moe.scale {
-        for w in &mut weights {
+        for w in weights.iter_mut() {
             *w *= scale;
         }
     }
-    ranked.into_iter().zip(weights).collect()
+}
+
+/// Two experts: the best, weighed by softmax among the experts near it, then the best of the others in the same way
+/// (Liu et al. 2023, as Phi-3.5-MoE applies it outside of training).
+fn sparsemixer(logits: &[f32], near: f32) -> Vec<(usize, f32)> {
+    let mut left = logits.to_vec();
+    let mut chosen = Vec::with_capacity(2);
+    for _ in 0..2.min(logits.len()) {
+        let Some(&top) = best(&left, 1).first() else { break };
+        let peak = left[top];
+        // Distance is measured on all logits, those already chosen are out.
+        let gate = |(&l, &rest): (&f32, &f32)| {
+            let is_near = (peak - l) / l.abs().max(peak) <= near;
+            if is_near { rest } else { f32::NEG_INFINITY }
+        };
+        let gates: Vec<f32> = logits.iter().zip(&left).map(gate).collect();
+        chosen.push((top, softmax(&gates)[top]));
+        left[top] = f32::NEG_INFINITY;
+    }
+    chosen
 }
 
 fn softmax(logits: &[f32]) -> Vec<f32> {
@@ -214,6 +286,10 @@ mod tests {
             scale: None,
             shared: None,
             shared_gate: None,
+            near: 0.02,
+            sum_scale: None,
+            router_source: RouterSource::Input,
+            router_norm: None,
         }
     }
 
@@ -237,6 +313,21 @@ mod tests {
         let chosen = route(&moe(1, GatingFunction::Sigmoid), &[-1.0, 2.0, 0.0, 0.0], Some(&bias));
         assert_eq!(chosen[0].0, 0);
         assert!((chosen[0].1 - 0.268_941_4).abs() < 1e-6);
+    }
+
+    #[test]
+    fn the_sparse_mixer_weighs_among_near_experts() {
+        // 2.0 and 1.97 are near (0.015), 1.0 is not; of the rest 1.97 is best, and 2.0 is out though it is near.
+        let chosen = sparsemixer(&[1.0, 2.0, 1.97, -3.0], 0.02);
+        assert_eq!(chosen.iter().map(|c| c.0).collect::<Vec<_>>(), [1, 2]);
+        let weight = 1.0 / (1.0 + (-0.03f32).exp());
+        assert!((chosen[0].1 - weight).abs() < 1e-6 && (chosen[1].1 - 1.0).abs() < 1e-6, "{chosen:?}");
+    }
+
+    #[test]
+    fn the_root_of_softplus_is_a_gating() {
+        let chosen = route(&moe(1, GatingFunction::SqrtSoftplus), &[0.0, 3.0, 25.0, -1.0], None);
+        assert_eq!(chosen, [(2, 5.0)]);
     }
 
     #[test]

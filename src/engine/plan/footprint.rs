@@ -1,7 +1,7 @@
 //! What the mixers of layers take of memory.
 
 use crate::engine::ops::attention;
-use crate::engine::plan::{Attention, Dense, Ffn, LayerPlan, Matrix, Mixer, Twin};
+use crate::engine::plan::{Attention, Ffn, LayerPlan, Matrix, Mixer, Twin};
 
 /// Memory of a mixer's run.
 pub(crate) trait Footprint {
@@ -64,7 +64,8 @@ impl Footprint for Attention {
 
     fn floats_per_token(&self) -> usize {
         let gated = if self.has_gated_queries() { 3 * self.n_heads * self.dk } else { 0 };
-        gated + self.n_heads * (self.dk + self.dv) + self.n_kv_heads * (self.dk + self.dv)
+        let gate = self.gate.as_ref().map_or(0, |gate| gate.matrix.n_rows);
+        gated + gate + (self.n_heads + self.n_kv_heads) * (self.dk + self.dv)
     }
 
     fn thread_bytes(&self, chunk_len: usize) -> usize {
@@ -96,15 +97,15 @@ impl Twin {
 impl LayerPlan {
     /// Columns of the layer's widest matrix.
     pub(crate) fn widest(&self) -> usize {
-        let dense = |d: &Dense| d.up.n_cols.max(d.down.n_cols);
         let mixer = self.mixer.footprint().map_or(0, Footprint::widest);
         let cross = self.cross.as_ref().map_or(0, |cross| cross.attention.widest());
         let mixer = mixer.max(cross);
         let ffn = match &self.ffn {
             Ffn::None => 0,
-            Ffn::Dense(d) => dense(d),
+            Ffn::Dense(d) => d.widest(),
             Ffn::ChannelMix(mix) => mix.widest(),
-            Ffn::Moe(m) => m.experts.iter().chain(&m.shared).map(dense).max().unwrap_or(0),
+            Ffn::Moe(m) => m.widest(),
+            Ffn::Both(both) => both.moe.widest().max(both.dense.widest()),
         };
         mixer.max(ffn)
     }
@@ -115,17 +116,15 @@ impl LayerPlan {
         // Keys and values of the other stack's tokens, which batches count as their own.
         let cross = self.cross.as_ref().map_or(0, |cross| cross.attention.floats_per_token());
         let mixer = mixer.max(cross);
-        let dense = |d: &Dense| d.up.n_rows + n_embd;
         let ffn = match &self.ffn {
             Ffn::None => 0,
-            Ffn::Dense(d) => dense(d),
+            Ffn::Dense(d) => d.floats_per_token(n_embd),
             Ffn::ChannelMix(mix) => mix.floats_per_token(),
-            // Every token may choose the same expert, whose rows are gathered.
-            Ffn::Moe(m) => {
-                let expert = m.experts.iter().map(dense).max().unwrap_or(0);
-                m.experts.len() + 2 * m.n_used + expert + n_embd + m.shared.as_ref().map_or(0, dense)
+            Ffn::Moe(m) => m.floats_per_token(n_embd),
+            Ffn::Both(both) => {
+                2 * n_embd + both.moe.floats_per_token(n_embd).max(both.dense.floats_per_token(n_embd))
             }
         };
-        3 * n_embd + mixer.max(ffn)
+        3 * n_embd + self.entry_floats(n_embd) + mixer.max(ffn)
     }
 }

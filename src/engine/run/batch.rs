@@ -18,6 +18,8 @@ pub(crate) struct TokenPlace {
 /// Whole chunks that go through a layer together.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChunkBatch {
+    /// Its first token in the group.
+    pub(crate) start: usize,
     /// First token of every chunk, and the number of tokens.
     pub(crate) cuts: Vec<usize>,
     /// One place per token.

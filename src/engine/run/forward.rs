@@ -15,6 +15,7 @@ use crate::engine::ops::{math, matmul};
 use crate::engine::plan::{Ffn, Footprint, GraphPlan, LayerPlan, Norm};
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::buffers::Buffers;
+use crate::engine::run::carried::Carried;
 use crate::engine::run::observer::Observer;
 use crate::engine::run::panel;
 use crate::engine::run::runner::Runner;
@@ -104,15 +105,15 @@ impl<'a> Engine<'a> {
     }
 
     fn is_moe(&self) -> bool {
-        self.plan.layers.iter().any(|layer| matches!(layer.ffn, Ffn::Moe(_)))
+        self.plan.layers.iter().any(|layer| matches!(layer.ffn, Ffn::Moe(_) | Ffn::Both(_)))
     }
 
     /// Bytes per token: what stays between layers, and what a batch needs inside one.
     fn token_bytes(&self) -> (u64, u64) {
         let n_embd = self.plan.n_embd;
         let inner = self.plan.all_layers().map(|layer| layer.floats_per_token(n_embd)).max().unwrap_or(0);
-        // Between layers: the residual stream, and the hidden state of a scored row.
-        let carried = self.plan.carried_floats();
+        // Between layers: the residual stream, the hidden state of a scored row, what layers hand on.
+        let carried = self.plan.carried_floats() + self.plan.handed_floats();
         (8 * n_embd as u64 + 4 * carried as u64, 4 * inner as u64)
     }
 
@@ -232,7 +233,7 @@ impl<'a> Engine<'a> {
         if let Some(limit) = plan.chunk_limit.filter(|&limit| limit < longest) {
             return Err(EngineError::ChunkNotDense { tokens: longest, limit });
         }
-        let run = Runner {
+        let mut run = Runner {
             plan,
             weights,
             workers: &self.workers,
@@ -244,8 +245,14 @@ impl<'a> Engine<'a> {
             layer: AtomicUsize::new(0),
             memory: memory.states,
             buffers: Buffers::default(),
+            carried: Carried::default(),
         };
         let mut x = run.clock.time(WorkKind::Embed, || run.embed(chunks))?;
+        if plan.layer_embeddings.is_some() {
+            run.carried.tokens = chunks.iter().flat_map(|chunk| &chunk.tokens).copied().collect();
+            run.carried.start.clone_from(&x);
+        }
+        let run = run;
         let budget = self.options.memory_bytes.saturating_sub(self.fixed_bytes(longest));
         let mut batches = batches(chunks, self.batch_tokens(budget, longest));
         give_memory(&mut batches, &memory.cuts);
@@ -302,7 +309,8 @@ fn batches(chunks: &[TokenChunk], limit: usize) -> Vec<(Range<usize>, ChunkBatch
             n_tokens += chunks[end].tokens.len();
             end += 1;
         }
-        let batch = ChunkBatch::new(chunks[first..end].iter().map(|chunk| chunk.tokens.len()));
+        let mut batch = ChunkBatch::new(chunks[first..end].iter().map(|chunk| chunk.tokens.len()));
+        batch.start = start;
         batches.push((start..start + n_tokens, batch));
         start += n_tokens;
         first = end;

@@ -1,6 +1,7 @@
 //! Layers whose norms are behind the sums (BERT): the stream itself is normed after each branch has been added.
 
 use crate::engine::EngineError;
+use crate::engine::ops::ffn::FfnInputs;
 use crate::engine::plan::{LayerPlan, Norm};
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::runner::Runner;
@@ -31,7 +32,8 @@ impl Runner<'_> {
         }
         self.give([input]);
         self.slot("ffn_input", x, n_embd);
-        self.ffn(&layer.ffn, batch, x, &mut branch)?;
+        let inputs = FfnInputs { input: x, stream: x, entry: &[] };
+        self.ffn(&layer.ffn, batch, inputs, &mut branch)?;
         self.slot("ffn", &branch, n_embd);
         self.add_rows(x, &mut branch, None, layer.residual_scale, n_embd);
         self.norm_stream(layer.post_ffn.as_ref(), x, &mut branch)?;

@@ -4,12 +4,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::core::progress::Progress;
 use crate::engine::EngineError;
+use crate::engine::ops::ffn::FfnInputs;
 use crate::engine::ops::math;
 use crate::engine::ops::product::Product;
 use crate::engine::ops::rope::RopeTables;
 use crate::engine::plan::{GraphPlan, LayerPlan, Mixer, Norm, Wiring};
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::buffers::{Buffer, Buffers};
+use crate::engine::run::carried::Carried;
 use crate::engine::run::observer::Observer;
 use crate::engine::run::timings::Clock;
 use crate::engine::run::weights::WeightReader;
@@ -28,6 +30,7 @@ pub(crate) struct Runner<'a> {
     /// Final states of the encoder, of all chunks.
     pub(crate) memory: Vec<f32>,
     pub(crate) buffers: Buffers,
+    pub(crate) carried: Carried,
 }
 
 impl Runner<'_> {
@@ -71,6 +74,11 @@ impl Runner<'_> {
         }
         self.slot("mixer_input", &mixer_input, n_embd);
         let x = batch.gather(x, n_embd);
+        let entry = layer.needs_entry().then(|| {
+            let mut entry = self.take(x.len());
+            entry.copy_from_slice(x);
+            entry
+        });
         let mut branch = self.take(x.len());
         let mut ffn_input = self.take(x.len());
         // With parallel wiring the feed-forward reads the layer's input too.
@@ -104,12 +112,15 @@ impl Runner<'_> {
             }
         }
         self.give([mixer_input]);
-        self.ffn(&layer.ffn, batch, &ffn_input, &mut branch)?;
+        let inputs = FfnInputs { input: &ffn_input, stream: x, entry: entry.as_deref().unwrap_or_default() };
+        self.ffn(&layer.ffn, batch, inputs, &mut branch)?;
         self.slot("ffn", &branch, n_embd);
         self.add_rows(x, &mut branch, post_ffn.as_ref(), rho, n_embd);
         math::scale_and_cap(self.weights.level, x, layer.rescale, None);
-        self.slot("output", x, n_embd);
         self.give([ffn_input, branch]);
+        entry.into_iter().for_each(|entry| self.give([entry]));
+        self.extras(&layer.extras, batch, x)?;
+        self.slot("output", x, n_embd);
         Ok(())
     }
 

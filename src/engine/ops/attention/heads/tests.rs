@@ -31,6 +31,11 @@ fn attention(mask: Mask, cap: Option<f32>, alibi: Option<Vec<f32>>) -> Attention
         alibi,
         relative: None,
         temperature: None,
+        v_norm: None,
+        kv: crate::engine::plan::KvSource::Own,
+        gate: None,
+        sub_norm: None,
+        out_scale: None,
     }
 }
 

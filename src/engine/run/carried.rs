@@ -1,0 +1,34 @@
+//! What a run carries from layer to layer besides the residual stream.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+/// Keys and values of all tokens of a batch.
+type KeysAndValues = (Vec<f32>, Vec<f32>);
+
+/// Keys and values that later layers use, and what the stream began with.
+#[derive(Debug, Default)]
+pub(crate) struct Carried {
+    /// By layer and first token of the batch.
+    kept: Mutex<HashMap<(usize, usize), KeysAndValues>>,
+    /// Tokens of the group, if layers look them up.
+    pub(crate) tokens: Vec<u32>,
+    /// The stream before the first layer, if later layers read it.
+    pub(crate) start: Vec<f32>,
+}
+
+impl Carried {
+    /// Keeps keys and values of a layer and batch.
+    pub(crate) fn keep(&self, layer: usize, start: usize, k: &[f32], v: &[f32]) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.insert((layer, start), (k.to_vec(), v.to_vec()));
+    }
+
+    /// Copies what an earlier layer has kept.
+    pub(crate) fn recall(&self, layer: usize, start: usize, k: &mut [f32], v: &mut [f32]) {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let (keys, values) = kept.get(&(layer, start)).expect("the plan says which layers keep");
+        k.copy_from_slice(keys);
+        v.copy_from_slice(values);
+    }
+}
