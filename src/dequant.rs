@@ -20,6 +20,7 @@
 //! | `gptq` `awq` `autoround` `compressed` | who writes them, and how |
 //! | `sparse` | matrices of bits and values |
 //! | `fp4` `mxfp4` `modelopt` | FP4 with powers of two or E4M3 for scales |
+//! | `stack` `fp4_turned` | stacks of experts, and those packed across their rows |
 //! | `linear_shape` | shapes that a file does not say |
 //! | `bitsandbytes` `hqq` `quanto` `bitnet` | layouts of one tool each |
 //! | `fp8` | FP8 by blocks, rows, tensors |
@@ -40,6 +41,7 @@ mod compressed;
 mod encoding;
 mod error;
 mod fp4;
+mod fp4_turned;
 mod fp8;
 mod gptq;
 mod grouped;
@@ -54,6 +56,7 @@ mod patterns;
 mod quanto;
 mod settings;
 mod sparse;
+mod stack;
 mod targets;
 mod tensors;
 mod values;

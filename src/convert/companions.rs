@@ -24,22 +24,28 @@ impl Companions {
     /// The factors of a tensor whose weights are packed as `packings`, in the order of [`Recipe::weights`]; `None` if no
     /// tensor beside it can say them.
     pub(super) fn of(recipe: &Recipe, packings: &[Packing]) -> Option<Self> {
+        let is_stack = packings.iter().any(|packing| packing.stack.is_some());
         let pairs: Vec<_> = packings.iter().map(|packing| (packing.scale, packing.input_scale)).collect();
         let (&first, rest) = pairs.split_first()?;
-        if pairs.iter().all(|pair| *pair == (None, None)) {
+        if !is_stack && pairs.iter().all(|pair| *pair == (None, None)) {
             return Some(Self::default());
         }
         if recipe.shape().rank() < 3 {
+            if is_stack {
+                return None;
+            }
             let one = |factor: Option<f32>| factor.into_iter().collect();
             let all = Self { scale: one(first.0), input_scale: one(first.1) };
             return rest.iter().all(|pair| *pair == first).then(|| all.written());
         }
         let weights = recipe.weights();
+        let packing = |weight: usize| packings.get(weights.iter().position(|&own| own == weight)?);
+        let matrix_elems = |weight: usize| Some(packing(weight)?.stack.as_ref()?.n_elems);
         let mut all = Self::default();
-        for expert in recipe.slabs() {
-            let mut own = expert.iter().filter_map(|weight| weights.iter().position(|w| w == weight));
-            let pair = *pairs.get(own.next()?)?;
-            if own.any(|at| pairs.get(at) != Some(&pair)) {
+        for expert in recipe.slabs(&matrix_elems) {
+            let mut own = expert.iter().map(|&(weight, matrix)| of_matrix(packing(weight)?, matrix));
+            let pair = own.next()??;
+            if own.any(|other| other != Some(pair)) {
                 return None;
             }
             all.scale.push(pair.0.unwrap_or(1.0));
@@ -80,6 +86,14 @@ impl Companions {
         };
         pairs.into_iter().filter(|(_, values)| !values.is_empty()).filter_map(tensor).collect()
     }
+}
+
+/// The factors of one matrix of a weight; `None` if it is not known which.
+fn of_matrix(packing: &Packing, matrix: Option<u64>) -> Option<(Option<f32>, Option<f32>)> {
+    let Some(stack) = &packing.stack else { return Some((packing.scale, packing.input_scale)) };
+    let at = usize::try_from(matrix?).ok()?;
+    let input = if stack.input_scales.is_empty() { None } else { Some(*stack.input_scales.get(at)?) };
+    Some((Some(*stack.scales.get(at)?), input))
 }
 
 /// Whether factors are left out.

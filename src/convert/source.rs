@@ -90,10 +90,12 @@ impl ModelSource {
     /// weights' blocks.
     pub(super) fn keep_input_factors(&mut self, weights: &[usize]) {
         let metas = self.weights.as_ref().map_or(&[][..], |source| source.weights());
+        // A stack of experts has no module: the factor's name goes on from its own.
+        let stem = |name| str::strip_suffix(name, ".weight").unwrap_or(name);
         let modules: HashSet<&str> =
-            weights.iter().filter_map(|&weight| metas.get(weight)?.name.strip_suffix(".weight")).collect();
+            weights.iter().filter_map(|&weight| Some(stem(&metas.get(weight)?.name))).collect();
         let is_kept = |name: &str| {
-            let suffixes = [".input_scale", ".input_global_scale"];
+            let suffixes = [".input_scale", ".input_global_scale", "_input_scale"];
             suffixes
                 .iter()
                 .filter_map(|suffix| name.strip_suffix(suffix))

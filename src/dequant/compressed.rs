@@ -6,9 +6,10 @@ use crate::core::little_endian::{i32s, i64s};
 use crate::core::{ElementType, Shape};
 use crate::dequant::bits::{Stream, WordLayout};
 use crate::dequant::fp4::{Beside, Factor, Fp4};
-use crate::dequant::fp8::{Fp8, ScaleLayout};
+use crate::dequant::fp8::{self, Fp8, ScaleLayout};
 use crate::dequant::grouped::{Codes, Grouped, Groups, Layout, Order, ZeroShift, Zeros};
 use crate::dequant::patterns::{ModulePattern, Patterns};
+use crate::dequant::stack::unpacked;
 use crate::dequant::values::{SCALE_TYPES, Values};
 use crate::dequant::{DequantError, Settings, Tensors, sparse};
 
@@ -418,7 +419,10 @@ fn float_quantized(
 ) -> Result<(), DequantError> {
     let scale = tensors.member(module, ".weight_scale")?;
     let grid = match strategy(weights)? {
-        Strategy::Tensor => ScaleLayout::Tensor,
+        Strategy::Tensor => match fp8::layout(tensors, codes, scale) {
+            ScaleLayout::Matrix => ScaleLayout::Matrix,
+            _ => ScaleLayout::Tensor,
+        },
         Strategy::Channel => ScaleLayout::Row,
         Strategy::Group(size) => ScaleLayout::Block { rows: 1, cols: size },
         Strategy::Block(rows, cols) => ScaleLayout::Block { rows, cols },
@@ -442,19 +446,12 @@ fn mxfp8(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<(), De
     Ok(())
 }
 
-/// The matrix behind packed bytes: twice as many columns.
-fn unpacked(tensors: &Tensors<'_>, packed: usize) -> Result<Shape, DequantError> {
-    let (rows, bytes) = tensors.matrix(packed)?;
-    let shape = bytes.checked_mul(2).and_then(|cols| Shape::new(vec![rows, cols]));
-    shape.ok_or_else(|| tensors.shape_error(packed, "a size that fits 63 bits".to_owned()))
-}
-
 fn mxfp4(tensors: &mut Tensors<'_>, module: &str, packed: usize) -> Result<(), DequantError> {
     let scale = tensors.member(module, ".weight_scale")?;
     tensors.check_no_plain(module, packed)?;
     let shape = unpacked(tensors, packed)?;
     let name = format!("{module}.weight");
-    let coded = Fp4::mx(tensors, packed, scale, (shape.n_rows(), shape.n_cols()))?;
+    let coded = Fp4::mx(tensors, packed, scale, &shape)?;
     tensors.append(name, shape, Box::new(coded));
     Ok(())
 }
@@ -472,8 +469,7 @@ fn nvfp4(tensors: &mut Tensors<'_>, module: &str, packed: usize) -> Result<(), D
     let factor = Factor::Over(Values::new(tensors, global, &SCALE_TYPES)?);
     // ref: a scheme without `input_activations` is not marked as one of float activations, keep.
     let beside = Beside { factor, input, float_activations: false };
-    let size = (shape.n_rows(), shape.n_cols());
-    let coded = Fp4::nv(tensors, packed, scale, beside, size)?;
+    let coded = Fp4::nv(tensors, packed, scale, beside, &shape)?;
     tensors.append(name, shape, Box::new(coded));
     Ok(())
 }

@@ -1,18 +1,20 @@
 //! FP4: E2M1 codes, two a byte, the even column in the low nibble; a scale for each 16 or 32 columns.
 //!
 //! MXFP4 has a power of two for 32 columns. NVFP4 has an E4M3 scale for 16 columns and one factor for the tensor:
-//! `e2m1 · (scale · factor)`, or `e2m1 · (scale / factor)`, each step rounded to F32.
+//! `e2m1 · (scale · factor)`, or `e2m1 · (scale / factor)`, each step rounded to F32. Matrices of a stack may have factors
+//! of their own.
 
 use std::ops::Range;
 
 use crate::core::small_float::E2M1;
-use crate::core::{ElementType, GgmlType, Packing};
+use crate::core::{ElementType, GgmlType, Packing, Shape, StackFactors};
 use crate::dequant::nibbles::look_up;
+use crate::dequant::stack::{check_groups, is_by_matrix, matrices};
 use crate::dequant::values::Values;
 use crate::dequant::{Below, CodedWeight, DequantError, Tensors};
 use crate::quant::pack::{BLOCK_ELEMS, pack_mxfp4, pack_nvfp4};
 
-/// The factor of a tensor.
+/// The factor of a tensor, or of each matrix of a stack.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Factor {
     /// There is none.
@@ -24,20 +26,57 @@ pub(super) enum Factor {
 }
 
 impl Factor {
-    /// Checks that it is one number, and no zero where it divides.
+    /// Checks that it is one number, or one for each matrix, and no zero where it divides.
     ///
     /// # Errors
     /// Another number of elements; a number that is not finite; a divisor of zero.
-    fn check(self, tensors: &Tensors<'_>) -> Result<(), DequantError> {
+    pub(super) fn check(self, tensors: &Tensors<'_>, n_mats: u64) -> Result<(), DequantError> {
         let (Self::Times(values) | Self::Over(values)) = self else { return Ok(()) };
-        if values.n != 1 {
-            return Err(tensors.shape_error(values.index, "1 element".to_owned()));
+        if values.n != 1 && !is_by_matrix(&tensors.meta(values.index).shape, n_mats) {
+            let expected = match n_mats {
+                1 => "1 element".to_owned(),
+                _ => format!("1 element, or [{n_mats}], one for each matrix of the stack"),
+            };
+            return Err(tensors.shape_error(values.index, expected));
         }
-        let value = values.get(tensors.below(), 0)?;
-        if value == 0.0 && matches!(self, Self::Over(_)) {
+        let is_zero = matches!(self, Self::Over(_));
+        if !values.all(tensors.below(), |value| value != 0.0 || !is_zero)? {
             return Err(tensors.zero_divisor(values.index));
         }
         Ok(())
+    }
+
+    /// Puts the factor of a matrix into its scales.
+    pub(super) fn apply(self, below: Below<'_>, matrix: u64, scales: &mut [f32]) -> Result<(), DequantError> {
+        match self {
+            Self::None => {}
+            Self::Times(values) => {
+                let factor = values.get(below, if values.n == 1 { 0 } else { matrix })?;
+                for scale in scales {
+                    *scale *= factor;
+                }
+            }
+            Self::Over(values) => {
+                let factor = values.get(below, if values.n == 1 { 0 } else { matrix })?;
+                for scale in scales {
+                    *scale /= factor;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The tensor it lies in.
+    pub(super) fn member(self) -> Option<usize> {
+        match self {
+            Self::None => None,
+            Self::Times(values) | Self::Over(values) => Some(values.index),
+        }
+    }
+
+    /// Whether every matrix of a stack has its own.
+    fn is_by_matrix(self) -> bool {
+        matches!(self, Self::Times(values) | Self::Over(values) if values.n != 1)
     }
 
     /// The number that a product is multiplied by.
@@ -47,6 +86,22 @@ impl Factor {
             Self::Times(values) => Some(values.get(below, 0)?),
             Self::Over(values) => Some(1.0 / values.get(below, 0)?),
         })
+    }
+
+    /// The numbers that the products of so many matrices are multiplied by; empty without factors.
+    fn multipliers(self, below: Below<'_>, n_mats: u64) -> Result<Vec<f32>, DequantError> {
+        let (Self::Times(values) | Self::Over(values)) = self else { return Ok(Vec::new()) };
+        let mut all = Vec::new();
+        values.read(below, 0..values.n, &mut all)?;
+        if matches!(self, Self::Over(_)) {
+            for value in &mut all {
+                *value = 1.0 / *value;
+            }
+        }
+        if let [one] = *all {
+            all.resize(usize::try_from(n_mats).unwrap_or(1), one);
+        }
+        Ok(all)
     }
 }
 
@@ -68,12 +123,14 @@ pub(super) struct Fp4 {
     beside: Beside,
     /// Columns of a scale.
     group: u64,
+    /// Rows of one matrix of a stack.
+    mat_rows: u64,
     n_cols: u64,
     members: Vec<usize>,
 }
 
 impl Fp4 {
-    /// MXFP4: scales of 32 columns, one byte of exponent each. `n_rows` counts the rows of all matrices of a stack.
+    /// MXFP4: scales of 32 columns, one byte of exponent each.
     ///
     /// # Errors
     /// Types and sizes that do not fit.
@@ -81,15 +138,15 @@ impl Fp4 {
         tensors: &Tensors<'_>,
         codes: usize,
         scale: usize,
-        (n_rows, n_cols): (u64, u64),
+        shape: &Shape,
     ) -> Result<Self, DequantError> {
         tensors.check_type(scale, &[ElementType::U8, ElementType::F8E8M0])?;
         let scales = Values::exponents(tensors, scale);
         let beside = Beside { factor: Factor::None, input: Factor::None, float_activations: false };
-        Self::new(tensors, codes, (scales, beside), 32, (n_rows, n_cols))
+        Self::new(tensors, codes, (scales, beside), 32, shape)
     }
 
-    /// NVFP4: scales of 16 columns, and factors of the whole.
+    /// NVFP4: scales of 16 columns, and factors of the whole, or of each matrix of a stack.
     ///
     /// # Errors
     /// Types and sizes that do not fit; a factor that is not finite, or a divisor of zero.
@@ -98,11 +155,12 @@ impl Fp4 {
         codes: usize,
         scale: usize,
         beside: Beside,
-        shape: (u64, u64),
+        shape: &Shape,
     ) -> Result<Self, DequantError> {
         let scales = Values::new(tensors, scale, &[ElementType::F8E4M3])?;
-        beside.factor.check(tensors)?;
-        beside.input.check(tensors)?;
+        let (n_mats, _) = matrices(shape);
+        beside.factor.check(tensors, n_mats)?;
+        beside.input.check(tensors, n_mats)?;
         Self::new(tensors, codes, (scales, beside), 16, shape)
     }
 
@@ -111,8 +169,9 @@ impl Fp4 {
         codes: usize,
         (scales, beside): (Values, Beside),
         group: u64,
-        (n_rows, n_cols): (u64, u64),
+        shape: &Shape,
     ) -> Result<Self, DequantError> {
+        let (n_rows, n_cols) = (shape.n_rows(), shape.n_cols());
         tensors.check_type(codes, &[ElementType::U8, ElementType::I8])?;
         let n_bytes = n_cols.div_ceil(2).checked_mul(n_rows);
         if n_cols % 2 != 0 || Some(tensors.meta(codes).shape.n_elems()) != n_bytes {
@@ -123,11 +182,10 @@ impl Fp4 {
             let expected = format!("[{n_rows}, {n_groups}]: {n_cols} columns in groups of {group}");
             return Err(tensors.shape_error(scales.index, expected));
         }
+        check_groups(tensors, scales.index, shape, group)?;
         let mut members = vec![codes, scales.index];
-        if let Factor::Times(values) | Factor::Over(values) = beside.factor {
-            members.push(values.index);
-        }
-        Ok(Self { codes, scales, beside, group, n_cols, members })
+        members.extend(beside.factor.member());
+        Ok(Self { codes, scales, beside, group, mat_rows: matrices(shape).1, n_cols, members })
     }
 
     /// The scales of a row, the factor in them.
@@ -135,22 +193,23 @@ impl Fp4 {
         let n_groups = self.n_cols.div_ceil(self.group);
         out.clear();
         self.scales.read(below, row * n_groups..(row + 1) * n_groups, out)?;
-        match self.beside.factor {
-            Factor::None => {}
-            Factor::Times(values) => {
-                let factor = values.get(below, 0)?;
-                for scale in out.iter_mut() {
-                    *scale *= factor;
-                }
-            }
-            Factor::Over(values) => {
-                let factor = values.get(below, 0)?;
-                for scale in out.iter_mut() {
-                    *scale /= factor;
-                }
-            }
+        self.beside.factor.apply(below, row / self.mat_rows.max(1), out)
+    }
+
+    /// The packing as NVFP4, with the factors that stand beside it.
+    fn nv_packing(&self, below: Below<'_>) -> Result<Packing, DequantError> {
+        let Beside { factor, input, float_activations } = self.beside;
+        let packing = Packing { float_activations, ..Packing::exact(GgmlType::Nvfp4) };
+        if !factor.is_by_matrix() && !input.is_by_matrix() {
+            let (scale, input_scale) = (factor.multiplier(below)?, input.multiplier(below)?);
+            return Ok(Packing { scale, input_scale, ..packing });
         }
-        Ok(())
+        let n_elems = self.mat_rows * self.n_cols;
+        let all_rows = below.meta(self.codes).shape.n_rows();
+        let n_mats = all_rows.checked_div(self.mat_rows).unwrap_or(0);
+        let scales = factor.multipliers(below, n_mats)?;
+        let input_scales = input.multipliers(below, n_mats)?;
+        Ok(Packing { stack: Some(StackFactors { n_elems, scales, input_scales }), ..packing })
     }
 
     /// The codes of some columns of a row, whole bytes of them.
@@ -212,13 +271,7 @@ impl CodedWeight for Fp4 {
             {
                 // The block's scales have no sign.
                 let is_plain = self.scales.all(below, f32::is_sign_positive)?;
-                let packing = Packing {
-                    scale: self.beside.factor.multiplier(below)?,
-                    input_scale: self.beside.input.multiplier(below)?,
-                    float_activations: self.beside.float_activations,
-                    ..Packing::exact(GgmlType::Nvfp4)
-                };
-                Ok(if is_plain { vec![packing] } else { Vec::new() })
+                Ok(if is_plain { vec![self.nv_packing(below)?] } else { Vec::new() })
             }
             _ => Ok(Vec::new()),
         }
@@ -260,6 +313,7 @@ impl CodedWeight for Fp4 {
 
     fn form(&self) -> String {
         let kind = if matches!(self.beside.factor, Factor::None) { "MXFP4" } else { "NVFP4" };
-        format!("{kind}, groups of {}", self.group)
+        let factors = if self.beside.factor.is_by_matrix() { ", a factor by matrix" } else { "" };
+        format!("{kind}, groups of {}{factors}", self.group)
     }
 }

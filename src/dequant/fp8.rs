@@ -14,6 +14,7 @@ use crate::core::small_float::widen;
 use crate::core::{ElementType, GgmlType, Packing, Shape};
 use crate::dequant::encoding::along_rows;
 use crate::dequant::fp4::Fp4;
+use crate::dequant::stack::{is_by_matrix, matrices};
 use crate::dequant::values::{SCALE_TYPES, Values};
 use crate::dequant::{Below, CodedWeight, DequantError, Method, Settings, Tensors};
 
@@ -63,8 +64,12 @@ const RANKS: [u64; 3] = [8, 4, 2];
 pub(super) enum ScaleLayout {
     /// One for the tensor.
     Tensor,
+    /// One for each matrix of a stack.
+    Matrix,
     /// One for each row.
     Row,
+    /// One for each column of each matrix.
+    Column,
     /// One for each block of so many rows and columns; blocks at the edges are partial.
     Block {
         /// Rows of a block.
@@ -125,7 +130,11 @@ impl Fp8 {
         let n_mats = meta.shape.n_rows().checked_div(n_rows).unwrap_or(0);
         let (per_mat, expected) = match grid {
             ScaleLayout::Tensor => (1, "1 element".to_owned()),
+            ScaleLayout::Matrix => (1, format!("{n_mats} elements, one for each matrix")),
             ScaleLayout::Row => (n_rows, format!("{} elements, one for each row", meta.shape.n_rows())),
+            ScaleLayout::Column => {
+                (n_cols, format!("[{n_mats}, 1, {n_cols}], one for each column of each matrix"))
+            }
             ScaleLayout::Block { rows, cols } => {
                 let grid = (n_rows.div_ceil(rows), n_cols.div_ceil(cols));
                 let text = format!("[{}, {}]: {} in blocks of {rows}x{cols}", grid.0, grid.1, meta.shape);
@@ -154,7 +163,12 @@ impl Fp8 {
         out.clear();
         let range = match self.grid {
             ScaleLayout::Tensor => 0..1,
+            ScaleLayout::Matrix => row / self.n_rows..row / self.n_rows + 1,
             ScaleLayout::Row => row..row + 1,
+            ScaleLayout::Column => {
+                let first = row / self.n_rows * self.n_cols;
+                first..first + self.n_cols
+            }
             ScaleLayout::Block { rows, cols } => {
                 let (grid_rows, grid_cols) = (self.n_rows.div_ceil(rows), self.n_cols.div_ceil(cols));
                 let grid_row = row / self.n_rows * grid_rows + row % self.n_rows / rows;
@@ -168,7 +182,8 @@ impl Fp8 {
     fn run(&self) -> u64 {
         match self.grid {
             ScaleLayout::Block { cols, .. } => cols,
-            ScaleLayout::Tensor | ScaleLayout::Row => self.n_cols.max(1),
+            ScaleLayout::Column => 1,
+            ScaleLayout::Tensor | ScaleLayout::Matrix | ScaleLayout::Row => self.n_cols.max(1),
         }
     }
 }
@@ -222,6 +237,13 @@ impl Row<'_> {
     #[inline(always)]
     fn decode<const EXP: u32, const MAN: u32>(self) {
         let Self { mut codes, scales, cols, run, mut out } = self;
+        if run == 1 {
+            let scales = &scales[cols.start as usize..cols.end as usize];
+            for ((out, &code), &scale) in out.iter_mut().zip(codes).zip(scales) {
+                *out = widen::<EXP, MAN>(code) * scale;
+            }
+            return;
+        }
         let mut at = cols.start;
         while at < cols.end {
             let end = cols.end.min((at / run + 1).saturating_mul(run));
@@ -291,7 +313,9 @@ impl CodedWeight for Fp8 {
         let code = self.format.name();
         let scales = match self.grid {
             ScaleLayout::Tensor => "one scale".to_owned(),
+            ScaleLayout::Matrix => "scales by matrix".to_owned(),
             ScaleLayout::Row => "scales by row".to_owned(),
+            ScaleLayout::Column => "scales by column".to_owned(),
             ScaleLayout::Block { rows: 1, cols } => along_rows(cols, self.n_cols),
             ScaleLayout::Block { rows, cols } => format!("blocks of {rows}x{cols}"),
         };
@@ -380,7 +404,7 @@ fn put_exponents(
     let n_cols = n_bytes.checked_mul(2).ok_or_else(too_large)?;
     let shape = Shape::new(vec![n_rows, n_cols]).ok_or_else(too_large)?;
     tensors.check_shape(scale, &[n_rows, n_cols.div_ceil(32)])?;
-    let coded = Fp4::mx(tensors, codes, scale, (n_rows, n_cols))?;
+    let coded = Fp4::mx(tensors, codes, scale, &shape)?;
     tensors.replace(codes, format!("{module}.weight"), shape, Box::new(coded));
     Ok(())
 }
@@ -395,14 +419,47 @@ fn put(
     let meta = tensors.meta(codes);
     settings.check_not_ignored(&meta.name)?;
     let n_scales = tensors.meta(scale).shape.n_elems();
-    let is_rows = n_scales == meta.shape.n_rows() && meta.shape.n_rows() != 1;
-    // Without blocks the number of scales tells what they belong to.
-    let grid = block.unwrap_or(if is_rows { ScaleLayout::Row } else { ScaleLayout::Tensor });
+    let by_shape = match settings.method {
+        Method::FbgemmFp8 if meta.shape.rank() == 3 => fbgemm_stack(tensors, codes, scale)?,
+        _ => layout(tensors, codes, scale),
+    };
+    let grid = block.unwrap_or(by_shape);
     // A tensor that a block writer quantized as a whole.
     let grid = if n_scales == 1 && tensors.meta(scale).shape.rank() == 0 { single(grid, meta) } else { grid };
     let coded = Fp8::new(tensors, codes, scale, grid)?;
     tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(coded));
     Ok(())
+}
+
+/// What scales without blocks belong to, by their number and, for a stack, by their shape.
+pub(super) fn layout(tensors: &Tensors<'_>, codes: usize, scale: usize) -> ScaleLayout {
+    let (shape, scales) = (&tensors.meta(codes).shape, &tensors.meta(scale).shape);
+    let n_mats = matrices(shape).0;
+    if shape.rank() > 2 && scales.n_elems() != 1 {
+        let by_column = |outer: &[u64], cols: u64| scales.dims() == [outer, &[1, cols]].concat();
+        match shape.dims() {
+            _ if is_by_matrix(scales, n_mats) => return ScaleLayout::Matrix,
+            [outer @ .., _, cols] if by_column(outer, *cols) => return ScaleLayout::Column,
+            _ => {}
+        }
+    }
+    let is_rows = scales.n_elems() == shape.n_rows() && shape.n_rows() != 1;
+    if is_rows { ScaleLayout::Row } else { ScaleLayout::Tensor }
+}
+
+/// FBGEMM's stacks of experts are those of Llama 4, `[experts, inputs, outputs]`. Their scales belong to outputs: those of
+/// `gate_up_proj` lie as `[experts, 1, outputs]`, those of `down_proj` as `[experts, outputs, 1]`.
+///
+/// # Errors
+/// Scales of another shape.
+fn fbgemm_stack(tensors: &Tensors<'_>, codes: usize, scale: usize) -> Result<ScaleLayout, DequantError> {
+    let &[n_mats, _, n_cols] = tensors.meta(codes).shape.dims() else { return Ok(ScaleLayout::Column) };
+    let found = tensors.meta(scale).shape.dims();
+    if found == [n_mats, 1, n_cols] || found == [n_mats, n_cols, 1] {
+        return Ok(ScaleLayout::Column);
+    }
+    let expected = format!("[{n_mats}, 1, {n_cols}] or [{n_mats}, {n_cols}, 1], one for each output");
+    Err(tensors.shape_error(scale, expected))
 }
 
 /// A lone scale is a grid of one block if the matrix is no larger than that, else it is the tensor's.

@@ -1,12 +1,16 @@
 //! ModelOpt: FP8 with one scale a tensor, NVFP4 with scales of 16 columns and a factor, or both in one checkpoint.
+//!
+//! The experts of Llama 4 and gpt-oss are stacks without modules of their own: `experts.down_proj`,
+//! `experts.down_proj_weight_scale`, `experts.down_proj_weight_scale_2`, `experts.down_proj_input_scale`.
 
 use serde_json::Value;
 
 use crate::core::{ElementType, Shape};
 use crate::dequant::fp4::{Beside, Factor, Fp4};
-use crate::dequant::fp8::{Fp8, ScaleLayout};
+use crate::dequant::fp4_turned::TurnedFp4;
+use crate::dequant::fp8::{self, Fp8};
 use crate::dequant::values::{SCALE_TYPES, Values};
-use crate::dequant::{DequantError, Settings, Tensors};
+use crate::dequant::{CodedWeight, DequantError, Settings, Tensors, stack};
 
 /// `modelopt`. The tensors say which form a module has; the configuration says which forms there may be.
 ///
@@ -26,13 +30,11 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
             let factor = tensors.member(module, ".weight_scale_2")?;
             nvfp4(settings, tensors, module, [codes, scale, factor])?;
         } else {
-            let n = tensors.meta(scale).shape.n_elems();
-            let is_rows = n == meta.shape.n_rows() && n != 1;
-            let grid = if is_rows { ScaleLayout::Row } else { ScaleLayout::Tensor };
-            let coded = Fp8::new(tensors, codes, scale, grid)?;
+            let coded = Fp8::new(tensors, codes, scale, fp8::layout(tensors, codes, scale))?;
             tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(coded));
         }
     }
+    stacks(settings, tensors)?;
     if let Some((module, index)) =
         tensors.ending(".weight_scale_2").into_iter().find(|row| tensors.is_free(row.1))
     {
@@ -44,29 +46,88 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     Ok(())
 }
 
+/// Stacks of experts that are parameters, not modules: the names of their scales go on from theirs.
+fn stacks(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
+    const CODES: [ElementType; 3] = [ElementType::U8, ElementType::F8E4M3, ElementType::F8E5M2];
+    for (name, codes, scale) in stack::beside(tensors, "_weight_scale", &CODES) {
+        settings.check_no_glob(name)?;
+        let meta = tensors.meta(codes);
+        if meta.shape.rank() != 3 {
+            return Err(tensors.shape_error(codes, "a stack: three dimensions".to_owned()));
+        }
+        if meta.ty != ElementType::U8 {
+            let coded = Fp8::new(tensors, codes, scale, fp8::layout(tensors, codes, scale))?;
+            tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(coded));
+            continue;
+        }
+        let factor = tensors.member(name, "_weight_scale_2")?;
+        let beside =
+            beside(settings, tensors, name, [Some(factor), tensors.find(&format!("{name}_input_scale"))])?;
+        let (shape, coded) = nvfp4_stack(tensors, [codes, scale], beside)?;
+        tensors.replace(codes, meta.name.clone(), shape, coded);
+    }
+    Ok(())
+}
+
+/// A stack whose bytes hold two codes of a row, or two of a column: the shape of the scales tells.
+fn nvfp4_stack(
+    tensors: &Tensors<'_>,
+    [codes, scale]: [usize; 2],
+    beside: Beside,
+) -> Result<(Shape, Box<dyn CodedWeight>), DequantError> {
+    let rows = stack::unpacked(tensors, codes)?;
+    let (dims, found) = (rows.dims(), &tensors.meta(scale).shape);
+    let &[n_mats, n_rows, n_cols] = dims else {
+        return Err(tensors.shape_error(codes, "a stack: three dimensions".to_owned()));
+    };
+    let by_rows = [n_mats, n_rows, n_cols.div_ceil(16)];
+    let turned = TurnedFp4::shape(&tensors.meta(codes).shape, found);
+    match (found.dims() == by_rows, turned) {
+        (true, None) => {
+            let coded = Fp4::nv(tensors, codes, scale, beside, &rows)?;
+            Ok((rows, Box::new(coded)))
+        }
+        (false, Some(turned)) => {
+            let coded = TurnedFp4::new(tensors, codes, scale, beside, &turned)?;
+            Ok((turned, Box::new(coded)))
+        }
+        // With one byte and one scale a matrix, either could be meant.
+        (true, Some(_)) => Err(tensors.shape_error(codes, "more than one byte in each matrix".to_owned())),
+        (false, None) => {
+            let by_cols = [n_mats, n_rows.saturating_mul(2).div_ceil(16), n_cols / 2];
+            let expected = format!("{by_rows:?} where rows are packed, or {by_cols:?} where columns are");
+            Err(tensors.shape_error(scale, expected))
+        }
+    }
+}
+
+/// What an NVFP4 matrix or stack has beside codes and scales: its factor, and that of its input, if there is one.
+fn beside(
+    settings: &Settings,
+    tensors: &Tensors<'_>,
+    module: &str,
+    [factor, input]: [Option<usize>; 2],
+) -> Result<Beside, DequantError> {
+    let times = |index: Option<usize>, types: &[ElementType]| match index {
+        Some(index) => Values::new(tensors, index, types).map(Factor::Times),
+        None => Ok(Factor::None),
+    };
+    let (factor, input) = (times(factor, &[ElementType::F32])?, times(input, &SCALE_TYPES)?);
+    let float_activations = algorithm(settings, module) == Some("W4A16_NVFP4");
+    Ok(Beside { factor, input, float_activations })
+}
+
 fn nvfp4(
     settings: &Settings,
     tensors: &mut Tensors<'_>,
     module: &str,
     [codes, scale, factor]: [usize; 3],
 ) -> Result<(), DequantError> {
-    let meta = tensors.meta(codes);
-    let mut dims = meta.shape.dims().to_vec();
-    if let Some(last) = dims.last_mut() {
-        *last = last.saturating_mul(2);
-    }
-    let too_large = || tensors.shape_error(codes, "a size that fits 63 bits".to_owned());
-    let shape = Shape::new(dims).ok_or_else(too_large)?;
-    let input = match tensors.find(&format!("{module}.input_scale")) {
-        Some(input) => Factor::Times(Values::new(tensors, input, &SCALE_TYPES)?),
-        None => Factor::None,
-    };
-    let values = Values::new(tensors, factor, &[ElementType::F32])?;
-    let float_activations = algorithm(settings, module) == Some("W4A16_NVFP4");
-    let beside = Beside { factor: Factor::Times(values), input, float_activations };
-    let size = (shape.n_rows(), shape.n_cols());
-    let coded = Fp4::nv(tensors, codes, scale, beside, size)?;
-    tensors.replace(codes, meta.name.clone(), shape, Box::new(coded));
+    let shape = stack::unpacked(tensors, codes)?;
+    let input = tensors.find(&format!("{module}.input_scale"));
+    let beside = beside(settings, tensors, module, [Some(factor), input])?;
+    let coded = Fp4::nv(tensors, codes, scale, beside, &shape)?;
+    tensors.replace(codes, tensors.meta(codes).name.clone(), shape, Box::new(coded));
     Ok(())
 }
 

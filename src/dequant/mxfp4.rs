@@ -29,8 +29,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
         let shape = Shape::new(dims).filter(|shape| n_cols == Some(shape.n_cols()));
         let shape =
             shape.ok_or_else(|| tensors.shape_error(blocks, "a size that fits 63 bits".to_owned()))?;
-        let size = (shape.n_rows(), shape.n_cols());
-        let coded = Fp4::mx(tensors, blocks, scales, size)?;
+        let coded = Fp4::mx(tensors, blocks, scales, &shape)?;
         tensors.replace(blocks, name.to_owned(), shape, Box::new(coded));
     }
     Ok(())

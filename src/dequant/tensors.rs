@@ -42,6 +42,8 @@ const CODED: &[(&str, &str)] = &[
     (".weight_scale", "FP8, compressed-tensors, ModelOpt or BitNet"),
     (".weight_scale_inv", "FP8"),
     (".weight_scale_2", "ModelOpt"),
+    ("_proj_weight_scale", "ModelOpt"),
+    ("_proj_weight_scale_2", "ModelOpt"),
     (".weight_zero_point", "compressed-tensors"),
     (".weight_global_scale", "compressed-tensors"),
     (".weight.absmax", "bitsandbytes"),
@@ -267,7 +269,9 @@ fn made(name: String, shape: Shape, weight: Box<dyn CodedWeight>) -> Weight {
 
 fn is_runtime_only(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or(name);
-    RUNTIME_ONLY.contains(&last) || last.ends_with("_activation_scale")
+    // Stacks of experts have no modules: the name of the scale goes on from theirs.
+    let of_stack = last.strip_suffix("_input_scale").is_some_and(|stack| stack.ends_with("_proj"));
+    RUNTIME_ONLY.contains(&last) || last.ends_with("_activation_scale") || of_stack
 }
 
 /// Refuses a tensor that belongs to a quantized module but was taken by none.

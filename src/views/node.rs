@@ -188,15 +188,31 @@ impl Node {
         });
     }
 
-    /// The weights behind a range of elements, each once, in order of first use.
-    pub(super) fn weights_in(&self, first: u64, n: u64) -> Vec<usize> {
+    /// The weights behind a range of elements, and which of their matrices, each once, in order of first use.
+    /// `matrix_elems` says how many elements the matrices of a weight have; one without an answer is a single matrix. No
+    /// matrix is told where elements are computed.
+    pub(super) fn matrices_in(
+        &self,
+        first: u64,
+        n: u64,
+        matrix_elems: &dyn Fn(usize) -> Option<u64>,
+    ) -> Vec<(usize, Option<u64>)> {
         let mut found = Vec::new();
-        let _ = self.walk::<std::convert::Infallible>(first, n, &mut |run, _, _| {
-            weights_of(run, &mut |index| {
-                if !found.contains(&index) {
-                    found.push(index);
-                }
-            });
+        let mut note = |place: (usize, Option<u64>)| {
+            if !found.contains(&place) {
+                found.push(place);
+            }
+        };
+        let _ = self.walk::<std::convert::Infallible>(first, n, &mut |run, first, range| {
+            let n = range.end - range.start;
+            match &run.origin {
+                Origin::Weight { index, .. } => match matrix_elems(*index).filter(|&elems| elems > 0) {
+                    Some(elems) => run.each_part(first, n, elems, &mut |part| note((*index, Some(part)))),
+                    None => note((*index, Some(0))),
+                },
+                Origin::Computed(_) => weights_of(run, &mut |index| note((index, None))),
+                Origin::Values(_) | Origin::Fill(_) => {}
+            }
             Ok(())
         });
         found

@@ -72,12 +72,14 @@ impl Recipe {
         found
     }
 
-    /// For each index of the first axis the weights that its elements come from, each once.
+    /// For each index of the first axis the weights that its elements come from, each once, with the number of the matrix
+    /// inside the weight, whose matrices have as many elements as `matrix_elems` says; 0 without an answer, `None` where
+    /// elements are computed.
     #[must_use]
-    pub fn slabs(&self) -> Vec<Vec<usize>> {
+    pub fn slabs(&self, matrix_elems: &dyn Fn(usize) -> Option<u64>) -> Vec<Vec<(usize, Option<u64>)>> {
         let n = self.shape.dims().first().copied().unwrap_or(0);
         let n_elems = self.shape.n_elems().checked_div(n).unwrap_or(0);
-        (0..n).map(|slab| self.root.weights_in(slab * n_elems, n_elems)).collect()
+        (0..n).map(|slab| self.root.matrices_in(slab * n_elems, n_elems, matrix_elems)).collect()
     }
 
     /// Produces rows `first_row ..` as blocks of `ty`; `out` says how many. Rows that came out as zeros or nearly,

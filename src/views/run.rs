@@ -72,6 +72,18 @@ impl Run {
         Stretch { start, stride: inner.stride, len: (inner.size - column).min(n) as usize }
     }
 
+    /// Calls `visit` for the parts of the source, each of so many elements, that a range reads from.
+    pub(super) fn each_part(&self, first: u64, n: u64, part_elems: u64, visit: &mut dyn FnMut(u64)) {
+        let mut done = 0;
+        while done < n {
+            let stretch = self.stretch(first + done, n - done);
+            let len = (stretch.len as u64).max(1);
+            let last = stretch.start + stretch.stride * (len - 1);
+            (stretch.start / part_elems..=last / part_elems).for_each(&mut *visit);
+            done += len;
+        }
+    }
+
     /// The two innermost factors, if the matrix is turned.
     fn turned(&self) -> Option<Turned> {
         match self.dims.as_slice() {

@@ -4,6 +4,7 @@ mod floats;
 pub mod hostile;
 pub mod made;
 mod packed;
+mod stacks;
 mod tools;
 
 use std::collections::BTreeMap;

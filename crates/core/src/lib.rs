@@ -45,4 +45,4 @@ pub mod text;
 pub use dtype::{ElementType, GgmlType, GgmlTypeInfo, ImatrixNeed};
 pub use hint::Hint;
 pub use shape::Shape;
-pub use tensor::{Packing, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
+pub use tensor::{Packing, SourceError, StackFactors, TensorMeta, TensorSource, WeightMeta, WeightSource};

@@ -89,8 +89,21 @@ pub struct Packing {
     pub scale: Option<f32>,
     /// Factor on the input that belongs to it (`.input_scale`).
     pub input_scale: Option<f32>,
+    /// Instead of both, where the matrices of a stack have factors of their own.
+    pub stack: Option<StackFactors>,
     /// The checkpoint multiplies the weight with activations that are not quantized, and says so.
     pub float_activations: bool,
+}
+
+/// Factors of the matrices of a stack: one after the other, all of one size.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StackFactors {
+    /// Elements of a matrix.
+    pub n_elems: u64,
+    /// What [`Packing::scale`] is for one matrix.
+    pub scales: Vec<f32>,
+    /// What [`Packing::input_scale`] is for one matrix; empty if there are none.
+    pub input_scales: Vec<f32>,
 }
 
 impl Packing {
@@ -103,7 +116,7 @@ impl Packing {
     /// A block type that keeps the codes and rounds scales by at most `scale_error`.
     #[must_use]
     pub fn rounded(ty: GgmlType, scale_error: f32) -> Self {
-        Self { ty, scale_error, scale: None, input_scale: None, float_activations: false }
+        Self { ty, scale_error, scale: None, input_scale: None, stack: None, float_activations: false }
     }
 
     /// Whether every value is kept.

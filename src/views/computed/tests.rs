@@ -150,5 +150,5 @@ fn what_is_computed_can_be_turned_and_blamed() {
     }
     let recipe = Recipe::new(&whole.slice(0, 2, 4).unwrap()).unwrap();
     assert_eq!((recipe.weights(), recipe.native_type()), (vec![0], None));
-    assert_eq!(recipe.slabs(), [vec![0], vec![0]]);
+    assert_eq!(recipe.slabs(&|_| None), [vec![(0, None)], vec![(0, None)]]);
 }

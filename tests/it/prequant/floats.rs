@@ -7,7 +7,7 @@ use serde_json::json;
 use super::made::{Made, Noise, check, f32s, number, scales};
 
 /// A small float from its bits, as the formats define it: `exp_bits` of exponent, the rest below the sign mantissa.
-fn small_float(bytes: &[u8], at: u64, n_bits: u64, exp_bits: u64) -> f32 {
+pub fn small_float(bytes: &[u8], at: u64, n_bits: u64, exp_bits: u64) -> f32 {
     let man_bits = n_bits - 1 - exp_bits;
     let part = |first: u64, n: u64| number(bytes, n, |j| at + first + j);
     let (mantissa, exponent) = (part(0, man_bits), part(man_bits, exp_bits));
@@ -97,7 +97,7 @@ pub fn fp8(shape: (u64, u64), noise: &mut Noise, grid: Grid, method: &str) -> Ma
 }
 
 /// E4M3 scales that are not NaN; without a sign most of the time, so that blocks can hold them.
-fn e4m3_scales(noise: &mut Noise, n: u64) -> Vec<u8> {
+pub fn e4m3_scales(noise: &mut Noise, n: u64) -> Vec<u8> {
     let sign = if noise.below(4) == 0 { 0x80 } else { 0 };
     (0..n).map(|_| (noise.below(0x7f) as u8) | sign).collect()
 }

@@ -5,11 +5,12 @@ use std::process::Command;
 
 use gguf_foundry::core::{ElementType, Shape};
 use proptest::prelude::*;
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 
 use super::floats::{Grid, fp8, mxfp4, mxfp8, nvfp4};
-use super::made::{MODULE, Made, Noise, Part, layer, read};
+use super::made::{MODULE, Made, Noise, Part, layer, read, write};
 use super::packed::{awq, gptq, int_quantized, pack_quantized};
+use super::stacks::{Packed, Scales, fp8_stack, nvfp4_stack};
 use super::tools::{bitnet, eight_bits, four_bits, hqq, quanto_bytes, quanto_packed, sparse};
 
 /// One made checkpoint of every kind.
@@ -31,6 +32,13 @@ pub fn all(noise: &mut Noise) -> Vec<Made> {
         mxfp4(shape, noise, true),
         mxfp4(shape, noise, false),
         mxfp8(shape, noise),
+        fp8_stack(shape, noise, Scales::ByMatrix, "fp8"),
+        fp8_stack(shape, noise, Scales::ByOutput, "fbgemm_fp8"),
+        fp8_stack(shape, noise, Scales::One, "modelopt"),
+        nvfp4_stack(shape, noise, Packed::Rows),
+        nvfp4_stack(shape, noise, Packed::Columns),
+        nvfp4_stack(shape, noise, Packed::Modules),
+        nvfp4_stack(shape, noise, Packed::CompressedTensors),
         four_bits(shape, noise),
         eight_bits(shape, noise),
         hqq([1, 2, 3, 4, 8][noise.below(5) as usize], shape, noise),
@@ -258,23 +266,6 @@ fn zero_points_lie_as_their_codes_do() {
     assert_eq!(error.to_string(), expected);
 }
 
-/// Writes a checkpoint as files.
-fn write(made: &Made, dir: &std::path::Path) {
-    let (mut header, mut data) = (Map::new(), Vec::new());
-    for part in &made.parts {
-        let offsets = [data.len(), data.len() + part.bytes.len()];
-        let row = json!({ "dtype": part.ty.name(), "shape": part.dims, "data_offsets": offsets });
-        header.insert(part.name.clone(), row);
-        data.extend_from_slice(&part.bytes);
-    }
-    let header = Json::Object(header).to_string();
-    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
-    fs_err::write(dir.join("model.safetensors"), file).unwrap();
-    let mut config = made.config.clone();
-    config["architectures"] = json!(["LlamaForCausalLM"]);
-    fs_err::write(dir.join("config.json"), config.to_string()).unwrap();
-}
-
 /// Numbers in small tensors and in the configuration that would take terabytes: the program ends with an error and
 /// within little memory.
 #[test]
@@ -305,7 +296,9 @@ fn claims_cost_no_memory() {
     }
     for made in &cases {
         let dir = tempfile::tempdir().unwrap();
-        write(made, dir.path());
+        let mut config = made.config.clone();
+        config["architectures"] = json!(["LlamaForCausalLM"]);
+        write(&config, &made.parts, dir.path());
         let program = env!("CARGO_BIN_EXE_gguf-convert");
         let script = format!(
             "ulimit -v 262144; exec {program} hf2gguf {0} -o {0}/out.gguf --dry-run",

@@ -230,11 +230,14 @@ fn check_blocks(
         source.read_packed(index, packing.ty, (blocks.start * elems) as u64, &mut packed).unwrap();
         let mut found = vec![0f32; blocks.len() * elems];
         quant::dequantize(packing.ty, SimdLevel::Scalar, &packed, &mut found).unwrap();
-        for (found, &expected) in found.iter().zip(&expected[blocks.start * elems..blocks.end * elems]) {
-            let found = found * packing.scale.unwrap_or(1.0);
+        let has_factor = packing.scale.is_some() || packing.stack.is_some();
+        let range = blocks.start * elems..blocks.end * elems;
+        for ((at, found), &expected) in range.clone().zip(&found).zip(&expected[range]) {
+            let of_matrix = packing.stack.as_ref().map(|stack| stack.scales[at / stack.n_elems as usize]);
+            let found = found * of_matrix.or(packing.scale).unwrap_or(1.0);
             // With a companion factor three steps are rounded that differ: the reciprocal of a divisor, the product
             // with it, and the twin's own quotient. A rounded scale leaves the rounding of the product.
-            let step = if packing.scale.is_some() || !packing.is_exact() { 3.0 / 16_777_216.0 } else { 0.0 };
+            let step = if has_factor || !packing.is_exact() { 3.0 / 16_777_216.0 } else { 0.0 };
             let allowed = expected.abs() * (packing.scale_error + step);
             assert!(
                 found == expected || (found - expected).abs() <= allowed,
@@ -294,4 +297,19 @@ pub fn i32s(values: &[i32]) -> Vec<u8> {
 /// As [`f32s`].
 pub fn i64s(values: &[i64]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// Writes a checkpoint as files.
+pub fn write(config: &Json, parts: &[Part], dir: &std::path::Path) {
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for part in parts {
+        let offsets = [data.len(), data.len() + part.bytes.len()];
+        let row = json!({ "dtype": part.ty.name(), "shape": part.dims, "data_offsets": offsets });
+        header.insert(part.name.clone(), row);
+        data.extend_from_slice(&part.bytes);
+    }
+    let header = Json::Object(header).to_string();
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+    fs_err::write(dir.join("model.safetensors"), file).unwrap();
+    fs_err::write(dir.join("config.json"), config.to_string()).unwrap();
 }

@@ -1,0 +1,95 @@
+//! NVFP4 in stacks that lie as `[experts, inputs, outputs]`: ModelOpt packs their inputs, so that a byte holds two rows of a
+//! column, and a scale belongs to 16 rows of a column. No block of GGML lies so.
+
+use std::ops::Range;
+
+use crate::core::small_float::E2M1;
+use crate::core::{ElementType, Shape};
+use crate::dequant::fp4::{Beside, Factor};
+use crate::dequant::stack::matrices;
+use crate::dequant::values::Values;
+use crate::dequant::{Below, CodedWeight, DequantError, Tensors};
+
+/// Rows of a scale.
+const GROUP: u64 = 16;
+
+/// A stack of matrices whose columns are packed.
+pub(super) struct TurnedFp4 {
+    codes: usize,
+    scales: Values,
+    factor: Factor,
+    mat_rows: u64,
+    n_cols: u64,
+    members: Vec<usize>,
+}
+
+impl TurnedFp4 {
+    /// The shape behind bytes `[n, rows / 2, columns]`, if the scales are `[n, rows / 16, columns]`.
+    pub(super) fn shape(codes: &Shape, scales: &Shape) -> Option<Shape> {
+        let &[n_mats, pairs, n_cols] = codes.dims() else { return None };
+        let rows = pairs.checked_mul(2)?;
+        let fits = scales.dims() == [n_mats, rows.div_ceil(GROUP), n_cols];
+        Shape::new(vec![n_mats, rows, n_cols]).filter(|_| fits)
+    }
+
+    /// The stack of a shape that [`TurnedFp4::shape`] found.
+    ///
+    /// # Errors
+    /// Types that do not fit; factors that are not finite or not as many as there are matrices.
+    pub(super) fn new(
+        tensors: &Tensors<'_>,
+        codes: usize,
+        scale: usize,
+        beside: Beside,
+        shape: &Shape,
+    ) -> Result<Self, DequantError> {
+        let (n_mats, mat_rows) = matrices(shape);
+        tensors.check_type(codes, &[ElementType::U8])?;
+        let scales = Values::new(tensors, scale, &[ElementType::F8E4M3])?;
+        beside.factor.check(tensors, n_mats)?;
+        beside.input.check(tensors, n_mats)?;
+        let mut members = vec![codes, scale];
+        members.extend(beside.factor.member());
+        Ok(Self { codes, scales, factor: beside.factor, mat_rows, n_cols: shape.n_cols(), members })
+    }
+}
+
+impl CodedWeight for TurnedFp4 {
+    fn decode(
+        &self,
+        below: Below<'_>,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), DequantError> {
+        let width = (cols.end - cols.start) as usize;
+        let (mut scales, mut ready) = (Vec::new(), None);
+        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+            let (matrix, within) = (row / self.mat_rows, row % self.mat_rows);
+            let group = matrix * self.mat_rows.div_ceil(GROUP) + within / GROUP;
+            if ready != Some(group) {
+                scales.clear();
+                let first = group * self.n_cols;
+                self.scales.read(below, first + cols.start..first + cols.end, &mut scales)?;
+                self.factor.apply(below, matrix, &mut scales)?;
+                ready = Some(group);
+            }
+            let first = (matrix * (self.mat_rows / 2) + within / 2) * self.n_cols;
+            let shift = within % 2 * 4;
+            below.with_elems(self.codes, first + cols.start..first + cols.end, |bytes| {
+                for ((out, &byte), &scale) in out.iter_mut().zip(bytes).zip(&scales) {
+                    *out = E2M1[usize::from(byte >> shift & 15)] * scale;
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    fn form(&self) -> String {
+        "NVFP4, groups of 16 inputs, packed across rows".to_owned()
+    }
+}
