@@ -102,11 +102,17 @@ fn damage(made: &mut Made, noise: &mut Noise) -> Left {
             let Some(axis) = (part.dims.len() as u64).checked_sub(1).map(|n| noise.below(n + 1)) else {
                 return Left::Same;
             };
+            let n_dims = part.dims.len();
             let dim = &mut part.dims[axis as usize];
             *dim = if noise.flip() { *dim + 1 } else { dim.saturating_sub(1) };
             // One scale means all rows, and words one fewer may be codes that lie across two of them.
             let is_words = axis == 1 && part.name.ends_with(".weight_packed");
-            let left = if *dim == 1 || is_words { Left::Other } else { Left::Same };
+            // One more row of block scales may be those of two machines that had a part of the rows each; a stack's scales
+            // for each matrix may become those for each of two rows or columns.
+            let is_float = matches!(part.ty, ElementType::F32 | ElementType::F16 | ElementType::Bf16);
+            let is_scale = is_float && part.name.contains("_scale");
+            let is_regrouped = is_scale && (axis == 0 && n_dims == 2 || n_dims == 3);
+            let left = if *dim == 1 || is_words || is_regrouped { Left::Other } else { Left::Same };
             let Some(n_bytes) = n_bytes(part) else { return Left::Other };
             part.bytes.resize(n_bytes as usize, 0);
             left

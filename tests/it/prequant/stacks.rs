@@ -86,9 +86,10 @@ fn number(code: u8) -> u8 {
 pub fn nvfp4_stack(shape: (u64, u64), noise: &mut Noise, packed: Packed) -> Made {
     let by_columns = packed == Packed::Columns;
     // Along the packed dimension there are whole groups.
-    let (n_rows, n_cols) = match by_columns {
-        true => (shape.0.next_multiple_of(16), shape.1.max(2)),
-        false => (shape.0.max(2), shape.1.next_multiple_of(16)),
+    let (n_rows, n_cols) = if by_columns {
+        (shape.0.next_multiple_of(16), shape.1.max(2))
+    } else {
+        (shape.0.max(2), shape.1.next_multiple_of(16))
     };
     let codes = noise.bytes(EXPERTS * n_rows * n_cols / 2);
     let scale = e4m3_scales(noise, EXPERTS * n_rows * n_cols / 16);
@@ -113,9 +114,9 @@ pub fn nvfp4_stack(shape: (u64, u64), noise: &mut Noise, packed: Packed) -> Made
         let scale = if packed == Packed::CompressedTensors { scale / factor } else { scale * factor };
         small_float(&bytes, nibble * 4, 4, 2) * scale
     });
-    let dims = |per_byte: u64| match by_columns {
-        true => [EXPERTS, n_rows / per_byte, n_cols],
-        false => [EXPERTS, n_rows, n_cols / per_byte],
+    let dims = |packed: u64| {
+        let (rows, cols) = if by_columns { (packed, 1) } else { (1, packed) };
+        [EXPERTS, n_rows / rows, n_cols / cols]
     };
     let size = (EXPERTS * n_rows, n_cols);
     if packed == Packed::CompressedTensors {
@@ -259,15 +260,6 @@ fn folder(dir: &tempfile::TempDir, outer: &str, config: &Json, parts: &[Part]) -
     path
 }
 
-/// Where `GGUF_STACKS_DIR` says, checkpoints are kept for other converters to read.
-fn keep(name: &str, config: &Json, parts: &[Part]) {
-    if let Ok(dir) = std::env::var("GGUF_STACKS_DIR") {
-        let dir = Path::new(&dir).join(name);
-        fs_err::create_dir_all(&dir).unwrap();
-        write(config, parts, &dir);
-    }
-}
-
 /// The experts of a checkpoint in codes, and the same as floats, make the same file.
 #[test]
 fn stacks_make_the_files_of_their_values() {
@@ -331,8 +323,6 @@ fn stacks_make_the_files_of_their_values() {
         }
         let mut quantized = config.clone();
         quantized["quantization_config"] = settings;
-        keep(name, &quantized, &coded);
-        keep(&format!("{name}-floats"), &config, &floats);
         let dir = tempfile::tempdir().unwrap();
         let dirs = [folder(&dir, "a", &quantized, &coded), folder(&dir, "b", &config, &floats)];
         for file_type in [OutType::F32, OutType::F16, OutType::Bf16, OutType::Q8_0] {
@@ -405,8 +395,6 @@ fn stacks_stay_blocks_as_single_experts_do() {
             }
         }
     }
-    keep("qwen3moe-nvfp4-single", &config, &single);
-    keep("qwen3moe-nvfp4-stacked", &config, &stacked);
     let dir = tempfile::tempdir().unwrap();
     let dirs = [folder(&dir, "a", &config, &single), folder(&dir, "b", &config, &stacked)];
     for codes in [Codes::Native { allow_rounding: false }, Codes::Float] {
