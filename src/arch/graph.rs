@@ -76,7 +76,7 @@ names! {
     /// Span of the gate norm of mamba2.
     GateNorm { Whole, Group }
     /// Closed extras of a layer.
-    Extra { Ple, Altup, Laurel, OutScale, Loops, SparseIndexAsDense }
+    Extra { Ple, Altup, Laurel, OutScale, StartScale, Loops, SparseIndexAsDense }
     /// Named scales of the embedding.
     EmbedScaleName { None, SqrtEmbd }
     /// Named scales of the residual branches.

@@ -181,7 +181,12 @@ impl Builder<'_> {
         } else {
             None
         };
-        Ok(LayerExtras { embedding, out_scale, exit_norm: None })
+        let start_scale = if self.features.extras.contains(&Extra::StartScale) {
+            Some(self.need_vector(&at("layer_output_scale.weight"), 1)?)
+        } else {
+            None
+        };
+        Ok(LayerExtras { embedding, out_scale, start_scale, exit_norm: None })
     }
 
     /// The layers as they are run: some models run their stack several times, with a norm between.

@@ -37,6 +37,7 @@ impl Builder<'_> {
         let shared_norm = self.tensors.norm(&at("attn_k_norm"), n_shared, NormFormula::Rms, self.eps)?;
         let (q_latent, q) = self.mla_queries(layer, q_rows)?;
         let expansion = self.expansion(layer, (n_heads, dk - n_shared, dv), rank)?;
+        let gate = self.output_gate(layer, n_heads, v_rows)?;
         let out = self.tensors.need_matrix(&at("attn_output"), self.n_embd, v_rows)?;
         let rope = self.rope(layer, mask, n_shared)?;
         let sinks = self.tensors.vector(&at("attn_sinks.weight"), n_heads)?;
@@ -49,6 +50,7 @@ impl Builder<'_> {
             kv_norm,
             shared_norm,
             expansion,
+            gate,
             out,
             n_heads,
             dk,

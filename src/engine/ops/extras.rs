@@ -29,6 +29,11 @@ impl Runner<'_> {
             self.add_rows(x, &mut added, Some(&post), 1.0, n_embd);
             self.give([added]);
         }
+        if let Some(factor) = self.weights.optional(extras.start_scale.as_ref())? {
+            let of_batch = batch.start * n_embd..(batch.start + batch.n_tokens()) * n_embd;
+            let mut start = batch.select(&self.carried.start[of_batch], n_embd).into_owned();
+            self.add_rows(x, &mut start, None, factor.first().copied().unwrap_or(1.0), n_embd);
+        }
         if let Some(factor) = self.weights.optional(extras.out_scale.as_ref())? {
             self.scale_rows(x, factor.first().copied().unwrap_or(1.0));
         }

@@ -89,6 +89,10 @@ impl Runner<'_> {
         self.mix(a.scores(), batch, &batch.cuts, Projected { q: &q, k: &k, v: &v }, &mut context)?;
         self.slot("attention", &context, a.n_heads * a.dv);
         self.give([q, k, v]);
+        if let Some(gate) = &a.gate {
+            let rows = batch.select(x, gate.matrix.n_cols);
+            self.gate_heads(gate, &rows, n_wanted, &mut context, a.out.n_cols)?;
+        }
         self.products(&context, n_wanted, vec![Product::plain(&a.out, out)])?;
         self.give([context]);
         Ok(())

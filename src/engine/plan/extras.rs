@@ -109,6 +109,8 @@ pub struct LayerExtras {
     pub embedding: Option<LayerEmbedding>,
     /// Factor of the stream.
     pub out_scale: Option<Vector>,
+    /// Factor of the stream before the first layer, which is added once more.
+    pub start_scale: Option<Vector>,
     /// Norm of the stream: the end of a stack that is run again.
     pub exit_norm: Option<Norm>,
 }
@@ -162,6 +164,11 @@ impl LayerPlan {
 }
 
 impl GraphPlan {
+    /// True if a layer reads the stream as it was before the first.
+    pub(crate) fn needs_start(&self) -> bool {
+        self.layer_embeddings.is_some() || self.layers.iter().any(|layer| layer.extras.start_scale.is_some())
+    }
+
     /// Floats per token that layers hand on besides the stream.
     pub(crate) fn handed_floats(&self) -> usize {
         let kept = self.layers.iter().map(|layer| match &layer.mixer {
@@ -169,7 +176,7 @@ impl GraphPlan {
             _ => 0,
         });
         // The start of the stream, and the token.
-        let start = if self.layer_embeddings.is_some() { self.n_embd + 1 } else { 0 };
+        let start = if self.needs_start() { self.n_embd + 1 } else { 0 };
         kept.sum::<usize>() + start
     }
 }

@@ -2,7 +2,7 @@
 //! rotated key that all heads share (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1).
 
 use crate::engine::ops::mla;
-use crate::engine::plan::{Footprint, Mask, Matrix, Norm, Temperature, Vector};
+use crate::engine::plan::{Footprint, Mask, Matrix, Norm, OutputGate, Temperature, Vector};
 
 /// A short row that is normed before it is expanded.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,6 +42,8 @@ pub struct Mla {
     pub shared_norm: Option<Norm>,
     /// Keys and values from the short row.
     pub expansion: Expansion,
+    /// Gate on the heads' outputs.
+    pub gate: Option<OutputGate>,
     /// Output projection.
     pub out: Matrix,
     /// Heads.
@@ -87,7 +89,8 @@ impl Footprint for Mla {
             Expansion::Joint(matrix) => matrix.n_rows,
             Expansion::Split { .. } => 0,
         };
-        queries + self.kv.n_rows + self.rank + joint + self.n_heads * (self.dk + 2 * self.dv)
+        let gate = self.gate.as_ref().map_or(0, |gate| gate.matrix.n_rows);
+        gate + queries + self.kv.n_rows + self.rank + joint + self.n_heads * (self.dk + 2 * self.dv)
     }
 
     fn thread_bytes(&self, chunk_len: usize) -> usize {

@@ -248,7 +248,7 @@ impl<'a> Engine<'a> {
             carried: Carried::default(),
         };
         let mut x = run.clock.time(WorkKind::Embed, || run.embed(chunks))?;
-        if plan.layer_embeddings.is_some() {
+        if plan.needs_start() {
             run.carried.tokens = chunks.iter().flat_map(|chunk| &chunk.tokens).copied().collect();
             run.carried.start.clone_from(&x);
         }

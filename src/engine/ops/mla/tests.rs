@@ -23,7 +23,7 @@ const N_TOKENS: usize = 23;
 struct Form {
     is_joint: bool,
     has_q_latent: bool,
-    /// The shared key is normed, and heads have sinks.
+    /// The shared key is normed, and heads have sinks and gates.
     norms_shared: bool,
 }
 
@@ -67,6 +67,7 @@ impl Model {
         if form.norms_shared {
             model.add("blk.0.attn_k_norm", &[N_SHARED]);
             model.add("blk.0.attn_sinks", &[N_HEADS]);
+            model.add("blk.0.attn_gate", &[N_HEADS, N_EMBD]);
         }
         if form.is_joint {
             model.add("blk.0.attn_kv_b", &[N_HEADS * (N_OWN + DV), RANK]);
@@ -120,8 +121,10 @@ fn metadata() -> Metadata {
 }
 
 fn plan(model: &Model, metadata: &Metadata) -> Result<GraphPlan, EngineError> {
-    let features =
-        GraphFeatures::from_toml(&"mixer = 'mla'\nunused = ['indexer.*']".parse().unwrap()).unwrap();
+    let features = GraphFeatures::from_toml(
+        &"mixer = 'mla'\nattn_gate = 'sigmoid'\nunused = ['indexer.*']".parse().unwrap(),
+    )
+    .unwrap();
     GraphPlan::new(&features, metadata, model.tensors())
 }
 
@@ -149,6 +152,7 @@ fn rotated(x: &[f64], position: usize) -> Vec<f64> {
 fn by_formula(model: &Model, form: Form, tokens: &[u32]) -> Vec<f64> {
     let (embedding, weight) = (model.get("token_embd"), |name: &str| model.get(&format!("blk.0.{name}")));
     let (mut queries, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());
+    let mut gates = Vec::new();
     for (position, &token) in tokens.iter().enumerate() {
         let x = normed(&embedding[token as usize * N_EMBD..][..N_EMBD], &weight("attn_norm"));
         let q = if form.has_q_latent {
@@ -156,6 +160,10 @@ fn by_formula(model: &Model, form: Form, tokens: &[u32]) -> Vec<f64> {
         } else {
             times(&weight("attn_q"), &x)
         };
+        gates.push(match form.norms_shared {
+            true => times(&weight("attn_gate"), &x).iter().map(|gate| 1.0 / (1.0 + (-gate).exp())).collect(),
+            false => vec![1.0; N_HEADS],
+        });
         let kv = times(&weight("attn_kv_a_mqa"), &x);
         let latent = normed(&kv[..RANK], &weight("attn_kv_a_norm"));
         let shared =
@@ -191,7 +199,7 @@ fn by_formula(model: &Model, form: Form, tokens: &[u32]) -> Vec<f64> {
             let sum = weights.iter().sum::<f64>() + sink;
             context.extend((0..DV).map(|at| {
                 let value = weights.iter().enumerate().map(|(key, w)| w * values[key * N_HEADS + head][at]);
-                value.sum::<f64>() / sum
+                value.sum::<f64>() / sum * gates[position][head]
             }));
         }
         out.extend(times(&weight("attn_output"), &context));
