@@ -48,7 +48,9 @@ impl LoadedNorm {
         scratch.extend_from_slice(x);
         self.row_with(level, scratch, x, None, None);
         let factor = self.weight.as_ref().and_then(|weight| weight.get(head)).copied().unwrap_or(1.0);
-        x.iter_mut().for_each(|x| *x *= factor);
+        for x in x.iter_mut() {
+            *x *= factor;
+        }
     }
 
     /// Normalizes one head in place, with row `head` of the weight.
