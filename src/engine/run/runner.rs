@@ -118,7 +118,9 @@ impl Runner<'_> {
         self.add_rows(x, &mut branch, post_ffn.as_ref(), rho, n_embd);
         math::scale_and_cap(self.weights.level, x, layer.rescale, None);
         self.give([ffn_input, branch]);
-        entry.into_iter().for_each(|entry| self.give([entry]));
+        if let Some(entry) = entry {
+            self.give([entry]);
+        }
         self.extras(&layer.extras, batch, x)?;
         self.slot("output", x, n_embd);
         Ok(())

@@ -26,7 +26,8 @@ impl TensorSource for Ones {
         match self.0[tensor].ty {
             GgmlType::F32 => out.as_chunks_mut::<4>().0.fill(1f32.to_le_bytes()),
             GgmlType::F16 => out.as_chunks_mut::<2>().0.fill(0x3c00u16.to_le_bytes()),
-            other => panic!("{other}"),
+            // Blocks of zeros: what they hold is not looked at here.
+            _ => out.fill(0),
         }
         Ok(())
     }
@@ -292,7 +293,9 @@ fn files_of_llama_cpp_equal_their_checkpoints() {
                     || finding.message.contains("pooling_type")
                     // Written by us alone: runtimes ask for it.
                     || (case.arch() == "qwen" && finding.message.contains("layer_norm_rms_epsilon")));
-            assert!(is_known, "{}: {finding:?}", case.name);
+            // Made of tensors' values, which are others here.
+            let is_of_values = finding.message.starts_with("`xielu.");
+            assert!(is_known || is_of_values, "{}: {finding:?}", case.name);
         }
     }
     assert!(n_cases > 20, "{n_cases}");

@@ -160,9 +160,10 @@ fn by_formula(model: &Model, form: Form, tokens: &[u32]) -> Vec<f64> {
         } else {
             times(&weight("attn_q"), &x)
         };
-        gates.push(match form.norms_shared {
-            true => times(&weight("attn_gate"), &x).iter().map(|gate| 1.0 / (1.0 + (-gate).exp())).collect(),
-            false => vec![1.0; N_HEADS],
+        gates.push(if form.norms_shared {
+            times(&weight("attn_gate"), &x).iter().map(|gate| 1.0 / (1.0 + (-gate).exp())).collect()
+        } else {
+            vec![1.0; N_HEADS]
         });
         let kv = times(&weight("attn_kv_a_mqa"), &x);
         let latent = normed(&kv[..RANK], &weight("attn_kv_a_norm"));
