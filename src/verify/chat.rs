@@ -11,6 +11,7 @@ mod isolated;
 
 use std::fmt::Write as _;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
@@ -217,11 +218,15 @@ impl ChatTemplate {
         ];
         context.extend(self.tokens.iter().map(|(name, text)| (*name, Jinja::from(text))));
         let mut out = Bounded { bytes: Vec::new(), is_full: false };
-        let done = template.render_captured_to(Jinja::from_pairs(context), &mut out).map(|_| ());
+        // The library panics at some templates, an empty list sliced backwards among them: that fails the chat alone.
+        let done = catch_unwind(AssertUnwindSafe(|| {
+            template.render_captured_to(Jinja::from_pairs(context), &mut out).map(|_| ())
+        }));
         if out.is_full {
             return Err(ChatError::Output { limit: MAX_OUTPUT_BYTES });
         }
-        done.map_err(|error| failed(&error))?;
+        let panicked = || ChatError::Failed { line: 0, reason: "the template library panicked".to_owned() };
+        done.map_err(|_| panicked())?.map_err(|error| failed(&error))?;
         let text = String::from_utf8(out.bytes);
         text.map_err(|error| ChatError::Failed { line: 0, reason: error.to_string() })
     }

@@ -115,3 +115,17 @@ fn the_date_is_fixed() {
     assert_eq!(render("{{ strftime_now('%d %b %Y, %-m%%') }}").unwrap(), "26 Jul 2024, 7%");
     assert!(render("{{ strftime_now('%Q') }}").is_err());
 }
+
+/// The library looks for the last element of an empty list that is sliced backwards.
+#[test]
+fn a_panic_of_the_library_fails_the_chat_alone() {
+    for source in ["{{ [][::-1] | list }}", "{%- for m in [][::-1] -%}x{%- endfor -%}"] {
+        match render(source) {
+            Ok(text) => assert!(["", "[]"].contains(&text.as_str()), "{source}: {text}"),
+            Err(error) => {
+                assert!(error.to_string().contains("the template library panicked"), "{source}: {error}")
+            }
+        }
+    }
+    assert_eq!(render("{{ [1, 2][::-1] | list }}").unwrap(), "[2, 1]");
+}
