@@ -32,8 +32,8 @@ SELECTION = {
     "arch": [
         "baichuan", "chatglm3", "glm", "glm4", "gpt_oss", "gpt_oss_mxfp4", "granite", "llama", "llama_*", "llava_llama",
         "mistral", "mixtral", "olmo", "orion", "qwen1", "qwen2", "qwen2_model", "qwen3", "qwen3_moe", "smollm3",
-        "starcoder2", "xverse", "bert", "deepseek_v2", "gemma2", "kimi_linear", "lfm2", "llama4_text", "mamba2",
-        "minimax_text_01", "modernbert", "qwen3_next", "rwkv7_small", "t5", "!llama_embed_nemotron", "!*.gguf",
+        "starcoder2", "xverse", "bert", "deepseek_v2", "gemma2", "kimi_linear", "lfm2", "mamba2",
+        "minimax_text_01", "modernbert", "qwen3_next", "rwkv6", "t5", "!llama_embed_nemotron", "!*.gguf",
     ],
     # All types, inputs and importance matrices, all recipes, the small models to every type. Not: activations of the
     # CPU backend, and what belongs to a real model.
