@@ -123,7 +123,7 @@ fn a_panic_of_the_library_fails_the_chat_alone() {
         match render(source) {
             Ok(text) => assert!(["", "[]"].contains(&text.as_str()), "{source}: {text}"),
             Err(error) => {
-                assert!(error.to_string().contains("the template library panicked"), "{source}: {error}")
+                assert!(error.to_string().contains("the template library panicked"), "{source}: {error}");
             }
         }
     }
