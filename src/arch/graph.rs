@@ -37,8 +37,6 @@ names! {
     Positions { Rope, None, Alibi, AlibiKey, Learned, Relative, #[serde(rename = "rope_2d")] Rope2d, ByDepth }
     /// Which values a rotation pairs.
     RopePairs { Interleaved, Half, HalfIfSections, InterleavedWhole }
-    /// Which end of a head is rotated.
-    RopeAt { Start, End }
     /// Scaling of the rotation on windowed layers.
     RopeLocal { Same, Unscaled }
     /// Part of the rotated dimensions that layers without a window rotate.
@@ -49,8 +47,6 @@ names! {
     MaskKind { Causal, Full, Prefix }
     /// Shape of the attention window.
     WindowKind { None, Sliding, Chunked, Symmetric }
-    /// Row order of a fused `attn_qkv`.
-    QkvOrder { Blocks, PerHead }
     /// When q and k are normed.
     QkNorm { BeforeRope, AfterRope, FreeAfterRope, ScaledAfterRope }
     /// Gate on the attention output.
@@ -76,7 +72,7 @@ names! {
     /// Span of the gate norm of mamba2.
     GateNorm { Whole, Group }
     /// Closed extras of a layer.
-    Extra { Ple, Altup, Laurel, OutScale, StartScale, Loops, SparseIndexAsDense }
+    Extra { Ple, Altup, Laurel, OutScale, StartScale, Loops }
     /// Named scales of the embedding.
     EmbedScaleName { None, SqrtEmbd }
     /// Named scales of the residual branches.
@@ -315,7 +311,6 @@ pub struct GraphFeatures {
     pub alibi_bias: f64,
     pub rope: RopePairs,
     pub rope_on: RopeOn,
-    pub rope_at: RopeAt,
     pub rope_local: RopeLocal,
     pub rope_global_part: RopeGlobalPart,
     pub rope_local_base: RopeLocalBase,
@@ -326,7 +321,6 @@ pub struct GraphFeatures {
     pub window_pattern: Option<WindowPattern>,
     pub window_size: Option<u32>,
     pub mixer: MixerRule,
-    pub qkv: QkvOrder,
     pub attn_scale: AttnScale,
     pub attn_cap: Cap,
     pub final_cap: Cap,
@@ -384,7 +378,6 @@ impl Default for GraphFeatures {
             alibi_bias: 8.0,
             rope: RopePairs::default(),
             rope_on: RopeOn::default(),
-            rope_at: RopeAt::default(),
             rope_local: RopeLocal::default(),
             rope_global_part: RopeGlobalPart::default(),
             rope_local_base: RopeLocalBase::Named(RopeLocalBaseName::Same),
@@ -395,7 +388,6 @@ impl Default for GraphFeatures {
             window_pattern: None,
             window_size: None,
             mixer: MixerRule::All(MixerName::Attention),
-            qkv: QkvOrder::default(),
             attn_scale: AttnScale::default(),
             attn_cap: Cap::Named(CapName::Off),
             final_cap: Cap::Named(CapName::Off),
@@ -489,11 +481,11 @@ mod tests {
             "rope = 'half'\nembed_scale = 'sqrt_embd'\nffn = 'geglu_tanh'\nwindow = 'sliding'\nwindow_pattern = 2\n\
              window_size = 4096\nattn_cap = 50\nfinal_cap = 30\nattn_scale = { embd_over_heads_at = [46] }",
             "rope_on = { skip_every = 4 }\nwindow = 'sliding'\nwindow_pattern = { dense_first = 3 }\nfinal_cap = 'key'",
-            "mixer = 'mla'\nrope_at = 'end'\nyarn_mu = 'tenth'\nnorm_topk = 'key'\n\
+            "mixer = 'mla'\nyarn_mu = 'tenth'\nnorm_topk = 'key'\n\
              group_score = { max_if = 'softmax', else = 'sum2' }",
             "mixer = { every = 4, full = 'attention', rest = 'gdn' }\ngated_q = true\nunused = ['nextn.*']",
             "positions = 'none'\nmixer = { by = 'kv_heads', full = 'attention', rest = 'mamba' }",
-            "positions = 'rope_2d'\nresidual = 'normed'\nresidual_scale = 'sqrt_2l'\nqkv = 'per_head'",
+            "positions = 'rope_2d'\nresidual = 'normed'\nresidual_scale = 'sqrt_2l'",
             "logit_scale = { base_over_embd = 256 }\nembed_scale = 12\nresidual_scale = 'depth'",
             "group_fill = -inf",
         ] {
@@ -514,7 +506,10 @@ mod tests {
     fn keys_without_effect_are_refused() {
         for (text, expected) in [
             ("reason = 'none'", "`reason` has no effect without `kind = \"none\"`"),
-            ("positions = 'alibi'\nrope_at = 'end'", "`rope_at` has no effect without `positions` of `rope`"),
+            (
+                "positions = 'alibi'\nrope_local = 'unscaled'",
+                "`rope_local` has no effect without `positions` of `rope`",
+            ),
             ("alibi_bias = 4", "`alibi_bias` has no effect"),
             ("window_size = 4096", "`window_size` has no effect without a `window`"),
             ("rope_local_base = 10000", "`rope_local_base` has no effect without a `window`"),

@@ -39,7 +39,7 @@ fn mixes_with(features: &GraphFeatures, mixer: MixerName) -> bool {
 const RULES: &[Rule] = rules! {
     "`kind = \"none\"`", |f| f.kind == GraphKind::None => reason;
     "`positions` of `rope`, `rope_2d` or `by_depth`", rotates =>
-        rope, rope_on, rope_at, rope_local, rope_local_base, yarn_truncate, yarn_mu;
+        rope, rope_on, rope_local, rope_local_base, yarn_truncate, yarn_mu;
     "`positions` of `alibi` or `by_depth`",
         |f| matches!(f.positions, Positions::Alibi | Positions::ByDepth) => alibi_bias;
     "a `window`", |f| f.window != WindowKind::None => window_pattern, window_size, rope_local, rope_local_base,

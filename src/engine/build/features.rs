@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 use crate::arch::graph::{
     Extra, FfnKind, Gating, GraphFeatures, GraphKind, MaskKind, MixerName, MixerRule, NormKind, Positions,
-    QkvOrder, ResidualRule, RopeAt, RouterSelect, Weigh, WindowKind,
+    ResidualRule, RouterSelect, Weigh, WindowKind,
 };
 use crate::engine::EngineError;
 use crate::engine::plan::{GatedActivation, GatingFunction, Mask, ModelKind, NormFormula, PlainActivation};
@@ -212,7 +212,7 @@ impl BuiltFeatures {
         // Without `..`: a new key must be put in one of the two groups.
         #[rustfmt::skip]
         let GraphFeatures {
-            kind, reason, residual, positions, mask, window, mixer, rope_at, qkv, qk_norm_kind, ffn, gating, weigh,
+            kind, reason, residual, positions, mask, window, mixer, qk_norm_kind, ffn, gating, weigh,
             router_select, experts_act, extras,
             // Every value of these is built.
             norm: _, norm_eps: _, ffn_gated_if_present: _, post_norm_eps: _, pre_ffn: _, post_attn: _, post_ffn: _,
@@ -235,14 +235,9 @@ impl BuiltFeatures {
             GraphKind::Decoder | GraphKind::Encdec => ModelKind::Decoder,
         };
         card.mixer(*mixer)?;
-        card.only("rope_at", rope_at, &RopeAt::Start)?;
-        card.only("qkv", qkv, &QkvOrder::Blocks)?;
         card.only("weigh", weigh, &Weigh::After)?;
         card.only("router_select", router_select, &RouterSelect::Probs)?;
-        if extras
-            .iter()
-            .any(|extra| matches!(extra, Extra::Altup | Extra::Laurel | Extra::SparseIndexAsDense))
-        {
+        if extras.iter().any(|extra| matches!(extra, Extra::Altup | Extra::Laurel)) {
             return card.unbuilt("extras", extras);
         }
         Ok(Self {
@@ -295,11 +290,9 @@ mod tests {
 
     #[test]
     fn what_is_not_built_is_refused_by_the_name_it_has_in_the_card() {
-        for (text, expected) in [
-            ("rope_at = 'end'", "rope_at = end"),
-            ("qk_norm_kind = 'rms_free'", "qk_norm_kind = rms_free"),
-            ("mixer = 'plamo2'", "mixer = plamo2"),
-        ] {
+        for (text, expected) in
+            [("qk_norm_kind = 'rms_free'", "qk_norm_kind = rms_free"), ("mixer = 'plamo2'", "mixer = plamo2")]
+        {
             let error = built(text).err().unwrap_or_default();
             assert_eq!(error, format!("card `x`: `{expected}` is not built yet"), "{text}");
         }

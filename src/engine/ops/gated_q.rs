@@ -38,7 +38,7 @@ impl Runner<'_> {
     pub(super) fn apply_gates(&self, gates: Option<Buffer>, context: &mut [f32], n_cols: usize) {
         if let Some(gates) = gates {
             self.each_row((context, n_cols), (&gates, n_cols), |y, g| {
-                y.iter_mut().zip(g).for_each(|(y, &g)| *y *= math::sigmoid(g));
+                math::times_sigmoid(y, g);
             });
             self.give([gates]);
         }

@@ -68,7 +68,7 @@ impl Runner<'_> {
                 });
                 let y = tile.row_mut(t);
                 norm.row(level, core, y);
-                y.iter_mut().zip(&gate[at]).for_each(|(y, &g)| *y *= math::sigmoid(g));
+                math::times_sigmoid(y, &gate[at]);
             }
         })?;
         self.slot("scan", &y, inner);

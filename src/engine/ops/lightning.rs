@@ -40,7 +40,7 @@ impl Runner<'_> {
         self.slot("scan", &y, inner);
         self.norm_in_place(Some(&m.norm), &mut y, inner)?;
         self.each_row((&mut y, inner), (&gate, inner), |y, gate| {
-            y.iter_mut().zip(gate).for_each(|(y, &g)| *y *= math::sigmoid(g));
+            math::times_sigmoid(y, gate);
         });
         self.products(batch.gather(&mut y, inner), batch.n_wanted(), vec![Product::plain(&m.out, out)])?;
         self.give([qkv, gate, y]);

@@ -39,6 +39,13 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
+/// Multiplies values with the logistic function of their gates.
+pub(crate) fn times_sigmoid(y: &mut [f32], gates: &[f32]) {
+    for (y, &g) in y.iter_mut().zip(gates) {
+        *y *= sigmoid(g);
+    }
+}
+
 /// `e^x - 1`.
 #[inline(always)]
 fn exp_m1(x: f32) -> f32 {

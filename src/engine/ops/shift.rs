@@ -80,7 +80,7 @@ impl Runner<'_> {
             let mut gate = self.take(n_tokens * matrix.n_rows);
             self.products(&seen, n_tokens, vec![Product::plain(matrix, &mut gate)])?;
             self.each_row((out, matrix.n_rows), (&gate, matrix.n_rows), |y, gate| {
-                y.iter_mut().zip(gate).for_each(|(y, &g)| *y *= math::sigmoid(g));
+                math::times_sigmoid(y, gate);
             });
             self.give([seen, gate]);
         }
