@@ -8,7 +8,8 @@ Every page is opened at 400 and 1600 pixels, light and dark, and once more as it
 - anything reaches beyond the window, unless it scrolls in a box of its own that the keyboard can reach;
 - the page has scripts, a picture without a name, a table without a caption;
 - a string of `--text` is not to be read in the page as it is.
-Screenshots are kept, a file for each page, width and scheme.
+Screenshots are kept, a file for each page, width and scheme. A browser that cannot even open an empty page is as good as
+none: that is said, and no error.
 """
 
 import base64
@@ -18,11 +19,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 # Width and scheme; on paper of A4, between its margins, whatever the screen likes.
 WINDOWS = [(400, "light"), (400, "dark"), (1600, "light"), (1600, "dark"), (680, "paper")]
 TIMEOUT_S = 120
+# A browser that ends by itself has said nothing about the pages: they are opened again.
+ATTEMPTS = 3
 
 # What reaches beyond the window although no box around it scrolls, and what a reader could not reach.
 FAULTS = """(() => {
@@ -60,6 +64,15 @@ FAULTS = """(() => {
 })()"""
 
 
+class BrowserGone(Exception):
+    """The browser ended by itself, which says nothing about the pages.
+
+    `runs`: whether it had opened an empty page before.
+    """
+
+    runs = False
+
+
 class Browser:
     """Chromium behind a pipe: JSON messages that end in a zero byte."""
 
@@ -80,8 +93,11 @@ class Browser:
                 "--disable-component-update", f"--user-data-dir={profile}", "--disable-dev-shm-usage"]
         if os.geteuid() == 0:
             args.append("--no-sandbox")
-        self.process = subprocess.Popen(args, preexec_fn=pipes, close_fds=False, stderr=subprocess.DEVNULL,
-                                        stdout=subprocess.DEVNULL)
+        # Whatever it keeps at home goes where the profile is: the user's home may not be there to write to.
+        self.log = Path(profile, "log")
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(args, preexec_fn=pipes, close_fds=False, stderr=log, stdout=log,
+                                            env={**os.environ, "HOME": str(profile), "XDG_CONFIG_HOME": str(profile)})
         os.close(to_read)
         os.close(to_say)
         self.rest, self.last, self.events = b"", 0, []
@@ -90,7 +106,7 @@ class Browser:
         while b"\0" not in self.rest:
             part = os.read(self.to_hear, 1 << 16)
             if not part:
-                sys.exit("the browser went away")
+                raise BrowserGone(self.last_words())
             self.rest += part
         message, self.rest = self.rest.split(b"\0", 1)
         return json.loads(message)
@@ -100,7 +116,10 @@ class Browser:
         message = {"id": self.last, "method": method, "params": params}
         if session:
             message["sessionId"] = session
-        os.write(self.to_write, json.dumps(message).encode() + b"\0")
+        try:
+            os.write(self.to_write, json.dumps(message).encode() + b"\0")
+        except BrokenPipeError:
+            raise BrowserGone(self.last_words()) from None
         while True:
             answer = self.receive()
             if answer.get("id") == self.last:
@@ -113,11 +132,25 @@ class Browser:
         while not any(e.get("method") == method and e.get("sessionId") == session for e in self.events):
             self.events.append(self.receive())
 
+    def last_words(self):
+        """How it ended, and the end of what it wrote."""
+        try:
+            code = self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        return f"the browser went away, exit code {code}:\n{self.log.read_text(errors='replace')[-4000:]}"
+
     def close(self):
+        """Ends it, however it is; nothing about the pages depends on how it goes."""
         try:
             self.call("Browser.close")
-        finally:
             self.process.wait(timeout=30)
+        except (BrowserGone, subprocess.TimeoutExpired):
+            self.process.kill()
+            self.process.wait()
+        for pipe in (self.to_write, self.to_hear):
+            os.close(pipe)
 
 
 def check(browser, page, width, scheme, texts, shots):
@@ -165,24 +198,23 @@ def check(browser, page, width, scheme, texts, shots):
     return faults
 
 
-def main():
-    args, texts = sys.argv[1:], []
-    while "--text" in args:
-        at = args.index("--text")
-        texts.append((Path(args[at + 1]), args[at + 2]))
-        del args[at:at + 3]
-    program, shots, pages = args[0], Path(args[1]), [Path(page) for page in args[2:]]
-    shots.mkdir(parents=True, exist_ok=True)
+def check_all(program, shots, pages, texts):
+    """Number of faults of all pages."""
     n_faults = 0
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         browser = Browser(program, profile)
+        is_empty_open = False
 
         def give_up(*_):
             browser.process.kill()
-            sys.exit(f"no answer of the browser within {TIMEOUT_S} seconds")
+            raise BrowserGone(f"no answer of the browser within {TIMEOUT_S} seconds")
 
         signal.signal(signal.SIGALRM, give_up)
         try:
+            signal.alarm(TIMEOUT_S)
+            empty = browser.call("Target.createTarget", url="about:blank")["targetId"]
+            browser.call("Target.closeTarget", targetId=empty)
+            is_empty_open = True
             for page in pages:
                 own = [text for of, text in texts if of == page]
                 for width, scheme in WINDOWS:
@@ -192,11 +224,34 @@ def main():
                     print(f"{page.name} at {width}, {scheme}: {len(faults)} faults")
                     for fault in faults[:20]:
                         print(f"  {fault}")
+        except BrowserGone as gone:
+            gone.runs = is_empty_open
+            raise
         finally:
-            signal.alarm(TIMEOUT_S)
-            browser.close()
             signal.alarm(0)
-    sys.exit(1 if n_faults else 0)
+            browser.close()
+    return n_faults
+
+
+def main():
+    args, texts = sys.argv[1:], []
+    while "--text" in args:
+        at = args.index("--text")
+        texts.append((Path(args[at + 1]), args[at + 2]))
+        del args[at:at + 3]
+    program, shots, pages = args[0], Path(args[1]), [Path(page) for page in args[2:]]
+    shots.mkdir(parents=True, exist_ok=True)
+    runs = False
+    for attempt in range(ATTEMPTS):
+        try:
+            sys.exit(1 if check_all(program, shots, pages, texts) else 0)
+        except BrowserGone as gone:
+            runs |= gone.runs
+            print(f"attempt {attempt + 1} of {ATTEMPTS}: {gone}", flush=True)
+            time.sleep(2)
+    if runs:
+        sys.exit(f"the browser ended by itself {ATTEMPTS} times")
+    print(f"{program} does not run here: the pages were not opened")
 
 
 if __name__ == "__main__":
