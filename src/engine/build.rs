@@ -10,15 +10,18 @@ mod extras;
 mod features;
 mod ffn;
 mod kda;
+mod latent;
 mod layer;
 mod mamba;
 mod mixer;
 mod mla;
+mod plamo2;
 mod pooling;
 mod rope;
 mod rwkv;
 mod shortconv;
 mod stacks;
+mod stream_mix;
 #[cfg(test)]
 mod tests;
 

@@ -4,9 +4,12 @@
 mod experts;
 mod extras;
 mod footprint;
+mod latent;
 mod mla;
 mod outputs;
+mod plamo2;
 mod recurrent;
+mod stream_mix;
 
 use std::ops::Range;
 
@@ -18,11 +21,14 @@ pub use extras::{
     RouterSource, Xielu,
 };
 pub(crate) use footprint::Footprint;
+pub use latent::LatentExperts;
 pub use mla::{Expansion, Latent, Mla};
 pub use outputs::{Classifier, EncoderPlan, HeadActivation, ModelKind, PooledRow, Pooling};
+pub use plamo2::Plamo2;
 pub use recurrent::{
     ChannelMix, Conv, DeltaGates, DeltaNet, Kda, Lightning, LowRank, Mamba, Mamba2, Rwkv6, Rwkv7, ShortConv,
 };
+pub use stream_mix::StreamMix;
 
 /// Consecutive elements of a tensor that is small enough to be held decoded: a bias, a norm's weight.
 #[derive(Clone, Debug, PartialEq)]
@@ -321,6 +327,8 @@ pub enum Mixer {
     Mamba(Box<Mamba>),
     /// Mamba 2.
     Mamba2(Box<Mamba2>),
+    /// PLaMo 2's.
+    Plamo2(Box<Plamo2>),
     /// A gated short convolution.
     ShortConv(Box<ShortConv>),
     /// A gated delta net.
@@ -468,6 +476,8 @@ pub enum Wiring {
 pub struct LayerPlan {
     /// How the two branches join the residual stream.
     pub wiring: Wiring,
+    /// Mixes of streams that the branches read instead of the stream.
+    pub mix: Option<StreamMix>,
     /// Norm before the mixer.
     pub pre_mixer: Option<Norm>,
     /// The branch that mixes positions.
@@ -529,6 +539,8 @@ pub struct GraphPlan {
     pub encoder: Option<EncoderPlan>,
     /// Layers.
     pub layers: Vec<LayerPlan>,
+    /// Mix of streams that goes on instead of the last layer's output.
+    pub final_mix: Option<Norm>,
     /// Norm of the last layer's output.
     pub final_norm: Option<Norm>,
     /// What becomes of a text's states, of encoders.

@@ -167,6 +167,7 @@ impl Builder<'_> {
         let layer_embeddings = self.layer_embeddings()?;
         let layers = (0..self.n_layers).map(|layer| self.layer(layer)).collect::<Result<_, _>>()?;
         let layers = self.run_layers(layers)?;
+        let final_mix = self.final_mix()?;
         let final_norm = match self.features.final_norm.as_str() {
             "none" => None,
             name => Some(self.need_norm(name)?),
@@ -198,6 +199,7 @@ impl Builder<'_> {
             ropes: self.ropes,
             encoder,
             layers,
+            final_mix,
             final_norm,
             pooling,
             head,

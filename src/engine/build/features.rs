@@ -4,8 +4,8 @@
 use std::fmt::Debug;
 
 use crate::arch::graph::{
-    Extra, FfnKind, Gating, GraphFeatures, GraphKind, MaskKind, MixerName, MixerRule, NormKind, Positions,
-    ResidualRule, RouterSelect, Weigh, WindowKind,
+    Extra, FfnKind, Gating, GraphFeatures, GraphKind, MaskKind, NormKind, Positions, ResidualRule,
+    RouterSelect, Weigh, WindowKind,
 };
 use crate::engine::EngineError;
 use crate::engine::plan::{GatedActivation, GatingFunction, Mask, ModelKind, NormFormula, PlainActivation};
@@ -140,31 +140,6 @@ impl Card<'_> {
         }
     }
 
-    fn mixer(&self, rule: MixerRule) -> Result<(), EngineError> {
-        let names = match rule {
-            MixerRule::All(name) => [name, name],
-            MixerRule::Every { full, rest, .. } | MixerRule::By { full, rest, .. } => [full, rest],
-        };
-        let is_built = |name: &MixerName| match name {
-            MixerName::Attention
-            | MixerName::Mla
-            | MixerName::Mamba
-            | MixerName::Mamba2
-            | MixerName::Rwkv6
-            | MixerName::Rwkv6Qwen2
-            | MixerName::Rwkv7
-            | MixerName::Gdn
-            | MixerName::Kda
-            | MixerName::Lightning
-            | MixerName::Shortconv => true,
-            MixerName::Plamo2 => false,
-        };
-        match names.iter().find(|name| !is_built(name)) {
-            Some(name) => self.unbuilt("mixer", name),
-            None => Ok(()),
-        }
-    }
-
     fn positions(positions: Positions) -> PositionRule {
         match positions {
             Positions::None => PositionRule::None,
@@ -212,10 +187,10 @@ impl BuiltFeatures {
         // Without `..`: a new key must be put in one of the two groups.
         #[rustfmt::skip]
         let GraphFeatures {
-            kind, reason, residual, positions, mask, window, mixer, qk_norm_kind, ffn, gating, weigh,
+            kind, reason, residual, positions, mask, window, qk_norm_kind, ffn, gating, weigh,
             router_select, experts_act, extras,
             // Every value of these is built.
-            norm: _, norm_eps: _, ffn_gated_if_present: _, post_norm_eps: _, pre_ffn: _, post_attn: _, post_ffn: _,
+            norm: _, norm_eps: _, mixer: _, ffn_gated_if_present: _, post_norm_eps: _, pre_ffn: _, post_attn: _, post_ffn: _,
             final_norm: _, embed_norm: _, embed_scale: _, residual_scale: _, alibi_bias: _, rope: _, rope_on: _,
             rope_local: _, rope_global_part: _,
             rope_local_base: _, yarn_truncate: _, yarn_mu: _, window_pattern: _, window_size: _, attn_scale: _,
@@ -234,7 +209,6 @@ impl BuiltFeatures {
             GraphKind::None => return card.unbuilt("kind", kind),
             GraphKind::Decoder | GraphKind::Encdec => ModelKind::Decoder,
         };
-        card.mixer(*mixer)?;
         card.only("weigh", weigh, &Weigh::After)?;
         card.only("router_select", router_select, &RouterSelect::Probs)?;
         if extras.iter().any(|extra| matches!(extra, Extra::Altup | Extra::Laurel)) {
@@ -291,7 +265,7 @@ mod tests {
     #[test]
     fn what_is_not_built_is_refused_by_the_name_it_has_in_the_card() {
         for (text, expected) in
-            [("qk_norm_kind = 'rms_free'", "qk_norm_kind = rms_free"), ("mixer = 'plamo2'", "mixer = plamo2")]
+            [("qk_norm_kind = 'rms_free'", "qk_norm_kind = rms_free"), ("weigh = 'before'", "weigh = before")]
         {
             let error = built(text).err().unwrap_or_default();
             assert_eq!(error, format!("card `x`: `{expected}` is not built yet"), "{text}");

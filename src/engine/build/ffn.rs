@@ -65,7 +65,7 @@ impl Builder<'_> {
     }
 
     /// Width of the input of the matrices `name.weight`.
-    fn n_cols(&self, name: &str) -> Result<usize, EngineError> {
+    pub(super) fn n_cols(&self, name: &str) -> Result<usize, EngineError> {
         let tensor = format!("{name}.weight");
         match self.tensors.shape(&tensor) {
             Some(shape) => Ok(usize::try_from(shape.n_cols()).unwrap_or(usize::MAX)),
@@ -139,7 +139,9 @@ impl Builder<'_> {
         };
         let router =
             router.ok_or_else(|| EngineError::MissingTensor { tensor: at("ffn_gate_inp.weight") })?;
-        let experts = self.experts(layer, n_experts)?;
+        let latent = self.latent_experts(layer)?;
+        let width = latent.as_ref().map_or(n_embd, |latent| latent.down.n_rows);
+        let experts = self.experts(layer, n_experts, width)?;
         let gating = self.gating()?;
         let normalize = match self.features.norm_topk {
             NormTopk::Always(normalize) => normalize,
@@ -190,13 +192,13 @@ impl Builder<'_> {
             },
             router_source,
             router_norm,
+            latent,
         })
     }
 
-    /// The routed experts, in order.
-    fn experts(&mut self, layer: usize, n_experts: usize) -> Result<Vec<Dense>, EngineError> {
+    /// The routed experts, in order, of rows of `n_embd`.
+    fn experts(&mut self, layer: usize, n_experts: usize, n_embd: usize) -> Result<Vec<Dense>, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
-        let n_embd = self.n_embd;
         let width = self.n_cols(&at("ffn_down_exps"))?;
         let down = self.tensors.experts(&at("ffn_down_exps"), n_experts, n_embd, width)?;
         let fused = self.tensors.has(&at("ffn_gate_up_exps.weight"));

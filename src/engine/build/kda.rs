@@ -36,6 +36,10 @@ impl Builder<'_> {
         };
         let mut conv = |name| self.conv(&at(name), inner, n_taps);
         let convs = [conv("ssm_conv1d_q")?, conv("ssm_conv1d_k")?, conv("ssm_conv1d_v")?];
+        // A file that names a bound says beside it that the gate is the bounded one.
+        if self.keys.flag("kda.safe_gate")? == Some(false) {
+            return Err(self.keys.unknown("kda.safe_gate", "true", "false"));
+        }
         let gate = if self.tensors.has(&at("ssm_g.weight")) { "ssm_g" } else { "ssm_g_a" };
         let norm = self.norm_of(&at("ssm_norm"), head_dim)?;
         Ok(Kda {

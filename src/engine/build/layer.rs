@@ -44,10 +44,12 @@ impl Builder<'_> {
         };
         let post_ffn = self.post_norm(layer, &features.post_ffn)?;
         let extras = self.layer_extras(layer)?;
+        let mix = self.stream_mix(layer, wiring)?;
         let tensors = self.tensors.claimed_under(&at(""));
         let residual_scale = self.residual_scale;
         Ok(LayerPlan {
             wiring,
+            mix,
             pre_mixer,
             mixer,
             post_mixer,

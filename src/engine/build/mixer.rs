@@ -67,8 +67,7 @@ impl Builder<'_> {
                 self.rwkv6(layer).map(|mixer| Mixer::Rwkv6(Box::new(mixer)))
             }
             MixerName::Rwkv7 => self.rwkv7(layer).map(|mixer| Mixer::Rwkv7(Box::new(mixer))),
-            // Refused when features are narrowed.
-            MixerName::Plamo2 => Ok(Mixer::None),
+            MixerName::Plamo2 => self.plamo2(layer).map(|mixer| Mixer::Plamo2(Box::new(mixer))),
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod attention;
 mod recurrent;
+mod stream_mix;
 
 use crate::arch::graph::GraphFeatures;
 use crate::core::{GgmlType, Shape, TensorMeta};

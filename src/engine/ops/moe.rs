@@ -16,7 +16,7 @@ const TOKENS_PER_TASK: usize = 64;
 
 /// A token's use of an expert.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct ExpertChoice {
+pub(super) struct ExpertChoice {
     token: u32,
     weight: f32,
 }
@@ -44,14 +44,31 @@ impl Runner<'_> {
                 }
             }
         }
-        for (expert, choices) in moe.experts.iter().zip(&chosen) {
-            // An expert that nobody chose is not even read.
-            if !choices.is_empty() {
-                self.add_expert(expert, choices, x, out)?;
+        match &moe.latent {
+            None => self.add_experts(&moe.experts, &chosen, x, out)?,
+            Some(latent) => {
+                self.add_latent_experts(latent, &moe.experts, &chosen, (x, n_tokens), out)?;
             }
         }
         if let Some(factor) = moe.sum_scale {
             self.scale_rows(out, factor);
+        }
+        Ok(())
+    }
+
+    /// Adds what experts make of the rows of `x` that chose them, times their weights.
+    pub(super) fn add_experts(
+        &self,
+        experts: &[Dense],
+        chosen: &[Vec<ExpertChoice>],
+        x: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        for (expert, choices) in experts.iter().zip(chosen) {
+            // An expert that nobody chose is not even read.
+            if !choices.is_empty() {
+                self.add_expert(expert, choices, x, out)?;
+            }
         }
         Ok(())
     }
@@ -290,6 +307,7 @@ mod tests {
             sum_scale: None,
             router_source: RouterSource::Input,
             router_norm: None,
+            latent: None,
         }
     }
 

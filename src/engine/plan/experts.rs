@@ -1,7 +1,7 @@
 //! Routed experts.
 
 use crate::arch::graph::GroupScoreName;
-use crate::engine::plan::{Dense, Matrix, Norm, RouterSource, Vector};
+use crate::engine::plan::{Dense, LatentExperts, Matrix, Norm, RouterSource, Vector};
 
 /// Function that makes the router's logits probabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,4 +62,6 @@ pub struct Moe {
     pub router_source: RouterSource,
     /// Norm of the stream, if the router reads that.
     pub router_norm: Option<Norm>,
+    /// The way to the experts' space, if that is narrower than the stream.
+    pub latent: Option<LatentExperts>,
 }

@@ -1,6 +1,8 @@
 //! What some models have besides the two branches of a layer, and inside them.
 
-use crate::engine::plan::{Dense, Ffn, GraphPlan, LayerPlan, Matrix, Mixer, Moe, Norm, Vector};
+use crate::engine::plan::{
+    Dense, Ffn, GraphPlan, LatentExperts, LayerPlan, Matrix, Mixer, Moe, Norm, Vector,
+};
 
 /// Function of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,7 +134,8 @@ impl Dense {
 impl Moe {
     /// Columns of the widest matrix.
     pub(super) fn widest(&self) -> usize {
-        self.experts.iter().chain(&self.shared).map(Dense::widest).max().unwrap_or(0)
+        let latent = self.latent.as_ref().map_or(0, LatentExperts::widest);
+        self.experts.iter().chain(&self.shared).map(Dense::widest).max().unwrap_or(0).max(latent)
     }
 
     /// Floats per token of the intermediates.
@@ -141,7 +144,8 @@ impl Moe {
         let expert = self.experts.iter().map(|d| d.floats_per_token(n_embd)).max().unwrap_or(0);
         let shared = self.shared.as_ref().map_or(0, |d| d.floats_per_token(n_embd));
         let router = if self.router_source == RouterSource::Stream { n_embd } else { 0 };
-        router + self.experts.len() + 2 * self.n_used + expert + n_embd + shared
+        let latent = self.latent.as_ref().map_or(0, LatentExperts::floats_per_token);
+        router + self.experts.len() + 2 * self.n_used + expert + n_embd + shared + latent
     }
 }
 
@@ -158,8 +162,10 @@ impl LayerPlan {
     /// Floats per token that are kept of the stream before the layer, and of what follows the branches.
     pub(super) fn entry_floats(&self, n_embd: usize) -> usize {
         let entry = if self.needs_entry() { n_embd } else { 0 };
+        // What a branch reads.
+        let mix = if self.mix.is_some() { n_embd } else { 0 };
         let embedding = self.extras.embedding.as_ref().map_or(0, |e| 2 * e.gate.n_rows);
-        entry + embedding
+        entry + mix + embedding
     }
 }
 
@@ -177,6 +183,6 @@ impl GraphPlan {
         });
         // The start of the stream, and the token.
         let start = if self.needs_start() { self.n_embd + 1 } else { 0 };
-        kept.sum::<usize>() + start
+        kept.sum::<usize>() + start + self.n_kept_streams() * self.n_embd
     }
 }

@@ -26,6 +26,7 @@ impl Mixer {
             Self::Twin(mixer) => Some(&**mixer),
             Self::Mamba(mixer) => Some(&**mixer),
             Self::Mamba2(mixer) => Some(&**mixer),
+            Self::Plamo2(mixer) => Some(&**mixer),
             Self::ShortConv(mixer) => Some(&**mixer),
             Self::DeltaNet(mixer) => Some(&**mixer),
             Self::Kda(mixer) => Some(&**mixer),

@@ -11,6 +11,8 @@ type KeysAndValues = (Vec<f32>, Vec<f32>);
 pub(crate) struct Carried {
     /// By layer and first token of the batch.
     kept: Mutex<HashMap<(usize, usize), KeysAndValues>>,
+    /// Streams before layers, in their order, by first token of the batch.
+    streams: Mutex<HashMap<usize, Vec<Vec<f32>>>>,
     /// Tokens of the group, if layers look them up.
     pub(crate) tokens: Vec<u32>,
     /// The stream before the first layer, if later layers read it.
@@ -22,6 +24,18 @@ impl Carried {
     pub(crate) fn keep(&self, layer: usize, start: usize, k: &[f32], v: &[f32]) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.insert((layer, start), (k.to_vec(), v.to_vec()));
+    }
+
+    /// Keeps the stream of a batch for later layers.
+    pub(crate) fn keep_stream(&self, start: usize, x: &[f32]) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.entry(start).or_default().push(x.to_vec());
+    }
+
+    /// Lends the streams of a batch that were kept.
+    pub(crate) fn with_streams<T>(&self, start: usize, task: impl FnOnce(&[Vec<f32>]) -> T) -> T {
+        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        task(streams.get(&start).map_or(&[], Vec::as_slice))
     }
 
     /// Copies what an earlier layer has kept.

@@ -11,6 +11,7 @@ use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
 use crate::engine::ops::head::Hidden;
 use crate::engine::ops::rope::RopeTables;
+use crate::engine::ops::stream_mix::MixRows;
 use crate::engine::ops::{math, matmul};
 use crate::engine::plan::{Ffn, Footprint, GraphPlan, LayerPlan, Norm};
 use crate::engine::run::batch::ChunkBatch;
@@ -368,11 +369,19 @@ impl Runner<'_> {
             let (own, later) = rest.split_at(batch.cuts.len() - 1);
             rest = later;
             let x = &x[tokens.start * n_embd..tokens.end * n_embd];
-            if batch.is_whole() {
+            let (batch, rows) = if batch.is_whole() {
                 let batch = batch.narrowed(own.iter().map(|chunk| chunk.rows.clone()));
-                states.extend_from_slice(&batch.select(x, n_embd));
+                let rows = batch.select(x, n_embd).into_owned();
+                (batch, rows)
             } else {
-                states.extend_from_slice(&x[..batch.n_wanted() * n_embd]);
+                let rows = x[..batch.n_wanted() * n_embd].to_vec();
+                (batch, rows)
+            };
+            match &self.plan.final_mix {
+                Some(score) => {
+                    states.extend_from_slice(&self.mix_streams(score, &batch, MixRows::Wanted, &rows)?);
+                }
+                None => states.extend_from_slice(&rows),
             }
         }
         if let Some(norm) = norm {

@@ -8,13 +8,14 @@ use crate::engine::ops::ffn::FfnInputs;
 use crate::engine::ops::math;
 use crate::engine::ops::product::Product;
 use crate::engine::ops::rope::RopeTables;
+use crate::engine::ops::stream_mix::MixRows;
 use crate::engine::plan::{GraphPlan, LayerPlan, Mixer, Norm, Wiring};
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::buffers::{Buffer, Buffers};
 use crate::engine::run::carried::Carried;
 use crate::engine::run::observer::Observer;
 use crate::engine::run::timings::Clock;
-use crate::engine::run::weights::WeightReader;
+use crate::engine::run::weights::{LoadedNorm, WeightReader};
 use crate::engine::run::workers::Workers;
 
 /// What the operations of a run share.
@@ -43,6 +44,31 @@ impl Runner<'_> {
         self.buffers.give(buffers);
     }
 
+    pub(crate) fn give_some(&self, buffer: Option<Buffer>) {
+        if let Some(buffer) = buffer {
+            self.give([buffer]);
+        }
+    }
+
+    /// The rows of `x` normed into `out`, or as they are.
+    fn norm_or_copy(&self, norm: Option<&LoadedNorm>, x: &[f32], out: &mut [f32]) {
+        match norm {
+            Some(norm) => self.norm_rows(norm, x, out, self.plan.n_embd),
+            None => out.copy_from_slice(x),
+        }
+    }
+
+    /// What a branch reads instead of the stream, if there is a score for it.
+    fn mixed(
+        &self,
+        score: Option<&Norm>,
+        batch: &ChunkBatch,
+        rows: MixRows,
+        x: &[f32],
+    ) -> Result<Option<Buffer>, EngineError> {
+        score.map(|score| self.mix_streams(score, batch, rows, x)).transpose()
+    }
+
     pub(crate) fn slot(&self, name: &str, x: &[f32], n_cols: usize) {
         if let Some(observer) = self.observer {
             observer.slot(self.layer.load(Ordering::Relaxed), name, x, n_cols);
@@ -68,11 +94,14 @@ impl Runner<'_> {
         let (pre_mixer, post_mixer) = (load(&layer.pre_mixer)?, load(&layer.post_mixer)?);
         let (pre_ffn, post_ffn) = (load(&layer.pre_ffn)?, load(&layer.post_ffn)?);
         let mut mixer_input = self.take(x.len());
-        match &pre_mixer {
-            Some(norm) => self.norm_rows(norm, x, &mut mixer_input, n_embd),
-            None => mixer_input.copy_from_slice(x),
-        }
+        let mixed = self.mixed(layer.mix.as_ref().map(|mix| &mix.mixer), batch, MixRows::All, x)?;
+        self.norm_or_copy(pre_mixer.as_ref(), mixed.as_deref().unwrap_or(x), &mut mixer_input);
+        self.give_some(mixed);
         self.slot("mixer_input", &mixer_input, n_embd);
+        let begins = layer.mix.as_ref().is_some_and(|mix| mix.keeps);
+        if begins {
+            self.carried.keep_stream(batch.start, x);
+        }
         let x = batch.gather(x, n_embd);
         let entry = layer.needs_entry().then(|| {
             let mut entry = self.take(x.len());
@@ -88,6 +117,10 @@ impl Runner<'_> {
                 None => ffn_input.copy_from_slice(&batch.select(&mixer_input, n_embd)),
             }
         }
+        if begins {
+            // The stream goes on with what the mixer makes.
+            x.fill(0.0);
+        }
         if self.mixer(&layer.mixer, batch, &mixer_input, &mut branch)? {
             self.slot("mixer", &branch, n_embd);
             if is_normed {
@@ -102,10 +135,9 @@ impl Runner<'_> {
             self.add_rows(x, &mut branch, None, rho, n_embd);
         }
         if layer.wiring != Wiring::Parallel {
-            match &pre_ffn {
-                Some(norm) => self.norm_rows(norm, x, &mut ffn_input, n_embd),
-                None => ffn_input.copy_from_slice(x),
-            }
+            let mixed = self.mixed(layer.mix.as_ref().map(|mix| &mix.ffn), batch, MixRows::Wanted, x)?;
+            self.norm_or_copy(pre_ffn.as_ref(), mixed.as_deref().unwrap_or(x), &mut ffn_input);
+            self.give_some(mixed);
             self.slot("ffn_input", &ffn_input, n_embd);
             if is_normed {
                 self.restart(x, &ffn_input, layer.residual_scale);
@@ -118,9 +150,7 @@ impl Runner<'_> {
         self.add_rows(x, &mut branch, post_ffn.as_ref(), rho, n_embd);
         math::scale_and_cap(self.weights.level, x, layer.rescale, None);
         self.give([ffn_input, branch]);
-        if let Some(entry) = entry {
-            self.give([entry]);
-        }
+        self.give_some(entry);
         self.extras(&layer.extras, batch, x)?;
         self.slot("output", x, n_embd);
         Ok(())
@@ -152,6 +182,7 @@ impl Runner<'_> {
             }
             Mixer::Mamba(mamba) => self.mamba(mamba, batch, x, out)?,
             Mixer::Mamba2(mamba) => self.mamba2(mamba, batch, x, out)?,
+            Mixer::Plamo2(plamo) => self.plamo2(plamo, batch, x, out)?,
             Mixer::ShortConv(conv) => self.shortconv(conv, batch, x, out)?,
             Mixer::DeltaNet(net) => self.delta_net(net, batch, x, out)?,
             Mixer::Kda(kda) => self.kda(kda, batch, x, out)?,

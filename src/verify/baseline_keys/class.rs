@@ -36,7 +36,7 @@ const FREE: [&str; 6] = [
 ];
 
 /// Keys of an architecture that the engine reads: building the graph with and without one shows what it changes.
-pub(super) const READ: [&str; 92] = [
+pub(super) const READ: [&str; 96] = [
     "activation.situ_beta",
     "activation.situ_linear_beta",
     "activation_sparsity_scale",
@@ -68,6 +68,7 @@ pub(super) const READ: [&str; 92] = [
     "attention.value_length_swa",
     "attention.value_scale",
     "attn_logit_softcapping",
+    "attn_res.block_size",
     "block_count",
     "classifier.pooling_type",
     "context_length",
@@ -80,6 +81,7 @@ pub(super) const READ: [&str; 92] = [
     "expert_gating_func",
     "expert_group_count",
     "expert_group_used_count",
+    "expert_latent_length",
     "expert_used_count",
     "expert_weights_norm",
     "expert_weights_scale",
@@ -88,8 +90,10 @@ pub(super) const READ: [&str; 92] = [
     "full_attention_interval",
     "kda.gate_lower_bound",
     "kda.head_dim",
+    "kda.safe_gate",
     "leading_dense_block_count",
     "logit_scale",
+    "moe_latent_size",
     "nextn_predict_layers",
     "num_loops",
     "pooling_type",
@@ -163,7 +167,6 @@ const UNREAD: &[&str] = &[
     "attention.value_length_mla",
     "attention.value_length_mla_swa",
     "attention.value_residual_mix_lora_rank",
-    "attn_res.block_size",
     "block_size",
     "conv_group_size",
     "conv_kernel_size",
@@ -178,7 +181,6 @@ const UNREAD: &[&str] = &[
     "expert_chunk_feed_forward_length",
     "expert_feed_forward_length",
     "expert_group_scale",
-    "expert_latent_length",
     "expert_shared_count",
     "expert_shared_feed_forward_length",
     "experts_per_group",
@@ -197,9 +199,7 @@ const UNREAD: &[&str] = &[
     "hyper_connection.magnitude",
     "hyper_connection.sinkhorn_iterations",
     "interleave_moe_layer_step",
-    "kda.safe_gate",
     "moe_every_n_layers",
-    "moe_latent_size",
     "n_deepstack_layers",
     "norm_before_fc",
     "norm_before_residual",
