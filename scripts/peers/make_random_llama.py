@@ -32,7 +32,7 @@ def config(n_layers, n_experts=0):
         "eos_token_id": 2,
         "hidden_act": "silu",
         "hidden_size": HIDDEN,
-        "intermediate_size": FFN,
+        "intermediate_size": FFN // 8 if n_experts else FFN,
         "max_position_embeddings": 2048,
         "num_attention_heads": HEADS,
         "num_hidden_layers": n_layers,

@@ -1,6 +1,7 @@
 //! A card run backwards: from a GGUF's metadata and tensors to a checkpoint's configuration and tensors.
 
 mod config;
+mod names;
 mod rows;
 mod tensors;
 
@@ -93,9 +94,11 @@ fn invert_by(
     let mut inverter = Inverter { card, tensors, scope: &scope, units: IndexMap::new(), dropped: Vec::new() };
     inverter.match_all()?;
     let mut outputs = tensors::of_keys(card, &scope)?;
+    let names = names::SourceNames::new(card, &scope)?;
     let mut inexact = Vec::new();
     for (key, parts) in &inverter.units {
-        for (output, is_exact) in inverter.sources_of(key, parts)? {
+        for (mut output, is_exact) in inverter.sources_of(key, parts)? {
+            output.name = names.of(output.name);
             if !is_exact {
                 inexact.push(output.name.clone());
             }

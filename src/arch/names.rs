@@ -320,6 +320,16 @@ pub(super) fn shared_rewrite(name: &str) -> String {
     name.replace("language_model.", "")
 }
 
+/// The name in a checkpoint of what [`shared_rewrite`] gives this name: the biases of routers have no point before them in
+/// any model.
+#[must_use]
+pub(super) fn undo_shared_rewrite(name: String) -> String {
+    match name.strip_suffix("e_score_correction.bias") {
+        Some(head) => format!("{head}e_score_correction_bias"),
+        None => name,
+    }
+}
+
 /// True for tensors of other modalities, which a text model does without.
 ///
 /// # Exactness
