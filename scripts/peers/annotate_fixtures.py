@@ -7,7 +7,7 @@ Usage: annotate_fixtures.py FIXTURES_DIR    (needs torch and transformers)
 The weights are not stored: element i of the k-th tensor (by name) follows from a hash of i and k (`weights`), in units
 of 2^-16 and 2^-17, which f32 holds exactly. A case has the configuration, names and shapes of the tensors, token ids that
 the model itself drew (seed 1), the negative log likelihood of each but the first, and the logits after the last one:
-float32, eager attention.
+float32, eager attention. Of a model with an encoder `source` is what that reads, and the tokens are the decoder's.
 """
 import json
 import sys
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 OUT = Path(sys.argv[1])
 H, I, V, LENGTH = 32, 48, 64, 40
@@ -34,7 +34,7 @@ def weights(k, name, shape):
     return 1 + t / 4 if "norm" in name and name.endswith("weight") else t / 2
 
 
-def config(model_type, name, layers=4, **more):
+def decoder(model_type, name, layers=4, **more):
     return {"architectures": [name], "model_type": model_type, "hidden_size": H, "intermediate_size": I,
             "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": layers, "vocab_size": V,
             "max_position_embeddings": 64, "rope_theta": 10000.0, "tie_word_embeddings": False,
@@ -44,41 +44,60 @@ def config(model_type, name, layers=4, **more):
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0, "beta_slow": 1.0}
 SLIDING, FULL = "sliding_attention", "full_attention"
 CASES = {
-    "mistral": config("mistral", "MistralForCausalLM", 2, sliding_window=7),
-    "mixtral": config("mixtral", "MixtralForCausalLM", 2, sliding_window=9, num_local_experts=4, num_experts_per_tok=2),
-    "llama_yarn": config("llama", "LlamaForCausalLM", 2, rope_theta=30.0, rope_scaling={**YARN, "truncate": False}),
-    "qwen2_max_window_layers": config("qwen2", "Qwen2ForCausalLM", use_sliding_window=True, sliding_window=6,
+    "mistral": decoder("mistral", "MistralForCausalLM", 2, sliding_window=7),
+    "mixtral": decoder("mixtral", "MixtralForCausalLM", 2, sliding_window=9, num_local_experts=4, num_experts_per_tok=2),
+    "llama_yarn": decoder("llama", "LlamaForCausalLM", 2, rope_theta=30.0, rope_scaling={**YARN, "truncate": False}),
+    "qwen2_max_window_layers": decoder("qwen2", "Qwen2ForCausalLM", use_sliding_window=True, sliding_window=6,
                                       max_window_layers=2),
-    "qwen2_layer_types": config("qwen2", "Qwen2ForCausalLM", use_sliding_window=True, sliding_window=6,
+    "qwen2_layer_types": decoder("qwen2", "Qwen2ForCausalLM", use_sliding_window=True, sliding_window=6,
                                 layer_types=[SLIDING, FULL, FULL, SLIDING]),
-    "qwen2_all_layers": config("qwen2", "Qwen2ForCausalLM", 2, use_sliding_window=True, sliding_window=6,
+    "qwen2_all_layers": decoder("qwen2", "Qwen2ForCausalLM", 2, use_sliding_window=True, sliding_window=6,
                                max_window_layers=0),
-    "qwen3": config("qwen3", "Qwen3ForCausalLM", head_dim=16, use_sliding_window=True, sliding_window=5,
+    "qwen3": decoder("qwen3", "Qwen3ForCausalLM", head_dim=16, use_sliding_window=True, sliding_window=5,
                     max_window_layers=3),
-    "qwen3_moe": config("qwen3_moe", "Qwen3MoeForCausalLM", 2, head_dim=16, use_sliding_window=True, sliding_window=5,
+    "qwen3_moe": decoder("qwen3_moe", "Qwen3MoeForCausalLM", 2, head_dim=16, use_sliding_window=True, sliding_window=5,
                         max_window_layers=1, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
                         norm_topk_prob=True),
-    "smollm3": config("smollm3", "SmolLM3ForCausalLM", use_sliding_window=True, sliding_window=6),
-    "starcoder2": config("starcoder2", "Starcoder2ForCausalLM", 2, sliding_window=8, use_bias=True),
-    "gpt_oss": config("gpt_oss", "GptOssForCausalLM", 3, head_dim=16, rope_theta=30.0, sliding_window=8, num_local_experts=4,
+    "smollm3": decoder("smollm3", "SmolLM3ForCausalLM", use_sliding_window=True, sliding_window=6),
+    "starcoder2": decoder("starcoder2", "Starcoder2ForCausalLM", 2, sliding_window=8, use_bias=True),
+    "gpt_oss": decoder("gpt_oss", "GptOssForCausalLM", 3, head_dim=16, rope_theta=30.0, sliding_window=8, num_local_experts=4,
                       num_experts_per_tok=2, layer_types=[FULL, SLIDING, SLIDING],
                       rope_scaling={**YARN, "truncate": True}),
+    "t5": {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "d_model": H, "d_kv": 8, "d_ff": I,
+           "num_heads": 4, "num_layers": 2, "num_decoder_layers": 2, "vocab_size": V, "feed_forward_proj": "relu",
+           "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, "tie_word_embeddings": False,
+           "layer_norm_epsilon": 1e-6, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
 }
+# Names of one tensor in a state; the first is stored.
+SAME = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 OUT.mkdir(parents=True, exist_ok=True)
 for name, values in CASES.items():
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values), attn_implementation="eager").float().eval()
-    state = {key: list(value.shape) for key, value in sorted(model.state_dict().items())}
-    model.load_state_dict({key: weights(k, key, shape) for k, (key, shape) in enumerate(state.items())})
-    tokens, generator = [5], torch.Generator().manual_seed(1)
+    config = AutoConfig.for_model(**values)
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    model = auto.from_config(config, attn_implementation="eager").float().eval()
+    state = {key: list(value.shape) for key, value in sorted(model.state_dict().items()) if key not in SAME}
+    missing, strange = model.load_state_dict(
+        {key: weights(k, key, shape) for k, (key, shape) in enumerate(state.items())}, strict=False)
+    assert set(missing) <= set(SAME) and not strange, (missing, strange)
+    generator = torch.Generator().manual_seed(1)
+    source = torch.randint(2, V, (LENGTH,), generator=generator).tolist() if config.is_encoder_decoder else None
+
+    def run(tokens):
+        own = torch.tensor([tokens])
+        out = model(own) if source is None else model(input_ids=torch.tensor([source]), decoder_input_ids=own)
+        return out.logits[0]
+
+    tokens = [5] if source is None else [config.decoder_start_token_id]
     with torch.inference_mode():
         while len(tokens) < LENGTH:
-            likely = torch.softmax(model(torch.tensor([tokens])).logits[0, -1], -1)
+            likely = torch.softmax(run(tokens)[-1], -1)
             tokens.append(int(torch.multinomial(likely, 1, generator=generator)))
-        logits = model(torch.tensor([tokens])).logits[0]
+        logits = run(tokens)
     nll = -torch.log_softmax(logits.double(), -1)[torch.arange(LENGTH - 1), torch.tensor(tokens[1:])]
     result = {"reference": f"transformers {transformers.__version__}, float32, eager attention", "config": values,
-              "tensors": state, "tokens": tokens, "nll": [round(x, 7) for x in nll.tolist()],
+              "tensors": state, **({} if source is None else {"source": source}), "tokens": tokens,
+              "nll": [round(x, 7) for x in nll.tolist()],
               "last_logits": [round(x, 6) for x in logits[-1].tolist()]}
     (OUT / f"{name}.json").write_text(json.dumps(result) + "\n")
     print(name, len(json.dumps(result)), f"nll {nll.mean():.3f} max |logit| {logits.abs().max():.2f}")

@@ -20,6 +20,7 @@ use crate::support::fixture;
 const WINDOW: &str = "attention.sliding_window";
 const PATTERN: &str = "attention.sliding_window_pattern";
 const TRUNCATE: &str = "rope.scaling.yarn_truncate";
+const DISTANCE: &str = "attention.relative_max_distance";
 
 /// Each case with the keys that it must give.
 fn cases() -> Vec<(&'static str, Vec<(&'static str, Value)>)> {
@@ -37,6 +38,7 @@ fn cases() -> Vec<(&'static str, Vec<(&'static str, Value)>)> {
         ("smollm3", vec![window(6), pattern(&[false, false, false, true])]),
         ("starcoder2", vec![window(8)]),
         ("gpt_oss", vec![(TRUNCATE, Value::Bool(true)), pattern(&[false, true, true])]),
+        ("t5", vec![(DISTANCE, Value::U32(20))]),
     ]
 }
 
@@ -108,10 +110,14 @@ fn differences(source: &dyn TensorSource, metadata: &Metadata, case: &Json) -> (
     let numbers = |key: &str| -> Vec<f64> {
         case[key].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
     };
-    let tokens: Vec<u32> = numbers("tokens").into_iter().map(|token| token as u32).collect();
-    let hidden =
-        engine.hidden(&[TokenChunk { tokens: tokens.clone(), rows: 0..tokens.len(), n_source: 0 }]).unwrap();
-    let targets: Vec<u32> = tokens[1..].iter().copied().chain([0]).collect();
+    let ids = |key: &str| numbers(key).into_iter().map(|token| token as u32).collect::<Vec<u32>>();
+    // What an encoder reads comes first.
+    let source = if case["source"].is_array() { ids("source") } else { Vec::new() };
+    let own = ids("tokens");
+    let tokens = [&source[..], &own].concat();
+    let chunk = TokenChunk { rows: source.len()..tokens.len(), tokens, n_source: source.len() };
+    let hidden = engine.hidden(&[chunk]).unwrap();
+    let targets: Vec<u32> = own[1..].iter().copied().chain([0]).collect();
     let scores = engine.scores(&hidden, &targets, &Silent, None).unwrap();
     let logits = engine.logits(&hidden, &Silent).unwrap();
     let last = &logits[logits.len() - engine.plan().n_vocab..];
@@ -195,6 +201,8 @@ fn configurations_without_a_window_give_no_key() {
         ("smollm3", "use_sliding_window", json!(false)),
         ("qwen3_moe", "use_sliding_window", json!(false)),
         ("llama_yarn", "rope_scaling", Json::Null),
+        ("t5", "relative_attention_max_distance", json!(128)),
+        ("t5", "relative_attention_max_distance", Json::Null),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let mut case = case(name);

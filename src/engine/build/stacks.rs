@@ -9,6 +9,7 @@ use crate::engine::plan::{Attention, CrossAttention, EncoderPlan, KvSource, Mask
 const BUCKETS: &str = "attention.relative_buckets_count";
 /// Distance from which on all keys share a bucket, where the file does not say.
 const MAX_DISTANCE: usize = 128;
+const FARTHEST: &str = "attention.relative_max_distance";
 
 impl Builder<'_> {
     /// The encoder of a model of two stacks; what is built after it belongs to the decoder.
@@ -86,7 +87,13 @@ impl Builder<'_> {
         if n_buckets < 4 || n_buckets % 2 != 0 {
             return Err(self.keys.unknown(BUCKETS, "an even number of 4 or more", &n_buckets.to_string()));
         }
-        let max_distance = self.keys.count("attention.relative_max_distance")?.unwrap_or(MAX_DISTANCE);
+        let both_sides = self.built.sight == Sight::Full;
+        let max_distance = self.keys.count(FARTHEST)?.unwrap_or(MAX_DISTANCE);
+        // The nearest distances have a bucket each: what the others share must lie beyond.
+        if max_distance <= n_buckets / if both_sides { 4 } else { 2 } {
+            let expected = "more than half of the buckets of a side";
+            return Err(self.keys.unknown(FARTHEST, expected, &max_distance.to_string()));
+        }
         let len = n_buckets.saturating_mul(n_heads);
         let own = self.tensors.vector(&format!("blk.{layer}.attn_rel_b.weight"), len)?;
         let first = "blk.0.attn_rel_b.weight";
@@ -97,7 +104,6 @@ impl Builder<'_> {
                 .vector(first, len)?
                 .ok_or_else(|| EngineError::MissingTensor { tensor: first.to_owned() })?,
         };
-        let both_sides = self.built.sight == Sight::Full;
         Ok(Some(RelativeBias { table, n_buckets, max_distance, both_sides }))
     }
 }

@@ -101,6 +101,10 @@ fn positions_by_buckets_need_their_number_and_a_table_of_that_size() {
     metadata.set(key, 7u32);
     let expected = format!("key `{key}`: expected an even number of 4 or more, found 7");
     assert_eq!(relative(&metadata, &tensors).unwrap_err(), expected);
+    // With a bucket for each of 128 distances none is left for those beyond 128, the largest without a key.
+    metadata.set(key, 256u32);
+    let expected = "key `x.attention.relative_max_distance`: expected more than half of the buckets of a side, found 128";
+    assert_eq!(relative(&metadata, &tensors).unwrap_err(), expected);
     metadata.set(key, 8u32);
     let table = "blk.0.attn_rel_b.weight";
     assert_eq!(relative(&metadata, &tensors).unwrap_err(), format!("tensor `{table}` is missing"));

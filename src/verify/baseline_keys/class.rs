@@ -36,7 +36,7 @@ const FREE: [&str; 6] = [
 ];
 
 /// Keys of an architecture that the engine reads: building the graph with and without one shows what it changes.
-pub(super) const READ: [&str; 96] = [
+pub(super) const READ: [&str; 97] = [
     "activation.situ_beta",
     "activation.situ_linear_beta",
     "activation_sparsity_scale",
@@ -57,6 +57,7 @@ pub(super) const READ: [&str; 96] = [
     "attention.q_lora_rank",
     "attention.recurrent_layers",
     "attention.relative_buckets_count",
+    "attention.relative_max_distance",
     "attention.rope_pattern",
     "attention.scale",
     "attention.shared_kv_layers",
