@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Reports of gguf-verify in a real browser: one file, six, a failing one, names that are markup. Opened by headless
-# Chromium at 400 and 1600 pixels, light and dark: nothing in the console, nothing outside the window, no request beyond
-# the page, foreign names as text. Screenshots are kept. Without Chromium it says so and passes.
+# Reports of gguf-verify in a real browser: one file, six, encoders, experts, a failing one, names that are markup.
+# Opened by headless Chromium at 400 and 1600 pixels, light and dark: nothing in the console, nothing outside the window,
+# no request beyond the page, foreign names as text. Screenshots are kept. Without Chromium it says so and passes.
 # Usage: scripts/browser_check.sh [--profile release|dev] [OUTPUT_DIRECTORY]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -29,6 +29,7 @@ bin=$PWD/target/$([ "$profile" = dev ] && echo debug || echo "$profile")
 rm -rf "$out"
 mkdir -p "$out"
 model=$PWD/fixtures/tiny-llama
+experts=$PWD/fixtures/native/nvfp4_qwen3moe/hf
 cd "$out"
 
 "$bin/gguf-convert" hf2gguf "$model" -o f32.gguf --type f32 --quiet --no-sync
@@ -46,6 +47,20 @@ verify() {
 verify tiny-llama-q4_k_m.gguf --baseline f32.gguf --report one.html --report one.md --report one.json
 verify tiny-llama-q*.gguf --baseline f32.gguf --report six.html --report six.md
 verify tiny-llama-q4_k_m.gguf --report alone.html
+
+# Encoders, and a model with experts.
+"$bin/gguf-inspect" set f32.gguf llama.attention.causal=bool:false -o encoder.gguf --quiet --no-sync >/dev/null
+for type in q8_0 q4_0; do
+    "$bin/gguf-quantize" encoder.gguf "encoder-$type.gguf" --type "$type" --quiet --no-sync
+done
+verify encoder-q8_0.gguf encoder-q4_0.gguf --baseline encoder.gguf --report encoders.html --report encoders.md
+"$bin/gguf-convert" hf2gguf "$experts" -o experts.gguf --type f32 --no-tokenizer --quiet --no-sync
+"$bin/gguf-quantize" experts.gguf experts-q4_0.gguf --type q4_0 --quiet --no-sync
+python3 -c 'print("{\"tokens\": %s}" % [at * 7 % 31 for at in range(64)])' >ids.jsonl
+code=0
+"$bin/gguf-verify" experts-q4_0.gguf --baseline experts.gguf --prompts ids.jsonl --score all --quiet --no-sync \
+    --report experts.html --report experts.md >/dev/null || code=$?
+case $code in 0 | 3 | 4) ;; *) exit 1 ;; esac
 
 # A file that is cut off, one that misses its limit, one that is in order.
 head -c 2000 f32.gguf >cut.gguf
@@ -66,7 +81,7 @@ code=0
 case $code in 0 | 3 | 4) ;; *) exit 1 ;; esac
 
 cd - >/dev/null
-python3 scripts/browser_check.py "$browser" "$out/shots" "$out"/{one,six,alone,failing,hostile}.html \
+python3 scripts/browser_check.py "$browser" "$out/shots" "$out"/{one,six,alone,encoders,experts,failing,hostile}.html \
     --text "$out/hostile.html" "$hostile" --text "$out/hostile.html" "$file" --text "$out/hostile.html" "$long" \
     --text "$out/hostile.html" '\u{1b}[31m\u{202e}' --text "$out/hostile.html" '<b>prompts.jsonl' \
     --text "$out/failing.html" cut.gguf

@@ -25,6 +25,7 @@ mod perplexity;
 mod prompts;
 mod report;
 mod round_trip;
+mod routing;
 mod running;
 mod samples;
 mod statistics;
@@ -60,6 +61,7 @@ pub use prompts::{
     Prompt, PromptFile, PromptFileReport, PromptForm, PromptPlace, PromptSource, read_prompts,
 };
 pub use report::{Finding, HealthyCost, PromptReport, Report, Severity, Verdict};
+pub use routing::{LayerRouting, RoutingReport};
 pub use statistics::{Distribution, Statistics};
 pub use structure::{StructureOptions, check_structure};
 pub use tasks::{TaskError, TaskKind, TaskOutcome, TaskReport, TaskSet};

@@ -1,5 +1,6 @@
 //! `gguf-verify`: may this file be shipped?
 
+mod experts;
 mod file_rows;
 mod imatrix;
 mod judge;

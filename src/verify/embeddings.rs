@@ -9,6 +9,8 @@ use crate::core::progress::Progress;
 use crate::engine::plan::{ModelKind, PooledRow};
 use crate::engine::{Engine, GraphPlan, Observer, TokenChunk};
 use crate::verify::healthy::HealthyTwin;
+use crate::verify::measure::Onlookers;
+use crate::verify::routing::watch::RouteTally;
 use crate::verify::verification::{VerifyOptions, longer_than_trained};
 use crate::verify::{
     Aspect, Extras, Figure, Finding, LimitLine, Model, Prompt, Report, TextEncoder, Thresholds, VerifyError,
@@ -223,7 +225,7 @@ fn vectors(
     engine: &Engine<'_>,
     chunks: &[TokenChunk],
     progress: &dyn Progress,
-    observer: Option<&dyn Observer>,
+    onlookers: Onlookers<'_>,
 ) -> Result<Vec<Vec<f32>>, VerifyError> {
     let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
     let limit = engine.group_tokens(longest)?.min(engine.batch_tokens_at_most()).max(longest);
@@ -236,7 +238,7 @@ fn vectors(
         };
         let n = rest.iter().take_while(fits).count().max(1);
         let (group, later) = rest.split_at(n);
-        let hidden = engine.forward(group, progress, observer)?;
+        let hidden = onlookers.forward(engine, group, None, progress)?;
         let lengths: Vec<usize> = group.iter().map(|chunk| chunk.tokens.len()).collect();
         found.extend(engine.embeddings(&hidden, &lengths, progress)?);
         rest = later;
@@ -288,7 +290,10 @@ pub(super) fn judge(
     };
     let n_runs = if others.is_some() { 2 } else { 1 };
     progress.begin("running the model", n_runs * engine.work_bytes(&texts.chunks));
-    let own = vectors(&engine, &texts.chunks, progress, observer)?;
+    let routing = RouteTally::of(engine.plan());
+    let onlookers = Onlookers { observer, routing: routing.as_ref() };
+    let own = vectors(&engine, &texts.chunks, progress, onlookers)?;
+    report.routing = routing.map(RouteTally::into_report);
     let width = own.first().map_or(0, Vec::len);
     let (n_texts, tokens) = (own.len(), texts.n_tokens());
     let mut figures = EmbeddingReport { texts: n_texts, tokens, width, pooling, against: None };
@@ -296,7 +301,7 @@ pub(super) fn judge(
         report.add(Finding::error("embeddings", "vectors with values that are no finite numbers"));
     }
     if let Some((reference, baseline)) = others.as_ref().zip(baseline) {
-        let of_baseline = vectors(reference, &texts.chunks, progress, None)?;
+        let of_baseline = vectors(reference, &texts.chunks, progress, Onlookers::default())?;
         progress.end();
         if of_baseline.first().map_or(0, Vec::len) == width {
             let healthy = healthy((model, baseline), &engine, &texts, &of_baseline, progress)?;
@@ -331,7 +336,7 @@ fn healthy(
     let plan = Model { source: &twin, ..*baseline }.plan().map_err(VerifyError::Baseline)?;
     let engine = Engine::new(plan, &twin, options).map_err(VerifyError::Baseline)?;
     progress.begin("running what a healthy file would be", engine.work_bytes(&texts.chunks));
-    let found = vectors(&engine, &texts.chunks, progress, None)?;
+    let found = vectors(&engine, &texts.chunks, progress, Onlookers::default())?;
     progress.end();
     Ok(EmbeddingDifference::of(of_baseline, &found, &texts.prompts, is_score))
 }

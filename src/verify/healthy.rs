@@ -124,13 +124,12 @@ pub(super) fn measure_cost(
     let engine = Engine::new(plan, &twin, options).map_err(VerifyError::Baseline)?;
     let part = evenly(windows);
     let reference = Baseline { engine: reference, recall: baseline.recall };
-    let (positions, _) = measure(&engine, Some(reference), &part, &CostStage(progress), None).map_err(
-        |error| match error {
+    let (positions, _) =
+        measure(&engine, Some(reference), &part, &CostStage(progress)).map_err(|error| match error {
             VerifyError::Engine(EngineError::Cancelled) => error,
             VerifyError::Engine(error) => VerifyError::Baseline(error),
             other => other,
-        },
-    )?;
+        })?;
     let n_tokens = positions.iter().filter(|position| position.is_scored).count();
     let cost = |divergence| HealthyCost { cost: Cost::of(&divergence), n_tokens: Some(n_tokens) };
     Ok(Divergence::of(&positions).map(cost))

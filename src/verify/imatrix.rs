@@ -9,4 +9,5 @@ mod statistics;
 
 pub use coverage::{ExpertCoverage, expert_coverage};
 pub use run::{Collected, ImportanceOptions, ImportanceRun};
+pub(in crate::verify) use statistics::layer_of;
 pub use statistics::{ImatrixStatistics, LayerStatistics, TensorStatistics, imatrix_statistics};

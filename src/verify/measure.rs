@@ -6,6 +6,7 @@ use crate::core::progress::Progress;
 use crate::engine::{Engine, Hidden, Observer, TokenChunk, TokenDivergence, TokenScore};
 use crate::verify::logit_file::read::LogitFile;
 use crate::verify::logit_file::write::LogitWriter;
+use crate::verify::routing::watch::{self, ChoiceRecorder, Choices, RouteTally, RouteWatch};
 use crate::verify::running::{self, Running};
 use crate::verify::{VerifyError, Window};
 
@@ -39,7 +40,27 @@ pub struct Position {
 /// What does not fit into a quarter of the memory budget is run again.
 #[derive(Debug, Default)]
 pub struct Recall {
-    groups: Mutex<Vec<(Vec<TokenChunk>, Hidden)>>,
+    groups: Mutex<Vec<Recalled>>,
+}
+
+/// A group's chunks and what a baseline said of them.
+#[derive(Debug)]
+struct Recalled {
+    chunks: Vec<TokenChunk>,
+    said: Said,
+}
+
+/// What a baseline says of a group: its hidden states, and the experts that it chose if those were asked for.
+#[derive(Debug)]
+struct Said {
+    hidden: Hidden,
+    choices: Option<Choices>,
+}
+
+impl Said {
+    fn n_bytes(&self) -> u64 {
+        size_of_val(self.hidden.states()) as u64 + self.choices.as_ref().map_or(0, Choices::n_bytes)
+    }
 }
 
 impl Recall {
@@ -49,7 +70,10 @@ impl Recall {
     /// Bytes that it will take of a baseline's budget, for all windows.
     fn bytes(baseline: &Engine<'_>, windows: &[Window]) -> u64 {
         let n_rows: u64 = windows.iter().map(|window| window.targets.len() as u64).sum();
-        (4 * baseline.plan().n_embd as u64).saturating_mul(n_rows).min(Self::most(baseline))
+        let n_tokens: u64 = windows.iter().map(|window| window.chunk.tokens.len() as u64).sum();
+        let choices = watch::choice_bytes(baseline.plan()).saturating_mul(n_tokens);
+        let hidden = (4 * baseline.plan().n_embd as u64).saturating_mul(n_rows);
+        hidden.saturating_add(choices).min(Self::most(baseline))
     }
 
     fn most(baseline: &Engine<'_>) -> u64 {
@@ -58,22 +82,21 @@ impl Recall {
 
     fn knows(&self, chunks: &[TokenChunk]) -> bool {
         let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        groups.iter().any(|(known, _)| known.as_slice() == chunks)
+        groups.iter().any(|group| group.chunks.as_slice() == chunks)
     }
 
-    fn take(&self, chunks: &[TokenChunk]) -> Option<Hidden> {
+    fn take(&self, chunks: &[TokenChunk]) -> Option<Said> {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = groups.iter().position(|(known, _)| known.as_slice() == chunks)?;
-        Some(groups.swap_remove(at).1)
+        let at = groups.iter().position(|group| group.chunks.as_slice() == chunks)?;
+        Some(groups.swap_remove(at).said)
     }
 
     /// Keeps a group if there is room for it.
-    fn keep(&self, baseline: &Engine<'_>, chunks: Vec<TokenChunk>, hidden: Hidden) {
-        let size = |hidden: &Hidden| size_of_val(hidden.states()) as u64;
+    fn keep(&self, baseline: &Engine<'_>, chunks: Vec<TokenChunk>, said: Said) {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken: u64 = groups.iter().map(|(_, hidden)| size(hidden)).sum();
-        if taken + size(&hidden) <= Self::most(baseline) {
-            groups.push((chunks, hidden));
+        let taken: u64 = groups.iter().map(|group| group.said.n_bytes()).sum();
+        if taken + said.n_bytes() <= Self::most(baseline) {
+            groups.push(Recalled { chunks, said });
         }
     }
 }
@@ -83,6 +106,47 @@ impl Recall {
 pub(super) struct Baseline<'a> {
     pub(super) engine: &'a Engine<'a>,
     pub(super) recall: Option<&'a Recall>,
+}
+
+impl Baseline<'_> {
+    /// What it says of a group, from memory or by a run; with `is_routed` also which experts it chose.
+    fn say(
+        &self,
+        chunks: &[TokenChunk],
+        is_routed: bool,
+        progress: &dyn Progress,
+    ) -> Result<Said, VerifyError> {
+        if let Some(said) = self.recall.and_then(|recall| recall.take(chunks)) {
+            return Ok(said);
+        }
+        let recorder = if is_routed { ChoiceRecorder::of(self.engine.plan()) } else { None };
+        let observer = recorder.as_ref().map(|recorder| recorder as &dyn Observer);
+        let hidden = self.engine.forward(chunks, progress, observer).map_err(VerifyError::Baseline)?;
+        Ok(Said { hidden, choices: recorder.map(ChoiceRecorder::into_choices) })
+    }
+}
+
+/// Who looks on.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Onlookers<'a> {
+    pub(super) observer: Option<&'a dyn Observer>,
+    /// Counts the experts that the model's tokens choose.
+    pub(super) routing: Option<&'a RouteTally>,
+}
+
+impl Onlookers<'_> {
+    /// Runs a group of the model; `choices` are those of the baseline.
+    pub(super) fn forward(
+        &self,
+        engine: &Engine<'_>,
+        chunks: &[TokenChunk],
+        choices: Option<&Choices>,
+        progress: &dyn Progress,
+    ) -> Result<Hidden, VerifyError> {
+        let Some(tally) = self.routing else { return Ok(engine.forward(chunks, progress, self.observer)?) };
+        let watch = RouteWatch::new(tally, choices, self.observer);
+        Ok(engine.forward(chunks, progress, Some(&watch))?)
+    }
 }
 
 /// Files of log-probabilities beside a run.
@@ -103,27 +167,34 @@ pub(super) fn measure(
     baseline: Option<Baseline<'_>>,
     windows: &[Window],
     progress: &dyn Progress,
-    observer: Option<&dyn Observer>,
 ) -> Result<(Vec<Position>, usize), VerifyError> {
-    measure_with(engine, baseline, LogitFiles::default(), windows, progress, observer)
+    measure_with(engine, baseline, LogitFiles::default(), windows, progress, Onlookers::default())
 }
 
-/// [`measure`] with files of log-probabilities.
+/// [`measure`] with files of log-probabilities and onlookers.
 pub(super) fn measure_with(
     engine: &Engine<'_>,
     baseline: Option<Baseline<'_>>,
     mut logits: LogitFiles<'_>,
     windows: &[Window],
     progress: &dyn Progress,
-    observer: Option<&dyn Observer>,
+    onlookers: Onlookers<'_>,
 ) -> Result<(Vec<Position>, usize), VerifyError> {
     let longest = windows.iter().map(|window| window.chunk.tokens.len()).max().unwrap_or(0);
     let mut limit = engine.group_tokens(longest)?;
     if let Some(baseline) = baseline {
         let kept = baseline.recall.map_or(0, |_| Recall::bytes(baseline.engine, windows));
-        let beside = |engine: &Engine<'_>| engine.group_tokens_beside(kept, longest);
-        // Both models' hidden states are held at the end of a group.
-        limit = (beside(engine)?.min(beside(baseline.engine)?) / 2).max(longest);
+        // What the baseline's tokens choose in a group, which is told only with routing.
+        let choices = onlookers.routing.map_or(0, |_| watch::choice_bytes(baseline.engine.plan()));
+        let room = |kept: u64| -> Result<usize, VerifyError> {
+            let beside = |engine: &Engine<'_>| engine.group_tokens_beside(kept, longest);
+            // Both models' hidden states are held at the end of a group.
+            Ok((beside(engine)?.min(beside(baseline.engine)?) / 2).max(longest))
+        };
+        limit = room(kept)?;
+        if choices > 0 {
+            limit = room(kept.saturating_add(choices.saturating_mul(limit as u64)))?;
+        }
     }
     // Smaller groups show how the figures stand.
     let limit = limit.min(running::group_tokens(windows, engine.batch_tokens_at_most())).max(longest);
@@ -148,30 +219,27 @@ pub(super) fn measure_with(
             * chunks.iter().map(|c| c.tokens.len()).sum::<usize>();
         let rows: Vec<(TokenScore, Option<Reference>)> = match baseline {
             None => {
-                let hidden = engine.forward(&chunks, progress, observer)?;
+                let hidden = onlookers.forward(engine, &chunks, None, progress)?;
                 if let Some(save) = &mut logits.save {
                     save.write(engine, &hidden, group, progress)?;
                 }
                 match logits.known {
                     Some(known) => compare_with(known, positions.len(), engine, &hidden, &targets, progress)?,
                     None => {
-                        let scores = engine.scores(&hidden, &targets, progress, observer)?;
+                        let scores = engine.scores(&hidden, &targets, progress, onlookers.observer)?;
                         scores.into_iter().map(|score| (score, None)).collect()
                     }
                 }
             }
-            Some(Baseline { engine: baseline, recall }) => {
-                let reference = match recall.and_then(|recall| recall.take(&chunks)) {
-                    Some(known) => known,
-                    None => baseline.forward(&chunks, progress, None).map_err(VerifyError::Baseline)?,
-                };
+            Some(baseline) => {
+                let said = baseline.say(&chunks, onlookers.routing.is_some(), progress)?;
                 if let Some(save) = &mut logits.save {
-                    save.write(baseline, &reference, group, progress)?;
+                    save.write(baseline.engine, &said.hidden, group, progress)?;
                 }
-                let hidden = engine.forward(&chunks, progress, observer)?;
-                let both = baseline.divergences(&reference, engine, &hidden, &targets, progress)?;
-                if let Some(recall) = recall {
-                    recall.keep(baseline, chunks, reference);
+                let hidden = onlookers.forward(engine, &chunks, said.choices.as_ref(), progress)?;
+                let both = baseline.engine.divergences(&said.hidden, engine, &hidden, &targets, progress)?;
+                if let Some(recall) = baseline.recall {
+                    recall.keep(baseline.engine, chunks, said);
                 }
                 both.into_iter().map(scored).collect()
             }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::verify::{
     Aspect, Cost, Coverage, Distribution, Divergence, EmbeddingReport, Estimate, LimitLine, Perplexity,
-    PromptFileReport, TaskReport, Thresholds, WeightReport,
+    PromptFileReport, RoutingReport, TaskReport, Thresholds, WeightReport,
 };
 
 /// How bad a finding is.
@@ -137,6 +137,8 @@ pub struct Report {
     pub divergence: Option<Divergence>,
     /// Vectors of texts, of encoders.
     pub embeddings: Option<EmbeddingReport>,
+    /// What the tokens that were run chose, of models with experts.
+    pub routing: Option<RoutingReport>,
     /// Questions answered, file by file.
     pub tasks: Vec<TaskReport>,
     /// The text before each of the worst tokens, where a tokenizer tells it.
@@ -168,6 +170,7 @@ impl Report {
             prompt_files: Vec::new(),
             divergence: None,
             embeddings: None,
+            routing: None,
             tasks: Vec::new(),
             contexts: Vec::new(),
             thresholds,
@@ -278,6 +281,9 @@ impl Report {
         }
         if let Some(embeddings) = &self.embeddings {
             map.insert("embeddings".to_owned(), embeddings.to_json());
+        }
+        if let Some(routing) = &self.routing {
+            map.insert("experts".to_owned(), routing.to_json());
         }
         if !self.tasks.is_empty() {
             map.insert("tasks".to_owned(), self.tasks.iter().map(TaskReport::to_json).collect());

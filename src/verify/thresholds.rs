@@ -92,7 +92,8 @@ impl Figure {
     }
 
     /// True if more is better.
-    fn is_floor(self) -> bool {
+    #[must_use]
+    pub fn is_floor(self) -> bool {
         matches!(self, Self::Top1 | Self::Cosine | Self::WorstCosine)
     }
 

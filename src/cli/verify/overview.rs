@@ -5,7 +5,7 @@ use crate::cli::verify::reasons::style;
 use crate::cli::verify::report::ModelReport;
 use crate::core::text;
 use crate::core::text::escape;
-use crate::verify::{Divergence, Figure};
+use crate::verify::{Divergence, EmbeddingDifference, Figure};
 
 /// Columns of a screen from which there is room for all that is known.
 const WIDE: usize = 120;
@@ -77,6 +77,7 @@ fn columns(entries: &[ModelReport]) -> Vec<Column<'_>> {
             Column::against("same", |d| format!("{:.2} %", 100.0 * d.top1_agreement)),
         ]);
     }
+    columns.extend(vectors(entries));
     // Every model answers the same tasks, unless it could not be run.
     let tasks = entries.iter().map(|entry| &entry.report.tasks).max_by_key(|tasks| tasks.len());
     columns.extend(tasks.into_iter().flatten().map(|first| {
@@ -86,4 +87,23 @@ fn columns(entries: &[ModelReport]) -> Vec<Column<'_>> {
         })
     }));
     columns
+}
+
+/// Figures of encoders against the baseline, as far as a file has them.
+fn vectors<'a>(entries: &[ModelReport]) -> Vec<Column<'a>> {
+    type Shown = fn(&EmbeddingDifference) -> Option<String>;
+    let figures: [(&'static str, Shown); 5] = [
+        ("cosine", |d| d.score_error.is_none().then(|| Figure::Cosine.show(d.mean_cosine))),
+        ("worst", |d| d.score_error.is_none().then(|| Figure::WorstCosine.show(d.worst_cosine))),
+        ("neighbours", |d| d.same_neighbour.map(|share| format!("{:.2} %", 100.0 * share))),
+        ("ranks", |d| d.rank_correlation.map(|correlation| format!("{correlation:.6}"))),
+        ("scores off by", |d| d.score_error.map(|error| Figure::ScoreError.show(error))),
+    ];
+    let cell = |entry: &ModelReport, shown: Shown| shown(entry.report.embeddings.as_ref()?.against.as_ref()?);
+    let is_known =
+        |(_, shown): &(&'static str, Shown)| entries.iter().any(|entry| cell(entry, *shown).is_some());
+    let known = figures.into_iter().filter(is_known);
+    known
+        .map(|(head, shown)| Column::new(head, move |entry| cell(entry, shown).unwrap_or_default()))
+        .collect()
 }

@@ -7,6 +7,7 @@
 mod charts;
 mod data;
 mod details;
+mod families;
 mod html;
 mod markdown;
 mod render;

@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json, json};
 use crate::cli::render::{Align, Table};
 use crate::cli::verify::page::Details;
 use crate::cli::verify::reasons;
-use crate::cli::verify::{file_rows, overview, statistics, tasks};
+use crate::cli::verify::{experts, file_rows, overview, statistics, tasks};
 use crate::core::text::escape;
 use crate::verify::{EmbeddingReport, Figure, Report, Verdict, WeightOutcome, WeightReport};
 
@@ -102,6 +102,9 @@ impl ModelReport {
         }
         if let Some(embeddings) = &report.embeddings {
             self.print_embeddings(embeddings, out)?;
+        }
+        if let Some(routing) = &report.routing {
+            experts::print(routing, out)?;
         }
         if let Some(speed) = report.tokens_per_second {
             writeln!(out, "speed         {speed:.0} tokens/s")?;

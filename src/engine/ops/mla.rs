@@ -261,7 +261,7 @@ impl Runner<'_> {
 
     /// What the columns of the keys' matrices meet in the scores is the start of each query.
     fn observe_queries(&self, a: &Mla, keys: &[Matrix], q: &[f32]) {
-        if self.observer.is_none() {
+        if self.observer.is_none_or(|observer| !observer.wants_inputs()) {
             return;
         }
         for (head, matrix) in keys.iter().enumerate() {

@@ -89,6 +89,9 @@ impl Runner<'_> {
             routed.collect()
         });
         self.give([logits]);
+        if let Some(observer) = self.observer {
+            observer.routes(self.weights.source, &moe.router, &routes);
+        }
         let mut chosen = vec![Vec::new(); n_experts];
         for (token, route) in routes.into_iter().enumerate() {
             for (expert, weight) in route {

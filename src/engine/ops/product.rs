@@ -74,7 +74,7 @@ impl Runner<'_> {
 
     /// Shows the observer what matrices are about to be multiplied with.
     pub(crate) fn observe<'m>(&self, matrices: impl Iterator<Item = &'m Matrix>, x: &[f32]) {
-        let Some(observer) = self.observer else { return };
+        let Some(observer) = self.observer.filter(|observer| observer.wants_inputs()) else { return };
         // Parts of a fused tensor see the same rows: they count once.
         let mut seen = Vec::new();
         for matrix in matrices {

@@ -10,6 +10,16 @@ pub trait Observer: Sync {
         let _ = (source, matrix, x);
     }
 
+    /// The experts that a router chose, of each token in its order with their weights, best first.
+    fn routes(&self, source: &dyn TensorSource, router: &Matrix, routes: &[Vec<(usize, f32)>]) {
+        let _ = (source, router, routes);
+    }
+
+    /// False if [`Observer::input`] is not looked at, so that nothing need be copied for it.
+    fn wants_inputs(&self) -> bool {
+        true
+    }
+
     /// A named intermediate of a layer, in rows of `n_cols`.
     fn slot(&self, layer: usize, name: &str, x: &[f32], n_cols: usize) {
         let _ = (layer, name, x, n_cols);

@@ -90,7 +90,7 @@ pub fn imatrix_statistics(sums: &ImatrixSums) -> ImatrixStatistics {
 }
 
 /// The layer of a tensor's name.
-pub(super) fn layer_of(name: &str) -> Option<usize> {
+pub(in crate::verify) fn layer_of(name: &str) -> Option<usize> {
     let mut words = name.split('.');
     words.find(|&word| word == "blk")?;
     words.next()?.parse().ok()

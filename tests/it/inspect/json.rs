@@ -355,6 +355,13 @@ fn what_verify_prints_is_documented() {
     let mut quantize = bench.program("gguf-quantize");
     assert_eq!(outcome(quantize.args(["encoder.gguf", "e.gguf", "q8_0", "--no-sync"])).0, 0);
     one.object("", &run(4, &["e.gguf", "--baseline", "encoder.gguf"]));
+    // Of a model with experts.
+    let experts = fixture("native/nvfp4_qwen3moe/hf");
+    fs_err::write(bench.path("ids.jsonl"), "{\"tokens\": [1, 2, 3, 4, 5, 6, 7, 8]}\n").unwrap();
+    let experts = [experts.to_str().unwrap(), "--prompts", "ids.jsonl"];
+    let document = json(&bench, "gguf-verify", 4, &experts);
+    assert!(document["experts"].is_array(), "{document}");
+    one.object("", &document);
     let tasks = fixture("tasks/winogrande.csv");
     let tasks = ["q.gguf", "--winogrande", tasks.to_str().unwrap(), "--tasks", "3"];
     one.object("", &json(&bench, "gguf-verify", 4, &tasks));

@@ -16,6 +16,7 @@ mod prompts;
 mod quantized;
 mod report_page;
 mod resources;
+mod routing;
 mod smollm2;
 mod tasks;
 pub mod tiny;

@@ -1,10 +1,9 @@
 //! How the coverage of experts is shown.
 
-use std::fmt::Write as _;
-
 use serde_json::{Value as Json, json};
 
 use crate::cli::render::{Align, Table};
+use crate::cli::verify::experts::named;
 use crate::core::text::escape;
 use crate::verify::ExpertCoverage;
 
@@ -84,21 +83,11 @@ pub(super) fn warning(coverage: &[ExpertCoverage]) -> Option<String> {
     if n_unseen == 0 {
         return None;
     }
-    let mut list = String::new();
-    let mut n_named = 0;
-    for (layer, unseen) in unseen {
-        let left = MAX_NAMED.saturating_sub(n_named);
-        if left == 0 {
-            break;
-        }
-        let named: Vec<String> = unseen.iter().take(left).map(ToString::to_string).collect();
-        n_named += named.len();
+    let places = unseen.into_iter().map(|(layer, unseen)| {
         let place = layer.layer.map_or_else(|| parts(layer), |layer| format!("layer {layer}"));
-        let _ = write!(list, "{}{place}: {}", if list.is_empty() { "" } else { "; " }, named.join(" "));
-    }
-    if n_named < n_unseen {
-        let _ = write!(list, "; and {} more", n_unseen - n_named);
-    }
+        (place, unseen)
+    });
+    let list = named(places, MAX_NAMED);
     Some(format!(
         "{n_unseen} of {n_experts} experts saw no token, and the matrix says nothing of them (more text reaches more): {list}"
     ))

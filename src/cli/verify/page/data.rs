@@ -7,11 +7,11 @@ use serde::Serialize;
 use crate::cli::verify::report::{self, ModelReport};
 use crate::core::text::escape;
 use crate::verify::{
-    Figure as Measured, Finding, LimitLine, Report, Severity, TaskReport, TensorWeights, Verdict,
-    WeightOutcome,
+    Finding, LimitLine, Report, Severity, TaskReport, TensorWeights, Verdict, WeightOutcome,
 };
 
 use super::details::{Details, Spread, Worst};
+use super::families::{ExpertData, VectorData};
 use super::run_info::RunInfo;
 
 /// Characters of a name in a chart or a heading.
@@ -30,6 +30,12 @@ pub(super) struct PageData {
     /// Reasons that all files have, where there are several.
     pub(super) shared: Vec<Reason>,
     pub(super) files: Vec<FileData>,
+    /// A file predicts text, or none of them is an encoder.
+    pub(super) has_perplexity: bool,
+    /// A file's vectors stand beside those of the baseline.
+    pub(super) has_cosines: bool,
+    /// A file's scores do.
+    pub(super) has_scores: bool,
     pub(super) run: RunInfo,
 }
 
@@ -55,6 +61,10 @@ pub(super) struct FileData {
     pub(super) perplexity: Option<Figure>,
     pub(super) bits_per_byte: Option<f64>,
     pub(super) divergence: Option<DivergenceData>,
+    /// Of encoders.
+    pub(super) vectors: Option<VectorData>,
+    /// Of models with experts.
+    pub(super) experts: Option<ExpertData>,
     /// What this type costs a healthy file, in mean KLD.
     pub(super) healthy_kld: Option<f64>,
     /// Limits that were applied, each with the figure beside it.
@@ -182,12 +192,18 @@ impl PageData {
         let mut files: Vec<FileData> = entries.iter().map(FileData::new).collect();
         label(&mut files);
         let verdict = report::verdict(entries);
+        let vectors =
+            |has: fn(&VectorData) -> bool| files.iter().filter_map(|file| file.vectors.as_ref()).any(has);
         Self {
             title: title(&files),
             verdict: verdict.name(),
             summary: summary(entries, verdict),
             baseline: baseline.map(|path| shown(&path.display().to_string())),
             shared: shared(&files),
+            has_perplexity: files.iter().any(|file| file.perplexity.is_some())
+                || files.iter().all(|file| file.vectors.is_none()),
+            has_cosines: vectors(|vectors| vectors.cosine.is_some()),
+            has_scores: vectors(|vectors| vectors.score.is_some()),
             files,
             run,
         }
@@ -227,6 +243,8 @@ impl FileData {
                 delta_ppl_stderr: d.delta_ln_ppl.stderr * d.delta_ln_ppl.value.exp(),
                 baseline_ppl: d.baseline_ppl,
             }),
+            vectors: report.embeddings.as_ref().map(VectorData::new),
+            experts: report.routing.as_ref().map(ExpertData::new),
             healthy_kld: report.healthy.map(|healthy| healthy.cost.kld),
             limits: limits(report),
             spread,
@@ -309,7 +327,7 @@ fn limits(report: &Report) -> Vec<Limit> {
     let limit = |line: &LimitLine| Limit {
         figure: line.figure.label(),
         value: line.figure.show(line.value),
-        bound: if line.figure == Measured::Top1 { "at least" } else { "at most" },
+        bound: if line.figure.is_floor() { "at least" } else { "at most" },
         at: line.figure.show(line.limit),
         set_by: if line.is_own { "an option" } else { "what the types cost" },
         is_kept: !line.is_missed(),

@@ -11,7 +11,8 @@ use crate::cli::guard::Guard;
 use crate::cli::progress::TerminalProgress;
 use crate::cli::verify::report::ModelReport;
 use crate::verify::{
-    Aspect, Divergence, Estimate, Figure, Finding, LimitLine, Perplexity, Report, Thresholds, WorstToken,
+    Aspect, Divergence, EmbeddingDifference, EmbeddingReport, Estimate, Figure, Finding, LayerRouting,
+    LimitLine, Perplexity, Report, RoutingReport, Thresholds, WorstToken,
 };
 
 const HOSTILE: &str =
@@ -241,6 +242,81 @@ fn a_file_that_cannot_be_read_is_on_the_page() {
     assert!(reason < html.find("<table").unwrap(), "the reason comes first");
     let alone = html::render(&page(&[unreadable("cut.gguf")])).unwrap();
     check_markup(&alone);
+}
+
+/// An encoder beside its baseline; with an error of scores one that scores texts.
+fn encoder(path: &str, score_error: Option<f64>) -> ModelReport {
+    let mut entry = measured(path, "Q8_0", 9_000_000, 0.001);
+    let report = &mut entry.report;
+    (report.perplexity, report.divergence) = (None, None);
+    let figures = EmbeddingDifference {
+        mean_cosine: 0.998,
+        worst_cosine: 0.98765432,
+        worst_prompt: 17,
+        same_neighbour: score_error.is_none().then_some(0.955),
+        rank_correlation: score_error.is_none().then_some(0.9876),
+        score_error,
+        healthy: None,
+    };
+    let healthy = EmbeddingDifference { mean_cosine: 0.9991, ..figures.clone() };
+    let against = Some(EmbeddingDifference { healthy: Some(Box::new(healthy)), ..figures });
+    let pooling = if score_error.is_some() { "rank" } else { "mean" };
+    report.embeddings = Some(EmbeddingReport { texts: 1024, tokens: 20_000, width: 384, pooling, against });
+    let line = |figure, value| LimitLine { figure, value, stderr: None, limit: 0.99, is_own: false };
+    report.limits = vec![match score_error {
+        None => line(Figure::Cosine, 0.998),
+        Some(error) => line(Figure::ScoreError, error),
+    }];
+    entry.details = None;
+    entry
+}
+
+#[test]
+fn of_encoders_vectors_stand_in_the_place_of_predictions() {
+    let entries = [encoder("e.gguf", None), encoder("rank.gguf", Some(0.0123))];
+    let html = html::render(&page(&entries)).unwrap();
+    check_markup(&html);
+    for part in
+        ["0.99800000", "0.98765432", "95.50 %", "0.987600", "0.012300", "healthy: 0.99910000", "prompt 17"]
+    {
+        assert!(html.contains(part), "{part}: {html}");
+    }
+    assert!(!html.contains("perplexity</th>") && !html.contains("<dt>perplexity</dt>"), "{html}");
+    assert!(html.contains("at least 0.99000000") && html.contains("at most 0.990"), "{html}");
+    let card = markdown::render(&page(&entries)).unwrap();
+    let head = "| file | type | size | bits/weight | mean cosine | worst cosine | same neighbour | correlation of ranks | \
+                error of the scores | verdict |";
+    assert!(card.contains(head), "{card}");
+    assert!(card.contains("| 0.99800000 | 0.98765432 | 95.50 % | 0.987600 | – | pass |"), "{card}");
+    assert!(card.contains("| – | – | – | – | 0.012300 | pass |"), "{card}");
+    // Beside a model that predicts text every file has every column.
+    let mixed = [encoder("e.gguf", None), measured("m.gguf", "Q8_0", 9, 0.001)];
+    let html = html::render(&page(&mixed)).unwrap();
+    check_markup(&html);
+    assert!(html.contains("perplexity</th>") && html.contains("mean cosine</th>"), "{html}");
+}
+
+#[test]
+fn what_experts_got_is_a_table() {
+    let mut entry = measured("moe.gguf", "Q4_K_M", 5_000_000, 0.004);
+    let layer = |layer: Option<usize>, tokens: &[u64], agreement| LayerRouting {
+        layer,
+        router: "<b>router".to_owned(),
+        routed: 5000,
+        tokens: tokens.to_vec(),
+        agreement,
+    };
+    let layers = vec![layer(Some(3), &[6000, 4000, 0, 0], Some(0.9)), layer(None, &[5000, 5000], None)];
+    entry.report.routing = Some(RoutingReport { layers });
+    let html = html::render(&page(&[entry])).unwrap();
+    check_markup(&html);
+    assert!(
+        html.contains("2 layers, 6 experts, 2 got no token and are not in the figures: layer 3: 2 3"),
+        "{html}"
+    );
+    let row = "<td>4</td><td>2</td><td>5,000</td><td>2</td><td>60.00 %</td><td>0.00 %</td><td>0.485</td><td>90.00 %</td>";
+    assert!(html.contains(row), "{html}");
+    assert!(html.contains("&lt;b&gt;router") && !html.contains("<b>router"), "{html}");
 }
 
 #[test]

@@ -1,0 +1,154 @@
+//! Which experts the tokens of a run chose, layer by layer: what a text reaches, and how evenly.
+//!
+//! Of a layer with `E` experts of which expert `e` got `n_e` tokens, its share is `p_e = n_e / Σ n`, and the evenness is the
+//! normalized entropy `-Σ p_e ln p_e / ln E`: 1 if all experts got the same, 0 if one got everything.
+
+use serde_json::{Value, json};
+
+pub(super) mod watch;
+
+/// What the router of a layer did with the tokens of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerRouting {
+    /// The layer; `None` for a router that is in none.
+    pub layer: Option<usize>,
+    /// The router's tensor.
+    pub router: String,
+    /// Tokens that were routed; a layer that is run more than once counts them each time.
+    pub routed: u64,
+    /// Tokens that each expert got, in the order of experts.
+    pub tokens: Vec<u64>,
+    /// Share of the choices that the baseline made too, 0 to 1, where it was run and has as many experts.
+    pub agreement: Option<f64>,
+}
+
+/// The routing of all layers with experts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RoutingReport {
+    /// In the order of layers.
+    pub layers: Vec<LayerRouting>,
+}
+
+impl LayerRouting {
+    fn n_choices(&self) -> u64 {
+        self.tokens.iter().sum()
+    }
+
+    fn share(&self, n_tokens: Option<u64>) -> f64 {
+        n_tokens.unwrap_or(0) as f64 / self.n_choices().max(1) as f64
+    }
+
+    /// Experts of each token.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.n_choices().checked_div(self.routed).unwrap_or(0)
+    }
+
+    /// Experts that got no token.
+    #[must_use]
+    pub fn unseen(&self) -> Vec<usize> {
+        self.tokens.iter().enumerate().filter(|(_, n)| **n == 0).map(|(expert, _)| expert).collect()
+    }
+
+    /// Share of the choices that fell on the expert with the most, 0 to 1.
+    #[must_use]
+    pub fn busiest(&self) -> f64 {
+        self.share(self.tokens.iter().copied().max())
+    }
+
+    /// Share of the choices that fell on the expert with the fewest.
+    #[must_use]
+    pub fn least(&self) -> f64 {
+        self.share(self.tokens.iter().copied().min())
+    }
+
+    /// Normalized entropy of the shares, 0 to 1; `None` of a single expert or no token.
+    #[must_use]
+    pub fn evenness(&self) -> Option<f64> {
+        let all = self.n_choices() as f64;
+        let entropy = self.tokens.iter().filter(|&&n| n > 0).fold(0.0, |entropy, &n| {
+            let share = n as f64 / all;
+            entropy - share * share.ln()
+        });
+        (self.tokens.len() > 1 && all > 0.0).then(|| entropy / (self.tokens.len() as f64).ln())
+    }
+
+    fn to_json(&self) -> Value {
+        json!({
+            "layer": self.layer, "router": self.router, "experts": self.tokens.len(), "used": self.used(),
+            "routed": self.routed, "tokens": self.tokens, "unseen": self.unseen(), "busiest": self.busiest(),
+            "least": self.least(), "evenness": self.evenness(), "agreement": self.agreement,
+        })
+    }
+}
+
+impl RoutingReport {
+    /// Experts of all layers.
+    #[must_use]
+    pub fn n_experts(&self) -> usize {
+        self.layers.iter().map(|layer| layer.tokens.len()).sum()
+    }
+
+    /// Experts of all layers that got no token.
+    #[must_use]
+    pub fn n_unseen(&self) -> usize {
+        self.layers.iter().map(|layer| layer.unseen().len()).sum()
+    }
+
+    /// Share of the choices of all layers that the baseline made too.
+    #[must_use]
+    pub fn agreement(&self) -> Option<f64> {
+        let compared: Vec<(f64, f64)> = self
+            .layers
+            .iter()
+            .filter_map(|layer| Some((layer.agreement?, layer.n_choices() as f64)))
+            .collect();
+        let all: f64 = compared.iter().map(|(_, n)| n).sum();
+        (all > 0.0).then(|| compared.iter().map(|(share, n)| share * n).sum::<f64>() / all)
+    }
+
+    /// The layer whose choices agree least with the baseline's.
+    #[must_use]
+    pub fn least_agreeing(&self) -> Option<&LayerRouting> {
+        let compared = self.layers.iter().filter(|layer| layer.agreement.is_some());
+        compared.min_by(|a, b| a.agreement.unwrap_or(1.0).total_cmp(&b.agreement.unwrap_or(1.0)))
+    }
+
+    pub(super) fn to_json(&self) -> Value {
+        self.layers.iter().map(LayerRouting::to_json).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layer(tokens: &[u64], agreement: Option<f64>) -> LayerRouting {
+        let routed = tokens.iter().sum::<u64>() / 2;
+        LayerRouting { layer: Some(0), router: String::new(), routed, tokens: tokens.to_vec(), agreement }
+    }
+
+    #[test]
+    fn shares_and_evenness_of_known_counts() {
+        let even = layer(&[5, 5, 5, 5], None);
+        assert_eq!((even.busiest(), even.least(), even.used()), (0.25, 0.25, 2));
+        assert!((even.evenness().unwrap() - 1.0).abs() < 1e-12);
+        let half = layer(&[10, 0, 10, 0], None);
+        // Two of four: ln 2 / ln 4.
+        assert!((half.evenness().unwrap() - 0.5).abs() < 1e-12);
+        assert_eq!((half.unseen(), half.least()), (vec![1, 3], 0.0));
+        assert_eq!(layer(&[8, 0], None).evenness(), Some(0.0));
+        assert_eq!((layer(&[8], None).evenness(), layer(&[0, 0], None).evenness()), (None, None));
+    }
+
+    #[test]
+    fn agreement_is_weighed_by_choices() {
+        let report = RoutingReport {
+            layers: vec![layer(&[3, 3], Some(1.0)), layer(&[1, 1], Some(0.5)), layer(&[9, 0], None)],
+        };
+        assert_eq!(report.agreement(), Some(7.0 / 8.0));
+        assert_eq!(report.least_agreeing().and_then(|layer| layer.agreement), Some(0.5));
+        assert_eq!((report.n_experts(), report.n_unseen()), (6, 1));
+        assert_eq!(RoutingReport { layers: vec![layer(&[9, 0], None)] }.agreement(), None);
+    }
+}

@@ -1,0 +1,255 @@
+//! Observers of routers: one counts, one keeps the choices of a baseline for a group of chunks.
+//!
+//! A router is asked batch by batch in the order of tokens, so what is kept of it needs no positions, and nothing depends
+//! on threads.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use crate::core::TensorSource;
+use crate::engine::plan::{Ffn, Matrix, Moe};
+use crate::engine::{GraphPlan, Observer};
+use crate::verify::imatrix::layer_of;
+use crate::verify::routing::{LayerRouting, RoutingReport};
+
+/// The routed experts of every layer that has some.
+fn routers(plan: &GraphPlan) -> impl Iterator<Item = &Moe> {
+    plan.layers.iter().filter_map(|layer| match &layer.ffn {
+        Ffn::Moe(moe) => Some(&**moe),
+        Ffn::Both(both) => Some(&both.moe),
+        Ffn::None | Ffn::Dense(_) | Ffn::ChannelMix(_) => None,
+    })
+}
+
+/// Bytes that a token's choices take in [`Choices`].
+pub(in crate::verify) fn choice_bytes(plan: &GraphPlan) -> u64 {
+    routers(plan).map(|moe| (moe.n_used * size_of::<u16>()) as u64).sum()
+}
+
+fn name_of(source: &dyn TensorSource, router: &Matrix) -> String {
+    source.tensors().get(router.tensor).map(|meta| meta.name.clone()).unwrap_or_default()
+}
+
+/// What a router chose for the tokens of a group.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Chosen {
+    n_experts: usize,
+    n_tokens: usize,
+    /// As many for each token.
+    experts: Vec<u16>,
+}
+
+impl Chosen {
+    /// Experts of a token; none behind the last token.
+    fn of(&self, token: usize) -> &[u16] {
+        let n_used = self.experts.len().checked_div(self.n_tokens).unwrap_or(0);
+        self.experts.get(token * n_used..(token + 1) * n_used).unwrap_or_default()
+    }
+}
+
+/// What all routers chose for the tokens of a group.
+#[derive(Clone, Debug, Default)]
+pub(in crate::verify) struct Choices {
+    routers: BTreeMap<String, Chosen>,
+}
+
+impl Choices {
+    pub(in crate::verify) fn n_bytes(&self) -> u64 {
+        self.routers.values().map(|chosen| size_of_val(chosen.experts.as_slice()) as u64).sum()
+    }
+}
+
+/// Keeps the choices of a group.
+#[derive(Debug, Default)]
+pub(in crate::verify) struct ChoiceRecorder {
+    choices: Mutex<Choices>,
+}
+
+impl ChoiceRecorder {
+    /// One for a model that has routers.
+    pub(in crate::verify) fn of(plan: &GraphPlan) -> Option<Self> {
+        routers(plan).next().map(|_| Self::default())
+    }
+
+    pub(in crate::verify) fn into_choices(self) -> Choices {
+        self.choices.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Observer for ChoiceRecorder {
+    fn routes(&self, source: &dyn TensorSource, router: &Matrix, routes: &[Vec<(usize, f32)>]) {
+        // No format has so many experts; a baseline that had would not be compared.
+        if router.n_rows > usize::from(u16::MAX) {
+            return;
+        }
+        let mut choices = self.choices.lock().unwrap_or_else(PoisonError::into_inner);
+        let chosen = choices.routers.entry(name_of(source, router)).or_default();
+        chosen.n_experts = router.n_rows;
+        chosen.n_tokens += routes.len();
+        chosen.experts.extend(routes.iter().flatten().map(|&(expert, _)| expert as u16));
+    }
+
+    fn wants_inputs(&self) -> bool {
+        false
+    }
+}
+
+/// Sums of a router over a run.
+#[derive(Clone, Debug, Default)]
+struct Tally {
+    routed: u64,
+    tokens: Vec<u64>,
+    /// Choices that a baseline's were compared with, and those that were the same.
+    compared: u64,
+    same: u64,
+}
+
+/// Counts what the routers of a model choose in a run.
+#[derive(Debug, Default)]
+pub(in crate::verify) struct RouteTally {
+    routers: Mutex<BTreeMap<String, Tally>>,
+}
+
+impl RouteTally {
+    /// One for a model that has routers.
+    pub(in crate::verify) fn of(plan: &GraphPlan) -> Option<Self> {
+        routers(plan).next().map(|_| Self::default())
+    }
+
+    /// What was counted, in the order of layers.
+    pub(in crate::verify) fn into_report(self) -> RoutingReport {
+        let routers = self.routers.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut layers: Vec<LayerRouting> = routers
+            .into_iter()
+            .map(|(router, tally)| LayerRouting {
+                layer: layer_of(&router),
+                router,
+                routed: tally.routed,
+                tokens: tally.tokens,
+                agreement: (tally.compared > 0).then(|| tally.same as f64 / tally.compared as f64),
+            })
+            .collect();
+        layers.sort_by_key(|routing| (routing.layer.is_none(), routing.layer));
+        RoutingReport { layers }
+    }
+}
+
+/// Counts the choices of a group, beside another observer.
+pub(in crate::verify) struct RouteWatch<'a> {
+    other: Option<&'a dyn Observer>,
+    tally: &'a RouteTally,
+    baseline: Option<&'a Choices>,
+    /// Tokens of the group that each router has seen.
+    seen: Mutex<BTreeMap<String, usize>>,
+}
+
+impl<'a> RouteWatch<'a> {
+    pub(in crate::verify) fn new(
+        tally: &'a RouteTally,
+        baseline: Option<&'a Choices>,
+        other: Option<&'a dyn Observer>,
+    ) -> Self {
+        Self { other, tally, baseline, seen: Mutex::default() }
+    }
+}
+
+impl Observer for RouteWatch<'_> {
+    fn input(&self, source: &dyn TensorSource, matrix: &Matrix, x: &[f32]) {
+        if let Some(other) = self.other {
+            other.input(source, matrix, x);
+        }
+    }
+
+    fn routes(&self, source: &dyn TensorSource, router: &Matrix, routes: &[Vec<(usize, f32)>]) {
+        if let Some(other) = self.other {
+            other.routes(source, router, routes);
+        }
+        let name = name_of(source, router);
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = seen.entry(name.clone()).or_default();
+        let chosen = self.baseline.and_then(|choices| choices.routers.get(&name));
+        let chosen = chosen.filter(|chosen| chosen.n_experts == router.n_rows);
+        let mut routers = self.tally.routers.lock().unwrap_or_else(PoisonError::into_inner);
+        let tally = routers.entry(name).or_default();
+        tally.tokens.resize(router.n_rows, 0);
+        tally.routed += routes.len() as u64;
+        for (at, route) in routes.iter().enumerate() {
+            let others = chosen.map(|chosen| chosen.of(*seen + at));
+            for &(expert, _) in route {
+                if let Some(n) = tally.tokens.get_mut(expert) {
+                    *n += 1;
+                }
+                if let Some(others) = others {
+                    tally.compared += 1;
+                    tally.same += u64::from(others.iter().any(|&other| usize::from(other) == expert));
+                }
+            }
+        }
+        *seen += routes.len();
+    }
+
+    fn wants_inputs(&self) -> bool {
+        self.other.is_some_and(Observer::wants_inputs)
+    }
+
+    fn slot(&self, layer: usize, name: &str, x: &[f32], n_cols: usize) {
+        if let Some(other) = self.other {
+            other.slot(layer, name, x, n_cols);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{GgmlType, Shape, SourceError, TensorMeta};
+
+    struct Names(Vec<TensorMeta>);
+
+    impl TensorSource for Names {
+        fn tensors(&self) -> &[TensorMeta] {
+            &self.0
+        }
+
+        fn read_rows(&self, _: usize, _: u64, _: &mut [u8]) -> Result<(), SourceError> {
+            Ok(())
+        }
+    }
+
+    fn router(tensor: usize, n_rows: usize) -> Matrix {
+        Matrix { tensor, first_row: 0, n_rows, n_cols: 1, bias: None, scale: None, expert: None }
+    }
+
+    fn routes(chosen: &[[usize; 2]]) -> Vec<Vec<(usize, f32)>> {
+        chosen.iter().map(|experts| experts.iter().map(|&expert| (expert, 0.5)).collect()).collect()
+    }
+
+    #[test]
+    fn choices_are_counted_and_compared_batch_by_batch() {
+        let meta = |layer: usize| TensorMeta {
+            name: format!("blk.{layer}.ffn_gate_inp.weight"),
+            shape: Shape::new(vec![4, 1]).unwrap(),
+            ty: GgmlType::F32,
+        };
+        let names = Names(vec![meta(10), meta(2)]);
+        let recorder = ChoiceRecorder::default();
+        recorder.routes(&names, &router(0, 4), &routes(&[[0, 1], [2, 3]]));
+        recorder.routes(&names, &router(0, 4), &routes(&[[3, 0]]));
+        let choices = recorder.into_choices();
+        assert_eq!(choices.n_bytes(), 12);
+        let tally = RouteTally::default();
+        for group in 0..2 {
+            let watch = RouteWatch::new(&tally, Some(&choices).filter(|_| group == 0), None);
+            // The same tokens in other batches: order among a token's experts does not count.
+            watch.routes(&names, &router(0, 4), &routes(&[[1, 0]]));
+            watch.routes(&names, &router(0, 4), &routes(&[[2, 0], [1, 2]]));
+            watch.routes(&names, &router(1, 3), &routes(&[[0, 1]]));
+        }
+        let report = tally.into_report();
+        let [first, second] = &report.layers[..] else { panic!("{report:?}") };
+        assert_eq!((first.layer, &first.tokens[..], first.agreement), (Some(2), &[2, 2, 0][..], None));
+        assert_eq!((second.layer, &second.tokens[..]), (Some(10), &[4, 4, 4, 0][..]));
+        // Of the first group alone, which has a baseline: three of six.
+        assert_eq!((second.routed, second.agreement), (6, Some(0.5)));
+    }
+}
