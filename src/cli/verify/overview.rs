@@ -61,10 +61,13 @@ fn columns(entries: &[ModelReport]) -> Vec<Column<'_>> {
             entry.report.bits_per_weight.map(|bits| format!("{bits:.2}")).unwrap_or_default()
         })
         .spare(),
-        Column::new("perplexity", |entry| {
-            entry.report.perplexity.as_ref().map(|p| format!("{:.4}", p.value)).unwrap_or_default()
-        }),
     ];
+    let is_encoder = |entry: &ModelReport| entry.report.embeddings.is_some();
+    if !entries.iter().any(is_encoder) || entries.iter().any(|entry| entry.report.perplexity.is_some()) {
+        columns.push(Column::new("perplexity", |entry| {
+            entry.report.perplexity.as_ref().map(|p| format!("{:.4}", p.value)).unwrap_or_default()
+        }));
+    }
     if entries.iter().any(|entry| entry.report.divergence.is_some()) {
         columns.extend([
             Column::against("Δ ppl", |d| format!("{:+.2} %", 100.0 * d.delta_ln_ppl.value.exp_m1())),

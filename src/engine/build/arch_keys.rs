@@ -1,7 +1,7 @@
 //! Typed access to the keys of one architecture.
 
 use crate::engine::EngineError;
-use crate::gguf::{Metadata, Value};
+use crate::gguf::{Array, Metadata, Value};
 
 /// Keys `<arch>.<name>` of a file.
 pub(super) struct ArchKeys<'a> {
@@ -36,6 +36,15 @@ impl<'a> ArchKeys<'a> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let count = value.as_u64().and_then(|v| usize::try_from(v).ok());
         count.map(Some).ok_or_else(|| self.bad(name, "a count", value))
+    }
+
+    /// The counts of an array.
+    pub(super) fn counts(&self, name: &str) -> Result<Option<Vec<usize>>, EngineError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        let count = |at: usize, array: &Array| array.get(at)?.as_u64().and_then(|v| usize::try_from(v).ok());
+        let counts = value.as_array().and_then(|array| (0..array.len()).map(|at| count(at, array)).collect());
+        let counts: Option<Vec<usize>> = counts;
+        counts.map(Some).ok_or_else(|| self.bad(name, "an array of counts", value))
     }
 
     pub(super) fn need_count(&self, name: &str) -> Result<usize, EngineError> {

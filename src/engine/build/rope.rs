@@ -108,7 +108,7 @@ impl Builder<'_> {
             Some(n) => Some(n),
             None => self.keys.count("context_length")?.filter(|&n| n > 0),
         };
-        let pairs = self.pair_layout(n_dims, dk);
+        let pairs = self.pair_layout(n_dims, dk)?;
         if reach == Reach::Local && self.features.rope_local == RopeLocal::Unscaled {
             // They belong to the layer even if only others use them, whose rotation may be wider.
             for name in ["rope_freqs", "rope_factors_short", "rope_factors_long"] {
@@ -132,18 +132,17 @@ impl Builder<'_> {
         Ok(Rope { n_dims, pairs, base, scaling, factors, long_factors, magnitude })
     }
 
-    fn pair_layout(&self, n_dims: usize, dk: usize) -> PairLayout {
-        let sections = self.keys.get("rope.dimension_sections").and_then(|v| v.as_array());
-        let section = |at: usize| sections.and_then(|s| s.get(at)).and_then(|v| v.as_u64()).unwrap_or(0);
-        let has_sections = section(0) > 0 && section(1) > 0;
+    fn pair_layout(&self, n_dims: usize, dk: usize) -> Result<PairLayout, EngineError> {
+        let sections = self.keys.counts("rope.dimension_sections")?.unwrap_or_default();
+        let has_sections = matches!(sections[..], [first, second, ..] if first > 0 && second > 0);
         let is_half = match self.features.rope {
-            RopePairs::InterleavedWhole if n_dims < dk => return PairLayout::HalfBetween,
+            RopePairs::InterleavedWhole if n_dims < dk => return Ok(PairLayout::HalfBetween),
             // Where all of a head is rotated the two are one order.
             RopePairs::Interleaved | RopePairs::InterleavedWhole => false,
             RopePairs::Half => true,
             RopePairs::HalfIfSections => has_sections,
         };
-        if is_half { PairLayout::Half } else { PairLayout::Interleaved }
+        Ok(if is_half { PairLayout::Half } else { PairLayout::Interleaved })
     }
 
     fn rope_base(&self, reach: Reach, dk: usize) -> Result<f64, EngineError> {
