@@ -60,7 +60,8 @@ pub(super) fn summary(routing: &RoutingReport) -> String {
 /// The largest and smallest share of an expert in any layer, and how even the least even layer is.
 fn spread(routing: &RoutingReport) -> Option<String> {
     let layers = &routing.layers;
-    let busiest = layers.iter().max_by(|a, b| a.busiest().total_cmp(&b.busiest()))?;
+    // Of equals the first.
+    let busiest = layers.iter().rev().max_by(|a, b| a.busiest().total_cmp(&b.busiest()))?;
     let least = layers.iter().min_by(|a, b| a.least().total_cmp(&b.least()))?;
     let uneven = layers.iter().filter_map(|layer| Some((layer, layer.evenness()?)));
     let uneven = uneven.min_by(|a, b| a.1.total_cmp(&b.1));
