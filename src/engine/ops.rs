@@ -2,6 +2,7 @@
 //! of matrices (`matmul`, `product`).
 
 pub(super) mod attention;
+pub(super) mod columns;
 mod delta_net;
 pub(super) mod extras;
 pub(super) mod ffn;
@@ -11,6 +12,7 @@ pub(super) mod head;
 mod kda;
 mod latent;
 mod lightning;
+pub(super) mod logs;
 pub(super) mod mamba;
 mod mamba2;
 pub(super) mod math;
@@ -29,6 +31,7 @@ mod recurrence;
 pub(super) mod relative;
 pub(super) mod rope;
 pub(super) mod rows;
+mod rowwise;
 mod rwkv6;
 mod rwkv7;
 mod shift;

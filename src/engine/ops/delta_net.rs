@@ -2,60 +2,20 @@
 //! `o = Sᵀq / sqrt(dk)`, with q and k of length 1, `β = sig(b)` and `g = A softplus(a + bias)`; then a norm per head and
 //! the gate `silu(z)`.
 
-use crate::core::simd::{SimdLevel, VectorLoop};
+use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
+use crate::engine::ops::columns::{DeltaRule, HeadState, TOKENS, parts, rows_of, state_floats};
+use crate::engine::ops::logs::softplus;
 use crate::engine::ops::math;
+use crate::engine::ops::matmul::{MatrixTile, MatrixView};
 use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, softplus, zeroed};
+use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, zeroed};
 use crate::engine::plan::{DeltaGates, DeltaNet, GatedActivation};
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::runner::Runner;
 
 /// Under the root of the lengths of queries and keys.
 const EPS: f64 = 1e-6;
-
-/// One token of the delta rule.
-pub(super) struct DeltaStep<'a> {
-    /// `[dk, dv]`.
-    pub(super) state: &'a mut [f32],
-    /// Per row of the state.
-    pub(super) decay: &'a [f32],
-    pub(super) beta: f32,
-    pub(super) key: &'a [f32],
-    pub(super) query: &'a [f32],
-    pub(super) value: &'a [f32],
-    /// What the keys recall, then what is written.
-    pub(super) delta: &'a mut [f32],
-    /// Zeros.
-    pub(super) out: &'a mut [f32],
-}
-
-impl VectorLoop for DeltaStep<'_> {
-    type Output = ();
-
-    #[expect(clippy::inline_always, reason = "the loop must be compiled inside the level's function")]
-    #[inline(always)]
-    fn run(self) {
-        let Self { state, decay, beta, key, query, value, delta, out } = self;
-        let n = value.len().max(1);
-        delta.fill(0.0);
-        for ((row, &w), &k) in state.chunks_exact_mut(n).zip(decay).zip(key) {
-            for (s, d) in row.iter_mut().zip(&mut *delta) {
-                *s *= w;
-                *d += *s * k;
-            }
-        }
-        for (d, &v) in delta.iter_mut().zip(value) {
-            *d = beta * (v - *d);
-        }
-        for ((row, &k), &q) in state.chunks_exact_mut(n).zip(key).zip(query) {
-            for ((s, &d), y) in row.iter_mut().zip(&*delta).zip(&mut *out) {
-                *s += k * d;
-                *y += q * *s;
-            }
-        }
-    }
-}
 
 /// `out = factor * x / sqrt(Σ x² + eps)`.
 pub(super) fn of_length(level: SimdLevel, x: &[f32], out: &mut [f32], factor: f64) {
@@ -124,27 +84,29 @@ impl Runner<'_> {
         self.scan(batch, &mut y, (inner, dv), |tokens, columns, tile, buffer| {
             let head = columns.start / dv;
             let key_head = if packed.is_some() { head / per_key } else { head % n_key_heads };
-            let [state, q, k, decay, delta, core] = zeroed(buffer, [dk * dv, dk, dk, dk, dv, dv]);
-            for (t, token) in tokens.enumerate() {
-                let row = &qkv[token * width..][..width];
-                of_length(level, &row[key_head * dk..][..dk], q, scale);
-                of_length(level, &row[(n_key_heads + key_head) * dk..][..dk], k, 1.0);
-                let (beta, step) = rows.of(token, head, n_heads);
-                decay.fill(math::exp(a[head] * softplus(step + bias[head])));
-                core.fill(0.0);
-                level.vectorize(DeltaStep {
-                    state: &mut *state,
-                    decay,
-                    beta: math::sigmoid(beta),
-                    key: k,
-                    query: q,
-                    value: &row[2 * n_key_heads * dk + head * dv..][..dv],
-                    delta: &mut *delta,
-                    out: &mut *core,
-                });
-                let y = tile.row_mut(t);
-                norm.row(level, core, y);
-                math::gated(level, GatedActivation::Swiglu, &z[token * inner..][columns.clone()], y);
+            let n_floats = [state_floats(dk, dv), TOKENS * dk, TOKENS * dk, TOKENS * dk, TOKENS * dv];
+            let [state, q, k, decay, core] = zeroed(buffer, n_floats);
+            let mut state = HeadState::new(state, dk, dv);
+            let mut betas = [0.0; TOKENS];
+            for part in parts(tokens.clone()) {
+                let n = part.len();
+                for (t, token) in part.clone().enumerate() {
+                    let (row, own) = (&qkv[token * width..][..width], t * dk..(t + 1) * dk);
+                    of_length(level, &row[key_head * dk..][..dk], &mut q[own.clone()], scale);
+                    of_length(level, &row[(n_key_heads + key_head) * dk..][..dk], &mut k[own.clone()], 1.0);
+                    let (beta, step) = rows.of(token, head, n_heads);
+                    betas[t] = math::sigmoid(beta);
+                    decay[own].fill(math::exp(a[head] * softplus(step + bias[head])));
+                }
+                let values = rows_of(&qkv, &part, (2 * n_key_heads * dk + head * dv, dv, width));
+                let [decay, key, query] = [&*decay, &*k, &*q].map(|x| MatrixView::new(x, n, dk, dk));
+                let rule = DeltaRule { decay, beta: &betas, key, query };
+                state.take_in(level, &rule, values, &mut MatrixTile::whole(core, n, dv));
+                for (core, token) in core.chunks_exact(dv).zip(part) {
+                    let y = tile.row_mut(token - tokens.start);
+                    norm.row(level, core, y);
+                    math::gated(level, GatedActivation::Swiglu, &z[token * inner..][columns.clone()], y);
+                }
             }
         })?;
         self.slot("scan", &y, inner);
@@ -159,33 +121,6 @@ impl Runner<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_delta_step_equals_the_formula() {
-        let (dk, dv, beta) = (4, 19, 0.7);
-        let all = |n: usize, seed: usize| {
-            (0..n).map(|i| ((i * 53 + seed * 17) % 29) as f32 / 14.0 - 1.0).collect::<Vec<f32>>()
-        };
-        let (mut state, decay, key, query) = (all(dk * dv, 1), all(dk, 2), all(dk, 3), all(dk, 4));
-        let (value, mut delta, mut out) = (all(dv, 5), vec![9.0; dv], vec![0.0; dv]);
-        let before = state.clone();
-        SimdLevel::detect().vectorize(DeltaStep {
-            state: &mut state,
-            decay: &decay,
-            beta,
-            key: &key,
-            query: &query,
-            value: &value,
-            delta: &mut delta,
-            out: &mut out,
-        });
-        for j in 0..dv {
-            let recalled: f32 = (0..dk).map(|i| before[i * dv + j] * decay[i] * key[i]).sum();
-            let d = beta * (value[j] - recalled);
-            let o: f32 = (0..dk).map(|i| query[i] * (before[i * dv + j] * decay[i] + key[i] * d)).sum();
-            assert!((out[j] - o).abs() < 1e-5, "{j}");
-        }
-    }
 
     #[test]
     fn packed_gates_go_by_key_head() {

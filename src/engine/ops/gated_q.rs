@@ -37,8 +37,9 @@ impl Runner<'_> {
     /// `context *= sig(gates)`, rows of `n_cols`.
     pub(super) fn apply_gates(&self, gates: Option<Buffer>, context: &mut [f32], n_cols: usize) {
         if let Some(gates) = gates {
+            let level = self.weights.level;
             self.each_row((context, n_cols), (&gates, n_cols), |y, g| {
-                math::times_sigmoid(y, g);
+                math::times_sigmoid(level, y, g);
             });
             self.give([gates]);
         }

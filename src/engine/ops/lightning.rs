@@ -2,9 +2,12 @@
 //! heads together and the gate `sig(G x)`.
 
 use crate::engine::EngineError;
+use crate::engine::ops::columns::{HeadState, LinearRule, TOKENS, parts, state_floats};
 use crate::engine::ops::math;
+use crate::engine::ops::matmul::MatrixView;
 use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{LinearStep, linear_step, zeroed};
+use crate::engine::ops::recurrence::zeroed;
+use crate::engine::ops::rowwise::{ValueFunction, map};
 use crate::engine::plan::Lightning;
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::runner::Runner;
@@ -26,21 +29,27 @@ impl Runner<'_> {
         let level = self.weights.level;
         self.scan(batch, &mut y, (inner, dim), |tokens, columns, tile, buffer| {
             let head = columns.start / dim;
-            let [state, decay, row] = zeroed(buffer, [dim * dim, dim, 3 * dim]);
+            let [state, decay, rows] =
+                zeroed(buffer, [state_floats(dim, dim), TOKENS * dim, TOKENS * 3 * dim]);
+            let mut state = HeadState::new(state, dim, dim);
             decay.fill(math::exp(-m.slopes[head]));
-            for (t, token) in tokens.enumerate() {
-                let raw = &qkv[token * width + head * 3 * dim..][..3 * dim];
-                row.iter_mut().zip(raw).for_each(|(y, &x)| *y = x * math::sigmoid(x));
-                let y = tile.row_mut(t);
-                y.fill(0.0);
-                let (query, key, value) = (&row[..dim], &row[dim..2 * dim], &row[2 * dim..]);
-                linear_step(level, LinearStep { state: &mut *state, decay, key, query, value, out: y });
+            for part in parts(tokens.clone()) {
+                let n = part.len();
+                for (row, token) in rows.chunks_exact_mut(3 * dim).zip(part.clone()) {
+                    row.copy_from_slice(&qkv[token * width + head * 3 * dim..][..3 * dim]);
+                    map(level, ValueFunction::Silu, None, row);
+                }
+                let view = |at: usize| MatrixView::new(&rows[at * dim..], n, dim, 3 * dim);
+                let decay = MatrixView::new(decay, n, dim, dim);
+                let rule = LinearRule { decay, key: view(1), query: view(0) };
+                let mut tile = tile.rows_mut(part.start - tokens.start..part.end - tokens.start);
+                state.take_in(level, &rule, view(2), &mut tile);
             }
         })?;
         self.slot("scan", &y, inner);
         self.norm_in_place(Some(&m.norm), &mut y, inner)?;
         self.each_row((&mut y, inner), (&gate, inner), |y, gate| {
-            math::times_sigmoid(y, gate);
+            math::times_sigmoid(level, y, gate);
         });
         self.products(batch.gather(&mut y, inner), batch.n_wanted(), vec![Product::plain(&m.out, out)])?;
         self.give([qkv, gate, y]);

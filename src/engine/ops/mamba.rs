@@ -5,7 +5,8 @@ use crate::core::simd::VectorLoop;
 use crate::engine::EngineError;
 use crate::engine::ops::math;
 use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, softplus, transposed, zeroed};
+use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, transposed, zeroed};
+use crate::engine::ops::rowwise::{ValueFunction, map};
 use crate::engine::plan::{GatedActivation, Mamba, Norm};
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::runner::Runner;
@@ -36,6 +37,8 @@ impl VectorLoop for Step<'_> {
     fn run(self) {
         let Self { state, a, a_cols: (stride, first), b, c, delta, input, out } = self;
         let n = delta.len();
+        // Lengths that are known to be the same need no checks inside the loop.
+        let (input, out) = (&input[..n], &mut out[..n]);
         for (at, (row, (&b, &c))) in state.chunks_exact_mut(n).zip(b.iter().zip(c)).enumerate() {
             let a = &a[at * stride + first..][..n];
             for (i, s) in row.iter_mut().enumerate() {
@@ -84,8 +87,9 @@ impl Runner<'_> {
             for (t, token) in tokens.enumerate() {
                 let at = token * width + channels.start;
                 let (x, y) = (&u[at..at + n], tile.row_mut(t));
+                step.copy_from_slice(&steps[at..at + n]);
+                map(level, ValueFunction::Softplus, None, step);
                 for i in 0..n {
-                    step[i] = softplus(steps[at + i]);
                     input[i] = step[i] * x[i];
                     y[i] = d[channels.start + i] * x[i];
                 }

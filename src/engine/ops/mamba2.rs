@@ -2,9 +2,12 @@
 //! `s[n] = s[n] exp(Δ A) + Δ B[n] x`, `y = Σ_n C[n] s[n] + D x`, gated by `silu(z)`, then normed.
 
 use crate::engine::EngineError;
+use crate::engine::ops::columns::{HeadState, LinearRule, TOKENS, parts, rows_of, state_floats};
+use crate::engine::ops::logs::softplus;
 use crate::engine::ops::math;
+use crate::engine::ops::matmul::MatrixView;
 use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{ConvEnd, LinearStep, LoadedConv, linear_step, softplus, zeroed};
+use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, zeroed};
 use crate::engine::plan::{GatedActivation, Mamba2};
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::runner::Runner;
@@ -38,28 +41,32 @@ impl Runner<'_> {
         self.scan(batch, &mut y, (inner, head_dim), |tokens, columns, tile, buffer| {
             let head = columns.start / head_dim;
             let group = head / (n_heads / n_groups);
-            let [state, decay, input] = zeroed(buffer, [n_states * head_dim, n_states, head_dim]);
-            for (t, token) in tokens.enumerate() {
-                let row = &xbc[token * width..][..width];
-                let (x, y) = (&row[columns.clone()], tile.row_mut(t));
-                let step = softplus(steps[token * n_heads + head] + bias[head]).max(m.step_min);
-                decay.fill(math::exp(step * a[head]));
-                for (at, &x) in x.iter().enumerate() {
-                    input[at] = step * x;
-                    y[at] = d[head] * x;
+            let n_floats = [state_floats(n_states, head_dim), TOKENS * n_states, TOKENS * head_dim];
+            let [state, decay, input] = zeroed(buffer, n_floats);
+            let mut state = HeadState::new(state, n_states, head_dim);
+            let values = |token: usize| &xbc[token * width..][columns.clone()];
+            for part in parts(tokens.clone()) {
+                for (t, token) in part.clone().enumerate() {
+                    let step = softplus(steps[token * n_heads + head] + bias[head]).max(m.step_min);
+                    decay[t * n_states..][..n_states].fill(math::exp(step * a[head]));
+                    let input = &mut input[t * head_dim..][..head_dim];
+                    input.iter_mut().zip(values(token)).for_each(|(y, &x)| *y = step * x);
                 }
-                linear_step(
-                    level,
-                    LinearStep {
-                        state: &mut *state,
-                        decay,
-                        key: &row[inner + group * n_states..][..n_states],
-                        query: &row[inner + (n_groups + group) * n_states..][..n_states],
-                        value: input,
-                        out: &mut *y,
-                    },
-                );
-                math::gated(level, GatedActivation::Swiglu, &z[token * inner..][columns.clone()], y);
+                let n = part.len();
+                let of_group =
+                    |group: usize| rows_of(&xbc, &part, (inner + group * n_states, n_states, width));
+                let rule = LinearRule {
+                    decay: MatrixView::new(decay, n, n_states, n_states),
+                    key: of_group(group),
+                    query: of_group(n_groups + group),
+                };
+                let mut tile = tile.rows_mut(part.start - tokens.start..part.end - tokens.start);
+                state.take_in(level, &rule, MatrixView::new(input, n, head_dim, head_dim), &mut tile);
+                for (t, token) in part.enumerate() {
+                    let y = tile.row_mut(t);
+                    math::add_scaled(level, y, values(token), d[head]);
+                    math::gated(level, GatedActivation::Swiglu, &z[token * inner..][columns.clone()], y);
+                }
             }
         })?;
         self.slot("scan", &y, inner);

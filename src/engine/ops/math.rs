@@ -4,6 +4,7 @@
 #![expect(clippy::inline_always, reason = "the loops must be compiled inside the level's function")]
 
 use crate::core::simd::{SimdLevel, VectorLoop};
+use crate::engine::ops::logs::softplus;
 use crate::engine::plan::{GateFunction, GatedActivation, PlainActivation, Xielu};
 
 const LANES: usize = 16;
@@ -39,25 +40,12 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// Multiplies values with the logistic function of their gates.
-pub(crate) fn times_sigmoid(y: &mut [f32], gates: &[f32]) {
-    for (y, &g) in y.iter_mut().zip(gates) {
-        *y *= sigmoid(g);
-    }
-}
-
 /// `e^x - 1`.
 #[inline(always)]
 fn exp_m1(x: f32) -> f32 {
     // Near zero the difference loses digits: the series to x^6 is exact to f32 below 0.1.
     let series = x * (1.0 + x * (0.5 + x * (1.0 / 6.0 + x * (1.0 / 24.0 + x * (1.0 / 120.0 + x / 720.0)))));
     if x.abs() < 0.1 { series } else { exp(x) - 1.0 }
-}
-
-#[inline(always)]
-fn softplus(x: f32) -> f32 {
-    // Above 20 the sum is x to f32.
-    if x > 20.0 { x } else { exp(x).ln_1p() }
 }
 
 /// The hyperbolic tangent.
@@ -218,6 +206,9 @@ vector_loops! {
             GateFunction::Sigmoid => x.iter_mut().for_each(|x| *x = sigmoid(*x)),
             GateFunction::Softplus => x.iter_mut().for_each(|x| *x = softplus(*x)),
         }
+    }
+    TimesSigmoid<'a> { y: &'a mut [f32], gates: &'a [f32] } -> () {
+        y.iter_mut().zip(gates).for_each(|(y, &g)| *y *= sigmoid(g));
     }
     MaxLoop<'a> { x: &'a [f32] } -> f32 {
         let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -384,6 +375,11 @@ pub(crate) fn gated(level: SimdLevel, act: GatedActivation, gate: &[f32], up: &m
 /// `x[i] = f(x[i])`.
 pub(crate) fn gate(level: SimdLevel, function: GateFunction, x: &mut [f32]) {
     level.vectorize(GateLoop { function, x });
+}
+
+/// Multiplies values with the logistic function of their gates.
+pub(crate) fn times_sigmoid(level: SimdLevel, y: &mut [f32], gates: &[f32]) {
+    level.vectorize(TimesSigmoid { y, gates });
 }
 
 /// Applies an activation without gate.

@@ -4,9 +4,12 @@
 //! `y = (Σ_n C[n] s[n] + D u) silu(z)`.
 
 use crate::engine::EngineError;
+use crate::engine::ops::columns::{HeadState, LinearRule, TOKENS, parts, rows_of, state_floats};
+use crate::engine::ops::logs::softplus;
 use crate::engine::ops::math;
+use crate::engine::ops::matmul::MatrixView;
 use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{ConvEnd, LinearStep, LoadedConv, linear_step, softplus, zeroed};
+use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, zeroed};
 use crate::engine::plan::{GatedActivation, Plamo2};
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::buffers::Buffer;
@@ -51,28 +54,31 @@ impl Runner<'_> {
         let mut y = raw;
         self.scan(batch, &mut y, (inner, head_dim), |tokens, columns, tile, buffer| {
             let head = columns.start / head_dim;
-            let [state, decay, input] = zeroed(buffer, [n_states * head_dim, n_states, head_dim]);
-            for (t, token) in tokens.enumerate() {
-                let (u, y) = (&u[token * inner..][columns.clone()], tile.row_mut(t));
-                let step = softplus(steps[token * n_heads + head]);
-                decay.fill(math::exp(step * a[head]));
-                for (at, &u) in u.iter().enumerate() {
-                    input[at] = step * u;
-                    y[at] = d[head] * u;
+            let n_floats = [state_floats(n_states, head_dim), TOKENS * n_states, TOKENS * head_dim];
+            let [state, decay, input] = zeroed(buffer, n_floats);
+            let mut state = HeadState::new(state, n_states, head_dim);
+            let values = |token: usize| &u[token * inner..][columns.clone()];
+            for part in parts(tokens.clone()) {
+                for (t, token) in part.clone().enumerate() {
+                    let step = softplus(steps[token * n_heads + head]);
+                    decay[t * n_states..][..n_states].fill(math::exp(step * a[head]));
+                    let input = &mut input[t * head_dim..][..head_dim];
+                    input.iter_mut().zip(values(token)).for_each(|(y, &u)| *y = step * u);
                 }
-                linear_step(
-                    level,
-                    LinearStep {
-                        state: &mut *state,
-                        decay,
-                        key: &b[token * n_states..][..n_states],
-                        query: &c[token * n_states..][..n_states],
-                        value: input,
-                        out: &mut *y,
-                    },
-                );
-                let z = &zx[token * width + 2 * columns.start..][..head_dim];
-                math::gated(level, GatedActivation::Swiglu, z, y);
+                let n = part.len();
+                let rule = LinearRule {
+                    decay: MatrixView::new(decay, n, n_states, n_states),
+                    key: rows_of(&b, &part, (0, n_states, n_states)),
+                    query: rows_of(&c, &part, (0, n_states, n_states)),
+                };
+                let mut tile = tile.rows_mut(part.start - tokens.start..part.end - tokens.start);
+                state.take_in(level, &rule, MatrixView::new(input, n, head_dim, head_dim), &mut tile);
+                for (t, token) in part.enumerate() {
+                    let y = tile.row_mut(t);
+                    math::add_scaled(level, y, values(token), d[head]);
+                    let z = &zx[token * width + 2 * columns.start..][..head_dim];
+                    math::gated(level, GatedActivation::Swiglu, z, y);
+                }
             }
         })?;
         self.slot("scan", &y, inner);

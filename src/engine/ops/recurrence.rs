@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::core::simd::{SimdLevel, VectorLoop};
+use crate::core::simd::VectorLoop;
 use crate::engine::EngineError;
 use crate::engine::ops::math;
 use crate::engine::ops::matmul::{MatrixTile, TileGrid};
@@ -44,12 +44,6 @@ pub(super) fn transposed(rows: &[f32], n_cols: usize) -> Vec<f32> {
     (0..n_cols).flat_map(|col| rows.iter().skip(col).step_by(n_cols.max(1)).copied()).collect()
 }
 
-/// `ln(1 + e^x)`; for large x that is x.
-#[inline]
-pub(super) fn softplus(x: f32) -> f32 {
-    if x > 20.0 { x } else { x.exp().ln_1p() }
-}
-
 /// What follows a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConvEnd {
@@ -80,34 +74,6 @@ impl VectorLoop for ConvRow<'_> {
         if self.end == ConvEnd::Silu {
             for y in self.out {
                 *y /= 1.0 + math::exp(-*y);
-            }
-        }
-    }
-}
-
-/// One token of a linear recurrence: `state[i][..] = decay[i] state[i][..] + key[i] value[..]`, then
-/// `out[..] += query[i] state[i][..]`.
-pub(super) struct LinearStep<'a> {
-    pub(super) state: &'a mut [f32],
-    pub(super) decay: &'a [f32],
-    pub(super) key: &'a [f32],
-    pub(super) query: &'a [f32],
-    pub(super) value: &'a [f32],
-    pub(super) out: &'a mut [f32],
-}
-
-impl VectorLoop for LinearStep<'_> {
-    type Output = ();
-
-    #[expect(clippy::inline_always, reason = "the loop must be compiled inside the level's function")]
-    #[inline(always)]
-    fn run(self) {
-        let Self { state, decay, key, query, value, out } = self;
-        let rows = state.chunks_exact_mut(value.len().max(1));
-        for (((row, &w), &k), &q) in rows.zip(decay).zip(key).zip(query) {
-            for ((s, &v), y) in row.iter_mut().zip(value).zip(&mut *out) {
-                *s = *s * w + k * v;
-                *y += q * *s;
             }
         }
     }
@@ -219,47 +185,9 @@ pub(super) fn zeroed<const N: usize>(buffer: &mut Vec<f32>, lengths: [usize; N])
     })
 }
 
-/// Runs the step at a SIMD level.
-pub(super) fn linear_step(level: SimdLevel, step: LinearStep<'_>) {
-    level.vectorize(step);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn values(n: usize, seed: usize) -> Vec<f32> {
-        (0..n).map(|i| ((i * 7919 + seed * 31) % 103) as f32 / 51.0 - 1.0).collect()
-    }
-
-    #[test]
-    fn a_linear_step_equals_the_double_loop() {
-        let (n, m) = (5, 19);
-        let [mut state, decay, key, query] =
-            [(n * m, 1), (n, 2), (n, 3), (n, 4)].map(|(n, seed)| values(n, seed));
-        let (value, mut out) = (values(m, 5), vec![0.0; m]);
-        let before = state.clone();
-        linear_step(
-            SimdLevel::detect(),
-            LinearStep {
-                state: &mut state,
-                decay: &decay,
-                key: &key,
-                query: &query,
-                value: &value,
-                out: &mut out,
-            },
-        );
-        for j in 0..m {
-            let mut sum = 0.0;
-            for i in 0..n {
-                let s = before[i * m + j] * decay[i] + key[i] * value[j];
-                assert!((state[i * m + j] - s).abs() < 1e-6);
-                sum += query[i] * s;
-            }
-            assert!((out[j] - sum).abs() < 1e-5);
-        }
-    }
 
     #[test]
     fn buffers_are_cut_and_zeroed() {
@@ -267,7 +195,5 @@ mod tests {
         let [a, b] = zeroed(&mut buffer, [2, 3]);
         assert_eq!((&*a, &*b), (&[0.0; 2][..], &[0.0; 3][..]));
         assert_eq!(transposed(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 3), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
-        assert!((softplus(1.0) - 1.313_261_7).abs() < 1e-6);
-        assert!((softplus(-30.0) - 9.357_623e-14).abs() < 1e-18 && softplus(30.0) == 30.0);
     }
 }

@@ -1,45 +1,19 @@
 //! RWKV 6 (Peng et al. 2024, "Finch"): per head `o_j = Σ_i r_i (u_i k_i v_j + S_ij)`, `S_ij ← w_i S_ij + k_i v_j`, with
 //! `w = exp(-exp(decay))`; and the form in a Qwen 2 body, `S ← w S + (1 - w) k vᵀ`, `o = Sᵀr / sqrt(dim)`.
 
-use crate::core::simd::VectorLoop;
 use crate::engine::EngineError;
+use crate::engine::ops::columns::{
+    HeadState, LinearRule, ReadFirstRule, TOKENS, parts, rows_of, state_floats,
+};
 use crate::engine::ops::math;
+use crate::engine::ops::matmul::MatrixView;
 use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{LinearStep, linear_step, zeroed};
-use crate::engine::plan::{LowRank, Rwkv6};
+use crate::engine::ops::recurrence::zeroed;
+use crate::engine::ops::rowwise::ValueFunction;
+use crate::engine::plan::{GatedActivation, LowRank, Rwkv6};
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::buffers::Buffer;
 use crate::engine::run::runner::Runner;
-
-/// One token of a head whose state is read before it is written.
-struct Step<'a> {
-    state: &'a mut [f32],
-    decay: &'a [f32],
-    first: &'a [f32],
-    key: &'a [f32],
-    receptance: &'a [f32],
-    value: &'a [f32],
-    /// Zeros.
-    out: &'a mut [f32],
-}
-
-impl VectorLoop for Step<'_> {
-    type Output = ();
-
-    #[expect(clippy::inline_always, reason = "the loop must be compiled inside the level's function")]
-    #[inline(always)]
-    fn run(self) {
-        let Self { state, decay, first, key, receptance, value, out } = self;
-        let rows = state.chunks_exact_mut(value.len().max(1));
-        for ((((row, &w), &u), &k), &r) in rows.zip(decay).zip(first).zip(key).zip(receptance) {
-            for ((s, &v), y) in row.iter_mut().zip(value).zip(&mut *out) {
-                let kv = k * v;
-                *y += r * (u * kv + *s);
-                *s = *s * w + kv;
-            }
-        }
-    }
-}
 
 /// What the heads read, `[n_tokens, ..]` each.
 struct Inputs {
@@ -67,11 +41,12 @@ impl Runner<'_> {
         if let Some(norm) = &m.norm {
             self.norm_parts(&self.weights.norm(norm)?, &mut y, inner, m.n_heads);
         }
-        let is_silu = m.first.is_some();
+        let (is_silu, level) = (m.first.is_some(), self.weights.level);
         self.each_row((&mut y, inner), (&inputs.g, inner), |y, g| {
-            for (y, &g) in y.iter_mut().zip(g) {
-                let gate = math::sigmoid(g);
-                *y *= if is_silu { g * gate } else { gate };
+            if is_silu {
+                math::gated(level, GatedActivation::Swiglu, g, y);
+            } else {
+                math::times_sigmoid(level, y, g);
             }
         });
         self.products(batch.gather(&mut y, inner), batch.n_wanted(), vec![Product::plain(&m.out, out)])?;
@@ -89,7 +64,7 @@ impl Runner<'_> {
         let seen = |at: usize| -> Result<Buffer, EngineError> {
             let lerp = self.weights.vector(&m.lerp[at])?;
             let low_rank = LowRank { first: m.mix_in[at].clone(), second: Some(m.mix_out[at].clone()) };
-            let mut seen = self.low_rank(&low_rank, &chooser, n_tokens, math::tanh)?;
+            let mut seen = self.low_rank(&low_rank, &chooser, n_tokens, ValueFunction::Tanh)?;
             self.each_row((&mut seen, n_embd), (&shifted, n_embd), |y, sx| {
                 y.iter_mut().zip(sx).zip(&lerp).for_each(|((y, &sx), &lerp)| *y = sx * (lerp + *y));
             });
@@ -100,16 +75,15 @@ impl Runner<'_> {
         };
         let project = |at: usize, matrix| -> Result<Buffer, EngineError> {
             let x = seen(at)?;
-            let out = self.low_rank(&LowRank { first: matrix, second: None }, &x, n_tokens, |x| x)?;
+            let out =
+                self.low_rank(&LowRank { first: matrix, second: None }, &x, n_tokens, ValueFunction::Same)?;
             self.give([x]);
             Ok(out)
         };
         let decays_of = seen(0)?;
-        let mut w = self.low_rank(&m.decay, &decays_of, n_tokens, math::tanh)?;
+        let mut w = self.low_rank(&m.decay, &decays_of, n_tokens, ValueFunction::Tanh)?;
         self.give([decays_of]);
-        w.chunks_mut(bias.len().max(1)).for_each(|row| {
-            row.iter_mut().zip(&bias).for_each(|(w, &bias)| *w = math::exp(-math::exp(*w + bias)));
-        });
+        self.map_rows(ValueFunction::ExpOfExp, Some(&bias), &mut w, bias.len());
         let inputs = Inputs {
             w,
             k: project(1, m.k.clone())?,
@@ -134,62 +108,29 @@ impl Runner<'_> {
         let scale = 1.0 / (dim as f32).sqrt();
         self.scan(batch, y, (inner, dim), |tokens, columns, tile, buffer| {
             let kv_head = columns.start / dim / (m.n_heads / m.n_kv_heads);
-            let [state, scaled_key, scaled_r] = zeroed(buffer, [dim * dim, dim, dim]);
-            for (t, token) in tokens.enumerate() {
-                let kv = token * kv_width + kv_head * dim;
-                let (key, value) = (&inputs.k[kv..kv + dim], &inputs.v[kv..kv + dim]);
-                let receptance = &inputs.r[token * inner..][columns.clone()];
-                let decay = &inputs.w[token * inner..][columns.clone()];
-                let out = tile.row_mut(t);
-                out.fill(0.0);
-                let state = &mut *state;
+            let [state, scaled_key, scaled_r] =
+                zeroed(buffer, [state_floats(dim, dim), TOKENS * dim, TOKENS * dim]);
+            let mut state = HeadState::new(state, dim, dim);
+            for part in parts(tokens.clone()) {
+                let n = part.len();
+                let (own, of_kv) = ((columns.start, dim, inner), (kv_head * dim, dim, kv_width));
+                let [decay, receptance] = [&inputs.w, &inputs.r].map(|x| rows_of(x, &part, own));
+                let [key, values] = [&inputs.k, &inputs.v].map(|x| rows_of(x, &part, of_kv));
+                let mut tile = tile.rows_mut(part.start - tokens.start..part.end - tokens.start);
                 if let Some(first) = &first {
-                    let first = &first[columns.clone()];
-                    level.vectorize(Step { state, decay, first, key, receptance, value, out });
+                    let rule = ReadFirstRule { decay, first: &first[columns.clone()], key, receptance };
+                    state.take_in(level, &rule, values, &mut tile);
                 } else {
-                    for i in 0..dim {
-                        scaled_key[i] = key[i] * (1.0 - decay[i]);
-                        scaled_r[i] = receptance[i] * scale;
+                    for t in 0..n {
+                        let scaled = scaled_key[t * dim..].iter_mut().zip(key.row(t)).zip(decay.row(t));
+                        scaled.for_each(|((y, &key), &decay)| *y = key * (1.0 - decay));
+                        let scaled = scaled_r[t * dim..].iter_mut().zip(receptance.row(t));
+                        scaled.for_each(|(y, &r)| *y = r * scale);
                     }
-                    let (key, query) = (&*scaled_key, &*scaled_r);
-                    linear_step(level, LinearStep { state, decay, key, query, value, out });
+                    let [key, query] = [&*scaled_key, &*scaled_r].map(|x| MatrixView::new(x, n, dim, dim));
+                    state.take_in(level, &LinearRule { decay, key, query }, values, &mut tile);
                 }
             }
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::core::simd::SimdLevel;
-
-    #[test]
-    fn a_step_reads_the_state_before_it_writes() {
-        let n = 6;
-        let all = |n: usize, seed: usize| {
-            (0..n).map(|i| ((i * 29 + seed * 13) % 31) as f32 / 15.0 - 1.0).collect::<Vec<f32>>()
-        };
-        let (mut state, decay, first, key, receptance, value) =
-            (all(n * n, 1), all(n, 2), all(n, 3), all(n, 4), all(n, 5), all(n, 6));
-        let (before, mut out) = (state.clone(), vec![0.0; n]);
-        SimdLevel::detect().vectorize(Step {
-            state: &mut state,
-            decay: &decay,
-            first: &first,
-            key: &key,
-            receptance: &receptance,
-            value: &value,
-            out: &mut out,
-        });
-        for j in 0..n {
-            let o: f32 =
-                (0..n).map(|i| receptance[i] * (first[i] * key[i] * value[j] + before[i * n + j])).sum();
-            assert!((out[j] - o).abs() < 1e-5);
-            for i in 0..n {
-                let s = before[i * n + j] * decay[i] + key[i] * value[j];
-                assert!((state[i * n + j] - s).abs() < 1e-5);
-            }
-        }
     }
 }

@@ -1,29 +1,42 @@
 //! Mixing with the token before (RWKV), matrices one after the other, and the feed-forward made of both.
 
+use rayon::prelude::*;
+
 use crate::engine::EngineError;
 use crate::engine::ops::math;
 use crate::engine::ops::product::Product;
-use crate::engine::plan::{ChannelMix, LowRank, PlainActivation, Vector};
+use crate::engine::ops::rowwise::ValueFunction;
+use crate::engine::plan::{ChannelMix, LowRank, Vector};
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::buffers::Buffer;
 use crate::engine::run::runner::Runner;
+use crate::engine::run::timings::WorkKind;
+
+/// Rows that one task works on.
+const ROWS_PER_TASK: usize = 64;
 
 impl Runner<'_> {
     /// The token before less each token, `[n_tokens, n_cols]`; before the first token of a chunk there are zeros.
     pub(super) fn shifted(&self, batch: &ChunkBatch, x: &[f32], n_cols: usize) -> Buffer {
         let mut out = self.take(batch.n_tokens() * n_cols);
-        for cut in batch.cuts.windows(2) {
-            for token in cut[0]..cut[1] {
-                let row = &mut out[token * n_cols..][..n_cols];
-                let at = &x[token * n_cols..][..n_cols];
-                if token == cut[0] {
-                    row.iter_mut().zip(at).for_each(|(y, &x)| *y = -x);
-                } else {
-                    let before = &x[(token - 1) * n_cols..][..n_cols];
-                    row.iter_mut().zip(before).zip(at).for_each(|((y, &before), &x)| *y = before - x);
-                }
+        let shift = |token: usize, row: &mut [f32]| {
+            let at = &x[token * n_cols..][..n_cols];
+            if batch.places[token].position == 0 {
+                row.iter_mut().zip(at).for_each(|(y, &x)| *y = -x);
+            } else {
+                let before = &x[(token - 1) * n_cols..][..n_cols];
+                row.iter_mut().zip(before).zip(at).for_each(|((y, &before), &x)| *y = before - x);
             }
-        }
+        };
+        self.workers.install(|| {
+            out.par_chunks_mut(ROWS_PER_TASK * n_cols).enumerate().for_each(|(task, rows)| {
+                self.clock.time(WorkKind::Activation, || {
+                    for (at, row) in rows.chunks_mut(n_cols).enumerate() {
+                        shift(task * ROWS_PER_TASK + at, row);
+                    }
+                });
+            });
+        });
         out
     }
 
@@ -32,9 +45,16 @@ impl Runner<'_> {
         let weight = self.weights.vector(lerp)?;
         let n = weight.len();
         let mut out = self.take(x.len());
-        out.copy_from_slice(shifted);
-        self.each_row((&mut out, n), (x, n), |y, x| {
-            y.iter_mut().zip(x).zip(&weight).for_each(|((y, &x), &w)| *y = x + w * *y);
+        self.workers.install(|| {
+            let tasks = out.par_chunks_mut(ROWS_PER_TASK * n).zip(x.par_chunks(ROWS_PER_TASK * n));
+            tasks.zip(shifted.par_chunks(ROWS_PER_TASK * n)).for_each(|((out, x), shifted)| {
+                self.clock.time(WorkKind::Activation, || {
+                    for ((out, x), shifted) in out.chunks_mut(n).zip(x.chunks(n)).zip(shifted.chunks(n)) {
+                        let values = out.iter_mut().zip(x).zip(shifted).zip(&weight);
+                        values.for_each(|(((y, &x), &shifted), &w)| *y = x + w * shifted);
+                    }
+                });
+            });
         });
         Ok(out)
     }
@@ -45,12 +65,12 @@ impl Runner<'_> {
         low_rank: &LowRank,
         x: &[f32],
         n_tokens: usize,
-        act: impl Fn(f32) -> f32 + Sync,
+        act: ValueFunction,
     ) -> Result<Buffer, EngineError> {
         let mut inner = self.take(n_tokens * low_rank.first.n_rows);
         self.products(x, n_tokens, vec![Product::plain(&low_rank.first, &mut inner)])?;
         let Some(second) = &low_rank.second else { return Ok(inner) };
-        inner.iter_mut().for_each(|x| *x = act(*x));
+        self.map_rows(act, None, &mut inner, low_rank.first.n_rows);
         let mut out = self.take(n_tokens * second.n_rows);
         self.products(&inner, n_tokens, vec![Product::plain(second, &mut out)])?;
         self.give([inner]);
@@ -71,16 +91,16 @@ impl Runner<'_> {
         let keys_of = self.lerp(&mix.lerp_k, x, &shifted)?;
         let mut inner = self.take(n_tokens * mix.key.n_rows);
         self.products(&keys_of, n_tokens, vec![Product::plain(&mix.key, &mut inner)])?;
-        let (width, level) = (mix.key.n_rows, self.weights.level);
-        inner.chunks_mut(width.max(1)).for_each(|row| math::activate(level, PlainActivation::Relu2, row));
+        self.map_rows(ValueFunction::Relu2, None, &mut inner, mix.key.n_rows);
         self.products(&inner, n_tokens, vec![Product::plain(&mix.value, out)])?;
         self.give([keys_of, inner]);
         if let Some((lerp, matrix)) = &mix.receptance {
             let seen = self.lerp(lerp, x, &shifted)?;
             let mut gate = self.take(n_tokens * matrix.n_rows);
             self.products(&seen, n_tokens, vec![Product::plain(matrix, &mut gate)])?;
+            let level = self.weights.level;
             self.each_row((out, matrix.n_rows), (&gate, matrix.n_rows), |y, gate| {
-                math::times_sigmoid(y, gate);
+                math::times_sigmoid(level, y, gate);
             });
             self.give([seen, gate]);
         }

@@ -1,5 +1,6 @@
 //! The state-space mixer of PLaMo 2.
 
+use crate::engine::ops::columns::{TOKENS, state_floats};
 use crate::engine::plan::footprint::Footprint;
 use crate::engine::plan::{Conv, Matrix, Norm, Vector};
 
@@ -51,6 +52,6 @@ impl Footprint for Plamo2 {
     }
 
     fn thread_bytes(&self, _: usize) -> usize {
-        4 * (self.n_states * (self.head_dim + 1) + self.head_dim)
+        4 * (state_floats(self.n_states, self.head_dim) + TOKENS * (self.n_states + self.head_dim))
     }
 }

@@ -1,5 +1,6 @@
 //! Mixers whose state goes from token to token. State is zero at the start of every chunk.
 
+use crate::engine::ops::columns::{TOKENS, state_floats};
 use crate::engine::plan::footprint::Footprint;
 use crate::engine::plan::{GraphPlan, LayerPlan, Matrix, Mixer, Norm, Vector};
 
@@ -108,7 +109,7 @@ impl Footprint for Mamba2 {
     }
 
     fn thread_bytes(&self, _: usize) -> usize {
-        4 * (self.n_states * (self.head_dim + 1) + self.head_dim)
+        4 * (state_floats(self.n_states, self.head_dim) + TOKENS * (self.n_states + self.head_dim))
     }
 }
 
@@ -195,7 +196,7 @@ impl Footprint for DeltaNet {
     }
 
     fn thread_bytes(&self, _: usize) -> usize {
-        4 * (self.dk * (self.dv + 3) + self.dv)
+        4 * (state_floats(self.dk, self.dv) + TOKENS * (3 * self.dk + self.dv))
     }
 }
 
@@ -228,7 +229,7 @@ impl Footprint for Lightning {
     }
 
     fn thread_bytes(&self, _: usize) -> usize {
-        4 * self.head_dim * (self.head_dim + 1)
+        4 * (state_floats(self.head_dim, self.head_dim) + TOKENS * 4 * self.head_dim)
     }
 }
 
@@ -297,7 +298,7 @@ impl Footprint for Kda {
     }
 
     fn thread_bytes(&self, _: usize) -> usize {
-        4 * self.head_dim * (self.head_dim + 5)
+        4 * (state_floats(self.head_dim, self.head_dim) + TOKENS * 4 * self.head_dim)
     }
 }
 
@@ -355,7 +356,7 @@ impl Footprint for Rwkv6 {
     }
 
     fn thread_bytes(&self, _: usize) -> usize {
-        4 * self.head_dim * (self.head_dim + 2)
+        4 * (state_floats(self.head_dim, self.head_dim) + TOKENS * 2 * self.head_dim)
     }
 }
 
@@ -407,7 +408,7 @@ impl Footprint for Rwkv7 {
     }
 
     fn thread_bytes(&self, _: usize) -> usize {
-        4 * self.head_dim * (self.head_dim + 5)
+        4 * (state_floats(self.head_dim, self.head_dim) + TOKENS * 3 * self.head_dim)
     }
 }
 
