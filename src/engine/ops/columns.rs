@@ -358,8 +358,8 @@ mod tests {
             |v, _| ReplaceRule { decay: v[0], key: v[1], removed: v[2], lost: v[3], receptance: v[4] },
             |state, v, t| {
                 let recalled: f64 = (0..ROWS).map(|row| state[row] * at(2, t, row)).sum();
-                for row in 0..ROWS {
-                    state[row] = state[row] * at(0, t, row) + at(1, t, row) * v - at(3, t, row) * recalled;
+                for (row, s) in state.iter_mut().enumerate() {
+                    *s = *s * at(0, t, row) + at(1, t, row) * v - at(3, t, row) * recalled;
                 }
                 (0..ROWS).map(|row| state[row] * at(4, t, row)).sum()
             },

@@ -59,7 +59,9 @@ impl VectorLoop for MapLoop<'_> {
             ValueFunction::Relu2 => x.iter_mut().for_each(|x| *x = if *x > 0.0 { *x * *x } else { 0.0 }),
             ValueFunction::ExpOfExp => x.iter_mut().for_each(|x| *x = math::exp(-math::exp(*x))),
             ValueFunction::ExpOfSigmoid(c) => {
-                x.iter_mut().for_each(|x| *x = math::exp(c * math::sigmoid(*x)));
+                for x in x {
+                    *x = math::exp(c * math::sigmoid(*x));
+                }
             }
         }
     }
