@@ -17,7 +17,6 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-OUT = Path(sys.argv[1])
 H, I, V, LENGTH = 32, 48, 64, 40
 MASK = (1 << 32) - 1
 
@@ -67,37 +66,46 @@ CASES = {
            "num_heads": 4, "num_layers": 2, "num_decoder_layers": 2, "vocab_size": V, "feed_forward_proj": "relu",
            "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, "tie_word_embeddings": False,
            "layer_norm_epsilon": 1e-6, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
+    "llama4": decoder("llama4_text", "Llama4ForCausalLM", head_dim=8, intermediate_size_mlp=I, num_local_experts=4,
+                      num_experts_per_tok=2, interleave_moe_layer_step=2, attention_chunk_size=7, attn_scale=0.25,
+                      floor_scale=6),
 }
 # Names of one tensor in a state; the first is stored.
 SAME = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
-OUT.mkdir(parents=True, exist_ok=True)
-for name, values in CASES.items():
-    config = AutoConfig.for_model(**values)
-    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    model = auto.from_config(config, attn_implementation="eager").float().eval()
-    state = {key: list(value.shape) for key, value in sorted(model.state_dict().items()) if key not in SAME}
-    missing, strange = model.load_state_dict(
-        {key: weights(k, key, shape) for k, (key, shape) in enumerate(state.items())}, strict=False)
-    assert set(missing) <= set(SAME) and not strange, (missing, strange)
-    generator = torch.Generator().manual_seed(1)
-    source = torch.randint(2, V, (LENGTH,), generator=generator).tolist() if config.is_encoder_decoder else None
 
-    def run(tokens):
-        own = torch.tensor([tokens])
-        out = model(own) if source is None else model(input_ids=torch.tensor([source]), decoder_input_ids=own)
-        return out.logits[0]
+def main(out):
+    out.mkdir(parents=True, exist_ok=True)
+    for name, values in CASES.items():
+        config = AutoConfig.for_model(**values)
+        auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        model = auto.from_config(config, attn_implementation="eager").float().eval()
+        state = {key: list(value.shape) for key, value in sorted(model.state_dict().items()) if key not in SAME}
+        missing, strange = model.load_state_dict(
+            {key: weights(k, key, shape) for k, (key, shape) in enumerate(state.items())}, strict=False)
+        assert set(missing) <= set(SAME) and not strange, (missing, strange)
+        generator = torch.Generator().manual_seed(1)
+        source = torch.randint(2, V, (LENGTH,), generator=generator).tolist() if config.is_encoder_decoder else None
 
-    tokens = [5] if source is None else [config.decoder_start_token_id]
-    with torch.inference_mode():
-        while len(tokens) < LENGTH:
-            likely = torch.softmax(run(tokens)[-1], -1)
-            tokens.append(int(torch.multinomial(likely, 1, generator=generator)))
-        logits = run(tokens)
-    nll = -torch.log_softmax(logits.double(), -1)[torch.arange(LENGTH - 1), torch.tensor(tokens[1:])]
-    result = {"reference": f"transformers {transformers.__version__}, float32, eager attention", "config": values,
-              "tensors": state, **({} if source is None else {"source": source}), "tokens": tokens,
-              "nll": [round(x, 7) for x in nll.tolist()],
-              "last_logits": [round(x, 6) for x in logits[-1].tolist()]}
-    (OUT / f"{name}.json").write_text(json.dumps(result) + "\n")
-    print(name, len(json.dumps(result)), f"nll {nll.mean():.3f} max |logit| {logits.abs().max():.2f}")
+        def run(tokens):
+            own = torch.tensor([tokens])
+            out = model(own) if source is None else model(input_ids=torch.tensor([source]), decoder_input_ids=own)
+            return out.logits[0]
+
+        tokens = [5] if source is None else [config.decoder_start_token_id]
+        with torch.inference_mode():
+            while len(tokens) < LENGTH:
+                likely = torch.softmax(run(tokens)[-1], -1)
+                tokens.append(int(torch.multinomial(likely, 1, generator=generator)))
+            logits = run(tokens)
+        nll = -torch.log_softmax(logits.double(), -1)[torch.arange(LENGTH - 1), torch.tensor(tokens[1:])]
+        result = {"reference": f"transformers {transformers.__version__}, float32, eager attention", "config": values,
+                  "tensors": state, **({} if source is None else {"source": source}), "tokens": tokens,
+                  "nll": [round(x, 7) for x in nll.tolist()],
+                  "last_logits": [round(x, 6) for x in logits[-1].tolist()]}
+        (out / f"{name}.json").write_text(json.dumps(result) + "\n")
+        print(name, len(json.dumps(result)), f"nll {nll.mean():.3f} max |logit| {logits.abs().max():.2f}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,6 +1,8 @@
 //! From a card's features, a file's metadata and its tensors to a [`GraphPlan`](crate::engine::GraphPlan): everything about
 //! a graph that does not depend on tokens.
 
+mod adjugates;
+mod altup;
 mod arch_keys;
 mod attention;
 mod builder;

@@ -1,6 +1,8 @@
 //! What a graph is made of: one operation a file, and the two that all others stand on, slices (`math`) and products
 //! of matrices (`matmul`, `product`).
 
+mod adjugates;
+mod altup;
 pub(super) mod attention;
 pub(super) mod columns;
 mod delta_net;
@@ -11,6 +13,7 @@ mod gated_q;
 pub(super) mod head;
 mod kda;
 mod latent;
+mod laurel;
 mod lightning;
 pub(super) mod logs;
 pub(super) mod mamba;

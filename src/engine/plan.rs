@@ -1,6 +1,8 @@
 //! What a run computes: every tensor, width and constant, resolved once from the card, the metadata and the tensors
 //! present. Running a plan never looks at metadata again.
 
+mod adjugates;
+mod altup;
 mod experts;
 mod extras;
 mod footprint;
@@ -15,6 +17,8 @@ use std::ops::Range;
 
 use crate::engine::ops::prefix::Prefix;
 
+pub use adjugates::Adjugates;
+pub use altup::{AltUp, Laurel, LayerAltUp};
 pub use experts::{ExpertGroups, GatingFunction, Moe};
 pub use extras::{
     DenseAndMoe, GateFunction, KvSource, LayerEmbedding, LayerEmbeddings, LayerExtras, OutputGate,
@@ -531,6 +535,8 @@ pub struct GraphPlan {
     pub embed_norm: Option<Norm>,
     /// What layers' own embeddings of the tokens are made of.
     pub layer_embeddings: Option<LayerEmbeddings>,
+    /// The streams of a token, for models that have several.
+    pub altup: Option<AltUp>,
     /// The tokens of a chunk that see one another, for models that have such.
     pub prefix: Option<Prefix>,
     /// Rotations that layers refer to.

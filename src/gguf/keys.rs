@@ -67,6 +67,8 @@ pub(crate) static ANNOTATIONS: &[KeyInfo] = &[
     one("attention.relative_max_distance", U32),
     one("attention.sliding_window", U32),
     list("attention.sliding_window_pattern", Bool),
+    one("attention.temperature_length", U32),
+    one("attention.temperature_scale", F32),
     one("rope.scaling.yarn_truncate", Bool),
     one("router_jitter_noise", F32),
     one("ssm.time_step_min", F32),

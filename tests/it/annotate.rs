@@ -37,6 +37,14 @@ fn cases() -> Vec<(&'static str, Vec<(&'static str, Value)>)> {
         ("qwen3_moe", vec![window(5)]),
         ("smollm3", vec![window(6), pattern(&[false, false, false, true])]),
         ("starcoder2", vec![window(8)]),
+        (
+            "llama4",
+            vec![
+                window(7),
+                ("attention.temperature_length", Value::U32(6)),
+                ("attention.temperature_scale", Value::F32(0.25)),
+            ],
+        ),
         ("gpt_oss", vec![(TRUNCATE, Value::Bool(true)), pattern(&[false, true, true])]),
         ("t5", vec![(DISTANCE, Value::U32(20))]),
     ]
@@ -61,7 +69,7 @@ fn weights(number: usize, name: &str, n: usize) -> Vec<f32> {
 }
 
 /// Writes a case as the checkpoint that it describes.
-fn checkpoint(case: &Json, dir: &Path) {
+pub fn checkpoint(case: &Json, dir: &Path) {
     let (mut header, mut data): (Map<String, Json>, Vec<u8>) = (Map::new(), Vec::new());
     for (number, (name, shape)) in case["tensors"].as_object().unwrap().iter().enumerate() {
         let n: u64 = shape.as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).product();
@@ -79,7 +87,7 @@ fn checkpoint(case: &Json, dir: &Path) {
     fs_err::write(dir.join("config.json"), case["config"].to_string()).unwrap();
 }
 
-fn convert(dir: &Path, annotate: bool) -> Conversion {
+pub fn convert(dir: &Path, annotate: bool) -> Conversion {
     let options = ConvertOptions {
         file_type: Some(OutType::F32),
         tokenizer: false,

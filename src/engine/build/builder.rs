@@ -165,6 +165,7 @@ impl Builder<'_> {
         };
         let encoder = self.encoder()?;
         let layer_embeddings = self.layer_embeddings()?;
+        let altup = self.altup()?;
         let layers = (0..self.n_layers).map(|layer| self.layer(layer)).collect::<Result<_, _>>()?;
         let layers = self.run_layers(layers)?;
         let final_mix = self.final_mix()?;
@@ -195,6 +196,7 @@ impl Builder<'_> {
             embed_scale: self.embed_scale()?,
             embed_norm,
             layer_embeddings,
+            altup,
             prefix,
             ropes: self.ropes,
             encoder,

@@ -186,7 +186,8 @@ impl Builder<'_> {
         } else {
             None
         };
-        Ok(LayerExtras { embedding, out_scale, start_scale, exit_norm: None })
+        let (altup, laurel) = (self.layer_altup(layer)?, self.laurel(layer)?);
+        Ok(LayerExtras { embedding, out_scale, start_scale, altup, laurel, exit_norm: None })
     }
 
     /// The layers as they are run: some models run their stack several times, with a norm between.

@@ -4,8 +4,7 @@
 use std::fmt::Debug;
 
 use crate::arch::graph::{
-    Extra, FfnKind, Gating, GraphFeatures, GraphKind, MaskKind, NormKind, Positions, ResidualRule,
-    RouterSelect, Weigh, WindowKind,
+    Extra, FfnKind, Gating, GraphFeatures, GraphKind, MaskKind, NormKind, Positions, ResidualRule, WindowKind,
 };
 use crate::engine::EngineError;
 use crate::engine::plan::{GatedActivation, GatingFunction, Mask, ModelKind, NormFormula, PlainActivation};
@@ -96,16 +95,6 @@ impl Card<'_> {
         Err(EngineError::Unsupported { arch, feature, value })
     }
 
-    /// Refuses a feature unless it has the one value that is built.
-    fn only<T: Debug + PartialEq>(
-        &self,
-        feature: &'static str,
-        value: &T,
-        built: &T,
-    ) -> Result<(), EngineError> {
-        if value == built { Ok(()) } else { self.unbuilt(feature, value) }
-    }
-
     fn activation(kind: FfnKind) -> ActivationKind {
         use ActivationKind::{Gated, Plain};
         match kind {
@@ -187,8 +176,7 @@ impl BuiltFeatures {
         // Without `..`: a new key must be put in one of the two groups.
         #[rustfmt::skip]
         let GraphFeatures {
-            kind, reason, residual, positions, mask, window, qk_norm_kind, ffn, gating, weigh,
-            router_select, experts_act, extras,
+            kind, reason, residual, positions, mask, window, qk_norm_kind, ffn, gating, experts_act, extras,
             // Every value of these is built.
             norm: _, norm_eps: _, mixer: _, ffn_gated_if_present: _, post_norm_eps: _, pre_ffn: _, post_attn: _, post_ffn: _,
             final_norm: _, embed_norm: _, embed_scale: _, residual_scale: _, alibi_bias: _, rope: _, rope_on: _,
@@ -197,7 +185,7 @@ impl BuiltFeatures {
             attn_cap: _, final_cap: _, qk_norm: _, qk_norm_not_at_experts: _,
             qk_norm_eps: _, temperature: _, unsaid_tokens: _, norm_topk: _, group_score: _, group_fill: _, logit_scale: _,
             unused: _, gate_norm: _, head_act: _, gated_q: _, v_norm: _, kv_share: _, attn_gate: _, ffn_limit: _,
-            router_input: _, shared_combine: _,
+            router_input: _, router_select: _, weigh: _, shared_combine: _,
         } = features;
         if *kind == GraphKind::None {
             let reason = reason.clone().unwrap_or_else(|| "its card describes none".to_owned());
@@ -209,10 +197,14 @@ impl BuiltFeatures {
             GraphKind::None => return card.unbuilt("kind", kind),
             GraphKind::Decoder | GraphKind::Encdec => ModelKind::Decoder,
         };
-        card.only("weigh", weigh, &Weigh::After)?;
-        card.only("router_select", router_select, &RouterSelect::Probs)?;
-        if extras.iter().any(|extra| matches!(extra, Extra::Altup | Extra::Laurel)) {
+        let has = |extra| extras.contains(&extra);
+        // Streams are built for layers of two branches, one after the other, and nothing behind them but embeddings.
+        let is_alone = !(has(Extra::OutScale) || has(Extra::StartScale) || has(Extra::Loops));
+        if has(Extra::Altup) && !is_alone {
             return card.unbuilt("extras", extras);
+        }
+        if (has(Extra::Altup) || has(Extra::Laurel)) && *residual != ResidualRule::Serial {
+            return card.unbuilt("residual", residual);
         }
         Ok(Self {
             kind,

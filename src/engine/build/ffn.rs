@@ -141,7 +141,8 @@ impl Builder<'_> {
             router.ok_or_else(|| EngineError::MissingTensor { tensor: at("ffn_gate_inp.weight") })?;
         let latent = self.latent_experts(layer)?;
         let width = latent.as_ref().map_or(n_embd, |latent| latent.down.n_rows);
-        let experts = self.experts(layer, n_experts, width)?;
+        let experts = self.experts(layer, "exps", n_experts, width)?;
+        let adjugates = self.adjugates(layer, n_experts)?;
         let gating = self.gating()?;
         let normalize = match self.features.norm_topk {
             NormTopk::Always(normalize) => normalize,
@@ -178,10 +179,13 @@ impl Builder<'_> {
             experts,
             n_used,
             gating,
+            select: self.features.router_select,
             select_bias,
             groups: self.expert_groups(n_experts, gating)?,
             normalize,
             scale: self.keys.nonzero("expert_weights_scale")?.map(|s| s as f32),
+            weigh: self.features.weigh,
+            adjugates,
             shared,
             shared_gate: self.tensors.matrix(&at("ffn_gate_inp_shexp"), 1, n_embd)?,
             // Twice the jitter of training.
@@ -196,26 +200,32 @@ impl Builder<'_> {
         })
     }
 
-    /// The routed experts, in order, of rows of `n_embd`.
-    fn experts(&mut self, layer: usize, n_experts: usize, n_embd: usize) -> Result<Vec<Dense>, EngineError> {
-        let at = |name: &str| format!("blk.{layer}.{name}");
-        let width = self.n_cols(&at("ffn_down_exps"))?;
-        let down = self.tensors.experts(&at("ffn_down_exps"), n_experts, n_embd, width)?;
-        let fused = self.tensors.has(&at("ffn_gate_up_exps.weight"));
+    /// The experts whose tensors' names end in `ending`, in order, of rows of `n_embd`.
+    pub(super) fn experts(
+        &mut self,
+        layer: usize,
+        ending: &str,
+        n_experts: usize,
+        n_embd: usize,
+    ) -> Result<Vec<Dense>, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}_{ending}");
+        let width = self.n_cols(&at("ffn_down"))?;
+        let down = self.tensors.experts(&at("ffn_down"), n_experts, n_embd, width)?;
+        let fused = self.tensors.has(&format!("{}.weight", at("ffn_gate_up")));
         let inner: Vec<_> = match self.activation(layer, FfnPart::Experts)? {
             LayerActivation::Plain(act) => {
-                let up = self.tensors.experts(&at("ffn_up_exps"), n_experts, width, n_embd)?;
+                let up = self.tensors.experts(&at("ffn_up"), n_experts, width, n_embd)?;
                 up.into_iter().map(|up| (Activation::Plain(act), up)).collect()
             }
             LayerActivation::Gated(act) if fused => {
                 let n_rows = width.saturating_mul(2);
-                let both = self.tensors.experts(&at("ffn_gate_up_exps"), n_experts, n_rows, n_embd)?;
+                let both = self.tensors.experts(&at("ffn_gate_up"), n_experts, n_rows, n_embd)?;
                 let halves = both.iter().map(|m| (m.rows(0, width), m.rows(width, width)));
                 halves.map(|(gate, up)| (Activation::Gated { act, gate }, up)).collect()
             }
             LayerActivation::Gated(act) => {
-                let up = self.tensors.experts(&at("ffn_up_exps"), n_experts, width, n_embd)?;
-                let gate = self.tensors.experts(&at("ffn_gate_exps"), n_experts, width, n_embd)?;
+                let up = self.tensors.experts(&at("ffn_up"), n_experts, width, n_embd)?;
+                let gate = self.tensors.experts(&at("ffn_gate"), n_experts, width, n_embd)?;
                 gate.into_iter().zip(up).map(|(gate, up)| (Activation::Gated { act, gate }, up)).collect()
             }
         };

@@ -1,6 +1,8 @@
 //! Plans of a tiny model whose tensors have shapes and no data.
 
+mod altup;
 mod attention;
+mod experts;
 mod recurrent;
 mod stream_mix;
 

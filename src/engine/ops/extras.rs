@@ -22,7 +22,9 @@ impl Runner<'_> {
         x: &mut [f32],
     ) -> Result<(), EngineError> {
         let n_embd = self.plan.n_embd;
-        if let (Some(embedding), Some(all)) = (&extras.embedding, &self.plan.layer_embeddings) {
+        // With several streams the embedding is for those that the layer does not compute.
+        let embedding = extras.embedding.as_ref().filter(|_| extras.altup.is_none());
+        if let (Some(embedding), Some(all)) = (embedding, &self.plan.layer_embeddings) {
             let mut added = self.take(x.len());
             self.layer_embedding(embedding, all, batch, x, &mut added)?;
             let post = self.weights.norm(&embedding.post)?;

@@ -1,6 +1,7 @@
 //! Experts in a space narrower than the stream (Nemotron 3; Kimi K3, "latent MoE"):
 //! `y = up norm(Σ_e w_e E_e(down x)) + shared(x)`. The router and the shared experts read `x` itself.
 
+use crate::arch::graph::Weigh;
 use crate::engine::EngineError;
 use crate::engine::ops::moe::ExpertChoice;
 use crate::engine::ops::product::Product;
@@ -12,7 +13,7 @@ impl Runner<'_> {
     pub(super) fn add_latent_experts(
         &self,
         latent: &LatentExperts,
-        experts: &[Dense],
+        (weigh, experts): (Weigh, &[Dense]),
         chosen: &[Vec<ExpertChoice>],
         (x, n_tokens): (&[f32], usize),
         out: &mut [f32],
@@ -21,7 +22,7 @@ impl Runner<'_> {
         let [mut narrow, mut sum] = [(); 2].map(|()| self.take(n_tokens * width));
         self.products(x, n_tokens, vec![Product::plain(&latent.down, &mut narrow)])?;
         sum.fill(0.0);
-        self.add_experts(experts, chosen, &narrow, &mut sum)?;
+        self.add_experts(weigh, experts, chosen, &narrow, &mut sum)?;
         self.norm_in_place(latent.norm.as_ref(), &mut sum, width)?;
         let mut wide = self.take(n_tokens * n_embd);
         self.products(&sum, n_tokens, vec![Product::plain(&latent.up, &mut wide)])?;

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use crate::arch::graph::GroupScoreName;
+use crate::arch::graph::{GroupScoreName, RouterSelect, Weigh};
 use crate::engine::EngineError;
 use crate::engine::ops::ffn::FfnInputs;
 use crate::engine::ops::math;
@@ -17,8 +17,18 @@ const TOKENS_PER_TASK: usize = 64;
 /// A token's use of an expert.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ExpertChoice {
-    token: u32,
-    weight: f32,
+    pub(super) token: u32,
+    pub(super) weight: f32,
+}
+
+impl ExpertChoice {
+    /// Factors of what the expert reads and of what it makes of it.
+    fn factors(self, weigh: Weigh) -> (f32, f32) {
+        match weigh {
+            Weigh::After => (1.0, self.weight),
+            Weigh::Before => (self.weight, 1.0),
+        }
+    }
 }
 
 impl Runner<'_> {
@@ -45,10 +55,14 @@ impl Runner<'_> {
             }
         }
         match &moe.latent {
-            None => self.add_experts(&moe.experts, &chosen, x, out)?,
+            None => self.add_experts(moe.weigh, &moe.experts, &chosen, x, out)?,
             Some(latent) => {
-                self.add_latent_experts(latent, &moe.experts, &chosen, (x, n_tokens), out)?;
+                let experts = (moe.weigh, &moe.experts[..]);
+                self.add_latent_experts(latent, experts, &chosen, (x, n_tokens), out)?;
             }
+        }
+        if let Some(adjugates) = &moe.adjugates {
+            self.add_adjugates(adjugates, &chosen, x, out)?;
         }
         if let Some(factor) = moe.sum_scale {
             self.scale_rows(out, factor);
@@ -59,6 +73,7 @@ impl Runner<'_> {
     /// Adds what experts make of the rows of `x` that chose them, times their weights.
     pub(super) fn add_experts(
         &self,
+        weigh: Weigh,
         experts: &[Dense],
         chosen: &[Vec<ExpertChoice>],
         x: &[f32],
@@ -67,7 +82,7 @@ impl Runner<'_> {
         for (expert, choices) in experts.iter().zip(chosen) {
             // An expert that nobody chose is not even read.
             if !choices.is_empty() {
-                self.add_expert(expert, choices, x, out)?;
+                self.add_expert(weigh, expert, choices, x, out)?;
             }
         }
         Ok(())
@@ -153,9 +168,10 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Adds what an expert makes of the tokens that chose it, times their weights.
-    fn add_expert(
+    /// Adds what an expert makes of the tokens that chose it, `w E(x)` or `E(w x)`.
+    pub(super) fn add_expert(
         &self,
+        weigh: Weigh,
         expert: &Dense,
         choices: &[ExpertChoice],
         x: &[f32],
@@ -169,6 +185,8 @@ impl Runner<'_> {
                 self.clock.time(WorkKind::Route, || {
                     for (row, choice) in rows.chunks_mut(n_embd).zip(choices) {
                         row.copy_from_slice(&x[choice.token as usize * n_embd..][..n_embd]);
+                        let (factor, _) = choice.factors(weigh);
+                        math::scale_and_cap(level, row, factor, None);
                     }
                 });
             });
@@ -185,7 +203,8 @@ impl Runner<'_> {
                     for (row, choice) in results[own.start * n_embd..].chunks(n_embd).zip(&choices[own]) {
                         let token = choice.token as usize - tokens.start;
                         let out = &mut out[token * n_embd..][..n_embd];
-                        math::add_scaled(level, out, row, choice.weight);
+                        let (_, factor) = choice.factors(weigh);
+                        math::add_scaled(level, out, row, factor);
                     }
                 });
             });
@@ -207,7 +226,10 @@ fn route(moe: &Moe, logits: &[f32], select_bias: Option<&[f32]>) -> Vec<(usize, 
         }
         GatingFunction::Sparsemixer => return sparsemixer(logits, moe.near),
     };
-    let mut scores = probabilities.clone();
+    let mut scores = match moe.select {
+        RouterSelect::Probs => probabilities.clone(),
+        RouterSelect::Logits => logits.to_vec(),
+    };
     if let Some(bias) = select_bias {
         scores.iter_mut().zip(bias).for_each(|(s, b)| *s += b);
     }
@@ -233,12 +255,12 @@ fn route(moe: &Moe, logits: &[f32], select_bias: Option<&[f32]>) -> Vec<(usize, 
     if moe.gating == GatingFunction::SoftmaxWeight {
         weights = softmax(&weights);
     }
-    weigh(moe, &mut weights);
+    weigh_chosen(moe, &mut weights);
     ranked.into_iter().zip(weights).collect()
 }
 
 /// Normalizes and scales the weights of the chosen.
-fn weigh(moe: &Moe, weights: &mut [f32]) {
+fn weigh_chosen(moe: &Moe, weights: &mut [f32]) {
     if moe.normalize {
         let sum: f32 = weights.iter().sum::<f32>() + 1e-20;
         for w in weights.iter_mut() {
@@ -300,10 +322,13 @@ mod tests {
             experts: Vec::new(),
             n_used,
             gating,
+            select: RouterSelect::Probs,
             select_bias: None,
             groups: None,
             normalize: false,
             scale: None,
+            weigh: Weigh::After,
+            adjugates: None,
             shared: None,
             shared_gate: None,
             near: 0.02,
@@ -334,6 +359,22 @@ mod tests {
         let chosen = route(&moe(1, GatingFunction::Sigmoid), &[-1.0, 2.0, 0.0, 0.0], Some(&bias));
         assert_eq!(chosen[0].0, 0);
         assert!((chosen[0].1 - 0.268_941_4).abs() < 1e-6);
+    }
+
+    #[test]
+    fn logits_select_where_probabilities_are_all_the_same() {
+        // Both are 1 in f32.
+        let logits = [0.0, 40.0, 50.0, -1.0];
+        let by = |select| route(&Moe { select, ..moe(1, GatingFunction::Sigmoid) }, &logits, None);
+        assert_eq!(by(RouterSelect::Probs), [(1, 1.0)]);
+        assert_eq!(by(RouterSelect::Logits), [(2, 1.0)]);
+    }
+
+    #[test]
+    fn a_weight_is_applied_once_before_or_after() {
+        let choice = ExpertChoice { token: 0, weight: 0.25 };
+        assert_eq!(choice.factors(Weigh::After), (1.0, 0.25));
+        assert_eq!(choice.factors(Weigh::Before), (0.25, 1.0));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Routed experts.
 
-use crate::arch::graph::GroupScoreName;
-use crate::engine::plan::{Dense, LatentExperts, Matrix, Norm, RouterSource, Vector};
+use crate::arch::graph::{GroupScoreName, RouterSelect, Weigh};
+use crate::engine::plan::{Adjugates, Dense, LatentExperts, Matrix, Norm, RouterSource, Vector};
 
 /// Function that makes the router's logits probabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +42,8 @@ pub struct Moe {
     pub n_used: usize,
     /// Function of the router's logits.
     pub gating: GatingFunction,
+    /// What the experts are selected by, before the bias.
+    pub select: RouterSelect,
     /// Added to the scores for selection only.
     pub select_bias: Option<Vector>,
     /// ExpertGroups.
@@ -50,6 +52,10 @@ pub struct Moe {
     pub normalize: bool,
     /// Factor of the weights.
     pub scale: Option<f32>,
+    /// Whether an expert's weight multiplies what it reads or what it makes of it.
+    pub weigh: Weigh,
+    /// Experts that the routed ones share.
+    pub adjugates: Option<Adjugates>,
     /// Experts that every token uses.
     pub shared: Option<Dense>,
     /// Logistic gate of the shared experts.

@@ -1,7 +1,7 @@
 //! What some models have besides the two branches of a layer, and inside them.
 
 use crate::engine::plan::{
-    Dense, Ffn, GraphPlan, LatentExperts, LayerPlan, Matrix, Mixer, Moe, Norm, Vector,
+    Dense, Ffn, GraphPlan, LatentExperts, Laurel, LayerAltUp, LayerPlan, Matrix, Mixer, Moe, Norm, Vector,
 };
 
 /// Function of a gate.
@@ -104,7 +104,7 @@ pub struct LayerEmbedding {
     pub post: Norm,
 }
 
-/// What follows the two branches of a layer.
+/// What a layer has besides its two branches.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayerExtras {
     /// The layer's own embedding of the token.
@@ -113,6 +113,10 @@ pub struct LayerExtras {
     pub out_scale: Option<Vector>,
     /// Factor of the stream before the first layer, which is added once more.
     pub start_scale: Option<Vector>,
+    /// How the layer moves the streams of a token along, of which it computes one.
+    pub altup: Option<LayerAltUp>,
+    /// A residual beside the mixer.
+    pub laurel: Option<Laurel>,
     /// Norm of the stream: the end of a stack that is run again.
     pub exit_norm: Option<Norm>,
 }
@@ -135,17 +139,23 @@ impl Moe {
     /// Columns of the widest matrix.
     pub(super) fn widest(&self) -> usize {
         let latent = self.latent.as_ref().map_or(0, LatentExperts::widest);
-        self.experts.iter().chain(&self.shared).map(Dense::widest).max().unwrap_or(0).max(latent)
+        let adjugates = self.adjugates.iter().flat_map(|adjugates| &adjugates.experts);
+        let experts = self.experts.iter().chain(adjugates).chain(&self.shared);
+        experts.map(Dense::widest).max().unwrap_or(0).max(latent)
     }
 
     /// Floats per token of the intermediates.
     pub(super) fn floats_per_token(&self, n_embd: usize) -> usize {
         // Every token may choose the same expert, whose rows are gathered.
-        let expert = self.experts.iter().map(|d| d.floats_per_token(n_embd)).max().unwrap_or(0);
+        let adjugates = self.adjugates.iter().flat_map(|adjugates| &adjugates.experts);
+        let experts = self.experts.iter().chain(adjugates);
+        let expert = experts.map(|d| d.floats_per_token(n_embd)).max().unwrap_or(0);
+        // A group's choices are put together.
+        let joined = self.adjugates.as_ref().map_or(0, |adjugates| 2 * adjugates.per_group.min(self.n_used));
         let shared = self.shared.as_ref().map_or(0, |d| d.floats_per_token(n_embd));
         let router = if self.router_source == RouterSource::Stream { n_embd } else { 0 };
         let latent = self.latent.as_ref().map_or(0, LatentExperts::floats_per_token);
-        router + self.experts.len() + 2 * self.n_used + expert + n_embd + shared + latent
+        router + self.experts.len() + 2 * self.n_used + joined + expert + n_embd + shared + latent
     }
 }
 
@@ -165,7 +175,7 @@ impl LayerPlan {
         // What a branch reads.
         let mix = if self.mix.is_some() { n_embd } else { 0 };
         let embedding = self.extras.embedding.as_ref().map_or(0, |e| 2 * e.gate.n_rows);
-        entry + mix + embedding
+        entry + mix + embedding + self.stream_floats(n_embd)
     }
 }
 

@@ -108,7 +108,7 @@ impl LayerPlan {
             Ffn::Moe(m) => m.widest(),
             Ffn::Both(both) => both.moe.widest().max(both.dense.widest()),
         };
-        mixer.max(ffn)
+        mixer.max(ffn).max(self.widest_extra())
     }
 
     /// Floats per token that the layer's intermediates take at their widest.

@@ -115,7 +115,7 @@ impl<'a> Engine<'a> {
         let inner = self.plan.all_layers().map(|layer| layer.floats_per_token(n_embd)).max().unwrap_or(0);
         // Between layers: the residual stream, the hidden state of a scored row, what layers hand on.
         let carried = self.plan.carried_floats() + self.plan.handed_floats();
-        (8 * n_embd as u64 + 4 * carried as u64, 4 * inner as u64)
+        (8 * self.plan.stream_width() as u64 + 4 * carried as u64, 4 * inner as u64)
     }
 
     /// Bytes that do not grow with tokens: panels and tiles of every thread.
@@ -253,6 +253,10 @@ impl<'a> Engine<'a> {
             run.carried.tokens = chunks.iter().flat_map(|chunk| &chunk.tokens).copied().collect();
             run.carried.start.clone_from(&x);
         }
+        if let Some(altup) = &plan.altup {
+            x = run.spread(altup, &x)?;
+        }
+        let width = plan.stream_width();
         let run = run;
         let budget = self.options.memory_bytes.saturating_sub(self.fixed_bytes(longest));
         let mut batches = batches(chunks, self.batch_tokens(budget, longest));
@@ -280,7 +284,7 @@ impl<'a> Engine<'a> {
                 let ahead = std::thread::Builder::new();
                 let _ = ahead.spawn_scoped(scope, || weights.touch(next, &|| done.load(Ordering::Relaxed)));
                 let result = batches.iter().try_for_each(|(tokens, batch)| {
-                    run.layer(layer, batch, &mut x[tokens.start * plan.n_embd..tokens.end * plan.n_embd])
+                    run.layer(layer, batch, &mut x[tokens.start * width..tokens.end * width])
                 });
                 done.store(true, Ordering::Relaxed);
                 result
@@ -362,19 +366,19 @@ impl Runner<'_> {
         x: &[f32],
         norm: Option<&Norm>,
     ) -> Result<Hidden, EngineError> {
-        let n_embd = self.plan.n_embd;
+        let (n_embd, width) = (self.plan.n_embd, self.plan.stream_width());
         let mut states = Vec::new();
         let mut rest = chunks;
         for (tokens, batch) in batches {
             let (own, later) = rest.split_at(batch.cuts.len() - 1);
             rest = later;
-            let x = &x[tokens.start * n_embd..tokens.end * n_embd];
+            let x = &x[tokens.start * width..tokens.end * width];
             let (batch, rows) = if batch.is_whole() {
                 let batch = batch.narrowed(own.iter().map(|chunk| chunk.rows.clone()));
-                let rows = batch.select(x, n_embd).into_owned();
+                let rows = batch.select(x, width).into_owned();
                 (batch, rows)
             } else {
-                let rows = x[..batch.n_wanted() * n_embd].to_vec();
+                let rows = x[..batch.n_wanted() * width].to_vec();
                 (batch, rows)
             };
             match &self.plan.final_mix {
@@ -383,6 +387,9 @@ impl Runner<'_> {
                 }
                 None => states.extend_from_slice(&rows),
             }
+        }
+        if let Some(altup) = &self.plan.altup {
+            states = self.collapse(altup, &states)?;
         }
         if let Some(norm) = norm {
             let mut normed = vec![0.0; states.len()];

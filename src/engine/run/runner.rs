@@ -75,17 +75,28 @@ impl Runner<'_> {
         }
     }
 
-    /// Runs one layer over a batch; `x` is the residual stream, `[n_tokens, n_embd]`. If not all rows are wanted,
-    /// those that are come to its front.
+    /// Runs one layer over a batch; `x` is the residual stream, `[n_tokens, n_embd]`, or several of them. If not all
+    /// rows are wanted, those that are come to its front.
     pub(crate) fn layer(
         &self,
         layer: &LayerPlan,
         batch: &ChunkBatch,
         x: &mut [f32],
     ) -> Result<(), EngineError> {
-        if layer.wiring == Wiring::PostLn {
-            return self.post_ln_layer(layer, batch, x);
+        match (&self.plan.altup, &layer.extras.altup) {
+            (Some(altup), Some(own)) => self.altup_layer((altup, own), layer, batch, x),
+            _ if layer.wiring == Wiring::PostLn => self.post_ln_layer(layer, batch, x),
+            _ => self.plain_layer(layer, batch, x),
         }
+    }
+
+    /// Runs a layer over its one stream.
+    pub(crate) fn plain_layer(
+        &self,
+        layer: &LayerPlan,
+        batch: &ChunkBatch,
+        x: &mut [f32],
+    ) -> Result<(), EngineError> {
         let n_embd = self.plan.n_embd;
         // With normed wiring the stream goes on from the scaled normed inputs, and the branches are added as they are.
         let is_normed = layer.wiring == Wiring::Normed;
@@ -127,6 +138,9 @@ impl Runner<'_> {
                 self.restart(x, &batch.select(&mixer_input, n_embd), layer.residual_scale);
             }
             self.add_rows(x, &mut branch, post_mixer.as_ref(), rho, n_embd);
+        }
+        if let Some(laurel) = &layer.extras.laurel {
+            self.laurel(laurel, &batch.select(&mixer_input, n_embd), x)?;
         }
         if let Some(cross) = &layer.cross {
             self.norm_rows(&self.weights.norm(&cross.norm)?, x, &mut ffn_input, n_embd);

@@ -36,10 +36,12 @@ const FREE: [&str; 6] = [
 ];
 
 /// Keys of an architecture that the engine reads: building the graph with and without one shows what it changes.
-pub(super) const READ: [&str; 97] = [
+pub(super) const READ: [&str; 101] = [
     "activation.situ_beta",
     "activation.situ_linear_beta",
     "activation_sparsity_scale",
+    "altup.active_idx",
+    "altup.num_inputs",
     "attention.causal",
     "attention.clamp_kqv",
     "attention.head_count",
@@ -81,11 +83,13 @@ pub(super) const READ: [&str; 97] = [
     "expert_count",
     "expert_gating_func",
     "expert_group_count",
+    "expert_group_scale",
     "expert_group_used_count",
     "expert_latent_length",
     "expert_used_count",
     "expert_weights_norm",
     "expert_weights_scale",
+    "experts_per_group",
     "feed_forward_length",
     "final_logit_softcapping",
     "full_attention_interval",
@@ -146,8 +150,6 @@ const UNREAD: &[&str] = &[
     "adapters.router_gain",
     "adapters.token_ids_activate",
     "adapters.token_ids_substitute",
-    "altup.active_idx",
-    "altup.num_inputs",
     "attention.compress_ratios",
     "attention.compress_rope_freq_base",
     "attention.decay_lora_rank",
@@ -181,10 +183,8 @@ const UNREAD: &[&str] = &[
     "embedding_length_out",
     "expert_chunk_feed_forward_length",
     "expert_feed_forward_length",
-    "expert_group_scale",
     "expert_shared_count",
     "expert_shared_feed_forward_length",
-    "experts_per_group",
     "features_length",
     "gmask_token_id",
     "has_confidence_head",
