@@ -17,13 +17,13 @@ use crate::support::{fixture, report_cases};
 
 /// The f32 model of a case: the reference's own file where the corpus has it, else our conversion. `None` if no card
 /// converts it.
-enum F32 {
+pub enum F32 {
     File(GgufFile),
     Converted(Box<Conversion>),
 }
 
 impl F32 {
-    fn open(dir: &Path) -> Option<Self> {
+    pub fn open(dir: &Path) -> Option<Self> {
         let path = dir.join("expect-f32.gguf");
         if path.exists() {
             return Some(Self::File(GgufFile::open(&path).unwrap()));
@@ -44,21 +44,21 @@ impl F32 {
         }
     }
 
-    fn source(&self) -> &dyn TensorSource {
+    pub fn source(&self) -> &dyn TensorSource {
         match self {
             Self::File(file) => file,
             Self::Converted(conversion) => &**conversion,
         }
     }
 
-    fn metadata(&self) -> &Metadata {
+    pub fn metadata(&self) -> &Metadata {
         match self {
             Self::File(file) => file.metadata(),
             Self::Converted(conversion) => conversion.metadata(),
         }
     }
 
-    fn plan(&self) -> Option<Result<GraphPlan, EngineError>> {
+    pub fn plan(&self) -> Option<Result<GraphPlan, EngineError>> {
         let arch = self.metadata().get("general.architecture")?.as_str()?;
         Some(GraphPlan::new(&GraphFeatures::of(arch)?, self.metadata(), self.source().tensors()))
     }

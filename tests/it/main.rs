@@ -20,6 +20,8 @@ mod determinism;
 mod docs;
 mod draft;
 mod engine;
+mod engine_bad_input;
+mod engine_quantized;
 #[cfg(target_os = "linux")]
 mod faults;
 mod flm;
