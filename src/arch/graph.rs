@@ -31,7 +31,7 @@ names! {
     EmbedNorm { None, RmsFree, TokenEmbdNorm }
     /// How mixer and feed-forward are wired to the residual stream.
     ResidualRule {
-        Serial, Post, PostIfSwinNorm, Parallel, Parallel2, ParallelKey, ParallelIfNoFfnNorm, PostLn, Normed, Arctic, Twin, Single
+        Serial, Post, PostIfSwinNorm, Parallel, Parallel2, ParallelKey, ParallelIfNoFfnNorm, PostLn, Normed, Arctic, Twin, Single, Hyper
     }
     /// Where positions enter.
     Positions { Rope, None, Alibi, AlibiKey, Learned, Relative, #[serde(rename = "rope_2d")] Rope2d, ByDepth }
@@ -69,10 +69,12 @@ names! {
     RouterSelect { Probs, Logits }
     /// How shared experts join the routed ones.
     SharedCombine { Add, HalfSum, SumOverSqrt2 }
+    /// Gate on the output of a delta net.
+    GdnGate { Silu, Sigmoid }
     /// Span of the gate norm of mamba2.
     GateNorm { Whole, Group }
     /// Closed extras of a layer.
-    Extra { Ple, Altup, Laurel, OutScale, StartScale, Loops }
+    Extra { Ple, Altup, Laurel, OutScale, StartScale, Loops, Cycles }
     /// Named scales of the embedding.
     EmbedScaleName { None, SqrtEmbd }
     /// Named scales of the residual branches.
@@ -350,6 +352,7 @@ pub struct GraphFeatures {
     pub experts_act: Option<FfnKind>,
     pub shared_combine: SharedCombine,
     pub gate_norm: GateNorm,
+    pub gdn_gate: GdnGate,
     pub logit_scale: LogitScale,
     /// First of the tokens that are never said, and the one behind the last.
     pub unsaid_tokens: Option<[u32; 2]>,
@@ -413,6 +416,7 @@ impl Default for GraphFeatures {
             experts_act: None,
             shared_combine: SharedCombine::default(),
             gate_norm: GateNorm::default(),
+            gdn_gate: GdnGate::default(),
             logit_scale: LogitScale::Named(LogitScaleName::None),
             unsaid_tokens: None,
             head_act: HeadAct::default(),

@@ -3,9 +3,11 @@
 
 mod adjugates;
 mod altup;
+mod cycles;
 mod experts;
 mod extras;
 mod footprint;
+mod hyper;
 mod latent;
 mod mla;
 mod outputs;
@@ -19,12 +21,16 @@ use crate::engine::ops::prefix::Prefix;
 
 pub use adjugates::Adjugates;
 pub use altup::{AltUp, Laurel, LayerAltUp};
+pub use cycles::{HeldState, StackEntry};
 pub use experts::{ExpertGroups, GatingFunction, Moe};
 pub use extras::{
     DenseAndMoe, GateFunction, KvSource, LayerEmbedding, LayerEmbeddings, LayerExtras, OutputGate,
     RouterSource, Xielu,
 };
 pub(crate) use footprint::Footprint;
+pub use hyper::{
+    Connection, GatedStreams, LayerConnections, Streams, StreamsEnd, StreamsWrite, WeighedStreams,
+};
 pub use latent::LatentExperts;
 pub use mla::{Expansion, Latent, Mla};
 pub use outputs::{Classifier, EncoderPlan, HeadActivation, ModelKind, PooledRow, Pooling};
@@ -504,6 +510,8 @@ pub struct LayerPlan {
     pub rescale: f32,
     /// What follows the branches.
     pub extras: LayerExtras,
+    /// How the branches read and write the streams, of models that have several.
+    pub connections: Option<Box<LayerConnections>>,
     /// TensorClaims of the layer, for reading ahead and releasing.
     pub tensors: Vec<usize>,
 }
@@ -539,6 +547,10 @@ pub struct GraphPlan {
     pub altup: Option<AltUp>,
     /// The tokens of a chunk that see one another, for models that have such.
     pub prefix: Option<Prefix>,
+    /// The streams between the layers, of models that have several.
+    pub streams: Option<Streams>,
+    /// The state beside the stream, of models whose stacks run in turn.
+    pub held: Option<HeldState>,
     /// Rotations that layers refer to.
     pub ropes: Vec<Rope>,
     /// The stack that reads what is answered, for models of two stacks.

@@ -4,6 +4,7 @@ pub(super) mod batch;
 pub(super) mod buffers;
 pub(super) mod carried;
 pub(super) mod forward;
+mod hyper;
 pub(super) mod observer;
 pub(super) mod panel;
 mod post_ln;

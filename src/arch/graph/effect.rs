@@ -49,6 +49,7 @@ const RULES: &[Rule] = rules! {
     "a `rope_on` other than `all`", |f| f.rope_on != RopeOn::All => temperature;
     "a `residual` other than `post`", |f| f.residual != ResidualRule::Post => pre_ffn;
     "a `mixer` of `mamba2`", |f| mixes_with(f, MixerName::Mamba2) => gate_norm;
+    "a `mixer` of `gdn`", |f| mixes_with(f, MixerName::Gdn) => gdn_gate;
 };
 
 /// The first key without effect, and what it needs.

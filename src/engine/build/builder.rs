@@ -30,7 +30,7 @@ pub(super) struct Builder<'a> {
     pub(super) ropes: Vec<Rope>,
     /// Longest chunk that every layer so far is built for.
     pub(super) chunk_limit: Option<usize>,
-    warnings: Vec<String>,
+    pub(super) warnings: Vec<String>,
 }
 
 impl GraphPlan {
@@ -123,6 +123,9 @@ impl Builder<'_> {
 
     /// Layers that are run: those that only predict further tokens are not.
     fn n_layers(&self) -> Result<usize, EngineError> {
+        if self.has_cycles() {
+            return self.n_cycled_layers();
+        }
         let n_predict = self.keys.count("nextn_predict_layers")?.unwrap_or(0);
         self.keys.need_count("block_count")?.checked_sub(n_predict).filter(|&n| n > 0).ok_or_else(|| {
             self.keys.unknown("nextn_predict_layers", "fewer than block_count", &n_predict.to_string())
@@ -177,6 +180,7 @@ impl Builder<'_> {
             ModelKind::Encoder => self.pooling()?,
             ModelKind::Decoder | ModelKind::Diffusion => Pooling::default(),
         };
+        let (streams, held) = (self.streams()?, self.held_state()?);
         let head = self.head(&embedding)?;
         let logit_scale = self.logit_scale(head.tensor == embedding.tensor)?;
         let prefix = self.prefix();
@@ -198,6 +202,8 @@ impl Builder<'_> {
             layer_embeddings,
             altup,
             prefix,
+            streams,
+            held,
             ropes: self.ropes,
             encoder,
             layers,
@@ -291,7 +297,8 @@ impl Builder<'_> {
     /// Refuses tensors that no part of the plan has claimed, except those that the card leaves aside and those of layers
     /// that are not run.
     fn refuse_left_over(&self) -> Result<(), EngineError> {
-        let n_blocks = self.keys.need_count("block_count")?;
+        // Layers that run again are counted, but have no tensors of their own.
+        let n_blocks = if self.has_cycles() { self.n_layers } else { self.keys.need_count("block_count")? };
         let is_unused = |name: &str| {
             let stripped = name.strip_suffix(".weight").unwrap_or(name);
             let local = match stripped.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {

@@ -33,6 +33,7 @@ impl Builder<'_> {
             a: self.need_vector(&at("ssm_a"), n_heads)?,
             norm: norm.ok_or_else(|| EngineError::MissingTensor { tensor: at("ssm_norm.weight") })?,
             out: self.tensors.need_matrix(&at("ssm_out"), n_embd, inner)?,
+            gate: self.features.gdn_gate,
             n_heads,
             n_key_heads,
             dk,

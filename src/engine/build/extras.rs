@@ -187,7 +187,7 @@ impl Builder<'_> {
             None
         };
         let (altup, laurel) = (self.layer_altup(layer)?, self.laurel(layer)?);
-        Ok(LayerExtras { embedding, out_scale, start_scale, altup, laurel, exit_norm: None })
+        Ok(LayerExtras { embedding, out_scale, start_scale, altup, laurel, exit_norm: None, entry: None })
     }
 
     /// The layers as they are run: some models run their stack several times, with a norm between.
@@ -206,6 +206,9 @@ impl Builder<'_> {
             if let Some(Mixer::Attention(a)) = layers.get_mut(source).map(|layer| &mut layer.mixer) {
                 a.kv = KvSource::Kept;
             }
+        }
+        if self.has_cycles() {
+            return self.cycled(&layers);
         }
         if !self.features.extras.contains(&Extra::Loops) {
             return Ok(layers);

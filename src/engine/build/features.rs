@@ -4,7 +4,8 @@
 use std::fmt::Debug;
 
 use crate::arch::graph::{
-    Extra, FfnKind, Gating, GraphFeatures, GraphKind, MaskKind, NormKind, Positions, ResidualRule, WindowKind,
+    Extra, FfnKind, Gating, GraphFeatures, GraphKind, MaskKind, NormKind, Positions, ResidualRule,
+    RouterInput, WindowKind,
 };
 use crate::engine::EngineError;
 use crate::engine::plan::{GatedActivation, GatingFunction, Mask, ModelKind, NormFormula, PlainActivation};
@@ -115,9 +116,11 @@ impl Card<'_> {
     fn wiring(rule: ResidualRule) -> WiringRule {
         match rule {
             // What is chosen by layer: two mixers, or one branch only.
-            ResidualRule::Serial | ResidualRule::Twin | ResidualRule::Single | ResidualRule::Arctic => {
-                WiringRule::Serial
-            }
+            ResidualRule::Serial
+            | ResidualRule::Twin
+            | ResidualRule::Single
+            | ResidualRule::Arctic
+            | ResidualRule::Hyper => WiringRule::Serial,
             ResidualRule::Post => WiringRule::Post,
             ResidualRule::PostIfSwinNorm => WiringRule::PostIfSwinNorm,
             // Presence of the second norm tells the two apart.
@@ -176,7 +179,7 @@ impl BuiltFeatures {
         // Without `..`: a new key must be put in one of the two groups.
         #[rustfmt::skip]
         let GraphFeatures {
-            kind, reason, residual, positions, mask, window, qk_norm_kind, ffn, gating, experts_act, extras,
+            kind, reason, residual, positions, mask, window, qk_norm_kind, ffn, gating, router_input, experts_act, extras,
             // Every value of these is built.
             norm: _, norm_eps: _, mixer: _, ffn_gated_if_present: _, post_norm_eps: _, pre_ffn: _, post_attn: _, post_ffn: _,
             final_norm: _, embed_norm: _, embed_scale: _, residual_scale: _, alibi_bias: _, rope: _, rope_on: _,
@@ -184,8 +187,8 @@ impl BuiltFeatures {
             rope_local_base: _, yarn_truncate: _, yarn_mu: _, window_pattern: _, window_size: _, attn_scale: _,
             attn_cap: _, final_cap: _, qk_norm: _, qk_norm_not_at_experts: _,
             qk_norm_eps: _, temperature: _, unsaid_tokens: _, norm_topk: _, group_score: _, group_fill: _, logit_scale: _,
-            unused: _, gate_norm: _, head_act: _, gated_q: _, v_norm: _, kv_share: _, attn_gate: _, ffn_limit: _,
-            router_input: _, router_select: _, weigh: _, shared_combine: _,
+            unused: _, gate_norm: _, gdn_gate: _, head_act: _, gated_q: _, v_norm: _, kv_share: _, attn_gate: _, ffn_limit: _,
+            router_select: _, weigh: _, shared_combine: _,
         } = features;
         if *kind == GraphKind::None {
             let reason = reason.clone().unwrap_or_else(|| "its card describes none".to_owned());
@@ -199,12 +202,22 @@ impl BuiltFeatures {
         };
         let has = |extra| extras.contains(&extra);
         // Streams are built for layers of two branches, one after the other, and nothing behind them but embeddings.
-        let is_alone = !(has(Extra::OutScale) || has(Extra::StartScale) || has(Extra::Loops));
+        let is_alone =
+            !(has(Extra::OutScale) || has(Extra::StartScale) || has(Extra::Loops) || has(Extra::Cycles));
         if has(Extra::Altup) && !is_alone {
             return card.unbuilt("extras", extras);
         }
         if (has(Extra::Altup) || has(Extra::Laurel)) && *residual != ResidualRule::Serial {
             return card.unbuilt("residual", residual);
+        }
+        if *residual == ResidualRule::Hyper {
+            if !extras.is_empty() {
+                return card.unbuilt("extras beside streams", extras);
+            }
+            // The stream as it was before the layer is not one row.
+            if *router_input == RouterInput::Raw {
+                return card.unbuilt("router_input beside streams", router_input);
+            }
         }
         Ok(Self {
             kind,

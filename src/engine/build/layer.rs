@@ -15,7 +15,10 @@ impl Builder<'_> {
         let ffn = self.ffn(layer)?;
         let cross = self.cross_attention(layer)?;
         let two_norms = self.tensors.has(&at("attn_norm_2.weight"));
-        let own_norms = !matches!(self.built.wiring, WiringRule::Post | WiringRule::PostLn);
+        let connections = self.connections(layer)?;
+        // What is read of several streams may be normed already.
+        let reads_normed = connections.as_ref().is_some_and(|both| both.mixer.norms());
+        let own_norms = !reads_normed && !matches!(self.built.wiring, WiringRule::Post | WiringRule::PostLn);
         // A layer of one branch has one norm, whatever the branch is.
         let (has_mixer, is_single) = (!matches!(mixer, Mixer::None), self.is_single());
         let pre_ffn_name = if is_single { "attn_norm" } else { features.pre_ffn.as_str() };
@@ -61,6 +64,7 @@ impl Builder<'_> {
             residual_scale,
             rescale: self.rescale(layer)?,
             extras,
+            connections,
             tensors,
         })
     }

@@ -22,9 +22,9 @@ impl Builder<'_> {
         let dv = self.mla_width("value_length", kind, n_heads)?;
         let rank = self.keys.need_count(&format!("attention.kv_lora_rank{kind}"))?;
         let kv_name = at("attn_kv_a_mqa");
-        let n_shared = self.n_rows(&kv_name)?.checked_sub(rank).filter(|&n| n > 0 && n < dk);
+        let n_shared = self.n_rows(&kv_name)?.checked_sub(rank).filter(|&n| n < dk);
         let n_shared = n_shared.ok_or_else(|| {
-            let expected = "less than the rows of attn_kv_a_mqa, by less than the width of a key";
+            let expected = "at most the rows of attn_kv_a_mqa, by less than the width of a key";
             self.keys.unknown("attention.kv_lora_rank", expected, &rank.to_string())
         })?;
         let rows = |width: usize| n_heads.checked_mul(width);
@@ -39,7 +39,8 @@ impl Builder<'_> {
         let expansion = self.expansion(layer, (n_heads, dk - n_shared, dv), rank)?;
         let gate = self.output_gate(layer, n_heads, v_rows)?;
         let out = self.tensors.need_matrix(&at("attn_output"), self.n_embd, v_rows)?;
-        let rope = self.rope(layer, mask, n_shared)?;
+        // Without a shared key nothing is rotated.
+        let rope = if n_shared == 0 { None } else { self.rope(layer, mask, n_shared)? };
         let sinks = self.tensors.vector(&at("attn_sinks.weight"), n_heads)?;
         self.limit_to_indexed(layer)?;
         let (scale, temperature) = (self.mla_scale(dk)? as f32, self.temperature(rope)?);
@@ -151,6 +152,13 @@ impl Builder<'_> {
     pub(super) fn limit_to_indexed(&mut self, layer: usize) -> Result<(), EngineError> {
         if !self.tensors.has_under(&format!("blk.{layer}.indexer.")) {
             return Ok(());
+        }
+        // Some pool keys, and those that do not fill a pool are seen only if they are always.
+        let tail = "attention.indexer.kpool_select_tail";
+        let pools = self.keys.count("attention.indexer.kpool")?.is_some_and(|n| n > 1);
+        if pools && !self.keys.flag(tail)?.unwrap_or(false) {
+            let expected = "true, as keys that fill no pool are not seen else, which is not built";
+            return Err(self.keys.unknown(tail, expected, "false"));
         }
         // Some pick whole blocks of keys.
         let block = self.keys.count("attention.indexer.block_size")?.filter(|&n| n > 0).unwrap_or(1);

@@ -2,7 +2,9 @@
 
 mod altup;
 mod attention;
+mod cycles;
 mod experts;
+mod hyper;
 mod recurrent;
 mod stream_mix;
 

@@ -1,7 +1,8 @@
 //! Gated delta nets (Yang et al. 2024): per value head `S ← e^g S`, `d = β (v - Sᵀk)`, `S ← S + k dᵀ`,
 //! `o = Sᵀq / sqrt(dk)`, with q and k of length 1, `β = sig(b)` and `g = A softplus(a + bias)`; then a norm per head and
-//! the gate `silu(z)`.
+//! the gate `silu(z)`, or `sig(z)`.
 
+use crate::arch::graph::GdnGate;
 use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
 use crate::engine::ops::columns::{DeltaRule, HeadState, TOKENS, parts, rows_of, state_floats};
@@ -105,7 +106,11 @@ impl Runner<'_> {
                 for (core, token) in core.chunks_exact(dv).zip(part) {
                     let y = tile.row_mut(token - tokens.start);
                     norm.row(level, core, y);
-                    math::gated(level, GatedActivation::Swiglu, &z[token * inner..][columns.clone()], y);
+                    let z = &z[token * inner..][columns.clone()];
+                    match m.gate {
+                        GdnGate::Silu => math::gated(level, GatedActivation::Swiglu, z, y),
+                        GdnGate::Sigmoid => math::times_sigmoid(level, y, z),
+                    }
                 }
             }
         })?;

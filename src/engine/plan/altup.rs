@@ -44,7 +44,8 @@ pub struct Laurel {
 impl GraphPlan {
     /// Values per token between layers.
     pub(crate) fn stream_width(&self) -> usize {
-        self.n_embd * self.altup.as_ref().map_or(1, |altup| altup.n)
+        let n = self.altup.as_ref().map(|altup| altup.n).or(self.streams.as_ref().map(|streams| streams.n));
+        self.n_embd * n.unwrap_or(1)
     }
 }
 

@@ -1,7 +1,8 @@
 //! What some models have besides the two branches of a layer, and inside them.
 
 use crate::engine::plan::{
-    Dense, Ffn, GraphPlan, LatentExperts, Laurel, LayerAltUp, LayerPlan, Matrix, Mixer, Moe, Norm, Vector,
+    Dense, Ffn, GraphPlan, LatentExperts, Laurel, LayerAltUp, LayerPlan, Matrix, Mixer, Moe, Norm,
+    StackEntry, Vector,
 };
 
 /// Function of a gate.
@@ -119,6 +120,8 @@ pub struct LayerExtras {
     pub laurel: Option<Laurel>,
     /// Norm of the stream: the end of a stack that is run again.
     pub exit_norm: Option<Norm>,
+    /// What precedes the branches, where a stack begins that runs in turn with another.
+    pub entry: Option<StackEntry>,
 }
 
 impl Dense {
@@ -193,6 +196,7 @@ impl GraphPlan {
         });
         // The start of the stream, and the token.
         let start = if self.needs_start() { self.n_embd + 1 } else { 0 };
-        kept.sum::<usize>() + start + self.n_kept_streams() * self.n_embd
+        let held = if self.held.is_some() { self.n_embd } else { 0 };
+        kept.sum::<usize>() + start + held + self.n_kept_streams() * self.n_embd
     }
 }

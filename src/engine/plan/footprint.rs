@@ -108,7 +108,8 @@ impl LayerPlan {
             Ffn::Moe(m) => m.widest(),
             Ffn::Both(both) => both.moe.widest().max(both.dense.widest()),
         };
-        mixer.max(ffn).max(self.widest_extra())
+        let connections = self.connections.as_ref().map_or(0, |both| both.widest());
+        mixer.max(ffn).max(connections).max(self.widest_extra())
     }
 
     /// Floats per token that the layer's intermediates take at their widest.
@@ -126,6 +127,7 @@ impl LayerPlan {
                 2 * n_embd + both.moe.floats_per_token(n_embd).max(both.dense.floats_per_token(n_embd))
             }
         };
-        3 * n_embd + self.entry_floats(n_embd) + mixer.max(ffn)
+        let connections = self.connections.as_ref().map_or(0, |both| both.floats_per_token(n_embd));
+        3 * n_embd + self.entry_floats(n_embd) + mixer.max(ffn) + connections
     }
 }

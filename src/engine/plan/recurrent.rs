@@ -1,5 +1,6 @@
 //! Mixers whose state goes from token to token. State is zero at the start of every chunk.
 
+use crate::arch::graph::GdnGate;
 use crate::engine::ops::columns::{TOKENS, state_floats};
 use crate::engine::plan::footprint::Footprint;
 use crate::engine::plan::{GraphPlan, LayerPlan, Matrix, Mixer, Norm, Vector};
@@ -174,6 +175,8 @@ pub struct DeltaNet {
     pub a: Vector,
     /// Norm of each head's output, before the gate.
     pub norm: Norm,
+    /// Function of the output's gate.
+    pub gate: GdnGate,
     /// Output projection.
     pub out: Matrix,
     /// Value heads.

@@ -1,6 +1,7 @@
 //! What a run carries from layer to layer besides the residual stream.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 /// Keys and values of all tokens of a batch.
@@ -17,6 +18,8 @@ pub(crate) struct Carried {
     pub(crate) tokens: Vec<u32>,
     /// The stream before the first layer, if later layers read it.
     pub(crate) start: Vec<f32>,
+    /// The state beside the stream, if stacks run in turn.
+    held: Mutex<Vec<f32>>,
 }
 
 impl Carried {
@@ -36,6 +39,17 @@ impl Carried {
     pub(crate) fn with_streams<T>(&self, start: usize, task: impl FnOnce(&[Vec<f32>]) -> T) -> T {
         let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         task(streams.get(&start).map_or(&[], Vec::as_slice))
+    }
+
+    /// Holds the same row for all tokens.
+    pub(crate) fn hold(&mut self, row: &[f32], n_tokens: usize) {
+        self.held = Mutex::new(row.repeat(n_tokens));
+    }
+
+    /// Hands out a part of the held state.
+    pub(crate) fn with_held(&self, part: Range<usize>, task: impl FnOnce(&mut [f32])) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        task(&mut held[part]);
     }
 
     /// Copies what an earlier layer has kept.

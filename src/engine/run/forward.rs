@@ -13,7 +13,7 @@ use crate::engine::ops::head::Hidden;
 use crate::engine::ops::rope::RopeTables;
 use crate::engine::ops::stream_mix::MixRows;
 use crate::engine::ops::{math, matmul};
-use crate::engine::plan::{Ffn, Footprint, GraphPlan, LayerPlan, Norm};
+use crate::engine::plan::{Ffn, Footprint, GraphPlan, LayerPlan, Norm, Streams};
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::buffers::Buffers;
 use crate::engine::run::carried::Carried;
@@ -115,13 +115,17 @@ impl<'a> Engine<'a> {
         let inner = self.plan.all_layers().map(|layer| layer.floats_per_token(n_embd)).max().unwrap_or(0);
         // Between layers: the residual stream, the hidden state of a scored row, what layers hand on.
         let carried = self.plan.carried_floats() + self.plan.handed_floats();
-        (8 * self.plan.stream_width() as u64 + 4 * carried as u64, 4 * inner as u64)
+        // Several streams become one after all layers.
+        let end = self.plan.streams.as_ref().map_or(0, |streams| n_embd + streams.end_floats());
+        let kept = 2 * self.plan.stream_width() + carried + end;
+        (4 * kept as u64, 4 * inner as u64)
     }
 
     /// Bytes that do not grow with tokens: panels and tiles of every thread.
     fn fixed_bytes(&self, chunk_len: usize) -> u64 {
         let layers = self.plan.all_layers();
         let widest = layers.clone().map(LayerPlan::widest).max().unwrap_or(0).max(self.plan.n_embd);
+        let widest = widest.max(self.plan.streams.as_ref().map_or(0, Streams::widest));
         let (shared, thread) = panel::buffer_bytes(widest);
         let mixers = layers.flat_map(|layer| {
             let cross = layer.cross.as_ref().map(|cross| &*cross.attention as &dyn Footprint);
@@ -252,6 +256,13 @@ impl<'a> Engine<'a> {
         if plan.needs_start() {
             run.carried.tokens = chunks.iter().flat_map(|chunk| &chunk.tokens).copied().collect();
             run.carried.start.clone_from(&x);
+        }
+        if let Some(held) = &plan.held {
+            let n_tokens = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
+            run.carried.hold(&weights.vector(&held.start)?, n_tokens);
+        }
+        if let Some(streams) = &plan.streams {
+            x = run.open_streams(streams, &x);
         }
         if let Some(altup) = &plan.altup {
             x = run.spread(altup, &x)?;
@@ -390,6 +401,9 @@ impl Runner<'_> {
         }
         if let Some(altup) = &self.plan.altup {
             states = self.collapse(altup, &states)?;
+        }
+        if let Some(streams) = &self.plan.streams {
+            states = self.close_streams(streams, &states)?;
         }
         if let Some(norm) = norm {
             let mut normed = vec![0.0; states.len()];

@@ -83,6 +83,12 @@ impl Runner<'_> {
         batch: &ChunkBatch,
         x: &mut [f32],
     ) -> Result<(), EngineError> {
+        if let Some(entry) = layer.extras.entry {
+            self.enter_stack(entry, batch, x);
+        }
+        if let Some(connections) = &layer.connections {
+            return self.hyper_layer(layer, connections, batch, x);
+        }
         match (&self.plan.altup, &layer.extras.altup) {
             (Some(altup), Some(own)) => self.altup_layer((altup, own), layer, batch, x),
             _ if layer.wiring == Wiring::PostLn => self.post_ln_layer(layer, batch, x),

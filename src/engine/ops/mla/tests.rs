@@ -268,7 +268,7 @@ fn wrong_widths_are_refused_by_key_or_tensor() {
     };
     assert_eq!(
         refusal("kv_lora_rank", 99),
-        "key `x.attention.kv_lora_rank`: expected less than the rows of attn_kv_a_mqa, by less than the width of a \
+        "key `x.attention.kv_lora_rank`: expected at most the rows of attn_kv_a_mqa, by less than the width of a \
          key, found 99"
     );
     assert_eq!(
