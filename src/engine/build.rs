@@ -26,6 +26,7 @@ mod rwkv;
 mod shortconv;
 mod stacks;
 mod stream_mix;
+mod switched;
 #[cfg(test)]
 mod tests;
 

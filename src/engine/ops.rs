@@ -42,3 +42,4 @@ mod rwkv7;
 mod shift;
 mod shortconv;
 pub(super) mod stream_mix;
+mod switched;

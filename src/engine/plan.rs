@@ -14,6 +14,7 @@ mod outputs;
 mod plamo2;
 mod recurrent;
 mod stream_mix;
+mod switched;
 
 use std::ops::Range;
 
@@ -39,6 +40,7 @@ pub use recurrent::{
     ChannelMix, Conv, DeltaGates, DeltaNet, Kda, Lightning, LowRank, Mamba, Mamba2, Rwkv6, Rwkv7, ShortConv,
 };
 pub use stream_mix::StreamMix;
+pub use switched::{Switch, SwitchToken, Switched, SwitchedAttention, SwitchedDense};
 
 /// Consecutive elements of a tensor that is small enough to be held decoded: a bias, a norm's weight.
 #[derive(Clone, Debug, PartialEq)]
@@ -318,6 +320,8 @@ pub struct Attention {
     pub sub_norm: Option<Norm>,
     /// Factor of the projected output.
     pub out_scale: Option<f32>,
+    /// Additions to the projections that tokens turn on.
+    pub switched: Option<Box<SwitchedAttention>>,
 }
 
 /// What mixes information between positions.
@@ -443,6 +447,8 @@ pub struct Dense {
     pub sub_norm: Option<Norm>,
     /// Of the gate only what exceeds its row's mean by so many standard deviations is left.
     pub sparsity: Option<f32>,
+    /// Additions to the products that tokens turn on.
+    pub switched: Option<Box<SwitchedDense>>,
 }
 
 /// Feed-forward of a layer.
@@ -541,6 +547,8 @@ pub struct GraphPlan {
     pub embed_scale: f32,
     /// Norm of the embedding.
     pub embed_norm: Option<Norm>,
+    /// Tokens that turn adapters on.
+    pub switch: Option<Switch>,
     /// What layers' own embeddings of the tokens are made of.
     pub layer_embeddings: Option<LayerEmbeddings>,
     /// The streams of a token, for models that have several.

@@ -57,6 +57,14 @@ impl<'a> ArchKeys<'a> {
         value.as_u64().and_then(|id| u32::try_from(id).ok())
     }
 
+    /// A list of token ids.
+    pub(super) fn ids(&self, name: &str) -> Result<Option<Vec<u32>>, EngineError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        let id = |value: Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let ids = value.as_array().and_then(|array| (0..array.len()).map(|at| id(array.get(at)?)).collect());
+        ids.map(Some).ok_or_else(|| self.bad(name, "an array of token ids", value))
+    }
+
     /// A count per layer: one value for all, or an array that may be longer than the layers.
     pub(super) fn layer_count(&self, name: &str, layer: usize) -> Result<Option<usize>, EngineError> {
         match self.get(name) {

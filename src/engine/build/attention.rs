@@ -59,6 +59,7 @@ impl Builder<'_> {
         let mask = self.mask(layer)?;
         let kv = self.kv_source(layer, mask)?;
         let Projections { q, k, v, out } = self.projections(layer, heads, kv)?;
+        let switched = self.switched_attention(layer, [&q, &k, &v, &out])?;
         let rope = self.rope(layer, mask, dk)?;
         let norms = self.qk_norms(layer, heads, rope)?;
         let sinks = self.tensors.vector(&format!("blk.{layer}.attn_sinks.weight"), n_heads)?;
@@ -93,6 +94,7 @@ impl Builder<'_> {
                 self.tensors.norm(&format!("blk.{layer}.attn_sub_norm"), heads.out_cols, formula, eps)?
             },
             out_scale: self.keys.nonzero("attention.value_scale")?.map(|scale| scale as f32),
+            switched,
         })
     }
 

@@ -145,6 +145,7 @@ impl Builder<'_> {
 
     fn plan(mut self, arch: &str) -> Result<GraphPlan, EngineError> {
         let embedding = self.rows_of("token_embd")?;
+        let switch = self.switch(embedding.n_rows)?;
         let positions = match self.built.positions {
             PositionRule::Learned => Some(self.rows_of("position_embd")?),
             PositionRule::AlibiKey if self.tensors.has("position_embd.weight") => {
@@ -199,6 +200,7 @@ impl Builder<'_> {
             token_types,
             embed_scale: self.embed_scale()?,
             embed_norm,
+            switch,
             layer_embeddings,
             altup,
             prefix,

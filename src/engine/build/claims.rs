@@ -124,11 +124,7 @@ impl<'a> TensorClaims<'a> {
         n_rows: usize,
         n_cols: usize,
     ) -> Result<Vec<Matrix>, EngineError> {
-        let at = self.need(&format!("{name}.weight"))?;
-        let want = [n_experts as u64, n_rows as u64, n_cols as u64];
-        if self.metas[at].shape.dims() != want {
-            return Err(self.wrong_shape(at, format!("[{n_experts}, {n_rows}, {n_cols}]")));
-        }
+        let plain = self.stack(&format!("{name}.weight"), n_experts, n_rows, n_cols)?;
         let total = n_experts.saturating_mul(n_rows);
         let bias = self.vector(&format!("{name}.bias"), total)?;
         let scale = self.vector(&format!("{name}.scale"), n_experts)?;
@@ -136,17 +132,36 @@ impl<'a> TensorClaims<'a> {
         let part = |whole: &Option<Vector>, expert: usize, len: usize| {
             whole.as_ref().map(|v| Vector { tensor: v.tensor, first: expert * len, len })
         };
-        Ok((0..n_experts)
-            .map(|expert| Matrix {
-                tensor: at,
-                first_row: expert * n_rows,
-                n_rows,
-                n_cols,
-                bias: part(&bias, expert, n_rows),
-                scale: part(&scale, expert, 1),
-                expert: Some(expert),
-            })
-            .collect())
+        let with_affixes = |(expert, matrix): (usize, Matrix)| Matrix {
+            bias: part(&bias, expert, n_rows),
+            scale: part(&scale, expert, 1),
+            ..matrix
+        };
+        Ok(plain.into_iter().enumerate().map(with_affixes).collect())
+    }
+
+    /// The stacked matrices of the tensor `name`, `[n, n_rows, n_cols]`.
+    pub(crate) fn stack(
+        &mut self,
+        name: &str,
+        n: usize,
+        n_rows: usize,
+        n_cols: usize,
+    ) -> Result<Vec<Matrix>, EngineError> {
+        let at = self.need(name)?;
+        if self.metas[at].shape.dims() != [n as u64, n_rows as u64, n_cols as u64] {
+            return Err(self.wrong_shape(at, format!("[{n}, {n_rows}, {n_cols}]")));
+        }
+        let matrix = |expert: usize| Matrix {
+            tensor: at,
+            first_row: expert * n_rows,
+            n_rows,
+            n_cols,
+            bias: None,
+            scale: None,
+            expert: Some(expert),
+        };
+        Ok((0..n).map(matrix).collect())
     }
 
     /// The norm `name.weight` with its bias; `None` if there is no such tensor. Some models' norms go without the suffix.

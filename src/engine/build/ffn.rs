@@ -36,7 +36,9 @@ impl Builder<'_> {
             return Ok(Ffn::None);
         }
         let names = DenseNames { gate: at("ffn_gate"), up: at("ffn_up"), down: at("ffn_down"), width };
-        self.dense(layer, &names).map(Ffn::Dense)
+        let dense = self.dense(layer, &names)?;
+        let switched = self.switched_dense(layer, &dense)?;
+        Ok(Ffn::Dense(Dense { switched, ..dense }))
     }
 
     /// A dense feed-forward beside experts: both read the stream, each through its own norm where it has one.
@@ -115,7 +117,7 @@ impl Builder<'_> {
         // A scale that is not finite stands for a layer that keeps its whole gate.
         let sparsity = self.keys.layer_number("activation_sparsity_scale", layer)?;
         let sparsity = sparsity.filter(|scale| scale.is_finite()).map(|scale| scale as f32);
-        Ok(Dense { act, up, down, sub_norm, sparsity })
+        Ok(Dense { act, up, down, sub_norm, sparsity, switched: None })
     }
 
     fn moe(&mut self, layer: usize) -> Result<Moe, EngineError> {
@@ -232,7 +234,7 @@ impl Builder<'_> {
         Ok(inner
             .into_iter()
             .zip(down)
-            .map(|((act, up), down)| Dense { act, up, down, sub_norm: None, sparsity: None })
+            .map(|((act, up), down)| Dense { act, up, down, sub_norm: None, sparsity: None, switched: None })
             .collect())
     }
 

@@ -70,6 +70,7 @@ impl Builder<'_> {
             gate: None,
             sub_norm: None,
             out_scale: None,
+            switched: None,
         };
         Ok(Some(CrossAttention { norm: self.need_norm(&at("norm"))?, attention: Box::new(attention) }))
     }

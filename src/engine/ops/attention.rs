@@ -13,6 +13,7 @@ use crate::engine::ops::matmul::{MatrixView, TileGrid};
 use crate::engine::ops::prefix::rotate_2d;
 use crate::engine::ops::product::Product;
 use crate::engine::ops::relative::RelativeScores;
+use crate::engine::ops::switched::SwitchedHeads;
 use crate::engine::plan::{Attention, HeadNorm, HeadSpan, KvSource, Temperature};
 use crate::engine::run::batch::{ChunkBatch, TokenPlace};
 use crate::engine::run::runner::Runner;
@@ -75,6 +76,10 @@ impl Runner<'_> {
             self.products(x, n_tokens, products)?;
             self.products(&queries, n_wanted, vec![Product::plain(&a.q, &mut q)])?;
         }
+        if let Some(switched) = &a.switched {
+            let heads = SwitchedHeads { q: &mut q, k: &mut k, v: &mut v };
+            self.switch_heads(switched, batch, (x, &queries), heads)?;
+        }
         let gates = self.take_gates(a, &mut q);
         if let Some(c) = a.clamp {
             self.workers.install(|| {
@@ -108,6 +113,9 @@ impl Runner<'_> {
         }
         self.norm_in_place(a.sub_norm.as_ref(), &mut context, a.out.n_cols)?;
         self.products(&context, n_wanted, vec![Product::plain(&a.out, out)])?;
+        if let Some(switched) = &a.switched {
+            self.switch_output(switched, batch, &context, out)?;
+        }
         if let Some(factor) = a.out_scale {
             self.scale_rows(out, factor);
         }

@@ -37,7 +37,10 @@ impl Runner<'_> {
                 out.fill(0.0);
                 Ok(())
             }
-            Ffn::Dense(dense) => self.dense(dense, inputs.input, n_tokens, out),
+            Ffn::Dense(dense) => match &dense.switched {
+                Some(switched) => self.switched_dense(dense, switched, (batch, inputs.input), out),
+                None => self.dense(dense, inputs.input, n_tokens, out),
+            },
             Ffn::ChannelMix(mix) => self.channel_mix(mix, batch, inputs.input, out),
             Ffn::Moe(moe) => self.moe(moe, inputs, n_tokens, out),
             Ffn::Both(both) => self.dense_and_moe(both, inputs, n_tokens, out),

@@ -134,7 +134,9 @@ impl Dense {
     pub(super) fn floats_per_token(&self, n_embd: usize) -> usize {
         // A gate that is looked at row by row is kept whole.
         let inner = if self.sparsity.is_some() { 2 } else { 1 };
-        inner * self.up.n_rows + n_embd
+        // Beside additions the gate is kept whole too.
+        let switched = self.switched.as_ref().map_or(0, |own| self.up.n_rows + own.floats_per_token());
+        inner * self.up.n_rows + n_embd + switched
     }
 }
 
@@ -197,6 +199,7 @@ impl GraphPlan {
         // The start of the stream, and the token.
         let start = if self.needs_start() { self.n_embd + 1 } else { 0 };
         let held = if self.held.is_some() { self.n_embd } else { 0 };
-        kept.sum::<usize>() + start + held + self.n_kept_streams() * self.n_embd
+        let slot = usize::from(self.switch.is_some());
+        kept.sum::<usize>() + start + held + slot + self.n_kept_streams() * self.n_embd
     }
 }

@@ -66,7 +66,8 @@ impl Footprint for Attention {
     fn floats_per_token(&self) -> usize {
         let gated = if self.has_gated_queries() { 3 * self.n_heads * self.dk } else { 0 };
         let gate = self.gate.as_ref().map_or(0, |gate| gate.matrix.n_rows);
-        gated + gate + (self.n_heads + self.n_kv_heads) * (self.dk + self.dv)
+        let switched = self.switched.as_ref().map_or(0, |switched| switched.floats_per_token());
+        switched + gated + gate + (self.n_heads + self.n_kv_heads) * (self.dk + self.dv)
     }
 
     fn thread_bytes(&self, chunk_len: usize) -> usize {

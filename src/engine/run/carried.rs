@@ -16,6 +16,8 @@ pub(crate) struct Carried {
     streams: Mutex<HashMap<usize, Vec<Vec<f32>>>>,
     /// Tokens of the group, if layers look them up.
     pub(crate) tokens: Vec<u32>,
+    /// Slots of the group's tokens, where tokens turn adapters on.
+    pub(crate) slots: Vec<u32>,
     /// The stream before the first layer, if later layers read it.
     pub(crate) start: Vec<f32>,
     /// The state beside the stream, if stacks run in turn.

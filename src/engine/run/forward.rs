@@ -257,6 +257,9 @@ impl<'a> Engine<'a> {
             run.carried.tokens = chunks.iter().flat_map(|chunk| &chunk.tokens).copied().collect();
             run.carried.start.clone_from(&x);
         }
+        if let Some(switch) = &plan.switch {
+            run.carried.slots = chunks.iter().flat_map(|chunk| switch.slots(&chunk.tokens)).collect();
+        }
         if let Some(held) = &plan.held {
             let n_tokens = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
             run.carried.hold(&weights.vector(&held.start)?, n_tokens);
@@ -348,7 +351,8 @@ impl Runner<'_> {
         let (mut bytes, mut scratch) = (Vec::new(), vec![0.0; n_embd]);
         for (prompt, chunk) in chunks.iter().enumerate() {
             for (position, (&token, row)) in chunk.tokens.iter().zip(&mut rows).enumerate() {
-                let at = usize::try_from(token).ok().filter(|&at| at < vocabulary);
+                let own = plan.switch.as_ref().map_or(token, |switch| switch.substitute(token));
+                let at = usize::try_from(own).ok().filter(|&at| at < vocabulary);
                 let at = at.ok_or(EngineError::Token { prompt, token, vocabulary })?;
                 self.weights.rows(plan.embedding.tensor, at, 1, &mut bytes, row)?;
                 math::scale_and_cap(self.weights.level, row, plan.embed_scale, None);

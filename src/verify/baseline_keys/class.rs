@@ -36,10 +36,15 @@ const FREE: [&str; 6] = [
 ];
 
 /// Keys of an architecture that the engine reads: building the graph with and without one shows what it changes.
-pub(super) const READ: [&str; 112] = [
+pub(super) const READ: [&str; 117] = [
     "activation.situ_beta",
     "activation.situ_linear_beta",
     "activation_sparsity_scale",
+    "adapters.count",
+    "adapters.lora_rank",
+    "adapters.router_gain",
+    "adapters.token_ids_activate",
+    "adapters.token_ids_substitute",
     "altup.active_idx",
     "altup.num_inputs",
     "attention.causal",
@@ -156,11 +161,6 @@ pub(super) const READ: [&str; 112] = [
 /// does not build.
 #[cfg(test)]
 const UNREAD: &[&str] = &[
-    "adapters.count",
-    "adapters.lora_rank",
-    "adapters.router_gain",
-    "adapters.token_ids_activate",
-    "adapters.token_ids_substitute",
     "attention.compress_ratios",
     "attention.compress_rope_freq_base",
     "attention.decay_lora_rank",

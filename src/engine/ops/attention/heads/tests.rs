@@ -36,6 +36,7 @@ fn attention(mask: Mask, cap: Option<f32>, alibi: Option<Vec<f32>>) -> Attention
         gate: None,
         sub_norm: None,
         out_scale: None,
+        switched: None,
     }
 }
 
