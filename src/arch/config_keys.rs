@@ -416,6 +416,7 @@ pub(super) const CONFIG_KEYS: &[&str] = &[
     "quantization",
     "quantization_config",
     "quantized_layers",
+    "relative_attention_max_distance",
     "relative_attention_num_buckets",
     "rescale_every",
     "residual_multiplier",

@@ -13,6 +13,7 @@ use gguf_foundry::gguf::{Metadata, Value};
 use rayon::prelude::*;
 use serde_json::{Value as Json, json};
 
+mod came_from;
 mod classes;
 mod fixture;
 mod invert;

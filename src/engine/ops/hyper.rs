@@ -223,15 +223,21 @@ fn finish_weights(
 fn sinkhorn(matrix: &mut [f32], n: usize, eps: f32, iterations: usize) {
     for row in matrix.chunks_mut(n) {
         let peak = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        row.iter_mut().for_each(|x| *x = math::exp(*x - peak));
+        for x in row.iter_mut() {
+            *x = math::exp(*x - peak);
+        }
         let sum: f32 = row.iter().sum();
-        row.iter_mut().for_each(|x| *x = *x / sum + eps);
+        for x in row.iter_mut() {
+            *x = *x / sum + eps;
+        }
     }
     for round in 0..iterations {
         if round > 0 {
             for row in matrix.chunks_mut(n) {
                 let sum = row.iter().sum::<f32>() + eps;
-                row.iter_mut().for_each(|x| *x /= sum);
+                for x in row.iter_mut() {
+                    *x /= sum;
+                }
             }
         }
         for col in 0..n {

@@ -15,6 +15,7 @@ use gguf_foundry::views::{match_rope_freqs, recipe};
 use rayon::prelude::*;
 use serde_json::{Value as Json, json};
 
+use super::came_from;
 use super::fixture::{self, CardFixture};
 use super::{Synthetic, keys, load, resolve_with};
 
@@ -221,6 +222,7 @@ fn round_trip(registry: &Registry, case: &CardFixture) -> Result<(), String> {
         (Ok(_), Some(_)) => return Err("there is a way back after all".to_owned()),
         (Err(error), _) => return Err(text(&error)),
     };
+    came_from::complaint(&there, &back, at).map_or(Ok(()), Err)?;
     let again = case.plan_back(&there, &back).map_err(|error| format!("again: {error}"))?;
     let content = |conversion| content(conversion).map_err(|error| text(&error));
     difference(at, &content(&conversion)?, &content(&again)?, report.lost.is_empty()).map_or(Ok(()), Err)
