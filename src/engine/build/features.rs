@@ -269,9 +269,10 @@ mod tests {
 
     #[test]
     fn what_is_not_built_is_refused_by_the_name_it_has_in_the_card() {
-        for (text, expected) in
-            [("qk_norm_kind = 'rms_free'", "qk_norm_kind = rms_free"), ("weigh = 'before'", "weigh = before")]
-        {
+        for (text, expected) in [
+            ("qk_norm_kind = 'rms_free'", "qk_norm_kind = rms_free"),
+            ("residual = 'hyper'\nextras = ['loops']", "extras beside streams = [loops]"),
+        ] {
             let error = built(text).err().unwrap_or_default();
             assert_eq!(error, format!("card `x`: `{expected}` is not built yet"), "{text}");
         }
