@@ -229,9 +229,9 @@ fn experts_64(by: usize) -> Case {
     ]);
     Case {
         name: "experts64",
-        model: "DeepSeekMoE 16B",
+        model: "Ling-lite 1.5",
         what: "6 of 64 experts and 2 shared",
-        arch: "deepseek",
+        arch: "bailingmoe",
         n_layers: 1,
         n_embd,
         keys: vec![

@@ -24,6 +24,7 @@ const OPTIONAL_KEYS: Exceptions = &[
         "what is not said is not done: no factor, cap, clamp, bias, window, group, shared layer, norm",
         &[
             "activation.situ_linear_beta",
+            "activation_sparsity_scale",
             "attention.clamp_kqv",
             "attention.max_alibi_bias",
             "attention.scale",
@@ -41,6 +42,7 @@ const OPTIONAL_KEYS: Exceptions = &[
             "expert_weights_norm",
             "expert_weights_scale",
             "final_logit_softcapping",
+            "hrm.prefix_lm",
             "kda.gate_lower_bound",
             "kda.safe_gate",
             "leading_dense_block_count",
@@ -59,6 +61,7 @@ const OPTIONAL_KEYS: Exceptions = &[
             "ssm.dt_b_c_rms",
             "ssm.group_count",
             "swiglu_clamp_exp",
+            "swiglu_clamp_shexp",
             "swin_norm",
             "use_parallel_residual",
         ],
@@ -101,6 +104,7 @@ const OPTIONAL_KEYS: Exceptions = &[
         "decides nothing about the logits of a chunk: a length, what is pooled, where an answer starts",
         &[
             "attention.indexer.block_size",
+            "attention.indexer.kpool",
             "classifier.pooling_type",
             "context_length",
             "decoder_start_token_id",
@@ -157,7 +161,10 @@ const OPTIONAL_TENSORS: Exceptions = &[
         "divisors of the angles, if there are some",
         &["rope_factors_long.weight", "rope_factors_short.weight", "rope_freqs.weight"],
     ),
-    ("not run: what chooses keys, what predicts further tokens", &["indexer.*", "nextn.*"]),
+    (
+        "not run: what chooses keys, what predicts further tokens",
+        &["indexer.*", "indexer_compressor_*", "nextn.*"],
+    ),
 ];
 
 /// Tensors that may have other rows; `*` stands for anything.
@@ -173,7 +180,10 @@ const FREE_ROWS: Exceptions = &[
         ],
     ),
     ("the first layer's is left aside", &["time_mix_v1.weight", "time_mix_v2.weight"]),
-    ("not run: what chooses keys, what predicts further tokens", &["indexer.*", "nextn.*"]),
+    (
+        "not run: what chooses keys, what predicts further tokens",
+        &["indexer.*", "indexer_compressor_*", "nextn.*"],
+    ),
 ];
 
 /// Keys with a value that no model can have, what it is, and what the error names.

@@ -33,13 +33,15 @@ impl Builder<'_> {
             return Ok(None);
         }
         let (n, width) = self.stream_widths()?;
-        let end = if self.tensors.has("output_hc_down.weight") {
+        let has_any =
+            |parts: [&str; 3]| parts.iter().any(|part| self.tensors.has(&format!("output_hc_{part}.weight")));
+        let end = if has_any(["down", "up", "norm"]) {
             StreamsEnd::Read(Box::new(Connection::Gated(self.gated_streams(
                 "output_hc",
                 (n, width),
                 false,
             )?)))
-        } else if self.tensors.has("output_hc_fn.weight") {
+        } else if has_any(["fn", "base", "scale"]) {
             let read = self.weighed_streams("output_hc", (n, width), n, 1, StreamsWrite::None)?;
             StreamsEnd::Read(Box::new(Connection::Weighed(read)))
         } else {
@@ -72,10 +74,14 @@ impl Builder<'_> {
         let tensor = format!("{name}_fn.weight");
         let n_rows = self.tensors.shape(&tensor).map(crate::core::Shape::n_rows);
         let n_rows = n_rows.ok_or(EngineError::MissingTensor { tensor })?;
+        let n_mixed = 2 * n + n * n;
         let (n_weights, write) = if n_rows == 2 * n as u64 {
             (2 * n, StreamsWrite::Add { magnitude: self.magnitude()?, eps: self.connection_eps()? })
         } else {
-            (2 * n + n * n, StreamsWrite::Mix { iterations: self.sinkhorn_iterations()? })
+            if n_rows != n_mixed as u64 {
+                self.tensors.need_matrix(&format!("{name}_fn"), n_mixed, width)?;
+            }
+            (n_mixed, StreamsWrite::Mix { iterations: self.sinkhorn_iterations()? })
         };
         let n_scales = if n_weights == 2 * n { 2 } else { 3 };
         self.weighed_streams(name, (n, width), n_weights, n_scales, write).map(Connection::Weighed)
