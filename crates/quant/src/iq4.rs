@@ -22,7 +22,8 @@ const NL_BYTES: usize = 18;
 const XS_BYTES: usize = 136;
 
 /// The levels, in units of the scale.
-const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub(super) const LEVELS: [i8; 16] =
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 pub(super) static IQ4_NL: Codec = Codec {
     ty: GgmlType::Iq4Nl,

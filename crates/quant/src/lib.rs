@@ -19,7 +19,8 @@
 //! ```
 //!
 //! Types that need to know which columns count take an importance matrix ([`gguf_core::ImatrixNeed`]). [`pack`] puts
-//! integers that someone else has quantized into blocks as they are.
+//! integers that someone else has quantized into blocks as they are; [`states`] takes blocks apart into scales, minima and codes,
+//! and puts them together again.
 //!
 //! # Inside
 //! Every type has one row in `CODECS`; the functions here check lengths once and hand on to that row. The
@@ -87,6 +88,7 @@ mod q45_k;
 mod q6_k;
 mod search;
 mod search_lanes;
+pub mod states;
 mod superblock;
 mod superblock_lanes;
 #[cfg(test)]
