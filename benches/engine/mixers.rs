@@ -89,14 +89,19 @@ pub(crate) fn run(case: &Case, n_tokens: usize, n_rounds: usize, n_threads: usiz
         let plain = layers * ceiling(&weights, n_threads);
         let plain_attention =
             if attention.is_empty() { 0.0 } else { layers * ceiling(&attention, n_threads) };
-        let plan = GraphPlan::new(&features, &metadata, model.tensors()).unwrap();
-        let engine = Engine::new(plan, &model, EngineOptions::default()).unwrap();
-        let start = Instant::now();
-        std::hint::black_box(engine.hidden(&chunks).unwrap());
-        let all = start.elapsed().as_secs_f64();
-        let share = |seconds: f64| 100.0 * seconds / (all * n_threads as f64);
-        let timings = engine.timings().map(|(phase, time)| (phase.name(), share(time.as_secs_f64())));
-        rounds.push(Round { plain, plain_attention, all, timings: timings.into() });
+        // The better of two, as the ceiling is.
+        let runs = [(); 2].map(|()| {
+            let plan = GraphPlan::new(&features, &metadata, model.tensors()).unwrap();
+            let engine = Engine::new(plan, &model, EngineOptions::default()).unwrap();
+            let start = Instant::now();
+            std::hint::black_box(engine.hidden(&chunks).unwrap());
+            let all = start.elapsed().as_secs_f64();
+            let share = |seconds: f64| 100.0 * seconds / (all * n_threads as f64);
+            let timings = engine.timings().map(|(phase, time)| (phase.name(), share(time.as_secs_f64())));
+            (all, timings)
+        });
+        let (all, timings) = if runs[1].0 < runs[0].0 { &runs[1] } else { &runs[0] };
+        rounds.push(Round { plain, plain_attention, all: *all, timings: timings.to_vec() });
     }
     rounds.sort_by(|a, b| (a.plain / a.all).total_cmp(&(b.plain / b.all)));
     let Some(round) = rounds.get(rounds.len() / 2) else { return };

@@ -15,16 +15,13 @@ rounds activations to f16 and may choose other experts; `--outtype f32 --toleran
 """
 
 import argparse
-import json
 import os
 import pathlib
 import shutil
-import statistics
-import subprocess
 import sys
 
-from bench_verify import perplexity_of
-from timing import cpu_name, in_turns, run, warm
+import perplexity_pairs as pairs
+from timing import run, warm
 
 HERE = pathlib.Path(__file__).resolve().parent
 # With its repacked kernels llama.cpp 0.5.0 fails an assertion on latent attention in F16.
@@ -46,24 +43,11 @@ def make(options, kind):
 
 def measure(options, kind):
     model = make(options, kind)
-    size = ["--chunks", str(options.chunks)]
-    ours = [options.ours, model, "--prompts", options.text, "--plain-text", "--ctx", str(options.ctx), *size]
-    ours += ["--threads", str(options.threads), "--quiet"]
-    ours += ["--memory", options.memory] if options.memory else []
-    peer = [os.path.join(options.peer, "llama-perplexity"), "-m", model, "-f", options.text]
-    peer += ["-c", str(options.ctx), "-t", str(options.threads), *size, *PEER_OPTIONS.get(kind, [])]
-    result = {"kind": kind, "ours": [], "peer": [], "memory": {"ours": 0.0, "peer": 0.0}, "ppl": {}}
-    for round_number in range(options.rounds):
-        # A model of random weights fails what a sound one passes; what counts is that figures came out.
-        jobs = [
-            ("ours", ours, (0, 1, 3, 4), r"perplexity\s+([0-9.]+)"),
-            ("peer", peer, (0,), r"Final estimate: PPL = ([0-9.]+)"),
-        ]
-        for who, command, fine, pattern in in_turns(jobs, round_number):
-            done = run(command, fine=fine)
-            result[who].append(done.seconds)
-            result["memory"][who] = max(result["memory"][who], done.memory)
-            result["ppl"][who] = perplexity_of(done.output, pattern)
+    memory = ["--memory", options.memory] if options.memory else []
+    prompts = [options.text, "--plain-text"]
+    ours, peer = pairs.commands(options, model, prompts, ours=memory, peer=PEER_OPTIONS.get(kind, []))
+    # A model of random weights fails what a sound one passes; what counts is that figures came out.
+    result = pairs.measure(kind, ours, peer, options.rounds, (0, 1, 3, 4))
     if not options.keep:
         os.remove(model)
     return result
@@ -71,48 +55,29 @@ def measure(options, kind):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    pairs.add_options(parser)
     parser.add_argument("--convert", required=True)
-    parser.add_argument("--ours", required=True)
-    parser.add_argument("--peer", required=True)
-    parser.add_argument("--text", required=True)
     parser.add_argument("--dir", required=True)
     parser.add_argument("--kinds", default="gemma,deepseek,qwen3next,mamba2")
     parser.add_argument("--chunks", type=int, default=4)
-    parser.add_argument("--ctx", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--memory")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--outtype", default="f16")
     parser.add_argument("--tolerance", type=float, default=0.05)
     parser.add_argument("--keep", action="store_true")
-    parser.add_argument("--json")
     options = parser.parse_args()
 
     os.makedirs(options.dir, exist_ok=True)
-    n_tokens = options.chunks * options.ctx
-    print(f"{cpu_name()}; {options.threads} threads; {options.outtype}; {options.chunks} chunks of {options.ctx} tokens;")
-    print(f"medians of {options.rounds} rounds\n")
-    print("| model | ours, s | peer, s | ratio | ours, tokens/s | peer, tokens/s | ours, PPL | peer, PPL "
-          "| ours, MiB | peer, MiB |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|", flush=True)
+    pairs.print_head(options, options.outtype, "model")
     results, apart = [], []
     for kind in options.kinds.split(","):
         result = measure(options, kind)
         results.append(result)
-        ours, peer = statistics.median(result["ours"]), statistics.median(result["peer"])
-        ppl, memory = result["ppl"], result["memory"]
-        print(
-            f"| {kind} | {ours:.2f} | {peer:.2f} | {peer / ours:.2f} | {n_tokens / ours:.0f} "
-            f"| {n_tokens / peer:.0f} | {ppl['ours']:.1f} | {ppl['peer']:.1f} "
-            f"| {memory['ours']:.0f} | {memory['peer']:.0f} |",
-            flush=True,
-        )
+        pairs.print_row(options, result, 1)
+        ppl = result["ppl"]
         if not abs(ppl["ours"] / ppl["peer"] - 1) <= options.tolerance:
             apart.append(kind)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"cpu": cpu_name(), "threads": options.threads, "results": results}, file, indent=1)
+    pairs.save(options, results)
     if apart:
         print(f"perplexities differ by more than {options.tolerance}: {', '.join(apart)}", file=sys.stderr)
         return 1

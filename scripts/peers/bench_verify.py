@@ -16,17 +16,11 @@ rounds activations to 8 bits for quantized types and to f16 for F16, so perplexi
 import argparse
 import json
 import os
-import re
-import statistics
 import subprocess
 import sys
 
-from timing import cpu_name, in_turns, run, warm
-
-
-def perplexity_of(output, pattern):
-    found = re.search(pattern, output)
-    return float(found.group(1)) if found else float("nan")
+import perplexity_pairs as pairs
+from timing import run, warm
 
 
 def encode(options):
@@ -48,65 +42,24 @@ def quantized(options, file_type):
     return path
 
 
-def measure(options, file_type, tokens):
-    model = quantized(options, file_type)
-    size = ["--chunks", str(options.chunks)]
-    ours = [options.ours, model, "--prompts", tokens, "--ctx", str(options.ctx), *size]
-    ours += ["--threads", str(options.threads), "--quiet"]
-    peer = [os.path.join(options.peer, "llama-perplexity"), "-m", model, "-f", options.text]
-    peer += ["-c", str(options.ctx), "-t", str(options.threads), *size]
-    result = {"type": file_type, "ours": [], "peer": [], "memory": {"ours": 0.0, "peer": 0.0}, "ppl": {}}
-    for round_number in range(options.rounds):
-        # 4: passed as far as it could be judged, without a text encoder.
-        jobs = [
-            ("ours", ours, (0, 4), r"perplexity\s+([0-9.]+)"),
-            ("peer", peer, (0,), r"Final estimate: PPL = ([0-9.]+)"),
-        ]
-        for who, command, fine, pattern in in_turns(jobs, round_number):
-            done = run(command, fine=fine)
-            result[who].append(done.seconds)
-            result["memory"][who] = max(result["memory"][who], done.memory)
-            result["ppl"][who] = perplexity_of(done.output, pattern)
-    return result
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ours", required=True)
-    parser.add_argument("--peer", required=True)
+    pairs.add_options(parser)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--text", required=True)
     parser.add_argument("--types", default="F16,Q4_1,Q8_0,Q4_0")
     parser.add_argument("--chunks", type=int, default=16)
-    parser.add_argument("--ctx", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--dir", default=".")
-    parser.add_argument("--json")
     options = parser.parse_args()
 
     tokens = encode(options)
-    n_tokens = options.chunks * options.ctx
-    print(f"{cpu_name()}; {options.threads} threads; {os.path.basename(options.model)}; {options.chunks} chunks of")
-    print(f"{options.ctx} tokens; medians of {options.rounds} rounds\n")
-    print("| type | ours, s | peer, s | ratio | ours, tokens/s | peer, tokens/s | ours, PPL | peer, PPL "
-          "| ours, MiB | peer, MiB |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|", flush=True)
+    pairs.print_head(options, os.path.basename(options.model), "type")
     results = []
     for file_type in options.types.split(","):
-        result = measure(options, file_type, tokens)
-        results.append(result)
-        ours, peer = statistics.median(result["ours"]), statistics.median(result["peer"])
-        ppl, memory = result["ppl"], result["memory"]
-        print(
-            f"| {file_type} | {ours:.2f} | {peer:.2f} | {peer / ours:.2f} | {n_tokens / ours:.0f} "
-            f"| {n_tokens / peer:.0f} | {ppl['ours']:.4f} | {ppl['peer']:.4f} "
-            f"| {memory['ours']:.0f} | {memory['peer']:.0f} |",
-            flush=True,
-        )
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"cpu": cpu_name(), "threads": options.threads, "results": results}, file, indent=1)
+        ours, peer = pairs.commands(options, quantized(options, file_type), [tokens])
+        # 4: passed as far as it could be judged, without a text encoder.
+        results.append(pairs.measure(file_type, ours, peer, options.rounds, (0, 4)))
+        pairs.print_row(options, results[-1], 4)
+    pairs.save(options, results)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ pub(crate) fn buffer_bytes(a: &Scores<'_>, chunk_len: usize) -> usize {
     let running = if chunk_len <= WHOLE_KEYS { 0 } else { PART_QUERIES * a.n_heads / a.n_kv_heads.max(1) };
     // The bias by relative position is shared, but small: it counts for each thread.
     let relative = a.relative.map_or(0, |_| 8 * a.n_heads * chunk_len);
-    4 * (QUERY_ROWS + a.dk) * keys + size_of::<RunningSoftmax>() * running + relative
+    4 * (QUERY_ROWS + a.dk + a.dv) * keys + size_of::<RunningSoftmax>() * running + relative
 }
 
 /// What the heads of a layer share.
@@ -154,12 +154,24 @@ impl Heads<'_> {
         scores
     }
 
-    /// Keys become columns, one each, then some that mean nothing.
-    fn transposed<'k>(&self, keys: MatrixView<'_>, out: &'k mut Vec<f32>) -> MatrixView<'k> {
-        let (width, dk) = (keys.n_rows().next_multiple_of(KEY_ROWS), self.a.dk);
-        let out = lend(out, dk * width);
-        self.clock.time(WorkKind::Attention, || transpose(keys, &mut MatrixTile::whole(out, dk, width)));
-        MatrixView::new(out, dk, width, width)
+    /// Keys become columns, one each, then some that mean nothing; values lie together. With the rows of all heads between
+    /// them, often a power of two, values that every tile of queries needs would push one another out of the caches.
+    fn gathered<'k>(
+        &self,
+        keys: MatrixView<'_>,
+        values: MatrixView<'_>,
+        out: &'k mut Vec<f32>,
+    ) -> (MatrixView<'k>, MatrixView<'k>) {
+        let (n, dk, dv) = (keys.n_rows(), self.a.dk, self.a.dv);
+        let width = n.next_multiple_of(KEY_ROWS);
+        let (columns, rows) = lend(out, dk * width + n * dv).split_at_mut(dk * width);
+        self.clock.time(WorkKind::Attention, || {
+            transpose(keys, &mut MatrixTile::whole(columns, dk, width));
+            for (at, row) in rows.chunks_mut(dv.max(1)).enumerate() {
+                row.copy_from_slice(values.row(at));
+            }
+        });
+        (MatrixView::new(columns, dk, width, width), MatrixView::new(rows, n, dv, dv))
     }
 
     /// All query heads of a key-value head, each tile of queries with all keys at once.
@@ -169,7 +181,7 @@ impl Heads<'_> {
         out: impl Fn(usize) -> MatrixTile<'o>,
         WorkerBuffers { rows: keys, tile: scores, sums, .. }: &mut WorkerBuffers,
     ) {
-        let keys = self.transposed(queries.keys, keys);
+        let (keys, values) = self.gathered(queries.keys, queries.values, keys);
         for head in self.group(queries.kv_head) {
             let options = self.softmax_row(head);
             let mut out = out(head);
@@ -195,7 +207,7 @@ impl Heads<'_> {
                 });
                 self.clock.time(WorkKind::Attention, || {
                     let mut out = out.rows_mut(tile.clone());
-                    let values = queries.values.rows(first_key..first_key + n_keys);
+                    let values = values.rows(first_key..first_key + n_keys);
                     multiply(&mut out, MatrixView::new(scores, tile.len(), n_keys, width), values, 1.0);
                     for (row, &sum) in sums.iter().enumerate() {
                         out.row_mut(row).iter_mut().for_each(|x| *x *= sum);
@@ -223,10 +235,11 @@ impl Heads<'_> {
         let end = queries.keys.n_rows();
         for first in (first..end).step_by(TILE_KEYS) {
             let seen = first..(first + TILE_KEYS).min(end);
-            let keys = self.transposed(queries.keys.rows(seen.clone()), keys);
+            let (keys, values) =
+                self.gathered(queries.keys.rows(seen.clone()), queries.values.rows(seen.clone()), keys);
             for head in &mut heads {
                 for tile in queries.tiles() {
-                    self.online_tile(queries, &tile, (&seen, keys), head, (scores, sums));
+                    self.online_tile(queries, &tile, (&seen, keys, values), head, (scores, sums));
                 }
             }
         }
@@ -245,7 +258,7 @@ impl Heads<'_> {
         &self,
         queries: &Queries<'_>,
         tile: &Range<usize>,
-        (seen, keys): (&Range<usize>, MatrixView<'_>),
+        (seen, keys, values): (&Range<usize>, MatrixView<'_>, MatrixView<'_>),
         head: &mut OnlineHead<'_>,
         (scores, shrinks): (&mut Vec<f32>, &mut Vec<f32>),
     ) {
@@ -283,7 +296,7 @@ impl Heads<'_> {
             for (row, &shrink) in shrinks.iter().enumerate().filter(|(_, shrink)| **shrink != 1.0) {
                 out.row_mut(row).iter_mut().for_each(|x| *x *= shrink);
             }
-            let values = queries.values.rows(first..end);
+            let values = values.rows(first - seen.start..end - seen.start);
             multiply_add(&mut out, MatrixView::new(scores, n, n_keys, width), values);
         });
     }
