@@ -65,6 +65,9 @@ pub enum EngineError {
     /// The worker threads could not be started.
     #[error("cannot start {threads} threads: {source}")]
     Threads { threads: usize, source: rayon::ThreadPoolBuildError },
+    /// Who looked on asked to stop.
+    #[error("stopped by the observer of the run")]
+    Stopped,
     /// The caller asked to stop.
     #[error("interrupted")]
     Cancelled,

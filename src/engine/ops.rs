@@ -11,6 +11,7 @@ pub(super) mod extras;
 pub(super) mod ffn;
 mod gate;
 mod gated_q;
+pub(super) mod gram;
 pub(super) mod head;
 mod hyper;
 mod kda;

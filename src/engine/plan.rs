@@ -585,7 +585,7 @@ pub struct GraphPlan {
 
 impl GraphPlan {
     /// The layers of all stacks.
-    pub(super) fn all_layers(&self) -> impl Iterator<Item = &LayerPlan> + Clone {
+    pub(crate) fn all_layers(&self) -> impl Iterator<Item = &LayerPlan> + Clone {
         self.encoder.iter().flat_map(|encoder| &encoder.layers).chain(&self.layers)
     }
 }

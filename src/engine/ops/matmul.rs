@@ -188,7 +188,7 @@ pub(crate) fn prepare() {
 /// # Panics
 /// If the sizes do not fit together.
 pub(crate) fn multiply(out: &mut MatrixTile<'_>, a: MatrixView<'_>, b: MatrixView<'_>, factor: f32) {
-    product(out, a, b, factor, false);
+    product(out, LeftOperand::plain(a), b, factor, false);
 }
 
 /// `out += a b`, as [`multiply`] computes it.
@@ -196,22 +196,49 @@ pub(crate) fn multiply(out: &mut MatrixTile<'_>, a: MatrixView<'_>, b: MatrixVie
 /// # Panics
 /// If the sizes do not fit together.
 pub(crate) fn multiply_add(out: &mut MatrixTile<'_>, a: MatrixView<'_>, b: MatrixView<'_>) {
-    product(out, a, b, 1.0, true);
+    product(out, LeftOperand::plain(a), b, 1.0, true);
+}
+
+/// `out += aᵀ b`, as [`multiply`] computes it.
+///
+/// # Panics
+/// If the sizes do not fit together.
+pub(crate) fn multiply_transposed_add(out: &mut MatrixTile<'_>, a: MatrixView<'_>, b: MatrixView<'_>) {
+    product(out, LeftOperand::transposed(a), b, 1.0, true);
+}
+
+/// The left side of a product: a view, read by rows or by columns.
+struct LeftOperand<'a> {
+    view: MatrixView<'a>,
+    n_rows: usize,
+    n_cols: usize,
+    /// From row to row, and from column to column.
+    strides: (usize, usize),
+}
+
+impl<'a> LeftOperand<'a> {
+    fn plain(view: MatrixView<'a>) -> Self {
+        Self { view, n_rows: view.n_rows, n_cols: view.n_cols, strides: (view.row_stride, 1) }
+    }
+
+    fn transposed(view: MatrixView<'a>) -> Self {
+        Self { view, n_rows: view.n_cols, n_cols: view.n_rows, strides: (1, view.row_stride) }
+    }
 }
 
 /// `out = factor * a b`, added to what `out` holds or instead of it.
-fn product(out: &mut MatrixTile<'_>, a: MatrixView<'_>, b: MatrixView<'_>, factor: f32, adds: bool) {
+fn product(out: &mut MatrixTile<'_>, a: LeftOperand<'_>, b: MatrixView<'_>, factor: f32, adds: bool) {
     assert!(a.n_cols == b.n_rows && out.n_rows == a.n_rows && out.n_cols == b.n_cols, "sizes of a product");
-    let [out_stride, a_stride, b_stride] = [out.row_stride, a.row_stride, b.row_stride]
+    let [out_stride, a_row, a_col, b_stride] = [out.row_stride, a.strides.0, a.strides.1, b.row_stride]
         .map(|stride| isize::try_from(stride).expect("a stride inside a slice"));
     let kernel = gemm_f32::gemm::f32::get_gemm_fn();
-    let (a_start, b_start) = (a.data.as_ptr(), b.data.as_ptr());
+    let (a_start, b_start) = (a.view.data.as_ptr(), b.data.as_ptr());
     // The kernels write columns whose numbers lie together. Rows that lie together are the columns of `bᵀ aᵀ`; an
     // output of single numbers is a column as it is.
     let ((m, n), out_strides, (left, left_strides), (right, right_strides)) = if out.row_stride > 1 {
-        ((out.n_cols, out.n_rows), (out_stride, 1), (b_start, (b_stride, 1)), (a_start, (a_stride, 1)))
+        ((out.n_cols, out.n_rows), (out_stride, 1), (b_start, (b_stride, 1)), (a_start, (a_row, a_col)))
     } else {
-        ((out.n_rows, out.n_cols), (1, out_stride), (a_start, (1, a_stride)), (b_start, (1, b_stride)))
+        ((out.n_rows, out.n_cols), (1, out_stride), (a_start, (a_col, a_row)), (b_start, (1, b_stride)))
     };
     // SAFETY: all three matrices lie inside their slices (checked when view and tile were made), sizes fit
     // (asserted above), and `out` is an exclusive borrow, so it overlaps neither operand. Strides are given as
@@ -270,6 +297,25 @@ mod tests {
         let (a, b) = (MatrixView::new(&a, m, k, 24), MatrixView::new(&b, k, n, n));
         multiply_add(&mut MatrixTile::whole(&mut out, m, n), a, b);
         assert!(out.iter().zip(&half).all(|(sum, half)| (sum - 3.0 * half).abs() < 1e-5));
+    }
+
+    #[test]
+    fn a_transposed_product_is_added_to_any_shape_of_tile() {
+        let (k, m, n) = (11, 7, 5);
+        let a: Vec<f32> = (0..k * 9).map(|i| ((i * 7919) % 101) as f32 / 50.0 - 1.0).collect();
+        let b: Vec<f32> = (0..k * 6).map(|i| ((i * 104_729) % 97) as f32 / 48.0 - 1.0).collect();
+        for (m, n) in [(m, n), (m, 1), (1, n), (1, 1)] {
+            let mut out = vec![2.0f32; m * n];
+            let (left, right) = (MatrixView::new(&a[1..], k, m, 9), MatrixView::new(&b, k, n, 6));
+            multiply_transposed_add(&mut MatrixTile::whole(&mut out, m, n), left, right);
+            for i in 0..m {
+                for j in 0..n {
+                    let dot: f64 =
+                        (0..k).map(|x| f64::from(a[1 + x * 9 + i]) * f64::from(b[x * 6 + j])).sum();
+                    assert!((f64::from(out[i * n + j]) - 2.0 - dot).abs() < 1e-5, "{m} {n}: {i} {j}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -76,12 +76,14 @@ impl Runner<'_> {
     pub(crate) fn observe<'m>(&self, matrices: impl Iterator<Item = &'m Matrix>, x: &[f32]) {
         let Some(observer) = self.observer.filter(|observer| observer.wants_inputs()) else { return };
         // Parts of a fused tensor see the same rows: they count once.
-        let mut seen = Vec::new();
+        let mut seen: Vec<&Matrix> = Vec::new();
         for matrix in matrices {
-            if !seen.contains(&(matrix.tensor, matrix.expert)) {
-                seen.push((matrix.tensor, matrix.expert));
-                observer.input(self.weights.source, matrix, x);
+            if !seen.iter().any(|other| (other.tensor, other.expert) == (matrix.tensor, matrix.expert)) {
+                seen.push(matrix);
             }
+        }
+        if !seen.is_empty() {
+            observer.inputs(self.weights.source, &seen, x);
         }
     }
 

@@ -182,11 +182,21 @@ impl<'a> Engine<'a> {
     #[must_use]
     pub fn work_bytes(&self, chunks: &[TokenChunk]) -> u64 {
         let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
+        self.work_bytes_in(self.counts(chunks, longest).len())
+    }
+
+    /// Chunks of the batches that the memory budget allows.
+    fn counts(&self, chunks: &[TokenChunk], longest: usize) -> Vec<usize> {
         let budget = self.options.memory_bytes.saturating_sub(self.fixed_bytes(longest));
-        let n_batches = batches(chunks, self.batch_tokens(budget, longest)).len() as u64;
+        counts(chunks, self.batch_tokens(budget, longest))
+    }
+
+    /// Bytes of weights that a run in so many batches decodes, head included.
+    #[must_use]
+    pub fn work_bytes_in(&self, n_batches: usize) -> u64 {
         let size = |&tensor: &usize| self.source.tensors()[tensor].n_bytes().unwrap_or(0);
         let layers: u64 = self.plan.all_layers().flat_map(|layer| &layer.tensors).map(size).sum();
-        layers.saturating_mul(n_batches).saturating_add(self.head_bytes())
+        layers.saturating_mul(n_batches as u64).saturating_add(self.head_bytes())
     }
 
     /// Bytes of the head's weights: what is decoded of a model whose hidden states are known.
@@ -205,26 +215,65 @@ impl<'a> Engine<'a> {
         progress: &dyn Progress,
         observer: Option<&dyn Observer>,
     ) -> Result<Hidden, EngineError> {
+        self.stacks(chunks, None, progress, observer)
+    }
+
+    /// [`Engine::forward`] in the batches that the caller chooses, of `batches[i]` chunks each, so that what an observer
+    /// sees at once depends neither on threads nor on the memory budget. What a run takes: [`Engine::run_bytes`].
+    ///
+    /// # Errors
+    /// As [`Engine::forward`]; [`EngineError::Stopped`].
+    ///
+    /// # Panics
+    /// If the batches do not hold all chunks.
+    pub fn forward_in(
+        &self,
+        batches: &[usize],
+        chunks: &[TokenChunk],
+        progress: &dyn Progress,
+        observer: Option<&dyn Observer>,
+    ) -> Result<Hidden, EngineError> {
+        assert_eq!(batches.iter().sum::<usize>(), chunks.len(), "chunks of all batches");
+        self.stacks(chunks, Some(batches), progress, observer)
+    }
+
+    /// Bytes that [`Engine::forward_in`] takes at most, beside the weights: for `n_tokens` in all, `batch_tokens` in the
+    /// largest batch, `chunk_len` in the longest chunk.
+    #[must_use]
+    pub fn run_bytes(&self, n_tokens: usize, batch_tokens: usize, chunk_len: usize) -> u64 {
+        let (kept, inner) = self.token_bytes();
+        let batch = inner.saturating_mul(batch_tokens as u64);
+        kept.saturating_mul(n_tokens as u64).saturating_add(batch).saturating_add(self.fixed_bytes(chunk_len))
+    }
+
+    /// Runs chunks through all stacks of the model.
+    fn stacks(
+        &self,
+        chunks: &[TokenChunk],
+        batches: Option<&[usize]>,
+        progress: &dyn Progress,
+        observer: Option<&dyn Observer>,
+    ) -> Result<Hidden, EngineError> {
         let plan = &self.plan;
+        let n_before = plan.encoder.as_ref().map_or(0, |encoder| encoder.layers.len());
+        let stack = Stack { layers: &plan.layers, final_norm: plan.final_norm.as_ref(), n_before };
         let Some(encoder) = &plan.encoder else {
-            let stack = Stack { layers: &plan.layers, final_norm: plan.final_norm.as_ref() };
             if chunks.iter().any(|chunk| chunk.n_source > 0) {
                 return Err(EngineError::NoSource);
             }
-            return self.run(stack, chunks, Memory::default(), progress, observer);
+            return self.run(stack, (chunks, batches), Memory::default(), progress, observer);
         };
         let Split { sources, answers, cuts } = Split::of(chunks)?;
-        let stack = Stack { layers: &encoder.layers, final_norm: encoder.final_norm.as_ref() };
-        let states = self.run(stack, &sources, Memory::default(), progress, observer)?.states;
-        let stack = Stack { layers: &plan.layers, final_norm: plan.final_norm.as_ref() };
-        self.run(stack, &answers, Memory { states, cuts }, progress, observer)
+        let first = Stack { layers: &encoder.layers, final_norm: encoder.final_norm.as_ref(), n_before: 0 };
+        let states = self.run(first, (&sources, batches), Memory::default(), progress, observer)?.states;
+        self.run(stack, (&answers, batches), Memory { states, cuts }, progress, observer)
     }
 
     /// Runs chunks through one stack of layers.
     fn run(
         &self,
         stack: Stack<'_>,
-        chunks: &[TokenChunk],
+        (chunks, counts): (&[TokenChunk], Option<&[usize]>),
         memory: Memory,
         progress: &dyn Progress,
         observer: Option<&dyn Observer>,
@@ -272,8 +321,10 @@ impl<'a> Engine<'a> {
         }
         let width = plan.stream_width();
         let run = run;
-        let budget = self.options.memory_bytes.saturating_sub(self.fixed_bytes(longest));
-        let mut batches = batches(chunks, self.batch_tokens(budget, longest));
+        let mut batches = match counts {
+            Some(counts) => placed(chunks, counts),
+            None => placed(chunks, &self.counts(chunks, longest)),
+        };
         give_memory(&mut batches, &memory.cuts);
         if let Some(prefix) = plan.prefix {
             prefix.place(chunks, &mut batches)?;
@@ -297,13 +348,17 @@ impl<'a> Engine<'a> {
                 // Without a thread for that they come when they are needed.
                 let ahead = std::thread::Builder::new();
                 let _ = ahead.spawn_scoped(scope, || weights.touch(next, &|| done.load(Ordering::Relaxed)));
-                let result = batches.iter().try_for_each(|(tokens, batch)| {
+                let result = batches.iter().enumerate().try_for_each(|(number, (tokens, batch))| {
+                    observer.inspect(|observer| observer.enter(stack.n_before + at, number));
                     run.layer(layer, batch, &mut x[tokens.start * width..tokens.end * width])
                 });
                 done.store(true, Ordering::Relaxed);
                 result
             })?;
             weights.release(&layer.tensors);
+            if observer.is_some_and(|observer| observer.leave(stack.n_before + at).is_break()) {
+                return Err(EngineError::Stopped);
+            }
         }
         run.finish(chunks, batches, &x, stack.final_norm)
     }
@@ -317,10 +372,10 @@ impl<'a> Engine<'a> {
     }
 }
 
-/// Cuts chunks into batches of at most `limit` tokens (but whole chunks): their tokens and their places.
-fn batches(chunks: &[TokenChunk], limit: usize) -> Vec<(Range<usize>, ChunkBatch)> {
-    let mut batches = Vec::new();
-    let (mut first, mut start) = (0, 0);
+/// Chunks of batches of at most `limit` tokens (but whole chunks).
+fn counts(chunks: &[TokenChunk], limit: usize) -> Vec<usize> {
+    let mut counts = Vec::new();
+    let mut first = 0;
     while first < chunks.len() {
         let mut end = first;
         let mut n_tokens = 0;
@@ -328,13 +383,25 @@ fn batches(chunks: &[TokenChunk], limit: usize) -> Vec<(Range<usize>, ChunkBatch
             n_tokens += chunks[end].tokens.len();
             end += 1;
         }
-        let mut batch = ChunkBatch::new(chunks[first..end].iter().map(|chunk| chunk.tokens.len()));
-        batch.start = start;
-        batches.push((start..start + n_tokens, batch));
-        start += n_tokens;
+        counts.push(end - first);
         first = end;
     }
-    batches
+    counts
+}
+
+/// Batches of so many chunks each: their tokens and their places.
+fn placed(chunks: &[TokenChunk], counts: &[usize]) -> Vec<(Range<usize>, ChunkBatch)> {
+    let (mut rest, mut start) = (chunks, 0);
+    let batch = |&n: &usize| {
+        let (own, later) = rest.split_at(n);
+        rest = later;
+        let n_tokens: usize = own.iter().map(|chunk| chunk.tokens.len()).sum();
+        let mut batch = ChunkBatch::new(own.iter().map(|chunk| chunk.tokens.len()));
+        batch.start = start;
+        start += n_tokens;
+        (batch.start..start, batch)
+    };
+    counts.iter().map(batch).collect()
 }
 
 impl Runner<'_> {

@@ -1,5 +1,7 @@
 //! Who looks on while a model runs.
 
+use std::ops::ControlFlow;
+
 use crate::core::TensorSource;
 use crate::engine::plan::Matrix;
 
@@ -10,12 +12,31 @@ pub trait Observer: Sync {
         let _ = (source, matrix, x);
     }
 
+    /// [`Observer::input`] of several matrices that are multiplied with the same rows: queries, keys and values, gate and up
+    /// projection. Parts of one tensor count once. Called by the thread that runs the model.
+    fn inputs(&self, source: &dyn TensorSource, matrices: &[&Matrix], x: &[f32]) {
+        matrices.iter().for_each(|matrix| self.input(source, matrix, x));
+    }
+
+    /// A batch is about to go through a layer. Layers are counted from 0 over all stacks, those of an encoder first,
+    /// batches as they are run.
+    fn enter(&self, layer: usize, batch: usize) {
+        let _ = (layer, batch);
+    }
+
+    /// All batches have gone through a layer. On `Break` the run ends with
+    /// [`EngineError::Stopped`](crate::engine::EngineError::Stopped).
+    fn leave(&self, layer: usize) -> ControlFlow<()> {
+        let _ = layer;
+        ControlFlow::Continue(())
+    }
+
     /// The experts that a router chose, of each token in its order with their weights, best first.
     fn routes(&self, source: &dyn TensorSource, router: &Matrix, routes: &[Vec<(usize, f32)>]) {
         let _ = (source, router, routes);
     }
 
-    /// False if [`Observer::input`] is not looked at, so that nothing need be copied for it.
+    /// False if neither [`Observer::input`] nor [`Observer::inputs`] is looked at, so that nothing need be copied for it.
     fn wants_inputs(&self) -> bool {
         true
     }

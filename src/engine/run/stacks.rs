@@ -11,6 +11,8 @@ use crate::engine::run::forward::TokenChunk;
 #[derive(Clone, Copy)]
 pub(super) struct Stack<'a> {
     pub(super) layers: &'a [LayerPlan],
+    /// Layers of the stacks before it.
+    pub(super) n_before: usize,
     pub(super) final_norm: Option<&'a Norm>,
 }
 
