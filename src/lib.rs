@@ -2,12 +2,13 @@
 //!
 //! Data flows in one direction, and each module may use only those before it:
 //! [`core`] → [`gguf`], [`checkpoint`], [`quant`] → [`dequant`], [`tokenizer`], [`arch`] → [`views`] → [`convert`],
-//! [`quantize`], [`engine`] → [`verify`], [`inspect`] → `cli`.
+//! [`quantize`], [`engine`] → [`verify`], [`inspect`] → [`calibrate`] → `cli`.
 //!
 //! The library knows no terminal: it returns values and errors and reports progress through
 //! [`core::progress::Progress`]. The feature `cli` (default) adds the four programs.
 
 pub mod arch;
+pub mod calibrate;
 pub mod checkpoint;
 #[cfg(feature = "cli")]
 pub mod cli;

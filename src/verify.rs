@@ -37,6 +37,7 @@ mod vocabulary;
 mod weights;
 mod windows;
 
+pub(crate) use answers::cut_sources;
 pub use chat::{ChatError, ChatRenderer, ChatTemplate, IsolatedChat, NoTemplate};
 pub use cost::Cost;
 pub use coverage::{Aspect, Coverage, Judged, NotJudged};
@@ -49,6 +50,7 @@ pub use imatrix::{
     Collected, ExpertCoverage, ImatrixStatistics, ImportanceOptions, ImportanceRun, LayerStatistics,
     TensorStatistics, expert_coverage, imatrix_statistics,
 };
+pub(crate) use imatrix::{Fingerprint, SumCollector};
 pub use logit_file::read::LogitFile;
 pub use logit_file::write::LogitWriter;
 pub use logit_file::{LogitFileError, LogitFileSize};

@@ -5,7 +5,7 @@ use crate::verify::Window;
 
 /// Cuts every window where its wanted rows begin, in the middle at the earliest. As in training the decoder starts
 /// with the token that the file names, in place of the first of its part, which is not scored.
-pub(super) fn cut_sources(plan: &GraphPlan, windows: &mut Vec<Window>) {
+pub(crate) fn cut_sources(plan: &GraphPlan, windows: &mut Vec<Window>) {
     let Some(encoder) = &plan.encoder else { return };
     for window in windows.iter_mut() {
         let chunk = &mut window.chunk;

@@ -7,7 +7,9 @@ mod fingerprint;
 mod run;
 mod statistics;
 
+pub(crate) use collector::SumCollector;
 pub use coverage::{ExpertCoverage, expert_coverage};
+pub(crate) use fingerprint::Fingerprint;
 pub use run::{Collected, ImportanceOptions, ImportanceRun};
 pub(in crate::verify) use statistics::layer_of;
 pub use statistics::{ImatrixStatistics, LayerStatistics, TensorStatistics, imatrix_statistics};

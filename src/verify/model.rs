@@ -32,7 +32,7 @@ pub struct Model<'a> {
 }
 
 impl Model<'_> {
-    pub(super) fn plan(&self) -> Result<GraphPlan, EngineError> {
+    pub(crate) fn plan(&self) -> Result<GraphPlan, EngineError> {
         let arch = self.arch().unwrap_or_default();
         match self.features {
             Ok(features) => GraphPlan::new(features, self.metadata, self.source.tensors()),
@@ -89,7 +89,7 @@ impl Model<'_> {
     }
 
     /// Ids of the prompts, none left out.
-    pub(super) fn encode_all(&self, sources: &[PromptSource]) -> Result<Vec<Prompt>, VerifyError> {
+    pub(crate) fn encode_all(&self, sources: &[PromptSource]) -> Result<Vec<Prompt>, VerifyError> {
         if let Err(reason) = self.encoder
             && sources.iter().any(PromptSource::needs_encoder)
         {

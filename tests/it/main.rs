@@ -10,6 +10,7 @@ mod alibi;
 mod annotate;
 mod arch;
 mod archs;
+mod calibrate;
 mod chatglm;
 mod checkpoint;
 mod convert;

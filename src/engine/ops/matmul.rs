@@ -208,6 +208,7 @@ pub(crate) fn multiply_transposed_add(out: &mut MatrixTile<'_>, a: MatrixView<'_
 }
 
 /// The left side of a product: a view, read by rows or by columns.
+#[derive(Clone, Copy)]
 struct LeftOperand<'a> {
     view: MatrixView<'a>,
     n_rows: usize,

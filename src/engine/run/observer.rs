@@ -15,7 +15,9 @@ pub trait Observer: Sync {
     /// [`Observer::input`] of several matrices that are multiplied with the same rows: queries, keys and values, gate and up
     /// projection. Parts of one tensor count once. Called by the thread that runs the model.
     fn inputs(&self, source: &dyn TensorSource, matrices: &[&Matrix], x: &[f32]) {
-        matrices.iter().for_each(|matrix| self.input(source, matrix, x));
+        for matrix in matrices {
+            self.input(source, matrix, x);
+        }
     }
 
     /// A batch is about to go through a layer. Layers are counted from 0 over all stacks, those of an encoder first,

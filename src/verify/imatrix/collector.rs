@@ -15,17 +15,17 @@ use crate::gguf::ColumnSums;
 const ROWS_PER_TASK: usize = 256;
 
 /// Sums of one group of chunks.
-pub(super) struct SumCollector {
+pub(crate) struct SumCollector {
     level: SimdLevel,
     tensors: Mutex<BTreeMap<String, ColumnSums>>,
 }
 
 impl SumCollector {
-    pub(super) fn new(level: SimdLevel) -> Self {
+    pub(crate) fn new(level: SimdLevel) -> Self {
         Self { level, tensors: Mutex::default() }
     }
 
-    pub(super) fn into_sums(self) -> BTreeMap<String, ColumnSums> {
+    pub(crate) fn into_sums(self) -> BTreeMap<String, ColumnSums> {
         self.tensors.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 

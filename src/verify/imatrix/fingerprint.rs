@@ -7,10 +7,10 @@ use crate::gguf::{ImatrixSums, Metadata};
 use crate::verify::Window;
 
 /// A digest in the making. Everything goes in with its length, so that nothing runs into what follows.
-pub(super) struct Fingerprint(Sha256);
+pub(crate) struct Fingerprint(Sha256);
 
 impl Fingerprint {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Sha256::new())
     }
 
@@ -24,16 +24,17 @@ impl Fingerprint {
     }
 
     /// The model: what its graph is made of, and of each tensor the first row. A whole model takes too long to read.
-    pub(super) fn model(
+    pub(crate) fn model(
         &mut self,
         metadata: &Metadata,
         source: &dyn TensorSource,
     ) -> Result<(), SourceError> {
-        let about_names = |key: &str| key.starts_with("general.") && key != "general.architecture";
-        for (key, value) in metadata.iter().filter(|(key, _)| !about_names(key)) {
-            self.bytes(key.as_bytes());
-            self.bytes(format!("{value:?}").as_bytes());
-        }
+        // How a file is called, cut into parts and was made says nothing about what it computes.
+        let is_about = |key: &str| {
+            let about = ["general.", "split.", "quantize."];
+            key != "general.architecture" && about.iter().any(|prefix| key.starts_with(prefix))
+        };
+        self.metadata(metadata, |key| !is_about(key));
         for (tensor, meta) in source.tensors().iter().enumerate() {
             self.bytes(meta.name.as_bytes());
             self.bytes(meta.ty.name().as_bytes());
@@ -46,6 +47,14 @@ impl Fingerprint {
             self.bytes(&row);
         }
         Ok(())
+    }
+
+    /// Keys that matter, with their values.
+    pub(crate) fn metadata(&mut self, metadata: &Metadata, matters: impl Fn(&str) -> bool) {
+        for (key, value) in metadata.iter().filter(|(key, _)| matters(key)) {
+            self.bytes(key.as_bytes());
+            self.bytes(format!("{value:?}").as_bytes());
+        }
     }
 
     /// Sums that a run began with.
@@ -68,7 +77,7 @@ impl Fingerprint {
         }
     }
 
-    pub(super) fn hex(self) -> String {
+    pub(crate) fn hex(self) -> String {
         use std::fmt::Write as _;
         self.0.finalize().iter().fold(String::new(), |mut hex, byte| {
             let _ = write!(hex, "{byte:02x}");

@@ -4,6 +4,7 @@
 //! on threads.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};
 
 use crate::core::TensorSource;
@@ -158,6 +159,22 @@ impl Observer for RouteWatch<'_> {
         if let Some(other) = self.other {
             other.input(source, matrix, x);
         }
+    }
+
+    fn inputs(&self, source: &dyn TensorSource, matrices: &[&Matrix], x: &[f32]) {
+        if let Some(other) = self.other {
+            other.inputs(source, matrices, x);
+        }
+    }
+
+    fn enter(&self, layer: usize, batch: usize) {
+        if let Some(other) = self.other {
+            other.enter(layer, batch);
+        }
+    }
+
+    fn leave(&self, layer: usize) -> ControlFlow<()> {
+        self.other.map_or(ControlFlow::Continue(()), |other| other.leave(layer))
     }
 
     fn routes(&self, source: &dyn TensorSource, router: &Matrix, routes: &[Vec<(usize, f32)>]) {

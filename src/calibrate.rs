@@ -1,0 +1,21 @@
+//! What a model's own activations say about its weights: calibration text, and the second moments of every matrix's input.
+//!
+//! [`TextSource::read`] reads one kind of text, [`CalibrationText::new`] shares the tokens out and holds a part back,
+//! [`CalibrationRun`] runs the model once and hands out the [`LayerMoments`] of one layer after the other, with the
+//! importance sums at the end. [`StatisticsWriter`] keeps them in a directory, [`Statistics`] reads them back.
+
+mod collector;
+mod error;
+mod groups;
+mod memory;
+mod moments;
+mod run;
+mod store;
+mod text;
+
+pub use collector::Wanted;
+pub use error::CalibrateError;
+pub use moments::{LayerMoments, MatrixName, MeanMoments, Moments, SharedInput};
+pub use run::{CalibrateOptions, CalibrationRun, total_importance};
+pub use store::{Statistics, StatisticsError, StatisticsKind, StatisticsWriter};
+pub use text::{CalibrationText, TextKind, TextOptions, TextSource};

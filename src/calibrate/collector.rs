@@ -1,0 +1,203 @@
+//! Looks on while a model runs, and hands out the moments of each layer when no text will add to them.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::calibrate::groups::{Groups, MatrixKey};
+use crate::calibrate::moments::KindMoments;
+use crate::calibrate::{CalibrateError, LayerMoments, MatrixName, Moments};
+use crate::core::simd::SimdLevel;
+use crate::core::{TensorMeta, TensorSource};
+use crate::engine::plan::Matrix;
+use crate::engine::{GraphPlan, Observer};
+use crate::gguf::ColumnSums;
+use crate::verify::SumCollector;
+
+/// Whether the moments of a tensor's inputs are wanted.
+pub type Wanted<'a> = &'a (dyn Fn(&TensorMeta) -> bool + Sync);
+
+/// What takes the moments of a layer.
+pub(super) type Consumer<'a, E> = &'a mut (dyn FnMut(LayerMoments) -> Result<(), E> + Send);
+
+/// How the text is run.
+#[derive(Clone, Debug)]
+pub(super) struct Schedule {
+    /// The kind of text of each batch.
+    pub(super) kinds: Vec<usize>,
+    /// Tokens of each kind, in the order in which they are run.
+    pub(super) tokens: Vec<usize>,
+}
+
+struct State<'a, E> {
+    kinds: Vec<Groups>,
+    /// The kind of the batch that goes through a layer; none before and after all layers, where all tokens come at once.
+    kind: Option<usize>,
+    consumer: Consumer<'a, E>,
+    failed: Option<E>,
+}
+
+/// Collects moments and importance sums, by kind of text.
+pub(super) struct MomentCollector<'a, E> {
+    state: Mutex<State<'a, E>>,
+    sums: Vec<SumCollector>,
+    schedule: Schedule,
+    /// The last layer of each tensor.
+    last: BTreeMap<usize, usize>,
+    wants: Wanted<'a>,
+    source: &'a dyn TensorSource,
+    /// The threads of the run: products of columns are as much work as the products with weights.
+    pool: &'a rayon::ThreadPool,
+}
+
+impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
+    pub(super) fn new(
+        (plan, source): (&GraphPlan, &'a dyn TensorSource),
+        level: SimdLevel,
+        schedule: Schedule,
+        (wants, consumer): (Wanted<'a>, Consumer<'a, E>),
+        pool: &'a rayon::ThreadPool,
+    ) -> Self {
+        let n_kinds = schedule.tokens.len();
+        let layers = plan.all_layers().enumerate();
+        // The last one stays: layers of models whose stacks run in turn come several times.
+        let last = layers.flat_map(|(at, layer)| layer.tensors.iter().map(move |&tensor| (tensor, at)));
+        let state = State {
+            kinds: (0..n_kinds).map(|_| Groups::default()).collect(),
+            kind: None,
+            consumer,
+            failed: None,
+        };
+        Self {
+            state: Mutex::new(state),
+            sums: (0..n_kinds).map(|_| SumCollector::new(level)).collect(),
+            last: last.collect(),
+            schedule,
+            wants,
+            source,
+            pool,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<'a, E>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds rows to the sums of one kind.
+    fn add(&self, groups: &mut Groups, kind: usize, matrices: &[&Matrix], x: &[f32]) {
+        let tensors = self.source.tensors();
+        let is_wanted = |matrix: &&&Matrix| tensors.get(matrix.tensor).is_some_and(|meta| (self.wants)(meta));
+        let keys: Vec<MatrixKey> = matrices.iter().filter(is_wanted).map(|m| MatrixKey::of(m)).collect();
+        let n_cols = matrices.first().map_or(0, |matrix| matrix.n_cols);
+        self.pool.install(|| {
+            for matrix in matrices {
+                self.sums[kind].input(self.source, matrix, x);
+            }
+            if !keys.is_empty() && n_cols > 0 {
+                groups.add(&keys, n_cols, x);
+            }
+        });
+    }
+
+    /// Adds rows of all kinds, one behind the other as they are run.
+    pub(super) fn add_all(&self, matrices: &[&Matrix], x: &[f32]) {
+        let n_cols = matrices.first().map_or(0, |matrix| matrix.n_cols);
+        // What is computed for some tokens only cannot be told apart by kind.
+        if Some(x.len()) != self.schedule.tokens.iter().sum::<usize>().checked_mul(n_cols) {
+            return;
+        }
+        let (mut rest, mut state) = (x, self.state());
+        for (kind, &n_tokens) in self.schedule.tokens.iter().enumerate() {
+            let (own, later) = rest.split_at(n_tokens * n_cols);
+            rest = later;
+            if !own.is_empty() {
+                self.add(&mut state.kinds[kind], kind, matrices, own);
+            }
+        }
+    }
+
+    /// Hands out what is done.
+    fn hand_out(
+        &self,
+        state: &mut State<'a, E>,
+        layer: Option<usize>,
+        is_done: impl Fn(MatrixKey) -> bool,
+    ) -> Result<(), E> {
+        let mut kinds: Vec<KindMoments> = Vec::with_capacity(state.kinds.len());
+        for groups in &mut state.kinds {
+            groups.end_batch();
+            let taken = groups.take(&is_done).into_iter();
+            kinds.push(taken.map(|(keys, moments)| (self.names(keys), moments)).collect());
+        }
+        let broken = |(_, moments): &&(Vec<MatrixName>, Moments)| !moments.is_finite();
+        if let Some((names, _)) = kinds.iter().flatten().find(broken) {
+            let tensor = names.first().map(|name| name.tensor.clone()).unwrap_or_default();
+            return Err(CalibrateError::NonFinite { tensor }.into());
+        }
+        if kinds.iter().all(Vec::is_empty) {
+            return Ok(());
+        }
+        (state.consumer)(LayerMoments::of(layer, kinds))
+    }
+
+    fn names(&self, keys: Vec<MatrixKey>) -> Vec<MatrixName> {
+        let tensors = self.source.tensors();
+        let name = |key: MatrixKey| MatrixName {
+            tensor: tensors.get(key.tensor).map(|meta| meta.name.clone()).unwrap_or_default(),
+            expert: key.expert,
+        };
+        keys.into_iter().map(name).collect()
+    }
+
+    /// Adds what the head is multiplied with. As in llama-imatrix it has no importance sums.
+    pub(super) fn add_head(&self, head: &Matrix, states: &[f32]) {
+        if self.source.tensors().get(head.tensor).is_some_and(|meta| (self.wants)(meta)) {
+            self.add_all(&[head], states);
+        }
+    }
+
+    /// What stopped the run, if the consumer did.
+    pub(super) fn failure(&self) -> Option<E> {
+        self.state().failed.take()
+    }
+
+    /// Hands out what belongs to no layer, and gives the importance sums of each kind.
+    pub(super) fn finish(self) -> Result<Vec<BTreeMap<String, ColumnSums>>, E> {
+        let mut state = self.state();
+        self.hand_out(&mut state, None, |_| true)?;
+        drop(state);
+        Ok(self.sums.into_iter().map(SumCollector::into_sums).collect())
+    }
+}
+
+impl<E: From<CalibrateError> + Send> Observer for MomentCollector<'_, E> {
+    fn inputs(&self, _: &dyn TensorSource, matrices: &[&Matrix], x: &[f32]) {
+        let mut state = self.state();
+        match state.kind {
+            Some(kind) => self.add(&mut state.kinds[kind], kind, matrices, x),
+            None => {
+                drop(state);
+                self.add_all(matrices, x);
+            }
+        }
+    }
+
+    fn enter(&self, _: usize, batch: usize) {
+        let mut state = self.state();
+        state.kinds.iter_mut().for_each(Groups::end_batch);
+        state.kind = self.schedule.kinds.get(batch).copied();
+    }
+
+    fn leave(&self, layer: usize) -> ControlFlow<()> {
+        let mut state = self.state();
+        state.kind = None;
+        let is_done = |key: MatrixKey| self.last.get(&key.tensor).is_some_and(|&last| last <= layer);
+        match self.hand_out(&mut state, Some(layer), is_done) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                state.failed = Some(error);
+                ControlFlow::Break(())
+            }
+        }
+    }
+}

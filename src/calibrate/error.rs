@@ -1,0 +1,76 @@
+//! Why nothing could be collected.
+
+use std::path::PathBuf;
+
+use crate::calibrate::StatisticsError;
+use crate::core::Hint;
+use crate::core::text::escape;
+use crate::engine::EngineError;
+use crate::verify::VerifyError;
+
+/// Why calibration text or statistics could not be had.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message says what each field is")]
+pub enum CalibrateError {
+    /// The text cannot be read or encoded.
+    #[error(transparent)]
+    Text(#[from] VerifyError),
+    /// The model cannot be run.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// I/O, with the path.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// Statistics that cannot be written or read.
+    #[error(transparent)]
+    Statistics(#[from] StatisticsError),
+    /// A folder in which no file is.
+    #[error("{}: no file in this folder", path.display())]
+    EmptyFolder { path: PathBuf },
+    /// No text at all.
+    #[error("no calibration text")]
+    NoText,
+    /// Too little text to say anything.
+    #[error(
+        "calibration text `{}`: {found} tokens in {windows} sequences; expected at least {needed} in 2",
+        escape(name)
+    )]
+    TooShort { name: String, found: usize, windows: usize, needed: usize },
+    /// A sequence needs room for a few tokens, the budget for two sequences.
+    #[error(
+        "{tokens} tokens in sequences of {n_ctx}, shared by {kinds} texts: expected at least two sequences each"
+    )]
+    Budget { tokens: usize, n_ctx: usize, kinds: usize },
+    /// All windows go through a layer before the next one begins.
+    #[error("memory budget of {budget_bytes} bytes: {tokens} tokens of calibration text need {needed_bytes}")]
+    Memory { budget_bytes: u64, needed_bytes: u64, tokens: usize },
+    /// Activations that overflow.
+    #[error("calibration: what `{}` is multiplied with is not finite", escape(tensor))]
+    NonFinite { tensor: String },
+}
+
+impl Hint for CalibrateError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::Text(error) => error.hints(),
+            Self::Engine(error) => error.hints(),
+            Self::Statistics(error) => error.hints(),
+            Self::Io(error) => crate::core::output::io_hints(error),
+            Self::Memory { needed_bytes, .. } => {
+                vec![format!(
+                    "pass `--memory {}M` or more, or fewer tokens with `--calibrate-tokens`",
+                    needed_bytes.div_ceil(1 << 20)
+                )]
+            }
+            Self::TooShort { .. } => {
+                vec![
+                    "give a longer text, or a folder of texts: the files of a folder are one kind".to_owned(),
+                ]
+            }
+            Self::NonFinite { .. } => {
+                vec!["the weights are damaged: `gguf-verify MODEL --structure-only` looks at each".to_owned()]
+            }
+            _ => Vec::new(),
+        }
+    }
+}

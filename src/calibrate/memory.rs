@@ -1,0 +1,87 @@
+//! What the moments of a model take at once, known before it runs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::calibrate::collector::Wanted;
+use crate::core::{TensorMeta, TensorSource};
+use crate::engine::plan::{Dense, Ffn, KvSource, LayerPlan, Mixer, Moe};
+use crate::engine::{Gram, GraphPlan};
+
+/// Bytes that the moments of one kind of text take at most: those of a layer, and of the layers whose tensors come again.
+///
+/// Matrices that share an input are counted once where the plan shows that they do: queries, keys and values, gate and
+/// up projections. What other mixers share is counted as if it were not.
+pub(super) fn moment_bytes(plan: &GraphPlan, source: &dyn TensorSource, wants: Wanted<'_>) -> u64 {
+    let tensors = source.tensors();
+    let mut spans: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+    let mut shared = BTreeSet::new();
+    for (at, layer) in plan.all_layers().enumerate() {
+        shared.extend(sharing(layer));
+        for &tensor in &layer.tensors {
+            spans.entry(tensor).or_insert((at, at)).1 = at;
+        }
+    }
+    let bytes = |tensor: usize| {
+        let meta = tensors.get(tensor).filter(|meta| !shared.contains(&tensor) && wants(meta));
+        meta.map_or(0, stack_bytes)
+    };
+    let at_layer = |at: usize| {
+        let alive = spans.iter().filter(|(_, (first, last))| (*first..=*last).contains(&at));
+        alive.fold(0u64, |sum, (&tensor, _)| sum.saturating_add(bytes(tensor)))
+    };
+    let layers = (0..plan.all_layers().count()).map(at_layer).max().unwrap_or(0);
+    // What belongs to no layer stays to the end; the head comes when all layers are done.
+    let is_outside = |tensor: &usize| !spans.contains_key(tensor) && *tensor != plan.head.tensor;
+    let outside = (0..tensors.len()).filter(is_outside);
+    let outside = outside.fold(0u64, |sum, tensor| sum.saturating_add(bytes(tensor)));
+    // Rows that are kept until it is known which matrices have met them.
+    let widest = spans.keys().filter_map(|&tensor| tensors.get(tensor)).filter(|meta| wants(meta));
+    let waiting = widest.map(matrix_bytes).max().unwrap_or(0);
+    layers.max(Gram::bytes(plan.head.n_cols)).saturating_add(outside).saturating_add(waiting)
+}
+
+fn matrix_bytes(meta: &TensorMeta) -> u64 {
+    match meta.shape.rank() {
+        0 | 1 => 0,
+        _ => usize::try_from(meta.shape.n_cols()).map_or(u64::MAX, Gram::bytes),
+    }
+}
+
+fn stack_bytes(meta: &TensorMeta) -> u64 {
+    let n = match meta.shape.dims() {
+        [n, _, _] => *n,
+        _ => 1,
+    };
+    matrix_bytes(meta).saturating_mul(n)
+}
+
+/// Tensors of a layer that share their input with another of its tensors.
+fn sharing(layer: &LayerPlan) -> Vec<usize> {
+    let mut found = of_mixer(&layer.mixer);
+    match &layer.ffn {
+        Ffn::Dense(dense) => found.extend(of_dense(dense)),
+        Ffn::Moe(moe) => found.extend(of_moe(moe)),
+        Ffn::Both(both) => found.extend(of_dense(&both.dense).into_iter().chain(of_moe(&both.moe))),
+        Ffn::None | Ffn::ChannelMix(_) => {}
+    }
+    found
+}
+
+fn of_mixer(mixer: &Mixer) -> Vec<usize> {
+    match mixer {
+        Mixer::Attention(a) if !matches!(a.kv, KvSource::From(_)) => {
+            [a.k.tensor, a.v.tensor].into_iter().filter(|&tensor| tensor != a.q.tensor).collect()
+        }
+        Mixer::Twin(twin) => [of_mixer(&twin.first), of_mixer(&twin.second)].concat(),
+        _ => Vec::new(),
+    }
+}
+
+fn of_moe(moe: &Moe) -> Vec<usize> {
+    moe.experts.first().into_iter().chain(&moe.shared).filter_map(of_dense).collect()
+}
+
+/// The gate, which reads what the up projection reads.
+fn of_dense(dense: &Dense) -> Option<usize> {
+    dense.act.gate().map(|gate| gate.tensor).filter(|&tensor| tensor != dense.up.tensor)
+}

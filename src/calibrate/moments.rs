@@ -1,0 +1,272 @@
+//! Second moments of what matrices are multiplied with, `XᵀX`, of one layer and of every kind of text.
+
+use std::collections::BTreeMap;
+
+use crate::engine::Gram;
+
+/// Sums over the rows of one input.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Moments {
+    n_rows: u64,
+    sums: Gram,
+}
+
+impl Moments {
+    /// No rows of `n_cols` yet.
+    ///
+    /// # Panics
+    /// As [`Gram::zero`].
+    #[must_use]
+    pub fn zero(n_cols: usize) -> Self {
+        Self { n_rows: 0, sums: Gram::zero(n_cols) }
+    }
+
+    /// What is known of `n_rows` rows.
+    #[must_use]
+    pub fn of(n_rows: u64, sums: Gram) -> Self {
+        Self { n_rows, sums }
+    }
+
+    /// Width of the rows.
+    #[must_use]
+    pub fn n_cols(&self) -> usize {
+        self.sums.n_cols()
+    }
+
+    /// Rows that were summed: tokens; of an expert, those that were routed to it.
+    #[must_use]
+    pub fn n_rows(&self) -> u64 {
+        self.n_rows
+    }
+
+    /// `XᵀX`, not divided by the number of rows.
+    #[must_use]
+    pub fn sums(&self) -> &Gram {
+        &self.sums
+    }
+
+    /// Adds rows, `[n, n_cols]`, as [`Gram::add_rows`] does.
+    pub(super) fn add_rows(&mut self, x: &[f32]) {
+        self.sums.add_rows(x);
+        self.n_rows += (x.len() / self.n_cols().max(1)) as u64;
+    }
+
+    /// Adds the sums of other rows.
+    ///
+    /// # Panics
+    /// If the widths differ.
+    pub fn add(&mut self, other: &Self) {
+        self.sums.add(&other.sums);
+        self.n_rows += other.n_rows;
+    }
+
+    /// False if a sum of squares is no number or infinite.
+    pub(super) fn is_finite(&self) -> bool {
+        (0..self.n_cols()).all(|row| self.sums.row(row).iter().all(|sum| sum.is_finite()))
+    }
+}
+
+/// A matrix that is multiplied with an input.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MatrixName {
+    /// Its tensor.
+    pub tensor: String,
+    /// Which of the tensor's matrices it is, where the tensor is a stack of them: an expert, a head.
+    pub expert: Option<usize>,
+}
+
+/// An input, and all matrices that are multiplied with its rows: they share the moments and whatever is made of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedInput {
+    /// The matrices, in order.
+    pub matrices: Vec<MatrixName>,
+    /// Width of the rows.
+    pub n_cols: usize,
+    /// Its moments among those of each kind of text; `None` where no row of the kind came here.
+    pub(super) moments: Vec<Option<usize>>,
+}
+
+/// The mean second moment `H = Σ w (XᵀX / N) / Σ w` over kinds of text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MeanMoments {
+    /// Width of the rows.
+    pub n_cols: usize,
+    /// Rows of all kinds with a weight.
+    pub n_rows: u64,
+    /// H, `[n_cols, n_cols]`, symmetric.
+    pub h: Vec<f32>,
+}
+
+/// The moments of a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerMoments {
+    /// The layer, counted over all stacks, those of an encoder first; `None` for what belongs to none: the head, which is
+    /// multiplied with the output of the final norm, and what comes before or after all layers.
+    pub layer: Option<usize>,
+    /// The inputs.
+    pub inputs: Vec<SharedInput>,
+    /// The moments, by kind of text.
+    pub(super) kinds: Vec<Vec<Moments>>,
+}
+
+/// Moments of one kind, with the matrices that they belong to.
+pub(super) type KindMoments = Vec<(Vec<MatrixName>, Moments)>;
+
+impl LayerMoments {
+    /// The moments of a layer, by kind. Matrices that share their moments in all kinds become one input.
+    pub(super) fn of(layer: Option<usize>, kinds: Vec<KindMoments>) -> Self {
+        let mut places: BTreeMap<MatrixName, (usize, Vec<Option<usize>>)> = BTreeMap::new();
+        for (kind, groups) in kinds.iter().enumerate() {
+            for (at, (matrices, moments)) in groups.iter().enumerate() {
+                for matrix in matrices {
+                    let place = places.entry(matrix.clone());
+                    let (_, place) = place.or_insert_with(|| (moments.n_cols(), vec![None; kinds.len()]));
+                    place[kind] = Some(at);
+                }
+            }
+        }
+        let mut inputs: Vec<SharedInput> = Vec::new();
+        for (matrix, (n_cols, moments)) in places {
+            match inputs.iter_mut().find(|input| input.moments == moments) {
+                Some(input) => input.matrices.push(matrix),
+                None => inputs.push(SharedInput { matrices: vec![matrix], n_cols, moments }),
+            }
+        }
+        let kinds =
+            kinds.into_iter().map(|groups| groups.into_iter().map(|(_, own)| own).collect()).collect();
+        Self { layer, inputs, kinds }
+    }
+
+    /// Number of kinds of text.
+    #[must_use]
+    pub fn n_kinds(&self) -> usize {
+        self.kinds.len()
+    }
+
+    /// The input of a matrix. `None` if no row of any text came to it (an expert that no token chose), and for matrices
+    /// that were not asked for.
+    #[must_use]
+    pub fn input(&self, tensor: &str, expert: Option<usize>) -> Option<&SharedInput> {
+        let is_own = |matrix: &MatrixName| matrix.tensor == tensor && matrix.expert == expert;
+        self.inputs.iter().find(|input| input.matrices.iter().any(is_own))
+    }
+
+    /// The moments of an input of this layer in one kind of text.
+    #[must_use]
+    pub fn moments(&self, input: &SharedInput, kind: usize) -> Option<&Moments> {
+        self.kinds.get(kind)?.get((*input.moments.get(kind)?)?)
+    }
+
+    /// Mean moments of an input over kinds, `weights` one per kind; a kind without rows counts nothing. `None` if nothing
+    /// is left.
+    #[must_use]
+    pub fn mean(&self, input: &SharedInput, weights: &[f64]) -> Option<MeanMoments> {
+        let of_kind = |(kind, &weight): (usize, &f64)| Some((self.moments(input, kind)?, weight));
+        mean(&weights.iter().enumerate().filter_map(of_kind).collect::<Vec<_>>())
+    }
+
+    /// Mean moments over all rows that came to any matrix of a stacked tensor: what an expert's are shrunk towards. A
+    /// row counts as often as it was routed.
+    #[must_use]
+    pub fn mean_of_stack(&self, tensor: &str, weights: &[f64]) -> Option<MeanMoments> {
+        let of_kind = |(kind, &weight): (usize, &f64)| {
+            let mut total: Option<Moments> = None;
+            for input in &self.inputs {
+                let Some(moments) = self.moments(input, kind) else { continue };
+                for _ in input.matrices.iter().filter(|m| m.tensor == tensor && m.expert.is_some()) {
+                    match &mut total {
+                        Some(total) => total.add(moments),
+                        None => total = Some(moments.clone()),
+                    }
+                }
+            }
+            Some((total?, weight))
+        };
+        let totals: Vec<(Moments, f64)> = weights.iter().enumerate().filter_map(of_kind).collect();
+        mean(&totals.iter().map(|(total, weight)| (total, *weight)).collect::<Vec<_>>())
+    }
+}
+
+/// The weighed mean of the kinds' means, in f64 and rounded once.
+fn mean(kinds: &[(&Moments, f64)]) -> Option<MeanMoments> {
+    let counts = |(moments, weight): &&(&Moments, f64)| moments.n_rows > 0 && *weight > 0.0;
+    let kinds: Vec<&(&Moments, f64)> = kinds.iter().filter(counts).collect();
+    let n_cols = kinds.first()?.0.n_cols();
+    let total: f64 = kinds.iter().map(|(_, weight)| weight).sum();
+    let mut h = vec![0.0; n_cols * n_cols];
+    let mut sums = vec![0f64; n_cols];
+    for row in 0..n_cols {
+        let sums = &mut sums[row..];
+        sums.fill(0.0);
+        for (moments, weight) in &kinds {
+            let factor = weight / total / moments.n_rows as f64;
+            let own = moments.sums.row(row);
+            sums.iter_mut().zip(own).for_each(|(sum, &x)| *sum += factor * f64::from(x));
+        }
+        for (column, &sum) in sums.iter().enumerate() {
+            h[row * n_cols + row + column] = sum as f32;
+            h[(row + column) * n_cols + row] = sum as f32;
+        }
+    }
+    Some(MeanMoments { n_cols, n_rows: kinds.iter().map(|(moments, _)| moments.n_rows).sum(), h })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(tensor: &str, expert: Option<usize>) -> MatrixName {
+        MatrixName { tensor: tensor.to_owned(), expert }
+    }
+
+    fn moments(rows: &[[f32; 2]]) -> Moments {
+        let mut moments = Moments::zero(2);
+        moments.add_rows(rows.as_flattened());
+        moments
+    }
+
+    #[test]
+    fn kinds_are_weighed_by_themselves_not_by_their_rows() {
+        let first = moments(&[[1.0, 2.0], [3.0, 0.0]]);
+        let second = moments(&[[0.0, 4.0]]);
+        let matrices = vec![name("q", None), name("k", None)];
+        let layer =
+            LayerMoments::of(Some(3), vec![vec![(matrices.clone(), first)], vec![(matrices, second)]]);
+        assert_eq!((layer.inputs.len(), layer.n_kinds()), (1, 2));
+        let input = layer.input("k", None).unwrap();
+        let mean = layer.mean(input, &[1.0, 1.0]).unwrap();
+        assert_eq!((mean.n_rows, mean.h), (3, vec![2.5, 0.5, 0.5, 9.0]));
+        assert_eq!(layer.mean(input, &[0.0, 2.0]).unwrap().h, [0.0, 0.0, 0.0, 16.0]);
+        assert_eq!(layer.mean(input, &[0.0, 0.0]), None);
+        assert_eq!((layer.input("k", Some(0)), layer.input("v", None)), (None, None));
+    }
+
+    #[test]
+    fn matrices_that_part_in_one_kind_are_inputs_of_their_own() {
+        let own = |names: &[&str], rows: &[[f32; 2]]| {
+            (names.iter().map(|n| name(n, None)).collect::<Vec<_>>(), moments(rows))
+        };
+        let first = vec![own(&["a", "b", "c"], &[[1.0, 1.0]])];
+        let second = vec![own(&["a", "c"], &[[2.0, 0.0]]), own(&["b"], &[[3.0, 0.0]])];
+        let layer = LayerMoments::of(None, vec![first, second]);
+        assert_eq!(layer.inputs.len(), 2);
+        let squares = |tensor| layer.moments(layer.input(tensor, None).unwrap(), 1).unwrap().sums().row(0)[0];
+        assert_eq!((squares("a"), squares("b"), squares("c")), (4.0, 9.0, 4.0));
+        assert_eq!(layer.moments(&layer.inputs[0], 2), None);
+    }
+
+    #[test]
+    fn a_stack_counts_every_routed_row() {
+        let kinds = vec![vec![
+            (vec![name("up", Some(0)), name("gate", Some(0))], moments(&[[1.0, 0.0], [1.0, 0.0]])),
+            (vec![name("up", Some(2)), name("gate", Some(2))], moments(&[[0.0, 2.0]])),
+            (vec![name("router", None)], moments(&[[9.0, 9.0]])),
+        ]];
+        let layer = LayerMoments::of(Some(0), kinds);
+        let mean = layer.mean_of_stack("up", &[1.0]).unwrap();
+        assert_eq!(mean.n_rows, 3);
+        assert!((mean.h[0] - 2.0 / 3.0).abs() < 1e-6 && (mean.h[3] - 4.0 / 3.0).abs() < 1e-6);
+        assert_eq!(layer.mean_of_stack("router", &[1.0]), None);
+        assert_eq!(layer.input("up", Some(1)), None);
+    }
+}

@@ -1,0 +1,67 @@
+//! Why statistics could not be kept or read.
+
+use std::path::PathBuf;
+
+use crate::checkpoint::safetensors::HeaderError;
+use crate::core::Hint;
+use crate::core::output::{OutputError, io_hints};
+use crate::core::text::escape;
+
+/// Why statistics could not be kept or read.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message says what each field is")]
+pub enum StatisticsError {
+    /// The directory cannot be written.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    /// I/O, with the path.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// More than a file can hold.
+    #[error("{}: {}", file.display(), escape(reason))]
+    Plan { file: PathBuf, reason: String },
+    /// No directory of statistics.
+    #[error("{}: no `statistics.json` in it; expected a directory that `--save-stats` wrote", path.display())]
+    NotStatistics { path: PathBuf },
+    /// A manifest that cannot be parsed, or contradicts itself.
+    #[error("{}: {}", file.display(), escape(reason))]
+    Manifest { file: PathBuf, reason: String },
+    /// A later or unknown format.
+    #[error("{}: format version {found}; expected {expected}", file.display())]
+    Version { file: PathBuf, found: u64, expected: u64 },
+    /// Statistics of another model.
+    #[error("{}: statistics of another {what}: digest {}; expected {expected}", path.display(), escape(found))]
+    OtherModel { path: PathBuf, what: &'static str, found: String, expected: String },
+    /// A matrix that the model does not have so.
+    #[error("{}: tensor `{}`: inputs of {found}; expected {expected}", file.display(), escape(tensor))]
+    Matrix { file: PathBuf, tensor: String, found: String, expected: String },
+    /// A broken safetensors file.
+    #[error("{}: {source}", file.display())]
+    Header { file: PathBuf, source: HeaderError },
+    /// A tensor that the manifest names is absent.
+    #[error("{}: tensor `{}` is missing", file.display(), escape(tensor))]
+    Missing { file: PathBuf, tensor: String },
+    /// A tensor that the manifest does not name.
+    #[error("{}: tensor `{}` is not in `statistics.json`", file.display(), escape(tensor))]
+    Unlisted { file: PathBuf, tensor: String },
+    /// A tensor of another type or size.
+    #[error("{}: tensor `{}`: found {found}; expected {expected}", file.display(), escape(tensor))]
+    Shape { file: PathBuf, tensor: String, found: String, expected: String },
+    /// A number that no sum of squares or products is.
+    #[error("{}: tensor `{}`: found {value} at {place}; expected {expected}", file.display(), escape(tensor))]
+    Value { file: PathBuf, tensor: String, place: String, value: f64, expected: &'static str },
+}
+
+impl Hint for StatisticsError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::Output(error) => error.hints(),
+            Self::Io(error) => io_hints(error),
+            Self::OtherModel { .. } | Self::Matrix { .. } => {
+                vec!["collect them of this model: `--calibrate TEXT --save-stats DIR`".to_owned()]
+            }
+            Self::Version { .. } => vec!["collect them again with this program".to_owned()],
+            _ => Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! Reading: the manifest whole, then one layer after the other. Every size is checked against the bytes of the file before
+//! memory is taken for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use crate::calibrate::moments::KindMoments;
+use crate::calibrate::store::manifest::{FORMAT, LayerEntry, Manifest, MatrixEntry, VERSION};
+use crate::calibrate::store::{
+    IMPORTANCE, MANIFEST, StatisticsError, identity, moments_file, moments_name, triangle,
+};
+use crate::calibrate::{LayerMoments, MatrixName, Moments};
+use crate::checkpoint::parse_object;
+use crate::checkpoint::safetensors::{Header, TensorRange, parse_header};
+use crate::core::limits::Limits;
+use crate::core::mmap::MappedFile;
+use crate::core::{ElementType, TensorMeta};
+use crate::engine::Gram;
+use crate::gguf::{ColumnSums, ImatrixSums};
+use crate::verify::Model;
+
+/// A kind of text that statistics were collected over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatisticsKind {
+    /// Its name.
+    pub name: String,
+    /// Tokens that were run.
+    pub n_tokens: u64,
+    /// Sequences that they were in.
+    pub n_sequences: u64,
+    /// Tokens that were held back.
+    pub n_check_tokens: u64,
+}
+
+/// Statistics in a directory.
+#[derive(Clone, Debug)]
+pub struct Statistics {
+    path: PathBuf,
+    manifest: Manifest,
+    limits: Limits,
+}
+
+/// A mapped safetensors file of which every tensor must be asked for.
+struct TensorFile {
+    path: PathBuf,
+    map: MappedFile,
+    tensors: BTreeMap<String, TensorRange>,
+}
+
+impl Statistics {
+    /// Reads what a directory says that it holds.
+    ///
+    /// # Errors
+    /// [`StatisticsError`]: no statistics, a broken manifest, another version.
+    pub fn open(path: &Path) -> Result<Self, StatisticsError> {
+        let limits = Limits::default();
+        let file = path.join(MANIFEST);
+        if !file.is_file() {
+            return Err(StatisticsError::NotStatistics { path: path.to_owned() });
+        }
+        let broken = |reason: String| StatisticsError::Manifest { file: file.clone(), reason };
+        let n_bytes = fs_err::metadata(&file)?.len();
+        if n_bytes > limits.text_file_bytes {
+            let limit = limits.text_file_bytes;
+            return Err(broken(format!("{n_bytes} bytes to read whole, at most {limit} allowed")));
+        }
+        let text = crate::core::input::read(&file)?;
+        let json = parse_object(&text, &limits).map_err(|error| broken(error.to_string()))?;
+        let format = json.get("format").and_then(serde_json::Value::as_str);
+        if format != Some(FORMAT) {
+            return Err(broken(format!("`format` is not `{FORMAT}`")));
+        }
+        let version = json.get("version").and_then(serde_json::Value::as_u64);
+        match version {
+            Some(VERSION) => {}
+            Some(found) => return Err(StatisticsError::Version { file, found, expected: VERSION }),
+            None => return Err(broken("`version` is missing or no number".to_owned())),
+        }
+        let manifest: Manifest =
+            serde_json::from_value(json.into()).map_err(|error| broken(error.to_string()))?;
+        let n_kinds = manifest.kinds.len();
+        for (at, layer) in manifest.layers.iter().enumerate() {
+            for input in &layer.inputs {
+                if input.moments.len() != n_kinds || input.matrices.is_empty() {
+                    let found = input.moments.len();
+                    return Err(broken(format!(
+                        "`layers[{at}]`: an input of {} matrices with moments of {found} kinds; expected {n_kinds}",
+                        input.matrices.len()
+                    )));
+                }
+            }
+        }
+        Ok(Self { path: path.to_owned(), manifest, limits })
+    }
+
+    /// Checks that the statistics are of this model, as it is stored here, and its tokenizer.
+    ///
+    /// # Errors
+    /// [`StatisticsError::OtherModel`] with both digests; [`StatisticsError::Matrix`] for inputs that the model does not
+    /// have, whatever the digests say; a model that cannot be read.
+    pub fn check(&self, model: &Model<'_>) -> Result<(), StatisticsError> {
+        let (digest, tokenizer) = identity(model)?;
+        let pairs =
+            [("tokenizer", &self.manifest.tokenizer, tokenizer), ("model", &self.manifest.model, digest)];
+        for (what, found, expected) in pairs {
+            if *found != expected {
+                let (path, found) = (self.path.clone(), found.clone());
+                return Err(StatisticsError::OtherModel { path, what, found, expected });
+            }
+        }
+        let metas: BTreeMap<&str, &TensorMeta> =
+            model.source.tensors().iter().map(|meta| (meta.name.as_str(), meta)).collect();
+        for input in self.manifest.layers.iter().flat_map(|layer| &layer.inputs) {
+            for matrix in &input.matrices {
+                self.check_matrix(matrix, input.columns, metas.get(matrix.tensor.as_str()).copied())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_matrix(
+        &self,
+        matrix: &MatrixEntry,
+        columns: usize,
+        meta: Option<&TensorMeta>,
+    ) -> Result<(), StatisticsError> {
+        let n_matrices = meta.and_then(|meta| match meta.shape.dims() {
+            [n, _, _] => usize::try_from(*n).ok(),
+            _ => None,
+        });
+        let is_stacked = matrix.expert.is_none_or(|expert| n_matrices.is_some_and(|n| expert < n));
+        if is_stacked && meta.is_some_and(|meta| meta.shape.n_cols() == columns as u64) {
+            return Ok(());
+        }
+        let of = |expert: Option<usize>| expert.map(|at| format!(" of matrix {at}")).unwrap_or_default();
+        let found = format!("{columns} columns{}", of(matrix.expert));
+        let expected = match (meta, n_matrices) {
+            (None, _) => "no such tensor".to_owned(),
+            (Some(meta), Some(n)) => format!("{} columns of {n} matrices", meta.shape.n_cols()),
+            (Some(meta), None) => format!("{} columns", meta.shape.n_cols()),
+        };
+        let file = self.path.join(MANIFEST);
+        Err(StatisticsError::Matrix { file, tensor: matrix.tensor.clone(), found, expected })
+    }
+
+    /// The kinds of text.
+    #[must_use]
+    pub fn kinds(&self) -> Vec<StatisticsKind> {
+        let kinds = self.manifest.kinds.iter().map(|kind| StatisticsKind {
+            name: kind.name.clone(),
+            n_tokens: kind.tokens,
+            n_sequences: kind.sequences,
+            n_check_tokens: kind.check_tokens,
+        });
+        kinds.collect()
+    }
+
+    /// Tokens of a sequence.
+    #[must_use]
+    pub fn n_ctx(&self) -> usize {
+        self.manifest.n_ctx
+    }
+
+    /// The seed of text that was sampled.
+    #[must_use]
+    pub fn seed(&self) -> Option<u64> {
+        self.manifest.seed
+    }
+
+    /// Number of [`Statistics::layer`]s.
+    #[must_use]
+    pub fn n_layers(&self) -> usize {
+        self.manifest.layers.len()
+    }
+
+    /// Where in the order of collection the moments of a matrix are, to be read with [`Statistics::layer`].
+    #[must_use]
+    pub fn layer_of(&self, tensor: &str, expert: Option<usize>) -> Option<usize> {
+        let is_own = |matrix: &MatrixEntry| matrix.tensor == tensor && matrix.expert == expert;
+        let has = |layer: &LayerEntry| layer.inputs.iter().any(|input| input.matrices.iter().any(is_own));
+        self.manifest.layers.iter().position(has)
+    }
+
+    /// The moments that were handed out as number `at`; `None` if there were not so many.
+    ///
+    /// # Errors
+    /// [`StatisticsError`]: a truncated or broken file, a tensor that is missing, of another size or holds what no sum is.
+    pub fn layer(&self, at: usize) -> Result<Option<LayerMoments>, StatisticsError> {
+        let Some(entry) = self.manifest.layers.get(at) else { return Ok(None) };
+        let mut file = TensorFile::open(self.path.join(moments_file(at)), &self.limits)?;
+        let mut kinds: Vec<KindMoments> = Vec::with_capacity(self.manifest.kinds.len());
+        for kind in 0..self.manifest.kinds.len() {
+            // Moments of one kind may belong to several inputs, which differ in another.
+            let mut own: BTreeMap<usize, (Vec<MatrixName>, usize, u64)> = BTreeMap::new();
+            for input in &entry.inputs {
+                let Some(moments) = input.moments.get(kind).copied().flatten() else { continue };
+                let found = own.entry(moments.at).or_insert((Vec::new(), input.columns, moments.rows));
+                if (found.1, found.2) != (input.columns, moments.rows) {
+                    let reason = format!(
+                        "`{}` of layer entry {at} has {} columns and {} rows here, {} and {} there",
+                        moments_name(kind, moments.at),
+                        input.columns,
+                        moments.rows,
+                        found.1,
+                        found.2
+                    );
+                    return Err(StatisticsError::Manifest { file: self.path.join(MANIFEST), reason });
+                }
+                found.0.extend(
+                    input
+                        .matrices
+                        .iter()
+                        .map(|matrix| MatrixName { tensor: matrix.tensor.clone(), expert: matrix.expert }),
+                );
+            }
+            let mut moments = Vec::with_capacity(own.len());
+            for (number, (matrices, n_cols, n_rows)) in own {
+                moments.push((matrices, file.moments(&moments_name(kind, number), n_cols, n_rows)?));
+            }
+            kinds.push(moments);
+        }
+        file.check_empty()?;
+        Ok(Some(LayerMoments::of(entry.layer, kinds)))
+    }
+
+    /// The importance sums of each kind.
+    ///
+    /// # Errors
+    /// As [`Statistics::layer`].
+    pub fn importance(&self) -> Result<Vec<ImatrixSums>, StatisticsError> {
+        let mut file = TensorFile::open(self.path.join(IMPORTANCE), &self.limits)?;
+        let mut kinds = Vec::with_capacity(self.manifest.kinds.len());
+        for (at, kind) in self.manifest.kinds.iter().enumerate() {
+            let prefix = format!("kind{at}/");
+            let own = |name: &str| Some(name.strip_prefix(&prefix)?.strip_suffix(".sums")?.to_owned());
+            let names: BTreeSet<String> = file.tensors.keys().filter_map(|name| own(name)).collect();
+            let mut tensors = BTreeMap::new();
+            for name in names {
+                let columns = file.columns(&format!("{prefix}{name}"))?;
+                tensors.insert(name, columns);
+            }
+            kinds.push(ImatrixSums {
+                tensors,
+                datasets: vec![kind.name.as_bytes().to_vec()],
+                n_chunks: usize::try_from(kind.sequences).unwrap_or(usize::MAX),
+                chunk_size: self.manifest.n_ctx,
+            });
+        }
+        file.check_empty()?;
+        Ok(kinds)
+    }
+}
+
+impl TensorFile {
+    fn open(path: PathBuf, limits: &Limits) -> Result<Self, StatisticsError> {
+        let map = MappedFile::open(&path)?;
+        let parsed = parse_header(&map, limits);
+        let Header { tensors, .. } =
+            parsed.map_err(|source| StatisticsError::Header { file: path.clone(), source })?;
+        let tensors = tensors.into_iter().map(|tensor| (tensor.meta.name.clone(), tensor)).collect();
+        Ok(Self { path, map, tensors })
+    }
+
+    /// The bytes of a tensor, which is not asked for again.
+    fn take(&mut self, name: &str) -> Result<TensorRange, StatisticsError> {
+        let missing = || StatisticsError::Missing { file: self.path.clone(), tensor: name.to_owned() };
+        self.tensors.remove(name).ok_or_else(missing)
+    }
+
+    fn check_empty(&self) -> Result<(), StatisticsError> {
+        match self.tensors.keys().next() {
+            Some(tensor) => {
+                Err(StatisticsError::Unlisted { file: self.path.clone(), tensor: tensor.clone() })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn shape(&self, found: &TensorRange, expected: String) -> StatisticsError {
+        StatisticsError::Shape {
+            file: self.path.clone(),
+            tensor: found.meta.name.clone(),
+            found: format!("{} {}", found.meta.ty, found.meta.shape),
+            expected,
+        }
+    }
+
+    /// The bytes of a tensor; the header was checked against the file.
+    fn bytes(&self, tensor: &TensorRange) -> &[u8] {
+        let range = usize::try_from(tensor.offset).ok().zip(usize::try_from(tensor.n_bytes).ok());
+        range.and_then(|(start, len)| self.map.get(start..)?.get(..len)).unwrap_or_default()
+    }
+
+    fn bad(&self, tensor: &str, place: String, value: f64, expected: &'static str) -> StatisticsError {
+        let (file, tensor) = (self.path.clone(), tensor.to_owned());
+        StatisticsError::Value { file, tensor, place, value, expected }
+    }
+
+    fn moments(&mut self, name: &str, n_cols: usize, n_rows: u64) -> Result<Moments, StatisticsError> {
+        let tensor = self.take(name)?;
+        let n_elems = triangle(n_cols);
+        let is_own = tensor.meta.ty == ElementType::F32
+            && matches!((tensor.meta.shape.dims(), n_elems), ([n], Some(expected)) if *n == expected);
+        if !is_own || n_cols == 0 {
+            let n = n_elems.unwrap_or(u64::MAX);
+            return Err(self.shape(&tensor, format!("F32 [{n}] of {n_cols} columns")));
+        }
+        // As many bytes as the file has of them, and the square of a tile or less.
+        let mut sums = Gram::zero(n_cols);
+        let mut numbers = self.bytes(&tensor).as_chunks::<4>().0.iter();
+        for row in 0..n_cols {
+            for (column, (sum, raw)) in sums.row_mut(row).iter_mut().zip(&mut numbers).enumerate() {
+                *sum = f32::from_le_bytes(*raw);
+                if !sum.is_finite() || (column == 0 && *sum < 0.0) {
+                    let place = format!("row {row}, column {}", row + column);
+                    return Err(self.bad(name, place, f64::from(*sum), "a sum of finite numbers"));
+                }
+            }
+        }
+        Ok(Moments::of(n_rows, sums))
+    }
+
+    fn columns(&mut self, name: &str) -> Result<ColumnSums, StatisticsError> {
+        let sums = self.take(&format!("{name}.sums"))?;
+        let counts = self.take(&format!("{name}.counts"))?;
+        let &[n_matrices, n_cols] = sums.meta.shape.dims() else {
+            return Err(self.shape(&sums, "F64 [matrices, columns]".to_owned()));
+        };
+        if sums.meta.ty != ElementType::F64 {
+            return Err(self.shape(&sums, "F64 [matrices, columns]".to_owned()));
+        }
+        if counts.meta.ty != ElementType::I64 || counts.meta.shape.dims() != [n_matrices] {
+            return Err(self.shape(&counts, format!("I64 [{n_matrices}]")));
+        }
+        let values: Vec<f64> =
+            self.bytes(&sums).as_chunks::<8>().0.iter().map(|raw| f64::from_le_bytes(*raw)).collect();
+        let numbers: Vec<i64> =
+            self.bytes(&counts).as_chunks::<8>().0.iter().map(|raw| i64::from_le_bytes(*raw)).collect();
+        if let Some(at) = values.iter().position(|sum| !sum.is_finite() || *sum < 0.0) {
+            let expected = "a sum of squares";
+            return Err(self.bad(&sums.meta.name, format!("element {at}"), values[at], expected));
+        }
+        if let Some(at) = numbers.iter().position(|count| *count < 0) {
+            let (value, expected) = (numbers[at] as f64, "a number of rows");
+            return Err(self.bad(&counts.meta.name, format!("element {at}"), value, expected));
+        }
+        let n_cols = usize::try_from(n_cols).unwrap_or(0);
+        Ok(ColumnSums { n_cols, sums: values, counts: numbers })
+    }
+}

@@ -1,0 +1,322 @@
+//! Calibration text: one kind of text per path, its share of the tokens, and the part of it that is held back.
+
+use std::path::{Path, PathBuf};
+
+use crate::calibrate::CalibrateError;
+use crate::engine::GraphPlan;
+use crate::verify::{
+    Model, Prompt, PromptForm, PromptSource, Rows, Scoring, Span, VerifyError, Window, cut, cut_sources,
+    read_prompts,
+};
+
+/// Tokens of a kind below which it says too little to be a kind of its own.
+const LEAST_TOKENS: usize = 2048;
+/// Of so many parts of a kind one is held back for the check.
+const CHECK_PARTS: u64 = 8;
+/// Folders below a given one that are looked into.
+const MAX_DEPTH: usize = 16;
+
+/// One kind of text, as its files have it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TextSource {
+    /// Name for metadata and messages: the last part of the path.
+    pub name: String,
+    /// Its prompts.
+    pub prompts: Vec<PromptSource>,
+}
+
+impl TextSource {
+    /// Reads a file of text, JSON or JSON lines as gguf-verify reads prompts; of a folder all files in it and below it, in
+    /// the order of their paths, as one kind. Files and folders that are hidden by a dot are left out, links to folders
+    /// are not followed.
+    ///
+    /// # Errors
+    /// As [`read_prompts`]; a folder without files.
+    pub fn read(path: &Path, form: PromptForm) -> Result<Self, CalibrateError> {
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        if !path.is_dir() {
+            return Ok(Self { name, prompts: read_prompts(path, form)? });
+        }
+        let mut files = Vec::new();
+        files_below(path, MAX_DEPTH, &mut files)?;
+        if files.is_empty() {
+            return Err(CalibrateError::EmptyFolder { path: path.to_owned() });
+        }
+        let mut prompts = Vec::new();
+        for file in files {
+            prompts.extend(read_prompts(&file, form)?);
+        }
+        Ok(Self { name, prompts })
+    }
+}
+
+/// Files in a folder and those below it, in the order of their names.
+fn files_below(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), CalibrateError> {
+    let mut entries = fs_err::read_dir(dir)?.collect::<Result<Vec<_>, _>>()?;
+    entries.sort_by_key(fs_err::DirEntry::file_name);
+    for entry in entries {
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        let (path, kind) = (entry.path(), entry.file_type()?);
+        if kind.is_dir() {
+            if depth > 0 {
+                files_below(&path, depth - 1, files)?;
+            }
+        } else if path.is_file() {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// How much text is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextOptions {
+    /// Tokens of a sequence.
+    pub n_ctx: usize,
+    /// Tokens that are calibrated with, over all kinds. What is held back for the check comes on top, a seventh as much.
+    pub n_tokens: usize,
+}
+
+impl Default for TextOptions {
+    fn default() -> Self {
+        Self { n_ctx: 512, n_tokens: 32_768 }
+    }
+}
+
+/// A kind of text as the model reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TextKind {
+    /// Its name.
+    pub name: String,
+    /// What moments and importance are collected over.
+    pub windows: Vec<Window>,
+    /// What is held back: no solver sees it.
+    pub check: Vec<Window>,
+    /// Tokens that the text has in sequences.
+    pub n_available: usize,
+}
+
+impl TextKind {
+    /// Tokens that are calibrated with.
+    #[must_use]
+    pub fn n_tokens(&self) -> usize {
+        count(&self.windows)
+    }
+
+    /// Tokens that are held back.
+    #[must_use]
+    pub fn n_check_tokens(&self) -> usize {
+        count(&self.check)
+    }
+}
+
+/// All kinds of text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CalibrationText {
+    /// Tokens of a sequence at most.
+    pub n_ctx: usize,
+    /// The kinds, in the order in which they were given.
+    pub kinds: Vec<TextKind>,
+    /// What the user should know: kinds that have less than their share.
+    pub notes: Vec<String>,
+}
+
+impl CalibrationText {
+    /// Encodes texts and cuts them into sequences. Each kind gets the same share of the tokens, and for each seven tokens
+    /// of its share one more is held back. Both are spread evenly over the text: the same for the same text and options,
+    /// and a longer text is sampled, not cut off. Sequences of documents and chats that are shorter than `n_ctx` stay as
+    /// short; longer ones are cut, chats too.
+    ///
+    /// A kind that has less than its share gives all that it has, which is noted; the others keep their shares. Moments
+    /// are means over a kind's own tokens, so that a short kind is measured less precisely but weighs no less.
+    ///
+    /// # Errors
+    /// Text that cannot be encoded; [`CalibrateError::TooShort`] for a kind of fewer than 2048 tokens and less than its
+    /// share, or of a single sequence, of which nothing could be held back; [`CalibrateError::Budget`].
+    pub fn new(
+        model: &Model<'_>,
+        sources: &[TextSource],
+        options: &TextOptions,
+    ) -> Result<Self, CalibrateError> {
+        let TextOptions { n_ctx, n_tokens } = *options;
+        let kinds = sources.len();
+        let share = n_tokens.checked_div(kinds).ok_or(CalibrateError::NoText)?;
+        if n_ctx < 4 || share / 2 < n_ctx {
+            return Err(CalibrateError::Budget { tokens: n_tokens, n_ctx, kinds });
+        }
+        let plan = model.plan()?;
+        let mut text = Self { n_ctx, kinds: Vec::with_capacity(kinds), notes: Vec::new() };
+        for source in sources {
+            let windows = windows(model, &plan, source, n_ctx)?;
+            text.add(&source.name, windows, share)?;
+        }
+        Ok(text)
+    }
+
+    /// Shares a kind's sequences out.
+    fn add(&mut self, name: &str, all: Vec<Window>, share: usize) -> Result<(), CalibrateError> {
+        let n_available = count(&all);
+        let needed = LEAST_TOKENS.min(share);
+        if n_available < needed || all.len() < 2 {
+            let (name, found, windows) = (name.to_owned(), n_available, all.len());
+            return Err(CalibrateError::TooShort { name, found, windows, needed });
+        }
+        let wanted = share as u64 * CHECK_PARTS / (CHECK_PARTS - 1);
+        if (n_available as u64) < wanted {
+            self.notes.push(format!(
+                "`{}` has {n_available} tokens of the {wanted} that its share and its check take: all of them are used",
+                crate::core::text::escape(name)
+            ));
+        }
+        let (used, _) = spread(all, wanted, n_available as u64);
+        let n_used = count(&used) as u64;
+        let (mut check, mut windows) = spread(used, n_used / CHECK_PARTS, n_used);
+        if check.is_empty() {
+            check.push(windows.remove(windows.len() / 2));
+        }
+        self.kinds.push(TextKind { name: name.to_owned(), windows, check, n_available });
+        Ok(())
+    }
+
+    /// Tokens that are calibrated with.
+    #[must_use]
+    pub fn n_tokens(&self) -> usize {
+        self.kinds.iter().map(TextKind::n_tokens).sum()
+    }
+
+    /// Tokens of the longest sequence that is calibrated with.
+    pub(super) fn longest(&self) -> usize {
+        let windows = self.kinds.iter().flat_map(|kind| &kind.windows);
+        windows.map(|window| window.chunk.tokens.len()).max().unwrap_or(0)
+    }
+}
+
+fn count(windows: &[Window]) -> usize {
+    windows.iter().map(|window| window.chunk.tokens.len()).sum()
+}
+
+/// The sequences of a kind of text.
+fn windows(
+    model: &Model<'_>,
+    plan: &GraphPlan,
+    source: &TextSource,
+    n_ctx: usize,
+) -> Result<Vec<Window>, CalibrateError> {
+    // Nothing is scored here, so that nothing need be whole.
+    let whole = |prompt: Prompt| Prompt { whole: false, ..prompt };
+    let prompts: Vec<Prompt> = model.encode_all(&source.prompts)?.into_iter().map(whole).collect();
+    let scoring = Scoring { n_ctx, n_chunks: None, stride: None, span: Span::SecondHalf, rows: Rows::Scored };
+    let mut windows = match cut(&prompts, &[], &scoring) {
+        Ok(cut) => cut.windows,
+        Err(VerifyError::NothingToScore) => Vec::new(),
+        Err(error) => return Err(error.into()),
+    };
+    cut_sources(plan, &mut windows);
+    Ok(windows)
+}
+
+/// Parts windows in those that hold about `wanted` of `total` tokens, never more, evenly spread over all, and the rest.
+fn spread(windows: Vec<Window>, wanted: u64, total: u64) -> (Vec<Window>, Vec<Window>) {
+    let (mut taken, mut rest) = (Vec::new(), Vec::new());
+    let (mut n_passed, mut n_taken) = (0u64, 0u64);
+    for window in windows {
+        let n = window.chunk.tokens.len() as u64;
+        n_passed += n;
+        let due = u128::from(n_passed) * u128::from(wanted.min(total)) / u128::from(total.max(1));
+        if u128::from(n_taken + n) <= due {
+            n_taken += n;
+            taken.push(window);
+        } else {
+            rest.push(window);
+        }
+    }
+    (taken, rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::TokenChunk;
+
+    fn windows(lengths: &[usize]) -> Vec<Window> {
+        let window = |(prompt, &n): (usize, &usize)| Window {
+            prompt,
+            start: 0,
+            chunk: TokenChunk { tokens: vec![1; n], rows: 0..n - 1, n_source: 0 },
+            targets: vec![1; n - 1],
+            scored: 0..n - 1,
+        };
+        lengths.iter().enumerate().map(window).collect()
+    }
+
+    fn shared(lengths: &[usize], share: usize) -> Result<CalibrationText, CalibrateError> {
+        let mut text = CalibrationText { n_ctx: 512, kinds: Vec::new(), notes: Vec::new() };
+        text.add("x", windows(lengths), share)?;
+        Ok(text)
+    }
+
+    fn numbers(windows: &[Window]) -> Vec<usize> {
+        windows.iter().map(|window| window.prompt).collect()
+    }
+
+    #[test]
+    fn an_eighth_is_held_back_beside_the_share() {
+        let text = shared(&[512; 300], 32_768).unwrap();
+        let kind = &text.kinds[0];
+        assert_eq!((kind.n_tokens(), kind.check.len(), kind.n_available), (32_768, 9, 153_600));
+        assert!(text.notes.is_empty());
+        // Over all of the text, and nothing twice.
+        let all = [numbers(&kind.windows), numbers(&kind.check)].concat();
+        assert!(numbers(&kind.windows)[0] < 5 && numbers(&kind.windows)[63] > 290);
+        assert!(numbers(&kind.check)[0] < 40 && numbers(&kind.check)[8] > 250);
+        assert_eq!(all.iter().collect::<std::collections::BTreeSet<_>>().len(), 73);
+    }
+
+    #[test]
+    fn a_kind_with_less_than_its_share_gives_all() {
+        let text = shared(&[512; 16], 32_768).unwrap();
+        let kind = &text.kinds[0];
+        assert_eq!((kind.windows.len(), numbers(&kind.check)), (14, vec![7, 15]));
+        assert!(text.notes[0].contains("has 8192 tokens of the 37449"), "{:?}", text.notes);
+        let text = shared(&[30; 100], 32_768).unwrap();
+        assert_eq!((text.kinds[0].n_tokens(), text.kinds[0].n_check_tokens()), (2640, 360));
+        let text = shared(&[1500, 700], 32_768).unwrap();
+        assert_eq!((numbers(&text.kinds[0].windows), numbers(&text.kinds[0].check)), (vec![0], vec![1]));
+    }
+
+    #[test]
+    fn too_little_text_is_refused_with_figures() {
+        for (lengths, share, expected) in [
+            (&[512, 512][..], 32_768, "1024 tokens in 2 sequences; expected at least 2048 in 2"),
+            (&[4096], 32_768, "4096 tokens in 1 sequences; expected at least 2048 in 2"),
+            (&[], 1024, "0 tokens in 0 sequences; expected at least 1024 in 2"),
+        ] {
+            let error = shared(lengths, share).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn folders_are_one_kind_in_the_order_of_their_paths() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in
+            [("b.txt", "2"), ("a/z.txt", "1"), (".git/x", "9"), ("c.jsonl", "{\"text\":\"3\"}")]
+        {
+            let path = dir.path().join(name);
+            fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+            fs_err::write(path, text).unwrap();
+        }
+        let source = TextSource::read(dir.path(), PromptForm::Detected).unwrap();
+        let expected = ["1", "2", "3"].map(|text| PromptSource::Text(text.to_owned()));
+        assert_eq!(source.prompts, expected);
+        let file = TextSource::read(&dir.path().join("b.txt"), PromptForm::Detected).unwrap();
+        assert_eq!(file.name, "b.txt");
+        let empty = TextSource::read(&dir.path().join(".git"), PromptForm::Detected);
+        assert!(empty.is_ok());
+        fs_err::create_dir(dir.path().join("none")).unwrap();
+        let error = TextSource::read(&dir.path().join("none"), PromptForm::Detected).unwrap_err();
+        assert!(error.to_string().ends_with("no file in this folder"), "{error}");
+    }
+}

@@ -1,0 +1,312 @@
+//! Moments and importance sums against sums in f64 of what an observer of the same text sees.
+
+mod noise;
+mod store;
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use gguf_foundry::calibrate::{
+    CalibrateError, CalibrateOptions, CalibrationRun, CalibrationText, LayerMoments, SharedInput,
+    TextOptions, TextSource, total_importance,
+};
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::core::{TensorMeta, TensorSource};
+use gguf_foundry::engine::plan::Matrix;
+use gguf_foundry::engine::{Engine, EngineOptions, GraphPlan, Observer, TokenChunk};
+use gguf_foundry::gguf::ImatrixSums;
+use gguf_foundry::verify::{Model, PromptSource};
+
+use self::noise::Noise;
+
+/// Two kinds of text in sequences of 16, of which the second has shorter ones too.
+pub fn sources() -> Vec<TextSource> {
+    let tokens = |seed: u32, n: u32| (1..=n).map(|at| (at * 7 + seed * at * at) % 61).collect::<Vec<_>>();
+    let lines = |seeds: std::ops::Range<u32>, lengths: [u32; 3]| {
+        let line = |seed: u32| PromptSource::Tokens(tokens(seed, lengths[seed as usize % 3]));
+        seeds.map(line).collect::<Vec<_>>()
+    };
+    vec![
+        TextSource { name: "first".to_owned(), prompts: lines(0..90, [40, 40, 40]) },
+        TextSource { name: "second".to_owned(), prompts: lines(90..200, [16, 11, 20]) },
+    ]
+}
+
+pub fn text(model: &Model<'_>) -> CalibrationText {
+    CalibrationText::new(model, &sources(), &TextOptions { n_ctx: 16, n_tokens: 1600 }).unwrap()
+}
+
+pub fn all(meta: &TensorMeta) -> bool {
+    meta.shape.rank() > 1
+}
+
+pub fn options(n_threads: usize) -> CalibrateOptions<'static> {
+    CalibrateOptions { engine: EngineOptions { n_threads, ..EngineOptions::default() }, wants: &all }
+}
+
+pub fn collect(model: &Model<'_>, n_threads: usize) -> (Vec<LayerMoments>, Vec<ImatrixSums>) {
+    let text = text(model);
+    let run = CalibrationRun::new(model, &text, options(n_threads)).unwrap();
+    let mut layers = Vec::new();
+    let sums = run.run(&Silent, &mut |layer: LayerMoments| {
+        layers.push(layer);
+        Ok::<_, CalibrateError>(())
+    });
+    (layers, sums.unwrap())
+}
+
+/// By tensor and expert: rows, and a full square of sums.
+type Squares = BTreeMap<(String, Option<usize>), (u64, Vec<f64>)>;
+
+/// Sums in f64 of one kind of text.
+#[derive(Default)]
+struct Twin {
+    sums: Mutex<Squares>,
+}
+
+impl Twin {
+    fn add(&self, name: &str, matrix: &Matrix, x: &[f32]) {
+        let n = matrix.n_cols;
+        let mut sums = self.sums.lock().unwrap();
+        let key = (name.to_owned(), matrix.expert);
+        let (n_rows, own) = sums.entry(key).or_insert_with(|| (0, vec![0.0; n * n]));
+        for row in x.chunks(n) {
+            *n_rows += 1;
+            for (i, a) in row.iter().enumerate() {
+                let products = row.iter().map(|b| f64::from(*a) * f64::from(*b));
+                own[i * n..][..n].iter_mut().zip(products).for_each(|(sum, x)| *sum += x);
+            }
+        }
+    }
+}
+
+impl Observer for Twin {
+    fn input(&self, source: &dyn TensorSource, matrix: &Matrix, x: &[f32]) {
+        self.add(&source.tensors()[matrix.tensor].name, matrix, x);
+    }
+}
+
+/// The twin of one kind, run by itself.
+fn twin(model: &Model<'_>, features: &gguf_foundry::arch::GraphFeatures, kind: usize) -> Twin {
+    let text = text(model);
+    let plan = GraphPlan::new(features, model.metadata, model.source.tensors()).unwrap();
+    let engine = Engine::new(plan, model.source, EngineOptions::default()).unwrap();
+    let whole = |chunk: &TokenChunk| TokenChunk { rows: 0..chunk.tokens.len(), ..chunk.clone() };
+    let chunks: Vec<TokenChunk> =
+        text.kinds[kind].windows.iter().map(|window| whole(&window.chunk)).collect();
+    let twin = Twin::default();
+    let hidden = engine.forward(&chunks, &Silent, Some(&twin)).unwrap();
+    let head = &engine.plan().head;
+    twin.add(&model.source.tensors()[head.tensor].name, head, hidden.states());
+    twin
+}
+
+/// Compares all moments with the twins', and the diagonals with the importance sums.
+fn check(model: &Noise) -> Vec<LayerMoments> {
+    let (layers, sums) = collect(&model.model(), 2);
+    for (kind, sums) in sums.iter().enumerate() {
+        let expected = twin(&model.model(), &model.features, kind).sums.into_inner().unwrap();
+        let mut n_seen = 0;
+        for layer in &layers {
+            for input in &layer.inputs {
+                let Some(moments) = layer.moments(input, kind) else { continue };
+                for matrix in &input.matrices {
+                    let (n_rows, squares) = &expected[&(matrix.tensor.clone(), matrix.expert)];
+                    assert_eq!(moments.n_rows(), *n_rows, "{matrix:?}");
+                    let n = input.n_cols;
+                    for row in 0..n {
+                        for (column, found) in (row..n).zip(moments.sums().row(row)) {
+                            let scale = (squares[row * n + row] * squares[column * n + column]).sqrt();
+                            let error = (f64::from(*found) - squares[row * n + column]).abs();
+                            assert!(error <= 2e-6 * scale + 1e-12, "{matrix:?} {row} {column}: {found}");
+                        }
+                    }
+                    n_seen += 1;
+                    let Some(columns) = sums.tensors.get(&matrix.tensor) else { continue };
+                    let at = matrix.expert.unwrap_or(0);
+                    assert_eq!(columns.counts[at] as u64, *n_rows);
+                    for (found, sum) in moments.sums().diagonal().iter().zip(&columns.sums[at * n..]) {
+                        assert!((f64::from(*found) - sum).abs() <= 2e-6 * sum + 1e-12, "{matrix:?}");
+                    }
+                }
+            }
+        }
+        assert_eq!(n_seen, expected.len(), "every matrix that is multiplied with anything");
+    }
+    layers
+}
+
+/// `attn_q` of `blk.0.attn_q.weight`.
+fn local(name: &str) -> &str {
+    let stem = name.strip_suffix(".weight").unwrap();
+    stem.rsplit_once('.').map_or(stem, |(_, local)| local)
+}
+
+/// Tensors of the inputs of a layer, experts left out.
+fn shared(layer: &LayerMoments) -> Vec<Vec<&str>> {
+    let is_whole = |input: &&SharedInput| input.matrices.iter().all(|matrix| matrix.expert.is_none());
+    let inputs = layer.inputs.iter().filter(is_whole);
+    inputs.map(|input| input.matrices.iter().map(|matrix| local(&matrix.tensor)).collect()).collect()
+}
+
+#[test]
+fn moments_of_a_dense_model_equal_sums_in_f64() {
+    let model = Noise::llama(0);
+    let layers = check(&model);
+    assert_eq!(layers.iter().map(|layer| layer.layer).collect::<Vec<_>>(), [Some(0), Some(1), None]);
+    let expected = [
+        vec!["attn_k", "attn_q", "attn_v"],
+        vec!["attn_output"],
+        vec!["ffn_down"],
+        vec!["ffn_gate", "ffn_up"],
+    ];
+    assert_eq!(shared(&layers[0]), expected);
+    assert_eq!(shared(&layers[2]), [["token_embd"]]);
+    // The importance sums are of what llama-imatrix looks at.
+    let (_, sums) = collect(&model.model(), 1);
+    assert_eq!(sums[0].tensors.len(), 14);
+    let total = total_importance(&sums);
+    assert_eq!(total.n_chunks, sums[0].n_chunks + sums[1].n_chunks);
+    assert_eq!(total.datasets, [b"first".to_vec(), b"second".to_vec()]);
+}
+
+#[test]
+fn experts_have_moments_of_their_own_and_their_stack_adds_them_up() {
+    let model = Noise::llama(7);
+    let layers = check(&model);
+    let text = text(&model.model());
+    let layer = &layers[1];
+    let name = |local: &str| format!("blk.1.{local}.weight");
+    // The router reads every token, each expert its own.
+    assert_eq!(layer.input(&name("ffn_gate_inp"), None).unwrap().matrices.len(), 1);
+    for expert in 0..7 {
+        let (Some(up), gate) = (
+            layer.input(&name("ffn_up_exps"), Some(expert)),
+            layer.input(&name("ffn_gate_exps"), Some(expert)),
+        ) else {
+            continue;
+        };
+        assert_eq!(Some(up), gate);
+    }
+    for (kind, own) in text.kinds.iter().enumerate() {
+        let mut weights = [0.0; 2];
+        weights[kind] = 1.0;
+        for local in ["ffn_up_exps", "ffn_down_exps"] {
+            let mean = layer.mean_of_stack(&name(local), &weights).unwrap();
+            assert_eq!(mean.n_rows, 2 * own.n_tokens() as u64, "two experts a token");
+        }
+        // Over all experts, the rows of up are those of the router, each of them twice.
+        let stack = layer.mean_of_stack(&name("ffn_up_exps"), &weights).unwrap();
+        let router = layer.mean(layer.input(&name("ffn_gate_inp"), None).unwrap(), &weights).unwrap();
+        assert!(stack.h.iter().zip(&router.h).all(|(a, b)| (a - b).abs() < 1e-4));
+    }
+}
+
+#[test]
+fn moments_of_a_mixer_equal_sums_in_f64() {
+    let layers = check(&Noise::mamba());
+    let expected = [vec!["ssm_dt"], vec!["ssm_in"], vec!["ssm_out"], vec!["ssm_x"]];
+    assert_eq!(shared(&layers[0]), expected);
+    assert_eq!(shared(&layers[2]), [["output"]]);
+}
+
+#[test]
+fn threads_and_memory_change_no_bit() {
+    for model in [Noise::llama(0), Noise::llama(7), Noise::mamba()] {
+        let expected = collect(&model.model(), 1);
+        for n_threads in [2, 7] {
+            assert!(collect(&model.model(), n_threads) == expected, "{n_threads}");
+        }
+        let model = model.model();
+        let text = text(&model);
+        let needed = CalibrationRun::new(&model, &text, options(1)).unwrap().needed_bytes();
+        let with = |memory_bytes| {
+            let mut options = options(1);
+            options.engine.memory_bytes = memory_bytes;
+            CalibrationRun::new(&model, &text, options)
+        };
+        let mut layers = Vec::new();
+        let mut keep = |layer: LayerMoments| {
+            layers.push(layer);
+            Ok::<_, CalibrateError>(())
+        };
+        assert!(with(needed).unwrap().run(&Silent, &mut keep).unwrap() == expected.1);
+        assert!(layers == expected.0);
+        let Err(error) = with(needed - 1) else { panic!("one byte less is not enough") };
+        assert!(error.to_string().contains(&format!("need {needed}")), "{error}");
+    }
+}
+
+/// What a consumer has of its own to say.
+#[derive(Debug)]
+enum Own {
+    Enough,
+    Other(CalibrateError),
+}
+
+impl From<CalibrateError> for Own {
+    fn from(error: CalibrateError) -> Self {
+        Self::Other(error)
+    }
+}
+
+#[test]
+fn what_is_not_wanted_is_not_collected_and_a_consumer_stops_the_run() {
+    let model = Noise::llama(0);
+    let model = model.model();
+    let text = text(&model);
+    let wants = |meta: &TensorMeta| meta.name.contains("ffn_down");
+    let run = CalibrationRun::new(&model, &text, CalibrateOptions { wants: &wants, ..options(1) }).unwrap();
+    let mut inputs = Vec::new();
+    let mut keep = |layer: LayerMoments| {
+        inputs.push(layer.inputs.len());
+        Ok::<_, CalibrateError>(())
+    };
+    run.run(&Silent, &mut keep).unwrap();
+    assert_eq!(inputs, [1, 1]);
+    let mut n = 0;
+    let stopped = run.run(&Silent, &mut |_| {
+        n += 1;
+        Err(Own::Enough)
+    });
+    match stopped {
+        Err(Own::Enough) => assert_eq!(n, 1),
+        Err(Own::Other(error)) => panic!("{error}"),
+        Ok(_) => panic!("the run went on"),
+    }
+}
+
+#[test]
+fn activations_that_are_no_numbers_are_named() {
+    let mut model = Noise::llama(0);
+    let at = model.metas.iter().position(|meta| meta.name == "blk.1.ffn_up.weight").unwrap();
+    model.values[at][0] = f32::INFINITY;
+    let model = model.model();
+    let text = text(&model);
+    let run = CalibrationRun::new(&model, &text, options(1)).unwrap();
+    let error = run.run(&Silent, &mut |_| Ok::<_, CalibrateError>(())).unwrap_err();
+    assert!(
+        error.to_string().contains("`blk.1.ffn_down.weight` is multiplied with is not finite"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_check_is_held_back_and_the_kinds_share_the_tokens() {
+    let model = Noise::llama(0);
+    let model = model.model();
+    let text = text(&model);
+    assert!(text.notes.is_empty(), "{:?}", text.notes);
+    for kind in &text.kinds {
+        assert!((780..=800).contains(&kind.n_tokens()), "{}", kind.n_tokens());
+        assert!((95..=116).contains(&kind.n_check_tokens()), "{}", kind.n_check_tokens());
+        let place = |window: &gguf_foundry::verify::Window| (window.prompt, window.start);
+        assert!(!kind.check.iter().any(|held| kind.windows.iter().any(|w| place(w) == place(held))));
+        assert!(kind.windows.iter().all(|window| window.chunk.tokens.len() <= 16));
+    }
+    let too_few = TextOptions { n_ctx: 16, n_tokens: 60 };
+    let error = CalibrationText::new(&model, &sources(), &too_few).unwrap_err().to_string();
+    assert!(error.contains("60 tokens in sequences of 16, shared by 2 texts"), "{error}");
+    let none = CalibrationText::new(&model, &[], &TextOptions::default()).unwrap_err().to_string();
+    assert_eq!(none, "no calibration text");
+}

@@ -1,0 +1,152 @@
+//! Small models whose weights are noise.
+
+use gguf_foundry::arch::GraphFeatures;
+use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
+use gguf_foundry::gguf::Metadata;
+use gguf_foundry::verify::{Model, NoTemplate};
+
+const NO_TEMPLATE: NoTemplate = NoTemplate;
+
+/// A model in memory.
+#[derive(Clone)]
+pub struct Noise {
+    pub metadata: Metadata,
+    pub metas: Vec<TensorMeta>,
+    pub values: Vec<Vec<f32>>,
+    pub features: GraphFeatures,
+}
+
+impl TensorSource for Noise {
+    fn tensors(&self) -> &[TensorMeta] {
+        &self.metas
+    }
+
+    fn read_rows(&self, tensor: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        let skip = first as usize * self.metas[tensor].shape.n_cols() as usize;
+        let bytes = self.values[tensor][skip..].iter().flat_map(|x| x.to_le_bytes());
+        out.iter_mut().zip(bytes).for_each(|(out, byte)| *out = byte);
+        Ok(())
+    }
+}
+
+impl Noise {
+    fn new(arch: &str, keys: &[(&str, u32)], tensors: &[(String, Vec<u64>)]) -> Self {
+        let mut metadata = Metadata::new();
+        metadata.set("general.architecture", arch);
+        for (key, value) in keys {
+            metadata.set(format!("{arch}.{key}"), *value);
+        }
+        metadata.set(format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-5f32);
+        let (mut metas, mut values) = (Vec::new(), Vec::new());
+        for (name, dims) in tensors {
+            let mut state = 77 + metas.len() as u32;
+            let scale =
+                if name.contains("norm") { 1.0 } else { (*dims.last().unwrap() as f32).sqrt().recip() };
+            let noise = (0..dims.iter().product::<u64>()).map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                let x = (state >> 8) as f32 / (1 << 23) as f32 - 1.0;
+                // Decays of states are negative.
+                if name.contains("ssm_a") { -x.abs() - 0.1 } else { 2.0 * scale * x }
+            });
+            values.push(noise.collect());
+            let shape = Shape::new(dims.clone()).unwrap();
+            metas.push(TensorMeta { name: name.clone(), shape, ty: GgmlType::F32 });
+        }
+        Self { metadata, metas, values, features: GraphFeatures::of(arch).unwrap() }
+    }
+
+    /// Two layers of attention and a feed-forward, of `n_experts` if there are any; the head is the embedding.
+    pub fn llama(n_experts: u64) -> Self {
+        let mut keys = vec![
+            ("block_count", 2),
+            ("context_length", 512),
+            ("embedding_length", 48),
+            ("feed_forward_length", 80),
+            ("attention.head_count", 4),
+            ("attention.head_count_kv", 2),
+            ("rope.dimension_count", 12),
+        ];
+        let mut tensors =
+            vec![("token_embd.weight".to_owned(), vec![64, 48]), ("output_norm.weight".to_owned(), vec![48])];
+        for layer in 0..2 {
+            let mut own = vec![
+                ("attn_norm", vec![48]),
+                ("attn_q", vec![48, 48]),
+                ("attn_k", vec![24, 48]),
+                ("attn_v", vec![24, 48]),
+                ("attn_output", vec![48, 48]),
+                ("ffn_norm", vec![48]),
+            ];
+            if n_experts == 0 {
+                own.extend([
+                    ("ffn_gate", vec![80, 48]),
+                    ("ffn_up", vec![80, 48]),
+                    ("ffn_down", vec![48, 80]),
+                ]);
+            } else {
+                own.extend([
+                    ("ffn_gate_inp", vec![n_experts, 48]),
+                    ("ffn_gate_exps", vec![n_experts, 80, 48]),
+                    ("ffn_up_exps", vec![n_experts, 80, 48]),
+                    ("ffn_down_exps", vec![n_experts, 48, 80]),
+                ]);
+            }
+            let own = own.into_iter().map(|(name, dims)| (format!("blk.{layer}.{name}.weight"), dims));
+            tensors.extend(own);
+        }
+        if n_experts > 0 {
+            keys.extend([("expert_count", n_experts as u32), ("expert_used_count", 2)]);
+        }
+        Self::new("llama", &keys, &tensors)
+    }
+
+    /// Two layers of Mamba, with a head of its own.
+    pub fn mamba() -> Self {
+        let keys = [
+            ("block_count", 2),
+            ("context_length", 512),
+            ("embedding_length", 24),
+            ("feed_forward_length", 0),
+            ("attention.head_count", 0),
+            ("ssm.conv_kernel", 4),
+            ("ssm.inner_size", 48),
+            ("ssm.state_size", 6),
+            ("ssm.time_step_rank", 5),
+        ];
+        let mut tensors = vec![
+            ("token_embd.weight".to_owned(), vec![64, 24]),
+            ("output.weight".to_owned(), vec![64, 24]),
+            ("output_norm.weight".to_owned(), vec![24]),
+        ];
+        for layer in 0..2 {
+            for (name, dims) in [
+                ("attn_norm.weight", vec![24]),
+                ("ssm_in.weight", vec![96, 24]),
+                ("ssm_conv1d.weight", vec![48, 4]),
+                ("ssm_conv1d.bias", vec![48]),
+                ("ssm_x.weight", vec![17, 48]),
+                ("ssm_dt.weight", vec![48, 5]),
+                ("ssm_dt.bias", vec![48]),
+                ("ssm_a", vec![48, 6]),
+                ("ssm_d", vec![48]),
+                ("ssm_out.weight", vec![24, 48]),
+            ] {
+                tensors.push((format!("blk.{layer}.{name}"), dims));
+            }
+        }
+        Self::new("mamba", &keys, &tensors)
+    }
+
+    pub fn model(&self) -> Model<'_> {
+        Model {
+            source: self,
+            metadata: &self.metadata,
+            file: None,
+            features: Ok(&self.features),
+            encoder: Err("none"),
+            template: &NO_TEMPLATE,
+            origin: None,
+            recall: None,
+        }
+    }
+}
