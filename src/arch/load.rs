@@ -233,7 +233,11 @@ impl Registry {
                 return Err(wrong(&full_name, problem));
             }
             let mut table = merge(&merged, overlay).map_err(|problem| wrong(&full_name, problem))?;
-            for key in ["gguf", "classes", "examples", "graph"] {
+            // Under another architecture the same tensors are another graph.
+            if overlay.contains_key("gguf") && !overlay.contains_key("graph") {
+                table.remove("graph");
+            }
+            for key in ["gguf", "classes", "examples"] {
                 if let (false, Some(value)) = (table.contains_key(key), merged.get(key)) {
                     table.insert(key.to_owned(), value.clone());
                 }
@@ -358,6 +362,18 @@ mod tests {
         let card = registry.cards().iter().find(|card| card.variant.is_some()).unwrap();
         assert_eq!((card.name().as_str(), card.entries.len()), ("child/small", 4));
         assert_eq!(card.classes, ["S"]);
+    }
+
+    #[test]
+    fn a_variant_has_its_cards_graph_unless_it_is_another_architecture() {
+        let graph = "[graph]\nrope = \"half\"\n[variant.v]\nclasses = [\"V\"]\n";
+        let has_graph = |rest: &str| {
+            let registry = load(&child(&format!("{graph}{rest}"))).unwrap();
+            registry.cards().iter().find(|card| card.variant.is_some()).unwrap().graph.is_some()
+        };
+        assert!(has_graph(""));
+        assert!(!has_graph("gguf = \"other\""));
+        assert!(has_graph("gguf = \"other\"\n[variant.v.graph]\nrope = \"interleaved\""));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use gguf_foundry::arch::{GraphFeatures, Heads, OutType};
 use gguf_foundry::convert::{Conversion, ConvertOptions, ShownOptions};
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
+use gguf_foundry::engine::{Stage, stage};
 use gguf_foundry::gguf::{Array, Metadata, Value, WriteOptions, write_gguf};
 use gguf_foundry::verify::{Finding, Model, PromptSource, Severity, VerifyOptions, verify};
 use serde_json::{Map, Value as Json, json};
@@ -106,8 +107,7 @@ impl Case {
             !json["expect"]["f16"]["kv"].is_null()
         };
         // Of the others the engine knows no graph, and so not what their keys decide.
-        let has_graph =
-            |name: &String| name.split('/').next().is_some_and(|arch| GraphFeatures::of(arch).is_some());
+        let has_graph = |name: &String| name.split('/').next().is_some_and(|arch| stage(arch) == Stage::Runs);
         names.iter().filter(|name| has_graph(name) && has_f16(name)).map(|name| Self::load(name)).collect()
     }
 
