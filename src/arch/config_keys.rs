@@ -373,6 +373,7 @@ pub(super) const CONFIG_KEYS: &[&str] = &[
     "num_local_experts",
     "num_loops",
     "num_mel_bins",
+    "num_multi_query_heads",
     "num_nextn_predict_layers",
     "num_query_groups",
     "num_query_heads",
