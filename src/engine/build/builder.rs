@@ -71,7 +71,7 @@ impl GraphPlan {
         builder.eps = builder.norm_eps()?;
         builder.n_layers = builder.n_layers()?;
         builder.residual_scale = builder.residual_scale()? as f32;
-        builder.plan(arch)
+        builder.plan(arch).map_err(|error| builder.tensors.with_name_in_file(error))
     }
 }
 
@@ -143,7 +143,7 @@ impl Builder<'_> {
         })
     }
 
-    fn plan(mut self, arch: &str) -> Result<GraphPlan, EngineError> {
+    fn plan(&mut self, arch: &str) -> Result<GraphPlan, EngineError> {
         let embedding = self.rows_of("token_embd")?;
         let switch = self.switch(embedding.n_rows)?;
         let positions = match self.built.positions {
@@ -206,7 +206,7 @@ impl Builder<'_> {
             prefix,
             streams,
             held,
-            ropes: self.ropes,
+            ropes: std::mem::take(&mut self.ropes),
             encoder,
             layers,
             final_mix,
@@ -216,7 +216,7 @@ impl Builder<'_> {
             logit_scale,
             final_cap,
             unsaid,
-            warnings: self.warnings,
+            warnings: std::mem::take(&mut self.warnings),
         })
     }
 

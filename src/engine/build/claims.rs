@@ -12,6 +12,8 @@ pub(crate) struct TensorClaims<'a> {
     metas: &'a [TensorMeta],
     index: HashMap<Cow<'a, str>, usize>,
     claimed: Vec<bool>,
+    /// What stands before the names of the stack whose tensors go without it.
+    stack: &'static str,
 }
 
 fn width(n: u64) -> usize {
@@ -20,7 +22,7 @@ fn width(n: u64) -> usize {
 
 impl<'a> TensorClaims<'a> {
     pub(crate) fn new(metas: &'a [TensorMeta]) -> Self {
-        Self { metas, index: Self::names(metas), claimed: vec![false; metas.len()] }
+        Self { metas, index: Self::names(metas), claimed: vec![false; metas.len()], stack: "" }
     }
 
     fn names(metas: &'a [TensorMeta]) -> HashMap<Cow<'a, str>, usize> {
@@ -29,12 +31,24 @@ impl<'a> TensorClaims<'a> {
 
     /// From now on the tensors of one stack (`enc.`, `dec.`) go by their names without it, as those of models of one
     /// stack are named.
-    pub(crate) fn enter(&mut self, stack: &str) {
+    pub(crate) fn enter(&mut self, stack: &'static str) {
+        self.stack = stack;
         self.index = Self::names(self.metas);
         for (at, meta) in self.metas.iter().enumerate() {
             if let Some(name) = meta.name.strip_prefix(stack) {
                 self.index.insert(name.replace(".attn_o.", ".attn_output.").into(), at);
             }
+        }
+    }
+
+    /// A refusal with the name that a missing tensor would have in the file.
+    pub(crate) fn with_name_in_file(&self, error: EngineError) -> EngineError {
+        match error {
+            EngineError::MissingTensor { tensor } if !self.stack.is_empty() => {
+                let tensor = format!("{}{}", self.stack, tensor.replace(".attn_output.", ".attn_o."));
+                EngineError::MissingTensor { tensor }
+            }
+            error => error,
         }
     }
 
@@ -218,6 +232,18 @@ pub(crate) fn fits(pattern: &str, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn missing_tensors_have_the_name_that_they_would_have_in_the_file() {
+        let mut claims = TensorClaims::new(&[]);
+        let missing = |claims: &mut TensorClaims<'_>| {
+            let error = claims.need_matrix("blk.0.attn_output", 1, 1).unwrap_err();
+            claims.with_name_in_file(error).to_string()
+        };
+        assert_eq!(missing(&mut claims), "tensor `blk.0.attn_output.weight` is missing");
+        claims.enter("dec.");
+        assert_eq!(missing(&mut claims), "tensor `dec.blk.0.attn_o.weight` is missing");
+    }
 
     #[test]
     fn patterns_fit_whole_names() {

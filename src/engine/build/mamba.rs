@@ -8,14 +8,30 @@ use crate::engine::plan::{Mamba, Mamba2, Norm, NormFormula};
 /// Under the root of Mamba's norms without weights, of which no key tells (Falcon Mamba's `mixer_rms_eps`).
 const FREE_NORM_EPS: f32 = 1e-6;
 
+/// What all mixers with a state per value read.
+pub(super) struct StateSizes {
+    /// Values that have a state.
+    pub(super) inner: usize,
+    /// Values of a state.
+    pub(super) n_states: usize,
+    /// Tokens that the convolution before the scan sees.
+    pub(super) n_taps: usize,
+}
+
 impl Builder<'_> {
+    pub(super) fn state_sizes(&self) -> Result<StateSizes, EngineError> {
+        Ok(StateSizes {
+            inner: self.keys.need_count("ssm.inner_size")?,
+            n_states: self.keys.need_count("ssm.state_size")?,
+            n_taps: self.keys.need_count("ssm.conv_kernel")?,
+        })
+    }
+
     pub(super) fn mamba(&mut self, layer: usize) -> Result<Mamba, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = self.n_embd;
-        let inner = self.keys.need_count("ssm.inner_size")?;
-        let n_states = self.keys.need_count("ssm.state_size")?;
+        let StateSizes { inner, n_states, n_taps } = self.state_sizes()?;
         let rank = self.keys.need_count("ssm.time_step_rank")?;
-        let n_taps = self.keys.need_count("ssm.conv_kernel")?;
         let [x, z] = self.cut(&at("ssm_in"), [inner, inner], n_embd)?;
         let [step_in, b, c] = self.cut(&at("ssm_x"), [rank, n_states, n_states], inner)?;
         let is_normed = self.keys.flag("ssm.dt_b_c_rms")?.unwrap_or(false);
@@ -46,9 +62,7 @@ impl Builder<'_> {
     pub(super) fn mamba2(&mut self, layer: usize) -> Result<Mamba2, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = self.n_embd;
-        let inner = self.keys.need_count("ssm.inner_size")?;
-        let n_states = self.keys.need_count("ssm.state_size")?;
-        let n_taps = self.keys.need_count("ssm.conv_kernel")?;
+        let StateSizes { inner, n_states, n_taps } = self.state_sizes()?;
         // The key of Mamba's rank holds the number of heads.
         let n_heads = self.divisor("ssm.time_step_rank", inner)?;
         let n_groups = self.divisor("ssm.group_count", n_heads)?;

@@ -2,15 +2,14 @@
 
 use crate::engine::EngineError;
 use crate::engine::build::builder::Builder;
+use crate::engine::build::mamba::StateSizes;
 use crate::engine::plan::{Norm, Plamo2};
 
 impl Builder<'_> {
     pub(super) fn plamo2(&mut self, layer: usize) -> Result<Plamo2, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = self.n_embd;
-        let inner = self.keys.need_count("ssm.inner_size")?;
-        let n_states = self.keys.need_count("ssm.state_size")?;
-        let n_taps = self.keys.need_count("ssm.conv_kernel")?;
+        let StateSizes { inner, n_states, n_taps } = self.state_sizes()?;
         // The key of Mamba's rank holds the number of heads; the rank has none.
         let n_heads = self.divisor("ssm.time_step_rank", inner)?;
         let rank = self.n_cols(&at("ssm_dt"))?;
