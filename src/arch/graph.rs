@@ -252,6 +252,7 @@ pub enum MixerName {
     Rwkv6Qwen2,
     Rwkv7,
     Gdn,
+    Compressed,
     Kda,
     Lightning,
     Shortconv,

@@ -53,6 +53,12 @@ pub enum EngineError {
     /// Two models that are compared have different vocabularies.
     #[error("vocabularies differ: {model} and {baseline} rows")]
     Vocabulary { model: usize, baseline: usize },
+    /// A table chooses an expert that is none.
+    #[error(
+        "tensor `{}`: token {token}: expected experts from 0 to less than {n_experts}, found {found}",
+        escape(tensor)
+    )]
+    ExpertOfToken { tensor: String, token: u32, found: f32, n_experts: usize },
     /// The weights could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),

@@ -4,7 +4,9 @@
 mod adjugates;
 mod altup;
 pub(super) mod attention;
+mod by_token;
 pub(super) mod columns;
+pub(super) mod compressed;
 mod cycles;
 mod delta_net;
 pub(super) mod extras;

@@ -156,11 +156,8 @@ impl Builder<'_> {
         } else {
             None
         };
-        // Some converters leave the suffix out.
-        let select_bias = match self.tensors.vector(&at("exp_probs_b.bias"), n_experts)? {
-            None => self.tensors.vector(&at("exp_probs_b"), n_experts)?,
-            found => found,
-        };
+        let by_token = self.experts_by_token(layer, n_used)?;
+        let select_bias = if by_token.is_some() { None } else { self.select_bias(layer, n_experts)? };
         if gating == GatingFunction::Sparsemixer && n_used != 2 {
             return Err(self.keys.unknown("expert_used_count", "2 (sparsemixer)", &n_used.to_string()));
         }
@@ -180,6 +177,7 @@ impl Builder<'_> {
             router,
             experts,
             n_used,
+            by_token,
             gating,
             select: self.features.router_select,
             select_bias,

@@ -60,6 +60,7 @@ impl Builder<'_> {
             MixerName::Mamba2 => self.mamba2(layer).map(|mixer| Mixer::Mamba2(Box::new(mixer))),
             MixerName::Shortconv => self.shortconv(layer).map(|mixer| Mixer::ShortConv(Box::new(mixer))),
             MixerName::Gdn => self.delta_net(layer).map(|mixer| Mixer::DeltaNet(Box::new(mixer))),
+            MixerName::Compressed => self.compressed(layer).map(|mixer| Mixer::Compressed(Box::new(mixer))),
             MixerName::Kda => self.kda(layer).map(|mixer| Mixer::Kda(Box::new(mixer))),
             MixerName::Lightning => self.lightning(layer).map(|mixer| Mixer::Lightning(Box::new(mixer))),
             // Presence tells the two apart.

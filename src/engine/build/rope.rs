@@ -64,6 +64,27 @@ impl Builder<'_> {
         self.rotation(layer, reach, dk).map(Some)
     }
 
+    /// The rotation of layers with compressed rows, which alone are scaled: as an index into the plan's rotations.
+    pub(super) fn compressed_rope(&mut self, dk: usize) -> Result<usize, EngineError> {
+        let key = "attention.compress_rope_freq_base";
+        let base = self.keys.nonzero(key)?.ok_or_else(|| self.keys.missing(key))?;
+        let n_dims = self.keys.count("rope.dimension_count")?.filter(|&n| n > 0).unwrap_or(dk);
+        if n_dims > dk || n_dims % 2 != 0 {
+            let expected = "even, at most the head's width";
+            return Err(self.keys.unknown("rope.dimension_count", expected, &n_dims.to_string()));
+        }
+        let trained = match self.keys.count("rope.scaling.original_context_length")?.filter(|&n| n > 0) {
+            Some(n) => Some(n),
+            None => self.keys.count("context_length")?.filter(|&n| n > 0),
+        };
+        let scaling = self.rope_scaling(n_dims, base, trained)?.scaling;
+        let pairs = self.pair_layout(n_dims, dk)?;
+        // Outputs are rotated back by what rotated the keys, so that no magnitude has a place here.
+        let (factors, long_factors) = (None, None);
+        let rope = Rope { n_dims, pairs, base, scaling, factors, long_factors, magnitude: 1.0 };
+        Ok(self.index_of(rope))
+    }
+
     fn rotates(&self, layer: usize, reach: Reach) -> Result<bool, EngineError> {
         let windowed = || {
             let windows = self.window_size()?.is_some();
@@ -86,10 +107,14 @@ impl Builder<'_> {
     /// Index of a rotation; equal ones are one.
     fn rotation(&mut self, layer: usize, reach: Reach, dk: usize) -> Result<usize, EngineError> {
         let rope = self.rope_of(layer, reach, dk)?;
-        Ok(self.ropes.iter().position(|known| *known == rope).unwrap_or_else(|| {
+        Ok(self.index_of(rope))
+    }
+
+    fn index_of(&mut self, rope: Rope) -> usize {
+        self.ropes.iter().position(|known| *known == rope).unwrap_or_else(|| {
             self.ropes.push(rope);
             self.ropes.len() - 1
-        }))
+        })
     }
 
     fn rope_of(&mut self, layer: usize, reach: Reach, dk: usize) -> Result<Rope, EngineError> {

@@ -2,6 +2,7 @@
 
 mod altup;
 mod attention;
+mod compressed;
 mod cycles;
 mod experts;
 mod hyper;

@@ -42,8 +42,8 @@ impl Runner<'_> {
                 None => self.dense(dense, inputs.input, n_tokens, out),
             },
             Ffn::ChannelMix(mix) => self.channel_mix(mix, batch, inputs.input, out),
-            Ffn::Moe(moe) => self.moe(moe, inputs, n_tokens, out),
-            Ffn::Both(both) => self.dense_and_moe(both, inputs, n_tokens, out),
+            Ffn::Moe(moe) => self.moe(moe, inputs, batch, out),
+            Ffn::Both(both) => self.dense_and_moe(both, inputs, batch, out),
         }
     }
 
@@ -52,9 +52,10 @@ impl Runner<'_> {
         &self,
         both: &DenseAndMoe,
         inputs: FfnInputs<'_>,
-        n_tokens: usize,
+        batch: &ChunkBatch,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
+        let n_tokens = batch.n_wanted();
         let n_embd = both.dense.up.n_cols;
         self.dense(&both.dense, inputs.input, n_tokens, out)?;
         self.norm_in_place(both.dense_post.as_ref(), out, n_embd)?;
@@ -68,7 +69,7 @@ impl Runner<'_> {
             None => inputs.input,
         };
         let mut routed = self.take(n_tokens * n_embd);
-        self.moe(&both.moe, FfnInputs { input, ..inputs }, n_tokens, &mut routed)?;
+        self.moe(&both.moe, FfnInputs { input, ..inputs }, batch, &mut routed)?;
         let post = both.moe_post.as_ref().map(|norm| self.weights.norm(norm)).transpose()?;
         self.add_rows(out, &mut routed, post.as_ref(), 1.0, n_embd);
         self.scale_rows(out, both.scale);

@@ -8,6 +8,7 @@ use crate::engine::ops::ffn::FfnInputs;
 use crate::engine::ops::math;
 use crate::engine::ops::product::Product;
 use crate::engine::plan::{Dense, GatingFunction, Matrix, Moe, RouterSource};
+use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::runner::Runner;
 use crate::engine::run::timings::WorkKind;
 
@@ -40,11 +41,11 @@ impl Runner<'_> {
         &self,
         moe: &Moe,
         inputs: FfnInputs<'_>,
-        n_tokens: usize,
+        batch: &ChunkBatch,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        let x = inputs.input;
-        let chosen = self.choose(moe, inputs, n_tokens)?;
+        let (x, n_tokens) = (inputs.input, batch.n_wanted());
+        let chosen = self.choose(moe, inputs, batch)?;
         match &moe.shared {
             None => out.fill(0.0),
             Some(shared) => {
@@ -93,15 +94,27 @@ impl Runner<'_> {
         &self,
         moe: &Moe,
         inputs: FfnInputs<'_>,
-        n_tokens: usize,
+        batch: &ChunkBatch,
     ) -> Result<Vec<Vec<ExpertChoice>>, EngineError> {
-        let n_experts = moe.experts.len();
+        let (n_experts, n_tokens) = (moe.experts.len(), batch.n_wanted());
         let mut logits = self.take(n_tokens * n_experts);
         self.router_logits(moe, inputs, n_tokens, &mut logits)?;
         let select_bias = self.weights.optional(moe.select_bias.as_ref())?;
+        let by_token = match &moe.by_token {
+            Some(table) => Some(self.experts_by_token(table, n_experts, batch)?),
+            None => None,
+        };
         let routes: Vec<Vec<(usize, f32)>> = self.workers.install(|| {
-            let routed = logits.par_chunks(n_experts).map(|l| route(moe, l, select_bias.as_deref()));
-            routed.collect()
+            let rows = logits.par_chunks(n_experts);
+            match &by_token {
+                Some(experts) => {
+                    let experts = experts.par_chunks(moe.n_used);
+                    rows.zip(experts)
+                        .map(|(l, experts)| weighed(moe, &probabilities(moe, l), experts))
+                        .collect()
+                }
+                None => rows.map(|l| route(moe, l, select_bias.as_deref())).collect(),
+            }
         });
         self.give([logits]);
         if let Some(observer) = self.observer {
@@ -216,16 +229,10 @@ impl Runner<'_> {
 
 /// The experts of one token with their weights, best first; ties go to the lower index.
 fn route(moe: &Moe, logits: &[f32], select_bias: Option<&[f32]>) -> Vec<(usize, f32)> {
-    let probabilities: Vec<f32> = match moe.gating {
-        GatingFunction::Softmax => softmax(logits),
-        GatingFunction::Sigmoid => logits.iter().map(|l| 1.0 / (1.0 + (-l).exp())).collect(),
-        GatingFunction::SoftmaxWeight => logits.to_vec(),
-        GatingFunction::SqrtSoftplus => {
-            let softplus = |l: f32| if l > 20.0 { l } else { l.exp().ln_1p() };
-            logits.iter().map(|&l| softplus(l).sqrt()).collect()
-        }
-        GatingFunction::Sparsemixer => return sparsemixer(logits, moe.near),
-    };
+    if moe.gating == GatingFunction::Sparsemixer {
+        return sparsemixer(logits, moe.near);
+    }
+    let probabilities = probabilities(moe, logits);
     let mut scores = match moe.select {
         RouterSelect::Probs => probabilities.clone(),
         RouterSelect::Logits => logits.to_vec(),
@@ -250,13 +257,30 @@ fn route(moe: &Moe, logits: &[f32], select_bias: Option<&[f32]>) -> Vec<(usize, 
             }
         }
     }
-    let ranked = best(&scores, moe.n_used);
-    let mut weights: Vec<f32> = ranked.iter().map(|&at| probabilities[at]).collect();
+    weighed(moe, &probabilities, &best(&scores, moe.n_used))
+}
+
+/// The chosen experts with their weights.
+fn weighed(moe: &Moe, probabilities: &[f32], chosen: &[usize]) -> Vec<(usize, f32)> {
+    let mut weights: Vec<f32> = chosen.iter().map(|&at| probabilities[at]).collect();
     if moe.gating == GatingFunction::SoftmaxWeight {
         weights = softmax(&weights);
     }
     weigh_chosen(moe, &mut weights);
-    ranked.into_iter().zip(weights).collect()
+    chosen.iter().copied().zip(weights).collect()
+}
+
+/// What the experts weigh before those that are not chosen drop out.
+fn probabilities(moe: &Moe, logits: &[f32]) -> Vec<f32> {
+    match moe.gating {
+        GatingFunction::Softmax => softmax(logits),
+        GatingFunction::Sigmoid => logits.iter().map(|l| 1.0 / (1.0 + (-l).exp())).collect(),
+        GatingFunction::SoftmaxWeight | GatingFunction::Sparsemixer => logits.to_vec(),
+        GatingFunction::SqrtSoftplus => {
+            let softplus = |l: f32| if l > 20.0 { l } else { l.exp().ln_1p() };
+            logits.iter().map(|&l| softplus(l).sqrt()).collect()
+        }
+    }
 }
 
 /// Normalizes and scales the weights of the chosen.
@@ -321,6 +345,7 @@ mod tests {
             router,
             experts: Vec::new(),
             n_used,
+            by_token: None,
             gating,
             select: RouterSelect::Probs,
             select_bias: None,

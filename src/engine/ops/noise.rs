@@ -53,6 +53,13 @@ impl NoiseModel {
         }
     }
 
+    /// Puts values in the place of a tensor's noise.
+    pub(super) fn set(&mut self, name: &str, values: &[f32]) {
+        let at = self.metas.iter().position(|meta| meta.name == name).unwrap();
+        assert_eq!(self.values[at].len(), values.len());
+        self.values[at] = values.to_vec();
+    }
+
     pub(super) fn get(&self, name: &str) -> Vec<f64> {
         let at = self.metas.iter().position(|meta| meta.name == name).unwrap();
         self.values[at].iter().map(|&x| f64::from(x)).collect()

@@ -40,6 +40,8 @@ pub struct Moe {
     pub experts: Vec<Dense>,
     /// Experts used per token.
     pub n_used: usize,
+    /// Experts of each token, a row of ids; without it the router chooses.
+    pub by_token: Option<Matrix>,
     /// Function of the router's logits.
     pub gating: GatingFunction,
     /// What the experts are selected by, before the bias.

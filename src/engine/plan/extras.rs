@@ -190,6 +190,12 @@ impl GraphPlan {
         self.layer_embeddings.is_some() || self.layers.iter().any(|layer| layer.extras.start_scale.is_some())
     }
 
+    /// True if a layer looks something up by the token.
+    pub(crate) fn needs_tokens(&self) -> bool {
+        let by_token = |layer: &LayerPlan| matches!(&layer.ffn, Ffn::Moe(moe) if moe.by_token.is_some());
+        self.needs_start() || self.layers.iter().any(by_token)
+    }
+
     /// Floats per token that layers hand on besides the stream.
     pub(crate) fn handed_floats(&self) -> usize {
         let kept = self.layers.iter().map(|layer| match &layer.mixer {
@@ -197,7 +203,7 @@ impl GraphPlan {
             _ => 0,
         });
         // The start of the stream, and the token.
-        let start = if self.needs_start() { self.n_embd + 1 } else { 0 };
+        let start = if self.needs_start() { self.n_embd + 1 } else { usize::from(self.needs_tokens()) };
         let held = if self.held.is_some() { self.n_embd } else { 0 };
         let slot = usize::from(self.switch.is_some());
         kept.sum::<usize>() + start + held + slot + self.n_kept_streams() * self.n_embd

@@ -29,6 +29,7 @@ impl Mixer {
             Self::Plamo2(mixer) => Some(&**mixer),
             Self::ShortConv(mixer) => Some(&**mixer),
             Self::DeltaNet(mixer) => Some(&**mixer),
+            Self::Compressed(mixer) => Some(&**mixer),
             Self::Kda(mixer) => Some(&**mixer),
             Self::Lightning(mixer) => Some(&**mixer),
             Self::Rwkv6(mixer) => Some(&**mixer),

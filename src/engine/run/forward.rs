@@ -302,8 +302,10 @@ impl<'a> Engine<'a> {
             carried: Carried::default(),
         };
         let mut x = run.clock.time(WorkKind::Embed, || run.embed(chunks))?;
-        if plan.needs_start() {
+        if plan.needs_tokens() {
             run.carried.tokens = chunks.iter().flat_map(|chunk| &chunk.tokens).copied().collect();
+        }
+        if plan.needs_start() {
             run.carried.start.clone_from(&x);
         }
         if let Some(switch) = &plan.switch {

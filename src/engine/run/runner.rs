@@ -205,6 +205,7 @@ impl Runner<'_> {
             Mixer::Plamo2(plamo) => self.plamo2(plamo, batch, x, out)?,
             Mixer::ShortConv(conv) => self.shortconv(conv, batch, x, out)?,
             Mixer::DeltaNet(net) => self.delta_net(net, batch, x, out)?,
+            Mixer::Compressed(attention) => self.compressed_attention(attention, batch, x, out)?,
             Mixer::Kda(kda) => self.kda(kda, batch, x, out)?,
             Mixer::Lightning(lightning) => self.lightning(lightning, batch, x, out)?,
             Mixer::Rwkv6(rwkv) => self.rwkv6(rwkv, batch, x, out)?,

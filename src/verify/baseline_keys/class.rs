@@ -36,7 +36,7 @@ const FREE: [&str; 6] = [
 ];
 
 /// Keys of an architecture that the engine reads: building the graph with and without one shows what it changes.
-pub(super) const READ: [&str; 117] = [
+pub(super) const READ: [&str; 122] = [
     "activation.situ_beta",
     "activation.situ_linear_beta",
     "activation_sparsity_scale",
@@ -49,6 +49,8 @@ pub(super) const READ: [&str; 117] = [
     "altup.num_inputs",
     "attention.causal",
     "attention.clamp_kqv",
+    "attention.compress_ratios",
+    "attention.compress_rope_freq_base",
     "attention.head_count",
     "attention.head_count_kv",
     "attention.indexer.block_size",
@@ -62,6 +64,8 @@ pub(super) const READ: [&str; 117] = [
     "attention.layer_norm_epsilon",
     "attention.layer_norm_rms_epsilon",
     "attention.max_alibi_bias",
+    "attention.output_group_count",
+    "attention.output_lora_rank",
     "attention.output_scale",
     "attention.q_lora_rank",
     "attention.recurrent_layers",
@@ -100,6 +104,7 @@ pub(super) const READ: [&str; 117] = [
     "feed_forward_length",
     "final_logit_softcapping",
     "full_attention_interval",
+    "hash_layer_count",
     "hrm.h_cycles",
     "hrm.l_cycles",
     "hrm.layers_per_stack",
@@ -161,8 +166,6 @@ pub(super) const READ: [&str; 117] = [
 /// does not build.
 #[cfg(test)]
 const UNREAD: &[&str] = &[
-    "attention.compress_ratios",
-    "attention.compress_rope_freq_base",
     "attention.decay_lora_rank",
     "attention.gate_lora_rank",
     "attention.group_norm_epsilon",
@@ -174,8 +177,6 @@ const UNREAD: &[&str] = &[
     "attention.indexer.types",
     "attention.key_length_mla",
     "attention.key_length_mla_swa",
-    "attention.output_group_count",
-    "attention.output_lora_rank",
     "attention.value_length_mla",
     "attention.value_length_mla_swa",
     "attention.value_residual_mix_lora_rank",
@@ -197,7 +198,6 @@ const UNREAD: &[&str] = &[
     "features_length",
     "gmask_token_id",
     "has_confidence_head",
-    "hash_layer_count",
     "hidden_activation",
     "interleave_moe_layer_step",
     "moe_every_n_layers",
