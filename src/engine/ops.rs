@@ -24,7 +24,6 @@ pub(super) mod logs;
 pub(super) mod mamba;
 mod mamba2;
 pub(super) mod math;
-pub(super) mod matmul;
 pub(super) mod mla;
 pub(super) mod moe;
 #[cfg(test)]
@@ -46,3 +45,5 @@ mod shift;
 mod shortconv;
 pub(super) mod stream_mix;
 mod switched;
+
+pub(super) use gguf_matmul as matmul;

@@ -1,38 +1,98 @@
-//! The only door to the `gemm-f32` crate: views of f32 matrices whose bounds are checked once, tiles of an output that
-//! threads write side by side, and their product.
+//! The only door to the `gemm` crates: views of matrices whose bounds are checked once, tiles of an output that threads
+//! write side by side, and their product, in F32 or F64.
+//!
+//! # Exactness
+//! [`multiply`] and [`multiply_add`] sum over blocks of the inner dimension that the crate cuts by the caches of the
+//! machine. [`ordered_multiply`] and [`ordered_multiply_add`] cut it themselves, so that every machine with fused
+//! multiply-add computes the same bits.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// A number whose matrices can be multiplied: `f32` and `f64`.
+pub trait Scalar: sealed::Kernel {}
+
+impl Scalar for f32 {}
+impl Scalar for f64 {}
+
+mod sealed {
+    /// Where to write, size, two strides and so on, as the `gemm` crates take it.
+    pub(crate) type Gemm<T> = unsafe fn(
+        usize,
+        usize,
+        usize,
+        *mut T,
+        isize,
+        isize,
+        bool,
+        *const T,
+        isize,
+        isize,
+        *const T,
+        isize,
+        isize,
+        T,
+        T,
+        bool,
+        bool,
+        bool,
+        gemm_common::Parallelism,
+    );
+
+    #[allow(unreachable_pub, private_interfaces, reason = "sealed: named in a bound, and nowhere else")]
+    pub trait Kernel: Copy + 'static {
+        const ONE: Self;
+
+        /// The kernel for this machine.
+        fn kernel() -> Gemm<Self>;
+    }
+
+    impl Kernel for f32 {
+        const ONE: Self = 1.0;
+
+        fn kernel() -> Gemm<Self> {
+            gemm_f32::gemm::f32::get_gemm_fn()
+        }
+    }
+
+    impl Kernel for f64 {
+        const ONE: Self = 1.0;
+
+        fn kernel() -> Gemm<Self> {
+            gemm_f64::gemm::f64::get_gemm_fn()
+        }
+    }
+}
+
 /// A read-only matrix inside a slice.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct MatrixView<'a> {
-    data: &'a [f32],
+pub struct MatrixView<'a, T = f32> {
+    data: &'a [T],
     n_rows: usize,
     n_cols: usize,
     row_stride: usize,
 }
 
-impl<'a> MatrixView<'a> {
+impl<'a, T: Scalar> MatrixView<'a, T> {
     /// A row-major matrix whose rows start `row_stride` apart.
     ///
     /// # Panics
     /// If the slice is too short.
-    pub(crate) fn new(data: &'a [f32], n_rows: usize, n_cols: usize, row_stride: usize) -> Self {
+    pub fn new(data: &'a [T], n_rows: usize, n_cols: usize, row_stride: usize) -> Self {
         let end = if n_rows == 0 || n_cols == 0 { 0 } else { (n_rows - 1) * row_stride + n_cols };
         assert!(end <= data.len() && (n_cols <= row_stride || n_rows <= 1), "view of {n_rows} x {n_cols}");
         Self { data, n_rows, n_cols, row_stride }
     }
 
     /// Number of rows.
-    pub(crate) fn n_rows(&self) -> usize {
+    pub fn n_rows(&self) -> usize {
         self.n_rows
     }
 
     /// Number of columns.
-    pub(crate) fn n_cols(&self) -> usize {
+    pub fn n_cols(&self) -> usize {
         self.n_cols
     }
 
@@ -40,7 +100,8 @@ impl<'a> MatrixView<'a> {
     ///
     /// # Panics
     /// If the range does not lie in the matrix.
-    pub(crate) fn rows(&self, range: Range<usize>) -> Self {
+    #[must_use]
+    pub fn rows(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.n_rows);
         let start = if range.is_empty() { 0 } else { range.start * self.row_stride };
         Self::new(&self.data[start..], range.len(), self.n_cols, self.row_stride)
@@ -50,7 +111,8 @@ impl<'a> MatrixView<'a> {
     ///
     /// # Panics
     /// If the range does not lie in the matrix.
-    pub(crate) fn columns(&self, range: Range<usize>) -> Self {
+    #[must_use]
+    pub fn columns(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.n_cols);
         let start = if self.n_rows == 0 || range.is_empty() { 0 } else { range.start };
         Self::new(&self.data[start..], self.n_rows, range.len(), self.row_stride)
@@ -60,7 +122,7 @@ impl<'a> MatrixView<'a> {
     ///
     /// # Panics
     /// If there is no such row.
-    pub(crate) fn row(&self, row: usize) -> &'a [f32] {
+    pub fn row(&self, row: usize) -> &'a [T] {
         assert!(row < self.n_rows);
         &self.data[row * self.row_stride..][..self.n_cols]
     }
@@ -68,26 +130,26 @@ impl<'a> MatrixView<'a> {
 
 /// A tile of a matrix that one thread writes.
 #[derive(Debug)]
-pub(crate) struct MatrixTile<'a> {
-    start: *mut f32,
+pub struct MatrixTile<'a, T = f32> {
+    start: *mut T,
     n_rows: usize,
     n_cols: usize,
     row_stride: usize,
-    owner: PhantomData<&'a mut [f32]>,
+    owner: PhantomData<&'a mut [T]>,
 }
 
-impl<'a> MatrixTile<'a> {
+impl<'a, T: Scalar> MatrixTile<'a, T> {
     /// A whole row-major matrix as one tile.
     ///
     /// # Panics
     /// If the slice is too short.
-    pub(crate) fn whole(data: &'a mut [f32], n_rows: usize, n_cols: usize) -> Self {
+    pub fn whole(data: &'a mut [T], n_rows: usize, n_cols: usize) -> Self {
         assert!(n_rows * n_cols <= data.len(), "tile of {n_rows} x {n_cols}");
         Self { start: data.as_mut_ptr(), n_rows, n_cols, row_stride: n_cols, owner: PhantomData }
     }
 
     /// Number of rows.
-    pub(crate) fn n_rows(&self) -> usize {
+    pub fn n_rows(&self) -> usize {
         self.n_rows
     }
 
@@ -95,7 +157,7 @@ impl<'a> MatrixTile<'a> {
     ///
     /// # Panics
     /// If there is no such row.
-    pub(crate) fn row_mut(&mut self, row: usize) -> &mut [f32] {
+    pub fn row_mut(&mut self, row: usize) -> &mut [T] {
         assert!(row < self.n_rows);
         // SAFETY: the tile lies inside the slice it was made from (checked in `whole` and `TileGrid::new`), nobody else
         // may touch it while it lives (it borrows the slice, and a grid gives each tile out once), and the row is
@@ -107,7 +169,7 @@ impl<'a> MatrixTile<'a> {
     ///
     /// # Panics
     /// If the range does not lie in the tile.
-    pub(crate) fn rows_mut(&mut self, range: Range<usize>) -> MatrixTile<'_> {
+    pub fn rows_mut(&mut self, range: Range<usize>) -> MatrixTile<'_, T> {
         assert!(range.start <= range.end && range.end <= self.n_rows);
         let offset = if range.start == range.end { 0 } else { range.start * self.row_stride };
         // SAFETY: the offset of an existing row is inside the slice.
@@ -117,31 +179,26 @@ impl<'a> MatrixTile<'a> {
 }
 
 // SAFETY: a tile is an exclusive borrow of plain numbers.
-unsafe impl Send for MatrixTile<'_> {}
+unsafe impl<T: Scalar + Send> Send for MatrixTile<'_, T> {}
 
 /// A matrix cut into tiles by rows and columns; every tile is given out at most once, to any thread.
 #[derive(Debug)]
-pub(crate) struct TileGrid<'a> {
-    start: *mut f32,
+pub struct TileGrid<'a, T = f32> {
+    start: *mut T,
     row_stride: usize,
     row_cuts: Vec<usize>,
     col_cuts: Vec<usize>,
     taken: Vec<AtomicBool>,
-    owner: PhantomData<&'a mut [f32]>,
+    owner: PhantomData<&'a mut [T]>,
 }
 
-impl<'a> TileGrid<'a> {
+impl<'a, T: Scalar> TileGrid<'a, T> {
     /// Cuts a row-major matrix of rows of `n_cols`. Cuts ascend; tile `(r, c)` lies between cuts `r`, `r + 1` of the
     /// rows and `c`, `c + 1` of the columns.
     ///
     /// # Panics
     /// If cuts do not ascend or lie outside the matrix.
-    pub(crate) fn new(
-        data: &'a mut [f32],
-        n_cols: usize,
-        row_cuts: Vec<usize>,
-        col_cuts: Vec<usize>,
-    ) -> Self {
+    pub fn new(data: &'a mut [T], n_cols: usize, row_cuts: Vec<usize>, col_cuts: Vec<usize>) -> Self {
         assert!(row_cuts.is_sorted() && col_cuts.is_sorted(), "cuts ascend");
         let last = |cuts: &[usize]| cuts.last().copied().unwrap_or(0);
         assert!(last(&col_cuts) <= n_cols && last(&row_cuts).saturating_mul(n_cols) <= data.len());
@@ -154,7 +211,7 @@ impl<'a> TileGrid<'a> {
     ///
     /// # Panics
     /// If there is no such tile or it was given out before.
-    pub(crate) fn take(&self, row: usize, col: usize) -> MatrixTile<'_> {
+    pub fn take(&self, row: usize, col: usize) -> MatrixTile<'_, T> {
         let n_across = self.col_cuts.len() - 1;
         assert!(col < n_across && row + 1 < self.row_cuts.len());
         let again = self.taken[row * n_across + col].swap(true, Ordering::Relaxed);
@@ -170,13 +227,13 @@ impl<'a> TileGrid<'a> {
 
 // SAFETY: tiles of a grid do not overlap (cuts ascend) and each is given out once, guarded by an atomic flag; the
 // grid itself never reads or writes the numbers.
-unsafe impl Sync for TileGrid<'_> {}
+unsafe impl<T: Scalar + Send> Sync for TileGrid<'_, T> {}
 // SAFETY: as above; the grid holds an exclusive borrow of plain numbers.
-unsafe impl Send for TileGrid<'_> {}
+unsafe impl<T: Scalar + Send> Send for TileGrid<'_, T> {}
 
-/// Sets the crate up for this engine: right operands lie as its kernels read them, so it need not copy them before
+/// Sets the crate up for the engine: right operands lie as its kernels read them, so it need not copy them before
 /// each product. The setting holds for the whole process and changes speed only.
-pub(crate) fn prepare() {
+pub fn prepare() {
     gemm_common::gemm::set_lhs_packing_threshold_single_thread(256);
 }
 
@@ -187,7 +244,12 @@ pub(crate) fn prepare() {
 ///
 /// # Panics
 /// If the sizes do not fit together.
-pub(crate) fn multiply(out: &mut MatrixTile<'_>, a: MatrixView<'_>, b: MatrixView<'_>, factor: f32) {
+pub fn multiply<T: Scalar>(
+    out: &mut MatrixTile<'_, T>,
+    a: MatrixView<'_, T>,
+    b: MatrixView<'_, T>,
+    factor: T,
+) {
     product(out, LeftOperand::plain(a), b, factor, false);
 }
 
@@ -195,44 +257,107 @@ pub(crate) fn multiply(out: &mut MatrixTile<'_>, a: MatrixView<'_>, b: MatrixVie
 ///
 /// # Panics
 /// If the sizes do not fit together.
-pub(crate) fn multiply_add(out: &mut MatrixTile<'_>, a: MatrixView<'_>, b: MatrixView<'_>) {
-    product(out, LeftOperand::plain(a), b, 1.0, true);
+pub fn multiply_add<T: Scalar>(out: &mut MatrixTile<'_, T>, a: MatrixView<'_, T>, b: MatrixView<'_, T>) {
+    product(out, LeftOperand::plain(a), b, T::ONE, true);
 }
 
 /// `out += aᵀ b`, as [`multiply`] computes it.
 ///
 /// # Panics
 /// If the sizes do not fit together.
-pub(crate) fn multiply_transposed_add(out: &mut MatrixTile<'_>, a: MatrixView<'_>, b: MatrixView<'_>) {
-    product(out, LeftOperand::transposed(a), b, 1.0, true);
+pub fn multiply_transposed_add<T: Scalar>(
+    out: &mut MatrixTile<'_, T>,
+    a: MatrixView<'_, T>,
+    b: MatrixView<'_, T>,
+) {
+    product(out, LeftOperand::transposed(a), b, T::ONE, true);
+}
+
+/// Longest stretch of the inner dimension that the kernels never cut, whatever the caches of the machine.
+const UNCUT: usize = 512;
+
+/// `out = factor * a b` with sums in a fixed order.
+///
+/// # Exactness
+/// Each number is the sum of its stretches of 512 products, times `factor`; a stretch is summed from its first product
+/// on, one fused multiply-add each. All machines with fused multiply-add give the same bits if `out` has more than one
+/// row and more than one column, and three products or more to a stretch; which columns and rows stand beside a number
+/// does not matter.
+///
+/// # Panics
+/// If the sizes do not fit together.
+pub fn ordered_multiply<T: Scalar>(
+    out: &mut MatrixTile<'_, T>,
+    a: MatrixView<'_, T>,
+    b: MatrixView<'_, T>,
+    factor: T,
+) {
+    ordered(out, a, b, factor, false);
+}
+
+/// `out += factor * a b`, as [`ordered_multiply`] computes it.
+///
+/// # Panics
+/// If the sizes do not fit together.
+pub fn ordered_multiply_add<T: Scalar>(
+    out: &mut MatrixTile<'_, T>,
+    a: MatrixView<'_, T>,
+    b: MatrixView<'_, T>,
+    factor: T,
+) {
+    ordered(out, a, b, factor, true);
+}
+
+fn ordered<T: Scalar>(
+    out: &mut MatrixTile<'_, T>,
+    a: MatrixView<'_, T>,
+    b: MatrixView<'_, T>,
+    factor: T,
+    mut adds: bool,
+) {
+    assert!(a.n_cols == b.n_rows, "sizes of a product");
+    if a.n_cols == 0 {
+        product(out, LeftOperand::plain(a), b, factor, adds);
+    }
+    for first in (0..a.n_cols).step_by(UNCUT) {
+        let stretch = first..a.n_cols.min(first + UNCUT);
+        product(out, LeftOperand::plain(a.columns(stretch.clone())), b.rows(stretch), factor, adds);
+        adds = true;
+    }
 }
 
 /// The left side of a product: a view, read by rows or by columns.
 #[derive(Clone, Copy)]
-struct LeftOperand<'a> {
-    view: MatrixView<'a>,
+struct LeftOperand<'a, T> {
+    view: MatrixView<'a, T>,
     n_rows: usize,
     n_cols: usize,
     /// From row to row, and from column to column.
     strides: (usize, usize),
 }
 
-impl<'a> LeftOperand<'a> {
-    fn plain(view: MatrixView<'a>) -> Self {
+impl<'a, T: Scalar> LeftOperand<'a, T> {
+    fn plain(view: MatrixView<'a, T>) -> Self {
         Self { view, n_rows: view.n_rows, n_cols: view.n_cols, strides: (view.row_stride, 1) }
     }
 
-    fn transposed(view: MatrixView<'a>) -> Self {
+    fn transposed(view: MatrixView<'a, T>) -> Self {
         Self { view, n_rows: view.n_cols, n_cols: view.n_rows, strides: (1, view.row_stride) }
     }
 }
 
 /// `out = factor * a b`, added to what `out` holds or instead of it.
-fn product(out: &mut MatrixTile<'_>, a: LeftOperand<'_>, b: MatrixView<'_>, factor: f32, adds: bool) {
+fn product<T: Scalar>(
+    out: &mut MatrixTile<'_, T>,
+    a: LeftOperand<'_, T>,
+    b: MatrixView<'_, T>,
+    factor: T,
+    adds: bool,
+) {
     assert!(a.n_cols == b.n_rows && out.n_rows == a.n_rows && out.n_cols == b.n_cols, "sizes of a product");
     let [out_stride, a_row, a_col, b_stride] = [out.row_stride, a.strides.0, a.strides.1, b.row_stride]
         .map(|stride| isize::try_from(stride).expect("a stride inside a slice"));
-    let kernel = gemm_f32::gemm::f32::get_gemm_fn();
+    let kernel = T::kernel();
     let (a_start, b_start) = (a.view.data.as_ptr(), b.data.as_ptr());
     // The kernels write columns whose numbers lie together. Rows that lie together are the columns of `bᵀ aᵀ`; an
     // output of single numbers is a column as it is.
@@ -259,7 +384,7 @@ fn product(out: &mut MatrixTile<'_>, a: LeftOperand<'_>, b: MatrixView<'_>, fact
             right,
             right_strides.0,
             right_strides.1,
-            1.0,
+            T::ONE,
             factor,
             false,
             false,
@@ -314,6 +439,37 @@ mod tests {
                     let dot: f64 =
                         (0..k).map(|x| f64::from(a[1 + x * 9 + i]) * f64::from(b[x * 6 + j])).sum();
                     assert!((f64::from(out[i * n + j]) - 2.0 - dot).abs() < 1e-5, "{m} {n}: {i} {j}");
+                }
+            }
+        }
+    }
+
+    /// The promise of `ordered_multiply`, on a machine with fused multiply-add.
+    #[test]
+    #[cfg_attr(
+        not(any(target_arch = "x86_64", target_arch = "aarch64")),
+        ignore = "the kernels may not fuse"
+    )]
+    fn ordered_sums_run_from_the_first_product_to_the_last() {
+        #[cfg(target_arch = "x86_64")]
+        if !is_x86_feature_detected!("fma") {
+            return;
+        }
+        for (m, n, k) in [(96, 16, 1300), (2, 3, 700), (64, 64, 64), (7, 192, 513 + 3), (256, 96, 40)] {
+            let a: Vec<f32> = (0..m * k).map(|i| ((i * 7919) % 1009) as f32 / 500.0 - 1.0).collect();
+            let b: Vec<f32> = (0..k * n).map(|i| ((i * 104_729) % 997) as f32 / 480.0 - 1.0).collect();
+            let mut out = vec![0.25f32; m * n];
+            let views = (MatrixView::new(&a, m, k, k), MatrixView::new(&b, k, n, n));
+            ordered_multiply_add(&mut MatrixTile::whole(&mut out, m, n), views.0, views.1, -1.0);
+            for i in 0..m {
+                for j in 0..n {
+                    let mut want = 0.25f32;
+                    for first in (0..k).step_by(512) {
+                        let last = k.min(first + 512);
+                        let dot = (first..last).fold(0.0, |sum, x| a[i * k + x].mul_add(b[x * n + j], sum));
+                        want -= dot;
+                    }
+                    assert_eq!(out[i * n + j].to_bits(), want.to_bits(), "{m} x {n} x {k}: {i} {j}");
                 }
             }
         }

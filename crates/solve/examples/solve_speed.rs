@@ -1,0 +1,114 @@
+//! Seconds of each phase on random layers: `cargo run --release -p gguf-solve --example solve_speed [TYPE…]`.
+//!
+//! The threads are those of the machine; `RAYON_NUM_THREADS` limits them.
+
+use std::io::Write;
+use std::time::Instant;
+
+use gguf_core::{GgmlType, simd::SimdLevel};
+use gguf_matmul::{MatrixTile, MatrixView, ordered_multiply};
+use gguf_solve::{
+    Correction, Metric, SHRINKAGE, SecondMoments, SolveError, SolveOptions, Start, TargetOptions, objective,
+    solve_rows,
+};
+
+/// Rows and columns of the layers.
+const SHAPES: [(usize, usize); 4] = [(1536, 576), (2048, 1536), (2048, 2048), (2048, 5632)];
+
+/// A small generator.
+struct Noise(u64);
+
+impl Noise {
+    fn bell(&mut self) -> f32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let z = z ^ (z >> 31);
+        let sum = (z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48);
+        (sum as f32 - 131_070.0) / 37_837.0
+    }
+}
+
+/// Moments of inputs in which neighbours vary together.
+fn moments(n: usize) -> Result<SecondMoments, SolveError> {
+    let n_tokens = 1024;
+    let mut noise = Noise(1);
+    let size: Vec<f32> = (0..n).map(|_| (0.7 * noise.bell()).exp()).collect();
+    let mut x = vec![0.0f32; n_tokens * n];
+    for row in x.chunks_mut(n) {
+        let mut last = 0.0;
+        for (x, size) in row.iter_mut().zip(&size) {
+            last = 0.9 * last + 0.4 * noise.bell();
+            *x = last * size / 32.0;
+        }
+    }
+    let mut turned = vec![0.0f32; n * n_tokens];
+    for (token, row) in x.chunks(n).enumerate() {
+        for (column, x) in row.iter().enumerate() {
+            turned[column * n_tokens + token] = *x;
+        }
+    }
+    let mut values = vec![0.0f32; n * n];
+    let (left, right) =
+        (MatrixView::new(&turned, n, n_tokens, n_tokens), MatrixView::new(&x, n_tokens, n, n));
+    ordered_multiply(&mut MatrixTile::whole(&mut values, n, n), left, right, 1.0);
+    SecondMoments::new(n, n_tokens as u64, values)
+}
+
+fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
+    let start = Instant::now();
+    let result = work();
+    (start.elapsed().as_secs_f64(), result)
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut out = std::io::stdout().lock();
+    let level = SimdLevel::detect();
+    let names: Vec<String> = std::env::args().skip(1).collect();
+    let types: Vec<GgmlType> = match names.len() {
+        0 => vec![GgmlType::Q4K, GgmlType::Q3K, GgmlType::Q4_0, GgmlType::Iq4Xs],
+        _ => names.iter().filter_map(|name| GgmlType::from_name(name)).collect(),
+    };
+    let mut noise = Noise(2);
+    for (n_rows, n_cols) in SHAPES {
+        let moments = moments(n_cols)?;
+        let (seconds, metric) = timed(|| Metric::new(&moments, SHRINKAGE));
+        let metric = metric?;
+        writeln!(out, "{n_rows} x {n_cols}: factor {seconds:.3} s")?;
+        let w: Vec<f32> = (0..n_rows * n_cols).map(|_| 0.02 * noise.bell()).collect();
+        let (seconds, correction) =
+            timed(|| Correction::new(&moments, moments.values(), TargetOptions::default()));
+        let correction = correction?;
+        let mut moved = w.clone();
+        let (apply, result) = timed(|| correction.apply(&mut moved, None));
+        result?;
+        writeln!(out, "    correction: factor {seconds:.3} s, {n_rows} rows {apply:.3} s")?;
+        let weights = moments.diagonal();
+        for ty in types.iter().copied().filter(|ty| n_cols.is_multiple_of(ty.block_elems())) {
+            let mut start = vec![0; n_rows * n_cols / ty.block_elems() * ty.block_bytes()];
+            let (quantizer, result) =
+                timed(|| gguf_quant::quantize_rows(ty, level, n_cols, &w, Some(&weights), &mut start));
+            result?;
+            let mut blocks = start.clone();
+            let mut solve = |passes: usize| {
+                let options = SolveOptions { passes };
+                timed(|| solve_rows(ty, level, &w, Start::Blocks(&start), &metric, options, &mut blocks))
+            };
+            let (feedback, result) = solve(0);
+            result?;
+            let (all, result) = solve(2);
+            result?;
+            let before = objective(ty, level, &w, &start, &moments)?;
+            let after = objective(ty, level, &w, &blocks, &moments)?;
+            let per_134_m = 134e6 / (n_rows * n_cols) as f64 * all;
+            writeln!(
+                out,
+                "    {ty}: quantizer (one thread) {quantizer:.3} s, feedback {feedback:.3} s, descent {:.3} s; \
+                 134 M weights: {per_134_m:.1} s; error {:.3} of the importance matrix's",
+                all - feedback,
+                after / before,
+            )?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,80 @@
+//! Rounding with error feedback: every column takes on what the columns before it did wrong.
+
+use std::ops::Range;
+
+use gguf_core::simd::{SimdLevel, VectorLoop};
+use gguf_quant::states::StateForm;
+
+use crate::Metric;
+use crate::lanes::{Codes, add_scaled, errors, times};
+use crate::panel::{Lane, Panel, ZERO, product_added};
+
+/// Columns that feed one another before the rest hears of them.
+const BLOCK: usize = 64;
+
+/// Room for the errors in the order of rounding.
+pub(crate) struct Feedback {
+    errors: Vec<Lane>,
+    targets: Vec<Lane>,
+}
+
+impl Feedback {
+    pub(crate) fn new(n_cols: usize) -> Self {
+        Self { errors: vec![ZERO; n_cols], targets: vec![ZERO; BLOCK] }
+    }
+
+    /// Chooses the codes of a panel for the scales that it has; sets codes and errors.
+    ///
+    /// The target of a column is `w_k + Σ e_j M_jk` over the columns `j` before it: with errors measured against the
+    /// weights themselves this is what GPTQ comes to.
+    pub(crate) fn round(&mut self, form: &StateForm, level: SimdLevel, metric: &Metric, panel: &mut Panel) {
+        let order = metric.order();
+        let codes = Codes::new(form);
+        for first in (0..order.len()).step_by(BLOCK) {
+            let places = first..order.len().min(first + BLOCK);
+            let targets = &mut self.targets[..places.len()];
+            for (target, column) in targets.iter_mut().zip(&order[places.clone()]) {
+                *target = panel.w[*column];
+            }
+            if first > 0 {
+                let known = &self.errors[..first];
+                product_added(targets, metric.feedback(places.clone()).columns(0..first), known);
+            }
+            let errors = &mut self.errors[places.clone()];
+            level.vectorize(Within { form, codes: &codes, metric, panel, places, targets, errors });
+        }
+    }
+}
+
+/// The columns of one block, one after the other.
+struct Within<'a> {
+    form: &'a StateForm,
+    codes: &'a Codes,
+    metric: &'a Metric,
+    panel: &'a mut Panel,
+    places: Range<usize>,
+    targets: &'a mut [Lane],
+    errors: &'a mut [Lane],
+}
+
+impl VectorLoop for Within<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let panel = self.panel;
+        let feedback = self.metric.feedback(self.places.clone()).columns(self.places.clone());
+        let columns = &self.metric.order()[self.places];
+        for (index, (target, column)) in self.targets.iter_mut().zip(columns).enumerate() {
+            for (known, coefficient) in self.errors[..index].iter().zip(feedback.row(index)) {
+                add_scaled(target, known, *coefficient);
+            }
+            let (block, group) = (column / self.form.n_elems(), column / self.form.group);
+            let step = times(&panel.d[block], &panel.scales[group]);
+            let off = times(&panel.d_min[block], &panel.mins[group]);
+            panel.v[*column] = self.codes.nearest_values(target, &step, &off);
+            panel.e[*column] = errors(&panel.w[*column], &panel.v[*column], &step, &off);
+            self.errors[index] = panel.e[*column];
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Rows side by side: what the solver works on.
+
+use gguf_core::numeric::{f16_to_f32, f32_to_f16};
+use gguf_matmul::{MatrixTile, MatrixView, ordered_multiply, ordered_multiply_add};
+use gguf_quant::states::{BlockState, Min, StateForm};
+
+use crate::SolveError;
+
+/// Rows of a panel. A multiple of what the kernels of the products take at once, at every level.
+pub(crate) const LANES: usize = 96;
+
+/// One number for each row of a panel.
+pub(crate) type Lane = [f32; LANES];
+
+/// Zeros.
+pub(crate) const ZERO: Lane = [0.0; LANES];
+
+/// Columns whose lanes are filled together, so that they stay in the cache.
+const TILE: usize = 16;
+
+/// Up to [`LANES`] rows, a lane for each row; lanes without a row are zero and stay out of the way of the others.
+///
+/// An element is `d · scale · value - d_min · min`. Types that add a minimum have it here with the other sign, and `min` 1.
+pub(crate) struct Panel {
+    /// Weights, by column.
+    pub w: Vec<Lane>,
+    /// Weights less the elements, by column.
+    pub e: Vec<Lane>,
+    /// Values of the codes, by column.
+    pub v: Vec<Lane>,
+    /// Scales, by block.
+    pub d: Vec<Lane>,
+    /// Scales of the minima, by block.
+    pub d_min: Vec<Lane>,
+    /// Scales, by group.
+    pub scales: Vec<Lane>,
+    /// Minima, by group.
+    pub mins: Vec<Lane>,
+}
+
+impl Panel {
+    /// A panel for rows of `n_cols` columns, whole blocks.
+    pub(crate) fn new(form: &StateForm, n_cols: usize) -> Self {
+        let (n_blocks, n_groups) = (n_cols / form.n_elems(), n_cols / form.group);
+        let lanes = |n: usize| vec![ZERO; n];
+        Self {
+            w: lanes(n_cols),
+            e: lanes(n_cols),
+            v: lanes(n_cols),
+            d: lanes(n_blocks),
+            d_min: lanes(n_blocks),
+            scales: lanes(n_groups),
+            mins: lanes(n_groups),
+        }
+    }
+
+    /// Takes weights, and the scales and minima of blocks, whose codes are not looked at.
+    pub(crate) fn load(&mut self, form: &StateForm, rows: &[f32], blocks: &[u8]) -> Result<(), SolveError> {
+        let n_cols = self.w.len();
+        for (tile, lanes) in self.w.chunks_mut(TILE).enumerate() {
+            lanes.fill(ZERO);
+            for (row, values) in rows.chunks(n_cols).enumerate() {
+                for (lane, value) in lanes.iter_mut().zip(&values[tile * TILE..]) {
+                    lane[row] = *value;
+                }
+            }
+        }
+        for lanes in [&mut self.d, &mut self.d_min, &mut self.scales, &mut self.mins] {
+            lanes.fill(ZERO);
+        }
+        let mut state = BlockState::ZERO;
+        let n_groups = form.n_groups();
+        let sign = if form.min == Min::Added { -1.0 } else { 1.0 };
+        for (row, blocks) in blocks.chunks(self.d.len() * form.ty.block_bytes()).enumerate() {
+            for (index, block) in blocks.chunks(form.ty.block_bytes()).enumerate() {
+                form.unpack(block, &mut state)?;
+                self.d[index][row] = f16_to_f32(state.d);
+                self.d_min[index][row] = sign * f16_to_f32(state.d_min);
+                for group in 0..n_groups {
+                    self.scales[index * n_groups + group][row] = f32::from(state.scales[group]);
+                    self.mins[index * n_groups + group][row] = f32::from(state.mins[group]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the blocks of the rows.
+    pub(crate) fn store(&self, form: &StateForm, blocks: &mut [u8]) -> Result<(), SolveError> {
+        let (n_groups, n_elems) = (form.n_groups(), form.n_elems());
+        let sign = if form.min == Min::Added { -1.0 } else { 1.0 };
+        let codes = codes_of(form);
+        let mut state = BlockState::ZERO;
+        for (row, blocks) in blocks.chunks_mut(self.d.len() * form.ty.block_bytes()).enumerate() {
+            for (index, block) in blocks.chunks_mut(form.ty.block_bytes()).enumerate() {
+                state.d = f32_to_f16(self.d[index][row]);
+                state.d_min =
+                    if form.min == Min::None { 0 } else { f32_to_f16(sign * self.d_min[index][row]) };
+                for group in 0..n_groups {
+                    state.scales[group] = self.scales[index * n_groups + group][row] as i8;
+                    state.mins[group] = self.mins[index * n_groups + group][row] as u8;
+                }
+                let values = &self.v[index * n_elems..][..n_elems];
+                for (code, value) in state.codes.iter_mut().zip(values) {
+                    *code = codes[usize::from((value[row] as i8).cast_unsigned())];
+                }
+                form.pack(&state, block)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The code of each value, by the value's byte.
+fn codes_of(form: &StateForm) -> [u8; 256] {
+    let mut codes = [0; 256];
+    for (code, value) in form.values.iter().enumerate() {
+        codes[usize::from(value.cast_unsigned())] = code as u8;
+    }
+    codes
+}
+
+/// `out = a b`
+pub(crate) fn product(out: &mut [Lane], a: MatrixView<'_>, b: &[Lane]) {
+    let n_rows = out.len();
+    let mut out = MatrixTile::whole(out.as_flattened_mut(), n_rows, LANES);
+    ordered_multiply(&mut out, a, MatrixView::new(b.as_flattened(), b.len(), LANES, LANES), 1.0);
+}
+
+/// `out += a b`
+pub(crate) fn product_added(out: &mut [Lane], a: MatrixView<'_>, b: &[Lane]) {
+    let n_rows = out.len();
+    let mut out = MatrixTile::whole(out.as_flattened_mut(), n_rows, LANES);
+    ordered_multiply_add(&mut out, a, MatrixView::new(b.as_flattened(), b.len(), LANES, LANES), 1.0);
+}
