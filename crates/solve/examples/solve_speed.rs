@@ -55,10 +55,24 @@ fn moments(n: usize) -> Result<SecondMoments, SolveError> {
     SecondMoments::new(n, n_tokens as u64, values)
 }
 
-fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
+/// Seconds of processor time of all threads, where the system tells (Linux): a machine that does other things, too, takes
+/// longer on the clock. Else seconds of the clock.
+fn processor_seconds(since: Instant) -> f64 {
+    let ticks = || {
+        let stat = fs_err::read_to_string("/proc/self/stat").ok()?;
+        let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
+        let ticks = |index: usize| fields.get(index)?.parse::<f64>().ok();
+        Some((ticks(11)? + ticks(12)?) / 100.0)
+    };
+    ticks().unwrap_or_else(|| since.elapsed().as_secs_f64())
+}
+
+/// Seconds on the clock and of processor time.
+fn timed<T>(work: impl FnOnce() -> T) -> (f64, f64, T) {
     let start = Instant::now();
+    let before = processor_seconds(start);
     let result = work();
-    (start.elapsed().as_secs_f64(), result)
+    (start.elapsed().as_secs_f64(), processor_seconds(start) - before, result)
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -72,39 +86,41 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut noise = Noise(2);
     for (n_rows, n_cols) in SHAPES {
         let moments = moments(n_cols)?;
-        let (seconds, metric) = timed(|| Metric::new(&moments, SHRINKAGE));
+        let (clock, processor, metric) = timed(|| Metric::new(&moments, SHRINKAGE));
         let metric = metric?;
-        writeln!(out, "{n_rows} x {n_cols}: factor {seconds:.3} s")?;
+        writeln!(out, "{n_rows} x {n_cols}: factor {clock:.2} s (processor {processor:.2} s)")?;
         let w: Vec<f32> = (0..n_rows * n_cols).map(|_| 0.02 * noise.bell()).collect();
-        let (seconds, correction) =
-            timed(|| Correction::new(&moments, moments.values(), TargetOptions::default()));
-        let correction = correction?;
-        let mut moved = w.clone();
-        let (apply, result) = timed(|| correction.apply(&mut moved, None));
-        result?;
-        writeln!(out, "    correction: factor {seconds:.3} s, {n_rows} rows {apply:.3} s")?;
+        let correction = Correction::new(&moments, moments.values(), TargetOptions::default())?;
+        let residual = vec![0.0; w.len()];
+        for residual in [None, None, Some(&residual[..])] {
+            let mut moved = w.clone();
+            let (clock, processor, result) = timed(|| correction.apply(&mut moved, residual));
+            result?;
+            let kind = if residual.is_some() { "with residual" } else { "without residual" };
+            writeln!(out, "    corrected targets, {kind}: {clock:.2} s (processor {processor:.2} s)")?;
+        }
         let weights = moments.diagonal();
         for ty in types.iter().copied().filter(|ty| n_cols.is_multiple_of(ty.block_elems())) {
             let mut start = vec![0; n_rows * n_cols / ty.block_elems() * ty.block_bytes()];
-            let (quantizer, result) =
-                timed(|| gguf_quant::quantize_rows(ty, level, n_cols, &w, Some(&weights), &mut start));
+            let quantize = || gguf_quant::quantize_rows(ty, level, n_cols, &w, Some(&weights), &mut start);
+            let (_, quantizer, result) = timed(quantize);
             result?;
             let mut blocks = start.clone();
             let mut solve = |passes: usize| {
                 let options = SolveOptions { passes };
                 timed(|| solve_rows(ty, level, &w, Start::Blocks(&start), &metric, options, &mut blocks))
             };
-            let (feedback, result) = solve(0);
+            let (_, feedback, result) = solve(0);
             result?;
-            let (all, result) = solve(2);
+            let (clock, all, result) = solve(2);
             result?;
             let before = objective(ty, level, &w, &start, &moments)?;
             let after = objective(ty, level, &w, &blocks, &moments)?;
             let per_134_m = 134e6 / (n_rows * n_cols) as f64 * all;
             writeln!(
                 out,
-                "    {ty}: quantizer (one thread) {quantizer:.3} s, feedback {feedback:.3} s, descent {:.3} s; \
-                 134 M weights: {per_134_m:.1} s; error {:.3} of the importance matrix's",
+                "    {ty}: {clock:.2} s; processor: quantizer {quantizer:.2} s, feedback {feedback:.2} s, descent {:.2} s, \
+                 both for 134 M weights {per_134_m:.1} s; error {:.3} of the importance matrix's",
                 all - feedback,
                 after / before,
             )?;

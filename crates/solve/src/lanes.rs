@@ -13,22 +13,19 @@ pub(crate) struct Codes {
     lowest: f32,
     highest: f32,
     is_linear: bool,
-    /// Values of a code book, in ascending order.
-    values: [f32; 16],
-    /// From where on the value of the same index is nearer than the one before.
-    from: [f32; 16],
+    /// What the values of a code book rise by, one after the other, and from where on the next is nearer.
+    rises: [f32; 15],
+    from: [f32; 15],
 }
 
 impl Codes {
     pub(crate) fn new(form: &StateForm) -> Self {
         let value = |index: usize| form.values.get(index).map_or(f32::INFINITY, |value| f32::from(*value));
         let (lowest, highest) = (value(0), value(form.values.len() - 1));
-        let mut from = [f32::INFINITY; 16];
-        for (index, from) in from.iter_mut().enumerate().skip(1) {
-            *from = f32::midpoint(value(index - 1), value(index));
-        }
+        let rises = std::array::from_fn(|index| value(index + 1) - value(index));
+        let from = std::array::from_fn(|index| f32::midpoint(value(index), value(index + 1)));
         let is_linear = (highest - lowest) as usize + 1 == form.values.len();
-        Self { lowest, highest, is_linear, values: std::array::from_fn(value), from }
+        Self { lowest, highest, is_linear, rises, from }
     }
 
     /// The value nearest to `x`; any for NaN.
@@ -40,9 +37,9 @@ impl Codes {
                 *out = round(limit(*x, self.lowest, self.highest));
             }
         } else {
-            for (value, from) in self.values.iter().zip(&self.from).skip(1) {
-                for (out, x) in out.iter_mut().zip(x) {
-                    *out = if *x >= *from { *value } else { *out };
+            for (rise, from) in self.rises.iter().zip(&self.from) {
+                for r in 0..LANES {
+                    out[r] += if x[r] >= *from { *rise } else { 0.0 };
                 }
             }
         }

@@ -45,6 +45,8 @@ mod panel;
 mod rows;
 mod target;
 #[cfg(test)]
+mod tests;
+#[cfg(test)]
 mod twin;
 
 pub use error::SolveError;

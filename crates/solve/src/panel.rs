@@ -7,7 +7,7 @@ use gguf_quant::states::{BlockState, Min, StateForm};
 use crate::SolveError;
 
 /// Rows of a panel. A multiple of what the kernels of the products take at once, at every level.
-pub(crate) const LANES: usize = 96;
+pub(crate) const LANES: usize = 128;
 
 /// One number for each row of a panel.
 pub(crate) type Lane = [f32; LANES];
