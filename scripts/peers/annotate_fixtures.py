@@ -8,14 +8,20 @@ The weights are not stored: element i of the k-th tensor (by name) follows from 
 of 2^-16 and 2^-17, which f32 holds exactly. A case has the configuration, names and shapes of the tensors, token ids that
 the model itself drew (seed 1), the negative log likelihood of each but the first, and the logits after the last one:
 float32, eager attention. Of a model with an encoder `source` is what that reads, and the tokens are the decoder's.
+
+Two models are Llama but for a part of each layer, and transformers has no class of them: theirs is Llama's, with the part
+by its formula (the first DeepSeek MoE's experts) or under other names (CogVLM's language experts, of CogVLM 2, whose
+files need no more than others have).
 """
 import json
 import sys
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaConfig, LlamaForCausalLM
 
 H, I, V, LENGTH = 32, 48, 64, 40
 MASK = (1 << 32) - 1
@@ -69,7 +75,85 @@ CASES = {
     "llama4": decoder("llama4_text", "Llama4ForCausalLM", head_dim=8, intermediate_size_mlp=I, num_local_experts=4,
                       num_experts_per_tok=2, interleave_moe_layer_step=2, attention_chunk_size=7, attn_scale=0.25,
                       floor_scale=6),
+    "deepseek": decoder("deepseek", "DeepseekForCausalLM", 3, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=2,
+                        moe_intermediate_size=16, first_k_dense_replace=1, norm_topk_prob=True, scoring_func="softmax",
+                        rms_norm_eps=1e-6),
+    "cogvlm2": {key: value for key, value in
+                decoder("cogvlm", "CogVLMForCausalLM", 2, num_multi_query_heads=2, rms_norm_eps=1e-6).items()
+                if key not in ("rope_theta", "num_key_value_heads")},
 }
+
+
+class Mlp(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(H, width, bias=False), nn.Linear(H, width, bias=False)
+        self.down_proj = nn.Linear(width, H, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Experts(nn.Module):
+    """Softmax over all experts, of which the best are added, and the shared ones."""
+
+    def __init__(self, values):
+        super().__init__()
+        width, n = values["moe_intermediate_size"], values["n_routed_experts"]
+        self.n_used, self.normed = values["num_experts_per_tok"], values["norm_topk_prob"]
+        self.gate = nn.Linear(H, n, bias=False)
+        self.experts = nn.ModuleList([Mlp(width) for _ in range(n)])
+        self.shared_experts = Mlp(width * values["n_shared_experts"])
+
+    def forward(self, x):
+        weight, chosen = torch.softmax(self.gate(x), -1).topk(self.n_used, -1)
+        if self.normed:
+            weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
+        made = torch.stack([expert(x) for expert in self.experts], -2)
+        made = torch.gather(made, -2, chosen.unsqueeze(-1).expand(*chosen.shape, H))
+        return self.shared_experts(x) + (weight.unsqueeze(-1) * made).sum(-2)
+
+
+def deepseek(values):
+    config = LlamaConfig(**{key: value for key, value in values.items() if key not in ("architectures", "model_type")})
+    model = LlamaForCausalLM._from_config(config, attn_implementation="eager")
+    for layer in model.model.layers[values["first_k_dense_replace"]:]:
+        layer.mlp = Experts(values)
+    return model, lambda state: state, lambda state: state
+
+
+QKV, DENSE = "language_expert_query_key_value.weight", "language_expert_dense"
+
+
+def cogvlm(values):
+    own = {key: value for key, value in values.items() if key not in ("architectures", "model_type")}
+    own |= {"num_key_value_heads": values["num_multi_query_heads"], "rope_theta": 500000.0}
+    model = LlamaForCausalLM._from_config(LlamaConfig(**own), attn_implementation="eager")
+
+    def named(state):
+        joined = {}
+        for key, shape in state.items():
+            if "self_attn." in key and not key.endswith("o_proj.weight"):
+                key = key.rsplit("self_attn.", 1)[0] + "self_attn." + QKV
+                shape = [joined.get(key, [0])[0] + shape[0], H]
+            joined[key.replace("mlp.", "mlp.language_mlp.").replace("o_proj", DENSE)] = shape
+        return dict(sorted(joined.items()))
+
+    def cut(state):
+        parts = {}
+        for key, value in state.items():
+            if key.endswith(QKV):
+                size = H // values["num_attention_heads"] * values["num_multi_query_heads"]
+                for name, part in zip("qkv", value.split([H, size, size])):
+                    parts[key.replace(QKV, f"{name}_proj.weight")] = part
+            else:
+                parts[key.replace("mlp.language_mlp.", "mlp.").replace(DENSE, "o_proj")] = value
+        return parts
+
+    return model, named, cut
+
+
+STANDINS = {"deepseek": deepseek, "cogvlm2": cogvlm}
 # Names of one tensor in a state; the first is stored.
 SAME = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
@@ -77,12 +161,16 @@ SAME = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 def main(out):
     out.mkdir(parents=True, exist_ok=True)
     for name, values in CASES.items():
-        config = AutoConfig.for_model(**values)
-        auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        model = auto.from_config(config, attn_implementation="eager").float().eval()
-        state = {key: list(value.shape) for key, value in sorted(model.state_dict().items()) if key not in SAME}
+        if name in STANDINS:
+            model, named, cut = STANDINS[name](values)
+        else:
+            config = AutoConfig.for_model(**values)
+            auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+            model, named, cut = auto.from_config(config, attn_implementation="eager"), lambda x: x, lambda x: x
+        model, config = model.float().eval(), model.config
+        state = named({key: list(value.shape) for key, value in sorted(model.state_dict().items()) if key not in SAME})
         missing, strange = model.load_state_dict(
-            {key: weights(k, key, shape) for k, (key, shape) in enumerate(state.items())}, strict=False)
+            cut({key: weights(k, key, shape) for k, (key, shape) in enumerate(state.items())}), strict=False)
         assert set(missing) <= set(SAME) and not strange, (missing, strange)
         generator = torch.Generator().manual_seed(1)
         source = torch.randint(2, V, (LENGTH,), generator=generator).tolist() if config.is_encoder_decoder else None

@@ -64,15 +64,12 @@ pub(crate) const ANNOTATION_PREFIX: &str = "gguf_foundry.";
 
 /// The keys behind [`ANNOTATION_PREFIX`].
 pub(crate) static ANNOTATIONS: &[KeyInfo] = &[
-    one("attention.head_count_kv", U32),
     one("attention.relative_max_distance", U32),
     one("attention.sliding_window", U32),
     list("attention.sliding_window_pattern", Bool),
     one("attention.temperature_length", U32),
     one("attention.temperature_scale", F32),
     one("expert_weights_norm", Bool),
-    one("rope.freq_base", F32),
-    one("rope.scaling.type", String),
     one("rope.scaling.yarn_truncate", Bool),
     one("router_jitter_noise", F32),
     one("ssm.time_step_min", F32),

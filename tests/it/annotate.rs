@@ -47,6 +47,7 @@ fn cases() -> Vec<(&'static str, Vec<(&'static str, Value)>)> {
         ),
         ("gpt_oss", vec![(TRUNCATE, Value::Bool(true)), pattern(&[false, true, true])]),
         ("t5", vec![(DISTANCE, Value::U32(20))]),
+        ("deepseek", vec![("expert_weights_norm", Value::Bool(true))]),
     ]
 }
 
@@ -168,6 +169,17 @@ fn annotated_models_compute_what_transformers_does_and_others_do_not() {
         println!("{name} without: nll {nll:.2e}, last logits {logit:.2e}");
         assert!(nll > 1e-2 && logit > 1e-2, "{name}: the case shows no difference: {nll:.3e}, {logit:.3e}");
     }
+}
+
+/// What says how heads share keys and values, and the base, has other names there, or none.
+#[test]
+fn the_language_part_of_cogvlm_2_computes_what_transformers_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let case = case("cogvlm2");
+    checkpoint(&case, dir.path());
+    let model = convert(dir.path(), false);
+    let (nll, logit) = differences(&model, model.metadata(), &case);
+    assert!(nll < 1e-4 && logit < 1e-4, "nll {nll:.3e}, last logits {logit:.3e}");
 }
 
 #[test]
