@@ -21,6 +21,7 @@ mod layer;
 mod mamba;
 mod mixer;
 mod mla;
+mod ngrams;
 mod plamo2;
 mod pooling;
 mod rope;

@@ -26,6 +26,7 @@ mod mamba2;
 pub(super) mod math;
 pub(super) mod mla;
 pub(super) mod moe;
+mod ngrams;
 #[cfg(test)]
 mod noise;
 pub(super) mod norm;

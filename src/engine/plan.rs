@@ -12,6 +12,7 @@ mod footprint;
 mod hyper;
 mod latent;
 mod mla;
+mod ngrams;
 mod outputs;
 mod plamo2;
 mod recurrent;
@@ -39,6 +40,7 @@ pub use hyper::{
 };
 pub use latent::LatentExperts;
 pub use mla::{Expansion, Latent, Mla};
+pub use ngrams::{NgramTable, Ngrams};
 pub use outputs::{Classifier, EncoderPlan, HeadActivation, ModelKind, PooledRow, Pooling};
 pub use plamo2::Plamo2;
 pub use recurrent::{

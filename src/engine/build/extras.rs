@@ -187,7 +187,17 @@ impl Builder<'_> {
             None
         };
         let (altup, laurel) = (self.layer_altup(layer)?, self.laurel(layer)?);
-        Ok(LayerExtras { embedding, out_scale, start_scale, altup, laurel, exit_norm: None, entry: None })
+        let ngrams = self.stream_ngrams(layer)?;
+        Ok(LayerExtras {
+            embedding,
+            out_scale,
+            start_scale,
+            altup,
+            ngrams,
+            laurel,
+            exit_norm: None,
+            entry: None,
+        })
     }
 
     /// The layers as they are run: some models run their stack several times, with a norm between.

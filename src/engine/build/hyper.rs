@@ -4,7 +4,8 @@ use crate::arch::graph::ResidualRule;
 use crate::engine::EngineError;
 use crate::engine::build::builder::Builder;
 use crate::engine::plan::{
-    Connection, GatedStreams, LayerConnections, Norm, Streams, StreamsEnd, StreamsWrite, WeighedStreams,
+    Connection, GatedStreams, LayerConnections, Ngrams, Norm, Streams, StreamsEnd, StreamsWrite,
+    WeighedStreams,
 };
 
 /// More rounds of normalizing rows and columns than any model has.
@@ -48,6 +49,15 @@ impl Builder<'_> {
             StreamsEnd::Mean
         };
         Ok(Some(Streams { n, end }))
+    }
+
+    /// What n-grams add to the streams before a layer, if there are several.
+    pub(super) fn stream_ngrams(&mut self, layer: usize) -> Result<Option<Box<Ngrams>>, EngineError> {
+        if !self.has_streams() {
+            return Ok(None);
+        }
+        let (n, _) = self.stream_widths()?;
+        self.ngrams(layer, n)
     }
 
     /// The connections of a layer's branches, if the model has several streams.

@@ -62,6 +62,7 @@ impl LayerPlan {
     /// Columns of the widest matrix outside of the branches.
     pub(super) fn widest_extra(&self) -> usize {
         let laurel = self.extras.laurel.as_ref().map_or(0, |laurel| laurel.right.n_cols);
-        self.extras.embedding.as_ref().map_or(0, |embedding| embedding.proj.n_cols).max(laurel)
+        let ngrams = self.extras.ngrams.as_ref().map_or(0, |ngrams| ngrams.widest());
+        self.extras.embedding.as_ref().map_or(0, |embedding| embedding.proj.n_cols).max(laurel).max(ngrams)
     }
 }

@@ -1,7 +1,7 @@
 //! What some models have besides the two branches of a layer, and inside them.
 
 use crate::engine::plan::{
-    Dense, Ffn, GraphPlan, LatentExperts, Laurel, LayerAltUp, LayerPlan, Matrix, Mixer, Moe, Norm,
+    Dense, Ffn, GraphPlan, LatentExperts, Laurel, LayerAltUp, LayerPlan, Matrix, Mixer, Moe, Ngrams, Norm,
     StackEntry, Vector,
 };
 
@@ -116,6 +116,8 @@ pub struct LayerExtras {
     pub start_scale: Option<Vector>,
     /// How the layer moves the streams of a token along, of which it computes one.
     pub altup: Option<LayerAltUp>,
+    /// What n-grams of tokens add to the streams before the branches.
+    pub ngrams: Option<Box<Ngrams>>,
     /// A residual beside the mixer.
     pub laurel: Option<Laurel>,
     /// Norm of the stream: the end of a stack that is run again.
@@ -180,7 +182,8 @@ impl LayerPlan {
         // What a branch reads.
         let mix = if self.mix.is_some() { n_embd } else { 0 };
         let embedding = self.extras.embedding.as_ref().map_or(0, |e| 2 * e.gate.n_rows);
-        entry + mix + embedding + self.stream_floats(n_embd)
+        let ngrams = self.extras.ngrams.as_ref().map_or(0, |ngrams| ngrams.floats_per_token());
+        entry + mix + embedding + ngrams + self.stream_floats(n_embd)
     }
 }
 
@@ -192,7 +195,9 @@ impl GraphPlan {
 
     /// True if a layer looks something up by the token.
     pub(crate) fn needs_tokens(&self) -> bool {
-        let by_token = |layer: &LayerPlan| matches!(&layer.ffn, Ffn::Moe(moe) if moe.by_token.is_some());
+        let by_token = |layer: &LayerPlan| {
+            layer.extras.ngrams.is_some() || matches!(&layer.ffn, Ffn::Moe(moe) if moe.by_token.is_some())
+        };
         self.needs_start() || self.layers.iter().any(by_token)
     }
 

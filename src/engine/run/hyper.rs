@@ -20,6 +20,9 @@ impl Runner<'_> {
         let n_embd = self.plan.n_embd;
         let (n_tokens, n_wanted) = (batch.n_tokens(), batch.n_wanted());
         let width = x.len() / n_tokens.max(1);
+        if let Some(ngrams) = &layer.extras.ngrams {
+            self.add_ngrams(ngrams, batch, x)?;
+        }
         let mut read = self.take(n_tokens * n_embd);
         let weights = self.read_streams(&connections.mixer, x, n_tokens, &mut read)?;
         let mut input = self.take(n_tokens * n_embd);

@@ -36,7 +36,7 @@ const FREE: [&str; 6] = [
 ];
 
 /// Keys of an architecture that the engine reads: building the graph with and without one shows what it changes.
-pub(super) const READ: [&str; 122] = [
+pub(super) const READ: [&str; 130] = [
     "activation.situ_beta",
     "activation.situ_linear_beta",
     "activation_sparsity_scale",
@@ -122,6 +122,14 @@ pub(super) const READ: [&str; 122] = [
     "moe_latent_size",
     "nextn_predict_layers",
     "num_loops",
+    "ple.conv_kernel",
+    "ple.eos_token_id",
+    "ple.head_offsets",
+    "ple.head_vocab_sizes",
+    "ple.heads_per_ngram",
+    "ple.layer_multipliers",
+    "ple.layers",
+    "ple.ngram_size",
     "pooling_type",
     "rescale_every_n_layers",
     "residual_scale",
@@ -204,15 +212,7 @@ const UNREAD: &[&str] = &[
     "n_deepstack_layers",
     "norm_before_fc",
     "norm_before_residual",
-    "ple.conv_kernel",
-    "ple.eos_token_id",
-    "ple.head_offsets",
-    "ple.head_vocab_sizes",
-    "ple.heads_per_ngram",
     "ple.image_token_id",
-    "ple.layer_multipliers",
-    "ple.layers",
-    "ple.ngram_size",
     "posnet.block_count",
     "posnet.embedding_length",
     "rope.scaling.yarn_attn_factor",
