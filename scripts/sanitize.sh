@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests of every unsafe block under the address sanitizer of a nightly toolchain: mapped files (crates/core), the
 # vector instructions of the quantizers and decoders (crates/quant, each level the processor has), and the products of
-# the engine (src/engine). Says so and passes where there is no nightly toolchain; SANITIZE_MUST=1 fails there.
+# matrices (crates/matmul, with those who use them: crates/solve, src/engine). Says so and passes where there is no nightly toolchain; SANITIZE_MUST=1 fails there.
 # Usage: scripts/sanitize.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -32,5 +32,6 @@ sanitized() {
 # The sanitizer's library answers mlock without locking, which one test looks at.
 sanitized "crates/core (mapped files, levels)" -p gguf-core --lib -- --skip a_locked_file_stays_in_memory
 sanitized "crates/quant (vector instructions)" -p gguf-quant --lib
+sanitized "crates/matmul, crates/solve (products)" -p gguf-matmul -p gguf-solve --lib
 sanitized "src/engine (products)" -p gguf-foundry --lib engine::
 sanitized "src/gguf, src/checkpoint (readers of mapped files)" -p gguf-foundry --lib -- gguf:: checkpoint::

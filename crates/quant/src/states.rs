@@ -18,8 +18,8 @@
 //! # Ok::<(), gguf_quant::states::StateError>(())
 //! ```
 
-use gguf_core::GgmlType;
 use gguf_core::numeric::f16_to_f32;
+use gguf_core::{GgmlType, Hint};
 
 use crate::iq4::LEVELS;
 
@@ -108,6 +108,8 @@ pub enum StateError {
         min: u8,
     },
 }
+
+impl Hint for StateError {}
 
 /// Some bits of some items of a block: a code, a scale or a minimum may be cut into several planes.
 ///

@@ -152,17 +152,16 @@ fn odd_moments_and_rows_come_out_finite_or_are_refused() {
             with_gaps[i] = 0.0;
         }
     }
-    let mut tiny: Vec<f32> = correlated(n, 400, 3);
-    tiny.iter_mut().for_each(|value| *value *= 1e-20);
-    let mut large: Vec<f32> = correlated(n, 400, 3);
-    large.iter_mut().for_each(|value| *value *= 1e15);
+    let times = |factor: f32| correlated(n, 400, 3).iter().map(|value| value * factor).collect::<Vec<f32>>();
+    let (tiny, large) = (times(1e-20), times(1e15));
     let mut rows = weights(6, n, 4);
     rows[..n].fill(0.0);
     rows[n..2 * n].fill(0.3);
     rows[2 * n..][..100].fill(0.0);
     rows[3 * n] = 1000.0;
-    rows[4 * n..5 * n].iter_mut().for_each(|value| *value *= 1e-7);
-    rows[5 * n..].iter_mut().for_each(|value| *value = -value.abs());
+    for (at, value) in rows.iter_mut().enumerate().skip(4 * n) {
+        *value = if at < 5 * n { *value * 1e-7 } else { -value.abs() };
+    }
     for (name, values) in
         [("constant", constant), ("rank 1", rank_1), ("gaps", with_gaps), ("tiny", tiny), ("large", large)]
     {
