@@ -7,10 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::calibrate::groups::{Groups, MatrixKey};
 use crate::calibrate::moments::KindMoments;
 use crate::calibrate::{CalibrateError, LayerMoments, MatrixName, Moments};
-use crate::core::simd::SimdLevel;
 use crate::core::{TensorMeta, TensorSource};
 use crate::engine::plan::Matrix;
-use crate::engine::{GraphPlan, Observer};
+use crate::engine::{Engine, Observer};
 use crate::gguf::ColumnSums;
 use crate::verify::SumCollector;
 
@@ -45,21 +44,20 @@ pub(super) struct MomentCollector<'a, E> {
     /// The last layer of each tensor.
     last: BTreeMap<usize, usize>,
     wants: Wanted<'a>,
-    source: &'a dyn TensorSource,
-    /// The threads of the run: products of columns are as much work as the products with weights.
-    pool: &'a rayon::ThreadPool,
+    /// Its threads serve here too: products of columns are as much work as the products with weights.
+    engine: &'a Engine<'a>,
 }
 
 impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
     pub(super) fn new(
-        (plan, source): (&GraphPlan, &'a dyn TensorSource),
-        level: SimdLevel,
+        engine: &'a Engine<'a>,
         schedule: Schedule,
-        (wants, consumer): (Wanted<'a>, Consumer<'a, E>),
-        pool: &'a rayon::ThreadPool,
+        wants: Wanted<'a>,
+        consumer: Consumer<'a, E>,
     ) -> Self {
+        let level = engine.options().level;
         let n_kinds = schedule.tokens.len();
-        let layers = plan.all_layers().enumerate();
+        let layers = engine.plan().all_layers().enumerate();
         // The last one stays: layers of models whose stacks run in turn come several times.
         let last = layers.flat_map(|(at, layer)| layer.tensors.iter().map(move |&tensor| (tensor, at)));
         let state = State {
@@ -74,8 +72,7 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
             last: last.collect(),
             schedule,
             wants,
-            source,
-            pool,
+            engine,
         }
     }
 
@@ -85,13 +82,13 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
 
     /// Adds rows to the sums of one kind.
     fn add(&self, groups: &mut Groups, kind: usize, matrices: &[&Matrix], x: &[f32]) {
-        let tensors = self.source.tensors();
+        let tensors = self.engine.source.tensors();
         let is_wanted = |matrix: &&&Matrix| tensors.get(matrix.tensor).is_some_and(|meta| (self.wants)(meta));
         let keys: Vec<MatrixKey> = matrices.iter().filter(is_wanted).map(|m| MatrixKey::of(m)).collect();
         let n_cols = matrices.first().map_or(0, |matrix| matrix.n_cols);
-        self.pool.install(|| {
+        self.engine.install(|| {
             for matrix in matrices {
-                self.sums[kind].input(self.source, matrix, x);
+                self.sums[kind].input(self.engine.source, matrix, x);
             }
             if !keys.is_empty() && n_cols > 0 {
                 groups.add(&keys, n_cols, x);
@@ -141,7 +138,7 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
     }
 
     fn names(&self, keys: Vec<MatrixKey>) -> Vec<MatrixName> {
-        let tensors = self.source.tensors();
+        let tensors = self.engine.source.tensors();
         let name = |key: MatrixKey| MatrixName {
             tensor: tensors.get(key.tensor).map(|meta| meta.name.clone()).unwrap_or_default(),
             expert: key.expert,
@@ -151,7 +148,7 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
 
     /// Adds what the head is multiplied with. As in llama-imatrix it has no importance sums.
     pub(super) fn add_head(&self, head: &Matrix, states: &[f32]) {
-        if self.source.tensors().get(head.tensor).is_some_and(|meta| (self.wants)(meta)) {
+        if self.engine.source.tensors().get(head.tensor).is_some_and(|meta| (self.wants)(meta)) {
             self.add_all(&[head], states);
         }
     }

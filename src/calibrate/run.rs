@@ -31,7 +31,6 @@ pub struct CalibrationRun<'a> {
     engine: Engine<'a>,
     text: &'a CalibrationText,
     options: CalibrateOptions<'a>,
-    pool: rayon::ThreadPool,
     needed_bytes: u64,
 }
 
@@ -47,12 +46,7 @@ impl<'a> CalibrationRun<'a> {
         options: CalibrateOptions<'a>,
     ) -> Result<Self, CalibrateError> {
         let engine = Engine::new(model.plan()?, model.source, options.engine)?;
-        let threads = options.engine.n_threads.max(1);
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .build()
-            .map_err(|source| EngineError::Threads { threads, source })?;
-        let mut run = Self { engine, text, options, pool, needed_bytes: 0 };
+        let mut run = Self { engine, text, options, needed_bytes: 0 };
         let (n_tokens, longest) = (text.n_tokens(), text.longest());
         let activations = run.engine.run_bytes(n_tokens, run.batch_tokens().max(longest), longest);
         let moments = moment_bytes(run.engine.plan(), model.source, options.wants);
@@ -129,10 +123,8 @@ impl<'a> CalibrationRun<'a> {
         let work = self.engine.work_bytes_in(counts.len()).saturating_sub(self.engine.head_bytes());
         progress.begin("running the model", work);
         let plan = self.engine.plan();
-        let (options, consumer): (_, Consumer<'_, E>) = (&self.options, take);
-        let model = (plan, self.engine.source);
-        let level = options.engine.level;
-        let collector = MomentCollector::new(model, level, schedule, (options.wants, consumer), &self.pool);
+        let consumer: Consumer<'_, E> = take;
+        let collector = MomentCollector::new(&self.engine, schedule, self.options.wants, consumer);
         let hidden = match self.engine.forward_in(&counts, &chunks, progress, Some(&collector)) {
             Ok(hidden) => hidden,
             Err(EngineError::Stopped) => {
@@ -147,13 +139,8 @@ impl<'a> CalibrationRun<'a> {
         drop(hidden);
         let sums = collector.finish()?;
         progress.end();
-        Ok(self
-            .text
-            .kinds
-            .iter()
-            .zip(sums)
-            .map(|(kind, own)| self.importance(&kind.name, kind.windows.len(), own))
-            .collect())
+        let kinds = self.text.kinds.iter().zip(sums);
+        Ok(kinds.map(|(kind, own)| self.importance(&kind.name, kind.windows.len(), own)).collect())
     }
 
     fn importance(&self, name: &str, n_chunks: usize, tensors: BTreeMap<String, ColumnSums>) -> ImatrixSums {

@@ -2,7 +2,7 @@
 //!
 //! # Layout
 //! - `statistics.json`: what they are of (version of this format, digests of the model and its tokenizer, the kinds of
-//!   text, tokens, seed), and for each layer its inputs: `columns`, the `matrices` that are multiplied with their rows,
+//!   text with the windows that are held back of each, tokens, seed), and for each layer its inputs: `columns`, the `matrices` that are multiplied with their rows,
 //!   and for each kind the number `at` of their moments and the `rows` that were summed, or null.
 //! - `moments-00000.safetensors` and so on, one for each entry of `layers`: tensor `kind0.input3` holds the moments of kind
 //!   0 with the number 3, sums `XᵀX` that are not divided by the rows, as the upper triangle row by row:

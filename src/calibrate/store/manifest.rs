@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::engine::TokenChunk;
+use crate::verify::Window;
+
 /// Version of the format.
 pub(super) const VERSION: u64 = 1;
 /// What the file says that it is.
@@ -34,8 +37,49 @@ pub(super) struct KindEntry {
     pub(super) tokens: u64,
     /// Sequences that they were in.
     pub(super) sequences: u64,
-    /// Tokens that were held back.
-    pub(super) check_tokens: u64,
+    /// What was held back.
+    pub(super) check: Vec<CheckEntry>,
+}
+
+/// A window that was held back.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CheckEntry {
+    /// Number of its prompt, and of its first token there.
+    pub(super) prompt: usize,
+    pub(super) start: usize,
+    pub(super) tokens: Vec<u32>,
+    /// Tokens at the front that an encoder reads.
+    pub(super) source: usize,
+    /// First row whose prediction is computed, and the one behind the last.
+    pub(super) rows: [usize; 2],
+    /// The same of those that count.
+    pub(super) scored: [usize; 2],
+}
+
+impl CheckEntry {
+    pub(super) fn of(window: &Window) -> Self {
+        let Window { prompt, start, chunk, scored, .. } = window;
+        Self {
+            prompt: *prompt,
+            start: *start,
+            tokens: chunk.tokens.clone(),
+            source: chunk.n_source,
+            rows: [chunk.rows.start, chunk.rows.end],
+            scored: [scored.start, scored.end],
+        }
+    }
+
+    /// The window; `None` if its parts do not fit together.
+    pub(super) fn window(&self) -> Option<Window> {
+        let ([first, end], [from, to]) = (self.rows, self.scored);
+        // A row predicts the token behind it.
+        let targets = self.tokens.get(first.checked_add(1)?..end.checked_add(1)?)?.to_vec();
+        let is_whole = self.source < self.tokens.len() && first <= from && from <= to && to <= end;
+        let chunk = TokenChunk { tokens: self.tokens.clone(), rows: first..end, n_source: self.source };
+        let window = Window { prompt: self.prompt, start: self.start, chunk, targets, scored: from..to };
+        is_whole.then_some(window)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use crate::calibrate::moments::KindMoments;
-use crate::calibrate::store::manifest::{FORMAT, LayerEntry, Manifest, MatrixEntry, VERSION};
+use crate::calibrate::store::manifest::{CheckEntry, FORMAT, LayerEntry, Manifest, MatrixEntry, VERSION};
 use crate::calibrate::store::{
     IMPORTANCE, MANIFEST, StatisticsError, identity, moments_file, moments_name, triangle,
 };
@@ -17,7 +17,7 @@ use crate::core::mmap::MappedFile;
 use crate::core::{ElementType, TensorMeta};
 use crate::engine::Gram;
 use crate::gguf::{ColumnSums, ImatrixSums};
-use crate::verify::Model;
+use crate::verify::{Model, Window};
 
 /// A kind of text that statistics were collected over.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,8 +28,8 @@ pub struct StatisticsKind {
     pub n_tokens: u64,
     /// Sequences that they were in.
     pub n_sequences: u64,
-    /// Tokens that were held back.
-    pub n_check_tokens: u64,
+    /// What was held back, for the check.
+    pub check: Vec<Window>,
 }
 
 /// Statistics in a directory.
@@ -79,6 +79,14 @@ impl Statistics {
         let manifest: Manifest =
             serde_json::from_value(json.into()).map_err(|error| broken(error.to_string()))?;
         let n_kinds = manifest.kinds.len();
+        for (at, kind) in manifest.kinds.iter().enumerate() {
+            if let Some(window) = kind.check.iter().position(|window| window.window().is_none()) {
+                let place = format!("`kinds[{at}].check[{window}]`");
+                return Err(broken(format!(
+                    "{place}: rows that are not in its tokens, or not in their order"
+                )));
+            }
+        }
         for (at, layer) in manifest.layers.iter().enumerate() {
             for input in &layer.inputs {
                 if input.moments.len() != n_kinds || input.matrices.is_empty() {
@@ -150,7 +158,7 @@ impl Statistics {
             name: kind.name.clone(),
             n_tokens: kind.tokens,
             n_sequences: kind.sequences,
-            n_check_tokens: kind.check_tokens,
+            check: kind.check.iter().filter_map(CheckEntry::window).collect(),
         });
         kinds.collect()
     }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::calibrate::store::manifest::{
-    FORMAT, InputEntry, KindEntry, LayerEntry, Manifest, MatrixEntry, MomentsEntry, VERSION,
+    CheckEntry, FORMAT, InputEntry, KindEntry, LayerEntry, Manifest, MatrixEntry, MomentsEntry, VERSION,
 };
 use crate::calibrate::store::{
     IMPORTANCE, MANIFEST, StatisticsError, identity, moments_file, moments_name, triangle,
@@ -69,7 +69,7 @@ impl StatisticsWriter {
             name: kind.name.clone(),
             tokens: kind.n_tokens() as u64,
             sequences: kind.windows.len() as u64,
-            check_tokens: kind.n_check_tokens() as u64,
+            check: kind.check.iter().map(CheckEntry::of).collect(),
         });
         let manifest = Manifest {
             format: FORMAT.to_owned(),

@@ -105,6 +105,11 @@ impl<'a> Engine<'a> {
         self.clock.read()
     }
 
+    /// Runs `work` with the threads of the engine serving rayon's parallel iterators: for who looks on.
+    pub fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.workers.install(work)
+    }
+
     fn is_moe(&self) -> bool {
         self.plan.layers.iter().any(|layer| matches!(layer.ffn, Ffn::Moe(_) | Ffn::Both(_)))
     }

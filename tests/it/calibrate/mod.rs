@@ -15,9 +15,10 @@ use gguf_foundry::core::{TensorMeta, TensorSource};
 use gguf_foundry::engine::plan::Matrix;
 use gguf_foundry::engine::{Engine, EngineOptions, GraphPlan, Observer, TokenChunk};
 use gguf_foundry::gguf::ImatrixSums;
-use gguf_foundry::verify::{Model, PromptSource};
+use gguf_foundry::verify::{Model, PromptForm, PromptSource};
 
 use self::noise::Noise;
+use crate::verify::tiny::Tiny;
 
 /// Two kinds of text in sequences of 16, of which the second has shorter ones too.
 pub fn sources() -> Vec<TextSource> {
@@ -208,6 +209,50 @@ fn moments_of_a_mixer_equal_sums_in_f64() {
     let expected = [vec!["ssm_dt"], vec!["ssm_in"], vec!["ssm_out"], vec!["ssm_x"]];
     assert_eq!(shared(&layers[0]), expected);
     assert_eq!(shared(&layers[2]), [["output"]]);
+}
+
+#[test]
+fn branches_that_read_the_same_rows_share_their_moments() {
+    let layers = check(&Noise::parallel());
+    let expected =
+        [vec!["attn_k", "attn_q", "attn_v", "ffn_gate", "ffn_up"], vec!["attn_output"], vec!["ffn_down"]];
+    assert_eq!(shared(&layers[0]), expected);
+}
+
+#[test]
+fn text_is_read_as_gguf_verify_reads_it() {
+    let (tiny, other) = (Tiny::new(), Noise::llama(0));
+    let features = gguf_foundry::arch::GraphFeatures::of("llama").unwrap();
+    let model = Model {
+        source: &tiny,
+        metadata: &tiny.metadata,
+        features: Ok(&features),
+        encoder: Ok(&*tiny.encoder),
+        ..other.model()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let corpus = fs_err::read_to_string(crate::support::fixture("tiny-llama/corpus.txt")).unwrap();
+    fs_err::write(dir.path().join("corpus.txt"), &corpus).unwrap();
+    let line = |text: &str| serde_json::json!({ "text": text }).to_string();
+    let lines: Vec<String> = corpus.split("\n\n").map(line).collect();
+    fs_err::write(dir.path().join("lines.jsonl"), lines.join("\n")).unwrap();
+    let read = |name: &str| TextSource::read(&dir.path().join(name), PromptForm::Detected).unwrap();
+    let sources = [read("corpus.txt"), read("lines.jsonl")];
+    let text = CalibrationText::new(&model, &sources, &TextOptions { n_ctx: 128, n_tokens: 8192 }).unwrap();
+    let names: Vec<&str> = text.kinds.iter().map(|kind| kind.name.as_str()).collect();
+    assert_eq!(names, ["corpus.txt", "lines.jsonl"]);
+    for kind in &text.kinds {
+        // Every sequence begins as the vocabulary says that texts begin.
+        let windows = kind.windows.iter().chain(&kind.check);
+        assert!(windows.clone().all(|window| window.chunk.tokens[0] == 0));
+        assert!(windows.clone().all(|window| (2..=128).contains(&window.chunk.tokens.len())));
+        assert!((3900..=4096).contains(&kind.n_tokens()), "{}", kind.n_tokens());
+    }
+    assert!(text.kinds[0].windows.iter().all(|window| window.chunk.tokens.len() == 128));
+    // Without a tokenizer there is no text.
+    let blind = Model { encoder: Err("no vocabulary"), ..model };
+    let error = CalibrationText::new(&blind, &sources, &TextOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("text cannot be encoded: no vocabulary"), "{error}");
 }
 
 #[test]

@@ -100,6 +100,36 @@ impl Noise {
         Self::new("llama", &keys, &tensors)
     }
 
+    /// A layer whose two branches read the same normed input.
+    pub fn parallel() -> Self {
+        let keys = [
+            ("block_count", 1),
+            ("context_length", 512),
+            ("embedding_length", 32),
+            ("feed_forward_length", 56),
+            ("attention.head_count", 4),
+            ("attention.head_count_kv", 2),
+            ("rope.dimension_count", 8),
+        ];
+        let tensors = [
+            ("token_embd", vec![64, 32]),
+            ("output_norm", vec![32]),
+            ("blk.0.attn_norm", vec![32]),
+            ("blk.0.attn_q", vec![32, 32]),
+            ("blk.0.attn_k", vec![16, 32]),
+            ("blk.0.attn_v", vec![16, 32]),
+            ("blk.0.attn_output", vec![32, 32]),
+            ("blk.0.ffn_gate", vec![56, 32]),
+            ("blk.0.ffn_up", vec![56, 32]),
+            ("blk.0.ffn_down", vec![32, 56]),
+        ];
+        let tensors = tensors.map(|(name, dims)| (format!("{name}.weight"), dims));
+        let mut model = Self::new("command-r", &keys, &tensors);
+        model.metadata.set("command-r.attention.layer_norm_epsilon", 1e-5f32);
+        model.metadata.set("command-r.logit_scale", 0.5f32);
+        model
+    }
+
     /// Two layers of Mamba, with a head of its own.
     pub fn mamba() -> Self {
         let keys = [

@@ -55,6 +55,8 @@ fn what_is_kept_is_read_back_to_the_bit() {
         let kinds = statistics.kinds();
         assert_eq!(kinds.iter().map(|kind| kind.name.as_str()).collect::<Vec<_>>(), ["first", "second"]);
         assert_eq!(kinds[0].n_sequences, written.1[0].n_chunks as u64);
+        let text = text(&model.model());
+        assert!(kinds.iter().zip(&text.kinds).all(|(found, kind)| found.check == kind.check));
         assert_eq!((statistics.n_ctx(), statistics.seed()), (16, Some(7)));
         let last = written.0.last().unwrap();
         let head = &last.inputs[0].matrices[0].tensor;
@@ -240,12 +242,18 @@ fn a_manifest_that_lies_is_refused_before_memory_is_taken() {
     let (model, dir) = (Noise::llama(7), tempfile::tempdir().unwrap());
     let whole = dir.path().join("stats");
     save(&model, &whole);
-    let cases: [(Edit, &str); 9] = [
+    let cases: [(Edit, &str); 12] = [
         (|json| json["version"] = json!(2), "format version 2; expected 1"),
         (|json| json["format"] = json!("x"), "`format` is not `gguf-foundry statistics`"),
         (|json| json["extra"] = json!(1), "unknown field `extra`"),
         (|json| json["n_ctx"] = json!(-1), "invalid value"),
         (|json| json["kinds"].as_array_mut().unwrap().truncate(1), "with moments of 2 kinds; expected 1"),
+        (
+            |json| json["kinds"][1]["check"][0]["rows"][1] = json!(16),
+            "`kinds[1].check[0]`: rows that are not",
+        ),
+        (|json| json["kinds"][0]["check"][2]["rows"] = json!([9, u64::MAX]), "`kinds[0].check[2]`"),
+        (|json| json["kinds"][0]["check"][1]["source"] = json!(16), "`kinds[0].check[1]`"),
         (|json| json["layers"][0]["inputs"][0]["matrices"] = json!([]), "an input of 0 matrices"),
         (
             |json| json["layers"][0]["inputs"][0]["columns"] = json!(1u64 << 31),
