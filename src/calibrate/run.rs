@@ -39,7 +39,7 @@ impl<'a> CalibrationRun<'a> {
     /// next one begins, and the moments of a layer for each kind.
     ///
     /// # Errors
-    /// A graph that cannot be built; [`EngineError::Memory`] with the smallest budget that is enough.
+    /// A graph that cannot be built; [`CalibrateError::Memory`] with the smallest budget that is enough.
     pub fn new(
         model: &Model<'a>,
         text: &'a CalibrationText,

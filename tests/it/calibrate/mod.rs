@@ -220,6 +220,17 @@ fn branches_that_read_the_same_rows_share_their_moments() {
 }
 
 #[test]
+fn layers_that_come_again_are_handed_out_when_they_do_not() {
+    let model = Noise::cycled();
+    let layers = check(&model);
+    // The low stack runs as layers 0, 1, 3 and 4, the high one as 2 and 5.
+    assert_eq!(layers.iter().map(|layer| layer.layer).collect::<Vec<_>>(), [Some(4), Some(5), None]);
+    let n_tokens = text(&model.model()).kinds[0].n_tokens() as u64;
+    let n_rows = |layer: &LayerMoments| layer.moments(&layer.inputs[0], 0).unwrap().n_rows();
+    assert_eq!((n_rows(&layers[0]), n_rows(&layers[1])), (4 * n_tokens, 2 * n_tokens));
+}
+
+#[test]
 fn text_is_read_as_gguf_verify_reads_it() {
     let (tiny, other) = (Tiny::new(), Noise::llama(0));
     let features = gguf_foundry::arch::GraphFeatures::of("llama").unwrap();

@@ -100,6 +100,21 @@ impl Noise {
         Self::new("llama", &keys, &tensors)
     }
 
+    /// Two stacks of a layer each, of which the low one runs twice before each of two runs of the high one.
+    pub fn cycled() -> Self {
+        let mut model = Self::llama(0);
+        let turns =
+            [("block_count", 6), ("hrm.layers_per_stack", 1), ("hrm.h_cycles", 2), ("hrm.l_cycles", 2)];
+        for (key, value) in turns {
+            model.metadata.set(format!("llama.{key}"), value as u32);
+        }
+        model.values.push((0..48).map(|i| i as f32 / 48.0 - 0.5).collect());
+        let shape = Shape::new(vec![48]).unwrap();
+        model.metas.push(TensorMeta { name: "hrm.z_l_init".to_owned(), shape, ty: GgmlType::F32 });
+        model.features = GraphFeatures::from_toml(&"extras = ['cycles']".parse().unwrap()).unwrap();
+        model
+    }
+
     /// A layer whose two branches read the same normed input.
     pub fn parallel() -> Self {
         let keys = [
