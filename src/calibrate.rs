@@ -6,16 +6,22 @@
 
 mod collector;
 mod error;
+mod fidelity;
 mod groups;
 mod memory;
 mod moments;
 mod run;
+mod solved;
+mod solver;
 mod store;
 mod text;
 
 pub use collector::Wanted;
 pub use error::CalibrateError;
+pub use fidelity::{Fidelity, FidelityOptions, Solver, Trial, WORTH_IT, solve};
 pub use moments::{LayerMoments, MatrixName, MeanMoments, Moments, SharedInput};
 pub use run::{CalibrateOptions, CalibrationRun, total_importance};
+pub use solved::SolvedBlocks;
+pub use solver::{NotSolved, SolverOptions};
 pub use store::{Statistics, StatisticsError, StatisticsKind, StatisticsWriter};
 pub use text::{CalibrationText, TextKind, TextOptions, TextSource};

@@ -23,3 +23,4 @@ pub use plan::GraphPlan;
 pub use run::forward::{Engine, EngineOptions, TokenChunk};
 pub use run::observer::Observer;
 pub use run::timings::WorkKind;
+pub(crate) use run::weights::WeightReader;

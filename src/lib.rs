@@ -24,3 +24,4 @@ pub mod views;
 
 pub use gguf_core as core;
 pub use gguf_quant as quant;
+pub use gguf_solve as solve;

@@ -36,5 +36,5 @@ pub use options::{
     CoveragePolicy, OptionError, Override, OverrideValue, QuantizeOptions, TensorTypeRule, parse_file_type,
     parse_file_type_or, parse_ggml_type, parse_layers,
 };
-pub use plan::{Input, QuantizePlan, Step};
+pub use plan::{Input, QuantizePlan, SolvedRows, Step};
 pub use summary::{Sizes, Summary};

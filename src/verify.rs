@@ -28,6 +28,7 @@ mod round_trip;
 mod routing;
 mod running;
 mod samples;
+mod side_by_side;
 mod statistics;
 mod structure;
 mod tasks;
@@ -64,6 +65,7 @@ pub use prompts::{
 };
 pub use report::{Finding, HealthyCost, PromptReport, Report, Severity, Verdict};
 pub use routing::{LayerRouting, RoutingReport};
+pub(crate) use side_by_side::divergence_on;
 pub use statistics::{Distribution, Statistics};
 pub use structure::{StructureOptions, check_structure};
 pub use tasks::{TaskError, TaskKind, TaskOutcome, TaskReport, TaskSet};

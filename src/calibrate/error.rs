@@ -6,6 +6,7 @@ use crate::calibrate::StatisticsError;
 use crate::core::Hint;
 use crate::core::text::escape;
 use crate::engine::EngineError;
+use crate::quantize::QuantizeError;
 use crate::verify::VerifyError;
 
 /// Why calibration text or statistics could not be had.
@@ -24,6 +25,15 @@ pub enum CalibrateError {
     /// Statistics that cannot be written or read.
     #[error(transparent)]
     Statistics(#[from] StatisticsError),
+    /// The quantization cannot be planned.
+    #[error(transparent)]
+    Quantize(#[from] QuantizeError),
+    /// What has no likelihoods has no check.
+    #[error("the model makes embeddings: without predictions there is no divergence to check the result by")]
+    Encoder,
+    /// Moments are those of the whole model.
+    #[error("layers cannot be left out of a model that is calibrated: what it computes changes")]
+    Pruned,
     /// A folder in which no file is.
     #[error("{}: no file in this folder", path.display())]
     EmptyFolder { path: PathBuf },
@@ -55,6 +65,11 @@ impl Hint for CalibrateError {
             Self::Text(error) => error.hints(),
             Self::Engine(error) => error.hints(),
             Self::Statistics(error) => error.hints(),
+            Self::Quantize(error) => error.hints(),
+            Self::Encoder => vec!["`gguf-verify imatrix` collects an importance matrix for it".to_owned()],
+            Self::Pruned => {
+                vec!["leave them out in a run of its own (`--type copy`), then calibrate".to_owned()]
+            }
             Self::Io(error) => crate::core::output::io_hints(error),
             Self::Memory { needed_bytes, .. } => {
                 vec![format!(

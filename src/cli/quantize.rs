@@ -1,5 +1,6 @@
 //! `gguf-quantize`.
 
+pub(crate) mod calibrate;
 pub(crate) mod options;
 pub(crate) mod report;
 
@@ -10,6 +11,7 @@ use std::time::Instant;
 use clap::Parser;
 
 use crate::cli::guard::Guard;
+use crate::cli::quantize::calibrate::CalibrateArgs;
 use crate::cli::quantize::options::{QuantizeArgs, usage};
 use crate::cli::render::{Align, Table};
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
@@ -62,6 +64,8 @@ struct Quantize {
     max_buffer_size: Option<u64>,
     #[command(flatten)]
     options: QuantizeArgs,
+    #[command(flatten)]
+    calibrate: CalibrateArgs,
     #[command(flatten)]
     common: Common,
 }
@@ -150,6 +154,7 @@ impl Quantize {
         guard.read_all("the model", file.paths())?;
         guard.read_all("the importance matrix", &self.options.imatrix)?;
         guard.read_all("rules of types", self.options.tensor_types.files())?;
+        self.calibrate.guard(&mut guard)?;
         if !self.keep_split {
             return guard.write("the output", &job.output, OutputKind::Model);
         }
@@ -176,8 +181,6 @@ impl Quantize {
             report::print_plan(session, &plan)?;
             return Ok(Exit::Done);
         }
-        let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
-        report::warn(session, self.options.coverage, &plan);
         let write_options = WriteOptions {
             sync: !self.common.no_sync,
             memory_bytes: self.common.memory_bytes(),
@@ -187,12 +190,27 @@ impl Quantize {
                 .then(|| SplitSpec { without_id: self.no_split_id, ..SplitSpec::default() }),
             ..WriteOptions::default()
         };
+        if self.calibrate.is_given() {
+            let calibrated = calibrate::Job {
+                input: &input,
+                model: &job.input,
+                output: &job.output,
+                file_type: job.file_type,
+                options: &options,
+                write: &write_options,
+                start,
+            };
+            self.calibrate.run(session, &calibrated)?;
+            return Ok(Exit::Done);
+        }
+        let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
+        report::warn(session, self.options.coverage, &plan);
         let report = plan.write(&job.output, &write_options, &session.progress)?;
         for tensor in plan.all_zero() {
             session.progress.warn(&format!("tensor `{}`: nothing but zeros", escape(&tensor.name)));
         }
         report::warn_small_rows(session, &plan.small_rows());
-        report::print_report(session, job.file_type, &plan, &report, start.elapsed().as_secs_f64())?;
+        report::print_report(session, job.file_type, &plan, &report, start.elapsed().as_secs_f64(), None)?;
         Ok(Exit::Done)
     }
 }

@@ -5,7 +5,7 @@ mod file_rows;
 mod imatrix;
 mod judge;
 mod logits;
-mod model;
+pub(crate) mod model;
 mod overview;
 mod page;
 mod per_token;
@@ -94,7 +94,7 @@ impl Tool for Cli {
     }
 }
 
-fn engine_options(common: &Common) -> EngineOptions {
+pub(crate) fn engine_options(common: &Common) -> EngineOptions {
     let mut options = EngineOptions { level: common.simd, ..EngineOptions::default() };
     // As many as were started; fewer than asked for where the system has no room.
     options.n_threads = rayon::current_num_threads();

@@ -185,7 +185,26 @@ impl Imatrix {
         self.entries.retain(|name, _| !parts.iter().any(|part| name.contains(part.as_str())));
     }
 
-    /// The file, as it was named.
+    /// What a run has summed up and nobody has written: its path is empty.
+    ///
+    /// # Errors
+    /// [`ImatrixError::NonFinite`] for sums that are not finite.
+    pub fn of_sums(sums: &ImatrixSums) -> Result<Self, ImatrixError> {
+        let entry = |columns: &ColumnSums| ImatrixEntry {
+            weights: columns.weights(),
+            counts: columns.counts.clone(),
+        };
+        let imatrix = Self {
+            path: PathBuf::new(),
+            entries: sums.tensors.iter().map(|(name, columns)| (name.clone(), entry(columns))).collect(),
+            dataset: sums.datasets.first().cloned(),
+            n_chunks: i64::try_from(sums.n_chunks).unwrap_or(i64::MAX),
+        };
+        imatrix.check_finite()?;
+        Ok(imatrix)
+    }
+
+    /// The file, as it was named; empty for what comes from no file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

@@ -42,7 +42,9 @@ pub(crate) fn output_metadata(source: &Metadata, changes: &Changes<'_>) -> Metad
         put(&mut out, &item.key, item.file_value());
     }
     if let Some(imatrix) = changes.imatrix {
-        put(&mut out, "quantize.imatrix.file", text(path_bytes(imatrix.path())));
+        if imatrix.path() != Path::new("") {
+            put(&mut out, "quantize.imatrix.file", text(path_bytes(imatrix.path())));
+        }
         if let Some(dataset) = imatrix.dataset() {
             put(&mut out, "quantize.imatrix.dataset", text(dataset));
         }

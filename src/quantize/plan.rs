@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
-use crate::core::{ImatrixNeed, TensorMeta, TensorSource, simd::SimdLevel};
-use crate::gguf::{GgufFile, Metadata};
+use crate::core::{GgmlType, ImatrixNeed, SourceError, TensorMeta, TensorSource, simd::SimdLevel};
+use crate::gguf::{GgufFile, Metadata, Value};
 use crate::gguf::{Imatrix, ImatrixError};
 use crate::quant::{SmallRows, can_quantize, has_lost_groups};
 use crate::quantize::class::file_order;
@@ -48,6 +48,18 @@ impl<'a> Input<'a> {
     }
 }
 
+/// Blocks of tensors that were made elsewhere: they go into the file as they are.
+pub trait SolvedRows: Sync {
+    /// Whether it has the blocks of one matrix of a tensor; a tensor that is no stack is its own matrix 0.
+    fn has(&self, tensor: &str, matrix: u64) -> bool;
+
+    /// Copies rows from `first_row` of the tensor on; all of them belong to matrices that it has.
+    ///
+    /// # Errors
+    /// What keeps the blocks from being read.
+    fn read(&self, tensor: &str, first_row: u64, out: &mut [u8]) -> Result<(), SourceError>;
+}
+
 /// One tensor of the output.
 #[derive(Clone, Debug)]
 pub struct Step<'a> {
@@ -70,6 +82,8 @@ pub struct QuantizePlan<'a> {
     pub(crate) keep_split: bool,
     pub(crate) simd: SimdLevel,
     pub(crate) allow_nonfinite: bool,
+    /// Blocks that were made elsewhere.
+    pub(crate) solved: Option<&'a dyn SolvedRows>,
     /// Per tensor, whether a value other than zero was read.
     pub(crate) seen_value: Vec<AtomicBool>,
     /// By tensor, rows that were too small for its type.
@@ -155,6 +169,7 @@ impl<'a> QuantizePlan<'a> {
             metadata: output_metadata(input.metadata, &changes),
             seen_value: tensors.iter().map(|_| AtomicBool::new(false)).collect(),
             small_rows: Mutex::default(),
+            solved: None,
             tensors,
             steps,
             parts,
@@ -165,6 +180,42 @@ impl<'a> QuantizePlan<'a> {
             obstacles: builder.obstacles,
             unmatched_rules,
         })
+    }
+
+    /// The types that the tensors of the source will have with an importance matrix that is not known yet, by their
+    /// index there. Those that stay as they are are left out.
+    ///
+    /// # Errors
+    /// Types that cannot be chosen.
+    pub fn types_to_come(
+        input: &Input<'_>,
+        options: &QuantizeOptions,
+    ) -> Result<BTreeMap<usize, GgmlType>, QuantizeError> {
+        let found = input.source.tensors();
+        let order = file_order(found);
+        let facts = ModelFacts::new(input.metadata, &options.overrides, found);
+        let tensors: Vec<TensorMeta> = order.iter().map(|&index| found[index].clone()).collect();
+        let choices = choose_types(&facts, &tensors, options, true)?;
+        let changed = order.into_iter().zip(choices).filter(|(index, choice)| found[*index].ty != choice.ty);
+        Ok(changed.map(|(index, choice)| (index, choice.ty)).collect())
+    }
+
+    /// The same plan with blocks of some tensors made elsewhere. The names of tensors are those of the source: a plan that
+    /// prunes layers has others.
+    #[must_use]
+    pub fn with_solved(mut self, solved: &'a dyn SolvedRows) -> Self {
+        self.solved = Some(solved);
+        self
+    }
+
+    /// The same plan with further keys at the end of the metadata.
+    #[must_use]
+    pub fn with_keys(mut self, keys: &[(String, Value)]) -> Self {
+        for (key, value) in keys {
+            self.metadata.remove(key);
+            self.metadata.set(key.as_str(), value.clone());
+        }
+        self
     }
 
     /// Metadata of the output; without the keys of a split.

@@ -18,7 +18,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("engine", &["core", "gguf", "quant", "tokenizer", "arch"]),
     ("verify", &["core", "convert", "engine", "arch", "tokenizer", "checkpoint", "gguf", "quant"]),
     ("inspect", &["core", "convert", "engine", "arch", "tokenizer", "checkpoint", "gguf", "quant"]),
-    ("calibrate", &["core", "verify", "quantize", "engine", "tokenizer", "checkpoint", "gguf", "quant"]),
+    (
+        "calibrate",
+        &["core", "solve", "verify", "quantize", "engine", "tokenizer", "checkpoint", "gguf", "quant"],
+    ),
 ];
 
 /// Names of modules behind `crate::` in a source text, in `use` items and paths alike, over line ends; the crates under

@@ -321,6 +321,6 @@ impl Run<'_> {
         CodesReport::of(conversion).print(session)?;
         let report = plan.write(&target, &write, &session.progress)?;
         report::warn_small_rows(session, &plan.small_rows());
-        report::print_report(session, file_type, &plan, &report, self.started.elapsed().as_secs_f64())
+        report::print_report(session, file_type, &plan, &report, self.started.elapsed().as_secs_f64(), None)
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use crate::cli::Session;
+use crate::cli::quantize::calibrate::About;
 use crate::cli::render::{Align, Table, count, duration, plural};
 use crate::core::progress::Progress;
 use crate::core::text::{bytes, escape};
@@ -217,6 +218,7 @@ pub(crate) fn print_report(
     plan: &QuantizePlan<'_>,
     report: &WriteReport,
     seconds: f64,
+    about: Option<&About<'_>>,
 ) -> anyhow::Result<()> {
     let summary = plan.summary();
     let total = summary.total;
@@ -232,6 +234,9 @@ pub(crate) fn print_report(
         document["small_rows"] = small_rows_json(&plan.small_rows());
         document["seconds"] = seconds.into();
         document["mb_per_second"] = rate.into();
+        if let Some(about) = about {
+            document["calibration"] = about.json();
+        }
         return session.print_json(&document);
     }
     if session.common.quiet {
@@ -251,7 +256,11 @@ pub(crate) fn print_report(
             total.bits_per_weight(),
             duration(seconds),
             plural(n_fallbacks as u64, "fallback"),
-        )
+        )?;
+        match about {
+            Some(about) => writeln!(out, "{}", about.line()),
+            None => Ok(()),
+        }
     })
 }
 

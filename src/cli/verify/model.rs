@@ -44,7 +44,7 @@ fn plan_checkpoint(path: &Path, shown: ShownOptions, common: &Common) -> Result<
 }
 
 /// A model with what belongs to it.
-pub(super) struct OpenedModel {
+pub(crate) struct OpenedModel {
     origin: ModelOrigin,
     features: Result<GraphFeatures, String>,
     encoder: Result<Encoder, String>,
@@ -52,7 +52,7 @@ pub(super) struct OpenedModel {
 }
 
 impl OpenedModel {
-    pub(super) fn open(path: &Path, common: &Common) -> anyhow::Result<Self> {
+    pub(crate) fn open(path: &Path, common: &Common) -> anyhow::Result<Self> {
         Self::open_with(path, common, false)
     }
 
@@ -101,7 +101,7 @@ impl OpenedModel {
         Self { recall: Some(Recall::default()), ..self }
     }
 
-    pub(super) fn with<R>(&self, origin: Option<&OriginTokenizer>, work: impl FnOnce(&Model<'_>) -> R) -> R {
+    pub(crate) fn with<R>(&self, origin: Option<&OriginTokenizer>, work: impl FnOnce(&Model<'_>) -> R) -> R {
         // In a child of this program, as programs say that they do it.
         let template: Box<dyn ChatRenderer> = match installed() {
             Some(isolation) => Box::new(IsolatedChat::of(self.metadata(), isolation)),

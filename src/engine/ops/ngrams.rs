@@ -63,7 +63,7 @@ impl Runner<'_> {
                     let rows = x.chunks_mut(width).zip(added.chunks(width)).enumerate();
                     for (row, (x, added)) in rows {
                         let token = task * ROWS_PER_TASK + row;
-                        self.convolve_far(n, (&taps, &normed), batch, token, sum);
+                        Self::convolve_far(n, (&taps, &normed), batch, token, sum);
                         for ((x, added), conv) in x.iter_mut().zip(added).zip(&*sum) {
                             *x += added + conv * math::sigmoid(*conv);
                         }
@@ -92,7 +92,6 @@ impl Runner<'_> {
 
     /// The convolution of one token, over taps that lie apart.
     fn convolve_far(
-        &self,
         n: &Ngrams,
         (taps, x): (&[f32], &[f32]),
         batch: &ChunkBatch,

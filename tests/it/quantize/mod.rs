@@ -1,6 +1,7 @@
 //! Tests of `quantize`.
 
 mod bad_input;
+mod calibrate;
 mod files;
 mod one_pass;
 pub mod program;

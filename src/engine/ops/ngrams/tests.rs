@@ -65,8 +65,9 @@ fn rows(tokens: &[u32]) -> Vec<u64> {
         seen.push(u64::from(if cut { END } else { tokens[tokens.len() - 1 - back] }));
     }
     let hash = |n: usize| {
-        (0..n)
-            .fold(0u128, |mixed, at| mixed ^ (u128::from(seen[at]) * u128::from(MULTIPLIERS[at])) % (1 << 64))
+        (0..n).fold(0u128, |mixed, at| {
+            mixed ^ ((u128::from(seen[at]) * u128::from(MULTIPLIERS[at])) % (1 << 64))
+        })
     };
     (0..4).map(|part| OFFSETS[part] + (hash(2 + part / 2) % u128::from(SIZES[part])) as u64).collect()
 }

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""What rounding by a model's own activations gives beside the importance matrix of the same tokens, at the same size.
+
+    compare.py --programs DIR --model F32.gguf --calibrate PATH [PATH...] --evaluate FILE [FILE...]
+               [--types Q4_K,Q3_K,Q4_0,IQ4_XS,Q2_K] [--mixes] [--solvers gptq] [--tokens N] [--ctx 512] [--dir DIR]
+               [--json FILE]
+
+DIR of --programs holds gguf-quantize and gguf-verify. Types are given to all matrices but the embeddings and the output,
+which stay as they are; with --mixes they are file types as users ask for them. No text of --evaluate may be in --calibrate.
+Each text of --evaluate is a row of the table: mean KLD against the model with its standard error, for the importance matrix
+(whose bytes are llama.cpp's) and for each solver, their ratio, the 99 % KLD, top-1 agreement and perplexity.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+
+PURE = {"Q4_K": "Q4_K_S", "Q3_K": "Q3_K_S", "Q5_K": "Q5_K_S", "Q6_K": "Q6_K", "Q2_K": "Q2_K"}
+
+
+def call(command, fine=(0,)):
+    command = [str(part) for part in command]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode not in fine:
+        raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr.strip()[-800:]}")
+    return done.stdout
+
+
+def quantize(options, kind, solver, path):
+    command = [os.path.join(options.programs, "gguf-quantize"), options.model, path, "--json", "--quiet", "--no-sync"]
+    command += ["--type", kind if options.mixes else PURE.get(kind, kind)]
+    if not options.mixes:
+        command += ["--pure", "--token-embedding-type", "f32", "--output-tensor-type", "f32"]
+    for text in options.calibrate:
+        command += ["--calibrate", text]
+    command += ["--calibrate-tokens", str(options.tokens), "--solver", solver]
+    start = time.perf_counter()
+    report = json.loads(call(command))
+    return report, time.perf_counter() - start
+
+
+def evaluate(options, path, text):
+    command = [os.path.join(options.programs, "gguf-verify"), path, "--baseline", options.model, "--prompts", text]
+    command += ["--ctx", str(options.ctx), "--json", "--quiet"]
+    report = json.loads(call(command, fine=(0, 3, 4)))
+    report = report[0] if isinstance(report, list) else report
+    return report["kld"] | {"top1": report["top1_agreement"]}, report["perplexity"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--calibrate", nargs="+", required=True)
+    parser.add_argument("--evaluate", nargs="+", required=True)
+    parser.add_argument("--types", default="Q4_K,Q3_K,Q4_0,IQ4_XS,Q2_K")
+    parser.add_argument("--mixes", action="store_true")
+    parser.add_argument("--solvers", default="gptq")
+    parser.add_argument("--tokens", type=int, default=32768)
+    parser.add_argument("--ctx", type=int, default=512)
+    parser.add_argument("--dir", default=".")
+    parser.add_argument("--json")
+    options = parser.parse_args()
+
+    solvers = options.solvers.split(",")
+    print("| type | solver | text | tokens | imatrix, KLD | solved, KLD | ratio | 99 % | top-1 | PPL | seconds |")
+    print("|---|---|---|---:|---:|---:|---:|---|---|---|---:|", flush=True)
+    found = []
+    for kind in options.types.split(","):
+        paths, seconds, size = {}, {}, {}
+        for solver in ["reference", *solvers]:
+            paths[solver] = os.path.join(options.dir, f"fidelity-{kind}-{solver}.gguf")
+            report, seconds[solver] = quantize(options, kind, solver, paths[solver])
+            size[solver] = report["total"]["bytes_after"]
+            if size[solver] != size["reference"]:
+                raise SystemExit(f"{kind}: {solver} has {size[solver]} bytes of weights, not {size['reference']}")
+        for text in options.evaluate:
+            figures = {solver: evaluate(options, path, text) for solver, path in paths.items()}
+            plain, plain_ppl = figures["reference"]
+            for solver in solvers:
+                solved, ppl = figures[solver]
+                ratio = solved["mean"] / plain["mean"]
+                row = {"type": kind, "solver": solver, "text": os.path.basename(text), "ratio": ratio, "imatrix": plain,
+                       "solved": solved, "seconds": seconds[solver], "bytes": size[solver]}
+                found.append(row)
+                print(
+                    f"| {kind} | {solver} | {row['text']} | {ppl['tokens']} | {plain['mean']:.5f} ± {plain['stderr']:.5f} "
+                    f"| {solved['mean']:.5f} ± {solved['stderr']:.5f} | {ratio:.3f} | {plain['p99']:.3f} → {solved['p99']:.3f} "
+                    f"| {plain['top1']:.4f} → {solved['top1']:.4f} | {plain_ppl['value']:.3f} → {ppl['value']:.3f} "
+                    f"| {seconds[solver]:.1f} |",
+                    flush=True,
+                )
+        for path in paths.values():
+            os.remove(path)
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(found, file, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

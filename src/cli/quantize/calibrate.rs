@@ -1,0 +1,229 @@
+//! `--calibrate`: rounding by the model's own activations, from option to summary.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::{Args, ValueEnum};
+use serde_json::json;
+
+use crate::calibrate::{
+    CalibrateError, CalibrationText, Fidelity, FidelityOptions, Solver, TextOptions, TextSource, Trial, solve,
+};
+use crate::cli::guard::Guard;
+use crate::cli::quantize::report;
+use crate::cli::render::plural;
+use crate::cli::verify::engine_options;
+use crate::cli::verify::model::OpenedModel;
+use crate::cli::{Session, UsageError};
+use crate::core::progress::Progress;
+use crate::core::text::escape;
+use crate::gguf::WriteOptions;
+use crate::quantize::{FileType, Input, QuantizeOptions, QuantizePlan};
+use crate::verify::{Model, PromptForm};
+
+/// How codes and scales are chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SolverName {
+    /// As llama.cpp does with the importance matrix of the same tokens
+    Reference,
+    /// Error feedback and coordinate descent with the second moments of the unquantized model's activations
+    #[default]
+    Gptq,
+}
+
+impl From<SolverName> for Solver {
+    fn from(name: SolverName) -> Self {
+        match name {
+            SolverName::Reference => Self::Reference,
+            SolverName::Gptq => Self::Gptq,
+        }
+    }
+}
+
+/// Options of calibration. Flatten it.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Calibration options")]
+pub(crate) struct CalibrateArgs {
+    /// Round by what the model does with this text: the same types and size, less divergence, other bytes than
+    /// llama.cpp's. A file or a folder is one kind of text; repeatable
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["imatrix", "include_weights", "exclude_weights", "dry_run", "prune_layers"])]
+    pub calibrate: Vec<PathBuf>,
+    /// How codes and scales are chosen
+    #[arg(long, value_enum, value_name = "SOLVER", default_value_t, requires = "calibrate")]
+    pub solver: SolverName,
+    /// Tokens of calibration text, shared equally by its kinds; a seventh as much is held back to check the result
+    #[arg(long, value_name = "N", default_value_t = TextOptions::default().n_tokens, requires = "calibrate")]
+    pub calibrate_tokens: usize,
+}
+
+/// A quantization that is to be calibrated.
+pub(crate) struct Job<'a> {
+    pub(crate) input: &'a Input<'a>,
+    pub(crate) model: &'a Path,
+    pub(crate) output: &'a Path,
+    pub(crate) file_type: FileType,
+    pub(crate) options: &'a QuantizeOptions,
+    pub(crate) write: &'a WriteOptions,
+    pub(crate) start: Instant,
+}
+
+impl CalibrateArgs {
+    pub(crate) fn is_given(&self) -> bool {
+        !self.calibrate.is_empty()
+    }
+
+    /// Holds the texts against what is written.
+    pub(crate) fn guard(&self, guard: &mut Guard<'_>) -> anyhow::Result<()> {
+        let files = self.calibrate.iter().filter(|path| !path.is_dir());
+        guard.read_all("the calibration text", files)
+    }
+
+    /// Calibrates, writes and reports.
+    pub(crate) fn run(&self, session: &Session, job: &Job<'_>) -> anyhow::Result<()> {
+        if !job.options.file_type.base().is_some_and(crate::core::GgmlType::is_quantized) {
+            let text =
+                format!("--calibrate: {} is no quantized type: there is nothing to solve", job.file_type);
+            return Err(UsageError(text).into());
+        }
+        let sources = self
+            .calibrate
+            .iter()
+            .map(|path| TextSource::read(path, PromptForm::Detected))
+            .collect::<Result<Vec<_>, CalibrateError>>()?;
+        let opened = OpenedModel::open(job.model, &session.common)?;
+        opened.with(None, |model| self.with_model(session, job, &sources, model))
+    }
+
+    fn with_model(
+        &self,
+        session: &Session,
+        job: &Job<'_>,
+        sources: &[TextSource],
+        model: &Model<'_>,
+    ) -> anyhow::Result<()> {
+        let text_options = TextOptions { n_tokens: self.calibrate_tokens, ..TextOptions::default() };
+        let text = CalibrationText::new(model, sources, &text_options)?;
+        for note in &text.notes {
+            session.progress.warn(note);
+        }
+        if let [only] = text.kinds.as_slice() {
+            session.progress.warn(&format!(
+                "`{}` is the only kind of text: on other kinds the gain may be small; `--calibrate` is repeatable",
+                escape(&only.name)
+            ));
+        }
+        let dir = job.output.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
+        let options = FidelityOptions {
+            solver: self.solver.into(),
+            engine: engine_options(&session.common),
+            quantize: job.options,
+            dir,
+        };
+        let fidelity = solve(model, job.input, &text, &options, &session.progress)?;
+        warn(session, self.solver.into(), &fidelity);
+        let mut plan = QuantizePlan::new(job.input, job.options, Some(&fidelity.imatrix))?;
+        if let Some(blocks) = &fidelity.blocks {
+            plan = plan.with_solved(blocks);
+        }
+        plan = plan.with_keys(&fidelity.keys);
+        report::warn(session, job.options.coverage, &plan);
+        let written = plan.write(job.output, job.write, &session.progress)?;
+        for tensor in plan.all_zero() {
+            session.progress.warn(&format!("tensor `{}`: nothing but zeros", escape(&tensor.name)));
+        }
+        report::warn_small_rows(session, &plan.small_rows());
+        let seconds = job.start.elapsed().as_secs_f64();
+        let about = About { fidelity: &fidelity, text: &text, solver: self.solver.into() };
+        report::print_report(session, job.file_type, &plan, &written, seconds, Some(&about))
+    }
+}
+
+/// Tells what did not go as it was hoped.
+fn warn(session: &Session, solver: Solver, fidelity: &Fidelity) {
+    if let Some((tensor, ty)) = fidelity.without_solver.first() {
+        let n = fidelity.without_solver.len() as u64;
+        session.progress.warn(&format!(
+            "{} by the importance matrix alone, there is no solver for the type: `{}` ({ty}), for example",
+            plural(n, "tensor"),
+            escape(tensor)
+        ));
+    }
+    if let Some(left) = fidelity.left.first() {
+        let n = fidelity.left.len() as u64;
+        session.progress.warn(&format!(
+            "{n} of the matrices by the importance matrix alone: `{}`, matrix {}: {}, for example",
+            escape(&left.tensor),
+            left.matrix,
+            left.reason
+        ));
+    }
+    if fidelity.blocks.is_none() && solver != Solver::Reference {
+        session.progress.warn(
+            "solving did not lower the divergence on the text that was held back: the file is that of the importance \
+             matrix alone",
+        );
+    }
+}
+
+/// What the summary says of it.
+pub(crate) struct About<'a> {
+    fidelity: &'a Fidelity,
+    solver: Solver,
+    text: &'a CalibrationText,
+}
+
+impl About<'_> {
+    fn n_check_tokens(&self) -> usize {
+        self.text.kinds.iter().map(crate::calibrate::TextKind::n_check_tokens).sum()
+    }
+
+    /// One line.
+    pub(crate) fn line(&self) -> String {
+        let kinds = plural(self.text.kinds.len() as u64, "kind");
+        let (n_tokens, n_check) = (self.text.n_tokens(), self.n_check_tokens());
+        let plain = &self.fidelity.plain.mean;
+        let last = self.fidelity.trials.last().zip(self.fidelity.ratio());
+        let found = last.map_or_else(String::new, |(trial, ratio)| {
+            let mean = &trial.check.mean;
+            let what = if self.fidelity.blocks.is_some() { "solved" } else { "solved (not used)" };
+            format!(", {what} {:.6} ± {:.6}, ratio {ratio:.3}", mean.value, mean.stderr)
+        });
+        format!(
+            "calibrated on {n_tokens} tokens of {kinds} of text; mean KLD on {n_check} others: importance matrix \
+             {:.6} ± {:.6}{found}",
+            plain.value, plain.stderr
+        )
+    }
+
+    /// The same for `--json`.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        let kinds: Vec<_> = self
+            .text
+            .kinds
+            .iter()
+            .map(|kind| json!({ "name": kind.name, "tokens": kind.n_tokens(), "check_tokens": kind.n_check_tokens() }))
+            .collect();
+        let estimate = |d: &crate::verify::Divergence| json!({ "mean_kld": d.mean.value, "stderr": d.mean.stderr, "kld_99": d.p99, "top1": d.top1_agreement });
+        let trial = |trial: &Trial| {
+            let mut found = estimate(&trial.check);
+            found["shrinkage"] = trial.options.shrinkage.into();
+            found
+        };
+        let left: Vec<_> = self
+            .fidelity
+            .left
+            .iter()
+            .map(|left| json!({ "tensor": left.tensor, "matrix": left.matrix, "reason": left.reason.to_string() }))
+            .collect();
+        json!({
+            "solver": self.solver.name(),
+            "used": self.fidelity.blocks.is_some(),
+            "kinds": kinds,
+            "imatrix": estimate(&self.fidelity.plain),
+            "trials": self.fidelity.trials.iter().map(trial).collect::<Vec<_>>(),
+            "ratio": self.fidelity.ratio(),
+            "without_solver": self.fidelity.without_solver.iter().map(|(name, _)| name).collect::<Vec<_>>(),
+            "not_solved": left,
+        })
+    }
+}

@@ -1,0 +1,26 @@
+//! The figures of one model beside another on given windows, without a verdict.
+
+use crate::core::progress::Progress;
+use crate::engine::{Engine, EngineOptions};
+use crate::verify::measure::{Baseline, measure};
+use crate::verify::{Divergence, Model, VerifyError, Window};
+
+/// Divergence of a model from a baseline over the scored tokens of windows; `None` if there are none. What the baseline
+/// says is kept in its [`crate::verify::Recall`] for the next model.
+///
+/// # Errors
+/// Models that cannot be run, cancellation.
+pub(crate) fn divergence_on(
+    model: &Model<'_>,
+    baseline: &Model<'_>,
+    windows: &[Window],
+    options: EngineOptions,
+    progress: &dyn Progress,
+) -> Result<Option<Divergence>, VerifyError> {
+    let own = Engine::new(model.plan()?, model.source, options)?;
+    let other = baseline.plan().and_then(|plan| Engine::new(plan, baseline.source, options));
+    let other = other.map_err(VerifyError::Baseline)?;
+    let baseline = Baseline { engine: &other, recall: baseline.recall };
+    let (positions, _) = measure(&own, Some(baseline), windows, progress)?;
+    Ok(Divergence::of(&positions))
+}

@@ -1,0 +1,146 @@
+//! `gguf-quantize --calibrate`: what it gives, what the file says, and what is refused.
+
+use std::path::Path;
+
+use gguf_foundry::core::TensorSource;
+use gguf_foundry::gguf::{GgufFile, Value};
+use serde_json::Value as Json;
+
+use crate::support::fixture;
+
+fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
+    let mut command = assert_cmd::Command::cargo_bin("gguf-quantize").unwrap();
+    let output = command.current_dir(dir).arg("--no-sync").args(args).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+}
+
+/// The bundled model in F32 beside two thirds of its text.
+fn prepare(dir: &Path) {
+    let output = assert_cmd::Command::cargo_bin("gguf-convert")
+        .unwrap()
+        .args(["hf2gguf", "--type", "f32", "--quiet", "--no-sync", "-o"])
+        .arg(dir.join("in.gguf"))
+        .arg(fixture("tiny-llama"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
+    let cut = text.floor_char_boundary(text.len() * 2 / 3);
+    fs_err::write(dir.join("text.txt"), &text[..cut]).unwrap();
+    fs_err::write(dir.join("rest.txt"), &text[cut..]).unwrap();
+}
+
+fn solved(dir: &Path, name: &str, args: &[&str]) -> Json {
+    let base = ["--json", "--type", "q4_k_m", "--calibrate", "text.txt", "--calibrate-tokens", "8192"];
+    let (code, out, err) = run(dir, &[&base, args, &["in.gguf", name]].concat());
+    assert_eq!(code, 0, "{err}");
+    serde_json::from_str(&out).unwrap()
+}
+
+#[test]
+fn a_calibrated_file_has_the_same_size_and_diverges_less() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    prepare(dir);
+    let plain = solved(dir, "plain.gguf", &["--solver", "reference"]);
+    let one = solved(dir, "one.gguf", &["--threads", "1"]);
+    solved(dir, "three.gguf", &["--threads", "3"]);
+    // The same tokens give the same importance, and the same bytes whatever the threads.
+    assert_eq!(plain["calibration"]["imatrix"], one["calibration"]["imatrix"]);
+    assert_eq!(fs_err::read(dir.join("one.gguf")).unwrap(), fs_err::read(dir.join("three.gguf")).unwrap());
+    assert_eq!(plain["total"], one["total"]);
+    let calibration = &one["calibration"];
+    assert_eq!((&calibration["solver"], &calibration["used"]), (&"gptq".into(), &true.into()));
+    assert!(calibration["ratio"].as_f64().unwrap() < 0.75, "{calibration}");
+
+    // By the verifier, on text that neither saw.
+    let kld = |name: &str| -> f64 {
+        let mut command = assert_cmd::Command::cargo_bin("gguf-verify").unwrap();
+        let args = [name, "--baseline", "in.gguf", "--prompts", "rest.txt", "--ctx", "256", "--json"];
+        let output = command.current_dir(dir).args(args).output().unwrap();
+        let report: Json = serde_json::from_slice(&output.stdout).unwrap();
+        report["kld"]["mean"].as_f64().unwrap()
+    };
+    let (plain_kld, kld) = (kld("plain.gguf"), kld("one.gguf"));
+    assert!(kld < 0.75 * plain_kld, "{kld} {plain_kld}");
+
+    let (plain, one) =
+        (GgufFile::open(&dir.join("plain.gguf")).unwrap(), GgufFile::open(&dir.join("one.gguf")).unwrap());
+    assert_eq!(plain.tensors(), one.tensors());
+    let key =
+        |file: &GgufFile, key: &str| file.metadata().get(&format!("gguf_foundry.quantize.{key}")).cloned();
+    assert_eq!(key(&plain, "solver"), Some(Value::from("reference")));
+    assert_eq!(key(&one, "solver"), Some(Value::from("gptq")));
+    assert_eq!(key(&plain, "kld"), None);
+    assert!(matches!(key(&one, "kld"), Some(Value::F32(kld)) if kld > 0.0));
+    let Some(Value::F32(imatrix)) = key(&one, "kld_imatrix") else { panic!() };
+    assert!(Some(f64::from(imatrix)) > key(&one, "kld").and_then(|kld| kld.as_f64()));
+    let text = key(&one, "calibration").unwrap();
+    assert_eq!(text.as_str(), Some("text.txt: 8192 tokens"));
+}
+
+/// Types without a solver keep the importance matrix's blocks, and that is said.
+#[test]
+fn types_without_a_solver_are_told_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    prepare(dir);
+    let base = ["--type", "q4_0", "--calibrate", "text.txt", "--calibrate-tokens", "4096"];
+    let rule = ["--tensor-type", "ffn_down=iq3_s"];
+    let (code, _, err) = run(dir, &[&base[..], &rule, &["in.gguf", "a.gguf"]].concat());
+    assert_eq!(code, 0, "{err}");
+    assert!(
+        err.contains("4 tensors by the importance matrix alone, there is no solver for the type"),
+        "{err}"
+    );
+    let reference = ["--solver", "reference"];
+    let (code, _, err) = run(dir, &[&base[..], &rule, &reference, &["in.gguf", "b.gguf"]].concat());
+    assert_eq!(code, 0, "{err}");
+    let (a, b) = (GgufFile::open(&dir.join("a.gguf")).unwrap(), GgufFile::open(&dir.join("b.gguf")).unwrap());
+    let mut n_same = 0;
+    for (at, tensor) in a.tensors().iter().enumerate() {
+        let n_bytes = usize::try_from(tensor.n_bytes().unwrap()).unwrap();
+        let (mut one, mut other) = (vec![0; n_bytes], vec![0; n_bytes]);
+        a.read_rows(at, 0, &mut one).unwrap();
+        b.read_rows(at, 0, &mut other).unwrap();
+        let is_solved =
+            tensor.name.contains("attn_") && tensor.name.contains(".weight") && !tensor.name.contains("norm");
+        let is_solved = is_solved || tensor.name.contains("ffn_up") || tensor.name.contains("ffn_gate");
+        if !is_solved && tensor.name != "token_embd.weight" {
+            assert_eq!(one, other, "{}", tensor.name);
+            n_same += 1;
+        } else if is_solved {
+            assert_ne!(one, other, "{}", tensor.name);
+        }
+    }
+    assert!(n_same >= 4 + 9, "{n_same}");
+}
+
+#[test]
+fn what_cannot_be_calibrated_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    prepare(dir);
+    fs_err::write(dir.join("short.txt"), "In the beginning").unwrap();
+    fs_err::create_dir(dir.join("none")).unwrap();
+    for (args, code, words) in [
+        (&["--calibrate", "text.txt", "--imatrix", "x"][..], 2, "cannot be used with"),
+        (&["--calibrate", "text.txt", "--dry-run"], 2, "cannot be used with"),
+        (&["--calibrate", "text.txt", "--prune-layers", "1"], 2, "cannot be used with"),
+        (&["--solver", "gptq"], 2, "--calibrate"),
+        (&["--calibrate", "text.txt", "--solver", "magic"], 2, "possible values: reference, gptq"),
+        (&["--calibrate", "short.txt"], 1, "expected at least 2048 in 2"),
+        (&["--calibrate", "none"], 1, "no file in this folder"),
+        (&["--calibrate", "absent.txt"], 1, "absent.txt"),
+        (&["--calibrate", "text.txt", "--calibrate-tokens", "600"], 1, "at least two sequences"),
+        (&["--calibrate", "text.txt", "--memory", "1M"], 1, "--calibrate-tokens"),
+    ] {
+        let (found, out, err) = run(dir, &[args, &["--type", "q4_k_m", "in.gguf", "out.gguf"]].concat());
+        assert_eq!(found, code, "{args:?}: {err}");
+        assert!(err.contains(words) || out.contains(words), "{args:?}: {err}");
+    }
+    let (code, _, err) = run(dir, &["--calibrate", "text.txt", "--type", "f16", "in.gguf", "out.gguf"]);
+    assert!(code == 2 && err.contains("F16 is no quantized type"), "{err}");
+    assert!(!dir.join("out.gguf").exists());
+}
