@@ -64,6 +64,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
     }
     of! {
         crate::arch::ArchError,
+        crate::calibrate::CalibrateError,
         crate::checkpoint::CheckpointError,
         crate::convert::ConvertError,
         crate::convert::ToHfError,

@@ -81,6 +81,12 @@ const WAYS: &[Way] = &[
         outputs: &[Out { name: "arguments", option: "", suffix: "", own: MODELS }],
     },
     Way {
+        command: "gguf-quantize",
+        args: "--type q4_0 --calibrate long.txt --calibrate-tokens 1024 tiny.gguf",
+        positional: &["arguments"],
+        outputs: &[Out { name: "arguments", option: "", suffix: "", own: MODELS }],
+    },
+    Way {
         command: "gguf-verify",
         args: "base.gguf a.gguf --baseline base.gguf --prompts p.jsonl --ctx 8 --source model --tasks 1 \
                --hellaswag hellaswag.txt --winogrande winogrande.csv --multiple-choice multiple-choice.bin",
