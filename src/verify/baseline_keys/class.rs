@@ -259,7 +259,7 @@ const TURN: [&str; 2] = ["eot_token_id", "eom_token_id"];
 const SHARED: [&str; 2] = ["xielu.", "diffusion."];
 
 /// Keys of the file rather than of the model.
-const BUILD: [&str; 9] = [
+const BUILD: [&str; 10] = [
     "general.alignment",
     "general.file_type",
     "general.quantization_version",
@@ -268,6 +268,7 @@ const BUILD: [&str; 9] = [
     "split.",
     SPLIT_ID,
     "quantize.",
+    "gguf_foundry.quantize.",
     "imatrix.",
 ];
 
@@ -400,6 +401,7 @@ mod tests {
             ("split.count", Class::Build),
             ("gguf_foundry.split.id", Class::Build),
             ("quantize.imatrix.file", Class::Build),
+            ("gguf_foundry.quantize.kld", Class::Build),
             ("mradermacher.quantized_on", Class::Foreign),
         ] {
             assert_eq!(class_of(key, "llama"), expected, "{key}");

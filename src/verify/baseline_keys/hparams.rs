@@ -2,7 +2,6 @@
 
 use crate::core::text::escape;
 use crate::gguf::keys::{ANNOTATION_PREFIX, key_info};
-use crate::gguf::split_id::SPLIT_ID;
 use crate::gguf::{Metadata, Value};
 use crate::verify::Finding;
 use crate::verify::baseline_keys::class::{Class, class_of, local_class};
@@ -42,9 +41,9 @@ pub(super) fn compare(model: &Metadata, baseline: &Metadata, build: &Build<'_>) 
     let [own, other] = &sides.prefixes;
     let is_plain =
         |key: &&str| model.contains(&format!("{own}{key}")) || baseline.contains(&format!("{other}{key}"));
-    let is_of_parts = |key: &&str| SPLIT_ID.strip_prefix(ANNOTATION_PREFIX) == Some(*key);
+    let is_of_file = |key: &&str| class_of(&format!("{ANNOTATION_PREFIX}{key}"), "") == Class::Build;
     let annotated = union(model, baseline, [ANNOTATION_PREFIX; 2]);
-    let annotated = annotated.filter(|key| !is_plain(key) && !is_of_parts(key));
+    let annotated = annotated.filter(|key| !is_plain(key) && !is_of_file(key));
     for key in union(model, baseline, [own, other]).chain(annotated) {
         findings.extend(sides.finding(key));
     }

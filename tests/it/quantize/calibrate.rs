@@ -60,6 +60,9 @@ fn a_calibrated_file_has_the_same_size_and_diverges_less() {
         let args = [name, "--baseline", "in.gguf", "--prompts", "rest.txt", "--ctx", "256", "--json"];
         let output = command.current_dir(dir).args(args).output().unwrap();
         let report: Json = serde_json::from_slice(&output.stdout).unwrap();
+        let findings = report["findings"].as_array().unwrap();
+        let is_of_keys = |finding: &&Json| finding["message"].as_str().unwrap().contains("quantize.");
+        assert_eq!(findings.iter().find(is_of_keys), None);
         report["kld"]["mean"].as_f64().unwrap()
     };
     let (plain_kld, kld) = (kld("plain.gguf"), kld("one.gguf"));
