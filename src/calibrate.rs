@@ -2,7 +2,8 @@
 //!
 //! [`TextSource::read`] reads one kind of text, [`CalibrationText::new`] shares the tokens out and holds a part back,
 //! [`CalibrationRun`] runs the model once and hands out the [`LayerMoments`] of one layer after the other, with the
-//! importance sums at the end. [`StatisticsWriter`] keeps them in a directory, [`Statistics`] reads them back.
+//! importance sums at the end. [`StatisticsWriter`] keeps them in a directory, [`Statistics`] reads them back. `solve` is
+//! all of `gguf-quantize --calibrate`: the run, the solver, and the check against the importance matrix.
 
 mod collector;
 mod error;

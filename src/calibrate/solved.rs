@@ -14,6 +14,8 @@ use crate::quantize::SolvedRows;
 struct Place {
     offset: u64,
     row_bytes: u64,
+    /// Matrices whose rows are all there.
+    whole: BTreeSet<u64>,
 }
 
 /// The blocks of a model's tensors. The file has no name: nothing of it is left behind, however the program ends.
@@ -22,7 +24,6 @@ pub struct SolvedBlocks {
     file: Mutex<std::fs::File>,
     places: BTreeMap<String, Place>,
     n_bytes: u64,
-    whole: BTreeSet<(String, u64)>,
 }
 
 impl SolvedBlocks {
@@ -39,22 +40,16 @@ impl SolvedBlocks {
         let (mut places, mut n_bytes) = (BTreeMap::new(), 0u64);
         for (tensor, ty) in targets {
             let row_bytes = ty.row_bytes(tensor.shape.n_cols()).unwrap_or(0);
-            places.insert(tensor.name.clone(), Place { offset: n_bytes, row_bytes });
+            places.insert(tensor.name.clone(), Place { offset: n_bytes, row_bytes, whole: BTreeSet::new() });
             n_bytes = n_bytes.saturating_add(row_bytes.saturating_mul(tensor.shape.n_rows()));
         }
-        Ok(Self { file: Mutex::new(file), places, n_bytes, whole: BTreeSet::new() })
+        Ok(Self { file: Mutex::new(file), places, n_bytes })
     }
 
     /// Bytes of all blocks, once all are made.
     #[must_use]
     pub fn n_bytes(&self) -> u64 {
         self.n_bytes
-    }
-
-    /// Number of matrices that are there.
-    #[must_use]
-    pub fn n_matrices(&self) -> usize {
-        self.whole.len()
     }
 
     fn file(&self) -> MutexGuard<'_, std::fs::File> {
@@ -78,13 +73,15 @@ impl SolvedBlocks {
 
     /// All rows of a matrix are there.
     pub(super) fn finish(&mut self, tensor: &str, matrix: u64) {
-        self.whole.insert((tensor.to_owned(), matrix));
+        if let Some(place) = self.places.get_mut(tensor) {
+            place.whole.insert(matrix);
+        }
     }
 }
 
 impl SolvedRows for SolvedBlocks {
     fn has(&self, tensor: &str, matrix: u64) -> bool {
-        self.places.contains_key(tensor) && self.whole.contains(&(tensor.to_owned(), matrix))
+        self.places.get(tensor).is_some_and(|place| place.whole.contains(&matrix))
     }
 
     fn read(&self, tensor: &str, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {

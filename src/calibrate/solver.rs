@@ -1,6 +1,6 @@
 //! Rounds the matrices of a layer as soon as its moments are known.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::calibrate::solved::SolvedBlocks;
 use crate::calibrate::{CalibrateError, LayerMoments, MeanMoments, SharedInput};
@@ -96,7 +96,7 @@ impl LayerSolver<'_> {
         layer: &LayerMoments,
         mut shared: BTreeMap<&str, Option<MeanMoments>>,
     ) -> Result<(), CalibrateError> {
-        let stacks: std::collections::BTreeSet<&str> = layer
+        let stacks: BTreeSet<&str> = layer
             .inputs
             .iter()
             .flat_map(|input| &input.matrices)
