@@ -2,7 +2,8 @@
 //!
 //! [`GraphPlan::new`] resolves a graph from a card's features, a file's metadata and its tensors; [`Engine`] runs it
 //! over [`TokenChunk`]s of tokens: [`Engine::forward`] yields hidden states, [`Engine::scores`] and
-//! [`Engine::divergences`] fold the head's logits into what a verdict needs.
+//! [`Engine::divergences`] fold the head's logits into what a verdict needs. [`Engine::continuation`] goes on from token
+//! to token, and [`Engine::draw`] draws the next.
 
 mod build;
 mod error;
@@ -20,6 +21,7 @@ pub use ops::math::add_squares;
 pub use ops::prefix::Prefix;
 pub use ops::rows::LogProbs;
 pub use plan::GraphPlan;
+pub use run::continued::Continuation;
 pub use run::forward::{Engine, EngineOptions, TokenChunk};
 pub use run::observer::Observer;
 pub use run::timings::WorkKind;

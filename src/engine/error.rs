@@ -50,6 +50,15 @@ pub enum EngineError {
     /// The budget does not hold one chunk.
     #[error("memory budget of {budget_bytes} bytes: one chunk of {tokens} tokens needs {needed_bytes}")]
     Memory { budget_bytes: u64, needed_bytes: u64, tokens: usize },
+    /// A sequence that would outgrow the room that was made for it.
+    #[error("sequence {sequence} of {tokens} tokens: room was made for {limit}")]
+    SequenceTooLong { sequence: usize, tokens: usize, limit: usize },
+    /// A graph that only runs over whole chunks.
+    #[error("the model cannot go on from where it stopped, token by token: {what}")]
+    NotContinued { what: &'static str },
+    /// Logits that overflow, or are no numbers.
+    #[error("logits are not finite: there is no distribution to draw a token from")]
+    NoDistribution,
     /// Two models that are compared have different vocabularies.
     #[error("vocabularies differ: {model} and {baseline} rows")]
     Vocabulary { model: usize, baseline: usize },
@@ -106,6 +115,9 @@ impl Hint for EngineError {
             }
             Self::PrefixRow { .. } => {
                 vec!["the begin token ends the prefix: put it in front of what is to be predicted".to_owned()]
+            }
+            Self::NotContinued { .. } => {
+                vec!["no text of its own can be had: give a text".to_owned()]
             }
             Self::ChunkTooLong { limit, .. } | Self::ChunkNotDense { limit, .. } => {
                 vec![format!("pass `--ctx {limit}` or less")]

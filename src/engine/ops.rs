@@ -9,6 +9,7 @@ pub(super) mod columns;
 pub(super) mod compressed;
 mod cycles;
 mod delta_net;
+mod draw;
 pub(super) mod extras;
 pub(super) mod ffn;
 mod gate;

@@ -5,6 +5,7 @@ mod adjugates;
 mod altup;
 mod attention;
 mod compressed;
+mod continued;
 mod cycles;
 mod experts;
 mod extras;

@@ -3,10 +3,12 @@
 pub(super) mod batch;
 pub(super) mod buffers;
 pub(super) mod carried;
+pub(super) mod continued;
 pub(super) mod forward;
 mod hyper;
 pub(super) mod observer;
 pub(super) mod panel;
+pub(super) mod past;
 mod post_ln;
 pub(super) mod runner;
 mod stacks;

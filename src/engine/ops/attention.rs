@@ -1,6 +1,7 @@
 //! Softmax attention over whole chunks, one task per key-value head and chunk, or part of a long one.
 
 mod heads;
+mod kept;
 
 use std::sync::atomic::Ordering;
 
@@ -8,7 +9,7 @@ use rayon::prelude::*;
 
 use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
-use crate::engine::ops::attention::heads::{Heads, Queries};
+use crate::engine::ops::attention::heads::{Heads, Queries, Seen};
 use crate::engine::ops::matmul::{MatrixView, TileGrid};
 use crate::engine::ops::prefix::rotate_2d;
 use crate::engine::ops::product::Product;
@@ -21,6 +22,7 @@ use crate::engine::run::timings::WorkKind;
 use crate::engine::run::weights::LoadedNorm;
 
 pub(crate) use heads::{Scores, buffer_bytes};
+pub(crate) use kept::kept_floats;
 
 /// Rows that one task places.
 const ROWS_PER_TASK: usize = 64;
@@ -210,7 +212,8 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// `softmax(scale q k) v` of every chunk and head; `keys` are where the chunks' keys begin and end.
+    /// `softmax(scale q k) v` of every chunk and head; `keys` are where the chunks' keys begin and end. In a run that goes
+    /// on, the chunks' keys and values join those of the tokens before.
     pub(crate) fn mix(
         &self,
         a: Scores<'_>,
@@ -219,6 +222,12 @@ impl Runner<'_> {
         projected: Projected<'_>,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
+        let mut place = self.past.map(|past| past.take(kept_floats(&a, past.capacity)));
+        let kept = match (self.past, &mut place) {
+            (Some(past), Some(place)) => Some(self.keep_step(&a, batch, projected, (past, place))),
+            _ => None,
+        };
+        let before = |chunk: usize| self.past.map_or(0, |past| past.before[chunk]);
         let heads = Heads {
             a,
             level: self.weights.level,
@@ -226,37 +235,46 @@ impl Runner<'_> {
             sinks: self.weights.optional(a.sinks)?,
             relative: match a.relative {
                 Some(plan) => {
-                    let longest = keys.windows(2).map(|cut| cut[1] - cut[0]).max().unwrap_or(0);
+                    let lengths = keys.windows(2).enumerate().map(|(at, cut)| before(at) + cut[1] - cut[0]);
+                    let longest = lengths.max().unwrap_or(0);
                     Some(RelativeScores::new(plan, self.weights, longest.max(1))?)
                 }
                 None => None,
             },
         };
-        let parts = parts(batch, keys);
+        let parts = parts(batch, keys, self.past.is_some());
         let rows: Vec<usize> = std::iter::once(0).chain(parts.iter().map(|part| part.row + part.n)).collect();
         let columns: Vec<usize> = (0..=a.n_heads).map(|head| head * a.dv).collect();
         let grid = TileGrid::new(out, a.n_heads * a.dv, rows, columns);
         self.workers.each(parts.len() * a.n_kv_heads, |scratch, task| {
             let (at, kv_head) = (task / a.n_kv_heads, task % a.n_kv_heads);
             let part = &parts[at];
-            let start = keys[part.chunk];
+            let (start, before) = (keys[part.chunk], before(part.chunk));
             let prefix = batch.prefix(part.chunk);
-            let n_chunk_keys = keys[part.chunk + 1] - start;
+            let n_chunk_keys = before + keys[part.chunk + 1] - start;
             // Later keys are not visible to any of the queries.
-            let n_keys = match (part.first_query + part.n).checked_sub(1) {
+            let n_keys = match (before + part.first_query + part.n).checked_sub(1) {
                 Some(last) if part.n > 0 => a.mask.end_key(last, n_chunk_keys).max(prefix),
                 _ => 0,
             };
             let queries = Queries {
                 kv_head,
-                first: part.first_query,
+                first: before + part.first_query,
                 n: part.n,
                 prefix,
                 mask: a.mask,
                 n_chunk_keys,
                 rows: &projected.q[part.row * a.n_heads * a.dk..],
-                keys: rows_of(projected.k, start, n_keys, kv_head, a.n_kv_heads, a.dk),
-                values: rows_of(projected.v, start, n_keys, kv_head, a.n_kv_heads, a.dv),
+                seen: match &kept {
+                    Some(kept) => {
+                        let (columns, values) = kept.of(part.chunk, kv_head, n_keys);
+                        Seen::Columns(columns, values)
+                    }
+                    None => Seen::Rows(
+                        rows_of(projected.k, start, n_keys, kv_head, a.n_kv_heads, a.dk),
+                        rows_of(projected.v, start, n_keys, kv_head, a.n_kv_heads, a.dv),
+                    ),
+                },
             };
             let out = |head| grid.take(at, head);
             if part.is_whole {
@@ -265,7 +283,10 @@ impl Runner<'_> {
                 heads.online(&queries, out, scratch);
             }
             if self.progress.is_cancelled() { Err(EngineError::Cancelled) } else { Ok(()) }
-        })
+        })?;
+        drop(kept);
+        self.give_place(place);
+        Ok(())
     }
 }
 
@@ -291,13 +312,14 @@ struct Part {
     is_whole: bool,
 }
 
-/// Cuts the queries of a batch: a short chunk stays whole, a long one has parts of the same size.
-fn parts(batch: &ChunkBatch, keys: &[usize]) -> Vec<Part> {
+/// Cuts the queries of a batch: a short chunk stays whole, a long one has parts of the same size. Keys that are kept as
+/// columns are there as a whole.
+fn parts(batch: &ChunkBatch, keys: &[usize], are_columns: bool) -> Vec<Part> {
     let mut parts = Vec::new();
     let mut row = 0;
     for (chunk, cut) in batch.cuts.windows(2).enumerate() {
         let wanted = batch.wanted(chunk);
-        let is_whole = keys[chunk + 1] - keys[chunk] <= heads::WHOLE_KEYS;
+        let is_whole = are_columns || keys[chunk + 1] - keys[chunk] <= heads::WHOLE_KEYS;
         let step = if is_whole { wanted.len().max(1) } else { heads::PART_QUERIES };
         // A chunk of which nothing is wanted keeps its place.
         for first in (0..wanted.len().max(1)).step_by(step) {

@@ -10,7 +10,7 @@ use crate::engine::ops::logs::softplus;
 use crate::engine::ops::math;
 use crate::engine::ops::matmul::{MatrixTile, MatrixView};
 use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, zeroed};
+use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, ScanPart, zeroed};
 use crate::engine::plan::{DeltaGates, DeltaNet, GatedActivation};
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::runner::Runner;
@@ -82,11 +82,11 @@ impl Runner<'_> {
         let norm = self.weights.norm(&m.norm)?;
         let level = self.weights.level;
         let scale = 1.0 / (dk as f64).sqrt();
-        self.scan(batch, &mut y, (inner, dv), |tokens, columns, tile, buffer| {
+        self.scan(batch, &mut y, ((inner, dv), state_floats(dk, dv)), |part, tile, buffer| {
+            let ScanPart { tokens, columns, state, .. } = part;
             let head = columns.start / dv;
             let key_head = if packed.is_some() { head / per_key } else { head % n_key_heads };
-            let n_floats = [state_floats(dk, dv), TOKENS * dk, TOKENS * dk, TOKENS * dk, TOKENS * dv];
-            let [state, q, k, decay, core] = zeroed(buffer, n_floats);
+            let [q, k, decay, core] = zeroed(buffer, [TOKENS * dk, TOKENS * dk, TOKENS * dk, TOKENS * dv]);
             let mut state = HeadState::new(state, dk, dv);
             let mut betas = [0.0; TOKENS];
             for part in parts(tokens.clone()) {

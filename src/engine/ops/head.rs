@@ -186,6 +186,7 @@ impl Engine<'_> {
             layer: AtomicUsize::new(self.plan.layers.len()),
             buffers: Buffers::default(),
             carried: Carried::default(),
+            past: None,
         }
     }
 

@@ -9,7 +9,7 @@ use crate::engine::ops::logs::softplus;
 use crate::engine::ops::math;
 use crate::engine::ops::matmul::{MatrixTile, MatrixView};
 use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, zeroed};
+use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, ScanPart, zeroed};
 use crate::engine::ops::rowwise::ValueFunction;
 use crate::engine::plan::Kda;
 use crate::engine::run::batch::ChunkBatch;
@@ -71,10 +71,10 @@ impl Runner<'_> {
         let norm = self.weights.norm(&m.norm)?;
         let level = self.weights.level;
         let scale = 1.0 / (dim as f64).sqrt();
-        self.scan(batch, &mut y, (inner, dim), |tokens, columns, tile, buffer| {
+        self.scan(batch, &mut y, ((inner, dim), state_floats(dim, dim)), |part, tile, buffer| {
+            let ScanPart { tokens, columns, state, .. } = part;
             let head = columns.start / dim;
-            let n_floats = [state_floats(dim, dim), TOKENS * dim, TOKENS * dim, TOKENS * dim, TOKENS * dim];
-            let [state, query, key, decay, core] = zeroed(buffer, n_floats);
+            let [query, key, decay, core] = zeroed(buffer, [TOKENS * dim; 4]);
             let mut state = HeadState::new(state, dim, dim);
             let mut betas = [0.0; TOKENS];
             for part in parts(tokens.clone()) {

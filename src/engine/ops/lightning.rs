@@ -6,7 +6,7 @@ use crate::engine::ops::columns::{HeadState, LinearRule, TOKENS, parts, state_fl
 use crate::engine::ops::math;
 use crate::engine::ops::matmul::MatrixView;
 use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::zeroed;
+use crate::engine::ops::recurrence::{ScanPart, zeroed};
 use crate::engine::ops::rowwise::{ValueFunction, map};
 use crate::engine::plan::Lightning;
 use crate::engine::run::batch::ChunkBatch;
@@ -27,10 +27,10 @@ impl Runner<'_> {
         let products = vec![Product::plain(&m.qkv, &mut qkv), Product::plain(&m.gate, &mut gate)];
         self.products(x, n_tokens, products)?;
         let level = self.weights.level;
-        self.scan(batch, &mut y, (inner, dim), |tokens, columns, tile, buffer| {
+        self.scan(batch, &mut y, ((inner, dim), state_floats(dim, dim)), |part, tile, buffer| {
+            let ScanPart { tokens, columns, state, .. } = part;
             let head = columns.start / dim;
-            let [state, decay, rows] =
-                zeroed(buffer, [state_floats(dim, dim), TOKENS * dim, TOKENS * 3 * dim]);
+            let [decay, rows] = zeroed(buffer, [TOKENS * dim, TOKENS * 3 * dim]);
             let mut state = HeadState::new(state, dim, dim);
             decay.fill(math::exp(-m.slopes[head]));
             for part in parts(tokens.clone()) {

@@ -5,7 +5,7 @@ use crate::core::simd::VectorLoop;
 use crate::engine::EngineError;
 use crate::engine::ops::math;
 use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, transposed, zeroed};
+use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, ScanPart, transposed, zeroed};
 use crate::engine::ops::rowwise::{ValueFunction, map};
 use crate::engine::plan::{GatedActivation, Mamba, Norm};
 use crate::engine::run::batch::ChunkBatch;
@@ -81,9 +81,11 @@ impl Runner<'_> {
         let a = transposed(&self.weights.vector(&m.a)?, n_states);
         let d = self.weights.vector(&m.d)?;
         let level = self.weights.level;
-        self.scan(batch, &mut y, (width, CHANNELS), |tokens, channels, tile, buffer| {
+        self.scan(batch, &mut y, ((width, CHANNELS), n_states * CHANNELS), |part, tile, buffer| {
+            let ScanPart { tokens, columns: channels, state, .. } = part;
             let n = channels.len();
-            let [state, step, input] = zeroed(buffer, [n_states * n, n, n]);
+            let [step, input] = zeroed(buffer, [n, n]);
+            let state = &mut state[..n_states * n];
             for (t, token) in tokens.enumerate() {
                 let at = token * width + channels.start;
                 let (x, y) = (&u[at..at + n], tile.row_mut(t));

@@ -7,7 +7,7 @@ use crate::engine::ops::logs::softplus;
 use crate::engine::ops::math;
 use crate::engine::ops::matmul::MatrixView;
 use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, zeroed};
+use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, ScanPart, zeroed};
 use crate::engine::plan::{GatedActivation, Mamba2};
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::runner::Runner;
@@ -38,11 +38,12 @@ impl Runner<'_> {
         let [a, d, bias] = [&m.a, &m.d, &m.step_bias].map(|vector| self.weights.vector(vector));
         let (a, d, bias) = (a?, d?, bias?);
         let level = self.weights.level;
-        self.scan(batch, &mut y, (inner, head_dim), |tokens, columns, tile, buffer| {
+        let n_state = state_floats(n_states, head_dim);
+        self.scan(batch, &mut y, ((inner, head_dim), n_state), |part, tile, buffer| {
+            let ScanPart { tokens, columns, state, .. } = part;
             let head = columns.start / head_dim;
             let group = head / (n_heads / n_groups);
-            let n_floats = [state_floats(n_states, head_dim), TOKENS * n_states, TOKENS * head_dim];
-            let [state, decay, input] = zeroed(buffer, n_floats);
+            let [decay, input] = zeroed(buffer, [TOKENS * n_states, TOKENS * head_dim]);
             let mut state = HeadState::new(state, n_states, head_dim);
             let values = |token: usize| &xbc[token * width..][columns.clone()];
             for part in parts(tokens.clone()) {

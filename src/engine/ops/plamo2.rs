@@ -9,7 +9,7 @@ use crate::engine::ops::logs::softplus;
 use crate::engine::ops::math;
 use crate::engine::ops::matmul::MatrixView;
 use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, zeroed};
+use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, ScanPart, zeroed};
 use crate::engine::plan::{GatedActivation, Plamo2};
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::buffers::Buffer;
@@ -52,10 +52,11 @@ impl Runner<'_> {
         let level = self.weights.level;
         // What went into the convolution is not needed any more.
         let mut y = raw;
-        self.scan(batch, &mut y, (inner, head_dim), |tokens, columns, tile, buffer| {
+        let n_state = state_floats(n_states, head_dim);
+        self.scan(batch, &mut y, ((inner, head_dim), n_state), |part, tile, buffer| {
+            let ScanPart { tokens, columns, state, .. } = part;
             let head = columns.start / head_dim;
-            let n_floats = [state_floats(n_states, head_dim), TOKENS * n_states, TOKENS * head_dim];
-            let [state, decay, input] = zeroed(buffer, n_floats);
+            let [decay, input] = zeroed(buffer, [TOKENS * n_states, TOKENS * head_dim]);
             let mut state = HeadState::new(state, n_states, head_dim);
             let values = |token: usize| &u[token * inner..][columns.clone()];
             for part in parts(tokens.clone()) {

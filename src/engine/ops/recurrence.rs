@@ -1,6 +1,7 @@
 //! What mixers with a state share: convolutions, the walk over the tokens of every chunk, the linear step.
 
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 
@@ -10,10 +11,11 @@ use crate::engine::ops::math;
 use crate::engine::ops::matmul::{MatrixTile, TileGrid};
 use crate::engine::plan::Conv;
 use crate::engine::run::batch::ChunkBatch;
+use crate::engine::run::past::{Place, move_on};
 use crate::engine::run::runner::Runner;
 use crate::engine::run::timings::WorkKind;
 use crate::engine::run::weights::{LoadedNorm, WeightReader};
-use crate::engine::run::workers::lend;
+use crate::engine::run::workers::{WorkerBuffers, lend};
 
 /// Channels that one task convolves.
 const CONV_CHANNELS: usize = 256;
@@ -42,6 +44,16 @@ impl LoadedConv {
 /// `[n_rows, n_cols]` as `[n_cols, n_rows]`.
 pub(super) fn transposed(rows: &[f32], n_cols: usize) -> Vec<f32> {
     (0..n_cols).flat_map(|col| rows.iter().skip(col).step_by(n_cols.max(1)).copied()).collect()
+}
+
+/// What a task of a walk over the tokens works on.
+pub(super) struct ScanPart<'a> {
+    pub(super) chunk: usize,
+    /// Tokens of the chunk.
+    pub(super) tokens: Range<usize>,
+    pub(super) columns: Range<usize>,
+    /// What is left of the tokens before.
+    pub(super) state: &'a mut [f32],
 }
 
 /// What follows a convolution.
@@ -90,12 +102,27 @@ impl Runner<'_> {
         end: ConvEnd,
     ) -> Result<(), EngineError> {
         let LoadedConv { weight, bias, n_taps, n_channels } = conv;
-        let level = self.weights.level;
-        self.scan(batch, out, (*n_channels, CONV_CHANNELS), |tokens, channels, tile, _| {
+        let (level, n_before) = (self.weights.level, n_taps.saturating_sub(1));
+        let mut place = self.past.map(|past| past.take(n_before * n_channels));
+        let mut before = match (self.past, &mut place) {
+            (Some(past), Some(place)) => past.parts(place),
+            _ => Vec::new(),
+        };
+        self.scan(batch, out, ((*n_channels, CONV_CHANNELS), 0), |part, tile, _| {
+            let ScanPart { chunk, tokens, columns: channels, .. } = part;
+            let before = before.get(chunk).map_or(&[][..], |rows| rows);
             let mut taps = Vec::with_capacity(*n_taps);
             for (t, at) in tokens.clone().enumerate() {
                 taps.clear();
                 let skipped = n_taps.saturating_sub(t + 1);
+                if !before.is_empty() {
+                    for tap in 0..skipped {
+                        taps.push((
+                            &weight[tap * n_channels..][channels.clone()],
+                            &before[(t + tap) * n_channels..][channels.clone()],
+                        ));
+                    }
+                }
                 for tap in skipped..*n_taps {
                     let from = at + 1 + tap - n_taps;
                     taps.push((
@@ -110,20 +137,40 @@ impl Runner<'_> {
                 }
                 level.vectorize(ConvRow { out, taps: &taps, end });
             }
-        })
+        })?;
+        for (before, cut) in before.iter_mut().zip(batch.cuts.windows(2)) {
+            move_on(before, &x[cut[0] * n_channels..cut[1] * n_channels]);
+        }
+        self.give_place(place);
+        Ok(())
     }
 
-    /// Calls `task` for every chunk and every `step` of the `n_cols` columns of `out` with the chunk's tokens, the
-    /// columns, their tile of `out` and a buffer.
+    pub(super) fn give_place(&self, place: Option<Place>) {
+        if let (Some(past), Some(place)) = (self.past, place) {
+            past.give(place);
+        }
+    }
+
+    /// Calls `task` for every chunk and every `step` of the `n_cols` columns of `out` with what it works on, its tile of
+    /// `out` and a buffer. Each has a state of `n_state` floats: zeros, or what it was when the sequence stopped.
     pub(super) fn scan(
         &self,
         batch: &ChunkBatch,
         out: &mut [f32],
-        (n_cols, step): (usize, usize),
-        task: impl Fn(Range<usize>, Range<usize>, &mut MatrixTile<'_>, &mut Vec<f32>) + Sync,
+        ((n_cols, step), n_state): ((usize, usize), usize),
+        task: impl Fn(ScanPart<'_>, &mut MatrixTile<'_>, &mut Vec<f32>) + Sync,
     ) -> Result<(), EngineError> {
         let cuts: Vec<usize> = (0..n_cols).step_by(step.max(1)).chain(std::iter::once(n_cols)).collect();
         let n_across = cuts.len() - 1;
+        let past = self.past.filter(|_| n_state > 0);
+        let mut place = past.map(|past| past.take(n_across * n_state));
+        let states: Vec<Mutex<&mut [f32]>> = match (past, &mut place) {
+            (Some(past), Some(place)) => {
+                let parts = past.parts(place).into_iter();
+                parts.flat_map(|part| part.chunks_mut(n_state)).map(Mutex::new).collect()
+            }
+            _ => Vec::new(),
+        };
         let grid = TileGrid::new(out, n_cols, batch.cuts.clone(), cuts.clone());
         self.workers.each((batch.cuts.len() - 1) * n_across, |scratch, at| {
             if self.progress.is_cancelled() {
@@ -132,11 +179,23 @@ impl Runner<'_> {
             let (chunk, across) = (at / n_across, at % n_across);
             let tokens = batch.cuts[chunk]..batch.cuts[chunk + 1];
             let mut tile = grid.take(chunk, across);
-            self.clock.time(WorkKind::Scan, || {
-                task(tokens, cuts[across]..cuts[across + 1], &mut tile, &mut scratch.tile);
-            });
+            let WorkerBuffers { rows, tile: buffer, .. } = scratch;
+            let mut kept = states.get(at).map(|state| state.lock().unwrap_or_else(PoisonError::into_inner));
+            let state = match &mut kept {
+                Some(state) => &mut state[..],
+                None => {
+                    let state = lend(rows, n_state);
+                    state.fill(0.0);
+                    state
+                }
+            };
+            let part = ScanPart { chunk, tokens, columns: cuts[across]..cuts[across + 1], state };
+            self.clock.time(WorkKind::Scan, || task(part, &mut tile, buffer));
             Ok(())
-        })
+        })?;
+        drop(states);
+        self.give_place(place);
+        Ok(())
     }
 
     /// Calls `task` for pairs of rows of `out` and `x`.

@@ -8,7 +8,7 @@ use crate::engine::ops::columns::{
 use crate::engine::ops::math;
 use crate::engine::ops::matmul::MatrixView;
 use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::zeroed;
+use crate::engine::ops::recurrence::{ScanPart, zeroed};
 use crate::engine::ops::rowwise::ValueFunction;
 use crate::engine::plan::{GatedActivation, LowRank, Rwkv6};
 use crate::engine::run::batch::ChunkBatch;
@@ -106,10 +106,10 @@ impl Runner<'_> {
         let first = self.weights.optional(m.first.as_ref())?;
         let level = self.weights.level;
         let scale = 1.0 / (dim as f32).sqrt();
-        self.scan(batch, y, (inner, dim), |tokens, columns, tile, buffer| {
+        self.scan(batch, y, ((inner, dim), state_floats(dim, dim)), |part, tile, buffer| {
+            let ScanPart { tokens, columns, state, .. } = part;
             let kv_head = columns.start / dim / (m.n_heads / m.n_kv_heads);
-            let [state, scaled_key, scaled_r] =
-                zeroed(buffer, [state_floats(dim, dim), TOKENS * dim, TOKENS * dim]);
+            let [scaled_key, scaled_r] = zeroed(buffer, [TOKENS * dim; 2]);
             let mut state = HeadState::new(state, dim, dim);
             for part in parts(tokens.clone()) {
                 let n = part.len();

@@ -8,7 +8,7 @@ use crate::engine::ops::columns::{HeadState, ReplaceRule, TOKENS, parts, rows_of
 use crate::engine::ops::math;
 use crate::engine::ops::matmul::MatrixView;
 use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::zeroed;
+use crate::engine::ops::recurrence::{ScanPart, zeroed};
 use crate::engine::ops::rowwise::ValueFunction;
 use crate::engine::plan::{LowRank, Rwkv7, Vector};
 use crate::engine::run::batch::ChunkBatch;
@@ -128,9 +128,9 @@ impl Runner<'_> {
         let vectors = Vectors { k_k: vector(&m.k_k)?, k_a: vector(&m.k_a)?, r_k: vector(&m.r_k)? };
         let norm = m.norm.as_ref().map(|norm| self.weights.norm(norm)).transpose()?;
         let level = self.weights.level;
-        self.scan(batch, y, (inner, dim), |tokens, columns, tile, buffer| {
-            let n_floats = [state_floats(dim, dim), TOKENS * dim, TOKENS * dim, TOKENS * dim];
-            let [state, key, removed, lost] = zeroed(buffer, n_floats);
+        self.scan(batch, y, ((inner, dim), state_floats(dim, dim)), |part, tile, buffer| {
+            let ScanPart { tokens, columns, state, .. } = part;
+            let [key, removed, lost] = zeroed(buffer, [TOKENS * dim; 3]);
             let mut state = HeadState::new(state, dim, dim);
             let mut scratch = Vec::new();
             let [k_k, k_a, r_k] =

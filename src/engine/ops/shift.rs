@@ -9,6 +9,7 @@ use crate::engine::ops::rowwise::ValueFunction;
 use crate::engine::plan::{ChannelMix, LowRank, Vector};
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::buffers::Buffer;
+use crate::engine::run::past::move_on;
 use crate::engine::run::runner::Runner;
 use crate::engine::run::timings::WorkKind;
 
@@ -19,12 +20,19 @@ impl Runner<'_> {
     /// The token before less each token, `[n_tokens, n_cols]`; before the first token of a chunk there are zeros.
     pub(super) fn shifted(&self, batch: &ChunkBatch, x: &[f32], n_cols: usize) -> Buffer {
         let mut out = self.take(batch.n_tokens() * n_cols);
+        let mut place = self.past.map(|past| past.take(n_cols));
+        let mut last = match (self.past, &mut place) {
+            (Some(past), Some(place)) => past.parts(place),
+            _ => Vec::new(),
+        };
         let shift = |token: usize, row: &mut [f32]| {
             let at = &x[token * n_cols..][..n_cols];
             if batch.places[token].position == 0 {
                 row.iter_mut().zip(at).for_each(|(y, &x)| *y = -x);
             } else {
-                let before = &x[(token - 1) * n_cols..][..n_cols];
+                // The first token of a chunk that goes on a sequence follows the last of the step before.
+                let before = batch.cuts.binary_search(&token).ok().and_then(|chunk| last.get(chunk));
+                let before = before.map_or_else(|| &x[(token - 1) * n_cols..][..n_cols], |row| row);
                 row.iter_mut().zip(before).zip(at).for_each(|((y, &before), &x)| *y = before - x);
             }
         };
@@ -37,6 +45,10 @@ impl Runner<'_> {
                 });
             });
         });
+        for (last, cut) in last.iter_mut().zip(batch.cuts.windows(2)) {
+            move_on(last, &x[cut[0] * n_cols..cut[1] * n_cols]);
+        }
+        self.give_place(place);
         out
     }
 

@@ -7,11 +7,11 @@ use std::sync::OnceLock;
 /// Where a token stands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TokenPlace {
-    /// Position in its chunk.
+    /// Position in its chunk, or in the sequence that the chunk goes on.
     pub(crate) position: u32,
     /// Position behind the prefix, for models that have one.
     pub(crate) block: u32,
-    /// Tokens of its chunk.
+    /// Tokens of its chunk, or, of a sequence that goes on, those that it may come to.
     pub(crate) chunk_len: u32,
 }
 
@@ -38,11 +38,25 @@ impl ChunkBatch {
     pub(crate) fn new(lengths: impl IntoIterator<Item = usize>) -> Self {
         let mut batch = Self { cuts: vec![0], ..Self::default() };
         for len in lengths {
-            let chunk_len = len as u32;
-            batch.places.extend((0..chunk_len).map(|position| TokenPlace { position, block: 0, chunk_len }));
-            batch.cuts.push(batch.places.len());
+            batch.add(0..len, len);
         }
         batch
+    }
+
+    /// Chunks of these positions that go on what came before, in sequences of at most `capacity` tokens.
+    pub(crate) fn continued(chunks: impl IntoIterator<Item = Range<usize>>, capacity: usize) -> Self {
+        let mut batch = Self { cuts: vec![0], ..Self::default() };
+        for positions in chunks {
+            batch.add(positions, capacity);
+        }
+        batch
+    }
+
+    fn add(&mut self, positions: Range<usize>, chunk_len: usize) {
+        let chunk_len = chunk_len as u32;
+        let place = |position| TokenPlace { position, block: 0, chunk_len };
+        self.places.extend((positions.start as u32..positions.end as u32).map(place));
+        self.cuts.push(self.places.len());
     }
 
     /// The same batch when only some rows of every chunk are wanted.

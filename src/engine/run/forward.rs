@@ -286,12 +286,7 @@ impl<'a> Engine<'a> {
         let plan = &self.plan;
         let weights = WeightReader { source: self.source, level: self.options.level };
         let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
-        if let Some(positions) = plan.positions.as_ref().filter(|p| p.n_rows < longest) {
-            return Err(EngineError::ChunkTooLong { tokens: longest, limit: positions.n_rows });
-        }
-        if let Some(limit) = plan.chunk_limit.filter(|&limit| limit < longest) {
-            return Err(EngineError::ChunkNotDense { tokens: longest, limit });
-        }
+        plan.check_length(longest)?;
         let mut run = Runner {
             plan,
             weights,
@@ -305,27 +300,9 @@ impl<'a> Engine<'a> {
             memory: memory.states,
             buffers: Buffers::default(),
             carried: Carried::default(),
+            past: None,
         };
-        let mut x = run.clock.time(WorkKind::Embed, || run.embed(chunks))?;
-        if plan.needs_tokens() {
-            run.carried.tokens = chunks.iter().flat_map(|chunk| &chunk.tokens).copied().collect();
-        }
-        if plan.needs_start() {
-            run.carried.start.clone_from(&x);
-        }
-        if let Some(switch) = &plan.switch {
-            run.carried.slots = chunks.iter().flat_map(|chunk| switch.slots(&chunk.tokens)).collect();
-        }
-        if let Some(held) = &plan.held {
-            let n_tokens = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
-            run.carried.hold(&weights.vector(&held.start)?, n_tokens);
-        }
-        if let Some(streams) = &plan.streams {
-            x = run.open_streams(streams, &x);
-        }
-        if let Some(altup) = &plan.altup {
-            x = run.spread(altup, &x)?;
-        }
+        let mut x = run.begin(chunks)?;
         let width = plan.stream_width();
         let run = run;
         let mut batches = match counts {
@@ -412,6 +389,38 @@ fn placed(chunks: &[TokenChunk], counts: &[usize]) -> Vec<(Range<usize>, ChunkBa
 }
 
 impl Runner<'_> {
+    /// What goes into the first layer: the residual stream, or several of them; and what later layers look up.
+    pub(super) fn begin(&mut self, chunks: &[TokenChunk]) -> Result<Vec<f32>, EngineError> {
+        let plan = self.plan;
+        let mut x = self.clock.time(WorkKind::Embed, || self.embed(chunks))?;
+        if plan.needs_tokens() {
+            self.carried.tokens = chunks.iter().flat_map(|chunk| &chunk.tokens).copied().collect();
+        }
+        if plan.needs_start() {
+            self.carried.start.clone_from(&x);
+        }
+        if let Some(switch) = &plan.switch {
+            self.carried.slots = match self.past {
+                None => chunks.iter().flat_map(|chunk| switch.slots(&chunk.tokens)).collect(),
+                Some(past) => {
+                    let places = past.sequences.iter().zip(&past.before);
+                    places.flat_map(|(&at, &n)| switch.slots(&past.tokens[at]).into_iter().skip(n)).collect()
+                }
+            };
+        }
+        if let Some(held) = &plan.held {
+            let n_tokens = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
+            self.carried.hold(&self.weights.vector(&held.start)?, n_tokens);
+        }
+        if let Some(streams) = &plan.streams {
+            x = self.open_streams(streams, &x);
+        }
+        if let Some(altup) = &plan.altup {
+            x = self.spread(altup, &x)?;
+        }
+        Ok(x)
+    }
+
     /// The residual stream before the first layer.
     fn embed(&self, chunks: &[TokenChunk]) -> Result<Vec<f32>, EngineError> {
         let plan = self.plan;
@@ -424,7 +433,9 @@ impl Runner<'_> {
         let mut rows = x.chunks_mut(n_embd);
         let (mut bytes, mut scratch) = (Vec::new(), vec![0.0; n_embd]);
         for (prompt, chunk) in chunks.iter().enumerate() {
-            for (position, (&token, row)) in chunk.tokens.iter().zip(&mut rows).enumerate() {
+            let before = self.past.map_or(0, |past| past.before[prompt]);
+            for (at, (&token, row)) in chunk.tokens.iter().zip(&mut rows).enumerate() {
+                let position = before + at;
                 let own = plan.switch.as_ref().map_or(token, |switch| switch.substitute(token));
                 let at = usize::try_from(own).ok().filter(|&at| at < vocabulary);
                 let at = at.ok_or(EngineError::Token { prompt, token, vocabulary })?;
@@ -448,7 +459,7 @@ impl Runner<'_> {
     }
 
     /// The wanted rows after the final norm.
-    fn finish(
+    pub(super) fn finish(
         &self,
         chunks: &[TokenChunk],
         batches: Vec<(Range<usize>, ChunkBatch)>,

@@ -14,6 +14,7 @@ use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::buffers::{Buffer, Buffers};
 use crate::engine::run::carried::Carried;
 use crate::engine::run::observer::Observer;
+use crate::engine::run::past::Past;
 use crate::engine::run::timings::Clock;
 use crate::engine::run::weights::{LoadedNorm, WeightReader};
 use crate::engine::run::workers::Workers;
@@ -32,6 +33,8 @@ pub(crate) struct Runner<'a> {
     pub(crate) memory: Vec<f32>,
     pub(crate) buffers: Buffers,
     pub(crate) carried: Carried,
+    /// What came before the chunks, of a run that goes on step by step.
+    pub(crate) past: Option<&'a Past>,
 }
 
 impl Runner<'_> {

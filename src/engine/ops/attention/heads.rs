@@ -16,7 +16,7 @@ use crate::engine::run::workers::{WorkerBuffers, lend};
 /// Queries per tile: keys beyond the tile's last query are never computed. A multiple of the kernels' width.
 const QUERY_ROWS: usize = 96;
 /// Keys are computed in multiples of this, so that kernels find whole vectors; what is beyond is not looked at.
-const KEY_ROWS: usize = 16;
+pub(super) const KEY_ROWS: usize = 16;
 /// Longest chunk whose keys are looked at together: a tile of scores still fits a core's second-level cache.
 pub(super) const WHOLE_KEYS: usize = 2048;
 /// Keys per tile in longer chunks; a multiple of [`KEY_ROWS`].
@@ -89,8 +89,16 @@ pub(super) struct Queries<'a> {
     /// All heads of these queries, and what follows.
     pub(super) rows: &'a [f32],
     /// From the chunk's first key to the last that any of the queries sees.
-    pub(super) keys: MatrixView<'a>,
-    pub(super) values: MatrixView<'a>,
+    pub(super) seen: Seen<'a>,
+}
+
+/// Keys and values of one head.
+#[derive(Clone, Copy)]
+pub(super) enum Seen<'a> {
+    /// Rows among those of other heads.
+    Rows(MatrixView<'a>, MatrixView<'a>),
+    /// Keys as columns, with columns behind them that mean nothing, and values that lie together.
+    Columns(MatrixView<'a>, MatrixView<'a>),
 }
 
 impl Queries<'_> {
@@ -181,7 +189,10 @@ impl Heads<'_> {
         out: impl Fn(usize) -> MatrixTile<'o>,
         WorkerBuffers { rows: keys, tile: scores, sums, .. }: &mut WorkerBuffers,
     ) {
-        let (keys, values) = self.gathered(queries.keys, queries.values, keys);
+        let (keys, values) = match queries.seen {
+            Seen::Rows(rows, values) => self.gathered(rows, values, keys),
+            Seen::Columns(columns, values) => (columns, values),
+        };
         for head in self.group(queries.kv_head) {
             let options = self.softmax_row(head);
             let mut out = out(head);
@@ -222,8 +233,12 @@ impl Heads<'_> {
         &self,
         queries: &Queries<'_>,
         out: impl Fn(usize) -> MatrixTile<'o>,
-        WorkerBuffers { rows: keys, tile: scores, sums, .. }: &mut WorkerBuffers,
+        buffers: &mut WorkerBuffers,
     ) {
+        let Seen::Rows(all_keys, all_values) = queries.seen else {
+            return self.whole(queries, out, buffers);
+        };
+        let WorkerBuffers { rows: keys, tile: scores, sums, .. } = buffers;
         if queries.n == 0 {
             return;
         }
@@ -232,11 +247,11 @@ impl Heads<'_> {
             .map(|head| OnlineHead::new(head, self.softmax_row(head), out(head), queries.n))
             .collect();
         let first = self.a.mask.first_key(queries.first) / KEY_ROWS * KEY_ROWS;
-        let end = queries.keys.n_rows();
+        let end = all_keys.n_rows();
         for first in (first..end).step_by(TILE_KEYS) {
             let seen = first..(first + TILE_KEYS).min(end);
             let (keys, values) =
-                self.gathered(queries.keys.rows(seen.clone()), queries.values.rows(seen.clone()), keys);
+                self.gathered(all_keys.rows(seen.clone()), all_values.rows(seen.clone()), keys);
             for head in &mut heads {
                 for tile in queries.tiles() {
                     self.online_tile(queries, &tile, (&seen, keys, values), head, (scores, sums));

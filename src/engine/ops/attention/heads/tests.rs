@@ -76,8 +76,10 @@ impl Chunk {
             n: wanted.len(),
             prefix: self.prefix,
             rows: &self.q[wanted.start * N_HEADS * DK..],
-            keys: rows_of(&self.k, 0, n_keys, kv_head, N_KV_HEADS, DK),
-            values: rows_of(&self.v, 0, n_keys, kv_head, N_KV_HEADS, DV),
+            seen: Seen::Rows(
+                rows_of(&self.k, 0, n_keys, kv_head, N_KV_HEADS, DK),
+                rows_of(&self.v, 0, n_keys, kv_head, N_KV_HEADS, DV),
+            ),
         }
     }
 

@@ -1,0 +1,98 @@
+//! Keys and values of sequences that go on: they lie as the heads read them, keys as columns, so that a step adds a
+//! column and rearranges nothing.
+
+use rayon::prelude::*;
+
+use crate::engine::ops::attention::heads::{KEY_ROWS, Scores};
+use crate::engine::ops::attention::{Projected, rows_of};
+use crate::engine::ops::matmul::MatrixView;
+use crate::engine::run::batch::ChunkBatch;
+use crate::engine::run::past::{Past, Place};
+use crate::engine::run::runner::Runner;
+use crate::engine::run::timings::WorkKind;
+
+/// How keys and values of a sequence lie: of each key-value head `[dk, width]` keys, then `[capacity, dv]` values.
+#[derive(Clone, Copy)]
+struct KeptLayout {
+    n_heads: usize,
+    dk: usize,
+    dv: usize,
+    width: usize,
+    capacity: usize,
+}
+
+/// Floats that a sequence of at most `capacity` tokens keeps.
+pub(crate) fn kept_floats(a: &Scores<'_>, capacity: usize) -> usize {
+    let layout = KeptLayout::new(a, capacity);
+    layout.n_heads.saturating_mul(layout.head_floats())
+}
+
+impl KeptLayout {
+    fn new(a: &Scores<'_>, capacity: usize) -> Self {
+        // Kernels find whole vectors: the last columns may mean nothing. An odd number of vectors, since rows a power of
+        // two apart would push one another out of the caches.
+        let width = (capacity.div_ceil(KEY_ROWS) | 1) * KEY_ROWS;
+        Self { n_heads: a.n_kv_heads, dk: a.dk, dv: a.dv, width, capacity }
+    }
+
+    fn head_floats(&self) -> usize {
+        self.dk.saturating_mul(self.width).saturating_add(self.dv.saturating_mul(self.capacity))
+    }
+
+    /// Adds `n` rows of keys and values of all heads behind those of the tokens before.
+    fn add(&self, part: &mut [f32], (before, n): (usize, usize), k: &[f32], v: &[f32]) {
+        for (head, part) in part.chunks_exact_mut(self.head_floats().max(1)).enumerate() {
+            let (columns, values) = part.split_at_mut(self.dk * self.width);
+            let keys = rows_of(k, 0, n, head, self.n_heads, self.dk);
+            for (row, line) in columns.chunks_exact_mut(self.width).enumerate() {
+                let line = line[before..before + n].iter_mut().enumerate();
+                line.for_each(|(token, x)| *x = keys.row(token)[row]);
+            }
+            let rows = values.chunks_exact_mut(self.dv.max(1)).skip(before).take(n);
+            let own = rows_of(v, 0, n, head, self.n_heads, self.dv);
+            rows.enumerate().for_each(|(token, row)| row.copy_from_slice(own.row(token)));
+        }
+    }
+}
+
+/// The keys and values of the sequences of a step.
+pub(super) struct Kept<'p> {
+    layout: KeptLayout,
+    parts: Vec<&'p mut [f32]>,
+}
+
+impl Kept<'_> {
+    /// Keys as columns and values as rows of a head, of a chunk's sequence.
+    pub(super) fn of(&self, chunk: usize, head: usize, n_keys: usize) -> (MatrixView<'_>, MatrixView<'_>) {
+        let KeptLayout { dk, dv, width, .. } = self.layout;
+        let part = &self.parts[chunk][head * self.layout.head_floats()..];
+        let (columns, values) = part.split_at(dk * width);
+        (MatrixView::new(columns, dk, width, width), MatrixView::new(values, n_keys, dv, dv))
+    }
+}
+
+impl Runner<'_> {
+    /// Adds the keys and values of a step to what is kept.
+    pub(super) fn keep_step<'p>(
+        &self,
+        a: &Scores<'_>,
+        batch: &ChunkBatch,
+        projected: Projected<'_>,
+        (past, place): (&Past, &'p mut Place),
+    ) -> Kept<'p> {
+        let layout = KeptLayout::new(a, past.capacity);
+        let mut parts = past.parts_as_left(place);
+        self.workers.install(|| {
+            parts.par_iter_mut().zip(batch.cuts.par_windows(2)).zip(&past.before).for_each(
+                |((part, cut), &before)| {
+                    self.clock.time(WorkKind::Attention, || {
+                        let (k, v) = (layout.n_heads * layout.dk, layout.n_heads * layout.dv);
+                        let (k, v) = (&projected.k[cut[0] * k..], &projected.v[cut[0] * v..]);
+                        layout.add(part, (before, cut[1] - cut[0]), k, v);
+                    });
+                },
+            );
+        });
+        Kept { layout, parts }
+    }
+}

@@ -1,0 +1,94 @@
+//! Runs that go on token by token against runs over whole sequences, for every architecture of the golden data.
+
+use std::path::Path;
+
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::engine::plan::GraphPlan;
+use gguf_foundry::engine::{Engine, EngineError, EngineOptions, TokenChunk};
+use serde_json::Value;
+
+use crate::engine::F32;
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::report_cases;
+
+/// Tokens of a sequence: beyond the windows of the golden models, and enough that step 1 of 3 meets all of them.
+const TOKENS: usize = 96;
+/// Tokens of each step in turn.
+const STEPS: [usize; 7] = [1, 1, 5, 1, 2, 1, 17];
+
+/// Two sequences of equal length, of the tokens that a case's reference was made with.
+fn sequences(dir: &Path) -> Option<[Vec<u32>; 2]> {
+    let text = fs_err::read_to_string(dir.join("logits.json")).ok()?;
+    let json: Value = serde_json::from_str(&text).unwrap();
+    let all = json["sequences"].as_array().unwrap().iter().flat_map(|sequence| {
+        sequence["tokens"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32)
+    });
+    let all: Vec<u32> = all.collect();
+    let n = TOKENS.min(all.len() / 2);
+    Some([all[..n].to_vec(), all[n..2 * n].to_vec()])
+}
+
+/// Largest difference of the states of sequences that go on from those of whole ones, and the largest of these. The
+/// second sequence begins later, in the place of another that was forgotten, and waits now and then.
+fn difference(plan: GraphPlan, model: &F32, tokens: &[Vec<u32>; 2]) -> Result<(f64, f64), EngineError> {
+    let engine = Engine::new(plan, model.source(), EngineOptions::default())?;
+    let n = tokens[0].len();
+    let mut going = engine.continuation(3, n)?;
+    let chunks = tokens.clone().map(|tokens| TokenChunk { rows: 0..n, tokens, n_source: 0 });
+    let whole = engine.hidden(&chunks)?;
+    let n_embd = whole.states().len() / (2 * n);
+    going.step(&[&tokens[0][..0], &tokens[1][n / 2..n / 2 + 3], &tokens[0][..1]], &Silent)?;
+    going.restart(1);
+    let (mut worst, mut largest, mut at, mut step) = (0.0f64, 0.0f64, [0, 0], 0);
+    while at[0] < n || at[1] < n {
+        let length =
+            |own: usize, waits: bool| if waits { 0 } else { STEPS[(step + own) % 7].min(n - at[own]) };
+        let lengths = [length(0, false), length(1, step % 4 == 3)];
+        let next = [0, 1].map(|own| &tokens[own][at[own]..at[own] + lengths[own]]);
+        let states = going.step(&[next[0], next[1], &[]], &Silent)?;
+        let mut rows = states.states().chunks(n_embd);
+        for own in (0..2).filter(|own| lengths[*own] > 0) {
+            at[own] += lengths[own];
+            let row = own * n + at[own] - 1;
+            let expected = &whole.states()[row * n_embd..][..n_embd];
+            for (x, y) in rows.next().unwrap().iter().zip(expected) {
+                let difference = f64::from((x - y).abs());
+                worst = if difference.is_nan() { f64::INFINITY } else { worst.max(difference) };
+                largest = largest.max(f64::from(y.abs()));
+            }
+        }
+        step += 1;
+    }
+    // What a sequence takes is counted before it begins: the room for it, and the logits of a token.
+    let more = engine.continuation_bytes(4, n, 3)? - engine.continuation_bytes(3, n, 3)?;
+    assert_eq!(3 * (more - 4 * engine.plan().n_vocab as u64), going.remembered_bytes());
+    Ok((worst, largest))
+}
+
+conformance_tests!(steps_come_to_what_a_whole_run_comes_to);
+fn steps_come_to_what_a_whole_run_comes_to(corpus: &Goldens) {
+    let (mut n_cases, mut wrong, mut refused) = (0, Vec::new(), Vec::new());
+    let mut dirs: Vec<_> =
+        fs_err::read_dir(corpus.join("arch")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    dirs.sort();
+    for dir in dirs {
+        let Some(tokens) = sequences(&dir) else { continue };
+        let name = dir.file_name().unwrap().to_string_lossy().into_owned();
+        let Some(model) = F32::open(&dir) else { continue };
+        let Some(Ok(plan)) = model.plan() else { continue };
+        match difference(plan, &model, &tokens) {
+            Ok((worst, largest)) => {
+                println!("{name}: {worst:.2e} of {largest:.2e}");
+                n_cases += 1;
+                if worst > 1e-4 * largest {
+                    wrong.push(format!("{name}: {worst:.3e} of {largest:.3e}"));
+                }
+            }
+            Err(EngineError::NotContinued { what }) => refused.push(format!("{name}: {what}")),
+            Err(error) => wrong.push(format!("{name}: {error}")),
+        }
+    }
+    println!("{}", refused.join("\n"));
+    report_cases("engine: runs that go on", n_cases);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
