@@ -358,6 +358,8 @@ pub struct GraphFeatures {
     /// First of the tokens that are never said, and the one behind the last.
     pub unsaid_tokens: Option<[u32; 2]>,
     pub head_act: HeadAct,
+    /// Scores of texts are probabilities: softmax over the labels.
+    pub score_softmax: bool,
     pub extras: Vec<Extra>,
     pub unused: Vec<String>,
 }
@@ -421,6 +423,7 @@ impl Default for GraphFeatures {
             logit_scale: LogitScale::Named(LogitScaleName::None),
             unsaid_tokens: None,
             head_act: HeadAct::default(),
+            score_softmax: false,
             extras: Vec::new(),
             unused: Vec::new(),
         }

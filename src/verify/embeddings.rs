@@ -65,7 +65,8 @@ pub struct EmbeddingDifference {
     pub worst_prompt: usize,
     /// Share of texts whose nearest other text is the same.
     pub same_neighbour: Option<f64>,
-    /// Spearman's rank correlation of the cosines of all pairs of texts.
+    /// Spearman's rank correlation of the cosines of all pairs of texts; of models that score texts that of the texts by
+    /// their score, the mean over the labels.
     pub rank_correlation: Option<f64>,
     /// Of models that score texts: root mean square of the differences, as a share of the spread of the scores.
     pub score_error: Option<f64>,
@@ -115,7 +116,9 @@ impl EmbeddingDifference {
             worst_cosine: cosines[worst],
             worst_prompt: prompts.get(worst).copied().unwrap_or_default(),
             same_neighbour: (n > 2 && !is_score).then(|| same_neighbours(&own, &other, n)),
-            rank_correlation: (n > 2 && !is_score).then(|| rank_correlation(&own, &other)),
+            rank_correlation: (n > 2).then(|| {
+                if is_score { score_ranks(baseline, model) } else { rank_correlation(&own, &other) }
+            }),
             score_error: is_score.then(|| score_error(baseline, model)),
             healthy: None,
         })
@@ -172,14 +175,30 @@ fn rank_correlation(a: &[f64], b: &[f64]) -> f64 {
     1.0 - 6.0 * squares / (n * (n * n - 1.0))
 }
 
+/// Each label's scores, text by text.
+fn by_label(scores: &[Vec<f32>]) -> Vec<Vec<f64>> {
+    let n_labels = scores.first().map_or(0, Vec::len);
+    let of =
+        |label: usize| scores.iter().filter_map(|text| text.get(label).copied().map(f64::from)).collect();
+    (0..n_labels).map(of).collect()
+}
+
+/// Root mean square of the differences, as a share of the spread of each label's scores about their own mean: labels may
+/// lie far from one another, which says nothing of texts.
 fn score_error(baseline: &[Vec<f32>], model: &[Vec<f32>]) -> f64 {
-    let scores: Vec<f64> = baseline.iter().flatten().map(|&x| f64::from(x)).collect();
-    let n = scores.len() as f64;
-    let mean = scores.iter().sum::<f64>() / n;
-    let spread = scores.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / n;
-    let pairs = scores.iter().zip(model.iter().flatten());
-    let error = pairs.map(|(a, &b)| (a - f64::from(b)) * (a - f64::from(b))).sum::<f64>() / n;
+    let (mut error, mut spread) = (0.0, 0.0);
+    for (baseline, model) in by_label(baseline).iter().zip(&by_label(model)) {
+        let mean = baseline.iter().sum::<f64>() / baseline.len() as f64;
+        spread += baseline.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>();
+        error += baseline.iter().zip(model).map(|(a, b)| (a - b) * (a - b)).sum::<f64>();
+    }
     (error / spread.max(f64::MIN_POSITIVE)).sqrt()
+}
+
+fn score_ranks(baseline: &[Vec<f32>], model: &[Vec<f32>]) -> f64 {
+    let (baseline, model) = (by_label(baseline), by_label(model));
+    let sum: f64 = baseline.iter().zip(&model).map(|(a, b)| rank_correlation(a, b)).sum();
+    sum / baseline.len().max(1) as f64
 }
 
 /// Texts as an encoder reads them.
@@ -468,7 +487,14 @@ mod tests {
         let model: Vec<Vec<f32>> = [0.1, 1.1, 2.1, 3.1].map(|x| vec![x]).to_vec();
         let found = EmbeddingDifference::of(&baseline, &model, &[0, 1, 2, 3], true).unwrap();
         assert!((found.score_error.unwrap() - 0.1 / 1.25f64.sqrt()).abs() < 1e-6);
-        assert_eq!(found.same_neighbour, None);
+        assert_eq!((found.same_neighbour, found.rank_correlation), (None, Some(1.0)));
+        // A label that lies far from the others does not hide what changes, and ranks are those within a label.
+        let two = |scores: [[f32; 2]; 3]| scores.map(|text| text.to_vec()).to_vec();
+        let baseline = two([[0.0, 100.0], [1.0, 101.0], [2.0, 102.0]]);
+        let model = two([[2.0, 100.0], [1.0, 101.0], [0.0, 102.0]]);
+        let found = EmbeddingDifference::of(&baseline, &model, &[0, 1, 2], true).unwrap();
+        assert!((found.score_error.unwrap() - 2f64.sqrt()).abs() < 1e-9, "{found:?}");
+        assert_eq!(found.rank_correlation, Some(0.0));
     }
 
     #[test]

@@ -125,6 +125,9 @@ impl ModelReport {
         if let Some(error) = against.score_error {
             let limit = self.limit(Figure::ScoreError);
             writeln!(out, "scores        off by {error:.6} of their spread{limit}")?;
+            if let Some(ranks) = against.rank_correlation {
+                writeln!(out, "ranks         correlation {ranks:.6}")?;
+            }
             return Ok(());
         }
         writeln!(out, "cosine        mean {:.8}{}", against.mean_cosine, self.limit(Figure::Cosine))?;

@@ -128,6 +128,15 @@ impl<'a> ArchKeys<'a> {
         value.as_str().map(Some).ok_or_else(|| self.bad(name, "a string", value))
     }
 
+    /// How many strings a list has.
+    pub(super) fn n_texts(&self, name: &str) -> Result<Option<usize>, EngineError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        match value.as_array() {
+            Some(Array::String(texts)) => Ok(Some(texts.len())),
+            _ => Err(self.bad(name, "a list of strings", value)),
+        }
+    }
+
     pub(super) fn missing(&self, name: &str) -> EngineError {
         EngineError::MissingKey { key: self.key(name) }
     }

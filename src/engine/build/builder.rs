@@ -177,7 +177,8 @@ impl Builder<'_> {
             "none" => None,
             name => Some(self.need_norm(name)?),
         };
-        let pooling = match self.built.kind {
+        let kind = self.outputs(encoder.is_some())?;
+        let pooling = match kind {
             ModelKind::Encoder => self.pooling()?,
             ModelKind::Decoder | ModelKind::Diffusion => Pooling::default(),
         };
@@ -190,7 +191,7 @@ impl Builder<'_> {
         self.refuse_left_over()?;
         Ok(GraphPlan {
             arch: arch.to_owned(),
-            kind: self.built.kind,
+            kind,
             n_embd: self.n_embd,
             n_vocab: head.n_rows,
             n_ctx_train: self.keys.count("context_length")?,

@@ -1,23 +1,36 @@
 //! Builds what makes one vector of a text's states, or scores it.
 
 use crate::arch::graph::HeadAct;
+use crate::core::Shape;
 use crate::engine::EngineError;
 use crate::engine::build::builder::Builder;
 use crate::engine::build::features::Sight;
-use crate::engine::plan::{Classifier, HeadActivation, NormFormula, PooledRow, Pooling};
+use crate::engine::plan::{Classifier, HeadActivation, ModelKind, NormFormula, PooledRow, Pooling};
 
 const POOLING: &str = "pooling_type";
+/// The value of [`POOLING`] that says that texts are scored.
+const RANK: usize = 4;
 
 impl Builder<'_> {
+    /// What the outputs are: a decoder whose file says that texts are scored predicts none.
+    pub(super) fn outputs(&self, has_encoder: bool) -> Result<ModelKind, EngineError> {
+        let is_scoring = !has_encoder && self.keys.count(POOLING)? == Some(RANK);
+        Ok(match self.built.kind {
+            ModelKind::Decoder if is_scoring => ModelKind::Encoder,
+            kind => kind,
+        })
+    }
+
     /// How the states of a text become one, and what follows.
     pub(super) fn pooling(&mut self) -> Result<Pooling, EngineError> {
-        let ends = if self.built.sight == Sight::Full { PooledRow::First } else { PooledRow::Last };
+        let sees_all = self.built.sight == Sight::Full;
+        let ends = if sees_all { PooledRow::First } else { PooledRow::Last };
         let (row, is_score) = match self.keys.count(POOLING)? {
             None | Some(0) => (PooledRow::Unsaid, false),
             Some(1) => (PooledRow::Mean, false),
             Some(2) => (PooledRow::First, false),
             Some(3) => (PooledRow::Last, false),
-            Some(4) => (ends, true),
+            Some(RANK) => (ends, true),
             Some(other) => return Err(self.keys.unknown(POOLING, "0 to 4", &other.to_string())),
         };
         let row = match self.keys.count("classifier.pooling_type")? {
@@ -26,12 +39,14 @@ impl Builder<'_> {
         };
         let classifier = self.classifier()?;
         if is_score && classifier.is_none() {
-            return Err(EngineError::MissingTensor { tensor: "cls.weight".to_owned() });
+            // Decoders have no first layer of a head.
+            let tensor = if sees_all { "cls.weight" } else { "cls.output.weight" };
+            return Err(EngineError::MissingTensor { tensor: tensor.to_owned() });
         }
         let mut width = self.n_embd;
         let mut dense = Vec::new();
         for name in ["dense_2", "dense_3"] {
-            let rows = self.tensors.shape(&format!("{name}.weight")).map(crate::core::Shape::n_rows);
+            let rows = self.tensors.shape(&format!("{name}.weight")).map(Shape::n_rows);
             let Some(n_rows) = rows.and_then(|n| usize::try_from(n).ok()) else { continue };
             dense.push(self.tensors.need_matrix(name, n_rows, width)?);
             width = n_rows;
@@ -53,7 +68,11 @@ impl Builder<'_> {
         let width = dense_rows.unwrap_or(self.n_embd);
         let norm = self.tensors.norm("cls.norm", width, NormFormula::Layer, self.eps)?;
         let out = match out_rows {
-            Some(n_rows) => Some(self.tensors.need_matrix("cls.output", n_rows, width)?),
+            // A row for each label, where the file names them.
+            Some(n_rows) => {
+                let n_rows = self.keys.n_texts("classifier.output_labels")?.unwrap_or(n_rows);
+                Some(self.tensors.need_matrix("cls.output", n_rows, width)?)
+            }
             None => None,
         };
         if dense.is_none() && out.is_none() {
@@ -63,6 +82,6 @@ impl Builder<'_> {
             HeadAct::Tanh => HeadActivation::Tanh,
             HeadAct::GeluErf => HeadActivation::GeluErf,
         };
-        Ok(Some(Classifier { dense, act, norm, out }))
+        Ok(Some(Classifier { dense, act, norm, out, softmax: self.features.score_softmax }))
     }
 }

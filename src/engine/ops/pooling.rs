@@ -3,7 +3,7 @@
 use crate::core::progress::Progress;
 use crate::engine::EngineError;
 use crate::engine::ops::head::Hidden;
-use crate::engine::ops::math;
+use crate::engine::ops::math::{self, SoftmaxRow};
 use crate::engine::ops::product::Product;
 use crate::engine::plan::{Classifier, HeadActivation, Matrix, PlainActivation, PooledRow};
 use crate::engine::run::forward::Engine;
@@ -70,7 +70,7 @@ fn product(run: &Runner<'_>, matrix: &Matrix, x: &[f32], n_rows: usize) -> Resul
 }
 
 impl Runner<'_> {
-    /// `out(norm(act(dense x)))`, as far as the head has these parts; and the width of what comes out.
+    /// `softmax(out(norm(act(dense x))))`, as far as the head has these parts; and the width of what comes out.
     fn classify(
         &self,
         head: &Classifier,
@@ -95,6 +95,12 @@ impl Runner<'_> {
         if let Some(out) = &head.out {
             x = product(self, out, &x, n_rows)?;
             width = out.n_rows;
+        }
+        if head.softmax {
+            for row in x.chunks_mut(width.max(1)) {
+                let sum = math::softmax(self.weights.level, row, SoftmaxRow::default());
+                row.iter_mut().for_each(|x| *x = (f64::from(*x) / sum) as f32);
+            }
         }
         Ok((x, width))
     }

@@ -36,7 +36,7 @@ pub enum HeadActivation {
     GeluErf,
 }
 
-/// A head that scores texts: `out(norm(act(dense x)))`, as far as it has these parts.
+/// A head that scores texts: `softmax(out(norm(act(dense x))))`, as far as it has these parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Classifier {
     /// The first matrix.
@@ -47,6 +47,8 @@ pub struct Classifier {
     pub norm: Option<Norm>,
     /// The matrix that scores.
     pub out: Option<Matrix>,
+    /// Scores are probabilities: softmax over the labels.
+    pub softmax: bool,
 }
 
 /// What becomes of a text's states.
@@ -65,7 +67,8 @@ pub struct Pooling {
 pub enum ModelKind {
     /// Logits of the next token.
     Decoder,
-    /// States of tokens that see one another; there is no next token to predict.
+    /// Vectors or scores of texts; there is no next token to predict. Tokens see one another, but where a decoder was made
+    /// to score texts.
     Encoder,
     /// Logits of masked tokens, which see all others.
     Diffusion,

@@ -28,7 +28,7 @@ fn reranker() -> Tiny {
     tiny
 }
 
-fn judged(
+pub fn judged(
     tiny: &Tiny,
     baseline: Option<&Tiny>,
     features: &GraphFeatures,
@@ -42,7 +42,7 @@ fn judged(
     verify(&model(tiny, features), reference.as_ref(), &corpus(), &options, &Silent, None).unwrap().report
 }
 
-fn beside(tiny: &Tiny, baseline: &Tiny) -> Report {
+pub fn beside(tiny: &Tiny, baseline: &Tiny) -> Report {
     judged(tiny, Some(baseline), &llama(), 24, Thresholds::default())
 }
 

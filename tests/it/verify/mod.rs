@@ -4,6 +4,7 @@ mod broken;
 mod chat;
 mod damages;
 mod encoders;
+mod heads;
 mod imatrix;
 mod input;
 mod logit_file;
