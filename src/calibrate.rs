@@ -1,7 +1,7 @@
 //! What a model's own activations say about its weights: calibration text, and the second moments of every matrix's input.
 //!
 //! [`TextSource::read`] reads one kind of text, [`CalibrationText::new`] shares the tokens out and holds a part back,
-//! [`CalibrationRun`] runs the model once and hands out the [`LayerMoments`] of one layer after the other, with the
+//! [`SelfText`] lets the model write text of its own, [`CalibrationText::with_self`] puts it beside, [`CalibrationRun`] runs the model once and hands out the [`LayerMoments`] of one layer after the other, with the
 //! importance sums at the end. [`StatisticsWriter`] keeps them in a directory, [`Statistics`] reads them back. `solve` is
 //! all of `gguf-quantize --calibrate`: the run, the solver, and the check against the importance matrix.
 
@@ -12,6 +12,7 @@ mod groups;
 mod memory;
 mod moments;
 mod run;
+mod sampler;
 mod solved;
 mod solver;
 mod store;
@@ -22,7 +23,8 @@ pub use error::CalibrateError;
 pub use fidelity::{Fidelity, FidelityOptions, Solver, Trial, WORTH_IT, solve};
 pub use moments::{LayerMoments, MatrixName, MeanMoments, Moments, SharedInput};
 pub use run::{CalibrateOptions, CalibrationRun, total_importance};
+pub use sampler::{SelfText, WrittenText};
 pub use solved::SolvedBlocks;
 pub use solver::{NotSolved, SolverOptions};
 pub use store::{Statistics, StatisticsError, StatisticsKind, StatisticsWriter};
-pub use text::{CalibrationText, TextKind, TextOptions, TextSource};
+pub use text::{CalibrationText, SELF_NAME, TextKind, TextOptions, TextSource};

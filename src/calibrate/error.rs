@@ -54,6 +54,9 @@ pub enum CalibrateError {
     /// All windows go through a layer before the next one begins.
     #[error("memory budget of {budget_bytes} bytes: {tokens} tokens of calibration text need {needed_bytes}")]
     Memory { budget_bytes: u64, needed_bytes: u64, tokens: usize },
+    /// Sequences that are written together remember what came before.
+    #[error("memory budget of {budget_bytes} bytes: the model needs {needed_bytes} to write text")]
+    SelfMemory { budget_bytes: u64, needed_bytes: u64 },
     /// Activations that overflow.
     #[error("calibration: what `{}` is multiplied with is not finite", escape(tensor))]
     NonFinite { tensor: String },
@@ -76,6 +79,9 @@ impl Hint for CalibrateError {
                     "pass `--memory {}M` or more, or fewer tokens with `--calibrate-tokens`",
                     needed_bytes.div_ceil(1 << 20)
                 )]
+            }
+            Self::SelfMemory { needed_bytes, .. } => {
+                vec![format!("pass `--memory {}M` or more, or give a text", needed_bytes.div_ceil(1 << 20))]
             }
             Self::TooShort { .. } => {
                 vec![

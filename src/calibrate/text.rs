@@ -3,12 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use crate::calibrate::CalibrateError;
-use crate::engine::GraphPlan;
+use crate::calibrate::sampler::{SelfText, WrittenText};
+use crate::core::progress::Progress;
+use crate::engine::{EngineOptions, GraphPlan};
 use crate::verify::{
     Model, Prompt, PromptForm, PromptSource, Rows, Scoring, Span, VerifyError, Window, cut, cut_sources,
     read_prompts,
 };
 
+/// Name of what the model writes itself.
+pub const SELF_NAME: &str = "self";
 /// Tokens of a kind below which it says too little to be a kind of its own.
 const LEAST_TOKENS: usize = 2048;
 /// Of so many parts of a kind one is held back for the check.
@@ -153,6 +157,59 @@ impl CalibrationText {
             text.add(&source.name, windows, share)?;
         }
         Ok(text)
+    }
+
+    /// Text that the model writes itself, beside half as many tokens of the sources, or alone if there are none. What is
+    /// held back of it is written with another seed.
+    ///
+    /// Moments are means over a kind's own tokens: so that the model's text weighs as much as all the others, its weight is
+    /// the number of the others.
+    ///
+    /// # Errors
+    /// As [`CalibrationText::new`] and [`SelfText::write`].
+    pub fn with_self(
+        model: &Model<'_>,
+        sources: &[TextSource],
+        options: &TextOptions,
+        (seed, engine): (u64, EngineOptions),
+        progress: &dyn Progress,
+    ) -> Result<Self, CalibrateError> {
+        let TextOptions { n_ctx, n_tokens } = *options;
+        if n_ctx < 4 || n_tokens / 2 < n_ctx {
+            return Err(CalibrateError::Budget { tokens: n_tokens, n_ctx, kinds: sources.len() + 1 });
+        }
+        let half = if sources.is_empty() { 0 } else { n_tokens / 2 };
+        let mut text = if sources.is_empty() {
+            Self { n_ctx, kinds: Vec::new(), notes: Vec::new() }
+        } else {
+            Self::new(model, sources, &TextOptions { n_ctx, n_tokens: half })?
+        };
+        let own = SelfText { n_tokens: n_tokens - half, n_ctx, seed, ..SelfText::default() };
+        text.add_self(model, &own, engine, progress)?;
+        Ok(text)
+    }
+
+    /// Adds a kind named `self` that the model writes: `own` to calibrate with, and a seventh as much, written with another
+    /// seed, to check the result by.
+    ///
+    /// # Errors
+    /// As [`SelfText::write`].
+    pub fn add_self(
+        &mut self,
+        model: &Model<'_>,
+        own: &SelfText,
+        engine: EngineOptions,
+        progress: &dyn Progress,
+    ) -> Result<(), CalibrateError> {
+        let n_check = (own.n_tokens as u64 / (CHECK_PARTS - 1)).max(1);
+        let n_check = usize::try_from(n_check).unwrap_or(usize::MAX);
+        let held_back = SelfText { n_tokens: n_check, seed: !own.seed, ..*own };
+        let WrittenText { windows, notes } = own.write(model, engine, progress)?;
+        let check = held_back.write(model, engine, progress)?.windows;
+        let n_available = count(&windows) + count(&check);
+        self.notes.extend(notes);
+        self.kinds.push(TextKind { name: SELF_NAME.to_owned(), windows, check, n_available });
+        Ok(())
     }
 
     /// Shares a kind's sequences out.

@@ -16,6 +16,16 @@ const TOKENS: usize = 96;
 /// Tokens of each step in turn.
 const STEPS: [usize; 7] = [1, 1, 5, 1, 2, 1, 17];
 
+/// Cases whose graph cannot go on token by token.
+const REFUSED: &[(&str, &str)] = &[
+    ("deepseek_v4", "its attention looks at compressed rows of earlier tokens"),
+    ("llada", "it predicts masked tokens, not the next one"),
+    ("llada_moe", "it predicts masked tokens, not the next one"),
+    ("mt5", "it answers what an encoder reads"),
+    ("rnd1", "it predicts masked tokens, not the next one"),
+    ("t5", "it answers what an encoder reads"),
+];
+
 /// Two sequences of equal length, of the tokens that a case's reference was made with.
 fn sequences(dir: &Path) -> Option<[Vec<u32>; 2]> {
     let text = fs_err::read_to_string(dir.join("logits.json")).ok()?;
@@ -59,9 +69,8 @@ fn difference(plan: GraphPlan, model: &F32, tokens: &[Vec<u32>; 2]) -> Result<(f
         }
         step += 1;
     }
-    // What a sequence takes is counted before it begins: the room for it, and the logits of a token.
-    let more = engine.continuation_bytes(4, n, 3)? - engine.continuation_bytes(3, n, 3)?;
-    assert_eq!(3 * (more - 4 * engine.plan().n_vocab as u64), going.remembered_bytes());
+    // What a sequence takes is known before it begins.
+    assert_eq!(3 * engine.remembered_bytes(n)?, going.remembered_bytes());
     Ok((worst, largest))
 }
 
@@ -84,11 +93,14 @@ fn steps_come_to_what_a_whole_run_comes_to(corpus: &Goldens) {
                     wrong.push(format!("{name}: {worst:.3e} of {largest:.3e}"));
                 }
             }
-            Err(EngineError::NotContinued { what }) => refused.push(format!("{name}: {what}")),
+            Err(EngineError::NotContinued { what }) => {
+                assert!(REFUSED.contains(&(name.as_str(), what)), "{name}: {what}");
+                refused.push(name);
+            }
             Err(error) => wrong.push(format!("{name}: {error}")),
         }
     }
-    println!("{}", refused.join("\n"));
+    assert!(!corpus.is_whole() || refused.len() == REFUSED.len(), "{refused:?}");
     report_cases("engine: runs that go on", n_cases);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

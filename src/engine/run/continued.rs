@@ -55,6 +55,14 @@ impl<'a> Engine<'a> {
         })
     }
 
+    /// Bytes that a sequence of `n_ctx` tokens remembers.
+    ///
+    /// # Errors
+    /// As [`Engine::continuation`].
+    pub fn remembered_bytes(&self, n_ctx: usize) -> Result<u64, EngineError> {
+        Ok((self.plan().remembered(n_ctx)? as u64).saturating_mul(4))
+    }
+
     /// Bytes that [`Engine::continuation`] takes at most, beside the weights: what is remembered, a step of at most
     /// `step_tokens` over all sequences, and the logits that a token of each is drawn from.
     ///
@@ -66,8 +74,8 @@ impl<'a> Engine<'a> {
         n_ctx: usize,
         step_tokens: usize,
     ) -> Result<u64, EngineError> {
-        let remembered = self.plan().remembered(n_ctx)? as u64;
-        let per_sequence = remembered.saturating_add(self.plan().n_vocab as u64).saturating_mul(4);
+        let logits = 4 * self.plan().n_vocab as u64;
+        let per_sequence = self.remembered_bytes(n_ctx)?.saturating_add(logits);
         let run = self.run_bytes(step_tokens, step_tokens, n_ctx);
         Ok(per_sequence.saturating_mul(n_sequences as u64).saturating_add(run))
     }
@@ -83,7 +91,7 @@ impl Continuation<'_, '_> {
         &self.past.tokens[sequence]
     }
 
-    /// Bytes that are remembered after the first step; the system gives them as sequences grow.
+    /// Bytes that all sequences remember, from the first step on; the system gives them as sequences grow.
     #[must_use]
     pub fn remembered_bytes(&self) -> u64 {
         4 * self.past.n_floats() as u64

@@ -2,6 +2,7 @@
 
 mod noise;
 mod store;
+mod written;
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
