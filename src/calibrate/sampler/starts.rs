@@ -8,7 +8,7 @@ use crate::core::isolated::IsolatedError;
 use crate::core::text::escape;
 use crate::engine::{EngineError, GraphPlan};
 use crate::gguf::{Array, Metadata, Value};
-use crate::verify::{ChatError, Model};
+use crate::verify::{ChatError, Model, TextEncoder};
 
 /// Number of a token that is text, in `tokenizer.ggml.token_type`.
 const NORMAL: i128 = 1;
@@ -62,7 +62,7 @@ impl Starts {
             let id = model.metadata.get(&format!("tokenizer.ggml.{key}_token_id"))?.as_u64()?;
             u32::try_from(id).ok().filter(|&id| (id as usize) < n_vocab)
         };
-        let declared = model.encoder.ok().and_then(|encoder| encoder.start_of_text());
+        let declared = model.encoder.ok().and_then(TextEncoder::start_of_text);
         let start = declared.filter(|&id| (id as usize) < n_vocab);
         // A text behind the end of another begins as well.
         let start = start.or_else(|| id("bos")).or_else(|| id("eos")).or_else(|| id("eot"));
@@ -99,7 +99,7 @@ impl Starts {
             }
             Err(None) => {}
             Err(Some(NoChat::Reason(reason))) => {
-                starts.notes.push(format!("no sequence begins as a chat: {}", escape(&reason)))
+                starts.notes.push(format!("no sequence begins as a chat: {}", escape(&reason)));
             }
             Err(Some(NoChat::Cancelled)) => return Err(EngineError::Cancelled.into()),
         }

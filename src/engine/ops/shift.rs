@@ -31,8 +31,11 @@ impl Runner<'_> {
                 row.iter_mut().zip(at).for_each(|(y, &x)| *y = -x);
             } else {
                 // The first token of a chunk that goes on a sequence follows the last of the step before.
-                let before = batch.cuts.binary_search(&token).ok().and_then(|chunk| last.get(chunk));
-                let before = before.map_or_else(|| &x[(token - 1) * n_cols..][..n_cols], |row| row);
+                let chunk = batch.cuts.binary_search(&token).ok();
+                let before: &[f32] = match chunk.and_then(|chunk| last.get(chunk)) {
+                    Some(row) => row,
+                    None => &x[(token - 1) * n_cols..][..n_cols],
+                };
                 row.iter_mut().zip(before).zip(at).for_each(|((y, &before), &x)| *y = before - x);
             }
         };

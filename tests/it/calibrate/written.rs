@@ -48,8 +48,7 @@ const CHAT: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if m.
 #[test]
 fn a_third_each_begins_as_an_answer_as_a_text_and_with_any_token() {
     with_tiny(&template(CHAT), |model| {
-        let chat =
-            [&[0][..], &model.encoder.unwrap().encode("user: \nassistant: ", true).unwrap()].concat();
+        let chat = [&[0][..], &model.encoder.unwrap().encode("user: \nassistant: ", true).unwrap()].concat();
         let own = SelfText { n_tokens: 760, n_ctx: 64, ..SelfText::default() };
         let WrittenText { windows, notes } = write(model, own);
         assert_eq!(notes, [""; 0]);
