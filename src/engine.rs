@@ -15,6 +15,7 @@ pub mod plan;
 pub(crate) use build::claims::fits;
 pub use build::{Stage, stage};
 pub use error::EngineError;
+pub use ops::cross::add_cross;
 pub use ops::gram::Gram;
 pub use ops::head::{Hidden, TokenDivergence, TokenScore};
 pub use ops::math::add_squares;

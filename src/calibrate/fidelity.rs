@@ -4,9 +4,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use crate::calibrate::matrices::{MatrixSolver, Target};
 use crate::calibrate::run::{CalibrateOptions, CalibrationRun, total_importance};
+use crate::calibrate::sequential::{Followed, Task};
 use crate::calibrate::solved::SolvedBlocks;
-use crate::calibrate::solver::{LayerSolver, Target};
+use crate::calibrate::solver::LayerSolver;
 use crate::calibrate::{CalibrateError, CalibrationText, NotSolved, SolverOptions};
 use crate::core::progress::Progress;
 use crate::core::{GgmlType, TensorMeta};
@@ -14,7 +16,7 @@ use crate::engine::EngineOptions;
 use crate::engine::plan::ModelKind;
 use crate::gguf::{Imatrix, ImatrixError, Value};
 use crate::quantize::{Input, QuantizeError, QuantizeOptions, QuantizePlan};
-use crate::solve::{SHRINKAGE, SolveOptions, can_solve};
+use crate::solve::{SHRINKAGE, SHRINKAGE_OF_STREAM, SolveOptions, can_solve};
 use crate::verify::{Divergence, Model, Recall, Window, divergence_on};
 
 /// A solved file whose divergence is not below this share of the importance matrix's is tried again, then given up.
@@ -27,6 +29,9 @@ pub enum Solver {
     Reference,
     /// Error feedback and coordinate descent with the second moments of the unquantized model's activations.
     Gptq,
+    /// The same with those of the model whose earlier tensors are quantized already, of weights that make good what these
+    /// lost.
+    Sequential,
 }
 
 impl Solver {
@@ -36,6 +41,7 @@ impl Solver {
         match self {
             Self::Reference => "reference",
             Self::Gptq => "gptq",
+            Self::Sequential => "sequential",
         }
     }
 }
@@ -118,14 +124,18 @@ pub fn solve(
     let check: Vec<Window> = text.kinds.iter().flat_map(|kind| kind.check.iter().cloned()).collect();
     let (targets, without_solver) = match options.solver {
         Solver::Reference => Targets::default(),
-        Solver::Gptq => targets(input, options.quantize)?,
+        Solver::Gptq | Solver::Sequential => targets(input, options.quantize)?,
     };
-    let shrinkage = if text.kinds.len() > 1 { SHRINKAGE } else { 1.0 };
+    let shrinkage = match options.solver {
+        Solver::Sequential => SHRINKAGE_OF_STREAM,
+        _ if text.kinds.len() > 1 => SHRINKAGE,
+        _ => 1.0,
+    };
     let mut found: Option<(Imatrix, Divergence)> = None;
     let (mut trials, mut left, mut kept) = (Vec::new(), Vec::new(), None);
-    for factor in [1.0, 2.0] {
-        let solver = SolverOptions { shrinkage: shrinkage * factor, solve: SolveOptions::default() };
-        let attempt = attempt(model, input, text, options, (&targets, solver), progress)?;
+    for (factor, lambda) in [(1.0, 1.0), (2.0, 3.0)] {
+        let solver = SolverOptions { shrinkage: shrinkage * factor, lambda, solve: SolveOptions::default() };
+        let attempt = attempt(model, input, text, options, (&targets, &without_solver, solver), progress)?;
         let (imatrix, plain) = match found.take() {
             Some(known) => known,
             None => {
@@ -155,7 +165,7 @@ pub fn solve(
     let Some((imatrix, plain)) = found else { return Err(CalibrateError::NoText) };
     let mut fidelity =
         Fidelity { imatrix, blocks: kept, plain, trials, left, without_solver, keys: Vec::new() };
-    fidelity.keys = keys(&fidelity, text);
+    fidelity.keys = keys(&fidelity, options.solver, text);
     Ok(fidelity)
 }
 
@@ -171,27 +181,49 @@ fn attempt(
     input: &Input<'_>,
     text: &CalibrationText,
     options: &FidelityOptions<'_>,
-    (targets, solver): (&BTreeMap<String, Target>, SolverOptions),
+    (targets, others, solver): (&BTreeMap<String, Target>, &[(String, GgmlType)], SolverOptions),
     progress: &dyn Progress,
 ) -> Result<Attempt, CalibrateError> {
     let tensors = input.source.tensors();
+    let places = targets.values().map(|target| (&tensors[target.tensor], target.ty));
+    let blocks = SolvedBlocks::new(options.dir, places)?;
+    if options.solver == Solver::Sequential {
+        let solved = targets.iter().map(|(name, target)| (name.clone(), target.ty));
+        let task = Task {
+            model,
+            source: input.source,
+            text,
+            engine: options.engine,
+            targets,
+            types: &solved.chain(others.iter().cloned()).collect(),
+            options: solver,
+            blocks: &blocks,
+            progress,
+        };
+        let Followed { importance, left } = task.run()?;
+        let imatrix = Imatrix::of_sums(&importance).map_err(QuantizeError::from)?;
+        return Ok(Attempt { imatrix, blocks, left });
+    }
     let wants = |meta: &TensorMeta| targets.contains_key(&meta.name);
     let calibrate = CalibrateOptions { engine: options.engine, wants: &wants };
     let run = CalibrationRun::new(model, text, calibrate)?;
-    let places = targets.values().map(|target| (&tensors[target.tensor], target.ty));
     let mut solver = LayerSolver {
-        source: input.source,
-        level: options.engine.level,
-        options: solver,
+        matrices: MatrixSolver {
+            source: input.source,
+            level: options.engine.level,
+            options: solver.solve,
+            blocks: &blocks,
+            progress,
+        },
+        shrinkage: solver.shrinkage,
         targets,
         weights: vec![1.0; text.kinds.len()],
-        blocks: SolvedBlocks::new(options.dir, places)?,
         left: Vec::new(),
-        progress,
     };
     let sums = run.run(progress, &mut |layer| solver.take(&layer))?;
+    let left = solver.left;
     let imatrix = Imatrix::of_sums(&total_importance(&sums)).map_err(QuantizeError::from)?;
-    Ok(Attempt { imatrix, blocks: solver.blocks, left: solver.left })
+    Ok(Attempt { imatrix, blocks, left })
 }
 
 /// Tensors to solve, by name, and those that get a type without a solver.
@@ -223,9 +255,9 @@ fn divergence(
 }
 
 /// What the file says of how it was made.
-fn keys(fidelity: &Fidelity, text: &CalibrationText) -> Vec<(String, Value)> {
+fn keys(fidelity: &Fidelity, solver: Solver, text: &CalibrationText) -> Vec<(String, Value)> {
     let kinds = text.kinds.iter().map(|kind| format!("{}: {} tokens", kind.name, kind.n_tokens()));
-    let solver = if fidelity.blocks.is_some() { Solver::Gptq } else { Solver::Reference }.name();
+    let solver = if fidelity.blocks.is_some() { solver } else { Solver::Reference }.name();
     let mut keys = vec![
         ("gguf_foundry.quantize.solver".to_owned(), Value::from(solver)),
         (

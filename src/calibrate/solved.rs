@@ -15,7 +15,13 @@ struct Place {
     offset: u64,
     row_bytes: u64,
     /// Matrices whose rows are all there.
-    whole: BTreeSet<u64>,
+    whole: Mutex<BTreeSet<u64>>,
+}
+
+impl Place {
+    fn whole(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.whole.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The blocks of a model's tensors. The file has no name: nothing of it is left behind, however the program ends.
@@ -40,7 +46,7 @@ impl SolvedBlocks {
         let (mut places, mut n_bytes) = (BTreeMap::new(), 0u64);
         for (tensor, ty) in targets {
             let row_bytes = ty.row_bytes(tensor.shape.n_cols()).unwrap_or(0);
-            places.insert(tensor.name.clone(), Place { offset: n_bytes, row_bytes, whole: BTreeSet::new() });
+            places.insert(tensor.name.clone(), Place { offset: n_bytes, row_bytes, whole: Mutex::default() });
             n_bytes = n_bytes.saturating_add(row_bytes.saturating_mul(tensor.shape.n_rows()));
         }
         Ok(Self { file: Mutex::new(file), places, n_bytes })
@@ -72,16 +78,16 @@ impl SolvedBlocks {
     }
 
     /// All rows of a matrix are there.
-    pub(super) fn finish(&mut self, tensor: &str, matrix: u64) {
-        if let Some(place) = self.places.get_mut(tensor) {
-            place.whole.insert(matrix);
+    pub(super) fn finish(&self, tensor: &str, matrix: u64) {
+        if let Some(place) = self.places.get(tensor) {
+            place.whole().insert(matrix);
         }
     }
 }
 
 impl SolvedRows for SolvedBlocks {
     fn has(&self, tensor: &str, matrix: u64) -> bool {
-        self.places.get(tensor).is_some_and(|place| place.whole.contains(&matrix))
+        self.places.get(tensor).is_some_and(|place| place.whole().contains(&matrix))
     }
 
     fn read(&self, tensor: &str, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
@@ -110,7 +116,7 @@ mod tests {
         };
         let (a, b) = (meta("a", &[3, 64]), meta("b", &[2, 2, 32]));
         let targets = [(&a, GgmlType::Q4_0), (&b, GgmlType::Q8_0)];
-        let mut blocks = SolvedBlocks::new(&std::env::temp_dir(), targets.into_iter()).unwrap();
+        let blocks = SolvedBlocks::new(&std::env::temp_dir(), targets.into_iter()).unwrap();
         assert_eq!(blocks.n_bytes(), 3 * 36 + 4 * 34);
         blocks.put("b", 2, &[7; 68]).unwrap();
         blocks.put("a", 1, &[5; 36]).unwrap();

@@ -7,6 +7,7 @@ pub(super) mod attention;
 mod by_token;
 pub(super) mod columns;
 pub(super) mod compressed;
+pub(super) mod cross;
 mod cycles;
 mod delta_net;
 mod draw;

@@ -4,6 +4,7 @@
 mod adjugates;
 mod altup;
 mod attention;
+mod branch;
 mod compressed;
 mod continued;
 mod cycles;
@@ -28,6 +29,7 @@ use crate::engine::ops::prefix::Prefix;
 pub use adjugates::Adjugates;
 pub use altup::{AltUp, Laurel, LayerAltUp};
 pub use attention::{Attention, CrossAttention, HeadNorm, HeadSpan, Mask, RelativeBias, Temperature};
+pub(crate) use branch::BranchEnd;
 pub use compressed::{CompressedAttention, Compressor};
 pub use cycles::{HeldState, StackEntry};
 pub use experts::{ExpertGroups, GatingFunction, Moe};

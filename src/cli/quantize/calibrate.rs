@@ -27,8 +27,11 @@ pub(crate) enum SolverName {
     /// As llama.cpp does with the importance matrix of the same tokens
     Reference,
     /// Error feedback and coordinate descent with the second moments of the unquantized model's activations
-    #[default]
     Gptq,
+    /// The same, following the model whose earlier tensors are quantized already, with weights that make good what these
+    /// lost
+    #[default]
+    Sequential,
 }
 
 impl From<SolverName> for Solver {
@@ -36,6 +39,7 @@ impl From<SolverName> for Solver {
         match name {
             SolverName::Reference => Self::Reference,
             SolverName::Gptq => Self::Gptq,
+            SolverName::Sequential => Self::Sequential,
         }
     }
 }

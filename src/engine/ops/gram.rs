@@ -6,10 +6,10 @@ use crate::engine::ops::matmul::{MatrixView, TileGrid, multiply_transposed_add};
 use crate::engine::run::panel::cuts;
 
 /// Columns of a tile: a multiple of every kernel's height.
-const TILE: usize = 192;
+pub(super) const TILE: usize = 192;
 /// Rows that are summed at once. Few enough to be one block of every kernel's inner dimension, so that an element is
 /// a sum over each such block, and these sums are added in their order.
-const BLOCK_ROWS: usize = 256;
+pub(super) const BLOCK_ROWS: usize = 256;
 
 /// The upper triangle of `XᵀX`, in f32.
 ///

@@ -104,7 +104,7 @@ impl Runner<'_> {
             Some(table) => Some(self.experts_by_token(table, n_experts, batch)?),
             None => None,
         };
-        let routes: Vec<Vec<(usize, f32)>> = self.workers.install(|| {
+        let mut routes: Vec<Vec<(usize, f32)>> = self.workers.install(|| {
             let rows = logits.par_chunks(n_experts);
             match &by_token {
                 Some(experts) => {
@@ -118,7 +118,7 @@ impl Runner<'_> {
         });
         self.give([logits]);
         if let Some(observer) = self.observer {
-            observer.routes(self.weights.source, &moe.router, &routes);
+            observer.routes(self.weights.source, &moe.router, &mut routes);
         }
         let mut chosen = vec![Vec::new(); n_experts];
         for (token, route) in routes.into_iter().enumerate() {

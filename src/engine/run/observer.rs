@@ -33,9 +33,16 @@ pub trait Observer: Sync {
         ControlFlow::Continue(())
     }
 
-    /// The experts that a router chose, of each token in its order with their weights, best first.
-    fn routes(&self, source: &dyn TensorSource, router: &Matrix, routes: &[Vec<(usize, f32)>]) {
+    /// The experts that a router chose, of each token in its order with their weights, best first. What is left in them
+    /// is what the layer goes on with.
+    fn routes(&self, source: &dyn TensorSource, router: &Matrix, routes: &mut [Vec<(usize, f32)>]) {
         let _ = (source, router, routes);
+    }
+
+    /// A branch is about to be computed whose output is `factor` times the product of `matrix` and is added to `stream`,
+    /// rows of `matrix.n_rows`, as it is. Not called for branches whose output is normed, weighed by token or mixed first.
+    fn branch(&self, matrix: &Matrix, factor: f32, stream: &[f32]) {
+        let _ = (matrix, factor, stream);
     }
 
     /// False if neither [`Observer::input`] nor [`Observer::inputs`] is looked at, so that nothing need be copied for it.

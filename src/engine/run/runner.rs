@@ -9,7 +9,7 @@ use crate::engine::ops::math;
 use crate::engine::ops::product::Product;
 use crate::engine::ops::rope::RopeTables;
 use crate::engine::ops::stream_mix::MixRows;
-use crate::engine::plan::{GraphPlan, LayerPlan, Mixer, Norm, Wiring};
+use crate::engine::plan::{BranchEnd, GraphPlan, LayerPlan, Mixer, Norm, Wiring};
 use crate::engine::run::batch::ChunkBatch;
 use crate::engine::run::buffers::{Buffer, Buffers};
 use crate::engine::run::carried::Carried;
@@ -70,6 +70,13 @@ impl Runner<'_> {
         x: &[f32],
     ) -> Result<Option<Buffer>, EngineError> {
         score.map(|score| self.mix_streams(score, batch, rows, x)).transpose()
+    }
+
+    /// Shows the observer what the output of a branch will be added to.
+    fn observe_branch(&self, end: Option<BranchEnd<'_>>, factor: f32, stream: &[f32]) {
+        if let (Some(observer), Some(end)) = (self.observer, end) {
+            observer.branch(end.matrix, factor * end.factor, stream);
+        }
     }
 
     pub(crate) fn slot(&self, name: &str, x: &[f32], n_cols: usize) {
@@ -141,6 +148,7 @@ impl Runner<'_> {
             // The stream goes on with what the mixer makes.
             x.fill(0.0);
         }
+        self.observe_branch(layer.mixer_end(), rho, x);
         if self.mixer(&layer.mixer, batch, &mixer_input, &mut branch)? {
             self.slot("mixer", &branch, n_embd);
             if is_normed {
@@ -167,6 +175,7 @@ impl Runner<'_> {
             }
         }
         self.give([mixer_input]);
+        self.observe_branch(layer.ffn_end(), rho, x);
         let inputs = FfnInputs { input: &ffn_input, stream: x, entry: entry.as_deref().unwrap_or_default() };
         self.ffn(&layer.ffn, batch, inputs, &mut branch)?;
         self.slot("ffn", &branch, n_embd);

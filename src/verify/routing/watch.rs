@@ -78,7 +78,7 @@ impl ChoiceRecorder {
 }
 
 impl Observer for ChoiceRecorder {
-    fn routes(&self, source: &dyn TensorSource, router: &Matrix, routes: &[Vec<(usize, f32)>]) {
+    fn routes(&self, source: &dyn TensorSource, router: &Matrix, routes: &mut [Vec<(usize, f32)>]) {
         // No format has so many experts; a baseline that had would not be compared.
         if router.n_rows > usize::from(u16::MAX) {
             return;
@@ -177,7 +177,7 @@ impl Observer for RouteWatch<'_> {
         self.other.map_or(ControlFlow::Continue(()), |other| other.leave(layer))
     }
 
-    fn routes(&self, source: &dyn TensorSource, router: &Matrix, routes: &[Vec<(usize, f32)>]) {
+    fn routes(&self, source: &dyn TensorSource, router: &Matrix, routes: &mut [Vec<(usize, f32)>]) {
         if let Some(other) = self.other {
             other.routes(source, router, routes);
         }
@@ -250,17 +250,17 @@ mod tests {
         };
         let names = Names(vec![meta(10), meta(2)]);
         let recorder = ChoiceRecorder::default();
-        recorder.routes(&names, &router(0, 4), &routes(&[[0, 1], [2, 3]]));
-        recorder.routes(&names, &router(0, 4), &routes(&[[3, 0]]));
+        recorder.routes(&names, &router(0, 4), &mut routes(&[[0, 1], [2, 3]]));
+        recorder.routes(&names, &router(0, 4), &mut routes(&[[3, 0]]));
         let choices = recorder.into_choices();
         assert_eq!(choices.n_bytes(), 12);
         let tally = RouteTally::default();
         for group in 0..2 {
             let watch = RouteWatch::new(&tally, Some(&choices).filter(|_| group == 0), None);
             // The same tokens in other batches: order among a token's experts does not count.
-            watch.routes(&names, &router(0, 4), &routes(&[[1, 0]]));
-            watch.routes(&names, &router(0, 4), &routes(&[[2, 0], [1, 2]]));
-            watch.routes(&names, &router(1, 3), &routes(&[[0, 1]]));
+            watch.routes(&names, &router(0, 4), &mut routes(&[[1, 0]]));
+            watch.routes(&names, &router(0, 4), &mut routes(&[[2, 0], [1, 2]]));
+            watch.routes(&names, &router(1, 3), &mut routes(&[[0, 1]]));
         }
         let report = tally.into_report();
         let [first, second] = &report.layers[..] else { panic!("{report:?}") };

@@ -1,6 +1,7 @@
 //! Moments and importance sums against sums in f64 of what an observer of the same text sees.
 
 mod noise;
+mod sequential;
 mod store;
 mod written;
 

@@ -60,35 +60,35 @@ impl Noise {
         let mut keys = vec![
             ("block_count", 2),
             ("context_length", 512),
-            ("embedding_length", 48),
-            ("feed_forward_length", 80),
+            ("embedding_length", 64),
+            ("feed_forward_length", 96),
             ("attention.head_count", 4),
             ("attention.head_count_kv", 2),
-            ("rope.dimension_count", 12),
+            ("rope.dimension_count", 16),
         ];
         let mut tensors =
-            vec![("token_embd.weight".to_owned(), vec![64, 48]), ("output_norm.weight".to_owned(), vec![48])];
+            vec![("token_embd.weight".to_owned(), vec![64, 64]), ("output_norm.weight".to_owned(), vec![64])];
         for layer in 0..2 {
             let mut own = vec![
-                ("attn_norm", vec![48]),
-                ("attn_q", vec![48, 48]),
-                ("attn_k", vec![24, 48]),
-                ("attn_v", vec![24, 48]),
-                ("attn_output", vec![48, 48]),
-                ("ffn_norm", vec![48]),
+                ("attn_norm", vec![64]),
+                ("attn_q", vec![64, 64]),
+                ("attn_k", vec![32, 64]),
+                ("attn_v", vec![32, 64]),
+                ("attn_output", vec![64, 64]),
+                ("ffn_norm", vec![64]),
             ];
             if n_experts == 0 {
                 own.extend([
-                    ("ffn_gate", vec![80, 48]),
-                    ("ffn_up", vec![80, 48]),
-                    ("ffn_down", vec![48, 80]),
+                    ("ffn_gate", vec![96, 64]),
+                    ("ffn_up", vec![96, 64]),
+                    ("ffn_down", vec![64, 96]),
                 ]);
             } else {
                 own.extend([
-                    ("ffn_gate_inp", vec![n_experts, 48]),
-                    ("ffn_gate_exps", vec![n_experts, 80, 48]),
-                    ("ffn_up_exps", vec![n_experts, 80, 48]),
-                    ("ffn_down_exps", vec![n_experts, 48, 80]),
+                    ("ffn_gate_inp", vec![n_experts, 64]),
+                    ("ffn_gate_exps", vec![n_experts, 96, 64]),
+                    ("ffn_up_exps", vec![n_experts, 96, 64]),
+                    ("ffn_down_exps", vec![n_experts, 64, 96]),
                 ]);
             }
             let own = own.into_iter().map(|(name, dims)| (format!("blk.{layer}.{name}.weight"), dims));
@@ -108,8 +108,8 @@ impl Noise {
         for (key, value) in turns {
             model.metadata.set(format!("llama.{key}"), value as u32);
         }
-        model.values.push((0..48).map(|i| i as f32 / 48.0 - 0.5).collect());
-        let shape = Shape::new(vec![48]).unwrap();
+        model.values.push((0..64).map(|i| i as f32 / 64.0 - 0.5).collect());
+        let shape = Shape::new(vec![64]).unwrap();
         model.metas.push(TensorMeta { name: "hrm.z_l_init".to_owned(), shape, ty: GgmlType::F32 });
         model.features = GraphFeatures::from_toml(&"extras = ['cycles']".parse().unwrap()).unwrap();
         model
@@ -121,7 +121,7 @@ impl Noise {
             ("block_count", 1),
             ("context_length", 512),
             ("embedding_length", 32),
-            ("feed_forward_length", 56),
+            ("feed_forward_length", 96),
             ("attention.head_count", 4),
             ("attention.head_count_kv", 2),
             ("rope.dimension_count", 8),
@@ -134,9 +134,9 @@ impl Noise {
             ("blk.0.attn_k", vec![16, 32]),
             ("blk.0.attn_v", vec![16, 32]),
             ("blk.0.attn_output", vec![32, 32]),
-            ("blk.0.ffn_gate", vec![56, 32]),
-            ("blk.0.ffn_up", vec![56, 32]),
-            ("blk.0.ffn_down", vec![32, 56]),
+            ("blk.0.ffn_gate", vec![96, 32]),
+            ("blk.0.ffn_up", vec![96, 32]),
+            ("blk.0.ffn_down", vec![32, 96]),
         ];
         let tensors = tensors.map(|(name, dims)| (format!("{name}.weight"), dims));
         let mut model = Self::new("command-r", &keys, &tensors);
@@ -150,31 +150,31 @@ impl Noise {
         let keys = [
             ("block_count", 2),
             ("context_length", 512),
-            ("embedding_length", 24),
+            ("embedding_length", 32),
             ("feed_forward_length", 0),
             ("attention.head_count", 0),
             ("ssm.conv_kernel", 4),
-            ("ssm.inner_size", 48),
+            ("ssm.inner_size", 64),
             ("ssm.state_size", 6),
             ("ssm.time_step_rank", 5),
         ];
         let mut tensors = vec![
-            ("token_embd.weight".to_owned(), vec![64, 24]),
-            ("output.weight".to_owned(), vec![64, 24]),
-            ("output_norm.weight".to_owned(), vec![24]),
+            ("token_embd.weight".to_owned(), vec![64, 32]),
+            ("output.weight".to_owned(), vec![64, 32]),
+            ("output_norm.weight".to_owned(), vec![32]),
         ];
         for layer in 0..2 {
             for (name, dims) in [
-                ("attn_norm.weight", vec![24]),
-                ("ssm_in.weight", vec![96, 24]),
-                ("ssm_conv1d.weight", vec![48, 4]),
-                ("ssm_conv1d.bias", vec![48]),
-                ("ssm_x.weight", vec![17, 48]),
-                ("ssm_dt.weight", vec![48, 5]),
-                ("ssm_dt.bias", vec![48]),
-                ("ssm_a", vec![48, 6]),
-                ("ssm_d", vec![48]),
-                ("ssm_out.weight", vec![24, 48]),
+                ("attn_norm.weight", vec![32]),
+                ("ssm_in.weight", vec![128, 32]),
+                ("ssm_conv1d.weight", vec![64, 4]),
+                ("ssm_conv1d.bias", vec![64]),
+                ("ssm_x.weight", vec![17, 64]),
+                ("ssm_dt.weight", vec![64, 5]),
+                ("ssm_dt.bias", vec![64]),
+                ("ssm_a", vec![64, 6]),
+                ("ssm_d", vec![64]),
+                ("ssm_out.weight", vec![32, 64]),
             ] {
                 tensors.push((format!("blk.{layer}.{name}"), dims));
             }

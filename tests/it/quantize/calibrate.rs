@@ -51,8 +51,12 @@ fn a_calibrated_file_has_the_same_size_and_diverges_less() {
     assert_eq!(fs_err::read(dir.join("one.gguf")).unwrap(), fs_err::read(dir.join("three.gguf")).unwrap());
     assert_eq!(plain["total"], one["total"]);
     let calibration = &one["calibration"];
-    assert_eq!((&calibration["solver"], &calibration["used"]), (&"gptq".into(), &true.into()));
-    assert!(calibration["ratio"].as_f64().unwrap() < 0.75, "{calibration}");
+    assert_eq!((&calibration["solver"], &calibration["used"]), (&"sequential".into(), &true.into()));
+    assert!(calibration["ratio"].as_f64().unwrap() < 0.5, "{calibration}");
+    let first = solved(dir, "first.gguf", &["--solver", "gptq"]);
+    assert_eq!(first["calibration"]["solver"], "gptq");
+    assert_eq!(first["calibration"]["imatrix"], calibration["imatrix"]);
+    assert!(first["calibration"]["ratio"].as_f64().unwrap() < 0.75, "{first}");
 
     // By the verifier, on text that neither saw.
     let kld = |name: &str| -> f64 {
@@ -65,8 +69,8 @@ fn a_calibrated_file_has_the_same_size_and_diverges_less() {
         assert_eq!(findings.iter().find(is_of_keys), None);
         report["kld"]["mean"].as_f64().unwrap()
     };
-    let (plain_kld, kld) = (kld("plain.gguf"), kld("one.gguf"));
-    assert!(kld < 0.75 * plain_kld, "{kld} {plain_kld}");
+    let (plain_kld, first, kld) = (kld("plain.gguf"), kld("first.gguf"), kld("one.gguf"));
+    assert!(first < 0.75 * plain_kld && kld < 0.5 * plain_kld, "{kld} {first} {plain_kld}");
 
     let (plain, one) =
         (GgufFile::open(&dir.join("plain.gguf")).unwrap(), GgufFile::open(&dir.join("one.gguf")).unwrap());
@@ -74,7 +78,7 @@ fn a_calibrated_file_has_the_same_size_and_diverges_less() {
     let key =
         |file: &GgufFile, key: &str| file.metadata().get(&format!("gguf_foundry.quantize.{key}")).cloned();
     assert_eq!(key(&plain, "solver"), Some(Value::from("reference")));
-    assert_eq!(key(&one, "solver"), Some(Value::from("gptq")));
+    assert_eq!(key(&one, "solver"), Some(Value::from("sequential")));
     assert_eq!(key(&plain, "kld"), None);
     assert!(matches!(key(&one, "kld"), Some(Value::F32(kld)) if kld > 0.0));
     let Some(Value::F32(imatrix)) = key(&one, "kld_imatrix") else { panic!() };
@@ -132,7 +136,11 @@ fn what_cannot_be_calibrated_is_refused() {
         (&["--calibrate", "text.txt", "--dry-run"], 2, "cannot be used with"),
         (&["--calibrate", "text.txt", "--prune-layers", "1"], 2, "cannot be used with"),
         (&["--solver", "gptq"], 2, "--calibrate"),
-        (&["--calibrate", "text.txt", "--solver", "magic"], 2, "possible values: reference, gptq"),
+        (
+            &["--calibrate", "text.txt", "--solver", "magic"],
+            2,
+            "possible values: reference, gptq, sequential",
+        ),
         (&["--calibrate", "short.txt"], 1, "expected at least 2048 in 2"),
         (&["--calibrate", "none"], 1, "no file in this folder"),
         (&["--calibrate", "absent.txt"], 1, "absent.txt"),

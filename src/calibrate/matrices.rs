@@ -1,0 +1,108 @@
+//! Solves one matrix after the other, in chunks of rows, and puts their blocks down.
+
+use crate::calibrate::CalibrateError;
+use crate::calibrate::solved::SolvedBlocks;
+use crate::core::progress::Progress;
+use crate::core::simd::SimdLevel;
+use crate::core::{GgmlType, TensorSource};
+use crate::engine::{EngineError, WeightReader};
+use crate::solve::{Correction, Metric, PANEL_ROWS, SolveError, SolveOptions, Start, solve_rows};
+
+/// Floats of weights that are solved together; at least [`PANEL_ROWS`] rows for each thread.
+const CHUNK_ELEMS: usize = 16 << 20;
+
+/// A tensor to solve.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    /// Its index in the source.
+    pub(super) tensor: usize,
+    /// The type that it is to have.
+    pub(super) ty: GgmlType,
+}
+
+/// Weights, and where their blocks go.
+pub(super) struct MatrixSolver<'a> {
+    pub(super) source: &'a dyn TensorSource,
+    pub(super) level: SimdLevel,
+    pub(super) options: SolveOptions,
+    pub(super) blocks: &'a SolvedBlocks,
+    pub(super) progress: &'a dyn Progress,
+}
+
+/// What moves weights before they are rounded.
+#[derive(Clone, Copy)]
+pub(super) struct Corrected<'a> {
+    pub(super) correction: &'a Correction<'a>,
+    /// `ΔᵀX̂ / N` of the matrix, `[n_rows, n_cols]`, where its product is added to the residual stream.
+    pub(super) residual: Option<&'a [f32]>,
+}
+
+impl MatrixSolver<'_> {
+    /// Matrices of a tensor: more than one of a stack of experts.
+    pub(super) fn n_matrices(&self, target: Target) -> u64 {
+        let dims = self.source.tensors()[target.tensor].shape.dims();
+        dims[..dims.len().saturating_sub(2)].iter().product()
+    }
+
+    /// Rows of one of them.
+    pub(super) fn n_rows(&self, target: Target) -> usize {
+        let n_rows = self.source.tensors()[target.tensor].shape.n_rows();
+        usize::try_from(n_rows / self.n_matrices(target).max(1)).unwrap_or(0)
+    }
+
+    /// Solves a matrix of a tensor.
+    pub(super) fn solve(
+        &self,
+        (name, target, matrix): (&str, Target, u64),
+        metric: &Metric,
+        importance: &[f32],
+        corrected: Option<Corrected<'_>>,
+    ) -> Result<(), Failed> {
+        let reader = WeightReader { source: self.source, level: self.level };
+        let n_cols = metric.n_cols();
+        let n_rows = self.n_rows(target);
+        let row_bytes = target.ty.row_bytes(n_cols as u64).and_then(|n| usize::try_from(n).ok());
+        let row_bytes = row_bytes.ok_or(SolveError::Columns { ty: target.ty, n_cols })?;
+        let step = (CHUNK_ELEMS / n_cols.max(1)).max(PANEL_ROWS).next_multiple_of(PANEL_ROWS);
+        let (mut bytes, mut floats, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
+        for first in (0..n_rows).step_by(step) {
+            if self.progress.is_cancelled() {
+                return Err(CalibrateError::from(EngineError::Cancelled).into());
+            }
+            let n = step.min(n_rows - first);
+            let row = usize::try_from(matrix).unwrap_or(0) * n_rows + first;
+            floats.resize(n * n_cols, 0.0);
+            blocks.resize(n * row_bytes, 0);
+            reader.rows(target.tensor, row, n, &mut bytes, &mut floats).map_err(CalibrateError::from)?;
+            if let Some(Corrected { correction, residual }) = corrected {
+                let residual = residual.map(|residual| &residual[first * n_cols..(first + n) * n_cols]);
+                correction.apply(&mut floats, residual)?;
+            }
+            let start = Start::Importance(importance);
+            solve_rows(target.ty, self.level, &floats, start, metric, self.options, &mut blocks)?;
+            self.blocks.put(name, row as u64, &blocks).map_err(CalibrateError::from)?;
+        }
+        self.blocks.finish(name, matrix);
+        Ok(())
+    }
+}
+
+/// Why a matrix was not solved.
+pub(super) enum Failed {
+    /// The importance matrix has to do.
+    Solve(SolveError),
+    /// Nothing can be done.
+    Run(Box<CalibrateError>),
+}
+
+impl From<SolveError> for Failed {
+    fn from(error: SolveError) -> Self {
+        Self::Solve(error)
+    }
+}
+
+impl From<CalibrateError> for Failed {
+    fn from(error: CalibrateError) -> Self {
+        Self::Run(Box::new(error))
+    }
+}

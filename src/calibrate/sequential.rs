@@ -1,0 +1,247 @@
+//! The solver that follows the quantized model: two streams of hidden states, of the model as it is and of the one whose
+//! earlier tensors are quantized already, go through the layers side by side. Every matrix is solved in the moment in which
+//! it is about to be used, for the inputs that it will meet, and makes good what those before it have lost.
+
+mod follower;
+mod lockstep;
+mod stream;
+mod sums;
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+
+use crate::calibrate::matrices::{Failed, MatrixSolver, Target};
+use crate::calibrate::sequential::follower::Follower;
+use crate::calibrate::sequential::lockstep::{Leader, link};
+use crate::calibrate::sequential::stream::QuantizedStream;
+use crate::calibrate::sequential::sums::{Inputs, Sums};
+use crate::calibrate::solved::SolvedBlocks;
+use crate::calibrate::{CalibrateError, CalibrationText, NotSolved, SolverOptions, TextKind};
+use crate::core::progress::Progress;
+use crate::core::{GgmlType, TensorMeta, TensorSource};
+use crate::engine::plan::LayerPlan;
+use crate::engine::{Engine, EngineError, EngineOptions, GraphPlan, Hidden, TokenChunk};
+use crate::gguf::ImatrixSums;
+use crate::solve::{Metric, SHRINKAGE};
+use crate::verify::{Model, SumCollector};
+
+/// Tokens that tell what a tied head is multiplied with.
+const HEAD_TOKENS: usize = 4096;
+
+/// What is to be solved, and how.
+pub(super) struct Task<'a> {
+    pub(super) model: &'a Model<'a>,
+    /// Where weights are read to be solved; targets are counted there.
+    pub(super) source: &'a dyn TensorSource,
+    pub(super) text: &'a CalibrationText,
+    pub(super) engine: EngineOptions,
+    /// By name.
+    pub(super) targets: &'a BTreeMap<String, Target>,
+    /// All types that change, by name.
+    pub(super) types: &'a BTreeMap<String, GgmlType>,
+    pub(super) options: SolverOptions,
+    pub(super) blocks: &'a SolvedBlocks,
+    pub(super) progress: &'a dyn Progress,
+}
+
+/// What a run leaves beside the blocks.
+pub(super) struct Followed {
+    pub(super) importance: ImatrixSums,
+    pub(super) left: Vec<NotSolved>,
+}
+
+/// Only the cancellation of another's progress.
+struct Quiet<'a>(&'a dyn Progress);
+
+impl Progress for Quiet<'_> {
+    fn is_cancelled(&self) -> bool {
+        self.0.is_cancelled()
+    }
+}
+
+impl Task<'_> {
+    /// Runs both streams and solves on the way.
+    ///
+    /// # Errors
+    /// Errors of the engine, activations that are not finite, too little memory.
+    pub(super) fn run(&self) -> Result<Followed, CalibrateError> {
+        let plan = self.model.plan()?;
+        let chunks: Vec<TokenChunk> = self
+            .text
+            .kinds
+            .iter()
+            .flat_map(|kind| &kind.windows)
+            .map(|window| whole(&window.chunk))
+            .collect();
+        let stream = QuantizedStream::new(self.model.source, self.types, self.engine.level, self.blocks);
+        let leader = Engine::new(self.model.plan()?, self.model.source, self.engine)?;
+        let follower = Engine::new(self.model.plan()?, &stream, self.engine)?;
+        check_memory(&plan, &leader, &chunks)?;
+        let targets = self.by_index();
+        let mut left = Vec::new();
+        let head = targets.get(&plan.head.tensor);
+        if let Some((name, target)) = head.filter(|_| plan.head.tensor == plan.embedding.tensor) {
+            left.extend(self.tied_head(&leader, &chunks, (name, *target))?);
+        }
+        let (ahead, behind) = link();
+        let is_changed = |tensor: usize| stream.is_changed(tensor);
+        let weights = self.weights();
+        let watch = Leader {
+            ahead,
+            engine: &leader,
+            sums: SumCollector::new(self.engine.level),
+            is_target: &is_changed,
+            is_stopped: AtomicBool::new(false),
+        };
+        let solver = Follower {
+            behind: Mutex::new(Some(behind)),
+            engine: &follower,
+            stream: &stream,
+            matrices: self.matrices(),
+            options: self.options,
+            targets: &targets,
+            weights: &weights,
+            n_layers: plan.all_layers().count(),
+            progress: self.progress,
+            state: Mutex::default(),
+        };
+        let work = follower.work_bytes_in(1).saturating_sub(follower.head_bytes());
+        self.progress.begin("solving layer by layer", work);
+        let (unquantized, quantized, sums) =
+            self.lockstep(&chunks, (&leader, watch), (&follower, &solver))?;
+        if targets.contains_key(&plan.head.tensor) {
+            solver.head(&plan.head, unquantized.states(), quantized.states())?;
+        }
+        self.progress.end();
+        left.extend(solver.into_left());
+        let importance = ImatrixSums {
+            tensors: sums.into_sums(),
+            datasets: self.text.kinds.iter().map(|kind| kind.name.as_bytes().to_vec()).collect(),
+            n_chunks: chunks.len(),
+            chunk_size: self.text.n_ctx,
+        };
+        Ok(Followed { importance, left })
+    }
+
+    /// Both runs to their end.
+    fn lockstep(
+        &self,
+        chunks: &[TokenChunk],
+        (leader, watch): (&Engine<'_>, Leader<'_>),
+        (follower, solver): (&Engine<'_>, &Follower<'_>),
+    ) -> Result<(Hidden, Hidden, SumCollector), CalibrateError> {
+        let counts = [chunks.len()];
+        let quiet = Quiet(self.progress);
+        let (unquantized, quantized, sums) = std::thread::scope(|scope| {
+            let lead = || {
+                // What it watches with goes when it is done, so that the other run waits no longer.
+                let watch = watch;
+                let states = leader.forward_in(&counts, chunks, &quiet, Some(&watch));
+                (states, watch.sums)
+            };
+            let lead =
+                std::thread::Builder::new().name("unquantized".to_owned()).spawn_scoped(scope, lead)?;
+            let quantized = follower.forward_in(&counts, chunks, self.progress, Some(solver));
+            solver.part();
+            let (unquantized, sums) = lead.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            Ok::<_, std::io::Error>((unquantized, quantized, sums))
+        })?;
+        let is_own = |error: &CalibrateError| !matches!(error, CalibrateError::Engine(EngineError::Stopped));
+        if let Some(error) = solver.take_failure().filter(is_own) {
+            return Err(error);
+        }
+        // A run that was stopped was stopped by the other.
+        match (unquantized, quantized) {
+            (Ok(unquantized), Ok(quantized)) => Ok((unquantized, quantized, sums)),
+            (Err(EngineError::Stopped) | Ok(_), Err(error)) | (Err(error), _) => Err(error.into()),
+        }
+    }
+
+    fn matrices(&self) -> MatrixSolver<'_> {
+        MatrixSolver {
+            source: self.source,
+            level: self.engine.level,
+            options: self.options.solve,
+            blocks: self.blocks,
+            progress: self.progress,
+        }
+    }
+
+    /// Targets by their index in the model that is run.
+    fn by_index(&self) -> BTreeMap<usize, (String, Target)> {
+        let tensors = self.model.source.tensors().iter().enumerate();
+        let target = |(at, meta): (usize, &TensorMeta)| {
+            self.targets.get(&meta.name).map(|target| (at, (meta.name.clone(), *target)))
+        };
+        tensors.filter_map(target).collect()
+    }
+
+    /// Weights of the tokens: kinds weigh alike, however long they are.
+    fn weights(&self) -> Vec<f32> {
+        let n_kinds = self.text.kinds.len().max(1);
+        let weigh = |kind: &TextKind| {
+            let n = kind.n_tokens();
+            std::iter::repeat_n((1.0 / (n_kinds as f64 * n as f64)) as f32, n)
+        };
+        self.text.kinds.iter().flat_map(weigh).collect()
+    }
+
+    /// A head that is the embedding too is solved before anything is looked up in it, by what the unquantized model
+    /// multiplies it with.
+    fn tied_head(
+        &self,
+        leader: &Engine<'_>,
+        chunks: &[TokenChunk],
+        (name, target): (&str, Target),
+    ) -> Result<Option<NotSolved>, CalibrateError> {
+        let n_tokens: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
+        let step = n_tokens.div_ceil(HEAD_TOKENS.max(2 * leader.plan().n_embd)).max(1);
+        let some: Vec<TokenChunk> = chunks.iter().step_by(step).cloned().collect();
+        self.progress.begin(
+            "running the model for its head",
+            leader.work_bytes_in(1).saturating_sub(leader.head_bytes()),
+        );
+        let hidden = leader.forward_in(&[some.len()], &some, self.progress, None)?;
+        self.progress.end();
+        let (n_cols, states) = (leader.plan().n_embd, hidden.states());
+        let n_rows = states.len() / n_cols.max(1);
+        let weights = vec![1.0 / n_rows.max(1) as f32; n_rows];
+        let matrices = self.matrices();
+        let solve = || -> Result<(), Failed> {
+            let inputs = Inputs { x: states, quantized: states, n_cols, weights: &weights };
+            let moments = Sums::of(&inputs, None)?.moments;
+            let metric = Metric::new(&moments, SHRINKAGE)?;
+            matrices.solve((name, target, 0), &metric, &moments.diagonal(), None)
+        };
+        match leader.install(solve) {
+            Ok(()) => Ok(None),
+            Err(Failed::Solve(reason)) => Ok(Some(NotSolved { tensor: name.to_owned(), matrix: 0, reason })),
+            Err(Failed::Run(error)) => Err(*error),
+        }
+    }
+}
+
+/// A chunk of which all hidden states are wanted.
+fn whole(chunk: &TokenChunk) -> TokenChunk {
+    let TokenChunk { tokens, n_source, .. } = chunk;
+    TokenChunk { tokens: tokens.clone(), rows: *n_source..tokens.len(), n_source: *n_source }
+}
+
+/// Both runs at once, what they hand over, and the sums of the widest matrix with their factors.
+fn check_memory(plan: &GraphPlan, engine: &Engine<'_>, chunks: &[TokenChunk]) -> Result<(), CalibrateError> {
+    let lengths = chunks.iter().map(|chunk| chunk.tokens.len());
+    let (tokens, longest) = (lengths.clone().sum::<usize>(), lengths.max().unwrap_or(0));
+    let runs = engine.run_bytes(tokens, tokens, longest).saturating_mul(2);
+    let widest = plan.all_layers().map(LayerPlan::widest).max().unwrap_or(0).max(plan.n_embd);
+    // The rows of both, and two streams of residuals; scaled copies are of some thousand rows.
+    let handed = (widest + 2 * plan.n_embd) as u64 * 4 * tokens as u64;
+    // Sums, cross sums, the two factorizations.
+    let sums = (widest as u64).saturating_mul(widest as u64).saturating_mul(40);
+    let needed_bytes = runs.saturating_add(handed).saturating_add(sums);
+    let budget_bytes = engine.options().memory_bytes;
+    if needed_bytes > budget_bytes {
+        return Err(CalibrateError::Memory { budget_bytes, needed_bytes, tokens });
+    }
+    Ok(())
+}

@@ -1,0 +1,301 @@
+//! Looks on while the quantized model runs: solves every matrix at the moment in which it is about to be used.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::calibrate::matrices::{Corrected, Failed, MatrixSolver, Target};
+use crate::calibrate::sequential::lockstep::{Behind, Event};
+use crate::calibrate::sequential::stream::QuantizedStream;
+use crate::calibrate::sequential::sums::{Inputs, Lack, Sums};
+use crate::calibrate::{CalibrateError, NotSolved, SolverOptions};
+use crate::core::TensorSource;
+use crate::core::progress::Progress;
+use crate::engine::plan::Matrix;
+use crate::engine::{Engine, EngineError, Observer};
+use crate::quant::first_non_finite;
+use crate::quantize::SolvedRows;
+use crate::solve::{Correction, Metric, SecondMoments, SolveError, TargetOptions};
+
+/// Streams of both runs before a branch.
+struct Branch {
+    /// The matrix whose product is added.
+    matrix: (usize, Option<usize>),
+    factor: f32,
+    width: usize,
+    x: Vec<f32>,
+    quantized: Vec<f32>,
+}
+
+/// What all experts of a stack have seen so far.
+struct Shared {
+    n_rows: u64,
+    /// Sums, not means.
+    values: Vec<f32>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    /// Places passed so far.
+    n_events: usize,
+    branch: Option<Branch>,
+    /// By tensor, of the layer that is being run.
+    shared: BTreeMap<usize, Shared>,
+    left: Vec<NotSolved>,
+    failed: Option<CalibrateError>,
+}
+
+/// What the quantized run is watched with.
+pub(super) struct Follower<'a> {
+    /// Gone when the run is over, so that the other run waits no longer.
+    pub(super) behind: Mutex<Option<Behind>>,
+    pub(super) engine: &'a Engine<'a>,
+    pub(super) stream: &'a QuantizedStream<'a>,
+    pub(super) matrices: MatrixSolver<'a>,
+    pub(super) options: SolverOptions,
+    /// Tensors to solve, by their index in the stream.
+    pub(super) targets: &'a BTreeMap<usize, (String, Target)>,
+    /// Weight of each token of the text; their sum is 1.
+    pub(super) weights: &'a [f32],
+    pub(super) n_layers: usize,
+    pub(super) progress: &'a dyn Progress,
+    pub(super) state: Mutex<State>,
+}
+
+impl Follower<'_> {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The matrices that no solver made.
+    pub(super) fn into_left(self) -> Vec<NotSolved> {
+        self.state.into_inner().unwrap_or_else(PoisonError::into_inner).left
+    }
+
+    /// What stopped the run, if it was not the other run.
+    pub(super) fn take_failure(&self) -> Option<CalibrateError> {
+        self.state().failed.take()
+    }
+
+    /// The run is over.
+    pub(super) fn part(&self) {
+        *self.behind.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// What the unquantized run has at this place.
+    fn event(&self) -> Option<Event> {
+        let mut state = self.state();
+        if state.failed.is_some() {
+            return None;
+        }
+        let is_first = state.n_events == 0;
+        state.n_events += 1;
+        drop(state);
+        let behind = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
+        let event = behind.as_ref().and_then(|behind| behind.next(is_first));
+        drop(behind);
+        if event.is_none() {
+            // Why, the other run says.
+            self.state().failed.get_or_insert(EngineError::Stopped.into());
+        }
+        event
+    }
+
+    /// The matrices that are to be solved now: those whose blocks are not there yet.
+    fn jobs(&self, matrices: &[&Matrix]) -> Vec<(&str, Target, u64)> {
+        let job = |matrix: &&Matrix| {
+            let (name, target) = self.targets.get(&matrix.tensor)?;
+            Some((name.as_str(), *target, matrix.expert.unwrap_or(0) as u64))
+        };
+        let is_new = |(name, _, matrix): &(&str, Target, u64)| !self.matrices.blocks.has(name, *matrix);
+        matrices.iter().filter_map(job).filter(is_new).collect()
+    }
+
+    /// Solves matrices that share their inputs.
+    fn solve(&self, matrices: &[&Matrix], x: &[f32], quantized: &[f32]) -> Result<(), CalibrateError> {
+        let Some(first) = matrices.first() else { return Ok(()) };
+        let n_cols = first.n_cols;
+        let jobs = self.jobs(matrices);
+        let unsolved: Vec<&&Matrix> = matrices
+            .iter()
+            .filter(|matrix| {
+                !self.targets.contains_key(&matrix.tensor) && self.stream.is_changed(matrix.tensor)
+            })
+            .collect();
+        let n_rows = quantized.len() / n_cols.max(1);
+        if n_rows == 0 || (jobs.is_empty() && unsolved.is_empty()) {
+            return Ok(());
+        }
+        if first_non_finite(quantized).is_some() || first_non_finite(x).is_some() {
+            let tensor = self.stream.tensors()[first.tensor].name.clone();
+            return Err(CalibrateError::NonFinite { tensor });
+        }
+        // Rows that are not one for each token (those of an expert) weigh alike.
+        let alike;
+        let weights = if n_rows == self.weights.len() {
+            self.weights
+        } else {
+            alike = vec![1.0 / n_rows as f32; n_rows];
+            &alike
+        };
+        let branch = self.take_branch(matrices, n_rows);
+        let lack = branch.as_ref().map(|branch| Lack {
+            x: &branch.x,
+            quantized: &branch.quantized,
+            width: branch.width,
+            factor: branch.factor,
+        });
+        let sums = Sums::of(&Inputs { x, quantized, n_cols, weights }, lack.as_ref());
+        drop(branch);
+        let sums = match sums {
+            Ok(Sums { moments, cross, residual }) => {
+                let moments = if jobs.iter().all(|(_, target, _)| self.matrices.n_matrices(*target) > 1) {
+                    self.drawn(matrices, moments)
+                } else {
+                    Ok(moments)
+                };
+                moments.map(|moments| Sums { moments, cross, residual })
+            }
+            Err(error) => Err(error),
+        };
+        if let Ok(sums) = &sums {
+            for matrix in unsolved {
+                self.stream.tell(matrix.tensor, matrix.expert.unwrap_or(0) as u64, sums.moments.diagonal());
+            }
+        }
+        self.round(&jobs, sums)
+    }
+
+    /// The streams before the branch that ends with these matrices.
+    fn take_branch(&self, matrices: &[&Matrix], n_rows: usize) -> Option<Branch> {
+        let [only] = matrices else { return None };
+        let mut state = self.state();
+        let branch = state.branch.take_if(|branch| branch.matrix == (only.tensor, only.expert))?;
+        (branch.x.len() == n_rows * branch.width && branch.quantized.len() == branch.x.len())
+            .then_some(branch)
+    }
+
+    /// Moments of an expert, drawn towards those of the experts of its layer that were met so far, itself included.
+    fn drawn(&self, matrices: &[&Matrix], own: SecondMoments) -> Result<SecondMoments, SolveError> {
+        let Some(tensor) = matrices.first().map(|matrix| matrix.tensor) else { return Ok(own) };
+        let mut state = self.state();
+        let n_tokens = own.n_tokens();
+        let shared = state.shared.entry(tensor);
+        let shared = shared.or_insert_with(|| Shared { n_rows: 0, values: vec![0.0; own.values().len()] });
+        shared.n_rows += n_tokens;
+        shared.values.iter_mut().zip(own.values()).for_each(|(sum, x)| *sum += n_tokens as f32 * x);
+        let shared = shared_moments(own.n_cols(), shared)?;
+        own.drawn_towards(&shared)
+    }
+
+    /// Rounds matrices with these sums. Where these cannot be used the importance matrix is left to do it.
+    fn round(
+        &self,
+        jobs: &[(&str, Target, u64)],
+        sums: Result<Sums, SolveError>,
+    ) -> Result<(), CalibrateError> {
+        let left = |name: &str, matrix, reason| {
+            self.state().left.push(NotSolved { tensor: name.to_owned(), matrix, reason });
+        };
+        let ready = sums.and_then(|sums| {
+            let metric = Metric::new(&sums.moments, self.options.shrinkage)?;
+            Ok((sums, metric))
+        });
+        let (sums, metric) = match ready {
+            Ok(ready) => ready,
+            Err(reason) => {
+                jobs.iter().for_each(|(name, _, matrix)| left(name, *matrix, reason));
+                return Ok(());
+            }
+        };
+        let Sums { moments, cross, residual } = &sums;
+        let importance = moments.diagonal();
+        let options = TargetOptions { lambda: self.options.lambda, ..TargetOptions::default() };
+        let correction = cross.as_ref().map(|cross| Correction::new(moments, cross, options)).transpose();
+        for &(name, target, matrix) in jobs {
+            let solved = correction.as_ref().map_err(|error| Failed::Solve(*error)).and_then(|correction| {
+                let corrected = correction
+                    .as_ref()
+                    .map(|correction| Corrected { correction, residual: residual.as_deref() });
+                self.matrices.solve((name, target, matrix), &metric, &importance, corrected)
+            });
+            match solved {
+                Ok(()) => {}
+                Err(Failed::Solve(reason)) => left(name, matrix, reason),
+                Err(Failed::Run(error)) => return Err(*error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Experts that no token chose take what those of the layer saw.
+    fn unseen(&self) -> Result<(), CalibrateError> {
+        let shared = std::mem::take(&mut self.state().shared);
+        for (tensor, shared) in shared {
+            let Some((name, target)) = self.targets.get(&tensor) else { continue };
+            let is_unseen = |matrix: &u64| !self.matrices.blocks.has(name, *matrix);
+            let matrices = (0..self.matrices.n_matrices(*target)).filter(is_unseen);
+            let jobs: Vec<_> = matrices.map(|matrix| (name.as_str(), *target, matrix)).collect();
+            if jobs.is_empty() {
+                continue;
+            }
+            let n_cols = usize::try_from(self.stream.tensors()[tensor].shape.n_cols()).unwrap_or(0);
+            let moments = shared_moments(n_cols, &shared);
+            self.round(&jobs, moments.map(|moments| Sums { moments, cross: None, residual: None }))?;
+        }
+        Ok(())
+    }
+
+    fn keep(&self, result: Result<(), CalibrateError>) {
+        if let Err(error) = result {
+            self.state().failed.get_or_insert(error);
+        }
+    }
+
+    /// Solves the head with the final states of both runs.
+    pub(super) fn head(&self, head: &Matrix, x: &[f32], quantized: &[f32]) -> Result<(), CalibrateError> {
+        self.engine.install(|| self.solve(&[head], x, quantized))
+    }
+}
+
+fn shared_moments(n_cols: usize, shared: &Shared) -> Result<SecondMoments, SolveError> {
+    let share = 1.0 / (shared.n_rows.max(1) as f32);
+    SecondMoments::new(n_cols, shared.n_rows, shared.values.iter().map(|sum| share * sum).collect())
+}
+
+impl Observer for Follower<'_> {
+    fn inputs(&self, _: &dyn TensorSource, matrices: &[&Matrix], x: &[f32]) {
+        if let Some(Event::Inputs(unquantized)) = self.event() {
+            let solved = self.engine.install(|| self.solve(matrices, &unquantized, x));
+            self.keep(solved);
+        }
+    }
+
+    fn routes(&self, _: &dyn TensorSource, _: &Matrix, routes: &mut [Vec<(usize, f32)>]) {
+        if let Some(Event::Routes(chosen)) = self.event() {
+            // Experts see the tokens that the unquantized model sends them: only then have their rows a counterpart.
+            routes.iter_mut().zip(chosen).for_each(|(route, chosen)| *route = chosen);
+        }
+    }
+
+    fn branch(&self, matrix: &Matrix, factor: f32, stream: &[f32]) {
+        if let Some(Event::Branch(x)) = self.event() {
+            let branch = Branch {
+                matrix: (matrix.tensor, matrix.expert),
+                factor,
+                width: matrix.n_rows,
+                quantized: if x.is_empty() { Vec::new() } else { stream.to_vec() },
+                x,
+            };
+            self.state().branch = Some(branch);
+        }
+    }
+
+    fn leave(&self, layer: usize) -> ControlFlow<()> {
+        self.state().branch = None;
+        let unseen = self.engine.install(|| self.unseen());
+        self.keep(unseen);
+        self.progress.figures(&format!("layer {} of {}", layer + 1, self.n_layers));
+        if self.state().failed.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}

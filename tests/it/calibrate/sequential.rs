@@ -1,0 +1,176 @@
+//! The solver that follows the quantized model, on models of every kind of wiring.
+
+use gguf_foundry::calibrate::{CalibrateError, Fidelity, FidelityOptions, Solver, solve};
+use gguf_foundry::core::progress::{CancelFlag, Progress, Silent};
+use gguf_foundry::core::{Shape, TensorMeta, TensorSource};
+use gguf_foundry::engine::{EngineError, EngineOptions};
+use gguf_foundry::quantize::{FileType, Input, QuantizeOptions, SolvedRows, TensorTypeRule};
+
+use super::noise::Noise;
+use super::text;
+
+fn run(
+    model: &Noise,
+    solver: Solver,
+    engine: EngineOptions,
+    progress: &dyn Progress,
+) -> Result<Fidelity, CalibrateError> {
+    let quantize = QuantizeOptions { pure: true, ..QuantizeOptions::new(FileType::Q4_0) };
+    let dir = tempfile::tempdir().unwrap();
+    let options = FidelityOptions { solver, engine, quantize: &quantize, dir: dir.path() };
+    let input = Input::new(model, &model.metadata);
+    solve(&model.model(), &input, &text(&model.model()), &options, progress)
+}
+
+fn engine(n_threads: usize) -> EngineOptions {
+    EngineOptions { n_threads, ..EngineOptions::default() }
+}
+
+/// All blocks of a tensor, if all are there.
+fn blocks(found: &Fidelity, meta: &TensorMeta) -> Option<Vec<u8>> {
+    let blocks = found.blocks.as_ref().unwrap();
+    let dims = meta.shape.dims();
+    let n_matrices: u64 = dims[..dims.len() - 2].iter().product();
+    if !(0..n_matrices).all(|matrix| blocks.has(&meta.name, matrix)) {
+        return None;
+    }
+    let n_bytes = meta.shape.n_elems() / 32 * 18;
+    let mut bytes = vec![0; n_bytes as usize];
+    blocks.read(&meta.name, 0, &mut bytes).unwrap();
+    Some(bytes)
+}
+
+fn matrices(model: &Noise) -> impl Iterator<Item = &TensorMeta> {
+    let is_solved = |meta: &&TensorMeta| {
+        let is_multiplied =
+            ["conv1d", "ssm_a", "ffn_gate_inp", "norm"].iter().all(|part| !meta.name.contains(part));
+        meta.shape.rank() > 1 && meta.shape.n_cols().is_multiple_of(32) && is_multiplied
+    };
+    model.metas.iter().filter(is_solved)
+}
+
+/// Every matrix is solved, and the file diverges less than with the moments of the unquantized model.
+#[test]
+fn every_matrix_is_solved_and_more_is_gained_than_by_the_first_solver() {
+    for (name, model, has_own_embedding) in [
+        ("dense", Noise::llama(0), false),
+        ("experts", Noise::llama(4), false),
+        ("parallel", Noise::parallel(), false),
+        ("mamba", Noise::mamba(), true),
+        ("cycled", Noise::cycled(), false),
+    ] {
+        let found = run(&model, Solver::Sequential, engine(2), &Silent).unwrap();
+        assert_eq!(found.left, [], "{name}");
+        for meta in matrices(&model) {
+            let is_looked_up = has_own_embedding && meta.name == "token_embd.weight";
+            assert_eq!(blocks(&found, meta).is_some(), !is_looked_up, "{name}: {}", meta.name);
+        }
+        let first = run(&model, Solver::Gptq, engine(2), &Silent).unwrap();
+        assert_eq!(found.plain, first.plain, "{name}: the importance of the same tokens");
+        let (ratio, first) = (found.ratio().unwrap(), first.ratio().unwrap());
+        assert!(ratio < 0.95 * first, "{name}: {ratio} {first}");
+    }
+}
+
+#[test]
+fn the_blocks_do_not_depend_on_threads() {
+    let model = Noise::llama(4);
+    let one = run(&model, Solver::Sequential, engine(1), &Silent).unwrap();
+    for n_threads in [2, 7] {
+        let other = run(&model, Solver::Sequential, engine(n_threads), &Silent).unwrap();
+        assert_eq!(one.trials[0].check, other.trials[0].check);
+        for meta in matrices(&model) {
+            assert_eq!(blocks(&one, meta), blocks(&other, meta), "{n_threads} threads: {}", meta.name);
+        }
+    }
+}
+
+/// An expert that no token is sent to takes what the others of its layer saw.
+#[test]
+fn experts_without_tokens_are_solved_too() {
+    let mut model = Noise::llama(4);
+    let router = model.metas.iter().position(|meta| meta.name == "blk.1.ffn_gate_inp.weight").unwrap();
+    // Rows of two experts beside each other: whatever the last two are given, one of the first two is given more.
+    let values = &mut model.values[router];
+    for column in 0..64 {
+        let x = values[column];
+        values[64 + column] = -x;
+        values[128 + column] = 0.1 * x;
+        values[192 + column] = 0.1 * x;
+    }
+    let found = run(&model, Solver::Sequential, engine(2), &Silent).unwrap();
+    let unseen = found.imatrix.get("blk.1.ffn_up_exps.weight").unwrap();
+    let _ = unseen;
+    assert_eq!(found.left, []);
+    for meta in matrices(&model) {
+        assert!(blocks(&found, meta).is_some(), "{}", meta.name);
+    }
+}
+
+/// Both runs end when one of them cannot go on.
+#[test]
+fn what_goes_wrong_ends_both_runs() {
+    let mut model = Noise::llama(0);
+    let broken = model.metas.iter().position(|meta| meta.name == "blk.1.attn_norm.weight").unwrap();
+    model.values[broken][3] = f32::INFINITY;
+    let error = run(&model, Solver::Sequential, engine(2), &Silent).unwrap_err();
+    assert!(
+        matches!(&error, CalibrateError::NonFinite { tensor } if tensor.starts_with("blk.1.attn_")),
+        "{error}"
+    );
+
+    let cancelled = CancelFlag::default();
+    cancelled.cancel();
+    let error = run(&Noise::llama(0), Solver::Sequential, engine(2), &cancelled).unwrap_err();
+    assert!(matches!(error, CalibrateError::Engine(EngineError::Cancelled)), "{error}");
+
+    let small = EngineOptions { memory_bytes: 1 << 20, ..engine(2) };
+    let error = run(&Noise::llama(0), Solver::Sequential, small, &Silent).unwrap_err();
+    let CalibrateError::Memory { needed_bytes, .. } = error else { panic!("{error}") };
+    let enough = EngineOptions { memory_bytes: needed_bytes, ..engine(2) };
+    run(&Noise::llama(0), Solver::Sequential, enough, &Silent).unwrap();
+}
+
+/// A run that is cancelled in the middle of a layer.
+#[test]
+fn cancelling_between_layers_ends_both_runs() {
+    struct AfterOneLayer(CancelFlag);
+    impl Progress for AfterOneLayer {
+        fn figures(&self, text: &str) {
+            if text == "layer 1 of 2" {
+                self.0.cancel();
+            }
+        }
+        fn is_cancelled(&self) -> bool {
+            self.0.is_cancelled()
+        }
+    }
+    let progress = AfterOneLayer(CancelFlag::default());
+    let error = run(&Noise::llama(4), Solver::Sequential, engine(2), &progress).unwrap_err();
+    assert!(matches!(error, CalibrateError::Engine(EngineError::Cancelled)), "{error}");
+}
+
+/// Types without a solver are followed too, with the importance of what their matrices meet.
+#[test]
+fn types_without_a_solver_are_followed() {
+    let model = Noise::llama(0);
+    let quantize = QuantizeOptions {
+        tensor_types: vec![TensorTypeRule::parse("ffn_down=q8_0").unwrap()],
+        ..QuantizeOptions::new(FileType::Q4_0)
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let options = FidelityOptions {
+        solver: Solver::Sequential,
+        engine: engine(2),
+        quantize: &quantize,
+        dir: dir.path(),
+    };
+    let input = Input::new(&model, &model.metadata);
+    let found = solve(&model.model(), &input, &text(&model.model()), &options, &Silent).unwrap();
+    let names: Vec<&str> = found.without_solver.iter().map(|(name, _)| name.as_str()).collect();
+    assert!(names.contains(&"blk.0.ffn_down.weight"), "{names:?}");
+    assert!(found.ratio().unwrap() < 0.8, "{:?}", found.ratio());
+    let down = Shape::new(vec![64, 96]).unwrap();
+    assert!(model.tensors().iter().any(|meta| meta.shape == down));
+    assert!(!found.blocks.unwrap().has("blk.0.ffn_down.weight", 0));
+}
