@@ -19,6 +19,7 @@ mod solved;
 mod solver;
 mod store;
 mod text;
+mod types;
 
 pub use collector::Wanted;
 pub use error::CalibrateError;
@@ -30,3 +31,4 @@ pub use solved::SolvedBlocks;
 pub use solver::{NotSolved, SolverOptions};
 pub use store::{Statistics, StatisticsError, StatisticsKind, StatisticsWriter};
 pub use text::{CalibrationText, SELF_NAME, TextKind, TextOptions, TextSource};
+pub use types::{MeasureOptions, measure_costs};

@@ -6,11 +6,13 @@
 //! | `class` `model` | what names and metadata say about tensors and model |
 //! | `mixture` | llama.cpp's rules: which roles get more or fewer bits |
 //! | `choice` | the type of each tensor: options, mixture, what fits its columns |
+//! | `allocate` | types chosen so that the file has a given size |
 //! | `nominal` | what a file type comes to on a well-known model |
 //! | `imatrix` `coverage` | importance of columns, and what it leaves open |
 //! | `prune` `metadata` `plan` `summary` | the whole output, before the first weight is read |
 //! | `execute` | the plan as a source of quantized rows, and writing it |
 
+mod allocate;
 mod choice;
 mod class;
 mod coverage;
@@ -26,6 +28,10 @@ mod prune;
 mod summary;
 
 pub use crate::gguf::FileType;
+pub use allocate::{
+    AllocateError, AllocateOptions, Allocation, Candidate, ChosenType, DEFAULT_TYPES, OpenTensor, SizeTarget,
+    StandardMix, Survey, TensorCost, type_rules,
+};
 pub use choice::{Choice, ChoiceError, Reason, choose_types};
 pub use class::{TensorClass, file_order, is_quantizable, layer_of};
 pub use coverage::{Coverage, UnseenExperts};

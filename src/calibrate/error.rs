@@ -6,7 +6,7 @@ use crate::calibrate::StatisticsError;
 use crate::core::Hint;
 use crate::core::text::escape;
 use crate::engine::EngineError;
-use crate::quantize::QuantizeError;
+use crate::quantize::{AllocateError, QuantizeError};
 use crate::verify::VerifyError;
 
 /// Why calibration text or statistics could not be had.
@@ -28,6 +28,9 @@ pub enum CalibrateError {
     /// The quantization cannot be planned.
     #[error(transparent)]
     Quantize(#[from] QuantizeError),
+    /// Types cannot be chosen.
+    #[error(transparent)]
+    Allocate(#[from] AllocateError),
     /// What has no likelihoods has no check.
     #[error("the model makes embeddings: without predictions there is no divergence to check the result by")]
     Encoder,
@@ -69,6 +72,7 @@ impl Hint for CalibrateError {
             Self::Engine(error) => error.hints(),
             Self::Statistics(error) => error.hints(),
             Self::Quantize(error) => error.hints(),
+            Self::Allocate(error) => error.hints(),
             Self::Encoder => vec!["`gguf-verify imatrix` collects an importance matrix for it".to_owned()],
             Self::Pruned => {
                 vec!["leave them out in a run of its own (`--type copy`), then calibrate".to_owned()]

@@ -3,6 +3,7 @@
 pub(crate) mod calibrate;
 pub(crate) mod options;
 pub(crate) mod report;
+mod target;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,6 +14,7 @@ use clap::Parser;
 use crate::cli::guard::Guard;
 use crate::cli::quantize::calibrate::CalibrateArgs;
 use crate::cli::quantize::options::{QuantizeArgs, usage};
+use crate::cli::quantize::target::TargetArgs;
 use crate::cli::render::{Align, Table};
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
 use crate::core::output::OutputKind;
@@ -39,7 +41,7 @@ pub(crate) fn command() -> clap::Command {
 #[command(
     name = "gguf-quantize",
     version = crate::cli::version(),
-    override_usage = "gguf-quantize [OPTIONS] --type TYPE IN [OUT]\n       gguf-quantize [OPTIONS] IN [OUT] TYPE [THREADS]",
+    override_usage = "gguf-quantize [OPTIONS] --type TYPE IN [OUT]\n       gguf-quantize [OPTIONS] --target-size SIZE IN [OUT]\n       gguf-quantize [OPTIONS] IN [OUT] TYPE [THREADS]",
     after_help = types_help(),
 )]
 struct Quantize {
@@ -64,6 +66,8 @@ struct Quantize {
     max_buffer_size: Option<u64>,
     #[command(flatten)]
     options: QuantizeArgs,
+    #[command(flatten)]
+    target: TargetArgs,
     #[command(flatten)]
     calibrate: CalibrateArgs,
     #[command(flatten)]
@@ -110,7 +114,8 @@ fn no_type(last: &Path) -> anyhow::Error {
 struct Job {
     input: PathBuf,
     output: PathBuf,
-    file_type: FileType,
+    /// `None` where types are chosen for a size.
+    file_type: Option<FileType>,
     threads: Option<usize>,
 }
 
@@ -120,19 +125,32 @@ impl Quantize {
         let mut rest = self.arguments.iter();
         let input = rest.next().ok_or_else(|| usage_line("an input expected"))?.clone();
         let mut output = None;
-        let file_type = if let Some(text) = &self.file_type {
+        let file_type = if self.target.target().is_some() {
             output = rest.next().cloned();
-            parse_file_type(text).map_err(usage)?
+            None
+        } else if let Some(text) = &self.file_type {
+            output = rest.next().cloned();
+            Some(parse_file_type(text).map_err(usage)?)
         } else {
             let first = rest.next().ok_or_else(|| usage_line("a type expected: `--type TYPE`"))?;
             if let Some(file_type) = first.to_str().and_then(FileType::parse) {
-                file_type
+                Some(file_type)
             } else {
                 output = Some(first.clone());
                 let Some(text) = rest.next() else { return Err(no_type(first)) };
-                parse_file_type(&text.to_string_lossy()).map_err(usage)?
+                Some(parse_file_type(&text.to_string_lossy()).map_err(usage)?)
             }
         };
+        // A type behind the output, or in its place.
+        let words = output.iter().chain(rest.clone()).filter_map(|word| word.to_str());
+        if file_type.is_none()
+            && let Some(found) = words.filter_map(FileType::parse).next()
+        {
+            let option = self.target.option();
+            return Err(usage_line(&format!(
+                "{option} chooses the types: leave `{found}` out, or restrict them with `--types`"
+            )));
+        }
         let threads = match rest.next() {
             None => None,
             Some(text) => {
@@ -144,17 +162,21 @@ impl Quantize {
         if let Some(extra) = rest.next() {
             return Err(UsageError(format!("unexpected argument `{}`", extra.display())).into());
         }
-        let output = output.unwrap_or_else(|| input.with_file_name(format!("ggml-model-{file_type}.gguf")));
+        let word = file_type.map(|file_type| file_type.to_string()).or_else(|| self.target.word());
+        let word = word.unwrap_or_default();
+        let output = output.unwrap_or_else(|| input.with_file_name(format!("ggml-model-{word}.gguf")));
         Ok(Job { input, output, file_type, threads })
     }
 
     /// Holds the output against everything that is read.
     fn guard(&self, session: &Session, job: &Job, file: &GgufFile) -> anyhow::Result<()> {
-        let mut guard = Guard::new(session, self.dry_run);
+        // A list of types is written in any case.
+        let mut guard = Guard::new(session, self.dry_run && self.target.write_types.is_none());
         guard.read_all("the model", file.paths())?;
         guard.read_all("the importance matrix", &self.options.imatrix)?;
         guard.read_all("rules of types", self.options.tensor_types.files())?;
         self.calibrate.guard(&mut guard)?;
+        self.target.guard(&mut guard)?;
         if !self.keep_split {
             return guard.write("the output", &job.output, OutputKind::Model);
         }
@@ -165,12 +187,18 @@ impl Quantize {
 
     fn quantize(&self, session: &Session, job: &Job) -> anyhow::Result<Exit> {
         let start = Instant::now();
-        let mut options = self.options.to_options(job.file_type, self.common.simd)?;
+        // Any type of blocks will do where a size decides.
+        let file_type = job.file_type.unwrap_or(FileType::Q4KM);
+        let mut options = self.options.to_options(file_type, self.common.simd)?;
         options.keep_split = self.keep_split;
         let file = GgufFile::open(&job.input)?;
         self.guard(session, job, &file)?;
         let imatrix = self.options.open_imatrix()?;
         let input = Input::file(&file);
+        let allocation = self.target.allocate(session, &input, &options, imatrix.as_ref())?;
+        if let Some(allocation) = &allocation {
+            options = allocation.options.clone();
+        }
         if self.dry_run {
             let plan = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
             report::warn(session, self.options.coverage, &plan);
@@ -178,7 +206,8 @@ impl Quantize {
                 session.progress.warn(&format!("a run would stop here: {obstacle}"));
             }
             session.destination(&job.output);
-            report::print_plan(session, &plan)?;
+            self.target.write(session, &plan)?;
+            report::print_chosen(session, &plan, allocation.as_ref())?;
             return Ok(Exit::Done);
         }
         let write_options = WriteOptions {
@@ -195,7 +224,7 @@ impl Quantize {
                 input: &input,
                 model: &job.input,
                 output: &job.output,
-                file_type: job.file_type,
+                file_type,
                 options: &options,
                 write: &write_options,
                 start,
@@ -205,12 +234,18 @@ impl Quantize {
         }
         let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
         report::warn(session, self.options.coverage, &plan);
-        let report = plan.write(&job.output, &write_options, &session.progress)?;
+        if allocation.is_some() && !self.common.json && !self.common.quiet {
+            report::print_chosen(session, &plan, allocation.as_ref())?;
+        }
+        let written = plan.write(&job.output, &write_options, &session.progress)?;
+        self.target.write(session, &plan)?;
         for tensor in plan.all_zero() {
             session.progress.warn(&format!("tensor `{}`: nothing but zeros", escape(&tensor.name)));
         }
         report::warn_small_rows(session, &plan.small_rows());
-        report::print_report(session, job.file_type, &plan, &report, start.elapsed().as_secs_f64(), None)?;
+        let extra = report::Extra { calibration: None, allocation: allocation.as_ref() };
+        let seconds = start.elapsed().as_secs_f64();
+        report::print_run(session, options.file_type, &plan, &written, seconds, &extra)?;
         Ok(Exit::Done)
     }
 }
@@ -246,12 +281,12 @@ mod tests {
     #[test]
     fn both_forms_of_arguments() {
         let found = job(&["in.gguf", "out.gguf", "q4_k_m", "8"]).unwrap();
-        assert_eq!((found.file_type, found.threads), (FileType::Q4KM, Some(8)));
+        assert_eq!((found.file_type, found.threads), (Some(FileType::Q4KM), Some(8)));
         assert_eq!(found.output, Path::new("out.gguf"));
         let found = job(&["dir/in.gguf", "15"]).unwrap();
         assert_eq!(found.output, Path::new("dir/ggml-model-Q4_K_M.gguf"));
         let found = job(&["in.gguf", "out.gguf", "--type", "Q6_K"]).unwrap();
-        assert_eq!((found.file_type, found.output.as_path()), (FileType::Q6K, Path::new("out.gguf")));
+        assert_eq!((found.file_type, found.output.as_path()), (Some(FileType::Q6K), Path::new("out.gguf")));
         let found = job(&["--pure", "--type", "copy", "in.gguf"]).unwrap();
         assert_eq!(found.output, Path::new("ggml-model-COPY.gguf"));
         assert_eq!(job(&["in.gguf", "f16", "0"]).unwrap().threads, None);

@@ -143,7 +143,7 @@ static FALLBACKS: &[(GgmlType, GgmlType)] = &[
 ];
 
 /// The wanted type if the columns are whole blocks of it, else one with shorter blocks, at last F16.
-fn fit_columns(name: &str, n_cols: u64, wanted: GgmlType) -> Result<GgmlType, ChoiceError> {
+pub(crate) fn fit_columns(name: &str, n_cols: u64, wanted: GgmlType) -> Result<GgmlType, ChoiceError> {
     let fits = |ty: GgmlType| n_cols.is_multiple_of(ty.block_elems() as u64);
     if fits(wanted) {
         return Ok(wanted);
@@ -159,7 +159,7 @@ fn fit_columns(name: &str, n_cols: u64, wanted: GgmlType) -> Result<GgmlType, Ch
 
 /// Types that are worth nothing without importance weights, for all but the embeddings and the output, and those
 /// whose quantizer cannot run without.
-fn needs_imatrix(class: TensorClass, ty: GgmlType, file_type: FileType) -> bool {
+pub(crate) fn needs_imatrix(class: TensorClass, ty: GgmlType, file_type: FileType) -> bool {
     use GgmlType::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3Xxs, Q2K};
     let is_poor = match ty {
         Iq1S | Iq1M | Iq2Xxs | Iq2Xs | Iq2S | Iq3Xxs => true,

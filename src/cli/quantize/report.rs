@@ -1,5 +1,6 @@
 //! What the programs that quantize tell their user: the plan, warnings, the result.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,7 @@ use crate::core::text::{bytes, escape};
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::WriteReport;
 use crate::quant::SmallRows;
-use crate::quantize::{CoveragePolicy, FileType, QuantizePlan, Reason, Sizes, Summary};
+use crate::quantize::{Allocation, CoveragePolicy, FileType, QuantizePlan, Reason, Sizes, Summary};
 
 /// Warns of what was decided against expectation.
 pub(crate) fn warn(session: &Session, policy: CoveragePolicy, plan: &QuantizePlan<'_>) {
@@ -117,32 +118,54 @@ fn reason(reason: Reason) -> String {
 
 /// Prints what would be done.
 pub(crate) fn print_plan(session: &Session, plan: &QuantizePlan<'_>) -> anyhow::Result<()> {
-    let rows = plan.steps().iter().zip(plan.tensors()).map(|(step, after)| {
+    print_chosen(session, plan, None)
+}
+
+/// Prints what would be done, with what types that were chosen for a size are expected to cost.
+pub(crate) fn print_chosen(
+    session: &Session,
+    plan: &QuantizePlan<'_>,
+    allocation: Option<&Allocation>,
+) -> anyhow::Result<()> {
+    let chosen: BTreeMap<usize, f64> =
+        allocation.iter().flat_map(|found| &found.types).map(|chosen| (chosen.place, chosen.cost)).collect();
+    let rows = plan.steps().iter().zip(plan.tensors()).enumerate().map(|(place, (step, after))| {
         let before = &plan.source_tensors()[step.source];
-        (step, before, after)
+        let (why, cost) = match chosen.get(&place) {
+            Some(cost) => ("size".to_owned(), Some(*cost)),
+            None => (reason(step.choice.reason), None),
+        };
+        (step, before, after, why, cost)
     });
     let summary = plan.summary();
     if session.common.json {
         let tensors: Vec<_> = rows
-            .map(|(step, before, after)| {
-                json!({
+            .map(|(step, before, after, why, cost)| {
+                let mut row = json!({
                     "name": after.name,
                     "source": before.name,
                     "shape": after.shape.dims(),
                     "class": step.choice.class.name(),
                     "from": before.ty.name(),
                     "to": after.ty.name(),
-                    "reason": reason(step.choice.reason),
+                    "reason": why,
                     "imatrix": step.weights.is_some(),
                     "bytes_before": before.n_bytes(),
                     "bytes_after": after.n_bytes(),
-                })
+                });
+                if let Some(cost) = cost {
+                    row["expected_kld"] = cost.into();
+                }
+                row
             })
             .collect();
         let obstacles: Vec<_> = plan.obstacles().iter().map(ToString::to_string).collect();
         let mut document = summary_json(&summary);
         document["tensors"] = tensors.into();
         document["obstacles"] = obstacles.into();
+        if let Some(allocation) = allocation {
+            document["target"] = target_json(allocation);
+        }
         return session.print_json(&document);
     }
     let mut table = Table::new(&[
@@ -153,21 +176,60 @@ pub(crate) fn print_plan(session: &Session, plan: &QuantizePlan<'_>) -> anyhow::
         ("size", Align::Right),
         ("why", Align::Left),
     ]);
-    for (step, before, after) in rows {
+    for (step, before, after, why, cost) in rows {
         let imatrix = if step.weights.is_some() { ", imatrix" } else { "" };
+        let cost = cost.map_or_else(String::new, |cost| format!(", KLD {cost:.6}"));
         table.row([
             escape(&after.name).into_owned(),
             after.shape.to_string(),
             before.ty.to_string(),
             after.ty.to_string(),
             bytes(after.n_bytes().unwrap_or(0)),
-            reason(step.choice.reason) + imatrix,
+            why + &cost + imatrix,
         ]);
     }
     session.print(|out| {
         table.print(out)?;
         writeln!(out)?;
-        print_summary(out, &summary)
+        print_summary(out, &summary)?;
+        match allocation {
+            Some(allocation) => writeln!(out, "\n{}", target_lines(allocation)),
+            None => Ok(()),
+        }
+    })
+}
+
+/// A size that was asked for, what it came to, and what the nearest standard mix would have been.
+fn target_lines(allocation: &Allocation) -> String {
+    let mut text = format!(
+        "types for at most {} bytes: file of {} ({:.3} bits per weight with its header), expected KLD {:.6}",
+        count(allocation.target_bytes),
+        count(allocation.file_bytes),
+        allocation.bits_per_weight(),
+        allocation.expected_kld,
+    );
+    if let Some(mix) = &allocation.mix {
+        text += &format!(
+            "\n{}, the standard mix nearest in size: file of {}, expected KLD {:.6}",
+            mix.file_type,
+            count(mix.file_bytes),
+            mix.expected_kld
+        );
+    }
+    text
+}
+
+fn target_json(allocation: &Allocation) -> serde_json::Value {
+    let mix = allocation.mix.as_ref().map(|mix| {
+        json!({ "type": mix.file_type.name(), "file_bytes": mix.file_bytes, "expected_kld": mix.expected_kld })
+    });
+    json!({
+        "bytes": allocation.target_bytes,
+        "file_bytes": allocation.file_bytes,
+        "file_bits_per_weight": allocation.bits_per_weight(),
+        "expected_kld": allocation.expected_kld,
+        "near": allocation.is_near(),
+        "standard_mix": mix,
     })
 }
 
@@ -211,6 +273,15 @@ fn summary_json(summary: &Summary) -> serde_json::Value {
     json!({ "total": sizes_json(&summary.total), "classes": classes })
 }
 
+/// What a summary says beside sizes.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Extra<'a> {
+    /// How the rounding was calibrated.
+    pub(crate) calibration: Option<&'a About<'a>>,
+    /// How the types were chosen.
+    pub(crate) allocation: Option<&'a Allocation>,
+}
+
 /// Prints what was done.
 pub(crate) fn print_report(
     session: &Session,
@@ -219,6 +290,19 @@ pub(crate) fn print_report(
     report: &WriteReport,
     seconds: f64,
     about: Option<&About<'_>>,
+) -> anyhow::Result<()> {
+    let extra = Extra { calibration: about, allocation: None };
+    print_run(session, file_type, plan, report, seconds, &extra)
+}
+
+/// The same of a run that may have chosen its types for a size.
+pub(crate) fn print_run(
+    session: &Session,
+    file_type: FileType,
+    plan: &QuantizePlan<'_>,
+    report: &WriteReport,
+    seconds: f64,
+    extra: &Extra<'_>,
 ) -> anyhow::Result<()> {
     let summary = plan.summary();
     let total = summary.total;
@@ -234,8 +318,11 @@ pub(crate) fn print_report(
         document["small_rows"] = small_rows_json(&plan.small_rows());
         document["seconds"] = seconds.into();
         document["mb_per_second"] = rate.into();
-        if let Some(about) = about {
+        if let Some(about) = extra.calibration {
             document["calibration"] = about.json();
+        }
+        if let Some(allocation) = extra.allocation {
+            document["target"] = target_json(allocation);
         }
         return session.print_json(&document);
     }
@@ -249,7 +336,7 @@ pub(crate) fn print_report(
             out,
             "{}: {}, {} -> {} ({:.2} -> {:.2} bits per weight), {}, {rate:.0} MB/s, {}",
             shown_paths(&report.paths),
-            file_type,
+            if extra.allocation.is_some() { "types for a size".to_owned() } else { file_type.to_string() },
             bytes(total.bytes_before),
             bytes(total.bytes_after),
             total.bits_per_weight_before(),
@@ -257,7 +344,10 @@ pub(crate) fn print_report(
             duration(seconds),
             plural(n_fallbacks as u64, "fallback"),
         )?;
-        match about {
+        if let Some(allocation) = extra.allocation {
+            writeln!(out, "{}", target_lines(allocation))?;
+        }
+        match extra.calibration {
             Some(about) => writeln!(out, "{}", about.line()),
             None => Ok(()),
         }

@@ -82,6 +82,12 @@ const WAYS: &[Way] = &[
     },
     Way {
         command: "gguf-quantize",
+        args: "--target-bpw 40 --imatrix tiny.imatrix --tensor-type-file rules.txt base.gguf",
+        positional: &["arguments"],
+        outputs: &[Out { name: "write_types", option: "--write-types", suffix: "", own: &[] }],
+    },
+    Way {
+        command: "gguf-quantize",
         args: "--type q4_0 --calibrate long.txt --calibrate-tokens 1024 tiny.gguf",
         positional: &["arguments"],
         outputs: &[Out { name: "arguments", option: "", suffix: "", own: MODELS }],

@@ -23,6 +23,8 @@ pub enum OutputKind {
     Json,
     /// An architecture card that was drafted and not touched since.
     CardDraft,
+    /// Types of tensors, a rule with a whole name in each line.
+    TypeRules,
 }
 
 impl OutputKind {
@@ -46,6 +48,7 @@ impl fmt::Display for OutputKind {
             Self::MarkdownReport => "a Markdown report",
             Self::Json => "a JSON report",
             Self::CardDraft => "a drafted card",
+            Self::TypeRules => "a list of types",
         })
     }
 }
@@ -193,8 +196,23 @@ fn report(text: &str) -> Option<OutputKind> {
     if text.starts_with(CARD_DRAFT) {
         return Some(OutputKind::CardDraft);
     }
+    if is_type_rule(text.lines().next().unwrap_or_default())
+        && text.lines().skip(1).all(|line| line.starts_with('^'))
+    {
+        return Some(OutputKind::TypeRules);
+    }
     let prompt = text.strip_prefix("{\"prompt\":").map(digits);
     prompt.is_some_and(|rest| rest.starts_with(",\"logits\":[")).then_some(OutputKind::Logits)
+}
+
+/// A rule that finds one name and no other, as rules are written by hand only for want of something shorter.
+fn is_type_rule(line: &str) -> bool {
+    let parts = line.strip_prefix('^').and_then(|line| line.split_once("$="));
+    parts.is_some_and(|(name, ty)| {
+        !name.is_empty()
+            && !ty.is_empty()
+            && ty.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    })
 }
 
 #[cfg(test)]
@@ -238,6 +256,10 @@ mod tests {
             (b"<!doctype HTML>", Html),
             (b"## a: verification\n\n**Verdict: pass.**", Output(OutputKind::MarkdownReport)),
             (b"## a model\n", Text),
+            (b"^output\\.weight$=q6_k\n^blk\\.0\\.attn", Output(OutputKind::TypeRules)),
+            (b"^output\\.weight$=q6_k\nattn_v=q8_0", Text),
+            (b"attn_v=q8_0\n", Text),
+            (b"^attn_v", Text),
             (b"general = 1\n\xc3", Text),
             (b"\xff\xfe", Other),
             (b"a\0", Other),

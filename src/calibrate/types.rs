@@ -1,0 +1,176 @@
+//! What types cost, measured: the divergence of the model with only some tensors quantized.
+//!
+//! KLD adds up over tensors and is proportional to the error of each, so that one run for each tensor, with one type, tells
+//! what all types cost. Where that is too dear, runs are shared: the tensors of one role in neighbouring layers are quantized
+//! together, and the divergence is shared out by their estimated costs.
+
+use std::collections::BTreeMap;
+
+use crate::calibrate::CalibrateError;
+use crate::core::progress::Progress;
+use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource};
+use crate::engine::plan::ModelKind;
+use crate::engine::{EngineError, EngineOptions};
+use crate::quantize::{FileType, OpenTensor, QuantizePlan, Survey, TensorCost, layer_of};
+use crate::verify::{Model, Recall, Window, divergence_on};
+
+/// How costs are measured.
+#[derive(Clone, Copy, Debug)]
+pub struct MeasureOptions {
+    /// Machine use.
+    pub engine: EngineOptions,
+    /// Relative error of the type that is measured, or as near to it as the types allow: large enough to stand out from
+    /// the noise of the text, small enough that the rest of the model stays what it is.
+    pub error: f64,
+    /// Runs of the model at most. With fewer than tensors, layers share runs.
+    pub n_runs: usize,
+}
+
+impl MeasureOptions {
+    /// Measures each tensor at about four bits, with at most 256 runs.
+    #[must_use]
+    pub fn new(engine: EngineOptions) -> Self {
+        Self { engine, error: 0.01, n_runs: 256 }
+    }
+}
+
+/// Fills in what types cost by running the model on `windows`: one run for each tensor to choose for, or for each group of
+/// tensors. `costs` are those of [`Survey::estimate`], in the same order.
+///
+/// The same input, text and options give the same figures for any number of threads, on machines with fused multiply-add.
+///
+/// # Errors
+/// Models without likelihoods, windows without scored tokens, tensors that cannot be quantized; being told to stop.
+pub fn measure_costs(
+    model: &Model<'_>,
+    survey: &Survey<'_>,
+    costs: &mut [TensorCost],
+    windows: &[Window],
+    options: &MeasureOptions,
+    progress: &dyn Progress,
+) -> Result<(), CalibrateError> {
+    if model.plan()?.kind == ModelKind::Encoder {
+        return Err(CalibrateError::Encoder);
+    }
+    let own = Recall::default();
+    let model = &Model { recall: Some(model.recall.unwrap_or(&own)), ..*model };
+    let types: Vec<GgmlType> = survey
+        .tensors()
+        .iter()
+        .zip(&*costs)
+        .map(|(tensor, cost)| measured_type(tensor, cost, options.error))
+        .collect();
+    let plan = survey.plan(FileType::Q4KM, &types)?;
+    for group in groups(survey.tensors(), options.n_runs) {
+        if progress.is_cancelled() {
+            return Err(EngineError::Cancelled.into());
+        }
+        let members = group.iter().map(|&at| &survey.tensors()[at]);
+        let partly = PartlyQuantized::new(model.source, &plan, members);
+        let one = Model { source: &partly, file: None, recall: None, ..*model };
+        let found = divergence_on(&one, model, windows, options.engine, progress)?;
+        let kld = found.ok_or(CalibrateError::NoText)?.mean.value;
+        share_out(costs, &group, &types, kld);
+    }
+    Ok(())
+}
+
+/// The type whose error is nearest to the wanted one, in powers; the first where none is known.
+fn measured_type(tensor: &OpenTensor, cost: &TensorCost, wanted: f64) -> GgmlType {
+    let distance = |ty: &GgmlType| {
+        let error = cost.error(*ty).filter(|&error| error > 0.0).unwrap_or(f64::MIN_POSITIVE);
+        if error > wanted { error / wanted } else { wanted / error }
+    };
+    let nearest = tensor.types.iter().min_by(|a, b| distance(a).total_cmp(&distance(b)));
+    nearest.copied().unwrap_or(GgmlType::Q8_0)
+}
+
+/// Tensors that are measured together: each alone, if there are runs for that; else those of one role in so many
+/// neighbouring layers that the runs suffice. Tensors outside of layers are always alone.
+fn groups(tensors: &[OpenTensor], n_runs: usize) -> Vec<Vec<usize>> {
+    let n_layers = tensors.iter().filter_map(|tensor| layer_of(&tensor.name)).max().unwrap_or(0).max(0);
+    for n_together in 1..=n_layers.saturating_add(1) {
+        let mut groups: BTreeMap<(i32, &str), Vec<usize>> = BTreeMap::new();
+        for (at, tensor) in tensors.iter().enumerate() {
+            let key = match layer_of(&tensor.name) {
+                // The first layer is unlike the others.
+                Some(layer) if n_together > 1 && layer > 0 => {
+                    (1 + (layer - 1) / n_together, role(&tensor.name))
+                }
+                Some(layer) => (layer, role(&tensor.name)),
+                None => (-1, tensor.name.as_str()),
+            };
+            groups.entry(key).or_default().push(at);
+        }
+        if groups.len() <= n_runs || n_together > n_layers {
+            return groups.into_values().collect();
+        }
+    }
+    Vec::new()
+}
+
+/// A name without its layer.
+fn role(name: &str) -> &str {
+    let rest = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+    rest.map_or(name, |(_, role)| role)
+}
+
+/// Gives each member of a group its part of a divergence, by what it was estimated to cost.
+fn share_out(costs: &mut [TensorCost], group: &[usize], types: &[GgmlType], kld: f64) {
+    let estimate = |cost: &TensorCost, ty| cost.error(ty).unwrap_or(0.0) * cost.sensitivity;
+    let all: f64 = group.iter().map(|&at| estimate(&costs[at], types[at])).sum();
+    for &at in group {
+        let part = if all > 0.0 { estimate(&costs[at], types[at]) / all } else { 1.0 / group.len() as f64 };
+        costs[at].measured.retain(|row| row.0 != types[at]);
+        costs[at].measured.push((types[at], kld * part));
+    }
+}
+
+/// A model in which some tensors are quantized and the others are as they were.
+struct PartlyQuantized<'a> {
+    source: &'a dyn TensorSource,
+    plan: &'a QuantizePlan<'a>,
+    tensors: Vec<TensorMeta>,
+    /// By index in the source: the place in the plan of what is quantized.
+    places: BTreeMap<usize, usize>,
+}
+
+impl<'a> PartlyQuantized<'a> {
+    fn new<'t>(
+        source: &'a dyn TensorSource,
+        plan: &'a QuantizePlan<'a>,
+        members: impl Iterator<Item = &'t OpenTensor>,
+    ) -> Self {
+        let mut tensors = source.tensors().to_vec();
+        let mut places = BTreeMap::new();
+        for member in members {
+            tensors[member.source].ty = plan.tensors()[member.place].ty;
+            places.insert(member.source, member.place);
+        }
+        Self { source, plan, tensors, places }
+    }
+}
+
+impl TensorSource for PartlyQuantized<'_> {
+    fn tensors(&self) -> &[TensorMeta] {
+        &self.tensors
+    }
+
+    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        match self.places.get(&tensor) {
+            Some(&place) => self.plan.read_rows(place, first_row, out),
+            None => self.source.read_rows(tensor, first_row, out),
+        }
+    }
+
+    fn borrow_rows(&self, tensor: usize, first_row: u64, n_rows: u64) -> Option<&[u8]> {
+        match self.places.get(&tensor) {
+            Some(&place) => self.plan.borrow_rows(place, first_row, n_rows),
+            None => self.source.borrow_rows(tensor, first_row, n_rows),
+        }
+    }
+
+    fn release_rows(&self, tensor: usize, first_row: u64, n_rows: u64) {
+        self.source.release_rows(tensor, first_row, n_rows);
+    }
+}

@@ -1,0 +1,123 @@
+//! `--target-size`: types that are chosen for a size, and types that are written down.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::cli::guard::Guard;
+use crate::cli::quantize::options::usage;
+use crate::cli::{Session, UsageError};
+use crate::core::GgmlType;
+use crate::core::output::{Destination, OutputError, OutputFile, OutputKind};
+use crate::core::progress::Progress;
+use crate::core::text::bytes;
+use crate::gguf::Imatrix;
+use crate::quantize::{
+    AllocateOptions, Allocation, Input, QuantizeOptions, QuantizePlan, SizeTarget, Survey, parse_ggml_type,
+    type_rules,
+};
+
+/// Options of types that are chosen for a size. Flatten it.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Options of types for a size")]
+pub(crate) struct TargetArgs {
+    /// Choose the type of each tensor so that the file, header included, has at most this size: bytes, or with K, M or G
+    /// (powers of 1024)
+    #[arg(
+        long,
+        value_name = "SIZE",
+        value_parser = crate::cli::size,
+        group = "target",
+        conflicts_with_all = ["file_type", "pure", "keep_split", "calibrate"]
+    )]
+    pub target_size: Option<u64>,
+    /// The same in bits of the file for each weight
+    #[arg(
+        long,
+        value_name = "BITS",
+        value_parser = crate::cli::amount,
+        group = "target",
+        conflicts_with_all = ["file_type", "pure", "keep_split", "calibrate"]
+    )]
+    pub target_bpw: Option<f64>,
+    /// Types to choose from [default: q2_k,q3_k,iq4_xs,q4_k,q5_k,q6_k,q8_0]
+    #[arg(long, value_name = "TYPES", value_delimiter = ',', requires = "target")]
+    pub types: Vec<String>,
+    /// Write the types of all tensors for `--tensor-type-file`; with `--dry-run`, too
+    #[arg(long, value_name = "FILE")]
+    pub write_types: Option<PathBuf>,
+}
+
+impl TargetArgs {
+    /// The size, if one is asked for.
+    pub(crate) fn target(&self) -> Option<SizeTarget> {
+        let by_bits = self.target_bpw.map(SizeTarget::BitsPerWeight);
+        self.target_size.map(SizeTarget::Bytes).or(by_bits)
+    }
+
+    /// The option that asks for it.
+    pub(crate) fn option(&self) -> &'static str {
+        if self.target_size.is_some() { "--target-size" } else { "--target-bpw" }
+    }
+
+    /// A word for the size in the name of an output that has none.
+    pub(crate) fn word(&self) -> Option<String> {
+        let by_bits = self.target_bpw.map(|bits| format!("{bits}bpw"));
+        self.target_size.map(|n_bytes| format!("{n_bytes}-bytes")).or(by_bits)
+    }
+
+    /// Holds the file of types against what is read.
+    pub(crate) fn guard(&self, guard: &mut Guard<'_>) -> anyhow::Result<()> {
+        let Some(path) = &self.write_types else { return Ok(()) };
+        Destination::of(path)?;
+        guard.write("--write-types", path, OutputKind::TypeRules)
+    }
+
+    /// Chooses types, if a size is asked for.
+    ///
+    /// # Errors
+    /// Types that are not known, a size that cannot be had.
+    pub(crate) fn allocate(
+        &self,
+        session: &Session,
+        input: &Input<'_>,
+        options: &QuantizeOptions,
+        imatrix: Option<&Imatrix>,
+    ) -> anyhow::Result<Option<Allocation>> {
+        let Some(target) = self.target() else { return Ok(None) };
+        let types = self.types.iter().map(|name| parse_ggml_type(name.trim()).map_err(usage));
+        let types: Vec<GgmlType> = types.collect::<anyhow::Result<_>>()?;
+        if self.target_bpw == Some(0.0) || self.target_size == Some(0) {
+            return Err(UsageError(format!("{}: a size above 0 expected", self.option())).into());
+        }
+        let asked = AllocateOptions { quantize: options, types: &types, reserve_bytes: 0 };
+        let survey = Survey::new(input, imatrix, &asked)?;
+        let costs = survey.estimate(&session.progress)?;
+        let allocation = survey.choose(&costs, target)?;
+        if !allocation.is_near() {
+            let why = if allocation.is_largest {
+                "each tensor has the largest of the types"
+            } else {
+                "with these tensors and types none comes nearer"
+            };
+            session.progress.warn(&format!(
+                "the file has {} where {} were asked for: {why}",
+                bytes(allocation.file_bytes),
+                bytes(allocation.target_bytes),
+            ));
+        }
+        Ok(Some(allocation))
+    }
+
+    /// Writes the types of a plan, if that is asked for.
+    ///
+    /// # Errors
+    /// I/O.
+    pub(crate) fn write(&self, session: &Session, plan: &QuantizePlan<'_>) -> anyhow::Result<()> {
+        let Some(path) = &self.write_types else { return Ok(()) };
+        let file = OutputFile::create(path)?;
+        file.write_at(0, type_rules(plan).as_bytes()).map_err(OutputError::from)?;
+        file.commit(!session.common.no_sync).map_err(OutputError::from)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,322 @@
+//! The choice itself: one way to store each tensor, at most so many bytes in all, least expected cost. Knows no tensors.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+use crate::core::GgmlType;
+
+/// One way to store a tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// Its type.
+    pub ty: GgmlType,
+    /// Bytes of the tensor in the file, padding included.
+    pub n_bytes: u64,
+    /// Expected increase of the mean KLD (nats) that storing the tensor so brings.
+    pub cost: f64,
+}
+
+/// Exchanges that are tried at most: each lowers the cost, and few are found after the upgrades.
+const MAX_EXCHANGES: usize = 1000;
+/// Share of the cost of all below which an exchange is rounding noise.
+const LEAST_GAIN: f64 = 1e-9;
+
+/// Chooses a candidate of each row: its index.
+///
+/// Every row begins with the smallest. Then the upgrade with the largest drop of cost per byte that still fits is taken,
+/// until none fits; a row may skip candidates that are no good for their size. What is left of the budget goes to
+/// exchanges: one row gives bytes back, another takes them and the rest, where that lowers the cost. The same table gives
+/// the same choice: ties go to the earlier row.
+///
+/// Costs of a row may be in any order. Those that are no numbers are never upgraded to.
+///
+/// # Errors
+/// The bytes of the smallest candidates, where these are more than the budget.
+pub(super) fn choose(rows: &[Vec<Candidate>], budget: u64) -> Result<Vec<usize>, u64> {
+    let mut choice: Vec<usize> = rows.iter().map(|row| smallest(row)).collect();
+    let used = total(rows, &choice);
+    let Some(mut left) = budget.checked_sub(used) else { return Err(used) };
+    upgrade(rows, &mut choice, &mut left);
+    let all: f64 = rows.iter().zip(&choice).filter_map(|(row, &at)| row.get(at)).map(|c| c.cost).sum();
+    for _ in 0..MAX_EXCHANGES {
+        let Some((down, up, gain)) = best_exchange(rows, &choice, left) else { break };
+        if gain <= all * LEAST_GAIN {
+            break;
+        }
+        for (row, to) in [down, up] {
+            // Bytes go back first: `down` comes before `up`.
+            left =
+                left.saturating_add(n_bytes(&rows[row], choice[row])).saturating_sub(n_bytes(&rows[row], to));
+            choice[row] = to;
+        }
+        upgrade(rows, &mut choice, &mut left);
+    }
+    Ok(choice)
+}
+
+/// Bytes of a choice.
+pub(super) fn total(rows: &[Vec<Candidate>], choice: &[usize]) -> u64 {
+    rows.iter().zip(choice).fold(0, |sum, (row, &at)| sum.saturating_add(n_bytes(row, at)))
+}
+
+fn n_bytes(row: &[Candidate], at: usize) -> u64 {
+    row.get(at).map_or(0, |candidate| candidate.n_bytes)
+}
+
+/// The smallest candidate; of equals the one of least cost.
+fn smallest(row: &[Candidate]) -> usize {
+    let by_size = |a: &&Candidate, b: &&Candidate| a.n_bytes.cmp(&b.n_bytes).then(a.cost.total_cmp(&b.cost));
+    let found = row.iter().min_by(by_size);
+    found.and_then(|found| row.iter().position(|candidate| candidate == found)).unwrap_or(0)
+}
+
+/// An upgrade that waits for its turn.
+struct Upgrade {
+    gain: f64,
+    row: usize,
+    to: usize,
+}
+
+impl Ord for Upgrade {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.gain.total_cmp(&other.gain).then(other.row.cmp(&self.row))
+    }
+}
+
+impl PartialOrd for Upgrade {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Upgrade {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Upgrade {}
+
+/// The best upgrade of one row by drop per byte, of those that fit.
+fn best_upgrade(rows: &[Vec<Candidate>], row: usize, at: usize, left: u64) -> Option<Upgrade> {
+    let now = rows[row].get(at)?;
+    let mut best: Option<Upgrade> = None;
+    for (to, candidate) in rows[row].iter().enumerate() {
+        let more = candidate.n_bytes.saturating_sub(now.n_bytes);
+        let drop = now.cost - candidate.cost;
+        let is_upgrade = drop > 0.0 && candidate.n_bytes >= now.n_bytes && more <= left;
+        let gain = drop / more as f64;
+        if is_upgrade && best.as_ref().is_none_or(|best| gain > best.gain) {
+            best = Some(Upgrade { gain, row, to });
+        }
+    }
+    best
+}
+
+/// Takes upgrades while any fits.
+fn upgrade(rows: &[Vec<Candidate>], choice: &mut [usize], left: &mut u64) {
+    let waiting = (0..rows.len()).filter_map(|row| best_upgrade(rows, row, choice[row], *left));
+    let mut waiting: BinaryHeap<Upgrade> = waiting.collect();
+    while let Some(next) = waiting.pop() {
+        let more =
+            n_bytes(&rows[next.row], next.to).saturating_sub(n_bytes(&rows[next.row], choice[next.row]));
+        if let Some(rest) = left.checked_sub(more) {
+            *left = rest;
+            choice[next.row] = next.to;
+        }
+        // What did not fit may do so in a smaller step.
+        waiting.extend(best_upgrade(rows, next.row, choice[next.row], *left));
+    }
+}
+
+/// A row and the candidate that it changes to.
+type Change = (usize, usize);
+
+/// A change of a row: what it brings for how many bytes.
+struct Offer {
+    n_bytes: u64,
+    drop: f64,
+    change: Change,
+}
+
+/// The pair of a smaller and a larger candidate, of two rows, that lowers the cost most and fits.
+fn best_exchange(rows: &[Vec<Candidate>], choice: &[usize], left: u64) -> Option<(Change, Change, f64)> {
+    let (mut downs, mut ups) = (Vec::new(), Vec::new());
+    for (row, candidates) in rows.iter().enumerate() {
+        let Some(now) = candidates.get(choice[row]) else { continue };
+        for (to, other) in candidates.iter().enumerate() {
+            let (drop, change) = (now.cost - other.cost, (row, to));
+            if other.n_bytes < now.n_bytes {
+                downs.push(Offer { n_bytes: now.n_bytes - other.n_bytes, drop, change });
+            } else if drop > 0.0 {
+                ups.push(Offer { n_bytes: other.n_bytes - now.n_bytes, drop, change });
+            }
+        }
+    }
+    ups.sort_by_key(|offer| offer.n_bytes);
+    // Up to each upgrade by size: the two best of different rows.
+    let mut best: Vec<[Option<usize>; 2]> = Vec::with_capacity(ups.len());
+    for (at, up) in ups.iter().enumerate() {
+        let mut two = best.last().copied().unwrap_or([None; 2]);
+        let row_of = |at: Option<usize>| at.map(|at| ups[at].change.0);
+        let drop_of = |at: Option<usize>| at.map_or(0.0, |at| ups[at].drop);
+        if up.drop > drop_of(two[0]) {
+            if row_of(two[0]) != Some(up.change.0) {
+                two[1] = two[0];
+            }
+            two[0] = Some(at);
+        } else if row_of(two[0]) != Some(up.change.0) && up.drop > drop_of(two[1]) {
+            two[1] = Some(at);
+        }
+        best.push(two);
+    }
+    let mut found: Option<(Change, Change, f64)> = None;
+    for down in &downs {
+        let room = left.saturating_add(down.n_bytes);
+        let n_fit = ups.partition_point(|up| up.n_bytes <= room);
+        let Some(two) = n_fit.checked_sub(1).and_then(|last| best.get(last)) else { continue };
+        let other = two.iter().flatten().map(|&at| &ups[at]).find(|up| up.change.0 != down.change.0);
+        let Some(up) = other else { continue };
+        let gain = up.drop + down.drop;
+        if gain > found.map_or(0.0, |found| found.2) {
+            found = Some((down.change, up.change, gain));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that follow from one another.
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn below(&mut self, n: u64) -> u64 {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 33) % n
+        }
+
+        /// A table as models have it: errors fall by about four with each bit, tensors differ in size and weight.
+        fn table(&mut self, n_rows: usize) -> Vec<Vec<Candidate>> {
+            const TYPES: [(GgmlType, u64, f64); 5] = [
+                (GgmlType::Q2K, 21, 70.0),
+                (GgmlType::Q3K, 27, 20.0),
+                (GgmlType::Q4K, 36, 4.5),
+                (GgmlType::Q5K, 44, 1.2),
+                (GgmlType::Q6K, 52, 0.3),
+            ];
+            let mut row = || {
+                let (size, weight) = (4 + self.below(60), 1.0 + self.below(1000) as f64 / 10.0);
+                let mut candidate = |&(ty, bits, error): &(GgmlType, u64, f64)| {
+                    let cost = weight * error * (0.8 + self.below(40) as f64 / 100.0);
+                    Candidate { ty, n_bytes: size * bits, cost }
+                };
+                TYPES.iter().map(&mut candidate).collect()
+            };
+            (0..n_rows).map(|_| row()).collect()
+        }
+    }
+
+    fn cost(rows: &[Vec<Candidate>], choice: &[usize]) -> f64 {
+        rows.iter().zip(choice).map(|(row, &at)| row[at].cost).sum()
+    }
+
+    /// The least cost of all choices that fit.
+    fn brute_force(rows: &[Vec<Candidate>], budget: u64) -> f64 {
+        let Some((first, rest)) = rows.split_first() else { return 0.0 };
+        let fits = first.iter().filter(|candidate| candidate.n_bytes <= budget);
+        let costs = fits.map(|candidate| candidate.cost + brute_force(rest, budget - candidate.n_bytes));
+        costs.fold(f64::INFINITY, f64::min)
+    }
+
+    fn bounds(rows: &[Vec<Candidate>]) -> (u64, u64) {
+        let of = |row: &Vec<Candidate>| {
+            row.iter().map(|c| c.n_bytes).min().zip(row.iter().map(|c| c.n_bytes).max())
+        };
+        rows.iter().filter_map(of).fold((0, 0), |sum, (least, most)| (sum.0 + least, sum.1 + most))
+    }
+
+    #[test]
+    fn it_comes_near_to_the_best_of_all_choices() {
+        let mut numbers = Numbers(1);
+        let (mut worst, mut sum, mut n) = (1.0f64, 0.0, 0);
+        for _ in 0..60 {
+            let rows = numbers.table(6);
+            let (least, most) = bounds(&rows);
+            for part in 1..8 {
+                let budget = least + (most - least) * part / 8;
+                let choice = choose(&rows, budget).unwrap();
+                let ratio = cost(&rows, &choice) / brute_force(&rows, budget);
+                worst = worst.max(ratio);
+                sum += ratio;
+                n += 1;
+            }
+        }
+        let mean = sum / f64::from(n);
+        assert!(worst < 1.5 && mean < 1.02, "worst {worst}, mean {mean}");
+    }
+
+    #[test]
+    fn it_stays_within_the_budget_and_uses_it_up() {
+        let mut numbers = Numbers(2);
+        let rows = numbers.table(200);
+        let (least, most) = bounds(&rows);
+        for part in 0..=50 {
+            let budget = least + (most - least) * part / 50;
+            let choice = choose(&rows, budget).unwrap();
+            let used = total(&rows, &choice);
+            assert!(used <= budget, "{used} of {budget}");
+            assert!(used as f64 >= budget as f64 * 0.995, "{used} of {budget}");
+        }
+        let choice = choose(&rows, u64::MAX).unwrap();
+        assert!(choice.iter().all(|&at| at == 4));
+        assert_eq!(choose(&rows, least - 1), Err(least));
+        assert_eq!(choose(&rows, least).unwrap(), vec![0; 200]);
+    }
+
+    /// More bytes never cost more, as soon as they are more than the largest step.
+    #[test]
+    fn more_bytes_cost_less() {
+        let mut numbers = Numbers(3);
+        for _ in 0..10 {
+            let rows = numbers.table(40);
+            let (least, most) = bounds(&rows);
+            let step = rows.iter().map(|row| row[4].n_bytes - row[0].n_bytes).max().unwrap();
+            let mut last = f64::INFINITY;
+            for budget in (least..most + step).step_by(usize::try_from(step).unwrap()) {
+                let found = cost(&rows, &choose(&rows, budget).unwrap());
+                assert!(found <= last, "{found} {last} at {budget}");
+                last = found;
+            }
+        }
+    }
+
+    #[test]
+    fn useless_candidates_are_passed_over() {
+        let candidate = |ty, n_bytes, cost| Candidate { ty, n_bytes, cost };
+        // Larger and worse, and one that is no number.
+        let row = vec![
+            candidate(GgmlType::Q2K, 10, 8.0),
+            candidate(GgmlType::Q3K, 14, 9.0),
+            candidate(GgmlType::Q4K, 20, f64::NAN),
+            candidate(GgmlType::Q5K, 30, 1.0),
+        ];
+        assert_eq!(choose(&[row.clone()], 29), Ok(vec![0]));
+        assert_eq!(choose(&[row.clone()], 30), Ok(vec![3]));
+        assert_eq!(choose(&[row], 9), Err(10));
+        assert_eq!(choose(&[], 0), Ok(vec![]));
+        // Of the same size the better one, for nothing.
+        let row = vec![candidate(GgmlType::Q4_0, 18, 2.0), candidate(GgmlType::Iq4Nl, 18, 1.0)];
+        assert_eq!(choose(&[row], 18), Ok(vec![1]));
+    }
+
+    /// Upgrades alone would spend all on the first row and leave the second, which is worth more together with the rest.
+    #[test]
+    fn exchanges_find_what_upgrades_miss() {
+        let candidate = |n_bytes, cost| Candidate { ty: GgmlType::Q4K, n_bytes, cost };
+        let rows = [vec![candidate(1, 10.0), candidate(3, 4.0)], vec![candidate(1, 20.0), candidate(8, 1.0)]];
+        assert_eq!(choose(&rows, 10), Ok(vec![0, 1]));
+    }
+}

@@ -1,0 +1,366 @@
+//! Which tensors are there to be chosen for, which types they may have, what these cost; and the choice for a size.
+
+use rayon::prelude::*;
+
+use crate::core::progress::Progress;
+use crate::core::{GgmlType, ImatrixNeed, SourceError, TensorMeta, TensorSource};
+use crate::gguf::{FilePlan, FileType, Imatrix, LayoutOptions, WriteError};
+use crate::quant::can_quantize;
+use crate::quantize::allocate::costs::TensorCost;
+use crate::quantize::allocate::greedy::{self, Candidate};
+use crate::quantize::allocate::rounding::Sampled;
+use crate::quantize::allocate::rules::rule;
+use crate::quantize::allocate::sensitivity::{Place, logit_power, sensitivities};
+use crate::quantize::allocate::{AllocateError, Allocation, ChosenType, SizeTarget, StandardMix};
+use crate::quantize::choice::{fit_columns, needs_imatrix};
+use crate::quantize::plan::n_matrices;
+use crate::quantize::{
+    ChoiceError, Input, ModelFacts, QuantizeError, QuantizeOptions, QuantizePlan, Reason, TensorClass,
+};
+
+/// Types that are chosen from where none are named: a code for each weight, from 2 to 8 bits.
+pub static DEFAULT_TYPES: &[GgmlType] = &[
+    GgmlType::Q2K,
+    GgmlType::Q3K,
+    GgmlType::Iq4Xs,
+    GgmlType::Q4K,
+    GgmlType::Q5K,
+    GgmlType::Q6K,
+    GgmlType::Q8_0,
+];
+
+/// Mixes that a choice is held against: those of the K types, and the plain 8 bits.
+static MIXES: &[FileType] = &[
+    FileType::Q2K,
+    FileType::Q3KS,
+    FileType::Q3KM,
+    FileType::Q3KL,
+    FileType::Q4KS,
+    FileType::Q4KM,
+    FileType::Q5KS,
+    FileType::Q5KM,
+    FileType::Q6K,
+    FileType::Q8_0,
+];
+
+/// What is asked for beside the size.
+#[derive(Clone, Copy, Debug)]
+pub struct AllocateOptions<'o> {
+    /// Options of the quantization. Types that they name are kept; their file type and `pure` are not looked at.
+    pub quantize: &'o QuantizeOptions,
+    /// Types to choose from; empty: [`DEFAULT_TYPES`]. Where the columns are not whole blocks of one, the type that stands
+    /// in for it elsewhere does here.
+    pub types: &'o [GgmlType],
+    /// Bytes that the file will have beside those of its plan: keys that are added later.
+    pub reserve_bytes: u64,
+}
+
+/// A tensor whose type is to be chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpenTensor {
+    /// Its name in the output.
+    pub name: String,
+    /// Its index in the source.
+    pub source: usize,
+    /// Its place in the output.
+    pub place: usize,
+    /// Its role.
+    pub class: TensorClass,
+    /// Types it may have, in the order in which they are listed.
+    pub types: Vec<GgmlType>,
+}
+
+/// A model looked over: made of headers alone.
+pub struct Survey<'a> {
+    input: Input<'a>,
+    imatrix: Option<&'a Imatrix>,
+    options: QuantizeOptions,
+    facts: ModelFacts,
+    /// The embeddings are the output too.
+    is_tied: bool,
+    /// Tensors to choose for, in the order of the output.
+    tensors: Vec<OpenTensor>,
+    /// Bytes of the file without those tensors.
+    fixed_bytes: u64,
+    alignment: u64,
+    /// Weights of all tensors of the output.
+    n_elems: u64,
+}
+
+impl<'a> Survey<'a> {
+    /// Looks a model over.
+    ///
+    /// Tensors that a quantization leaves as they are stay so; tensors whose types options name keep those.
+    ///
+    /// # Errors
+    /// Those of [`QuantizePlan::draft`]; types that nothing can be quantized to, or that need an importance matrix which
+    /// there is not; a tensor that none of the types fits; nothing to choose.
+    pub fn new(
+        input: &Input<'a>,
+        imatrix: Option<&'a Imatrix>,
+        asked: &AllocateOptions<'_>,
+    ) -> Result<Self, AllocateError> {
+        let imatrix = imatrix.filter(|imatrix| !imatrix.is_empty());
+        let types = if asked.types.is_empty() { DEFAULT_TYPES } else { asked.types };
+        for &ty in types {
+            if !can_quantize(ty) {
+                return Err(AllocateError::NotATarget { ty });
+            }
+            if imatrix.is_none() && needs_imatrix(TensorClass::Other, ty, FileType::Q4KM) {
+                return Err(AllocateError::NeedsImatrix { ty });
+            }
+        }
+        // Any mix of block types: which tensors are quantized does not depend on it.
+        let options = QuantizeOptions {
+            file_type: FileType::Q4KM,
+            pure: false,
+            no_fallback: false,
+            ..asked.quantize.clone()
+        };
+        let plan = QuantizePlan::draft(input, &options, imatrix)?;
+        let found = input.source.tensors();
+        let is_tied =
+            plan.tensors().iter().all(|tensor| TensorClass::of(&tensor.name) != TensorClass::Output);
+        let mut tensors = Vec::new();
+        for (place, (step, tensor)) in plan.steps().iter().zip(plan.tensors()).enumerate() {
+            let class = step.choice.class;
+            if step.choice.reason == Reason::Kept || is_named(&options, tensor, class, is_tied) {
+                continue;
+            }
+            let before = &found[step.source];
+            let has_weights = imatrix.is_some_and(|imatrix| imatrix.get(&before.name).is_some());
+            let types = fitting(types, tensor, class, has_weights, asked.quantize.no_fallback)?;
+            if before.ty.is_quantized() && !options.allow_requantize {
+                let to = types.first().copied().unwrap_or(before.ty);
+                return Err(
+                    QuantizeError::Requantize { tensor: tensor.name.clone(), from: before.ty, to }.into()
+                );
+            }
+            tensors.push(OpenTensor { name: tensor.name.clone(), source: step.source, place, class, types });
+        }
+        if tensors.is_empty() {
+            return Err(AllocateError::NothingToChoose);
+        }
+        let file = FilePlan::new(plan.metadata(), plan.tensors(), &LayoutOptions::default())?;
+        let padded =
+            |tensor: &OpenTensor| file.tensors[tensor.place].n_bytes.next_multiple_of(file.alignment);
+        let open_bytes: u64 = tensors.iter().map(padded).sum();
+        Ok(Self {
+            facts: ModelFacts::new(input.metadata, &options.overrides, found),
+            fixed_bytes: (file.file_bytes - open_bytes).saturating_add(asked.reserve_bytes),
+            alignment: file.alignment,
+            n_elems: plan.summary().total.n_elems,
+            is_tied,
+            tensors,
+            input: input.clone(),
+            imatrix,
+            options,
+        })
+    }
+
+    /// Tensors to choose for, in the order of the output.
+    #[must_use]
+    pub fn tensors(&self) -> &[OpenTensor] {
+        &self.tensors
+    }
+
+    /// What types cost, without running the model: errors of a sample of each tensor's rows, weighted by the importance
+    /// matrix, times a sensitivity by role and place. Types of the standard mixes are among them.
+    ///
+    /// The same for any number of threads and any level of vector instructions.
+    ///
+    /// # Errors
+    /// Tensors that cannot be read or quantized, an importance matrix of another model; being told to stop.
+    pub fn estimate(&self, progress: &dyn Progress) -> Result<Vec<TensorCost>, AllocateError> {
+        let found = self.input.source.tensors();
+        let total = self.tensors.iter().map(|tensor| found[tensor.source].n_bytes().unwrap_or(0)).sum();
+        progress.begin("measuring what types cost", total);
+        let look = |tensor: &OpenTensor| {
+            if progress.is_cancelled() {
+                return Ok(None);
+            }
+            let errors = self.errors(tensor);
+            progress.advance(found[tensor.source].n_bytes().unwrap_or(0));
+            errors.map(Some)
+        };
+        let errors: Result<Vec<Option<Vec<_>>>, SourceError> = self.tensors.par_iter().map(look).collect();
+        progress.end();
+        let errors: Option<Vec<_>> = errors?.into_iter().collect();
+        let errors = errors.ok_or(QuantizeError::from(WriteError::Cancelled))?;
+        let power = logit_power(self.input.source, self.options.simd)?;
+        let places = self.tensors.iter().map(|tensor| Place { name: &tensor.name, class: tensor.class });
+        let sensitivities = sensitivities(places, power, self.facts.n_layers, self.is_tied);
+        let costs = self.tensors.iter().zip(errors).zip(sensitivities);
+        let cost = |((tensor, errors), sensitivity): ((&OpenTensor, _), f64)| TensorCost {
+            name: tensor.name.clone(),
+            errors,
+            sensitivity,
+            measured: Vec::new(),
+        };
+        Ok(costs.map(cost).collect())
+    }
+
+    /// Importance of the columns of a tensor, where it fits.
+    fn weights(&self, tensor: &OpenTensor) -> Option<&'a [f32]> {
+        let meta = &self.input.source.tensors()[tensor.source];
+        let entry = self.imatrix?.get(&meta.name)?;
+        let expected = meta.shape.n_cols().saturating_mul(n_matrices(meta));
+        Some(entry.weights.as_slice()).filter(|weights| weights.len() as u64 == expected)
+    }
+
+    /// Errors of a tensor for its types, and those that standard mixes may give it.
+    fn errors(&self, tensor: &OpenTensor) -> Result<Vec<(GgmlType, f64)>, SourceError> {
+        let meta = &self.input.source.tensors()[tensor.source];
+        let weights = self.weights(tensor);
+        let mut types = tensor.types.clone();
+        let is_useful = |ty: &GgmlType| weights.is_some() || ty.info().imatrix != ImatrixNeed::Required;
+        for ty in
+            DEFAULT_TYPES.iter().filter_map(|&ty| fit_columns(&tensor.name, meta.shape.n_cols(), ty).ok())
+        {
+            if !types.contains(&ty) {
+                types.push(ty);
+            }
+        }
+        types.retain(is_useful);
+        Sampled { source: self.input.source, tensor: tensor.source, weights, level: self.options.simd }
+            .errors(&types)
+    }
+
+    /// A plan with one type for each tensor to choose for.
+    ///
+    /// # Errors
+    /// Those of [`QuantizePlan::new`].
+    pub fn plan(&self, file_type: FileType, types: &[GgmlType]) -> Result<QuantizePlan<'a>, AllocateError> {
+        let options = self.options_with(file_type, types)?;
+        Ok(QuantizePlan::new(&self.input, &options, self.imatrix)?)
+    }
+
+    /// The options with a rule for each tensor to choose for.
+    fn options_with(
+        &self,
+        file_type: FileType,
+        types: &[GgmlType],
+    ) -> Result<QuantizeOptions, AllocateError> {
+        let mut options = QuantizeOptions { file_type, ..self.options.clone() };
+        for (tensor, &ty) in self.tensors.iter().zip(types) {
+            options.tensor_types.push(rule(&tensor.name, ty)?);
+        }
+        Ok(options)
+    }
+
+    /// Bytes of the file with these types; `None` where one does not fit.
+    fn file_bytes(&self, types: impl IntoIterator<Item = GgmlType>) -> Option<u64> {
+        let bytes = self.tensors.iter().zip(types).map(|(tensor, ty)| self.padded_bytes(tensor, ty));
+        bytes.sum::<Option<u64>>()?.checked_add(self.fixed_bytes)
+    }
+
+    fn padded_bytes(&self, tensor: &OpenTensor, ty: GgmlType) -> Option<u64> {
+        let meta = &self.input.source.tensors()[tensor.source];
+        TensorMeta { ty, ..meta.clone() }.n_bytes()?.checked_next_multiple_of(self.alignment)
+    }
+
+    /// Chooses the types for a size by what they cost, in the order of [`Survey::tensors`].
+    ///
+    /// # Errors
+    /// A size that the smallest types do not come down to.
+    pub fn choose(&self, costs: &[TensorCost], target: SizeTarget) -> Result<Allocation, AllocateError> {
+        let target_bytes = target.bytes(self.n_elems);
+        let rows: Vec<Vec<Candidate>> =
+            self.tensors.iter().zip(costs).map(|(tensor, cost)| self.candidates(tensor, cost)).collect();
+        let too_small = |open_bytes: u64| {
+            let least_bytes = self.fixed_bytes.saturating_add(open_bytes);
+            let bits_per_weight = least_bytes as f64 * 8.0 / self.n_elems.max(1) as f64;
+            AllocateError::TooSmall { target_bytes, least_bytes, bits_per_weight }
+        };
+        let budget = target_bytes.saturating_sub(self.fixed_bytes);
+        let choice = greedy::choose(&rows, budget).map_err(too_small)?;
+        let file_bytes = self.fixed_bytes.saturating_add(greedy::total(&rows, &choice));
+        if file_bytes > target_bytes {
+            return Err(too_small(greedy::total(&rows, &choice)));
+        }
+        let chosen = self.tensors.iter().zip(rows.iter().zip(&choice));
+        let chosen = chosen.filter_map(|(tensor, (row, &at))| {
+            let Candidate { ty, cost, .. } = *row.get(at)?;
+            Some(ChosenType { name: tensor.name.clone(), place: tensor.place, ty, cost })
+        });
+        let types: Vec<ChosenType> = chosen.collect();
+        let is_largest = rows.iter().zip(&choice).all(|(row, &at)| {
+            let most = row.iter().map(|candidate| candidate.n_bytes).max();
+            row.get(at).map(|candidate| candidate.n_bytes) == most
+        });
+        let mix = self.nearest_mix(costs, file_bytes);
+        let file_type = mix.as_ref().map_or(FileType::Q4KM, |mix| mix.file_type);
+        let only_types: Vec<GgmlType> = types.iter().map(|chosen| chosen.ty).collect();
+        Ok(Allocation {
+            options: self.options_with(file_type, &only_types)?,
+            expected_kld: types.iter().map(|chosen| chosen.cost).sum(),
+            types,
+            target_bytes,
+            file_bytes,
+            n_elems: self.n_elems,
+            is_largest,
+            mix,
+        })
+    }
+
+    fn candidates(&self, tensor: &OpenTensor, cost: &TensorCost) -> Vec<Candidate> {
+        let candidate = |&ty: &GgmlType| {
+            Some(Candidate { ty, n_bytes: self.padded_bytes(tensor, ty)?, cost: cost.of(ty)? })
+        };
+        tensor.types.iter().filter_map(candidate).collect()
+    }
+
+    /// The standard mix whose file is nearest in size, with what it is expected to cost.
+    fn nearest_mix(&self, costs: &[TensorCost], file_bytes: u64) -> Option<StandardMix> {
+        let mix = |&file_type: &FileType| {
+            let options = QuantizeOptions { file_type, ..self.options.clone() };
+            let plan = QuantizePlan::draft(&self.input, &options, self.imatrix).ok()?;
+            let types: Vec<GgmlType> =
+                self.tensors.iter().map(|tensor| plan.tensors()[tensor.place].ty).collect();
+            let file_bytes = self.file_bytes(types.iter().copied())?;
+            let expected_kld = costs.iter().zip(&types).filter_map(|(cost, &ty)| cost.of(ty)).sum();
+            Some(StandardMix { file_type, file_bytes, expected_kld })
+        };
+        let mixes = MIXES.iter().filter_map(mix);
+        mixes.min_by_key(|mix| mix.file_bytes.abs_diff(file_bytes))
+    }
+}
+
+/// True if an option names the type of this tensor.
+fn is_named(options: &QuantizeOptions, tensor: &TensorMeta, class: TensorClass, is_tied: bool) -> bool {
+    let by_class = match class {
+        TensorClass::TokenEmbd => {
+            options.token_embedding_type.is_some() || (is_tied && options.output_tensor_type.is_some())
+        }
+        TensorClass::Output => options.output_tensor_type.is_some(),
+        _ => false,
+    };
+    by_class || options.tensor_types.iter().any(|rule| rule.matches(&tensor.name))
+}
+
+/// Types that a tensor may have.
+fn fitting(
+    types: &[GgmlType],
+    tensor: &TensorMeta,
+    class: TensorClass,
+    has_weights: bool,
+    no_fallback: bool,
+) -> Result<Vec<GgmlType>, AllocateError> {
+    let n_cols = tensor.shape.n_cols();
+    let mut found: Vec<GgmlType> = Vec::new();
+    let mut refused = None;
+    for &wanted in types {
+        let Ok(ty) = fit_columns(&tensor.name, n_cols, wanted) else { continue };
+        if ty != wanted && no_fallback {
+            let tensor = tensor.name.clone();
+            refused = refused.or(Some(ChoiceError::FallbackRefused { tensor, n_cols, wanted, instead: ty }));
+        } else if !found.contains(&ty) && (has_weights || !needs_imatrix(class, ty, FileType::Q4KM)) {
+            found.push(ty);
+        }
+    }
+    match refused {
+        _ if !found.is_empty() => Ok(found),
+        Some(refused) => Err(QuantizeError::from(refused).into()),
+        None => Err(AllocateError::NoType { tensor: tensor.name.clone(), n_cols }),
+    }
+}
