@@ -82,7 +82,7 @@ const WAYS: &[Way] = &[
     },
     Way {
         command: "gguf-quantize",
-        args: "--target-bpw 40 --imatrix tiny.imatrix --tensor-type-file rules.txt base.gguf",
+        args: "--type q4_0 --imatrix tiny.imatrix --tensor-type-file rules.txt s-00001-of-00002.gguf",
         positional: &["arguments"],
         outputs: &[Out { name: "write_types", option: "--write-types", suffix: "", own: &[] }],
     },

@@ -6,3 +6,4 @@ mod files;
 mod one_pass;
 pub mod program;
 mod recipes;
+mod target;
