@@ -142,9 +142,9 @@ impl Quantize {
             }
         };
         // A type behind the output, or in its place.
-        let words = output.iter().chain(rest.clone()).filter_map(|word| word.to_str());
+        let mut words = output.iter().chain(rest.clone()).filter_map(|word| word.to_str());
         if file_type.is_none()
-            && let Some(found) = words.filter_map(FileType::parse).next()
+            && let Some(found) = words.find_map(FileType::parse)
         {
             let option = self.target.option();
             return Err(usage_line(&format!(

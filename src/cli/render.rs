@@ -77,6 +77,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::quant::QuantError,
         crate::gguf::ImatrixError,
         crate::quantize::OptionError,
+        crate::quantize::AllocateError,
         crate::quantize::QuantizeError,
         crate::quantize::RowError,
         crate::views::ViewError,

@@ -209,12 +209,13 @@ fn target_lines(allocation: &Allocation) -> String {
         allocation.expected_kld,
     );
     if let Some(mix) = &allocation.mix {
-        text += &format!(
+        let line = format!(
             "\n{}, the standard mix nearest in size: file of {}, expected KLD {:.6}",
             mix.file_type,
             count(mix.file_bytes),
             mix.expected_kld
         );
+        text.push_str(&line);
     }
     text
 }
