@@ -40,7 +40,7 @@ CASES = {
     "modernbert_masked_lm": {**MODERN, "decoder_bias": False},
     "modernbert_masked_lm_bias": {**MODERN, "decoder_bias": True},
     "llada": {**decoder("llama", "LLaDAModelLM", 2, rms_norm_eps=1e-5), "mlp_hidden_size": 48, "d_model": 32},
-    "dream": decoder("qwen2", "DreamModel", 2, mask_token_id=MASK),
+    "dream": decoder("qwen2", "DreamModel", 2, rms_norm_eps=1e-6, mask_token_id=MASK),
 }
 OTHER_CODE = {"llada": "llada", "dream": "Dream"}
 

@@ -360,6 +360,8 @@ pub struct GraphFeatures {
     pub head_act: HeadAct,
     /// Scores of texts are probabilities: softmax over the labels.
     pub score_softmax: bool,
+    /// A head `cls` without `cls.output` is what reads masked tokens, before the embedding's rows score the vocabulary.
+    pub masked_head: bool,
     pub extras: Vec<Extra>,
     pub unused: Vec<String>,
 }
@@ -424,6 +426,7 @@ impl Default for GraphFeatures {
             unsaid_tokens: None,
             head_act: HeadAct::default(),
             score_softmax: false,
+            masked_head: false,
             extras: Vec::new(),
             unused: Vec::new(),
         }

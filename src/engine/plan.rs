@@ -44,7 +44,7 @@ pub use hyper::{
 pub use latent::LatentExperts;
 pub use mla::{Expansion, Latent, Mla};
 pub use ngrams::{NgramTable, Ngrams};
-pub use outputs::{Classifier, EncoderPlan, HeadActivation, ModelKind, PooledRow, Pooling};
+pub use outputs::{Classifier, EncoderPlan, HeadActivation, MaskedHead, ModelKind, PooledRow, Pooling};
 pub use plamo2::Plamo2;
 pub use recurrent::{
     ChannelMix, Conv, DeltaGates, DeltaNet, Kda, Lightning, LowRank, Mamba, Mamba2, Rwkv6, Rwkv7, ShortConv,
@@ -362,6 +362,8 @@ pub struct GraphPlan {
     pub final_norm: Option<Norm>,
     /// What becomes of a text's states, of encoders.
     pub pooling: Pooling,
+    /// What predicts masked tokens, of models that can.
+    pub masked: Option<MaskedHead>,
     /// Rows that score the vocabulary; the embedding where the file has no other.
     pub head: Matrix,
     /// Factor of the logits.

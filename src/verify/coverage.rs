@@ -17,11 +17,14 @@ pub enum Aspect {
     Divergence,
     /// The model makes of texts what the source makes of them; asked of encoders, in place of the two before.
     Embeddings,
+    /// The model predicts masked tokens as the source does; asked of masked-language models, of diffusion models in place of
+    /// the perplexity.
+    Masked,
 }
 
 impl Aspect {
     /// All, in the order in which they are judged.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Structure,
         Self::Tokenizer,
         Self::Metadata,
@@ -29,6 +32,7 @@ impl Aspect {
         Self::Perplexity,
         Self::Divergence,
         Self::Embeddings,
+        Self::Masked,
     ];
 
     /// Name in reports.
@@ -42,6 +46,7 @@ impl Aspect {
             Self::Perplexity => "perplexity",
             Self::Divergence => "divergence",
             Self::Embeddings => "embeddings",
+            Self::Masked => "masked",
         }
     }
 }
@@ -71,11 +76,12 @@ pub struct NotJudged {
 pub struct Coverage {
     states: [Result<String, (String, String)>; Aspect::ALL.len()],
     is_encoder: bool,
+    is_masked: bool,
 }
 
 impl Default for Coverage {
     fn default() -> Self {
-        Self { states: Aspect::ALL.map(|aspect| Err(open(aspect))), is_encoder: false }
+        Self { states: Aspect::ALL.map(|aspect| Err(open(aspect))), is_encoder: false, is_masked: false }
     }
 }
 
@@ -84,7 +90,7 @@ fn open(aspect: Aspect) -> (String, String) {
     let (reason, remedy) = match aspect {
         Aspect::Structure => ("the file could not be read", "a file that can be read"),
         Aspect::Tokenizer => ("no text was encoded", "a vocabulary that this program knows"),
-        Aspect::Metadata | Aspect::Weights | Aspect::Divergence | Aspect::Embeddings => {
+        Aspect::Metadata | Aspect::Weights | Aspect::Divergence | Aspect::Embeddings | Aspect::Masked => {
             ("there is no baseline", "`--baseline`: checkpoint or file of higher precision")
         }
         Aspect::Perplexity => ("no text was run", "`--prompts` with 1000 tokens or more to score"),
@@ -98,12 +104,20 @@ impl Coverage {
         self.is_encoder = true;
     }
 
+    /// From now on what is asked of models that predict masked tokens.
+    pub(super) fn ask_masked(&mut self) {
+        self.is_masked = true;
+    }
+
     /// Whether the question is asked.
     fn asks(&self, aspect: Aspect) -> bool {
         match aspect {
             Aspect::Structure | Aspect::Tokenizer | Aspect::Metadata | Aspect::Weights => true,
-            Aspect::Perplexity | Aspect::Divergence => !self.is_encoder,
+            // Tokens that see themselves are not predicted.
+            Aspect::Perplexity => !self.is_encoder && !self.is_masked,
+            Aspect::Divergence => !self.is_encoder,
             Aspect::Embeddings => self.is_encoder,
+            Aspect::Masked => self.is_masked,
         }
     }
 
@@ -143,7 +157,12 @@ impl Coverage {
     /// its weights or what it says against a baseline, or `has_own_limit`: the reader said what the figures must be.
     #[must_use]
     pub fn earns_pass(&self, has_own_limit: bool) -> bool {
-        let figures = if self.is_encoder { Aspect::Embeddings } else { Aspect::Perplexity };
+        // What an encoder is for are its vectors, whatever head it has.
+        let figures = match (self.is_encoder, self.is_masked) {
+            (true, _) => Aspect::Embeddings,
+            (false, true) => Aspect::Masked,
+            (false, false) => Aspect::Perplexity,
+        };
         let always = [Aspect::Structure, Aspect::Tokenizer, figures];
         // The vectors of an encoder are judged against a source.
         let source = self.is_encoder || self.has(Aspect::Weights) || self.has(Aspect::Divergence);
@@ -190,9 +209,19 @@ mod tests {
     }
 
     #[test]
+    fn a_model_that_denoises_is_asked_for_masked_tokens_in_place_of_its_perplexity() {
+        let mut coverage =
+            with(&[Aspect::Structure, Aspect::Tokenizer, Aspect::Perplexity, Aspect::Divergence]);
+        coverage.ask_masked();
+        assert!(!coverage.earns_pass(true) && coverage.open().any(|open| open.aspect == Aspect::Masked));
+        coverage.judged(Aspect::Masked, "300 masked tokens");
+        assert!(coverage.earns_pass(false) && coverage.answered().all(|j| j.aspect != Aspect::Perplexity));
+    }
+
+    #[test]
     fn open_questions_say_what_would_answer_them() {
         let mut coverage = Coverage::default();
-        assert_eq!(coverage.open().count(), Aspect::ALL.len() - 1);
+        assert_eq!(coverage.open().count(), Aspect::ALL.len() - 2);
         coverage.judged(Aspect::Structure, "3 tensors");
         coverage.not_judged(Aspect::Weights, "a logit file has none", "the checkpoint");
         assert_eq!(

@@ -9,8 +9,10 @@ use crate::core::progress::Progress;
 use crate::engine::plan::{ModelKind, PooledRow};
 use crate::engine::{Engine, GraphPlan, Observer, TokenChunk};
 use crate::verify::healthy::HealthyTwin;
+use crate::verify::masked;
 use crate::verify::measure::Onlookers;
 use crate::verify::routing::watch::RouteTally;
+use crate::verify::texts::Texts;
 use crate::verify::verification::{VerifyOptions, longer_than_trained};
 use crate::verify::{
     Aspect, Extras, Figure, Finding, LimitLine, Model, Prompt, Report, TextEncoder, Thresholds, VerifyError,
@@ -201,44 +203,6 @@ fn score_ranks(baseline: &[Vec<f32>], model: &[Vec<f32>]) -> f64 {
     sum / baseline.len().max(1) as f64
 }
 
-/// Texts as an encoder reads them.
-struct Texts {
-    chunks: Vec<TokenChunk>,
-    /// The prompt that each is of.
-    prompts: Vec<usize>,
-}
-
-impl Texts {
-    /// Cuts prompts into texts of at most `n_ctx` tokens, each with the tokens that begin and end one.
-    fn cut(prompts: &[Prompt], end: Option<u32>, n_ctx: usize, limit: Option<usize>) -> Self {
-        let mut texts = Self { chunks: Vec::new(), prompts: Vec::new() };
-        for (at, prompt) in prompts.iter().enumerate() {
-            let body = match prompt.bos {
-                Some(bos) => prompt.tokens.strip_prefix(&[bos]).unwrap_or(&prompt.tokens),
-                None => &prompt.tokens,
-            };
-            let is_text = prompt.bos.is_some() || prompt.whole;
-            let end = end.filter(|_| is_text);
-            let room = n_ctx.saturating_sub(usize::from(prompt.bos.is_some()) + usize::from(end.is_some()));
-            for part in body.chunks(room.max(1)) {
-                let tokens: Vec<u32> =
-                    prompt.bos.into_iter().chain(part.iter().copied()).chain(end).collect();
-                let rows = 0..tokens.len();
-                texts.chunks.push(TokenChunk { tokens, rows, n_source: 0 });
-                texts.prompts.push(at);
-            }
-        }
-        let n = limit.unwrap_or(usize::MAX);
-        texts.chunks.truncate(n);
-        texts.prompts.truncate(n);
-        texts
-    }
-
-    fn n_tokens(&self) -> usize {
-        self.chunks.iter().map(|chunk| chunk.tokens.len()).sum()
-    }
-}
-
 /// Vectors of the texts, group by group.
 fn vectors(
     engine: &Engine<'_>,
@@ -279,7 +243,7 @@ fn word(plan: &GraphPlan) -> &'static str {
 pub(super) fn judge(
     model: &Model<'_>,
     baseline: Option<&Model<'_>>,
-    plan: GraphPlan,
+    mut plan: GraphPlan,
     prompts: &[Prompt],
     options: &VerifyOptions<'_>,
     report: &mut Report,
@@ -298,15 +262,15 @@ pub(super) fn judge(
     report.extend(longer_than_trained(&plan, longest, "texts").map(|text| Finding::warning("context", text)));
     let is_score = plan.pooling.classifier.is_some();
     let pooling = word(&plan);
-    let engine = Engine::new(plan, model.source, options.engine)?;
     let others = match baseline {
-        Some(baseline) => Some(Engine::new(
-            baseline.plan().map_err(VerifyError::Baseline)?,
-            baseline.source,
-            options.engine,
-        )?),
+        Some(baseline) => {
+            let mut other = baseline.plan().map_err(VerifyError::Baseline)?;
+            masked::level_heads(&mut plan, &mut other);
+            Some(Engine::new(other, baseline.source, options.engine)?)
+        }
         None => None,
     };
+    let engine = Engine::new(plan, model.source, options.engine)?;
     let n_runs = if others.is_some() { 2 } else { 1 };
     progress.begin("running the model", n_runs * engine.work_bytes(&texts.chunks));
     let routing = RouteTally::of(engine.plan());
@@ -336,7 +300,8 @@ pub(super) fn judge(
         progress.end();
     }
     settle(report, figures, &options.thresholds);
-    Ok(())
+    let texts = masked::texts_of(prompts, end, n_ctx, options.scoring.n_chunks);
+    masked::judge((model, &engine), baseline.zip(others.as_ref()), &texts, report, progress)
 }
 
 /// The figures of what a healthy file of the model's types would be; `None` if nothing can be quantized to one of them.
@@ -361,16 +326,22 @@ fn healthy(
 }
 
 /// Limits of figures that the model does not have.
-pub(super) fn stray_limits(kind: ModelKind, own: &Thresholds) -> Vec<Finding> {
-    let is_encoder = kind == ModelKind::Encoder;
+pub(super) fn stray_limits(plan: &GraphPlan, own: &Thresholds) -> Vec<Finding> {
+    let is_encoder = plan.kind == ModelKind::Encoder;
     let stray = own.own().filter(|figure| {
+        if figure.is_of_masks() {
+            return plan.masked.is_none();
+        }
         let is_likelihood = matches!(figure, Figure::Ppl | Figure::PplIncrease);
-        figure.is_of_vectors() != is_encoder || (is_likelihood && kind == ModelKind::Diffusion)
+        figure.is_of_vectors() != is_encoder || (is_likelihood && plan.kind == ModelKind::Diffusion)
     });
     stray
         .map(|figure| {
-            let whose =
-                if figure.is_of_vectors() { "an encoder's vectors" } else { "predictions of the next token" };
+            let whose = match figure {
+                _ if figure.is_of_vectors() => "an encoder's vectors",
+                _ if figure.is_of_masks() => "predictions of masked tokens",
+                _ => "predictions of the next token",
+            };
             Finding::unchecked(
                 "limits",
                 format!("`--{}` is a limit of {whose}: this model has none", figure.limit_name()),
@@ -507,16 +478,5 @@ mod tests {
                 at += 1;
             }
         }
-    }
-
-    #[test]
-    fn texts_keep_their_ends() {
-        let prompt = Prompt { tokens: vec![9, 1, 2, 3, 4, 5], bos: Some(9), score_from: 1, whole: false };
-        let texts = Texts::cut(&[prompt], Some(8), 5, None);
-        let tokens: Vec<&[u32]> = texts.chunks.iter().map(|chunk| &chunk.tokens[..]).collect();
-        assert_eq!(tokens, [&[9, 1, 2, 3, 8][..], &[9, 4, 5, 8]]);
-        let ids = Prompt { tokens: vec![1, 2, 3], bos: None, score_from: 1, whole: false };
-        let texts = Texts::cut(&[ids.clone(), ids], Some(8), 5, Some(1));
-        assert_eq!((texts.chunks.len(), &texts.chunks[0].tokens[..]), (1, &[1, 2, 3][..]));
     }
 }

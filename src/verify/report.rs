@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::verify::{
-    Aspect, Cost, Coverage, Distribution, Divergence, EmbeddingReport, Estimate, LimitLine, Perplexity,
-    PromptFileReport, RoutingReport, TaskReport, Thresholds, WeightReport,
+    Aspect, Cost, Coverage, Distribution, Divergence, EmbeddingReport, Estimate, LimitLine, MaskedReport,
+    Perplexity, PromptFileReport, RoutingReport, TaskReport, Thresholds, WeightReport,
 };
 
 /// How bad a finding is.
@@ -137,6 +137,8 @@ pub struct Report {
     pub divergence: Option<Divergence>,
     /// Vectors of texts, of encoders.
     pub embeddings: Option<EmbeddingReport>,
+    /// What is predicted in the place of masked tokens, or why nothing is; of models that see both ways.
+    pub masked: Option<Result<Box<MaskedReport>, String>>,
     /// What the tokens that were run chose, of models with experts.
     pub routing: Option<RoutingReport>,
     /// Questions answered, file by file.
@@ -170,6 +172,7 @@ impl Report {
             prompt_files: Vec::new(),
             divergence: None,
             embeddings: None,
+            masked: None,
             routing: None,
             tasks: Vec::new(),
             contexts: Vec::new(),
@@ -214,6 +217,18 @@ impl Report {
     /// From now on what is asked of encoders.
     pub(super) fn ask_encoder(&mut self) {
         self.coverage.ask_encoder();
+        self.settle();
+    }
+
+    /// From now on what is asked of models that predict masked tokens.
+    pub(super) fn ask_masked(&mut self) {
+        self.coverage.ask_masked();
+        self.settle();
+    }
+
+    /// Notes further figures beside their limits; the verdict follows.
+    pub(super) fn add_limits(&mut self, limits: Vec<LimitLine>) {
+        self.limits.extend(limits);
         self.settle();
     }
 
@@ -281,6 +296,10 @@ impl Report {
         }
         if let Some(embeddings) = &self.embeddings {
             map.insert("embeddings".to_owned(), embeddings.to_json());
+        }
+        if let Some(masked) = &self.masked {
+            let value = masked.as_ref().map_or_else(|why| json!({ "absent": why }), |found| found.to_json());
+            map.insert("masked".to_owned(), value);
         }
         if let Some(routing) = &self.routing {
             map.insert("experts".to_owned(), routing.to_json());

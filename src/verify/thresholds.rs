@@ -21,6 +21,12 @@ pub struct Thresholds {
     pub min_worst_cosine: Option<f64>,
     /// Root mean square of the differences of scores, as a share of their spread.
     pub max_score_error: Option<f64>,
+    /// Pseudo-perplexity, of masked-language models.
+    pub max_pseudo_ppl: Option<f64>,
+    /// Mean divergence at masked tokens.
+    pub max_masked_kld: Option<f64>,
+    /// Share of masked tokens with the same most likely prediction.
+    pub min_masked_top1: Option<f64>,
 }
 
 /// A figure that a limit may be set on.
@@ -42,10 +48,16 @@ pub enum Figure {
     WorstCosine,
     /// Difference of scores, as a share of their spread.
     ScoreError,
+    /// Pseudo-perplexity.
+    PseudoPpl,
+    /// Mean divergence at masked tokens.
+    MaskedKld,
+    /// Share of masked tokens with the same most likely prediction.
+    MaskedTop1,
 }
 
 impl Figure {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 11] = [
         Self::Ppl,
         Self::PplIncrease,
         Self::Kld,
@@ -54,11 +66,19 @@ impl Figure {
         Self::Cosine,
         Self::WorstCosine,
         Self::ScoreError,
+        Self::PseudoPpl,
+        Self::MaskedKld,
+        Self::MaskedTop1,
     ];
 
     /// True if the figure is one of vectors, false if of predictions.
     pub(super) fn is_of_vectors(self) -> bool {
         matches!(self, Self::Cosine | Self::WorstCosine | Self::ScoreError)
+    }
+
+    /// True if the figure is one of masked tokens.
+    pub(super) fn is_of_masks(self) -> bool {
+        matches!(self, Self::PseudoPpl | Self::MaskedKld | Self::MaskedTop1)
     }
 
     /// Name of the limit, as its option has it.
@@ -73,6 +93,9 @@ impl Figure {
             Self::Cosine => "min-cosine",
             Self::WorstCosine => "min-worst-cosine",
             Self::ScoreError => "max-score-error",
+            Self::PseudoPpl => "max-pseudo-ppl",
+            Self::MaskedKld => "max-masked-kld",
+            Self::MaskedTop1 => "min-masked-top1",
         }
     }
 
@@ -88,25 +111,28 @@ impl Figure {
             Self::Cosine => "mean cosine",
             Self::WorstCosine => "worst cosine",
             Self::ScoreError => "error of the scores",
+            Self::PseudoPpl => "pseudo-perplexity",
+            Self::MaskedKld => "KLD at masked tokens",
+            Self::MaskedTop1 => "same choice at masked tokens",
         }
     }
 
     /// True if more is better.
     #[must_use]
     pub fn is_floor(self) -> bool {
-        matches!(self, Self::Top1 | Self::Cosine | Self::WorstCosine)
+        matches!(self, Self::Top1 | Self::Cosine | Self::WorstCosine | Self::MaskedTop1)
     }
 
     /// A value as people read it.
     #[must_use]
     pub fn show(self, value: f64) -> String {
         match self {
-            Self::Ppl => format!("{value:.4}"),
+            Self::Ppl | Self::PseudoPpl => format!("{value:.4}"),
             Self::PplIncrease => format!("{:+.2} %", 100.0 * value),
-            Self::Top1 => format!("{:.2} %", 100.0 * value),
+            Self::Top1 | Self::MaskedTop1 => format!("{:.2} %", 100.0 * value),
             // What is missing to 1 is what counts.
             Self::Cosine | Self::WorstCosine => format!("{value:.8}"),
-            Self::Kld | Self::Kld99 | Self::ScoreError => significant(value),
+            Self::Kld | Self::Kld99 | Self::ScoreError | Self::MaskedKld => significant(value),
         }
     }
 }
@@ -181,6 +207,9 @@ impl Thresholds {
             min_cosine: self.min_cosine.or(other.min_cosine),
             min_worst_cosine: self.min_worst_cosine.or(other.min_worst_cosine),
             max_score_error: self.max_score_error.or(other.max_score_error),
+            max_pseudo_ppl: self.max_pseudo_ppl.or(other.max_pseudo_ppl),
+            max_masked_kld: self.max_masked_kld.or(other.max_masked_kld),
+            min_masked_top1: self.min_masked_top1.or(other.min_masked_top1),
         }
     }
 
@@ -205,6 +234,9 @@ impl Thresholds {
             Figure::Cosine => self.min_cosine,
             Figure::WorstCosine => self.min_worst_cosine,
             Figure::ScoreError => self.max_score_error,
+            Figure::PseudoPpl => self.max_pseudo_ppl,
+            Figure::MaskedKld => self.max_masked_kld,
+            Figure::MaskedTop1 => self.min_masked_top1,
         }
     }
 

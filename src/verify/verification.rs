@@ -11,6 +11,7 @@ use crate::verify::answers::cut_sources;
 use crate::verify::embeddings;
 use crate::verify::judgement::{healthy_cost, judge_figures};
 use crate::verify::known;
+use crate::verify::masked;
 use crate::verify::measure::{self, LogitFiles, Onlookers, measure_with};
 use crate::verify::prompts::file_reports;
 use crate::verify::round_trip::check_round_trip;
@@ -128,7 +129,7 @@ pub fn verify_with(
         None if extras.logits.is_some() => Vec::new(),
         None => return Ok(Verification::without_figures(report)),
     };
-    report.extend(embeddings::stray_limits(plan.kind, &options.thresholds));
+    report.extend(embeddings::stray_limits(&plan, &options.thresholds));
     if plan.kind == ModelKind::Encoder {
         report.ask_encoder();
         report.extend(embeddings::without_use(extras));
@@ -182,6 +183,11 @@ pub fn verify_with(
         report.healthy = Some(healthy_cost(model, engines, &windows, &mut report, progress)?);
     }
     judge_figures(&mut report, model, engine.plan());
+    if engine.plan().kind == ModelKind::Diffusion {
+        let texts = masked::texts_of_windows(&windows, &encoded);
+        let other = baseline.zip(reference.as_ref());
+        masked::judge((model, &engine), other, &texts, &mut report, progress)?;
+    }
     if let (Some(writer), Some(save)) = (save, wanted) {
         writer.commit(save.sync)?;
     }

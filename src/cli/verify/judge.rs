@@ -79,7 +79,7 @@ pub(super) struct VerifyArgs {
         conflicts_with_all = ["structure_only", "prompts", "source", "per_token", "save_baseline", "trace",
             "hellaswag", "winogrande", "multiple_choice", "score", "ctx", "chunks", "stride",
             "max_ppl", "max_ppl_increase", "max_kld", "max_kld_99", "min_top1", "min_cosine",
-            "min_worst_cosine", "max_score_error"]
+            "min_worst_cosine", "max_score_error", "max_pseudo_ppl", "max_masked_kld", "min_masked_top1"]
     )]
     weights_only: bool,
     /// Keep the models and the baseline in memory while they are compared (GGUF files only)
@@ -109,6 +109,15 @@ pub(super) struct VerifyArgs {
     /// Highest error of the scores of texts, as a share of their spread [default: likewise]
     #[arg(long, value_name = "SHARE", value_parser = crate::cli::amount)]
     max_score_error: Option<f64>,
+    /// Highest pseudo-perplexity that passes, of models that predict masked tokens
+    #[arg(long, value_name = "PPL", value_parser = crate::cli::amount)]
+    max_pseudo_ppl: Option<f64>,
+    /// Highest mean divergence at masked tokens [default: four times what the file's types cost this model there]
+    #[arg(long, value_name = "KLD", value_parser = crate::cli::amount)]
+    max_masked_kld: Option<f64>,
+    /// Lowest share of masked tokens with the same first choice [default: likewise]
+    #[arg(long, value_name = "SHARE", value_parser = crate::cli::share)]
+    min_masked_top1: Option<f64>,
     /// Print each intermediate of this layer, 0 the first, to standard error: its size, mean, rms and first four values
     #[arg(long, value_name = "LAYER")]
     trace: Option<usize>,
@@ -253,6 +262,8 @@ impl VerifyArgs {
             ("--min-cosine", self.min_cosine),
             ("--min-worst-cosine", self.min_worst_cosine),
             ("--max-score-error", self.max_score_error),
+            ("--max-masked-kld", self.max_masked_kld),
+            ("--min-masked-top1", self.min_masked_top1),
         ];
         if let Some((name, _)) = against.iter().find(|(_, limit)| limit.is_some() && self.baseline.is_none())
         {
@@ -346,6 +357,9 @@ impl VerifyArgs {
                 min_cosine: self.min_cosine,
                 min_worst_cosine: self.min_worst_cosine,
                 max_score_error: self.max_score_error,
+                max_pseudo_ppl: self.max_pseudo_ppl,
+                max_masked_kld: self.max_masked_kld,
+                min_masked_top1: self.min_masked_top1,
             },
             structure_only: self.structure_only,
             weights_only: self.weights_only,

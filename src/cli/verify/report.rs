@@ -10,7 +10,7 @@ use crate::cli::verify::page::Details;
 use crate::cli::verify::reasons;
 use crate::cli::verify::{experts, file_rows, overview, statistics, tasks};
 use crate::core::text::escape;
-use crate::verify::{EmbeddingReport, Figure, Report, Verdict, WeightOutcome, WeightReport};
+use crate::verify::{EmbeddingReport, Figure, MaskedReport, Report, Verdict, WeightOutcome, WeightReport};
 
 /// Prompts up to which each is shown by itself.
 const MAX_PROMPTS: usize = 16;
@@ -103,6 +103,11 @@ impl ModelReport {
         if let Some(embeddings) = &report.embeddings {
             self.print_embeddings(embeddings, out)?;
         }
+        match &report.masked {
+            Some(Ok(masked)) => self.print_masked(masked, out)?,
+            Some(Err(why)) => writeln!(out, "masked tokens {why}")?,
+            None => {}
+        }
         if let Some(routing) = &report.routing {
             experts::print(routing, out)?;
         }
@@ -139,6 +144,20 @@ impl ModelReport {
             writeln!(out, "neighbours    {same:.2} % the same, correlation of ranks {ranks:.6}")?;
         }
         Ok(())
+    }
+
+    fn print_masked(&self, masked: &MaskedReport, out: &mut dyn Write) -> std::io::Result<()> {
+        let (p, limit) = (&masked.perplexity, self.limit(Figure::PseudoPpl));
+        let (value, stderr, tokens) = (p.value, p.stderr, p.tokens);
+        writeln!(out, "pseudo-ppl    {value:.4} ± {stderr:.4} over {tokens} masked tokens{limit}")?;
+        let Some(d) = &masked.divergence else { return Ok(()) };
+        let (mean, delta) = (&d.mean, &d.delta_ln_ppl);
+        let limit = self.limit(Figure::MaskedKld);
+        writeln!(out, "              divergence {:.6} ± {:.6}{limit}", mean.value, mean.stderr)?;
+        let limit = self.limit(Figure::MaskedTop1);
+        writeln!(out, "              same choice {:.2} %{limit}", 100.0 * d.top1_agreement)?;
+        let baseline = d.baseline_ppl;
+        writeln!(out, "              Δ ln {:.6} ± {:.6} (baseline {baseline:.4})", delta.value, delta.stderr)
     }
 
     /// What a figure may be, to stand behind it.

@@ -12,7 +12,9 @@ use crate::engine::build::arch_keys::ArchKeys;
 use crate::engine::build::claims::{TensorClaims, fits};
 use crate::engine::build::features::{BuiltFeatures, PositionRule, Sight, WiringRule};
 use crate::engine::ops::prefix::Prefix;
-use crate::engine::plan::{GraphPlan, Matrix, ModelKind, Norm, NormFormula, Pooling, Rope, Vector};
+use crate::engine::plan::{
+    GraphPlan, MaskedHead, Matrix, ModelKind, Norm, NormFormula, Pooling, Rope, Vector,
+};
 use crate::gguf::Metadata;
 
 /// What the parts of the builder share.
@@ -178,9 +180,10 @@ impl Builder<'_> {
             name => Some(self.need_norm(name)?),
         };
         let kind = self.outputs(encoder.is_some())?;
-        let pooling = match kind {
+        let (pooling, masked) = match kind {
             ModelKind::Encoder => self.pooling()?,
-            ModelKind::Decoder | ModelKind::Diffusion => Pooling::default(),
+            ModelKind::Diffusion => (Pooling::default(), Some(MaskedHead::default())),
+            ModelKind::Decoder => (Pooling::default(), None),
         };
         let (streams, held) = (self.streams()?, self.held_state()?);
         let head = self.head(&embedding)?;
@@ -213,6 +216,7 @@ impl Builder<'_> {
             final_mix,
             final_norm,
             pooling,
+            masked,
             head,
             logit_scale,
             final_cap,

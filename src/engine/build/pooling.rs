@@ -5,7 +5,9 @@ use crate::core::Shape;
 use crate::engine::EngineError;
 use crate::engine::build::builder::Builder;
 use crate::engine::build::features::Sight;
-use crate::engine::plan::{Classifier, HeadActivation, ModelKind, NormFormula, PooledRow, Pooling};
+use crate::engine::plan::{
+    Classifier, HeadActivation, MaskedHead, ModelKind, NormFormula, PooledRow, Pooling,
+};
 
 const POOLING: &str = "pooling_type";
 /// The value of [`POOLING`] that says that texts are scored.
@@ -21,8 +23,8 @@ impl Builder<'_> {
         })
     }
 
-    /// How the states of a text become one, and what follows.
-    pub(super) fn pooling(&mut self) -> Result<Pooling, EngineError> {
+    /// How the states of a text become one, and what follows; and what predicts masked tokens.
+    pub(super) fn pooling(&mut self) -> Result<(Pooling, Option<MaskedHead>), EngineError> {
         let sees_all = self.built.sight == Sight::Full;
         let ends = if sees_all { PooledRow::First } else { PooledRow::Last };
         let (row, is_score) = match self.keys.count(POOLING)? {
@@ -37,7 +39,8 @@ impl Builder<'_> {
             Some(1) if is_score => PooledRow::Mean,
             _ => row,
         };
-        let classifier = self.classifier()?;
+        let is_masked = self.features.masked_head && !is_score && !self.tensors.has("cls.output.weight");
+        let classifier = if is_masked { self.masked_transform()? } else { self.classifier()? };
         if is_score && classifier.is_none() {
             // Decoders have no first layer of a head.
             let tensor = if sees_all { "cls.weight" } else { "cls.output.weight" };
@@ -51,7 +54,30 @@ impl Builder<'_> {
             dense.push(self.tensors.need_matrix(name, n_rows, width)?);
             width = n_rows;
         }
-        Ok(Pooling { row, dense, classifier: classifier.filter(|_| is_score) })
+        let masked = classifier.clone().filter(|_| is_masked);
+        let masked = masked.map(|transform| MaskedHead { transform: Some(transform) });
+        Ok((Pooling { row, dense, classifier: classifier.filter(|_| is_score) }, masked))
+    }
+
+    /// What a masked token's state passes through before the vocabulary is scored: all of it, or nothing.
+    fn masked_transform(&mut self) -> Result<Option<Classifier>, EngineError> {
+        if !self.tensors.has("cls.weight") && !self.tensors.has("cls.norm.weight") {
+            return Ok(None);
+        }
+        let dense = self.tensors.need_matrix("cls", self.n_embd, self.n_embd)?;
+        let norm = self.tensors.norm("cls.norm", self.n_embd, NormFormula::Layer, self.eps)?;
+        let Some(norm) = norm else {
+            return Err(EngineError::MissingTensor { tensor: "cls.norm.weight".to_owned() });
+        };
+        let (dense, norm) = (Some(dense), Some(norm));
+        Ok(Some(Classifier { dense, act: self.head_act(), norm, out: None, softmax: false }))
+    }
+
+    fn head_act(&self) -> HeadActivation {
+        match self.features.head_act {
+            HeadAct::Tanh => HeadActivation::Tanh,
+            HeadAct::GeluErf => HeadActivation::GeluErf,
+        }
     }
 
     /// The head that scores a text. Claimed in any case: a file may have one and be meant for embeddings.
@@ -78,10 +104,7 @@ impl Builder<'_> {
         if dense.is_none() && out.is_none() {
             return Ok(None);
         }
-        let act = match self.features.head_act {
-            HeadAct::Tanh => HeadActivation::Tanh,
-            HeadAct::GeluErf => HeadActivation::GeluErf,
-        };
-        Ok(Some(Classifier { dense, act, norm, out, softmax: self.features.score_softmax }))
+        let softmax = self.features.score_softmax;
+        Ok(Some(Classifier { dense, act: self.head_act(), norm, out, softmax }))
     }
 }

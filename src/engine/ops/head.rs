@@ -32,7 +32,7 @@ pub(super) const BLOCK_LOGITS: usize = 8 << 20;
 const BLOCK_ROWS: usize = 768;
 
 /// Final hidden states of the wanted rows, `[n_rows, n_embd]`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Hidden {
     pub(crate) n_rows: usize,
     pub(crate) states: Vec<f32>,
@@ -43,6 +43,12 @@ impl Hidden {
     #[must_use]
     pub fn n_rows(&self) -> usize {
         self.n_rows
+    }
+
+    /// Puts the rows of `later` behind these.
+    pub(crate) fn append(&mut self, later: &Self) {
+        self.n_rows += later.n_rows;
+        self.states.extend_from_slice(&later.states);
     }
 
     /// The states, row by row.

@@ -1,4 +1,5 @@
-//! One vector for each text: its states pooled, then what the model does with that, up to scores.
+//! One vector for each text: its states pooled, then what the model does with that, up to scores; and the states that masked
+//! tokens are predicted from.
 
 use crate::core::progress::Progress;
 use crate::engine::EngineError;
@@ -6,7 +7,8 @@ use crate::engine::ops::head::Hidden;
 use crate::engine::ops::math::{self, SoftmaxRow};
 use crate::engine::ops::product::Product;
 use crate::engine::plan::{Classifier, HeadActivation, Matrix, PlainActivation, PooledRow};
-use crate::engine::run::forward::Engine;
+use crate::engine::run::forward::{Engine, TokenChunk};
+use crate::engine::run::observer::Observer;
 use crate::engine::run::runner::Runner;
 
 impl Engine<'_> {
@@ -42,6 +44,28 @@ impl Engine<'_> {
             (rows, width) = run.classify(classifier, rows, n_texts, width)?;
         }
         Ok(rows.chunks(width.max(1)).map(<[f32]>::to_vec).collect())
+    }
+}
+
+impl Engine<'_> {
+    /// Runs chunks of models that predict masked tokens: the states of the wanted rows, as [`Engine::scores`] and
+    /// [`Engine::divergences`] read them.
+    ///
+    /// # Errors
+    /// As [`Engine::forward`].
+    pub fn masked_states(
+        &self,
+        chunks: &[TokenChunk],
+        progress: &dyn Progress,
+        observer: Option<&dyn Observer>,
+    ) -> Result<Hidden, EngineError> {
+        let hidden = self.forward(chunks, progress, observer)?;
+        let transform = self.plan.masked.as_ref().and_then(|masked| masked.transform.as_ref());
+        let Some(transform) = transform else { return Ok(hidden) };
+        let Hidden { n_rows, states } = hidden;
+        let run = self.head_run(progress, None);
+        let (states, _) = run.classify(transform, states, n_rows, self.plan.n_embd)?;
+        Ok(Hidden { n_rows, states })
     }
 }
 

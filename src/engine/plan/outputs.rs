@@ -51,6 +51,13 @@ pub struct Classifier {
     pub softmax: bool,
 }
 
+/// What predicts masked tokens: the plan's head, behind what the states pass through before.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MaskedHead {
+    /// `norm(act(dense x))` of a masked token's state, of encoders.
+    pub transform: Option<Classifier>,
+}
+
 /// What becomes of a text's states.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pooling {

@@ -8,6 +8,7 @@ mod heads;
 mod imatrix;
 mod input;
 mod logit_file;
+mod masked;
 mod memory;
 mod metadata;
 mod origin;
