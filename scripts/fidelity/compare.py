@@ -2,7 +2,7 @@
 """What rounding by a model's own activations gives beside the importance matrix of the same tokens, at the same size.
 
     compare.py --programs DIR --model F32.gguf --calibrate PATH [PATH...] --evaluate FILE [FILE...]
-               [--types Q4_K,Q3_K,Q4_0,IQ4_XS,Q2_K] [--mixes] [--solvers gptq] [--tokens N] [--ctx 512] [--dir DIR]
+               [--types Q4_K,Q3_K,Q4_0,IQ4_XS,Q2_K] [--mixes] [--solvers gptq,sequential] [--self-text] [--tokens N] [--ctx 512] [--dir DIR]
                [--json FILE]
 
 DIR of --programs holds gguf-quantize and gguf-verify. Types are given to all matrices but the embeddings and the output,
@@ -36,6 +36,8 @@ def quantize(options, kind, solver, path):
         command += ["--pure", "--token-embedding-type", "f32", "--output-tensor-type", "f32"]
     for text in options.calibrate:
         command += ["--calibrate", text]
+    if not options.self_text and "self" not in options.calibrate:
+        command += ["--no-self-text"]
     command += ["--calibrate-tokens", str(options.tokens), "--solver", solver]
     start = time.perf_counter()
     report = json.loads(call(command))
@@ -58,7 +60,8 @@ def main():
     parser.add_argument("--evaluate", nargs="+", required=True)
     parser.add_argument("--types", default="Q4_K,Q3_K,Q4_0,IQ4_XS,Q2_K")
     parser.add_argument("--mixes", action="store_true")
-    parser.add_argument("--solvers", default="gptq")
+    parser.add_argument("--solvers", default="gptq,sequential")
+    parser.add_argument("--self-text", action="store_true", help="let the model write half of the text beside one kind")
     parser.add_argument("--tokens", type=int, default=32768)
     parser.add_argument("--ctx", type=int, default=512)
     parser.add_argument("--dir", default=".")

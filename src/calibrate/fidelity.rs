@@ -217,7 +217,7 @@ fn attempt(
         },
         shrinkage: solver.shrinkage,
         targets,
-        weights: vec![1.0; text.kinds.len()],
+        weights: text.kinds.iter().map(|kind| f64::from(kind.weight)).collect(),
         left: Vec::new(),
     };
     let sums = run.run(progress, &mut |layer| solver.take(&layer))?;

@@ -177,12 +177,12 @@ impl Task<'_> {
         tensors.filter_map(target).collect()
     }
 
-    /// Weights of the tokens: kinds weigh alike, however long they are.
+    /// Weights of the tokens: those of their kinds, however long these are.
     fn weights(&self) -> Vec<f32> {
-        let n_kinds = self.text.kinds.len().max(1);
+        let total: f64 = self.text.kinds.iter().map(|kind| f64::from(kind.weight)).sum();
         let weigh = |kind: &TextKind| {
             let n = kind.n_tokens();
-            std::iter::repeat_n((1.0 / (n_kinds as f64 * n as f64)) as f32, n)
+            std::iter::repeat_n((f64::from(kind.weight) / (total * n as f64)) as f32, n)
         };
         self.text.kinds.iter().flat_map(weigh).collect()
     }

@@ -100,6 +100,8 @@ pub struct TextKind {
     pub check: Vec<Window>,
     /// Tokens that the text has in sequences.
     pub n_available: usize,
+    /// How many other kinds it weighs as much as.
+    pub weight: u32,
 }
 
 impl TextKind {
@@ -162,8 +164,8 @@ impl CalibrationText {
     /// Text that the model writes itself, beside half as many tokens of the sources, or alone if there are none. What is
     /// held back of it is written with another seed.
     ///
-    /// Moments are means over a kind's own tokens: so that the model's text weighs as much as all the others, its weight is
-    /// the number of the others.
+    /// Moments are means over a kind's own tokens: so that the model's text weighs as much as all the others,
+    /// [`TextKind::weight`] is the number of the others.
     ///
     /// # Errors
     /// As [`CalibrationText::new`] and [`SelfText::write`].
@@ -208,7 +210,8 @@ impl CalibrationText {
         let check = held_back.write(model, engine, progress)?.windows;
         let n_available = count(&windows) + count(&check);
         self.notes.extend(notes);
-        self.kinds.push(TextKind { name: SELF_NAME.to_owned(), windows, check, n_available });
+        let weight = u32::try_from(self.kinds.len().max(1)).unwrap_or(u32::MAX);
+        self.kinds.push(TextKind { name: SELF_NAME.to_owned(), windows, check, n_available, weight });
         Ok(())
     }
 
@@ -233,7 +236,7 @@ impl CalibrationText {
         if check.is_empty() {
             check.push(windows.remove(windows.len() / 2));
         }
-        self.kinds.push(TextKind { name: name.to_owned(), windows, check, n_available });
+        self.kinds.push(TextKind { name: name.to_owned(), windows, check, n_available, weight: 1 });
         Ok(())
     }
 

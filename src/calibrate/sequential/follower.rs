@@ -29,6 +29,8 @@ struct Branch {
 
 /// What all experts of a stack have seen so far.
 struct Shared {
+    /// All stacks that were met with these rows.
+    tensors: Vec<usize>,
     n_rows: u64,
     /// Sums, not means.
     values: Vec<f32>,
@@ -39,7 +41,7 @@ pub(super) struct State {
     /// Places passed so far.
     n_events: usize,
     branch: Option<Branch>,
-    /// By tensor, of the layer that is being run.
+    /// By the first of their tensors, of the layer that is being run.
     shared: BTreeMap<usize, Shared>,
     left: Vec<NotSolved>,
     failed: Option<CalibrateError>,
@@ -181,7 +183,11 @@ impl Follower<'_> {
         let mut state = self.state();
         let n_tokens = own.n_tokens();
         let shared = state.shared.entry(tensor);
-        let shared = shared.or_insert_with(|| Shared { n_rows: 0, values: vec![0.0; own.values().len()] });
+        let shared = shared.or_insert_with(|| Shared {
+            tensors: matrices.iter().map(|matrix| matrix.tensor).collect(),
+            n_rows: 0,
+            values: vec![0.0; own.values().len()],
+        });
         shared.n_rows += n_tokens;
         shared.values.iter_mut().zip(own.values()).for_each(|(sum, x)| *sum += n_tokens as f32 * x);
         let shared = shared_moments(own.n_cols(), shared)?;
@@ -231,16 +237,17 @@ impl Follower<'_> {
     /// Experts that no token chose take what those of the layer saw.
     fn unseen(&self) -> Result<(), CalibrateError> {
         let shared = std::mem::take(&mut self.state().shared);
-        for (tensor, shared) in shared {
-            let Some((name, target)) = self.targets.get(&tensor) else { continue };
-            let is_unseen = |matrix: &u64| !self.matrices.blocks.has(name, *matrix);
-            let matrices = (0..self.matrices.n_matrices(*target)).filter(is_unseen);
-            let jobs: Vec<_> = matrices.map(|matrix| (name.as_str(), *target, matrix)).collect();
-            if jobs.is_empty() {
-                continue;
-            }
+        for shared in shared.values() {
+            let unseen = |&tensor: &usize| {
+                let (name, target) = self.targets.get(&tensor)?;
+                let is_unseen = |matrix: &u64| !self.matrices.blocks.has(name, *matrix);
+                let matrices = (0..self.matrices.n_matrices(*target)).filter(is_unseen);
+                Some(matrices.map(|matrix| (name.as_str(), *target, matrix)).collect::<Vec<_>>())
+            };
+            let jobs: Vec<_> = shared.tensors.iter().filter_map(unseen).flatten().collect();
+            let Some(&tensor) = shared.tensors.first().filter(|_| !jobs.is_empty()) else { continue };
             let n_cols = usize::try_from(self.stream.tensors()[tensor].shape.n_cols()).unwrap_or(0);
-            let moments = shared_moments(n_cols, &shared);
+            let moments = shared_moments(n_cols, shared);
             self.round(&jobs, moments.map(|moments| Sums { moments, cross: None, residual: None }))?;
         }
         Ok(())

@@ -140,14 +140,14 @@ mod tests {
     #[test]
     fn equal_streams_need_no_correction() {
         let x = [1.0, 2.0, 3.0, 4.0];
-        let inputs = Inputs { x: &x, quantized: &x, n_cols: 2, weights: &[0.5, 0.5] };
+        let inputs = Inputs { x: &x, quantized: &x, n_cols: 2, weights: &[0.25, 0.25] };
         let lack = Lack { x: &x, quantized: &x, width: 2, factor: 1.0 };
         let sums = Sums::of(&inputs, Some(&lack)).unwrap();
         assert!(sums.cross.is_none() && sums.residual.is_none());
-        assert_eq!(sums.moments.values(), [5.0, 7.0, 7.0, 10.0]);
+        assert_eq!(sums.moments.values(), [2.5, 3.5, 3.5, 5.0]);
         let other = Lack { quantized: &[0.0; 4], ..lack };
         let sums = Sums::of(&inputs, Some(&other)).unwrap();
         assert_eq!(sums.cross.unwrap(), [0.0; 4]);
-        assert_eq!(sums.residual.unwrap(), [5.0, 7.0, 7.0, 10.0]);
+        assert_eq!(sums.residual.unwrap(), [2.5, 3.5, 3.5, 5.0]);
     }
 }

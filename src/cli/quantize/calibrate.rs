@@ -7,7 +7,8 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 
 use crate::calibrate::{
-    CalibrateError, CalibrationText, Fidelity, FidelityOptions, Solver, TextOptions, TextSource, Trial, solve,
+    CalibrateError, CalibrationText, Fidelity, FidelityOptions, SELF_NAME, Solver, TextOptions, TextSource,
+    Trial, solve,
 };
 use crate::cli::guard::Guard;
 use crate::cli::quantize::report;
@@ -17,9 +18,13 @@ use crate::cli::verify::model::OpenedModel;
 use crate::cli::{Session, UsageError};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
+use crate::engine::EngineError;
 use crate::gguf::WriteOptions;
 use crate::quantize::{FileType, Input, QuantizeOptions, QuantizePlan};
 use crate::verify::{Model, PromptForm};
+
+/// What the model writes is the same whenever it is asked.
+const SELF_SEED: u64 = 1;
 
 /// How codes and scales are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -49,12 +54,15 @@ impl From<SolverName> for Solver {
 #[command(next_help_heading = "Calibration options")]
 pub(crate) struct CalibrateArgs {
     /// Round by what the model does with this text: the same types and size, less divergence, other bytes than
-    /// llama.cpp's. A file or a folder is one kind of text; repeatable
+    /// llama.cpp's. A file or a folder is one kind of text; `self` is text that the model writes; repeatable
     #[arg(long, value_name = "PATH", conflicts_with_all = ["imatrix", "include_weights", "exclude_weights", "dry_run", "prune_layers"])]
     pub calibrate: Vec<PathBuf>,
     /// How codes and scales are chosen
     #[arg(long, value_enum, value_name = "SOLVER", default_value_t, requires = "calibrate")]
     pub solver: SolverName,
+    /// Do not let the model write half of the text where there is only one kind of it
+    #[arg(long, requires = "calibrate")]
+    pub no_self_text: bool,
     /// Tokens of calibration text, shared equally by its kinds; a seventh as much is held back to check the result
     #[arg(long, value_name = "N", default_value_t = TextOptions::default().n_tokens, requires = "calibrate")]
     pub calibrate_tokens: usize,
@@ -76,9 +84,14 @@ impl CalibrateArgs {
         !self.calibrate.is_empty()
     }
 
+    /// The texts that are read.
+    fn paths(&self) -> impl Iterator<Item = &PathBuf> {
+        self.calibrate.iter().filter(|path| path.as_os_str() != SELF_NAME)
+    }
+
     /// Holds the texts against what is written.
     pub(crate) fn guard(&self, guard: &mut Guard<'_>) -> anyhow::Result<()> {
-        let files = self.calibrate.iter().filter(|path| !path.is_dir());
+        let files = self.paths().filter(|path| !path.is_dir());
         guard.read_all("the calibration text", files)
     }
 
@@ -90,8 +103,7 @@ impl CalibrateArgs {
             return Err(UsageError(text).into());
         }
         let sources = self
-            .calibrate
-            .iter()
+            .paths()
             .map(|path| TextSource::read(path, PromptForm::Detected))
             .collect::<Result<Vec<_>, CalibrateError>>()?;
         let opened = OpenedModel::open(job.model, &session.common)?;
@@ -105,17 +117,7 @@ impl CalibrateArgs {
         sources: &[TextSource],
         model: &Model<'_>,
     ) -> anyhow::Result<()> {
-        let text_options = TextOptions { n_tokens: self.calibrate_tokens, ..TextOptions::default() };
-        let text = CalibrationText::new(model, sources, &text_options)?;
-        for note in &text.notes {
-            session.progress.warn(note);
-        }
-        if let [only] = text.kinds.as_slice() {
-            session.progress.warn(&format!(
-                "`{}` is the only kind of text: on other kinds the gain may be small; `--calibrate` is repeatable",
-                escape(&only.name)
-            ));
-        }
+        let text = self.text(session, sources, model)?;
         let dir = job.output.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
         let options = FidelityOptions {
             solver: self.solver.into(),
@@ -139,6 +141,47 @@ impl CalibrateArgs {
         let seconds = job.start.elapsed().as_secs_f64();
         let about = About { fidelity: &fidelity, text: &text, solver: self.solver.into() };
         report::print_report(session, job.file_type, &plan, &written, seconds, Some(&about))
+    }
+}
+
+impl CalibrateArgs {
+    /// The text: what was given, what the model writes, or half of each.
+    fn text(
+        &self,
+        session: &Session,
+        sources: &[TextSource],
+        model: &Model<'_>,
+    ) -> anyhow::Result<CalibrationText> {
+        let options = TextOptions { n_tokens: self.calibrate_tokens, ..TextOptions::default() };
+        let is_asked = self.calibrate.iter().any(|path| path.as_os_str() == SELF_NAME);
+        if is_asked && self.no_self_text {
+            return Err(UsageError("--no-self-text: `--calibrate self` asks for it".to_owned()).into());
+        }
+        // One kind of text alone gains little elsewhere.
+        let is_added = !is_asked && !self.no_self_text && sources.len() == 1;
+        let own = (SELF_SEED, engine_options(&session.common));
+        let progress = &session.progress;
+        let text = if is_asked || is_added {
+            match CalibrationText::with_self(model, sources, &options, own, progress) {
+                Err(CalibrateError::Engine(error @ EngineError::NotContinued { .. })) if is_added => {
+                    progress.warn(&format!("{error}: the model writes no text of its own"));
+                    CalibrationText::new(model, sources, &options)?
+                }
+                text => text?,
+            }
+        } else {
+            CalibrationText::new(model, sources, &options)?
+        };
+        for note in &text.notes {
+            progress.warn(note);
+        }
+        if let ([only], false) = (text.kinds.as_slice(), is_asked) {
+            progress.warn(&format!(
+                "`{}` is the only kind of text: on other kinds the gain may be small; `--calibrate` is repeatable",
+                escape(&only.name)
+            ));
+        }
+        Ok(text)
     }
 }
 

@@ -36,7 +36,7 @@ const FREE: [&str; 6] = [
 ];
 
 /// Keys of an architecture that the engine reads: building the graph with and without one shows what it changes.
-pub(super) const READ: [&str; 130] = [
+pub(super) const READ: [&str; 131] = [
     "activation.situ_beta",
     "activation.situ_linear_beta",
     "activation_sparsity_scale",
@@ -84,6 +84,7 @@ pub(super) const READ: [&str; 130] = [
     "attn_logit_softcapping",
     "attn_res.block_size",
     "block_count",
+    "classifier.output_labels",
     "classifier.pooling_type",
     "context_length",
     "decoder_block_count",

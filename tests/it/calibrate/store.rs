@@ -183,12 +183,12 @@ fn broken_files_are_errors_that_say_where() {
         (
             layer,
             Box::new(|bytes| edited(&bytes, |header, _| header["kind0.input0"]["dtype"] = json!("I32"))),
-            "tensor `kind0.input0`: found I32 [1176]; expected F32 [1176] of 48 columns",
+            "tensor `kind0.input0`: found I32 [2080]; expected F32 [2080] of 64 columns",
         ),
         (
             layer,
-            Box::new(|bytes| edited(&bytes, |header, _| header["kind0.input0"]["shape"] = json!([2, 588]))),
-            "tensor `kind0.input0`: found F32 [2, 588]; expected F32 [1176]",
+            Box::new(|bytes| edited(&bytes, |header, _| header["kind0.input0"]["shape"] = json!([2, 1040]))),
+            "tensor `kind0.input0`: found F32 [2, 1040]; expected F32 [2080]",
         ),
         (
             layer,
@@ -224,10 +224,10 @@ fn broken_files_are_errors_that_say_where() {
             importance,
             Box::new(|bytes| {
                 edited(&bytes, |header, _| {
-                    header["kind0/blk.0.attn_q.weight.sums"]["shape"] = json!([48]);
+                    header["kind0/blk.0.attn_q.weight.sums"]["shape"] = json!([64]);
                 })
             }),
-            "tensor `kind0/blk.0.attn_q.weight.sums`: found F64 [48]; expected F64 [matrices, columns]",
+            "tensor `kind0/blk.0.attn_q.weight.sums`: found F64 [64]; expected F64 [matrices, columns]",
         ),
     ];
     for (name, damage, expected) in cases {
@@ -277,15 +277,15 @@ fn a_manifest_that_lies_is_refused_before_memory_is_taken() {
     let matrices: [(Edit, &str); 3] = [
         (
             |json| json["layers"][0]["inputs"][0]["matrices"][0]["tensor"] = json!("no.such"),
-            "tensor `no.such`: inputs of 48 columns; expected no such tensor",
+            "tensor `no.such`: inputs of 64 columns; expected no such tensor",
         ),
         (
             |json| json["layers"][0]["inputs"][0]["matrices"][0]["expert"] = json!(3),
-            "inputs of 48 columns of matrix 3; expected 48 columns",
+            "inputs of 64 columns of matrix 3; expected 64 columns",
         ),
         (
             |json| json["layers"][0]["inputs"][0]["columns"] = json!(47),
-            "inputs of 47 columns; expected 48 columns",
+            "inputs of 47 columns; expected 64 columns",
         ),
     ];
     for (edit, expected) in matrices {

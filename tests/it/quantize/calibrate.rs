@@ -32,7 +32,16 @@ fn prepare(dir: &Path) {
 }
 
 fn solved(dir: &Path, name: &str, args: &[&str]) -> Json {
-    let base = ["--json", "--type", "q4_k_m", "--calibrate", "text.txt", "--calibrate-tokens", "8192"];
+    let base = [
+        "--json",
+        "--type",
+        "q4_k_m",
+        "--calibrate",
+        "text.txt",
+        "--no-self-text",
+        "--calibrate-tokens",
+        "8192",
+    ];
     let (code, out, err) = run(dir, &[&base, args, &["in.gguf", name]].concat());
     assert_eq!(code, 0, "{err}");
     serde_json::from_str(&out).unwrap()
@@ -93,7 +102,7 @@ fn types_without_a_solver_are_told_of() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     prepare(dir);
-    let base = ["--type", "q4_0", "--calibrate", "text.txt", "--calibrate-tokens", "4096"];
+    let base = ["--type", "q4_0", "--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "4096"];
     let rule = ["--tensor-type", "ffn_down=iq3_s"];
     let (code, _, err) = run(dir, &[&base[..], &rule, &["in.gguf", "a.gguf"]].concat());
     assert_eq!(code, 0, "{err}");
@@ -136,6 +145,7 @@ fn what_cannot_be_calibrated_is_refused() {
         (&["--calibrate", "text.txt", "--dry-run"], 2, "cannot be used with"),
         (&["--calibrate", "text.txt", "--prune-layers", "1"], 2, "cannot be used with"),
         (&["--solver", "gptq"], 2, "--calibrate"),
+        (&["--calibrate", "self", "--no-self-text"], 2, "`--calibrate self` asks for it"),
         (
             &["--calibrate", "text.txt", "--solver", "magic"],
             2,
@@ -145,7 +155,8 @@ fn what_cannot_be_calibrated_is_refused() {
         (&["--calibrate", "none"], 1, "no file in this folder"),
         (&["--calibrate", "absent.txt"], 1, "absent.txt"),
         (&["--calibrate", "text.txt", "--calibrate-tokens", "600"], 1, "at least two sequences"),
-        (&["--calibrate", "text.txt", "--memory", "1M"], 1, "--calibrate-tokens"),
+        (&["--calibrate", "text.txt", "--no-self-text", "--memory", "1M"], 1, "--calibrate-tokens"),
+        (&["--calibrate", "text.txt", "--memory", "1M"], 1, "or give a text"),
     ] {
         let (found, out, err) = run(dir, &[args, &["--type", "q4_k_m", "in.gguf", "out.gguf"]].concat());
         assert_eq!(found, code, "{args:?}: {err}");
@@ -154,4 +165,30 @@ fn what_cannot_be_calibrated_is_refused() {
     let (code, _, err) = run(dir, &["--calibrate", "text.txt", "--type", "f16", "in.gguf", "out.gguf"]);
     assert!(code == 2 && err.contains("F16 is no quantized type"), "{err}");
     assert!(!dir.join("out.gguf").exists());
+}
+
+/// A model calibrates itself; beside one kind of text it writes half.
+#[test]
+fn the_model_writes_text_where_there_is_none_or_one_kind() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    prepare(dir);
+    let base = ["--json", "--type", "q4_k_m", "--calibrate-tokens", "4096"];
+    let kinds = |name: &str, texts: &[&str]| {
+        let (code, out, err) = run(dir, &[&base[..], texts, &["in.gguf", name]].concat());
+        assert_eq!(code, 0, "{err}");
+        let report: Json = serde_json::from_str(&out).unwrap();
+        assert!(report["calibration"]["ratio"].as_f64().unwrap() < 0.8, "{report}");
+        let kinds = report["calibration"]["kinds"].as_array().unwrap().iter();
+        kinds
+            .map(|kind| (kind["name"].as_str().unwrap().to_owned(), kind["tokens"].as_u64().unwrap()))
+            .collect::<Vec<_>>()
+    };
+    let alone = kinds("self.gguf", &["--calibrate", "self"]);
+    assert!(alone.len() == 1 && alone[0].0 == "self" && (3500..=4200).contains(&alone[0].1), "{alone:?}");
+    let both = kinds("both.gguf", &["--calibrate", "text.txt"]);
+    assert_eq!(both[0], ("text.txt".to_owned(), 1536));
+    assert!(both[1].0 == "self" && (1700..=2200).contains(&both[1].1), "{both:?}");
+    kinds("again.gguf", &["--calibrate", "text.txt", "--calibrate", "self", "--threads", "3"]);
+    assert_eq!(fs_err::read(dir.join("both.gguf")).unwrap(), fs_err::read(dir.join("again.gguf")).unwrap());
 }
