@@ -210,7 +210,9 @@ impl Follower<'_> {
         let (sums, metric) = match ready {
             Ok(ready) => ready,
             Err(reason) => {
-                jobs.iter().for_each(|(name, _, matrix)| left(name, *matrix, reason));
+                for (name, _, matrix) in jobs {
+                    left(name, *matrix, reason);
+                }
                 return Ok(());
             }
         };

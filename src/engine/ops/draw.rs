@@ -84,7 +84,9 @@ mod tests {
         // 1500 tokens, of which four have a probability, over two parts.
         let mut logits = vec![f32::MIN; 1500];
         let p = [(3, 0.5f32), (700, 0.25), (1023, 0.125), (1024, 0.125)];
-        p.iter().for_each(|&(at, p)| logits[at] = p.ln() + 3.0);
+        for &(at, p) in &p {
+            logits[at] = p.ln() + 3.0;
+        }
         let n = 4000;
         let mut counts = std::collections::BTreeMap::new();
         for draw in 0..n {

@@ -123,7 +123,9 @@ impl Runner<'_> {
         if head.softmax {
             for row in x.chunks_mut(width.max(1)) {
                 let sum = math::softmax(self.weights.level, row, SoftmaxRow::default());
-                row.iter_mut().for_each(|x| *x = (f64::from(*x) / sum) as f32);
+                for x in row.iter_mut() {
+                    *x = (f64::from(*x) / sum) as f32;
+                }
             }
         }
         Ok((x, width))

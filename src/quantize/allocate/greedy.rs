@@ -303,8 +303,8 @@ mod tests {
             candidate(GgmlType::Q4K, 20, f64::NAN),
             candidate(GgmlType::Q5K, 30, 1.0),
         ];
-        assert_eq!(choose(&[row.clone()], 29), Ok(vec![0]));
-        assert_eq!(choose(&[row.clone()], 30), Ok(vec![3]));
+        assert_eq!(choose(std::slice::from_ref(&row), 29), Ok(vec![0]));
+        assert_eq!(choose(std::slice::from_ref(&row), 30), Ok(vec![3]));
         assert_eq!(choose(&[row], 9), Err(10));
         assert_eq!(choose(&[], 0), Ok(vec![]));
         // Of the same size the better one, for nothing.
