@@ -38,7 +38,6 @@ CASES = {
     "qwen3_reranker": decoder("qwen3", "Qwen3ForCausalLM", 2, head_dim=16),
     "qwen3_reranker_tied": decoder("qwen3", "Qwen3ForCausalLM", 2, head_dim=16, tie_word_embeddings=True),
     "modernbert_masked_lm": {**MODERN, "decoder_bias": False},
-    "modernbert_masked_lm_bias": {**MODERN, "decoder_bias": True},
     "llada": {**decoder("llama", "LLaDAModelLM", 2, rms_norm_eps=1e-5), "mlp_hidden_size": 48, "d_model": 32},
     "dream": decoder("qwen2", "DreamModel", 2, rms_norm_eps=1e-6, mask_token_id=MASK),
 }
