@@ -194,7 +194,7 @@ fn broken_files_are_errors_that_say_where() {
             layer,
             Box::new(|bytes| {
                 edited(&bytes, |header, data| {
-                    let at = place(header, "kind1.input0") + 4 * 49;
+                    let at = place(header, "kind1.input0") + 4 * 65;
                     data[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
                 })
             }),
