@@ -111,6 +111,10 @@ const OPTIONAL_KEYS: Exceptions = &[
             "pooling_type",
         ],
     ),
+    (
+        "the names of a head's labels, whose number is checked; the head may have none",
+        &["classifier.output_labels"],
+    ),
 ];
 
 /// Tensors (without their layer) that a file may lack; `*` stands for anything.
@@ -130,8 +134,6 @@ const OPTIONAL_TENSORS: Exceptions = &[
             "attn_q_norm.weight",
             "attn_sinks.weight",
             "attn_sub_norm.weight",
-            "cls.norm.weight",
-            "cls.weight",
             "ffn_gate_inp_shexp.weight",
             "ffn_routed_norm.weight",
             "ffn_sub_norm.weight",
