@@ -6,6 +6,7 @@
 //! all of `gguf-quantize --calibrate`: the run, the solver, and the check against the importance matrix.
 
 mod collector;
+mod costs;
 mod error;
 mod fidelity;
 mod groups;
@@ -19,9 +20,9 @@ mod solved;
 mod solver;
 mod store;
 mod text;
-mod types;
 
 pub use collector::Wanted;
+pub use costs::{MeasureOptions, measure_costs};
 pub use error::CalibrateError;
 pub use fidelity::{Fidelity, FidelityOptions, Solver, Trial, WORTH_IT, solve};
 pub use moments::{LayerMoments, MatrixName, MeanMoments, Moments, SharedInput};
@@ -31,4 +32,3 @@ pub use solved::SolvedBlocks;
 pub use solver::{NotSolved, SolverOptions};
 pub use store::{Statistics, StatisticsError, StatisticsKind, StatisticsWriter};
 pub use text::{CalibrationText, SELF_NAME, TextKind, TextOptions, TextSource};
-pub use types::{MeasureOptions, measure_costs};

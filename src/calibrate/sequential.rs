@@ -103,7 +103,6 @@ impl Task<'_> {
             targets: &targets,
             weights: &weights,
             n_layers: plan.all_layers().count(),
-            progress: self.progress,
             state: Mutex::default(),
         };
         let work = follower.work_bytes_in(1).saturating_sub(follower.head_bytes());

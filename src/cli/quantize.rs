@@ -207,7 +207,7 @@ impl Quantize {
             }
             session.destination(&job.output);
             self.target.write(session, &plan)?;
-            report::print_chosen(session, &plan, allocation.as_ref())?;
+            report::print_plan(session, &plan, allocation.as_ref())?;
             return Ok(Exit::Done);
         }
         let write_options = WriteOptions {
@@ -227,6 +227,7 @@ impl Quantize {
                 file_type,
                 options: &options,
                 write: &write_options,
+                types: &self.target,
                 start,
             };
             self.calibrate.run(session, &calibrated)?;
@@ -235,7 +236,7 @@ impl Quantize {
         let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
         report::warn(session, self.options.coverage, &plan);
         if allocation.is_some() && !self.common.json && !self.common.quiet {
-            report::print_chosen(session, &plan, allocation.as_ref())?;
+            report::print_plan(session, &plan, allocation.as_ref())?;
         }
         let written = plan.write(&job.output, &write_options, &session.progress)?;
         self.target.write(session, &plan)?;
@@ -245,7 +246,7 @@ impl Quantize {
         report::warn_small_rows(session, &plan.small_rows());
         let extra = report::Extra { calibration: None, allocation: allocation.as_ref() };
         let seconds = start.elapsed().as_secs_f64();
-        report::print_run(session, options.file_type, &plan, &written, seconds, &extra)?;
+        report::print_report(session, options.file_type, &plan, &written, seconds, &extra)?;
         Ok(Exit::Done)
     }
 }

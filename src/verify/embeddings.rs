@@ -210,16 +210,8 @@ fn vectors(
     progress: &dyn Progress,
     onlookers: Onlookers<'_>,
 ) -> Result<Vec<Vec<f32>>, VerifyError> {
-    let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
-    let limit = engine.group_tokens(longest)?.min(engine.batch_tokens_at_most()).max(longest);
     let (mut found, mut rest) = (Vec::new(), chunks);
-    while !rest.is_empty() {
-        let mut n_tokens = 0;
-        let fits = |chunk: &&TokenChunk| {
-            n_tokens += chunk.tokens.len();
-            n_tokens <= limit
-        };
-        let n = rest.iter().take_while(fits).count().max(1);
+    for n in engine.groups(chunks)? {
         let (group, later) = rest.split_at(n);
         let hidden = onlookers.forward(engine, group, None, progress)?;
         let lengths: Vec<usize> = group.iter().map(|chunk| chunk.tokens.len()).collect();

@@ -109,16 +109,8 @@ impl Sample {
 
     /// States that the masked tokens are predicted from, group by group.
     fn run(&self, engine: &Engine<'_>, progress: &dyn Progress) -> Result<Hidden, EngineError> {
-        let longest = self.chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
-        let limit = engine.group_tokens(longest)?.min(engine.batch_tokens_at_most()).max(longest);
         let (mut states, mut rest) = (Hidden::default(), &self.chunks[..]);
-        while !rest.is_empty() {
-            let mut n_tokens = 0;
-            let fits = |chunk: &&TokenChunk| {
-                n_tokens += chunk.tokens.len();
-                n_tokens <= limit
-            };
-            let n = rest.iter().take_while(fits).count().max(1);
+        for n in engine.groups(&self.chunks)? {
             let (group, later) = rest.split_at(n);
             states.append(&engine.masked_states(group, progress, None)?);
             rest = later;

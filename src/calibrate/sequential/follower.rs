@@ -10,7 +10,6 @@ use crate::calibrate::sequential::stream::QuantizedStream;
 use crate::calibrate::sequential::sums::{Inputs, Lack, Sums};
 use crate::calibrate::{CalibrateError, NotSolved, SolverOptions};
 use crate::core::TensorSource;
-use crate::core::progress::Progress;
 use crate::engine::plan::Matrix;
 use crate::engine::{Engine, EngineError, Observer};
 use crate::quant::first_non_finite;
@@ -60,7 +59,6 @@ pub(super) struct Follower<'a> {
     /// Weight of each token of the text; their sum is 1.
     pub(super) weights: &'a [f32],
     pub(super) n_layers: usize,
-    pub(super) progress: &'a dyn Progress,
     pub(super) state: Mutex<State>,
 }
 
@@ -304,7 +302,7 @@ impl Observer for Follower<'_> {
         self.state().branch = None;
         let unseen = self.engine.install(|| self.unseen());
         self.keep(unseen);
-        self.progress.figures(&format!("layer {} of {}", layer + 1, self.n_layers));
+        self.matrices.progress.figures(&format!("layer {} of {}", layer + 1, self.n_layers));
         if self.state().failed.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 }

@@ -313,7 +313,7 @@ impl Run<'_> {
             report::warn(session, args.quantize.coverage, &plan);
             session.destination(&target);
             Stored::of(conversion, plan.tensors(), may_hint).print(session)?;
-            return report::print_plan(session, &plan);
+            return report::print_plan(session, &plan, None);
         }
         let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
         report::warn(session, args.quantize.coverage, &plan);
@@ -321,6 +321,13 @@ impl Run<'_> {
         CodesReport::of(conversion).print(session)?;
         let report = plan.write(&target, &write, &session.progress)?;
         report::warn_small_rows(session, &plan.small_rows());
-        report::print_report(session, file_type, &plan, &report, self.started.elapsed().as_secs_f64(), None)
+        report::print_report(
+            session,
+            file_type,
+            &plan,
+            &report,
+            self.started.elapsed().as_secs_f64(),
+            &report::Extra::default(),
+        )
     }
 }

@@ -12,6 +12,7 @@ use crate::calibrate::{
 };
 use crate::cli::guard::Guard;
 use crate::cli::quantize::report;
+use crate::cli::quantize::target::TargetArgs;
 use crate::cli::render::plural;
 use crate::cli::verify::engine_options;
 use crate::cli::verify::model::OpenedModel;
@@ -76,6 +77,8 @@ pub(crate) struct Job<'a> {
     pub(crate) file_type: FileType,
     pub(crate) options: &'a QuantizeOptions,
     pub(crate) write: &'a WriteOptions,
+    /// Whether the types are written down.
+    pub(crate) types: &'a TargetArgs,
     pub(crate) start: Instant,
 }
 
@@ -134,13 +137,15 @@ impl CalibrateArgs {
         plan = plan.with_keys(&fidelity.keys);
         report::warn(session, job.options.coverage, &plan);
         let written = plan.write(job.output, job.write, &session.progress)?;
+        job.types.write(session, &plan)?;
         for tensor in plan.all_zero() {
             session.progress.warn(&format!("tensor `{}`: nothing but zeros", escape(&tensor.name)));
         }
         report::warn_small_rows(session, &plan.small_rows());
         let seconds = job.start.elapsed().as_secs_f64();
         let about = About { fidelity: &fidelity, text: &text, solver: self.solver.into() };
-        report::print_report(session, job.file_type, &plan, &written, seconds, Some(&about))
+        let extra = report::Extra { calibration: Some(&about), allocation: None };
+        report::print_report(session, job.file_type, &plan, &written, seconds, &extra)
     }
 }
 

@@ -116,13 +116,8 @@ fn reason(reason: Reason) -> String {
     }
 }
 
-/// Prints what would be done.
-pub(crate) fn print_plan(session: &Session, plan: &QuantizePlan<'_>) -> anyhow::Result<()> {
-    print_chosen(session, plan, None)
-}
-
 /// Prints what would be done, with what types that were chosen for a size are expected to cost.
-pub(crate) fn print_chosen(
+pub(crate) fn print_plan(
     session: &Session,
     plan: &QuantizePlan<'_>,
     allocation: Option<&Allocation>,
@@ -285,19 +280,6 @@ pub(crate) struct Extra<'a> {
 
 /// Prints what was done.
 pub(crate) fn print_report(
-    session: &Session,
-    file_type: FileType,
-    plan: &QuantizePlan<'_>,
-    report: &WriteReport,
-    seconds: f64,
-    about: Option<&About<'_>>,
-) -> anyhow::Result<()> {
-    let extra = Extra { calibration: about, allocation: None };
-    print_run(session, file_type, plan, report, seconds, &extra)
-}
-
-/// The same of a run that may have chosen its types for a size.
-pub(crate) fn print_run(
     session: &Session,
     file_type: FileType,
     plan: &QuantizePlan<'_>,

@@ -183,6 +183,16 @@ impl<'a> Engine<'a> {
         Ok(usize::try_from(left).unwrap_or(usize::MAX).max(chunk_len))
     }
 
+    /// Numbers of chunks, in their order, that may run together within the memory budget: each group decodes every weight of
+    /// a layer once.
+    ///
+    /// # Errors
+    /// As [`Engine::group_tokens`].
+    pub(crate) fn groups(&self, chunks: &[TokenChunk]) -> Result<Vec<usize>, EngineError> {
+        let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
+        Ok(counts(chunks, self.group_tokens(longest)?.min(self.batch_tokens_at_most())))
+    }
+
     /// Bytes of weights that a run over these chunks decodes, head included.
     #[must_use]
     pub fn work_bytes(&self, chunks: &[TokenChunk]) -> u64 {

@@ -5,7 +5,7 @@
 //! logits. How large that is for a relative error of the last hidden state can be read off the output's weights; how much
 //! of a tensor's relative error arrives there is a number by role. The numbers are means of what was measured with one tensor
 //! quantized at a time on two models (the bundled one of 4 layers and SmolLM 135M of 30), which agree within a factor of two
-//! or three: `docs/fidelity.md` has them side by side. Measuring the model at hand is better.
+//! or three: `docs/fidelity.md` lists the constants. Measuring the model at hand is better.
 
 use crate::core::{SourceError, TensorSource, simd::SimdLevel};
 use crate::quant::dequantize;

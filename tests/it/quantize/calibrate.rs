@@ -53,7 +53,8 @@ fn a_calibrated_file_has_the_same_size_and_diverges_less() {
     let dir = dir.path();
     prepare(dir);
     let plain = solved(dir, "plain.gguf", &["--solver", "reference"]);
-    let one = solved(dir, "one.gguf", &["--threads", "1"]);
+    let one = solved(dir, "one.gguf", &["--threads", "1", "--write-types", "types.txt"]);
+    assert!(fs_err::read_to_string(dir.join("types.txt")).unwrap().contains("attn_v"));
     solved(dir, "three.gguf", &["--threads", "3"]);
     // The same tokens give the same importance, and the same bytes whatever the threads.
     assert_eq!(plain["calibration"]["imatrix"], one["calibration"]["imatrix"]);
