@@ -31,4 +31,4 @@ pub use sampler::{SelfText, WrittenText};
 pub use solved::SolvedBlocks;
 pub use solver::{NotSolved, SolverOptions};
 pub use store::{Statistics, StatisticsError, StatisticsKind, StatisticsWriter};
-pub use text::{CalibrationText, SELF_NAME, TextKind, TextOptions, TextSource};
+pub use text::{CalibrationText, CheckText, SELF_NAME, TextKind, TextOptions, TextSource};

@@ -49,6 +49,9 @@ pub enum CalibrateError {
         escape(name)
     )]
     TooShort { name: String, found: usize, windows: usize, needed: usize },
+    /// Text for the check of which nothing can be predicted.
+    #[error("text for the check `{}`: no sequence of which a token can be predicted", escape(name))]
+    NothingToCheck { name: String },
     /// A sequence needs room for a few tokens, the budget for two sequences.
     #[error(
         "{tokens} tokens in sequences of {n_ctx}, shared by {kinds} texts: expected at least two sequences each"

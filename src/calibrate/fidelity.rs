@@ -121,7 +121,7 @@ pub fn solve(
     }
     let recall = Recall::default();
     let model = &Model { recall: Some(&recall), ..*model };
-    let check: Vec<Window> = text.kinds.iter().flat_map(|kind| kind.check.iter().cloned()).collect();
+    let check = text.check_windows();
     let (targets, without_solver) = match options.solver {
         Solver::Reference => Targets::default(),
         Solver::Gptq | Solver::Sequential => targets(input, options.quantize)?,
@@ -256,14 +256,10 @@ fn divergence(
 
 /// What the file says of how it was made.
 fn keys(fidelity: &Fidelity, solver: Solver, text: &CalibrationText) -> Vec<(String, Value)> {
-    let kinds = text.kinds.iter().map(|kind| format!("{}: {} tokens", kind.name, kind.n_tokens()));
     let solver = if fidelity.blocks.is_some() { solver } else { Solver::Reference }.name();
     let mut keys = vec![
         ("gguf_foundry.quantize.solver".to_owned(), Value::from(solver)),
-        (
-            "gguf_foundry.quantize.calibration".to_owned(),
-            Value::from(kinds.collect::<Vec<_>>().join(", ").as_str()),
-        ),
+        ("gguf_foundry.quantize.calibration".to_owned(), Value::from(text.description().as_str())),
     ];
     if let Some(trial) = fidelity.trials.last().filter(|_| fidelity.blocks.is_some()) {
         let kld = Value::F32(trial.check.mean.value as f32);

@@ -1,6 +1,10 @@
 //! Calibration text: one kind of text per path, its share of the tokens, and the part of it that is held back.
 
+mod check;
+
 use std::path::{Path, PathBuf};
+
+pub use check::CheckText;
 
 use crate::calibrate::CalibrateError;
 use crate::calibrate::sampler::{SelfText, WrittenText};
@@ -81,11 +85,14 @@ pub struct TextOptions {
     pub n_ctx: usize,
     /// Tokens that are calibrated with, over all kinds. What is held back for the check comes on top, a seventh as much.
     pub n_tokens: usize,
+    /// Whether something is held back for the check. False where a text of its own is given for it
+    /// ([`CalibrationText::add_check`]).
+    pub held_back: bool,
 }
 
 impl Default for TextOptions {
     fn default() -> Self {
-        Self { n_ctx: 512, n_tokens: 32_768 }
+        Self { n_ctx: 512, n_tokens: 32_768, held_back: true }
     }
 }
 
@@ -102,6 +109,8 @@ pub struct TextKind {
     pub n_available: usize,
     /// How many other kinds it weighs as much as.
     pub weight: u32,
+    /// Of text that a model wrote.
+    pub seed: Option<u64>,
 }
 
 impl TextKind {
@@ -125,6 +134,8 @@ pub struct CalibrationText {
     pub n_ctx: usize,
     /// The kinds, in the order in which they were given.
     pub kinds: Vec<TextKind>,
+    /// Text given for the check alone.
+    pub check: Vec<CheckText>,
     /// What the user should know: kinds that have less than their share.
     pub notes: Vec<String>,
 }
@@ -146,17 +157,17 @@ impl CalibrationText {
         sources: &[TextSource],
         options: &TextOptions,
     ) -> Result<Self, CalibrateError> {
-        let TextOptions { n_ctx, n_tokens } = *options;
+        let TextOptions { n_ctx, n_tokens, held_back } = *options;
         let kinds = sources.len();
         let share = n_tokens.checked_div(kinds).ok_or(CalibrateError::NoText)?;
         if n_ctx < 4 || share / 2 < n_ctx {
             return Err(CalibrateError::Budget { tokens: n_tokens, n_ctx, kinds });
         }
         let plan = model.plan()?;
-        let mut text = Self { n_ctx, kinds: Vec::with_capacity(kinds), notes: Vec::new() };
+        let mut text = Self::empty(n_ctx);
         for source in sources {
             let windows = windows(model, &plan, source, n_ctx)?;
-            text.add(&source.name, windows, share)?;
+            text.add(&source.name, windows, share, held_back)?;
         }
         Ok(text)
     }
@@ -176,23 +187,27 @@ impl CalibrationText {
         (seed, engine): (u64, EngineOptions),
         progress: &dyn Progress,
     ) -> Result<Self, CalibrateError> {
-        let TextOptions { n_ctx, n_tokens } = *options;
+        let TextOptions { n_ctx, n_tokens, held_back } = *options;
         if n_ctx < 4 || n_tokens / 2 < n_ctx {
             return Err(CalibrateError::Budget { tokens: n_tokens, n_ctx, kinds: sources.len() + 1 });
         }
         let half = if sources.is_empty() { 0 } else { n_tokens / 2 };
         let mut text = if sources.is_empty() {
-            Self { n_ctx, kinds: Vec::new(), notes: Vec::new() }
+            Self::empty(n_ctx)
         } else {
-            Self::new(model, sources, &TextOptions { n_ctx, n_tokens: half })?
+            Self::new(model, sources, &TextOptions { n_tokens: half, ..*options })?
         };
         let own = SelfText { n_tokens: n_tokens - half, n_ctx, seed, ..SelfText::default() };
-        text.add_self(model, &own, engine, progress)?;
+        text.add_self(model, &own, held_back, engine, progress)?;
         Ok(text)
     }
 
-    /// Adds a kind named `self` that the model writes: `own` to calibrate with, and a seventh as much, written with another
-    /// seed, to check the result by.
+    fn empty(n_ctx: usize) -> Self {
+        Self { n_ctx, kinds: Vec::new(), check: Vec::new(), notes: Vec::new() }
+    }
+
+    /// Adds a kind named `self` that the model writes: `own` to calibrate with, and, where something is held back, a
+    /// seventh as much, written with another seed, to check the result by.
     ///
     /// # Errors
     /// As [`SelfText::write`].
@@ -200,43 +215,65 @@ impl CalibrationText {
         &mut self,
         model: &Model<'_>,
         own: &SelfText,
+        held_back: bool,
         engine: EngineOptions,
         progress: &dyn Progress,
     ) -> Result<(), CalibrateError> {
         let n_check = (own.n_tokens as u64 / (CHECK_PARTS - 1)).max(1);
         let n_check = usize::try_from(n_check).unwrap_or(usize::MAX);
-        let held_back = SelfText { n_tokens: n_check, seed: !own.seed, ..*own };
         let WrittenText { windows, notes } = own.write(model, engine, progress)?;
-        let check = held_back.write(model, engine, progress)?.windows;
+        let check = if held_back {
+            let other = SelfText { n_tokens: n_check, seed: !own.seed, ..*own };
+            other.write(model, engine, progress)?.windows
+        } else {
+            Vec::new()
+        };
         let n_available = count(&windows) + count(&check);
         self.notes.extend(notes);
         let weight = u32::try_from(self.kinds.len().max(1)).unwrap_or(u32::MAX);
-        self.kinds.push(TextKind { name: SELF_NAME.to_owned(), windows, check, n_available, weight });
+        let (name, seed) = (SELF_NAME.to_owned(), Some(own.seed));
+        self.kinds.push(TextKind { name, windows, check, n_available, weight, seed });
         Ok(())
     }
 
     /// Shares a kind's sequences out.
-    fn add(&mut self, name: &str, all: Vec<Window>, share: usize) -> Result<(), CalibrateError> {
+    fn add(
+        &mut self,
+        name: &str,
+        all: Vec<Window>,
+        share: usize,
+        held_back: bool,
+    ) -> Result<(), CalibrateError> {
         let n_available = count(&all);
         let needed = LEAST_TOKENS.min(share);
         if n_available < needed || all.len() < 2 {
             let (name, found, windows) = (name.to_owned(), n_available, all.len());
             return Err(CalibrateError::TooShort { name, found, windows, needed });
         }
-        let wanted = share as u64 * CHECK_PARTS / (CHECK_PARTS - 1);
+        let share = share as u64;
+        let wanted = if held_back { share.saturating_mul(CHECK_PARTS) / (CHECK_PARTS - 1) } else { share };
         if (n_available as u64) < wanted {
+            let takers = if held_back { "its share and its check take" } else { "its share takes" };
             self.notes.push(format!(
-                "`{}` has {n_available} tokens of the {wanted} that its share and its check take: all of them are used",
+                "`{}` has {n_available} tokens of the {wanted} that {takers}: all of them are used",
                 crate::core::text::escape(name)
             ));
         }
         let (used, _) = spread(all, wanted, n_available as u64);
         let n_used = count(&used) as u64;
-        let (mut check, mut windows) = spread(used, n_used / CHECK_PARTS, n_used);
-        if check.is_empty() {
+        let n_check = if held_back { n_used / CHECK_PARTS } else { 0 };
+        let (mut check, mut windows) = spread(used, n_check, n_used);
+        if check.is_empty() && held_back {
             check.push(windows.remove(windows.len() / 2));
         }
-        self.kinds.push(TextKind { name: name.to_owned(), windows, check, n_available, weight: 1 });
+        self.kinds.push(TextKind {
+            name: name.to_owned(),
+            windows,
+            check,
+            n_available,
+            weight: 1,
+            seed: None,
+        });
         Ok(())
     }
 
@@ -312,8 +349,8 @@ mod tests {
     }
 
     fn shared(lengths: &[usize], share: usize) -> Result<CalibrationText, CalibrateError> {
-        let mut text = CalibrationText { n_ctx: 512, kinds: Vec::new(), notes: Vec::new() };
-        text.add("x", windows(lengths), share)?;
+        let mut text = CalibrationText::empty(512);
+        text.add("x", windows(lengths), share, true)?;
         Ok(text)
     }
 
@@ -332,6 +369,21 @@ mod tests {
         assert!(numbers(&kind.windows)[0] < 5 && numbers(&kind.windows)[63] > 290);
         assert!(numbers(&kind.check)[0] < 40 && numbers(&kind.check)[8] > 250);
         assert_eq!(all.iter().collect::<std::collections::BTreeSet<_>>().len(), 73);
+    }
+
+    #[test]
+    fn nothing_is_held_back_beside_a_text_of_the_check() {
+        let mut text = CalibrationText::empty(512);
+        text.add("x", windows(&[512; 300]), 32_768, false).unwrap();
+        text.add("y", windows(&[512; 16]), 32_768, false).unwrap();
+        assert_eq!((text.kinds[0].n_tokens(), text.kinds[1].n_tokens()), (32_768, 8192));
+        assert!(text.check_windows().is_empty() && text.n_check_tokens() == 0);
+        assert!(text.notes[0].contains("8192 tokens of the 32768 that its share takes"), "{:?}", text.notes);
+        text.kinds[1].seed = Some(1);
+        assert_eq!(text.description(), "x: 32768 tokens, y: 8192 tokens (seed 1)");
+        text.check.push(CheckText { name: "z".to_owned(), windows: windows(&[512; 3]) });
+        assert!(text.description().ends_with("(seed 1); checked by z: 1536 tokens"));
+        assert_eq!((text.check_windows().len(), text.n_check_tokens()), (3, 1536));
     }
 
     #[test]

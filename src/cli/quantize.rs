@@ -1,6 +1,7 @@
 //! `gguf-quantize`.
 
 pub(crate) mod calibrate;
+mod keep;
 pub(crate) mod options;
 pub(crate) mod report;
 mod target;

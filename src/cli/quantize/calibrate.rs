@@ -11,6 +11,7 @@ use crate::calibrate::{
     Trial, solve,
 };
 use crate::cli::guard::Guard;
+use crate::cli::quantize::keep::KeepArgs;
 use crate::cli::quantize::report;
 use crate::cli::quantize::target::TargetArgs;
 use crate::cli::render::plural;
@@ -67,6 +68,9 @@ pub(crate) struct CalibrateArgs {
     /// Tokens of calibration text, shared equally by its kinds; a seventh as much is held back to check the result
     #[arg(long, value_name = "N", default_value_t = TextOptions::default().n_tokens, requires = "calibrate")]
     pub calibrate_tokens: usize,
+    /// What is kept, and what is read beside.
+    #[command(flatten)]
+    pub keep: KeepArgs,
 }
 
 /// A quantization that is to be calibrated.
@@ -88,14 +92,15 @@ impl CalibrateArgs {
     }
 
     /// The texts that are read.
-    fn paths(&self) -> impl Iterator<Item = &PathBuf> {
+    fn paths(&self) -> impl Iterator<Item = &PathBuf> + Clone {
         self.calibrate.iter().filter(|path| path.as_os_str() != SELF_NAME)
     }
 
     /// Holds the texts against what is written.
     pub(crate) fn guard(&self, guard: &mut Guard<'_>) -> anyhow::Result<()> {
         let files = self.paths().filter(|path| !path.is_dir());
-        guard.read_all("the calibration text", files)
+        guard.read_all("the calibration text", files)?;
+        self.keep.guard(guard)
     }
 
     /// Calibrates, writes and reports.
@@ -109,18 +114,20 @@ impl CalibrateArgs {
             .paths()
             .map(|path| TextSource::read(path, PromptForm::Detected))
             .collect::<Result<Vec<_>, CalibrateError>>()?;
+        let check = self.keep.check_sources(self.paths())?;
         let opened = OpenedModel::open(job.model, &session.common)?;
-        opened.with(None, |model| self.with_model(session, job, &sources, model))
+        opened.with(None, |model| self.with_model(session, job, (&sources, &check), model))
     }
 
     fn with_model(
         &self,
         session: &Session,
         job: &Job<'_>,
-        sources: &[TextSource],
+        (sources, check): (&[TextSource], &[TextSource]),
         model: &Model<'_>,
     ) -> anyhow::Result<()> {
-        let text = self.text(session, sources, model)?;
+        let mut text = self.text(session, sources, model)?;
+        self.keep.add_check(model, &mut text, check, self.calibrate_tokens)?;
         let dir = job.output.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
         let options = FidelityOptions {
             solver: self.solver.into(),
@@ -157,7 +164,11 @@ impl CalibrateArgs {
         sources: &[TextSource],
         model: &Model<'_>,
     ) -> anyhow::Result<CalibrationText> {
-        let options = TextOptions { n_tokens: self.calibrate_tokens, ..TextOptions::default() };
+        let options = TextOptions {
+            n_tokens: self.calibrate_tokens,
+            held_back: self.keep.check_text.is_empty(),
+            ..TextOptions::default()
+        };
         let is_asked = self.calibrate.iter().any(|path| path.as_os_str() == SELF_NAME);
         if is_asked && self.no_self_text {
             return Err(UsageError("--no-self-text: `--calibrate self` asks for it".to_owned()).into());
@@ -225,14 +236,10 @@ pub(crate) struct About<'a> {
 }
 
 impl About<'_> {
-    fn n_check_tokens(&self) -> usize {
-        self.text.kinds.iter().map(crate::calibrate::TextKind::n_check_tokens).sum()
-    }
-
     /// One line.
     pub(crate) fn line(&self) -> String {
         let kinds = plural(self.text.kinds.len() as u64, "kind");
-        let (n_tokens, n_check) = (self.text.n_tokens(), self.n_check_tokens());
+        let (n_tokens, n_check) = (self.text.n_tokens(), self.text.n_check_tokens());
         let plain = &self.fidelity.plain.mean;
         let last = self.fidelity.trials.last().zip(self.fidelity.ratio());
         let found = last.map_or_else(String::new, |(trial, ratio)| {
@@ -253,7 +260,7 @@ impl About<'_> {
             .text
             .kinds
             .iter()
-            .map(|kind| json!({ "name": kind.name, "tokens": kind.n_tokens(), "check_tokens": kind.n_check_tokens() }))
+            .map(|kind| json!({ "name": kind.name, "tokens": kind.n_tokens(), "check_tokens": kind.n_check_tokens(), "seed": kind.seed }))
             .collect();
         let estimate = |d: &crate::verify::Divergence| json!({ "mean_kld": d.mean.value, "stderr": d.mean.stderr, "kld_99": d.p99, "top1": d.top1_agreement });
         let trial = |trial: &Trial| {
@@ -271,6 +278,7 @@ impl About<'_> {
             "solver": self.solver.name(),
             "used": self.fidelity.blocks.is_some(),
             "kinds": kinds,
+            "check": self.text.check.iter().map(|check| json!({ "name": check.name, "tokens": check.n_tokens() })).collect::<Vec<_>>(),
             "imatrix": estimate(&self.fidelity.plain),
             "trials": self.fidelity.trials.iter().map(trial).collect::<Vec<_>>(),
             "ratio": self.fidelity.ratio(),

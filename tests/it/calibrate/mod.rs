@@ -36,7 +36,8 @@ pub fn sources() -> Vec<TextSource> {
 }
 
 pub fn text(model: &Model<'_>) -> CalibrationText {
-    CalibrationText::new(model, &sources(), &TextOptions { n_ctx: 16, n_tokens: 1600 }).unwrap()
+    CalibrationText::new(model, &sources(), &TextOptions { n_ctx: 16, n_tokens: 1600, held_back: true })
+        .unwrap()
 }
 
 pub fn all(meta: &TensorMeta) -> bool {
@@ -251,7 +252,9 @@ fn text_is_read_as_gguf_verify_reads_it() {
     fs_err::write(dir.path().join("lines.jsonl"), lines.join("\n")).unwrap();
     let read = |name: &str| TextSource::read(&dir.path().join(name), PromptForm::Detected).unwrap();
     let sources = [read("corpus.txt"), read("lines.jsonl")];
-    let text = CalibrationText::new(&model, &sources, &TextOptions { n_ctx: 128, n_tokens: 8192 }).unwrap();
+    let text =
+        CalibrationText::new(&model, &sources, &TextOptions { n_ctx: 128, n_tokens: 8192, held_back: true })
+            .unwrap();
     let names: Vec<&str> = text.kinds.iter().map(|kind| kind.name.as_str()).collect();
     assert_eq!(names, ["corpus.txt", "lines.jsonl"]);
     for kind in &text.kinds {
@@ -362,7 +365,7 @@ fn the_check_is_held_back_and_the_kinds_share_the_tokens() {
         assert!(!kind.check.iter().any(|held| kind.windows.iter().any(|w| place(w) == place(held))));
         assert!(kind.windows.iter().all(|window| window.chunk.tokens.len() <= 16));
     }
-    let too_few = TextOptions { n_ctx: 16, n_tokens: 60 };
+    let too_few = TextOptions { n_ctx: 16, n_tokens: 60, held_back: true };
     let error = CalibrationText::new(&model, &sources(), &too_few).unwrap_err().to_string();
     assert!(error.contains("60 tokens in sequences of 16, shared by 2 texts"), "{error}");
     let none = CalibrationText::new(&model, &[], &TextOptions::default()).unwrap_err().to_string();

@@ -172,7 +172,7 @@ fn models_that_cannot_go_on_are_refused_with_the_way_out() {
 #[test]
 fn self_written_text_is_a_kind_beside_others_and_alone() {
     let model = Noise::mamba();
-    let options = TextOptions { n_ctx: 16, n_tokens: 3200 };
+    let options = TextOptions { n_ctx: 16, n_tokens: 3200, held_back: true };
     let with = |sources: &[_]| {
         CalibrationText::with_self(&model.model(), sources, &options, (7, engine(2)), &Silent).unwrap()
     };

@@ -88,7 +88,8 @@ const WAYS: &[Way] = &[
     },
     Way {
         command: "gguf-quantize",
-        args: "--type q4_0 --calibrate long.txt --no-self-text --calibrate-tokens 1024 tiny.gguf",
+        args: "--type q4_0 --calibrate long.txt --no-self-text --calibrate-tokens 1024 --check-text check.txt \
+               tiny.gguf",
         positional: &["arguments"],
         outputs: &[Out { name: "arguments", option: "", suffix: "", own: MODELS }],
     },

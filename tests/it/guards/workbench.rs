@@ -51,6 +51,7 @@ impl Workbench {
         fs_err::write(at("value.txt"), "a name\n").unwrap();
         let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
         fs_err::write(at("long.txt"), &text[..text.floor_char_boundary(8000)]).unwrap();
+        fs_err::write(at("check.txt"), &text[text.ceil_char_boundary(text.len() - 2000)..]).unwrap();
         fs_err::write(at("p.jsonl"), "{\"text\": \"In the beginning was the word. In the beginning.\"}\n")
             .unwrap();
         for name in ["hellaswag.txt", "winogrande.csv", "multiple-choice.bin"] {

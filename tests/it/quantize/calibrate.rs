@@ -97,6 +97,29 @@ fn a_calibrated_file_has_the_same_size_and_diverges_less() {
     assert_eq!(text.as_str(), Some("text.txt: 8192 tokens"));
 }
 
+/// Given text takes the place of what is held back: all of a short text is calibrated with.
+#[test]
+fn a_text_of_the_check_judges_the_result() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    prepare(dir);
+    let base = ["--json", "--type", "q4_0", "--calibrate", "text.txt", "--no-self-text", "--solver", "gptq"];
+    let rest = ["--calibrate-tokens", "20000", "--check-text", "rest.txt", "in.gguf", "out.gguf"];
+    let (code, out, err) = run(dir, &[&base[..], &rest].concat());
+    assert_eq!(code, 0, "{err}");
+    let report: Json = serde_json::from_str(&out).unwrap();
+    let calibration = &report["calibration"];
+    let (kind, check) = (&calibration["kinds"][0], &calibration["check"][0]);
+    assert_eq!((&kind["check_tokens"], &check["name"]), (&0.into(), &"rest.txt".into()));
+    let (n_tokens, n_check) = (kind["tokens"].as_u64().unwrap(), check["tokens"].as_u64().unwrap());
+    assert!(n_tokens > 10_000 && n_check > 2_000, "{calibration}");
+    assert!(calibration["ratio"].as_f64().unwrap() < 0.8, "{calibration}");
+    let file = GgufFile::open(&dir.join("out.gguf")).unwrap();
+    let text = file.metadata().get("gguf_foundry.quantize.calibration").cloned().unwrap();
+    let expected = format!("text.txt: {n_tokens} tokens; checked by rest.txt: {n_check} tokens");
+    assert_eq!(text.as_str(), Some(expected.as_str()));
+}
+
 /// Types without a solver keep the importance matrix's blocks, and that is said.
 #[test]
 fn types_without_a_solver_are_told_of() {
@@ -140,7 +163,10 @@ fn what_cannot_be_calibrated_is_refused() {
     let dir = dir.path();
     prepare(dir);
     fs_err::write(dir.join("short.txt"), "In the beginning").unwrap();
+    fs_err::write(dir.join("one.txt"), "").unwrap();
     fs_err::create_dir(dir.join("none")).unwrap();
+    fs_err::create_dir(dir.join("texts")).unwrap();
+    fs_err::write(dir.join("texts/a.txt"), "In the beginning").unwrap();
     for (args, code, words) in [
         (&["--calibrate", "text.txt", "--imatrix", "x"][..], 2, "cannot be used with"),
         (&["--calibrate", "text.txt", "--dry-run"], 2, "cannot be used with"),
@@ -152,6 +178,10 @@ fn what_cannot_be_calibrated_is_refused() {
             2,
             "possible values: reference, gptq, sequential",
         ),
+        (&["--check-text", "text.txt"], 2, "--calibrate"),
+        (&["--calibrate", "text.txt", "--check-text", "./text.txt"], 2, "another text expected"),
+        (&["--calibrate", "texts", "--check-text", "texts/a.txt"], 2, "gives to the solver"),
+        (&["--calibrate", "text.txt", "--no-self-text", "--check-text", "one.txt"], 1, "no prompts"),
         (&["--calibrate", "short.txt"], 1, "expected at least 2048 in 2"),
         (&["--calibrate", "none"], 1, "no file in this folder"),
         (&["--calibrate", "absent.txt"], 1, "absent.txt"),
