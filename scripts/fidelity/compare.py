@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 
-PURE = {"Q4_K": "Q4_K_S", "Q3_K": "Q3_K_S", "Q5_K": "Q5_K_S", "Q6_K": "Q6_K", "Q2_K": "Q2_K"}
+PURE = {"Q4_K": "Q4_K_S", "Q3_K": "Q3_K_S", "Q5_K": "Q5_K_S", "Q6_K": "Q6_K", "Q2_K": "Q2_K", "IQ2_S": "IQ2_M"}
 
 
 def call(command, fine=(0,)):

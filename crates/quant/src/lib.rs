@@ -20,7 +20,7 @@
 //!
 //! Types that need to know which columns count take an importance matrix ([`gguf_core::ImatrixNeed`]). [`pack`] puts
 //! integers that someone else has quantized into blocks as they are; [`states`] takes blocks apart into scales, minima and codes,
-//! and puts them together again.
+//! and puts them together again; [`grid_states`] does so with types on code books.
 //!
 //! # Inside
 //! Every type has one row in `CODECS`; the functions here check lengths once and hand on to that row. The
@@ -65,6 +65,7 @@ mod fp4;
 mod grid_lanes;
 mod grid_rows;
 mod grid_search;
+pub mod grid_states;
 mod grids;
 mod importance;
 mod iq1;

@@ -397,6 +397,6 @@ impl Parabola {
 }
 
 /// The nearest number that F16 holds.
-fn rounded(x: f64) -> f32 {
+pub(crate) fn rounded(x: f64) -> f32 {
     f16_to_f32(f32_to_f16(x as f32))
 }

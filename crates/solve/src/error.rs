@@ -1,13 +1,14 @@
 //! What can go wrong: moments that are none, rows that do not fit, types without a solver.
 
 use gguf_core::{GgmlType, Hint};
+use gguf_quant::grid_states::GridStateError;
 use gguf_quant::states::StateError;
 use gguf_quant::{BlockError, QuantError};
 
 /// Why rows were not solved.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum SolveError {
-    /// The elements of the type's blocks do not have a code each.
+    /// The type's blocks are neither codes for each element nor points of a grid.
     #[error("no solver for {ty}")]
     NoSolver {
         /// The type asked for.
@@ -85,6 +86,9 @@ pub enum SolveError {
     /// A number that a block cannot hold.
     #[error(transparent)]
     State(#[from] StateError),
+    /// The same, of a type on a grid.
+    #[error(transparent)]
+    GridState(#[from] GridStateError),
 }
 
 impl Hint for SolveError {

@@ -1,11 +1,14 @@
 //! Second moments made ready to solve with: regularized, ordered, factored.
 
+use std::cmp::Ordering;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use gguf_matmul::MatrixView;
 use rayon::prelude::*;
 
 use crate::cholesky::Cholesky;
+use crate::grid::{UNIT, UnitMetric};
 use crate::moments::check_option;
 use crate::{SecondMoments, SolveError};
 
@@ -30,6 +33,46 @@ pub struct Metric {
     order: Vec<usize>,
     /// `[n_cols, n_cols]` by places in the order: row `k` holds `M_jk` for every `j` before `k`.
     feedback: Vec<f32>,
+    /// The same by units, for types that need it.
+    of_units: OnceLock<Result<UnitFactor, SolveError>>,
+}
+
+/// The factor of `H_r = M D Mᵀ` for whole units of columns in the order of falling sums of `diag(H_r)`.
+pub(crate) struct UnitFactor {
+    /// Columns by place: those of a unit one after the other.
+    pub order: Vec<usize>,
+    /// As [`Metric`]'s.
+    feedback: Vec<f32>,
+    /// The diagonal of `D`, by place.
+    pivots: Vec<f32>,
+}
+
+impl UnitFactor {
+    /// Rows of coefficients, by places in the order.
+    pub(crate) fn feedback(&self, places: Range<usize>) -> MatrixView<'_> {
+        let n = self.order.len();
+        MatrixView::new(&self.feedback, n, n, n).rows(places)
+    }
+
+    /// `M_gg D_g M_ggᵀ`: what the unit at a place is measured by while those after it are still to be chosen.
+    pub(crate) fn conditional(&self, first: usize) -> UnitMetric {
+        let feedback = self.feedback(first..first + UNIT).columns(first..first + UNIT);
+        // M_jk, which is stored by its column.
+        let factor = |j: usize, k: usize| match j.cmp(&k) {
+            Ordering::Less => feedback.row(k)[j],
+            Ordering::Equal => 1.0,
+            Ordering::Greater => 0.0,
+        };
+        let mut metric = [[0.0; UNIT]; UNIT];
+        for (k, pivot) in self.pivots[first..first + UNIT].iter().enumerate() {
+            for i in 0..=k {
+                for j in 0..=k {
+                    metric[i][j] += factor(i, k) * pivot * factor(j, k);
+                }
+            }
+        }
+        metric
+    }
 }
 
 impl Metric {
@@ -46,23 +89,8 @@ impl Metric {
         let mut order: Vec<usize> = (0..n).collect();
         order.sort_by(|a, b| diagonal[*b].total_cmp(&diagonal[*a]));
         let moments = moments.regularized(shrinkage, DAMPING);
-        // The last column first: the factor of this order, read backwards, is `M`.
-        let backwards: Vec<usize> = order.iter().rev().copied().collect();
-        let mut lower = vec![0.0; n * n];
-        lower.par_chunks_mut(n).enumerate().for_each(|(row, out)| {
-            let source = &moments[backwards[row] * n..][..n];
-            for (out, column) in out[..=row].iter_mut().zip(&backwards) {
-                *out = f64::from(source[*column]);
-            }
-        });
-        let not_positive = |row: usize| SolveError::NotPositive { column: backwards[row] };
-        let factor = Cholesky::new(n, lower).map_err(not_positive)?;
-        let feedback = feedback(n, &factor);
-        drop(factor);
-        if let Some(at) = gguf_quant::first_non_finite(&feedback) {
-            return Err(SolveError::NotPositive { column: order[at / n] });
-        }
-        Ok(Self { n_cols: n, moments, order, feedback })
+        let (feedback, _) = factored(&moments, &order)?;
+        Ok(Self { n_cols: n, moments, order, feedback, of_units: OnceLock::new() })
     }
 
     /// Columns of the layer.
@@ -75,6 +103,22 @@ impl Metric {
     #[must_use]
     pub fn order(&self) -> &[usize] {
         &self.order
+    }
+
+    /// The factor by units, made when it is first asked for. The columns are whole units.
+    pub(crate) fn of_units(&self) -> Result<&UnitFactor, SolveError> {
+        let made = self.of_units.get_or_init(|| {
+            let size = |unit: usize| -> f32 {
+                let columns = unit * UNIT..(unit + 1) * UNIT;
+                columns.map(|column| self.moments[column * self.n_cols + column]).sum()
+            };
+            let mut units: Vec<usize> = (0..self.n_cols / UNIT).collect();
+            units.sort_by(|a, b| size(*b).total_cmp(&size(*a)));
+            let order: Vec<usize> = units.iter().flat_map(|unit| unit * UNIT..(unit + 1) * UNIT).collect();
+            let (feedback, pivots) = factored(&self.moments, &order)?;
+            Ok(UnitFactor { order, feedback, pivots })
+        });
+        made.as_ref().map_err(|error| *error)
     }
 
     /// Rows of `H_r`.
@@ -92,6 +136,28 @@ impl Metric {
     pub(crate) fn feedback(&self, places: Range<usize>) -> MatrixView<'_> {
         MatrixView::new(&self.feedback, self.n_cols, self.n_cols, self.n_cols).rows(places)
     }
+}
+
+/// `M` by rows of places, and `D`.
+fn factored(moments: &[f32], order: &[usize]) -> Result<(Vec<f32>, Vec<f32>), SolveError> {
+    let n = order.len();
+    // The last column first: the factor of this order, read backwards, is `M`.
+    let backwards: Vec<usize> = order.iter().rev().copied().collect();
+    let mut lower = vec![0.0; n * n];
+    lower.par_chunks_mut(n).enumerate().for_each(|(row, out)| {
+        let source = &moments[backwards[row] * n..][..n];
+        for (out, column) in out[..=row].iter_mut().zip(&backwards) {
+            *out = f64::from(source[*column]);
+        }
+    });
+    let not_positive = |row: usize| SolveError::NotPositive { column: backwards[row] };
+    let factor = Cholesky::new(n, lower).map_err(not_positive)?;
+    let feedback = feedback(n, &factor);
+    if let Some(at) = gguf_quant::first_non_finite(&feedback) {
+        return Err(SolveError::NotPositive { column: order[at / n] });
+    }
+    let pivots = (0..n).rev().map(|row| factor.at(row, row).powi(2) as f32).collect();
+    Ok((feedback, pivots))
 }
 
 /// `M_jk = R_jk / R_kk` for `R`, the lower factor of the order backwards, itself read backwards.

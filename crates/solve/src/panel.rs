@@ -56,15 +56,7 @@ impl Panel {
 
     /// Takes weights, and the scales and minima of blocks, whose codes are not looked at.
     pub(crate) fn load(&mut self, form: &StateForm, rows: &[f32], blocks: &[u8]) -> Result<(), SolveError> {
-        let n_cols = self.w.len();
-        for (tile, lanes) in self.w.chunks_mut(TILE).enumerate() {
-            lanes.fill(ZERO);
-            for (row, values) in rows.chunks(n_cols).enumerate() {
-                for (lane, value) in lanes.iter_mut().zip(&values[tile * TILE..]) {
-                    lane[row] = *value;
-                }
-            }
-        }
+        fill_lanes(&mut self.w, rows);
         for lanes in [&mut self.d, &mut self.d_min, &mut self.scales, &mut self.mins] {
             lanes.fill(ZERO);
         }
@@ -108,6 +100,19 @@ impl Panel {
             }
         }
         Ok(())
+    }
+}
+
+/// Rows as lanes; lanes without a row are zero.
+pub(crate) fn fill_lanes(columns: &mut [Lane], rows: &[f32]) {
+    let n_cols = columns.len();
+    for (tile, lanes) in columns.chunks_mut(TILE).enumerate() {
+        lanes.fill(ZERO);
+        for (row, values) in rows.chunks(n_cols).enumerate() {
+            for (lane, value) in lanes.iter_mut().zip(&values[tile * TILE..]) {
+                lane[row] = *value;
+            }
+        }
     }
 }
 

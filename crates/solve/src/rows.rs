@@ -3,12 +3,14 @@
 use gguf_core::GgmlType;
 use gguf_core::simd::SimdLevel;
 use gguf_matmul::MatrixView;
+use gguf_quant::grid_states::{GRID_ELEMS, GridForm, grid_form};
 use gguf_quant::states::{StateForm, form};
 use gguf_quant::{first_non_finite, quantize_rows, validate_blocks};
 use rayon::prelude::*;
 
 use crate::descent::{Descent, GroupSums};
 use crate::gptq::Feedback;
+use crate::grid::{Grid, GridSolver};
 use crate::moments::check_matrix;
 use crate::panel::{LANES, Panel, ZERO, product};
 use crate::{Metric, SecondMoments, SolveError};
@@ -42,7 +44,7 @@ impl Default for SolveOptions {
 /// True if rows can be solved for the type.
 #[must_use]
 pub fn can_solve(ty: GgmlType) -> bool {
-    form(ty).is_some()
+    Form::of(ty).is_some()
 }
 
 /// Chooses scales, minima and codes of rows so that `tr(E H_r Eᵀ)` is small, where `E` is what the blocks miss: error
@@ -81,50 +83,104 @@ pub fn solve_rows(
     if let Some(at) = first_non_finite(w) {
         return Err(SolveError::NotFinite { what: "weights", row: at / n_cols, column: at % n_cols });
     }
-    let sums = GroupSums::new(rows.form, metric);
-    let solver = || Solver {
-        panel: Panel::new(rows.form, n_cols),
-        feedback: Feedback::new(n_cols),
-        descent: Descent::new(rows.form),
-    };
-    let panel_bytes = LANES * rows.bytes;
-    w.par_chunks(LANES * n_cols).zip(out.par_chunks_mut(panel_bytes)).enumerate().try_for_each_init(
-        solver,
-        |solver, (index, (w, out))| {
-            let first_row = index * LANES;
-            match start {
-                Start::Blocks(blocks) => out.copy_from_slice(&blocks[index * panel_bytes..][..out.len()]),
-                Start::Importance(weights) => quantize_rows(ty, level, n_cols, w, Some(weights), out)
-                    .map_err(|error| error.from_row(first_row))?,
-            }
-            rows.check_scales(first_row, out)?;
-            solver.panel.load(rows.form, w, out)?;
-            solver.feedback.round(rows.form, level, metric, &mut solver.panel);
-            for _ in 0..options.passes {
-                solver.descent.pass(rows.form, level, metric, &sums, &mut solver.panel);
-            }
-            solver.panel.store(rows.form, out)
-        },
-    )
+    let job = Job { rows: &rows, level, w, start };
+    match rows.form {
+        Form::Scalar(form) => {
+            let sums = GroupSums::new(form, metric);
+            let new = || (Panel::new(form, n_cols), Feedback::new(n_cols), Descent::new(form));
+            job.run(out, new, |(panel, feedback, descent), w, out| {
+                panel.load(form, w, out)?;
+                feedback.round(form, level, metric, panel);
+                for _ in 0..options.passes {
+                    descent.pass(form, level, metric, &sums, panel);
+                }
+                panel.store(form, out)
+            })
+        }
+        Form::Grid(form) => {
+            // Made once, here, and not by several threads that wait for one another.
+            metric.of_units()?;
+            let grid = Grid::new(form);
+            let new = || GridSolver::new(&grid, n_cols);
+            job.run(out, new, |solver, w, out| solver.solve(level, metric, options.passes, w, out))
+        }
+    }
 }
 
-/// What a thread works with.
-struct Solver {
-    panel: Panel,
-    feedback: Feedback,
-    descent: Descent,
+/// Panels of rows on the threads of the current pool.
+struct Job<'a> {
+    rows: &'a Rows,
+    level: SimdLevel,
+    w: &'a [f32],
+    start: Start<'a>,
+}
+
+impl Job<'_> {
+    /// Calls `solve` with the weights of each panel and the blocks that it starts from, which become the result.
+    fn run<S>(
+        &self,
+        out: &mut [u8],
+        new: impl Fn() -> S + Send + Sync,
+        solve: impl Fn(&mut S, &[f32], &mut [u8]) -> Result<(), SolveError> + Send + Sync,
+    ) -> Result<(), SolveError> {
+        let Rows { form, n_cols, bytes } = *self.rows;
+        let panel_bytes = LANES * bytes;
+        let panels = self.w.par_chunks(LANES * n_cols).zip(out.par_chunks_mut(panel_bytes));
+        panels.enumerate().try_for_each_init(new, |solver, (index, (w, out))| {
+            let first_row = index * LANES;
+            match self.start {
+                Start::Blocks(blocks) => out.copy_from_slice(&blocks[index * panel_bytes..][..out.len()]),
+                Start::Importance(weights) => {
+                    quantize_rows(form.ty(), self.level, n_cols, w, Some(weights), out)
+                        .map_err(|error| error.from_row(first_row))?;
+                }
+            }
+            self.rows.check_scales(first_row, out)?;
+            solve(solver, w, out)
+        })
+    }
+}
+
+/// How a type's blocks are made.
+#[derive(Clone, Copy)]
+enum Form {
+    /// A code for each element.
+    Scalar(&'static StateForm),
+    /// Points of a grid.
+    Grid(&'static GridForm),
+}
+
+impl Form {
+    fn of(ty: GgmlType) -> Option<Self> {
+        form(ty).map(Self::Scalar).or_else(|| grid_form(ty).map(Self::Grid))
+    }
+
+    fn ty(self) -> GgmlType {
+        match self {
+            Self::Scalar(form) => form.ty,
+            Self::Grid(form) => form.ty,
+        }
+    }
+
+    fn n_elems(self) -> usize {
+        match self {
+            Self::Scalar(form) => form.n_elems(),
+            Self::Grid(_) => GRID_ELEMS,
+        }
+    }
 }
 
 /// Rows of checked lengths.
 struct Rows {
-    form: &'static StateForm,
+    form: Form,
+    n_cols: usize,
     /// Bytes of a row.
     bytes: usize,
 }
 
 impl Rows {
     fn new(ty: GgmlType, n_cols: usize, w: &[f32]) -> Result<Self, SolveError> {
-        let form = form(ty).ok_or(SolveError::NoSolver { ty })?;
+        let form = Form::of(ty).ok_or(SolveError::NoSolver { ty })?;
         if n_cols == 0 || !n_cols.is_multiple_of(form.n_elems()) {
             return Err(SolveError::Columns { ty, n_cols });
         }
@@ -135,12 +191,12 @@ impl Rows {
                 found: w.len(),
             });
         }
-        Ok(Self { form, bytes: n_cols / form.n_elems() * ty.block_bytes() })
+        Ok(Self { form, n_cols, bytes: n_cols / form.n_elems() * ty.block_bytes() })
     }
 
     fn check_scales(&self, first_row: usize, blocks: &[u8]) -> Result<(), SolveError> {
         for (row, blocks) in blocks.chunks(self.bytes).enumerate() {
-            validate_blocks(self.form.ty, blocks)
+            validate_blocks(self.form.ty(), blocks)
                 .map_err(|error| SolveError::Start { row: first_row + row, error })?;
         }
         Ok(())

@@ -127,7 +127,7 @@ fn types_without_a_solver_are_told_of() {
     let dir = dir.path();
     prepare(dir);
     let base = ["--type", "q4_0", "--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "4096"];
-    let rule = ["--tensor-type", "ffn_down=iq3_s"];
+    let rule = ["--tensor-type", "ffn_down=q8_0"];
     let (code, _, err) = run(dir, &[&base[..], &rule, &["in.gguf", "a.gguf"]].concat());
     assert_eq!(code, 0, "{err}");
     assert!(

@@ -1,0 +1,67 @@
+//! Types whose vectors of 4 or 8 elements are points of a grid: the same steps, eight columns at a time.
+//!
+//! A *unit* is eight columns that share their signs: one vector, or two of four. A point is chosen for a unit, or for half of
+//! one, by comparing all points of the grid under the metric of those columns; so are the signs.
+
+mod book;
+mod choice;
+mod descent;
+mod feedback;
+mod panel;
+#[cfg(test)]
+mod tests;
+
+use gguf_core::simd::SimdLevel;
+use gguf_quant::grid_states::SIGNED;
+
+use crate::grid::descent::Descent;
+use crate::grid::feedback::Feedback;
+use crate::grid::panel::GridPanel;
+use crate::{Metric, SolveError};
+
+pub(crate) use crate::grid::choice::Grid;
+
+/// Columns of a unit.
+pub(crate) const UNIT: usize = SIGNED;
+
+/// One number for each column of a unit.
+pub(crate) type Unit = [f32; UNIT];
+
+/// What a unit is measured by.
+pub(crate) type UnitMetric = [Unit; UNIT];
+
+/// What a thread works with.
+pub(crate) struct GridSolver<'a> {
+    grid: &'a Grid,
+    panel: GridPanel,
+    feedback: Feedback,
+    descent: Descent,
+}
+
+impl<'a> GridSolver<'a> {
+    pub(crate) fn new(grid: &'a Grid, n_cols: usize) -> Self {
+        Self {
+            grid,
+            panel: GridPanel::new(grid.form, n_cols),
+            feedback: Feedback::new(n_cols),
+            descent: Descent::new(),
+        }
+    }
+
+    /// Solves the rows of a panel for the scales of `blocks`, which it replaces.
+    pub(crate) fn solve(
+        &mut self,
+        level: SimdLevel,
+        metric: &Metric,
+        passes: usize,
+        w: &[f32],
+        blocks: &mut [u8],
+    ) -> Result<(), SolveError> {
+        self.panel.load(self.grid, w, blocks)?;
+        self.feedback.round(self.grid, level, metric, &mut self.panel)?;
+        for _ in 0..passes {
+            self.descent.pass(self.grid, level, metric, &mut self.panel);
+        }
+        self.panel.store(self.grid.form, blocks)
+    }
+}

@@ -1,0 +1,128 @@
+//! Lists of vectors, and the one of them at which a parabola in 4 or 8 unknowns is lowest.
+
+/// Vectors that are compared side by side.
+const TILE: usize = 16;
+
+/// Vectors of `D` numbers, in tiles.
+pub(crate) struct Book<const D: usize> {
+    tiles: Vec<[[f32; TILE]; D]>,
+}
+
+impl<const D: usize> Book<D> {
+    /// A book of vectors; the last tile is filled up with the last of them, which is never found in place of it.
+    pub(crate) fn new(vectors: impl IntoIterator<Item = [f32; D]>) -> Self {
+        let vectors: Vec<[f32; D]> = vectors.into_iter().collect();
+        let last = vectors.last().copied().unwrap_or([0.0; D]);
+        let tiles = vectors
+            .chunks(TILE)
+            .map(|vectors| {
+                std::array::from_fn(|i| std::array::from_fn(|lane| vectors.get(lane).unwrap_or(&last)[i]))
+            })
+            .collect();
+        Self { tiles }
+    }
+
+    /// A vector of the book.
+    #[inline(always)]
+    pub(crate) fn vector(&self, index: usize) -> [f32; D] {
+        let tile = &self.tiles[index / TILE];
+        std::array::from_fn(|i| tile[i][index % TILE])
+    }
+
+    /// The vector `v` with the least `v h vᵀ - 2 v·c`, of equal ones the first of its place in the tiles, and that number.
+    /// `h` is symmetric.
+    #[inline(always)]
+    pub(crate) fn lowest(&self, h: &[[f32; D]; D], c: &[f32; D]) -> (usize, f32) {
+        let mut twice = *h;
+        for i in 0..D {
+            for j in 0..i {
+                twice[i][j] *= 2.0;
+            }
+        }
+        let linear = c.map(|c| -2.0 * c);
+        let (mut best, mut best_tile) = ([f32::INFINITY; TILE], [0u32; TILE]);
+        for (index, tile) in self.tiles.iter().enumerate() {
+            let mut cost = [0.0; TILE];
+            for i in 0..D {
+                let mut slope = [linear[i]; TILE];
+                for j in 0..=i {
+                    for lane in 0..TILE {
+                        slope[lane] += twice[i][j] * tile[j][lane];
+                    }
+                }
+                for lane in 0..TILE {
+                    cost[lane] += tile[i][lane] * slope[lane];
+                }
+            }
+            for lane in 0..TILE {
+                let is_lower = cost[lane] < best[lane];
+                best[lane] = if is_lower { cost[lane] } else { best[lane] };
+                best_tile[lane] = if is_lower { index as u32 } else { best_tile[lane] };
+            }
+        }
+        let mut at = 0;
+        for lane in 1..TILE {
+            if best[lane] < best[at] {
+                at = lane;
+            }
+        }
+        (best_tile[at] as usize * TILE + at, best[at])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::twin::Noise;
+    use gguf_core::simd::{SimdLevel, VectorLoop};
+
+    struct Lowest<'a>(&'a Book<8>, &'a [[f32; 8]; 8], &'a [f32; 8]);
+
+    impl VectorLoop for Lowest<'_> {
+        type Output = (usize, f32);
+
+        #[inline(always)]
+        fn run(self) -> (usize, f32) {
+            self.0.lowest(self.1, self.2)
+        }
+    }
+
+    #[test]
+    fn the_lowest_is_that_of_the_formula_at_all_levels() {
+        let mut noise = Noise(3);
+        let vectors: Vec<[f32; 8]> = (0..200).map(|_| std::array::from_fn(|_| noise.bell())).collect();
+        let book = Book::new(vectors.iter().copied());
+        for _ in 0..50 {
+            let mut h = [[0.0; 8]; 8];
+            for i in 0..8 {
+                for j in 0..=i {
+                    h[i][j] = 0.3 * noise.bell();
+                    h[j][i] = h[i][j];
+                }
+                h[i][i] += 2.0;
+            }
+            let c = std::array::from_fn(|_| 2.0 * noise.bell());
+            let cost = |v: &[f32; 8]| -> f64 {
+                let product = |i: usize| -> f64 { (0..8).map(|j| f64::from(h[i][j] * v[j])).sum() };
+                (0..8).map(|i| f64::from(v[i]) * (product(i) - 2.0 * f64::from(c[i]))).sum()
+            };
+            let (found, lowest) = book.lowest(&h, &c);
+            assert!((cost(&book.vector(found)) - f64::from(lowest)).abs() < 1e-4);
+            assert!(vectors.iter().all(|v| f64::from(lowest) < cost(v) + 1e-4));
+            for level in SimdLevel::available() {
+                let (index, number) = level.vectorize(Lowest(&book, &h, &c));
+                assert_eq!((index, number.to_bits()), (found, lowest.to_bits()), "{level}");
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_found_but_what_is_there() {
+        let book = Book::new((0..21).map(|i| [i as f32; 4]));
+        let (h, c) = ([[0.0; 4]; 4], [1.0; 4]);
+        // The filling equals the last.
+        assert_eq!(book.vector(book.lowest(&h, &c).0), [20.0; 4]);
+        let (index, cost) = book.lowest(&[[f32::NAN; 4]; 4], &c);
+        assert_eq!((index, cost), (0, f32::INFINITY));
+    }
+}

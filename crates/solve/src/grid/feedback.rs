@@ -1,0 +1,114 @@
+//! Rounding with error feedback, a unit at a time.
+//!
+//! For units in some order `H_r = M D Mᵀ`, `M` upper triangular with ones on its diagonal. With the errors `e` of the units
+//! before, `e H_r eᵀ` of a unit `g` and those before is least, however those after are chosen, where
+//! `((x - q) M_gg) D_g ((x - q) M_gg)ᵀ` is, `x = w + b M_gg⁻¹` and `b` what the errors before ask of its columns.
+
+use std::ops::Range;
+
+use gguf_core::simd::{SimdLevel, VectorLoop};
+use gguf_quant::grid_states::GRID_ELEMS;
+
+use crate::grid::choice::Grid;
+use crate::grid::panel::GridPanel;
+use crate::grid::{UNIT, Unit, UnitMetric};
+use crate::lanes::add_scaled;
+use crate::metric::UnitFactor;
+use crate::panel::{Lane, ZERO, product_added};
+use crate::{Metric, SolveError};
+
+/// Columns that feed one another before the rest hears of them.
+const BLOCK: usize = 64;
+
+/// Room for the errors in the order of rounding.
+pub(crate) struct Feedback {
+    errors: Vec<Lane>,
+    asked: Vec<Lane>,
+}
+
+impl Feedback {
+    pub(crate) fn new(n_cols: usize) -> Self {
+        Self { errors: vec![ZERO; n_cols], asked: vec![ZERO; BLOCK] }
+    }
+
+    /// Chooses the codes of a panel for the scales that it has.
+    ///
+    /// # Errors
+    /// [`SolveError::NotPositive`]
+    pub(crate) fn round(
+        &mut self,
+        grid: &Grid,
+        level: SimdLevel,
+        metric: &Metric,
+        panel: &mut GridPanel,
+    ) -> Result<(), SolveError> {
+        let factor = metric.of_units()?;
+        for first in (0..metric.n_cols()).step_by(BLOCK) {
+            let places = first..metric.n_cols().min(first + BLOCK);
+            let asked = &mut self.asked[..places.len()];
+            asked.fill(ZERO);
+            if first > 0 {
+                let coefficients = factor.feedback(places.clone()).columns(0..first);
+                product_added(asked, coefficients, &self.errors[..first]);
+            }
+            let errors = &mut self.errors[places.clone()];
+            level.vectorize(Within { grid, factor, panel, places, asked, errors });
+        }
+        Ok(())
+    }
+}
+
+/// The units of one block, one after the other.
+struct Within<'a> {
+    grid: &'a Grid,
+    factor: &'a UnitFactor,
+    panel: &'a mut GridPanel,
+    places: Range<usize>,
+    asked: &'a mut [Lane],
+    errors: &'a mut [Lane],
+}
+
+impl VectorLoop for Within<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let feedback = self.factor.feedback(self.places.clone()).columns(self.places.clone());
+        for at in (0..self.places.len()).step_by(UNIT) {
+            let place = self.places.start + at;
+            let unit = self.factor.order[place] / UNIT;
+            // b M_gg⁻¹, column by column: those of the unit that are known feed the next like errors do, with the other sign.
+            for k in 0..UNIT {
+                let (known, rest) = self.asked.split_at_mut(at + k);
+                let row = feedback.row(at + k);
+                for (error, coefficient) in self.errors[..at].iter().zip(row) {
+                    add_scaled(&mut rest[0], error, *coefficient);
+                }
+                for (solved, coefficient) in known[at..].iter().zip(&row[at..]) {
+                    add_scaled(&mut rest[0], solved, -*coefficient);
+                }
+            }
+            let metric = self.factor.conditional(place);
+            let targets = &self.asked[at..at + UNIT];
+            choose(self.grid, self.panel, unit, &metric, targets);
+            let columns = unit * UNIT..(unit + 1) * UNIT;
+            self.errors[at..at + UNIT].copy_from_slice(&self.panel.e[columns]);
+        }
+    }
+}
+
+/// Codes of a unit for all rows.
+#[inline(always)]
+fn choose(grid: &Grid, panel: &mut GridPanel, unit: usize, metric: &UnitMetric, asked: &[Lane]) {
+    let first = unit * UNIT;
+    for row in 0..panel.n_rows {
+        let step = panel.d[first / GRID_ELEMS][row] * panel.odd[first / grid.form.part][row];
+        // A block without a scale has no codes to choose from.
+        if step != 0.0 {
+            let inverse = 1.0 / step;
+            let x: Unit = std::array::from_fn(|i| (panel.w[first + i][row] + asked[i][row]) * inverse);
+            panel.codes[unit][row] = grid.near(metric, &x, panel.codes[unit][row].signs);
+        }
+        panel.set(grid, unit, row);
+    }
+}
