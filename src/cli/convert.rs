@@ -6,7 +6,7 @@ mod flm2gguf;
 mod gguf2hf;
 mod hf2gguf;
 mod msmodelslim2gguf;
-mod to_gguf;
+pub(in crate::cli) mod to_gguf;
 
 use clap::{Parser, Subcommand};
 

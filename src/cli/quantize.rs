@@ -1,6 +1,7 @@
 //! `gguf-quantize`.
 
 pub(crate) mod calibrate;
+mod checkpoint;
 mod keep;
 pub(crate) mod options;
 pub(crate) mod report;
@@ -37,7 +38,7 @@ pub(crate) fn command() -> clap::Command {
     <Quantize as clap::CommandFactory>::command()
 }
 
-/// Quantizes a GGUF file: the same bytes as llama-quantize
+/// Quantizes a GGUF file, the same bytes as llama-quantize, or a checkpoint
 #[derive(Parser)]
 #[command(
     name = "gguf-quantize",
@@ -47,7 +48,8 @@ pub(crate) fn command() -> clap::Command {
 )]
 struct Quantize {
     /// Input, output and, as llama-quantize takes them, type and number of threads. Without an output it is called
-    /// ggml-model-TYPE.gguf, beside the input
+    /// ggml-model-TYPE.gguf, beside the input. The folder of a checkpoint is converted on the way, as `gguf-convert
+    /// hf2gguf` does it with the same type; without an output the file goes there, named after the model
     #[arg(required = true, num_args = 1..=4, value_name = "FILE")]
     arguments: Vec<PathBuf>,
     /// Type of the file: a name in any case or llama.cpp's number
@@ -115,6 +117,8 @@ fn no_type(last: &Path) -> anyhow::Error {
 struct Job {
     input: PathBuf,
     output: PathBuf,
+    /// Whether the output was named.
+    has_output: bool,
     /// `None` where types are chosen for a size.
     file_type: Option<FileType>,
     threads: Option<usize>,
@@ -165,8 +169,9 @@ impl Quantize {
         }
         let word = file_type.map(|file_type| file_type.to_string()).or_else(|| self.target.word());
         let word = word.unwrap_or_default();
+        let has_output = output.is_some();
         let output = output.unwrap_or_else(|| input.with_file_name(format!("ggml-model-{word}.gguf")));
-        Ok(Job { input, output, file_type, threads })
+        Ok(Job { input, output, has_output, file_type, threads })
     }
 
     /// Holds the output against everything that is read.
@@ -187,6 +192,9 @@ impl Quantize {
     }
 
     fn quantize(&self, session: &Session, job: &Job) -> anyhow::Result<Exit> {
+        if job.input.is_dir() {
+            return self.quantize_checkpoint(session, job);
+        }
         let start = Instant::now();
         // Any type of blocks will do where a size decides.
         let file_type = job.file_type.unwrap_or(FileType::Q4KM);
@@ -223,12 +231,12 @@ impl Quantize {
         if self.calibrate.is_given() {
             let calibrated = calibrate::Job {
                 input: &input,
-                model: &job.input,
+                file: Some(&file),
                 output: &job.output,
                 file_type,
                 options: &options,
                 write: &write_options,
-                types: &self.target,
+                types: Some(&self.target),
                 start,
             };
             self.calibrate.run(session, &calibrated)?;

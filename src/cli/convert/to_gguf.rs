@@ -11,6 +11,7 @@ use std::time::Instant;
 use clap::Args;
 
 use crate::cli::guard::Guard;
+use crate::cli::quantize::calibrate::{self, CalibrateArgs};
 use crate::cli::quantize::options::QuantizeArgs;
 use crate::cli::quantize::report;
 use crate::cli::stored::Stored;
@@ -21,17 +22,30 @@ use crate::core::limits::Limits;
 use crate::core::output::{self, OutputKind};
 use crate::core::text::escape;
 use crate::core::{GgmlType, TensorSource};
-use crate::gguf::{LayoutOptions, SplitSpec, SplitStyle, WriteOptions, parse_assignment, write_gguf};
-use crate::quantize::{FileType, Input, QuantizePlan};
+use crate::gguf::{
+    Imatrix, LayoutOptions, SplitSpec, SplitStyle, WriteOptions, parse_assignment, write_gguf,
+};
+use crate::quantize::{FileType, Input, QuantizeOptions, QuantizePlan};
 use codes::CodesReport;
 use job::Job;
 use type_plan::TypeSwitches;
 
 pub(super) use type_plan::TypePlan;
 
+/// What a program that quantizes asks of a conversion.
+pub(in crate::cli) struct Quantization {
+    /// Where the file goes, if that is said.
+    pub(in crate::cli) output: Option<PathBuf>,
+    /// Name of the type.
+    pub(in crate::cli) file_type: String,
+    pub(in crate::cli) dry_run: bool,
+    pub(in crate::cli) options: QuantizeArgs,
+    pub(in crate::cli) calibrate: CalibrateArgs,
+}
+
 /// Options of every conversion to GGUF.
 #[derive(Debug, Args)]
-pub(super) struct ToGguf {
+pub(in crate::cli) struct ToGguf {
     /// File or directory to write [default: beside the checkpoint's weights, named after the model]
     #[arg(short, long, visible_alias = "outfile", value_name = "PATH")]
     output: Option<PathBuf>,
@@ -102,6 +116,8 @@ pub(super) struct ToGguf {
     use_temp_file: bool,
     #[command(flatten)]
     quantize: QuantizeArgs,
+    #[command(flatten)]
+    calibrate: CalibrateArgs,
 }
 
 /// A run that has its options.
@@ -116,6 +132,42 @@ struct Run<'a> {
 }
 
 impl ToGguf {
+    /// All other options as they are by default.
+    pub(in crate::cli) fn of_quantization(asked: Quantization) -> Self {
+        let Quantization { output, file_type, dry_run, options, calibrate } = asked;
+        Self {
+            output,
+            ty: file_type,
+            dry_run,
+            model_name: None,
+            metadata: None,
+            set: Vec::new(),
+            annotate: false,
+            card: None,
+            pre: None,
+            chat_template: None,
+            follow_links: false,
+            no_tokenizer: false,
+            vocab_only: false,
+            split_max_size: None,
+            split_max_tensors: None,
+            no_tensor_first_split: false,
+            no_split_id: false,
+            bigendian: false,
+            allow_rounding: false,
+            requantize: false,
+            no_lazy: false,
+            use_temp_file: false,
+            quantize: options,
+            calibrate,
+        }
+    }
+
+    /// Plans and writes a checkpoint's folder.
+    pub(in crate::cli) fn run_on_folder(&self, session: &Session, dir: &Path) -> anyhow::Result<()> {
+        self.run(session, [dir, dir], |_, _| Ok(()), |options| ModelSource::open(dir, options))
+    }
+
     /// Plans and writes. `adjust` sets the options that belong to one form of input, and refuses what does not go with
     /// the type; `open` opens the input; `dir` is where it lies, and where the output goes if nothing else is said.
     pub(super) fn run(
@@ -129,11 +181,15 @@ impl ToGguf {
         let switches = TypeSwitches {
             allow_rounding: self.allow_rounding,
             requantize: self.requantize,
-            has_quantize_options: self.quantize.is_any_given(),
+            has_quantize_options: self.quantize.is_any_given() || self.calibrate.is_given(),
         };
         let plan = TypePlan::resolve(&self.ty, switches)?;
         if self.no_split_id && !self.is_split() {
             let text = "`--no-split-id` needs `--split-max-size` or `--split-max-tensors`";
+            return Err(UsageError(text.to_owned()).into());
+        }
+        if self.vocab_only && self.calibrate.is_given() {
+            let text = "`--calibrate` needs tensors: leave `--vocab-only` out";
             return Err(UsageError(text.to_owned()).into());
         }
         if self.no_lazy {
@@ -250,6 +306,7 @@ impl Run<'_> {
         guard.read_all("the chat template", &args.chat_template)?;
         guard.read_all("the importance matrix", &args.quantize.imatrix)?;
         guard.read_all("rules of types", args.quantize.tensor_types.files())?;
+        args.calibrate.guard(&mut guard)?;
         Ok(guard)
     }
 
@@ -279,6 +336,24 @@ impl Run<'_> {
         job.print_report(session, &report, &small, self.started.elapsed().as_secs_f64())
     }
 
+    /// The tensors that a quantization brings to a type.
+    fn names_of_type(
+        &self,
+        conversion: &Conversion,
+        ty: GgmlType,
+        (options, imatrix): (&QuantizeOptions, Option<&Imatrix>),
+    ) -> anyhow::Result<HashSet<String>> {
+        let input = Input::new(conversion, conversion.metadata());
+        if self.args.calibrate.is_given() {
+            let types = QuantizePlan::types_to_come(&input, options)?.into_iter();
+            let wanted = types.filter(|(_, to_come)| *to_come == ty);
+            return Ok(wanted.map(|(at, _)| conversion.tensors()[at].name.clone()).collect());
+        }
+        let draft = QuantizePlan::draft(&input, options, imatrix)?;
+        let wanted = draft.tensors().iter().filter(|tensor| tensor.ty == ty);
+        Ok(wanted.map(|tensor| tensor.name.clone()).collect())
+    }
+
     /// In one pass: the conversion to F32 is the source that the quantization reads, row by row.
     fn quantize(
         &self,
@@ -297,12 +372,7 @@ impl Run<'_> {
         let imatrix = args.quantize.open_imatrix()?;
         if let Some(ty) = keep {
             // What the quantization would bring to the type of the checkpoint's integers keeps them.
-            let names: HashSet<String> = {
-                let input = Input::new(&*conversion, conversion.metadata());
-                let draft = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
-                let wanted = draft.tensors().iter().filter(|tensor| tensor.ty == ty);
-                wanted.map(|tensor| tensor.name.clone()).collect()
-            };
+            let names = self.names_of_type(conversion, ty, (&options, imatrix.as_ref()))?;
             conversion.keep(ty, |name| names.contains(name))?;
         }
         let conversion = &*conversion;
@@ -314,6 +384,21 @@ impl Run<'_> {
             session.destination(&target);
             Stored::of(conversion, plan.tensors(), may_hint).print(session)?;
             return report::print_plan(session, &plan, None);
+        }
+        if args.calibrate.is_given() {
+            let mut tensors = conversion.tensors().to_vec();
+            for (at, ty) in QuantizePlan::types_to_come(&input, &options)? {
+                tensors[at].ty = ty;
+            }
+            Stored::of(conversion, &tensors, may_hint).print(session)?;
+            CodesReport::of(conversion).print(session)?;
+            let start = self.started;
+            let (options, write) = (&options, &write);
+            let (input, output) = (&input, target.as_path());
+            // The model that is run is the file that this would be without the quantization.
+            let job =
+                calibrate::Job { input, file: None, output, file_type, options, write, types: None, start };
+            return args.calibrate.run(session, &job);
         }
         let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
         report::warn(session, args.quantize.coverage, &plan);

@@ -16,12 +16,13 @@ use crate::cli::quantize::report;
 use crate::cli::quantize::target::TargetArgs;
 use crate::cli::render::plural;
 use crate::cli::verify::engine_options;
-use crate::cli::verify::model::OpenedModel;
+use crate::cli::verify::model::ModelParts;
 use crate::cli::{Session, UsageError};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::engine::EngineError;
-use crate::gguf::WriteOptions;
+use crate::engine::plan::ModelKind;
+use crate::gguf::{GgufFile, WriteOptions};
 use crate::quantize::{FileType, Input, QuantizeOptions, QuantizePlan};
 use crate::verify::{Model, PromptForm};
 
@@ -76,13 +77,14 @@ pub(crate) struct CalibrateArgs {
 /// A quantization that is to be calibrated.
 pub(crate) struct Job<'a> {
     pub(crate) input: &'a Input<'a>,
-    pub(crate) model: &'a Path,
+    /// The file that it comes from; none for a conversion.
+    pub(crate) file: Option<&'a GgufFile>,
     pub(crate) output: &'a Path,
     pub(crate) file_type: FileType,
     pub(crate) options: &'a QuantizeOptions,
     pub(crate) write: &'a WriteOptions,
     /// Whether the types are written down.
-    pub(crate) types: &'a TargetArgs,
+    pub(crate) types: Option<&'a TargetArgs>,
     pub(crate) start: Instant,
 }
 
@@ -115,8 +117,9 @@ impl CalibrateArgs {
             .map(|path| TextSource::read(path, PromptForm::Detected))
             .collect::<Result<Vec<_>, CalibrateError>>()?;
         let check = self.keep.check_sources(self.paths())?;
-        let opened = OpenedModel::open(job.model, &session.common)?;
-        opened.with(None, |model| self.with_model(session, job, (&sources, &check), model))
+        let parts = ModelParts::of(job.input.metadata);
+        let tensors = (job.input.source, job.input.metadata);
+        parts.with(tensors, job.file, |model| self.with_model(session, job, (&sources, &check), model))
     }
 
     fn with_model(
@@ -126,6 +129,10 @@ impl CalibrateArgs {
         (sources, check): (&[TextSource], &[TextSource]),
         model: &Model<'_>,
     ) -> anyhow::Result<()> {
+        // Before a model writes any text.
+        if model.plan()?.kind == ModelKind::Encoder {
+            return Err(CalibrateError::Encoder.into());
+        }
         let mut text = self.text(session, sources, model)?;
         self.keep.add_check(model, &mut text, check, self.calibrate_tokens)?;
         let dir = job.output.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
@@ -144,7 +151,7 @@ impl CalibrateArgs {
         plan = plan.with_keys(&fidelity.keys);
         report::warn(session, job.options.coverage, &plan);
         let written = plan.write(job.output, job.write, &session.progress)?;
-        job.types.write(session, &plan)?;
+        job.types.map_or(Ok(()), |types| types.write(session, &plan))?;
         for tensor in plan.all_zero() {
             session.progress.warn(&format!("tensor `{}`: nothing but zeros", escape(&tensor.name)));
         }

@@ -43,11 +43,51 @@ fn plan_checkpoint(path: &Path, shown: ShownOptions, common: &Common) -> Result<
     }
 }
 
+/// What belongs to a model beside its tensors, made of its keys.
+pub(crate) struct ModelParts {
+    features: Result<GraphFeatures, String>,
+    encoder: Result<Encoder, String>,
+}
+
+impl ModelParts {
+    pub(crate) fn of(metadata: &Metadata) -> Self {
+        let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
+        let features =
+            GraphFeatures::of(arch).ok_or_else(|| format!("architecture `{}` has no card", escape(arch)));
+        let encoder = Encoder::from_metadata(metadata)
+            .map_err(|error| [vec![error.to_string()], error.hints()].concat().join("; "));
+        Self { features, encoder }
+    }
+
+    /// Does something with a model of these parts.
+    pub(crate) fn with<R>(
+        &self,
+        (source, metadata): (&dyn TensorSource, &Metadata),
+        file: Option<&GgufFile>,
+        work: impl FnOnce(&Model<'_>) -> R,
+    ) -> R {
+        // In a child of this program, as programs say that they do it.
+        let template: Box<dyn ChatRenderer> = match installed() {
+            Some(isolation) => Box::new(IsolatedChat::of(metadata, isolation)),
+            None => Box::new(ChatTemplate::of(metadata)),
+        };
+        work(&Model {
+            source,
+            metadata,
+            file,
+            features: self.features.as_ref().map_err(String::as_str),
+            encoder: self.encoder.as_ref().map(|encoder| encoder as _).map_err(String::as_str),
+            template: &*template,
+            origin: None,
+            recall: None,
+        })
+    }
+}
+
 /// A model with what belongs to it.
 pub(crate) struct OpenedModel {
     origin: ModelOrigin,
-    features: Result<GraphFeatures, String>,
-    encoder: Result<Encoder, String>,
+    parts: ModelParts,
     recall: Option<Recall>,
 }
 
@@ -88,12 +128,8 @@ impl OpenedModel {
     }
 
     fn of(origin: ModelOrigin) -> Self {
-        let arch = metadata(&origin).get("general.architecture").and_then(Value::as_str).unwrap_or_default();
-        let features =
-            GraphFeatures::of(arch).ok_or_else(|| format!("architecture `{}` has no card", escape(arch)));
-        let encoder = Encoder::from_metadata(metadata(&origin))
-            .map_err(|error| [vec![error.to_string()], error.hints()].concat().join("; "));
-        Self { origin, features, encoder, recall: None }
+        let parts = ModelParts::of(metadata(&origin));
+        Self { origin, parts, recall: None }
     }
 
     /// What it says is kept for the next model that is compared with it.
@@ -102,24 +138,12 @@ impl OpenedModel {
     }
 
     pub(crate) fn with<R>(&self, origin: Option<&OriginTokenizer>, work: impl FnOnce(&Model<'_>) -> R) -> R {
-        // In a child of this program, as programs say that they do it.
-        let template: Box<dyn ChatRenderer> = match installed() {
-            Some(isolation) => Box::new(IsolatedChat::of(self.metadata(), isolation)),
-            None => Box::new(ChatTemplate::of(self.metadata())),
+        let (source, file): (&dyn TensorSource, _) = match &self.origin {
+            ModelOrigin::Gguf(file) => (&**file, Some(&**file)),
+            ModelOrigin::Checkpoint(conversion) => (&**conversion, None),
         };
-        let (source, metadata, file): (&dyn TensorSource, _, _) = match &self.origin {
-            ModelOrigin::Gguf(file) => (&**file, file.metadata(), Some(&**file)),
-            ModelOrigin::Checkpoint(conversion) => (&**conversion, conversion.metadata(), None),
-        };
-        work(&Model {
-            source,
-            metadata,
-            file,
-            features: self.features.as_ref().map_err(String::as_str),
-            encoder: self.encoder.as_ref().map(|encoder| encoder as _).map_err(String::as_str),
-            template: &*template,
-            origin,
-            recall: self.recall.as_ref(),
+        self.parts.with((source, self.metadata()), file, |model| {
+            work(&Model { origin, recall: self.recall.as_ref(), ..*model })
         })
     }
 
@@ -148,7 +172,7 @@ impl OpenedModel {
 
     /// The tokenizer, if it is known.
     pub(super) fn encoder(&self) -> Option<&Encoder> {
-        self.encoder.as_ref().ok()
+        self.parts.encoder.as_ref().ok()
     }
 
     /// Files that are read; an output must not replace them.

@@ -62,6 +62,31 @@ const WAYS: &[Way] = &[
         positional: &["file"],
         outputs: MODEL,
     },
+    // Calibrated, straight from each kind of checkpoint.
+    Way {
+        command: "gguf-convert hf2gguf",
+        args: "hf2gguf model --type q4_0 --calibrate long.txt --no-self-text --calibrate-tokens 1024",
+        positional: &["dir"],
+        outputs: MODEL,
+    },
+    Way {
+        command: "gguf-convert msmodelslim2gguf",
+        args: "msmodelslim2gguf ms --type q4_0 --calibrate long.txt --no-self-text --calibrate-tokens 1024",
+        positional: &["dir"],
+        outputs: MODEL,
+    },
+    Way {
+        command: "gguf-convert flm2gguf",
+        args: "flm2gguf flm/model.flm --type q4_0 --calibrate long.txt --calibrate-tokens 1024",
+        positional: &["file"],
+        outputs: MODEL,
+    },
+    Way {
+        command: "gguf-quantize",
+        args: "--type q4_0 --tensor-type-file rules.txt model",
+        positional: &["arguments"],
+        outputs: &[Out { name: "arguments", option: "", suffix: "", own: MODELS }],
+    },
     Way {
         command: "gguf-convert gguf2hf",
         args: "gguf2hf tiny.gguf --card card.toml",
@@ -267,7 +292,7 @@ fn kinds(bench: &Workbench) -> Vec<(&'static str, Vec<u8>)> {
 fn only_a_file_of_its_own_kind_is_replaced() {
     let bench = Workbench::new();
     let kinds = kinds(&bench);
-    // The matrix is one of another model: good enough to be kept, not to be used.
+    // The matrix is one of another model, and the model has no words: good enough to be kept, not to be used.
     for way in WAYS.iter().filter(|way| !way.args.contains("model.flm --type q4_0")) {
         for out in way.outputs.iter().filter(|out| out.suffix != "/") {
             let name = format!("out{}", out.suffix);

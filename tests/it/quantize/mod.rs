@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod calibrate;
+mod checkpoint;
 mod files;
 mod one_pass;
 pub mod program;

@@ -1,0 +1,271 @@
+//! Calibrated quantization straight from a checkpoint, and folders of checkpoints as the input of `gguf-quantize`.
+
+use std::path::Path;
+
+use gguf_foundry::core::{GgmlType, TensorSource};
+use gguf_foundry::gguf::GgufFile;
+use serde_json::Value as Json;
+
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::{fixture, report_cases};
+
+fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String, String) {
+    let mut command = assert_cmd::Command::cargo_bin(program).unwrap();
+    let output = command.current_dir(dir).arg("--no-sync").args(args).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+}
+
+fn done(program: &str, dir: &Path, args: &[&str]) {
+    let (code, _, err) = run(program, dir, args);
+    assert_eq!(code, 0, "{program} {args:?}: {err}");
+}
+
+fn bytes(dir: &Path, name: &str) -> Vec<u8> {
+    fs_err::read(dir.join(name)).unwrap()
+}
+
+fn write_text(dir: &Path) {
+    let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
+    fs_err::write(dir.join("text.txt"), &text[..text.floor_char_boundary(text.len() / 4)]).unwrap();
+}
+
+#[test]
+fn one_pass_gives_the_bytes_of_the_f32_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    write_text(dir);
+    let model = fixture("tiny-llama");
+    let model = model.to_str().unwrap();
+    done("gguf-convert", dir, &["hf2gguf", model, "-o", "f32.gguf", "--type", "f32"]);
+    let text = ["--calibrate", "text.txt", "--calibrate-tokens", "2048"];
+    let flags: [&[&str]; 2] = [
+        // The model writes half of the text.
+        &["--type", "q4_k_m"],
+        &[
+            "--type",
+            "q4_0",
+            "--no-self-text",
+            "--solver",
+            "gptq",
+            "--tensor-type",
+            "attn_k=q6_k",
+            "--threads",
+            "1",
+        ],
+    ];
+    for flags in flags {
+        let flags = [&text[..], flags].concat();
+        done("gguf-quantize", dir, &[&["f32.gguf", "two.gguf"], &flags[..]].concat());
+        done("gguf-convert", dir, &[&["hf2gguf", model, "-o", "one.gguf"], &flags[..]].concat());
+        assert!(bytes(dir, "one.gguf") == bytes(dir, "two.gguf"), "{flags:?}");
+        done("gguf-quantize", dir, &[&[model, "folder.gguf"], &flags[..]].concat());
+        assert!(bytes(dir, "folder.gguf") == bytes(dir, "two.gguf"), "{flags:?}");
+        let file = GgufFile::open(&dir.join("one.gguf")).unwrap();
+        assert!(file.metadata().contains("gguf_foundry.quantize.kld"));
+    }
+    // In parts, too.
+    let parts = [&["hf2gguf", model, "-o", "s.gguf", "--split-max-tensors", "20"], &text[..]].concat();
+    done("gguf-convert", dir, &[&parts[..], flags[1]].concat());
+    let (whole, parts) = (
+        GgufFile::open(&dir.join("one.gguf")).unwrap(),
+        GgufFile::open(&dir.join("s-00001-of-00002.gguf")).unwrap(),
+    );
+    assert_eq!(whole.tensors(), parts.tensors());
+    for at in 0..whole.tensors().len() {
+        assert_eq!(blocks(&whole, at), blocks(&parts, at));
+    }
+}
+
+fn blocks(file: &GgufFile, tensor: usize) -> Vec<u8> {
+    let mut out = vec![0; usize::try_from(file.tensors()[tensor].n_bytes().unwrap()).unwrap()];
+    file.read_rows(tensor, 0, &mut out).unwrap();
+    out
+}
+
+#[test]
+fn a_folder_is_converted_as_the_converter_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fs_err::create_dir(dir.join("model")).unwrap();
+    for entry in fs_err::read_dir(fixture("tiny-llama")).unwrap() {
+        let entry = entry.unwrap();
+        fs_err::copy(entry.path(), dir.join("model").join(entry.file_name())).unwrap();
+    }
+    for (file_type, flags) in
+        [("q4_k_m", &["--tensor-type", "attn_k=f16"][..]), ("Q6_K", &["--pure"]), ("q8_0", &[]), ("F16", &[])]
+    {
+        done(
+            "gguf-convert",
+            dir,
+            &[&["hf2gguf", "model", "-o", "a.gguf", "--type", file_type], flags].concat(),
+        );
+        done(
+            "gguf-quantize",
+            dir,
+            &[&["model", "b.gguf", "--type", file_type, "--threads", "1"], flags].concat(),
+        );
+        assert!(bytes(dir, "a.gguf") == bytes(dir, "b.gguf"), "{file_type}");
+        // As llama-quantize takes them.
+        done("gguf-quantize", dir, &[&["model", "c.gguf", file_type, "2"], flags].concat());
+        assert!(bytes(dir, "a.gguf") == bytes(dir, "c.gguf"), "{file_type}");
+    }
+    // Without an output it goes where the converter writes it.
+    let before = fs_err::read_dir(dir.join("model")).unwrap().count();
+    done("gguf-quantize", dir, &["model", "q4_0", "--dry-run"]);
+    assert_eq!(fs_err::read_dir(dir.join("model")).unwrap().count(), before);
+    done("gguf-quantize", dir, &["model", "q4_0"]);
+    let found = fs_err::read_dir(dir.join("model")).unwrap().map(|entry| entry.unwrap().file_name());
+    let names: Vec<_> = found.filter_map(|name| name.into_string().ok()).collect();
+    let is_named = |name: &&String| name.ends_with("Q4_0.gguf") && !name.starts_with("ggml-model");
+    assert!(names.len() == before + 1 && names.iter().any(|name| is_named(&name)), "{names:?}");
+}
+
+#[test]
+fn what_does_not_go_with_a_checkpoint_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    write_text(dir);
+    fs_err::create_dir(dir.join("empty")).unwrap();
+    let model = fixture("tiny-llama");
+    let model = model.to_str().unwrap();
+    let text = ["--calibrate", "text.txt", "--calibrate-tokens", "1024"];
+    for (args, code, words) in [
+        (&["--type", "q4_0", "--keep-split"][..], 2, "--keep-split goes with a GGUF file"),
+        (&["--type", "q4_0", "--allow-requantize", "--override-kv", "x"], 2, "x"),
+        (&["--type", "q9_9"], 2, "unknown type"),
+    ] {
+        let (found, _, err) = run("gguf-quantize", dir, &[args, &[model, "out.gguf"]].concat());
+        assert!(found == code && err.contains(words), "{args:?}: {found} {err}");
+    }
+    let (code, _, err) = run("gguf-quantize", dir, &["empty", "out.gguf", "--type", "q4_0"]);
+    let (expected, _, converter) = run("gguf-convert", dir, &["hf2gguf", "empty"]);
+    assert_eq!((code, err), (expected, converter));
+    for (args, code, words) in [
+        (&["--type", "f16"][..], 2, "quantization options go with a quantized type, not with `--type f16`"),
+        (&["--type", "auto"], 2, "quantization options go with a quantized type"),
+        (&["--type", "native"], 2, "quantization options go with a quantized type"),
+        (&["--type", "q4_0", "--vocab-only"], 2, "leave `--vocab-only` out"),
+        (&["--type", "q4_0", "--imatrix", "x"], 2, "cannot be used with"),
+        (&["--type", "q4_0", "--prune-layers", "1"], 2, "cannot be used with"),
+        (&["--type", "q4_0", "--no-tokenizer"], 1, "tokenizer"),
+    ] {
+        let args = [&["hf2gguf", model, "-o", "out.gguf"], args, &text[..]].concat();
+        let (found, _, err) = run("gguf-convert", dir, &args);
+        assert!(found == code && err.contains(words), "{args:?}: {found} {err}");
+    }
+    let (code, _, err) = run(
+        "gguf-convert",
+        dir,
+        &["hf2gguf", model, "--type", "q4_0", "-o", "text.txt", "--calibrate", "text.txt"],
+    );
+    assert!(code == 2 && err.contains("same file as input"), "{err}");
+    assert!(!dir.join("out.gguf").exists());
+}
+
+/// Sequences of tokens, for checkpoints without a tokenizer.
+fn write_tokens(dir: &Path) {
+    let mut state = 1u32;
+    let mut token = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        3 + (state >> 16) % 180
+    };
+    let line = |_| serde_json::json!({ "tokens": (0..96).map(|_| token()).collect::<Vec<_>>() }).to_string();
+    fs_err::write(dir.join("t.jsonl"), (0..16).map(line).collect::<Vec<_>>().join("\n")).unwrap();
+}
+
+const TOKENS: [&str; 5] = ["--calibrate", "t.jsonl", "--no-self-text", "--calibrate-tokens", "1024"];
+
+conformance_tests!(codes_that_are_kept_stay_as_they_are);
+
+/// The integers of a quantized checkpoint are kept where the type asks for them, calibrated or not.
+fn codes_that_are_kept_stay_as_they_are(corpus: &Goldens) {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    write_tokens(dir);
+    let model = corpus.join("arch/llama_gptq4/hf");
+    let convert = ["hf2gguf", model.to_str().unwrap(), "--no-tokenizer", "--type", "q4_1"];
+    done("gguf-convert", dir, &[&convert[..], &["-o", "plain.gguf"]].concat());
+    let file = GgufFile::open(&dir.join("plain.gguf")).unwrap();
+    let solve = |name: &str, flags: &[&str]| {
+        done("gguf-convert", dir, &[&convert[..], &["-o", name], &TOKENS, flags].concat());
+        let own = GgufFile::open(&dir.join(name)).unwrap();
+        assert_eq!(own.tensors().len(), file.tensors().len());
+        let same = |at: &usize| blocks(&own, *at) == blocks(&file, *at);
+        let of_type = |at: &usize| file.tensors()[*at].ty == GgmlType::Q4_1;
+        let (same, other): (Vec<_>, Vec<_>) = (0..file.tensors().len()).filter(of_type).partition(same);
+        (same.len(), other.len())
+    };
+    let (kept, _) = solve("kept.gguf", &[]);
+    let (none, all) = solve("new.gguf", &["--requantize"]);
+    assert!(kept >= 14 && none <= 1 && all >= 14, "{kept} {none} {all}");
+    report_cases("codes kept", 1);
+}
+
+/// Tensors that nothing is multiplied with, beside embeddings.
+const NOT_MET: &[&str] = &[];
+
+conformance_tests!(every_kind_of_model_is_calibrated);
+
+/// Every matrix of a type with a solver is solved: none has the importance matrix's blocks.
+fn every_kind_of_model_is_calibrated(corpus: &Goldens) {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    write_tokens(dir);
+    let names = [
+        "llama",
+        "llama_tied_f16",
+        "gemma2",
+        "chatglm3",
+        "qwen3_moe",
+        "gpt_oss",
+        "deepseek_v2",
+        "kimi_linear",
+        "mamba2",
+        "rwkv6",
+        "lfm2",
+        "minimax_text_01",
+        "t5",
+    ];
+    let mut unsolved = Vec::new();
+    for name in names {
+        let model = corpus.join(format!("arch/{name}/hf"));
+        let file = |solver: &str| {
+            let path = format!("{name}-{solver}.gguf");
+            let args =
+                ["hf2gguf", model.to_str().unwrap(), "--no-tokenizer", "--requantize", "--type", "q4_0"];
+            let own = ["-o", &path, "--solver", solver, "--json"];
+            let (code, out, err) = run("gguf-convert", dir, &[&args[..], &TOKENS, &own].concat());
+            assert_eq!(code, 0, "{name}: {err}");
+            let report: Json = serde_json::from_str(&out).unwrap();
+            (GgufFile::open(&dir.join(path)).unwrap(), report["calibration"].clone())
+        };
+        let ((plain, _), (solved, calibration)) = (file("reference"), file("sequential"));
+        assert_eq!(calibration["used"], true, "{name}: {calibration}");
+        assert_eq!(calibration["not_solved"], serde_json::json!([]), "{name}");
+        let is_tied = !plain.tensors().iter().any(|tensor| tensor.name == "output.weight");
+        for (at, tensor) in plain.tensors().iter().enumerate() {
+            let is_met = is_tied || tensor.name != "token_embd.weight";
+            if tensor.ty != GgmlType::Q4_0 || !is_met {
+                continue;
+            }
+            let (one, other) = (blocks(&plain, at), blocks(&solved, at));
+            // Each of a stack.
+            let dims = tensor.shape.dims();
+            let n = dims[..dims.len() - 2].iter().product::<u64>() as usize;
+            let size = one.len() / n;
+            let is_same = |at: &usize| one[at * size..][..size] == other[at * size..][..size];
+            unsolved.extend((0..n).filter(is_same).map(|at| format!("{name}: {} {at}", tensor.name)));
+        }
+    }
+    let is_listed = |found: &&String| !NOT_MET.iter().any(|known| found.contains(known));
+    let unsolved: Vec<_> = unsolved.iter().filter(is_listed).collect();
+    assert!(unsolved.is_empty(), "{unsolved:#?}");
+    for name in ["bert", "modernbert"] {
+        let model = corpus.join(format!("arch/{name}/hf"));
+        let args = ["hf2gguf", model.to_str().unwrap(), "--no-tokenizer", "--type", "q4_0", "-o", "e.gguf"];
+        let (code, _, err) = run("gguf-convert", dir, &[&args[..], &TOKENS].concat());
+        assert!(code == 1 && err.contains("error: the model makes embeddings"), "{name}: {err}");
+    }
+    report_cases("models calibrated", names.len());
+}
