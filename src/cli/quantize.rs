@@ -5,7 +5,7 @@ mod checkpoint;
 mod keep;
 pub(crate) mod options;
 pub(crate) mod report;
-mod target;
+pub(crate) mod target;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -53,13 +53,13 @@ struct Quantize {
     #[arg(required = true, num_args = 1..=4, value_name = "FILE")]
     arguments: Vec<PathBuf>,
     /// Type of the file: a name in any case or llama.cpp's number
-    #[arg(long = "type", value_name = "TYPE")]
+    #[arg(long = "type", value_name = "TYPE", conflicts_with = "target")]
     file_type: Option<String>,
     /// Print what would be done, write nothing
     #[arg(long)]
     dry_run: bool,
     /// Write as many files as the input has
-    #[arg(long)]
+    #[arg(long, conflicts_with = "target")]
     keep_split: bool,
     /// Leave out the key gguf_foundry.split.id, by which mixed parts are found: the bytes of llama-quantize
     #[arg(long, requires = "keep_split")]
@@ -236,7 +236,7 @@ impl Quantize {
                 file_type,
                 options: &options,
                 write: &write_options,
-                types: Some(&self.target),
+                types: &self.target,
                 start,
             };
             self.calibrate.run(session, &calibrated)?;

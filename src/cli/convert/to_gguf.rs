@@ -14,6 +14,7 @@ use crate::cli::guard::Guard;
 use crate::cli::quantize::calibrate::{self, CalibrateArgs};
 use crate::cli::quantize::options::QuantizeArgs;
 use crate::cli::quantize::report;
+use crate::cli::quantize::target::TargetArgs;
 use crate::cli::stored::Stored;
 use crate::cli::{Session, UsageError};
 use crate::convert::{Conversion, ConvertError, ConvertOptions, ModelSource, fill_template};
@@ -28,7 +29,7 @@ use crate::gguf::{
 use crate::quantize::{FileType, Input, QuantizeOptions, QuantizePlan};
 use codes::CodesReport;
 use job::Job;
-use type_plan::TypeSwitches;
+use type_plan::{AUTO, TypeSwitches};
 
 pub(super) use type_plan::TypePlan;
 
@@ -36,10 +37,11 @@ pub(super) use type_plan::TypePlan;
 pub(in crate::cli) struct Quantization {
     /// Where the file goes, if that is said.
     pub(in crate::cli) output: Option<PathBuf>,
-    /// Name of the type.
-    pub(in crate::cli) file_type: String,
+    /// Name of the type; none where a size decides.
+    pub(in crate::cli) file_type: Option<&'static str>,
     pub(in crate::cli) dry_run: bool,
     pub(in crate::cli) options: QuantizeArgs,
+    pub(in crate::cli) size: TargetArgs,
     pub(in crate::cli) calibrate: CalibrateArgs,
 }
 
@@ -49,7 +51,7 @@ pub(in crate::cli) struct ToGguf {
     /// File or directory to write [default: beside the checkpoint's weights, named after the model]
     #[arg(short, long, visible_alias = "outfile", value_name = "PATH")]
     output: Option<PathBuf>,
-    #[arg(long = "type", visible_alias = "outtype", value_name = "TYPE", default_value = "auto", help = type_plan::help())]
+    #[arg(long = "type", visible_alias = "outtype", value_name = "TYPE", default_value = AUTO, conflicts_with = "target", help = type_plan::help())]
     ty: String,
     /// Print the plan and write nothing
     #[arg(long)]
@@ -87,10 +89,10 @@ pub(in crate::cli) struct ToGguf {
     #[arg(long)]
     vocab_only: bool,
     /// Most bytes of tensors in a part, with K, M or G (powers of 1000, as in llama.cpp)
-    #[arg(long, value_name = "SIZE", value_parser = crate::cli::split_size)]
+    #[arg(long, value_name = "SIZE", value_parser = crate::cli::split_size, conflicts_with = "target")]
     split_max_size: Option<u64>,
     /// Most tensors in a part
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "target")]
     split_max_tensors: Option<u64>,
     /// Keep tensors out of the first part
     #[arg(long)]
@@ -117,6 +119,8 @@ pub(in crate::cli) struct ToGguf {
     #[command(flatten)]
     quantize: QuantizeArgs,
     #[command(flatten)]
+    size: TargetArgs,
+    #[command(flatten)]
     calibrate: CalibrateArgs,
 }
 
@@ -134,10 +138,10 @@ struct Run<'a> {
 impl ToGguf {
     /// All other options as they are by default.
     pub(in crate::cli) fn of_quantization(asked: Quantization) -> Self {
-        let Quantization { output, file_type, dry_run, options, calibrate } = asked;
+        let Quantization { output, file_type, dry_run, options, size, calibrate } = asked;
         Self {
             output,
-            ty: file_type,
+            ty: file_type.unwrap_or(AUTO).to_owned(),
             dry_run,
             model_name: None,
             metadata: None,
@@ -159,6 +163,7 @@ impl ToGguf {
             no_lazy: false,
             use_temp_file: false,
             quantize: options,
+            size,
             calibrate,
         }
     }
@@ -181,16 +186,21 @@ impl ToGguf {
         let switches = TypeSwitches {
             allow_rounding: self.allow_rounding,
             requantize: self.requantize,
-            has_quantize_options: self.quantize.is_any_given() || self.calibrate.is_given(),
+            has_quantize_options: self.quantize.is_any_given()
+                || self.calibrate.is_given()
+                || self.size.write_types.is_some(),
         };
-        let plan = TypePlan::resolve(&self.ty, switches)?;
+        let plan = match self.size.target() {
+            Some(_) => TypePlan::OF_A_SIZE,
+            None => TypePlan::resolve(&self.ty, switches)?,
+        };
         if self.no_split_id && !self.is_split() {
             let text = "`--no-split-id` needs `--split-max-size` or `--split-max-tensors`";
             return Err(UsageError(text.to_owned()).into());
         }
-        if self.vocab_only && self.calibrate.is_given() {
-            let text = "`--calibrate` needs tensors: leave `--vocab-only` out";
-            return Err(UsageError(text.to_owned()).into());
+        if self.vocab_only && (self.calibrate.is_given() || self.size.target().is_some()) {
+            let option = if self.calibrate.is_given() { "--calibrate" } else { self.size.option() };
+            return Err(UsageError(format!("`{option}` needs tensors: leave `--vocab-only` out")).into());
         }
         if self.no_lazy {
             session.note("`--no-lazy` changes nothing: every tensor is read when it is written");
@@ -297,7 +307,8 @@ impl Run<'_> {
     /// Everything that is read, whatever the options: outputs are held against it before any weight is.
     fn guard(&self, conversion: &Conversion) -> anyhow::Result<Guard<'_>> {
         let args = self.args;
-        let mut guard = Guard::new(self.session, args.dry_run);
+        // A list of types is written in any case.
+        let mut guard = Guard::new(self.session, args.dry_run && args.size.write_types.is_none());
         guard.read("the checkpoint", self.input)?;
         guard.read_all("the checkpoint", conversion.input_paths())?;
         guard.read("beside the checkpoint", self.dir)?;
@@ -307,6 +318,7 @@ impl Run<'_> {
         guard.read_all("the importance matrix", &args.quantize.imatrix)?;
         guard.read_all("rules of types", args.quantize.tensor_types.files())?;
         args.calibrate.guard(&mut guard)?;
+        args.size.guard(&mut guard)?;
         Ok(guard)
     }
 
@@ -362,13 +374,14 @@ impl Run<'_> {
         keep: Option<GgmlType>,
     ) -> anyhow::Result<()> {
         let Self { args, session, .. } = self;
-        let target = args.target(conversion, self.dir, file_type.name());
+        let of_size = args.size.word();
+        let target = args.target(conversion, self.dir, of_size.as_deref().unwrap_or(file_type.name()));
         let write = args.write_options(session, conversion);
         let mut guard = self.guard(conversion)?;
         if write.split.is_none() {
             guard.write("the output", &target, OutputKind::Model)?;
         }
-        let options = args.quantize.to_options(file_type, session.common.simd)?;
+        let mut options = args.quantize.to_options(file_type, session.common.simd)?;
         let imatrix = args.quantize.open_imatrix()?;
         if let Some(ty) = keep {
             // What the quantization would bring to the type of the checkpoint's integers keeps them.
@@ -378,41 +391,56 @@ impl Run<'_> {
         let conversion = &*conversion;
         let input = Input::new(conversion, conversion.metadata());
         let may_hint = !args.requantize && !session.common.quiet;
+        if args.calibrate.is_given() {
+            return self.calibrate(conversion, (&input, &options), (&target, &write));
+        }
+        let allocation = args.size.allocate(session, &input, &options, imatrix.as_ref())?;
+        if let Some(allocation) = &allocation {
+            options = allocation.options.clone();
+        }
+        let allocation = allocation.as_ref();
         if args.dry_run {
             let plan = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
             report::warn(session, args.quantize.coverage, &plan);
             session.destination(&target);
             Stored::of(conversion, plan.tensors(), may_hint).print(session)?;
-            return report::print_plan(session, &plan, None);
-        }
-        if args.calibrate.is_given() {
-            let mut tensors = conversion.tensors().to_vec();
-            for (at, ty) in QuantizePlan::types_to_come(&input, &options)? {
-                tensors[at].ty = ty;
-            }
-            Stored::of(conversion, &tensors, may_hint).print(session)?;
-            CodesReport::of(conversion).print(session)?;
-            let start = self.started;
-            let (options, write) = (&options, &write);
-            let (input, output) = (&input, target.as_path());
-            // The model that is run is the file that this would be without the quantization.
-            let job =
-                calibrate::Job { input, file: None, output, file_type, options, write, types: None, start };
-            return args.calibrate.run(session, &job);
+            args.size.write(session, &plan)?;
+            return report::print_plan(session, &plan, allocation);
         }
         let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
         report::warn(session, args.quantize.coverage, &plan);
         Stored::of(conversion, plan.tensors(), may_hint).print(session)?;
         CodesReport::of(conversion).print(session)?;
+        if allocation.is_some() && !session.common.json && !session.common.quiet {
+            report::print_plan(session, &plan, allocation)?;
+        }
         let report = plan.write(&target, &write, &session.progress)?;
+        args.size.write(session, &plan)?;
         report::warn_small_rows(session, &plan.small_rows());
-        report::print_report(
-            session,
-            file_type,
-            &plan,
-            &report,
-            self.started.elapsed().as_secs_f64(),
-            &report::Extra::default(),
-        )
+        let seconds = self.started.elapsed().as_secs_f64();
+        let extra = report::Extra { calibration: None, allocation };
+        report::print_report(session, options.file_type, &plan, &report, seconds, &extra)
+    }
+
+    /// The same, rounded by what the model does: the model that is run is the F32 file that this would be.
+    fn calibrate(
+        &self,
+        conversion: &Conversion,
+        (input, options): (&Input<'_>, &QuantizeOptions),
+        (output, write): (&Path, &WriteOptions),
+    ) -> anyhow::Result<()> {
+        let Self { args, session, started: start, .. } = *self;
+        let types = &args.size;
+        if types.target().is_none() {
+            let mut tensors = conversion.tensors().to_vec();
+            for (at, ty) in QuantizePlan::types_to_come(input, options)? {
+                tensors[at].ty = ty;
+            }
+            Stored::of(conversion, &tensors, !args.requantize && !session.common.quiet).print(session)?;
+            CodesReport::of(conversion).print(session)?;
+        }
+        let file_type = options.file_type;
+        let job = calibrate::Job { input, file: None, output, file_type, options, write, types, start };
+        args.calibrate.run(session, &job)
     }
 }

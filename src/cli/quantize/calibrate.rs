@@ -84,7 +84,7 @@ pub(crate) struct Job<'a> {
     pub(crate) options: &'a QuantizeOptions,
     pub(crate) write: &'a WriteOptions,
     /// Whether the types are written down.
-    pub(crate) types: Option<&'a TargetArgs>,
+    pub(crate) types: &'a TargetArgs,
     pub(crate) start: Instant,
 }
 
@@ -151,7 +151,7 @@ impl CalibrateArgs {
         plan = plan.with_keys(&fidelity.keys);
         report::warn(session, job.options.coverage, &plan);
         let written = plan.write(job.output, job.write, &session.progress)?;
-        job.types.map_or(Ok(()), |types| types.write(session, &plan))?;
+        job.types.write(session, &plan)?;
         for tensor in plan.all_zero() {
             session.progress.warn(&format!("tensor `{}`: nothing but zeros", escape(&tensor.name)));
         }

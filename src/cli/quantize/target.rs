@@ -28,7 +28,7 @@ pub(crate) struct TargetArgs {
         value_name = "SIZE",
         value_parser = crate::cli::size,
         group = "target",
-        conflicts_with_all = ["file_type", "pure", "keep_split", "calibrate"]
+        conflicts_with_all = ["pure", "calibrate"]
     )]
     pub target_size: Option<u64>,
     /// The same in bits of the file for each weight
@@ -37,7 +37,7 @@ pub(crate) struct TargetArgs {
         value_name = "BITS",
         value_parser = crate::cli::amount,
         group = "target",
-        conflicts_with_all = ["file_type", "pure", "keep_split", "calibrate"]
+        conflicts_with_all = ["pure", "calibrate"]
     )]
     pub target_bpw: Option<f64>,
     /// Types to choose from [default: q2_k,q3_k,iq4_xs,q4_k,q5_k,q6_k,q8_0]

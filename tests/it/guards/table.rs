@@ -82,6 +82,24 @@ const WAYS: &[Way] = &[
         outputs: MODEL,
     },
     Way {
+        command: "gguf-convert hf2gguf",
+        args: "hf2gguf model --type q4_k_m --dry-run",
+        positional: &["dir"],
+        outputs: &[Out { name: "write_types", option: "--write-types", suffix: "", own: &[] }],
+    },
+    Way {
+        command: "gguf-convert msmodelslim2gguf",
+        args: "msmodelslim2gguf ms --type q4_k_m --dry-run",
+        positional: &["dir"],
+        outputs: &[Out { name: "write_types", option: "--write-types", suffix: "", own: &[] }],
+    },
+    Way {
+        command: "gguf-convert flm2gguf",
+        args: "flm2gguf flm/model.flm --type q4_k_m --dry-run",
+        positional: &["file"],
+        outputs: &[Out { name: "write_types", option: "--write-types", suffix: "", own: &[] }],
+    },
+    Way {
         command: "gguf-quantize",
         args: "--type q4_0 --tensor-type-file rules.txt model",
         positional: &["arguments"],

@@ -8,7 +8,7 @@ use crate::core::GgmlType;
 use crate::quantize::{self, parse_file_type_or};
 
 /// Words for types that no table of types has.
-const AUTO: &str = "auto";
+pub(super) const AUTO: &str = "auto";
 const NATIVE: &str = "native";
 
 /// Block types that may take over integers with their scales rounded, and 4-bit floats as they are.
@@ -49,6 +49,9 @@ pub(super) struct TypeSwitches {
 }
 
 impl TypePlan {
+    /// Where a size decides any type of blocks will do.
+    pub(super) const OF_A_SIZE: Self = Self::Mixture { file_type: quantize::FileType::Q4KM, keep: None };
+
     /// Decides.
     ///
     /// # Errors
