@@ -109,7 +109,7 @@ static PROBES: &[Probe] = &[
         ends: &[".gguf"],
         fate: Fate::Refused {
             what: "a GGUF file as a checkpoint",
-            way_out: "use gguf-quantize to change the types of a GGUF file",
+            way_out: "name the file: `gguf-quantize FILE.gguf` changes the types of a GGUF file",
         },
     },
     Probe {

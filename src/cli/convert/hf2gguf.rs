@@ -53,6 +53,10 @@ impl Hf2gguf {
                 let text = "`--fp8-as-q8` goes with f32, f16, bf16, q8_0, tq1_0, tq2_0 and auto only";
                 return Err(UsageError(text.to_owned()).into());
             }
+            if self.mtp && self.to_gguf.is_calibrated() {
+                let text = "`--calibrate` runs the model: draft heads alone (`--mtp`) are none";
+                return Err(UsageError(text.to_owned()).into());
+            }
             options.mistral_format = self.mistral_format;
             options.target_model_dir.clone_from(&self.target_model_dir);
             options.rerank = self.rerank;

@@ -51,7 +51,14 @@ pub(in crate::cli) struct ToGguf {
     /// File or directory to write [default: beside the checkpoint's weights, named after the model]
     #[arg(short, long, visible_alias = "outfile", value_name = "PATH")]
     output: Option<PathBuf>,
-    #[arg(long = "type", visible_alias = "outtype", value_name = "TYPE", default_value = AUTO, conflicts_with = "target", help = type_plan::help())]
+    #[arg(
+        long = "type",
+        visible_alias = "outtype",
+        value_name = "TYPE",
+        default_value = AUTO,
+        conflicts_with = "target",
+        help = type_plan::help()
+    )]
     ty: String,
     /// Print the plan and write nothing
     #[arg(long)]
@@ -92,7 +99,12 @@ pub(in crate::cli) struct ToGguf {
     #[arg(long, value_name = "SIZE", value_parser = crate::cli::split_size, conflicts_with = "target")]
     split_max_size: Option<u64>,
     /// Most tensors in a part
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "target")]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u64).range(1..),
+        conflicts_with = "target"
+    )]
     split_max_tensors: Option<u64>,
     /// Keep tensors out of the first part
     #[arg(long)]
@@ -241,6 +253,11 @@ impl ToGguf {
             log::warn!("tensor `{}` holds nothing but zeros", escape(name));
         }
         Ok(())
+    }
+
+    /// Whether the model is to be run.
+    pub(super) fn is_calibrated(&self) -> bool {
+        self.calibrate.is_given()
     }
 
     fn is_split(&self) -> bool {

@@ -65,15 +65,15 @@ const WAYS: &[Way] = &[
     // Calibrated, straight from each kind of checkpoint.
     Way {
         command: "gguf-convert hf2gguf",
-        args: "hf2gguf model --type q4_0 --calibrate long.txt --no-self-text --calibrate-tokens 1024 \
-               --check-text check.txt",
+        args: "hf2gguf model --type q4_0 --solver reference --calibrate long.txt --no-self-text \
+               --calibrate-tokens 1024 --check-text check.txt",
         positional: &["dir"],
         outputs: MODEL,
     },
     Way {
         command: "gguf-convert msmodelslim2gguf",
-        args: "msmodelslim2gguf ms --type q4_0 --calibrate long.txt --no-self-text --calibrate-tokens 1024 \
-               --check-text check.txt",
+        args: "msmodelslim2gguf ms --type q4_0 --solver reference --calibrate long.txt --no-self-text \
+               --calibrate-tokens 1024 --check-text check.txt",
         positional: &["dir"],
         outputs: MODEL,
     },

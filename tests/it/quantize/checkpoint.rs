@@ -177,6 +177,7 @@ fn what_does_not_go_with_a_checkpoint_is_refused() {
         (&["--type", "auto"], 2, "quantization options go with a quantized type"),
         (&["--type", "native"], 2, "quantization options go with a quantized type"),
         (&["--type", "q4_0", "--vocab-only"], 2, "leave `--vocab-only` out"),
+        (&["--type", "q4_0", "--mtp"], 2, "draft heads alone"),
         (&["--type", "q4_0", "--imatrix", "x"], 2, "cannot be used with"),
         (&["--type", "q4_0", "--prune-layers", "1"], 2, "cannot be used with"),
         (&["--type", "q4_0", "--no-tokenizer"], 1, "tokenizer"),
