@@ -160,7 +160,7 @@ fn what_does_not_go_with_a_checkpoint_is_refused() {
     fs_err::create_dir(dir.join("empty")).unwrap();
     let model = fixture("tiny-llama");
     let model = model.to_str().unwrap();
-    let text = ["--calibrate", "text.txt", "--calibrate-tokens", "1024"];
+    let text = ["--calibrate", "text.txt", "--calibrate-tokens", "2048"];
     for (args, code, words) in [
         (&["--type", "q4_0", "--keep-split"][..], 2, "--keep-split goes with GGUF files"),
         (&["--type", "q4_0", "--allow-requantize", "--override-kv", "x"], 2, "x"),
