@@ -2,9 +2,10 @@
 //!
 //! [`TextSource::read`] reads one kind of text, [`CalibrationText::new`] shares the tokens out and holds a part back,
 //! [`SelfText`] lets the model write text of its own, [`CalibrationText::with_self`] puts it beside, [`CalibrationRun`] runs the model once and hands out the [`LayerMoments`] of one layer after the other, with the
-//! importance sums at the end. [`StatisticsWriter`] keeps them in a directory, [`Statistics`] reads them back. `solve` is
+//! importance sums at the end. [`WorkFolder`] keeps what a run has done, so that it can go on after an interrupt. [`StatisticsWriter`] keeps them in a directory, [`Statistics`] reads them back. `solve` is
 //! all of `gguf-quantize --calibrate`: the run, the solver, and the check against the importance matrix.
 
+mod attempts;
 mod collector;
 mod costs;
 mod error;
@@ -20,11 +21,12 @@ mod solved;
 mod solver;
 mod store;
 mod text;
+mod work;
 
 pub use collector::Wanted;
 pub use costs::{MeasureOptions, measure_costs};
 pub use error::CalibrateError;
-pub use fidelity::{Fidelity, FidelityOptions, Solver, Trial, WORTH_IT, solve};
+pub use fidelity::{Fidelity, FidelityOptions, Judged, Keep, Solver, Trial, WORTH_IT, solve};
 pub use moments::{LayerMoments, MatrixName, MeanMoments, Moments, SharedInput};
 pub use run::{CalibrateOptions, CalibrationRun, total_importance};
 pub use sampler::{SelfText, WrittenText};
@@ -32,3 +34,4 @@ pub use solved::SolvedBlocks;
 pub use solver::{NotSolved, SolverOptions};
 pub use store::{Statistics, StatisticsError, StatisticsKind, StatisticsWriter};
 pub use text::{CalibrationText, CheckText, SELF_NAME, TextKind, TextOptions, TextSource};
+pub use work::{WorkError, WorkFolder};

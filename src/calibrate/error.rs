@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::calibrate::StatisticsError;
+use crate::calibrate::{StatisticsError, WorkError};
 use crate::core::Hint;
 use crate::core::text::escape;
 use crate::engine::EngineError;
@@ -25,6 +25,9 @@ pub enum CalibrateError {
     /// Statistics that cannot be written or read.
     #[error(transparent)]
     Statistics(#[from] StatisticsError),
+    /// Work that cannot be kept or gone on with.
+    #[error(transparent)]
+    Work(#[from] WorkError),
     /// The quantization cannot be planned.
     #[error(transparent)]
     Quantize(#[from] QuantizeError),
@@ -74,6 +77,7 @@ impl Hint for CalibrateError {
             Self::Text(error) => error.hints(),
             Self::Engine(error) => error.hints(),
             Self::Statistics(error) => error.hints(),
+            Self::Work(error) => error.hints(),
             Self::Quantize(error) => error.hints(),
             Self::Allocate(error) => error.hints(),
             Self::Encoder => vec!["`gguf-verify imatrix` collects an importance matrix for it".to_owned()],

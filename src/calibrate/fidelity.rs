@@ -4,20 +4,18 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::calibrate::matrices::{MatrixSolver, Target};
-use crate::calibrate::run::{CalibrateOptions, CalibrationRun, total_importance};
-use crate::calibrate::sequential::{Followed, Task};
+use crate::calibrate::attempts::{Attempt, Attempts};
+use crate::calibrate::matrices::Target;
 use crate::calibrate::solved::SolvedBlocks;
-use crate::calibrate::solver::LayerSolver;
-use crate::calibrate::{CalibrateError, CalibrationText, NotSolved, SolverOptions};
+use crate::calibrate::{CalibrateError, CalibrationText, NotSolved, SolverOptions, WorkFolder};
+use crate::core::GgmlType;
 use crate::core::progress::Progress;
-use crate::core::{GgmlType, TensorMeta};
 use crate::engine::EngineOptions;
 use crate::engine::plan::ModelKind;
 use crate::gguf::{Imatrix, ImatrixError, Value};
 use crate::quantize::{Input, QuantizeError, QuantizeOptions, QuantizePlan};
 use crate::solve::{SHRINKAGE, SHRINKAGE_OF_STREAM, SolveOptions, can_solve};
-use crate::verify::{Divergence, Model, Recall, Window, divergence_on};
+use crate::verify::{Divergence, Estimate, Model, Recall};
 
 /// A solved file whose divergence is not below this share of the importance matrix's is tried again, then given up.
 pub const WORTH_IT: f64 = 0.95;
@@ -57,6 +55,45 @@ pub struct FidelityOptions<'a> {
     pub quantize: &'a QuantizeOptions,
     /// A folder for a temporary file as large as the output.
     pub dir: &'a Path,
+    /// What is kept of the run beside its result.
+    pub keep: Keep<'a>,
+}
+
+/// What is kept of a run, and what of an earlier one is used.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Keep<'a> {
+    /// Where blocks and figures are kept as soon as they are there, so that the same run, begun again, goes on with them.
+    pub work: Option<&'a WorkFolder>,
+}
+
+/// What a check has come to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Judged {
+    /// Mean divergence, with its standard error.
+    pub mean: Estimate,
+    /// 99th percentile.
+    pub p99: f64,
+    /// Share of tokens with the same most likely prediction, 0 to 1.
+    pub top1_agreement: f64,
+}
+
+impl Judged {
+    pub(super) fn of(found: &Divergence) -> Self {
+        Self { mean: found.mean, p99: found.p99, top1_agreement: found.top1_agreement }
+    }
+
+    pub(super) fn figures(&self) -> [f64; 4] {
+        [self.mean.value, self.mean.stderr, self.p99, self.top1_agreement]
+    }
+
+    pub(super) fn of_figures([value, stderr, p99, top1_agreement]: [f64; 4]) -> Self {
+        Self { mean: Estimate { value, stderr }, p99, top1_agreement }
+    }
+
+    /// The mean as a share of another's.
+    pub(super) fn ratio(&self, plain: &Self) -> f64 {
+        if plain.mean.value > 0.0 { self.mean.value / plain.mean.value } else { 1.0 }
+    }
 }
 
 /// Divergence from the model on text that no solver saw.
@@ -65,7 +102,7 @@ pub struct Trial {
     /// How it was solved.
     pub options: SolverOptions,
     /// What it came to.
-    pub check: Divergence,
+    pub check: Judged,
 }
 
 /// What came out.
@@ -76,7 +113,7 @@ pub struct Fidelity {
     /// The blocks; `None` if the file is better off with the importance matrix alone.
     pub blocks: Option<SolvedBlocks>,
     /// Divergence of the file that the importance matrix alone gives, on the same text.
-    pub plain: Divergence,
+    pub plain: Judged,
     /// Attempts, in order.
     pub trials: Vec<Trial>,
     /// Matrices of the last attempt that stayed with the importance matrix.
@@ -85,18 +122,16 @@ pub struct Fidelity {
     pub without_solver: Vec<(String, GgmlType)>,
     /// Keys for the file's metadata.
     pub keys: Vec<(String, Value)>,
+    /// Matrices that an interrupted run had solved.
+    pub n_resumed: usize,
 }
 
 impl Fidelity {
     /// The last attempt's mean divergence as a share of the importance matrix's.
     #[must_use]
     pub fn ratio(&self) -> Option<f64> {
-        self.trials.last().map(|trial| ratio(&trial.check, &self.plain))
+        self.trials.last().map(|trial| trial.check.ratio(&self.plain))
     }
-}
-
-fn ratio(solved: &Divergence, plain: &Divergence) -> f64 {
-    if plain.mean.value > 0.0 { solved.mean.value / plain.mean.value } else { 1.0 }
 }
 
 /// Runs the model over the text, solves its tensors layer by layer, and measures the result on text that was held back
@@ -131,99 +166,54 @@ pub fn solve(
         _ if text.kinds.len() > 1 => SHRINKAGE,
         _ => 1.0,
     };
-    let mut found: Option<(Imatrix, Divergence)> = None;
-    let (mut trials, mut left, mut kept) = (Vec::new(), Vec::new(), None);
-    for (factor, lambda) in [(1.0, 1.0), (2.0, 3.0)] {
+    let attempts = Attempts {
+        model,
+        input,
+        text,
+        options,
+        targets: &targets,
+        others: &without_solver,
+        check: &check,
+        progress,
+    };
+    attempts.begin()?;
+    let mut found: Option<(Imatrix, Judged)> = None;
+    let (mut trials, mut left, mut kept, mut n_resumed) = (Vec::new(), Vec::new(), None, 0);
+    for (number, (factor, lambda)) in [(1.0, 1.0), (2.0, 3.0)].into_iter().enumerate() {
         let solver = SolverOptions { shrinkage: shrinkage * factor, lambda, solve: SolveOptions::default() };
-        let attempt = attempt(model, input, text, options, (&targets, &without_solver, solver), progress)?;
+        let attempt = attempts.attempt(number, solver)?;
+        let Attempt { imatrix, blocks, left: own, n_found } = attempt;
+        n_resumed += n_found;
         let (imatrix, plain) = match found.take() {
             Some(known) => known,
             None => {
-                let plan = QuantizePlan::new(input, options.quantize, Some(&attempt.imatrix))?;
-                let plain = divergence(model, &plan, &check, options.engine, progress)?;
+                let plan = QuantizePlan::new(input, options.quantize, Some(&imatrix))?;
+                let plain = attempts.judge(None, &plan)?;
                 drop(plan);
-                (attempt.imatrix, plain)
+                (imatrix, plain)
             }
         };
         if options.solver == Solver::Reference {
             found = Some((imatrix, plain));
             break;
         }
-        let plan = QuantizePlan::new(input, options.quantize, Some(&imatrix))?;
-        let plan = plan.with_solved(&attempt.blocks);
-        let solved = divergence(model, &plan, &check, options.engine, progress)?;
+        let plan = QuantizePlan::new(input, options.quantize, Some(&imatrix))?.with_solved(&blocks);
+        let check = attempts.judge(Some(number), &plan)?;
         drop(plan);
-        let is_worth_it = ratio(&solved, &plain) <= WORTH_IT;
-        trials.push(Trial { options: solver, check: solved });
-        left = attempt.left;
+        trials.push(Trial { options: solver, check });
+        left = own;
         found = Some((imatrix, plain));
-        if is_worth_it {
-            kept = Some(attempt.blocks);
+        if check.ratio(&plain) <= WORTH_IT {
+            kept = Some(blocks);
             break;
         }
+        attempts.give_up(number);
     }
     let Some((imatrix, plain)) = found else { return Err(CalibrateError::NoText) };
     let mut fidelity =
-        Fidelity { imatrix, blocks: kept, plain, trials, left, without_solver, keys: Vec::new() };
+        Fidelity { imatrix, blocks: kept, plain, trials, left, without_solver, keys: Vec::new(), n_resumed };
     fidelity.keys = keys(&fidelity, options.solver, text);
     Ok(fidelity)
-}
-
-/// What one attempt gives.
-struct Attempt {
-    imatrix: Imatrix,
-    blocks: SolvedBlocks,
-    left: Vec<NotSolved>,
-}
-
-fn attempt(
-    model: &Model<'_>,
-    input: &Input<'_>,
-    text: &CalibrationText,
-    options: &FidelityOptions<'_>,
-    (targets, others, solver): (&BTreeMap<String, Target>, &[(String, GgmlType)], SolverOptions),
-    progress: &dyn Progress,
-) -> Result<Attempt, CalibrateError> {
-    let tensors = input.source.tensors();
-    let places = targets.values().map(|target| (&tensors[target.tensor], target.ty));
-    let blocks = SolvedBlocks::new(options.dir, places)?;
-    if options.solver == Solver::Sequential {
-        let solved = targets.iter().map(|(name, target)| (name.clone(), target.ty));
-        let task = Task {
-            model,
-            source: input.source,
-            text,
-            engine: options.engine,
-            targets,
-            types: &solved.chain(others.iter().cloned()).collect(),
-            options: solver,
-            blocks: &blocks,
-            progress,
-        };
-        let Followed { importance, left } = task.run()?;
-        let imatrix = Imatrix::of_sums(&importance).map_err(QuantizeError::from)?;
-        return Ok(Attempt { imatrix, blocks, left });
-    }
-    let wants = |meta: &TensorMeta| targets.contains_key(&meta.name);
-    let calibrate = CalibrateOptions { engine: options.engine, wants: &wants };
-    let run = CalibrationRun::new(model, text, calibrate)?;
-    let mut solver = LayerSolver {
-        matrices: MatrixSolver {
-            source: input.source,
-            level: options.engine.level,
-            options: solver.solve,
-            blocks: &blocks,
-            progress,
-        },
-        shrinkage: solver.shrinkage,
-        targets,
-        weights: text.kinds.iter().map(|kind| f64::from(kind.weight)).collect(),
-        left: Vec::new(),
-    };
-    let sums = run.run(progress, &mut |layer| solver.take(&layer))?;
-    let left = solver.left;
-    let imatrix = Imatrix::of_sums(&total_importance(&sums)).map_err(QuantizeError::from)?;
-    Ok(Attempt { imatrix, blocks, left })
 }
 
 /// Tensors to solve, by name, and those that get a type without a solver.
@@ -241,17 +231,6 @@ fn targets(input: &Input<'_>, options: &QuantizeOptions) -> Result<Targets, Cali
         }
     }
     Ok((targets, without))
-}
-
-fn divergence(
-    model: &Model<'_>,
-    plan: &QuantizePlan<'_>,
-    windows: &[Window],
-    engine: EngineOptions,
-    progress: &dyn Progress,
-) -> Result<Divergence, CalibrateError> {
-    let own = Model { source: plan, metadata: plan.metadata(), file: None, recall: None, ..*model };
-    divergence_on(&own, model, windows, engine, progress)?.ok_or(CalibrateError::NoText)
 }
 
 /// What the file says of how it was made.

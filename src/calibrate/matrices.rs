@@ -82,7 +82,7 @@ impl MatrixSolver<'_> {
             solve_rows(target.ty, self.level, &floats, start, metric, self.options, &mut blocks)?;
             self.blocks.put(name, row as u64, &blocks).map_err(CalibrateError::from)?;
         }
-        self.blocks.finish(name, matrix);
+        self.blocks.finish(name, matrix).map_err(CalibrateError::from)?;
         Ok(())
     }
 }

@@ -194,6 +194,9 @@ impl Task<'_> {
         chunks: &[TokenChunk],
         (name, target): (&str, Target),
     ) -> Result<Option<NotSolved>, CalibrateError> {
+        if self.blocks.meet(name, 0) {
+            return Ok(None);
+        }
         let n_tokens: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
         let step = n_tokens.div_ceil(HEAD_TOKENS.max(2 * leader.plan().n_embd)).max(1);
         let some: Vec<TokenChunk> = chunks.iter().step_by(step).cloned().collect();
@@ -215,7 +218,10 @@ impl Task<'_> {
         };
         match leader.install(solve) {
             Ok(()) => Ok(None),
-            Err(Failed::Solve(reason)) => Ok(Some(NotSolved { tensor: name.to_owned(), matrix: 0, reason })),
+            Err(Failed::Solve(reason)) => {
+                let (tensor, reason) = (name.to_owned(), reason.to_string());
+                Ok(Some(NotSolved { tensor, matrix: 0, reason }))
+            }
             Err(Failed::Run(error)) => Err(*error),
         }
     }

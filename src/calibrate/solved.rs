@@ -1,12 +1,18 @@
-//! Blocks that a solver has made, in a temporary file until the output is written.
+//! Blocks that a solver has made, in a file until the output is written: a temporary one, or one that the next run goes on
+//! with.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use sha2::{Digest, Sha256};
+
 use crate::calibrate::CalibrateError;
+use crate::calibrate::work::{AttemptLog, hex};
+use crate::core::progress::Progress;
 use crate::core::{GgmlType, SourceError, TensorMeta};
+use crate::engine::EngineError;
 use crate::quantize::SolvedRows;
 
 /// Where a tensor's blocks lie.
@@ -14,22 +20,33 @@ use crate::quantize::SolvedRows;
 struct Place {
     offset: u64,
     row_bytes: u64,
-    /// Matrices whose rows are all there.
-    whole: Mutex<BTreeSet<u64>>,
+    /// Rows of one of its matrices.
+    n_rows: u64,
+    n_matrices: u64,
+    known: Mutex<Known>,
+}
+
+/// Matrices whose rows are all there.
+#[derive(Debug, Default)]
+struct Known {
+    whole: BTreeSet<u64>,
+    /// Made by an earlier run, and not come to yet by this one: they are not to be seen before.
+    found: BTreeSet<u64>,
 }
 
 impl Place {
-    fn whole(&self) -> MutexGuard<'_, BTreeSet<u64>> {
-        self.whole.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The blocks of a model's tensors. The file has no name: nothing of it is left behind, however the program ends.
+/// The blocks of a model's tensors. A temporary file has no name: nothing of it is left behind, however the program ends.
 #[derive(Debug)]
 pub struct SolvedBlocks {
     file: Mutex<std::fs::File>,
     places: BTreeMap<String, Place>,
     n_bytes: u64,
+    log: Option<AttemptLog>,
 }
 
 impl SolvedBlocks {
@@ -43,13 +60,121 @@ impl SolvedBlocks {
     ) -> Result<Self, CalibrateError> {
         let file = tempfile::tempfile_in(dir)
             .map_err(|error| std::io::Error::new(error.kind(), format!("{}: {error}", dir.display())))?;
+        Ok(Self::in_file(file, targets, None))
+    }
+
+    fn in_file<'t>(
+        file: std::fs::File,
+        targets: impl Iterator<Item = (&'t TensorMeta, GgmlType)>,
+        log: Option<AttemptLog>,
+    ) -> Self {
         let (mut places, mut n_bytes) = (BTreeMap::new(), 0u64);
         for (tensor, ty) in targets {
             let row_bytes = ty.row_bytes(tensor.shape.n_cols()).unwrap_or(0);
-            places.insert(tensor.name.clone(), Place { offset: n_bytes, row_bytes, whole: Mutex::default() });
-            n_bytes = n_bytes.saturating_add(row_bytes.saturating_mul(tensor.shape.n_rows()));
+            let (n_all, dims) = (tensor.shape.n_rows(), tensor.shape.dims());
+            let n_rows = dims.len().checked_sub(2).map_or(n_all, |at| dims[at]);
+            let n_matrices = n_all.checked_div(n_rows).unwrap_or(0);
+            let known = Mutex::default();
+            let place = Place { offset: n_bytes, row_bytes, n_rows, n_matrices, known };
+            places.insert(tensor.name.clone(), place);
+            n_bytes = n_bytes.saturating_add(row_bytes.saturating_mul(n_all));
         }
-        Ok(Self { file: Mutex::new(file), places, n_bytes })
+        Self { file: Mutex::new(file), places, n_bytes, log }
+    }
+
+    /// Blocks in a file of an earlier run, and how many matrices of it have the digests that they should have.
+    ///
+    /// # Errors
+    /// Cancellation. What cannot be read is not there.
+    pub(super) fn kept<'t>(
+        file: std::fs::File,
+        targets: impl Iterator<Item = (&'t TensorMeta, GgmlType)>,
+        log: Option<AttemptLog>,
+        digests: &BTreeMap<(String, u64), String>,
+        progress: &dyn Progress,
+    ) -> Result<(Self, usize), CalibrateError> {
+        let blocks = Self::in_file(file, targets, log);
+        let n_bytes = |(tensor, _): &(String, u64)| {
+            blocks.places.get(tensor).map_or(0, |place| place.n_rows.saturating_mul(place.row_bytes))
+        };
+        progress.begin("reading what an earlier run has solved", digests.keys().map(n_bytes).sum());
+        let mut n_found = 0;
+        for (key, expected) in digests {
+            if progress.is_cancelled() {
+                return Err(EngineError::Cancelled.into());
+            }
+            let (tensor, matrix) = key;
+            let Some(place) = blocks.places.get(tensor).filter(|place| *matrix < place.n_matrices) else {
+                continue;
+            };
+            if blocks.digest(tensor, *matrix).is_ok_and(|found| found == *expected) {
+                place.known().found.insert(*matrix);
+                n_found += 1;
+            }
+            progress.advance(n_bytes(key));
+        }
+        progress.end();
+        Ok((blocks, n_found))
+    }
+
+    /// The digest of a matrix's blocks.
+    fn digest(&self, tensor: &str, matrix: u64) -> std::io::Result<String> {
+        let absent = || std::io::Error::other("no such matrix was solved");
+        let place = self.places.get(tensor).ok_or_else(absent)?;
+        let first_row = matrix.checked_mul(place.n_rows).ok_or_else(absent)?;
+        let mut left = place.n_rows.checked_mul(place.row_bytes).ok_or_else(absent)?;
+        let offset = self.at(tensor, first_row)?;
+        let (mut digest, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
+        let mut file = self.file();
+        file.seek(SeekFrom::Start(offset))?;
+        while left > 0 {
+            let n = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
+            file.read_exact(&mut buffer[..n])?;
+            digest.update(&buffer[..n]);
+            left -= n as u64;
+        }
+        Ok(hex(&digest.finalize()))
+    }
+
+    /// Number of matrices of a tensor.
+    fn n_matrices(&self, tensor: &str) -> u64 {
+        self.places.get(tensor).map_or(0, |place| place.n_matrices)
+    }
+
+    /// Matrices of all tensors.
+    pub(super) fn n_all(&self) -> u64 {
+        self.places.values().map(|place| place.n_matrices).sum()
+    }
+
+    /// True if every matrix of a tensor is there, come to or not.
+    pub(super) fn has_all(&self, tensor: &str) -> bool {
+        let n_known = self.places.get(tensor).map(|place| {
+            let known = place.known();
+            (known.whole.len() + known.found.len()) as u64
+        });
+        n_known.is_some_and(|n| n == self.n_matrices(tensor))
+    }
+
+    /// True if an earlier run has made the matrix and this one has not come to it.
+    pub(super) fn is_found(&self, tensor: &str, matrix: u64) -> bool {
+        self.places.get(tensor).is_some_and(|place| place.known().found.contains(&matrix))
+    }
+
+    /// Comes to a matrix that an earlier run has made: from now on it is there. False if it has not made it.
+    pub(super) fn meet(&self, tensor: &str, matrix: u64) -> bool {
+        self.places.get(tensor).is_some_and(|place| {
+            let mut known = place.known();
+            known.found.remove(&matrix) && known.whole.insert(matrix)
+        })
+    }
+
+    /// Comes to all that an earlier run has made.
+    pub(super) fn meet_all(&self) {
+        for place in self.places.values() {
+            let mut known = place.known();
+            let found = std::mem::take(&mut known.found);
+            known.whole.extend(found);
+        }
     }
 
     /// Bytes of all blocks, once all are made.
@@ -78,16 +203,19 @@ impl SolvedBlocks {
     }
 
     /// All rows of a matrix are there.
-    pub(super) fn finish(&self, tensor: &str, matrix: u64) {
+    pub(super) fn finish(&self, tensor: &str, matrix: u64) -> std::io::Result<()> {
         if let Some(place) = self.places.get(tensor) {
-            place.whole().insert(matrix);
+            place.known().whole.insert(matrix);
         }
+        let Some(log) = &self.log else { return Ok(()) };
+        let digest = self.digest(tensor, matrix)?;
+        log.solved(&self.file(), tensor, matrix, digest)
     }
 }
 
 impl SolvedRows for SolvedBlocks {
     fn has(&self, tensor: &str, matrix: u64) -> bool {
-        self.places.get(tensor).is_some_and(|place| place.whole().contains(&matrix))
+        self.places.get(tensor).is_some_and(|place| place.known().whole.contains(&matrix))
     }
 
     fn read(&self, tensor: &str, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
@@ -121,7 +249,7 @@ mod tests {
         blocks.put("b", 2, &[7; 68]).unwrap();
         blocks.put("a", 1, &[5; 36]).unwrap();
         assert!(!blocks.has("b", 1));
-        blocks.finish("b", 1);
+        blocks.finish("b", 1).unwrap();
         assert!(blocks.has("b", 1) && !blocks.has("b", 0) && !blocks.has("c", 1));
         let mut row = [0; 34];
         blocks.read("b", 3, &mut row).unwrap();

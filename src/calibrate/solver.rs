@@ -25,7 +25,7 @@ pub struct NotSolved {
     /// Which matrix of a stack.
     pub matrix: u64,
     /// Why.
-    pub reason: SolveError,
+    pub reason: String,
 }
 
 /// Takes the moments of one layer after the other.
@@ -52,6 +52,9 @@ impl LayerSolver<'_> {
         let mut shared: BTreeMap<&str, Option<MeanMoments>> = BTreeMap::new();
         for input in &layer.inputs {
             let jobs = self.jobs(input);
+            if self.meet_all(&jobs) {
+                continue;
+            }
             let Some(mean) = layer.mean(input, &self.weights).filter(|_| !jobs.is_empty()) else { continue };
             let own = moments(mean);
             // Experts see few of the tokens; what is read by several matrices of a stack alike is no expert's own.
@@ -74,6 +77,14 @@ impl LayerSolver<'_> {
         self.unseen(layer, shared)
     }
 
+    /// True if an earlier run has made all of these; then nothing need be computed for them.
+    fn meet_all(&self, jobs: &[Job<'_>]) -> bool {
+        let blocks = self.matrices.blocks;
+        let mut all = jobs.iter().flat_map(|job| job.matrices.iter().map(|&matrix| (job.name, matrix)));
+        let are_found = !jobs.is_empty() && all.clone().all(|(name, matrix)| blocks.is_found(name, matrix));
+        are_found && all.all(|(name, matrix)| blocks.meet(name, matrix))
+    }
+
     /// Experts that no token chose take what all experts of the layer saw.
     fn unseen(
         &mut self,
@@ -90,7 +101,9 @@ impl LayerSolver<'_> {
         for name in stacks {
             let Some(&target) = self.targets.get(name) else { continue };
             let is_unseen = |matrix: &u64| layer.input(name, usize::try_from(*matrix).ok()).is_none();
-            let matrices: Vec<u64> = (0..self.matrices.n_matrices(target)).filter(is_unseen).collect();
+            let is_new = |matrix: &u64| !self.matrices.blocks.meet(name, *matrix);
+            let matrices = (0..self.matrices.n_matrices(target)).filter(is_unseen).filter(is_new);
+            let matrices: Vec<u64> = matrices.collect();
             if matrices.is_empty() {
                 continue;
             }
@@ -126,6 +139,9 @@ impl LayerSolver<'_> {
         let metric = moments.and_then(|moments| Metric::new(&moments, self.shrinkage));
         for job in jobs {
             for &matrix in &job.matrices {
+                if self.matrices.blocks.meet(job.name, matrix) {
+                    continue;
+                }
                 let solved = match &metric {
                     Ok(metric) => {
                         self.matrices.solve((job.name, job.target, matrix), metric, &importance, None)
@@ -136,7 +152,7 @@ impl LayerSolver<'_> {
                     Ok(()) => {}
                     Err(Failed::Solve(reason)) => {
                         let tensor = job.name.to_owned();
-                        self.left.push(NotSolved { tensor, matrix, reason });
+                        self.left.push(NotSolved { tensor, matrix, reason: reason.to_string() });
                     }
                     Err(Failed::Run(error)) => return Err(*error),
                 }

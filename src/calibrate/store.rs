@@ -16,8 +16,10 @@ mod read;
 mod write;
 
 pub use error::StatisticsError;
+pub(super) use read::read_importance;
 pub use read::{Statistics, StatisticsKind};
 pub use write::StatisticsWriter;
+pub(super) use write::write_importance;
 
 use crate::core::TensorSource;
 use crate::gguf::Metadata;
@@ -47,7 +49,7 @@ fn triangle(n_cols: usize) -> Option<u64> {
 ///
 /// # Errors
 /// A model that cannot be read.
-fn identity(model: &Model<'_>) -> Result<(String, String), StatisticsError> {
+pub(super) fn identity(model: &Model<'_>) -> Result<(String, String), StatisticsError> {
     let (metadata, source): (&Metadata, &dyn TensorSource) = (model.metadata, model.source);
     let mut whole = Fingerprint::new();
     whole.model(metadata, source).map_err(std::io::Error::other)?;

@@ -35,6 +35,9 @@ struct Shared {
     values: Vec<f32>,
 }
 
+/// A matrix of a tensor that is to be solved.
+type Job<'n> = (&'n str, Target, u64);
+
 #[derive(Default)]
 pub(super) struct State {
     /// Places passed so far.
@@ -101,29 +104,43 @@ impl Follower<'_> {
         event
     }
 
-    /// The matrices that are to be solved now: those whose blocks are not there yet.
-    fn jobs(&self, matrices: &[&Matrix]) -> Vec<(&str, Target, u64)> {
+    /// The matrices that are to be solved now: those whose blocks are not there yet. Behind them those whose blocks an
+    /// earlier run has made, which this one comes to now.
+    fn jobs(&self, matrices: &[&Matrix]) -> (Vec<Job<'_>>, Vec<Job<'_>>) {
         let job = |matrix: &&Matrix| {
             let (name, target) = self.targets.get(&matrix.tensor)?;
             Some((name.as_str(), *target, matrix.expert.unwrap_or(0) as u64))
         };
-        let is_new = |(name, _, matrix): &(&str, Target, u64)| !self.matrices.blocks.has(name, *matrix);
-        matrices.iter().filter_map(job).filter(is_new).collect()
+        let is_new = |(name, _, matrix): &Job<'_>| !self.matrices.blocks.has(name, *matrix);
+        let is_unsolved = |(name, _, matrix): &Job<'_>| !self.matrices.blocks.meet(name, *matrix);
+        matrices.iter().filter_map(job).filter(is_new).partition(is_unsolved)
+    }
+
+    /// Whether moments of rows are needed that only matrices of an earlier run were met with: what experts that are still
+    /// to come are drawn towards.
+    fn is_shared(&self, met: &[Job<'_>]) -> bool {
+        let is_needed = |(name, target, _): &Job<'_>| {
+            self.matrices.n_matrices(*target) > 1 && !self.matrices.blocks.has_all(name)
+        };
+        met.iter().any(is_needed)
     }
 
     /// Solves matrices that share their inputs.
     fn solve(&self, matrices: &[&Matrix], x: &[f32], quantized: &[f32]) -> Result<(), CalibrateError> {
         let Some(first) = matrices.first() else { return Ok(()) };
         let n_cols = first.n_cols;
-        let jobs = self.jobs(matrices);
+        let n_rows = quantized.len() / n_cols.max(1);
+        if n_rows == 0 {
+            return Ok(());
+        }
+        let (jobs, met) = self.jobs(matrices);
         let unsolved: Vec<&&Matrix> = matrices
             .iter()
             .filter(|matrix| {
                 !self.targets.contains_key(&matrix.tensor) && self.stream.is_changed(matrix.tensor)
             })
             .collect();
-        let n_rows = quantized.len() / n_cols.max(1);
-        if n_rows == 0 || (jobs.is_empty() && unsolved.is_empty()) {
+        if jobs.is_empty() && unsolved.is_empty() && !self.is_shared(&met) {
             return Ok(());
         }
         if first_non_finite(quantized).is_some() || first_non_finite(x).is_some() {
@@ -145,11 +162,15 @@ impl Follower<'_> {
             width: branch.width,
             factor: branch.factor,
         });
+        // Without weights to correct, moments are enough.
+        let x = if jobs.is_empty() { quantized } else { x };
+        let lack = lack.filter(|_| !jobs.is_empty());
         let sums = Sums::of(&Inputs { x, quantized, n_cols, weights }, lack.as_ref());
         drop(branch);
         let sums = match sums {
             Ok(Sums { moments, cross, residual }) => {
-                let moments = if jobs.iter().all(|(_, target, _)| self.matrices.n_matrices(*target) > 1) {
+                let mut all = jobs.iter().chain(&met);
+                let moments = if all.all(|(_, target, _)| self.matrices.n_matrices(*target) > 1) {
                     self.drawn(matrices, moments)
                 } else {
                     Ok(moments)
@@ -193,13 +214,10 @@ impl Follower<'_> {
     }
 
     /// Rounds matrices with these sums. Where these cannot be used the importance matrix is left to do it.
-    fn round(
-        &self,
-        jobs: &[(&str, Target, u64)],
-        sums: Result<Sums, SolveError>,
-    ) -> Result<(), CalibrateError> {
+    fn round(&self, jobs: &[Job<'_>], sums: Result<Sums, SolveError>) -> Result<(), CalibrateError> {
         let left = |name: &str, matrix, reason| {
-            self.state().left.push(NotSolved { tensor: name.to_owned(), matrix, reason });
+            let (tensor, reason) = (name.to_owned(), SolveError::to_string(&reason));
+            self.state().left.push(NotSolved { tensor, matrix, reason });
         };
         let ready = sums.and_then(|sums| {
             let metric = Metric::new(&sums.moments, self.options.shrinkage)?;
@@ -240,7 +258,8 @@ impl Follower<'_> {
         for shared in shared.values() {
             let unseen = |&tensor: &usize| {
                 let (name, target) = self.targets.get(&tensor)?;
-                let is_unseen = |matrix: &u64| !self.matrices.blocks.has(name, *matrix);
+                let blocks = self.matrices.blocks;
+                let is_unseen = |matrix: &u64| !blocks.has(name, *matrix) && !blocks.meet(name, *matrix);
                 let matrices = (0..self.matrices.n_matrices(*target)).filter(is_unseen);
                 Some(matrices.map(|matrix| (name.as_str(), *target, matrix)).collect::<Vec<_>>())
             };

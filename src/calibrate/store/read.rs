@@ -259,6 +259,25 @@ impl Statistics {
     }
 }
 
+/// Reads what [`super::write_importance`] has written.
+///
+/// # Errors
+/// As [`Statistics::layer`].
+pub(in crate::calibrate) fn read_importance(
+    path: &Path,
+) -> Result<BTreeMap<String, ColumnSums>, StatisticsError> {
+    let mut file = TensorFile::open(path.to_owned(), &Limits::default())?;
+    let names: Vec<String> =
+        file.tensors.keys().filter_map(|name| Some(name.strip_suffix(".sums")?.to_owned())).collect();
+    let mut tensors = BTreeMap::new();
+    for name in names {
+        let columns = file.columns(&name)?;
+        tensors.insert(name, columns);
+    }
+    file.check_empty()?;
+    Ok(tensors)
+}
+
 impl TensorFile {
     fn open(path: PathBuf, limits: &Limits) -> Result<Self, StatisticsError> {
         let map = MappedFile::open(&path)?;

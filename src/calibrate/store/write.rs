@@ -1,5 +1,6 @@
 //! Writing: layer by layer, so that no more than one layer's moments are held; the directory appears at the end, whole.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::calibrate::store::manifest::{
@@ -12,7 +13,7 @@ use crate::calibrate::{CalibrationText, LayerMoments, Moments, SharedInput};
 use crate::checkpoint::safetensors_writer::plan_shards;
 use crate::core::output::{NewDirectory, OutputFile};
 use crate::core::{ElementType, Shape, WeightMeta};
-use crate::gguf::ImatrixSums;
+use crate::gguf::{ColumnSums, ImatrixSums};
 use crate::verify::Model;
 
 /// Bytes that are written at once.
@@ -182,6 +183,46 @@ impl StatisticsWriter {
         file.start_writeback(0, plan.n_bytes);
         Ok(file)
     }
+}
+
+/// Writes importance sums alone into a file: `NAME.sums` and `NAME.counts`, as those of a kind.
+///
+/// # Errors
+/// The file system refused.
+pub(in crate::calibrate) fn write_importance(
+    path: &Path,
+    tensors: &BTreeMap<String, ColumnSums>,
+    sync: bool,
+) -> Result<(), StatisticsError> {
+    let failed = |reason: String| StatisticsError::Plan { file: path.to_owned(), reason };
+    let meta = |name: String, dims: Vec<u64>, ty: ElementType| {
+        let shape = Shape::new(dims).ok_or_else(|| failed(format!("tensor `{name}`: size overflows")))?;
+        Ok::<_, StatisticsError>(WeightMeta { name, shape, ty })
+    };
+    let (mut metas, mut columns) = (Vec::new(), Vec::new());
+    for (name, own) in tensors {
+        let (n_matrices, n_cols) = (own.counts.len() as u64, own.n_cols as u64);
+        metas.push(meta(format!("{name}.sums"), vec![n_matrices, n_cols], ElementType::F64)?);
+        metas.push(meta(format!("{name}.counts"), vec![n_matrices], ElementType::I64)?);
+        columns.push(own);
+    }
+    let plans = plan_shards(&metas, u64::MAX).map_err(|error| failed(error.to_string()))?;
+    let [plan] = plans.as_slice() else { return Err(failed(format!("{} parts", plans.len()))) };
+    let file = OutputFile::create(path)?;
+    file.reserve(plan.n_bytes)?;
+    file.write_at(0, &plan.header)?;
+    for &(at, offset) in &plan.tensors {
+        let mut pieces = Pieces { file: &file, offset, buffer: Vec::new() };
+        let own = columns[at / 2];
+        if at % 2 == 0 {
+            own.sums.iter().try_for_each(|sum| pieces.push(&sum.to_le_bytes()))?;
+        } else {
+            own.counts.iter().try_for_each(|count| pieces.push(&count.to_le_bytes()))?;
+        }
+        pieces.flush()?;
+    }
+    file.commit(sync)?;
+    Ok(())
 }
 
 fn entry(layer: &LayerMoments, input: &SharedInput) -> InputEntry {

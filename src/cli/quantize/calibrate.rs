@@ -7,11 +7,11 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 
 use crate::calibrate::{
-    CalibrateError, CalibrationText, Fidelity, FidelityOptions, SELF_NAME, Solver, TextOptions, TextSource,
-    Trial, solve,
+    CalibrateError, CalibrationText, Fidelity, FidelityOptions, Judged, Keep, SELF_NAME, Solver, TextOptions,
+    TextSource, Trial, solve,
 };
 use crate::cli::guard::Guard;
-use crate::cli::quantize::keep::KeepArgs;
+use crate::cli::quantize::keep::{KeepArgs, end_work};
 use crate::cli::quantize::report;
 use crate::cli::quantize::target::TargetArgs;
 use crate::cli::render::plural;
@@ -119,7 +119,11 @@ impl CalibrateArgs {
         let check = self.keep.check_sources(self.paths())?;
         let parts = ModelParts::of(job.input.metadata);
         let tensors = (job.input.source, job.input.metadata);
-        parts.with(tensors, job.file, |model| self.with_model(session, job, (&sources, &check), model))
+        let work = self.keep.open_work(session)?;
+        let keep = Keep { work: work.as_ref() };
+        let done =
+            parts.with(tensors, job.file, |model| self.with_model(session, job, (&sources, &check), model, keep));
+        end_work(session, work, done)
     }
 
     fn with_model(
@@ -128,6 +132,7 @@ impl CalibrateArgs {
         job: &Job<'_>,
         (sources, check): (&[TextSource], &[TextSource]),
         model: &Model<'_>,
+        keep: Keep<'_>,
     ) -> anyhow::Result<()> {
         // Before a model writes any text.
         if model.plan()?.kind == ModelKind::Encoder {
@@ -141,6 +146,7 @@ impl CalibrateArgs {
             engine: engine_options(&session.common),
             quantize: job.options,
             dir,
+            keep,
         };
         let fidelity = solve(model, job.input, &text, &options, &session.progress)?;
         warn(session, self.solver.into(), &fidelity);
@@ -269,7 +275,7 @@ impl About<'_> {
             .iter()
             .map(|kind| json!({ "name": kind.name, "tokens": kind.n_tokens(), "check_tokens": kind.n_check_tokens(), "seed": kind.seed }))
             .collect();
-        let estimate = |d: &crate::verify::Divergence| json!({ "mean_kld": d.mean.value, "stderr": d.mean.stderr, "kld_99": d.p99, "top1": d.top1_agreement });
+        let estimate = |d: &Judged| json!({ "mean_kld": d.mean.value, "stderr": d.mean.stderr, "kld_99": d.p99, "top1": d.top1_agreement });
         let trial = |trial: &Trial| {
             let mut found = estimate(&trial.check);
             found["shrinkage"] = trial.options.shrinkage.into();
@@ -279,7 +285,7 @@ impl About<'_> {
             .fidelity
             .left
             .iter()
-            .map(|left| json!({ "tensor": left.tensor, "matrix": left.matrix, "reason": left.reason.to_string() }))
+            .map(|left| json!({ "tensor": left.tensor, "matrix": left.matrix, "reason": left.reason }))
             .collect();
         json!({
             "solver": self.solver.name(),
@@ -291,6 +297,7 @@ impl About<'_> {
             "ratio": self.fidelity.ratio(),
             "without_solver": self.fidelity.without_solver.iter().map(|(name, _)| name).collect::<Vec<_>>(),
             "not_solved": left,
+            "resumed": self.fidelity.n_resumed,
         })
     }
 }

@@ -1,13 +1,14 @@
-//! What a calibration reads and keeps beside its text: the text that it is judged by.
+//! What a calibration reads and keeps beside its text: the text that it is judged by, work that can be gone on with.
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use crate::calibrate::{CalibrateError, CalibrationText, TextSource};
-use crate::cli::UsageError;
+use crate::calibrate::{CalibrateError, CalibrationText, TextSource, WorkFolder};
 use crate::cli::guard::Guard;
+use crate::cli::{Session, UsageError};
 use crate::core::output::same_file;
+use crate::core::progress::Progress;
 use crate::verify::{Model, PromptForm};
 
 /// Options of calibration that name files beside its text. Flatten it.
@@ -17,6 +18,9 @@ pub(crate) struct KeepArgs {
     /// Judge the result by this text, a file or a folder, and hold nothing back of the others; repeatable
     #[arg(long, value_name = "PATH", requires = "calibrate")]
     pub check_text: Vec<PathBuf>,
+    /// Keep the work in this folder, new or empty: the same command begun again after an interrupt goes on from there
+    #[arg(long, value_name = "DIR", requires = "calibrate")]
+    pub work_dir: Option<PathBuf>,
 }
 
 impl KeepArgs {
@@ -60,6 +64,40 @@ impl KeepArgs {
         }
         Ok(())
     }
+}
+
+impl KeepArgs {
+    /// Takes the folder of the work, if there is to be one.
+    pub(crate) fn open_work(&self, session: &Session) -> anyhow::Result<Option<WorkFolder>> {
+        let Some(path) = &self.work_dir else { return Ok(None) };
+        let work = WorkFolder::open(path, !session.common.no_sync).map_err(CalibrateError::from)?;
+        Ok(Some(work))
+    }
+}
+
+/// Says what is kept of a run that has failed, or clears what is not needed any more.
+pub(crate) fn end_work<T>(
+    session: &Session,
+    work: Option<WorkFolder>,
+    done: anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let Some(work) = work else { return done };
+    match &done {
+        Err(_) if work.is_begun() => session.note(&format!(
+            "the work is kept in {}: the same command goes on from there",
+            work.path().display()
+        )),
+        Err(_) => {}
+        Ok(_) => {
+            let path = work.path().to_owned();
+            if let Err(error) = work.clear() {
+                session
+                    .progress
+                    .warn(&format!("{}: the work is not needed any more: {error}", path.display()));
+            }
+        }
+    }
+    done
 }
 
 /// Whether one of two paths leads to the other, or to a folder that the other lies in.

@@ -14,12 +14,12 @@ impl Fingerprint {
         Self(Sha256::new())
     }
 
-    fn bytes(&mut self, bytes: &[u8]) {
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.number(bytes.len() as u64);
         self.0.update(bytes);
     }
 
-    pub(super) fn number(&mut self, n: u64) {
+    pub(crate) fn number(&mut self, n: u64) {
         self.0.update(n.to_le_bytes());
     }
 
@@ -68,7 +68,7 @@ impl Fingerprint {
     }
 
     /// Chunks, with the rows of them that are scored.
-    pub(super) fn windows(&mut self, windows: &[Window]) {
+    pub(crate) fn windows(&mut self, windows: &[Window]) {
         for window in windows {
             self.number(window.chunk.tokens.len() as u64);
             window.chunk.tokens.iter().for_each(|&token| self.number(token.into()));

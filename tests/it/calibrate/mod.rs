@@ -3,6 +3,7 @@
 mod noise;
 mod sequential;
 mod store;
+mod work;
 mod written;
 
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! The solver that follows the quantized model, on models of every kind of wiring.
 
-use gguf_foundry::calibrate::{CalibrateError, Fidelity, FidelityOptions, Solver, solve};
+use gguf_foundry::calibrate::{CalibrateError, Fidelity, FidelityOptions, Keep, Solver, solve};
 use gguf_foundry::core::progress::{CancelFlag, Progress, Silent};
 use gguf_foundry::core::{Shape, TensorMeta, TensorSource};
 use gguf_foundry::engine::{EngineError, EngineOptions};
@@ -17,7 +17,8 @@ fn run(
 ) -> Result<Fidelity, CalibrateError> {
     let quantize = QuantizeOptions { pure: true, ..QuantizeOptions::new(FileType::Q4_0) };
     let dir = tempfile::tempdir().unwrap();
-    let options = FidelityOptions { solver, engine, quantize: &quantize, dir: dir.path() };
+    let keep = Keep::default();
+    let options = FidelityOptions { solver, engine, quantize: &quantize, dir: dir.path(), keep };
     let input = Input::new(model, &model.metadata);
     solve(&model.model(), &input, &text(&model.model()), &options, progress)
 }
@@ -164,6 +165,7 @@ fn types_without_a_solver_are_followed() {
         engine: engine(2),
         quantize: &quantize,
         dir: dir.path(),
+        keep: Keep::default(),
     };
     let input = Input::new(&model, &model.metadata);
     let found = solve(&model.model(), &input, &text(&model.model()), &options, &Silent).unwrap();

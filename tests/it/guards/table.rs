@@ -140,6 +140,13 @@ const WAYS: &[Way] = &[
         outputs: &[Out { name: "arguments", option: "", suffix: "", own: MODELS }],
     },
     Way {
+        command: "gguf-quantize",
+        args: "--type q4_0 --calibrate long.txt --no-self-text --calibrate-tokens 1024 --check-text check.txt \
+               tiny.gguf",
+        positional: &["arguments"],
+        outputs: &[Out { name: "work_dir", option: "--work-dir", suffix: "/", own: &[] }],
+    },
+    Way {
         command: "gguf-verify",
         args: "base.gguf a.gguf --baseline base.gguf --prompts p.jsonl --ctx 8 --source model --tasks 1 \
                --hellaswag hellaswag.txt --winogrande winogrande.csv --multiple-choice multiple-choice.bin",

@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 
 use crate::support::fixture;
 
-fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
+pub(super) fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
     let mut command = assert_cmd::Command::cargo_bin("gguf-quantize").unwrap();
     let output = command.current_dir(dir).arg("--no-sync").args(args).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
@@ -16,7 +16,7 @@ fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
 }
 
 /// The bundled model in F32 beside two thirds of its text.
-fn prepare(dir: &Path) {
+pub(super) fn prepare(dir: &Path) {
     let output = assert_cmd::Command::cargo_bin("gguf-convert")
         .unwrap()
         .args(["hf2gguf", "--type", "f32", "--quiet", "--no-sync", "-o"])
@@ -178,6 +178,9 @@ fn what_cannot_be_calibrated_is_refused() {
             2,
             "possible values: reference, gptq, sequential",
         ),
+        (&["--work-dir", "work"], 2, "--calibrate"),
+        (&["--calibrate", "text.txt", "--work-dir", "."], 1, "is no work of a run"),
+        (&["--calibrate", "text.txt", "--work-dir", "text.txt"], 1, "no folder"),
         (&["--check-text", "text.txt"], 2, "--calibrate"),
         (&["--calibrate", "text.txt", "--check-text", "./text.txt"], 2, "another text expected"),
         (&["--calibrate", "texts", "--check-text", "texts/a.txt"], 2, "gives to the solver"),
@@ -193,6 +196,7 @@ fn what_cannot_be_calibrated_is_refused() {
         assert_eq!(found, code, "{args:?}: {err}");
         assert!(err.contains(words) || out.contains(words), "{args:?}: {err}");
     }
+    assert!(!dir.join("work").exists());
     let (code, _, err) = run(dir, &["--calibrate", "text.txt", "--type", "f16", "in.gguf", "out.gguf"]);
     assert!(code == 2 && err.contains("F16 is no quantized type"), "{err}");
     assert!(!dir.join("out.gguf").exists());

@@ -8,3 +8,4 @@ mod one_pass;
 pub mod program;
 mod recipes;
 mod target;
+mod work;

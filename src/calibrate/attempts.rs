@@ -1,0 +1,225 @@
+//! One attempt after the other at a model: solved, or gone on with where an interrupted run has stopped, and judged.
+
+use std::collections::BTreeMap;
+
+use crate::calibrate::fidelity::{FidelityOptions, Judged, Solver, WORTH_IT};
+use crate::calibrate::matrices::{MatrixSolver, Target};
+use crate::calibrate::run::{CalibrateOptions, CalibrationRun, total_importance};
+use crate::calibrate::sequential::{Followed, Task};
+use crate::calibrate::solved::SolvedBlocks;
+use crate::calibrate::solver::LayerSolver;
+use crate::calibrate::store::identity;
+use crate::calibrate::work::{Facts, Finished, Resumed};
+use crate::calibrate::{CalibrateError, CalibrationText, NotSolved, SolverOptions};
+use crate::core::progress::Progress;
+use crate::core::simd::SimdLevel;
+use crate::core::{GgmlType, TensorMeta};
+use crate::gguf::{ColumnSums, Imatrix, ImatrixSums};
+use crate::quantize::{CoveragePolicy, Input, QuantizeError, QuantizeOptions, QuantizePlan};
+use crate::verify::{Fingerprint, Model, Window, divergence_on};
+
+/// What all attempts share.
+pub(super) struct Attempts<'a> {
+    pub(super) model: &'a Model<'a>,
+    pub(super) input: &'a Input<'a>,
+    pub(super) text: &'a CalibrationText,
+    pub(super) options: &'a FidelityOptions<'a>,
+    pub(super) targets: &'a BTreeMap<String, Target>,
+    /// Tensors that get a type without a solver.
+    pub(super) others: &'a [(String, GgmlType)],
+    pub(super) check: &'a [Window],
+    pub(super) progress: &'a dyn Progress,
+}
+
+/// What one attempt gives.
+pub(super) struct Attempt {
+    pub(super) imatrix: Imatrix,
+    pub(super) blocks: SolvedBlocks,
+    pub(super) left: Vec<NotSolved>,
+    /// Matrices that an earlier run has solved.
+    pub(super) n_found: usize,
+}
+
+impl Attempts<'_> {
+    /// Begins to keep the work, or goes on with what is kept.
+    ///
+    /// # Errors
+    /// Work of a run that would have come to something else.
+    pub(super) fn begin(&self) -> Result<(), CalibrateError> {
+        let Some(work) = self.options.keep.work else { return Ok(()) };
+        Ok(work.begin(self.facts()?)?)
+    }
+
+    /// Solves all matrices that are not solved yet.
+    pub(super) fn attempt(&self, number: usize, solver: SolverOptions) -> Result<Attempt, CalibrateError> {
+        let tensors = self.input.source.tensors();
+        let places = self.targets.values().map(|target| (&tensors[target.tensor], target.ty));
+        let Some(work) = self.options.keep.work else {
+            let blocks = SolvedBlocks::new(self.options.dir, places)?;
+            let (sums, left) = self.solve(&blocks, solver)?;
+            return Ok(Attempt { imatrix: imatrix(&sums)?, blocks, left, n_found: 0 });
+        };
+        let finished = work.finished(number);
+        if let Some(Finished { importance, left }) = finished.as_ref().filter(|_| self.is_given_up(number)) {
+            let blocks = SolvedBlocks::new(self.options.dir, std::iter::empty())?;
+            let imatrix = imatrix(&self.sums(importance.clone()))?;
+            return Ok(Attempt { imatrix, blocks, left: left.clone(), n_found: 0 });
+        }
+        let Resumed { blocks, n_found, n_damaged } = work.blocks(number, places, self.progress)?;
+        if n_found + n_damaged > 0 {
+            let damaged = match n_damaged {
+                0 => String::new(),
+                n => format!("; the blocks of {n} others are damaged, they are solved again"),
+            };
+            let text = format!("resuming: {n_found} of {} matrices are there{damaged}", blocks.n_all());
+            self.progress.warn(&text);
+        }
+        if let Some(Finished { importance, left }) = finished.filter(|_| n_damaged == 0) {
+            blocks.meet_all();
+            let imatrix = imatrix(&self.sums(importance))?;
+            return Ok(Attempt { imatrix, blocks, left, n_found });
+        }
+        let (sums, left) = self.solve(&blocks, solver)?;
+        blocks.meet_all();
+        work.finish(number, &sums.tensors, &left)?;
+        Ok(Attempt { imatrix: imatrix(&sums)?, blocks, left, n_found })
+    }
+
+    /// Whether an earlier run has gone on to the next attempt.
+    fn is_given_up(&self, number: usize) -> bool {
+        let judged = |attempt| self.options.keep.work.and_then(|work| work.judged(attempt));
+        judged(None).zip(judged(Some(number))).is_some_and(|(plain, own)| own.ratio(&plain) > WORTH_IT)
+    }
+
+    /// Importance sums with what is known of the text.
+    fn sums(&self, tensors: BTreeMap<String, ColumnSums>) -> ImatrixSums {
+        let kinds = &self.text.kinds;
+        ImatrixSums {
+            tensors,
+            datasets: kinds.iter().map(|kind| kind.name.as_bytes().to_vec()).collect(),
+            n_chunks: kinds.iter().map(|kind| kind.windows.len()).sum(),
+            chunk_size: self.text.n_ctx,
+        }
+    }
+
+    fn solve(
+        &self,
+        blocks: &SolvedBlocks,
+        solver: SolverOptions,
+    ) -> Result<(ImatrixSums, Vec<NotSolved>), CalibrateError> {
+        if self.options.solver == Solver::Sequential {
+            let solved = self.targets.iter().map(|(name, target)| (name.clone(), target.ty));
+            let task = Task {
+                model: self.model,
+                source: self.input.source,
+                text: self.text,
+                engine: self.options.engine,
+                targets: self.targets,
+                types: &solved.chain(self.others.iter().cloned()).collect(),
+                options: solver,
+                blocks,
+                progress: self.progress,
+            };
+            let Followed { importance, left } = task.run()?;
+            return Ok((importance, left));
+        }
+        let wants = |meta: &TensorMeta| self.targets.contains_key(&meta.name) && !blocks.has_all(&meta.name);
+        let calibrate = CalibrateOptions { engine: self.options.engine, wants: &wants };
+        let run = CalibrationRun::new(self.model, self.text, calibrate)?;
+        let mut solver = LayerSolver {
+            matrices: MatrixSolver {
+                source: self.input.source,
+                level: self.options.engine.level,
+                options: solver.solve,
+                blocks,
+                progress: self.progress,
+            },
+            shrinkage: solver.shrinkage,
+            targets: self.targets,
+            weights: self.text.kinds.iter().map(|kind| f64::from(kind.weight)).collect(),
+            left: Vec::new(),
+        };
+        let sums = run.run(self.progress, &mut |layer| solver.take(&layer))?;
+        Ok((total_importance(&sums), solver.left))
+    }
+
+    /// Measures the file of a plan, unless that is known: of an attempt, or of the importance matrix alone.
+    pub(super) fn judge(
+        &self,
+        attempt: Option<usize>,
+        plan: &QuantizePlan<'_>,
+    ) -> Result<Judged, CalibrateError> {
+        let work = self.options.keep.work;
+        if let Some(judged) = work.and_then(|work| work.judged(attempt)) {
+            return Ok(judged);
+        }
+        let own = Model { source: plan, metadata: plan.metadata(), file: None, recall: None, ..*self.model };
+        let found = divergence_on(&own, self.model, self.check, self.options.engine, self.progress)?;
+        let judged = Judged::of(&found.ok_or(CalibrateError::NoText)?);
+        if let Some(work) = work {
+            work.judge(attempt, &judged)?;
+        }
+        Ok(judged)
+    }
+
+    /// An attempt that was not worth it is not gone on with.
+    pub(super) fn give_up(&self, number: usize) {
+        if let Some(work) = self.options.keep.work {
+            work.drop_blocks(number);
+        }
+    }
+
+    /// Everything that decides the result. Threads and memory do not.
+    fn facts(&self) -> Result<Facts, CalibrateError> {
+        let (model, tokenizer) = identity(self.model)?;
+        let mut facts = Facts::default();
+        let version = env!("CARGO_PKG_VERSION");
+        let version = option_env!("GGUF_FOUNDRY_COMMIT")
+            .map_or_else(|| version.to_owned(), |commit| format!("{version} ({commit})"));
+        facts.add("program", version);
+        // Sums of products are the same for the same instructions.
+        facts.add("vector instructions", self.options.engine.level.name());
+        facts.add("model", model);
+        facts.add("tokenizer", tokenizer);
+        facts.add("solver", self.options.solver.name());
+        let mut text = Fingerprint::new();
+        for kind in &self.text.kinds {
+            text.bytes(kind.name.as_bytes());
+            text.number(kind.weight.into());
+            text.number(kind.windows.len() as u64);
+            text.windows(&kind.windows);
+        }
+        facts.add("calibration text", format!("{}, digest {}", self.text.description(), text.hex()));
+        let mut check = Fingerprint::new();
+        check.windows(self.check);
+        for window in self.check {
+            check.number(window.scored.start as u64);
+            check.number(window.scored.end as u64);
+        }
+        facts.add("text of the check", check.hex());
+        let mut types = Fingerprint::new();
+        let targets = self.targets.iter().map(|(name, target)| (name, target.ty));
+        for (name, ty) in targets.chain(self.others.iter().map(|(name, ty)| (name, *ty))) {
+            types.bytes(name.as_bytes());
+            types.bytes(ty.name().as_bytes());
+        }
+        let quantize = self.options.quantize;
+        facts.add("type", quantize.file_type.to_string());
+        facts.add("types of the tensors", types.hex());
+        // What else there is: metadata that is set, what is refused and what is not.
+        let plain = QuantizeOptions {
+            simd: SimdLevel::Scalar,
+            keep_split: false,
+            coverage: CoveragePolicy::default(),
+            ..quantize.clone()
+        };
+        let mut options = Fingerprint::new();
+        options.bytes(format!("{plain:?}").as_bytes());
+        facts.add("options of the quantization", options.hex());
+        Ok(facts)
+    }
+}
+
+fn imatrix(sums: &ImatrixSums) -> Result<Imatrix, CalibrateError> {
+    Ok(Imatrix::of_sums(sums).map_err(QuantizeError::from)?)
+}

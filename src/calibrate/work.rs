@@ -1,0 +1,312 @@
+//! What an interrupted run leaves, so that the next one goes on from there: blocks of the matrices that were solved, and a
+//! journal of what is known.
+//!
+//! # Layout
+//! - `work.json`: everything that decides the result, by name. Another run is refused with what differs.
+//! - `journal`: a line for each matrix that was solved and each figure that was measured, behind its own digest. What
+//!   stands behind a line that is cut or damaged is forgotten.
+//! - `blocks-0`, `blocks-1`: the blocks of each attempt. The journal holds the digest of each matrix, so that damaged
+//!   ones are found, and solved again.
+//! - `importance.safetensors`: the importance sums, as statistics have them.
+//! - `lock`: held as long as a run works here.
+
+mod error;
+mod facts;
+mod journal;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+pub use error::WorkError;
+pub(super) use facts::Facts;
+pub(super) use journal::hex;
+
+use crate::calibrate::solved::SolvedBlocks;
+use crate::calibrate::store::{read_importance, write_importance};
+use crate::calibrate::work::facts::Manifest;
+use crate::calibrate::work::journal::{Journal, Record, digest_of_file};
+use crate::calibrate::{CalibrateError, Judged, NotSolved};
+use crate::core::output::{EditLock, EditLockError, OutputFile};
+use crate::core::progress::Progress;
+use crate::core::{GgmlType, TensorMeta};
+use crate::gguf::ColumnSums;
+
+const MANIFEST: &str = "work.json";
+const JOURNAL: &str = "journal";
+const IMPORTANCE: &str = "importance.safetensors";
+const LOCK: &str = "lock";
+/// Attempts at most.
+const N_ATTEMPTS: usize = 2;
+
+/// A folder in which a run keeps its work.
+#[derive(Debug)]
+pub struct WorkFolder {
+    path: PathBuf,
+    sync: bool,
+    /// What an earlier run has said of itself.
+    found: Option<Manifest>,
+    /// Whether the folder was made for the work.
+    is_made: bool,
+    state: Mutex<State>,
+    _lock: EditLock,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    journal: Option<Arc<Journal>>,
+    records: Vec<Record>,
+}
+
+/// What an attempt that was finished has left beside its blocks.
+pub(super) struct Finished {
+    pub(super) importance: BTreeMap<String, ColumnSums>,
+    pub(super) left: Vec<NotSolved>,
+}
+
+/// Blocks, and how many of their matrices an earlier run has made.
+pub(super) struct Resumed {
+    pub(super) blocks: SolvedBlocks,
+    pub(super) n_found: usize,
+    pub(super) n_damaged: usize,
+}
+
+fn blocks_file(attempt: usize) -> String {
+    format!("blocks-{attempt}")
+}
+
+impl WorkFolder {
+    /// Takes a folder that is new or empty, or that an interrupted run worked in. With `sync` what is done reaches the disk
+    /// every second.
+    ///
+    /// # Errors
+    /// [`WorkError`]: other files in the folder, another run that works there, a broken or unknown `work.json`.
+    pub fn open(path: &Path, sync: bool) -> Result<Self, WorkError> {
+        let is_new = !path.exists();
+        if is_new {
+            fs_err::create_dir_all(path)?;
+        } else if !path.is_dir() {
+            return Err(WorkError::NoFolder { path: path.to_owned() });
+        }
+        let manifest = path.join(MANIFEST);
+        let is_ours = |name: &std::ffi::OsStr| {
+            let ours = [MANIFEST, JOURNAL, IMPORTANCE, LOCK].iter().any(|own| name == *own);
+            ours || (0..N_ATTEMPTS).any(|attempt| name == blocks_file(attempt).as_str())
+        };
+        for entry in fs_err::read_dir(path)? {
+            let name = entry?.file_name();
+            // What a run that was killed while it wrote its first file has left is no obstacle.
+            if !is_ours(&name) && !name.as_encoded_bytes().starts_with(b".") {
+                return Err(WorkError::Foreign {
+                    path: path.to_owned(),
+                    name: name.to_string_lossy().into_owned(),
+                });
+            }
+            if name != LOCK && !manifest.is_file() && is_ours(&name) {
+                return Err(WorkError::NoManifest { path: path.to_owned() });
+            }
+        }
+        File::options().create(true).truncate(false).write(true).open(path.join(LOCK)).map_err(|error| {
+            std::io::Error::new(error.kind(), format!("{}: {error}", path.join(LOCK).display()))
+        })?;
+        let lock = EditLock::of(&path.join(LOCK), Duration::ZERO, &mut |_| true);
+        let lock = lock.map_err(|error| match error {
+            EditLockError::Io(error) => WorkError::Io(error),
+            EditLockError::Busy { .. } | EditLockError::Cancelled => {
+                WorkError::Busy { path: path.to_owned() }
+            }
+        })?;
+        let found = if manifest.is_file() { Some(Manifest::read(&manifest)?) } else { None };
+        let is_made = is_new || found.as_ref().is_some_and(|found| found.is_made);
+        Ok(Self { path: path.to_owned(), sync, found, is_made, state: Mutex::default(), _lock: lock })
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether there is anything to go on with.
+    #[must_use]
+    pub fn is_begun(&self) -> bool {
+        self.state().journal.is_some()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins, or goes on if the earlier run was the same in everything that decides its result.
+    pub(super) fn begin(&self, facts: Facts) -> Result<(), WorkError> {
+        match &self.found {
+            Some(found) => found.check(&facts, &self.path)?,
+            None => {
+                let json = Manifest::new(facts, self.is_made).json()?;
+                OutputFile::write(&self.path.join(MANIFEST), &json, self.sync)?;
+            }
+        }
+        let (journal, records) = Journal::open(&self.path.join(JOURNAL), self.sync)?;
+        *self.state() = State { journal: Some(Arc::new(journal)), records };
+        Ok(())
+    }
+
+    fn add(&self, record: &Record) -> Result<(), WorkError> {
+        let journal = self.state().journal.clone();
+        match journal {
+            Some(journal) => Ok(journal.add(record)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Room for the blocks of an attempt, with those that are there already.
+    pub(super) fn blocks<'t>(
+        &self,
+        attempt: usize,
+        targets: impl Iterator<Item = (&'t TensorMeta, GgmlType)>,
+        progress: &dyn Progress,
+    ) -> Result<Resumed, CalibrateError> {
+        let path = self.path.join(blocks_file(attempt));
+        let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
+        let file =
+            file.map_err(|error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+        let state = self.state();
+        let digests = state.records.iter().filter_map(|record| match record {
+            Record::Solved { attempt: own, tensor, matrix, digest } if *own == attempt => {
+                Some(((tensor.clone(), *matrix), digest.clone()))
+            }
+            _ => None,
+        });
+        let digests: BTreeMap<(String, u64), String> = digests.collect();
+        let journal = state.journal.clone();
+        drop(state);
+        let log = journal.map(|journal| AttemptLog { journal, attempt });
+        let (blocks, n_found) = SolvedBlocks::kept(file, targets, log, &digests, progress)?;
+        let n_damaged = digests.len().saturating_sub(n_found);
+        Ok(Resumed { blocks, n_found, n_damaged })
+    }
+
+    /// What an attempt has left, if it was finished and all of that is whole.
+    pub(super) fn finished(&self, attempt: usize) -> Option<Finished> {
+        let state = self.state();
+        let expected = state.records.iter().find_map(|record| match record {
+            Record::Done { attempt: own, importance } if *own == attempt => Some(importance.clone()),
+            _ => None,
+        })?;
+        let mut left: Vec<NotSolved> = Vec::new();
+        for record in &state.records {
+            let Record::Left { attempt: own, tensor, matrix, reason } = record else { continue };
+            // An attempt that had to be repaired has said it twice.
+            let is_told = |known: &NotSolved| known.tensor == *tensor && known.matrix == *matrix;
+            if *own == attempt && !left.iter().any(is_told) {
+                let (tensor, reason) = (tensor.clone(), reason.clone());
+                left.push(NotSolved { tensor, matrix: *matrix, reason });
+            }
+        }
+        drop(state);
+        let path = self.path.join(IMPORTANCE);
+        if digest_of_file(&path).ok()? != expected {
+            return None;
+        }
+        let importance = read_importance(&path).ok()?;
+        Some(Finished { importance, left })
+    }
+
+    /// An attempt is done.
+    pub(super) fn finish(
+        &self,
+        attempt: usize,
+        importance: &BTreeMap<String, ColumnSums>,
+        left: &[NotSolved],
+    ) -> Result<(), CalibrateError> {
+        for NotSolved { tensor, matrix, reason } in left {
+            let (tensor, reason) = (tensor.clone(), reason.clone());
+            self.add(&Record::Left { attempt, tensor, matrix: *matrix, reason })?;
+        }
+        let path = self.path.join(IMPORTANCE);
+        write_importance(&path, importance, self.sync)?;
+        let importance = digest_of_file(&path).map_err(WorkError::Io)?;
+        self.add(&Record::Done { attempt, importance })?;
+        Ok(())
+    }
+
+    /// What was measured: of the importance matrix's file, or of an attempt's.
+    pub(super) fn judged(&self, attempt: Option<usize>) -> Option<Judged> {
+        let state = self.state();
+        state.records.iter().find_map(|record| match record {
+            Record::Judged { attempt: own, figures } if *own == attempt => Some(Judged::of_figures(*figures)),
+            _ => None,
+        })
+    }
+
+    /// Keeps what was measured.
+    pub(super) fn judge(&self, attempt: Option<usize>, judged: &Judged) -> Result<(), WorkError> {
+        let figures = judged.figures();
+        // JSON has no word for others; they are measured again.
+        if figures.iter().all(|figure| figure.is_finite()) {
+            self.add(&Record::Judged { attempt, figures })?;
+        }
+        Ok(())
+    }
+
+    /// An attempt that is given up needs its blocks no more.
+    pub(super) fn drop_blocks(&self, attempt: usize) {
+        let _ = fs_err::remove_file(self.path.join(blocks_file(attempt)));
+    }
+
+    /// Removes what was kept, when the output is written: it can be as large. A folder that was made for it goes, too.
+    ///
+    /// # Errors
+    /// I/O, with the path.
+    pub fn clear(self) -> std::io::Result<()> {
+        let blocks = (0..N_ATTEMPTS).map(blocks_file);
+        // What the others belong to goes last but for the lock.
+        let names = blocks.chain([IMPORTANCE, JOURNAL, MANIFEST, LOCK].map(str::to_owned));
+        for name in names {
+            match fs_err::remove_file(self.path.join(name)) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        if self.is_made {
+            // Whatever else is in it by now stays.
+            let _ = fs_err::remove_dir(&self.path);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for WorkFolder {
+    /// A run that stops before it has begun leaves the folder as it was.
+    fn drop(&mut self) {
+        if self.found.is_none() && !self.is_begun() {
+            let _ = fs_err::remove_file(self.path.join(LOCK));
+            if self.is_made {
+                let _ = fs_err::remove_dir(&self.path);
+            }
+        }
+    }
+}
+
+/// The journal of one attempt.
+#[derive(Clone, Debug)]
+pub(super) struct AttemptLog {
+    journal: Arc<Journal>,
+    attempt: usize,
+}
+
+impl AttemptLog {
+    /// The blocks of a matrix are written.
+    pub(super) fn solved(
+        &self,
+        blocks: &File,
+        tensor: &str,
+        matrix: u64,
+        digest: String,
+    ) -> std::io::Result<()> {
+        let record = Record::Solved { attempt: self.attempt, tensor: tensor.to_owned(), matrix, digest };
+        self.journal.add_behind(Some(blocks), &record)
+    }
+}

@@ -1,0 +1,165 @@
+//! The journal: lines behind their digests, added at the end.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::core::limits::Limits;
+
+/// How much may be lost when the machine goes down. A process that is killed loses nothing.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Digits of a line's digest.
+const LINE_DIGITS: usize = 16;
+
+/// What is known.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
+pub(super) enum Record {
+    /// The blocks of a matrix are there, with their digest.
+    Solved { attempt: usize, tensor: String, matrix: u64, digest: String },
+    /// A matrix stays with the importance matrix.
+    Left { attempt: usize, tensor: String, matrix: u64, reason: String },
+    /// All matrices of an attempt have been met; digest of the file of importance sums.
+    Done { attempt: usize, importance: String },
+    /// What a check came to: of the importance matrix's file if it is of no attempt.
+    Judged { attempt: Option<usize>, figures: [f64; 4] },
+}
+
+#[derive(Debug)]
+pub(super) struct Journal {
+    sync: bool,
+    state: Mutex<(File, Instant)>,
+}
+
+/// Hexadecimal digits of a digest.
+pub(in crate::calibrate) fn hex(digest: &[u8]) -> String {
+    use std::fmt::Write as _;
+    digest.iter().fold(String::new(), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+fn line_digest(json: &[u8]) -> String {
+    let mut digest = hex(&Sha256::digest(json));
+    digest.truncate(LINE_DIGITS);
+    digest
+}
+
+/// The digest of a file's bytes.
+pub(super) fn digest_of_file(path: &Path) -> std::io::Result<String> {
+    let mut file = fs_err::File::open(path)?;
+    let (mut digest, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hex(&digest.finalize())),
+            n => digest.update(&buffer[..n]),
+        }
+    }
+}
+
+impl Journal {
+    /// Opens the journal and reads what it says; what stands behind the last good line is cut off.
+    pub(super) fn open(path: &Path, sync: bool) -> std::io::Result<(Self, Vec<Record>)> {
+        let named =
+            |error: std::io::Error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let mut file =
+            File::options().create(true).truncate(false).read(true).write(true).open(path).map_err(named)?;
+        let n_bytes = file.metadata().map_err(named)?.len();
+        let limit = Limits::default().text_file_bytes;
+        if n_bytes > limit {
+            let text = format!("{n_bytes} bytes to read whole, at most {limit} allowed");
+            return Err(named(std::io::Error::other(text)));
+        }
+        let mut text = Vec::new();
+        file.read_to_end(&mut text).map_err(named)?;
+        let (records, n_good) = parse(&text);
+        file.set_len(n_good).map_err(named)?;
+        file.seek(SeekFrom::Start(n_good)).map_err(named)?;
+        Ok((Self { sync, state: Mutex::new((file, Instant::now())) }, records))
+    }
+
+    pub(super) fn add(&self, record: &Record) -> std::io::Result<()> {
+        self.add_behind(None, record)
+    }
+
+    /// Adds a line about what another file holds. Whether both have reached the disk when the machine goes down, digests
+    /// tell; that they do soon is seen to here, the other file first.
+    pub(super) fn add_behind(&self, blocks: Option<&File>, record: &Record) -> std::io::Result<()> {
+        let json = serde_json::to_string(record)?;
+        let line = format!("{} {json}\n", line_digest(json.as_bytes()));
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (file, synced) = &mut *state;
+        file.write_all(line.as_bytes())?;
+        if self.sync && (blocks.is_none() || synced.elapsed() >= INTERVAL) {
+            if let Some(blocks) = blocks {
+                blocks.sync_data()?;
+            }
+            file.sync_data()?;
+            *synced = Instant::now();
+        }
+        Ok(())
+    }
+}
+
+/// The records before the first line that is cut or damaged, and the bytes that they take.
+fn parse(text: &[u8]) -> (Vec<Record>, u64) {
+    let (mut records, mut n_good) = (Vec::new(), 0u64);
+    for line in text.split_inclusive(|&byte| byte == b'\n') {
+        let Some(record) = line.strip_suffix(b"\n").and_then(record) else { break };
+        records.push(record);
+        n_good += line.len() as u64;
+    }
+    (records, n_good)
+}
+
+fn record(line: &[u8]) -> Option<Record> {
+    let (digest, json) = line.split_at_checked(LINE_DIGITS)?;
+    let json = json.strip_prefix(b" ")?;
+    (line_digest(json).as_bytes() == digest).then(|| serde_json::from_slice(json).ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn solved(tensor: &str) -> Record {
+        Record::Solved { attempt: 0, tensor: tensor.to_owned(), matrix: 3, digest: "00".to_owned() }
+    }
+
+    #[test]
+    fn a_cut_or_damaged_line_ends_what_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let records = [solved("a"), Record::Judged { attempt: None, figures: [0.1, 1e-300, 3.5, 0.25] }];
+        let (journal, found) = Journal::open(&path, true).unwrap();
+        assert!(found.is_empty());
+        records.iter().for_each(|record| journal.add(record).unwrap());
+        drop(journal);
+        let whole = fs_err::read(&path).unwrap();
+        assert_eq!(Journal::open(&path, false).unwrap().1, records);
+        // The last line half written: the next one takes its place.
+        for n in [1, 5, 30] {
+            fs_err::write(&path, &whole[..whole.len() - n]).unwrap();
+            let (journal, found) = Journal::open(&path, false).unwrap();
+            assert_eq!(found, records[..1]);
+            journal.add(&solved("c")).unwrap();
+            drop(journal);
+            assert_eq!(Journal::open(&path, false).unwrap().1, [records[0].clone(), solved("c")]);
+        }
+        let mut damaged = whole.clone();
+        damaged[30] ^= 1;
+        fs_err::write(&path, damaged).unwrap();
+        assert!(Journal::open(&path, false).unwrap().1.is_empty());
+        for text in
+            ["\n", "x\n", "0123456789abcdef {}\n", "\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9} \n"]
+        {
+            assert_eq!(parse(text.as_bytes()), (Vec::new(), 0));
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! `--work-dir`: runs that are stopped from outside, and begun again.
+#![cfg(unix)]
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use super::calibrate::{prepare, run};
+
+const ARGS: [&str; 8] = [
+    "--type",
+    "q4_k_m",
+    "--calibrate",
+    "text.txt",
+    "--no-self-text",
+    "--calibrate-tokens",
+    "4096",
+    "in.gguf",
+];
+
+/// Waits until some matrices are solved, then sends a signal.
+fn stopped_by(signal: &str, dir: &Path, args: &[&str], n_lines: usize) -> (Option<i32>, String) {
+    let child = Command::new(assert_cmd::cargo::cargo_bin("gguf-quantize"))
+        .current_dir(dir)
+        .args(args)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let n_found =
+        || fs_err::read_to_string(dir.join("work/journal")).unwrap_or_default().matches('\n').count();
+    while n_found() < n_lines {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap();
+    let output = child.wait_with_output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn a_run_that_was_killed_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    prepare(dir);
+    for solver in ["sequential", "gptq"] {
+        let base = [&ARGS[..], &["--solver", solver]].concat();
+        let (code, _, err) = run(dir, &[&base[..], &["whole.gguf"]].concat());
+        assert_eq!(code, 0, "{err}");
+        let kept = [&base[..], &["out.gguf", "--work-dir", "work", "--threads", "1"]].concat();
+        let (code, _) = stopped_by("KILL", dir, &kept, 3);
+        assert_eq!(code, None);
+        // Another run is not let in.
+        let fewer = |word: &&'static str| if *word == "4096" { "3000" } else { *word };
+        let other: Vec<&str> = kept.iter().map(fewer).collect();
+        let (code, _, err) = run(dir, &other);
+        assert!(code == 1 && err.contains("the work of another run: calibration text was text.txt"), "{err}");
+        assert!(err.contains("hint: to begin anew, name another folder, or remove this one"), "{err}");
+        let (code, err) = stopped_by("INT", dir, &kept, 9);
+        assert_eq!(code, Some(130), "{err}");
+        assert!(err.contains("resuming: ") && err.contains("note: the work is kept in work"), "{err}");
+        assert!(!dir.join("out.gguf").exists());
+        let (code, out, err) = run(dir, &[&kept[..], &["--json"]].concat());
+        assert_eq!(code, 0, "{err}");
+        let report: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert!(report["calibration"]["resumed"].as_u64().unwrap() >= 9, "{report}");
+        assert!(
+            fs_err::read(dir.join("out.gguf")).unwrap() == fs_err::read(dir.join("whole.gguf")).unwrap(),
+            "{solver}: other bytes"
+        );
+        assert!(!dir.join("work").exists(), "what is not needed any more is gone");
+        fs_err::remove_file(dir.join("out.gguf")).unwrap();
+    }
+}
