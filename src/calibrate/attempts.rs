@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::calibrate::fidelity::{FidelityOptions, Judged, Solver, WORTH_IT};
+use crate::calibrate::fidelity::{FidelityOptions, Judged, Keep, Solver, WORTH_IT};
 use crate::calibrate::matrices::{MatrixSolver, Target};
 use crate::calibrate::run::{CalibrateOptions, CalibrationRun, total_importance};
 use crate::calibrate::sequential::{Followed, Task};
@@ -10,10 +10,13 @@ use crate::calibrate::solved::SolvedBlocks;
 use crate::calibrate::solver::LayerSolver;
 use crate::calibrate::store::identity;
 use crate::calibrate::work::{Facts, Finished, Resumed};
-use crate::calibrate::{CalibrateError, CalibrationText, NotSolved, SolverOptions};
+use crate::calibrate::{
+    CalibrateError, CalibrationText, NotSolved, SolverOptions, Statistics, StatisticsWriter, WorkFolder,
+};
 use crate::core::progress::Progress;
 use crate::core::simd::SimdLevel;
 use crate::core::{GgmlType, TensorMeta};
+use crate::engine::EngineError;
 use crate::gguf::{ColumnSums, Imatrix, ImatrixSums};
 use crate::quantize::{CoveragePolicy, Input, QuantizeError, QuantizeOptions, QuantizePlan};
 use crate::verify::{Fingerprint, Model, Window, divergence_on};
@@ -56,7 +59,7 @@ impl Attempts<'_> {
         let places = self.targets.values().map(|target| (&tensors[target.tensor], target.ty));
         let Some(work) = self.options.keep.work else {
             let blocks = SolvedBlocks::new(self.options.dir, places)?;
-            let (sums, left) = self.solve(&blocks, solver)?;
+            let (sums, left) = self.solve(number, &blocks, solver)?;
             return Ok(Attempt { imatrix: imatrix(&sums)?, blocks, left, n_found: 0 });
         };
         let finished = work.finished(number);
@@ -79,7 +82,7 @@ impl Attempts<'_> {
             let imatrix = imatrix(&self.sums(importance))?;
             return Ok(Attempt { imatrix, blocks, left, n_found });
         }
-        let (sums, left) = self.solve(&blocks, solver)?;
+        let (sums, left) = self.solve(number, &blocks, solver)?;
         blocks.meet_all();
         work.finish(number, &sums.tensors, &left)?;
         Ok(Attempt { imatrix: imatrix(&sums)?, blocks, left, n_found })
@@ -94,16 +97,25 @@ impl Attempts<'_> {
     /// Importance sums with what is known of the text.
     fn sums(&self, tensors: BTreeMap<String, ColumnSums>) -> ImatrixSums {
         let kinds = &self.text.kinds;
+        let n_chunks = match self.options.keep.statistics {
+            None => kinds.iter().map(|kind| kind.windows.len()).sum(),
+            Some(statistics) => {
+                let counts = statistics.kinds().into_iter().map(|kind| kind.n_sequences);
+                let own = counts.zip(self.text.weights_of(statistics)).filter(|(_, weight)| *weight > 0.0);
+                usize::try_from(own.map(|(n, _)| n).sum::<u64>()).unwrap_or(usize::MAX)
+            }
+        };
         ImatrixSums {
             tensors,
             datasets: kinds.iter().map(|kind| kind.name.as_bytes().to_vec()).collect(),
-            n_chunks: kinds.iter().map(|kind| kind.windows.len()).sum(),
+            n_chunks,
             chunk_size: self.text.n_ctx,
         }
     }
 
     fn solve(
         &self,
+        number: usize,
         blocks: &SolvedBlocks,
         solver: SolverOptions,
     ) -> Result<(ImatrixSums, Vec<NotSolved>), CalibrateError> {
@@ -123,9 +135,7 @@ impl Attempts<'_> {
             let Followed { importance, left } = task.run()?;
             return Ok((importance, left));
         }
-        let wants = |meta: &TensorMeta| self.targets.contains_key(&meta.name) && !blocks.has_all(&meta.name);
-        let calibrate = CalibrateOptions { engine: self.options.engine, wants: &wants };
-        let run = CalibrationRun::new(self.model, self.text, calibrate)?;
+        let statistics = self.options.keep.statistics;
         let mut solver = LayerSolver {
             matrices: MatrixSolver {
                 source: self.input.source,
@@ -136,11 +146,80 @@ impl Attempts<'_> {
             },
             shrinkage: solver.shrinkage,
             targets: self.targets,
-            weights: self.text.kinds.iter().map(|kind| f64::from(kind.weight)).collect(),
+            weights: match statistics {
+                Some(statistics) => self.text.weights_of(statistics),
+                None => self.text.kinds.iter().map(|kind| f64::from(kind.weight)).collect(),
+            },
             left: Vec::new(),
         };
-        let sums = run.run(self.progress, &mut |layer| solver.take(&layer))?;
+        let sums = match statistics {
+            Some(statistics) => self.from_statistics(statistics, &mut solver)?,
+            None => self.from_text(number, &mut solver)?,
+        };
         Ok((total_importance(&sums), solver.left))
+    }
+
+    /// Runs the model, and keeps its moments if that is asked for.
+    fn from_text(
+        &self,
+        number: usize,
+        solver: &mut LayerSolver<'_>,
+    ) -> Result<Vec<ImatrixSums>, CalibrateError> {
+        let mut writer = self.writer(number)?;
+        let is_saved = writer.is_some();
+        let blocks = solver.matrices.blocks;
+        // Another quantization may want to solve what this one does not.
+        let is_solved = |name: &str| self.targets.contains_key(name) && !blocks.has_all(name);
+        let wants = |meta: &TensorMeta| if is_saved { meta.shape.rank() > 1 } else { is_solved(&meta.name) };
+        let calibrate = CalibrateOptions { engine: self.options.engine, wants: &wants };
+        let run = CalibrationRun::new(self.model, self.text, calibrate)?;
+        let sums = run.run(self.progress, &mut |layer| {
+            if let Some(writer) = &mut writer {
+                writer.add(&layer)?;
+            }
+            solver.take(&layer)
+        })?;
+        if let Some(writer) = writer {
+            writer.commit(&sums)?;
+        }
+        Ok(sums)
+    }
+
+    /// Where moments are kept, at the first attempt.
+    fn writer(&self, number: usize) -> Result<Option<StatisticsWriter>, CalibrateError> {
+        let Keep { work, save, .. } = self.options.keep;
+        let Some((path, sync)) = save.filter(|_| number == 0) else { return Ok(None) };
+        // An interrupted run may have come so far.
+        let is_there = || Statistics::open(path).is_ok_and(|found| found.check(self.model).is_ok());
+        if work.is_some_and(WorkFolder::is_resumed) && is_there() {
+            return Ok(None);
+        }
+        let seed = self.text.kinds.iter().find_map(|kind| kind.seed);
+        Ok(Some(StatisticsWriter::create(path, self.model, self.text, seed, sync)?))
+    }
+
+    /// Takes one layer after the other from what is kept.
+    fn from_statistics(
+        &self,
+        statistics: &Statistics,
+        solver: &mut LayerSolver<'_>,
+    ) -> Result<Vec<ImatrixSums>, CalibrateError> {
+        let n_bytes = (0..statistics.n_layers()).map(|at| statistics.file_bytes(at)).sum();
+        self.progress.begin("solving by statistics", n_bytes);
+        for at in 0..statistics.n_layers() {
+            if self.progress.is_cancelled() {
+                return Err(EngineError::Cancelled.into());
+            }
+            if !self.targets.is_empty()
+                && let Some(layer) = statistics.layer(at)?
+            {
+                solver.take(&layer)?;
+            }
+            self.progress.advance(statistics.file_bytes(at));
+        }
+        self.progress.end();
+        let sums = statistics.importance()?.into_iter().zip(&solver.weights);
+        Ok(sums.filter(|(_, weight)| **weight > 0.0).map(|(sums, _)| sums).collect())
     }
 
     /// Measures the file of a plan, unless that is known: of an attempt, or of the importance matrix alone.
@@ -173,15 +252,15 @@ impl Attempts<'_> {
     fn facts(&self) -> Result<Facts, CalibrateError> {
         let (model, tokenizer) = identity(self.model)?;
         let mut facts = Facts::default();
-        let version = env!("CARGO_PKG_VERSION");
-        let version = option_env!("GGUF_FOUNDRY_COMMIT")
-            .map_or_else(|| version.to_owned(), |commit| format!("{version} ({commit})"));
-        facts.add("program", version);
+        facts.add("program", program());
         // Sums of products are the same for the same instructions.
         facts.add("vector instructions", self.options.engine.level.name());
         facts.add("model", model);
         facts.add("tokenizer", tokenizer);
         facts.add("solver", self.options.solver.name());
+        if let Some(statistics) = self.options.keep.statistics {
+            facts.add("statistics", statistics.digest());
+        }
         let mut text = Fingerprint::new();
         for kind in &self.text.kinds {
             text.bytes(kind.name.as_bytes());
@@ -218,6 +297,13 @@ impl Attempts<'_> {
         facts.add("options of the quantization", options.hex());
         Ok(facts)
     }
+}
+
+/// The program, as exactly as it knows itself.
+pub(super) fn program() -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    let commit = option_env!("GGUF_FOUNDRY_COMMIT");
+    commit.map_or_else(|| version.to_owned(), |commit| format!("{version} ({commit})"))
 }
 
 fn imatrix(sums: &ImatrixSums) -> Result<Imatrix, CalibrateError> {

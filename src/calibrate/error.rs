@@ -55,6 +55,15 @@ pub enum CalibrateError {
     /// Text for the check of which nothing can be predicted.
     #[error("text for the check `{}`: no sequence of which a token can be predicted", escape(name))]
     NothingToCheck { name: String },
+    /// Statistics hold other kinds of text.
+    #[error("statistics of no kind `{}`; there are `{}`", escape(name), escape(known))]
+    NoKind { name: String, known: String },
+    /// What was kept of a run cannot be judged.
+    #[error("nothing was held back of the text of these statistics: a text to judge the result by expected")]
+    NoCheck,
+    /// Moments of a model that is quantized on the way are of that one run.
+    #[error("statistics are of the unquantized model, which the solver `{solver}` does not go by")]
+    StatisticsFor { solver: &'static str },
     /// A sequence needs room for a few tokens, the budget for two sequences.
     #[error(
         "{tokens} tokens in sequences of {n_ctx}, shared by {kinds} texts: expected at least two sequences each"
@@ -99,6 +108,8 @@ impl Hint for CalibrateError {
                     "give a longer text, or a folder of texts: the files of a folder are one kind".to_owned(),
                 ]
             }
+            Self::NoCheck => vec!["name one with `--check-text`".to_owned()],
+            Self::StatisticsFor { .. } => vec!["choose `--solver gptq`".to_owned()],
             Self::NonFinite { .. } => {
                 vec!["the weights are damaged: `gguf-verify MODEL --structure-only` looks at each".to_owned()]
             }

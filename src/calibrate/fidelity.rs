@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::calibrate::attempts::{Attempt, Attempts};
 use crate::calibrate::matrices::Target;
 use crate::calibrate::solved::SolvedBlocks;
-use crate::calibrate::{CalibrateError, CalibrationText, NotSolved, SolverOptions, WorkFolder};
+use crate::calibrate::{CalibrateError, CalibrationText, NotSolved, SolverOptions, Statistics, WorkFolder};
 use crate::core::GgmlType;
 use crate::core::progress::Progress;
 use crate::engine::EngineOptions;
@@ -64,6 +64,11 @@ pub struct FidelityOptions<'a> {
 pub struct Keep<'a> {
     /// Where blocks and figures are kept as soon as they are there, so that the same run, begun again, goes on with them.
     pub work: Option<&'a WorkFolder>,
+    /// Where moments of every matrix are kept by a run of the unquantized model: a folder that is new or empty, and whether
+    /// it has to reach the disk.
+    pub save: Option<(&'a Path, bool)>,
+    /// Moments that are used in place of a run; the text is [`CalibrationText::of_statistics`].
+    pub statistics: Option<&'a Statistics>,
 }
 
 /// What a check has come to.
@@ -154,9 +159,19 @@ pub fn solve(
     if !options.quantize.prune_layers.is_empty() {
         return Err(CalibrateError::Pruned);
     }
+    let Keep { save, statistics, .. } = options.keep;
+    if (save.is_some() || statistics.is_some()) && options.solver == Solver::Sequential {
+        return Err(CalibrateError::StatisticsFor { solver: options.solver.name() });
+    }
     let recall = Recall::default();
     let model = &Model { recall: Some(&recall), ..*model };
     let check = text.check_windows();
+    if let Some(statistics) = statistics {
+        statistics.check(model)?;
+        if check.is_empty() {
+            return Err(CalibrateError::NoCheck);
+        }
+    }
     let (targets, without_solver) = match options.solver {
         Solver::Reference => Targets::default(),
         Solver::Gptq | Solver::Sequential => targets(input, options.quantize)?,
@@ -217,9 +232,9 @@ pub fn solve(
 }
 
 /// Tensors to solve, by name, and those that get a type without a solver.
-type Targets = (BTreeMap<String, Target>, Vec<(String, GgmlType)>);
+pub(super) type Targets = (BTreeMap<String, Target>, Vec<(String, GgmlType)>);
 
-fn targets(input: &Input<'_>, options: &QuantizeOptions) -> Result<Targets, CalibrateError> {
+pub(super) fn targets(input: &Input<'_>, options: &QuantizeOptions) -> Result<Targets, CalibrateError> {
     let tensors = input.source.tensors();
     let (mut targets, mut without) = (BTreeMap::new(), Vec::new());
     for (tensor, ty) in QuantizePlan::types_to_come(input, options)? {

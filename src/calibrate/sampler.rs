@@ -53,6 +53,14 @@ pub struct WrittenText {
     pub notes: Vec<String>,
 }
 
+/// What is known before anything is written.
+struct Ready {
+    starts: Starts,
+    layout: Layout,
+    capacity: usize,
+    needed_bytes: u64,
+}
+
 /// How many sequences are written together, and how long they may become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Layout {
@@ -112,21 +120,12 @@ impl SelfText {
         progress: &dyn Progress,
     ) -> Result<WrittenText, CalibrateError> {
         let engine = Engine::new(model.plan()?, model.source, options)?;
-        let plan = engine.plan();
-        let limits = [plan.n_ctx_train, plan.chunk_limit, plan.positions.as_ref().map(|p| p.n_rows)];
-        let most = limits.into_iter().flatten().fold(self.n_ctx, usize::min).max(2);
-        let weights = engine.work_bytes_in(1);
-        let layout =
-            Layout::new(self.n_tokens, most, weights.max(LEAST_ROOM), |n| Ok(engine.remembered_bytes(n)?))?;
-        let starts = Starts::of(model, plan, most / 2)?;
-        // Beginnings that are long already leave room for as much again as half a sequence.
-        let capacity = layout.length.max(starts.longest() + layout.length / 2).min(most);
-        let step_tokens = layout.n_sequences.saturating_mul(starts.longest());
-        let needed_bytes = engine.continuation_bytes(layout.n_sequences, capacity, step_tokens)?;
+        let Ready { starts, layout, capacity, needed_bytes } = self.ready(model, &engine)?;
         let budget_bytes = options.memory_bytes;
         if needed_bytes > budget_bytes {
             return Err(CalibrateError::SelfMemory { budget_bytes, needed_bytes });
         }
+        let weights = engine.work_bytes_in(1);
         let n_steps = self.n_tokens.div_ceil(layout.n_sequences) as u64;
         progress.begin("writing text to calibrate with", weights.saturating_mul(n_steps));
         let going = engine.continuation(layout.n_sequences, capacity)?;
@@ -136,6 +135,29 @@ impl SelfText {
         progress.end();
         let notes = starts.notes;
         Ok(WrittenText { windows, notes })
+    }
+
+    /// The smallest memory budget that is enough to write it.
+    ///
+    /// # Errors
+    /// As [`SelfText::write`], but for the budget.
+    pub fn needed_bytes(&self, model: &Model<'_>, options: EngineOptions) -> Result<u64, CalibrateError> {
+        let engine = Engine::new(model.plan()?, model.source, options)?;
+        Ok(self.ready(model, &engine)?.needed_bytes)
+    }
+
+    fn ready(&self, model: &Model<'_>, engine: &Engine<'_>) -> Result<Ready, CalibrateError> {
+        let plan = engine.plan();
+        let limits = [plan.n_ctx_train, plan.chunk_limit, plan.positions.as_ref().map(|p| p.n_rows)];
+        let most = limits.into_iter().flatten().fold(self.n_ctx, usize::min).max(2);
+        let room = engine.work_bytes_in(1).max(LEAST_ROOM);
+        let layout = Layout::new(self.n_tokens, most, room, |n| Ok(engine.remembered_bytes(n)?))?;
+        let starts = Starts::of(model, plan, most / 2)?;
+        // Beginnings that are long already leave room for as much again as half a sequence.
+        let capacity = layout.length.max(starts.longest() + layout.length / 2).min(most);
+        let step_tokens = layout.n_sequences.saturating_mul(starts.longest());
+        let needed_bytes = engine.continuation_bytes(layout.n_sequences, capacity, step_tokens)?;
+        Ok(Ready { starts, layout, capacity, needed_bytes })
     }
 }
 

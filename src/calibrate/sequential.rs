@@ -233,20 +233,29 @@ fn whole(chunk: &TokenChunk) -> TokenChunk {
     TokenChunk { tokens: tokens.clone(), rows: *n_source..tokens.len(), n_source: *n_source }
 }
 
-/// Both runs at once, what they hand over, and the sums of the widest matrix with their factors.
 fn check_memory(plan: &GraphPlan, engine: &Engine<'_>, chunks: &[TokenChunk]) -> Result<(), CalibrateError> {
-    let lengths = chunks.iter().map(|chunk| chunk.tokens.len());
+    let needed_bytes = needed_bytes(plan, engine, chunks.iter().map(|chunk| chunk.tokens.len()));
+    let budget_bytes = engine.options().memory_bytes;
+    if needed_bytes > budget_bytes {
+        let tokens = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
+        return Err(CalibrateError::Memory { budget_bytes, needed_bytes, tokens });
+    }
+    Ok(())
+}
+
+/// Both runs at once, what they hand over, and the sums of the widest matrix with their factors, for sequences of these
+/// lengths.
+pub(super) fn needed_bytes(
+    plan: &GraphPlan,
+    engine: &Engine<'_>,
+    lengths: impl Iterator<Item = usize> + Clone,
+) -> u64 {
     let (tokens, longest) = (lengths.clone().sum::<usize>(), lengths.max().unwrap_or(0));
     let runs = engine.run_bytes(tokens, tokens, longest).saturating_mul(2);
     let widest = plan.all_layers().map(LayerPlan::widest).max().unwrap_or(0).max(plan.n_embd);
     // The rows of both, and two streams of residuals; scaled copies are of some thousand rows.
-    let handed = (widest + 2 * plan.n_embd) as u64 * 4 * tokens as u64;
+    let handed = (widest as u64 + 2 * plan.n_embd as u64).saturating_mul(4).saturating_mul(tokens as u64);
     // Sums, cross sums, the two factorizations.
     let sums = (widest as u64).saturating_mul(widest as u64).saturating_mul(40);
-    let needed_bytes = runs.saturating_add(handed).saturating_add(sums);
-    let budget_bytes = engine.options().memory_bytes;
-    if needed_bytes > budget_bytes {
-        return Err(CalibrateError::Memory { budget_bytes, needed_bytes, tokens });
-    }
-    Ok(())
+    runs.saturating_add(handed).saturating_add(sums)
 }

@@ -52,10 +52,10 @@ impl LayerSolver<'_> {
         let mut shared: BTreeMap<&str, Option<MeanMoments>> = BTreeMap::new();
         for input in &layer.inputs {
             let jobs = self.jobs(input);
-            if self.meet_all(&jobs) {
+            if jobs.is_empty() || self.meet_all(&jobs) {
                 continue;
             }
-            let Some(mean) = layer.mean(input, &self.weights).filter(|_| !jobs.is_empty()) else { continue };
+            let Some(mean) = layer.mean(input, &self.weights) else { continue };
             let own = moments(mean);
             // Experts see few of the tokens; what is read by several matrices of a stack alike is no expert's own.
             let is_expert =
@@ -100,7 +100,8 @@ impl LayerSolver<'_> {
             .collect();
         for name in stacks {
             let Some(&target) = self.targets.get(name) else { continue };
-            let is_unseen = |matrix: &u64| layer.input(name, usize::try_from(*matrix).ok()).is_none();
+            let input = |matrix: u64| layer.input(name, usize::try_from(matrix).ok());
+            let is_unseen = |matrix: &u64| input(*matrix).is_none_or(|input| !self.is_seen(layer, input));
             let is_new = |matrix: &u64| !self.matrices.blocks.meet(name, *matrix);
             let matrices = (0..self.matrices.n_matrices(target)).filter(is_unseen).filter(is_new);
             let matrices: Vec<u64> = matrices.collect();
@@ -113,6 +114,14 @@ impl LayerSolver<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether a kind of text that counts has brought rows.
+    fn is_seen(&self, layer: &LayerMoments, input: &SharedInput) -> bool {
+        let counts = |(kind, &weight): (usize, &f64)| {
+            weight > 0.0 && layer.moments(input, kind).is_some_and(|own| own.n_rows() > 0)
+        };
+        self.weights.iter().enumerate().any(counts)
     }
 
     /// What is to be solved with the moments of an input.

@@ -16,6 +16,7 @@ mod read;
 mod write;
 
 pub use error::StatisticsError;
+pub(super) use manifest::CheckEntry;
 pub(super) use read::read_importance;
 pub use read::{Statistics, StatisticsKind};
 pub use write::StatisticsWriter;

@@ -1,15 +1,17 @@
 //! Calibration text: one kind of text per path, its share of the tokens, and the part of it that is held back.
 
 mod check;
+mod kept;
 
 use std::path::{Path, PathBuf};
 
 pub use check::CheckText;
 
-use crate::calibrate::CalibrateError;
 use crate::calibrate::sampler::{SelfText, WrittenText};
+use crate::calibrate::work::KeptText;
+use crate::calibrate::{CalibrateError, WorkFolder};
 use crate::core::progress::Progress;
-use crate::engine::{EngineOptions, GraphPlan};
+use crate::engine::{EngineOptions, GraphPlan, TokenChunk};
 use crate::verify::{
     Model, Prompt, PromptForm, PromptSource, Rows, Scoring, Span, VerifyError, Window, cut, cut_sources,
     read_prompts,
@@ -103,6 +105,8 @@ pub struct TextKind {
     pub name: String,
     /// What moments and importance are collected over.
     pub windows: Vec<Window>,
+    /// Tokens of which statistics are kept, in place of sequences.
+    pub n_run: usize,
     /// What is held back: no solver sees it.
     pub check: Vec<Window>,
     /// Tokens that the text has in sequences.
@@ -117,7 +121,7 @@ impl TextKind {
     /// Tokens that are calibrated with.
     #[must_use]
     pub fn n_tokens(&self) -> usize {
-        count(&self.windows)
+        count(&self.windows).saturating_add(self.n_run)
     }
 
     /// Tokens that are held back.
@@ -176,7 +180,7 @@ impl CalibrationText {
     /// held back of it is written with another seed.
     ///
     /// Moments are means over a kind's own tokens: so that the model's text weighs as much as all the others,
-    /// [`TextKind::weight`] is the number of the others.
+    /// [`TextKind::weight`] is the number of the others. What it writes is kept in `work`, and taken from there if it is.
     ///
     /// # Errors
     /// As [`CalibrationText::new`] and [`SelfText::write`].
@@ -185,6 +189,7 @@ impl CalibrationText {
         sources: &[TextSource],
         options: &TextOptions,
         (seed, engine): (u64, EngineOptions),
+        work: Option<&WorkFolder>,
         progress: &dyn Progress,
     ) -> Result<Self, CalibrateError> {
         let TextOptions { n_ctx, n_tokens, held_back } = *options;
@@ -198,12 +203,36 @@ impl CalibrationText {
             Self::new(model, sources, &TextOptions { n_tokens: half, ..*options })?
         };
         let own = SelfText { n_tokens: n_tokens - half, n_ctx, seed, ..SelfText::default() };
-        text.add_self(model, &own, held_back, engine, progress)?;
+        text.add_self(model, &own, held_back, engine, work, progress)?;
         Ok(text)
     }
 
-    fn empty(n_ctx: usize) -> Self {
+    /// No text yet.
+    #[must_use]
+    pub fn empty(n_ctx: usize) -> Self {
         Self { n_ctx, kinds: Vec::new(), check: Vec::new(), notes: Vec::new() }
+    }
+
+    /// Adds as much as [`CalibrationText::add_self`] would, of sequences that nobody has written: what a run would take can
+    /// be told from their lengths.
+    pub fn add_stand_in(&mut self, own: &SelfText, held_back: bool) {
+        let window = |number: usize, n: usize| Window {
+            prompt: number,
+            start: 0,
+            chunk: TokenChunk { tokens: vec![0; n], rows: 0..n.saturating_sub(1), n_source: 0 },
+            targets: vec![0; n.saturating_sub(1)],
+            scored: 0..n.saturating_sub(1),
+        };
+        let windows = |n_tokens: usize| -> Vec<Window> {
+            let starts = (0..n_tokens).step_by(self.n_ctx.max(1)).enumerate();
+            starts.map(|(number, start)| window(number, self.n_ctx.min(n_tokens - start))).collect()
+        };
+        let check = if held_back { windows(own.n_check_tokens()) } else { Vec::new() };
+        let weight = u32::try_from(self.kinds.len().max(1)).unwrap_or(u32::MAX);
+        let windows = windows(own.n_tokens);
+        let n_available = count(&windows) + count(&check);
+        let (name, seed) = (SELF_NAME.to_owned(), Some(own.seed));
+        self.kinds.push(TextKind { name, windows, n_run: 0, check, n_available, weight, seed });
     }
 
     /// Adds a kind named `self` that the model writes: `own` to calibrate with, and, where something is held back, a
@@ -217,22 +246,33 @@ impl CalibrationText {
         own: &SelfText,
         held_back: bool,
         engine: EngineOptions,
+        work: Option<&WorkFolder>,
         progress: &dyn Progress,
     ) -> Result<(), CalibrateError> {
-        let n_check = (own.n_tokens as u64 / (CHECK_PARTS - 1)).max(1);
-        let n_check = usize::try_from(n_check).unwrap_or(usize::MAX);
-        let WrittenText { windows, notes } = own.write(model, engine, progress)?;
-        let check = if held_back {
-            let other = SelfText { n_tokens: n_check, seed: !own.seed, ..*own };
-            other.write(model, engine, progress)?.windows
-        } else {
-            Vec::new()
+        let written = match work {
+            Some(work) => work.written(model, (own, held_back), engine)?,
+            None => None,
+        };
+        let KeptText { windows, check, notes } = match written {
+            Some(kept) => kept,
+            None => {
+                let WrittenText { windows, notes } = own.write(model, engine, progress)?;
+                let n_tokens = own.n_check_tokens();
+                let other = SelfText { n_tokens, seed: !own.seed, ..*own };
+                let check =
+                    if held_back { other.write(model, engine, progress)?.windows } else { Vec::new() };
+                let kept = KeptText { windows, check, notes };
+                if let Some(work) = work {
+                    work.keep_written(model, (own, held_back), engine, &kept)?;
+                }
+                kept
+            }
         };
         let n_available = count(&windows) + count(&check);
         self.notes.extend(notes);
         let weight = u32::try_from(self.kinds.len().max(1)).unwrap_or(u32::MAX);
         let (name, seed) = (SELF_NAME.to_owned(), Some(own.seed));
-        self.kinds.push(TextKind { name, windows, check, n_available, weight, seed });
+        self.kinds.push(TextKind { name, windows, n_run: 0, check, n_available, weight, seed });
         Ok(())
     }
 
@@ -269,6 +309,7 @@ impl CalibrationText {
         self.kinds.push(TextKind {
             name: name.to_owned(),
             windows,
+            n_run: 0,
             check,
             n_available,
             weight: 1,
@@ -287,6 +328,14 @@ impl CalibrationText {
     pub(super) fn longest(&self) -> usize {
         let windows = self.kinds.iter().flat_map(|kind| &kind.windows);
         windows.map(|window| window.chunk.tokens.len()).max().unwrap_or(0)
+    }
+}
+
+impl SelfText {
+    /// Tokens that are written for the check.
+    fn n_check_tokens(&self) -> usize {
+        let n = (self.n_tokens as u64 / (CHECK_PARTS - 1)).max(1);
+        usize::try_from(n).unwrap_or(usize::MAX)
     }
 }
 
@@ -335,7 +384,6 @@ fn spread(windows: Vec<Window>, wanted: u64, total: u64) -> (Vec<Window>, Vec<Wi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::TokenChunk;
 
     fn windows(lengths: &[usize]) -> Vec<Window> {
         let window = |(prompt, &n): (usize, &usize)| Window {

@@ -7,12 +7,14 @@
 //!   stands behind a line that is cut or damaged is forgotten.
 //! - `blocks-0`, `blocks-1`: the blocks of each attempt. The journal holds the digest of each matrix, so that damaged
 //!   ones are found, and solved again.
+//! - `text`: what the model has written, behind a digest, too.
 //! - `importance.safetensors`: the importance sums, as statistics have them.
 //! - `lock`: held as long as a run works here.
 
 mod error;
 mod facts;
 mod journal;
+mod text;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -23,6 +25,7 @@ use std::time::Duration;
 pub use error::WorkError;
 pub(super) use facts::Facts;
 pub(super) use journal::hex;
+pub(super) use text::KeptText;
 
 use crate::calibrate::solved::SolvedBlocks;
 use crate::calibrate::store::{read_importance, write_importance};
@@ -37,6 +40,7 @@ use crate::gguf::ColumnSums;
 const MANIFEST: &str = "work.json";
 const JOURNAL: &str = "journal";
 const IMPORTANCE: &str = "importance.safetensors";
+const TEXT: &str = "text";
 const LOCK: &str = "lock";
 /// Attempts at most.
 const N_ATTEMPTS: usize = 2;
@@ -92,7 +96,7 @@ impl WorkFolder {
         }
         let manifest = path.join(MANIFEST);
         let is_ours = |name: &std::ffi::OsStr| {
-            let ours = [MANIFEST, JOURNAL, IMPORTANCE, LOCK].iter().any(|own| name == *own);
+            let ours = [MANIFEST, JOURNAL, IMPORTANCE, TEXT, LOCK].iter().any(|own| name == *own);
             ours || (0..N_ATTEMPTS).any(|attempt| name == blocks_file(attempt).as_str())
         };
         for entry in fs_err::read_dir(path)? {
@@ -104,9 +108,15 @@ impl WorkFolder {
                     name: name.to_string_lossy().into_owned(),
                 });
             }
-            if name != LOCK && !manifest.is_file() && is_ours(&name) {
+            // Text is written before a run begins.
+            let is_first = name == LOCK || name == TEXT;
+            if !is_first && !manifest.is_file() && is_ours(&name) {
                 return Err(WorkError::NoManifest { path: path.to_owned() });
             }
+        }
+        // What is broken is left as it is; what it says is read when nobody else can write it.
+        if manifest.is_file() {
+            Manifest::read(&manifest)?;
         }
         File::options().create(true).truncate(false).write(true).open(path.join(LOCK)).map_err(|error| {
             std::io::Error::new(error.kind(), format!("{}: {error}", path.join(LOCK).display()))
@@ -127,6 +137,12 @@ impl WorkFolder {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether there is work of an earlier run.
+    #[must_use]
+    pub fn is_resumed(&self) -> bool {
+        self.found.is_some()
     }
 
     /// Whether there is anything to go on with.
@@ -263,7 +279,7 @@ impl WorkFolder {
     pub fn clear(self) -> std::io::Result<()> {
         let blocks = (0..N_ATTEMPTS).map(blocks_file);
         // What the others belong to goes last but for the lock.
-        let names = blocks.chain([IMPORTANCE, JOURNAL, MANIFEST, LOCK].map(str::to_owned));
+        let names = blocks.chain([IMPORTANCE, TEXT, JOURNAL, MANIFEST, LOCK].map(str::to_owned));
         for name in names {
             match fs_err::remove_file(self.path.join(name)) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
@@ -282,6 +298,7 @@ impl Drop for WorkFolder {
     /// A run that stops before it has begun leaves the folder as it was.
     fn drop(&mut self) {
         if self.found.is_none() && !self.is_begun() {
+            let _ = fs_err::remove_file(self.path.join(TEXT));
             let _ = fs_err::remove_file(self.path.join(LOCK));
             if self.is_made {
                 let _ = fs_err::remove_dir(&self.path);

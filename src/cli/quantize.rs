@@ -4,6 +4,7 @@ pub(crate) mod calibrate;
 mod checkpoint;
 mod keep;
 pub(crate) mod options;
+pub(crate) mod outlook;
 pub(crate) mod report;
 pub(crate) mod target;
 
@@ -208,17 +209,6 @@ impl Quantize {
         if let Some(allocation) = &allocation {
             options = allocation.options.clone();
         }
-        if self.dry_run {
-            let plan = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
-            report::warn(session, self.options.coverage, &plan);
-            for obstacle in plan.obstacles() {
-                session.progress.warn(&format!("a run would stop here: {obstacle}"));
-            }
-            session.destination(&job.output);
-            self.target.write(session, &plan)?;
-            report::print_plan(session, &plan, allocation.as_ref())?;
-            return Ok(Exit::Done);
-        }
         let write_options = WriteOptions {
             sync: !self.common.no_sync,
             memory_bytes: self.common.memory_bytes(),
@@ -228,24 +218,39 @@ impl Quantize {
                 .then(|| SplitSpec { without_id: self.no_split_id, ..SplitSpec::default() }),
             ..WriteOptions::default()
         };
+        let calibrated = calibrate::Job {
+            input: &input,
+            file: Some(&file),
+            output: &job.output,
+            file_type,
+            options: &options,
+            write: &write_options,
+            types: &self.target,
+            start,
+        };
+        if self.dry_run && self.calibrate.is_given() {
+            self.calibrate.preview(session, &calibrated, allocation.as_ref())?;
+            return Ok(Exit::Done);
+        }
+        if self.dry_run {
+            let plan = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
+            report::warn(session, self.options.coverage, &plan);
+            for obstacle in plan.obstacles() {
+                session.progress.warn(&format!("a run would stop here: {obstacle}"));
+            }
+            session.destination(&job.output);
+            self.target.write(session, &plan)?;
+            report::print_plan(session, &plan, allocation.as_ref(), None)?;
+            return Ok(Exit::Done);
+        }
         if self.calibrate.is_given() {
-            let calibrated = calibrate::Job {
-                input: &input,
-                file: Some(&file),
-                output: &job.output,
-                file_type,
-                options: &options,
-                write: &write_options,
-                types: &self.target,
-                start,
-            };
             self.calibrate.run(session, &calibrated)?;
             return Ok(Exit::Done);
         }
         let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
         report::warn(session, self.options.coverage, &plan);
         if allocation.is_some() && !self.common.json && !self.common.quiet {
-            report::print_plan(session, &plan, allocation.as_ref())?;
+            report::print_plan(session, &plan, allocation.as_ref(), None)?;
         }
         let written = plan.write(&job.output, &write_options, &session.progress)?;
         self.target.write(session, &plan)?;

@@ -121,6 +121,25 @@ impl<'a> QuantizePlan<'a> {
         options: &QuantizeOptions,
         imatrix: Option<&'a Imatrix>,
     ) -> Result<Self, QuantizeError> {
+        Self::drafted(input, options, imatrix, imatrix.is_some_and(|imatrix| !imatrix.is_empty()))
+    }
+
+    /// [`QuantizePlan::draft`] with an importance matrix that is still to come, of all tensors.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn draft_to_come(input: &Input<'a>, options: &QuantizeOptions) -> Result<Self, QuantizeError> {
+        let mut plan = Self::drafted(input, options, None, true)?;
+        plan.obstacles.retain(|obstacle| !matches!(obstacle, QuantizeError::NoImatrix { .. }));
+        Ok(plan)
+    }
+
+    fn drafted(
+        input: &Input<'a>,
+        options: &QuantizeOptions,
+        imatrix: Option<&'a Imatrix>,
+        has_imatrix: bool,
+    ) -> Result<Self, QuantizeError> {
         let imatrix = imatrix.filter(|imatrix| !imatrix.is_empty());
         let found = input.source.tensors();
         if let Some(empty) = found.iter().find(|tensor| tensor.shape.n_elems() == 0) {
@@ -150,7 +169,7 @@ impl<'a> QuantizePlan<'a> {
         };
 
         let (sources, mut tensors): (Vec<_>, Vec<_>) = kept.into_iter().unzip();
-        let choices = choose_types(&facts, &tensors, options, imatrix.is_some())?;
+        let choices = choose_types(&facts, &tensors, options, has_imatrix)?;
         let mut steps = Vec::with_capacity(choices.len());
         let mut builder = Builder { options, imatrix, coverage: Coverage::default(), obstacles: Vec::new() };
         for ((source, tensor), choice) in sources.into_iter().zip(&mut tensors).zip(choices) {

@@ -37,14 +37,18 @@ pub(super) struct KindEntry {
     pub(super) tokens: u64,
     /// Sequences that they were in.
     pub(super) sequences: u64,
+    /// How many other kinds it weighs as much as.
+    pub(super) weight: u32,
+    /// Of text that a model wrote.
+    pub(super) seed: Option<u64>,
     /// What was held back.
     pub(super) check: Vec<CheckEntry>,
 }
 
-/// A window that was held back.
+/// A window of text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct CheckEntry {
+pub(in crate::calibrate) struct CheckEntry {
     /// Number of its prompt, and of its first token there.
     pub(super) prompt: usize,
     pub(super) start: usize,
@@ -58,7 +62,7 @@ pub(super) struct CheckEntry {
 }
 
 impl CheckEntry {
-    pub(super) fn of(window: &Window) -> Self {
+    pub(in crate::calibrate) fn of(window: &Window) -> Self {
         let Window { prompt, start, chunk, scored, .. } = window;
         Self {
             prompt: *prompt,
@@ -71,7 +75,7 @@ impl CheckEntry {
     }
 
     /// The window; `None` if its parts do not fit together.
-    pub(super) fn window(&self) -> Option<Window> {
+    pub(in crate::calibrate) fn window(&self) -> Option<Window> {
         let ([first, end], [from, to]) = (self.rows, self.scored);
         // A row predicts the token behind it.
         let targets = self.tokens.get(first.checked_add(1)?..end.checked_add(1)?)?.to_vec();

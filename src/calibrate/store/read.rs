@@ -28,6 +28,10 @@ pub struct StatisticsKind {
     pub n_tokens: u64,
     /// Sequences that they were in.
     pub n_sequences: u64,
+    /// How many other kinds it weighs as much as.
+    pub weight: u32,
+    /// Of text that a model wrote.
+    pub seed: Option<u64>,
     /// What was held back, for the check.
     pub check: Vec<Window>,
 }
@@ -151,6 +155,37 @@ impl Statistics {
         Err(StatisticsError::Matrix { file, tensor: matrix.tensor.clone(), found, expected })
     }
 
+    /// Digest of the statistics: of what `statistics.json` says, which names the model and every sum.
+    #[must_use]
+    pub(in crate::calibrate) fn digest(&self) -> String {
+        let json = serde_json::to_vec(&self.manifest).unwrap_or_default();
+        let mut digest = crate::verify::Fingerprint::new();
+        digest.bytes(&json);
+        digest.hex()
+    }
+
+    /// Bytes of the file of number `at`; 0 if there is none.
+    pub(in crate::calibrate) fn file_bytes(&self, at: usize) -> u64 {
+        self.path.join(moments_file(at)).metadata().map_or(0, |found| found.len())
+    }
+
+    /// Bytes that the moments of one layer take at most, and its factors beside them.
+    #[must_use]
+    pub fn layer_bytes(&self) -> u64 {
+        let square = |columns: usize| (columns as u64).saturating_mul(columns as u64);
+        let bytes = |layer: &LayerEntry| {
+            let inputs = layer.inputs.iter();
+            let widest = inputs.clone().map(|input| square(input.columns)).max().unwrap_or(0);
+            let moments = inputs.map(|input| {
+                let n_kinds = input.moments.iter().flatten().count() as u64;
+                Gram::bytes(input.columns).saturating_mul(n_kinds)
+            });
+            // The mean of the kinds, that of all experts, a factor in f64.
+            moments.fold(widest.saturating_mul(16), u64::saturating_add)
+        };
+        self.manifest.layers.iter().map(bytes).max().unwrap_or(0)
+    }
+
     /// The kinds of text.
     #[must_use]
     pub fn kinds(&self) -> Vec<StatisticsKind> {
@@ -158,6 +193,8 @@ impl Statistics {
             name: kind.name.clone(),
             n_tokens: kind.tokens,
             n_sequences: kind.sequences,
+            weight: kind.weight,
+            seed: kind.seed,
             check: kind.check.iter().filter_map(CheckEntry::window).collect(),
         });
         kinds.collect()

@@ -70,6 +70,8 @@ impl StatisticsWriter {
             name: kind.name.clone(),
             tokens: kind.n_tokens() as u64,
             sequences: kind.windows.len() as u64,
+            weight: kind.weight,
+            seed: kind.seed,
             check: kind.check.iter().map(CheckEntry::of).collect(),
         });
         let manifest = Manifest {

@@ -51,6 +51,18 @@ fn line_digest(json: &[u8]) -> String {
     digest
 }
 
+/// A line of JSON behind its digest.
+pub(super) fn sealed(json: &str) -> String {
+    format!("{} {json}\n", line_digest(json.as_bytes()))
+}
+
+/// The JSON of a line with its end, if it is whole.
+pub(super) fn unsealed(line: &[u8]) -> Option<&[u8]> {
+    let (digest, json) = line.strip_suffix(b"\n")?.split_at_checked(LINE_DIGITS)?;
+    let json = json.strip_prefix(b" ")?;
+    (line_digest(json).as_bytes() == digest).then_some(json)
+}
+
 /// The digest of a file's bytes.
 pub(super) fn digest_of_file(path: &Path) -> std::io::Result<String> {
     let mut file = fs_err::File::open(path)?;
@@ -92,7 +104,7 @@ impl Journal {
     /// tell; that they do soon is seen to here, the other file first.
     pub(super) fn add_behind(&self, blocks: Option<&File>, record: &Record) -> std::io::Result<()> {
         let json = serde_json::to_string(record)?;
-        let line = format!("{} {json}\n", line_digest(json.as_bytes()));
+        let line = sealed(&json);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (file, synced) = &mut *state;
         file.write_all(line.as_bytes())?;
@@ -111,17 +123,12 @@ impl Journal {
 fn parse(text: &[u8]) -> (Vec<Record>, u64) {
     let (mut records, mut n_good) = (Vec::new(), 0u64);
     for line in text.split_inclusive(|&byte| byte == b'\n') {
-        let Some(record) = line.strip_suffix(b"\n").and_then(record) else { break };
+        let record = unsealed(line).and_then(|json| serde_json::from_slice(json).ok());
+        let Some(record) = record else { break };
         records.push(record);
         n_good += line.len() as u64;
     }
     (records, n_good)
-}
-
-fn record(line: &[u8]) -> Option<Record> {
-    let (digest, json) = line.split_at_checked(LINE_DIGITS)?;
-    let json = json.strip_prefix(b" ")?;
-    (line_digest(json).as_bytes() == digest).then(|| serde_json::from_slice(json).ok())?
 }
 
 #[cfg(test)]

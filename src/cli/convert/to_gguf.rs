@@ -422,14 +422,14 @@ impl Run<'_> {
             session.destination(&target);
             Stored::of(conversion, plan.tensors(), may_hint).print(session)?;
             args.size.write(session, &plan)?;
-            return report::print_plan(session, &plan, allocation);
+            return report::print_plan(session, &plan, allocation, None);
         }
         let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
         report::warn(session, args.quantize.coverage, &plan);
         Stored::of(conversion, plan.tensors(), may_hint).print(session)?;
         CodesReport::of(conversion).print(session)?;
         if allocation.is_some() && !session.common.json && !session.common.quiet {
-            report::print_plan(session, &plan, allocation)?;
+            report::print_plan(session, &plan, allocation, None)?;
         }
         let report = plan.write(&target, &write, &session.progress)?;
         args.size.write(session, &plan)?;
@@ -454,10 +454,16 @@ impl Run<'_> {
                 tensors[at].ty = ty;
             }
             Stored::of(conversion, &tensors, !args.requantize && !session.common.quiet).print(session)?;
-            CodesReport::of(conversion).print(session)?;
+            if !args.dry_run {
+                CodesReport::of(conversion).print(session)?;
+            }
         }
         let file_type = options.file_type;
         let job = calibrate::Job { input, file: None, output, file_type, options, write, types, start };
-        args.calibrate.run(session, &job)
+        if args.dry_run {
+            args.calibrate.preview(session, &job, None)
+        } else {
+            args.calibrate.run(session, &job)
+        }
     }
 }

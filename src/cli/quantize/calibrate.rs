@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::calibrate::{
     CalibrateError, CalibrationText, Fidelity, FidelityOptions, Judged, Keep, SELF_NAME, Solver, TextOptions,
-    TextSource, Trial, solve,
+    TextSource, Trial, WorkFolder, solve,
 };
 use crate::cli::guard::Guard;
 use crate::cli::quantize::keep::{KeepArgs, end_work};
@@ -27,7 +27,7 @@ use crate::quantize::{FileType, Input, QuantizeOptions, QuantizePlan};
 use crate::verify::{Model, PromptForm};
 
 /// What the model writes is the same whenever it is asked.
-const SELF_SEED: u64 = 1;
+pub(crate) const SELF_SEED: u64 = 1;
 
 /// How codes and scales are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -58,16 +58,16 @@ impl From<SolverName> for Solver {
 pub(crate) struct CalibrateArgs {
     /// Round by what the model does with this text: the same types and size, less divergence, other bytes than
     /// llama.cpp's. A file or a folder is one kind of text; `self` is text that the model writes; repeatable
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["imatrix", "include_weights", "exclude_weights", "dry_run", "prune_layers"])]
+    #[arg(long, value_name = "PATH", group = "calibration", conflicts_with_all = ["imatrix", "include_weights", "exclude_weights", "prune_layers"])]
     pub calibrate: Vec<PathBuf>,
     /// How codes and scales are chosen
-    #[arg(long, value_enum, value_name = "SOLVER", default_value_t, requires = "calibrate")]
+    #[arg(long, value_enum, value_name = "SOLVER", default_value_t, requires = "calibration")]
     pub solver: SolverName,
     /// Do not let the model write half of the text where there is only one kind of it
     #[arg(long, requires = "calibrate")]
     pub no_self_text: bool,
     /// Tokens of calibration text, shared equally by its kinds; a seventh as much is held back to check the result
-    #[arg(long, value_name = "N", default_value_t = TextOptions::default().n_tokens, requires = "calibrate")]
+    #[arg(long, value_name = "N", default_value_t = TextOptions::default().n_tokens, requires = "calibration")]
     pub calibrate_tokens: usize,
     /// What is kept, and what is read beside.
     #[command(flatten)]
@@ -90,7 +90,7 @@ pub(crate) struct Job<'a> {
 
 impl CalibrateArgs {
     pub(crate) fn is_given(&self) -> bool {
-        !self.calibrate.is_empty()
+        !self.calibrate.is_empty() || self.keep.stats.is_some()
     }
 
     /// The texts that are read.
@@ -107,6 +107,26 @@ impl CalibrateArgs {
 
     /// Calibrates, writes and reports.
     pub(crate) fn run(&self, session: &Session, job: &Job<'_>) -> anyhow::Result<()> {
+        let statistics = self.keep.statistics(self.solver)?;
+        let (sources, check) = self.sources(job)?;
+        let parts = ModelParts::of(job.input.metadata);
+        let tensors = (job.input.source, job.input.metadata);
+        let work = self.keep.open_work(session)?;
+        let keep = Keep {
+            work: work.as_ref(),
+            save: self.keep.save_stats.as_deref().map(|path| (path, !session.common.no_sync)),
+            statistics: statistics.as_ref(),
+        };
+        let solve = |model: &Model<'_>| self.with_model(session, job, (&sources, &check), model, keep);
+        let done = parts.with(tensors, job.file, solve);
+        end_work(session, work, done)
+    }
+
+    /// Reads the texts: to calibrate with, and to judge the result by.
+    ///
+    /// # Errors
+    /// A type that leaves nothing to solve; texts that cannot be read.
+    pub(crate) fn sources(&self, job: &Job<'_>) -> anyhow::Result<(Vec<TextSource>, Vec<TextSource>)> {
         if !job.options.file_type.base().is_some_and(crate::core::GgmlType::is_quantized) {
             let text =
                 format!("--calibrate: {} is no quantized type: there is nothing to solve", job.file_type);
@@ -116,14 +136,7 @@ impl CalibrateArgs {
             .paths()
             .map(|path| TextSource::read(path, PromptForm::Detected))
             .collect::<Result<Vec<_>, CalibrateError>>()?;
-        let check = self.keep.check_sources(self.paths())?;
-        let parts = ModelParts::of(job.input.metadata);
-        let tensors = (job.input.source, job.input.metadata);
-        let work = self.keep.open_work(session)?;
-        let keep = Keep { work: work.as_ref() };
-        let done =
-            parts.with(tensors, job.file, |model| self.with_model(session, job, (&sources, &check), model, keep));
-        end_work(session, work, done)
+        Ok((sources, self.keep.check_sources(self.paths())?))
     }
 
     fn with_model(
@@ -138,7 +151,10 @@ impl CalibrateArgs {
         if model.plan()?.kind == ModelKind::Encoder {
             return Err(CalibrateError::Encoder.into());
         }
-        let mut text = self.text(session, sources, model)?;
+        let mut text = match keep.statistics {
+            Some(statistics) => self.keep.kept_text(statistics, model)?,
+            None => self.text(session, sources, model, keep.work)?,
+        };
         self.keep.add_check(model, &mut text, check, self.calibrate_tokens)?;
         let dir = job.output.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
         let options = FidelityOptions {
@@ -176,22 +192,16 @@ impl CalibrateArgs {
         session: &Session,
         sources: &[TextSource],
         model: &Model<'_>,
+        work: Option<&WorkFolder>,
     ) -> anyhow::Result<CalibrationText> {
-        let options = TextOptions {
-            n_tokens: self.calibrate_tokens,
-            held_back: self.keep.check_text.is_empty(),
-            ..TextOptions::default()
-        };
-        let is_asked = self.calibrate.iter().any(|path| path.as_os_str() == SELF_NAME);
-        if is_asked && self.no_self_text {
-            return Err(UsageError("--no-self-text: `--calibrate self` asks for it".to_owned()).into());
-        }
-        // One kind of text alone gains little elsewhere.
-        let is_added = !is_asked && !self.no_self_text && sources.len() == 1;
+        let options = self.text_options();
+        let share = self.share_of_self(sources.len())?;
+        let is_asked = share.is_some_and(|(_, is_added)| !is_added);
+        let is_added = share.is_some_and(|(_, is_added)| is_added);
         let own = (SELF_SEED, engine_options(&session.common));
         let progress = &session.progress;
-        let text = if is_asked || is_added {
-            match CalibrationText::with_self(model, sources, &options, own, progress) {
+        let text = if share.is_some() {
+            match CalibrationText::with_self(model, sources, &options, own, work, progress) {
                 Err(CalibrateError::Engine(error @ EngineError::NotContinued { .. })) if is_added => {
                     progress.warn(&format!("{error}: the model writes no text of its own"));
                     CalibrationText::new(model, sources, &options)?
@@ -211,6 +221,34 @@ impl CalibrateArgs {
             ));
         }
         Ok(text)
+    }
+}
+
+impl CalibrateArgs {
+    /// How much text there is to be.
+    pub(crate) fn text_options(&self) -> TextOptions {
+        TextOptions {
+            n_tokens: self.calibrate_tokens,
+            held_back: self.keep.check_text.is_empty(),
+            ..TextOptions::default()
+        }
+    }
+
+    /// The tokens that the model is to write beside so many texts, if it is to, and whether nobody asked for that: one kind
+    /// of text alone gains little elsewhere.
+    ///
+    /// # Errors
+    /// Options that contradict one another.
+    pub(crate) fn share_of_self(&self, n_sources: usize) -> anyhow::Result<Option<(usize, bool)>> {
+        let is_asked = self.calibrate.iter().any(|path| path.as_os_str() == SELF_NAME);
+        if is_asked && self.no_self_text {
+            return Err(UsageError("--no-self-text: `--calibrate self` asks for it".to_owned()).into());
+        }
+        if !is_asked && (self.no_self_text || n_sources != 1) {
+            return Ok(None);
+        }
+        let given = if n_sources == 0 { 0 } else { self.calibrate_tokens / 2 };
+        Ok(Some((self.calibrate_tokens - given, !is_asked)))
     }
 }
 

@@ -1,13 +1,15 @@
-//! What a calibration reads and keeps beside its text: the text that it is judged by, work that can be gone on with.
+//! What a calibration reads and keeps beside its text: the text that it is judged by, statistics of the model, work that
+//! can be gone on with.
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use crate::calibrate::{CalibrateError, CalibrationText, TextSource, WorkFolder};
+use crate::calibrate::{CalibrateError, CalibrationText, Statistics, TextSource, WorkFolder};
 use crate::cli::guard::Guard;
+use crate::cli::quantize::calibrate::SolverName;
 use crate::cli::{Session, UsageError};
-use crate::core::output::same_file;
+use crate::core::output::{NewDirectory, same_file};
 use crate::core::progress::Progress;
 use crate::verify::{Model, PromptForm};
 
@@ -16,17 +18,28 @@ use crate::verify::{Model, PromptForm};
 #[command(next_help_heading = "Calibration options")]
 pub(crate) struct KeepArgs {
     /// Judge the result by this text, a file or a folder, and hold nothing back of the others; repeatable
-    #[arg(long, value_name = "PATH", requires = "calibrate")]
+    #[arg(long, value_name = "PATH", requires = "calibration")]
     pub check_text: Vec<PathBuf>,
     /// Keep the work in this folder, new or empty: the same command begun again after an interrupt goes on from there
-    #[arg(long, value_name = "DIR", requires = "calibrate")]
+    #[arg(long, value_name = "DIR", requires = "calibration")]
     pub work_dir: Option<PathBuf>,
+    /// Keep the moments of every matrix and of each kind of text in this folder, new or empty, for `--stats` (`--solver
+    /// gptq`)
+    #[arg(long, value_name = "DIR", requires = "calibrate")]
+    pub save_stats: Option<PathBuf>,
+    /// Solve by what `--save-stats` has kept, in place of a run of the model on a text (`--solver gptq`)
+    #[arg(long, value_name = "DIR", group = "calibration", conflicts_with_all = ["calibrate", "imatrix", "include_weights", "exclude_weights", "prune_layers"])]
+    pub stats: Option<PathBuf>,
+    /// Kinds of text of `--stats` that count, by their names
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "stats")]
+    pub kinds: Vec<String>,
 }
 
 impl KeepArgs {
     /// Holds what is read against what is written.
     pub(crate) fn guard(&self, guard: &mut Guard<'_>) -> anyhow::Result<()> {
-        guard.read_all("the text of the check", self.check_text.iter().filter(|path| !path.is_dir()))
+        guard.read_all("the text of the check", self.check_text.iter().filter(|path| !path.is_dir()))?;
+        guard.read_all("the statistics", &self.stats)
     }
 
     /// Reads the texts of the check.
@@ -67,6 +80,48 @@ impl KeepArgs {
 }
 
 impl KeepArgs {
+    /// Opens the statistics that are used, if any are, and looks at where others would be kept.
+    ///
+    /// # Errors
+    /// A solver that does not go by them; what is no statistics.
+    pub(crate) fn statistics(&self, solver: SolverName) -> anyhow::Result<Option<Statistics>> {
+        let option = if self.stats.is_some() { "--stats" } else { "--save-stats" };
+        if (self.stats.is_some() || self.save_stats.is_some()) && solver == SolverName::Sequential {
+            let text = format!(
+                "{option}: the solver `sequential` follows the quantized model, of which nothing is known beforehand; \
+                 choose `--solver gptq`"
+            );
+            return Err(UsageError(text).into());
+        }
+        if let Some(path) = &self.save_stats {
+            // A run that goes on may have come so far.
+            if self.work_dir.is_none() {
+                NewDirectory::of(path)?;
+            }
+        }
+        let found = self.stats.as_deref().map(Statistics::open).transpose();
+        Ok(found.map_err(CalibrateError::from)?)
+    }
+
+    /// The text of statistics that are used. What was held back of it serves unless there is a text for the check.
+    ///
+    /// # Errors
+    /// Statistics of another model, kinds that they have not.
+    pub(crate) fn kept_text(
+        &self,
+        statistics: &Statistics,
+        model: &Model<'_>,
+    ) -> anyhow::Result<CalibrationText> {
+        statistics.check(model).map_err(CalibrateError::from)?;
+        let mut text = CalibrationText::of_statistics(statistics, &self.kinds)?;
+        if !self.check_text.is_empty() {
+            for kind in &mut text.kinds {
+                kind.check.clear();
+            }
+        }
+        Ok(text)
+    }
+
     /// Takes the folder of the work, if there is to be one.
     pub(crate) fn open_work(&self, session: &Session) -> anyhow::Result<Option<WorkFolder>> {
         let Some(path) = &self.work_dir else { return Ok(None) };

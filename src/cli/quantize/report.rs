@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::cli::Session;
 use crate::cli::quantize::calibrate::About;
+use crate::cli::quantize::outlook::Forecast;
 use crate::cli::render::{Align, Table, count, duration, plural};
 use crate::core::progress::Progress;
 use crate::core::text::{bytes, escape};
@@ -116,11 +117,13 @@ fn reason(reason: Reason) -> String {
     }
 }
 
-/// Prints what would be done, with what types that were chosen for a size are expected to cost.
+/// Prints what would be done, with what types that were chosen for a size are expected to cost, and what calibration would
+/// take.
 pub(crate) fn print_plan(
     session: &Session,
     plan: &QuantizePlan<'_>,
     allocation: Option<&Allocation>,
+    forecast: Option<&Forecast>,
 ) -> anyhow::Result<()> {
     let chosen: BTreeMap<usize, f64> =
         allocation.iter().flat_map(|found| &found.types).map(|chosen| (chosen.place, chosen.cost)).collect();
@@ -161,6 +164,9 @@ pub(crate) fn print_plan(
         if let Some(allocation) = allocation {
             document["target"] = target_json(allocation);
         }
+        if let Some(forecast) = forecast {
+            document["calibration"] = forecast.json();
+        }
         return session.print_json(&document);
     }
     let mut table = Table::new(&[
@@ -187,8 +193,14 @@ pub(crate) fn print_plan(
         table.print(out)?;
         writeln!(out)?;
         print_summary(out, &summary)?;
-        match allocation {
-            Some(allocation) => writeln!(out, "\n{}", target_lines(allocation)),
+        if let Some(allocation) = allocation {
+            writeln!(out, "\n{}", target_lines(allocation))?;
+        }
+        match forecast {
+            Some(forecast) => {
+                writeln!(out)?;
+                forecast.print(out)
+            }
             None => Ok(()),
         }
     })

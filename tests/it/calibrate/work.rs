@@ -9,7 +9,7 @@ use gguf_foundry::calibrate::{
     CalibrateError, Fidelity, FidelityOptions, Keep, Solver, WorkError, WorkFolder, solve,
 };
 use gguf_foundry::core::progress::{Progress, Silent};
-use gguf_foundry::engine::{EngineError, EngineOptions};
+use gguf_foundry::engine::EngineOptions;
 use gguf_foundry::quantize::{FileType, Input, QuantizeOptions, SolvedRows, TensorTypeRule};
 
 use super::noise::Noise;
@@ -63,7 +63,7 @@ impl Case {
             engine: EngineOptions { n_threads: 2, ..EngineOptions::default() },
             quantize: &quantize,
             dir: dir.path(),
-            keep: Keep { work },
+            keep: Keep { work, ..Keep::default() },
         };
         let input = Input::new(&self.model, &self.model.metadata);
         solve(&self.model.model(), &input, &text(&self.model.model()), &options, progress)
@@ -78,7 +78,7 @@ impl Case {
     /// Everything that a result has: blocks, figures, keys.
     fn result(&self, found: &Fidelity) -> String {
         let mut text = format!("{:?} {:?} {:?} {:?}", found.plain, found.trials, found.left, found.keys);
-        let blocks = found.blocks.as_ref().unwrap();
+        let Some(blocks) = &found.blocks else { return text };
         for meta in self.model.metas.iter().filter(|meta| meta.shape.rank() > 1) {
             let (dims, n_rows) = (meta.shape.dims(), meta.shape.n_rows());
             let per_matrix = dims[dims.len() - 2];
@@ -117,23 +117,28 @@ fn an_interrupted_run_goes_on_to_the_same_bytes() {
         let case = Case::new(model, solver);
         let whole = case.run(None, &Silent).unwrap();
         let expected = case.result(&whole);
-        assert!(expected.contains("blk.1.attn_q.weight 0") || name == "mamba", "{name}");
+        // Where solving does not help, both attempts are gone on with.
+        let is_used = whole.blocks.is_some();
+        assert!(is_used || whole.trials.len() == 2, "{name}");
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("work");
-        let (mut n_asked, mut n_interrupts, mut n_before) = (16, 0, 0);
+        let (mut n_asked, mut n_interrupts, mut n_before) = (16usize, 0, 0);
         let found = loop {
             let progress = Limited::new(n_asked);
             n_asked = n_asked * 5 / 4;
             match case.run_in(&path, &progress) {
                 Ok(found) => break found,
-                Err(CalibrateError::Engine(EngineError::Cancelled)) => n_interrupts += 1,
-                Err(error) => panic!("{name}: {error}"),
+                Err(error) => {
+                    assert!(error.to_string().ends_with("interrupted"), "{name}: {error}");
+                    n_interrupts += 1;
+                }
             }
             let (n_lines, n_solved) = solved(&path);
             assert!(n_lines == n_solved && n_solved >= n_before, "{name}: nothing is solved twice");
             n_before = n_solved;
         };
-        assert!(n_interrupts > 3 && found.n_resumed > 0, "{name}: {n_interrupts} {}", found.n_resumed);
+        let is_resumed = found.n_resumed > 0 || !is_used;
+        assert!(n_interrupts > 3 && is_resumed, "{name}: {n_interrupts} {}", found.n_resumed);
         assert!(case.result(&found) == expected, "{name}: other bytes after {n_interrupts} interrupts");
         // Nothing at all is left to be done, and that is said.
         let progress = Limited::new(usize::MAX);

@@ -174,7 +174,7 @@ fn self_written_text_is_a_kind_beside_others_and_alone() {
     let model = Noise::mamba();
     let options = TextOptions { n_ctx: 16, n_tokens: 3200, held_back: true };
     let with = |sources: &[_]| {
-        CalibrationText::with_self(&model.model(), sources, &options, (7, engine(2)), &Silent).unwrap()
+        CalibrationText::with_self(&model.model(), sources, &options, (7, engine(2)), None, &Silent).unwrap()
     };
     let shares = |text: &CalibrationText| {
         let share = |kind: &gguf_foundry::calibrate::TextKind| {

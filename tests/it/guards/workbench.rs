@@ -67,10 +67,16 @@ impl Workbench {
             ("gguf-verify", "imatrix base.gguf --prompts p.jsonl --ctx 8 -o m.dat --legacy --no-sync"),
             ("gguf-verify", "imatrix tiny.gguf --prompts p.jsonl --ctx 8 -o tiny.imatrix --no-sync"),
             ("gguf-verify", "tiny.gguf --prompts p.jsonl --ctx 8 --save-baseline base.logits --no-sync"),
+            (
+                "gguf-quantize",
+                "tiny.gguf q.gguf --type q4_0 --calibrate long.txt --no-self-text --calibrate-tokens 1024 --solver gptq \
+                 --save-stats stats --no-sync",
+            ),
         ] {
             let (code, out, err) = run(bench.dir(), program, &args.split(' ').collect::<Vec<_>>());
             assert!([0, 4].contains(&code), "{args}: {out}{err}");
         }
+        fs_err::remove_file(bench.path("q.gguf")).unwrap();
         bench
     }
 

@@ -169,7 +169,6 @@ fn what_cannot_be_calibrated_is_refused() {
     fs_err::write(dir.join("texts/a.txt"), "In the beginning").unwrap();
     for (args, code, words) in [
         (&["--calibrate", "text.txt", "--imatrix", "x"][..], 2, "cannot be used with"),
-        (&["--calibrate", "text.txt", "--dry-run"], 2, "cannot be used with"),
         (&["--calibrate", "text.txt", "--prune-layers", "1"], 2, "cannot be used with"),
         (&["--solver", "gptq"], 2, "--calibrate"),
         (&["--calibrate", "self", "--no-self-text"], 2, "`--calibrate self` asks for it"),

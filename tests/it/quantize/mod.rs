@@ -4,6 +4,7 @@ mod bad_input;
 mod calibrate;
 mod checkpoint;
 mod files;
+mod kept;
 mod one_pass;
 pub mod program;
 mod recipes;

@@ -1,6 +1,7 @@
 //! `--work-dir`: runs that are stopped from outside, and begun again.
 #![cfg(unix)]
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -19,7 +20,7 @@ const ARGS: [&str; 8] = [
 
 /// Waits until some matrices are solved, then sends a signal.
 fn stopped_by(signal: &str, dir: &Path, args: &[&str], n_lines: usize) -> (Option<i32>, String) {
-    let child = Command::new(assert_cmd::cargo::cargo_bin("gguf-quantize"))
+    let mut child = Command::new(assert_cmd::cargo::cargo_bin("gguf-quantize"))
         .current_dir(dir)
         .args(args)
         .stderr(Stdio::piped())
@@ -28,6 +29,7 @@ fn stopped_by(signal: &str, dir: &Path, args: &[&str], n_lines: usize) -> (Optio
     let n_found =
         || fs_err::read_to_string(dir.join("work/journal")).unwrap_or_default().matches('\n').count();
     while n_found() < n_lines {
+        assert_eq!(child.try_wait().unwrap(), None, "it ended before it could be stopped");
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
     Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap();
@@ -41,12 +43,18 @@ fn a_run_that_was_killed_goes_on() {
     let dir = dir.path();
     prepare(dir);
     for solver in ["sequential", "gptq"] {
-        let base = [&ARGS[..], &["--solver", solver]].concat();
+        let mut base = [&ARGS[..], &["--solver", solver]].concat();
+        // Half of the text is the model's, which is kept, too.
+        let is_written = solver == "gptq";
+        base.retain(|word| !is_written || *word != "--no-self-text");
         let (code, _, err) = run(dir, &[&base[..], &["whole.gguf"]].concat());
         assert_eq!(code, 0, "{err}");
         let kept = [&base[..], &["out.gguf", "--work-dir", "work", "--threads", "1"]].concat();
         let (code, _) = stopped_by("KILL", dir, &kept, 3);
         assert_eq!(code, None);
+        assert_eq!(dir.join("work/text").exists(), is_written);
+        let inode = || fs_err::metadata(dir.join("work/text")).map(|found| found.ino()).ok();
+        let before = inode();
         // Another run is not let in.
         let fewer = |word: &&'static str| if *word == "4096" { "3000" } else { *word };
         let other: Vec<&str> = kept.iter().map(fewer).collect();
@@ -57,6 +65,7 @@ fn a_run_that_was_killed_goes_on() {
         assert_eq!(code, Some(130), "{err}");
         assert!(err.contains("resuming: ") && err.contains("note: the work is kept in work"), "{err}");
         assert!(!dir.join("out.gguf").exists());
+        assert_eq!(inode(), before, "the text was written again");
         let (code, out, err) = run(dir, &[&kept[..], &["--json"]].concat());
         assert_eq!(code, 0, "{err}");
         let report: serde_json::Value = serde_json::from_str(&out).unwrap();

@@ -1,0 +1,51 @@
+//! Kinds of text of which statistics are kept: their tokens are not run again.
+
+use crate::calibrate::{CalibrateError, CalibrationText, Statistics, TextKind};
+
+impl CalibrationText {
+    /// The kinds of text that statistics were collected over, without their tokens; what was held back for the check is
+    /// there. `chosen` names the kinds that count, all if it names none. What the model wrote weighs as much as the others
+    /// that count together, as in [`CalibrationText::with_self`].
+    ///
+    /// # Errors
+    /// [`CalibrateError::NoKind`].
+    pub fn of_statistics(statistics: &Statistics, chosen: &[String]) -> Result<Self, CalibrateError> {
+        let mut kinds = statistics.kinds();
+        if let Some(name) = chosen.iter().find(|name| kinds.iter().all(|kind| kind.name != **name)) {
+            let names: Vec<&str> = kinds.iter().map(|kind| kind.name.as_str()).collect();
+            return Err(CalibrateError::NoKind { name: name.clone(), known: names.join("`, `") });
+        }
+        let n_all = kinds.len();
+        kinds.retain(|kind| chosen.is_empty() || chosen.contains(&kind.name));
+        let is_whole = kinds.len() == n_all;
+        let n_given = kinds.iter().filter(|kind| kind.seed.is_none()).count();
+        let weigh = |weight: u32, seed: Option<u64>| match seed {
+            Some(_) if !is_whole => u32::try_from(n_given.max(1)).unwrap_or(u32::MAX),
+            _ => weight,
+        };
+        let kind = |kind: crate::calibrate::StatisticsKind| {
+            let n_run = usize::try_from(kind.n_tokens).unwrap_or(usize::MAX);
+            TextKind {
+                windows: Vec::new(),
+                n_run,
+                n_available: n_run,
+                weight: weigh(kind.weight, kind.seed),
+                seed: kind.seed,
+                check: kind.check,
+                name: kind.name,
+            }
+        };
+        let mut text = Self::empty(statistics.n_ctx());
+        text.kinds = kinds.into_iter().map(kind).collect();
+        Ok(text)
+    }
+
+    /// The weight of each kind of statistics: 0 for those that are not among these.
+    pub(in crate::calibrate) fn weights_of(&self, statistics: &Statistics) -> Vec<f64> {
+        let mut own = self.kinds.iter().peekable();
+        let weight = |kind: crate::calibrate::StatisticsKind| {
+            own.next_if(|own| own.name == kind.name).map_or(0.0, |own| f64::from(own.weight))
+        };
+        statistics.kinds().into_iter().map(weight).collect()
+    }
+}

@@ -1,0 +1,181 @@
+//! `--dry-run` beside `--calibrate`: what it would take, with the text read and nothing run.
+
+use std::io::Write;
+
+use serde_json::json;
+
+use crate::calibrate::{
+    CalibrateError, CalibrationText, FidelityOptions, Keep, Outlook, SelfText, Solver, TextKind, TextSource,
+};
+use crate::cli::Session;
+use crate::cli::quantize::calibrate::{CalibrateArgs, Job, SELF_SEED};
+use crate::cli::quantize::report;
+use crate::cli::render::{count, plural};
+use crate::cli::verify::engine_options;
+use crate::cli::verify::model::ModelParts;
+use crate::core::progress::Progress;
+use crate::core::text::{bytes, escape};
+use crate::engine::EngineError;
+use crate::quantize::{Allocation, QuantizePlan};
+use crate::verify::Model;
+
+/// What a plan says of calibration.
+pub(crate) struct Forecast {
+    outlook: Outlook,
+    text: CalibrationText,
+    solver: Solver,
+    /// Bytes of memory that writing text takes, where the model is to write some.
+    self_bytes: Option<u64>,
+}
+
+impl CalibrateArgs {
+    /// Prints what would be done and what it would take, in place of doing it.
+    ///
+    /// # Errors
+    /// Those of a run that can be told without it.
+    pub(crate) fn preview(
+        &self,
+        session: &Session,
+        job: &Job<'_>,
+        allocation: Option<&Allocation>,
+    ) -> anyhow::Result<()> {
+        let forecast = self.forecast(session, job)?;
+        let plan = QuantizePlan::draft_to_come(job.input, job.options)?;
+        report::warn(session, job.options.coverage, &plan);
+        for obstacle in plan.obstacles() {
+            session.progress.warn(&format!("a run would stop here: {obstacle}"));
+        }
+        session.destination(job.output);
+        job.types.write(session, &plan)?;
+        report::print_plan(session, &plan, allocation, Some(&forecast))
+    }
+
+    /// Reads and encodes the text, and counts what a run would take.
+    ///
+    /// # Errors
+    /// Those of a run that can be told without it.
+    fn forecast(&self, session: &Session, job: &Job<'_>) -> anyhow::Result<Forecast> {
+        let statistics = self.keep.statistics(self.solver)?;
+        let (sources, check) = self.sources(job)?;
+        let parts = ModelParts::of(job.input.metadata);
+        parts.with((job.input.source, job.input.metadata), job.file, |model| {
+            let (mut text, self_bytes) = match &statistics {
+                Some(statistics) => (self.keep.kept_text(statistics, model)?, None),
+                None => self.text_to_come(session, &sources, model)?,
+            };
+            self.keep.add_check(model, &mut text, &check, self.calibrate_tokens)?;
+            for note in &text.notes {
+                session.progress.warn(note);
+            }
+            let options = FidelityOptions {
+                solver: self.solver.into(),
+                engine: engine_options(&session.common),
+                quantize: job.options,
+                dir: job.output,
+                keep: Keep { statistics: statistics.as_ref(), ..Keep::default() },
+            };
+            let outlook = Outlook::of(model, job.input, &text, &options)?;
+            let needed_bytes = outlook.needed_bytes.max(self_bytes.unwrap_or(0));
+            let budget_bytes = outlook.budget_bytes;
+            if needed_bytes > budget_bytes {
+                let tokens = text.n_tokens();
+                let error = CalibrateError::Memory { budget_bytes, needed_bytes, tokens };
+                session.progress.warn(&format!("a run would stop here: {error}"));
+            }
+            Ok(Forecast { outlook, text, solver: self.solver.into(), self_bytes })
+        })
+    }
+
+    /// The text, with sequences that nobody has written in place of those that the model would write, and the memory that
+    /// writing them takes.
+    fn text_to_come(
+        &self,
+        session: &Session,
+        sources: &[TextSource],
+        model: &Model<'_>,
+    ) -> anyhow::Result<(CalibrationText, Option<u64>)> {
+        let (options, share) = (self.text_options(), self.share_of_self(sources.len())?);
+        let Some((n_tokens, is_added)) = share else {
+            return Ok((CalibrationText::new(model, sources, &options)?, None));
+        };
+        let own = SelfText { n_tokens, n_ctx: options.n_ctx, seed: SELF_SEED, ..SelfText::default() };
+        let self_bytes = match own.needed_bytes(model, engine_options(&session.common)) {
+            Err(CalibrateError::Engine(error @ EngineError::NotContinued { .. })) if is_added => {
+                session.progress.warn(&format!("{error}: the model writes no text of its own"));
+                return Ok((CalibrationText::new(model, sources, &options)?, None));
+            }
+            needed => needed?,
+        };
+        let mut text = match sources {
+            [] => CalibrationText::empty(options.n_ctx),
+            _ => {
+                let n_tokens = options.n_tokens - n_tokens;
+                CalibrationText::new(model, sources, &crate::calibrate::TextOptions { n_tokens, ..options })?
+            }
+        };
+        text.add_stand_in(&own, options.held_back);
+        Ok((text, Some(self_bytes)))
+    }
+}
+
+impl Forecast {
+    /// Some lines below the plan.
+    pub(crate) fn print(&self, out: &mut dyn Write) -> std::io::Result<()> {
+        let Outlook { n_tensors, n_matrices, without_solver, needed_bytes, budget_bytes, disk_bytes } =
+            &self.outlook;
+        writeln!(
+            out,
+            "calibration by `{}`: {} of {} to solve",
+            self.solver.name(),
+            if *n_matrices == 1 { "1 matrix".to_owned() } else { format!("{n_matrices} matrices") },
+            plural(*n_tensors as u64, "tensor"),
+        )?;
+        if let Some((tensor, ty)) = without_solver.first() {
+            let n = plural(without_solver.len() as u64, "tensor");
+            writeln!(out, "without a solver for their type: {n}: `{}` ({ty}), for example", escape(tensor))?;
+        }
+        let kind = |kind: &TextKind| {
+            let to_come =
+                if kind.n_run == 0 && kind.seed.is_some() { ", to be written by the model" } else { "" };
+            format!("{} ({} tokens{to_come})", escape(&kind.name), count(kind.n_tokens() as u64))
+        };
+        let kinds: Vec<String> = self.text.kinds.iter().map(kind).collect();
+        let n_check = count(self.text.n_check_tokens() as u64);
+        writeln!(out, "text: {}; {n_check} other tokens to judge the result by", kinds.join(", "))?;
+        writeln!(
+            out,
+            "memory beside the weights: {}{} of {} allowed; {} of disk until the output is written",
+            bytes(*needed_bytes),
+            self.self_bytes.map_or_else(String::new, |n| format!(", {} to write the text,", bytes(n))),
+            bytes(*budget_bytes),
+            bytes(*disk_bytes),
+        )
+    }
+
+    /// The same for `--json`.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        let kind = |kind: &TextKind| {
+            json!({
+                "name": kind.name,
+                "tokens": kind.n_tokens(),
+                "check_tokens": kind.n_check_tokens(),
+                "seed": kind.seed,
+            })
+        };
+        let check = self.text.check.iter();
+        let check = check.map(|check| json!({ "name": check.name, "tokens": check.n_tokens() }));
+        let names = self.outlook.without_solver.iter().map(|(name, _)| name);
+        json!({
+            "solver": self.solver.name(),
+            "kinds": self.text.kinds.iter().map(kind).collect::<Vec<_>>(),
+            "check": check.collect::<Vec<_>>(),
+            "tensors": self.outlook.n_tensors,
+            "matrices": self.outlook.n_matrices,
+            "without_solver": names.collect::<Vec<_>>(),
+            "needed_bytes": self.outlook.needed_bytes,
+            "self_text_bytes": self.self_bytes,
+            "budget_bytes": self.outlook.budget_bytes,
+            "disk_bytes": self.outlook.disk_bytes,
+        })
+    }
+}

@@ -1,0 +1,144 @@
+//! `--save-stats`, `--stats`: a second quantization without a run; `--dry-run` beside `--calibrate`.
+
+use std::path::Path;
+
+use serde_json::Value as Json;
+
+use super::calibrate::{prepare, run};
+
+fn ok(dir: &Path, args: &[&str]) -> Json {
+    let (code, out, err) = run(dir, &[&["--json"], args].concat());
+    assert_eq!(code, 0, "{args:?}: {err}");
+    serde_json::from_str(&out).unwrap()
+}
+
+fn refused(dir: &Path, args: &[&str], code: i32, words: &str) {
+    let (found, _, err) = run(dir, args);
+    assert!(found == code && err.contains(words), "{args:?}: {found} {err}");
+}
+
+fn same(dir: &Path, a: &str, b: &str) -> bool {
+    fs_err::read(dir.join(a)).unwrap() == fs_err::read(dir.join(b)).unwrap()
+}
+
+#[test]
+fn statistics_give_the_bytes_of_the_run_that_saved_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    prepare(dir);
+    let text = fs_err::read_to_string(dir.join("rest.txt")).unwrap();
+    let half = text.floor_char_boundary(text.len() / 2);
+    fs_err::write(dir.join("second.txt"), &text[..half]).unwrap();
+    fs_err::write(dir.join("check.txt"), &text[half..]).unwrap();
+    let gptq = ["--type", "q4_k_m", "--solver", "gptq"];
+    let texts = ["--calibrate", "text.txt", "--calibrate", "second.txt", "--calibrate-tokens", "3000"];
+    let run_of = [&gptq[..], &texts].concat();
+    ok(dir, &[&run_of[..], &["in.gguf", "plain.gguf"]].concat());
+    ok(dir, &[&run_of[..], &["--save-stats", "stats", "in.gguf", "saved.gguf"]].concat());
+    // Keeping more than is solved changes nothing.
+    assert!(same(dir, "plain.gguf", "saved.gguf"));
+    let stats = [&gptq[..], &["--stats", "stats", "in.gguf"]].concat();
+    let report = ok(dir, &[&stats[..], &["again.gguf", "--threads", "1"]].concat());
+    assert!(same(dir, "plain.gguf", "again.gguf"));
+    let kinds = report["calibration"]["kinds"].as_array().unwrap();
+    assert!(kinds.len() == 2 && kinds[0]["tokens"].as_u64().unwrap() > 1000, "{report}");
+
+    // Another type, another mixture, another text to judge by.
+    let other = ["--type", "q3_k_m", "--solver", "gptq", "--stats", "stats", "in.gguf", "other.gguf"];
+    let report = ok(dir, &[&other[..], &["--kinds", "second.txt", "--check-text", "check.txt"]].concat());
+    let calibration = &report["calibration"];
+    assert_eq!(calibration["kinds"].as_array().unwrap().len(), 1);
+    assert_eq!(
+        (&calibration["kinds"][0]["name"], &calibration["kinds"][0]["check_tokens"]),
+        (&"second.txt".into(), &0.into())
+    );
+    assert_eq!(calibration["check"][0]["name"], "check.txt");
+    assert!(calibration["ratio"].as_f64().unwrap() < 1.0, "{report}");
+    let report = ok(dir, &[&stats[..], &["--dry-run"]].concat());
+    assert!(report["calibration"]["needed_bytes"].as_u64().unwrap() > 0, "{report}");
+
+    refused(
+        dir,
+        &[&stats[..], &["x.gguf", "--kinds", "third"]].concat(),
+        1,
+        "there are `text.txt`, `second.txt`",
+    );
+    refused(dir, &[&stats[..], &["x.gguf", "--calibrate", "text.txt"]].concat(), 2, "cannot be used with");
+    refused(dir, &[&run_of[..], &["--save-stats", "stats", "in.gguf", "x.gguf"]].concat(), 1, "stats");
+    for option in [&["--stats", "stats"][..], &["--calibrate", "text.txt", "--save-stats", "new"]] {
+        let args = [&["--type", "q4_k_m", "in.gguf", "x.gguf"], option].concat();
+        refused(dir, &args, 2, "choose `--solver gptq`");
+    }
+    let (code, _, err) = run(dir, &["--type", "f16", "in.gguf", "half.gguf"]);
+    assert_eq!(code, 0, "{err}");
+    let half = [&gptq[..], &["--stats", "stats", "half.gguf", "x.gguf"]].concat();
+    refused(dir, &half, 1, "statistics of another model: digest ");
+    refused(
+        dir,
+        &[&gptq[..], &["--stats", ".", "in.gguf", "x.gguf"]].concat(),
+        1,
+        "expected a directory that",
+    );
+    let file = dir.join("stats/moments-00001.safetensors");
+    let bytes = fs_err::read(&file).unwrap();
+    fs_err::write(&file, &bytes[..bytes.len() - 9]).unwrap();
+    refused(dir, &[&stats[..], &["x.gguf"]].concat(), 1, "moments-00001.safetensors");
+    assert!(!dir.join("x.gguf").exists() && !dir.join("new").exists());
+}
+
+/// Statistics of a run that held nothing back need a text to be judged by.
+#[test]
+fn statistics_without_a_check_ask_for_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    prepare(dir);
+    let base =
+        ["--type", "q4_0", "--solver", "gptq", "--calibrate-tokens", "4096", "--check-text", "rest.txt"];
+    let text = ["--calibrate", "text.txt", "--no-self-text", "--save-stats", "stats", "--work-dir", "work"];
+    ok(dir, &[&base[..], &text, &["in.gguf", "saved.gguf"]].concat());
+    assert!(!dir.join("work").exists());
+    ok(dir, &[&base[..], &["--stats", "stats", "in.gguf", "again.gguf"]].concat());
+    assert!(same(dir, "saved.gguf", "again.gguf"));
+    let args = ["--type", "q4_0", "--solver", "gptq", "--stats", "stats", "in.gguf", "x.gguf"];
+    refused(dir, &args, 1, "name one with `--check-text`");
+}
+
+#[test]
+fn a_dry_run_says_what_calibration_would_take() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    prepare(dir);
+    let before = fs_err::read_dir(dir).unwrap().count();
+    let base = ["--type", "q4_k_m", "--dry-run", "--calibrate-tokens", "4096", "in.gguf", "out.gguf"];
+    let rule = ["--tensor-type", "ffn_down=q8_0", "--calibrate", "text.txt"];
+    let (code, out, err) = run(dir, &[&base[..], &rule].concat());
+    assert_eq!(code, 0, "{err}");
+    for words in [
+        "calibration by `sequential`: ",
+        "without a solver for their type: 4 tensors: `blk.0.ffn_down.weight` (Q8_0)",
+        "text: text.txt (1",
+        " tokens, to be written by the model); ",
+        "memory beside the weights: ",
+    ] {
+        assert!(out.contains(words), "{words}: {out}");
+    }
+    // An importance matrix is to come.
+    assert!(!err.contains("would stop here"), "{err}");
+    let plan = ok(dir, &[&base[..], &["--calibrate", "text.txt", "--no-self-text"]].concat());
+    let calibration = &plan["calibration"];
+    assert_eq!(calibration["kinds"][0]["tokens"], 4096);
+    let need = calibration["needed_bytes"].as_u64().unwrap();
+    assert!(calibration["matrices"].as_u64().unwrap() > 20 && need > 1 << 20, "{calibration}");
+    // The budget that is called enough is enough, and a little less is not.
+    let real =
+        ["--type", "q4_k_m", "--calibrate-tokens", "4096", "--calibrate", "text.txt", "--no-self-text"];
+    let less = (need - 1).to_string();
+    let (code, _, err) =
+        run(dir, &[&base[..], &["--calibrate", "text.txt", "--no-self-text", "--memory", &less]].concat());
+    assert!(code == 0 && err.contains("a run would stop here: memory budget of"), "{err}");
+    refused(dir, &[&real[..], &["--memory", &less, "in.gguf", "x.gguf"]].concat(), 1, "memory budget of");
+    assert_eq!(fs_err::read_dir(dir).unwrap().count(), before);
+    let report = ok(dir, &[&real[..], &["--memory", &need.to_string(), "in.gguf", "x.gguf"]].concat());
+    assert_eq!(report["total"], plan["total"], "types are those of a run");
+    refused(dir, &[&base[..], &["--calibrate", "absent.txt"]].concat(), 1, "absent.txt");
+}
