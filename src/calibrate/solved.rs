@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest, Sha256};
@@ -44,6 +44,8 @@ impl Place {
 #[derive(Debug)]
 pub struct SolvedBlocks {
     file: Mutex<std::fs::File>,
+    /// The file, or the folder of one that has no name.
+    path: PathBuf,
     places: BTreeMap<String, Place>,
     n_bytes: u64,
     log: Option<AttemptLog>,
@@ -60,11 +62,11 @@ impl SolvedBlocks {
     ) -> Result<Self, CalibrateError> {
         let file = tempfile::tempfile_in(dir)
             .map_err(|error| std::io::Error::new(error.kind(), format!("{}: {error}", dir.display())))?;
-        Ok(Self::in_file(file, targets, None))
+        Ok(Self::in_file((file, dir), targets, None))
     }
 
     fn in_file<'t>(
-        file: std::fs::File,
+        (file, path): (std::fs::File, &Path),
         targets: impl Iterator<Item = (&'t TensorMeta, GgmlType)>,
         log: Option<AttemptLog>,
     ) -> Self {
@@ -79,7 +81,7 @@ impl SolvedBlocks {
             places.insert(tensor.name.clone(), place);
             n_bytes = n_bytes.saturating_add(row_bytes.saturating_mul(n_all));
         }
-        Self { file: Mutex::new(file), places, n_bytes, log }
+        Self { file: Mutex::new(file), path: path.to_owned(), places, n_bytes, log }
     }
 
     /// Blocks in a file of an earlier run, and how many matrices of it have the digests that they should have.
@@ -87,7 +89,7 @@ impl SolvedBlocks {
     /// # Errors
     /// Cancellation. What cannot be read is not there.
     pub(super) fn kept<'t>(
-        file: std::fs::File,
+        file: (std::fs::File, &Path),
         targets: impl Iterator<Item = (&'t TensorMeta, GgmlType)>,
         log: Option<AttemptLog>,
         digests: &BTreeMap<(String, u64), String>,
@@ -198,8 +200,14 @@ impl SolvedBlocks {
     pub(super) fn put(&self, tensor: &str, first_row: u64, blocks: &[u8]) -> std::io::Result<()> {
         let offset = self.at(tensor, first_row)?;
         let mut file = self.file();
-        file.seek(SeekFrom::Start(offset))?;
-        file.write_all(blocks)
+        let written = file.seek(SeekFrom::Start(offset)).and_then(|_| file.write_all(blocks));
+        drop(file);
+        written.map_err(|error| self.named(&error))
+    }
+
+    /// An error that says where.
+    fn named(&self, error: &std::io::Error) -> std::io::Error {
+        std::io::Error::new(error.kind(), format!("{}: {error}", self.path.display()))
     }
 
     /// All rows of a matrix are there.
@@ -208,7 +216,7 @@ impl SolvedBlocks {
             place.known().whole.insert(matrix);
         }
         let Some(log) = &self.log else { return Ok(()) };
-        let digest = self.digest(tensor, matrix)?;
+        let digest = self.digest(tensor, matrix).map_err(|error| self.named(&error))?;
         log.solved(&self.file(), tensor, matrix, digest)
     }
 }

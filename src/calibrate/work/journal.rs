@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,7 @@ pub(super) enum Record {
 
 #[derive(Debug)]
 pub(super) struct Journal {
+    path: PathBuf,
     sync: bool,
     state: Mutex<(File, Instant)>,
 }
@@ -93,7 +94,7 @@ impl Journal {
         let (records, n_good) = parse(&text);
         file.set_len(n_good).map_err(named)?;
         file.seek(SeekFrom::Start(n_good)).map_err(named)?;
-        Ok((Self { sync, state: Mutex::new((file, Instant::now())) }, records))
+        Ok((Self { path: path.to_owned(), sync, state: Mutex::new((file, Instant::now())) }, records))
     }
 
     pub(super) fn add(&self, record: &Record) -> std::io::Result<()> {
@@ -103,6 +104,11 @@ impl Journal {
     /// Adds a line about what another file holds. Whether both have reached the disk when the machine goes down, digests
     /// tell; that they do soon is seen to here, the other file first.
     pub(super) fn add_behind(&self, blocks: Option<&File>, record: &Record) -> std::io::Result<()> {
+        let added = self.write(blocks, record);
+        added.map_err(|error| std::io::Error::new(error.kind(), format!("{}: {error}", self.path.display())))
+    }
+
+    fn write(&self, blocks: Option<&File>, record: &Record) -> std::io::Result<()> {
         let json = serde_json::to_string(record)?;
         let line = sealed(&json);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
