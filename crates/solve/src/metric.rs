@@ -77,7 +77,8 @@ impl UnitFactor {
 
 impl Metric {
     /// Regularizes and factors moments. Takes `n_cols³ / 3` operations in F64, on the threads of the current pool, and
-    /// `16 n_cols²` bytes, of which half are kept.
+    /// `16 n_cols²` bytes, of which half are kept. The first rows of a type on a code book cost as many operations again, and
+    /// `12 n_cols²` bytes, of which a third is kept.
     ///
     /// # Errors
     /// [`SolveError::NotPositive`] where the moments say nothing (all zero) or are no moments; the importance matrix is

@@ -50,7 +50,7 @@ pub fn can_solve(ty: GgmlType) -> bool {
 /// Chooses scales, minima and codes of rows so that `tr(E H_r Eᵀ)` is small, where `E` is what the blocks miss: error
 /// feedback with the scales of `start`, then coordinate descent.
 ///
-/// Panels of [`PANEL_ROWS`] rows run on the threads of the current pool; a thread needs about `1.6 kB` for each column.
+/// Panels of [`PANEL_ROWS`] rows run on the threads of the current pool; a thread needs about `2 kB` for each column.
 ///
 /// # Shapes
 /// `w` is `[n_rows, metric.n_cols()]`, `out` and the blocks of `start` are `n_rows * ty.row_bytes(n_cols)` bytes.

@@ -3,9 +3,12 @@
 /// Vectors that are compared side by side.
 const TILE: usize = 16;
 
+/// One number for each.
+pub(crate) type Tile = [f32; TILE];
+
 /// Vectors of `D` numbers, in tiles.
 pub(crate) struct Book<const D: usize> {
-    tiles: Vec<[[f32; TILE]; D]>,
+    tiles: Vec<[Tile; D]>,
 }
 
 impl<const D: usize> Book<D> {
@@ -33,40 +36,103 @@ impl<const D: usize> Book<D> {
     /// `h` is symmetric.
     #[inline(always)]
     pub(crate) fn lowest(&self, h: &[[f32; D]; D], c: &[f32; D]) -> (usize, f32) {
-        let mut twice = *h;
-        for i in 0..D {
-            for j in 0..i {
-                twice[i][j] *= 2.0;
-            }
-        }
+        let twice = twice_below(h);
         let linear = c.map(|c| -2.0 * c);
-        let (mut best, mut best_tile) = ([f32::INFINITY; TILE], [0u32; TILE]);
+        let mut best = Best::new();
         for (index, tile) in self.tiles.iter().enumerate() {
-            let mut cost = [0.0; TILE];
+            best.offer(index, &parabola(tile, &twice, &linear));
+        }
+        best.take()
+    }
+
+    /// `v h vᵀ` of all vectors, for [`Book::lowest_of`].
+    #[inline(always)]
+    pub(crate) fn squares(&self, h: &[[f32; D]; D], out: &mut Vec<Tile>) {
+        let twice = twice_below(h);
+        out.clear();
+        for tile in &self.tiles {
+            out.push(parabola(tile, &twice, &[0.0; D]));
+        }
+    }
+
+    /// As [`Book::lowest`], where the squares are known.
+    #[inline(always)]
+    pub(crate) fn lowest_of(&self, squares: &[Tile], c: &[f32; D]) -> (usize, f32) {
+        let linear = c.map(|c| -2.0 * c);
+        let mut best = Best::new();
+        for (index, (tile, squares)) in self.tiles.iter().zip(squares).enumerate() {
+            let mut cost = *squares;
             for i in 0..D {
-                let mut slope = [linear[i]; TILE];
-                for j in 0..=i {
-                    for lane in 0..TILE {
-                        slope[lane] += twice[i][j] * tile[j][lane];
-                    }
-                }
                 for lane in 0..TILE {
-                    cost[lane] += tile[i][lane] * slope[lane];
+                    cost[lane] += linear[i] * tile[i][lane];
                 }
             }
+            best.offer(index, &cost);
+        }
+        best.take()
+    }
+}
+
+/// A matrix with what lies below its diagonal counted twice.
+#[inline(always)]
+fn twice_below<const D: usize>(h: &[[f32; D]; D]) -> [[f32; D]; D] {
+    let mut twice = *h;
+    for i in 0..D {
+        for j in 0..i {
+            twice[i][j] *= 2.0;
+        }
+    }
+    twice
+}
+
+/// `v h vᵀ + linear·v` of a tile; of `h` what lies on and below the diagonal is read.
+#[inline(always)]
+fn parabola<const D: usize>(tile: &[Tile; D], h: &[[f32; D]; D], linear: &[f32; D]) -> Tile {
+    let mut cost = [0.0; TILE];
+    for i in 0..D {
+        let mut slope = [linear[i]; TILE];
+        for j in 0..=i {
             for lane in 0..TILE {
-                let is_lower = cost[lane] < best[lane];
-                best[lane] = if is_lower { cost[lane] } else { best[lane] };
-                best_tile[lane] = if is_lower { index as u32 } else { best_tile[lane] };
+                slope[lane] += h[i][j] * tile[j][lane];
             }
         }
+        for lane in 0..TILE {
+            cost[lane] += tile[i][lane] * slope[lane];
+        }
+    }
+    cost
+}
+
+/// The lowest of each lane.
+struct Best {
+    cost: Tile,
+    tile: [u32; TILE],
+}
+
+impl Best {
+    #[inline(always)]
+    fn new() -> Self {
+        Self { cost: [f32::INFINITY; TILE], tile: [0; TILE] }
+    }
+
+    #[inline(always)]
+    fn offer(&mut self, index: usize, cost: &Tile) {
+        for lane in 0..TILE {
+            let is_lower = cost[lane] < self.cost[lane];
+            self.cost[lane] = if is_lower { cost[lane] } else { self.cost[lane] };
+            self.tile[lane] = if is_lower { index as u32 } else { self.tile[lane] };
+        }
+    }
+
+    #[inline(always)]
+    fn take(&self) -> (usize, f32) {
         let mut at = 0;
         for lane in 1..TILE {
-            if best[lane] < best[at] {
+            if self.cost[lane] < self.cost[at] {
                 at = lane;
             }
         }
-        (best_tile[at] as usize * TILE + at, best[at])
+        (self.tile[at] as usize * TILE + at, self.cost[at])
     }
 }
 
@@ -109,6 +175,11 @@ mod tests {
             let (found, lowest) = book.lowest(&h, &c);
             assert!((cost(&book.vector(found)) - f64::from(lowest)).abs() < 1e-4);
             assert!(vectors.iter().all(|v| f64::from(lowest) < cost(v) + 1e-4));
+            let mut squares = Vec::new();
+            book.squares(&h, &mut squares);
+            let (other, number) = book.lowest_of(&squares, &c);
+            assert_eq!(other, found);
+            assert!((number - lowest).abs() < 1e-4);
             for level in SimdLevel::available() {
                 let (index, number) = level.vectorize(Lowest(&book, &h, &c));
                 assert_eq!((index, number.to_bits()), (found, lowest.to_bits()), "{level}");

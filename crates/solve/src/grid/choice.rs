@@ -2,7 +2,7 @@
 
 use gguf_quant::grid_states::{GridForm, SIGNED, Signs};
 
-use crate::grid::book::Book;
+use crate::grid::book::{Book, Tile};
 use crate::grid::{UNIT, Unit, UnitMetric};
 
 /// Turns of points and signs. A third changes next to nothing.
@@ -15,6 +15,14 @@ pub(crate) struct Code {
     pub points: [u16; 2],
     /// A bit for each minus, or 1 for values that are shifted down.
     pub signs: u8,
+}
+
+/// What a unit is measured by, made ready for many rows.
+#[derive(Default)]
+pub(crate) struct Ready {
+    pub h: UnitMetric,
+    /// `q h qᵀ` of the points, for types that have no signs, shifted up and down.
+    squares: [Vec<Tile>; 2],
 }
 
 /// A type's grid made ready for the choice.
@@ -64,6 +72,17 @@ impl Grid {
         }
     }
 
+    /// Makes a metric ready.
+    #[inline(always)]
+    pub(crate) fn ready(&self, h: &UnitMetric, out: &mut Ready) {
+        out.h = *h;
+        if self.shifted().is_some() {
+            for (book, squares) in self.eights.iter().zip(&mut out.squares) {
+                book.squares(h, squares);
+            }
+        }
+    }
+
     /// The values of a code.
     #[inline(always)]
     pub(crate) fn values(&self, code: Code) -> Unit {
@@ -85,7 +104,8 @@ impl Grid {
 
     /// A code for values near `x`, under a metric; signs are those of `x`, or what is nearest to them and can be stored.
     #[inline(always)]
-    pub(crate) fn near(&self, h: &UnitMetric, x: &Unit, shift: u8) -> Code {
+    pub(crate) fn near(&self, ready: &Ready, x: &Unit, shift: u8) -> Code {
+        let h = &ready.h;
         let c = product(h, x);
         let mut code = Code { points: [0; 2], signs: shift };
         if self.shifted().is_none() {
@@ -98,7 +118,7 @@ impl Grid {
                 code.points[1] = self.half(h, &c, code.signs, 1, &self.magnitudes(code));
             }
         }
-        self.improve(h, &c, code)
+        self.improve(ready, &c, code)
     }
 
     /// The signs of `x`; where they must be even and are not, the one that matters least is the other.
@@ -119,16 +139,18 @@ impl Grid {
 
     /// The best that turns of points and signs find from a code on, for the parabola `q h qᵀ - 2 q·c`; never worse than it.
     #[inline(always)]
-    pub(crate) fn improve(&self, h: &UnitMetric, c: &Unit, start: Code) -> Code {
+    pub(crate) fn improve(&self, ready: &Ready, c: &Unit, start: Code) -> Code {
+        let h = &ready.h;
         let mut code = start;
         match self.form.signs {
             Signs::Shift(UNIT) => {
-                let [up, down] = [0, 1].map(|shift| self.eights[shift].lowest(h, c));
+                let [up, down] = [0, 1].map(|shift| self.eights[shift].lowest_of(&ready.squares[shift], c));
                 let signs = u8::from(down.1 < up.1);
                 code = Code { points: [if signs == 1 { down.0 } else { up.0 } as u16, 0], signs };
             }
             Signs::Shift(_) => {
-                let (point, _) = self.eights[usize::from(code.signs & 1)].lowest(h, c);
+                let shift = usize::from(code.signs & 1);
+                let (point, _) = self.eights[shift].lowest_of(&ready.squares[shift], c);
                 code.points[0] = point as u16;
             }
             Signs::Free | Signs::Even => {
@@ -136,7 +158,9 @@ impl Grid {
                     let before = code;
                     self.choose_points(h, c, &mut code);
                     self.choose_signs(h, c, &mut code);
-                    if code == before {
+                    // One point is the best for its signs already; of two the first may not be.
+                    let is_settled = self.form.dims == UNIT && code.signs == before.signs;
+                    if is_settled || code == before {
                         break;
                     }
                 }

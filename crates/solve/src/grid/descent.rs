@@ -7,9 +7,9 @@ use gguf_quant::grid_states::GRID_ELEMS;
 
 use crate::Metric;
 use crate::descent::rounded;
-use crate::grid::choice::{Code, Grid, product as unit_product};
+use crate::grid::choice::{Code, Grid, Ready, product as unit_product};
 use crate::grid::panel::GridPanel;
-use crate::grid::{UNIT, Unit, UnitMetric};
+use crate::grid::{UNIT, Unit};
 use crate::lanes::{add_product, limit, round, take_product, times};
 use crate::panel::{LANES, Lane, ZERO, product, product_added};
 
@@ -24,12 +24,14 @@ pub(crate) struct Descent {
     products: Vec<Lane>,
     /// What is multiplied: changes of errors, or values.
     factors: Vec<Lane>,
+    /// The units of a part.
+    ready: [Ready; PART / UNIT],
 }
 
 impl Descent {
     pub(crate) fn new() -> Self {
         let lanes = || vec![ZERO; GRID_ELEMS];
-        Self { gradients: lanes(), products: lanes(), factors: lanes() }
+        Self { gradients: lanes(), products: lanes(), factors: lanes(), ready: Default::default() }
     }
 
     /// One pass over all columns of a panel.
@@ -43,7 +45,8 @@ impl Descent {
                 let changes = &mut self.factors[..columns.len()];
                 changes.copy_from_slice(&panel.e[columns.clone()]);
                 let gradients = &self.gradients[start - first..][..columns.len()];
-                level.vectorize(PartSteps { grid, metric, columns: columns.clone(), panel, gradients });
+                let (ready, columns_of) = (&mut self.ready, columns.clone());
+                level.vectorize(PartSteps { grid, metric, ready, columns: columns_of, panel, gradients });
                 for (change, after) in changes.iter_mut().zip(&panel.e[columns.clone()]) {
                     for r in 0..LANES {
                         change[r] = after[r] - change[r];
@@ -79,6 +82,7 @@ impl Descent {
 struct PartSteps<'a> {
     grid: &'a Grid,
     metric: &'a Metric,
+    ready: &'a mut [Ready; PART / UNIT],
     columns: Range<usize>,
     panel: &'a mut GridPanel,
     gradients: &'a [Lane],
@@ -94,6 +98,10 @@ impl VectorLoop for PartSteps<'_> {
         let mut h = [[0.0; PART]; PART];
         for (i, h) in h[..n].iter_mut().enumerate() {
             h[..n].copy_from_slice(self.metric.row(first + i, self.columns.clone()));
+        }
+        for (unit, ready) in self.ready[..n / UNIT].iter_mut().enumerate() {
+            let at = unit * UNIT;
+            grid.ready(&std::array::from_fn(|i| std::array::from_fn(|j| h[at + i][at + j])), ready);
         }
         let (block, part) = (first / GRID_ELEMS, first / n);
         for row in 0..panel.n_rows {
@@ -116,7 +124,7 @@ impl VectorLoop for PartSteps<'_> {
             for unit in 0..n / UNIT {
                 local.codes[unit] = panel.codes[first / UNIT + unit][row];
             }
-            let local = local.best(grid, &h);
+            let local = local.best(grid, &h, self.ready);
             panel.odd[part][row] = local.odd;
             for unit in 0..n / UNIT {
                 panel.codes[first / UNIT + unit][row] = local.codes[unit];
@@ -145,14 +153,14 @@ type PartMetric = [[f32; PART]; PART];
 impl Local {
     /// The best of some ways to go.
     #[inline(always)]
-    fn best(self, grid: &Grid, h: &PartMetric) -> Self {
+    fn best(self, grid: &Grid, h: &PartMetric, ready: &[Ready]) -> Self {
         let n = grid.form.part;
         let mut best = self;
         let fitted = self.fitted_odd(grid, h);
         let mut consider = |mut trial: Self, odd: f32| {
             trial.set_odd(n, h, odd);
-            for unit in 0..n / UNIT {
-                trial.choose(grid, h, unit);
+            for (unit, ready) in ready[..n / UNIT].iter().enumerate() {
+                trial.choose(grid, h, ready, unit);
             }
             if trial.gain > best.gain {
                 best = trial;
@@ -230,16 +238,15 @@ impl Local {
 
     /// The code of a unit.
     #[inline(always)]
-    fn choose(&mut self, grid: &Grid, h: &PartMetric, unit: usize) {
+    fn choose(&mut self, grid: &Grid, h: &PartMetric, ready: &Ready, unit: usize) {
         let (n, first) = (grid.form.part, unit * UNIT);
         let step = self.d * self.odd;
-        let own: UnitMetric = std::array::from_fn(|i| std::array::from_fn(|j| h[first + i][first + j]));
         let old: Unit = std::array::from_fn(|i| self.q[first + i]);
-        let mut c = unit_product(&own, &old);
+        let mut c = unit_product(&ready.h, &old);
         for i in 0..UNIT {
             c[i] += self.g[first + i] / step;
         }
-        let code = grid.improve(&own, &c, self.codes[unit]);
+        let code = grid.improve(ready, &c, self.codes[unit]);
         if code != self.codes[unit] {
             let values = grid.values(code);
             let mut change = [0.0; PART];

@@ -9,9 +9,9 @@ use std::ops::Range;
 use gguf_core::simd::{SimdLevel, VectorLoop};
 use gguf_quant::grid_states::GRID_ELEMS;
 
-use crate::grid::choice::Grid;
+use crate::grid::choice::{Grid, Ready};
 use crate::grid::panel::GridPanel;
-use crate::grid::{UNIT, Unit, UnitMetric};
+use crate::grid::{UNIT, Unit};
 use crate::lanes::add_scaled;
 use crate::metric::UnitFactor;
 use crate::panel::{Lane, ZERO, product_added};
@@ -24,11 +24,12 @@ const BLOCK: usize = 64;
 pub(crate) struct Feedback {
     errors: Vec<Lane>,
     asked: Vec<Lane>,
+    ready: Ready,
 }
 
 impl Feedback {
     pub(crate) fn new(n_cols: usize) -> Self {
-        Self { errors: vec![ZERO; n_cols], asked: vec![ZERO; BLOCK] }
+        Self { errors: vec![ZERO; n_cols], asked: vec![ZERO; BLOCK], ready: Ready::default() }
     }
 
     /// Chooses the codes of a panel for the scales that it has.
@@ -52,7 +53,8 @@ impl Feedback {
                 product_added(asked, coefficients, &self.errors[..first]);
             }
             let errors = &mut self.errors[places.clone()];
-            level.vectorize(Within { grid, factor, panel, places, asked, errors });
+            let ready = &mut self.ready;
+            level.vectorize(Within { grid, factor, ready, panel, places, asked, errors });
         }
         Ok(())
     }
@@ -62,6 +64,7 @@ impl Feedback {
 struct Within<'a> {
     grid: &'a Grid,
     factor: &'a UnitFactor,
+    ready: &'a mut Ready,
     panel: &'a mut GridPanel,
     places: Range<usize>,
     asked: &'a mut [Lane],
@@ -88,9 +91,9 @@ impl VectorLoop for Within<'_> {
                     add_scaled(&mut rest[0], solved, -*coefficient);
                 }
             }
-            let metric = self.factor.conditional(place);
+            self.grid.ready(&self.factor.conditional(place), self.ready);
             let targets = &self.asked[at..at + UNIT];
-            choose(self.grid, self.panel, unit, &metric, targets);
+            choose(self.grid, self.panel, unit, self.ready, targets);
             let columns = unit * UNIT..(unit + 1) * UNIT;
             self.errors[at..at + UNIT].copy_from_slice(&self.panel.e[columns]);
         }
@@ -99,7 +102,7 @@ impl VectorLoop for Within<'_> {
 
 /// Codes of a unit for all rows.
 #[inline(always)]
-fn choose(grid: &Grid, panel: &mut GridPanel, unit: usize, metric: &UnitMetric, asked: &[Lane]) {
+fn choose(grid: &Grid, panel: &mut GridPanel, unit: usize, ready: &Ready, asked: &[Lane]) {
     let first = unit * UNIT;
     for row in 0..panel.n_rows {
         let step = panel.d[first / GRID_ELEMS][row] * panel.odd[first / grid.form.part][row];
@@ -107,7 +110,7 @@ fn choose(grid: &Grid, panel: &mut GridPanel, unit: usize, metric: &UnitMetric, 
         if step != 0.0 {
             let inverse = 1.0 / step;
             let x: Unit = std::array::from_fn(|i| (panel.w[first + i][row] + asked[i][row]) * inverse);
-            panel.codes[unit][row] = grid.near(metric, &x, panel.codes[unit][row].signs);
+            panel.codes[unit][row] = grid.near(ready, &x, panel.codes[unit][row].signs);
         }
         panel.set(grid, unit, row);
     }

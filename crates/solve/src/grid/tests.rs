@@ -5,7 +5,7 @@ use gguf_core::simd::SimdLevel;
 use gguf_quant::grid_states::{GRID_ELEMS, GRID_FORMS, GridForm, GridState, Signs};
 use gguf_quant::{dequantize, quantize_rows};
 
-use super::choice::{Code, Grid};
+use super::choice::{Code, Grid, Ready};
 use super::{GridSolver, UNIT, Unit, UnitMetric};
 use crate::twin::{Noise, correlated, invert};
 use crate::{
@@ -13,6 +13,12 @@ use crate::{
 };
 
 const N: usize = 512;
+
+fn ready(grid: &Grid, h: &UnitMetric) -> Ready {
+    let mut ready = Ready::default();
+    grid.ready(h, &mut ready);
+    ready
+}
 
 fn moments(n: usize, seed: u64) -> SecondMoments {
     SecondMoments::new(n, 300, correlated(n, 300, seed)).unwrap()
@@ -78,7 +84,7 @@ fn without_correlations_the_choice_is_the_best_of_all() {
             let h = random_metric(&mut noise, 0.0);
             let x: Unit = std::array::from_fn(|_| 0.4 * largest * noise.bell());
             let shift = 1;
-            let found = grid.near(&h, &x, shift);
+            let found = grid.near(&ready(&grid, &h), &x, shift);
             let values = grid.values(found);
             let cost = |values: &Unit| -> f32 {
                 (0..UNIT).map(|i| h[i][i] * (values[i] - x[i]) * (values[i] - x[i])).sum()
@@ -122,11 +128,12 @@ fn the_choice_never_rises_and_can_be_stored() {
             if form.signs == Signs::Even && old.signs.count_ones() % 2 == 1 {
                 old.signs ^= 4;
             }
-            let new = grid.improve(&h, &c, old);
+            let ready = ready(&grid, &h);
+            let new = grid.improve(&ready, &c, old);
             let (before, after) = (grid.cost(&h, &c, old), grid.cost(&h, &c, new));
             assert!(after < before || new == old, "{}: {before} to {after}", form.ty);
             n_better += usize::from(after < before);
-            let again = grid.improve(&h, &c, new);
+            let again = grid.improve(&ready, &c, new);
             assert!(grid.cost(&h, &c, again) <= after);
             assert!(new.points.iter().all(|point| usize::from(*point) < form.n_points()));
             match form.signs {
@@ -160,7 +167,7 @@ fn twin_codes(grid: &Grid, order: &[usize], h: &[f64], w: &[f32], blocks: &[u8])
         let step = f64::from(f16_to_f32(state.d)) * f64::from(form.unit) * f64::from(odd);
         let metric = std::array::from_fn(|i| std::array::from_fn(|j| own[i * UNIT + j] as f32));
         let x = std::array::from_fn(|i| (current[left[i]] / step) as f32);
-        codes[unit] = grid.near(&metric, &x, state.signs[inside / UNIT]);
+        codes[unit] = grid.near(&ready(grid, &metric), &x, state.signs[inside / UNIT]);
         let values = grid.values(codes[unit]);
         let errors: Unit = std::array::from_fn(|i| (current[left[i]] - step * f64::from(values[i])) as f32);
         for (at, column) in left.iter().enumerate().skip(UNIT) {
