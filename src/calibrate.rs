@@ -22,6 +22,7 @@ mod solved;
 mod solver;
 mod store;
 mod text;
+mod types;
 mod work;
 
 pub use collector::Wanted;
@@ -36,4 +37,5 @@ pub use solved::SolvedBlocks;
 pub use solver::{NotSolved, SolverOptions};
 pub use store::{Statistics, StatisticsError, StatisticsKind, StatisticsWriter};
 pub use text::{CalibrationText, CheckText, SELF_NAME, TextKind, TextOptions, TextSource};
+pub use types::{ChosenTypes, TypesOptions, choose_types, measure_mix};
 pub use work::{WorkError, WorkFolder};

@@ -42,5 +42,6 @@ pub use options::{
     CoveragePolicy, OptionError, Override, OverrideValue, QuantizeOptions, TensorTypeRule, parse_file_type,
     parse_file_type_or, parse_ggml_type, parse_layers,
 };
+pub(crate) use plan::n_matrices;
 pub use plan::{Input, QuantizePlan, SolvedRows, Step};
 pub use summary::{Sizes, Summary};

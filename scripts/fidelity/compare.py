@@ -3,10 +3,12 @@
 
     compare.py --programs DIR --model F32.gguf --calibrate PATH [PATH...] --evaluate FILE [FILE...]
                [--types Q4_K,Q3_K,Q4_0,IQ4_XS,Q2_K] [--mixes] [--solvers gptq,sequential] [--self-text] [--tokens N] [--ctx 512] [--dir DIR]
-               [--json FILE]
+               [--target-of Q4_K_M,Q3_K_M] [--json FILE]
 
 DIR of --programs holds gguf-quantize and gguf-verify. Types are given to all matrices but the embeddings and the output,
 which stay as they are; with --mixes they are file types as users ask for them. No text of --evaluate may be in --calibrate.
+With --target-of the types are chosen for the size of the file of each of these mixes, and are held against that mix by the
+importance matrix; `reference` among --solvers shows what the choice alone brings.
 Each text of --evaluate is a row of the table: mean KLD against the model with its standard error, for the importance matrix
 (whose bytes are llama.cpp's) and for each solver, their ratio, the 99 % KLD, top-1 agreement and perplexity.
 """
@@ -29,10 +31,14 @@ def call(command, fine=(0,)):
     return done.stdout
 
 
-def quantize(options, kind, solver, path):
+def quantize(options, kind, solver, path, size=None):
     command = [os.path.join(options.programs, "gguf-quantize"), options.model, path, "--json", "--quiet", "--no-sync"]
-    command += ["--type", kind if options.mixes else PURE.get(kind, kind)]
-    if not options.mixes:
+    if size:
+        command += ["--target-size", str(size)]
+    elif options.mixes or options.target_of:
+        command += ["--type", kind]
+    else:
+        command += ["--type", PURE.get(kind, kind)]
         command += ["--pure", "--token-embedding-type", "f32", "--output-tensor-type", "f32"]
     for text in options.calibrate:
         command += ["--calibrate", text]
@@ -60,6 +66,7 @@ def main():
     parser.add_argument("--evaluate", nargs="+", required=True)
     parser.add_argument("--types", default="Q4_K,Q3_K,Q4_0,IQ4_XS,Q2_K")
     parser.add_argument("--mixes", action="store_true")
+    parser.add_argument("--target-of", help="mixes whose sizes types are chosen for")
     parser.add_argument("--solvers", default="gptq,sequential")
     parser.add_argument("--self-text", action="store_true", help="let the model write half of the text beside one kind")
     parser.add_argument("--tokens", type=int, default=32768)
@@ -72,17 +79,22 @@ def main():
     print("| type | solver | text | tokens | imatrix, KLD | solved, KLD | ratio | 99 % | top-1 | PPL | seconds |")
     print("|---|---|---|---:|---:|---:|---:|---|---|---|---:|", flush=True)
     found = []
-    for kind in options.types.split(","):
+    for kind in (options.target_of or options.types).split(","):
         paths, seconds, size = {}, {}, {}
-        for solver in ["reference", *solvers]:
-            paths[solver] = os.path.join(options.dir, f"fidelity-{kind}-{solver}.gguf")
-            report, seconds[solver] = quantize(options, kind, solver, paths[solver])
+        for solver in [None, *solvers]:
+            paths[solver] = os.path.join(options.dir, f"fidelity-{kind}-{solver or 'plain'}.gguf")
+            target = file_bytes if solver and options.target_of else None
+            report, seconds[solver] = quantize(options, kind, solver or "reference", paths[solver], target)
             size[solver] = report["total"]["bytes_after"]
-            if size[solver] != size["reference"]:
-                raise SystemExit(f"{kind}: {solver} has {size[solver]} bytes of weights, not {size['reference']}")
+            if solver is None:
+                file_bytes = os.path.getsize(paths[solver])
+            elif target and os.path.getsize(paths[solver]) > target:
+                raise SystemExit(f"{kind}: {solver} has {os.path.getsize(paths[solver])} bytes, not at most {target}")
+            elif not target and size[solver] != size[None]:
+                raise SystemExit(f"{kind}: {solver} has {size[solver]} bytes of weights, not {size[None]}")
         for text in options.evaluate:
             figures = {solver: evaluate(options, path, text) for solver, path in paths.items()}
-            plain, plain_ppl = figures["reference"]
+            plain, plain_ppl = figures[None]
             for solver in solvers:
                 solved, ppl = figures[solver]
                 ratio = solved["mean"] / plain["mean"]

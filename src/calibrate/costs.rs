@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use crate::calibrate::CalibrateError;
+use crate::calibrate::sequential::Quiet;
 use crate::core::progress::Progress;
 use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource};
 use crate::engine::plan::ModelKind;
@@ -26,6 +27,24 @@ pub struct MeasureOptions {
     pub n_runs: usize,
 }
 
+/// Operations that measuring may take whatever the text: seconds to a minute.
+const LEAST_OPS: u64 = 1 << 42;
+/// Operations that it takes at most: about half an hour where a machine does 0.3 T of them in a second.
+const MOST_OPS: u64 = 1 << 49;
+/// Passes of a token through the model that it may take for each token that is calibrated with: as many as solving takes.
+const PASSES: u64 = 2;
+
+/// Runs that measuring may take: by a count of operations, so that the same model and text are measured alike on all
+/// machines. A run takes two operations for each of the model's `n_elems` weights and each of its `n_run_tokens`;
+/// `n_text_tokens` are calibrated with.
+#[must_use]
+pub(super) fn runs_for(n_elems: u64, n_run_tokens: usize, n_text_tokens: usize) -> usize {
+    let of_token = n_elems.saturating_mul(2).max(1);
+    let ops = of_token.saturating_mul(PASSES).saturating_mul(n_text_tokens as u64);
+    let of_run = of_token.saturating_mul(n_run_tokens.max(1) as u64);
+    usize::try_from(ops.clamp(LEAST_OPS, MOST_OPS) / of_run).unwrap_or(usize::MAX)
+}
+
 impl MeasureOptions {
     /// Measures each tensor at about four bits, with at most 256 runs.
     #[must_use]
@@ -35,7 +54,8 @@ impl MeasureOptions {
 }
 
 /// Fills in what types cost by running the model on `windows`: one run for each tensor to choose for, or for each group of
-/// tensors. `costs` are those of [`Survey::estimate`], in the same order.
+/// tensors. `costs` are those of [`Survey::estimate`], in the same order. Returns the number of runs: 0 where fewer are
+/// allowed than the model has roles, which leaves the costs as they are.
 ///
 /// The same input, text and options give the same figures for any number of threads, on machines with fused multiply-add.
 ///
@@ -48,7 +68,7 @@ pub fn measure_costs(
     windows: &[Window],
     options: &MeasureOptions,
     progress: &dyn Progress,
-) -> Result<(), CalibrateError> {
+) -> Result<usize, CalibrateError> {
     if model.plan()?.kind == ModelKind::Encoder {
         return Err(CalibrateError::Encoder);
     }
@@ -61,18 +81,26 @@ pub fn measure_costs(
         .map(|(tensor, cost)| measured_type(tensor, cost, options.error))
         .collect();
     let plan = survey.plan(FileType::Q4KM, &types)?;
-    for group in groups(survey.tensors(), options.n_runs) {
+    let groups = groups(survey.tensors(), options.n_runs);
+    let n_groups = groups.len();
+    if n_groups > options.n_runs {
+        return Ok(0);
+    }
+    progress.begin("measuring what types cost", n_groups as u64);
+    for group in groups {
         if progress.is_cancelled() {
             return Err(EngineError::Cancelled.into());
         }
         let members = group.iter().map(|&at| &survey.tensors()[at]);
         let partly = PartlyQuantized::new(model.source, &plan, members);
         let one = Model { source: &partly, file: None, recall: None, ..*model };
-        let found = divergence_on(&one, model, windows, options.engine, progress)?;
+        let found = divergence_on(&one, model, windows, options.engine, &Quiet(progress))?;
         let kld = found.ok_or(CalibrateError::NoText)?.mean.value;
         share_out(costs, &group, &types, kld);
+        progress.advance(1);
     }
-    Ok(())
+    progress.end();
+    Ok(n_groups)
 }
 
 /// The type whose error is nearest to the wanted one, in powers; the first where none is known.
@@ -143,9 +171,15 @@ impl<'a> PartlyQuantized<'a> {
     ) -> Self {
         let mut tensors = source.tensors().to_vec();
         let mut places = BTreeMap::new();
-        for member in members {
-            tensors[member.source].ty = plan.tensors()[member.place].ty;
-            places.insert(member.source, member.place);
+        let (planned, found) = (plan.tensors(), plan.source_tensors());
+        // By name: what is run may have its tensors in another order than what is quantized.
+        let places_by_name: BTreeMap<&str, usize> =
+            members.map(|member| (found[member.source].name.as_str(), member.place)).collect();
+        for (at, tensor) in tensors.iter_mut().enumerate() {
+            if let Some(&place) = places_by_name.get(tensor.name.as_str()) {
+                tensor.ty = planned[place].ty;
+                places.insert(at, place);
+            }
         }
         Self { source, plan, tensors, places }
     }
@@ -172,5 +206,46 @@ impl TensorSource for PartlyQuantized<'_> {
 
     fn release_rows(&self, tensor: usize, first_row: u64, n_rows: u64) {
         self.source.release_rows(tensor, first_row, n_rows);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_counted_by_operations() {
+        // Small models are measured whole whatever the text, large ones with what half an hour allows, others by the text.
+        assert_eq!(runs_for(3_000_000, 1 << 10, 2048), 715);
+        assert_eq!(runs_for(1_000_000_000, 1 << 10, 32_768), 64);
+        assert_eq!(runs_for(7_000_000_000, 1 << 10, 32_768), 39);
+        assert_eq!(runs_for(70_000_000_000, 1 << 10, 32_768), 3);
+        assert_eq!(runs_for(u64::MAX, usize::MAX, usize::MAX), 0);
+        assert_eq!(runs_for(0, 0, 0), usize::try_from(LEAST_OPS).unwrap());
+    }
+
+    #[test]
+    fn tensors_share_runs_where_there_are_few() {
+        let tensor = |name: String| OpenTensor {
+            class: crate::quantize::TensorClass::of(&name),
+            name,
+            source: 0,
+            place: 0,
+            types: Vec::new(),
+        };
+        let layers =
+            (0..5).flat_map(|layer| ["attn_q", "ffn_up"].map(|role| format!("blk.{layer}.{role}.weight")));
+        let names = layers.chain(["output.weight".to_owned()]);
+        let tensors: Vec<OpenTensor> = names.map(tensor).collect();
+        let sizes = |n_runs| {
+            let mut sizes: Vec<usize> = groups(&tensors, n_runs).iter().map(Vec::len).collect();
+            sizes.sort_unstable();
+            sizes
+        };
+        assert_eq!(sizes(11), [1; 11]);
+        assert_eq!(sizes(10), [1, 1, 1, 2, 2, 2, 2]);
+        // The first layer and the output stay alone.
+        assert_eq!(sizes(5), [1, 1, 1, 4, 4]);
+        assert_eq!(sizes(1), [1, 1, 1, 4, 4]);
     }
 }

@@ -164,7 +164,7 @@ pub fn solve(
         return Err(CalibrateError::StatisticsFor { solver: options.solver.name() });
     }
     let recall = Recall::default();
-    let model = &Model { recall: Some(&recall), ..*model };
+    let model = &Model { recall: Some(model.recall.unwrap_or(&recall)), ..*model };
     let check = text.check_windows();
     if let Some(statistics) = statistics {
         statistics.check(model)?;
@@ -250,17 +250,27 @@ pub(super) fn targets(input: &Input<'_>, options: &QuantizeOptions) -> Result<Ta
 
 /// What the file says of how it was made.
 fn keys(fidelity: &Fidelity, solver: Solver, text: &CalibrationText) -> Vec<(String, Value)> {
-    let solver = if fidelity.blocks.is_some() { solver } else { Solver::Reference }.name();
+    let solver = if fidelity.blocks.is_some() { solver } else { Solver::Reference };
+    let solved = fidelity.trials.last().filter(|_| fidelity.blocks.is_some());
+    let kld = solved.map(|trial| trial.check.mean.value as f32);
+    keys_of(solver, text, kld, fidelity.plain.mean.value as f32)
+}
+
+/// The same keys, as large as they can become, before anything is solved.
+pub(super) fn keys_to_come(solver: Solver, text: &CalibrationText) -> Vec<(String, Value)> {
+    let kld = (solver != Solver::Reference).then_some(0.0);
+    keys_of(solver, text, kld, 0.0)
+}
+
+fn keys_of(solver: Solver, text: &CalibrationText, kld: Option<f32>, plain: f32) -> Vec<(String, Value)> {
     let mut keys = vec![
-        ("gguf_foundry.quantize.solver".to_owned(), Value::from(solver)),
+        ("gguf_foundry.quantize.solver".to_owned(), Value::from(solver.name())),
         ("gguf_foundry.quantize.calibration".to_owned(), Value::from(text.description().as_str())),
     ];
-    if let Some(trial) = fidelity.trials.last().filter(|_| fidelity.blocks.is_some()) {
-        let kld = Value::F32(trial.check.mean.value as f32);
-        keys.push(("gguf_foundry.quantize.kld".to_owned(), kld));
+    if let Some(kld) = kld {
+        keys.push(("gguf_foundry.quantize.kld".to_owned(), Value::F32(kld)));
     }
-    let plain = Value::F32(fidelity.plain.mean.value as f32);
-    keys.push(("gguf_foundry.quantize.kld_imatrix".to_owned(), plain));
+    keys.push(("gguf_foundry.quantize.kld_imatrix".to_owned(), Value::F32(plain)));
     keys
 }
 

@@ -52,7 +52,7 @@ pub(super) struct Followed {
 }
 
 /// Only the cancellation of another's progress.
-struct Quiet<'a>(&'a dyn Progress);
+pub(super) struct Quiet<'a>(pub(super) &'a dyn Progress);
 
 impl Progress for Quiet<'_> {
     fn is_cancelled(&self) -> bool {
@@ -231,6 +231,21 @@ impl Task<'_> {
 fn whole(chunk: &TokenChunk) -> TokenChunk {
     let TokenChunk { tokens, n_source, .. } = chunk;
     TokenChunk { tokens: tokens.clone(), rows: *n_source..tokens.len(), n_source: *n_source }
+}
+
+/// Holds the memory budget against what solving will take, before anything else is done.
+///
+/// # Errors
+/// A budget that does not do, a model that cannot be run.
+pub(super) fn check_budget(
+    model: &Model<'_>,
+    text: &CalibrationText,
+    engine: EngineOptions,
+) -> Result<(), CalibrateError> {
+    let windows = text.kinds.iter().flat_map(|kind| &kind.windows);
+    let chunks: Vec<TokenChunk> = windows.map(|window| whole(&window.chunk)).collect();
+    let plan = model.plan()?;
+    check_memory(&plan, &Engine::new(model.plan()?, model.source, engine)?, &chunks)
 }
 
 fn check_memory(plan: &GraphPlan, engine: &Engine<'_>, chunks: &[TokenChunk]) -> Result<(), CalibrateError> {

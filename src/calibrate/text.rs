@@ -324,6 +324,21 @@ impl CalibrationText {
         self.kinds.iter().map(TextKind::n_tokens).sum()
     }
 
+    /// Some of the sequences that are calibrated with: about `n_tokens`, each kind an equal part, evenly spread over it and at
+    /// least one.
+    pub(super) fn some_windows(&self, n_tokens: usize) -> Vec<Window> {
+        let share = n_tokens / self.kinds.len().max(1);
+        let of_kind = |kind: &TextKind| {
+            let n = kind.windows.len();
+            let mean = (kind.n_tokens() / n.max(1)).max(1);
+            let wanted = share.div_ceil(mean).clamp(1, n.max(1));
+            // The middle of each of `wanted` parts.
+            let places = (0..wanted).map(move |at| (2 * at + 1) * n / (2 * wanted));
+            places.filter_map(|at| kind.windows.get(at).cloned()).collect::<Vec<_>>()
+        };
+        self.kinds.iter().flat_map(of_kind).collect()
+    }
+
     /// Tokens of the longest sequence that is calibrated with.
     pub(super) fn longest(&self) -> usize {
         let windows = self.kinds.iter().flat_map(|kind| &kind.windows);
@@ -444,6 +459,28 @@ mod tests {
         assert_eq!((text.kinds[0].n_tokens(), text.kinds[0].n_check_tokens()), (2640, 360));
         let text = shared(&[1500, 700], 32_768).unwrap();
         assert_eq!((numbers(&text.kinds[0].windows), numbers(&text.kinds[0].check)), (vec![0], vec![1]));
+    }
+
+    #[test]
+    fn some_sequences_are_spread_over_each_kind() {
+        let kind = |lengths: &[usize]| TextKind {
+            name: String::new(),
+            windows: windows(lengths),
+            check: Vec::new(),
+            n_available: 0,
+            weight: 1,
+            seed: None,
+        };
+        let kinds = vec![kind(&[100; 40]), kind(&[512; 3])];
+        let text = CalibrationText { n_ctx: 512, kinds, check: Vec::new(), notes: Vec::new() };
+        let lengths = |n_tokens| -> Vec<usize> {
+            text.some_windows(n_tokens).iter().map(|window| window.chunk.tokens.len()).collect()
+        };
+        assert_eq!(lengths(1200), [&[100; 6][..], &[512; 2]].concat());
+        assert_eq!(lengths(0), [100, 512]);
+        assert_eq!(lengths(usize::MAX), [&[100; 40][..], &[512; 3]].concat());
+        let places: Vec<usize> = numbers(&text.some_windows(400)[..2]);
+        assert_eq!(places, [10, 30]);
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod keep;
 pub(crate) mod options;
 pub(crate) mod outlook;
 pub(crate) mod report;
+mod sized;
 pub(crate) mod target;
 
 use std::path::{Path, PathBuf};
@@ -205,7 +206,12 @@ impl Quantize {
         self.guard(session, job, &file)?;
         let imatrix = self.options.open_imatrix()?;
         let input = Input::file(&file);
-        let allocation = self.target.allocate(session, &input, &options, imatrix.as_ref())?;
+        // With a text types are chosen when it has been read.
+        let allocation = if self.calibrate.is_given() {
+            None
+        } else {
+            self.target.allocate(session, &input, &options, imatrix.as_ref())?
+        };
         if let Some(allocation) = &allocation {
             options = allocation.options.clone();
         }

@@ -21,8 +21,9 @@ mod rules;
 mod sensitivity;
 mod survey;
 
-use crate::core::GgmlType;
-use crate::quantize::{FileType, QuantizeOptions};
+use crate::core::{GgmlType, TensorSource};
+use crate::gguf::{FilePlan, LayoutOptions};
+use crate::quantize::{FileType, QuantizeOptions, QuantizePlan};
 
 pub use costs::TensorCost;
 pub use error::AllocateError;
@@ -71,8 +72,10 @@ pub struct StandardMix {
     pub file_type: FileType,
     /// Bytes of its file.
     pub file_bytes: u64,
-    /// Its mean KLD (nats) as it is expected by the same costs.
+    /// Its mean KLD (nats) as it is expected by the same costs, rounded as the chosen types are.
     pub expected_kld: f64,
+    /// Mean KLD (nats) and its standard error of the mix by the importance matrix alone, where it was measured.
+    pub measured: Option<(f64, f64)>,
 }
 
 /// Types chosen for a size.
@@ -93,7 +96,10 @@ pub struct Allocation {
     pub expected_kld: f64,
     /// Each tensor has its largest type: more bytes are of no use.
     pub is_largest: bool,
-    /// The standard mix whose file is nearest in size.
+    /// Runs of the model that costs were measured with; 0 if they are estimates by role.
+    pub n_runs: usize,
+    /// The standard mix whose file is nearest in size: of those at most half a percent larger than asked for, if there are
+    /// any.
     pub mix: Option<StandardMix>,
 }
 
@@ -101,6 +107,19 @@ pub struct Allocation {
 const SIZE_TOLERANCE: f64 = 0.005;
 
 impl Allocation {
+    /// The same with the size of the file that a plan of these types gives, its last keys included.
+    ///
+    /// # Errors
+    /// A plan of a larger file than was asked for; one that cannot be a file.
+    pub fn held_against(self, plan: &QuantizePlan<'_>) -> Result<Self, AllocateError> {
+        let file = FilePlan::new(plan.metadata(), plan.tensors(), &LayoutOptions::default())?;
+        let (target_bytes, file_bytes) = (self.target_bytes, file.file_bytes);
+        if file_bytes > target_bytes {
+            return Err(AllocateError::TooLarge { target_bytes, file_bytes });
+        }
+        Ok(Self { file_bytes, ..self })
+    }
+
     /// Bits of the file for each weight.
     #[must_use]
     pub fn bits_per_weight(&self) -> f64 {

@@ -13,6 +13,7 @@ use crate::calibrate::{
 use crate::cli::guard::Guard;
 use crate::cli::quantize::keep::{KeepArgs, end_work};
 use crate::cli::quantize::report;
+use crate::cli::quantize::sized;
 use crate::cli::quantize::target::TargetArgs;
 use crate::cli::render::plural;
 use crate::cli::verify::engine_options;
@@ -24,7 +25,7 @@ use crate::engine::EngineError;
 use crate::engine::plan::ModelKind;
 use crate::gguf::{GgufFile, WriteOptions};
 use crate::quantize::{FileType, Input, QuantizeOptions, QuantizePlan};
-use crate::verify::{Model, PromptForm};
+use crate::verify::{Model, PromptForm, Recall};
 
 /// What the model writes is the same whenever it is asked.
 pub(crate) const SELF_SEED: u64 = 1;
@@ -107,6 +108,13 @@ impl CalibrateArgs {
 
     /// Calibrates, writes and reports.
     pub(crate) fn run(&self, session: &Session, job: &Job<'_>) -> anyhow::Result<()> {
+        if self.keep.stats.is_some() && job.types.target().is_some() {
+            let option = job.types.option();
+            return Err(UsageError(format!(
+                "{option}: costs are measured on a text, which `--stats` has none of"
+            ))
+            .into());
+        }
         let statistics = self.keep.statistics(self.solver)?;
         let (sources, check) = self.sources(job)?;
         let parts = ModelParts::of(job.input.metadata);
@@ -151,27 +159,35 @@ impl CalibrateArgs {
         if model.plan()?.kind == ModelKind::Encoder {
             return Err(CalibrateError::Encoder.into());
         }
+        let recall = Recall::default();
+        let model = &Model { recall: Some(&recall), ..*model };
         let mut text = match keep.statistics {
             Some(statistics) => self.keep.kept_text(statistics, model)?,
             None => self.text(session, sources, model, keep.work)?,
         };
         self.keep.add_check(model, &mut text, check, self.calibrate_tokens)?;
+        let sized = sized::choose(session, job, self.solver.into(), (model, &text))?;
+        let quantize = sized.as_ref().map_or(job.options, |sized| &sized.allocation.options);
         let dir = job.output.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
         let options = FidelityOptions {
             solver: self.solver.into(),
             engine: engine_options(&session.common),
-            quantize: job.options,
+            quantize,
             dir,
             keep,
         };
         let fidelity = solve(model, job.input, &text, &options, &session.progress)?;
         warn(session, self.solver.into(), &fidelity);
-        let mut plan = QuantizePlan::new(job.input, job.options, Some(&fidelity.imatrix))?;
+        let mut plan = QuantizePlan::new(job.input, quantize, Some(&fidelity.imatrix))?;
         if let Some(blocks) = &fidelity.blocks {
             plan = plan.with_solved(blocks);
         }
         plan = plan.with_keys(&fidelity.keys);
         report::warn(session, job.options.coverage, &plan);
+        let allocation = sized
+            .as_ref()
+            .map(|sized| sized::finish(session, job, (model, &text), sized, &plan))
+            .transpose()?;
         let written = plan.write(job.output, job.write, &session.progress)?;
         job.types.write(session, &plan)?;
         for tensor in plan.all_zero() {
@@ -180,8 +196,8 @@ impl CalibrateArgs {
         report::warn_small_rows(session, &plan.small_rows());
         let seconds = job.start.elapsed().as_secs_f64();
         let about = About { fidelity: &fidelity, text: &text, solver: self.solver.into() };
-        let extra = report::Extra { calibration: Some(&about), allocation: None };
-        report::print_report(session, job.file_type, &plan, &written, seconds, &extra)
+        let extra = report::Extra { calibration: Some(&about), allocation: allocation.as_ref() };
+        report::print_report(session, quantize.file_type, &plan, &written, seconds, &extra)
     }
 }
 

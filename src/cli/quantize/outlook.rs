@@ -7,12 +7,12 @@ use serde_json::json;
 use crate::calibrate::{
     CalibrateError, CalibrationText, FidelityOptions, Keep, Outlook, SelfText, Solver, TextKind, TextSource,
 };
-use crate::cli::Session;
 use crate::cli::quantize::calibrate::{CalibrateArgs, Job, SELF_SEED};
 use crate::cli::quantize::report;
 use crate::cli::render::{count, plural};
 use crate::cli::verify::engine_options;
 use crate::cli::verify::model::ModelParts;
+use crate::cli::{Session, UsageError};
 use crate::core::progress::Progress;
 use crate::core::text::{bytes, escape};
 use crate::engine::EngineError;
@@ -39,6 +39,12 @@ impl CalibrateArgs {
         job: &Job<'_>,
         allocation: Option<&Allocation>,
     ) -> anyhow::Result<()> {
+        if job.types.target().is_some() {
+            let option = job.types.option();
+            let text =
+                format!("--dry-run cannot be used with `{option}` beside a text: costs are measured on it");
+            return Err(UsageError(text).into());
+        }
         let forecast = self.forecast(session, job)?;
         let plan = QuantizePlan::draft_to_come(job.input, job.options)?;
         report::warn(session, job.options.coverage, &plan);

@@ -215,6 +215,11 @@ fn target_lines(allocation: &Allocation) -> String {
         allocation.bits_per_weight(),
         allocation.expected_kld,
     );
+    if allocation.n_runs > 0 {
+        text += " by ";
+        text += &plural(allocation.n_runs as u64, "run");
+        text += " of the model";
+    }
     if let Some(mix) = &allocation.mix {
         let line = format!(
             "\n{}, the standard mix nearest in size: file of {}, expected KLD {:.6}",
@@ -223,19 +228,33 @@ fn target_lines(allocation: &Allocation) -> String {
             mix.expected_kld
         );
         text.push_str(&line);
+        if let Some((kld, stderr)) = mix.measured {
+            let line =
+                format!("; by the importance matrix alone, on the text held back: {kld:.6} ± {stderr:.6}");
+            text.push_str(&line);
+        }
     }
     text
 }
 
 fn target_json(allocation: &Allocation) -> serde_json::Value {
     let mix = allocation.mix.as_ref().map(|mix| {
-        json!({ "type": mix.file_type.name(), "file_bytes": mix.file_bytes, "expected_kld": mix.expected_kld })
+        let mut found = json!({
+            "type": mix.file_type.name(),
+            "file_bytes": mix.file_bytes,
+            "expected_kld": mix.expected_kld,
+        });
+        if let Some((kld, stderr)) = mix.measured {
+            found["imatrix"] = json!({ "mean_kld": kld, "stderr": stderr });
+        }
+        found
     });
     json!({
         "bytes": allocation.target_bytes,
         "file_bytes": allocation.file_bytes,
         "file_bits_per_weight": allocation.bits_per_weight(),
         "expected_kld": allocation.expected_kld,
+        "runs": allocation.n_runs,
         "near": allocation.is_near(),
         "standard_mix": mix,
     })

@@ -28,7 +28,7 @@ pub(crate) struct TargetArgs {
         value_name = "SIZE",
         value_parser = crate::cli::size,
         group = "target",
-        conflicts_with_all = ["pure", "calibrate"]
+        conflicts_with_all = ["pure"]
     )]
     pub target_size: Option<u64>,
     /// The same in bits of the file for each weight
@@ -37,7 +37,7 @@ pub(crate) struct TargetArgs {
         value_name = "BITS",
         value_parser = crate::cli::amount,
         group = "target",
-        conflicts_with_all = ["pure", "calibrate"]
+        conflicts_with_all = ["pure"]
     )]
     pub target_bpw: Option<f64>,
     /// Types to choose from [default: q2_k,q3_k,iq4_xs,q4_k,q5_k,q6_k,q8_0]
@@ -85,28 +85,26 @@ impl TargetArgs {
         imatrix: Option<&Imatrix>,
     ) -> anyhow::Result<Option<Allocation>> {
         let Some(target) = self.target() else { return Ok(None) };
-        let types = self.types.iter().map(|name| parse_ggml_type(name.trim()).map_err(usage));
-        let types: Vec<GgmlType> = types.collect::<anyhow::Result<_>>()?;
-        if self.target_bpw == Some(0.0) || self.target_size == Some(0) {
-            return Err(UsageError(format!("{}: a size above 0 expected", self.option())).into());
-        }
-        let asked = AllocateOptions { quantize: options, types: &types, reserve_bytes: 0 };
+        let types = self.types()?;
+        let asked = AllocateOptions { quantize: options, types: &types, keys: &[] };
         let survey = Survey::new(input, imatrix, &asked)?;
         let costs = survey.estimate(&session.progress)?;
         let allocation = survey.choose(&costs, target)?;
-        if !allocation.is_near() {
-            let why = if allocation.is_largest {
-                "each tensor has the largest of the types"
-            } else {
-                "with these tensors and types none comes nearer"
-            };
-            session.progress.warn(&format!(
-                "the file has {} where {} were asked for: {why}",
-                bytes(allocation.file_bytes),
-                bytes(allocation.target_bytes),
-            ));
-        }
+        warn_if_small(session, &allocation);
         Ok(Some(allocation))
+    }
+
+    /// The types to choose from.
+    ///
+    /// # Errors
+    /// Types that are not known, a size of nothing.
+    pub(super) fn types(&self) -> anyhow::Result<Vec<GgmlType>> {
+        let types = self.types.iter().map(|name| parse_ggml_type(name.trim()).map_err(usage));
+        let types = types.collect::<anyhow::Result<_>>()?;
+        if self.target_bpw == Some(0.0) || self.target_size == Some(0) {
+            return Err(UsageError(format!("{}: a size above 0 expected", self.option())).into());
+        }
+        Ok(types)
     }
 
     /// Writes the types of a plan, if that is asked for.
@@ -120,4 +118,21 @@ impl TargetArgs {
         file.commit(!session.common.no_sync).map_err(OutputError::from)?;
         Ok(())
     }
+}
+
+/// Tells of a file that is smaller than asked for.
+pub(super) fn warn_if_small(session: &Session, allocation: &Allocation) {
+    if allocation.is_near() {
+        return;
+    }
+    let why = if allocation.is_largest {
+        "each tensor has the largest of the types"
+    } else {
+        "with these tensors and types none comes nearer"
+    };
+    session.progress.warn(&format!(
+        "the file has {} where {} were asked for: {why}",
+        bytes(allocation.file_bytes),
+        bytes(allocation.target_bytes),
+    ));
 }

@@ -22,6 +22,14 @@ impl TensorCost {
         self.errors.iter().find(|row| row.0 == ty).map(|row| row.1)
     }
 
+    /// Multiplies what each type costs: for a better rounding than that of which errors and divergences are known, which
+    /// not every type has.
+    pub fn scale(&mut self, factor: impl Fn(GgmlType) -> f64) {
+        for (ty, value) in self.errors.iter_mut().chain(&mut self.measured) {
+            *value *= factor(*ty);
+        }
+    }
+
     /// Expected increase of the mean KLD with this type.
     ///
     /// KLD is proportional to the relative error of a tensor's output: measured from 2 to 6 bits on every tensor of the
@@ -46,6 +54,30 @@ impl TensorCost {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_factor_reaches_every_type_from_a_measured_one() {
+        let mut cost = TensorCost {
+            name: "x".to_owned(),
+            errors: vec![(GgmlType::Q4K, 0.01), (GgmlType::Q8_0, 0.0001)],
+            sensitivity: 0.5,
+            measured: Vec::new(),
+        };
+        let is_near = |cost: &TensorCost, of: [f64; 2]| {
+            let near = |(ty, expected): (GgmlType, f64)| (cost.of(ty).unwrap() - expected).abs() < 1e-12;
+            [GgmlType::Q4K, GgmlType::Q8_0].into_iter().zip(of).all(near)
+        };
+        let mut estimated = cost.clone();
+        let factor = |ty| if ty == GgmlType::Q4K { 0.25 } else { 1.0 };
+        estimated.scale(factor);
+        assert!(is_near(&estimated, [0.00125, 0.00005]));
+        for measured in [(GgmlType::Q4K, 0.02), (GgmlType::Q8_0, 0.0002)] {
+            cost.measured = vec![measured];
+            let mut scaled = cost.clone();
+            scaled.scale(factor);
+            assert!(is_near(&scaled, [0.005, 0.0002]), "{measured:?}");
+        }
+    }
 
     #[test]
     fn measured_types_give_the_others() {

@@ -40,6 +40,11 @@ pub enum AllocateError {
         bytes(*least_bytes)
     )]
     TooSmall { target_bytes: u64, least_bytes: u64, bits_per_weight: f64 },
+    /// The plan is not what was chosen.
+    #[error(
+        "a file of at most {target_bytes} bytes is asked for, the plan has {file_bytes}: that is a fault of this program"
+    )]
+    TooLarge { target_bytes: u64, file_bytes: u64 },
 }
 
 impl Hint for AllocateError {

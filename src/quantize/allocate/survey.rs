@@ -4,14 +4,16 @@ use rayon::prelude::*;
 
 use crate::core::progress::Progress;
 use crate::core::{GgmlType, ImatrixNeed, SourceError, TensorMeta, TensorSource};
-use crate::gguf::{FilePlan, FileType, Imatrix, LayoutOptions, WriteError};
+use crate::gguf::{FilePlan, FileType, Imatrix, LayoutOptions, Value, WriteError};
 use crate::quant::can_quantize;
 use crate::quantize::allocate::costs::TensorCost;
 use crate::quantize::allocate::greedy::{self, Candidate};
 use crate::quantize::allocate::rounding::Sampled;
 use crate::quantize::allocate::rules::rule;
 use crate::quantize::allocate::sensitivity::{Place, logit_power, sensitivities};
-use crate::quantize::allocate::{AllocateError, Allocation, ChosenType, SizeTarget, StandardMix};
+use crate::quantize::allocate::{
+    AllocateError, Allocation, ChosenType, SIZE_TOLERANCE, SizeTarget, StandardMix,
+};
 use crate::quantize::choice::{fit_columns, needs_imatrix};
 use crate::quantize::plan::n_matrices;
 use crate::quantize::{
@@ -51,8 +53,8 @@ pub struct AllocateOptions<'o> {
     /// Types to choose from; empty: [`DEFAULT_TYPES`]. Where the columns are not whole blocks of one, the type that stands
     /// in for it elsewhere does here.
     pub types: &'o [GgmlType],
-    /// Bytes that the file will have beside those of its plan: keys that are added later.
-    pub reserve_bytes: u64,
+    /// Keys that the file will have beside those of its plan, as long as they can become.
+    pub keys: &'o [(String, Value)],
 }
 
 /// A tensor whose type is to be chosen.
@@ -117,7 +119,7 @@ impl<'a> Survey<'a> {
             no_fallback: false,
             ..asked.quantize.clone()
         };
-        let plan = QuantizePlan::draft(input, &options, imatrix)?;
+        let plan = QuantizePlan::draft(input, &options, imatrix)?.with_keys(asked.keys);
         let found = input.source.tensors();
         let is_tied =
             plan.tensors().iter().all(|tensor| TensorClass::of(&tensor.name) != TensorClass::Output);
@@ -147,7 +149,7 @@ impl<'a> Survey<'a> {
         let open_bytes: u64 = tensors.iter().map(padded).sum();
         Ok(Self {
             facts: ModelFacts::new(input.metadata, &options.overrides, found),
-            fixed_bytes: (file.file_bytes - open_bytes).saturating_add(asked.reserve_bytes),
+            fixed_bytes: file.file_bytes.saturating_sub(open_bytes),
             alignment: file.alignment,
             n_elems: plan.summary().total.n_elems,
             is_tied,
@@ -259,6 +261,26 @@ impl<'a> Survey<'a> {
         TensorMeta { ty, ..meta.clone() }.n_bytes()?.checked_next_multiple_of(self.alignment)
     }
 
+    /// Says whether a size can be had, before costs are known.
+    ///
+    /// # Errors
+    /// A size that the smallest types do not come down to.
+    pub fn check(&self, target: SizeTarget) -> Result<(), AllocateError> {
+        let smallest =
+            |tensor: &OpenTensor| tensor.types.iter().filter_map(|&ty| self.padded_bytes(tensor, ty)).min();
+        let open_bytes = self.tensors.iter().filter_map(smallest).fold(0u64, u64::saturating_add);
+        if self.fixed_bytes.saturating_add(open_bytes) > target.bytes(self.n_elems) {
+            return Err(self.too_small(open_bytes, target));
+        }
+        Ok(())
+    }
+
+    fn too_small(&self, open_bytes: u64, target: SizeTarget) -> AllocateError {
+        let least_bytes = self.fixed_bytes.saturating_add(open_bytes);
+        let bits_per_weight = least_bytes as f64 * 8.0 / self.n_elems.max(1) as f64;
+        AllocateError::TooSmall { target_bytes: target.bytes(self.n_elems), least_bytes, bits_per_weight }
+    }
+
     /// Chooses the types for a size by what they cost, in the order of [`Survey::tensors`].
     ///
     /// # Errors
@@ -267,16 +289,12 @@ impl<'a> Survey<'a> {
         let target_bytes = target.bytes(self.n_elems);
         let rows: Vec<Vec<Candidate>> =
             self.tensors.iter().zip(costs).map(|(tensor, cost)| self.candidates(tensor, cost)).collect();
-        let too_small = |open_bytes: u64| {
-            let least_bytes = self.fixed_bytes.saturating_add(open_bytes);
-            let bits_per_weight = least_bytes as f64 * 8.0 / self.n_elems.max(1) as f64;
-            AllocateError::TooSmall { target_bytes, least_bytes, bits_per_weight }
-        };
         let budget = target_bytes.saturating_sub(self.fixed_bytes);
-        let choice = greedy::choose(&rows, budget).map_err(too_small)?;
+        let choice =
+            greedy::choose(&rows, budget).map_err(|open_bytes| self.too_small(open_bytes, target))?;
         let file_bytes = self.fixed_bytes.saturating_add(greedy::total(&rows, &choice));
         if file_bytes > target_bytes {
-            return Err(too_small(greedy::total(&rows, &choice)));
+            return Err(self.too_small(greedy::total(&rows, &choice), target));
         }
         let chosen = self.tensors.iter().zip(rows.iter().zip(&choice));
         let chosen = chosen.filter_map(|(tensor, (row, &at))| {
@@ -288,8 +306,15 @@ impl<'a> Survey<'a> {
             let most = row.iter().map(|candidate| candidate.n_bytes).max();
             row.get(at).map(|candidate| candidate.n_bytes) == most
         });
-        let mix = self.nearest_mix(costs, file_bytes);
-        let file_type = mix.as_ref().map_or(FileType::Q4KM, |mix| mix.file_type);
+        let mixes = self.mixes(costs);
+        let nearest = |mixes: &mut dyn Iterator<Item = &StandardMix>| {
+            mixes.min_by_key(|mix| mix.file_bytes.abs_diff(file_bytes)).copied()
+        };
+        let file_type = nearest(&mut mixes.iter()).map_or(FileType::Q4KM, |mix| mix.file_type);
+        // A few keys more or less are no reason to compare with a smaller one.
+        let most = target_bytes as f64 * (1.0 + SIZE_TOLERANCE);
+        let fitting = nearest(&mut mixes.iter().filter(|mix| mix.file_bytes as f64 <= most));
+        let mix = fitting.or_else(|| nearest(&mut mixes.iter()));
         let only_types: Vec<GgmlType> = types.iter().map(|chosen| chosen.ty).collect();
         Ok(Allocation {
             options: self.options_with(file_type, &only_types)?,
@@ -299,6 +324,7 @@ impl<'a> Survey<'a> {
             file_bytes,
             n_elems: self.n_elems,
             is_largest,
+            n_runs: 0,
             mix,
         })
     }
@@ -310,8 +336,8 @@ impl<'a> Survey<'a> {
         tensor.types.iter().filter_map(candidate).collect()
     }
 
-    /// The standard mix whose file is nearest in size, with what it is expected to cost.
-    fn nearest_mix(&self, costs: &[TensorCost], file_bytes: u64) -> Option<StandardMix> {
+    /// The standard mixes, with the sizes of their files and what they are expected to cost.
+    fn mixes(&self, costs: &[TensorCost]) -> Vec<StandardMix> {
         let mix = |&file_type: &FileType| {
             let options = QuantizeOptions { file_type, ..self.options.clone() };
             let plan = QuantizePlan::draft(&self.input, &options, self.imatrix).ok()?;
@@ -319,10 +345,9 @@ impl<'a> Survey<'a> {
                 self.tensors.iter().map(|tensor| plan.tensors()[tensor.place].ty).collect();
             let file_bytes = self.file_bytes(types.iter().copied())?;
             let expected_kld = costs.iter().zip(&types).filter_map(|(cost, &ty)| cost.of(ty)).sum();
-            Some(StandardMix { file_type, file_bytes, expected_kld })
+            Some(StandardMix { file_type, file_bytes, expected_kld, measured: None })
         };
-        let mixes = MIXES.iter().filter_map(mix);
-        mixes.min_by_key(|mix| mix.file_bytes.abs_diff(file_bytes))
+        MIXES.iter().filter_map(mix).collect()
     }
 }
 

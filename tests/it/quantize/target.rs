@@ -15,10 +15,10 @@ fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
     (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
 }
 
-/// The bundled model in F16.
-fn prepare(dir: &Path) {
+/// The bundled model.
+fn prepare(dir: &Path, ty: &str) {
     let mut command = assert_cmd::Command::cargo_bin("gguf-convert").unwrap();
-    command.args(["hf2gguf", "--type", "f16", "--quiet", "--no-sync", "-o"]);
+    command.args(["hf2gguf", "--type", ty, "--quiet", "--no-sync", "-o"]);
     let output = command.arg(dir.join("in.gguf")).arg(fixture("tiny-llama")).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
@@ -27,7 +27,7 @@ fn prepare(dir: &Path) {
 fn the_file_has_the_size_that_the_plan_says_and_its_types_can_be_read_again() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    prepare(dir);
+    prepare(dir, "f16");
     for target in ["1500000", "2100000", "3.2M"] {
         let base = ["--target-size", target, "--json", "in.gguf", "out.gguf"];
         let (code, dry, err) = run(dir, &[&base[..], &["--dry-run", "--write-types", "types.txt"]].concat());
@@ -58,7 +58,7 @@ fn the_file_has_the_size_that_the_plan_says_and_its_types_can_be_read_again() {
 fn sizes_and_options_that_do_not_go_together_are_told() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    prepare(dir);
+    prepare(dir, "f16");
     for (args, code, words) in [
         (&["--target-size", "100K"][..], 1, "with the smallest types it has"),
         (&["--target-bpw", "1"], 1, "the smallest possible are `--target-size"),
@@ -80,4 +80,99 @@ fn sizes_and_options_that_do_not_go_together_are_told() {
     assert!(!dir.join("out.gguf").exists());
     let (code, _, err) = run(dir, &["--target-bpw", "20", "--dry-run", "in.gguf"]);
     assert!(code == 0 && err.contains("each tensor has the largest of the types"), "{err}");
+}
+
+/// The bundled model in F32 beside two thirds of its text.
+fn prepare_with_text(dir: &Path) {
+    prepare(dir, "f32");
+    let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
+    let cut = text.floor_char_boundary(text.len() * 2 / 3);
+    fs_err::write(dir.join("text.txt"), &text[..cut]).unwrap();
+    fs_err::write(dir.join("rest.txt"), &text[cut..]).unwrap();
+}
+
+const BY_TEXT: [&str; 6] =
+    ["--json", "--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "4096"];
+
+fn by_text(dir: &Path, name: &str, args: &[&str]) -> Json {
+    let (code, out, err) = run(dir, &[&BY_TEXT[..], args, &["in.gguf", name]].concat());
+    assert_eq!(code, 0, "{err}");
+    serde_json::from_str(&out).unwrap()
+}
+
+/// Mean divergence from the input by the verifier, on text that nothing was calibrated with.
+fn kld(dir: &Path, name: &str) -> f64 {
+    let mut command = assert_cmd::Command::cargo_bin("gguf-verify").unwrap();
+    let args = [name, "--baseline", "in.gguf", "--prompts", "rest.txt", "--ctx", "256", "--json"];
+    let output = command.current_dir(dir).args(args).output().unwrap();
+    let report: Json = serde_json::from_slice(&output.stdout).unwrap();
+    report["kld"]["mean"].as_f64().unwrap()
+}
+
+#[test]
+fn types_for_a_size_and_rounding_by_a_text_go_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    prepare_with_text(dir);
+    by_text(dir, "mix.gguf", &["--type", "q4_k_m", "--solver", "reference"]);
+    let size = |name: &str| fs_err::metadata(dir.join(name)).unwrap().len();
+    let target = size("mix.gguf");
+    let asked = ["--target-size", &target.to_string(), "--write-types", "types.txt"];
+    let one = by_text(dir, "one.gguf", &[&asked[..], &["--threads", "1"]].concat());
+    let types = fs_err::read_to_string(dir.join("types.txt")).unwrap();
+    let three = by_text(dir, "three.gguf", &[&asked[..], &["--threads", "3"]].concat());
+    // Measured costs, too, are the same for any number of threads.
+    assert_eq!(one["target"], three["target"]);
+    assert_eq!(fs_err::read(dir.join("one.gguf")).unwrap(), fs_err::read(dir.join("three.gguf")).unwrap());
+
+    let said = &one["target"];
+    assert_eq!(said["file_bytes"].as_u64(), Some(size("one.gguf")));
+    assert!(size("one.gguf") <= target && size("one.gguf") as f64 >= target as f64 * 0.995);
+    assert!(said["runs"].as_u64().unwrap() >= 16, "{said}");
+    assert_eq!(said["standard_mix"]["type"], "Q4_K_M");
+    let expected = |of: &Json| of["expected_kld"].as_f64().unwrap();
+    assert!(expected(said) < 0.7 * expected(&said["standard_mix"]), "{said}");
+    let solved = one["calibration"]["trials"][0]["mean_kld"].as_f64().unwrap();
+    let of_mix = said["standard_mix"]["imatrix"]["mean_kld"].as_f64().unwrap();
+    assert!(one["calibration"]["used"] == true && solved < 0.35 * of_mix, "{one}");
+    let (found, of_mix) = (kld(dir, "one.gguf"), kld(dir, "mix.gguf"));
+    assert!(found < 0.3 * of_mix, "{found} {of_mix}");
+
+    let rules = ["--type", "q8_0", "--tensor-type-file", "types.txt", "in.gguf", "again.gguf"];
+    let (code, _, err) = run(dir, &rules);
+    assert_eq!(code, 0, "{err}");
+    let open = |name: &str| GgufFile::open(&dir.join(name)).unwrap();
+    assert!(types.contains("attn_v") && open("one.gguf").tensors() == open("again.gguf").tensors());
+}
+
+#[test]
+fn every_solver_keeps_to_the_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    prepare_with_text(dir);
+    for solver in ["reference", "gptq"] {
+        let args = ["--target-bpw", "4.2", "--solver", solver, "--types", "q3_k,iq3_s,q4_k,q6_k"];
+        let found = by_text(dir, "out.gguf", &args);
+        let n_bytes = fs_err::metadata(dir.join("out.gguf")).unwrap().len();
+        let most = found["target"]["bytes"].as_u64().unwrap();
+        assert_eq!(found["target"]["file_bytes"].as_u64(), Some(n_bytes), "{solver}");
+        assert!(n_bytes <= most && n_bytes as f64 >= most as f64 * 0.995, "{solver}: {n_bytes} of {most}");
+        assert_eq!(found["calibration"]["solver"], solver);
+        let file = GgufFile::open(&dir.join("out.gguf")).unwrap();
+        let wanted = ["Q3_K", "IQ3_S", "Q4_K", "Q6_K", "F32"];
+        let is_wanted = |name: &str| wanted.iter().any(|wanted| wanted.eq_ignore_ascii_case(name));
+        assert!(file.tensors().iter().all(|tensor| is_wanted(tensor.ty.name())));
+    }
+    for (args, code, words) in [
+        (&["--target-size", "100K"][..], 1, "with the smallest types it has"),
+        (&["--target-size", "2M", "--dry-run"], 2, "cannot be used with"),
+        (&["--target-size", "2M", "--type", "q4_k_m"], 2, "cannot be used with"),
+        (&["--target-size", "2M", "--types", "q8_1"], 1, "nothing can be quantized to it"),
+        (&["--target-size", "2M", "--memory", "1M"], 1, "--calibrate-tokens"),
+    ] {
+        let (found, _, err) = run(dir, &[&BY_TEXT[..], args, &["in.gguf", "none.gguf"]].concat());
+        assert_eq!(found, code, "{args:?}: {err}");
+        assert!(err.contains(words), "{args:?}: {err}");
+    }
+    assert!(!dir.join("none.gguf").exists());
 }

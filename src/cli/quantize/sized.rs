@@ -1,0 +1,56 @@
+//! `--target-size` beside `--calibrate`: types by what they cost on the text, and the standard mix to compare with.
+
+use crate::calibrate::{
+    CalibrateError, CalibrationText, ChosenTypes, Solver, TypesOptions, choose_types, measure_mix,
+};
+use crate::cli::Session;
+use crate::cli::quantize::calibrate::Job;
+use crate::cli::quantize::report;
+use crate::cli::quantize::target::warn_if_small;
+use crate::cli::verify::engine_options;
+use crate::quantize::{Allocation, QuantizePlan, StandardMix};
+use crate::verify::Model;
+
+/// Chooses types, if a size is asked for, and prints them before work on them begins.
+///
+/// # Errors
+/// A model that cannot be run, a size that cannot be had.
+pub(super) fn choose(
+    session: &Session,
+    job: &Job<'_>,
+    solver: Solver,
+    (model, text): (&Model<'_>, &CalibrationText),
+) -> anyhow::Result<Option<ChosenTypes>> {
+    let Some(target) = job.types.target() else { return Ok(None) };
+    let types = job.types.types()?;
+    let engine = engine_options(&session.common);
+    let options = TypesOptions { quantize: job.options, types: &types, target, solver, engine };
+    let chosen = choose_types(model, job.input, text, &options, &session.progress)?;
+    warn_if_small(session, &chosen.allocation);
+    if !session.common.json && !session.common.quiet {
+        let plan = QuantizePlan::new(job.input, &chosen.allocation.options, Some(&chosen.imatrix))?;
+        report::print_plan(session, &plan, Some(&chosen.allocation), None)?;
+    }
+    Ok(Some(chosen))
+}
+
+/// The choice with the size that the plan comes to, and with what the standard mix has on the text that is held back.
+///
+/// # Errors
+/// A plan that is larger than asked for, models that cannot be run.
+pub(super) fn finish(
+    session: &Session,
+    job: &Job<'_>,
+    (model, text): (&Model<'_>, &CalibrationText),
+    chosen: &ChosenTypes,
+    plan: &QuantizePlan<'_>,
+) -> anyhow::Result<Allocation> {
+    let mut allocation = chosen.allocation.clone().held_against(plan).map_err(CalibrateError::from)?;
+    let Some(mix) = allocation.mix else { return Ok(allocation) };
+    let engine = engine_options(&session.common);
+    let of_mix = (mix.file_type, &chosen.imatrix, job.options);
+    let found = measure_mix(model, job.input, text, of_mix, engine, &session.progress)?;
+    let measured = Some((found.mean.value, found.mean.stderr));
+    allocation.mix = Some(StandardMix { measured, ..mix });
+    Ok(allocation)
+}
