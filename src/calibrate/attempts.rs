@@ -153,14 +153,14 @@ impl Attempts<'_> {
             left: Vec::new(),
         };
         let sums = match statistics {
-            Some(statistics) => self.from_statistics(statistics, &mut solver)?,
-            None => self.from_text(number, &mut solver)?,
+            Some(statistics) => self.by_statistics(statistics, &mut solver)?,
+            None => self.by_text(number, &mut solver)?,
         };
         Ok((total_importance(&sums), solver.left))
     }
 
     /// Runs the model, and keeps its moments if that is asked for.
-    fn from_text(
+    fn by_text(
         &self,
         number: usize,
         solver: &mut LayerSolver<'_>,
@@ -199,7 +199,7 @@ impl Attempts<'_> {
     }
 
     /// Takes one layer after the other from what is kept.
-    fn from_statistics(
+    fn by_statistics(
         &self,
         statistics: &Statistics,
         solver: &mut LayerSolver<'_>,

@@ -144,7 +144,7 @@ impl CalibrateArgs {
             .paths()
             .map(|path| TextSource::read(path, PromptForm::Detected))
             .collect::<Result<Vec<_>, CalibrateError>>()?;
-        Ok((sources, self.keep.check_sources(self.paths())?))
+        Ok((sources, self.keep.check_sources(&self.paths().collect::<Vec<_>>())?))
     }
 
     fn with_model(
@@ -165,7 +165,7 @@ impl CalibrateArgs {
             Some(statistics) => self.keep.kept_text(statistics, model)?,
             None => self.text(session, sources, model, keep.work)?,
         };
-        self.keep.add_check(model, &mut text, check, self.calibrate_tokens)?;
+        text.add_check(model, check, self.calibrate_tokens)?;
         let sized = sized::choose(session, job, self.solver.into(), (model, &text))?;
         let quantize = sized.as_ref().map_or(job.options, |sized| &sized.allocation.options);
         let dir = job.output.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));

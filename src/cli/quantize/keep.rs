@@ -46,12 +46,9 @@ impl KeepArgs {
     ///
     /// # Errors
     /// A text that is calibrated with, too: the result would be judged by what it was made for.
-    pub(crate) fn check_sources<'p>(
-        &self,
-        calibrate: impl Iterator<Item = &'p PathBuf> + Clone,
-    ) -> anyhow::Result<Vec<TextSource>> {
+    pub(crate) fn check_sources(&self, calibrate: &[&PathBuf]) -> anyhow::Result<Vec<TextSource>> {
         for check in &self.check_text {
-            if let Some(path) = calibrate.clone().find(|path| overlap(check, path)) {
+            if let Some(path) = calibrate.iter().find(|path| overlap(check, path)) {
                 let text = format!(
                     "--check-text {}: that is what `--calibrate {}` gives to the solver; another text expected",
                     check.display(),
@@ -62,20 +59,6 @@ impl KeepArgs {
         }
         let sources = self.check_text.iter().map(|path| TextSource::read(path, PromptForm::Detected));
         Ok(sources.collect::<Result<_, CalibrateError>>()?)
-    }
-
-    /// Adds the texts of the check, as many tokens as are calibrated with at most.
-    pub(crate) fn add_check(
-        &self,
-        model: &Model<'_>,
-        text: &mut CalibrationText,
-        sources: &[TextSource],
-        n_tokens: usize,
-    ) -> anyhow::Result<()> {
-        if !sources.is_empty() {
-            text.add_check(model, sources, n_tokens)?;
-        }
-        Ok(())
     }
 }
 

@@ -69,7 +69,7 @@ impl CalibrateArgs {
                 Some(statistics) => (self.keep.kept_text(statistics, model)?, None),
                 None => self.text_to_come(session, &sources, model)?,
             };
-            self.keep.add_check(model, &mut text, &check, self.calibrate_tokens)?;
+            text.add_check(model, &check, self.calibrate_tokens)?;
             for note in &text.notes {
                 session.progress.warn(note);
             }

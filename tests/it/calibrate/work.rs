@@ -1,6 +1,7 @@
 //! Work of a run that was interrupted: gone on with to the same bytes, refused to other runs, mended where it is damaged.
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use gguf_foundry::calibrate::{
     CalibrateError, Fidelity, FidelityOptions, Keep, Solver, WorkError, WorkFolder, solve,
 };
+use gguf_foundry::core::Hint;
 use gguf_foundry::core::progress::{Progress, Silent};
 use gguf_foundry::engine::EngineOptions;
 use gguf_foundry::quantize::{FileType, Input, QuantizeOptions, SolvedRows, TensorTypeRule};
@@ -88,13 +90,16 @@ impl Case {
                 let mut bytes = vec![0; row_bytes * usize::try_from(per_matrix).unwrap()];
                 if blocks.has(&meta.name, matrix) {
                     blocks.read(&meta.name, matrix * per_matrix, &mut bytes).unwrap();
-                    text += &format!("\n{} {matrix} {bytes:?}", meta.name);
+                    let _ = write!(text, "\n{} {matrix} {bytes:?}", meta.name);
                 }
             }
         }
         text
     }
 }
+
+/// A file, and what is done to it.
+type Damage<'a> = (&'a str, &'a dyn Fn(Vec<u8>) -> Vec<u8>);
 
 /// Lines about matrices that were solved: all, and those that differ.
 fn solved(path: &Path) -> (usize, usize) {
@@ -163,7 +168,7 @@ fn damaged_work_is_solved_again() {
         let path = dir.path().join("work");
         case.run_in(&path, &Silent).unwrap();
         let n = solved(&path).0;
-        let damage: [(&str, &dyn Fn(Vec<u8>) -> Vec<u8>); 6] = [
+        let damage: [Damage<'_>; 6] = [
             ("blocks-0", &|mut bytes| {
                 let middle = bytes.len() / 2;
                 bytes[middle] ^= 4;
@@ -216,7 +221,6 @@ fn work_of_another_run_is_refused_with_what_differs() {
         let CalibrateError::Work(WorkError::OtherRun { what: found, .. }) = &error else { panic!("{error}") };
         assert_eq!(found, what);
         assert!(error.to_string().contains(&format!("the work of another run: {what} was ")), "{error}");
-        use gguf_foundry::core::Hint;
         assert!(error.hints()[0].contains("name another folder, or remove this one"));
     }
     // And the work is as it was.
