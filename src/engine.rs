@@ -21,6 +21,7 @@ pub use ops::head::{Hidden, TokenDivergence, TokenScore};
 pub use ops::math::add_squares;
 pub use ops::prefix::Prefix;
 pub use ops::rows::LogProbs;
+pub use ops::strips::Strips;
 pub use plan::GraphPlan;
 pub use run::continued::Continuation;
 pub use run::forward::{Engine, EngineOptions, TokenChunk};

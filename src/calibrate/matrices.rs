@@ -6,7 +6,9 @@ use crate::core::progress::Progress;
 use crate::core::simd::SimdLevel;
 use crate::core::{GgmlType, TensorSource};
 use crate::engine::{EngineError, WeightReader};
-use crate::solve::{Correction, Metric, PANEL_ROWS, SolveError, SolveOptions, Start, solve_rows};
+use crate::solve::{
+    Correction, InputCorrection, Metric, PANEL_ROWS, SolveError, SolveOptions, Start, solve_rows,
+};
 
 /// Floats of weights that are solved together; at least [`PANEL_ROWS`] rows for each thread.
 const CHUNK_ELEMS: usize = 16 << 20;
@@ -31,10 +33,11 @@ pub(super) struct MatrixSolver<'a> {
 
 /// What moves weights before they are rounded.
 #[derive(Clone, Copy)]
-pub(super) struct Corrected<'a> {
-    pub(super) correction: &'a Correction<'a>,
-    /// `ΔᵀX̂ / N` of the matrix, `[n_rows, n_cols]`, where its product is added to the residual stream.
-    pub(super) residual: Option<&'a [f32]>,
+pub(super) enum Corrected<'a> {
+    /// What all matrices of the same inputs share.
+    Inputs(&'a InputCorrection),
+    /// Of one matrix: what it is to make good, `[n_rows, n_cols]`.
+    Outputs(&'a Correction, &'a [f32]),
 }
 
 impl MatrixSolver<'_> {
@@ -48,6 +51,21 @@ impl MatrixSolver<'_> {
     pub(super) fn n_rows(&self, target: Target) -> usize {
         let n_rows = self.source.tensors()[target.tensor].shape.n_rows();
         usize::try_from(n_rows / self.n_matrices(target).max(1)).unwrap_or(0)
+    }
+
+    /// The weights of a matrix as they are, `[n_rows, n_cols]`.
+    pub(super) fn weights(
+        &self,
+        target: Target,
+        matrix: u64,
+        n_cols: usize,
+    ) -> Result<Vec<f32>, EngineError> {
+        let reader = WeightReader { source: self.source, level: self.level };
+        let n_rows = self.n_rows(target);
+        let mut floats = vec![0.0; n_rows * n_cols];
+        let first = usize::try_from(matrix).unwrap_or(0) * n_rows;
+        reader.rows(target.tensor, first, n_rows, &mut Vec::new(), &mut floats)?;
+        Ok(floats)
     }
 
     /// Solves a matrix of a tensor.
@@ -74,9 +92,12 @@ impl MatrixSolver<'_> {
             floats.resize(n * n_cols, 0.0);
             blocks.resize(n * row_bytes, 0);
             reader.rows(target.tensor, row, n, &mut bytes, &mut floats).map_err(CalibrateError::from)?;
-            if let Some(Corrected { correction, residual }) = corrected {
-                let residual = residual.map(|residual| &residual[first * n_cols..(first + n) * n_cols]);
-                correction.apply(&mut floats, residual)?;
+            match corrected {
+                None => {}
+                Some(Corrected::Inputs(correction)) => correction.apply(&mut floats)?,
+                Some(Corrected::Outputs(correction, lost)) => {
+                    correction.apply(&mut floats, &lost[first * n_cols..(first + n) * n_cols])?;
+                }
             }
             let start = Start::Importance(importance);
             solve_rows(target.ty, self.level, &floats, start, metric, self.options, &mut blocks)?;

@@ -270,7 +270,8 @@ pub(super) fn needed_bytes(
     let widest = plan.all_layers().map(LayerPlan::widest).max().unwrap_or(0).max(plan.n_embd);
     // The rows of both, and two streams of residuals; scaled copies are of some thousand rows.
     let handed = (widest as u64 + 2 * plan.n_embd as u64).saturating_mul(4).saturating_mul(tokens as u64);
-    // Sums, cross sums, the two factorizations.
-    let sums = (widest as u64).saturating_mul(widest as u64).saturating_mul(40);
+    // Sums, cross sums, the two factorizations; a matrix, turned round, and what it is to make good.
+    let widths = (40 * widest as u64).saturating_add(12 * plan.n_embd as u64);
+    let sums = (widest as u64).saturating_mul(widths);
     runs.saturating_add(handed).saturating_add(sums)
 }

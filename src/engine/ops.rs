@@ -47,6 +47,7 @@ mod rwkv7;
 mod shift;
 mod shortconv;
 pub(super) mod stream_mix;
+pub(super) mod strips;
 mod switched;
 
 pub(super) use gguf_matmul as matmul;

@@ -6,6 +6,7 @@ pub(super) mod carried;
 pub(super) mod continued;
 pub(super) mod forward;
 mod hyper;
+mod kept;
 pub(super) mod observer;
 pub(super) mod panel;
 pub(super) mod past;

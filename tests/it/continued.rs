@@ -43,7 +43,7 @@ fn sequences(dir: &Path) -> Option<[Vec<u32>; 2]> {
 fn difference(plan: GraphPlan, model: &F32, tokens: &[Vec<u32>; 2]) -> Result<(f64, f64), EngineError> {
     let engine = Engine::new(plan, model.source(), EngineOptions::default())?;
     let n = tokens[0].len();
-    let mut going = engine.continuation(3, n)?;
+    let mut going = engine.continuation(3, n, engine.work_bytes_in(1) / 2)?;
     let chunks = tokens.clone().map(|tokens| TokenChunk { rows: 0..n, tokens, n_source: 0 });
     let whole = engine.hidden(&chunks)?;
     let n_embd = whole.states().len() / (2 * n);

@@ -8,8 +8,7 @@ use std::time::Instant;
 use gguf_core::{GgmlType, simd::SimdLevel};
 use gguf_matmul::{MatrixTile, MatrixView, ordered_multiply};
 use gguf_solve::{
-    Correction, Metric, SHRINKAGE, SecondMoments, SolveError, SolveOptions, Start, TargetOptions, objective,
-    solve_rows,
+    Correction, Metric, SHRINKAGE, SecondMoments, SolveError, SolveOptions, Start, objective, solve_rows,
 };
 
 /// Rows and columns of the layers.
@@ -90,13 +89,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let metric = metric?;
         writeln!(out, "{n_rows} x {n_cols}: factor {clock:.2} s (processor {processor:.2} s)")?;
         let w: Vec<f32> = (0..n_rows * n_cols).map(|_| 0.02 * noise.bell()).collect();
-        let correction = Correction::new(&moments, moments.values(), TargetOptions::default())?;
-        let residual = vec![0.0; w.len()];
-        for residual in [None, None, Some(&residual[..])] {
+        let correction = Correction::new(&moments, 1.0)?;
+        let (clock, processor, by_inputs) = timed(|| correction.of_inputs(moments.values().to_vec()));
+        let by_inputs = by_inputs?;
+        writeln!(out, "    change of inputs: {clock:.2} s (processor {processor:.2} s)")?;
+        let lost = vec![0.0; w.len()];
+        for is_output in [false, true] {
             let mut moved = w.clone();
-            let (clock, processor, result) = timed(|| correction.apply(&mut moved, residual));
+            let apply =
+                || if is_output { correction.apply(&mut moved, &lost) } else { by_inputs.apply(&mut moved) };
+            let (clock, processor, result) = timed(apply);
             result?;
-            let kind = if residual.is_some() { "with residual" } else { "without residual" };
+            let kind = if is_output { "outputs" } else { "inputs" };
             writeln!(out, "    corrected targets, {kind}: {clock:.2} s (processor {processor:.2} s)")?;
         }
         let weights = moments.diagonal();

@@ -55,4 +55,4 @@ pub use error::SolveError;
 pub use metric::{Metric, SHRINKAGE, SHRINKAGE_OF_STREAM};
 pub use moments::SecondMoments;
 pub use rows::{PANEL_ROWS, SolveOptions, Start, can_solve, objective, solve_rows};
-pub use target::{Correction, TargetOptions};
+pub use target::{Correction, InputCorrection};

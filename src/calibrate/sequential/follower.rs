@@ -4,17 +4,19 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rayon::prelude::*;
+
 use crate::calibrate::matrices::{Corrected, Failed, MatrixSolver, Target};
-use crate::calibrate::sequential::lockstep::{Behind, Event};
+use crate::calibrate::sequential::lockstep::{Behind, Event, Spare, copy};
 use crate::calibrate::sequential::stream::QuantizedStream;
-use crate::calibrate::sequential::sums::{Inputs, Lack, Sums};
+use crate::calibrate::sequential::sums::{Inputs, Lack, Lost, Sums};
 use crate::calibrate::{CalibrateError, NotSolved, SolverOptions};
 use crate::core::TensorSource;
 use crate::engine::plan::Matrix;
 use crate::engine::{Engine, EngineError, Observer};
 use crate::quant::first_non_finite;
 use crate::quantize::SolvedRows;
-use crate::solve::{Correction, Metric, SecondMoments, SolveError, TargetOptions};
+use crate::solve::{Correction, InputCorrection, Metric, SecondMoments, SolveError};
 
 /// Streams of both runs before a branch.
 struct Branch {
@@ -43,10 +45,20 @@ pub(super) struct State {
     /// Places passed so far.
     n_events: usize,
     branch: Option<Branch>,
+    /// Memory of the unquantized run that is free again, and of the branch of this one.
+    spare: Spare,
+    spare_branch: Vec<f32>,
     /// By the first of their tensors, of the layer that is being run.
     shared: BTreeMap<usize, Shared>,
     left: Vec<NotSolved>,
     failed: Option<CalibrateError>,
+}
+
+/// What moves the weights of matrices that are solved together.
+enum Prepared {
+    Nothing,
+    Inputs(InputCorrection),
+    Outputs(Correction, Vec<f32>),
 }
 
 /// What the quantized run is watched with.
@@ -93,9 +105,10 @@ impl Follower<'_> {
         }
         let is_first = state.n_events == 0;
         state.n_events += 1;
+        let spare = std::mem::take(&mut state.spare);
         drop(state);
         let behind = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
-        let event = behind.as_ref().and_then(|behind| behind.next(is_first));
+        let event = behind.as_ref().and_then(|behind| behind.next(is_first, spare));
         drop(behind);
         if event.is_none() {
             // Why, the other run says.
@@ -143,7 +156,7 @@ impl Follower<'_> {
         if jobs.is_empty() && unsolved.is_empty() && !self.is_shared(&met) {
             return Ok(());
         }
-        if first_non_finite(quantized).is_some() || first_non_finite(x).is_some() {
+        if has_non_finite(quantized) || has_non_finite(x) {
             let tensor = self.stream.tensors()[first.tensor].name.clone();
             return Err(CalibrateError::NonFinite { tensor });
         }
@@ -156,26 +169,33 @@ impl Follower<'_> {
             &alike
         };
         let branch = self.take_branch(matrices, n_rows);
-        let lack = branch.as_ref().map(|branch| Lack {
+        let matrix = match (&branch, jobs.as_slice()) {
+            (Some(_), &[(_, target, matrix)]) => self.matrices.weights(target, matrix, n_cols)?,
+            _ => Vec::new(),
+        };
+        let lack = branch.as_ref().filter(|_| !matrix.is_empty()).map(|branch| Lack {
             x: &branch.x,
             quantized: &branch.quantized,
             width: branch.width,
             factor: branch.factor,
+            matrix: &matrix,
         });
         // Without weights to correct, moments are enough.
         let x = if jobs.is_empty() { quantized } else { x };
-        let lack = lack.filter(|_| !jobs.is_empty());
         let sums = Sums::of(&Inputs { x, quantized, n_cols, weights }, lack.as_ref());
-        drop(branch);
+        drop(matrix);
+        if let Some(branch) = branch {
+            self.give_back(branch);
+        }
         let sums = match sums {
-            Ok(Sums { moments, cross, residual }) => {
+            Ok(Sums { moments, lost }) => {
                 let mut all = jobs.iter().chain(&met);
                 let moments = if all.all(|(_, target, _)| self.matrices.n_matrices(*target) > 1) {
                     self.drawn(matrices, moments)
                 } else {
                     Ok(moments)
                 };
-                moments.map(|moments| Sums { moments, cross, residual })
+                moments.map(|moments| Sums { moments, lost })
             }
             Err(error) => Err(error),
         };
@@ -194,6 +214,13 @@ impl Follower<'_> {
         let branch = state.branch.take_if(|branch| branch.matrix == (only.tensor, only.expert))?;
         (branch.x.len() == n_rows * branch.width && branch.quantized.len() == branch.x.len())
             .then_some(branch)
+    }
+
+    /// Keeps the memory of a branch for the next.
+    fn give_back(&self, branch: Branch) {
+        let mut state = self.state();
+        state.spare.branch = branch.x;
+        state.spare_branch = branch.quantized;
     }
 
     /// Moments of an expert, drawn towards those of the experts of its layer that were met so far, itself included.
@@ -232,15 +259,24 @@ impl Follower<'_> {
                 return Ok(());
             }
         };
-        let Sums { moments, cross, residual } = &sums;
+        let Sums { moments, lost } = sums;
         let importance = moments.diagonal();
-        let options = TargetOptions { lambda: self.options.lambda, ..TargetOptions::default() };
-        let correction = cross.as_ref().map(|cross| Correction::new(moments, cross, options)).transpose();
+        let correction = match &lost {
+            Lost::Nothing => Ok(None),
+            _ => Correction::new(&moments, self.options.lambda).map(Some),
+        };
+        let prepared = correction.and_then(|correction| match (correction, lost) {
+            (Some(correction), Lost::Inputs(cross)) => Ok(Prepared::Inputs(correction.of_inputs(cross)?)),
+            (Some(correction), Lost::Outputs(lost)) => Ok(Prepared::Outputs(correction, lost)),
+            (_, Lost::Nothing) | (None, _) => Ok(Prepared::Nothing),
+        });
         for &(name, target, matrix) in jobs {
-            let solved = correction.as_ref().map_err(|error| Failed::Solve(*error)).and_then(|correction| {
-                let corrected = correction
-                    .as_ref()
-                    .map(|correction| Corrected { correction, residual: residual.as_deref() });
+            let solved = prepared.as_ref().map_err(|error| Failed::Solve(*error)).and_then(|prepared| {
+                let corrected = match prepared {
+                    Prepared::Nothing => None,
+                    Prepared::Inputs(correction) => Some(Corrected::Inputs(correction)),
+                    Prepared::Outputs(correction, lost) => Some(Corrected::Outputs(correction, lost)),
+                };
                 self.matrices.solve((name, target, matrix), &metric, &importance, corrected)
             });
             match solved {
@@ -267,7 +303,7 @@ impl Follower<'_> {
             let Some(&tensor) = shared.tensors.first().filter(|_| !jobs.is_empty()) else { continue };
             let n_cols = usize::try_from(self.stream.tensors()[tensor].shape.n_cols()).unwrap_or(0);
             let moments = shared_moments(n_cols, shared);
-            self.round(&jobs, moments.map(|moments| Sums { moments, cross: None, residual: None }))?;
+            self.round(&jobs, moments.map(|moments| Sums { moments, lost: Lost::Nothing }))?;
         }
         Ok(())
     }
@@ -284,6 +320,10 @@ impl Follower<'_> {
     }
 }
 
+fn has_non_finite(x: &[f32]) -> bool {
+    x.par_chunks(1 << 16).any(|part| first_non_finite(part).is_some())
+}
+
 fn shared_moments(n_cols: usize, shared: &Shared) -> Result<SecondMoments, SolveError> {
     let share = 1.0 / (shared.n_rows.max(1) as f32);
     SecondMoments::new(n_cols, shared.n_rows, shared.values.iter().map(|sum| share * sum).collect())
@@ -293,6 +333,7 @@ impl Observer for Follower<'_> {
     fn inputs(&self, _: &dyn TensorSource, matrices: &[&Matrix], x: &[f32]) {
         if let Some(Event::Inputs(unquantized)) = self.event() {
             let solved = self.engine.install(|| self.solve(matrices, &unquantized, x));
+            self.state().spare.inputs = unquantized;
             self.keep(solved);
         }
     }
@@ -306,13 +347,10 @@ impl Observer for Follower<'_> {
 
     fn branch(&self, matrix: &Matrix, factor: f32, stream: &[f32]) {
         if let Some(Event::Branch(x)) = self.event() {
-            let branch = Branch {
-                matrix: (matrix.tensor, matrix.expert),
-                factor,
-                width: matrix.n_rows,
-                quantized: if x.is_empty() { Vec::new() } else { stream.to_vec() },
-                x,
-            };
+            let memory = std::mem::take(&mut self.state().spare_branch);
+            let quantized = if x.is_empty() { memory } else { self.engine.install(|| copy(memory, stream)) };
+            let branch =
+                Branch { matrix: (matrix.tensor, matrix.expert), factor, width: matrix.n_rows, x, quantized };
             self.state().branch = Some(branch);
         }
     }

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use crate::engine::{Gram, add_cross};
+use crate::engine::{Gram, Strips, add_cross};
 use crate::solve::{SecondMoments, SolveError};
 
 /// Rows whose scaled copies are alive at once; a multiple of the blocks that sums are made of.
@@ -19,7 +19,7 @@ pub(super) struct Inputs<'x> {
     pub(super) weights: &'x [f32],
 }
 
-/// What the unquantized residual stream has and the quantized one lacks, in units of the matrix's product.
+/// What the unquantized residual stream has and the quantized one lacks where a matrix's product is added.
 pub(super) struct Lack<'x> {
     /// Of the unquantized stream, `[n_rows, width]`.
     pub(super) x: &'x [f32],
@@ -28,16 +28,26 @@ pub(super) struct Lack<'x> {
     pub(super) width: usize,
     /// Factor of the product before it is added.
     pub(super) factor: f32,
+    /// The matrix, `[width, n_cols]`.
+    pub(super) matrix: &'x [f32],
+}
+
+/// What the weights are to make good.
+pub(super) enum Lost {
+    /// The streams are the same.
+    Nothing,
+    /// `C = (X - X̂)ᵀX̂ / N`, `[n_cols, n_cols]`.
+    Inputs(Vec<f32>),
+    /// `(W (X - X̂)ᵀ + Δᵀ) X̂ / N`, `[width, n_cols]`, of a matrix whose product is added to the residual stream: through what
+    /// it gives out, `4 · width · n_cols` operations for a token where `W C + ΔᵀX̂ / N` would take `2 n_cols² + 2 · width · n_cols`.
+    Outputs(Vec<f32>),
 }
 
 /// Means over rows.
 pub(super) struct Sums {
     /// `Ĥ = X̂ᵀX̂ / N`.
     pub(super) moments: SecondMoments,
-    /// `C = (X - X̂)ᵀX̂ / N`, `[n_cols, n_cols]`; `None` if the streams are the same.
-    pub(super) cross: Option<Vec<f32>>,
-    /// `ΔᵀX̂ / N`, `[width, n_cols]`.
-    pub(super) residual: Option<Vec<f32>>,
+    pub(super) lost: Lost,
 }
 
 impl Sums {
@@ -45,61 +55,76 @@ impl Sums {
     pub(super) fn of(inputs: &Inputs<'_>, lack: Option<&Lack<'_>>) -> Result<Self, SolveError> {
         let Inputs { x, quantized, n_cols, weights } = *inputs;
         let is_same = x == quantized && lack.is_none_or(|lack| lack.x == lack.quantized);
-        let lack = lack.filter(|_| !is_same);
+        let height = lack.map_or(n_cols, |lack| lack.width);
+        let mut lost = if is_same { Vec::new() } else { vec![0.0; height * n_cols] };
+        let lack = lack.filter(|_| !is_same).map(|lack| (lack, transposed(lack, n_cols)));
         let mut gram = Gram::zero(n_cols);
-        let mut cross = if is_same { Vec::new() } else { vec![0.0; n_cols * n_cols] };
-        let mut residual = lack.map(|lack| vec![0.0; lack.width * n_cols]);
-        let (mut scaled, mut others, mut lacks) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut scaled, mut others, mut lacks) = <(Strips, Strips, Strips)>::default();
         for first in (0..weights.len()).step_by(ROWS) {
-            let rows = first..weights.len().min(first + ROWS);
-            let weights = &weights[rows.clone()];
-            let part = rows.start * n_cols..rows.end * n_cols;
-            weighed(&mut scaled, n_cols, weights, &quantized[part.clone()], None, 1.0);
-            gram.add_rows(&scaled);
+            let n_rows = ROWS.min(weights.len() - first);
+            let weight = |row: usize| weights[first + row].sqrt();
+            scaled.fill(n_rows, n_cols, |row, columns, out| {
+                let x = &quantized[(first + row) * n_cols..][columns];
+                out.iter_mut().zip(x).for_each(|(out, x)| *out = weight(row) * x);
+            });
+            gram.add_strips(&scaled);
             if is_same {
                 continue;
             }
-            weighed(&mut others, n_cols, weights, &x[part.clone()], Some(&quantized[part]), 1.0);
-            add_cross(&mut cross, (&others, n_cols), (&scaled, n_cols));
-            if let (Some(lack), Some(sums)) = (lack, &mut residual) {
-                let part = rows.start * lack.width..rows.end * lack.width;
-                let (own, less) = (&lack.x[part.clone()], &lack.quantized[part]);
-                weighed(&mut lacks, lack.width, weights, own, Some(less), 1.0 / lack.factor);
-                add_cross(sums, (&lacks, lack.width), (&scaled, n_cols));
-            }
+            others.fill(n_rows, n_cols, |row, columns, out| {
+                let start = (first + row) * n_cols;
+                differ(out, weight(row), &x[start..][columns.clone()], &quantized[start..][columns]);
+            });
+            let Some((lack, matrix)) = &lack else {
+                add_cross(&mut lost, &others, &scaled);
+                continue;
+            };
+            lacks.fill(n_rows, lack.width, |row, columns, out| {
+                let start = (first + row) * lack.width;
+                let (own, less) = (&lack.x[start..][columns.clone()], &lack.quantized[start..][columns]);
+                differ(out, weight(row) / lack.factor, own, less);
+            });
+            lacks.add_product(&others, matrix);
+            add_cross(&mut lost, &lacks, &scaled);
         }
         let moments = SecondMoments::new(n_cols, weights.len() as u64, lower(&gram))?;
-        Ok(Self { moments, cross: (!is_same).then_some(cross), residual })
+        let lost = match (is_same, lack) {
+            (true, _) => Lost::Nothing,
+            (false, None) => Lost::Inputs(lost),
+            (false, Some(_)) => Lost::Outputs(lost),
+        };
+        Ok(Self { moments, lost })
     }
+}
+
+/// `out = factor (own - less)`.
+fn differ(out: &mut [f32], factor: f32, own: &[f32], less: &[f32]) {
+    for (out, (own, less)) in out.iter_mut().zip(own.iter().zip(less)) {
+        *out = factor * (own - less);
+    }
+}
+
+/// `[n_cols, width]` of a matrix.
+fn transposed(lack: &Lack<'_>, n_cols: usize) -> Strips {
+    let mut strips = Strips::default();
+    strips.fill(n_cols, lack.width, |column, rows, out| {
+        for (out, row) in out.iter_mut().zip(rows) {
+            *out = lack.matrix[row * n_cols + column];
+        }
+    });
+    strips
 }
 
 /// The sums with their triangle below the diagonal.
 fn lower(gram: &Gram) -> Vec<f32> {
     let n = gram.n_cols();
     let mut values = vec![0.0; n * n];
-    for row in 0..n {
-        for (at, sum) in gram.row(row).iter().enumerate() {
-            values[(row + at) * n + row] = *sum;
-        }
-    }
-    values
-}
-
-/// Rows of `x - less` times `factor` and the root of their weight.
-fn weighed(out: &mut Vec<f32>, n_cols: usize, weights: &[f32], x: &[f32], less: Option<&[f32]>, factor: f32) {
-    out.resize(x.len(), 0.0);
-    let rows = out.par_chunks_mut(n_cols.max(1)).zip(x.par_chunks(n_cols.max(1))).zip(weights).enumerate();
-    rows.for_each(|(row, ((out, x), weight))| {
-        let factor = factor * weight.sqrt();
-        match less {
-            None => out.iter_mut().zip(x).for_each(|(out, x)| *out = factor * x),
-            Some(less) => {
-                let less = &less[row * n_cols..];
-                let pairs = x.iter().zip(less);
-                out.iter_mut().zip(pairs).for_each(|(out, (x, less))| *out = factor * (x - less));
-            }
+    values.par_chunks_mut(n.max(1)).enumerate().for_each(|(row, values)| {
+        for (column, value) in values[..=row].iter_mut().enumerate() {
+            *value = gram.row(column)[row - column];
         }
     });
+    values
 }
 
 #[cfg(test)]
@@ -116,23 +141,32 @@ mod tests {
         let weights: Vec<f32> =
             (0..n).map(|row| if row < 100 { 0.005 } else { 0.5 / (n - 100) as f32 }).collect();
         let inputs = Inputs { x: &x, quantized: &quantized, n_cols, weights: &weights };
-        let lack = Lack { x: &stream, quantized: &less, width, factor: 0.5 };
-        let sums = Sums::of(&inputs, Some(&lack)).unwrap();
-        let (cross, residual) = (sums.cross.unwrap(), sums.residual.unwrap());
+        let matrix = make(width * n_cols, 5);
+        let lack = Lack { x: &stream, quantized: &less, width, factor: 0.5, matrix: &matrix };
+        let sums = [Sums::of(&inputs, None).unwrap(), Sums::of(&inputs, Some(&lack)).unwrap()];
+        let [Lost::Inputs(cross), Lost::Outputs(lost)] = [&sums[0].lost, &sums[1].lost] else {
+            panic!("streams that differ lose something")
+        };
+        assert_eq!(sums[0].moments.values(), sums[1].moments.values());
         let mean = |left: &dyn Fn(usize) -> f32, j: usize| -> f32 {
             let terms = (0..n).map(|row| f64::from(weights[row] * left(row) * quantized[row * n_cols + j]));
             terms.sum::<f64>() as f32
         };
+        let differ = |row: usize, i: usize| x[row * n_cols + i] - quantized[row * n_cols + i];
         for j in 0..n_cols {
             for i in 0..n_cols {
                 let h = mean(&|row| quantized[row * n_cols + i], j);
-                let c = mean(&|row| x[row * n_cols + i] - quantized[row * n_cols + i], j);
-                assert!((sums.moments.values()[i * n_cols + j] - h).abs() < 1e-5);
+                let c = mean(&|row| differ(row, i), j);
+                assert!((sums[0].moments.values()[i * n_cols + j] - h).abs() < 1e-5);
                 assert!((cross[i * n_cols + j] - c).abs() < 1e-5);
             }
             for i in 0..width {
-                let d = mean(&|row| (stream[row * width + i] - less[row * width + i]) / 0.5, j);
-                assert!((residual[i * n_cols + j] - d).abs() < 1e-5);
+                let output = |row: usize| -> f32 {
+                    (0..n_cols).map(|k| matrix[i * n_cols + k] * differ(row, k)).sum()
+                };
+                let lack = |row: usize| (stream[row * width + i] - less[row * width + i]) / 0.5;
+                let wanted = mean(&|row| output(row) + lack(row), j);
+                assert!((lost[i * n_cols + j] - wanted).abs() < 1e-5);
             }
         }
     }
@@ -141,13 +175,14 @@ mod tests {
     fn equal_streams_need_no_correction() {
         let x = [1.0, 2.0, 3.0, 4.0];
         let inputs = Inputs { x: &x, quantized: &x, n_cols: 2, weights: &[0.25, 0.25] };
-        let lack = Lack { x: &x, quantized: &x, width: 2, factor: 1.0 };
+        let lack = Lack { x: &x, quantized: &x, width: 2, factor: 1.0, matrix: &[1.0; 4] };
         let sums = Sums::of(&inputs, Some(&lack)).unwrap();
-        assert!(sums.cross.is_none() && sums.residual.is_none());
+        assert!(matches!(sums.lost, Lost::Nothing));
         assert_eq!(sums.moments.values(), [2.5, 3.5, 3.5, 5.0]);
         let other = Lack { quantized: &[0.0; 4], ..lack };
-        let sums = Sums::of(&inputs, Some(&other)).unwrap();
-        assert_eq!(sums.cross.unwrap(), [0.0; 4]);
-        assert_eq!(sums.residual.unwrap(), [2.5, 3.5, 3.5, 5.0]);
+        let Lost::Outputs(lost) = Sums::of(&inputs, Some(&other)).unwrap().lost else {
+            panic!("the residual streams differ")
+        };
+        assert_eq!(lost, [2.5, 3.5, 3.5, 5.0]);
     }
 }

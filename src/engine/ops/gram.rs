@@ -2,14 +2,15 @@
 
 use rayon::prelude::*;
 
-use crate::engine::ops::matmul::{MatrixView, TileGrid, multiply_transposed_add};
+use crate::engine::ops::matmul::{TileGrid, multiply_transposed_add};
+use crate::engine::ops::strips::{STRIP as TILE, Strips};
 use crate::engine::run::panel::cuts;
 
-/// Columns of a tile: a multiple of every kernel's height.
-pub(super) const TILE: usize = 192;
 /// Rows that are summed at once. Few enough to be one block of every kernel's inner dimension, so that an element is
 /// a sum over each such block, and these sums are added in their order.
 pub(super) const BLOCK_ROWS: usize = 256;
+/// Rows whose strips are alive at once, a multiple of [`BLOCK_ROWS`].
+const ROWS: usize = 8 * BLOCK_ROWS;
 
 /// The upper triangle of `XᵀX`, in f32.
 ///
@@ -74,11 +75,20 @@ impl Gram {
     /// threads do. The kernels choose their instructions by the machine: bits are the same on machines with the same
     /// vector instructions.
     pub fn add_rows(&mut self, x: &[f32]) {
-        let n = self.n_cols;
-        if n == 0 {
-            return;
+        let mut strips = Strips::default();
+        for rows in x.chunks((ROWS * self.n_cols).max(1)) {
+            strips.copy(rows, self.n_cols);
+            self.add_strips(&strips);
         }
-        let n_rows = x.len() / n;
+    }
+
+    /// [`Gram::add_rows`] of rows that are cut already.
+    ///
+    /// # Panics
+    /// If the numbers of columns differ.
+    pub fn add_strips(&mut self, x: &Strips) {
+        let (n, n_rows) = (self.n_cols, x.n_rows());
+        assert_eq!(n, x.n_cols(), "columns of rows that are added");
         let (mut grids, mut tasks) = (Vec::new(), Vec::new());
         let mut rest = &mut self.sums[..];
         for first in (0..n).step_by(TILE) {
@@ -91,12 +101,10 @@ impl Gram {
         }
         tasks.into_par_iter().for_each(|(panel, tile)| {
             let mut out = grids[panel].take(0, tile);
-            let (left, right) = (panel * TILE, (panel + tile) * TILE);
+            let (left, right) = (x.strip(panel), x.strip(panel + tile));
             for start in (0..n_rows).step_by(BLOCK_ROWS) {
-                let rows = MatrixView::new(&x[start * n..], BLOCK_ROWS.min(n_rows - start), n, n);
-                let a = rows.columns(left..(left + TILE).min(n));
-                let b = rows.columns(right..(right + TILE).min(n));
-                multiply_transposed_add(&mut out, a, b);
+                let rows = start..n_rows.min(start + BLOCK_ROWS);
+                multiply_transposed_add(&mut out, left.rows(rows.clone()), right.rows(rows));
             }
         });
     }

@@ -33,7 +33,7 @@ pub struct Continuation<'e, 'a> {
 
 impl<'a> Engine<'a> {
     /// Makes room for sequences of at most `n_ctx` tokens, which have not begun. The memory is taken as they grow;
-    /// [`Engine::continuation_bytes`] says how much that may be.
+    /// [`Engine::continuation_bytes`] says how much that may be. Beside it up to `kept_bytes` of weights stay decoded.
     ///
     /// # Errors
     /// [`EngineError::NotContinued`] for graphs that only run over whole chunks; `n_ctx` longer than the graph is defined
@@ -42,13 +42,14 @@ impl<'a> Engine<'a> {
         &self,
         n_sequences: usize,
         n_ctx: usize,
+        kept_bytes: u64,
     ) -> Result<Continuation<'_, 'a>, EngineError> {
         let plan = self.plan();
         plan.remembered(n_ctx)?;
         let weights = WeightReader { source: self.source, level: self.options.level };
         Ok(Continuation {
             engine: self,
-            past: Past::new(n_sequences, n_ctx),
+            past: Past::new(n_sequences, n_ctx, kept_bytes),
             ropes: RopeTables::new(plan, weights, n_ctx)?,
             buffers: Buffers::default(),
             releases: self.work_bytes_in(1) > self.options.memory_bytes,

@@ -4,9 +4,12 @@
 //! Panels are decoded in blocks that all threads share: decoding is spread over strips of rows, multiplying over
 //! panels and slices of tokens. How a matrix is cut depends on its shape only, so results do not depend on threads.
 
+use std::sync::Arc;
+
 use crate::engine::EngineError;
 use crate::engine::ops::matmul::{MatrixTile, MatrixView, TileGrid};
 use crate::engine::plan::Matrix;
+use crate::engine::run::buffers::Buffer;
 use crate::engine::run::runner::Runner;
 use crate::engine::run::timings::WorkKind;
 use crate::engine::run::workers::{WorkerBuffers, lend};
@@ -39,6 +42,14 @@ pub(crate) struct DecodedPanel<'a> {
     pub(crate) gate: Option<MatrixView<'a>>,
 }
 
+/// Decoded weights of a block.
+enum Weights {
+    /// For this block only.
+    Lent(Buffer),
+    /// For all steps of the run.
+    Kept(Arc<Vec<f32>>),
+}
+
 /// Ascending multiples of `step` below `n`, and `n`.
 pub(crate) fn cuts(n: usize, step: usize) -> Vec<usize> {
     (0..n).step_by(step).chain(std::iter::once(n)).collect()
@@ -67,7 +78,7 @@ impl<'a> Panel<'a> {
         (0..n_rows).step_by(step).map(move |first| Self { weight, gate, first, n: step.min(n_rows - first) })
     }
 
-    fn sides(&self) -> impl Iterator<Item = &'a Matrix> {
+    pub(crate) fn sides(&self) -> impl Iterator<Item = &'a Matrix> {
         std::iter::once(self.weight).chain(self.gate)
     }
 
@@ -93,10 +104,12 @@ impl Runner<'_> {
                 end += 1;
             }
             let block = &panels[first..end];
-            let mut buffer = self.take(len);
-            self.decode(block, &mut buffer)?;
+            let weights = self.weights_of(block, len)?;
             let mut decoded = Vec::with_capacity(block.len());
-            let mut rest = &buffer[..];
+            let mut rest = match &weights {
+                Weights::Lent(buffer) => &buffer[..],
+                Weights::Kept(weights) => &weights[..],
+            };
             for panel in block {
                 let mut side = || {
                     let (view, later) = rest.split_at(panel.n * panel.weight.n_cols);
@@ -107,10 +120,35 @@ impl Runner<'_> {
                 decoded.push(DecodedPanel { weight, gate: panel.gate.map(|_| side()) });
             }
             work(block, first, &decoded)?;
-            self.give([buffer]);
+            if let Weights::Lent(buffer) = weights {
+                self.give([buffer]);
+            }
             first = end;
         }
         Ok(())
+    }
+
+    /// The decoded weights of a block: a continued run keeps what it has room for.
+    fn weights_of(&self, block: &[Panel<'_>], len: usize) -> Result<Weights, EngineError> {
+        let kept = self.past.map(|past| &past.kept);
+        if let Some(weights) = kept.and_then(|kept| kept.get(block)) {
+            if self.progress.is_cancelled() {
+                return Err(EngineError::Cancelled);
+            }
+            for panel in block {
+                for matrix in panel.sides() {
+                    self.progress.advance(self.weights.row_bytes(matrix.tensor, panel.n)? as u64);
+                }
+            }
+            return Ok(Weights::Kept(weights));
+        }
+        if let Some((kept, mut memory)) = kept.and_then(|kept| Some((kept, kept.room(len)?))) {
+            self.decode(block, &mut memory)?;
+            return Ok(Weights::Kept(kept.keep(block, memory)));
+        }
+        let mut buffer = self.take(len);
+        self.decode(block, &mut buffer)?;
+        Ok(Weights::Lent(buffer))
     }
 
     /// Decodes all sides of the panels, one after the other, into `out`.

@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use crate::engine::run::kept::KeptPanels;
+
 /// The past of sequences that go on step by step. Operations that look back come by in the same order in every step, and
 /// each finds what it left the step before.
 #[derive(Debug, Default)]
@@ -15,6 +17,8 @@ pub(crate) struct Past {
     pub(crate) sequences: Vec<usize>,
     /// Tokens that came before every chunk of the step.
     pub(crate) before: Vec<usize>,
+    /// Weights that every step needs again.
+    pub(crate) kept: KeptPanels,
     /// By operation; empty while it is taken.
     places: Mutex<Vec<Vec<f32>>>,
     /// The operation that comes next.
@@ -30,9 +34,10 @@ pub(crate) struct Place {
 }
 
 impl Past {
-    /// The past of sequences that have not begun.
-    pub(crate) fn new(n_sequences: usize, capacity: usize) -> Self {
-        Self { capacity, tokens: vec![Vec::new(); n_sequences], ..Self::default() }
+    /// The past of sequences that have not begun, with room for `kept_bytes` of decoded weights.
+    pub(crate) fn new(n_sequences: usize, capacity: usize, kept_bytes: u64) -> Self {
+        let kept = KeptPanels::new(kept_bytes);
+        Self { capacity, tokens: vec![Vec::new(); n_sequences], kept, ..Self::default() }
     }
 
     /// Goes back to the first operation.
