@@ -3,19 +3,21 @@
 
     compare.py --programs DIR --model F32.gguf --calibrate PATH [PATH...] --evaluate FILE [FILE...]
                [--types Q4_K,Q3_K,Q4_0,IQ4_XS,Q2_K] [--mixes] [--solvers gptq,sequential] [--self-text] [--tokens N] [--ctx 512] [--dir DIR]
-               [--target-of Q4_K_M,Q3_K_M] [--json FILE]
+               [--target-of Q4_K_M,Q3_K_M] [--peer DIR] [--json FILE]
 
 DIR of --programs holds gguf-quantize and gguf-verify. Types are given to all matrices but the embeddings and the output,
 which stay as they are; with --mixes they are file types as users ask for them. No text of --evaluate may be in --calibrate.
 With --target-of the types are chosen for the size of the file of each of these mixes, and are held against that mix by the
 importance matrix; `reference` among --solvers shows what the choice alone brings.
 Each text of --evaluate is a row of the table: mean KLD against the model with its standard error, for the importance matrix
-(whose bytes are llama.cpp's) and for each solver, their ratio, the 99 % KLD, top-1 agreement and perplexity.
+(whose bytes are llama.cpp's) and for each solver, their ratio, the 99 % KLD, top-1 agreement and perplexity. With --peer,
+the folder of llama-perplexity, a second table has what the peer's runtime finds of the same files, texts and chunks.
 """
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -58,6 +60,21 @@ def evaluate(options, path, text):
     return report["kld"] | {"top1": report["top1_agreement"]}, report["perplexity"]
 
 
+def peer_divergence(options, path, text):
+    """Mean KLD and its standard error, and the share of equal first choices, as llama-perplexity finds them."""
+    base = os.path.join(options.dir, f"{os.path.basename(text)}.{options.ctx}.kld-base")
+    # Its kernels for tiles ask for instructions that not every system grants.
+    program = [os.path.join(options.peer, "llama-perplexity"), "--no-repack", "--kl-divergence-base", base]
+    if not os.path.exists(base):
+        call(program + ["-m", options.model, "-f", text, "-c", options.ctx])
+    report = call(program + ["-m", path, "--kl-divergence"])
+    mean = re.search(r"Mean +KLD: +([0-9.e-]+) ± +([0-9.e-]+)", report)
+    top1 = re.search(r"Same top p: +([0-9.]+)", report)
+    if not mean or not top1:
+        raise SystemExit(f"llama-perplexity says nothing of KLD for {path}")
+    return float(mean[1]), float(mean[2]), float(top1[1]) / 100
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", required=True)
@@ -73,12 +90,13 @@ def main():
     parser.add_argument("--ctx", type=int, default=512)
     parser.add_argument("--dir", default=".")
     parser.add_argument("--json")
+    parser.add_argument("--peer")
     options = parser.parse_args()
 
     solvers = options.solvers.split(",")
     print("| type | solver | text | tokens | imatrix, KLD | solved, KLD | ratio | 99 % | top-1 | PPL | seconds |")
     print("|---|---|---|---:|---:|---:|---:|---|---|---|---:|", flush=True)
-    found = []
+    found, of_peer = [], []
     for kind in (options.target_of or options.types).split(","):
         paths, seconds, size = {}, {}, {}
         for solver in [None, *solvers]:
@@ -108,8 +126,18 @@ def main():
                     f"| {seconds[solver]:.1f} |",
                     flush=True,
                 )
+            if options.peer:
+                peer = {solver: peer_divergence(options, path, text) for solver, path in paths.items()}
+                for solver in solvers:
+                    (plain_kld, plain_error, plain_top), (kld, error, top) = peer[None], peer[solver]
+                    of_peer.append(f"| {kind} | {solver} | {os.path.basename(text)} | {plain_kld:.5f} ± {plain_error:.5f} "
+                                   f"| {kld:.5f} ± {error:.5f} | {kld / plain_kld:.3f} | {plain_top:.4f} → {top:.4f} |")
         for path in paths.values():
             os.remove(path)
+    if of_peer:
+        print("\nllama-perplexity:\n\n| type | solver | text | imatrix, KLD | solved, KLD | ratio | top-1 |")
+        print("|---|---|---|---:|---:|---:|---|")
+        print("\n".join(of_peer))
     if options.json:
         with open(options.json, "w") as file:
             json.dump(found, file, indent=1)

@@ -35,7 +35,7 @@ def main():
     parser.add_argument("--dir", default=".")
     parser.add_argument("--json")
     options = parser.parse_args()
-    options.mixes, options.self_text = False, False
+    options.mixes, options.self_text, options.target_of = False, False, None
 
     def part(name):
         return {os.path.basename(path).split(".")[0]: path for path in sorted(glob.glob(f"{options.texts}/*.{name}.*"))}
