@@ -470,6 +470,7 @@ mod tests {
             n_available: 0,
             weight: 1,
             seed: None,
+            n_run: 0,
         };
         let kinds = vec![kind(&[100; 40]), kind(&[512; 3])];
         let text = CalibrationText { n_ctx: 512, kinds, check: Vec::new(), notes: Vec::new() };
