@@ -152,7 +152,9 @@ mod tests {
         let records = [solved("a"), Record::Judged { attempt: None, figures: [0.1, 1e-300, 3.5, 0.25] }];
         let (journal, found) = Journal::open(&path, true).unwrap();
         assert!(found.is_empty());
-        records.iter().for_each(|record| journal.add(record).unwrap());
+        for record in &records {
+            journal.add(record).unwrap();
+        }
         drop(journal);
         let whole = fs_err::read(&path).unwrap();
         assert_eq!(Journal::open(&path, false).unwrap().1, records);

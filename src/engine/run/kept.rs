@@ -64,3 +64,39 @@ impl KeptPanels {
         weights
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::plan::Matrix;
+
+    #[test]
+    fn what_there_is_room_for_is_kept() {
+        let matrix = |tensor| Matrix {
+            tensor,
+            first_row: 0,
+            n_rows: 4,
+            n_cols: 5,
+            bias: None,
+            scale: None,
+            expert: None,
+        };
+        let (first, second) = (matrix(1), matrix(2));
+        let panel = |weight, first| Panel { weight, gate: None, first, n: 2 };
+        let blocks = [[panel(&first, 0)], [panel(&first, 2)], [panel(&second, 0)]];
+        let kept = KeptPanels::new(80);
+        for (at, block) in blocks.iter().enumerate() {
+            assert_eq!(kept.get(block), None, "{at}");
+            let room = kept.room(10);
+            assert_eq!(room.is_some(), at < 2, "{at}");
+            if let Some(mut weights) = room {
+                weights.fill(at as f32);
+                kept.keep(block, weights);
+            }
+        }
+        assert_eq!(kept.get(&blocks[0]).unwrap()[..], [0.0; 10]);
+        assert_eq!(kept.get(&blocks[1]).unwrap()[..], [1.0; 10]);
+        assert_eq!(kept.get(&blocks[2]), None);
+        assert_eq!(kept.get(&[panel(&first, 0), panel(&first, 2)]), None);
+    }
+}

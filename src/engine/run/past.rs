@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn places_come_back_in_their_order_and_begin_with_zeros() {
-        let mut past = Past::new(3, 8);
+        let mut past = Past::new(3, 8, 0);
         past.sequences = vec![0, 2];
         past.before = vec![0, 0];
         for step in 0..2 {
