@@ -5,7 +5,7 @@ use gguf_core::simd::SimdLevel;
 use gguf_quant::quantize_rows;
 use gguf_quant::states::{BlockState, FORMS, StateForm};
 
-use crate::twin::{GptqTwin, Noise, RowTwin, correlated};
+use crate::twin::{GptqTwin, Noise, RowTwin, correlated, odd_moments, odd_rows};
 use crate::{
     Metric, PANEL_ROWS, SHRINKAGE, SecondMoments, SolveError, SolveOptions, Start, can_solve, objective,
     solve_rows,
@@ -144,27 +144,8 @@ fn bytes_depend_on_no_threads_no_level_and_no_neighbours() {
 #[test]
 fn odd_moments_and_rows_come_out_finite_or_are_refused() {
     let n = 256;
-    let constant = vec![1.0f32; n * n];
-    let rank_1: Vec<f32> = (0..n * n).map(|i| ((i / n % 7) * (i % n % 7)) as f32).collect();
-    let mut with_gaps = correlated(n, 400, 3);
-    for i in 0..n * n {
-        if i / n < 64 || i % n < 64 {
-            with_gaps[i] = 0.0;
-        }
-    }
-    let times = |factor: f32| correlated(n, 400, 3).iter().map(|value| value * factor).collect::<Vec<f32>>();
-    let (tiny, large) = (times(1e-20), times(1e15));
-    let mut rows = weights(6, n, 4);
-    rows[..n].fill(0.0);
-    rows[n..2 * n].fill(0.3);
-    rows[2 * n..][..100].fill(0.0);
-    rows[3 * n] = 1000.0;
-    for (at, value) in rows.iter_mut().enumerate().skip(4 * n) {
-        *value = if at < 5 * n { *value * 1e-7 } else { -value.abs() };
-    }
-    for (name, values) in
-        [("constant", constant), ("rank 1", rank_1), ("gaps", with_gaps), ("tiny", tiny), ("large", large)]
-    {
+    let rows = odd_rows(n);
+    for (name, values) in odd_moments(n) {
         let moments = SecondMoments::new(n, 9, values).unwrap();
         for shrinkage in [0.0, SHRINKAGE] {
             let metric = match Metric::new(&moments, shrinkage) {

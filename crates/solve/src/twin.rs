@@ -264,3 +264,36 @@ fn upper_factor(n: usize, matrix: &[f64]) -> Vec<f64> {
     }
     upper
 }
+
+/// Moments that are hard to solve with: all columns the same, some without anything, sizes near the ends of f32.
+pub(crate) fn odd_moments(n: usize) -> Vec<(&'static str, Vec<f32>)> {
+    let mut with_gaps = correlated(n, 400, 3);
+    for i in 0..n * n {
+        if i / n < 64 || i % n < 64 {
+            with_gaps[i] = 0.0;
+        }
+    }
+    let times = |factor: f32| correlated(n, 400, 3).iter().map(|value| value * factor).collect();
+    let rank_1 = (0..n * n).map(|i| ((i / n % 7) * (i % n % 7)) as f32).collect();
+    vec![
+        ("constant", vec![1.0; n * n]),
+        ("rank 1", rank_1),
+        ("gaps", with_gaps),
+        ("tiny", times(1e-20)),
+        ("large", times(1e15)),
+    ]
+}
+
+/// The same of rows: zeros, one number, a part of zeros, one weight far off, tiny ones, none above zero.
+pub(crate) fn odd_rows(n: usize) -> Vec<f32> {
+    let mut noise = Noise(4);
+    let mut rows: Vec<f32> = (0..6 * n).map(|_| 0.02 * noise.bell()).collect();
+    rows[..n].fill(0.0);
+    rows[n..2 * n].fill(0.3);
+    rows[2 * n..][..100].fill(0.0);
+    rows[3 * n] = 1000.0;
+    for (at, value) in rows.iter_mut().enumerate().skip(4 * n) {
+        *value = if at < 5 * n { *value * 1e-7 } else { -value.abs() };
+    }
+    rows
+}
