@@ -10,7 +10,7 @@
 //! use gguf_quant::grid_states::{GridState, grid_form};
 //!
 //! let form = grid_form(GgmlType::Iq3S).expect("IQ3_S is on a grid");
-//! let block: [u8; 110] = std::array::from_fn(|i| i as u8 * 13);
+//! let block: [u8; 110] = std::array::from_fn(|i| (13 * i % 256) as u8);
 //! let mut state = GridState::ZERO;
 //! form.unpack(&block, &mut state)?;
 //! let mut back = [0; 110];
