@@ -16,10 +16,10 @@ use crate::calibrate::{
 use crate::core::progress::Progress;
 use crate::core::simd::SimdLevel;
 use crate::core::{GgmlType, TensorMeta};
-use crate::engine::EngineError;
+use crate::engine::{EngineError, EngineOptions};
 use crate::gguf::{ColumnSums, Imatrix, ImatrixSums};
 use crate::quantize::{CoveragePolicy, Input, QuantizeError, QuantizeOptions, QuantizePlan};
-use crate::verify::{Fingerprint, Model, Window, divergence_on};
+use crate::verify::{Divergence, Fingerprint, Model, Window, divergence_on};
 
 /// What all attempts share.
 pub(super) struct Attempts<'a> {
@@ -232,9 +232,8 @@ impl Attempts<'_> {
         if let Some(judged) = work.and_then(|work| work.judged(attempt)) {
             return Ok(judged);
         }
-        let own = Model { source: plan, metadata: plan.metadata(), file: None, recall: None, ..*self.model };
-        let found = divergence_on(&own, self.model, self.check, self.options.engine, self.progress)?;
-        let judged = Judged::of(&found.ok_or(CalibrateError::NoText)?);
+        let found = divergence_of(plan, self.model, self.check, self.options.engine, self.progress)?;
+        let judged = Judged::of(&found);
         if let Some(work) = work {
             work.judge(attempt, &judged)?;
         }
@@ -297,6 +296,21 @@ impl Attempts<'_> {
         facts.add("options of the quantization", options.hex());
         Ok(facts)
     }
+}
+
+/// Divergence of a plan's file from the model, without writing it.
+///
+/// # Errors
+/// Models that cannot be run, text without scored tokens; being told to stop.
+pub(super) fn divergence_of(
+    plan: &QuantizePlan<'_>,
+    model: &Model<'_>,
+    windows: &[Window],
+    engine: EngineOptions,
+    progress: &dyn Progress,
+) -> Result<Divergence, CalibrateError> {
+    let own = Model { source: plan, metadata: plan.metadata(), file: None, recall: None, ..*model };
+    divergence_on(&own, model, windows, engine, progress)?.ok_or(CalibrateError::NoText)
 }
 
 /// The program, as exactly as it knows itself.

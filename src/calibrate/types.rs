@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::calibrate::attempts::divergence_of;
 use crate::calibrate::costs::{MeasureOptions, measure_costs, runs_for};
 use crate::calibrate::fidelity::keys_to_come;
 use crate::calibrate::run::{CalibrateOptions, CalibrationRun, total_importance};
@@ -16,7 +17,7 @@ use crate::quantize::{
     TensorCost, n_matrices,
 };
 use crate::solve::can_solve;
-use crate::verify::{Divergence, Model, divergence_on};
+use crate::verify::{Divergence, Model};
 
 /// Tokens of a run that measures what a tensor costs. Its divergence is known to about a twentieth then; eight times as many
 /// gave types that were no better.
@@ -179,6 +180,5 @@ pub fn measure_mix(
     let (file_type, imatrix, options) = mix;
     let options = QuantizeOptions { file_type, pure: false, ..options.clone() };
     let plan = QuantizePlan::new(input, &options, Some(imatrix))?;
-    let own = Model { source: &plan, metadata: plan.metadata(), file: None, recall: None, ..*model };
-    divergence_on(&own, model, &text.check_windows(), engine, progress)?.ok_or(CalibrateError::NoText)
+    divergence_of(&plan, model, &text.check_windows(), engine, progress)
 }

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use crate::engine::ops::matmul::{TileGrid, multiply_transposed_add};
-use crate::engine::ops::strips::{STRIP as TILE, Strips};
+use crate::engine::ops::strips::{STRIP, Strips};
 use crate::engine::run::panel::cuts;
 
 /// Rows that are summed at once. Few enough to be one block of every kernel's inner dimension, so that an element is
@@ -30,18 +30,18 @@ impl PartialEq for Gram {
     }
 }
 
-/// First element of the panel that starts with row `first`, a multiple of [`TILE`]: those before it are as many full
-/// rectangles, each [`TILE`] columns narrower than the one before.
+/// First element of the panel that starts with row `first`, a multiple of [`STRIP`]: those before it are as many full
+/// rectangles, each [`STRIP`] columns narrower than the one before.
 fn panel_start(n_cols: usize, first: usize) -> usize {
-    let n_before = first / TILE;
-    n_before * TILE * n_cols - TILE * TILE * (n_before * n_before.saturating_sub(1) / 2)
+    let n_before = first / STRIP;
+    n_before * STRIP * n_cols - STRIP * STRIP * (n_before * n_before.saturating_sub(1) / 2)
 }
 
 /// Floats of a triangle; `None` if they are too many for an address.
 fn n_floats(n_cols: usize) -> Option<usize> {
     // No intermediate result is larger than the square.
     n_cols.checked_mul(n_cols)?.checked_mul(4)?;
-    let first = n_cols / TILE * TILE;
+    let first = n_cols / STRIP * STRIP;
     Some(panel_start(n_cols, first) + (n_cols - first) * (n_cols - first))
 }
 
@@ -91,11 +91,11 @@ impl Gram {
         assert_eq!(n, x.n_cols(), "columns of rows that are added");
         let (mut grids, mut tasks) = (Vec::new(), Vec::new());
         let mut rest = &mut self.sums[..];
-        for first in (0..n).step_by(TILE) {
-            let (height, width) = (TILE.min(n - first), n - first);
+        for first in (0..n).step_by(STRIP) {
+            let (height, width) = (STRIP.min(n - first), n - first);
             let (panel, later) = std::mem::take(&mut rest).split_at_mut(height * width);
             rest = later;
-            let columns = cuts(width, TILE);
+            let columns = cuts(width, STRIP);
             tasks.extend((0..columns.len() - 1).map(|tile| (grids.len(), tile)));
             grids.push(TileGrid::new(panel, width, vec![0, height], columns));
         }
@@ -140,7 +140,7 @@ impl Gram {
 
     fn row_range(&self, row: usize) -> std::ops::Range<usize> {
         assert!(row < self.n_cols, "row {row} of {}", self.n_cols);
-        let first = row / TILE * TILE;
+        let first = row / STRIP * STRIP;
         let width = self.n_cols - first;
         let start = panel_start(self.n_cols, first) + (row - first) * width;
         start + (row - first)..start + width
