@@ -29,6 +29,7 @@ pub use collector::Wanted;
 pub use costs::{MeasureOptions, measure_costs};
 pub use error::CalibrateError;
 pub use fidelity::{Fidelity, FidelityOptions, Judged, Keep, Solver, Trial, WORTH_IT, solve};
+pub use memory::Needs;
 pub use moments::{LayerMoments, MatrixName, MeanMoments, Moments, SharedInput};
 pub use outlook::Outlook;
 pub use run::{CalibrateOptions, CalibrationRun, total_importance};

@@ -23,6 +23,7 @@ pub use ops::prefix::Prefix;
 pub use ops::rows::LogProbs;
 pub use ops::strips::Strips;
 pub use plan::GraphPlan;
+pub(crate) use run::buffers::{Buffer, Buffers};
 pub use run::continued::Continuation;
 pub use run::forward::{Engine, EngineOptions, TokenChunk};
 pub use run::observer::Observer;

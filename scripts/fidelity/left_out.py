@@ -2,7 +2,7 @@
 """What calibrated rounding gives on kinds of text that the calibration did not contain.
 
     left_out.py --programs DIR --model F32.gguf --texts DIR [--types Q4_0,Q3_K] [--solvers gptq,sequential] [--tokens 12288]
-                [--rounds like,KIND...,self] [--ctx 512] [--dir DIR] [--json FILE]
+                [--rounds like,KIND...,self] [--self-text] [--ctx 512] [--dir DIR] [--json FILE]
 
 DIR of --texts is what texts.py made: KIND.calibrate.* and KIND.evaluate.*. Rounds:
 
@@ -10,7 +10,7 @@ like  calibrated with all kinds; judged by the other part of each
 KIND  calibrated with all kinds but this one, judged by it (each kind in turn, unless some are named)
 self  no text at all: --calibrate self, judged by each kind
 
-All else is compare.py's.
+With --self-text half of the tokens are the model's own text in every round. All else is compare.py's.
 """
 
 import argparse
@@ -30,12 +30,13 @@ def main():
     parser.add_argument("--types", default="Q4_0,Q3_K")
     parser.add_argument("--solvers", default="gptq,sequential")
     parser.add_argument("--rounds")
+    parser.add_argument("--self-text", action="store_true", help="let the model write half of the text")
     parser.add_argument("--tokens", type=int, default=12288)
     parser.add_argument("--ctx", type=int, default=512)
     parser.add_argument("--dir", default=".")
     parser.add_argument("--json")
     options = parser.parse_args()
-    options.mixes, options.self_text, options.target_of = False, False, None
+    options.mixes, options.target_of = False, None
 
     def part(name):
         return {os.path.basename(path).split(".")[0]: path for path in sorted(glob.glob(f"{options.texts}/*.{name}.*"))}
@@ -50,7 +51,9 @@ def main():
     found = []
     for turn in rounds:
         without = [path for kind, path in own.items() if kind != turn]
-        options.calibrate = ["self"] if turn == "self" else without
+        options.calibrate = [] if turn == "self" else without
+        if turn == "self" or options.self_text:
+            options.calibrate = [*options.calibrate, "self"]
         judges = [turn] if turn in own else list(own)
         for kind in options.types.split(","):
             paths, seconds = {}, {}

@@ -130,6 +130,7 @@ impl Attempts<'_> {
                 types: &solved.chain(self.others.iter().cloned()).collect(),
                 options: solver,
                 blocks,
+                dir: self.options.dir,
                 progress: self.progress,
             };
             let Followed { importance, left } = task.run()?;
@@ -171,7 +172,8 @@ impl Attempts<'_> {
         // Another quantization may want to solve what this one does not.
         let is_solved = |name: &str| self.targets.contains_key(name) && !blocks.has_all(name);
         let wants = |meta: &TensorMeta| if is_saved { meta.shape.rank() > 1 } else { is_solved(&meta.name) };
-        let calibrate = CalibrateOptions { engine: self.options.engine, wants: &wants };
+        let calibrate =
+            CalibrateOptions { engine: self.options.engine, wants: &wants, dir: self.options.dir };
         let run = CalibrationRun::new(self.model, self.text, calibrate)?;
         let sums = run.run(self.progress, &mut |layer| {
             if let Some(writer) = &mut writer {

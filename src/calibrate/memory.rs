@@ -2,10 +2,41 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::calibrate::CalibrateError;
 use crate::calibrate::collector::Wanted;
 use crate::core::{TensorMeta, TensorSource};
 use crate::engine::plan::{Dense, Ffn, KvSource, LayerPlan, Mixer, Moe};
 use crate::engine::{Gram, GraphPlan};
+
+/// Bytes that a run takes at most, beside the weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// With everything in memory.
+    pub all_bytes: u64,
+    /// With hidden states in files: the smallest budget that does.
+    pub least_bytes: u64,
+    /// Bytes of those files.
+    pub spilled_bytes: u64,
+}
+
+impl Needs {
+    /// A run without hidden states.
+    pub(super) fn in_memory(n_bytes: u64) -> Self {
+        Self { all_bytes: n_bytes, least_bytes: n_bytes, spilled_bytes: 0 }
+    }
+
+    /// Whether hidden states have to go to files.
+    ///
+    /// # Errors
+    /// [`CalibrateError::Memory`] if the budget does not do even so.
+    pub(super) fn spills(&self, budget_bytes: u64, tokens: usize) -> Result<bool, CalibrateError> {
+        let needed_bytes = self.least_bytes;
+        if needed_bytes > budget_bytes {
+            return Err(CalibrateError::Memory { budget_bytes, needed_bytes, tokens });
+        }
+        Ok(self.all_bytes > budget_bytes)
+    }
+}
 
 /// Bytes that the moments of one kind of text take at most: those of a layer, and of the layers whose tensors come again.
 ///

@@ -1,9 +1,8 @@
 //! What a calibration would take, told without running the model.
 
 use crate::calibrate::fidelity::{FidelityOptions, Solver, Targets, targets};
-use crate::calibrate::run::{CalibrateOptions, CalibrationRun};
-use crate::calibrate::sequential::needed_bytes;
-use crate::calibrate::{CalibrateError, CalibrationText};
+use crate::calibrate::memory::Needs;
+use crate::calibrate::{CalibrateError, CalibrationText, run, sequential};
 use crate::core::{GgmlType, TensorMeta};
 use crate::engine::Engine;
 use crate::engine::plan::ModelKind;
@@ -19,15 +18,28 @@ pub struct Outlook {
     pub n_matrices: u64,
     /// Tensors whose types have no solver, in the order of their names.
     pub without_solver: Vec<(String, GgmlType)>,
-    /// Bytes of memory that the run takes at most, beside the weights.
-    pub needed_bytes: u64,
-    /// Bytes that it may take.
+    /// What the run takes.
+    pub needs: Needs,
+    /// Bytes of memory that it may take.
     pub budget_bytes: u64,
     /// Bytes of the blocks that are kept in a file until the output is written.
-    pub disk_bytes: u64,
+    pub block_bytes: u64,
 }
 
 impl Outlook {
+    /// Bytes of files without names: blocks until the output is written, hidden states that memory has no room for.
+    #[must_use]
+    pub fn disk_bytes(&self) -> u64 {
+        let spilled = if self.is_spilling() { self.needs.spilled_bytes } else { 0 };
+        self.block_bytes.saturating_add(spilled)
+    }
+
+    /// Whether hidden states go to files.
+    #[must_use]
+    pub fn is_spilling(&self) -> bool {
+        self.needs.all_bytes > self.budget_bytes
+    }
+
     /// Looks at a model, its text and what is asked for.
     ///
     /// # Errors
@@ -46,38 +58,32 @@ impl Outlook {
             Solver::Reference => Targets::default(),
             Solver::Gptq | Solver::Sequential => targets(input, options.quantize)?,
         };
-        let lengths =
-            text.kinds.iter().flat_map(|kind| &kind.windows).map(|window| window.chunk.tokens.len());
-        let needed_bytes = if let Some(statistics) = options.keep.statistics {
-            statistics.layer_bytes()
-        } else if options.solver == Solver::Sequential {
-            let engine = Engine::new(model.plan()?, model.source, options.engine)?;
-            needed_bytes(&plan, &engine, lengths)
+        let needs = if let Some(statistics) = options.keep.statistics {
+            Needs::in_memory(statistics.layer_bytes())
         } else {
+            let engine = Engine::new(plan, model.source, options.engine)?;
             let wants = |meta: &TensorMeta| targets.contains_key(&meta.name);
-            match CalibrationRun::new(model, text, CalibrateOptions { engine: options.engine, wants: &wants })
-            {
-                Ok(run) => run.needed_bytes(),
-                Err(CalibrateError::Memory { needed_bytes, .. }) => needed_bytes,
-                Err(error) => return Err(error),
+            match options.solver {
+                Solver::Sequential => sequential::needs(&engine, text.lengths()),
+                Solver::Gptq | Solver::Reference => run::needs(model, &engine, text, &wants),
             }
         };
         let tensors = input.source.tensors();
-        let (mut n_matrices, mut disk_bytes) = (0u64, 0u64);
+        let (mut n_matrices, mut block_bytes) = (0u64, 0u64);
         for target in targets.values() {
             let shape = &tensors[target.tensor].shape;
             let dims = shape.dims();
             n_matrices += dims[..dims.len().saturating_sub(2)].iter().product::<u64>();
             let row_bytes = target.ty.row_bytes(shape.n_cols()).unwrap_or(0);
-            disk_bytes = disk_bytes.saturating_add(row_bytes.saturating_mul(shape.n_rows()));
+            block_bytes = block_bytes.saturating_add(row_bytes.saturating_mul(shape.n_rows()));
         }
         Ok(Self {
             n_tensors: targets.len(),
             n_matrices,
             without_solver,
-            needed_bytes,
+            needs,
             budget_bytes: options.engine.memory_bytes,
-            disk_bytes,
+            block_bytes,
         })
     }
 }

@@ -1,13 +1,14 @@
 //! The run: all windows of all kinds through one layer after the other.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use crate::calibrate::collector::{Consumer, MomentCollector, Schedule, Wanted};
-use crate::calibrate::memory::moment_bytes;
+use crate::calibrate::memory::{Needs, moment_bytes};
 use crate::calibrate::{CalibrateError, CalibrationText, LayerMoments};
 use crate::core::progress::Progress;
 use crate::engine::plan::{Ffn, ModelKind};
-use crate::engine::{Engine, EngineError, EngineOptions, TokenChunk};
+use crate::engine::{Engine, EngineError, EngineOptions, GraphPlan, TokenChunk};
 use crate::gguf::{ColumnSums, ImatrixSums};
 use crate::verify::Model;
 
@@ -24,6 +25,8 @@ pub struct CalibrateOptions<'a> {
     pub engine: EngineOptions,
     /// Tensors whose inputs are wanted: those that a solver will round. The importance sums are of all tensors.
     pub wants: Wanted<'a>,
+    /// A folder for hidden states that the memory budget has no room for.
+    pub dir: &'a Path,
 }
 
 /// A run that is ready: text cut into windows, the model's graph built, memory counted.
@@ -31,12 +34,11 @@ pub struct CalibrationRun<'a> {
     engine: Engine<'a>,
     text: &'a CalibrationText,
     options: CalibrateOptions<'a>,
-    needed_bytes: u64,
+    needs: Needs,
 }
 
 impl<'a> CalibrationRun<'a> {
-    /// Builds the graph and counts the memory: activations of all windows, since all of them go through a layer before the
-    /// next one begins, and the moments of a layer for each kind.
+    /// Builds the graph and counts the memory. Where the budget does not hold hidden states they are kept in files.
     ///
     /// # Errors
     /// A graph that cannot be built; [`CalibrateError::Memory`] with the smallest budget that is enough.
@@ -46,23 +48,16 @@ impl<'a> CalibrationRun<'a> {
         options: CalibrateOptions<'a>,
     ) -> Result<Self, CalibrateError> {
         let engine = Engine::new(model.plan()?, model.source, options.engine)?;
-        let mut run = Self { engine, text, options, needed_bytes: 0 };
-        let (n_tokens, longest) = (text.n_tokens(), text.longest());
-        let activations = run.engine.run_bytes(n_tokens, run.batch_tokens().max(longest), longest);
-        let moments = moment_bytes(run.engine.plan(), model.source, options.wants);
-        let needed_bytes = moments.saturating_mul(text.kinds.len() as u64).saturating_add(activations);
-        let budget_bytes = options.engine.memory_bytes;
-        if needed_bytes > budget_bytes {
-            return Err(CalibrateError::Memory { budget_bytes, needed_bytes, tokens: n_tokens });
-        }
-        run.needed_bytes = needed_bytes;
-        Ok(run)
+        let needs = needs(model, &engine, text, options.wants);
+        let is_spilling = needs.spills(options.engine.memory_bytes, text.n_tokens())?;
+        let engine = if is_spilling { engine.spilling(options.dir) } else { engine };
+        Ok(Self { engine, text, options, needs })
     }
 
     /// Bytes that the run takes at most, beside the weights.
     #[must_use]
-    pub fn needed_bytes(&self) -> u64 {
-        self.needed_bytes
+    pub fn needs(&self) -> Needs {
+        self.needs
     }
 
     /// What the reader should know.
@@ -71,15 +66,9 @@ impl<'a> CalibrationRun<'a> {
         &self.engine.plan().warnings
     }
 
-    fn batch_tokens(&self) -> usize {
-        let has_experts = |ffn: &Ffn| matches!(ffn, Ffn::Moe(_) | Ffn::Both(_));
-        let is_moe = self.engine.plan().layers.iter().any(|layer| has_experts(&layer.ffn));
-        if is_moe { BATCH_TOKENS_MOE } else { BATCH_TOKENS }
-    }
-
     /// The windows as the engine runs them, the number in each batch, and the kind of each batch.
     fn schedule(&self) -> (Vec<TokenChunk>, Vec<usize>, Schedule) {
-        let limit = self.batch_tokens();
+        let limit = batch_tokens(self.engine.plan());
         let (mut chunks, mut counts) = (Vec::new(), Vec::new());
         let mut schedule = Schedule { kinds: Vec::new(), tokens: Vec::new() };
         for (kind, text) in self.text.kinds.iter().enumerate() {
@@ -150,6 +139,31 @@ impl<'a> CalibrationRun<'a> {
             n_chunks,
             chunk_size: self.text.n_ctx,
         }
+    }
+}
+
+fn batch_tokens(plan: &GraphPlan) -> usize {
+    let has_experts = |ffn: &Ffn| matches!(ffn, Ffn::Moe(_) | Ffn::Both(_));
+    let is_moe = plan.layers.iter().any(|layer| has_experts(&layer.ffn));
+    if is_moe { BATCH_TOKENS_MOE } else { BATCH_TOKENS }
+}
+
+/// Activations of all windows, since all of them go through a layer before the next one begins, and the moments of a layer
+/// for each kind.
+pub(super) fn needs(
+    model: &Model<'_>,
+    engine: &Engine<'_>,
+    text: &CalibrationText,
+    wants: Wanted<'_>,
+) -> Needs {
+    let (n_tokens, longest) = (text.n_tokens(), text.longest());
+    let activations = engine.run_bytes(n_tokens, batch_tokens(engine.plan()).max(longest), longest);
+    let unspilled = engine.unspilled_bytes(n_tokens, longest);
+    let moments = moment_bytes(engine.plan(), model.source, wants).saturating_mul(text.kinds.len() as u64);
+    Needs {
+        all_bytes: moments.saturating_add(activations),
+        least_bytes: moments.saturating_add(unspilled),
+        spilled_bytes: activations.saturating_sub(unspilled),
     }
 }
 

@@ -8,10 +8,12 @@ mod stream;
 mod sums;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
 use crate::calibrate::matrices::{Failed, MatrixSolver, Target};
+use crate::calibrate::memory::Needs;
 use crate::calibrate::sequential::follower::Follower;
 use crate::calibrate::sequential::lockstep::{Leader, link};
 use crate::calibrate::sequential::stream::QuantizedStream;
@@ -21,7 +23,7 @@ use crate::calibrate::{CalibrateError, CalibrationText, NotSolved, SolverOptions
 use crate::core::progress::Progress;
 use crate::core::{GgmlType, TensorMeta, TensorSource};
 use crate::engine::plan::LayerPlan;
-use crate::engine::{Engine, EngineError, EngineOptions, GraphPlan, Hidden, TokenChunk};
+use crate::engine::{Engine, EngineError, EngineOptions, Hidden, TokenChunk};
 use crate::gguf::ImatrixSums;
 use crate::solve::{Metric, SHRINKAGE};
 use crate::verify::{Model, SumCollector};
@@ -42,6 +44,8 @@ pub(super) struct Task<'a> {
     pub(super) types: &'a BTreeMap<String, GgmlType>,
     pub(super) options: SolverOptions,
     pub(super) blocks: &'a SolvedBlocks,
+    /// A folder for hidden states that the memory budget has no room for.
+    pub(super) dir: &'a Path,
     pub(super) progress: &'a dyn Progress,
 }
 
@@ -67,20 +71,22 @@ impl Task<'_> {
     /// Errors of the engine, activations that are not finite, too little memory.
     pub(super) fn run(&self) -> Result<Followed, CalibrateError> {
         let plan = self.model.plan()?;
-        let chunks: Vec<TokenChunk> = self
-            .text
-            .kinds
-            .iter()
-            .flat_map(|kind| &kind.windows)
-            .map(|window| whole(&window.chunk))
-            .collect();
         let stream = QuantizedStream::new(self.model.source, self.types, self.engine.level, self.blocks);
-        let leader = Engine::new(self.model.plan()?, self.model.source, self.engine)?;
-        let follower = Engine::new(self.model.plan()?, &stream, self.engine)?;
-        check_memory(&plan, &leader, &chunks)?;
+        let mut leader = Engine::new(self.model.plan()?, self.model.source, self.engine)?;
+        let mut follower = Engine::new(self.model.plan()?, &stream, self.engine)?;
+        let needs = needs(&leader, self.text.lengths());
+        let is_spilling = needs.spills(self.engine.memory_bytes, self.text.n_tokens())?;
+        if is_spilling {
+            (leader, follower) = (leader.spilling(self.dir), follower.spilling(self.dir));
+        }
+        let buffers = leader.buffers();
         let targets = self.by_index();
         let mut left = Vec::new();
         let head = targets.get(&plan.head.tensor);
+        let windows = self.text.kinds.iter().flat_map(|kind| &kind.windows);
+        // Final states are what a head is solved with, nothing else.
+        let chunk = |chunk: &TokenChunk| if head.is_some() { whole(chunk) } else { no_rows(chunk) };
+        let chunks: Vec<TokenChunk> = windows.map(|window| chunk(&window.chunk)).collect();
         if let Some((name, target)) = head.filter(|_| plan.head.tensor == plan.embedding.tensor) {
             left.extend(self.tied_head(&leader, &chunks, (name, *target))?);
         }
@@ -90,6 +96,7 @@ impl Task<'_> {
         let watch = Leader {
             ahead,
             engine: &leader,
+            buffers: &buffers,
             sums: SumCollector::new(self.engine.level),
             is_target: &is_changed,
             is_stopped: AtomicBool::new(false),
@@ -97,6 +104,7 @@ impl Task<'_> {
         let solver = Follower {
             behind: Mutex::new(Some(behind)),
             engine: &follower,
+            buffers: &buffers,
             stream: &stream,
             matrices: self.matrices(),
             options: self.options,
@@ -106,7 +114,12 @@ impl Task<'_> {
             state: Mutex::default(),
         };
         let work = follower.work_bytes_in(1).saturating_sub(follower.head_bytes());
-        self.progress.begin("solving layer by layer", work);
+        let title = if is_spilling {
+            "solving layer by layer, hidden states on disk"
+        } else {
+            "solving layer by layer"
+        };
+        self.progress.begin(title, work);
         let (unquantized, quantized, sums) =
             self.lockstep(&chunks, (&leader, watch), (&follower, &solver))?;
         if targets.contains_key(&plan.head.tensor) {
@@ -233,45 +246,28 @@ fn whole(chunk: &TokenChunk) -> TokenChunk {
     TokenChunk { tokens: tokens.clone(), rows: *n_source..tokens.len(), n_source: *n_source }
 }
 
-/// Holds the memory budget against what solving will take, before anything else is done.
-///
-/// # Errors
-/// A budget that does not do, a model that cannot be run.
-pub(super) fn check_budget(
-    model: &Model<'_>,
-    text: &CalibrationText,
-    engine: EngineOptions,
-) -> Result<(), CalibrateError> {
-    let windows = text.kinds.iter().flat_map(|kind| &kind.windows);
-    let chunks: Vec<TokenChunk> = windows.map(|window| whole(&window.chunk)).collect();
-    let plan = model.plan()?;
-    check_memory(&plan, &Engine::new(model.plan()?, model.source, engine)?, &chunks)
-}
-
-fn check_memory(plan: &GraphPlan, engine: &Engine<'_>, chunks: &[TokenChunk]) -> Result<(), CalibrateError> {
-    let needed_bytes = needed_bytes(plan, engine, chunks.iter().map(|chunk| chunk.tokens.len()));
-    let budget_bytes = engine.options().memory_bytes;
-    if needed_bytes > budget_bytes {
-        let tokens = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
-        return Err(CalibrateError::Memory { budget_bytes, needed_bytes, tokens });
-    }
-    Ok(())
+/// A chunk of which no final state is wanted.
+fn no_rows(chunk: &TokenChunk) -> TokenChunk {
+    TokenChunk { rows: 0..0, ..chunk.clone() }
 }
 
 /// Both runs at once, what they hand over, and the sums of the widest matrix with their factors, for sequences of these
 /// lengths.
-pub(super) fn needed_bytes(
-    plan: &GraphPlan,
-    engine: &Engine<'_>,
-    lengths: impl Iterator<Item = usize> + Clone,
-) -> u64 {
+pub(super) fn needs(engine: &Engine<'_>, lengths: impl Iterator<Item = usize> + Clone) -> Needs {
+    let plan = engine.plan();
     let (tokens, longest) = (lengths.clone().sum::<usize>(), lengths.max().unwrap_or(0));
     let runs = engine.run_bytes(tokens, tokens, longest).saturating_mul(2);
+    let unspilled = engine.unspilled_bytes(tokens, longest).saturating_mul(2);
     let widest = plan.all_layers().map(LayerPlan::widest).max().unwrap_or(0).max(plan.n_embd);
-    // The rows of both, and two streams of residuals; scaled copies are of some thousand rows.
+    // The rows of both, and two streams of residuals.
     let handed = (widest as u64 + 2 * plan.n_embd as u64).saturating_mul(4).saturating_mul(tokens as u64);
-    // Sums, cross sums, the two factorizations; a matrix, turned round, and what it is to make good.
+    // Sums, cross sums, the two factorizations; a matrix, turned round, and what it is to make good; scaled rows.
     let widths = (40 * widest as u64).saturating_add(12 * plan.n_embd as u64);
-    let sums = (widest as u64).saturating_mul(widths);
-    runs.saturating_add(handed).saturating_add(sums)
+    let scaled = (8 * widest + 4 * plan.n_embd) as u64 * tokens.min(sums::ROWS) as u64;
+    let sums = (widest as u64).saturating_mul(widths).saturating_add(scaled);
+    Needs {
+        all_bytes: runs.saturating_add(handed).saturating_add(sums),
+        least_bytes: unspilled.saturating_add(sums),
+        spilled_bytes: runs.saturating_sub(unspilled).saturating_add(handed),
+    }
 }

@@ -324,6 +324,11 @@ impl CalibrationText {
         self.kinds.iter().map(TextKind::n_tokens).sum()
     }
 
+    /// Tokens of each sequence that is calibrated with.
+    pub(super) fn lengths(&self) -> impl Iterator<Item = usize> + Clone {
+        self.kinds.iter().flat_map(|kind| &kind.windows).map(|window| window.chunk.tokens.len())
+    }
+
     /// Some of the sequences that are calibrated with: about `n_tokens`, each kind an equal part, evenly spread over it and at
     /// least one.
     pub(super) fn some_windows(&self, n_tokens: usize) -> Vec<Window> {

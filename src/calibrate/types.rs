@@ -1,16 +1,17 @@
 //! Types for a size where there is calibration text: what they cost is measured on it, or estimated with its importance.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use crate::calibrate::attempts::divergence_of;
 use crate::calibrate::costs::{MeasureOptions, measure_costs, runs_for};
 use crate::calibrate::fidelity::keys_to_come;
 use crate::calibrate::run::{CalibrateOptions, CalibrationRun, total_importance};
-use crate::calibrate::{CalibrateError, CalibrationText, Solver, sequential};
+use crate::calibrate::{CalibrateError, CalibrationText, Solver, run, sequential};
 use crate::core::progress::Progress;
 use crate::core::{GgmlType, TensorMeta};
-use crate::engine::EngineOptions;
 use crate::engine::plan::ModelKind;
+use crate::engine::{Engine, EngineOptions};
 use crate::gguf::{ColumnSums, FileType, Imatrix, ImatrixSums};
 use crate::quantize::{
     AllocateOptions, Allocation, Input, OpenTensor, QuantizeOptions, QuantizePlan, SizeTarget, Survey,
@@ -36,6 +37,8 @@ pub struct TypesOptions<'a> {
     pub solver: Solver,
     /// Machine use.
     pub engine: EngineOptions,
+    /// A folder for hidden states that the memory budget has no room for.
+    pub dir: &'a Path,
 }
 
 /// Types, and what they were chosen with.
@@ -81,7 +84,11 @@ pub fn choose_types(
     check_budget(model, input, text, options)?;
     check_size(input, text, options)?;
     let wants = |_: &TensorMeta| false;
-    let run = CalibrationRun::new(model, text, CalibrateOptions { engine: options.engine, wants: &wants })?;
+    let run = CalibrationRun::new(
+        model,
+        text,
+        CalibrateOptions { engine: options.engine, wants: &wants, dir: options.dir },
+    )?;
     let sums = run.run::<CalibrateError>(progress, &mut |_| Ok(()))?;
     drop(run);
     let imatrix = Imatrix::of_sums(&total_importance(&sums))?;
@@ -115,9 +122,10 @@ fn check_budget(
     text: &CalibrationText,
     options: &TypesOptions<'_>,
 ) -> Result<(), CalibrateError> {
-    match options.solver {
-        Solver::Reference => Ok(()),
-        Solver::Sequential => sequential::check_budget(model, text, options.engine),
+    let engine = Engine::new(model.plan()?, model.source, options.engine)?;
+    let needs = match options.solver {
+        Solver::Reference => return Ok(()),
+        Solver::Sequential => sequential::needs(&engine, text.lengths()),
         Solver::Gptq => {
             let changed = QuantizePlan::types_to_come(input, options.quantize)?;
             let names: BTreeSet<&str> = changed
@@ -126,10 +134,10 @@ fn check_budget(
                 .map(|meta| meta.name.as_str())
                 .collect();
             let wants = |meta: &TensorMeta| names.contains(meta.name.as_str());
-            let options = CalibrateOptions { engine: options.engine, wants: &wants };
-            CalibrationRun::new(model, text, options).map(|_| ())
+            run::needs(model, &engine, text, &wants)
         }
-    }
+    };
+    needs.spills(options.engine.memory_bytes, text.n_tokens()).map(drop)
 }
 
 /// A size that cannot be had is told of before the model is run: by an importance matrix of the same keys, and columns that

@@ -80,6 +80,9 @@ pub enum EngineError {
     /// The worker threads could not be started.
     #[error("cannot start {threads} threads: {source}")]
     Threads { threads: usize, source: rayon::ThreadPoolBuildError },
+    /// Hidden states that were to be kept in files.
+    #[error("hidden states cannot be kept on disk: {0}")]
+    Spill(std::io::Error),
     /// Who looked on asked to stop.
     #[error("stopped by the observer of the run")]
     Stopped,
@@ -121,6 +124,10 @@ impl Hint for EngineError {
             }
             Self::ChunkTooLong { limit, .. } | Self::ChunkNotDense { limit, .. } => {
                 vec![format!("pass `--ctx {limit}` or less")]
+            }
+            Self::Spill(error) => {
+                let more = "or pass a larger `--memory`, so that they stay in memory".to_owned();
+                crate::core::output::io_hints(error).into_iter().chain([more]).collect()
             }
             _ => Vec::new(),
         }

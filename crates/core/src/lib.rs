@@ -7,7 +7,7 @@
 //! | [`numeric`] | C's casts and roundings, F16 and BF16, bit for bit |
 //! | [`simd`] | which vector instructions there are, and code compiled for them |
 //! | [`bytes`] [`limits`] [`text`] | hostile input: a checked cursor, caps, escaped strings |
-//! | [`mmap`] [`output`] [`scratch`] | mapped inputs, outputs that appear whole or not at all, buffers used again |
+//! | [`mmap`] [`output`] [`scratch`] [`spill`] | mapped inputs, outputs that appear whole or not at all, buffers used again, numbers in files without a name |
 //! | [`progress`] | how far a long run is, and stopping it |
 //! | [`isolated`] | a stranger's program (a chat template, a tokenizer's rules) in a process with bounds of its own |
 //!
@@ -40,6 +40,7 @@ pub mod scratch;
 pub mod simd;
 pub mod similar;
 pub mod small_float;
+pub mod spill;
 pub mod text;
 
 pub use dtype::{ElementType, GgmlType, GgmlTypeInfo, ImatrixNeed};

@@ -7,13 +7,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rayon::prelude::*;
 
 use crate::calibrate::matrices::{Corrected, Failed, MatrixSolver, Target};
-use crate::calibrate::sequential::lockstep::{Behind, Event, Spare, copy};
+use crate::calibrate::sequential::lockstep::{Behind, Event};
 use crate::calibrate::sequential::stream::QuantizedStream;
 use crate::calibrate::sequential::sums::{Inputs, Lack, Lost, Sums};
 use crate::calibrate::{CalibrateError, NotSolved, SolverOptions};
 use crate::core::TensorSource;
 use crate::engine::plan::Matrix;
-use crate::engine::{Engine, EngineError, Observer};
+use crate::engine::{Buffer, Buffers, Engine, EngineError, Observer};
 use crate::quant::first_non_finite;
 use crate::quantize::SolvedRows;
 use crate::solve::{Correction, InputCorrection, Metric, SecondMoments, SolveError};
@@ -24,8 +24,8 @@ struct Branch {
     matrix: (usize, Option<usize>),
     factor: f32,
     width: usize,
-    x: Vec<f32>,
-    quantized: Vec<f32>,
+    x: Buffer,
+    quantized: Buffer,
 }
 
 /// What all experts of a stack have seen so far.
@@ -45,9 +45,6 @@ pub(super) struct State {
     /// Places passed so far.
     n_events: usize,
     branch: Option<Branch>,
-    /// Memory of the unquantized run that is free again, and of the branch of this one.
-    spare: Spare,
-    spare_branch: Vec<f32>,
     /// By the first of their tensors, of the layer that is being run.
     shared: BTreeMap<usize, Shared>,
     left: Vec<NotSolved>,
@@ -66,6 +63,8 @@ pub(super) struct Follower<'a> {
     /// Gone when the run is over, so that the other run waits no longer.
     pub(super) behind: Mutex<Option<Behind>>,
     pub(super) engine: &'a Engine<'a>,
+    /// For what is handed over.
+    pub(super) buffers: &'a Buffers,
     pub(super) stream: &'a QuantizedStream<'a>,
     pub(super) matrices: MatrixSolver<'a>,
     pub(super) options: SolverOptions,
@@ -105,10 +104,9 @@ impl Follower<'_> {
         }
         let is_first = state.n_events == 0;
         state.n_events += 1;
-        let spare = std::mem::take(&mut state.spare);
         drop(state);
         let behind = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
-        let event = behind.as_ref().and_then(|behind| behind.next(is_first, spare));
+        let event = behind.as_ref().and_then(|behind| behind.next(is_first));
         drop(behind);
         if event.is_none() {
             // Why, the other run says.
@@ -185,7 +183,7 @@ impl Follower<'_> {
         let sums = Sums::of(&Inputs { x, quantized, n_cols, weights }, lack.as_ref());
         drop(matrix);
         if let Some(branch) = branch {
-            self.give_back(branch);
+            self.buffers.give([branch.x, branch.quantized]);
         }
         let sums = match sums {
             Ok(Sums { moments, lost }) => {
@@ -214,13 +212,6 @@ impl Follower<'_> {
         let branch = state.branch.take_if(|branch| branch.matrix == (only.tensor, only.expert))?;
         (branch.x.len() == n_rows * branch.width && branch.quantized.len() == branch.x.len())
             .then_some(branch)
-    }
-
-    /// Keeps the memory of a branch for the next.
-    fn give_back(&self, branch: Branch) {
-        let mut state = self.state();
-        state.spare.branch = branch.x;
-        state.spare_branch = branch.quantized;
     }
 
     /// Moments of an expert, drawn towards those of the experts of its layer that were met so far, itself included.
@@ -333,8 +324,8 @@ impl Observer for Follower<'_> {
     fn inputs(&self, _: &dyn TensorSource, matrices: &[&Matrix], x: &[f32]) {
         if let Some(Event::Inputs(unquantized)) = self.event() {
             let solved = self.engine.install(|| self.solve(matrices, &unquantized, x));
-            self.state().spare.inputs = unquantized;
-            self.keep(solved);
+            self.buffers.give([unquantized]);
+            self.keep(solved.and_then(|()| Ok(self.buffers.check()?)));
         }
     }
 
@@ -347,8 +338,8 @@ impl Observer for Follower<'_> {
 
     fn branch(&self, matrix: &Matrix, factor: f32, stream: &[f32]) {
         if let Some(Event::Branch(x)) = self.event() {
-            let memory = std::mem::take(&mut self.state().spare_branch);
-            let quantized = if x.is_empty() { memory } else { self.engine.install(|| copy(memory, stream)) };
+            let copy = || if x.is_empty() { Buffer::default() } else { self.buffers.copy(stream) };
+            let quantized = self.engine.install(copy);
             let branch =
                 Branch { matrix: (matrix.tensor, matrix.expert), factor, width: matrix.n_rows, x, quantized };
             self.state().branch = Some(branch);

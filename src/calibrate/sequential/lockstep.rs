@@ -4,13 +4,11 @@
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use rayon::prelude::*;
+use std::sync::{Mutex, PoisonError};
 
 use crate::core::TensorSource;
 use crate::engine::plan::Matrix;
-use crate::engine::{Engine, Observer};
+use crate::engine::{Buffer, Buffers, Engine, Observer};
 use crate::verify::SumCollector;
 
 /// The experts that each token is sent to.
@@ -19,46 +17,30 @@ pub(super) type Routes = Vec<Vec<(usize, f32)>>;
 /// What the unquantized run has come to.
 pub(super) enum Event {
     /// Rows that matrices are multiplied with; none if no matrix is to be solved.
-    Inputs(Vec<f32>),
+    Inputs(Buffer),
     /// The stream that a branch will be added to.
-    Branch(Vec<f32>),
+    Branch(Buffer),
     /// What a router chose.
     Routes(Routes),
-}
-
-/// Memory of events that are over, for those to come: asking the system for it again and again takes longer than copying.
-#[derive(Default)]
-pub(super) struct Spare {
-    pub(super) inputs: Vec<f32>,
-    pub(super) branch: Vec<f32>,
 }
 
 /// The end of the unquantized run.
 pub(super) struct Ahead {
     events: SyncSender<Event>,
-    go: Mutex<Receiver<Spare>>,
-    spare: Mutex<Spare>,
+    go: Mutex<Receiver<()>>,
 }
 
 /// The end of the quantized run.
 pub(super) struct Behind {
     events: Mutex<Receiver<Event>>,
-    go: SyncSender<Spare>,
-}
-
-/// A copy in memory that is there, on the threads of the current rayon pool.
-pub(super) fn copy(mut memory: Vec<f32>, x: &[f32]) -> Vec<f32> {
-    memory.resize(x.len(), 0.0);
-    let parts = memory.par_chunks_mut(1 << 16).zip(x.par_chunks(1 << 16));
-    parts.for_each(|(memory, x)| memory.copy_from_slice(x));
-    memory
+    go: SyncSender<()>,
 }
 
 /// Both ends.
 pub(super) fn link() -> (Ahead, Behind) {
     let (events, to_come) = sync_channel(1);
     let (go, may_go) = sync_channel(1);
-    let ahead = Ahead { events, go: Mutex::new(may_go), spare: Mutex::default() };
+    let ahead = Ahead { events, go: Mutex::new(may_go) };
     (ahead, Behind { events: Mutex::new(to_come), go })
 }
 
@@ -69,29 +51,16 @@ impl Ahead {
             return false;
         }
         // When the other run has ended the right way, nothing need be waited for.
-        if let Ok(Spare { inputs, branch }) = self.go.lock().unwrap_or_else(PoisonError::into_inner).recv() {
-            let mut spare = self.spare();
-            if !inputs.is_empty() {
-                spare.inputs = inputs;
-            }
-            if !branch.is_empty() {
-                spare.branch = branch;
-            }
-        }
+        let _ = self.go.lock().unwrap_or_else(PoisonError::into_inner).recv();
         true
-    }
-
-    fn spare(&self) -> MutexGuard<'_, Spare> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Behind {
-    /// The event that belongs to the place that this run has come to, for memory of those before it; `None` if the other
-    /// run has ended.
-    pub(super) fn next(&self, is_first: bool, spare: Spare) -> Option<Event> {
+    /// The event that belongs to the place that this run has come to; `None` if the other run has ended.
+    pub(super) fn next(&self, is_first: bool) -> Option<Event> {
         if !is_first {
-            let _ = self.go.send(spare);
+            let _ = self.go.send(());
         }
         self.events.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
     }
@@ -101,6 +70,8 @@ impl Behind {
 pub(super) struct Leader<'a> {
     pub(super) ahead: Ahead,
     pub(super) engine: &'a Engine<'a>,
+    /// For what is handed over; the other run gives it back.
+    pub(super) buffers: &'a Buffers,
     pub(super) sums: SumCollector,
     /// True of tensors that are to be solved.
     pub(super) is_target: &'a (dyn Fn(usize) -> bool + Sync),
@@ -115,12 +86,8 @@ impl Leader<'_> {
     }
 
     /// Numbers to hand over, if the other run wants them.
-    fn copy(&self, is_wanted: bool, memory: impl Fn(&mut Spare) -> &mut Vec<f32>, x: &[f32]) -> Vec<f32> {
-        if !is_wanted {
-            return Vec::new();
-        }
-        let memory = std::mem::take(memory(&mut self.ahead.spare()));
-        self.engine.install(|| copy(memory, x))
+    fn copy(&self, is_wanted: bool, x: &[f32]) -> Buffer {
+        if is_wanted { self.engine.install(|| self.buffers.copy(x)) } else { Buffer::default() }
     }
 }
 
@@ -128,7 +95,7 @@ impl Observer for Leader<'_> {
     fn inputs(&self, source: &dyn TensorSource, matrices: &[&Matrix], x: &[f32]) {
         self.engine.install(|| matrices.iter().for_each(|matrix| self.sums.input(source, matrix, x)));
         let is_wanted = matrices.iter().any(|matrix| (self.is_target)(matrix.tensor));
-        self.hand(|| Event::Inputs(self.copy(is_wanted, |spare| &mut spare.inputs, x)));
+        self.hand(|| Event::Inputs(self.copy(is_wanted, x)));
     }
 
     fn routes(&self, _: &dyn TensorSource, _: &Matrix, routes: &mut [Vec<(usize, f32)>]) {
@@ -137,7 +104,7 @@ impl Observer for Leader<'_> {
 
     fn branch(&self, matrix: &Matrix, _: f32, stream: &[f32]) {
         let is_wanted = (self.is_target)(matrix.tensor);
-        self.hand(|| Event::Branch(self.copy(is_wanted, |spare| &mut spare.branch, stream)));
+        self.hand(|| Event::Branch(self.copy(is_wanted, stream)));
     }
 
     fn leave(&self, _: usize) -> ControlFlow<()> {

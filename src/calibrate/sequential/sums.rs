@@ -6,7 +6,7 @@ use crate::engine::{Gram, Strips, add_cross};
 use crate::solve::{SecondMoments, SolveError};
 
 /// Rows whose scaled copies are alive at once; a multiple of the blocks that sums are made of.
-const ROWS: usize = 4096;
+pub(super) const ROWS: usize = 4096;
 
 /// Rows of both streams before matrices that share them.
 pub(super) struct Inputs<'x> {

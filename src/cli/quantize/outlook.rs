@@ -81,7 +81,7 @@ impl CalibrateArgs {
                 keep: Keep { statistics: statistics.as_ref(), ..Keep::default() },
             };
             let outlook = Outlook::of(model, job.input, &text, &options)?;
-            let needed_bytes = outlook.needed_bytes.max(self_bytes.unwrap_or(0));
+            let needed_bytes = outlook.needs.least_bytes.max(self_bytes.unwrap_or(0));
             let budget_bytes = outlook.budget_bytes;
             if needed_bytes > budget_bytes {
                 let tokens = text.n_tokens();
@@ -127,8 +127,7 @@ impl CalibrateArgs {
 impl Forecast {
     /// Some lines below the plan.
     pub(crate) fn print(&self, out: &mut dyn Write) -> std::io::Result<()> {
-        let Outlook { n_tensors, n_matrices, without_solver, needed_bytes, budget_bytes, disk_bytes } =
-            &self.outlook;
+        let Outlook { n_tensors, n_matrices, without_solver, needs, budget_bytes, .. } = &self.outlook;
         writeln!(
             out,
             "calibration by `{}`: {} of {} to solve",
@@ -146,15 +145,21 @@ impl Forecast {
             format!("{} ({} tokens{to_come})", escape(&kind.name), count(kind.n_tokens() as u64))
         };
         let kinds: Vec<String> = self.text.kinds.iter().map(kind).collect();
+        let is_spilling = self.outlook.is_spilling();
         let n_check = count(self.text.n_check_tokens() as u64);
         writeln!(out, "text: {}; {n_check} other tokens to judge the result by", kinds.join(", "))?;
         writeln!(
             out,
-            "memory beside the weights: {}{} of {} allowed; {} of disk until the output is written",
-            bytes(*needed_bytes),
+            "memory beside the weights: {}{} of {} allowed{}; {} of disk until the output is written",
+            bytes(if is_spilling { needs.least_bytes } else { needs.all_bytes }),
             self.self_bytes.map_or_else(String::new, |n| format!(", {} to write the text,", bytes(n))),
             bytes(*budget_bytes),
-            bytes(*disk_bytes),
+            if is_spilling {
+                format!(", hidden states on disk ({} would hold them)", bytes(needs.all_bytes))
+            } else {
+                String::new()
+            },
+            bytes(self.outlook.disk_bytes()),
         )
     }
 
@@ -178,10 +183,12 @@ impl Forecast {
             "tensors": self.outlook.n_tensors,
             "matrices": self.outlook.n_matrices,
             "without_solver": names.collect::<Vec<_>>(),
-            "needed_bytes": self.outlook.needed_bytes,
+            "needed_bytes": self.outlook.needs.least_bytes,
+            "in_memory_bytes": self.outlook.needs.all_bytes,
+            "is_spilling": self.outlook.is_spilling(),
             "self_text_bytes": self.self_bytes,
             "budget_bytes": self.outlook.budget_bytes,
-            "disk_bytes": self.outlook.disk_bytes,
+            "disk_bytes": self.outlook.disk_bytes(),
         })
     }
 }

@@ -24,7 +24,8 @@ pub(super) fn choose(
     let Some(target) = job.types.target() else { return Ok(None) };
     let types = job.types.types()?;
     let engine = engine_options(&session.common);
-    let options = TypesOptions { quantize: job.options, types: &types, target, solver, engine };
+    let options =
+        TypesOptions { quantize: job.options, types: &types, target, solver, engine, dir: job.output };
     let chosen = choose_types(model, job.input, text, &options, &session.progress)?;
     warn_if_small(session, &chosen.allocation);
     if !session.common.json && !session.common.quiet {

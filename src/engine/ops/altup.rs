@@ -9,6 +9,7 @@ use crate::engine::ops::math;
 use crate::engine::ops::product::Product;
 use crate::engine::plan::{AltUp, LayerAltUp, LayerPlan};
 use crate::engine::run::batch::ChunkBatch;
+use crate::engine::run::buffers::Buffer;
 use crate::engine::run::runner::Runner;
 use crate::engine::run::timings::WorkKind;
 
@@ -20,10 +21,10 @@ const LEAST_SQUARE: f32 = 1e-5;
 impl Runner<'_> {
     /// The streams `[n_tokens, n, n_embd]` of embeddings `x`: the first is the embedding, each other one its projection,
     /// brought to the embedding's size.
-    pub(crate) fn spread(&self, altup: &AltUp, x: &[f32]) -> Result<Vec<f32>, EngineError> {
+    pub(crate) fn spread(&self, altup: &AltUp, x: &[f32]) -> Result<Buffer, EngineError> {
         let (n_embd, width, level) = (self.plan.n_embd, self.plan.stream_width(), self.weights.level);
         let n_tokens = x.len() / n_embd;
-        let mut streams = vec![0.0; n_tokens * width];
+        let mut streams = self.take(n_tokens * width);
         self.each_token(&mut streams, width, |token, streams| {
             streams[..n_embd].copy_from_slice(&x[token * n_embd..][..n_embd]);
         });
@@ -44,10 +45,10 @@ impl Runner<'_> {
 
     /// One row per token of its streams: the mean of the first and of the others' projections, each brought to the size
     /// of the first.
-    pub(crate) fn collapse(&self, altup: &AltUp, streams: &[f32]) -> Result<Vec<f32>, EngineError> {
+    pub(crate) fn collapse(&self, altup: &AltUp, streams: &[f32]) -> Result<Buffer, EngineError> {
         let (n_embd, width, level) = (self.plan.n_embd, self.plan.stream_width(), self.weights.level);
         let n_tokens = streams.len() / width;
-        let mut sum = vec![0.0; n_tokens * n_embd];
+        let mut sum = self.take(n_tokens * n_embd);
         self.stream(streams, 0, &mut sum);
         let (mut stream, mut other) = (self.take(sum.len()), self.take(sum.len()));
         for (at, matrix) in altup.exit.iter().enumerate() {

@@ -16,7 +16,7 @@ use crate::engine::ops::pair;
 use crate::engine::ops::product::Product;
 use crate::engine::ops::rope::RopeTables;
 use crate::engine::plan::GraphPlan;
-use crate::engine::run::buffers::Buffers;
+use crate::engine::run::buffers::{Buffer, Buffers};
 use crate::engine::run::carried::Carried;
 use crate::engine::run::forward::Engine;
 use crate::engine::run::observer::Observer;
@@ -35,7 +35,7 @@ const BLOCK_ROWS: usize = 768;
 #[derive(Clone, Debug, Default)]
 pub struct Hidden {
     pub(crate) n_rows: usize,
-    pub(crate) states: Vec<f32>,
+    pub(crate) states: Buffer,
 }
 
 impl Hidden {
@@ -48,7 +48,7 @@ impl Hidden {
     /// Puts the rows of `later` behind these.
     pub(crate) fn append(&mut self, later: &Self) {
         self.n_rows += later.n_rows;
-        self.states.extend_from_slice(&later.states);
+        self.states.extend(&later.states);
     }
 
     /// The states, row by row.
@@ -188,7 +188,7 @@ impl Engine<'_> {
             observer,
             clock: &self.clock,
             ropes: RopeTables::default(),
-            memory: Vec::new(),
+            memory: Buffer::default(),
             layer: AtomicUsize::new(self.plan.layers.len()),
             buffers: Buffers::default(),
             carried: Carried::default(),

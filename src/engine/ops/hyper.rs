@@ -26,9 +26,9 @@ const ROWS_PER_TASK: usize = 64;
 
 impl Runner<'_> {
     /// The streams before the first layer: so many copies of each row.
-    pub(crate) fn open_streams(&self, streams: &Streams, x: &[f32]) -> Vec<f32> {
+    pub(crate) fn open_streams(&self, streams: &Streams, x: &[f32]) -> Buffer {
         let n_embd = self.plan.n_embd;
-        let mut all = vec![0.0; x.len() * streams.n];
+        let mut all = self.take(x.len() * streams.n);
         for (rows, row) in all.chunks_mut(n_embd * streams.n).zip(x.chunks(n_embd)) {
             rows.chunks_mut(n_embd).for_each(|stream| stream.copy_from_slice(row));
         }
@@ -36,10 +36,10 @@ impl Runner<'_> {
     }
 
     /// One stream of all, behind the last layer.
-    pub(crate) fn close_streams(&self, streams: &Streams, x: &[f32]) -> Result<Vec<f32>, EngineError> {
+    pub(crate) fn close_streams(&self, streams: &Streams, x: &[f32]) -> Result<Buffer, EngineError> {
         let n_embd = self.plan.n_embd;
         let n_tokens = x.len() / (n_embd * streams.n);
-        let mut out = vec![0.0; n_tokens * n_embd];
+        let mut out = self.take(n_tokens * n_embd);
         match &streams.end {
             StreamsEnd::Read(connection) => {
                 let weights = self.read_streams(connection, x, n_tokens, &mut out)?;
@@ -47,6 +47,7 @@ impl Runner<'_> {
             }
             StreamsEnd::Mean => {
                 let (level, part) = (self.weights.level, (streams.n as f32).recip());
+                out.fill(0.0);
                 for (out, rows) in out.chunks_mut(n_embd).zip(x.chunks(n_embd * streams.n)) {
                     rows.chunks(n_embd).for_each(|stream| math::add_scaled(level, out, stream, part));
                 }

@@ -64,8 +64,8 @@ impl Engine<'_> {
         let Some(transform) = transform else { return Ok(hidden) };
         let Hidden { n_rows, states } = hidden;
         let run = self.head_run(progress, None);
-        let (states, _) = run.classify(transform, states, n_rows, self.plan.n_embd)?;
-        Ok(Hidden { n_rows, states })
+        let (states, _) = run.classify(transform, states.into_vec(), n_rows, self.plan.n_embd)?;
+        Ok(Hidden { n_rows, states: states.into() })
     }
 }
 

@@ -60,14 +60,14 @@ impl Hidden {
     #[must_use]
     pub fn select(&self, ranges: impl IntoIterator<Item = Range<usize>>) -> Self {
         let n_embd = self.states.len() / self.n_rows.max(1);
-        let mut some = Self { n_rows: 0, states: Vec::new() };
+        let (mut n_rows, mut states) = (0, Vec::new());
         for range in ranges {
             let end = range.end.min(self.n_rows);
             let rows = range.start.min(end)..end;
-            some.n_rows += rows.len();
-            some.states.extend_from_slice(&self.states[rows.start * n_embd..rows.end * n_embd]);
+            n_rows += rows.len();
+            states.extend_from_slice(&self.states[rows.start * n_embd..rows.end * n_embd]);
         }
-        some
+        Self { n_rows, states: states.into() }
     }
 }
 

@@ -110,6 +110,16 @@ impl ChunkBatch {
         }
     }
 
+    /// Copies the wanted rows of `[n_tokens, n_cols]` into `[n_wanted, n_cols]`.
+    pub(crate) fn copy_wanted(&self, x: &[f32], n_cols: usize, mut out: &mut [f32]) {
+        for chunk in 0..self.cuts.len() - 1 {
+            let tokens = self.wanted(chunk);
+            let (rows, later) = out.split_at_mut(tokens.len() * n_cols);
+            rows.copy_from_slice(&x[tokens.start * n_cols..tokens.end * n_cols]);
+            out = later;
+        }
+    }
+
     /// Moves the wanted rows to the front and lends them.
     pub(crate) fn gather<'x>(&self, x: &'x mut [f32], n_cols: usize) -> &'x mut [f32] {
         let mut n = 0;
@@ -135,6 +145,9 @@ mod tests {
         let mut x: Vec<f32> = (0..10).map(|i| i as f32).collect();
         let expected = [2.0, 3.0, 4.0, 5.0, 8.0, 9.0];
         assert_eq!(*batch.select(&x, 2), expected);
+        let mut copy = [0.0; 6];
+        batch.copy_wanted(&x, 2, &mut copy);
+        assert_eq!(copy, expected);
         assert_eq!(*batch.gather(&mut x, 2), expected);
     }
 }

@@ -1,57 +1,172 @@
 //! Large buffers that operations hand on to one another: their pages are already there, and nobody fills them.
 
+use std::io;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rayon::prelude::*;
+
+use crate::core::spill::SpilledFloats;
+use crate::engine::EngineError;
+
+/// Values of a buffer from which on it is worth a file.
+const SPILLED: usize = 1 << 12;
+
+/// Where values are.
+#[derive(Debug)]
+enum Values {
+    Memory(Vec<f32>),
+    File(SpilledFloats),
+}
+
+impl Values {
+    fn len(&self) -> usize {
+        match self {
+            Self::Memory(values) => values.len(),
+            Self::File(values) => values.len(),
+        }
+    }
+
+    fn is_file(&self) -> bool {
+        matches!(self, Self::File(_))
+    }
+}
 
 /// `len` values, whatever they are.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     /// Longer than `len` if it was made for more.
-    values: Vec<f32>,
+    values: Values,
     len: usize,
+}
+
+impl Buffer {
+    /// Puts values behind these, in memory.
+    pub(crate) fn extend(&mut self, later: &[f32]) {
+        let mut values = std::mem::take(self).into_vec();
+        values.extend_from_slice(later);
+        *self = values.into();
+    }
+
+    /// The values, in memory.
+    pub(crate) fn into_vec(self) -> Vec<f32> {
+        match self.values {
+            Values::Memory(mut values) => {
+                values.truncate(self.len);
+                values
+            }
+            Values::File(values) => values[..self.len].to_vec(),
+        }
+    }
+}
+
+impl From<Vec<f32>> for Buffer {
+    fn from(values: Vec<f32>) -> Self {
+        Self { len: values.len(), values: Values::Memory(values) }
+    }
+}
+
+impl Default for Buffer {
+    fn default() -> Self {
+        Vec::new().into()
+    }
+}
+
+impl Clone for Buffer {
+    fn clone(&self) -> Self {
+        self.to_vec().into()
+    }
 }
 
 impl Deref for Buffer {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
-        &self.values[..self.len]
+        match &self.values {
+            Values::Memory(values) => &values[..self.len],
+            Values::File(values) => &values[..self.len],
+        }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [f32] {
-        &mut self.values[..self.len]
+        match &mut self.values {
+            Values::Memory(values) => &mut values[..self.len],
+            Values::File(values) => &mut values[..self.len],
+        }
     }
 }
 
 /// Buffers that were given back.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
-    free: Mutex<Vec<Vec<f32>>>,
+    free: Mutex<Vec<Values>>,
+    /// The folder of large buffers, if they are to be files.
+    dir: Option<PathBuf>,
+    /// Why a buffer is not the file that it was to be.
+    failed: Mutex<Option<io::Error>>,
 }
 
 impl Buffers {
+    /// Buffers of which large ones are files in a folder, if there is one.
+    pub(crate) fn in_dir(dir: Option<&Path>) -> Self {
+        Self { dir: dir.map(Path::to_owned), ..Self::default() }
+    }
+
     /// The smallest buffer that holds `len` values.
     pub(crate) fn take(&self, len: usize) -> Buffer {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let fitting = (0..free.len()).filter(|&at| free[at].len() >= len);
+        let dir = self.dir.as_deref().filter(|_| len >= SPILLED);
+        let mut free = self.free();
+        let of_kind = |&at: &usize| free[at].is_file() == dir.is_some();
+        let fitting = (0..free.len()).filter(of_kind).filter(|&at| free[at].len() >= len);
         let values = match fitting.min_by_key(|&at| free[at].len()) {
             Some(at) => free.swap_remove(at),
             // None is large enough: the largest is replaced, so that the number of buffers stays what is in use. The
             // system gives zeros page by page as they are first touched, by the threads that write there.
             None => {
-                let largest = (0..free.len()).max_by_key(|&at| free[at].len());
+                let largest = (0..free.len()).filter(of_kind).max_by_key(|&at| free[at].len());
                 drop(largest.map(|at| free.swap_remove(at)));
-                vec![0.0; len]
+                drop(free);
+                self.make(len, dir)
             }
         };
         Buffer { values, len }
     }
 
+    fn make(&self, len: usize, dir: Option<&Path>) -> Values {
+        match dir.map(|dir| SpilledFloats::new(dir, len)) {
+            Some(Ok(values)) => return Values::File(values),
+            Some(Err(error)) => {
+                self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            }
+            None => {}
+        }
+        Values::Memory(vec![0.0; len])
+    }
+
+    /// A copy of values, made by the threads of the current rayon pool.
+    pub(crate) fn copy(&self, x: &[f32]) -> Buffer {
+        let mut buffer = self.take(x.len());
+        let parts = buffer.par_chunks_mut(1 << 16).zip(x.par_chunks(1 << 16));
+        parts.for_each(|(buffer, x)| buffer.copy_from_slice(x));
+        buffer
+    }
+
     pub(crate) fn give<const N: usize>(&self, buffers: [Buffer; N]) {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        free.extend(buffers.map(|buffer| buffer.values));
+        self.free().extend(buffers.map(|buffer| buffer.values));
+    }
+
+    /// # Errors
+    /// If a buffer that was to be a file is none: who runs on takes memory that was not granted.
+    pub(crate) fn check(&self) -> Result<(), EngineError> {
+        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        failed.map_or(Ok(()), |error| Err(EngineError::Spill(error)))
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<Values>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -69,6 +184,33 @@ mod tests {
         assert_eq!((buffer.len(), buffer[10]), (11, 7.0));
         buffers.give([buffer]);
         assert_eq!(*buffers.take(31), [0.0; 31]);
-        assert_eq!(buffers.free.lock().unwrap().iter().map(Vec::len).collect::<Vec<_>>(), [10]);
+        assert_eq!(buffers.free().iter().map(Values::len).collect::<Vec<_>>(), [10]);
+    }
+
+    #[test]
+    fn large_ones_are_files_where_that_is_asked_for_and_come_back_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let buffers = Buffers::in_dir(Some(dir.path()));
+        let x: Vec<f32> = (0..SPILLED + 3).map(|i| i as f32).collect();
+        let large = buffers.copy(&x);
+        assert!(large.values.is_file() && *large == *x && large.clone().into_vec() == x);
+        let mut small = buffers.copy(&x[..5]);
+        assert!(!small.values.is_file());
+        small.extend(&[7.0]);
+        assert_eq!(*small, [0.0, 1.0, 2.0, 3.0, 4.0, 7.0]);
+        buffers.give([large, small]);
+        let (again, other) = (buffers.take(SPILLED), buffers.take(SPILLED));
+        assert!(again.values.is_file() && again.values.len() == x.len() && again.len() == SPILLED);
+        assert!(other.values.is_file() && other.values.len() == SPILLED);
+        assert!(buffers.take(7).len() == 7 && buffers.check().is_ok());
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_to_is_an_error_of_the_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let buffers = Buffers::in_dir(Some(&dir.path().join("absent")));
+        assert_eq!(buffers.take(SPILLED).len(), SPILLED);
+        let error = buffers.check().unwrap_err();
+        assert!(matches!(&error, EngineError::Spill(_)) && error.to_string().contains("absent"), "{error}");
     }
 }

@@ -8,7 +8,7 @@ use crate::engine::EngineError;
 use crate::engine::ops::head::Hidden;
 use crate::engine::ops::rope::RopeTables;
 use crate::engine::run::batch::ChunkBatch;
-use crate::engine::run::buffers::Buffers;
+use crate::engine::run::buffers::{Buffer, Buffers};
 use crate::engine::run::carried::Carried;
 use crate::engine::run::forward::{Engine, TokenChunk};
 use crate::engine::run::past::Past;
@@ -146,7 +146,7 @@ impl Continuation<'_, '_> {
             clock: &engine.clock,
             ropes: std::mem::take(&mut self.ropes),
             layer: AtomicUsize::new(0),
-            memory: Vec::new(),
+            memory: Buffer::default(),
             buffers: std::mem::take(&mut self.buffers),
             carried: Carried::default(),
             past: Some(&self.past),
@@ -189,6 +189,8 @@ impl Runner<'_> {
                 run.weights.release(&layer.tensors);
             }
         }
-        run.finish(chunks, vec![(0..batch.n_tokens(), batch)], &x, run.plan.final_norm.as_ref())
+        let hidden = run.finish(chunks, vec![(0..batch.n_tokens(), batch)], &x, run.plan.final_norm.as_ref());
+        run.give([x]);
+        hidden
     }
 }

@@ -2,6 +2,7 @@
 //! decoded once for the whole group.
 
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use crate::engine::ops::stream_mix::MixRows;
 use crate::engine::ops::{math, matmul};
 use crate::engine::plan::{Ffn, Footprint, GraphPlan, LayerPlan, Norm, Streams};
 use crate::engine::run::batch::ChunkBatch;
-use crate::engine::run::buffers::Buffers;
+use crate::engine::run::buffers::{Buffer, Buffers};
 use crate::engine::run::carried::Carried;
 use crate::engine::run::observer::Observer;
 use crate::engine::run::panel;
@@ -70,6 +71,7 @@ pub struct Engine<'a> {
     pub(crate) options: EngineOptions,
     pub(crate) workers: Workers,
     pub(crate) clock: Clock,
+    spill_dir: Option<PathBuf>,
 }
 
 impl<'a> Engine<'a> {
@@ -84,13 +86,25 @@ impl<'a> Engine<'a> {
     ) -> Result<Self, EngineError> {
         matmul::prepare();
         let workers = Workers::new(options.n_threads)?;
-        Ok(Self { source, plan, options, workers, clock: Clock::default() })
+        Ok(Self { source, plan, options, workers, clock: Clock::default(), spill_dir: None })
+    }
+
+    /// The same engine, whose runs over whole chunks keep hidden states in files without names in `dir`: the system writes
+    /// them out where it needs the room. What a run then takes of memory: [`Engine::unspilled_bytes`].
+    #[must_use]
+    pub fn spilling(self, dir: &Path) -> Self {
+        Self { spill_dir: Some(dir.to_owned()), ..self }
     }
 
     /// The plan.
     #[must_use]
     pub fn plan(&self) -> &GraphPlan {
         &self.plan
+    }
+
+    /// Buffers as a run of this engine has them.
+    pub(crate) fn buffers(&self) -> Buffers {
+        Buffers::in_dir(self.spill_dir.as_deref())
     }
 
     /// The options of the run.
@@ -261,6 +275,24 @@ impl<'a> Engine<'a> {
         kept.saturating_mul(n_tokens as u64).saturating_add(batch).saturating_add(self.fixed_bytes(chunk_len))
     }
 
+    /// The part of [`Engine::run_bytes`] that stays in memory when hidden states are kept in files: what layers hand on,
+    /// the experts of each token, the buffers of threads.
+    #[must_use]
+    pub fn unspilled_bytes(&self, n_tokens: usize, chunk_len: usize) -> u64 {
+        let plan = &self.plan;
+        let floats = plan.carried_floats() + plan.handed_floats();
+        let used = |layer: &LayerPlan| match &layer.ffn {
+            Ffn::Moe(moe) => moe.n_used,
+            Ffn::Both(both) => both.moe.n_used,
+            _ => 0,
+        };
+        let n_used = plan.all_layers().map(used).max().unwrap_or(0);
+        // Choices by token and by expert, and as they are handed to who looks on.
+        let routes = if n_used > 0 { 48 * n_used + 64 } else { 0 };
+        let per_token = (4 * floats + routes) as u64;
+        per_token.saturating_mul(n_tokens as u64).saturating_add(self.fixed_bytes(chunk_len))
+    }
+
     /// Runs chunks through all stacks of the model.
     fn stacks(
         &self,
@@ -308,7 +340,7 @@ impl<'a> Engine<'a> {
             ropes: RopeTables::new(plan, weights, longest + usize::from(plan.prefix.is_some()))?,
             layer: AtomicUsize::new(0),
             memory: memory.states,
-            buffers: Buffers::default(),
+            buffers: self.buffers(),
             carried: Carried::default(),
             past: None,
         };
@@ -349,6 +381,7 @@ impl<'a> Engine<'a> {
                 done.store(true, Ordering::Relaxed);
                 result
             })?;
+            run.buffers.check()?;
             weights.release(&layer.tensors);
             if observer.is_some_and(|observer| observer.leave(stack.n_before + at).is_break()) {
                 return Err(EngineError::Stopped);
@@ -400,14 +433,14 @@ fn placed(chunks: &[TokenChunk], counts: &[usize]) -> Vec<(Range<usize>, ChunkBa
 
 impl Runner<'_> {
     /// What goes into the first layer: the residual stream, or several of them; and what later layers look up.
-    pub(super) fn begin(&mut self, chunks: &[TokenChunk]) -> Result<Vec<f32>, EngineError> {
+    pub(super) fn begin(&mut self, chunks: &[TokenChunk]) -> Result<Buffer, EngineError> {
         let plan = self.plan;
         let mut x = self.clock.time(WorkKind::Embed, || self.embed(chunks))?;
         if plan.needs_tokens() {
             self.carried.tokens = chunks.iter().flat_map(|chunk| &chunk.tokens).copied().collect();
         }
         if plan.needs_start() {
-            self.carried.start.clone_from(&x);
+            self.carried.start = x.to_vec();
         }
         if let Some(switch) = &plan.switch {
             self.carried.slots = match self.past {
@@ -423,21 +456,23 @@ impl Runner<'_> {
             self.carried.hold(&self.weights.vector(&held.start)?, n_tokens);
         }
         if let Some(streams) = &plan.streams {
-            x = self.open_streams(streams, &x);
+            let streams = self.open_streams(streams, &x);
+            self.give([std::mem::replace(&mut x, streams)]);
         }
         if let Some(altup) = &plan.altup {
-            x = self.spread(altup, &x)?;
+            let streams = self.spread(altup, &x)?;
+            self.give([std::mem::replace(&mut x, streams)]);
         }
         Ok(x)
     }
 
     /// The residual stream before the first layer.
-    fn embed(&self, chunks: &[TokenChunk]) -> Result<Vec<f32>, EngineError> {
+    fn embed(&self, chunks: &[TokenChunk]) -> Result<Buffer, EngineError> {
         let plan = self.plan;
         let n_embd = plan.n_embd;
         let vocabulary = plan.embedding.n_rows;
         let n_tokens: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
-        let mut x = vec![0.0; n_tokens * n_embd];
+        let mut x = self.take(n_tokens * n_embd);
         let token_type = self.weights.optional(plan.token_types.as_ref())?;
         let norm = plan.embed_norm.as_ref().map(|norm| self.weights.norm(norm)).transpose()?;
         let mut rows = x.chunks_mut(n_embd);
@@ -477,25 +512,30 @@ impl Runner<'_> {
         norm: Option<&Norm>,
     ) -> Result<Hidden, EngineError> {
         let (n_embd, width) = (self.plan.n_embd, self.plan.stream_width());
-        let mut states = Vec::new();
         let mut rest = chunks;
-        for (tokens, batch) in batches {
+        let narrow = |(tokens, batch): (Range<usize>, ChunkBatch)| {
             let (own, later) = rest.split_at(batch.cuts.len() - 1);
             rest = later;
+            let is_whole = batch.is_whole();
+            let rows = own.iter().map(|chunk| chunk.rows.clone());
+            (tokens, is_whole, if is_whole { batch.narrowed(rows) } else { batch })
+        };
+        let batches: Vec<(Range<usize>, bool, ChunkBatch)> = batches.into_iter().map(narrow).collect();
+        let mut states = self.take(batches.iter().map(|(_, _, batch)| batch.n_wanted() * width).sum());
+        let mut left = &mut states[..];
+        for (tokens, is_whole, batch) in &batches {
+            let (rows, later) = std::mem::take(&mut left).split_at_mut(batch.n_wanted() * width);
+            left = later;
             let x = &x[tokens.start * width..tokens.end * width];
-            let (batch, rows) = if batch.is_whole() {
-                let batch = batch.narrowed(own.iter().map(|chunk| chunk.rows.clone()));
-                let rows = batch.select(x, width).into_owned();
-                (batch, rows)
+            if *is_whole {
+                batch.copy_wanted(x, width, rows);
             } else {
-                let rows = x[..batch.n_wanted() * width].to_vec();
-                (batch, rows)
-            };
-            match &self.plan.final_mix {
-                Some(score) => {
-                    states.extend_from_slice(&self.mix_streams(score, &batch, MixRows::Wanted, &rows)?);
-                }
-                None => states.extend_from_slice(&rows),
+                rows.copy_from_slice(&x[..rows.len()]);
+            }
+            if let Some(score) = &self.plan.final_mix {
+                let mixed = self.mix_streams(score, batch, MixRows::Wanted, rows)?;
+                rows.copy_from_slice(&mixed);
+                self.give([mixed]);
             }
         }
         if let Some(altup) = &self.plan.altup {
@@ -505,10 +545,11 @@ impl Runner<'_> {
             states = self.close_streams(streams, &states)?;
         }
         if let Some(norm) = norm {
-            let mut normed = vec![0.0; states.len()];
+            let mut normed = self.take(states.len());
             self.norm_rows(&self.weights.norm(norm)?, &states, &mut normed, n_embd);
-            states = normed;
+            self.give([std::mem::replace(&mut states, normed)]);
         }
+        self.buffers.check()?;
         self.slot("final", &states, n_embd);
         Ok(Hidden { n_rows: states.len() / n_embd, states })
     }

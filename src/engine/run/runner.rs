@@ -30,7 +30,7 @@ pub(crate) struct Runner<'a> {
     pub(crate) clock: &'a Clock,
     pub(crate) layer: AtomicUsize,
     /// Final states of the encoder, of all chunks.
-    pub(crate) memory: Vec<f32>,
+    pub(crate) memory: Buffer,
     pub(crate) buffers: Buffers,
     pub(crate) carried: Carried,
     /// What came before the chunks, of a run that goes on step by step.

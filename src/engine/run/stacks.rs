@@ -5,6 +5,7 @@ use std::ops::Range;
 use crate::engine::EngineError;
 use crate::engine::plan::{LayerPlan, Norm};
 use crate::engine::run::batch::ChunkBatch;
+use crate::engine::run::buffers::Buffer;
 use crate::engine::run::forward::TokenChunk;
 
 /// Layers that run one after the other.
@@ -19,7 +20,7 @@ pub(super) struct Stack<'a> {
 /// Final states of another stack.
 #[derive(Default)]
 pub(super) struct Memory {
-    pub(super) states: Vec<f32>,
+    pub(super) states: Buffer,
     /// First state of every chunk, and the number of states; empty without another stack.
     pub(super) cuts: Vec<usize>,
 }

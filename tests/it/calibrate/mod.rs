@@ -7,6 +7,7 @@ mod work;
 mod written;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Mutex;
 
 use gguf_foundry::calibrate::{
@@ -16,7 +17,7 @@ use gguf_foundry::calibrate::{
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{TensorMeta, TensorSource};
 use gguf_foundry::engine::plan::Matrix;
-use gguf_foundry::engine::{Engine, EngineOptions, GraphPlan, Observer, TokenChunk};
+use gguf_foundry::engine::{Engine, EngineError, EngineOptions, GraphPlan, Observer, TokenChunk};
 use gguf_foundry::gguf::ImatrixSums;
 use gguf_foundry::verify::{Model, PromptForm, PromptSource};
 
@@ -46,7 +47,8 @@ pub fn all(meta: &TensorMeta) -> bool {
 }
 
 pub fn options(n_threads: usize) -> CalibrateOptions<'static> {
-    CalibrateOptions { engine: EngineOptions { n_threads, ..EngineOptions::default() }, wants: &all }
+    let engine = EngineOptions { n_threads, ..EngineOptions::default() };
+    CalibrateOptions { engine, wants: &all, dir: Path::new(env!("CARGO_TARGET_TMPDIR")) }
 }
 
 pub fn collect(model: &Model<'_>, n_threads: usize) -> (Vec<LayerMoments>, Vec<ImatrixSums>) {
@@ -281,21 +283,35 @@ fn threads_and_memory_change_no_bit() {
         }
         let model = model.model();
         let text = text(&model);
-        let needed = CalibrationRun::new(&model, &text, options(1)).unwrap().needed_bytes();
-        let with = |memory_bytes| {
+        let needs = CalibrationRun::new(&model, &text, options(1)).unwrap().needs();
+        assert!(needs.least_bytes + needs.spilled_bytes == needs.all_bytes && needs.spilled_bytes > 1 << 20);
+        let dir = tempfile::tempdir().unwrap();
+        let absent = dir.path().join("absent");
+        let with = |memory_bytes, dir| {
             let mut options = options(1);
             options.engine.memory_bytes = memory_bytes;
-            CalibrationRun::new(&model, &text, options)
+            CalibrationRun::new(&model, &text, CalibrateOptions { dir, ..options })
         };
-        let mut layers = Vec::new();
-        let mut keep = |layer: LayerMoments| {
-            layers.push(layer);
-            Ok::<_, CalibrateError>(())
+        // Files are made where memory does not hold hidden states, and only there.
+        for (budget, dir) in [(needs.all_bytes, &*absent), (needs.least_bytes, dir.path())] {
+            let mut layers = Vec::new();
+            let mut keep = |layer: LayerMoments| {
+                layers.push(layer);
+                Ok::<_, CalibrateError>(())
+            };
+            assert!(with(budget, dir).unwrap().run(&Silent, &mut keep).unwrap() == expected.1);
+            assert!(layers == expected.0);
+        }
+        let error =
+            with(needs.all_bytes - 1, &absent).unwrap().run::<CalibrateError>(&Silent, &mut |_| Ok(()));
+        let Err(CalibrateError::Engine(error @ EngineError::Spill(_))) = error else {
+            panic!("no such folder")
         };
-        assert!(with(needed).unwrap().run(&Silent, &mut keep).unwrap() == expected.1);
-        assert!(layers == expected.0);
-        let Err(error) = with(needed - 1) else { panic!("one byte less is not enough") };
-        assert!(error.to_string().contains(&format!("need {needed}")), "{error}");
+        assert!(error.to_string().contains("absent"), "{error}");
+        let Err(error) = with(needs.least_bytes - 1, dir.path()) else {
+            panic!("one byte less is not enough")
+        };
+        assert!(error.to_string().contains(&format!("need {}", needs.least_bytes)), "{error}");
     }
 }
 

@@ -1,5 +1,7 @@
 //! The solver that follows the quantized model, on models of every kind of wiring.
 
+use std::sync::Mutex;
+
 use gguf_foundry::calibrate::{CalibrateError, Fidelity, FidelityOptions, Keep, Solver, solve};
 use gguf_foundry::core::progress::{CancelFlag, Progress, Silent};
 use gguf_foundry::core::{Shape, TensorMeta, TensorSource};
@@ -127,9 +129,33 @@ fn what_goes_wrong_ends_both_runs() {
 
     let small = EngineOptions { memory_bytes: 1 << 20, ..engine(2) };
     let error = run(&Noise::llama(0), Solver::Sequential, small, &Silent).unwrap_err();
-    let CalibrateError::Memory { needed_bytes, .. } = error else { panic!("{error}") };
-    let enough = EngineOptions { memory_bytes: needed_bytes, ..engine(2) };
-    run(&Noise::llama(0), Solver::Sequential, enough, &Silent).unwrap();
+    assert!(matches!(error, CalibrateError::Memory { .. }), "{error}");
+}
+
+/// The smallest budget that works gives what any gives: hidden states go to files.
+#[test]
+fn the_blocks_do_not_depend_on_memory() {
+    struct Titles(Mutex<Vec<String>>);
+    impl Progress for Titles {
+        fn begin(&self, title: &str, _: u64) {
+            self.0.lock().unwrap().push(title.to_owned());
+        }
+    }
+    for (name, model) in [("experts", Noise::llama(4)), ("mamba", Noise::mamba())] {
+        let large = run(&model, Solver::Sequential, engine(2), &Silent).unwrap();
+        let with = |memory_bytes, progress: &dyn Progress| {
+            run(&model, Solver::Sequential, EngineOptions { memory_bytes, ..engine(2) }, progress)
+        };
+        let Err(CalibrateError::Memory { needed_bytes, .. }) = with(1, &Silent) else { panic!("{name}") };
+        let titles = Titles(Mutex::default());
+        let least = with(needed_bytes, &titles).unwrap();
+        let titles = titles.0.into_inner().unwrap();
+        assert!(titles.iter().any(|title| title.ends_with(", hidden states on disk")), "{titles:?}");
+        assert_eq!(large.trials[0].check, least.trials[0].check, "{name}");
+        for meta in matrices(&model) {
+            assert_eq!(blocks(&large, meta), blocks(&least, meta), "{name}: {}", meta.name);
+        }
+    }
 }
 
 /// A run that is cancelled in the middle of a layer.

@@ -129,9 +129,20 @@ fn a_dry_run_says_what_calibration_would_take() {
     assert_eq!(calibration["kinds"][0]["tokens"], 4096);
     let need = calibration["needed_bytes"].as_u64().unwrap();
     assert!(calibration["matrices"].as_u64().unwrap() > 20 && need > 1 << 20, "{calibration}");
+    assert!(calibration["is_spilling"] == false && calibration["in_memory_bytes"].as_u64() > Some(need));
     // The budget that is called enough is enough, and a little less is not.
     let real =
         ["--type", "q4_k_m", "--calibrate-tokens", "4096", "--calibrate", "text.txt", "--no-self-text"];
+    let dry = [&base[..], &["--calibrate", "text.txt", "--no-self-text"]].concat();
+    let enough = need.to_string();
+    let (code, out, err) = run(dir, &[&dry[..], &["--memory", &enough]].concat());
+    assert!(code == 0 && out.contains(" allowed, hidden states on disk ("), "{out}{err}");
+    ok(dir, &[&real[..], &["--memory", &enough, "in.gguf", "small.gguf"]].concat());
+    ok(dir, &[&real[..], &["in.gguf", "large.gguf"]].concat());
+    assert!(same(dir, "small.gguf", "large.gguf"));
+    for name in ["small.gguf", "large.gguf"] {
+        fs_err::remove_file(dir.join(name)).unwrap();
+    }
     let less = (need - 1).to_string();
     let (code, _, err) =
         run(dir, &[&base[..], &["--calibrate", "text.txt", "--no-self-text", "--memory", &less]].concat());
