@@ -126,7 +126,9 @@ impl Hint for EngineError {
                 vec![format!("pass `--ctx {limit}` or less")]
             }
             Self::Spill(error) => {
-                let more = "or pass a larger `--memory`, so that they stay in memory".to_owned();
+                let more =
+                    "free space in that folder, or pass a larger `--memory`, so that they stay in memory"
+                        .to_owned();
                 crate::core::output::io_hints(error).into_iter().chain([more]).collect()
             }
             _ => Vec::new(),

@@ -64,7 +64,7 @@ pub(crate) struct CalibrateArgs {
     /// How codes and scales are chosen
     #[arg(long, value_enum, value_name = "SOLVER", default_value_t, requires = "calibration")]
     pub solver: SolverName,
-    /// Do not let the model write half of the text where there is only one kind of it
+    /// Do not let the model write half of the text
     #[arg(long, requires = "calibrate")]
     pub no_self_text: bool,
     /// Tokens of calibration text, shared equally by its kinds; a seventh as much is held back to check the result
@@ -250,8 +250,8 @@ impl CalibrateArgs {
         }
     }
 
-    /// The tokens that the model is to write beside so many texts, if it is to, and whether nobody asked for that: one kind
-    /// of text alone gains little elsewhere.
+    /// The tokens that the model is to write beside so many texts, if it is to, and whether nobody asked for that: texts that
+    /// are given say little of others.
     ///
     /// # Errors
     /// Options that contradict one another.
@@ -260,7 +260,7 @@ impl CalibrateArgs {
         if is_asked && self.no_self_text {
             return Err(UsageError("--no-self-text: `--calibrate self` asks for it".to_owned()).into());
         }
-        if !is_asked && (self.no_self_text || n_sources != 1) {
+        if self.no_self_text {
             return Ok(None);
         }
         let given = if n_sources == 0 { 0 } else { self.calibrate_tokens / 2 };

@@ -31,7 +31,8 @@ fn statistics_give_the_bytes_of_the_run_that_saved_them() {
     fs_err::write(dir.join("second.txt"), &text[..half]).unwrap();
     fs_err::write(dir.join("check.txt"), &text[half..]).unwrap();
     let gptq = ["--type", "q4_k_m", "--solver", "gptq"];
-    let texts = ["--calibrate", "text.txt", "--calibrate", "second.txt", "--calibrate-tokens", "3000"];
+    let texts = ["--calibrate", "text.txt", "--calibrate", "second.txt", "--no-self-text"];
+    let texts = [&texts[..], &["--calibrate-tokens", "3000"]].concat();
     let run_of = [&gptq[..], &texts].concat();
     ok(dir, &[&run_of[..], &["in.gguf", "plain.gguf"]].concat());
     ok(dir, &[&run_of[..], &["--save-stats", "stats", "in.gguf", "saved.gguf"]].concat());
@@ -122,6 +123,12 @@ fn a_dry_run_says_what_calibration_would_take() {
     ] {
         assert!(out.contains(words), "{words}: {out}");
     }
+    // Beside several kinds, too, half of the text is the model's.
+    let three = ok(dir, &[&base[..], &["--calibrate", "text.txt", "--calibrate", "rest.txt"]].concat());
+    let kinds = three["calibration"]["kinds"].as_array().unwrap().iter();
+    let kinds: Vec<_> = kinds.map(|kind| (kind["name"].as_str(), kind["tokens"].as_u64())).collect();
+    let expected = [("text.txt", 1024), ("rest.txt", 1024), ("self", 2048)];
+    assert_eq!(kinds, expected.map(|(name, n)| (Some(name), Some(n))));
     // An importance matrix is to come.
     assert!(!err.contains("would stop here"), "{err}");
     let plan = ok(dir, &[&base[..], &["--calibrate", "text.txt", "--no-self-text"]].concat());
