@@ -9,8 +9,12 @@
 use super::batch::{BATCH, Batch};
 use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16};
 use super::lanes::{Kernel, Lanes, MAX_WIDTH, Twice, dispatch};
-use super::search::{importance_weights, signed, signed_max, signed_refined, sum, sum_squares};
-use super::search_lanes::{signed as signed_lanes, signed_levels, signed_refined as signed_refined_lanes};
+use super::search::{
+    REFINE_ROUNDS, importance_weights, signed, signed_max, signed_refined, sum, sum_squares,
+};
+use super::search_lanes::{
+    Refined, signed as signed_lanes, signed_levels, signed_refined as signed_refined_lanes,
+};
 use super::superblock::{SUPER, field, field_mut, pack_bits, pack_pairs, relevel_signed};
 use super::superblock_lanes::{BATCH_SUPERS, relevel_signed as relevel_signed_lanes};
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
@@ -146,8 +150,8 @@ impl Kernel for Quantize<'_> {
                     pack(&relevel_signed_lanes::<L, PART, PARTS>(l, 4, x, &ds, kept), out);
                 }
             } else {
-                // Four vectors at a time: each waits long for its divisions.
-                plain.search(Twice(Twice(l)), &batch);
+                // Two vectors at a time: each waits long for its divisions.
+                plain.search(Twice(l), &batch);
                 for (b, (x, out)) in supers.iter().zip(out).enumerate() {
                     let ds = store_scales(&scales_plain(&plain.scales[b]), out);
                     let kept = |j: usize, _: &_| {
@@ -174,19 +178,55 @@ struct PlainFits {
 }
 
 impl PlainFits {
+    /// Fits all parts of a batch.
+    ///
+    /// Four of five parts of bell-shaped values stay as they are in the first round. The others are collected and searched anew to the end, so
+    /// that no lane waits for another's rounds.
     #[inline(always)]
     fn search<L: Lanes>(&mut self, l: L, batch: &Batch) {
-        let zero = l.splat(0.0);
+        let parts = batch.x.as_chunks::<PART>().0;
+        let (mut open, mut n_open) = ([0u16; BATCH_PARTS], 0);
+        let (mut x, mut levels) = ([l.splat(0.0); PART], [l.splat(0.0); PART]);
         for at in (0..batch.n_elems / PART).step_by(L::WIDTH) {
-            let mut x = [zero; PART];
-            l.columns(&batch.x[at * PART..], PART, &mut x);
-            let (scale, levels) = signed_refined_lanes(l, 4, &x);
-            l.store(scale, &mut self.scales.as_flattened_mut()[at..]);
-            for (level, stored) in levels.into_iter().zip(&mut self.levels) {
-                l.store_low_bytes(level, &mut stored[at..]);
+            l.columns(parts[at..].as_flattened(), PART, &mut x);
+            let fit = signed_refined_lanes(l, 4, 1, &x, &mut levels);
+            l.store(fit.scale, &mut self.scales.as_flattened_mut()[at..]);
+            for (level, stored) in levels.iter().zip(&mut self.levels) {
+                l.store_low_bytes(stored_level(l, &fit, *level), &mut stored[at..]);
+            }
+            let mut changed = l.mask_bits(fit.changed);
+            while changed != 0 {
+                open[n_open] = at as u16 + changed.trailing_zeros() as u16;
+                n_open += 1;
+                changed &= changed - 1;
+            }
+        }
+        let mut rows = [[0.0; PART]; MAX_WIDTH];
+        let (mut scales, mut stored) = ([0.0; MAX_WIDTH], [0; MAX_WIDTH]);
+        for open in open[..n_open].chunks(L::WIDTH) {
+            for (row, part) in rows.iter_mut().zip(open) {
+                *row = parts[usize::from(*part)];
+            }
+            l.columns(rows.as_flattened(), PART, &mut x);
+            let fit = signed_refined_lanes(l, 4, REFINE_ROUNDS, &x, &mut levels);
+            l.store(fit.scale, &mut scales);
+            for (scale, part) in scales.iter().zip(open) {
+                self.scales.as_flattened_mut()[usize::from(*part)] = *scale;
+            }
+            for (level, levels) in levels.iter().zip(&mut self.levels) {
+                l.store_low_bytes(stored_level(l, &fit, *level), &mut stored);
+                for (stored, part) in stored.iter().zip(open) {
+                    levels[usize::from(*part)] = *stored;
+                }
             }
         }
     }
+}
+
+/// A level with its offset.
+#[inline(always)]
+fn stored_level<L: Lanes>(l: L, fit: &Refined<L>, level: L::F) -> L::I {
+    l.select_i(fit.nothing, l.splat_i(0), l.trunc(level) + l.splat_i(4))
 }
 
 /// Outcome of the search under importance weights.

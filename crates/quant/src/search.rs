@@ -54,6 +54,9 @@ pub(super) fn importance_weights<const N: usize>(
     weights
 }
 
+/// Most rounds of [`signed_refined`].
+pub(super) const REFINE_ROUNDS: usize = 5;
+
 /// Scale and levels `0..2 * n_max` (stored with offset `n_max`) of a group around zero.
 ///
 /// The first value of largest magnitude maps to `-n_max`, then 18 neighbouring scales compete by weighted
@@ -123,7 +126,7 @@ pub(super) fn signed_refined<const N: usize>(n_max: i32, x: &[f32; N], levels: &
         sum_lx += w * x[i] * l;
         sum_l2 += w * l * l;
     }
-    for _ in 0..5 {
+    for _ in 0..REFINE_ROUNDS {
         let mut changed = false;
         for i in 0..N {
             let (w, l) = (x[i] * x[i], ls[i] as f32);

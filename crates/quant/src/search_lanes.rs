@@ -153,52 +153,84 @@ pub(super) fn signed_levels<const N: usize>(n_max: i32, iscale: f32, x: &[f32; N
     levels
 }
 
-/// `search::signed_refined`: scales, and stored levels (as floats, without the offset).
+/// What [`signed_refined`] finds in each lane, beside the levels.
+pub(super) struct Refined<L: Lanes> {
+    /// Scale.
+    pub scale: L::F,
+    /// Where the last round changed something, so that another could.
+    pub changed: L::M,
+    /// Where all is zero, stored levels included.
+    pub nothing: L::M,
+}
+
+/// `search::signed_refined`, with up to `n_rounds` rounds: scales, and levels without the offset.
+///
+/// `levels` are whatever they were before; a caller keeps their memory, which is large.
 #[inline(always)]
-pub(super) fn signed_refined<L: Lanes, const N: usize>(l: L, n_max: i32, x: &[L::F; N]) -> (L::F, [L::I; N]) {
-    let (max, amax) = signed_max(l, x);
-    let iscale = l.splat(-n_max as f32) / max;
-    let zero = l.splat(0.0);
-    let (mut weights, mut wx) = ([zero; N], [zero; N]);
-    let mut levels = [zero; N];
-    let (mut sum_lx, mut sum_l2) = (zero, zero);
-    for i in 0..N {
-        weights[i] = x[i] * x[i];
-        wx[i] = weights[i] * x[i];
-        levels[i] = l.nearest_level(-n_max, n_max - 1, iscale * x[i]);
-        sum_lx = sum_lx + wx[i] * levels[i];
-        sum_l2 = sum_l2 + weights[i] * levels[i] * levels[i];
-    }
-    // A lane that changes nothing in a round changes nothing in the next: no lane needs to be stopped.
-    for _ in 0..5 {
-        let mut changed = l.gt(zero, zero);
+pub(super) fn signed_refined<L: Lanes, const N: usize>(
+    l: L,
+    n_max: i32,
+    n_rounds: usize,
+    x: &[L::F; N],
+    levels: &mut [L::F; N],
+) -> Refined<L> {
+    l.call(SignedRefined { l, n_max, n_rounds, x, levels })
+}
+
+struct SignedRefined<'a, L: Lanes, const N: usize> {
+    l: L,
+    n_max: i32,
+    n_rounds: usize,
+    x: &'a [L::F; N],
+    levels: &'a mut [L::F; N],
+}
+
+impl<L: Lanes, const N: usize> VectorLoop for SignedRefined<'_, L, N> {
+    type Output = Refined<L>;
+
+    #[inline(always)]
+    fn run(self) -> Refined<L> {
+        let Self { l, n_max, n_rounds, x, levels } = self;
+        let (max, amax) = signed_max(l, x);
+        let iscale = l.splat(-n_max as f32) / max;
+        let zero = l.splat(0.0);
+        let (mut sum_lx, mut sum_l2) = (zero, zero);
         for i in 0..N {
-            let rest_lx = sum_lx - wx[i] * levels[i];
-            let rest_l2 = sum_l2 - weights[i] * levels[i] * levels[i];
-            let new = l.nearest_level(-n_max, n_max - 1, x[i] * rest_l2 / rest_lx);
-            let s_lx = rest_lx + wx[i] * new;
-            let s_l2 = rest_l2 + weights[i] * new * new;
-            let better = l.gt(rest_lx, zero)
-                & !l.eq(new, levels[i])
-                & l.gt(s_l2, zero)
-                & l.gt(s_lx * s_lx * sum_l2, sum_lx * sum_lx * s_l2);
-            levels[i] = l.select(better, new, levels[i]);
-            sum_lx = l.select(better, s_lx, sum_lx);
-            sum_l2 = l.select(better, s_l2, sum_l2);
-            changed = changed | better;
+            let w = x[i] * x[i];
+            let level = l.nearest_level(-n_max, n_max - 1, iscale * x[i]);
+            sum_lx = sum_lx + w * x[i] * level;
+            sum_l2 = sum_l2 + w * level * level;
+            levels[i] = level;
         }
-        if !l.any(changed) {
-            break;
+        let nothing = l.gt(l.splat(GROUP_MAX_EPS), amax);
+        let mut changed = !nothing;
+        // A lane that changes nothing in a round changes nothing in the next: no lane needs to be stopped.
+        for _ in 0..n_rounds {
+            changed = l.gt(zero, zero);
+            for i in 0..N {
+                let w = x[i] * x[i];
+                let wx = w * x[i];
+                let rest_lx = sum_lx - wx * levels[i];
+                let rest_l2 = sum_l2 - w * levels[i] * levels[i];
+                let new = l.nearest_level(-n_max, n_max - 1, x[i] * rest_l2 / rest_lx);
+                let s_lx = rest_lx + wx * new;
+                let s_l2 = rest_l2 + w * new * new;
+                let better = l.gt(rest_lx, zero)
+                    & !l.eq(new, levels[i])
+                    & l.gt(s_l2, zero)
+                    & l.gt(s_lx * s_lx * sum_l2, sum_lx * sum_lx * s_l2);
+                levels[i] = l.select(better, new, levels[i]);
+                sum_lx = l.select(better, s_lx, sum_lx);
+                sum_l2 = l.select(better, s_l2, sum_l2);
+                changed = changed | better;
+            }
+            if !l.any(changed) {
+                break;
+            }
         }
+        let scale = l.select(l.gt(sum_l2, zero) & !nothing, sum_lx / sum_l2, zero);
+        Refined { scale, changed: changed & !nothing, nothing }
     }
-    let nothing = l.gt(l.splat(GROUP_MAX_EPS), amax);
-    let scale = l.select(l.gt(sum_l2, zero) & !nothing, sum_lx / sum_l2, zero);
-    let mut stored = [l.splat_i(0); N];
-    for i in 0..N {
-        let level = l.trunc(levels[i]) + l.splat_i(n_max);
-        stored[i] = l.select_i(nothing, l.splat_i(0), level);
-    }
-    (scale, stored)
 }
 
 /// What [`with_min`] finds in each lane.
