@@ -10,10 +10,9 @@ use super::grids;
 pub(super) struct CodeBook<const D: usize> {
     /// Packed points in the order of the format.
     pub points: &'static [u16],
-    /// For each packed point its index on the grid, or [`OFF_GRID`] plus the number of its neighbour list.
-    map: Vec<u16>,
-    /// Start in `neighbours` and length of each neighbour list.
-    lists: Vec<(u32, u16)>,
+    /// For each packed point its neighbour list: first tile, and in the low [`LENGTH_BITS`] the number of points. Or 0
+    /// points, where the index on the grid stands for the first tile.
+    map: Vec<u32>,
     /// Packed points of all lists, each ordered by distance, then index, and filled with copies of its first
     /// point to a multiple of [`LIST_TILE`].
     neighbours: Vec<u16>,
@@ -31,11 +30,24 @@ pub(super) struct Neighbours<'a> {
 }
 
 impl<'a> Neighbours<'a> {
+    /// No points.
     const NONE: Self = Self { tiles: &[], n_points: 0 };
 
     /// The points.
     pub(super) fn points(self) -> &'a [u16] {
         &self.tiles.as_flattened()[..self.n_points]
+    }
+
+    /// The point at a place.
+    #[inline(always)]
+    pub(super) fn at(self, place: Option<usize>) -> Option<u16> {
+        self.tiles.as_flattened().get(place?).copied()
+    }
+
+    /// How many points there are.
+    #[inline(always)]
+    pub(super) fn n_points(self) -> usize {
+        self.n_points
     }
 
     /// The points in whole tiles, filled up with copies of the first.
@@ -54,8 +66,10 @@ pub(super) enum Place<'a> {
     Near(Neighbours<'a>),
 }
 
-const OFF_GRID: u16 = 0x8000;
-const NOWHERE: u16 = u16::MAX;
+const LENGTH_BITS: u32 = 12;
+const LENGTH_MASK: u32 = (1 << LENGTH_BITS) - 1;
+/// A list far behind the last one.
+const NOWHERE: u32 = u32::MAX;
 
 impl<const D: usize> CodeBook<D> {
     /// Bits per level.
@@ -78,7 +92,7 @@ impl<const D: usize> CodeBook<D> {
         };
         let mut map = vec![NOWHERE; 1 << (Self::BITS * D as u32)];
         for (index, point) in points.iter().enumerate() {
-            map[usize::from(*point)] = index as u16;
+            map[usize::from(*point)] = (index as u32) << LENGTH_BITS;
         }
         // Squared distances of the first and second half of the levels, for every pair of halves.
         let half_bits = Self::BITS * D as u32 / 2;
@@ -96,7 +110,7 @@ impl<const D: usize> CodeBook<D> {
             }
         }
         let mut distances = vec![0u8; points.len()];
-        let (mut lists, mut neighbours) = (Vec::<(u32, u16)>::new(), Vec::new());
+        let mut neighbours = Vec::new();
         for number in 0..n_points {
             let here = usize::from(packed(number));
             if map[here] != NOWHERE {
@@ -116,11 +130,10 @@ impl<const D: usize> CodeBook<D> {
                 let at = distances.iter().zip(points).filter(|(distance, _)| **distance == wanted);
                 neighbours.extend(at.map(|(_, point)| *point));
             }
-            map[here] = OFF_GRID + lists.len() as u16;
-            lists.push((start as u32, (neighbours.len() - start) as u16));
+            map[here] = ((start / LIST_TILE) as u32) << LENGTH_BITS | (neighbours.len() - start) as u32;
             neighbours.resize(neighbours.len().next_multiple_of(LIST_TILE), neighbours[start]);
         }
-        Self { points, map, lists, neighbours }
+        Self { points, map, neighbours }
     }
 
     const MASK: u16 = (1 << Self::BITS) - 1;
@@ -141,23 +154,36 @@ impl<const D: usize> CodeBook<D> {
         std::array::from_fn(|i| i32::from(packed >> (Self::BITS * i as u32) & Self::MASK))
     }
 
+    #[inline(always)]
+    fn entry(&self, packed: u16) -> u32 {
+        self.map.get(usize::from(packed)).copied().unwrap_or(NOWHERE)
+    }
+
     /// Where a packed point lies. Patterns that are no levels have an empty list.
     #[inline(always)]
     pub(super) fn place(&self, packed: u16) -> Place<'_> {
-        match self.map.get(usize::from(packed)) {
-            Some(index) if *index < OFF_GRID => Place::On(*index),
-            Some(list) => Place::Near(self.list(*list - OFF_GRID)),
-            None => Place::Near(Neighbours::NONE),
+        match self.entry(packed) {
+            entry if entry & LENGTH_MASK == 0 => Place::On((entry >> LENGTH_BITS) as u16),
+            _ => Place::Near(self.neighbours(packed)),
         }
     }
 
+    /// True for a packed grid point.
     #[inline(always)]
-    fn list(&self, number: u16) -> Neighbours<'_> {
-        let Some((start, n_points)) = self.lists.get(usize::from(number)) else { return Neighbours::NONE };
-        let n_points = usize::from(*n_points);
-        let start = *start as usize / LIST_TILE;
-        let tiles = self.neighbours.as_chunks().0.get(start..start + n_points.div_ceil(LIST_TILE));
-        Neighbours { tiles: tiles.unwrap_or_default(), n_points }
+    pub(super) fn is_on_grid(&self, packed: u16) -> bool {
+        self.entry(packed) & LENGTH_MASK == 0
+    }
+
+    /// The neighbours of a packed point that is not on the grid.
+    #[inline(always)]
+    pub(super) fn neighbours(&self, packed: u16) -> Neighbours<'_> {
+        let entry = self.entry(packed);
+        let n_points = (entry & LENGTH_MASK) as usize;
+        let start = (entry >> LENGTH_BITS) as usize;
+        match self.neighbours.as_chunks().0.get(start..start + n_points.div_ceil(LIST_TILE)) {
+            Some(tiles) => Neighbours { tiles, n_points },
+            None => Neighbours::NONE,
+        }
     }
 
     /// The index of a grid point; `None` between.

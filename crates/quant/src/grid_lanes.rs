@@ -1,11 +1,12 @@
 //! The searches of `grid_search` in lanes.
 //!
 //! The steps of a part's search are one lane each; where a step's levels lie between grid points, the neighbours
-//! are one lane each. What a distance adds per dimension depends on the level alone, so it is looked up in a table
-//! of the at most eight levels.
+//! are one lane each (`grid_trials`). What a distance adds per dimension depends on the level alone, so it is looked up in
+//! a table of the at most eight levels.
 
-use super::codebook::{CodeBook, LIST_TILE, Neighbours, Place};
-use super::grid_search::{Fit, GridSearch, OffGrid, Part, Refit, Search, nearest, search};
+use super::codebook::{CodeBook, LIST_TILE, Neighbours};
+use super::grid_search::{Fit, GridSearch, OffGrid, Part, Refit, Search, search};
+use super::grid_trials::{Placing, STEPS, Steps, Trials};
 use super::lanes::{Lanes, MAX_WIDTH};
 use super::search_lanes;
 use gguf_core::simd::VectorLoop;
@@ -13,9 +14,6 @@ use gguf_core::simd::VectorLoop;
 /// [`Search`] in lanes.
 #[derive(Clone, Copy)]
 pub(super) struct InLanes<L>(pub L);
-
-/// Most steps of a search, in whole vectors.
-const STEPS: usize = 32;
 
 /// The odd numbers that levels stand for; tables of 2-bit levels hold them twice.
 const fn odd_levels(n_levels: usize) -> [f32; 8] {
@@ -86,6 +84,18 @@ fn best_neighbour<L: Lanes, const D: usize>(
     points.get(first).copied().ok_or(OffGrid)
 }
 
+/// [`best_neighbour`] on a grid of odd levels.
+#[inline(always)]
+pub(super) fn best_odd_neighbour<L: Lanes, const D: usize>(
+    l: L,
+    neighbours: Neighbours<'_>,
+    x: &[f32; D],
+    roots: &[f32; D],
+    scale: f32,
+) -> Result<u16, OffGrid> {
+    best_neighbour(l, neighbours, x, roots, l.splat_table(scale) * odd_table::<L, D>(l))
+}
+
 /// Distances of the first `WIDTH` points.
 #[inline(always)]
 fn distances<L: Lanes, const D: usize>(l: L, added: &[L::T; D], points: &[u16]) -> L::F {
@@ -97,61 +107,13 @@ fn distances<L: Lanes, const D: usize>(l: L, added: &[L::T; D], points: &[u16]) 
     distance
 }
 
-/// The grid point for packed levels, and whether they lie between grid points.
-#[inline(always)]
-fn place<L: Lanes, const D: usize>(
-    l: L,
-    book: &CodeBook<D>,
-    packed: u16,
-    x: &[f32; D],
-    roots: &[f32; D],
-    scaled: L::T,
-) -> Result<(u16, bool), OffGrid> {
-    match book.place(packed) {
-        Place::On(_) => Ok((packed, false)),
-        Place::Near(neighbours) => Ok((best_neighbour(l, neighbours, x, roots, scaled)?, true)),
-    }
-}
-
-/// All steps of a part's search: scales, and packed levels of each group before they are put on the grid.
-#[inline(always)]
-fn step_levels<L: Lanes, const D: usize, const G: usize>(
-    l: L,
-    how: &GridSearch,
-    part: &Part<D, G>,
-    range: f32,
-    scales: &mut [f32; STEPS],
-    packed: &mut [[i32; STEPS]; G],
-) {
-    let top = (2 * CodeBook::<D>::LEVELS - 1) as f32;
-    let mut starts = [top; STEPS];
-    for (start, step) in starts.iter_mut().zip(-how.n_step..=how.n_step) {
-        *start = top + step as f32 * how.r_delta;
-    }
-    let (half, one) = (l.splat(0.5), l.splat(1.0));
-    let base = l.splat((1 << CodeBook::<D>::BITS) as f32);
-    for at in (0..how.n_steps()).step_by(L::WIDTH) {
-        let iscale = l.load(&starts[at..]) / l.splat(range);
-        l.store(one / iscale, &mut scales[at..]);
-        for k in 0..G {
-            // Levels times powers of two add up exactly.
-            let mut sum = l.splat(0.0);
-            for i in (0..D).rev() {
-                let value = half * (iscale * l.splat(part.x[k][i]) - one);
-                sum = sum * base + l.small_nearest_level(0, CodeBook::<D>::LEVELS as i32 - 1, value);
-            }
-            l.store_i(l.trunc(sum), &mut packed[k][at..]);
-        }
-    }
-}
-
 /// `Part::sums` of all steps.
 #[inline(always)]
 fn step_sums<L: Lanes, const D: usize, const G: usize>(
     l: L,
     how: &GridSearch,
     part: &Part<D, G>,
-    points: &[[u16; STEPS]; G],
+    points: &[[u16; 2 * STEPS]; G],
     sums: &mut [[f32; STEPS]; 2],
 ) {
     let odd = odd_table::<L, D>(l);
@@ -171,11 +133,17 @@ fn step_sums<L: Lanes, const D: usize, const G: usize>(
     }
 }
 
+/// The largest magnitude; NaN if there is one.
+#[inline(always)]
+fn largest_magnitude<const D: usize, const G: usize>(part: &Part<D, G>) -> f32 {
+    // Of floats without sign the bits have the order of the values, and those of NaN are above.
+    let bits = part.x.as_flattened().iter().fold(0, |bits: u32, x| bits.max(x.to_bits() & 0x7fff_ffff));
+    f32::from_bits(bits)
+}
+
 /// True if levels stay far from where rounding wraps.
-fn is_tame<const D: usize, const G: usize>(part: &Part<D, G>, range: f32) -> bool {
-    let limit = range * 1e4;
-    let near = part.x.as_flattened().iter().fold(true, |near, x| near & (x.abs() <= limit));
-    near && (1e-30..1e30).contains(&range)
+fn is_tame(x_max: f32, range: f32) -> bool {
+    x_max <= range * 1e4 && (1e-30..1e30).contains(&range)
 }
 
 /// [`search_tame`], once for all types with the same parts.
@@ -206,21 +174,12 @@ fn search_tame<L: Lanes, const D: usize, const G: usize>(
     range: f32,
     start: Fit<G>,
 ) -> Result<Fit<G>, OffGrid> {
-    let odd = odd_table::<L, D>(l);
-    let mut scales = [0.0; STEPS];
-    let mut packed = [[0; STEPS]; G];
-    step_levels(l, how, part, range, &mut scales, &mut packed);
-    let mut trials = [[0; STEPS]; G];
-    let mut trials_between = [[false; G]; STEPS];
-    for step in 0..how.n_steps() {
-        let scaled = l.splat_table(scales[step]) * odd;
-        for k in 0..G {
-            (trials[k][step], trials_between[step][k]) =
-                place(l, book, packed[k][step] as u16, &part.x[k], &part.roots[k], scaled)?;
-        }
-    }
+    let (mut steps, mut trials) = (Steps::NONE, Trials::NONE);
+    steps.set(l, how, part, range);
+    let placing = Placing { l, book, part, x_max: largest_magnitude(part) };
+    placing.place_all(&steps, &mut trials)?;
     let mut sums = [[0.0; STEPS]; 2];
-    step_sums(l, how, part, &trials, &mut sums);
+    step_sums(l, how, part, &trials.points, &mut sums);
     let mut scale = start.scale;
     let mut best = 0f32;
     let mut best_step = None;
@@ -232,26 +191,23 @@ fn search_tame<L: Lanes, const D: usize, const G: usize>(
             best_step = Some(step);
         }
     }
-    let (mut points, between) = match best_step {
-        Some(step) => (trials.map(|trial| trial[step]), trials_between[step]),
-        None => (start.points, [how.refit == Refit::AllIfAny; G]),
-    };
+    let (mut points, mut between) = (start.points, [how.refit == Refit::AllIfAny; G]);
+    if let Some(step) = best_step {
+        for k in 0..G {
+            points[k] = trials.points[k][step];
+            between[k] = !book.is_on_grid(steps.levels(k, step));
+        }
+    }
     let refit = how.refit == Refit::All || between.contains(&true);
     if refit && scale > 0.0 {
-        let iscale = 1.0 / scale;
-        let scaled = l.splat_table(scale) * odd;
-        for k in 0..G {
-            if between[k] || how.refit != Refit::OffGrid {
-                let packed = nearest(&part.x[k], iscale);
-                (points[k], _) = place(l, book, packed, &part.x[k], &part.roots[k], scaled)?;
-            }
-        }
+        let wanted = if how.refit == Refit::OffGrid { between } else { [true; G] };
+        placing.place_at(&steps, &trials, scale, &mut points, &wanted)?;
         let (sum_qx, sum_q2) = part.sums(&points);
         if sum_q2 > 0.0 {
             scale = sum_qx / sum_q2;
         }
     }
-    if scale.is_nan() || points.iter().any(|point| book.index(*point).is_none()) {
+    if scale.is_nan() || points.iter().any(|point| !book.is_on_grid(*point)) {
         return Err(OffGrid);
     }
     Ok(Fit { scale, points })
@@ -267,7 +223,7 @@ impl<L: Lanes> Search for InLanes<L> {
         range: f32,
         start: Fit<G>,
     ) -> Result<Fit<G>, OffGrid> {
-        if is_tame(part, range) {
+        if is_tame(largest_magnitude(part), range) {
             self.0.call(SearchTame { l: self.0, book, how, part, range, start })
         } else {
             search(book, how, part, range, start)

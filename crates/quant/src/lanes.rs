@@ -125,6 +125,8 @@ pub(crate) trait Lanes: Copy {
     fn sqrt(self, value: Self::F) -> Self::F;
     /// C's `a > b ? a : b`.
     fn c_max(self, a: Self::F, b: Self::F) -> Self::F;
+    /// C's `a < b ? a : b`.
+    fn c_min(self, a: Self::F, b: Self::F) -> Self::F;
     /// The bits of floats.
     fn bits(self, value: Self::F) -> Self::I;
     /// The floats of bits.
@@ -157,6 +159,13 @@ pub(crate) trait Lanes: Copy {
     fn shr(self, value: Self::I, n: u32) -> Self::I;
     /// The smallest lane; no lane is NaN.
     fn least(self, value: Self::F) -> f32;
+    /// The smallest lane of each vector, in all its lanes; no lane is NaN.
+    #[inline(always)]
+    fn spread_least<const S: usize>(self, values: &mut [Self::F; S]) {
+        for value in values {
+            *value = self.splat(self.least(*value));
+        }
+    }
     /// A table of eight floats.
     fn table(self, entries: &[f32; 8]) -> Self::T;
     /// A table of one float.

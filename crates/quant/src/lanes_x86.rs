@@ -89,6 +89,30 @@ macro_rules! intrinsics {
     };
 }
 
+/// Two or four vectors are reduced together; of other numbers each by itself.
+macro_rules! spread_least {
+    ($two:ident, $four:ident) => {
+        #[inline(always)]
+        fn spread_least<const S: usize>(self, values: &mut [Self::F; S]) {
+            match values.as_mut_slice() {
+                [a, b] => {
+                    // SAFETY: the token proves the instructions; nothing here touches memory.
+                    [a.0, b.0] = unsafe { $two([a.0, b.0]) };
+                }
+                [a, b, c, d] => {
+                    // SAFETY: the token proves the instructions; nothing here touches memory.
+                    [a.0, b.0, c.0, d.0] = unsafe { $four([a.0, b.0, c.0, d.0]) };
+                }
+                values => {
+                    for value in values {
+                        *value = self.splat(self.least(*value));
+                    }
+                }
+            }
+        }
+    };
+}
+
 impl Lanes for Avx2 {
     const WIDTH: usize = 8;
     type F = F8;
@@ -96,12 +120,15 @@ impl Lanes for Avx2 {
     type M = M8;
     type T = F8;
 
+    spread_least!(spread_least_2x8, spread_least_4x8);
+
     intrinsics! {
         fn splat(value: f32) -> F8 = F8(_mm256_set1_ps(value));
         fn splat_i(value: i32) -> I8 = I8(_mm256_set1_epi32(value));
         fn abs(value: F8) -> F8 = F8(_mm256_andnot_ps(_mm256_set1_ps(-0.0), value.0));
         fn sqrt(value: F8) -> F8 = F8(_mm256_sqrt_ps(value.0));
         fn c_max(a: F8, b: F8) -> F8 = F8(_mm256_max_ps(a.0, b.0));
+        fn c_min(a: F8, b: F8) -> F8 = F8(_mm256_min_ps(a.0, b.0));
         fn bits(value: F8) -> I8 = I8(_mm256_castps_si256(value.0));
         fn float_of(value: I8) -> F8 = F8(_mm256_castsi256_ps(value.0));
         fn to_f(value: I8) -> F8 = F8(_mm256_cvtepi32_ps(value.0));
@@ -250,6 +277,61 @@ fn transpose_8(r: [__m256; 8]) -> [__m256; 8] {
     ]
 }
 
+#[inline]
+#[target_feature(enable = "avx2")]
+fn spread_least_2x8([a, b]: [__m256; 2]) -> [__m256; 2] {
+    let pairs = _mm256_min_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    let least = _mm256_min_ps(pairs, _mm256_permute_ps::<0x4e>(pairs));
+    let least = _mm256_min_ps(least, _mm256_permute2f128_ps::<1>(least, least));
+    [_mm256_permute_ps::<0x00>(least), _mm256_permute_ps::<0x55>(least)]
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn spread_least_4x8([a, b, c, d]: [__m256; 4]) -> [__m256; 4] {
+    let ab = _mm256_min_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    let cd = _mm256_min_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+    let least = _mm256_min_ps(_mm256_shuffle_ps::<0x44>(ab, cd), _mm256_shuffle_ps::<0xee>(ab, cd));
+    let least = _mm256_min_ps(least, _mm256_permute2f128_ps::<1>(least, least));
+    [
+        _mm256_permute_ps::<0x00>(least),
+        _mm256_permute_ps::<0x55>(least),
+        _mm256_permute_ps::<0xaa>(least),
+        _mm256_permute_ps::<0xff>(least),
+    ]
+}
+
+/// The least of each quarter, in all its lanes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn least_of_quarters(value: __m512) -> __m512 {
+    let least = _mm512_min_ps(value, _mm512_permute_ps::<0x4e>(value));
+    _mm512_min_ps(least, _mm512_permute_ps::<0xb1>(least))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn spread_least_2x16([a, b]: [__m512; 2]) -> [__m512; 2] {
+    let ab = _mm512_min_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+    let least = least_of_quarters(_mm512_min_ps(ab, _mm512_shuffle_f32x4::<0xb1>(ab, ab)));
+    [_mm512_shuffle_f32x4::<0x00>(least, least), _mm512_shuffle_f32x4::<0xff>(least, least)]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn spread_least_4x16([a, b, c, d]: [__m512; 4]) -> [__m512; 4] {
+    let ab = _mm512_min_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+    let cd = _mm512_min_ps(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
+    let least = _mm512_min_ps(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd));
+    let least = least_of_quarters(least);
+    [
+        _mm512_shuffle_f32x4::<0x00>(least, least),
+        _mm512_shuffle_f32x4::<0x55>(least, least),
+        _mm512_shuffle_f32x4::<0xaa>(least, least),
+        _mm512_shuffle_f32x4::<0xff>(least, least),
+    ]
+}
+
 impl Lanes for Avx512 {
     const WIDTH: usize = 16;
     type F = F16;
@@ -257,12 +339,15 @@ impl Lanes for Avx512 {
     type M = M16;
     type T = F16;
 
+    spread_least!(spread_least_2x16, spread_least_4x16);
+
     intrinsics! {
         fn splat(value: f32) -> F16 = F16(_mm512_set1_ps(value));
         fn splat_i(value: i32) -> I16 = I16(_mm512_set1_epi32(value));
         fn abs(value: F16) -> F16 = F16(_mm512_abs_ps(value.0));
         fn sqrt(value: F16) -> F16 = F16(_mm512_sqrt_ps(value.0));
         fn c_max(a: F16, b: F16) -> F16 = F16(_mm512_max_ps(a.0, b.0));
+        fn c_min(a: F16, b: F16) -> F16 = F16(_mm512_min_ps(a.0, b.0));
         fn bits(value: F16) -> I16 = I16(_mm512_castps_si512(value.0));
         fn float_of(value: I16) -> F16 = F16(_mm512_castsi512_ps(value.0));
         fn to_f(value: I16) -> F16 = F16(_mm512_cvtepi32_ps(value.0));

@@ -127,6 +127,10 @@ impl Lanes for Portable {
         a.with(b, c_max)
     }
     #[inline(always)]
+    fn c_min(self, a: Self::F, b: Self::F) -> Self::F {
+        a.with(b, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
     fn bits(self, value: Self::F) -> Self::I {
         Array(value.0.map(|value| value.to_bits() as i32))
     }
