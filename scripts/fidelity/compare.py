@@ -67,12 +67,14 @@ def peer_divergence(options, path, text):
     program = [os.path.join(options.peer, "llama-perplexity"), "--no-repack", "--kl-divergence-base", base]
     if not os.path.exists(base):
         call(program + ["-m", options.model, "-f", text, "-c", options.ctx])
-    report = call(program + ["-m", path, "--kl-divergence"])
-    mean = re.search(r"Mean +KLD: +([0-9.e-]+) ± +([0-9.e-]+)", report)
-    top1 = re.search(r"Same top p: +([0-9.]+)", report)
-    if not mean or not top1:
-        raise SystemExit(f"llama-perplexity says nothing of KLD for {path}")
-    return float(mean[1]), float(mean[2]), float(top1[1]) / 100
+    # It may end before its log is written: then it is asked again.
+    for _ in range(20):
+        report = call(program + ["-m", path, "--kl-divergence"])
+        mean = re.search(r"Mean +KLD: +([0-9.e-]+) ± +([0-9.e-]+)", report)
+        top1 = re.search(r"Same top p: +([0-9.]+)", report)
+        if mean and top1:
+            return float(mean[1]), float(mean[2]), float(top1[1]) / 100
+    raise SystemExit(f"llama-perplexity says nothing of KLD for {path}")
 
 
 def main():

@@ -212,10 +212,10 @@ fn write_tokens(dir: &Path) {
         3 + (state >> 16) % 180
     };
     let line = |_| serde_json::json!({ "tokens": (0..96).map(|_| token()).collect::<Vec<_>>() }).to_string();
-    fs_err::write(dir.join("t.jsonl"), (0..16).map(line).collect::<Vec<_>>().join("\n")).unwrap();
+    fs_err::write(dir.join("t.jsonl"), (0..64).map(line).collect::<Vec<_>>().join("\n")).unwrap();
 }
 
-const TOKENS: [&str; 5] = ["--calibrate", "t.jsonl", "--no-self-text", "--calibrate-tokens", "1024"];
+const TOKENS: [&str; 5] = ["--calibrate", "t.jsonl", "--no-self-text", "--calibrate-tokens", "4096"];
 
 conformance_tests!(codes_that_are_kept_stay_as_they_are);
 
