@@ -87,7 +87,7 @@ def main():
     parser.add_argument("--mixes", action="store_true")
     parser.add_argument("--target-of", help="mixes whose sizes types are chosen for")
     parser.add_argument("--solvers", default="gptq,sequential")
-    parser.add_argument("--self-text", action="store_true", help="let the model write half of the text beside one kind")
+    parser.add_argument("--self-text", action="store_true", help="let the model write half of the text")
     parser.add_argument("--tokens", type=int, default=32768)
     parser.add_argument("--ctx", type=int, default=512)
     parser.add_argument("--dir", default=".")
