@@ -4,6 +4,8 @@
 //! fine-tune with more tokens is recognized like its parent. The hash over the ids of a check text, which is all that
 //! the reference has, decides between names of one structure and is the cross-check.
 
+mod excerpt;
+
 use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::LazyLock;
@@ -92,6 +94,11 @@ impl Table {
         self.pre.iter().find(|pre| pre.name == name)
     }
 
+    /// Whether one of these hashes is some name's.
+    fn knows_any(&self, hashes: &[String]) -> bool {
+        self.pre.iter().any(|pre| hashes.iter().any(|hash| pre.hashes.contains(hash)))
+    }
+
     /// The steps of a name, if its structure is known.
     pub(super) fn steps(&self, pre: &Pre) -> Option<&[String]> {
         let name = pre.structure.as_ref()?;
@@ -143,7 +150,12 @@ pub(crate) fn identify(
         }
         None => Vec::new(),
     };
-    let hashes = check_hashes(text, setting);
+    // What is left out of an excerpt is certain not to be met only by steps that are known.
+    let hashes = match structure.and_then(|_| excerpt::excerpt(path, text, hf)) {
+        Some(part) => check_hashes(&part, setting).ok().filter(|hashes| table.knows_any(hashes)),
+        None => None,
+    };
+    let hashes = hashes.map_or_else(|| check_hashes(text, setting), Ok);
     let hashed_by = |pre: &Pre| match &hashes {
         Ok(hashes) => hashes.iter().position(|hash| pre.hashes.contains(hash)),
         Err(_) => None,
