@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use rayon::prelude::*;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
-use crate::core::output::{NewDirectory, OutputError, OutputFile, io_hints};
+use crate::core::output::{NewDirectory, OutputError, OutputFile, WriteBack, io_hints};
 use crate::core::progress::Progress;
 use crate::core::{ElementType, Hint, SourceError, WeightMeta, WeightSource};
 
@@ -229,7 +229,12 @@ pub(crate) fn write_checkpoint(
         let output = dir.create(&shard.file_name)?;
         output.reserve(shard.n_bytes)?;
         output.write_at(0, &shard.header)?;
-        write_tensors(&output, shard, source, options, progress)?;
+        let (written, synced) =
+            WriteBack::beside(std::slice::from_ref(&output), options.sync, |write_back| {
+                write_tensors(&output, write_back, shard, source, options, progress)
+            });
+        written?;
+        synced?;
         progress.advance(shard.header.len() as u64);
         outputs.push(output);
     }
@@ -251,6 +256,7 @@ pub(crate) fn write_checkpoint(
 
 fn write_tensors(
     output: &OutputFile,
+    write_back: &WriteBack<'_>,
     shard: &ShardPlan,
     source: &dyn WeightSource,
     options: &WriteCheckpointOptions,
@@ -285,7 +291,7 @@ fn write_tensors(
         buffer.resize(len, 0u8);
         source.read_elems(index, first, buffer)?;
         output.write_at(offset, buffer)?;
-        output.start_writeback(offset, n_bytes);
+        write_back.wrote(0, n_bytes)?;
         source.release_elems(index, first, n);
         progress.advance(n_bytes);
         Ok(())

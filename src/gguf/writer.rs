@@ -3,12 +3,12 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::core::bytes::Endian;
 use crate::core::output::{
-    self, Destination, GuardError, OutputError, OutputFile, OutputGuard, OutputKind, OutputSet,
+    self, Destination, GuardError, OutputError, OutputFile, OutputGuard, OutputKind, OutputSet, WriteBack,
 };
 use crate::core::progress::Progress;
 use crate::core::{Hint, SourceError, TensorMeta, TensorSource, text};
@@ -22,8 +22,6 @@ use crate::gguf::{Metadata, Value};
 const MAX_CHUNK_BYTES: u64 = 4 << 20;
 /// Bytes of the smallest budget for a chunk.
 const MIN_CHUNK_BYTES: u64 = 64 << 10;
-/// Write-back to the disk is started each time this much more was written.
-const WRITEBACK_BYTES: u64 = 32 << 20;
 
 /// How to write.
 #[derive(Clone, Debug)]
@@ -209,9 +207,12 @@ pub(crate) fn write_files(
     progress.begin("writing", tensor_bytes);
     let has_id = files.iter().any(|file| file.id_offset.is_some());
     let beginnings = Beginnings::of(if has_id { source.tensors().len() } else { 0 });
-    let streamed = Stream::new(source, &files, &outputs, &beginnings, options, progress).run();
+    let (streamed, synced) = WriteBack::beside(&outputs, options.sync, |write_back| {
+        Stream::new(source, &files, &outputs, write_back, &beginnings, options, progress).run()
+    });
     progress.end();
     streamed?;
+    synced?;
     if progress.is_cancelled() {
         return Err(WriteError::Cancelled);
     }
@@ -350,7 +351,7 @@ struct Stream<'a> {
     outputs: &'a [OutputFile],
     beginnings: &'a Beginnings,
     endian: Endian,
-    writeback: bool,
+    write_back: &'a WriteBack<'a>,
     chunk_bytes: u64,
     progress: &'a dyn Progress,
     n_workers: usize,
@@ -358,8 +359,6 @@ struct Stream<'a> {
     stop: AtomicBool,
     /// The failure of the earliest chunk, so that the message does not depend on the threads.
     failure: Mutex<Option<(usize, WriteError)>>,
-    /// Per file, the offset up to which write-back was started.
-    marks: Vec<AtomicU64>,
 }
 
 impl<'a> Stream<'a> {
@@ -367,6 +366,7 @@ impl<'a> Stream<'a> {
         source: &'a dyn TensorSource,
         files: &'a [PlannedFile],
         outputs: &'a [OutputFile],
+        write_back: &'a WriteBack<'a>,
         beginnings: &'a Beginnings,
         options: &WriteOptions,
         progress: &'a dyn Progress,
@@ -380,14 +380,13 @@ impl<'a> Stream<'a> {
             outputs,
             beginnings,
             endian: options.layout.endian,
-            writeback: options.sync,
+            write_back,
             chunk_bytes,
             progress,
             n_workers,
             queue: Mutex::new(chunks.enumerate()),
             stop: AtomicBool::new(false),
             failure: Mutex::new(None),
-            marks: outputs.iter().map(|_| AtomicU64::new(0)).collect(),
         }
     }
 
@@ -452,10 +451,7 @@ impl<'a> Stream<'a> {
             }
         }
         self.source.release_rows(chunk.tensor, chunk.first_row, chunk.n_rows);
-        if self.writeback {
-            self.start_writeback(chunk);
-        }
-        Ok(())
+        Ok(self.write_back.wrote(chunk.file, chunk.n_bytes)?)
     }
 
     /// The first row alone counts: how many a chunk has depends on the memory.
@@ -463,19 +459,6 @@ impl<'a> Stream<'a> {
         if chunk.first_row == 0 {
             let row_bytes = bytes.len() / usize::try_from(chunk.n_rows).unwrap_or(usize::MAX).max(1);
             self.beginnings.note(chunk.tensor, &bytes[..row_bytes]);
-        }
-    }
-
-    /// Starts write-back up to this chunk once enough has gathered before it. Chunks are handed out in order, so all
-    /// but the few in flight are written.
-    fn start_writeback(&self, chunk: Chunk) {
-        let mark = &self.marks[chunk.file];
-        let from = mark.load(Ordering::Relaxed);
-        let n_bytes = chunk.offset.saturating_sub(from);
-        if n_bytes >= WRITEBACK_BYTES
-            && mark.compare_exchange(from, chunk.offset, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        {
-            self.outputs[chunk.file].start_writeback(from, n_bytes);
         }
     }
 }

@@ -10,6 +10,7 @@
 //! | `new_directory` | the same for a directory and all that is in it |
 //! | `leftovers` `lock` | what runs that were killed left behind, and how one knows that they are dead |
 //! | `guard` | what an output must not replace |
+//! | `write_back` | the disk kept busy while a file is written |
 //! | `edit_lock` | a file that is changed in its place, by one program at a time |
 
 use std::fs::File;
@@ -30,12 +31,20 @@ mod leftovers;
 mod lock;
 mod new_directory;
 mod temporary;
+mod write_back;
 
 pub use crowd::OutputSet;
 pub use destination::{Destination, Obstacle, OutputError, check_name};
 pub use edit_lock::{EditLock, EditLockError};
 pub use guard::{CARD_DRAFT, FoundKind, GuardError, OutputGuard, OutputKind, check_kind};
 pub use new_directory::NewDirectory;
+pub use write_back::WriteBack;
+
+/// Bytes of one call to the kernel, between multiples of them in the file. The page cache takes as much at a piece as a
+/// call brings; a virtual machine finds pieces of up to 32 KiB among memory that was just in use, larger ones among memory
+/// that its host may have taken back and has to give again, a page at a time.
+#[cfg(unix)]
+const PIECE_BYTES: u64 = 32 << 10;
 
 /// A file being written. It gets its final name in [`OutputFile::commit`]; dropped before that, it vanishes. What goes
 /// to a device is there at once.
@@ -121,7 +130,18 @@ impl OutputFile {
         #[cfg(unix)]
         let written = {
             use std::os::unix::fs::FileExt;
-            self.file()?.write_all_at(bytes, offset).map_err(|e| named(&self.target, &e))
+            let file = self.file()?;
+            let (mut rest, mut at) = (bytes, offset);
+            loop {
+                let n =
+                    usize::try_from(PIECE_BYTES - at % PIECE_BYTES).map_or(rest.len(), |n| n.min(rest.len()));
+                let (piece, behind) = rest.split_at(n);
+                match file.write_all_at(piece, at) {
+                    Ok(()) if behind.is_empty() => break Ok(()),
+                    Ok(()) => (rest, at) = (behind, at + n as u64),
+                    Err(error) => break Err(named(&self.target, &error)),
+                }
+            }
         };
         #[cfg(not(unix))]
         let written = {
@@ -136,20 +156,6 @@ impl OutputFile {
         };
         self.touch();
         written
-    }
-
-    /// Starts writing back what was written so far, so that the final sync has less to do. Best effort.
-    pub fn start_writeback(&self, offset: u64, n_bytes: u64) {
-        #[cfg(target_os = "linux")]
-        {
-            use rustix::fs::{Advice, fadvise};
-            // `POSIX_FADV_DONTNEED` starts asynchronous write-back of dirty pages in the range.
-            if let Ok(file) = self.file() {
-                let _ = fadvise(&*file, offset, std::num::NonZeroU64::new(n_bytes), Advice::DontNeed);
-            }
-        }
-        #[cfg(not(target_os = "linux"))]
-        let _ = (offset, n_bytes);
     }
 
     /// Gives the file its final name, after a sync to the disk if asked for. An existing file of that name is
@@ -183,6 +189,14 @@ impl OutputFile {
     fn sync(&self) -> io::Result<()> {
         match &self.sink {
             Sink::Temporary { temporary, .. } => temporary.sync().map_err(|e| named(&self.target, &e)),
+            Sink::Device(_) => Ok(()),
+        }
+    }
+
+    /// Brings to the disk what was written so far, for a file that is to be on the disk in the end.
+    fn sync_data(&self) -> io::Result<()> {
+        match &self.sink {
+            Sink::Temporary { .. } => self.file()?.sync_data().map_err(|e| named(&self.target, &e)),
             Sink::Device(_) => Ok(()),
         }
     }
@@ -299,6 +313,22 @@ mod tests {
     use super::*;
 
     #[cfg(unix)]
+    #[test]
+    fn pieces_of_a_write_come_to_their_places() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out");
+        let output = OutputFile::create(&path).unwrap();
+        let bytes: Vec<u8> = (0..200_000u32).map(|at| (at % 251) as u8).collect();
+        for (from, to) in [(150_000, 200_000), (0, 0), (32_767, 150_000), (0, 32_767)] {
+            output.write_at(7 + from as u64, &bytes[from..to]).unwrap();
+        }
+        output.write_at(0, &[9; 7]).unwrap();
+        output.commit(false).unwrap();
+        let found = fs_err::read(&path).unwrap();
+        assert_eq!(found[..7], [9; 7]);
+        assert!(found[7..] == bytes);
+    }
+
     #[test]
     fn links_lead_to_the_same_file() {
         let dir = tempfile::tempdir().unwrap();

@@ -182,7 +182,6 @@ impl StatisticsWriter {
             write(at, &mut pieces)?;
             pieces.flush()?;
         }
-        file.start_writeback(0, plan.n_bytes);
         Ok(file)
     }
 }
