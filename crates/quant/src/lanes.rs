@@ -127,6 +127,8 @@ pub(crate) trait Lanes: Copy {
     fn c_max(self, a: Self::F, b: Self::F) -> Self::F;
     /// C's `a < b ? a : b`.
     fn c_min(self, a: Self::F, b: Self::F) -> Self::F;
+    /// The nearest integer as a float, half to even; what is no number stays so.
+    fn round_even(self, value: Self::F) -> Self::F;
     /// The bits of floats.
     fn bits(self, value: Self::F) -> Self::I;
     /// The floats of bits.

@@ -74,6 +74,7 @@ impl Lanes for Neon {
         // The maximum instruction spreads NaN; C's conditional does not.
         fn c_max(a: F4, b: F4) -> F4 = F4(vbslq_f32(vcgtq_f32(a.0, b.0), a.0, b.0));
         fn c_min(a: F4, b: F4) -> F4 = F4(vbslq_f32(vcltq_f32(a.0, b.0), a.0, b.0));
+        fn round_even(value: F4) -> F4 = F4(vrndnq_f32(value.0));
         fn bits(value: F4) -> I4 = I4(vreinterpretq_s32_f32(value.0));
         fn float_of(value: I4) -> F4 = F4(vreinterpretq_f32_s32(value.0));
         fn to_f(value: I4) -> F4 = F4(vcvtq_f32_s32(value.0));

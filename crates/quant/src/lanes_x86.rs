@@ -11,6 +11,9 @@ use std::ops::{Add, BitAnd, BitOr, Div, Mul, Not, Sub};
 use super::lanes::Lanes;
 use gguf_core::simd::{Avx2, Avx512, VectorLoop};
 
+/// Rounding to the nearest integer, half to even.
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
 macro_rules! vector_types {
     ($( $name:ident($raw:ty): $( $operator:ident $method:ident $intrinsic:ident ),*; )*) => {
         $(
@@ -129,6 +132,7 @@ impl Lanes for Avx2 {
         fn sqrt(value: F8) -> F8 = F8(_mm256_sqrt_ps(value.0));
         fn c_max(a: F8, b: F8) -> F8 = F8(_mm256_max_ps(a.0, b.0));
         fn c_min(a: F8, b: F8) -> F8 = F8(_mm256_min_ps(a.0, b.0));
+        fn round_even(value: F8) -> F8 = F8(_mm256_round_ps::<NEAREST>(value.0));
         fn bits(value: F8) -> I8 = I8(_mm256_castps_si256(value.0));
         fn float_of(value: I8) -> F8 = F8(_mm256_castsi256_ps(value.0));
         fn to_f(value: I8) -> F8 = F8(_mm256_cvtepi32_ps(value.0));
@@ -348,6 +352,7 @@ impl Lanes for Avx512 {
         fn sqrt(value: F16) -> F16 = F16(_mm512_sqrt_ps(value.0));
         fn c_max(a: F16, b: F16) -> F16 = F16(_mm512_max_ps(a.0, b.0));
         fn c_min(a: F16, b: F16) -> F16 = F16(_mm512_min_ps(a.0, b.0));
+        fn round_even(value: F16) -> F16 = F16(_mm512_roundscale_ps::<NEAREST>(value.0));
         fn bits(value: F16) -> I16 = I16(_mm512_castps_si512(value.0));
         fn float_of(value: I16) -> F16 = F16(_mm512_castsi512_ps(value.0));
         fn to_f(value: I16) -> F16 = F16(_mm512_cvtepi32_ps(value.0));

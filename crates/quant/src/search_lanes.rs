@@ -70,21 +70,43 @@ fn signed_inlined<L: Lanes, const N: usize>(
     x: &[L::F; N],
     weights: &[L::F; N],
 ) -> (L::F, L::F) {
-    let (max, amax) = signed_max(l, x);
-    // Finite values keep |iscale * x| near n_max; infinities and NaN need the rounding that wraps.
-    let largest = l.splat(f32::MAX);
-    let mut tame = l.eq(max, max);
-    for &value in x {
-        tame = tame & !l.gt(l.abs(value), largest) & l.eq(value, value);
-    }
-    let (scale, iscale) = if l.any(!tame) {
-        signed_steps::<L, N, true>(l, n_max, x, weights, max)
+    let amax = largest_magnitude(l, x);
+    // Infinities and NaN need the rounding that wraps.
+    let (amax, (scale, iscale)) = if l.any(!l.gt(l.splat(f32::INFINITY), amax)) {
+        let (max, amax) = signed_max(l, x);
+        (amax, signed_steps::<L, N, true>(l, n_max, x, weights, max))
     } else {
-        signed_steps::<L, N, false>(l, n_max, x, weights, max)
+        let max = first_of_magnitude(l, x, amax);
+        (amax, signed_steps::<L, N, false>(l, n_max, x, weights, max))
     };
     let zero = l.gt(l.splat(GROUP_MAX_EPS), amax);
     (l.select(zero, l.splat(0.0), scale), l.select(zero, l.splat(ZERO_GROUP), iscale))
 }
+
+/// The largest magnitude of each lane, by bits: NaN is larger than all else.
+#[inline(always)]
+fn largest_magnitude<L: Lanes, const N: usize>(l: L, x: &[L::F; N]) -> L::F {
+    // As the bits of two runs, so that no value waits for all before it.
+    let mut largest = [l.splat_i(0); 2];
+    for i in 0..N {
+        largest[i % 2] = l.max_i(largest[i % 2], l.bits(l.abs(x[i])));
+    }
+    l.float_of(l.max_i(largest[0], largest[1]))
+}
+
+/// The first value with the largest magnitude: what [`signed_max`] finds where all are numbers and not all zeros.
+#[inline(always)]
+fn first_of_magnitude<L: Lanes, const N: usize>(l: L, x: &[L::F; N], amax: L::F) -> L::F {
+    let mut max = x[N - 1];
+    for i in (0..N - 1).rev() {
+        max = l.select(l.eq(l.abs(x[i]), amax), x[i], max);
+    }
+    max
+}
+
+/// Steps of the scales that compete after the first, two at a time.
+const STEPS: [[i32; 2]; 9] =
+    [[-9, -8], [-7, -6], [-5, -4], [-3, -2], [-1, 1], [2, 3], [4, 5], [6, 7], [8, 9]];
 
 #[inline(always)]
 fn signed_steps<L: Lanes, const N: usize, const WILD: bool>(
@@ -99,46 +121,63 @@ fn signed_steps<L: Lanes, const N: usize, const WILD: bool>(
     for i in 0..N {
         wx[i] = weights[i] * x[i];
     }
+    let group = Weighted::<L, N> { n_max, x, weights, wx: &wx };
     let mut best_iscale = l.splat(-n_max as f32) / max;
-    let (sum_lx, sum_l2) = signed_sums::<L, N, WILD>(l, n_max, x, weights, &wx, best_iscale);
+    let [(sum_lx, sum_l2)] = group.sums::<WILD, true, 1>(l, [best_iscale]);
     let mut scale = l.select(l.eq(sum_l2, zero), zero, sum_lx / sum_l2);
     let mut best = scale * sum_lx;
-    for step in -9..=9 {
-        if step == 0 {
-            continue;
+    for steps in STEPS {
+        let iscales = steps.map(|step| l.splat(-(n_max as f32 + 0.1 * step as f32)) / max);
+        let sums = if steps[1] < 5 {
+            group.sums::<WILD, false, 2>(l, iscales)
+        } else {
+            group.sums::<WILD, true, 2>(l, iscales)
+        };
+        for (iscale, (sum_lx, sum_l2)) in iscales.into_iter().zip(sums) {
+            let better = l.gt(sum_l2, zero) & l.gt(sum_lx * sum_lx, best * sum_l2);
+            let trial = sum_lx / sum_l2;
+            best_iscale = l.select(better, iscale, best_iscale);
+            scale = l.select(better, trial, scale);
+            best = l.select(better, trial * sum_lx, best);
         }
-        let iscale = l.splat(-(n_max as f32 + 0.1 * step as f32)) / max;
-        let (sum_lx, sum_l2) = signed_sums::<L, N, WILD>(l, n_max, x, weights, &wx, iscale);
-        let better = l.gt(sum_l2, zero) & l.gt(sum_lx * sum_lx, best * sum_l2);
-        let trial = sum_lx / sum_l2;
-        best_iscale = l.select(better, iscale, best_iscale);
-        scale = l.select(better, trial, scale);
-        best = l.select(better, trial * sum_lx, best);
     }
     (scale, best_iscale)
 }
 
-#[inline(always)]
-fn signed_sums<L: Lanes, const N: usize, const WILD: bool>(
-    l: L,
+/// A group with its weights, and their products.
+struct Weighted<'a, L: Lanes, const N: usize> {
     n_max: i32,
-    x: &[L::F; N],
-    weights: &[L::F; N],
-    wx: &[L::F; N],
-    iscale: L::F,
-) -> (L::F, L::F) {
-    let (mut sum_lx, mut sum_l2) = (l.splat(0.0), l.splat(0.0));
-    for i in 0..N {
-        let value = iscale * x[i];
-        let level = if WILD {
-            l.nearest_level(-n_max, n_max - 1, value)
-        } else {
-            l.small_nearest_level(-n_max, n_max - 1, value)
-        };
-        sum_lx = sum_lx + wx[i] * level;
-        sum_l2 = sum_l2 + weights[i] * level * level;
+    x: &'a [L::F; N],
+    weights: &'a [L::F; N],
+    wx: &'a [L::F; N],
+}
+
+impl<L: Lanes, const N: usize> Weighted<'_, L, N> {
+    /// The sums of `C` scales at once: values and weights are loaded once for all.
+    #[inline(always)]
+    fn sums<const WILD: bool, const BELOW: bool, const C: usize>(
+        &self,
+        l: L,
+        iscales: [L::F; C],
+    ) -> [(L::F, L::F); C] {
+        let mut sums = [(l.splat(0.0), l.splat(0.0)); C];
+        let highest = (self.n_max - 1) as f32;
+        for i in 0..N {
+            for (iscale, (sum_lx, sum_l2)) in iscales.iter().zip(&mut sums) {
+                let value = *iscale * self.x[i];
+                let level = if WILD {
+                    l.nearest_level(-self.n_max, self.n_max - 1, value)
+                } else {
+                    let level = l.min_i(l.bits(l.round_even(value)), l.splat_i(highest.to_bits() as i32));
+                    let level = l.float_of(level);
+                    if BELOW { l.c_max(level, l.splat(-self.n_max as f32)) } else { level }
+                };
+                *sum_lx = *sum_lx + self.wx[i] * level;
+                *sum_l2 = *sum_l2 + self.weights[i] * level * level;
+            }
+        }
+        sums
     }
-    (sum_lx, sum_l2)
 }
 
 /// Stored levels of a group from the inverse scale that `signed` returned.

@@ -131,6 +131,10 @@ impl Lanes for Portable {
         a.with(b, |a, b| if a < b { a } else { b })
     }
     #[inline(always)]
+    fn round_even(self, value: Self::F) -> Self::F {
+        Array(value.0.map(f32::round_ties_even))
+    }
+    #[inline(always)]
     fn bits(self, value: Self::F) -> Self::I {
         Array(value.0.map(|value| value.to_bits() as i32))
     }

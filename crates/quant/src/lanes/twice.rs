@@ -115,6 +115,10 @@ impl<L: Lanes> Lanes for Twice<L> {
         Two(self.0.c_min(a.0, b.0), self.0.c_min(a.1, b.1))
     }
     #[inline(always)]
+    fn round_even(self, value: Self::F) -> Self::F {
+        Two(self.0.round_even(value.0), self.0.round_even(value.1))
+    }
+    #[inline(always)]
     fn bits(self, value: Self::F) -> Self::I {
         Two(self.0.bits(value.0), self.0.bits(value.1))
     }
