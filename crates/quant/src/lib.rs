@@ -89,6 +89,7 @@ mod q2_k;
 mod q3_k;
 mod q45_k;
 mod q6_k;
+mod refine_lanes;
 mod search;
 mod search_lanes;
 pub mod states;

@@ -9,12 +9,11 @@
 use super::batch::{BATCH, Batch};
 use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16};
 use super::lanes::{Kernel, Lanes, MAX_WIDTH, Twice, dispatch};
+use super::refine_lanes::{Parts, first_fit, refine};
 use super::search::{
     REFINE_ROUNDS, importance_weights, signed, signed_max, signed_refined, sum, sum_squares,
 };
-use super::search_lanes::{
-    Refined, signed as signed_lanes, signed_levels, signed_refined as signed_refined_lanes,
-};
+use super::search_lanes::{signed as signed_lanes, signed_levels};
 use super::superblock::{SUPER, field, field_mut, pack_bits, pack_pairs, relevel_signed};
 use super::superblock_lanes::{BATCH_SUPERS, relevel_signed as relevel_signed_lanes};
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
@@ -136,97 +135,117 @@ impl Kernel for Quantize<'_> {
 
     #[inline(always)]
     fn lanes<L: Lanes>(self, l: L) {
-        let mut batch = Batch::EMPTY;
-        let mut plain = PlainFits { scales: [[0.0; PARTS]; BATCH_SUPERS], levels: [[0; BATCH_PARTS]; PART] };
-        for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {
-            batch.load(self.rows, index * BATCH);
-            let supers = batch.x.as_chunks::<SUPER>().0;
-            if let Some(importance) = self.rows.imatrix {
-                batch.weigh_supers(l, 2.0, self.rows, importance);
-                let fits = search_importance(l, &batch);
-                for (b, (x, out)) in batch.x.as_chunks::<SUPER>().0.iter().zip(out).enumerate() {
-                    let ds = store_scales(&fits.supers[b], out);
-                    let kept = |j: usize, x: &_| signed_levels(4, fits.iscales[b][j], x);
-                    pack(&relevel_signed_lanes::<L, PART, PARTS>(l, 4, x, &ds, kept), out);
-                }
-            } else {
-                // Two vectors at a time: each waits long for its divisions.
-                plain.search(Twice(l), &batch);
-                for (b, (x, out)) in supers.iter().zip(out).enumerate() {
-                    let ds = store_scales(&scales_plain(&plain.scales[b]), out);
-                    let kept = |j: usize, _: &_| {
-                        let mut levels = [0; PART];
-                        for (level, stored) in levels.iter_mut().zip(&plain.levels) {
-                            *level = stored[b * PARTS + j];
-                        }
-                        levels
-                    };
-                    pack(&relevel_signed_lanes::<L, PART, PARTS>(l, 4, x, &ds, kept), out);
-                }
-            }
+        match self.rows.imatrix {
+            None => quantize_plain(l, self.rows, self.dst),
+            Some(importance) => quantize_with_importance(l, self.rows, importance, self.dst),
         }
     }
 }
 
-/// Parts in a batch.
-const BATCH_PARTS: usize = BATCH / PART;
+/// Super-blocks whose parts are searched together without importance: enough for full vectors of those that need more
+/// rounds than others.
+const RUN: usize = 64;
 
-/// Outcome of the search without importance: scales per part, levels per place in the part.
-struct PlainFits {
-    scales: [[f32; PARTS]; BATCH_SUPERS],
-    levels: [[u8; BATCH_PARTS]; PART],
+#[inline(always)]
+fn quantize_plain<L: Lanes>(l: L, rows: &Rows<'_>, dst: &mut [u8]) {
+    let mut search = PlainSearch { scales: [[0.0; PARTS]; RUN], rows: [[0.0; PART]; MAX_WIDTH] };
+    let supers = rows.src.as_chunks::<SUPER>().0;
+    for (supers, out) in supers.chunks(RUN).zip(dst.as_chunks_mut().0.chunks_mut(RUN)) {
+        search.run(l, supers.as_flattened().as_chunks().0);
+        for ((x, scales), out) in supers.iter().zip(&search.scales).zip(out) {
+            let ds = store_scales(&scales_plain(scales), out);
+            let kept = |_: usize, x: &_| {
+                let mut levels = [0; PART];
+                signed_refined(4, x, &mut levels);
+                levels
+            };
+            pack(&relevel_signed_lanes::<L, PART, PARTS>(l, 4, x, &ds, kept), out);
+        }
+    }
 }
 
-impl PlainFits {
-    /// Fits all parts of a batch.
-    ///
-    /// Four of five parts of bell-shaped values stay as they are in the first round. The others are collected and searched anew to the end, so
-    /// that no lane waits for another's rounds.
+/// The search without importance, in a run of super-blocks.
+struct PlainSearch {
+    scales: [[f32; PARTS]; RUN],
+    /// The parts in a vector.
+    rows: [[f32; PART]; MAX_WIDTH],
+}
+
+impl PlainSearch {
+    /// Finds the scales of all parts.
     #[inline(always)]
-    fn search<L: Lanes>(&mut self, l: L, batch: &Batch) {
-        let parts = batch.x.as_chunks::<PART>().0;
-        let (mut open, mut n_open) = ([0u16; BATCH_PARTS], 0);
-        let (mut x, mut levels) = ([l.splat(0.0); PART], [l.splat(0.0); PART]);
-        for at in (0..batch.n_elems / PART).step_by(L::WIDTH) {
-            l.columns(parts[at..].as_flattened(), PART, &mut x);
-            let fit = signed_refined_lanes(l, 4, 1, &x, &mut levels);
-            l.store(fit.scale, &mut self.scales.as_flattened_mut()[at..]);
-            for (level, stored) in levels.iter().zip(&mut self.levels) {
-                l.store_low_bytes(stored_level(l, &fit, *level), &mut stored[at..]);
+    fn run<L: Lanes>(&mut self, l: L, parts: &[[f32; PART]]) {
+        let (mut open, mut n_open) = ([0; RUN * PARTS], 0);
+        let mut vector = Parts::<L, PART>::zero(l);
+        for at in (0..parts.len()).step_by(L::WIDTH) {
+            let mut rest = &parts[at..];
+            if rest.len() < L::WIDTH {
+                self.rows[..rest.len()].copy_from_slice(rest);
+                rest = &self.rows;
             }
-            let mut changed = l.mask_bits(fit.changed);
-            while changed != 0 {
-                open[n_open] = at as u16 + changed.trailing_zeros() as u16;
-                n_open += 1;
-                changed &= changed - 1;
+            l.columns(rest.as_flattened(), PART, &mut vector.x);
+            let fit = first_fit(l, 4, &mut vector);
+            l.store(fit.scale, &mut self.scales.as_flattened_mut()[at..]);
+            let mut lanes = l.mask_bits(fit.open);
+            while lanes != 0 {
+                let part = at + lanes.trailing_zeros() as usize;
+                open[n_open] = part as u16;
+                n_open += usize::from(part < parts.len());
+                lanes &= lanes - 1;
             }
         }
-        let mut rows = [[0.0; PART]; MAX_WIDTH];
-        let (mut scales, mut stored) = ([0.0; MAX_WIDTH], [0; MAX_WIDTH]);
-        for open in open[..n_open].chunks(L::WIDTH) {
-            for (row, part) in rows.iter_mut().zip(open) {
+        // Four vectors at a time: each waits long for its divisions.
+        let wide = Twice(Twice(l));
+        let mut still_open = [0; RUN * PARTS];
+        let n_still = self.refine(wide, 1, parts, &open[..n_open], &mut still_open);
+        self.refine(wide, REFINE_ROUNDS, parts, &still_open[..n_still], &mut open);
+    }
+
+    /// Lets some of the parts go through rounds; returns the number of those that are not settled then.
+    #[inline(always)]
+    fn refine<L: Lanes>(
+        &mut self,
+        l: L,
+        n_rounds: usize,
+        parts: &[[f32; PART]],
+        chosen: &[u16],
+        open: &mut [u16; RUN * PARTS],
+    ) -> usize {
+        let scales = self.scales.as_flattened_mut();
+        let mut x = [l.splat(0.0); PART];
+        let mut found = [0.0; MAX_WIDTH];
+        let mut n_open = 0;
+        for chosen in chosen.chunks(L::WIDTH) {
+            for (row, part) in self.rows.iter_mut().zip(chosen) {
                 *row = parts[usize::from(*part)];
             }
-            l.columns(rows.as_flattened(), PART, &mut x);
-            let fit = signed_refined_lanes(l, 4, REFINE_ROUNDS, &x, &mut levels);
-            l.store(fit.scale, &mut scales);
-            for (scale, part) in scales.iter().zip(open) {
-                self.scales.as_flattened_mut()[usize::from(*part)] = *scale;
-            }
-            for (level, levels) in levels.iter().zip(&mut self.levels) {
-                l.store_low_bytes(stored_level(l, &fit, *level), &mut stored);
-                for (stored, part) in stored.iter().zip(open) {
-                    levels[usize::from(*part)] = *stored;
-                }
+            l.columns(self.rows.as_flattened(), PART, &mut x);
+            let fit = refine(l, 4, n_rounds, &x);
+            l.store(fit.scale, &mut found);
+            let bits = l.mask_bits(fit.open);
+            for (lane, (part, scale)) in chosen.iter().zip(&found).enumerate() {
+                scales[usize::from(*part)] = *scale;
+                open[n_open] = *part;
+                n_open += (bits >> lane & 1) as usize;
             }
         }
+        n_open
     }
 }
 
-/// A level with its offset.
 #[inline(always)]
-fn stored_level<L: Lanes>(l: L, fit: &Refined<L>, level: L::F) -> L::I {
-    l.select_i(fit.nothing, l.splat_i(0), l.trunc(level) + l.splat_i(4))
+fn quantize_with_importance<L: Lanes>(l: L, rows: &Rows<'_>, importance: &[f32], dst: &mut [u8]) {
+    let mut batch = Batch::EMPTY;
+    for (index, out) in dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {
+        batch.load(rows, index * BATCH);
+        batch.weigh_supers(l, 2.0, rows, importance);
+        let fits = search_importance(l, &batch);
+        for (b, (x, out)) in batch.x.as_chunks::<SUPER>().0.iter().zip(out).enumerate() {
+            let ds = store_scales(&fits.supers[b], out);
+            let kept = |j: usize, x: &_| signed_levels(4, fits.iscales[b][j], x);
+            pack(&relevel_signed_lanes::<L, PART, PARTS>(l, 4, x, &ds, kept), out);
+        }
+    }
 }
 
 /// Outcome of the search under importance weights.

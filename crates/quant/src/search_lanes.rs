@@ -85,7 +85,7 @@ fn signed_inlined<L: Lanes, const N: usize>(
 
 /// The largest magnitude of each lane, by bits: NaN is larger than all else.
 #[inline(always)]
-fn largest_magnitude<L: Lanes, const N: usize>(l: L, x: &[L::F; N]) -> L::F {
+pub(super) fn largest_magnitude<L: Lanes, const N: usize>(l: L, x: &[L::F; N]) -> L::F {
     // As the bits of two runs, so that no value waits for all before it.
     let mut largest = [l.splat_i(0); 2];
     for i in 0..N {
@@ -96,7 +96,7 @@ fn largest_magnitude<L: Lanes, const N: usize>(l: L, x: &[L::F; N]) -> L::F {
 
 /// The first value with the largest magnitude: what [`signed_max`] finds where all are numbers and not all zeros.
 #[inline(always)]
-fn first_of_magnitude<L: Lanes, const N: usize>(l: L, x: &[L::F; N], amax: L::F) -> L::F {
+pub(super) fn first_of_magnitude<L: Lanes, const N: usize>(l: L, x: &[L::F; N], amax: L::F) -> L::F {
     let mut max = x[N - 1];
     for i in (0..N - 1).rev() {
         max = l.select(l.eq(l.abs(x[i]), amax), x[i], max);
@@ -105,8 +105,7 @@ fn first_of_magnitude<L: Lanes, const N: usize>(l: L, x: &[L::F; N], amax: L::F)
 }
 
 /// Steps of the scales that compete after the first, two at a time.
-const STEPS: [[i32; 2]; 9] =
-    [[-9, -8], [-7, -6], [-5, -4], [-3, -2], [-1, 1], [2, 3], [4, 5], [6, 7], [8, 9]];
+const STEPS: [[i32; 3]; 6] = [[-9, -8, -7], [-6, -5, -4], [-3, -2, -1], [1, 2, 3], [4, 5, 6], [7, 8, 9]];
 
 #[inline(always)]
 fn signed_steps<L: Lanes, const N: usize, const WILD: bool>(
@@ -128,10 +127,10 @@ fn signed_steps<L: Lanes, const N: usize, const WILD: bool>(
     let mut best = scale * sum_lx;
     for steps in STEPS {
         let iscales = steps.map(|step| l.splat(-(n_max as f32 + 0.1 * step as f32)) / max);
-        let sums = if steps[1] < 5 {
-            group.sums::<WILD, false, 2>(l, iscales)
+        let sums = if steps[2] < 5 {
+            group.sums::<WILD, false, 3>(l, iscales)
         } else {
-            group.sums::<WILD, true, 2>(l, iscales)
+            group.sums::<WILD, true, 3>(l, iscales)
         };
         for (iscale, (sum_lx, sum_l2)) in iscales.into_iter().zip(sums) {
             let better = l.gt(sum_l2, zero) & l.gt(sum_lx * sum_lx, best * sum_l2);
@@ -190,86 +189,6 @@ pub(super) fn signed_levels<const N: usize>(n_max: i32, iscale: f32, x: &[f32; N
         }
     }
     levels
-}
-
-/// What [`signed_refined`] finds in each lane, beside the levels.
-pub(super) struct Refined<L: Lanes> {
-    /// Scale.
-    pub scale: L::F,
-    /// Where the last round changed something, so that another could.
-    pub changed: L::M,
-    /// Where all is zero, stored levels included.
-    pub nothing: L::M,
-}
-
-/// `search::signed_refined`, with up to `n_rounds` rounds: scales, and levels without the offset.
-///
-/// `levels` are whatever they were before; a caller keeps their memory, which is large.
-#[inline(always)]
-pub(super) fn signed_refined<L: Lanes, const N: usize>(
-    l: L,
-    n_max: i32,
-    n_rounds: usize,
-    x: &[L::F; N],
-    levels: &mut [L::F; N],
-) -> Refined<L> {
-    l.call(SignedRefined { l, n_max, n_rounds, x, levels })
-}
-
-struct SignedRefined<'a, L: Lanes, const N: usize> {
-    l: L,
-    n_max: i32,
-    n_rounds: usize,
-    x: &'a [L::F; N],
-    levels: &'a mut [L::F; N],
-}
-
-impl<L: Lanes, const N: usize> VectorLoop for SignedRefined<'_, L, N> {
-    type Output = Refined<L>;
-
-    #[inline(always)]
-    fn run(self) -> Refined<L> {
-        let Self { l, n_max, n_rounds, x, levels } = self;
-        let (max, amax) = signed_max(l, x);
-        let iscale = l.splat(-n_max as f32) / max;
-        let zero = l.splat(0.0);
-        let (mut sum_lx, mut sum_l2) = (zero, zero);
-        for i in 0..N {
-            let w = x[i] * x[i];
-            let level = l.nearest_level(-n_max, n_max - 1, iscale * x[i]);
-            sum_lx = sum_lx + w * x[i] * level;
-            sum_l2 = sum_l2 + w * level * level;
-            levels[i] = level;
-        }
-        let nothing = l.gt(l.splat(GROUP_MAX_EPS), amax);
-        let mut changed = !nothing;
-        // A lane that changes nothing in a round changes nothing in the next: no lane needs to be stopped.
-        for _ in 0..n_rounds {
-            changed = l.gt(zero, zero);
-            for i in 0..N {
-                let w = x[i] * x[i];
-                let wx = w * x[i];
-                let rest_lx = sum_lx - wx * levels[i];
-                let rest_l2 = sum_l2 - w * levels[i] * levels[i];
-                let new = l.nearest_level(-n_max, n_max - 1, x[i] * rest_l2 / rest_lx);
-                let s_lx = rest_lx + wx * new;
-                let s_l2 = rest_l2 + w * new * new;
-                let better = l.gt(rest_lx, zero)
-                    & !l.eq(new, levels[i])
-                    & l.gt(s_l2, zero)
-                    & l.gt(s_lx * s_lx * sum_l2, sum_lx * sum_lx * s_l2);
-                levels[i] = l.select(better, new, levels[i]);
-                sum_lx = l.select(better, s_lx, sum_lx);
-                sum_l2 = l.select(better, s_l2, sum_l2);
-                changed = changed | better;
-            }
-            if !l.any(changed) {
-                break;
-            }
-        }
-        let scale = l.select(l.gt(sum_l2, zero) & !nothing, sum_lx / sum_l2, zero);
-        Refined { scale, changed: changed & !nothing, nothing }
-    }
 }
 
 /// What [`with_min`] finds in each lane.

@@ -80,8 +80,8 @@ impl<L: Lanes> Lanes for Twice<L> {
         let zero = self.splat(0.0);
         let mut tile = [zero; 16];
         let (low, high) = (self.0.tile(src, stride), self.0.tile(&src[L::WIDTH * stride..], stride));
-        for (out, (low, high)) in tile.iter_mut().zip(low.into_iter().zip(high)) {
-            *out = Two(low, high);
+        for (out, (low, high)) in tile.iter_mut().zip(low.iter().zip(&high)) {
+            *out = Two(*low, *high);
         }
         tile
     }
@@ -93,8 +93,8 @@ impl<L: Lanes> Lanes for Twice<L> {
             let (mut low, mut high) = ([zero; 16], [zero; 16]);
             self.0.columns(src, stride, &mut low);
             self.0.columns(&src[L::WIDTH * stride..], stride, &mut high);
-            for (out, (low, high)) in out.iter_mut().zip(low.into_iter().zip(high)) {
-                *out = Two(low, high);
+            for (out, (low, high)) in out.iter_mut().zip(low.iter().zip(&high)) {
+                *out = Two(*low, *high);
             }
         }
     }

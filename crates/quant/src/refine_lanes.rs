@@ -1,0 +1,166 @@
+//! `search::signed_refined`, one part per lane, without the levels.
+//!
+//! Of bell-shaped values four parts of five stay as the first scale has them, and of the others three of four settle in
+//! one round. Whether a level moves under sums that stay as they are can be asked for all levels of a part at once:
+//! [`first_fit`] and [`refine`] tell so which parts need (more) rounds. In a round every level waits for the one before
+//! it.
+
+use super::lanes::Lanes;
+use super::search::GROUP_MAX_EPS;
+use super::search_lanes::{first_of_magnitude, largest_magnitude, signed_max};
+use gguf_core::simd::VectorLoop;
+
+/// Scales, and where these may not be the last.
+pub(super) struct Fit<L: Lanes> {
+    /// Scale so far.
+    pub scale: L::F,
+    /// Where a level may still move.
+    pub open: L::M,
+}
+
+impl<L: Lanes> Fit<L> {
+    #[inline(always)]
+    fn new(l: L, sum_lx: L::F, sum_l2: L::F, amax: L::F, open: L::M) -> Self {
+        let zero = l.splat(0.0);
+        let nothing = l.gt(l.splat(GROUP_MAX_EPS), amax);
+        let scale = l.select(l.gt(sum_l2, zero) & !nothing, sum_lx / sum_l2, zero);
+        Self { scale, open: open & !nothing }
+    }
+}
+
+/// Where a level may move, given the sums without it.
+#[inline(always)]
+fn may_move<L: Lanes>(l: L, n_max: i32, x: L::F, level: L::F, rest_lx: L::F, rest_l2: L::F) -> L::M {
+    let new = x * rest_l2 / rest_lx;
+    let new_level = l.c_min(l.round_even(new), l.splat((n_max - 1) as f32));
+    let new_level = l.c_max(new_level, l.splat(-n_max as f32));
+    // Beyond the limit rounding wraps.
+    let moves = !l.eq(new_level, level) | !l.gt(l.splat(4_194_303.0), l.abs(new));
+    l.gt(rest_lx, l.splat(0.0)) & moves
+}
+
+/// Parts and what [`first_fit`] notes of each value: memory that a caller keeps, because filling it takes time.
+pub(super) struct Parts<L: Lanes, const N: usize> {
+    /// Values.
+    pub x: [L::F; N],
+    levels: [L::F; N],
+    lx: [L::F; N],
+    l2: [L::F; N],
+}
+
+impl<L: Lanes, const N: usize> Parts<L, N> {
+    /// No values.
+    #[inline(always)]
+    pub(super) fn zero(l: L) -> Self {
+        let zero = [l.splat(0.0); N];
+        Self { x: zero, levels: zero, lx: zero, l2: zero }
+    }
+}
+
+/// The fit that the first levels give.
+#[inline(always)]
+pub(super) fn first_fit<L: Lanes, const N: usize>(l: L, n_max: i32, parts: &mut Parts<L, N>) -> Fit<L> {
+    l.call(First { l, n_max, parts })
+}
+
+struct First<'a, L: Lanes, const N: usize> {
+    l: L,
+    n_max: i32,
+    parts: &'a mut Parts<L, N>,
+}
+
+impl<L: Lanes, const N: usize> VectorLoop for First<'_, L, N> {
+    type Output = Fit<L>;
+
+    #[inline(always)]
+    fn run(self) -> Fit<L> {
+        let Self { l, n_max, parts: Parts { x, levels, lx, l2 } } = self;
+        let zero = l.splat(0.0);
+        let amax = largest_magnitude(l, x);
+        let iscale = l.splat(-n_max as f32) / first_of_magnitude(l, x, amax);
+        let highest = l.splat((n_max - 1) as f32);
+        let (mut sum_lx, mut sum_l2) = (zero, zero);
+        for i in 0..N {
+            let w = x[i] * x[i];
+            // No product is below `-n_max`: that of the largest magnitude rounds to it.
+            let level = l.c_min(l.round_even(iscale * x[i]), highest);
+            (levels[i], lx[i], l2[i]) = (level, w * x[i] * level, w * level * level);
+            sum_lx = sum_lx + lx[i];
+            sum_l2 = sum_l2 + l2[i];
+        }
+        // The first level that moves in a round finds the sums as they are now. Infinities and NaN are left to `refine`.
+        let mut moving = l.select(l.gt(l.splat(f32::INFINITY), amax), zero, l.splat(1.0));
+        for i in 0..N {
+            let may_move = may_move(l, n_max, x[i], levels[i], sum_lx - lx[i], sum_l2 - l2[i]);
+            moving = l.select(may_move, l.splat(1.0), moving);
+        }
+        Fit::new(l, sum_lx, sum_l2, amax, l.gt(moving, zero))
+    }
+}
+
+/// Fits after up to `n_rounds` rounds.
+#[inline(always)]
+pub(super) fn refine<L: Lanes, const N: usize>(l: L, n_max: i32, n_rounds: usize, x: &[L::F; N]) -> Fit<L> {
+    l.call(Refine { l, n_max, n_rounds, x })
+}
+
+struct Refine<'a, L: Lanes, const N: usize> {
+    l: L,
+    n_max: i32,
+    n_rounds: usize,
+    x: &'a [L::F; N],
+}
+
+impl<L: Lanes, const N: usize> VectorLoop for Refine<'_, L, N> {
+    type Output = Fit<L>;
+
+    #[inline(always)]
+    fn run(self) -> Fit<L> {
+        let Self { l, n_max, n_rounds, x } = self;
+        let (max, amax) = signed_max(l, x);
+        let iscale = l.splat(-n_max as f32) / max;
+        let zero = l.splat(0.0);
+        let mut levels = [zero; N];
+        let (mut sum_lx, mut sum_l2) = (zero, zero);
+        for i in 0..N {
+            let w = x[i] * x[i];
+            let level = l.nearest_level(-n_max, n_max - 1, iscale * x[i]);
+            sum_lx = sum_lx + w * x[i] * level;
+            sum_l2 = sum_l2 + w * level * level;
+            levels[i] = level;
+        }
+        // A lane that changes nothing in a round changes nothing in the next: no lane needs to be stopped.
+        for _ in 0..n_rounds {
+            let mut moved = l.splat_i(0);
+            for i in 0..N {
+                let w = x[i] * x[i];
+                let wx = w * x[i];
+                let rest_lx = sum_lx - wx * levels[i];
+                let rest_l2 = sum_l2 - w * levels[i] * levels[i];
+                let new = l.nearest_level(-n_max, n_max - 1, x[i] * rest_l2 / rest_lx);
+                let s_lx = rest_lx + wx * new;
+                let s_l2 = rest_l2 + w * new * new;
+                let better = l.gt(rest_lx, zero)
+                    & !l.eq(new, levels[i])
+                    & l.gt(s_l2, zero)
+                    & l.gt(s_lx * s_lx * sum_l2, sum_lx * sum_lx * s_l2);
+                sum_lx = l.select(better, s_lx, sum_lx);
+                sum_l2 = l.select(better, s_l2, sum_l2);
+                // Exact, and unlike a selection no store under a mask, for which later loads wait.
+                let way = l.select(better, new - levels[i], zero);
+                levels[i] = levels[i] + way;
+                moved = moved | l.bits(way);
+            }
+            if !l.any(!l.eq_i(moved, l.splat_i(0))) {
+                break;
+            }
+        }
+        let mut moving = zero;
+        for i in 0..N {
+            let (w, level) = (x[i] * x[i], levels[i]);
+            let (rest_lx, rest_l2) = (sum_lx - w * x[i] * level, sum_l2 - w * level * level);
+            moving = l.select(may_move(l, n_max, x[i], level, rest_lx, rest_l2), l.splat(1.0), moving);
+        }
+        Fit::new(l, sum_lx, sum_l2, amax, l.gt(moving, zero))
+    }
+}
