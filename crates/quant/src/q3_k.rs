@@ -13,8 +13,10 @@ use super::refine_lanes::{Parts, first_fit, refine};
 use super::search::{
     REFINE_ROUNDS, importance_weights, signed, signed_max, signed_refined, sum, sum_squares,
 };
-use super::search_lanes::{signed as signed_lanes, signed_levels};
-use super::superblock::{SUPER, field, field_mut, pack_bits, pack_pairs, relevel_signed};
+use super::search_lanes::{
+    signed as signed_lanes, signed_levels, signed_levels_lanes, signed_max as signed_max_lanes,
+};
+use super::superblock::{SUPER, each_byte, field, field_mut, pack_bits, pack_pairs, relevel_signed};
 use super::superblock_lanes::{BATCH_SUPERS, relevel_signed as relevel_signed_lanes};
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
 use gguf_core::{GgmlType, simd::SimdLevel};
@@ -102,13 +104,18 @@ fn store_scales(scales: &Scales, out: &mut [u8; BLOCK_BYTES]) -> [f32; PARTS] {
     let d = f32_to_f16(scales.d);
     put_u16(out, 108, d);
     let packed = field_mut::<96, 12, _>(out);
-    *packed = [0; 12];
-    for (j, code) in scales.codes.into_iter().enumerate() {
-        packed[j % 8] |= (code & 15) << (j / 8 * 4);
-        packed[8 + j % 4] |= code >> 4 << (j / 4 * 2);
-    }
+    let codes = u128::from_le_bytes(scales.codes);
+    let (low, high) = (codes as u64, (codes >> 64) as u64);
+    packed[..8].copy_from_slice(&(low & each_byte(15) | (high & each_byte(15)) << 4).to_le_bytes());
+    let [low, high] = [low >> 4 & each_byte(3), high >> 4 & each_byte(3)];
+    let quarters = low | low >> 32 << 2 | high << 4 | high >> 32 << 6;
+    packed[8..].copy_from_slice(&(quarters as u32).to_le_bytes());
     let d = f16_to_f32(d);
-    scales.codes.map(|code| d * f32::from(code as i8 - 32))
+    let mut ds = [0.0; PARTS];
+    for j in 0..PARTS {
+        ds[j] = d * f32::from(scales.codes[j] as i8 - 32);
+    }
+    ds
 }
 
 /// Writes the levels, which are below 8.
@@ -148,12 +155,19 @@ const RUN: usize = 64;
 
 #[inline(always)]
 fn quantize_plain<L: Lanes>(l: L, rows: &Rows<'_>, dst: &mut [u8]) {
-    let mut search = PlainSearch { scales: [[0.0; PARTS]; RUN], rows: [[0.0; PART]; MAX_WIDTH] };
+    let mut search = PlainSearch::new(l);
     let supers = rows.src.as_chunks::<SUPER>().0;
     for (supers, out) in supers.chunks(RUN).zip(dst.as_chunks_mut().0.chunks_mut(RUN)) {
         search.run(l, supers.as_flattened().as_chunks().0);
-        for ((x, scales), out) in supers.iter().zip(&search.scales).zip(out) {
-            let ds = store_scales(&scales_plain(scales), out);
+        let iscales = search.super_iscales(l, supers.len());
+        for (b, (x, out)) in supers.iter().zip(out).enumerate() {
+            let scales = if iscales[b] == 0.0 {
+                scales_plain(&search.scales[b])
+            } else {
+                let codes = signed_levels_lanes(l, 32, iscales[b], &search.scales[b]);
+                Scales { d: 1.0 / iscales[b], codes }
+            };
+            let ds = store_scales(&scales, out);
             let kept = |_: usize, x: &_| {
                 let mut levels = [0; PART];
                 signed_refined(4, x, &mut levels);
@@ -165,27 +179,40 @@ fn quantize_plain<L: Lanes>(l: L, rows: &Rows<'_>, dst: &mut [u8]) {
 }
 
 /// The search without importance, in a run of super-blocks.
-struct PlainSearch {
+struct PlainSearch<L: Lanes> {
     scales: [[f32; PARTS]; RUN],
     /// The parts in a vector.
     rows: [[f32; PART]; MAX_WIDTH],
+    vector: Parts<L, PART>,
+    /// Parts that are not settled: at first, and after one round.
+    open: [[u16; RUN * PARTS]; 2],
 }
 
-impl PlainSearch {
+impl<L: Lanes> PlainSearch<L> {
+    #[inline(always)]
+    fn new(l: L) -> Self {
+        Self {
+            scales: [[0.0; PARTS]; RUN],
+            rows: [[0.0; PART]; MAX_WIDTH],
+            vector: Parts::zero(l),
+            open: [[0; RUN * PARTS]; 2],
+        }
+    }
+
     /// Finds the scales of all parts.
     #[inline(always)]
-    fn run<L: Lanes>(&mut self, l: L, parts: &[[f32; PART]]) {
-        let (mut open, mut n_open) = ([0; RUN * PARTS], 0);
-        let mut vector = Parts::<L, PART>::zero(l);
+    fn run(&mut self, l: L, parts: &[[f32; PART]]) {
+        let Self { scales, rows, vector, open: [open, still_open] } = self;
+        let mut n_open = 0;
         for at in (0..parts.len()).step_by(L::WIDTH) {
             let mut rest = &parts[at..];
             if rest.len() < L::WIDTH {
-                self.rows[..rest.len()].copy_from_slice(rest);
-                rest = &self.rows;
+                rows[..rest.len()].copy_from_slice(rest);
+                rest = rows;
             }
             l.columns(rest.as_flattened(), PART, &mut vector.x);
-            let fit = first_fit(l, 4, &mut vector);
-            l.store(fit.scale, &mut self.scales.as_flattened_mut()[at..]);
+            let fit = first_fit(l, 4, vector);
+            l.store(fit.scale, &mut scales.as_flattened_mut()[at..]);
             let mut lanes = l.mask_bits(fit.open);
             while lanes != 0 {
                 let part = at + lanes.trailing_zeros() as usize;
@@ -195,36 +222,56 @@ impl PlainSearch {
             }
         }
         // Four vectors at a time: each waits long for its divisions.
-        let wide = Twice(Twice(l));
-        let mut still_open = [0; RUN * PARTS];
-        let n_still = self.refine(wide, 1, parts, &open[..n_open], &mut still_open);
-        self.refine(wide, REFINE_ROUNDS, parts, &still_open[..n_still], &mut open);
+        let mut rounds = Rounds { l: Twice(Twice(l)), parts, rows, scales: scales.as_flattened_mut() };
+        let n_still_open = rounds.run(1, &open[..n_open], still_open);
+        rounds.run(REFINE_ROUNDS, &still_open[..n_still_open], open);
     }
 
+    /// Inverse scales of the scales, or 0 where `scales_plain` is to find out.
+    #[inline(always)]
+    fn super_iscales(&self, l: L, n_supers: usize) -> [f32; RUN] {
+        let mut iscales = [0.0; RUN];
+        let mut x = [l.splat(0.0); PARTS];
+        for at in (0..n_supers).step_by(L::WIDTH) {
+            l.columns(self.scales[at..].as_flattened(), PARTS, &mut x);
+            let (max, amax) = signed_max_lanes(l, &x);
+            // Ordinary magnitudes, all of them numbers: nothing wraps or overflows.
+            let mut plain = l.gt(amax, l.splat(1e-30)) & l.gt(l.splat(1e30), amax);
+            for &value in &x {
+                plain = plain & l.eq(value, value);
+            }
+            l.store(l.select(plain, l.splat(-32.0) / max, l.splat(0.0)), &mut iscales[at..]);
+        }
+        iscales
+    }
+}
+
+/// What [`PlainSearch`] does with parts that are not settled.
+struct Rounds<'a, L> {
+    l: L,
+    parts: &'a [[f32; PART]],
+    rows: &'a mut [[f32; PART]; MAX_WIDTH],
+    scales: &'a mut [f32],
+}
+
+impl<L: Lanes> Rounds<'_, L> {
     /// Lets some of the parts go through rounds; returns the number of those that are not settled then.
     #[inline(always)]
-    fn refine<L: Lanes>(
-        &mut self,
-        l: L,
-        n_rounds: usize,
-        parts: &[[f32; PART]],
-        chosen: &[u16],
-        open: &mut [u16; RUN * PARTS],
-    ) -> usize {
-        let scales = self.scales.as_flattened_mut();
+    fn run(&mut self, n_rounds: usize, chosen: &[u16], open: &mut [u16; RUN * PARTS]) -> usize {
+        let l = self.l;
         let mut x = [l.splat(0.0); PART];
         let mut found = [0.0; MAX_WIDTH];
         let mut n_open = 0;
         for chosen in chosen.chunks(L::WIDTH) {
             for (row, part) in self.rows.iter_mut().zip(chosen) {
-                *row = parts[usize::from(*part)];
+                *row = self.parts[usize::from(*part)];
             }
             l.columns(self.rows.as_flattened(), PART, &mut x);
             let fit = refine(l, 4, n_rounds, &x);
             l.store(fit.scale, &mut found);
             let bits = l.mask_bits(fit.open);
             for (lane, (part, scale)) in chosen.iter().zip(&found).enumerate() {
-                scales[usize::from(*part)] = *scale;
+                self.scales[usize::from(*part)] = *scale;
                 open[n_open] = *part;
                 n_open += (bits >> lane & 1) as usize;
             }
