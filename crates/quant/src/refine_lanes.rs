@@ -129,6 +129,7 @@ impl<L: Lanes, const N: usize> VectorLoop for Refine<'_, L, N> {
             sum_l2 = sum_l2 + w * level * level;
             levels[i] = level;
         }
+        let mut sum_lx_2 = sum_lx * sum_lx;
         // A lane that changes nothing in a round changes nothing in the next: no lane needs to be stopped.
         for _ in 0..n_rounds {
             let mut moved = l.splat_i(0);
@@ -140,10 +141,12 @@ impl<L: Lanes, const N: usize> VectorLoop for Refine<'_, L, N> {
                 let new = l.nearest_level(-n_max, n_max - 1, x[i] * rest_l2 / rest_lx);
                 let s_lx = rest_lx + wx * new;
                 let s_l2 = rest_l2 + w * new * new;
-                let better = l.gt(rest_lx, zero)
-                    & !l.eq(new, levels[i])
-                    & l.gt(s_l2, zero)
-                    & l.gt(s_lx * s_lx * sum_l2, sum_lx * sum_lx * s_l2);
+                // Both above zero, by their bits: what is no number fails the last comparison.
+                let above = l.float_of(l.min_i(l.bits(rest_lx), l.bits(s_l2)));
+                let s_lx_2 = s_lx * s_lx;
+                let better =
+                    l.gt(above, zero) & !l.eq(new, levels[i]) & l.gt(s_lx_2 * sum_l2, sum_lx_2 * s_l2);
+                sum_lx_2 = l.select(better, s_lx_2, sum_lx_2);
                 sum_lx = l.select(better, s_lx, sum_lx);
                 sum_l2 = l.select(better, s_l2, sum_l2);
                 // Exact, and unlike a selection no store under a mask, for which later loads wait.
