@@ -221,8 +221,8 @@ impl<L: Lanes> PlainSearch<L> {
                 lanes &= lanes - 1;
             }
         }
-        // Four vectors at a time: each waits long for its divisions.
-        let mut rounds = Rounds { l: Twice(Twice(l)), parts, rows, scales: scales.as_flattened_mut() };
+        // Two vectors at a time: each waits long for its divisions.
+        let mut rounds = Rounds { l: Twice(l), parts, rows, scales: scales.as_flattened_mut() };
         let n_still_open = rounds.run(1, &open[..n_open], still_open);
         rounds.run(REFINE_ROUNDS, &still_open[..n_still_open], open);
     }
