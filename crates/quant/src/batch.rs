@@ -34,15 +34,6 @@ impl Batch {
         n_elems > 0
     }
 
-    /// Sets the weights to the importance of each element's column.
-    #[inline(always)]
-    pub(super) fn weigh_plain<const E: usize>(&mut self, rows: &Rows<'_>, importance: &[f32]) {
-        for (index, weights) in self.weights.as_chunks_mut::<E>().0.iter_mut().enumerate() {
-            let column = (self.first + index * E) % rows.n_cols;
-            weights.copy_from_slice(&importance[column..column + E]);
-        }
-    }
-
     /// Sets the weights to `importance * sqrt(sigma2 + x^2)`, with `sigma2` given per block of `E` elements.
     #[inline(always)]
     pub(super) fn weigh<const E: usize>(

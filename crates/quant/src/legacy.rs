@@ -303,8 +303,10 @@ impl Fits {
     fn search<L: Lanes, const BITS: u32, const MIN: bool>(&mut self, l: L, batch: &Batch) {
         if MIN {
             let l = Twice(l);
+            let (mut x, mut weights) = ([l.splat(0.0); BLOCK], [l.splat(0.0); BLOCK]);
             for at in (0..batch.n_elems / BLOCK).step_by(2 * L::WIDTH) {
-                let (x, weights) = load_columns(l, batch, at);
+                l.columns(&batch.x[at * BLOCK..], BLOCK, &mut x);
+                l.columns(&batch.weights[at * BLOCK..], BLOCK, &mut weights);
                 let fit = with_min_lanes::<_, BLOCK, false>(l, &min_search(BITS), &x, &weights);
                 l.store(fit.scale, &mut self.d[at..]);
                 l.store(fit.min, &mut self.min[at..]);
@@ -312,8 +314,10 @@ impl Fits {
                 l.store(fit.level_min, &mut self.code_min[at..]);
             }
         } else {
+            let (mut x, mut weights) = ([l.splat(0.0); BLOCK], [l.splat(0.0); BLOCK]);
             for at in (0..batch.n_elems / BLOCK).step_by(L::WIDTH) {
-                let (x, weights) = load_columns(l, batch, at);
+                l.columns(&batch.x[at * BLOCK..], BLOCK, &mut x);
+                l.columns(&batch.weights[at * BLOCK..], BLOCK, &mut weights);
                 let (d, iscale) = signed_lanes(l, 1 << (BITS - 1), &x, &weights);
                 l.store(d, &mut self.d[at..]);
                 l.store(iscale, &mut self.factor[at..]);
@@ -335,15 +339,6 @@ impl Fits {
             signed_levels_lanes(l, 1 << (BITS - 1), self.factor[b], x)
         }
     }
-}
-
-/// Elements and weights of the blocks from `at` on.
-#[inline(always)]
-fn load_columns<L: Lanes>(l: L, batch: &Batch, at: usize) -> ([L::F; BLOCK], [L::F; BLOCK]) {
-    let (mut x, mut weights) = ([l.splat(0.0); BLOCK], [l.splat(0.0); BLOCK]);
-    l.columns(&batch.x[at * BLOCK..], BLOCK, &mut x);
-    l.columns(&batch.weights[at * BLOCK..], BLOCK, &mut weights);
-    (x, weights)
 }
 
 decoder!(q4_0_dequantize = load::<18, 4, false>);

@@ -202,22 +202,17 @@ impl<L: Lanes> PlainSearch<L> {
     /// Finds the scales of all parts.
     #[inline(always)]
     fn run(&mut self, l: L, parts: &[[f32; PART]]) {
+        const { assert!(PARTS.is_multiple_of(L::WIDTH)) };
         let Self { scales, rows, vector, open: [open, still_open] } = self;
         let mut n_open = 0;
         for at in (0..parts.len()).step_by(L::WIDTH) {
-            let mut rest = &parts[at..];
-            if rest.len() < L::WIDTH {
-                rows[..rest.len()].copy_from_slice(rest);
-                rest = rows;
-            }
-            l.columns(rest.as_flattened(), PART, &mut vector.x);
+            l.columns(parts[at..].as_flattened(), PART, &mut vector.x);
             let fit = first_fit(l, 4, vector);
             l.store(fit.scale, &mut scales.as_flattened_mut()[at..]);
             let mut lanes = l.mask_bits(fit.open);
             while lanes != 0 {
-                let part = at + lanes.trailing_zeros() as usize;
-                open[n_open] = part as u16;
-                n_open += usize::from(part < parts.len());
+                open[n_open] = at as u16 + lanes.trailing_zeros() as u16;
+                n_open += 1;
                 lanes &= lanes - 1;
             }
         }
@@ -310,8 +305,8 @@ fn search_importance<L: Lanes>(l: L, batch: &Batch) -> Fits {
         supers: [Scales { d: 0.0, codes: [0; PARTS] }; BATCH_SUPERS],
     };
     let zero = l.splat(0.0);
+    let (mut x, mut weights) = ([zero; PART], [zero; PART]);
     for at in (0..batch.n_elems / PART).step_by(L::WIDTH) {
-        let (mut x, mut weights) = ([zero; PART], [zero; PART]);
         l.columns(&batch.x[at * PART..], PART, &mut x);
         l.columns(&batch.weights[at * PART..], PART, &mut weights);
         let mut weight_sum = zero;
@@ -325,7 +320,6 @@ fn search_importance<L: Lanes>(l: L, batch: &Batch) -> Fits {
     }
     // One super-block per lane.
     for at in (0..batch.n_elems / SUPER).step_by(L::WIDTH) {
-        let (mut x, mut weights) = ([zero; PARTS], [zero; PARTS]);
         l.columns(&scales.as_flattened()[at * PARTS..], PARTS, &mut x);
         l.columns(&weight_sums.as_flattened()[at * PARTS..], PARTS, &mut weights);
         let (d, iscale) = signed_lanes(l, 32, &x, &weights);

@@ -5,13 +5,12 @@
 //! each half `k` of 128 elements, nibble byte `64 k + l` holds elements `l` and `l + 64`, byte `64 k + 32 + l`
 //! elements `l + 32` and `l + 96`; pair byte `32 k + l` holds elements `32 n + l` in bits `2 n`.
 
-use super::batch::{BATCH, Batch};
 use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16};
 use super::lanes::{Kernel, Lanes, dispatch};
 use super::search::{GROUP_MAX_EPS, signed, signed_max};
 use super::search_lanes::{signed as signed_lanes, signed_levels};
 use super::superblock::{SUPER, each_byte, field, field_mut, put_words, relevel_signed, words};
-use super::superblock_lanes::{BATCH_SUPERS, relevel_signed as relevel_signed_lanes};
+use super::superblock_lanes::relevel_signed as relevel_signed_lanes;
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
 use gguf_core::{GgmlType, simd::SimdLevel};
 
@@ -104,34 +103,35 @@ impl Kernel for Quantize<'_> {
 
     #[inline(always)]
     fn lanes<L: Lanes>(self, l: L) {
-        let mut batch = Batch::EMPTY;
-        let mut scales = [[0.0; PARTS]; BATCH_SUPERS];
-        let mut iscales = [[0.0; PARTS]; BATCH_SUPERS];
+        const { assert!(PARTS.is_multiple_of(L::WIDTH)) };
+        let Self { rows, dst } = self;
         let zero = l.splat(0.0);
-        for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {
-            batch.load(self.rows, index * BATCH);
-            if let Some(importance) = self.rows.imatrix {
-                batch.weigh_plain::<SUPER>(self.rows, importance);
-            }
-            for at in (0..batch.n_elems / PART).step_by(L::WIDTH) {
-                let (mut x, mut weights) = ([zero; PART], [zero; PART]);
-                l.columns(&batch.x[at * PART..], PART, &mut x);
-                if self.rows.imatrix.is_some() {
-                    l.columns(&batch.weights[at * PART..], PART, &mut weights);
-                } else {
-                    for (weight, &x) in weights.iter_mut().zip(&x) {
-                        *weight = x * x;
+        // The importance of a row's columns, in vectors; all rows share it.
+        let mut importance = vec![zero; rows.imatrix.map_or(0, |_| rows.n_cols / L::WIDTH)];
+        let importance = importance.as_chunks_mut::<PART>().0;
+        for (index, weights) in importance.iter_mut().enumerate() {
+            let columns = rows.imatrix.unwrap_or_default();
+            l.columns(&columns[index * PART * L::WIDTH..], PART, weights);
+        }
+        let mut importance = importance.iter().cycle();
+        let (mut x, mut squares) = ([zero; PART], [zero; PART]);
+        let (mut scales, mut iscales) = ([0.0; PARTS], [0.0; PARTS]);
+        for (values, out) in rows.src.as_chunks::<SUPER>().0.iter().zip(dst.as_chunks_mut().0) {
+            for at in (0..PARTS).step_by(L::WIDTH) {
+                l.columns(&values[at * PART..], PART, &mut x);
+                let weights = importance.next().unwrap_or_else(|| {
+                    for (square, &x) in squares.iter_mut().zip(&x) {
+                        *square = x * x;
                     }
-                }
-                let (scale, iscale) = signed_lanes(l, 32, &x, &weights);
-                l.store(scale, &mut scales.as_flattened_mut()[at..]);
-                l.store(iscale, &mut iscales.as_flattened_mut()[at..]);
+                    &squares
+                });
+                let (scale, iscale) = signed_lanes(l, 32, &x, weights);
+                l.store(scale, &mut scales[at..]);
+                l.store(iscale, &mut iscales[at..]);
             }
-            for (b, (x, out)) in batch.x.as_chunks::<SUPER>().0.iter().zip(out).enumerate() {
-                if let Some(ds) = store_scales(&scales[b], out) {
-                    let kept = |j: usize, x: &_| signed_levels(32, iscales[b][j], x);
-                    pack(&relevel_signed_lanes::<L, PART, PARTS>(l, 32, x, &ds, kept), out);
-                }
+            if let Some(ds) = store_scales(&scales, out) {
+                let kept = |j: usize, x: &_| signed_levels(32, iscales[j], x);
+                pack(&relevel_signed_lanes::<L, PART, PARTS>(l, 32, values, &ds, kept), out);
             }
         }
     }

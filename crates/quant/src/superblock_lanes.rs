@@ -62,8 +62,8 @@ impl<const P: usize> MinFits<P> {
     pub(super) fn search<L: Lanes, const N: usize>(&mut self, l: L, search: &MinSearch, batch: &Batch) {
         let wide = Twice(l);
         let zero = wide.splat(0.0);
+        let (mut x, mut weights) = ([zero; N], [zero; N]);
         for at in (0..batch.n_elems / N).step_by(2 * L::WIDTH) {
-            let (mut x, mut weights) = ([zero; N], [zero; N]);
             wide.columns(&batch.x[at * N..], N, &mut x);
             wide.columns(&batch.weights[at * N..], N, &mut weights);
             let mut weight_sum = zero;
@@ -84,8 +84,8 @@ impl<const P: usize> MinFits<P> {
         batch: &Batch,
     ) {
         let wide = Twice(l);
+        let mut x = [wide.splat(0.0); N];
         for at in (0..batch.n_elems / N).step_by(2 * L::WIDTH) {
-            let mut x = [wide.splat(0.0); N];
             wide.columns(&batch.x[at * N..], N, &mut x);
             let weights = W::weights(wide, &x);
             self.search_at::<_, N, ABS_ERROR>(wide, search, at, &x, &weights);
