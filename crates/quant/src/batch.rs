@@ -36,8 +36,9 @@ impl Batch {
 
     /// Sets the weights to `importance * sqrt(sigma2 + x^2)`, with `sigma2` given per block of `E` elements.
     #[inline(always)]
-    pub(super) fn weigh<const E: usize>(
+    pub(super) fn weigh<L: Lanes, const E: usize>(
         &mut self,
+        l: L,
         rows: &Rows<'_>,
         importance: &[f32],
         sigma2: impl Fn(usize) -> f32,
@@ -45,9 +46,11 @@ impl Batch {
         let blocks = self.x.as_chunks::<E>().0.iter().zip(self.weights.as_chunks_mut::<E>().0);
         for (index, (x, weights)) in blocks.enumerate().take(self.n_elems / E) {
             let column = (self.first + index * E) % rows.n_cols;
-            let sigma2 = sigma2(index);
-            for ((weight, x), importance) in weights.iter_mut().zip(x).zip(&importance[column..column + E]) {
-                *weight = importance * (sigma2 + x * x).sqrt();
+            let importance = &importance[column..column + E];
+            let sigma2 = l.splat(sigma2(index));
+            for at in (0..E).step_by(L::WIDTH) {
+                let x = l.load(&x[at..]);
+                l.store(l.load(&importance[at..]) * l.sqrt(sigma2 + x * x), &mut weights[at..]);
             }
         }
     }

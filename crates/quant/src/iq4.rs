@@ -341,7 +341,7 @@ impl Kernel for QuantizeNl<'_> {
             batch.load(self.rows, index * BATCH);
             if let Some(importance) = self.rows.imatrix {
                 let sigma2 = sigma2::<L, PART>(l, &batch);
-                batch.weigh::<PART>(self.rows, importance, |index| sigma2[index]);
+                batch.weigh::<L, PART>(l, self.rows, importance, |index| sigma2[index]);
             }
             batch_scales(l, &batch, self.rows.imatrix.is_some(), &mut scales);
             for (b, (x, out)) in batch.x.as_chunks::<PART>().0.iter().zip(out).enumerate() {
@@ -370,7 +370,7 @@ impl Kernel for QuantizeXs<'_> {
             batch.load(self.rows, index * BATCH);
             if let Some(importance) = self.rows.imatrix {
                 let sigma2 = sigma2::<L, SUPER>(l, &batch);
-                batch.weigh::<SUPER>(self.rows, importance, |index| sigma2[index]);
+                batch.weigh::<L, SUPER>(l, self.rows, importance, |index| sigma2[index]);
             }
             batch_scales(l, &batch, self.rows.imatrix.is_some(), scales.as_flattened_mut());
             for (b, (x, out)) in batch.x.as_chunks::<SUPER>().0.iter().zip(out).enumerate() {

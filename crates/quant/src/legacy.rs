@@ -211,7 +211,7 @@ impl<const B: usize, const BITS: u32, const MIN: bool> Kernel for Quantize<'_, B
             if let Some(importance) = self.rows.imatrix {
                 let first = batch.first;
                 let row_of = |block: usize| (first + block * BLOCK) / self.rows.n_cols;
-                batch.weigh::<BLOCK>(self.rows, importance, |block| sigma2s[row_of(block)]);
+                batch.weigh::<L, BLOCK>(l, self.rows, importance, |block| sigma2s[row_of(block)]);
                 fits.search::<L, BITS, MIN>(l, &batch);
                 for (b, (x, out)) in batch.x.as_chunks().0.iter().zip(out).enumerate() {
                     let codes = fits.levels::<L, BITS, MIN>(l, b, x);

@@ -26,7 +26,7 @@ impl Batch {
             let sums = sums_of_squares(l, &self.x[at * SUPER..], SUPER, SUPER);
             l.store(l.splat(factor) * sums / l.splat(SUPER as f32), &mut sigma2[at..]);
         }
-        self.weigh::<SUPER>(rows, importance, |index| sigma2[index]);
+        self.weigh::<L, SUPER>(l, rows, importance, |index| sigma2[index]);
     }
 }
 
