@@ -196,15 +196,17 @@ pub(crate) trait Lanes: Copy {
         self.to_f(self.min_i(level, self.splat_i(high)))
     }
 
-    /// [`Lanes::nearest_level`] for values that are known to be within ±4194303, in fewer instructions.
-    ///
-    /// In that range the sum with `MAGIC` keeps its exponent, so its bits order like the integers they end in and
-    /// taking `MAGIC` away again is exact.
+    /// [`Lanes::nearest_level`] for values that are known to be within ±4194303, in fewer instructions; `high` is not
+    /// negative, and a level of zero may be -0.0 if `low` is.
     #[inline(always)]
     fn small_nearest_level(self, low: i32, high: i32, value: Self::F) -> Self::F {
-        let magic = MAGIC.to_bits() as i32;
-        let bits = self.max_i(self.bits(value + self.splat(MAGIC)), self.splat_i(magic + low));
-        self.float_of(self.min_i(bits, self.splat_i(magic + high))) - self.splat(MAGIC)
+        // Bits order like the floats where both are not negative, and below those where one is.
+        let level = self.min_i(self.bits(self.round_even(value)), self.bits(self.splat(high as f32)));
+        if low == 0 {
+            self.float_of(self.max_i(level, self.splat_i(0)))
+        } else {
+            self.c_max(self.float_of(level), self.splat(low as f32))
+        }
     }
 
     /// C's `(int)roundf(x)`: half away from zero, out of range and NaN give `i32::MIN`.
