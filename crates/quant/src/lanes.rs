@@ -196,16 +196,22 @@ pub(crate) trait Lanes: Copy {
         self.to_f(self.min_i(level, self.splat_i(high)))
     }
 
-    /// [`Lanes::nearest_level`] for values that are known to be within ±4194303, in fewer instructions; `high` is not
-    /// negative, and a level of zero may be -0.0 if `low` is.
+    /// The nearest integer, half to even, at most `high`, which is not negative.
+    #[inline(always)]
+    fn round_up_to(self, high: i32, value: Self::F) -> Self::F {
+        // Where both are not negative bits order like the floats, and those of a negative float lie below.
+        self.float_of(self.min_i(self.bits(self.round_even(value)), self.bits(self.splat(high as f32))))
+    }
+
+    /// [`Lanes::nearest_level`] for values that are known to be within ±4194303, in fewer instructions. As floats: a
+    /// level of zero may be -0.0 if `low` is negative; `high` is not.
     #[inline(always)]
     fn small_nearest_level(self, low: i32, high: i32, value: Self::F) -> Self::F {
-        // Bits order like the floats where both are not negative, and below those where one is.
-        let level = self.min_i(self.bits(self.round_even(value)), self.bits(self.splat(high as f32)));
+        let level = self.round_up_to(high, value);
         if low == 0 {
-            self.float_of(self.max_i(level, self.splat_i(0)))
+            self.float_of(self.max_i(self.bits(level), self.splat_i(0)))
         } else {
-            self.c_max(self.float_of(level), self.splat(low as f32))
+            self.c_max(level, self.splat(low as f32))
         }
     }
 

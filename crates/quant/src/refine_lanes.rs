@@ -32,8 +32,7 @@ impl<L: Lanes> Fit<L> {
 #[inline(always)]
 fn may_move<L: Lanes>(l: L, n_max: i32, x: L::F, level: L::F, rest_lx: L::F, rest_l2: L::F) -> L::M {
     let new = x * rest_l2 / rest_lx;
-    let new_level = l.c_min(l.round_even(new), l.splat((n_max - 1) as f32));
-    let new_level = l.c_max(new_level, l.splat(-n_max as f32));
+    let new_level = l.small_nearest_level(-n_max, n_max - 1, new);
     // Beyond the limit rounding wraps.
     let moves = !l.eq(new_level, level) | !l.gt(l.splat(4_194_303.0), l.abs(new));
     l.gt(rest_lx, l.splat(0.0)) & moves
@@ -78,12 +77,11 @@ impl<L: Lanes, const N: usize> VectorLoop for First<'_, L, N> {
         let zero = l.splat(0.0);
         let amax = largest_magnitude(l, x);
         let iscale = l.splat(-n_max as f32) / first_of_magnitude(l, x, amax);
-        let highest = l.splat((n_max - 1) as f32);
         let (mut sum_lx, mut sum_l2) = (zero, zero);
         for i in 0..N {
             let w = x[i] * x[i];
             // No product is below `-n_max`: that of the largest magnitude rounds to it.
-            let level = l.c_min(l.round_even(iscale * x[i]), highest);
+            let level = l.round_up_to(n_max - 1, iscale * x[i]);
             (levels[i], lx[i], l2[i]) = (level, w * x[i] * level, w * level * level);
             sum_lx = sum_lx + lx[i];
             sum_l2 = sum_l2 + l2[i];

@@ -160,16 +160,15 @@ impl<L: Lanes, const N: usize> Weighted<'_, L, N> {
         iscales: [L::F; C],
     ) -> [(L::F, L::F); C] {
         let mut sums = [(l.splat(0.0), l.splat(0.0)); C];
-        let highest = (self.n_max - 1) as f32;
         for i in 0..N {
             for (iscale, (sum_lx, sum_l2)) in iscales.iter().zip(&mut sums) {
                 let value = *iscale * self.x[i];
                 let level = if WILD {
                     l.nearest_level(-self.n_max, self.n_max - 1, value)
+                } else if BELOW {
+                    l.small_nearest_level(-self.n_max, self.n_max - 1, value)
                 } else {
-                    let level = l.min_i(l.bits(l.round_even(value)), l.splat_i(highest.to_bits() as i32));
-                    let level = l.float_of(level);
-                    if BELOW { l.c_max(level, l.splat(-self.n_max as f32)) } else { level }
+                    l.round_up_to(self.n_max - 1, value)
                 };
                 *sum_lx = *sum_lx + self.wx[i] * level;
                 *sum_l2 = *sum_l2 + self.weights[i] * level * level;
