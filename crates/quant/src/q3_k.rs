@@ -9,7 +9,7 @@
 use super::batch::{BATCH, Batch};
 use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16};
 use super::lanes::{Kernel, Lanes, MAX_WIDTH, Twice, dispatch};
-use super::refine_lanes::{Parts, first_fit, refine};
+use super::refine_lanes::{Moving, Parts, first_fit, refine};
 use super::search::{
     REFINE_ROUNDS, importance_weights, signed, signed_max, signed_refined, sum, sum_squares,
 };
@@ -184,6 +184,8 @@ struct PlainSearch<L: Lanes> {
     /// The parts in a vector.
     rows: [[f32; PART]; MAX_WIDTH],
     vector: Parts<L, PART>,
+    /// Two vectors: each waits long for its divisions.
+    moving: Moving<Twice<L>, PART>,
     /// Parts that are not settled: at first, and after one round.
     open: [[u16; RUN * PARTS]; 2],
 }
@@ -195,6 +197,7 @@ impl<L: Lanes> PlainSearch<L> {
             scales: [[0.0; PARTS]; RUN],
             rows: [[0.0; PART]; MAX_WIDTH],
             vector: Parts::zero(l),
+            moving: Moving::zero(Twice(l)),
             open: [[0; RUN * PARTS]; 2],
         }
     }
@@ -203,7 +206,7 @@ impl<L: Lanes> PlainSearch<L> {
     #[inline(always)]
     fn run(&mut self, l: L, parts: &[[f32; PART]]) {
         const { assert!(PARTS.is_multiple_of(L::WIDTH)) };
-        let Self { scales, rows, vector, open: [open, still_open] } = self;
+        let Self { scales, rows, vector, moving, open: [open, still_open] } = self;
         let mut n_open = 0;
         for at in (0..parts.len()).step_by(L::WIDTH) {
             l.columns(parts[at..].as_flattened(), PART, &mut vector.x);
@@ -216,8 +219,8 @@ impl<L: Lanes> PlainSearch<L> {
                 lanes &= lanes - 1;
             }
         }
-        // Two vectors at a time: each waits long for its divisions.
-        let mut rounds = Rounds { l: Twice(l), parts, rows, scales: scales.as_flattened_mut() };
+        let l = Twice(l);
+        let mut rounds = Rounds { l, parts, rows, moving, scales: scales.as_flattened_mut() };
         let n_still_open = rounds.run(1, &open[..n_open], still_open);
         rounds.run(REFINE_ROUNDS, &still_open[..n_still_open], open);
     }
@@ -242,10 +245,11 @@ impl<L: Lanes> PlainSearch<L> {
 }
 
 /// What [`PlainSearch`] does with parts that are not settled.
-struct Rounds<'a, L> {
+struct Rounds<'a, L: Lanes> {
     l: L,
     parts: &'a [[f32; PART]],
     rows: &'a mut [[f32; PART]; MAX_WIDTH],
+    moving: &'a mut Moving<L, PART>,
     scales: &'a mut [f32],
 }
 
@@ -254,15 +258,14 @@ impl<L: Lanes> Rounds<'_, L> {
     #[inline(always)]
     fn run(&mut self, n_rounds: usize, chosen: &[u16], open: &mut [u16; RUN * PARTS]) -> usize {
         let l = self.l;
-        let mut x = [l.splat(0.0); PART];
         let mut found = [0.0; MAX_WIDTH];
         let mut n_open = 0;
         for chosen in chosen.chunks(L::WIDTH) {
             for (row, part) in self.rows.iter_mut().zip(chosen) {
                 *row = self.parts[usize::from(*part)];
             }
-            l.columns(self.rows.as_flattened(), PART, &mut x);
-            let fit = refine(l, 4, n_rounds, &x);
+            l.columns(self.rows.as_flattened(), PART, &mut self.moving.x);
+            let fit = refine(l, 4, n_rounds, self.moving);
             l.store(fit.scale, &mut found);
             let bits = l.mask_bits(fit.open);
             for (lane, (part, scale)) in chosen.iter().zip(&found).enumerate() {

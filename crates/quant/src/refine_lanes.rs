@@ -96,17 +96,42 @@ impl<L: Lanes, const N: usize> VectorLoop for First<'_, L, N> {
     }
 }
 
+/// Parts in rounds, and of each value what they need: memory that a caller keeps.
+pub(super) struct Moving<L: Lanes, const N: usize> {
+    /// Values.
+    pub x: [L::F; N],
+    w: [L::F; N],
+    wx: [L::F; N],
+    levels: [L::F; N],
+    lx: [L::F; N],
+    l2: [L::F; N],
+}
+
+impl<L: Lanes, const N: usize> Moving<L, N> {
+    /// No values.
+    #[inline(always)]
+    pub(super) fn zero(l: L) -> Self {
+        let zero = [l.splat(0.0); N];
+        Self { x: zero, w: zero, wx: zero, levels: zero, lx: zero, l2: zero }
+    }
+}
+
 /// Fits after up to `n_rounds` rounds.
 #[inline(always)]
-pub(super) fn refine<L: Lanes, const N: usize>(l: L, n_max: i32, n_rounds: usize, x: &[L::F; N]) -> Fit<L> {
-    l.call(Refine { l, n_max, n_rounds, x })
+pub(super) fn refine<L: Lanes, const N: usize>(
+    l: L,
+    n_max: i32,
+    n_rounds: usize,
+    parts: &mut Moving<L, N>,
+) -> Fit<L> {
+    l.call(Refine { l, n_max, n_rounds, parts })
 }
 
 struct Refine<'a, L: Lanes, const N: usize> {
     l: L,
     n_max: i32,
     n_rounds: usize,
-    x: &'a [L::F; N],
+    parts: &'a mut Moving<L, N>,
 }
 
 impl<L: Lanes, const N: usize> VectorLoop for Refine<'_, L, N> {
@@ -114,43 +139,39 @@ impl<L: Lanes, const N: usize> VectorLoop for Refine<'_, L, N> {
 
     #[inline(always)]
     fn run(self) -> Fit<L> {
-        let Self { l, n_max, n_rounds, x } = self;
+        let Self { l, n_max, n_rounds, parts: Moving { x, w, wx, levels, lx, l2 } } = self;
         let (max, amax) = signed_max(l, x);
         let iscale = l.splat(-n_max as f32) / max;
         let zero = l.splat(0.0);
-        let mut levels = [zero; N];
         let (mut sum_lx, mut sum_l2) = (zero, zero);
         for i in 0..N {
-            let w = x[i] * x[i];
             let level = l.nearest_level(-n_max, n_max - 1, iscale * x[i]);
-            sum_lx = sum_lx + w * x[i] * level;
-            sum_l2 = sum_l2 + w * level * level;
-            levels[i] = level;
+            w[i] = x[i] * x[i];
+            wx[i] = w[i] * x[i];
+            (levels[i], lx[i], l2[i]) = (level, wx[i] * level, w[i] * level * level);
+            sum_lx = sum_lx + lx[i];
+            sum_l2 = sum_l2 + l2[i];
         }
         let mut sum_lx_2 = sum_lx * sum_lx;
         // A lane that changes nothing in a round changes nothing in the next: no lane needs to be stopped.
         for _ in 0..n_rounds {
             let mut moved = l.splat_i(0);
             for i in 0..N {
-                let w = x[i] * x[i];
-                let wx = w * x[i];
-                let rest_lx = sum_lx - wx * levels[i];
-                let rest_l2 = sum_l2 - w * levels[i] * levels[i];
+                let (rest_lx, rest_l2) = (sum_lx - lx[i], sum_l2 - l2[i]);
                 let new = l.nearest_level(-n_max, n_max - 1, x[i] * rest_l2 / rest_lx);
-                let s_lx = rest_lx + wx * new;
-                let s_l2 = rest_l2 + w * new * new;
+                let (new_lx, new_l2) = (wx[i] * new, w[i] * new * new);
+                let (s_lx, s_l2) = (rest_lx + new_lx, rest_l2 + new_l2);
                 // Both above zero, by their bits: what is no number fails the last comparison.
                 let above = l.float_of(l.min_i(l.bits(rest_lx), l.bits(s_l2)));
                 let s_lx_2 = s_lx * s_lx;
                 let better =
                     l.gt(above, zero) & !l.eq(new, levels[i]) & l.gt(s_lx_2 * sum_l2, sum_lx_2 * s_l2);
-                sum_lx_2 = l.select(better, s_lx_2, sum_lx_2);
                 sum_lx = l.select(better, s_lx, sum_lx);
                 sum_l2 = l.select(better, s_l2, sum_l2);
-                // Exact, and unlike a selection no store under a mask, for which later loads wait.
-                let way = l.select(better, new - levels[i], zero);
-                levels[i] = levels[i] + way;
-                moved = moved | l.bits(way);
+                sum_lx_2 = l.select(better, s_lx_2, sum_lx_2);
+                moved = moved | replace(l, better, new, &mut levels[i]);
+                replace(l, better, new_lx, &mut lx[i]);
+                replace(l, better, new_l2, &mut l2[i]);
             }
             if !l.any(!l.eq_i(moved, l.splat_i(0))) {
                 break;
@@ -158,10 +179,20 @@ impl<L: Lanes, const N: usize> VectorLoop for Refine<'_, L, N> {
         }
         let mut moving = zero;
         for i in 0..N {
-            let (w, level) = (x[i] * x[i], levels[i]);
-            let (rest_lx, rest_l2) = (sum_lx - w * x[i] * level, sum_l2 - w * level * level);
-            moving = l.select(may_move(l, n_max, x[i], level, rest_lx, rest_l2), l.splat(1.0), moving);
+            let may_move = may_move(l, n_max, x[i], levels[i], sum_lx - lx[i], sum_l2 - l2[i]);
+            moving = l.select(may_move, l.splat(1.0), moving);
         }
         Fit::new(l, sum_lx, sum_l2, amax, l.gt(moving, zero))
     }
+}
+
+/// Sets a place where the mask is set; returns something that is not zero where it changes.
+///
+/// By differences, because of a selection compilers make a store under a mask, which some machines are slow at.
+#[inline(always)]
+fn replace<L: Lanes>(l: L, mask: L::M, new: L::F, place: &mut L::F) -> L::I {
+    let old = l.bits(*place);
+    let way = l.select_i(mask, l.bits(new) - old, l.splat_i(0));
+    *place = l.float_of(old + way);
+    way
 }

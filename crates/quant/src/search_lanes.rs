@@ -104,7 +104,7 @@ pub(super) fn first_of_magnitude<L: Lanes, const N: usize>(l: L, x: &[L::F; N], 
     max
 }
 
-/// Steps of the scales that compete after the first, two at a time.
+/// Steps of the scales that compete after the first, three at a time.
 const STEPS: [[i32; 3]; 6] = [[-9, -8, -7], [-6, -5, -4], [-3, -2, -1], [1, 2, 3], [4, 5, 6], [7, 8, 9]];
 
 #[inline(always)]
@@ -122,7 +122,7 @@ fn signed_steps<L: Lanes, const N: usize, const WILD: bool>(
     }
     let group = Weighted::<L, N> { n_max, x, weights, wx: &wx };
     let mut best_iscale = l.splat(-n_max as f32) / max;
-    let [(sum_lx, sum_l2)] = group.sums::<WILD, true, 1>(l, [best_iscale]);
+    let [(sum_lx, sum_l2)] = group.sums::<WILD, false, 1>(l, [best_iscale]);
     let mut scale = l.select(l.eq(sum_l2, zero), zero, sum_lx / sum_l2);
     let mut best = scale * sum_lx;
     for steps in STEPS {
