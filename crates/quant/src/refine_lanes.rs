@@ -86,7 +86,8 @@ impl<L: Lanes, const N: usize> VectorLoop for First<'_, L, N> {
             sum_lx = sum_lx + lx[i];
             sum_l2 = sum_l2 + l2[i];
         }
-        // The first level that moves in a round finds the sums as they are now. Infinities and NaN are left to `refine`.
+        // The first level that moves in a round finds the sums as they are now. Infinities and NaN are left to
+        // `refine`.
         let mut moving = l.select(l.gt(l.splat(f32::INFINITY), amax), zero, l.splat(1.0));
         for i in 0..N {
             let may_move = may_move(l, n_max, x[i], levels[i], sum_lx - lx[i], sum_l2 - l2[i]);
