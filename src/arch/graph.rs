@@ -1,8 +1,6 @@
 //! The `[graph]` table of a card: what the reference engine must know that neither metadata nor the tensors present
 //! can tell. A closed vocabulary: an unknown key or value is an error when the card is loaded.
 
-use std::sync::LazyLock;
-
 use serde::Deserialize;
 
 use crate::arch::Registry;
@@ -438,8 +436,7 @@ impl GraphFeatures {
     /// has described its graph; an empty table describes nothing.
     #[must_use]
     pub fn of(arch: &str) -> Option<Self> {
-        static CARDS: LazyLock<Option<Registry>> = LazyLock::new(|| Registry::embedded().ok());
-        CARDS.as_ref().and_then(|cards| cards.by_gguf(arch)).and_then(|card| card.graph.clone())
+        Registry::embedded().ok()?.by_gguf(arch)?.graph.clone()
     }
 
     /// Reads the table.

@@ -4,6 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use indexmap::IndexMap;
+use rayon::prelude::*;
 use toml::{Table, Value as Toml};
 
 use crate::arch::check;
@@ -71,9 +72,12 @@ impl Registry {
         texts: impl IntoIterator<Item = (&'t str, &'t str)>,
         checks: Checks,
     ) -> Result<Self, ArchError> {
+        let texts: Vec<(&str, &str)> = texts.into_iter().collect();
+        // All at once, for a run that reads them does little else; the first error is the same in any order of work.
+        let parsed: Vec<_> = texts.par_iter().map(|&(stem, text)| parse(stem, text)).collect();
         let mut tables = IndexMap::new();
-        for (stem, text) in texts {
-            let table = parse(stem, text)?;
+        for ((stem, _), table) in texts.into_iter().zip(parsed) {
+            let table = table?;
             match table.get("gguf").and_then(Toml::as_str) {
                 Some(gguf) if gguf != stem => {
                     let problem = CardProblem::Stem { gguf: gguf.to_owned(), stem: stem.to_owned() };
@@ -83,11 +87,11 @@ impl Registry {
             };
         }
         let mut registry = Self { tables: Arc::new(tables), cards: Arc::default() };
-        let mut cards = Vec::new();
-        for (name, table) in registry.tables.iter() {
-            cards.extend(registry.expand(name, table, checks)?);
-        }
-        registry.cards = Arc::new(cards);
+        let tables: Vec<_> = registry.tables.iter().collect();
+        let expanded: Vec<_> =
+            tables.par_iter().map(|(name, table)| registry.expand(name, table, checks)).collect();
+        let cards = expanded.into_iter().collect::<Result<Vec<_>, _>>()?;
+        registry.cards = Arc::new(cards.into_iter().flatten().collect());
         registry.check_classes()?;
         Ok(registry)
     }

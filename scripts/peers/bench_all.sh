@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# Everything that docs/performance.md has a table of, ours beside the peer's, in one go.
+#
+#   scripts/peers/bench_all.sh DIR_OF_PEER [--dir WORK] [--only NAME,...] [--llama-cpp SOURCE] [--python PYTHON]
+#                              [--vocab CHECKPOINT] [--rounds 3]
+#
+# DIR_OF_PEER holds llama-quantize, llama-perplexity, llama-imatrix, llama-tokenize and libggml-base.so. NAMEs: start, blocks,
+# quantize, copy, convert, verify, scaling. `convert` needs llama.cpp's SOURCE and a PYTHON with its requirements, `start`
+# times the vocabulary of a CHECKPOINT if one is named; other models are made here, in WORK (default: bench-work; 10 GB). The
+# machine should have nothing else to do.
+#
+# Each table goes to WORK/NAME.md and takes the place of the one between `<!-- NAME -->` and `<!-- /NAME -->` in
+# docs/performance.md, with the processor, the day and the commit; what is not run keeps its old one.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+[ $# -ge 1 ] || { sed -n '2,17s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+peer=$(realpath "$1"); shift
+work=bench-work only=start,blocks,quantize,copy,convert,verify,scaling source="" python=python3 vocab="" rounds=3
+while [ $# -gt 0 ]; do
+  case $1 in
+    --dir) work=$2 ;; --only) only=$2 ;; --llama-cpp) source=$2 ;; --python) python=$2 ;; --vocab) vocab=$2 ;; --rounds) rounds=$2 ;;
+    *) echo "bench_all.sh: unknown option $1" >&2; exit 2 ;;
+  esac
+  shift 2
+done
+mkdir -p "$work"
+cargo build --release --bins
+ours=target/release here=scripts/peers text=fixtures/tiny-llama/corpus.txt
+
+checkpoint() { # the random Llama of 1.1 B
+  [ -e "$work/llama/config.json" ] || "$python" $here/make_random_llama.py "$work/llama" --layers 22
+}
+model() { # NAME TYPE: the checkpoint as a file of a type
+  checkpoint
+  [ -e "$work/$1.gguf" ] || $ours/gguf-convert hf2gguf "$work/llama" --type "$2" -o "$work/$1.gguf"
+}
+table() { # NAME COMMAND...
+  local name=$1; shift
+  case ",$only," in *",$name,"*) ;; *) return 0 ;; esac
+  echo "== $name" >&2
+  "$@" > "$work/$name.md"
+  cat "$work/$name.md"
+  "$python" - "$name" "$work/$name.md" "$(date -u +%F), $(git rev-parse --short HEAD)" <<'PYTHON'
+import pathlib, re, sys
+name, table, when = sys.argv[1], pathlib.Path(sys.argv[2]).read_text().strip(), sys.argv[3]
+page = pathlib.Path("docs/performance.md")
+text, begin, end = page.read_text(), f"<!-- {name} -->", f"<!-- /{name} -->"
+if begin not in text or end not in text:
+    sys.exit(f"docs/performance.md: no place for the table `{name}`: expected {begin} and {end}")
+head, rest = text.split(begin, 1)
+page.write_text(f"{head}{begin}\n{when}; {table}\n{end}{rest.split(end, 1)[1]}")
+PYTHON
+}
+
+start() {
+  checkpoint
+  [ -e "$work/header.gguf" ] || $ours/gguf-convert hf2gguf "${vocab:-fixtures/tiny-llama}" --vocab-only -o "$work/header.gguf"
+  "$python" $here/bench_start.py --programs $ours --inspect "$work/header.gguf" --dry-run "$work/llama" ${vocab:+--vocab "$vocab"}
+}
+quantize() {
+  model f16 f16
+  [ -e "$work/imatrix.gguf" ] || "$peer/llama-imatrix" -m "$work/f16.gguf" -f $text -c 512 --chunks 2 -o "$work/imatrix.gguf" > "$work/imatrix.log" 2>&1
+  "$python" $here/bench_quantize.py --ours $ours/gguf-quantize --peer "$peer/llama-quantize" --model "$work/f16.gguf" --imatrix "$work/imatrix.gguf" \
+    --rounds "$rounds" --dir "$work" --types Q8_0,Q4_0,Q2_K,Q3_K_M,Q4_K_M,Q5_K_M,Q6_K,IQ4_XS,IQ3_S,IQ3_XXS,IQ2_S,IQ2_XS,IQ2_XXS,IQ1_M,IQ1_S
+}
+convert() {
+  checkpoint
+  "$python" $here/bench_convert.py --llama-cpp "$source" --python "$python" --ours $ours/gguf-convert --runs "$rounds" --out "$work" "$work/llama"
+}
+copy() {
+  checkpoint
+  "$python" $here/bench_copy.py --ours $ours/gguf-convert --runs "$rounds" --out "$work" "$work/llama"
+}
+verify() {
+  model f16 f16
+  "$python" $here/bench_verify.py --ours $ours/gguf-verify --peer "$peer" --model "$work/f16.gguf" --text $text --chunks 2 --rounds "$rounds" \
+    --dir "$work" --types F16,BF16,Q8_0,Q4_0,Q4_K_M,Q6_K,IQ4_XS
+}
+scaling() {
+  model f16 f16
+  "$python" $here/bench_scaling.py --programs $ours --checkpoint "$work/llama" --model "$work/f16.gguf" --text $text --runs "$rounds" --out "$work"
+}
+
+table start start
+table blocks "$python" $here/bench_blocks.py --ggml "$peer/libggml-base.so" --rounds "$rounds"
+table quantize quantize
+table copy copy
+[ -z "$source" ] || table convert convert
+table verify verify
+table scaling scaling
