@@ -1,9 +1,12 @@
 //! IQ1_S and IQ1_M with one part per lane: sorting and the search for the best cut into three levels.
 
+use std::cell::RefCell;
+
 use super::batch::{BATCH, Batch};
 use super::codec::Rows;
 use super::grid_lanes::InLanes;
 use super::grid_search::OffGrid;
+use super::grid_trials::Scratch;
 use super::iq1_search::{
     DELTA, DOWN, EPS_M, EPS_S, M_BYTES, PartCode, S_BYTES, Split, UP, code_m, code_s, down_m, down_s, groups,
     on_grid, points_of, scalar_m, scalar_s, square_steps, store_m, store_s,
@@ -277,6 +280,7 @@ macro_rules! kernel {
                 let mut batch = Batch::EMPTY;
                 let mut codes: [[PartCode<GROUPS>; PARTS]; BATCH_SUPERS] = [[Ok(None); PARTS]; BATCH_SUPERS];
                 let mut order = [[0; MAX_WIDTH]; $part];
+                let scratch = RefCell::new(Scratch::EMPTY);
                 let zero = l.splat(0.0);
                 for (index, out) in self.dst.as_chunks_mut::<$bytes>().0.chunks_mut(BATCH_SUPERS).enumerate()
                 {
@@ -307,7 +311,15 @@ macro_rules! kernel {
                             let points = points_of(&split, order.iter().map(|places| places[lane] as usize));
                             let (x, weights) = (groups(x), groups(weights));
                             let scale = split.scale.abs();
-                            *code = on_grid(InLanes(l), &x, &weights, points, scale, $down(&split)).map(Some);
+                            *code = on_grid(
+                                InLanes::new(l, &scratch),
+                                &x,
+                                &weights,
+                                points,
+                                scale,
+                                $down(&split),
+                            )
+                            .map(Some);
                         }
                     }
                     for (b, out) in out.iter_mut().enumerate() {
