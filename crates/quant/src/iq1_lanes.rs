@@ -83,26 +83,21 @@ impl<L: Lanes> Best<L> {
         Self { score: l.splat(-f32::MAX), scale: l.splat(0.0), split: l.splat_i(-1) }
     }
 
-    #[inline(always)]
-    fn beaten_by(&self, l: L, trial: Trial<L>) -> L::M {
-        let Trial { sum_qx, sum_q2 } = trial;
-        l.gt(sum_q2, l.splat(0.0)) & l.gt(sum_qx * sum_qx, self.score * sum_q2)
-    }
-
     /// Offers all trials of a cut, in their order.
     #[inline(always)]
     fn offer<const T: usize>(&mut self, l: L, trials: [Trial<L>; T], first: usize, second: usize) {
-        let mut beaten = self.beaten_by(l, trials[0]);
-        for trial in &trials[1..] {
-            beaten = beaten | self.beaten_by(l, *trial);
+        // Without a look at the sign of `sum_q2`, which seldom matters: that is left for those that may be better.
+        let mut any = l.gt(trials[0].sum_qx * trials[0].sum_qx, self.score * trials[0].sum_q2);
+        for Trial { sum_qx, sum_q2 } in &trials[1..] {
+            any = any | l.gt(*sum_qx * *sum_qx, self.score * *sum_q2);
         }
-        if !l.any(beaten) {
+        if !l.any(any) {
             return;
         }
-        for (number, trial) in trials.into_iter().enumerate() {
-            let better = self.beaten_by(l, trial);
-            let scale = trial.sum_qx / trial.sum_q2;
-            self.score = l.select(better, scale * trial.sum_qx, self.score);
+        for (number, Trial { sum_qx, sum_q2 }) in trials.into_iter().enumerate() {
+            let better = l.gt(sum_q2, l.splat(0.0)) & l.gt(sum_qx * sum_qx, self.score * sum_q2);
+            let scale = sum_qx / sum_q2;
+            self.score = l.select(better, scale * sum_qx, self.score);
             self.scale = l.select(better, scale, self.scale);
             let split = l.splat_i((first << 16 | second << 8 | number) as i32);
             self.split = l.select_i(better, split, self.split);
