@@ -2,8 +2,8 @@
 //!
 //! With odd levels `q`, `sum w (s q - x)^2 = s (s sum w q^2 - sum 2 w x q) + sum w x^2`. The last sum is the same for all
 //! neighbours and `s` is above zero, so the bracket orders them: one straight line in `s` for each neighbour. A line that
-//! is below all others at both ends of a run of scales is below them between, too: a run costs two looks, where the
-//! distances cost one look per scale.
+//! is below all others at both ends of a run of scales is below them between, too; and one that is above two others where
+//! these cross is at no scale below both. So a run costs two or three looks, where the distances cost one per scale.
 //!
 //! # Exactness
 //! The reference compares rounded distances. A line is believed only where it is below all others by more than all

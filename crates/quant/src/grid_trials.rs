@@ -1,7 +1,8 @@
 //! The grid points of all groups at all steps of a search.
 //!
 //! From step to step most groups keep their nearest levels. Such a run of steps has one neighbour list, and [`LineTables`]
-//! tell at once which of its points are the nearest.
+//! tell which of its points are the nearest: from looks at both ends, and from one at the scale where the one gives way to the
+//! other. Runs for which that does not do are placed step by step.
 
 use super::codebook::{CodeBook, LIST_TILE, List, Neighbours};
 use super::grid_lanes::best_odd_neighbour;
