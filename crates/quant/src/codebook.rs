@@ -10,12 +10,12 @@ use super::grids;
 pub(super) struct CodeBook<const D: usize> {
     /// Packed points in the order of the format.
     pub points: &'static [u16],
-    /// For each packed point its neighbour list: first tile, and in the low [`LENGTH_BITS`] the number of points. Or 0
-    /// points, where the index on the grid stands for the first tile.
+    /// For each packed point its neighbour list: see [`CLASS_BITS`]. On the grid a class of 0, and the index instead of the
+    /// start.
     map: Vec<u32>,
     /// Packed points of all lists, each ordered by distance, then index, and filled with copies of its first
     /// point to a multiple of [`LIST_TILE`].
-    neighbours: Vec<u16>,
+    neighbours: Vec<[u16; LIST_TILE]>,
 }
 
 /// Neighbour lists can be read in runs of this many points.
@@ -66,10 +66,47 @@ pub(super) enum Place<'a> {
     Near(Neighbours<'a>),
 }
 
-const LENGTH_BITS: u32 = 12;
+/// A number of an entry of the map: its class in the lowest bits, then the number of points, then where the list starts.
+const CLASS_BITS: u32 = 2;
+const CLASS_MASK: u32 = (1 << CLASS_BITS) - 1;
+const LENGTH_BITS: u32 = 10;
 const LENGTH_MASK: u32 = (1 << LENGTH_BITS) - 1;
+const START: u32 = CLASS_BITS + LENGTH_BITS;
 /// A list far behind the last one.
 const NOWHERE: u32 = u32::MAX;
+
+/// Which neighbour list is a point's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct List(u32);
+
+impl List {
+    /// How many [`List::class`] there are.
+    pub(super) const CLASSES: usize = 1 << CLASS_BITS;
+
+    /// As a number.
+    #[inline(always)]
+    pub(super) fn number(self) -> u32 {
+        self.0
+    }
+
+    /// The list that has a number.
+    #[inline(always)]
+    pub(super) fn of_number(number: u32) -> Self {
+        Self(number)
+    }
+
+    /// How many points are on it.
+    #[inline(always)]
+    pub(super) fn n_points(self) -> usize {
+        (self.0 >> CLASS_BITS & LENGTH_MASK) as usize
+    }
+
+    /// How many tiles the neighbours fill, with 3 for all from three on: none for a point on the grid.
+    #[inline(always)]
+    pub(super) fn class(self) -> usize {
+        (self.0 & CLASS_MASK) as usize
+    }
+}
 
 impl<const D: usize> CodeBook<D> {
     /// Bits per level.
@@ -92,7 +129,7 @@ impl<const D: usize> CodeBook<D> {
         };
         let mut map = vec![NOWHERE; 1 << (Self::BITS * D as u32)];
         for (index, point) in points.iter().enumerate() {
-            map[usize::from(*point)] = (index as u32) << LENGTH_BITS;
+            map[usize::from(*point)] = (index as u32) << START;
         }
         // Squared distances of the first and second half of the levels, for every pair of halves.
         let half_bits = Self::BITS * D as u32 / 2;
@@ -124,16 +161,27 @@ impl<const D: usize> CodeBook<D> {
                 *distance = low[point % half] + high[point / half];
                 present[usize::from(*distance)] = true;
             }
-            let start = neighbours.len();
+            let mut list = Vec::new();
             let nearest = (0u8..=255).filter(|distance| present[usize::from(*distance)]);
             for wanted in nearest.take(n_nearest as usize) {
                 let at = distances.iter().zip(points).filter(|(distance, _)| **distance == wanted);
-                neighbours.extend(at.map(|(_, point)| *point));
+                list.extend(at.map(|(_, point)| *point));
             }
-            map[here] = ((start / LIST_TILE) as u32) << LENGTH_BITS | (neighbours.len() - start) as u32;
-            neighbours.resize(neighbours.len().next_multiple_of(LIST_TILE), neighbours[start]);
+            map[here] = Self::entry_of(neighbours.len(), list.len());
+            list.resize(list.len().next_multiple_of(LIST_TILE), list[0]);
+            neighbours.extend_from_slice(list.as_chunks().0);
         }
         Self { points, map, neighbours }
+    }
+
+    /// The entry of a list.
+    fn entry_of(start: usize, n_points: usize) -> u32 {
+        assert!(
+            start < NOWHERE as usize >> START && n_points <= LENGTH_MASK as usize,
+            "entries hold all lists"
+        );
+        let class = n_points.div_ceil(LIST_TILE).min(3);
+        (start as u32) << START | (n_points as u32) << CLASS_BITS | class as u32
     }
 
     const MASK: u16 = (1 << Self::BITS) - 1;
@@ -163,7 +211,7 @@ impl<const D: usize> CodeBook<D> {
     #[inline(always)]
     pub(super) fn place(&self, packed: u16) -> Place<'_> {
         match self.entry(packed) {
-            entry if entry & LENGTH_MASK == 0 => Place::On((entry >> LENGTH_BITS) as u16),
+            entry if entry & CLASS_MASK == 0 => Place::On((entry >> START) as u16),
             _ => Place::Near(self.neighbours(packed)),
         }
     }
@@ -171,19 +219,35 @@ impl<const D: usize> CodeBook<D> {
     /// True for a packed grid point.
     #[inline(always)]
     pub(super) fn is_on_grid(&self, packed: u16) -> bool {
-        self.entry(packed) & LENGTH_MASK == 0
+        self.entry(packed) & CLASS_MASK == 0
+    }
+
+    /// The neighbour list of a packed point; empty on the grid.
+    #[inline(always)]
+    pub(super) fn list(&self, packed: u16) -> List {
+        List(self.entry(packed))
     }
 
     /// The neighbours of a packed point that is not on the grid.
     #[inline(always)]
     pub(super) fn neighbours(&self, packed: u16) -> Neighbours<'_> {
-        let entry = self.entry(packed);
-        let n_points = (entry & LENGTH_MASK) as usize;
-        let start = (entry >> LENGTH_BITS) as usize;
-        match self.neighbours.as_chunks().0.get(start..start + n_points.div_ceil(LIST_TILE)) {
+        self.neighbours_of(self.list(packed))
+    }
+
+    /// The neighbours of a list.
+    #[inline(always)]
+    pub(super) fn neighbours_of(&self, list: List) -> Neighbours<'_> {
+        let (start, n_points) = ((list.0 >> START) as usize, list.n_points());
+        match self.neighbours.get(start..start + n_points.div_ceil(LIST_TILE)) {
             Some(tiles) => Neighbours { tiles, n_points },
             None => Neighbours::NONE,
         }
+    }
+
+    /// The first `T` tiles of a list that has as many.
+    #[inline(always)]
+    pub(super) fn tiles_of<const T: usize>(&self, list: List) -> Option<&[[u16; LIST_TILE]; T]> {
+        self.neighbours.get((list.0 >> START) as usize..)?.first_chunk()
     }
 
     /// The index of a grid point; `None` between.

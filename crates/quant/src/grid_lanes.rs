@@ -4,16 +4,29 @@
 //! are one lane each (`grid_trials`). What a distance adds per dimension depends on the level alone, so it is looked up in
 //! a table of the at most eight levels.
 
+use std::cell::RefCell;
+
 use super::codebook::{CodeBook, LIST_TILE, Neighbours};
-use super::grid_search::{Fit, GridSearch, OffGrid, Part, Refit, Search, search};
-use super::grid_trials::{Placing, STEPS, Steps, Trials};
+use super::grid_search::{Fit, GridSearch, OffGrid, Part, Refit, STEPS, Search, search};
+use super::grid_steps::GROUPS;
+use super::grid_trials::{Placing, Scratch};
 use super::lanes::{Lanes, MAX_WIDTH};
 use super::search_lanes;
 use gguf_core::simd::VectorLoop;
 
 /// [`Search`] in lanes.
 #[derive(Clone, Copy)]
-pub(super) struct InLanes<L>(pub L);
+pub(super) struct InLanes<'a, L> {
+    l: L,
+    scratch: &'a RefCell<Scratch>,
+}
+
+impl<'a, L> InLanes<'a, L> {
+    /// Searches that write to `scratch`, one at a time.
+    pub(super) fn new(l: L, scratch: &'a RefCell<Scratch>) -> Self {
+        Self { l, scratch }
+    }
+}
 
 /// The odd numbers that levels stand for; tables of 2-bit levels hold them twice.
 const fn odd_levels(n_levels: usize) -> [f32; 8] {
@@ -113,19 +126,24 @@ fn step_sums<L: Lanes, const D: usize, const G: usize>(
     l: L,
     how: &GridSearch,
     part: &Part<D, G>,
-    points: &[[u16; 2 * STEPS]; G],
+    points: &[u16; (GROUPS + 1) * STEPS],
     sums: &mut [[f32; STEPS]; 2],
 ) {
     let odd = odd_table::<L, D>(l);
+    let mut products = part.weights;
+    for k in 0..G {
+        for i in 0..D {
+            products[k][i] *= part.x[k][i];
+        }
+    }
     for at in (0..how.n_steps()).step_by(L::WIDTH) {
         let (mut sum_qx, mut sum_q2) = (l.splat(0.0), l.splat(0.0));
         for k in 0..G {
-            let points = l.load_u16(&points[k][at..]);
+            let points = l.load_u16(&points[k * STEPS + at..]);
             for i in 0..D {
                 let q = l.lookup(odd, l.shr(points, CodeBook::<D>::BITS * i as u32));
-                let (w, x) = (part.weights[k][i], part.x[k][i]);
-                sum_qx = sum_qx + l.splat(w * x) * q;
-                sum_q2 = sum_q2 + l.splat(w) * q * q;
+                sum_qx = sum_qx + l.splat(products[k][i]) * q;
+                sum_q2 = sum_q2 + l.splat(part.weights[k][i]) * q * q;
             }
         }
         l.store(sum_qx, &mut sums[0][at..]);
@@ -154,6 +172,7 @@ struct SearchTame<'a, L: Lanes, const D: usize, const G: usize> {
     part: &'a Part<D, G>,
     range: f32,
     start: Fit<G>,
+    scratch: &'a mut Scratch,
 }
 
 impl<L: Lanes, const D: usize, const G: usize> VectorLoop for SearchTame<'_, L, D, G> {
@@ -161,7 +180,7 @@ impl<L: Lanes, const D: usize, const G: usize> VectorLoop for SearchTame<'_, L, 
 
     #[inline(always)]
     fn run(self) -> Self::Output {
-        search_tame(self.l, self.book, self.how, self.part, self.range, self.start)
+        search_tame(self.l, self.book, self.how, self.part, self.range, self.start, self.scratch)
     }
 }
 
@@ -173,11 +192,12 @@ fn search_tame<L: Lanes, const D: usize, const G: usize>(
     part: &Part<D, G>,
     range: f32,
     start: Fit<G>,
+    scratch: &mut Scratch,
 ) -> Result<Fit<G>, OffGrid> {
-    let (mut steps, mut trials) = (Steps::NONE, Trials::NONE);
-    steps.set(l, how, part, range);
+    scratch.steps.set(l, how, part, range);
     let placing = Placing { l, book, part, x_max: largest_magnitude(part) };
-    placing.place_all(&steps, &mut trials)?;
+    placing.place_all(scratch)?;
+    let Scratch { steps, trials, .. } = scratch;
     let mut sums = [[0.0; STEPS]; 2];
     step_sums(l, how, part, &trials.points, &mut sums);
     let mut scale = start.scale;
@@ -194,14 +214,14 @@ fn search_tame<L: Lanes, const D: usize, const G: usize>(
     let (mut points, mut between) = (start.points, [how.refit == Refit::AllIfAny; G]);
     if let Some(step) = best_step {
         for k in 0..G {
-            points[k] = trials.points[k][step];
-            between[k] = !book.is_on_grid(steps.levels(k, step));
+            points[k] = trials.points[k * STEPS + step];
+            between[k] = !book.is_on_grid(steps.levels(k * STEPS + step));
         }
     }
     let refit = how.refit == Refit::All || between.contains(&true);
     if refit && scale > 0.0 {
         let wanted = if how.refit == Refit::OffGrid { between } else { [true; G] };
-        placing.place_at(&steps, &trials, scale, &mut points, &wanted)?;
+        placing.place_at(scratch, scale, &mut points, &wanted)?;
         let (sum_qx, sum_q2) = part.sums(&points);
         if sum_q2 > 0.0 {
             scale = sum_qx / sum_q2;
@@ -213,7 +233,7 @@ fn search_tame<L: Lanes, const D: usize, const G: usize>(
     Ok(Fit { scale, points })
 }
 
-impl<L: Lanes> Search for InLanes<L> {
+impl<L: Lanes> Search for InLanes<'_, L> {
     #[inline(always)]
     fn search<const D: usize, const G: usize>(
         self,
@@ -224,7 +244,8 @@ impl<L: Lanes> Search for InLanes<L> {
         start: Fit<G>,
     ) -> Result<Fit<G>, OffGrid> {
         if is_tame(largest_magnitude(part), range) {
-            self.0.call(SearchTame { l: self.0, book, how, part, range, start })
+            let scratch = &mut *self.scratch.borrow_mut();
+            self.l.call(SearchTame { l: self.l, book, how, part, range, start, scratch })
         } else {
             search(book, how, part, range, start)
         }
@@ -239,7 +260,7 @@ impl<L: Lanes> Search for InLanes<L> {
         scale: f32,
         shifted: &[f32; 3],
     ) -> Result<u16, OffGrid> {
-        let l = self.0;
+        let l = self.l;
         let [a, b, c] = *shifted;
         // The fourth pattern of bits does not occur.
         let scaled = l.splat_table(scale) * l.table(&[a, b, c, c, a, b, c, c]);
@@ -248,7 +269,7 @@ impl<L: Lanes> Search for InLanes<L> {
 
     #[inline(always)]
     fn unsigned_scales(self, n_max: i32, x: &[[f32; 32]; 8], weights: &[[f32; 32]; 8]) -> [f32; 8] {
-        let l = self.0;
+        let l = self.l;
         let mut rows = [[[0.0; 32]; MAX_WIDTH]; 2];
         rows[0][..8].copy_from_slice(x);
         rows[1][..8].copy_from_slice(weights);

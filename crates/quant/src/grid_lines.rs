@@ -2,15 +2,17 @@
 //!
 //! With odd levels `q`, `sum w (s q - x)^2 = s (s sum w q^2 - sum 2 w x q) + sum w x^2`. The last sum is the same for all
 //! neighbours and `s` is above zero, so the bracket orders them: one straight line in `s` for each neighbour. A line that
-//! is below all others at both ends of a run of scales is below them between, too: a run costs two looks, where the
-//! distances cost one look per scale.
+//! is below all others at both ends of a run of scales is below them between, too; and one that is above two others where
+//! these cross is at no scale below both. So a run costs two or three looks, where the distances cost one per scale.
 //!
 //! # Exactness
 //! The reference compares rounded distances. A line is believed only where it is below all others by more than all
 //! roundings together can amount to ([`doubt`]); elsewhere the caller compares the distances as the reference does.
 
 use super::codebook::{CodeBook, LIST_TILE, Neighbours};
+use super::grid_search::STEPS;
 use super::lanes::{Lanes, MAX_WIDTH};
+use gguf_core::numeric::c_max;
 
 /// What one group's lines are sums of: four tables each, one per dimension of 3 bits, or per pair of dimensions of 2 bits.
 #[derive(Clone, Copy)]
@@ -85,12 +87,25 @@ impl Nearest {
     fn is_sure(self) -> bool {
         self.bits.is_power_of_two()
     }
+}
 
-    /// The place in the list, if it is without doubt the same.
-    #[inline(always)]
-    pub(super) fn common_place(self, other: Self) -> Option<usize> {
-        if self.bits == other.bits && self.first == other.first { self.place() } else { None }
-    }
+/// One bit for each of the first points.
+#[inline(always)]
+pub(super) fn first_bits(n_points: usize) -> u32 {
+    // At least one is asked for, except where a whole vector lies behind the last.
+    if n_points == 0 { 0 } else { u32::MAX >> (u32::BITS as usize - n_points) }
+}
+
+/// A run of steps between which one line gives way to another.
+pub(super) struct Between<'a> {
+    /// All scales, descending.
+    pub scales: &'a [f32],
+    /// The run's first step.
+    pub first: usize,
+    /// The run's last step.
+    pub last: usize,
+    /// The nearest at the first step, and at the last.
+    pub points: [u16; 2],
 }
 
 /// The lowest of many lines at one scale: the lowest and the second lowest of each lane.
@@ -135,6 +150,13 @@ fn sum_of_entries<L: Lanes, const D: usize>(l: L, tables: &[[f32; 16]; 4], index
         };
     }
     entries[0] + entries[1] + (entries[2] + entries[3])
+}
+
+/// [`sum_of_entries`] of one point.
+#[inline(always)]
+fn sum_at(tables: &[[f32; 16]; 4], index: [usize; 4]) -> f32 {
+    let [a, b, c, d] = index;
+    tables[0][a] + tables[1][b] + (tables[2][c] + tables[3][d])
 }
 
 impl LineTables {
@@ -196,26 +218,31 @@ impl LineTables {
         match neighbours.tiles() {
             // Lines could be anything; also that of a point that is alone in its list.
             _ if doubt == f32::INFINITY => [Nearest::UNKNOWN; S],
-            [tile] => self.nearest_of_tile::<L, D, S>(l, tile, neighbours.n_points(), scales, doubt),
+            [tile] => {
+                let bits = self.bits_of_tiles::<L, D, S, 1>(l, &[*tile], scales, doubt);
+                bits.map(|bits| Nearest { bits: bits & first_bits(neighbours.n_points()), first: 0 })
+            }
             _ => self.nearest_of_many::<L, D, S>(l, neighbours, scales, doubt),
         }
     }
 
+    /// For each scale one bit for each of the points that may be the nearest, in a list of `T` tiles; behind the last point
+    /// they are anything.
     #[inline(always)]
-    fn nearest_of_tile<L: Lanes, const D: usize, const S: usize>(
+    pub(super) fn bits_of_tiles<L: Lanes, const D: usize, const S: usize, const T: usize>(
         &self,
         l: L,
-        tile: &[u16; LIST_TILE],
-        n_points: usize,
+        tiles: &[[u16; LIST_TILE]; T],
         scales: &[f32; S],
         doubt: f32,
-    ) -> [Nearest; S] {
+    ) -> [u32; S] {
         let zero = l.splat(0.0);
-        // As many vectors as a tile has in the narrowest lanes.
-        let mut lines = [[zero; 4]; S];
+        let points = tiles.as_flattened();
+        // As many vectors as two tiles have in the narrowest lanes.
+        let mut lines = [[zero; 8]; S];
         let mut least = [l.splat(f32::MAX); S];
-        for v in 0..LIST_TILE / L::WIDTH {
-            let [slope, offset] = self.lines::<L, D>(l, &tile[v * L::WIDTH..]);
+        for v in 0..T * LIST_TILE / L::WIDTH {
+            let [slope, offset] = self.lines::<L, D>(l, &points[v * L::WIDTH..]);
             for s in 0..S {
                 lines[s][v] = l.splat(scales[s]) * slope - offset;
                 least[s] = if v == 0 { lines[s][v] } else { l.c_min(least[s], lines[s][v]) };
@@ -223,16 +250,71 @@ impl LineTables {
         }
         l.spread_least(&mut least);
         let doubt = l.splat(doubt);
-        let mut nearest = [Nearest::UNKNOWN; S];
+        let mut bits = [0; S];
         for s in 0..S {
             let limit = least[s] + doubt;
-            for v in 0..LIST_TILE / L::WIDTH {
-                nearest[s].bits |= (l.mask_bits(!l.gt(lines[s][v], limit)) as u32) << (v * L::WIDTH);
+            for v in 0..T * LIST_TILE / L::WIDTH {
+                bits[s] |= (l.mask_bits(l.gt(limit, lines[s][v])) as u32) << (v * L::WIDTH);
             }
-            // Copies of the first point fill the tile.
-            nearest[s].bits &= (1 << n_points) - 1;
         }
-        nearest
+        bits
+    }
+
+    /// Slope and offset of one point.
+    #[inline(always)]
+    fn line<const D: usize>(&self, point: u16) -> [f32; 2] {
+        let bits = if D == 8 { 4 } else { 3 };
+        let mut index = [0; 4];
+        for t in 0..4 {
+            index[t] = usize::from(point >> (t * bits)) % (1 << bits);
+        }
+        [sum_at(&self.square, index), sum_at(&self.cross, index)]
+    }
+
+    /// From which step of a run on the second of two lines is below all others, if the first is before it.
+    ///
+    /// Both are known to be the lowest by more than `doubt`: the first at the first step, the second at the last.
+    ///
+    /// # Exactness
+    /// A line that is above both at some scale between is above the first before it and above the second behind it,
+    /// because lines are straight. So only the two need a look at the steps.
+    #[inline(always)]
+    pub(super) fn turn<L: Lanes, const D: usize>(
+        &self,
+        l: L,
+        neighbours: Neighbours<'_>,
+        run: &Between<'_>,
+        doubt: f32,
+    ) -> Option<usize> {
+        let (a, b) = (self.line::<D>(run.points[0]), self.line::<D>(run.points[1]));
+        // Any scale between would do; the nearer to where they cross, the fewer others are below.
+        let (least, most) = (run.scales[run.last], run.scales[run.first]);
+        let scale = c_max((a[1] - b[1]) / (a[0] - b[0]), least);
+        let scale = if scale < most { scale } else { most };
+        let limit = l.splat(c_max(scale * a[0] - a[1], scale * b[0] - b[1]) + doubt);
+        let mut n_low = 0u32;
+        let points = neighbours.tiles().as_flattened();
+        for at in (0..points.len()).step_by(L::WIDTH) {
+            let [slope, offset] = self.lines::<L, D>(l, &points[at..]);
+            let low = l.mask_bits(!l.gt(l.splat(scale) * slope - offset, limit)) as u32;
+            // Copies of the first point fill the last tile.
+            let mut low = low & first_bits(neighbours.n_points().saturating_sub(at).min(LIST_TILE));
+            while low != 0 {
+                (n_low, low) = (n_low + 1, low & (low - 1));
+            }
+        }
+        let (mut a_below, mut b_below) = (0u32, 0u32);
+        let doubt = l.splat(doubt);
+        for at in (0..STEPS).step_by(L::WIDTH) {
+            let scales = l.load(&run.scales[at..]);
+            let a = scales * l.splat(a[0]) - l.splat(a[1]);
+            let b = scales * l.splat(b[0]) - l.splat(b[1]);
+            a_below |= (l.mask_bits(l.gt(b, a + doubt)) as u32) << at;
+            b_below |= (l.mask_bits(l.gt(a, b + doubt)) as u32) << at;
+        }
+        let steps = (u32::MAX << run.first) & (u32::MAX >> (STEPS - 1 - run.last));
+        let is_sure = n_low == 2 && (a_below | b_below) & steps == steps;
+        is_sure.then(|| (b_below & steps).trailing_zeros() as usize)
     }
 
     #[inline(always)]
@@ -302,8 +384,8 @@ mod tests {
     struct Sure<'a, const D: usize> {
         book: &'a CodeBook<D>,
         seed: u64,
-        /// Beliefs, and all looks.
-        counts: &'a mut [usize; 2],
+        /// Beliefs, all looks, and runs in which one neighbour gives way to another.
+        counts: &'a mut [usize; 3],
     }
 
     impl<const D: usize> Kernel for Sure<'_, D> {
@@ -328,16 +410,29 @@ mod tests {
                 let mut tables = LineTables::EMPTY;
                 tables.set(l, &x, &roots);
                 let doubt = tables.doubt(doubt::<D>(ends[1], ends[0], 4.0 * unit));
-                let found = tables.nearest::<L, D, 2>(l, neighbours, &ends, doubt);
-                let common = found[0].common_place(found[1]);
-                for step in 0..=20 {
-                    let scale = ends[0] + (ends[1] - ends[0]) * (step as f32 / 20.0);
-                    let [alone] = tables.nearest::<L, D, 1>(l, neighbours, &[scale], doubt);
+                let found = tables.nearest::<L, D, 2>(l, neighbours, &ends, doubt).map(Nearest::place);
+                let points = found.map(|place| neighbours.at(place));
+                let mut scales = [ends[1]; STEPS];
+                for (step, scale) in scales[..20].iter_mut().enumerate() {
+                    *scale = ends[0] + (ends[1] - ends[0]) * (step as f32 / 19.0);
+                }
+                let turn = match points {
+                    [Some(first), Some(last)] if first != last => {
+                        let run = Between { scales: &scales, first: 0, last: 19, points: [first, last] };
+                        tables.turn::<L, D>(l, neighbours, &run, doubt)
+                    }
+                    _ => None,
+                };
+                self.counts[2] += usize::from(turn.is_some());
+                for (step, scale) in scales[..20].iter().enumerate() {
+                    let [alone] = tables.nearest::<L, D, 1>(l, neighbours, &[*scale], doubt);
                     self.counts[1] += 1;
-                    let want = best_neighbour(neighbours, &x, &roots, scale).ok();
-                    for place in [common, alone.place()].into_iter().flatten() {
+                    let want = best_neighbour(neighbours, &x, &roots, *scale).ok();
+                    let common = points[0].filter(|first| points[1] == Some(*first));
+                    let turned = turn.and_then(|turn| points[usize::from(step >= turn)]);
+                    for point in [common, turned, neighbours.at(alone.place())].into_iter().flatten() {
                         self.counts[0] += 1;
-                        assert_eq!(neighbours.at(Some(place)), want, "{x:?} {roots:?} {scale:e}");
+                        assert_eq!(Some(point), want, "{x:?} {roots:?} {scale:e}");
                     }
                 }
             }
@@ -348,13 +443,14 @@ mod tests {
     fn what_is_believed_is_what_distances_say() {
         for level in levels() {
             for seed in 0..4 {
-                let (mut of_4, mut of_8) = ([0; 2], [0; 2]);
+                let (mut of_4, mut of_8) = ([0; 3], [0; 3]);
                 dispatch(level, Sure { book: codebook::iq3_s(), seed, counts: &mut of_4 });
                 dispatch(level, Sure { book: codebook::iq3_xxs(), seed, counts: &mut of_4 });
                 dispatch(level, Sure { book: codebook::iq2_xxs(), seed, counts: &mut of_8 });
                 dispatch(level, Sure { book: codebook::iq2_s(), seed, counts: &mut of_8 });
-                for [sure, all] in [of_4, of_8] {
+                for [sure, all, turns] in [of_4, of_8] {
                     assert!(sure > all / 5, "{level}: {sure} beliefs at {all} scales");
+                    assert!(turns > 20, "{level}: one neighbour gives way to another in {turns} runs");
                 }
             }
         }

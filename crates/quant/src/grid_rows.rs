@@ -1,10 +1,12 @@
 //! Rows of the types that search on a code book, in either form of the search.
 
+use std::cell::RefCell;
 use std::marker::PhantomData;
 
 use super::codec::Rows;
 use super::grid_lanes::InLanes;
 use super::grid_search::{OffGrid, Scalar, Search};
+use super::grid_trials::Scratch;
 use super::lanes::{Kernel, Lanes, dispatch};
 use super::superblock::SUPER;
 use gguf_core::simd::SimdLevel;
@@ -45,7 +47,8 @@ impl<Q: GridType<B>, const B: usize> Kernel for Blocks<'_, Q, B> {
 
     #[inline(always)]
     fn lanes<L: Lanes>(self, l: L) {
-        blocks::<_, Q, B>(InLanes(l), self.rows, self.dst);
+        let scratch = RefCell::new(Scratch::EMPTY);
+        blocks::<_, Q, B>(InLanes::new(l, &scratch), self.rows, self.dst);
     }
 }
 

@@ -11,22 +11,43 @@ use gguf_core::numeric::{c_max, nearest_int};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OffGrid;
 
+/// Most steps of a search, in whole vectors.
+pub(super) const STEPS: usize = 32;
+
 /// How [`search`] goes about it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GridSearch {
-    /// Steps to either side of the start.
-    pub n_step: i32,
-    /// Distance of steps, in odd levels.
-    pub r_delta: f32,
+    n_steps: usize,
+    /// What the inverse scales are at each step, with the largest magnitude as the unit.
+    iscales: [f32; STEPS],
     /// What the last fit places anew.
     pub refit: Refit,
 }
 
 impl GridSearch {
+    /// Steps to either side of the start, and their distance, in odd levels of a grid of `D` dimensions.
+    pub(super) const fn new<const D: usize>(n_step: usize, r_delta: f32, refit: Refit) -> Self {
+        let n_steps = 2 * n_step + 1;
+        let top = (2 * CodeBook::<D>::LEVELS - 1) as f32;
+        let mut iscales = [top; STEPS];
+        let mut step = 0;
+        while step < n_steps {
+            iscales[step] = top + (step as f32 - n_step as f32) * r_delta;
+            step += 1;
+        }
+        Self { n_steps, iscales, refit }
+    }
+
     /// Steps in all.
     #[inline(always)]
     pub(super) const fn n_steps(&self) -> usize {
-        2 * self.n_step as usize + 1
+        self.n_steps
+    }
+
+    /// What the inverse scales are at each step, with the largest magnitude as the unit; past the last step they are any.
+    #[inline(always)]
+    pub(super) const fn iscales(&self) -> &[f32; STEPS] {
+        &self.iscales
     }
 }
 
@@ -214,13 +235,12 @@ pub(super) fn search<const D: usize, const G: usize>(
     range: f32,
     start: Fit<G>,
 ) -> Result<Fit<G>, OffGrid> {
-    let top = (2 * CodeBook::<D>::LEVELS - 1) as f32;
     let Fit { mut scale, mut points } = start;
     let mut best = 0f32;
     // ref: IQ3_S starts with "between", the others with "on the grid"; they differ in what they make of it
     let mut between = [search.refit == Refit::AllIfAny; G];
-    for step in -search.n_step..=search.n_step {
-        let iscale = (top + step as f32 * search.r_delta) / range;
+    for iscale in &search.iscales[..search.n_steps] {
+        let iscale = iscale / range;
         let trial_scale = 1.0 / iscale;
         let (mut trial, mut trial_between) = ([0; G], [false; G]);
         for k in 0..G {
@@ -294,24 +314,23 @@ pub(super) fn split_signs(x: &[f32; 8]) -> ([f32; 8], u8) {
 
 /// As [`split_signs`], with an even number of signs: an odd one flips the value that matters least.
 ///
-/// Of equal ones the first. The magnitude of a flipped value becomes negative.
+/// Of equal ones the first. The magnitude of a flipped value becomes negative. Without branches: every second number is odd.
 #[inline(always)]
 pub(super) fn split_even_signs(x: &[f32; 8], weights: &[f32; 8]) -> ([f32; 8], u8) {
-    let (mut magnitudes, mut signs) = split_signs(x);
-    if signs.count_ones() % 2 == 1 {
-        let mut least = 0;
-        let mut min = weights[0] * x[0] * x[0];
-        for i in 1..8 {
-            let weighted = weights[i] * x[i] * x[i];
-            if weighted < min {
-                min = weighted;
-                least = i;
-            }
-        }
-        magnitudes[least] = -magnitudes[least];
-        signs ^= 1 << least;
+    let (mut magnitudes, signs) = split_signs(x);
+    let mut least = 0;
+    let mut min = weights[0] * x[0] * x[0];
+    for i in 1..8 {
+        let weighted = weights[i] * x[i] * x[i];
+        least = if weighted < min { i as u32 } else { least };
+        min = if weighted < min { weighted } else { min };
     }
-    (magnitudes, signs)
+    let flipped = (signs.count_ones() & 1) << least;
+    for i in 0..8 {
+        let sign = (flipped >> i & 1) << 31;
+        magnitudes[i] = f32::from_bits(magnitudes[i].to_bits() ^ sign);
+    }
+    (magnitudes, signs ^ flipped as u8)
 }
 
 /// The largest value as C's `MAX(max, v)` finds it from the first on.
@@ -343,7 +362,7 @@ mod tests {
         let points = [book.points[7], book.points[300]];
         let x = points.map(|point| CodeBook::<8>::unpack(point).map(|level| 0.25 * (2 * level + 1) as f32));
         let part = Part { x, weights: [[1.0; 8]; 2], roots: [[1.0; 8]; 2] };
-        let how = GridSearch { n_step: 9, r_delta: 0.1, refit: Refit::OffGrid };
+        let how = GridSearch::new::<8>(9, 0.1, Refit::OffGrid);
         let range = largest(x.as_flattened());
         let fit = search(book, &how, &part, range, Fit { scale: 1.0, points: [0; 2] }).unwrap();
         assert_eq!(fit, Fit { scale: 0.25, points });
@@ -364,7 +383,7 @@ mod tests {
         let book = codebook::iq3_s();
         let x = [[f32::INFINITY; 4]];
         let part = Part { x, weights: x, roots: x };
-        let how = GridSearch { n_step: 9, r_delta: 0.2, refit: Refit::AllIfAny };
+        let how = GridSearch::new::<4>(9, 0.2, Refit::AllIfAny);
         let start = Fit { scale: f32::NAN, points: [0] };
         assert_eq!(search(book, &how, &part, f32::INFINITY, start), Err(OffGrid));
     }

@@ -1,106 +1,17 @@
 //! The grid points of all groups at all steps of a search.
 //!
 //! From step to step most groups keep their nearest levels. Such a run of steps has one neighbour list, and [`LineTables`]
-//! tell at once which of its points are the nearest.
+//! tell which of its points are the nearest: from looks at both ends, and from one at the scale where the one gives way to the
+//! other. Runs for which that does not do are placed step by step.
 
-use super::codebook::{CodeBook, Neighbours};
+use super::codebook::{CodeBook, LIST_TILE, List, Neighbours};
 use super::grid_lanes::best_odd_neighbour;
-use super::grid_lines::{LineTables, Nearest, doubt};
-use super::grid_search::{GridSearch, OffGrid, Part, nearest};
+use super::grid_lines::{Between, LineTables, doubt, first_bits};
+use super::grid_runs::{Pieces, Run, RunList};
+use super::grid_search::{OffGrid, Part, STEPS, nearest};
+use super::grid_steps::{GROUPS, Steps, TOGETHER};
 use super::lanes::Lanes;
 use gguf_core::simd::VectorLoop;
-
-/// Most steps of a search, in whole vectors.
-pub(super) const STEPS: usize = 32;
-
-/// Steps that are looked at together.
-const TOGETHER: usize = 4;
-
-/// Scales and nearest levels of all steps of a part's search.
-pub(super) struct Steps<const G: usize> {
-    count: usize,
-    /// Inverse scales, ascending.
-    iscales: [f32; STEPS],
-    scales: [f32; STEPS + TOGETHER],
-    /// Packed levels before they are put on the grid, as floats: whole numbers up to 65535.
-    packed: [[f32; STEPS + 1]; G],
-    /// One bit for each step that has other levels than the next one, and for the last.
-    ends: [u32; G],
-}
-
-impl<const G: usize> Steps<G> {
-    /// No steps.
-    pub(super) const NONE: Self = Self {
-        count: 0,
-        iscales: [0.0; STEPS],
-        scales: [0.0; STEPS + TOGETHER],
-        packed: [[0.0; STEPS + 1]; G],
-        ends: [0; G],
-    };
-
-    /// Sets all steps of a search.
-    #[inline(always)]
-    pub(super) fn set<L: Lanes, const D: usize>(
-        &mut self,
-        l: L,
-        how: &GridSearch,
-        part: &Part<D, G>,
-        range: f32,
-    ) {
-        self.count = how.n_steps();
-        let top = (2 * CodeBook::<D>::LEVELS - 1) as f32;
-        let mut starts = [top; STEPS];
-        for (start, step) in starts.iter_mut().zip(-how.n_step..=how.n_step) {
-            *start = top + step as f32 * how.r_delta;
-        }
-        let (half, one) = (l.splat(0.5), l.splat(1.0));
-        let base = l.splat((1 << CodeBook::<D>::BITS) as f32);
-        for at in (0..self.count).step_by(L::WIDTH) {
-            let iscale = l.load(&starts[at..]) / l.splat(range);
-            l.store(iscale, &mut self.iscales[at..]);
-            l.store(one / iscale, &mut self.scales[at..]);
-            for k in 0..G {
-                // Levels times powers of two add up exactly.
-                let mut sum = l.splat(0.0);
-                for i in (0..D).rev() {
-                    let value = half * (iscale * l.splat(part.x[k][i]) - one);
-                    sum = sum * base + l.small_nearest_level(0, CodeBook::<D>::LEVELS as i32 - 1, value);
-                }
-                l.store(sum, &mut self.packed[k][at..]);
-            }
-        }
-        let last = 1 << (self.count - 1);
-        for (packed, ends) in self.packed.iter().zip(&mut self.ends) {
-            let mut changes = 0;
-            for at in (0..self.count).step_by(L::WIDTH) {
-                let same = l.eq(l.load(&packed[at..]), l.load(&packed[at + 1..]));
-                changes |= (l.mask_bits(!same) as u32) << at;
-            }
-            *ends = changes & (last - 1) | last;
-        }
-    }
-
-    /// The packed levels of a group at a step.
-    #[inline(always)]
-    pub(super) fn levels(&self, k: usize, step: usize) -> u16 {
-        self.packed[k][step] as u16
-    }
-
-    /// The step from which to the next one a scale lies, also in its inverse.
-    #[inline(always)]
-    fn around<L: Lanes>(&self, l: L, scale: f32, iscale: f32) -> Option<usize> {
-        let mut above = 0u32;
-        for at in (0..self.count).step_by(L::WIDTH) {
-            above |= (l.mask_bits(!l.gt(l.splat(scale), l.load(&self.scales[at..]))) as u32) << at;
-        }
-        let next = (above & (u32::MAX >> (STEPS - self.count))).count_ones() as usize;
-        let step = next.checked_sub(1)?;
-        let is_around = next < self.count
-            && (self.iscales[step]..=self.iscales[next]).contains(&iscale)
-            && (self.scales[next]..=self.scales[step]).contains(&scale);
-        is_around.then_some(step)
-    }
-}
 
 /// What the groups of a part are placed on the grid with.
 pub(super) struct Placing<'a, L, const D: usize, const G: usize> {
@@ -115,108 +26,175 @@ pub(super) struct Placing<'a, L, const D: usize, const G: usize> {
 }
 
 /// The grid points of all groups at all steps.
-pub(super) struct Trials<const G: usize> {
-    /// Packed; past the last step they are anything.
-    pub points: [[u16; 2 * STEPS]; G],
+pub(super) struct Trials {
+    /// Packed, [`STEPS`] for each group; past the last step they are anything.
+    pub points: [u16; (GROUPS + 1) * STEPS],
     /// One bit for each step at which distances were compared, because there was doubt.
-    doubted: [u32; G],
+    doubted: [u32; GROUPS],
 }
 
-impl<const G: usize> Trials<G> {
-    /// No trials.
-    pub(super) const NONE: Self = Self { points: [[0; 2 * STEPS]; G], doubted: [0; G] };
+/// The lines of all groups.
+struct Lines {
+    tables: [LineTables; GROUPS],
+    doubts: [f32; GROUPS],
 }
 
-/// Consecutive steps of a group, between grid points, with the same nearest levels.
-struct Run<'a> {
-    group: usize,
-    first: usize,
-    last: usize,
-    neighbours: Neighbours<'a>,
-    doubt: f32,
+/// What a search writes before it reads it; kept from part to part, so that nothing is cleared for each.
+pub(super) struct Scratch {
+    /// The steps of the part.
+    pub steps: Steps,
+    /// Its trials.
+    pub trials: Trials,
+    lines: Lines,
+    pieces: Pieces,
+    /// Runs off the grid by [`List::class`].
+    by_class: [RunList; List::CLASSES - 1],
+    /// Runs with other points at the first and last step.
+    turning: RunList,
+    /// Runs of which each step needs a look.
+    unsettled: RunList,
+}
+
+impl Scratch {
+    /// Nothing yet.
+    pub(super) const EMPTY: Self = Self {
+        steps: Steps::NONE,
+        trials: Trials { points: [0; (GROUPS + 1) * STEPS], doubted: [0; GROUPS] },
+        lines: Lines { tables: [LineTables::EMPTY; GROUPS], doubts: [0.0; GROUPS] },
+        pieces: Pieces::NONE,
+        by_class: [const { RunList::EMPTY }; List::CLASSES - 1],
+        turning: RunList::EMPTY,
+        unsettled: RunList::EMPTY,
+    };
+}
+
+/// What a look at the ends of a run gives.
+#[derive(Clone, Copy)]
+struct Look {
+    /// No doubt at either.
+    is_sure: bool,
+    /// Other points at them.
+    is_turning: bool,
+}
+
+impl Look {
+    const DOUBT: Self = Self { is_sure: false, is_turning: false };
 }
 
 impl<L: Lanes, const D: usize, const G: usize> Placing<'_, L, D, G> {
     /// Places all groups at all steps.
     #[inline(always)]
-    pub(super) fn place_all(&self, steps: &Steps<G>, trials: &mut Trials<G>) -> Result<(), OffGrid> {
+    pub(super) fn place_all(&self, scratch: &mut Scratch) -> Result<(), OffGrid> {
+        let Scratch { steps, trials, lines, pieces, by_class, turning, unsettled } = scratch;
         // The first step has the largest scale.
         let doubt = doubt::<D>(steps.scales[steps.count - 1], steps.scales[0], self.x_max);
-        let mut tables = LineTables::EMPTY;
         for k in 0..G {
-            tables.set(self.l, &self.part.x[k], &self.part.roots[k]);
-            let doubt = tables.doubt(doubt);
-            let mut ends = steps.ends[k];
-            let mut first = 0;
-            while ends != 0 {
-                let last = ends.trailing_zeros() as usize;
-                ends &= ends - 1;
-                let packed = steps.levels(k, first);
-                if self.book.is_on_grid(packed) {
-                    set_from(&mut trials.points[k], first, packed);
-                } else {
-                    let neighbours = self.book.neighbours(packed);
-                    self.place_run(
-                        &tables,
-                        steps,
-                        &Run { group: k, first, last, neighbours, doubt },
-                        trials,
-                    )?;
-                }
-                first = last + 1;
+            lines.tables[k].set(self.l, &self.part.x[k], &self.part.roots[k]);
+            lines.doubts[k] = lines.tables[k].doubt(doubt);
+        }
+        trials.doubted = [0; GROUPS];
+        pieces.set::<D, G>(self.book, steps, by_class);
+        let (mut n_turning, mut n_unsettled) = (0, 0);
+        for (class, list) in by_class.iter().enumerate() {
+            for run in list.runs() {
+                let look = match class {
+                    0 => self.look::<1>(lines, steps, *run, pieces),
+                    1 => self.look::<2>(lines, steps, *run, pieces),
+                    _ => self.look_at_many(lines, steps, *run, pieces),
+                };
+                turning.push_if(&mut n_turning, look.is_sure & look.is_turning, *run);
+                unsettled.push_if(&mut n_unsettled, !look.is_sure, *run);
             }
+        }
+        turning.set_count(n_turning);
+        for run in turning.runs() {
+            let is_settled = self.turn(lines, steps, *run, pieces);
+            unsettled.push_if(&mut n_unsettled, !is_settled, *run);
+        }
+        unsettled.set_count(n_unsettled);
+        pieces.write(&mut trials.points);
+        for run in unsettled.runs() {
+            self.l.call(PlaceRun { placing: self, lines, steps, run: *run, trials })?;
         }
         Ok(())
     }
 
-    /// Places a run.
+    /// Finds the points of a run with `T` tiles of neighbours at both ends.
+    #[expect(clippy::needless_bitwise_bool, reason = "branches would be hard to foresee")]
     #[inline(always)]
-    fn place_run(
-        &self,
-        tables: &LineTables,
-        steps: &Steps<G>,
-        run: &Run<'_>,
-        trials: &mut Trials<G>,
-    ) -> Result<(), OffGrid> {
-        let &Run { group: k, first, last, neighbours, doubt } = run;
-        let ends = [steps.scales[first], steps.scales[last]];
-        let [at_first, at_last] = tables.nearest::<L, D, 2>(self.l, neighbours, &ends, doubt);
-        if let Some(point) = neighbours.at(at_first.common_place(at_last)) {
-            set_from(&mut trials.points[k], first, point);
-            return Ok(());
+    fn look<const T: usize>(&self, lines: &Lines, steps: &Steps, run: Run, pieces: &mut Pieces) -> Look {
+        let k = run.group();
+        let Some(tiles) = self.book.tiles_of::<T>(run.list()) else { return Look::DOUBT };
+        let scales = [steps.scales[run.first()], steps.scales[run.last()]];
+        let doubt = lines.doubts[k];
+        let [first, last] = lines.tables[k].bits_of_tiles::<L, D, 2, T>(self.l, tiles, &scales, doubt);
+        // In one number, because the compiler takes two to vectors and back.
+        let listed = u64::from(first_bits(run.list().n_points()));
+        let both = (u64::from(first) | u64::from(last) << 32) & (listed | listed << 32);
+        let (first, last) = (both as u32, (both >> 32) as u32);
+        let places = [first.trailing_zeros() as usize, last.trailing_zeros() as usize];
+        let points = tiles.as_flattened();
+        pieces.place(run, [points[places[0] % (T * LIST_TILE)], points[places[1] % (T * LIST_TILE)]]);
+        // One bit in each half. Without a bound lines could be anything; also that of a point that is alone in its list.
+        let is_one_each = (first != 0) & (last != 0) & (both & both.wrapping_sub(1 << 32 | 1) == 0);
+        let is_sure = is_one_each & (doubt < f32::INFINITY);
+        Look { is_sure, is_turning: first != last }
+    }
+
+    /// [`Placing::look`] at any number of neighbours.
+    #[inline(always)]
+    fn look_at_many(&self, lines: &Lines, steps: &Steps, run: Run, pieces: &mut Pieces) -> Look {
+        let k = run.group();
+        let neighbours = self.book.neighbours_of(run.list());
+        let scales = [steps.scales[run.first()], steps.scales[run.last()]];
+        let [first, last] = lines.tables[k].nearest::<L, D, 2>(self.l, neighbours, &scales, lines.doubts[k]);
+        match (neighbours.at(first.place()), neighbours.at(last.place())) {
+            (Some(first), Some(last)) => {
+                pieces.place(run, [first, last]);
+                Look { is_sure: true, is_turning: first != last }
+            }
+            _ => Look::DOUBT,
         }
-        self.place_step(steps, run, first, at_first, trials)?;
-        self.place_step(steps, run, last, at_last, trials)?;
-        let mut at = first + 1;
-        while at < last {
+    }
+
+    /// Settles where the one of a run's points gives way to the other; false if a third or doubt comes between.
+    #[inline(always)]
+    fn turn(&self, lines: &Lines, steps: &Steps, run: Run, pieces: &mut Pieces) -> bool {
+        let k = run.group();
+        let (first, last) = (run.first(), run.last());
+        let between = Between { scales: &steps.scales, first, last, points: pieces.points(run) };
+        let neighbours = self.book.neighbours_of(run.list());
+        match lines.tables[k].turn::<L, D>(self.l, neighbours, &between, lines.doubts[k]) {
+            Some(step) => {
+                pieces.set_turn(run, step);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Places a run step by step.
+    #[inline(always)]
+    fn place_run(&self, lines: &Lines, steps: &Steps, run: Run, trials: &mut Trials) -> Result<(), OffGrid> {
+        let k = run.group();
+        let neighbours = self.book.neighbours_of(run.list());
+        let (mut at, end) = (run.first(), run.last() + 1);
+        while at < end {
             let Some(scales) = steps.scales[at..].first_chunk::<TOGETHER>() else { return Err(OffGrid) };
-            let nearest = tables.nearest::<L, D, TOGETHER>(self.l, neighbours, scales, doubt);
-            for i in 0..TOGETHER.min(last - at) {
-                self.place_step(steps, run, at + i, nearest[i], trials)?;
+            let nearest =
+                lines.tables[k].nearest::<L, D, TOGETHER>(self.l, neighbours, scales, lines.doubts[k]);
+            for i in 0..TOGETHER.min(end - at) {
+                let step = at + i;
+                trials.points[k * STEPS + step] = match neighbours.at(nearest[i].place()) {
+                    Some(point) => point,
+                    None => {
+                        trials.doubted[k] |= 1 << step;
+                        self.compare(k, neighbours, steps.scales[step])?
+                    }
+                };
             }
             at += TOGETHER;
         }
-        Ok(())
-    }
-
-    /// Places one step of a run; where there is doubt, by distances.
-    #[inline(always)]
-    fn place_step(
-        &self,
-        steps: &Steps<G>,
-        run: &Run<'_>,
-        step: usize,
-        nearest: Nearest,
-        trials: &mut Trials<G>,
-    ) -> Result<(), OffGrid> {
-        let k = run.group;
-        trials.points[k][step] = match run.neighbours.at(nearest.place()) {
-            Some(point) => point,
-            None => {
-                trials.doubted[k] |= 1 << step;
-                self.compare(k, run.neighbours, steps.scales[step])?
-            }
-        };
         Ok(())
     }
 
@@ -227,16 +205,6 @@ impl<L: Lanes, const D: usize, const G: usize> Placing<'_, L, D, G> {
         self.l.call(Compare { l: self.l, neighbours, x, roots, scale })
     }
 
-    /// Places one group at one scale, by distances.
-    #[inline(always)]
-    fn place(&self, k: usize, scale: f32) -> Result<u16, OffGrid> {
-        let packed = nearest(&self.part.x[k], 1.0 / scale);
-        if self.book.is_on_grid(packed) {
-            return Ok(packed);
-        }
-        self.compare(k, self.book.neighbours(packed), scale)
-    }
-
     /// The points of the `wanted` groups at one scale.
     ///
     /// Between two steps at which a group has the same levels it has these, too; and if the same neighbour is the nearest
@@ -244,37 +212,62 @@ impl<L: Lanes, const D: usize, const G: usize> Placing<'_, L, D, G> {
     #[inline(always)]
     pub(super) fn place_at(
         &self,
-        steps: &Steps<G>,
-        trials: &Trials<G>,
+        scratch: &Scratch,
         scale: f32,
         points: &mut [u16; G],
         wanted: &[bool; G],
     ) -> Result<(), OffGrid> {
+        let Scratch { steps, trials, lines, .. } = scratch;
         let around = steps.around(self.l, scale, 1.0 / scale);
         for k in 0..G {
             if !wanted[k] {
                 continue;
             }
-            points[k] = match around {
-                Some(step)
-                    if steps.ends[k] >> step & 1 == 0
-                        && (trials.doubted[k] >> step).trailing_zeros() >= 2
-                        && trials.points[k][step] == trials.points[k][step + 1] =>
-                {
-                    trials.points[k][step]
-                }
-                _ => self.place(k, scale)?,
+            // Between these two steps the levels are known.
+            let known = around.filter(|step| steps.ends[k] >> step & 1 == 0);
+            if let Some(step) = known
+                && (trials.doubted[k] >> step).trailing_zeros() >= 2
+                && trials.points[k * STEPS + step] == trials.points[k * STEPS + step + 1]
+            {
+                points[k] = trials.points[k * STEPS + step];
+                continue;
+            }
+            let packed = match known {
+                Some(step) => steps.levels(k * STEPS + step),
+                None => nearest(&self.part.x[k], 1.0 / scale),
+            };
+            if self.book.is_on_grid(packed) {
+                points[k] = packed;
+                continue;
+            }
+            let neighbours = self.book.neighbours(packed);
+            // The bound holds between the steps.
+            let doubt = if around.is_some() { lines.doubts[k] } else { f32::INFINITY };
+            let [nearest] = lines.tables[k].nearest::<L, D, 1>(self.l, neighbours, &[scale], doubt);
+            points[k] = match neighbours.at(nearest.place()) {
+                Some(point) => point,
+                None => self.compare(k, neighbours, scale)?,
             };
         }
         Ok(())
     }
 }
 
-/// Sets the points of a group from a step on; later runs overwrite what is theirs.
-#[inline(always)]
-fn set_from(points: &mut [u16; 2 * STEPS], step: usize, point: u16) {
-    if let Some(points) = points[step..].first_chunk_mut() {
-        *points = [point; STEPS];
+/// [`Placing::place_run`], in a function of its own: it is seldom needed.
+struct PlaceRun<'a, 'p, L, const D: usize, const G: usize> {
+    placing: &'a Placing<'p, L, D, G>,
+    lines: &'a Lines,
+    steps: &'a Steps,
+    run: Run,
+    trials: &'a mut Trials,
+}
+
+impl<L: Lanes, const D: usize, const G: usize> VectorLoop for PlaceRun<'_, '_, L, D, G> {
+    type Output = Result<(), OffGrid>;
+
+    #[inline(always)]
+    fn run(self) -> Self::Output {
+        self.placing.place_run(self.lines, self.steps, self.run, self.trials)
     }
 }
 

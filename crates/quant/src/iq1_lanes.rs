@@ -1,9 +1,12 @@
 //! IQ1_S and IQ1_M with one part per lane: sorting and the search for the best cut into three levels.
 
+use std::cell::RefCell;
+
 use super::batch::{BATCH, Batch};
 use super::codec::Rows;
 use super::grid_lanes::InLanes;
 use super::grid_search::OffGrid;
+use super::grid_trials::Scratch;
 use super::iq1_search::{
     DELTA, DOWN, EPS_M, EPS_S, M_BYTES, PartCode, S_BYTES, Split, UP, code_m, code_s, down_m, down_s, groups,
     on_grid, points_of, scalar_m, scalar_s, square_steps, store_m, store_s,
@@ -80,26 +83,21 @@ impl<L: Lanes> Best<L> {
         Self { score: l.splat(-f32::MAX), scale: l.splat(0.0), split: l.splat_i(-1) }
     }
 
-    #[inline(always)]
-    fn beaten_by(&self, l: L, trial: Trial<L>) -> L::M {
-        let Trial { sum_qx, sum_q2 } = trial;
-        l.gt(sum_q2, l.splat(0.0)) & l.gt(sum_qx * sum_qx, self.score * sum_q2)
-    }
-
     /// Offers all trials of a cut, in their order.
     #[inline(always)]
     fn offer<const T: usize>(&mut self, l: L, trials: [Trial<L>; T], first: usize, second: usize) {
-        let mut beaten = self.beaten_by(l, trials[0]);
-        for trial in &trials[1..] {
-            beaten = beaten | self.beaten_by(l, *trial);
+        // Without a look at the sign of `sum_q2`, which seldom matters: that is left for those that may be better.
+        let mut any = l.gt(trials[0].sum_qx * trials[0].sum_qx, self.score * trials[0].sum_q2);
+        for Trial { sum_qx, sum_q2 } in &trials[1..] {
+            any = any | l.gt(*sum_qx * *sum_qx, self.score * *sum_q2);
         }
-        if !l.any(beaten) {
+        if !l.any(any) {
             return;
         }
-        for (number, trial) in trials.into_iter().enumerate() {
-            let better = self.beaten_by(l, trial);
-            let scale = trial.sum_qx / trial.sum_q2;
-            self.score = l.select(better, scale * trial.sum_qx, self.score);
+        for (number, Trial { sum_qx, sum_q2 }) in trials.into_iter().enumerate() {
+            let better = l.gt(sum_q2, l.splat(0.0)) & l.gt(sum_qx * sum_qx, self.score * sum_q2);
+            let scale = sum_qx / sum_q2;
+            self.score = l.select(better, scale * sum_qx, self.score);
             self.scale = l.select(better, scale, self.scale);
             let split = l.splat_i((first << 16 | second << 8 | number) as i32);
             self.split = l.select_i(better, split, self.split);
@@ -277,6 +275,7 @@ macro_rules! kernel {
                 let mut batch = Batch::EMPTY;
                 let mut codes: [[PartCode<GROUPS>; PARTS]; BATCH_SUPERS] = [[Ok(None); PARTS]; BATCH_SUPERS];
                 let mut order = [[0; MAX_WIDTH]; $part];
+                let scratch = RefCell::new(Scratch::EMPTY);
                 let zero = l.splat(0.0);
                 for (index, out) in self.dst.as_chunks_mut::<$bytes>().0.chunks_mut(BATCH_SUPERS).enumerate()
                 {
@@ -307,7 +306,15 @@ macro_rules! kernel {
                             let points = points_of(&split, order.iter().map(|places| places[lane] as usize));
                             let (x, weights) = (groups(x), groups(weights));
                             let scale = split.scale.abs();
-                            *code = on_grid(InLanes(l), &x, &weights, points, scale, $down(&split)).map(Some);
+                            *code = on_grid(
+                                InLanes::new(l, &scratch),
+                                &x,
+                                &weights,
+                                points,
+                                scale,
+                                $down(&split),
+                            )
+                            .map(Some);
                         }
                     }
                     for (b, out) in out.iter_mut().enumerate() {

@@ -30,8 +30,8 @@ const MAGNITUDES: [u8; 3] = [8, 25, 43];
 /// IQ2_S groups whose largest magnitude is below this count as zero.
 const EPS_S: f32 = 1e-8;
 
-const SEARCH_XXS: GridSearch = GridSearch { n_step: 6, r_delta: 0.1, refit: Refit::All };
-const SEARCH_XS: GridSearch = GridSearch { n_step: 9, r_delta: 0.1, refit: Refit::OffGrid };
+const SEARCH_XXS: GridSearch = GridSearch::new::<8>(6, 0.1, Refit::All);
+const SEARCH_XS: GridSearch = GridSearch::new::<8>(9, 0.1, Refit::OffGrid);
 
 pub(super) static IQ2_XXS: Codec = Codec {
     ty: GgmlType::Iq2Xxs,
@@ -70,6 +70,7 @@ struct Coded<const G: usize> {
 }
 
 /// Makes a negative scale positive by turning all signs.
+#[inline(always)]
 fn coded<const G: usize>(fit: Fit<G>, signs: [u8; G]) -> Coded<G> {
     let Fit { scale, points } = fit;
     if scale < 0.0 {
@@ -79,11 +80,13 @@ fn coded<const G: usize>(fit: Fit<G>, signs: [u8; G]) -> Coded<G> {
     }
 }
 
+#[inline(always)]
 fn flat_32(groups: &Groups<4>) -> [f32; 32] {
     std::array::from_fn(|i| groups[i / 8][i % 8])
 }
 
 /// Signs off, an even number of them in each group.
+#[inline(always)]
 fn even_part<const G: usize>(x: &Groups<G>, weights: &Groups<G>) -> (Part<8, G>, [u8; G]) {
     let mut part = Part { x: *x, weights: *weights, roots: weights.map(|group| group.map(f32::sqrt)) };
     let mut signs = [0; G];
@@ -206,6 +209,7 @@ impl GridType<XS_BYTES> for Xs {
 }
 
 /// The levels of 16 scales, two to a byte.
+#[inline(always)]
 fn store_nibbles(id: f32, scales: &[f32; 16], out: &mut [u8; 8]) {
     for j in 0..8 {
         out[j] = scale_level(id, scales[2 * j], 15) | scale_level(id, scales[2 * j + 1], 15) << 4;

@@ -29,8 +29,8 @@ const MAGNITUDES: [u8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
 /// IQ3_XXS groups whose largest magnitude is below this count as zero.
 const EPS_XXS: f32 = 1e-8;
 
-const SEARCH_XXS: GridSearch = GridSearch { n_step: 15, r_delta: 0.2, refit: Refit::OffGrid };
-const SEARCH_S: GridSearch = GridSearch { n_step: 9, r_delta: 0.2, refit: Refit::AllIfAny };
+const SEARCH_XXS: GridSearch = GridSearch::new::<4>(15, 0.2, Refit::OffGrid);
+const SEARCH_S: GridSearch = GridSearch::new::<4>(9, 0.2, Refit::AllIfAny);
 
 pub(super) static IQ3_XXS: Codec = Codec {
     ty: GgmlType::Iq3Xxs,
@@ -47,6 +47,7 @@ pub(super) static IQ3_S: Codec = Codec {
 };
 
 /// One part with its signs off; `EVEN` keeps their number even in each 8.
+#[inline(always)]
 fn split<const EVEN: bool>(
     x: &[f32; PART],
     importance: Option<&[f32; PART]>,

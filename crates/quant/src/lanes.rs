@@ -215,6 +215,15 @@ pub(crate) trait Lanes: Copy {
         }
     }
 
+    /// [`Lanes::small_nearest_level`] from 0 on, times `unit`, of `value / unit`; `unit` is a power of two up to 2^14 and the
+    /// value not below `-unit / 2`, which is rounded to zero.
+    #[inline(always)]
+    fn nearest_multiple(self, unit: f32, high: i32, value: Self::F) -> Self::F {
+        let magic = MAGIC * unit;
+        let bits = self.bits(value + self.splat(magic));
+        self.float_of(self.min_i(bits, self.splat_i(magic.to_bits() as i32 + high))) - self.splat(magic)
+    }
+
     /// C's `(int)roundf(x)`: half away from zero, out of range and NaN give `i32::MIN`.
     #[inline(always)]
     fn round_away(self, value: Self::F) -> Self::I {
