@@ -2,12 +2,12 @@
 # Everything that docs/performance.md has a table of, ours beside the peer's, in one go.
 #
 #   scripts/peers/bench_all.sh DIR_OF_PEER [--dir WORK] [--only NAME,...] [--llama-cpp SOURCE] [--python PYTHON]
-#                              [--vocab CHECKPOINT] [--rounds 3]
+#                              [--vocab CHECKPOINT] [--types Q4_K_M,...] [--rounds 3]
 #
 # DIR_OF_PEER holds llama-quantize, llama-perplexity, llama-imatrix, llama-tokenize and libggml-base.so. NAMEs: start, blocks,
 # quantize, copy, convert, verify, scaling. `convert` needs llama.cpp's SOURCE and a PYTHON with its requirements, `start`
-# times the vocabulary of a CHECKPOINT if one is named; other models are made here, in WORK (default: bench-work; 10 GB). The
-# machine should have nothing else to do.
+# times the vocabulary of a CHECKPOINT if one is named, `quantize` makes files of --types (all; the peer takes half an hour for
+# the smallest). Models are made here, in WORK (default: bench-work; 10 GB). The machine should have nothing else to do.
 #
 # Each table goes to WORK/NAME.md and takes the place of the one between `<!-- NAME -->` and `<!-- /NAME -->` in
 # docs/performance.md, with the processor, the day and the commit; what is not run keeps its old one.
@@ -16,9 +16,10 @@ cd "$(dirname "$0")/../.."
 [ $# -ge 1 ] || { sed -n '2,17s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 peer=$(realpath "$1"); shift
 work=bench-work only=start,blocks,quantize,copy,convert,verify,scaling source="" python=python3 vocab="" rounds=3
+types=Q8_0,Q4_0,Q2_K,Q3_K_M,Q4_K_M,Q5_K_M,Q6_K,IQ4_XS,IQ3_S,IQ3_XXS,IQ2_S,IQ2_XS,IQ2_XXS,IQ1_M,IQ1_S
 while [ $# -gt 0 ]; do
   case $1 in
-    --dir) work=$2 ;; --only) only=$2 ;; --llama-cpp) source=$2 ;; --python) python=$2 ;; --vocab) vocab=$2 ;; --rounds) rounds=$2 ;;
+    --dir) work=$2 ;; --only) only=$2 ;; --llama-cpp) source=$2 ;; --python) python=$2 ;; --vocab) vocab=$2 ;; --types) types=$2 ;; --rounds) rounds=$2 ;;
     *) echo "bench_all.sh: unknown option $1" >&2; exit 2 ;;
   esac
   shift 2
@@ -27,12 +28,12 @@ mkdir -p "$work"
 cargo build --release --bins
 ours=target/release here=scripts/peers text=fixtures/tiny-llama/corpus.txt
 
-checkpoint() { # the random Llama of 1.1 B
-  [ -e "$work/llama/config.json" ] || "$python" $here/make_random_llama.py "$work/llama" --layers 22
+checkpoint() { # NAME LAYERS: a random Llama
+  [ -e "$work/$1/config.json" ] || "$python" $here/make_random_llama.py "$work/$1" --layers "$2"
 }
-model() { # NAME TYPE: the checkpoint as a file of a type
-  checkpoint
-  [ -e "$work/$1.gguf" ] || $ours/gguf-convert hf2gguf "$work/llama" --type "$2" -o "$work/$1.gguf"
+large() { checkpoint large 22; } # 1.1 B
+f16() { # CHECKPOINT
+  [ -e "$work/$1.gguf" ] || $ours/gguf-convert hf2gguf "$work/$1" --type f16 -o "$work/$1.gguf" --quiet > /dev/null
 }
 table() { # NAME COMMAND...
   local name=$1; shift
@@ -53,32 +54,35 @@ PYTHON
 }
 
 start() {
-  checkpoint
-  [ -e "$work/header.gguf" ] || $ours/gguf-convert hf2gguf "${vocab:-fixtures/tiny-llama}" --vocab-only -o "$work/header.gguf"
-  "$python" $here/bench_start.py --programs $ours --inspect "$work/header.gguf" --dry-run "$work/llama" ${vocab:+--vocab "$vocab"}
+  large
+  [ -e "$work/header.gguf" ] || $ours/gguf-convert hf2gguf "${vocab:-fixtures/tiny-llama}" --vocab-only -o "$work/header.gguf" --quiet > /dev/null
+  "$python" $here/bench_start.py --programs $ours --inspect "$work/header.gguf" --dry-run "$work/large" ${vocab:+--vocab "$vocab"}
 }
 quantize() {
-  model f16 f16
-  [ -e "$work/imatrix.gguf" ] || "$peer/llama-imatrix" -m "$work/f16.gguf" -f $text -c 512 --chunks 2 -o "$work/imatrix.gguf" > "$work/imatrix.log" 2>&1
-  "$python" $here/bench_quantize.py --ours $ours/gguf-quantize --peer "$peer/llama-quantize" --model "$work/f16.gguf" --imatrix "$work/imatrix.gguf" \
-    --rounds "$rounds" --dir "$work" --types Q8_0,Q4_0,Q2_K,Q3_K_M,Q4_K_M,Q5_K_M,Q6_K,IQ4_XS,IQ3_S,IQ3_XXS,IQ2_S,IQ2_XS,IQ2_XXS,IQ1_M,IQ1_S
+  checkpoint small 2 # 0.22 B
+  f16 small
+  [ -e "$work/imatrix.gguf" ] || "$peer/llama-imatrix" -m "$work/small.gguf" -f $text -c 512 --chunks 2 -o "$work/imatrix.gguf" > "$work/imatrix.log" 2>&1
+  "$python" $here/bench_quantize.py --ours $ours/gguf-quantize --peer "$peer/llama-quantize" --model "$work/small.gguf" --imatrix "$work/imatrix.gguf" \
+    --rounds "$rounds" --dir "$work" --types "$types"
 }
 convert() {
-  checkpoint
-  "$python" $here/bench_convert.py --llama-cpp "$source" --python "$python" --ours $ours/gguf-convert --runs "$rounds" --out "$work" "$work/llama"
+  large
+  "$python" $here/bench_convert.py --llama-cpp "$source" --python "$python" --ours $ours/gguf-convert --runs "$rounds" --out "$work" "$work/large"
 }
 copy() {
-  checkpoint
-  "$python" $here/bench_copy.py --ours $ours/gguf-convert --runs "$rounds" --out "$work" "$work/llama"
+  large
+  "$python" $here/bench_copy.py --ours $ours/gguf-convert --runs "$rounds" --out "$work" "$work/large"
 }
 verify() {
-  model f16 f16
-  "$python" $here/bench_verify.py --ours $ours/gguf-verify --peer "$peer" --model "$work/f16.gguf" --text $text --chunks 2 --rounds "$rounds" \
+  large
+  f16 large
+  "$python" $here/bench_verify.py --ours $ours/gguf-verify --peer "$peer" --model "$work/large.gguf" --text $text --chunks 2 --rounds "$rounds" \
     --dir "$work" --types F16,BF16,Q8_0,Q4_0,Q4_K_M,Q6_K,IQ4_XS
 }
 scaling() {
-  model f16 f16
-  "$python" $here/bench_scaling.py --programs $ours --checkpoint "$work/llama" --model "$work/f16.gguf" --text $text --runs "$rounds" --out "$work"
+  large
+  f16 large
+  "$python" $here/bench_scaling.py --programs $ours --checkpoint "$work/large" --model "$work/large.gguf" --text $text --runs "$rounds" --out "$work"
 }
 
 table start start
