@@ -55,7 +55,7 @@ PYTHON
 
 start() {
   large
-  [ -e "$work/header.gguf" ] || $ours/gguf-convert hf2gguf "${vocab:-fixtures/tiny-llama}" --vocab-only -o "$work/header.gguf" --quiet > /dev/null
+  [ -e "$work/header.gguf" ] || $ours/gguf-convert hf2gguf "$work/large" --vocab-only -o "$work/header.gguf" --quiet > /dev/null
   "$python" $here/bench_start.py --programs $ours --inspect "$work/header.gguf" --dry-run "$work/large" ${vocab:+--vocab "$vocab"}
 }
 quantize() {
