@@ -53,7 +53,7 @@ def main():
                 for n_threads in in_turns(times, turn):
                     quiet(output)
                     warm(options.checkpoint)
-                    times[n_threads].append(run([*command, "--threads", n_threads], fine=(0, 4)).seconds)
+                    times[n_threads].append(run([*command, "--threads", n_threads], fine=(0, 3, 4)).seconds)
                 if os.path.exists(output):
                     quiet(copied)
                     warm(output)
