@@ -151,11 +151,12 @@ pub(crate) fn identify(
         None => Vec::new(),
     };
     // What is left out of an excerpt is certain not to be met only by steps that are known.
-    let hashes = match structure.and_then(|_| excerpt::excerpt(path, text, hf)) {
-        Some(part) => check_hashes(&part, setting).ok().filter(|hashes| table.knows_any(hashes)),
-        None => None,
+    let part = structure.and_then(|_| excerpt::excerpt(path, text, hf));
+    let of_part = part.and_then(|part| check_hashes(&part, setting).ok());
+    let hashes = match of_part.filter(|hashes| table.knows_any(hashes)) {
+        Some(hashes) => Ok(hashes),
+        None => check_hashes(text, setting),
     };
-    let hashes = hashes.map_or_else(|| check_hashes(text, setting), Ok);
     let hashed_by = |pre: &Pre| match &hashes {
         Ok(hashes) => hashes.iter().position(|hash| pre.hashes.contains(hash)),
         Err(_) => None,
