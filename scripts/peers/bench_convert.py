@@ -69,23 +69,19 @@ def main():
                 processor[key].append(done.processor)
                 peaks[key] = max(peaks[key], done.memory)
 
-        print(f"{cpu_name()}, {threads} threads; {n_bytes / 1e9:.2f} GB to {args.type}, {args.runs} runs, median (min-max)")
+        print(f"{cpu_name()}, {threads} threads; {n_bytes / 1e9:.2f} GB to {args.type}, {args.runs} runs, medians\n")
+        print("| durability | program | wall, s | least to most | MB/s | processor, s | RssAnon, MiB | ours / peer, wall | processor |")
+        print("|---|---|---:|---|---:|---:|---:|---:|---:|")
         for (who, how), times in sorted(seconds.items(), key=lambda item: item[0][1]):
             median = statistics.median(times)
-            print(
-                f"{how:8} {who:5} {median:7.2f} s ({min(times):.2f}-{max(times):.2f})"
-                f"  {n_bytes / median / 1e6:6.0f} MB/s"
-                f"  processor {statistics.median(processor[who, how]):6.2f} s  RssAnon {peaks[who, how]:6.0f} MiB"
-            )
+            ratios = ["", ""]
+            if who == "ours" and not args.no_peer:
+                ratios = [f"{statistics.median(of[who, how]) / statistics.median(of['peer', how]):.3f}" for of in (seconds, processor)]
+            print(f"| {how} | {who} | {median:.2f} | {min(times):.2f} to {max(times):.2f} | {n_bytes / median / 1e6:.0f} "
+                  f"| {statistics.median(processor[who, how]):.2f} | {peaks[who, how]:.0f} | {ratios[0]} | {ratios[1]} |")
         if not args.no_peer:
-            for how in ("durable", "cached"):
-                wall, busy = (
-                    statistics.median(times["ours", how]) / statistics.median(times["peer", how])
-                    for times in (seconds, processor)
-                )
-                print(f"{how:8} ours / peer: {wall:.3f} wall, {busy:.3f} processor")
             equal = sha256(ours_out) == sha256(theirs_out)
-            print("outputs are equal" if equal else "outputs DIFFER")
+            print("\nThe files are equal." if equal else "\nThe files DIFFER.")
             if not equal:
                 sys.exit(1)
     finally:
