@@ -16,6 +16,7 @@ pub mod packaging;
 pub(crate) mod progress;
 pub mod quantize;
 pub(crate) mod render;
+mod share;
 mod signals;
 mod stored;
 mod threads;

@@ -14,6 +14,7 @@ mod imatrix;
 pub(crate) mod keys;
 mod plan;
 mod reader;
+mod share;
 pub(crate) mod split;
 pub(crate) mod split_id;
 mod value;
@@ -34,6 +35,7 @@ pub use imatrix::{
 };
 pub use plan::{FilePlan, LayoutOptions, PlanError, PlannedTensor};
 pub use reader::{GgufFile, OpenOptions, Part, TensorPlace};
+pub use share::{Share, ShareError};
 pub use split::{SplitSpec, SplitStyle, merged_metadata};
 pub use value::{Array, Metadata, Value, ValueType};
 pub use vocabulary::{FILE_ROLES, Mode, ModeRequest, RankCode, SpecialToken, Template, TokenizerRequest};

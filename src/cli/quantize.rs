@@ -20,6 +20,7 @@ use crate::cli::quantize::calibrate::CalibrateArgs;
 use crate::cli::quantize::options::{QuantizeArgs, usage};
 use crate::cli::quantize::target::TargetArgs;
 use crate::cli::render::{Align, Table};
+use crate::cli::share::ShareArgs;
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
 use crate::core::output::OutputKind;
 use crate::core::progress::Progress;
@@ -61,7 +62,7 @@ struct Quantize {
     #[arg(long)]
     dry_run: bool,
     /// Write as many files as the input has
-    #[arg(long, conflicts_with = "target")]
+    #[arg(long, conflicts_with_all = ["target", "part", "resume"])]
     keep_split: bool,
     /// Leave out the key gguf_foundry.split.id, by which mixed parts are found: the bytes of llama-quantize
     #[arg(long, requires = "keep_split")]
@@ -69,6 +70,8 @@ struct Quantize {
     /// Accepted for the sake of llama-quantize; see --memory
     #[arg(long, value_name = "MIB", hide = true)]
     max_buffer_size: Option<u64>,
+    #[command(flatten)]
+    share: ShareArgs,
     #[command(flatten)]
     options: QuantizeArgs,
     #[command(flatten)]
@@ -171,6 +174,13 @@ impl Quantize {
         }
         let word = file_type.map(|file_type| file_type.to_string()).or_else(|| self.target.word());
         let word = word.unwrap_or_default();
+        if let Some(into) = &self.share.into {
+            if let Some(output) = &output {
+                let text = format!("`--into` names the output: leave `{}` out", output.display());
+                return Err(UsageError(text).into());
+            }
+            output = Some(into.clone());
+        }
         let has_output = output.is_some();
         let output = output.unwrap_or_else(|| input.with_file_name(format!("ggml-model-{word}.gguf")));
         Ok(Job { input, output, has_output, file_type, threads })
@@ -185,6 +195,9 @@ impl Quantize {
         guard.read_all("rules of types", self.options.tensor_types.files())?;
         self.calibrate.guard(&mut guard)?;
         self.target.guard(&mut guard)?;
+        if let Some(path) = self.share.file(&job.output) {
+            return guard.write("the output", &path, OutputKind::Model);
+        }
         if !self.keep_split {
             return guard.write("the output", &job.output, OutputKind::Model);
         }
@@ -218,10 +231,14 @@ impl Quantize {
         let write_options = WriteOptions {
             sync: !self.common.no_sync,
             memory_bytes: self.common.memory_bytes(),
-            inputs: file.paths(),
-            split: self
-                .keep_split
-                .then(|| SplitSpec { without_id: self.no_split_id, ..SplitSpec::default() }),
+            inputs: file.paths().into_iter().chain(self.options.imatrix.clone()).collect(),
+            into_one_file: self.share.into.is_some(),
+            resume: self.share.resume || self.share.into.is_some(),
+            split: (self.keep_split || self.share.part.is_some()).then(|| SplitSpec {
+                share: self.share.part,
+                without_id: self.no_split_id,
+                ..SplitSpec::default()
+            }),
             ..WriteOptions::default()
         };
         let calibrated = calibrate::Job {
@@ -240,6 +257,7 @@ impl Quantize {
         }
         if self.dry_run {
             let plan = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
+            self.share.note(session, plan.metadata(), &plan, &write_options)?;
             report::warn(session, self.options.coverage, &plan);
             for obstacle in plan.obstacles() {
                 session.progress.warn(&format!("a run would stop here: {obstacle}"));
@@ -254,11 +272,13 @@ impl Quantize {
             return Ok(Exit::Done);
         }
         let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
+        self.share.note(session, plan.metadata(), &plan, &write_options)?;
         report::warn(session, self.options.coverage, &plan);
         if allocation.is_some() && !self.common.json && !self.common.quiet {
             report::print_plan(session, &plan, allocation.as_ref(), None)?;
         }
         let written = plan.write(&job.output, &write_options, &session.progress)?;
+        self.share.note_rest(session, &written);
         self.target.write(session, &plan)?;
         for tensor in plan.all_zero() {
             session.progress.warn(&format!("tensor `{}`: nothing but zeros", escape(&tensor.name)));

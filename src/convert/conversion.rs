@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::arch::{self, DropReason, Dropped, Heads, Inputs, Mapping, OutType, Registry, ResolveOptions};
@@ -14,7 +13,9 @@ use crate::convert::naming::ParameterCounts;
 use crate::convert::target::OpenTarget;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
 use crate::convert::{rerank, token_counts, vocabulary};
-use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource, input};
+use crate::core::{
+    Content, GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource, input,
+};
 use crate::gguf::{Array, Metadata, Value, id_of_blocks};
 use crate::quant::SmallRows;
 use crate::views::{self, ReadPolicy, Recipe};
@@ -48,15 +49,14 @@ pub(super) struct Part {
     fit: Option<Fit>,
     /// Why they are not.
     reason: Option<FloatReason>,
-    /// Whether anything but zero was seen while reading.
-    seen: AtomicBool,
+    content: Content,
     /// Rows that were too small for the type.
     small: Mutex<SmallRows>,
 }
 
 impl Part {
     fn new(recipe: Recipe, fit: Option<Fit>, reason: Option<FloatReason>) -> Self {
-        Self { recipe, fit, reason, seen: AtomicBool::new(false), small: Mutex::default() }
+        Self { recipe, fit, reason, content: Content::default(), small: Mutex::default() }
     }
 }
 
@@ -277,7 +277,7 @@ impl Conversion {
     pub fn zero_tensors(&self) -> impl Iterator<Item = &str> {
         let pairs = self.tensors.iter().zip(&self.parts);
         pairs
-            .filter(|(tensor, part)| tensor.shape.rank() > 1 && !part.seen.load(Ordering::Relaxed))
+            .filter(|(tensor, part)| tensor.shape.rank() > 1 && part.content.is_all_zero())
             .map(|(tensor, _)| tensor.name.as_str())
     }
 
@@ -446,9 +446,7 @@ impl TensorSource for Conversion {
         if small.n_rows > 0 {
             part.small.lock().unwrap_or_else(PoisonError::into_inner).add(small, 0);
         }
-        if !part.seen.load(Ordering::Relaxed) && out.iter().any(|&byte| byte != 0) {
-            part.seen.store(true, Ordering::Relaxed);
-        }
+        part.content.note(|| out.iter().any(|&byte| byte != 0));
         Ok(())
     }
 

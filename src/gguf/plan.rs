@@ -84,6 +84,9 @@ pub enum PlanError {
     /// More parts than `split.count` can hold.
     #[error("{found} parts, at most {most} possible")]
     Parts { found: usize, most: usize },
+    /// More shares than tensors.
+    #[error("{found} shares for {n_tensors} tensors: each share must have one")]
+    Shares { found: usize, n_tensors: usize },
 }
 
 impl FilePlan {

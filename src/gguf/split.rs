@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::core::TensorMeta;
+use crate::gguf::share::balanced;
 use crate::gguf::split_id::{SPLIT_ID, placeholder};
-use crate::gguf::{Metadata, Value};
+use crate::gguf::{Metadata, Share, Value};
 
 /// Number of the part, from 0 (u16).
 pub(crate) const SPLIT_NO: &str = "split.no";
@@ -66,6 +67,9 @@ pub struct SplitSpec {
     pub max_bytes: Option<u64>,
     /// Most tensors in a part.
     pub max_tensors: Option<u64>,
+    /// Write one file of as many as the share says, cut so that all cost the same, and leave the others to other machines; then the
+    /// limits do not count.
+    pub share: Option<Share>,
     /// Keep tensors out of the first part, so that it holds the metadata only.
     pub no_tensor_first: bool,
     /// Whose rules to follow.
@@ -79,6 +83,9 @@ impl SplitSpec {
     /// Cuts the list of tensors: one range of indices per part. There is always at least one.
     #[must_use]
     pub fn cut(&self, tensors: &[TensorMeta]) -> Vec<Range<usize>> {
+        if let Some(share) = self.share {
+            return balanced(tensors, share.count());
+        }
         let mut parts = Vec::new();
         let mut start = 0;
         let mut part_bytes = 0u64;

@@ -49,17 +49,22 @@ impl Beginnings {
 
     /// The id of the set: its plan, which is all headers, and its beginnings.
     pub(crate) fn id(&self, files: &[PlannedFile]) -> String {
-        let mut hash = Sha256::new();
-        for file in files {
-            hash.update((file.plan.header.len() as u64).to_le_bytes());
-            hash.update(&file.plan.header);
-        }
-        for beginning in &self.0 {
-            hash.update(beginning.get().unwrap_or(&[0; 32]));
-        }
-        let digest = hash.finalize();
-        digest.iter().take(ID_CHARS / 2).fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"))
+        set_id(files, self.0.iter().map(|beginning| beginning.get().map_or(&[0; 32][..], |hash| &hash[..])))
     }
+}
+
+/// The id of a set of files: their headers, and hashes of what they hold.
+pub(crate) fn set_id<'a>(files: &[PlannedFile], contents: impl IntoIterator<Item = &'a [u8]>) -> String {
+    let mut hash = Sha256::new();
+    for file in files {
+        hash.update((file.plan.header.len() as u64).to_le_bytes());
+        hash.update(&file.plan.header);
+    }
+    for content in contents {
+        hash.update(content);
+    }
+    let digest = hash.finalize();
+    digest.iter().take(ID_CHARS / 2).fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"))
 }
 
 #[cfg(test)]

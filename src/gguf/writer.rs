@@ -1,6 +1,8 @@
 //! The one way a GGUF file gets written: planned as a whole, then streamed in chunks of rows from any
 //! [`TensorSource`], by all threads at once, into files that appear whole or not at all.
 
+mod into;
+
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +15,12 @@ use crate::core::output::{
 use crate::core::progress::Progress;
 use crate::core::{Hint, SourceError, TensorMeta, TensorSource, text};
 use crate::gguf::endian::swap_blocks;
-use crate::gguf::plan::{FilePlan, LayoutOptions, PlanError};
+use crate::gguf::plan::{FilePlan, LayoutOptions, PlanError, PlannedTensor};
+use crate::gguf::share;
 use crate::gguf::split::{self, SplitSpec};
 use crate::gguf::split_id::{Beginnings, placeholder};
 use crate::gguf::{Metadata, Value};
+use into::Watermark;
 
 /// Bytes of the largest chunk; rows that are longer are a chunk each.
 const MAX_CHUNK_BYTES: u64 = 4 << 20;
@@ -38,6 +42,10 @@ pub struct WriteOptions {
     pub inputs: Vec<PathBuf>,
     /// The output takes the place of the file that it was made from, whatever kind either is.
     pub in_place: bool,
+    /// With a share: write its tensors into one file that all runs have in common, in place of a part of its own.
+    pub into_one_file: bool,
+    /// Leave what is written where a run stops, and go on from there when it is started again. Parts of a set are not resumed.
+    pub resume: bool,
 }
 
 impl Default for WriteOptions {
@@ -49,6 +57,8 @@ impl Default for WriteOptions {
             memory_bytes: 128 << 20,
             inputs: Vec::new(),
             in_place: false,
+            into_one_file: false,
+            resume: false,
         }
     }
 }
@@ -71,12 +81,16 @@ pub struct PlannedFile {
 pub struct WriteReport {
     /// The files, in the order of their parts.
     pub paths: Vec<PathBuf>,
-    /// Number of tensors.
-    pub n_tensors: usize,
+    /// Which tensors of the source they hold: all, or those of a share.
+    pub tensors: Range<usize>,
     /// Bytes of all tensors, without padding.
     pub tensor_bytes: u64,
     /// Size of all files.
     pub file_bytes: u64,
+    /// Numbers of the runs that have yet to write their shares of one file, which does not have its name before.
+    pub missing: Vec<usize>,
+    /// Offset at which the run went on with what one before had left; else 0.
+    pub resumed_at: u64,
 }
 
 /// Why nothing was written.
@@ -114,7 +128,7 @@ impl Hint for WriteError {
     }
 }
 
-/// Plans the files of an output: one called `target`, or its parts.
+/// Plans the files of an output: one called `target`, or its parts, or the part that is a share.
 ///
 /// # Errors
 /// Content that the format cannot hold.
@@ -125,15 +139,33 @@ pub fn plan_files(
     layout: &LayoutOptions,
     split: Option<&SplitSpec>,
 ) -> Result<Vec<PlannedFile>, WriteError> {
+    let files = plan_all(target, metadata, tensors, *layout, split)?;
+    Ok(match split.and_then(|spec| spec.share) {
+        Some(share) => share.of(files),
+        None => files,
+    })
+}
+
+/// Plans the files of an output, those of all shares.
+fn plan_all(
+    target: &Path,
+    metadata: &Metadata,
+    tensors: &[TensorMeta],
+    layout: LayoutOptions,
+    split: Option<&SplitSpec>,
+) -> Result<Vec<PlannedFile>, WriteError> {
     let failed = |error| WriteError::Plan { path: target.to_owned(), error };
     // The plan of the whole finds what no part can see, such as a name in two parts.
-    let whole = FilePlan::new(metadata, tensors, layout).map_err(failed)?;
+    let whole = FilePlan::new(metadata, tensors, &layout).map_err(failed)?;
+    if let Some(share) = split.and_then(|spec| spec.share).filter(|share| share.count() > tensors.len()) {
+        return Err(failed(PlanError::Shares { found: share.count(), n_tensors: tensors.len() }));
+    }
     let cuts = split.map(|spec| (spec, spec.cut(tensors)));
     let Some((spec, ranges)) = cuts.filter(|(spec, ranges)| spec.is_split(ranges.len())) else {
         let (path, tensors) = (target.to_owned(), 0..tensors.len());
         return Ok(vec![PlannedFile { path, tensors, plan: whole, id_offset: None }]);
     };
-    plan_parts(target, metadata, tensors, *layout, spec, ranges)
+    plan_parts(target, metadata, tensors, layout, spec, ranges)
 }
 
 /// Plans the parts of a set, with the tensors of one range in each.
@@ -182,18 +214,41 @@ pub fn write_gguf(
     options: &WriteOptions,
     progress: &dyn Progress,
 ) -> Result<WriteReport, WriteError> {
-    let files = plan_files(target, metadata, source.tensors(), &options.layout, options.split.as_ref())?;
-    write_files(target, files, output_kind(metadata), source, options, progress)
+    let split = options.split.as_ref();
+    let mut files = plan_all(target, metadata, source.tensors(), options.layout, split)?;
+    let share = split.and_then(|spec| spec.share);
+    let kind = output_kind(metadata);
+    if share.is_none() && !options.resume {
+        return write_files(target, files, (kind, None), source, options, progress);
+    }
+    let id = share::id(&files, &options.inputs)?;
+    if let Some(share) = share {
+        files = share.of(files);
+    }
+    let Some(file) = files.first() else {
+        return write_files(target, files, (kind, None), source, options, progress);
+    };
+    if let Some(share) = share.filter(|_| options.into_one_file) {
+        let whole = FilePlan::new(metadata, source.tensors(), &options.layout);
+        let whole = whole.map_err(|error| WriteError::Plan { path: target.to_owned(), error })?;
+        let part = into::Part::of_whole(target, whole, file.tensors.clone(), share);
+        return into::write(part, kind, &id, source, options, progress);
+    }
+    if options.resume && files.len() == 1 {
+        return into::write(into::Part::alone(files.swap_remove(0)), kind, &id, source, options, progress);
+    }
+    write_files(target, files, (kind, Some(id)), source, options, progress)
 }
 
-/// Writes files that are planned: one, or the parts of a set called after `target`.
+/// Writes files that are planned: one, or the parts of a set called after `target`. The set's id is made of what is written, unless
+/// it is known beforehand.
 ///
 /// # Errors
 /// As [`write_gguf`].
 pub(crate) fn write_files(
     target: &Path,
     files: Vec<PlannedFile>,
-    kind: OutputKind,
+    (kind, id): (OutputKind, Option<String>),
     source: &dyn TensorSource,
     options: &WriteOptions,
     progress: &dyn Progress,
@@ -204,28 +259,56 @@ pub(crate) fn write_files(
     let file_bytes = files.iter().map(|file| file.plan.file_bytes).fold(0, u64::saturating_add);
     let outputs = begin(target, &files, file_bytes, options.sync)?;
     let tensor_bytes = files.iter().flat_map(|file| &file.plan.tensors).map(|tensor| tensor.n_bytes).sum();
-    progress.begin("writing", tensor_bytes);
     let has_id = files.iter().any(|file| file.id_offset.is_some());
     let beginnings = Beginnings::of(if has_id { source.tensors().len() } else { 0 });
-    let (streamed, synced) = WriteBack::beside(&outputs, options.sync, |write_back| {
-        Stream::new(source, &files, &outputs, write_back, &beginnings, options, progress).run()
-    });
-    progress.end();
-    streamed?;
-    synced?;
-    if progress.is_cancelled() {
-        return Err(WriteError::Cancelled);
-    }
-
+    stream(
+        source,
+        (&files, &outputs),
+        Beside { beginnings: &beginnings, watermark: None },
+        options,
+        progress,
+    )?;
     if has_id {
-        let id = beginnings.id(&files);
+        let id = id.unwrap_or_else(|| beginnings.id(&files));
         for (file, output) in files.iter().zip(&outputs) {
             file.id_offset.map_or(Ok(()), |offset| output.write_at(offset, id.as_bytes()))?;
         }
     }
     OutputFile::commit_all(outputs, options.sync)?;
+    let (first, last) = (files.first(), files.last());
+    let tensors = first.map_or(0, |file| file.tensors.start)..last.map_or(0, |file| file.tensors.end);
     let paths = files.into_iter().map(|file| file.path).collect();
-    Ok(WriteReport { paths, n_tensors: source.tensors().len(), tensor_bytes, file_bytes })
+    Ok(WriteReport { paths, tensors, tensor_bytes, file_bytes, missing: Vec::new(), resumed_at: 0 })
+}
+
+/// What takes note of chunks as they are written.
+#[derive(Clone, Copy)]
+struct Beside<'a> {
+    beginnings: &'a Beginnings,
+    /// Where the run is to go on if it is stopped, and where it begins.
+    watermark: Option<&'a Watermark<'a>>,
+}
+
+/// Streams the tensors of planned files into their outputs.
+fn stream(
+    source: &dyn TensorSource,
+    (files, outputs): (&[PlannedFile], &[OutputFile]),
+    beside: Beside<'_>,
+    options: &WriteOptions,
+    progress: &dyn Progress,
+) -> Result<(), WriteError> {
+    let start = beside.watermark.map_or(0, Watermark::start);
+    let left = files.iter().flat_map(|file| &file.plan.tensors);
+    let left =
+        left.map(|tensor| tensor.n_bytes.min((tensor.offset + tensor.n_bytes).saturating_sub(start))).sum();
+    progress.begin("writing", left);
+    let (streamed, synced) = WriteBack::beside(outputs, options.sync, |write_back| {
+        Stream::new(source, files, outputs, write_back, beside, options, progress).run()
+    });
+    progress.end();
+    streamed?;
+    synced?;
+    if progress.is_cancelled() { Err(WriteError::Cancelled) } else { Ok(()) }
 }
 
 /// What a file of these keys is.
@@ -299,6 +382,22 @@ struct Chunks<'a> {
     row: u64,
 }
 
+impl<'a> Chunks<'a> {
+    /// From an offset on, in the first of the files.
+    fn new(tensors: &'a [TensorMeta], files: &'a [PlannedFile], chunk_bytes: u64, start: u64) -> Self {
+        let mut this = Self { tensors, files, chunk_bytes, file: 0, tensor: 0, row: 0 };
+        if let Some(file) = files.first() {
+            let is_done = |tensor: &&PlannedTensor| tensor.offset.saturating_add(tensor.n_bytes) <= start;
+            let n_done = if start == 0 { 0 } else { file.plan.tensors.iter().take_while(is_done).count() };
+            this.tensor = file.tensors.start + n_done;
+            let begun = file.plan.tensors.get(n_done).map_or(0, |tensor| start.saturating_sub(tensor.offset));
+            let row_bytes = tensors.get(this.tensor).and_then(TensorMeta::row_bytes).unwrap_or(0);
+            this.row = begun.checked_div(row_bytes).unwrap_or(0);
+        }
+        this
+    }
+}
+
 impl Iterator for Chunks<'_> {
     type Item = Chunk;
 
@@ -349,7 +448,7 @@ impl Drop for StopOnPanic<'_> {
 struct Stream<'a> {
     source: &'a dyn TensorSource,
     outputs: &'a [OutputFile],
-    beginnings: &'a Beginnings,
+    beside: Beside<'a>,
     endian: Endian,
     write_back: &'a WriteBack<'a>,
     chunk_bytes: u64,
@@ -367,18 +466,19 @@ impl<'a> Stream<'a> {
         files: &'a [PlannedFile],
         outputs: &'a [OutputFile],
         write_back: &'a WriteBack<'a>,
-        beginnings: &'a Beginnings,
+        beside: Beside<'a>,
         options: &WriteOptions,
         progress: &'a dyn Progress,
     ) -> Self {
         let n_workers = rayon::current_num_threads().max(1);
         let chunk_bytes =
             (options.memory_bytes / (2 * n_workers as u64)).clamp(MIN_CHUNK_BYTES, MAX_CHUNK_BYTES);
-        let chunks = Chunks { tensors: source.tensors(), files, chunk_bytes, file: 0, tensor: 0, row: 0 };
+        let start = beside.watermark.map_or(0, Watermark::start);
+        let chunks = Chunks::new(source.tensors(), files, chunk_bytes, start);
         Self {
             source,
             outputs,
-            beginnings,
+            beside,
             endian: options.layout.endian,
             write_back,
             chunk_bytes,
@@ -411,7 +511,7 @@ impl<'a> Stream<'a> {
             let done = if self.progress.is_cancelled() {
                 Err(WriteError::Cancelled)
             } else {
-                self.write(chunk, &mut buffer)
+                self.write(index, chunk, &mut buffer)
             };
             match done {
                 Ok(()) => self.progress.advance(chunk.n_bytes),
@@ -428,7 +528,7 @@ impl<'a> Stream<'a> {
         }
     }
 
-    fn write(&self, chunk: Chunk, buffer: &mut Vec<u8>) -> Result<(), WriteError> {
+    fn write(&self, index: usize, chunk: Chunk, buffer: &mut Vec<u8>) -> Result<(), WriteError> {
         let output = &self.outputs[chunk.file];
         let borrowed = match self.endian {
             Endian::Little => self.source.borrow_rows(chunk.tensor, chunk.first_row, chunk.n_rows),
@@ -451,14 +551,18 @@ impl<'a> Stream<'a> {
             }
         }
         self.source.release_rows(chunk.tensor, chunk.first_row, chunk.n_rows);
-        Ok(self.write_back.wrote(chunk.file, chunk.n_bytes)?)
+        self.write_back.wrote(chunk.file, chunk.n_bytes)?;
+        if let Some(watermark) = self.beside.watermark {
+            watermark.wrote(index, chunk.offset + chunk.n_bytes)?;
+        }
+        Ok(())
     }
 
     /// The first row alone counts: how many a chunk has depends on the memory.
     fn begin_tensor(&self, chunk: Chunk, bytes: &[u8]) {
         if chunk.first_row == 0 {
             let row_bytes = bytes.len() / usize::try_from(chunk.n_rows).unwrap_or(usize::MAX).max(1);
-            self.beginnings.note(chunk.tensor, &bytes[..row_bytes]);
+            self.beside.beginnings.note(chunk.tensor, &bytes[..row_bytes]);
         }
     }
 }

@@ -180,9 +180,11 @@ impl EditPlan {
     pub fn report(&self) -> WriteReport {
         WriteReport {
             paths: vec![self.target.clone()],
-            n_tensors: self.file.tensors().len(),
+            tensors: 0..self.file.tensors().len(),
             tensor_bytes: self.file.tensor_bytes(),
             file_bytes: self.file_bytes,
+            missing: Vec::new(),
+            resumed_at: 0,
         }
     }
 

@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::path::Path;
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
 
 use crate::core::progress::Progress;
 use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource};
@@ -50,9 +49,7 @@ impl QuantizePlan<'_> {
             Some(bytes) => out.copy_from_slice(bytes),
             None => self.source.read_rows(source, first_row, out)?,
         }
-        if !self.seen_value[tensor].load(Ordering::Relaxed) && out.iter().any(|&byte| byte != 0) {
-            self.seen_value[tensor].store(true, Ordering::Relaxed);
-        }
+        self.contents[tensor].note(|| out.iter().any(|&byte| byte != 0));
         if self.allow_nonfinite {
             return Ok(());
         }
@@ -92,7 +89,7 @@ impl QuantizePlan<'_> {
             if let Some(solved) = self.solved.filter(|solved| solved.has(&target.name, row / rows_per_matrix))
             {
                 solved.read(&target.name, row, out)?;
-                self.seen_value[tensor].store(true, Ordering::Relaxed);
+                self.contents[tensor].note(|| true);
                 continue;
             }
 
@@ -166,9 +163,7 @@ impl QuantizePlan<'_> {
     ) -> Result<bool, SourceError> {
         let is_ordinary = are_ordinary_rows(self.tensors[tensor].ty, self.simd, floats, n_cols);
         let is_zero = || floats.iter().all(|&value| value == 0.0);
-        if !self.seen_value[tensor].load(Ordering::Relaxed) && (is_ordinary || !is_zero()) {
-            self.seen_value[tensor].store(true, Ordering::Relaxed);
-        }
+        self.contents[tensor].note(|| is_ordinary || !is_zero());
         let non_finite = if is_ordinary { None } else { first_non_finite(floats) };
         if let Some(index) = non_finite
             && !self.allow_nonfinite
@@ -209,10 +204,10 @@ impl QuantizePlan<'_> {
     /// Matrices in which nothing but zeros was read. Tells something after all rows were read; biases of zero are
     /// nothing unusual.
     pub fn all_zero(&self) -> impl Iterator<Item = &TensorMeta> {
-        let is_zero = |index: &usize| {
-            self.tensors[*index].shape.rank() > 1 && !self.seen_value[*index].load(Ordering::Relaxed)
-        };
-        (0..self.tensors.len()).filter(is_zero).map(|index| &self.tensors[index])
+        let pairs = self.tensors.iter().zip(&self.contents);
+        pairs
+            .filter(|(tensor, content)| tensor.shape.rank() > 1 && content.is_all_zero())
+            .map(|(tensor, _)| tensor)
     }
 
     /// Writes the output: one file called `target`, or with [`crate::quantize::QuantizeOptions::keep_split`] one for each
@@ -237,7 +232,7 @@ impl QuantizePlan<'_> {
         let spec = options.split.unwrap_or_default();
         let (metadata, ranges) = (&self.metadata, self.parts.clone());
         let files = plan_parts(target, metadata, &self.tensors, options.layout, &spec, ranges)?;
-        Ok(write_files(target, files, output_kind(metadata), self, options, progress)?)
+        Ok(write_files(target, files, (output_kind(metadata), None), self, options, progress)?)
     }
 }
 

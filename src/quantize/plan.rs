@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
 
-use crate::core::{GgmlType, ImatrixNeed, SourceError, TensorMeta, TensorSource, simd::SimdLevel};
+use crate::core::{Content, GgmlType, ImatrixNeed, SourceError, TensorMeta, TensorSource, simd::SimdLevel};
 use crate::gguf::{GgufFile, Metadata, Value};
 use crate::gguf::{Imatrix, ImatrixError};
 use crate::quant::{SmallRows, can_quantize, has_lost_groups};
@@ -85,7 +84,7 @@ pub struct QuantizePlan<'a> {
     /// Blocks that were made elsewhere.
     pub(crate) solved: Option<&'a dyn SolvedRows>,
     /// Per tensor, whether a value other than zero was read.
-    pub(crate) seen_value: Vec<AtomicBool>,
+    pub(crate) contents: Vec<Content>,
     /// By tensor, rows that were too small for its type.
     pub(crate) small_rows: Mutex<BTreeMap<usize, SmallRows>>,
     coverage: Coverage,
@@ -186,7 +185,7 @@ impl<'a> QuantizePlan<'a> {
         Ok(Self {
             source: input.source,
             metadata: output_metadata(input.metadata, &changes),
-            seen_value: tensors.iter().map(|_| AtomicBool::new(false)).collect(),
+            contents: tensors.iter().map(|_| Content::default()).collect(),
             small_rows: Mutex::default(),
             solved: None,
             tensors,

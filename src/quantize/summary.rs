@@ -1,5 +1,7 @@
 //! Sizes and bits per weight, of the whole and of each class of tensors.
 
+use std::ops::Range;
+
 use crate::core::TensorSource;
 use crate::quantize::{QuantizePlan, TensorClass};
 
@@ -44,11 +46,18 @@ pub struct Summary {
 }
 
 impl QuantizePlan<'_> {
-    /// Sizes before and after.
+    /// Sizes before and after, of all tensors.
     #[must_use]
     pub fn summary(&self) -> Summary {
+        self.summary_of(0..self.tensors().len())
+    }
+
+    /// Sizes before and after, of the tensors in these places of the output.
+    #[must_use]
+    pub fn summary_of(&self, places: Range<usize>) -> Summary {
         let mut summary = Summary::default();
-        for (step, after) in self.steps().iter().zip(self.tensors()) {
+        let pairs = self.steps().iter().zip(self.tensors());
+        for (step, after) in pairs.skip(places.start).take(places.len()) {
             let before = &self.source_tensors()[step.source];
             let class = step.choice.class;
             let at = summary.classes.iter().position(|row| row.0 == class).unwrap_or_else(|| {

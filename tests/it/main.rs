@@ -51,6 +51,7 @@ mod quant_iq;
 mod quantize;
 mod refused;
 mod sets;
+mod shares;
 mod support;
 mod tokenizer;
 mod torch;

@@ -22,6 +22,7 @@
 //! assert_eq!(shape.n_rows(), 32);
 //! ```
 
+mod content;
 mod dtype;
 mod hint;
 mod shape;
@@ -43,6 +44,7 @@ pub mod small_float;
 pub mod spill;
 pub mod text;
 
+pub use content::Content;
 pub use dtype::{ElementType, GgmlType, GgmlTypeInfo, ImatrixNeed};
 pub use hint::Hint;
 pub use shape::Shape;

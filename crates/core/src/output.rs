@@ -9,6 +9,7 @@
 //! | `crowd` | sets of more files than may be open at once |
 //! | `new_directory` | the same for a directory and all that is in it |
 //! | `leftovers` `lock` | what runs that were killed left behind, and how one knows that they are dead |
+//! | `shared` | a file that several runs write together |
 //! | `guard` | what an output must not replace |
 //! | `write_back` | the disk kept busy while a file is written |
 //! | `edit_lock` | a file that is changed in its place, by one program at a time |
@@ -30,6 +31,7 @@ mod journal;
 mod leftovers;
 mod lock;
 mod new_directory;
+mod shared;
 mod temporary;
 mod write_back;
 
@@ -38,6 +40,7 @@ pub use destination::{Destination, Obstacle, OutputError, check_name};
 pub use edit_lock::{EditLock, EditLockError};
 pub use guard::{CARD_DRAFT, FoundKind, GuardError, OutputGuard, OutputKind, check_kind};
 pub use new_directory::NewDirectory;
+pub use shared::SharedOutput;
 pub use write_back::WriteBack;
 
 /// Bytes of one call to the kernel, between multiples of them in the file. The page cache takes as much at a piece as a
@@ -60,6 +63,8 @@ enum Sink {
     Temporary { temporary: Temporary, path: PathBuf },
     /// Written in place.
     Device(File),
+    /// Written in place, by other runs as well: see [`SharedOutput`].
+    Shared(File),
 }
 
 impl OutputFile {
@@ -90,7 +95,7 @@ impl OutputFile {
     fn file(&self) -> io::Result<Opened<'_>> {
         match &self.sink {
             Sink::Temporary { temporary, .. } => temporary.file().map_err(|e| named(&self.target, &e)),
-            Sink::Device(device) => Ok(Opened::Own(device)),
+            Sink::Device(file) | Sink::Shared(file) => Ok(Opened::Own(file)),
         }
     }
 
@@ -181,7 +186,7 @@ impl OutputFile {
         }
         let files = outputs.into_iter().filter_map(|Self { sink, .. }| match sink {
             Sink::Temporary { temporary, path } => Some(Finished { temporary, path }),
-            Sink::Device(_) => None,
+            Sink::Device(_) | Sink::Shared(_) => None,
         });
         commit::commit(files.collect(), sync)
     }
@@ -189,6 +194,7 @@ impl OutputFile {
     fn sync(&self) -> io::Result<()> {
         match &self.sink {
             Sink::Temporary { temporary, .. } => temporary.sync().map_err(|e| named(&self.target, &e)),
+            Sink::Shared(file) => file.sync_all().map_err(|e| named(&self.target, &e)),
             Sink::Device(_) => Ok(()),
         }
     }
@@ -196,7 +202,9 @@ impl OutputFile {
     /// Brings to the disk what was written so far, for a file that is to be on the disk in the end.
     fn sync_data(&self) -> io::Result<()> {
         match &self.sink {
-            Sink::Temporary { .. } => self.file()?.sync_data().map_err(|e| named(&self.target, &e)),
+            Sink::Temporary { .. } | Sink::Shared(_) => {
+                self.file()?.sync_data().map_err(|e| named(&self.target, &e))
+            }
             Sink::Device(_) => Ok(()),
         }
     }

@@ -15,6 +15,7 @@ use crate::cli::quantize::calibrate::{self, CalibrateArgs};
 use crate::cli::quantize::options::QuantizeArgs;
 use crate::cli::quantize::report;
 use crate::cli::quantize::target::TargetArgs;
+use crate::cli::share::ShareArgs;
 use crate::cli::stored::Stored;
 use crate::cli::{Session, UsageError};
 use crate::convert::{Conversion, ConvertError, ConvertOptions, ModelSource, fill_template};
@@ -40,6 +41,7 @@ pub(in crate::cli) struct Quantization {
     /// Name of the type; none where a size decides.
     pub(in crate::cli) file_type: Option<&'static str>,
     pub(in crate::cli) dry_run: bool,
+    pub(in crate::cli) share: ShareArgs,
     pub(in crate::cli) options: QuantizeArgs,
     pub(in crate::cli) size: TargetArgs,
     pub(in crate::cli) calibrate: CalibrateArgs,
@@ -49,7 +51,7 @@ pub(in crate::cli) struct Quantization {
 #[derive(Debug, Args)]
 pub(in crate::cli) struct ToGguf {
     /// File or directory to write [default: beside the checkpoint's weights, named after the model]
-    #[arg(short, long, visible_alias = "outfile", value_name = "PATH")]
+    #[arg(short, long, visible_alias = "outfile", value_name = "PATH", conflicts_with = "into")]
     output: Option<PathBuf>,
     #[arg(
         long = "type",
@@ -93,21 +95,21 @@ pub(in crate::cli) struct ToGguf {
     #[arg(long, conflicts_with_all = ["vocab_only", "pre", "chat_template"])]
     no_tokenizer: bool,
     /// Write metadata and vocabulary without tensors
-    #[arg(long)]
+    #[arg(long, conflicts_with = "part")]
     vocab_only: bool,
     /// Most bytes of tensors in a part, with K, M or G (powers of 1000, as in llama.cpp)
-    #[arg(long, value_name = "SIZE", value_parser = crate::cli::split_size, conflicts_with = "target")]
+    #[arg(long, value_name = "SIZE", value_parser = crate::cli::split_size, conflicts_with_all = ["target", "part", "resume"])]
     split_max_size: Option<u64>,
     /// Most tensors in a part
     #[arg(
         long,
         value_name = "N",
         value_parser = clap::value_parser!(u64).range(1..),
-        conflicts_with = "target"
+        conflicts_with_all = ["target", "part", "resume"]
     )]
     split_max_tensors: Option<u64>,
     /// Keep tensors out of the first part
-    #[arg(long)]
+    #[arg(long, conflicts_with = "part")]
     no_tensor_first_split: bool,
     /// Leave out the key gguf_foundry.split.id, by which mixed parts are found: the bytes of llama.cpp's converter
     #[arg(long)]
@@ -128,6 +130,8 @@ pub(in crate::cli) struct ToGguf {
     no_lazy: bool,
     #[arg(long, hide = true)]
     use_temp_file: bool,
+    #[command(flatten)]
+    share: ShareArgs,
     #[command(flatten)]
     quantize: QuantizeArgs,
     #[command(flatten)]
@@ -150,7 +154,7 @@ struct Run<'a> {
 impl ToGguf {
     /// All other options as they are by default.
     pub(in crate::cli) fn of_quantization(asked: Quantization) -> Self {
-        let Quantization { output, file_type, dry_run, options, size, calibrate } = asked;
+        let Quantization { output, file_type, dry_run, share, options, size, calibrate } = asked;
         Self {
             output,
             ty: file_type.unwrap_or(AUTO).to_owned(),
@@ -169,6 +173,7 @@ impl ToGguf {
             split_max_tensors: None,
             no_tensor_first_split: false,
             no_split_id: false,
+            share,
             bigendian: false,
             allow_rounding: false,
             requantize: false,
@@ -207,7 +212,7 @@ impl ToGguf {
             None => TypePlan::resolve(&self.ty, switches)?,
         };
         if self.no_split_id && !self.is_split() {
-            let text = "`--no-split-id` needs `--split-max-size` or `--split-max-tensors`";
+            let text = "`--no-split-id` needs `--split-max-size`, `--split-max-tensors` or `--part`";
             return Err(UsageError(text.to_owned()).into());
         }
         if self.vocab_only && (self.calibrate.is_given() || self.size.target().is_some()) {
@@ -261,7 +266,7 @@ impl ToGguf {
     }
 
     fn is_split(&self) -> bool {
-        self.split_max_size.is_some() || self.split_max_tensors.is_some()
+        self.split_max_size.is_some() || self.split_max_tensors.is_some() || self.share.part.is_some()
     }
 
     fn options(&self, session: &Session, plan: TypePlan) -> anyhow::Result<ConvertOptions> {
@@ -287,6 +292,9 @@ impl ToGguf {
 
     /// The output's path: as given, with `{ftype}` filled in, or the default name in the directory given.
     fn target(&self, conversion: &Conversion, dir: &Path, encoding: &str) -> PathBuf {
+        if let Some(path) = &self.share.into {
+            return path.clone();
+        }
         let path = self.output.as_deref().unwrap_or(dir);
         if path.is_dir() {
             return path.join(conversion.default_file_name(encoding));
@@ -308,14 +316,17 @@ impl ToGguf {
             split: self.is_split().then_some(SplitSpec {
                 max_bytes: self.split_max_size,
                 max_tensors: self.split_max_tensors,
+                share: self.share.part,
                 no_tensor_first: self.no_tensor_first_split,
                 style: SplitStyle::Converter,
                 without_id: self.no_split_id,
             }),
             sync: !session.common.no_sync,
             memory_bytes: session.common.memory_bytes(),
-            inputs: conversion.input_paths(),
+            inputs: conversion.input_paths().into_iter().chain(self.quantize.imatrix.clone()).collect(),
             in_place: false,
+            into_one_file: self.share.into.is_some(),
+            resume: self.share.resume || self.share.into.is_some(),
         }
     }
 }
@@ -351,15 +362,18 @@ impl Run<'_> {
             options: args.write_options(session, conversion),
             encoding,
         };
+        args.share.note(session, job.metadata, job.source, &job.options)?;
         let mut guard = self.guard(conversion)?;
         for file in job.files()? {
-            guard.write("the output", &file.path, OutputKind::Model)?;
+            let path = if args.share.into.is_some() { &job.target } else { &file.path };
+            guard.write("the output", path, OutputKind::Model)?;
         }
         if args.dry_run {
             return job
                 .print_plan(session, |tensor| conversion.sources(tensor).map(ToOwned::to_owned).collect());
         }
         let report = write_gguf(&job.target, job.metadata, job.source, &job.options, &session.progress)?;
+        args.share.note_rest(session, &report);
         let small = conversion.small_rows();
         report::warn_small_rows(session, &small);
         job.print_report(session, &report, &small, self.started.elapsed().as_secs_f64())
@@ -395,7 +409,9 @@ impl Run<'_> {
         let target = args.target(conversion, self.dir, of_size.as_deref().unwrap_or(file_type.name()));
         let write = args.write_options(session, conversion);
         let mut guard = self.guard(conversion)?;
-        if write.split.is_none() {
+        if let Some(path) = args.share.file(&target) {
+            guard.write("the output", &path, OutputKind::Model)?;
+        } else if write.split.is_none() {
             guard.write("the output", &target, OutputKind::Model)?;
         }
         let mut options = args.quantize.to_options(file_type, session.common.simd)?;
@@ -418,6 +434,7 @@ impl Run<'_> {
         let allocation = allocation.as_ref();
         if args.dry_run {
             let plan = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
+            args.share.note(session, plan.metadata(), &plan, &write)?;
             report::warn(session, args.quantize.coverage, &plan);
             session.destination(&target);
             Stored::of(conversion, plan.tensors(), may_hint).print(session)?;
@@ -425,6 +442,7 @@ impl Run<'_> {
             return report::print_plan(session, &plan, allocation, None);
         }
         let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
+        args.share.note(session, plan.metadata(), &plan, &write)?;
         report::warn(session, args.quantize.coverage, &plan);
         Stored::of(conversion, plan.tensors(), may_hint).print(session)?;
         CodesReport::of(conversion).print(session)?;
@@ -432,6 +450,7 @@ impl Run<'_> {
             report::print_plan(session, &plan, allocation, None)?;
         }
         let report = plan.write(&target, &write, &session.progress)?;
+        args.share.note_rest(session, &report);
         args.size.write(session, &plan)?;
         report::warn_small_rows(session, &plan.small_rows());
         let seconds = self.started.elapsed().as_secs_f64();

@@ -44,6 +44,7 @@ impl SplitArgs {
             no_tensor_first: self.no_tensor_first_split,
             style: SplitStyle::GgufSplit,
             without_id: self.no_split_id,
+            share: None,
         };
         let options = written::write_options(session);
         let report = inspect::split_file(&self.file, &self.output, spec, &options, &session.progress)?;

@@ -32,7 +32,7 @@ pub(super) fn print(written: &WriteReport, session: &Session) -> anyhow::Result<
 /// The same for people: the files, then their size.
 pub(super) fn lines(written: &WriteReport) -> Vec<String> {
     let path = |path: &PathBuf| escape(&path.display().to_string()).into_owned();
-    let size = format!("{}, {}", plural(written.n_tensors as u64, "tensor"), bytes(written.file_bytes));
+    let size = format!("{}, {}", plural(written.tensors.len() as u64, "tensor"), bytes(written.file_bytes));
     written.paths.iter().map(path).chain([size]).collect()
 }
 
@@ -41,7 +41,7 @@ pub(super) fn json(written: &WriteReport) -> Json {
     let paths: Vec<_> = written.paths.iter().map(|path| path.display().to_string()).collect();
     json!({
         "files": paths,
-        "tensors": written.n_tensors,
+        "tensors": written.tensors.len(),
         "tensor_bytes": written.tensor_bytes,
         "file_bytes": written.file_bytes,
     })

@@ -14,9 +14,10 @@ impl Quantize {
             return Err(UsageError(text.to_owned()).into());
         }
         let conversion = ToGguf::of_quantization(Quantization {
-            output: job.has_output.then(|| job.output.clone()),
+            output: (job.has_output && self.share.into.is_none()).then(|| job.output.clone()),
             file_type: job.file_type.map(FileType::name),
             dry_run: self.dry_run,
+            share: self.share.clone(),
             options: self.options.clone(),
             size: self.target.clone(),
             calibrate: self.calibrate.clone(),

@@ -318,7 +318,7 @@ pub(crate) fn print_report(
     seconds: f64,
     extra: &Extra<'_>,
 ) -> anyhow::Result<()> {
-    let summary = plan.summary();
+    let summary = plan.summary_of(report.tensors.clone());
     let total = summary.total;
     let rate = total.bytes_before as f64 / 1e6 / seconds.max(1e-9);
     let n_fallbacks = plan.n_fallbacks();
@@ -328,6 +328,7 @@ pub(crate) fn print_report(
         document["files"] = paths.collect::<Vec<_>>().into();
         document["type"] = file_type.name().into();
         document["file_bytes"] = report.file_bytes.into();
+        document["missing_parts"] = json!(report.missing);
         document["fallbacks"] = n_fallbacks.into();
         document["small_rows"] = small_rows_json(&plan.small_rows());
         document["seconds"] = seconds.into();

@@ -70,6 +70,8 @@ pub struct Scenario {
     pub reader: Option<&'static str>,
     /// The command may run again over its own output.
     pub is_repeatable: bool,
+    /// What names of files contain that a run which was stopped leaves for the next.
+    pub keeps: Option<&'static str>,
 }
 
 const fn scenario(name: &'static str, program: &'static str, arguments: &'static [&'static str]) -> Scenario {
@@ -82,6 +84,7 @@ const fn scenario(name: &'static str, program: &'static str, arguments: &'static
         is_set: true,
         reader: None,
         is_repeatable: true,
+        keeps: None,
     }
 }
 
@@ -113,6 +116,24 @@ pub const ALL: &[Scenario] = &[
             "convert over parts",
             "gguf-convert",
             &["hf2gguf", "../in/hf", "-o", "m.gguf", "--type", "f16", "--split-max-tensors", "9"],
+        )
+    },
+    Scenario {
+        prepare: over_a_file,
+        keeps: Some(".into-"),
+        ..scenario(
+            "convert, to be resumed",
+            "gguf-convert",
+            &["hf2gguf", "../in/hf", "-o", "m.gguf", "--type", "q4_0", "--resume"],
+        )
+    },
+    Scenario {
+        prepare: over_a_file,
+        keeps: Some(".into-"),
+        ..scenario(
+            "quantize, all of one file",
+            "gguf-quantize",
+            &["../in/f16.gguf", "--type", "q6_k", "--part", "1/1", "--into", "m.gguf"],
         )
     },
     Scenario {

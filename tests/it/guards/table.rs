@@ -27,6 +27,7 @@ struct Out {
 
 const MODELS: &[&str] = &["tiny.gguf", "base.gguf"];
 const MODEL: &[Out] = &[Out { name: "output", option: "-o", suffix: "", own: MODELS }];
+const INTO: &[Out] = &[Out { name: "into", option: "--into", suffix: "", own: MODELS }];
 const IMATRIX: &[Out] = &[Out { name: "output", option: "-o", suffix: "", own: &["m.imatrix", "m.dat"] }];
 
 const WAYS: &[Way] = &[
@@ -61,6 +62,31 @@ const WAYS: &[Way] = &[
         args: "flm2gguf flm/model.flm --type q4_0 --tensor-type-file rules.txt --imatrix m.imatrix",
         positional: &["file"],
         outputs: MODEL,
+    },
+    // A share of one file that several runs write: the only one, so that the file is there in the end.
+    Way {
+        command: "gguf-convert hf2gguf",
+        args: "hf2gguf model --type f16 --part 1/1",
+        positional: &["dir"],
+        outputs: INTO,
+    },
+    Way {
+        command: "gguf-convert msmodelslim2gguf",
+        args: "msmodelslim2gguf ms --type q4_0 --part 1/1",
+        positional: &["dir"],
+        outputs: INTO,
+    },
+    Way {
+        command: "gguf-convert flm2gguf",
+        args: "flm2gguf flm/model.flm --type f16 --part 1/1",
+        positional: &["file"],
+        outputs: INTO,
+    },
+    Way {
+        command: "gguf-quantize",
+        args: "--type q4_0 --part 1/1 tiny.gguf",
+        positional: &["arguments"],
+        outputs: INTO,
     },
     // Calibrated, straight from each kind of checkpoint.
     Way {

@@ -181,6 +181,19 @@ impl Destination {
         }
     }
 
+    /// Where the file goes, links followed.
+    ///
+    /// # Errors
+    /// A device.
+    pub(super) fn into_file(self) -> Result<PathBuf, OutputError> {
+        match self.place {
+            Place::File(path) => Ok(path),
+            Place::Device(_) => {
+                Err(OutputError::Refused { target: self.target, obstacle: Obstacle::DeviceForParts })
+            }
+        }
+    }
+
     /// Bytes free where the file goes; `None` for a device, and where the system does not tell.
     #[must_use]
     pub fn free_bytes(&self) -> Option<u64> {

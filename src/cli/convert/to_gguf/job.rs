@@ -39,14 +39,12 @@ impl Job<'_> {
         session: &Session,
         sources: impl Fn(usize) -> Vec<String>,
     ) -> anyhow::Result<()> {
-        let tensors = self.source.tensors();
         let files = self.files()?;
         let file_bytes: u64 = files.iter().map(|file| file.plan.file_bytes).sum();
         let free = session.destination(&self.target).and_then(|destination| destination.free_bytes());
         if session.common.json {
-            let rows: Vec<_> = tensors
-                .iter()
-                .enumerate()
+            let rows: Vec<_> = self
+                .planned(&files)
                 .map(|(at, tensor)| {
                     json!({
                         "name": tensor.name, "shape": tensor.shape.dims(), "type": tensor.ty.name(),
@@ -63,7 +61,8 @@ impl Job<'_> {
         }
         self.stored.print(session)?;
         self.codes.print(session)?;
-        let table = self.table(sources);
+        let table = self.table(&files, sources);
+        let n_tensors = self.planned(&files).count() as u64;
         session.print(|out| {
             table.print(out)?;
             writeln!(out)?;
@@ -71,7 +70,7 @@ impl Job<'_> {
                 writeln!(out, "{}", file.path.display())?;
             }
             let keys = plural(self.metadata.len() as u64, "key");
-            writeln!(out, "{}, {}, {}", plural(tensors.len() as u64, "tensor"), keys, bytes(file_bytes))?;
+            writeln!(out, "{}, {}, {}", plural(n_tensors, "tensor"), keys, bytes(file_bytes))?;
             match free {
                 Some(free) => writeln!(out, "{} free on the disk", bytes(free)),
                 None => Ok(()),
@@ -79,7 +78,13 @@ impl Job<'_> {
         })
     }
 
-    fn table(&self, sources: impl Fn(usize) -> Vec<String>) -> Table {
+    /// The tensors of the files that are written, with their places in the source.
+    fn planned<'a>(&'a self, files: &'a [PlannedFile]) -> impl Iterator<Item = (usize, &'a TensorMeta)> {
+        let places = files.iter().flat_map(|file| file.tensors.clone());
+        places.filter_map(|at| Some((at, self.source.tensors().get(at)?)))
+    }
+
+    fn table(&self, files: &[PlannedFile], sources: impl Fn(usize) -> Vec<String>) -> Table {
         let mut table = Table::new(&[
             ("tensor", Align::Left),
             ("shape", Align::Left),
@@ -87,7 +92,7 @@ impl Job<'_> {
             ("size", Align::Right),
             ("source", Align::Fill),
         ]);
-        for (at, tensor) in self.source.tensors().iter().enumerate() {
+        for (at, tensor) in self.planned(files) {
             let sources = sources(at);
             let source = match sources.as_slice() {
                 [] => "computed".to_owned(),
@@ -116,14 +121,16 @@ impl Job<'_> {
         small: &[(&TensorMeta, SmallRows)],
         seconds: f64,
     ) -> anyhow::Result<()> {
-        let n_elems: u64 = self.source.tensors().iter().map(|tensor| tensor.shape.n_elems()).sum();
+        let tensors = self.source.tensors().get(report.tensors.clone()).unwrap_or_default();
+        let n_elems: u64 = tensors.iter().map(|tensor| tensor.shape.n_elems()).sum();
         let bpw = report.tensor_bytes as f64 * 8.0 / n_elems.max(1) as f64;
         if session.common.json {
             let paths: Vec<_> = report.paths.iter().map(|path| path.display().to_string()).collect();
             return session.print_json(&json!({
-                "files": paths, "type": self.encoding, "tensors": report.n_tensors, "parameters": n_elems,
+                "files": paths, "type": self.encoding, "tensors": tensors.len(), "parameters": n_elems,
                 "tensor_bytes": report.tensor_bytes, "file_bytes": report.file_bytes,
                 "bits_per_weight": bpw, "small_rows": small_rows_json(small), "seconds": seconds,
+                "missing_parts": report.missing,
                 "kept": self.codes.kept_json(),
                 "floats": self.codes.floats_json(), "quantization": self.stored.json(),
             }));
@@ -141,7 +148,7 @@ impl Job<'_> {
             writeln!(
                 out,
                 "{}, {} parameters, {}, {:.2} bits per weight as {}, {} ({rate:.0} MB/s)",
-                plural(report.n_tensors as u64, "tensor"),
+                plural(tensors.len() as u64, "tensor"),
                 count(n_elems),
                 bytes(report.file_bytes),
                 bpw,

@@ -1,0 +1,82 @@
+//! `--part`, `--into`, `--resume`: a run that writes its share of an output and leaves the rest to others, or to later.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use crate::cli::Session;
+use crate::cli::render::plural;
+use crate::core::text::{bytes, escape};
+use crate::core::{TensorMeta, TensorSource};
+use crate::gguf::split::part_path;
+use crate::gguf::{Metadata, Share, WriteOptions, WriteReport, plan_files};
+
+/// Arguments of commands that may write a share.
+#[derive(Clone, Debug, Default, Args)]
+pub(super) struct ShareArgs {
+    /// Write the I-th of N files that together are the output, cut so that all take about as long. Every run plans the same
+    /// and needs nothing of the others; `gguf-inspect merge` joins the files to what a single run writes
+    #[arg(long, value_name = "I/N", conflicts_with = "calibration")]
+    pub(super) part: Option<Share>,
+    /// With --part: write into this one file, which all runs have in common (on one file system); the last of them
+    /// gives it its name. A part that is there already is not written again
+    #[arg(long, value_name = "FILE", requires = "part")]
+    pub(super) into: Option<PathBuf>,
+    /// Keep what is written when the run is stopped, and go on from there when the same command is given again. Without it
+    /// a run that is stopped leaves nothing. (--into does so in any case)
+    #[arg(long, conflicts_with = "calibration")]
+    pub(super) resume: bool,
+}
+
+impl ShareArgs {
+    /// The file that this run writes, if it writes a share of `target`.
+    pub(super) fn file(&self, target: &Path) -> Option<PathBuf> {
+        let share = self.part?;
+        let is_own = self.into.is_none() && share.count() > 1;
+        Some(if is_own { part_path(target, share.number(), share.count()) } else { target.to_owned() })
+    }
+
+    /// Says which tensors are the share's, where only a share is written.
+    pub(super) fn note(
+        &self,
+        session: &Session,
+        metadata: &Metadata,
+        source: &dyn TensorSource,
+        options: &WriteOptions,
+    ) -> anyhow::Result<()> {
+        let Some(share) = self.part else { return Ok(()) };
+        let split = options.split.as_ref();
+        let files = plan_files(Path::new("part"), metadata, source.tensors(), &options.layout, split)?;
+        let own = files.into_iter().next().map_or(0..0, |file| file.tensors);
+        let tensors = source.tensors().get(own).unwrap_or_default();
+        if let (Some(first), Some(last)) = (tensors.first(), tensors.last()) {
+            let n_bytes = tensors.iter().filter_map(TensorMeta::n_bytes).sum();
+            session.note(&format!(
+                "part {share}: {} of {}, `{}` to `{}`, {}",
+                tensors.len(),
+                plural(source.tensors().len() as u64, "tensor"),
+                escape(&first.name),
+                escape(&last.name),
+                bytes(n_bytes),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Says what a run went on with, and what is missing of a file that several runs write.
+    pub(super) fn note_rest(&self, session: &Session, report: &WriteReport) {
+        if report.resumed_at > 0 {
+            let (at, of) = (bytes(report.resumed_at), bytes(report.file_bytes));
+            session.note(&format!("went on at {at} of {of}, where the run before had come to"));
+        }
+        let (Some(share), Some(_), [path]) = (self.part, &self.into, report.paths.as_slice()) else { return };
+        let path = path.display().to_string();
+        let path = escape(&path);
+        if report.missing.is_empty() {
+            return session.note(&format!("{path}: all parts are there"));
+        }
+        let missing: Vec<_> =
+            report.missing.iter().map(|number| format!("{number}/{}", share.count())).collect();
+        session.note(&format!("{path} gets its name when these parts are written: {}", missing.join(", ")));
+    }
+}

@@ -1,0 +1,203 @@
+//! Shares of an output: what one of several machines writes. All plan the same files from the same headers, and each
+//! writes one of them without asking the others.
+
+use std::fmt;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use sha2::{Digest, Sha256};
+
+use crate::core::{GgmlType, TensorMeta, input};
+use crate::gguf::split_id::set_id;
+use crate::gguf::writer::PlannedFile;
+
+/// Places of each input that go into the id of a set, and bytes at each.
+const SAMPLES: u64 = 16;
+const SAMPLE_BYTES: u64 = 4 << 10;
+
+/// Picoseconds that a byte takes on its way from the input or to the output: 1.5 GB/s.
+const PS_PER_BYTE: u64 = 650;
+
+/// One of several shares, written `2/8`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    number: u16,
+    count: u16,
+}
+
+/// A text that is not the number of a share.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a share such as `2/8` expected (the second of eight; at most {}), found `{found}`", u16::MAX)]
+pub struct ShareError {
+    /// The text.
+    pub found: String,
+}
+
+impl Share {
+    /// Which share, from 1.
+    #[must_use]
+    pub fn number(self) -> usize {
+        self.number.into()
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(self) -> usize {
+        self.count.into()
+    }
+
+    /// The file of this share, out of all.
+    pub(super) fn of(self, files: Vec<PlannedFile>) -> Vec<PlannedFile> {
+        files.into_iter().skip(self.number() - 1).take(1).collect()
+    }
+}
+
+/// The id of a set whose parts are written apart: made of all headers and of what the inputs hold here and there, which every
+/// run can look at. Shares of another plan, or of a model that was trained further in between, do not pass for shares of this one.
+///
+/// # Errors
+/// An input cannot be read.
+pub(super) fn id(files: &[PlannedFile], inputs: &[PathBuf]) -> io::Result<String> {
+    let mut inputs: Vec<_> = inputs.iter().filter(|path| path.is_file()).collect();
+    // The same checkpoint may lie elsewhere on another machine.
+    inputs.sort_by_key(|path| path.file_name());
+    inputs.dedup();
+    let mut hash = Sha256::new();
+    for path in inputs {
+        let mut file = input::open(path)?;
+        let n_bytes = fs_err::metadata(path)?.len();
+        hash.update(n_bytes.to_le_bytes());
+        for sample in 0..SAMPLES {
+            file.seek(SeekFrom::Start(n_bytes / SAMPLES * sample))?;
+            let mut bytes = Vec::new();
+            Read::by_ref(&mut file).take(SAMPLE_BYTES).read_to_end(&mut bytes)?;
+            hash.update(&bytes);
+        }
+    }
+    Ok(set_id(files, [hash.finalize().as_slice()]))
+}
+
+impl FromStr for Share {
+    type Err = ShareError;
+
+    fn from_str(text: &str) -> Result<Self, ShareError> {
+        let parsed = text.split_once('/').and_then(|(number, count)| {
+            let (number, count) = (number.parse().ok()?, count.parse().ok()?);
+            (1..=count).contains(&number).then_some(Self { number, count })
+        });
+        parsed.ok_or_else(|| ShareError { found: text.to_owned() })
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.number, self.count)
+    }
+}
+
+/// Cuts a list of tensors into `n` ranges of which the dearest is as cheap as can be. None is empty unless there are fewer tensors.
+pub(super) fn balanced(tensors: &[TensorMeta], n: usize) -> Vec<Range<usize>> {
+    let costs: Vec<u64> = tensors.iter().map(picoseconds).collect();
+    let ranges_within = |most: u64| {
+        let (mut ranges, mut start, mut sum) = (Vec::new(), 0, 0u64);
+        for (at, &cost) in costs.iter().enumerate() {
+            let is_full = sum.checked_add(cost).is_none_or(|sum| sum > most);
+            // So that each of the ranges to come gets a tensor.
+            let is_due = costs.len() - at <= n.saturating_sub(ranges.len() + 1);
+            if at > start && (is_full || is_due) {
+                ranges.push(start..at);
+                (start, sum) = (at, 0);
+            }
+            sum = sum.saturating_add(cost);
+        }
+        ranges.push(start..costs.len());
+        ranges
+    };
+    let mut low = costs.iter().copied().max().unwrap_or(0);
+    let mut high = costs.iter().copied().fold(0, u64::saturating_add);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if ranges_within(middle).len() <= n {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    ranges_within(high)
+}
+
+/// What a tensor costs a thread: reading two bytes an element, encoding, writing. A machine's figures differ, the proportions less:
+/// all shares must come to the same cut, so it is not measured where it runs.
+fn picoseconds(tensor: &TensorMeta) -> u64 {
+    let bytes = tensor.shape.n_elems().saturating_mul(2).saturating_add(tensor.n_bytes().unwrap_or(0));
+    let encoding = tensor.shape.n_elems().saturating_mul(encoding_picoseconds(tensor.ty));
+    bytes.saturating_mul(PS_PER_BYTE).saturating_add(encoding)
+}
+
+/// Picoseconds to encode an element on one thread with AVX-512, from the tables of `docs/performance.md`.
+fn encoding_picoseconds(ty: GgmlType) -> u64 {
+    match ty {
+        GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::Q6K | GgmlType::Q3K => 2_500,
+        GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q4K | GgmlType::Q5K | GgmlType::Q2K => 8_200,
+        GgmlType::Iq4Nl | GgmlType::Iq4Xs => 6_200,
+        GgmlType::Mxfp4 | GgmlType::Nvfp4 => 1_700,
+        GgmlType::Iq3S | GgmlType::Iq2Xs => 40_000,
+        GgmlType::Iq3Xxs => 52_000,
+        GgmlType::Iq2Xxs => 33_000,
+        GgmlType::Iq2S => 27_000,
+        GgmlType::Iq1M | GgmlType::Iq1S => 17_000,
+        _ => 400,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::Shape;
+
+    fn tensors(sizes: &[u64], ty: GgmlType) -> Vec<TensorMeta> {
+        let tensor = |(at, &n): (usize, &u64)| TensorMeta {
+            name: format!("t{at}"),
+            shape: Shape::new(vec![n]).unwrap(),
+            ty,
+        };
+        sizes.iter().enumerate().map(tensor).collect()
+    }
+
+    #[test]
+    fn shares_are_written_and_read() {
+        let share: Share = "2/8".parse().unwrap();
+        assert_eq!((share.number(), share.count(), share.to_string()), (2, 8, "2/8".to_owned()));
+        for bad in ["", "2", "0/8", "9/8", "0/0", "1/", "/3", "1/70000", "-1/2", "1/2/3", "a/b"] {
+            assert_eq!(bad.parse::<Share>(), Err(ShareError { found: bad.to_owned() }), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_dearest_share_is_as_cheap_as_can_be() {
+        let list = tensors(&[8, 1, 1, 1, 1, 8, 4, 4], GgmlType::F16);
+        assert_eq!(balanced(&list, 1), std::iter::once(0..8).collect::<Vec<_>>());
+        assert_eq!(balanced(&list, 3), [0..3, 3..6, 6..8]);
+        assert_eq!(balanced(&list, 8), (0..8).map(|at| at..at + 1).collect::<Vec<_>>());
+        // A block type that is searched for costs more than bytes do.
+        let mut mixed = tensors(&[256, 256, 256, 256], GgmlType::F16);
+        mixed[0].ty = GgmlType::Iq3S;
+        assert_eq!(balanced(&mixed, 2), [0..1, 1..4]);
+    }
+
+    #[test]
+    fn no_share_is_empty_and_nothing_is_lost() {
+        for sizes in [vec![100, 1, 1, 1], vec![1, 1, 1, 100], vec![5; 17], vec![1], (1..40).collect()] {
+            let list = tensors(&sizes, GgmlType::F32);
+            for n in 1..=sizes.len() {
+                let ranges = balanced(&list, n);
+                assert_eq!(ranges.len(), n, "{sizes:?}");
+                assert!(ranges.iter().all(|range| !range.is_empty()), "{ranges:?}");
+                let all: Vec<usize> = ranges.into_iter().flatten().collect();
+                assert_eq!(all, (0..sizes.len()).collect::<Vec<_>>());
+            }
+        }
+    }
+}
