@@ -1,7 +1,10 @@
 //! Byte order of tensor data: which multi-byte fields the blocks of each type have.
 //!
-//! A big-endian file holds what a big-endian machine has in memory, so the 16-, 32- and 64-bit fields of each block
-//! structure are reversed and its byte arrays are not. Types without such fields have no row.
+//! A big-endian file holds what a big-endian machine has in memory. Fields are what the decoder of ggml reads as one
+//! number: members of 16, 32 and 64 bits, and those byte arrays that it copies into an integer before it shifts and masks
+//! (the fifth bits of Q5_0 and Q5_1, scales and signs of IQ2_XXS and IQ3_XXS, scales of IQ1_M). Byte arrays of which it
+//! takes single bytes are not reversed, also where it works on four of them at once (the scales of Q3_K). Types without
+//! such fields have no row.
 
 use crate::core::GgmlType;
 use crate::core::bytes::Endian;
@@ -28,8 +31,8 @@ static FIELDS: &[(GgmlType, &[Fields])] = &[
     (GgmlType::I64, &[fields(0, 8, 1)]),
     (GgmlType::Q4_0, &[fields(0, 2, 1)]),
     (GgmlType::Q4_1, &[fields(0, 2, 2)]),
-    (GgmlType::Q5_0, &[fields(0, 2, 1)]),
-    (GgmlType::Q5_1, &[fields(0, 2, 2)]),
+    (GgmlType::Q5_0, &[fields(0, 2, 1), fields(2, 4, 1)]),
+    (GgmlType::Q5_1, &[fields(0, 2, 2), fields(4, 4, 1)]),
     (GgmlType::Q8_0, &[fields(0, 2, 1)]),
     (GgmlType::Q8_1, &[fields(0, 2, 2)]),
     (GgmlType::Q2K, &[fields(80, 2, 2)]),
@@ -38,12 +41,27 @@ static FIELDS: &[(GgmlType, &[Fields])] = &[
     (GgmlType::Q5K, &[fields(0, 2, 2)]),
     (GgmlType::Q6K, &[fields(208, 2, 1)]),
     (GgmlType::Q8K, &[fields(0, 4, 1), fields(260, 2, 16)]),
-    (GgmlType::Iq2Xxs, &[fields(0, 2, 33)]),
+    // In eight bytes: four indices, then signs and scale in one number.
+    (
+        GgmlType::Iq2Xxs,
+        &[
+            fields(0, 2, 1),
+            fields(6, 4, 1),
+            fields(14, 4, 1),
+            fields(22, 4, 1),
+            fields(30, 4, 1),
+            fields(38, 4, 1),
+            fields(46, 4, 1),
+            fields(54, 4, 1),
+            fields(62, 4, 1),
+        ],
+    ),
     (GgmlType::Iq2Xs, &[fields(0, 2, 33)]),
     (GgmlType::Iq2S, &[fields(0, 2, 1)]),
-    (GgmlType::Iq3Xxs, &[fields(0, 2, 1)]),
+    (GgmlType::Iq3Xxs, &[fields(0, 2, 1), fields(66, 4, 8)]),
     (GgmlType::Iq3S, &[fields(0, 2, 1)]),
     (GgmlType::Iq1S, &[fields(0, 2, 1), fields(34, 2, 8)]),
+    (GgmlType::Iq1M, &[fields(48, 2, 4)]),
     (GgmlType::Iq4Nl, &[fields(0, 2, 1)]),
     (GgmlType::Iq4Xs, &[fields(0, 2, 2)]),
     (GgmlType::Tq1_0, &[fields(52, 2, 1)]),
@@ -82,7 +100,8 @@ mod tests {
             let mut end = 0;
             for run in *layout {
                 assert!(run.offset >= end, "{ty}");
-                assert!(run.offset % run.width.min(4) == 0, "{ty}");
+                // Numbers of four bytes may lie behind a half.
+                assert!(run.offset % run.width.min(2) == 0, "{ty}");
                 end = run.offset + run.width * run.count;
             }
             assert!(end <= ty.block_bytes(), "{ty}");
@@ -92,7 +111,7 @@ mod tests {
     #[test]
     fn only_byte_types_have_no_row() {
         let without: Vec<_> = GgmlType::all().filter(|ty| !FIELDS.iter().any(|row| row.0 == *ty)).collect();
-        assert_eq!(without, [GgmlType::I8, GgmlType::Iq1M, GgmlType::Mxfp4, GgmlType::Nvfp4]);
+        assert_eq!(without, [GgmlType::I8, GgmlType::Mxfp4, GgmlType::Nvfp4]);
     }
 
     #[test]
@@ -107,5 +126,38 @@ mod tests {
         swap_blocks(GgmlType::Q8K, &mut block);
         assert_eq!(block[..5], [3, 2, 1, 0, 4]);
         assert_eq!(block[258..264], [2, 3, 5, 4, 7, 6]);
+    }
+
+    /// What the decoder of ggml reads as one number is that number on a machine of the other order.
+    #[test]
+    fn numbers_of_four_bytes_are_read_alike() {
+        let swapped = |ty: GgmlType| {
+            let block: Vec<u8> = (0..ty.block_bytes()).map(|i| (i * 37 + 11) as u8).collect();
+            let mut other = block.clone();
+            swap_blocks(ty, &mut other);
+            (block, other)
+        };
+        let number = |bytes: &[u8]| -> [u8; 4] { bytes.try_into().unwrap() };
+        for (ty, at) in [
+            (GgmlType::Q5_0, vec![2]),
+            (GgmlType::Q5_1, vec![4]),
+            (GgmlType::Iq2Xxs, (0..8).map(|group| 2 + 8 * group + 4).collect()),
+            (GgmlType::Iq3Xxs, (0..8).map(|group| 66 + 4 * group).collect()),
+        ] {
+            let (block, other) = swapped(ty);
+            for &at in &at {
+                let (own, theirs) = (number(&block[at..at + 4]), number(&other[at..at + 4]));
+                assert_eq!(u32::from_le_bytes(own), u32::from_be_bytes(theirs), "{ty} at {at}");
+            }
+            // The rest of the block but its halves in front is bytes.
+            let first = *at.first().unwrap();
+            let halves = if ty == GgmlType::Q5_1 { 4 } else { 2 };
+            assert_eq!(block[halves..first], other[halves..first], "{ty}");
+        }
+        let (block, other) = swapped(GgmlType::Iq1M);
+        assert_eq!(block[..48], other[..48]);
+        for at in (48..56).step_by(2) {
+            assert_eq!([block[at], block[at + 1]], [other[at + 1], other[at]], "{at}");
+        }
     }
 }
