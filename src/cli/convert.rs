@@ -2,6 +2,7 @@
 
 mod archs;
 mod draft;
+mod endian;
 mod flm2gguf;
 mod gguf2hf;
 mod hf2gguf;
@@ -13,6 +14,7 @@ use clap::{Parser, Subcommand};
 use crate::cli::{Common, Exit, Session, Tool};
 use archs::Archs;
 use draft::Draft;
+use endian::EndianArgs;
 use flm2gguf::Flm2gguf;
 use gguf2hf::Gguf2hf;
 use hf2gguf::Hf2gguf;
@@ -55,6 +57,11 @@ enum Command {
     Archs(Archs),
     /// Write a first architecture card for a checkpoint that none fits
     Draft(Draft),
+    /// Write a GGUF file in the other byte order
+    ///
+    /// For machines such as IBM Z. Numbers of the header, floats, and what blocks of every type hold of numbers wider than a
+    /// byte are turned round; twice is the file as it was.
+    Endian(EndianArgs),
 }
 
 impl Tool for Convert {
@@ -70,6 +77,7 @@ impl Tool for Convert {
             Command::Gguf2hf(args) => args.run(session),
             Command::Archs(args) => args.run(session),
             Command::Draft(args) => args.run(session),
+            Command::Endian(args) => args.run(session),
         }
     }
 }

@@ -3,6 +3,7 @@
 mod checkpoint;
 mod describe;
 mod diff;
+mod dump;
 mod edit;
 mod get;
 mod hash;
@@ -10,7 +11,8 @@ mod merge;
 mod remove;
 mod set;
 mod split;
-mod written;
+mod template;
+pub(in crate::cli) mod written;
 
 use std::path::PathBuf;
 
@@ -84,8 +86,17 @@ enum Command {
     /// Refused without --force: keys that every reader needs, and keys without which the model could not be run or would
     /// compute something else.
     Remove(remove::RemoveArgs),
+    /// Print the chat template, or set it
+    ///
+    /// The text is printed as it is, without a line feed of ours behind it: what --set reads.
+    Template(template::TemplateArgs),
     /// Compare two models: metadata, tensors, decoded values; exit code 1 if they differ
     Diff(diff::DiffArgs),
+    /// Print a file as Markdown, or as the JSON of llama.cpp's gguf_dump.py
+    ///
+    /// `gguf-inspect FILE` is for people, and its --json says more; here are the forms that web pages and scripts for
+    /// gguf_dump.py take: keys and tensors by name, with the offsets at which the header declares them.
+    Dump(dump::DumpArgs),
     /// Print SHA-256 of each tensor, of all tensor data, and of the file
     Hash(hash::HashArgs),
     /// Cut a model into parts, as llama-gguf-split does
@@ -124,7 +135,9 @@ impl Command {
             Self::Get(args) => args.run(session)?,
             Self::Set(args) => args.run(session)?,
             Self::Remove(args) => args.run(session)?,
+            Self::Template(args) => args.run(session)?,
             Self::Diff(args) => return args.run(session),
+            Self::Dump(args) => args.run(session)?,
             Self::Hash(args) => args.run(session)?,
             Self::Split(args) => args.run(session)?,
             Self::Merge(args) => args.run(session)?,

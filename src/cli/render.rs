@@ -1,5 +1,6 @@
 //! What the programs print: errors with hints, tables, numbers.
 
+pub(crate) mod markdown;
 mod screen;
 mod table;
 

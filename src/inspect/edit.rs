@@ -1,5 +1,6 @@
 //! Changes to the metadata of a file: planned first, with what speaks against them, then written.
 
+mod apply;
 mod error;
 mod objection;
 
@@ -10,13 +11,14 @@ use crate::core::TensorSource;
 use crate::core::output::{EditLock, OutputKind};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
-use crate::gguf::keys::key_info;
 use crate::gguf::split::{SPLIT_COUNT, SPLIT_NO, part_suffix};
 use crate::gguf::{
-    AssignType, Assignment, GgufError, GgufFile, Metadata, OpenOptions, Value, WriteOptions, WriteReport,
-    output_kind, plan_files, write_gguf,
+    Assignment, GgufError, GgufFile, Metadata, OpenOptions, Value, WriteOptions, WriteReport, output_kind,
+    plan_files, write_gguf,
 };
-use objection::{Case, own_type};
+use crate::inspect::template::PLAIN;
+use apply::{role_key, role_names};
+use objection::Case;
 
 pub use error::EditError;
 pub use objection::Objection;
@@ -26,13 +28,22 @@ const WAIT: Duration = Duration::from_secs(30);
 const QUIET: Duration = Duration::from_secs(1);
 
 /// A wish.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Edit {
     /// Set a key: in place where it is there, at the end where it is not. The type is the one that is named, else that
     /// of the value before, else that of the well-known key.
     Set(Assignment),
     /// Remove a key.
     Remove(String),
+    /// Set the id of a special token: its key, and the token's text, which is looked up in the vocabulary.
+    Special {
+        /// The key of its role.
+        key: &'static str,
+        /// The text, as it stands in the vocabulary.
+        token: String,
+    },
+    /// Put these chat templates, as [`crate::inspect::read_templates`] gives them, in the place of all that there are.
+    Templates(Metadata),
 }
 
 impl Edit {
@@ -73,10 +84,24 @@ impl Edit {
         }
     }
 
+    /// Reads `ROLE=TOKEN`: `eos=<|im_end|>`.
+    ///
+    /// # Errors
+    /// [`EditError::SpecialForm`] and [`EditError::Role`].
+    pub fn special(text: &str) -> Result<Self, EditError> {
+        let form = || EditError::SpecialForm { text: text.to_owned() };
+        let (role, token) = text.split_once('=').filter(|(_, token)| !token.is_empty()).ok_or_else(form)?;
+        let unknown = || EditError::Role { found: role.to_owned(), known: role_names() };
+        Ok(Self::Special { key: role_key(role).ok_or_else(unknown)?, token: token.to_owned() })
+    }
+
+    /// The key that says where it belongs.
     fn key(&self) -> &str {
         match self {
             Self::Set(assignment) => &assignment.key,
             Self::Remove(key) => key,
+            Self::Special { key, .. } => key,
+            Self::Templates(_) => PLAIN,
         }
     }
 }
@@ -131,19 +156,11 @@ impl EditPlan {
         };
         let before = file.metadata();
         let mut metadata = before.clone();
+        let mut keys = Vec::new();
         for edit in edits {
-            match edit {
-                Edit::Set(assignment) => {
-                    let value = assignment.value(type_of(&assignment.key, &metadata))?;
-                    metadata.set(assignment.key.clone(), value);
-                }
-                Edit::Remove(key) => {
-                    let no_key = || EditError::NoKey { path: file.path().to_owned(), key: key.clone() };
-                    metadata.remove(key).ok_or_else(no_key)?;
-                }
-            }
+            keys.extend(edit.apply(&mut metadata, file.path(), progress)?);
         }
-        let changes = changes(before, &metadata, edits);
+        let changes = changes(before, &metadata, &keys);
         // Without the other parts the model as a whole cannot be judged; its keys can.
         let whole = GgufFile::open(file.path()).ok();
         let tensors = whole.as_ref().map(TensorSource::tensors);
@@ -246,22 +263,13 @@ impl EditPlan {
     }
 }
 
-/// The type of a key: as it is in the file, else as it is well known.
-fn type_of(key: &str, metadata: &Metadata) -> Option<AssignType> {
-    let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
-    match metadata.get(key) {
-        Some(value) => AssignType::of(value),
-        None => key_info(key, arch).map(own_type),
-    }
-}
-
 /// What differs, each key once.
-fn changes(before: &Metadata, after: &Metadata, edits: &[Edit]) -> Vec<Change> {
+fn changes(before: &Metadata, after: &Metadata, keys: &[String]) -> Vec<Change> {
     let mut changes: Vec<Change> = Vec::new();
-    for key in edits.iter().map(Edit::key) {
+    for key in keys {
         let (old, new) = (before.get(key), after.get(key));
-        if old != new && changes.iter().all(|change| change.key != key) {
-            changes.push(Change { key: key.to_owned(), before: old.cloned(), after: new.cloned() });
+        if old != new && changes.iter().all(|change| change.key != *key) {
+            changes.push(Change { key: key.clone(), before: old.cloned(), after: new.cloned() });
         }
     }
     changes

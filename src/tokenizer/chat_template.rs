@@ -47,7 +47,15 @@ impl ChatTemplates {
     }
 
     fn from_json(member: &Json, file: &'static str, warnings: &mut Vec<TokenizerWarning>) -> Self {
-        match member {
+        Self::of(member).unwrap_or_else(|| {
+            warnings.push(TokenizerWarning::BadChatTemplate { file });
+            Self::None
+        })
+    }
+
+    /// What a member `chat_template` says; `None` if it is neither a text nor a list of names and texts.
+    pub(crate) fn of(member: &Json) -> Option<Self> {
+        Some(match member {
             Json::Null => Self::None,
             Json::String(text) => Self::One(text.clone()),
             Json::Array(choices) => Self::Many(
@@ -59,11 +67,8 @@ impl ChatTemplates {
                     })
                     .collect(),
             ),
-            _ => {
-                warnings.push(TokenizerWarning::BadChatTemplate { file });
-                Self::None
-            }
-        }
+            _ => return None,
+        })
     }
 
     /// Writes the keys: named templates in their order, then the sorted list of names, then the plain one. An empty

@@ -160,6 +160,7 @@ fn every_command_writes_the_same_bytes_however_it_runs() {
         ("gguf-quantize", "parts-00001-of-00003.gguf out/m.gguf --type q4_k_m --keep-split"),
         ("gguf-inspect", "split f32.gguf -o out/m --split-max-tensors 3"),
         ("gguf-inspect", "merge parts-00001-of-00003.gguf -o out/m.gguf"),
+        ("gguf-convert", "endian parts-00001-of-00003.gguf -o out/m.gguf"),
         ("gguf-verify", "logits f32.gguf --prompts prompts.jsonl -o out/logits.jsonl"),
         ("gguf-verify", "imatrix f32.gguf --prompts prompts.txt --ctx 64 --chunks 6 -o out/i.gguf"),
         ("gguf-verify", "imatrix merge i.gguf i.gguf -o out/i.gguf"),

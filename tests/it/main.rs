@@ -21,6 +21,7 @@ mod dependencies;
 mod determinism;
 mod docs;
 mod draft;
+mod endian;
 mod engine;
 mod engine_bad_input;
 mod engine_quantized;

@@ -35,6 +35,11 @@ pub(super) fn usage(error: EditError) -> anyhow::Error {
 }
 
 impl EditArgs {
+    /// True if any of them was given.
+    pub(super) fn is_given(&self) -> bool {
+        self.output.is_some() || self.dry_run || self.force
+    }
+
     /// `values` are the files that values come from.
     pub(super) fn run(
         &self,

@@ -33,12 +33,16 @@ impl GetArgs {
             return session.print_json(&document);
         }
         let mut bytes = value_plain(value);
-        if std::io::stdout().is_terminal() {
-            // What comes from files may hold escapes, which are for terminals to obey.
-            let lines: Vec<String> = bytes.split(|&byte| byte == b'\n').map(escape_bytes).collect();
-            bytes = lines.join("\n").into_bytes();
-        }
         bytes.push(b'\n');
-        session.print(|out| out.write_all(&bytes))
+        print_bytes(&bytes, session)
     }
+}
+
+/// Prints what comes from a file as it is; on a terminal without the escapes that it would obey.
+pub(super) fn print_bytes(bytes: &[u8], session: &Session) -> anyhow::Result<()> {
+    if !std::io::stdout().is_terminal() {
+        return session.print(|out| out.write_all(bytes));
+    }
+    let lines: Vec<String> = bytes.split(|&byte| byte == b'\n').map(escape_bytes).collect();
+    session.print(|out| writeln!(out, "{}", lines.join("\n").trim_end_matches('\n')))
 }

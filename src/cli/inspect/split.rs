@@ -3,10 +3,16 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use serde_json::json;
 
 use crate::cli::Session;
+use crate::cli::guard::Guard;
 use crate::cli::inspect::written;
-use crate::gguf::{SplitSpec, SplitStyle};
+use crate::cli::render::{Align, Table, count, plural};
+use crate::core::output::OutputKind;
+use crate::core::text::{bytes, escape};
+use crate::core::{TensorMeta, TensorSource};
+use crate::gguf::{GgufFile, PlannedFile, SplitSpec, SplitStyle};
 use crate::inspect;
 
 /// Tensors in a part where nothing else is said, as in llama.cpp.
@@ -33,6 +39,9 @@ pub(super) struct SplitArgs {
     /// Leave out the key gguf_foundry.split.id, by which mixed parts are found: the bytes of llama-gguf-split
     #[arg(long)]
     no_split_id: bool,
+    /// Show the parts and what would go into each, and write nothing
+    #[arg(long)]
+    dry_run: bool,
 }
 
 impl SplitArgs {
@@ -46,8 +55,64 @@ impl SplitArgs {
             without_id: self.no_split_id,
             share: None,
         };
+        let file = GgufFile::open(&self.file)?;
+        if self.dry_run {
+            return self.plan(&file, &spec, session);
+        }
         let options = written::write_options(session);
-        let report = inspect::split_file(&self.file, &self.output, spec, &options, &session.progress)?;
+        let report = inspect::split_file(&file, &self.output, spec, &options, &session.progress)?;
         written::print(&report, session)
     }
+
+    /// Prints the parts and what goes into each.
+    fn plan(&self, file: &GgufFile, spec: &SplitSpec, session: &Session) -> anyhow::Result<()> {
+        let parts = inspect::plan_split(file, &self.output, spec)?;
+        let mut guard = Guard::new(session, true);
+        guard.read_all("the model", file.paths())?;
+        parts.iter().try_for_each(|part| guard.write("a part", &part.path, OutputKind::Model))?;
+        let _ = parts.first().and_then(|part| session.destination(&part.path));
+        let name = |part: &PlannedFile| part.path.display().to_string();
+        if session.common.json {
+            let parts: Vec<_> = parts
+                .iter()
+                .map(|part| {
+                    let tensors: Vec<_> = tensors(file, part).iter().map(|tensor| &tensor.name).collect();
+                    json!({ "path": name(part), "tensors": tensors, "file_bytes": part.plan.file_bytes })
+                })
+                .collect();
+            return session.print_json(&json!({ "dry_run": true, "parts": parts }));
+        }
+        if session.common.quiet {
+            return Ok(());
+        }
+        let mut table = Table::new(&[
+            ("part", Align::Left),
+            ("tensors", Align::Right),
+            ("size", Align::Right),
+            ("first tensor", Align::Left),
+            ("last tensor", Align::Left),
+        ]);
+        for part in &parts {
+            let own = tensors(file, part);
+            let end = |tensor: Option<&TensorMeta>| {
+                tensor
+                    .map_or_else(|| "(metadata only)".to_owned(), |tensor| escape(&tensor.name).into_owned())
+            };
+            let first_and_last =
+                [end(own.first()), own.last().map_or_else(String::new, |last| end(Some(last)))];
+            let row =
+                [escape(&name(part)).into_owned(), count(own.len() as u64), bytes(part.plan.file_bytes)];
+            table.row(row.into_iter().chain(first_and_last));
+        }
+        session.print(|out| {
+            table.print(out)?;
+            let n_tensors = plural(file.tensors().len() as u64, "tensor");
+            writeln!(out, "\n{}, {n_tensors}\nnothing was written", plural(parts.len() as u64, "part"))
+        })
+    }
+}
+
+/// What goes into a part.
+fn tensors<'a>(file: &'a GgufFile, part: &PlannedFile) -> &'a [TensorMeta] {
+    file.tensors().get(part.tensors.clone()).unwrap_or_default()
 }

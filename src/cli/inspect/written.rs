@@ -10,7 +10,7 @@ use crate::core::text::{bytes, escape};
 use crate::gguf::{WriteOptions, WriteReport};
 
 /// How files are written.
-pub(super) fn write_options(session: &Session) -> WriteOptions {
+pub(in crate::cli) fn write_options(session: &Session) -> WriteOptions {
     WriteOptions {
         sync: !session.common.no_sync,
         memory_bytes: session.common.memory_bytes(),
@@ -19,7 +19,7 @@ pub(super) fn write_options(session: &Session) -> WriteOptions {
 }
 
 /// Tells what was written.
-pub(super) fn print(written: &WriteReport, session: &Session) -> anyhow::Result<()> {
+pub(in crate::cli) fn print(written: &WriteReport, session: &Session) -> anyhow::Result<()> {
     if session.common.json {
         return session.print_json(&json(written));
     }
@@ -30,14 +30,14 @@ pub(super) fn print(written: &WriteReport, session: &Session) -> anyhow::Result<
 }
 
 /// The same for people: the files, then their size.
-pub(super) fn lines(written: &WriteReport) -> Vec<String> {
+pub(in crate::cli) fn lines(written: &WriteReport) -> Vec<String> {
     let path = |path: &PathBuf| escape(&path.display().to_string()).into_owned();
     let size = format!("{}, {}", plural(written.tensors.len() as u64, "tensor"), bytes(written.file_bytes));
     written.paths.iter().map(path).chain([size]).collect()
 }
 
 /// The same for programs.
-pub(super) fn json(written: &WriteReport) -> Json {
+pub(in crate::cli) fn json(written: &WriteReport) -> Json {
     let paths: Vec<_> = written.paths.iter().map(|path| path.display().to_string()).collect();
     json!({
         "files": paths,

@@ -24,6 +24,30 @@ pub enum EditError {
     /// The file of a value cannot be read.
     #[error("key `{}`: {error}", escape(key))]
     ValueFile { key: String, error: std::io::Error },
+    /// A special token that is not of the form `ROLE=TOKEN`.
+    #[error("`{}`: `ROLE=TOKEN` expected, for example `eos=<|im_end|>`", escape(text))]
+    SpecialForm { text: String },
+    /// A role that special tokens do not have.
+    #[error("unknown role `{}` of a special token; there are {known}", escape(found))]
+    Role { found: String, known: String },
+    /// A special token in a file without tokens.
+    #[error("{}: no vocabulary", path.display())]
+    NoVocabulary { path: PathBuf },
+    /// A special token that the vocabulary does not have.
+    #[error("{}: no token `{}` in the vocabulary", path.display(), escape(token))]
+    NoToken { path: PathBuf, token: String, nearest: Option<String> },
+    /// The file of a chat template cannot be read.
+    #[error("chat template: {error}")]
+    TemplateFile { path: PathBuf, error: std::io::Error },
+    /// The file of chat templates is no JSON.
+    #[error("{}: {error}", path.display())]
+    TemplateJson { path: PathBuf, error: serde_json::Error },
+    /// A chat template that is no text.
+    #[error("{}: offset {offset}: not UTF-8", path.display())]
+    TemplateUtf8 { path: PathBuf, offset: usize },
+    /// A file that should hold a chat template.
+    #[error("{}: no chat template in it", path.display())]
+    NoTemplate { path: PathBuf },
     /// A key that is not there.
     #[error("{}: no key `{}`", path.display(), escape(key))]
     NoKey { path: PathBuf, key: String },
@@ -53,10 +77,16 @@ impl EditError {
     #[must_use]
     pub fn is_usage(&self) -> bool {
         match self {
-            Self::Assign(_) => true,
+            Self::Assign(_) | Self::SpecialForm { .. } | Self::Role { .. } => true,
             Self::Open(_)
             | Self::Write(_)
             | Self::ValueFile { .. }
+            | Self::NoVocabulary { .. }
+            | Self::NoToken { .. }
+            | Self::TemplateFile { .. }
+            | Self::TemplateJson { .. }
+            | Self::TemplateUtf8 { .. }
+            | Self::NoTemplate { .. }
             | Self::NoKey { .. }
             | Self::OtherPart { .. }
             | Self::Refused { .. }
@@ -73,7 +103,25 @@ impl Hint for EditError {
             Self::Open(error) => return error.hints(),
             Self::Write(error) => return error.hints(),
             Self::Lock(EditLockError::Busy { .. }) => "try again when it is done".to_owned(),
-            Self::Assign(_) | Self::NotAPart { .. } | Self::Lock(_) => return Vec::new(),
+            Self::Assign(_)
+            | Self::SpecialForm { .. }
+            | Self::Role { .. }
+            | Self::NoVocabulary { .. }
+            | Self::TemplateFile { .. }
+            | Self::TemplateJson { .. }
+            | Self::TemplateUtf8 { .. }
+            | Self::NotAPart { .. }
+            | Self::Lock(_) => return Vec::new(),
+            Self::NoToken { nearest: Some(nearest), .. } => {
+                format!("the nearest is `{}`", escape(nearest))
+            }
+            Self::NoToken { nearest: None, .. } => {
+                "list the tokens with `gguf-inspect get FILE tokenizer.ggml.tokens`".to_owned()
+            }
+            Self::NoTemplate { .. } => {
+                "a `.json` file has the member `chat_template`; any other file is the template itself"
+                    .to_owned()
+            }
             Self::Changed { .. } => "look at it, then try again".to_owned(),
             Self::ValueFile { .. } => {
                 "a value that itself begins with `@` is written with two: `KEY=@@VALUE`".to_owned()

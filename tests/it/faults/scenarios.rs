@@ -168,6 +168,14 @@ pub const ALL: &[Scenario] = &[
         ..scenario("remove", "gguf-inspect", &["remove", "m.gguf", "general.file_type"])
     },
     Scenario {
+        prepare: over_a_file,
+        ..scenario("template", "gguf-inspect", &["template", "m.gguf", "--set", "../in/prompts.txt"])
+    },
+    Scenario {
+        prepare: over_a_file,
+        ..scenario("endian", "gguf-convert", &["endian", "../in/f16.gguf", "-o", "m.gguf"])
+    },
+    Scenario {
         prepare: over_parts,
         reader: FIRST,
         ..scenario(

@@ -287,6 +287,18 @@ const WAYS: &[Way] = &[
         outputs: MODEL,
     },
     Way {
+        command: "gguf-inspect template",
+        args: "template s-00001-of-00002.gguf --set chat.jinja",
+        positional: &["file"],
+        outputs: MODEL,
+    },
+    Way {
+        command: "gguf-convert endian",
+        args: "endian s-00001-of-00002.gguf",
+        positional: &["file"],
+        outputs: MODEL,
+    },
+    Way {
         command: "gguf-inspect merge",
         args: "merge s-00001-of-00002.gguf",
         positional: &["file"],
@@ -534,6 +546,9 @@ fn a_dry_run_says_what_a_run_would_stop_at() {
         ("gguf-convert", "hf2gguf model --dry-run -o model/config.json"),
         ("gguf-convert", "hf2gguf model --dry-run --type q4_0 -o model/model.safetensors"),
         ("gguf-inspect", "set tiny.gguf k=u8:1 --dry-run -o tiny.gguf"),
+        ("gguf-inspect", "template tiny.gguf --set chat.jinja --dry-run -o tiny.gguf"),
+        ("gguf-inspect", "split s-00001-of-00002.gguf -o s --split-max-tensors 20 --dry-run"),
+        ("gguf-convert", "endian tiny.gguf --dry-run -o tiny.gguf"),
     ] {
         let (code, out, err) = run(bench.dir(), program, &args.split(' ').collect::<Vec<_>>());
         assert_eq!(code, 0, "{args}: {out}{err}");

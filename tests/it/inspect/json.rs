@@ -143,9 +143,10 @@ fn what_inspect_prints_is_documented() {
     let checkpoint = fixture("tiny-llama");
     let quantized = fixture("native/nvfp4_llama_mixed/hf");
     fs_err::write(bench.path("empty.json"), "{}").unwrap();
+    fs_err::write(bench.path("chat.jinja"), "{{ messages }}").unwrap();
     fs_err::create_dir(bench.path("odd")).unwrap();
     fs_err::write(bench.path("odd/config.json"), r#"{"architectures": ["NoSuchModel"]}"#).unwrap();
-    let commands: [(&str, &[Run<'_>]); 9] = [
+    let commands: [(&str, &[Run<'_>]); 12] = [
         (
             "`gguf-inspect FILE`",
             &[(0, &["tiny.gguf"]), (0, &["tiny.gguf", "--full"]), (0, &["model.gguf", "--no-tensors"])],
@@ -163,8 +164,23 @@ fn what_inspect_prints_is_documented() {
                 (0, &["set", "model.gguf", "general.name=x", "a.b=u8:1", "-o", "set.gguf"]),
                 (0, &["set", "model.gguf", "llama.block_count=u8:1", "--force", "--dry-run"]),
                 (0, &["remove", "set.gguf", "a.b"]),
+                (0, &["template", "set.gguf", "--set", "chat.jinja"]),
             ],
         ),
+        (
+            "`gguf-inspect template`",
+            &[(0, &["template", "set.gguf"]), (0, &["template", "set.gguf", "--name", "default"])],
+        ),
+        (
+            "`gguf-inspect dump`",
+            &[
+                (0, &["dump", "model.gguf"]),
+                (0, &["dump", "tiny.gguf", "--json-array"]),
+                (0, &["dump", "model.gguf", "--data-offset"]),
+                (0, &["dump", "model.gguf", "--data-alignment"]),
+            ],
+        ),
+        ("`gguf-inspect split --dry-run`", &[(0, &["split", "model.gguf", "-o", "part", "--dry-run"])]),
         (
             "`gguf-inspect split`, `gguf-inspect merge`",
             &[
@@ -256,6 +272,11 @@ fn what_convert_prints_is_documented() {
     let mut back = documented.table("`gguf-convert gguf2hf`");
     back.object("", &run(0, &["gguf2hf", "f32.gguf", "-o", "back"]));
     back.finish();
+
+    let mut turned = documented.table("`gguf-convert endian`");
+    turned.object("", &run(0, &["endian", "f32.gguf", "-o", "big.gguf"]));
+    turned.object("", &run(0, &["endian", "f32.gguf", "-o", "big.gguf", "--to", "little", "--dry-run"]));
+    turned.finish();
 
     let mut archs = documented.table("`gguf-convert archs`");
     for row in run(0, &["archs"]).as_array().unwrap() {

@@ -1,12 +1,14 @@
 //! Tests of `inspect` and of the program `gguf-inspect`.
 
 mod checkpoint;
+mod dump;
 mod edit;
 mod get;
 mod json;
 mod look;
 mod rules;
 mod screen;
+mod template;
 
 use std::path::{Path, PathBuf};
 

@@ -1,13 +1,12 @@
 //! Markdown for a model card, as GitHub and Hugging Face read it.
 
-use std::fmt::Write as _;
-
 use minijinja::Value as Jinja;
 use minijinja::context;
 use minijinja::value::{Serde, ValueKind};
 
 use super::data::PageData;
 use super::render;
+use crate::cli::render::markdown::escape;
 
 /// The card of these data.
 ///
@@ -24,40 +23,4 @@ pub(super) fn render(page: &PageData) -> anyhow::Result<String> {
     });
     environment.add_template("card.md", include_str!("card.md"))?;
     Ok(environment.get_template("card.md")?.render(context! { page => Jinja::from(Serde(page)) })?)
-}
-
-/// Text that Markdown shows as it is, in tables, too. It has no line breaks.
-fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '&' => out.push_str("&amp;"),
-            // A backslash before it would end a cell in some readers.
-            '|' => out.push_str("&#124;"),
-            // Mentions and links make themselves of these.
-            '@' | ':' => {
-                let _ = write!(out, "&#{};", c as u32);
-            }
-            '\\' | '`' | '*' | '_' | '{' | '}' | '[' | ']' | '#' | '~' | '!' | '$' => {
-                out.push('\\');
-                out.push(c);
-            }
-            c => out.push(c),
-        }
-    }
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_stay_names() {
-        assert_eq!(escape("plain-name.Q4 (1)"), "plain-name.Q4 (1)");
-        assert_eq!(escape("a|b`c`_d_<b>&"), r"a&#124;b\`c\`\_d\_&lt;b&gt;&amp;");
-        assert_eq!(escape("![x](http://y)"), r"\!\[x\](http&#58;//y)");
-    }
 }

@@ -1,0 +1,161 @@
+//! A file as `gguf_dump.py` of llama.cpp tells it in JSON: where each key and each tensor is declared, by name.
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::core::{TensorMeta, TensorSource};
+use crate::gguf::{Array, GgufFile, Value, ValueType};
+use crate::inspect::show::value_json;
+
+/// Bytes before the first key: magic, version, number of tensors, number of keys.
+const FIXED_BYTES: u64 = 24;
+
+/// How much is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DumpOptions {
+    /// The elements of arrays.
+    pub has_arrays: bool,
+    /// The tensors.
+    pub has_tensors: bool,
+}
+
+/// The description of the first file, which may be a part of a model.
+///
+/// # Exactness
+/// Members, their names and their values are those of `gguf_dump.py --json` of llama.cpp 0.5.0: numbers of the fixed header as
+/// `GGUF.*`, shapes innermost first, 32-bit floats with all their digits, arrays of arrays joined to one. Floats that JSON
+/// does not have are strings, and a string that is not UTF-8 is `{"hex": …}`; the script prints no JSON then.
+#[must_use]
+pub fn dump_json(file: &GgufFile, options: DumpOptions) -> Json {
+    let (keys, tensors) = declared_at(file);
+    let mut metadata = Map::new();
+    let counts = [file.tensors().len() as u64, file.metadata().len() as u64];
+    for (index, (name, ty, offset, value)) in [
+        ("GGUF.version", ValueType::U32, 4, u64::from(file.version())),
+        ("GGUF.tensor_count", ValueType::U64, 8, counts[0]),
+        ("GGUF.kv_count", ValueType::U64, 16, counts[1]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let field = json!({ "index": index, "type": peer_name(ty), "offset": offset, "value": value });
+        metadata.insert(name.to_owned(), field);
+    }
+    for ((key, value), offset) in file.metadata().iter().zip(keys) {
+        let index = metadata.len();
+        let mut field = json!({ "index": index, "type": peer_name(value.value_type()), "offset": offset });
+        match value {
+            Value::Array(array) => {
+                field["array_types"] = array_types(array).into_iter().map(peer_name).collect();
+                if options.has_arrays {
+                    field["value"] = Json::Array(flat(array));
+                }
+            }
+            other => field["value"] = number(other),
+        }
+        metadata.insert(key.to_owned(), field);
+    }
+    let mut listed = Map::new();
+    for (index, (tensor, offset)) in file.tensors().iter().zip(tensors).enumerate() {
+        if options.has_tensors {
+            let shape: Vec<u64> = tensor.shape.dims().iter().rev().copied().collect();
+            let ty = tensor.ty.name();
+            let entry = json!({ "index": index, "shape": shape, "type": ty, "offset": offset });
+            listed.insert(tensor.name.clone(), entry);
+        }
+    }
+    json!({
+        "filename": file.path().to_string_lossy(),
+        "endian": crate::inspect::endian_name(file.endian()).to_uppercase(),
+        "metadata": metadata,
+        "tensors": listed,
+    })
+}
+
+/// Where the data of the tensors begin; in a file without tensors where they would.
+#[must_use]
+pub fn data_begin(file: &GgufFile) -> u64 {
+    file.data_offset().checked_next_multiple_of(file.alignment()).unwrap_or(u64::MAX)
+}
+
+/// Where the header of the (first) file declares each key, and each tensor.
+fn declared_at(file: &GgufFile) -> (Vec<u64>, Vec<u64>) {
+    let mut at = FIXED_BYTES;
+    let mut next = |n_bytes: u64| {
+        let start = at;
+        // What has been read from a file is no longer than it.
+        at = at.saturating_add(n_bytes);
+        start
+    };
+    let keys = file.metadata().iter().map(|(key, value)| next(8 + key.len() as u64 + 4 + value_bytes(value)));
+    let keys: Vec<u64> = keys.collect();
+    let tensor_bytes =
+        |tensor: &TensorMeta| 8 + tensor.name.len() as u64 + 4 + 8 * tensor.shape.rank() as u64 + 4 + 8;
+    let tensors = file.tensors().iter().map(|tensor| next(tensor_bytes(tensor))).collect();
+    (keys, tensors)
+}
+
+/// Bytes of a value in the file, without its type.
+fn value_bytes(value: &Value) -> u64 {
+    match value {
+        Value::String(text) => 8 + text.len() as u64,
+        Value::Array(array) => array_bytes(array),
+        other => other.value_type().min_bytes(),
+    }
+}
+
+/// Element type, count, elements.
+fn array_bytes(array: &Array) -> u64 {
+    12 + match array {
+        Array::String(texts) => texts.iter().map(|text| 8 + text.len() as u64).sum(),
+        Array::Array(arrays) => arrays.iter().map(array_bytes).sum(),
+        other => other.len() as u64 * other.element_type().min_bytes(),
+    }
+}
+
+/// The types below an array: of its first element, and so on. Nothing is known of an empty one.
+fn array_types(array: &Array) -> Vec<ValueType> {
+    let inner = match array {
+        Array::Array(arrays) => arrays.first().map(array_types).unwrap_or_default(),
+        _ => Vec::new(),
+    };
+    let own = (!array.is_empty()).then(|| array.element_type());
+    own.into_iter().chain(inner).collect()
+}
+
+/// The elements of an array, those of arrays in it one after the other.
+fn flat(array: &Array) -> Vec<Json> {
+    match array {
+        Array::Array(arrays) => arrays.iter().flat_map(flat).collect(),
+        other => (0..other.len()).filter_map(|index| other.get(index)).map(|elem| number(&elem)).collect(),
+    }
+}
+
+/// A value; a 32-bit float as the number that it is, not by its shortest digits.
+fn number(value: &Value) -> Json {
+    match value {
+        Value::F32(v) => value_json(&Value::F64((*v).into()), None),
+        other => value_json(other, None),
+    }
+}
+
+/// The name of a type in gguf-py.
+fn peer_name(ty: ValueType) -> String {
+    ty.long_name().to_uppercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_below_arrays_are_those_of_first_elements() {
+        let inner = Array::U32(vec![1, 2]);
+        let nested = Array::Array(vec![inner.clone(), Array::U32(vec![3])]);
+        assert_eq!(array_types(&inner), [ValueType::U32]);
+        assert_eq!(array_types(&nested), [ValueType::Array, ValueType::U32]);
+        assert_eq!(array_types(&Array::Array(Vec::new())), []);
+        assert_eq!(flat(&nested), [json!(1), json!(2), json!(3)]);
+        assert_eq!(number(&Value::F32(0.1)), json!(f64::from(0.1f32)));
+        assert_eq!(peer_name(ValueType::F32), "FLOAT32");
+    }
+}

@@ -1,0 +1,59 @@
+//! A file in another byte order.
+
+use std::path::Path;
+
+use crate::core::TensorSource;
+use crate::core::bytes::Endian;
+use crate::core::progress::Progress;
+use crate::core::text::escape;
+use crate::gguf::{GgufFile, Metadata, WriteOptions, WriteReport, merged_metadata, plan_files, write_gguf};
+use crate::inspect::EditError;
+
+/// What [`write_in_order`] would report.
+///
+/// # Errors
+/// [`EditError`].
+pub fn plan_in_order(file: &GgufFile, output: &Path, endian: Endian) -> Result<WriteReport, EditError> {
+    let options = in_order(file, endian, &WriteOptions::default());
+    let planned = plan_files(output, &whole(file), file.tensors(), &options.layout, None)?;
+    Ok(WriteReport {
+        paths: vec![output.to_owned()],
+        tensors: 0..file.tensors().len(),
+        missing: Vec::new(),
+        resumed_at: 0,
+        tensor_bytes: file.tensor_bytes(),
+        file_bytes: planned.iter().map(|file| file.plan.file_bytes).sum(),
+    })
+}
+
+/// Writes a model in a byte order: every number of its header and of its tensors, nothing else changes. The parts of a
+/// split model become one file.
+///
+/// # Errors
+/// [`EditError`]; then no output has appeared.
+pub fn write_in_order(
+    file: &GgufFile,
+    output: &Path,
+    endian: Endian,
+    options: &WriteOptions,
+    progress: &dyn Progress,
+) -> Result<WriteReport, EditError> {
+    for part in file.parts().iter().filter(|part| part.trailing_bytes() > 0) {
+        let path = part.path().display().to_string();
+        let n = part.trailing_bytes();
+        progress.warn(&format!("{}: {n} bytes after the last tensor are left out", escape(&path)));
+    }
+    let options = in_order(file, endian, options);
+    Ok(write_gguf(output, &whole(file), file, &options, progress)?)
+}
+
+fn in_order(file: &GgufFile, endian: Endian, options: &WriteOptions) -> WriteOptions {
+    let mut layout = file.layout();
+    layout.endian = endian;
+    WriteOptions { layout, inputs: file.paths(), ..options.clone() }
+}
+
+/// The keys of the one file that comes out.
+fn whole(file: &GgufFile) -> Metadata {
+    if file.parts().len() > 1 { merged_metadata(file.metadata()) } else { file.metadata().clone() }
+}

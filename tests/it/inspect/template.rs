@@ -1,0 +1,147 @@
+//! `gguf-inspect template`, and special tokens by their text.
+
+use gguf_foundry::gguf::{Array, GgufFile, Value};
+use serde_json::json;
+
+use super::Bench;
+
+const PLAIN: &str = "tokenizer.chat_template";
+
+#[test]
+fn a_template_is_set_and_printed_as_it_is() {
+    let bench = Bench::new();
+    let (code, out, err) = bench.run(&["template", "model.gguf"]);
+    assert_eq!((code, out.as_str(), err.as_str()), (1, "", "error: model.gguf: no chat template\n"));
+
+    let text = "{% for m in messages %}\n{{ m.content }}\u{e9}\n{% endfor %}\n";
+    fs_err::write(bench.path("chat.jinja"), text).unwrap();
+    let before = fs_err::read(bench.path("model.gguf")).unwrap();
+    let (code, out, err) = bench.run(&["template", "model.gguf", "--set", "chat.jinja", "--dry-run"]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.contains(PLAIN) && out.ends_with("nothing was written\n"), "{out}");
+    assert_eq!(fs_err::read(bench.path("model.gguf")).unwrap(), before);
+
+    let report = bench.json(&["template", "model.gguf", "--set", "chat.jinja", "-o", "new.gguf"], 0);
+    assert_eq!(report["files"], json!(["new.gguf"]));
+    assert_eq!(report["changes"][0]["after"], json!({"type": "str", "value": text}));
+    assert_eq!(fs_err::read(bench.path("model.gguf")).unwrap(), before);
+    let (code, out, err) = bench.run(&["template", "new.gguf"]);
+    assert_eq!((code, out.as_str(), err.as_str()), (0, text, ""));
+
+    // What it prints is what it reads.
+    fs_err::write(bench.path("printed"), out).unwrap();
+    let report = bench.json(&["template", "new.gguf", "--set", "printed"], 0);
+    assert_eq!(report["changes"], json!([]));
+    let hashes = ["model.gguf", "new.gguf"].map(|name| bench.json(&["hash", name], 0)["data"].clone());
+    assert_eq!(hashes[0], hashes[1]);
+}
+
+#[test]
+fn several_templates_replace_all_that_were_there() {
+    let bench = Bench::new();
+    let config = json!({"eos_token": "</s>", "chat_template": [
+        {"name": "default", "template": "D"}, {"name": "tool use", "template": "T"}, {"name": "rag", "template": "R"},
+    ]});
+    fs_err::write(bench.path("tokenizer_config.json"), config.to_string()).unwrap();
+    assert_eq!(bench.run(&["template", "model.gguf", "--set", "tokenizer_config.json"]).0, 0);
+    let named = |names: &[&str]| Some(Value::from(names.to_vec()));
+    assert_eq!(bench.value("model.gguf", "tokenizer.chat_templates"), named(&["rag", "tool_use"]));
+    assert_eq!(
+        bench.json(&["template", "model.gguf"], 0),
+        json!({"templates": {"default": "D", "tool_use": "T", "rag": "R"}})
+    );
+    let (code, out, err) = bench.run(&["template", "model.gguf"]);
+    assert_eq!((code, out.as_str()), (0, "D"));
+    assert_eq!(err, "note: --name prints another template: default, tool_use, rag\n");
+    let (code, out, err) = bench.run(&["template", "model.gguf", "--name", "tool_use"]);
+    assert_eq!((code, out.as_str(), err.as_str()), (0, "T", ""));
+    let (code, _, err) = bench.run(&["template", "model.gguf", "--name", "tool"]);
+    assert_eq!(code, 1);
+    assert_eq!(err, "error: model.gguf: no chat template `tool`; there are default, tool_use, rag\n");
+
+    fs_err::write(bench.path("one.jinja"), "ONE").unwrap();
+    let report = bench.json(&["template", "model.gguf", "--set", "one.jinja"], 0);
+    assert_eq!(report["changes"].as_array().unwrap().len(), 4, "{report}");
+    let file = GgufFile::open(&bench.path("model.gguf")).unwrap();
+    let keys: Vec<_> = file.metadata().iter().filter(|(key, _)| key.contains("chat")).collect();
+    assert_eq!(keys, [(PLAIN, &Value::from("ONE"))]);
+}
+
+#[test]
+fn what_is_no_template_changes_nothing() {
+    let bench = Bench::new();
+    let before = fs_err::read(bench.path("model.gguf")).unwrap();
+    for (name, bytes, expected) in [
+        (
+            "empty.jinja",
+            &b""[..],
+            "error: empty.jinja: no chat template in it\n\nhint: a `.json` file has the member",
+        ),
+        ("none.json", b"{\"a\": 1}", "error: none.json: no chat template in it\n"),
+        ("broken.json", b"{", "error: broken.json: EOF while parsing"),
+        ("latin.jinja", b"a\xe9", "error: latin.jinja: offset 1: not UTF-8\n"),
+    ] {
+        fs_err::write(bench.path(name), bytes).unwrap();
+        let (code, _, err) = bench.run(&["template", "model.gguf", "--set", name]);
+        assert!(code == 1 && err.starts_with(expected), "{name}: {code} {err}");
+    }
+    let (code, _, err) = bench.run(&["template", "model.gguf", "--set", "missing.jinja"]);
+    assert!(code == 1 && err.contains("missing.jinja"), "{err}");
+    for args in [&["--dry-run"][..], &["-o", "x.gguf"], &["--force"]] {
+        let (code, _, err) = bench.run(&[&["template", "model.gguf"], args].concat());
+        assert!(code == 2 && err.contains("go with `--set`"), "{err}");
+    }
+    assert_eq!(fs_err::read(bench.path("model.gguf")).unwrap(), before);
+}
+
+#[test]
+fn special_tokens_are_found_by_their_text() {
+    let bench = Bench::new().with_tiny();
+    let tokens = bench.value("tiny.gguf", "tokenizer.ggml.tokens").unwrap();
+    let Some(Array::String(tokens)) = tokens.as_array() else { panic!("no tokens") };
+    let text = String::from_utf8(tokens[300].clone()).unwrap();
+    let id = |name: &str, role: &str| bench.value(name, &format!("tokenizer.ggml.{role}_token_id"));
+
+    let args = ["set", "tiny.gguf", "general.name=x", "--special", &format!("eot={text}"), "-o", "new.gguf"];
+    let report = bench.json(&args, 0);
+    let changed: Vec<_> = report["changes"].as_array().unwrap().iter().map(|change| &change["key"]).collect();
+    assert_eq!(changed, [&json!("general.name"), &json!("tokenizer.ggml.eot_token_id")]);
+    assert_eq!(id("new.gguf", "eot"), Some(Value::U32(300)));
+    // By the names of checkpoints, too, and a key keeps its type.
+    assert_eq!(bench.run(&["set", "new.gguf", "tokenizer.ggml.padding_token_id=i32:1", "--force"]).0, 0);
+    assert_eq!(bench.run(&["set", "new.gguf", "--special", &format!("pad={text}")]).0, 0);
+    assert_eq!(id("new.gguf", "padding"), Some(Value::I32(300)));
+}
+
+#[test]
+fn a_token_that_is_not_there_is_told_with_the_nearest() {
+    let bench = Bench::new();
+    // A text before which the role's name ends at the first equals sign.
+    let vocabulary = "tokenizer.ggml.tokens=arr[str]:[\"a\", \"<|im_end|>\", \"b\", \"x=y\", \"a\"]";
+    assert_eq!(bench.run(&["set", "model.gguf", vocabulary]).0, 0);
+    let before = fs_err::read(bench.path("model.gguf")).unwrap();
+    let (code, _, err) = bench.run(&["set", "model.gguf", "--special", "eos=<|im_ends|>"]);
+    assert_eq!(code, 1);
+    assert_eq!(
+        err,
+        "error: model.gguf: no token `<|im_ends|>` in the vocabulary\n\nhint: the nearest is `<|im_end|>`\n"
+    );
+    let (code, _, err) = bench.run(&["set", "model.gguf", "--special", "end=b"]);
+    assert!(code == 2 && err.contains("unknown role `end` of a special token; there are bos, eos,"), "{err}");
+    let (code, _, err) = bench.run(&["set", "model.gguf", "--special", "eos"]);
+    assert!(code == 2 && err.starts_with("error: `eos`: `ROLE=TOKEN` expected"), "{err}");
+    assert_eq!(fs_err::read(bench.path("model.gguf")).unwrap(), before);
+
+    assert_eq!(bench.run(&["set", "model.gguf", "--special", "eos=x=y"]).0, 0);
+    assert_eq!(bench.value("model.gguf", "tokenizer.ggml.eos_token_id"), Some(Value::U32(3)));
+    let (code, _, err) = bench.run(&["set", "model.gguf", "--special", "bos=a"]);
+    assert_eq!(code, 0);
+    let expected =
+        "warning: token `a` is there 2 times: 0 is taken, tokenizer.ggml.bos_token_id=ID takes another (4)\n";
+    assert_eq!(err, expected);
+    assert_eq!(bench.value("model.gguf", "tokenizer.ggml.bos_token_id"), Some(Value::U32(0)));
+
+    assert_eq!(bench.run(&["remove", "model.gguf", "tokenizer.ggml.tokens", "--force"]).0, 0);
+    let (code, _, err) = bench.run(&["set", "model.gguf", "--special", "bos=a"]);
+    assert_eq!((code, err.as_str()), (1, "error: model.gguf: no vocabulary\n"));
+}
