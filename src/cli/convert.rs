@@ -11,6 +11,7 @@ pub(in crate::cli) mod to_gguf;
 
 use clap::{Parser, Subcommand};
 
+use crate::cli::completions::Completions;
 use crate::cli::{Common, Exit, Session, Tool};
 use archs::Archs;
 use draft::Draft;
@@ -27,7 +28,6 @@ pub fn main() -> std::process::ExitCode {
 }
 
 /// The parser, for completions and manual pages.
-#[cfg(any(feature = "packaging", test))]
 pub(crate) fn command() -> clap::Command {
     <Convert as clap::CommandFactory>::command()
 }
@@ -62,6 +62,10 @@ enum Command {
     /// For machines such as IBM Z. Numbers of the header, floats, and what blocks of every type hold of numbers wider than a
     /// byte are turned round; twice is the file as it was.
     Endian(EndianArgs),
+    /// Print what a shell needs to complete the arguments of this program
+    ///
+    /// For bash: `source <(gguf-convert completions bash)`, in ~/.bashrc to keep.
+    Completions(Completions),
 }
 
 impl Tool for Convert {
@@ -78,6 +82,7 @@ impl Tool for Convert {
             Command::Archs(args) => args.run(session),
             Command::Draft(args) => args.run(session),
             Command::Endian(args) => args.run(session),
+            Command::Completions(args) => args.run(command(), session),
         }
     }
 }

@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use clap::{Parser, Subcommand};
 
+use crate::cli::completions::Completions;
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
 
 /// Characters shown of a string, elements shown of an array.
@@ -32,7 +33,6 @@ pub fn main() -> std::process::ExitCode {
 }
 
 /// The parser, for completions and manual pages.
-#[cfg(any(feature = "packaging", test))]
 pub(crate) fn command() -> clap::Command {
     <Inspect as clap::CommandFactory>::command()
 }
@@ -110,6 +110,10 @@ enum Command {
     /// unless there is no configuration to begin with. Weights are not read, but for the scales of one quantized
     /// weight of each kind.
     Checkpoint(checkpoint::CheckpointArgs),
+    /// Print what a shell needs to complete the arguments of this program
+    ///
+    /// For bash: `source <(gguf-inspect completions bash)`, in ~/.bashrc to keep.
+    Completions(Completions),
 }
 
 impl Tool for Inspect {
@@ -142,6 +146,7 @@ impl Command {
             Self::Split(args) => args.run(session)?,
             Self::Merge(args) => args.run(session)?,
             Self::Checkpoint(args) => args.run(session)?,
+            Self::Completions(args) => return args.run(command(), session),
         }
         Ok(Exit::Done)
     }

@@ -7,9 +7,10 @@ use clap_complete::Shell;
 use clap_complete::aot::Generator;
 use clap_mangen::Man;
 
+use crate::cli::completions::script;
 use crate::cli::{convert, inspect, quantize, verify};
 
-const SHELLS: [Shell; 4] = [Shell::Bash, Shell::Zsh, Shell::Fish, Shell::PowerShell];
+const SHELLS: [Shell; 5] = [Shell::Bash, Shell::Zsh, Shell::Fish, Shell::Elvish, Shell::PowerShell];
 
 /// The parsers of the four programs.
 fn programs() -> [Command; 4] {
@@ -26,14 +27,12 @@ pub fn write(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     fs_err::create_dir_all(&completions)?;
     fs_err::create_dir_all(&man)?;
     let mut paths = Vec::new();
-    for mut program in programs() {
+    for program in programs() {
         let name = program.get_name().to_owned();
         let mut with_pages = program.clone().disable_help_subcommand(true);
         for shell in SHELLS {
-            let mut text = Vec::new();
-            clap_complete::generate(shell, &mut program, name.as_str(), &mut text);
             let path = completions.join(shell.file_name(&name));
-            fs_err::write(&path, text)?;
+            fs_err::write(&path, script(shell, program.clone()))?;
             paths.push(path);
         }
         with_pages.build();
@@ -105,7 +104,7 @@ mod tests {
             assert!(names.contains(&Path::new(name)), "{name}: {names:?}");
         }
         let n_commands: usize = programs().iter().map(pages).sum();
-        assert_eq!(paths.len(), 4 * SHELLS.len() + n_commands);
+        assert_eq!(paths.len(), programs().len() * SHELLS.len() + n_commands);
         for path in &paths {
             assert!(fs_err::metadata(path).unwrap().len() > 200, "{}", path.display());
         }

@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 
+use crate::cli::completions::Completions;
 use crate::cli::guard::Guard;
 use crate::cli::quantize::calibrate::CalibrateArgs;
 use crate::cli::quantize::options::{QuantizeArgs, usage};
@@ -36,7 +37,6 @@ pub fn main() -> ExitCode {
 }
 
 /// The parser, for completions and manual pages.
-#[cfg(any(feature = "packaging", test))]
 pub(crate) fn command() -> clap::Command {
     <Quantize as clap::CommandFactory>::command()
 }
@@ -48,8 +48,12 @@ pub(crate) fn command() -> clap::Command {
     version = crate::cli::version(),
     override_usage = "gguf-quantize [OPTIONS] --type TYPE IN [OUT]\n       gguf-quantize [OPTIONS] --target-size SIZE IN [OUT]\n       gguf-quantize [OPTIONS] IN [OUT] TYPE [THREADS]",
     after_help = types_help(),
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
 )]
 struct Quantize {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Input, output and, as llama-quantize takes them, type and number of threads. Without an output it is called
     /// ggml-model-TYPE.gguf, beside the input. The folder of a checkpoint is converted on the way, as `gguf-convert
     /// hf2gguf` does it with the same type; without an output the file goes there, named after the model
@@ -80,6 +84,14 @@ struct Quantize {
     calibrate: CalibrateArgs,
     #[command(flatten)]
     common: Common,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Print what a shell needs to complete the arguments of this program
+    ///
+    /// For bash: `source <(gguf-quantize completions bash)`, in ~/.bashrc to keep.
+    Completions(Completions),
 }
 
 fn types_help() -> String {
@@ -297,6 +309,9 @@ impl Tool for Quantize {
     }
 
     fn run(&self, session: &Session) -> anyhow::Result<Exit> {
+        if let Some(Command::Completions(args)) = &self.command {
+            return args.run(command(), session);
+        }
         let job = self.job()?;
         match job.threads {
             None => self.quantize(session, &job),

@@ -18,6 +18,7 @@ mod trace;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::cli::completions::Completions;
 use crate::cli::verify::imatrix::ImatrixArgs;
 use crate::cli::verify::judge::VerifyArgs;
 use crate::cli::verify::logits::LogitsArgs;
@@ -50,6 +51,10 @@ enum Command {
     Logits(LogitsArgs),
     /// Collect an importance matrix
     Imatrix(ImatrixArgs),
+    /// Print what a shell needs to complete the arguments of this program
+    ///
+    /// For bash: `source <(gguf-verify completions bash)`, in ~/.bashrc to keep.
+    Completions(Completions),
 }
 
 /// Tokens of a chunk where `--ctx` does not say: llama-perplexity's.
@@ -75,7 +80,6 @@ pub fn main() -> std::process::ExitCode {
 }
 
 /// The parser, for completions and manual pages.
-#[cfg(any(feature = "packaging", test))]
 pub(crate) fn command() -> clap::Command {
     <Cli as clap::CommandFactory>::command()
 }
@@ -89,6 +93,7 @@ impl Tool for Cli {
         match &self.command {
             Some(Command::Logits(args)) => args.run(session),
             Some(Command::Imatrix(args)) => args.run(session),
+            Some(Command::Completions(args)) => args.run(command(), session),
             None => self.verify.run(session),
         }
     }

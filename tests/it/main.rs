@@ -13,6 +13,7 @@ mod archs;
 mod calibrate;
 mod chatglm;
 mod checkpoint;
+mod completions;
 mod continued;
 mod convert;
 mod coverage;

@@ -1,0 +1,68 @@
+//! `completions`, in all four programs.
+
+use crate::inspect::{Bench, outcome};
+
+#[test]
+fn every_program_completes_itself_in_every_shell() {
+    let bench = Bench::new();
+    let programs = [
+        ("gguf-convert", "hf2gguf"),
+        ("gguf-quantize", "--tensor-type"),
+        ("gguf-verify", "--baseline"),
+        ("gguf-inspect", "checkpoint"),
+    ];
+    for (program, word) in programs {
+        for (shell, sign) in [
+            ("bash", "complete -F"),
+            ("zsh", "#compdef"),
+            ("fish", "complete -c"),
+            ("elvish", "edit:completion"),
+            ("powershell", "Register-ArgumentCompleter"),
+        ] {
+            let (code, out, err) = outcome(bench.program(program).args(["completions", shell]));
+            assert_eq!((code, err.as_str()), (0, ""), "{program} {shell}");
+            let word = if shell == "fish" { word.trim_start_matches('-') } else { word };
+            assert!(
+                out.contains(sign) && out.contains(program) && out.contains(word),
+                "{program} {shell}: {out}"
+            );
+        }
+        let (code, _, err) = outcome(bench.program(program).args(["completions", "tcsh"]));
+        assert!(code == 2 && err.contains("[possible values: bash, elvish, fish, powershell, zsh]"), "{err}");
+    }
+}
+
+/// A file may have the name of the command.
+#[test]
+fn a_file_of_that_name_is_given_with_its_folder() {
+    let bench = Bench::new().with_tiny();
+    fs_err::rename(bench.path("tiny.gguf"), bench.path("completions")).unwrap();
+    let args = ["./completions", "out.gguf", "q8_0", "--no-sync"];
+    let (code, _, err) = outcome(bench.program("gguf-quantize").args(args));
+    assert_eq!(code, 0, "{err}");
+    let (code, _, err) = bench.run(&["./completions", "--no-tensors"]);
+    assert_eq!(code, 0, "{err}");
+}
+
+#[cfg(unix)]
+#[test]
+fn bash_reads_what_is_printed() {
+    let bench = Bench::new();
+    for program in ["gguf-convert", "gguf-quantize", "gguf-verify", "gguf-inspect"] {
+        let (_, out, _) = outcome(bench.program(program).args(["completions", "bash"]));
+        fs_err::write(bench.path("c.bash"), out).unwrap();
+        // The function fills COMPREPLY with what may follow the program's name. A hyphen is two lines in its name.
+        let name = program.replace('-', "__");
+        let script = format!(
+            "source ./c.bash && COMP_WORDS=({program} comp) COMP_CWORD=1 && _{name} {program} comp {program}; \
+             echo \"${{COMPREPLY[@]}}\""
+        );
+        let output = std::process::Command::new("bash")
+            .current_dir(bench.path("."))
+            .args(["--norc", "-c", &script])
+            .output()
+            .unwrap();
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(out.contains("completions"), "{program}: {out}{err}");
+    }
+}
