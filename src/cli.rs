@@ -12,6 +12,8 @@ mod isolated;
 mod limits;
 #[cfg(test)]
 mod number_options;
+#[cfg(test)]
+mod option_table;
 #[cfg(any(feature = "packaging", test))]
 pub mod packaging;
 pub(crate) mod progress;

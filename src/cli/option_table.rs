@@ -1,0 +1,77 @@
+//! `docs/from-llama-cpp.md` names commands and options that there are.
+
+use clap::Command;
+
+use crate::cli::{convert, inspect, quantize, verify};
+
+/// What is wrong with a line of a shell as the page has it: `gguf-inspect split FILE --output PATH`.
+fn fault(line: &str, programs: &[Command]) -> Option<String> {
+    let mut words = line.split_whitespace();
+    let name = words.next()?;
+    let Some(mut command) = programs.iter().find(|program| program.get_name() == name) else {
+        return Some(format!("{line}: no program {name}"));
+    };
+    let mut globals: Vec<&clap::Arg> = Vec::new();
+    let mut value = None;
+    for word in words {
+        if word.starts_with('-') {
+            let mut own = command.get_arguments().chain(globals.iter().copied());
+            let Some(arg) = own.find(|arg| is_named(arg, word)) else {
+                return Some(format!("{line}: no option {word}"));
+            };
+            value = Some(arg).filter(|arg| arg.get_action().takes_values());
+            continue;
+        }
+        if let Some(arg) = value.take() {
+            let choices = arg.get_possible_values();
+            let is_choice = choices.is_empty() || choices.iter().any(|choice| choice.matches(word, true));
+            if !is_choice {
+                return Some(format!("{line}: {word} is no value of --{}", arg.get_id()));
+            }
+            continue;
+        }
+        match command.find_subcommand(word) {
+            Some(child) => {
+                globals.extend(command.get_arguments().filter(|arg| arg.is_global_set()));
+                command = child;
+            }
+            // Placeholders are in capitals; names of keys and files have a dot or a slash.
+            None if word.chars().all(|c| !c.is_lowercase()) || word.contains(['.', '/', '=']) => {}
+            None if command
+                .get_positionals()
+                .any(|arg| arg.get_possible_values().iter().any(|choice| choice.matches(word, true))) => {}
+            None => return Some(format!("{line}: {word} is no command")),
+        }
+    }
+    None
+}
+
+fn is_named(arg: &clap::Arg, word: &str) -> bool {
+    if let Some(long) = word.strip_prefix("--") {
+        let aliases = arg.get_all_aliases().unwrap_or_default();
+        return arg.get_long() == Some(long) || aliases.contains(&long);
+    }
+    word.strip_prefix('-').is_some_and(|short| arg.get_short().is_some_and(|own| short == own.to_string()))
+}
+
+#[test]
+fn what_the_page_names_is_there() {
+    let programs = [convert::command(), quantize::command(), verify::command(), inspect::command()];
+    let page = include_str!("../../docs/from-llama-cpp.md");
+    // Help and version are made when a program is run.
+    let made = ["gguf-verify --help", "gguf-verify --version"];
+    let lines = page.split('`').skip(1).step_by(2).filter(|text| text.starts_with("gguf-"));
+    let lines: Vec<&str> = lines.filter(|line| !made.contains(line)).collect();
+    assert!(lines.len() > 90, "{}", lines.len());
+    let faults: Vec<_> = lines.iter().filter_map(|line| fault(line, &programs)).collect();
+    assert!(faults.is_empty(), "{faults:#?}");
+    for (line, expected) in [
+        ("gguf-inspect split --no-such", "no option --no-such"),
+        ("gguf-inspect splat FILE", "splat is no command"),
+        ("gguf-inspekt FILE", "no program gguf-inspekt"),
+        ("gguf-convert endian --to middle", "middle is no value of --to"),
+        ("gguf-verify -x", "no option -x"),
+    ] {
+        assert!(fault(line, &programs).is_some_and(|text| text.ends_with(expected)), "{line}");
+    }
+}
