@@ -35,6 +35,8 @@ SELECTION = {
         "starcoder2", "xverse", "bert", "deepseek_v2", "gemma2", "kimi_linear", "lfm2", "mamba2",
         "minimax_text_01", "modernbert", "qwen3_next", "rwkv6", "t5", "!llama_embed_nemotron", "!*.gguf",
     ],
+    # All adapters: they are small.
+    "lora": ["*"],
     # All types, inputs and importance matrices, all recipes, the small models to every type. Not: activations of the
     # CPU backend, and what belongs to a real model.
     "quant": [

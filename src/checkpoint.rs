@@ -11,6 +11,7 @@ pub mod safetensors;
 pub(crate) mod safetensors_writer;
 pub mod torch;
 
+mod adapter;
 mod error;
 mod files;
 mod probe;
@@ -21,6 +22,7 @@ use std::path::{Path, PathBuf};
 use crate::core::limits::Limits;
 use crate::core::{SourceError, WeightMeta, WeightSource};
 
+pub use adapter::AdapterDir;
 pub use config::{ModelDir, parse_object};
 pub use error::CheckpointError;
 

@@ -66,7 +66,7 @@ use crate::core::{WeightMeta, WeightSource};
 
 pub use encoding::{Encoding, Encodings, Quantization, StoredClass, stored_classes, tensor_class};
 pub use error::DequantError;
-pub use lora::{LoraError, LoraPair};
+pub use lora::{LoraError, LoraPair, Replaced, with_adapter};
 pub use settings::{Configurations, HF_QUANT_CONFIG, QUANTIZE_CONFIG, QUANTO_QMAP};
 
 use coded::{Below, CodedWeight};

@@ -2,6 +2,7 @@
 //!
 //! [`verify`] runs the checks in that order and returns a [`Verification`]: a [`Report`] with a [`Verdict`], and every position that was computed.
 
+mod adapter;
 mod answers;
 mod baseline_keys;
 mod chat;

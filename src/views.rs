@@ -12,6 +12,7 @@ mod elems;
 mod error;
 mod exp;
 mod layout;
+mod low_rank;
 mod math;
 mod node;
 mod recipe;
@@ -22,6 +23,7 @@ mod view;
 
 pub use apply::{RecipeError, apply, recipe};
 pub use error::{ShapeError, ViewError};
+pub use low_rank::{FactorError, LowRank, factors};
 pub use recipe::{ReadPolicy, Recipe};
 pub use rope::{match_rope_freqs, rope_freqs_llama3};
 pub use view::View;

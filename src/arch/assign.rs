@@ -49,6 +49,8 @@ struct Assigner<'a> {
     scope: &'a Scope<'a>,
     matcher: Matcher<'a>,
     heads: &'a HeadRule<'a>,
+    /// Nothing is missed, and nothing added.
+    is_part: bool,
     /// Names after rewriting, by weight.
     names: Vec<String>,
     units: IndexMap<UnitKey, Unit>,
@@ -60,16 +62,19 @@ pub(super) fn assign(
     weights: &[WeightMeta],
     scope: &Scope<'_>,
     heads: &HeadRule<'_>,
+    is_part: bool,
 ) -> Result<Assigned, ArchError> {
     let matcher = Matcher::new(card, scope)?;
     let (names, units, dropped) = (Vec::with_capacity(weights.len()), IndexMap::new(), Vec::new());
-    let mut assigner = Assigner { card, weights, scope, matcher, heads, names, units, dropped };
+    let mut assigner = Assigner { card, weights, scope, matcher, heads, is_part, names, units, dropped };
     assigner.match_all()?;
     if !heads.expects_model() && !assigner.names.iter().any(|name| heads.is_head(name)) {
         return Err(ArchError::NoHeads);
     }
     let outputs = assigner.outputs()?;
-    assigner.check_complete(&outputs)?;
+    if !is_part {
+        assigner.check_complete(&outputs)?;
+    }
     Ok(Assigned { outputs, dropped: assigner.dropped })
 }
 
@@ -194,7 +199,7 @@ impl Assigner<'_> {
             order.push((entry.phase, group.copied().unwrap_or(unit.last), Some(*key)));
         }
         // Tensors that stand in front of a weight; `None` sorts first.
-        let has_fills = self.card.generate.iter().any(Generate::is_fill);
+        let has_fills = !self.is_part && self.card.generate.iter().any(Generate::is_fill);
         order.extend(
             (0..if has_fills { self.names.len() } else { 0 }).map(|weight| (Phase::Normal, weight, None)),
         );

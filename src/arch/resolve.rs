@@ -112,6 +112,9 @@ pub struct ResolveOptions {
     pub metadata_only: bool,
     /// Plan the keys of the card's `annotate` too.
     pub annotate: bool,
+    /// The weights are those that an adapter changes: no other is missed, and neither keys nor tensors of the card's own
+    /// are planned.
+    pub is_part: bool,
 }
 
 /// Finds the card for a checkpoint and plans every tensor and key.
@@ -129,20 +132,7 @@ pub fn resolve(
     } else {
         detect::class_of(&config)?
     };
-    // A card whose defaults have no result for this configuration is not the one, if another is.
-    let unfit = RefCell::new(None);
-    let card =
-        detect::choose(registry, &class, &|card| match scope(card, &class, &config, inputs, *options, 0) {
-            Ok(scope) => detect::condition(card, &scope),
-            Err(error) => {
-                unfit.borrow_mut().get_or_insert(error);
-                Ok(false)
-            }
-        });
-    let card = card.map_err(|error| match (error, unfit.take()) {
-        (ArchError::AmbiguousClass { n_true: 0, .. }, Some(unfit)) => unfit,
-        (error, _) => resembling(error, registry, &config, inputs),
-    })?;
+    let card = chosen(registry, &class, &config, inputs, *options)?;
     let file_type = file_type(card, inputs, *options);
     let mut scope = scope(card, &class, &config, inputs, *options, file_type.id())?;
     for (condition, message) in &card.require {
@@ -165,14 +155,30 @@ pub fn resolve(
     let heads = HeadRule::of(card, options.heads, &scope)?;
     let (mut outputs, mut dropped) = (Vec::new(), Vec::new());
     if !options.metadata_only {
-        for generate in &card.generate {
+        for generate in card.generate.iter().filter(|_| !options.is_part) {
             outputs.extend(generated::generated(card, generate, &scope)?);
         }
-        let assigned: Assigned = assign::assign(card, inputs.weights, &scope, &heads)?;
+        let assigned: Assigned = assign::assign(card, inputs.weights, &scope, &heads, options.is_part)?;
         outputs.extend(assigned.outputs);
         fuse::fuse(card, options.fuse, &mut outputs)?;
         outputs.sort_by_key(|output: &OutputSpec| output.phase);
         dropped = assigned.dropped;
+    }
+
+    let mut mapping = Mapping {
+        class,
+        card: card.clone(),
+        file_type,
+        outputs,
+        dropped,
+        early: Metadata::new(),
+        metadata: Metadata::new(),
+        annotations: Metadata::new(),
+        tokenizer: TokenizerRequest::default(),
+        read: scope.values.read(),
+    };
+    if options.is_part {
+        return Ok(mapping);
     }
 
     // Metadata sees changes of the configuration that tensors must not see, so it comes second.
@@ -185,26 +191,40 @@ pub fn resolve(
     for key in &card.metadata_drop {
         scope.config.remove(key);
     }
-    let mut early = Metadata::new();
-    hparams::apply_rows(card, "early", &card.early, &scope, &mut early)?;
-    let mut metadata = Metadata::new();
-    hparams::apply_rows(card, "metadata", &card.metadata, &scope, &mut metadata)?;
-    let annotations = if options.annotate { hparams::annotations(card, &scope)? } else { Metadata::new() };
+    hparams::apply_rows(card, "early", &card.early, &scope, &mut mapping.early)?;
+    hparams::apply_rows(card, "metadata", &card.metadata, &scope, &mut mapping.metadata)?;
+    if options.annotate {
+        mapping.annotations = hparams::annotations(card, &scope)?;
+    }
     if let (Some(target), Some(_)) = (&inputs.target, card.tokenizer.from) {
         scope.look_at_files_of(target);
     }
-    let tokenizer = tokenizer(card, &scope)?;
-    Ok(Mapping {
-        class,
-        card: card.clone(),
-        file_type,
-        outputs,
-        dropped,
-        early,
-        metadata,
-        annotations,
-        tokenizer,
-        read: scope.values.read(),
+    mapping.tokenizer = tokenizer(card, &scope)?;
+    mapping.read = scope.values.read();
+    Ok(mapping)
+}
+
+/// The card for a class.
+fn chosen<'r>(
+    registry: &'r Registry,
+    class: &str,
+    config: &Map<String, Json>,
+    inputs: &Inputs<'_>,
+    options: ResolveOptions,
+) -> Result<&'r Card, ArchError> {
+    // A card whose defaults have no result for this configuration is not the one, if another is.
+    let unfit = RefCell::new(None);
+    let card =
+        detect::choose(registry, class, &|card| match scope(card, class, config, inputs, options, 0) {
+            Ok(scope) => detect::condition(card, &scope),
+            Err(error) => {
+                unfit.borrow_mut().get_or_insert(error);
+                Ok(false)
+            }
+        });
+    card.map_err(|error| match (error, unfit.take()) {
+        (ArchError::AmbiguousClass { n_true: 0, .. }, Some(unfit)) => unfit,
+        (error, _) => resembling(error, registry, config, inputs),
     })
 }
 

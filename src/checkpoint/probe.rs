@@ -101,7 +101,8 @@ static PROBES: &[Probe] = &[
         ends: &[""],
         fate: Fate::Refused {
             what: "an adapter without its base model",
-            way_out: "merge the adapter into its base model first",
+            way_out: "`gguf-convert lora2gguf DIR --base BASE` converts it, `gguf-convert merge-lora BASE DIR` merges it into its \
+                      base model",
         },
     },
     Probe {

@@ -6,6 +6,8 @@ mod endian;
 mod flm2gguf;
 mod gguf2hf;
 mod hf2gguf;
+mod lora2gguf;
+mod merge_lora;
 mod msmodelslim2gguf;
 pub(in crate::cli) mod to_gguf;
 
@@ -19,6 +21,8 @@ use endian::EndianArgs;
 use flm2gguf::Flm2gguf;
 use gguf2hf::Gguf2hf;
 use hf2gguf::Hf2gguf;
+use lora2gguf::Lora2gguf;
+use merge_lora::MergeLora;
 use msmodelslim2gguf::Msmodelslim2gguf;
 
 /// Entry of `gguf-convert`.
@@ -51,6 +55,10 @@ enum Command {
     Msmodelslim2gguf(Box<Msmodelslim2gguf>),
     /// Convert a FastLLM file (.flm) to GGUF
     Flm2gguf(Box<Flm2gguf>),
+    /// Convert a LoRA adapter of PEFT to a GGUF adapter
+    Lora2gguf(Lora2gguf),
+    /// Merge a LoRA adapter of PEFT into its base model and convert the result to GGUF, in one pass
+    MergeLora(Box<MergeLora>),
     /// Convert a GGUF file back to a Hugging Face checkpoint
     Gguf2hf(Gguf2hf),
     /// List the architectures and model classes that can be converted, or say what a card reads and writes
@@ -78,6 +86,8 @@ impl Tool for Convert {
             Command::Hf2gguf(args) => args.run(session),
             Command::Msmodelslim2gguf(args) => args.run(session),
             Command::Flm2gguf(args) => args.run(session),
+            Command::Lora2gguf(args) => args.run(session),
+            Command::MergeLora(args) => args.run(session),
             Command::Gguf2hf(args) => args.run(session),
             Command::Archs(args) => args.run(session),
             Command::Draft(args) => args.run(session),

@@ -70,6 +70,7 @@ pub(super) fn lines(quantization: &Quantization) -> Vec<String> {
 }
 
 /// What a plan and a summary say about the checkpoint's own quantization.
+#[derive(Default)]
 pub(super) struct Stored<'a> {
     quantization: Option<&'a Quantization>,
     classes: Vec<StoredClass<Vec<GgmlType>>>,

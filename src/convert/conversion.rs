@@ -21,7 +21,7 @@ use crate::quant::SmallRows;
 use crate::views::{self, ReadPolicy, Recipe};
 
 /// Version of the block formats that files declare.
-const QUANTIZATION_VERSION: u32 = 2;
+pub(super) const QUANTIZATION_VERSION: u32 = 2;
 const FILE_TYPE: &str = "general.file_type";
 
 /// A checkpoint seen as the GGUF file it becomes. Nothing has been written, and no weight read; as a
@@ -293,6 +293,8 @@ pub enum Scope {
     Keys,
     /// Configuration and tensors.
     KeysAndTensors,
+    /// Some of its tensors: those that an adapter changes.
+    Part,
 }
 
 /// Finds the card for a checkpoint and applies it. `weights` are those of the source, or what else is known of them.
@@ -324,6 +326,7 @@ pub fn map(
         rerank: rerank::find(dir, options)?,
         metadata_only: scope == Scope::Keys,
         annotate: options.annotate,
+        is_part: scope == Scope::Part,
     };
     Ok(arch::resolve(&registry, &inputs, &arch_options)?)
 }

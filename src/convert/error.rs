@@ -4,6 +4,7 @@ use crate::arch::ArchError;
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::pickle::PickleError;
 use crate::checkpoint::torch::TorchError;
+use crate::convert::AdapterError;
 use crate::core::text::escape;
 use crate::core::{Hint, SourceError};
 use crate::dequant::{DequantError, LoraError};
@@ -61,6 +62,9 @@ pub enum ConvertError {
         /// Why.
         reason: String,
     },
+    /// An adapter in a directory of its own.
+    #[error(transparent)]
+    Peft(Box<AdapterError>),
     /// Matrices of an adapter that do not fit.
     #[error(transparent)]
     Lora(Box<LoraError>),
@@ -128,6 +132,7 @@ impl ConvertError {
             | Self::Recipe(_)
             | Self::Pooling { .. }
             | Self::Adapter { .. }
+            | Self::Peft(_)
             | Self::Lora(_)
             | Self::Io(_) => false,
         }
@@ -141,6 +146,7 @@ impl Hint for ConvertError {
             Self::Arch(error) => error.hints(),
             Self::Tokenizer(error) => error.hints(),
             Self::Dequant(error) => error.hints(),
+            Self::Peft(error) => error.hints(),
             Self::Adapters { .. } => {
                 vec!["`--merge-adapters` merges a LoRA adapter into the weights".to_owned()]
             }

@@ -135,6 +135,18 @@ impl GeneralMetadata {
         format!("mtp-{}.gguf", FileName { encoding: Some(encoding), ..self.name() }.stem())
     }
 
+    /// The default name of an adapter's file.
+    #[must_use]
+    pub fn default_adapter_file_name(&self, encoding: &str) -> String {
+        let name = FileName {
+            size_label: self.texts.size_label.as_deref(),
+            encoding: Some(encoding),
+            kind: Some("LoRA"),
+            ..self.name()
+        };
+        name.stem() + ".gguf"
+    }
+
     /// The default name of a file that holds a vocabulary alone.
     #[must_use]
     pub fn default_vocab_file_name(&self) -> String {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::core::little_endian::store_f32s;
 use crate::core::scratch;
@@ -15,8 +16,24 @@ use crate::dequant::{Below, CodedWeight, DequantError, Encoding, Encodings};
 pub(super) enum Origin {
     /// A tensor below, as it is.
     Plain(usize),
+    /// A tensor of another source, as it is.
+    Beside(Arc<dyn WeightSource + Send>, usize),
     /// It is decoded, or computed.
     Coded(Box<dyn CodedWeight>),
+}
+
+impl Origin {
+    /// The source and the tensor in it, for a weight that is one as it is; else what decodes it.
+    fn place<'a>(
+        &'a self,
+        below: &'a dyn WeightSource,
+    ) -> Result<(&'a dyn WeightSource, usize), &'a dyn CodedWeight> {
+        match self {
+            Self::Plain(index) => Ok((below, *index)),
+            Self::Beside(source, index) => Ok((&**source, *index)),
+            Self::Coded(coded) => Err(&**coded),
+        }
+    }
 }
 
 /// A weight that the layer has.
@@ -34,7 +51,7 @@ impl Weight {
 
 /// The weights of a quantized checkpoint as floats under plain names: the one source over codes, whatever the method.
 pub(super) struct Dequantized {
-    source: Box<dyn WeightSource + Send>,
+    source: Arc<dyn WeightSource + Send>,
     level: SimdLevel,
     weights: Vec<WeightMeta>,
     origins: Vec<Origin>,
@@ -52,6 +69,11 @@ impl fmt::Debug for Dequantized {
 impl Dequantized {
     /// The layer of `weights` over `source`, the source they were planned for.
     pub(super) fn new(source: Box<dyn WeightSource + Send>, level: SimdLevel, weights: Vec<Weight>) -> Self {
+        Self::over(Arc::from(source), level, weights)
+    }
+
+    /// The same over a source that others read, too.
+    pub(super) fn over(source: Arc<dyn WeightSource + Send>, level: SimdLevel, weights: Vec<Weight>) -> Self {
         let (weights, origins) = weights.into_iter().map(|weight| (weight.meta, weight.origin)).unzip();
         Self { source, level, weights, origins }
     }
@@ -63,7 +85,7 @@ impl Dequantized {
     pub(super) fn merged(self, pairs: &[LoraPair]) -> Result<Self, LoraError> {
         let weights = self.weights.into_iter().zip(self.origins);
         let weights = weights.map(|(meta, origin)| Weight { meta, origin }).collect();
-        Ok(Self::new(self.source, self.level, lora::merge(weights, pairs)?))
+        Ok(Self::over(self.source, self.level, lora::merge(weights, pairs)?))
     }
 
     /// How the weights are stored, by a method of this name.
@@ -73,9 +95,13 @@ impl Dequantized {
                 let n_bytes = n_bytes(&*self.source, weight.members());
                 Some((meta.name.clone(), Encoding { method, form: weight.form(), n_bytes }))
             }
-            Origin::Plain(_) | Origin::Coded(_) => None,
+            Origin::Plain(_) | Origin::Beside(..) | Origin::Coded(_) => None,
         };
         self.weights.iter().zip(&self.origins).filter_map(encoding).collect()
+    }
+
+    fn place(&self, weight: usize) -> Result<(&dyn WeightSource, usize), &dyn CodedWeight> {
+        self.origins[weight].place(&*self.source)
     }
 
     fn below(&self) -> Below<'_> {
@@ -116,9 +142,9 @@ impl WeightSource for Dequantized {
     }
 
     fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        let coded = match &self.origins[weight] {
-            Origin::Plain(index) => return self.source.read_elems(*index, first, out),
-            Origin::Coded(coded) => coded,
+        let coded = match self.place(weight) {
+            Ok((source, index)) => return source.read_elems(index, first, out),
+            Err(coded) => coded,
         };
         scratch::with_floats(out.len() / size_of::<f32>(), |floats| {
             self.rectangles(weight, first, floats.len() as u64, |rows, cols, at| {
@@ -132,25 +158,23 @@ impl WeightSource for Dequantized {
     }
 
     fn borrow(&self, weight: usize) -> Option<&[u8]> {
-        match &self.origins[weight] {
-            Origin::Plain(index) => self.source.borrow(*index),
-            Origin::Coded(_) => None,
-        }
+        let (source, index) = self.place(weight).ok()?;
+        source.borrow(index)
     }
 
     fn packings(&self, weight: usize) -> Result<Vec<Packing>, SourceError> {
-        match &self.origins[weight] {
-            Origin::Plain(index) => self.source.packings(*index),
-            Origin::Coded(coded) => {
+        match self.place(weight) {
+            Ok((source, index)) => source.packings(index),
+            Err(coded) => {
                 coded.packings(self.below()).map_err(|error| error.reading(&self.weights[weight].name))
             }
         }
     }
 
     fn code_type(&self, weight: usize) -> Option<ElementType> {
-        match &self.origins[weight] {
-            Origin::Plain(index) => self.source.code_type(*index),
-            Origin::Coded(coded) => coded.code_type(self.below()),
+        match self.place(weight) {
+            Ok((source, index)) => source.code_type(index),
+            Err(coded) => coded.code_type(self.below()),
         }
     }
 
@@ -161,9 +185,9 @@ impl WeightSource for Dequantized {
         first: u64,
         out: &mut [u8],
     ) -> Result<(), SourceError> {
-        let coded = match &self.origins[weight] {
-            Origin::Plain(index) => return self.source.read_packed(*index, ty, first, out),
-            Origin::Coded(coded) => coded,
+        let coded = match self.place(weight) {
+            Ok((source, index)) => return source.read_packed(index, ty, first, out),
+            Err(coded) => coded,
         };
         let (block_elems, block_bytes) = (ty.block_elems() as u64, ty.block_bytes() as u64);
         let n = out.len() as u64 / block_bytes * block_elems;
@@ -176,9 +200,9 @@ impl WeightSource for Dequantized {
     }
 
     fn release_elems(&self, weight: usize, first: u64, n: u64) {
-        match &self.origins[weight] {
-            Origin::Plain(index) => self.source.release_elems(*index, first, n),
-            Origin::Coded(coded) => {
+        match self.place(weight) {
+            Ok((source, index)) => source.release_elems(index, first, n),
+            Err(coded) => {
                 coded.release(self.below(), &self.weights[weight].shape, first..first.saturating_add(n));
             }
         }

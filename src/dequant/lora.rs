@@ -1,18 +1,22 @@
-//! Low-rank adapters (LoRA) that lie beside the weights they belong to, merged as those are read.
+//! Low-rank adapters (LoRA), merged into the weights they belong to as those are read.
 
 use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::Arc;
 
+use crate::core::scratch;
+use crate::core::simd::SimdLevel;
 use crate::core::text::escape;
-use crate::core::{ElementType, Shape, WeightMeta};
+use crate::core::{ElementType, Shape, WeightMeta, WeightSource};
 use crate::dequant::layer::{Origin, Weight};
-use crate::dequant::{Below, CodedWeight, DequantError};
+use crate::dequant::{Below, CodedWeight, DequantError, Dequantized};
 use crate::quant::decode_elements;
 
-/// A weight and the two matrices that change it: W + scale · B · A. Indices are those of the layer's weights.
+/// A weight and the two matrices that change it: W + scale · B · A, or W + scale · (B · A)ᵀ where it is turned. Indices
+/// are those of the layer's weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraPair {
-    /// W, `[n, k]`.
+    /// W, `[n, k]`; `[k, n]` if it is turned.
     pub base: usize,
     /// A, `[r, k]`.
     pub a: usize,
@@ -20,6 +24,54 @@ pub struct LoraPair {
     pub b: usize,
     /// The factor, `lora_alpha / r`.
     pub scale: f32,
+    /// The weight is stored turned: an embedding, or a layer that multiplies from the other side (`Conv1D`).
+    pub is_turned: bool,
+}
+
+/// A weight that another takes the place of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replaced {
+    /// The weight of the model.
+    pub base: usize,
+    /// The weight of the adapter.
+    pub by: usize,
+}
+
+/// A model's weights with those of an adapter merged into them as they are read. In `pairs` A and B are weights of the
+/// adapter.
+///
+/// # Errors
+/// [`LoraError`]: matrices that do not fit.
+pub fn with_adapter(
+    base: Arc<dyn WeightSource + Send>,
+    adapter: &Arc<dyn WeightSource + Send>,
+    pairs: &[LoraPair],
+    replaced: &[Replaced],
+    level: SimdLevel,
+) -> Result<Arc<dyn WeightSource + Send>, LoraError> {
+    let n_base = base.weights().len();
+    let mut weights: Vec<Weight> = (0..n_base).map(|index| Weight::plain(&*base, index)).collect();
+    for &Replaced { base, by } in replaced {
+        let own = &adapter.weights()[by];
+        let weight = &mut weights[base];
+        if own.shape != weight.meta.shape {
+            let (name, base) = (weight.meta.name.clone(), weight.meta.shape.clone());
+            return Err(LoraError::Replaced { name, base, by: own.shape.clone() });
+        }
+        weight.meta.ty = own.ty;
+        weight.origin = Origin::Beside(adapter.clone(), by);
+    }
+    let beside = |by: usize| {
+        let meta = adapter.weights()[by].clone();
+        Weight { meta, origin: Origin::Beside(adapter.clone(), by) }
+    };
+    let mut moved = Vec::with_capacity(pairs.len());
+    for pair in pairs {
+        moved.push(LoraPair { a: weights.len(), b: weights.len() + 1, ..pair.clone() });
+        weights.extend([beside(pair.a), beside(pair.b)]);
+    }
+    let merged = merge(weights, &moved)?;
+    Ok(Arc::new(Dequantized::over(base, level, merged)))
 }
 
 /// Why an adapter cannot be merged.
@@ -29,6 +81,9 @@ pub enum LoraError {
     /// Shapes that do not multiply.
     #[error("tensor `{}`: shape {base}, but the adapter's matrices are {b} and {a}", escape(name))]
     Shapes { name: String, base: Shape, a: Shape, b: Shape },
+    /// A tensor that cannot take the place of another.
+    #[error("tensor `{}`: shape {base}, but the adapter has {by}", escape(name))]
+    Replaced { name: String, base: Shape, by: Shape },
     /// A tensor that two pairs have.
     #[error("tensor `{}` is changed twice", escape(name))]
     Twice { name: String },
@@ -51,6 +106,7 @@ pub(super) fn merge(weights: Vec<Weight>, pairs: &[LoraPair]) -> Result<Vec<Weig
             a: Operand::of(a),
             b: Operand::of(b),
             scale: pair.scale,
+            is_turned: pair.is_turned,
         };
         weights[pair.base] = Some(Weight { meta, origin: Origin::Coded(Box::new(merged)) });
     }
@@ -67,7 +123,10 @@ fn check(weights: &[Weight], pairs: &[LoraPair]) -> Result<(), LoraError> {
     for pair in pairs {
         let [base, a, b] = [pair.base, pair.a, pair.b].map(|index| &weights[index].meta);
         let fits = match (base.shape.dims(), a.shape.dims(), b.shape.dims()) {
-            (&[n, k], &[r, k_a], &[n_b, r_b]) => n == n_b && k == k_a && r == r_b,
+            (&[n, k], &[r, k_a], &[n_b, r_b]) => {
+                let [n_a, k_b] = if pair.is_turned { [k_a, n_b] } else { [n_b, k_a] };
+                n == n_a && k == k_b && r == r_b
+            }
             _ => false,
         };
         if !fits {
@@ -94,28 +153,32 @@ impl Operand {
         Self { ty: weight.meta.ty, n_cols: weight.meta.shape.n_cols(), origin: weight.origin }
     }
 
-    /// Some columns of a row as F32.
+    /// Some columns of some rows as F32, row after row.
     fn read(
         &self,
         below: Below<'_>,
-        row: u64,
+        rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
-        match &self.origin {
-            Origin::Coded(coded) => coded.decode(below, row..row + 1, cols, out),
-            Origin::Plain(index) => {
-                let first = row * self.n_cols;
-                let decoded = below.with_elems(*index, first + cols.start..first + cols.end, |bytes| {
-                    decode_elements(self.ty, below.level, bytes, out)
-                })?;
-                decoded.map_err(|_| DequantError::DtypeMismatch {
-                    tensor: below.meta(*index).name.clone(),
-                    found: self.ty,
-                    expected: "numbers".to_owned(),
-                })
-            }
+        let (below, index) = match &self.origin {
+            Origin::Coded(coded) => return coded.decode(below, rows, cols, out),
+            Origin::Plain(index) => (below, *index),
+            Origin::Beside(source, index) => (Below { source: &**source, level: below.level }, *index),
+        };
+        let width = (cols.end - cols.start) as usize;
+        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+            let first = row * self.n_cols;
+            let decoded = below.with_elems(index, first + cols.start..first + cols.end, |bytes| {
+                decode_elements(self.ty, below.level, bytes, out)
+            })?;
+            decoded.map_err(|_| DequantError::DtypeMismatch {
+                tensor: below.meta(index).name.clone(),
+                found: self.ty,
+                expected: "numbers".to_owned(),
+            })?;
         }
+        Ok(())
     }
 }
 
@@ -129,6 +192,61 @@ struct Merged {
     b: Operand,
     rank: u64,
     scale: f32,
+    is_turned: bool,
+}
+
+/// Elements whose sums are kept at a time.
+const STEP_ELEMS: u64 = 1 << 15;
+
+impl Merged {
+    /// Rows of a rectangle, as many as one step takes.
+    fn decode_step(
+        &self,
+        below: Below<'_>,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), DequantError> {
+        let width = ((cols.end - cols.start) as usize).max(1);
+        // A is read a rank at a time; of B all ranks of the step's own rows are needed, which are its columns where the
+        // weight is turned.
+        let (along, across) =
+            if self.is_turned { (rows.clone(), cols.clone()) } else { (cols.clone(), rows.clone()) };
+        let (n_along, n_across) = ((along.end - along.start) as usize, (across.end - across.start) as usize);
+        let rank = self.rank as usize;
+        let mut sums = vec![0.0f64; out.len()];
+        scratch::with_floats(n_across * rank, |block| {
+            self.b.read(below, across, 0..self.rank, block)?;
+            scratch::with_floats(n_along, |line| {
+                for k in 0..rank {
+                    self.a.read(below, k as u64..k as u64 + 1, along.clone(), line)?;
+                    let column = block.iter().skip(k).step_by(rank);
+                    if self.is_turned {
+                        for (sums, left) in sums.chunks_exact_mut(width).zip(line.iter()) {
+                            add_products(sums, *left, column.clone());
+                        }
+                    } else {
+                        for (sums, left) in sums.chunks_exact_mut(width).zip(column) {
+                            add_products(sums, *left, line.iter());
+                        }
+                    }
+                }
+                Ok::<_, DequantError>(())
+            })
+        })?;
+        self.base.read(below, rows, cols, out)?;
+        for (out, sum) in out.iter_mut().zip(&sums) {
+            *out = (f64::from(*out) + f64::from(self.scale) * sum) as f32;
+        }
+        Ok(())
+    }
+}
+
+/// Adds the products of a number with others.
+fn add_products<'a>(sums: &mut [f64], left: f32, right: impl Iterator<Item = &'a f32>) {
+    for (sum, right) in sums.iter_mut().zip(right) {
+        *sum += f64::from(left) * f64::from(*right);
+    }
 }
 
 impl CodedWeight for Merged {
@@ -139,23 +257,13 @@ impl CodedWeight for Merged {
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
-        let width = (cols.end - cols.start) as usize;
-        let mut line = vec![0.0f32; width];
-        let mut sums = vec![0.0f64; width];
-        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-            sums.fill(0.0);
-            for k in 0..self.rank {
-                let mut factor = [0.0f32];
-                self.b.read(below, row, k..k + 1, &mut factor)?;
-                self.a.read(below, k, cols.clone(), &mut line)?;
-                for (sum, value) in sums.iter_mut().zip(&line) {
-                    *sum += f64::from(factor[0]) * f64::from(*value);
-                }
-            }
-            self.base.read(below, row, cols.clone(), &mut line)?;
-            for ((out, value), sum) in out.iter_mut().zip(&line).zip(&sums) {
-                *out = (f64::from(*value) + f64::from(self.scale) * sum) as f32;
-            }
+        let width = cols.end - cols.start;
+        let n_rows = (STEP_ELEMS / width.max(1)).max(1);
+        let mut row = rows.start;
+        for out in out.chunks_mut((n_rows * width).max(1) as usize) {
+            let end = rows.end.min(row + n_rows);
+            self.decode_step(below, row..end, cols.clone(), out)?;
+            row = end;
         }
         Ok(())
     }
@@ -169,11 +277,134 @@ impl CodedWeight for Merged {
         "merged".to_owned()
     }
 
-    /// The matrices of the adapter are small, and every row needs all of the first.
+    /// The matrices of the adapter are small, and every row needs all of one.
     fn release(&self, below: Below<'_>, shape: &Shape, elems: Range<u64>) {
+        let n = elems.end - elems.start;
         match &self.base.origin {
             Origin::Coded(coded) => coded.release(below, shape, elems),
-            Origin::Plain(index) => below.source.release_elems(*index, elems.start, elems.end - elems.start),
+            Origin::Plain(index) => below.source.release_elems(*index, elems.start, n),
+            Origin::Beside(source, index) => source.release_elems(*index, elems.start, n),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::SourceError;
+    use crate::core::little_endian::{f32s, store_f32s};
+
+    /// Tensors of F32 in memory.
+    struct Numbers(Vec<(WeightMeta, Vec<u8>)>, Vec<WeightMeta>);
+
+    impl Numbers {
+        fn new(tensors: &[(&str, &[u64])]) -> Self {
+            let tensor = |(at, (name, dims)): (usize, &(&str, &[u64]))| {
+                let shape = Shape::new(dims.to_vec()).unwrap();
+                let value = |i: u64| ((i * 37 + at as u64 * 11) % 101) as f32 / 50.0 - 1.0;
+                let values: Vec<f32> = (0..shape.n_elems()).map(value).collect();
+                let mut bytes = vec![0; values.len() * 4];
+                store_f32s(&values, &mut bytes);
+                (WeightMeta { name: (*name).to_owned(), shape, ty: ElementType::F32 }, bytes)
+            };
+            let all: Vec<_> = tensors.iter().enumerate().map(tensor).collect();
+            let metas = all.iter().map(|row| row.0.clone()).collect();
+            Self(all, metas)
+        }
+
+        fn values(&self, at: usize) -> Vec<f32> {
+            f32s(&self.0[at].1).collect()
+        }
+    }
+
+    impl WeightSource for Numbers {
+        fn weights(&self) -> &[WeightMeta] {
+            &self.1
+        }
+
+        fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
+            let start = first as usize * 4;
+            out.copy_from_slice(&self.0[weight].1[start..start + out.len()]);
+            Ok(())
+        }
+    }
+
+    /// W + scale · B · A, or its like with the product turned: a plain triple loop.
+    fn sum(
+        w: &[f32],
+        b: &[f32],
+        a: &[f32],
+        [n, k, rank]: [usize; 3],
+        scale: f32,
+        is_turned: bool,
+    ) -> Vec<f32> {
+        let mut out = Vec::new();
+        for row in 0..n {
+            for column in 0..k {
+                let mut product = 0.0f64;
+                for r in 0..rank {
+                    let (left, right) = if is_turned {
+                        (a[r * n + row], b[column * rank + r])
+                    } else {
+                        (b[row * rank + r], a[r * k + column])
+                    };
+                    product += f64::from(left) * f64::from(right);
+                }
+                out.push((f64::from(w[row * k + column]) + f64::from(scale) * product) as f32);
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn sums_are_those_of_a_triple_loop() {
+        // More elements than a step has, and rows longer than a step.
+        for [n, k, rank] in [[5u64, 7, 3], [700, 130, 4], [3, 40_000, 1]] {
+            for is_turned in [false, true] {
+                let (a_dims, b_dims) =
+                    if is_turned { ([rank, n], [k, rank]) } else { ([rank, k], [n, rank]) };
+                let base = Arc::new(Numbers::new(&[("w.base_layer.weight", &[n, k]), ("norm", &[k])]));
+                let adapter = Arc::new(Numbers::new(&[("norm", &[k]), ("b", &b_dims), ("a", &a_dims)]));
+                let pair = LoraPair { base: 0, a: 2, b: 1, scale: 0.75, is_turned };
+                let beside: Arc<dyn WeightSource + Send> = adapter.clone();
+                let replaced = [Replaced { base: 1, by: 0 }];
+                let merged =
+                    with_adapter(base.clone(), &beside, &[pair], &replaced, SimdLevel::detect()).unwrap();
+                let names: Vec<&str> = merged.weights().iter().map(|meta| meta.name.as_str()).collect();
+                assert_eq!(names, ["w.weight", "norm"]);
+                let dims = [n, k, rank].map(|dim| dim as usize);
+                let want =
+                    sum(&base.values(0), &adapter.values(1), &adapter.values(2), dims, 0.75, is_turned);
+                let read = |weight: usize, first: usize, n: usize| {
+                    let mut out = vec![0; n * 4];
+                    merged.read_elems(weight, first as u64, &mut out).unwrap();
+                    f32s(&out).collect::<Vec<f32>>()
+                };
+                assert_eq!(read(0, 0, want.len()), want, "{dims:?} {is_turned}");
+                assert_eq!(read(0, 3, 9), want[3..12], "{dims:?} {is_turned}");
+                assert_eq!(read(1, 0, k as usize), adapter.values(0));
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_by_name() {
+        let base: Arc<dyn WeightSource + Send> = Arc::new(Numbers::new(&[("w", &[4, 6])]));
+        let adapter: Arc<dyn WeightSource + Send> =
+            Arc::new(Numbers::new(&[("a", &[2, 6]), ("b", &[4, 2]), ("a3", &[3, 6])]));
+        let merge = |pairs: &[LoraPair], replaced: &[Replaced]| {
+            with_adapter(base.clone(), &adapter, pairs, replaced, SimdLevel::Scalar).map(|_| ()).unwrap_err()
+        };
+        let pair = |a: usize, is_turned: bool| LoraPair { base: 0, a, b: 1, scale: 1.0, is_turned };
+        assert_eq!(
+            merge(&[pair(2, false)], &[]).to_string(),
+            "tensor `w`: shape [4, 6], but the adapter's matrices are [4, 2] and [3, 6]"
+        );
+        assert!(matches!(merge(&[pair(0, true)], &[]), LoraError::Shapes { .. }));
+        assert!(matches!(merge(&[pair(0, false), pair(0, false)], &[]), LoraError::Twice { .. }));
+        assert_eq!(
+            merge(&[], &[Replaced { base: 0, by: 0 }]).to_string(),
+            "tensor `w`: shape [4, 6], but the adapter has [2, 6]"
+        );
     }
 }

@@ -20,6 +20,9 @@ pub enum QuantizeError {
     /// Writing or reading failed.
     #[error(transparent)]
     Write(#[from] WriteError),
+    /// Matrices that change a model, and no model.
+    #[error("the file is an adapter (`general.type`), not a model")]
+    Adapter,
     /// A tensor without elements.
     #[error("tensor `{}`: shape {shape} has no elements", escape(tensor))]
     NoElements { tensor: String, shape: Shape },
@@ -59,6 +62,10 @@ impl Hint for QuantizeError {
             Self::Choice(error) => error.hints(),
             Self::Imatrix(error) => error.hints(),
             Self::Write(error) => error.hints(),
+            Self::Adapter => vec![
+                "`gguf-convert lora2gguf DIR --type q8_0` writes an adapter in another type".to_owned(),
+                "`gguf-convert merge-lora BASE DIR --type TYPE` merges one into its base model".to_owned(),
+            ],
             Self::Columns { .. } => {
                 vec!["`--tensor-type REGEX=TYPE` falls back to a type that fits".to_owned()]
             }

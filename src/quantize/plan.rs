@@ -140,6 +140,9 @@ impl<'a> QuantizePlan<'a> {
         has_imatrix: bool,
     ) -> Result<Self, QuantizeError> {
         let imatrix = imatrix.filter(|imatrix| !imatrix.is_empty());
+        if input.metadata.get("general.type").and_then(Value::as_str) == Some("adapter") {
+            return Err(QuantizeError::Adapter);
+        }
         let found = input.source.tensors();
         if let Some(empty) = found.iter().find(|tensor| tensor.shape.n_elems() == 0) {
             return Err(QuantizeError::NoElements { tensor: empty.name.clone(), shape: empty.shape.clone() });

@@ -10,7 +10,7 @@ use crate::core::{GgmlType, TensorMeta, TensorSource};
 use crate::engine::EngineError;
 use crate::gguf::{GgufFile, Metadata};
 use crate::quant::{dequantize, first_non_finite, validate_blocks};
-use crate::verify::{Finding, VerifyError, vocabulary};
+use crate::verify::{Finding, VerifyError, adapter, vocabulary};
 
 /// Bytes of a tensor checked at a time.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -41,7 +41,11 @@ pub fn check_structure(
     progress: &dyn Progress,
 ) -> Result<Vec<Finding>, VerifyError> {
     let mut findings = Vec::new();
-    for key in ["general.architecture", "tokenizer.ggml.model"] {
+    let is_adapter = adapter::is_one(metadata);
+    // An adapter has no vocabulary: it is its base's.
+    let required: &[&str] =
+        if is_adapter { &adapter::REQUIRED } else { &["general.architecture", "tokenizer.ggml.model"] };
+    for key in required {
         if !metadata.contains(key) {
             findings.push(Finding::error("required-keys", format!("key `{key}` is missing")));
         }
@@ -52,6 +56,9 @@ pub fn check_structure(
     progress.end();
     findings.extend(checked?);
     findings.extend(vocabulary::check(metadata, source.tensors()));
+    if is_adapter {
+        findings.extend(adapter::check(metadata, source.tensors()));
+    }
     Ok(findings)
 }
 

@@ -19,7 +19,7 @@ use crate::verify::routing::watch::RouteTally;
 use crate::verify::structure::{check_layout, check_structure};
 use crate::verify::tasks;
 use crate::verify::windows::{Cut, Scoring, Window, cut};
-use crate::verify::{Aspect, baseline_keys};
+use crate::verify::{Aspect, adapter, baseline_keys};
 use crate::verify::{
     ChatError, Divergence, Extras, Finding, LogitWriter, Model, Perplexity, Position, Prompt, PromptFile,
     PromptReport, PromptSource, Report, SaveLogits, Severity, StructureOptions, TaskReport, TaskSet,
@@ -97,9 +97,11 @@ pub fn verify_with(
     report.extend(model.file.map(check_layout).unwrap_or_default());
     let structure = StructureOptions { level: options.engine.level };
     report.extend(check_structure(model.source, model.metadata, &structure, progress)?);
+    report.judged(Aspect::Structure, format!("{} tensors, block by block", model.source.tensors().len()));
+    if adapter::is_one(model.metadata) {
+        return Ok(Verification::without_figures(report));
+    }
     let plan = if options.weights_only { None } else { check_graph(model, &mut report)? };
-    let n_tensors = model.source.tensors().len();
-    report.judged(Aspect::Structure, format!("{n_tensors} tensors, block by block"));
     if let Some(baseline) = baseline {
         report.extend(baseline_keys::compare(model, baseline.metadata));
         report.judged(Aspect::Metadata, format!("{} keys beside the baseline's", model.metadata.len()));

@@ -76,7 +76,19 @@ fn the_reader_of_literals_sees_them() {
 #[test]
 fn the_help_of_every_command_names_no_place_in_the_repository() {
     for (program, commands) in [
-        ("gguf-convert", &["hf2gguf", "msmodelslim2gguf", "flm2gguf", "gguf2hf", "archs", "draft"][..]),
+        (
+            "gguf-convert",
+            &[
+                "hf2gguf",
+                "msmodelslim2gguf",
+                "flm2gguf",
+                "lora2gguf",
+                "merge-lora",
+                "gguf2hf",
+                "archs",
+                "draft",
+            ][..],
+        ),
         ("gguf-quantize", &[]),
         ("gguf-verify", &["logits", "imatrix"]),
         ("gguf-inspect", &["diff", "hash", "set", "remove", "split", "checkpoint", "merge"]),

@@ -40,6 +40,7 @@ mod hostile_corpus;
 mod inspect;
 mod isolated;
 mod layers;
+mod lora;
 mod magnitudes;
 mod many_parts;
 mod metadata;

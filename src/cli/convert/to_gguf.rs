@@ -29,10 +29,10 @@ use crate::gguf::{
 };
 use crate::quantize::{FileType, Input, QuantizeOptions, QuantizePlan};
 use codes::CodesReport;
-use job::Job;
-use type_plan::{AUTO, TypeSwitches};
+use type_plan::TypeSwitches;
 
-pub(super) use type_plan::TypePlan;
+pub(super) use job::Job;
+pub(super) use type_plan::{AUTO, TypePlan};
 
 /// What a program that quantizes asks of a conversion.
 pub(in crate::cli) struct Quantization {
@@ -296,14 +296,7 @@ impl ToGguf {
             return path.clone();
         }
         let path = self.output.as_deref().unwrap_or(dir);
-        if path.is_dir() {
-            return path.join(conversion.default_file_name(encoding));
-        }
-        let names_a_file = output::check_name(path).is_ok();
-        match path.file_name().and_then(|name| name.to_str()).filter(|_| names_a_file) {
-            Some(name) => path.with_file_name(fill_template(name, encoding)),
-            None => path.to_owned(),
-        }
+        job_target(path, &conversion.default_file_name(encoding), encoding)
     }
 
     fn write_options(&self, session: &Session, conversion: &Conversion) -> WriteOptions {
@@ -328,6 +321,18 @@ impl ToGguf {
             into_one_file: self.share.into.is_some(),
             resume: self.share.resume || self.share.into.is_some(),
         }
+    }
+}
+
+/// The path of an output: a file's with `{ftype}` filled in, or the default name in a directory.
+pub(super) fn job_target(path: &Path, default_name: &str, encoding: &str) -> PathBuf {
+    if path.is_dir() {
+        return path.join(default_name);
+    }
+    let names_a_file = output::check_name(path).is_ok();
+    match path.file_name().and_then(|name| name.to_str()).filter(|_| names_a_file) {
+        Some(name) => path.with_file_name(fill_template(name, encoding)),
+        None => path.to_owned(),
     }
 }
 

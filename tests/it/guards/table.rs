@@ -171,6 +171,45 @@ const WAYS: &[Way] = &[
         outputs: &[Out { name: "write_types", option: "--write-types", suffix: "", own: &[] }],
     },
     Way {
+        command: "gguf-convert lora2gguf",
+        args: "lora2gguf adapter --base model --card card.toml",
+        positional: &["dir"],
+        outputs: MODEL,
+    },
+    Way {
+        command: "gguf-convert merge-lora",
+        args: "merge-lora model adapter --type q4_0 --card card.toml --metadata meta.json --chat-template chat.jinja \
+               --imatrix tiny.imatrix --tensor-type-file rules.txt",
+        positional: &["base", "adapter"],
+        outputs: MODEL,
+    },
+    Way {
+        command: "gguf-convert merge-lora",
+        args: "merge-lora model adapter --type q4_0 --solver reference --calibrate long.txt --no-self-text \
+               --calibrate-tokens 1024 --check-text check.txt -o out.gguf",
+        positional: &["base", "adapter"],
+        outputs: &[Out { name: "work_dir", option: "--work-dir", suffix: "/", own: &[] }],
+    },
+    Way {
+        command: "gguf-convert merge-lora",
+        args: "merge-lora model adapter --type q4_0 --solver gptq --calibrate long.txt --no-self-text \
+               --calibrate-tokens 1024 -o out.gguf",
+        positional: &["base", "adapter"],
+        outputs: &[Out { name: "save_stats", option: "--save-stats", suffix: "/", own: &[] }],
+    },
+    Way {
+        command: "gguf-convert merge-lora",
+        args: "merge-lora model adapter --type f16 --part 1/1",
+        positional: &["base", "adapter"],
+        outputs: INTO,
+    },
+    Way {
+        command: "gguf-convert merge-lora",
+        args: "merge-lora model adapter --type q4_k_m --dry-run",
+        positional: &["base", "adapter"],
+        outputs: &[Out { name: "write_types", option: "--write-types", suffix: "", own: &[] }],
+    },
+    Way {
         command: "gguf-quantize",
         args: "--type q4_0 --tensor-type-file rules.txt model",
         positional: &["arguments"],

@@ -23,7 +23,7 @@ impl Workbench {
         let bench = Self(tempfile::tempdir().unwrap());
         let at = |name: &str| bench.path(name);
         let copy = |from: &str, to: &str| fs_err::copy(fixture(from), at(to)).unwrap();
-        for dir in ["model", "ms"] {
+        for dir in ["model", "ms", "adapter"] {
             fs_err::create_dir(at(dir)).unwrap();
         }
         for name in [
@@ -36,6 +36,7 @@ impl Workbench {
             copy(&format!("tiny-llama/{name}"), &format!("model/{name}"));
         }
         crate::msmodelslim::made::write_tiny(crate::msmodelslim::made::Layout::W8A8, &at("ms"));
+        crate::lora::write_tiny_adapter(&at("adapter"));
         let mut flm = crate::flm::writer::llama(|writer, name, dims, numbers| {
             writer.f16(name, &dims, &numbers.floats(dims[0] * dims[1]));
         });

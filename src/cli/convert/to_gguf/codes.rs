@@ -8,6 +8,7 @@ use crate::convert::{Conversion, FloatRole, KeptRole};
 use crate::core::text::escape;
 
 /// What became of the codes of a quantized checkpoint.
+#[derive(Default)]
 pub(super) struct CodesReport {
     kept: Vec<KeptRole>,
     floats: Vec<FloatRole>,

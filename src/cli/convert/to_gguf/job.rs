@@ -15,15 +15,29 @@ use crate::gguf::{Metadata, PlannedFile, WriteError, WriteOptions, WriteReport, 
 use crate::quant::SmallRows;
 
 /// An output that is planned.
-pub(super) struct Job<'a> {
-    pub(super) target: PathBuf,
+pub(in crate::cli::convert) struct Job<'a> {
+    pub(in crate::cli::convert) target: PathBuf,
     pub(super) codes: CodesReport,
     pub(super) stored: Stored<'a>,
-    pub(super) metadata: &'a Metadata,
-    pub(super) source: &'a dyn TensorSource,
-    pub(super) options: WriteOptions,
+    pub(in crate::cli::convert) metadata: &'a Metadata,
+    pub(in crate::cli::convert) source: &'a dyn TensorSource,
+    pub(in crate::cli::convert) options: WriteOptions,
     /// Name of the file type.
     pub(super) encoding: String,
+}
+
+impl<'a> Job<'a> {
+    /// An output whose source has no codes of its own.
+    pub(in crate::cli::convert) fn plain(
+        target: PathBuf,
+        metadata: &'a Metadata,
+        source: &'a dyn TensorSource,
+        options: WriteOptions,
+        encoding: String,
+    ) -> Self {
+        let (codes, stored) = (CodesReport::default(), Stored::default());
+        Self { target, codes, stored, metadata, source, options, encoding }
+    }
 }
 
 impl Job<'_> {
@@ -34,7 +48,7 @@ impl Job<'_> {
     }
 
     /// Prints what would be written.
-    pub(super) fn print_plan(
+    pub(in crate::cli::convert) fn print_plan(
         &self,
         session: &Session,
         sources: impl Fn(usize) -> Vec<String>,
@@ -114,7 +128,7 @@ impl Job<'_> {
     }
 
     /// Prints what was written.
-    pub(super) fn print_report(
+    pub(in crate::cli::convert) fn print_report(
         &self,
         session: &Session,
         report: &WriteReport,

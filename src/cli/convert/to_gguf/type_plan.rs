@@ -8,7 +8,7 @@ use crate::core::GgmlType;
 use crate::quantize::{self, parse_file_type_or};
 
 /// Words for types that no table of types has.
-pub(super) const AUTO: &str = "auto";
+pub(in crate::cli::convert) const AUTO: &str = "auto";
 const NATIVE: &str = "native";
 
 /// Block types that may take over integers with their scales rounded, and 4-bit floats as they are.

@@ -1,0 +1,49 @@
+//! `gguf-convert merge-lora`.
+
+use std::cell::RefCell;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::arch::OutType;
+use crate::cli::convert::to_gguf::{ToGguf, TypePlan};
+use crate::cli::{Exit, Session, UsageError};
+use crate::convert::{ConvertOptions, ModelSource};
+
+/// Arguments of `merge-lora`.
+#[derive(Debug, Args)]
+pub(super) struct MergeLora {
+    /// Directory of the base model: config.json, weights, tokenizer files
+    base: PathBuf,
+    /// Directory of the adapter: adapter_config.json, and adapter_model.safetensors or adapter_model.bin
+    adapter: PathBuf,
+    #[command(flatten)]
+    to_gguf: ToGguf,
+}
+
+impl MergeLora {
+    pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
+        let opened = RefCell::new(None);
+        let adjust = |_: TypePlan, options: &mut ConvertOptions| {
+            if options.vocab_only {
+                let text = "`--vocab-only` writes no tensors: there is nothing to merge into";
+                return Err(UsageError(text.to_owned()).into());
+            }
+            let source = ModelSource::open(&self.base, options)?;
+            // Sums are F32: the type that suits the checkpoint is the one it had before.
+            options.file_type = options.file_type.or_else(|| Some(OutType::auto(source.metas())));
+            opened.replace(Some(source));
+            Ok(())
+        };
+        let open = |options: &ConvertOptions| {
+            let source = match opened.take() {
+                Some(source) => source,
+                None => ModelSource::open(&self.base, options)?,
+            };
+            source.merged(&self.adapter, options)
+        };
+        // The base model's directory may hold its own conversion.
+        self.to_gguf.run(session, [self.base.as_path(), self.adapter.as_path()], adjust, open)?;
+        Ok(Exit::Done)
+    }
+}

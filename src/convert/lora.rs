@@ -1,0 +1,468 @@
+//! LoRA adapters of PEFT: as GGUF adapters, or merged into the weights of their base model.
+//!
+//! A pair of matrices stands for a tensor of the base. The card of the base maps that tensor as it maps the base's own;
+//! its operations are then carried out on the two factors.
+
+mod config;
+mod error;
+mod merge;
+mod parts;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value as Json;
+
+use crate::arch::{ArchError, Content, EntryType, Mapping, Op, OutType, OutputSpec, Step, TypeRule};
+use crate::checkpoint::{AdapterDir, Checkpoint, CheckpointError, ModelDir};
+use crate::convert::conversion::{QUANTIZATION_VERSION, Scope, map};
+use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
+use crate::convert::naming::ParameterCounts;
+use crate::convert::{ConvertError, ConvertOptions, ModelSource};
+use crate::core::text::escape;
+use crate::core::{Shape, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
+use crate::gguf::Metadata;
+use crate::views::{self, FactorError, LowRank, ReadPolicy, Recipe, ShapeError};
+use config::AdapterConfig;
+use parts::{Form, Pair, Parts, is_norm};
+
+pub use error::{AdapterError, Stray};
+
+/// The tensor whose rows are looked up: runtimes want both its factors turned.
+const EMBEDDING: &str = "token_embd.weight";
+
+impl From<AdapterError> for ConvertError {
+    fn from(error: AdapterError) -> Self {
+        Self::Peft(Box::new(error))
+    }
+}
+
+/// What is asked of the conversion of an adapter, besides what is asked of any.
+#[derive(Clone, Debug, Default)]
+pub struct AdapterOptions {
+    /// Directory of the base model; `None` for the one that the adapter names.
+    pub base: Option<PathBuf>,
+    /// Write the strength of the training where it is not `lora_alpha` divided by the rank.
+    pub scale_alpha: bool,
+}
+
+/// An adapter seen as the GGUF file it becomes. No matrix has been read; as a [`TensorSource`] it produces rows on demand.
+pub struct AdapterConversion {
+    adapter: AdapterDir,
+    tensors: Vec<TensorMeta>,
+    recipes: Vec<Recipe>,
+    metadata: Metadata,
+    general: GeneralMetadata,
+    file_type: OutType,
+    paths: Vec<PathBuf>,
+    policy: ReadPolicy,
+    warnings: Vec<String>,
+}
+
+impl fmt::Debug for AdapterConversion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdapterConversion")
+            .field("adapter", &self.adapter)
+            .field("tensors", &self.tensors.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a card makes of an adapter's tensors.
+struct Mapped {
+    parts: Parts,
+    mapping: Mapping,
+}
+
+impl AdapterConversion {
+    /// Plans the conversion of a directory.
+    ///
+    /// # Errors
+    /// [`ConvertError`]: files that cannot be read, a base that is not known or has other tensors, tensors of the adapter
+    /// that have no place in a GGUF adapter.
+    pub fn plan(
+        path: &Path,
+        adapter_options: &AdapterOptions,
+        options: &ConvertOptions,
+    ) -> Result<Self, ConvertError> {
+        let adapter = AdapterDir::open(path, &options.limits)?;
+        let config = AdapterConfig::of(&adapter)?;
+        let mut warnings = adapter.warnings().to_vec();
+        let base = base_dir(&adapter, &config, adapter_options)?;
+        let base = ModelDir::open(&base, &options.limits)?;
+        let mut paths = adapter.paths();
+        paths.push(base.path().join("config.json"));
+
+        let parts = Parts::of(adapter.weights(), is_norm)?;
+        if parts.pairs.is_empty() && parts.whole.is_empty() {
+            return Err(AdapterError::Empty { path: path.to_owned() }.into());
+        }
+        let stored = base_weights(&base, &mut warnings);
+        let Mapped { parts, mapping } = mapped(&base, &adapter, parts, &stored, options, &mut warnings)?;
+        check_base(&parts, &stored)?;
+        warnings.extend(left_out(&parts, &mapping));
+        if is_output_changed(&parts, &base) {
+            warnings.push(
+                "the adapter changes the embeddings, which are the model's output as well: llama.cpp 0.5.0 stops when it \
+                 applies such an adapter; `gguf-convert merge-lora` merges it"
+                    .to_owned(),
+            );
+        }
+        let strengths = Strengths::of(&config, &parts, adapter_options.scale_alpha, &mut warnings);
+        let made = Made::of(&adapter, &parts, &mapping, &strengths)?;
+        let (tensors, recipes): (Vec<_>, Vec<_>) = made.0.into_iter().unzip();
+
+        let files = MetadataFiles::read(adapter.dir(), options.metadata_file.as_deref())?;
+        let general = general_metadata(&MetadataInputs {
+            dir_name: &adapter.dir().name(),
+            config: &adapter.dir().json("config.json")?.unwrap_or_default(),
+            files: &files,
+            model_name: options.model_name.as_deref(),
+            counts: ParameterCounts::of(&tensors),
+        });
+        warnings.extend(general.warnings.iter().map(ToString::to_string));
+        let metadata = metadata(&mapping, &general, strengths.alpha, &config, options);
+        let policy = ReadPolicy { level: options.level, allow_nonfinite: options.allow_nonfinite };
+        let file_type = mapping.file_type;
+        Ok(Self { adapter, tensors, recipes, metadata, general, file_type, paths, policy, warnings })
+    }
+
+    /// The keys of the output, in file order.
+    #[must_use]
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// Name of the file's type, as file names have it.
+    #[must_use]
+    pub fn encoding(&self) -> String {
+        self.file_type.name().to_uppercase()
+    }
+
+    /// Names of the adapter's tensors that a tensor is made of.
+    pub fn sources(&self, tensor: usize) -> impl Iterator<Item = &str> {
+        let weights = self.adapter.weights();
+        let indices = self.recipes.get(tensor).map(Recipe::weights).unwrap_or_default();
+        indices.into_iter().filter_map(|index| weights.get(index).map(|weight| weight.name.as_str()))
+    }
+
+    /// What is odd about the adapter but does not stop the conversion.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// The default file name of the output; `encoding` is the file type's name.
+    #[must_use]
+    pub fn default_file_name(&self, encoding: &str) -> String {
+        self.general.default_adapter_file_name(encoding)
+    }
+
+    /// All files that are read; an output must not replace them.
+    #[must_use]
+    pub fn input_paths(&self) -> &[PathBuf] {
+        &self.paths
+    }
+}
+
+impl TensorSource for AdapterConversion {
+    fn tensors(&self) -> &[TensorMeta] {
+        &self.tensors
+    }
+
+    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        let (meta, recipe) = (&self.tensors[tensor], &self.recipes[tensor]);
+        let read = recipe.read_rows(&self.adapter, meta.ty, self.policy, first_row, out);
+        let failed =
+            |error: views::ViewError| SourceError { tensor: meta.name.clone(), source: error.into() };
+        read.map(|_| ()).map_err(failed)
+    }
+}
+
+/// The directory of the base: as given, or as the adapter names it.
+fn base_dir(
+    adapter: &AdapterDir,
+    config: &AdapterConfig,
+    options: &AdapterOptions,
+) -> Result<PathBuf, AdapterError> {
+    let given = options.base.as_deref().or_else(|| config.base_dir());
+    given
+        .map(Path::to_owned)
+        .ok_or_else(|| AdapterError::NoBase { path: adapter.config_path(), named: config.base.clone() })
+}
+
+/// The tensors of the base, if its weights are there; only headers are read.
+fn base_weights(base: &ModelDir, warnings: &mut Vec<String>) -> Vec<WeightMeta> {
+    match Checkpoint::with_dir(base.clone()) {
+        Ok(checkpoint) => checkpoint.weights().to_vec(),
+        Err(CheckpointError::NoWeights { .. } | CheckpointError::FileMissing { .. }) => Vec::new(),
+        Err(error) => {
+            warnings.push(format!("{error}; the adapter is not held against the weights of its base"));
+            Vec::new()
+        }
+    }
+}
+
+/// Applies the card of the base to what the adapter changes.
+fn mapped(
+    base: &ModelDir,
+    adapter: &AdapterDir,
+    mut parts: Parts,
+    stored: &[WeightMeta],
+    options: &ConvertOptions,
+    warnings: &mut Vec<String>,
+) -> Result<Mapped, ConvertError> {
+    let mut source = ModelSource::without_weights(base.clone());
+    source.stored = stored.to_vec();
+    let apply = |parts: &Parts, warnings: &mut Vec<String>| {
+        let whole = parts
+            .whole
+            .iter()
+            .map(|whole| WeightMeta { name: whole.name.clone(), ..adapter.weights()[whole.index].clone() });
+        let metas: Vec<WeightMeta> = whole.chain(parts.pairs.iter().map(|pair| pair.meta.clone())).collect();
+        map(&source, &metas, options, Scope::Part, warnings).map_err(|error| match error {
+            ConvertError::Arch(
+                error @ (ArchError::Stack { .. } | ArchError::Leftover { .. } | ArchError::Block { .. }),
+            ) => AdapterError::Card(Box::new(error)).into(),
+            error => error,
+        })
+    };
+    let mapping = apply(&parts, warnings)?;
+    // A matrix that the card turns is one that the checkpoint stores turned (`Conv1D`). PEFT's are not.
+    let turned: Vec<usize> = mapping.outputs.iter().filter_map(turned_source).collect();
+    let n_whole = parts.whole.len();
+    let mut any = false;
+    for pair in turned.into_iter().filter_map(|source| source.checked_sub(n_whole)) {
+        if let Some(pair) = parts.pairs.get_mut(pair) {
+            pair.turn();
+            any = true;
+        }
+    }
+    let mapping = if any { apply(&parts, &mut Vec::new())? } else { mapping };
+    Ok(Mapped { parts, mapping })
+}
+
+/// The weight of an output that the card turns as it is stored.
+fn turned_source(output: &OutputSpec) -> Option<usize> {
+    let Content::Sources(assembly) = &output.content else { return None };
+    let [source] = assembly.sources.as_slice() else { return None };
+    let first = source.ops.iter().chain(&assembly.ops).next();
+    matches!(first, Some(Step { op: Op::Transpose { a: 0, b: 1 } | Op::Transpose { a: 1, b: 0 }, .. }))
+        .then_some(source.weight)
+}
+
+/// Holds the adapter against the weights of its base, as far as they are known.
+fn check_base(parts: &Parts, stored: &[WeightMeta]) -> Result<(), AdapterError> {
+    let by_name: HashMap<&str, &WeightMeta> = stored.iter().map(|meta| (meta.name.as_str(), meta)).collect();
+    for pair in &parts.pairs {
+        let Some(found) = by_name.get(pair.name.as_str()) else { continue };
+        if found.shape != pair.meta.shape && found.ty.is_plain_float() {
+            return Err(AdapterError::OtherShape {
+                tensor: pair.name.clone(),
+                found: found.shape.clone(),
+                product: pair.meta.shape.to_string(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Whether an adapter changes embeddings that are the model's output, too.
+fn is_output_changed(parts: &Parts, base: &ModelDir) -> bool {
+    base.config().get("tie_word_embeddings") == Some(&Json::Bool(true))
+        && parts.pairs.iter().any(|pair| pair.form == Form::Embedding)
+}
+
+/// What the card leaves out, for the user: the reference says nothing.
+fn left_out(parts: &Parts, mapping: &Mapping) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for dropped in &mapping.dropped {
+        let pair = dropped.weight.checked_sub(parts.whole.len()).and_then(|at| parts.pairs.get(at));
+        let name = pair.map(Pair::module).or_else(|| Some(parts.whole.get(dropped.weight)?.name.as_str()));
+        let name = name.unwrap_or_default();
+        lines.push(format!("the adapter's change of `{}` is left out: {}", escape(name), dropped.why));
+    }
+    lines
+}
+
+/// How strong the pairs are.
+struct Strengths {
+    /// The file's alpha.
+    alpha: f64,
+    /// By what one of each pair's matrices is multiplied.
+    factors: Vec<f64>,
+}
+
+impl Strengths {
+    /// Decides, and warns where runtimes will not arrive at the strength of the training.
+    fn of(config: &AdapterConfig, parts: &Parts, scale_alpha: bool, warnings: &mut Vec<String>) -> Self {
+        let effective: Vec<f64> =
+            parts.pairs.iter().map(|pair| config.effective_alpha(pair.module(), pair.rank)).collect();
+        let differs = |alpha: &&f64| alpha.to_bits() != config.alpha.to_bits();
+        let others = effective.iter().filter(differs).count();
+        if config.alpha == 0.0 {
+            warnings.push(
+                "`lora_alpha` is 0: in training the adapter changed nothing, llama.cpp applies it with a strength of 1"
+                    .to_owned(),
+            );
+        }
+        if others == 0 || config.alpha == 0.0 {
+            return Self { alpha: config.alpha, factors: vec![1.0; effective.len()] };
+        }
+        if !scale_alpha {
+            warnings.push(format!(
+                "{} gives {others} of {} matrices another strength than `lora_alpha` {}, which is what is written, as by \
+                 llama.cpp's converter: `--scale-alpha` writes the strength of the training",
+                config.why_scaled(),
+                effective.len(),
+                config.alpha,
+            ));
+            return Self { alpha: config.alpha, factors: vec![1.0; effective.len()] };
+        }
+        // The alpha of most pairs, so that few matrices change; of several the first.
+        let count = |alpha: f64| effective.iter().filter(|other| other.to_bits() == alpha.to_bits()).count();
+        let usual = effective.iter().copied().filter(|alpha| *alpha != 0.0);
+        let alpha = usual.rev().max_by_key(|alpha| count(*alpha)).unwrap_or(config.alpha);
+        Self { alpha, factors: effective.iter().map(|own| own / alpha).collect() }
+    }
+}
+
+/// The tensors of the file with what they are made by.
+struct Made(Vec<(TensorMeta, Recipe)>);
+
+impl Made {
+    fn of(
+        adapter: &AdapterDir,
+        parts: &Parts,
+        mapping: &Mapping,
+        strengths: &Strengths,
+    ) -> Result<Self, ConvertError> {
+        let mut made = Self(Vec::with_capacity(mapping.outputs.len() * 2));
+        for output in &mapping.outputs {
+            let first = match &output.content {
+                Content::Sources(assembly) => assembly.sources.first().map(|source| source.weight),
+                _ => None,
+            };
+            match first.map(|first| first.checked_sub(parts.whole.len())) {
+                Some(None) => made.whole(adapter, parts, output)?,
+                Some(Some(pair)) => {
+                    let tensor = || parts.pairs.get(pair).map(|pair| pair.name.clone()).unwrap_or_default();
+                    let failed = |source| AdapterError::Factors { tensor: tensor(), source };
+                    let product = product(adapter, parts, output, strengths).map_err(failed)?;
+                    made.pair(output, &product, mapping.file_type).map_err(failed)?;
+                }
+                None => {}
+            }
+        }
+        Ok(made)
+    }
+
+    /// A norm.
+    fn whole(
+        &mut self,
+        adapter: &AdapterDir,
+        parts: &Parts,
+        output: &OutputSpec,
+    ) -> Result<(), ConvertError> {
+        let mut output = output.clone();
+        let mut tensor = String::new();
+        if let Content::Sources(assembly) = &mut output.content {
+            for source in &mut assembly.sources {
+                if let Some(whole) = parts.whole.get(source.weight) {
+                    tensor.clone_from(&adapter.weights()[whole.index].name);
+                    source.weight = whole.index;
+                }
+            }
+        }
+        if !output.name.contains("_norm") || output.shape.rank() != 1 {
+            return Err(AdapterError::NotNorm { tensor, target: output.name }.into());
+        }
+        let recipe = views::recipe(&output, adapter.weights())?;
+        let ty = output.ggml_type(OutType::F32);
+        self.0.push((TensorMeta { name: output.name, shape: output.shape, ty }, recipe));
+        Ok(())
+    }
+
+    /// The two factors of a tensor.
+    fn pair(
+        &mut self,
+        output: &OutputSpec,
+        product: &LowRank,
+        file_type: OutType,
+    ) -> Result<(), FactorError> {
+        let turned;
+        // ref: rows of the embedding's factor are looked up, so what is A elsewhere has a row for each token
+        let (a, b) = if output.name.contains(EMBEDDING) {
+            turned = product.turned()?;
+            (&product.b, &turned.b)
+        } else {
+            (&product.a, &product.b)
+        };
+        // What follows its source does so for the sake of the base's weights.
+        let entry = match output.type_rule.entry {
+            EntryType::Source => EntryType::Auto,
+            entry => entry,
+        };
+        let rule = TypeRule { entry, ..output.type_rule };
+        for (view, ending) in [(a, ".lora_a"), (b, ".lora_b")] {
+            let name = output.name.clone() + ending;
+            let shape = Shape::new(view.shape().to_vec()).ok_or(ShapeError::Empty)?;
+            let recipe = Recipe::new(view).ok_or(ShapeError::Empty)?;
+            let ty = rule.ggml_type(&name, shape.dims(), file_type);
+            self.0.push((TensorMeta { name, shape, ty }, recipe));
+        }
+        Ok(())
+    }
+}
+
+/// The factors of an output.
+fn product(
+    adapter: &AdapterDir,
+    parts: &Parts,
+    output: &OutputSpec,
+    strengths: &Strengths,
+) -> Result<LowRank, FactorError> {
+    let n_whole = parts.whole.len();
+    let of = |weight: usize| {
+        let at = weight.checked_sub(n_whole).ok_or(FactorError::Join)?;
+        let pair = parts.pairs.get(at).ok_or(FactorError::Join)?;
+        let product = pair.product(adapter.weights())?;
+        match strengths.factors.get(at) {
+            Some(by) if by.to_bits() != f64::to_bits(1.0) => Ok(product.scaled(*by)),
+            _ => Ok(product),
+        }
+    };
+    let product = views::factors(&output.content, &of)?;
+    if product.shape() != output.shape.dims() {
+        let (from, to) = (product.shape(), output.shape.dims().to_vec());
+        return Err(ShapeError::Reshape { from, to }.into());
+    }
+    Ok(product)
+}
+
+/// All keys in file order.
+fn metadata(
+    mapping: &Mapping,
+    general: &GeneralMetadata,
+    alpha: f64,
+    config: &AdapterConfig,
+    options: &ConvertOptions,
+) -> Metadata {
+    let mut metadata = Metadata::new();
+    metadata.set("general.architecture", mapping.card.gguf.as_str());
+    metadata.set("general.type", "adapter");
+    metadata.set("adapter.type", "lora");
+    for (key, value) in &general.entries {
+        metadata.set(key.as_str(), value.clone());
+    }
+    metadata.set("adapter.lora.alpha", alpha as f32);
+    if !config.invocation_tokens.is_empty() {
+        metadata.set("adapter.alora.invocation_tokens", config.invocation_tokens.clone());
+    }
+    metadata.set("general.quantization_version", QUANTIZATION_VERSION);
+    for (key, value) in &options.set {
+        metadata.set(key.as_str(), value.clone());
+    }
+    metadata
+}

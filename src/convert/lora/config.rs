@@ -1,0 +1,159 @@
+//! `adapter_config.json`: how strong an adapter is, and what it belongs to.
+
+use std::path::Path;
+
+use regex::Regex;
+use serde_json::{Map, Value as Json};
+
+use crate::checkpoint::AdapterDir;
+use crate::checkpoint::json::as_f64;
+use crate::convert::lora::AdapterError;
+
+/// What an adapter says about itself.
+#[derive(Debug)]
+pub(super) struct AdapterConfig {
+    /// `lora_alpha`, as a file has it and as the reference writes it.
+    pub(super) alpha: f64,
+    /// The matrices are scaled by the root of the rank.
+    use_rslora: bool,
+    /// Strengths of single modules; the first that matches counts.
+    alpha_pattern: Vec<(Regex, f64)>,
+    /// The base stores its matrices turned (`Conv1D`).
+    pub(super) fan_in_fan_out: bool,
+    /// Tokens from which on an activated adapter works.
+    pub(super) invocation_tokens: Vec<u32>,
+    /// The base model, as a path or a name on the hub.
+    pub(super) base: Option<String>,
+}
+
+impl AdapterConfig {
+    /// Reads what the configuration of a directory says.
+    ///
+    /// # Errors
+    /// A key that is missing or of the wrong kind; another kind of adapter.
+    pub(super) fn of(adapter: &AdapterDir) -> Result<Self, AdapterError> {
+        let path = adapter.config_path();
+        let config = adapter.config();
+        let wrong =
+            |key: &str, expected| AdapterError::Value { path: path.clone(), key: key.to_owned(), expected };
+        if let Some(found) = config.get("peft_type").and_then(Json::as_str).filter(|kind| *kind != "LORA") {
+            return Err(AdapterError::Kind { path, found: found.to_owned() });
+        }
+        let number = |value: &Json| as_f64(value).filter(|value| (*value as f32).is_finite());
+        let alpha = config.get("lora_alpha").filter(|value| !value.is_null());
+        let alpha = alpha.ok_or_else(|| AdapterError::NoKey { path: path.clone(), key: "lora_alpha" })?;
+        let alpha = number(alpha).ok_or_else(|| wrong("lora_alpha", "a number"))?;
+        let mut alpha_pattern = Vec::new();
+        for (key, value) in members(config, "alpha_pattern") {
+            // As PEFT matches: the end of a module's name, from a point on.
+            let pattern = Regex::new(&format!(r"^(?:.*\.)?(?:{key})$"));
+            let pattern = pattern.map_err(|_| wrong(key, "a pattern of names"))?;
+            alpha_pattern.push((pattern, number(value).ok_or_else(|| wrong(key, "a number"))?));
+        }
+        let invocation_tokens = tokens(config).ok_or_else(|| wrong(TOKENS, "a list of token ids"))?;
+        let has_words = config.get("invocation_string").and_then(Json::as_str).is_some_and(|s| !s.is_empty());
+        if has_words && invocation_tokens.is_empty() {
+            return Err(AdapterError::Invocation { path });
+        }
+        let is_true = |key: &str| config.get(key) == Some(&Json::Bool(true));
+        let base = config.get("base_model_name_or_path").and_then(Json::as_str);
+        Ok(Self {
+            alpha,
+            use_rslora: is_true("use_rslora"),
+            alpha_pattern,
+            fan_in_fan_out: is_true("fan_in_fan_out"),
+            invocation_tokens,
+            base: base.map(str::to_owned),
+        })
+    }
+
+    /// The directory that the configuration names, if it is one here.
+    pub(super) fn base_dir(&self) -> Option<&Path> {
+        self.base.as_deref().map(Path::new).filter(|path| path.join("config.json").is_file())
+    }
+
+    /// The alpha of a module by which runtimes, which divide by the rank, arrive at the strength of the training.
+    pub(super) fn effective_alpha(&self, module: &str, rank: u64) -> f64 {
+        let own = self.alpha_pattern.iter().find(|(pattern, _)| pattern.is_match(module));
+        let alpha = own.map_or(self.alpha, |(_, alpha)| *alpha);
+        if self.use_rslora { alpha * rank as f64 / (rank as f64).sqrt() } else { alpha }
+    }
+
+    /// What makes the strength another one than alpha says, for a message.
+    pub(super) fn why_scaled(&self) -> &'static str {
+        match (self.use_rslora, self.alpha_pattern.is_empty()) {
+            (true, true) => "`use_rslora`",
+            (false, _) => "`alpha_pattern`",
+            (true, false) => "`use_rslora` and `alpha_pattern`",
+        }
+    }
+}
+
+const TOKENS: &str = "alora_invocation_tokens";
+
+/// The ids; none where the key is absent, null or empty.
+fn tokens(config: &Map<String, Json>) -> Option<Vec<u32>> {
+    let Some(value) = config.get(TOKENS).filter(|value| !value.is_null()) else { return Some(Vec::new()) };
+    let id = |value: &Json| value.as_u64().and_then(|id| u32::try_from(id).ok());
+    value.as_array()?.iter().map(id).collect()
+}
+
+/// The members of an object, if there is one under the key.
+fn members<'a>(config: &'a Map<String, Json>, key: &str) -> impl Iterator<Item = (&'a String, &'a Json)> {
+    config.get(key).and_then(Json::as_object).into_iter().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::limits::Limits;
+
+    fn config(text: &str) -> Result<AdapterConfig, AdapterError> {
+        let dir = tempfile::tempdir().unwrap();
+        fs_err::write(dir.path().join("adapter_config.json"), text).unwrap();
+        fs_err::write(dir.path().join("adapter_model.safetensors"), b"\x02\0\0\0\0\0\0\0{}").unwrap();
+        AdapterConfig::of(&AdapterDir::open(dir.path(), &Limits::default()).unwrap())
+    }
+
+    #[test]
+    fn strengths_are_those_of_peft() {
+        let plain =
+            config(r#"{"lora_alpha": 8, "alpha_pattern": {"q_proj": 4, "layers.1.mlp.(up|down)": 2}}"#);
+        let plain = plain.unwrap();
+        for (module, alpha) in [
+            ("model.layers.0.q_proj", 4.0),
+            ("model.layers.0.xq_proj", 8.0),
+            ("model.layers.1.mlp.down", 2.0),
+            ("model.layers.11.mlp.down", 8.0),
+            ("q_proj", 4.0),
+        ] {
+            assert_eq!(plain.effective_alpha(module, 16).to_bits(), f64::to_bits(alpha), "{module}");
+        }
+        let rooted = config(r#"{"lora_alpha": 8, "use_rslora": true, "peft_type": "LORA"}"#).unwrap();
+        assert_eq!(rooted.effective_alpha("q", 16).to_bits(), 32f64.to_bits());
+        assert_eq!((rooted.why_scaled(), plain.why_scaled()), ("`use_rslora`", "`alpha_pattern`"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, want) in [
+            ("{}", "`lora_alpha` is missing"),
+            (r#"{"lora_alpha": "8"}"#, "`lora_alpha` is not a number"),
+            (r#"{"lora_alpha": 1e300}"#, "`lora_alpha` is not a number"),
+            (r#"{"lora_alpha": 8, "alpha_pattern": {"(": 1}}"#, "`(` is not a pattern of names"),
+            (r#"{"lora_alpha": 8, "alpha_pattern": {"q": null}}"#, "`q` is not a number"),
+            (r#"{"lora_alpha": 8, "peft_type": "LOHA"}"#, "an adapter of type `LOHA`, only LORA can be read"),
+            (
+                r#"{"lora_alpha": 8, "alora_invocation_tokens": [-1]}"#,
+                "`alora_invocation_tokens` is not a list of token ids",
+            ),
+            (
+                r#"{"lora_alpha": 8, "invocation_string": "now"}"#,
+                "`invocation_string` without `alora_invocation_tokens`",
+            ),
+        ] {
+            let error = config(text).unwrap_err().to_string();
+            assert!(error.ends_with(want), "{error}");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Why an adapter can be neither converted nor merged.
+
+use std::path::PathBuf;
+
+use crate::arch::ArchError;
+use crate::core::text::escape;
+use crate::core::{Hint, Shape};
+use crate::views::FactorError;
+
+/// What a tensor of an adapter is that is no half of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stray {
+    /// A vector of DoRA.
+    Magnitude,
+    /// A half whose name has the adapter's name in it.
+    Named,
+    /// A bias.
+    Bias,
+    /// A whole tensor of the model.
+    Whole,
+    /// Something else.
+    Unknown,
+}
+
+impl Stray {
+    fn what(self) -> &'static str {
+        match self {
+            Self::Magnitude => "a vector of magnitudes (DoRA)",
+            Self::Named => "a matrix with the adapter's name in its own",
+            Self::Bias => "a bias",
+            Self::Whole => "a whole tensor of the model, no `lora_A` or `lora_B`",
+            Self::Unknown => "neither `lora_A` nor `lora_B`",
+        }
+    }
+
+    fn way_out(self) -> &'static str {
+        match self {
+            Self::Magnitude => {
+                "DoRA is no sum of matrices: merge it with PEFT's `merge_and_unload`, and convert the model"
+            }
+            Self::Named => {
+                "save the adapter with PEFT's `save_pretrained`: names end in `.lora_A.weight` and `.lora_B.weight`"
+            }
+            Self::Bias | Self::Whole => MERGE,
+            Self::Unknown => {
+                "only LoRA adapters of PEFT are read: merge others with PEFT, and convert the model"
+            }
+        }
+    }
+}
+
+const MERGE: &str = "a GGUF adapter has no place for it: `gguf-convert merge-lora BASE ADAPTER` merges the adapter into its \
+                     base model";
+const BASE: &str = "check that the base is the model that the adapter was made for";
+
+/// Why an adapter can be neither converted nor merged.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum AdapterError {
+    /// A number without which the adapter has no strength.
+    #[error("{}: `{key}` is missing", path.display())]
+    NoKey { path: PathBuf, key: &'static str },
+    /// A value that is not what the key asks for.
+    #[error("{}: `{}` is not {expected}", path.display(), escape(key))]
+    Value { path: PathBuf, key: String, expected: &'static str },
+    /// Another kind of adapter.
+    #[error("{}: an adapter of type `{}`, only LORA can be read", path.display(), escape(found))]
+    Kind { path: PathBuf, found: String },
+    /// Words in place of tokens.
+    #[error("{}: `invocation_string` without `alora_invocation_tokens`", path.display())]
+    Invocation { path: PathBuf },
+    /// A tensor that is no half of a pair.
+    #[error("tensor `{}`: {}", escape(tensor), stray.what())]
+    Stray { tensor: String, stray: Stray },
+    /// A half alone.
+    #[error("tensor `{}` has no counterpart `{}`", escape(tensor), escape(missing))]
+    Half { tensor: String, missing: String },
+    /// Two halves of one kind for one tensor.
+    #[error("tensors `{}` and `{}` change the same tensor", escape(first), escape(second))]
+    Twice { first: String, second: String },
+    /// Halves that do not multiply.
+    #[error("tensors `{}` {a} and `{}` {b}: no matrices of one rank", escape(a_name), escape(b_name))]
+    Shapes { a_name: String, a: Shape, b_name: String, b: Shape },
+    /// A file without matrices.
+    #[error("{}: no matrices of an adapter", path.display())]
+    Empty { path: PathBuf },
+    /// Nothing says what the adapter belongs to.
+    #[error("{}: the base model {}", path.display(), match named {
+        Some(name) => format!("`{}` is no directory here", escape(name)),
+        None => "is not named".to_owned(),
+    })]
+    NoBase { path: PathBuf, named: Option<String> },
+    /// The base has the tensor in another shape.
+    #[error("tensor `{}`: {found} in the base model, the adapter's matrices make {product}", escape(tensor))]
+    OtherShape { tensor: String, found: Shape, product: String },
+    /// The base has no such tensor.
+    #[error("the base model has no tensor `{}`, which the adapter changes", escape(tensor))]
+    NotInBase { tensor: String },
+    /// The base has several tensors that may be meant.
+    #[error(
+        "tensors `{}` and `{}` of the base model may both be what the adapter calls `{}`",
+        escape(first),
+        escape(second),
+        escape(tensor)
+    )]
+    Ambiguous { tensor: String, first: String, second: String },
+    /// A whole tensor that the runtime takes from adapters only if it is a norm.
+    #[error("tensor `{}` becomes `{}`, which is no norm", escape(tensor), escape(target))]
+    NotNorm { tensor: String, target: String },
+    /// The card does with the tensor what cannot be done with factors.
+    #[error("tensor `{}`: {source}", escape(tensor))]
+    Factors { tensor: String, source: FactorError },
+    /// The card does not fit the adapter.
+    #[error(transparent)]
+    Card(Box<ArchError>),
+}
+
+impl Hint for AdapterError {
+    fn hints(&self) -> Vec<String> {
+        let hint = match self {
+            Self::NoKey { .. } => "the strength of the adapter: it is in the settings of the training",
+            Self::Value { .. } | Self::Twice { .. } => return Vec::new(),
+            Self::Kind { .. } => "merge it with PEFT's `merge_and_unload`, and convert the model",
+            Self::Invocation { .. } => {
+                "add the token ids of the text, without a first one that begins every text, as `alora_invocation_tokens`"
+            }
+            Self::Stray { stray, .. } => stray.way_out(),
+            Self::Half { .. } | Self::Shapes { .. } | Self::Empty { .. } => {
+                "the file is not whole, or no adapter: save it again with PEFT's `save_pretrained`"
+            }
+            Self::NoBase { .. } => {
+                "`--base DIR` names the directory of the base model; its `config.json` is enough"
+            }
+            Self::NotInBase { tensor } if tensor.contains("lm_head") => {
+                "a model that shares its embeddings has no output of its own to change; else check that the base is the model \
+                 that the adapter was made for"
+            }
+            Self::OtherShape { .. } | Self::NotInBase { .. } | Self::Ambiguous { .. } => BASE,
+            Self::NotNorm { .. } | Self::Factors { .. } => MERGE,
+            Self::Card(error) => match **error {
+                ArchError::Stack { .. } => {
+                    "a GGUF adapter changes all experts of a layer or none: `gguf-convert merge-lora BASE ADAPTER` merges the \
+                     adapter into its base model"
+                }
+                ArchError::Block { .. } => BASE,
+                ArchError::Leftover { .. } => {
+                    return std::iter::once(BASE.to_owned()).chain(error.hints()).collect();
+                }
+                _ => return error.hints(),
+            },
+        };
+        vec![hint.to_owned()]
+    }
+}

@@ -1,0 +1,188 @@
+//! An adapter merged into the weights of its base, at the level of the checkpoint: cards see the sums.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::Value as Json;
+
+use crate::checkpoint::AdapterDir;
+use crate::convert::lora::AdapterError;
+use crate::convert::lora::config::AdapterConfig;
+use crate::convert::lora::parts::{Form, Pair, Parts};
+use crate::convert::{ConvertError, ConvertOptions, ModelSource};
+use crate::core::{WeightMeta, WeightSource};
+use crate::dequant::{LoraPair, Replaced, with_adapter};
+
+impl ModelSource {
+    /// The same model with an adapter of PEFT merged into its weights as they are read: W + scale · B · A, and whole
+    /// tensors of the adapter in the place of the model's.
+    ///
+    /// # Errors
+    /// An adapter that cannot be read or merged, or that belongs to another model.
+    pub fn merged(mut self, path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
+        let Some(base) = self.weights.take() else { return Ok(self) };
+        let adapter = AdapterDir::open(path, &options.limits)?;
+        let config = AdapterConfig::of(&adapter)?;
+        let parts = Parts::of(adapter.weights(), |_| true)?;
+        if parts.pairs.is_empty() && parts.whole.is_empty() {
+            return Err(AdapterError::Empty { path: path.to_owned() }.into());
+        }
+        let names = Names::of(base.weights());
+        let found = parts.pairs.iter().map(|pair| names.find(&pair.name).map(|at| (pair, at)));
+        let found = found.collect::<Result<Vec<_>, _>>()?;
+        let turns_layers = turns_layers(&config, &found, base.weights());
+        let mut pairs = Vec::with_capacity(found.len());
+        for (pair, at) in found {
+            let meta = &base.weights()[at];
+            pairs.push(LoraPair {
+                base: at,
+                a: pair.a,
+                b: pair.b,
+                scale: (config.effective_alpha(pair.module(), pair.rank) / pair.rank as f64) as f32,
+                is_turned: is_turned(pair, meta, turns_layers),
+            });
+        }
+        let replaced = parts.whole.iter().map(|whole| {
+            let base = names.find(&whole.name)?;
+            Ok::<_, AdapterError>(Replaced { base, by: whole.index })
+        });
+        let replaced = replaced.collect::<Result<Vec<_>, _>>()?;
+
+        self.warnings.extend_from_slice(adapter.warnings());
+        self.warn_of_shared_embeddings(&parts, base.weights());
+        self.paths.extend(adapter.paths());
+        if let Some(quantization) = &mut self.quantization {
+            // A sum is none of the codes that the checkpoint has.
+            let changed = pairs.iter().map(|pair| pair.base).chain(replaced.iter().map(|row| row.base));
+            for at in changed {
+                quantization.encodings.remove(&base.weights()[at].name);
+            }
+        }
+        // What is left of a checkpoint whose weights were all changed is plain floats.
+        self.quantization =
+            self.quantization.take().filter(|quantization| !quantization.encodings.is_empty());
+        let adapter: Arc<dyn WeightSource + Send> = Arc::new(adapter);
+        self.weights = Some(with_adapter(base, &adapter, &pairs, &replaced, options.level)?);
+        Ok(self)
+    }
+
+    /// Says where a change of the embeddings changes the output as well.
+    fn warn_of_shared_embeddings(&mut self, parts: &Parts, weights: &[WeightMeta]) {
+        let has_output = weights.iter().any(|meta| meta.name.ends_with("lm_head.weight"));
+        let is_shared = self.dir.config().get("tie_word_embeddings") == Some(&Json::Bool(true));
+        let is_changed = parts.pairs.iter().any(|pair| pair.form == Form::Embedding);
+        if is_changed && (is_shared || !has_output) {
+            self.warnings.push(
+                "the model's output is its embeddings: with the embeddings the adapter changes the output as well"
+                    .to_owned(),
+            );
+        }
+    }
+}
+
+/// Whether the layers of a model are stored turned: where a shape leaves it open, those that show it decide.
+fn turns_layers(config: &AdapterConfig, found: &[(&Pair, usize)], weights: &[WeightMeta]) -> bool {
+    let shown = found.iter().filter(|(pair, _)| pair.form == Form::Linear).find_map(|(pair, at)| {
+        let (dims, own) = (weights[*at].shape.dims(), pair.meta.shape.dims());
+        let is_open = own.iter().rev().eq(own.iter());
+        (!is_open && own.iter().rev().eq(dims.iter())).then_some(true)
+    });
+    shown.unwrap_or(config.fan_in_fan_out)
+}
+
+fn is_turned(pair: &Pair, meta: &WeightMeta, turns_layers: bool) -> bool {
+    let (dims, own) = (meta.shape.dims(), pair.meta.shape.dims());
+    match pair.form {
+        Form::Embedding => true,
+        Form::Linear if own.iter().rev().eq(own.iter()) => turns_layers,
+        Form::Linear => dims != own && own.iter().rev().eq(dims.iter()),
+    }
+}
+
+/// The names of a model's weights. A checkpoint may have them without the name of the model's inner part, or with it in
+/// another place.
+struct Names<'a> {
+    weights: &'a [WeightMeta],
+    /// Weights by what all spellings of a name have in common.
+    by_core: HashMap<String, Vec<usize>>,
+}
+
+impl<'a> Names<'a> {
+    fn of(weights: &'a [WeightMeta]) -> Self {
+        let mut by_core: HashMap<String, Vec<usize>> = HashMap::new();
+        for (at, meta) in weights.iter().enumerate() {
+            by_core.entry(core_of(&meta.name)).or_default().push(at);
+        }
+        Self { weights, by_core }
+    }
+
+    fn find(&self, name: &str) -> Result<usize, AdapterError> {
+        let alike = self.by_core.get(&core_of(name)).map(Vec::as_slice).unwrap_or_default();
+        if let Some(exact) = alike.iter().find(|at| self.weights[**at].name == name) {
+            return Ok(*exact);
+        }
+        match *alike {
+            [] => Err(AdapterError::NotInBase { tensor: name.to_owned() }),
+            [one] => Ok(one),
+            [first, second, ..] => Err(AdapterError::Ambiguous {
+                tensor: name.to_owned(),
+                first: self.weights[first].name.clone(),
+                second: self.weights[second].name.clone(),
+            }),
+        }
+    }
+}
+
+/// A name without the names of the parts that hold a language model.
+fn core_of(name: &str) -> String {
+    let name = name.replace("language_model.", "").replace(".base_layer.", ".");
+    let mut rest = name.as_str();
+    while let Some(inner) = ["model.", "transformer."].iter().find_map(|head| rest.strip_prefix(head)) {
+        rest = inner;
+    }
+    rest.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{ElementType, Shape};
+
+    fn metas(names: &[&str]) -> Vec<WeightMeta> {
+        let shape = Shape::new(vec![1]).unwrap();
+        let meta =
+            |name: &&str| WeightMeta { name: (*name).to_owned(), shape: shape.clone(), ty: ElementType::F32 };
+        names.iter().map(meta).collect()
+    }
+
+    #[test]
+    fn names_are_found_under_other_heads() {
+        let weights = metas(&[
+            "h.0.attn.c_attn.weight",
+            "language_model.model.layers.0.q.weight",
+            "model.layers.1.q.weight",
+            "vision.model.layers.0.q.weight",
+            "model.wte.weight",
+            "transformer.wte.weight",
+        ]);
+        let names = Names::of(&weights);
+        for (name, want) in [
+            ("transformer.h.0.attn.c_attn.weight", 0),
+            ("model.language_model.layers.0.q.weight", 1),
+            ("model.layers.1.q.weight", 2),
+            ("transformer.wte.weight", 5),
+        ] {
+            assert_eq!(names.find(name).unwrap(), want, "{name}");
+        }
+        assert_eq!(
+            names.find("lm_head.weight").unwrap_err().to_string(),
+            "the base model has no tensor `lm_head.weight`, which the adapter changes"
+        );
+        assert_eq!(
+            names.find("wte.weight").unwrap_err().to_string(),
+            "tensors `model.wte.weight` and `transformer.wte.weight` of the base model may both be what the adapter calls \
+             `wte.weight`"
+        );
+    }
+}

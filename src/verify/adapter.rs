@@ -1,0 +1,98 @@
+//! Files that hold an adapter: pairs of matrices that change tensors of another file.
+
+use std::collections::HashMap;
+
+use crate::core::TensorMeta;
+use crate::gguf::{Metadata, Value};
+use crate::verify::Finding;
+
+const CHECK: &str = "adapter";
+/// Keys without which no runtime loads an adapter.
+pub(super) const REQUIRED: [&str; 3] = ["general.architecture", "adapter.type", "adapter.lora.alpha"];
+
+/// Whether a file says that it is an adapter.
+pub(super) fn is_one(metadata: &Metadata) -> bool {
+    metadata.get("general.type").and_then(Value::as_str) == Some("adapter")
+}
+
+/// Checks the tensors of an adapter: every matrix has its counterpart, of the same rank.
+pub(super) fn check(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding> {
+    let text = |key: &str| metadata.get(key).and_then(Value::as_str).unwrap_or("?");
+    let what = format!(
+        "an adapter ({}) for a model of `{}`: only its structure is judged",
+        text("adapter.type"),
+        text("general.architecture")
+    );
+    let mut findings = vec![Finding::unchecked(CHECK, what)];
+    let by_name: HashMap<&str, &TensorMeta> =
+        tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+    for tensor in tensors {
+        let (stem, other) = match (tensor.name.strip_suffix(".lora_a"), tensor.name.strip_suffix(".lora_b")) {
+            (Some(stem), _) => (stem, ".lora_b"),
+            (_, Some(stem)) => (stem, ".lora_a"),
+            // Norms come whole.
+            _ if tensor.name.contains("_norm") => continue,
+            _ => {
+                findings
+                    .push(Finding::error(CHECK, "neither a matrix of a pair nor a norm").of(&tensor.name));
+                continue;
+            }
+        };
+        let Some(other) = by_name.get(format!("{stem}{other}").as_str()) else {
+            findings.push(Finding::error(CHECK, format!("`{stem}{other}` is missing")).of(&tensor.name));
+            continue;
+        };
+        // Told once for both. Rows of an embedding's first matrix are looked up: the rank is its columns.
+        let rank = |dims: &[u64], from_end: usize| dims.len().checked_sub(from_end).map(|at| dims[at]);
+        let is_embedding = stem == "token_embd.weight";
+        let (own, its) = (tensor.shape.dims(), other.shape.dims());
+        if tensor.name.ends_with(".lora_a")
+            && (own.len() != its.len() || rank(own, if is_embedding { 1 } else { 2 }) != rank(its, 1))
+        {
+            let message =
+                format!("{} and {} of its counterpart are not of one rank", tensor.shape, other.shape);
+            findings.push(Finding::error(CHECK, message).of(&tensor.name));
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{GgmlType, Shape};
+
+    #[test]
+    fn a_pair_has_two_matrices_of_one_rank() {
+        let tensor = |name: &str, dims: &[u64]| TensorMeta {
+            name: name.to_owned(),
+            shape: Shape::new(dims.to_vec()).unwrap(),
+            ty: GgmlType::F32,
+        };
+        let messages = |tensors: &[TensorMeta]| -> Vec<String> {
+            check(&Metadata::new(), tensors).into_iter().skip(1).map(|finding| finding.message).collect()
+        };
+        let sound = [
+            tensor("q.lora_a", &[2, 8]),
+            tensor("q.lora_b", &[6, 2]),
+            tensor("token_embd.weight.lora_a", &[9, 2]),
+            tensor("token_embd.weight.lora_b", &[8, 2]),
+            tensor("blk.0.ffn_norm.weight", &[8]),
+        ];
+        assert!(messages(&sound).is_empty());
+        let broken = [
+            tensor("q.lora_a", &[3, 8]),
+            tensor("q.lora_b", &[6, 2]),
+            tensor("k.lora_b", &[6, 2]),
+            tensor("v.weight", &[6, 2]),
+        ];
+        assert_eq!(
+            messages(&broken),
+            [
+                "[3, 8] and [6, 2] of its counterpart are not of one rank",
+                "`k.lora_a` is missing",
+                "neither a matrix of a pair nor a norm"
+            ]
+        );
+    }
+}
