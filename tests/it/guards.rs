@@ -5,4 +5,5 @@ mod edits;
 mod shortened;
 mod signals;
 mod table;
+mod ways;
 mod workbench;
