@@ -7,10 +7,16 @@ use std::{env, fs, io};
 
 fn main() -> io::Result<()> {
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
-    let cards = root.join("converters");
+    let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
+    list(&root.join("converters"), &out.join("cards.rs"))?;
+    list(&root.join("converters/mmproj"), &out.join("mmproj.rs"))
+}
+
+/// Writes a table of the cards in a folder.
+fn list(cards: &Path, table: &Path) -> io::Result<()> {
     println!("cargo::rerun-if-changed={}", cards.display());
     let mut rows = Vec::new();
-    for entry in fs::read_dir(&cards)? {
+    for entry in fs::read_dir(cards)? {
         let path = entry?.path();
         if let Some((stem, path)) = card(&path) {
             println!("cargo::rerun-if-changed={path}");
@@ -18,8 +24,7 @@ fn main() -> io::Result<()> {
         }
     }
     rows.sort();
-    let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
-    fs::write(out.join("cards.rs"), format!("&[\n{}]\n", rows.concat()))
+    fs::write(table, format!("&[\n{}]\n", rows.concat()))
 }
 
 /// Stem and path of a card's file; none for other files (an editor's backups).

@@ -70,6 +70,11 @@ SELECTION = {
         "_vectors/ggml-vocab-deepseek-coder.*", "_vectors/ggml-vocab-llama-spm.*", "deepseek_v3/hf/tokenizer_config.json",
         "mistral_nemo/hf/tokenizer_config.json", "qwen2_5/hf/tokenizer_config.json",
     ],
+    # Towers: one of each kind of operation, what the converter refuses, two of which are sound.
+    "mmproj": [
+        "gemma4_unified", "gemma4_vision", "lfm2_audio", "lfm2_vl", "llava_clip", "muse_glimmer", "pixtral",
+        "qwen2_5_vl_bad_pattern", "qwen2_audio", "qwen2_vl_two_layers",
+    ],
     # Names and keys, and perplexities of the bundled model.
     "meta": ["metadata.json"],
     "": ["e2e.json"],

@@ -51,7 +51,7 @@ mod values;
 pub(crate) mod graph;
 
 pub use datum::Datum;
-pub use detect::{class_of, with_text_config};
+pub use detect::{class_of, tower_class_of, with_text_config};
 pub use draft::{AddedEntry, Draft, Unmatched, UnreadKey, draft};
 pub use error::{ArchError, CardProblem, ParentProblem};
 pub use eval::EvalError;
@@ -70,7 +70,7 @@ pub use mapping::{
 pub use names::{Pattern, PatternError, Stars};
 pub use ops::{MathOp, Op, OpError, WholeOp};
 pub use resolve::{Inputs, Pooling, Rerank, ResolveOptions, resolve};
-pub use schema::{Card, EntryType, Phase, TokenizerFrom};
+pub use schema::{Card, CardKind, EntryType, Phase, TokenizerFrom};
 pub use similar::{Similarity, similar};
 pub use target::{Target, target_config};
 pub use types::{OutType, TypeRule};

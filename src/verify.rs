@@ -36,6 +36,7 @@ mod structure;
 mod tasks;
 mod texts;
 mod thresholds;
+mod towers;
 mod verification;
 mod vocabulary;
 mod weights;

@@ -18,6 +18,7 @@ mod node;
 mod recipe;
 mod rope;
 mod run;
+mod sinusoids;
 mod sum;
 mod view;
 

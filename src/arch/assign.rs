@@ -1,5 +1,6 @@
 //! Every weight to its entry, entries to tensors in file order, and the checks that need names and shapes only.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use indexmap::IndexMap;
@@ -11,7 +12,7 @@ use crate::arch::heads::HeadRule;
 use crate::arch::mapping::{DropReason, Dropped, OutputSpec};
 use crate::arch::matching::{Asked, Match, Matcher};
 use crate::arch::names::{self, Captures, Placeholder, SUFFIXES};
-use crate::arch::schema::{Card, EntryType, Generate, Join, Phase};
+use crate::arch::schema::{Card, CardKind, Domain, EntryType, Generate, Join, Phase};
 use crate::core::WeightMeta;
 
 /// How many missing tensors an error lists at most.
@@ -87,40 +88,65 @@ impl Assigner<'_> {
         self.matcher.count(at, expr, captures)
     }
 
-    fn block_limit(&self) -> Result<u64, ArchError> {
-        match self.card.lets.get("block_limit") {
-            Some(limit) => self.count("block_limit", limit, Captures::default()),
+    fn block_limit(&self, domain: Domain) -> Result<u64, ArchError> {
+        let name = domain.limit();
+        match self.card.lets.get(name) {
+            Some(limit) => self.count(name, limit, Captures::default()),
             None => Ok(u64::MAX),
         }
     }
 
+    /// The limits of the blocks that entries count in.
+    fn block_limits(&self) -> Result<HashMap<Domain, u64>, ArchError> {
+        let mut limits = HashMap::new();
+        for entry in &self.card.entries {
+            if let Entry::Vacant(limit) = limits.entry(entry.domain) {
+                limit.insert(self.block_limit(entry.domain)?);
+            }
+        }
+        Ok(limits)
+    }
+
+    /// Why a weight is left out whatever the card's entries say.
+    fn dropped(&self, tensor: &str, name: &str) -> Result<Option<DropReason>, ArchError> {
+        if names::is_recomputed(name) {
+            return Ok(Some(DropReason::Recomputed));
+        }
+        Ok(self.matcher.ignored(tensor, name, Asked::BeforeEntries)?.or_else(|| self.heads.left_out(name)))
+    }
+
+    /// Why a weight that no entry knows may be left out.
+    fn unknown(&self, tensor: &str, name: &str) -> Result<Option<DropReason>, ArchError> {
+        let card = self.card;
+        if card.kind == CardKind::Mmproj
+            && (names::is_of_text_model(tensor) || !names::is_of_parts(name, &card.parts))
+        {
+            return Ok(Some(DropReason::TextModel));
+        }
+        self.matcher.ignored(tensor, name, Asked::AfterEntries)
+    }
+
     fn match_all(&mut self) -> Result<(), ArchError> {
         let mut leftovers = Vec::new();
-        let block_limit = self.block_limit()?;
+        let limits = self.block_limits()?;
         for weight in 0..self.weights.len() {
             let name = names::shared_rewrite(&self.weights[weight].name);
-            let is_multimodal = !self.card.keep_multimodal && names::is_multimodal(&name);
+            let is_multimodal =
+                self.card.kind == CardKind::Text && !self.card.keep_multimodal && names::is_multimodal(&name);
             let name = if is_multimodal { name } else { self.matcher.rewritten(name)? };
             let tensor = &self.weights[weight].name;
-            let dropped = if is_multimodal {
-                Some(DropReason::OtherModality)
-            } else if names::is_recomputed(&name) {
-                Some(DropReason::Recomputed)
-            } else {
-                match self.matcher.ignored(tensor, &name, Asked::BeforeEntries)? {
-                    Some(why) => Some(why),
-                    None => self.heads.left_out(&name),
-                }
-            };
+            let dropped =
+                if is_multimodal { Some(DropReason::OtherModality) } else { self.dropped(tensor, &name)? };
             if let Some(why) = dropped {
                 self.dropped.push(Dropped { weight, why });
             } else if let Some((entry, found)) = self.matcher.entry_of(tensor, &name)? {
-                if let Some(block) = found.captures.bid.filter(|&block| block >= block_limit) {
+                let limit = limits.get(&self.card.entries[entry].domain).copied().unwrap_or(u64::MAX);
+                if let Some(block) = found.captures.bid.filter(|&block| block >= limit) {
                     let tensor = self.weights[weight].name.clone();
-                    return Err(ArchError::Block { tensor, block, n_blocks: block_limit });
+                    return Err(ArchError::Block { tensor, block, n_blocks: limit });
                 }
                 self.add(weight, entry, &found)?;
-            } else if let Some(why) = self.matcher.ignored(tensor, &name, Asked::AfterEntries)? {
+            } else if let Some(why) = self.unknown(tensor, &name)? {
                 self.dropped.push(Dropped { weight, why });
             } else {
                 leftovers.push((self.weights[weight].name.clone(), name.clone()));
@@ -236,7 +262,8 @@ impl Assigner<'_> {
     fn check_complete(&self, outputs: &[OutputSpec]) -> Result<(), ArchError> {
         let present: HashSet<&str> = outputs.iter().map(|output| output.name.as_str()).collect();
         // Of more blocks than tensors one has none, so the search need not go further.
-        let block_limit = self.block_limit()?.min(self.weights.len() as u64 + 1);
+        let n_weights = self.weights.len() as u64 + 1;
+        let limits = self.block_limits()?;
         let first_block = self.heads.first_expected_block();
         let mut missing: Vec<String> = Vec::new();
         let mut note = |name: String| {
@@ -265,7 +292,8 @@ impl Assigner<'_> {
             if entry.optional || entry.bid.is_some() || pattern.placeholders().any(|p| other(&p)) {
                 continue;
             }
-            for bid in (first_block..block_limit).filter(|bid| !blocks.contains(bid)) {
+            let limit = limits.get(&entry.domain).copied().unwrap_or(u64::MAX).min(n_weights);
+            for bid in (first_block..limit).filter(|bid| !blocks.contains(bid)) {
                 let captures = Captures { bid: Some(bid), ..Captures::default() };
                 if !self.holds(entry.name(), entry.when.as_ref(), captures)? {
                     continue;
@@ -282,6 +310,7 @@ impl Assigner<'_> {
             }
         }
         // A configuration may claim any number of blocks: the search ends with the list of what is missing.
+        let block_limit = self.block_limit(Domain::Blocks)?.min(n_weights);
         'outputs: for output in self.card.outputs.iter().filter(|_| !full) {
             let blocks = if output.has(Placeholder::Bid) {
                 first_block..block_limit

@@ -6,10 +6,10 @@ use crate::arch::config_keys::{CONFIG_KEYS, ROOTS};
 use crate::arch::error::CardProblem;
 use crate::arch::expr::{Expr, Function};
 use crate::arch::hparams;
-use crate::arch::names::{Pattern, Placeholder, SUFFIXES, Stars, nearest};
+use crate::arch::names::{BOUNDS, Pattern, Placeholder, SUFFIXES, Stars, nearest};
 use crate::arch::ops::{OpSpec, Param};
 use crate::arch::read::not_built;
-use crate::arch::schema::{Card, DefaultValue, Entry, Join, RewriteStep, Row};
+use crate::arch::schema::{Card, CardKind, DefaultValue, Entry, Join, RewriteStep, Row};
 use crate::gguf::keys::{ANNOTATIONS, KEYS, annotation_info, key_type};
 
 /// Checks a merged card.
@@ -40,6 +40,10 @@ fn selection(card: &Card) -> Result<(), CardProblem> {
                 CardProblem::MissingKey { at: at(), key }
             });
         }
+    }
+    if card.kind == CardKind::Text && !card.parts.is_empty() {
+        let why = "a text model's card says `multimodal`";
+        return Err(CardProblem::WithoutEffect { at: at(), key: "parts", why });
     }
     if !card.mtp_export && !card.mtp_keep.is_empty() {
         let why = "only with `mtp_export = true` are draft heads written alone";
@@ -74,6 +78,9 @@ fn effects(entry: &Entry) -> Result<(), CardProblem> {
     }
     if !entry.also.is_empty() && entry.targets.len() > 1 {
         return wrong("also", "each of several targets has a name of its own");
+    }
+    if entry.clamped && entry.exact {
+        return wrong("clamped", "the target has the ending that it says, or the pattern has one");
     }
     if entry.drops_ending && entry.exact {
         return wrong("ending", "the target has the ending that it says, or the pattern has one");
@@ -387,10 +394,15 @@ fn placeholders(entry: &Entry) -> Result<(), CardProblem> {
 
 /// No name is matched by two entries, unless both have conditions.
 fn overlaps(card: &Card) -> Result<(), CardProblem> {
-    let bare: &[&str] = &["", SUFFIXES[0], SUFFIXES[1]];
+    let clamped: Vec<&str> = [""].into_iter().chain(SUFFIXES).chain(BOUNDS).collect();
+    let bare = &clamped[..=SUFFIXES.len()];
     let mut all: Vec<(&Pattern, &[&str], bool)> = Vec::new();
     for entry in &card.entries {
-        let suffixes = if entry.exact { &bare[..1] } else { bare };
+        let suffixes = match (entry.exact, entry.clamped) {
+            (true, _) => &bare[..1],
+            (false, true) => &clamped,
+            (false, false) => bare,
+        };
         for pattern in entry.patterns.iter().chain(&entry.with) {
             all.push((pattern, suffixes, entry.when.is_some()));
         }

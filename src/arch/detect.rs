@@ -6,7 +6,7 @@ use crate::arch::error::ArchError;
 use crate::arch::eval::EvalError;
 use crate::arch::load::Registry;
 use crate::arch::names::{Captures, distance};
-use crate::arch::schema::Card;
+use crate::arch::schema::{Card, CardKind};
 
 /// Members that models use for the configuration of their text part. Each is copied to `text_config`, in this order.
 const TEXT_PARTS: [&str; 4] = ["llm_config", "lm_config", "language_config", "lfm"];
@@ -70,6 +70,23 @@ pub fn class_of(config: &Map<String, Json>) -> Result<String, ArchError> {
     })
 }
 
+/// The class by which the towers of a model are known: that of its vision part, where that names one.
+///
+/// # Errors
+/// [`ArchError::NoClass`].
+///
+/// # Exactness
+/// Equals `get_model_architecture` of llama.cpp 0.5.0 for `--mmproj`.
+pub fn tower_class_of(config: &Map<String, Json>) -> Result<String, ArchError> {
+    let inner = config.get("vision_config").and_then(Json::as_object).and_then(first_class);
+    inner.or_else(|| first_class(config)).map(str::to_owned).ok_or_else(|| ArchError::NoClass {
+        model_type: config.get("model_type").and_then(Json::as_str).map(str::to_owned),
+    })
+}
+
+/// The class of the towers in Mistral's own format, as llama.cpp's converter names it.
+pub(super) const MISTRAL_TOWER: &str = "PixtralModel";
+
 /// Classes of models in Mistral's own format: dense, and of experts.
 pub(super) const MISTRAL_CLASSES: [&str; 2] = ["MistralModel", "MistralMoeModel"];
 
@@ -91,6 +108,9 @@ pub(super) fn choose<'r>(
         registry.cards().iter().filter(|card| card.classes.iter().any(|own| own == class)).collect();
     if candidates.is_empty() {
         let nearest = similar(registry, class);
+        if registry.kind() == CardKind::Mmproj {
+            return Err(ArchError::NoTower { class: class.to_owned(), nearest });
+        }
         return Err(ArchError::UnknownClass { class: class.to_owned(), nearest, resembles: None });
     }
     let mut chosen = Vec::new();

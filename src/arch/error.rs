@@ -28,6 +28,14 @@ pub enum ArchError {
         /// `model_type`, which is not enough to go by but may help the reader.
         model_type: Option<String>,
     },
+    /// No card converts the towers of the class.
+    #[error("no card for the vision or audio tower of class `{}`", escape(class))]
+    NoTower {
+        /// The class.
+        class: String,
+        /// Known classes with similar names.
+        nearest: Vec<String>,
+    },
     /// No card claims the class.
     #[error("no architecture card for class `{}`", escape(class))]
     UnknownClass {
@@ -410,6 +418,9 @@ pub enum CardProblem {
         /// The file's stem.
         stem: String,
     },
+    /// A card among those of another kind.
+    #[error("`kind`: cards of towers (`mmproj`) go with `--mmproj`, those of text models without it")]
+    OtherKind,
     /// A class that another card claims, without a condition to choose by.
     #[error("class `{class}` is claimed by `{other}` too, and neither has `when`")]
     ClassTwice {
@@ -452,6 +463,11 @@ impl Hint for ArchError {
                 )],
                 None => vec!["add the model's class as `architectures`".to_owned()],
             },
+            Self::NoTower { nearest, .. } => {
+                let similar = Some(format!("similar classes: {}", nearest.join(", ")));
+                let way = "a card with `kind = \"mmproj\"` says what becomes of the towers' tensors: `--card FILE`";
+                similar.filter(|_| !nearest.is_empty()).into_iter().chain([way.to_owned()]).collect()
+            }
             Self::UnknownClass { nearest, resembles, .. } => {
                 let resembles = resembles.as_ref().map(|card| format!("the checkpoint is most like {card}"));
                 let similar = Some(format!("similar classes: {}", nearest.join(", ")));
@@ -533,6 +549,7 @@ impl CardProblem {
             | Self::Cycle(_)
             | Self::Parent(_)
             | Self::Stem { .. }
+            | Self::OtherKind
             | Self::ClassTwice { .. } => Vec::new(),
         }
     }

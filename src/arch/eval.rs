@@ -326,6 +326,8 @@ impl Evaluator<'_> {
                         }
                         // Members whose keys are numbers.
                         Json::Object(map) if index.as_int().is_some() => map.get(&index.to_string()),
+                        // Members whose keys are no names.
+                        Json::Object(map) if let Datum::Text(key) = &index => map.get(&**key),
                         // A letter is a value of its own: nothing is inside it.
                         Json::String(text) => {
                             let at = python_index(&index, text.chars().count());

@@ -12,7 +12,7 @@ use crate::arch::hparams;
 use crate::arch::load::Registry;
 use crate::arch::names::{Pattern, Placeholder};
 use crate::arch::ops::OpSpec;
-use crate::arch::schema::{Card, DefaultValue, Entry, Join, Row};
+use crate::arch::schema::{Card, CardKind, DefaultValue, Entry, Join, Row};
 use crate::arch::target;
 use crate::gguf::keys::ANNOTATION_PREFIX;
 
@@ -114,6 +114,8 @@ const ASKED: &[(&str, &str)] = &[("mistral_format", "--mistral-format"), ("reran
 /// A card as people want to see it.
 #[derive(Clone, Debug)]
 pub struct CardFacts {
+    /// What it makes.
+    pub kind: CardKind,
     /// The card, or variant of one: `llama`, `llama/internlm3`.
     pub name: String,
     /// `general.architecture`.
@@ -164,14 +166,15 @@ pub struct TensorFacts {
 }
 
 /// Operations that nothing undoes, by their names in cards, unless a parameter says what was there before.
-const ONE_WAY: &[&str] = &["flatten", "replace_row", "reshape", "ternary", "tp_qkv"];
+const ONE_WAY: &[&str] =
+    &["flatten", "fold_norm", "replace_row", "reshape", "softplus", "sum", "ternary", "tp_qkv"];
 
 /// The cards and variants of an architecture, a variant (`llama/internlm3`), or a class.
 #[must_use]
 pub fn facts(registry: &Registry, name: &str) -> Vec<CardFacts> {
     let all = registry.cards().iter();
     let is_meant = |card: &&Card| {
-        card.gguf == name || card.name() == name || card.classes.iter().any(|class| class == name)
+        card.base() == name || card.name() == name || card.classes.iter().any(|class| class == name)
     };
     all.filter(is_meant).map(|card| of_card(registry, card)).collect()
 }
@@ -195,11 +198,12 @@ fn of_card(registry: &Registry, card: &Card) -> CardFacts {
     }
     let texts = |list: Vec<&str>| list.into_iter().map(str::to_owned).collect::<Vec<_>>();
     CardFacts {
+        kind: card.kind,
         name: card.name(),
         gguf: card.gguf.clone(),
         variant: card.variant.clone(),
-        family: registry.family(&card.gguf).to_owned(),
-        parents: texts(registry.lineage(&card.gguf).split_off(1)),
+        family: registry.family(card.base()).to_owned(),
+        parents: texts(registry.lineage(card.base()).split_off(1)),
         classes: card.classes.clone(),
         examples: card.examples.clone(),
         tensors: card.entries.iter().map(tensor).collect(),
@@ -279,6 +283,9 @@ fn join_name(join: Join) -> &'static str {
 /// What stands in the way of the way back.
 fn one_way(card: &Card) -> Vec<String> {
     let mut reasons = Vec::new();
+    if card.kind == CardKind::Mmproj {
+        return vec!["towers go one way".to_owned()];
+    }
     for entry in &card.entries {
         let op = specs(entry).find(|op| !is_undone(op)).map(|op| format!("`{}`", op.kind.name()));
         let join = match entry.join {

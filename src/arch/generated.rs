@@ -16,6 +16,8 @@ use crate::core::Shape;
 
 /// No head is wider than this; what is generated is made in memory.
 const MAX_DIM: u64 = 1 << 20;
+/// No table of positions is larger.
+const MAX_ELEMS: u64 = 1 << 26;
 /// Divisors of the rotary dimensions that proportional rope does not turn.
 const UNROTATED: f32 = 1e30;
 
@@ -50,6 +52,15 @@ pub(super) fn generated(
         GenerateKind::RopeFactors { values } => {
             let values = scope.eval(values, none).map_err(|source| failed(card, source))?;
             Content::Values(floats(card, name, &values)?)
+        }
+        GenerateKind::Sinusoids { length, width } => {
+            let (length, width) = (count(card, name, length, scope)?, count(card, name, width, scope)?);
+            // Frequencies fall from the first pair to the last, so there are two at least.
+            if width < 4 || length.saturating_mul(width) > MAX_ELEMS {
+                let shape = format!("[{length}, {width}]");
+                return Err(ArchError::Shape { target: name.to_owned(), shape });
+            }
+            return output(name, vec![length, width / 2 * 2], Content::Sinusoids { length, width }).map(Some);
         }
         GenerateKind::Fill(_) => return fill(card, generate, scope, none),
     };

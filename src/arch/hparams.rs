@@ -9,7 +9,7 @@ use crate::arch::error::ArchError;
 use crate::arch::eval::{Root, Scope};
 use crate::arch::names::Captures;
 use crate::arch::read;
-use crate::arch::schema::{Card, DefaultValue, Row};
+use crate::arch::schema::{Card, CardKind, DefaultValue, Row};
 use crate::gguf::keys::{ANNOTATION_PREFIX, KeyInfo, annotation_info, key_info, key_type};
 use crate::gguf::{Array, Metadata, Value, ValueType};
 
@@ -66,6 +66,9 @@ const BASE: &[(&str, &str, &str)] = &[
     ("general.file_type", "file_type", ""),
 ];
 
+/// Members of a configuration that describe towers.
+const TOWER_PARTS: [&str; 2] = ["audio_config", "vision_config"];
+
 /// Keys of `config.json` from which [`rope`] makes its description.
 pub(super) const ROPE_KEYS: &[&str] = &[
     "rope_parameters",
@@ -92,6 +95,9 @@ pub(super) const ROPE_KEYS: &[&str] = &[
 /// Equals what llama.cpp's converter reads through transformers 4.57.6, for the keys a card lists.
 pub(super) fn complete(card: &Card, config: &Config, scope: &Scope<'_>) -> Result<Config, ArchError> {
     let mut config = config.clone();
+    if card.kind == CardKind::Mmproj {
+        return with_part_defaults(card, config, scope);
+    }
     if !card.raw_config {
         config = with_defaults(card, config, scope)?;
         if let Some(Json::Object(text)) = config.get("text_config").cloned() {
@@ -101,6 +107,26 @@ pub(super) fn complete(card: &Card, config: &Config, scope: &Scope<'_>) -> Resul
     }
     if let Some(Json::Object(text)) = config.get("text_config").cloned() {
         config.extend(text);
+    }
+    Ok(config)
+}
+
+/// The same for a card of towers: the parts stay where they are, each with the defaults of its own type. A part that names
+/// no type is of the card's only one.
+fn with_part_defaults(card: &Card, config: Config, scope: &Scope<'_>) -> Result<Config, ArchError> {
+    let mut config = config;
+    let only = match card.defaults.keys().collect::<Vec<_>>()[..] {
+        [only] => Some(only),
+        _ => None,
+    };
+    for part in TOWER_PARTS {
+        let Some(Json::Object(members)) = config.get(part) else { continue };
+        let mut members = members.clone();
+        if let (false, Some(only)) = (members.contains_key("model_type"), only) {
+            members.insert("model_type".to_owned(), only.as_str().into());
+        }
+        let members = with_defaults(card, members, scope)?;
+        config.insert(part.to_owned(), Json::Object(members));
     }
     Ok(config)
 }

@@ -11,10 +11,11 @@ use crate::arch::check;
 use crate::arch::error::{ArchError, CardProblem, ParentProblem};
 use crate::arch::merge::merge;
 use crate::arch::read;
-use crate::arch::schema::Card;
+use crate::arch::schema::{Card, CardKind};
 
-/// Name and text of each card in the binary: all files of `converters/`.
-const EMBEDDED: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/cards.rs"));
+/// Name and text of each card in the binary: all files of `converters/`, and of `converters/mmproj/`.
+const TEXT: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/cards.rs"));
+const MMPROJ: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/mmproj.rs"));
 
 /// Generations of cards that extend one another.
 const MAX_GENERATIONS: usize = 6;
@@ -28,9 +29,10 @@ enum Checks {
     Passed,
 }
 
-/// All known cards. Clones share them until a card is added.
+/// All known cards of one kind. Clones share them until a card is added.
 #[derive(Clone, Debug)]
 pub struct Registry {
+    kind: CardKind,
     tables: Arc<IndexMap<String, Table>>,
     cards: Arc<Vec<Card>>,
 }
@@ -52,12 +54,25 @@ impl Registry {
     /// # Errors
     /// None in a program that passes its tests: [`ArchError::Card`] if an embedded card is broken.
     pub fn embedded() -> Result<Self, ArchError> {
-        static READ: OnceLock<Registry> = OnceLock::new();
-        if let Some(registry) = READ.get() {
+        Self::embedded_of(CardKind::Text)
+    }
+
+    /// The cards of this program that make files of this kind.
+    ///
+    /// # Errors
+    /// As [`Registry::embedded`].
+    pub fn embedded_of(kind: CardKind) -> Result<Self, ArchError> {
+        static OF_TEXT: OnceLock<Registry> = OnceLock::new();
+        static OF_MMPROJ: OnceLock<Registry> = OnceLock::new();
+        let read = match kind {
+            CardKind::Text => &OF_TEXT,
+            CardKind::Mmproj => &OF_MMPROJ,
+        };
+        if let Some(registry) = read.get() {
             return Ok(registry.clone());
         }
-        let registry = Self::load(EMBEDDED.iter().copied(), Checks::Passed)?;
-        Ok(READ.get_or_init(|| registry).clone())
+        let registry = Self::load(kind, texts(kind).iter().copied(), Checks::Passed)?;
+        Ok(read.get_or_init(|| registry).clone())
     }
 
     /// A registry of the given cards: file stem and text.
@@ -65,10 +80,11 @@ impl Registry {
     /// # Errors
     /// [`ArchError::Card`] for the first broken card.
     pub fn from_texts<'t>(texts: impl IntoIterator<Item = (&'t str, &'t str)>) -> Result<Self, ArchError> {
-        Self::load(texts, Checks::Due)
+        Self::load(CardKind::Text, texts, Checks::Due)
     }
 
     fn load<'t>(
+        kind: CardKind,
         texts: impl IntoIterator<Item = (&'t str, &'t str)>,
         checks: Checks,
     ) -> Result<Self, ArchError> {
@@ -86,7 +102,7 @@ impl Registry {
                 _ => tables.insert(stem.to_owned(), table),
             };
         }
-        let mut registry = Self { tables: Arc::new(tables), cards: Arc::default() };
+        let mut registry = Self { kind, tables: Arc::new(tables), cards: Arc::default() };
         let tables: Vec<_> = registry.tables.iter().collect();
         let expanded: Vec<_> =
             tables.par_iter().map(|(name, table)| registry.expand(name, table, checks)).collect();
@@ -96,14 +112,18 @@ impl Registry {
         Ok(registry)
     }
 
-    /// The cards of this program with others laid over them: file stem and text. Cards of the same name are replaced.
+    /// The cards of this program with others of their kind laid over them: file stem and text. Cards of the same name are
+    /// replaced.
     ///
     /// # Errors
     /// [`ArchError::Card`]: the same checks as for embedded cards.
-    pub fn overlaid<'t>(texts: impl IntoIterator<Item = (&'t str, &'t str)>) -> Result<Self, ArchError> {
-        let mut all: IndexMap<&str, &str> = EMBEDDED.iter().copied().collect();
-        all.extend(texts);
-        Self::from_texts(all)
+    pub fn overlaid<'t>(
+        kind: CardKind,
+        given: impl IntoIterator<Item = (&'t str, &'t str)>,
+    ) -> Result<Self, ArchError> {
+        let mut all: IndexMap<&str, &str> = texts(kind).iter().copied().collect();
+        all.extend(given);
+        Self::load(kind, all, Checks::Due)
     }
 
     /// Adds a card from a file. It replaces an embedded card of the same name, and takes its classes from all others.
@@ -113,15 +133,21 @@ impl Registry {
     pub fn add(&mut self, name: &str, text: &str) -> Result<(), ArchError> {
         let table = parse(name, text)?;
         let added = self.expand(name, &table, Checks::Due)?;
-        let gguf = added.first().map_or(name, |card| card.gguf.as_str()).to_owned();
+        let base = added.first().map_or(name, |card| card.base()).to_owned();
         let cards = Arc::make_mut(&mut self.cards);
-        cards.retain(|card| card.gguf != gguf);
+        cards.retain(|card| card.base() != base);
         for card in cards.iter_mut() {
             card.classes.retain(|class| !added.iter().any(|added| added.classes.contains(class)));
         }
-        Arc::make_mut(&mut self.tables).insert(gguf, table);
+        Arc::make_mut(&mut self.tables).insert(base, table);
         cards.extend(added);
         self.check_classes()
+    }
+
+    /// What the cards make.
+    #[must_use]
+    pub fn kind(&self) -> CardKind {
+        self.kind
     }
 
     /// The cards and their variants, parents included.
@@ -210,7 +236,10 @@ impl Registry {
             Checks::Passed => Ok(()),
         };
         let merged = self.merged(name, table)?;
-        let main = read::card(&merged, None).map_err(|problem| wrong(name, problem))?;
+        let main = read::card(&merged, name, None).map_err(|problem| wrong(name, problem))?;
+        if main.kind != self.kind {
+            return Err(wrong(name, CardProblem::OtherKind));
+        }
         check(&main).map_err(|problem| wrong(name, problem))?;
         let mut cards = vec![main];
         let variants = match table.get("variant") {
@@ -231,7 +260,7 @@ impl Registry {
                 let found = overlay.type_str().to_owned();
                 return Err(wrong(&full_name, CardProblem::Kind { at: at(), expected: "a table", found }));
             };
-            let forbidden = ["schema", "extends", "abstract", "variant"];
+            let forbidden = ["schema", "kind", "extends", "abstract", "variant"];
             if let Some(key) = overlay.keys().find(|key| forbidden.contains(&key.as_str())) {
                 let problem = CardProblem::UnknownKey { at: at(), key: key.clone(), nearest: None };
                 return Err(wrong(&full_name, problem));
@@ -246,7 +275,8 @@ impl Registry {
                     table.insert(key.to_owned(), value.clone());
                 }
             }
-            let card = read::card(&table, Some(variant)).map_err(|problem| wrong(&full_name, problem))?;
+            let card =
+                read::card(&table, name, Some(variant)).map_err(|problem| wrong(&full_name, problem))?;
             check(&card).map_err(|problem| wrong(&full_name, problem))?;
             cards.push(card);
         }
@@ -293,6 +323,14 @@ impl Registry {
             }
         }
         Ok(())
+    }
+}
+
+/// The embedded cards of a kind.
+fn texts(kind: CardKind) -> &'static [(&'static str, &'static str)] {
+    match kind {
+        CardKind::Text => TEXT,
+        CardKind::Mmproj => MMPROJ,
     }
 }
 

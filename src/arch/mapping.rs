@@ -74,6 +74,13 @@ pub enum Content {
     RopeFreqsLlama3(RopeFreqsLlama3),
     /// The same with wavelengths in F64, and ones behind them up to a number of elements.
     RopeFreqsPadded(RopeFreqsLlama3, u64),
+    /// Positions as sines and cosines.
+    Sinusoids {
+        /// Number of positions.
+        length: u64,
+        /// Numbers of a position.
+        width: u64,
+    },
     /// Numbers of the configuration.
     Values(Arc<[f32]>),
     /// One number everywhere.
@@ -164,6 +171,8 @@ pub struct Dropped {
 pub enum DropReason {
     /// Part of the model that a text model does without: the tower of another modality, or what joins it to the text.
     OtherModality,
+    /// Part of the text model, where the towers alone are written.
+    TextModel,
     /// A buffer that the runtime computes.
     Recomputed,
     /// The way back only: the configuration says it.
@@ -182,6 +191,7 @@ impl fmt::Display for DropReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::OtherModality => f.write_str("belongs to another modality"),
+            Self::TextModel => f.write_str("belongs to the text model"),
             Self::Recomputed => f.write_str("recomputed by the runtime"),
             Self::FromConfiguration => f.write_str("computed from the configuration"),
             Self::DraftHead => f.write_str("belongs to a draft head (`--no-mtp`)"),

@@ -6,7 +6,7 @@ use crate::arch::error::ArchError;
 use crate::arch::eval::Scope;
 use crate::arch::expr::Expr;
 use crate::arch::mapping::DropReason;
-use crate::arch::names::{Captures, Pattern, SUFFIXES};
+use crate::arch::names::{BOUNDS, Captures, Pattern, SUFFIXES};
 use crate::arch::schema::{Card, Entry, Ignore, RewriteStep};
 
 /// A match of a name with an entry.
@@ -177,7 +177,7 @@ impl<'a> Matcher<'a> {
     /// Entries that may match, in card order.
     fn candidates(&self, name: &str) -> Vec<usize> {
         let kind = kind_of(name);
-        let bare = SUFFIXES.into_iter().find_map(|suffix| kind.strip_suffix(suffix));
+        let bare = SUFFIXES.into_iter().chain(BOUNDS).find_map(|suffix| kind.strip_suffix(suffix));
         let found = [Some(kind.as_str()), bare].into_iter().flatten().filter_map(|kind| self.index.get(kind));
         let mut all: Vec<usize> = found.flatten().chain(&self.others).copied().collect();
         all.sort_unstable();
@@ -226,7 +226,8 @@ fn match_entry(entry: &Entry, name: &str) -> Option<Match> {
             let own = SUFFIXES.into_iter().find(|suffix| bare && pattern.text().ends_with(suffix));
             return Some(Match { captures, suffix: own.unwrap_or(""), part });
         }
-        let suffixed = SUFFIXES.into_iter().find_map(|suffix| {
+        let bounds = if entry.clamped { &BOUNDS[..] } else { &[] };
+        let suffixed = SUFFIXES.iter().chain(bounds).find_map(|&suffix| {
             let captures = pattern.matches(name.strip_suffix(suffix)?)?;
             Some(Match { captures, suffix, part })
         });

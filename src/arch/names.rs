@@ -6,8 +6,10 @@ use std::fmt;
 
 /// Endings that carry over from source to target.
 pub(super) const SUFFIXES: [&str; 2] = [".weight", ".bias"];
-/// Endings that make a target name complete.
-const COMPLETE: [&str; 5] = [".weight", ".bias", ".scale", ".lora_a", ".lora_b"];
+/// Endings that carry over for layers whose inputs and outputs are clamped.
+pub(super) const BOUNDS: [&str; 4] = [".input_max", ".input_min", ".output_max", ".output_min"];
+/// Endings that make a target name complete; the last is that of a kernel's second frame.
+const COMPLETE: [&str; 6] = [".weight", ".bias", ".scale", ".lora_a", ".lora_b", ".weight.1"];
 
 /// What a placeholder stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -318,6 +320,21 @@ pub(super) fn shared_rewrite(name: &str) -> String {
         None => name.to_owned(),
     };
     name.replace("language_model.", "")
+}
+
+/// True for tensors that say themselves that they belong to the text model: by their names in the checkpoint.
+///
+/// # Exactness
+/// Equals `MmprojModel.filter_tensors` of llama.cpp 0.5.0.
+#[must_use]
+pub(super) fn is_of_text_model(name: &str) -> bool {
+    name.contains("language_model.")
+}
+
+/// True for tensors of the parts that make a tower; without parts all are.
+#[must_use]
+pub(super) fn is_of_parts(name: &str, parts: &[String]) -> bool {
+    parts.is_empty() || parts.iter().any(|part| name.starts_with(part.as_str()))
 }
 
 /// The name in a checkpoint of what [`shared_rewrite`] gives this name: the biases of routers have no point before them in

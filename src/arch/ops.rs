@@ -84,10 +84,14 @@ op_kinds! {
         "The first index of an axis, `n` times; what else the axis has is dropped.";
     Negate "negate" "" ["group" One true, "from" One true]
         "Of every `group` rows those from `from` on change their sign.";
+    Sum "sum" "axis" ["axis" One true] "The sum along an axis, which goes.";
+    FoldNorm "fold_norm" "eps" ["eps" One true]
+        "Four rows, a batch norm's weight, bias, mean and variance, become two tensors: factors and shifts.";
     Add "add" "value" ["value" One true] "Adds a number.";
     Scale "scale" "by" ["by" One true, "rows" Many false] "Multiplies by a number: all, or the rows `[a, b]`.";
     NegExp "neg_exp" "" [] "`-exp(x)`";
     Exp "exp" "" [] "`exp(x)`";
+    Softplus "softplus" "" [] "`ln(1 + exp(x))`";
     Ternary "ternary" "" [] "Every element becomes -s, 0 or s, the nearest; s is the mean magnitude of all.";
     SubMean "sub_mean" "" [] "Takes the mean of all elements from each.";
     L2Normalize "l2_normalize" "" ["axis" One false, "eps" One true]
@@ -138,7 +142,7 @@ impl OpSpec {
     pub fn n_outputs(&self) -> Option<usize> {
         match (self.kind, self.param("sizes"), self.param("n")) {
             (OpKind::Split, Some(Param::Many(sizes)), _) => Some(sizes.len()),
-            (OpKind::Unzip, _, None) => Some(2),
+            (OpKind::Unzip, _, None) | (OpKind::FoldNorm, ..) => Some(2),
             (OpKind::Unzip, _, Some(Param::One(Expr::Int(n)))) => usize::try_from(*n).ok(),
             (OpKind::Split | OpKind::Unzip, ..) => None,
             _ => Some(1),

@@ -9,7 +9,7 @@ use crate::arch::fuse::Fusion;
 use crate::arch::graph::GraphFeatures;
 use crate::arch::heads::SHARED_WITH_HEADS;
 use crate::arch::names::{Pattern, Placeholder, Stars, nearest};
-use crate::arch::schema::{Card, EACH_BLOCK, Ignore, InverseRule, Rewrite, RewriteStep, Row};
+use crate::arch::schema::{CLIP, Card, CardKind, EACH_BLOCK, Ignore, InverseRule, Rewrite, RewriteStep, Row};
 
 mod defaults;
 mod entries;
@@ -19,7 +19,7 @@ mod reserved;
 mod tests;
 mod tokenizer;
 
-use entries::entries;
+use entries::{Sections, entries};
 use generate::generate;
 pub(super) use reserved::not_built;
 use tokenizer::tokenizer;
@@ -28,9 +28,12 @@ type Read<T> = Result<T, CardProblem>;
 
 /// Block prefix of sources where the card names none.
 const BLOCK: &str = "model.layers.{bid}.";
+/// The same for audio towers.
+const AUDIO_BLOCK: &str = "audio_tower.layers.{bid}.";
 
 const CARD_KEYS: &[&str] = &[
     "schema",
+    "kind",
     "gguf",
     "extends",
     "abstract",
@@ -57,8 +60,10 @@ const CARD_KEYS: &[&str] = &[
     "model_types",
     "aliases",
     "names",
+    "parts",
     "tensors",
     "blocks",
+    "audio_blocks",
     "ignore",
     "outputs",
     "generate",
@@ -68,7 +73,7 @@ const CARD_KEYS: &[&str] = &[
     "graph",
 ];
 
-const NAMES_KEYS: &[&str] = &["rewrite", "block"];
+const NAMES_KEYS: &[&str] = &["rewrite", "block", "audio_block"];
 const IGNORE_KEYS: &[&str] = &["why", "when", "require_zero", "drop_if_equal"];
 const INVERSE_KEYS: &[&str] = &["value", "null", "tensor"];
 
@@ -207,8 +212,8 @@ fn choice<T: Copy>(at: &str, what: &'static str, name: &str, known: &[(&str, T)]
     found.ok_or_else(|| not_built(at, what, name).unwrap_or_else(unknown))
 }
 
-/// Reads a merged card.
-pub(super) fn card(table: &Table, variant: Option<&str>) -> Read<Card> {
+/// Reads a merged card, from the file of this name.
+pub(super) fn card(table: &Table, stem: &str, variant: Option<&str>) -> Read<Card> {
     let top = Fields::of(table, "top level", CARD_KEYS)?;
     match table.get("schema") {
         Some(Toml::Integer(1)) => {}
@@ -216,22 +221,29 @@ pub(super) fn card(table: &Table, variant: Option<&str>) -> Read<Card> {
         None => return Err(CardProblem::MissingKey { at: top.at, key: "schema" }),
     }
     let multimodal = top.text("multimodal")?.unwrap_or_else(|| "drop".to_owned());
-    let (rewrite, block) = match table.get("names") {
-        Some(names) => names_of(&Fields::new(names, "[names]", NAMES_KEYS)?)?,
-        None => (Vec::new(), BLOCK.to_owned()),
+    let (kind, gguf) = kind_of(&top)?;
+    let (rewrite, sections) = match table.get("names") {
+        Some(names) => names_of(&Fields::new(names, "[names]", NAMES_KEYS)?, kind)?,
+        None => (Vec::new(), Sections::new(kind, None, None)),
     };
     let mut lets: IndexMap<String, Expr> = IndexMap::new();
     for (name, text) in [
         ("block_count", "first(n_layers, num_hidden_layers, n_layer, num_layers)"),
         ("block_limit", "block_count"),
+        ("audio_block_limit", "block_limit"),
     ] {
+        if kind == CardKind::Text && name.starts_with("audio") {
+            continue;
+        }
         lets.insert(name.to_owned(), expr(&Toml::from(text), "[let]")?);
     }
     for (name, value) in top.tables("let")? {
         lets.insert(name.clone(), expr(value, &format!("[let] `{name}`"))?);
     }
     Ok(Card {
-        gguf: top.text("gguf")?.ok_or(CardProblem::MissingKey { at: top.at.clone(), key: "gguf" })?,
+        kind,
+        stem: stem.to_owned(),
+        gguf,
         variant: variant.map(str::to_owned),
         is_abstract: top.bool("abstract")?,
         classes: top.texts("classes")?,
@@ -239,6 +251,7 @@ pub(super) fn card(table: &Table, variant: Option<&str>) -> Read<Card> {
         when: top.expr("when")?,
         raw_config: top.bool("raw_config")?,
         keep_multimodal: choice("`multimodal`", "choice", &multimodal, &[("drop", false), ("keep", true)])?,
+        parts: top.texts("parts")?,
         mtp_export: top.bool("mtp_export")?,
         mtp_keep: mtp_keep(&top)?,
         fuse: fuse(&top)?,
@@ -248,16 +261,19 @@ pub(super) fn card(table: &Table, variant: Option<&str>) -> Read<Card> {
         metadata_set: pairs(&top, "metadata_set")?,
         metadata_drop: top.texts("metadata_drop")?,
         early: rows(&top, "early")?,
-        metadata: if table.contains_key("metadata") { rows(&top, "metadata")? } else { vec![Row::Base] },
+        metadata: match kind {
+            CardKind::Text if !table.contains_key("metadata") => vec![Row::Base],
+            _ => rows(&top, "metadata")?,
+        },
         annotate: key_rows(&top, "annotate")?,
         lets,
         tables: tables(&top)?,
         defaults: defaults::defaults(&top)?,
         aliases: aliases(&top)?,
         rewrite,
-        entries: entries(&top, &block)?,
+        entries: entries(&top, &sections)?,
         ignore: ignore(&top)?,
-        outputs: outputs(&top)?,
+        outputs: outputs(&top, kind)?,
         companions: companions(&top)?,
         generate: top.list("generate")?.iter().map(generate).collect::<Read<_>>()?,
         tokenizer: table.get("tokenizer").map(tokenizer).transpose()?.unwrap_or_default(),
@@ -272,11 +288,29 @@ fn graph(top: &Fields<'_>) -> Read<Option<GraphFeatures>> {
     described.map(GraphFeatures::from_toml).transpose().map_err(CardProblem::Graph)
 }
 
-/// `names.rewrite` and `names.block`.
-fn names_of(names: &Fields<'_>) -> Read<(Vec<Rewrite>, String)> {
+/// What the card makes, and its `general.architecture`: of towers always the same, so that no card says it.
+fn kind_of(top: &Fields<'_>) -> Read<(CardKind, String)> {
+    let name = top.text("kind")?.unwrap_or_else(|| "text".to_owned());
+    let kind =
+        choice(&top.at("kind"), "kind", &name, &[("text", CardKind::Text), ("mmproj", CardKind::Mmproj)])?;
+    let given = top.text("gguf")?;
+    let at = || top.at.clone();
+    match (kind, given) {
+        (CardKind::Text, Some(gguf)) => Ok((kind, gguf)),
+        (CardKind::Text, None) => Err(CardProblem::MissingKey { at: at(), key: "gguf" }),
+        (CardKind::Mmproj, None) => Ok((kind, CLIP.to_owned())),
+        (CardKind::Mmproj, Some(_)) => {
+            let why = "the architecture of towers is always `clip`";
+            Err(CardProblem::WithoutEffect { at: at(), key: "gguf", why })
+        }
+    }
+}
+
+/// `names.rewrite`, and the names of blocks.
+fn names_of(names: &Fields<'_>, kind: CardKind) -> Read<(Vec<Rewrite>, Sections)> {
     let steps =
         names.list("rewrite")?.iter().map(|step| rewrite(step, &names.at("rewrite"))).collect::<Read<_>>()?;
-    Ok((steps, names.text("block")?.unwrap_or_else(|| BLOCK.to_owned())))
+    Ok((steps, Sections::new(kind, names.text("block")?, names.text("audio_block")?)))
 }
 
 fn rewrite(step: &Toml, at: &str) -> Read<Rewrite> {
@@ -424,8 +458,8 @@ fn aliases(top: &Fields<'_>) -> Read<IndexMap<String, IndexMap<String, String>>>
     Ok(all)
 }
 
-fn outputs(top: &Fields<'_>) -> Read<Vec<Pattern>> {
-    if !top.table.contains_key("outputs") {
+fn outputs(top: &Fields<'_>, kind: CardKind) -> Read<Vec<Pattern>> {
+    if kind == CardKind::Text && !top.table.contains_key("outputs") {
         return Ok(vec![pattern("token_embd.weight", "`outputs`", Stars::Refused)?]);
     }
     top.texts("outputs")?.iter().map(|text| pattern(text, "`outputs`", Stars::Refused)).collect()

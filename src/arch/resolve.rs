@@ -17,8 +17,8 @@ use crate::arch::hparams;
 use crate::arch::load::Registry;
 use crate::arch::mapping::{Mapping, OutputSpec};
 use crate::arch::matching::Matcher;
-use crate::arch::names::{Captures, shared_rewrite};
-use crate::arch::schema::{Card, Row};
+use crate::arch::names::{self, Captures, shared_rewrite};
+use crate::arch::schema::{Card, CardKind, Row};
 use crate::arch::similar::{Similarity, similar};
 use crate::arch::target::{self, Target};
 use crate::arch::types::OutType;
@@ -46,6 +46,8 @@ pub struct Inputs<'a> {
     pub tokenizer_config: Option<&'a Map<String, Json>>,
     /// `generation_config.json`, if there.
     pub generation_config: Option<&'a Map<String, Json>>,
+    /// How images and sounds are prepared: `preprocessor_config.json` and its kin, merged.
+    pub preprocessor: Option<&'a Map<String, Json>>,
     /// Names of the files in the directory.
     pub files: &'a [String],
     /// How token vectors are pooled, where `modules.json` of sentence-transformers says it.
@@ -66,6 +68,7 @@ impl<'a> Inputs<'a> {
             stored: &[],
             tokenizer_config: None,
             generation_config: None,
+            preprocessor: None,
             files: &[],
             pooling: None,
             target: None,
@@ -127,13 +130,14 @@ pub fn resolve(
     options: &ResolveOptions,
 ) -> Result<Mapping, ArchError> {
     let config = detect::with_text_config(inputs.config);
-    let class = if options.mistral_format {
-        detect::mistral_class(&config).to_owned()
-    } else {
-        detect::class_of(&config)?
+    let class = match (registry.kind(), options.mistral_format) {
+        (CardKind::Text, true) => detect::mistral_class(&config).to_owned(),
+        (CardKind::Text, false) => detect::class_of(&config)?,
+        (CardKind::Mmproj, true) => detect::MISTRAL_TOWER.to_owned(),
+        (CardKind::Mmproj, false) => detect::tower_class_of(&config)?,
     };
     let card = chosen(registry, &class, &config, inputs, *options)?;
-    let file_type = file_type(card, inputs, *options);
+    let file_type = file_type(card, &class, &config, inputs, *options)?;
     let mut scope = scope(card, &class, &config, inputs, *options, file_type.id())?;
     for (condition, message) in &card.require {
         if !eval(card, "`require`", &scope, condition)?.truth() {
@@ -255,11 +259,31 @@ fn resembling(
     }
 }
 
-/// The type of the file: as asked, or that of the first narrow matrix the text model has.
-fn file_type(card: &Card, inputs: &Inputs<'_>, options: ResolveOptions) -> OutType {
-    let is_kept =
-        |weight: &&WeightMeta| card.keep_multimodal || !crate::arch::names::is_multimodal(&weight.name);
-    options.file_type.unwrap_or_else(|| OutType::auto(inputs.weights.iter().filter(is_kept)))
+/// The type of the file: as asked, or that of the first narrow matrix of what is converted.
+fn file_type(
+    card: &Card,
+    class: &str,
+    config: &Map<String, Json>,
+    inputs: &Inputs<'_>,
+    options: ResolveOptions,
+) -> Result<OutType, ArchError> {
+    if let Some(file_type) = options.file_type {
+        return Ok(file_type);
+    }
+    if card.kind == CardKind::Text {
+        let is_kept = |weight: &&WeightMeta| card.keep_multimodal || !names::is_multimodal(&weight.name);
+        return Ok(OutType::auto(inputs.weights.iter().filter(is_kept)));
+    }
+    let scope = scope(card, class, config, inputs, options, 0)?;
+    let matcher = Matcher::new(card, &scope)?;
+    let mut kept = Vec::new();
+    for weight in inputs.weights {
+        let name = matcher.rewritten(shared_rewrite(&weight.name))?;
+        if !names::is_of_text_model(&weight.name) && names::is_of_parts(&name, &card.parts) {
+            kept.push(weight);
+        }
+    }
+    Ok(OutType::auto(kept))
 }
 
 fn eval(card: &Card, at: &str, scope: &Scope<'_>, expr: &Expr) -> Result<crate::arch::Datum, ArchError> {
@@ -294,6 +318,7 @@ pub(super) fn scope<'a>(
                     "rerank": options.rerank.map(|rerank| json!({ "yes": rerank.yes, "no": rerank.no })),
                 })),
             ),
+            ("preprocessor", map(inputs.preprocessor)),
             ("pooling", Root::Value(inputs.pooling.map_or(Json::Null, |pooling| (pooling as u32).into()))),
             ("raw", Root::Map(inputs.config)),
             ("tokenizer_config", map(inputs.tokenizer_config)),
@@ -335,8 +360,11 @@ pub(super) fn scope<'a>(
     if let Some(target) = &inputs.target {
         scope.roots.extend([target.root()]);
     }
-    let rope = hparams::rope_roots(&scope.config)?;
-    scope.roots.extend(rope);
+    // Towers have positions of their own: what the text model does with its rope is its card's.
+    if card.kind == CardKind::Text {
+        let rope = hparams::rope_roots(&scope.config)?;
+        scope.roots.extend(rope);
+    }
     if !card.rewrite.is_empty() {
         let mut renamed = HashMap::new();
         let matcher = Matcher::new(card, &scope)?;

@@ -10,9 +10,25 @@ use crate::arch::names::{Pattern, Placeholder};
 use crate::arch::ops::OpSpec;
 use crate::gguf::{Mode, RankCode, SpecialToken, Template};
 
+/// What a card makes of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CardKind {
+    /// The text model, with its vocabulary.
+    Text,
+    /// Vision and audio towers, with what joins them to the text model: a file of its own beside the text model's.
+    Mmproj,
+}
+
+/// `general.architecture` of all files of towers.
+pub(super) const CLIP: &str = "clip";
+
 /// An architecture: one card with its parents merged in, or one variant of it.
 #[derive(Clone, Debug)]
 pub struct Card {
+    /// What it makes.
+    pub kind: CardKind,
+    /// Name of the card's file, without its ending.
+    pub stem: String,
     /// `general.architecture`.
     pub gguf: String,
     /// The variant's name, for a variant.
@@ -29,6 +45,9 @@ pub struct Card {
     pub raw_config: bool,
     /// Tensors of other modalities are kept, not dropped.
     pub keep_multimodal: bool,
+    /// How the names of a tower's tensors start, after rewriting; others belong to the text model. Empty: all belong to
+    /// the tower.
+    pub parts: Vec<String>,
     /// Draft heads can be left out, or written to a file of their own.
     pub mtp_export: bool,
     /// Tensors that such a file has besides the heads' own, by their names after rewriting.
@@ -83,9 +102,19 @@ impl Card {
     /// The card's name in messages: `llama`, `llama/internlm3`.
     #[must_use]
     pub fn name(&self) -> String {
+        let base = self.base();
         match &self.variant {
-            Some(variant) => format!("{}/{variant}", self.gguf),
-            None => self.gguf.clone(),
+            Some(variant) => format!("{base}/{variant}"),
+            None => base.to_owned(),
+        }
+    }
+
+    /// The name that it shares with its variants, by which other cards extend it.
+    #[must_use]
+    pub fn base(&self) -> &str {
+        match self.kind {
+            CardKind::Text => &self.gguf,
+            CardKind::Mmproj => &self.stem,
         }
     }
 }
@@ -192,6 +221,10 @@ pub struct Entry {
     pub also: Vec<Pattern>,
     /// The target goes without the source's ending.
     pub drops_ending: bool,
+    /// The bounds of the layer's inputs and outputs are carried as weight and bias are.
+    pub clamped: bool,
+    /// Which blocks it counts in.
+    pub domain: Domain,
     /// The target's block, if not the source's.
     pub bid: Option<Expr>,
     /// The target comes for so many blocks from there on.
@@ -215,6 +248,25 @@ impl Entry {
     #[must_use]
     pub fn name(&self) -> &str {
         self.patterns.first().map_or("", Pattern::text)
+    }
+}
+
+/// The blocks that an entry's `{bid}` counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Domain {
+    /// Those of the model, or of the vision tower: below `block_limit`.
+    Blocks,
+    /// Those of the audio tower: below `audio_block_limit`.
+    AudioBlocks,
+}
+
+impl Domain {
+    /// The definition that bounds it.
+    pub(super) fn limit(self) -> &'static str {
+        match self {
+            Self::Blocks => "block_limit",
+            Self::AudioBlocks => "audio_block_limit",
+        }
     }
 }
 
@@ -254,6 +306,8 @@ pub enum EntryType {
     F32,
     /// F16.
     F16,
+    /// F16 in files of that type, else F32: what runtimes convolve with.
+    Conv,
     /// The file type, whatever the name.
     File,
     /// As the source stores it.
@@ -338,6 +392,13 @@ pub enum GenerateKind {
         /// The list.
         values: Expr,
     },
+    /// Positions as sines, then as cosines, of falling frequencies.
+    Sinusoids {
+        /// Number of positions.
+        length: Expr,
+        /// Numbers of a position.
+        width: Expr,
+    },
     /// One number everywhere.
     Fill(Fill),
 }
@@ -351,6 +412,7 @@ impl GenerateKind {
             }
             Self::RopeFreqsProportional { dim, fraction } => vec![dim, fraction],
             Self::RopeFactors { values } => vec![values],
+            Self::Sinusoids { length, width } => vec![length, width],
             Self::Fill(fill) => fill.shape.iter().chain(std::iter::once(&fill.value)).collect(),
         }
     }

@@ -102,7 +102,9 @@ const F32_IN_BLOCK: &[&str] = &[
     "time_mix_w2",
 ];
 /// Names of such tensors outside blocks.
-const F32_WHOLE: &[&str] = &["position_embd", "token_types"];
+const F32_WHOLE: &[&str] = &["a.position_embd", "position_embd", "token_types", "v.position_embd"];
+/// Parts of the names of tensors that runtimes convolve with.
+const CONVOLVED: &[&str] = &[".patch_embd.weight", ".patch_merger.weight"];
 /// Names that stay F16 in ternary files, inside and outside blocks.
 const F16_TERNARY_IN_BLOCK: &[&str] = &["laurel_l", "laurel_r"];
 const F16_TERNARY_WHOLE: &[&str] = &["altup_router", "output", "per_layer_token_embd", "token_embd"];
@@ -142,6 +144,7 @@ impl TypeRule {
         match self.entry {
             EntryType::F32 => return GgmlType::F32,
             EntryType::F16 => return GgmlType::F16,
+            EntryType::Conv => return convolved(file_type),
             EntryType::File => return file_type.ggml_type(),
             EntryType::Source => {
                 return match self.source {
@@ -154,6 +157,9 @@ impl TypeRule {
             }
             // Whether there are blocks is not known here: what is said is the type of floats in their place.
             EntryType::Auto | EntryType::Blocks | EntryType::I32 | EntryType::I64 => {}
+        }
+        if CONVOLVED.iter().any(|part| name.contains(part)) {
+            return convolved(file_type);
         }
         let has_suffix = [".weight", ".lora_a", ".lora_b"].iter().any(|suffix| name.ends_with(suffix));
         if !has_suffix || self.is_one_of(name, F32_IN_BLOCK, F32_WHOLE) {
@@ -174,6 +180,11 @@ impl TypeRule {
         };
         whole.contains(&base) || inside().unwrap_or(false)
     }
+}
+
+/// The type of what runtimes convolve with.
+fn convolved(file_type: OutType) -> GgmlType {
+    if file_type == OutType::F16 { GgmlType::F16 } else { GgmlType::F32 }
 }
 
 #[cfg(test)]
@@ -205,11 +216,19 @@ mod tests {
             ("token_embd.weight", &[4, 256], OutType::Tq1_0, GgmlType::F16),
             ("blk.3.attn_q.weight", &[4, 256], OutType::Tq2_0, GgmlType::Tq2_0),
             ("blk.3.attn_q.weight", &[4, 64], OutType::Tq2_0, GgmlType::F16),
+            ("v.patch_embd.weight", &[4, 3, 8, 8], OutType::F16, GgmlType::F16),
+            ("v.patch_embd.weight", &[4, 3, 8, 8], OutType::Bf16, GgmlType::F32),
+            ("v.patch_embd.weight.1", &[4, 3, 8, 8], OutType::F16, GgmlType::F16),
+            ("v.patch_embd.bias", &[4], OutType::F16, GgmlType::F32),
+            ("v.position_embd.weight", &[4, 64], OutType::F16, GgmlType::F32),
         ] {
             assert_eq!(ty(name, dims, file_type), want, "{name} {dims:?} {file_type}");
         }
         let file = TypeRule { entry: EntryType::File, ..rule };
         assert_eq!(file.ggml_type("blk.3.ffn_gate_inp.weight", &[4, 64], OutType::F16), GgmlType::F16);
+        let conv = TypeRule { entry: EntryType::Conv, ..rule };
+        assert_eq!(conv.ggml_type("mm.0.weight", &[4, 64], OutType::F16), GgmlType::F16);
+        assert_eq!(conv.ggml_type("mm.0.weight", &[4, 64], OutType::Q8_0), GgmlType::F32);
     }
 
     #[test]

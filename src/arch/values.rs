@@ -2,7 +2,7 @@
 //! in bounded pieces, and noted, so that a plan can say what it looked at.
 
 use std::cell::{OnceCell, RefCell};
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 
 use serde_json::{Value as Json, json};
@@ -19,13 +19,15 @@ const MAX_INDICES: u64 = 1 << 24;
 /// Bytes of a large tensor that are read at a time.
 const PIECE: usize = 1 << 18;
 
-/// How many tokens `tokenizer.json` names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How many tokens `tokenizer.json` names, and which are added to them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenCounts {
     /// Those of the model, without added ones.
     pub base: Option<u64>,
     /// With the added ones.
     pub len: Option<u64>,
+    /// Added tokens by text, with their numbers: of `tokenizer_config.json` too.
+    pub added: BTreeMap<String, u64>,
 }
 
 /// Counts the tokens, for a card that asks.
@@ -82,7 +84,7 @@ impl<'a> Values<'a> {
     pub(super) fn vocabulary(&self) -> Json {
         let count = || self.count_tokens.map(|count| count()).unwrap_or_default();
         let counts = self.counted.get_or_init(count);
-        json!({ "base": counts.base, "len": counts.len })
+        json!({ "base": counts.base, "len": counts.len, "added": counts.added })
     }
 
     /// The element type of the codes that a weight is decoded from, if it is quantized.

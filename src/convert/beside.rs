@@ -11,6 +11,7 @@ use crate::core::{WeightMeta, WeightSource};
 pub(super) struct Beside {
     tokenizer_config: Option<Map<String, Json>>,
     generation_config: Option<Map<String, Json>>,
+    preprocessor: Option<Map<String, Json>>,
     files: Vec<String>,
     pooling: Option<Pooling>,
 }
@@ -25,6 +26,10 @@ impl Beside {
         Ok(Self {
             tokenizer_config: optional("tokenizer_config.json")?,
             generation_config: optional("generation_config.json")?,
+            preprocessor: merged([
+                (optional("preprocessor_config.json")?, "media_proc_cfg"),
+                (optional("processor_config.json")?, "image_processor"),
+            ]),
             files: dir.file_names()?,
             pooling: pooling::read(dir)?,
         })
@@ -37,11 +42,28 @@ impl Beside {
             stored: &source.stored,
             tokenizer_config: self.tokenizer_config.as_ref(),
             generation_config: self.generation_config.as_ref(),
+            preprocessor: self.preprocessor.as_ref(),
             files: &self.files,
             pooling: self.pooling,
             ..Inputs::of_headers(source.dir.config(), weights)
         }
     }
+}
+
+/// How images and sounds are prepared: files over one another, each with its named member over itself.
+///
+/// # Exactness
+/// Equals the constructor of `MmprojModel` in llama.cpp 0.5.0.
+fn merged(files: [(Option<Map<String, Json>>, &str); 2]) -> Option<Map<String, Json>> {
+    let mut all: Option<Map<String, Json>> = None;
+    for (file, member) in files {
+        let Some(file) = file else { continue };
+        let inner = file.get(member).and_then(Json::as_object).cloned();
+        let all = all.get_or_insert_default();
+        all.extend(file);
+        all.extend(inner.unwrap_or_default());
+    }
+    all
 }
 
 /// A JSON file that may be missing; one that is broken is a warning, as for the reference.
@@ -57,5 +79,21 @@ fn optional_json(
             warnings.push(format!("{error}; the file is left out"));
             Ok(None)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn later_files_and_their_members_win() {
+        let map = |text: &str| serde_json::from_str::<Map<String, Json>>(text).ok();
+        let first = map(r#"{"a": 1, "b": 1, "media_proc_cfg": {"b": 2, "c": 2}}"#);
+        let second = map(r#"{"c": 3, "d": 3, "image_processor": {"d": 4}}"#);
+        let all = merged([(first, "media_proc_cfg"), (second, "image_processor")]).unwrap();
+        let value = |key: &str| all.get(key).and_then(Json::as_u64);
+        assert_eq!([value("a"), value("b"), value("c"), value("d")], [Some(1), Some(2), Some(3), Some(4)]);
+        assert_eq!(merged([(None, "a"), (None, "b")]), None);
     }
 }

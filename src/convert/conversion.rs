@@ -4,7 +4,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use crate::arch::{self, DropReason, Dropped, Heads, Inputs, Mapping, OutType, Registry, ResolveOptions};
+use crate::arch::{
+    self, CardKind, DropReason, Dropped, Heads, Inputs, Mapping, OutType, Registry, ResolveOptions,
+};
 use crate::convert::beside::Beside;
 use crate::convert::codes::{self, Choice, Fit, FloatReason, FloatRole, KeptRole, PackingsOf};
 use crate::convert::left_out::OtherModalities;
@@ -113,7 +115,11 @@ impl Conversion {
         let scope = if options.vocab_only { Scope::Keys } else { Scope::KeysAndTensors };
         let mapping = map(&source, weights, options, scope, &mut warnings)?;
 
-        warnings.extend(OtherModalities::of(&mapping, weights).map(|parts| parts.to_string()));
+        let has_tower = || {
+            let options = ConvertOptions { kind: CardKind::Mmproj, ..ConvertOptions::default() };
+            map(&source, weights, &options, Scope::Keys, &mut Vec::new()).is_ok()
+        };
+        warnings.extend(OtherModalities::of(&mapping, weights, has_tower).map(|parts| parts.to_string()));
 
         let recipes = mapping.outputs.iter().map(|output| views::recipe(output, weights));
         let recipes = recipes.collect::<Result<Vec<_>, _>>()?;
@@ -219,6 +225,9 @@ impl Conversion {
     /// The default file name of the output; `encoding` is the file type's name (`F16`, `Q4_K_M`).
     #[must_use]
     pub fn default_file_name(&self, encoding: &str) -> String {
+        if self.mapping.card.kind == CardKind::Mmproj {
+            return self.general.default_tower_file_name(encoding);
+        }
         match (&self.source.weights, self.options.heads) {
             (None, _) => self.general.default_vocab_file_name(),
             (Some(_), Heads::Alone) => self.general.default_head_file_name(encoding),
@@ -336,13 +345,13 @@ pub fn map(
 /// # Errors
 /// A card that breaks the rules; I/O errors.
 pub fn registry(options: &ConvertOptions) -> Result<Registry, ConvertError> {
-    let mut registry = Registry::embedded()?;
+    if let Some(path) = options.card.as_ref().filter(|path| path.is_dir()) {
+        let texts = card_texts(path)?;
+        let rows = texts.iter().map(|(stem, text)| (stem.as_str(), text.as_str()));
+        return Ok(Registry::overlaid(options.kind, rows)?);
+    }
+    let mut registry = Registry::embedded_of(options.kind)?;
     if let Some(path) = &options.card {
-        if path.is_dir() {
-            let texts = card_texts(path)?;
-            let rows = texts.iter().map(|(stem, text)| (stem.as_str(), text.as_str()));
-            return Ok(Registry::overlaid(rows)?);
-        }
         let text = input::read_to_string(path)?;
         let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
         registry.add(&name, &text)?;
@@ -414,7 +423,13 @@ fn metadata(
     for (key, value) in mapping.early.iter() {
         metadata.set(key, value.clone());
     }
-    metadata.set("general.type", "model");
+    metadata.set(
+        "general.type",
+        match mapping.card.kind {
+            CardKind::Text => "model",
+            CardKind::Mmproj => "mmproj",
+        },
+    );
     for (key, value) in &general.entries {
         metadata.set(key.as_str(), value.clone());
     }

@@ -12,18 +12,28 @@ const MAX_PARTS: usize = 6;
 
 /// Parts of a checkpoint that belong to other modalities: their names and numbers of tensors, in the checkpoint's order.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct OtherModalities(Vec<(String, usize)>);
+pub(super) struct OtherModalities {
+    parts: Vec<(String, usize)>,
+    /// `--mmproj` makes a file of them.
+    is_converted: bool,
+}
 
 impl OtherModalities {
-    /// The parts that the mapping leaves out; `None` if it leaves out none.
-    pub(super) fn of(mapping: &Mapping, weights: &[WeightMeta]) -> Option<Self> {
+    /// The parts that the mapping leaves out; `None` if it leaves out none. `is_converted` says whether `--mmproj` would
+    /// make a file of them.
+    pub(super) fn of(
+        mapping: &Mapping,
+        weights: &[WeightMeta],
+        is_converted: impl FnOnce() -> bool,
+    ) -> Option<Self> {
         let mut parts: IndexMap<String, usize> = IndexMap::new();
         for dropped in mapping.dropped.iter().filter(|dropped| dropped.why == DropReason::OtherModality) {
             if let Some(weight) = weights.get(dropped.weight) {
                 *parts.entry(part_of(&weight.name).to_owned()).or_default() += 1;
             }
         }
-        (!parts.is_empty()).then(|| Self(parts.into_iter().collect()))
+        let parts: Vec<_> = parts.into_iter().collect();
+        (!parts.is_empty()).then(|| Self { parts, is_converted: is_converted() })
     }
 }
 
@@ -34,17 +44,21 @@ fn part_of(name: &str) -> &str {
 
 impl fmt::Display for OtherModalities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let n_tensors: usize = self.0.iter().map(|part| part.1).sum();
+        let n_tensors: usize = self.parts.iter().map(|part| part.1).sum();
         let tensors = |n: usize| if n == 1 { "tensor" } else { "tensors" };
         write!(f, "only the text model is written: {n_tensors} {} left out (", tensors(n_tensors))?;
-        for (at, (name, n)) in self.0.iter().take(MAX_PARTS).enumerate() {
+        for (at, (name, n)) in self.parts.iter().take(MAX_PARTS).enumerate() {
             write!(f, "{}{n} of `{name}`", if at > 0 { ", " } else { "" })?;
         }
-        let n_more = self.0.len().saturating_sub(MAX_PARTS);
+        let n_more = self.parts.len().saturating_sub(MAX_PARTS);
         if n_more > 0 {
             write!(f, " and those of {n_more} more parts")?;
         }
-        f.write_str(")")
+        f.write_str(")")?;
+        if self.is_converted {
+            f.write_str("; `gguf-convert hf2gguf DIR --mmproj` writes the towers to a file of their own")?;
+        }
+        Ok(())
     }
 }
 
@@ -67,7 +81,14 @@ mod tests {
 
     #[test]
     fn the_message_counts_and_stays_short() {
-        let parts = |n: usize| OtherModalities((0..n).map(|i| (format!("p{i}"), i + 1)).collect());
+        let parts = |n: usize| OtherModalities {
+            parts: (0..n).map(|i| (format!("p{i}"), i + 1)).collect(),
+            is_converted: false,
+        };
+        let with_card = OtherModalities { is_converted: true, ..parts(1) };
+        assert!(with_card.to_string().ends_with(
+            "(1 of `p0`); `gguf-convert hf2gguf DIR --mmproj` writes the towers to a file of their own"
+        ));
         assert_eq!(
             parts(2).to_string(),
             "only the text model is written: 3 tensors left out (1 of `p0`, 2 of `p1`)"

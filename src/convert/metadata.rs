@@ -147,6 +147,12 @@ impl GeneralMetadata {
         name.stem() + ".gguf"
     }
 
+    /// The default name of a file that holds towers: without a size, which would be that of the towers.
+    #[must_use]
+    pub fn default_tower_file_name(&self, encoding: &str) -> String {
+        format!("mmproj-{}.gguf", FileName { encoding: Some(encoding), ..self.name() }.stem())
+    }
+
     /// The default name of a file that holds a vocabulary alone.
     #[must_use]
     pub fn default_vocab_file_name(&self) -> String {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::arch::{Fuse, Heads, OutType};
+use crate::arch::{CardKind, Fuse, Heads, OutType};
 use crate::convert::Codes;
 use crate::core::limits::Limits;
 use crate::core::simd::SimdLevel;
@@ -18,6 +18,8 @@ pub struct ConvertOptions {
     pub codes: Codes,
     /// How the offsets of an msModelSlim checkpoint are meant.
     pub offset_sign: OffsetSign,
+    /// What of the model is written: the text model, or the towers of other modalities.
+    pub kind: CardKind,
     /// A card to use besides the embedded ones, before them.
     pub card: Option<PathBuf>,
     /// Name of the model instead of the derived one.
@@ -64,6 +66,7 @@ impl Default for ConvertOptions {
             file_type: None,
             codes: Codes::Card,
             offset_sign: OffsetSign::Auto,
+            kind: CardKind::Text,
             card: None,
             model_name: None,
             metadata_file: None,

@@ -1,6 +1,9 @@
-//! How many tokens a vocabulary has, for cards that cut an embedding to it: from its files, before it is built.
+//! How many tokens a vocabulary has, for cards that cut an embedding to it, and which are added to it: from its files,
+//! before it is built.
 
-use serde_json::Value as Json;
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value as Json};
 
 use crate::arch::{TokenCounts, with_text_config};
 use crate::checkpoint::ModelDir;
@@ -21,7 +24,22 @@ pub(super) fn count(dir: &ModelDir) -> TokenCounts {
     let added = json.as_ref().and_then(|json| entries(json.get("added_tokens"))).unwrap_or(0);
     let has_model = dir.file_names().is_ok_and(|names| names.iter().any(|name| name == "tokenizer.model"));
     let len = if has_model { configured(dir) } else { base.map(|base| base + added) };
-    TokenCounts { base, len }
+    TokenCounts { base, len, added: added_tokens(dir, json.as_ref()) }
+}
+
+/// Added tokens: those of `tokenizer_config.json` count before those of `tokenizer.json`.
+fn added_tokens(dir: &ModelDir, json: Option<&Map<String, Json>>) -> BTreeMap<String, u64> {
+    let text = |token: &Json| token.get("content").and_then(Json::as_str).map(str::to_owned);
+    let listed = json.and_then(|json| json.get("added_tokens")).and_then(Json::as_array);
+    let listed = listed.into_iter().flatten();
+    let mut all: BTreeMap<String, u64> =
+        listed.filter_map(|token| Some((text(token)?, token.get("id")?.as_u64()?))).collect();
+    let config = dir.json("tokenizer_config.json").ok().flatten();
+    let decoder = config.as_ref().and_then(|config| config.get("added_tokens_decoder")?.as_object());
+    all.extend(
+        decoder.into_iter().flatten().filter_map(|(id, token)| Some((text(token)?, id.parse().ok()?))),
+    );
+    all
 }
 
 fn configured(dir: &ModelDir) -> Option<u64> {
@@ -42,9 +60,20 @@ mod tests {
         let counts = || count(&ModelDir::open(dir.path(), &Limits::default()).unwrap());
         write("config.json", r#"{"text_config": {"vocab_size": 9}}"#);
         assert_eq!(counts(), TokenCounts::default());
-        write("tokenizer.json", r#"{"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2}]}"#);
-        assert_eq!(counts(), TokenCounts { base: Some(2), len: Some(3) });
+        let added = r#"[{"id": 2, "content": "<a>"}, {"id": 3, "content": "<b>"}]"#;
+        write(
+            "tokenizer.json",
+            &format!(r#"{{"model": {{"vocab": {{"a": 0, "b": 1}}}}, "added_tokens": {added}}}"#),
+        );
+        let token = |text: &str, id: u64| (text.to_owned(), id);
+        let added = BTreeMap::from([token("<a>", 2), token("<b>", 3)]);
+        assert_eq!(counts(), TokenCounts { base: Some(2), len: Some(4), added });
         write("tokenizer.model", "");
-        assert_eq!(counts(), TokenCounts { base: Some(2), len: Some(9) });
+        write(
+            "tokenizer_config.json",
+            r#"{"added_tokens_decoder": {"7": {"content": "<b>"}, "x": {"content": "<c>"}}}"#,
+        );
+        let added = BTreeMap::from([token("<a>", 2), token("<b>", 7)]);
+        assert_eq!(counts(), TokenCounts { base: Some(2), len: Some(9), added });
     }
 }

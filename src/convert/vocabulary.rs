@@ -1,8 +1,9 @@
 //! The tokenizer part of a mapping, as a request to the tokenizer, and where the vocabulary comes from.
 
-use crate::arch::Mapping;
+use crate::arch::{CardKind, Mapping};
 use crate::convert::target::OpenTarget;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource, Vocabulary};
+use crate::gguf::Metadata;
 use crate::tokenizer::{self, Built, Mode, Template, TokenizerRequest};
 
 /// Makes the keys of the vocabulary.
@@ -14,6 +15,9 @@ pub(super) fn build(
     mapping: &Mapping,
     options: &ConvertOptions,
 ) -> Result<Built, ConvertError> {
+    if mapping.card.kind == CardKind::Mmproj {
+        return Ok(Built { rows: Metadata::new(), mode: Mode::None, warnings: Vec::new() });
+    }
     let target = match mapping.card.tokenizer.from.filter(|_| options.tokenizer) {
         None => None,
         Some(from) => {

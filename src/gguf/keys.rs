@@ -381,6 +381,10 @@ pub(crate) static KEYS: &[KeyInfo] = &[
     one("quantize.imatrix.dataset", String),
     one("quantize.imatrix.entries_count", U32),
     one("quantize.imatrix.chunks_count", U32),
+    // Without the architecture before them, as Kimi-K2.5's converter writes them.
+    one("vision.pos_emb_height", U32),
+    one("vision.pos_emb_width", U32),
+    one("vision.pos_emb_time", U32),
     one("clip.projector_type", String),
     one("clip.has_vision_encoder", Bool),
     one("clip.has_audio_encoder", Bool),

@@ -10,7 +10,7 @@ use crate::core::{GgmlType, TensorMeta, TensorSource};
 use crate::engine::EngineError;
 use crate::gguf::{GgufFile, Metadata};
 use crate::quant::{dequantize, first_non_finite, validate_blocks};
-use crate::verify::{Finding, VerifyError, adapter, vocabulary};
+use crate::verify::{Finding, VerifyError, adapter, towers, vocabulary};
 
 /// Bytes of a tensor checked at a time.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -42,9 +42,15 @@ pub fn check_structure(
 ) -> Result<Vec<Finding>, VerifyError> {
     let mut findings = Vec::new();
     let is_adapter = adapter::is_one(metadata);
-    // An adapter has no vocabulary: it is its base's.
-    let required: &[&str] =
-        if is_adapter { &adapter::REQUIRED } else { &["general.architecture", "tokenizer.ggml.model"] };
+    let required: &[&str] = if towers::is_towers(metadata) {
+        findings.extend(towers::check(metadata));
+        &[]
+    } else if is_adapter {
+        // An adapter has no vocabulary: it is its base's.
+        &adapter::REQUIRED
+    } else {
+        &["general.architecture", "tokenizer.ggml.model"]
+    };
     for key in required {
         if !metadata.contains(key) {
             findings.push(Finding::error("required-keys", format!("key `{key}` is missing")));

@@ -18,6 +18,7 @@ use crate::verify::round_trip::check_round_trip;
 use crate::verify::routing::watch::RouteTally;
 use crate::verify::structure::{check_layout, check_structure};
 use crate::verify::tasks;
+use crate::verify::towers;
 use crate::verify::windows::{Cut, Scoring, Window, cut};
 use crate::verify::{Aspect, adapter, baseline_keys};
 use crate::verify::{
@@ -279,7 +280,9 @@ fn check_tokenizer(model: &Model<'_>, prompts: &[PromptSource], report: &mut Rep
         Err(error) if error.is_finding() => report.add(Finding::warning("chat-template", error.to_string())),
         Err(error) => report.add(Finding::unchecked("chat-template", error.to_string())),
     }
-    let has_vocabulary = model.metadata.get("tokenizer.ggml.model").and_then(Value::as_str) != Some("none");
+    let is_towers = towers::is_towers(model.metadata);
+    let has_vocabulary =
+        !is_towers && model.metadata.get("tokenizer.ggml.model").and_then(Value::as_str) != Some("none");
     let texts = model.texts(prompts);
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     match model.encoder {
@@ -287,6 +290,7 @@ fn check_tokenizer(model: &Model<'_>, prompts: &[PromptSource], report: &mut Rep
             report.not_judged(Aspect::Tokenizer, reason, "a vocabulary that this program knows");
             report.add(Finding::unchecked("tokenizer", reason));
         }
+        Err(_) if is_towers => report.judged(Aspect::Tokenizer, "towers have none"),
         Err(_) => report.judged(Aspect::Tokenizer, "the file says that it has none"),
         Ok(encoder) => {
             report.extend(check_round_trip(encoder, model.metadata, &texts));

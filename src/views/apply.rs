@@ -3,6 +3,7 @@
 use crate::arch::{Assembly, Content, JoinKind, MathOp, Op, OutputSpec, Step};
 use crate::core::WeightMeta;
 use crate::views::rope::{rope_freqs_llama3, rope_freqs_padded};
+use crate::views::sinusoids::sinusoids;
 use crate::views::{Recipe, ShapeError, View};
 
 /// Why a planned tensor cannot be made.
@@ -66,6 +67,10 @@ fn view_of(content: &Content, weights: &[WeightMeta]) -> Result<View, ShapeError
             let shape = vec![values.len() as u64];
             View::values(values.into(), shape)
         }
+        Content::Sinusoids { length, width } => {
+            let values = sinusoids(*length, *width);
+            View::values(values.into(), vec![*length, width / 2 * 2])
+        }
         Content::Values(values) => View::values(values.clone(), vec![values.len() as u64]),
         Content::Fill { value, dims } => Ok(View::fill(*value, dims.clone())),
     }
@@ -101,6 +106,8 @@ pub fn apply(op: &Op, view: &View) -> Result<Vec<View>, ShapeError> {
         Op::PermuteAxis { axis, factors, order } => view.permute_axis(*axis, factors, order)?,
         Op::Ungroup { groups, sizes } => view.ungroup(*groups, sizes)?,
         Op::Regroup { groups, sizes } => view.regroup(*groups, sizes)?,
+        Op::Sum { axis } => view.sum(*axis)?,
+        Op::FoldNorm { eps } => return view.fold_norm(*eps),
         Op::Split { axis, sizes } => return view.split(*axis, sizes),
         Op::Unzip { axis, n } => return view.unzip(*axis, *n),
         Op::Transpose { a, b } => view.transpose(*a, *b)?,
@@ -186,6 +193,9 @@ mod tests {
             (Op::Negate { group: 2, from: 0 }, &[2], vec![vec![-0., -1.]]),
             (Op::ScaleRows { by: 0.5, start: 1, end: 2 }, &[3], vec![vec![0., 0.5, 2.]]),
             (Op::ScaleRows { by: 0.5, start: 0, end: 3 }, &[3], vec![vec![0., 0.5, 1.]]),
+            (Op::Sum { axis: 1 }, &[2, 3], vec![vec![3., 12.]]),
+            (Op::Sum { axis: 0 }, &[2, 1, 2], vec![vec![2., 4.]]),
+            (Op::FoldNorm { eps: 2.0 }, &[4, 2], vec![vec![0., 1. / 3.], vec![2., 3. - 5. * (1. / 3.)]]),
             (Op::AddIndex { below: 9 }, &[3], vec![vec![0., 2., 4.]]),
             (Op::Math(MathOp::Add(1.0)), &[3], vec![vec![1., 2., 3.]]),
             (Op::Math(MathOp::Scale(-2.0)), &[3], vec![vec![-0., -2., -4.]]),

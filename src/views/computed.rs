@@ -38,6 +38,11 @@ pub(super) struct Computed {
 enum Kind {
     Whole(WholeOp),
     Product,
+    Sum,
+    /// Factors of a batch norm, of its weight and variance.
+    NormFactor(f32),
+    /// Shifts of a batch norm, of its weight, variance, bias and mean.
+    NormShift(f32),
 }
 
 impl View {
@@ -87,6 +92,54 @@ impl View {
             found: Mutex::new(None),
         };
         Ok(Self::computed(computed, vec![n_elems]))
+    }
+
+    /// The sum along an axis.
+    ///
+    /// # Exactness
+    /// One after the other, as torch adds two; of more its order is another.
+    ///
+    /// # Errors
+    /// No such axis.
+    pub(super) fn sum(&self, axis: usize) -> Result<Self, ShapeError> {
+        self.known_axis(axis)?;
+        let summand = |at| self.slice(axis, at, at + 1)?.squeeze(axis);
+        let summands: Vec<Self> = (0..self.shape()[axis]).map(summand).collect::<Result<_, _>>()?;
+        Self::of_parts(&summands, Kind::Sum)
+    }
+
+    /// Factors and shifts of a batch norm, whose weight, bias, mean and variance are the rows.
+    ///
+    /// # Exactness
+    /// `weight / sqrt(variance + eps)` and `bias - mean * factor`, in the type the checkpoint stores if that is F16, and
+    /// in F32 otherwise.
+    ///
+    /// # Errors
+    /// Other than four rows.
+    pub(super) fn fold_norm(&self, eps: f64) -> Result<Vec<Self>, ShapeError> {
+        let row = |at: u64| self.slice(0, at, at + 1)?.squeeze(0);
+        let (weight, bias, mean, variance) = (row(0)?, row(1)?, row(2)?, row(3)?);
+        let eps = eps as f32;
+        Ok(vec![
+            Self::of_parts(&[weight.clone(), variance.clone()], Kind::NormFactor(eps))?,
+            Self::of_parts(&[weight, variance, bias, mean], Kind::NormShift(eps))?,
+        ])
+    }
+
+    /// Views of one shape, computed with element by element.
+    fn of_parts(parts: &[Self], kind: Kind) -> Result<Self, ShapeError> {
+        let shape = parts.first().ok_or(ShapeError::Empty)?.shape().to_vec();
+        let parts: Vec<Node> = parts.iter().map(compile).collect();
+        let is_f16 = parts.iter().all(|part| part.element_type() == Some(ElementType::F16));
+        let computed = Computed {
+            parts,
+            n_elems: shape.iter().product(),
+            n_cols: 1,
+            kind,
+            rounded: is_f16.then_some(ElementType::F16),
+            found: Mutex::new(None),
+        };
+        Ok(Self::computed(computed, shape))
     }
 }
 
@@ -140,6 +193,21 @@ impl Computed {
                 });
             }
             Kind::Whole(op) => op,
+            Kind::Sum => {
+                main.read(source, level, first, out)?;
+                return others.iter().try_for_each(|part| {
+                    with_floats(out.len(), |summands| {
+                        part.read(source, level, first, summands)?;
+                        out.iter_mut()
+                            .zip(summands.iter())
+                            .for_each(|(x, other)| *x = self.round(*x + *other));
+                        Ok(())
+                    })
+                });
+            }
+            Kind::NormFactor(eps) | Kind::NormShift(eps) => {
+                return self.read_norm(eps, source, level, first, out);
+            }
         };
         let found = self.found(op, main, source, level)?;
         main.read(source, level, first, out)?;
@@ -167,6 +235,31 @@ impl Computed {
             for x in out {
                 *x = self.round(*x);
             }
+        }
+        Ok(())
+    }
+
+    /// A stretch of a batch norm's factors, or of its shifts.
+    fn read_norm(
+        &self,
+        eps: f32,
+        source: &dyn WeightSource,
+        level: SimdLevel,
+        first: u64,
+        out: &mut [f32],
+    ) -> Result<(), ViewError> {
+        let [weight, variance, shift @ ..] = self.parts.as_slice() else { return Ok(()) };
+        let mut other = vec![0.0; out.len()];
+        weight.read(source, level, first, out)?;
+        variance.read(source, level, first, &mut other)?;
+        for (x, variance) in out.iter_mut().zip(&other) {
+            *x = self.round(*x / self.round(self.round(variance + eps).sqrt()));
+        }
+        if let [bias, mean] = shift {
+            mean.read(source, level, first, &mut other)?;
+            out.iter_mut().zip(&other).for_each(|(x, mean)| *x = self.round(mean * *x));
+            bias.read(source, level, first, &mut other)?;
+            out.iter_mut().zip(&other).for_each(|(x, bias)| *x = self.round(bias - *x));
         }
         Ok(())
     }

@@ -16,6 +16,7 @@ pub(super) fn apply(op: MathOp, first: u64, values: &mut [f32], in_f16: bool) {
         MathOp::Scale(v) => values.iter_mut().for_each(|x| *x *= v as f32),
         MathOp::NegExp => values.iter_mut().for_each(|x| *x = -exp::exp(*x)),
         MathOp::Exp => values.iter_mut().for_each(|x| *x = exp::exp(*x)),
+        MathOp::Softplus => values.iter_mut().for_each(|x| *x = softplus(*x)),
         MathOp::LnNeg => values.iter_mut().for_each(|x| *x = (-*x).ln()),
         MathOp::Ln => values.iter_mut().for_each(|x| *x = x.ln()),
         MathOp::AddIndex => (first..).zip(values.iter_mut()).for_each(|(place, x)| *x += place as f32),
@@ -28,9 +29,25 @@ pub(super) fn apply(op: MathOp, first: u64, values: &mut [f32], in_f16: bool) {
     }
 }
 
+/// Above this number torch takes the number itself.
+const LINEAR_ABOVE: f32 = 20.0;
+
+fn softplus(x: f32) -> f32 {
+    // Rounded in between as torch does, which is nearer to its numbers.
+    let exp = f64::from(x).exp() as f32;
+    if x > LINEAR_ABOVE { x } else { f64::from(exp).ln_1p() as f32 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn softplus_is_linear_far_out() {
+        let mut values = [0.0f32, 25.0, -30.0];
+        apply(MathOp::Softplus, 0, &mut values, false);
+        assert_eq!(values, [std::f32::consts::LN_2, 25.0, 9.357_623e-14]);
+    }
 
     #[test]
     fn an_f16_weight_rounds_after_every_step() {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use gguf_foundry::arch::{
-    ArchError, Card, DropReason, Inputs, Mapping, OutType, Registry, ResolveOptions, resolve,
+    ArchError, Card, CardKind, DropReason, Inputs, Mapping, OutType, Registry, ResolveOptions, resolve,
 };
 use gguf_foundry::convert::Conversion;
 use gguf_foundry::core::{ElementType, Hint, Shape, SourceError, TensorSource, WeightMeta, WeightSource};
@@ -48,11 +48,13 @@ fn is_of_cards(row: &Json) -> bool {
 #[test]
 fn every_card_loads() {
     // Those in the program are not checked again when it starts.
-    let registry = Registry::overlaid([]).unwrap();
-    assert_eq!(registry.classes(), Registry::embedded().unwrap().classes());
-    assert!(registry.classes().len() >= 10, "{:?}", registry.classes());
-    for card in registry.cards().iter().filter(|card| !card.is_abstract) {
-        assert!(!card.examples.is_empty(), "{}", card.name());
+    for kind in [CardKind::Text, CardKind::Mmproj] {
+        let registry = Registry::overlaid(kind, []).unwrap();
+        assert_eq!(registry.classes(), Registry::embedded_of(kind).unwrap().classes());
+        assert!(registry.classes().len() >= 10, "{:?}", registry.classes());
+        for card in registry.cards().iter().filter(|card| !card.is_abstract) {
+            assert!(!card.examples.is_empty(), "{}", card.name());
+        }
     }
 }
 
@@ -120,16 +122,19 @@ fn names_in(dir: &Path) -> Vec<String> {
 
 #[test]
 fn every_file_in_converters_is_a_card() {
-    let registry = Registry::embedded().unwrap();
-    let files = names_in(&root().join("converters"));
-    let mut cards: Vec<String> = registry
-        .cards()
-        .iter()
-        .filter(|card| card.variant.is_none())
-        .map(|card| format!("{}.toml", card.gguf))
-        .collect();
-    cards.sort();
-    assert_eq!(files, cards, "every file in converters/ is in the program");
+    for (kind, folder) in [(CardKind::Text, "converters"), (CardKind::Mmproj, "converters/mmproj")] {
+        let registry = Registry::embedded_of(kind).unwrap();
+        let mut files = names_in(&root().join(folder));
+        files.retain(|name| name != "mmproj");
+        let mut cards: Vec<String> = registry
+            .cards()
+            .iter()
+            .filter(|card| card.variant.is_none())
+            .map(|card| format!("{}.toml", card.base()))
+            .collect();
+        cards.sort();
+        assert_eq!(files, cards, "every file in {folder}/ is in the program");
+    }
 }
 
 /// What is wrong with a case; empty if it is as the peer has it.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use assert_cmd::Command;
-use gguf_foundry::arch::{Registry, all_facts, facts};
+use gguf_foundry::arch::{CardKind, Registry, all_facts, facts};
 use gguf_foundry::engine::{Stage, stage};
 
 use crate::support::root;
@@ -27,6 +27,16 @@ Made of the cards in `converters/`; a test holds it against them, and writes it 
 |---|---|---|---|---|
 ";
 
+const TOWERS: &str = "
+## Towers
+
+Vision and audio towers, which `gguf-convert hf2gguf DIR --mmproj` writes to a file of their own, of the architecture `clip`: the
+cards in `converters/mmproj/`. `gguf-verify` checks the structure of such files.
+
+| card | classes |
+|---|---|
+";
+
 fn table() -> String {
     let registry = Registry::embedded().unwrap();
     let mut rows: BTreeMap<(String, String), (Vec<String>, bool)> = BTreeMap::new();
@@ -46,6 +56,12 @@ fn table() -> String {
         };
         let back = if back { "yes" } else { "no" };
         writeln!(text, "| `{family}` | `{arch}` | {} | {back} | {engine} |", classes.join(", ")).unwrap();
+    }
+    text.push_str(TOWERS);
+    for card in all_facts(&Registry::embedded_of(CardKind::Mmproj).unwrap()) {
+        let mut classes: Vec<String> = card.classes.iter().map(|class| format!("`{class}`")).collect();
+        classes.sort();
+        writeln!(text, "| `{}` | {} |", card.name, classes.join(", ")).unwrap();
     }
     text
 }
@@ -147,6 +163,20 @@ fn the_program_lists_and_shows_cards() {
         "  way back    gguf2hf\n",
     ] {
         assert!(card.contains(part), "{part}: {card}");
+    }
+    assert!(
+        list.lines().any(|line| words(line) == ["idefics3", "clip", "SmolVLMForConditionalGeneration"]),
+        "{list}"
+    );
+    let (tower, _) = run(0, &["archs", "idefics3"]);
+    for part in [
+        "  extends     tower\n",
+        "  tokenizer   none\n",
+        "towers are not run\n",
+        "    model.connector.modality_projection.proj -> mm.model.fc\n",
+        "    clip.vision.image_size\n",
+    ] {
+        assert!(tower.contains(part), "{part}: {tower}");
     }
     let (_, err) = run(2, &["archs", "SmolLM3ForCasualLM"]);
     assert!(

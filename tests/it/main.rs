@@ -44,6 +44,7 @@ mod lora;
 mod magnitudes;
 mod many_parts;
 mod metadata;
+mod mmproj;
 mod moe_errors;
 mod msmodelslim;
 mod native;

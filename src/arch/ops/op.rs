@@ -113,6 +113,16 @@ pub enum Op {
         /// First row of each group that is negated.
         from: u64,
     },
+    /// See `OpKind::Sum`.
+    Sum {
+        /// Axis.
+        axis: usize,
+    },
+    /// See `OpKind::FoldNorm`.
+    FoldNorm {
+        /// What is added to the variance.
+        eps: f64,
+    },
     /// `OpKind::Scale` of some rows.
     ScaleRows {
         /// The factor.
@@ -150,6 +160,11 @@ pub enum MathOp {
     NegExp,
     /// `exp(x)`
     Exp,
+    /// `ln(1 + exp(x))`
+    ///
+    /// # Exactness
+    /// Rounded to F32 behind each of the two functions; torch's own is one step away for some numbers.
+    Softplus,
     /// `ln(-x)`
     LnNeg,
     /// `ln(x)`

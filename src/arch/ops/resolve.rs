@@ -162,10 +162,13 @@ impl OpSpec {
             }
             OpKind::Repeat => Op::Repeat { axis: params.axis()?, n: params.length("n")? },
             OpKind::Negate => Op::Negate { group: params.length("group")?, from: params.length("from")? },
+            OpKind::Sum => Op::Sum { axis: params.axis()? },
+            OpKind::FoldNorm => Op::FoldNorm { eps: params.number("eps")? },
             OpKind::Add => Op::Math(MathOp::Add(params.number("value")?)),
             OpKind::Scale => scale(&params)?,
             OpKind::NegExp => Op::Math(MathOp::NegExp),
             OpKind::Exp => Op::Math(MathOp::Exp),
+            OpKind::Softplus => Op::Math(MathOp::Softplus),
             OpKind::Ternary => Op::Whole(WholeOp::Ternary),
             OpKind::SubMean => Op::Whole(WholeOp::SubMean),
             OpKind::L2Normalize => match params.axis()? {

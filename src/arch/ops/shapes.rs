@@ -5,6 +5,8 @@ use super::{MathOp, Op, OpError, WholeOp};
 
 /// Into how many parts an operation may cut an axis: no model has more heads.
 const MAX_PARTS: u64 = 1 << 16;
+/// How many numbers an operation may add up: the frames of a patch are few.
+const MAX_SUMMANDS: u64 = 64;
 
 impl Op {
     /// The operation's name in cards.
@@ -28,6 +30,8 @@ impl Op {
             Self::Repeat { .. } => "repeat",
             Self::Negate { .. } => "negate",
             Self::ScaleRows { .. } | Self::Math(MathOp::Scale(_)) => "scale",
+            Self::Sum { .. } => "sum",
+            Self::FoldNorm { .. } => "fold_norm",
             Self::AddIndex { .. } | Self::Math(MathOp::AddIndex) => "add_index",
             Self::SubIndex | Self::Math(MathOp::SubIndex) => "sub_index",
             Self::Whole(WholeOp::Ternary) => "ternary",
@@ -38,6 +42,7 @@ impl Op {
             Self::Math(MathOp::Add(_)) => "add",
             Self::Math(MathOp::NegExp) => "neg_exp",
             Self::Math(MathOp::Exp) => "exp",
+            Self::Math(MathOp::Softplus) => "softplus",
         }
     }
 
@@ -111,6 +116,23 @@ impl Op {
                 }
                 Ok(vec![with(*axis, end - start)])
             }
+            Self::Sum { axis } => {
+                let len = at(*axis)?;
+                if !(1..=MAX_SUMMANDS).contains(&len) {
+                    return Err(parts(&[len], MAX_SUMMANDS));
+                }
+                let mut dims = dims.to_vec();
+                dims.remove(*axis);
+                Ok(vec![dims])
+            }
+            Self::FoldNorm { .. } => match dims {
+                [4, n] => Ok(vec![vec![*n]; 2]),
+                _ => Err(OpError::Parts {
+                    op,
+                    parts: "weight, bias, mean and variance".to_owned(),
+                    whole: list(dims),
+                }),
+            },
             Self::Gather { indices } => {
                 let len = at(0)?;
                 if indices.iter().any(|&index| index >= len) {

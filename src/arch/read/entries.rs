@@ -2,25 +2,58 @@
 
 use toml::{Table, Value as Toml};
 
-use super::{Fields, Read, choice, expr, kind, pattern};
+use super::{AUDIO_BLOCK, BLOCK, Fields, Read, choice, expr, kind, pattern};
 use crate::arch::error::CardProblem;
 use crate::arch::names::{Pattern, Placeholder, Stars};
 use crate::arch::ops::{Form, OpKind, OpSpec, Param};
-use crate::arch::schema::{Entry, EntryType, Join, Phase, Target};
+use crate::arch::schema::{CardKind, Domain, Entry, EntryType, Join, Phase, Target};
 
-/// `[tensors]`, then `[blocks]` with its prefixes put in front. A name may have several entries, in a list.
-pub(super) fn entries(top: &Fields<'_>, block: &str) -> Read<Vec<Entry>> {
+/// A table of entries: what stands in front of its sources and targets, and which blocks it counts.
+#[derive(Clone, Debug)]
+struct Section {
+    key: &'static str,
+    source: String,
+    target: &'static str,
+    domain: Domain,
+}
+
+/// The tables of entries that a card may have.
+#[derive(Clone, Debug)]
+pub(super) struct Sections(Vec<Section>);
+
+impl Sections {
+    /// `[tensors]`, then those whose names are short for the tensors of a block.
+    pub(super) fn new(kind: CardKind, block: Option<String>, audio_block: Option<String>) -> Self {
+        let (block, audio_block) = (
+            block.unwrap_or_else(|| BLOCK.to_owned()),
+            audio_block.unwrap_or_else(|| AUDIO_BLOCK.to_owned()),
+        );
+        let row = |key, source, target, domain| Section { key, source, target, domain };
+        let mut all = vec![row("tensors", String::new(), "", Domain::Blocks)];
+        match kind {
+            CardKind::Text => all.push(row("blocks", block, "blk.{bid}.", Domain::Blocks)),
+            CardKind::Mmproj => {
+                all.push(row("blocks", block, "v.blk.{bid}.", Domain::Blocks));
+                all.push(row("audio_blocks", audio_block, "a.blk.{bid}.", Domain::AudioBlocks));
+            }
+        }
+        Self(all)
+    }
+}
+
+/// The entries of all tables, prefixes put in front. A name may have several entries, in a list.
+pub(super) fn entries(top: &Fields<'_>, sections: &Sections) -> Read<Vec<Entry>> {
     let mut all = Vec::new();
-    for (section, source, target) in [("tensors", "", ""), ("blocks", block, "blk.{bid}.")] {
-        for (name, value) in top.tables(section)? {
-            let at = format!("[{section}] `{name}`");
+    for section in &sections.0 {
+        for (name, value) in top.tables(section.key)? {
+            let at = format!("[{}] `{name}`", section.key);
             match value {
                 Toml::Array(items) => {
                     for item in items {
-                        all.push(entry(name, item, &at, source, target)?);
+                        all.push(entry(name, item, &at, section)?);
                     }
                 }
-                value => all.push(entry(name, value, &at, source, target)?),
+                value => all.push(entry(name, value, &at, section)?),
             }
         }
     }
@@ -40,6 +73,7 @@ pub(super) const ENTRY_KEYS: &[&str] = &[
     "group",
     "also",
     "ending",
+    "clamped",
     "bid",
     "repeat",
     "when",
@@ -52,7 +86,8 @@ pub(super) const ENTRY_KEYS: &[&str] = &[
 
 pub(super) const TARGET_KEYS: &[&str] = &["to", "ops"];
 
-fn entry(name: &str, value: &Toml, at: &str, source: &str, target: &str) -> Read<Entry> {
+fn entry(name: &str, value: &Toml, at: &str, section: &Section) -> Read<Entry> {
+    let (source, target) = (section.source.as_str(), section.target);
     let shorthand;
     let fields = if let Toml::String(to) = value {
         shorthand = Table::from_iter([("to".to_owned(), Toml::from(to.as_str()))]);
@@ -88,6 +123,7 @@ fn entry(name: &str, value: &Toml, at: &str, source: &str, target: &str) -> Read
     let types = [
         ("f32", EntryType::F32),
         ("f16", EntryType::F16),
+        ("conv", EntryType::Conv),
         ("file", EntryType::File),
         ("source", EntryType::Source),
         ("i32", EntryType::I32),
@@ -109,6 +145,8 @@ fn entry(name: &str, value: &Toml, at: &str, source: &str, target: &str) -> Read
         also,
         drops_ending: chosen("ending")?
             .map_or(Ok(false), |name| choice(at, "ending", &name, &[("", true)]))?,
+        clamped: fields.bool("clamped")?,
+        domain: section.domain,
         bid: fields.expr("bid")?,
         repeat: fields.expr("repeat")?,
         when: fields.expr("when")?,

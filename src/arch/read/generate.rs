@@ -23,14 +23,16 @@ enum Kind {
     Llama3,
     Proportional,
     Factors,
+    Sinusoids,
     Fill,
 }
 
 impl Kind {
-    const ALL: [(&'static str, Self); 4] = [
+    const ALL: [(&'static str, Self); 5] = [
         ("rope_freqs_llama3", Self::Llama3),
         ("rope_freqs_proportional", Self::Proportional),
         ("rope_factors", Self::Factors),
+        ("sinusoids", Self::Sinusoids),
         ("fill", Self::Fill),
     ];
 
@@ -39,6 +41,7 @@ impl Kind {
             Self::Llama3 => &["dim", "theta", "factor", "low", "high", "ctx", "pad_to"],
             Self::Proportional => &["dim", "fraction"],
             Self::Factors => &["values"],
+            Self::Sinusoids => &["length", "width"],
             Self::Fill => &["shape", "value", "before"],
         }
     }
@@ -66,6 +69,7 @@ pub(super) fn generate(item: &Toml) -> Read<Generate> {
         Kind::Proportional => {
             GenerateKind::RopeFreqsProportional { dim: needed("dim")?, fraction: needed("fraction")? }
         }
+        Kind::Sinusoids => GenerateKind::Sinusoids { length: needed("length")?, width: needed("width")? },
         Kind::Factors => GenerateKind::RopeFactors { values: needed("values")? },
         Kind::Fill => {
             let before = fields.text("before")?;

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value as Json, json};
 
-use crate::arch::{CardFacts, Registry, TensorFacts, all_facts, facts};
+use crate::arch::{ArchError, CardFacts, CardKind, CardProblem, Registry, TensorFacts, all_facts, facts};
 use crate::cli::render::{Align, Table};
 use crate::cli::{Exit, Session, UsageError};
-use crate::convert::{ConvertOptions, registry};
+use crate::convert::{ConvertError, ConvertOptions, registry};
 use crate::core::similar::{did_you_mean, nearest};
 use crate::core::text::escape;
 use crate::engine::{Stage, stage};
@@ -26,11 +26,11 @@ pub(super) struct Archs {
 
 impl Archs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
-        let registry = registry(&ConvertOptions { card: self.card.clone(), ..ConvertOptions::default() })?;
-        let Some(name) = &self.name else { return list(&registry, session) };
-        let cards = facts(&registry, name);
+        let registries = self.registries()?;
+        let Some(name) = &self.name else { return list(&registries, session) };
+        let cards: Vec<CardFacts> = registries.iter().flat_map(|registry| facts(registry, name)).collect();
         if cards.is_empty() {
-            return Err(unknown(&registry, name).into());
+            return Err(unknown(&registries, name).into());
         }
         if session.common.json {
             let cards: Vec<Json> = cards.iter().map(document).collect();
@@ -48,10 +48,26 @@ impl Archs {
         }
         Ok(Exit::Done)
     }
+
+    /// The cards of text models and those of towers. A card from a file is of either kind.
+    fn registries(&self) -> Result<[Registry; 2], ConvertError> {
+        let of = |kind, card: &Option<PathBuf>| {
+            registry(&ConvertOptions { kind, card: card.clone(), ..ConvertOptions::default() })
+        };
+        let (text, towers) = (CardKind::Text, CardKind::Mmproj);
+        match of(text, &self.card) {
+            Err(ConvertError::Arch(ArchError::Card { problem, .. }))
+                if *problem == CardProblem::OtherKind =>
+            {
+                Ok([of(text, &None)?, of(towers, &self.card)?])
+            }
+            with_card => Ok([with_card?, of(towers, &None)?]),
+        }
+    }
 }
 
-fn unknown(registry: &Registry, name: &str) -> UsageError {
-    let all = all_facts(registry);
+fn unknown(registries: &[Registry], name: &str) -> UsageError {
+    let all: Vec<CardFacts> = registries.iter().flat_map(all_facts).collect();
     let names =
         all.iter().flat_map(|card| card.classes.iter().map(String::as_str).chain([card.name.as_str()]));
     let near = did_you_mean(nearest(name, names)).map(|hint| format!(": {hint}")).unwrap_or_default();
@@ -59,15 +75,15 @@ fn unknown(registry: &Registry, name: &str) -> UsageError {
 }
 
 /// A line for each class.
-fn list(registry: &Registry, session: &Session) -> anyhow::Result<Exit> {
-    let cards = all_facts(registry);
+fn list(registries: &[Registry], session: &Session) -> anyhow::Result<Exit> {
+    let cards: Vec<CardFacts> = registries.iter().flat_map(all_facts).collect();
     let mut rows: Vec<(&CardFacts, &str)> =
         cards.iter().flat_map(|card| card.classes.iter().map(move |class| (card, class.as_str()))).collect();
     if session.common.json {
         rows.sort_by_key(|(card, class)| (*class, &card.gguf, &card.variant));
         let rows = rows.into_iter().map(|(card, class)| {
             json!({
-                "class": class, "architecture": card.gguf, "variant": card.variant, "family": card.family,
+                "class": class, "kind": kind(card), "architecture": card.gguf, "variant": card.variant, "family": card.family,
                 "way_back": card.one_way.is_empty(), "engine": word(&stage(&card.gguf)),
             })
         });
@@ -83,6 +99,14 @@ fn list(registry: &Registry, session: &Session) -> anyhow::Result<Exit> {
     }
     session.print(|out| table.print(out))?;
     Ok(Exit::Done)
+}
+
+/// What a card makes, in one word.
+fn kind(card: &CardFacts) -> &'static str {
+    match card.kind {
+        CardKind::Text => "text",
+        CardKind::Mmproj => "mmproj",
+    }
 }
 
 /// What the engine does with an architecture, in one word.
@@ -101,7 +125,9 @@ fn print(card: &CardFacts, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "  extends     {parents}")?;
     writeln!(out, "  classes     {}", card.classes.join(", "))?;
     writeln!(out, "  examples    {}", card.examples.join(", "))?;
-    let tokenizer = if card.tokenizer.is_empty() {
+    let tokenizer = if card.kind == CardKind::Mmproj {
+        "none".to_owned()
+    } else if card.tokenizer.is_empty() {
         "that of the target model".to_owned()
     } else {
         card.tokenizer.join(", ")
@@ -109,6 +135,11 @@ fn print(card: &CardFacts, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "  tokenizer   {tokenizer}")?;
     let options = if card.options.is_empty() { "none".to_owned() } else { card.options.join(", ") };
     writeln!(out, "  options     {options}")?;
+    if card.kind == CardKind::Mmproj {
+        writeln!(out, "  engine      gguf-verify checks its structure only: towers are not run")?;
+        writeln!(out, "  way back    none")?;
+        return print_contents(card, out);
+    }
     let engine = match stage(&card.gguf) {
         Stage::Runs => "gguf-verify runs it".to_owned(),
         Stage::Refused(why) => format!("gguf-verify checks its structure only: {why}"),
@@ -126,6 +157,11 @@ fn print(card: &CardFacts, out: &mut dyn Write) -> io::Result<()> {
             }
         }
     }
+    print_contents(card, out)
+}
+
+/// Tensors, what is read of the configuration, and keys.
+fn print_contents(card: &CardFacts, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "\n  tensors")?;
     for tensor in &card.tensors {
         writeln!(out, "    {}", tensor_line(tensor))?;
@@ -179,7 +215,7 @@ fn document(card: &CardFacts) -> Json {
     let stage = stage(&card.gguf);
     let refusal = if let Stage::Refused(why) = &stage { Some(why) } else { None };
     json!({
-        "name": card.name, "architecture": card.gguf, "variant": card.variant, "family": card.family,
+        "name": card.name, "kind": kind(card), "architecture": card.gguf, "variant": card.variant, "family": card.family,
         "extends": card.parents, "classes": card.classes, "examples": card.examples,
         "tokenizer": card.tokenizer, "options": card.options,
         "engine": word(&stage), "engine_refusal": refusal,

@@ -4,10 +4,26 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use crate::arch::{Fuse, Heads};
+use crate::arch::{CardKind, Fuse, Heads};
 use crate::cli::convert::to_gguf::{ToGguf, TypePlan};
 use crate::cli::{Exit, Session, UsageError};
 use crate::convert::{ConvertOptions, ModelSource};
+
+/// Options of the text model alone.
+const TEXT_ONLY: [&str; 12] = [
+    "target_model_dir",
+    "rerank",
+    "sentence_transformers_dense_modules",
+    "no_mtp",
+    "mtp",
+    "fuse_qkv",
+    "fuse_gate_up_exps",
+    "annotate",
+    "pre",
+    "chat_template",
+    "vocab_only",
+    "target",
+];
 
 /// Arguments of `hf2gguf`.
 #[derive(Debug, Args)]
@@ -33,6 +49,10 @@ pub(super) struct Hf2gguf {
     /// Write the draft heads alone, for speculative decoding beside the model [default name: mtp-NAME-TYPE.gguf]
     #[arg(long)]
     mtp: bool,
+    /// Write the vision and audio towers, with what joins them to the text model, instead of the text model [default
+    /// name: mmproj-NAME-TYPE.gguf]
+    #[arg(long, conflicts_with_all = TEXT_ONLY)]
+    mmproj: bool,
     /// Join the tensors of queries, keys and values of each block into one
     #[arg(long)]
     fuse_qkv: bool,
@@ -53,10 +73,16 @@ impl Hf2gguf {
                 let text = "`--fp8-as-q8` goes with f32, f16, bf16, q8_0, tq1_0, tq2_0 and auto only";
                 return Err(UsageError(text.to_owned()).into());
             }
+            if self.mmproj && !matches!(plan, TypePlan::Plain { .. }) {
+                let text = "`--mmproj` goes with f32, f16, bf16, q8_0, tq1_0, tq2_0 and auto only: runtimes read towers in \
+                            these types";
+                return Err(UsageError(text.to_owned()).into());
+            }
             if self.mtp && self.to_gguf.is_calibrated() {
                 let text = "`--calibrate` runs the model: draft heads alone (`--mtp`) are none";
                 return Err(UsageError(text.to_owned()).into());
             }
+            options.kind = if self.mmproj { CardKind::Mmproj } else { CardKind::Text };
             options.mistral_format = self.mistral_format;
             options.target_model_dir.clone_from(&self.target_model_dir);
             options.rerank = self.rerank;

@@ -52,8 +52,10 @@ pub(crate) struct ModelParts {
 impl ModelParts {
     pub(crate) fn of(metadata: &Metadata) -> Self {
         let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
-        let features =
-            GraphFeatures::of(arch).ok_or_else(|| format!("architecture `{}` has no card", escape(arch)));
+        let features = GraphFeatures::of(arch).ok_or_else(|| match arch {
+            "clip" => "vision and audio towers are not run".to_owned(),
+            _ => format!("architecture `{}` has no card", escape(arch)),
+        });
         let encoder = Encoder::from_metadata(metadata)
             .map_err(|error| [vec![error.to_string()], error.hints()].concat().join("; "));
         Self { features, encoder }
