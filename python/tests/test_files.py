@@ -1,0 +1,119 @@
+"""Files and programs, on the bundled model. GGUF_FOUNDRY_FIXTURES names the folder `fixtures` of the repository."""
+
+import os
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+import numpy as np
+
+import gguf_foundry as gf
+
+try:
+    import gguf
+except ImportError:
+    gguf = None
+
+FIXTURES = pathlib.Path(os.environ.get("GGUF_FOUNDRY_FIXTURES", pathlib.Path(__file__).parents[2] / "fixtures"))
+MODEL = FIXTURES / "tiny-llama"
+
+
+class Files(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.dir = pathlib.Path(cls.folder.name)
+        cls.f16 = cls.dir / "f16.gguf"
+        cls.report = gf.convert(MODEL, cls.f16, type="f16", quiet=True)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def test_convert_says_what_it_wrote(self):
+        self.assertEqual(self.report["type"], "F16")
+        self.assertEqual(self.report["file_bytes"], self.f16.stat().st_size)
+
+    def test_a_model_is_read(self):
+        model = gf.read(self.f16)
+        self.assertEqual((model.version, model.endian, model.alignment), (3, "little", 32))
+        self.assertEqual(model.metadata["general.architecture"], "llama")
+        self.assertEqual(model.metadata_types["tokenizer.ggml.tokens"], "arr[str]")
+        self.assertEqual(model.metadata_types["llama.block_count"], "u32")
+        self.assertEqual(len(model), self.report["tensors"])
+        norm = model["blk.0.attn_norm.weight"]
+        self.assertEqual((norm.type.name, norm.shape, norm.n_rows), ("F32", (256,), 1))
+        self.assertTrue(np.isfinite(norm.dequantize()).all())
+        query = model["blk.0.attn_q.weight"]
+        self.assertEqual(query.type.name, "F16")
+        floats = query.dequantize()
+        np.testing.assert_array_equal(query.blocks().view(np.float16), floats.astype(np.float16))
+        np.testing.assert_array_equal(query.dequantize(slice(3, 9)), floats[3:9])
+        np.testing.assert_array_equal(query.dequantize(slice(-2, None)), floats[-2:])
+        self.assertEqual(query.dequantize(slice(9, 3)).shape, (0, 256))
+        with self.assertRaises(KeyError):
+            model["nothing"]
+
+    @unittest.skipIf(gguf is None, "gguf-py is not installed")
+    def test_gguf_py_reads_the_same(self):
+        model, peer = gf.read(self.f16), gguf.GGUFReader(self.f16)
+        self.assertEqual(list(model), [tensor.name for tensor in peer.tensors])
+        for tensor in peer.tensors:
+            self.assertEqual(model[tensor.name].shape, tuple(int(n) for n in reversed(tensor.shape)))
+            self.assertEqual(model[tensor.name].offset, tensor.data_offset)
+            self.assertEqual(model[tensor.name].blocks().tobytes(), tensor.data.tobytes())
+        fields = {key: field for key, field in peer.fields.items() if not key.startswith("GGUF.")}
+        self.assertEqual(list(model.metadata), list(fields))
+        for key, field in fields.items():
+            self.assertEqual(model.metadata[key], field.contents(), key)
+
+    def test_quantized_here_and_by_the_program(self):
+        q6 = self.dir / "q6.gguf"
+        gf.quantize_file(self.f16, q6, "q6_k", quiet=True)
+        before, after = gf.read(self.f16), gf.read(q6)
+        n = 0
+        for name, tensor in after.tensors.items():
+            if tensor.type.name == "Q6_K":
+                np.testing.assert_array_equal(gf.quantize(before[name].dequantize(), "q6_k"), tensor.blocks())
+                n += 1
+        self.assertGreater(n, 20)
+
+    def test_verdicts(self):
+        text = MODEL / "corpus.txt"
+        q4 = self.dir / "q4.gguf"
+        gf.convert(MODEL, q4, type="q4_k_m", quiet=True)
+        good = gf.verify(q4, prompts=text, baseline=MODEL, quiet=True)
+        self.assertEqual((good.verdict, good.exit_code), ("pass", 0))
+        strict = gf.verify(q4, prompts=[text], baseline=MODEL, max_kld=1e-9, quiet=True)
+        self.assertEqual((strict.verdict, strict.exit_code), ("fail", 3))
+        self.assertGreater(strict["perplexity"]["value"], 1)
+
+    def test_programs_lie_in_the_environment(self):
+        version = subprocess.run([gf.program("gguf-inspect"), "--version"], capture_output=True, text=True, check=True)
+        self.assertIn(gf.__version__, version.stdout)
+        self.assertEqual(gf.inspect("diff", self.f16, self.f16, quiet=True).get("error"), None)
+        with self.assertRaises(FileNotFoundError):
+            gf.program("gguf-nothing")
+
+    def test_failures_are_told(self):
+        broken = self.dir / "broken.gguf"
+        broken.write_bytes(self.f16.read_bytes()[:3000])
+        with self.assertRaisesRegex(ValueError, "offset 876: key `tokenizer.ggml.tokens`"):
+            gf.read(broken)
+        with self.assertRaises(FileNotFoundError):
+            gf.read(self.dir / "nothing.gguf")
+        with self.assertRaises(gf.ProgramError) as caught:
+            gf.convert(self.dir / "nothing", self.dir / "x.gguf")
+        self.assertEqual(caught.exception.exit_code, 1)
+        with self.assertRaises(gf.ProgramError) as caught:
+            gf.convert(MODEL, self.dir / "x.gguf", type="q9_9")
+        self.assertEqual(caught.exception.exit_code, 2)
+        with self.assertRaises(gf.ProgramError) as caught:
+            gf.convert(MODEL, self.dir / "x.gguf", no_such_option=True)
+        self.assertEqual(caught.exception.exit_code, 2)
+        self.assertFalse((self.dir / "x.gguf").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
