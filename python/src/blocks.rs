@@ -98,7 +98,8 @@ pub(crate) fn floats(ty: GgmlType, blocks: &[u8], n_threads: usize) -> Result<Ve
     let level = SimdLevel::detect();
     let mut floats = vec![0.0; n_elems];
     let at_a_time = ELEMENTS_AT_A_TIME / block_elems;
-    let pieces = blocks.par_chunks(at_a_time * block_bytes).zip(floats.par_chunks_mut(at_a_time * block_elems));
+    let pieces =
+        blocks.par_chunks(at_a_time * block_bytes).zip(floats.par_chunks_mut(at_a_time * block_elems));
     on_threads(n_threads, n_elems, || {
         pieces.try_for_each(|(blocks, floats)| quant::dequantize(ty, level, blocks, floats))
     })?;

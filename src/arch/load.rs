@@ -293,8 +293,14 @@ impl Registry {
                 wrong(name, CardProblem::Kind { at: "`extends`".to_owned(), expected: "a text", found })
             })?;
             let problem = |problem| wrong(name, CardProblem::Parent(problem));
-            newest =
-                self.tables.get(parent).ok_or_else(|| problem(ParentProblem::Unknown(parent.to_owned())))?;
+            newest = self.tables.get(parent).ok_or_else(|| {
+                let is_of_the_other =
+                    |kind| kind != self.kind && texts(kind).iter().any(|row| row.0 == parent);
+                if [CardKind::Text, CardKind::Mmproj].into_iter().any(is_of_the_other) {
+                    return wrong(name, CardProblem::OtherKind);
+                }
+                problem(ParentProblem::Unknown(parent.to_owned()))
+            })?;
             generations.push(newest);
             if generations.len() > MAX_GENERATIONS {
                 return Err(problem(ParentProblem::TooDeep));
