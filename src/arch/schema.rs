@@ -11,9 +11,10 @@ use crate::arch::ops::OpSpec;
 use crate::gguf::{Mode, RankCode, SpecialToken, Template};
 
 /// What a card makes of a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CardKind {
     /// The text model, with its vocabulary.
+    #[default]
     Text,
     /// Vision and audio towers, with what joins them to the text model: a file of its own beside the text model's.
     Mmproj,

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::arch::{Fuse, Heads};
+use crate::arch::{CardKind, Fuse, Heads};
 use crate::convert::{Conversion, ConvertOptions};
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::{Metadata, Value};
@@ -10,6 +10,8 @@ use crate::gguf::{Metadata, Value};
 /// Options that decide which tensors there are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShownOptions {
+    /// Whether it is the text model or its towers.
+    pub kind: CardKind,
     /// What became of draft heads.
     pub heads: Heads,
     /// Which tensors were joined.
@@ -21,9 +23,21 @@ pub struct ShownOptions {
 }
 
 impl ShownOptions {
+    /// What a file's keys say by themselves.
+    #[must_use]
+    pub fn by_keys(metadata: &Metadata) -> Self {
+        let arch = metadata.get("general.architecture").and_then(Value::as_str);
+        let kind = if arch == Some("clip") { CardKind::Mmproj } else { CardKind::Text };
+        Self { kind, ..Self::default() }
+    }
+
     /// What sets a file apart from `plain`, the conversion of its checkpoint without any of these options.
     #[must_use]
     pub fn between(plain: &Conversion, metadata: &Metadata, tensors: &[TensorMeta]) -> Self {
+        let by_keys = Self::by_keys(metadata);
+        if by_keys.kind == CardKind::Mmproj {
+            return if by_keys == Self::by_keys(plain.metadata()) { Self::default() } else { by_keys };
+        }
         let own: HashSet<&str> = plain.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
         let names: HashSet<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
         let has_more = |ending: &str| names.iter().any(|name| name.ends_with(ending) && !own.contains(name));
@@ -35,6 +49,7 @@ impl ShownOptions {
             _ => Heads::Kept,
         };
         Self {
+            kind: CardKind::Text,
             heads,
             fuse: Fuse {
                 qkv: has_more(".attn_qkv.weight"),
@@ -48,14 +63,15 @@ impl ShownOptions {
     /// The same conversion with these options.
     #[must_use]
     pub fn of(self, plain: ConvertOptions) -> ConvertOptions {
-        let Self { heads, fuse, rerank, dense_modules } = self;
-        ConvertOptions { dense_modules, rerank, heads, fuse, ..plain }
+        let Self { kind, heads, fuse, rerank, dense_modules } = self;
+        ConvertOptions { kind, dense_modules, rerank, heads, fuse, ..plain }
     }
 
     /// Their names on the command line.
     #[must_use]
     pub fn names(self) -> Vec<&'static str> {
         let named = [
+            (self.kind == CardKind::Mmproj, "--mmproj"),
             (self.fuse.qkv, "--fuse-qkv"),
             (self.fuse.gate_up_exps, "--fuse-gate-up-exps"),
             (self.rerank, "--rerank"),

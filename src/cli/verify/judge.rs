@@ -126,8 +126,13 @@ pub(super) struct VerifyArgs {
 }
 
 /// A baseline that cannot be opened says nothing about the model: the run fails, whatever is wrong with it.
-fn open_baseline(path: &Path, common: &Common, lock: bool) -> anyhow::Result<OpenedModel> {
-    OpenedModel::open_with(path, common, lock)
+fn open_baseline(
+    models: &[PathBuf],
+    path: &Path,
+    common: &Common,
+    lock: bool,
+) -> anyhow::Result<OpenedModel> {
+    OpenedModel::open_beside(models, path, common, lock)
         .map_err(|error| anyhow::anyhow!("baseline: {}", crate::cli::render::error_line(&error)))
 }
 
@@ -140,7 +145,9 @@ impl VerifyArgs {
         let mut guard = self.guard(session)?;
         let reports = Reports::of(&self.report, &mut guard)?;
         let baseline = match &self.baseline {
-            Some(path) if logits.is_none() => Some(open_baseline(path, &session.common, self.mlock)?),
+            Some(path) if logits.is_none() => {
+                Some(open_baseline(&self.models, path, &session.common, self.mlock)?)
+            }
             _ => None,
         };
         let baseline = if self.models.len() > 1 { baseline.map(OpenedModel::with_recall) } else { baseline };

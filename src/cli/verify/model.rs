@@ -100,8 +100,24 @@ impl OpenedModel {
 
     /// Opens a model; a file that is to be locked is read into memory and kept there.
     pub(super) fn open_with(path: &Path, common: &Common, lock: bool) -> anyhow::Result<Self> {
+        Self::open_as(ShownOptions::default(), path, common, lock)
+    }
+
+    /// Opens what models are compared with; a checkpoint as what the first of them says that it is.
+    pub(super) fn open_beside(
+        models: &[PathBuf],
+        path: &Path,
+        common: &Common,
+        lock: bool,
+    ) -> anyhow::Result<Self> {
+        let first = models.first().and_then(|model| GgufFile::open(model).ok());
+        let shown = first.map_or_else(ShownOptions::default, |file| ShownOptions::by_keys(file.metadata()));
+        Self::open_as(shown, path, common, lock)
+    }
+
+    fn open_as(shown: ShownOptions, path: &Path, common: &Common, lock: bool) -> anyhow::Result<Self> {
         let origin = if path.is_dir() {
-            ModelOrigin::Checkpoint(Box::new(plan_checkpoint(path, ShownOptions::default(), common)?))
+            ModelOrigin::Checkpoint(Box::new(plan_checkpoint(path, shown, common)?))
         } else {
             let options = OpenOptions { may_read: true, lock, ..OpenOptions::default() };
             ModelOrigin::Gguf(Box::new(GgufFile::open_with(path, &options)?))
