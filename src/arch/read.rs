@@ -222,6 +222,9 @@ pub(super) fn card(table: &Table, stem: &str, variant: Option<&str>) -> Read<Car
     }
     let multimodal = top.text("multimodal")?.unwrap_or_else(|| "drop".to_owned());
     let (kind, gguf) = kind_of(&top)?;
+    if kind == CardKind::Text {
+        of_towers_only(&top, &["parts", "audio_blocks"])?;
+    }
     let (rewrite, sections) = match table.get("names") {
         Some(names) => names_of(&Fields::new(names, "[names]", NAMES_KEYS)?, kind)?,
         None => (Vec::new(), Sections::new(kind, None, None)),
@@ -306,8 +309,22 @@ fn kind_of(top: &Fields<'_>) -> Read<(CardKind, String)> {
     }
 }
 
+/// Refuses keys of towers in the card of a text model, where nothing would come of them.
+fn of_towers_only(fields: &Fields<'_>, keys: &[&'static str]) -> Read<()> {
+    match keys.iter().find(|key| fields.table.contains_key(**key)) {
+        Some(key) => {
+            let why = "it belongs to cards of towers (`kind = \"mmproj\"`)";
+            Err(CardProblem::WithoutEffect { at: fields.at.clone(), key, why })
+        }
+        None => Ok(()),
+    }
+}
+
 /// `names.rewrite`, and the names of blocks.
 fn names_of(names: &Fields<'_>, kind: CardKind) -> Read<(Vec<Rewrite>, Sections)> {
+    if kind == CardKind::Text {
+        of_towers_only(names, &["audio_block"])?;
+    }
     let steps =
         names.list("rewrite")?.iter().map(|step| rewrite(step, &names.at("rewrite"))).collect::<Read<_>>()?;
     Ok((steps, Sections::new(kind, names.text("block")?, names.text("audio_block")?)))

@@ -93,7 +93,7 @@ fn is_read(goldens: &Goldens, case: &str) -> bool {
             name == "hostile" || has("quant_model_description.json") || has("config.json")
         }
         // Found by what they hold.
-        "arch" | "lora" | "formats/pytorch" => has("case.json"),
+        "arch" | "lora" | "mmproj" | "formats/pytorch" => has("case.json"),
         "vocab" => {
             let templates = json(&fixture("chat/expected.json"));
             name == "_vectors" || tokenizer::is_tested(name) || templates["corpus"].get(name).is_some()

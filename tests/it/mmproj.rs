@@ -203,12 +203,14 @@ fn the_programs_make_and_take_towers() {
     let middle = bytes.len() / 2;
     bytes[middle..middle + 4096].iter_mut().for_each(|byte| *byte ^= 0x55);
     fs_err::write(&damaged, bytes).unwrap();
-    let (verdict, _) = run(3, "gguf-verify", &[damaged.to_str().unwrap(), "--baseline", case, "--weights-only"]);
+    let (verdict, _) =
+        run(3, "gguf-verify", &[damaged.to_str().unwrap(), "--baseline", case, "--weights-only"]);
     assert!(verdict.contains("damaged"), "{verdict}");
     let other = out.path().join("other.gguf");
     let change = ["set", file, "clip.vision.block_count=7", "-o", other.to_str().unwrap(), "--force"];
     run(0, "gguf-inspect", &change);
-    let (verdict, _) = run(3, "gguf-verify", &[other.to_str().unwrap(), "--baseline", case, "--weights-only"]);
+    let (verdict, _) =
+        run(3, "gguf-verify", &[other.to_str().unwrap(), "--baseline", case, "--weights-only"]);
     assert!(verdict.contains("block_count"), "{verdict}");
     let quantized = out.path().join("q8_0.gguf");
     run(0, "gguf-quantize", &[file, quantized.to_str().unwrap(), "--type", "q8_0"]);

@@ -138,6 +138,9 @@ const CARD: Rows = &[
     ("gguf", "", "gguf = \"qwen2\""),
     ("extends", "", "extends = \"parent\""),
     ("abstract", "", "abstract = true"),
+    ("kind", "", "kind = \"mmproj\""),
+    ("parts", "", "parts = [\"model.\"]"),
+    ("audio_blocks", "", "audio_blocks.\"x\" = \"y\""),
     ("annotate", "", "annotate = [[\"attention.sliding_window\", \"1\"]]"),
     ("classes", "", "classes = [\"C\", \"D\"]"),
     ("companions", "", "companions = [\"attn_q\"]"),
@@ -177,10 +180,16 @@ const CARD: Rows = &[
 const NAMES: Rows = &[
     ("rewrite", "", "names.rewrite = [[\"strip\", \"model.\"]]"),
     ("block", "", "names.block = \"h.{bid}.\""),
+    ("audio_block", "", "names.audio_block = \"h.{bid}.\""),
 ];
 
 const ENTRY: Rows = &[
     ("to", "", "blocks.\"q\" = { to = \"attn_v\" }"),
+    (
+        "clamped",
+        "blocks.\"q\" =\nblocks.\"q.weight\" = { to = \"attn_q.weight\" }",
+        "blocks.\"q\" =\nblocks.\"q.weight\" = { to = \"attn_q.weight\", clamped = true }",
+    ),
     ("alias", "blocks.\"q\" =", "blocks.\"q\" =\nblocks.\"z\" = { to = \"attn_q\", alias = [\"q\"] }"),
     ("ops", "", "blocks.\"q\" = { to = \"attn_q\", ops = [{ add = 1 }] }"),
     ("pre", "", "blocks.\"e.{eid}\" = { to = \"ffn_up_exps\", stack = \"eid\", pre = [{ add = 1 }] }"),
