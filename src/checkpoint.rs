@@ -53,14 +53,6 @@ pub trait Container: WeightSource + Send + std::fmt::Debug {
     fn warnings(&self) -> &[String] {
         &[]
     }
-
-    /// Tells the system that a range of elements will be read soon. Best effort.
-    ///
-    /// # Panics
-    /// If there is no such weight.
-    fn read_ahead(&self, weight: usize, first: u64, n: u64) {
-        let _ = (weight, first, n);
-    }
 }
 
 /// A model directory with the weights of whatever container lies in it. The weights are what the files hold: codes
@@ -128,14 +120,6 @@ impl Checkpoint {
     pub fn warnings(&self) -> &[String] {
         self.container.warnings()
     }
-
-    /// Tells the system that a range of elements will be read soon. Best effort.
-    ///
-    /// # Panics
-    /// If there is no such weight.
-    pub fn read_ahead(&self, weight: usize, first: u64, n: u64) {
-        self.container.read_ahead(weight, first, n);
-    }
 }
 
 impl WeightSource for Checkpoint {
@@ -149,6 +133,10 @@ impl WeightSource for Checkpoint {
 
     fn borrow(&self, weight: usize) -> Option<&[u8]> {
         self.container.borrow(weight)
+    }
+
+    fn expect(&self, weight: usize) {
+        self.container.expect(weight);
     }
 
     fn release_elems(&self, weight: usize, first: u64, n: u64) {

@@ -18,6 +18,7 @@ mod option_table;
 pub mod packaging;
 pub(crate) mod progress;
 pub mod quantize;
+pub(crate) mod remote;
 pub(crate) mod render;
 mod share;
 mod signals;
@@ -291,7 +292,8 @@ fn set_up(session: &Session) {
         _ => log::LevelFilter::Trace,
     };
     let _ = env_logger::Builder::new()
-        .filter_level(level)
+        // Ours alone: what others log may hold addresses with signatures.
+        .filter_module("gguf", level)
         .format_timestamp(None)
         .format_target(false)
         .target(env_logger::Target::Pipe(Box::new(session.progress.log_writer())))

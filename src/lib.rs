@@ -1,11 +1,12 @@
 //! Convert, quantize, verify and inspect GGUF model files.
 //!
 //! Data flows in one direction, and each module may use only those before it:
-//! [`core`] → [`gguf`], [`checkpoint`], [`quant`] → [`dequant`], [`tokenizer`], [`arch`] → [`views`] → [`convert`],
+//! [`core`] → `remote`, [`gguf`], [`checkpoint`], [`quant`] → [`dequant`], [`tokenizer`], [`arch`] → [`views`] → [`convert`],
 //! [`quantize`], [`engine`] → [`verify`], [`inspect`] → [`calibrate`] → `cli`.
 //!
 //! The library knows no terminal: it returns values and errors and reports progress through
-//! [`core::progress::Progress`]. The feature `cli` (default) adds the four programs.
+//! [`core::progress::Progress`]. The feature `cli` (default) adds the four programs, the feature `remote` (default)
+//! checkpoints on servers.
 
 pub mod arch;
 pub mod calibrate;
@@ -18,6 +19,8 @@ pub mod engine;
 pub mod gguf;
 pub mod inspect;
 pub mod quantize;
+#[cfg(feature = "remote")]
+pub mod remote;
 pub mod tokenizer;
 pub mod verify;
 pub mod views;

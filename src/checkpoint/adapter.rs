@@ -97,4 +97,8 @@ impl WeightSource for AdapterDir {
     fn borrow(&self, weight: usize) -> Option<&[u8]> {
         self.container.borrow(weight)
     }
+
+    fn expect(&self, weight: usize) {
+        self.container.expect(weight);
+    }
 }

@@ -15,7 +15,7 @@ use crate::core::text::{bytes, escape};
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum CheckpointError {
     /// Reading failed; the inner error names the path.
-    #[error(transparent)]
+    #[error("{0}")]
     Io(#[from] io::Error),
     /// There is nothing at the path.
     #[error("{}: no such file or directory", shown(path))]

@@ -114,13 +114,6 @@ impl Container for FlmFile {
     fn part_of(&self, _: usize) -> &str {
         &self.name
     }
-
-    fn read_ahead(&self, weight: usize, first: u64, n: u64) {
-        let elem_bytes = self.weights[weight].ty.bytes().unwrap_or(1) as u64;
-        let n_bytes = usize::try_from(n.saturating_mul(elem_bytes)).unwrap_or(usize::MAX);
-        let range = self.slice(weight, first, n_bytes);
-        self.file.will_need(range.start as u64, range.len() as u64);
-    }
 }
 
 impl WeightSource for FlmFile {

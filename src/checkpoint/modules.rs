@@ -116,6 +116,11 @@ impl WeightSource for WithModules {
         source.read_packed(weight, ty, first, out)
     }
 
+    fn expect(&self, weight: usize) {
+        let (source, weight) = self.at(weight);
+        source.expect(weight);
+    }
+
     fn release_elems(&self, weight: usize, first: u64, n: u64) {
         let (source, weight) = self.at(weight);
         source.release_elems(weight, first, n);

@@ -10,6 +10,7 @@ use std::collections::HashSet;
 
 use crate::checkpoint::json::{JsonError, JsonProblem, JsonReader};
 use crate::core::limits::Limits;
+use crate::core::ranged::{Bytes, WeightFile};
 use crate::core::text::escape;
 use crate::core::{ElementType, Shape, WeightMeta};
 
@@ -124,6 +125,31 @@ pub enum HeaderError {
 /// # Errors
 /// [`HeaderError`], one variant per broken rule.
 pub fn parse_header(file: &[u8], limits: &Limits) -> Result<Header, HeaderError> {
+    parse_head(file, file.len() as u64, limits)
+}
+
+/// Reads the header of a file, and no other of its bytes.
+///
+/// # Errors
+/// The outer: the bytes cannot be had. The inner: as [`parse_header`].
+pub(super) fn read_header(
+    file: &WeightFile,
+    limits: &Limits,
+) -> std::io::Result<Result<Header, HeaderError>> {
+    if let Some(bytes) = file.mapped() {
+        return Ok(parse_header(bytes, limits));
+    }
+    let length = file.get(0, file.n_bytes().min(8))?.unwrap_or_default();
+    // What is declared beyond the cap or the file is refused below.
+    let declared = length.first_chunk().map_or(0, |length| u64::from_le_bytes(*length));
+    let n_bytes = declared.min(limits.safetensors_header_bytes).saturating_add(8).min(file.n_bytes());
+    let head = file.get(0, n_bytes)?.unwrap_or_default();
+    file.release(0, n_bytes);
+    Ok(parse_head(&head, file.n_bytes(), limits))
+}
+
+/// Reads the header of a file of `n_bytes`, of which `file` is at least the header.
+fn parse_head(file: &[u8], n_bytes: u64, limits: &Limits) -> Result<Header, HeaderError> {
     let (length, rest) =
         file.split_first_chunk::<8>().ok_or(HeaderError::NoLength { present: file.len() as u64 })?;
     let declared = u64::from_le_bytes(*length);
@@ -133,7 +159,7 @@ pub fn parse_header(file: &[u8], limits: &Limits) -> Result<Header, HeaderError>
     let text = usize::try_from(declared)
         .ok()
         .and_then(|len| rest.get(..len))
-        .ok_or(HeaderError::Truncated { declared, present: rest.len() as u64 })?;
+        .ok_or(HeaderError::Truncated { declared, present: n_bytes - 8 })?;
     if text.first() != Some(&b'{') {
         return Err(HeaderError::Start);
     }
@@ -162,7 +188,7 @@ pub fn parse_header(file: &[u8], limits: &Limits) -> Result<Header, HeaderError>
         return Err(HeaderError::Duplicate { name: pair[0].meta.name.clone() });
     }
     let data = 8 + declared;
-    check_cover(&entries, data, file.len() as u64)?;
+    check_cover(&entries, data, n_bytes)?;
     let tensors = entries
         .into_iter()
         .map(|e| TensorRange { meta: e.meta, offset: data + e.begin, n_bytes: e.end - e.begin })

@@ -4,7 +4,7 @@ use crate::checkpoint::config::ModelDir;
 use crate::checkpoint::files::{FileSet, Middle, Naming};
 use crate::checkpoint::{CheckpointError, Container, Part, safetensors};
 use crate::core::limits::Limits;
-use crate::core::mmap::MappedFile;
+use crate::core::ranged::WeightFile;
 use crate::core::{SourceError, WeightMeta, WeightSource};
 
 /// What the names of a float model's files begin with.
@@ -36,7 +36,7 @@ pub(super) struct SafetensorsShards {
 #[derive(Debug)]
 struct Shard {
     name: String,
-    file: MappedFile,
+    file: WeightFile,
     metadata: Vec<(String, String)>,
 }
 
@@ -89,8 +89,8 @@ impl SafetensorsShards {
 
     fn add_shard(&mut self, name: String, limits: &Limits) -> Result<(), CheckpointError> {
         let path = self.dir.path().join(&name);
-        let file = MappedFile::open(&path)?;
-        let header = safetensors::parse_header(&file, limits)
+        let file = WeightFile::open(&path)?;
+        let header = safetensors::read_header(&file, limits)?
             .map_err(|source| CheckpointError::Safetensors { path, source })?;
         let shard = self.shards.len();
         for tensor in header.tensors {
@@ -102,7 +102,7 @@ impl SafetensorsShards {
     }
 
     /// The file and byte range of elements of a weight.
-    fn range(&self, weight: usize, first: u64, n: u64) -> (&MappedFile, u64, u64) {
+    fn range(&self, weight: usize, first: u64, n: u64) -> (&WeightFile, u64, u64) {
         let place = self.places[weight];
         let bits = u64::from(self.weights[weight].ty.bits());
         // The whole tensor was checked to fit 63 bits, so a product that overflows lies outside it.
@@ -113,13 +113,6 @@ impl SafetensorsShards {
             }
             _ => panic!("elements {first}..+{n} lie outside weight {weight}"),
         }
-    }
-
-    fn slice(&self, weight: usize, rel_offset: u64, n_bytes: usize) -> &[u8] {
-        let place = self.places[weight];
-        // The header's ranges were checked against the mapped length, which fits `usize`.
-        let start = (place.offset + rel_offset) as usize;
-        &self.shards[place.shard].file[start..start + n_bytes]
     }
 }
 
@@ -135,11 +128,6 @@ impl Container for SafetensorsShards {
     fn part_of(&self, weight: usize) -> &str {
         &self.shards[self.places[weight].shard].name
     }
-
-    fn read_ahead(&self, weight: usize, first: u64, n: u64) {
-        let (file, offset, n_bytes) = self.range(weight, first, n);
-        file.will_need(offset, n_bytes);
-    }
 }
 
 impl WeightSource for SafetensorsShards {
@@ -151,18 +139,31 @@ impl WeightSource for SafetensorsShards {
         let n_elems = out.len() as u64 * 8 / u64::from(self.weights[weight].ty.bits());
         let (file, offset, n_bytes) = self.range(weight, first, n_elems);
         assert_eq!(n_bytes, out.len() as u64, "the buffer holds whole elements");
-        out.copy_from_slice(self.slice(weight, offset - self.places[weight].offset, out.len()));
+        file.read_at(offset, out).map_err(|error| failed(&self.weights[weight], error))?;
         // Whoever reads in pieces reads the next piece next.
         file.will_need(offset + n_bytes, n_bytes);
         Ok(())
     }
 
     fn borrow(&self, weight: usize) -> Option<&[u8]> {
-        Some(self.slice(weight, 0, self.places[weight].n_bytes as usize))
+        let place = self.places[weight];
+        // The header's ranges were checked against the mapped length, which fits `usize`.
+        let bytes = self.shards[place.shard].file.mapped()?;
+        Some(&bytes[place.offset as usize..][..place.n_bytes as usize])
+    }
+
+    fn expect(&self, weight: usize) {
+        let place = self.places[weight];
+        self.shards[place.shard].file.expect(place.offset, place.n_bytes);
     }
 
     fn release_elems(&self, weight: usize, first: u64, n: u64) {
         let (file, offset, n_bytes) = self.range(weight, first, n);
         file.release(offset, n_bytes);
     }
+}
+
+/// A tensor whose bytes cannot be had.
+pub(super) fn failed(weight: &WeightMeta, error: std::io::Error) -> SourceError {
+    SourceError { tensor: weight.name.clone(), source: error.into() }
 }

@@ -19,6 +19,7 @@ pub use tensor::StoredTensor;
 use crate::checkpoint::pickle::{self, Value};
 use crate::core::bytes::Endian;
 use crate::core::limits::Limits;
+use crate::core::ranged::Bytes;
 use tensor::Storages;
 
 /// What a file holds.
@@ -30,11 +31,11 @@ pub struct TorchFile {
     pub others: Vec<String>,
 }
 
-/// Reads the descriptions in a file, given all its bytes.
+/// Reads the descriptions in a file, and no other of its bytes.
 ///
 /// # Errors
-/// [`TorchError`]: another form, a broken file, a pickle that asks for more than weights need.
-pub fn parse(file: &[u8], limits: &Limits) -> Result<TorchFile, TorchError> {
+/// [`TorchError`]: another form, a broken file, a pickle that asks for more than weights need; bytes that cannot be had.
+pub fn parse<B: Bytes + ?Sized>(file: &B, limits: &Limits) -> Result<TorchFile, TorchError> {
     let (pickle, storages) = match form(file)? {
         Form::Zip => {
             let archive = zip_archive::read(file)?;
@@ -43,7 +44,7 @@ pub fn parse(file: &[u8], limits: &Limits) -> Result<TorchFile, TorchError> {
                 let (n_bytes, limit) = (extent.n_bytes, limits.pickle_bytes);
                 return Err(TorchError::PickleTooLong { n_bytes, limit });
             }
-            let pickle = pickle::read(zip_archive::slice(file, extent), extent.offset)?;
+            let pickle = pickle::read(&zip_archive::bytes(file, extent)?, extent.offset)?;
             (pickle, Storages { extents: archive.storages, endian: archive.endian })
         }
         Form::Legacy => {
@@ -77,8 +78,11 @@ enum Form {
 }
 
 /// Tells the containers apart, and names what is often found in their place.
-fn form(file: &[u8]) -> Result<Form, TorchError> {
+fn form<B: Bytes + ?Sized>(file: &B) -> Result<Form, TorchError> {
     const TAR_MAGIC: usize = 257;
+    const HEAD_BYTES: u64 = 512;
+    let head = file.get(0, file.n_bytes().min(HEAD_BYTES))?.unwrap_or_default();
+    let file = &*head;
     let is_tar = file.get(TAR_MAGIC..).is_some_and(|rest| rest.starts_with(b"ustar"));
     match file {
         [] => Err(TorchError::Empty),

@@ -6,6 +6,7 @@ use std::io::Write;
 use serde_json::json;
 
 use crate::cli::{Exit, UsageError, is_interrupted, render, signals};
+use crate::core::ranged;
 
 /// Why a run failed, and the code it ends with.
 #[derive(Debug, PartialEq, Eq)]
@@ -35,7 +36,11 @@ impl Failure {
         } else {
             Exit::Failed
         };
-        Some(Self { exit, message: render::error_line(error), hints: render::hints_of(error) })
+        Some(Self {
+            exit,
+            message: ranged::shown(&render::error_line(error)).into_owned(),
+            hints: render::hints_of(error),
+        })
     }
 
     /// A panic. Its hook has printed where.

@@ -117,6 +117,8 @@ mod tests {
         }
         let table = include_str!("../../tests/it/guards/paths.txt");
         let lines = table.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let lines =
+            lines.filter(|line| cfg!(feature = "remote") || !line.ends_with(" cache: input, added to"));
         let listed: Vec<_> =
             lines.filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim()).collect();
         assert!(found.len() > 50, "{found:?}");

@@ -9,6 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::render::{duration, message};
 use crate::core::progress::Progress;
+use crate::core::ranged;
 use crate::core::text;
 
 /// Time between two plain lines.
@@ -198,7 +199,10 @@ struct LogWriter(Arc<Mutex<Option<ProgressBar>>>);
 
 impl Write for LogWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        suspend(&self.0, || io::stderr().write(bytes))
+        // One record at a time comes here.
+        let text = String::from_utf8_lossy(bytes);
+        suspend(&self.0, || io::stderr().write_all(ranged::shown(&text).as_bytes()))?;
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {

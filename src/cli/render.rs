@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use crate::core::Hint;
+use crate::core::ranged::shown;
 
 pub(crate) use screen::{Screen, Style, styled};
 pub(crate) use table::{Align, Cell, Table};
@@ -21,7 +22,7 @@ pub(crate) fn message(label: &str, text: &str) {
         _ => Style::Note,
     };
     // Nothing can be done about a standard error that is closed.
-    let _ = writeln!(io::stderr().lock(), "{}: {text}", Screen::stderr().paint(style, label));
+    let _ = writeln!(io::stderr().lock(), "{}: {}", Screen::stderr().paint(style, label), shown(text));
 }
 
 /// Prints why a run failed, then hints after a blank line.
@@ -58,9 +59,13 @@ pub(crate) fn hints_of(error: &anyhow::Error) -> Vec<String> {
 
 /// The hints of one error, if it is of a type that has some. Each subsystem's error is named here.
 fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
+    // What a source of bytes has to say goes through the reader's own error.
+    if let Some(inner) = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+        return hints(inner);
+    }
     macro_rules! of {
-        ($( $ty:ty, )*) => {
-            $( if let Some(error) = error.downcast_ref::<$ty>() { return error.hints(); } )*
+        ($( $(#[$if:meta])? $ty:ty, )*) => {
+            $( $(#[$if])? if let Some(error) = error.downcast_ref::<$ty>() { return error.hints(); } )*
         };
     }
     of! {
@@ -84,6 +89,8 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::quantize::QuantizeError,
         crate::quantize::RowError,
         crate::views::ViewError,
+        #[cfg(feature = "remote")] crate::remote::RemoteError,
+        #[cfg(feature = "remote")] crate::remote::Failed,
         crate::verify::VerifyError,
     }
     Vec::new()

@@ -468,6 +468,12 @@ impl TensorSource for Conversion {
         Ok(())
     }
 
+    fn expect(&self, tensor: usize) {
+        if let Some(weights) = self.source.weights.as_deref() {
+            self.parts[tensor].recipe.weights().into_iter().for_each(|weight| weights.expect(weight));
+        }
+    }
+
     fn release_rows(&self, tensor: usize, first_row: u64, n_rows: u64) {
         if let Some(weights) = self.source.weights.as_deref() {
             self.parts[tensor].recipe.release_rows(weights, first_row, n_rows);

@@ -146,6 +146,13 @@ pub(super) trait CodedWeight: Send + Sync {
         self.members().first().map(|&codes| below.meta(codes).ty)
     }
 
+    /// Announces that the weight will be read, as [`WeightSource::expect`] does.
+    fn expect(&self, below: Below<'_>) {
+        for &member in self.members() {
+            below.source.expect(member);
+        }
+    }
+
     /// Lets go of what elements `elems` of the weight, whose shape is `shape`, were decoded from. Codes of one row may
     /// lie all over their tensors: unless a method knows better, they go when the last elements have been read.
     fn release(&self, below: Below<'_>, shape: &Shape, elems: Range<u64>) {

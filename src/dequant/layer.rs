@@ -199,6 +199,13 @@ impl WeightSource for Dequantized {
         .map_err(|error| error.reading(&self.weights[weight].name))
     }
 
+    fn expect(&self, weight: usize) {
+        match self.place(weight) {
+            Ok((source, index)) => source.expect(index),
+            Err(coded) => coded.expect(self.below()),
+        }
+    }
+
     fn release_elems(&self, weight: usize, first: u64, n: u64) {
         match self.place(weight) {
             Ok((source, index)) => source.release_elems(index, first, n),

@@ -277,6 +277,14 @@ impl CodedWeight for Merged {
         "merged".to_owned()
     }
 
+    fn expect(&self, below: Below<'_>) {
+        match &self.base.origin {
+            Origin::Coded(coded) => coded.expect(below),
+            Origin::Plain(index) => below.source.expect(*index),
+            Origin::Beside(source, index) => source.expect(*index),
+        }
+    }
+
     /// The matrices of the adapter are small, and every row needs all of one.
     fn release(&self, below: Below<'_>, shape: &Shape, elems: Range<u64>) {
         let n = elems.end - elems.start;

@@ -2,14 +2,15 @@
 //! writes one of them without asking the others.
 
 use std::fmt;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
 
-use crate::core::{GgmlType, TensorMeta, input};
+use crate::core::ranged::{Bytes, WeightFile};
+use crate::core::{GgmlType, TensorMeta};
 use crate::gguf::split_id::set_id;
 use crate::gguf::writer::PlannedFile;
 
@@ -66,14 +67,12 @@ pub(super) fn id(files: &[PlannedFile], inputs: &[PathBuf]) -> io::Result<String
     inputs.dedup();
     let mut hash = Sha256::new();
     for path in inputs {
-        let mut file = input::open(path)?;
-        let n_bytes = fs_err::metadata(path)?.len();
+        let file = WeightFile::open(path)?;
+        let n_bytes = file.n_bytes();
         hash.update(n_bytes.to_le_bytes());
         for sample in 0..SAMPLES {
-            file.seek(SeekFrom::Start(n_bytes / SAMPLES * sample))?;
-            let mut bytes = Vec::new();
-            Read::by_ref(&mut file).take(SAMPLE_BYTES).read_to_end(&mut bytes)?;
-            hash.update(&bytes);
+            let offset = n_bytes / SAMPLES * sample;
+            hash.update(file.get(offset, SAMPLE_BYTES.min(n_bytes - offset))?.unwrap_or_default());
         }
     }
     Ok(set_id(files, [hash.finalize().as_slice()]))

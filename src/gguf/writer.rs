@@ -396,6 +396,12 @@ impl<'a> Chunks<'a> {
         }
         this
     }
+
+    /// The tensors to come, in order.
+    fn tensors_left(&self) -> impl Iterator<Item = usize> {
+        let all = self.files.iter().flat_map(|file| file.tensors.clone());
+        all.skip_while(|&tensor| tensor < self.tensor)
+    }
 }
 
 impl Iterator for Chunks<'_> {
@@ -475,6 +481,7 @@ impl<'a> Stream<'a> {
             (options.memory_bytes / (2 * n_workers as u64)).clamp(MIN_CHUNK_BYTES, MAX_CHUNK_BYTES);
         let start = beside.watermark.map_or(0, Watermark::start);
         let chunks = Chunks::new(source.tensors(), files, chunk_bytes, start);
+        chunks.tensors_left().for_each(|tensor| source.expect(tensor));
         Self {
             source,
             outputs,

@@ -262,6 +262,10 @@ impl TensorSource for QuantizePlan<'_> {
         result
     }
 
+    fn expect(&self, tensor: usize) {
+        self.source.expect(self.steps[tensor].source);
+    }
+
     fn release_rows(&self, tensor: usize, first_row: u64, n_rows: u64) {
         self.source.release_rows(self.steps[tensor].source, first_row, n_rows);
     }

@@ -93,7 +93,7 @@ fn the_fixture_opens_and_reads() {
         let n = range.meta.shape.n_elems();
         let mut middle = vec![0; 2 * (n as usize / 2)];
         checkpoint.read_elems(weight, n / 4, &mut middle).unwrap();
-        checkpoint.read_ahead(weight, 0, n);
+        checkpoint.expect(weight);
         checkpoint.release_elems(weight, 0, n);
         let begin = 2 * (n as usize / 4);
         assert_eq!(middle, expected[begin..begin + middle.len()], "{}", range.meta.name);

@@ -7,6 +7,7 @@ use crate::support::root;
 /// Module and what it may use; anything else is an arrow in the wrong direction. `core` and `quant` are crates of their
 /// own: there the compiler holds the arrows.
 const ARROWS: &[(&str, &[&str])] = &[
+    ("remote", &["core"]),
     ("gguf", &["core"]),
     ("checkpoint", &["core"]),
     ("dequant", &["core", "checkpoint", "quant"]),

@@ -54,6 +54,8 @@ mod quant;
 mod quant_iq;
 mod quantize;
 mod refused;
+#[cfg(all(unix, feature = "remote"))]
+mod remote;
 mod sets;
 mod shares;
 mod support;

@@ -4,11 +4,17 @@
 use std::io::{self, Read};
 use std::path::Path;
 
+use crate::ranged;
+
 /// Opens a file for reading; links are followed.
 ///
 /// # Errors
 /// I/O errors, named with the path; a path that is not a regular file.
 pub fn open(path: &Path) -> io::Result<fs_err::File> {
+    if ranged::find(path).is_some() {
+        let text = format!("{}: lies on a server and is not read whole", path.display());
+        return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+    }
     // Looked at before it is opened: opening alone may wait, or ring a device's bell.
     let Ok(metadata) = path.metadata() else { return fs_err::File::open(path) };
     if !metadata.is_file() {

@@ -50,6 +50,12 @@ pub trait TensorSource: Sync {
         None
     }
 
+    /// Announces that a tensor will be read, after those that were announced before it, so that what has to be fetched
+    /// is on its way. Whoever reads files of this machine need not care.
+    fn expect(&self, tensor: usize) {
+        let _ = tensor;
+    }
+
     /// Tells the source that these rows will not be read again soon, so that mapped pages can be dropped.
     fn release_rows(&self, tensor: usize, first_row: u64, n_rows: u64) {
         let _ = (tensor, first_row, n_rows);
@@ -184,6 +190,12 @@ pub trait WeightSource: Sync {
     ) -> Result<(), SourceError> {
         let _ = (first, out);
         panic!("weight {weight} has no packing as {ty}")
+    }
+
+    /// Announces that a weight will be read, after those that were announced before it, as
+    /// [`TensorSource::expect`] does for a tensor.
+    fn expect(&self, weight: usize) {
+        let _ = weight;
     }
 
     /// Tells the source that these elements will not be read again soon, so that mapped pages can be dropped.

@@ -10,6 +10,9 @@ use crate::core::{ElementType, Hint};
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum TorchError {
+    /// Reading failed.
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
     /// No bytes at all.
     #[error("the file is empty")]
     Empty,

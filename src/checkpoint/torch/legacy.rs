@@ -11,8 +11,8 @@ use crate::checkpoint::pickle::{self, Pickle, Value};
 use crate::checkpoint::torch::error::{TorchError, elem_bytes};
 use crate::checkpoint::torch::storage::{self, StorageId};
 use crate::checkpoint::torch::zip_archive::Extent;
-use crate::core::bytes::{Cursor, Endian};
 use crate::core::limits::Limits;
+use crate::core::ranged::Bytes;
 
 /// 0x1950a86a20f9469cfc6c, little-endian.
 const MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
@@ -22,16 +22,18 @@ const VERSION: i64 = 1001;
 ///
 /// # Errors
 /// [`TorchError`]: another file, or one that is broken.
-pub(super) fn read(file: &[u8], limits: &Limits) -> Result<(Pickle, HashMap<String, Extent>), TorchError> {
+pub(super) fn read<B: Bytes + ?Sized>(
+    file: &B,
+    limits: &Limits,
+) -> Result<(Pickle, HashMap<String, Extent>), TorchError> {
     let mut at = 0;
     let mut next = || {
         let offset = at;
         // A pickle longer than the cap ends inside it, which reads as a file that is cut short.
-        let rest = &file[at..];
-        let cap = usize::try_from(limits.pickle_bytes).unwrap_or(usize::MAX);
-        let pickle = pickle::read(&rest[..rest.len().min(cap)], at as u64)?;
-        at += pickle.end();
-        Ok::<_, TorchError>((pickle, offset as u64))
+        let n_bytes = file.n_bytes().saturating_sub(at).min(limits.pickle_bytes);
+        let pickle = pickle::read(&file.get(at, n_bytes)?.unwrap_or_default(), at)?;
+        at += pickle.end() as u64;
+        Ok::<_, TorchError>((pickle, offset))
     };
     let (magic, _) = next()?;
     if !matches!(magic.get(magic.root()), Value::Long(bytes) if **bytes == MAGIC) {
@@ -87,21 +89,22 @@ fn described(object: &Pickle) -> Result<HashMap<String, StorageId>, TorchError> 
 }
 
 /// The extent of the storage whose count lies at `at`, and where the next one begins.
-fn storage(file: &[u8], at: usize, id: &StorageId) -> Result<(Extent, usize), TorchError> {
-    let mut cursor = Cursor::new(&file[at..], Endian::Little);
-    let offset = at as u64;
+fn storage<B: Bytes + ?Sized>(file: &B, offset: u64, id: &StorageId) -> Result<(Extent, u64), TorchError> {
+    const COUNT_BYTES: u64 = 8;
     let truncated =
         |wanted, present| TorchError::StorageTruncated { offset, key: id.key.clone(), wanted, present };
-    let left = cursor.left();
-    let found = cursor.i64().map_err(|_| truncated(8, left))?;
+    let left = file.n_bytes().saturating_sub(offset);
+    let count = file.get(offset, COUNT_BYTES)?;
+    let count = count.as_ref().and_then(|count| count.first_chunk().copied());
+    let found = i64::from_le_bytes(count.ok_or_else(|| truncated(COUNT_BYTES, left))?);
     if u64::try_from(found) != Ok(id.n_elems) {
         let (key, expected) = (id.key.clone(), id.n_elems);
         return Err(TorchError::StorageCount { offset, key, expected, found });
     }
     let n_bytes = id.n_elems.saturating_mul(elem_bytes(id.ty) as u64);
-    let data = cursor.offset();
-    let left = cursor.left();
-    cursor.take(n_bytes).map_err(|_| truncated(n_bytes, left))?;
-    let extent = Extent { offset: offset + data, n_bytes };
-    Ok((extent, at + cursor.offset() as usize))
+    let (data, left) = (offset + COUNT_BYTES, left - COUNT_BYTES);
+    if n_bytes > left {
+        return Err(truncated(n_bytes, left));
+    }
+    Ok((Extent { offset: data, n_bytes }, data + n_bytes))
 }

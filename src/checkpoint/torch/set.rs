@@ -1,10 +1,11 @@
 //! A set of PyTorch files: which files belong to it, and reading their tensors.
 
 use crate::checkpoint::files::{FileSet, Middle, Naming};
+use crate::checkpoint::shards::failed;
 use crate::checkpoint::torch::{self, StoredTensor, state_dict};
 use crate::checkpoint::{CheckpointError, Container, ModelDir, Part};
 use crate::core::limits::Limits;
-use crate::core::mmap::MappedFile;
+use crate::core::ranged::WeightFile;
 use crate::core::{SourceError, WeightMeta, WeightSource};
 use std::borrow::Cow;
 
@@ -34,7 +35,7 @@ pub(in crate::checkpoint) struct TorchFiles {
 #[derive(Debug)]
 struct File {
     name: String,
-    file: MappedFile,
+    file: WeightFile,
 }
 
 impl TorchFiles {
@@ -83,7 +84,7 @@ impl TorchFiles {
 
     fn add(&mut self, dir: &ModelDir, name: &str, limits: &Limits) -> Result<(), CheckpointError> {
         let path = dir.path().join(name);
-        let file = MappedFile::open(&path)?;
+        let file = WeightFile::open(&path)?;
         let content = torch::parse(&file, limits)
             .map_err(|source| CheckpointError::Torch { path, source: source.into() })?;
         let index = self.files.len();
@@ -111,7 +112,7 @@ impl TorchFiles {
         }
     }
 
-    fn place(&self, weight: usize) -> (&MappedFile, &StoredTensor) {
+    fn place(&self, weight: usize) -> (&WeightFile, &StoredTensor) {
         let (file, tensor) = &self.places[weight];
         (&self.files[*file].file, tensor)
     }
@@ -133,13 +134,6 @@ impl Container for TorchFiles {
     fn warnings(&self) -> &[String] {
         &self.warnings
     }
-
-    fn read_ahead(&self, weight: usize, first: u64, n: u64) {
-        let (file, tensor) = self.place(weight);
-        if let Some((offset, n_bytes)) = tensor.window(first, n) {
-            file.will_need(offset, n_bytes);
-        }
-    }
 }
 
 impl WeightSource for TorchFiles {
@@ -149,13 +143,23 @@ impl WeightSource for TorchFiles {
 
     fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
         let (file, tensor) = self.place(weight);
-        tensor.read_elems(file, first, out);
+        match file.mapped() {
+            Some(bytes) => tensor.read_elems(bytes, first, out),
+            None => tensor.fetch_elems(file, first, out).map_err(|error| failed(&tensor.meta, error))?,
+        }
         Ok(())
     }
 
     fn borrow(&self, weight: usize) -> Option<&[u8]> {
         let (file, tensor) = self.place(weight);
-        tensor.borrow(file)
+        tensor.borrow(file.mapped()?)
+    }
+
+    fn expect(&self, weight: usize) {
+        let (file, tensor) = self.place(weight);
+        if let Some((offset, n_bytes)) = tensor.window(0, tensor.meta.shape.n_elems()) {
+            file.expect(offset, n_bytes);
+        }
     }
 
     fn release_elems(&self, weight: usize, first: u64, n: u64) {

@@ -3,6 +3,7 @@
 //! Element `(i0, i1, ..)` is element `offset + i0 * stride0 + i1 * stride1 + ..` of the storage.
 
 use std::collections::HashMap;
+use std::io;
 
 use crate::checkpoint::pickle::globals::{Global, Rebuild};
 use crate::checkpoint::pickle::{Id, Pickle, Value};
@@ -10,6 +11,7 @@ use crate::checkpoint::torch::error::{TensorProblem, elem_bytes};
 use crate::checkpoint::torch::storage::StorageId;
 use crate::checkpoint::torch::zip_archive::Extent;
 use crate::core::bytes::Endian;
+use crate::core::ranged::Bytes;
 use crate::core::{ElementType, Shape, WeightMeta};
 
 /// How many times the elements of its storage a tensor may show (stride 0 shows one element again and again).
@@ -135,6 +137,29 @@ impl StoredTensor {
     /// # Panics
     /// If the range lies outside the tensor, or `file` is not the file that was parsed.
     pub fn read_elems(&self, file: &[u8], first: u64, out: &mut [u8]) {
+        self.read_part(file, 0, first, out);
+    }
+
+    /// As [`StoredTensor::read_elems`], from a file of which only what the elements need is here.
+    ///
+    /// # Errors
+    /// The bytes cannot be had.
+    ///
+    /// # Panics
+    /// As [`StoredTensor::read_elems`].
+    pub fn fetch_elems<B: Bytes + ?Sized>(&self, file: &B, first: u64, out: &mut [u8]) -> io::Result<()> {
+        let n = (out.len() / self.elem_bytes()) as u64;
+        // A view that jumps about may need any of it.
+        let window = self.window(first, n).or_else(|| self.window(0, self.meta.shape.n_elems()));
+        if let Some((offset, n_bytes)) = window {
+            let bytes = file.get(offset, n_bytes)?.unwrap_or_default();
+            self.read_part(&bytes, offset, first, out);
+        }
+        Ok(())
+    }
+
+    /// As [`StoredTensor::read_elems`], given the bytes of the file from `file_offset` on.
+    fn read_part(&self, file: &[u8], file_offset: u64, first: u64, out: &mut [u8]) {
         let elem = self.elem_bytes();
         let n = (out.len() / elem) as u64;
         assert!(out.len().is_multiple_of(elem), "the buffer holds whole elements");
@@ -152,7 +177,7 @@ impl StoredTensor {
                 rest /= size;
             }
             let len = (inner.0 - column).min(n - done);
-            let from = &file[(self.offset + start * elem as u64) as usize..];
+            let from = &file[(self.offset + start * elem as u64 - file_offset) as usize..];
             let to = &mut out[done as usize * elem..][..len as usize * elem];
             copy_strided(from, inner.1 as usize, elem, to);
             done += len;

@@ -5,14 +5,16 @@
 //! before PyTorch 2.1, then little). Local headers carry no sizes and other extra fields than the directory, which
 //! therefore has the word on sizes, while the start of the data follows from the local header.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
-use std::io::{self, Cursor};
+use std::io::{self, Read, Seek, SeekFrom};
 
 use zip::result::ZipError;
 use zip::{CompressionMethod, ZipArchive};
 
 use crate::checkpoint::torch::error::{RecordProblem, TorchError};
 use crate::core::bytes::Endian;
+use crate::core::ranged::Bytes;
 
 /// Records up to this size are compared with their checksum when the file is opened. A checksum covers a whole record;
 /// for larger ones that would mean to read the file twice.
@@ -47,9 +49,9 @@ struct Record {
 ///
 /// # Errors
 /// [`TorchError`]: the archive is broken, or is no PyTorch file.
-pub(super) fn read(file: &[u8]) -> Result<Archive, TorchError> {
+pub(super) fn read<B: Bytes + ?Sized>(file: &B) -> Result<Archive, TorchError> {
     let config = zip::read::Config { archive_offset: zip::read::ArchiveOffset::Known(0) };
-    let mut zip = ZipArchive::with_config(config, Cursor::new(file))?;
+    let mut zip = ZipArchive::with_config(config, Reader { file, at: 0 })?;
     if zip.has_duplicate_names() {
         return Err(TorchError::DuplicateRecord);
     }
@@ -71,7 +73,7 @@ pub(super) fn read(file: &[u8]) -> Result<Archive, TorchError> {
         if name == "data.pkl" {
             archive.pickle = record.extent;
         } else if name == "byteorder" {
-            archive.endian = byte_order(slice(file, record.extent))?;
+            archive.endian = byte_order(&bytes(file, record.extent)?)?;
         } else if let Some(key) = name.strip_prefix("data/") {
             archive.storages.insert(key.to_owned(), record.extent);
         }
@@ -86,16 +88,50 @@ pub(super) fn read(file: &[u8]) -> Result<Archive, TorchError> {
 }
 
 /// The bytes of an extent, which is known to lie inside the file.
-pub(super) fn slice(file: &[u8], extent: Extent) -> &[u8] {
-    &file[extent.offset as usize..][..extent.n_bytes as usize]
+///
+/// # Errors
+/// They cannot be had.
+pub(super) fn bytes<B: Bytes + ?Sized>(file: &B, extent: Extent) -> io::Result<Cow<'_, [u8]>> {
+    Ok(file.get(extent.offset, extent.n_bytes)?.unwrap_or_default())
+}
+
+/// The file as the archive's reader wants it.
+struct Reader<'a, B: ?Sized> {
+    file: &'a B,
+    at: u64,
+}
+
+impl<B: Bytes + ?Sized> Read for Reader<'_, B> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let left = self.file.n_bytes().saturating_sub(self.at);
+        let n_bytes = left.min(out.len() as u64);
+        let bytes = self.file.get(self.at, n_bytes)?.unwrap_or_default();
+        out[..bytes.len()].copy_from_slice(&bytes);
+        self.at += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+}
+
+impl<B: Bytes + ?Sized> Seek for Reader<'_, B> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let at = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::End(by) => self.file.n_bytes().checked_add_signed(by),
+            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+        };
+        self.at = at.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        Ok(self.at)
+    }
 }
 
 /// The directory must end where its last listed record ends: a wrong count would hide records.
-fn check_directory_end(file: &[u8], start: u64, listed: usize) -> Result<(), TorchError> {
+fn check_directory_end<B: Bytes + ?Sized>(file: &B, start: u64, listed: usize) -> Result<(), TorchError> {
     const HEADER_BYTES: u64 = 46;
+    let n_bytes = file.n_bytes().saturating_sub(start);
+    let directory = file.get(start, n_bytes)?.unwrap_or_default();
     let mut offset = start;
     let number = |at: u64| -> Option<u64> {
-        let raw = file.get(usize::try_from(at).ok()?..)?.first_chunk::<2>()?;
+        let raw = directory.get(usize::try_from(at - start).ok()?..)?.first_chunk::<2>()?;
         Some(u64::from(u16::from_le_bytes(*raw)))
     };
     for _ in 0..listed {
@@ -103,14 +139,14 @@ fn check_directory_end(file: &[u8], start: u64, listed: usize) -> Result<(), Tor
         let [Some(name), Some(extra), Some(comment)] = lengths else { break };
         offset += HEADER_BYTES + name + extra + comment;
     }
-    let ends = usize::try_from(offset)
+    let ends = usize::try_from(offset - start)
         .ok()
-        .and_then(|at| file.get(at..))
+        .and_then(|at| directory.get(at..))
         .is_some_and(|rest| rest.starts_with(b"PK\x05\x06") || rest.starts_with(b"PK\x06\x06"));
     if ends { Ok(()) } else { Err(TorchError::Directory { offset, listed }) }
 }
 
-fn record(zip: &mut ZipArchive<Cursor<&[u8]>>, index: usize) -> Result<Record, TorchError> {
+fn record<R: Read + Seek>(zip: &mut ZipArchive<R>, index: usize) -> Result<Record, TorchError> {
     let end = zip.central_directory_start();
     let entry = zip.by_index_raw(index)?;
     let name = entry.name()?.into_owned();
@@ -145,7 +181,7 @@ fn check_overlap(records: &[Record]) -> Result<(), TorchError> {
 }
 
 /// The folder of the one `data.pkl` that lies in a folder, with its slash.
-fn top(zip: &ZipArchive<Cursor<&[u8]>>) -> Result<String, TorchError> {
+fn top<R: Read + Seek>(zip: &ZipArchive<R>) -> Result<String, TorchError> {
     let names = || zip.file_names().filter_map(Result::ok);
     let mut tops = names().filter_map(|name| {
         let top = name.strip_suffix("data.pkl")?;
@@ -174,7 +210,7 @@ fn byte_order(text: &[u8]) -> Result<Endian, TorchError> {
 }
 
 /// Reads a record to its end, where the archive's reader compares the checksum.
-fn check_sum(zip: &mut ZipArchive<Cursor<&[u8]>>, index: usize) -> Result<(), TorchError> {
+fn check_sum<R: Read + Seek>(zip: &mut ZipArchive<R>, index: usize) -> Result<(), TorchError> {
     let mut entry = zip.by_index(index)?;
     let name = entry.name()?.into_owned();
     io::copy(&mut entry, &mut io::sink())

@@ -1,11 +1,12 @@
 //! `gguf-convert hf2gguf`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 
 use crate::arch::{CardKind, Fuse, Heads};
 use crate::cli::convert::to_gguf::{ToGguf, TypePlan};
+use crate::cli::remote::RemoteArgs;
 use crate::cli::{Exit, Session, UsageError};
 use crate::convert::{ConvertOptions, ModelSource};
 
@@ -28,7 +29,8 @@ const TEXT_ONLY: [&str; 12] = [
 /// Arguments of `hf2gguf`.
 #[derive(Debug, Args)]
 pub(super) struct Hf2gguf {
-    /// Directory of the checkpoint: config.json, weights, tokenizer files; or a PyTorch file in one
+    /// Directory of the checkpoint: config.json, weights, tokenizer files; a PyTorch file in one; or a model on a server:
+    /// ORG/NAME or ORG/NAME@REVISION of the Hugging Face hub, https://HOST/DIR, s3://BUCKET/DIR
     dir: PathBuf,
     /// Read a model in Mistral's own format (params.json, consolidated*.safetensors) although its directory has Hugging
     /// Face's files too
@@ -63,11 +65,16 @@ pub(super) struct Hf2gguf {
     #[arg(long)]
     fp8_as_q8: bool,
     #[command(flatten)]
+    remote: RemoteArgs,
+    #[command(flatten)]
     to_gguf: ToGguf,
 }
 
 impl Hf2gguf {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
+        let model = self.remote.directory(session, &self.dir)?;
+        let target_model = self.remote.optional(session, self.target_model_dir.as_deref())?;
+        self.remote.check_use([&model].into_iter().chain(&target_model))?;
         let adjust = |plan: TypePlan, options: &mut ConvertOptions| {
             if self.fp8_as_q8 && !matches!(plan, TypePlan::Plain { .. }) {
                 let text = "`--fp8-as-q8` goes with f32, f16, bf16, q8_0, tq1_0, tq2_0 and auto only";
@@ -84,7 +91,7 @@ impl Hf2gguf {
             }
             options.kind = if self.mmproj { CardKind::Mmproj } else { CardKind::Text };
             options.mistral_format = self.mistral_format;
-            options.target_model_dir.clone_from(&self.target_model_dir);
+            options.target_model_dir = target_model.as_ref().map(|target| target.path().to_owned());
             options.rerank = self.rerank;
             options.dense_modules = self.sentence_transformers_dense_modules;
             options.heads = match (self.no_mtp, self.mtp) {
@@ -96,14 +103,8 @@ impl Hf2gguf {
             options.fp8_as_q8 = self.fp8_as_q8;
             Ok(())
         };
-        // The output of a single file goes beside it.
-        let dir = match self.dir.parent() {
-            Some(parent) if self.dir.is_file() && parent.as_os_str().is_empty() => Path::new("."),
-            Some(parent) if self.dir.is_file() => parent,
-            _ => &self.dir,
-        };
-        let paths = [self.dir.as_path(), dir];
-        self.to_gguf.run(session, paths, adjust, |options| ModelSource::open(&self.dir, options))?;
+        let paths = [model.path(), model.output()];
+        self.to_gguf.run(session, paths, adjust, |options| ModelSource::open(model.path(), options))?;
         Ok(Exit::Done)
     }
 }

@@ -9,6 +9,7 @@ use clap::builder::PossibleValuesParser;
 use crate::arch::OutType;
 use crate::cli::convert::to_gguf::{AUTO, Job, job_target};
 use crate::cli::guard::Guard;
+use crate::cli::remote::RemoteArgs;
 use crate::cli::{Exit, Session};
 use crate::convert::{AdapterConversion, AdapterOptions, ConvertOptions};
 use crate::core::bytes::Endian;
@@ -23,7 +24,8 @@ const TYPES: [&str; 5] = ["f32", "f16", "bf16", "q8_0", AUTO];
 /// Arguments of `lora2gguf`.
 #[derive(Debug, Args)]
 pub(super) struct Lora2gguf {
-    /// Directory of the adapter: adapter_config.json, and adapter_model.safetensors or adapter_model.bin
+    /// Directory of the adapter: adapter_config.json, and adapter_model.safetensors or adapter_model.bin; or an adapter on
+    /// a server (ORG/NAME, https://HOST/DIR, s3://BUCKET/DIR), as its base model may be
     dir: PathBuf,
     /// Directory of the base model, of which config.json is enough; weights that lie there are held against the adapter
     /// [default: what adapter_config.json names, if that is a directory]
@@ -55,6 +57,8 @@ pub(super) struct Lora2gguf {
     /// Read text files also through links that lead out of their directory; the hub's cache needs no leave
     #[arg(long)]
     follow_links: bool,
+    #[command(flatten)]
+    remote: RemoteArgs,
     /// Write a big-endian file
     #[arg(long)]
     bigendian: bool,
@@ -63,14 +67,19 @@ pub(super) struct Lora2gguf {
 impl Lora2gguf {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         let started = Instant::now();
-        let adapter = AdapterOptions { base: self.base.clone(), scale_alpha: self.scale_alpha };
-        let conversion = AdapterConversion::plan(&self.dir, &adapter, &self.options(session))?;
+        let adapter_dir = self.remote.directory(session, &self.dir)?;
+        let base = self.remote.optional(session, self.base.as_deref())?;
+        self.remote.check_use([&adapter_dir].into_iter().chain(&base))?;
+        let base = base.as_ref().map(|base| base.path().to_owned());
+        let adapter = AdapterOptions { base: base.clone(), scale_alpha: self.scale_alpha };
+        let conversion = AdapterConversion::plan(adapter_dir.path(), &adapter, &self.options(session))?;
         for warning in conversion.warnings() {
             log::warn!("{}", escape(warning));
         }
         let encoding = conversion.encoding();
         let default_name = conversion.default_file_name(&encoding);
-        let target = job_target(self.output.as_deref().unwrap_or(&self.dir), &default_name, &encoding);
+        let target =
+            job_target(self.output.as_deref().unwrap_or(adapter_dir.output()), &default_name, &encoding);
         let options = WriteOptions {
             layout: LayoutOptions {
                 endian: if self.bigendian { Endian::Big } else { Endian::Little },
@@ -83,9 +92,9 @@ impl Lora2gguf {
         };
         let job = Job::plain(target, conversion.metadata(), &conversion, options, encoding);
         let mut guard = Guard::new(session, self.dry_run);
-        guard.read("the adapter", &self.dir)?;
+        guard.read("the adapter", adapter_dir.path())?;
         guard.read_all("the adapter", conversion.input_paths())?;
-        guard.read_all("the base model", &self.base)?;
+        guard.read_all("the base model", &base)?;
         guard.read_all("the card", &self.card)?;
         guard.write("the output", &job.target, OutputKind::Model)?;
         if self.dry_run {

@@ -7,29 +7,35 @@ use clap::Args;
 
 use crate::arch::OutType;
 use crate::cli::convert::to_gguf::{ToGguf, TypePlan};
+use crate::cli::remote::RemoteArgs;
 use crate::cli::{Exit, Session, UsageError};
 use crate::convert::{ConvertOptions, ModelSource};
 
 /// Arguments of `merge-lora`.
 #[derive(Debug, Args)]
 pub(super) struct MergeLora {
-    /// Directory of the base model: config.json, weights, tokenizer files
+    /// Directory of the base model: config.json, weights, tokenizer files; or a model on a server, as with hf2gguf
     base: PathBuf,
-    /// Directory of the adapter: adapter_config.json, and adapter_model.safetensors or adapter_model.bin
+    /// Directory of the adapter: adapter_config.json, and adapter_model.safetensors or adapter_model.bin; or one on a server
     adapter: PathBuf,
+    #[command(flatten)]
+    remote: RemoteArgs,
     #[command(flatten)]
     to_gguf: ToGguf,
 }
 
 impl MergeLora {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
+        let base = self.remote.directory(session, &self.base)?;
+        let adapter = self.remote.directory(session, &self.adapter)?;
+        self.remote.check_use([&base, &adapter])?;
         let opened = RefCell::new(None);
         let adjust = |_: TypePlan, options: &mut ConvertOptions| {
             if options.vocab_only {
                 let text = "`--vocab-only` writes no tensors: there is nothing to merge into";
                 return Err(UsageError(text.to_owned()).into());
             }
-            let source = ModelSource::open(&self.base, options)?;
+            let source = ModelSource::open(base.path(), options)?;
             // Sums are F32: the type that suits the checkpoint is the one it had before.
             options.file_type = options.file_type.or_else(|| Some(OutType::auto(source.metas())));
             opened.replace(Some(source));
@@ -38,12 +44,12 @@ impl MergeLora {
         let open = |options: &ConvertOptions| {
             let source = match opened.take() {
                 Some(source) => source,
-                None => ModelSource::open(&self.base, options)?,
+                None => ModelSource::open(base.path(), options)?,
             };
-            source.merged(&self.adapter, options)
+            source.merged(adapter.path(), options)
         };
         // The base model's directory may hold its own conversion.
-        self.to_gguf.run(session, [self.base.as_path(), self.adapter.as_path()], adjust, open)?;
+        self.to_gguf.run(session, [base.path(), adapter.output()], adjust, open)?;
         Ok(Exit::Done)
     }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use crate::cli::convert::to_gguf::{ToGguf, TypePlan};
+use crate::cli::remote::RemoteArgs;
 use crate::cli::{Exit, Session};
 use crate::convert::{ConvertOptions, ModelSource, OffsetSign};
 
@@ -22,8 +23,11 @@ enum Sign {
 /// Arguments of `msmodelslim2gguf`.
 #[derive(Debug, Args)]
 pub(super) struct Msmodelslim2gguf {
-    /// Directory of the checkpoint: config.json, quant_model_description*.json, weights, tokenizer files
+    /// Directory of the checkpoint: config.json, quant_model_description*.json, weights, tokenizer files; or a model on a
+    /// server, as with hf2gguf
     dir: PathBuf,
+    #[command(flatten)]
+    remote: RemoteArgs,
     /// Sign of the offsets in the file; a warning tells if the other one fits the weights better
     #[arg(long, value_enum, ignore_case = true, value_name = "SIGN", default_value = "auto")]
     offset_sign: Sign,
@@ -41,8 +45,10 @@ impl Msmodelslim2gguf {
             };
             Ok(())
         };
-        let open = |options: &ConvertOptions| ModelSource::open_msmodelslim(&self.dir, options);
-        self.to_gguf.run(session, [&self.dir, &self.dir], adjust, open)?;
+        let model = self.remote.directory(session, &self.dir)?;
+        self.remote.check_use([&model])?;
+        let open = |options: &ConvertOptions| ModelSource::open_msmodelslim(model.path(), options);
+        self.to_gguf.run(session, [model.path(), model.output()], adjust, open)?;
         Ok(Exit::Done)
     }
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::cli::inspect::describe::type_table;
+use crate::cli::remote::RemoteArgs;
 use crate::cli::render::{Align, Style, Table, count, plural, styled};
 use crate::cli::{Session, stored};
 use crate::convert::ConvertOptions;
@@ -15,8 +16,11 @@ use crate::inspect::{self, CheckpointReport, PlannedOutput, Problem, WeightFiles
 /// Arguments of `checkpoint`.
 #[derive(Debug, Args)]
 pub(super) struct CheckpointArgs {
-    /// Directory with config.json and weights, a PyTorch file in one, or a FastLLM file
+    /// Directory with config.json and weights, a PyTorch file in one, or a FastLLM file; or a model on a server: ORG/NAME or
+    /// ORG/NAME@REVISION of the Hugging Face hub, https://HOST/DIR, s3://BUCKET/DIR
     path: PathBuf,
+    #[command(flatten)]
+    remote: RemoteArgs,
     /// List every tensor as it lies in the files (--json always does)
     #[arg(long)]
     tensors: bool,
@@ -32,7 +36,10 @@ impl CheckpointArgs {
             level: session.common.simd,
             ..ConvertOptions::default()
         };
-        let report = inspect::inspect_checkpoint(&self.path, &options)?;
+        let model = self.remote.directory(session, &self.path)?;
+        self.remote.check_use([&model])?;
+        let mut report = inspect::inspect_checkpoint(model.path(), &options)?;
+        report.path.clone_from(&self.path);
         if session.common.json {
             return session.print_json(&inspect::checkpoint_json(&report));
         }

@@ -1,0 +1,213 @@
+//! Files that are read by ranges. Most are mapped; those of a checkpoint that lies on a server are fetched as they are
+//! needed. Such a checkpoint has a directory here, whose small files are real; for the large ones this module knows who
+//! fetches them.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::mmap::MappedFile;
+
+/// A file whose bytes have to be fetched.
+pub trait RangedFile: Send + Sync + fmt::Debug {
+    /// Its length.
+    fn n_bytes(&self) -> u64;
+
+    /// Reads the bytes from `offset` on, waiting for them if need be.
+    ///
+    /// # Errors
+    /// They cannot be fetched.
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
+
+    /// Announces a range that will be read, after those that were announced before it.
+    fn expect(&self, offset: u64, n_bytes: u64);
+
+    /// Lets go of a range that will not be read again soon.
+    fn release(&self, offset: u64, n_bytes: u64);
+}
+
+/// The files of a directory that have to be fetched.
+pub trait RangedDirectory: Send + Sync + fmt::Debug {
+    /// The file of a name, relative to the directory; `None` for a file that lies in the directory.
+    fn file(&self, name: &Path) -> Option<Arc<dyn RangedFile>>;
+}
+
+struct Registered {
+    root: PathBuf,
+    shown: String,
+    /// `None` once it is closed: what went wrong may be told later.
+    directory: Option<Arc<dyn RangedDirectory>>,
+}
+
+/// The directories that are or were open, of which a program has one or two.
+static OPEN: RwLock<Vec<Registered>> = RwLock::new(Vec::new());
+
+/// Keeps a directory known; files that are open stay so when it is dropped.
+#[derive(Debug)]
+pub struct Registration {
+    root: PathBuf,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let mut open = OPEN.write().unwrap_or_else(PoisonError::into_inner);
+        open.iter_mut().filter(|open| open.root == self.root).for_each(|open| open.directory = None);
+    }
+}
+
+/// Makes a directory known: files below `root` that `directory` has are read through it. People know the directory as
+/// `shown`. A root is that of one directory at a time.
+#[must_use]
+pub fn register(root: &Path, shown: &str, directory: Arc<dyn RangedDirectory>) -> Registration {
+    let registered =
+        Registered { root: root.to_owned(), shown: shown.to_owned(), directory: Some(directory) };
+    OPEN.write().unwrap_or_else(PoisonError::into_inner).push(registered);
+    Registration { root: root.to_owned() }
+}
+
+/// The file at a path, if it has to be fetched.
+#[must_use]
+pub fn find(path: &Path) -> Option<Arc<dyn RangedFile>> {
+    let open = OPEN.read().unwrap_or_else(PoisonError::into_inner);
+    open.iter().find_map(|open| open.directory.as_ref()?.file(path.strip_prefix(&open.root).ok()?))
+}
+
+/// A message for people, with the names they know in place of the directories of this machine.
+#[must_use]
+pub fn shown(text: &str) -> Cow<'_, str> {
+    let open = OPEN.read().unwrap_or_else(PoisonError::into_inner);
+    open.iter().fold(Cow::Borrowed(text), |text, open| match open.root.to_str() {
+        Some(root) if text.contains(root) => Cow::Owned(text.replace(root, &open.shown)),
+        _ => text,
+    })
+}
+
+/// Bytes that are read by ranges.
+pub trait Bytes {
+    /// How many there are.
+    fn n_bytes(&self) -> u64;
+
+    /// A range; nothing if it reaches beyond the end.
+    ///
+    /// # Errors
+    /// The bytes cannot be fetched.
+    fn get(&self, offset: u64, n_bytes: u64) -> io::Result<Option<Cow<'_, [u8]>>>;
+}
+
+impl Bytes for [u8] {
+    fn n_bytes(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn get(&self, offset: u64, n_bytes: u64) -> io::Result<Option<Cow<'_, [u8]>>> {
+        let range = usize::try_from(offset).ok().zip(usize::try_from(n_bytes).ok());
+        let slice = range.and_then(|(start, len)| <[u8]>::get(self, start..start.checked_add(len)?));
+        Ok(slice.map(Cow::Borrowed))
+    }
+}
+
+impl Bytes for Vec<u8> {
+    fn n_bytes(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn get(&self, offset: u64, n_bytes: u64) -> io::Result<Option<Cow<'_, [u8]>>> {
+        Bytes::get(self.as_slice(), offset, n_bytes)
+    }
+}
+
+/// A file with weights, wherever it lies.
+#[derive(Debug)]
+pub enum WeightFile {
+    /// On this machine.
+    Mapped(MappedFile),
+    /// It is fetched.
+    Fetched(Arc<dyn RangedFile>),
+}
+
+impl WeightFile {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// As [`MappedFile::open`].
+    pub fn open(path: &Path) -> io::Result<Self> {
+        match find(path) {
+            Some(file) => Ok(Self::Fetched(file)),
+            None => Ok(Self::Mapped(MappedFile::open(path)?)),
+        }
+    }
+
+    /// All its bytes, where they are mapped.
+    #[must_use]
+    pub fn mapped(&self) -> Option<&[u8]> {
+        match self {
+            Self::Mapped(map) => Some(map),
+            Self::Fetched(_) => None,
+        }
+    }
+
+    /// Reads the bytes from `offset` on.
+    ///
+    /// # Errors
+    /// They cannot be fetched.
+    ///
+    /// # Panics
+    /// If the range lies outside the file: callers plan from its length.
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        match self {
+            Self::Mapped(map) => {
+                out.copy_from_slice(&map[offset as usize..][..out.len()]);
+                Ok(())
+            }
+            Self::Fetched(file) => file.read_at(offset, out),
+        }
+    }
+
+    /// Tells the system that a range will be read soon. Best effort; what is fetched is announced as a whole before
+    /// ([`WeightFile::expect`]).
+    pub fn will_need(&self, offset: u64, n_bytes: u64) {
+        if let Self::Mapped(map) = self {
+            map.will_need(offset, n_bytes);
+        }
+    }
+
+    /// Announces a range that will be read, after those that were announced before it. The system needs no such
+    /// word for files on this machine.
+    pub fn expect(&self, offset: u64, n_bytes: u64) {
+        if let Self::Fetched(file) = self {
+            file.expect(offset, n_bytes);
+        }
+    }
+
+    /// Lets go of a range that will not be read again soon.
+    pub fn release(&self, offset: u64, n_bytes: u64) {
+        match self {
+            Self::Mapped(map) => map.release(offset, n_bytes),
+            Self::Fetched(file) => file.release(offset, n_bytes),
+        }
+    }
+}
+
+impl Bytes for WeightFile {
+    fn n_bytes(&self) -> u64 {
+        match self {
+            Self::Mapped(map) => map.len() as u64,
+            Self::Fetched(file) => file.n_bytes(),
+        }
+    }
+
+    fn get(&self, offset: u64, n_bytes: u64) -> io::Result<Option<Cow<'_, [u8]>>> {
+        match self {
+            Self::Mapped(map) => Bytes::get(&**map, offset, n_bytes),
+            Self::Fetched(file) => {
+                let is_inside = offset.checked_add(n_bytes).is_some_and(|end| end <= file.n_bytes());
+                let Some(len) = usize::try_from(n_bytes).ok().filter(|_| is_inside) else { return Ok(None) };
+                let mut bytes = vec![0; len];
+                file.read_at(offset, &mut bytes)?;
+                Ok(Some(Cow::Owned(bytes)))
+            }
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Directories of models that users name: on this machine, or on a server.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use crate::cli::{Session, UsageError};
+
+#[cfg(feature = "remote")]
+use crate::remote::{Address, RemoteCheckpoint, RemoteOptions};
+
+/// Pieces of weights on their way that every budget has room for.
+#[cfg(feature = "remote")]
+const MIN_BUDGET: u64 = 64 << 20;
+
+/// How models on servers are read.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct RemoteArgs {
+    /// Fetch the files of a model on a server whole, check them, and keep them in this directory, laid out as the hub's
+    /// own cache [default: read weights by ranges and keep nothing]
+    #[cfg(feature = "remote")]
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+}
+
+/// The directory of a model, or a file in one. What stands for a model on a server goes with this value.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    path: PathBuf,
+    #[cfg(feature = "remote")]
+    remote: Option<RemoteCheckpoint>,
+}
+
+impl Directory {
+    /// Where its files are to be found.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where an output goes that was given no place: beside the model; here, if that lies on a server.
+    pub(crate) fn output(&self) -> &Path {
+        let here = Path::new(".");
+        match self.path.parent() {
+            _ if self.is_remote() => here,
+            Some(parent) if self.path.is_file() && parent.as_os_str().is_empty() => here,
+            Some(parent) if self.path.is_file() => parent,
+            _ => &self.path,
+        }
+    }
+
+    #[cfg(feature = "remote")]
+    fn is_remote(&self) -> bool {
+        self.remote.is_some()
+    }
+
+    #[cfg(not(feature = "remote"))]
+    #[expect(clippy::unused_self, reason = "nothing is, without a network")]
+    fn is_remote(&self) -> bool {
+        false
+    }
+}
+
+impl RemoteArgs {
+    /// The directory that a command names. A path at which there is something is that; else `org/name` and what has a
+    /// scheme lie on a server.
+    ///
+    /// # Errors
+    /// A model on a server that cannot be had.
+    #[cfg(feature = "remote")]
+    pub(crate) fn directory(&self, session: &Session, path: &Path) -> anyhow::Result<Directory> {
+        let address = match path.to_str() {
+            Some(text) if path.symlink_metadata().is_err() => Address::parse(text)?,
+            _ => None,
+        };
+        let Some(address) = address else { return Ok(Directory { path: path.to_owned(), remote: None }) };
+        let options = RemoteOptions {
+            cache: self.cache.clone(),
+            budget: session.common.memory_bytes().max(MIN_BUDGET),
+            is_cancelled: std::sync::Arc::new(crate::cli::is_interrupted),
+            ..RemoteOptions::default()
+        };
+        let remote = RemoteCheckpoint::open(&address, &options, &session.progress)?;
+        Ok(Directory { path: remote.path().to_owned(), remote: Some(remote) })
+    }
+
+    /// The directory that a command names. This program was built without a network.
+    ///
+    /// # Errors
+    /// An address.
+    #[cfg(not(feature = "remote"))]
+    #[expect(clippy::unused_self, reason = "there is nothing to set without a network")]
+    pub(crate) fn directory(&self, _: &Session, path: &Path) -> anyhow::Result<Directory> {
+        if path.to_str().is_some_and(|text| text.contains("://")) {
+            let text =
+                format!("{}: this program was built without a network (feature `remote`)", path.display());
+            return Err(UsageError(text).into());
+        }
+        Ok(Directory { path: path.to_owned() })
+    }
+
+    /// The same for a directory that need not be named.
+    ///
+    /// # Errors
+    /// As [`RemoteArgs::directory`].
+    pub(crate) fn optional(
+        &self,
+        session: &Session,
+        path: Option<&Path>,
+    ) -> anyhow::Result<Option<Directory>> {
+        path.map(|path| self.directory(session, path)).transpose()
+    }
+
+    /// Refuses a cache that none of the directories fills.
+    ///
+    /// # Errors
+    /// [`UsageError`].
+    #[cfg(feature = "remote")]
+    pub(crate) fn check_use<'a>(
+        &self,
+        directories: impl IntoIterator<Item = &'a Directory>,
+    ) -> Result<(), UsageError> {
+        if self.cache.is_some() && !directories.into_iter().any(Directory::is_remote) {
+            let text = "`--cache` keeps files of a model on a server (`ORG/NAME`, `https://`, `s3://`); this one lies here";
+            return Err(UsageError(text.to_owned()));
+        }
+        Ok(())
+    }
+
+    /// There is no cache without a network.
+    ///
+    /// # Errors
+    /// None.
+    #[cfg(not(feature = "remote"))]
+    #[expect(clippy::unused_self, reason = "there is nothing to set without a network")]
+    pub(crate) fn check_use<'a>(&self, _: impl IntoIterator<Item = &'a Directory>) -> Result<(), UsageError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,114 @@
+//! A checkpoint that stays on its server: a directory here has its small files, and names for the others.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::core::progress::Progress;
+use crate::core::ranged::{self, RangedDirectory, RangedFile};
+use crate::remote::client::Client;
+use crate::remote::error::RemoteError;
+use crate::remote::fetch::{FetchedFile, Fetcher};
+use crate::remote::in_parallel;
+use crate::remote::listing::{Entry, Listing};
+use crate::remote::names::{Role, role};
+use crate::remote::sums::Sum;
+
+/// Bytes of a file with weights that are fetched at once with those of all others: most headers are shorter.
+const HEAD_BYTES: u64 = 256 << 10;
+/// Bytes of small files in all.
+const MAX_SMALL_BYTES: u64 = 2 << 30;
+
+/// The files that are fetched as they are read.
+#[derive(Debug)]
+struct Files {
+    /// Sorted by name.
+    names: Vec<PathBuf>,
+    fetcher: Arc<Fetcher>,
+}
+
+impl RangedDirectory for Files {
+    fn file(&self, name: &Path) -> Option<Arc<dyn RangedFile>> {
+        let number = self.names.binary_search_by(|own| own.as_path().cmp(name)).ok()?;
+        Some(Arc::new(FetchedFile { fetcher: Arc::clone(&self.fetcher), number }))
+    }
+}
+
+/// Fills `dir`, which is empty, with the small files of a checkpoint, and makes its other files known as `shown`.
+///
+/// # Errors
+/// [`RemoteError`].
+pub(super) fn open(
+    client: &Arc<Client>,
+    listing: Listing,
+    (dir, shown): (&Path, &str),
+    (budget, piece_bytes): (u64, u64),
+    progress: &dyn Progress,
+) -> Result<ranged::Registration, RemoteError> {
+    let (small, other): (Vec<_>, Vec<_>) =
+        listing.entries.into_iter().partition(|entry| role(&entry.name, entry.n_bytes) == Role::Small);
+    let total: u64 = small.iter().map(|entry| entry.n_bytes).fold(0, u64::saturating_add);
+    if total > MAX_SMALL_BYTES {
+        let (what, limit) = ("bytes of small files", MAX_SMALL_BYTES);
+        return Err(RemoteError::TooMuch { url: shown.to_owned(), what, found: total, limit });
+    }
+    progress.begin(&format!("fetching {shown}"), total);
+    let fetched = in_parallel(&small, |entry| {
+        let bytes = whole(client, entry)?;
+        let path = dir.join(&entry.name);
+        if let Some(parent) = path.parent() {
+            fs_err::create_dir_all(parent)?;
+        }
+        fs_err::write(path, bytes)?;
+        progress.advance(entry.n_bytes);
+        Ok(())
+    });
+    progress.end();
+    fetched?;
+
+    let mut names = Vec::with_capacity(other.len());
+    let mut files = Vec::with_capacity(other.len());
+    let mut other: Vec<(PathBuf, Entry)> =
+        other.into_iter().map(|entry| (entry.name.clone().into(), entry)).collect();
+    other.sort_by(|a, b| a.0.cmp(&b.0));
+    let mut heads = Vec::new();
+    for (name, entry) in other {
+        let path = dir.join(&name);
+        if let Some(parent) = path.parent() {
+            fs_err::create_dir_all(parent)?;
+        }
+        // A name with the right length, and no bytes: whoever reads it without asking the server is refused.
+        let placeholder = fs_err::File::create(path)?;
+        #[cfg(unix)]
+        placeholder.set_len(entry.n_bytes)?;
+        #[cfg(not(unix))]
+        drop(placeholder);
+        let is_header_first =
+            role(&entry.name, entry.n_bytes) == Role::Weights && entry.name.ends_with(".safetensors");
+        heads.extend(is_header_first.then_some((names.len(), entry.n_bytes)));
+        names.push(name);
+        files.push(entry);
+    }
+    let fetcher = Arc::new(Fetcher::new(Arc::clone(client), files, budget, piece_bytes));
+    // What lies behind a short header waits until its tensors are read: of many files less.
+    let head_bytes = (budget / 4 / (heads.len() as u64).max(1)).clamp(4 << 10, HEAD_BYTES);
+    for (number, n_bytes) in heads {
+        FetchedFile { fetcher: Arc::clone(&fetcher), number }.expect(0, n_bytes.min(head_bytes));
+    }
+    Ok(ranged::register(dir, shown, Arc::new(Files { names, fetcher })))
+}
+
+/// All bytes of a file, held against what the server says of them.
+fn whole(client: &Client, entry: &Entry) -> Result<Vec<u8>, RemoteError> {
+    // Lists say any length; the bytes must come.
+    let mut bytes = Vec::new();
+    while (bytes.len() as u64) < entry.n_bytes {
+        let offset = bytes.len();
+        let step = (entry.n_bytes - offset as u64).min(16 << 20) as usize;
+        bytes.resize(offset + step, 0);
+        client.read(&entry.target, offset as u64, &mut bytes[offset..])?;
+    }
+    let mut sum = Sum::new(entry);
+    sum.update(&bytes);
+    sum.check(entry)?;
+    Ok(bytes)
+}

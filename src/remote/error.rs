@@ -1,0 +1,139 @@
+//! Everything that can be wrong with a checkpoint on a server.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::core::Hint;
+use crate::core::text::escape;
+use crate::remote::address::AddressError;
+
+/// What became of the token in a request that was denied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenUse {
+    /// There is none.
+    None,
+    /// It is a bucket: the request was signed with keys, or with none.
+    Keys,
+    /// It went along.
+    Sent,
+    /// It was kept back: the address is not that of the hub, or its connection is not encrypted.
+    Withheld,
+}
+
+/// Why a checkpoint could not be read from a server. Addresses are without their queries, which may carry signatures.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum RemoteError {
+    /// A text that is no address.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// Reading or writing on this machine failed; the inner error names the path.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// There is no such repository, directory or revision.
+    #[error("{address}: not found on {host}{}", said.as_ref().map_or(String::new(), |said| format!(" ({})", escape(said))))]
+    NoCheckpoint {
+        address: String,
+        host: String,
+        /// The server's own word for it.
+        said: Option<String>,
+    },
+    /// A file that is not there (any more).
+    #[error("{url}: not found")]
+    NotFound { url: String },
+    /// The server wants to know who asks, or knows and says no.
+    #[error("{url}: access denied (status {status}{})", said.as_ref().map_or(String::new(), |said| format!(", {}", escape(said))))]
+    Denied {
+        url: String,
+        status: u16,
+        token: TokenUse,
+        /// The server's own word for it.
+        said: Option<String>,
+    },
+    /// An answer that nothing can be done with.
+    #[error("{url}: status {status}{}", after(*attempts))]
+    Status { url: String, status: u16, attempts: u32 },
+    /// The connection failed again and again.
+    #[error("{url}: {reason}{}", after(*attempts))]
+    Connection { url: String, reason: String, attempts: u32 },
+    /// The server does not serve ranges.
+    #[error("{url}: the server sends whole files only, not ranges of bytes")]
+    NoRanges { url: String },
+    /// The file is not the one that the plan was made of.
+    #[error("{url}: the file changed while it was read: {what} was {expected}, is {found}")]
+    Changed { url: String, what: &'static str, expected: String, found: String },
+    /// Bytes that are not what the server promised.
+    #[error("{file}: {what} {expected} expected, found {found}")]
+    Digest { file: String, what: &'static str, expected: String, found: String },
+    /// A list of files that cannot be understood.
+    #[error("{url}: no list of files: {reason}")]
+    Listing { url: String, reason: String },
+    /// A name in a list that must not become a path.
+    #[error("{url}: file name `{}` leads out of the directory", escape(name))]
+    Name { url: String, name: String },
+    /// More than anyone would have.
+    #[error("{url}: {what}: {found}, at most {limit} allowed")]
+    TooMuch { url: String, what: &'static str, found: u64, limit: u64 },
+    /// Redirected in circles, or to where nothing may be fetched from.
+    #[error("{url}: {reason}")]
+    Redirect { url: String, reason: &'static str },
+    /// The network is switched off.
+    #[error("{address}: `HF_HUB_OFFLINE` is set, and {} does not have it", cache.as_ref().map_or("there is no `--cache` that".to_owned(), |cache| cache.display().to_string()))]
+    Offline { address: String, cache: Option<PathBuf> },
+    /// A processor that the encryption was not written for.
+    #[error("this processor lacks `{missing}`, which encrypted connections need here")]
+    Processor { missing: &'static str },
+    /// The user wants to stop.
+    #[error("stopped")]
+    Cancelled,
+}
+
+fn after(attempts: u32) -> String {
+    if attempts > 1 { format!(", after {attempts} attempts") } else { String::new() }
+}
+
+impl Hint for RemoteError {
+    fn hints(&self) -> Vec<String> {
+        let token = "set `HF_TOKEN`, or log in with `hf auth login`, which leaves a token file";
+        let hint = match self {
+            Self::NoCheckpoint { .. } => {
+                "there is no directory of this name here either; check the spelling, and for a private model that \
+                 `HF_TOKEN` is set"
+            }
+            Self::Denied { token: TokenUse::None, .. } => token,
+            Self::Denied { token: TokenUse::Keys, .. } => {
+                "check `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION` and `AWS_PROFILE`, and what they may read"
+            }
+            Self::Denied { token: TokenUse::Sent, .. } => {
+                "the token is not accepted for this model: ask for access on the model's page, or use a token that may \
+                 read it"
+            }
+            Self::Denied { token: TokenUse::Withheld, .. } => {
+                "a token goes to the hub's own address over an encrypted connection only (`HF_ENDPOINT`)"
+            }
+            Self::Status { .. } | Self::Connection { .. } => {
+                "try again later; with `--cache DIR` what is there stays and the rest is fetched"
+            }
+            Self::NoRanges { .. } => "`--cache DIR` fetches the files whole and keeps them",
+            Self::Changed { .. } => "start again: the plan was made of other files than are there now",
+            Self::Digest { .. } => "start again; if it stays so, the file on the server is damaged",
+            Self::Processor { .. } => {
+                "fetch the files with another program (`hf download ORG/NAME --local-dir DIR`) and convert the directory"
+            }
+            Self::Offline { .. } => "unset `HF_HUB_OFFLINE`, or name a directory that is here",
+            _ => return Vec::new(),
+        };
+        vec![hint.to_owned()]
+    }
+}
+
+impl From<RemoteError> for io::Error {
+    /// The kind tells an interrupt from a failure.
+    fn from(error: RemoteError) -> Self {
+        match error {
+            RemoteError::Io(error) => error,
+            RemoteError::Cancelled => Self::new(io::ErrorKind::Interrupted, error),
+            error => Self::other(error),
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! Files that are fetched in pieces while they are read. What was announced is fetched ahead, in order, over several
+//! connections and within a budget of memory; what was not is fetched when it is asked for.
+//!
+//! A piece lies wholly inside what was announced in a row, so that nothing is fetched twice because two tensors share a
+//! block. Where a tensor is read in another order than it lies (transposed, say), its pieces are asked for again and
+//! again: a piece that had to go and is asked for once more raises the budget by its own size, which ends when all
+//! that is read together fits.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::core::ranged::RangedFile;
+use crate::remote::client::Client;
+use crate::remote::error::RemoteError;
+use crate::remote::listing::Entry;
+use crate::remote::sums::Chain;
+
+/// What is fetched at least where nothing was announced.
+const BLOCK_BYTES: u64 = 1 << 20;
+/// Connections at once.
+const N_CONNECTIONS: usize = 8;
+/// How often who waits looks whether the user wants to stop.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Number of a file, and an offset in it.
+type Place = (usize, u64);
+
+/// A piece of a file.
+struct Piece {
+    n_bytes: u64,
+    state: PieceState,
+    /// Bytes that were read and let go.
+    released: u64,
+    /// When it was asked for last; 0: never.
+    used: u64,
+}
+
+enum PieceState {
+    /// Not here.
+    Absent,
+    /// On its way.
+    Coming,
+    Here(Arc<[u8]>),
+}
+
+#[derive(Default)]
+struct State {
+    pieces: BTreeMap<Place, Piece>,
+    /// Announced pieces that nobody has begun to fetch, in order.
+    ahead: VecDeque<Place>,
+    /// Pieces that somebody waits for.
+    wanted: VecDeque<Place>,
+    /// Pieces that had to go before they were let go.
+    evicted: HashSet<Place>,
+    /// Bytes that are here or coming.
+    held: u64,
+    /// What `held` may be.
+    budget: u64,
+    /// The longest piece.
+    piece_bytes: u64,
+    /// The first failure; it is everyone's.
+    failure: Option<Arc<RemoteError>>,
+    /// Counts uses.
+    clock: u64,
+    is_over: bool,
+}
+
+/// What readers and connections share.
+struct Shared {
+    client: Arc<Client>,
+    files: Vec<Entry>,
+    sums: Vec<Mutex<Chain>>,
+    state: Mutex<State>,
+    /// There is something to fetch, or it is over.
+    work: Condvar,
+    /// Something has come.
+    came: Condvar,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Fetches a piece. Nobody sees it before it is in the sum of its file, whose last piece tells whether all are right.
+    fn fetch(&self, (file, offset): Place, n_bytes: u64, room: u64) -> Result<Arc<[u8]>, RemoteError> {
+        let mut bytes = vec![0; n_bytes as usize];
+        let entry = &self.files[file];
+        self.client.read(&entry.target, offset, &mut bytes)?;
+        let bytes: Arc<[u8]> = bytes.into();
+        self.sums[file].lock().unwrap_or_else(PoisonError::into_inner).add(entry, offset, &bytes, room)?;
+        Ok(bytes)
+    }
+}
+
+/// Fetches pieces of files; ends its connections when dropped.
+pub(super) struct Fetcher(Arc<Shared>);
+
+impl fmt::Debug for Fetcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fetcher").field("files", &self.0.files.len()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Fetcher {
+    fn drop(&mut self) {
+        self.0.state().is_over = true;
+        self.0.work.notify_all();
+    }
+}
+
+impl Fetcher {
+    /// A fetcher of files, which asks for at most `piece_bytes` at once and keeps at most about
+    /// `budget` bytes for later.
+    pub(super) fn new(client: Arc<Client>, files: Vec<Entry>, budget: u64, piece_bytes: u64) -> Self {
+        let state = Mutex::new(State { budget, piece_bytes, ..State::default() });
+        let sums = files.iter().map(|file| Mutex::new(Chain::new(file))).collect();
+        let shared =
+            Arc::new(Shared { client, files, sums, state, work: Condvar::new(), came: Condvar::new() });
+        for _ in 0..N_CONNECTIONS {
+            let shared = Arc::clone(&shared);
+            std::thread::spawn(move || serve(&shared));
+        }
+        Self(shared)
+    }
+
+    /// Announces a range of a file.
+    fn expect(&self, file: usize, offset: u64, n_bytes: u64) {
+        let mut state = self.0.state();
+        let (mut at, end) = (offset, offset.saturating_add(n_bytes));
+        while at < end {
+            // What was let go and is announced again will be asked for when its time comes.
+            if let Some((start, piece)) = state.covering(file, at) {
+                at = start + piece.n_bytes;
+                continue;
+            }
+            let end = state.next_start(file, at).unwrap_or(u64::MAX).min(end);
+            at = match state.extend_last(file, at, end) {
+                Some(stop) => stop,
+                None => {
+                    let stop = end.min(at + state.piece_bytes);
+                    state.pieces.insert((file, at), Piece::new(stop - at));
+                    state.ahead.push_back((file, at));
+                    stop
+                }
+            };
+        }
+        drop(state);
+        self.0.work.notify_all();
+    }
+
+    /// Copies a range of a file, waiting for it if need be.
+    fn read(&self, file: usize, offset: u64, out: &mut [u8]) -> Result<(), Arc<RemoteError>> {
+        let n_bytes = self.0.files[file].n_bytes;
+        let end = offset + out.len() as u64;
+        assert!(end <= n_bytes, "bytes {offset}..{end} lie outside a file of {n_bytes}");
+        let mut done = 0;
+        while done < out.len() {
+            let at = offset + done as u64;
+            let (start, bytes) = self.piece(file, at, end)?;
+            let from = &bytes[(at - start) as usize..];
+            let n = from.len().min(out.len() - done);
+            out[done..done + n].copy_from_slice(&from[..n]);
+            done += n;
+        }
+        Ok(())
+    }
+
+    /// The piece that holds a byte, and where it starts. `end` is where reading will end.
+    fn piece(&self, file: usize, at: u64, end: u64) -> Result<(u64, Arc<[u8]>), Arc<RemoteError>> {
+        let mut state = self.0.state();
+        let start = match state.covering(file, at) {
+            Some((start, _)) => start,
+            None => {
+                let least = BLOCK_BYTES.min(state.piece_bytes);
+                let block = at / least * least;
+                let start = state.last_end(file, at).unwrap_or(0).max(block);
+                let most = start.saturating_add(state.piece_bytes).max(at + 1);
+                let stop = end.max(block + least).min(most).min(self.0.files[file].n_bytes);
+                let stop = state.next_start(file, at).unwrap_or(u64::MAX).min(stop);
+                state.pieces.insert((file, start), Piece::new(stop - start));
+                start
+            }
+        };
+        let place = (file, start);
+        loop {
+            state.clock += 1;
+            let clock = state.clock;
+            if let Some(failure) = &state.failure {
+                return Err(Arc::clone(failure));
+            }
+            let Some(piece) = state.pieces.get_mut(&place) else {
+                return Err(Arc::new(RemoteError::Cancelled));
+            };
+            piece.used = clock;
+            match &piece.state {
+                PieceState::Here(bytes) => return Ok((start, Arc::clone(bytes))),
+                PieceState::Coming => {}
+                PieceState::Absent => {
+                    if !state.wanted.contains(&place) {
+                        state.wanted.push_back(place);
+                    }
+                    self.0.work.notify_one();
+                }
+            }
+            if self.0.client.is_cancelled() {
+                return Err(Arc::new(RemoteError::Cancelled));
+            }
+            state = self.0.came.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Lets go of a range; pieces of which all was let go are forgotten.
+    fn release(&self, file: usize, offset: u64, n_bytes: u64) {
+        let mut state = self.0.state();
+        let end = offset.saturating_add(n_bytes);
+        let mut freed = 0;
+        let first = state.covering(file, offset).map_or(offset, |(start, _)| start);
+        for ((_, start), piece) in state.pieces.range_mut((file, first)..(file, end.max(first))) {
+            let inside = end.min(start + piece.n_bytes).saturating_sub(offset.max(*start));
+            piece.released += inside;
+            if piece.released >= piece.n_bytes && matches!(piece.state, PieceState::Here(_)) {
+                piece.state = PieceState::Absent;
+                piece.released = 0;
+                freed += piece.n_bytes;
+            }
+        }
+        state.held -= freed;
+        drop(state);
+        if freed > 0 {
+            self.0.work.notify_all();
+        }
+    }
+}
+
+impl Piece {
+    fn new(n_bytes: u64) -> Self {
+        Self { n_bytes, state: PieceState::Absent, released: 0, used: 0 }
+    }
+}
+
+impl State {
+    /// The piece that holds a byte, with its start.
+    fn covering(&self, file: usize, at: u64) -> Option<(u64, &Piece)> {
+        let (&(_, start), piece) = self.pieces.range((file, 0)..=(file, at)).next_back()?;
+        (at < start + piece.n_bytes).then_some((start, piece))
+    }
+
+    /// Lets the piece that was announced last go on to a range that begins where it ends: small tensors come together.
+    /// Says where it ends now.
+    fn extend_last(&mut self, file: usize, at: u64, end: u64) -> Option<u64> {
+        let place = *self.ahead.back().filter(|place| place.0 == file)?;
+        let piece = self.pieces.get_mut(&place)?;
+        let room = self.piece_bytes.saturating_sub(piece.n_bytes);
+        let is_free = matches!(piece.state, PieceState::Absent) && piece.used == 0;
+        if !is_free || place.1 + piece.n_bytes != at || room == 0 {
+            return None;
+        }
+        let n_bytes = room.min(end - at);
+        piece.n_bytes += n_bytes;
+        Some(at + n_bytes)
+    }
+
+    /// Where the first piece behind a byte starts.
+    fn next_start(&self, file: usize, at: u64) -> Option<u64> {
+        self.pieces.range((file, at + 1)..=(file, u64::MAX)).next().map(|((_, start), _)| *start)
+    }
+
+    /// Where the last piece before a byte ends.
+    fn last_end(&self, file: usize, at: u64) -> Option<u64> {
+        self.pieces.range((file, 0)..(file, at)).next_back().map(|((_, start), piece)| start + piece.n_bytes)
+    }
+
+    /// What is fetched next: what somebody waits for, else what was announced, while there is room.
+    fn next(&mut self) -> Option<Place> {
+        while let Some(place) = self.wanted.pop_front() {
+            let Some(piece) = self.pieces.get(&place) else { continue };
+            if !matches!(piece.state, PieceState::Absent) {
+                continue;
+            }
+            let n_bytes = piece.n_bytes;
+            if self.evicted.remove(&place) {
+                self.budget += n_bytes;
+            }
+            self.make_room(n_bytes);
+            return Some(place);
+        }
+        while let Some(&place) = self.ahead.front() {
+            let piece = self.pieces.get(&place)?;
+            // What was asked for before its turn needs no other.
+            if matches!(piece.state, PieceState::Absent) && piece.used == 0 {
+                if self.held > 0 && self.held + piece.n_bytes > self.budget {
+                    return None;
+                }
+                self.ahead.pop_front();
+                return Some(place);
+            }
+            self.ahead.pop_front();
+        }
+        None
+    }
+
+    /// Drops the pieces that were used longest ago until there is room for more. Those that nobody has used yet stay:
+    /// their time comes.
+    fn make_room(&mut self, n_bytes: u64) {
+        while self.held + n_bytes > self.budget {
+            let is_droppable = |piece: &Piece| piece.used > 0 && matches!(piece.state, PieceState::Here(_));
+            let oldest =
+                self.pieces.iter_mut().filter(|(_, piece)| is_droppable(piece)).min_by_key(|(_, p)| p.used);
+            let Some((&place, piece)) = oldest else { return };
+            piece.state = PieceState::Absent;
+            piece.released = 0;
+            self.held -= piece.n_bytes;
+            self.evicted.insert(place);
+        }
+    }
+}
+
+/// One connection: fetches piece after piece.
+fn serve(shared: &Shared) {
+    let mut state = shared.state();
+    loop {
+        if state.is_over || state.failure.is_some() {
+            return;
+        }
+        let Some(place) = state.next() else {
+            state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        };
+        let Some(piece) = state.pieces.get_mut(&place) else { continue };
+        piece.state = PieceState::Coming;
+        let n_bytes = piece.n_bytes;
+        state.held += n_bytes;
+        let room = state.budget / 2;
+        drop(state);
+
+        let fetched = shared.fetch(place, n_bytes, room);
+
+        state = shared.state();
+        match fetched {
+            Ok(bytes) => {
+                if let Some(piece) = state.pieces.get_mut(&place) {
+                    piece.state = PieceState::Here(bytes);
+                }
+            }
+            Err(error) => {
+                state.failure.get_or_insert_with(|| Arc::new(error));
+                shared.work.notify_all();
+            }
+        }
+        shared.came.notify_all();
+    }
+}
+
+/// A file of a fetcher.
+#[derive(Debug)]
+pub(super) struct FetchedFile {
+    pub(super) fetcher: Arc<Fetcher>,
+    /// Its number there.
+    pub(super) number: usize,
+}
+
+impl RangedFile for FetchedFile {
+    fn n_bytes(&self) -> u64 {
+        self.fetcher.0.files[self.number].n_bytes
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.fetcher.read(self.number, offset, out).map_err(|error| match *error {
+            RemoteError::Cancelled => RemoteError::Cancelled.into(),
+            _ => io::Error::other(Failed(error)),
+        })
+    }
+
+    fn expect(&self, offset: u64, n_bytes: u64) {
+        self.fetcher.expect(self.number, offset, n_bytes);
+    }
+
+    fn release(&self, offset: u64, n_bytes: u64) {
+        self.fetcher.release(self.number, offset, n_bytes);
+    }
+}
+
+/// One failure, told to all who wait.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Failed(Arc<RemoteError>);
+
+impl crate::core::Hint for Failed {
+    fn hints(&self) -> Vec<String> {
+        self.0.hints()
+    }
+}

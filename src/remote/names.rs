@@ -1,0 +1,119 @@
+//! Names of the files that checkpoints have: which are fetched whole, and which to ask for where there is no list.
+
+/// The longest file that is fetched whole beside the weights (a vocabulary of a million tokens has 60 MB).
+pub(super) const SMALL_BYTES: u64 = 512 << 20;
+
+/// Endings of files with weights, in any case.
+const WEIGHTS: &[&str] = &[".safetensors", ".bin", ".pth", ".pt", ".ckpt", ".flm", ".gguf"];
+
+/// Endings of what is read beside the weights.
+const SMALL: &[&str] =
+    &[".json", ".txt", ".model", ".jinja", ".md", ".tiktoken", ".vocab", ".bpe", ".spm", ".yaml"];
+
+/// Folders of a repository that are read; what lies in others belongs to other programs (`onnx`, `original`).
+const FOLDERS: &[&str] = &["1_Pooling", "2_Dense", "3_Dense", "additional_chat_templates"];
+
+/// What is asked for where a server does not list its files.
+pub(super) const KNOWN: &[&str] = &[
+    "config.json",
+    "generation_config.json",
+    "params.json",
+    "README.md",
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "adapter_model.bin",
+    "added_tokens.json",
+    "arcade100k.tiktoken",
+    "chat_template.jinja",
+    "chat_template.json",
+    "consolidated.safetensors",
+    "consolidated.safetensors.index.json",
+    "hf_quant_config.json",
+    "hy.tiktoken",
+    "ice_text.model",
+    "merges.txt",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "modules.json",
+    "1_Pooling/config.json",
+    "2_Dense/config.json",
+    "2_Dense/model.safetensors",
+    "3_Dense/config.json",
+    "3_Dense/model.safetensors",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "quant_model_description.json",
+    "quant_model_weight_w8a8.safetensors",
+    "quant_model_weight_w8a8.safetensors.index.json",
+    "quant_model_weights.safetensors",
+    "quant_model_weights.safetensors.index.json",
+    "quantize_config.json",
+    "quanto_qmap.json",
+    "qwen.tiktoken",
+    "rwkv_vocab_v20230424.txt",
+    "sentencepiece.bpe.model",
+    "special_tokens_map.json",
+    "spiece.model",
+    "tekken.json",
+    "tiktoken.model",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+];
+
+/// What becomes of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// It is fetched whole at once.
+    Small,
+    /// It is read by ranges.
+    Weights,
+    /// It is not read.
+    Other,
+}
+
+/// The role of a file of this name and length.
+pub(super) fn role(name: &str, n_bytes: u64) -> Role {
+    if let Some((folder, _)) = name.rsplit_once('/')
+        && !FOLDERS.contains(&folder)
+    {
+        return Role::Other;
+    }
+    let lower = name.to_ascii_lowercase();
+    let ends = |endings: &[&str]| endings.iter().any(|end| lower.ends_with(end));
+    if ends(WEIGHTS) {
+        Role::Weights
+    } else if ends(SMALL) && n_bytes <= SMALL_BYTES {
+        Role::Small
+    } else {
+        Role::Other
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_have_roles() {
+        for (name, expected) in [
+            ("config.json", Role::Small),
+            ("tokenizer.model", Role::Small),
+            ("1_Pooling/config.json", Role::Small),
+            ("2_Dense/model.safetensors", Role::Weights),
+            ("model-00001-of-00002.safetensors", Role::Weights),
+            ("consolidated.00.PTH", Role::Weights),
+            ("original/params.json", Role::Other),
+            ("onnx/model.onnx", Role::Other),
+            ("picture.png", Role::Other),
+        ] {
+            assert_eq!(role(name, 1000), expected, "{name}");
+        }
+        assert_eq!(role("huge.json", SMALL_BYTES + 1), Role::Other);
+        assert!(KNOWN.iter().all(|name| role(name, 1) != Role::Other));
+    }
+}

@@ -1,0 +1,152 @@
+//! Buckets: addresses are signed with the keys that the usual variables and files of AWS's programs give.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rusty_s3::actions::ListObjectsV2;
+use rusty_s3::{Bucket, Credentials, S3Action, UrlStyle};
+use url::Url;
+
+use crate::core::input;
+use crate::remote::address::shown;
+use crate::remote::client::{Client, Target};
+use crate::remote::error::RemoteError;
+use crate::remote::listing::{Entry, Listing, checked};
+
+/// How long a signature is good for. One is made for each request.
+const VALID: Duration = Duration::from_hours(1);
+/// The longest page of a list.
+const PAGE_BYTES: u64 = 16 << 20;
+
+/// The objects of a bucket whose keys begin with `prefix`.
+///
+/// # Errors
+/// [`RemoteError`].
+pub(super) fn list(client: &Client, bucket: &str, prefix: &str) -> Result<Listing, RemoteError> {
+    let address = format!("s3://{bucket}/{prefix}");
+    let profile = Profile::read()?;
+    let bad = |reason: &str| RemoteError::Listing { url: address.clone(), reason: reason.to_owned() };
+    let region = profile
+        .get(&["AWS_REGION", "AWS_DEFAULT_REGION"], "region")
+        .unwrap_or_else(|| "us-east-1".to_owned());
+    let endpoint = profile.get(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"], "endpoint_url");
+    let style =
+        if endpoint.is_some() || bucket.contains('.') { UrlStyle::Path } else { UrlStyle::VirtualHost };
+    let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com"));
+    let endpoint = Url::parse(&endpoint).map_err(|_| bad("`AWS_ENDPOINT_URL` is no address"))?;
+    let bucket =
+        Bucket::new(endpoint, style, bucket.to_owned(), region).map_err(|error| bad(&error.to_string()))?;
+    let key = profile.get(&["AWS_ACCESS_KEY_ID"], "aws_access_key_id");
+    let secret = profile.get(&["AWS_SECRET_ACCESS_KEY"], "aws_secret_access_key");
+    let session = profile.get(&["AWS_SESSION_TOKEN"], "aws_session_token");
+    let credentials = match (key, secret, session) {
+        (Some(key), Some(secret), Some(session)) => Some(Credentials::new_with_token(key, secret, session)),
+        (Some(key), Some(secret), None) => Some(Credentials::new(key, secret)),
+        // A public bucket needs none.
+        _ => None,
+    };
+
+    let (bucket, credentials) = (Arc::new(bucket), Arc::new(credentials));
+    let mut entries = Vec::new();
+    let mut next: Option<String> = None;
+    loop {
+        let mut list = bucket.list_objects_v2(Option::as_ref(&credentials));
+        list.with_prefix(prefix.to_owned());
+        if let Some(token) = &next {
+            list.with_continuation_token(token.clone());
+        }
+        let url = list.sign(VALID);
+        let missing = || RemoteError::NoCheckpoint {
+            address: address.clone(),
+            host: url.host_str().unwrap_or_default().to_owned(),
+            said: None,
+        };
+        let signed = url.clone();
+        let target = Target::signed(move || signed.clone(), None, None);
+        let (_, page) = client.text(&target, PAGE_BYTES)?.ok_or_else(missing)?;
+        let page = ListObjectsV2::parse_response(&String::from_utf8_lossy(&page))
+            .map_err(|error| bad(&error.to_string()))?;
+        for object in page.contents {
+            let key = object.key;
+            let Some(name) = key.strip_prefix(prefix).filter(|name| !name.is_empty() && !name.ends_with('/'))
+            else {
+                continue;
+            };
+            let n_bytes = object.size.ok_or_else(|| bad("an object without a size"))?;
+            let name = name.to_owned();
+            let (bucket, credentials) = (Arc::clone(&bucket), Arc::clone(&credentials));
+            let sign = move || bucket.get_object(Option::as_ref(&credentials), &key).sign(VALID);
+            let target = Arc::new(Target::signed(sign, Some(n_bytes), object.etag));
+            entries.push(Entry { name, n_bytes, digest: None, target });
+        }
+        next = page.next_continuation_token;
+        if next.is_none() || entries.len() > 1_000_000 {
+            break;
+        }
+    }
+    if entries.is_empty() {
+        let host = bucket.base_url().host_str().unwrap_or_default().to_owned();
+        return Err(RemoteError::NoCheckpoint { address, host, said: None });
+    }
+    Ok(Listing { entries: checked(entries, &strip(bucket.base_url()))?, commit: None })
+}
+
+fn strip(url: &Url) -> Url {
+    Url::parse(&shown(url)).unwrap_or_else(|_| url.clone())
+}
+
+/// The section of the shared files that counts (`AWS_PROFILE`); variables go before it.
+struct Profile(HashMap<String, String>);
+
+impl Profile {
+    fn read() -> Result<Self, RemoteError> {
+        let variable = |name| std::env::var(name).ok().filter(|text: &String| !text.is_empty());
+        let name = variable("AWS_PROFILE").unwrap_or_else(|| "default".to_owned());
+        let home = std::env::home_dir().unwrap_or_default();
+        let mut found = HashMap::new();
+        for (own, file) in [("AWS_CONFIG_FILE", "config"), ("AWS_SHARED_CREDENTIALS_FILE", "credentials")] {
+            let path = variable(own).map_or_else(|| home.join(".aws").join(file), PathBuf::from);
+            if path.is_file() {
+                found.extend(section(&input::read_to_string(&path)?, &name));
+            }
+        }
+        Ok(Self(found))
+    }
+
+    /// A setting: the first variable that is set, else the entry of the section.
+    fn get(&self, variables: &[&str], entry: &str) -> Option<String> {
+        let set = variables.iter().find_map(|name| std::env::var(name).ok().filter(|text| !text.is_empty()));
+        set.or_else(|| self.0.get(entry).cloned())
+    }
+}
+
+/// The entries of a section of an INI file, which is `[name]` or `[profile name]`.
+fn section(text: &str, name: &str) -> Vec<(String, String)> {
+    let mut is_own = false;
+    let mut entries = Vec::new();
+    for line in text.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';'])) {
+        if let Some(title) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            let title = title.trim();
+            is_own = title.strip_prefix("profile ").unwrap_or(title).trim() == name;
+        } else if let Some((key, value)) = line.split_once('=').filter(|_| is_own) {
+            entries.push((key.trim().to_owned(), value.trim().to_owned()));
+        }
+    }
+    entries
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_section_of_the_profile_counts() {
+        let text = "[default]\nregion = eu-west-1\n# x = y\n[profile lab]\naws_access_key_id=AK\n aws_secret_access_key = s=cret \n";
+        assert_eq!(section(text, "default"), [("region".to_owned(), "eu-west-1".to_owned())]);
+        let lab = section(text, "lab");
+        assert_eq!(lab[1], ("aws_secret_access_key".to_owned(), "s=cret".to_owned()));
+        assert!(section(text, "none").is_empty());
+    }
+}

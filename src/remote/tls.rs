@@ -1,0 +1,53 @@
+//! What encrypted connections need of this machine: instructions of the processor, and certificates to trust.
+
+use std::sync::Arc;
+
+use ureq::tls::{Certificate, PemItem, parse_pem};
+
+use crate::core::input;
+use crate::remote::error::RemoteError;
+
+/// Checks that the processor has what the encryption is written with.
+///
+/// # Errors
+/// It has not.
+pub(super) fn check_processor() -> Result<(), RemoteError> {
+    macro_rules! missing {
+        ($detected:ident: $( $feature:tt ),*) => {
+            [$( ($feature, std::arch::$detected!($feature)) ),*]
+        };
+    }
+    #[cfg(target_arch = "x86_64")]
+    let features =
+        missing!(is_x86_feature_detected: "aes", "ssse3", "avx", "avx2", "adx", "bmi1", "bmi2", "pclmulqdq");
+    #[cfg(target_arch = "aarch64")]
+    let features = missing!(is_aarch64_feature_detected: "aes", "sha2", "pmull", "neon");
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let features = [("x86-64 or aarch64", false)];
+    match features.into_iter().find(|(_, is_there)| !is_there) {
+        Some((missing, _)) => Err(RemoteError::Processor { missing }),
+        None => Ok(()),
+    }
+}
+
+/// The certificates of `SSL_CERT_FILE`, which take the place of the built-in ones (Mozilla's): a company's own proxy
+/// or server needs them. `None` without the variable.
+///
+/// # Errors
+/// The file cannot be read, or holds no certificate.
+pub(super) fn roots() -> Result<Option<Arc<Vec<Certificate<'static>>>>, RemoteError> {
+    let Some(path) = std::env::var_os("SSL_CERT_FILE").filter(|path| !path.is_empty()) else {
+        return Ok(None);
+    };
+    let text = input::read(path.as_ref())?;
+    let is_certificate = |item| match item {
+        Ok(PemItem::Certificate(certificate)) => Some(certificate),
+        _ => None,
+    };
+    let found: Vec<_> = parse_pem(&text).filter_map(is_certificate).collect();
+    if found.is_empty() {
+        let text = format!("{}: no certificate in it (`SSL_CERT_FILE`)", path.display());
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text).into());
+    }
+    Ok(Some(Arc::new(found)))
+}

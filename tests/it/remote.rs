@@ -1,0 +1,442 @@
+//! Checkpoints on servers: the bytes of a conversion of the files here, whatever the server does, and nothing that must not be told.
+
+mod encrypted;
+mod server;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use gguf_foundry::arch::OutType;
+use gguf_foundry::convert::{Conversion, ConvertOptions};
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::core::{Hint, TensorSource};
+use gguf_foundry::gguf::{WriteOptions, write_gguf};
+use gguf_foundry::remote::{Address, Patience, RemoteCheckpoint, RemoteError, RemoteOptions};
+
+use crate::support::fixture;
+use server::{COMMIT, Manners, Server, TOKEN};
+
+/// Quick to lose patience, and small pieces: files of tests are small.
+fn options() -> RemoteOptions {
+    let patience = Patience {
+        attempts: 6,
+        first_pause: Duration::from_millis(2),
+        longest_pause: Duration::from_millis(50),
+        silence: Duration::from_secs(5),
+    };
+    RemoteOptions { patience, piece_bytes: 64 << 10, budget: 512 << 10, ..RemoteOptions::default() }
+}
+
+fn web(server: &Server) -> Address {
+    Address::parse(&format!("{}/files", server.address)).unwrap().unwrap()
+}
+
+/// The file that a directory is converted to, in the type it has.
+fn converted(path: &Path, name: &str) -> Result<Vec<u8>, String> {
+    let options = ConvertOptions {
+        file_type: Some(OutType::F16),
+        model_name: Some(name.to_owned()),
+        tokenizer: path.join("tokenizer.json").exists(),
+        ..ConvertOptions::default()
+    };
+    let conversion = Conversion::plan(path, &options).map_err(|error| told(&error))?;
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("x.gguf");
+    // One row at a time, so that pieces are read in pieces.
+    let write = WriteOptions { memory_bytes: 1, sync: false, ..WriteOptions::default() };
+    let source: &dyn TensorSource = &conversion;
+    write_gguf(&file, conversion.metadata(), source, &write, &Silent).map_err(|error| told(&error))?;
+    Ok(fs_err::read(file).unwrap())
+}
+
+/// An error and its causes.
+fn told(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let _ = write!(text, ": {error}");
+        cause = error.source();
+    }
+    text
+}
+
+fn model() -> PathBuf {
+    fixture("tiny-llama")
+}
+
+/// What a server with these manners makes of a conversion.
+fn outcome(manners: Manners, options: &RemoteOptions) -> (Result<Vec<u8>, String>, Server) {
+    let server = Server::start(&model(), manners);
+    let opened = RemoteCheckpoint::open(&web(&server), options, &Silent);
+    let outcome = opened.map_err(|error| told(&error)).and_then(|remote| converted(remote.path(), "m"));
+    (outcome, server)
+}
+
+#[test]
+fn bytes_are_those_of_the_files_here_however_the_server_behaves() {
+    let expected = converted(&model(), "m").unwrap();
+    let weights = fs_err::metadata(model().join("model.safetensors")).unwrap().len();
+    let polite = Manners::default();
+    let cases = [
+        ("polite", polite.clone()),
+        ("cuts connections", Manners { cut_each: 3, ..polite.clone() }),
+        ("is overloaded", Manners { refuse_each: 3, refusal: (503, None), ..polite.clone() }),
+        ("asks to wait", Manners { refuse_each: 4, refusal: (429, Some("1")), ..polite.clone() }),
+        ("is slow", Manners { throttle: Some(Duration::from_millis(1)), ..polite.clone() }),
+        ("redirects", Manners { redirects: true, ..polite.clone() }),
+        ("forgets signatures", Manners { redirects: true, signature_lasts: 2, ..polite.clone() }),
+        ("shows no index", Manners { hides_index: true, ..polite.clone() }),
+        (
+            "all at once",
+            Manners {
+                redirects: true,
+                signature_lasts: 5,
+                cut_each: 4,
+                refuse_each: 7,
+                refusal: (500, None),
+                ..polite
+            },
+        ),
+    ];
+    for (what, manners) in cases {
+        let (outcome, server) = outcome(manners.clone(), &options());
+        assert!(outcome.as_ref() == Ok(&expected), "{what}: {:?}", outcome.err());
+        // The head is asked for first, and again with the tensors in it; nothing else is fetched twice.
+        let most = weights + (256 << 10) + (64 << 10);
+        if manners.cut_each == 0 && !manners.redirects {
+            assert!(
+                server.weight_bytes() <= most,
+                "{what}: {} of {weights} bytes sent",
+                server.weight_bytes()
+            );
+        }
+        assert!(
+            server.log().iter().filter(|asked| asked.path.ends_with("safetensors")).count() > 50,
+            "{what}"
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_trusted_is_refused() {
+    let polite = Manners::default();
+    let cases = [
+        (
+            Manners { tag_changes_after: 20, ..polite.clone() },
+            "the file changed while it was read: its tag was",
+        ),
+        (Manners { ignores_ranges: true, ..polite.clone() }, "whole files only"),
+        (Manners { refuse_each: 1, refusal: (503, None), ..polite.clone() }, "status 503, after 6 attempts"),
+        (
+            Manners { refuse_each: 1, refusal: (500, Some("9999999")), ..polite.clone() },
+            "status 500, after 6",
+        ),
+        (Manners { refuse_each: 1, refusal: (418, None), ..polite.clone() }, "status 418"),
+        (Manners { cut_each: 1, throttle: None, ..polite.clone() }, ""),
+        (Manners { location: Some("/files/"), ..polite.clone() }, "redirected in circles"),
+        (Manners { location: Some("file:///etc/passwd"), ..polite.clone() }, "to what is no web address"),
+        (Manners { location: Some("http://[broken"), ..polite.clone() }, "to what is no address"),
+    ];
+    for (manners, expected) in cases {
+        let (outcome, _server) = outcome(manners.clone(), &options());
+        if expected.is_empty() {
+            // Every answer breaks off halfway, and still each brings something: it ends well.
+            outcome.unwrap();
+            continue;
+        }
+        let error = outcome.unwrap_err();
+        assert!(error.contains(expected), "{manners:?}: {error}");
+    }
+    // Nobody there.
+    let gone = Address::parse("http://127.0.0.1:9/files").unwrap().unwrap();
+    let error = RemoteCheckpoint::open(&gone, &options(), &Silent).unwrap_err();
+    assert!(matches!(&error, RemoteError::Connection { attempts: 6, .. }), "{error}");
+    assert!(!error.hints().is_empty());
+}
+
+#[test]
+fn pytorch_files_are_read_by_ranges_too() {
+    for name in ["zip", "legacy", "sharded", "views"] {
+        let dir = fixture("torch").join(name);
+        let expected = converted(&dir, "m").unwrap();
+        let total: u64 =
+            fs_err::read_dir(&dir).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
+        // Less room than a tensor takes, whose rows lie across one another in some of them.
+        for (piece_bytes, budget) in [(8 << 20, 64 << 20), (1 << 10, 4 << 10)] {
+            let server = Server::start(&dir, Manners::default());
+            let options = RemoteOptions { piece_bytes, budget, ..options() };
+            let remote = RemoteCheckpoint::open(&web(&server), &options, &Silent).unwrap();
+            assert!(converted(remote.path(), "m").as_ref() == Ok(&expected), "{name}");
+            assert!(
+                server.weight_bytes() < 4 * total,
+                "{name}: {} of {total} bytes sent",
+                server.weight_bytes()
+            );
+        }
+    }
+}
+
+#[test]
+fn waiting_ends_when_the_user_wants() {
+    let flag = Arc::new(AtomicBool::new(false));
+    let own = Arc::clone(&flag);
+    let mut patient = options();
+    patient.patience.first_pause = Duration::from_mins(1);
+    patient.patience.longest_pause = Duration::from_mins(1);
+    patient.is_cancelled = Arc::new(move || own.load(Ordering::Relaxed));
+    let server = Server::start(&model(), Manners::default());
+    let remote = RemoteCheckpoint::open(&web(&server), &patient, &Silent).unwrap();
+    server.now(Manners { refuse_each: 1, refusal: (503, None), ..Manners::default() });
+    let started = Instant::now();
+    let converted = std::thread::scope(|scope| {
+        let work = scope.spawn(|| converted(remote.path(), "m"));
+        std::thread::sleep(Duration::from_millis(300));
+        flag.store(true, Ordering::Relaxed);
+        work.join().unwrap()
+    });
+    assert!(converted.unwrap_err().contains("stopped"));
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+}
+
+#[test]
+fn weights_that_stream_past_are_held_against_the_sum_of_the_hub() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let server = Server::start(&model(), Manners::default());
+    let arguments = ["hf2gguf", "org/tiny-llama", "--type", "f16", "-v", "-o", "a.gguf"];
+    let said = run_well(dir, &server, &[], &arguments);
+    assert!(said.contains("model.safetensors: its sum is the one that the server promises"), "{said}");
+    server.now(Manners { damages: true, ..Manners::default() });
+    let before = fs_err::read(dir.join("a.gguf")).unwrap();
+    let (code, said) = run(dir, &server, &[], &arguments);
+    assert!(code == Some(1) && said.contains("SHA-256") && said.contains("expected, found"), "{said}");
+    assert!(fs_err::read(dir.join("a.gguf")).unwrap() == before, "the file of before is kept");
+    assert_eq!(fs_err::read_dir(dir).unwrap().count(), 1, "nothing is left behind");
+}
+
+/// The program in a directory, with an environment of its own.
+fn run(dir: &Path, server: &Server, variables: &[(&str, &str)], arguments: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin("gguf-convert"));
+    for name in ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "HF_HUB_OFFLINE", "SSL_CERT_FILE", "AWS_PROFILE"] {
+        command.env_remove(name);
+    }
+    command
+        .env("HOME", dir)
+        .env("XDG_CACHE_HOME", dir)
+        .env("HF_ENDPOINT", &server.address)
+        .envs(variables.iter().copied());
+    let Output { status, stdout, stderr } = command.current_dir(dir).args(arguments).output().unwrap();
+    let said = String::from_utf8(stdout).unwrap() + &String::from_utf8(stderr).unwrap();
+    (status.code(), said)
+}
+
+fn run_well(dir: &Path, server: &Server, variables: &[(&str, &str)], arguments: &[&str]) -> String {
+    let (code, said) = run(dir, server, variables, arguments);
+    assert_eq!(code, Some(0), "{arguments:?}: {said}");
+    said
+}
+
+#[test]
+fn a_name_of_the_hub_is_as_good_as_its_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let server = Server::start(&model(), Manners { redirects: true, is_gated: true, ..Manners::default() });
+    let local = model().to_str().unwrap().to_owned();
+    for (name, ty, more) in
+        [("f16", "f16", vec![]), ("q4", "q4_k_m", vec![]), ("v", "f16", vec!["--vocab-only"])]
+    {
+        let (own, remote) = (format!("{name}-own.gguf"), format!("{name}.gguf"));
+        run_well(
+            dir,
+            &server,
+            &[],
+            &[&["hf2gguf", &local, "--type", ty, "-o", &own, "-q"], more.as_slice()].concat(),
+        );
+        let arguments =
+            [&["hf2gguf", "org/tiny-llama", "--type", ty, "-o", &remote, "-vvv"], more.as_slice()].concat();
+        let said = run_well(dir, &server, &[("HF_TOKEN", TOKEN)], &arguments);
+        assert!(!said.contains(TOKEN) && !said.contains("verysecret"), "{said}");
+        assert!(fs_err::read(dir.join(own)).unwrap() == fs_err::read(dir.join(remote)).unwrap(), "{name}");
+    }
+    // The token goes where it belongs, and to no other address.
+    let (elsewhere, own): (Vec<_>, Vec<_>) = server.log().into_iter().partition(|asked| asked.is_elsewhere);
+    assert!(!elsewhere.is_empty() && elsewhere.iter().all(|asked| asked.authorization.is_none()));
+    assert!(own.iter().all(|asked| asked.authorization.is_some()));
+    // The file that the hub's own programs leave is as good as the variable.
+    fs_err::create_dir(dir.join("huggingface")).unwrap();
+    fs_err::write(dir.join("huggingface/token"), format!("{TOKEN}\n")).unwrap();
+    run_well(dir, &server, &[], &["hf2gguf", "org/tiny-llama", "--type", "f16", "-q"]);
+    assert!(dir.join("Tiny-Llama-3.4M-F16.gguf").is_file(), "beside the user, not beside the model");
+    // Shares and resuming know remote files as well.
+    for part in ["1/2", "2/2"] {
+        run_well(
+            dir,
+            &server,
+            &[],
+            &["hf2gguf", "org/tiny-llama", "--type", "f16", "--part", part, "-o", "p.gguf", "-q"],
+        );
+    }
+    for part in ["1/2", "2/2"] {
+        run_well(
+            dir,
+            &server,
+            &[],
+            &["hf2gguf", "org/tiny-llama", "--type", "f16", "--into", "into.gguf", "--part", part, "-q"],
+        );
+    }
+    assert!(fs_err::read(dir.join("into.gguf")).unwrap() == fs_err::read(dir.join("f16.gguf")).unwrap());
+    run_well(
+        dir,
+        &server,
+        &[],
+        &["hf2gguf", "org/tiny-llama", "--type", "f16", "--resume", "-o", "r.gguf", "-q"],
+    );
+    assert!(fs_err::read(dir.join("r.gguf")).unwrap() == fs_err::read(dir.join("f16.gguf")).unwrap());
+}
+
+#[test]
+fn who_is_not_let_in_learns_why_and_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let server = Server::start(&model(), Manners { is_gated: true, ..Manners::default() });
+    let ask = |variables: &[(&str, &str)], arguments: &[&str]| {
+        let (code, said) = run(dir, &server, variables, &[&["hf2gguf"], arguments].concat());
+        assert_eq!(code, Some(1), "{said}");
+        assert!(!said.contains("wrongwrong") && !said.contains("gguf-foundry-"), "{said}");
+        said
+    };
+    let said = ask(&[], &["org/tiny-llama"]);
+    assert!(said.contains("org/tiny-llama: not found on 127.0.0.1 (RepoNotFound)"), "{said}");
+    let said = ask(&[("HF_TOKEN", "wrongwrong")], &["org/tiny-llama"]);
+    assert!(
+        said.contains("access denied (status 403, GatedRepo)") && said.contains("ask for access"),
+        "{said}"
+    );
+    server.now(Manners::default());
+    for (address, expected) in [
+        ("org/other", "org/other: not found"),
+        ("org/tiny-llama@v9", "org/tiny-llama@v9: not found"),
+        ("hf://x", "`hf://ORG/NAME`"),
+        ("https://user:wrongwrong@host/x", "leave it out"),
+    ] {
+        let said = ask(&[], &[address]);
+        assert!(said.contains(expected), "{said}");
+    }
+    let said = ask(&[("HF_HUB_OFFLINE", "1")], &["org/tiny-llama"]);
+    assert!(said.contains("`HF_HUB_OFFLINE` is set"), "{said}");
+    for hostile in ["../../evil.json", "/etc/evil.json", "a\\..\\evil.json"] {
+        server.now(Manners { lists: Some(hostile), ..Manners::default() });
+        let said = ask(&[], &["org/tiny-llama"]);
+        assert!(said.contains("leads out of the directory"), "{said}");
+    }
+    // A small file that is not what the list promises.
+    server.now(Manners { lists: Some("config.json"), ..Manners::default() });
+    let (code, said) = run(dir, &server, &[], &["hf2gguf", "/nowhere/x", "--cache", "c"]);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("`--cache` keeps files of a model on a server"), "{said}");
+    assert_eq!(fs_err::read_dir(dir).unwrap().count(), 0, "nothing is left behind");
+}
+
+#[test]
+fn a_cache_is_whole_checked_resumed_and_enough_without_a_network() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let server = Server::start(&model(), Manners { damages: true, ..Manners::default() });
+    let convert = ["hf2gguf", "org/tiny-llama", "--type", "f16", "-q", "--cache", "cache", "-o"];
+    let (code, said) = run(dir, &server, &[], &[convert.as_slice(), &["a.gguf"]].concat());
+    assert!(code == Some(1) && said.contains("SHA-256") && said.contains("expected, found"), "{said}");
+    let blobs = dir.join("cache/models--org--tiny-llama/blobs");
+    let large = fs_err::read(model().join("model.safetensors")).unwrap();
+    let large_blob = blobs.join(crate::support::sha256(&large));
+    assert!(!large_blob.exists() && !dir.join("a.gguf").exists());
+
+    // What an earlier run left is checked with the rest: a damaged piece is found, a good one is kept.
+    fs_err::write(large_blob.with_extension("incomplete"), vec![0; 100]).unwrap();
+    server.now(Manners::default());
+    run_well(dir, &server, &[], &[convert.as_slice(), &["a.gguf"]].concat());
+    assert!(fs_err::read(&large_blob).unwrap() == large);
+    let before = server.weight_bytes();
+    run_well(dir, &server, &[], &[convert.as_slice(), &["b.gguf"]].concat());
+    assert_eq!(server.weight_bytes(), before, "what is kept is not fetched again");
+    run_well(dir, &server, &[("HF_HUB_OFFLINE", "1")], &[convert.as_slice(), &["c.gguf"]].concat());
+    let local = model().to_str().unwrap().to_owned();
+    run_well(dir, &server, &[], &["hf2gguf", &local, "--type", "f16", "-q", "-o", "own.gguf"]);
+    let own = fs_err::read(dir.join("own.gguf")).unwrap();
+    for name in ["a.gguf", "b.gguf", "c.gguf"] {
+        assert!(fs_err::read(dir.join(name)).unwrap() == own, "{name}");
+    }
+    // It is the hub's own layout: the snapshot is a directory like any other.
+    let snapshot = format!("cache/models--org--tiny-llama/snapshots/{COMMIT}");
+    assert_eq!(fs_err::read_to_string(dir.join("cache/models--org--tiny-llama/refs/main")).unwrap(), COMMIT);
+    run_well(
+        dir,
+        &server,
+        &[],
+        &["hf2gguf", &snapshot, "--model-name", "x", "--type", "f16", "-q", "-o", "d.gguf"],
+    );
+    // A server without ranges serves a cache.
+    let simple = Server::start(&model(), Manners { ignores_ranges: true, ..Manners::default() });
+    let address = format!("{}/files", simple.address);
+    run_well(
+        dir,
+        &simple,
+        &[],
+        &["hf2gguf", &address, "--type", "f16", "-q", "--cache", "cache2", "-o", "e.gguf"],
+    );
+}
+
+#[test]
+fn a_bucket_is_read_with_signed_addresses() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let server = Server::start(&model(), Manners::default());
+    let keys = [
+        ("AWS_ENDPOINT_URL", server.address.as_str()),
+        ("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE"),
+        ("AWS_SECRET_ACCESS_KEY", "s3cr3ts3cr3t"),
+        ("AWS_REGION", "eu-central-1"),
+    ];
+    let said =
+        run_well(dir, &server, &keys, &["hf2gguf", "s3://bucket/m", "--type", "f16", "-vvv", "-o", "a.gguf"]);
+    assert!(!said.contains("s3cr3t") && !said.contains("Signature"), "{said}");
+    fs_err::os::unix::fs::symlink(model(), dir.join("m")).unwrap();
+    run_well(dir, &server, &[], &["hf2gguf", "m", "--type", "f16", "-q", "-o", "own.gguf"]);
+    assert!(fs_err::read(dir.join("own.gguf")).unwrap() == fs_err::read(dir.join("a.gguf")).unwrap());
+    let (code, said) = run(dir, &server, &keys[..1], &["hf2gguf", "s3://bucket/m", "--type", "f16"]);
+    assert!(
+        code == Some(1) && said.contains("access denied") && said.contains("AWS_ACCESS_KEY_ID"),
+        "{said}"
+    );
+}
+
+#[test]
+fn encrypted_connections_are_made_to_those_who_are_trusted() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let server = Server::start(&model(), Manners { is_gated: true, ..Manners::default() });
+    let endpoint = encrypted::front(&server.address);
+    let roots = fixture("tls/ca.pem").to_str().unwrap().to_owned();
+    let variables =
+        [("HF_ENDPOINT", endpoint.as_str()), ("HF_TOKEN", TOKEN), ("SSL_CERT_FILE", roots.as_str())];
+    let arguments = ["hf2gguf", "org/tiny-llama", "--type", "f16", "-q", "-o", "a.gguf"];
+    run_well(dir, &server, &variables, &arguments);
+    let own = model().to_str().unwrap().to_owned();
+    run_well(dir, &server, &[], &["hf2gguf", &own, "--type", "f16", "-q", "-o", "own.gguf"]);
+    assert!(fs_err::read(dir.join("own.gguf")).unwrap() == fs_err::read(dir.join("a.gguf")).unwrap());
+
+    let n_asked = server.log().len();
+    let (code, said) = run(dir, &server, &variables[..2], &arguments);
+    assert!(code == Some(1) && said.contains("no encrypted connection"), "{said}");
+    assert_eq!(server.log().len(), n_asked, "nobody who is not trusted is asked anything");
+    server.now(Manners { location: Some("http://localhost:1/x"), ..Manners::default() });
+    let (code, said) = run(dir, &server, &variables, &arguments);
+    assert!(code == Some(1) && said.contains("from an encrypted connection to one that is not"), "{said}");
+    fs_err::write(dir.join("empty.pem"), "nothing").unwrap();
+    let empty = dir.join("empty.pem").to_str().unwrap().to_owned();
+    let (code, said) = run(dir, &server, &[("SSL_CERT_FILE", &empty)], &arguments);
+    assert!(code == Some(1) && said.contains("no certificate in it"), "{said}");
+}

@@ -1,0 +1,388 @@
+//! A server on this machine that keeps the rules of the hub, of a web server and of a bucket, and breaks them as it is
+//! told.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::support::sha256;
+
+/// The commit of the repository that the server has.
+pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+/// The token it wants to see where it wants one.
+pub const TOKEN: &str = "hf_secretsecretsecret";
+
+/// What a server does beside serving.
+#[derive(Clone, Debug, Default)]
+pub struct Manners {
+    /// Large files are served by another address, to which it redirects with a signature.
+    pub redirects: bool,
+    /// It wants the token.
+    pub is_gated: bool,
+    /// Every so many answers with content break off in the middle.
+    pub cut_each: usize,
+    /// Every so many requests are answered so, before anything else.
+    pub refuse_each: usize,
+    /// With this status, and this to wait for.
+    pub refusal: (u16, Option<&'static str>),
+    /// Pause between two pieces of 16 KiB.
+    pub throttle: Option<Duration>,
+    /// The tag of files of weights changes after so many answers.
+    pub tag_changes_after: usize,
+    /// It knows no ranges.
+    pub ignores_ranges: bool,
+    /// Signatures are good for so many requests.
+    pub signature_lasts: usize,
+    /// The bytes of files of weights are changed on the way.
+    pub damages: bool,
+    /// Its list names this file, too.
+    pub lists: Option<&'static str>,
+    /// It shows no index of a directory.
+    pub hides_index: bool,
+    /// Redirects in circles, or away from encryption.
+    pub location: Option<&'static str>,
+}
+
+/// A request that came.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    pub path: String,
+    pub range: Option<(u64, u64)>,
+    pub authorization: Option<String>,
+    /// By the address that large files are redirected to.
+    pub is_elsewhere: bool,
+    /// Bytes of content that were sent.
+    pub sent: u64,
+}
+
+struct Shared {
+    dir: PathBuf,
+    manners: Mutex<Manners>,
+    log: Mutex<Vec<Asked>>,
+    n_requests: AtomicUsize,
+    n_contents: AtomicUsize,
+    /// How often each signature was used.
+    signatures: Mutex<Vec<usize>>,
+    is_over: AtomicBool,
+    elsewhere: Mutex<String>,
+}
+
+/// A server that runs as long as this lives.
+pub struct Server {
+    shared: Arc<Shared>,
+    pub address: String,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::Relaxed);
+        let elsewhere = self.shared.elsewhere.lock().unwrap().clone();
+        for address in [self.address.as_str(), elsewhere.as_str()] {
+            let _ = TcpStream::connect(address.trim_start_matches("http://"));
+        }
+    }
+}
+
+impl Server {
+    /// Serves the files of a directory: as repository `org/NAME`, below `/files/`, and as bucket `bucket`.
+    pub fn start(dir: &Path, manners: Manners) -> Self {
+        let shared = Arc::new(Shared {
+            dir: dir.to_owned(),
+            manners: Mutex::new(manners),
+            log: Mutex::default(),
+            n_requests: AtomicUsize::new(0),
+            n_contents: AtomicUsize::new(0),
+            signatures: Mutex::default(),
+            is_over: AtomicBool::new(false),
+            elsewhere: Mutex::default(),
+        });
+        let address = listen(&shared, false);
+        *shared.elsewhere.lock().unwrap() = listen(&shared, true);
+        Self { shared, address }
+    }
+
+    /// What was asked so far.
+    pub fn log(&self) -> Vec<Asked> {
+        self.shared.log.lock().unwrap().clone()
+    }
+
+    /// Bytes of content of the files of weights that were sent.
+    pub fn weight_bytes(&self) -> u64 {
+        self.log().iter().filter(|asked| is_large(&asked.path)).map(|asked| asked.sent).sum()
+    }
+
+    /// Changes its manners.
+    pub fn now(&self, manners: Manners) {
+        *self.shared.manners.lock().unwrap() = manners;
+    }
+}
+
+fn is_large(path: &str) -> bool {
+    [".safetensors", ".bin"].iter().any(|end| path.ends_with(end))
+}
+
+fn listen(shared: &Arc<Shared>, is_elsewhere: bool) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let shared = Arc::clone(shared);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            if shared.is_over.load(Ordering::Relaxed) {
+                return;
+            }
+            let shared = Arc::clone(&shared);
+            // A client that goes away is its own business.
+            std::thread::spawn(move || drop(converse(&shared, stream, is_elsewhere)));
+        }
+    });
+    address
+}
+
+fn converse(shared: &Shared, stream: std::io::Result<TcpStream>, is_elsewhere: bool) -> std::io::Result<()> {
+    let mut stream = stream?;
+    stream.set_nodelay(true)?;
+    let mut reader = BufReader::new(stream.try_clone()?);
+    loop {
+        let mut line = String::new();
+        if reader.read_line(&mut line)? == 0 {
+            return Ok(());
+        }
+        let path = line.split(' ').nth(1).unwrap_or("/").to_owned();
+        let mut asked = Asked { path, range: None, authorization: None, is_elsewhere, sent: 0 };
+        loop {
+            let mut header = String::new();
+            reader.read_line(&mut header)?;
+            let header = header.trim();
+            if header.is_empty() {
+                break;
+            }
+            let (name, value) = header.split_once(": ").unwrap_or((header, ""));
+            match name.to_ascii_lowercase().as_str() {
+                "authorization" => asked.authorization = Some(value.to_owned()),
+                "range" => {
+                    let (first, last) = value.trim_start_matches("bytes=").split_once('-').unwrap();
+                    asked.range = Some((first.parse().unwrap(), last.parse().unwrap()));
+                }
+                _ => {}
+            }
+        }
+        let goes_on = answer(shared, &mut stream, &mut asked)?;
+        shared.log.lock().unwrap().push(asked);
+        if !goes_on {
+            return Ok(());
+        }
+    }
+}
+
+fn head(
+    stream: &mut TcpStream,
+    status: u16,
+    headers: &[(&str, String)],
+    n_bytes: u64,
+) -> std::io::Result<()> {
+    let mut text = format!("HTTP/1.1 {status} x\r\ncontent-length: {n_bytes}\r\n");
+    for (name, value) in headers {
+        text = text + name + ": " + value + "\r\n";
+    }
+    stream.write_all(format!("{text}\r\n").as_bytes())
+}
+
+/// Answers one request; false if the connection ends with it.
+fn answer(shared: &Shared, stream: &mut TcpStream, asked: &mut Asked) -> std::io::Result<bool> {
+    let manners = shared.manners.lock().unwrap().clone();
+    let n = shared.n_requests.fetch_add(1, Ordering::Relaxed) + 1;
+    if manners.refuse_each > 0 && n.is_multiple_of(manners.refuse_each) {
+        let (status, wait) = manners.refusal;
+        let wait: Vec<_> = wait.iter().map(|wait| ("retry-after", (*wait).to_owned())).collect();
+        head(stream, status, &wait, 0)?;
+        return Ok(true);
+    }
+    let (path, query) = asked.path.split_once('?').unwrap_or((&asked.path, ""));
+    let (path, query) = (path.to_owned(), query.to_owned());
+    asked.path.clone_from(&path);
+    if let Some(location) = manners.location {
+        head(stream, 302, &[("location", location.to_owned())], 0)?;
+        return Ok(true);
+    }
+    let is_allowed = asked.authorization.as_deref() == Some(&format!("Bearer {TOKEN}"));
+    if manners.is_gated && !asked.is_elsewhere && !is_allowed {
+        let code = if asked.authorization.is_some() { "GatedRepo" } else { "RepoNotFound" };
+        let status = if asked.authorization.is_some() { 403 } else { 401 };
+        head(stream, status, &[("x-error-code", code.to_owned())], 0)?;
+        return Ok(true);
+    }
+    if path.starts_with("/api/") || path == "/files/" || (path == "/bucket" || path == "/bucket/") {
+        let page = if path.starts_with("/api/") {
+            (path == format!("/api/models/org/{}/revision/main", name(shared)))
+                .then(|| (list_of_hub(shared, &manners), "application/json"))
+        } else if path == "/files/" {
+            (!manners.hides_index).then(|| (index(shared), "text/html; charset=utf-8"))
+        } else {
+            query.contains("X-Amz-Signature=").then(|| (list_of_bucket(shared), "application/xml"))
+        };
+        let Some((page, kind)) = page else {
+            head(stream, if path.starts_with("/bucket") { 403 } else { 404 }, &[], 0)?;
+            return Ok(true);
+        };
+        head(stream, 200, &[("content-type", kind.to_owned())], page.len() as u64)?;
+        stream.write_all(page.as_bytes())?;
+        return Ok(true);
+    }
+    let prefixes =
+        [format!("/org/{}/resolve/{COMMIT}/", name(shared)), "/files/".to_owned(), "/bucket/m/".to_owned()];
+    let Some(file) = prefixes.iter().find_map(|prefix| path.strip_prefix(prefix.as_str())) else {
+        head(stream, 404, &[], 0)?;
+        return Ok(true);
+    };
+    if path.starts_with("/bucket/") && !query.contains("X-Amz-Signature=") {
+        head(stream, 403, &[], 0)?;
+        return Ok(true);
+    }
+    if manners.redirects && is_large(&path) && !asked.is_elsewhere {
+        let mut signatures = shared.signatures.lock().unwrap();
+        let location =
+            format!("{}{path}?Signature=verysecret{}", shared.elsewhere.lock().unwrap(), signatures.len());
+        signatures.push(0);
+        drop(signatures);
+        head(stream, 302, &[("location", location)], 0)?;
+        return Ok(true);
+    }
+    if asked.is_elsewhere {
+        let number =
+            query.strip_prefix("Signature=verysecret").and_then(|number| number.parse::<usize>().ok());
+        let mut signatures = shared.signatures.lock().unwrap();
+        let used = number
+            .and_then(|number| signatures.get_mut(number))
+            .map(|used| std::mem::replace(used, *used + 1));
+        drop(signatures);
+        if used.is_none_or(|used| manners.signature_lasts > 0 && used >= manners.signature_lasts) {
+            head(stream, 403, &[], 0)?;
+            return Ok(true);
+        }
+    }
+    send(shared, stream, asked, &manners, &shared.dir.join(file))
+}
+
+/// Sends a file or a range of it.
+fn send(
+    shared: &Shared,
+    stream: &mut TcpStream,
+    asked: &mut Asked,
+    manners: &Manners,
+    file: &Path,
+) -> std::io::Result<bool> {
+    let Ok(mut file) = fs_err::File::open(file) else {
+        head(stream, 404, &[], 0)?;
+        return Ok(true);
+    };
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    let total = bytes.len() as u64;
+    let n = shared.n_contents.fetch_add(1, Ordering::Relaxed) + 1;
+    let is_large = is_large(&asked.path);
+    if manners.damages && is_large {
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+    }
+    let is_changed = is_large && manners.tag_changes_after > 0 && n > manners.tag_changes_after;
+    let mut headers = vec![("etag", format!("\"tag{}\"", u8::from(is_changed)))];
+    let range = asked.range.filter(|_| !manners.ignores_ranges);
+    let (status, content) = match range {
+        Some((first, _)) if first >= total => {
+            headers.push(("content-range", format!("bytes */{total}")));
+            head(stream, 416, &headers, 0)?;
+            return Ok(true);
+        }
+        Some((first, last)) => {
+            let last = last.min(total - 1);
+            headers.push(("content-range", format!("bytes {first}-{last}/{total}")));
+            (206, &bytes[first as usize..=last as usize])
+        }
+        None => (200, &bytes[..]),
+    };
+    head(stream, status, &headers, content.len() as u64)?;
+    let is_cut = manners.cut_each > 0 && n.is_multiple_of(manners.cut_each);
+    let content = if is_cut { &content[..content.len().div_ceil(2)] } else { content };
+    for piece in content.chunks(16 << 10) {
+        stream.write_all(piece)?;
+        asked.sent += piece.len() as u64;
+        if let Some(pause) = manners.throttle {
+            std::thread::sleep(pause);
+        }
+    }
+    Ok(!is_cut)
+}
+
+fn name(shared: &Shared) -> String {
+    shared.dir.file_name().unwrap().to_str().unwrap().to_owned()
+}
+
+fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut files = Vec::new();
+    let mut dirs = vec![(String::new(), dir.to_owned())];
+    while let Some((prefix, dir)) = dirs.pop() {
+        for entry in fs_err::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            let name = format!("{prefix}{}", path.file_name().unwrap().to_str().unwrap());
+            if path.is_dir() {
+                dirs.push((format!("{name}/"), path));
+            } else {
+                files.push((name, fs_err::read(path).unwrap()));
+            }
+        }
+    }
+    files
+}
+
+fn list_of_hub(shared: &Shared, manners: &Manners) -> String {
+    let mut siblings: Vec<_> = files(&shared.dir)
+        .iter()
+        .map(|(name, bytes)| {
+            let mut file = json!({ "rfilename": name, "size": bytes.len(), "blobId": git_blob(bytes) });
+            if is_large(name) {
+                file["blobId"] = json!(COMMIT);
+                file["lfs"] = json!({ "sha256": sha256(bytes), "size": bytes.len(), "pointerSize": 130 });
+            }
+            file
+        })
+        .collect();
+    if let Some(name) = manners.lists {
+        siblings.push(json!({ "rfilename": name, "size": 3, "blobId": COMMIT }));
+    }
+    json!({ "id": "org/name", "sha": COMMIT, "siblings": siblings }).to_string()
+}
+
+/// git's own name for the content of a file.
+pub fn git_blob(bytes: &[u8]) -> String {
+    use sha1::Digest;
+    let mut hash = sha1::Sha1::new();
+    hash.update(format!("blob {}\0", bytes.len()));
+    hash.update(bytes);
+    hash.finalize().iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"))
+}
+
+fn index(shared: &Shared) -> String {
+    let row = |(name, _): &(String, Vec<u8>)| format!("<a href=\"{name}\">{name}</a>\n");
+    format!("<html><a href=\"../\">..</a>\n{}</html>", files(&shared.dir).iter().map(row).collect::<String>())
+}
+
+fn list_of_bucket(shared: &Shared) -> String {
+    let row = |(name, bytes): &(String, Vec<u8>)| {
+        format!(
+            "<Contents><Key>m/{name}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;tag0&quot;</ETag>\
+             <Size>{}</Size><StorageClass>STANDARD</StorageClass></Contents>",
+            bytes.len()
+        )
+    };
+    let rows: String = files(&shared.dir).iter().map(row).collect();
+    format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?><ListBucketResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">\
+         <Name>bucket</Name><Prefix>m/</Prefix><KeyCount>1</KeyCount><MaxKeys>1000</MaxKeys>\
+         <IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
+    )
+}
