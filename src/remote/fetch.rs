@@ -12,6 +12,8 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use memmap2::MmapMut;
+
 use crate::core::ranged::RangedFile;
 use crate::remote::client::Client;
 use crate::remote::error::RemoteError;
@@ -43,7 +45,7 @@ enum PieceState {
     Absent,
     /// On its way.
     Coming,
-    Here(Arc<[u8]>),
+    Here(Arc<MmapMut>),
 }
 
 #[derive(Default)]
@@ -72,7 +74,7 @@ struct State {
 struct Shared {
     client: Arc<Client>,
     files: Vec<Entry>,
-    sums: Vec<Mutex<Chain>>,
+    sums: Vec<Mutex<Chain<MmapMut>>>,
     state: Mutex<State>,
     /// There is something to fetch, or it is over.
     work: Condvar,
@@ -86,11 +88,12 @@ impl Shared {
     }
 
     /// Fetches a piece. Nobody sees it before it is in the sum of its file, whose last piece tells whether all are right.
-    fn fetch(&self, (file, offset): Place, n_bytes: u64, room: u64) -> Result<Arc<[u8]>, RemoteError> {
-        let mut bytes = vec![0; n_bytes as usize];
+    fn fetch(&self, (file, offset): Place, n_bytes: u64, room: u64) -> Result<Arc<MmapMut>, RemoteError> {
+        // Pages of its own: an allocator that was given many of this size back keeps them, several times the budget.
+        let mut bytes = MmapMut::map_anon(n_bytes as usize)?;
         let entry = &self.files[file];
         self.client.read(&entry.target, offset, &mut bytes)?;
-        let bytes: Arc<[u8]> = bytes.into();
+        let bytes = Arc::new(bytes);
         self.sums[file].lock().unwrap_or_else(PoisonError::into_inner).add(entry, offset, &bytes, room)?;
         Ok(bytes)
     }
@@ -170,7 +173,7 @@ impl Fetcher {
     }
 
     /// The piece that holds a byte, and where it starts. `end` is where reading will end.
-    fn piece(&self, file: usize, at: u64, end: u64) -> Result<(u64, Arc<[u8]>), Arc<RemoteError>> {
+    fn piece(&self, file: usize, at: u64, end: u64) -> Result<(u64, Arc<MmapMut>), Arc<RemoteError>> {
         let mut state = self.0.state();
         let start = match state.covering(file, at) {
             Some((start, _)) => start,
@@ -334,7 +337,7 @@ fn serve(shared: &Shared) {
         piece.state = PieceState::Coming;
         let n_bytes = piece.n_bytes;
         state.held += n_bytes;
-        let room = state.budget / 2;
+        let room = state.budget / 4;
         drop(state);
 
         let fetched = shared.fetch(place, n_bytes, room);

@@ -4,6 +4,7 @@
 //! in between comes soon, pieces wait for it; a file whose pieces would wait too long goes without its sum.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use sha1::Sha1;
@@ -68,17 +69,17 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 }
 
 /// The sum of a file whose pieces come in any order, each at least once.
-pub(super) struct Chain {
+pub(super) struct Chain<B> {
     /// `None` once it is compared, or given up.
     sum: Option<Sum>,
     /// Where the bytes end that are in the sum.
     next: u64,
     /// Pieces behind that, by offset.
-    waiting: BTreeMap<u64, Arc<[u8]>>,
+    waiting: BTreeMap<u64, Arc<B>>,
     n_waiting: u64,
 }
 
-impl Chain {
+impl<B: Deref<Target = [u8]>> Chain<B> {
     /// The chain of a file none of which has come.
     pub(super) fn new(entry: &Entry) -> Self {
         let sum = entry.digest.is_some().then(|| Sum::new(entry));
@@ -93,7 +94,7 @@ impl Chain {
         &mut self,
         entry: &Entry,
         offset: u64,
-        bytes: &Arc<[u8]>,
+        bytes: &Arc<B>,
         room: u64,
     ) -> Result<(), RemoteError> {
         if self.sum.is_none() || offset < self.next || self.waiting.contains_key(&offset) {
@@ -139,7 +140,7 @@ mod tests {
             (entry(&hex(&Sha256::digest(&bytes))), entry(&hex(&Sha256::digest(&bytes[1..]))));
         let run = |entry: &Entry, order: &[usize], room| {
             let mut chain = Chain::new(entry);
-            let add = |&at: &usize| chain.add(entry, at as u64, &bytes[at..at + 20].into(), room);
+            let add = |&at: &usize| chain.add(entry, at as u64, &Arc::new(bytes[at..at + 20].to_vec()), room);
             order.iter().try_for_each(add)
         };
         for order in [[0, 20, 40, 60, 80], [80, 60, 40, 20, 0], [20, 0, 60, 40, 80]] {
