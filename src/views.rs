@@ -11,6 +11,7 @@ mod computed;
 mod elems;
 mod error;
 mod exp;
+mod grid;
 mod layout;
 mod low_rank;
 mod math;

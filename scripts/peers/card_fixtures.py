@@ -6,7 +6,8 @@ Usage (needs torch, transformers, numpy, gguf):
   card_fixtures.py LLAMA_CPP_DIR FIXTURES_DIR                  the cases of this file
   card_fixtures.py LLAMA_CPP_DIR --refresh FILE...             fixtures written by hand: `config`, `tensors`, and perhaps
                                                                `files` (JSON by path; the target of a draft model is
-                                                               `target/config.json`) and `options`; adds `expect`
+                                                               `target/config.json`), `weights` (tensors of further
+                                                               files by path) and `options`; adds `expect`
   card_fixtures.py LLAMA_CPP_DIR FIXTURES_DIR --from CORPUS [--cases CASE...]
                                                                names and shapes of the corpus's arch/CASE/hf
 
@@ -335,12 +336,19 @@ def stored(k, dtype, shape, zero):
     return x.astype({"F32": np.float32, "F16": np.float16}[dtype]).tobytes()
 
 
-def write_checkpoint(folder, conf, rows, files, options):
-    (folder / ("params.json" if options.get("mistral_format") else "config.json")).write_text(json.dumps(conf))
-    for name, content in files.items():
+def write_checkpoint(folder, fixture):
+    options = fixture.get("options", {})
+    (folder / ("params.json" if options.get("mistral_format") else "config.json")).write_text(json.dumps(fixture["config"]))
+    for name, content in fixture.get("files", {}).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content))
+    name = "consolidated.safetensors" if options.get("mistral_format") else "model.safetensors"
+    for path, rows in {name: fixture["tensors"], **fixture.get("weights", {})}.items():
+        write_safetensors(folder / path, rows)
+
+
+def write_safetensors(path, rows):
     header, parts, at = {}, [], 0
     for k, (name, dtype, shape, *zero) in enumerate(sorted(rows)):
         raw = stored(k, dtype, shape, zero[0] or True if zero else False)
@@ -349,8 +357,7 @@ def write_checkpoint(folder, conf, rows, files, options):
         parts.append(raw)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    name = "consolidated.safetensors" if options.get("mistral_format") else "model.safetensors"
-    (folder / name).write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
 
 
 def repair_baichuan():
@@ -375,7 +382,9 @@ def convert(folder, outtype, options):
     """What the converter writes. Options are spelled as its own attributes."""
     out = folder / f"{outtype}.gguf"
     with torch.inference_mode():
-        if options.get("mistral_format"):
+        if options.get("mmproj"):
+            cls = converter.tower_class(folder)
+        elif options.get("mistral_format"):
             from conversion.mistral import MistralModel, MistralMoeModel
             cls = MistralMoeModel if TextModel.load_hparams(folder, True).get("moe") else MistralModel
         else:
@@ -424,6 +433,8 @@ def dump(fixture):
     for key in ("config", "files", "options"):
         if fixture.get(key):
             lines.append(f' "{key}": {json.dumps(fixture[key])},')
+    for path, rows in fixture.get("weights", {}).items():
+        lines += [' "weights": {' + json.dumps(path) + ': [', ",\n".join("  " + json.dumps(row) for row in rows), " ]},"]
     lines += [' "tensors": [', ",\n".join("  " + json.dumps(row) for row in fixture["tensors"]), " ],", ' "expect": {']
     parts = []
     for outtype, expect in fixture["expect"].items():
@@ -439,7 +450,7 @@ def expected(fixture):
     with tempfile.TemporaryDirectory() as temp:
         folder = Path(temp) / "hf"
         folder.mkdir()
-        write_checkpoint(folder, fixture["config"], fixture["tensors"], fixture.get("files", {}), options)
+        write_checkpoint(folder, fixture)
         # Classes keep tensors between conversions: a process for each.
         found = {}
         # Ternary types are for weights that are ternary.

@@ -16,6 +16,13 @@ def text_class(folder):
     return get_model_class(get_model_architecture(hparams, ModelType.TEXT), mmproj=False)
 
 
+def tower_class(folder):
+    """The converter's class for the towers of a checkpoint."""
+    from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
+    hparams = ModelBase.load_hparams(folder, False)
+    return get_model_class(get_model_architecture(hparams, ModelType.MMPROJ), mmproj=True)
+
+
 def file_type(outtype):
     """The converter's number of a type that `--outtype` takes."""
     from gguf import LlamaFileType

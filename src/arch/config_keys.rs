@@ -568,6 +568,7 @@ pub(super) const CONFIG_KEYS: &[&str] = &[
 pub(super) const ROOTS: &[&str] = &[
     "class",
     "file_type",
+    "folders",
     "generation",
     "opt",
     "pooling",

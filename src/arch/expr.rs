@@ -154,9 +154,10 @@ functions! {
     Count "count" 1 1 "`count('prefix')`: one more than the highest index after the prefix in tensor names.";
     File "file" 1 1 "`file('name')`: the checkpoint's directory has this file.";
     Shape "shape" 1 2 "`shape('name'[, axis])`: the dimensions of a tensor or stored tensor, outermost first, or one of them; null without it.";
+    Sorted "sorted" 1 1 "`sorted(list)`: integers, or lists of them by the first members that differ, in rising order.";
     Compact "compact" 1 1 "`compact(list)`: the list without its nulls.";
     LabelMap "label_map" 1 1 "`label_map(list)`: the object of the list's texts by place, as `id2label` has it; null of null.";
-    Ints "ints" 1 1 "`ints(text)`: the integers of a list in a text, between commas.";
+    Ints "ints" 1 1 "`ints(text)`: the integers of a list in a text, between commas or strokes (`4/8`).";
     NormalIcdf "normal_icdf" 1 1 "`normal_icdf(p)`: below which value a standard normal number is with probability p, as torch computes it in F32.";
     Tensor "tensor" 1 2 "`tensor('name'[, i])`: the values of a tensor of up to 64 KiB (one number if it has one element), or its element i; null without it. The end of the name, from a point on, will do.";
     ZeroRows "zero_rows" 2 2 "`zero_rows('name', from)`: the rows of a tensor, from the given one on, that have only zeros; null without it, or if `from` is null.";

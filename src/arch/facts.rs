@@ -166,8 +166,17 @@ pub struct TensorFacts {
 }
 
 /// Operations that nothing undoes, by their names in cards, unless a parameter says what was there before.
-const ONE_WAY: &[&str] =
-    &["flatten", "fold_norm", "replace_row", "reshape", "softplus", "sum", "ternary", "tp_qkv"];
+const ONE_WAY: &[&str] = &[
+    "flatten",
+    "fold_norm",
+    "replace_row",
+    "reshape",
+    "resize_grid",
+    "softplus",
+    "sum",
+    "ternary",
+    "tp_qkv",
+];
 
 /// The cards and variants of an architecture, a variant (`llama/internlm3`), or a class.
 #[must_use]

@@ -87,6 +87,8 @@ op_kinds! {
     Sum "sum" "axis" ["axis" One true] "The sum along an axis, which goes.";
     FoldNorm "fold_norm" "eps" ["eps" One true]
         "Four rows, a batch norm's weight, bias, mean and variance, become two tensors: factors and shifts.";
+    ResizeGrid "resize_grid" "side" ["side" One true]
+        "Rows, positions of a square grid, become those of a grid of this side: bilinear, corners on corners.";
     Add "add" "value" ["value" One true] "Adds a number.";
     Scale "scale" "by" ["by" One true, "rows" Many false] "Multiplies by a number: all, or the rows `[a, b]`.";
     NegExp "neg_exp" "" [] "`-exp(x)`";

@@ -48,6 +48,8 @@ pub struct Inputs<'a> {
     pub generation_config: Option<&'a Map<String, Json>>,
     /// How images and sounds are prepared: `preprocessor_config.json` and its kin, merged.
     pub preprocessor: Option<&'a Map<String, Json>>,
+    /// Configurations of the folders in which a model keeps parts of its towers, by folder.
+    pub folders: Option<&'a Map<String, Json>>,
     /// Names of the files in the directory.
     pub files: &'a [String],
     /// How token vectors are pooled, where `modules.json` of sentence-transformers says it.
@@ -69,6 +71,7 @@ impl<'a> Inputs<'a> {
             tokenizer_config: None,
             generation_config: None,
             preprocessor: None,
+            folders: None,
             files: &[],
             pooling: None,
             target: None,
@@ -308,6 +311,7 @@ pub(super) fn scope<'a>(
         roots: vec![
             ("class", Root::Value(class.into())),
             ("file_type", Root::Value(file_type.into())),
+            ("folders", map(inputs.folders)),
             ("generation", map(inputs.generation_config)),
             (
                 "opt",

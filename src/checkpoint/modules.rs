@@ -1,5 +1,7 @@
-//! Weights of modules that sentence-transformers keeps in directories of their own, read after those of the model.
+//! Weights that lie in folders of their own, read after those of the model: modules of sentence-transformers, encoders of
+//! sounds.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 
 use crate::checkpoint::shards::SafetensorsShards;
@@ -36,15 +38,34 @@ impl WithModules {
     /// # Errors
     /// A broken file; a name that the model has already.
     pub(crate) fn add(&mut self, dir: &ModelDir, file: &str, layer: &str) -> Result<bool, CheckpointError> {
+        self.add_named(dir, file, &|name| name.ends_with(SUFFIX).then(|| name.replace(LAYER, layer)))
+    }
+
+    /// Adds all weights of a folder's safetensors file, named after the folder: `folder.NAME`. False if there is no such
+    /// file.
+    ///
+    /// # Errors
+    /// As [`WithModules::add`].
+    pub(crate) fn add_folder(&mut self, dir: &ModelDir, folder: &str) -> Result<bool, CheckpointError> {
+        self.add_named(dir, &format!("{folder}/model.safetensors"), &|name| Some(format!("{folder}.{name}")))
+    }
+
+    /// Adds the weights of a file under new names; those without one are left out.
+    fn add_named(
+        &mut self,
+        dir: &ModelDir,
+        file: &str,
+        rename: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<bool, CheckpointError> {
         let Some(path) = dir.file(file) else { return Ok(false) };
         let module = SafetensorsShards::single(dir, file)?;
+        let mut known: HashSet<String> = self.metas.iter().map(|meta| meta.name.clone()).collect();
         for (weight, meta) in module.weights().iter().enumerate() {
-            if !meta.name.ends_with(SUFFIX) {
+            let Some(name) = rename(&meta.name) else {
                 self.left_out.push(format!("{}: `{}`", path.display(), meta.name));
                 continue;
-            }
-            let name = meta.name.replace(LAYER, layer);
-            if self.metas.iter().any(|other| other.name == name) {
+            };
+            if !known.insert(name.clone()) {
                 let first = "another file".to_owned();
                 return Err(CheckpointError::InTwoShards { tensor: name, first, second: file.to_owned() });
             }

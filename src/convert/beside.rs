@@ -4,7 +4,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::arch::{Inputs, Pooling};
 use crate::checkpoint::{CheckpointError, ModelDir};
-use crate::convert::{ConvertError, ModelSource, pooling};
+use crate::convert::{ConvertError, ModelSource, modules, pooling};
 use crate::core::{WeightMeta, WeightSource};
 
 /// The files beside the weights that cards look at.
@@ -12,6 +12,7 @@ pub(super) struct Beside {
     tokenizer_config: Option<Map<String, Json>>,
     generation_config: Option<Map<String, Json>>,
     preprocessor: Option<Map<String, Json>>,
+    folders: Option<Map<String, Json>>,
     files: Vec<String>,
     pooling: Option<Pooling>,
 }
@@ -30,6 +31,7 @@ impl Beside {
                 (optional("preprocessor_config.json")?, "media_proc_cfg"),
                 (optional("processor_config.json")?, "image_processor"),
             ]),
+            folders: folders(dir)?,
             files: dir.file_names()?,
             pooling: pooling::read(dir)?,
         })
@@ -43,6 +45,7 @@ impl Beside {
             tokenizer_config: self.tokenizer_config.as_ref(),
             generation_config: self.generation_config.as_ref(),
             preprocessor: self.preprocessor.as_ref(),
+            folders: self.folders.as_ref(),
             files: &self.files,
             pooling: self.pooling,
             ..Inputs::of_headers(source.dir.config(), weights)
@@ -64,6 +67,13 @@ fn merged(files: [(Option<Map<String, Json>>, &str); 2]) -> Option<Map<String, J
         all.extend(inner.unwrap_or_default());
     }
     all
+}
+
+/// The configurations of the folders in which a model keeps parts of its towers, by folder.
+fn folders(dir: &ModelDir) -> Result<Option<Map<String, Json>>, ConvertError> {
+    let Some(folder) = modules::tower_folder(dir) else { return Ok(None) };
+    let Some(config) = dir.json(&format!("{folder}/config.json"))? else { return Ok(None) };
+    Ok(Some(Map::from_iter([(folder.to_owned(), config.into())])))
 }
 
 /// A JSON file that may be missing; one that is broken is a warning, as for the reference.

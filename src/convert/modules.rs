@@ -1,4 +1,4 @@
-//! What sentence-transformers puts behind a model: `modules.json` lists modules, each with a directory of its own.
+//! What lies in folders beside a model: the modules that `modules.json` of sentence-transformers lists, and parts of towers.
 
 use std::path::{Component, Path};
 
@@ -13,6 +13,15 @@ pub(super) const MODULES: &str = "modules.json";
 
 /// Classes whose dense module is part of the model, whether it is asked for or not.
 pub(super) const WITH_DENSE: [&str; 2] = ["Lfm2Model", "Lfm2BidirectionalModel"];
+
+/// Classes whose towers have weights and a configuration in a folder of their own.
+const TOWER_FOLDERS: [(&str, &str); 1] = [("MiMoV2ForCausalLM", "audio_tokenizer")];
+
+/// The folder in which a model keeps a part of its towers.
+pub(super) fn tower_folder(dir: &ModelDir) -> Option<&'static str> {
+    let class = dir.config().get("architectures").and_then(|classes| classes[0].as_str())?;
+    TOWER_FOLDERS.iter().find(|row| row.0 == class).map(|row| row.1)
+}
 
 /// A module of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]

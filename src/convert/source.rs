@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use serde_json::Value as Json;
 
+use crate::arch::CardKind;
 use crate::checkpoint::modules::WithModules;
 use crate::checkpoint::msmodelslim::Description;
 use crate::checkpoint::{Checkpoint, CheckpointError, ModelDir};
@@ -116,6 +117,7 @@ impl ModelSource {
         source.warnings.extend_from_slice(checkpoint.warnings());
         let files = configurations(&source.dir)?;
         let dense_modules = options.dense_modules;
+        let is_of_towers = options.kind == CardKind::Mmproj;
         let options = DequantOptions { offset_sign: options.offset_sign, level: options.level };
         let opened = dequant::open(&files, Box::new(checkpoint), options)?;
         source.warnings.extend(opened.warnings);
@@ -123,6 +125,9 @@ impl ModelSource {
         source.quantization = opened.quantization;
         let mut weights = WithModules::new(opened.source);
         modules::add_dense(&source.dir, dense_modules, &mut weights)?;
+        if let Some(folder) = modules::tower_folder(&source.dir).filter(|_| is_of_towers) {
+            weights.add_folder(&source.dir, folder)?;
+        }
         source.paths.extend_from_slice(weights.paths());
         if dense_modules && weights.paths().is_empty() {
             source.warnings.push("there are no dense modules with weights of their own".to_owned());

@@ -11,7 +11,8 @@ const SMALL: &[&str] =
     &[".json", ".txt", ".model", ".jinja", ".md", ".tiktoken", ".vocab", ".bpe", ".spm", ".yaml"];
 
 /// Folders of a repository that are read; what lies in others belongs to other programs (`onnx`, `original`).
-const FOLDERS: &[&str] = &["1_Pooling", "2_Dense", "3_Dense", "additional_chat_templates"];
+const FOLDERS: &[&str] =
+    &["1_Dense", "1_Pooling", "2_Dense", "3_Dense", "additional_chat_templates", "audio_tokenizer"];
 
 /// What is asked for where a server does not list its files.
 pub(super) const KNOWN: &[&str] = &[
@@ -35,11 +36,15 @@ pub(super) const KNOWN: &[&str] = &[
     "model.safetensors",
     "model.safetensors.index.json",
     "modules.json",
+    "1_Dense/config.json",
+    "1_Dense/model.safetensors",
     "1_Pooling/config.json",
     "2_Dense/config.json",
     "2_Dense/model.safetensors",
     "3_Dense/config.json",
     "3_Dense/model.safetensors",
+    "audio_tokenizer/config.json",
+    "audio_tokenizer/model.safetensors",
     "preprocessor_config.json",
     "processor_config.json",
     "pytorch_model.bin",

@@ -9,6 +9,7 @@ use crate::core::scratch::with_floats;
 use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, WeightSource};
 use crate::views::elems::Stretch;
+use crate::views::grid::Resize;
 use crate::views::node::{Node, compile};
 use crate::views::sum::TorchSum;
 use crate::views::view::View;
@@ -35,7 +36,7 @@ pub(super) struct Computed {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+pub(super) enum Kind {
     Whole(WholeOp),
     Product,
     Sum,
@@ -43,6 +44,8 @@ enum Kind {
     NormFactor(f32),
     /// Shifts of a batch norm, of its weight, variance, bias and mean.
     NormShift(f32),
+    /// Rows between four rows of a grid.
+    Grid(Resize),
 }
 
 impl View {
@@ -127,14 +130,14 @@ impl View {
     }
 
     /// Views of one shape, computed with element by element.
-    fn of_parts(parts: &[Self], kind: Kind) -> Result<Self, ShapeError> {
+    pub(super) fn of_parts(parts: &[Self], kind: Kind) -> Result<Self, ShapeError> {
         let shape = parts.first().ok_or(ShapeError::Empty)?.shape().to_vec();
         let parts: Vec<Node> = parts.iter().map(compile).collect();
         let is_f16 = parts.iter().all(|part| part.element_type() == Some(ElementType::F16));
         let computed = Computed {
             parts,
             n_elems: shape.iter().product(),
-            n_cols: 1,
+            n_cols: shape.get(1..).unwrap_or(&[]).iter().product(),
             kind,
             rounded: is_f16.then_some(ElementType::F16),
             found: Mutex::new(None),
@@ -205,6 +208,7 @@ impl Computed {
                     })
                 });
             }
+            Kind::Grid(resize) => return self.read_grid(resize, source, level, first, out),
             Kind::NormFactor(eps) | Kind::NormShift(eps) => {
                 return self.read_norm(eps, source, level, first, out);
             }
@@ -260,6 +264,32 @@ impl Computed {
             out.iter_mut().zip(&other).for_each(|(x, mean)| *x = self.round(mean * *x));
             bias.read(source, level, first, &mut other)?;
             out.iter_mut().zip(&other).for_each(|(x, bias)| *x = self.round(bias - *x));
+        }
+        Ok(())
+    }
+
+    /// A stretch of a resized grid.
+    fn read_grid(
+        &self,
+        resize: Resize,
+        source: &dyn WeightSource,
+        level: SimdLevel,
+        first: u64,
+        out: &mut [f32],
+    ) -> Result<(), ViewError> {
+        let mut corners = [const { Vec::new() }; 4];
+        for (corner, part) in corners.iter_mut().zip(&self.parts) {
+            corner.resize(out.len(), 0.0);
+            part.read(source, level, first, corner)?;
+        }
+        let n_cols = self.n_cols.max(1);
+        let (mut row, mut weights) = (u64::MAX, [0.0; 4]);
+        for (i, x) in out.iter_mut().enumerate() {
+            let own = (first + i as u64) / n_cols;
+            if own != row {
+                (row, weights) = (own, resize.weights(own));
+            }
+            *x = Resize::blend(std::array::from_fn(|corner| corners[corner][i]), weights);
         }
         Ok(())
     }

@@ -42,16 +42,7 @@ const REFUSED: &[(&str, &str)] = &[
 ];
 
 /// Classes without a card: those of `docs/differences.md`.
-const WITHOUT: &[&str] = &[
-    "Dots3NoteForCausalLM",
-    "Dots3NoteForConditionalGeneration",
-    "Granite4VisionForConditionalGeneration",
-    "MiMoV2ForCausalLM",
-    "NemotronH_Nano_VL_V2",
-    "PocketTTSModel",
-    "Qwen3TTSForConditionalGeneration",
-    "RADIOModel",
-];
+const WITHOUT: &[&str] = &["PocketTTSModel", "Qwen3TTSForConditionalGeneration"];
 
 #[test]
 fn nearly_every_class_of_the_peer_is_claimed() {

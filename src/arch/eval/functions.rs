@@ -78,6 +78,7 @@ impl Evaluator<'_> {
                 Datum::Null => Ok(Datum::Null),
                 other => Err(EvalError::Kind { op, found: other.kind() }),
             },
+            Function::Sorted => sorted(op, &value(0)?),
             Function::LabelMap => label_map(op, &value(0)?),
             Function::Ints => ints(op, &value(0)?),
             Function::NormalIcdf => Ok(Datum::Float(normal_icdf(number()? as f32).into())),
@@ -260,12 +261,28 @@ fn label_map(op: &'static str, list: &Datum) -> Evaluated {
     }
 }
 
-/// The integers of a text, between commas.
+/// A list of integers, or of lists of them, in rising order.
+fn sorted(op: &'static str, list: &Datum) -> Evaluated {
+    let Datum::List(items) = list else { return Err(EvalError::Kind { op, found: list.kind() }) };
+    let int = |item: &Datum| item.as_int().ok_or(EvalError::Kind { op, found: item.kind() });
+    let key = |item: &Datum| match item {
+        Datum::List(members) => members.iter().map(int).collect::<Result<Vec<_>, _>>(),
+        item => Ok(vec![int(item)?]),
+    };
+    let mut keyed = Vec::with_capacity(items.len());
+    for item in items.iter() {
+        keyed.push((key(item)?, item.clone()));
+    }
+    keyed.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(Datum::List(keyed.into_iter().map(|(_, item)| item).collect::<Vec<_>>().into()))
+}
+
+/// The integers of a text, between commas or strokes.
 fn ints(op: &'static str, list: &Datum) -> Evaluated {
     let list = text(op, list)?;
     let wrong = || EvalError::Arithmetic { op, operands: format!("'{}'", escape(list)) };
     let int = |item: &str| item.trim().parse::<i64>().map(|int| Datum::Int(int.into())).map_err(|_| wrong());
-    let items = list.split(',').filter(|item| !item.trim().is_empty());
+    let items = list.split([',', '/']).filter(|item| !item.trim().is_empty());
     Ok(Datum::List(items.map(int).collect::<Result<Vec<_>, _>>()?.into()))
 }
 

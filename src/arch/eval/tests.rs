@@ -129,3 +129,23 @@ fn questions_about_the_checkpoint() {
         assert_eq!(show(&scope, text), want, "{text}");
     }
 }
+
+#[test]
+fn lists_are_sorted_and_read_from_texts() {
+    let scope =
+        scope(r#"{"pairs": [[1, 0], [-2, 3], [1, -1]], "n": [3, 1, 2], "rate": "12/24", "mixed": [1, "a"]}"#);
+    let lets: IndexMap<_, _> = [("rising".to_owned(), Expr::parse("sorted(pairs)").unwrap())].into();
+    scope.lets = Some(&lets);
+    for (text, want) in [
+        ("layers(rising[bid][0] * 10 + rising[bid][1], 3)", r#"["-17", "9", "10"]"#),
+        ("sorted(n)", r#"["1", "2", "3"]"#),
+        ("sorted([])", "[]"),
+        ("sorted(mixed)", "`sorted` does not take a text"),
+        ("sorted(rate)", "`sorted` does not take a text"),
+        ("ints(rate)", r#"["12", "24"]"#),
+        ("ints('1, 2')", r#"["1", "2"]"#),
+        ("ints('1/x')", "`ints` of '1/x' is undefined"),
+    ] {
+        assert_eq!(show(&scope, text), want, "{text}");
+    }
+}

@@ -123,6 +123,11 @@ pub enum Op {
         /// What is added to the variance.
         eps: f64,
     },
+    /// See `OpKind::ResizeGrid`.
+    ResizeGrid {
+        /// The new side.
+        side: u64,
+    },
     /// `OpKind::Scale` of some rows.
     ScaleRows {
         /// The factor.

@@ -164,6 +164,7 @@ impl OpSpec {
             OpKind::Negate => Op::Negate { group: params.length("group")?, from: params.length("from")? },
             OpKind::Sum => Op::Sum { axis: params.axis()? },
             OpKind::FoldNorm => Op::FoldNorm { eps: params.number("eps")? },
+            OpKind::ResizeGrid => Op::ResizeGrid { side: params.length("side")? },
             OpKind::Add => Op::Math(MathOp::Add(params.number("value")?)),
             OpKind::Scale => scale(&params)?,
             OpKind::NegExp => Op::Math(MathOp::NegExp),

@@ -5,6 +5,8 @@ use super::{MathOp, Op, OpError, WholeOp};
 
 /// Into how many parts an operation may cut an axis: no model has more heads.
 const MAX_PARTS: u64 = 1 << 16;
+/// The longest side of a grid of positions.
+const MAX_SIDE: u64 = 256;
 /// How many numbers an operation may add up: the frames of a patch are few.
 const MAX_SUMMANDS: u64 = 64;
 
@@ -32,6 +34,7 @@ impl Op {
             Self::ScaleRows { .. } | Self::Math(MathOp::Scale(_)) => "scale",
             Self::Sum { .. } => "sum",
             Self::FoldNorm { .. } => "fold_norm",
+            Self::ResizeGrid { .. } => "resize_grid",
             Self::AddIndex { .. } | Self::Math(MathOp::AddIndex) => "add_index",
             Self::SubIndex | Self::Math(MathOp::SubIndex) => "sub_index",
             Self::Whole(WholeOp::Ternary) => "ternary",
@@ -191,6 +194,7 @@ impl Op {
                 let rows = (len / n).checked_mul(index.len() as u64).ok_or(range("index"))?;
                 return with(0, rows);
             }
+            Self::ResizeGrid { side } => return self.grid_shapes(*side, dims),
             Self::Repeat { axis: at, n } => {
                 if axis(*at)? == 0 || *n == 0 || *n > MAX_PARTS {
                     return Err(range("n"));
@@ -207,6 +211,25 @@ impl Op {
             _ => {}
         }
         Ok(vec![dims.to_vec()])
+    }
+
+    /// Rows of a square grid, of another side.
+    fn grid_shapes(&self, side: u64, dims: &[u64]) -> Result<Vec<Vec<u64>>, OpError> {
+        let op = self.name();
+        let [n_rows, n_cols] = *dims else {
+            return Err(OpError::Axis { op, axis: 1, rank: dims.len() });
+        };
+        if n_rows == 0 || n_rows.isqrt().pow(2) != n_rows {
+            return Err(OpError::Parts {
+                op,
+                parts: "rows of a square".to_owned(),
+                whole: format!("{n_rows} rows"),
+            });
+        }
+        if side == 0 || side > MAX_SIDE {
+            return Err(OpError::Range { op, parameter: "side" });
+        }
+        Ok(vec![vec![side * side, n_cols]])
     }
 
     /// The operation that undoes this one on a tensor that came out of it, where one tensor suffices. Splits are

@@ -86,6 +86,8 @@ fn what_does_not_fit_is_an_error() {
         (Repeat, &[("n", "0")], &[8], "`repeat`: `n` is out of range"),
         (Scale, &[("by", "2"), ("rows", "[1]")], &[8], "`scale`: `rows` is out of range"),
         (L2Normalize, &[("axis", "1"), ("eps", "0")], &[8, 2], "`l2_normalize`: `axis` is out of range"),
+        (ResizeGrid, &[("side", "2")], &[8, 2], "`resize_grid`: rows of a square do not make 8 rows"),
+        (ResizeGrid, &[("side", "0")], &[9, 2], "`resize_grid`: `side` is out of range"),
         (AddIndex, &[("below", "4")], &[2, 2], "`add_index`: axis 1 of a tensor with 2 dimensions"),
         (
             PermuteAxis,

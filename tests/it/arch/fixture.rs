@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use gguf_foundry::arch::{Heads, OutType};
+use gguf_foundry::arch::{CardKind, Heads, OutType};
 use gguf_foundry::convert::{Conversion, ConvertError, ConvertOptions};
 use serde_json::{Map, Value as Json, json};
 
@@ -31,6 +31,11 @@ pub(super) fn all() -> Vec<CardFixture> {
 }
 
 impl CardFixture {
+    /// Whether it is of towers.
+    pub(super) fn is_mmproj(&self) -> bool {
+        self.content["options"]["mmproj"] == true
+    }
+
     /// What the peer makes of the case, by type of the file.
     pub(super) fn expect(&self) -> &Map<String, Json> {
         self.content["expect"].as_object().unwrap()
@@ -50,7 +55,11 @@ impl CardFixture {
             fs_err::create_dir_all(path.parent().unwrap()).unwrap();
             fs_err::write(path, content.to_string()).unwrap();
         }
-        fs_err::write(dir.join(weights), safetensors(self.content["tensors"].as_array().unwrap())).unwrap();
+        let further = self.content["weights"].as_object().into_iter().flatten();
+        let further = further.map(|(path, rows)| (path.as_str(), rows));
+        for (path, rows) in further.chain([(weights, &self.content["tensors"])]) {
+            fs_err::write(dir.join(path), safetensors(rows.as_array().unwrap())).unwrap();
+        }
     }
 
     /// The conversion of the checkpoint in `dir` as the case asks for it, without a vocabulary.
@@ -59,6 +68,7 @@ impl CardFixture {
         for (name, value) in self.content["options"].as_object().into_iter().flatten() {
             assert_eq!(value, &json!(true), "{}: `{name}`", self.at);
             match name.as_str() {
+                "mmproj" => options.kind = CardKind::Mmproj,
                 "no_mtp" => options.heads = Heads::Dropped,
                 "mtp" => options.heads = Heads::Alone,
                 "fuse_qkv" => options.fuse.qkv = true,

@@ -231,7 +231,8 @@ fn round_trip(registry: &Registry, case: &CardFixture) -> Result<(), String> {
 #[test]
 fn every_fixture_comes_back() {
     let registry = Registry::embedded().unwrap();
-    let fixtures = fixture::all();
+    let mut fixtures = fixture::all();
+    fixtures.retain(|case| !case.is_mmproj());
     let wrong: Vec<String> = fixtures.par_iter().filter_map(|case| complaint(&registry, case)).collect();
     assert!(wrong.is_empty(), "{} of {} cases:\n{}", wrong.len(), fixtures.len(), wrong.join("\n"));
 }

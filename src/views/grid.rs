@@ -1,0 +1,99 @@
+//! Positions of a square grid, resized to another: what a tower learned for one size of image, for another.
+
+use crate::views::ShapeError;
+use crate::views::computed::Kind;
+use crate::views::view::View;
+
+/// From a grid of one side to one of another, bilinear, corners on corners.
+///
+/// # Exactness
+/// As torch's `interpolate(mode="bilinear", align_corners=True)` computes on a processor with fused multiplication and
+/// addition, channels innermost and a multiple of the vector's length: weights in F32, sums in its order.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Resize {
+    from: u64,
+    to: u64,
+}
+
+/// Two neighbours of a place along one side, and their weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Between {
+    low: u64,
+    high: u64,
+    of_low: f32,
+    of_high: f32,
+}
+
+impl Resize {
+    /// The neighbours of a place of the new grid.
+    fn between(self, place: u64) -> Between {
+        // Sides are short: every number here is exact in F32 but the quotient.
+        let step = if self.to > 1 { (self.from - 1) as f32 / (self.to - 1) as f32 } else { 0.0 };
+        let at = step * place as f32;
+        let low = (at as u64).min(self.from - 1);
+        let of_high = (at - low as f32).clamp(0.0, 1.0);
+        Between { low, high: (low + 1).min(self.from - 1), of_low: 1.0 - of_high, of_high }
+    }
+
+    /// Weights of the four neighbours of a row of the result: above left, above right, below left, below right.
+    pub(super) fn weights(self, row: u64) -> [f32; 4] {
+        let (y, x) = (self.between(row / self.to), self.between(row % self.to));
+        [y.of_low * x.of_low, y.of_low * x.of_high, y.of_high * x.of_low, y.of_high * x.of_high]
+    }
+
+    /// The sum of four numbers with their weights.
+    pub(super) fn blend([a, b, c, d]: [f32; 4], weights: [f32; 4]) -> f32 {
+        let below = d.mul_add(weights[3], c * weights[2]);
+        a.mul_add(weights[0], b.mul_add(weights[1], below))
+    }
+}
+
+impl View {
+    /// The rows, positions of a square grid in reading order, as a grid of another side; the same side changes nothing.
+    ///
+    /// # Errors
+    /// Other than two dimensions; rows that are no square.
+    pub(super) fn resize_grid(&self, side: u64) -> Result<Self, ShapeError> {
+        let wrong = || ShapeError::Reshape { from: self.shape().to_vec(), to: vec![side, side] };
+        let [n_rows, _] = *self.shape() else { return Err(wrong()) };
+        let from = n_rows.isqrt();
+        if from == 0 || side == 0 || from * from != n_rows {
+            return Err(wrong());
+        }
+        if from == side {
+            return Ok(self.clone());
+        }
+        let resize = Resize { from, to: side };
+        let corner = |pick: fn(Between, Between) -> (u64, u64)| {
+            let rows = (0..side * side).map(|row| {
+                let (y, x) = pick(resize.between(row / side), resize.between(row % side));
+                y * from + x
+            });
+            self.gather(&rows.collect::<Vec<_>>())
+        };
+        let corners = [
+            corner(|y, x| (y.low, x.low))?,
+            corner(|y, x| (y.low, x.high))?,
+            corner(|y, x| (y.high, x.low))?,
+            corner(|y, x| (y.high, x.high))?,
+        ];
+        Self::of_parts(&corners, Kind::Grid(resize))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn corners_stay_and_weights_add_up() {
+        let resize = Resize { from: 8, to: 6 };
+        assert_eq!(resize.between(0), Between { low: 0, high: 1, of_low: 1.0, of_high: 0.0 });
+        assert_eq!(resize.between(5), Between { low: 7, high: 7, of_low: 1.0, of_high: 0.0 });
+        for row in 0..36 {
+            let sum: f32 = resize.weights(row).iter().sum();
+            assert!((sum - 1.0).abs() < 1e-6, "{row}: {sum}");
+        }
+        assert_eq!(Resize { from: 3, to: 1 }.weights(0), [1.0, 0.0, 0.0, 0.0]);
+    }
+}
