@@ -132,7 +132,7 @@ fn questions_about_the_checkpoint() {
 
 #[test]
 fn lists_are_sorted_and_read_from_texts() {
-    let scope =
+    let mut scope =
         scope(r#"{"pairs": [[1, 0], [-2, 3], [1, -1]], "n": [3, 1, 2], "rate": "12/24", "mixed": [1, "a"]}"#);
     let lets: IndexMap<_, _> = [("rising".to_owned(), Expr::parse("sorted(pairs)").unwrap())].into();
     scope.lets = Some(&lets);
@@ -144,7 +144,7 @@ fn lists_are_sorted_and_read_from_texts() {
         ("sorted(rate)", "`sorted` does not take a text"),
         ("ints(rate)", r#"["12", "24"]"#),
         ("ints('1, 2')", r#"["1", "2"]"#),
-        ("ints('1/x')", "`ints` of '1/x' is undefined"),
+        ("ints('1/x')", "`ints` has no result for '1/x'"),
     ] {
         assert_eq!(show(&scope, text), want, "{text}");
     }
