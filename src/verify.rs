@@ -12,6 +12,7 @@ mod divergence;
 mod embeddings;
 mod encoder;
 mod error;
+mod exact;
 mod extras;
 mod healthy;
 mod imatrix;
@@ -23,6 +24,7 @@ mod masked;
 mod measure;
 mod model;
 mod origin;
+mod parts;
 mod perplexity;
 mod prompts;
 mod report;
@@ -64,6 +66,7 @@ pub use masked::MaskedReport;
 pub use measure::{Position, Recall, Reference};
 pub use model::Model;
 pub use origin::OriginTokenizer;
+pub use parts::{CombinedVerification, PartError, PartLabel, VerificationPart, combine_parts, verify_part};
 pub use perplexity::{Estimate, Perplexity};
 pub use prompts::{
     Prompt, PromptFile, PromptFileReport, PromptForm, PromptPlace, PromptSource, read_prompts,

@@ -91,6 +91,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::views::ViewError,
         #[cfg(feature = "remote")] crate::remote::RemoteError,
         #[cfg(feature = "remote")] crate::remote::Failed,
+        crate::verify::PartError,
         crate::verify::VerifyError,
     }
     Vec::new()

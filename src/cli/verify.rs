@@ -1,5 +1,6 @@
 //! `gguf-verify`: may this file be shipped?
 
+mod combine;
 mod experts;
 mod file_rows;
 mod imatrix;
@@ -19,6 +20,7 @@ mod trace;
 use clap::{Args, Parser, Subcommand};
 
 use crate::cli::completions::Completions;
+use crate::cli::verify::combine::CombineArgs;
 use crate::cli::verify::imatrix::ImatrixArgs;
 use crate::cli::verify::judge::VerifyArgs;
 use crate::cli::verify::logits::LogitsArgs;
@@ -51,6 +53,8 @@ enum Command {
     Logits(LogitsArgs),
     /// Collect an importance matrix
     Imatrix(ImatrixArgs),
+    /// Make one of the parts that `--part` wrote: the verdict of a single run, or an importance matrix
+    Combine(CombineArgs),
     /// Print what a shell needs to complete the arguments of this program
     ///
     /// For bash: `source <(gguf-verify completions bash)`, in ~/.bashrc to keep.
@@ -93,6 +97,7 @@ impl Tool for Cli {
         match &self.command {
             Some(Command::Logits(args)) => args.run(session),
             Some(Command::Imatrix(args)) => args.run(session),
+            Some(Command::Combine(args)) => args.run(session),
             Some(Command::Completions(args)) => args.run(command(), session),
             None => self.verify.run(session),
         }

@@ -49,6 +49,22 @@ impl Share {
         self.count.into()
     }
 
+    /// This share of a list of which each entry costs so much: consecutive entries, cut so that the dearest share is as cheap as
+    /// can be. It is empty only if there are fewer entries than shares.
+    #[must_use]
+    pub fn of_costs(self, costs: &[u64]) -> Range<usize> {
+        balanced_costs(costs, self.count())
+            .into_iter()
+            .nth(self.number() - 1)
+            .unwrap_or(costs.len()..costs.len())
+    }
+
+    /// This share of the work on a list of tensors: reading, encoding to their types, writing.
+    #[must_use]
+    pub fn of_tensors<'a>(self, tensors: impl Iterator<Item = &'a TensorMeta>) -> Range<usize> {
+        self.of_costs(&tensors.map(picoseconds).collect::<Vec<_>>())
+    }
+
     /// The file of this share, out of all.
     pub(super) fn of(self, files: Vec<PlannedFile>) -> Vec<PlannedFile> {
         files.into_iter().skip(self.number() - 1).take(1).collect()
@@ -98,7 +114,11 @@ impl fmt::Display for Share {
 
 /// Cuts a list of tensors into `n` ranges of which the dearest is as cheap as can be. None is empty unless there are fewer tensors.
 pub(super) fn balanced(tensors: &[TensorMeta], n: usize) -> Vec<Range<usize>> {
-    let costs: Vec<u64> = tensors.iter().map(picoseconds).collect();
+    balanced_costs(&tensors.iter().map(picoseconds).collect::<Vec<_>>(), n)
+}
+
+/// The same by what each costs.
+fn balanced_costs(costs: &[u64], n: usize) -> Vec<Range<usize>> {
     let ranges_within = |most: u64| {
         let (mut ranges, mut start, mut sum) = (Vec::new(), 0, 0u64);
         for (at, &cost) in costs.iter().enumerate() {
@@ -180,6 +200,13 @@ mod tests {
         assert_eq!(balanced(&list, 1), std::iter::once(0..8).collect::<Vec<_>>());
         assert_eq!(balanced(&list, 3), [0..3, 3..6, 6..8]);
         assert_eq!(balanced(&list, 8), (0..8).map(|at| at..at + 1).collect::<Vec<_>>());
+        let share: Share = "2/3".parse().unwrap();
+        assert_eq!((share.of_costs(&[8, 1, 1, 1, 1, 8, 4, 4]), share.of_tensors(list.iter())), (3..6, 3..6));
+        // Fewer entries than shares: the last ones have none.
+        assert_eq!(
+            ["1/3", "2/3", "3/3"].map(|text| text.parse::<Share>().unwrap().of_costs(&[5, 5])),
+            [0..1, 1..2, 2..2]
+        );
         // A block type that is searched for costs more than bytes do.
         let mut mixed = tensors(&[256, 256, 256, 256], GgmlType::F16);
         mixed[0].ty = GgmlType::Iq3S;

@@ -3,8 +3,10 @@
 //! A file's limits are a multiple of what its types cost a healthy file: measured on the model itself where its baseline
 //! has weights ([`crate::verify::healthy`]), else taken from a table.
 
+use serde::{Deserialize, Serialize};
+
 use crate::core::{GgmlType, TensorMeta};
-use crate::verify::{Divergence, Thresholds};
+use crate::verify::{Divergence, Thresholds, exact};
 
 /// A file whose divergence is this many times that of a healthy one is damaged. Files that are quantized well lie between
 /// a half and 1.5 times the plain recipe; what is lost in a damaged matrix costs more than ten times.
@@ -15,15 +17,19 @@ const MARGIN_CHOICE: f64 = 2.5;
 const LEAST: Cost = Cost { kld: 5e-6, kld_99: 5e-5, ppl_increase: 5e-4, other_choice: 2e-3 };
 
 /// How far quantization moves a model from what it was.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
     /// Mean divergence.
+    #[serde(with = "exact::double")]
     pub kld: f64,
     /// 99th percentile of the divergence.
+    #[serde(with = "exact::double")]
     pub kld_99: f64,
     /// Increase of the perplexity, as a share; never below the mean divergence.
+    #[serde(with = "exact::double")]
     pub ppl_increase: f64,
     /// Share of tokens with another first choice.
+    #[serde(with = "exact::double")]
     pub other_choice: f64,
 }
 

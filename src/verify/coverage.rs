@@ -1,5 +1,9 @@
 //! What a verdict rests on: which questions were answered, and what would answer the others.
 
+use serde::{Deserialize, Serialize};
+
+use crate::core::text::escape;
+
 /// A question that a verdict answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Aspect {
@@ -72,7 +76,7 @@ pub struct NotJudged {
 }
 
 /// The answered and the open questions. At first all are open.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Coverage {
     states: [Result<String, (String, String)>; Aspect::ALL.len()],
     is_encoder: bool,
@@ -119,6 +123,16 @@ impl Coverage {
             Aspect::Embeddings => self.is_encoder,
             Aspect::Masked => self.is_masked,
         }
+    }
+
+    /// The same with nothing in its sentences that a terminal would obey: what comes from files is not trusted.
+    pub(super) fn escaped(self) -> Self {
+        let clean = |text: String| escape(&text).into_owned();
+        let states = self.states.map(|state| match state {
+            Ok(by) => Ok(clean(by)),
+            Err((reason, remedy)) => Err((clean(reason), clean(remedy))),
+        });
+        Self { states, ..self }
     }
 
     /// A question is answered.

@@ -320,12 +320,23 @@ fn healthy(
 /// Limits of figures that the model does not have.
 pub(super) fn stray_limits(plan: &GraphPlan, own: &Thresholds) -> Vec<Finding> {
     let is_encoder = plan.kind == ModelKind::Encoder;
+    stray_limits_of(is_encoder, plan.kind != ModelKind::Diffusion, plan.masked.is_some(), own)
+}
+
+/// The same by what the model is: an encoder, one whose predictions of the next token are likelihoods, one that predicts
+/// masked tokens.
+pub(super) fn stray_limits_of(
+    is_encoder: bool,
+    is_likely: bool,
+    has_masks: bool,
+    own: &Thresholds,
+) -> Vec<Finding> {
     let stray = own.own().filter(|figure| {
         if figure.is_of_masks() {
-            return plan.masked.is_none();
+            return !has_masks;
         }
         let is_likelihood = matches!(figure, Figure::Ppl | Figure::PplIncrease);
-        figure.is_of_vectors() != is_encoder || (is_likelihood && plan.kind == ModelKind::Diffusion)
+        figure.is_of_vectors() != is_encoder || (is_likelihood && !is_likely)
     });
     stray
         .map(|figure| {

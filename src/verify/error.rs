@@ -104,6 +104,12 @@ pub enum VerifyError {
         crate::core::text::escape(head)
     )]
     NoOutputTensor { head: String },
+    /// Something that parts of a run cannot give.
+    #[error("there are no parts of {what}")]
+    NoParts { what: String },
+    /// More parts than windows.
+    #[error("part {share}: the prompts have {n_windows} chunks, and no part may be empty")]
+    FewWindows { share: crate::gguf::Share, n_windows: usize },
     /// The baseline cannot be run.
     #[error("baseline: {0}")]
     Baseline(#[source] EngineError),
@@ -154,6 +160,10 @@ impl Hint for VerifyError {
                 "leave `--process-output` out: the token embedding is quantized without an importance matrix"
                     .to_owned(),
             ],
+            Self::NoParts { .. } => vec!["leave `--part` out: one run gives the verdict".to_owned()],
+            Self::FewWindows { n_windows, .. } => {
+                vec![format!("cut the run into {n_windows} parts at most, or give more text")]
+            }
             Self::NoEncoder { .. } => {
                 vec!["give token ids: a file named `*.jsonl` with lines `{\"tokens\": [..]}`".to_owned()]
             }

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::mem;
+use std::ops::Range;
 
 use crate::core::progress::Progress;
 use crate::core::simd::SimdLevel;
@@ -12,7 +13,7 @@ use crate::engine::{Engine, EngineError};
 use crate::quant::{can_quantize, dequantize, quantize_rows};
 use crate::verify::cost::Cost;
 use crate::verify::measure::{Baseline, measure};
-use crate::verify::{Divergence, HealthyCost, Model, VerifyError, Window};
+use crate::verify::{Divergence, HealthyCost, Model, Position, VerifyError, Window};
 
 /// Tokens that are run: enough to know a cost within some ten per cent, which the limits' margin swallows.
 const TOKENS: usize = 4096;
@@ -105,39 +106,73 @@ impl Progress for CostStage<'_> {
     }
 }
 
-/// Measures what the types of `model` cost `baseline`, which `reference` runs, on windows taken evenly from `windows`.
+/// What came of running a healthy file beside the baseline.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum TwinRun {
+    /// Nothing was run: there is no baseline with weights, or a type that nothing can be quantized to.
+    None,
+    /// What every position said.
+    Positions(Vec<Position>),
+    /// Why it could not be run.
+    Failed(String),
+}
+
+/// Runs the baseline in the types of `model` beside the baseline itself, on windows that [`evenly`] chose.
 ///
 /// # Errors
-/// Errors of the engine; weights of the baseline that cannot be quantized.
-pub(super) fn measure_cost(
+/// Cancellation.
+pub(super) fn run_twin(
+    model: &Model<'_>,
+    (baseline, reference): (&Model<'_>, &Engine<'_>),
+    windows: &[Window],
+    progress: &dyn Progress,
+) -> Result<TwinRun, VerifyError> {
+    match twin_positions(model, baseline, reference, windows, progress) {
+        Ok(positions) => Ok(positions.map_or(TwinRun::None, TwinRun::Positions)),
+        Err(error @ VerifyError::Engine(EngineError::Cancelled)) => Err(error),
+        Err(error) => Ok(TwinRun::Failed(error.to_string())),
+    }
+}
+
+fn twin_positions(
     model: &Model<'_>,
     baseline: &Model<'_>,
     reference: &Engine<'_>,
     windows: &[Window],
     progress: &dyn Progress,
-) -> Result<Option<HealthyCost>, VerifyError> {
+) -> Result<Option<Vec<Position>>, VerifyError> {
     let options = *reference.options();
     let Some(twin) = HealthyTwin::new(model.source.tensors(), baseline.source, options.level) else {
         return Ok(None);
     };
     let plan = Model { source: &twin, ..*baseline }.plan().map_err(VerifyError::Baseline)?;
     let engine = Engine::new(plan, &twin, options).map_err(VerifyError::Baseline)?;
-    let part = evenly(windows);
     let reference = Baseline { engine: reference, recall: baseline.recall };
     let (positions, _) =
-        measure(&engine, Some(reference), &part, &CostStage(progress)).map_err(|error| match error {
+        measure(&engine, Some(reference), windows, &CostStage(progress)).map_err(|error| match error {
             VerifyError::Engine(EngineError::Cancelled) => error,
             VerifyError::Engine(error) => VerifyError::Baseline(error),
             other => other,
         })?;
+    Ok(Some(positions))
+}
+
+/// What the positions of a healthy file say that its types cost; `None` if none is scored.
+pub(super) fn cost_of(positions: &[Position]) -> Option<HealthyCost> {
     let n_tokens = positions.iter().filter(|position| position.is_scored).count();
     let cost = |divergence| HealthyCost { cost: Cost::of(&divergence), n_tokens: Some(n_tokens) };
-    Ok(Divergence::of(&positions).map(cost))
+    Divergence::of(positions).map(cost)
 }
 
 /// Windows from all over the text, of [`TOKENS`] tokens together if one is not longer.
-fn evenly(windows: &[Window]) -> Vec<Window> {
+pub(super) fn evenly(windows: &[Window]) -> Vec<Window> {
+    evenly_of(windows, 0..windows.len())
+}
+
+/// Those of them that lie in a share of the windows.
+pub(super) fn evenly_of(windows: &[Window], share: Range<usize>) -> Vec<Window> {
     let total: usize = windows.iter().map(|window| window.chunk.tokens.len()).sum();
     let step = total.div_ceil(TOKENS).max(1);
-    windows.iter().step_by(step).cloned().collect()
+    let chosen = windows.iter().enumerate().step_by(step).filter(|(at, _)| share.contains(at));
+    chosen.map(|(_, window)| window.clone()).collect()
 }

@@ -1,44 +1,58 @@
 //! What figures amount to: enough text, better than chance, within the limits.
 
-use crate::core::progress::Progress;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::GraphPlan;
 use crate::engine::plan::ModelKind;
-use crate::engine::{Engine, EngineError, GraphPlan};
 use crate::gguf::{FileType, Value};
 use crate::verify::cost::Cost;
-use crate::verify::healthy::measure_cost;
-use crate::verify::{
-    Aspect, Figure, Finding, HealthyCost, LimitLine, Model, Perplexity, Report, VerifyError, Window,
-};
+use crate::verify::healthy::{TwinRun, cost_of};
+use crate::verify::{Aspect, Figure, Finding, HealthyCost, LimitLine, Model, Perplexity, Report};
 
 /// Fewer scored tokens, and a standard error above this share of the perplexity, say nothing about a file.
 const LEAST_TOKENS: usize = 1000;
 const MOST_ERROR: f64 = 0.05;
 
-/// What the file's types cost a healthy file: measured, or of a small model where that cannot be.
-pub(super) fn healthy_cost(
-    model: &Model<'_>,
-    baseline: Option<(&Model<'_>, &Engine<'_>)>,
-    windows: &[Window],
-    report: &mut Report,
-    progress: &dyn Progress,
-) -> Result<HealthyCost, VerifyError> {
-    let typical = HealthyCost { cost: Cost::typical(model.source.tensors()), n_tokens: None };
-    let Some((baseline, reference)) = baseline else { return Ok(typical) };
-    match measure_cost(model, baseline, reference, windows, progress) {
-        Ok(measured) => Ok(measured.unwrap_or(typical)),
-        Err(error @ VerifyError::Engine(EngineError::Cancelled)) => Err(error),
-        Err(error) => {
+/// What a verdict on figures has to know of the model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Judged {
+    /// Tokens that it chooses among.
+    pub(super) n_vocab: usize,
+    /// Whether it predicts the next token of all before.
+    pub(super) is_likelihood: bool,
+    /// What the file is, by its own word: `Q4_K_M`.
+    pub(super) file_type: String,
+}
+
+impl Judged {
+    pub(super) fn of(model: &Model<'_>, plan: &GraphPlan) -> Self {
+        let id = model.metadata.get("general.file_type").and_then(Value::as_u64);
+        let named = id.and_then(|id| u32::try_from(id).ok()).and_then(FileType::from_id);
+        Self {
+            n_vocab: plan.n_vocab,
+            is_likelihood: plan.kind == ModelKind::Decoder,
+            file_type: named.map_or_else(|| "its types".to_owned(), |found| found.name().to_owned()),
+        }
+    }
+}
+
+/// What the file's types cost a healthy file: measured, or `typical` of a small model where that could not be.
+pub(super) fn healthy_cost(typical: Cost, twin: TwinRun, report: &mut Report) -> HealthyCost {
+    let typical = HealthyCost { cost: typical, n_tokens: None };
+    match twin {
+        TwinRun::None => typical,
+        TwinRun::Positions(positions) => cost_of(&positions).unwrap_or(typical),
+        TwinRun::Failed(error) => {
             let message = format!("the limits are those of a small model: {error}");
             report.add(Finding::warning("limits", message));
-            Ok(typical)
+            typical
         }
     }
 }
 
 /// Judges the figures: by their number, by chance, and by the limits.
-pub(super) fn judge_figures(report: &mut Report, model: &Model<'_>, plan: &GraphPlan) {
-    let n_vocab = plan.n_vocab;
-    let is_likelihood = plan.kind == ModelKind::Decoder;
+pub(super) fn judge_figures(report: &mut Report, model: &Judged) {
+    let &Judged { n_vocab, is_likelihood, .. } = model;
     let Some(perplexity) = report.perplexity else { return };
     // Two standard errors off: a few tokens prove nothing.
     let low = perplexity.value - 2.0 * perplexity.stderr;
@@ -93,7 +107,7 @@ fn judge_sample(report: &mut Report, perplexity: &Perplexity, limits: &[LimitLin
 }
 
 /// A limit that is missed, in a line: the figure, the limit, and where it comes from.
-fn reason(line: &LimitLine, model: &Model<'_>, healthy: Option<HealthyCost>) -> String {
+fn reason(line: &LimitLine, model: &Judged, healthy: Option<HealthyCost>) -> String {
     let relation = line.relation();
     let Some(healthy) = healthy.filter(|_| !line.is_own) else {
         return format!("{relation}, the limit that was set");
@@ -103,12 +117,5 @@ fn reason(line: &LimitLine, model: &Model<'_>, healthy: Option<HealthyCost>) -> 
         Some(n) => format!("this model a KLD of {kld}, measured over {n} tokens"),
         None => format!("a model of 135 million parameters a KLD of {kld}"),
     };
-    format!("{relation} for {}, which costs {whom}", file_type_name(model))
-}
-
-/// What a file is, by its own word: `Q4_K_M`.
-fn file_type_name(model: &Model<'_>) -> String {
-    let id = model.metadata.get("general.file_type").and_then(Value::as_u64);
-    let named = id.and_then(|id| u32::try_from(id).ok()).and_then(FileType::from_id);
-    named.map_or_else(|| "its types".to_owned(), |found| found.name().to_owned())
+    format!("{relation} for {}, which costs {whom}", model.file_type)
 }

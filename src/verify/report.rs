@@ -1,14 +1,16 @@
 //! The verdict and everything it rests on.
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::verify::{
-    Aspect, Cost, Coverage, Distribution, Divergence, EmbeddingReport, Estimate, LimitLine, MaskedReport,
-    Perplexity, PromptFileReport, RoutingReport, TaskReport, Thresholds, WeightReport,
+    Aspect, Cost, Coverage, Distribution, Divergence, EmbeddingReport, Estimate, Figure, LimitLine,
+    MaskedReport, Perplexity, PromptFileReport, RoutingReport, TaskReport, Thresholds, WeightReport,
 };
 
 /// How bad a finding is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// Worth knowing.
     Warning,
@@ -67,6 +69,43 @@ impl Finding {
     pub fn of(self, tensor: impl Into<String>) -> Self {
         Self { tensor: Some(tensor.into()), ..self }
     }
+}
+
+/// Every check that has findings, beside the limits of [`Figure`]s.
+const CHECKS: &[&str] = &[
+    "adapter",
+    "all-zero",
+    "baseline",
+    "chat-template",
+    "context",
+    "embeddings",
+    "encoder",
+    "graph",
+    "header",
+    "hparams",
+    "layout",
+    "limits",
+    "masked",
+    "metadata",
+    "non-finite",
+    "perplexity",
+    "prompts",
+    "required-keys",
+    "round-trip",
+    "source-tokenizer",
+    "tasks",
+    "tokenizer",
+    "tokenizer-parity",
+    "trace",
+    "trailing-bytes",
+    "weights",
+    "worse-than-chance",
+];
+
+/// The check of this name, as findings that are read from a file name it.
+pub(super) fn check_named(name: &str) -> Option<&'static str> {
+    let limits = Figure::ALL.iter().map(|figure| figure.limit_name());
+    CHECKS.iter().copied().chain(limits).find(|check| *check == name)
 }
 
 /// May the file be shipped? In order from good to bad.
@@ -214,6 +253,15 @@ impl Report {
         self.settle();
     }
 
+    /// Says that the baseline is the model itself, which judges nothing.
+    pub fn own_baseline(&mut self) {
+        const ITSELF: &str = "the baseline is the model itself";
+        self.add(Finding::warning("baseline", ITSELF));
+        for aspect in [Aspect::Metadata, Aspect::Weights, Aspect::Divergence] {
+            self.not_judged(aspect, ITSELF, "the model that it was made from");
+        }
+    }
+
     /// From now on what is asked of encoders.
     pub(super) fn ask_encoder(&mut self) {
         self.coverage.ask_encoder();
@@ -353,6 +401,40 @@ fn distribution(mean: &Estimate, quantiles: &Distribution) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Sources of this room, with those below it.
+    fn sources(dir: &std::path::Path, found: &mut String) {
+        for entry in fs_err::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                sources(&path, found);
+            } else {
+                found.push_str(&fs_err::read_to_string(&path).unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn every_check_that_finds_something_is_known_by_its_name() {
+        let mut text = String::new();
+        for room in ["src/verify", "src/cli/verify"] {
+            sources(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(room), &mut text);
+        }
+        let mut n = 0;
+        for start in ["Finding::error(", "Finding::warning(", "Finding::unchecked(", "CHECK: &str ="] {
+            for (at, _) in text.match_indices(start) {
+                let argument = text[at + start.len()..].trim_start();
+                let Some(name) = argument.strip_prefix('"').and_then(|rest| rest.split('"').next()) else {
+                    continue;
+                };
+                // Those of tests have a letter.
+                assert!(name.len() == 1 || check_named(name).is_some(), "`{name}` is not in the list");
+                n += 1;
+            }
+        }
+        assert!(n > 40, "{n}");
+        assert_eq!((check_named("max-kld"), check_named("max-kl")), (Some("max-kld"), None));
+    }
 
     #[test]
     fn the_worst_finding_decides_and_a_pass_is_earned() {

@@ -57,7 +57,7 @@ pub enum Figure {
 }
 
 impl Figure {
-    const ALL: [Self; 11] = [
+    pub(super) const ALL: [Self; 11] = [
         Self::Ppl,
         Self::PplIncrease,
         Self::Kld,

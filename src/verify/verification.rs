@@ -8,8 +8,10 @@ use crate::engine::plan::ModelKind;
 use crate::engine::{Engine, EngineError, EngineOptions, GraphPlan, Observer};
 use crate::gguf::Value;
 use crate::verify::answers::cut_sources;
+use crate::verify::cost::Cost;
 use crate::verify::embeddings;
-use crate::verify::judgement::{healthy_cost, judge_figures};
+use crate::verify::healthy::{TwinRun, evenly, run_twin};
+use crate::verify::judgement::{Judged, healthy_cost, judge_figures};
 use crate::verify::known;
 use crate::verify::masked;
 use crate::verify::measure::{self, LogitFiles, Onlookers, measure_with};
@@ -24,7 +26,7 @@ use crate::verify::{Aspect, adapter, baseline_keys};
 use crate::verify::{
     ChatError, Divergence, Extras, Finding, LogitWriter, Model, Perplexity, Position, Prompt, PromptFile,
     PromptReport, PromptSource, Report, SaveLogits, Severity, StructureOptions, TaskReport, TaskSet,
-    TextEncoder, Thresholds, VerifyError, WeightOptions, compare_weights,
+    Thresholds, VerifyError, WeightOptions, WorstToken, compare_weights,
 };
 
 /// What to verify, and how.
@@ -60,7 +62,7 @@ pub struct Verification {
 }
 
 impl Verification {
-    fn without_figures(report: Report) -> Self {
+    pub(super) fn without_figures(report: Report) -> Self {
         Self { report, prompts: Vec::new(), positions: Vec::new(), unreached: Vec::new(), has_saved: false }
     }
 }
@@ -94,44 +96,16 @@ pub fn verify_with(
     progress: &dyn Progress,
     observer: Option<&dyn Observer>,
 ) -> Result<Verification, VerifyError> {
-    let mut report = Report::new(model.arch(), Some(model.bits_per_weight()), options.thresholds);
-    report.extend(model.file.map(check_layout).unwrap_or_default());
-    let structure = StructureOptions { level: options.engine.level };
-    report.extend(check_structure(model.source, model.metadata, &structure, progress)?);
-    report.judged(Aspect::Structure, format!("{} tensors, block by block", model.source.tensors().len()));
-    if adapter::is_one(model.metadata) {
-        return Ok(Verification::without_figures(report));
-    }
-    let plan = if options.weights_only { None } else { check_graph(model, &mut report)? };
-    if let Some(baseline) = baseline {
-        report.extend(baseline_keys::compare(model, baseline.metadata));
-        report.judged(Aspect::Metadata, format!("{} keys beside the baseline's", model.metadata.len()));
-        if !options.structure_only {
-            compare_all_weights(model, baseline, options, &mut report, progress)?;
-        }
-    }
-    if !options.weights_only {
-        check_tokenizer(model, prompts, &mut report);
-    }
-    let stop = report
-        .findings
-        .iter()
-        .any(|f| f.severity == Severity::Error && !MEASURED_ALL_THE_SAME.contains(&f.check));
-    let Some(plan) = plan.filter(|_| !(options.structure_only || stop)) else {
-        if stop {
-            report.not_judged(
-                Aspect::Perplexity,
-                "the errors make figures meaningless",
-                "a file without them",
-            );
-        }
+    let weights = |report: &mut Report| match baseline {
+        Some(baseline) => compare_all_weights(model, baseline, options, report, progress),
+        None => Ok(()),
+    };
+    let Examined { mut report, ready } = examine(model, baseline, prompts, options, progress, weights)?;
+    let Some((plan, encoded)) = ready.filter(|(_, encoded)| encoded.is_some() || extras.logits.is_some())
+    else {
         return Ok(Verification::without_figures(report));
     };
-    let mut encoded = match encode(model, prompts, &mut report)? {
-        Some(encoded) => encoded,
-        None if extras.logits.is_some() => Vec::new(),
-        None => return Ok(Verification::without_figures(report)),
-    };
+    let mut encoded = encoded.unwrap_or_default();
     report.extend(embeddings::stray_limits(&plan, &options.thresholds));
     if plan.kind == ModelKind::Encoder {
         report.ask_encoder();
@@ -152,18 +126,8 @@ pub fn verify_with(
         return Ok(Verification::without_figures(report));
     }
     let files = if known.is_some() { &[] } else { options.files };
-    let Cut { mut windows, unreached, chunks } = cut(&encoded, files, &scoring)?;
-    let plan = engine.plan();
-    cut_sources(plan, &mut windows);
-    report.extend(beyond_training(plan, &windows).map(|message| Finding::warning("context", message)));
-    let reference = match baseline {
-        Some(baseline) => {
-            let reference = reference_engine(&engine, baseline, &mut report)?;
-            report.extend(compare_ids(&encoded, prompts, baseline));
-            reference
-        }
-        None => None,
-    };
+    let (cut, reference) = prepare(&engine, baseline, (&encoded, prompts, files), &scoring, &mut report)?;
+    let Cut { windows, unreached, chunks } = cut;
     let recall = baseline.and_then(|baseline| baseline.recall);
     let other = reference.as_ref().map(|engine| measure::Baseline { engine, recall });
     // Of a baseline that cannot be compared with nothing is kept, nor the model's in its place.
@@ -179,13 +143,17 @@ pub fn verify_with(
     let (positions, n_tokens) = measure_with(&engine, other, logits, &windows, progress, onlookers)?;
     report.routing = routing.map(RouteTally::into_report);
     report.tokens_per_second = Some(n_tokens as f64 / start.elapsed().as_secs_f64().max(1e-9));
-    fill(&mut report, model, &encoded, &positions);
+    fill(&mut report, encoded.len(), &positions, text_bytes(model, &positions));
+    report.contexts = report.divergence.as_ref().map(|d| contexts(d, &encoded, model)).unwrap_or_default();
     report.prompt_files = file_reports(files, &chunks, &positions);
     if report.divergence.is_some() {
-        let engines = baseline.zip(reference.as_ref());
-        report.healthy = Some(healthy_cost(model, engines, &windows, &mut report, progress)?);
+        let twin = match baseline.zip(reference.as_ref()) {
+            Some(engines) => run_twin(model, engines, &evenly(&windows), progress)?,
+            None => TwinRun::None,
+        };
+        report.healthy = Some(healthy_cost(Cost::typical(model.source.tensors()), twin, &mut report));
     }
-    judge_figures(&mut report, model, engine.plan());
+    judge_figures(&mut report, &Judged::of(model, engine.plan()));
     if engine.plan().kind == ModelKind::Diffusion {
         let texts = masked::texts_of_windows(&windows, &encoded);
         let other = baseline.zip(reference.as_ref());
@@ -195,6 +163,83 @@ pub fn verify_with(
         writer.commit(save.sync)?;
     }
     Ok(Verification { report, prompts: encoded, positions, unreached, has_saved: wanted.is_some() })
+}
+
+/// A model whose file, keys, weights and tokenizer were looked at.
+pub(super) struct Examined {
+    pub(super) report: Report,
+    /// The graph and the prompts as token ids, if something can be run; no prompts if all are text and cannot be encoded.
+    pub(super) ready: Option<(GraphPlan, Option<Vec<Prompt>>)>,
+}
+
+/// Everything that is looked at before a model is run. `weights` is where the weights are compared with the baseline's.
+pub(super) fn examine(
+    model: &Model<'_>,
+    baseline: Option<&Model<'_>>,
+    prompts: &[PromptSource],
+    options: &VerifyOptions<'_>,
+    progress: &dyn Progress,
+    weights: impl FnOnce(&mut Report) -> Result<(), VerifyError>,
+) -> Result<Examined, VerifyError> {
+    let mut report = Report::new(model.arch(), Some(model.bits_per_weight()), options.thresholds);
+    report.extend(model.file.map(check_layout).unwrap_or_default());
+    let structure = StructureOptions { level: options.engine.level };
+    report.extend(check_structure(model.source, model.metadata, &structure, progress)?);
+    report.judged(Aspect::Structure, format!("{} tensors, block by block", model.source.tensors().len()));
+    if adapter::is_one(model.metadata) {
+        return Ok(Examined { report, ready: None });
+    }
+    let plan = if options.weights_only { None } else { check_graph(model, &mut report)? };
+    if let Some(baseline) = baseline {
+        report.extend(baseline_keys::compare(model, baseline.metadata));
+        report.judged(Aspect::Metadata, format!("{} keys beside the baseline's", model.metadata.len()));
+        if !options.structure_only {
+            weights(&mut report)?;
+        }
+    }
+    if !options.weights_only {
+        check_tokenizer(model, prompts, &mut report);
+    }
+    let stop = report
+        .findings
+        .iter()
+        .any(|f| f.severity == Severity::Error && !MEASURED_ALL_THE_SAME.contains(&f.check));
+    let Some(plan) = plan.filter(|_| !(options.structure_only || stop)) else {
+        if stop {
+            report.not_judged(
+                Aspect::Perplexity,
+                "the errors make figures meaningless",
+                "a file without them",
+            );
+        }
+        return Ok(Examined { report, ready: None });
+    };
+    let encoded = encode(model, prompts, &mut report)?;
+    Ok(Examined { report, ready: Some((plan, encoded)) })
+}
+
+/// Cuts the prompts, and makes the baseline ready to run if its logits can be compared with the model's. `prompts` are the
+/// encoded ones, the same as their files have them, and those files.
+pub(super) fn prepare<'b>(
+    engine: &Engine<'_>,
+    baseline: Option<&Model<'b>>,
+    (encoded, prompts, files): (&[Prompt], &[PromptSource], &[PromptFile]),
+    scoring: &Scoring,
+    report: &mut Report,
+) -> Result<(Cut, Option<Engine<'b>>), VerifyError> {
+    let mut cut = cut(encoded, files, scoring)?;
+    let plan = engine.plan();
+    cut_sources(plan, &mut cut.windows);
+    report.extend(beyond_training(plan, &cut.windows).map(|message| Finding::warning("context", message)));
+    let reference = match baseline {
+        Some(baseline) => {
+            let reference = reference_engine(engine, baseline, report)?;
+            report.extend(compare_ids(encoded, prompts, baseline));
+            reference
+        }
+        None => None,
+    };
+    Ok((cut, reference))
 }
 
 /// Whether a baseline's predictions are over the model's vocabulary.
@@ -341,21 +386,19 @@ fn reference_engine<'b>(
     Engine::new(plan, baseline.source, *engine.options()).map(Some).map_err(VerifyError::Baseline)
 }
 
-/// The figures of the positions.
-fn fill(report: &mut Report, model: &Model<'_>, encoded: &[Prompt], positions: &[Position]) {
+/// The figures of the positions; `n_bytes` of text are scored, where a tokenizer tells it.
+pub(super) fn fill(report: &mut Report, n_prompts: usize, positions: &[Position], n_bytes: Option<u64>) {
     report.perplexity = Perplexity::of(positions.iter());
-    report.prompts = (0..encoded.len())
+    report.prompts = (0..n_prompts)
         .map(|prompt| PromptReport {
             prompt,
             perplexity: Perplexity::of(positions.iter().filter(|p| p.prompt == prompt)),
         })
         .collect();
     report.divergence = Divergence::of(positions);
-    if let Ok(encoder) = model.encoder {
-        report.bits_per_byte = bits_per_byte(encoder, positions);
-        report.contexts =
-            report.divergence.as_ref().map(|d| contexts(d, encoded, encoder)).unwrap_or_default();
-    }
+    let nll = || positions.iter().filter(|p| p.is_scored).map(|p| p.score.nll).sum::<f64>();
+    report.bits_per_byte =
+        n_bytes.filter(|&n| n > 0).map(|n_bytes| nll() / std::f64::consts::LN_2 / n_bytes as f64);
 }
 
 /// A sentence about chunks that are longer than those the model was trained on.
@@ -400,18 +443,18 @@ fn compare_ids(encoded: &[Prompt], prompts: &[PromptSource], baseline: &Model<'_
     Some(Finding::error("tokenizer-parity", message))
 }
 
-/// Information of the scored tokens per byte of their text.
-fn bits_per_byte(encoder: &dyn TextEncoder, positions: &[Position]) -> Option<f64> {
-    let scored: Vec<&Position> = positions.iter().filter(|p| p.is_scored).collect();
-    let n_bytes: usize = scored.iter().map(|p| encoder.decode(&[p.token]).len()).sum();
-    let bits = scored.iter().map(|p| p.score.nll).sum::<f64>() / std::f64::consts::LN_2;
-    (n_bytes > 0).then(|| bits / n_bytes as f64)
+/// Bytes of the text of the scored tokens, where a tokenizer tells them.
+pub(super) fn text_bytes(model: &Model<'_>, positions: &[Position]) -> Option<u64> {
+    let encoder = model.encoder.ok()?;
+    let scored = positions.iter().filter(|p| p.is_scored);
+    Some(scored.map(|p| encoder.decode(&[p.token]).len() as u64).sum())
 }
 
-/// The text before each of the worst tokens.
-fn contexts(divergence: &Divergence, prompts: &[Prompt], encoder: &dyn TextEncoder) -> Vec<String> {
+/// The text before each of the worst tokens, where a tokenizer tells it.
+pub(super) fn contexts(divergence: &Divergence, prompts: &[Prompt], model: &Model<'_>) -> Vec<String> {
     const TOKENS: usize = 16;
-    let context = |worst: &crate::verify::WorstToken| {
+    let Ok(encoder) = model.encoder else { return Vec::new() };
+    let context = |worst: &WorstToken| {
         let tokens = &prompts.get(worst.prompt)?.tokens;
         let before = tokens.get(worst.at.saturating_sub(TOKENS)..worst.at)?;
         Some(escape_bytes(&encoder.decode(before)))

@@ -24,7 +24,7 @@ use crate::core::progress::Progress;
 use crate::core::simd::SimdLevel;
 use crate::core::{GgmlType, TensorMeta};
 use crate::engine::EngineError;
-use crate::gguf::{Array, Value};
+use crate::gguf::{Array, Share, Value};
 use crate::verify::{Finding, Model, VerifyError};
 use cause::{Case, scaled_columns};
 use compare::{Both, Buffers, Comparison};
@@ -71,12 +71,30 @@ pub fn compare_weights(
     options: &WeightOptions,
     progress: &dyn Progress,
 ) -> Result<WeightReport, VerifyError> {
+    let whole = compare_share(model, baseline, options, None, progress)?;
+    Ok(WeightReport::joined(vec![whole]))
+}
+
+/// [`compare_weights`] of a share of the tensors; without findings but those of tensors that only one of the two has, which
+/// every share names. [`WeightReport::joined`] makes the report of all shares.
+pub(super) fn compare_share(
+    model: &Model<'_>,
+    baseline: &Model<'_>,
+    options: &WeightOptions,
+    share: Option<Share>,
+    progress: &dyn Progress,
+) -> Result<WeightReport, VerifyError> {
     let Pairs { pairs, findings } = Pairs::of(model, baseline, options.level)?;
     let mut report = WeightReport { tensors: Vec::new(), findings };
+    let own = match share {
+        Some(share) => pairs.get(share.of_tensors(pairs.iter().map(|pair| pair.file.meta()))),
+        None => Some(pairs.as_slice()),
+    };
+    let own = own.unwrap_or_default();
     let n_bytes = |pair: &Pair<'_>| pair.file.meta().n_bytes().unwrap_or(0);
-    progress.begin("comparing weights", pairs.iter().map(n_bytes).sum());
+    progress.begin("comparing weights", own.iter().map(n_bytes).sum());
     let mut n_cases = 0;
-    for pair in &pairs {
+    for pair in own {
         let comparison = comparison(pair, options.level);
         let found = compare(&comparison, options, pair.file.meta(), progress)
             .and_then(|seen| {
@@ -96,8 +114,25 @@ pub fn compare_weights(
         report.tensors.push(found);
     }
     progress.end();
-    report.add_findings();
     Ok(report)
+}
+
+impl WeightReport {
+    /// The report of all tensors from those of consecutive shares, with what is wrong in sentences.
+    pub(super) fn joined(shares: Vec<Self>) -> Self {
+        let mut joined = Self::default();
+        for (at, share) in shares.into_iter().enumerate() {
+            if at == 0 {
+                joined.findings = share.findings;
+            }
+            joined.tensors.extend(share.tensors);
+        }
+        // Each share has looked for as many causes as all may have.
+        let damaged = joined.tensors.iter_mut().filter(|tensor| tensor.outcome == WeightOutcome::Damaged);
+        damaged.skip(MAX_CASES).for_each(|tensor| tensor.cause = None);
+        joined.add_findings();
+        joined
+    }
 }
 
 /// The coarser of both is judged by the finer one: a file of floats that was made from a quantized baseline holds what the

@@ -162,6 +162,11 @@ fn every_command_writes_the_same_bytes_however_it_runs() {
         ("gguf-inspect", "merge parts-00001-of-00003.gguf -o out/m.gguf"),
         ("gguf-convert", "endian parts-00001-of-00003.gguf -o out/m.gguf"),
         ("gguf-verify", "logits f32.gguf --prompts prompts.jsonl -o out/logits.jsonl"),
+        ("gguf-verify", "f32.gguf --prompts prompts.txt --ctx 64 --chunks 6 --part 2/3 -o out/v.part"),
+        (
+            "gguf-verify",
+            "imatrix f32.gguf --prompts prompts.txt --ctx 64 --chunks 6 --part 2/3 -o out/i.part",
+        ),
         ("gguf-verify", "imatrix f32.gguf --prompts prompts.txt --ctx 64 --chunks 6 -o out/i.gguf"),
         ("gguf-verify", "imatrix merge i.gguf i.gguf -o out/i.gguf"),
         (

@@ -90,7 +90,7 @@ fn the_help_of_every_command_names_no_place_in_the_repository() {
             ][..],
         ),
         ("gguf-quantize", &[]),
-        ("gguf-verify", &["logits", "imatrix"]),
+        ("gguf-verify", &["logits", "imatrix", "combine"]),
         ("gguf-inspect", &["diff", "hash", "set", "remove", "split", "checkpoint", "merge"]),
     ] {
         for command in [None].into_iter().chain(commands.iter().map(Some)) {

@@ -6,12 +6,19 @@ mod merge;
 mod save;
 mod show;
 
+use std::path::{Path, PathBuf};
+
 use clap::{Args, Subcommand};
 
-use crate::cli::verify::imatrix::collect::CollectArgs;
+use crate::cli::guard::Guard;
+use crate::cli::verify::imatrix::collect::{CollectArgs, report_sums};
 use crate::cli::verify::imatrix::merge::MergeArgs;
+use crate::cli::verify::imatrix::save::Target;
 use crate::cli::verify::imatrix::show::ShowArgs;
-use crate::cli::{Exit, Session};
+use crate::cli::{Exit, Session, UsageError};
+use crate::core::output::{Destination, OutputKind};
+use crate::gguf::{CombinedImatrix, UnfinishedRun, combine_imatrix_parts};
+use crate::verify::Perplexity;
 
 #[derive(Debug, Args)]
 #[command(
@@ -33,6 +40,33 @@ enum Command {
     Merge(MergeArgs),
     /// Print what a matrix says about each tensor, layer and expert
     Show(ShowArgs),
+}
+
+/// Parts of a matrix, or whole ones, as one.
+pub(super) fn combine(
+    files: &[PathBuf],
+    output: &Path,
+    legacy: bool,
+    ctx: Option<u32>,
+    session: &Session,
+) -> anyhow::Result<Exit> {
+    let parts = files.iter().filter_map(|path| UnfinishedRun::find(path)?.part).count();
+    if parts == 0 {
+        return MergeArgs { files: files.to_vec(), output: output.to_owned(), legacy, ctx }.run(session);
+    }
+    if ctx.is_some() {
+        let message = "`--ctx` is for whole matrices: parts of one say how long their chunks are";
+        return Err(UsageError(message.to_owned()).into());
+    }
+    Destination::of(output)?;
+    let mut guard = Guard::new(session, false);
+    guard.read_all("a part", files)?;
+    guard.write("-o", output, OutputKind::Imatrix)?;
+    let CombinedImatrix { sums, nll } = combine_imatrix_parts(files)?;
+    let target = Target { path: output, legacy, sync: !session.common.no_sync, inputs: files.to_vec() };
+    let size = target.write(&sums)?;
+    report_sums(output, (&sums, Perplexity::of_nll(nll.iter().copied())), size, None, session)?;
+    Ok(Exit::Done)
 }
 
 impl ImatrixArgs {

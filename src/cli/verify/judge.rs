@@ -1,5 +1,7 @@
 //! The verification itself: files, a baseline and prompts to verdicts.
 
+mod part;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -19,12 +21,11 @@ use crate::core::output::{Destination, OutputKind, same_file};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::engine::Observer;
-use crate::gguf::GgufError;
+use crate::gguf::{GgufError, Share};
 use crate::tokenizer::Encoder;
 use crate::verify::{
-    Aspect, Extras, Finding, LogitFile, LogitFileSize, Model, OriginTokenizer, Position, Prompt, Report,
-    Rows, SaveLogits, Span, TaskSet, Thresholds, Verdict, Verification, VerifyError, VerifyOptions,
-    verify_with,
+    Extras, Finding, LogitFile, LogitFileSize, Model, OriginTokenizer, Position, Prompt, Report, Rows,
+    SaveLogits, Span, TaskSet, Thresholds, Verdict, Verification, VerifyError, VerifyOptions, verify_with,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -33,6 +34,33 @@ enum Score {
     Half,
     /// Every position
     All,
+}
+
+/// Limits of the figures of predictions.
+#[derive(Clone, Copy, Debug, Args)]
+pub(super) struct FigureLimits {
+    /// Highest perplexity that passes
+    #[arg(long, value_name = "PPL", value_parser = crate::cli::amount)]
+    pub(super) max_ppl: Option<f64>,
+    /// Highest increase of the perplexity over the baseline's, as a share (0.02 is 2 %)
+    #[arg(long, value_name = "SHARE", value_parser = crate::cli::finite, allow_negative_numbers = true)]
+    pub(super) max_ppl_increase: Option<f64>,
+    /// Highest mean divergence [default: four times what the file's types cost this model]
+    #[arg(long, value_name = "KLD", value_parser = crate::cli::amount)]
+    pub(super) max_kld: Option<f64>,
+    /// Highest 99th percentile of the divergence [default: likewise]
+    #[arg(long, value_name = "KLD", value_parser = crate::cli::amount)]
+    pub(super) max_kld_99: Option<f64>,
+    /// Lowest share of tokens with the same first choice [default: likewise]
+    #[arg(long, value_name = "SHARE", value_parser = crate::cli::share)]
+    pub(super) min_top1: Option<f64>,
+}
+
+impl FigureLimits {
+    pub(super) fn thresholds(self) -> Thresholds {
+        let Self { max_ppl, max_ppl_increase, max_kld, max_kld_99, min_top1 } = self;
+        Thresholds { max_ppl, max_ppl_increase, max_kld, max_kld_99, min_top1, ..Thresholds::default() }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -85,21 +113,8 @@ pub(super) struct VerifyArgs {
     /// Keep the models and the baseline in memory while they are compared (GGUF files only)
     #[arg(long, conflicts_with = "structure_only")]
     mlock: bool,
-    /// Highest perplexity that passes
-    #[arg(long, value_name = "PPL", value_parser = crate::cli::amount)]
-    max_ppl: Option<f64>,
-    /// Highest increase of the perplexity over the baseline's, as a share (0.02 is 2 %)
-    #[arg(long, value_name = "SHARE", value_parser = crate::cli::finite, allow_negative_numbers = true)]
-    max_ppl_increase: Option<f64>,
-    /// Highest mean divergence [default: four times what the file's types cost this model]
-    #[arg(long, value_name = "KLD", value_parser = crate::cli::amount)]
-    max_kld: Option<f64>,
-    /// Highest 99th percentile of the divergence [default: likewise]
-    #[arg(long, value_name = "KLD", value_parser = crate::cli::amount)]
-    max_kld_99: Option<f64>,
-    /// Lowest share of tokens with the same first choice [default: likewise]
-    #[arg(long, value_name = "SHARE", value_parser = crate::cli::share)]
-    min_top1: Option<f64>,
+    #[command(flatten)]
+    figures: FigureLimits,
     /// Lowest mean cosine of a text's vector with the baseline's, of encoders [default: by what the file's types cost this model]
     #[arg(long, value_name = "COSINE", value_parser = crate::cli::share)]
     min_cosine: Option<f64>,
@@ -121,6 +136,13 @@ pub(super) struct VerifyArgs {
     /// Print each intermediate of this layer, 0 the first, to standard error: its size, mean, rms and first four values
     #[arg(long, value_name = "LAYER")]
     trace: Option<usize>,
+    /// Run the I-th of N shares of the chunks and write what it measured, to `-o`; `gguf-verify combine` makes the verdict of
+    /// all shares. Every run plans the same and needs nothing of the others
+    #[arg(long, value_name = "I/N", requires = "output")]
+    part: Option<Share>,
+    /// With --part: where to write
+    #[arg(short, value_name = "FILE", requires = "part")]
+    output: Option<PathBuf>,
     #[command(flatten)]
     tasks: TaskArgs,
 }
@@ -143,6 +165,10 @@ impl VerifyArgs {
         self.check_use(!tasks.is_empty(), logits.as_ref())?;
         self.check_lock()?;
         let mut guard = self.guard(session)?;
+        if let (Some(share), Some(output)) = (self.part, &self.output) {
+            self.check_part(!tasks.is_empty(), logits.is_some())?;
+            return self.run_part(share, output, guard, session);
+        }
         let reports = Reports::of(&self.report, &mut guard)?;
         let baseline = match &self.baseline {
             Some(path) if logits.is_none() => {
@@ -193,6 +219,7 @@ impl VerifyArgs {
         let tables = [
             ("--per-token", &self.per_token, OutputKind::PerToken),
             ("--save-baseline", &self.save_baseline, OutputKind::LogitFile),
+            ("-o", &self.output, OutputKind::VerificationPart),
         ];
         for (option, path, kind) in tables {
             if let Some(path) = path {
@@ -262,10 +289,10 @@ impl VerifyArgs {
             return refuse(message.to_owned());
         }
         let against = [
-            ("--max-ppl-increase", self.max_ppl_increase),
-            ("--max-kld", self.max_kld),
-            ("--max-kld-99", self.max_kld_99),
-            ("--min-top1", self.min_top1),
+            ("--max-ppl-increase", self.figures.max_ppl_increase),
+            ("--max-kld", self.figures.max_kld),
+            ("--max-kld-99", self.figures.max_kld_99),
+            ("--min-top1", self.figures.min_top1),
             ("--min-cosine", self.min_cosine),
             ("--min-worst-cosine", self.min_worst_cosine),
             ("--max-score-error", self.max_score_error),
@@ -346,31 +373,7 @@ impl VerifyArgs {
         guard.read_all("a model", opened.inputs())?;
         let alike = self.converted_like(&opened, baseline, session);
         let baseline = alike.as_ref().or(baseline);
-        let span = match self.score {
-            Score::Half => Span::SecondHalf,
-            Score::All => Span::All,
-        };
-        let rows = if self.per_token.is_some() { Rows::All } else { Rows::Scored };
-        let options = VerifyOptions {
-            engine: engine_options(&session.common),
-            scoring: self.cut.scoring(span, rows),
-            files: prompts.files(),
-            thresholds: Thresholds {
-                max_ppl: self.max_ppl,
-                max_ppl_increase: self.max_ppl_increase,
-                max_kld: self.max_kld,
-                max_kld_99: self.max_kld_99,
-                min_top1: self.min_top1,
-                min_cosine: self.min_cosine,
-                min_worst_cosine: self.min_worst_cosine,
-                max_score_error: self.max_score_error,
-                max_pseudo_ppl: self.max_pseudo_ppl,
-                max_masked_kld: self.max_masked_kld,
-                min_masked_top1: self.min_masked_top1,
-            },
-            structure_only: self.structure_only,
-            weights_only: self.weights_only,
-        };
+        let options = self.options(prompts, session);
         let trace = self.trace.map(|layer| Trace::new(layer, session));
         let observer = trace.as_ref().map(|trace| trace as &dyn Observer);
         let announce = |size: &LogitFileSize| outputs.announce(size, session);
@@ -394,14 +397,7 @@ impl VerifyArgs {
         if let Some(other) = &self.baseline
             && same_file(path, other)
         {
-            report.add(Finding::warning("baseline", "the baseline is the model itself"));
-            for aspect in [Aspect::Metadata, Aspect::Weights, Aspect::Divergence] {
-                report.not_judged(
-                    aspect,
-                    "the baseline is the model itself",
-                    "the model that it was made from",
-                );
-            }
+            report.own_baseline();
         }
         outputs.take(path, opened.encoder(), &encoded, &positions)?;
         if has_saved {
@@ -410,6 +406,30 @@ impl VerifyArgs {
         let (size_bytes, file_type) = (opened.size_bytes(), opened.file_type());
         let inputs = opened.inputs();
         Ok(ModelReport { path: path.to_owned(), size_bytes, file_type, report, details, inputs })
+    }
+
+    fn options<'p>(&self, prompts: &'p PromptFiles, session: &Session) -> VerifyOptions<'p> {
+        let span = match self.score {
+            Score::Half => Span::SecondHalf,
+            Score::All => Span::All,
+        };
+        let rows = if self.per_token.is_some() { Rows::All } else { Rows::Scored };
+        VerifyOptions {
+            engine: engine_options(&session.common),
+            scoring: self.cut.scoring(span, rows),
+            files: prompts.files(),
+            thresholds: Thresholds {
+                min_cosine: self.min_cosine,
+                min_worst_cosine: self.min_worst_cosine,
+                max_score_error: self.max_score_error,
+                max_pseudo_ppl: self.max_pseudo_ppl,
+                max_masked_kld: self.max_masked_kld,
+                min_masked_top1: self.min_masked_top1,
+                ..self.figures.thresholds()
+            },
+            structure_only: self.structure_only,
+            weights_only: self.weights_only,
+        }
     }
 
     /// The baseline anew, if it is a checkpoint and the file shows that it was converted with options.

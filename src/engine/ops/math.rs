@@ -344,9 +344,14 @@ vector_loops! {
             None => x.iter_mut().for_each(|x| *x *= scale),
         }
     }
-    AddSquares<'a> { sums: &'a mut [f64], x: &'a [f32] } -> () {
-        for (sum, &x) in sums.iter_mut().zip(x) {
-            *sum += f64::from(x) * f64::from(x);
+    AddSquares<'a> { sums: &'a mut [f64], rests: &'a mut [f64], x: &'a [f32] } -> () {
+        for ((sum, rest), &x) in sums.iter_mut().zip(rests).zip(x) {
+            // Exact: a square of an f32 has 48 bits.
+            let square = f64::from(x) * f64::from(x);
+            let total = *sum + square;
+            let part = total - *sum;
+            *rest += (*sum - (total - part)) + (square - part);
+            *sum = total;
         }
     }
     Affine<'a> { x: &'a [f32], out: &'a mut [f32], shift: f32, scale: f32, weight: Option<&'a [f32]>, bias: Option<&'a [f32]> } -> () {
@@ -419,9 +424,9 @@ pub(crate) fn scale_and_cap(level: SimdLevel, x: &mut [f32], scale: f32, cap: Op
     }
 }
 
-/// Adds the squares of `x` to `sums`, element by element.
-pub fn add_squares(level: SimdLevel, sums: &mut [f64], x: &[f32]) {
-    level.vectorize(AddSquares { sums, x });
+/// Adds the squares of `x` to `sums`, element by element, and what each addition rounds off to `rests`.
+pub fn add_squares(level: SimdLevel, (sums, rests): (&mut [f64], &mut [f64]), x: &[f32]) {
+    level.vectorize(AddSquares { sums, rests, x });
 }
 
 /// `out = (x - shift) * scale * weight + bias`.

@@ -8,8 +8,8 @@ use rayon::prelude::*;
 
 use crate::engine::EngineError;
 use crate::engine::ops::attention::{self, Projected, Scores};
-use crate::engine::ops::matmul::{MatrixTile, MatrixView, TileGrid, multiply};
-use crate::engine::ops::product::Product;
+use crate::engine::ops::matmul::{MatrixTile, MatrixView, TileGrid};
+use crate::engine::ops::product::{Product, multiply_rows};
 use crate::engine::plan::{Expansion, Matrix, Mla};
 use crate::engine::run::batch::{ChunkBatch, TokenPlace};
 use crate::engine::run::buffers::Buffer;
@@ -253,7 +253,7 @@ impl Runner<'_> {
             );
             let mut out: MatrixTile<'_> = grid.take(slice, 2 * head);
             self.clock.time(WorkKind::Product, || {
-                multiply(&mut out, rows, MatrixView::new(decoded, a.rank, n_own, n_own), scales[head]);
+                multiply_rows(&mut out, rows, MatrixView::new(decoded, a.rank, n_own, n_own), scales[head]);
             });
             if self.progress.is_cancelled() { Err(EngineError::Cancelled) } else { Ok(()) }
         })

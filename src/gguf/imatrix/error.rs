@@ -99,12 +99,43 @@ pub enum ImatrixError {
     /// To be resumed, but this run ends before.
     #[error("{}: {n_done} chunks are done, this run has {n_total}", path.display())]
     BeyondRun { path: PathBuf, n_done: usize, n_total: usize },
+    /// A whole matrix where parts of one are put together.
+    #[error("{}: no part of an importance matrix", path.display())]
+    NoPart { path: PathBuf },
+    /// A part where a whole matrix is needed.
+    #[error("{}: part {number} of {count} of an importance matrix, a whole one expected", path.display())]
+    IsPart { path: PathBuf, number: usize, count: usize },
+    /// No file at all.
+    #[error("no part of an importance matrix is given")]
+    NoParts,
+    /// A part that was stopped.
+    #[error("{}: {n_done} of the {n_total} chunks of this part are done", path.display())]
+    UnfinishedPart { path: PathBuf, n_done: usize, n_total: usize },
+    /// A part of another run.
+    #[error("{}: a part of another importance matrix than {}: of {what}", path.display(), other.display())]
+    OtherPart { path: PathBuf, other: PathBuf, what: &'static str },
+    /// A part that is given more than once.
+    #[error("part {number} is given twice: {} and {}", path.display(), other.display())]
+    TwicePart { path: PathBuf, other: PathBuf, number: usize },
+    /// Parts that are not there.
+    #[error("of {count} parts {} missing: {}", numbers.len(), shares(numbers, *count))]
+    MissingParts { numbers: Vec<usize>, count: usize },
+    /// A part that is not what was written.
+    #[error("{}: damaged: it does not hold what its checksum is of", path.display())]
+    DamagedPart { path: PathBuf },
     /// No entry is about a tensor of the model.
     #[error(
         "{}: importance matrix of another model: none of its {n_entries} entries names a tensor of this one",
         path.display()
     )]
     OtherModel { path: PathBuf, n_entries: usize, example: String },
+}
+
+fn shares(numbers: &[usize], count: usize) -> String {
+    const SHOWN: usize = 16;
+    let more = if numbers.len() > SHOWN { ", .." } else { "" };
+    let list: Vec<_> = numbers.iter().take(SHOWN).map(|number| format!("{number}/{count}")).collect();
+    list.join(", ") + more
 }
 
 impl Hint for ImatrixError {
@@ -135,6 +166,21 @@ impl Hint for ImatrixError {
                 "give the model, the prompts and the options of that run, or leave `--resume` out to begin anew"
                     .to_owned(),
             ],
+            Self::NoPart { .. } => vec![
+                "parts are written by `gguf-verify imatrix MODEL --part I/N`; whole matrices are added up by themselves"
+                    .to_owned(),
+            ],
+            Self::IsPart { .. } => vec!["`gguf-verify combine` puts all parts together".to_owned()],
+            Self::UnfinishedPart { .. } => {
+                vec!["run this part again with `--resume`: it goes on from there".to_owned()]
+            }
+            Self::OtherPart { .. } => vec![
+                "all parts have the same model, prompts and options, and the same N of `--part I/N`".to_owned(),
+            ],
+            Self::MissingParts { .. } => {
+                vec!["run them, with the model, prompts and options of the others".to_owned()]
+            }
+            Self::DamagedPart { .. } => vec!["copy it again, or run this part again".to_owned()],
             Self::NonFinite { .. } | Self::Negative { .. } | Self::Calls { .. } => {
                 vec!["measure it again; the file is damaged or was made with a broken model".to_owned()]
             }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use crate::core::bytes::{Cursor, Endian};
 use crate::core::{GgmlType, TensorSource, input};
+use crate::gguf::imatrix::part::DIGEST;
 use crate::gguf::imatrix::{
     CHUNK_COUNT, CHUNK_SIZE, COUNTS, ColumnSums, DATASETS, Imatrix, ImatrixEntry, ImatrixError,
     ImatrixFormat, SUMS, StoredEntry, StoredImatrix, UnfinishedRun, check_values,
@@ -21,7 +22,12 @@ impl Imatrix {
     /// # Errors
     /// [`ImatrixError`]; each names the file.
     pub fn open(path: &Path) -> Result<Self, ImatrixError> {
-        let StoredImatrix { path, format, entries, datasets, n_chunks, .. } = StoredImatrix::open(path)?;
+        let StoredImatrix { path, format, entries, datasets, n_chunks, unfinished, .. } =
+            StoredImatrix::open(path)?;
+        // The sums of a share of the text are those of no text that somebody chose.
+        if let Some(part) = unfinished.and_then(|run| run.part).filter(|part| part.count > 1) {
+            return Err(ImatrixError::IsPart { path, number: part.number, count: part.count });
+        }
         let weights = |(name, entry): (String, StoredEntry)| {
             let entry = match format {
                 ImatrixFormat::Gguf => {
@@ -100,6 +106,10 @@ impl StoredImatrix {
             Some(Array::String(names)) => names.clone(),
             _ => Vec::new(),
         };
+        let unfinished = UnfinishedRun::of(&file);
+        if metadata.contains(DIGEST) && unfinished.as_ref().is_none_or(|run| run.part.is_none()) {
+            return Err(ImatrixError::DamagedPart { path: path.to_owned() });
+        }
         let number = |key| metadata.get(key).and_then(Value::as_u64);
         Ok(Self {
             path: path.to_owned(),
@@ -108,7 +118,7 @@ impl StoredImatrix {
             datasets,
             n_chunks: number(CHUNK_COUNT).and_then(|n| i64::try_from(n).ok()).unwrap_or(0),
             chunk_size: number(CHUNK_SIZE).and_then(|n| usize::try_from(n).ok()).filter(|&n| n > 0),
-            unfinished: UnfinishedRun::of(&file),
+            unfinished,
         })
     }
 

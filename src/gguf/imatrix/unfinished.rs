@@ -6,7 +6,10 @@ use std::path::Path;
 
 use crate::core::bytes::{Cursor, Endian};
 use crate::core::{GgmlType, TensorSource};
-use crate::gguf::imatrix::{COUNTS, ColumnSums, ImatrixError, ImatrixSums, SUMS, StoredEntry, StoredImatrix};
+use crate::gguf::imatrix::part::is_whole;
+use crate::gguf::imatrix::{
+    COUNTS, ColumnSums, ImatrixError, ImatrixPart, ImatrixSums, SUMS, StoredEntry, StoredImatrix,
+};
 use crate::gguf::{GgufFile, Metadata, Value};
 
 /// Keys of an unfinished run.
@@ -15,6 +18,8 @@ const DONE: &str = "gguf_foundry.imatrix.chunks_done";
 const TOTAL: &str = "gguf_foundry.imatrix.chunks_total";
 /// Beside the sums and counts in f32, those of the run: `NAME.in_sum2_f64`, `NAME.counts_f64`.
 pub(super) const EXACT: &str = "_f64";
+/// What the rounding of the sums lost: `NAME.in_sum2_rest_f64`.
+pub(super) const REST: &str = "_rest_f64";
 /// Negative log likelihoods of the tokens scored so far.
 pub(super) const NLL: &str = "gguf_foundry.imatrix.nll";
 
@@ -29,6 +34,10 @@ pub struct UnfinishedRun {
     pub n_total: usize,
     /// Negative log likelihoods of the tokens scored so far.
     pub nll: Vec<f64>,
+    /// By tensor, what the rounding of its sums lost; nothing if none is known, or the file was only looked at.
+    pub rests: BTreeMap<String, Vec<f64>>,
+    /// Which part of a run it is, if several machines share it.
+    pub part: Option<ImatrixPart>,
 }
 
 impl UnfinishedRun {
@@ -41,6 +50,8 @@ impl UnfinishedRun {
             n_done: number(DONE)?,
             n_total: number(TOTAL)?,
             nll: doubles(file, NLL).unwrap_or_default(),
+            rests: BTreeMap::new(),
+            part: ImatrixPart::of(metadata),
         })
     }
 
@@ -56,15 +67,24 @@ impl UnfinishedRun {
     /// [`ImatrixError`]: no importance matrix, that of a whole run, sums that are missing or no numbers.
     pub fn open(path: &Path) -> Result<(Self, ImatrixSums), ImatrixError> {
         let stored = StoredImatrix::open(path)?;
-        let Some(run) = stored.unfinished else {
+        let Some(mut run) = stored.unfinished else {
             return Err(ImatrixError::Finished { path: stored.path });
         };
         let file = GgufFile::open(path)?;
+        if run.part.is_some() && !is_whole(&file) {
+            return Err(ImatrixError::DamagedPart { path: path.to_owned() });
+        }
         let mut tensors = BTreeMap::new();
         for (name, entry) in &stored.entries {
             let columns = exact(&file, name, entry);
             let columns = columns
                 .ok_or_else(|| ImatrixError::NotExact { path: path.to_owned(), tensor: name.clone() })?;
+            if let Some(rest) = doubles(&file, &format!("{name}{SUMS}{REST}")) {
+                if rest.len() != columns.sums.len() || rest.iter().any(|rest| !rest.is_finite()) {
+                    return Err(ImatrixError::NotExact { path: path.to_owned(), tensor: name.clone() });
+                }
+                run.rests.insert(name.clone(), rest);
+            }
             tensors.insert(name.clone(), columns);
         }
         let sums = ImatrixSums {
@@ -81,6 +101,9 @@ impl UnfinishedRun {
         metadata.set(FINGERPRINT, self.fingerprint.as_str());
         metadata.set(DONE, number(self.n_done));
         metadata.set(TOTAL, number(self.n_total));
+        if let Some(part) = &self.part {
+            part.set(metadata);
+        }
     }
 }
 

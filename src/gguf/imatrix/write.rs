@@ -5,7 +5,8 @@ use std::path::Path;
 use crate::core::output::{OutputError, OutputFile, OutputGuard, OutputKind};
 use crate::core::progress::Progress;
 use crate::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
-use crate::gguf::imatrix::unfinished::{EXACT, NLL};
+use crate::gguf::imatrix::part::{DIGEST, digest};
+use crate::gguf::imatrix::unfinished::{EXACT, NLL, REST};
 use crate::gguf::imatrix::{CHUNK_COUNT, CHUNK_SIZE, COUNTS, DATASETS, ImatrixSums, SUMS, UnfinishedRun};
 use crate::gguf::{Array, Metadata, Value, WriteError, WriteOptions, write_gguf};
 
@@ -111,6 +112,10 @@ impl ImatrixSums {
                 tensors.push(format!("{name}{SUMS}{EXACT}"), GgmlType::F64, sum_dims, sums);
                 tensors.push(format!("{name}{COUNTS}{EXACT}"), GgmlType::F64, count_dims, counts);
             }
+            if let Some(rest) = run.and_then(|run| run.rests.get(name)) {
+                let dims = vec![rest.len() as u64];
+                tensors.push(format!("{name}{SUMS}{REST}"), GgmlType::F64, dims, Numbers::Sums(rest));
+            }
         }
         if let Some(run) = run {
             run.set(&mut metadata);
@@ -118,6 +123,10 @@ impl ImatrixSums {
                 let dims = vec![run.nll.len() as u64];
                 tensors.push(NLL.to_owned(), GgmlType::F64, dims, Numbers::Sums(&run.nll));
             }
+        }
+        if run.is_some_and(|run| run.part.is_some()) {
+            let digest = digest(&metadata, &tensors).map_err(WriteError::Source)?;
+            metadata.set(DIGEST, digest);
         }
         write_gguf(path, &metadata, &tensors, options, progress)?;
         Ok(())

@@ -9,15 +9,22 @@ use crate::core::TensorSource;
 use crate::core::simd::SimdLevel;
 use crate::engine::plan::Matrix;
 use crate::engine::{Observer, add_squares};
-use crate::gguf::ColumnSums;
+use crate::gguf::{ColumnSums, add_exactly};
 
 /// Rows summed by one task; partial sums are added in row order, whatever the threads do.
 const ROWS_PER_TASK: usize = 256;
 
-/// Sums of one group of chunks.
+/// Sums of one group of chunks, with what their rounding lost.
 pub(crate) struct SumCollector {
     level: SimdLevel,
-    tensors: Mutex<BTreeMap<String, ColumnSums>>,
+    tensors: Mutex<BTreeMap<String, ExactColumns>>,
+}
+
+/// Sums of a tensor, and what their rounding lost.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct ExactColumns {
+    pub(super) columns: ColumnSums,
+    pub(super) rests: Vec<f64>,
 }
 
 impl SumCollector {
@@ -25,26 +32,34 @@ impl SumCollector {
         Self { level, tensors: Mutex::default() }
     }
 
+    /// The sums, rounded once.
     pub(crate) fn into_sums(self) -> BTreeMap<String, ColumnSums> {
+        self.into_exact().into_iter().map(|(name, exact)| (name, exact.columns)).collect()
+    }
+
+    pub(super) fn into_exact(self) -> BTreeMap<String, ExactColumns> {
         self.tensors.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds rows of `n_cols` to matrix `at` of the `n_matrices` of a tensor.
     pub(super) fn add(&self, name: &str, n_cols: usize, (at, n_matrices): (usize, usize), x: &[f32]) {
-        let partial: Vec<Vec<f64>> = x
+        let partial: Vec<(Vec<f64>, Vec<f64>)> = x
             .par_chunks(ROWS_PER_TASK * n_cols)
             .map(|rows| {
-                let mut sums = vec![0.0; n_cols];
-                rows.chunks(n_cols).for_each(|row| add_squares(self.level, &mut sums, row));
-                sums
+                let (mut sums, mut rests) = (vec![0.0; n_cols], vec![0.0; n_cols]);
+                rows.chunks(n_cols).for_each(|row| add_squares(self.level, (&mut sums, &mut rests), row));
+                (sums, rests)
             })
             .collect();
         let mut tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
-        let columns = tensors.entry(name.to_owned()).or_insert_with(|| ColumnSums::zero(n_cols, n_matrices));
-        for part in partial {
-            for (sum, x) in columns.sums[at * n_cols..][..n_cols].iter_mut().zip(part) {
-                *sum += x;
-            }
+        let ExactColumns { columns, rests } =
+            tensors.entry(name.to_owned()).or_insert_with(|| ExactColumns {
+                columns: ColumnSums::zero(n_cols, n_matrices),
+                rests: vec![0.0; n_matrices * n_cols],
+            });
+        for (sums, own_rests) in partial {
+            let total = (&mut columns.sums[at * n_cols..][..n_cols], &mut rests[at * n_cols..][..n_cols]);
+            add_exactly(total, (&sums, &own_rests));
         }
         columns.counts[at] += (x.len() / n_cols) as i64;
     }

@@ -8,9 +8,12 @@ use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::engine::plan::ModelKind;
 use crate::engine::{Engine, EngineOptions, Hidden, TokenChunk};
-use crate::gguf::{ColumnSums, ImatrixError, ImatrixSums, Metadata, StoredImatrix, UnfinishedRun};
+use crate::gguf::{
+    ColumnSums, ImatrixError, ImatrixPart, ImatrixSums, Metadata, Share, StoredImatrix, UnfinishedRun,
+    add_exactly,
+};
 use crate::verify::answers::cut_sources;
-use crate::verify::imatrix::collector::SumCollector;
+use crate::verify::imatrix::collector::{ExactColumns, SumCollector};
 use crate::verify::imatrix::fingerprint::Fingerprint;
 use crate::verify::prompts::shares;
 use crate::verify::verification::beyond_training;
@@ -50,13 +53,15 @@ pub struct Collected {
     pub n_done: usize,
     /// Negative log likelihoods of the tokens scored so far.
     pub nll: Vec<f64>,
+    /// By tensor, what the rounding of the sums lost: with it they do not depend on how the run was cut.
+    pub rests: BTreeMap<String, Vec<f64>>,
 }
 
 impl Collected {
     /// Nothing yet, or what earlier files hold.
     #[must_use]
     pub fn from_sums(sums: ImatrixSums) -> Self {
-        Self { sums, n_done: 0, nll: Vec::new() }
+        Self { sums, n_done: 0, nll: Vec::new(), rests: BTreeMap::new() }
     }
 
     /// Perplexity of the text so far.
@@ -67,12 +72,13 @@ impl Collected {
 
     /// Adds a finished group.
     fn add(&mut self, group: Group, n_chunks: usize) {
-        for (name, own) in group.sums {
+        for (name, ExactColumns { columns: own, rests }) in group.sums {
             let n_matrices = own.counts.len();
+            let rest = self.rests.entry(name.clone()).or_insert_with(|| vec![0.0; rests.len()]);
             let total = self.sums.tensors.entry(name);
             let total = total.or_insert_with(|| ColumnSums::zero(own.n_cols, n_matrices));
             total.spread(n_matrices);
-            total.sums.iter_mut().zip(own.sums).for_each(|(total, sum)| *total += sum);
+            add_exactly((&mut total.sums, rest), (&own.sums, &rests));
             total.counts.iter_mut().zip(own.counts).for_each(|(total, n)| *total = total.saturating_add(n));
         }
         self.nll.extend(group.nll);
@@ -83,7 +89,7 @@ impl Collected {
 
 /// What a group adds.
 struct Group {
-    sums: BTreeMap<String, ColumnSums>,
+    sums: BTreeMap<String, ExactColumns>,
     nll: Vec<f64>,
 }
 
@@ -93,6 +99,8 @@ pub struct ImportanceRun<'a> {
     metadata: &'a Metadata,
     options: ImportanceOptions,
     windows: Vec<Window>,
+    /// Which part of the chunks `windows` are, if several machines share them.
+    part: Option<ImatrixPart>,
     /// Prompts of which the limit on the number of chunks left nothing.
     pub unreached: Vec<usize>,
     /// Chunks of each file.
@@ -126,7 +134,42 @@ impl<'a> ImportanceRun<'a> {
         let mut warnings = engine.plan().warnings.clone();
         warnings.extend(beyond_training(engine.plan(), &windows));
         warnings.extend(left_out(&options, &unreached, &chunks));
-        Ok(Self { engine, metadata: model.metadata, options, windows, unreached, chunks, warnings })
+        let metadata = model.metadata;
+        Ok(Self { engine, metadata, options, windows, part: None, unreached, chunks, warnings })
+    }
+
+    /// A share of the run: consecutive chunks, so that the share with the most tokens has as few as can be. What is collected
+    /// of all shares, [`crate::gguf::combine_imatrix_parts`] puts together.
+    ///
+    /// # Errors
+    /// More shares than chunks; a model that cannot be read.
+    pub fn share(self, share: Share) -> Result<Self, VerifyError> {
+        let n_windows = self.windows.len();
+        if n_windows < share.count() {
+            return Err(VerifyError::FewWindows { share, n_windows });
+        }
+        let mut model = Fingerprint::new();
+        model.model(self.metadata, self.engine.source).map_err(std::io::Error::other)?;
+        let costs: Vec<u64> = self.windows.iter().map(|window| window.chunk.tokens.len() as u64).collect();
+        let own = share.of_costs(&costs);
+        let chunk_size = self.options.scoring.n_ctx;
+        let nothing = ImatrixSums { tensors: BTreeMap::new(), datasets: Vec::new(), n_chunks: 0, chunk_size };
+        let part = ImatrixPart {
+            number: share.number(),
+            count: share.count(),
+            model: model.hex(),
+            plan: self.fingerprint(&nothing, n_windows)?,
+            first_chunk: own.start,
+            all_chunks: n_windows,
+        };
+        let windows = self.windows.get(own).unwrap_or_default().to_vec();
+        Ok(Self { windows, part: Some(part), ..self })
+    }
+
+    /// Which part of the chunks of all machines this run has.
+    #[must_use]
+    pub fn part(&self) -> Option<&ImatrixPart> {
+        self.part.as_ref()
     }
 
     /// Chunks of the run.
@@ -208,6 +251,8 @@ impl<'a> ImportanceRun<'a> {
             n_done: collected.n_done,
             n_total: self.windows.len(),
             nll: collected.nll.clone(),
+            rests: collected.rests.clone(),
+            part: self.part.clone(),
         })
     }
 
@@ -229,7 +274,7 @@ impl<'a> ImportanceRun<'a> {
         if self.fingerprint(before, n_done)? != run.fingerprint {
             return Err(ImatrixError::OtherRun { path, n_done }.into());
         }
-        Ok(Collected { sums, n_done, nll: run.nll })
+        Ok(Collected { sums, n_done, nll: run.nll, rests: run.rests })
     }
 
     /// Runs the chunks that are not done, and calls `saved` after every group of them. Whatever stops it, `collected`
@@ -250,12 +295,9 @@ impl<'a> ImportanceRun<'a> {
         for (group, chunks) in groups.into_iter().zip(chunks) {
             let sums = self.group(&self.windows[group.clone()], &chunks, progress)?;
             if let Some(tensor) = sums.non_finite() {
-                return Err(VerifyError::NonFiniteActivations {
-                    tensor,
-                    first: group.start,
-                    last: group.end - 1,
-                }
-                .into());
+                let before = self.part.as_ref().map_or(0, |part| part.first_chunk);
+                let (first, last) = (before + group.start, before + group.end - 1);
+                return Err(VerifyError::NonFiniteActivations { tensor, first, last }.into());
             }
             collected.add(sums, group.len());
             if let Some(p) = collected.perplexity() {
@@ -327,15 +369,15 @@ impl<'a> ImportanceRun<'a> {
                 nll.extend(own.filter(|(row, _)| window.scored.contains(row)).map(|(_, score)| score.nll));
             }
         }
-        Ok(Group { sums: collector.into_sums(), nll })
+        Ok(Group { sums: collector.into_exact(), nll })
     }
 }
 
 impl Group {
     /// The first tensor with a sum that is not finite.
     fn non_finite(&self) -> Option<String> {
-        let broken = |columns: &ColumnSums| columns.sums.iter().any(|sum| !sum.is_finite());
-        self.sums.iter().find(|(_, columns)| broken(columns)).map(|(name, _)| name.clone())
+        let broken = |exact: &ExactColumns| exact.columns.sums.iter().any(|sum| !sum.is_finite());
+        self.sums.iter().find(|(_, exact)| broken(exact)).map(|(name, _)| name.clone())
     }
 }
 

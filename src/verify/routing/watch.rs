@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};
 
+use serde::{Deserialize, Serialize};
+
 use crate::core::TensorSource;
 use crate::engine::plan::{Ffn, Matrix, Moe};
 use crate::engine::{GraphPlan, Observer};
@@ -96,7 +98,7 @@ impl Observer for ChoiceRecorder {
 }
 
 /// Sums of a router over a run.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Tally {
     routed: u64,
     tokens: Vec<u64>,
@@ -117,10 +119,46 @@ impl RouteTally {
         routers(plan).next().map(|_| Self::default())
     }
 
+    /// What was counted.
+    pub(in crate::verify) fn into_counts(self) -> RouteCounts {
+        RouteCounts(self.routers.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// What was counted, in the order of layers.
     pub(in crate::verify) fn into_report(self) -> RoutingReport {
-        let routers = self.routers.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let mut layers: Vec<LayerRouting> = routers
+        self.into_counts().into_report()
+    }
+}
+
+/// What was counted in a run, or in a share of one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::verify) struct RouteCounts(BTreeMap<String, Tally>);
+
+impl RouteCounts {
+    /// Adds what was counted in another share. `Err` is the router of which they say different numbers of experts, or only one
+    /// says anything.
+    pub(in crate::verify) fn add(&mut self, other: &Self) -> Result<(), String> {
+        if let Some(name) = other.0.keys().find(|name| !self.0.contains_key(*name)) {
+            return Err(name.clone());
+        }
+        for (name, own) in &mut self.0 {
+            let more = other.0.get(name).filter(|more| more.tokens.len() == own.tokens.len());
+            let Some(more) = more else { return Err(name.clone()) };
+            let sums = own.tokens.iter_mut().zip(&more.tokens);
+            let rest = [
+                (&mut own.routed, &more.routed),
+                (&mut own.compared, &more.compared),
+                (&mut own.same, &more.same),
+            ];
+            sums.chain(rest).for_each(|(sum, n)| *sum = sum.saturating_add(*n));
+        }
+        Ok(())
+    }
+
+    /// The counts in the order of layers.
+    pub(in crate::verify) fn into_report(self) -> RoutingReport {
+        let mut layers: Vec<LayerRouting> = self
+            .0
             .into_iter()
             .map(|(router, tally)| LayerRouting {
                 layer: layer_of(&router),

@@ -4,8 +4,12 @@ mod search;
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
+use crate::core::GgmlType;
 use crate::core::text::escape;
 use crate::engine::EngineError;
+use crate::verify::exact;
 use crate::verify::weights::compare::Comparison;
 use crate::verify::weights::limits::Limits;
 use crate::verify::weights::side::Side;
@@ -15,7 +19,7 @@ use crate::verify::weights::tensor::{BadBlock, Seen};
 use search::Sample;
 
 /// What was done to a tensor.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Cause {
     /// It holds the values of another tensor of the baseline.
     Holds {
@@ -42,6 +46,7 @@ pub enum Cause {
     /// Every value is multiplied.
     Scaled {
         /// The factor.
+        #[serde(with = "exact::double")]
         factor: f64,
     },
     /// Rows are multiplied.
@@ -49,6 +54,7 @@ pub enum Cause {
         /// How many.
         count: u64,
         /// The first: row, factor.
+        #[serde(with = "exact::numbered")]
         first: Vec<(u64, f64)>,
     },
     /// Columns are multiplied.
@@ -56,6 +62,7 @@ pub enum Cause {
         /// How many.
         count: u64,
         /// The first: column, factor.
+        #[serde(with = "exact::numbered")]
         first: Vec<(u64, f64)>,
     },
     /// Rows and columns are exchanged.
@@ -74,20 +81,21 @@ pub enum Cause {
     },
     /// The values went through a narrower type on their way.
     RoundedThrough {
-        /// Name of the type.
-        ty: &'static str,
+        /// The type.
+        #[serde(with = "exact::ggml_type")]
+        ty: GgmlType,
     },
     /// Nothing of the baseline's values is left.
     Unrelated,
 }
 
 /// What a damaged block holds.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum BlockState {
     /// Zeros.
     Zero,
     /// The right values with another scale.
-    Scaled(f64),
+    Scaled(#[serde(with = "exact::double")] f64),
     /// Values that have nothing to do with the baseline's.
     Unrelated,
     /// The right values in part.
@@ -239,8 +247,8 @@ impl Case<'_> {
         let [bf16, f16] = seen.n_through;
         match (all(bf16), all(f16)) {
             _ if seen.n_beyond == 0 => None,
-            (true, _) => Some(Cause::RoundedThrough { ty: "BF16" }),
-            (_, true) => Some(Cause::RoundedThrough { ty: "F16" }),
+            (true, _) => Some(Cause::RoundedThrough { ty: GgmlType::Bf16 }),
+            (_, true) => Some(Cause::RoundedThrough { ty: GgmlType::F16 }),
             _ => None,
         }
     }

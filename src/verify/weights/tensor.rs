@@ -1,6 +1,9 @@
 //! What the comparison says about one tensor.
 
+use serde::{Deserialize, Serialize};
+
 use crate::core::{GgmlType, Shape};
+use crate::verify::exact;
 use crate::verify::weights::cause::Cause;
 use crate::verify::weights::sums::Sums;
 
@@ -10,7 +13,7 @@ pub(crate) const MARKS: usize = 16;
 const BINS: [f64; 11] = [0.5, 0.7, 0.9, 1.1, 1.4, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0];
 
 /// How a tensor compares with the baseline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WeightOutcome {
     /// The same bytes as our own quantizer (or rounding) makes of the baseline.
     Reproduced,
@@ -36,7 +39,7 @@ impl WeightOutcome {
 }
 
 /// Blocks by the ratio of their error to what the type does with their values.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RatioHistogram {
     /// Blocks per bin.
     pub counts: [u64; BINS.len() + 1],
@@ -62,34 +65,40 @@ impl RatioHistogram {
 }
 
 /// A block whose error is beyond what its type can do.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BadBlock {
     /// Its row.
     pub row: u64,
     /// Its number in the row.
     pub block: u64,
     /// Its relative rms error.
+    #[serde(with = "exact::double")]
     pub error: f64,
     /// The same over what the type does.
+    #[serde(with = "exact::double")]
     pub ratio: f64,
+    #[serde(skip)]
     pub(crate) sums: Sums,
 }
 
 /// A row that is farther off than its type can be, or scaled.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BadRow {
     /// Its number.
     pub row: u64,
     /// Its relative rms error.
+    #[serde(with = "exact::double")]
     pub error: f64,
     /// The same over what the type does.
+    #[serde(with = "exact::double")]
     pub ratio: f64,
     /// The factor that the row was scaled by, if nothing else is wrong with it.
+    #[serde(with = "exact::double_if_any")]
     pub factor: Option<f64>,
 }
 
 /// How many there are of something, and the first of them.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Marked<T> {
     /// How many.
     pub count: u64,
@@ -119,15 +128,17 @@ impl<T> Marked<T> {
 }
 
 /// The first value that is not the baseline's, rounded.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FirstDifference {
     /// Its row.
     pub row: u64,
     /// Its column.
     pub column: u64,
     /// What the file has.
+    #[serde(with = "exact::single")]
     pub found: f32,
     /// What the baseline makes.
+    #[serde(with = "exact::single")]
     pub expected: f32,
 }
 
@@ -248,7 +259,7 @@ impl Seen {
 }
 
 /// One tensor of the file against the baseline.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TensorWeights {
     /// Name in the file.
     pub name: String,
@@ -259,18 +270,24 @@ pub struct TensorWeights {
     /// The rest of the name.
     pub role: String,
     /// Type in the file.
+    #[serde(with = "exact::ggml_type")]
     pub ty: GgmlType,
     /// Type in the baseline.
+    #[serde(with = "exact::ggml_type")]
     pub baseline_ty: GgmlType,
     /// Shape, outermost first.
+    #[serde(with = "exact::shape")]
     pub shape: Shape,
     /// The result.
     pub outcome: WeightOutcome,
     /// Relative rms error of the file against the baseline.
+    #[serde(with = "exact::double")]
     pub error: f64,
     /// That of our own quantization of the same values, without an importance matrix.
+    #[serde(with = "exact::double")]
     pub own_error: f64,
     /// The file's error over what the type does with these values; 1 where both are exact.
+    #[serde(with = "exact::double")]
     pub ratio: f64,
     /// Blocks; of floats, values.
     pub blocks: u64,

@@ -221,6 +221,23 @@ pub const ALL: &[Scenario] = &[
             &["imatrix", "merge", "../in/a.imatrix.gguf", "../in/b.imatrix.gguf", "-o", "i.gguf"],
         )
     },
+    scenario(
+        "verify, a part",
+        "gguf-verify",
+        &[
+            "../in/f16.gguf",
+            "--prompts",
+            "../in/prompts.txt",
+            "--ctx",
+            "32",
+            "--chunks",
+            "2",
+            "--part",
+            "1/2",
+            "-o",
+            "v.part",
+        ],
+    ),
     Scenario {
         code: 4,
         is_set: false,

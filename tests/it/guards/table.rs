@@ -110,6 +110,7 @@ fn kinds(bench: &Workbench) -> Vec<(&'static str, Vec<u8>)> {
         ("an importance matrix", read("m.imatrix")),
         ("an importance matrix", read("m.dat")),
         ("a logit file", read("base.logits")),
+        ("a part of a verification", read("whole.part")),
     ]
 }
 
@@ -140,6 +141,7 @@ fn only_a_file_of_its_own_kind_is_replaced() {
                 ["tiny.gguf", ..] => &["a GGUF model"],
                 ["m.imatrix", ..] => &["an importance matrix"],
                 ["base.logits"] => &["a logit file"],
+                ["whole.part"] => &["a part of a verification"],
                 _ => &[],
             };
             for (kind, bytes) in kinds.iter().filter(|(kind, _)| !own_kinds.contains(kind)) {

@@ -285,6 +285,30 @@ pub(super) const WAYS: &[Way] = &[
         ],
     },
     Way {
+        command: "gguf-verify",
+        args: "base.gguf --baseline a.gguf --prompts p.jsonl --ctx 8 --source model --part 1/1",
+        positional: &["models"],
+        outputs: &[Out { name: "output", option: "-o", suffix: "", own: &["whole.part"] }],
+    },
+    Way {
+        command: "gguf-verify combine",
+        args: "combine m-1.part m-2.part",
+        positional: &["parts"],
+        outputs: IMATRIX,
+    },
+    Way {
+        command: "gguf-verify combine",
+        args: "combine m.imatrix m.dat --ctx 8",
+        positional: &["parts"],
+        outputs: IMATRIX,
+    },
+    Way {
+        command: "gguf-verify imatrix",
+        args: "imatrix base.gguf --prompts p.jsonl --ctx 4 --part 1/2",
+        positional: &["model"],
+        outputs: IMATRIX,
+    },
+    Way {
         command: "gguf-verify logits",
         args: "logits base.gguf --prompts p.jsonl",
         positional: &["model"],

@@ -419,7 +419,11 @@ fn what_verify_prints_is_documented() {
     fs_err::write(bench.path("ids.jsonl"), "{\"tokens\": [1, 2, 3, 4]}\n").unwrap();
     let ids = ["imatrix", experts.to_str().unwrap(), "--prompts", "ids.jsonl", "-o", "experts.imatrix"];
     importance.object("", &json(&bench, "gguf-verify", 0, &ids));
+    importance.object("", &run(0, &["imatrix", "tiny.gguf", "--part", "1/1", "-o", "tiny.part"]));
     importance.finish();
+    let mut part = documented.table("`gguf-verify --part`");
+    part.object("", &run(0, &["tiny.gguf", "--part", "1/1", "-o", "verify.part"]));
+    part.finish();
     let mut merged = documented.table("`gguf-verify imatrix merge`");
     let files =
         ["imatrix", "merge", "experts.imatrix", "experts.imatrix", "--ctx", "64", "-o", "all.imatrix"];
@@ -428,6 +432,7 @@ fn what_verify_prints_is_documented() {
     let mut shown = documented.table("`gguf-verify imatrix show`");
     shown.object("", &json(&bench, "gguf-verify", 0, &["imatrix", "show", "experts.imatrix"]));
     shown.object("", &json(&bench, "gguf-verify", 0, &["imatrix", "show", "tiny.imatrix"]));
+    shown.object("", &json(&bench, "gguf-verify", 0, &["imatrix", "show", "tiny.part"]));
     shown.finish();
 
     let mut logits = documented.table("`gguf-verify logits`");

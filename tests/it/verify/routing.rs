@@ -8,7 +8,7 @@ use super::gguf_verify;
 use crate::support::fixture;
 
 /// A file of eleven experts of which each token uses two, its quantized form, and prompts.
-fn directory() -> tempfile::TempDir {
+pub(super) fn directory() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let hf = fixture("native/nvfp4_qwen3moe/hf");
     let convert = |out: &str, ty: &str| {

@@ -16,8 +16,10 @@ use crate::core::output::{Destination, OutputKind};
 use crate::core::progress::Progress;
 use crate::core::text;
 use crate::core::text::escape;
-use crate::gguf::{ImatrixSums, StoredImatrix, merge_imatrices};
-use crate::verify::{Collected, ImportanceOptions, ImportanceRun, Model, Rows, Span, expert_coverage};
+use crate::gguf::{ImatrixSums, Share, StoredImatrix, merge_imatrices};
+use crate::verify::{
+    Collected, ImportanceOptions, ImportanceRun, Model, Perplexity, Rows, Span, expert_coverage,
+};
 
 #[derive(Debug, Args)]
 pub(super) struct CollectArgs {
@@ -62,6 +64,10 @@ pub(super) struct CollectArgs {
     /// Go on with a run that was stopped: the output is its file, everything else as before
     #[arg(long, conflicts_with = "legacy")]
     resume: bool,
+    /// Collect from the I-th of N shares of the chunks; `gguf-verify combine` makes of all shares what a single run
+    /// writes. Every run plans the same and needs nothing of the others
+    #[arg(long, value_name = "I/N")]
+    part: Option<Share>,
 }
 
 impl CollectArgs {
@@ -70,6 +76,7 @@ impl CollectArgs {
         let (Some(model), Some(output)) = (&self.model, &self.output) else {
             return Err(UsageError("give a model and `-o FILE`".to_owned()).into());
         };
+        self.check_part()?;
         Destination::of(output)?;
         let mut guard = Guard::new(session, false);
         guard.read_all("the prompts", &self.prompts)?;
@@ -84,8 +91,29 @@ impl CollectArgs {
         let target = Target { path: output, legacy: self.legacy, sync: !session.common.no_sync, inputs };
         let work = |model: &Model<'_>| self.collect(model, &prompts, target, guard, session);
         let (collected, size) = opened.with(None, work)?;
-        report(output, &collected, size, session)?;
+        report(output, &collected, size, self.part, session)?;
         Ok(Exit::Done)
+    }
+
+    /// Refuses what a share of the chunks cannot give.
+    fn check_part(&self) -> Result<(), UsageError> {
+        let is_given = [
+            (
+                self.legacy,
+                "--legacy",
+                "has no room for what parts are put together by: give it to `gguf-verify combine`",
+            ),
+            (
+                !self.in_file.is_empty(),
+                "--in-file",
+                "is added once: combine the parts, then `gguf-verify combine` with those files",
+            ),
+            (self.save_frequency > 0, "--save-frequency", "keeps copies of a whole run: leave it out"),
+        ];
+        match is_given.into_iter().find(|(is_given, ..)| self.part.is_some() && *is_given) {
+            Some((_, name, why)) => Err(UsageError(format!("`{name}` with `--part`: it {why}"))),
+            None => Ok(()),
+        }
     }
 
     fn collect(
@@ -107,6 +135,10 @@ impl CollectArgs {
             every: vec![self.output_frequency, self.save_frequency],
         };
         let run = ImportanceRun::new(model, prompts.sources(), options)?;
+        let run = match self.part {
+            Some(share) => run.share(share)?,
+            None => run,
+        };
         for warning in run.warnings.iter().chain(&prompts.unreached(&run.unreached, &run.chunks)) {
             session.progress.warn(warning);
         }
@@ -128,7 +160,7 @@ impl CollectArgs {
             work.rescue(&collected, n_saved, self.from_chunk);
             return Err(error);
         }
-        let size = work.target.write(&collected.sums)?;
+        let size = work.write(&collected)?;
         Ok((collected, size))
     }
 
@@ -150,8 +182,24 @@ impl CollectArgs {
 }
 
 /// Says what was written.
-fn report(output: &Path, collected: &Collected, size: u64, session: &Session) -> anyhow::Result<()> {
-    let (sums, perplexity) = (&collected.sums, collected.perplexity());
+fn report(
+    output: &Path,
+    collected: &Collected,
+    size: u64,
+    part: Option<Share>,
+    session: &Session,
+) -> anyhow::Result<()> {
+    report_sums(output, (&collected.sums, collected.perplexity()), size, part, session)
+}
+
+/// Says what was written: sums, and the perplexity of the text that they are of.
+pub(super) fn report_sums(
+    output: &Path,
+    (sums, perplexity): (&ImatrixSums, Option<Perplexity>),
+    size: u64,
+    part: Option<Share>,
+    session: &Session,
+) -> anyhow::Result<()> {
     let coverage = expert_coverage(sums);
     if let Some(text) = coverage::warning(&coverage) {
         session.progress.warn(&text);
@@ -160,18 +208,24 @@ fn report(output: &Path, collected: &Collected, size: u64, session: &Session) ->
         let perplexity =
             perplexity.map(|p| json!({ "value": p.value, "stderr": p.stderr, "tokens": p.tokens }));
         let datasets: Vec<_> = sums.datasets.iter().map(|name| String::from_utf8_lossy(name)).collect();
-        session.print_json(&json!({
+        let mut report = json!({
             "file": output.display().to_string(), "file_bytes": size, "tensors": sums.tensors.len(),
             "chunks": sums.n_chunks, "chunk_tokens": sums.chunk_size, "datasets": datasets,
             "perplexity": perplexity, "experts": coverage::to_json(&coverage),
-        }))?;
+        });
+        if let Some(share) = part {
+            report["part"] = json!(share.number());
+            report["parts"] = json!(share.count());
+        }
+        session.print_json(&report)?;
     } else if !session.common.quiet {
         session.print(|out| {
             let name = output.display().to_string();
             let (tensors, chunks, chunk_size) = (sums.tensors.len(), sums.n_chunks, sums.chunk_size);
             let size = text::bytes(size);
             let name = escape(&name);
-            writeln!(out, "{name}: {tensors} tensors, {chunks} chunks of {chunk_size}, {size}")?;
+            let part = part.map(|share| format!("part {share}, ")).unwrap_or_default();
+            writeln!(out, "{name}: {part}{tensors} tensors, {chunks} chunks of {chunk_size}, {size}")?;
             if let Some(p) = &perplexity {
                 writeln!(out, "perplexity {:.4} ± {:.4}", p.value, p.stderr)?;
             }

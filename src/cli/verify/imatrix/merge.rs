@@ -13,7 +13,7 @@ use crate::core::output::{Destination, OutputKind, same_file};
 use crate::core::progress::Progress;
 use crate::core::text;
 use crate::core::text::escape;
-use crate::gguf::{ImatrixFormat, StoredImatrix, merge_imatrices};
+use crate::gguf::{ImatrixError, ImatrixFormat, ImatrixPart, StoredImatrix, merge_imatrices};
 use crate::verify::expert_coverage;
 
 /// Tokens of a chunk where no file says it, as of a run that is not told otherwise.
@@ -23,17 +23,17 @@ const DEFAULT_CHUNK: usize = 512;
 pub(super) struct MergeArgs {
     /// Importance matrices of either format
     #[arg(required = true, value_name = "FILE")]
-    files: Vec<PathBuf>,
+    pub(super) files: Vec<PathBuf>,
     /// Where to write
     #[arg(short, value_name = "FILE", required = true)]
-    output: PathBuf,
+    pub(super) output: PathBuf,
     /// The format before GGUF
     #[arg(long)]
-    legacy: bool,
+    pub(super) legacy: bool,
     /// Tokens of a chunk, by which chunks are counted and files of the older format weighed [default: what the files
     /// say, else 512]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    ctx: Option<u32>,
+    pub(super) ctx: Option<u32>,
 }
 
 impl MergeArgs {
@@ -50,6 +50,10 @@ impl MergeArgs {
         let files = self.files.iter().map(|path| StoredImatrix::open(path)).collect::<Result<Vec<_>, _>>()?;
         for file in &files {
             if let Some(run) = file.unfinished() {
+                if let Some(ImatrixPart { number, count, .. }) = run.part {
+                    let path = file.path().to_owned();
+                    return Err(ImatrixError::IsPart { path, number, count }.into());
+                }
                 session.progress.warn(&format!(
                     "`{}` is of a run that was not finished: {} of {} chunks",
                     shown(file.path()),

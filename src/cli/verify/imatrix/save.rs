@@ -93,7 +93,8 @@ impl Work<'_, '_> {
 
     /// A run from its first chunk. Who forgot `--resume` learns it before anything is overwritten.
     pub(super) fn begin(&self) -> Collected {
-        if let Some(run) = UnfinishedRun::find(self.target.path) {
+        let is_stopped = |run: &UnfinishedRun| run.n_done < run.n_total;
+        if let Some(run) = UnfinishedRun::find(self.target.path).filter(is_stopped) {
             self.session.note(&format!(
                 "`{}` holds {} of {} chunks of a run that was stopped, and will be written anew: `--resume` would go on with it",
                 self.output(),
@@ -128,6 +129,15 @@ impl Work<'_, '_> {
             *n_saved = collected.n_done;
         }
         Ok(())
+    }
+
+    /// Writes what the whole run has collected, or the share of it that this machine has. Returns the size of the file.
+    pub(super) fn write(&self, collected: &Collected) -> anyhow::Result<u64> {
+        if self.run.part().is_none() {
+            return self.target.write(&collected.sums);
+        }
+        self.write_unfinished(collected)?;
+        Ok(fs_err::metadata(self.target.path)?.len())
     }
 
     fn write_unfinished(&self, collected: &Collected) -> anyhow::Result<()> {

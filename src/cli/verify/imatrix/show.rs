@@ -10,7 +10,7 @@ use crate::cli::verify::imatrix::coverage;
 use crate::cli::{Exit, Session};
 use crate::core::progress::Progress;
 use crate::core::text::{escape, escape_bytes};
-use crate::gguf::{ImatrixFormat, ImatrixSums, StoredImatrix, merge_imatrices};
+use crate::gguf::{ImatrixFormat, ImatrixPart, ImatrixSums, StoredImatrix, merge_imatrices};
 use crate::verify::{
     ExpertCoverage, ImatrixStatistics, LayerStatistics, TensorStatistics, expert_coverage, imatrix_statistics,
 };
@@ -37,7 +37,11 @@ impl ShowArgs {
         let sums = merge_imatrices(std::slice::from_ref(&stored), stored.chunk_size().unwrap_or(CHUNK))?;
         let (statistics, coverage) = (imatrix_statistics(&sums), expert_coverage(&sums));
         let mut warnings = Vec::new();
-        if let Some(run) = stored.unfinished() {
+        if let Some(ImatrixPart { number, count, .. }) = stored.unfinished().and_then(|run| run.part.as_ref())
+        {
+            warnings.push(format!("part {number} of {count}: figures are those of its chunks alone"));
+        }
+        if let Some(run) = stored.unfinished().filter(|run| run.n_done < run.n_total) {
             warnings.push(format!("the run was not finished: {} of {} chunks", run.n_done, run.n_total));
         }
         if !statistics.unseen.is_empty() {
@@ -109,7 +113,8 @@ impl ShowArgs {
         json!({
             "file": self.file.display().to_string(), "format": format, "datasets": datasets,
             "chunks": stored.n_chunks(), "chunk_tokens": stored.chunk_size(),
-            "unfinished": stored.unfinished().map(|run| json!({ "done": run.n_done, "total": run.n_total })),
+            "unfinished": stored.unfinished().filter(|run| run.n_done < run.n_total).map(|run| json!({ "done": run.n_done, "total": run.n_total })),
+            "part": stored.unfinished().and_then(|run| run.part.as_ref()).map(|part| format!("{}/{}", part.number, part.count)),
             "tensors": statistics.tensors.iter().map(tensor).collect::<Vec<_>>(),
             "layers": statistics.layers.iter().map(layer).collect::<Vec<_>>(),
             "experts": coverage::to_json(coverage), "unseen": statistics.unseen,

@@ -11,6 +11,8 @@ pub enum OutputKind {
     Imatrix,
     /// Log-probabilities in llama-perplexity's form.
     LogitFile,
+    /// A part of a verification.
+    VerificationPart,
     /// A JSON line of logits for each prompt.
     Logits,
     /// A JSON line of figures for each prompt.
@@ -42,6 +44,7 @@ impl fmt::Display for OutputKind {
             Self::Model => "a GGUF model",
             Self::Imatrix => "an importance matrix",
             Self::LogitFile => "a logit file",
+            Self::VerificationPart => "a part of a verification",
             Self::Logits => "a table of logits",
             Self::PerToken => "a table of tokens",
             Self::HtmlReport => "an HTML report",
@@ -102,6 +105,9 @@ impl FoundKind {
         }
         if head.starts_with(b"_logits_") {
             return Self::Output(OutputKind::LogitFile);
+        }
+        if head.starts_with(b"ggufpart") {
+            return Self::Output(OutputKind::VerificationPart);
         }
         if head.starts_with(b"PK\x03\x04") {
             return Self::Zip;
@@ -240,6 +246,7 @@ mod tests {
             (b"\0\0\0\0\x02\0\0\0\x01\0\0\0t", Output(OutputKind::Imatrix)),
             (b"\0\0\0\0\x02\0\0\0\x02\0\0\0t", Other),
             (b"_logits_\x08", Output(OutputKind::LogitFile)),
+            (b"ggufpart\x01\0", Output(OutputKind::VerificationPart)),
             (b"PK\x03\x04\0", Zip),
             (b"\x10\0\0\0\0\0\0\0{\"a\":{}}", Safetensors),
             (b"{\"prompt\":12,\"logits\":[0.5]}\n", Output(OutputKind::Logits)),

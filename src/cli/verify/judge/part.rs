@@ -1,0 +1,158 @@
+//! `--part`: a share of the run, for `gguf-verify combine`.
+
+use std::path::Path;
+
+use serde_json::json;
+
+use crate::cli::guard::Guard;
+use crate::cli::render::plural;
+use crate::cli::verify::judge::{VerifyArgs, open_baseline};
+use crate::cli::verify::model::OpenedModel;
+use crate::cli::verify::prompt_files::PromptFiles;
+use crate::cli::{Exit, Session, UsageError};
+use crate::core::output::same_file;
+use crate::core::progress::Progress;
+use crate::core::text::{bytes, escape};
+use crate::gguf::Share;
+use crate::verify::{Finding, Model, PartLabel, VerificationPart, verify_part};
+
+impl VerifyArgs {
+    /// Refuses what a share of the run cannot give, and says what does.
+    pub(super) fn check_part(&self, has_tasks: bool, has_logits: bool) -> Result<(), UsageError> {
+        const WHOLE: &str = "is written of a whole run: leave `--part` out";
+        const TASKS: &str = "is run whole: on one machine, without `--part`";
+        const LIMIT: &str = "is a limit of the whole: give it to `gguf-verify combine`";
+        let figures = self.figures;
+        let is_given = [
+            (
+                self.models.len() > 1,
+                "a second model",
+                "has parts of its own: run `--part` once for each model",
+            ),
+            (!self.report.is_empty(), "--report", WHOLE),
+            (self.per_token.is_some(), "--per-token", WHOLE),
+            (self.save_baseline.is_some(), "--save-baseline", WHOLE),
+            (has_tasks, "--hellaswag, --winogrande or --multiple-choice", TASKS),
+            (
+                has_logits,
+                "a logit file",
+                "belongs to the rows of a whole run: give the baseline's model, or leave `--part` out",
+            ),
+            (
+                self.structure_only,
+                "--structure-only",
+                "runs nothing that could be shared: leave `--part` out",
+            ),
+            (self.weights_only, "--weights-only", "runs on one machine: leave `--part` out"),
+            (self.trace.is_some(), "--trace", "shows one machine's run: leave `--part` out"),
+            (
+                self.accept_partial,
+                "--accept-partial",
+                "is about the verdict: give it to `gguf-verify combine`",
+            ),
+            (figures.max_ppl.is_some(), "--max-ppl", LIMIT),
+            (figures.max_ppl_increase.is_some(), "--max-ppl-increase", LIMIT),
+            (figures.max_kld.is_some(), "--max-kld", LIMIT),
+            (figures.max_kld_99.is_some(), "--max-kld-99", LIMIT),
+            (figures.min_top1.is_some(), "--min-top1", LIMIT),
+        ];
+        let others = [
+            ("--min-cosine", self.min_cosine),
+            ("--min-worst-cosine", self.min_worst_cosine),
+            ("--max-score-error", self.max_score_error),
+            ("--max-pseudo-ppl", self.max_pseudo_ppl),
+            ("--max-masked-kld", self.max_masked_kld),
+            ("--min-masked-top1", self.min_masked_top1),
+        ];
+        const NONE: &str = "is a limit of models of which there are no parts: leave `--part` out";
+        let others = others.into_iter().map(|(name, limit)| (limit.is_some(), name, NONE));
+        match is_given.into_iter().chain(others).find(|(is_given, ..)| *is_given) {
+            Some((_, name, why)) => {
+                let name = if name.starts_with("--") { format!("`{name}`") } else { name.to_owned() };
+                Err(UsageError(format!("{name} {why}")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Runs a share and writes what it measured.
+    pub(super) fn run_part(
+        &self,
+        share: Share,
+        output: &Path,
+        mut guard: Guard<'_>,
+        session: &Session,
+    ) -> anyhow::Result<Exit> {
+        // One, by `check_part`.
+        let Some(path) = self.models.first() else {
+            return Err(UsageError("give a model".to_owned()).into());
+        };
+        let common = &session.common;
+        let baseline = match &self.baseline {
+            Some(path) => Some(open_baseline(&self.models, path, common, self.mlock)?),
+            None => None,
+        };
+        let inputs = self.inputs(baseline.as_ref());
+        inputs.iter().try_for_each(|(role, path)| guard.read(role, path))?;
+        let origin = self.origin()?;
+        let prompts = PromptFiles::read(&self.prompts, self.plain_text)?;
+        let opened = OpenedModel::open_with(path, common, self.mlock)?;
+        guard.read_all("a model", opened.inputs())?;
+        let alike = self.converted_like(&opened, baseline.as_ref(), session);
+        let baseline = alike.as_ref().or(baseline.as_ref());
+        let options = self.options(&prompts, session);
+        let run = |model: &Model<'_>, baseline: Option<&Model<'_>>| {
+            verify_part(model, baseline, prompts.sources(), &options, share, &session.progress)
+        };
+        let part = opened.with(origin.as_ref(), |model| match baseline {
+            None => run(model, None),
+            Some(baseline) => baseline.with(None, |baseline| run(model, Some(baseline))),
+        })?;
+        let (unreached, chunks) = part.unreached();
+        let notes: Vec<Finding> = prompts
+            .unreached(unreached, &chunks)
+            .into_iter()
+            .map(|text| Finding::warning("prompts", text))
+            .collect();
+        let label = PartLabel {
+            file: path.display().to_string(),
+            size_bytes: opened.size_bytes(),
+            file_type: opened.file_type(),
+            prompts: prompts.paths().map(|path| path.display().to_string()).collect(),
+            is_own_baseline: self.baseline.as_ref().is_some_and(|other| same_file(path, other)),
+        };
+        let part = part.labelled(label, &notes);
+        part.write(output, !common.no_sync)?;
+        self.tell_part(&part, share, output, session)
+    }
+
+    /// Says what was written.
+    fn tell_part(
+        &self,
+        part: &VerificationPart,
+        share: Share,
+        output: &Path,
+        session: &Session,
+    ) -> anyhow::Result<Exit> {
+        let size = fs_err::metadata(output)?.len();
+        let windows = part.windows();
+        if windows.is_none() {
+            session.progress.warn("nothing was run: `gguf-verify combine` says why");
+        }
+        let (first, n, all) = windows.unwrap_or_default();
+        if session.common.json {
+            session.print_json(&json!({
+                "file": output.display().to_string(), "file_bytes": size, "part": share.number(),
+                "parts": share.count(), "first_chunk": windows.map(|_| first), "chunks": n, "all_chunks": all,
+                "tokens": part.n_tokens(),
+            }))?;
+        } else if !session.common.quiet {
+            let name = output.display().to_string();
+            let (tokens, chunks) = (plural(part.n_tokens(), "token"), plural(n as u64, "chunk"));
+            let line =
+                format!("{}: part {share}, {chunks} of {all}, {tokens}, {}", escape(&name), bytes(size));
+            session.print(|out| writeln!(out, "{line}"))?;
+        }
+        Ok(Exit::Done)
+    }
+}

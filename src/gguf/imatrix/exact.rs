@@ -1,0 +1,69 @@
+//! Sums that do not depend on the order in which they are made: what rounding takes from a sum is kept beside it.
+//!
+//! # Exactness
+//! A square of an `f32` is exact in an `f64`, and the error of a sum of two `f64` is an `f64`. Sum and rest together hold a
+//! total to about 2⁻¹⁰⁰ of itself, whichever way it was cut into batches, groups and parts; the sum alone is the total
+//! rounded once. Two ways of cutting give the same `f32` in a file, unless the total lies within 2⁻¹⁰⁰ of itself of the
+//! middle between two of them.
+
+/// A sum and what was rounded off.
+fn two_sum(a: f64, b: f64) -> (f64, f64) {
+    let sum = a + b;
+    let part = sum - a;
+    (sum, (a - (sum - part)) + (b - part))
+}
+
+/// Adds sums with their rests to sums with theirs; rests that are missing are zero.
+pub(crate) fn add_exactly((sums, rests): (&mut [f64], &mut [f64]), (more, more_rests): (&[f64], &[f64])) {
+    for (at, ((sum, rest), &x)) in sums.iter_mut().zip(rests).zip(more).enumerate() {
+        let (total, lost) = two_sum(*sum, x);
+        (*sum, *rest) = two_sum(total, *rest + more_rests.get(at).copied().unwrap_or(0.0) + lost);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sums of squares of numbers of very different size, cut in several ways.
+    #[test]
+    fn sums_are_the_same_however_they_are_cut() {
+        let number = |seed: u64| {
+            let x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (seed << 7);
+            let x = f32::from_bits(0x3000_0000 + (x >> 37) as u32);
+            f64::from(x) * f64::from(x)
+        };
+        let numbers: Vec<f64> = (1..5000).map(number).collect();
+        let sum = |cut: usize, is_backward: bool| {
+            let mut parts: Vec<([f64; 1], [f64; 1])> = numbers
+                .chunks(cut)
+                .map(|part| {
+                    let (mut sum, mut rest) = ([0.0], [0.0]);
+                    part.iter().for_each(|&x| add_exactly((&mut sum, &mut rest), (&[x], &[])));
+                    (sum, rest)
+                })
+                .collect();
+            if is_backward {
+                parts.reverse();
+            }
+            let (mut sum, mut rest) = ([0.0], [0.0]);
+            parts.iter().for_each(|(more, rests)| add_exactly((&mut sum, &mut rest), (more, rests)));
+            sum[0].to_bits()
+        };
+        let whole = sum(5000, false);
+        for cut in [1, 2, 7, 256, 1000, 4999] {
+            assert_eq!((sum(cut, false), sum(cut, true)), (whole, whole), "{cut}");
+        }
+        // Plain sums are not.
+        let plain: f64 = numbers.iter().sum();
+        let backward: f64 = numbers.iter().rev().sum();
+        assert!(plain.to_bits() != whole || backward.to_bits() != whole);
+    }
+
+    #[test]
+    fn what_is_no_number_stays_none() {
+        let (mut sum, mut rest) = ([f64::INFINITY, 1.0], [0.0; 2]);
+        add_exactly((&mut sum, &mut rest), (&[1.0, f64::NAN], &[]));
+        assert!(sum.iter().all(|sum| !sum.is_finite()), "{sum:?}");
+    }
+}

@@ -1,0 +1,260 @@
+//! A verification by parts: each of several machines runs a share of the windows and compares a share of the tensors, none
+//! asks another, and the parts together give the report of a single run, number for number.
+//!
+//! Every part cuts the same prompts into the same windows, and takes those that are its own: consecutive ones, so that the
+//! part with the most tokens has as few as can be. Positions are kept exactly and put together in order before anything is
+//! summed. What is looked at before a run (structure, keys, tokenizer) every part looks at: each machine has its own copy
+//! of the file, and they must be found to be the same.
+
+mod combine;
+mod error;
+mod facts;
+mod file;
+
+use std::path::{Path, PathBuf};
+
+use crate::core::progress::Progress;
+use crate::engine::plan::ModelKind;
+use crate::engine::{Engine, EngineOptions, GraphPlan};
+use crate::gguf::Share;
+use crate::verify::cost::Cost;
+use crate::verify::healthy::{TwinRun, evenly_of, run_twin};
+use crate::verify::judgement::Judged;
+use crate::verify::measure::{self, LogitFiles, Onlookers, measure_with};
+use crate::verify::routing::watch::RouteTally;
+use crate::verify::verification::{Examined, contexts, examine, prepare, text_bytes};
+use crate::verify::weights::compare_share;
+use crate::verify::windows::Cut;
+use crate::verify::{
+    Divergence, Finding, Model, Position, Prompt, PromptSource, Report, Thresholds, VerifyError,
+    VerifyOptions, WeightOptions, WeightReport,
+};
+pub use combine::{CombinedVerification, combine_parts};
+pub use error::PartError;
+pub use facts::PartLabel;
+use facts::{Checks, Facts, FileFacts, Plan, RunFacts, RunPlan, StoredFinding, TwinFacts, costs};
+
+/// One of several parts of a verification, as its file holds it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VerificationPart {
+    /// The file that it was read from; empty if it was not.
+    path: PathBuf,
+    facts: Facts,
+    /// What was measured at its windows, in order.
+    positions: Vec<Position>,
+    /// The same of the healthy file that limits are measured with.
+    twin: Vec<Position>,
+}
+
+impl VerificationPart {
+    /// The file that it was read from; empty if it was not.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Which part it is, from 1, and of how many.
+    #[must_use]
+    pub fn number(&self) -> (usize, usize) {
+        (self.facts.number, self.facts.count)
+    }
+
+    /// Its windows: the number of the first, how many, and how many all parts have. `None` if nothing was run, since the
+    /// checks before a run have found errors, or no graph.
+    #[must_use]
+    pub fn windows(&self) -> Option<(usize, usize, usize)> {
+        let run = self.facts.run.as_ref()?;
+        Some((run.first_window, run.end_window.saturating_sub(run.first_window), run.plan.n_windows))
+    }
+
+    /// Whether the model was compared with a baseline.
+    #[must_use]
+    pub fn has_baseline(&self) -> bool {
+        self.facts.plan.has_baseline()
+    }
+
+    /// Tokens that were run for it, baseline included.
+    #[must_use]
+    pub fn n_tokens(&self) -> u64 {
+        self.facts.run.as_ref().map_or(0, |run| run.n_tokens)
+    }
+
+    /// Prompts of which the limit on the number of chunks left nothing, and the chunks of each file of prompts; of all parts.
+    #[must_use]
+    pub fn unreached(&self) -> (&[usize], Vec<usize>) {
+        let plan = self.facts.run.as_ref().map(|run| &run.plan);
+        plan.map_or((&[], Vec::new()), |plan| {
+            (plan.unreached.as_slice(), plan.files.iter().map(|file| file.chunks).collect())
+        })
+    }
+
+    /// Says what the files are called on this machine, and what the report should warn of.
+    #[must_use]
+    pub fn labelled(mut self, label: PartLabel, notes: &[Finding]) -> Self {
+        self.facts.label = label;
+        self.facts.notes = notes.iter().map(StoredFinding::of).collect();
+        self
+    }
+}
+
+/// Runs one part of a verification: its share of the windows of all prompts. [`combine_parts`] makes the report.
+///
+/// # Errors
+/// As [`crate::verify::verify`]; [`VerifyError::NoParts`] for models of which no position is measured by itself (encoders,
+/// diffusion models, adapters) and for limits, which are for [`combine_parts`]; [`VerifyError::FewWindows`] for more parts
+/// than windows.
+pub fn verify_part(
+    model: &Model<'_>,
+    baseline: Option<&Model<'_>>,
+    prompts: &[PromptSource],
+    options: &VerifyOptions<'_>,
+    share: Share,
+    progress: &dyn Progress,
+) -> Result<VerificationPart, VerifyError> {
+    let no_parts = |what: &str| Err(VerifyError::NoParts { what: what.to_owned() });
+    if options.thresholds != Thresholds::default() {
+        return no_parts("limits: they are kept or missed by all parts together");
+    }
+    if options.structure_only || options.weights_only {
+        return no_parts("a verification that runs nothing");
+    }
+    if crate::verify::adapter::is_one(model.metadata) {
+        return no_parts("an adapter: it is not run");
+    }
+    let (mut at_weights, mut weights) = (None, None);
+    let Examined { report, ready } = examine(model, baseline, prompts, options, progress, |report| {
+        at_weights = Some(report.findings.len());
+        if let Some(baseline) = baseline {
+            let EngineOptions { level, memory_bytes, .. } = options.engine;
+            let how = WeightOptions { level, memory_bytes };
+            weights = Some(compare_share(model, baseline, &how, Some(share), progress)?);
+        }
+        Ok(())
+    })?;
+    let at_limits = report.findings.len();
+    let mut begun = Begun { at_weights: at_weights.unwrap_or(at_limits), at_limits, weights, report, share };
+    let Some((plan, Some(encoded))) = ready else {
+        let plan = Plan::of(model, baseline, prompts, &options.scoring)?;
+        return Ok(begun.part(plan, None, Vec::new(), Vec::new()));
+    };
+    match plan.kind {
+        ModelKind::Encoder => return no_parts("an encoder: vectors of texts are compared with one another"),
+        ModelKind::Diffusion => return no_parts("a diffusion model: it is judged at masked tokens"),
+        ModelKind::Decoder => {}
+    }
+    run(model, baseline, (plan, &encoded, prompts), options, &mut begun, progress)
+}
+
+/// A part whose checks are done.
+struct Begun {
+    at_weights: usize,
+    at_limits: usize,
+    weights: Option<WeightReport>,
+    report: Report,
+    share: Share,
+}
+
+impl Begun {
+    fn part(
+        &self,
+        plan: Plan,
+        run: Option<RunFacts>,
+        positions: Vec<Position>,
+        twin: Vec<Position>,
+    ) -> VerificationPart {
+        let stored = |findings: &[Finding]| findings.iter().map(StoredFinding::of).collect();
+        let checks = Checks {
+            arch: self.report.arch.clone(),
+            bits_per_weight: self.report.bits_per_weight,
+            findings: stored(&self.report.findings),
+            at_weights: self.at_weights,
+            at_limits: self.at_limits,
+            coverage: self.report.coverage.clone(),
+            weights: self.weights.as_ref().map(|weights| stored(&weights.findings)),
+        };
+        let facts = Facts {
+            plan,
+            number: self.share.number(),
+            count: self.share.count(),
+            label: PartLabel::default(),
+            notes: Vec::new(),
+            checks,
+            tensors: self.weights.as_ref().map(|weights| weights.tensors.clone()).unwrap_or_default(),
+            run,
+        };
+        VerificationPart { path: PathBuf::new(), facts, positions, twin }
+    }
+}
+
+/// Runs the share of the windows.
+fn run(
+    model: &Model<'_>,
+    baseline: Option<&Model<'_>>,
+    (plan, encoded, sources): (GraphPlan, &[Prompt], &[PromptSource]),
+    options: &VerifyOptions<'_>,
+    begun: &mut Begun,
+    progress: &dyn Progress,
+) -> Result<VerificationPart, VerifyError> {
+    let engine = Engine::new(plan, model.source, options.engine)?;
+    let (files, scoring) = (options.files, &options.scoring);
+    let (cut, reference) = prepare(&engine, baseline, (encoded, sources, files), scoring, &mut begun.report)?;
+    let Cut { windows, unreached, chunks } = cut;
+    if windows.len() < begun.share.count() {
+        return Err(VerifyError::FewWindows { share: begun.share, n_windows: windows.len() });
+    }
+    let own = begun.share.of_costs(&costs(&windows));
+    let own_windows = windows.get(own.clone()).unwrap_or_default();
+    let other = reference.as_ref().map(|engine| measure::Baseline { engine, recall: None });
+    let routing = RouteTally::of(engine.plan());
+    let onlookers = Onlookers { observer: None, routing: routing.as_ref() };
+    let logits = LogitFiles::default();
+    let (positions, n_tokens) = measure_with(&engine, other, logits, own_windows, progress, onlookers)?;
+    let twin = match baseline.zip(reference.as_ref()) {
+        Some(engines) => run_twin(model, engines, &evenly_of(&windows, own.clone()), progress)?,
+        None => TwinRun::None,
+    };
+    let (twin, twin_positions) = match twin {
+        TwinRun::None => (TwinFacts::None, Vec::new()),
+        TwinRun::Positions(positions) => (TwinFacts::Positions, positions),
+        TwinRun::Failed(why) => (TwinFacts::Failed(why), Vec::new()),
+    };
+    let plan = Plan::of(model, baseline, sources, scoring)?;
+    let file = |(file, &chunks): (&crate::verify::PromptFile, &usize)| FileFacts {
+        first_prompt: file.prompts.start,
+        end_prompt: file.prompts.end,
+        chunks,
+    };
+    let facts = RunFacts {
+        plan: RunPlan {
+            judged: Judged::of(model, engine.plan()),
+            has_masks: engine.plan().masked.is_some(),
+            typical: Cost::typical(model.source.tensors()),
+            is_compared: reference.is_some(),
+            prompts: encoded.iter().map(|prompt| prompt.tokens.len() as u64).collect(),
+            unreached,
+            files: files.iter().zip(&chunks).map(file).collect(),
+            n_windows: windows.len(),
+        },
+        first_window: own.start,
+        end_window: own.end,
+        n_tokens: n_tokens as u64,
+        text_bytes: text_bytes(model, &positions),
+        contexts: worst_contexts(&positions, encoded, model),
+        routing: routing.map(RouteTally::into_counts),
+        twin,
+        n_positions: positions.len() as u64,
+        n_twin: twin_positions.len() as u64,
+    };
+    Ok(begun.part(plan, Some(facts), positions, twin_positions))
+}
+
+/// The text before the tokens that diverge most: those that diverge most of all parts are among them.
+fn worst_contexts(
+    positions: &[Position],
+    encoded: &[Prompt],
+    model: &Model<'_>,
+) -> Vec<(usize, usize, String)> {
+    let Some(divergence) = Divergence::of(positions) else { return Vec::new() };
+    let texts = contexts(&divergence, encoded, model);
+    divergence.worst.iter().zip(texts).map(|(worst, text)| (worst.prompt, worst.at, text)).collect()
+}

@@ -1,0 +1,202 @@
+//! `imatrix --part` and `combine`: a matrix by several machines has the bytes of that of one.
+
+use std::path::Path;
+
+use gguf_foundry::gguf::{UnfinishedRun, combine_imatrix_parts};
+
+use super::tiny::Tiny;
+use super::{gguf_verify, routing};
+use crate::support::fixture;
+
+fn directory() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    Tiny::new().write(dir.path(), "base.gguf");
+    fs_err::copy(fixture("tiny-llama/corpus.txt"), dir.path().join("p.txt")).unwrap();
+    dir
+}
+
+fn collect(dir: &Path, args: &[&str], more: &[&str]) -> String {
+    let (code, out, err) = gguf_verify(&[&["imatrix"], args, &["--no-sync"], more].concat(), dir);
+    assert_eq!(code, 0, "{out}{err}");
+    out
+}
+
+fn parts(dir: &Path, args: &[&str], n: usize) -> Vec<String> {
+    (1..=n)
+        .map(|at| {
+            let (name, share) = (format!("m-{at}-of-{n}.part"), format!("{at}/{n}"));
+            let machine =
+                [["--memory", "1G", "--threads", "1"], ["--memory", "40M", "--threads", "2"]][at % 2];
+            let out = collect(dir, args, &[&["--part", &share, "-o", &name], &machine[..]].concat());
+            assert!(out.starts_with(&format!("{name}: part {share}, ")), "{out}");
+            name
+        })
+        .collect()
+}
+
+fn assert_same(dir: &Path, args: &[&str], counts: &[usize]) {
+    let whole = collect(dir, args, &["-o", "whole.gguf"]);
+    let expected = fs_err::read(dir.join("whole.gguf")).unwrap();
+    for &n in counts {
+        let mut names = parts(dir, args, n);
+        names.reverse();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let combine = [&["combine"], &names[..], &["-o", "joined.gguf", "--no-sync"]].concat();
+        let (code, out, err) = gguf_verify(&combine, dir);
+        assert_eq!(code, 0, "{err}");
+        // The size, the chunks and the perplexity, too.
+        assert_eq!(out.replace("joined", "whole"), whole, "{n} parts");
+        assert!(fs_err::read(dir.join("joined.gguf")).unwrap() == expected, "{n} parts");
+        fs_err::remove_file(dir.join("joined.gguf")).unwrap();
+    }
+}
+
+#[test]
+fn the_parts_of_a_matrix_are_the_matrix() {
+    let dir = directory();
+    let args = ["base.gguf", "--prompts", "p.txt", "--ctx", "256", "--chunks", "13"];
+    assert_same(dir.path(), &args, &[1, 2, 5]);
+    // In the older format, and without the perplexity.
+    let args = [&args[..], &["--no-ppl"]].concat();
+    assert_same(dir.path(), &args, &[3]);
+    let more = ["combine", "m-1-of-3.part", "m-2-of-3.part", "m-3-of-3.part", "-o", "joined.dat", "--legacy"];
+    assert_eq!(gguf_verify(&more, dir.path()).0, 0);
+    collect(dir.path(), &args, &["-o", "whole.dat", "--legacy"]);
+    let read = |name: &str| fs_err::read(dir.path().join(name)).unwrap();
+    assert!(read("joined.dat") == read("whole.dat"));
+}
+
+#[test]
+fn experts_that_only_some_parts_reach() {
+    let dir = routing::directory();
+    assert_same(dir.path(), &["f32.gguf", "--prompts", "p.jsonl"], &[1, 2, 5]);
+}
+
+fn refused(dir: &Path, names: &[&str]) -> String {
+    let combine = [&["combine"], names, &["-o", "joined.gguf", "--no-sync"]].concat();
+    let (code, out, err) = gguf_verify(&combine, dir);
+    assert!(code == 1 || code == 2, "{code}: {out}{err}");
+    assert!(!dir.join("joined.gguf").exists());
+    err
+}
+
+#[test]
+fn parts_that_do_not_belong_together_are_refused() {
+    let dir = directory();
+    let at = dir.path();
+    let args = ["base.gguf", "--prompts", "p.txt", "--ctx", "64", "--chunks", "6"];
+    let names = parts(at, &args, 3);
+    let [one, two, three] = [&names[0], &names[1], &names[2]].map(String::as_str);
+    assert!(refused(at, &[one, three]).contains("of 3 parts 1 missing: 2/3"));
+    assert!(refused(at, &[one, two, three, two]).contains("part 2 is given twice"));
+    let run = |args: &[&str], share: &str, name: &str| collect(at, args, &["--part", share, "-o", name]);
+    let mut tiny = Tiny::new();
+    let mut values = tiny.values("blk.0.attn_v.weight");
+    values[0] += 0.25;
+    tiny.set_values("blk.0.attn_v.weight", &values);
+    tiny.write(at, "other.gguf");
+    run(&["other.gguf", "--prompts", "p.txt", "--ctx", "64", "--chunks", "6"], "2/3", "model.part");
+    assert!(refused(at, &[one, "model.part", three]).contains("of another model"));
+    run(&["base.gguf", "--prompts", "p.txt", "--ctx", "32", "--chunks", "6"], "2/3", "ctx.part");
+    assert!(refused(at, &[one, "ctx.part", three]).contains("of another text or other options"));
+    run(&args, "2/4", "four.part");
+    assert!(refused(at, &[one, "four.part", three]).contains("of another number of parts"));
+    collect(at, &args, &["-o", "whole.gguf"]);
+    let err = refused(at, &[one, "whole.gguf", three]);
+    assert!(err.contains("whole.gguf: no part of an importance matrix"), "{err}");
+    // A share of the text is no matrix of the text.
+    let (code, _, err) = gguf_verify(&["imatrix", "merge", one, "-o", "joined.gguf"], at);
+    assert!(code == 1 && err.contains("part 1 of 3 of an importance matrix, a whole one expected"), "{err}");
+    assert!(err.contains("hint: `gguf-verify combine` puts all parts together"), "{err}");
+    let mut quantize = assert_cmd::Command::cargo_bin("gguf-quantize").unwrap();
+    let quantize = quantize.args(["--imatrix", one, "base.gguf", "q.gguf", "q4_0"]).current_dir(at);
+    let err = String::from_utf8(quantize.output().unwrap().stderr).unwrap();
+    assert!(err.contains("part 1 of 3 of an importance matrix"), "{err}");
+    for (more, expected) in [
+        (vec!["--legacy"], "`--legacy` with `--part`: "),
+        (vec!["--in-file", "whole.gguf"], "`--in-file` with `--part`: "),
+        (vec!["--save-frequency", "2"], "`--save-frequency` with `--part`: "),
+    ] {
+        let all = [&["imatrix"], &args[..], &["--part", "1/2", "-o", "x.part"], &more[..]].concat();
+        let (code, _, err) = gguf_verify(&all, at);
+        assert!(code == 2 && err.contains(expected), "{err}");
+    }
+    let all = [&["imatrix"], &args[..], &["--part", "1/7", "-o", "x.part"]].concat();
+    let (code, _, err) = gguf_verify(&all, at);
+    assert!(code == 1 && err.contains("part 1/7: the prompts have 6 chunks"), "{err}");
+    assert!(refused(at, &[one, two, three, "--max-ppl", "9"]).contains("`--max-ppl` is about a verdict"));
+    let (code, _, err) = gguf_verify(&["combine", one, two, three], at);
+    assert!(code == 2 && err.contains("give `-o FILE`"), "{err}");
+}
+
+#[test]
+fn whole_matrices_are_added_up_as_merge_does() {
+    let dir = directory();
+    let at = dir.path();
+    let args = ["base.gguf", "--prompts", "p.txt", "--ctx", "64", "--chunks", "2"];
+    collect(at, &args, &["-o", "a.gguf"]);
+    collect(at, &args, &["-o", "b.gguf", "--from-chunk", "2"]);
+    let run = |words: &[&str], out: &str| {
+        let (code, _, err) =
+            gguf_verify(&[words, &["a.gguf", "b.gguf", "-o", out, "--no-sync"]].concat(), at);
+        assert_eq!(code, 0, "{err}");
+        fs_err::read(at.join(out)).unwrap()
+    };
+    assert!(run(&["combine"], "c.gguf") == run(&["imatrix", "merge"], "m.gguf"));
+}
+
+#[test]
+fn a_part_that_was_changed_is_refused_or_says_the_same() {
+    let dir = directory();
+    let args = ["base.gguf", "--prompts", "p.txt", "--ctx", "16", "--chunks", "2"];
+    let names = parts(dir.path(), &args, 1);
+    let path = dir.path().join(&names[0]);
+    let bytes = fs_err::read(&path).unwrap();
+    let expected = combine_imatrix_parts(std::slice::from_ref(&path)).unwrap();
+    assert_eq!(UnfinishedRun::find(&path).unwrap().part.unwrap().count, 1);
+    let changed = dir.path().join("changed.part");
+    let open = |bytes: &[u8]| {
+        fs_err::write(&changed, bytes).unwrap();
+        combine_imatrix_parts(std::slice::from_ref(&changed))
+    };
+    let places = (0..2000).step_by(3).chain((2000..bytes.len()).step_by(bytes.len() / 150));
+    let mut n_refused = 0;
+    for at in places {
+        assert!(open(&bytes[..at]).is_err(), "{at}");
+        let mut flipped = bytes.clone();
+        flipped[at] ^= 1 << (at % 8);
+        match open(&flipped) {
+            // What lies between tensors says nothing.
+            Ok(found) => assert!(found == expected, "{at}"),
+            Err(_) => n_refused += 1,
+        }
+    }
+    assert!(n_refused > 700, "{n_refused}");
+}
+
+#[test]
+fn a_part_that_was_stopped_goes_on() {
+    let dir = directory();
+    let at = dir.path();
+    let args = ["base.gguf", "--prompts", "p.txt", "--ctx", "64", "--chunks", "8"];
+    let names = parts(at, &args, 2);
+    let path = at.join(&names[1]);
+    let bytes = fs_err::read(&path).unwrap();
+    // The first chunks of part 2, as a run that was killed would have left them.
+    let (mut run, sums) = UnfinishedRun::open(&path).unwrap();
+    run.n_done = 3;
+    sums.write_unfinished(&path, &run, &Default::default(), &gguf_foundry::core::progress::Silent).unwrap();
+    let err = refused(at, &[&names[0], &names[1]]);
+    assert!(err.contains("3 of the 4 chunks of this part are done"), "{err}");
+    assert!(err.contains("hint: run this part again with `--resume`"), "{err}");
+    // These are not the sums of its first chunks, and whose they are is not to be found out: the run has another fingerprint.
+    let all =
+        [&["imatrix"], &args[..], &["--part", "2/2", "-o", &names[1], "--resume", "--no-sync"]].concat();
+    let (code, _, err) = gguf_verify(&all, at);
+    assert!(code == 1 && err.contains("the file of another run"), "{err}");
+    // One that is whole is done at once, and stays as it is.
+    fs_err::write(&path, &bytes).unwrap();
+    let (code, _, err) = gguf_verify(&all, at);
+    assert!(code == 0 && err.contains("4 of 4 chunks are done"), "{err}");
+    assert!(fs_err::read(&path).unwrap() == bytes);
+}

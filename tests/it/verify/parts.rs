@@ -1,0 +1,380 @@
+//! `--part` and `combine`: a verification by several machines is that of one.
+
+use std::path::Path;
+
+use gguf_foundry::core::GgmlType;
+use gguf_foundry::verify::{PartError, Thresholds, VerificationPart, combine_parts};
+use serde_json::Value;
+
+use super::tiny::Tiny;
+use super::{gguf_verify, routing};
+use crate::support::fixture;
+
+/// The bundled model, a quantized form of it, one whose weights were exchanged, and prompts of two kinds.
+fn directory() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Tiny::new();
+    base.write(dir.path(), "base.gguf");
+    let q4 = base.quantized(GgmlType::Q4_0);
+    q4.write(dir.path(), "q4.gguf");
+    let mut damaged = base.clone();
+    let (a, b) = (damaged.values("blk.1.ffn_up.weight"), damaged.values("blk.1.ffn_gate.weight"));
+    damaged.set_values("blk.1.ffn_up.weight", &b);
+    damaged.set_values("blk.1.ffn_gate.weight", &a);
+    damaged.write(dir.path(), "damaged.gguf");
+    let mut broken = base.clone();
+    let mut values = broken.values("blk.2.attn_q.weight");
+    values[5] = f32::NAN;
+    broken.set_values("blk.2.attn_q.weight", &values);
+    broken.write(dir.path(), "broken.gguf");
+    fs_err::copy(fixture("tiny-llama/corpus.txt"), dir.path().join("p.txt")).unwrap();
+    let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
+    // Of all lengths, one that is too short to be scored among them.
+    let lines = text.lines().filter(|line| line.len() > 20).take(24).enumerate().map(|(at, line)| {
+        let text = if at == 7 { "" } else { line };
+        serde_json::json!({ "text": text }).to_string()
+    });
+    fs_err::write(dir.path().join("lines.jsonl"), lines.collect::<Vec<_>>().join("\n")).unwrap();
+    dir
+}
+
+/// What every machine runs, and with it `more`.
+fn part(dir: &Path, args: &[&str], share: &str, output: &str) -> (i32, String, String) {
+    gguf_verify(&[args, &["--part", share, "-o", output, "--no-sync"]].concat(), dir)
+}
+
+/// Runs `n` parts; their names.
+fn parts(dir: &Path, args: &[&str], n: usize) -> Vec<String> {
+    (1..=n)
+        .map(|at| {
+            let name = format!("run-{at}-of-{n}.part");
+            // Whatever memory and threads a machine has.
+            let machine =
+                [["--memory", "1G", "--threads", "1"], ["--memory", "40M", "--threads", "2"]][at % 2];
+            let (code, out, err) = part(dir, &[args, &machine].concat(), &format!("{at}/{n}"), &name);
+            assert_eq!(code, 0, "{out}{err}");
+            name
+        })
+        .collect()
+}
+
+/// A report without how fast it was made.
+fn report(out: &str) -> Value {
+    let mut report: Value = serde_json::from_str(out).unwrap_or_else(|error| panic!("{error}: {out}"));
+    assert!(report.as_object_mut().unwrap().insert("tokens_per_second".to_owned(), Value::Null).is_some());
+    report
+}
+
+fn without_speed(out: &str) -> Vec<&str> {
+    out.lines().filter(|line| !line.starts_with("speed ")).collect()
+}
+
+/// A single run and parts of it say the same, in words, as JSON and by exit code; the limits are given in the end.
+fn assert_same(dir: &Path, args: &[&str], limits: &[&str], counts: &[usize]) -> Value {
+    let single = |more: &[&str]| gguf_verify(&[args, limits, more].concat(), dir);
+    let (code, out, err) = single(&["--json"]);
+    let expected = report(&out);
+    let words = single(&["-v"]).1;
+    for &n in counts {
+        let mut names = parts(dir, args, n);
+        // In any order.
+        names.reverse();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let combine = |more: &[&str]| gguf_verify(&[&["combine"], &names[..], limits, more].concat(), dir);
+        let (own_code, own, own_err) = combine(&["--json"]);
+        assert_eq!(own_code, code, "{n} parts: {own}{own_err}{err}");
+        let own = report(&own);
+        for (name, value) in expected.as_object().unwrap() {
+            assert_eq!(&own[name], value, "{n} parts: {name}");
+        }
+        assert_eq!(own, expected, "{n} parts");
+        assert_eq!(without_speed(&combine(&["-v"]).1), without_speed(&words), "{n} parts");
+    }
+    expected
+}
+
+#[test]
+fn parts_say_what_a_single_run_says() {
+    let dir = directory();
+    let args = ["q4.gguf", "--baseline", "base.gguf", "--prompts", "p.txt", "--ctx", "256", "--chunks", "24"];
+    let report = assert_same(dir.path(), &args, &[], &[1, 2, 5]);
+    assert_eq!(report["verdict"], "pass", "{report}");
+    assert!(report["healthy_cost"]["tokens"].as_u64().unwrap() > 1000, "{report}");
+    assert_eq!(report["worst"].as_array().unwrap().len(), 8);
+    assert!(report["weights"]["tensors"].as_array().unwrap().len() > 20);
+}
+
+#[test]
+fn limits_are_kept_or_missed_by_all_parts_together() {
+    let dir = directory();
+    let args = ["q4.gguf", "--prompts", "p.txt", "--ctx", "256", "--chunks", "12"];
+    let report = assert_same(dir.path(), &args, &["--max-ppl", "500"], &[5]);
+    assert_eq!(report["verdict"], "pass", "{report}");
+    let report = assert_same(dir.path(), &args, &["--max-ppl", "2"], &[2]);
+    assert_eq!(report["verdict"], "fail", "{report}");
+    let (_, _, err) =
+        gguf_verify(&["combine", "run-1-of-2.part", "run-2-of-2.part", "--max-kld", "1"], dir.path());
+    assert!(err.contains("the parts were run without `--baseline`"), "{err}");
+    // Partial without a limit, and what is made of that.
+    let (code, ..) = gguf_verify(&["combine", "run-1-of-2.part", "run-2-of-2.part"], dir.path());
+    let accepted = ["combine", "run-1-of-2.part", "run-2-of-2.part", "--accept-partial"];
+    assert_eq!((code, gguf_verify(&accepted, dir.path()).0), (4, 0));
+}
+
+#[test]
+fn prompts_of_all_lengths_in_several_files() {
+    let dir = directory();
+    let args = [
+        "q4.gguf",
+        "--baseline",
+        "base.gguf",
+        "--prompts",
+        "lines.jsonl",
+        "p.txt",
+        "--ctx",
+        "96",
+        "--chunks",
+        "40",
+        "--score",
+        "all",
+    ];
+    let report = assert_same(dir.path(), &args, &[], &[1, 2, 5]);
+    assert_eq!(report["prompt_files"].as_array().unwrap().len(), 2);
+    assert!(report["prompts"].as_array().unwrap().len() == 25, "{report}");
+}
+
+#[test]
+fn damage_is_found_whichever_part_sees_it() {
+    let dir = directory();
+    let cut = ["--prompts", "p.txt", "--ctx", "256", "--chunks", "8"];
+    let args = [&["damaged.gguf", "--baseline", "base.gguf"], &cut[..]].concat();
+    let report = assert_same(dir.path(), &args, &[], &[2, 5]);
+    assert_eq!(report["verdict"], "fail");
+    assert_eq!(report["weights"]["damaged"], 2, "{report}");
+    // What cannot be run is no part's run, and a verdict.
+    let args = [&["broken.gguf", "--baseline", "base.gguf"], &cut[..]].concat();
+    let report = assert_same(dir.path(), &args, &[], &[2]);
+    assert_eq!((&report["verdict"], &report["perplexity"]), (&Value::from("fail"), &Value::Null), "{report}");
+    // The baseline is the model itself.
+    let args = [&["base.gguf", "--baseline", "base.gguf"], &cut[..]].concat();
+    let report = assert_same(dir.path(), &args, &[], &[2]);
+    assert!(report["findings"].to_string().contains("the baseline is the model itself"), "{report}");
+}
+
+#[test]
+fn experts_are_counted_over_all_parts() {
+    let dir = routing::directory();
+    let args = ["q4_0.gguf", "--baseline", "f32.gguf", "--prompts", "p.jsonl", "--score", "all"];
+    let report = assert_same(dir.path(), &args, &[], &[1, 2, 5]);
+    let layer = &report["experts"][0];
+    assert_eq!(layer["routed"].as_u64(), Some(288), "{layer}");
+    assert!(layer["agreement"].as_f64().unwrap() < 1.0, "{layer}");
+}
+
+/// What `combine` says about files; it fails.
+fn refused(dir: &Path, names: &[&str]) -> String {
+    let (code, out, err) = gguf_verify(&[&["combine"], names].concat(), dir);
+    assert!(code == 1 || code == 2, "{code}: {out}{err}");
+    assert!(out.is_empty(), "{out}");
+    err
+}
+
+#[test]
+fn parts_that_do_not_belong_together_are_refused() {
+    let dir = directory();
+    let at = dir.path();
+    let args = |model: &'static str, ctx: &'static str, prompts: &'static str| {
+        [model, "--baseline", "base.gguf", "--prompts", prompts, "--ctx", ctx, "--chunks", "6"]
+    };
+    let run = |args: &[&str], share: &str, name: &str| {
+        let (code, out, err) = part(at, args, share, name);
+        assert_eq!(code, 0, "{out}{err}");
+    };
+    let own = args("q4.gguf", "64", "p.txt");
+    for number in 1..=3 {
+        run(&own, &format!("{number}/3"), &format!("{number}.part"));
+    }
+    let err = refused(at, &["1.part", "3.part"]);
+    assert!(err.contains("of 3 parts one is missing: 2/3"), "{err}");
+    let err = refused(at, &["3.part"]);
+    assert!(err.contains("of 3 parts some are missing: 1/3, 2/3"), "{err}");
+    let err = refused(at, &["1.part", "2.part", "3.part", "2.part"]);
+    assert!(err.contains("part 2 is given twice"), "{err}");
+    let mut tiny = Tiny::new();
+    let mut values = tiny.values("blk.0.attn_v.weight");
+    values[0] += 0.25;
+    tiny.set_values("blk.0.attn_v.weight", &values);
+    tiny.quantized(GgmlType::Q4_0).write(at, "other.gguf");
+    for (name, args, what) in [
+        ("model.part", args("other.gguf", "64", "p.txt").to_vec(), "another model"),
+        ("prompt.part", args("q4.gguf", "64", "lines.jsonl").to_vec(), "another text of the prompts"),
+        ("ctx.part", args("q4.gguf", "32", "p.txt").to_vec(), "another choice of `--ctx`"),
+        (
+            "alone.part",
+            vec!["q4.gguf", "--prompts", "p.txt", "--ctx", "64", "--chunks", "6"],
+            "another baseline",
+        ),
+    ] {
+        run(&args, "2/3", name);
+        let err = refused(at, &["1.part", name, "3.part"]);
+        assert!(
+            err.contains(&format!("{name}: a part of another verification than 1.part: {what}")),
+            "{err}"
+        );
+        assert!(err.contains("hint: all parts have the same model"), "{err}");
+    }
+    run(&own, "2/4", "four.part");
+    let err = refused(at, &["1.part", "four.part", "3.part"]);
+    assert!(err.contains("four.part: a part of 4, but 1.part is one of 3"), "{err}");
+    // A copy of the file that was damaged where the identity does not look.
+    let mut copy = Tiny::new();
+    let mut values = copy.values("blk.3.ffn_down.weight");
+    *values.last_mut().unwrap() = f32::INFINITY;
+    copy.set_values("blk.3.ffn_down.weight", &values);
+    copy.write(at, "copy.gguf");
+    fs_err::rename(at.join("base.gguf"), at.join("kept.gguf")).unwrap();
+    let plain = |model| [model, "--prompts", "p.txt", "--ctx", "64", "--chunks", "6"];
+    run(&plain("kept.gguf"), "1/2", "a.part");
+    run(&plain("copy.gguf"), "2/2", "b.part");
+    let err = refused(at, &["a.part", "b.part"]);
+    assert!(err.contains("b.part: the checks of the model found something else than in a.part"), "{err}");
+    // Other files, and files of both kinds.
+    let err = refused(at, &["1.part", "p.txt"]);
+    assert!(err.contains("p.txt is not: combine them apart"), "{err}");
+    let err = refused(at, &["1.part", "2.part", "3.part", "-o", "x"]);
+    assert!(err.contains("`-o` is for importance matrices"), "{err}");
+}
+
+#[test]
+fn a_part_that_was_changed_is_refused_wherever_it_was() {
+    let dir = directory();
+    let args = ["q4.gguf", "--baseline", "base.gguf", "--prompts", "p.txt", "--ctx", "16", "--chunks", "2"];
+    let (code, _, err) = part(dir.path(), &args, "1/2", "1.part");
+    assert_eq!(code, 0, "{err}");
+    let path = dir.path().join("1.part");
+    let bytes = fs_err::read(&path).unwrap();
+    assert!(VerificationPart::open(&path).is_ok());
+    let name = dir.path().join("changed.part");
+    let open = |bytes: &[u8]| {
+        fs_err::write(&name, bytes).unwrap();
+        VerificationPart::open(&name)
+    };
+    let step = (bytes.len() / 600).max(1);
+    let places = (0..60).chain((60..bytes.len()).step_by(step)).chain(bytes.len() - 60..bytes.len());
+    let mut n_lengths = 0;
+    for at in places {
+        let error = open(&bytes[..at]).unwrap_err();
+        n_lengths += usize::from(matches!(error, PartError::Length { .. }));
+        assert!(error.to_string().contains("changed.part: "), "{at}: {error}");
+        let mut flipped = bytes.clone();
+        flipped[at] ^= 1 << (at % 8);
+        let error = open(&flipped).unwrap_err();
+        assert!(error.to_string().contains("changed.part: "), "{at}: {error}");
+    }
+    assert!(n_lengths > 500, "{n_lengths}");
+    let mut longer = bytes.clone();
+    longer.push(0);
+    assert!(open(&longer).is_err());
+    // Numbers that promise more than there is, with or without a right checksum.
+    for (at, value) in [(48, u64::MAX), (48, 1 << 40), (48, 0)] {
+        let mut changed = bytes.clone();
+        changed[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        assert!(open(&changed).is_err());
+        reseal(&mut changed);
+        let error = open(&changed).unwrap_err();
+        assert!(matches!(error, PartError::Length { .. } | PartError::Facts { .. }), "{error}");
+    }
+}
+
+/// A checksum that is right.
+fn reseal(bytes: &mut [u8]) {
+    use sha2::{Digest, Sha256};
+    let sum = Sha256::digest(&bytes[48..]);
+    bytes[16..48].copy_from_slice(&sum);
+}
+
+#[test]
+fn facts_that_somebody_wrote_by_hand_are_refused() {
+    let dir = directory();
+    let args = ["q4.gguf", "--prompts", "p.txt", "--ctx", "16", "--chunks", "2"];
+    assert_eq!(part(dir.path(), &args, "1/1", "1.part").0, 0);
+    let bytes = fs_err::read(dir.path().join("1.part")).unwrap();
+    let n_facts = u64::from_le_bytes(bytes[48..56].try_into().unwrap()) as usize;
+    let facts: Value = serde_json::from_slice(&bytes[56..56 + n_facts]).unwrap();
+    let with = |pointer: &str, value: Value| {
+        let mut facts = facts.clone();
+        *facts.pointer_mut(pointer).unwrap_or_else(|| panic!("{pointer}")) = value;
+        let text = facts.to_string();
+        let mut changed = bytes[..48].to_vec();
+        changed.extend((text.len() as u64).to_le_bytes());
+        changed.extend(text.as_bytes());
+        changed.extend(&bytes[56 + n_facts..]);
+        reseal(&mut changed);
+        let path = dir.path().join("by-hand.part");
+        fs_err::write(&path, &changed).unwrap();
+        VerificationPart::open(&path).and_then(|part| combine_parts(vec![part], Thresholds::default()))
+    };
+    assert!(with("/number", Value::from(1)).is_ok());
+    for (pointer, value) in [
+        ("/number", Value::from(0)),
+        ("/number", Value::from(2)),
+        ("/count", Value::from(1u64 << 60)),
+        ("/checks/at_weights", Value::from(u64::MAX)),
+        (
+            "/checks/findings",
+            serde_json::json!([{ "check": "mine", "severity": "error", "tensor": null, "message": "" }]),
+        ),
+        ("/run/end_window", Value::from(1)),
+        ("/run/first_window", Value::from(1)),
+        ("/run/plan/n_windows", Value::from(1u64 << 62)),
+        ("/run/plan/prompts", serde_json::json!([])),
+        ("/run/plan/prompts", serde_json::json!([3])),
+        ("/run/plan/is_compared", Value::from(true)),
+        ("/run/plan/files/0/end_prompt", Value::from(9)),
+        ("/run/n_positions", Value::from(u64::MAX)),
+        ("/run/n_twin", Value::from(1)),
+        ("/run", Value::from(3)),
+        ("/run", Value::Null),
+        ("/plan/version", Value::Null),
+    ] {
+        let found = with(pointer, value.clone());
+        assert!(found.is_err(), "{pointer} {value}: {found:?}");
+    }
+}
+
+#[test]
+fn what_has_no_parts_is_refused_with_a_way_out() {
+    let dir = directory();
+    let at = dir.path();
+    let own = ["q4.gguf", "--prompts", "p.txt", "--ctx", "64", "--chunks", "3"];
+    for (more, expected) in [
+        (vec!["--report", "r.html"], "`--report` is written of a whole run: leave `--part` out"),
+        (vec!["--per-token", "t.jsonl"], "`--per-token` is written of a whole run"),
+        (vec!["--save-baseline", "l.bin"], "`--save-baseline` is written of a whole run"),
+        (vec!["--max-ppl", "9"], "`--max-ppl` is a limit of the whole: give it to `gguf-verify combine`"),
+        (vec!["--min-cosine", "0.5", "--baseline", "base.gguf"], "`--min-cosine` is a limit of models"),
+        (vec!["--accept-partial"], "give it to `gguf-verify combine`"),
+        (vec!["--structure-only"], "`--structure-only` runs nothing that could be shared"),
+        (vec!["--trace", "0"], "`--trace` shows one machine's run"),
+        (vec!["base.gguf"], "a second model has parts of its own"),
+    ] {
+        // A model stands before the options.
+        let (models, more): (Vec<&str>, Vec<&str>) = more
+            .into_iter()
+            .partition(|word| word.ends_with("base.gguf") && expected.starts_with("a second"));
+        let (code, out, err) = part(at, &[&models[..], &own[..], &more[..]].concat(), "1/2", "x.part");
+        assert!(code == 2 && err.contains(expected), "{more:?}: {out}{err}");
+        assert!(!at.join("x.part").exists());
+    }
+    let (code, _, err) = gguf_verify(&[&own[..], &["--part", "1/2"]].concat(), at);
+    assert!(code == 2 && err.contains("-o <FILE>"), "{err}");
+    let (code, _, err) = gguf_verify(&[&own[..], &["-o", "x.part"]].concat(), at);
+    assert!(code == 2 && err.contains("--part <I/N>"), "{err}");
+    let (code, _, err) = part(at, &own, "4/5", "x.part");
+    assert!(
+        code == 1 && err.contains("part 4/5: the prompts have 3 chunks, and no part may be empty"),
+        "{err}"
+    );
+    assert!(err.contains("hint: cut the run into 3 parts at most"), "{err}");
+    assert!(!at.join("x.part").exists());
+}
