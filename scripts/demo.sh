@@ -1,17 +1,21 @@
 #!/usr/bin/env bash
 # The main job on the bundled model: convert a Hugging Face checkpoint, quantize it to several types, look into one,
 # and verify them all against the checkpoint: one table, one exit code.
-# Usage: scripts/demo.sh [--profile release|dev] [OUTPUT_DIRECTORY]
+# Usage: scripts/demo.sh [--profile release|dev | --programs DIRECTORY] [OUTPUT_DIRECTORY]
+# With --programs nothing is built: those of a release (dist/) are tried.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 profile=release
-if [ "${1:-}" = --profile ]; then
-    profile=$2
-    shift 2
-fi
+bin=
+case ${1:-} in
+    --profile) profile=$2; shift 2 ;;
+    --programs) bin=$2; shift 2 ;;
+esac
 out=${1:-target/demo}
-cargo build --profile "$profile" --bins
-bin=target/$([ "$profile" = dev ] && echo debug || echo "$profile")
+if [ -z "$bin" ]; then
+    cargo build --profile "$profile" --bins
+    bin=${CARGO_TARGET_DIR:-target}/$([ "$profile" = dev ] && echo debug || echo "$profile")
+fi
 mkdir -p "$out"
 
 run() {

@@ -42,6 +42,7 @@ mod names;
 mod ops;
 mod read;
 mod resolve;
+mod roots;
 mod schema;
 mod similar;
 mod target;

@@ -23,6 +23,7 @@ pub(crate) mod render;
 mod share;
 mod signals;
 mod stored;
+mod templates;
 mod threads;
 pub mod verify;
 
@@ -39,6 +40,10 @@ use crate::core::simd::SimdLevel;
 use crate::core::text::parse_bytes;
 use failure::Failure;
 use progress::TerminalProgress;
+
+#[cfg(any(not(unix), target_vendor = "apple"))]
+pub use isolated::CountedMemory;
+pub use isolated::limit_memory_by;
 
 /// Version of the programs, with the commit where the builder gave one in `GGUF_FOUNDRY_COMMIT`.
 static VERSION: LazyLock<String> = LazyLock::new(|| match option_env!("GGUF_FOUNDRY_COMMIT") {

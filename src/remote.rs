@@ -33,7 +33,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use url::Url;
 
 use crate::core::progress::Progress;
-use crate::core::{input, ranged};
+use crate::core::{input, platform, ranged};
 
 pub use address::{Address, AddressError};
 pub use client::Patience;
@@ -103,18 +103,11 @@ impl RemoteCheckpoint {
         options: &RemoteOptions,
         progress: &dyn Progress,
     ) -> Result<Self, RemoteError> {
-        let dir = tempfile::Builder::new().prefix("gguf-foundry-").tempdir()?;
+        let dir = scratch_directory(options)?;
         let path = dir.path().join(address.name());
         let shown = address.to_string();
         let cache = options.cache.as_deref().map(|root| Cache::new(root, address));
-        let of_kept = |kept: &Path| -> Result<(), RemoteError> {
-            let kept = fs_err::canonicalize(kept)?;
-            #[cfg(unix)]
-            fs_err::os::unix::fs::symlink(kept, &path)?;
-            #[cfg(windows)]
-            std::os::windows::fs::symlink_dir(kept, &path)?;
-            Ok(())
-        };
+        let of_kept = |kept: &Path| platform::show_directory_at(kept, &path).map_err(RemoteError::from);
         if is_set("HF_HUB_OFFLINE") && matches!(address, Address::Hub { .. }) {
             let kept = cache.as_ref().and_then(|cache| cache.kept(address));
             of_kept(&kept.ok_or(RemoteError::Offline { address: shown, cache: options.cache.clone() })?)?;
@@ -140,6 +133,20 @@ impl RemoteCheckpoint {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// Where the directory that stands for a checkpoint lies as long as it is needed.
+fn scratch_directory(options: &RemoteOptions) -> Result<tempfile::TempDir, RemoteError> {
+    let place = match &options.cache {
+        // What is kept gets other names there, which have to be on its volume.
+        Some(cache) if cfg!(windows) => {
+            fs_err::create_dir_all(cache)?;
+            cache.clone()
+        }
+        _ => std::env::temp_dir(),
+    };
+    let made = tempfile::Builder::new().prefix("gguf-foundry-").tempdir_in(&place);
+    made.map_err(|error| RemoteError::Scratch { place, error })
 }
 
 /// Asks for the files of a checkpoint.

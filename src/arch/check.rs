@@ -2,13 +2,14 @@
 
 use indexmap::IndexMap;
 
-use crate::arch::config_keys::{CONFIG_KEYS, ROOTS};
+use crate::arch::config_keys::CONFIG_KEYS;
 use crate::arch::error::CardProblem;
 use crate::arch::expr::{Expr, Function};
 use crate::arch::hparams;
 use crate::arch::names::{BOUNDS, Pattern, Placeholder, SUFFIXES, Stars, nearest};
 use crate::arch::ops::{OpSpec, Param};
 use crate::arch::read::not_built;
+use crate::arch::roots::ROOTS;
 use crate::arch::schema::{Card, CardKind, DefaultValue, Entry, Join, RewriteStep, Row};
 use crate::gguf::keys::{ANNOTATIONS, KEYS, annotation_info, key_type};
 

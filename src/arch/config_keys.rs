@@ -564,29 +564,10 @@ pub(super) const CONFIG_KEYS: &[&str] = &[
     "yarn",
 ];
 
-/// Names that do not come from the configuration.
-pub(super) const ROOTS: &[&str] = &[
-    "class",
-    "file_type",
-    "folders",
-    "generation",
-    "opt",
-    "pooling",
-    "preprocessor",
-    "raw",
-    "rope",
-    "rope_full",
-    "rope_swa",
-    "target",
-    "tokenizer_config",
-    "vocab",
-];
-
 #[cfg(test)]
 mod tests {
     #[test]
-    fn lists_are_sorted() {
+    fn keys_are_sorted() {
         assert!(super::CONFIG_KEYS.is_sorted());
-        assert!(super::ROOTS.is_sorted());
     }
 }

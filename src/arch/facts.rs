@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use crate::arch::check::each_expr;
-use crate::arch::config_keys::ROOTS;
 use crate::arch::detect;
 use crate::arch::expr::{Expr, Step};
 use crate::arch::heads::Heads;
@@ -12,6 +11,7 @@ use crate::arch::hparams;
 use crate::arch::load::Registry;
 use crate::arch::names::{Pattern, Placeholder};
 use crate::arch::ops::OpSpec;
+use crate::arch::roots::ROOTS;
 use crate::arch::schema::{Card, CardKind, DefaultValue, Entry, Join, Row};
 use crate::arch::target;
 use crate::gguf::keys::ANNOTATION_PREFIX;

@@ -1,5 +1,3 @@
 //! `gguf-convert`: see [`gguf_foundry::cli::convert`].
 
-fn main() -> std::process::ExitCode {
-    gguf_foundry::cli::convert::main()
-}
+gguf_foundry::program!(convert);

@@ -1,5 +1,3 @@
 //! `gguf-inspect`: see [`gguf_foundry::cli::inspect`].
 
-fn main() -> std::process::ExitCode {
-    gguf_foundry::cli::inspect::main()
-}
+gguf_foundry::program!(inspect);

@@ -1,5 +1,3 @@
 //! `gguf-quantize`: see [`gguf_foundry::cli::quantize`].
 
-fn main() -> std::process::ExitCode {
-    gguf_foundry::cli::quantize::main()
-}
+gguf_foundry::program!(quantize);

@@ -1,5 +1,3 @@
 //! `gguf-verify`: see [`gguf_foundry::cli::verify`].
 
-fn main() -> std::process::ExitCode {
-    gguf_foundry::cli::verify::main()
-}
+gguf_foundry::program!(verify);

@@ -72,6 +72,9 @@ impl ShareArgs {
         let (Some(share), Some(_), [path]) = (self.part, &self.into, report.paths.as_slice()) else { return };
         let path = path.display().to_string();
         let path = escape(&path);
+        if report.was_there {
+            session.note(&format!("{path}: part {share} was there already, and was not written again"));
+        }
         if report.missing.is_empty() {
             return session.note(&format!("{path}: all parts are there"));
         }

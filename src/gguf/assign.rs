@@ -222,20 +222,20 @@ fn array(text: &str, element: Option<ValueType>) -> Option<Array> {
         };
     }
     macro_rules! integer {
-        ($variant:ident) => {
+        ($variant:ident, $held:ty) => {
             collect!($variant, |item| {
                 let wide = item.as_i64().map(i128::from).or_else(|| item.as_u64().map(i128::from))?;
-                wide.try_into().ok()
+                <$held>::try_from(wide).ok()
             })
         };
     }
     Some(match element {
-        ValueType::U8 => integer!(U8),
-        ValueType::I8 => integer!(I8),
-        ValueType::U16 => integer!(U16),
-        ValueType::I16 => integer!(I16),
-        ValueType::U32 => integer!(U32),
-        ValueType::I32 => integer!(I32),
+        ValueType::U8 => integer!(U8, u8),
+        ValueType::I8 => integer!(I8, i8),
+        ValueType::U16 => integer!(U16, u16),
+        ValueType::I16 => integer!(I16, i16),
+        ValueType::U32 => integer!(U32, u32),
+        ValueType::I32 => integer!(I32, i32),
         ValueType::F32 => {
             // From the decimal text, so that it is rounded once.
             collect!(F32, |item| decimal(item)?.parse().ok())
@@ -243,8 +243,8 @@ fn array(text: &str, element: Option<ValueType>) -> Option<Array> {
         ValueType::Bool => collect!(Bool, Json::as_bool),
         ValueType::String => collect!(String, string),
         ValueType::Array => return None,
-        ValueType::U64 => integer!(U64),
-        ValueType::I64 => integer!(I64),
+        ValueType::U64 => integer!(U64, u64),
+        ValueType::I64 => integer!(I64, i64),
         ValueType::F64 => collect!(F64, |item| decimal(item)?.parse().ok()),
     })
 }

@@ -7,6 +7,7 @@ use crate::core::bytes::Endian;
 use crate::core::input;
 use crate::core::limits::Limits;
 use crate::core::mmap::{MappedFile, address_space_bytes};
+use crate::core::platform;
 use crate::core::{SourceError, TensorMeta, TensorSource};
 use crate::gguf::endian::swap_blocks;
 use crate::gguf::error::{GgufError, HeaderError};
@@ -375,19 +376,14 @@ fn open_for_reading(path: &Path, file_bytes: u64, options: &OpenOptions) -> Resu
     }
 }
 
-#[cfg(unix)]
 fn read_at(file: &fs_err::File, out: &mut [u8], offset: u64) -> std::io::Result<()> {
-    use fs_err::os::unix::fs::FileExt;
-    file.read_exact_at(out, offset)
-}
-
-#[cfg(not(unix))]
-fn read_at(file: &fs_err::File, out: &mut [u8], offset: u64) -> std::io::Result<()> {
-    use std::io::{Read, Seek, SeekFrom};
-    // A handle of its own, so that threads do not move one another's position.
-    let mut file = fs_err::File::open(file.path())?;
-    file.seek(SeekFrom::Start(offset))?;
-    file.read_exact(out)
+    let named = |error: std::io::Error| {
+        std::io::Error::new(
+            error.kind(),
+            format!("failed to read from file `{}`: {error}", file.path().display()),
+        )
+    };
+    platform::read_exact_at(file.file(), out, offset).map_err(named)
 }
 
 /// The value of a `split.*` key.

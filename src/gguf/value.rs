@@ -301,7 +301,7 @@ impl Value {
 }
 
 macro_rules! from {
-    ($( $ty:ty => $variant:ident; )*) => {
+    ($( $ty:ty => $variant:ident($held:ty); )*) => {
         $(
             impl From<$ty> for Value {
                 fn from(value: $ty) -> Self {
@@ -310,7 +310,7 @@ macro_rules! from {
             }
             impl From<Vec<$ty>> for Value {
                 fn from(values: Vec<$ty>) -> Self {
-                    Self::Array(Array::$variant(values.into_iter().map(Into::into).collect()))
+                    Self::Array(Array::$variant(values.into_iter().map(<$held>::from).collect()))
                 }
             }
         )*
@@ -318,17 +318,17 @@ macro_rules! from {
 }
 
 from! {
-    u16 => U16;
-    i16 => I16;
-    u32 => U32;
-    i32 => I32;
-    f32 => F32;
-    bool => Bool;
-    String => String;
-    &str => String;
-    u64 => U64;
-    i64 => I64;
-    f64 => F64;
+    u16 => U16(u16);
+    i16 => I16(i16);
+    u32 => U32(u32);
+    i32 => I32(i32);
+    f32 => F32(f32);
+    bool => Bool(bool);
+    String => String(Vec<u8>);
+    &str => String(Vec<u8>);
+    u64 => U64(u64);
+    i64 => I64(i64);
+    f64 => F64(f64);
 }
 
 /// The ordered keys and values of a file. Keys are unique.

@@ -2,30 +2,22 @@
 //! [`TensorSource`], by all threads at once, into files that appear whole or not at all.
 
 mod into;
+mod stream;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
-use crate::core::bytes::Endian;
 use crate::core::output::{
-    self, Destination, GuardError, OutputError, OutputFile, OutputGuard, OutputKind, OutputSet, WriteBack,
+    self, Destination, GuardError, OutputError, OutputFile, OutputGuard, OutputKind, OutputSet,
 };
 use crate::core::progress::Progress;
 use crate::core::{Hint, SourceError, TensorMeta, TensorSource, text};
-use crate::gguf::endian::swap_blocks;
-use crate::gguf::plan::{FilePlan, LayoutOptions, PlanError, PlannedTensor};
+use crate::gguf::plan::{FilePlan, LayoutOptions, PlanError};
 use crate::gguf::share;
 use crate::gguf::split::{self, SplitSpec};
 use crate::gguf::split_id::{Beginnings, placeholder};
 use crate::gguf::{Metadata, Value};
-use into::Watermark;
-
-/// Bytes of the largest chunk; rows that are longer are a chunk each.
-const MAX_CHUNK_BYTES: u64 = 4 << 20;
-/// Bytes of the smallest budget for a chunk.
-const MIN_CHUNK_BYTES: u64 = 64 << 10;
+use stream::{Beside, stream};
 
 /// How to write.
 #[derive(Clone, Debug)]
@@ -91,6 +83,8 @@ pub struct WriteReport {
     pub missing: Vec<usize>,
     /// Offset at which the run went on with what one before had left; else 0.
     pub resumed_at: u64,
+    /// True if a run before had written all of the share, and this one nothing.
+    pub was_there: bool,
 }
 
 /// Why nothing was written.
@@ -278,37 +272,15 @@ pub(crate) fn write_files(
     let (first, last) = (files.first(), files.last());
     let tensors = first.map_or(0, |file| file.tensors.start)..last.map_or(0, |file| file.tensors.end);
     let paths = files.into_iter().map(|file| file.path).collect();
-    Ok(WriteReport { paths, tensors, tensor_bytes, file_bytes, missing: Vec::new(), resumed_at: 0 })
-}
-
-/// What takes note of chunks as they are written.
-#[derive(Clone, Copy)]
-struct Beside<'a> {
-    beginnings: &'a Beginnings,
-    /// Where the run is to go on if it is stopped, and where it begins.
-    watermark: Option<&'a Watermark<'a>>,
-}
-
-/// Streams the tensors of planned files into their outputs.
-fn stream(
-    source: &dyn TensorSource,
-    (files, outputs): (&[PlannedFile], &[OutputFile]),
-    beside: Beside<'_>,
-    options: &WriteOptions,
-    progress: &dyn Progress,
-) -> Result<(), WriteError> {
-    let start = beside.watermark.map_or(0, Watermark::start);
-    let left = files.iter().flat_map(|file| &file.plan.tensors);
-    let left =
-        left.map(|tensor| tensor.n_bytes.min((tensor.offset + tensor.n_bytes).saturating_sub(start))).sum();
-    progress.begin("writing", left);
-    let (streamed, synced) = WriteBack::beside(outputs, options.sync, |write_back| {
-        Stream::new(source, files, outputs, write_back, beside, options, progress).run()
-    });
-    progress.end();
-    streamed?;
-    synced?;
-    if progress.is_cancelled() { Err(WriteError::Cancelled) } else { Ok(()) }
+    Ok(WriteReport {
+        paths,
+        tensors,
+        tensor_bytes,
+        file_bytes,
+        missing: Vec::new(),
+        resumed_at: 0,
+        was_there: false,
+    })
 }
 
 /// What a file of these keys is.
@@ -359,217 +331,4 @@ fn begin(
         outputs.push(output);
     }
     Ok(outputs)
-}
-
-/// Rows of one tensor and where they go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Chunk {
-    file: usize,
-    tensor: usize,
-    first_row: u64,
-    n_rows: u64,
-    offset: u64,
-    n_bytes: u64,
-}
-
-/// Cuts all tensors into chunks, in file order.
-struct Chunks<'a> {
-    tensors: &'a [TensorMeta],
-    files: &'a [PlannedFile],
-    chunk_bytes: u64,
-    file: usize,
-    tensor: usize,
-    row: u64,
-}
-
-impl<'a> Chunks<'a> {
-    /// From an offset on, in the first of the files.
-    fn new(tensors: &'a [TensorMeta], files: &'a [PlannedFile], chunk_bytes: u64, start: u64) -> Self {
-        let mut this = Self { tensors, files, chunk_bytes, file: 0, tensor: 0, row: 0 };
-        if let Some(file) = files.first() {
-            let is_done = |tensor: &&PlannedTensor| tensor.offset.saturating_add(tensor.n_bytes) <= start;
-            let n_done = if start == 0 { 0 } else { file.plan.tensors.iter().take_while(is_done).count() };
-            this.tensor = file.tensors.start + n_done;
-            let begun = file.plan.tensors.get(n_done).map_or(0, |tensor| start.saturating_sub(tensor.offset));
-            let row_bytes = tensors.get(this.tensor).and_then(TensorMeta::row_bytes).unwrap_or(0);
-            this.row = begun.checked_div(row_bytes).unwrap_or(0);
-        }
-        this
-    }
-
-    /// The tensors to come, in order.
-    fn tensors_left(&self) -> impl Iterator<Item = usize> {
-        let all = self.files.iter().flat_map(|file| file.tensors.clone());
-        all.skip_while(|&tensor| tensor < self.tensor)
-    }
-}
-
-impl Iterator for Chunks<'_> {
-    type Item = Chunk;
-
-    fn next(&mut self) -> Option<Chunk> {
-        loop {
-            let file = self.files.get(self.file)?;
-            if self.tensor >= file.tensors.end {
-                self.file += 1;
-                continue;
-            }
-            let meta = &self.tensors[self.tensor];
-            let n_rows = meta.shape.n_rows();
-            // The plan was refused if rows were not whole blocks.
-            let row_bytes = meta.row_bytes().unwrap_or(0);
-            if self.row >= n_rows || row_bytes == 0 {
-                self.tensor += 1;
-                self.row = 0;
-                continue;
-            }
-            let first_row = self.row;
-            let n_rows = (self.chunk_bytes / row_bytes).max(1).min(n_rows - first_row);
-            self.row += n_rows;
-            let planned = file.plan.tensors[self.tensor - file.tensors.start];
-            return Some(Chunk {
-                file: self.file,
-                tensor: self.tensor,
-                first_row,
-                n_rows,
-                offset: planned.offset + first_row * row_bytes,
-                n_bytes: n_rows * row_bytes,
-            });
-        }
-    }
-}
-
-/// Stops the other threads when one panics, instead of letting them write a file that is lost.
-struct StopOnPanic<'a>(&'a AtomicBool);
-
-impl Drop for StopOnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
-}
-
-/// The running of a plan.
-struct Stream<'a> {
-    source: &'a dyn TensorSource,
-    outputs: &'a [OutputFile],
-    beside: Beside<'a>,
-    endian: Endian,
-    write_back: &'a WriteBack<'a>,
-    chunk_bytes: u64,
-    progress: &'a dyn Progress,
-    n_workers: usize,
-    queue: Mutex<std::iter::Enumerate<Chunks<'a>>>,
-    stop: AtomicBool,
-    /// The failure of the earliest chunk, so that the message does not depend on the threads.
-    failure: Mutex<Option<(usize, WriteError)>>,
-}
-
-impl<'a> Stream<'a> {
-    fn new(
-        source: &'a dyn TensorSource,
-        files: &'a [PlannedFile],
-        outputs: &'a [OutputFile],
-        write_back: &'a WriteBack<'a>,
-        beside: Beside<'a>,
-        options: &WriteOptions,
-        progress: &'a dyn Progress,
-    ) -> Self {
-        let n_workers = rayon::current_num_threads().max(1);
-        let chunk_bytes =
-            (options.memory_bytes / (2 * n_workers as u64)).clamp(MIN_CHUNK_BYTES, MAX_CHUNK_BYTES);
-        let start = beside.watermark.map_or(0, Watermark::start);
-        let chunks = Chunks::new(source.tensors(), files, chunk_bytes, start);
-        chunks.tensors_left().for_each(|tensor| source.expect(tensor));
-        Self {
-            source,
-            outputs,
-            beside,
-            endian: options.layout.endian,
-            write_back,
-            chunk_bytes,
-            progress,
-            n_workers,
-            queue: Mutex::new(chunks.enumerate()),
-            stop: AtomicBool::new(false),
-            failure: Mutex::new(None),
-        }
-    }
-
-    fn run(self) -> Result<(), WriteError> {
-        rayon::scope(|scope| {
-            for _ in 0..self.n_workers {
-                scope.spawn(|_| self.work());
-            }
-        });
-        match self.failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some((_, error)) => Err(error),
-            None => Ok(()),
-        }
-    }
-
-    fn work(&self) {
-        let _guard = StopOnPanic(&self.stop);
-        let mut buffer = Vec::new();
-        while !self.stop.load(Ordering::Relaxed) {
-            let next = self.queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some((index, chunk)) = next else { break };
-            let done = if self.progress.is_cancelled() {
-                Err(WriteError::Cancelled)
-            } else {
-                self.write(index, chunk, &mut buffer)
-            };
-            match done {
-                Ok(()) => self.progress.advance(chunk.n_bytes),
-                Err(error) => self.fail(index, error),
-            }
-        }
-    }
-
-    fn fail(&self, index: usize, error: WriteError) {
-        self.stop.store(true, Ordering::Relaxed);
-        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
-        if failure.as_ref().is_none_or(|(earlier, _)| index < *earlier) {
-            *failure = Some((index, error));
-        }
-    }
-
-    fn write(&self, index: usize, chunk: Chunk, buffer: &mut Vec<u8>) -> Result<(), WriteError> {
-        let output = &self.outputs[chunk.file];
-        let borrowed = match self.endian {
-            Endian::Little => self.source.borrow_rows(chunk.tensor, chunk.first_row, chunk.n_rows),
-            Endian::Big => None,
-        };
-        if let Some(bytes) = borrowed {
-            self.begin_tensor(chunk, bytes);
-            output.write_at(chunk.offset, bytes)?;
-        } else {
-            // A chunk is one row or fits the budget; the source holds at least as much.
-            buffer.resize(chunk.n_bytes as usize, 0);
-            self.source.read_rows(chunk.tensor, chunk.first_row, buffer)?;
-            if self.endian == Endian::Big {
-                swap_blocks(self.source.tensors()[chunk.tensor].ty, buffer);
-            }
-            self.begin_tensor(chunk, buffer);
-            output.write_at(chunk.offset, buffer)?;
-            if buffer.capacity() as u64 > 2 * self.chunk_bytes {
-                *buffer = Vec::new();
-            }
-        }
-        self.source.release_rows(chunk.tensor, chunk.first_row, chunk.n_rows);
-        self.write_back.wrote(chunk.file, chunk.n_bytes)?;
-        if let Some(watermark) = self.beside.watermark {
-            watermark.wrote(index, chunk.offset + chunk.n_bytes)?;
-        }
-        Ok(())
-    }
-
-    /// The first row alone counts: how many a chunk has depends on the memory.
-    fn begin_tensor(&self, chunk: Chunk, bytes: &[u8]) {
-        if chunk.first_row == 0 {
-            let row_bytes = bytes.len() / usize::try_from(chunk.n_rows).unwrap_or(usize::MAX).max(1);
-            self.beside.beginnings.note(chunk.tensor, &bytes[..row_bytes]);
-        }
-    }
 }

@@ -202,6 +202,7 @@ impl EditPlan {
             file_bytes: self.file_bytes,
             missing: Vec::new(),
             resumed_at: 0,
+            was_there: false,
         }
     }
 
@@ -215,6 +216,11 @@ impl EditPlan {
     #[must_use]
     pub fn objections(&self) -> &[Objection] {
         &self.objections
+    }
+
+    /// Takes note of what somebody else found to speak against it.
+    pub fn object(&mut self, objection: Objection) {
+        self.objections.push(objection);
     }
 
     /// The plan, if nothing speaks against it.

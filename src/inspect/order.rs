@@ -21,6 +21,7 @@ pub fn plan_in_order(file: &GgufFile, output: &Path, endian: Endian) -> Result<W
         tensors: 0..file.tensors().len(),
         missing: Vec::new(),
         resumed_at: 0,
+        was_there: false,
         tensor_bytes: file.tensor_bytes(),
         file_bytes: planned.iter().map(|file| file.plan.file_bytes).sum(),
     })

@@ -215,10 +215,7 @@ impl Client {
         is_cancelled: Arc<dyn Fn() -> bool + Send + Sync>,
     ) -> Result<Self, RemoteError> {
         let roots = tls::roots()?.map_or(RootCerts::WebPki, RootCerts::Specific);
-        let tls = TlsConfig::builder()
-            .root_certs(roots)
-            .unversioned_rustls_crypto_provider(Arc::new(rustls_graviola::default_provider()))
-            .build();
+        let tls = tls::with_primitives(TlsConfig::builder().root_certs(roots)).build();
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)

@@ -30,6 +30,9 @@ pub enum RemoteError {
     /// Reading or writing on this machine failed; the inner error names the path.
     #[error("{0}")]
     Io(#[from] io::Error),
+    /// No place for the directory that stands for a checkpoint.
+    #[error("{}: no temporary directory can be made there: {error}", place.display())]
+    Scratch { place: PathBuf, error: io::Error },
     /// There is no such repository, directory or revision.
     #[error("{address}: not found on {host}{}", said.as_ref().map_or(String::new(), |said| format!(" ({})", escape(said))))]
     NoCheckpoint {
@@ -110,6 +113,9 @@ impl Hint for RemoteError {
             }
             Self::Denied { token: TokenUse::Withheld, .. } => {
                 "a token goes to the hub's own address over an encrypted connection only (`HF_ENDPOINT`)"
+            }
+            Self::Scratch { .. } => {
+                "it holds the small files of the checkpoint; `TMPDIR` (on Windows `TMP`) names another place for it"
             }
             Self::Status { .. } | Self::Connection { .. } => {
                 "try again later; with `--cache DIR` what is there stays and the rest is fetched"

@@ -2,26 +2,32 @@
 
 use std::sync::Arc;
 
-use ureq::tls::{Certificate, PemItem, parse_pem};
+use ureq::tls::{Certificate, PemItem, TlsConfigBuilder, parse_pem};
 
 use crate::core::input;
 use crate::remote::error::RemoteError;
+
+/// Says what encrypts, where there is something for this kind of processor. Elsewhere [`check_processor`] comes before it is asked for.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(super) fn with_primitives(builder: TlsConfigBuilder) -> TlsConfigBuilder {
+    builder.unversioned_rustls_crypto_provider(Arc::new(rustls_graviola::default_provider()))
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(super) fn with_primitives(builder: TlsConfigBuilder) -> TlsConfigBuilder {
+    builder
+}
 
 /// Checks that the processor has what the encryption is written with.
 ///
 /// # Errors
 /// It has not.
 pub(super) fn check_processor() -> Result<(), RemoteError> {
-    macro_rules! missing {
-        ($detected:ident: $( $feature:tt ),*) => {
-            [$( ($feature, std::arch::$detected!($feature)) ),*]
-        };
-    }
     #[cfg(target_arch = "x86_64")]
     let features =
-        missing!(is_x86_feature_detected: "aes", "ssse3", "avx", "avx2", "adx", "bmi1", "bmi2", "pclmulqdq");
+        features!(is_x86_feature_detected: "aes", "ssse3", "avx", "avx2", "adx", "bmi1", "bmi2", "pclmulqdq");
     #[cfg(target_arch = "aarch64")]
-    let features = missing!(is_aarch64_feature_detected: "aes", "sha2", "pmull", "neon");
+    let features = features!(is_aarch64_feature_detected: "aes", "sha2", "pmull", "neon");
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let features = [("x86-64 or aarch64", false)];
     match features.into_iter().find(|(_, is_there)| !is_there) {
@@ -29,6 +35,16 @@ pub(super) fn check_processor() -> Result<(), RemoteError> {
         None => Ok(()),
     }
 }
+
+/// Names of instructions, and whether this processor has them.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! features {
+    ($detected:ident: $( $feature:tt ),*) => {
+        [$( ($feature, std::arch::$detected!($feature)) ),*]
+    };
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use features;
 
 /// The certificates of `SSL_CERT_FILE`, which take the place of the built-in ones (Mozilla's): a company's own proxy
 /// or server needs them. `None` without the variable.

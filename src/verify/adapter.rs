@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::core::TensorMeta;
 use crate::gguf::{Metadata, Value};
-use crate::verify::Finding;
+use crate::verify::{Aspect, Finding, Report};
 
 const CHECK: &str = "adapter";
 /// Keys without which no runtime loads an adapter.
@@ -55,6 +55,16 @@ pub(super) fn check(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding>
         }
     }
     findings
+}
+
+/// Says why nothing else is judged of an adapter, and what judges it.
+pub(super) fn leave_out(report: &mut Report) {
+    const ALONE: &str = "an adapter is not run without its model";
+    const MERGED: &str = "`gguf-convert merge-lora`, and the model that it writes";
+    report.judged(Aspect::Tokenizer, "adapters have none");
+    for aspect in [Aspect::Metadata, Aspect::Weights, Aspect::Perplexity, Aspect::Divergence] {
+        report.not_judged(aspect, ALONE, MERGED);
+    }
 }
 
 #[cfg(test)]

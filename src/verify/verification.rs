@@ -187,6 +187,7 @@ pub(super) fn examine(
     report.extend(check_structure(model.source, model.metadata, &structure, progress)?);
     report.judged(Aspect::Structure, format!("{} tensors, block by block", model.source.tensors().len()));
     if adapter::is_one(model.metadata) {
+        adapter::leave_out(&mut report);
         return Ok(Examined { report, ready: None });
     }
     let plan = if options.weights_only { None } else { check_graph(model, &mut report)? };

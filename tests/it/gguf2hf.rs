@@ -13,7 +13,7 @@ use gguf_foundry::gguf::{Array, GgufFile, Value, WriteOptions, write_gguf};
 use gguf_foundry::quantize::{self, Input, QuantizeOptions, QuantizePlan};
 
 use crate::goldens::{Goldens, conformance_tests};
-use crate::support::{fixture, report_cases};
+use crate::support::{fixture, names, report_cases};
 
 /// Cases of the corpus that come back tensor by tensor.
 const CASES: [&str; 24] = [
@@ -202,15 +202,6 @@ fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
         .unwrap();
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
-}
-
-fn names(dir: &Path) -> Vec<String> {
-    let mut names: Vec<_> = fs_err::read_dir(dir)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    names
 }
 
 /// The bundled model, with other texts for some tokens.

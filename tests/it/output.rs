@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
 use crate::quantize::program::model;
-use crate::support::fixture;
+use crate::support::{fixture, names};
 
 /// Runs a program in a directory: exit code, standard output, standard error.
 fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String, String) {
@@ -15,13 +15,6 @@ fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String, String) {
         assert_cmd::Command::cargo_bin(program).unwrap().current_dir(dir).args(args).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
-}
-
-fn names(dir: &Path) -> Vec<String> {
-    let names = fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<_> = names.collect();
-    names.sort();
-    names
 }
 
 /// A device of our own that takes everything, as `/dev/null` does; not where the system forbids it.

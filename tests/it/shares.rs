@@ -86,8 +86,9 @@ fn shares_of_one_file_are_the_file_of_a_single_run() {
             let arguments = ["hf2gguf", &model, "--type", ty, "--part", &part, "--into", "one.gguf"];
             run_well("gguf-convert", dir, &arguments).1
         };
-        for number in (2..=count).chain([2]) {
+        for (number, again) in (2..=count).map(|number| (number, false)).chain([(2, true)]) {
             let err = into(number);
+            assert_eq!(err.contains(&format!("part 2/{count} was there already")), again, "{err}");
             assert!(err.contains("one.gguf gets its name when these parts are written: 1/"), "{err}");
             assert!(!dir.join("one.gguf").exists());
         }

@@ -31,6 +31,14 @@ pub fn fixture(path: &str) -> PathBuf {
     root().join("fixtures").join(path)
 }
 
+/// The names of what lies in a directory, sorted.
+pub fn names(dir: &Path) -> Vec<String> {
+    let names = fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    names
+}
+
 /// The file of SmolLM2 that `GGUF_SMOLLM2` names; `scripts/get-smollm2.sh` fetches it.
 pub fn smollm2() -> PathBuf {
     let named = std::env::var_os("GGUF_SMOLLM2").expect("GGUF_SMOLLM2 is not set");

@@ -2,7 +2,7 @@
 //!
 //! A chat template is a program; the rules of a `tokenizer.json` come near to one. Whoever runs them can bound steps
 //! and output, but not what an interpreter or a regex engine takes of memory and stack on the way. A [`Worker`] is a
-//! child of this program that does one kind of job: it bounds its own address space before it reads a byte, answers one
+//! child of this program that does one kind of job: it bounds its own memory before it reads a byte, answers one
 //! request after the other, and is killed when it takes too long or the user wants to stop. Whatever happens to it is an
 //! [`IsolatedError`] and nothing else: no message of its own, no zombie, no file.
 //!
@@ -17,22 +17,35 @@
 mod child;
 #[cfg(unix)]
 mod parent;
+#[cfg(any(not(unix), test))]
+mod parent_threads;
+mod reply;
 #[cfg(test)]
 #[cfg(unix)]
 mod tests;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-pub use child::{child_bounds, serve};
+pub use child::{MemoryLimit, child_bounds, serve};
+
+#[cfg(unix)]
+use parent::Running;
+#[cfg(not(unix))]
+use parent_threads::Running;
 
 /// Before every reply: what prints anything else is no worker.
 pub const MAGIC: [u8; 4] = *b"GFj1";
 /// Bytes of a child's standard error that are looked at.
-#[cfg(unix)]
 const STDERR_BYTES: usize = 4096;
+
+/// How long the user waits until an interrupt is seen, at most.
+const TICK: Duration = Duration::from_millis(50);
+/// What a child that closed its output has to end.
+const GRACE: Duration = Duration::from_millis(200);
 
 /// What a job may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,16 +85,23 @@ impl Program {
     /// The program of this process, wherever it lies. On Linux also where its file was deleted or replaced since.
     ///
     /// # Errors
-    /// A system that does not say where it lies.
+    /// A system that does not say where it lies, and a program that was looked up by its name.
     pub fn of_this_process(args: Vec<OsString>) -> std::io::Result<Self> {
         let itself = Path::new("/proc/self/exe");
         let path = if cfg!(target_os = "linux") && itself.exists() {
             itself.to_owned()
         } else {
-            std::env::current_exe()?
+            // Without `/proc` the system does not tell; a path that the program was started by says it as well.
+            std::env::current_exe().or_else(|error| started_by().ok_or(error))?
         };
         Ok(Self { path, args })
     }
+}
+
+/// The path that this program was started by, if it was one and not a name that was looked up.
+fn started_by() -> Option<PathBuf> {
+    let path = PathBuf::from(std::env::args_os().next()?);
+    if path.components().count() > 1 { path.canonicalize().ok().filter(|path| path.is_file()) } else { None }
 }
 
 /// How this process does isolated jobs.
@@ -91,6 +111,35 @@ pub struct Isolation {
     pub program: Program,
     /// True once the user wants to stop.
     pub is_cancelled: fn() -> bool,
+}
+
+impl Isolation {
+    /// What starts the child for a job, with its three streams in our hands.
+    fn command(&self, job: &str, bounds: &Bounds) -> Command {
+        let numbers = [bounds.memory_bytes, bounds.cpu_seconds, bounds.reply_bytes as u64];
+        let mut command = Command::new(&self.program.path);
+        command.args(&self.program.args).arg(job).args(numbers.map(|number| number.to_string()));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.env("RUST_BACKTRACE", "0");
+        command
+    }
+
+    fn not_started(&self, error: &std::io::Error) -> IsolatedError {
+        let program = crate::text::escape(&self.program.path.to_string_lossy()).into_owned();
+        IsolatedError::Start { program, reason: error.to_string() }
+    }
+}
+
+/// How a child that closed its output ended; `None` where it does not end.
+fn end_of(child: &mut Child) -> Option<ExitStatus> {
+    let begun = Instant::now();
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if begun.elapsed() < GRACE => std::thread::sleep(Duration::from_millis(2)),
+            _ => return None,
+        }
+    }
 }
 
 static INSTALLED: OnceLock<Isolation> = OnceLock::new();
@@ -176,8 +225,7 @@ pub struct Worker {
     setup: Vec<u8>,
     bounds: Bounds,
     failed: Option<IsolatedError>,
-    #[cfg(unix)]
-    running: Option<parent::Running>,
+    running: Option<Running>,
 }
 
 impl Worker {
@@ -185,22 +233,13 @@ impl Worker {
     #[must_use]
     pub fn new(isolation: &Isolation, job: &'static str, setup: Vec<u8>, bounds: Bounds) -> Self {
         let isolation = isolation.clone();
-        Self {
-            isolation,
-            job,
-            setup,
-            bounds,
-            failed: None,
-            #[cfg(unix)]
-            running: None,
-        }
+        Self { isolation, job, setup, bounds, failed: None, running: None }
     }
 
     /// Starts the child if there is none, and gives what it answers to the setup where it is started.
     ///
     /// # Errors
     /// See [`IsolatedError`].
-    #[cfg(unix)]
     pub fn start(&mut self) -> Result<Option<Vec<u8>>, IsolatedError> {
         if self.running.is_some() {
             return Ok(None);
@@ -208,11 +247,10 @@ impl Worker {
         if let Some(failed) = &self.failed {
             return Err(failed.clone());
         }
-        let started =
-            parent::Running::start(&self.isolation, self.job, &self.bounds).and_then(|mut running| {
-                let answer = running.exchange(&self.setup, &self.bounds, self.isolation.is_cancelled)?;
-                Ok((running, answer))
-            });
+        let started = Running::start(&self.isolation, self.job, &self.bounds).and_then(|mut running| {
+            let answer = running.exchange(&self.setup, &self.bounds, self.isolation.is_cancelled)?;
+            Ok((running, answer))
+        });
         match started {
             Ok((running, answer)) => {
                 self.running = Some(running);
@@ -229,7 +267,6 @@ impl Worker {
     ///
     /// # Errors
     /// See [`IsolatedError`].
-    #[cfg(unix)]
     pub fn ask(&mut self, request: &[u8]) -> Result<Vec<u8>, IsolatedError> {
         self.start()?;
         // Taken out, so that an error drops it, unless it is the job's own.
@@ -241,26 +278,5 @@ impl Worker {
             Err(_) => {}
         }
         answer
-    }
-
-    /// There are no children here.
-    ///
-    /// # Errors
-    /// Always.
-    #[cfg(not(unix))]
-    pub fn start(&mut self) -> Result<Option<Vec<u8>>, IsolatedError> {
-        let program = self.isolation.program.path.display().to_string();
-        let reason = format!("`{}` of {} bytes needs a Unix system", self.job, self.setup.len());
-        let _ = (self.bounds, &self.failed, self.isolation.is_cancelled);
-        Err(IsolatedError::Start { program, reason })
-    }
-
-    /// There are no children here.
-    ///
-    /// # Errors
-    /// Always.
-    #[cfg(not(unix))]
-    pub fn ask(&mut self, _: &[u8]) -> Result<Vec<u8>, IsolatedError> {
-        self.start().map(Option::unwrap_or_default)
     }
 }

@@ -9,6 +9,7 @@
 //! | [`bytes`] [`limits`] [`text`] | hostile input: a checked cursor, caps, escaped strings |
 //! | [`mmap`] [`output`] [`scratch`] [`spill`] | mapped inputs, outputs that appear whole or not at all, buffers used again, numbers in files without a name |
 //! | [`ranged`] | files of checkpoints that lie elsewhere, fetched range by range |
+//! | [`platform`] | what every system can do, each in its own way |
 //! | [`progress`] | how far a long run is, and stopping it |
 //! | [`isolated`] | a stranger's program (a chat template, a tokenizer's rules) in a process with bounds of its own |
 //!
@@ -37,6 +38,7 @@ pub mod little_endian;
 pub mod mmap;
 pub mod numeric;
 pub mod output;
+pub mod platform;
 pub mod progress;
 pub mod ranged;
 pub mod scratch;

@@ -18,6 +18,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::platform::{self, FileId};
 use commit::Finished;
 use temporary::{Opened, Temporary};
 
@@ -42,12 +43,6 @@ pub use guard::{CARD_DRAFT, FoundKind, GuardError, OutputGuard, OutputKind, chec
 pub use new_directory::NewDirectory;
 pub use shared::SharedOutput;
 pub use write_back::WriteBack;
-
-/// Bytes of one call to the kernel, between multiples of them in the file. The page cache takes as much at a piece as a
-/// call brings; a virtual machine finds pieces of up to 32 KiB among memory that was just in use, larger ones among memory
-/// that its host may have taken back and has to give again, a page at a time.
-#[cfg(unix)]
-const PIECE_BYTES: u64 = 32 << 10;
 
 /// A file being written. It gets its final name in [`OutputFile::commit`]; dropped before that, it vanishes. What goes
 /// to a device is there at once.
@@ -111,20 +106,8 @@ impl OutputFile {
     /// I/O errors, named with the path; a full disk.
     pub fn reserve(&self, n_bytes: u64) -> io::Result<()> {
         let Sink::Temporary { temporary, .. } = &self.sink else { return Ok(()) };
-        let file = self.file()?;
         temporary.touch();
-        #[cfg(target_os = "linux")]
-        if n_bytes > 0 {
-            use rustix::fs::{FallocateFlags, fallocate};
-            match rustix::io::retry_on_intr(|| fallocate(&*file, FallocateFlags::empty(), 0, n_bytes)) {
-                Ok(()) => return Ok(()),
-                Err(rustix::io::Errno::NOSPC) => {
-                    return Err(named(&self.target, &io::Error::from(rustix::io::Errno::NOSPC)));
-                }
-                Err(_) => {}
-            }
-        }
-        again(|| file.set_len(n_bytes)).map_err(|e| named(&self.target, &e))
+        platform::reserve(&*self.file()?, n_bytes).map_err(|e| named(&self.target, &e))
     }
 
     /// Writes bytes at an offset; callable from several threads at once.
@@ -132,33 +115,8 @@ impl OutputFile {
     /// # Errors
     /// I/O errors, named with the path.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        #[cfg(unix)]
-        let written = {
-            use std::os::unix::fs::FileExt;
-            let file = self.file()?;
-            let (mut rest, mut at) = (bytes, offset);
-            loop {
-                let n =
-                    usize::try_from(PIECE_BYTES - at % PIECE_BYTES).map_or(rest.len(), |n| n.min(rest.len()));
-                let (piece, behind) = rest.split_at(n);
-                match file.write_all_at(piece, at) {
-                    Ok(()) if behind.is_empty() => break Ok(()),
-                    Ok(()) => (rest, at) = (behind, at + n as u64),
-                    Err(error) => break Err(named(&self.target, &error)),
-                }
-            }
-        };
-        #[cfg(not(unix))]
-        let written = {
-            use std::io::{Seek, SeekFrom, Write};
-            static POSITION: std::sync::Mutex<()> = std::sync::Mutex::new(());
-            let _guard = POSITION.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            let file = self.file()?;
-            let mut file = &*file;
-            file.seek(SeekFrom::Start(offset))
-                .and_then(|_| file.write_all(bytes))
-                .map_err(|e| named(&self.target, &e))
-        };
+        let written =
+            platform::write_all_at(&*self.file()?, bytes, offset).map_err(|e| named(&self.target, &e));
         self.touch();
         written
     }
@@ -246,7 +204,7 @@ fn parent(path: &Path) -> &Path {
 }
 
 /// Does again what a signal interrupted.
-fn again<T>(mut what: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+pub(crate) fn again<T>(mut what: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match what() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -276,44 +234,10 @@ fn sync_directory(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes free on the file system that holds `path` (or will hold it); `None` where the system does not tell.
-fn free_bytes(path: &Path) -> Option<u64> {
-    #[cfg(unix)]
-    {
-        let mut dir = path;
-        loop {
-            let probe = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
-            if let Ok(stat) = rustix::fs::statvfs(probe) {
-                return stat.f_bavail.checked_mul(stat.f_frsize);
-            }
-            dir = dir.parent()?;
-        }
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = path;
-        None
-    }
-}
-
 /// True if both paths lead to one existing file, through links of any kind.
 #[must_use]
 pub fn same_file(a: &Path, b: &Path) -> bool {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        match (fs_err::metadata(a), fs_err::metadata(b)) {
-            (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
-            _ => false,
-        }
-    }
-    #[cfg(not(unix))]
-    {
-        match (fs_err::canonicalize(a), fs_err::canonicalize(b)) {
-            (Ok(a), Ok(b)) => a == b,
-            _ => false,
-        }
-    }
+    matches!((FileId::at(a), FileId::at(b)), (Ok(a), Ok(b)) if a == b)
 }
 
 #[cfg(test)]
@@ -336,7 +260,6 @@ mod tests {
         assert!(found[7..] == bytes);
     }
 
-    #[cfg(unix)]
     #[test]
     fn links_lead_to_the_same_file() {
         let dir = tempfile::tempdir().unwrap();
@@ -366,11 +289,5 @@ mod tests {
         drop(OutputFile::create(&target).unwrap());
         assert_eq!(n_entries(), 1);
         assert_eq!(fs_err::read(&target).unwrap(), b"headtail");
-    }
-
-    #[test]
-    fn free_space_is_known_for_a_path_that_does_not_exist_yet() {
-        let dir = tempfile::tempdir().unwrap();
-        assert!(free_bytes(&dir.path().join("not/there/yet")).is_some_and(|n| n > 0));
     }
 }

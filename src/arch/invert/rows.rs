@@ -3,11 +3,11 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::config::{is_known, set_member};
-use crate::arch::config_keys::ROOTS;
 use crate::arch::datum::Datum;
 use crate::arch::eval::Scope;
 use crate::arch::expr::{BinaryOp, Expr, Function, Path, Step};
 use crate::arch::hparams;
+use crate::arch::roots::ROOTS;
 use crate::arch::schema::{Card, Row};
 use crate::gguf::keys::ANNOTATION_PREFIX;
 

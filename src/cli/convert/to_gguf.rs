@@ -17,7 +17,7 @@ use crate::cli::quantize::report;
 use crate::cli::quantize::target::TargetArgs;
 use crate::cli::share::ShareArgs;
 use crate::cli::stored::Stored;
-use crate::cli::{Session, UsageError};
+use crate::cli::{Session, UsageError, templates};
 use crate::convert::{Conversion, ConvertError, ConvertOptions, ModelSource, fill_template};
 use crate::core::bytes::Endian;
 use crate::core::limits::Limits;
@@ -230,6 +230,12 @@ impl ToGguf {
         let mut conversion = Conversion::of(open(&options)?, &options)?;
         for warning in conversion.warnings() {
             log::warn!("{}", escape(warning));
+        }
+        for (name, why) in templates::faults(conversion.metadata()) {
+            log::warn!(
+                "chat template `{}` is written as it is, and no runtime will read it: {why}",
+                escape(&name)
+            );
         }
         for (name, why) in conversion.dropped() {
             log::info!("`{}` is left out: {why}", escape(name));

@@ -8,12 +8,12 @@ use serde_json::{Value as Json, json};
 use crate::cli::guard::Guard;
 use crate::cli::inspect::{SHOWN_CHARS, SHOWN_ELEMS, written};
 use crate::cli::render::{Align, Table};
-use crate::cli::{Session, UsageError};
+use crate::cli::{Session, UsageError, templates};
 use crate::core::output::{OutputKind, check_kind};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
-use crate::gguf::{Value, WriteReport};
-use crate::inspect::{Change, Edit, EditError, EditPlan, typed_json, value_text, value_type_name};
+use crate::gguf::{Metadata, Value, WriteReport};
+use crate::inspect::{Change, Edit, EditError, EditPlan, Objection, typed_json, value_text, value_type_name};
 
 /// How an edit is made.
 #[derive(Debug, Args)]
@@ -61,6 +61,9 @@ impl EditArgs {
             let kind = if is_imatrix { OutputKind::Imatrix } else { OutputKind::Model };
             guard.write("the output", plan.target(), kind)?;
         }
+        for (name, why) in templates::faults(&added(plan.changes())) {
+            plan.object(Objection::Template { name, why });
+        }
         if self.force {
             for objection in plan.objections() {
                 session.progress.warn(&objection.to_string());
@@ -98,6 +101,17 @@ impl EditArgs {
             if self.dry_run { writeln!(out, "nothing was written") } else { Ok(()) }
         })
     }
+}
+
+/// The keys that a file gets, or gets another value of.
+fn added(changes: &[Change]) -> Metadata {
+    let mut keys = Metadata::new();
+    for change in changes {
+        if let Some(value) = &change.after {
+            keys.set(change.key.clone(), value.clone());
+        }
+    }
+    keys
 }
 
 /// Old and new values, a key a row.

@@ -11,7 +11,8 @@ use crate::core::TensorSource;
 use crate::core::output::{OutputError, OutputFile, OutputKind, SharedOutput};
 use crate::core::progress::Progress;
 use crate::gguf::split_id::Beginnings;
-use crate::gguf::writer::{Beside, guard, stream};
+use crate::gguf::writer::guard;
+use crate::gguf::writer::stream::{Beside, stream};
 use crate::gguf::{FilePlan, PlannedFile, Share, WriteError, WriteOptions, WriteReport};
 
 /// Bytes that are written before it is noted how far a run has come.
@@ -54,7 +55,8 @@ pub(super) fn write(
     guard(&files, kind, &options.inputs).map_err(OutputError::Guard)?;
     let shared = SharedOutput::of(&file.path, id, number, count)?;
     let start = shared.written_to();
-    let written = if shared.is_written() {
+    let was_there = shared.is_written();
+    let written = if was_there {
         None
     } else {
         let outputs = [shared.open(file.plan.file_bytes)?];
@@ -83,6 +85,7 @@ pub(super) fn write(
         file_bytes: file.plan.file_bytes,
         missing,
         resumed_at: start,
+        was_there,
     })
 }
 

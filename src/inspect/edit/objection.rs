@@ -52,6 +52,9 @@ pub enum Objection {
     /// Text could be read before and could not afterwards.
     #[error("the tokenizer could not be read any more: {why}")]
     Tokenizer { why: String },
+    /// A chat template that is none.
+    #[error("chat template `{}`: {why}", escape(name))]
+    Template { name: String, why: String },
 }
 
 /// A model before and after a change.

@@ -13,7 +13,7 @@ use super::models::files;
 use super::{seeds, vocabularies};
 use crate::goldens::Goldens;
 use crate::hostile_corpus::material::Material;
-use crate::support::{fixture, root};
+use crate::support::{fixture, names, root};
 
 /// Modes that vocabularies are tried under, whatever they are.
 const MODES: [&str; 5] = ["bpe", "llama_hf", "spm", "unigram", "wordpiece"];
@@ -200,13 +200,6 @@ fn target_of(folder: &Path) -> Option<&'static str> {
 
 fn ends_with(path: &Path, ending: &str) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(ending))
-}
-
-fn names(dir: &Path) -> Vec<String> {
-    let entries = fs_err::read_dir(dir).unwrap();
-    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort();
-    names
 }
 
 /// Files below a directory, sorted.

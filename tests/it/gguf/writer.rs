@@ -1,13 +1,13 @@
 //! Writing: the bytes that arrive, whatever the threads and the memory, and what is left behind when it fails.
 
-use std::path::Path;
-
 use gguf_foundry::core::bytes::Endian;
 use gguf_foundry::core::progress::{CancelFlag, Progress, Silent};
 use gguf_foundry::core::{GgmlType, TensorSource};
 use gguf_foundry::gguf::{GgufFile, LayoutOptions, Metadata, Value, WriteError, WriteOptions, write_gguf};
 
 use super::build::{Pattern, every_type, tensor};
+
+use crate::support::names;
 
 fn source() -> Pattern {
     Pattern::new(vec![
@@ -23,15 +23,6 @@ fn source() -> Pattern {
 
 fn options(memory_bytes: u64) -> WriteOptions {
     WriteOptions { sync: false, memory_bytes, ..WriteOptions::default() }
-}
-
-fn entries(dir: &Path) -> Vec<String> {
-    let mut names: Vec<_> = fs_err::read_dir(dir)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    names
 }
 
 #[test]
@@ -59,7 +50,7 @@ fn bytes_do_not_depend_on_threads_or_memory() {
         assert_eq!(file.place(index).offset % 32, 0);
     }
     assert_eq!(file.trailing_bytes(), 0);
-    assert_eq!(entries(dir.path()), ["1.gguf", "2.gguf", "7.gguf"]);
+    assert_eq!(names(dir.path()), ["1.gguf", "2.gguf", "7.gguf"]);
 }
 
 #[test]
@@ -104,20 +95,20 @@ fn nothing_is_left_after_a_failure() {
     let broken = Pattern { broken: Some(3), ..source() };
     let error = write_gguf(&path, &metadata, &broken, &options(0), &Silent).unwrap_err();
     assert_eq!(error.to_string(), "tensor `tall`: told to fail");
-    assert!(entries(dir.path()).is_empty());
+    assert!(names(dir.path()).is_empty());
 
     let panics = Pattern { panics: Some(3), ..source() };
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let _ = write_gguf(&path, &metadata, &panics, &options(0), &Silent);
     }));
     assert!(caught.is_err());
-    assert!(entries(dir.path()).is_empty());
+    assert!(names(dir.path()).is_empty());
 
     let flag = CancelFlag::default();
     flag.cancel();
     let error = write_gguf(&path, &metadata, &source(), &options(0), &flag).unwrap_err();
     assert!(matches!(error, WriteError::Cancelled));
-    assert!(entries(dir.path()).is_empty());
+    assert!(names(dir.path()).is_empty());
 }
 
 /// Cancels itself after some chunks.
@@ -143,7 +134,7 @@ fn an_existing_file_survives_an_interrupt_half_way() {
     assert_eq!(error.to_string(), "interrupted; nothing was written");
     assert!(impatient.0.into_inner() > 100_000);
     assert_eq!(fs_err::read(&path).unwrap(), b"GGUF, before");
-    assert_eq!(entries(dir.path()), ["out.gguf"]);
+    assert_eq!(names(dir.path()), ["out.gguf"]);
 }
 
 #[test]
@@ -170,7 +161,7 @@ fn a_disk_too_small_is_noticed_before_anything_is_read() {
     let WriteError::NoSpace { needed, free, .. } = error else { panic!("{error}") };
     assert_eq!(needed, (1 << 62) + 96);
     assert!(free > 0 && free < needed);
-    assert!(entries(dir.path()).is_empty());
+    assert!(names(dir.path()).is_empty());
 }
 
 #[test]

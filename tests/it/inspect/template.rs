@@ -68,6 +68,33 @@ fn several_templates_replace_all_that_were_there() {
 }
 
 #[test]
+fn a_template_that_nothing_could_read_is_refused_unless_forced() {
+    let bench = Bench::new();
+    let before = fs_err::read(bench.path("model.gguf")).unwrap();
+    let text = "{{ bos_token }}\n{% for m in messages %}{{ m.content }}";
+    fs_err::write(bench.path("open.jinja"), text).unwrap();
+    let (code, _, err) = bench.run(&["template", "model.gguf", "--set", "open.jinja"]);
+    assert_eq!(code, 1);
+    assert!(err.contains("chat template `default`: line 2: ") && err.contains("--force"), "{err}");
+    // Also where it is one of several, and where it comes as a key.
+    let config = json!({"chat_template": [
+        {"name": "default", "template": "D"}, {"name": "rag", "template": "{{ a b }}"},
+    ]});
+    fs_err::write(bench.path("several.json"), config.to_string()).unwrap();
+    let (code, _, err) = bench.run(&["template", "model.gguf", "--set", "several.json"]);
+    assert!(code == 1 && err.contains("chat template `rag`: line 1: "), "{err}");
+    let (code, _, err) = bench.run(&["set", "model.gguf", "tokenizer.chat_template=str:{%"]);
+    assert!(code == 1 && err.contains("chat template `default`: line 1: "), "{err}");
+    assert_eq!(fs_err::read(bench.path("model.gguf")).unwrap(), before);
+
+    let (code, _, err) = bench.run(&["template", "model.gguf", "--set", "open.jinja", "--force"]);
+    assert!(code == 0 && err.starts_with("warning: chat template `default`: line 2: "), "{err}");
+    assert_eq!(bench.value("model.gguf", PLAIN), Some(text.into()));
+    // What was there before is nobody's objection to another change.
+    assert_eq!(bench.run(&["set", "model.gguf", "general.name=other"]).0, 0);
+}
+
+#[test]
 fn what_is_no_template_changes_nothing() {
     let bench = Bench::new();
     let before = fs_err::read(bench.path("model.gguf")).unwrap();

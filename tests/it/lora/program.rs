@@ -56,6 +56,11 @@ fn an_adapter_converts_and_every_program_says_what_it_is() {
         findings[0]["message"],
         "an adapter (lora) for a model of `llama`: only its structure is judged"
     );
+    assert_eq!((code, &report["verdict"]), (4, &json!("partial")));
+    let open = report["not_judged"].as_array().unwrap();
+    assert!(!open.is_empty());
+    // What is advised can be done with an adapter.
+    assert!(open.iter().all(|row| row["remedy"].as_str().unwrap().contains("merge-lora")), "{open:?}");
 
     let dry = ["lora2gguf", "adapter", "--base", "base", "--type", "Q8_0", "--dry-run", "--json"];
     let (code, out, err) = run("gguf-convert", at, &dry);

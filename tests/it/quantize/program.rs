@@ -8,7 +8,7 @@ use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource}
 use gguf_foundry::gguf::{GgufFile, Metadata, WriteOptions, write_gguf};
 use serde_json::Value as Json;
 
-use crate::support;
+use crate::support::{self, names};
 
 /// Tensors of half-precision numbers that follow from their place.
 struct Made(Vec<TensorMeta>);
@@ -60,15 +60,6 @@ fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
         .unwrap();
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
-}
-
-fn names(dir: &Path) -> Vec<String> {
-    let mut names: Vec<_> = fs_err::read_dir(dir)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    names
 }
 
 #[test]

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::gguf_verify;
 use super::tiny::Tiny;
-use crate::support::fixture;
+use crate::support::{fixture, names};
 
 /// A model `base.gguf` and prompts of token ids `a.jsonl`, `b.jsonl`.
 fn directory() -> tempfile::TempDir {
@@ -17,13 +17,6 @@ fn directory() -> tempfile::TempDir {
         fs_err::write(dir.path().join(name), "{\"tokens\": [1, 342, 278, 5, 9]}\n").unwrap();
     }
     dir
-}
-
-fn names(dir: &Path) -> Vec<String> {
-    let entries = fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
-    let mut names: Vec<String> = entries.map(|name| name.to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
 }
 
 /// Runs the program where no file may have a single byte.

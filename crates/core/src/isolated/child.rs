@@ -20,13 +20,22 @@ pub fn child_bounds(args: &[OsString]) -> Option<Bounds> {
     })
 }
 
-/// Answers the requests on standard input until it ends. The memory of this process is bounded first, for good; panics of
-/// `answer` are told as replies and nowhere else.
+/// Bounds what the allocator of a program gives, in bytes; false if more is in use already. Systems that bound no address space
+/// ([`serve`]) need one.
+pub type MemoryLimit = fn(u64) -> bool;
+
+/// Answers the requests on standard input until it ends. The memory of this process is bounded first, for good: by the system, or by
+/// `limit` where the system does not. Panics of `answer` are told as replies and nowhere else.
 ///
 /// # Errors
 /// Bounds that the system refuses, a parent that is gone.
-pub fn serve(bounds: &Bounds, mut answer: impl FnMut(&[u8]) -> Result<Vec<u8>, Vec<u8>>) -> io::Result<()> {
-    bound_memory(bounds)?;
+pub fn serve(
+    bounds: &Bounds,
+    limit: Option<MemoryLimit>,
+    mut answer: impl FnMut(&[u8]) -> Result<Vec<u8>, Vec<u8>>,
+) -> io::Result<()> {
+    bound_memory(bounds, limit)?;
+    bound_files()?;
     std::panic::set_hook(Box::new(|_| {}));
     let (mut input, mut output) = (io::stdin().lock(), io::stdout().lock());
     let (mut n_requests, mut n_bytes) = (0u64, 0u64);
@@ -62,38 +71,51 @@ fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic".to_owned())
 }
 
-#[cfg(unix)]
-fn bound_memory(bounds: &Bounds) -> io::Result<()> {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let set = |resource, limit: u64| {
-        // Never more than this process has already.
-        let old = getrlimit(resource).maximum.unwrap_or(u64::MAX);
-        let limit = Some(limit.min(old));
-        setrlimit(resource, Rlimit { current: limit, maximum: limit })
-    };
-    set(Resource::As, bounds.memory_bytes)?;
-    // A crash leaves no image, and nothing here writes files.
-    set(Resource::Core, 0)?;
-    set(Resource::Fsize, 0)?;
+/// Bounds the address space of this process, where the system does that. On systems of Apple it counts what is mapped and never
+/// touched, too, which is more than any bound that is worth something; Windows has no such limit.
+#[cfg(all(unix, not(target_vendor = "apple")))]
+fn bound_memory(bounds: &Bounds, _: Option<MemoryLimit>) -> io::Result<()> {
+    set_limit(rustix::process::Resource::As, bounds.memory_bytes)
+}
+
+/// Bounds what this process allocates.
+#[cfg(not(all(unix, not(target_vendor = "apple"))))]
+fn bound_memory(bounds: &Bounds, limit: Option<MemoryLimit>) -> io::Result<()> {
+    let set = limit.ok_or(io::ErrorKind::Unsupported)?;
+    if set(bounds.memory_bytes) { Ok(()) } else { Err(io::ErrorKind::OutOfMemory.into()) }
+}
+
+/// A crash leaves no image, and nothing here writes files.
+fn bound_files() -> io::Result<()> {
+    #[cfg(unix)]
+    {
+        set_limit(rustix::process::Resource::Core, 0)?;
+        set_limit(rustix::process::Resource::Fsize, 0)?;
+    }
     Ok(())
 }
 
-/// The system ends this process (`SIGXCPU`) when all requests so far take longer, also where its parent is gone.
 #[cfg(unix)]
+fn set_limit(resource: rustix::process::Resource, limit: u64) -> io::Result<()> {
+    use rustix::process::{Rlimit, getrlimit, setrlimit};
+    // Never more than this process has already.
+    let old = getrlimit(resource).maximum.unwrap_or(u64::MAX);
+    let limit = Some(limit.min(old));
+    setrlimit(resource, Rlimit { current: limit, maximum: limit })?;
+    Ok(())
+}
+
+/// The system ends this process (`SIGXCPU`) when all requests so far take longer, also where its parent is gone. Windows does not:
+/// there the parent's clock has to do.
 fn bound_time(seconds: u64) -> io::Result<()> {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let old = getrlimit(Resource::Cpu);
-    let current = seconds.min(old.maximum.unwrap_or(u64::MAX));
-    setrlimit(Resource::Cpu, Rlimit { current: Some(current), maximum: old.maximum })?;
+    #[cfg(unix)]
+    {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let old = getrlimit(Resource::Cpu);
+        let current = seconds.min(old.maximum.unwrap_or(u64::MAX));
+        setrlimit(Resource::Cpu, Rlimit { current: Some(current), maximum: old.maximum })?;
+    }
+    #[cfg(not(unix))]
+    let _ = seconds;
     Ok(())
-}
-
-#[cfg(not(unix))]
-fn bound_memory(_: &Bounds) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-#[cfg(not(unix))]
-fn bound_time(_: u64) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
 }

@@ -3,19 +3,13 @@
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, ExitStatus};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{Bounds, IsolatedError, Isolation, MAGIC, STDERR_BYTES};
-
-/// How long the user waits until an interrupt is seen, at most.
-const TICK: Duration = Duration::from_millis(50);
-/// What comes before the bytes of a reply.
-const HEAD_BYTES: usize = MAGIC.len() + 5;
-/// What a child that closed its output has to end.
-const GRACE: Duration = Duration::from_millis(200);
+use super::reply::{framed, parse};
+use super::{Bounds, IsolatedError, Isolation, STDERR_BYTES, TICK, end_of};
 
 /// A child that is running.
 #[derive(Debug)]
@@ -45,17 +39,10 @@ impl Drop for Running {
 
 impl Running {
     pub(super) fn start(isolation: &Isolation, job: &str, bounds: &Bounds) -> Result<Self, IsolatedError> {
-        let program = &isolation.program;
-        let failed = |error: io::Error| IsolatedError::Start {
-            program: crate::text::escape(&program.path.to_string_lossy()).into_owned(),
-            reason: error.to_string(),
-        };
-        let numbers = [bounds.memory_bytes, bounds.cpu_seconds, bounds.reply_bytes as u64];
-        let mut command = Command::new(&program.path);
-        command.args(&program.args).arg(job).args(numbers.map(|number| number.to_string()));
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let failed = |error: io::Error| isolation.not_started(&error);
         // In a group of its own: what the terminal sends is for the parent, which ends the child.
-        command.env("RUST_BACKTRACE", "0").process_group(0);
+        let mut command = isolation.command(job, bounds);
+        command.process_group(0);
         let mut child = command.spawn().map_err(failed)?;
         let (input, output, errors) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (Some(input), Some(output), Some(errors)) = (input, output, errors) else {
@@ -82,9 +69,7 @@ impl Running {
         is_cancelled: fn() -> bool,
     ) -> Result<Vec<u8>, IsolatedError> {
         let begun = Instant::now();
-        let len =
-            u32::try_from(request.len()).map_err(|_| IsolatedError::TooLong { limit: u32::MAX as usize })?;
-        let request = [&len.to_le_bytes()[..], request].concat();
+        let request = framed(request)?;
         let (mut sent, mut reply) = (0, Vec::new());
         let mut buffer = vec![0; 1 << 16];
         loop {
@@ -149,14 +134,7 @@ impl Running {
 
     /// Why a child that closed its output did so.
     fn death(&mut self, bounds: &Bounds) -> IsolatedError {
-        let begun = Instant::now();
-        let status = loop {
-            match self.child.try_wait() {
-                Ok(Some(status)) => break status,
-                Ok(None) if begun.elapsed() < GRACE => std::thread::sleep(Duration::from_millis(2)),
-                _ => return IsolatedError::Garbage,
-            }
-        };
+        let Some(status) = end_of(&mut self.child) else { return IsolatedError::Garbage };
         self.listen();
         cause(status, &String::from_utf8_lossy(&self.said), bounds)
     }
@@ -181,39 +159,5 @@ fn cause(status: ExitStatus, said: &str, bounds: &Bounds) -> IsolatedError {
         IsolatedError::Stack { signal }
     } else {
         IsolatedError::Signal { signal }
-    }
-}
-
-/// The reply, once it is whole.
-fn parse(
-    reply: &mut Vec<u8>,
-    bounds: &Bounds,
-) -> Result<Option<Result<Vec<u8>, IsolatedError>>, IsolatedError> {
-    let n = reply.len().min(MAGIC.len());
-    if reply[..n] != MAGIC[..n] {
-        return Err(IsolatedError::Garbage);
-    }
-    let Some(head) = reply.get(MAGIC.len()..HEAD_BYTES) else { return Ok(None) };
-    let kind = head[0];
-    let len = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
-    if len > bounds.reply_bytes {
-        return Err(IsolatedError::TooLong { limit: bounds.reply_bytes });
-    }
-    if reply.len() - HEAD_BYTES < len {
-        return Ok(None);
-    }
-    // One reply to each request, and nothing behind it.
-    if reply.len() - HEAD_BYTES > len {
-        return Err(IsolatedError::Garbage);
-    }
-    let bytes = reply.split_off(HEAD_BYTES);
-    match kind {
-        0 => Ok(Some(Ok(bytes))),
-        1 => Ok(Some(Err(IsolatedError::Refused { reason: bytes }))),
-        2 => {
-            let reason = String::from_utf8_lossy(&bytes).into_owned();
-            Ok(Some(Err(IsolatedError::Panic { reason })))
-        }
-        _ => Err(IsolatedError::Garbage),
     }
 }

@@ -9,64 +9,11 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// True once a program has asked for the handler. Before that nothing is remembered.
-static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
-/// Whether the failure is told on standard output, too.
-static AS_JSON: AtomicBool = AtomicBool::new(false);
-/// Whether there may be a line of progress that is to be wiped first.
-static ON_TERMINAL: AtomicBool = AtomicBool::new(false);
-
-/// A list that grows at its end and can be read at any time.
-struct List<T: 'static> {
-    first: OnceLock<&'static Node<T>>,
-    last: Mutex<Option<&'static Node<T>>>,
-}
-
-struct Node<T: 'static> {
-    value: T,
-    is_past: AtomicBool,
-    next: OnceLock<&'static Self>,
-}
-
-impl<T> List<T> {
-    const fn new() -> Self {
-        Self { first: OnceLock::new(), last: Mutex::new(None) }
-    }
-
-    fn push(&self, value: T) -> &'static Node<T> {
-        let node: &Node<T> =
-            Box::leak(Box::new(Node { value, is_past: AtomicBool::new(false), next: OnceLock::new() }));
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = last.map_or(&self.first, |last| &last.next).set(node);
-        *last = Some(node);
-        node
-    }
-
-    /// What is not past. Nothing here waits or allocates.
-    fn each(&self) -> impl Iterator<Item = &'static T> {
-        let mut next = self.first.get().copied();
-        std::iter::from_fn(move || {
-            let node = next?;
-            next = node.next.get().copied();
-            Some(node)
-        })
-        .filter(|node| !node.is_past.load(Ordering::Acquire))
-        .map(|node| &node.value)
-    }
-}
-
-/// A mapped range and what is said if it faults.
-struct Mapped {
-    start: usize,
-    end: usize,
-    text: Vec<u8>,
-    json: Vec<u8>,
-}
-
-static MAPPED: List<Mapped> = List::new();
-static TEMPORARY: List<std::ffi::CString> = List::new();
+#[cfg(unix)]
+mod handler;
+#[cfg(unix)]
+mod watched;
 
 /// Watched as long as the value lives.
 #[derive(Debug, Default)]
@@ -83,152 +30,39 @@ impl Drop for Watch {
 
 /// Watches a mapping of a file.
 pub(super) fn mapped(path: &Path, bytes: &[u8]) -> Watch {
-    if !IS_INSTALLED.load(Ordering::Relaxed) || bytes.is_empty() {
-        return Watch(None);
+    #[cfg(unix)]
+    {
+        watched::mapped(path, bytes)
     }
-    let start = bytes.as_ptr() as usize;
-    let (text, json) = words(path);
-    // The last page is mapped as a whole.
-    let end = start.saturating_add(bytes.len()).div_ceil(page_bytes()).saturating_mul(page_bytes());
-    Watch(Some(&MAPPED.push(Mapped { start, end, text, json }).is_past))
+    // Windows refuses to cut a file short that is mapped.
+    #[cfg(not(unix))]
+    {
+        let _ = (path, bytes);
+        Watch(None)
+    }
 }
 
 /// Remembers a temporary file that has a name, or a directory of such files, to be removed if the program ends without unwinding. The path must not
 /// be given to anything else while the value lives.
 pub fn temporary(path: &Path) -> Watch {
-    if !IS_INSTALLED.load(Ordering::Relaxed) {
-        return Watch(None);
-    }
-    // The working directory may be another one by then.
-    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes());
-    Watch(name.ok().map(|name| &TEMPORARY.push(name).is_past))
-}
-
-fn page_bytes() -> usize {
     #[cfg(unix)]
     {
-        rustix::param::page_size()
+        watched::temporary(path)
     }
     #[cfg(not(unix))]
     {
-        4096
+        let _ = path;
+        Watch(None)
     }
-}
-
-/// The failure for people and as a document.
-fn words(path: &Path) -> (Vec<u8>, Vec<u8>) {
-    const WHAT: &str = "the file was cut short while it was read";
-    const HINT: &str = "another program writes to it: try again when it is done, or read a copy";
-    let path = path.to_string_lossy();
-    let shown = crate::text::escape(&path);
-    let text = format!("error: {shown}: {WHAT}\n\nhint: {HINT}\n");
-    let quoted = shown.replace('\\', "\\\\").replace('"', "\\\"");
-    let json = format!(
-        "{{\n  \"error\": {{\n    \"message\": \"{quoted}: {WHAT}\",\n    \"hints\": [\n      \"{HINT}\"\n    ],\n    \
-         \"exit_code\": 1\n  }}\n}}\n"
-    );
-    (text.into_bytes(), json.into_bytes())
 }
 
 /// Makes this process end with a message where a mapped file is cut short while it is read. With `as_json` the failure
 /// is told on standard output, too. What faults elsewhere goes on as before.
 pub fn install(as_json: bool) {
-    AS_JSON.store(as_json, Ordering::Relaxed);
-    ON_TERMINAL.store(std::io::IsTerminal::is_terminal(&std::io::stderr()), Ordering::Relaxed);
-    if !IS_INSTALLED.swap(true, Ordering::Relaxed) {
-        #[cfg(unix)]
-        handler::install();
-    }
-}
-
-#[cfg(unix)]
-mod handler {
-    use std::mem::MaybeUninit;
-    use std::sync::OnceLock;
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    use super::{AS_JSON, MAPPED, ON_TERMINAL, TEMPORARY};
-
-    /// What handled the signal before.
-    static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
-    /// One thread tells it; the others wait for the end.
-    static IS_TOLD: AtomicBool = AtomicBool::new(false);
-
-    pub(super) fn install() {
-        let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: a null action only asks; `before` is a whole action that may be written to, and zeroes are valid in it.
-        let before = unsafe {
-            if libc::sigaction(libc::SIGBUS, std::ptr::null(), before.as_mut_ptr()) != 0 {
-                return;
-            }
-            before.assume_init()
-        };
-        let _ = BEFORE.set(before);
-        // SAFETY: zeroes are a valid action.
-        let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
-        action.sa_sigaction = on_fault as *const () as usize;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // SAFETY: both are whole values of this thread; the handler has the signature that `SA_SIGINFO` asks for and
-        // does only what may be done in a handler.
-        unsafe {
-            libc::sigemptyset(&raw mut action.sa_mask);
-            libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut());
-        }
-    }
-
-    extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-        // SAFETY: with `SA_SIGINFO` the system hands over a valid pointer, of which this signal fills the address.
-        let address = unsafe { (*info).si_addr() } as usize;
-        let Some(mapped) = MAPPED.each().find(|mapped| (mapped.start..mapped.end).contains(&address)) else {
-            return restore(signal);
-        };
-        if IS_TOLD.swap(true, Ordering::AcqRel) {
-            loop {
-                // SAFETY: has no arguments; waits for a signal, or for the end that another thread brings.
-                unsafe { libc::pause() };
-            }
-        }
-        for name in TEMPORARY.each() {
-            // SAFETY: a string that ends in a zero and lives for ever.
-            unsafe { libc::unlink(name.as_ptr()) };
-        }
-        // What was no file: directories, empty now.
-        for name in TEMPORARY.each() {
-            // SAFETY: as above.
-            unsafe { libc::rmdir(name.as_ptr()) };
-        }
-        if ON_TERMINAL.load(Ordering::Relaxed) {
-            tell(libc::STDERR_FILENO, b"\r\x1b[2K");
-        }
-        tell(libc::STDERR_FILENO, &mapped.text);
-        if AS_JSON.load(Ordering::Relaxed) {
-            tell(libc::STDOUT_FILENO, &mapped.json);
-        }
-        // SAFETY: ends the process without running anything of it.
-        unsafe { libc::_exit(1) }
-    }
-
-    /// Brings back what was there before; the instruction that faulted does so again, and meets it.
-    fn restore(signal: libc::c_int) {
-        let Some(before) = BEFORE.get() else {
-            // SAFETY: as above, ends the process.
-            unsafe { libc::_exit(1) }
-        };
-        // SAFETY: an action that the system itself gave.
-        unsafe { libc::sigaction(signal, before, std::ptr::null_mut()) };
-    }
-
-    fn tell(fd: libc::c_int, mut bytes: &[u8]) {
-        while !bytes.is_empty() {
-            // SAFETY: pointer and length are those of a slice that lives for ever.
-            let n = unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) };
-            let Some(rest) = usize::try_from(n).ok().filter(|&n| n > 0).and_then(|n| bytes.get(n..)) else {
-                return;
-            };
-            bytes = rest;
-        }
-    }
+    #[cfg(unix)]
+    handler::install(as_json);
+    #[cfg(not(unix))]
+    let _ = as_json;
 }
 
 #[cfg(test)]

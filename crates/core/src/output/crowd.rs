@@ -20,6 +20,7 @@ const PARTS: &str = ".parts";
 /// Most files of a set that stay open: more would not make writing them faster.
 const MOST_OPEN: usize = 256;
 /// What part of the descriptors of a process the files of one set may take. Inputs and locks need some, too.
+#[cfg(unix)]
 const SHARE: u64 = 4;
 
 /// The files of one output, however many there are. Those that are begun here are committed together, by
@@ -296,11 +297,11 @@ fn reopen(path: &Path) -> io::Result<File> {
 fn openable(file: &File) -> io::Result<Option<u32>> {
     #[cfg(unix)]
     {
-        use rustix::fs::{Mode, fchmod};
+        use rustix::fs::fchmod;
         use std::os::unix::fs::MetadataExt;
         let mode = file.metadata()?.mode() & 0o7777;
         if mode & 0o600 != 0o600 {
-            fchmod(file, Mode::from_raw_mode(mode | 0o600))?;
+            fchmod(file, temporary::mode_of(mode | 0o600))?;
             return Ok(Some(mode));
         }
     }

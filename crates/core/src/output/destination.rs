@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use super::crowd::Crowd;
 use super::temporary::Temporary;
-use super::{GuardError, OutputFile, Sink, free_bytes, io_hints, leftovers, named, parent};
+use super::{GuardError, OutputFile, Sink, io_hints, leftovers, named, parent};
 use crate::Hint;
+use crate::platform;
 use crate::text::escape;
 
 /// Links that are followed before they count as a loop, as in the Linux kernel.
@@ -198,7 +199,7 @@ impl Destination {
     #[must_use]
     pub fn free_bytes(&self) -> Option<u64> {
         match &self.place {
-            Place::File(path) => free_bytes(path),
+            Place::File(path) => platform::free_bytes(path),
             Place::Device(_) => None,
         }
     }

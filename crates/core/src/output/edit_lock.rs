@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::named;
+use crate::platform::FileId;
 
 /// How long a try waits for the next.
 const PAUSE: Duration = Duration::from_millis(15);
@@ -44,21 +45,14 @@ pub enum EditLockError {
 /// What tells a file from the one that takes its place, and from what it was before.
 #[derive(Debug, PartialEq, Eq)]
 struct State {
-    inode: (u64, u64),
+    id: Option<FileId>,
     n_bytes: u64,
     modified: Option<SystemTime>,
 }
 
 impl State {
-    fn of(found: &Metadata) -> Self {
-        #[cfg(unix)]
-        let inode = {
-            use std::os::unix::fs::MetadataExt;
-            (found.dev(), found.ino())
-        };
-        #[cfg(not(unix))]
-        let inode = (0, 0);
-        Self { inode, n_bytes: found.len(), modified: found.modified().ok() }
+    fn of(id: io::Result<FileId>, found: &Metadata) -> Self {
+        Self { id: id.ok(), n_bytes: found.len(), modified: found.modified().ok() }
     }
 }
 
@@ -94,7 +88,8 @@ impl EditLock {
                 }
                 Err(TryLockError::Error(error)) => return Err(named(path, &error).into()),
             };
-            let state = State::of(&file.metadata().map_err(|error| named(path, &error))?);
+            let found = file.metadata().map_err(|error| named(path, &error))?;
+            let state = State::of(FileId::of(&file), &found);
             let lock = Self { path: target, _file: file, state, is_locked };
             if !lock.has_changed() {
                 return Ok(lock);
@@ -117,7 +112,8 @@ impl EditLock {
     /// True if another file is there by now, or the file was written to.
     #[must_use]
     pub fn has_changed(&self) -> bool {
-        self.path.metadata().map_or(true, |found| State::of(&found) != self.state)
+        let id = FileId::at(&self.path);
+        self.path.metadata().map_or(true, |found| State::of(id, &found) != self.state)
     }
 }
 

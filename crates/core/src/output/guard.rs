@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::destination::follow;
 use super::parent;
 use crate::Hint;
+use crate::platform::FileId;
 
 mod kind;
 
@@ -219,8 +220,8 @@ fn kind_of(path: &Path) -> io::Result<Option<FoundKind>> {
 /// What a path stands for, whatever it is called.
 #[derive(Debug)]
 struct Place {
-    /// Device and inode of a file that is there.
-    inode: Option<(u64, u64)>,
+    /// What a file that is there is on its file system.
+    id: Option<FileId>,
     /// The name where links lead, for a file that is to come.
     name: Option<PathBuf>,
 }
@@ -228,8 +229,8 @@ struct Place {
 impl Place {
     /// Of a regular file that is there.
     fn of_file(path: &Path) -> Option<Self> {
-        let found = path.metadata().ok().filter(std::fs::Metadata::is_file)?;
-        Some(Self { inode: inode(&found), name: path.canonicalize().ok() })
+        path.metadata().ok().filter(std::fs::Metadata::is_file)?;
+        Some(Self { id: FileId::at(path).ok(), name: path.canonicalize().ok() })
     }
 
     /// Of a regular file that is there or may come.
@@ -239,25 +240,12 @@ impl Place {
         }
         let path = follow(path).ok()?;
         let name = parent(&path).canonicalize().ok()?.join(path.file_name()?);
-        Some(Self { inode: None, name: Some(name) })
+        Some(Self { id: None, name: Some(name) })
     }
 
     fn is(&self, other: &Self) -> bool {
-        (self.inode.is_some() && self.inode == other.inode)
-            || (self.name.is_some() && self.name == other.name)
+        (self.id.is_some() && self.id == other.id) || (self.name.is_some() && self.name == other.name)
     }
-}
-
-#[cfg(unix)]
-#[expect(clippy::unnecessary_wraps, reason = "elsewhere there is none")]
-fn inode(found: &std::fs::Metadata) -> Option<(u64, u64)> {
-    use std::os::unix::fs::MetadataExt;
-    Some((found.dev(), found.ino()))
-}
-
-#[cfg(not(unix))]
-fn inode(_: &std::fs::Metadata) -> Option<(u64, u64)> {
-    None
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use super::crowd::staged;
 use super::lock::{self, Lock};
 use super::temporary::{checksum, stem, stem_of};
 use super::{again, fault, sync_directory};
+use crate::platform::FileId;
 
 const SUFFIX: &[u8] = b".set.journal";
 const HEAD: &str = "gguf-foundry set 1";
@@ -33,8 +34,8 @@ pub(super) struct Entry {
 impl Entry {
     /// Describes a file that has its temporary name.
     pub(super) fn of(file: &File, temporary: OsString, name: &OsStr) -> io::Result<Self> {
-        let found = file.metadata()?;
-        Ok(Self { temporary, name: name.to_owned(), n_bytes: found.len(), inode: inode(&found) })
+        let inode = FileId::of(file).map_or(0, |id| id.index);
+        Ok(Self { temporary, name: name.to_owned(), n_bytes: file.metadata()?.len(), inode })
     }
 
     /// True if the file has its name, which is `name`.
@@ -56,20 +57,8 @@ impl Entry {
     }
 
     fn is_at(&self, path: &Path) -> bool {
-        path.symlink_metadata()
-            .is_ok_and(|found| found.is_file() && found.len() == self.n_bytes && inode(&found) == self.inode)
-    }
-}
-
-fn inode(of: &std::fs::Metadata) -> u64 {
-    #[cfg(unix)]
-    {
-        std::os::unix::fs::MetadataExt::ino(of)
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = of;
-        0
+        path.symlink_metadata().is_ok_and(|found| found.is_file() && found.len() == self.n_bytes)
+            && FileId::of_name(path).map_or(0, |id| id.index) == self.inode
     }
 }
 

@@ -1,10 +1,12 @@
 //! Advisory locks that say whether whoever writes a file is alive: the system lets go of them when a process ends, however
 //! it ends.
 
-use std::fs::{File, Metadata, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
+
+use crate::platform::FileId;
 
 /// How long another writer may take to give its files their names.
 const PATIENCE: Duration = Duration::from_mins(2);
@@ -51,23 +53,7 @@ pub(super) fn wait(file: &File) -> io::Result<Lock> {
 
 /// True if `path` is the name of the open `file`. Between opening and locking, another may have removed or replaced it.
 pub(super) fn leads_to(path: &Path, file: &File) -> bool {
-    match (path.symlink_metadata(), file.metadata()) {
-        (Ok(there), Ok(open)) => is_one(&there, &open),
-        _ => false,
-    }
-}
-
-/// True if both are of one file.
-pub(super) fn is_one(a: &Metadata, b: &Metadata) -> bool {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        (a.dev(), a.ino()) == (b.dev(), b.ino())
-    }
-    #[cfg(not(unix))]
-    {
-        a.len() == b.len() && a.modified().ok() == b.modified().ok()
-    }
+    matches!((FileId::of_name(path), FileId::of(file)), (Ok(there), Ok(open)) if there == open)
 }
 
 /// Opens what lies at a path to lock it: a regular file, not through a link. It is not waited for.

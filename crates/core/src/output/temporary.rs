@@ -14,6 +14,8 @@ use super::crowd::{Crowd, Member};
 use super::lock::{self, Lock};
 use super::{again, parent};
 use crate::mmap::faults::{self, Watch};
+#[cfg(target_os = "linux")]
+use crate::platform::FileId;
 
 /// Characters that chance adds to a temporary name.
 const N_RANDOM: usize = 6;
@@ -270,8 +272,8 @@ fn unnamed(dir: &Path, mode: u32) -> Option<File> {
     let file = File::from(openat(CWD, dir, flags, Mode::from_raw_mode(mode)).ok()?);
     // Locked before anybody can see it.
     lock::take(&file);
-    let there = way_to(&file).metadata().ok()?;
-    lock::is_one(&there, &file.metadata().ok()?).then_some(file)
+    let there = FileId::at(&way_to(&file)).ok()?;
+    (there == FileId::of(&file).ok()?).then_some(file)
 }
 
 /// Where the system shows an open file.
@@ -310,9 +312,15 @@ fn rewound(file: &File) -> io::Result<File> {
     Ok(file)
 }
 
+/// A mode as the system takes it, whose number is shorter on some.
+#[cfg(unix)]
+pub(super) fn mode_of(bits: u32) -> rustix::fs::Mode {
+    rustix::fs::Mode::from_raw_mode((bits & 0o7777) as rustix::fs::RawMode)
+}
+
 fn set_mode(file: &File, mode: u32) -> io::Result<()> {
     #[cfg(unix)]
-    again(|| Ok(rustix::fs::fchmod(file, rustix::fs::Mode::from_raw_mode(mode))?))?;
+    again(|| Ok(rustix::fs::fchmod(file, mode_of(mode))?))?;
     #[cfg(not(unix))]
     let _ = (file, mode);
     Ok(())
@@ -323,7 +331,7 @@ fn set_mode(file: &File, mode: u32) -> io::Result<()> {
 pub(super) fn inherit(file: &File, old: &Metadata) -> io::Result<()> {
     #[cfg(unix)]
     {
-        use rustix::fs::{Gid, Mode, Uid, fchmod, fchown};
+        use rustix::fs::{Gid, Uid, fchmod, fchown};
         use std::os::unix::fs::MetadataExt;
         let new = file.metadata()?;
         let group = Some(Gid::from_raw(old.gid()));
@@ -338,7 +346,7 @@ pub(super) fn inherit(file: &File, old: &Metadata) -> io::Result<()> {
             (_, false) => old.mode() & 0o707 | (old.mode() & 0o007) << 3,
         };
         if new.mode() & 0o7777 != mode {
-            match again(|| Ok(fchmod(file, Mode::from_raw_mode(mode))?)) {
+            match again(|| Ok(fchmod(file, mode_of(mode))?)) {
                 // File systems that have no modes of their own.
                 Err(error)
                     if matches!(

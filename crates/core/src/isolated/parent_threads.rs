@@ -1,0 +1,153 @@
+//! The parent's side where pipes cannot be waited for together: a thread for each, a clock, and the end of the child.
+
+use std::io::{Read, Write};
+use std::process::{Child, ChildStdin, ExitStatus};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::reply::{framed, parse};
+use super::{Bounds, GRACE, IsolatedError, Isolation, STDERR_BYTES, TICK, end_of};
+
+/// Bytes that are read at once.
+const PIECE_BYTES: usize = 1 << 16;
+/// Pieces that wait to be looked at; a child that sends more waits.
+const MOST_PIECES: usize = 4;
+/// What the system says of a process that has used up its stack (`STATUS_STACK_OVERFLOW`).
+const STACK_OVERFLOW: i32 = 0xC000_00FD_u32.cast_signed();
+
+/// A child that is running.
+#[derive(Debug)]
+pub(super) struct Running {
+    child: Child,
+    requests: SyncSender<Vec<u8>>,
+    pieces: Receiver<Vec<u8>>,
+    /// The beginning of what it said on standard error.
+    said: Arc<Mutex<Vec<u8>>>,
+}
+
+/// Ended and waited for, whatever became of the request. The threads end with the pipes.
+impl Drop for Running {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+impl Running {
+    pub(super) fn start(isolation: &Isolation, job: &str, bounds: &Bounds) -> Result<Self, IsolatedError> {
+        let failed = |error: std::io::Error| isolation.not_started(&error);
+        let mut command = isolation.command(job, bounds);
+        // What the console sends (Ctrl-C) is for the parent, which ends the child.
+        #[cfg(windows)]
+        {
+            const CREATE_NEW_PROCESS_GROUP: u32 = 0x200;
+            std::os::windows::process::CommandExt::creation_flags(&mut command, CREATE_NEW_PROCESS_GROUP);
+        }
+        let mut child = command.spawn().map_err(failed)?;
+        let (input, output, errors) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let (requests, to_send) = sync_channel(1);
+        let (found, pieces) = sync_channel(MOST_PIECES);
+        // Dropped on every way out of here, which ends the child.
+        let running = Self { child, requests, pieces, said: Arc::clone(&said) };
+        let (Some(input), Some(output), Some(errors)) = (input, output, errors) else {
+            return Err(failed(std::io::ErrorKind::BrokenPipe.into()));
+        };
+        let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(failed)
+        };
+        start("isolated-in", Box::new(move || send(input, &to_send)))?;
+        start("isolated-out", Box::new(move || receive(output, &found)))?;
+        start("isolated-err", Box::new(move || listen(errors, &said)))?;
+        Ok(running)
+    }
+
+    /// Sends a request and waits for its reply.
+    pub(super) fn exchange(
+        &mut self,
+        request: &[u8],
+        bounds: &Bounds,
+        is_cancelled: fn() -> bool,
+    ) -> Result<Vec<u8>, IsolatedError> {
+        let begun = Instant::now();
+        match self.requests.try_send(framed(request)?) {
+            // The request before was answered and never read.
+            Err(TrySendError::Full(_)) => return Err(IsolatedError::Garbage),
+            // A child that takes no more has ended: its output says how.
+            Ok(()) | Err(TrySendError::Disconnected(_)) => {}
+        }
+        let mut reply = Vec::new();
+        loop {
+            if is_cancelled() {
+                return Err(IsolatedError::Cancelled);
+            }
+            if begun.elapsed() >= bounds.wall {
+                return Err(IsolatedError::Time { seconds: bounds.wall.as_secs() });
+            }
+            match self.pieces.recv_timeout(TICK.min(bounds.wall)) {
+                Ok(piece) => reply.extend_from_slice(&piece),
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return Err(self.death(bounds)),
+            }
+            if let Some(answer) = parse(&mut reply, bounds)? {
+                return answer;
+            }
+        }
+    }
+
+    /// Why a child that closed its output did so.
+    fn death(&mut self, bounds: &Bounds) -> IsolatedError {
+        let Some(status) = end_of(&mut self.child) else { return IsolatedError::Garbage };
+        // What it said last may still be on its way: the thread that reads it lets go at the end.
+        let begun = Instant::now();
+        while Arc::strong_count(&self.said) > 1 && begun.elapsed() < GRACE {
+            thread::sleep(Duration::from_millis(2));
+        }
+        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        cause(status, &String::from_utf8_lossy(&said), bounds)
+    }
+}
+
+fn send(mut input: ChildStdin, requests: &Receiver<Vec<u8>>) {
+    while let Ok(request) = requests.recv() {
+        if input.write_all(&request).and_then(|()| input.flush()).is_err() {
+            return;
+        }
+    }
+}
+
+fn receive(mut output: impl Read, pieces: &SyncSender<Vec<u8>>) {
+    let mut buffer = vec![0; PIECE_BYTES];
+    while let Ok(n) = output.read(&mut buffer) {
+        let piece = buffer.get(..n).unwrap_or_default().to_vec();
+        if n == 0 || pieces.send(piece).is_err() {
+            return;
+        }
+    }
+}
+
+/// Reads standard error: the beginning is kept, the rest is nobody's business.
+fn listen(mut errors: impl Read, said: &Mutex<Vec<u8>>) {
+    let mut buffer = [0; STDERR_BYTES];
+    while let Ok(n @ 1..) = errors.read(&mut buffer) {
+        let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = STDERR_BYTES.saturating_sub(said.len());
+        said.extend_from_slice(buffer.get(..n.min(room)).unwrap_or_default());
+    }
+}
+
+/// What the end of a child means, with what the runtime said before it.
+fn cause(status: ExitStatus, said: &str, bounds: &Bounds) -> IsolatedError {
+    let code = status.code().unwrap_or(-1);
+    if said.contains("memory allocation of") {
+        IsolatedError::Memory { limit_bytes: bounds.memory_bytes }
+    } else if code == STACK_OVERFLOW || said.contains("overflowed its stack") {
+        IsolatedError::Stack { signal: code }
+    } else {
+        IsolatedError::Ended { code }
+    }
+}

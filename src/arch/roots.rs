@@ -1,0 +1,27 @@
+//! Names that card expressions may use beside those of the configuration.
+
+/// Names that do not come from the configuration.
+pub(super) const ROOTS: &[&str] = &[
+    "class",
+    "file_type",
+    "folders",
+    "generation",
+    "opt",
+    "pooling",
+    "preprocessor",
+    "raw",
+    "rope",
+    "rope_full",
+    "rope_swa",
+    "target",
+    "tokenizer_config",
+    "vocab",
+];
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn names_are_sorted() {
+        assert!(super::ROOTS.is_sorted());
+    }
+}
