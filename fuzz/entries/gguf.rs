@@ -133,6 +133,7 @@ pub(super) fn describe(data: &[u8]) -> bool {
 /// Importance of either format, with what is told of it.
 pub(super) fn imatrix(data: &[u8]) -> bool {
     let path = bundle::file("fuzz.imatrix", data);
+    let _ = accepted(gguf_foundry::gguf::combine_imatrix_parts(std::slice::from_ref(&path)));
     let stored = accepted(StoredImatrix::open(&path));
     let Some(matrix) = accepted(Imatrix::open(&path)) else { return false };
     let stored = stored.expect("opened by the other reader");

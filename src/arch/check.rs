@@ -377,7 +377,7 @@ fn placeholders(entry: &Entry) -> Result<(), CardProblem> {
         for placeholder in pattern.placeholders().filter(|&p| Some(p) != joined) {
             let used = names().all(|name| name.has(placeholder));
             let is_set = placeholder == Placeholder::Bid && entry.bid.is_some();
-            if !used && !is_set {
+            if !used && !is_set && !counts(entry, placeholder) {
                 return wrong(placeholder, "is captured but neither stacked nor in the target");
             }
         }
@@ -391,6 +391,14 @@ fn placeholders(entry: &Entry) -> Result<(), CardProblem> {
         }
     }
     Ok(())
+}
+
+/// Whether an entry's block follows from what a placeholder captures.
+fn counts(entry: &Entry, placeholder: Placeholder) -> bool {
+    let Some(bid) = &entry.bid else { return false };
+    let mut found = false;
+    bid.walk(&mut |expr| found |= matches!(expr, Expr::Path(path) if path.root == placeholder.name()));
+    found
 }
 
 /// No name is matched by two entries, unless both have conditions.

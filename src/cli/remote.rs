@@ -132,6 +132,7 @@ impl RemoteArgs {
     /// None.
     #[cfg(not(feature = "remote"))]
     #[expect(clippy::unused_self, reason = "there is nothing to set without a network")]
+    #[expect(clippy::unnecessary_wraps, reason = "with the network it may refuse")]
     pub(crate) fn check_use<'a>(&self, _: impl IntoIterator<Item = &'a Directory>) -> Result<(), UsageError> {
         Ok(())
     }

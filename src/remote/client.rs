@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -15,6 +16,8 @@ use crate::remote::address::shown;
 use crate::remote::error::{RemoteError, TokenUse};
 use crate::remote::tls;
 
+/// Attempts before any answer has come: an address that nobody has is not waited for.
+const FIRST_ATTEMPTS: u32 = 4;
 /// Redirects in a row that are followed.
 const MAX_REDIRECTS: usize = 8;
 
@@ -74,6 +77,8 @@ pub(super) struct Client {
     token: Option<Token>,
     patience: Patience,
     is_cancelled: Arc<dyn Fn() -> bool + Send + Sync>,
+    /// Somebody has answered.
+    is_answered: AtomicBool,
 }
 
 impl fmt::Debug for Client {
@@ -227,7 +232,13 @@ impl Client {
             .timeout_per_read(Some(patience.silence))
             .max_idle_connections_per_host(16)
             .build();
-        Ok(Self { agent: config.new_agent(), token, patience, is_cancelled })
+        Ok(Self {
+            agent: config.new_agent(),
+            token,
+            patience,
+            is_cancelled,
+            is_answered: AtomicBool::new(false),
+        })
     }
 
     /// True once the user wants to stop.
@@ -400,7 +411,9 @@ impl Client {
             Failure::Passing { error, pause } => (error, pause),
         };
         *attempts += 1;
-        if *attempts >= self.patience.attempts {
+        let is_answered = self.is_answered.load(Ordering::Relaxed);
+        let most = if is_answered { u32::MAX } else { FIRST_ATTEMPTS };
+        if *attempts >= self.patience.attempts.min(most) {
             return Err(match error {
                 RemoteError::Status { url, status, .. } => {
                     RemoteError::Status { url, status, attempts: *attempts }
@@ -452,6 +465,7 @@ impl Client {
                 }
             }
             let response = request.call().map_err(|error| failed(&url, &error))?;
+            self.is_answered.store(true, Ordering::Relaxed);
             if let Some(next) = redirect(&url, &response)? {
                 // What is asked of the own server under another name is not kept.
                 if next.origin() != url.origin() {

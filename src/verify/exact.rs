@@ -4,6 +4,7 @@
 pub(super) mod double {
     use serde::{Deserialize, Deserializer, Serializer};
 
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes fields by reference")]
     pub(in crate::verify) fn serialize<S: Serializer>(x: &f64, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_u64(x.to_bits())
     }
@@ -17,6 +18,7 @@ pub(super) mod double {
 pub(super) mod double_if_any {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+    #[expect(clippy::ref_option, reason = "serde passes fields by reference")]
     pub(in crate::verify) fn serialize<S: Serializer>(x: &Option<f64>, to: S) -> Result<S::Ok, S::Error> {
         x.map(f64::to_bits).serialize(to)
     }
@@ -32,6 +34,7 @@ pub(super) mod double_if_any {
 pub(super) mod single {
     use serde::{Deserialize, Deserializer, Serializer};
 
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes fields by reference")]
     pub(in crate::verify) fn serialize<S: Serializer>(x: &f32, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_u32(x.to_bits())
     }
@@ -64,6 +67,7 @@ pub(super) mod ggml_type {
 
     use crate::core::GgmlType;
 
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes fields by reference")]
     pub(in crate::verify) fn serialize<S: Serializer>(ty: &GgmlType, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(ty.name())
     }

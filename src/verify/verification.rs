@@ -390,12 +390,16 @@ fn reference_engine<'b>(
 /// The figures of the positions; `n_bytes` of text are scored, where a tokenizer tells it.
 pub(super) fn fill(report: &mut Report, n_prompts: usize, positions: &[Position], n_bytes: Option<u64>) {
     report.perplexity = Perplexity::of(positions.iter());
-    report.prompts = (0..n_prompts)
-        .map(|prompt| PromptReport {
-            prompt,
-            perplexity: Perplexity::of(positions.iter().filter(|p| p.prompt == prompt)),
-        })
-        .collect();
+    // Those of a prompt stand together, in the order of the prompts, unless some prompts are of no file.
+    let is_sorted = positions.is_sorted_by_key(|p| p.prompt);
+    let of_prompt = |prompt: usize| {
+        let start = positions.partition_point(|p| p.prompt < prompt);
+        let end = positions.partition_point(|p| p.prompt <= prompt);
+        let around = if is_sorted { positions.get(start..end).unwrap_or_default() } else { positions };
+        Perplexity::of(around.iter().filter(|p| p.prompt == prompt))
+    };
+    report.prompts =
+        (0..n_prompts).map(|prompt| PromptReport { prompt, perplexity: of_prompt(prompt) }).collect();
     report.divergence = Divergence::of(positions);
     let nll = || positions.iter().filter(|p| p.is_scored).map(|p| p.score.nll).sum::<f64>();
     report.bits_per_byte =

@@ -154,7 +154,7 @@ fn what_cannot_be_trusted_is_refused() {
     // Nobody there.
     let gone = Address::parse("http://127.0.0.1:9/files").unwrap().unwrap();
     let error = RemoteCheckpoint::open(&gone, &options(), &Silent).unwrap_err();
-    assert!(matches!(&error, RemoteError::Connection { attempts: 6, .. }), "{error}");
+    assert!(matches!(&error, RemoteError::Connection { attempts: 4, .. }), "{error}");
     assert!(!error.hints().is_empty());
 }
 

@@ -313,16 +313,58 @@ fn ordered<T: Scalar>(
     a: MatrixView<'_, T>,
     b: MatrixView<'_, T>,
     factor: T,
+    adds: bool,
+) {
+    stretches(out, a, b, (factor, UNCUT), adds);
+}
+
+fn stretches<T: Scalar>(
+    out: &mut MatrixTile<'_, T>,
+    a: MatrixView<'_, T>,
+    b: MatrixView<'_, T>,
+    (factor, step): (T, usize),
     mut adds: bool,
 ) {
     assert!(a.n_cols == b.n_rows, "sizes of a product");
     if a.n_cols == 0 {
         product(out, LeftOperand::plain(a), b, factor, adds);
     }
-    for first in (0..a.n_cols).step_by(UNCUT) {
-        let stretch = first..a.n_cols.min(first + UNCUT);
+    for first in (0..a.n_cols).step_by(step.max(1)) {
+        let stretch = first..a.n_cols.min(first + step);
         product(out, LeftOperand::plain(a.columns(stretch.clone())), b.rows(stretch), factor, adds);
         adds = true;
+    }
+}
+
+/// Rows and columns up to which the kernels cut the inner dimension another way than in larger products.
+const SMALL: usize = 64;
+
+/// `out = factor * a b`, where a row of `out` has the same bits however many rows stand beside it.
+///
+/// # Exactness
+/// As [`multiply`]: large products cut the inner dimension evenly into stretches of 512 at most (where the caches of the
+/// machine allow no more), small ones into stretches of 512 and a rest. Here small ones are cut as large ones are, and a
+/// single row, which has kernels of its own, is computed as one of two.
+///
+/// # Panics
+/// If the sizes do not fit together.
+pub fn multiply_rows<T: Scalar>(
+    out: &mut MatrixTile<'_, T>,
+    a: MatrixView<'_, T>,
+    b: MatrixView<'_, T>,
+    factor: T,
+) {
+    if a.n_rows == 1 && out.n_rows == 1 {
+        let (twice, n_cols) = ([a.row(0), a.row(0)].concat(), b.n_cols);
+        let mut both = vec![T::ONE; 2 * n_cols];
+        let rows = MatrixView::new(&twice, 2, a.n_cols, a.n_cols);
+        multiply_rows(&mut MatrixTile::whole(&mut both, 2, n_cols), rows, b, factor);
+        out.row_mut(0).copy_from_slice(&both[..n_cols]);
+    } else if a.n_cols > UNCUT && out.n_rows <= SMALL && out.n_cols <= SMALL {
+        let step = a.n_cols.div_ceil(a.n_cols.div_ceil(UNCUT));
+        stretches(out, a, b, (factor, step), false);
+    } else {
+        multiply(out, a, b, factor);
     }
 }
 
@@ -473,6 +515,36 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// The promise of `multiply_rows`, where large products are cut as they are wherever a cache is 32 or 48 KiB.
+    #[test]
+    fn a_row_does_not_depend_on_those_beside_it() {
+        let mut n_rows_compared = 0;
+        for (n, k) in [(32, 40), (64, 768), (32, 1300), (48, 2816), (192, 700), (2, 513)] {
+            let m = 130;
+            let a: Vec<f32> = (0..m * k).map(|i| ((i * 7919) % 1009) as f32 / 500.0 - 1.0).collect();
+            let b: Vec<f32> = (0..k * n).map(|i| ((i * 104_729) % 997) as f32 / 480.0 - 1.0).collect();
+            let right = MatrixView::new(&b, k, n, n);
+            let whole = MatrixView::new(&a, m, k, k);
+            let (mut large, mut cut) = (vec![0.0f32; m * n], vec![0.0f32; m * n]);
+            multiply_rows(&mut MatrixTile::whole(&mut large, m, n), whole, right, 0.5);
+            let step = k.div_ceil(k.div_ceil(UNCUT));
+            stretches(&mut MatrixTile::whole(&mut cut, m, n), whole, right, (0.5, step), false);
+            if large != cut {
+                continue;
+            }
+            for (first, n_rows) in [(0, 1), (129, 1), (3, 2), (5, 17), (60, 64), (0, 65)] {
+                let mut out = vec![0.0f32; n_rows * n];
+                let rows = whole.rows(first..first + n_rows);
+                multiply_rows(&mut MatrixTile::whole(&mut out, n_rows, n), rows, right, 0.5);
+                assert!(out == large[first * n..(first + n_rows) * n], "{n_rows} of {n} x {k}");
+                n_rows_compared += n_rows;
+            }
+        }
+        // One stretch is one on every machine.
+        assert!(n_rows_compared >= 149, "{n_rows_compared}");
+        println!("{n_rows_compared} rows");
     }
 
     #[test]

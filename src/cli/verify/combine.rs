@@ -43,7 +43,7 @@ impl CombineArgs {
         match (is_verification.iter().position(|is| *is), is_verification.iter().position(|is| !is)) {
             (Some(one), Some(other)) => {
                 let shown = |at: usize| {
-                    let path = self.parts.get(at).map(PathBuf::as_path).unwrap_or(Path::new(""));
+                    let path = self.parts.get(at).map_or(Path::new(""), PathBuf::as_path);
                     escape(&path.display().to_string()).into_owned()
                 };
                 let (one, other) = (shown(one), shown(other));

@@ -8,8 +8,8 @@ use rayon::prelude::*;
 
 use crate::engine::EngineError;
 use crate::engine::ops::attention::{self, Projected, Scores};
-use crate::engine::ops::matmul::{MatrixTile, MatrixView, TileGrid};
-use crate::engine::ops::product::{Product, multiply_rows};
+use crate::engine::ops::matmul::{MatrixTile, MatrixView, TileGrid, multiply_rows};
+use crate::engine::ops::product::Product;
 use crate::engine::plan::{Expansion, Matrix, Mla};
 use crate::engine::run::batch::{ChunkBatch, TokenPlace};
 use crate::engine::run::buffers::Buffer;

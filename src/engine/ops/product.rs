@@ -3,7 +3,7 @@
 
 use crate::engine::EngineError;
 use crate::engine::ops::math;
-use crate::engine::ops::matmul::{MatrixTile, MatrixView, TileGrid, ordered_multiply};
+use crate::engine::ops::matmul::{MatrixTile, MatrixView, TileGrid, multiply_rows};
 use crate::engine::plan::{Activation, GatedActivation, Matrix, PlainActivation};
 use crate::engine::run::panel::{DecodedPanel, Panel, SLICE_TOKENS, cuts, panel_rows};
 use crate::engine::run::runner::Runner;
@@ -28,23 +28,6 @@ impl<'a> Product<'a> {
     }
 }
 
-/// `out = scale * x w`.
-///
-/// # Exactness
-/// What a row of `x` gives depends on that row alone, not on how many stand beside it: neither on the batch, nor on which other
-/// tokens an expert gets, nor on which machine runs what part of a text.
-pub(crate) fn multiply_rows(out: &mut MatrixTile<'_>, x: MatrixView<'_>, w: MatrixView<'_>, scale: f32) {
-    if x.n_rows() != 1 {
-        return ordered_multiply(out, x, w, scale);
-    }
-    // The kernels sum a single row in another order.
-    let (twice, n_cols) = ([x.row(0), x.row(0)].concat(), w.n_cols());
-    let mut both = vec![0.0; 2 * n_cols];
-    let rows = MatrixView::new(&twice, 2, x.n_cols(), x.n_cols());
-    ordered_multiply(&mut MatrixTile::whole(&mut both, 2, n_cols), rows, w, scale);
-    out.row_mut(0).copy_from_slice(&both[..n_cols]);
-}
-
 /// What is done to a product after it is multiplied.
 pub(crate) struct Affix {
     bias: Option<Vec<f32>>,
@@ -55,7 +38,8 @@ impl Affix {
     /// `out = scale * x w + bias`, for the rows of a panel.
     ///
     /// # Exactness
-    /// That of [`multiply_rows`].
+    /// What a row of `x` gives depends on that row alone, not on how many stand beside it: neither on the batch, nor on which
+    /// other tokens an expert gets, nor on which machine runs what part of a text.
     pub(crate) fn multiply(
         &self,
         out: &mut MatrixTile<'_>,

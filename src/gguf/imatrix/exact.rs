@@ -39,7 +39,9 @@ mod tests {
                 .chunks(cut)
                 .map(|part| {
                     let (mut sum, mut rest) = ([0.0], [0.0]);
-                    part.iter().for_each(|&x| add_exactly((&mut sum, &mut rest), (&[x], &[])));
+                    for &x in part {
+                        add_exactly((&mut sum, &mut rest), (&[x], &[]));
+                    }
                     (sum, rest)
                 })
                 .collect();
@@ -47,7 +49,9 @@ mod tests {
                 parts.reverse();
             }
             let (mut sum, mut rest) = ([0.0], [0.0]);
-            parts.iter().for_each(|(more, rests)| add_exactly((&mut sum, &mut rest), (more, rests)));
+            for (more, rests) in &parts {
+                add_exactly((&mut sum, &mut rest), (more, rests));
+            }
             sum[0].to_bits()
         };
         let whole = sum(5000, false);

@@ -186,9 +186,8 @@ fn judge(
         text_bytes = text_bytes.zip(run.text_bytes).map(|(sum, n)| sum.saturating_add(n));
         contexts.extend(run.contexts.iter().map(|(prompt, at, text)| ((*prompt, *at), text.as_str())));
         let added = match (&mut routing, &run.routing) {
-            (None, None) => Ok(()),
             (Some(counts), Some(more)) if at > 0 => counts.add(more),
-            (Some(_), Some(_)) => Ok(()),
+            (None, None) | (Some(_), Some(_)) => Ok(()),
             _ => Err("all".to_owned()),
         };
         added.map_err(|router| {

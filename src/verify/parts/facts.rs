@@ -41,7 +41,9 @@ impl Plan {
             Ok::<_, VerifyError>(print.hex())
         };
         let mut prompts = Fingerprint::new();
-        sources.iter().for_each(|source| prompts.bytes(format!("{source:?}").as_bytes()));
+        for source in sources {
+            prompts.bytes(format!("{source:?}").as_bytes());
+        }
         let mut options = Fingerprint::new();
         options.bytes(format!("{scoring:?}").as_bytes());
         Ok(Self {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gguf_foundry::gguf::{UnfinishedRun, combine_imatrix_parts};
+use gguf_foundry::gguf::{UnfinishedRun, WriteOptions, combine_imatrix_parts};
 
 use super::tiny::Tiny;
 use super::{gguf_verify, routing};
@@ -185,7 +185,8 @@ fn a_part_that_was_stopped_goes_on() {
     // The first chunks of part 2, as a run that was killed would have left them.
     let (mut run, sums) = UnfinishedRun::open(&path).unwrap();
     run.n_done = 3;
-    sums.write_unfinished(&path, &run, &Default::default(), &gguf_foundry::core::progress::Silent).unwrap();
+    sums.write_unfinished(&path, &run, &WriteOptions::default(), &gguf_foundry::core::progress::Silent)
+        .unwrap();
     let err = refused(at, &[&names[0], &names[1]]);
     assert!(err.contains("3 of the 4 chunks of this part are done"), "{err}");
     assert!(err.contains("hint: run this part again with `--resume`"), "{err}");

@@ -107,7 +107,7 @@ fn parts_say_what_a_single_run_says() {
 #[test]
 fn limits_are_kept_or_missed_by_all_parts_together() {
     let dir = directory();
-    let args = ["q4.gguf", "--prompts", "p.txt", "--ctx", "256", "--chunks", "12"];
+    let args = ["q4.gguf", "--prompts", "p.txt", "--ctx", "256", "--chunks", "40"];
     let report = assert_same(dir.path(), &args, &["--max-ppl", "500"], &[5]);
     assert_eq!(report["verdict"], "pass", "{report}");
     let report = assert_same(dir.path(), &args, &["--max-ppl", "2"], &[2]);

@@ -21,6 +21,7 @@ impl VerifyArgs {
     pub(super) fn check_part(&self, has_tasks: bool, has_logits: bool) -> Result<(), UsageError> {
         const WHOLE: &str = "is written of a whole run: leave `--part` out";
         const TASKS: &str = "is run whole: on one machine, without `--part`";
+        const NONE: &str = "is a limit of models of which there are no parts: leave `--part` out";
         const LIMIT: &str = "is a limit of the whole: give it to `gguf-verify combine`";
         let figures = self.figures;
         let is_given = [
@@ -64,7 +65,6 @@ impl VerifyArgs {
             ("--max-masked-kld", self.max_masked_kld),
             ("--min-masked-top1", self.min_masked_top1),
         ];
-        const NONE: &str = "is a limit of models of which there are no parts: leave `--part` out";
         let others = others.into_iter().map(|(name, limit)| (limit.is_some(), name, NONE));
         match is_given.into_iter().chain(others).find(|(is_given, ..)| *is_given) {
             Some((_, name, why)) => {
@@ -123,36 +123,29 @@ impl VerifyArgs {
         };
         let part = part.labelled(label, &notes);
         part.write(output, !common.no_sync)?;
-        self.tell_part(&part, share, output, session)
+        tell(&part, share, output, session)
     }
+}
 
-    /// Says what was written.
-    fn tell_part(
-        &self,
-        part: &VerificationPart,
-        share: Share,
-        output: &Path,
-        session: &Session,
-    ) -> anyhow::Result<Exit> {
-        let size = fs_err::metadata(output)?.len();
-        let windows = part.windows();
-        if windows.is_none() {
-            session.progress.warn("nothing was run: `gguf-verify combine` says why");
-        }
-        let (first, n, all) = windows.unwrap_or_default();
-        if session.common.json {
-            session.print_json(&json!({
-                "file": output.display().to_string(), "file_bytes": size, "part": share.number(),
-                "parts": share.count(), "first_chunk": windows.map(|_| first), "chunks": n, "all_chunks": all,
-                "tokens": part.n_tokens(),
-            }))?;
-        } else if !session.common.quiet {
-            let name = output.display().to_string();
-            let (tokens, chunks) = (plural(part.n_tokens(), "token"), plural(n as u64, "chunk"));
-            let line =
-                format!("{}: part {share}, {chunks} of {all}, {tokens}, {}", escape(&name), bytes(size));
-            session.print(|out| writeln!(out, "{line}"))?;
-        }
-        Ok(Exit::Done)
+/// Says what was written.
+fn tell(part: &VerificationPart, share: Share, output: &Path, session: &Session) -> anyhow::Result<Exit> {
+    let size = fs_err::metadata(output)?.len();
+    let windows = part.windows();
+    if windows.is_none() {
+        session.progress.warn("nothing was run: `gguf-verify combine` says why");
     }
+    let (first, n, all) = windows.unwrap_or_default();
+    if session.common.json {
+        session.print_json(&json!({
+            "file": output.display().to_string(), "file_bytes": size, "part": share.number(),
+            "parts": share.count(), "first_chunk": windows.map(|_| first), "chunks": n, "all_chunks": all,
+            "tokens": part.n_tokens(),
+        }))?;
+    } else if !session.common.quiet {
+        let name = output.display().to_string();
+        let (tokens, chunks) = (plural(part.n_tokens(), "token"), plural(n as u64, "chunk"));
+        let line = format!("{}: part {share}, {chunks} of {all}, {tokens}, {}", escape(&name), bytes(size));
+        session.print(|out| writeln!(out, "{line}"))?;
+    }
+    Ok(Exit::Done)
 }

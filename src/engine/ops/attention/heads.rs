@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::core::simd::SimdLevel;
 use crate::engine::ops::attention::rows_of;
 use crate::engine::ops::math::{self, RunningSoftmax, SoftmaxRow};
-use crate::engine::ops::matmul::{MatrixTile, MatrixView, multiply, multiply_add, ordered_multiply};
+use crate::engine::ops::matmul::{MatrixTile, MatrixView, multiply, multiply_add};
 use crate::engine::ops::relative::RelativeScores;
 use crate::engine::plan::{Attention, Mask, RelativeBias, Vector};
 use crate::engine::run::panel::transpose;
@@ -220,7 +220,7 @@ impl Heads<'_> {
                     let mut out = out.rows_mut(tile.clone());
                     let values = values.rows(first_key..first_key + n_keys);
                     let scores = MatrixView::new(scores, tile.len(), n_keys, width);
-                    ordered_multiply(&mut out, scores, values, 1.0);
+                    multiply(&mut out, scores, values, 1.0);
                     for (row, &sum) in sums.iter().enumerate() {
                         out.row_mut(row).iter_mut().for_each(|x| *x *= sum);
                     }
