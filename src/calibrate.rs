@@ -11,6 +11,7 @@ mod costs;
 mod error;
 mod fidelity;
 mod groups;
+mod importance;
 mod matrices;
 mod memory;
 mod moments;
@@ -29,14 +30,20 @@ pub use collector::Wanted;
 pub use costs::{MeasureOptions, measure_costs};
 pub use error::CalibrateError;
 pub use fidelity::{Fidelity, FidelityOptions, Judged, Keep, Solver, Trial, WORTH_IT, solve};
+pub use importance::{ImportanceSums, total_importance};
 pub use memory::Needs;
-pub use moments::{LayerMoments, MatrixName, MeanMoments, Moments, SharedInput};
+pub use moments::{
+    Layer, LayerMoments, LayerSums, MatrixName, MeanMoments, MomentSums, Moments, SharedInput,
+};
 pub use outlook::Outlook;
-pub use run::{CalibrateOptions, CalibrationRun, total_importance};
+pub use run::{BatchRange, CalibrateOptions, CalibrationRun};
 pub use sampler::{SelfText, WrittenText};
 pub use solved::SolvedBlocks;
 pub use solver::{NotSolved, SolverOptions};
-pub use store::{Statistics, StatisticsError, StatisticsKind, StatisticsWriter};
+pub use store::{
+    CombinedStatistics, PartWriter, Statistics, StatisticsError, StatisticsKind, StatisticsPart,
+    StatisticsWriter, combine_statistics,
+};
 pub use text::{CalibrationText, CheckText, SELF_NAME, TextKind, TextOptions, TextSource};
 pub use types::{ChosenTypes, TypesOptions, choose_types, measure_mix};
-pub use work::{WorkError, WorkFolder};
+pub use work::{SelfTextKeeper, WorkError, WorkFolder};

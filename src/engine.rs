@@ -17,6 +17,7 @@ pub use build::{Stage, stage};
 pub use error::EngineError;
 pub use ops::cross::add_cross;
 pub use ops::gram::Gram;
+pub use ops::gram_sum::GramSum;
 pub use ops::head::{Hidden, TokenDivergence, TokenScore};
 pub use ops::math::add_squares;
 pub use ops::prefix::Prefix;

@@ -29,13 +29,13 @@ pub(crate) use file_type::id_of_blocks;
 pub use header::{
     ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Header, MAX_DIMS, MAX_NAME_BYTES, Strictness, parse_header,
 };
-pub(crate) use imatrix::add_exactly;
 pub use imatrix::{
     ColumnSums, CombinedImatrix, Imatrix, ImatrixEntry, ImatrixError, ImatrixFormat, ImatrixPart,
     ImatrixSums, StoredImatrix, UnfinishedRun, combine_imatrix_parts, merge_imatrices,
 };
 pub use plan::{FilePlan, LayoutOptions, PlanError, PlannedTensor};
 pub use reader::{GgufFile, OpenOptions, Part, TensorPlace};
+pub(crate) use share::{PartsGap, each_once, listed};
 pub use share::{Share, ShareError};
 pub use split::{SplitSpec, SplitStyle, merged_metadata};
 pub use value::{Array, Metadata, Value, ValueType};

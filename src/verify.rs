@@ -57,7 +57,7 @@ pub use imatrix::{
     Collected, ExpertCoverage, ImatrixStatistics, ImportanceOptions, ImportanceRun, LayerStatistics,
     TensorStatistics, expert_coverage, imatrix_statistics,
 };
-pub(crate) use imatrix::{Fingerprint, SumCollector};
+pub(crate) use imatrix::{ExactColumns, Fingerprint, SumCollector};
 pub use logit_file::read::LogitFile;
 pub use logit_file::write::LogitWriter;
 pub use logit_file::{LogitFileError, LogitFileSize};

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::calibrate::fidelity::{FidelityOptions, Judged, Keep, Solver, WORTH_IT};
+use crate::calibrate::importance::total_importance;
 use crate::calibrate::matrices::{MatrixSolver, Target};
-use crate::calibrate::run::{CalibrateOptions, CalibrationRun, total_importance};
+use crate::calibrate::run::{CalibrateOptions, CalibrationRun};
 use crate::calibrate::sequential::{Followed, Task};
 use crate::calibrate::solved::SolvedBlocks;
 use crate::calibrate::solver::LayerSolver;

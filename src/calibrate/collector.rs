@@ -4,28 +4,29 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::calibrate::groups::{Groups, MatrixKey};
+use crate::calibrate::groups::{Groups, MatrixKey, Rows};
 use crate::calibrate::moments::KindMoments;
-use crate::calibrate::{CalibrateError, LayerMoments, MatrixName, Moments};
+use crate::calibrate::{CalibrateError, LayerSums, MatrixName, MomentSums};
 use crate::core::{TensorMeta, TensorSource};
 use crate::engine::plan::Matrix;
 use crate::engine::{Engine, Observer};
-use crate::gguf::ColumnSums;
 use crate::verify::SumCollector;
 
 /// Whether the moments of a tensor's inputs are wanted.
 pub type Wanted<'a> = &'a (dyn Fn(&TensorMeta) -> bool + Sync);
 
 /// What takes the moments of a layer.
-pub(super) type Consumer<'a, E> = &'a mut (dyn FnMut(LayerMoments) -> Result<(), E> + Send);
+pub(super) type Consumer<'a, E> = &'a mut (dyn FnMut(LayerSums) -> Result<(), E> + Send);
 
 /// How the text is run.
 #[derive(Clone, Debug)]
 pub(super) struct Schedule {
-    /// The kind of text of each batch.
+    /// Kinds of text.
+    pub(super) n_kinds: usize,
+    /// The kind of each batch, in order.
     pub(super) kinds: Vec<usize>,
-    /// Tokens of each kind, in the order in which they are run.
-    pub(super) tokens: Vec<usize>,
+    /// Rows of each batch that go through the layers.
+    pub(super) rows: Vec<usize>,
 }
 
 struct State<'a, E> {
@@ -56,7 +57,7 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
         consumer: Consumer<'a, E>,
     ) -> Self {
         let level = engine.options().level;
-        let n_kinds = schedule.tokens.len();
+        let n_kinds = schedule.n_kinds;
         let layers = engine.plan().all_layers().enumerate();
         // The last one stays: layers of models whose stacks run in turn come several times.
         let last = layers.flat_map(|(at, layer)| layer.tensors.iter().map(move |&tensor| (tensor, at)));
@@ -80,8 +81,8 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds rows to the sums of one kind.
-    fn add(&self, groups: &mut Groups, kind: usize, matrices: &[&Matrix], x: &[f32]) {
+    /// Adds rows to the sums of one kind; `batches` says how many of each batch.
+    fn add(&self, groups: &mut Groups, kind: usize, matrices: &[&Matrix], (x, batches): (&[f32], &[usize])) {
         let tensors = self.engine.source.tensors();
         let is_wanted = |matrix: &&&Matrix| tensors.get(matrix.tensor).is_some_and(|meta| (self.wants)(meta));
         let keys: Vec<MatrixKey> = matrices.iter().filter(is_wanted).map(|m| MatrixKey::of(m)).collect();
@@ -91,7 +92,7 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
                 self.sums[kind].input(self.engine.source, matrix, x);
             }
             if !keys.is_empty() && n_cols > 0 {
-                groups.add(&keys, n_cols, x);
+                groups.add(&keys, Rows { x, n_cols, batches });
             }
         });
     }
@@ -100,15 +101,17 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
     pub(super) fn add_all(&self, matrices: &[&Matrix], x: &[f32]) {
         let n_cols = matrices.first().map_or(0, |matrix| matrix.n_cols);
         // What is computed for some tokens only cannot be told apart by kind.
-        if Some(x.len()) != self.schedule.tokens.iter().sum::<usize>().checked_mul(n_cols) {
+        if Some(x.len()) != self.schedule.rows.iter().sum::<usize>().checked_mul(n_cols) {
             return;
         }
         let (mut rest, mut state) = (x, self.state());
-        for (kind, &n_tokens) in self.schedule.tokens.iter().enumerate() {
-            let (own, later) = rest.split_at(n_tokens * n_cols);
-            rest = later;
-            if !own.is_empty() {
-                self.add(&mut state.kinds[kind], kind, matrices, own);
+        let mut batches = &self.schedule.rows[..];
+        for same in self.schedule.kinds.chunk_by(PartialEq::eq) {
+            let (own_batches, later_batches) = batches.split_at(same.len());
+            let (own, later) = rest.split_at(own_batches.iter().sum::<usize>() * n_cols);
+            (batches, rest) = (later_batches, later);
+            if let (Some(&kind), false) = (same.first(), own.is_empty()) {
+                self.add(&mut state.kinds[kind], kind, matrices, (own, own_batches));
             }
         }
     }
@@ -120,13 +123,13 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
         layer: Option<usize>,
         is_done: impl Fn(MatrixKey) -> bool,
     ) -> Result<(), E> {
-        let mut kinds: Vec<KindMoments> = Vec::with_capacity(state.kinds.len());
+        let mut kinds: Vec<KindMoments<MomentSums>> = Vec::with_capacity(state.kinds.len());
         for groups in &mut state.kinds {
             groups.end_batch();
             let taken = groups.take(&is_done).into_iter();
             kinds.push(taken.map(|(keys, moments)| (self.names(keys), moments)).collect());
         }
-        let broken = |(_, moments): &&(Vec<MatrixName>, Moments)| !moments.is_finite();
+        let broken = |(_, moments): &&(Vec<MatrixName>, MomentSums)| !moments.is_finite();
         if let Some((names, _)) = kinds.iter().flatten().find(broken) {
             let tensor = names.first().map(|name| name.tensor.clone()).unwrap_or_default();
             return Err(CalibrateError::NonFinite { tensor }.into());
@@ -134,7 +137,7 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
         if kinds.iter().all(Vec::is_empty) {
             return Ok(());
         }
-        (state.consumer)(LayerMoments::of(layer, kinds))
+        (state.consumer)(LayerSums::of(layer, kinds))
     }
 
     fn names(&self, keys: Vec<MatrixKey>) -> Vec<MatrixName> {
@@ -159,11 +162,11 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
     }
 
     /// Hands out what belongs to no layer, and gives the importance sums of each kind.
-    pub(super) fn finish(self) -> Result<Vec<BTreeMap<String, ColumnSums>>, E> {
+    pub(super) fn finish(self) -> Result<Vec<SumCollector>, E> {
         let mut state = self.state();
         self.hand_out(&mut state, None, |_| true)?;
         drop(state);
-        Ok(self.sums.into_iter().map(SumCollector::into_sums).collect())
+        Ok(self.sums)
     }
 }
 
@@ -171,7 +174,11 @@ impl<E: From<CalibrateError> + Send> Observer for MomentCollector<'_, E> {
     fn inputs(&self, _: &dyn TensorSource, matrices: &[&Matrix], x: &[f32]) {
         let mut state = self.state();
         match state.kind {
-            Some(kind) => self.add(&mut state.kinds[kind], kind, matrices, x),
+            Some(kind) => {
+                let n_cols = matrices.first().map_or(0, |matrix| matrix.n_cols);
+                let batch = [x.len() / n_cols.max(1)];
+                self.add(&mut state.kinds[kind], kind, matrices, (x, &batch));
+            }
             None => {
                 drop(state);
                 self.add_all(matrices, x);

@@ -6,6 +6,7 @@ use crate::calibrate::{StatisticsError, WorkError};
 use crate::core::Hint;
 use crate::core::text::escape;
 use crate::engine::EngineError;
+use crate::gguf::Share;
 use crate::quantize::{AllocateError, QuantizeError};
 use crate::verify::VerifyError;
 
@@ -75,6 +76,14 @@ pub enum CalibrateError {
     /// Sequences that are written together remember what came before.
     #[error("memory budget of {budget_bytes} bytes: the model needs {needed_bytes} to write text")]
     SelfMemory { budget_bytes: u64, needed_bytes: u64 },
+    /// A file that was to hold what this model has written.
+    #[error("{}: {what}", path.display())]
+    OtherSelfText { path: PathBuf, what: &'static str },
+    /// Parts of a text that are no parts.
+    #[error(
+        "part {share} of {n_tokens} tokens of calibration text, which are {n_batches} batches that cannot be cut"
+    )]
+    FewBatches { share: Share, n_batches: usize, n_tokens: usize },
     /// Activations that overflow.
     #[error("calibration: what `{}` is multiplied with is not finite", escape(tensor))]
     NonFinite { tensor: String },
@@ -107,6 +116,12 @@ impl Hint for CalibrateError {
                 vec![
                     "give a longer text, or a folder of texts: the files of a folder are one kind".to_owned(),
                 ]
+            }
+            Self::FewBatches { n_batches, .. } => {
+                vec![format!("choose {n_batches} parts or fewer, or more tokens with `--calibrate-tokens`")]
+            }
+            Self::OtherSelfText { .. } => {
+                vec!["name a new file with `--self-text`, and the model writes its text there".to_owned()]
             }
             Self::NoCheck => vec!["name one with `--check-text`".to_owned()],
             Self::StatisticsFor { .. } => vec!["choose `--solver gptq`".to_owned()],

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::calibrate::Moments;
+use crate::calibrate::MomentSums;
 use crate::engine::plan::Matrix;
 
 /// A matrix of the model.
@@ -48,15 +48,36 @@ fn digest(x: &[f32]) -> Digest {
 #[derive(Debug)]
 struct Group {
     members: Vec<MatrixKey>,
-    moments: Moments,
+    moments: MomentSums,
 }
 
 /// Rows that only some of a group have met so far in this batch.
 #[derive(Debug)]
 struct Pending {
     digest: Digest,
-    moments: Moments,
+    moments: MomentSums,
     seen: Vec<MatrixKey>,
+}
+
+/// Rows that matrices are multiplied with.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'x> {
+    /// `[n, n_cols]`.
+    pub(super) x: &'x [f32],
+    pub(super) n_cols: usize,
+    /// Rows of each batch: how they come together in one call must not be seen in their sums.
+    pub(super) batches: &'x [usize],
+}
+
+impl Rows<'_> {
+    fn add_to(&self, moments: &mut MomentSums) {
+        let mut rest = self.x;
+        for n_rows in self.batches {
+            let (batch, later) = rest.split_at(n_rows * self.n_cols);
+            rest = later;
+            moments.add_batch(batch);
+        }
+    }
 }
 
 /// All sums of one kind of text.
@@ -70,8 +91,8 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// Adds rows that matrices, all of `n_cols`, are multiplied with.
-    pub(super) fn add(&mut self, matrices: &[MatrixKey], n_cols: usize, x: &[f32]) {
+    /// Adds rows that matrices are multiplied with.
+    pub(super) fn add(&mut self, matrices: &[MatrixKey], rows: Rows<'_>) {
         let mut known: BTreeMap<usize, Vec<MatrixKey>> = BTreeMap::new();
         let mut new = Vec::new();
         for &matrix in matrices {
@@ -85,19 +106,19 @@ impl Groups {
             self.fresh.retain(|(_, fresh)| *fresh != at);
             let group = &mut self.all[at];
             if group.members.len() == seen.len() {
-                group.moments.add_rows(x);
+                rows.add_to(&mut group.moments);
             } else {
-                self.wait(seen, n_cols, x);
+                self.wait(seen, rows);
             }
         }
         if !new.is_empty() {
-            self.begin(new, n_cols, x);
+            self.begin(new, rows);
         }
     }
 
     /// Keeps rows until it is known who has met them.
-    fn wait(&mut self, mut seen: Vec<MatrixKey>, n_cols: usize, x: &[f32]) {
-        let digest = digest(x);
+    fn wait(&mut self, mut seen: Vec<MatrixKey>, rows: Rows<'_>) {
+        let (digest, n_cols) = (digest(rows.x), rows.n_cols);
         let is_same = |pending: &&mut Pending| {
             // Who meets equal rows twice has met them twice.
             pending.digest == digest
@@ -108,22 +129,22 @@ impl Groups {
             pending.seen.append(&mut seen);
             return;
         }
-        let mut moments = Moments::zero(n_cols);
-        moments.add_rows(x);
+        let mut moments = MomentSums::zero(n_cols);
+        rows.add_to(&mut moments);
         self.pending.push(Pending { digest, moments, seen });
     }
 
     /// Matrices that are seen for the first time.
-    fn begin(&mut self, new: Vec<MatrixKey>, n_cols: usize, x: &[f32]) {
-        let digest = digest(x);
+    fn begin(&mut self, new: Vec<MatrixKey>, rows: Rows<'_>) {
+        let (digest, n_cols) = (digest(rows.x), rows.n_cols);
         let is_same = |&&(other, group): &&(Digest, usize)| {
             other == digest && self.all[group].moments.n_cols() == n_cols
         };
         let at = match self.fresh.iter().find(is_same) {
             Some(&(_, group)) => group,
             None => {
-                let mut moments = Moments::zero(n_cols);
-                moments.add_rows(x);
+                let mut moments = MomentSums::zero(n_cols);
+                rows.add_to(&mut moments);
                 self.all.push(Group { members: Vec::new(), moments });
                 let at = self.all.len() - 1;
                 self.fresh.push((digest, at));
@@ -172,7 +193,7 @@ impl Groups {
     }
 
     /// Takes the sums out of all groups whose matrices are done. To be called between batches.
-    pub(super) fn take(&mut self, is_done: impl Fn(MatrixKey) -> bool) -> Vec<(Vec<MatrixKey>, Moments)> {
+    pub(super) fn take(&mut self, is_done: impl Fn(MatrixKey) -> bool) -> Vec<(Vec<MatrixKey>, MomentSums)> {
         let (mut taken, mut left) = (Vec::new(), Vec::new());
         for group in std::mem::take(&mut self.all) {
             if group.members.iter().all(|&matrix| is_done(matrix)) {
@@ -197,12 +218,17 @@ mod tests {
         tensors.map(|tensor| MatrixKey { tensor, expert: None })
     }
 
+    /// Adds rows of one batch.
+    fn add(groups: &mut Groups, matrices: &[MatrixKey], n_cols: usize, x: &[f32]) {
+        groups.add(matrices, Rows { x, n_cols, batches: &[x.len() / n_cols] });
+    }
+
     /// The matrices of each group with its number of rows and first sum.
     fn shown(groups: &mut Groups) -> Vec<(Vec<usize>, u64, f32)> {
         let taken = groups.take(|_| true);
-        let show = |(members, moments): (Vec<MatrixKey>, Moments)| {
+        let show = |(members, moments): (Vec<MatrixKey>, MomentSums)| {
             let tensors = members.into_iter().map(|matrix| matrix.tensor).collect();
-            (tensors, moments.n_rows(), moments.sums().row(0)[0])
+            (tensors, moments.n_rows(), moments.round().sums().row(0)[0])
         };
         taken.into_iter().map(show).collect()
     }
@@ -211,9 +237,9 @@ mod tests {
     fn equal_rows_of_several_calls_are_shared() {
         let mut groups = Groups::default();
         for x in [[1.0, 2.0], [3.0, 4.0]] {
-            groups.add(&keys([1, 2]), 2, &x);
-            groups.add(&keys([5]), 2, &[7.0, x[0]]);
-            groups.add(&keys([3]), 2, &x);
+            add(&mut groups, &keys([1, 2]), 2, &x);
+            add(&mut groups, &keys([5]), 2, &[7.0, x[0]]);
+            add(&mut groups, &keys([3]), 2, &x);
             groups.end_batch();
         }
         let expected = [(vec![1, 2, 3], 2, 10.0), (vec![5], 2, 98.0)];
@@ -228,7 +254,7 @@ mod tests {
             for (tensors, x) in calls {
                 let keys: Vec<MatrixKey> =
                     tensors.iter().map(|&tensor| MatrixKey { tensor, expert: None }).collect();
-                groups.add(&keys, 1, &[*x]);
+                add(&mut groups, &keys, 1, &[*x]);
             }
             groups.end_batch();
         };
@@ -248,30 +274,44 @@ mod tests {
         let mut groups = Groups::default();
         let [a, b] = keys([1, 2]);
         // As experts that share one matrix: equal rows count as often as they come.
-        groups.add(&[a], 1, &[2.0]);
-        groups.add(&[a], 1, &[2.0]);
-        groups.add(&[b], 1, &[2.0]);
+        add(&mut groups, &[a], 1, &[2.0]);
+        add(&mut groups, &[a], 1, &[2.0]);
+        add(&mut groups, &[b], 1, &[2.0]);
         groups.end_batch();
         assert_eq!(shown(&mut groups), [(vec![1], 2, 8.0), (vec![2], 1, 4.0)]);
-        groups.add(&[a, b], 1, &[1.0]);
+        add(&mut groups, &[a, b], 1, &[1.0]);
         groups.end_batch();
-        groups.add(&[a], 1, &[3.0]);
-        groups.add(&[a], 1, &[3.0]);
-        groups.add(&[b], 1, &[3.0]);
+        add(&mut groups, &[a], 1, &[3.0]);
+        add(&mut groups, &[a], 1, &[3.0]);
+        add(&mut groups, &[b], 1, &[3.0]);
         groups.end_batch();
         assert_eq!(shown(&mut groups), [(vec![1], 3, 19.0), (vec![2], 2, 10.0)]);
+    }
+
+    #[test]
+    fn rows_of_several_batches_are_told_apart_by_all_of_them_and_summed_one_by_one() {
+        let (x, batches) = ([2f32.powi(12), 1.0, 3.0], [1, 2]);
+        let rows = Rows { x: &x, n_cols: 1, batches: &batches };
+        let mut groups = Groups::default();
+        let [a, b, c] = keys([1, 2, 3]);
+        groups.add(&[a], rows);
+        groups.add(&[b], rows);
+        groups.add(&[c], Rows { x: &[2f32.powi(12), 1.0, 4.0], ..rows });
+        groups.end_batch();
+        let expected = [(vec![1, 2], 3, 16_777_226.0), (vec![3], 3, 16_777_232.0)];
+        assert_eq!(shown(&mut groups), expected);
     }
 
     #[test]
     fn what_goes_on_is_not_taken() {
         let mut groups = Groups::default();
         let [a, b, c] = keys([1, 2, 3]);
-        groups.add(&[a, b], 1, &[1.0]);
-        groups.add(&[c], 1, &[2.0]);
+        add(&mut groups, &[a, b], 1, &[1.0]);
+        add(&mut groups, &[c], 1, &[2.0]);
         groups.end_batch();
         assert_eq!(groups.take(|matrix| matrix.tensor != 2).len(), 1);
-        groups.add(&[a, b], 1, &[1.0]);
-        groups.add(&[c], 1, &[3.0]);
+        add(&mut groups, &[a, b], 1, &[1.0]);
+        add(&mut groups, &[c], 1, &[3.0]);
         groups.end_batch();
         assert_eq!(shown(&mut groups), [(vec![1, 2], 2, 2.0), (vec![3], 1, 9.0)]);
     }

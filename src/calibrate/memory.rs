@@ -6,7 +6,7 @@ use crate::calibrate::CalibrateError;
 use crate::calibrate::collector::Wanted;
 use crate::core::{TensorMeta, TensorSource};
 use crate::engine::plan::{Dense, Ffn, KvSource, LayerPlan, Mixer, Moe};
-use crate::engine::{Gram, GraphPlan};
+use crate::engine::{GramSum, GraphPlan};
 
 /// Bytes that a run takes at most, beside the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,13 +68,13 @@ pub(super) fn moment_bytes(plan: &GraphPlan, source: &dyn TensorSource, wants: W
     // Rows that are kept until it is known which matrices have met them.
     let widest = spans.keys().filter_map(|&tensor| tensors.get(tensor)).filter(|meta| wants(meta));
     let waiting = widest.map(matrix_bytes).max().unwrap_or(0);
-    layers.max(Gram::bytes(plan.head.n_cols)).saturating_add(outside).saturating_add(waiting)
+    layers.max(GramSum::bytes(plan.head.n_cols)).saturating_add(outside).saturating_add(waiting)
 }
 
 fn matrix_bytes(meta: &TensorMeta) -> u64 {
     match meta.shape.rank() {
         0 | 1 => 0,
-        _ => usize::try_from(meta.shape.n_cols()).map_or(u64::MAX, Gram::bytes),
+        _ => usize::try_from(meta.shape.n_cols()).map_or(u64::MAX, GramSum::bytes),
     }
 }
 

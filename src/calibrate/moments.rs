@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::engine::Gram;
+use crate::engine::{Gram, GramSum};
 
 /// Sums over the rows of one input.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,15 +12,6 @@ pub struct Moments {
 }
 
 impl Moments {
-    /// No rows of `n_cols` yet.
-    ///
-    /// # Panics
-    /// As [`Gram::zero`].
-    #[must_use]
-    pub fn zero(n_cols: usize) -> Self {
-        Self { n_rows: 0, sums: Gram::zero(n_cols) }
-    }
-
     /// What is known of `n_rows` rows.
     #[must_use]
     pub fn of(n_rows: u64, sums: Gram) -> Self {
@@ -45,12 +36,6 @@ impl Moments {
         &self.sums
     }
 
-    /// Adds rows, `[n, n_cols]`, as [`Gram::add_rows`] does.
-    pub(super) fn add_rows(&mut self, x: &[f32]) {
-        self.sums.add_rows(x);
-        self.n_rows += (x.len() / self.n_cols().max(1)) as u64;
-    }
-
     /// Adds the sums of other rows.
     ///
     /// # Panics
@@ -59,10 +44,73 @@ impl Moments {
         self.sums.add(&other.sums);
         self.n_rows += other.n_rows;
     }
+}
 
-    /// False if a sum of squares is no number or infinite.
+/// The same while rows are added, or parts of them put together: in which order does not matter.
+#[derive(Clone, Debug)]
+pub struct MomentSums {
+    n_rows: u64,
+    sums: GramSum,
+}
+
+impl MomentSums {
+    /// No rows of `n_cols` yet.
+    ///
+    /// # Panics
+    /// As [`GramSum::zero`].
+    #[must_use]
+    pub fn zero(n_cols: usize) -> Self {
+        Self { n_rows: 0, sums: GramSum::zero(n_cols) }
+    }
+
+    /// Width of the rows.
+    #[must_use]
+    pub fn n_cols(&self) -> usize {
+        self.sums.n_cols()
+    }
+
+    /// Rows that were summed.
+    #[must_use]
+    pub fn n_rows(&self) -> u64 {
+        self.n_rows
+    }
+
+    /// `XᵀX`, not divided by the number of rows.
+    #[must_use]
+    pub fn sums(&self) -> &GramSum {
+        &self.sums
+    }
+
+    /// `XᵀX` of more rows, to be added to.
+    pub(super) fn sums_of_more(&mut self, n_rows: u64) -> &mut GramSum {
+        self.n_rows = self.n_rows.saturating_add(n_rows);
+        &mut self.sums
+    }
+
+    /// Adds a batch of rows, `[n, n_cols]`, as [`GramSum::add_rows`] does.
+    pub(super) fn add_batch(&mut self, x: &[f32]) {
+        self.sums.add_rows(x);
+        self.n_rows += (x.len() / self.n_cols().max(1)) as u64;
+    }
+
+    /// Adds the sums of other rows.
+    ///
+    /// # Panics
+    /// If the widths differ.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.sums.add(&other.sums);
+        self.n_rows += other.n_rows;
+    }
+
+    /// The moments, each sum rounded once.
+    #[must_use]
+    pub fn round(&self) -> Moments {
+        Moments { n_rows: self.n_rows, sums: self.sums.round() }
+    }
+
+    /// False if a sum is no number or infinite.
     pub(super) fn is_finite(&self) -> bool {
-        (0..self.n_cols()).all(|row| self.sums.row(row).iter().all(|sum| sum.is_finite()))
+        self.sums.is_finite()
     }
 }
 
@@ -97,30 +145,36 @@ pub struct MeanMoments {
     pub h: Vec<f32>,
 }
 
-/// The moments of a layer.
+/// The moments of a layer, `M` for each kind of text and input.
 #[derive(Clone, Debug, PartialEq)]
-pub struct LayerMoments {
+pub struct Layer<M> {
     /// The layer, counted over all stacks, those of an encoder first; `None` for what belongs to none: the head, which is
     /// multiplied with the output of the final norm, and what comes before or after all layers.
     pub layer: Option<usize>,
     /// The inputs.
     pub inputs: Vec<SharedInput>,
     /// The moments, by kind of text.
-    pub(super) kinds: Vec<Vec<Moments>>,
+    pub(super) kinds: Vec<Vec<M>>,
 }
 
-/// Moments of one kind, with the matrices that they belong to.
-pub(super) type KindMoments = Vec<(Vec<MatrixName>, Moments)>;
+/// Moments of a layer.
+pub type LayerMoments = Layer<Moments>;
 
-impl LayerMoments {
-    /// The moments of a layer, by kind. Matrices that share their moments in all kinds become one input.
-    pub(super) fn of(layer: Option<usize>, kinds: Vec<KindMoments>) -> Self {
+/// Moments of a layer that others may still be added to.
+pub type LayerSums = Layer<MomentSums>;
+
+/// Moments of one kind, with the matrices that they belong to.
+pub(super) type KindMoments<M> = Vec<(Vec<MatrixName>, M)>;
+
+impl<M> Layer<M> {
+    /// Matrices that share their moments in all kinds become one input.
+    fn shared(layer: Option<usize>, kinds: Vec<KindMoments<M>>, n_cols: impl Fn(&M) -> usize) -> Self {
         let mut places: BTreeMap<MatrixName, (usize, Vec<Option<usize>>)> = BTreeMap::new();
         for (kind, groups) in kinds.iter().enumerate() {
             for (at, (matrices, moments)) in groups.iter().enumerate() {
                 for matrix in matrices {
                     let place = places.entry(matrix.clone());
-                    let (_, place) = place.or_insert_with(|| (moments.n_cols(), vec![None; kinds.len()]));
+                    let (_, place) = place.or_insert_with(|| (n_cols(moments), vec![None; kinds.len()]));
                     place[kind] = Some(at);
                 }
             }
@@ -137,6 +191,12 @@ impl LayerMoments {
         Self { layer, inputs, kinds }
     }
 
+    /// The moments of an input of this layer in one kind of text.
+    #[must_use]
+    pub fn moments(&self, input: &SharedInput, kind: usize) -> Option<&M> {
+        self.kinds.get(kind)?.get((*input.moments.get(kind)?)?)
+    }
+
     /// Number of kinds of text.
     #[must_use]
     pub fn n_kinds(&self) -> usize {
@@ -150,11 +210,34 @@ impl LayerMoments {
         let is_own = |matrix: &MatrixName| matrix.tensor == tensor && matrix.expert == expert;
         self.inputs.iter().find(|input| input.matrices.iter().any(is_own))
     }
+}
 
-    /// The moments of an input of this layer in one kind of text.
+impl LayerSums {
+    /// The sums of a layer, by kind, of the matrices that have met the same rows.
+    pub(super) fn of(layer: Option<usize>, kinds: Vec<KindMoments<MomentSums>>) -> Self {
+        Self::shared(layer, kinds, MomentSums::n_cols)
+    }
+
+    /// The moments, each sum rounded once.
     #[must_use]
-    pub fn moments(&self, input: &SharedInput, kind: usize) -> Option<&Moments> {
-        self.kinds.get(kind)?.get((*input.moments.get(kind)?)?)
+    pub fn round(self) -> LayerMoments {
+        let Self { layer, inputs, kinds } = self;
+        let of_kind = |(kind, sums): (usize, Vec<MomentSums>)| {
+            let of_group = |(at, sums): (usize, MomentSums)| {
+                let own = inputs.iter().filter(|input| input.moments.get(kind) == Some(&Some(at)));
+                (own.flat_map(|input| input.matrices.iter().cloned()).collect(), sums.round())
+            };
+            sums.into_iter().enumerate().map(of_group).collect()
+        };
+        LayerMoments::of(layer, kinds.into_iter().enumerate().map(of_kind).collect())
+    }
+}
+
+impl LayerMoments {
+    /// The moments of a layer, by kind. Matrices whose moments are equal in all kinds become one input, however it was found
+    /// out: what was collected in parts and put together is what a single run collects.
+    pub(super) fn of(layer: Option<usize>, kinds: Vec<KindMoments<Moments>>) -> Self {
+        Self::shared(layer, kinds.into_iter().map(joined).collect(), Moments::n_cols)
     }
 
     /// Mean moments of an input over kinds, `weights` one per kind; a kind without rows counts nothing. `None` if nothing
@@ -185,6 +268,29 @@ impl LayerMoments {
         let totals: Vec<(Moments, f64)> = weights.iter().enumerate().filter_map(of_kind).collect();
         mean(&totals.iter().map(|(total, weight)| (total, *weight)).collect::<Vec<_>>())
     }
+}
+
+/// Equal moments as one, in the order of the first of their matrices.
+fn joined(groups: KindMoments<Moments>) -> KindMoments<Moments> {
+    let mut joined: KindMoments<Moments> = Vec::with_capacity(groups.len());
+    // By what is quickly compared.
+    let mut places: BTreeMap<(u64, Vec<u32>), Vec<usize>> = BTreeMap::new();
+    for (matrices, moments) in groups {
+        let squares = moments.sums.diagonal().into_iter().map(f32::to_bits).collect();
+        let like = places.entry((moments.n_rows, squares)).or_default();
+        match like.iter().find(|&&at| joined[at].1 == moments) {
+            Some(&at) => joined[at].0.extend(matrices),
+            None => {
+                like.push(joined.len());
+                joined.push((matrices, moments));
+            }
+        }
+    }
+    for (matrices, _) in &mut joined {
+        matrices.sort();
+    }
+    joined.sort_by(|(a, _), (b, _)| a.cmp(b));
+    joined
 }
 
 /// The weighed mean of the kinds' means, in f64 and rounded once.
@@ -220,9 +326,9 @@ mod tests {
     }
 
     fn moments(rows: &[[f32; 2]]) -> Moments {
-        let mut moments = Moments::zero(2);
-        moments.add_rows(rows.as_flattened());
-        moments
+        let mut sums = MomentSums::zero(2);
+        sums.add_batch(rows.as_flattened());
+        sums.round()
     }
 
     #[test]
@@ -239,6 +345,33 @@ mod tests {
         assert_eq!(layer.mean(input, &[0.0, 2.0]).unwrap().h, [0.0, 0.0, 0.0, 16.0]);
         assert_eq!(layer.mean(input, &[0.0, 0.0]), None);
         assert_eq!((layer.input("k", Some(0)), layer.input("v", None)), (None, None));
+    }
+
+    #[test]
+    fn who_shares_moments_does_not_depend_on_how_that_was_found_out() {
+        let sums = |rows: &[[f32; 2]]| {
+            let mut sums = MomentSums::zero(2);
+            for row in rows {
+                sums.add_batch(row);
+            }
+            sums
+        };
+        let rows = [[1.0, 2.0], [3.0, 4.0]];
+        let names = |names: &[&str]| names.iter().map(|n| name(n, None)).collect::<Vec<_>>();
+        let apart = vec![
+            (names(&["c"]), sums(&[[5.0, 6.0]])),
+            (names(&["b"]), sums(&rows)),
+            (names(&["a"]), sums(&rows)),
+        ];
+        let together = vec![(names(&["b", "a"]), sums(&rows)), (names(&["c"]), sums(&[[5.0, 6.0]]))];
+        let (apart, together) = (LayerSums::of(Some(1), vec![apart]), LayerSums::of(Some(1), vec![together]));
+        assert_eq!((apart.inputs.len(), together.inputs.len()), (3, 2));
+        let apart = apart.round();
+        assert_eq!(apart, together.round());
+        assert_eq!((apart.inputs.len(), &apart.inputs[0].matrices), (2, &names(&["a", "b"])));
+        // A row more, even of zeros, is another mean.
+        let more = vec![(names(&["a"]), sums(&rows)), (names(&["b"]), sums(&[rows[0], rows[1], [0.0; 2]]))];
+        assert_eq!(LayerSums::of(None, vec![more]).round().inputs.len(), 2);
     }
 
     #[test]

@@ -1,16 +1,17 @@
 //! The run: all windows of all kinds through one layer after the other.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use crate::calibrate::collector::{Consumer, MomentCollector, Schedule, Wanted};
 use crate::calibrate::memory::{Needs, moment_bytes};
-use crate::calibrate::{CalibrateError, CalibrationText, LayerMoments};
+use crate::calibrate::{CalibrateError, CalibrationText, ImportanceSums, LayerMoments, LayerSums};
 use crate::core::progress::Progress;
 use crate::engine::plan::{Ffn, ModelKind};
 use crate::engine::{Engine, EngineError, EngineOptions, GraphPlan, TokenChunk};
-use crate::gguf::{ColumnSums, ImatrixSums};
-use crate::verify::Model;
+use crate::gguf::{ColumnSums, ImatrixSums, Share};
+use crate::verify::{Model, SumCollector, Window};
 
 /// Tokens of a batch at most, but whole windows: enough that decoding weights costs little beside the products. The same
 /// on every machine, since blocks of rows begin with batches.
@@ -29,12 +30,35 @@ pub struct CalibrateOptions<'a> {
     pub dir: &'a Path,
 }
 
+/// Windows of one kind of text that go through a layer together: what rows are summed with depends on nothing else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Batch {
+    kind: usize,
+    windows: Range<usize>,
+    n_tokens: usize,
+    /// Tokens that have states: all, but for those that an encoder reads.
+    n_rows: usize,
+}
+
+/// Which batches of all a run has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchRange {
+    /// The first.
+    pub first: usize,
+    /// How many it has.
+    pub n: usize,
+    /// How many there are.
+    pub of: usize,
+}
+
 /// A run that is ready: text cut into windows, the model's graph built, memory counted.
 pub struct CalibrationRun<'a> {
     engine: Engine<'a>,
     text: &'a CalibrationText,
     options: CalibrateOptions<'a>,
     needs: Needs,
+    batches: Vec<Batch>,
+    range: BatchRange,
 }
 
 impl<'a> CalibrationRun<'a> {
@@ -47,11 +71,49 @@ impl<'a> CalibrationRun<'a> {
         text: &'a CalibrationText,
         options: CalibrateOptions<'a>,
     ) -> Result<Self, CalibrateError> {
+        Self::of_share(model, text, options, None)
+    }
+
+    /// The same for a share of the text: consecutive batches, so that the share with the most tokens has as few as can be.
+    /// All shares have the same text.
+    ///
+    /// # Errors
+    /// As [`CalibrationRun::new`]; [`CalibrateError::FewBatches`] for more shares than batches.
+    pub fn of_share(
+        model: &Model<'a>,
+        text: &'a CalibrationText,
+        options: CalibrateOptions<'a>,
+        share: Option<Share>,
+    ) -> Result<Self, CalibrateError> {
         let engine = Engine::new(model.plan()?, model.source, options.engine)?;
-        let needs = needs(model, &engine, text, options.wants);
-        let is_spilling = needs.spills(options.engine.memory_bytes, text.n_tokens())?;
+        let mut batches = batches(text, batch_tokens(engine.plan()));
+        let of = batches.len();
+        let mut range = BatchRange { first: 0, n: of, of };
+        if let Some(share) = share {
+            if of < share.count() {
+                return Err(CalibrateError::FewBatches { share, n_batches: of, n_tokens: text.n_tokens() });
+            }
+            let own = share.of_costs(&batches.iter().map(|batch| batch.n_tokens as u64).collect::<Vec<_>>());
+            range = BatchRange { first: own.start, n: own.len(), of };
+            batches = batches.drain(own).collect();
+        }
+        let n_tokens = batches.iter().map(|batch| batch.n_tokens).sum();
+        let needs = needs_of(model, &engine, (text, n_tokens), options.wants);
+        let is_spilling = needs.spills(options.engine.memory_bytes, n_tokens)?;
         let engine = if is_spilling { engine.spilling(options.dir) } else { engine };
-        Ok(Self { engine, text, options, needs })
+        Ok(Self { engine, text, options, needs, batches, range })
+    }
+
+    /// Which batches the run has.
+    #[must_use]
+    pub fn batches(&self) -> BatchRange {
+        self.range
+    }
+
+    /// Tokens that are run.
+    #[must_use]
+    pub fn n_tokens(&self) -> usize {
+        self.batches.iter().map(|batch| batch.n_tokens).sum()
     }
 
     /// Bytes that the run takes at most, beside the weights.
@@ -66,32 +128,23 @@ impl<'a> CalibrationRun<'a> {
         &self.engine.plan().warnings
     }
 
-    /// The windows as the engine runs them, the number in each batch, and the kind of each batch.
+    /// The windows as the engine runs them, the number in each batch, and what is known of each batch.
     fn schedule(&self) -> (Vec<TokenChunk>, Vec<usize>, Schedule) {
-        let limit = batch_tokens(self.engine.plan());
-        let (mut chunks, mut counts) = (Vec::new(), Vec::new());
-        let mut schedule = Schedule { kinds: Vec::new(), tokens: Vec::new() };
-        for (kind, text) in self.text.kinds.iter().enumerate() {
-            let mut in_batch = usize::MAX;
-            for window in &text.windows {
-                let TokenChunk { tokens, n_source, .. } = &window.chunk;
-                if in_batch.saturating_add(tokens.len()) > limit {
-                    counts.push(0);
-                    schedule.kinds.push(kind);
-                    in_batch = 0;
-                }
-                in_batch += tokens.len();
-                if let Some(count) = counts.last_mut() {
-                    *count += 1;
-                }
-                let chunk =
-                    TokenChunk { tokens: tokens.clone(), rows: *n_source..tokens.len(), n_source: *n_source };
-                chunks.push(chunk);
-            }
-            let states = |window: &crate::verify::Window| window.chunk.tokens.len() - window.chunk.n_source;
-            schedule.tokens.push(text.windows.iter().map(states).sum());
-        }
-        (chunks, counts, schedule)
+        let windows = |batch: &Batch| {
+            let kind = self.text.kinds.get(batch.kind);
+            kind.and_then(|kind| kind.windows.get(batch.windows.clone())).unwrap_or_default()
+        };
+        let chunk = |window: &Window| {
+            let TokenChunk { tokens, n_source, .. } = &window.chunk;
+            TokenChunk { tokens: tokens.clone(), rows: *n_source..tokens.len(), n_source: *n_source }
+        };
+        let chunks = self.batches.iter().flat_map(|batch| windows(batch).iter().map(chunk)).collect();
+        let schedule = Schedule {
+            n_kinds: self.text.kinds.len(),
+            kinds: self.batches.iter().map(|batch| batch.kind).collect(),
+            rows: self.batches.iter().map(|batch| batch.n_rows).collect(),
+        };
+        (chunks, self.batches.iter().map(|batch| batch.windows.len()).collect(), schedule)
     }
 
     /// Runs the model. `take` gets the moments of one layer after the other, each when no text will add to them, and at
@@ -108,12 +161,35 @@ impl<'a> CalibrationRun<'a> {
         progress: &dyn Progress,
         take: &mut (dyn FnMut(LayerMoments) -> Result<(), E> + Send),
     ) -> Result<Vec<ImatrixSums>, E> {
+        let sums = self.collect(progress, &mut |layer| take(layer.round()))?;
+        let kinds = self.text.kinds.iter().zip(sums);
+        let sums = kinds.map(|(kind, own)| self.importance(&kind.name, kind.windows.len(), own.into_sums()));
+        Ok(sums.collect())
+    }
+
+    /// The same, with sums to which those of other shares can be added.
+    ///
+    /// # Errors
+    /// As [`CalibrationRun::run`].
+    pub fn run_share<E: From<CalibrateError> + Send>(
+        &self,
+        progress: &dyn Progress,
+        take: &mut (dyn FnMut(LayerSums) -> Result<(), E> + Send),
+    ) -> Result<ImportanceSums, E> {
+        let sums = self.collect(progress, take)?.into_iter().map(SumCollector::into_exact);
+        Ok(ImportanceSums { kinds: sums.collect() })
+    }
+
+    fn collect<E: From<CalibrateError> + Send>(
+        &self,
+        progress: &dyn Progress,
+        take: Consumer<'_, E>,
+    ) -> Result<Vec<SumCollector>, E> {
         let (chunks, counts, schedule) = self.schedule();
         let work = self.engine.work_bytes_in(counts.len()).saturating_sub(self.engine.head_bytes());
         progress.begin("running the model", work);
         let plan = self.engine.plan();
-        let consumer: Consumer<'_, E> = take;
-        let collector = MomentCollector::new(&self.engine, schedule, self.options.wants, consumer);
+        let collector = MomentCollector::new(&self.engine, schedule, self.options.wants, take);
         let hidden = match self.engine.forward_in(&counts, &chunks, progress, Some(&collector)) {
             Ok(hidden) => hidden,
             Err(EngineError::Stopped) => {
@@ -128,8 +204,7 @@ impl<'a> CalibrationRun<'a> {
         drop(hidden);
         let sums = collector.finish()?;
         progress.end();
-        let kinds = self.text.kinds.iter().zip(sums);
-        Ok(kinds.map(|(kind, own)| self.importance(&kind.name, kind.windows.len(), own)).collect())
+        Ok(sums)
     }
 
     fn importance(&self, name: &str, n_chunks: usize, tensors: BTreeMap<String, ColumnSums>) -> ImatrixSums {
@@ -140,6 +215,27 @@ impl<'a> CalibrationRun<'a> {
             chunk_size: self.text.n_ctx,
         }
     }
+}
+
+/// Cuts each kind of text into batches of whole windows, of at most `limit` tokens unless a window is longer.
+fn batches(text: &CalibrationText, limit: usize) -> Vec<Batch> {
+    let mut batches: Vec<Batch> = Vec::new();
+    for (kind, own) in text.kinds.iter().enumerate() {
+        for (at, window) in own.windows.iter().enumerate() {
+            let n_tokens = window.chunk.tokens.len();
+            let n_rows = n_tokens.saturating_sub(window.chunk.n_source);
+            let fits = |batch: &&mut Batch| batch.kind == kind && batch.n_tokens + n_tokens <= limit;
+            match batches.last_mut().filter(fits) {
+                Some(batch) => {
+                    batch.windows.end = at + 1;
+                    batch.n_tokens += n_tokens;
+                    batch.n_rows += n_rows;
+                }
+                None => batches.push(Batch { kind, windows: at..at + 1, n_tokens, n_rows }),
+            }
+        }
+    }
+    batches
 }
 
 fn batch_tokens(plan: &GraphPlan) -> usize {
@@ -156,7 +252,17 @@ pub(super) fn needs(
     text: &CalibrationText,
     wants: Wanted<'_>,
 ) -> Needs {
-    let (n_tokens, longest) = (text.n_tokens(), text.longest());
+    needs_of(model, engine, (text, text.n_tokens()), wants)
+}
+
+/// The same where only so many of the tokens are run.
+fn needs_of(
+    model: &Model<'_>,
+    engine: &Engine<'_>,
+    (text, n_tokens): (&CalibrationText, usize),
+    wants: Wanted<'_>,
+) -> Needs {
+    let longest = text.longest();
     let activations = engine.run_bytes(n_tokens, batch_tokens(engine.plan()).max(longest), longest);
     let unspilled = engine.unspilled_bytes(n_tokens, longest);
     let moments = moment_bytes(engine.plan(), model.source, wants).saturating_mul(text.kinds.len() as u64);
@@ -165,23 +271,4 @@ pub(super) fn needs(
         least_bytes: moments.saturating_add(unspilled),
         spilled_bytes: activations.saturating_sub(unspilled),
     }
-}
-
-/// The importance sums of several kinds as one.
-#[must_use]
-pub fn total_importance(kinds: &[ImatrixSums]) -> ImatrixSums {
-    let chunk_size = kinds.first().map_or(0, |kind| kind.chunk_size);
-    let mut total = ImatrixSums { tensors: BTreeMap::new(), datasets: Vec::new(), n_chunks: 0, chunk_size };
-    for kind in kinds {
-        for (name, own) in &kind.tensors {
-            let n_matrices = own.counts.len();
-            let sum = total.tensors.entry(name.clone());
-            let sum = sum.or_insert_with(|| ColumnSums::zero(own.n_cols, n_matrices));
-            sum.sums.iter_mut().zip(&own.sums).for_each(|(sum, x)| *sum += x);
-            sum.counts.iter_mut().zip(&own.counts).for_each(|(sum, n)| *sum = sum.saturating_add(*n));
-        }
-        total.datasets.extend(kind.datasets.iter().cloned());
-        total.n_chunks += kind.n_chunks;
-    }
-    total
 }

@@ -9,14 +9,25 @@
 //!   `h = zeros((n, n)); h[triu_indices(n)] = x` with numpy, in f32. Sums of several kinds and runs can be added.
 //! - `importance.safetensors`: sums of squares of each column (`kind0/NAME.sums`, f64, a row per matrix of the tensor)
 //!   and the rows that were summed (`kind0/NAME.counts`), as llama-imatrix counts them.
+//!
+//! A part of them, of a share of the text, says in `statistics.json` what it is a part of, and holds sums as they were in memory,
+//! so that those of all parts come to the bits of a single run: `kind0.input3` in f64, what was rounded off in
+//! `kind0.input3.rests` (f64) for the rows and columns `kind0.input3.places` (i64, `[n, 2]`) where anything was, and
+//! `kind0/NAME.rests`. `SHA256SUMS` has a line for each of its files.
 
+mod combine;
 mod error;
+mod folder;
 mod manifest;
+mod part;
 mod read;
+mod tensor_file;
 mod write;
 
+pub use combine::{CombinedStatistics, combine_statistics};
 pub use error::StatisticsError;
 pub(super) use manifest::CheckEntry;
+pub use part::{PartWriter, StatisticsPart};
 pub(super) use read::read_importance;
 pub use read::{Statistics, StatisticsKind};
 pub use write::StatisticsWriter;
@@ -28,6 +39,8 @@ use crate::verify::{Fingerprint, Model};
 
 const MANIFEST: &str = "statistics.json";
 const IMPORTANCE: &str = "importance.safetensors";
+/// Digests of the files of a part, as `sha256sum` reads them.
+const SUMS: &str = "SHA256SUMS";
 
 /// Name of the file of a layer's moments, counted as they were collected.
 fn moments_file(at: usize) -> String {
@@ -37,6 +50,16 @@ fn moments_file(at: usize) -> String {
 /// Name of moments within a layer's file.
 fn moments_name(kind: usize, at: usize) -> String {
     format!("kind{kind}.input{at}")
+}
+
+/// Name of what was rounded off from sums.
+fn rests_name(name: &str) -> String {
+    format!("{name}.rests")
+}
+
+/// Name of where it was.
+fn places_name(name: &str) -> String {
+    format!("{name}.places")
 }
 
 /// Elements of an upper triangle.

@@ -9,7 +9,7 @@ pub use check::CheckText;
 
 use crate::calibrate::sampler::{SelfText, WrittenText};
 use crate::calibrate::work::KeptText;
-use crate::calibrate::{CalibrateError, WorkFolder};
+use crate::calibrate::{CalibrateError, SelfTextKeeper};
 use crate::core::progress::Progress;
 use crate::engine::{EngineOptions, GraphPlan, TokenChunk};
 use crate::verify::{
@@ -180,7 +180,7 @@ impl CalibrationText {
     /// held back of it is written with another seed.
     ///
     /// Moments are means over a kind's own tokens: so that the model's text weighs as much as all the others,
-    /// [`TextKind::weight`] is the number of the others. What it writes is kept in `work`, and taken from there if it is.
+    /// [`TextKind::weight`] is the number of the others. What it writes is kept by `keeper`, and taken from there if it is.
     ///
     /// # Errors
     /// As [`CalibrationText::new`] and [`SelfText::write`].
@@ -189,7 +189,7 @@ impl CalibrationText {
         sources: &[TextSource],
         options: &TextOptions,
         (seed, engine): (u64, EngineOptions),
-        work: Option<&WorkFolder>,
+        keeper: Option<SelfTextKeeper<'_>>,
         progress: &dyn Progress,
     ) -> Result<Self, CalibrateError> {
         let TextOptions { n_ctx, n_tokens, held_back } = *options;
@@ -203,7 +203,7 @@ impl CalibrationText {
             Self::new(model, sources, &TextOptions { n_tokens: half, ..*options })?
         };
         let own = SelfText { n_tokens: n_tokens - half, n_ctx, seed, ..SelfText::default() };
-        text.add_self(model, &own, held_back, engine, work, progress)?;
+        text.add_self(model, &own, held_back, engine, keeper, progress)?;
         Ok(text)
     }
 
@@ -246,11 +246,11 @@ impl CalibrationText {
         own: &SelfText,
         held_back: bool,
         engine: EngineOptions,
-        work: Option<&WorkFolder>,
+        keeper: Option<SelfTextKeeper<'_>>,
         progress: &dyn Progress,
     ) -> Result<(), CalibrateError> {
-        let written = match work {
-            Some(work) => work.written(model, (own, held_back), engine)?,
+        let written = match keeper {
+            Some(keeper) => keeper.written(model, (own, held_back), engine)?,
             None => None,
         };
         let KeptText { windows, check, notes } = match written {
@@ -262,8 +262,8 @@ impl CalibrationText {
                 let check =
                     if held_back { other.write(model, engine, progress)?.windows } else { Vec::new() };
                 let kept = KeptText { windows, check, notes };
-                if let Some(work) = work {
-                    work.keep_written(model, (own, held_back), engine, &kept)?;
+                if let Some(keeper) = keeper {
+                    keeper.keep(model, (own, held_back), engine, &kept)?;
                 }
                 kept
             }

@@ -26,6 +26,7 @@ pub use error::WorkError;
 pub(super) use facts::Facts;
 pub(super) use journal::hex;
 pub(super) use text::KeptText;
+pub use text::SelfTextKeeper;
 
 use crate::calibrate::solved::SolvedBlocks;
 use crate::calibrate::store::{read_importance, write_importance};

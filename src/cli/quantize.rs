@@ -7,6 +7,7 @@ pub(crate) mod options;
 pub(crate) mod outlook;
 pub(crate) mod report;
 mod sized;
+pub(crate) mod stats;
 pub(crate) mod target;
 
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use crate::cli::completions::Completions;
 use crate::cli::guard::Guard;
 use crate::cli::quantize::calibrate::CalibrateArgs;
 use crate::cli::quantize::options::{QuantizeArgs, usage};
+use crate::cli::quantize::stats::StatsArgs;
 use crate::cli::quantize::target::TargetArgs;
 use crate::cli::render::{Align, Table};
 use crate::cli::share::ShareArgs;
@@ -46,7 +48,7 @@ pub(crate) fn command() -> clap::Command {
 #[command(
     name = "gguf-quantize",
     version = crate::cli::version(),
-    override_usage = "gguf-quantize [OPTIONS] --type TYPE IN [OUT]\n       gguf-quantize [OPTIONS] --target-size SIZE IN [OUT]\n       gguf-quantize [OPTIONS] IN [OUT] TYPE [THREADS]",
+    override_usage = "gguf-quantize [OPTIONS] --type TYPE IN [OUT]\n       gguf-quantize [OPTIONS] --target-size SIZE IN [OUT]\n       gguf-quantize [OPTIONS] IN [OUT] TYPE [THREADS]\n       gguf-quantize stats [OPTIONS] --calibrate PATH -o DIR MODEL",
     after_help = types_help(),
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
@@ -88,6 +90,8 @@ struct Quantize {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Keep the second moments of every matrix's inputs on a text, for `--stats`: collected once, for any number of quantizations
+    Stats(StatsArgs),
     /// Print what a shell needs to complete the arguments of this program
     ///
     /// For bash: `source <(gguf-quantize completions bash)`, in ~/.bashrc to keep.
@@ -309,8 +313,10 @@ impl Tool for Quantize {
     }
 
     fn run(&self, session: &Session) -> anyhow::Result<Exit> {
-        if let Some(Command::Completions(args)) = &self.command {
-            return args.run(command(), session);
+        match &self.command {
+            Some(Command::Stats(args)) => return args.run(session),
+            Some(Command::Completions(args)) => return args.run(command(), session),
+            None => {}
         }
         let job = self.job()?;
         match job.threads {

@@ -53,7 +53,7 @@ enum Command {
     Logits(LogitsArgs),
     /// Collect an importance matrix
     Imatrix(ImatrixArgs),
-    /// Make one of the parts that `--part` wrote: the verdict of a single run, or an importance matrix
+    /// Make one of the parts that `--part` wrote: the verdict of a single run, an importance matrix, or statistics
     Combine(CombineArgs),
     /// Print what a shell needs to complete the arguments of this program
     ///

@@ -16,6 +16,7 @@ pub(super) mod ffn;
 mod gate;
 mod gated_q;
 pub(super) mod gram;
+pub(super) mod gram_sum;
 pub(super) mod head;
 mod hyper;
 mod kda;

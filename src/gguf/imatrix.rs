@@ -2,7 +2,6 @@
 //! llama-imatrix, read and written.
 
 mod error;
-mod exact;
 mod merge;
 mod part;
 mod read;
@@ -13,7 +12,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 pub use error::ImatrixError;
-pub(crate) use exact::add_exactly;
 pub use merge::merge_imatrices;
 pub use part::{CombinedImatrix, ImatrixPart, combine_imatrix_parts};
 pub use unfinished::UnfinishedRun;

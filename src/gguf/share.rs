@@ -71,6 +71,37 @@ impl Share {
     }
 }
 
+/// What is wrong with parts that are put together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PartsGap {
+    /// Two of them, by their places in the list, have one number.
+    Twice { first: usize, second: usize, number: usize },
+    /// Numbers that none of them has.
+    Missing(Vec<usize>),
+}
+
+/// Whether a list of parts, in the order of their numbers, has each of `count` once. Parts say themselves how many there are, so
+/// that no more missing ones are named than a [`Share`] can have.
+pub(crate) fn each_once(numbers: &[usize], count: usize) -> Result<(), PartsGap> {
+    let mut pairs = numbers.windows(2).enumerate();
+    if let Some((first, pair)) = pairs.find(|(_, pair)| pair.first() == pair.last()) {
+        return Err(PartsGap::Twice { first, second: first + 1, number: pair[0] });
+    }
+    let count = count.min(usize::from(u16::MAX));
+    let missing: Vec<usize> = (1..=count).filter(|number| numbers.binary_search(number).is_err()).collect();
+    if missing.is_empty() { Ok(()) } else { Err(PartsGap::Missing(missing)) }
+}
+
+/// Some parts for a message: `2/8, 3/8, and 4 more`.
+pub(crate) fn listed(numbers: &[usize], count: usize) -> String {
+    const SHOWN: usize = 16;
+    let mut list: Vec<_> = numbers.iter().take(SHOWN).map(|number| format!("{number}/{count}")).collect();
+    if numbers.len() > SHOWN {
+        list.push(format!("and {} more", numbers.len() - SHOWN));
+    }
+    list.join(", ")
+}
+
 /// The id of a set whose parts are written apart: made of all headers and of what the inputs hold here and there, which every
 /// run can look at. Shares of another plan, or of a model that was trained further in between, do not pass for shares of this one.
 ///

@@ -7,7 +7,7 @@ mod fingerprint;
 mod run;
 mod statistics;
 
-pub(crate) use collector::SumCollector;
+pub(crate) use collector::{ExactColumns, SumCollector};
 pub use coverage::{ExpertCoverage, expert_coverage};
 pub(crate) use fingerprint::Fingerprint;
 pub use run::{Collected, ImportanceOptions, ImportanceRun};

@@ -31,6 +31,7 @@ mod shape;
 mod tensor;
 
 pub mod bytes;
+pub mod exact;
 pub mod input;
 pub mod isolated;
 pub mod limits;

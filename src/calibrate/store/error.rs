@@ -6,6 +6,7 @@ use crate::checkpoint::safetensors::HeaderError;
 use crate::core::Hint;
 use crate::core::output::{OutputError, io_hints};
 use crate::core::text::escape;
+use crate::gguf::listed;
 
 /// Why statistics could not be kept or read.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +24,27 @@ pub enum StatisticsError {
     /// No directory of statistics.
     #[error("{}: no `statistics.json` in it; expected a directory that `--save-stats` wrote", path.display())]
     NotStatistics { path: PathBuf },
+    /// A part where whole statistics are needed.
+    #[error("{}: part {number} of {count} of statistics, whole ones expected", path.display())]
+    IsPart { path: PathBuf, number: usize, count: usize },
+    /// Whole statistics where a part is needed.
+    #[error("{}: statistics of a whole text, a part of some expected", path.display())]
+    NoPart { path: PathBuf },
+    /// No part at all.
+    #[error("no part of statistics is given")]
+    NoParts,
+    /// A part of another run.
+    #[error("{}: a part of other statistics than {}: {what}", path.display(), other.display())]
+    OtherPart { path: PathBuf, other: PathBuf, what: &'static str },
+    /// A part that is given more than once.
+    #[error("part {number} is given twice: {} and {}", path.display(), other.display())]
+    TwicePart { path: PathBuf, other: PathBuf, number: usize },
+    /// Parts that are not there.
+    #[error("of {count} parts {} missing: {}", if numbers.len() == 1 { "one is" } else { "some are" }, listed(numbers, *count))]
+    MissingParts { numbers: Vec<usize>, count: usize },
+    /// Bytes of a part were changed, or are not there.
+    #[error("{}: damaged: {reason}", file.display())]
+    DamagedPart { file: PathBuf, reason: &'static str },
     /// A manifest that cannot be parsed, or contradicts itself.
     #[error("{}: {}", file.display(), escape(reason))]
     Manifest { file: PathBuf, reason: String },
@@ -60,6 +82,20 @@ impl Hint for StatisticsError {
             Self::OtherModel { .. } | Self::Matrix { .. } => {
                 vec!["collect them of this model: `--calibrate TEXT --save-stats DIR`".to_owned()]
             }
+            Self::IsPart { .. } => vec!["`gguf-verify combine` puts all parts together".to_owned()],
+            Self::NoPart { .. } => {
+                vec!["parts are written by `gguf-quantize stats MODEL --part I/N`".to_owned()]
+            }
+            Self::OtherPart { .. } => {
+                vec![
+                    "all parts have the same model, texts and options, and the same N of `--part I/N`"
+                        .to_owned(),
+                ]
+            }
+            Self::MissingParts { .. } => {
+                vec!["run them, with the model, texts and options of the others".to_owned()]
+            }
+            Self::DamagedPart { .. } => vec!["copy it again, or run this part again".to_owned()],
             Self::Version { .. } => vec!["collect them again with this program".to_owned()],
             _ => Vec::new(),
         }

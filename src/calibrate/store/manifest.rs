@@ -25,7 +25,29 @@ pub(super) struct Manifest {
     /// Of text that was sampled.
     pub(super) seed: Option<u64>,
     pub(super) kinds: Vec<KindEntry>,
+    /// Of a part: what it is a part of. The kinds are those of all parts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) part: Option<PartEntry>,
     pub(super) layers: Vec<LayerEntry>,
+}
+
+/// Which part of a text statistics are of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PartEntry {
+    /// Its number, from 1.
+    pub(super) number: usize,
+    /// How many there are.
+    pub(super) count: usize,
+    /// The program that wrote it.
+    pub(super) program: String,
+    /// Digest of the sequences of all parts.
+    pub(super) text: String,
+    /// First of its batches of sequences among those of all parts.
+    pub(super) first_batch: usize,
+    /// How many it has, and how many all parts have.
+    pub(super) batches: usize,
+    pub(super) all_batches: usize,
 }
 
 /// A kind of text.
@@ -110,7 +132,7 @@ pub(super) struct MatrixEntry {
     pub(super) expert: Option<usize>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct MomentsEntry {
     /// Number in the name of the tensor.

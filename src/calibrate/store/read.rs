@@ -1,20 +1,17 @@
 //! Reading: the manifest whole, then one layer after the other. Every size is checked against the bytes of the file before
 //! memory is taken for it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::calibrate::moments::KindMoments;
 use crate::calibrate::store::manifest::{CheckEntry, FORMAT, LayerEntry, Manifest, MatrixEntry, VERSION};
-use crate::calibrate::store::{
-    IMPORTANCE, MANIFEST, StatisticsError, identity, moments_file, moments_name, triangle,
-};
+use crate::calibrate::store::tensor_file::TensorFile;
+use crate::calibrate::store::{IMPORTANCE, MANIFEST, StatisticsError, identity, moments_file, moments_name};
 use crate::calibrate::{LayerMoments, MatrixName, Moments};
 use crate::checkpoint::parse_object;
-use crate::checkpoint::safetensors::{Header, TensorRange, parse_header};
+use crate::core::TensorMeta;
 use crate::core::limits::Limits;
-use crate::core::mmap::MappedFile;
-use crate::core::{ElementType, TensorMeta};
 use crate::engine::Gram;
 use crate::gguf::{ColumnSums, ImatrixSums};
 use crate::verify::{Model, Window};
@@ -44,63 +41,17 @@ pub struct Statistics {
     limits: Limits,
 }
 
-/// A mapped safetensors file of which every tensor must be asked for.
-struct TensorFile {
-    path: PathBuf,
-    map: MappedFile,
-    tensors: BTreeMap<String, TensorRange>,
-}
-
 impl Statistics {
     /// Reads what a directory says that it holds.
     ///
     /// # Errors
-    /// [`StatisticsError`]: no statistics, a broken manifest, another version.
+    /// [`StatisticsError`]: no statistics, a broken manifest, another version, a part of some.
     pub fn open(path: &Path) -> Result<Self, StatisticsError> {
         let limits = Limits::default();
-        let file = path.join(MANIFEST);
-        if !file.is_file() {
-            return Err(StatisticsError::NotStatistics { path: path.to_owned() });
-        }
-        let broken = |reason: String| StatisticsError::Manifest { file: file.clone(), reason };
-        let n_bytes = fs_err::metadata(&file)?.len();
-        if n_bytes > limits.text_file_bytes {
-            let limit = limits.text_file_bytes;
-            return Err(broken(format!("{n_bytes} bytes to read whole, at most {limit} allowed")));
-        }
-        let text = crate::core::input::read(&file)?;
-        let json = parse_object(&text, &limits).map_err(|error| broken(error.to_string()))?;
-        let format = json.get("format").and_then(serde_json::Value::as_str);
-        if format != Some(FORMAT) {
-            return Err(broken(format!("`format` is not `{FORMAT}`")));
-        }
-        let version = json.get("version").and_then(serde_json::Value::as_u64);
-        match version {
-            Some(VERSION) => {}
-            Some(found) => return Err(StatisticsError::Version { file, found, expected: VERSION }),
-            None => return Err(broken("`version` is missing or no number".to_owned())),
-        }
-        let manifest: Manifest =
-            serde_json::from_value(json.into()).map_err(|error| broken(error.to_string()))?;
-        let n_kinds = manifest.kinds.len();
-        for (at, kind) in manifest.kinds.iter().enumerate() {
-            if let Some(window) = kind.check.iter().position(|window| window.window().is_none()) {
-                let place = format!("`kinds[{at}].check[{window}]`");
-                return Err(broken(format!(
-                    "{place}: rows that are not in its tokens, or not in their order"
-                )));
-            }
-        }
-        for (at, layer) in manifest.layers.iter().enumerate() {
-            for input in &layer.inputs {
-                if input.moments.len() != n_kinds || input.matrices.is_empty() {
-                    let found = input.moments.len();
-                    return Err(broken(format!(
-                        "`layers[{at}]`: an input of {} matrices with moments of {found} kinds; expected {n_kinds}",
-                        input.matrices.len()
-                    )));
-                }
-            }
+        let manifest = read_manifest(path, &limits)?;
+        if let Some(part) = &manifest.part {
+            let (number, count) = (part.number, part.count);
+            return Err(StatisticsError::IsPart { path: path.to_owned(), number, count });
         }
         Ok(Self { path: path.to_owned(), manifest, limits })
     }
@@ -233,7 +184,7 @@ impl Statistics {
     pub fn layer(&self, at: usize) -> Result<Option<LayerMoments>, StatisticsError> {
         let Some(entry) = self.manifest.layers.get(at) else { return Ok(None) };
         let mut file = TensorFile::open(self.path.join(moments_file(at)), &self.limits)?;
-        let mut kinds: Vec<KindMoments> = Vec::with_capacity(self.manifest.kinds.len());
+        let mut kinds: Vec<KindMoments<Moments>> = Vec::with_capacity(self.manifest.kinds.len());
         for kind in 0..self.manifest.kinds.len() {
             // Moments of one kind may belong to several inputs, which differ in another.
             let mut own: BTreeMap<usize, (Vec<MatrixName>, usize, u64)> = BTreeMap::new();
@@ -276,12 +227,9 @@ impl Statistics {
         let mut file = TensorFile::open(self.path.join(IMPORTANCE), &self.limits)?;
         let mut kinds = Vec::with_capacity(self.manifest.kinds.len());
         for (at, kind) in self.manifest.kinds.iter().enumerate() {
-            let prefix = format!("kind{at}/");
-            let own = |name: &str| Some(name.strip_prefix(&prefix)?.strip_suffix(".sums")?.to_owned());
-            let names: BTreeSet<String> = file.tensors.keys().filter_map(|name| own(name)).collect();
             let mut tensors = BTreeMap::new();
-            for name in names {
-                let columns = file.columns(&format!("{prefix}{name}"))?;
+            for name in file.names_of_kind(at) {
+                let columns = file.columns(&format!("kind{at}/{name}"))?;
                 tensors.insert(name, columns);
             }
             kinds.push(ImatrixSums {
@@ -294,6 +242,53 @@ impl Statistics {
         file.check_empty()?;
         Ok(kinds)
     }
+}
+
+/// What a directory says that it holds.
+pub(super) fn read_manifest(path: &Path, limits: &Limits) -> Result<Manifest, StatisticsError> {
+    let file = path.join(MANIFEST);
+    if !file.is_file() {
+        return Err(StatisticsError::NotStatistics { path: path.to_owned() });
+    }
+    let broken = |reason: String| StatisticsError::Manifest { file: file.clone(), reason };
+    let n_bytes = fs_err::metadata(&file)?.len();
+    if n_bytes > limits.text_file_bytes {
+        let limit = limits.text_file_bytes;
+        return Err(broken(format!("{n_bytes} bytes to read whole, at most {limit} allowed")));
+    }
+    let text = crate::core::input::read(&file)?;
+    let json = parse_object(&text, limits).map_err(|error| broken(error.to_string()))?;
+    let format = json.get("format").and_then(serde_json::Value::as_str);
+    if format != Some(FORMAT) {
+        return Err(broken(format!("`format` is not `{FORMAT}`")));
+    }
+    let version = json.get("version").and_then(serde_json::Value::as_u64);
+    match version {
+        Some(VERSION) => {}
+        Some(found) => return Err(StatisticsError::Version { file, found, expected: VERSION }),
+        None => return Err(broken("`version` is missing or no number".to_owned())),
+    }
+    let manifest: Manifest =
+        serde_json::from_value(json.into()).map_err(|error| broken(error.to_string()))?;
+    let n_kinds = manifest.kinds.len();
+    for (at, kind) in manifest.kinds.iter().enumerate() {
+        if let Some(window) = kind.check.iter().position(|window| window.window().is_none()) {
+            let place = format!("`kinds[{at}].check[{window}]`");
+            return Err(broken(format!("{place}: rows that are not in its tokens, or not in their order")));
+        }
+    }
+    for (at, layer) in manifest.layers.iter().enumerate() {
+        for input in &layer.inputs {
+            if input.moments.len() != n_kinds || input.matrices.is_empty() {
+                let found = input.moments.len();
+                return Err(broken(format!(
+                    "`layers[{at}]`: an input of {} matrices with moments of {found} kinds; expected {n_kinds}",
+                    input.matrices.len()
+                )));
+            }
+        }
+    }
+    Ok(manifest)
 }
 
 /// Reads what [`super::write_importance`] has written.
@@ -313,102 +308,4 @@ pub(in crate::calibrate) fn read_importance(
     }
     file.check_empty()?;
     Ok(tensors)
-}
-
-impl TensorFile {
-    fn open(path: PathBuf, limits: &Limits) -> Result<Self, StatisticsError> {
-        let map = MappedFile::open(&path)?;
-        let parsed = parse_header(&map, limits);
-        let Header { tensors, .. } =
-            parsed.map_err(|source| StatisticsError::Header { file: path.clone(), source })?;
-        let tensors = tensors.into_iter().map(|tensor| (tensor.meta.name.clone(), tensor)).collect();
-        Ok(Self { path, map, tensors })
-    }
-
-    /// The bytes of a tensor, which is not asked for again.
-    fn take(&mut self, name: &str) -> Result<TensorRange, StatisticsError> {
-        let missing = || StatisticsError::Missing { file: self.path.clone(), tensor: name.to_owned() };
-        self.tensors.remove(name).ok_or_else(missing)
-    }
-
-    fn check_empty(&self) -> Result<(), StatisticsError> {
-        match self.tensors.keys().next() {
-            Some(tensor) => {
-                Err(StatisticsError::Unlisted { file: self.path.clone(), tensor: tensor.clone() })
-            }
-            None => Ok(()),
-        }
-    }
-
-    fn shape(&self, found: &TensorRange, expected: String) -> StatisticsError {
-        StatisticsError::Shape {
-            file: self.path.clone(),
-            tensor: found.meta.name.clone(),
-            found: format!("{} {}", found.meta.ty, found.meta.shape),
-            expected,
-        }
-    }
-
-    /// The bytes of a tensor; the header was checked against the file.
-    fn bytes(&self, tensor: &TensorRange) -> &[u8] {
-        let range = usize::try_from(tensor.offset).ok().zip(usize::try_from(tensor.n_bytes).ok());
-        range.and_then(|(start, len)| self.map.get(start..)?.get(..len)).unwrap_or_default()
-    }
-
-    fn bad(&self, tensor: &str, place: String, value: f64, expected: &'static str) -> StatisticsError {
-        let (file, tensor) = (self.path.clone(), tensor.to_owned());
-        StatisticsError::Value { file, tensor, place, value, expected }
-    }
-
-    fn moments(&mut self, name: &str, n_cols: usize, n_rows: u64) -> Result<Moments, StatisticsError> {
-        let tensor = self.take(name)?;
-        let n_elems = triangle(n_cols);
-        let is_own = tensor.meta.ty == ElementType::F32
-            && matches!((tensor.meta.shape.dims(), n_elems), ([n], Some(expected)) if *n == expected);
-        if !is_own || n_cols == 0 {
-            let n = n_elems.unwrap_or(u64::MAX);
-            return Err(self.shape(&tensor, format!("F32 [{n}] of {n_cols} columns")));
-        }
-        // As many bytes as the file has of them, and the square of a tile or less.
-        let mut sums = Gram::zero(n_cols);
-        let mut numbers = self.bytes(&tensor).as_chunks::<4>().0.iter();
-        for row in 0..n_cols {
-            for (column, (sum, raw)) in sums.row_mut(row).iter_mut().zip(&mut numbers).enumerate() {
-                *sum = f32::from_le_bytes(*raw);
-                if !sum.is_finite() || (column == 0 && *sum < 0.0) {
-                    let place = format!("row {row}, column {}", row + column);
-                    return Err(self.bad(name, place, f64::from(*sum), "a sum of finite numbers"));
-                }
-            }
-        }
-        Ok(Moments::of(n_rows, sums))
-    }
-
-    fn columns(&mut self, name: &str) -> Result<ColumnSums, StatisticsError> {
-        let sums = self.take(&format!("{name}.sums"))?;
-        let counts = self.take(&format!("{name}.counts"))?;
-        let &[n_matrices, n_cols] = sums.meta.shape.dims() else {
-            return Err(self.shape(&sums, "F64 [matrices, columns]".to_owned()));
-        };
-        if sums.meta.ty != ElementType::F64 {
-            return Err(self.shape(&sums, "F64 [matrices, columns]".to_owned()));
-        }
-        if counts.meta.ty != ElementType::I64 || counts.meta.shape.dims() != [n_matrices] {
-            return Err(self.shape(&counts, format!("I64 [{n_matrices}]")));
-        }
-        let values: Vec<f64> =
-            self.bytes(&sums).as_chunks::<8>().0.iter().map(|raw| f64::from_le_bytes(*raw)).collect();
-        let numbers: Vec<i64> =
-            self.bytes(&counts).as_chunks::<8>().0.iter().map(|raw| i64::from_le_bytes(*raw)).collect();
-        if let Some(at) = values.iter().position(|sum| !sum.is_finite() || *sum < 0.0) {
-            let expected = "a sum of squares";
-            return Err(self.bad(&sums.meta.name, format!("element {at}"), values[at], expected));
-        }
-        if let Some(at) = numbers.iter().position(|count| *count < 0) {
-            let (value, expected) = (numbers[at] as f64, "a number of rows");
-            return Err(self.bad(&counts.meta.name, format!("element {at}"), value, expected));
-        }
-        let n_cols = usize::try_from(n_cols).unwrap_or(0);
-        Ok(ColumnSums { n_cols, sums: values, counts: numbers })
-    }
 }

@@ -1,11 +1,14 @@
 //! Text that the model has written, so that the next run need not write it again.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 use crate::calibrate::store::{CheckEntry, identity};
 use crate::calibrate::work::journal::{sealed, unsealed};
 use crate::calibrate::work::{TEXT, WorkFolder};
 use crate::calibrate::{CalibrateError, SelfText};
+use crate::core::limits::Limits;
 use crate::core::output::OutputFile;
 use crate::engine::EngineOptions;
 use crate::verify::{Fingerprint, Model, Window};
@@ -44,38 +47,74 @@ fn digest(
     Ok(digest.hex())
 }
 
-impl WorkFolder {
+/// Where text that a model writes is kept.
+#[derive(Clone, Copy, Debug)]
+pub enum SelfTextKeeper<'a> {
+    /// In the folder of a run that can be gone on with.
+    Work(&'a WorkFolder),
+    /// In a file of its own, for several runs: taken from there if it is there, written there if not, and whether it has to reach
+    /// the disk.
+    File(&'a Path, bool),
+}
+
+impl SelfTextKeeper<'_> {
     /// What an earlier run let this model write, if it is the same and whole.
+    ///
+    /// # Errors
+    /// A file that holds something else; a model that cannot be read.
     pub(in crate::calibrate) fn written(
-        &self,
+        self,
         model: &Model<'_>,
         (own, held_back): (&SelfText, bool),
         engine: EngineOptions,
     ) -> Result<Option<KeptText>, CalibrateError> {
-        let Ok(bytes) = fs_err::read(self.path().join(TEXT)) else { return Ok(None) };
-        let stored = unsealed(&bytes).and_then(|json| serde_json::from_slice::<Stored>(json).ok());
-        let Some(stored) = stored else { return Ok(None) };
-        if stored.of != digest(model, own, held_back, engine)? {
-            return Ok(None);
+        let of = || digest(model, own, held_back, engine);
+        match self {
+            Self::Work(work) => {
+                let Ok(bytes) = fs_err::read(work.path().join(TEXT)) else { return Ok(None) };
+                let Some(stored) = stored(&bytes) else { return Ok(None) };
+                Ok((stored.of == of()?).then(|| stored.text()).flatten())
+            }
+            Self::File(path, _) => {
+                let other = |what| CalibrateError::OtherSelfText { path: path.to_owned(), what };
+                match path.try_exists() {
+                    Ok(true) => {}
+                    Ok(false) => return Ok(None),
+                    Err(error) => return Err(error.into()),
+                }
+                let limits = Limits::default();
+                if !path.is_file() || fs_err::metadata(path)?.len() > limits.text_file_bytes {
+                    return Err(other("no text that a model has written"));
+                }
+                let found = stored(&crate::core::input::read(path)?);
+                let found =
+                    found.ok_or_else(|| other("no text that a model has written, or a damaged one"))?;
+                if found.of != of()? {
+                    let what = "text that another model, or this one with other options, has written";
+                    return Err(other(what));
+                }
+                found.text().map(Some).ok_or_else(|| other("a damaged text"))
+            }
         }
-        let windows =
-            |entries: &[CheckEntry]| entries.iter().map(CheckEntry::window).collect::<Option<Vec<Window>>>();
-        let kept = windows(&stored.windows).zip(windows(&stored.check));
-        Ok(kept.map(|(windows, check)| KeptText { windows, check, notes: stored.notes }))
     }
 
     /// Keeps what the model has written.
-    pub(in crate::calibrate) fn keep_written(
-        &self,
+    ///
+    /// # Errors
+    /// The file system refused; a model that cannot be read.
+    pub(in crate::calibrate) fn keep(
+        self,
         model: &Model<'_>,
         (own, held_back): (&SelfText, bool),
         engine: EngineOptions,
         text: &KeptText,
     ) -> Result<(), CalibrateError> {
-        // That of an earlier run stays: this one is about to be refused.
-        if self.is_resumed() && self.path().join(TEXT).exists() {
-            return Ok(());
-        }
+        let (path, sync) = match self {
+            // That of an earlier run stays: this one is about to be refused.
+            Self::Work(work) if work.is_resumed() && work.path().join(TEXT).exists() => return Ok(()),
+            Self::Work(work) => (work.path().join(TEXT), work.sync),
+            Self::File(path, sync) => (path.to_owned(), sync),
+        };
         let entries = |windows: &[Window]| windows.iter().map(CheckEntry::of).collect();
         let stored = Stored {
             of: digest(model, own, held_back, engine)?,
@@ -84,7 +123,22 @@ impl WorkFolder {
             notes: text.notes.clone(),
         };
         let json = serde_json::to_string(&stored).map_err(std::io::Error::from)?;
-        let written = OutputFile::write(&self.path().join(TEXT), sealed(&json).as_bytes(), self.sync);
+        let written = OutputFile::write(&path, sealed(&json).as_bytes(), sync);
         Ok(written.map_err(crate::calibrate::WorkError::from)?)
     }
+}
+
+impl Stored {
+    /// The text; `None` if parts of it do not fit together.
+    fn text(self) -> Option<KeptText> {
+        let windows =
+            |entries: &[CheckEntry]| entries.iter().map(CheckEntry::window).collect::<Option<Vec<Window>>>();
+        let (windows, check) = windows(&self.windows).zip(windows(&self.check))?;
+        Some(KeptText { windows, check, notes: self.notes })
+    }
+}
+
+/// What a file says, if it is whole.
+fn stored(bytes: &[u8]) -> Option<Stored> {
+    serde_json::from_slice(unsealed(bytes)?).ok()
 }

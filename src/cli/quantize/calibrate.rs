@@ -7,8 +7,8 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 
 use crate::calibrate::{
-    CalibrateError, CalibrationText, Fidelity, FidelityOptions, Judged, Keep, SELF_NAME, Solver, TextOptions,
-    TextSource, Trial, WorkFolder, solve,
+    CalibrateError, CalibrationText, Fidelity, FidelityOptions, Judged, Keep, SELF_NAME, SelfTextKeeper,
+    Solver, TextOptions, TextSource, Trial, solve,
 };
 use crate::cli::guard::Guard;
 use crate::cli::quantize::keep::{KeepArgs, end_work};
@@ -140,6 +140,14 @@ impl CalibrateArgs {
                 format!("--calibrate: {} is no quantized type: there is nothing to solve", job.file_type);
             return Err(UsageError(text).into());
         }
+        self.read_texts()
+    }
+
+    /// Reads the texts, whatever they are for.
+    ///
+    /// # Errors
+    /// Texts that cannot be read, or that are for the check as well.
+    pub(super) fn read_texts(&self) -> anyhow::Result<(Vec<TextSource>, Vec<TextSource>)> {
         let sources = self
             .paths()
             .map(|path| TextSource::read(path, PromptForm::Detected))
@@ -163,7 +171,7 @@ impl CalibrateArgs {
         let model = &Model { recall: Some(&recall), ..*model };
         let mut text = match keep.statistics {
             Some(statistics) => self.keep.kept_text(statistics, model)?,
-            None => self.text(session, sources, model, keep.work)?,
+            None => self.text(session, sources, model, keep.work.map(SelfTextKeeper::Work))?,
         };
         text.add_check(model, check, self.calibrate_tokens)?;
         let sized = sized::choose(session, job, self.solver.into(), (model, &text))?;
@@ -203,12 +211,12 @@ impl CalibrateArgs {
 
 impl CalibrateArgs {
     /// The text: what was given, what the model writes, or half of each.
-    fn text(
+    pub(super) fn text(
         &self,
         session: &Session,
         sources: &[TextSource],
         model: &Model<'_>,
-        work: Option<&WorkFolder>,
+        keeper: Option<SelfTextKeeper<'_>>,
     ) -> anyhow::Result<CalibrationText> {
         let options = self.text_options();
         let share = self.share_of_self(sources.len())?;
@@ -217,7 +225,7 @@ impl CalibrateArgs {
         let own = (SELF_SEED, engine_options(&session.common));
         let progress = &session.progress;
         let text = if share.is_some() {
-            match CalibrationText::with_self(model, sources, &options, own, work, progress) {
+            match CalibrationText::with_self(model, sources, &options, own, keeper, progress) {
                 Err(CalibrateError::Engine(error @ EngineError::NotContinued { .. })) if is_added => {
                     progress.warn(&format!("{error}: the model writes no text of its own"));
                     CalibrationText::new(model, sources, &options)?

@@ -94,7 +94,7 @@ impl CalibrateArgs {
 
     /// The text, with sequences that nobody has written in place of those that the model would write, and the memory that
     /// writing them takes.
-    fn text_to_come(
+    pub(super) fn text_to_come(
         &self,
         session: &Session,
         sources: &[TextSource],

@@ -3,24 +3,31 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use serde_json::json;
 
+use crate::calibrate::{StatisticsPart, combine_statistics};
+use crate::cli::guard::Guard;
+use crate::cli::quantize::stats::folder_bytes;
+use crate::cli::render::{count, plural};
 use crate::cli::verify::judge::FigureLimits;
 use crate::cli::verify::report::{ModelReport, PromptRows};
 use crate::cli::verify::{imatrix, report};
 use crate::cli::{Exit, Session, UsageError};
-use crate::core::text::escape;
-use crate::verify::{Verdict, VerificationPart, combine_parts};
+use crate::core::text::{bytes, escape};
+use crate::verify::{PartError, Verdict, VerificationPart, combine_parts};
 
 #[derive(Debug, Args)]
 #[command(
     after_help = "Parts of a verification end in the report, the verdict and the exit code of a single run. Parts of \
-    an importance matrix are added up to `-o`, and so are whole matrices, as `imatrix merge` does."
+    an importance matrix are added up to `-o`, and so are whole matrices, as `imatrix merge` does. Parts of statistics \
+    (`gguf-quantize stats --part I/N`) become the folder `-o`."
 )]
 pub(super) struct CombineArgs {
-    /// What `--part` wrote on all machines, in any order: parts of one verification, or parts of one importance matrix
+    /// What `--part` wrote on all machines, in any order: parts of one verification, of one importance matrix, or of the statistics
+    /// of one model
     #[arg(required = true, value_name = "PART")]
     parts: Vec<PathBuf>,
-    /// Where to write the matrix
+    /// Where to write the matrix, or the statistics
     #[arg(short, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Write the matrix in the format before GGUF
@@ -36,24 +43,50 @@ pub(super) struct CombineArgs {
     limits: FigureLimits,
 }
 
+/// What a part is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Verification,
+    Statistics,
+    Matrix,
+}
+
+impl Kind {
+    fn of(path: &Path) -> Result<Self, PartError> {
+        if StatisticsPart::is_one(path) {
+            return Ok(Self::Statistics);
+        }
+        Ok(if VerificationPart::is_one(path)? { Self::Verification } else { Self::Matrix })
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Verification => "a part of a verification",
+            Self::Statistics => "a folder of statistics",
+            Self::Matrix => "neither of a verification nor of statistics",
+        }
+    }
+}
+
 impl CombineArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
-        let is_verification =
-            self.parts.iter().map(|path| VerificationPart::is_one(path)).collect::<Result<Vec<_>, _>>()?;
-        match (is_verification.iter().position(|is| *is), is_verification.iter().position(|is| !is)) {
-            (Some(one), Some(other)) => {
-                let shown = |at: usize| {
-                    let path = self.parts.get(at).map_or(Path::new(""), PathBuf::as_path);
-                    escape(&path.display().to_string()).into_owned()
-                };
-                let (one, other) = (shown(one), shown(other));
-                Err(UsageError(format!(
-                    "{one} is a part of a verification, {other} is not: combine them apart"
-                ))
-                .into())
-            }
-            (Some(_), None) => self.verdict(session),
-            (None, _) => self.matrix(session),
+        let kinds = self.parts.iter().map(|path| Kind::of(path)).collect::<Result<Vec<_>, _>>()?;
+        let first = kinds.first().copied().unwrap_or(Kind::Matrix);
+        if let Some((at, kind)) = kinds.iter().enumerate().find(|(_, kind)| **kind != first) {
+            let shown = |at: usize| {
+                let path = self.parts.get(at).map_or(Path::new(""), PathBuf::as_path);
+                escape(&path.display().to_string()).into_owned()
+            };
+            let (one, other) = (shown(0), shown(at));
+            let (is_first, kind) = (first.name(), kind.name());
+            return Err(
+                UsageError(format!("{one} is {is_first}, {other} is {kind}: combine them apart")).into()
+            );
+        }
+        match first {
+            Kind::Verification => self.verdict(session),
+            Kind::Statistics => self.statistics(session),
+            Kind::Matrix => self.matrix(session),
         }
     }
 
@@ -102,8 +135,8 @@ impl CombineArgs {
         })
     }
 
-    /// The sum of all parts of an importance matrix, or of whole ones.
-    fn matrix(&self, session: &Session) -> anyhow::Result<Exit> {
+    /// Refuses options of a verdict.
+    fn without_limits(&self) -> anyhow::Result<()> {
         let limits = self.limits;
         let is_given = [
             ("--accept-partial", self.accept_partial),
@@ -119,6 +152,54 @@ impl CombineArgs {
             ))
             .into());
         }
+        Ok(())
+    }
+
+    /// The statistics of all parts.
+    fn statistics(&self, session: &Session) -> anyhow::Result<Exit> {
+        self.without_limits()?;
+        if self.legacy || self.ctx.is_some() {
+            let option = if self.legacy { "--legacy" } else { "--ctx" };
+            let message =
+                format!("`{option}` is about importance matrices, and these are parts of statistics");
+            return Err(UsageError(message).into());
+        }
+        let Some(output) = &self.output else {
+            let message = "statistics are put together in a folder: give `-o DIR`";
+            return Err(UsageError(message.to_owned()).into());
+        };
+        let mut guard = Guard::new(session, false);
+        guard.read_all("a part", &self.parts)?;
+        let found = combine_statistics(&self.parts, output, !session.common.no_sync, &session.progress)?;
+        let n_bytes = folder_bytes(output);
+        if session.common.json {
+            session.print_json(&json!({
+                "path": output.display().to_string(),
+                "parts": found.n_parts,
+                "tokens": found.n_tokens,
+                "kinds": found.kinds,
+                "layers": found.n_layers,
+                "bytes": n_bytes,
+            }))?;
+        } else if !session.common.quiet {
+            session.print(|out| {
+                writeln!(
+                    out,
+                    "{}: statistics of {} tokens of {} of text in {}, {}",
+                    escape(&output.display().to_string()),
+                    count(found.n_tokens),
+                    plural(found.kinds.len() as u64, "kind"),
+                    plural(found.n_parts as u64, "part"),
+                    bytes(n_bytes)
+                )
+            })?;
+        }
+        Ok(Exit::Done)
+    }
+
+    /// The sum of all parts of an importance matrix, or of whole ones.
+    fn matrix(&self, session: &Session) -> anyhow::Result<Exit> {
+        self.without_limits()?;
         let Some(output) = &self.output else {
             let message = "importance matrices are added up to a file: give `-o FILE`";
             return Err(UsageError(message.to_owned()).into());

@@ -10,7 +10,7 @@ use crate::engine::run::panel::cuts;
 /// a sum over each such block, and these sums are added in their order.
 pub(super) const BLOCK_ROWS: usize = 256;
 /// Rows whose strips are alive at once, a multiple of [`BLOCK_ROWS`].
-const ROWS: usize = 8 * BLOCK_ROWS;
+pub(super) const ROWS: usize = 8 * BLOCK_ROWS;
 
 /// The upper triangle of `XᵀX`, in f32.
 ///

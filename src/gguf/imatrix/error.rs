@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::core::text::{escape, escape_bytes};
 use crate::core::{GgmlType, Hint};
-use crate::gguf::GgufError;
+use crate::gguf::{GgufError, listed};
 
 /// Why an importance matrix cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -118,7 +118,7 @@ pub enum ImatrixError {
     #[error("part {number} is given twice: {} and {}", path.display(), other.display())]
     TwicePart { path: PathBuf, other: PathBuf, number: usize },
     /// Parts that are not there.
-    #[error("of {count} parts {} missing: {}", numbers.len(), shares(numbers, *count))]
+    #[error("of {count} parts {} missing: {}", numbers.len(), listed(numbers, *count))]
     MissingParts { numbers: Vec<usize>, count: usize },
     /// A part that is not what was written.
     #[error("{}: damaged: it does not hold what its checksum is of", path.display())]
@@ -129,13 +129,6 @@ pub enum ImatrixError {
         path.display()
     )]
     OtherModel { path: PathBuf, n_entries: usize, example: String },
-}
-
-fn shares(numbers: &[usize], count: usize) -> String {
-    const SHOWN: usize = 16;
-    let more = if numbers.len() > SHOWN { ", .." } else { "" };
-    let list: Vec<_> = numbers.iter().take(SHOWN).map(|number| format!("{number}/{count}")).collect();
-    list.join(", ") + more
 }
 
 impl Hint for ImatrixError {

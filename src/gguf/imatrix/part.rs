@@ -6,9 +6,11 @@ use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 
+use crate::core::exact::add_exactly;
 use crate::core::{SourceError, TensorSource};
-use crate::gguf::imatrix::exact::add_exactly;
-use crate::gguf::{ColumnSums, GgufFile, ImatrixError, ImatrixSums, Metadata, UnfinishedRun, Value};
+use crate::gguf::{
+    ColumnSums, GgufFile, ImatrixError, ImatrixSums, Metadata, PartsGap, UnfinishedRun, Value, each_once,
+};
 
 /// Keys of a part.
 const NUMBER: &str = "gguf_foundry.imatrix.part";
@@ -176,20 +178,16 @@ fn belong_together(parts: &[(&std::path::Path, &ImatrixPart, usize)]) -> Result<
         };
         return Err(ImatrixError::OtherPart { path, other, what });
     }
-    for pair in parts.windows(2) {
-        if let [(path, part, _), (other, next, _)] = pair
-            && part.number == next.number
-        {
-            let (path, other) = (path.to_path_buf(), other.to_path_buf());
-            return Err(ImatrixError::TwicePart { path, other, number: part.number });
+    let numbers: Vec<usize> = parts.iter().map(|(_, part, _)| part.number).collect();
+    match each_once(&numbers, first.count) {
+        Ok(()) => {}
+        Err(PartsGap::Twice { first, second, number }) => {
+            let (path, other) = (parts[first].0.to_path_buf(), parts[second].0.to_path_buf());
+            return Err(ImatrixError::TwicePart { path, other, number });
         }
-    }
-    let is_there = |number: &usize| parts.iter().any(|(_, part, _)| part.number == *number);
-    // One number of every part: no more are looked for than a text of 1 / 65535 can say.
-    let count = first.count.min(usize::from(u16::MAX));
-    let numbers: Vec<usize> = (1..=count).filter(|number| !is_there(number)).collect();
-    if !numbers.is_empty() {
-        return Err(ImatrixError::MissingParts { numbers, count });
+        Err(PartsGap::Missing(numbers)) => {
+            return Err(ImatrixError::MissingParts { numbers, count: first.count });
+        }
     }
     let mut next = 0;
     for (path, part, n_chunks) in parts {

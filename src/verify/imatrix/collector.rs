@@ -6,10 +6,11 @@ use std::sync::{Mutex, PoisonError};
 use rayon::prelude::*;
 
 use crate::core::TensorSource;
+use crate::core::exact::add_exactly;
 use crate::core::simd::SimdLevel;
 use crate::engine::plan::Matrix;
 use crate::engine::{Observer, add_squares};
-use crate::gguf::{ColumnSums, add_exactly};
+use crate::gguf::ColumnSums;
 
 /// Rows summed by one task; partial sums are added in row order, whatever the threads do.
 const ROWS_PER_TASK: usize = 256;
@@ -22,9 +23,19 @@ pub(crate) struct SumCollector {
 
 /// Sums of a tensor, and what their rounding lost.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct ExactColumns {
-    pub(super) columns: ColumnSums,
-    pub(super) rests: Vec<f64>,
+pub(crate) struct ExactColumns {
+    pub(crate) columns: ColumnSums,
+    /// One for each sum.
+    pub(crate) rests: Vec<f64>,
+}
+
+impl ExactColumns {
+    /// Adds sums with their rests of the same tensor.
+    pub(crate) fn add(&mut self, more: &Self) {
+        add_exactly((&mut self.columns.sums, &mut self.rests), (&more.columns.sums, &more.rests));
+        let counts = self.columns.counts.iter_mut().zip(&more.columns.counts);
+        counts.for_each(|(count, n)| *count = count.saturating_add(*n));
+    }
 }
 
 impl SumCollector {
@@ -37,7 +48,7 @@ impl SumCollector {
         self.into_exact().into_iter().map(|(name, exact)| (name, exact.columns)).collect()
     }
 
-    pub(super) fn into_exact(self) -> BTreeMap<String, ExactColumns> {
+    pub(crate) fn into_exact(self) -> BTreeMap<String, ExactColumns> {
         self.tensors.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 

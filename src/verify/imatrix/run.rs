@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
+use crate::core::exact::add_exactly;
 use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::engine::plan::ModelKind;
 use crate::engine::{Engine, EngineOptions, Hidden, TokenChunk};
 use crate::gguf::{
     ColumnSums, ImatrixError, ImatrixPart, ImatrixSums, Metadata, Share, StoredImatrix, UnfinishedRun,
-    add_exactly,
 };
 use crate::verify::answers::cut_sources;
 use crate::verify::imatrix::collector::{ExactColumns, SumCollector};

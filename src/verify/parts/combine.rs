@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use crate::core::text::escape;
+use crate::gguf::{PartsGap, each_once};
 use crate::verify::embeddings::stray_limits_of;
 use crate::verify::healthy::TwinRun;
 use crate::verify::judgement::{healthy_cost, judge_figures};
@@ -85,18 +86,14 @@ fn belong_together(parts: &[VerificationPart]) -> Result<(), PartError> {
             return Err(PartError::OtherCount { path, other, count, other_count });
         }
     }
-    for pair in parts.windows(2) {
-        if let [before, part] = pair
-            && before.facts.number == part.facts.number
-        {
-            let (path, other) = (before.path.clone(), part.path.clone());
-            return Err(PartError::Twice { path, other, number: part.facts.number });
+    let numbers: Vec<usize> = parts.iter().map(|part| part.facts.number).collect();
+    match each_once(&numbers, count) {
+        Ok(()) => {}
+        Err(PartsGap::Twice { first, second, number }) => {
+            let (path, other) = (parts[first].path.clone(), parts[second].path.clone());
+            return Err(PartError::Twice { path, other, number });
         }
-    }
-    let is_there = |number: &usize| parts.iter().any(|part| part.facts.number == *number);
-    let numbers: Vec<usize> = (1..=count).filter(|number| !is_there(number)).collect();
-    if !numbers.is_empty() {
-        return Err(PartError::Missing { numbers, count });
+        Err(PartsGap::Missing(numbers)) => return Err(PartError::Missing { numbers, count }),
     }
     let mut next = 0;
     for part in parts {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use crate::core::Hint;
 use crate::core::output::OutputError;
 use crate::core::text::escape;
+use crate::gguf::listed;
 use crate::verify::parts::file::VERSION;
 
 /// Why parts of a verification cannot be put together.
@@ -45,20 +46,11 @@ pub enum PartError {
     #[error("part {number} is given twice: {} and {}", path.display(), other.display())]
     Twice { path: PathBuf, other: PathBuf, number: usize },
     /// Parts that are not there.
-    #[error("of {count} parts {} missing: {}", if numbers.len() == 1 { "one is" } else { "some are" }, list(numbers, *count))]
+    #[error("of {count} parts {} missing: {}", if numbers.len() == 1 { "one is" } else { "some are" }, listed(numbers, *count))]
     Missing { numbers: Vec<usize>, count: usize },
     /// The checks before the run say different things on different machines.
     #[error("{}: the checks of the model found something else than in {}: {}", path.display(), other.display(), escape(what))]
     OtherFindings { path: PathBuf, other: PathBuf, what: String },
-}
-
-fn list(numbers: &[usize], count: usize) -> String {
-    const SHOWN: usize = 16;
-    let mut list: Vec<_> = numbers.iter().take(SHOWN).map(|number| format!("{number}/{count}")).collect();
-    if numbers.len() > SHOWN {
-        list.push(format!("and {} more", numbers.len() - SHOWN));
-    }
-    list.join(", ")
 }
 
 impl Hint for PartError {

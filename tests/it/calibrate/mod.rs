@@ -2,6 +2,7 @@
 
 mod noise;
 mod sequential;
+mod shares;
 mod store;
 mod work;
 mod written;

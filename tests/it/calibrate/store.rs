@@ -138,7 +138,7 @@ fn damaged(
 }
 
 /// A safetensors file with another header or other data.
-fn edited(bytes: &[u8], edit: impl FnOnce(&mut Value, &mut Vec<u8>)) -> Vec<u8> {
+pub(super) fn edited(bytes: &[u8], edit: impl FnOnce(&mut Value, &mut Vec<u8>)) -> Vec<u8> {
     let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let mut header: Value = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
     let mut data = bytes[8 + n..].to_vec();

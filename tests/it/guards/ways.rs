@@ -256,6 +256,12 @@ pub(super) const WAYS: &[Way] = &[
         outputs: &[Out { name: "save_stats", option: "--save-stats", suffix: "/", own: &[] }],
     },
     Way {
+        command: "gguf-quantize stats",
+        args: "stats --calibrate long.txt --no-self-text --calibrate-tokens 1024 --check-text check.txt tiny.gguf",
+        positional: &["model"],
+        outputs: &[Out { name: "output", option: "-o", suffix: "/", own: &[] }],
+    },
+    Way {
         command: "gguf-quantize",
         args: "--type q4_0 --stats stats --solver gptq tiny.gguf",
         positional: &["arguments"],

@@ -8,5 +8,6 @@ mod kept;
 mod one_pass;
 pub mod program;
 mod recipes;
+mod stats;
 mod target;
 mod work;

@@ -6,24 +6,62 @@
 //! rounded once. Two ways of cutting give the same `f32` in a file, unless the total lies within 2⁻¹⁰⁰ of itself of the
 //! middle between two of them.
 
-/// A sum and what was rounded off.
-fn two_sum(a: f64, b: f64) -> (f64, f64) {
+/// A sum and what was rounded off (Knuth 1969; Møller 1965): both together are `a + b`, unless it overflows.
+#[inline]
+#[must_use]
+pub fn two_sum(a: f64, b: f64) -> (f64, f64) {
     let sum = a + b;
     let part = sum - a;
     (sum, (a - (sum - part)) + (b - part))
 }
 
 /// Adds sums with their rests to sums with theirs; rests that are missing are zero.
-pub(crate) fn add_exactly((sums, rests): (&mut [f64], &mut [f64]), (more, more_rests): (&[f64], &[f64])) {
+pub fn add_exactly((sums, rests): (&mut [f64], &mut [f64]), (more, more_rests): (&[f64], &[f64])) {
     for (at, ((sum, rest), &x)) in sums.iter_mut().zip(rests).zip(more).enumerate() {
         let (total, lost) = two_sum(*sum, x);
         (*sum, *rest) = two_sum(total, *rest + more_rests.get(at).copied().unwrap_or(0.0) + lost);
     }
 }
 
+/// A sum with its rest as the nearest `f32`, ties to even: rounded once, though the sum alone is rounded already.
+#[must_use]
+pub fn rounded(sum: f64, rest: f64) -> f32 {
+    let (sum, rest) = two_sum(sum, rest);
+    if rest == 0.0 || !rest.is_finite() {
+        return sum as f32;
+    }
+    // Rounded to odd first, a second rounding to fewer digits is the only one that counts (Boldo, Melquiond 2008).
+    let odd = match (sum.to_bits() & 1, rest > 0.0) {
+        (0, true) => sum.next_up(),
+        (0, false) => sum.next_down(),
+        _ => sum,
+    };
+    odd as f32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sum_is_rounded_once() {
+        let (one, half) = (1.0f64, f64::from(f32::EPSILON) / 2.0);
+        // Just above and below the middle of two neighbours, by less than an f64 can say.
+        assert_eq!(rounded(one + half, 1e-40), 1.0 + f32::EPSILON);
+        assert_eq!(rounded(one + half, -1e-40), 1.0);
+        assert_eq!(rounded(one + half, 0.0), 1.0, "ties to even");
+        assert_eq!(rounded(one + 3.0 * half, -1e-40), 1.0 + f32::EPSILON);
+        assert_eq!(rounded(-one - half, -1e-40), -1.0 - f32::EPSILON);
+        // A rest may be the larger of the two.
+        assert_eq!(rounded(1e-30, 2.0), 2.0);
+        assert_eq!(rounded(0.0, 0.0).to_bits(), 0);
+        assert!(rounded(f64::INFINITY, 0.0).is_infinite() && !rounded(f64::INFINITY, f64::NAN).is_finite());
+        assert!(rounded(f64::NAN, 1.0).is_nan());
+        // Below the normal numbers there are fewer digits.
+        let tiny = f64::from(f32::from_bits(3));
+        assert_eq!(rounded(tiny, tiny / 6.0).to_bits(), 4, "three and a half to even");
+        assert_eq!(rounded(tiny, (tiny / 6.0).next_down()).to_bits(), 3);
+    }
 
     /// Sums of squares of numbers of very different size, cut in several ways.
     #[test]

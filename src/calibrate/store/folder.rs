@@ -1,0 +1,220 @@
+//! A directory of statistics that is being written: one file of tensors after the other, and the manifest at the end.
+
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use crate::calibrate::store::manifest::{
+    CheckEntry, FORMAT, InputEntry, KindEntry, LayerEntry, Manifest, MatrixEntry, MomentsEntry, VERSION,
+};
+use crate::calibrate::store::{MANIFEST, SUMS, StatisticsError, identity};
+use crate::calibrate::work::hex;
+use crate::calibrate::{CalibrationText, Layer, SharedInput};
+use crate::checkpoint::safetensors_writer::plan_shards;
+use crate::core::output::{NewDirectory, OutputFile};
+use crate::core::{ElementType, Shape, WeightMeta};
+use crate::verify::Model;
+
+/// Bytes that are written at once.
+const CHUNK_BYTES: usize = 4 << 20;
+
+/// Statistics on their way into a directory. Dropped before [`Folder::commit`], nothing is left of them.
+#[derive(Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+    dir: NewDirectory,
+    files: Vec<OutputFile>,
+    pub(super) manifest: Manifest,
+    sync: bool,
+    /// Digests of the files, where these are wanted.
+    digests: Option<Vec<(String, String)>>,
+}
+
+/// Bytes that go into a file, in pieces.
+pub(super) struct Pieces<'a> {
+    file: &'a OutputFile,
+    offset: u64,
+    buffer: Vec<u8>,
+    hash: Option<Sha256>,
+}
+
+impl Pieces<'_> {
+    pub(super) fn push(&mut self, bytes: &[u8]) -> Result<(), StatisticsError> {
+        self.buffer.extend_from_slice(bytes);
+        if self.buffer.len() >= CHUNK_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> Result<(), StatisticsError> {
+        self.file.write_at(self.offset, &self.buffer)?;
+        if let Some(hash) = &mut self.hash {
+            hash.update(&self.buffer);
+        }
+        self.offset += self.buffer.len() as u64;
+        self.buffer.clear();
+        Ok(())
+    }
+}
+
+/// Tensors of a file, with what writes each: their bytes one after the other.
+pub(super) type Tensors<'a> =
+    Vec<(WeightMeta, Box<dyn Fn(&mut Pieces<'_>) -> Result<(), StatisticsError> + 'a>)>;
+
+/// A tensor of numbers.
+///
+/// # Errors
+/// More of them than a file can hold.
+pub(super) fn meta(
+    path: &Path,
+    name: String,
+    dims: Vec<u64>,
+    ty: ElementType,
+) -> Result<WeightMeta, StatisticsError> {
+    let too_large = || StatisticsError::Plan {
+        file: path.to_owned(),
+        reason: format!("tensor `{name}`: size overflows"),
+    };
+    let shape = Shape::new(dims).ok_or_else(too_large)?;
+    Ok(WeightMeta { name, shape, ty })
+}
+
+/// Writes a safetensors file into one that is open, and returns its digest if that is wanted.
+pub(super) fn write_tensors(
+    file: &OutputFile,
+    path: &Path,
+    tensors: &Tensors<'_>,
+    is_digested: bool,
+) -> Result<Option<String>, StatisticsError> {
+    let failed = |reason: String| StatisticsError::Plan { file: path.to_owned(), reason };
+    let metas: Vec<WeightMeta> = tensors.iter().map(|(meta, _)| meta.clone()).collect();
+    let plans = plan_shards(&metas, u64::MAX).map_err(|error| failed(error.to_string()))?;
+    let [plan] = plans.as_slice() else { return Err(failed(format!("{} parts", plans.len()))) };
+    file.reserve(plan.n_bytes)?;
+    let hash = is_digested.then(Sha256::new);
+    let mut pieces = Pieces { file, offset: 0, buffer: Vec::new(), hash };
+    pieces.push(&plan.header)?;
+    for (_, write) in tensors {
+        write(&mut pieces)?;
+    }
+    pieces.flush()?;
+    if pieces.offset != plan.n_bytes {
+        return Err(failed(format!("{} bytes written of {}", pieces.offset, plan.n_bytes)));
+    }
+    Ok(pieces.hash.map(|hash| hex(&hash.finalize())))
+}
+
+impl Folder {
+    /// What is said of a model and a text; `seed` is that of text that was sampled.
+    ///
+    /// # Errors
+    /// A model that cannot be read.
+    pub(super) fn manifest(
+        model: &Model<'_>,
+        text: &CalibrationText,
+        seed: Option<u64>,
+    ) -> Result<Manifest, StatisticsError> {
+        let (digest, tokenizer) = identity(model)?;
+        let architecture = model.metadata.get("general.architecture").and_then(crate::gguf::Value::as_str);
+        let kinds = text.kinds.iter().map(|kind| KindEntry {
+            name: kind.name.clone(),
+            tokens: kind.n_tokens() as u64,
+            sequences: kind.windows.len() as u64,
+            weight: kind.weight,
+            seed: kind.seed,
+            check: kind.check.iter().map(CheckEntry::of).collect(),
+        });
+        Ok(Manifest {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            model: digest,
+            tokenizer,
+            architecture: architecture.unwrap_or_default().to_owned(),
+            n_ctx: text.n_ctx,
+            seed,
+            kinds: kinds.collect(),
+            part: None,
+            layers: Vec::new(),
+        })
+    }
+
+    /// Begins a directory that is new or empty, for about `n_files`. With `sync` files reach the disk before they get their
+    /// names. A part has the digests of its files beside them.
+    ///
+    /// # Errors
+    /// A path at which something is; the file system refused.
+    pub(super) fn create(
+        path: &Path,
+        manifest: Manifest,
+        n_files: usize,
+        sync: bool,
+    ) -> Result<Self, StatisticsError> {
+        let mut dir = NewDirectory::of(path)?;
+        dir.begin()?;
+        dir.expect(n_files, sync);
+        let digests = manifest.part.is_some().then(Vec::new);
+        Ok(Self { path: path.to_owned(), dir, files: Vec::new(), manifest, sync, digests })
+    }
+
+    /// Where a file of this name will be.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Adds a file of tensors.
+    ///
+    /// # Errors
+    /// More than a file can hold; the file system refused.
+    pub(super) fn add(&mut self, name: &str, tensors: &Tensors<'_>) -> Result<(), StatisticsError> {
+        let file = self.dir.create(name)?;
+        let digest = write_tensors(&file, &self.path(name), tensors, self.digests.is_some())?;
+        if let (Some(digests), Some(digest)) = (&mut self.digests, digest) {
+            digests.push((name.to_owned(), digest));
+        }
+        self.files.push(file);
+        Ok(())
+    }
+
+    /// Says what the file of a layer holds.
+    pub(super) fn enter<M>(&mut self, layer: &Layer<M>, n_rows: impl Fn(&M) -> u64) {
+        let inputs = layer.inputs.iter().map(|input| entry(layer, input, &n_rows)).collect();
+        self.manifest.layers.push(LayerEntry { layer: layer.layer, inputs });
+    }
+
+    /// Adds the manifest, and gives the directory its name.
+    ///
+    /// # Errors
+    /// The file system refused; then there is no directory.
+    pub(super) fn commit(mut self) -> Result<(), StatisticsError> {
+        let mut json = serde_json::to_vec_pretty(&self.manifest).map_err(std::io::Error::from)?;
+        json.push(b'\n');
+        let mut small = vec![(MANIFEST, json)];
+        if let Some(digests) = &mut self.digests {
+            digests
+                .extend(small.iter().map(|(name, bytes)| ((*name).to_owned(), hex(&Sha256::digest(bytes)))));
+            let lines: Vec<String> =
+                digests.iter().map(|(name, digest)| format!("{digest}  {name}\n")).collect();
+            small.push((SUMS, lines.concat().into_bytes()));
+        }
+        for (name, bytes) in small {
+            let file = self.dir.create(name)?;
+            file.write_at(0, &bytes)?;
+            self.files.push(file);
+        }
+        self.dir.commit(self.files, self.sync)?;
+        Ok(())
+    }
+}
+
+fn entry<M>(layer: &Layer<M>, input: &SharedInput, n_rows: impl Fn(&M) -> u64) -> InputEntry {
+    let matrix = |matrix: &crate::calibrate::MatrixName| MatrixEntry {
+        tensor: matrix.tensor.clone(),
+        expert: matrix.expert,
+    };
+    let moments = |(kind, at): (usize, &Option<usize>)| {
+        Some(MomentsEntry { at: (*at)?, rows: n_rows(layer.moments(input, kind)?) })
+    };
+    InputEntry {
+        columns: input.n_cols,
+        matrices: input.matrices.iter().map(matrix).collect(),
+        moments: input.moments.iter().enumerate().map(moments).collect(),
+    }
+}

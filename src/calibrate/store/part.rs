@@ -1,0 +1,297 @@
+//! A part of statistics: those of a share of the text, with sums as they were in memory.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use crate::calibrate::attempts::program;
+use crate::calibrate::run::BatchRange;
+use crate::calibrate::store::folder::{Folder, Tensors, meta};
+use crate::calibrate::store::manifest::{LayerEntry, Manifest, PartEntry};
+use crate::calibrate::store::read::read_manifest;
+use crate::calibrate::store::tensor_file::TensorFile;
+use crate::calibrate::store::write::push_columns;
+use crate::calibrate::store::{
+    IMPORTANCE, MANIFEST, SUMS, StatisticsError, moments_file, moments_name, places_name, rests_name,
+    triangle,
+};
+use crate::calibrate::work::hex;
+use crate::calibrate::{CalibrationText, ImportanceSums, LayerSums, MomentSums};
+use crate::core::ElementType;
+use crate::core::limits::Limits;
+use crate::gguf::Share;
+use crate::verify::{ExactColumns, Fingerprint, Model};
+
+/// A part on its way into a directory. Dropped before [`PartWriter::commit`], nothing is left of it.
+#[derive(Debug)]
+pub struct PartWriter {
+    folder: Folder,
+}
+
+impl PartWriter {
+    /// Begins a directory that is new or empty, for a share of a text, of which the run has these batches; `seed` is that of
+    /// text that was sampled. With `sync` files reach the disk before they get their names.
+    ///
+    /// # Errors
+    /// A path at which something is; a model that cannot be read; the file system refused.
+    pub fn create(
+        path: &Path,
+        model: &Model<'_>,
+        text: &CalibrationText,
+        seed: Option<u64>,
+        (share, batches): (Share, BatchRange),
+        sync: bool,
+    ) -> Result<Self, StatisticsError> {
+        let manifest = manifest(model, text, seed, (share, batches))?;
+        let n_files = model.source.tensors().len() / 2 + 4;
+        Ok(Self { folder: Folder::create(path, manifest, n_files, sync)? })
+    }
+
+    /// Adds a layer: a consumer of [`crate::calibrate::CalibrationRun::run_share`].
+    ///
+    /// # Errors
+    /// The file system refused.
+    pub fn add(&mut self, layer: &LayerSums) -> Result<(), StatisticsError> {
+        let name = moments_file(self.folder.manifest.layers.len());
+        let path = self.folder.path(&name);
+        let mut tensors: Tensors<'_> = Vec::new();
+        for (kind, own) in layer.kinds.iter().enumerate() {
+            for (at, own) in own.iter().enumerate() {
+                push_sums(&mut tensors, &path, &moments_name(kind, at), own)?;
+            }
+        }
+        self.folder.add(&name, &tensors)?;
+        self.folder.enter(layer, MomentSums::n_rows);
+        Ok(())
+    }
+
+    /// Adds the importance sums, and gives the directory its name.
+    ///
+    /// # Errors
+    /// The file system refused; then there is no directory.
+    pub fn commit(mut self, importance: &ImportanceSums) -> Result<(), StatisticsError> {
+        let path = self.folder.path(IMPORTANCE);
+        let mut tensors: Tensors<'_> = Vec::new();
+        for (kind, sums) in importance.kinds.iter().enumerate() {
+            for (name, exact) in sums {
+                let (name, columns) = (format!("kind{kind}/{name}"), &exact.columns);
+                push_columns(&mut tensors, &path, &name, columns)?;
+                let dims = vec![columns.counts.len() as u64, columns.n_cols as u64];
+                let meta = meta(&path, rests_name(&name), dims, ElementType::F64)?;
+                tensors.push((
+                    meta,
+                    Box::new(|pieces| {
+                        exact.rests.iter().try_for_each(|rest| pieces.push(&rest.to_le_bytes()))
+                    }),
+                ));
+            }
+        }
+        self.folder.add(IMPORTANCE, &tensors)?;
+        self.folder.commit()
+    }
+}
+
+/// What a part says of itself before it has any layers.
+fn manifest(
+    model: &Model<'_>,
+    text: &CalibrationText,
+    seed: Option<u64>,
+    (share, batches): (Share, BatchRange),
+) -> Result<Manifest, StatisticsError> {
+    let mut digest = Fingerprint::new();
+    for kind in &text.kinds {
+        digest.number(kind.windows.len() as u64);
+        digest.windows(&kind.windows);
+    }
+    let mut manifest = Folder::manifest(model, text, seed)?;
+    manifest.part = Some(PartEntry {
+        number: share.number(),
+        count: share.count(),
+        program: program(),
+        text: digest.hex(),
+        first_batch: batches.first,
+        batches: batches.n,
+        all_batches: batches.of,
+    });
+    Ok(manifest)
+}
+
+/// Adds the tensors of sums, with rests where there are any.
+fn push_sums<'a>(
+    tensors: &mut Tensors<'a>,
+    path: &Path,
+    name: &str,
+    own: &'a MomentSums,
+) -> Result<(), StatisticsError> {
+    let dims = vec![triangle(own.n_cols()).unwrap_or(u64::MAX)];
+    let sums = meta(path, name.to_owned(), dims, ElementType::F64)?;
+    tensors.push((
+        sums,
+        Box::new(|pieces| {
+            let mut sums = (0..own.n_cols()).flat_map(|row| own.sums().row(row));
+            sums.try_for_each(|sum| pieces.push(&sum.to_le_bytes()))
+        }),
+    ));
+    let n_rests = own.sums().rests().count() as u64;
+    if n_rests == 0 {
+        return Ok(());
+    }
+    let rests = meta(path, rests_name(name), vec![n_rests], ElementType::F64)?;
+    tensors.push((
+        rests,
+        Box::new(|pieces| own.sums().rests().try_for_each(|(_, _, rest)| pieces.push(&rest.to_le_bytes()))),
+    ));
+    let places = meta(path, places_name(name), vec![n_rests, 2], ElementType::I64)?;
+    tensors.push((
+        places,
+        Box::new(|pieces| {
+            own.sums().rests().try_for_each(|(row, column, _)| {
+                pieces.push(&(row as i64).to_le_bytes())?;
+                pieces.push(&(column as i64).to_le_bytes())
+            })
+        }),
+    ));
+    Ok(())
+}
+
+/// A part of statistics in a directory.
+#[derive(Clone, Debug)]
+pub struct StatisticsPart {
+    path: PathBuf,
+    manifest: Manifest,
+    part: PartEntry,
+    /// By the names of the files.
+    digests: BTreeMap<String, String>,
+    limits: Limits,
+}
+
+impl StatisticsPart {
+    /// Whether a path is a directory of statistics, whole ones or a part.
+    #[must_use]
+    pub fn is_one(path: &Path) -> bool {
+        path.join(MANIFEST).is_file()
+    }
+
+    /// Reads what a directory says that it holds.
+    ///
+    /// # Errors
+    /// [`StatisticsError`]: no statistics, whole ones, a broken or changed manifest, another version.
+    pub fn open(path: &Path) -> Result<Self, StatisticsError> {
+        let limits = Limits::default();
+        let manifest = read_manifest(path, &limits)?;
+        let Some(part) = manifest.part.clone() else {
+            return Err(StatisticsError::NoPart { path: path.to_owned() });
+        };
+        let sums = path.join(SUMS);
+        let damaged = |file: &Path, reason| StatisticsError::DamagedPart { file: file.to_owned(), reason };
+        if !sums.is_file() || fs_err::metadata(&sums)?.len() > limits.text_file_bytes {
+            return Err(damaged(&sums, "no list of the files' digests"));
+        }
+        let text = crate::core::input::read(&sums)?;
+        let line =
+            |line: &str| line.split_once("  ").map(|(digest, name)| (name.to_owned(), digest.to_owned()));
+        let lines = std::str::from_utf8(&text).ok();
+        let digests = lines.and_then(|text| text.lines().map(line).collect::<Option<BTreeMap<_, _>>>());
+        let digests = digests.ok_or_else(|| damaged(&sums, "a line that is no digest and no name"))?;
+        let found = Self { path: path.to_owned(), manifest, part, digests, limits };
+        let bytes = crate::core::input::read(&path.join(MANIFEST))?;
+        if hex(&Sha256::digest(&bytes)) != found.digest(MANIFEST)? {
+            return Err(damaged(&path.join(MANIFEST), "its SHA-256 is not the one in `SHA256SUMS`"));
+        }
+        Ok(found)
+    }
+
+    /// Whether it is the part that a run of these would write, and whole.
+    ///
+    /// # Errors
+    /// A model or files that cannot be read. What is damaged is not whole.
+    pub fn is_of(
+        &self,
+        model: &Model<'_>,
+        text: &CalibrationText,
+        seed: Option<u64>,
+        own: (Share, BatchRange),
+    ) -> Result<bool, StatisticsError> {
+        let found = Manifest { layers: Vec::new(), ..self.manifest.clone() };
+        if found != manifest(model, text, seed, own)? {
+            return Ok(false);
+        }
+        let moments = (0..self.manifest.layers.len()).map(moments_file);
+        for name in moments.chain([IMPORTANCE.to_owned()]) {
+            match self.file(&name) {
+                Ok(_) => {}
+                Err(StatisticsError::DamagedPart { .. }) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Matrices that it has moments of, and layers.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize) {
+        let inputs = self.manifest.layers.iter().flat_map(|layer| &layer.inputs);
+        (inputs.map(|input| input.matrices.len()).sum(), self.manifest.layers.len())
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    pub(super) fn part(&self) -> &PartEntry {
+        &self.part
+    }
+
+    fn digest(&self, name: &str) -> Result<&str, StatisticsError> {
+        let (file, reason) = (self.path.join(name), "it is not in `SHA256SUMS`");
+        self.digests.get(name).map(String::as_str).ok_or(StatisticsError::DamagedPart { file, reason })
+    }
+
+    /// Opens a file whose bytes are those that were written.
+    fn file(&self, name: &str) -> Result<TensorFile, StatisticsError> {
+        TensorFile::open_known(self.path.join(name), self.digest(name)?, &self.limits)
+    }
+
+    /// What is held of a layer, with the file that holds it; `None` if it is nothing.
+    pub(super) fn layer(
+        &self,
+        layer: Option<usize>,
+    ) -> Result<Option<(&LayerEntry, TensorFile)>, StatisticsError> {
+        let mut entries = self.manifest.layers.iter().enumerate().filter(|(_, entry)| entry.layer == layer);
+        let Some((at, entry)) = entries.next() else { return Ok(None) };
+        if entries.next().is_some() {
+            let (file, reason) = (self.path.join(MANIFEST), "a layer is there twice");
+            return Err(StatisticsError::DamagedPart { file, reason });
+        }
+        Ok(Some((entry, self.file(&moments_file(at))?)))
+    }
+
+    /// Bytes of the files of moments.
+    pub(super) fn n_bytes(&self) -> u64 {
+        let files = (0..self.manifest.layers.len()).map(|at| self.path.join(moments_file(at)));
+        files.map(|path| path.metadata().map_or(0, |found| found.len())).fold(0, u64::saturating_add)
+    }
+
+    /// The importance sums of each kind.
+    pub(super) fn importance(&self) -> Result<Vec<BTreeMap<String, ExactColumns>>, StatisticsError> {
+        let mut file = self.file(IMPORTANCE)?;
+        let mut kinds = Vec::with_capacity(self.manifest.kinds.len());
+        for kind in 0..self.manifest.kinds.len() {
+            let mut sums = BTreeMap::new();
+            for name in file.names_of_kind(kind) {
+                let columns = file.exact_columns(&format!("kind{kind}/{name}"))?;
+                sums.insert(name, columns);
+            }
+            kinds.push(sums);
+        }
+        file.check_empty()?;
+        Ok(kinds)
+    }
+}

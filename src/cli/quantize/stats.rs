@@ -1,0 +1,371 @@
+//! `gguf-quantize stats`: moments of a model's inputs, for `--stats`, or a share of them.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Args;
+use serde_json::json;
+
+use crate::arch::OutType;
+use crate::calibrate::{
+    BatchRange, CalibrateError, CalibrateOptions, CalibrationRun, CalibrationText, LayerMoments, LayerSums,
+    PartWriter, SELF_NAME, SelfTextKeeper, StatisticsPart, StatisticsWriter, TextOptions, TextSource,
+};
+use crate::cli::guard::Guard;
+use crate::cli::quantize::calibrate::{CalibrateArgs, SolverName};
+use crate::cli::quantize::keep::KeepArgs;
+use crate::cli::render::{count, plural};
+use crate::cli::verify::engine_options;
+use crate::cli::verify::model::ModelParts;
+use crate::cli::{Exit, Session, UsageError};
+use crate::convert::{Codes, Conversion, ConvertOptions};
+use crate::core::output::NewDirectory;
+use crate::core::progress::Progress;
+use crate::core::text::{bytes, escape};
+use crate::core::{TensorMeta, TensorSource};
+use crate::engine::plan::ModelKind;
+use crate::gguf::{GgufFile, Metadata, Share};
+use crate::verify::{Model, Recall};
+
+#[derive(Clone, Debug, Args)]
+#[command(
+    after_help = "`gguf-quantize MODEL OUT --type TYPE --solver gptq --stats DIR` rounds by them, whatever the type. With `--part` \
+    several machines collect them, each of a share of the text; `gguf-verify combine PART.. -o DIR` makes one of all parts what a \
+    single run writes."
+)]
+pub(super) struct StatsArgs {
+    /// The model: a GGUF file, or the folder of a checkpoint. That which will be quantized, in its own type
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// Where to keep them: a folder, new or empty
+    #[arg(short, long, value_name = "DIR")]
+    output: PathBuf,
+    /// Text to run the model on. A file or a folder is one kind of text; `self` is text that the model writes; repeatable
+    #[arg(long, value_name = "PATH", required = true)]
+    calibrate: Vec<PathBuf>,
+    /// Do not let the model write half of the text
+    #[arg(long)]
+    no_self_text: bool,
+    /// Take what the model writes from this file if it is there, else keep it there: for parts, which all have the same text
+    #[arg(long, value_name = "FILE", conflicts_with = "no_self_text")]
+    self_text: Option<PathBuf>,
+    /// Tokens of text, shared equally by its kinds; a seventh as much is held back to check results by
+    #[arg(long, value_name = "N", default_value_t = TextOptions::default().n_tokens)]
+    calibrate_tokens: usize,
+    /// Hold nothing back: results will be judged by this text, a file or a folder, given again with `--stats`; repeatable
+    #[arg(long, value_name = "PATH")]
+    check_text: Vec<PathBuf>,
+    /// Run the I-th of N shares of the text, cut so that all take about as long. Every run has the same text and needs nothing of
+    /// the others
+    #[arg(long, value_name = "I/N")]
+    part: Option<Share>,
+    /// Print what would be run, write nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// What is opened.
+enum Opened {
+    File(Box<GgufFile>),
+    /// A checkpoint, as the F32 file that a quantization of it would run.
+    Checkpoint(Box<Conversion>),
+}
+
+impl Opened {
+    fn open(path: &Path, session: &Session) -> anyhow::Result<Self> {
+        if !path.is_dir() {
+            return Ok(Self::File(Box::new(GgufFile::open(path)?)));
+        }
+        let options = ConvertOptions {
+            file_type: Some(OutType::F32),
+            codes: Codes::Float,
+            level: session.common.simd,
+            ..ConvertOptions::default()
+        };
+        let conversion = Conversion::plan(path, &options)?;
+        for warning in conversion.warnings() {
+            log::warn!("{}", escape(warning));
+        }
+        Ok(Self::Checkpoint(Box::new(conversion)))
+    }
+
+    fn parts(&self) -> (&dyn TensorSource, &Metadata, Option<&GgufFile>) {
+        match self {
+            Self::File(file) => (&**file, file.metadata(), Some(file)),
+            Self::Checkpoint(conversion) => (&**conversion, conversion.metadata(), None),
+        }
+    }
+
+    fn paths(&self) -> Vec<PathBuf> {
+        match self {
+            Self::File(file) => file.paths(),
+            Self::Checkpoint(conversion) => conversion.input_paths(),
+        }
+    }
+}
+
+/// What was collected.
+struct Collected {
+    n_layers: usize,
+    n_matrices: usize,
+}
+
+impl StatsArgs {
+    pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
+        let start = Instant::now();
+        let calibrate = self.calibrate_args();
+        let opened = Opened::open(&self.model, session)?;
+        let mut guard = Guard::new(session, self.dry_run);
+        guard.read("the model", &self.model)?;
+        guard.read_all("the model", opened.paths())?;
+        calibrate.guard(&mut guard)?;
+        match NewDirectory::of(&self.output) {
+            // It may be the very part.
+            Err(_) if self.part.is_some() && StatisticsPart::is_one(&self.output) => {}
+            Err(error) if self.dry_run => {
+                session.progress.warn(&format!("a run would stop here: {error}"));
+            }
+            found => _ = found?,
+        }
+        self.check_self_text()?;
+        let texts = calibrate.read_texts()?;
+        let (source, metadata, file) = opened.parts();
+        ModelParts::of(metadata).with((source, metadata), file, |model| {
+            // Before a model writes any text.
+            if model.plan()?.kind == ModelKind::Encoder {
+                return Err(CalibrateError::Encoder.into());
+            }
+            let recall = Recall::default();
+            let model = &Model { recall: Some(&recall), ..*model };
+            self.with_model(session, &calibrate, texts, model, start)
+        })?;
+        Ok(Exit::Done)
+    }
+
+    /// The options of a quantization that keeps the same.
+    fn calibrate_args(&self) -> CalibrateArgs {
+        CalibrateArgs {
+            calibrate: self.calibrate.clone(),
+            solver: SolverName::Gptq,
+            no_self_text: self.no_self_text,
+            calibrate_tokens: self.calibrate_tokens,
+            keep: KeepArgs {
+                check_text: self.check_text.clone(),
+                work_dir: None,
+                save_stats: Some(self.output.clone()),
+                stats: None,
+                kinds: Vec::new(),
+            },
+        }
+    }
+
+    /// A file that will hold a text is none that is read as one.
+    fn check_self_text(&self) -> anyhow::Result<()> {
+        let Some(path) = &self.self_text else { return Ok(()) };
+        let texts =
+            self.calibrate.iter().filter(|text| text.as_os_str() != SELF_NAME).chain(&self.check_text);
+        for other in texts.chain([&self.model]) {
+            if crate::core::output::same_file(path, other) || path == other {
+                let text = format!(
+                    "--self-text {}: that is read for something else; a file of its own expected",
+                    path.display()
+                );
+                return Err(UsageError(text).into());
+            }
+        }
+        Ok(())
+    }
+
+    fn with_model(
+        &self,
+        session: &Session,
+        calibrate: &CalibrateArgs,
+        (sources, check): (Vec<TextSource>, Vec<TextSource>),
+        model: &Model<'_>,
+        start: Instant,
+    ) -> anyhow::Result<()> {
+        let text = if self.dry_run {
+            let (text, _) = calibrate.text_to_come(session, &sources, model)?;
+            for note in &text.notes {
+                session.progress.warn(note);
+            }
+            text
+        } else {
+            let keeper =
+                self.self_text.as_deref().map(|path| SelfTextKeeper::File(path, !session.common.no_sync));
+            self.hint_at_self_text(session, calibrate, sources.len())?;
+            calibrate.text(session, &sources, model, keeper)?
+        };
+        // What a later check could not be made of is found out now.
+        text.clone().add_check(model, &check, self.calibrate_tokens)?;
+        let wants = |meta: &TensorMeta| meta.shape.rank() > 1;
+        let dir = self.output.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
+        let options = CalibrateOptions { engine: engine_options(&session.common), wants: &wants, dir };
+        let run = CalibrationRun::of_share(model, &text, options, self.part)?;
+        for warning in run.warnings() {
+            session.progress.warn(warning);
+        }
+        if self.dry_run {
+            return self.print_plan(session, &text, &run);
+        }
+        let found = match self.is_there((model, &text), &run)? {
+            Some(found) => {
+                session.note("this part was there already, and was not collected again");
+                found
+            }
+            None => self.collect(session, (model, &text), &run)?,
+        };
+        self.print_report(session, &text, &run, &found, start)
+    }
+
+    /// Says that every part writes the same text, where it does.
+    fn hint_at_self_text(
+        &self,
+        session: &Session,
+        calibrate: &CalibrateArgs,
+        n_sources: usize,
+    ) -> anyhow::Result<()> {
+        let is_one_of_many = self.part.is_some_and(|part| part.count() > 1);
+        let writes = calibrate.share_of_self(n_sources)?.is_some();
+        if is_one_of_many && writes && self.self_text.is_none() {
+            session.note(
+                "each part lets the model write the same text: `--self-text FILE` keeps it, for parts that find the file",
+            );
+        }
+        Ok(())
+    }
+
+    /// What an earlier run has kept of the same part. A part of something else is not replaced.
+    fn is_there(
+        &self,
+        (model, text): (&Model<'_>, &CalibrationText),
+        run: &CalibrationRun<'_>,
+    ) -> Result<Option<Collected>, CalibrateError> {
+        let Some(share) = self.part.filter(|_| StatisticsPart::is_one(&self.output)) else { return Ok(None) };
+        // Whatever is wrong with it, it is in the way.
+        let Ok(part) = StatisticsPart::open(&self.output) else { return Ok(None) };
+        let seed = text.kinds.iter().find_map(|kind| kind.seed);
+        if !part.is_of(model, text, seed, (share, run.batches()))? {
+            return Ok(None);
+        }
+        let (n_matrices, n_layers) = part.counts();
+        Ok(Some(Collected { n_layers, n_matrices }))
+    }
+
+    /// Runs the model and keeps what it says.
+    fn collect(
+        &self,
+        session: &Session,
+        (model, text): (&Model<'_>, &CalibrationText),
+        run: &CalibrationRun<'_>,
+    ) -> Result<Collected, CalibrateError> {
+        let (path, sync) = (&self.output, !session.common.no_sync);
+        let seed = text.kinds.iter().find_map(|kind| kind.seed);
+        let mut found = Collected { n_layers: 0, n_matrices: 0 };
+        let Some(share) = self.part else {
+            let mut writer = StatisticsWriter::create(path, model, text, seed, sync)?;
+            let sums = run.run(&session.progress, &mut |layer: LayerMoments| {
+                found.n_layers += 1;
+                found.n_matrices += layer.inputs.iter().map(|input| input.matrices.len()).sum::<usize>();
+                writer.add(&layer).map_err(CalibrateError::from)
+            })?;
+            writer.commit(&sums)?;
+            return Ok(found);
+        };
+        let mut writer = PartWriter::create(path, model, text, seed, (share, run.batches()), sync)?;
+        let sums = run.run_share(&session.progress, &mut |layer: LayerSums| {
+            found.n_layers += 1;
+            found.n_matrices += layer.inputs.iter().map(|input| input.matrices.len()).sum::<usize>();
+            writer.add(&layer).map_err(CalibrateError::from)
+        })?;
+        writer.commit(&sums)?;
+        Ok(found)
+    }
+
+    fn json(&self, text: &CalibrationText, run: &CalibrationRun<'_>) -> serde_json::Value {
+        let kinds = text.kinds.iter().map(|kind| {
+            json!({ "name": kind.name, "tokens": kind.n_tokens(), "check_tokens": kind.n_check_tokens(), "seed": kind.seed })
+        });
+        let BatchRange { first, n, of } = run.batches();
+        json!({
+            "path": self.output.display().to_string(),
+            "part": self.part.map(|share| share.to_string()),
+            "tokens": run.n_tokens(),
+            "all_tokens": text.n_tokens(),
+            "batches": { "first": first, "count": n, "all": of },
+            "kinds": kinds.collect::<Vec<_>>(),
+        })
+    }
+
+    /// What is run, in words.
+    fn words(&self, text: &CalibrationText, run: &CalibrationRun<'_>) -> String {
+        let kinds = plural(text.kinds.len() as u64, "kind");
+        let all = count(text.n_tokens() as u64);
+        match self.part {
+            None => format!("{all} tokens of {kinds} of text"),
+            Some(share) => {
+                let BatchRange { n, of, .. } = run.batches();
+                let own = count(run.n_tokens() as u64);
+                format!("part {share}: {own} of {all} tokens of {kinds} of text, {n} of {of} batches")
+            }
+        }
+    }
+
+    fn print_plan(
+        &self,
+        session: &Session,
+        text: &CalibrationText,
+        run: &CalibrationRun<'_>,
+    ) -> anyhow::Result<()> {
+        let needs = run.needs();
+        if session.common.json {
+            let mut json = self.json(text, run);
+            json["needed_bytes"] = needs.least_bytes.into();
+            json["in_memory_bytes"] = needs.all_bytes.into();
+            return session.print_json(&json);
+        }
+        session.print(|out| {
+            writeln!(out, "{}", self.words(text, run))?;
+            let (least, all) = (bytes(needs.least_bytes), bytes(needs.all_bytes));
+            writeln!(out, "memory beside the weights: {all}, or {least} with hidden states on disk")
+        })
+    }
+
+    fn print_report(
+        &self,
+        session: &Session,
+        text: &CalibrationText,
+        run: &CalibrationRun<'_>,
+        found: &Collected,
+        start: Instant,
+    ) -> anyhow::Result<()> {
+        let n_bytes = folder_bytes(&self.output);
+        if session.common.json {
+            let mut json = self.json(text, run);
+            json["layers"] = found.n_layers.into();
+            json["matrices"] = found.n_matrices.into();
+            json["bytes"] = n_bytes.into();
+            json["seconds"] = start.elapsed().as_secs_f64().into();
+            return session.print_json(&json);
+        }
+        if session.common.quiet {
+            return Ok(());
+        }
+        session.print(|out| {
+            writeln!(
+                out,
+                "{}: moments of {} matrices, {}; {}",
+                escape(&self.output.display().to_string()),
+                found.n_matrices,
+                bytes(n_bytes),
+                self.words(text, run)
+            )
+        })
+    }
+}
+
+/// Bytes of the files in a folder.
+pub(crate) fn folder_bytes(path: &Path) -> u64 {
+    let Ok(entries) = fs_err::read_dir(path) else { return 0 };
+    entries.flatten().filter_map(|entry| entry.metadata().ok()).map(|found| found.len()).sum()
+}

@@ -1,0 +1,206 @@
+//! `gguf-quantize stats`, whole and in parts, and `gguf-verify combine` of the parts.
+
+use std::path::Path;
+
+use serde_json::Value as Json;
+
+use super::calibrate::{prepare, run};
+
+/// A command of either program, with its words first.
+fn command(dir: &Path, program: &str, word: &str, args: &[&str]) -> (i32, String, String) {
+    let mut command = assert_cmd::Command::cargo_bin(program).unwrap();
+    let output = command.current_dir(dir).args([word, "--no-sync"]).args(args).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+}
+
+fn stats(dir: &Path, args: &[&str]) -> (i32, String, String) {
+    command(dir, "gguf-quantize", "stats", args)
+}
+
+fn combine(dir: &Path, args: &[&str]) -> (i32, String, String) {
+    command(dir, "gguf-verify", "combine", args)
+}
+
+fn ok(dir: &Path, args: &[&str]) -> Json {
+    let (code, out, err) = stats(dir, &[&["--json"], args].concat());
+    assert_eq!(code, 0, "{args:?}: {err}");
+    serde_json::from_str(&out).unwrap()
+}
+
+fn refused(dir: &Path, args: &[&str], code: i32, words: &str) {
+    let (found, _, err) = stats(dir, args);
+    assert!(found == code && err.contains(words), "{args:?}: {found} {err}");
+}
+
+/// Names and bytes of the files of a folder.
+fn files(path: &Path) -> Vec<(String, Vec<u8>)> {
+    let entries = fs_err::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<_> = entries
+        .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), fs_err::read(path).unwrap()))
+        .collect();
+    files.sort();
+    files
+}
+
+const TEXTS: [&str; 6] = ["--calibrate", "text.txt", "--calibrate", "rest.txt", "--calibrate-tokens", "9000"];
+
+#[test]
+fn parts_make_what_a_quantization_saves() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    prepare(dir);
+    let texts = [&TEXTS[..], &["in.gguf"]].concat();
+    let quantize = ["--type", "q4_k_m", "--solver", "gptq", "--save-stats", "saved"];
+    let (code, _, err) = run(dir, &[&quantize[..], &texts, &["one.gguf"]].concat());
+    assert_eq!(code, 0, "{err}");
+    let whole = ok(dir, &[&texts[..], &["-o", "whole"]].concat());
+    assert!(files(&dir.join("whole")) == files(&dir.join("saved")));
+    assert_eq!((&whole["part"], &whole["layers"]), (&Json::Null, &5.into()));
+    assert_eq!(whole["kinds"][2]["name"], "self");
+
+    let mut tokens = 0;
+    for part in ["1/3", "2/3", "3/3"] {
+        let name = format!("part-{}", &part[..1]);
+        let own = ["--part", part, "-o", &name, "--self-text", "self.text"];
+        let found = ok(dir, &[&texts[..], &own].concat());
+        tokens += found["tokens"].as_u64().unwrap();
+        assert_eq!((&found["part"], &found["all_tokens"]), (&part.into(), &whole["tokens"]));
+    }
+    assert_eq!(whole["tokens"], tokens);
+    let (code, out, err) = combine(dir, &["part-3", "part-1", "part-2", "-o", "together"]);
+    assert!(code == 0 && out.contains("together: statistics of "), "{out}{err}");
+    assert!(out.contains("tokens of 3 kinds of text in 3 parts"), "{out}");
+    assert!(files(&dir.join("together")) == files(&dir.join("whole")));
+    let by_stats = ["--type", "q4_k_m", "--solver", "gptq", "--stats", "together", "in.gguf", "two.gguf"];
+    let (code, _, err) = run(dir, &by_stats);
+    assert_eq!(code, 0, "{err}");
+    assert!(fs_err::read(dir.join("one.gguf")).unwrap() == fs_err::read(dir.join("two.gguf")).unwrap());
+
+    // Begun again, a part that is there is not collected again; one of something else is in the way, and a damaged one.
+    let again = [&texts[..], &["--part", "2/3", "-o", "part-2", "--self-text", "self.text"]].concat();
+    let before = files(&dir.join("part-2"));
+    let (code, _, err) = stats(dir, &again);
+    assert!(code == 0 && err.contains("this part was there already"), "{err}");
+    let of_another = ["--part", "1/3", "-o", "part-2", "--self-text", "self.text"];
+    refused(dir, &[&texts[..], &of_another].concat(), 1, "directory is not empty");
+    assert!(files(&dir.join("part-2")) == before);
+    let file = dir.join("part-2/moments-00001.safetensors");
+    let bytes = fs_err::read(&file).unwrap();
+    fs_err::write(&file, [&bytes[..bytes.len() - 1], &[bytes[bytes.len() - 1] ^ 1]].concat()).unwrap();
+    refused(dir, &again, 1, "directory is not empty");
+    fs_err::write(&file, bytes).unwrap();
+
+    // A part is no whole, and a whole no part.
+    let (code, _, err) =
+        run(dir, &["--type", "q4_0", "--solver", "gptq", "--stats", "part-1", "in.gguf", "x.gguf"]);
+    assert!(code == 1 && err.contains("part 1 of 3 of statistics, whole ones expected"), "{err}");
+    assert!(err.contains("`gguf-verify combine` puts all parts together"), "{err}");
+    for (args, code, words) in [
+        (&["part-1", "part-2", "-o", "x"][..], 1, "one is missing: 3/3"),
+        (&["part-1", "part-2", "part-2", "part-3", "-o", "x"], 1, "part 2 is given twice: part-2 and part-2"),
+        (&["part-1", "whole", "-o", "x"], 1, "whole: statistics of a whole text"),
+        (&["part-1", "in.gguf", "-o", "x"], 2, "in.gguf is neither of a verification nor of statistics"),
+        (&["part-1", "part-2", "part-3"], 2, "give `-o DIR`"),
+        (&["part-1", "part-2", "part-3", "-o", "whole"], 1, "directory is not empty"),
+        (
+            &["part-1", "part-2", "part-3", "-o", "x", "--legacy"],
+            2,
+            "`--legacy` is about importance matrices",
+        ),
+        (&["part-1", "part-2", "part-3", "-o", "x", "--max-kld", "1"], 2, "`--max-kld` is about a verdict"),
+    ] {
+        let (found, _, err) = combine(dir, args);
+        assert!(found == code && err.contains(words), "{args:?}: {found} {err}");
+    }
+    assert!(!dir.join("x").exists() && !dir.join("x.gguf").exists());
+}
+
+/// The text that the model writes is written once, and only where it belongs.
+#[test]
+fn a_text_of_the_model_is_kept_for_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    prepare(dir);
+    let base = ["--calibrate", "self", "--calibrate-tokens", "4096", "in.gguf"];
+    let kept = ["--self-text", "self.text", "-o"];
+    let (code, _, err) = stats(dir, &[&base[..], &["--part", "1/2", "-o", "a"]].concat());
+    assert!(code == 0 && err.contains("`--self-text FILE` keeps it"), "{err}");
+    let (code, _, err) = stats(dir, &[&base[..], &["--part", "1/2"], &kept, &["b"]].concat());
+    assert!(code == 0 && !err.contains("keeps it"), "{err}");
+    assert!(files(&dir.join("a")) == files(&dir.join("b")));
+    let written = fs_err::read(dir.join("self.text")).unwrap();
+    // Read, not written again: a text that says something else counts, if it is whole.
+    ok(dir, &[&base[..], &["--part", "2/2"], &kept, &["c"]].concat());
+    assert!(fs_err::read(dir.join("self.text")).unwrap() == written);
+    assert!(combine(dir, &["a", "c", "-o", "whole"]).0 == 0);
+
+    let damaged: Vec<u8> = written.iter().map(|&byte| if byte == b'7' { b'8' } else { byte }).collect();
+    fs_err::write(dir.join("damaged.text"), damaged).unwrap();
+    fs_err::create_dir(dir.join("folder")).unwrap();
+    for (file, words) in [
+        ("damaged.text", "no text that a model has written, or a damaged one"),
+        ("rest.txt", "no text that a model has written, or a damaged one"),
+        ("folder", "no text that a model has written"),
+        ("in.gguf", "that is read for something else"),
+    ] {
+        let code = if file == "in.gguf" { 2 } else { 1 };
+        refused(dir, &[&base[..], &["--self-text", file, "-o", "x"]].concat(), code, words);
+    }
+    // Other options, another text.
+    let other = ["--calibrate", "self", "--calibrate-tokens", "5000", "in.gguf"];
+    let words = "text that another model, or this one with other options, has written";
+    refused(dir, &[&other[..], &kept, &["x"]].concat(), 1, words);
+    refused(dir, &[&base[..], &["--check-text", "rest.txt"], &kept, &["x"]].concat(), 1, words);
+    refused(dir, &[&base[..], &["--no-self-text", "-o", "x"]].concat(), 2, "--no-self-text");
+    refused(dir, &[&base[..], &["--self-text", "no/such/dir/file", "-o", "x"]].concat(), 1, "no/such/dir");
+    assert!(fs_err::read(dir.join("self.text")).unwrap() == written && !dir.join("x").exists());
+}
+
+#[test]
+fn what_cannot_be_collected_is_refused_before_anything_is_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    prepare(dir);
+    let base = ["--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "6000", "in.gguf"];
+    refused(dir, &["in.gguf", "-o", "x"], 2, "--calibrate");
+    refused(dir, &base, 2, "--output");
+    refused(dir, &[&base[..], &["-o", "x", "--part", "1/9"]].concat(), 1, "which are 3 batches");
+    refused(dir, &[&base[..], &["-o", "x", "--part", "4/3"]].concat(), 2, "a share such as `2/8` expected");
+    refused(dir, &[&base[..], &["-o", "x", "--memory", "1M"]].concat(), 1, "memory budget of 1048576 bytes");
+    refused(dir, &[&base[..], &["-o", "."]].concat(), 1, "directory is not empty");
+    refused(dir, &[&base[..], &["-o", "text.txt"]].concat(), 1, "text.txt");
+    refused(dir, &[&base[..], &["-o", "x", "--check-text", "text.txt"]].concat(), 2, "another text expected");
+    refused(dir, &[&base[..], &["-o", "x", "--type", "q4_0"]].concat(), 2, "--type");
+    refused(dir, &[&base[..], &["-o", "x", "--check-text", "absent.txt"]].concat(), 1, "absent.txt");
+    let before = fs_err::read_dir(dir).unwrap().count();
+    let (code, out, err) = stats(dir, &[&base[..], &["--dry-run", "-o", "x", "--part", "2/3"]].concat());
+    assert!(code == 0 && out.contains("part 2/3: 2 048 of "), "{out}{err}");
+    let plan = ok(dir, &[&base[..], &["-o", "in.gguf", "--dry-run"]].concat());
+    assert!(plan["needed_bytes"].as_u64() < plan["in_memory_bytes"].as_u64(), "{plan}");
+    // The budget that is called enough is enough.
+    let enough = plan["needed_bytes"].to_string();
+    ok(dir, &[&base[..], &["-o", "small", "--memory", &enough]].concat());
+    ok(dir, &[&base[..], &["-o", "large"]].concat());
+    assert!(files(&dir.join("small")) == files(&dir.join("large")));
+    assert_eq!(fs_err::read_dir(dir).unwrap().count(), before + 2);
+}
+
+/// A checkpoint is run as the file that a quantization of it runs.
+#[test]
+fn statistics_of_a_checkpoint_serve_its_quantization() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    prepare(dir);
+    let model = crate::support::fixture("tiny-llama");
+    let model = model.to_str().unwrap();
+    let texts = ["--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "4096"];
+    ok(dir, &[&texts[..], &[model, "-o", "stats"]].concat());
+    let (code, _, err) =
+        run(dir, &["--type", "q4_0", "--solver", "gptq", "--stats", "stats", model, "a.gguf"]);
+    assert_eq!(code, 0, "{err}");
+    let quantize = ["--type", "q4_0", "--solver", "gptq"];
+    let (code, _, err) = run(dir, &[&quantize[..], &texts, &[model, "b.gguf"]].concat());
+    assert_eq!(code, 0, "{err}");
+    assert!(fs_err::read(dir.join("a.gguf")).unwrap() == fs_err::read(dir.join("b.gguf")).unwrap());
+}
