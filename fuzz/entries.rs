@@ -15,6 +15,8 @@ mod checkpoint;
 mod codes;
 #[path = "entries/gguf.rs"]
 mod gguf;
+#[path = "entries/kept.rs"]
+mod kept;
 #[path = "entries/model.rs"]
 mod model;
 #[path = "entries/texts.rs"]
@@ -65,6 +67,7 @@ pub const ENTRIES: &[(&str, Entry)] = &[
     ("safetensors", checkpoint::safetensors),
     ("sentencepiece", vocabulary::sentencepiece),
     ("split", gguf::split),
+    ("statistics", kept::statistics),
     ("tasks", texts::tasks),
     ("template", texts::template),
     ("text", vocabulary::text),
@@ -73,6 +76,7 @@ pub const ENTRIES: &[(&str, Entry)] = &[
     ("tokenizer_files", vocabulary::files),
     ("tokenizer_json", vocabulary::tokenizer_json),
     ("torch", checkpoint::torch),
+    ("verdict_part", kept::verdict_part),
 ];
 
 /// Runs the entry of a target.

@@ -30,8 +30,8 @@ sanitized() {
 }
 
 # The sanitizer's library answers mlock without locking, which one test looks at.
-sanitized "crates/core (mapped files, levels)" -p gguf-core --lib -- --skip a_locked_file_stays_in_memory
-sanitized "crates/quant (vector instructions)" -p gguf-quant --lib
-sanitized "crates/matmul, crates/solve (products)" -p gguf-matmul -p gguf-solve --lib
+sanitized "crates/core (mapped files, levels)" -p gguf-foundry-core --lib -- --skip a_locked_file_stays_in_memory
+sanitized "crates/quant (vector instructions)" -p gguf-foundry-quant --lib
+sanitized "crates/matmul, crates/solve (products)" -p gguf-foundry-matmul -p gguf-foundry-solve --lib
 sanitized "src/engine (products)" -p gguf-foundry --lib engine::
 sanitized "src/gguf, src/checkpoint (readers of mapped files)" -p gguf-foundry --lib -- gguf:: checkpoint::

@@ -25,6 +25,7 @@ use crate::core::{SourceError, WeightMeta, WeightSource};
 pub use adapter::AdapterDir;
 pub use config::{ModelDir, parse_object};
 pub use error::CheckpointError;
+pub(crate) use error::hub_id;
 
 /// One file of a container.
 #[derive(Clone, Copy, Debug)]

@@ -190,7 +190,7 @@ impl Hint for CheckpointError {
 
 /// The name of a model as the Hugging Face hub has it (`owner/model`), if a path that leads nowhere is one, and its
 /// second part.
-fn hub_id(path: &Path) -> Option<(&str, &str)> {
+pub(crate) fn hub_id(path: &Path) -> Option<(&str, &str)> {
     let id = path.to_str()?;
     let (owner, name) = id.split_once('/')?;
     let is_word = |word: &str| {

@@ -1,4 +1,4 @@
-//! Seconds of each phase on random layers: `cargo run --release -p gguf-solve --example solve_speed [TYPE…]`.
+//! Seconds of each phase on random layers: `cargo run --release -p gguf-foundry-solve --example solve_speed [TYPE…]`.
 //!
 //! The threads are those of the machine; `RAYON_NUM_THREADS` limits them.
 

@@ -1,8 +1,9 @@
 //! Why an adapter can be neither converted nor merged.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::arch::ArchError;
+use crate::checkpoint::hub_id;
 use crate::core::text::escape;
 use crate::core::{Hint, Shape};
 use crate::views::FactorError;
@@ -127,6 +128,15 @@ impl Hint for AdapterError {
             Self::Stray { stray, .. } => stray.way_out(),
             Self::Half { .. } | Self::Shapes { .. } | Self::Empty { .. } => {
                 "the file is not whole, or no adapter: save it again with PEFT's `save_pretrained`"
+            }
+            // What the adapter names is fetched only where somebody asks for it.
+            Self::NoBase { named: Some(name), .. }
+                if cfg!(feature = "remote") && hub_id(Path::new(name)).is_some() =>
+            {
+                return vec![format!(
+                    "`--base {}` reads its configuration from the hub, `--base DIR` from a directory; `config.json` is enough",
+                    escape(name)
+                )];
             }
             Self::NoBase { .. } => {
                 "`--base DIR` names the directory of the base model; its `config.json` is enough"

@@ -17,6 +17,7 @@ impl Inputs {
         let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
         let end = text.char_indices().nth(2000).unwrap().0;
         fs_err::write(dir.join("prompts.txt"), &text[..end]).unwrap();
+        fs_err::write(dir.join("long.txt"), &text[..text.floor_char_boundary(8000)]).unwrap();
         let run = |program: &str, arguments: &str| {
             let any = Path::new(env!("CARGO_BIN_EXE_gguf-convert"));
             let program = any.with_file_name(format!("{program}{}", std::env::consts::EXE_SUFFIX));
@@ -34,6 +35,10 @@ impl Inputs {
         run(
             "gguf-verify",
             "imatrix f16.gguf --prompts prompts.txt --ctx 32 --chunks 4 --no-ppl -o b.imatrix.gguf",
+        );
+        run(
+            "gguf-quantize",
+            "stats f16.gguf --calibrate long.txt --no-self-text --calibrate-tokens 1024 --part 1/1 -o part --no-sync",
         );
         Self { dir: dir.to_owned() }
     }
@@ -238,6 +243,30 @@ pub const ALL: &[Scenario] = &[
             "v.part",
         ],
     ),
+    Scenario {
+        prepare: |_, dir| fs_err::create_dir(dir.join("stats")).unwrap(),
+        is_repeatable: false,
+        ..scenario(
+            "statistics",
+            "gguf-quantize",
+            &[
+                "stats",
+                "../in/f16.gguf",
+                "--calibrate",
+                "../in/long.txt",
+                "--no-self-text",
+                "--calibrate-tokens",
+                "1024",
+                "-o",
+                "stats",
+            ],
+        )
+    },
+    Scenario {
+        prepare: |_, dir| fs_err::create_dir(dir.join("stats")).unwrap(),
+        is_repeatable: false,
+        ..scenario("statistics put together", "gguf-verify", &["combine", "../in/part", "-o", "stats"])
+    },
     Scenario {
         code: 4,
         is_set: false,

@@ -84,7 +84,8 @@ fn the_base_is_given_or_lies_where_the_adapter_says() {
     assert_eq!(
         err,
         "error: adapter/adapter_config.json: the base model `example/tiny-base` is no directory here\n\n\
-         hint: `--base DIR` names the directory of the base model; its `config.json` is enough\n"
+         hint: `--base example/tiny-base` reads its configuration from the hub, `--base DIR` from a directory; `config.json` \
+         is enough\n"
     );
     fs_err::create_dir(dir.path().join("example")).unwrap();
     fs_err::rename(dir.path().join("base"), dir.path().join("example/tiny-base")).unwrap();

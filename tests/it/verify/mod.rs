@@ -159,7 +159,7 @@ fn an_architecture_without_graph_is_judged_in_part() {
     assert!(report.findings.iter().any(|f| f.check == "graph" && f.severity == Severity::Unchecked));
 }
 
-fn gguf_verify(args: &[&str], dir: &Path) -> (i32, String, String) {
+pub fn gguf_verify(args: &[&str], dir: &Path) -> (i32, String, String) {
     let output = Command::cargo_bin("gguf-verify").unwrap().args(args).current_dir(dir).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))

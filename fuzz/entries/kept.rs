@@ -1,0 +1,76 @@
+//! What runs keep for one another: statistics of a model, whole or in parts, and parts of a verdict.
+
+use gguf_foundry::calibrate::{Statistics, StatisticsError, combine_statistics};
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::verify::{Thresholds, VerificationPart, combine_parts};
+use sha2::{Digest, Sha256};
+
+use super::bundle::{self, Directory, accepted};
+
+/// Files of statistics that are looked for.
+const FILES: [&str; 4] =
+    ["statistics.json", "moments-00000.safetensors", "moments-00001.safetensors", "importance.safetensors"];
+/// Bytes in front of those that the checksum of a part is of.
+const HEAD_BYTES: usize = 48;
+
+fn hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat()
+}
+
+/// Everything that whole statistics hold.
+fn read(statistics: &Statistics) -> bool {
+    let _ = (statistics.kinds(), statistics.layer_bytes(), statistics.n_ctx(), statistics.seed());
+    let mut are_all_read = true;
+    for at in 0..statistics.n_layers() {
+        let layer = accepted(statistics.layer(at));
+        are_all_read &= layer.as_ref().is_some();
+        let Some(Some(layer)) = layer else { continue };
+        let weights = vec![1.0; layer.n_kinds()];
+        for input in &layer.inputs {
+            if let Some(mean) = layer.mean(input, &weights) {
+                assert_eq!(mean.h.len(), input.n_cols * input.n_cols);
+            }
+        }
+    }
+    are_all_read & accepted(statistics.importance()).is_some()
+}
+
+/// A directory of statistics; of a part with digests that fit, so that what contradicts itself is reached.
+pub(super) fn statistics(data: &[u8]) -> bool {
+    let mut files = bundle::split(data, &FILES);
+    let lines: Vec<String> = files.iter().map(|(name, bytes)| format!("{}  {name}\n", hex(bytes))).collect();
+    let lines = lines.concat().into_bytes();
+    files.push(("SHA256SUMS", &lines));
+    let dir = Directory::of(&files);
+    match Statistics::open(dir.path()) {
+        Ok(statistics) => return read(&statistics),
+        Err(StatisticsError::IsPart { .. }) => {}
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            return false;
+        }
+    }
+    let whole = dir.path().join("whole");
+    let Some(found) = accepted(combine_statistics(&[dir.path().to_owned()], &whole, false, &Silent)) else {
+        assert!(!whole.exists(), "a failure leaves something");
+        return false;
+    };
+    let statistics = Statistics::open(&whole).expect("what was written can be read");
+    assert_eq!(statistics.n_layers(), found.n_layers);
+    assert!(read(&statistics), "what was written can be read");
+    true
+}
+
+/// A part of a verdict, with a checksum that fits.
+pub(super) fn verdict_part(data: &[u8]) -> bool {
+    let mut bytes = data.to_vec();
+    if let Some((head, rest)) = bytes.split_at_mut_checked(HEAD_BYTES) {
+        head[HEAD_BYTES - 32..].copy_from_slice(&Sha256::digest(rest));
+    }
+    let path = bundle::file("fuzz.part", &bytes);
+    let _ = accepted(VerificationPart::is_one(&path));
+    let Some(part) = accepted(VerificationPart::open(&path)) else { return false };
+    let Some(combined) = accepted(combine_parts(vec![part], Thresholds::default())) else { return false };
+    let _ = combined.report.verdict;
+    true
+}
