@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 
 use crate::calibrate::moments::KindMoments;
-use crate::calibrate::store::manifest::{KindEntry, LayerEntry, Manifest, MomentsEntry};
+use crate::calibrate::store::manifest::{KindEntry, Manifest, MomentsEntry};
 use crate::calibrate::store::part::StatisticsPart;
 use crate::calibrate::store::tensor_file::{StoredSums, TensorFile};
 use crate::calibrate::store::{MANIFEST, StatisticsError, StatisticsWriter, moments_name};
@@ -143,8 +143,11 @@ impl PartLayer {
         let mut own = Self { path, file: None, n_bytes: 0, matrices: BTreeMap::new(), sums: BTreeMap::new() };
         let Some((entry, mut file)) = part.layer(layer)? else { return Ok(own) };
         own.n_bytes = file.path.metadata().map_or(0, |found| found.len());
-        own.list(entry)?;
         for input in &entry.inputs {
+            for matrix in &input.matrices {
+                let name = MatrixName { tensor: matrix.tensor.clone(), expert: matrix.expert };
+                own.matrices.insert(name, (input.columns, input.moments.clone()));
+            }
             for (kind, moments) in input.moments.iter().take(n_kinds).enumerate() {
                 let Some(at) = moments.map(|moments| moments.at) else { continue };
                 match own.sums.get(&(kind, at)) {
@@ -160,18 +163,6 @@ impl PartLayer {
         file.check_empty()?;
         own.file = Some(file);
         Ok(own)
-    }
-
-    fn list(&mut self, entry: &LayerEntry) -> Result<(), StatisticsError> {
-        for input in &entry.inputs {
-            for matrix in &input.matrices {
-                let name = MatrixName { tensor: matrix.tensor.clone(), expert: matrix.expert };
-                if self.matrices.insert(name, (input.columns, input.moments.clone())).is_some() {
-                    return Err(self.damaged("a matrix is there twice"));
-                }
-            }
-        }
-        Ok(())
     }
 
     fn damaged(&self, reason: &'static str) -> StatisticsError {

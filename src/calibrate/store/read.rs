@@ -1,7 +1,7 @@
 //! Reading: the manifest whole, then one layer after the other. Every size is checked against the bytes of the file before
 //! memory is taken for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use crate::calibrate::moments::KindMoments;
@@ -278,6 +278,13 @@ pub(super) fn read_manifest(path: &Path, limits: &Limits) -> Result<Manifest, St
         }
     }
     for (at, layer) in manifest.layers.iter().enumerate() {
+        let mut matrices = BTreeSet::new();
+        for matrix in layer.inputs.iter().flat_map(|input| &input.matrices) {
+            if !matrices.insert((&matrix.tensor, matrix.expert)) {
+                let of = matrix.expert.map_or_else(String::new, |expert| format!(", matrix {expert}"));
+                return Err(broken(format!("`layers[{at}]`: `{}`{of} is there twice", matrix.tensor)));
+            }
+        }
         for input in &layer.inputs {
             if input.moments.len() != n_kinds || input.matrices.is_empty() {
                 let found = input.moments.len();

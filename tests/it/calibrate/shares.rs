@@ -274,7 +274,7 @@ fn parts_that_lie_are_refused() {
                 let matrix = json["layers"][0]["inputs"][0]["matrices"][0].clone();
                 json["layers"][0]["inputs"][1]["matrices"].as_array_mut().unwrap().push(matrix);
             },
-            "a matrix is there twice",
+            "` is there twice",
         ),
         (
             |json| json["layers"][0]["inputs"][0]["columns"] = json!(1u64 << 31),

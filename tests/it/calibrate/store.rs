@@ -242,7 +242,7 @@ fn a_manifest_that_lies_is_refused_before_memory_is_taken() {
     let (model, dir) = (Noise::llama(7), tempfile::tempdir().unwrap());
     let whole = dir.path().join("stats");
     save(&model, &whole);
-    let cases: [(Edit, &str); 12] = [
+    let cases: [(Edit, &str); 13] = [
         (|json| json["version"] = json!(2), "format version 2; expected 1"),
         (|json| json["format"] = json!("x"), "`format` is not `gguf-foundry statistics`"),
         (|json| json["extra"] = json!(1), "unknown field `extra`"),
@@ -255,6 +255,13 @@ fn a_manifest_that_lies_is_refused_before_memory_is_taken() {
         (|json| json["kinds"][0]["check"][2]["rows"] = json!([9, u64::MAX]), "`kinds[0].check[2]`"),
         (|json| json["kinds"][0]["check"][1]["source"] = json!(16), "`kinds[0].check[1]`"),
         (|json| json["layers"][0]["inputs"][0]["matrices"] = json!([]), "an input of 0 matrices"),
+        (
+            |json| {
+                let matrix = json["layers"][1]["inputs"][0]["matrices"][0].clone();
+                json["layers"][1]["inputs"][1]["matrices"].as_array_mut().unwrap().push(matrix);
+            },
+            "`layers[1]`: `blk.1.attn_k.weight` is there twice",
+        ),
         (
             |json| json["layers"][0]["inputs"][0]["columns"] = json!(1u64 << 31),
             "expected F32 [2305843010287435776] of 2147483648 columns",
