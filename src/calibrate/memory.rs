@@ -6,7 +6,7 @@ use crate::calibrate::CalibrateError;
 use crate::calibrate::collector::Wanted;
 use crate::core::{TensorMeta, TensorSource};
 use crate::engine::plan::{Dense, Ffn, KvSource, LayerPlan, Mixer, Moe};
-use crate::engine::{GramSum, GraphPlan};
+use crate::engine::{Gram, GramSum, GraphPlan};
 
 /// Bytes that a run takes at most, beside the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,13 +68,19 @@ pub(super) fn moment_bytes(plan: &GraphPlan, source: &dyn TensorSource, wants: W
     // Rows that are kept until it is known which matrices have met them.
     let widest = spans.keys().filter_map(|&tensor| tensors.get(tensor)).filter(|meta| wants(meta));
     let waiting = widest.map(matrix_bytes).max().unwrap_or(0);
-    layers.max(GramSum::bytes(plan.head.n_cols)).saturating_add(outside).saturating_add(waiting)
+    layers.max(sum_bytes(plan.head.n_cols)).saturating_add(outside).saturating_add(waiting)
+}
+
+/// Bytes of the sums of an input while rows are added, and of what is made of them when none will be: both may be there, since
+/// memory that went back in pieces is not the system's at once.
+fn sum_bytes(n_cols: usize) -> u64 {
+    GramSum::bytes(n_cols).saturating_add(Gram::bytes(n_cols))
 }
 
 fn matrix_bytes(meta: &TensorMeta) -> u64 {
     match meta.shape.rank() {
         0 | 1 => 0,
-        _ => usize::try_from(meta.shape.n_cols()).map_or(u64::MAX, GramSum::bytes),
+        _ => usize::try_from(meta.shape.n_cols()).map_or(u64::MAX, sum_bytes),
     }
 }
 

@@ -30,6 +30,8 @@ const REST_BYTES: u64 = 32;
 #[derive(Clone, Debug)]
 pub struct GramSum {
     n_cols: usize,
+    /// All tiles, one behind the other: one piece of memory, which goes back as one.
+    sums: Vec<f64>,
     tiles: Vec<Tile>,
 }
 
@@ -40,9 +42,9 @@ struct Tile {
     right: usize,
     /// Columns of the right one.
     width: usize,
-    /// `[height, width]`.
-    sums: Vec<f64>,
-    /// What was rounded off, where anything was.
+    /// Its first sum, `[height, width]`.
+    start: usize,
+    /// What was rounded off, by place in the tile, where anything was.
     rests: BTreeMap<usize, f64>,
 }
 
@@ -66,52 +68,31 @@ fn add_rest(rests: &mut BTreeMap<usize, f64>, at: usize, lost: f64) {
 }
 
 impl Tile {
-    fn zero(n_cols: usize, left: usize, right: usize) -> Self {
-        let (height, width) = (strip_width(n_cols, left), strip_width(n_cols, right));
-        Self { left, right, width, sums: vec![0.0; height * width], rests: BTreeMap::new() }
-    }
-
-    /// Adds the products of rows, with `products` to compute them in.
-    fn add_strips(&mut self, x: &Strips, products: &mut Vec<f32>) {
+    /// Adds the products of rows to its sums, with `products` to compute them in.
+    fn add_strips(&mut self, sums: &mut [f64], x: &Strips, products: &mut Vec<f32>) {
         let (left, right) = (x.strip(self.left), x.strip(self.right));
         products.clear();
-        products.resize(self.sums.len(), 0.0);
-        let height = self.sums.len() / self.width;
+        products.resize(sums.len(), 0.0);
+        let height = sums.len() / self.width;
         let grid = TileGrid::new(products, self.width, vec![0, height], vec![0, self.width]);
         let mut out = grid.take(0, 0);
         for start in (0..x.n_rows()).step_by(BLOCK_ROWS) {
             let rows = start..x.n_rows().min(start + BLOCK_ROWS);
             multiply_transposed_add(&mut out, left.rows(rows.clone()), right.rows(rows));
         }
-        self.add_products(products);
+        self.add_products(sums, products);
     }
 
-    fn add_products(&mut self, products: &[f32]) {
-        let Self { sums, rests, .. } = self;
+    fn add_products(&mut self, sums: &mut [f64], products: &[f32]) {
         for (at, (sums, products)) in sums.chunks_mut(LANES).zip(products.chunks(LANES)).enumerate() {
             let mut lost = [0.0; LANES];
             for ((sum, &x), lost) in sums.iter_mut().zip(products).zip(&mut lost) {
                 (*sum, *lost) = two_sum(*sum, f64::from(x));
             }
             if lost != [0.0; LANES] {
-                lost.into_iter()
-                    .enumerate()
-                    .for_each(|(lane, lost)| add_rest(rests, at * LANES + lane, lost));
+                let lost = lost.into_iter().enumerate();
+                lost.for_each(|(lane, lost)| add_rest(&mut self.rests, at * LANES + lane, lost));
             }
-        }
-    }
-
-    fn add(&mut self, other: &Self) {
-        for (at, (sum, &more)) in self.sums.iter_mut().zip(&other.sums).enumerate() {
-            add_one(sum, &mut self.rests, at, more);
-        }
-        other.rests.iter().for_each(|(&at, &rest)| add_rest(&mut self.rests, at, rest));
-    }
-
-    fn rounded(&self, at: usize) -> f32 {
-        match self.rests.get(&at) {
-            Some(&rest) => rounded(self.sums[at], rest),
-            None => self.sums[at] as f32,
         }
     }
 }
@@ -136,7 +117,13 @@ impl GramSum {
         );
         let n_strips = n_cols.div_ceil(STRIP);
         let places = (0..n_strips).flat_map(|left| (left..n_strips).map(move |right| (left, right)));
-        Self { n_cols, tiles: places.map(|(left, right)| Tile::zero(n_cols, left, right)).collect() }
+        let (mut tiles, mut start) = (Vec::new(), 0);
+        for (left, right) in places {
+            let width = strip_width(n_cols, right);
+            tiles.push(Tile { left, right, width, start, rests: BTreeMap::new() });
+            start += strip_width(n_cols, left) * width;
+        }
+        Self { n_cols, sums: vec![0.0; start], tiles }
     }
 
     /// Columns of X.
@@ -152,9 +139,9 @@ impl GramSum {
         for rows in x.chunks((ROWS * self.n_cols).max(1)) {
             strips.copy(rows, self.n_cols);
             let strips = &strips;
-            self.tiles
-                .par_iter_mut()
-                .for_each_init(Vec::new, |products, tile| tile.add_strips(strips, products));
+            self.pieces()
+                .into_par_iter()
+                .for_each_init(Vec::new, |products, (tile, sums)| tile.add_strips(sums, strips, products));
         }
     }
 
@@ -164,7 +151,26 @@ impl GramSum {
     /// If the numbers of columns differ.
     pub fn add(&mut self, other: &Self) {
         assert_eq!(self.n_cols, other.n_cols, "columns of sums that are added");
-        self.tiles.par_iter_mut().zip(&other.tiles).for_each(|(tile, other)| tile.add(other));
+        self.pieces().into_par_iter().zip(&other.tiles).for_each(|((tile, sums), other_tile)| {
+            for (at, (sum, &more)) in sums.iter_mut().zip(&other.sums[other_tile.start..]).enumerate() {
+                add_one(sum, &mut tile.rests, at, more);
+            }
+            other_tile.rests.iter().for_each(|(&at, &rest)| add_rest(&mut tile.rests, at, rest));
+        });
+    }
+
+    /// Tiles with their sums.
+    fn pieces(&mut self) -> Vec<(&mut Tile, &mut [f64])> {
+        let mut rest = &mut self.sums[..];
+        let n_cols = self.n_cols;
+        let mut pieces = Vec::with_capacity(self.tiles.len());
+        for tile in &mut self.tiles {
+            let n = strip_width(n_cols, tile.left) * tile.width;
+            let (own, later) = std::mem::take(&mut rest).split_at_mut(n);
+            rest = later;
+            pieces.push((tile, own));
+        }
+        pieces
     }
 
     /// Adds sums of row `row` from its diagonal element on, `n_cols - row` of them, on the current thread.
@@ -183,7 +189,7 @@ impl GramSum {
             let from = if tile.left == tile.right { row % STRIP } else { 0 };
             for at in start + from..start + tile.width {
                 let Some(more) = sums.next() else { return };
-                add_one(&mut tile.sums[at], &mut tile.rests, at, more);
+                add_one(&mut self.sums[tile.start + at], &mut tile.rests, at, more);
             }
         }
     }
@@ -204,7 +210,7 @@ impl GramSum {
     /// # Panics
     /// If there is no such row.
     pub fn row(&self, row: usize) -> impl Iterator<Item = f64> + '_ {
-        self.of_row(row).map(|(tile, at)| tile.sums[at])
+        self.of_row(row).map(|(tile, at)| self.sums[tile.start + at])
     }
 
     /// What was rounded off: row, column and rest, in their order.
@@ -232,8 +238,10 @@ impl GramSum {
     pub fn round(&self) -> Gram {
         let mut gram = Gram::zero(self.n_cols);
         for row in 0..self.n_cols {
-            let own = self.of_row(row).map(|(tile, at)| tile.rounded(at));
-            gram.row_mut(row).iter_mut().zip(own).for_each(|(out, sum)| *out = sum);
+            for (out, (tile, at)) in gram.row_mut(row).iter_mut().zip(self.of_row(row)) {
+                let sum = self.sums[tile.start + at];
+                *out = tile.rests.get(&at).map_or(sum as f32, |&rest| rounded(sum, rest));
+            }
         }
         gram
     }
