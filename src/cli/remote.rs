@@ -61,6 +61,63 @@ impl Directory {
 }
 
 impl RemoteArgs {
+    /// Files of models on servers are kept there, if anywhere.
+    #[cfg(feature = "remote")]
+    pub(crate) fn of_cache(cache: Option<PathBuf>) -> Self {
+        Self { cache }
+    }
+
+    /// There is nothing to keep without a network.
+    #[cfg(not(feature = "remote"))]
+    pub(crate) fn of_cache(_: Option<PathBuf>) -> Self {
+        Self {}
+    }
+
+    /// A directory or file that `option` names and that is read more than once: of what lies on a server files are kept, or
+    /// it is refused.
+    ///
+    /// # Errors
+    /// An address without a cache; a model on a server that cannot be had.
+    #[cfg(feature = "remote")]
+    pub(crate) fn kept(
+        &self,
+        session: &Session,
+        option: &'static str,
+        path: Option<&Path>,
+    ) -> anyhow::Result<Option<Directory>> {
+        let Some(path) = path else { return Ok(None) };
+        // A file that is not there is no model of the hub.
+        let is_file = path.extension().is_some_and(|suffix| suffix.eq_ignore_ascii_case("gguf"));
+        let is_address = |text: &str| !is_file && matches!(Address::parse(text), Ok(Some(_)));
+        let is_elsewhere = path.symlink_metadata().is_err() && path.to_str().is_some_and(is_address);
+        if is_elsewhere && self.cache.is_none() {
+            return Err(UsageError(format!(
+                "`{option} {}`: nothing is there, and of a model on a server, which is read more than once, files have to be \
+                 kept: give `--cache DIR`",
+                path.display()
+            ))
+            .into());
+        }
+        if is_elsewhere {
+            return self.directory(session, path).map(Some);
+        }
+        Ok(Some(Directory { path: path.to_owned(), remote: None }))
+    }
+
+    /// A directory or file that is read more than once. This program was built without a network.
+    ///
+    /// # Errors
+    /// An address.
+    #[cfg(not(feature = "remote"))]
+    pub(crate) fn kept(
+        &self,
+        session: &Session,
+        _: &'static str,
+        path: Option<&Path>,
+    ) -> anyhow::Result<Option<Directory>> {
+        self.optional(session, path)
+    }
+
     /// The directory that a command names. A path at which there is something is that; else `org/name` and what has a
     /// scheme lie on a server.
     ///

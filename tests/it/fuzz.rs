@@ -6,6 +6,7 @@
 
 #[path = "../../fuzz/entries.rs"]
 mod entries;
+mod kept;
 mod material;
 mod models;
 mod mutate;

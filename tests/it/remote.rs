@@ -218,9 +218,19 @@ fn weights_that_stream_past_are_held_against_the_sum_of_the_hub() {
     assert_eq!(fs_err::read_dir(dir).unwrap().count(), 1, "nothing is left behind");
 }
 
-/// The program in a directory, with an environment of its own.
+/// The converter in a directory, with an environment of its own.
 fn run(dir: &Path, server: &Server, variables: &[(&str, &str)], arguments: &[&str]) -> (Option<i32>, String) {
-    let mut command = Command::new(assert_cmd::cargo::cargo_bin("gguf-convert"));
+    run_program("gguf-convert", dir, server, variables, arguments)
+}
+
+fn run_program(
+    program: &str,
+    dir: &Path,
+    server: &Server,
+    variables: &[(&str, &str)],
+    arguments: &[&str],
+) -> (Option<i32>, String) {
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin(program));
     for name in ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "HF_HUB_OFFLINE", "SSL_CERT_FILE", "AWS_PROFILE"] {
         command.env_remove(name);
     }
@@ -387,6 +397,57 @@ fn a_cache_is_whole_checked_resumed_and_enough_without_a_network() {
         &[],
         &["hf2gguf", &address, "--type", "f16", "-q", "--cache", "cache2", "-o", "e.gguf"],
     );
+}
+
+/// What was made of a model on a server is judged beside it, with files that are kept.
+#[test]
+fn a_file_is_verified_beside_its_model_on_a_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let server = Server::start(&model(), Manners { is_gated: true, ..Manners::default() });
+    let token = [("HF_TOKEN", TOKEN)];
+    run_well(dir, &server, &token, &["hf2gguf", "org/tiny-llama", "--type", "q8_0", "-o", "a.gguf", "-q"]);
+    let verify = |more: &[&str]| {
+        run_program("gguf-verify", dir, &server, &token, &[&["a.gguf", "--no-sync"], more].concat())
+    };
+    let beside = ["--baseline", "org/tiny-llama", "--weights-only"];
+    let before = server.log().len();
+    let (code, said) = verify(&beside);
+    assert!(code == Some(2) && said.contains("files have to be kept: give `--cache DIR`"), "{said}");
+    assert_eq!(server.log().len(), before, "nobody was asked");
+    let (code, said) = verify(&[&beside[..], &["--cache", "cache", "--json", "--report", "r.json"]].concat());
+    // Partial: nothing was run.
+    assert!(code == Some(4) && !said.contains(TOKEN), "{said}");
+    let report: serde_json::Value =
+        serde_json::from_slice(&fs_err::read(dir.join("r.json")).unwrap()).unwrap();
+    assert_eq!(report["weights"]["reproduced"], 38, "{report}");
+    let inputs = report["run"]["inputs"].as_array().unwrap();
+    assert!(
+        inputs.iter().filter(|input| input["role"] == "baseline").all(|input| input["sha256"].is_string())
+    );
+    // The same as beside its directory, and once more without the network.
+    let weights = |said: &str| {
+        let report: serde_json::Value = serde_json::from_str(said).unwrap();
+        report["weights"].clone()
+    };
+    let local = model().to_str().unwrap().to_owned();
+    let (_, own) = verify(&["--baseline", &local, "--weights-only", "--json"]);
+    assert!(weights(&own).is_object() && weights(&own) == weights(&said), "{own}");
+    let offline = [("HF_HUB_OFFLINE", "1")];
+    let arguments = [
+        &["a.gguf", "--source", "org/tiny-llama", "--cache", "cache"][..],
+        &beside[..2],
+        &["--structure-only"],
+    ];
+    let (code, said) = run_program("gguf-verify", dir, &server, &offline, &arguments.concat());
+    assert_eq!(code, Some(4), "{said}");
+    // A file that is not there is no model, and a cache is for something.
+    let before = server.log().len();
+    let (code, said) = verify(&["--baseline", "org/none.gguf", "--weights-only"]);
+    assert!(code == Some(1) && said.contains("org/none.gguf"), "{said}");
+    let (code, said) = verify(&["--baseline", &local, "--weights-only", "--cache", "cache"]);
+    assert!(code == Some(2) && said.contains("this one lies here"), "{said}");
+    assert_eq!(server.log().len(), before);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 
 use crate::cli::guard::Guard;
+use crate::cli::remote::{Directory, RemoteArgs};
 use crate::cli::verify::model::OpenedModel;
 use crate::cli::verify::page::{Details, Reports};
 use crate::cli::verify::per_token::PerTokenFile;
@@ -63,7 +64,7 @@ impl FigureLimits {
     }
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(super) struct VerifyArgs {
     /// GGUF files (any part of a split model) or Hugging Face directories; several end in a table
     #[arg(required = true, value_name = "MODEL")]
@@ -74,9 +75,14 @@ pub(super) struct VerifyArgs {
     /// Read each prompt file as one text, whatever it looks like
     #[arg(long, requires = "prompts")]
     plain_text: bool,
-    /// Compare with this GGUF file, Hugging Face directory, or logit file (whose text is scored, without `--prompts`)
+    /// Compare with this GGUF file, Hugging Face directory (here, or with `--cache` on a server), or logit file (whose text is scored, without `--prompts`)
     #[arg(long, value_name = "REF")]
     baseline: Option<PathBuf>,
+    /// Fetch a baseline or a source that lies on a server (ORG/NAME, https://HOST/DIR, s3://BUCKET/DIR), check its files, and keep
+    /// them in this directory, laid out as the hub's own cache
+    #[cfg(feature = "remote")]
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
     /// Keep the log-probabilities of the baseline, or of the model without one, for `--baseline` and llama-perplexity
     #[arg(long, value_name = "FILE", conflicts_with = "structure_only")]
     save_baseline: Option<PathBuf>,
@@ -160,6 +166,29 @@ fn open_baseline(
 
 impl VerifyArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
+        let remote = RemoteArgs::of_cache(self.cache());
+        let baseline = remote.kept(session, "--baseline", self.baseline.as_deref())?;
+        let source = remote.kept(session, "--source", self.source.as_deref())?;
+        remote.check_use(baseline.iter().chain(&source))?;
+        // What stands for a model on a server goes with these directories, at the end.
+        let path = |directory: &Option<Directory>| directory.as_ref().map(|own| own.path().to_owned());
+        let here = Self { baseline: path(&baseline), source: path(&source), ..self.clone() };
+        here.judge(self.baseline.as_deref(), session)
+    }
+
+    #[cfg(feature = "remote")]
+    fn cache(&self) -> Option<PathBuf> {
+        self.cache.clone()
+    }
+
+    #[cfg(not(feature = "remote"))]
+    #[expect(clippy::unused_self, reason = "there is none without a network")]
+    fn cache(&self) -> Option<PathBuf> {
+        None
+    }
+
+    /// Verifies with everything on this machine; the baseline is `named` so.
+    fn judge(&self, named: Option<&Path>, session: &Session) -> anyhow::Result<Exit> {
         let tasks = self.tasks.read()?;
         let logits = self.logit_file()?;
         self.check_use(!tasks.is_empty(), logits.as_ref())?;
@@ -198,7 +227,7 @@ impl VerifyArgs {
             entries.push(model);
         }
         outputs.commit(session)?;
-        reports.write(&entries, self.baseline.as_deref(), &read, session)?;
+        reports.write(&entries, named, &read, session)?;
         if session.common.json {
             session.print_json(&report::to_json(&entries))?;
         } else {

@@ -8,7 +8,7 @@ use clap::Args;
 use crate::cli::UsageError;
 use crate::verify::{TaskKind, TaskReport, TaskSet};
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Tasks")]
 pub(super) struct TaskArgs {
     /// HellaSwag's tasks as llama-perplexity takes them: six lines each

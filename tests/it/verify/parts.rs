@@ -240,7 +240,10 @@ fn parts_that_do_not_belong_together_are_refused() {
     assert!(err.contains("b.part: the checks of the model found something else than in a.part"), "{err}");
     // Other files, and files of both kinds.
     let err = refused(at, &["1.part", "p.txt"]);
-    assert!(err.contains("p.txt is not: combine them apart"), "{err}");
+    assert!(
+        err.contains("p.txt is neither of a verification nor of statistics: combine them apart"),
+        "{err}"
+    );
     let err = refused(at, &["1.part", "2.part", "3.part", "-o", "x"]);
     assert!(err.contains("`-o` is for importance matrices"), "{err}");
 }

@@ -1,0 +1,97 @@
+//! Seeds of what runs keep for one another.
+
+use gguf_foundry::core::{ElementType, GgmlType};
+use serde_json::{Value as Json, json};
+
+use super::entries::join;
+use super::seeds::container_of;
+use crate::prequant::made::Part;
+
+pub fn statistics() -> Vec<Vec<u8>> {
+    vec![statistics_of(false, false), statistics_of(true, false), statistics_of(true, true)]
+}
+
+pub fn verdict_parts() -> Vec<Vec<u8>> {
+    vec![verdict_part(None), verdict_part(Some("base.gguf"))]
+}
+
+/// Statistics of two layers of a model and two kinds of text, whole or a part of them, of which one layer has rests.
+fn statistics_of(is_part: bool, has_rests: bool) -> Vec<u8> {
+    let ty = if is_part { ElementType::F64 } else { ElementType::F32 };
+    let numbers = |values: &[f64]| -> Vec<u8> {
+        let bytes =
+            |x: &f64| if is_part { x.to_le_bytes().to_vec() } else { (*x as f32).to_le_bytes().to_vec() };
+        values.iter().flat_map(bytes).collect()
+    };
+    let doubles = |values: &[f64]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let integers = |values: &[i64]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let tensor = |name: &str, ty: ElementType, dims: &[u64], bytes: Vec<u8>| Part {
+        name: name.to_owned(),
+        ty,
+        dims: dims.to_vec(),
+        bytes,
+    };
+    let first = vec![
+        tensor("kind0.input0", ty, &[6], numbers(&[4.0, 1.0, 0.5, 3.0, -1.0, 2.0])),
+        tensor("kind1.input0", ty, &[6], numbers(&[1.0, 0.0, 0.0, 1.0, 0.0, 1.0])),
+        tensor("kind0.input1", ty, &[1], numbers(&[7.0])),
+    ];
+    let mut second = vec![tensor("kind1.input0", ty, &[3], numbers(&[2.0, 1.0, 2.0]))];
+    if has_rests {
+        second.push(tensor("kind1.input0.rests", ElementType::F64, &[2], doubles(&[1e-20, -1e-20])));
+        second.push(tensor("kind1.input0.places", ElementType::I64, &[2, 2], integers(&[0, 0, 0, 1])));
+    }
+    let mut importance = vec![
+        tensor("kind0/blk.0.a.weight.sums", ElementType::F64, &[1, 3], doubles(&[4.0, 3.0, 2.0])),
+        tensor("kind0/blk.0.a.weight.counts", ElementType::I64, &[1], integers(&[5])),
+    ];
+    if is_part {
+        importance.push(tensor(
+            "kind0/blk.0.a.weight.rests",
+            ElementType::F64,
+            &[1, 3],
+            doubles(&[0.0, 1e-20, 0.0]),
+        ));
+    }
+    let window = json!({ "prompt": 0, "start": 0, "tokens": [1, 2, 3], "source": 0, "rows": [0, 2], "scored": [1, 2] });
+    let kind = |name: &str, check: Json| json!({ "name": name, "tokens": 5, "sequences": 1, "weight": 1, "seed": null, "check": check });
+    let mut manifest = json!({
+        "format": "gguf-foundry statistics", "version": 1, "model": "00", "tokenizer": "11", "architecture": "llama",
+        "n_ctx": 4, "seed": 1, "kinds": [kind("a", json!([window])), kind("b", json!([]))],
+        "layers": [
+            { "layer": 0, "inputs": [
+                { "columns": 3, "matrices": [{ "tensor": "blk.0.a.weight" }, { "tensor": "blk.0.b.weight", "expert": 1 }],
+                  "moments": [{ "at": 0, "rows": 5 }, { "at": 0, "rows": 3 }] },
+                { "columns": 1, "matrices": [{ "tensor": "blk.0.c.weight" }], "moments": [{ "at": 1, "rows": 5 }, null] },
+            ] },
+            { "layer": null, "inputs": [
+                { "columns": 2, "matrices": [{ "tensor": "output.weight" }], "moments": [null, { "at": 0, "rows": 2 }] },
+            ] },
+        ],
+    });
+    if is_part {
+        manifest["part"] = json!({
+            "number": 1, "count": 1, "program": "0", "text": "22", "first_batch": 0, "batches": 3, "all_batches": 3,
+        });
+    }
+    join(&[
+        ("statistics.json", manifest.to_string().into_bytes()),
+        ("moments-00000.safetensors", container_of(&first)),
+        ("moments-00001.safetensors", container_of(&second)),
+        ("importance.safetensors", container_of(&importance)),
+    ])
+}
+
+/// A part of a verdict over a few tokens.
+fn verdict_part(baseline: Option<&str>) -> Vec<u8> {
+    let dir = tempfile::tempdir().unwrap();
+    let model = crate::verify::tiny::Tiny::new();
+    model.write(dir.path(), "base.gguf");
+    model.quantized(GgmlType::Q8_0).write(dir.path(), "a.gguf");
+    fs_err::write(dir.path().join("p.jsonl"), "{\"text\": \"In the beginning was the word.\"}\n").unwrap();
+    let args = ["a.gguf", "--prompts", "p.jsonl", "--ctx", "8", "--part", "1/1", "-o", "a.part", "--no-sync"];
+    let beside: Vec<&str> = baseline.into_iter().flat_map(|name| ["--baseline", name]).collect();
+    let (code, out, err) = crate::verify::gguf_verify(&[&args[..], &beside].concat(), dir.path());
+    assert_eq!(code, 0, "{out}{err}");
+    fs_err::read(dir.path().join("a.part")).unwrap()
+}
