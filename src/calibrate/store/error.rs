@@ -22,7 +22,7 @@ pub enum StatisticsError {
     #[error("{}: {}", file.display(), escape(reason))]
     Plan { file: PathBuf, reason: String },
     /// No directory of statistics.
-    #[error("{}: no `statistics.json` in it; expected a directory that `--save-stats` wrote", path.display())]
+    #[error("{}: no `statistics.json` in it; expected a directory that `gguf-quantize stats` or `--save-stats` wrote", path.display())]
     NotStatistics { path: PathBuf },
     /// A part where whole statistics are needed.
     #[error("{}: part {number} of {count} of statistics, whole ones expected", path.display())]
