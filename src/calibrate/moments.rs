@@ -36,6 +36,15 @@ impl Moments {
         &self.sums
     }
 
+    /// Whether all sums are finite, and those of squares no less than 0.
+    pub(super) fn are_sums(&self) -> bool {
+        let is_sum = |row: usize| {
+            let own = self.sums.row(row);
+            own.iter().all(|sum| sum.is_finite()) && own.first().is_some_and(|square| *square >= 0.0)
+        };
+        (0..self.n_cols()).all(is_sum)
+    }
+
     /// Adds the sums of other rows.
     ///
     /// # Panics

@@ -16,6 +16,9 @@ use crate::engine::EngineError;
 use crate::gguf::{ImatrixSums, PartsGap, each_once};
 use crate::verify::ExactColumns;
 
+/// What is wrong with parts that come to what no rows give.
+const NO_SUMS: &str = "the sums of all parts are not finite, or squares that are negative";
+
 /// What parts have come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CombinedStatistics {
@@ -221,12 +224,13 @@ fn sum(
         };
         file.add_sums(sums, total.sums_of_more(rows))?;
     }
-    if !total.is_finite() {
+    // A rest that is none may be more than its sum.
+    let moments = total.round();
+    if !moments.are_sums() {
         let file = parts.first().map(|part| part.path.join(MANIFEST)).unwrap_or_default();
-        let reason = "the sums of all parts are not finite";
-        return Err(StatisticsError::DamagedPart { file, reason });
+        return Err(StatisticsError::DamagedPart { file, reason: NO_SUMS });
     }
-    Ok(total.round())
+    Ok(moments)
 }
 
 /// The importance sums of all parts, by kind.
@@ -252,6 +256,11 @@ fn importance(parts: &[StatisticsPart]) -> Result<Vec<ImatrixSums>, StatisticsEr
                 }
             }
         }
+    }
+    let is_sum = |sum: &f64| sum.is_finite() && *sum >= 0.0;
+    if !kinds.iter().flat_map(BTreeMap::values).all(|exact| exact.columns.sums.iter().all(is_sum)) {
+        let file = parts.first().map(|part| part.path().to_owned()).unwrap_or_default();
+        return Err(StatisticsError::DamagedPart { file, reason: NO_SUMS });
     }
     let whole = |tensors: BTreeMap<String, ExactColumns>| ImatrixSums {
         tensors: tensors.into_iter().map(|(name, exact)| (name, exact.columns)).collect(),

@@ -136,6 +136,11 @@ impl Folder {
         })
     }
 
+    /// About as many files as a model makes, at most: one for each layer, and some.
+    pub(super) fn n_files(model: &Model<'_>) -> usize {
+        model.source.tensors().len() / 2 + 4
+    }
+
     /// Begins a directory that is new or empty, for about `n_files`. With `sync` files reach the disk before they get their
     /// names. A part has the digests of its files beside them.
     ///

@@ -10,7 +10,7 @@ use crate::calibrate::run::BatchRange;
 use crate::calibrate::store::folder::{Folder, Tensors, meta};
 use crate::calibrate::store::manifest::{LayerEntry, Manifest, PartEntry};
 use crate::calibrate::store::read::read_manifest;
-use crate::calibrate::store::tensor_file::TensorFile;
+use crate::calibrate::store::tensor_file::{OTHER_DIGEST, TensorFile};
 use crate::calibrate::store::write::push_columns;
 use crate::calibrate::store::{
     IMPORTANCE, MANIFEST, SUMS, StatisticsError, moments_file, moments_name, places_name, rests_name,
@@ -44,8 +44,7 @@ impl PartWriter {
         sync: bool,
     ) -> Result<Self, StatisticsError> {
         let manifest = manifest(model, text, seed, (share, batches))?;
-        let n_files = model.source.tensors().len() / 2 + 4;
-        Ok(Self { folder: Folder::create(path, manifest, n_files, sync)? })
+        Ok(Self { folder: Folder::create(path, manifest, Folder::n_files(model), sync)? })
     }
 
     /// Adds a layer: a consumer of [`crate::calibrate::CalibrationRun::run_share`].
@@ -197,7 +196,7 @@ impl StatisticsPart {
         let found = Self { path: path.to_owned(), manifest, part, digests, limits };
         let bytes = crate::core::input::read(&path.join(MANIFEST))?;
         if hex(&Sha256::digest(&bytes)) != found.digest(MANIFEST)? {
-            return Err(damaged(&path.join(MANIFEST), "its SHA-256 is not the one in `SHA256SUMS`"));
+            return Err(damaged(&path.join(MANIFEST), OTHER_DIGEST));
         }
         Ok(found)
     }
@@ -285,8 +284,9 @@ impl StatisticsPart {
         let mut kinds = Vec::with_capacity(self.manifest.kinds.len());
         for kind in 0..self.manifest.kinds.len() {
             let mut sums = BTreeMap::new();
-            for name in file.names_of_kind(kind) {
-                let columns = file.exact_columns(&format!("kind{kind}/{name}"))?;
+            let prefix = format!("kind{kind}/");
+            for name in file.names(&prefix) {
+                let columns = file.exact_columns(&format!("{prefix}{name}"))?;
                 sums.insert(name, columns);
             }
             kinds.push(sums);

@@ -228,8 +228,9 @@ impl Statistics {
         let mut kinds = Vec::with_capacity(self.manifest.kinds.len());
         for (at, kind) in self.manifest.kinds.iter().enumerate() {
             let mut tensors = BTreeMap::new();
-            for name in file.names_of_kind(at) {
-                let columns = file.columns(&format!("kind{at}/{name}"))?;
+            let prefix = format!("kind{at}/");
+            for name in file.names(&prefix) {
+                let columns = file.columns(&format!("{prefix}{name}"))?;
                 tensors.insert(name, columns);
             }
             kinds.push(ImatrixSums {
@@ -306,10 +307,8 @@ pub(in crate::calibrate) fn read_importance(
     path: &Path,
 ) -> Result<BTreeMap<String, ColumnSums>, StatisticsError> {
     let mut file = TensorFile::open(path.to_owned(), &Limits::default())?;
-    let names: Vec<String> =
-        file.tensors.keys().filter_map(|name| Some(name.strip_suffix(".sums")?.to_owned())).collect();
     let mut tensors = BTreeMap::new();
-    for name in names {
+    for name in file.names("") {
         let columns = file.columns(&name)?;
         tensors.insert(name, columns);
     }

@@ -16,11 +16,14 @@ use crate::engine::{Gram, GramSum};
 use crate::gguf::ColumnSums;
 use crate::verify::ExactColumns;
 
+/// What is wrong with a file of a part whose bytes are others than those that were written.
+pub(super) const OTHER_DIGEST: &str = "its SHA-256 is not the one in `SHA256SUMS`";
+
 /// A mapped safetensors file of which every tensor must be asked for.
 pub(super) struct TensorFile {
     pub(super) path: PathBuf,
     map: MappedFile,
-    pub(super) tensors: BTreeMap<String, TensorRange>,
+    tensors: BTreeMap<String, TensorRange>,
 }
 
 /// Where sums are in a file.
@@ -42,8 +45,7 @@ impl TensorFile {
     pub(super) fn open_known(path: PathBuf, digest: &str, limits: &Limits) -> Result<Self, StatisticsError> {
         let map = MappedFile::open(&path)?;
         if hex(&Sha256::digest(&*map)) != digest {
-            let reason = "its SHA-256 is not the one in `SHA256SUMS`";
-            return Err(StatisticsError::DamagedPart { file: path, reason });
+            return Err(StatisticsError::DamagedPart { file: path, reason: OTHER_DIGEST });
         }
         Self::of(path, map, limits)
     }
@@ -57,15 +59,32 @@ impl TensorFile {
     }
 
     /// The bytes of a tensor, which is not asked for again.
-    pub(super) fn take(&mut self, name: &str) -> Result<TensorRange, StatisticsError> {
+    fn take(&mut self, name: &str) -> Result<TensorRange, StatisticsError> {
         let missing = || StatisticsError::Missing { file: self.path.clone(), tensor: name.to_owned() };
         self.tensors.remove(name).ok_or_else(missing)
     }
 
-    /// Tensors of which a kind of text has importance sums.
-    pub(super) fn names_of_kind(&self, kind: usize) -> BTreeSet<String> {
-        let prefix = format!("kind{kind}/");
-        let own = |name: &String| Some(name.strip_prefix(&prefix)?.strip_suffix(".sums")?.to_owned());
+    /// The upper triangle of the sums of `n_cols` columns.
+    fn take_triangle(
+        &mut self,
+        name: &str,
+        n_cols: usize,
+        ty: ElementType,
+    ) -> Result<TensorRange, StatisticsError> {
+        let tensor = self.take(name)?;
+        let n_elems = triangle(n_cols);
+        let is_own = tensor.meta.ty == ty
+            && matches!((tensor.meta.shape.dims(), n_elems), ([n], Some(expected)) if *n == expected);
+        if is_own && n_cols > 0 {
+            return Ok(tensor);
+        }
+        let n = n_elems.unwrap_or(u64::MAX);
+        Err(self.shape(&tensor, format!("{ty} [{n}] of {n_cols} columns")))
+    }
+
+    /// What stands between `prefix` and the end of the names of importance sums.
+    pub(super) fn names(&self, prefix: &str) -> BTreeSet<String> {
+        let own = |name: &String| Some(name.strip_prefix(prefix)?.strip_suffix(".sums")?.to_owned());
         self.tensors.keys().filter_map(own).collect()
     }
 
@@ -93,6 +112,11 @@ impl TensorFile {
         range.and_then(|(start, len)| self.map.get(start..)?.get(..len)).unwrap_or_default()
     }
 
+    /// The numbers of a tensor in f64.
+    fn doubles(&self, tensor: &TensorRange) -> impl Iterator<Item = f64> {
+        self.bytes(tensor).as_chunks::<8>().0.iter().map(|raw| f64::from_le_bytes(*raw))
+    }
+
     fn bad(&self, tensor: &str, place: String, value: f64, expected: &'static str) -> StatisticsError {
         let (file, tensor) = (self.path.clone(), tensor.to_owned());
         StatisticsError::Value { file, tensor, place, value, expected }
@@ -104,14 +128,7 @@ impl TensorFile {
         n_cols: usize,
         n_rows: u64,
     ) -> Result<Moments, StatisticsError> {
-        let tensor = self.take(name)?;
-        let n_elems = triangle(n_cols);
-        let is_own = tensor.meta.ty == ElementType::F32
-            && matches!((tensor.meta.shape.dims(), n_elems), ([n], Some(expected)) if *n == expected);
-        if !is_own || n_cols == 0 {
-            let n = n_elems.unwrap_or(u64::MAX);
-            return Err(self.shape(&tensor, format!("F32 [{n}] of {n_cols} columns")));
-        }
+        let tensor = self.take_triangle(name, n_cols, ElementType::F32)?;
         // As many bytes as the file has of them, and the square of a tile or less.
         let mut sums = Gram::zero(n_cols);
         let mut numbers = self.bytes(&tensor).as_chunks::<4>().0.iter();
@@ -129,14 +146,7 @@ impl TensorFile {
 
     /// Where sums are that others may be added to.
     pub(super) fn find_sums(&mut self, name: &str, n_cols: usize) -> Result<StoredSums, StatisticsError> {
-        let sums = self.take(name)?;
-        let n_elems = triangle(n_cols);
-        let is_own = sums.meta.ty == ElementType::F64
-            && matches!((sums.meta.shape.dims(), n_elems), ([n], Some(expected)) if *n == expected);
-        if !is_own || n_cols == 0 {
-            let n = n_elems.unwrap_or(u64::MAX);
-            return Err(self.shape(&sums, format!("F64 [{n}] of {n_cols} columns")));
-        }
+        let sums = self.take_triangle(name, n_cols, ElementType::F64)?;
         let mut rests = None;
         if self.tensors.contains_key(&rests_name(name)) {
             let (values, places) = (self.take(&rests_name(name))?, self.take(&places_name(name))?);
@@ -170,13 +180,12 @@ impl TensorFile {
             to.add_to_row(row, own);
         }
         let Some((values, places)) = rests else { return Ok(()) };
-        let values_of = self.bytes(values).as_chunks::<8>().0.iter().map(|raw| f64::from_le_bytes(*raw));
         let places_of = self.bytes(places).as_chunks::<16>().0.iter().map(|raw| {
             let (row, column) = raw.split_at(8);
             let number = |bytes: &[u8]| bytes.try_into().map_or(-1, i64::from_le_bytes);
             (number(row), number(column))
         });
-        for (at, (rest, (row, column))) in values_of.zip(places_of).enumerate() {
+        for (at, (rest, (row, column))) in self.doubles(values).zip(places_of).enumerate() {
             let place = |number: i64| usize::try_from(number).ok().filter(|number| number < n_cols);
             let Some((row, column)) = place(row).zip(place(column)).filter(|(row, column)| row <= column)
             else {
@@ -199,8 +208,7 @@ impl TensorFile {
         if rests.meta.ty != ElementType::F64 || rests.meta.shape.dims() != dims {
             return Err(self.shape(&rests, format!("F64 [{}, {}]", dims[0], dims[1])));
         }
-        let values: Vec<f64> =
-            self.bytes(&rests).as_chunks::<8>().0.iter().map(|raw| f64::from_le_bytes(*raw)).collect();
+        let values: Vec<f64> = self.doubles(&rests).collect();
         if let Some(at) = values.iter().position(|rest| !rest.is_finite()) {
             return Err(self.bad(&rests.meta.name, format!("element {at}"), values[at], "a finite number"));
         }
@@ -219,8 +227,7 @@ impl TensorFile {
         if counts.meta.ty != ElementType::I64 || counts.meta.shape.dims() != [n_matrices] {
             return Err(self.shape(&counts, format!("I64 [{n_matrices}]")));
         }
-        let values: Vec<f64> =
-            self.bytes(&sums).as_chunks::<8>().0.iter().map(|raw| f64::from_le_bytes(*raw)).collect();
+        let values: Vec<f64> = self.doubles(&sums).collect();
         let numbers: Vec<i64> =
             self.bytes(&counts).as_chunks::<8>().0.iter().map(|raw| i64::from_le_bytes(*raw)).collect();
         if let Some(at) = values.iter().position(|sum| !sum.is_finite() || *sum < 0.0) {

@@ -31,9 +31,7 @@ impl StatisticsWriter {
         seed: Option<u64>,
         sync: bool,
     ) -> Result<Self, StatisticsError> {
-        // A file for about each layer, and two.
-        let n_files = model.source.tensors().len() / 2 + 4;
-        Self::of_manifest(path, Folder::manifest(model, text, seed)?, n_files, sync)
+        Self::of_manifest(path, Folder::manifest(model, text, seed)?, Folder::n_files(model), sync)
     }
 
     pub(super) fn of_manifest(

@@ -8,10 +8,10 @@ use serde_json::json;
 
 use crate::arch::OutType;
 use crate::calibrate::{
-    BatchRange, CalibrateError, CalibrateOptions, CalibrationRun, CalibrationText, LayerMoments, LayerSums,
-    PartWriter, SELF_NAME, SelfTextKeeper, StatisticsPart, StatisticsWriter, TextOptions, TextSource,
+    BatchRange, CalibrateError, CalibrateOptions, CalibrationRun, CalibrationText, Layer, LayerMoments,
+    LayerSums, PartWriter, SELF_NAME, SelfTextKeeper, StatisticsPart, StatisticsWriter, TextOptions,
+    TextSource,
 };
-use crate::cli::guard::Guard;
 use crate::cli::quantize::calibrate::{CalibrateArgs, SolverName};
 use crate::cli::quantize::keep::KeepArgs;
 use crate::cli::render::{count, plural};
@@ -95,19 +95,20 @@ impl Opened {
             Self::Checkpoint(conversion) => (&**conversion, conversion.metadata(), None),
         }
     }
-
-    fn paths(&self) -> Vec<PathBuf> {
-        match self {
-            Self::File(file) => file.paths(),
-            Self::Checkpoint(conversion) => conversion.input_paths(),
-        }
-    }
 }
 
 /// What was collected.
+#[derive(Default)]
 struct Collected {
     n_layers: usize,
     n_matrices: usize,
+}
+
+impl Collected {
+    fn add<M>(&mut self, layer: &Layer<M>) {
+        self.n_layers += 1;
+        self.n_matrices += layer.inputs.iter().map(|input| input.matrices.len()).sum::<usize>();
+    }
 }
 
 impl StatsArgs {
@@ -115,10 +116,7 @@ impl StatsArgs {
         let start = Instant::now();
         let calibrate = self.calibrate_args();
         let opened = Opened::open(&self.model, session)?;
-        let mut guard = Guard::new(session, self.dry_run);
-        guard.read("the model", &self.model)?;
-        guard.read_all("the model", opened.paths())?;
-        calibrate.guard(&mut guard)?;
+        // A folder that is new or empty replaces no input.
         match NewDirectory::of(&self.output) {
             // It may be the very part.
             Err(_) if self.part.is_some() && StatisticsPart::is_one(&self.output) => {}
@@ -261,12 +259,11 @@ impl StatsArgs {
     ) -> Result<Collected, CalibrateError> {
         let (path, sync) = (&self.output, !session.common.no_sync);
         let seed = text.kinds.iter().find_map(|kind| kind.seed);
-        let mut found = Collected { n_layers: 0, n_matrices: 0 };
+        let mut found = Collected::default();
         let Some(share) = self.part else {
             let mut writer = StatisticsWriter::create(path, model, text, seed, sync)?;
             let sums = run.run(&session.progress, &mut |layer: LayerMoments| {
-                found.n_layers += 1;
-                found.n_matrices += layer.inputs.iter().map(|input| input.matrices.len()).sum::<usize>();
+                found.add(&layer);
                 writer.add(&layer).map_err(CalibrateError::from)
             })?;
             writer.commit(&sums)?;
@@ -274,8 +271,7 @@ impl StatsArgs {
         };
         let mut writer = PartWriter::create(path, model, text, seed, (share, run.batches()), sync)?;
         let sums = run.run_share(&session.progress, &mut |layer: LayerSums| {
-            found.n_layers += 1;
-            found.n_matrices += layer.inputs.iter().map(|input| input.matrices.len()).sum::<usize>();
+            found.add(&layer);
             writer.add(&layer).map_err(CalibrateError::from)
         })?;
         writer.commit(&sums)?;

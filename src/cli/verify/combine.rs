@@ -6,7 +6,6 @@ use clap::Args;
 use serde_json::json;
 
 use crate::calibrate::{StatisticsPart, combine_statistics};
-use crate::cli::guard::Guard;
 use crate::cli::quantize::stats::folder_bytes;
 use crate::cli::render::{count, plural};
 use crate::cli::verify::judge::FigureLimits;
@@ -168,8 +167,6 @@ impl CombineArgs {
             let message = "statistics are put together in a folder: give `-o DIR`";
             return Err(UsageError(message.to_owned()).into());
         };
-        let mut guard = Guard::new(session, false);
-        guard.read_all("a part", &self.parts)?;
         let found = combine_statistics(&self.parts, output, !session.common.no_sync, &session.progress)?;
         let n_bytes = folder_bytes(output);
         if session.common.json {
