@@ -13,12 +13,15 @@
 //! | `schema` `merge` `read` `check` `load` | cards: types, inheritance, TOML, checks, the registry |
 //! | `detect` `hparams` `config_keys` | configurations: class, defaults, rows |
 //! | `resolve` `matching` `assign` `types` `mapping` | a card applied to a checkpoint |
+//! | `attributes` `carried` | what configuration classes know, and which of it reaches the file |
 //! | `invert` | the same, backwards |
 //! | `facts` | what a card reads and writes |
 //! | `kinds` `similar` | a checkpoint without a card: which ones it resembles |
 //! | `graph` | what a reference engine must know of the architecture |
 
 mod assign;
+mod attributes;
+mod carried;
 mod check;
 mod config_keys;
 mod datum;
@@ -51,6 +54,7 @@ mod values;
 
 pub(crate) mod graph;
 
+pub use carried::{Lost, has_effect};
 pub use datum::Datum;
 pub use detect::{class_of, tower_class_of, with_text_config};
 pub use draft::{AddedEntry, Draft, Unmatched, UnreadKey, draft};

@@ -198,27 +198,8 @@ fn each_op(at: &str, ops: &[OpSpec], check: Check<'_>) -> Result<(), CardProblem
     Ok(())
 }
 
-/// Calls `check` for every expression of the card and where it stands.
-pub(super) fn each_expr(card: &Card, check: Check<'_>) -> Result<(), CardProblem> {
-    card.when.iter().try_for_each(|expr| check("`when`", expr))?;
-    card.require.iter().try_for_each(|rule| check("`require`", &rule.0))?;
-    card.set.iter().try_for_each(|set| check("`set`", &set.1))?;
-    card.metadata_set.iter().try_for_each(|set| check("`metadata_set`", &set.1))?;
-    each_row("early", &card.early, check)?;
-    each_row("metadata", &card.metadata, check)?;
-    each_row("annotate", &card.annotate, check)?;
-    for (name, expr) in &card.lets {
-        check(&format!("[let] `{name}`"), expr)?;
-    }
-    for (model_type, defaults) in &card.defaults {
-        for (key, default) in defaults {
-            for value in [Some(&default.value), default.null.as_ref()].into_iter().flatten() {
-                if let DefaultValue::Expr(expr) = value {
-                    check(&format!("[defaults.{model_type}] `{key}`"), expr)?;
-                }
-            }
-        }
-    }
+/// As [`each_expr`], for the expressions that decide which tensors there are and what happens to them.
+pub(super) fn each_structural(card: &Card, check: Check<'_>) -> Result<(), CardProblem> {
     for rewrite in &card.rewrite {
         rewrite.when.iter().try_for_each(|expr| check("[names] `rewrite`", expr))?;
         if let RewriteStep::Shift(_, _, by) = &rewrite.step {
@@ -236,12 +217,39 @@ pub(super) fn each_expr(card: &Card, check: Check<'_>) -> Result<(), CardProblem
     for ignore in &card.ignore {
         ignore.when.iter().try_for_each(|expr| check(&format!("[ignore] `{}`", ignore.pattern), expr))?;
     }
+    card.require.iter().try_for_each(|rule| check("`require`", &rule.0))
+}
+
+/// Calls `check` for every expression of the card and where it stands.
+pub(super) fn each_expr(card: &Card, check: Check<'_>) -> Result<(), CardProblem> {
+    card.when.iter().try_for_each(|expr| check("`when`", expr))?;
+    card.set.iter().try_for_each(|set| check("`set`", &set.1))?;
+    card.metadata_set.iter().try_for_each(|set| check("`metadata_set`", &set.1))?;
+    each_row("early", &card.early, check)?;
+    each_row("metadata", &card.metadata, check)?;
+    each_row("annotate", &card.annotate, check)?;
+    for (name, expr) in &card.lets {
+        check(&format!("[let] `{name}`"), expr)?;
+    }
+    for (model_type, defaults) in &card.defaults {
+        for (key, default) in defaults {
+            for value in [Some(&default.value), default.null.as_ref()].into_iter().flatten() {
+                if let DefaultValue::Expr(expr) = value {
+                    check(&format!("[defaults.{model_type}] `{key}`"), expr)?;
+                }
+            }
+        }
+    }
+    each_structural(card, check)?;
     for generate in &card.generate {
         generate.when.iter().try_for_each(|expr| check("`generate`", expr))?;
         generate.kind.exprs().into_iter().try_for_each(|expr| check("`generate`", expr))?;
     }
     for (name, rule) in &card.inverse {
         check(&format!("[inverse] `{name}`"), &rule.value)?;
+    }
+    for (name, values) in &card.assumes {
+        values.iter().try_for_each(|value| check(&format!("[assumes] `{name}`"), value))?;
     }
     let tokenizer = &card.tokenizer;
     let sizes = [&tokenizer.size, &tokenizer.token_type_count];

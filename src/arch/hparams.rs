@@ -273,6 +273,22 @@ pub(crate) fn derived_keys(card: &Card) -> Vec<String> {
     full.chain(card.annotate.iter().flat_map(names).map(|key| format!("{ANNOTATION_PREFIX}{key}"))).collect()
 }
 
+/// The changes of the configuration that metadata sees and tensors do not.
+pub(super) fn set_for_metadata(card: &Card, scope: &mut Scope<'_>) -> Result<(), ArchError> {
+    for (key, value) in &card.metadata_set {
+        let at = || "`metadata_set`".to_owned();
+        let failed = |source| ArchError::Eval { card: card.name(), at: at(), source };
+        let value = scope.eval(value, Captures::default()).map_err(failed)?;
+        if !value.is_null() {
+            scope.config.insert(key.clone(), value.to_json());
+        }
+    }
+    for key in &card.metadata_drop {
+        scope.config.remove(key);
+    }
+    Ok(())
+}
+
 /// The card's `annotate`, evaluated: keys behind `gguf_foundry.`, in the order of the rows.
 pub(super) fn annotations(card: &Card, scope: &Scope<'_>) -> Result<Metadata, ArchError> {
     let mut metadata = Metadata::new();

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::arch::carried::Lost;
 use crate::arch::ops::Op;
 use crate::arch::schema::{Card, Phase};
 use crate::arch::types::{OutType, TypeRule};
@@ -33,6 +34,8 @@ pub struct Mapping {
     pub tokenizer: TokenizerRequest,
     /// Names of the weights whose content the plan depends on.
     pub read: Vec<String>,
+    /// Values of the configuration that the file does not say.
+    pub lost: Vec<Lost>,
 }
 
 /// One tensor of the GGUF file.

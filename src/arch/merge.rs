@@ -12,12 +12,23 @@ const ROW_LISTS: &[&str] = &["annotate", "early", "metadata", "metadata_set", "r
 /// A list to which a child adds.
 const UNITED: &str = "model_types";
 /// Tables merged by key.
-const TABLES: &[&str] =
-    &["audio_blocks", "blocks", "graph", "ignore", "inverse", "let", "names", "tensors", "tokenizer"];
+const TABLES: &[&str] = &[
+    "assumes",
+    "audio_blocks",
+    "blocks",
+    "graph",
+    "ignore",
+    "inverse",
+    "let",
+    "names",
+    "tensors",
+    "tokenizer",
+];
 /// Tables of tables, merged by key at both levels.
 const DEEP_TABLES: &[&str] = &["aliases", "defaults", "tables"];
 /// Tables in which `false` removes the parent's entry; elsewhere it is a value.
-const REMOVABLE: &[&str] = &["audio_blocks", "blocks", "ignore", "inverse", "tensors", "aliases", "tables"];
+const REMOVABLE: &[&str] =
+    &["assumes", "audio_blocks", "blocks", "ignore", "inverse", "tensors", "aliases", "tables"];
 
 /// A child (or variant) laid over its parent.
 ///

@@ -11,6 +11,7 @@ use crate::arch::heads::SHARED_WITH_HEADS;
 use crate::arch::names::{Pattern, Placeholder, Stars, nearest};
 use crate::arch::schema::{CLIP, Card, CardKind, EACH_BLOCK, Ignore, InverseRule, Rewrite, RewriteStep, Row};
 
+mod assumes;
 mod defaults;
 mod entries;
 mod generate;
@@ -38,6 +39,7 @@ const CARD_KEYS: &[&str] = &[
     "extends",
     "abstract",
     "annotate",
+    "assumes",
     "classes",
     "companions",
     "examples",
@@ -282,6 +284,7 @@ pub(super) fn card(table: &Table, stem: &str, variant: Option<&str>) -> Read<Car
         tokenizer: table.get("tokenizer").map(tokenizer).transpose()?.unwrap_or_default(),
         inverse: inverse(&top)?,
         graph: graph(&top)?,
+        assumes: assumes::assumes(&top)?,
     })
 }
 

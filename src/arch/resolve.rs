@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value as Json, json};
 
 use crate::arch::assign::{self, Assigned};
+use crate::arch::carried;
 use crate::arch::detect;
 use crate::arch::error::ArchError;
 use crate::arch::eval::{Root, Scope};
@@ -183,21 +184,14 @@ pub fn resolve(
         annotations: Metadata::new(),
         tokenizer: TokenizerRequest::default(),
         read: scope.values.read(),
+        lost: Vec::new(),
     };
     if options.is_part {
         return Ok(mapping);
     }
 
     // Metadata sees changes of the configuration that tensors must not see, so it comes second.
-    for (key, value) in &card.metadata_set {
-        let value = eval(card, "`metadata_set`", &scope, value)?;
-        if !value.is_null() {
-            scope.config.insert(key.clone(), value.to_json());
-        }
-    }
-    for key in &card.metadata_drop {
-        scope.config.remove(key);
-    }
+    hparams::set_for_metadata(card, &mut scope)?;
     hparams::apply_rows(card, "early", &card.early, &scope, &mut mapping.early)?;
     hparams::apply_rows(card, "metadata", &card.metadata, &scope, &mut mapping.metadata)?;
     if options.annotate {
@@ -208,6 +202,11 @@ pub fn resolve(
     }
     mapping.tokenizer = tokenizer(card, &scope)?;
     mapping.read = scope.values.read();
+    if card.kind == CardKind::Text {
+        let cards = registry.cards().iter();
+        let rivals: Vec<&Card> = cards.filter(|rival| rival.classes.contains(&mapping.class)).collect();
+        mapping.lost = carried::lost(card, &rivals, &config, scope, options.annotate)?;
+    }
     Ok(mapping)
 }
 
@@ -347,27 +346,9 @@ pub(super) fn scope<'a>(
             scope.renamed.insert(renamed, name);
         }
     }
-    scope.config = hparams::complete(card, config, &scope)?;
-    // Drafts made with `speculators` have the numbers of their blocks in a member of their own.
-    if let Some(Json::Object(layer)) = scope.config.get("transformer_layer_config").cloned() {
-        scope.config.extend(layer);
-    }
-    for (key, value) in &card.set {
-        let value = eval(card, "`set`", &scope, value)?;
-        if !value.is_null() {
-            scope.config.insert(key.clone(), value.to_json());
-        }
-    }
-    for key in &card.drop_config {
-        scope.config.remove(key);
-    }
+    configure(card, config, &mut scope)?;
     if let Some(target) = &inputs.target {
         scope.roots.extend([target.root()]);
-    }
-    // Towers have positions of their own: what the text model does with its rope is its card's.
-    if card.kind == CardKind::Text {
-        let rope = hparams::rope_roots(&scope.config)?;
-        scope.roots.extend(rope);
     }
     if !card.rewrite.is_empty() {
         let mut renamed = HashMap::new();
@@ -381,6 +362,35 @@ pub(super) fn scope<'a>(
         scope.renamed.extend(renamed);
     }
     Ok(scope)
+}
+
+/// Puts a configuration into a scope: completed, with the card's changes, and its rope beside it.
+pub(super) fn configure(
+    card: &Card,
+    config: &Map<String, Json>,
+    scope: &mut Scope<'_>,
+) -> Result<(), ArchError> {
+    scope.config = hparams::complete(card, config, scope)?;
+    // Drafts made with `speculators` have the numbers of their blocks in a member of their own.
+    if let Some(Json::Object(layer)) = scope.config.get("transformer_layer_config").cloned() {
+        scope.config.extend(layer);
+    }
+    for (key, value) in &card.set {
+        let value = eval(card, "`set`", scope, value)?;
+        if !value.is_null() {
+            scope.config.insert(key.clone(), value.to_json());
+        }
+    }
+    for key in &card.drop_config {
+        scope.config.remove(key);
+    }
+    // Towers have positions of their own: what the text model does with its rope is its card's.
+    if card.kind == CardKind::Text {
+        let rope = hparams::rope_roots(&scope.config)?;
+        scope.roots.retain(|(name, _)| !rope.iter().any(|(own, _)| own == name));
+        scope.roots.extend(rope);
+    }
+    Ok(())
 }
 
 /// The card's `[tokenizer]` table with its expressions evaluated.

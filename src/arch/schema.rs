@@ -97,6 +97,9 @@ pub struct Card {
     pub inverse: IndexMap<String, InverseRule>,
     /// What the engine builds, where the card describes it.
     pub graph: Option<GraphFeatures>,
+    /// Attributes of the configuration that no key or tensor carries, with the values for which the runtime's computation
+    /// is right.
+    pub assumes: IndexMap<String, Vec<Expr>>,
 }
 
 impl Card {

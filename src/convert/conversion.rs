@@ -115,6 +115,7 @@ impl Conversion {
         let scope = if options.vocab_only { Scope::Keys } else { Scope::KeysAndTensors };
         let mapping = map(&source, weights, options, scope, &mut warnings)?;
 
+        warnings.extend(mapping.lost.iter().map(|lost| format!("config.json: {lost}")));
         let has_tower = || {
             let options = ConvertOptions { kind: CardKind::Mmproj, ..ConvertOptions::default() };
             map(&source, weights, &options, Scope::Keys, &mut Vec::new()).is_ok()

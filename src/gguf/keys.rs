@@ -65,6 +65,7 @@ pub(crate) const ANNOTATION_PREFIX: &str = "gguf_foundry.";
 /// The keys behind [`ANNOTATION_PREFIX`].
 pub(crate) static ANNOTATIONS: &[KeyInfo] = &[
     one("attention.relative_max_distance", U32),
+    one("attention.scale", F32),
     one("attention.sliding_window", U32),
     list("attention.sliding_window_pattern", Bool),
     one("attention.temperature_length", U32),

@@ -27,6 +27,8 @@ pub struct Model<'a> {
     pub template: &'a dyn ChatRenderer,
     /// The tokenizer that it was made with, to compare with its own.
     pub origin: Option<&'a OriginTokenizer>,
+    /// Of a checkpoint: what its configuration says and the model does not.
+    pub lost: &'a [String],
     /// Of a baseline: what it said last time, for the next model that is compared with it.
     pub recall: Option<&'a Recall>,
 }

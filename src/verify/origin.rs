@@ -5,9 +5,11 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
+use crate::arch::Lost;
 use crate::convert::{Conversion, ConvertOptions};
 use crate::core::limits::Limits;
 use crate::core::text::{escape, escape_bytes};
+use crate::gguf::keys::ANNOTATION_PREFIX;
 use crate::gguf::{Array, Metadata, Value};
 use crate::tokenizer::files::Directory;
 use crate::tokenizer::reference::ReferenceTokenizer;
@@ -32,6 +34,8 @@ pub struct OriginTokenizer {
     adds_bos: Option<bool>,
     /// The keys that a conversion writes.
     keys: Option<Metadata>,
+    /// What the configuration says and no conversion writes, or only as an annotation.
+    lost: Vec<Lost>,
 }
 
 enum Kind {
@@ -70,7 +74,7 @@ impl OriginTokenizer {
         } else {
             return Err(VerifyError::NoOriginTokenizer { path: path.to_owned() });
         };
-        Ok(Self { kind, adds_bos, keys: None })
+        Ok(Self { kind, adds_bos, keys: None, lost: Vec::new() })
     }
 
     /// Compares the keys as well with those that a conversion of the directory writes: they show a wrong
@@ -78,7 +82,10 @@ impl OriginTokenizer {
     #[must_use]
     pub fn with_keys(mut self, path: &Path) -> Self {
         let options = ConvertOptions { vocab_only: true, ..ConvertOptions::default() };
-        self.keys = Conversion::plan(path, &options).ok().map(|conversion| conversion.metadata().clone());
+        if let Ok(conversion) = Conversion::plan(path, &options) {
+            self.keys = Some(conversion.metadata().clone());
+            self.lost.clone_from(&conversion.mapping().lost);
+        }
         self
     }
 
@@ -90,7 +97,10 @@ impl OriginTokenizer {
         texts: &[&str],
     ) -> Vec<Finding> {
         let Some(tokens) = strings(metadata, "tokenizer.ggml.tokens") else { return Vec::new() };
-        let mut findings = Vec::new();
+        let is_annotated = metadata.iter().any(|(key, _)| key.starts_with(ANNOTATION_PREFIX));
+        let lost = self.lost.iter().filter(|lost| !(lost.can_be_annotated && is_annotated));
+        let mut findings: Vec<Finding> =
+            lost.map(|lost| Finding::warning("hparams", lost.to_string())).collect();
         if let Some(keys) = &self.keys {
             findings.extend(baseline_keys::tokenizer(metadata, keys, CHECK, "the source"));
         }

@@ -191,6 +191,9 @@ pub(super) fn examine(
         return Ok(Examined { report, ready: None });
     }
     let plan = if options.weights_only { None } else { check_graph(model, &mut report)? };
+    for lost in [Some(model), baseline].into_iter().flatten().flat_map(|model| model.lost) {
+        report.add(Finding::warning("hparams", lost));
+    }
     if let Some(baseline) = baseline {
         report.extend(baseline_keys::compare(model, baseline.metadata));
         report.judged(Aspect::Metadata, format!("{} keys beside the baseline's", model.metadata.len()));

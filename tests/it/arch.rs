@@ -18,6 +18,7 @@ mod classes;
 mod fixture;
 mod invert;
 mod modalities;
+mod switches;
 
 use crate::support::{common_keys, fixture, in_json, root, sha256};
 use fixture::CardFixture;

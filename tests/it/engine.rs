@@ -79,7 +79,7 @@ pub fn last_logits(metadata: &Metadata, source: &dyn TensorSource, prompts: &[Ve
     logits.chunks(engine.plan().n_vocab).map(<[f32]>::to_vec).collect()
 }
 
-struct Case {
+pub struct Case {
     tokens: Vec<u32>,
     /// Tokens at the front that the encoder reads, of models that have one beside a decoder.
     n_source: usize,
@@ -87,7 +87,8 @@ struct Case {
     last_logits: Vec<f64>,
 }
 
-fn cases(dir: &Path) -> Vec<Case> {
+/// The sequences of a case.
+pub fn cases(dir: &Path) -> Vec<Case> {
     let text = fs_err::read_to_string(dir.join("logits.json")).unwrap();
     let json: Value = serde_json::from_str(&text).unwrap();
     let floats = |v: &Value| v.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
@@ -101,7 +102,7 @@ fn cases(dir: &Path) -> Vec<Case> {
 }
 
 /// Largest and mean difference of the negative log likelihoods, largest of the last logits.
-fn differences(source: &dyn TensorSource, plan: GraphPlan, cases: &[Case]) -> (f64, f64, f64) {
+pub fn differences(source: &dyn TensorSource, plan: GraphPlan, cases: &[Case]) -> (f64, f64, f64) {
     let engine = Engine::new(plan, source, EngineOptions::default()).unwrap();
     let chunk = |c: &Case| TokenChunk {
         tokens: c.tokens.clone(),

@@ -81,6 +81,7 @@ impl ModelParts {
             encoder: self.encoder.as_ref().map(|encoder| encoder as _).map_err(String::as_str),
             template: &*template,
             origin: None,
+            lost: &[],
             recall: None,
         })
     }
@@ -90,6 +91,8 @@ impl ModelParts {
 pub(crate) struct OpenedModel {
     origin: ModelOrigin,
     parts: ModelParts,
+    /// What the configuration of a checkpoint says and the model does not.
+    lost: Vec<String>,
     recall: Option<Recall>,
 }
 
@@ -147,7 +150,13 @@ impl OpenedModel {
 
     fn of(origin: ModelOrigin) -> Self {
         let parts = ModelParts::of(metadata(&origin));
-        Self { origin, parts, recall: None }
+        let lost = match &origin {
+            ModelOrigin::Gguf(_) => Vec::new(),
+            ModelOrigin::Checkpoint(conversion) => {
+                conversion.mapping().lost.iter().map(ToString::to_string).collect()
+            }
+        };
+        Self { origin, parts, lost, recall: None }
     }
 
     /// What it says is kept for the next model that is compared with it.
@@ -161,7 +170,7 @@ impl OpenedModel {
             ModelOrigin::Checkpoint(conversion) => (&**conversion, None),
         };
         self.parts.with((source, self.metadata()), file, |model| {
-            work(&Model { origin, recall: self.recall.as_ref(), ..*model })
+            work(&Model { origin, lost: &self.lost, recall: self.recall.as_ref(), ..*model })
         })
     }
 

@@ -1,5 +1,8 @@
 //! Typed access to the keys of one architecture.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use crate::engine::EngineError;
 use crate::gguf::{Array, Metadata, Value};
 
@@ -7,11 +10,13 @@ use crate::gguf::{Array, Metadata, Value};
 pub(super) struct ArchKeys<'a> {
     metadata: &'a Metadata,
     arch: &'a str,
+    /// Names that were asked for.
+    read: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> ArchKeys<'a> {
     pub(super) fn new(metadata: &'a Metadata, arch: &'a str) -> Self {
-        Self { metadata, arch }
+        Self { metadata, arch, read: RefCell::default() }
     }
 
     pub(super) fn key(&self, name: &str) -> String {
@@ -20,7 +25,22 @@ impl<'a> ArchKeys<'a> {
 
     /// The value of a key; a `gguf_foundry.*` key of the same name wins.
     pub(super) fn get(&self, name: &str) -> Option<&'a Value> {
+        if !self.read.borrow().contains(name) {
+            self.read.borrow_mut().insert(name.to_owned());
+        }
         self.metadata.get(&format!("gguf_foundry.{name}")).or_else(|| self.metadata.get(&self.key(name)))
+    }
+
+    /// Keys of the architecture that no part of the graph has asked for, except those that say nothing about it.
+    pub(super) fn unread(&self) -> Vec<&'a str> {
+        let read = self.read.borrow();
+        let prefix = format!("{}.", self.arch);
+        let keys = self.metadata.iter().map(|(key, _)| key);
+        let is_unread = |key: &&str| {
+            key.strip_prefix(&prefix)
+                .is_some_and(|name| !read.contains(name) && !is_about_something_else(name))
+        };
+        keys.filter(is_unread).collect()
     }
 
     fn bad(&self, name: &str, expected: &'static str, value: &Value) -> EngineError {
@@ -144,6 +164,13 @@ impl<'a> ArchKeys<'a> {
     pub(super) fn unknown(&self, name: &str, expected: &'static str, found: &str) -> EngineError {
         EngineError::BadKey { key: self.key(name), expected, found: found.to_owned() }
     }
+}
+
+/// Names of keys that change nothing about the graph: what tensors say, too, and what belongs to other parts of a file.
+const NO_EFFECT: &[&str] = &["context_length", "vocab_size"];
+
+fn is_about_something_else(name: &str) -> bool {
+    NO_EFFECT.contains(&name)
 }
 
 /// The number of a layer: an element of an array, or a value for all.

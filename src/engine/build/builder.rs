@@ -7,6 +7,7 @@ use crate::arch::graph::{
     ResidualScale, ResidualScaleName,
 };
 use crate::core::TensorMeta;
+use crate::core::text::escape;
 use crate::engine::EngineError;
 use crate::engine::build::arch_keys::ArchKeys;
 use crate::engine::build::claims::{TensorClaims, fits};
@@ -16,6 +17,9 @@ use crate::engine::plan::{
     GraphPlan, MaskedHead, Matrix, ModelKind, Norm, NormFormula, Pooling, Rope, Vector,
 };
 use crate::gguf::Metadata;
+
+/// Keys that a warning names at most.
+const MAX_UNREAD: usize = 3;
 
 /// What the parts of the builder share.
 pub(super) struct Builder<'a> {
@@ -192,6 +196,7 @@ impl Builder<'_> {
         let unsaid = self.unsaid(head.n_rows);
         let final_cap = self.cap(self.features.final_cap, "final_logit_softcapping")?;
         self.refuse_left_over()?;
+        self.name_unread();
         Ok(GraphPlan {
             arch: arch.to_owned(),
             kind,
@@ -299,6 +304,20 @@ impl Builder<'_> {
         let [first, end] = self.features.unsaid_tokens.unwrap_or_default();
         let end = (end as usize).min(n_vocab);
         (first as usize).min(end)..end
+    }
+
+    /// Warns of keys of the architecture that no part of the plan has read.
+    fn name_unread(&mut self) {
+        let unread = self.keys.unread();
+        if let Some((shown, others)) = unread.split_at_checked(unread.len().min(MAX_UNREAD))
+            && !shown.is_empty()
+        {
+            let names = shown.iter().map(|key| format!("`{}`", escape(key))).collect::<Vec<_>>().join(", ");
+            let others =
+                if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
+            self.warnings
+                .push(format!("{names}{others}: not known to the graph, so the figures are without"));
+        }
     }
 
     /// Refuses tensors that no part of the plan has claimed, except those that the card leaves aside and those of layers

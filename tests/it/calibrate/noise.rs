@@ -191,6 +191,7 @@ impl Noise {
             encoder: Err("none"),
             template: &NO_TEMPLATE,
             origin: None,
+            lost: &[],
             recall: None,
         }
     }

@@ -35,6 +35,7 @@ fn pseudo_perplexity_equals_transformers() {
             encoder: Err("none"),
             template: &NO_TEMPLATE,
             origin: None,
+            lost: &[],
             recall: None,
         };
         let prompts: Vec<PromptSource> = texts(&case).into_iter().map(PromptSource::Tokens).collect();

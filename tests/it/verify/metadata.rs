@@ -156,6 +156,7 @@ impl Case {
             encoder: Err("not read"),
             template: &NO_TEMPLATE,
             origin: None,
+            lost: &[],
             recall: None,
         }
     }

@@ -60,6 +60,7 @@ fn model<'a>(tiny: &'a Tiny, features: &'a GraphFeatures) -> Model<'a> {
         encoder: Ok(&*tiny.encoder),
         template: &NO_TEMPLATE,
         origin: None,
+        lost: &[],
         recall: None,
     }
 }

@@ -1,0 +1,289 @@
+//! The check that what a configuration says reaches the file: attributes of the configuration class whose values no key
+//! and no tensor carries, and for which runtimes compute something else.
+//!
+//! An attribute is carried if the plan of the keys is another one with the class's default in its place. Where a card or
+//! its graph says what the runtime computes whatever the configuration says, the value is compared with that instead.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde_json::{Map, Value as Json};
+
+use crate::arch::attributes::{AttributeDefault, Attributes};
+use crate::arch::error::ArchError;
+use crate::arch::eval::{Root, Scope};
+use crate::arch::generated;
+use crate::arch::hparams;
+use crate::arch::mapping::OutputSpec;
+use crate::arch::resolve::configure;
+use crate::arch::schema::Card;
+use crate::core::text::escape;
+use crate::gguf::Metadata;
+
+mod assumed;
+mod effects;
+mod mentioned;
+mod rope;
+mod same;
+
+use assumed::Assumption;
+pub use effects::has_effect;
+use same::same;
+
+/// Longest text of a value in a message, in bytes.
+const MAX_TEXT: usize = 2000;
+/// Keys that are written as the reference writes them, and the one architecture whose graph reads them.
+const READ_BY_ONE: [(&str, &str); 2] =
+    [("rope.scaling.yarn_attn_factor", "grok"), ("rope.scaling.yarn_ext_factor", "grok")];
+
+type Config = Map<String, Json>;
+
+/// A value of the configuration that the file does not say.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lost {
+    /// The key of the configuration, points for members.
+    pub key: String,
+    /// Its value.
+    pub value: Json,
+    /// The value for which the computation would be right, if it is known.
+    pub assumed: Option<Json>,
+    /// `general.architecture`.
+    pub gguf: String,
+    /// An annotation can hold it.
+    pub can_be_annotated: bool,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (key, value) = (escape(&self.key), text(&self.value));
+        write!(f, "`{key}` = {value} is lost: no key or tensor of a `{}` file says it", self.gguf)?;
+        match &self.assumed {
+            Some(assumed) => write!(f, ", and what runs it computes as with {}", text(assumed))?,
+            None => f.write_str(", and what runs it computes without")?,
+        }
+        if self.can_be_annotated {
+            f.write_str(" (`--annotate` keeps it for `gguf-verify`)")?;
+        }
+        Ok(())
+    }
+}
+
+/// A value as JSON, cut where it is long.
+fn text(value: &Json) -> String {
+    let mut text = escape(&value.to_string()).to_string();
+    if text.len() > MAX_TEXT {
+        let end = (0..=MAX_TEXT).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+/// The part of a plan that the configuration decides and no weight.
+#[derive(PartialEq)]
+struct Said {
+    generated: Vec<OutputSpec>,
+    early: Metadata,
+    metadata: Metadata,
+}
+
+/// What another value of an attribute would change.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Effect {
+    /// A key or a generated tensor, or whether there is a plan at all.
+    OnFile,
+    /// An annotation.
+    OnAnnotation,
+    /// Nothing.
+    None,
+}
+
+struct Judge<'j, 'a> {
+    card: &'a Card,
+    /// The configuration with its text part under `text_config`.
+    config: &'j Config,
+    attributes: Option<&'static Attributes>,
+    scope: Scope<'a>,
+    said: Said,
+    annotations: Metadata,
+    annotate: bool,
+    /// Names that expressions about tensors have.
+    mentioned: BTreeSet<String>,
+    lost: Vec<Lost>,
+}
+
+/// The values of a configuration that the plan of a card loses. `rivals` are the cards of the same class.
+///
+/// # Errors
+/// [`ArchError`]: an expression of the card has no value.
+pub(super) fn lost<'a>(
+    card: &'a Card,
+    rivals: &[&Card],
+    config: &Config,
+    scope: Scope<'a>,
+    annotate: bool,
+) -> Result<Vec<Lost>, ArchError> {
+    let mut scope = scope;
+    let (said, annotations) = said(card, config, &mut scope)?;
+    let attributes = Attributes::of_text(config);
+    let mentioned = mentioned::by_tensors(card, rivals);
+    let lost = Vec::new();
+    let mut judge = Judge { card, config, attributes, scope, said, annotations, annotate, mentioned, lost };
+    let assumptions = judge.assumptions()?;
+    judge.compare(&assumptions);
+    judge.attributes(&assumptions);
+    judge.rope();
+    Ok(judge.lost)
+}
+
+/// What the card says of a configuration, and the annotations.
+fn said(card: &Card, config: &Config, scope: &mut Scope<'_>) -> Result<(Said, Metadata), ArchError> {
+    scope.roots.retain(|root| root.0 != "raw");
+    scope.roots.push(("raw", Root::Value(Json::Object(config.clone()))));
+    configure(card, config, scope)?;
+    let generated = card.generate.iter().map(|generate| generated::generated(card, generate, scope));
+    let generated: Vec<Option<OutputSpec>> = generated.collect::<Result<_, _>>()?;
+    hparams::set_for_metadata(card, scope)?;
+    let (mut early, mut metadata) = (Metadata::new(), Metadata::new());
+    hparams::apply_rows(card, "early", &card.early, scope, &mut early)?;
+    hparams::apply_rows(card, "metadata", &card.metadata, scope, &mut metadata)?;
+    for (key, _) in READ_BY_ONE.iter().filter(|row| row.1 != card.gguf) {
+        metadata.remove(&format!("{}.{key}", card.gguf));
+    }
+    let annotations = hparams::annotations(card, scope)?;
+    Ok((Said { generated: generated.into_iter().flatten().collect(), early, metadata }, annotations))
+}
+
+impl Judge<'_, '_> {
+    /// What a changed configuration would change.
+    fn effect(&mut self, changed: &Config) -> Effect {
+        match said(self.card, changed, &mut self.scope) {
+            Err(_) => Effect::OnFile,
+            Ok((said, _)) if said != self.said => Effect::OnFile,
+            // A file without annotations says what is not annotated.
+            Ok((_, annotations))
+                if self.annotations.iter().any(|(key, value)| annotations.get(key) != Some(value)) =>
+            {
+                Effect::OnAnnotation
+            }
+            Ok((_, annotations)) if annotations != self.annotations => Effect::OnFile,
+            Ok(_) => Effect::None,
+        }
+    }
+
+    /// The place of an attribute: the part of the configuration, and the name that it has there.
+    fn place(&self, name: &str) -> Option<(Option<&'static str>, String)> {
+        let spellings: Vec<&str> = match self.attributes {
+            Some(attributes) => attributes.spellings(name).collect(),
+            None => vec![name],
+        };
+        let text = self.config.get("text_config").and_then(Json::as_object);
+        let parts = [text.map(|text| (Some("text_config"), text)), Some((None, self.config))];
+        parts.into_iter().flatten().find_map(|(part, config)| {
+            let spelled = spellings.iter().find(|name| config.contains_key(**name))?;
+            Some((part, (*spelled).to_owned()))
+        })
+    }
+
+    fn part(&self, part: Option<&str>) -> &Config {
+        part.and_then(|part| self.config.get(part)).and_then(Json::as_object).unwrap_or(self.config)
+    }
+
+    /// The value that the configuration gives; a null that counts as absent is none.
+    fn given(&self, name: &str) -> Option<&Json> {
+        let (part, spelled) = self.place(name)?;
+        let value = self.part(part).get(&spelled)?;
+        let is_filled = self.attributes.is_none_or(|attributes| attributes.fills_null(name));
+        Some(value).filter(|value| !(value.is_null() && is_filled))
+    }
+
+    /// The value given, or the class's.
+    fn effective(&self, name: &str) -> Option<Json> {
+        let default = || match self.attributes?.default_of(name)? {
+            AttributeDefault::Value(value) => Some(value),
+            AttributeDefault::Period(_) | AttributeDefault::Derived => None,
+        };
+        self.given(name).cloned().or_else(default)
+    }
+
+    /// The configuration with another value of an attribute that it gives.
+    fn with(&self, name: &str, value: Json) -> Option<Config> {
+        let (part, spelled) = self.place(name)?;
+        let mut changed = self.config.clone();
+        let target = match part {
+            Some(part) => changed.get_mut(part)?.as_object_mut()?,
+            None => &mut changed,
+        };
+        target.insert(spelled, value);
+        Some(changed)
+    }
+
+    fn lose(&mut self, key: &str, value: Json, assumed: Option<Json>, effect: Effect) {
+        let can_be_annotated = match effect {
+            Effect::OnFile => return,
+            Effect::OnAnnotation if self.annotate => return,
+            Effect::OnAnnotation => true,
+            Effect::None => false,
+        };
+        let gguf = self.card.gguf.clone();
+        self.lost.push(Lost { key: key.to_owned(), value, assumed, gguf, can_be_annotated });
+    }
+
+    /// Values against what the runtime computes in any case.
+    fn compare(&mut self, assumptions: &[Assumption]) {
+        for assumption in assumptions {
+            let Some(value) = self.effective(&assumption.name) else { continue };
+            let Some(first) = assumption.values.first() else { continue };
+            if assumption.values.iter().any(|assumed| same(assumed, &value)) {
+                continue;
+            }
+            if !self.acts(&assumption.name, &value) {
+                continue;
+            }
+            let changed = self.with(&assumption.name, first.clone());
+            let effect = match changed.map(|changed| self.effect(&changed)) {
+                Some(Effect::OnFile) if assumption.is_firm => Effect::None,
+                Some(effect) => effect,
+                None => Effect::None,
+            };
+            self.lose(&assumption.name, value, Some(first.clone()), effect);
+        }
+    }
+
+    /// All other values against the defaults of the class.
+    fn attributes(&mut self, assumptions: &[Assumption]) {
+        let Some(attributes) = self.attributes else { return };
+        for name in attributes.names() {
+            let is_assumed = assumptions.iter().any(|assumption| assumption.name == name);
+            if is_assumed || rope::is_judged(name) || !effects::has_effect(name) {
+                continue;
+            }
+            let Some(value) = self.given(name).cloned() else { continue };
+            let Some(default) = self.default_beside(name, &value) else { continue };
+            if same(&default, &value) || self.mentioned.contains(name) || !self.acts(name, &value) {
+                continue;
+            }
+            let Some(changed) = self.with(name, default.clone()) else { continue };
+            let effect = self.effect(&changed);
+            self.lose(name, value, Some(default), effect);
+        }
+    }
+
+    /// The value that the class would take in place of one that is given.
+    fn default_beside(&self, name: &str, value: &Json) -> Option<Json> {
+        let of_others = effects::derived(name, &|name| self.effective(name));
+        match self.attributes?.default_of(name)? {
+            AttributeDefault::Value(default) => of_others.or(Some(default)),
+            AttributeDefault::Period(beginning) => {
+                let n_layers = value.as_array()?.len();
+                Some(Json::Array(beginning.iter().cycle().take(n_layers).cloned().collect()))
+            }
+            AttributeDefault::Derived => of_others,
+        }
+    }
+
+    /// True unless other attributes take the effect from this one.
+    fn acts(&self, name: &str, value: &Json) -> bool {
+        effects::acts(name, value, &|name| self.effective(name))
+    }
+}

@@ -1,0 +1,141 @@
+//! What a runtime computes whatever the configuration says.
+
+use serde_json::Value as Json;
+
+use crate::arch::carried::Judge;
+use crate::arch::error::ArchError;
+use crate::arch::graph::{
+    AttnScale, Cap, FfnKind, GraphFeatures, MaskKind, NormTopk, WindowKind, WindowPattern,
+};
+use crate::arch::names::Captures;
+use crate::gguf::Value;
+
+/// Attributes that name the activation of the feed-forward.
+const ACTIVATIONS: [&str; 5] =
+    ["activation", "activation_function", "hidden_act", "hidden_activation", "mlp_hidden_act"];
+/// Attributes that say whether the weights of the chosen experts are normalized.
+const NORM_TOPK: [&str; 2] = ["moe_renormalize", "norm_topk_prob"];
+/// The activation of mixers that have one of their own.
+const MIXER: (&str, &str) = ("mamba_hidden_act", "silu");
+
+/// An attribute, and the values for which the computation is right. Without a value it is not judged.
+pub(super) struct Assumption {
+    pub(super) name: String,
+    pub(super) values: Vec<Json>,
+    /// Holds even where a key changes with the attribute: the runtime does not read it.
+    pub(super) is_firm: bool,
+}
+
+impl Judge<'_, '_> {
+    /// What the card says, then what its graph says.
+    pub(super) fn assumptions(&self) -> Result<Vec<Assumption>, ArchError> {
+        let mut all = Vec::new();
+        for (name, values) in &self.card.assumes {
+            let at = || format!("[assumes] `{name}`");
+            let mut kept = Vec::new();
+            for value in values {
+                let value = self
+                    .scope
+                    .eval(value, Captures::default())
+                    .map_err(|source| ArchError::Eval { card: self.card.name(), at: at(), source })?;
+                kept.extend(Some(value.to_json()).filter(|value| !value.is_null()));
+            }
+            all.push(Assumption { name: name.clone(), values: kept, is_firm: true });
+        }
+        let mut add = |name: &str, value: Json, is_firm: bool| {
+            let is_known = self.attributes.is_none_or(|known| known.default_of(name).is_some());
+            if is_known && !all.iter().any(|assumption| assumption.name == name) {
+                all.push(Assumption { name: name.to_owned(), values: vec![value], is_firm });
+            }
+        };
+        let Some(graph) = &self.card.graph else { return Ok(all) };
+        ACTIVATIONS.iter().for_each(|name| add(name, activation(graph.ffn).into(), false));
+        add(MIXER.0, MIXER.1.into(), false);
+        if graph.mask == MaskKind::Full {
+            add("use_bidirectional_attention", true.into(), false);
+        }
+        if let Some(scalar) = self.score_divisor(&graph.attn_scale) {
+            add("query_pre_attn_scalar", scalar.into(), false);
+        }
+        if let Some(layers) = self.windowed_layers(graph) {
+            add("layer_types", layers, false);
+        }
+        if let (NormTopk::Always(is_normed), true) = (graph.norm_topk, self.has_experts()) {
+            NORM_TOPK.iter().for_each(|name| add(name, is_normed.into(), false));
+        }
+        // Without the key a cap or a window of the runtime's own is in force.
+        for (name, value) in own_numbers(graph) {
+            if self.given(name).is_some_and(Json::is_null) {
+                add(name, value, true);
+            }
+        }
+        Ok(all)
+    }
+
+    fn count(&self, key: &str) -> Option<u64> {
+        self.said.metadata.get(&format!("{}.{key}", self.card.gguf)).and_then(Value::as_u64)
+    }
+
+    fn has_experts(&self) -> bool {
+        self.count("expert_count").is_some_and(|count| count > 0)
+    }
+
+    /// The number by whose root the runtime divides scores.
+    fn score_divisor(&self, scale: &AttnScale) -> Option<u64> {
+        let width = || self.count("embedding_length")?.checked_div(self.count("attention.head_count")?);
+        let head = || self.count("attention.key_length").or_else(width);
+        match scale {
+            AttnScale::Dk => head(),
+            AttnScale::EmbdOverHeadsAt(depths) => {
+                let n_layers = self.count("block_count")?;
+                if depths.iter().any(|&depth| u64::from(depth) == n_layers) { width() } else { head() }
+            }
+            _ => None,
+        }
+    }
+
+    /// The layers that have the window where no key says it, if the configuration lists them by the usual words.
+    fn windowed_layers(&self, graph: &GraphFeatures) -> Option<Json> {
+        let windowed = match graph.window {
+            WindowKind::None => return None,
+            WindowKind::Chunked => "chunked_attention",
+            WindowKind::Sliding | WindowKind::Symmetric => "sliding_attention",
+        };
+        let (period, full) = match graph.window_pattern? {
+            WindowPattern::DenseLast(period @ 2..) => (period as usize, period as usize - 1),
+            WindowPattern::DenseFirst { dense_first: period @ 2.. } => (period as usize, 0),
+            WindowPattern::DenseLast(_) | WindowPattern::DenseFirst { .. } => return None,
+        };
+        let given = self.given("layer_types")?.as_array()?;
+        let is_usual = |layer: &Json| layer == windowed || layer == "full_attention";
+        let layer = |at: usize| if at % period == full { "full_attention" } else { windowed };
+        given.iter().all(is_usual).then(|| (0..given.len()).map(layer).collect())
+    }
+}
+
+/// The name that transformers has for an activation.
+fn activation(ffn: FfnKind) -> &'static str {
+    match ffn {
+        FfnKind::Swiglu | FfnKind::SwigluOai => "silu",
+        FfnKind::GegluTanh | FfnKind::GeluTanh => "gelu_pytorch_tanh",
+        FfnKind::GegluErf | FfnKind::GeluErf => "gelu",
+        FfnKind::Reglu | FfnKind::Relu => "relu",
+        FfnKind::Relu2 => "relu2",
+        FfnKind::Xielu => "xielu",
+        FfnKind::Situ => "situ",
+    }
+}
+
+/// Numbers that the runtime takes for absent keys, by attribute.
+fn own_numbers(graph: &GraphFeatures) -> Vec<(&'static str, Json)> {
+    let mut numbers = Vec::new();
+    for (name, cap) in
+        [("attn_logit_softcapping", graph.attn_cap), ("final_logit_softcapping", graph.final_cap)]
+    {
+        if let Cap::Number(cap) = cap {
+            numbers.push((name, cap.into()));
+        }
+    }
+    numbers.extend(graph.window_size.map(|window| ("sliding_window", window.into())));
+    numbers
+}

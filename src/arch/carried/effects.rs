@@ -1,0 +1,205 @@
+//! Attributes without an effect on what a model computes, or with one under a condition.
+
+use serde_json::Value as Json;
+
+use crate::arch::carried::same::number;
+
+/// Attributes that nothing needs to carry, by reason.
+const NO_EFFECT: &[&[&str]] = &[
+    // Training.
+    &[
+        "initializer_factor",
+        "initializer_cutoff_factor",
+        "initializer_range",
+        "embedding_initializer_range",
+        "input_jitter_noise",
+        "learnable_sink_init",
+        "rescale_prenorm_residual",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
+        "seed",
+        "sparse_pred_ignore_index",
+        "sparse_prediction",
+        "time_step_floor",
+        "time_step_init_scheme",
+        "time_step_max",
+        "time_step_min",
+        "time_step_scale",
+        "z_loss_coefficient",
+        "L_bp_cycles",
+    ],
+    // How the code runs: caches, kernels, precision, what is returned.
+    &[
+        "attention_softmax_in_fp32",
+        "chunk_size",
+        "deterministic_flash_attn",
+        "enable_audio_output",
+        "enable_moe_fp32_combine",
+        "mamba_chunk_size",
+        "model_parallel_size",
+        "num_logits_to_keep",
+        "number_of_conv_states",
+        "output_router_logits",
+        "pretraining_tp",
+        "reorder_and_upcast_attn",
+        "residual_in_fp32",
+        "scale_attention_softmax_in_fp32",
+        "slow_but_exact",
+        "use_associative_scan",
+        "use_cache",
+        "use_mamba_kernels",
+        "use_mambapy",
+    ],
+    // The tensors that are there say it.
+    &[
+        "add_cross_attention",
+        "attention_bias",
+        "attention_k_eq_v",
+        "attention_out_bias",
+        "bias",
+        "classifier_bias",
+        "conv_bias",
+        "decoder_bias",
+        "enable_moe_block",
+        "is_decoder",
+        "lm_head_bias",
+        "mamba_conv_bias",
+        "mamba_proj_bias",
+        "mlp_bias",
+        "mlp_only_layers",
+        "norm_bias",
+        "num_ln_in_parallel_attn",
+        "projectors_bias",
+        "qk_layernorm",
+        "qkv_bias",
+        "tie_word_embeddings",
+        "token_classification_bias",
+        "use_bias",
+        "use_conv_bias",
+        "use_double_wide_mlp",
+        "use_expert_bias",
+        "use_qk_norm",
+        "use_qkv_bias",
+        "vocab_size",
+        "vocab_size_per_layer_input",
+    ],
+    // Sizes of tensors: those that do not fit are refused.
+    &[
+        "d_ff",
+        "hidden_dim",
+        "index_head_dim",
+        "intermediate_size",
+        "intermediate_size_mlp",
+        "laurel_rank",
+        "moe_intermediate_size",
+        "n_inner",
+        "num_key_value_heads",
+        "num_kv_heads",
+        "o_lora_rank",
+        "q_lora_rank",
+        "share_expert_dim",
+        "shared_expert_intermediate_size",
+        "shared_experts_intermediate_size",
+        "shared_intermediate_size",
+        "type_vocab_size",
+    ],
+    // What other attributes become in the class.
+    &["dense_act_fn", "is_gated_act"],
+    // Heads for other tasks.
+    &[
+        "classifier_activation",
+        "summary_activation",
+        "summary_proj_to_labels",
+        "summary_type",
+        "summary_use_proj",
+    ],
+    // Draft heads, which are files or layers of their own.
+    &["mtp_layer_types", "mtp_layers_block_type", "mtp_mlp_layer_types"],
+    // How far the model was trained, not how it computes.
+    &["max_position_embeddings", "max_seq_len", "model_max_length", "n_positions"],
+    // Images and sounds.
+    &[
+        "vocabulary_map",
+        "downsample_mode",
+        "image_size",
+        "patch_size",
+        "insert_layer_id",
+        "num_image_with_embedding",
+    ],
+];
+
+/// Endings of the names of attributes without an effect: training, tokens, towers.
+const ENDINGS: [&str; 5] = ["_dropout", "_dropout_prob", "_pdrop", "_token_id", "_token_index"];
+
+/// True unless nothing needs to carry an attribute of a configuration: what is about training, how code runs, other parts of
+/// a model, and what tensors say.
+#[must_use]
+pub fn has_effect(name: &str) -> bool {
+    let is_ending = |ending: &&str| name.ends_with(*ending) || name == ending.trim_start_matches('_');
+    !NO_EFFECT.iter().any(|names| names.contains(&name))
+        && !ENDINGS.iter().any(|ending| is_ending(&ending))
+        && !name.starts_with("dropout")
+}
+
+/// What other attributes are.
+type Effective<'e> = &'e dyn Fn(&str) -> Option<Json>;
+
+/// Rules from which a class makes a list by layer, which wins where it is given.
+const LISTS: [(&str, &[&str]); 2] = [
+    (
+        "layer_types",
+        &[
+            "_sliding_window_pattern",
+            "full_attention_interval",
+            "global_attn_every_n_layers",
+            "sliding_window_pattern",
+        ],
+    ),
+    ("no_rope_layers", &["no_rope_layer_interval"]),
+];
+
+fn is_on(effective: Effective<'_>, name: &str) -> Option<bool> {
+    effective(name).map(|value| value.as_bool() == Some(true))
+}
+
+/// True unless other attributes take the effect from one.
+pub(super) fn acts(name: &str, value: &Json, effective: Effective<'_>) -> bool {
+    let of = |name: &str| effective(name).as_ref().and_then(number);
+    if LISTS.iter().any(|(list, rules)| rules.contains(&name) && effective(list).is_some()) {
+        return false;
+    }
+    match name {
+        // Where there is no window, all layers see everything.
+        "layer_types" => {
+            let is_full = effective("sliding_window").is_some_and(|window| window.is_null());
+            let is_window =
+                |layer: &Json| ["full_attention", "sliding_attention"].iter().any(|word| layer == word);
+            !(is_full && value.as_array().is_some_and(|layers| layers.iter().all(is_window)))
+        }
+        // The heads of latent attention have sizes of their own.
+        "head_dim" => of("qk_rope_head_dim").is_none(),
+        "sliding_window" | "max_window_layers" if is_on(effective, "use_sliding_window") == Some(false) => {
+            false
+        }
+        // A window over everything is none.
+        "sliding_window" => {
+            let longest = of("max_position_embeddings");
+            number(value).is_none_or(|window| longest.is_none_or(|longest| window < longest))
+        }
+        // One group of experts is all of them.
+        "topk_group" => of("n_group") > Some(1.0),
+        "n_group" => number(value) > Some(1.0),
+        _ => true,
+    }
+}
+
+/// The value of an attribute whose default other attributes decide, where the rule is known.
+pub(super) fn derived(name: &str, effective: Effective<'_>) -> Option<Json> {
+    let of = |name: &str| effective(name)?.as_u64();
+    let width = || of("hidden_size")?.checked_div(of("num_attention_heads")?);
+    Some(Json::from(match name {
+        "head_dim" => width()?,
+        "ffn_hidden_size" => of("hidden_size")?.checked_mul(4)?,
+        _ => return None,
+    }))
+}

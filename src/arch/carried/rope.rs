@@ -1,0 +1,227 @@
+//! Rotations: what the several descriptions of a configuration say, member by member.
+
+use serde_json::Value as Json;
+
+use crate::arch::attributes::AttributeDefault;
+use crate::arch::carried::same::{number, same};
+use crate::arch::carried::{Config, Effect, Judge};
+use crate::arch::graph::Positions;
+
+/// Members that hold a description.
+const DESCRIPTIONS: [&str; 2] = ["rope_parameters", "rope_scaling"];
+/// The base, outside a description.
+const BASES: [&str; 5] =
+    ["global_rope_theta", "rope_global_theta", "rope_theta", "rope_theta_global", "rotary_emb_base"];
+/// The rotated part of a head, outside a description.
+const PARTS: [&str; 4] = ["partial_rotary_factor", "rope_pct", "rope_percent", "rotary_pct"];
+/// Types without a scaling, or with one that other members describe.
+const PLAIN: [&str; 5] = ["default", "mrope", "none", "proportional", "xdrope"];
+
+/// Members that act under a type, with the values that absent ones have; null leaves it to other members.
+fn members(rope_type: &str) -> &'static [(&'static str, &'static str)] {
+    match rope_type {
+        "linear" => &[("factor", "1.0")],
+        "yarn" => &[
+            ("factor", "1.0"),
+            ("original_max_position_embeddings", "null"),
+            ("attention_factor", "null"),
+            ("beta_fast", "32.0"),
+            ("beta_slow", "1.0"),
+            ("truncate", "true"),
+        ],
+        "longrope" => &[("long_factor", "null"), ("short_factor", "null"), ("attention_factor", "null")],
+        "llama3" => &[
+            ("factor", "1.0"),
+            ("high_freq_factor", "null"),
+            ("low_freq_factor", "null"),
+            ("original_max_position_embeddings", "null"),
+        ],
+        _ => &[],
+    }
+}
+
+/// True for attributes that are judged here.
+pub(super) fn is_judged(name: &str) -> bool {
+    DESCRIPTIONS.iter().any(|description| name.split('.').next() == Some(description))
+        || BASES.contains(&name)
+        || PARTS.contains(&name)
+}
+
+/// Where a description is: the way from the top of the configuration.
+type Way = Vec<String>;
+
+impl Judge<'_, '_> {
+    /// Judges the rotations, where there are any.
+    pub(super) fn rope(&mut self) {
+        let positions = self.card.graph.as_ref().map(|graph| graph.positions);
+        if !matches!(positions, None | Some(Positions::Rope | Positions::Rope2d | Positions::ByDepth)) {
+            return;
+        }
+        let ways = self.descriptions();
+        for way in &ways {
+            self.described(way);
+        }
+        let has = |name: &str| ways.iter().any(|way| self.at(way).is_some_and(|map| map.contains_key(name)));
+        let (has_base, has_part) = (has("rope_theta"), has("partial_rotary_factor"));
+        if !has_base {
+            self.outside(&BASES, "rope_theta");
+        }
+        if !has_part {
+            self.outside(&PARTS, "partial_rotary_factor");
+        }
+    }
+
+    /// All descriptions: one, or one for each kind of layer.
+    fn descriptions(&self) -> Vec<Way> {
+        let text = self.config.get("text_config").and_then(Json::as_object);
+        let (part, config) = text.map_or((None, self.config), |text| (Some("text_config"), text));
+        let Some(name) = DESCRIPTIONS.into_iter().find(|name| config.get(*name).is_some_and(Json::is_object))
+        else {
+            return Vec::new();
+        };
+        let way: Way = part.into_iter().chain([name]).map(str::to_owned).collect();
+        let members = config[name].as_object().into_iter().flatten();
+        let kinds: Vec<Way> = members
+            .filter(|(_, member)| member.is_object())
+            .map(|(kind, _)| way.iter().chain([kind]).cloned().collect())
+            .collect();
+        if kinds.is_empty() { vec![way] } else { kinds }
+    }
+
+    fn at(&self, way: &Way) -> Option<&Config> {
+        way.iter().try_fold(self.config, |config, name| config.get(name)?.as_object())
+    }
+
+    /// The configuration with other members in a description; null takes one out.
+    fn with_members(&self, way: &Way, members: &[(&str, Json)]) -> Option<Config> {
+        let mut changed = self.config.clone();
+        let description =
+            way.iter().try_fold(&mut changed, |config, name| config.get_mut(name)?.as_object_mut())?;
+        for (name, value) in members {
+            match value {
+                Json::Null => description.remove(*name),
+                value => description.insert((*name).to_owned(), value.clone()),
+            };
+        }
+        Some(changed)
+    }
+
+    /// What the class takes for a member of a description.
+    fn default_member(&self, kind: Option<&str>, member: &str) -> Option<Json> {
+        let names = [kind, None, Some("full_attention")].into_iter().map(|kind| match kind {
+            Some(kind) => format!("rope_parameters.{kind}.{member}"),
+            None => format!("rope_parameters.{member}"),
+        });
+        let attributes = self.attributes?;
+        names.into_iter().find_map(|name| match attributes.default_of(&name)? {
+            AttributeDefault::Value(value) => Some(value),
+            AttributeDefault::Period(_) | AttributeDefault::Derived => None,
+        })
+    }
+
+    fn described(&mut self, way: &Way) {
+        let Some(description) = self.at(way).cloned() else { return };
+        let kind = way.last().map(String::as_str).filter(|name| !DESCRIPTIONS.contains(name));
+        let place = |member: &str| {
+            let way = way.iter().skip_while(|name| *name == "text_config").map(String::as_str);
+            way.chain([member]).collect::<Vec<_>>().join(".")
+        };
+        let type_name = ["rope_type", "type"]
+            .into_iter()
+            .find(|name| description.get(*name).is_some_and(Json::is_string));
+        let rope_type = match type_name.and_then(|name| description.get(name)).and_then(Json::as_str) {
+            None => "default".to_owned(),
+            Some(name) if name.eq_ignore_ascii_case("su") => "longrope".to_owned(),
+            Some(name) => name.to_lowercase(),
+        };
+        if let Some(type_name) = type_name
+            && !self.is_plain(&rope_type, &description)
+        {
+            let mut plain = vec![("rope_type", Json::from("default")), ("type", Json::Null)];
+            plain.extend(members(&rope_type).iter().map(|(member, _)| (*member, Json::Null)));
+            let changed = self.with_members(way, &plain);
+            let effect = changed.map_or(Effect::OnFile, |changed| self.effect(&changed));
+            if effect != Effect::OnFile {
+                self.lose(&place(type_name), rope_type.into(), Some("default".into()), effect);
+                return;
+            }
+        }
+        for (member, absent) in members(&rope_type) {
+            let absent = self.default_member(kind, member).or_else(|| serde_json::from_str(absent).ok());
+            self.member(way, &place(member), member, &absent.unwrap_or_default());
+        }
+        self.magnitudes(way, &place("mscale"), &rope_type);
+        let base = self.default_member(kind, "rope_theta").unwrap_or_else(|| 10000.0.into());
+        self.member(way, &place("rope_theta"), "rope_theta", &base);
+        if let Some(part) = self.default_member(kind, "partial_rotary_factor") {
+            self.member(way, &place("partial_rotary_factor"), "partial_rotary_factor", &part);
+        }
+    }
+
+    /// True for types that stretch nothing within the context that the file states.
+    fn is_plain(&self, rope_type: &str, description: &Config) -> bool {
+        let trained = description.get("original_max_position_embeddings").and_then(number);
+        let longest = self.effective("max_position_embeddings").as_ref().and_then(number);
+        let is_within = trained.is_none() || trained >= longest;
+        PLAIN.contains(&rope_type) || (rope_type == "dynamic" && is_within)
+    }
+
+    /// Judges one member against what an absent one means.
+    fn member(&mut self, way: &Way, place: &str, member: &str, absent: &Json) {
+        let Some(value) = self.at(way).and_then(|description| description.get(member)).cloned() else {
+            return;
+        };
+        // Runtimes round the ends of the ramp, unless they know better of an architecture.
+        let is_usual = member == "truncate" && value == true;
+        if value.is_null() || is_usual || same(&value, absent) {
+            return;
+        }
+        let other = if absent.is_null() { other_than(&value) } else { absent.clone() };
+        let Some(changed) = self.with_members(way, &[(member, other)]) else { return };
+        let effect = self.effect(&changed);
+        let assumed = Some(absent.clone()).filter(|absent| !absent.is_null());
+        self.lose(place, value, assumed, effect);
+    }
+
+    /// Judges the two numbers of yarn's magnitude, which act together.
+    fn magnitudes(&mut self, way: &Way, place: &str, rope_type: &str) {
+        let Some(description) = self.at(way).filter(|_| rope_type == "yarn") else { return };
+        let has = |name: &str| description.get(name).and_then(number).is_some_and(|number| number != 0.0);
+        let has_factor = description.get("attention_factor").is_some_and(|factor| !factor.is_null());
+        if has_factor || !has("mscale") || !has("mscale_all_dim") {
+            return;
+        }
+        let value = description.get("mscale").cloned().unwrap_or_default();
+        let Some(changed) = self.with_members(way, &[("mscale", Json::Null), ("mscale_all_dim", Json::Null)])
+        else {
+            return;
+        };
+        let effect = self.effect(&changed);
+        self.lose(place, value, None, effect);
+    }
+
+    /// Judges a number that is outside a description, under whichever of its names.
+    fn outside(&mut self, names: &[&str], member: &str) {
+        let Some(name) = names.iter().find(|name| self.given(name).is_some_and(|value| !value.is_null()))
+        else {
+            return;
+        };
+        let Some(value) = self.given(name).cloned() else { return };
+        let absent = self.default_member(None, member);
+        let absent = absent.or_else(|| (member == "rope_theta").then(|| 10000.0.into()));
+        let Some(absent) = absent.filter(|absent| !same(absent, &value)) else { return };
+        let Some(changed) = self.with(name, absent.clone()) else { return };
+        let effect = self.effect(&changed);
+        self.lose(name, value, Some(absent), effect);
+    }
+}
+
+/// Another value of the same kind.
+fn other_than(value: &Json) -> Json {
+    match (value, number(value)) {
+        (Json::Array(items), _) => items.iter().map(other_than).collect(),
+        (_, Some(number)) if value.is_u64() => ((number * 2.0 + 1.0) as u64).into(),
+        (_, Some(number)) => (number * 2.0 + 1.0).into(),
+        _ => Json::Null,
+    }
+}

@@ -1,0 +1,22 @@
+//! The `[assumes]` table of a card.
+
+use indexmap::IndexMap;
+use toml::Value as Toml;
+
+use crate::arch::expr::Expr;
+use crate::arch::read::{Fields, Read, expr, kind};
+
+/// Attributes with one expression, or a list of them. All are texts: `false` takes a parent's row out.
+pub(super) fn assumes(top: &Fields<'_>) -> Read<IndexMap<String, Vec<Expr>>> {
+    let mut all = IndexMap::new();
+    for (key, value) in top.tables("assumes")? {
+        let at = format!("[assumes] `{key}`");
+        let texts = match value {
+            Toml::String(_) => std::slice::from_ref(value),
+            Toml::Array(texts) if !texts.is_empty() && texts.iter().all(Toml::is_str) => texts,
+            other => return Err(kind(&at, "an expression in quotes, or a list of them", other)),
+        };
+        all.insert(key.clone(), texts.iter().map(|text| expr(text, &at)).collect::<Read<_>>()?);
+    }
+    Ok(all)
+}
