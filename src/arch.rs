@@ -12,6 +12,7 @@
 //! | `names` | patterns |
 //! | `schema` `merge` `read` `check` `load` | cards: types, inheritance, TOML, checks, the registry |
 //! | `detect` `hparams` `config_keys` | configurations: class, defaults, rows |
+//! | `runtime_keys` | what the runtime assumes where a card's rows say nothing |
 //! | `resolve` `matching` `assign` `types` `mapping` | a card applied to a checkpoint |
 //! | `attributes` `carried` | what configuration classes know, and which of it reaches the file |
 //! | `invert` | the same, backwards |
@@ -46,6 +47,7 @@ mod ops;
 mod read;
 mod resolve;
 mod roots;
+mod runtime_keys;
 mod schema;
 mod similar;
 mod target;

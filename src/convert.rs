@@ -26,6 +26,7 @@ mod source;
 mod target;
 mod to_hf;
 mod token_counts;
+mod unread_biases;
 mod vocabulary;
 
 pub use crate::dequant::msmodelslim::OffsetSign;

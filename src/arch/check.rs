@@ -385,7 +385,7 @@ fn placeholders(entry: &Entry) -> Result<(), CardProblem> {
         for placeholder in pattern.placeholders().filter(|&p| Some(p) != joined) {
             let used = names().all(|name| name.has(placeholder));
             let is_set = placeholder == Placeholder::Bid && entry.bid.is_some();
-            if !used && !is_set && !counts(entry, placeholder) {
+            if !used && !is_set && !entry.sole && !counts(entry, placeholder) {
                 return wrong(placeholder, "is captured but neither stacked nor in the target");
             }
         }

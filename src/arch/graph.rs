@@ -23,8 +23,8 @@ macro_rules! names {
 names! {
     /// What the model is run as. `None`: structure checks only.
     GraphKind { Decoder, Encoder, Encdec, Diffusion, None }
-    /// Formula of the norms.
-    NormKind { Rms, Layer, RmsFree, LayerFree }
+    /// Formula of the norms; `rms_by_key`: RMS where the file has its epsilon.
+    NormKind { Rms, Layer, RmsFree, LayerFree, RmsByKey }
     /// Norm of the embedding.
     EmbedNorm { None, RmsFree, TokenEmbdNorm }
     /// How mixer and feed-forward are wired to the residual stream.
@@ -69,8 +69,6 @@ names! {
     SharedCombine { Add, HalfSum, SumOverSqrt2 }
     /// Gate on the output of a delta net.
     GdnGate { Silu, Sigmoid }
-    /// Span of the gate norm of mamba2.
-    GateNorm { Whole, Group }
     /// Closed extras of a layer.
     Extra { Ple, Altup, Laurel, OutScale, StartScale, Loops, Cycles }
     /// Named scales of the embedding.
@@ -151,7 +149,7 @@ pub enum RopeOn {
     Key,
     /// None where `(layer + 1) % n == 0`.
     SkipEvery(u32),
-    /// None where `layer % n == 0`.
+    /// None where `layer % n == 0`, if there are windows; else all.
     SkipFirstOf(u32),
 }
 
@@ -350,7 +348,6 @@ pub struct GraphFeatures {
     pub router_select: RouterSelect,
     pub experts_act: Option<FfnKind>,
     pub shared_combine: SharedCombine,
-    pub gate_norm: GateNorm,
     pub gdn_gate: GdnGate,
     pub logit_scale: LogitScale,
     /// First of the tokens that are never said, and the one behind the last.
@@ -418,7 +415,6 @@ impl Default for GraphFeatures {
             router_select: RouterSelect::default(),
             experts_act: None,
             shared_combine: SharedCombine::default(),
-            gate_norm: GateNorm::default(),
             gdn_gate: GdnGate::default(),
             logit_scale: LogitScale::Named(LogitScaleName::None),
             unsaid_tokens: None,
@@ -523,13 +519,12 @@ mod tests {
             ("rope_local_base = 10000", "`rope_local_base` has no effect without a `window`"),
             ("qk_norm = 'free_after_rope'\nqk_norm_kind = 'layer'", "`qk_norm_kind` has no effect"),
             ("residual = 'post'\npre_ffn = 'attn_output_norm'", "`pre_ffn` has no effect"),
-            ("gate_norm = 'group'", "`gate_norm` has no effect without a `mixer` of `mamba2`"),
+            ("gdn_gate = 'sigmoid'", "`gdn_gate` has no effect without a `mixer` of `gdn`"),
         ] {
             let error = read(text).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{text}: {error}");
         }
-        read("gate_norm = 'group'\nmixer = { by = 'kv_heads', full = 'attention', rest = 'mamba2' }")
-            .unwrap();
+        read("gdn_gate = 'sigmoid'\nmixer = { every = 4, full = 'attention', rest = 'gdn' }").unwrap();
     }
 
     #[test]

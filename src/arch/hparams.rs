@@ -46,7 +46,7 @@ const BASE: &[(&str, &str, &str)] = &[
     ("rope.scaling.type", "rope_full.rope_type", "rope_full.rope_type? in ['linear', 'yarn'] and rope_full.factor? != null"),
     ("rope.scaling.type", "'longrope'", "rope_full.rope_type? in ['su', 'longrope']"),
     ("rope.scaling.factor", "rope_full.factor?", "rope_full.rope_type? in ['linear', 'yarn']"),
-    ("rope.scaling.original_context_length", "rope_full.original_max_position_embeddings", "rope_full.rope_type? == 'yarn' and rope_full.factor? != null"),
+    ("rope.scaling.original_context_length", "rope_full.original_max_position_embeddings?", "rope_full.rope_type? == 'yarn' and rope_full.factor? != null"),
     ("rope.scaling.yarn_ext_factor", "rope_full.extrapolation_factor?", "rope_full.rope_type? == 'yarn' and rope_full.factor? != null"),
     ("rope.scaling.yarn_attn_factor", "first(rope_full.attention_factor, rope_full.attn_factor)", "rope_full.rope_type? == 'yarn' and rope_full.factor? != null"),
     ("rope.scaling.yarn_beta_fast", "rope_full.beta_fast?", "rope_full.rope_type? == 'yarn' and rope_full.factor? != null"),

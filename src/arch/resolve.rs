@@ -19,6 +19,7 @@ use crate::arch::load::Registry;
 use crate::arch::mapping::{Mapping, OutputSpec};
 use crate::arch::matching::Matcher;
 use crate::arch::names::{self, Captures, shared_rewrite};
+use crate::arch::runtime_keys;
 use crate::arch::schema::{Card, CardKind, Row};
 use crate::arch::similar::{Similarity, similar};
 use crate::arch::target::{self, Target};
@@ -194,6 +195,7 @@ pub fn resolve(
     hparams::set_for_metadata(card, &mut scope)?;
     hparams::apply_rows(card, "early", &card.early, &scope, &mut mapping.early)?;
     hparams::apply_rows(card, "metadata", &card.metadata, &scope, &mut mapping.metadata)?;
+    runtime_keys::add(card, &scope, &mapping.early, &mut mapping.metadata);
     if options.annotate {
         mapping.annotations = hparams::annotations(card, &scope)?;
     }

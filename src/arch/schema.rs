@@ -243,6 +243,8 @@ pub struct Entry {
     pub phase: Phase,
     /// A second source of the same target is dropped, not an error.
     pub drop_duplicates: bool,
+    /// The pattern captures a number that the target has not: of several sources the second is an error.
+    pub sole: bool,
     /// The rule for router names does not see this entry's block.
     pub untyped_bid: bool,
 }

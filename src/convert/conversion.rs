@@ -13,6 +13,7 @@ use crate::convert::left_out::OtherModalities;
 use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::convert::naming::ParameterCounts;
 use crate::convert::target::OpenTarget;
+use crate::convert::unread_biases::UnreadBiases;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
 use crate::convert::{rerank, token_counts, vocabulary};
 use crate::core::{
@@ -121,6 +122,11 @@ impl Conversion {
             map(&source, weights, &options, Scope::Keys, &mut Vec::new()).is_ok()
         };
         warnings.extend(OtherModalities::of(&mapping, weights, has_tower).map(|parts| parts.to_string()));
+
+        if options.kind == CardKind::Text {
+            let unread = UnreadBiases::of(&mapping.card.gguf, &mapping.outputs);
+            warnings.extend(unread.map(|biases| biases.to_string()));
+        }
 
         let recipes = mapping.outputs.iter().map(|output| views::recipe(output, weights));
         let recipes = recipes.collect::<Result<Vec<_>, _>>()?;

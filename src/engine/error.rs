@@ -68,6 +68,12 @@ pub enum EngineError {
         escape(tensor)
     )]
     ExpertOfToken { tensor: String, token: u32, found: f32, n_experts: usize },
+    /// Divisors of rotations beyond the pairs that turn, which are not the 1 of a divisor without effect.
+    #[error(
+        "tensor `{}`: element {index}: expected 1 behind the divisors of {n_pairs} pairs, found {found}",
+        escape(tensor)
+    )]
+    RopeFactor { tensor: String, index: usize, found: f32, n_pairs: usize },
     /// The weights could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),

@@ -19,6 +19,7 @@ mod fixture;
 mod invert;
 mod modalities;
 mod switches;
+mod runtime_keys;
 
 use crate::support::{common_keys, fixture, in_json, root, sha256};
 use fixture::CardFixture;
@@ -304,10 +305,6 @@ fn what_does_not_fit_is_refused_by_name() {
             refusal(|c| c["config"]["rope_scaling"] = json!({"rope_type": "spiral", "factor": 2})),
             "config.json: unknown rope type `spiral`\n\
              hint: known rope types: default, linear, yarn, su, longrope, dynamic, llama3, mrope, proportional, xdrope, none",
-        ),
-        (
-            refusal(|c| c["config"]["rope_scaling"] = json!({"rope_type": "yarn", "factor": 2})),
-            "card `llama`, metadata `rope.scaling.original_context_length`: `rope_full.original_max_position_embeddings` is not in the configuration",
         ),
         (refusal(|c| c["config"]["vocab_size"] = json!(-1)), "`llama.vocab_size`: -1 is not a u32"),
         (

@@ -48,7 +48,6 @@ const RULES: &[Rule] = rules! {
     "a `qk_norm` without weights", |f| f.qk_norm == QkNorm::FreeAfterRope => qk_norm_not_at_experts;
     "a `rope_on` other than `all`", |f| f.rope_on != RopeOn::All => temperature;
     "a `residual` other than `post`", |f| f.residual != ResidualRule::Post => pre_ffn;
-    "a `mixer` of `mamba2`", |f| mixes_with(f, MixerName::Mamba2) => gate_norm;
     "a `mixer` of `gdn`", |f| mixes_with(f, MixerName::Gdn) => gdn_gate;
 };
 

@@ -79,6 +79,14 @@ pub(super) fn rebuilt(
         config.insert("vocab_size".to_owned(), json!(rows));
     }
     config.insert("tie_word_embeddings".to_owned(), json!(!scope.tensors.contains("output.weight")));
+    let has_rule = card.graph.as_ref().is_some_and(|graph| graph.window_pattern.is_some());
+    if let (Datum::List(windows), true) = (scope.kv("attention.sliding_window_pattern"), has_rule) {
+        let drafts =
+            scope.kv("nextn_predict_layers").as_int().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
+        let layers = windows.iter().take(windows.len().saturating_sub(drafts));
+        let word = |windowed: &Datum| if windowed.truth() { "sliding_attention" } else { "full_attention" };
+        config.insert("layer_types".to_owned(), layers.map(word).collect());
+    }
     let truncate = match scope.kv(&format!("{ANNOTATION_PREFIX}rope.scaling.yarn_truncate")) {
         Datum::Bool(truncate) => Some(truncate),
         // The vocabulary's default says no more than a file without the key.
@@ -197,6 +205,12 @@ fn rope_scaling(
         let used = sections.iter().rposition(Datum::truth).map_or(0, |last| last + 1).max(3);
         let used: Vec<Json> = sections.iter().take(used).map(Datum::to_json).collect();
         scaling.insert("mrope_section".to_owned(), Json::Array(used));
+    }
+    // The key holds the quotient of the configuration's factor and the usual one.
+    let numbers = ["rope.scaling.attn_factor", "rope.scaling.factor"].map(|key| scope.kv(key).as_float());
+    if let (Some(ratio), Some(factor), "yarn") = (numbers[0], numbers[1], kind) {
+        let usual = if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
+        scaling.insert("attention_factor".to_owned(), json!(ratio * usual));
     }
     // GGUF has no key for it: an annotation or the model's graph says it.
     if kind == "yarn" && truncate == Some(false) {

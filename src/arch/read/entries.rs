@@ -155,6 +155,7 @@ fn entry(name: &str, value: &Toml, at: &str, section: &Section) -> Read<Entry> {
         phase: chosen("phase")?.map_or(Ok(Phase::Normal), |name| choice(at, "phase", &name, &phases))?,
         drop_duplicates: chosen("duplicates")?
             .map_or(Ok(false), |name| choice(at, "choice", &name, &[("error", false), ("drop", true)]))?,
+        sole: fields.text("duplicates")?.is_some_and(|name| name == "error"),
         untyped_bid: fields.bool("untyped_bid")?,
     })
 }

@@ -20,6 +20,8 @@ use crate::gguf::Metadata;
 
 /// Keys that a warning names at most.
 const MAX_UNREAD: usize = 3;
+const RMS_EPS: &str = "attention.layer_norm_rms_epsilon";
+const LAYER_EPS: &str = "attention.layer_norm_epsilon";
 
 /// What the parts of the builder share.
 pub(super) struct Builder<'a> {
@@ -84,17 +86,17 @@ impl GraphPlan {
 impl Builder<'_> {
     pub(super) fn formula(&self) -> NormFormula {
         match self.features.norm {
+            NormKind::RmsByKey if self.keys.nonzero(RMS_EPS).ok().flatten().is_some() => NormFormula::Rms,
+            NormKind::RmsByKey => NormFormula::Layer,
             NormKind::Rms | NormKind::RmsFree => NormFormula::Rms,
             NormKind::Layer | NormKind::LayerFree => NormFormula::Layer,
         }
     }
 
     fn norm_eps(&mut self) -> Result<f32, EngineError> {
-        const RMS: &str = "attention.layer_norm_rms_epsilon";
-        const LAYER: &str = "attention.layer_norm_epsilon";
         let implied = match self.formula() {
-            NormFormula::Rms => [RMS, LAYER],
-            NormFormula::Layer => [LAYER, RMS],
+            NormFormula::Rms => [RMS_EPS, LAYER_EPS],
+            NormFormula::Layer => [LAYER_EPS, RMS_EPS],
         };
         let named: Vec<&str> = self.features.norm_eps.iter().map(String::as_str).collect();
         let keys = if named.is_empty() { &implied[..] } else { &named[..] };

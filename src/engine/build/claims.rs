@@ -90,6 +90,16 @@ impl<'a> TensorClaims<'a> {
         Ok(Some(Vector { tensor: at, first: 0, len }))
     }
 
+    /// A tensor of `len` elements in one row, or of more: all of them.
+    pub(crate) fn padded_vector(&mut self, name: &str, len: usize) -> Result<Option<Vector>, EngineError> {
+        let Some(at) = self.claim(name) else { return Ok(None) };
+        let found = width(self.metas[at].shape.n_elems());
+        if found < len {
+            return Err(self.wrong_shape(at, format!("[{len}]")));
+        }
+        Ok(Some(Vector { tensor: at, first: 0, len: found }))
+    }
+
     /// The matrix `name.weight` of `[n_rows, n_cols]`, with its bias and scale.
     pub(crate) fn matrix(
         &mut self,

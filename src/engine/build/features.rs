@@ -187,7 +187,7 @@ impl BuiltFeatures {
             rope_local_base: _, yarn_truncate: _, yarn_mu: _, window_pattern: _, window_size: _, attn_scale: _,
             attn_cap: _, final_cap: _, qk_norm: _, qk_norm_not_at_experts: _,
             qk_norm_eps: _, temperature: _, unsaid_tokens: _, norm_topk: _, group_score: _, group_fill: _, logit_scale: _,
-            unused: _, gate_norm: _, gdn_gate: _, head_act: _, score_softmax: _, masked_head: _, gated_q: _, v_norm: _, kv_share: _, attn_gate: _, ffn_limit: _,
+            unused: _, gdn_gate: _, head_act: _, score_softmax: _, masked_head: _, gated_q: _, v_norm: _, kv_share: _, attn_gate: _, ffn_limit: _,
             router_select: _, weigh: _, shared_combine: _,
         } = features;
         if *kind == GraphKind::None {
@@ -232,7 +232,9 @@ impl BuiltFeatures {
             qk_norm: match qk_norm_kind {
                 NormKind::Rms => NormFormula::Rms,
                 NormKind::Layer => NormFormula::Layer,
-                NormKind::RmsFree | NormKind::LayerFree => return card.unbuilt("qk_norm_kind", qk_norm_kind),
+                NormKind::RmsFree | NormKind::LayerFree | NormKind::RmsByKey => {
+                    return card.unbuilt("qk_norm_kind", qk_norm_kind);
+                }
             },
             ffn: Card::activation(*ffn),
             experts: Card::activation(experts_act.unwrap_or(*ffn)),

@@ -6,6 +6,9 @@ use crate::engine::build::builder::Builder;
 use crate::engine::build::features::WiringRule;
 use crate::engine::plan::{Ffn, LayerPlan, Mixer, ModelKind, Norm, Wiring};
 
+/// What the norm behind the feed-forward network is called where the card's name is not in the file.
+const POST_FFN: &str = "post_ffw_norm";
+
 impl Builder<'_> {
     pub(super) fn layer(&mut self, layer: usize) -> Result<LayerPlan, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
@@ -45,7 +48,11 @@ impl Builder<'_> {
             Wiring::PostLn => self.norm(&at("attn_norm_2"))?,
             Wiring::Serial | Wiring::Parallel | Wiring::Normed => None,
         };
-        let post_ffn = self.post_norm(layer, &features.post_ffn)?;
+        let post_ffn = match self.post_norm(layer, &features.post_ffn)? {
+            // Grok 1 and 2 name it differently.
+            None => self.post_norm(layer, POST_FFN)?,
+            named => named,
+        };
         let extras = self.layer_extras(layer)?;
         let mix = self.stream_mix(layer, wiring)?;
         let tensors = self.tensors.claimed_under(&at(""));

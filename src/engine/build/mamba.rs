@@ -1,6 +1,5 @@
 //! Builds the mixers of Mamba and Mamba 2.
 
-use crate::arch::graph::GateNorm;
 use crate::engine::EngineError;
 use crate::engine::build::builder::Builder;
 use crate::engine::plan::{Mamba, Mamba2, Norm, NormFormula};
@@ -68,10 +67,6 @@ impl Builder<'_> {
         let n_groups = self.divisor("ssm.group_count", n_heads)?;
         let width = n_groups.saturating_mul(n_states).saturating_mul(2).saturating_add(inner);
         let [z, xbc, step] = self.cut(&at("ssm_in"), [inner, width, n_heads], n_embd)?;
-        let n_norm_parts = match self.features.gate_norm {
-            GateNorm::Whole => 1,
-            GateNorm::Group => n_groups,
-        };
         Ok(Mamba2 {
             z,
             xbc,
@@ -82,7 +77,6 @@ impl Builder<'_> {
             a: self.need_vector(&at("ssm_a"), n_heads)?,
             d: self.need_vector(&at("ssm_d"), n_heads)?,
             norm: self.norm_of(&at("ssm_norm"), inner)?,
-            n_norm_parts,
             out: self.tensors.need_matrix(&at("ssm_out"), n_embd, inner)?,
             n_heads,
             head_dim: inner / n_heads,

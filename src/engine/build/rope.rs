@@ -100,7 +100,9 @@ impl Builder<'_> {
             RopeOn::Pattern => self.keys.layer_flag("attention.rope_pattern", layer)?.unwrap_or(true),
             RopeOn::Key => self.keys.flag("rope.scaling.finetuned")?.unwrap_or(true),
             RopeOn::SkipEvery(n) => n == 0 || !(layer + 1).is_multiple_of(n as usize),
-            RopeOn::SkipFirstOf(n) => n == 0 || !layer.is_multiple_of(n as usize),
+            RopeOn::SkipFirstOf(n) => {
+                n == 0 || !layer.is_multiple_of(n as usize) || self.window_size()?.is_none()
+            }
         })
     }
 
@@ -246,11 +248,11 @@ impl Builder<'_> {
         Ok(Divisors { factors, long_factors })
     }
 
-    /// A vector `blk.<layer>.<name>.weight`, else `<name>.weight`.
+    /// Divisors `blk.<layer>.<name>.weight`, else `<name>.weight`; there may be more than pairs that turn.
     fn layer_or_file(&mut self, layer: usize, name: &str, len: usize) -> Result<Option<Vector>, EngineError> {
-        match self.tensors.vector(&format!("blk.{layer}.{name}.weight"), len)? {
+        match self.tensors.padded_vector(&format!("blk.{layer}.{name}.weight"), len)? {
             Some(own) => Ok(Some(own)),
-            None => self.tensors.vector(&format!("{name}.weight"), len),
+            None => self.tensors.padded_vector(&format!("{name}.weight"), len),
         }
     }
 

@@ -13,7 +13,8 @@ use crate::arch::graph::GraphFeatures;
 use crate::core::{GgmlType, Shape, TensorMeta};
 use crate::engine::EngineError;
 use crate::engine::plan::{
-    Activation, Ffn, GatedActivation, GraphPlan, KvSource, Mask, Mixer, ModelKind, PlainActivation,
+    Activation, Ffn, GatedActivation, GraphPlan, KvSource, Mask, Mixer, ModelKind, NormFormula,
+    PlainActivation,
 };
 use crate::gguf::Metadata;
 
@@ -251,6 +252,75 @@ fn leading_dense_layers_rotate_where_the_card_says_so() {
         let plan = plan(&format!("{windows}\nrope_on = '{rule}'"), &metadata, &tensors).unwrap();
         assert_eq!(rotating(&plan), expected, "{rule}");
     }
+}
+
+#[test]
+fn the_first_of_a_period_rotates_where_there_are_no_windows() {
+    let (mut metadata, tensors) = model();
+    let graph = "rope_on = { skip_first_of = 4 }\nwindow = 'sliding'\nwindow_pattern = { dense_first = 4 }";
+    assert_eq!(rotating(&plan(graph, &metadata, &tensors).unwrap()), [true, true]);
+    metadata.set("x.attention.sliding_window", 4u32);
+    assert_eq!(rotating(&plan(graph, &metadata, &tensors).unwrap()), [false, true]);
+}
+
+#[test]
+fn windowed_layers_of_olmo_3_are_not_scaled() {
+    let (mut metadata, tensors) = model();
+    metadata.set("x.attention.sliding_window", 4u32);
+    metadata.set("x.attention.sliding_window_pattern", vec![true, false]);
+    metadata.set("x.rope.scaling.type", "yarn");
+    metadata.set("x.rope.scaling.factor", 4f32);
+    let features = GraphFeatures::of("olmo2").unwrap();
+    // Its norms are behind the branches, and over all heads.
+    let rename = |meta: &TensorMeta| TensorMeta {
+        name: meta.name.replace("attn_norm", "post_attention_norm").replace("ffn_norm", "post_ffw_norm"),
+        ..meta.clone()
+    };
+    let tensors: Vec<TensorMeta> = tensors.iter().map(rename).collect();
+    let plan = GraphPlan::new(&features, &metadata, &tensors).unwrap();
+    let seen = plan.layers.iter().map(|layer| match &layer.mixer {
+        Mixer::Attention(a) => (a.mask.is_global(), a.rope.map(|rope| plan.ropes[rope].magnitude > 1.0)),
+        _ => panic!("no attention"),
+    });
+    assert!(seen.eq([(false, Some(false)), (true, Some(true))]));
+}
+
+#[test]
+fn norms_are_rms_norms_where_the_file_has_their_epsilon() {
+    let (mut metadata, tensors) = model();
+    let formula = |metadata: &Metadata| {
+        plan("norm = 'rms_by_key'", metadata, &tensors).unwrap().final_norm.unwrap().formula
+    };
+    assert_eq!(formula(&metadata), NormFormula::Rms);
+    metadata.set("x.attention.layer_norm_epsilon", 1e-5f32);
+    assert_eq!(formula(&metadata), NormFormula::Rms);
+    metadata.set("x.attention.layer_norm_rms_epsilon", 0f32);
+    assert_eq!(formula(&metadata), NormFormula::Layer);
+}
+
+#[test]
+fn the_norm_behind_the_feed_forward_has_one_of_two_names() {
+    let (metadata, tensors) = model();
+    for name in ["layer_output_norm", "post_ffw_norm"] {
+        let mut tensors = tensors.clone();
+        tensors.extend((0..2).map(|layer| meta(&format!("blk.{layer}.{name}.weight"), &[WIDTH])));
+        let plan = plan("post_ffn = 'layer_output_norm'", &metadata, &tensors).unwrap();
+        assert!(plan.layers.iter().all(|layer| layer.post_ffn.is_some()), "{name}");
+    }
+}
+
+#[test]
+fn divisors_of_angles_may_be_those_of_a_whole_head() {
+    let (mut metadata, mut tensors) = model();
+    metadata.set("x.rope.dimension_count", 2u32);
+    tensors.push(meta("rope_freqs.weight", &[2]));
+    let rope = plan("", &metadata, &tensors).unwrap().ropes.remove(0);
+    assert_eq!((rope.n_dims, rope.factors.map(|factors| factors.len)), (2, Some(2)));
+    metadata.set("x.rope.dimension_count", 4u32);
+    tensors.pop();
+    tensors.push(meta("rope_freqs.weight", &[1]));
+    let error = plan("", &metadata, &tensors).unwrap_err().to_string();
+    assert!(error.starts_with("tensor `rope_freqs.weight`: expected shape [2]"), "{error}");
 }
 
 #[test]

@@ -73,7 +73,7 @@ impl Runner<'_> {
         self.slot("scan", &y, inner);
         let wanted = batch.gather(&mut y, inner);
         if let Some(norm) = &m.norm {
-            self.norm_parts(&self.weights.norm(norm)?, wanted, inner, m.n_norm_parts);
+            self.norm_parts(&self.weights.norm(norm)?, wanted, inner, m.n_groups);
         }
         self.products(wanted, batch.n_wanted(), vec![Product::plain(&m.out, out)])?;
         self.give([raw, xbc, z, y, steps]);

@@ -5,7 +5,7 @@
 
 use crate::core::simd::{SimdLevel, VectorLoop};
 use crate::engine::EngineError;
-use crate::engine::plan::{GraphPlan, LongFactors, PairLayout, Ramp, Rope, RopeScaling};
+use crate::engine::plan::{GraphPlan, LongFactors, PairLayout, Ramp, Rope, RopeScaling, Vector};
 use crate::engine::run::weights::WeightReader;
 
 /// cos and sin of every position and pair.
@@ -18,6 +18,18 @@ pub(crate) struct RopeTable {
 }
 
 impl Rope {
+    /// The divisors of the pairs that turn. A file may have those of a whole head: the others divide nothing, and are 1.
+    fn divisors(&self, weights: WeightReader<'_>, stored: &Vector) -> Result<Vec<f32>, EngineError> {
+        let mut factors = weights.vector(stored)?;
+        let n_pairs = self.n_dims / 2;
+        if let Some(at) = factors.iter().skip(n_pairs).position(|&factor| factor != 1.0) {
+            let (tensor, index) = (weights.name(stored), n_pairs + at);
+            return Err(EngineError::RopeFactor { tensor, index, found: factors[index], n_pairs });
+        }
+        factors.truncate(n_pairs);
+        Ok(factors)
+    }
+
     /// Angle per position of every pair. `factors` are the divisors in force.
     fn frequencies(&self, factors: Option<&[f32]>) -> Vec<f64> {
         let n = self.n_dims as f64;
@@ -77,11 +89,11 @@ impl RopeTables {
     ) -> Result<Self, EngineError> {
         let mut tables = Self::default();
         for rope in &plan.ropes {
-            let factors = weights.optional(rope.factors.as_ref())?;
+            let factors = rope.factors.as_ref().map(|factors| rope.divisors(weights, factors)).transpose()?;
             tables.short.push(rope.table(n_positions, factors.as_deref()));
             tables.long.push(match &rope.long_factors {
                 Some(LongFactors { limit, factors }) if n_positions > *limit => {
-                    let factors = weights.vector(factors)?;
+                    let factors = rope.divisors(weights, factors)?;
                     Some(LongTable { limit: *limit, table: rope.table(n_positions, Some(&factors)) })
                 }
                 Some(_) | None => None,

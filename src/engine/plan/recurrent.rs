@@ -83,10 +83,8 @@ pub struct Mamba2 {
     pub a: Vector,
     /// What of the values goes straight to the output, one per head.
     pub d: Vector,
-    /// Norm of the gated output.
+    /// Norm of the gated output, of each group alone.
     pub norm: Option<Norm>,
-    /// Parts of a row that are normed alone.
-    pub n_norm_parts: usize,
     /// Output projection.
     pub out: Matrix,
     /// Heads.

@@ -69,6 +69,11 @@ impl WeightReader<'_> {
         Ok(all)
     }
 
+    /// The name of a vector's tensor.
+    pub(crate) fn name(&self, vector: &Vector) -> String {
+        self.source.tensors()[vector.tensor].name.clone()
+    }
+
     pub(crate) fn optional(&self, vector: Option<&Vector>) -> Result<Option<Vec<f32>>, EngineError> {
         vector.map(|vector| self.vector(vector)).transpose()
     }

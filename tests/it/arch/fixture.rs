@@ -31,6 +31,14 @@ pub(super) fn all() -> Vec<CardFixture> {
 }
 
 impl CardFixture {
+    /// The same with another content; `None` if nothing changes.
+    pub(super) fn changed(&self, change: impl FnOnce(&mut Json)) -> Option<Self> {
+        let mut content = self.content.clone();
+        change(&mut content);
+        let is_changed = content != self.content;
+        is_changed.then(|| Self { at: self.at.clone(), arch: self.arch.clone(), content })
+    }
+
     /// Whether it is of towers.
     pub(super) fn is_mmproj(&self) -> bool {
         self.content["options"]["mmproj"] == true

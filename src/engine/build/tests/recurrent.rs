@@ -41,11 +41,9 @@ fn layers_without_key_value_heads_have_the_other_mixer() {
     let (metadata, tensors) = hybrid();
     let whole = plan(GRAPH, &metadata, &tensors).unwrap();
     let Mixer::Mamba2(mixer) = &whole.layers[0].mixer else { panic!("not Mamba 2") };
-    assert_eq!((mixer.n_heads, mixer.head_dim, mixer.n_norm_parts), (4, 4, 1));
+    assert_eq!((mixer.n_heads, mixer.head_dim, mixer.n_groups), (4, 4, 2));
     assert_eq!((mixer.xbc.first_row, mixer.step.first_row), (16, 48));
     assert!(matches!(whole.layers[1].mixer, Mixer::Attention(_)));
-    let grouped = plan(&format!("{GRAPH}\ngate_norm = 'group'"), &metadata, &tensors).unwrap();
-    assert!(matches!(&grouped.layers[0].mixer, Mixer::Mamba2(mixer) if mixer.n_norm_parts == 2));
 }
 
 #[test]

@@ -1,0 +1,243 @@
+//! Keys that llama.cpp's loader reads under every architecture and assumes a value of where they are absent: base and
+//! scaling of rotations, width of a head, layers with a window. A card's rows write what the converter of llama.cpp
+//! writes; what the configuration says besides is added here, for all cards alike, and only where the assumption
+//! is another.
+//!
+//! # Exactness
+//! The attention factor is that of `_compute_yarn_parameters` in transformers 5.24, over what llama.cpp 0.5.0 takes for it.
+
+use serde_json::{Map, Value as Json};
+
+use crate::arch::eval::{Root, Scope};
+use crate::arch::graph::{GraphFeatures, Positions, WindowKind, WindowPattern, YarnMu};
+use crate::arch::schema::{Card, CardKind};
+use crate::gguf::{Array, Metadata, Value};
+
+/// Base of rotations where a file names none.
+const ASSUMED_BASE: f32 = 10_000.0;
+/// Factors nearer to one than this are left out.
+const FACTOR_TOLERANCE: f64 = 1e-6;
+/// Words of `layer_types` for layers that see a window.
+const WINDOWED: [&str; 1] = ["sliding_attention"];
+/// Names of the period at whose end a layer is without window.
+const PERIODS: [&str; 3] =
+    ["sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers"];
+
+/// Adds to a card's metadata what the runtime would assume otherwise.
+pub(super) fn add(card: &Card, scope: &Scope<'_>, early: &Metadata, metadata: &mut Metadata) {
+    let (CardKind::Text, Some(graph)) = (card.kind, &card.graph) else { return };
+    let mut keys = Keys { arch: &card.gguf, early, metadata };
+    if !keys.attends() {
+        return;
+    }
+    head_width(&scope.config, &mut keys);
+    if matches!(graph.positions, Positions::Rope | Positions::ByDepth)
+        && keys.flag("rope.scaling.finetuned") != Some(false)
+    {
+        let rope = scope.roots.iter().find_map(|(name, root)| match root {
+            Root::Value(Json::Object(rope)) if *name == "rope_full" => Some(rope),
+            _ => None,
+        });
+        if let Some(rope) = rope {
+            rotation(rope, &scope.config, graph, &mut keys);
+        }
+    }
+    window_layers(&scope.config, graph, &mut keys);
+}
+
+/// Keys `<arch>.<name>` of a file that is being planned.
+struct Keys<'a> {
+    arch: &'a str,
+    early: &'a Metadata,
+    metadata: &'a mut Metadata,
+}
+
+impl Keys<'_> {
+    fn get(&self, name: &str) -> Option<&Value> {
+        let key = format!("{}.{name}", self.arch);
+        self.metadata.get(&key).or_else(|| self.early.get(&key))
+    }
+
+    fn number(&self, name: &str) -> Option<f64> {
+        let value = self.get(name)?;
+        value.as_f64().or_else(|| value.as_u64().map(|value| value as f64))
+    }
+
+    fn flag(&self, name: &str) -> Option<bool> {
+        self.get(name)?.as_bool()
+    }
+
+    fn set(&mut self, name: &str, value: impl Into<Value>) {
+        self.metadata.set(format!("{}.{name}", self.arch), value);
+    }
+
+    fn set_if_absent(&mut self, name: &str, value: impl Into<Value>) {
+        if self.get(name).is_none() {
+            self.set(name, value);
+        }
+    }
+
+    /// True if a layer has heads of attention.
+    fn attends(&self) -> bool {
+        match self.get("attention.head_count") {
+            Some(Value::Array(_)) => true,
+            Some(count) => count.as_u64() != Some(0),
+            None => false,
+        }
+    }
+
+    /// True if the rows scale angles in this way, and not by a factor without effect.
+    fn scales(&self, kind: &str) -> bool {
+        let factor = self.number("rope.scaling.factor").filter(|&factor| kind == "yarn" || factor != 1.0);
+        self.get("rope.scaling.type").and_then(Value::as_str) == Some(kind) && factor.is_some()
+    }
+}
+
+fn number(of: &Map<String, Json>, name: &str) -> Option<f64> {
+    of.get(name).and_then(Json::as_f64).filter(|number| number.is_finite())
+}
+
+fn count(of: &Map<String, Json>, name: &str) -> Option<u32> {
+    of.get(name).and_then(Json::as_u64).and_then(|count| u32::try_from(count).ok())
+}
+
+/// Heads that are not a share of the embedding.
+fn head_width(config: &Map<String, Json>, keys: &mut Keys<'_>) {
+    let sizes =
+        (count(config, "head_dim"), keys.number("attention.head_count"), keys.number("embedding_length"));
+    let (Some(width), Some(n_heads), Some(n_embd)) = sizes else { return };
+    let is_said =
+        ["attention.key_length", "attention.value_length"].iter().any(|key| keys.get(key).is_some());
+    if !is_said && width > 0 && f64::from(width) != (n_embd / n_heads).floor() {
+        keys.set("attention.key_length", width);
+        keys.set("attention.value_length", width);
+    }
+}
+
+fn rotation(
+    rope: &Map<String, Json>,
+    config: &Map<String, Json>,
+    graph: &GraphFeatures,
+    keys: &mut Keys<'_>,
+) {
+    if let Some(base) =
+        number(rope, "rope_theta").map(|base| base as f32).filter(|&base| base != ASSUMED_BASE)
+    {
+        keys.set_if_absent("rope.freq_base", base);
+    }
+    // Factors for each pair have tensors of their own, whatever the type is called.
+    let has_factors = rope.get("long_factor").is_some_and(Json::is_array);
+    let kind = rope.get("rope_type").and_then(Json::as_str).filter(|_| !has_factors).unwrap_or_default();
+    let original = count(rope, "original_max_position_embeddings").filter(|&length| length > 0);
+    let stretched = || Some(number(config, "max_position_embeddings")? / f64::from(original?));
+    let factor = match kind {
+        "linear" => number(rope, "factor").filter(|&factor| factor != 1.0),
+        "yarn" => number(rope, "factor").or_else(stretched),
+        _ => None,
+    };
+    let Some(factor) = factor.filter(|&factor| factor > 0.0) else { return };
+    if !keys.scales(kind) {
+        keys.set("rope.scaling.type", kind);
+        keys.set("rope.scaling.factor", factor as f32);
+        if kind == "yarn" {
+            if let Some(original) = original {
+                keys.set_if_absent("rope.scaling.original_context_length", original);
+            }
+            for (key, name) in
+                [("rope.scaling.yarn_beta_fast", "beta_fast"), ("rope.scaling.yarn_beta_slow", "beta_slow")]
+            {
+                if let Some(beta) = number(rope, name).filter(|&beta| beta != 0.0) {
+                    keys.set_if_absent(key, beta as f32);
+                }
+            }
+        }
+    }
+    if keys.get("rope.scaling.type").and_then(Value::as_str) == Some("yarn")
+        && let Some(runtime) = runtime_magnitude(factor, graph, keys)
+    {
+        let ratio = yarn_magnitude(rope, factor) / runtime;
+        if (ratio - 1.0).abs() > FACTOR_TOLERANCE && ratio.is_finite() && ratio > 0.0 {
+            keys.set_if_absent("rope.scaling.attn_factor", ratio as f32);
+        }
+    }
+}
+
+/// Yarn's magnitude for a multiplier of the logarithm.
+fn log_magnitude(factor: f64, mu: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * mu * factor.ln() + 1.0 }
+}
+
+/// The factor of cos and sin under yarn, as the configuration has it.
+fn yarn_magnitude(rope: &Map<String, Json>, factor: f64) -> f64 {
+    if let Some(given) = number(rope, "attention_factor") {
+        return given;
+    }
+    let nonzero = |name| number(rope, name).filter(|&value| value != 0.0);
+    match (nonzero("mscale"), nonzero("mscale_all_dim")) {
+        (Some(one), Some(all)) => log_magnitude(factor, one) / log_magnitude(factor, all),
+        _ => log_magnitude(factor, 1.0),
+    }
+}
+
+/// The same as the runtime computes it; `None` where it scales the scores by it, too.
+fn runtime_magnitude(factor: f64, graph: &GraphFeatures, keys: &Keys<'_>) -> Option<f64> {
+    let mu = keys.number("rope.scaling.yarn_log_multiplier").filter(|&mu| mu != 0.0);
+    match (graph.yarn_mu, mu) {
+        (YarnMu::Tenth, _) => None,
+        (YarnMu::Plain, Some(mu)) => Some(log_magnitude(factor, 1.0) / log_magnitude(factor, mu)),
+        (YarnMu::None, _) | (YarnMu::Plain, None) => Some(log_magnitude(factor, 1.0)),
+    }
+}
+
+/// Layers with a window that are not those of the architecture's rule.
+fn window_layers(config: &Map<String, Json>, graph: &GraphFeatures, keys: &mut Keys<'_>) {
+    const KEY: &str = "attention.sliding_window_pattern";
+    let (WindowKind::Sliding | WindowKind::Symmetric, Some(rule)) = (graph.window, graph.window_pattern)
+    else {
+        return;
+    };
+    if graph.window_size.is_none() && keys.number("attention.sliding_window").is_none_or(|size| size == 0.0) {
+        return;
+    }
+    let Some(n_layers) = keys.number("block_count").map(|count| count as usize) else { return };
+    let rule = match (keys.get(KEY), rule) {
+        (Some(Value::Array(_)), _) => return,
+        (Some(period), WindowPattern::DenseLast(_)) => WindowPattern::DenseLast(period_of(period)),
+        (Some(period), WindowPattern::DenseFirst { .. }) => {
+            WindowPattern::DenseFirst { dense_first: period_of(period) }
+        }
+        (None, rule) => rule,
+    };
+    let by_rule = |layer: usize| match rule {
+        WindowPattern::DenseLast(n) => n == 0 || layer % (n as usize) < n as usize - 1,
+        WindowPattern::DenseFirst { dense_first: n } => n == 0 || !layer.is_multiple_of(n as usize),
+    };
+    // Draft heads are behind the layers that the configuration speaks of, and see everything.
+    let drafts = keys.number("nextn_predict_layers").map_or(0, |count| count as usize);
+    let periodic = || match rule {
+        WindowPattern::DenseLast(_) => periodic(config, n_layers.saturating_sub(drafts)),
+        WindowPattern::DenseFirst { .. } => None,
+    };
+    let listed = listed(config).or_else(periodic);
+    let Some(mut windowed) = listed.filter(|layers| layers.len() <= n_layers) else { return };
+    if windowed.iter().enumerate().any(|(layer, &windowed)| windowed != by_rule(layer)) {
+        windowed.resize(n_layers, false);
+        keys.set(KEY, Value::Array(Array::Bool(windowed)));
+    }
+}
+
+fn period_of(value: &Value) -> u32 {
+    value.as_u64().and_then(|period| u32::try_from(period).ok()).unwrap_or(0)
+}
+
+/// The layers with a window, where the configuration lists them.
+fn listed(config: &Map<String, Json>) -> Option<Vec<bool>> {
+    let words = config.get("layer_types")?.as_array()?;
+    words.iter().map(|word| Some(WINDOWED.contains(&word.as_str()?))).collect()
+}
+
+/// The layers with a window, where the configuration says how often one is without.
+fn periodic(config: &Map<String, Json>, n_layers: usize) -> Option<Vec<bool>> {
+    let period = PERIODS.iter().find_map(|name| count(config, name)).filter(|&period| period > 0)?;
+    Some((1..=n_layers).map(|layer| !layer.is_multiple_of(period as usize)).collect())
+}
