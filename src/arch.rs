@@ -38,6 +38,7 @@ mod heads;
 mod hparams;
 mod invert;
 mod kinds;
+mod leftover;
 mod load;
 mod mapping;
 mod matching;
@@ -51,8 +52,10 @@ mod runtime_keys;
 mod schema;
 mod similar;
 mod target;
+mod tied;
 mod types;
 mod values;
+mod wrapped;
 
 pub(crate) mod graph;
 
@@ -80,5 +83,7 @@ pub use resolve::{Inputs, Pooling, Rerank, ResolveOptions, resolve};
 pub use schema::{Card, CardKind, EntryType, Phase, TokenizerFrom};
 pub use similar::{Similarity, similar};
 pub use target::{Target, target_config};
+pub use tied::Tie;
 pub use types::{OutType, TypeRule};
 pub use values::{CountTokens, TokenCounts};
+pub use wrapped::{PlainNames, plain_names};

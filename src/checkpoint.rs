@@ -15,17 +15,22 @@ mod adapter;
 mod error;
 mod files;
 mod probe;
+mod selected;
 mod shards;
+mod wrappers;
 
 use std::path::{Path, PathBuf};
 
 use crate::core::limits::Limits;
 use crate::core::{SourceError, WeightMeta, WeightSource};
+use wrappers::Owner;
 
 pub use adapter::AdapterDir;
+pub(crate) use adapter::MLX_WAY_OUT;
 pub use config::{ModelDir, parse_object};
 pub use error::CheckpointError;
 pub(crate) use error::hub_id;
+pub(crate) use selected::Selected;
 
 /// One file of a container.
 #[derive(Clone, Copy, Debug)]
@@ -57,11 +62,14 @@ pub trait Container: WeightSource + Send + std::fmt::Debug {
 }
 
 /// A model directory with the weights of whatever container lies in it. The weights are what the files hold: codes
-/// and scales of a quantized checkpoint are tensors like any other here.
+/// and scales of a quantized checkpoint are tensors like any other here. Their names are without what wrappers of a
+/// training put into them.
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: ModelDir,
     container: Box<dyn Container>,
+    weights: Vec<WeightMeta>,
+    warnings: Vec<String>,
 }
 
 impl Checkpoint {
@@ -80,7 +88,16 @@ impl Checkpoint {
     /// As [`Checkpoint::open`].
     pub fn with_dir(dir: ModelDir) -> Result<Self, CheckpointError> {
         let container = probe::open(&dir)?;
-        Ok(Self { dir, container })
+        let mut weights = container.weights().to_vec();
+        let mut warnings = container.warnings().to_vec();
+        warnings.extend(wrappers::unwrap(&mut weights, Owner::Model));
+        Ok(Self { dir, container, weights, warnings })
+    }
+
+    /// Names as the files have them, with the names that the weights go by, where these differ.
+    pub fn renamed(&self) -> impl Iterator<Item = (&str, &str)> {
+        let pairs = self.container.weights().iter().zip(&self.weights);
+        pairs.map(|(stored, own)| (&*stored.name, &*own.name)).filter(|(stored, own)| stored != own)
     }
 
     /// The directory and its configuration.
@@ -119,13 +136,13 @@ impl Checkpoint {
     /// What is odd about the files but does not stop anyone.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
-        self.container.warnings()
+        &self.warnings
     }
 }
 
 impl WeightSource for Checkpoint {
     fn weights(&self) -> &[WeightMeta] {
-        self.container.weights()
+        &self.weights
     }
 
     fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {

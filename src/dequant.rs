@@ -19,6 +19,7 @@
 //! | `grouped` | integer matrices with a scale and a zero point for each group of columns |
 //! | `gptq` `awq` `autoround` `compressed` | who writes them, and how |
 //! | `sparse` | matrices of bits and values |
+//! | `mlx` | what is refused of MLX |
 //! | `fp4` `mxfp4` `modelopt` | FP4 with powers of two or E4M3 for scales |
 //! | `stack` `fp4_turned` | stacks of experts, and those packed across their rows |
 //! | `linear_shape` | shapes that a file does not say |
@@ -26,7 +27,7 @@
 //! | `fp8` | FP8 by blocks, rows, tensors |
 //! | `msmodelslim` | Ascend's, with a description of its own |
 //! | `flm` | FastLLM's, with value ranges for scales |
-//! | `lora` | adapters that are merged as weights are read |
+//! | `lora` `rows` | adapters that are merged as weights are read; rows that take the place of others |
 
 pub mod flm;
 pub(crate) mod msmodelslim;
@@ -49,11 +50,13 @@ mod hqq;
 mod layer;
 mod linear_shape;
 mod lora;
+mod mlx;
 mod modelopt;
 mod mxfp4;
 mod nibbles;
 mod patterns;
 mod quanto;
+mod rows;
 mod settings;
 mod sparse;
 mod stack;
@@ -67,6 +70,7 @@ use crate::core::{WeightMeta, WeightSource};
 pub use encoding::{Encoding, Encodings, Quantization, StoredClass, stored_classes, tensor_class};
 pub use error::DequantError;
 pub use lora::{LoraError, LoraPair, Replaced, with_adapter};
+pub use rows::ReplacedRows;
 pub use settings::{Configurations, HF_QUANT_CONFIG, QUANTIZE_CONFIG, QUANTO_QMAP};
 
 use coded::{Below, CodedWeight};
@@ -108,8 +112,15 @@ pub fn open(
     if let Some(description) = &files.msmodelslim {
         return Ok(msmodelslim::open(description, &files.config, source, options)?);
     }
-    let settings = settings::find(files)?;
     let mut warnings = Vec::new();
+    mlx::refuse(files, source.weights())?;
+    let settings = match mlx::passed_over(files, source.weights()) {
+        Some(warning) => {
+            warnings.push(warning);
+            None
+        }
+        None => settings::find(files)?,
+    };
     let mut tensors = Tensors::new(&*source, options.level);
     let settings = settings.or_else(|| fp8::undescribed(&tensors));
     if let Some(settings) = &settings {

@@ -6,9 +6,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use indexmap::IndexMap;
 
 use crate::arch::error::ArchError;
-use crate::arch::eval::Scope;
+use crate::arch::eval::{Root, Scope};
 use crate::arch::expr::Expr;
 use crate::arch::heads::HeadRule;
+use crate::arch::leftover;
 use crate::arch::mapping::{DropReason, Dropped, OutputSpec};
 use crate::arch::matching::{Asked, Match, Matcher};
 use crate::arch::names::{self, Captures, Placeholder, SUFFIXES};
@@ -24,6 +25,8 @@ const MAX_RANK: usize = 4;
 pub(super) struct Assigned {
     pub(super) outputs: Vec<OutputSpec>,
     pub(super) dropped: Vec<Dropped>,
+    /// Weights that are the model's head by their names.
+    pub(super) heads: Vec<usize>,
 }
 
 /// One emission of an entry: its sources by part number.
@@ -43,6 +46,7 @@ struct UnitKey {
 }
 
 mod emit;
+mod tied;
 
 struct Assigner<'a> {
     card: &'a Card,
@@ -52,6 +56,8 @@ struct Assigner<'a> {
     heads: &'a HeadRule<'a>,
     /// Nothing is missed, and nothing added.
     is_part: bool,
+    /// Nothing says that embedding and head are one.
+    is_untied: bool,
     /// Names after rewriting, by weight.
     names: Vec<String>,
     units: IndexMap<UnitKey, Unit>,
@@ -64,10 +70,12 @@ pub(super) fn assign(
     scope: &Scope<'_>,
     heads: &HeadRule<'_>,
     is_part: bool,
+    is_untied: bool,
 ) -> Result<Assigned, ArchError> {
     let matcher = Matcher::new(card, scope)?;
     let (names, units, dropped) = (Vec::with_capacity(weights.len()), IndexMap::new(), Vec::new());
-    let mut assigner = Assigner { card, weights, scope, matcher, heads, is_part, names, units, dropped };
+    let mut assigner =
+        Assigner { card, weights, scope, matcher, heads, is_part, is_untied, names, units, dropped };
     assigner.match_all()?;
     if !heads.expects_model() && !assigner.names.iter().any(|name| heads.is_head(name)) {
         return Err(ArchError::NoHeads);
@@ -76,7 +84,8 @@ pub(super) fn assign(
     if !is_part {
         assigner.check_complete(&outputs)?;
     }
-    Ok(Assigned { outputs, dropped: assigner.dropped })
+    let heads = if is_part { Vec::new() } else { assigner.stored_heads()? };
+    Ok(Assigned { outputs, dropped: assigner.dropped, heads })
 }
 
 impl Assigner<'_> {
@@ -123,17 +132,32 @@ impl Assigner<'_> {
         {
             return Ok(Some(DropReason::TextModel));
         }
-        self.matcher.ignored(tensor, name, Asked::AfterEntries)
+        let ignored = self.matcher.ignored(tensor, name, Asked::AfterEntries)?;
+        let of_training = || leftover::is_of_training(name, self.class()).then_some(DropReason::Training);
+        let buffer = || leftover::is_buffer(name).then_some(DropReason::Recomputed);
+        Ok(ignored.or_else(of_training).or_else(buffer))
+    }
+
+    /// The model class of the checkpoint.
+    fn class(&self) -> &str {
+        let root = self.scope.roots.iter().find(|root| root.0 == "class");
+        root.and_then(|root| if let Root::Value(class) = &root.1 { class.as_str() } else { None })
+            .unwrap_or("")
     }
 
     fn match_all(&mut self) -> Result<(), ArchError> {
         let mut leftovers = Vec::new();
         let limits = self.block_limits()?;
+        let tied = self.tied_head()?;
         for weight in 0..self.weights.len() {
             let name = names::shared_rewrite(&self.weights[weight].name);
             let is_multimodal =
                 self.card.kind == CardKind::Text && !self.card.keep_multimodal && names::is_multimodal(&name);
-            let name = if is_multimodal { name } else { self.matcher.rewritten(name)? };
+            let name = match &tied {
+                Some((head, embedding)) if *head == weight => embedding.clone(),
+                _ if is_multimodal => name,
+                _ => self.matcher.rewritten(name)?,
+            };
             let tensor = &self.weights[weight].name;
             let dropped =
                 if is_multimodal { Some(DropReason::OtherModality) } else { self.dropped(tensor, &name)? };
@@ -156,11 +180,20 @@ impl Assigner<'_> {
         if leftovers.is_empty() {
             return Ok(());
         }
+        let names: Vec<&str> = leftovers.iter().map(|(tensor, _)| tensor.as_str()).collect();
+        let unmerged: Vec<String> =
+            names.iter().filter(|name| leftover::is_unmerged(name)).map(|name| (*name).to_owned()).collect();
+        if !unmerged.is_empty() && !self.is_part {
+            return Err(ArchError::Unmerged { names: unmerged });
+        }
+        // Of a checkpoint that is mostly unknown, no part can be spared.
+        let all: Vec<&str> = self.weights.iter().map(|weight| weight.name.as_str()).collect();
+        let drop = (names.len() * 2 < all.len()).then(|| leftover::pattern(&names, &all)).flatten();
         // Only the first few are shown, and looking for similar names takes time.
         let nearest = |(n, name): (usize, &String)| if n < MAX_MISSING { self.nearest(name) } else { None };
         let names = leftovers.iter().enumerate();
         let names = names.map(|(n, (tensor, name))| (tensor.clone(), nearest((n, name)))).collect();
-        Err(ArchError::Leftover { card: self.card.name(), names })
+        Err(ArchError::Leftover { card: self.card.name(), names, drop })
     }
 
     fn add(&mut self, weight: usize, entry: usize, found: &Match) -> Result<(), ArchError> {

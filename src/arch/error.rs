@@ -103,6 +103,14 @@ pub enum ArchError {
         card: String,
         /// The tensors, each with the nearest name the card knows.
         names: Vec<(String, Option<String>)>,
+        /// A regular expression that finds them and no other tensor of the checkpoint, where it can be short.
+        drop: Option<String>,
+    },
+    /// Matrices of an adapter in a checkpoint of the whole model.
+    #[error("{} of the checkpoint's tensors belong to an adapter that is not merged: {}", names.len(), first_few_names(names))]
+    Unmerged {
+        /// The tensors.
+        names: Vec<String>,
     },
     /// Tensors the card asks for and the checkpoint lacks.
     #[error("the checkpoint lacks {}{}", first_few_names(names), if *more { " and more" } else { "" })]
@@ -476,12 +484,20 @@ impl Hint for ArchError {
                 let hints = [resembles, similar.filter(|_| !nearest.is_empty())];
                 hints.into_iter().flatten().chain([list, draft.to_owned()]).collect()
             }
-            Self::Leftover { names, .. } => {
+            Self::Unmerged { .. } => vec![
+                "merge the adapter with PEFT's `merge_and_unload()`, save the model, and convert that; or save the adapter \
+                 alone, which `gguf-convert merge-lora BASE ADAPTER` merges"
+                    .to_owned(),
+            ],
+            Self::Leftover { names, drop, .. } => {
                 let near = names.iter().take(8).filter_map(|(name, nearest)| {
                     Some(format!("`{}` is nearest to `{}`", escape(name), escape(nearest.as_ref()?)))
                 });
                 let way = "add entries or ignore rules in a card of your own with `--card FILE`; `gguf-convert draft` writes one";
-                near.chain([way.to_owned()]).collect()
+                let drop = drop.as_ref().map(|pattern| {
+                    format!("if they are no part of the model, `--drop '{}'` leaves them out", escape(pattern))
+                });
+                near.chain(drop).chain([way.to_owned()]).collect()
             }
             Self::Stack { found, expected, .. } if found > expected => {
                 vec!["check that config.json belongs to these weights".to_owned()]

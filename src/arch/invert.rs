@@ -173,7 +173,7 @@ impl Inverter<'_> {
             (name.clone(), found.map(str::to_owned))
         };
         let names = leftovers.into_iter().enumerate().map(near).collect();
-        Err(ArchError::Leftover { card: self.card.name(), names })
+        Err(ArchError::Leftover { card: self.card.name(), names, drop: None })
     }
 
     /// The entry that yields a tensor, and which of its targets it is. Of several, the first whose condition holds.

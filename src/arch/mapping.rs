@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::arch::carried::Lost;
 use crate::arch::ops::Op;
 use crate::arch::schema::{Card, Phase};
+use crate::arch::tied::Tie;
 use crate::arch::types::{OutType, TypeRule};
 use crate::core::{GgmlType, Shape};
 use crate::gguf::{Metadata, TokenizerRequest};
@@ -36,6 +37,8 @@ pub struct Mapping {
     pub read: Vec<String>,
     /// Values of the configuration that the file does not say.
     pub lost: Vec<Lost>,
+    /// Embedding and head, where they are stored otherwise than the configuration says.
+    pub tie: Option<Tie>,
 }
 
 /// One tensor of the GGUF file.
@@ -178,6 +181,8 @@ pub enum DropReason {
     TextModel,
     /// A buffer that the runtime computes.
     Recomputed,
+    /// What a training left beside the model: a value head, states of the optimizer, observers of a quantization.
+    Training,
     /// The way back only: the configuration says it.
     FromConfiguration,
     /// The same tensor under another name, which is kept.
@@ -196,6 +201,7 @@ impl fmt::Display for DropReason {
             Self::OtherModality => f.write_str("belongs to another modality"),
             Self::TextModel => f.write_str("belongs to the text model"),
             Self::Recomputed => f.write_str("recomputed by the runtime"),
+            Self::Training => f.write_str("left by a training, no part of the model"),
             Self::FromConfiguration => f.write_str("computed from the configuration"),
             Self::DraftHead => f.write_str("belongs to a draft head (`--no-mtp`)"),
             Self::NotDraftHead => f.write_str("belongs to the model, not to a draft head (`--mtp`)"),

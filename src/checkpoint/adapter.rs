@@ -7,6 +7,7 @@ use serde_json::{Map, Value as Json};
 use crate::checkpoint::config::ModelDir;
 use crate::checkpoint::shards::SafetensorsShards;
 use crate::checkpoint::torch::TorchFiles;
+use crate::checkpoint::wrappers::{self, Owner};
 use crate::checkpoint::{CheckpointError, Container};
 use crate::core::limits::Limits;
 use crate::core::{SourceError, WeightMeta, WeightSource};
@@ -16,6 +17,11 @@ const CONFIG: &str = "adapter_config.json";
 /// Its matrices; the first form that is there is read.
 const SAFETENSORS: &str = "adapter_model.safetensors";
 const TORCH: &str = "adapter_model.bin";
+/// Matrices of MLX's adapters.
+const MLX: [&str; 2] = ["adapters.safetensors", "adapters.npz"];
+/// What is done with an adapter of MLX.
+pub(crate) const MLX_WAY_OUT: &str = "`mlx_lm.fuse --model BASE --adapter-path ADAPTER --dequantize --save-path OUT` merges it \
+                                      into its base model: convert OUT";
 
 /// A directory with an adapter; as a [`WeightSource`] its matrices, in the order of the file.
 #[derive(Debug)]
@@ -23,6 +29,8 @@ pub struct AdapterDir {
     dir: ModelDir,
     container: Box<dyn Container>,
     file: &'static str,
+    weights: Vec<WeightMeta>,
+    warnings: Vec<String>,
 }
 
 impl AdapterDir {
@@ -43,15 +51,33 @@ impl AdapterDir {
         let config = dir.json(CONFIG)?.ok_or_else(|| missing(CONFIG))?;
         let dir = dir.with_config(config);
         if dir.file(SAFETENSORS).is_some() {
-            let container = Box::new(SafetensorsShards::single(&dir, SAFETENSORS)?);
-            return Ok(Self { dir, container, file: SAFETENSORS });
+            let container = Box::new(SafetensorsShards::as_they_lie(&dir, SAFETENSORS)?);
+            return Ok(Self::over(dir, container, SAFETENSORS));
+        }
+        let refused = |name: &str, what, way_out| {
+            Err(CheckpointError::Unsupported { path: path.join(name), what, way_out })
+        };
+        if let Some(name) = MLX.into_iter().find(|name| dir.file(name).is_some()) {
+            return refused(name, "an adapter of MLX", MLX_WAY_OUT);
         }
         if dir.file(TORCH).is_none() {
+            let whole = ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"];
+            if let Some(name) = whole.into_iter().find(|name| dir.file(name).is_some()) {
+                let way_out = "`gguf-convert hf2gguf DIR` converts the whole model that is there";
+                return refused(name, "a whole model in place of an adapter", way_out);
+            }
             return Err(missing(SAFETENSORS));
         }
         let chosen = ModelDir::without_config(path, Some(TORCH.to_owned()), limits);
         let container = TorchFiles::find(&chosen, &[])?.ok_or_else(|| missing(TORCH))?;
-        Ok(Self { dir, container: Box::new(container), file: TORCH })
+        Ok(Self::over(dir, Box::new(container), TORCH))
+    }
+
+    fn over(dir: ModelDir, container: Box<dyn Container>, file: &'static str) -> Self {
+        let mut weights = container.weights().to_vec();
+        let mut warnings = container.warnings().to_vec();
+        warnings.extend(wrappers::unwrap(&mut weights, Owner::Adapter));
+        Self { dir, container, file, weights, warnings }
     }
 
     /// The directory and its small files.
@@ -81,13 +107,13 @@ impl AdapterDir {
     /// What is odd about the files but does not stop anyone.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
-        self.container.warnings()
+        &self.warnings
     }
 }
 
 impl WeightSource for AdapterDir {
     fn weights(&self) -> &[WeightMeta] {
-        self.container.weights()
+        &self.weights
     }
 
     fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {

@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
@@ -9,6 +10,7 @@ use crate::checkpoint::CheckpointError;
 use crate::checkpoint::json::{JsonError, JsonReader};
 use crate::core::input;
 use crate::core::limits::Limits;
+use crate::gguf::OtherFiles;
 
 /// A Hugging Face model directory with its configuration. Enough for a vocabulary; [`super::Checkpoint`] adds the
 /// weights. What a path may be to be opened as one, the table of forms says (`probe.rs`).
@@ -23,6 +25,8 @@ pub struct ModelDir {
     has_files: bool,
     /// Whether the configuration and the weights are those of Mistral's own format.
     is_mistral: bool,
+    /// Files of another directory in place of the model's own.
+    others: Option<Arc<OtherFiles>>,
 }
 
 /// The configuration of Mistral's own format.
@@ -38,12 +42,29 @@ impl ModelDir {
             limits: *limits,
             has_files: true,
             is_mistral: false,
+            others: None,
         }
     }
 
     /// The same with a configuration.
-    pub(super) fn with_config(self, config: Map<String, Value>) -> Self {
+    pub(crate) fn with_config(self, config: Map<String, Value>) -> Self {
         Self { config, ..self }
+    }
+
+    /// The same with files of another directory in place of its own.
+    pub(crate) fn with_others(self, others: OtherFiles) -> Self {
+        Self { others: Some(Arc::new(others)), ..self }
+    }
+
+    /// The files that are another directory's.
+    #[must_use]
+    pub fn others(&self) -> Option<&OtherFiles> {
+        self.others.as_deref()
+    }
+
+    /// The directory that has a file of this name.
+    fn home(&self, name: &str) -> &Path {
+        OtherFiles::dir_of(&self.path, self.others(), name)
     }
 
     /// Name of the weight file that was asked for, if it was not the directory.
@@ -63,6 +84,7 @@ impl ModelDir {
             limits: *limits,
             has_files: false,
             is_mistral: false,
+            others: None,
         }
     }
 
@@ -109,7 +131,7 @@ impl ModelDir {
     /// The path of a file if it exists.
     #[must_use]
     pub fn file(&self, name: &str) -> Option<PathBuf> {
-        let path = self.path.join(name);
+        let path = self.home(name).join(name);
         // What is neither is refused by what it is when it is opened.
         let is_there = path.metadata().is_ok_and(|metadata| !metadata.is_dir());
         (self.has_files && is_there).then_some(path)
@@ -119,7 +141,7 @@ impl ModelDir {
     fn text_file(&self, name: &str) -> Result<Option<PathBuf>, CheckpointError> {
         let path = self.file(name);
         if let Some(path) = path.as_ref().filter(|_| !self.limits.follow_links) {
-            input::check_inside(&self.path, path)?;
+            input::check_inside(self.home(name), path)?;
         }
         Ok(path)
     }
@@ -139,7 +161,7 @@ impl ModelDir {
     pub fn text(&self, name: &str) -> Result<Option<String>, CheckpointError> {
         let Some(bytes) = self.bytes(name)? else { return Ok(None) };
         String::from_utf8(bytes).map(Some).map_err(|error| CheckpointError::NotUtf8 {
-            path: self.path.join(name),
+            path: self.home(name).join(name),
             offset: error.utf8_error().valid_up_to() as u64,
         })
     }
@@ -165,6 +187,10 @@ impl ModelDir {
             if let Ok(name) = entry?.file_name().into_string() {
                 names.push(name);
             }
+        }
+        if let Some(others) = self.others() {
+            names.retain(|name| !others.names.contains(name));
+            names.extend(others.names.iter().filter(|name| self.file(name).is_some()).cloned());
         }
         names.sort_unstable();
         Ok(names)

@@ -153,6 +153,9 @@ impl Hint for CheckpointError {
             Self::FileMissing { name: "params.json", .. } => {
                 "Mistral's own format is `params.json` beside `consolidated*.safetensors`"
             }
+            Self::FileMissing { name: "adapter_config.json" | "adapter_model.safetensors", .. } => {
+                "an adapter of PEFT is a directory with `adapter_config.json` and `adapter_model.safetensors`"
+            }
             Self::FileMissing { .. } | Self::NotADirectory { .. } => {
                 "give the directory that holds `config.json` and the weights"
             }

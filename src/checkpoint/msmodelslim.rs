@@ -54,6 +54,17 @@ impl Description {
     }
 }
 
+impl Description {
+    /// Gives labels the names that their tensors go by: pairs of a stored name and that.
+    pub fn rename<'a>(&mut self, renamed: impl Iterator<Item = (&'a str, &'a str)>) {
+        for (stored, own) in renamed {
+            if let Some(label) = self.labels.remove(stored) {
+                self.labels.entry(own.to_owned()).or_insert(label);
+            }
+        }
+    }
+}
+
 /// The labels of tensors; the key of the first that is not text.
 fn labels(object: &Map<String, Value>) -> Result<BTreeMap<String, String>, String> {
     // `<module>.quant_type` describes how attention runs.
@@ -144,5 +155,15 @@ mod tests {
         );
         let object: Map<String, Value> = serde_json::from_str(r#"{"a.weight": 8}"#).unwrap();
         assert_eq!(labels(&object).unwrap_err(), "a.weight");
+    }
+
+    #[test]
+    fn labels_follow_the_names_of_their_tensors() {
+        let labels = [("module.a.weight", "W8A8"), ("b.weight", "FLOAT")];
+        let labels = labels.map(|(name, label)| (name.to_owned(), label.to_owned())).into();
+        let mut description = Description { file_name: String::new(), version: None, labels };
+        description.rename([("module.a.weight", "a.weight"), ("module.c", "c")].into_iter());
+        assert_eq!(description.labels.keys().collect::<Vec<_>>(), ["a.weight", "b.weight"]);
+        assert_eq!(description.labels["a.weight"], "W8A8");
     }
 }

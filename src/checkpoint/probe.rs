@@ -106,6 +106,11 @@ static PROBES: &[Probe] = &[
         },
     },
     Probe {
+        starts: "adapters.",
+        ends: &["safetensors", "npz"],
+        fate: Fate::Refused { what: "an adapter of MLX", way_out: super::MLX_WAY_OUT },
+    },
+    Probe {
         starts: "",
         ends: &[".gguf"],
         fate: Fate::Refused {

@@ -9,13 +9,13 @@ use crate::arch::{
 };
 use crate::convert::beside::Beside;
 use crate::convert::codes::{self, Choice, Fit, FloatReason, FloatRole, KeptRole, PackingsOf};
-use crate::convert::left_out::OtherModalities;
+use crate::convert::left_out::{OtherModalities, of_training};
 use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::convert::naming::ParameterCounts;
 use crate::convert::target::OpenTarget;
 use crate::convert::unread_biases::UnreadBiases;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
-use crate::convert::{rerank, token_counts, vocabulary};
+use crate::convert::{plain_names, rerank, token_counts, vocabulary};
 use crate::core::{
     Content, GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource, input,
 };
@@ -111,22 +111,24 @@ impl Conversion {
         options: &ConvertOptions,
         packings: PackingsOf<'_>,
     ) -> Result<Self, ConvertError> {
-        let (dir, weights) = (&source.dir, source.metas());
-        let mut warnings = source.warnings.clone();
         let scope = if options.vocab_only { Scope::Keys } else { Scope::KeysAndTensors };
-        let mapping = map(&source, weights, options, scope, &mut warnings)?;
+        let mut source = source;
+        let (mapping, mut warnings) = plain_names::map_by(&mut source, options, scope)?;
+        let (dir, weights) = (&source.dir, source.metas());
 
         warnings.extend(mapping.lost.iter().map(|lost| format!("config.json: {lost}")));
         let has_tower = || {
             let options = ConvertOptions { kind: CardKind::Mmproj, ..ConvertOptions::default() };
             map(&source, weights, &options, Scope::Keys, &mut Vec::new()).is_ok()
         };
+        warnings.extend(of_training(&mapping, weights));
         warnings.extend(OtherModalities::of(&mapping, weights, has_tower).map(|parts| parts.to_string()));
 
         if options.kind == CardKind::Text {
             let unread = UnreadBiases::of(&mapping.card.gguf, &mapping.outputs);
             warnings.extend(unread.map(|biases| biases.to_string()));
         }
+        warnings.extend(mapping.tie.as_ref().map(ToString::to_string));
 
         let recipes = mapping.outputs.iter().map(|output| views::recipe(output, weights));
         let recipes = recipes.collect::<Result<Vec<_>, _>>()?;
@@ -157,6 +159,7 @@ impl Conversion {
 
         let extra = tensor_extra(&tensors, &parts);
         let mut metadata = metadata(&mapping, &general, &extra, &built.rows, options);
+        warnings.extend(no_context_length(&mapping, &metadata));
         let fits = parts.iter().filter_map(|part| part.fit.as_ref());
         let counts_as = codes::counts_as(options.codes, mapping.file_type, &tensors, fits);
         let is_given = options.set.iter().any(|(key, _)| key == FILE_TYPE);
@@ -414,6 +417,18 @@ fn tensor_extra(tensors: &[TensorMeta], parts: &[Part]) -> Metadata {
         extra.set("general.tensor_extra.prec_a4", Value::Array(Array::Bool(values)));
     }
     extra
+}
+
+/// The warning of a file without a length of the context, which llama.cpp does not load.
+fn no_context_length(mapping: &Mapping, metadata: &Metadata) -> Option<String> {
+    let key = format!("{}.context_length", mapping.card.gguf);
+    if mapping.card.kind != CardKind::Text || metadata.contains(&key) {
+        return None;
+    }
+    Some(format!(
+        "config.json has no length of the context (`max_position_embeddings`), and llama.cpp loads no file without `{key}`: \
+         `--set {key}=u32:LENGTH` sets it"
+    ))
 }
 
 /// All keys in file order: architecture, early rows, type, `general.*`, hyper-parameters and annotations, what there is

@@ -156,12 +156,12 @@ impl Hint for ConvertError {
                 "`--no-tokenizer` writes no vocabulary".to_owned(),
             ],
             Self::UnknownArch { .. } => vec!["`gguf-convert archs` lists the architectures".to_owned()],
-            Self::Adapter { .. }
-            | Self::Lora(_)
-            | Self::Source(_)
-            | Self::Recipe(_)
-            | Self::Pooling { .. }
-            | Self::Io(_) => Vec::new(),
+            Self::Lora(_) => {
+                vec!["check that the base is the model that the adapter was made for".to_owned()]
+            }
+            Self::Adapter { .. } | Self::Source(_) | Self::Recipe(_) | Self::Pooling { .. } | Self::Io(_) => {
+                Vec::new()
+            }
         }
     }
 }

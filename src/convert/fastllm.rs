@@ -11,6 +11,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::checkpoint::fastllm::{FlmFile, Header};
 use crate::checkpoint::{CheckpointError, ModelDir};
+use crate::convert::drops::Drops;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource, Vocabulary, registry};
 use crate::core::simd::SimdLevel;
 use crate::dequant::Opened;
@@ -55,7 +56,9 @@ impl ModelSource {
         if !options.vocab_only {
             let opened = weights(file, flm, options.level, &mut warnings)?;
             source.quantization = opened.quantization;
-            source.weights = Some(Arc::from(opened.source));
+            let mut drops = Drops::of(&options.drop);
+            source.weights = Some(Arc::from(drops.apply(opened.source)));
+            warnings.extend(drops.warnings());
         }
         source.warnings = warnings;
         Ok(source)

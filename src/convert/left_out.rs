@@ -37,6 +37,28 @@ impl OtherModalities {
     }
 }
 
+/// A warning about what a training left beside the model, if the mapping leaves any of it out.
+pub(super) fn of_training(mapping: &Mapping, weights: &[WeightMeta]) -> Option<String> {
+    let dropped = mapping.dropped.iter().filter(|dropped| dropped.why == DropReason::Training);
+    let names: Vec<&str> =
+        dropped.filter_map(|dropped| Some(weights.get(dropped.weight)?.name.as_str())).collect();
+    (!names.is_empty()).then(|| {
+        let (what, n) = (if names.len() == 1 { "tensor" } else { "tensors" }, names.len());
+        format!(
+            "{n} {what} that a training left beside the model {} left out: {}",
+            if n == 1 { "is" } else { "are" },
+            first_names(&names)
+        )
+    })
+}
+
+/// Up to three names, and that there are more.
+pub(super) fn first_names(names: &[&str]) -> String {
+    const MAX_NAMES: usize = 3;
+    let shown: Vec<String> = names.iter().take(MAX_NAMES).map(|name| format!("`{name}`")).collect();
+    format!("{}{}", shown.join(", "), if names.len() > MAX_NAMES { ", …" } else { "" })
+}
+
 /// The part of a model that a tensor belongs to: the first word of its name that says more than `model`.
 fn part_of(name: &str) -> &str {
     name.split('.').find(|word| !matches!(*word, "model" | "language_model")).unwrap_or(name)

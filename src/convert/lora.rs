@@ -7,6 +7,8 @@ mod config;
 mod error;
 mod merge;
 mod parts;
+mod tokenizer;
+mod vocabulary;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -95,9 +97,12 @@ impl AdapterConversion {
         paths.push(base.path().join("config.json"));
 
         let parts = Parts::of(adapter.weights(), is_norm)?;
-        if parts.pairs.is_empty() && parts.whole.is_empty() {
+        parts.check(&config, &adapter)?;
+        if parts.is_empty() {
             return Err(AdapterError::Empty { path: path.to_owned() }.into());
         }
+        warnings.extend(parts.other_ranks(&config));
+        warnings.extend(tokenizer::not_in_adapter(&base, &adapter));
         let stored = base_weights(&base, &mut warnings);
         let Mapped { parts, mapping } = mapped(&base, &adapter, parts, &stored, options, &mut warnings)?;
         check_base(&parts, &stored)?;

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use regex::Regex;
+
 use crate::arch::{CardKind, Fuse, Heads, OutType};
 use crate::convert::Codes;
 use crate::core::limits::Limits;
@@ -50,6 +52,8 @@ pub struct ConvertOptions {
     pub fuse: Fuse,
     /// Write keys `gguf_foundry.*` for numbers that change the result and for which GGUF has no key.
     pub annotate: bool,
+    /// Tensors of the checkpoint that are left out, by their names.
+    pub drop: Vec<Regex>,
     /// Matrices of 8-bit floats become Q8_0, whatever the type of the file.
     pub fp8_as_q8: bool,
     /// Let NaN, infinity and overflow through.
@@ -82,6 +86,7 @@ impl Default for ConvertOptions {
             heads: Heads::Kept,
             fuse: Fuse::default(),
             annotate: false,
+            drop: Vec::new(),
             fp8_as_q8: false,
             allow_nonfinite: false,
             level: SimdLevel::detect(),

@@ -11,6 +11,7 @@ use crate::arch::CardKind;
 use crate::checkpoint::modules::WithModules;
 use crate::checkpoint::msmodelslim::Description;
 use crate::checkpoint::{Checkpoint, CheckpointError, ModelDir};
+use crate::convert::drops::Drops;
 use crate::convert::{ConvertError, ConvertOptions, modules};
 use crate::core::{WeightMeta, WeightSource};
 use crate::dequant::{self, DequantOptions, Quantization};
@@ -115,15 +116,25 @@ impl ModelSource {
         let mut source = Self::without_weights(checkpoint.dir().clone());
         source.paths = checkpoint.paths();
         source.warnings.extend_from_slice(checkpoint.warnings());
-        let files = configurations(&source.dir)?;
+        let mut files = configurations(&source.dir)?;
+        if let Some(description) = &mut files.msmodelslim {
+            description.rename(checkpoint.renamed());
+        }
         let dense_modules = options.dense_modules;
         let is_of_towers = options.kind == CardKind::Mmproj;
-        let options = DequantOptions { offset_sign: options.offset_sign, level: options.level };
-        let opened = dequant::open(&files, Box::new(checkpoint), options)?;
+        if is_of_towers {
+            refuse_turned(&checkpoint)?;
+        }
+        let mut drops = Drops::of(&options.drop);
+        let stored = drops.apply(Box::new(checkpoint));
+        let dequant = DequantOptions { offset_sign: options.offset_sign, level: options.level };
+        let opened = dequant::open(&files, stored, dequant)?;
         source.warnings.extend(opened.warnings);
         source.stored = opened.members;
         source.quantization = opened.quantization;
-        let mut weights = WithModules::new(opened.source);
+        // A weight that was put together from codes has a name that no tensor of the files has.
+        let mut weights = WithModules::new(drops.apply(opened.source));
+        source.warnings.extend(drops.warnings());
         modules::add_dense(&source.dir, dense_modules, &mut weights)?;
         if let Some(folder) = modules::tower_folder(&source.dir).filter(|_| is_of_towers) {
             weights.add_folder(&source.dir, folder)?;
@@ -158,6 +169,23 @@ impl ModelSource {
     #[must_use]
     pub fn metas(&self) -> &[WeightMeta] {
         self.weights.as_ref().map_or(&[], |weights| weights.weights())
+    }
+}
+
+/// Refuses towers as MLX saves them: its kernels of convolutions have the channels last, and no name says so.
+fn refuse_turned(checkpoint: &Checkpoint) -> Result<(), ConvertError> {
+    let parts = checkpoint.parts();
+    let of_mlx =
+        parts.iter().find(|part| part.metadata.iter().any(|(key, value)| key == "format" && value == "mlx"));
+    let has_kernels = checkpoint.weights().iter().any(|meta| meta.shape.rank() >= 4);
+    match of_mlx.filter(|_| has_kernels) {
+        Some(part) => Err(CheckpointError::Unsupported {
+            path: checkpoint.dir().path().join(part.name),
+            what: "a tower that MLX saved, with the channels of its convolutions last,",
+            way_out: "convert the tower from the model that MLX was given",
+        }
+        .into()),
+        None => Ok(()),
     }
 }
 

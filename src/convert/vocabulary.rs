@@ -31,6 +31,7 @@ pub(super) fn build(
     let asked = target.as_ref().map_or(&mapping.tokenizer, |target| &target.0);
     let mut request = request(asked, options)?;
     request.mistral_format = dir.is_mistral_format();
+    request.others = dir.others().cloned();
     Ok(match &source.vocabulary {
         Vocabulary::Given(given) if options.tokenizer => tokenizer::build_given(path, given, &request)?,
         Vocabulary::Absent => tokenizer::build(path, &TokenizerRequest::of(&[Mode::None]))?,
@@ -73,5 +74,6 @@ fn request(asked: &TokenizerRequest, options: &ConvertOptions) -> Result<Tokeniz
     }
     request.pre.clone_from(&options.pre);
     request.limits = options.limits;
+    request.by_hand = options.set.iter().map(|(key, _)| key.clone()).collect();
     Ok(request)
 }

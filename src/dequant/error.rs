@@ -16,6 +16,9 @@ pub enum DequantError {
     /// A method that is known and not read.
     #[error("{file}: unsupported quantization `{}`: {reason}", escape(method))]
     UnsupportedMethod { file: String, method: String, reason: String },
+    /// A weight as MLX quantizes it.
+    #[error("tensor `{}`: words of integers as MLX packs them{form}", escape(tensor))]
+    Mlx { tensor: String, form: String },
     /// A form of a method that is not read.
     #[error("{place}: unsupported variant `{}`: {reason}", escape(found))]
     UnsupportedVariant { place: String, found: String, reason: String },
@@ -75,7 +78,7 @@ impl DequantError {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::UnknownMethod { .. } => "unknown-method",
-            Self::UnsupportedMethod { .. } => "unsupported-method",
+            Self::UnsupportedMethod { .. } | Self::Mlx { .. } => "unsupported-method",
             Self::UnsupportedVariant { .. } => "unsupported-variant",
             Self::BadConfig { .. } => "bad-config",
             Self::MissingTensor { .. } => "missing-tensor",
@@ -97,9 +100,10 @@ impl DequantError {
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
         match self {
-            Self::UnknownMethod { .. } | Self::UnsupportedMethod { .. } | Self::UnsupportedVariant { .. } => {
-                true
-            }
+            Self::UnknownMethod { .. }
+            | Self::UnsupportedMethod { .. }
+            | Self::Mlx { .. }
+            | Self::UnsupportedVariant { .. } => true,
             Self::MsModelSlim(error) => error.is_unsupported(),
             Self::BadConfig { .. }
             | Self::MissingTensor { .. }
@@ -132,6 +136,16 @@ impl Hint for DequantError {
             Self::UnknownMethod { .. } | Self::UnsupportedMethod { .. } | Self::UnsupportedVariant { .. } => {
                 vec!["convert from the checkpoint in its original float weights".to_owned()]
             }
+            Self::Mlx { .. } => vec![
+                "`mlx_lm.convert --hf-path DIR --mlx-path OUT --dequantize` writes the model as floats (`mlx_vlm.convert` for one \
+                 that sees): convert OUT"
+                    .to_owned(),
+            ],
+            Self::BadConfig { key, .. } if key.ends_with("quant_method") => vec![
+                "name the tool that quantized the model as `quant_method`; where the weights are plain floats, delete \
+                 `quantization_config`"
+                    .to_owned(),
+            ],
             Self::MissingTensor { .. } | Self::OrphanTensor { .. } => {
                 vec![
                     "the download may be incomplete, or the checkpoint was put together from parts"

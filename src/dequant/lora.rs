@@ -9,6 +9,7 @@ use crate::core::simd::SimdLevel;
 use crate::core::text::escape;
 use crate::core::{ElementType, Shape, WeightMeta, WeightSource};
 use crate::dequant::layer::{Origin, Weight};
+use crate::dequant::rows::{self, ReplacedRows};
 use crate::dequant::{Below, CodedWeight, DequantError, Dequantized};
 use crate::quant::decode_elements;
 
@@ -35,6 +36,8 @@ pub struct Replaced {
     pub base: usize,
     /// The weight of the adapter.
     pub by: usize,
+    /// It may have another number of rows: a token more, or fewer.
+    pub resizes: bool,
 }
 
 /// A model's weights with those of an adapter merged into them as they are read. In `pairs` A and B are weights of the
@@ -47,19 +50,26 @@ pub fn with_adapter(
     adapter: &Arc<dyn WeightSource + Send>,
     pairs: &[LoraPair],
     replaced: &[Replaced],
+    rows: &[ReplacedRows],
     level: SimdLevel,
 ) -> Result<Arc<dyn WeightSource + Send>, LoraError> {
     let n_base = base.weights().len();
     let mut weights: Vec<Weight> = (0..n_base).map(|index| Weight::plain(&*base, index)).collect();
-    for &Replaced { base, by } in replaced {
+    for &Replaced { base, by, resizes } in replaced {
         let own = &adapter.weights()[by];
         let weight = &mut weights[base];
-        if own.shape != weight.meta.shape {
+        let is_resized = resizes && own.shape.dims().get(1..) == weight.meta.shape.dims().get(1..);
+        if own.shape != weight.meta.shape && !is_resized {
             let (name, base) = (weight.meta.name.clone(), weight.meta.shape.clone());
             return Err(LoraError::Replaced { name, base, by: own.shape.clone() });
         }
         weight.meta.ty = own.ty;
+        weight.meta.shape = own.shape.clone();
         weight.origin = Origin::Beside(adapter.clone(), by);
+    }
+    for replaced in rows {
+        let weight = std::mem::replace(&mut weights[replaced.base], Weight::plain(&*base, replaced.base));
+        weights[replaced.base] = rows::with_rows(weight, adapter, replaced)?;
     }
     let beside = |by: usize| {
         let meta = adapter.weights()[by].clone();
@@ -84,6 +94,9 @@ pub enum LoraError {
     /// A tensor that cannot take the place of another.
     #[error("tensor `{}`: shape {base}, but the adapter has {by}", escape(name))]
     Replaced { name: String, base: Shape, by: Shape },
+    /// Rows that a tensor does not have, or not as many as are named.
+    #[error("tensor `{}`: shape {base}, but the adapter has {by} for rows {first} to {last}", escape(name))]
+    Rows { name: String, base: Shape, by: Shape, first: u64, last: u64 },
     /// A tensor that two pairs have.
     #[error("tensor `{}` is changed twice", escape(name))]
     Twice { name: String },
@@ -141,20 +154,20 @@ fn check(weights: &[Weight], pairs: &[LoraPair]) -> Result<(), LoraError> {
 }
 
 /// A matrix of the sum.
-struct Operand {
+pub(super) struct Operand {
     /// Its element type, if it is plain.
     ty: ElementType,
     n_cols: u64,
-    origin: Origin,
+    pub(super) origin: Origin,
 }
 
 impl Operand {
-    fn of(weight: Weight) -> Self {
+    pub(super) fn of(weight: Weight) -> Self {
         Self { ty: weight.meta.ty, n_cols: weight.meta.shape.n_cols(), origin: weight.origin }
     }
 
     /// Some columns of some rows as F32, row after row.
-    fn read(
+    pub(super) fn read(
         &self,
         below: Below<'_>,
         rows: Range<u64>,
@@ -179,6 +192,25 @@ impl Operand {
             })?;
         }
         Ok(())
+    }
+}
+
+impl Operand {
+    pub(super) fn expect(&self, below: Below<'_>) {
+        match &self.origin {
+            Origin::Coded(coded) => coded.expect(below),
+            Origin::Plain(index) => below.source.expect(*index),
+            Origin::Beside(source, index) => source.expect(*index),
+        }
+    }
+
+    pub(super) fn release(&self, below: Below<'_>, shape: &Shape, elems: Range<u64>) {
+        let n = elems.end - elems.start;
+        match &self.origin {
+            Origin::Coded(coded) => coded.release(below, shape, elems),
+            Origin::Plain(index) => below.source.release_elems(*index, elems.start, n),
+            Origin::Beside(source, index) => source.release_elems(*index, elems.start, n),
+        }
     }
 }
 
@@ -278,21 +310,12 @@ impl CodedWeight for Merged {
     }
 
     fn expect(&self, below: Below<'_>) {
-        match &self.base.origin {
-            Origin::Coded(coded) => coded.expect(below),
-            Origin::Plain(index) => below.source.expect(*index),
-            Origin::Beside(source, index) => source.expect(*index),
-        }
+        self.base.expect(below);
     }
 
     /// The matrices of the adapter are small, and every row needs all of one.
     fn release(&self, below: Below<'_>, shape: &Shape, elems: Range<u64>) {
-        let n = elems.end - elems.start;
-        match &self.base.origin {
-            Origin::Coded(coded) => coded.release(below, shape, elems),
-            Origin::Plain(index) => below.source.release_elems(*index, elems.start, n),
-            Origin::Beside(source, index) => source.release_elems(*index, elems.start, n),
-        }
+        self.base.release(below, shape, elems);
     }
 }
 
@@ -375,9 +398,10 @@ mod tests {
                 let adapter = Arc::new(Numbers::new(&[("norm", &[k]), ("b", &b_dims), ("a", &a_dims)]));
                 let pair = LoraPair { base: 0, a: 2, b: 1, scale: 0.75, is_turned };
                 let beside: Arc<dyn WeightSource + Send> = adapter.clone();
-                let replaced = [Replaced { base: 1, by: 0 }];
+                let replaced = [Replaced { base: 1, by: 0, resizes: false }];
                 let merged =
-                    with_adapter(base.clone(), &beside, &[pair], &replaced, SimdLevel::detect()).unwrap();
+                    with_adapter(base.clone(), &beside, &[pair], &replaced, &[], SimdLevel::detect())
+                        .unwrap();
                 let names: Vec<&str> = merged.weights().iter().map(|meta| meta.name.as_str()).collect();
                 assert_eq!(names, ["w.weight", "norm"]);
                 let dims = [n, k, rank].map(|dim| dim as usize);
@@ -401,7 +425,9 @@ mod tests {
         let adapter: Arc<dyn WeightSource + Send> =
             Arc::new(Numbers::new(&[("a", &[2, 6]), ("b", &[4, 2]), ("a3", &[3, 6])]));
         let merge = |pairs: &[LoraPair], replaced: &[Replaced]| {
-            with_adapter(base.clone(), &adapter, pairs, replaced, SimdLevel::Scalar).map(|_| ()).unwrap_err()
+            with_adapter(base.clone(), &adapter, pairs, replaced, &[], SimdLevel::Scalar)
+                .map(|_| ())
+                .unwrap_err()
         };
         let pair = |a: usize, is_turned: bool| LoraPair { base: 0, a, b: 1, scale: 1.0, is_turned };
         assert_eq!(
@@ -411,7 +437,7 @@ mod tests {
         assert!(matches!(merge(&[pair(0, true)], &[]), LoraError::Shapes { .. }));
         assert!(matches!(merge(&[pair(0, false), pair(0, false)], &[]), LoraError::Twice { .. }));
         assert_eq!(
-            merge(&[], &[Replaced { base: 0, by: 0 }]).to_string(),
+            merge(&[], &[Replaced { base: 0, by: 0, resizes: false }]).to_string(),
             "tensor `w`: shape [4, 6], but the adapter has [2, 6]"
         );
     }

@@ -15,17 +15,43 @@ pub(crate) struct KeyInfo {
     /// True where the value is always an array. A key that takes one number for all layers or an array with one
     /// number per layer has the type of the single number here.
     pub is_array: bool,
+    /// Values that an array has; [`Count::One`] where an array is not allowed.
+    pub count: Count,
+}
+
+/// Number of values of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Count {
+    /// One value, no array.
+    One,
+    /// An array of any length.
+    Any,
+    /// An array of this length.
+    Exactly(usize),
+    /// An array of this length or longer.
+    AtLeast(usize),
+    /// An array with a value for each block, or one value for all.
+    PerBlock,
+    /// As `PerBlock`; blocks of draft heads may be left out.
+    PerOwnBlock,
+    /// An array as long as the number under another key; that key's pattern.
+    AsIn(&'static str),
 }
 
 const fn one(pattern: &'static str, value_type: ValueType) -> KeyInfo {
-    KeyInfo { pattern, value_type, is_array: false }
+    KeyInfo { pattern, value_type, is_array: false, count: Count::One }
 }
 
 const fn list(pattern: &'static str, value_type: ValueType) -> KeyInfo {
-    KeyInfo { pattern, value_type, is_array: true }
+    KeyInfo { pattern, value_type, is_array: true, count: Count::Any }
 }
 
 impl KeyInfo {
+    /// The row with another number of values.
+    const fn of(self, count: Count) -> Self {
+        Self { count, ..self }
+    }
+
     /// True if a key of a file of this architecture is the one meant.
     #[must_use]
     pub(crate) fn matches(&self, key: &str, arch: &str) -> bool {
@@ -67,7 +93,7 @@ pub(crate) static ANNOTATIONS: &[KeyInfo] = &[
     one("attention.relative_max_distance", U32),
     one("attention.scale", F32),
     one("attention.sliding_window", U32),
-    list("attention.sliding_window_pattern", Bool),
+    list("attention.sliding_window_pattern", Bool).of(Count::PerBlock),
     one("attention.temperature_length", U32),
     one("attention.temperature_scale", F32),
     one("expert_weights_norm", Bool),
@@ -80,6 +106,12 @@ pub(crate) static ANNOTATIONS: &[KeyInfo] = &[
 #[must_use]
 pub(crate) fn annotation_info(key: &str) -> Option<&'static KeyInfo> {
     ANNOTATIONS.iter().find(|row| row.pattern == key)
+}
+
+/// The table row of a key with [`ANNOTATION_PREFIX`] in front.
+#[must_use]
+pub(crate) fn annotation_row(key: &str) -> Option<&'static KeyInfo> {
+    annotation_info(key.strip_prefix(ANNOTATION_PREFIX)?)
 }
 
 /// All well-known keys.
@@ -155,14 +187,14 @@ pub(crate) static KEYS: &[KeyInfo] = &[
     one("{arch}.features_length", U32),
     one("{arch}.block_count", U32),
     one("{arch}.leading_dense_block_count", U32),
-    one("{arch}.feed_forward_length", U32),
-    one("{arch}.expert_feed_forward_length", U32),
+    one("{arch}.feed_forward_length", U32).of(Count::PerBlock),
+    one("{arch}.expert_feed_forward_length", U32).of(Count::PerBlock),
     one("{arch}.expert_shared_feed_forward_length", U32),
     one("{arch}.expert_chunk_feed_forward_length", U32),
     one("{arch}.use_parallel_residual", Bool),
     one("{arch}.tensor_data_layout", String),
     one("{arch}.expert_count", U32),
-    one("{arch}.expert_used_count", U32),
+    one("{arch}.expert_used_count", U32).of(Count::PerBlock),
     one("{arch}.expert_shared_count", U32),
     one("{arch}.expert_group_count", U32),
     one("{arch}.expert_group_used_count", U32),
@@ -197,12 +229,12 @@ pub(crate) static KEYS: &[KeyInfo] = &[
     one("{arch}.num_loops", U32),
     one("{arch}.skip_loop_final_norm", Bool),
     one("{arch}.hash_layer_count", U32),
-    list("{arch}.activation_sparsity_scale", F32),
+    list("{arch}.activation_sparsity_scale", F32).of(Count::PerBlock),
     one("{arch}.altup.active_idx", U32),
     one("{arch}.altup.num_inputs", U32),
     one("{arch}.embedding_length_per_layer_input", U32),
-    list("{arch}.swiglu_clamp_exp", F32),
-    list("{arch}.swiglu_clamp_shexp", F32),
+    list("{arch}.swiglu_clamp_exp", F32).of(Count::PerBlock),
+    list("{arch}.swiglu_clamp_shexp", F32).of(Count::PerBlock),
     one("{arch}.hidden_activation", String),
     one("{arch}.{dense}_feat_in", U32),
     one("{arch}.{dense}_feat_out", U32),
@@ -218,12 +250,12 @@ pub(crate) static KEYS: &[KeyInfo] = &[
     one("{arch}.norm_before_residual", Bool),
     one("{arch}.norm_before_fc", Bool),
     one("{arch}.adapters.count", U32),
-    list("{arch}.adapters.token_ids_activate", I32),
-    list("{arch}.adapters.token_ids_substitute", I32),
+    list("{arch}.adapters.token_ids_activate", I32).of(Count::AsIn("{arch}.adapters.count")),
+    list("{arch}.adapters.token_ids_substitute", I32).of(Count::AsIn("{arch}.adapters.count")),
     one("{arch}.adapters.lora_rank", U32),
     one("{arch}.adapters.router_gain", F32),
-    one("{arch}.attention.head_count", U32),
-    one("{arch}.attention.head_count_kv", U32),
+    one("{arch}.attention.head_count", U32).of(Count::PerBlock),
+    one("{arch}.attention.head_count_kv", U32).of(Count::PerBlock),
     one("{arch}.attention.max_alibi_bias", F32),
     one("{arch}.attention.clamp_kqv", F32),
     one("{arch}.attention.key_length", U32),
@@ -246,7 +278,7 @@ pub(crate) static KEYS: &[KeyInfo] = &[
     one("{arch}.attention.output_lora_rank", U32),
     one("{arch}.attention.output_scale", F32),
     one("{arch}.attention.value_scale", F32),
-    list("{arch}.attention.compress_ratios", I32),
+    list("{arch}.attention.compress_ratios", I32).of(Count::PerBlock),
     one("{arch}.attention.compress_rope_freq_base", F32),
     one("{arch}.attention.temperature_length", U32),
     one("{arch}.attention.key_length_mla", U32),
@@ -257,16 +289,16 @@ pub(crate) static KEYS: &[KeyInfo] = &[
     one("{arch}.attention.value_length_mla_swa", U32),
     one("{arch}.attention.kv_lora_rank_swa", U32),
     one("{arch}.attention.shared_kv_layers", U32),
-    one("{arch}.attention.sliding_window_pattern", U32),
-    list("{arch}.attention.recurrent_layers", Bool),
+    one("{arch}.attention.sliding_window_pattern", U32).of(Count::PerBlock),
+    list("{arch}.attention.recurrent_layers", Bool).of(Count::PerBlock),
     one("{arch}.attention.temperature_scale", F32),
-    list("{arch}.attention.rope_pattern", Bool),
+    list("{arch}.attention.rope_pattern", Bool).of(Count::PerBlock),
     one("{arch}.attention.indexer.head_count", U32),
     one("{arch}.attention.indexer.key_length", U32),
     one("{arch}.attention.indexer.top_k", U32),
     one("{arch}.attention.indexer.block_size", U32),
     one("{arch}.attention.indexer.local_blocks", U32),
-    list("{arch}.attention.indexer.types", Bool),
+    list("{arch}.attention.indexer.types", Bool).of(Count::PerOwnBlock),
     one("{arch}.attention.indexer.kpool", U32),
     one("{arch}.attention.indexer.kpool_select_tail", Bool),
     one("{arch}.hyper_connection.count", U32),
@@ -285,7 +317,7 @@ pub(crate) static KEYS: &[KeyInfo] = &[
     one("{arch}.ple.image_token_id", U32),
     one("{arch}.rope.dimension_count", U32),
     one("{arch}.rope.dimension_count_swa", U32),
-    list("{arch}.rope.dimension_sections", I32),
+    list("{arch}.rope.dimension_sections", I32).of(Count::Exactly(4)),
     one("{arch}.rope.freq_base", F32),
     one("{arch}.rope.freq_base_swa", F32),
     one("{arch}.rope.scaling.type", String),
@@ -403,18 +435,18 @@ pub(crate) static KEYS: &[KeyInfo] = &[
     one("clip.vision.feed_forward_length", U32),
     one("clip.vision.projection_dim", U32),
     one("clip.vision.block_count", U32),
-    list("clip.vision.image_mean", F32),
-    list("clip.vision.image_std", F32),
+    list("clip.vision.image_mean", F32).of(Count::AtLeast(3)),
+    list("clip.vision.image_std", F32).of(Count::AtLeast(3)),
     one("clip.vision.spatial_merge_size", U32),
     one("clip.vision.swiglu_clamp", F32),
-    list("clip.vision.expert_count_per_layer", I32),
+    list("clip.vision.expert_count_per_layer", I32).of(Count::AsIn("clip.vision.block_count")),
     one("clip.vision.expert_used_count", U32),
     one("clip.use_gelu", Bool),
     one("clip.use_silu", Bool),
     one("clip.vision.n_wa_pattern", U32),
     list("clip.vision.wa_layer_indexes", I32),
-    list("clip.vision.wa_pattern_mode", I32),
-    list("clip.vision.is_deepstack_layers", Bool),
+    list("clip.vision.wa_pattern_mode", I32).of(Count::AsIn("clip.vision.block_count")),
+    list("clip.vision.is_deepstack_layers", Bool).of(Count::AsIn("clip.vision.block_count")),
     one("clip.vision.window_size", U32),
     list("clip.vision.feature_layer", I32),
     list("clip.vision.image_grid_pinpoints", I32),
@@ -462,10 +494,10 @@ pub(crate) static KEYS: &[KeyInfo] = &[
     one("clip.gen.audio.attention.head_count_kv", U32),
     one("clip.gen.audio.attention.layer_norm_epsilon", F32),
     one("diffusion.shift_logits", Bool),
-    list("xielu.alpha_p", F32),
-    list("xielu.alpha_n", F32),
-    list("xielu.beta", F32),
-    list("xielu.eps", F32),
+    list("xielu.alpha_p", F32).of(Count::PerOwnBlock),
+    list("xielu.alpha_n", F32).of(Count::PerOwnBlock),
+    list("xielu.beta", F32).of(Count::PerOwnBlock),
+    list("xielu.eps", F32).of(Count::PerOwnBlock),
 ];
 
 #[cfg(test)]

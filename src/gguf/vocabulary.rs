@@ -3,6 +3,7 @@
 //! Cards say it, `tokenizer` does it; here are the nouns that both speak of.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 
 use crate::core::limits::Limits;
 use crate::gguf::Metadata;
@@ -179,6 +180,26 @@ pub enum Template {
     Given(String),
 }
 
+/// Files of another directory that take the place of those of a model's directory: those with these names, also where the
+/// other directory has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OtherFiles {
+    /// The other directory.
+    pub dir: PathBuf,
+    /// Names of the files.
+    pub names: Vec<String>,
+}
+
+impl OtherFiles {
+    /// The directory that has a file of this name.
+    #[must_use]
+    pub fn dir_of<'a>(own: &'a Path, others: Option<&'a Self>, name: &str) -> &'a Path {
+        others
+            .filter(|others| others.names.iter().any(|other| other == name))
+            .map_or(own, |others| &others.dir)
+    }
+}
+
 /// How to make the `tokenizer.*` keys of a checkpoint.
 #[derive(Clone, Debug, Default)]
 pub struct TokenizerRequest {
@@ -206,12 +227,16 @@ pub struct TokenizerRequest {
     pub before: Metadata,
     /// Keys after the vocabulary.
     pub after: Metadata,
+    /// Keys that are set by hand: what the files say of them does not count.
+    pub by_hand: Vec<String>,
     /// `general.architecture`: the few vocabularies that differ by it, and a key that begins with it.
     pub architecture: String,
     /// The checkpoint is in Mistral's own format.
     pub mistral_format: bool,
     /// Caps on file sizes.
     pub limits: Limits,
+    /// Files that are not the model's own.
+    pub others: Option<OtherFiles>,
 }
 
 impl TokenizerRequest {

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 
+use crate::checkpoint::json;
 use crate::core::{input, limits::Limits};
+use crate::gguf::OtherFiles;
 
 use super::TokenizerError;
 
@@ -18,19 +20,26 @@ pub struct Directory<'a> {
     path: &'a Path,
     limits: Limits,
     in_memory: Option<&'a [(String, Vec<u8>)]>,
+    others: Option<&'a OtherFiles>,
 }
 
 impl<'a> Directory<'a> {
     /// A directory; nothing is read yet.
     #[must_use]
     pub fn new(path: &'a Path, limits: Limits) -> Self {
-        Self { path, limits, in_memory: None }
+        Self { path, limits, in_memory: None, others: None }
+    }
+
+    /// The same, some of whose files are those of another directory.
+    #[must_use]
+    pub fn with_others(self, others: Option<&'a OtherFiles>) -> Self {
+        Self { others, ..self }
     }
 
     /// Files by name that lie in memory; `path` names where they come from.
     #[must_use]
     pub fn in_memory(path: &'a Path, limits: Limits, files: &'a [(String, Vec<u8>)]) -> Self {
-        Self { path, limits, in_memory: Some(files) }
+        Self { path, limits, in_memory: Some(files), others: None }
     }
 
     /// The directory itself.
@@ -42,7 +51,7 @@ impl<'a> Directory<'a> {
     /// The path of a file in it.
     #[must_use]
     pub fn join(&self, name: &str) -> PathBuf {
-        self.path.join(name)
+        OtherFiles::dir_of(self.path, self.others, name).join(name)
     }
 
     /// The bytes of a file, or nothing if there is no such file.
@@ -56,7 +65,7 @@ impl<'a> Directory<'a> {
         let path = self.join(name);
         let found = fs_err::metadata(&path);
         if found.is_ok() && !self.limits.follow_links {
-            input::check_inside(self.path, &path)?;
+            input::check_inside(OtherFiles::dir_of(self.path, self.others, name), &path)?;
         }
         match found {
             Ok(metadata) if metadata.is_file() => {
@@ -97,11 +106,27 @@ impl<'a> Directory<'a> {
             .map_err(|source| TokenizerError::Json { path: self.join(name), source })
     }
 
-    /// A JSON file as a tree; null if there is no such file.
+    /// A JSON file as a tree; null if there is no such file, or one that is malformed or not UTF-8.
+    ///
+    /// # Errors
+    /// I/O errors, a file above the cap.
+    pub fn lenient_tree(&self, name: &str) -> Result<Json, TokenizerError> {
+        match self.tree(name) {
+            Err(TokenizerError::Json { .. } | TokenizerError::NotUtf8 { .. }) => Ok(Json::Null),
+            found => found,
+        }
+    }
+
+    /// A JSON file as a tree; null if there is no such file. Python's `NaN` and `Infinity` are read: configurations have
+    /// them.
     ///
     /// # Errors
     /// As [`Directory::json`].
     pub fn tree(&self, name: &str) -> Result<Json, TokenizerError> {
-        Ok(self.json(name)?.unwrap_or(Json::Null))
+        let Some(bytes) = self.bytes(name)? else { return Ok(Json::Null) };
+        serde_json::from_slice(&bytes).or_else(|source| {
+            let with_literals = json::parse(&bytes, self.limits.depth).ok();
+            with_literals.ok_or_else(|| TokenizerError::Json { path: self.join(name), source })
+        })
     }
 }

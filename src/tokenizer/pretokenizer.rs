@@ -242,6 +242,11 @@ pub(crate) fn accept(name: &str) -> Result<String, TokenizerError> {
     Err(TokenizerError::UnknownPreName { found: name.to_owned(), nearest: nearest_name(name) })
 }
 
+/// True for a name that some runtime knows.
+pub(crate) fn is_pre_tokenizer(name: &str) -> bool {
+    Table::get().pre(name).is_some()
+}
+
 /// The names that [`accept`] takes.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     Table::get().pre.iter().map(|pre| pre.name.as_str())

@@ -103,6 +103,27 @@ fn open(aspect: Aspect) -> (String, String) {
 }
 
 impl Coverage {
+    /// From now on no open question says that there is no baseline.
+    pub(super) fn has_baseline(&mut self) {
+        for aspect in Aspect::ALL {
+            let reason = match aspect {
+                Aspect::Metadata => "the keys were not compared with the baseline's",
+                Aspect::Weights => "the weights were not compared with the baseline's",
+                Aspect::Divergence | Aspect::Embeddings | Aspect::Masked => {
+                    "no text was run beside the baseline"
+                }
+                _ => continue,
+            };
+            let remedy = match aspect {
+                Aspect::Metadata | Aspect::Weights => "a run without `--structure-only`",
+                _ => "`--prompts`, and a file without errors",
+            };
+            if self.states[aspect as usize] == Err(open(aspect)) {
+                self.not_judged(aspect, reason, remedy);
+            }
+        }
+    }
+
     /// From now on what is asked of encoders: they predict no text.
     pub(super) fn ask_encoder(&mut self) {
         self.is_encoder = true;
@@ -238,6 +259,8 @@ mod tests {
         assert_eq!(coverage.open().count(), Aspect::ALL.len() - 2);
         coverage.judged(Aspect::Structure, "3 tensors");
         coverage.not_judged(Aspect::Weights, "a logit file has none", "the checkpoint");
+        coverage.has_baseline();
+        assert!(coverage.open().all(|open| open.reason != "there is no baseline"));
         assert_eq!(
             coverage.answered().collect::<Vec<_>>(),
             [Judged { aspect: Aspect::Structure, by: "3 tensors".to_owned() }]

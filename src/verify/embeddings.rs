@@ -392,10 +392,8 @@ fn settle(report: &mut Report, figures: EmbeddingReport, own: &Thresholds) {
     }
     let n = figures.texts;
     match (&figures.against, n < LEAST_TEXTS) {
-        (None, _) => {
-            let remedy = "`--baseline`: checkpoint or file of higher precision";
-            report.not_judged(Aspect::Embeddings, "there is no baseline", remedy);
-        }
+        // Said already: there is no baseline, or its vectors cannot be compared.
+        (None, _) => {}
         (Some(_), true) => {
             let reason = format!("only {n} texts were run, figures need {LEAST_TEXTS}");
             report.not_judged(Aspect::Embeddings, reason, "more prompts, or a smaller `--ctx`");

@@ -78,7 +78,7 @@ pub enum VerifyError {
     #[error("source: {}: {}", path.display(), crate::core::text::escape(reason))]
     OriginTokenizer { path: PathBuf, reason: String },
     /// A directory without tokenizer files.
-    #[error("source: {}: neither tokenizer.json nor a SentencePiece model", path.display())]
+    #[error("source: {}: no tokenizer: neither tokenizer.json nor a SentencePiece model, nor one that can be converted", path.display())]
     NoOriginTokenizer { path: PathBuf },
     /// A file of log-probabilities.
     #[error(transparent)]

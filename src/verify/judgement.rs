@@ -7,11 +7,17 @@ use crate::engine::plan::ModelKind;
 use crate::gguf::{FileType, Value};
 use crate::verify::cost::Cost;
 use crate::verify::healthy::{TwinRun, cost_of};
-use crate::verify::{Aspect, Figure, Finding, HealthyCost, LimitLine, Model, Perplexity, Report};
+use crate::verify::{
+    Aspect, Figure, Finding, HealthyCost, LimitLine, Model, Perplexity, Report, WeightReport,
+};
 
 /// Fewer scored tokens, and a standard error above this share of the perplexity, say nothing about a file.
 const LEAST_TOKENS: usize = 1000;
 const MOST_ERROR: f64 = 0.05;
+/// Beside a baseline the two models see the same text, and the error of their differences counts: a limit that is so many
+/// errors away is kept. Fewer tokens do not tell the error itself, nor a 99th percentile.
+const PAIRED_ERRORS: f64 = 3.0;
+const LEAST_PAIRED: usize = 100;
 
 /// What a verdict on figures has to know of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,7 +87,9 @@ pub(super) fn judge_figures(report: &mut Report, model: &Judged) {
 fn judge_sample(report: &mut Report, perplexity: &Perplexity, limits: &[LimitLine], is_likelihood: bool) {
     const MORE: &str = "more text: `--prompts`, `--chunks`, `--score all`";
     let (n, share) = (perplexity.tokens, perplexity.stderr / perplexity.value);
-    let too_little = if n < LEAST_TOKENS {
+    let too_little = if is_decided(report, n, limits) {
+        None
+    } else if n < LEAST_TOKENS {
         Some(format!("only {n} tokens were scored, figures need {LEAST_TOKENS}"))
     } else if is_likelihood && (share > MOST_ERROR || share.is_nan()) {
         let (share, most) = (100.0 * share, 100.0 * MOST_ERROR);
@@ -106,6 +114,19 @@ fn judge_sample(report: &mut Report, perplexity: &Perplexity, limits: &[LimitLin
     }
 }
 
+/// True if more text would not change what is said of a file beside its baseline: its weights are, byte for byte, what their
+/// types make of the baseline's, or its divergence keeps its limit by several errors, and every limit of the reader's with it.
+fn is_decided(report: &Report, n: usize, limits: &[LimitLine]) -> bool {
+    if report.divergence.is_none() {
+        return false;
+    }
+    let is_reproduced = report.weights.as_ref().is_some_and(WeightReport::is_reproduced);
+    let paired = limits.iter().find(|line| line.figure == Figure::Kld);
+    let mut own = limits.iter().filter(|line| line.is_own && line.figure != Figure::Ppl);
+    let is_kept = |line: &LimitLine| line.is_kept_by(PAIRED_ERRORS);
+    is_reproduced || (n >= LEAST_PAIRED && paired.is_some_and(is_kept) && own.all(is_kept))
+}
+
 /// A limit that is missed, in a line: the figure, the limit, and where it comes from.
 fn reason(line: &LimitLine, model: &Judged, healthy: Option<HealthyCost>) -> String {
     let relation = line.relation();
@@ -118,4 +139,56 @@ fn reason(line: &LimitLine, model: &Judged, healthy: Option<HealthyCost>) -> Str
         None => format!("a model of 135 million parameters a KLD of {kld}"),
     };
     format!("{relation} for {}, which costs {whom}", model.file_type)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verify::{Divergence, Estimate, Statistics, Thresholds};
+
+    fn report(kld: (f64, f64), own: Thresholds) -> Report {
+        let mut report = Report::new(Some("llama".to_owned()), None, own);
+        let (value, stderr) = kld;
+        report.divergence = Some(Divergence {
+            mean: Estimate { value, stderr },
+            median: value,
+            p99: value,
+            p999: value,
+            max: value,
+            top1_agreement: 1.0,
+            rms_dp: 0.0,
+            delta_ln_ppl: Estimate { value: 0.0, stderr: 0.001 },
+            baseline_ppl: 10.0,
+            statistics: Statistics::of(&[]),
+            worst: Vec::new(),
+        });
+        report
+    }
+
+    fn open(mut report: Report, tokens: usize, share: f64, kld: f64) -> Vec<Aspect> {
+        let perplexity = Perplexity { value: 10.0, stderr: 10.0 * share, tokens, total_nll: 0.0 };
+        let defaults = Thresholds { max_kld: Some(kld), ..Thresholds::default() };
+        let limits = report.thresholds.lines(&defaults, &perplexity, report.divergence.as_ref());
+        judge_sample(&mut report, &perplexity, &limits, true);
+        let open = report.coverage.open().map(|open| open.aspect);
+        open.filter(|aspect| [Aspect::Perplexity, Aspect::Divergence].contains(aspect)).collect()
+    }
+
+    #[test]
+    fn the_paired_error_decides_beside_a_baseline() {
+        let none = Thresholds::default();
+        let both = [Aspect::Perplexity, Aspect::Divergence];
+        // The perplexity alone is uncertain by 8 %, the divergence is not.
+        assert!(open(report((0.0043, 0.0002), none), 1016, 0.08, 0.017).is_empty());
+        assert!(open(report((0.0043, 0.0004), none), 200, 0.2, 0.017).is_empty());
+        assert_eq!(open(report((0.0043, 0.0002), none), 99, 0.2, 0.017), both);
+        assert_eq!(open(report((0.0043, 0.005), none), 1016, 0.08, 0.017), both);
+        // Enough text for a perplexity: two errors are enough, as ever.
+        assert!(open(report((0.0043, 0.005), none), 5000, 0.02, 0.017).is_empty());
+        let own = Thresholds { max_ppl_increase: Some(0.002), ..none };
+        assert_eq!(open(report((0.0043, 0.0002), own), 1016, 0.08, 0.017), both);
+        let mut alone = report((0.0043, 0.0002), none);
+        alone.divergence = None;
+        assert_eq!(open(alone, 1016, 0.08, 0.017), both);
+    }
 }

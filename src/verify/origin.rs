@@ -16,9 +16,10 @@ use crate::tokenizer::reference::ReferenceTokenizer;
 use crate::tokenizer::sentencepiece::{ModelProto, first_of};
 use crate::verify::baseline_keys;
 use crate::verify::vocabulary::strings;
-use crate::verify::{Finding, TextEncoder, VerifyError};
+use crate::verify::{Finding, Severity, TextEncoder, VerifyError};
 
 const CHECK: &str = "source-tokenizer";
+const TOKENS: &str = "tokenizer.ggml.tokens";
 /// Names under which SentencePiece models are found.
 const MODELS: [&str; 3] = ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model"];
 /// Bytes of one text that are compared, and of all texts: a difference shows early, if there is one.
@@ -28,19 +29,37 @@ const ALL_BYTES: usize = 1 << 22;
 const SHOWN: usize = 6;
 
 /// The tokenizer of the checkpoint that a file was made from.
+///
+/// What a file should have is what a conversion writes: pieces get blanks in front, ids are moved, scores are replaced, and
+/// only the converter knows which. The checkpoint's own files judge where it cannot be converted, and always how texts
+/// become ids.
 pub struct OriginTokenizer {
     kind: Kind,
     /// Whether texts begin with BOS, where the files say it.
     adds_bos: Option<bool>,
     /// The keys that a conversion writes.
-    keys: Option<Metadata>,
+    keys: Keys,
     /// What the configuration says and no conversion writes, or only as an annotation.
     lost: Vec<Lost>,
+}
+
+/// The keys that a conversion of the checkpoint writes.
+enum Keys {
+    /// These.
+    Converted(Box<Metadata>),
+    /// The baseline's, with which all keys of a file are compared.
+    OfBaseline,
+    /// Not known, for this reason.
+    Unknown(String),
 }
 
 enum Kind {
     Json(Box<Reference>),
     Pieces(Box<ModelProto>),
+    /// A `tokenizer.json` that the reference implementation refuses, for this reason.
+    Refused(String),
+    /// Files of another kind, which the converter alone reads.
+    Other,
 }
 
 /// A `tokenizer.json`, with its tokens by id.
@@ -49,76 +68,130 @@ struct Reference {
     tokens: Vec<(u32, String)>,
 }
 
+impl Reference {
+    fn read(bytes: &[u8]) -> Result<Self, String> {
+        let tokenizer = ReferenceTokenizer::new(bytes)?;
+        let tokens = tokenizer.vocabulary()?;
+        Ok(Self { tokenizer, tokens })
+    }
+
+    /// Whether the post-processor puts something in front of a text.
+    fn adds_bos(&self) -> Option<bool> {
+        let [full, bare] = [true, false].map(|special| self.tokenizer.ids("a", special));
+        Some(full.ok()?.first() != bare.ok()?.first())
+    }
+}
+
 impl OriginTokenizer {
-    /// Opens the tokenizer of a checkpoint directory.
+    /// Opens the tokenizer of a checkpoint directory, and converts it: the keys show a wrong pre-tokenizer that no text at hand
+    /// shows.
     ///
     /// # Errors
     /// I/O errors, malformed files, no tokenizer.
-    pub fn open(path: &Path) -> Result<Self, VerifyError> {
+    pub fn of_source(path: &Path) -> Result<Self, VerifyError> {
+        let options = ConvertOptions { vocab_only: true, ..ConvertOptions::default() };
+        fs_err::read_dir(path)?;
+        let (keys, lost) = match Conversion::plan(path, &options) {
+            Ok(conversion) => {
+                let lost = conversion.mapping().lost.clone();
+                (Keys::Converted(Box::new(conversion.metadata().clone())), lost)
+            }
+            Err(error) => (Keys::Unknown(error.to_string()), Vec::new()),
+        };
+        Self::open(path, keys, lost)
+    }
+
+    /// Opens the tokenizer of a directory that is the baseline: keys are compared with those of its conversion.
+    ///
+    /// # Errors
+    /// I/O errors, malformed files, no tokenizer.
+    pub fn of_baseline(path: &Path) -> Result<Self, VerifyError> {
+        Self::open(path, Keys::OfBaseline, Vec::new())
+    }
+
+    fn open(path: &Path, keys: Keys, lost: Vec<Lost>) -> Result<Self, VerifyError> {
         let directory = Directory::new(path, Limits::default());
         fs_err::read_dir(path)?;
         let config = directory.tree("tokenizer_config.json")?;
         let mut adds_bos = config.get("add_bos_token").and_then(Json::as_bool);
         let kind = if let Some(bytes) = directory.bytes("tokenizer.json")? {
-            let refused =
-                |reason| VerifyError::OriginTokenizer { path: directory.join("tokenizer.json"), reason };
-            let tokenizer = ReferenceTokenizer::new(&bytes).map_err(refused)?;
-            // What the post-processor puts in front of a text.
-            if let (Ok(full), Ok(bare)) = (tokenizer.ids("a", true), tokenizer.ids("a", false)) {
-                adds_bos = adds_bos.or(Some(full.first() != bare.first()));
+            match Reference::read(&bytes) {
+                Ok(reference) => {
+                    adds_bos = adds_bos.or(reference.adds_bos());
+                    Kind::Json(Box::new(reference))
+                }
+                Err(reason) if !matches!(keys, Keys::Unknown(_)) => Kind::Refused(reason),
+                Err(reason) => {
+                    let path = directory.join("tokenizer.json");
+                    return Err(VerifyError::OriginTokenizer { path, reason });
+                }
             }
-            let tokens = tokenizer.vocabulary().map_err(refused)?;
-            Kind::Json(Box::new(Reference { tokenizer, tokens }))
         } else if let Some((_, model)) = first_of(&directory, &MODELS)? {
             Kind::Pieces(Box::new(model))
+        } else if matches!(&keys, Keys::Converted(keys) if keys.contains(TOKENS)) {
+            Kind::Other
         } else {
             return Err(VerifyError::NoOriginTokenizer { path: path.to_owned() });
         };
-        Ok(Self { kind, adds_bos, keys: None, lost: Vec::new() })
+        Ok(Self { kind, adds_bos, keys, lost })
     }
 
-    /// Compares the keys as well with those that a conversion of the directory writes: they show a wrong
-    /// pre-tokenizer that no text at hand shows. Directories that cannot be converted are compared without.
-    #[must_use]
-    pub fn with_keys(mut self, path: &Path) -> Self {
-        let options = ConvertOptions { vocab_only: true, ..ConvertOptions::default() };
-        if let Ok(conversion) = Conversion::plan(path, &options) {
-            self.keys = Some(conversion.metadata().clone());
-            self.lost.clone_from(&conversion.mapping().lost);
-        }
-        self
-    }
-
-    /// Compares a file's vocabulary, and on texts its ids, with the origin's.
+    /// Compares a file's vocabulary, and on texts its ids, with the origin's. `keys_differ`: keys of the tokenizer are known to
+    /// differ from the baseline's.
     pub(super) fn compare(
         &self,
         metadata: &Metadata,
         encoder: Result<&dyn TextEncoder, &str>,
         texts: &[&str],
+        keys_differ: bool,
     ) -> Vec<Finding> {
-        let Some(tokens) = strings(metadata, "tokenizer.ggml.tokens") else { return Vec::new() };
+        let Some(tokens) = strings(metadata, TOKENS) else { return Vec::new() };
         let is_annotated = metadata.iter().any(|(key, _)| key.starts_with(ANNOTATION_PREFIX));
         let lost = self.lost.iter().filter(|lost| !(lost.can_be_annotated && is_annotated));
         let mut findings: Vec<Finding> =
             lost.map(|lost| Finding::warning("hparams", lost.to_string())).collect();
-        if let Some(keys) = &self.keys {
-            findings.extend(baseline_keys::tokenizer(metadata, keys, CHECK, "the source"));
+        match &self.keys {
+            Keys::Converted(keys) => {
+                findings.extend(baseline_keys::tokenizer(metadata, keys, CHECK, "the source"));
+            }
+            Keys::OfBaseline => {}
+            Keys::Unknown(reason) => {
+                let message =
+                    format!("keys are not compared with the source's conversion: {}", escape(reason));
+                findings.push(Finding::unchecked(CHECK, message));
+            }
         }
+        let is_unknown = matches!(self.keys, Keys::Unknown(_));
+        let differs = keys_differ || findings.iter().any(|finding| finding.severity == Severity::Error);
         match &self.kind {
             Kind::Json(reference) => {
                 let Reference { tokenizer, tokens: expected } = &**reference;
-                findings.extend(compare_tokens(expected, tokens));
+                if is_unknown {
+                    findings.extend(compare_tokens(expected, tokens, is_word_pieces(metadata)));
+                }
                 match encoder {
-                    Ok(encoder) => findings.extend(compare_ids(tokenizer, encoder, tokens, texts)),
+                    Ok(encoder) => {
+                        let found = compare_ids(tokenizer, encoder, tokens, texts);
+                        // Of a file whose keys are those of the conversion, what is left is a limit of the format.
+                        findings.extend(found.map(|found| match found.severity {
+                            Severity::Error if !(is_unknown || differs) => as_converted(&found),
+                            _ => found,
+                        }));
+                    }
                     Err(reason) => {
                         let message = format!("ids are not compared with tokenizer.json: {reason}");
                         findings.push(Finding::unchecked(CHECK, message));
                     }
                 }
             }
-            Kind::Pieces(model) => findings.extend(compare_pieces(model, metadata, tokens)),
+            Kind::Pieces(model) if is_unknown => findings.extend(compare_pieces(model, metadata, tokens)),
+            Kind::Refused(reason) => {
+                let message = format!("ids are not compared with tokenizer.json: {}", escape(reason));
+                findings.push(Finding::unchecked(CHECK, message));
+            }
+            Kind::Pieces(_) | Kind::Other => {}
         }
-        if let (Some(expected), Ok(encoder)) = (self.adds_bos, encoder) {
+        if let (Some(expected), Ok(encoder), true) = (self.adds_bos, encoder, is_unknown || differs) {
             let found = encoder.start_of_text().is_some();
             if found != expected {
                 let message = if expected {
@@ -133,19 +206,37 @@ impl OriginTokenizer {
     }
 }
 
+fn as_converted(found: &Finding) -> Finding {
+    let message = format!("{}; the file's keys are those that the source is converted to", found.message);
+    Finding::warning(CHECK, message)
+}
+
+fn is_word_pieces(metadata: &Metadata) -> bool {
+    metadata.get("tokenizer.ggml.model").and_then(Value::as_str) == Some("bert")
+}
+
 /// Blanks are written as in SentencePiece or as they are.
 fn same_token(a: &str, b: &[u8]) -> bool {
     a.as_bytes() == b || (a.contains('\u{2581}') && a.replace('\u{2581}', " ").as_bytes() == b)
 }
 
+/// Pieces of words: GGUF marks those that begin a word, WordPiece those that do not.
+fn same_word_piece(a: &str, b: &[u8]) -> bool {
+    match a.strip_prefix("##") {
+        Some(rest) => rest.as_bytes() == b,
+        None => b.strip_prefix("\u{2581}".as_bytes()) == Some(a.as_bytes()),
+    }
+}
+
 /// The vocabulary, token by token.
-fn compare_tokens(expected: &[(u32, String)], tokens: &[Vec<u8>]) -> Option<Finding> {
+fn compare_tokens(expected: &[(u32, String)], tokens: &[Vec<u8>], is_word_pieces: bool) -> Option<Finding> {
     let mut n = 0usize;
     let mut first = None;
     for (id, expected) in expected {
         // Rows of the embedding that the tokenizer does not use are not asked for.
         let Some(token) = usize::try_from(*id).ok().and_then(|id| tokens.get(id)) else { continue };
-        if !same_token(expected, token) {
+        let is_same = same_token(expected, token) || (is_word_pieces && same_word_piece(expected, token));
+        if !is_same {
             n += 1;
             first.get_or_insert((id, expected, token));
         }

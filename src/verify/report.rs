@@ -83,6 +83,7 @@ const CHECKS: &[&str] = &[
     "graph",
     "header",
     "hparams",
+    "keys",
     "layout",
     "limits",
     "masked",
@@ -260,6 +261,11 @@ impl Report {
         for aspect in [Aspect::Metadata, Aspect::Weights, Aspect::Divergence] {
             self.not_judged(aspect, ITSELF, "the model that it was made from");
         }
+    }
+
+    /// From now on no open question says that there is no baseline.
+    pub(super) fn has_baseline(&mut self) {
+        self.coverage.has_baseline();
     }
 
     /// From now on what is asked of encoders.

@@ -10,7 +10,7 @@ use crate::core::{GgmlType, TensorMeta, TensorSource};
 use crate::engine::EngineError;
 use crate::gguf::{GgufFile, Metadata};
 use crate::quant::{dequantize, first_non_finite, validate_blocks};
-use crate::verify::{Finding, VerifyError, adapter, towers, vocabulary};
+use crate::verify::{Finding, VerifyError, adapter, keys, numbers, towers, vocabulary};
 
 /// Bytes of a tensor checked at a time.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -42,20 +42,19 @@ pub fn check_structure(
 ) -> Result<Vec<Finding>, VerifyError> {
     let mut findings = Vec::new();
     let is_adapter = adapter::is_one(metadata);
-    let required: &[&str] = if towers::is_towers(metadata) {
+    if towers::is_towers(metadata) {
         findings.extend(towers::check(metadata));
-        &[]
     } else if is_adapter {
         // An adapter has no vocabulary: it is its base's.
-        &adapter::REQUIRED
+        findings.extend(keys::missing(metadata, &adapter::REQUIRED));
+    } else if vocabulary::is_alone(metadata, source.tensors()) {
+        // What else such a file says is of the model that its vocabulary belongs to.
+        findings.extend(keys::missing(metadata, &keys::OF_MODELS));
     } else {
-        &["general.architecture", "tokenizer.ggml.model"]
-    };
-    for key in required {
-        if !metadata.contains(key) {
-            findings.push(Finding::error("required-keys", format!("key `{key}` is missing")));
-        }
+        findings.extend(keys::required_of_models(metadata));
+        findings.extend(numbers::check(metadata));
     }
+    findings.extend(keys::check(metadata));
     let total: u64 = source.tensors().iter().filter_map(TensorMeta::n_bytes).sum();
     progress.begin("checking blocks", total);
     let checked = check_tensors(source, options.level, progress);

@@ -8,6 +8,7 @@ mod hellaswag;
 mod multiple_choice;
 mod random;
 mod run;
+mod unscorable;
 mod winogrande;
 
 use std::path::{Path, PathBuf};
@@ -15,9 +16,12 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::core::Hint;
+use crate::core::text::escape;
+use crate::verify::Finding;
 use crate::verify::VerifyError;
 use crate::verify::tasks::choice::{Choice, Pair};
 pub(super) use run::run;
+pub use unscorable::LeftOut;
 
 /// What is wrong with a file of tasks.
 #[derive(Debug, thiserror::Error)]
@@ -27,8 +31,8 @@ pub enum TaskError {
     #[error("{}: offset {offset}: invalid UTF-8", path.display())]
     Utf8 { path: PathBuf, offset: usize },
     /// A line that is not what its place asks for.
-    #[error("{}: line {line}: expected {expected}", path.display())]
-    Line { path: PathBuf, line: usize, expected: &'static str },
+    #[error("{}: line {line}: expected {expected}, found `{}`", path.display(), escape(found))]
+    Line { path: PathBuf, line: usize, expected: &'static str, found: String },
     /// Lines that are no whole tasks.
     #[error("{}: {lines} lines, expected six for each task", path.display())]
     Lines { path: PathBuf, lines: usize },
@@ -44,9 +48,15 @@ pub enum TaskError {
     /// Text that the vocabulary has no ids for.
     #[error("task {task}: {reason}")]
     Encode { task: usize, reason: String },
-    /// Answers without a token to predict.
-    #[error("task {task}: an answer has no token that follows another")]
-    NothingToScore { task: usize },
+    /// Not one task that can be scored.
+    #[error(
+        "{}: none of the tasks can be scored: task {} (`{}`): {}",
+        path.display(),
+        first.task,
+        escape(&first.question),
+        escape(&first.reason)
+    )]
+    NothingToScore { path: PathBuf, first: LeftOut },
 }
 
 impl Hint for TaskError {
@@ -174,6 +184,8 @@ pub struct TaskReport {
     pub n_in_file: usize,
     /// Task by task, in the order in which they were chosen.
     pub outcomes: Vec<TaskOutcome>,
+    /// Chosen tasks that cannot be scored.
+    pub left_out: Vec<LeftOut>,
 }
 
 impl TaskReport {
@@ -210,6 +222,11 @@ impl TaskReport {
         self.n() / self.outcomes.iter().map(|outcome| outcome.scores.len() as f64).sum::<f64>()
     }
 
+    /// What is said of the tasks that cannot be scored.
+    pub(super) fn findings(&self) -> Vec<Finding> {
+        unscorable::findings(&self.path, &self.left_out, self.outcomes.len())
+    }
+
     pub(super) fn to_json(&self) -> Value {
         let (low, high) = self.interval();
         let outcomes = self.outcomes.iter().map(|outcome| {
@@ -218,10 +235,15 @@ impl TaskReport {
                 "scores": outcome.scores,
             })
         });
+        let left_out = self
+            .left_out
+            .iter()
+            .map(|left| json!({ "task": left.task, "question": left.question, "reason": left.reason }));
         json!({
             "kind": self.kind.name(), "file": self.path.display().to_string(), "tasks": self.outcomes.len(),
             "tasks_in_file": self.n_in_file, "accuracy": self.accuracy(), "stderr": self.stderr(),
             "low": low, "high": high, "chance": self.chance(), "outcomes": outcomes.collect::<Vec<_>>(),
+            "left_out": left_out.collect::<Vec<_>>(),
         })
     }
 }
@@ -234,7 +256,13 @@ mod tests {
     fn figures_are_those_of_a_share() {
         let outcome = |is_right| TaskOutcome { task: 0, scores: vec![0.0; 4], answer: 0, is_right };
         let outcomes = [true, true, false, true, false, false, false, false].map(outcome).to_vec();
-        let report = TaskReport { kind: TaskKind::HellaSwag, path: PathBuf::new(), n_in_file: 9, outcomes };
+        let report = TaskReport {
+            kind: TaskKind::HellaSwag,
+            path: PathBuf::new(),
+            n_in_file: 9,
+            outcomes,
+            left_out: Vec::new(),
+        };
         assert_eq!((report.accuracy(), report.chance()), (0.375, 0.25));
         assert!((report.stderr() - (0.375f64 * 0.625 / 7.0).sqrt()).abs() < 1e-15);
         // What llama-perplexity prints for three of eight.

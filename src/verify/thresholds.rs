@@ -175,9 +175,15 @@ impl LimitLine {
     /// True if the limit is kept, but by less than two standard errors: more text may say otherwise.
     #[must_use]
     pub fn is_close(&self) -> bool {
-        let doubt = 2.0 * self.stderr.unwrap_or(0.0);
+        !self.is_missed() && !self.is_kept_by(2.0)
+    }
+
+    /// True if the limit is kept even where the figure is off by this many standard errors.
+    #[must_use]
+    pub fn is_kept_by(&self, errors: f64) -> bool {
+        let doubt = errors * self.stderr.unwrap_or(0.0);
         let worst = if self.figure.is_floor() { self.value - doubt } else { self.value + doubt };
-        !self.is_missed() && Self { value: worst, ..*self }.is_missed()
+        !Self { value: worst, ..*self }.is_missed()
     }
 
     /// `KLD 0.133 > 0.0300`.
@@ -284,6 +290,7 @@ mod tests {
         assert_eq!(lines(8.0).len(), 1);
         assert!(lines(8.0)[0].is_own && !lines(8.0)[0].is_missed() && !lines(8.0)[0].is_close());
         assert!(lines(9.5)[0].is_close());
+        assert!(lines(9.5)[0].is_kept_by(1.0) && !lines(9.5)[0].is_kept_by(1.1));
         assert!(lines(11.0)[0].is_missed() && lines(f64::NAN)[0].is_missed());
         assert_eq!(lines(11.0)[0].relation(), "perplexity 11.0000 > 10.0000");
     }

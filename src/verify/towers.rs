@@ -1,7 +1,7 @@
 //! Files of vision and audio towers (`--mmproj`): what can be judged of them without running them.
 
 use crate::gguf::{Metadata, Value};
-use crate::verify::Finding;
+use crate::verify::{Aspect, Finding, Report};
 
 /// `general.architecture` of such files.
 const CLIP: &str = "clip";
@@ -37,6 +37,14 @@ pub(super) fn check(metadata: &Metadata) -> Vec<Finding> {
     }
     let finding = |key: String| Finding::error("required-keys", format!("key `{key}` is missing"));
     missing.into_iter().map(finding).collect()
+}
+
+/// Says why no text is run through towers, and what judges them.
+pub(super) fn leave_out(report: &mut Report) {
+    const ALONE: &str = "vision and audio towers are not run";
+    for aspect in [Aspect::Perplexity, Aspect::Divergence] {
+        report.not_judged(aspect, ALONE, "`--baseline` with the checkpoint, and `--weights-only`");
+    }
 }
 
 #[cfg(test)]

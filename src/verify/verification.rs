@@ -22,7 +22,7 @@ use crate::verify::structure::{check_layout, check_structure};
 use crate::verify::tasks;
 use crate::verify::towers;
 use crate::verify::windows::{Cut, Scoring, Window, cut};
-use crate::verify::{Aspect, adapter, baseline_keys};
+use crate::verify::{Aspect, adapter, baseline_keys, drafts, vocabulary};
 use crate::verify::{
     ChatError, Divergence, Extras, Finding, LogitWriter, Model, Perplexity, Position, Prompt, PromptFile,
     PromptReport, PromptSource, Report, SaveLogits, Severity, StructureOptions, TaskReport, TaskSet,
@@ -101,6 +101,9 @@ pub fn verify_with(
         None => Ok(()),
     };
     let Examined { mut report, ready } = examine(model, baseline, prompts, options, progress, weights)?;
+    if extras.logits.is_some() {
+        report.has_baseline();
+    }
     let Some((plan, encoded)) = ready.filter(|(_, encoded)| encoded.is_some() || extras.logits.is_some())
     else {
         return Ok(Verification::without_figures(report));
@@ -120,6 +123,8 @@ pub fn verify_with(
     }
     let engine = Engine::new(plan, model.source, options.engine)?;
     report.tasks = answers(&engine, model, extras.tasks, &mut report, progress)?;
+    let of_tasks: Vec<Finding> = report.tasks.iter().flat_map(TaskReport::findings).collect();
+    report.extend(of_tasks);
     if encoded.is_empty() && (extras.logits.is_some() || !extras.tasks.is_empty()) {
         let message = "no text was scored: answers to tasks are counted, not judged";
         report.add(Finding::unchecked("perplexity", message));
@@ -190,11 +195,25 @@ pub(super) fn examine(
         adapter::leave_out(&mut report);
         return Ok(Examined { report, ready: None });
     }
-    let plan = if options.weights_only { None } else { check_graph(model, &mut report)? };
+    if towers::is_towers(model.metadata) {
+        towers::leave_out(&mut report);
+    }
+    let plan = if drafts::are_alone(model.metadata, model.source.tensors()) {
+        drafts::leave_out(model.metadata, &mut report);
+        None
+    } else if vocabulary::is_alone(model.metadata, model.source.tensors()) {
+        vocabulary::leave_out(&mut report);
+        None
+    } else if options.weights_only {
+        None
+    } else {
+        check_graph(model, &mut report)?
+    };
     for lost in [Some(model), baseline].into_iter().flatten().flat_map(|model| model.lost) {
         report.add(Finding::warning("hparams", lost));
     }
     if let Some(baseline) = baseline {
+        report.has_baseline();
         report.extend(baseline_keys::compare(model, baseline.metadata));
         report.judged(Aspect::Metadata, format!("{} keys beside the baseline's", model.metadata.len()));
         if !options.structure_only {
@@ -348,7 +367,9 @@ fn check_tokenizer(model: &Model<'_>, prompts: &[PromptSource], report: &mut Rep
         }
     }
     if let Some(origin) = model.origin {
-        report.extend(origin.compare(model.metadata, model.encoder, &texts));
+        let differs = |f: &Finding| f.severity == Severity::Error && f.check == "tokenizer-parity";
+        let keys_differ = report.findings.iter().any(differs);
+        report.extend(origin.compare(model.metadata, model.encoder, &texts, keys_differ));
     }
 }
 

@@ -1,16 +1,27 @@
 //! The tokenizer's keys: consistent in themselves and with the embedding.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use crate::core::TensorMeta;
+use crate::core::text::{escape, escape_bytes};
 use crate::gguf::{Array, Metadata, Value};
-use crate::verify::Finding;
+use crate::tokenizer::is_pre_tokenizer;
+use crate::verify::{Aspect, Finding, Report};
 
 const CHECK: &str = "tokenizer";
 /// Share of a vocabulary that may be out of reach of the merges: some are shipped with a few such tokens.
 const UNREACHABLE: f64 = 0.01;
 /// Token types that no merge makes: unknown, control, user-defined, unused, byte.
 const NORMAL: i32 = 1;
+
+/// Kinds of vocabularies that llama.cpp reads.
+const MODELS: [&str; 9] =
+    ["llama", "bert", "gpt2", "hybriddna", "whitespace", "t5", "rwkv", "plamo2", "gemma4"];
+/// Those that are built by merges.
+const MERGED: [&str; 4] = ["gpt2", "hybriddna", "whitespace", "gemma4"];
+/// The pre-tokenizer whose vocabulary needs none.
+const WITHOUT_MERGES: &str = "kimi-k2";
+const MERGES: &str = "tokenizer.ggml.merges";
 
 /// The strings of a key.
 pub(super) fn strings<'a>(metadata: &'a Metadata, key: &str) -> Option<&'a [Vec<u8>]> {
@@ -20,17 +31,36 @@ pub(super) fn strings<'a>(metadata: &'a Metadata, key: &str) -> Option<&'a [Vec<
     }
 }
 
+/// True for a file of a vocabulary and no tensor at all (`--vocab-only`).
+pub(super) fn is_alone(metadata: &Metadata, tensors: &[TensorMeta]) -> bool {
+    tensors.is_empty() && strings(metadata, "tokenizer.ggml.tokens").is_some()
+}
+
+/// Says what a vocabulary alone is, and what else there would be to judge.
+pub(super) fn leave_out(report: &mut Report) {
+    const ALONE: &str = "there are no tensors";
+    report.add(Finding::unchecked("graph", "no tensors: a vocabulary alone, which no program can run"));
+    for aspect in [Aspect::Weights, Aspect::Perplexity, Aspect::Divergence] {
+        report.not_judged(aspect, ALONE, "a file with tensors");
+    }
+}
+
 /// Checks the keys of the tokenizer.
 pub(super) fn check(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let model = metadata.get("tokenizer.ggml.model").and_then(Value::as_str).unwrap_or("none");
-    if model == "none" {
+    if matches!(model, "none" | "no_vocab") {
         return findings;
     }
-    let Some(tokens) = strings(metadata, "tokenizer.ggml.tokens") else {
-        findings.push(Finding::error(CHECK, "key `tokenizer.ggml.tokens` is missing or not strings"));
+    if !MODELS.contains(&model) {
+        let message = format!("`tokenizer.ggml.model` is `{}`: llama.cpp knows no such kind", escape(model));
+        findings.push(Finding::error(CHECK, message));
+    }
+    let Some(tokens) = strings(metadata, "tokenizer.ggml.tokens").filter(|tokens| !tokens.is_empty()) else {
+        findings.push(Finding::error(CHECK, "key `tokenizer.ggml.tokens` is missing, empty or not strings"));
         return findings;
     };
+    findings.extend(check_equal(tokens));
     let rows = tensors.iter().find(|meta| meta.name == "token_embd.weight").map(|meta| meta.shape.n_rows());
     if let Some(rows) = rows.filter(|&rows| rows < tokens.len() as u64) {
         let message = format!("{} tokens, but the embedding has {rows} rows", tokens.len());
@@ -55,21 +85,66 @@ pub(super) fn check(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding>
         findings
             .push(Finding::error(CHECK, "`tokenizer.ggml.add_bos_token` is true, but there is no BOS id"));
     }
-    if model == "gpt2" {
-        findings.extend(check_merges(metadata, tokens));
-        if !metadata.contains("tokenizer.ggml.pre") {
-            findings
-                .push(Finding::warning(CHECK, "`tokenizer.ggml.pre` is missing: readers guess how to split"));
+    findings.extend(check_charsmap(metadata));
+    let pre = metadata.get("tokenizer.ggml.pre").and_then(Value::as_str).filter(|pre| !pre.is_empty());
+    if MERGED.contains(&model) {
+        if !metadata.contains(MERGES) && pre != Some(WITHOUT_MERGES) {
+            findings.push(Finding::error(CHECK, format!("key `{MERGES}` is missing")));
+        } else if model == "gpt2" {
+            findings.extend(check_merges(metadata, tokens));
+        }
+    }
+    // Gemma 4's kind has a pre-tokenizer of its own.
+    if MERGED.contains(&model) && model != "gemma4" {
+        match pre {
+            None => findings
+                .push(Finding::warning(CHECK, "`tokenizer.ggml.pre` is missing: readers guess how to split")),
+            Some(pre) if !is_pre_tokenizer(pre) => {
+                let message = format!(
+                    "`tokenizer.ggml.pre` is `{}`: llama.cpp knows no such pre-tokenizer",
+                    escape(pre)
+                );
+                findings.push(Finding::error(CHECK, message));
+            }
+            Some(_) => {}
         }
     }
     findings
 }
 
+/// Two tokens of one text: llama.cpp ends itself when it loads such a vocabulary. It gives empty tokens names of their own.
+fn check_equal(tokens: &[Vec<u8>]) -> Option<Finding> {
+    let mut first = HashMap::with_capacity(tokens.len());
+    let mut equal =
+        tokens.iter().enumerate().filter(|(_, token)| !token.is_empty()).filter_map(|(at, token)| {
+            let before = *first.entry(token).or_insert(at);
+            (before != at).then_some((before, at, token))
+        });
+    let (before, at, token) = equal.next()?;
+    let more = match equal.count() {
+        0 => String::new(),
+        n => format!(", and {n} more are repeated"),
+    };
+    let message = format!("tokens {before} and {at} are both `{}`{more}", escape_bytes(token));
+    Some(Finding::error(CHECK, message))
+}
+
+/// A map of characters whose first number, the size of its table, leads beyond its end.
+fn check_charsmap(metadata: &Metadata) -> Option<Finding> {
+    const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
+    let Some(Array::U8(map)) = metadata.get(CHARSMAP).and_then(Value::as_array) else { return None };
+    let table = map.first_chunk().map(|size| u64::from(u32::from_le_bytes(*size)));
+    let is_whole = table.is_some_and(|table| table + 4 < map.len() as u64);
+    (!is_whole).then(|| {
+        let size = table.map_or_else(|| "no size".to_owned(), |table| format!("a table of {table} bytes"));
+        Finding::error(CHECK, format!("`{CHARSMAP}` has {} bytes and says {size}", map.len()))
+    })
+}
+
 /// Tokens that no merge makes cannot come out of an encoder: a sign of merges that were cut off.
 fn check_merges(metadata: &Metadata, tokens: &[Vec<u8>]) -> Option<Finding> {
-    let Some(merges) = strings(metadata, "tokenizer.ggml.merges") else {
-        return Some(Finding::error(CHECK, "key `tokenizer.ggml.merges` is missing or not strings"));
-    };
+    // Another type is told with the other keys.
+    let merges = strings(metadata, MERGES)?;
     let mut made: HashSet<Vec<u8>> = HashSet::with_capacity(merges.len());
     for merge in merges {
         // A space inside a part is part of it only at the very start of the right one; the split is at the first
@@ -96,7 +171,7 @@ fn check_merges(metadata: &Metadata, tokens: &[Vec<u8>]) -> Option<Finding> {
     }
     let example = example?;
     (unreachable as f64 > UNREACHABLE * n as f64).then(|| {
-        let example = crate::core::text::escape_bytes(example);
+        let example = escape_bytes(example);
         Finding::error(CHECK, format!("{unreachable} of {n} tokens are made by no merge, first `{example}`"))
     })
 }
@@ -138,5 +213,56 @@ mod tests {
         let messages: Vec<String> = check(&metadata, &[]).into_iter().map(|f| f.message).collect();
         assert!(messages[0].contains("eos_token_id`: 6 is not a token"), "{messages:?}");
         assert!(messages[1].contains("no BOS id"), "{messages:?}");
+    }
+
+    #[test]
+    fn what_llama_cpp_does_not_load_is_an_error() {
+        let found = |change: &dyn Fn(&mut Metadata)| {
+            let mut metadata = vocabulary(&["a b", "ab c"]);
+            change(&mut metadata);
+            let show = |f: Finding| format!("{}: {}", f.severity.name(), f.message);
+            check(&metadata, &[]).into_iter().map(show).collect::<Vec<_>>()
+        };
+        let strings = |items: &[&str]| {
+            Value::Array(Array::String(items.iter().map(|s| s.as_bytes().to_vec()).collect()))
+        };
+        assert_eq!(found(&|m| drop(m.remove(MERGES))), ["error: key `tokenizer.ggml.merges` is missing"]);
+        assert_eq!(
+            found(&|m| {
+                m.remove(MERGES);
+                m.set("tokenizer.ggml.pre", "kimi-k2");
+            }),
+            [""; 0]
+        );
+        assert_eq!(
+            found(&|m| m.set("tokenizer.ggml.pre", "gpt-3")),
+            ["error: `tokenizer.ggml.pre` is `gpt-3`: llama.cpp knows no such pre-tokenizer"]
+        );
+        assert_eq!(
+            found(&|m| m.set("tokenizer.ggml.model", "spm")),
+            ["error: `tokenizer.ggml.model` is `spm`: llama.cpp knows no such kind"]
+        );
+        assert_eq!(
+            found(&|m| m.set("tokenizer.ggml.tokens", strings(&["a", "b", "c", "ab", "abc", "b"]))),
+            ["error: tokens 1 and 5 are both `b`"]
+        );
+        assert_eq!(
+            found(&|m| m.set("tokenizer.ggml.tokens", strings(&["a", "", "", "ab", "abc", "x"]))),
+            [""; 0]
+        );
+        for tokens in [None, Some(strings(&[])), Some(Value::from("a"))] {
+            let found = found(&|m| match &tokens {
+                Some(tokens) => m.set("tokenizer.ggml.tokens", tokens.clone()),
+                None => drop(m.remove("tokenizer.ggml.tokens")),
+            });
+            assert_eq!(found, ["error: key `tokenizer.ggml.tokens` is missing, empty or not strings"]);
+        }
+        let map = |bytes: &[u8]| Value::Array(Array::U8(bytes.to_vec()));
+        let charsmap = "tokenizer.ggml.precompiled_charsmap";
+        assert_eq!(found(&|m| m.set(charsmap, map(&[4, 0, 0, 0, 1, 2, 3, 4, 5]))), [""; 0]);
+        assert_eq!(
+            found(&|m| m.set(charsmap, map(&[5, 0, 0, 0, 1, 2, 3, 4, 5]))),
+            [format!("error: `{charsmap}` has 9 bytes and says a table of 5 bytes")]
+        );
     }
 }

@@ -127,6 +127,29 @@ fn shards_come_in_the_order_of_their_names() {
 }
 
 #[test]
+fn words_of_wrappers_are_taken_out_of_names_in_every_shard() {
+    let index = br#"{"weight_map":{"module.b":"model-00002.safetensors","module._orig_mod.a":"model-00001.safetensors"}}"#;
+    let shards = dir(&[
+        ("model-00001.safetensors", &bytes_file(&["module._orig_mod.a"])),
+        ("model-00002.safetensors", &bytes_file(&["module.b"])),
+        ("model.safetensors.index.json", index),
+    ]);
+    let checkpoint = open(&shards).unwrap();
+    assert_eq!(names(&checkpoint), ["a", "b"]);
+    assert_eq!(checkpoint.renamed().collect::<Vec<_>>(), [("module._orig_mod.a", "a"), ("module.b", "b")]);
+    assert_eq!(checkpoint.part_of(1), "model-00002.safetensors");
+    let mut byte = [9];
+    checkpoint.read_elems(0, 0, &mut byte).unwrap();
+    assert_eq!(byte, [0]);
+    assert_eq!(
+        checkpoint.warnings(),
+        [
+            "`_orig_mod`, `module.` of wrappers is left out of the names of 2 of 2 tensors: `module._orig_mod.a` is read as `a`"
+        ]
+    );
+}
+
+#[test]
 fn an_index_and_its_shards_must_agree() {
     const INDEX: &str = "model.safetensors.index.json";
     let a = bytes_file(&["a", "b"]);

@@ -1,6 +1,7 @@
 //! Adapters: the bytes of the reference, what is refused, and sums beside a plain loop.
 
 mod merge;
+mod more;
 mod program;
 
 use std::path::{Path, PathBuf};

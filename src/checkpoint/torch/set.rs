@@ -2,7 +2,7 @@
 
 use crate::checkpoint::files::{FileSet, Middle, Naming};
 use crate::checkpoint::shards::failed;
-use crate::checkpoint::torch::{self, StoredTensor, state_dict};
+use crate::checkpoint::torch::{self, StoredTensor};
 use crate::checkpoint::{CheckpointError, Container, ModelDir, Part};
 use crate::core::limits::Limits;
 use crate::core::ranged::WeightFile;
@@ -72,13 +72,16 @@ impl TorchFiles {
     }
 
     fn open(dir: &ModelDir, set: &FileSet) -> Result<Self, CheckpointError> {
-        let mut files =
-            Self { files: Vec::new(), weights: Vec::new(), places: Vec::new(), warnings: Vec::new() };
+        let mut files = Self {
+            files: Vec::new(),
+            weights: Vec::new(),
+            places: Vec::new(),
+            warnings: set.warnings().to_vec(),
+        };
         for name in set.names() {
             files.add(dir, name, dir.limits())?;
         }
         set.check(dir, &NAMING, &files.weights, |weight| &files.files[files.places[weight].0].name)?;
-        files.strip();
         Ok(files)
     }
 
@@ -98,18 +101,6 @@ impl TorchFiles {
         }
         self.files.push(File { name: name.to_owned(), file });
         Ok(())
-    }
-
-    /// Takes the prefixes of wrappers from the names, if all names in all files have them.
-    fn strip(&mut self) {
-        let names: Vec<&str> = self.weights.iter().map(|meta| meta.name.as_str()).collect();
-        let prefix = state_dict::wrapping(&names);
-        if !prefix.is_empty() {
-            for weight in &mut self.weights {
-                weight.name.drain(..prefix.len());
-            }
-            self.warnings.push(format!("all names begin with `{prefix}`, which is left out"));
-        }
     }
 
     fn place(&self, weight: usize) -> (&WeightFile, &StoredTensor) {

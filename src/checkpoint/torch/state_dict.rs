@@ -123,29 +123,3 @@ fn flatten(pickle: &Pickle, root: Id, found: &mut StateDict) -> Result<(), Torch
 fn is_training_state(key: &str) -> bool {
     key.starts_with("optimizer") || key.starts_with("lr_scheduler")
 }
-
-/// Prefixes that wrappers of a model put before every name. `model.` counts as one only before names that have it
-/// already, or before `lm_head.`: it begins the names of many models.
-fn prefix(names: &[&str]) -> Option<&'static str> {
-    let all = |prefix: &str| !names.is_empty() && names.iter().all(|name| name.starts_with(prefix));
-    let any = |prefix: &str| names.iter().any(|name| name.starts_with(prefix));
-    ["module.", "_orig_mod."]
-        .into_iter()
-        .find(|prefix| all(prefix))
-        .or_else(|| (all("model.") && (any("model.model.") || any("model.lm_head."))).then_some("model."))
-}
-
-/// The prefixes before all names, one after another.
-pub(super) fn wrapping(names: &[&str]) -> String {
-    /// Two wrappers around a wrapper is what occurs.
-    const MAX_PREFIXES: usize = 3;
-    let mut stripped = String::new();
-    for _ in 0..MAX_PREFIXES {
-        let rest: Vec<&str> = names.iter().map(|name| &name[stripped.len()..]).collect();
-        match prefix(&rest) {
-            Some(prefix) => stripped += prefix,
-            None => break,
-        }
-    }
-    stripped
-}

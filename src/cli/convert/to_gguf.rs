@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
+use regex::Regex;
 
 use crate::cli::guard::Guard;
 use crate::cli::quantize::calibrate::{self, CalibrateArgs};
 use crate::cli::quantize::options::QuantizeArgs;
-use crate::cli::quantize::report;
 use crate::cli::quantize::target::TargetArgs;
+use crate::cli::quantize::{overrides, report};
 use crate::cli::share::ShareArgs;
 use crate::cli::stored::Stored;
 use crate::cli::{Session, UsageError, templates};
@@ -74,6 +75,9 @@ pub(in crate::cli) struct ToGguf {
     /// Set a key, for example general.author=str:Me; may be repeated, the last one wins
     #[arg(long, value_name = "KEY=TYPE:VALUE")]
     set: Vec<String>,
+    /// Leave out tensors of the checkpoint whose names match, for example '^v_head\.'; may be repeated
+    #[arg(long, value_name = "REGEX", conflicts_with = "vocab_only")]
+    drop: Vec<String>,
     /// Write keys gguf_foundry.* for numbers that change the result and for which GGUF has no key (the sliding window of
     /// Mistral and Qwen 2, ...): gguf-verify and gguf2hf read them, other runtimes pass over them
     #[arg(long)]
@@ -163,6 +167,7 @@ impl ToGguf {
             metadata: None,
             set: Vec::new(),
             annotate: false,
+            drop: Vec::new(),
             card: None,
             pre: None,
             chat_template: None,
@@ -281,6 +286,7 @@ impl ToGguf {
             file_type: plan.file_type(),
             codes: plan.codes(),
             annotate: self.annotate,
+            drop: self.drop.iter().map(|text| drop_pattern(text)).collect::<Result<_, _>>()?,
             card: self.card.clone(),
             model_name: self.model_name.clone(),
             metadata_file: self.metadata.clone(),
@@ -328,6 +334,16 @@ impl ToGguf {
             resume: self.share.resume || self.share.into.is_some(),
         }
     }
+}
+
+/// The pattern of a `--drop`.
+fn drop_pattern(text: &str) -> Result<Regex, UsageError> {
+    let why = |error: regex::Error| match error.to_string().lines().last() {
+        Some(line) => line.trim_start_matches("error: ").to_owned(),
+        None => String::new(),
+    };
+    Regex::new(text)
+        .map_err(|error| UsageError(format!("`--drop {text}`: no regular expression: {}", why(error))))
 }
 
 /// The path of an output: a file's with `{ftype}` filled in, or the default name in a directory.
@@ -426,7 +442,7 @@ impl Run<'_> {
             guard.write("the output", &target, OutputKind::Model)?;
         }
         let mut options = args.quantize.to_options(file_type, session.common.simd)?;
-        let imatrix = args.quantize.open_imatrix()?;
+        let imatrix = args.quantize.open_imatrix(session)?;
         if let Some(ty) = keep {
             // What the quantization would bring to the type of the checkpoint's integers keeps them.
             let names = self.names_of_type(conversion, ty, (&options, imatrix.as_ref()))?;
@@ -434,6 +450,7 @@ impl Run<'_> {
         }
         let conversion = &*conversion;
         let input = Input::new(conversion, conversion.metadata());
+        overrides::check(&input, &options)?;
         let may_hint = !args.requantize && !session.common.quiet;
         if args.calibrate.is_given() {
             return self.calibrate(conversion, (&input, &options), (&target, &write));

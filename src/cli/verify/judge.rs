@@ -359,8 +359,8 @@ impl VerifyArgs {
     /// The tokenizer to compare with: of the source, else of a baseline that is a checkpoint with a tokenizer.
     fn origin(&self) -> anyhow::Result<Option<OriginTokenizer>> {
         match (&self.source, &self.baseline) {
-            (Some(path), _) => Ok(Some(OriginTokenizer::open(path)?.with_keys(path))),
-            (None, Some(path)) if path.is_dir() => match OriginTokenizer::open(path) {
+            (Some(path), _) => Ok(Some(OriginTokenizer::of_source(path)?)),
+            (None, Some(path)) if path.is_dir() => match OriginTokenizer::of_baseline(path) {
                 Err(VerifyError::NoOriginTokenizer { .. }) => Ok(None),
                 other => Ok(Some(other?)),
             },

@@ -9,9 +9,22 @@ use crate::checkpoint::AdapterDir;
 use crate::checkpoint::json::as_f64;
 use crate::convert::lora::AdapterError;
 
+/// Tokens whose rows are trained.
+#[derive(Debug)]
+enum Tokens {
+    None,
+    Same(Vec<u64>),
+    ByModule(Vec<(String, Vec<u64>)>),
+}
+
 /// What an adapter says about itself.
 #[derive(Debug)]
 pub(super) struct AdapterConfig {
+    /// Ranks of the matrices: of all modules, and of single ones.
+    rank: Option<u64>,
+    rank_pattern: Vec<(Regex, u64)>,
+    /// Tokens whose rows are trained, of all modules or by module.
+    tokens: Tokens,
     /// `lora_alpha`, as a file has it and as the reference writes it.
     pub(super) alpha: f64,
     /// The matrices are scaled by the root of the rank.
@@ -20,6 +33,8 @@ pub(super) struct AdapterConfig {
     alpha_pattern: Vec<(Regex, f64)>,
     /// The base stores its matrices turned (`Conv1D`).
     pub(super) fan_in_fan_out: bool,
+    /// The strength of each row is the adapter's, too (DoRA).
+    pub(super) use_dora: bool,
     /// Tokens from which on an activated adapter works.
     pub(super) invocation_tokens: Vec<u32>,
     /// The base model, as a path or a name on the hub.
@@ -36,11 +51,21 @@ impl AdapterConfig {
         let config = adapter.config();
         let wrong =
             |key: &str, expected| AdapterError::Value { path: path.clone(), key: key.to_owned(), expected };
-        if let Some(found) = config.get("peft_type").and_then(Json::as_str).filter(|kind| *kind != "LORA") {
-            return Err(AdapterError::Kind { path, found: found.to_owned() });
+        if let Some(key) = MLX_KEYS.into_iter().find(|key| config.contains_key(*key)) {
+            return Err(AdapterError::Mlx { path, key });
+        }
+        let kind = config.get("peft_type").and_then(Json::as_str).unwrap_or(LORA);
+        if ![LORA, TRAINABLE_TOKENS].contains(&kind) {
+            return Err(AdapterError::Kind { path, found: kind.to_owned() });
+        }
+        if let Some((key, found)) = changes_base(config) {
+            return Err(AdapterError::ChangesBase { path, key, found });
         }
         let number = |value: &Json| as_f64(value).filter(|value| (*value as f32).is_finite());
+        // Rows that take the place of others have no strength.
+        let one = Json::from(1);
         let alpha = config.get("lora_alpha").filter(|value| !value.is_null());
+        let alpha = alpha.or((kind == TRAINABLE_TOKENS).then_some(&one));
         let alpha = alpha.ok_or_else(|| AdapterError::NoKey { path: path.clone(), key: "lora_alpha" })?;
         let alpha = number(alpha).ok_or_else(|| wrong("lora_alpha", "a number"))?;
         let mut alpha_pattern = Vec::new();
@@ -50,6 +75,13 @@ impl AdapterConfig {
             let pattern = pattern.map_err(|_| wrong(key, "a pattern of names"))?;
             alpha_pattern.push((pattern, number(value).ok_or_else(|| wrong(key, "a number"))?));
         }
+        let mut rank_pattern = Vec::new();
+        for (key, value) in members(config, "rank_pattern") {
+            let pattern = Regex::new(&format!(r"^(?:.*\.)?(?:{key})$"));
+            let pattern = pattern.map_err(|_| wrong(key, "a pattern of names"))?;
+            rank_pattern.push((pattern, value.as_u64().ok_or_else(|| wrong(key, "a whole number"))?));
+        }
+        let rank = config.get("r").and_then(Json::as_u64);
         let invocation_tokens = tokens(config).ok_or_else(|| wrong(TOKENS, "a list of token ids"))?;
         let has_words = config.get("invocation_string").and_then(Json::as_str).is_some_and(|s| !s.is_empty());
         if has_words && invocation_tokens.is_empty() {
@@ -61,7 +93,11 @@ impl AdapterConfig {
             alpha,
             use_rslora: is_true("use_rslora"),
             alpha_pattern,
+            rank,
+            rank_pattern,
+            tokens: trained_tokens(config).map_err(|key| wrong(key, "a list of token ids"))?,
             fan_in_fan_out: is_true("fan_in_fan_out"),
+            use_dora: is_true("use_dora"),
             invocation_tokens,
             base: base.map(str::to_owned),
         })
@@ -79,6 +115,28 @@ impl AdapterConfig {
         if self.use_rslora { alpha * rank as f64 / (rank as f64).sqrt() } else { alpha }
     }
 
+    /// The rank that a module's matrices have by the configuration; `None` where it says nothing.
+    pub(super) fn rank_of(&self, module: &str) -> Option<u64> {
+        let own = self.rank_pattern.iter().find(|(pattern, _)| pattern.is_match(module));
+        own.map(|(_, rank)| *rank).or(self.rank)
+    }
+
+    /// The rows of a module that are trained.
+    pub(super) fn token_rows(&self, module: &str) -> Option<&[u64]> {
+        match &self.tokens {
+            Tokens::None => None,
+            Tokens::Same(rows) => Some(rows),
+            Tokens::ByModule(modules) => modules
+                .iter()
+                .find(|(name, _)| {
+                    module
+                        .strip_suffix(name.as_str())
+                        .is_some_and(|head| head.is_empty() || head.ends_with('.'))
+                })
+                .map(|(_, rows)| rows.as_slice()),
+        }
+    }
+
     /// What makes the strength another one than alpha says, for a message.
     pub(super) fn why_scaled(&self) -> &'static str {
         match (self.use_rslora, self.alpha_pattern.is_empty()) {
@@ -90,6 +148,41 @@ impl AdapterConfig {
 }
 
 const TOKENS: &str = "alora_invocation_tokens";
+/// Kinds of adapters that are read.
+const LORA: &str = "LORA";
+const TRAINABLE_TOKENS: &str = "TRAINABLE_TOKENS";
+/// Keys of MLX's configurations.
+const MLX_KEYS: [&str; 2] = ["lora_parameters", "fine_tune_type"];
+/// Where tokens are named whose rows are trained: beside other matrices, and alone.
+const TRAINED: [&str; 2] = ["trainable_token_indices", "token_indices"];
+
+/// What says that an adapter belongs to another base than the one it names: a base whose weights PEFT changes as it loads
+/// the adapter, or whose layers it repeats.
+fn changes_base(config: &Map<String, Json>) -> Option<(&'static str, String)> {
+    const FROM_WEIGHTS: [&str; 3] = ["pissa", "olora", "corda"];
+    let start = config.get("init_lora_weights").and_then(Json::as_str).unwrap_or_default();
+    if FROM_WEIGHTS.iter().any(|word| start.to_ascii_lowercase().starts_with(word)) {
+        return Some(("init_lora_weights", start.to_owned()));
+    }
+    let key = "layer_replication";
+    config.get(key).filter(|value| !value.is_null()).map(|value| (key, value.to_string()))
+}
+
+/// The tokens whose rows are trained; the key of what is no list of them.
+fn trained_tokens(config: &Map<String, Json>) -> Result<Tokens, &'static str> {
+    let rows = |value: &Json| value.as_array()?.iter().map(Json::as_u64).collect::<Option<Vec<u64>>>();
+    for key in TRAINED {
+        match config.get(key) {
+            None | Some(Json::Null) => {}
+            Some(Json::Object(modules)) => {
+                let modules = modules.iter().map(|(name, value)| Some((name.clone(), rows(value)?)));
+                return modules.collect::<Option<_>>().map(Tokens::ByModule).ok_or(key);
+            }
+            Some(value) => return rows(value).map(Tokens::Same).ok_or(key),
+        }
+    }
+    Ok(Tokens::None)
+}
 
 /// The ids; none where the key is absent, null or empty.
 fn tokens(config: &Map<String, Json>) -> Option<Vec<u32>> {
@@ -135,6 +228,20 @@ mod tests {
     }
 
     #[test]
+    fn ranks_and_tokens_are_found_by_module() {
+        let own = config(
+            r#"{"lora_alpha": 8, "r": 4, "rank_pattern": {"q_proj": 2}, "trainable_token_indices": {"embed_tokens": [7, 3]}}"#,
+        );
+        let own = own.unwrap();
+        assert_eq!([own.rank_of("model.q_proj"), own.rank_of("model.v_proj")], [Some(2), Some(4)]);
+        assert_eq!(own.token_rows("model.embed_tokens"), Some(&[7, 3][..]));
+        assert_eq!(own.token_rows("model.xembed_tokens"), None);
+        let alone = config(r#"{"peft_type": "TRAINABLE_TOKENS", "token_indices": [5]}"#).unwrap();
+        assert_eq!(alone.token_rows("anything"), Some(&[5][..]));
+        assert_eq!(alone.rank_of("anything"), None);
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (text, want) in [
             ("{}", "`lora_alpha` is missing"),
@@ -142,6 +249,20 @@ mod tests {
             (r#"{"lora_alpha": 1e300}"#, "`lora_alpha` is not a number"),
             (r#"{"lora_alpha": 8, "alpha_pattern": {"(": 1}}"#, "`(` is not a pattern of names"),
             (r#"{"lora_alpha": 8, "alpha_pattern": {"q": null}}"#, "`q` is not a number"),
+            (r#"{"fine_tune_type": "lora", "lora_parameters": {}}"#, "an adapter of MLX (`lora_parameters`)"),
+            (
+                r#"{"lora_alpha": 8, "trainable_token_indices": {"embed_tokens": [-1]}}"#,
+                "`trainable_token_indices` is not a list of token ids",
+            ),
+            (
+                r#"{"lora_alpha": 8, "init_lora_weights": "pissa_niter_4"}"#,
+                "`init_lora_weights` is `pissa_niter_4`: PEFT changes the base model as it loads this adapter",
+            ),
+            (
+                r#"{"lora_alpha": 8, "init_lora_weights": true, "layer_replication": [[0, 2]]}"#,
+                "`layer_replication` is `[[0,2]]`: PEFT changes the base model as it loads this adapter",
+            ),
+            (r#"{"lora_alpha": 8, "rank_pattern": {"q": "8"}}"#, "`q` is not a whole number"),
             (r#"{"lora_alpha": 8, "peft_type": "LOHA"}"#, "an adapter of type `LOHA`, only LORA can be read"),
             (
                 r#"{"lora_alpha": 8, "alora_invocation_tokens": [-1]}"#,

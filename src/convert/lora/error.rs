@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::arch::ArchError;
-use crate::checkpoint::hub_id;
+use crate::checkpoint::{MLX_WAY_OUT, hub_id};
 use crate::core::text::escape;
 use crate::core::{Hint, Shape};
 use crate::views::FactorError;
@@ -15,6 +15,10 @@ pub enum Stray {
     Magnitude,
     /// A half whose name has the adapter's name in it.
     Named,
+    /// A half of an adapter of MLX.
+    Mlx,
+    /// Rows for tokens that were trained alone.
+    Tokens,
     /// A bias.
     Bias,
     /// A whole tensor of the model.
@@ -28,6 +32,8 @@ impl Stray {
         match self {
             Self::Magnitude => "a vector of magnitudes (DoRA)",
             Self::Named => "a matrix with the adapter's name in its own",
+            Self::Mlx => "a matrix as MLX saves adapters",
+            Self::Tokens => "rows for single tokens",
             Self::Bias => "a bias",
             Self::Whole => "a whole tensor of the model, no `lora_A` or `lora_B`",
             Self::Unknown => "neither `lora_A` nor `lora_B`",
@@ -42,7 +48,8 @@ impl Stray {
             Self::Named => {
                 "save the adapter with PEFT's `save_pretrained`: names end in `.lora_A.weight` and `.lora_B.weight`"
             }
-            Self::Bias | Self::Whole => MERGE,
+            Self::Mlx => MLX_WAY_OUT,
+            Self::Bias | Self::Whole | Self::Tokens => MERGE,
             Self::Unknown => {
                 "only LoRA adapters of PEFT are read: merge others with PEFT, and convert the model"
             }
@@ -50,6 +57,9 @@ impl Stray {
     }
 }
 
+/// Kinds of adapters that are no change of weights.
+const NEVER_WEIGHTS: [&str; 6] =
+    ["PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT"];
 const MERGE: &str = "a GGUF adapter has no place for it: `gguf-convert merge-lora BASE ADAPTER` merges the adapter into its \
                      base model";
 const BASE: &str = "check that the base is the model that the adapter was made for";
@@ -67,6 +77,22 @@ pub enum AdapterError {
     /// Another kind of adapter.
     #[error("{}: an adapter of type `{}`, only LORA can be read", path.display(), escape(found))]
     Kind { path: PathBuf, found: String },
+    /// An adapter of a base that is not the model that the base's files hold.
+    #[error("{}: `{key}` is `{}`: PEFT changes the base model as it loads this adapter", path.display(), escape(found))]
+    ChangesBase { path: PathBuf, key: &'static str, found: String },
+    /// An adapter of MLX.
+    #[error("{}: an adapter of MLX (`{key}`)", path.display())]
+    Mlx { path: PathBuf, key: &'static str },
+    /// Rows for tokens that nothing names.
+    #[error("tensor `{}`: {} has no `trainable_token_indices` for it", escape(tensor), path.display())]
+    NoTokens { path: PathBuf, tensor: String },
+    /// Another number of tokens in one tensor of the vocabulary than in another.
+    #[error(
+        "tensor `{}`: {rows} rows in the adapter in place of {base_rows}, but `{}` of the base model keeps {base_rows}",
+        escape(resized),
+        escape(kept)
+    )]
+    Resized { resized: String, kept: String, rows: u64, base_rows: u64 },
     /// Words in place of tokens.
     #[error("{}: `invocation_string` without `alora_invocation_tokens`", path.display())]
     Invocation { path: PathBuf },
@@ -121,7 +147,17 @@ impl Hint for AdapterError {
         let hint = match self {
             Self::NoKey { .. } => "the strength of the adapter: it is in the settings of the training",
             Self::Value { .. } | Self::Twice { .. } => return Vec::new(),
-            Self::Kind { .. } => "merge it with PEFT's `merge_and_unload`, and convert the model",
+            Self::Kind { found, .. } if NEVER_WEIGHTS.contains(&found.as_str()) => {
+                "it changes what the model reads, not its weights: neither PEFT nor a GGUF file can merge it"
+            }
+            Self::Kind { .. } | Self::ChangesBase { .. } => {
+                "merge it with PEFT's `merge_and_unload`, and convert the model"
+            }
+            Self::Mlx { .. } => MLX_WAY_OUT,
+            Self::NoTokens { .. } => "save the adapter again with PEFT's `save_pretrained`",
+            Self::Resized { .. } => {
+                "merge the adapter with PEFT: `resize_token_embeddings` of the base, then `merge_and_unload`"
+            }
             Self::Invocation { .. } => {
                 "add the token ids of the text, without a first one that begins every text, as `alora_invocation_tokens`"
             }

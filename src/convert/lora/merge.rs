@@ -9,10 +9,11 @@ use serde_json::Value as Json;
 use crate::checkpoint::AdapterDir;
 use crate::convert::lora::AdapterError;
 use crate::convert::lora::config::AdapterConfig;
-use crate::convert::lora::parts::{Form, Pair, Parts};
+use crate::convert::lora::parts::{Form, Pair, Parts, Whole};
+use crate::convert::lora::{tokenizer, vocabulary};
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
 use crate::core::{WeightMeta, WeightSource};
-use crate::dequant::{LoraPair, Replaced, with_adapter};
+use crate::dequant::{LoraPair, Replaced, ReplacedRows, with_adapter};
 
 impl ModelSource {
     /// The same model with an adapter of PEFT merged into its weights as they are read: W + scale · B · A, and whole
@@ -25,7 +26,8 @@ impl ModelSource {
         let adapter = AdapterDir::open(path, &options.limits)?;
         let config = AdapterConfig::of(&adapter)?;
         let parts = Parts::of(adapter.weights(), |_| true)?;
-        if parts.pairs.is_empty() && parts.whole.is_empty() {
+        parts.check(&config, &adapter)?;
+        if parts.is_empty() {
             return Err(AdapterError::Empty { path: path.to_owned() }.into());
         }
         let names = Names::of(base.weights());
@@ -43,18 +45,51 @@ impl ModelSource {
                 is_turned: is_turned(pair, meta, turns_layers),
             });
         }
-        let replaced = parts.whole.iter().map(|whole| {
+        let tensor = |whole: &Whole| {
             let base = names.find(&whole.name)?;
-            Ok::<_, AdapterError>(Replaced { base, by: whole.index })
-        });
-        let replaced = replaced.collect::<Result<Vec<_>, _>>()?;
+            Ok::<_, AdapterError>(Replaced { base, by: whole.index, resizes: false })
+        };
+        let mut replaced = parts.whole.iter().map(tensor).collect::<Result<Vec<_>, _>>()?;
+        // What the training saw differs from the base where tokens were added.
+        let bases = parts.bases.iter().filter_map(|whole| tensor(whole).ok()).collect::<Vec<_>>();
+        let shape = |row: &Replaced| (&base.weights()[row.base].shape, &adapter.weights()[row.by].shape);
+        replaced.extend(bases.into_iter().filter(|row| {
+            let (own, by) = shape(row);
+            own != by && own.dims().get(1..) == by.dims().get(1..)
+        }));
+        let mut rows = Vec::with_capacity(parts.tokens.len());
+        for tokens in &parts.tokens {
+            let found = config.token_rows(tokens.name.trim_end_matches(".weight"));
+            let found = found.ok_or_else(|| AdapterError::NoTokens {
+                path: adapter.config_path(),
+                tensor: adapter.weights()[tokens.index].name.clone(),
+            })?;
+            rows.push(ReplacedRows {
+                base: names.find(&tokens.name)?,
+                by: tokens.index,
+                rows: found.to_vec(),
+            });
+        }
+        let is_tied = self.dir.config().get("tie_word_embeddings") == Some(&Json::Bool(true));
+        let resized = vocabulary::resize(&mut replaced, base.weights(), adapter.weights(), is_tied)?;
+        if let Some(resized) = resized {
+            self.dir = resized.configured(self.dir);
+            self.warnings.push(resized.to_string());
+        }
 
         self.warnings.extend_from_slice(adapter.warnings());
+        self.warnings.extend(parts.other_ranks(&config));
+        if let Some(own) = tokenizer::of_adapter(&self.dir, &adapter)? {
+            self.paths.extend(own.paths());
+            self.warnings.push(own.warning);
+            self.dir = self.dir.with_others(own.files);
+        }
         self.warn_of_shared_embeddings(&parts, base.weights());
         self.paths.extend(adapter.paths());
         if let Some(quantization) = &mut self.quantization {
             // A sum is none of the codes that the checkpoint has.
             let changed = pairs.iter().map(|pair| pair.base).chain(replaced.iter().map(|row| row.base));
+            let changed = changed.chain(rows.iter().map(|row| row.base));
             for at in changed {
                 quantization.encodings.remove(&base.weights()[at].name);
             }
@@ -63,7 +98,7 @@ impl ModelSource {
         self.quantization =
             self.quantization.take().filter(|quantization| !quantization.encodings.is_empty());
         let adapter: Arc<dyn WeightSource + Send> = Arc::new(adapter);
-        self.weights = Some(with_adapter(base, &adapter, &pairs, &replaced, options.level)?);
+        self.weights = Some(with_adapter(base, &adapter, &pairs, &replaced, &rows, options.level)?);
         Ok(self)
     }
 

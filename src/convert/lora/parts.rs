@@ -2,7 +2,9 @@
 
 use indexmap::IndexMap;
 
+use crate::checkpoint::AdapterDir;
 use crate::convert::lora::AdapterError;
+use crate::convert::lora::config::AdapterConfig;
 use crate::convert::lora::error::Stray;
 use crate::core::{ElementType, Shape, WeightMeta};
 use crate::views::{LowRank, ShapeError, View};
@@ -72,6 +74,10 @@ pub(super) struct Whole {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Parts {
     pub(super) whole: Vec<Whole>,
+    /// Rows for single tokens, under the name of the tensor that they belong to.
+    pub(super) tokens: Vec<Whole>,
+    /// Tensors of the base as the training saw them, which its matrices change.
+    pub(super) bases: Vec<Whole>,
     pub(super) pairs: Vec<Pair>,
 }
 
@@ -90,7 +96,80 @@ const HALVES: [(&str, Half, Form); 4] = [
     (".lora_embedding_B", Half::B, Form::Embedding),
 ];
 
+/// What PEFT calls a tensor of the base around which it has put its own, and the module that another takes the place of.
+const BASE_LAYER: &str = ".base_layer.weight";
+const ORIGINAL: &str = ".original_module.";
+/// Rows for single tokens, and what may stand before that.
+const TOKENS: &str = ".trainable_tokens_delta";
+const TOKEN_ADAPTER: &str = ".token_adapter";
+/// What the name of an adapter stands behind where names have it, as in the memory of PEFT.
+const NAMED: [&str; 6] = [
+    ".lora_A.",
+    ".lora_B.",
+    ".lora_embedding_A.",
+    ".lora_embedding_B.",
+    ".modules_to_save.",
+    ".trainable_tokens_delta.",
+];
+
+/// The name of the adapter that a tensor's name has: what follows one of [`NAMED`], up to the next point.
+fn named(name: &str) -> Option<(&'static str, &str)> {
+    let (word, rest) = NAMED.into_iter().find_map(|word| Some((word, name.split_once(word)?.1)))?;
+    let own = rest.split('.').next()?;
+    // `lora_A.weight` has none.
+    (!own.is_empty() && own != "weight" && own != "bias").then_some((word, own))
+}
+
+/// The one name of an adapter that the names of its tensors have.
+fn adapter_name(weights: &[WeightMeta]) -> Option<&str> {
+    let mut names = weights.iter().filter_map(|meta| Some(named(&meta.name)?.1));
+    let first = names.next()?;
+    names.all(|name| name == first).then_some(first)
+}
+
+/// A name as PEFT saves it, without that of the adapter.
+fn without_adapter_name(name: &str, adapter: Option<&str>) -> String {
+    match named(name).filter(|(_, own)| Some(*own) == adapter) {
+        Some((".modules_to_save.", own)) => name.replacen(&format!(".modules_to_save.{own}"), "", 1),
+        Some((word, own)) => name.replacen(&format!("{word}{own}"), word.trim_end_matches('.'), 1),
+        None => name.to_owned(),
+    }
+}
+
 impl Parts {
+    /// Whether the adapter changes nothing.
+    pub(super) fn is_empty(&self) -> bool {
+        self.pairs.is_empty() && self.whole.is_empty() && self.tokens.is_empty()
+    }
+
+    /// Refuses matrices that lack what the configuration says of them.
+    ///
+    /// # Errors
+    /// [`AdapterError::Kind`]: DoRA without its vectors; with them it is refused by their names.
+    pub(super) fn check(&self, config: &AdapterConfig, adapter: &AdapterDir) -> Result<(), AdapterError> {
+        if config.use_dora && !self.pairs.is_empty() {
+            return Err(AdapterError::Kind { path: adapter.config_path(), found: "DoRA".to_owned() });
+        }
+        Ok(())
+    }
+
+    /// A warning where matrices have another rank than the configuration says.
+    pub(super) fn other_ranks(&self, config: &AdapterConfig) -> Option<String> {
+        let of = |pair: &&Pair| config.rank_of(pair.module()).is_some_and(|rank| rank != pair.rank);
+        let others: Vec<&Pair> = self.pairs.iter().filter(of).collect();
+        let first = others.first()?;
+        let (rank, module) = (config.rank_of(first.module())?, first.module());
+        let more = if others.len() > 1 {
+            format!(" and of {} more modules", others.len() - 1)
+        } else {
+            String::new()
+        };
+        Some(format!(
+            "adapter_config.json says rank {rank}, but the matrices of `{module}`{more} have rank {}, which is what counts",
+            first.rank
+        ))
+    }
+
     /// Sorts the tensors of an adapter. `takes` says which whole tensors have a place; others are refused.
     ///
     /// # Errors
@@ -99,15 +178,26 @@ impl Parts {
         let mut parts = Self::default();
         // Halves by the base's name, in the order in which the first half comes.
         let mut halves: IndexMap<String, ([Option<usize>; 2], Form)> = IndexMap::new();
+        let adapter = adapter_name(weights);
         for (index, meta) in weights.iter().enumerate() {
-            let found = HALVES.iter().find_map(|row| Some((meta.name.strip_suffix(row.0)?, row.1, row.2)));
+            let own = without_adapter_name(&meta.name, adapter);
+            let found = HALVES.iter().find_map(|row| Some((own.strip_suffix(row.0)?, row.1, row.2)));
             let Some((stem, half, form)) = found else {
-                if meta.name.ends_with(".base_layer.weight") {
+                if let Some(module) = own.strip_suffix(BASE_LAYER) {
+                    parts.bases.push(Whole { name: module.replace(WRAPPER, "") + ".weight", index });
                     continue;
                 }
-                match stray(&meta.name) {
-                    Stray::Whole | Stray::Bias if takes(&meta.name) => {
-                        parts.whole.push(Whole { name: meta.name.replace(WRAPPER, ""), index });
+                if own.contains(ORIGINAL) {
+                    continue;
+                }
+                match stray(&own) {
+                    Stray::Whole | Stray::Bias if takes(&own) => {
+                        parts.whole.push(Whole { name: own.replace(WRAPPER, ""), index });
+                    }
+                    Stray::Tokens if takes(&own) => {
+                        let module = own.strip_suffix(TOKENS).unwrap_or(&own);
+                        let module = module.strip_suffix(TOKEN_ADAPTER).unwrap_or(module);
+                        parts.tokens.push(Whole { name: module.replace(WRAPPER, "") + ".weight", index });
                     }
                     stray => return Err(AdapterError::Stray { tensor: meta.name.clone(), stray }),
                 }
@@ -171,6 +261,8 @@ fn stray(name: &str) -> Stray {
     });
     match name.rsplit('.').next() {
         _ if name.contains(".lora_magnitude_vector") => Stray::Magnitude,
+        _ if name.ends_with(TOKENS) => Stray::Tokens,
+        Some("lora_a" | "lora_b") => Stray::Mlx,
         Some("weight") if is_of_half => Stray::Named,
         Some("bias") if !is_of_half => Stray::Bias,
         Some("weight") => Stray::Whole,
@@ -226,6 +318,27 @@ mod tests {
     }
 
     #[test]
+    fn names_with_that_of_the_adapter_are_read_without_it() {
+        let weights = [
+            meta("base_model.model.q.lora_A.default.weight", &[2, 4]),
+            meta("base_model.model.q.lora_B.default.weight", &[8, 2]),
+            meta("e.lora_embedding_A.default", &[2, 9]),
+            meta("e.lora_embedding_B.default", &[6, 2]),
+            meta("e.base_layer.weight", &[9, 6]),
+            meta("lm_head.modules_to_save.default.weight", &[9, 6]),
+            meta("lm_head.original_module.weight", &[9, 6]),
+            meta("e.token_adapter.trainable_tokens_delta.default", &[1, 6]),
+        ];
+        let parts = Parts::of(&weights, |_| true).unwrap();
+        let names: Vec<&str> = parts.pairs.iter().map(|pair| pair.name.as_str()).collect();
+        assert_eq!(names, ["q.weight", "e.weight"]);
+        let whole = |name: &str, index| [Whole { name: name.to_owned(), index }];
+        assert_eq!(parts.whole, whole("lm_head.weight", 5));
+        assert_eq!(parts.bases, whole("e.weight", 4));
+        assert_eq!(parts.tokens, whole("e.weight", 7));
+    }
+
+    #[test]
     fn what_is_no_pair_is_refused_by_name() {
         for (names, want) in [
             (&["q.lora_A.weight"][..], "tensor `q.lora_A.weight` has no counterpart `q.lora_B.weight`"),
@@ -240,9 +353,11 @@ mod tests {
             ),
             (&["q.lora_magnitude_vector"], "tensor `q.lora_magnitude_vector`: a vector of magnitudes (DoRA)"),
             (
-                &["q.lora_A.default.weight"],
-                "tensor `q.lora_A.default.weight`: a matrix with the adapter's name in its own",
+                &["q.lora_A.one.weight", "q.lora_A.two.weight"],
+                "tensor `q.lora_A.one.weight`: a matrix with the adapter's name in its own",
             ),
+            (&["q.lora_a", "q.lora_b"], "tensor `q.lora_a`: a matrix as MLX saves adapters"),
+            (&["e.trainable_tokens_delta"], "tensor `e.trainable_tokens_delta`: rows for single tokens"),
             (&["q.bias"], "tensor `q.bias`: a bias"),
             (&["q.lora_B.bias"], "tensor `q.lora_B.bias`: neither `lora_A` nor `lora_B`"),
             (

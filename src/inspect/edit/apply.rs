@@ -5,9 +5,9 @@ use std::path::Path;
 use crate::core::progress::Progress;
 use crate::core::similar::nearest;
 use crate::core::text::escape;
+use crate::gguf::key_faults::own_type;
 use crate::gguf::keys::{KEYS, key_info};
 use crate::gguf::{Array, AssignType, Assignment, Metadata, Value};
-use crate::inspect::edit::objection::own_type;
 use crate::inspect::edit::{Edit, EditError};
 use crate::inspect::template::is_template;
 
@@ -39,6 +39,7 @@ impl Edit {
                 assign(&Assignment { key: (*key).to_owned(), ty: None, text }, metadata)
             }
             Self::Templates(templates) => Ok(replace_templates(templates, metadata)),
+            Self::Rename { .. } | Self::Drop(_) => Ok(Vec::new()),
         }
     }
 }

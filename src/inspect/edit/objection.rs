@@ -4,12 +4,11 @@ use crate::arch::graph::GraphFeatures;
 use crate::core::TensorMeta;
 use crate::core::text::escape;
 use crate::engine::{EngineError, GraphPlan};
-use crate::gguf::keys::{KeyInfo, key_info};
+use crate::gguf::key_faults::key_faults;
 use crate::gguf::split::{SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS};
 use crate::gguf::split_id::SPLIT_ID;
-use crate::gguf::{AssignType, Metadata, Value};
+use crate::gguf::{KeyFault, Metadata, Value};
 use crate::inspect::edit::Change;
-use crate::inspect::show::value_type_name;
 use crate::tokenizer::Encoder;
 
 /// Keys that every reader of the format asks for, after the architecture's name and a dot.
@@ -26,9 +25,9 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum Objection {
-    /// A well-known key would be of another type.
-    #[error("key `{}` is of type {expected}, not {found}", escape(key))]
-    Type { key: String, expected: String, found: String },
+    /// A well-known key would have a type or a length that its readers do not take.
+    #[error(transparent)]
+    Key(KeyFault),
     /// A token id that is no token.
     #[error("key `{}`: token {id} is beyond the vocabulary of {n_tokens}", escape(key))]
     Token { key: String, id: i128, n_tokens: usize },
@@ -52,6 +51,9 @@ pub enum Objection {
     /// Text could be read before and could not afterwards.
     #[error("the tokenizer could not be read any more: {why}")]
     Tokenizer { why: String },
+    /// Nothing but metadata would be left.
+    #[error("no tensor would be left")]
+    NoTensors,
     /// A chat template that is none.
     #[error("chat template `{}`: {why}", escape(name))]
     Template { name: String, why: String },
@@ -63,6 +65,8 @@ pub(super) struct Case<'a> {
     pub(super) after: &'a Metadata,
     /// The tensors of all parts; `None` where not all parts are there.
     pub(super) tensors: Option<&'a [TensorMeta]>,
+    /// The tensors after the change.
+    pub(super) tensors_after: Option<&'a [TensorMeta]>,
     pub(super) changes: &'a [Change],
 }
 
@@ -73,7 +77,13 @@ impl Case<'_> {
         for change in self.changes {
             found.extend(self.against(change));
         }
+        found.extend(self.new_faults().map(Objection::Key));
         found.extend(self.tokens_beyond());
+        if self.tensors.is_some_and(|tensors| !tensors.is_empty())
+            && self.tensors_after.is_some_and(<[_]>::is_empty)
+        {
+            found.push(Objection::NoTensors);
+        }
         // The reason is told once: a key that is needed is named above.
         if found.is_empty() {
             found.extend(self.graph_lost());
@@ -96,21 +106,15 @@ impl Case<'_> {
             return Some(Objection::Alignment { found, most: MOST_ALIGNED });
         }
         match (&change.before, &change.after) {
-            (before, Some(after)) => self.other_type(&key, before.as_ref(), after),
             (Some(_), None) => self.needed(key),
-            (None, None) => None,
+            _ => None,
         }
     }
 
-    /// A well-known key that would get a type which is neither its own nor the one it has.
-    fn other_type(&self, key: &str, before: Option<&Value>, after: &Value) -> Option<Objection> {
-        let info = key_info(key, architecture(self.before))?;
-        let keeps = before.is_some_and(|before| AssignType::of(before) == AssignType::of(after));
-        (!keeps && !has_type(info, after)).then(|| Objection::Type {
-            key: key.to_owned(),
-            expected: own_type(info).to_string(),
-            found: value_type_name(after),
-        })
+    /// Types and lengths that readers do not take, of keys that are changed or that depend on them.
+    fn new_faults(&self) -> impl Iterator<Item = KeyFault> {
+        let before = key_faults(self.before);
+        key_faults(self.after).into_iter().filter(move |fault| !before.contains(fault))
     }
 
     /// A key that would be gone and is missed.
@@ -122,7 +126,7 @@ impl Case<'_> {
         }
         let mut without = self.before.clone();
         without.remove(&key);
-        let why = match (self.graph(self.before)?.ok()?, self.graph(&without)?) {
+        let why = match (graph(self.before, self.tensors)?.ok()?, graph(&without, self.tensors)?) {
             (_, Err(error)) => error,
             (before, Ok(after)) if before != after => {
                 "without it the model computes something else".to_owned()
@@ -151,25 +155,25 @@ impl Case<'_> {
     }
 
     fn graph_lost(&self) -> Option<Objection> {
-        self.graph(self.before)?.ok()?;
-        self.graph(self.after)?.err().map(|why| Objection::Model { why })
+        graph(self.before, self.tensors)?.ok()?;
+        graph(self.after, self.tensors_after)?.err().map(|why| Objection::Model { why })
     }
 
     fn tokenizer_lost(&self) -> Option<Objection> {
         Encoder::from_metadata(self.before).ok()?;
         Encoder::from_metadata(self.after).err().map(|error| Objection::Tokenizer { why: error.to_string() })
     }
+}
 
-    /// What the engine makes of the model; `None` where the tensors are not known.
-    fn graph(&self, metadata: &Metadata) -> Option<Result<GraphPlan, String>> {
-        let tensors = self.tensors?;
-        let arch = architecture(metadata);
-        let Some(features) = GraphFeatures::of(arch) else {
-            return Some(Err(format!("architecture `{}` has no card", escape(arch))));
-        };
-        let plan = GraphPlan::new(&features, metadata, tensors);
-        Some(plan.map_err(|error: EngineError| error.to_string()))
-    }
+/// What the engine makes of the model; `None` where the tensors are not known.
+fn graph(metadata: &Metadata, tensors: Option<&[TensorMeta]>) -> Option<Result<GraphPlan, String>> {
+    let tensors = tensors?;
+    let arch = architecture(metadata);
+    let Some(features) = GraphFeatures::of(arch) else {
+        return Some(Err(format!("architecture `{}` has no card", escape(arch))));
+    };
+    let plan = GraphPlan::new(&features, metadata, tensors);
+    Some(plan.map_err(|error: EngineError| error.to_string()))
 }
 
 fn architecture(metadata: &Metadata) -> &str {
@@ -178,19 +182,4 @@ fn architecture(metadata: &Metadata) -> &str {
 
 fn n_tokens(metadata: &Metadata) -> Option<usize> {
     Some(metadata.get(TOKENS)?.as_array()?.len())
-}
-
-/// The type of a well-known key: where one number may stand for all layers, that of the number.
-pub(super) fn own_type(info: &KeyInfo) -> AssignType {
-    if info.is_array { AssignType::List(Some(info.value_type)) } else { AssignType::One(info.value_type) }
-}
-
-/// True for a value that a well-known key may have. A number of the architecture may be given once for all layers or
-/// for each.
-fn has_type(info: &KeyInfo, value: &Value) -> bool {
-    let of_arch = info.pattern.starts_with("{arch}");
-    match AssignType::of(value) {
-        Some(AssignType::List(Some(ty))) => ty == info.value_type && (info.is_array || of_arch),
-        found => found == Some(own_type(info)),
-    }
 }

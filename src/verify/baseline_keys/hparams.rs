@@ -1,7 +1,7 @@
 //! The architecture's numbers, one by one.
 
 use crate::core::text::escape;
-use crate::gguf::keys::{ANNOTATION_PREFIX, key_info};
+use crate::gguf::keys::ANNOTATION_PREFIX;
 use crate::gguf::{Metadata, Value};
 use crate::verify::Finding;
 use crate::verify::baseline_keys::class::{Class, class_of, local_class};
@@ -71,7 +71,8 @@ impl Sides<'_> {
         let annotation = format!("{ANNOTATION_PREFIX}{key}");
         match (value(self.model, own, key), value(self.baseline, other, key)) {
             (None, None) => None,
-            (Some(a), Some(b)) if is_same(a, b) => self.length(key, a, b).or_else(|| self.width(key, a, b)),
+            // Types and lengths are judged in each file by itself.
+            (Some(a), Some(b)) if is_same(a, b) => None,
             (Some(a), Some(b)) => {
                 let message = format!("`{name}` {}", pair(a, b, "the baseline"));
                 let is_error = !is_free || self.effect(key) == Effect::Differs;
@@ -123,34 +124,6 @@ impl Sides<'_> {
             _ if local_class(key) == Class::Free => None,
             _ => Some(Finding::warning(CHECK, message)),
         }
-    }
-
-    /// An array that stands for a number of all layers and does not reach the last.
-    fn length(&self, key: &str, a: &Value, b: &Value) -> Option<Finding> {
-        let (Value::Array(array), false) = (a, matches!(b, Value::Array(_))) else { return None };
-        let layers = self.model.get(&format!("{}block_count", self.prefixes[0]))?.as_u64()?;
-        (u64::try_from(array.len()).ok()? < layers).then(|| {
-            let message = format!("`{}` has {} entries for {layers} layers", escape(key), array.len());
-            Finding::error(CHECK, message)
-        })
-    }
-
-    /// A number of another width than the format's: the same to us, and unreadable to runtimes that ask for the type.
-    fn width(&self, key: &str, a: &Value, b: &Value) -> Option<Finding> {
-        let [own, _] = &self.prefixes;
-        if matches!(a, Value::Array(_)) || matches!(b, Value::Array(_)) {
-            return None;
-        }
-        let full = format!("{own}{key}");
-        let expected = key_info(&full, arch(self.model))?.value_type;
-        let found = self.model.get(&full)?.value_type();
-        (found != expected && b.value_type() == expected).then(|| {
-            let message = format!(
-                "`{}` is a {found}, in GGUF and in the baseline it is a {expected}: llama.cpp reads no other",
-                escape(key)
-            );
-            Finding::warning(CHECK, message)
-        })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::verify::TextEncoder;
-use crate::verify::tasks::TaskError;
+use crate::verify::tasks::{LeftOut, TaskError};
 
 /// A question and its answers, of which one is the best continuation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +44,7 @@ pub(super) type Term = (usize, usize);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Prepared {
     pub(super) number: usize,
+    pub(super) question: String,
     pub(super) sequences: Vec<Sequence>,
     /// For each answer, the log-probabilities whose mean is its score.
     pub(super) terms: Vec<Vec<Term>>,
@@ -62,21 +63,26 @@ fn encode(encoder: &dyn TextEncoder, text: &str, task: usize) -> Result<Vec<u32>
 }
 
 /// Tokens that all sequences begin with, but at least one (which nothing predicts) and not all of the shortest.
-fn common_prefix(sequences: &[Vec<u32>], task: usize) -> Result<usize, TaskError> {
+/// `None` where an answer has no token that follows another.
+fn common_prefix(sequences: &[Vec<u32>]) -> Option<usize> {
     let shortest = sequences.iter().map(Vec::len).min().unwrap_or(0);
-    let Some(first) = sequences.first().filter(|_| shortest >= 2) else {
-        return Err(TaskError::NothingToScore { task });
-    };
+    let first = sequences.first().filter(|_| shortest >= 2)?;
     let is_common = |&at: &usize| sequences.iter().all(|tokens| tokens.get(at) == first.get(at));
-    Ok((0..shortest).take_while(is_common).count().clamp(1, shortest - 1))
+    Some((0..shortest).take_while(is_common).count().clamp(1, shortest - 1))
 }
+
+const NO_TOKEN: &str = "an answer has no token that follows another";
 
 impl Choice {
     /// The tokens after those that all answers share are scored.
-    pub(super) fn prepare(&self, encoder: &dyn TextEncoder) -> Result<Prepared, TaskError> {
+    pub(super) fn prepare(&self, encoder: &dyn TextEncoder) -> Result<Result<Prepared, LeftOut>, TaskError> {
+        let unscorable = |why: String| Ok(Err(LeftOut::new(self.number, &self.question, why)));
+        if let Some(flaw) = self.flaw() {
+            return unscorable(flaw);
+        }
         let encode = |answer: &String| encode(encoder, &format!("{} {answer}", self.question), self.number);
         let encoded = self.answers.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
-        let shared = common_prefix(&encoded, self.number)?;
+        let Some(shared) = common_prefix(&encoded) else { return unscorable(NO_TOKEN.to_owned()) };
         let terms = encoded
             .iter()
             .enumerate()
@@ -88,7 +94,8 @@ impl Choice {
             tokens,
         };
         let sequences = encoded.into_iter().map(sequence).collect();
-        Ok(Prepared { number: self.number, sequences, terms, is_right: self.is_right.clone(), on_tie: 0 })
+        let (number, is_right) = (self.number, self.is_right.clone());
+        Ok(Ok(Prepared { number, question: self.question.clone(), sequences, terms, is_right, on_tie: 0 }))
     }
 }
 
@@ -102,11 +109,15 @@ impl Pair {
     /// # Exactness
     /// ref: where the words count, the second word's first token is predicted from the end of the first sentence
     /// rather than from what both share. Kept: scores are compared with the reference's.
-    pub(super) fn prepare(&self, encoder: &dyn TextEncoder) -> Result<Prepared, TaskError> {
+    pub(super) fn prepare(&self, encoder: &dyn TextEncoder) -> Result<Result<Prepared, LeftOut>, TaskError> {
         let task = self.number;
+        let unscorable = |why: String| Ok(Err(LeftOut::new(task, &self.question(), why)));
+        if let Some(flaw) = self.flaw() {
+            return unscorable(flaw);
+        }
         let whole = |word: &String| encode(encoder, &format!("{}{word}{}", self.before, self.after), task);
         let encoded = self.words.iter().map(whole).collect::<Result<Vec<_>, _>>()?;
-        let shared = common_prefix(&encoded, task)?;
+        let Some(shared) = common_prefix(&encoded) else { return unscorable(NO_TOKEN.to_owned()) };
         let leaves_out_words = encoded.iter().all(|tokens| tokens.len() - shared > MIN_TRAILING);
         let mut starts = Vec::new();
         for (word, tokens) in self.words.iter().zip(&encoded) {
@@ -140,7 +151,8 @@ impl Pair {
             });
         }
         let is_right = (0..2).map(|at| at == self.right).collect();
-        Ok(Prepared { number: task, sequences, terms, is_right, on_tie: 1 })
+        let question = self.question();
+        Ok(Ok(Prepared { number: task, question, sequences, terms, is_right, on_tie: 1 }))
     }
 }
 
@@ -175,7 +187,7 @@ mod tests {
         let answers = ["abc", "abd", "x"].map(str::to_owned).to_vec();
         let choice =
             Choice { number: 0, question: "Q".to_owned(), answers, is_right: vec![true, false, false] };
-        let prepared = choice.prepare(&Characters).unwrap();
+        let prepared = choice.prepare(&Characters).unwrap().unwrap();
         // Start, `Q`, blank.
         assert_eq!(prepared.sequences[0].rows, 2..5);
         assert_eq!(prepared.sequences[1].targets, ['a', 'b', 'd'].map(u32::from));
@@ -186,13 +198,13 @@ mod tests {
     fn an_answer_that_begins_another_still_has_a_token() {
         let answers = ["ab", "abc"].map(str::to_owned).to_vec();
         let choice = Choice { number: 0, question: "Q".to_owned(), answers, is_right: vec![true, false] };
-        let prepared = choice.prepare(&Characters).unwrap();
+        let prepared = choice.prepare(&Characters).unwrap().unwrap();
         assert_eq!(prepared.sequences[0].targets, [u32::from('b')]);
     }
 
     #[test]
     fn words_are_left_out_where_enough_follows() {
-        let prepared = pair("A ", ["cat", "mouse"], " ran.").prepare(&Characters).unwrap();
+        let prepared = pair("A ", ["cat", "mouse"], " ran.").prepare(&Characters).unwrap().unwrap();
         // Start, `A`, blank, the word; the full stop is left out.
         assert_eq!(prepared.sequences[0].targets, [' ', 'r', 'a', 'n'].map(u32::from));
         assert_eq!(prepared.sequences[1].rows, 7..11);
@@ -201,7 +213,7 @@ mod tests {
 
     #[test]
     fn words_count_where_little_follows() {
-        let prepared = pair("A ", ["b", "c"], ".").prepare(&Characters).unwrap();
+        let prepared = pair("A ", ["b", "c"], ".").prepare(&Characters).unwrap().unwrap();
         // The second word is predicted behind the end of the first sentence, as the reference does.
         assert_eq!(prepared.terms, [vec![(0, 0)], vec![(0, 2)]]);
         assert_eq!(prepared.sequences[0].rows, 2..5);

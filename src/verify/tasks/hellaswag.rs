@@ -17,11 +17,12 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Vec<Choice>, TaskError> {
         let [question, right, endings @ ..] = lines else {
             return Err(TaskError::Lines { path: path.to_owned(), lines: lines.len() });
         };
-        let right = right.trim().parse().ok().filter(|&right: &usize| right < endings.len());
-        let right = right.ok_or_else(|| TaskError::Line {
+        let index = right.trim().parse().ok().filter(|&right: &usize| right < endings.len());
+        let right = index.ok_or_else(|| TaskError::Line {
             path: path.to_owned(),
             line: number * LINES + 2,
             expected: "the index of the right ending, 0 to 3",
+            found: (*right).to_owned(),
         })?;
         Ok(Choice {
             number,
@@ -50,7 +51,10 @@ mod tests {
         let error = |text: &str| parse(text, Path::new("t")).unwrap_err().to_string();
         assert_eq!(error("C\n2\na\nb\nc\n"), "t: 5 lines, expected six for each task");
         let expected = "expected the index of the right ending, 0 to 3";
-        assert_eq!(error("C\n4\na\nb\nc\nd\n"), format!("t: line 2: {expected}"));
-        assert_eq!(error("C\n0\na\nb\nc\nd\nC\nx\na\nb\nc\nd\n"), format!("t: line 8: {expected}"));
+        assert_eq!(error("C\n4\na\nb\nc\nd\n"), format!("t: line 2: {expected}, found `4`"));
+        assert_eq!(
+            error("C\n0\na\nb\nc\nd\nC\nx\na\nb\nc\nd\n"),
+            format!("t: line 8: {expected}, found `x`")
+        );
     }
 }

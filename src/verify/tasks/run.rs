@@ -3,7 +3,7 @@
 use crate::core::progress::Progress;
 use crate::engine::{Engine, TokenChunk};
 use crate::verify::tasks::choice::{Prepared, Sequence};
-use crate::verify::tasks::{TaskError, TaskOutcome, TaskReport, TaskSet, Tasks};
+use crate::verify::tasks::{LeftOut, TaskError, TaskOutcome, TaskReport, TaskSet, Tasks};
 use crate::verify::{TextEncoder, VerifyError};
 
 /// How a model answers the tasks of each file.
@@ -22,7 +22,7 @@ fn run_set(
     set: &TaskSet,
     progress: &dyn Progress,
 ) -> Result<TaskReport, VerifyError> {
-    let tasks: Vec<Prepared> = match &set.tasks {
+    let prepared: Vec<Result<Prepared, LeftOut>> = match &set.tasks {
         Tasks::Choices(tasks) => {
             tasks.iter().map(|task| task.prepare(encoder)).collect::<Result<_, TaskError>>()?
         }
@@ -30,25 +30,48 @@ fn run_set(
             tasks.iter().map(|task| task.prepare(encoder)).collect::<Result<_, TaskError>>()?
         }
     };
+    let (mut tasks, mut left_out) = (Vec::new(), Vec::new());
+    for task in prepared {
+        match task {
+            Ok(task) => tasks.push(task),
+            Err(left) => left_out.push(left),
+        }
+    }
+    let path = set.path.clone();
+    if tasks.is_empty()
+        && let Some(first) = left_out.first().cloned()
+    {
+        return Err(TaskError::NothingToScore { path, first }.into());
+    }
     let sequences: Vec<&Sequence> = tasks.iter().flat_map(|task| &task.sequences).collect();
     let log_probs = log_probs(engine, &sequences, set.kind.name(), progress)?;
     let mut rest = log_probs.as_slice();
-    let outcome = |task: &Prepared| {
+    let mut outcome = |task: &Prepared| {
         let (own, later) = rest.split_at(task.sequences.len().min(rest.len()));
         rest = later;
         outcome(task, own)
     };
-    let outcomes = tasks.iter().map(outcome).collect();
-    Ok(TaskReport { kind: set.kind, path: set.path.clone(), n_in_file: set.n_in_file, outcomes })
+    let mut outcomes = Vec::with_capacity(tasks.len());
+    for task in &tasks {
+        match outcome(task) {
+            Ok(outcome) => outcomes.push(outcome),
+            Err(left) => left_out.push(left),
+        }
+    }
+    Ok(TaskReport { kind: set.kind, path, n_in_file: set.n_in_file, outcomes, left_out })
 }
 
-/// The answer with the highest mean of its terms.
-fn outcome(task: &Prepared, log_probs: &[Vec<f64>]) -> TaskOutcome {
+/// The answer with the highest mean of its terms. A mean that is no number is neither higher nor lower than another.
+fn outcome(task: &Prepared, log_probs: &[Vec<f64>]) -> Result<TaskOutcome, LeftOut> {
     let term = |&(sequence, row): &(usize, usize)| {
         log_probs.get(sequence).and_then(|rows| rows.get(row)).copied().unwrap_or(f64::NAN)
     };
     let mean = |terms: &Vec<(usize, usize)>| terms.iter().map(term).sum::<f64>() / terms.len() as f64;
     let scores: Vec<f64> = task.terms.iter().map(mean).collect();
+    if let Some(at) = scores.iter().position(|score| score.is_nan()) {
+        let reason = format!("the model's score of answer {at} is not a number");
+        return Err(LeftOut { is_of_model: true, ..LeftOut::new(task.number, &task.question, reason) });
+    }
     let mut answer = task.on_tie;
     for (at, &score) in scores.iter().enumerate() {
         if scores.get(answer).is_some_and(|&best| score > best) {
@@ -56,7 +79,7 @@ fn outcome(task: &Prepared, log_probs: &[Vec<f64>]) -> TaskOutcome {
         }
     }
     let is_right = task.is_right.get(answer).copied().unwrap_or(false);
-    TaskOutcome { task: task.number, scores, answer, is_right }
+    Ok(TaskOutcome { task: task.number, scores, answer, is_right })
 }
 
 /// Log-probabilities of the wanted rows of each sequence.

@@ -13,9 +13,18 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Vec<Pair>, TaskError> {
             path: path.to_owned(),
             line: at + 1,
             expected,
+            found: start_of(line),
         })
     };
     lines.enumerate().map(task).collect()
+}
+
+/// Characters of a line that a message shows: the number of the right word is at its end.
+const SHOWN_CHARS: usize = 120;
+
+fn start_of(line: &str) -> String {
+    let shown: String = line.chars().take(SHOWN_CHARS).collect();
+    if shown.len() < line.len() { shown + "…" } else { shown }
 }
 
 fn pair(number: usize, line: &str) -> Result<Pair, &'static str> {
@@ -84,7 +93,10 @@ mod tests {
         assert!(error("0,a _,b,c\n").starts_with("t: line 1: expected index, sentence"));
         assert!(error("0,a _ b,b,c,1\n\n1,a b,c,d,1").starts_with("t: line 3: expected a sentence with `_`"));
         for answer in ["0", "3", "x", "", "99999999999"] {
-            assert!(error(&format!("0,a _ b,c,d,{answer}")).ends_with("the number of the right word"));
+            assert!(
+                error(&format!("0,a _ b,c,d,{answer}"))
+                    .contains("the number of the right word, found `0,a _")
+            );
         }
     }
 }

@@ -19,6 +19,12 @@ impl WeightReport {
         self.tensors.iter().filter(move |tensor| tensor.outcome == outcome)
     }
 
+    /// True if every tensor is, byte for byte, what its type makes of the baseline's.
+    #[must_use]
+    pub fn is_reproduced(&self) -> bool {
+        !self.tensors.is_empty() && self.with(WeightOutcome::Reproduced).count() == self.tensors.len()
+    }
+
     /// The tensors that are not reproduced, the one with the largest ratio first.
     #[must_use]
     pub fn worst(&self, n: usize) -> Vec<&TensorWeights> {

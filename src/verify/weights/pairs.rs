@@ -8,7 +8,7 @@ use crate::core::text::escape;
 use crate::engine::{EngineError, fits};
 use crate::verify::weights::side::Side;
 use crate::verify::weights::tensor::split_name;
-use crate::verify::{Finding, Model};
+use crate::verify::{Finding, Model, drafts};
 
 const CHECK: &str = "weights";
 const EMBEDDING: &str = "token_embd.weight";
@@ -118,6 +118,9 @@ impl<'a> Pairs<'a> {
         };
         extra.retain(|meta| !unused(file, meta));
         missing.retain(|meta| !unused(baseline, meta));
+        if drafts::are_alone(file.metadata, own.metas()) {
+            missing.retain(|meta| !drafts::is_of_model(file.metadata, meta));
+        }
         found.other_layout(&mut extra, &mut missing);
         found.left("the baseline has no such tensor", &extra);
         found.left("missing; the baseline has it", &missing);

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use gguf_foundry::arch::{CardKind, Heads, OutType};
 use gguf_foundry::convert::{Conversion, ConvertError, ConvertOptions};
+use regex::Regex;
 use serde_json::{Map, Value as Json, json};
 
 use super::load;
@@ -16,6 +17,7 @@ pub(super) struct CardFixture {
     pub(super) at: String,
     pub(super) arch: String,
     content: Json,
+    drop: Option<Regex>,
 }
 
 /// All cases, sorted.
@@ -24,7 +26,7 @@ pub(super) fn all() -> Vec<CardFixture> {
     for arch in super::names_in(&fixture("cards")) {
         for case in super::names_in(&fixture("cards").join(&arch)) {
             let content = load(&fixture("cards").join(&arch).join(&case));
-            all.push(CardFixture { at: format!("{arch}/{case}"), arch: arch.clone(), content });
+            all.push(CardFixture { at: format!("{arch}/{case}"), arch: arch.clone(), content, drop: None });
         }
     }
     all
@@ -44,9 +46,51 @@ impl CardFixture {
         self.content["options"]["mmproj"] == true
     }
 
+    /// Whether it is in Mistral's own format.
+    pub(super) fn is_mistral(&self) -> bool {
+        self.content["options"]["mistral_format"] == true
+    }
+
+    /// The same under other names of its tensors.
+    pub(super) fn renamed(&self, rename: impl Fn(&str) -> String) -> Self {
+        let mut content = self.content.clone();
+        for row in content["tensors"].as_array_mut().unwrap() {
+            row[0] = rename(row[0].as_str().unwrap()).into();
+        }
+        Self { at: self.at.clone(), arch: self.arch.clone(), content, drop: self.drop.clone() }
+    }
+
+    /// The same with another tensor.
+    pub(super) fn with(mut self, name: &str, dims: &[u64]) -> Self {
+        self.content["tensors"].as_array_mut().unwrap().push(json!([name, "BF16", dims]));
+        self
+    }
+
+    /// The same, asked for without tensors whose names match.
+    pub(super) fn dropping(&self, pattern: &str) -> Self {
+        Self { drop: Some(Regex::new(pattern).unwrap()), ..self.renamed(str::to_owned) }
+    }
+
+    /// Whether the name of some tensor is like this.
+    pub(super) fn has_name(&self, is_like: impl Fn(&str) -> bool) -> bool {
+        self.content["tensors"].as_array().unwrap().iter().any(|row| is_like(row[0].as_str().unwrap()))
+    }
+
     /// What the peer makes of the case, by type of the file.
     pub(super) fn expect(&self) -> &Map<String, Json> {
         self.content["expect"].as_object().unwrap()
+    }
+
+    /// The case with the embedding stored under the head's name alone, and said to be the head.
+    pub(super) fn with_head_alone(&self, embedding: &str, head: &str) -> Self {
+        let mut content = self.content.clone();
+        let tensors = content["tensors"].as_array_mut().unwrap();
+        tensors.retain(|row| row[0] != head);
+        for row in tensors.iter_mut().filter(|row| row[0] == embedding) {
+            row[0] = head.into();
+        }
+        content["config"]["tie_word_embeddings"] = true.into();
+        Self { at: format!("{} with the head alone", self.at), arch: self.arch.clone(), content }
     }
 
     /// Writes the checkpoint.
@@ -85,6 +129,7 @@ impl CardFixture {
                 _ => panic!("{}: option `{name}`", self.at),
             }
         }
+        options.drop.extend(self.drop.clone());
         options.target_model_dir = target(dir);
         Conversion::plan(dir, &options)
     }

@@ -56,7 +56,7 @@ gguf       = "qwen3next"
 classes    = ["DraftTestForCausalLM"]
 examples   = ["a/b"]
 mtp_export = true
-metadata   = [["block_count", "block_count"], ["nextn_predict_layers", "n_heads", "n_heads > 0"]]
+metadata   = [["block_count", "block_count"], ["context_length", "64"], ["nextn_predict_layers", "n_heads", "n_heads > 0"]]
 
 [let]
 n_heads     = "if(opt.no_mtp, 0, count('mtp.layers.'))"
@@ -186,4 +186,73 @@ fn options_that_do_not_go_with_a_card_are_refused() {
         let want = format!("error: `{option}` does not go with card `llama`: {why}\n");
         assert_eq!((output.status.code(), err), (Some(1), want));
     }
+}
+
+#[test]
+fn tensors_left_out_by_name_are_told_and_bad_patterns_are_usage() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let (code, err) = convert(at, &["--drop", "v_head(", "-o", "out.gguf"]);
+    assert_eq!(code, 2, "{err}");
+    assert!(err.contains("`--drop v_head(`: no regular expression: unclosed group"), "{err}");
+    let (code, err) = convert(at, &["--drop", "x", "--vocab-only"]);
+    assert_eq!(code, 2, "{err}");
+
+    write_config(
+        at,
+        &json!({
+            "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_layer": 0, "n_head": 1, "n_embd": H,
+            "n_positions": 8, "vocab_size": 8, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": true,
+        }),
+    );
+    write_weights(
+        &at.join("model.safetensors"),
+        &[
+            ("transformer.wte.weight", &[8, H]),
+            ("transformer.wpe.weight", &[8, H]),
+            ("transformer.ln_f.weight", &[H]),
+            ("transformer.ln_f.bias", &[H]),
+            ("probe.a.weight", &[2, H]),
+            ("probe.b.weight", &[2, H]),
+        ],
+    );
+    let (code, err) = convert(at, &["-o", "out.gguf"]);
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains(r"`--drop '^probe\.'` leaves them out"), "{err}");
+    assert!(!at.join("out.gguf").exists());
+    let (code, err) = convert(at, &["-o", "out.gguf", "--drop", r"^probe\.", "--drop", "nothing"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(
+        err.contains(r"`--drop ^probe\.` leaves out 2 tensors: `probe.a.weight`, `probe.b.weight`"),
+        "{err}"
+    );
+    assert!(err.contains("`--drop nothing` matches no tensor of the checkpoint"), "{err}");
+    assert_eq!(names(&at.join("out.gguf")).len(), 4);
+}
+
+#[test]
+fn models_of_mlx_are_refused_with_what_to_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    write_config(
+        at,
+        &json!({
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+            "quantization": {"group_size": 64, "bits": 4}, "quantization_config": {"group_size": 64, "bits": 4},
+        }),
+    );
+    let header = json!({
+        "model.embed_tokens.weight": {"dtype": "U32", "shape": [1, 1], "data_offsets": [0, 4]},
+        "model.embed_tokens.scales": {"dtype": "F32", "shape": [1, 1], "data_offsets": [4, 8]},
+    });
+    let header = header.to_string();
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 8]].concat();
+    fs_err::write(at.join("model.safetensors"), file).unwrap();
+    let (code, err) = convert(at, &["-o", "out.gguf"]);
+    assert_eq!(code, 1, "{err}");
+    let want =
+        "tensor `model.embed_tokens.weight`: words of integers as MLX packs them (4 bits, groups of 64)";
+    assert!(err.contains(want), "{err}");
+    assert!(err.contains("hint: `mlx_lm.convert --hf-path DIR --mlx-path OUT --dequantize`"), "{err}");
+    assert!(!at.join("out.gguf").exists());
 }

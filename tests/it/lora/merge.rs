@@ -44,21 +44,21 @@ pub(super) fn set_alpha(dir: &Path, alpha: u32) {
     fs_err::write(dir.join("adapter_config.json"), settings.to_string()).unwrap();
 }
 
-fn values(tensors: &[(&str, Vec<u64>)], name: &str) -> Vec<f64> {
+pub(super) fn values(tensors: &[(&str, Vec<u64>)], name: &str) -> Vec<f64> {
     let index = tensors.iter().position(|row| row.0 == name).unwrap();
     let n: u64 = tensors[index].1.iter().product();
     (0..n as usize).map(|at| f64::from(element(index, at))).collect()
 }
 
 /// A base and an adapter.
-struct Pair {
-    dir: tempfile::TempDir,
-    base: Vec<(&'static str, Vec<u64>)>,
-    adapter: Vec<(&'static str, Vec<u64>)>,
+pub(super) struct Pair {
+    pub(super) dir: tempfile::TempDir,
+    pub(super) base: Vec<(&'static str, Vec<u64>)>,
+    pub(super) adapter: Vec<(&'static str, Vec<u64>)>,
 }
 
 impl Pair {
-    fn new(
+    pub(super) fn new(
         base: &[(&'static str, &[u64])],
         adapter: &[(&'static str, &[u64])],
         model: &Json,
@@ -79,14 +79,14 @@ impl Pair {
         pair
     }
 
-    fn merged(&self) -> Result<ModelSource, ConvertError> {
+    pub(super) fn merged(&self) -> Result<ModelSource, ConvertError> {
         let options = ConvertOptions::default();
         let base = ModelSource::open(&self.dir.path().join("base"), &options)?;
         base.merged(&self.dir.path().join("adapter"), &options)
     }
 
     /// W + scale · B · A of a weight, or with the product turned.
-    fn sum(&self, weight: &str, [a, b]: [&str; 2], scale: f64, is_turned: bool) -> Vec<f32> {
+    pub(super) fn sum(&self, weight: &str, [a, b]: [&str; 2], scale: f64, is_turned: bool) -> Vec<f32> {
         let dims = |rows: &[(&str, Vec<u64>)], name: &str| -> [usize; 2] {
             let dims = &rows.iter().find(|row| row.0 == name).unwrap().1;
             [dims[0] as usize, dims[1] as usize]
@@ -107,7 +107,7 @@ impl Pair {
     }
 }
 
-fn read(source: &ModelSource, name: &str) -> Vec<f32> {
+pub(super) fn read(source: &ModelSource, name: &str) -> Vec<f32> {
     let weights = source.weights.as_deref().unwrap();
     let index = weights.weights().iter().position(|meta| meta.name == name).unwrap();
     assert_eq!(weights.weights()[index].ty, ElementType::F32);
@@ -116,20 +116,20 @@ fn read(source: &ModelSource, name: &str) -> Vec<f32> {
     bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect()
 }
 
-const Q: &str = "model.layers.0.self_attn.q_proj.weight";
+pub(super) const Q: &str = "model.layers.0.self_attn.q_proj.weight";
 const V: &str = "model.layers.0.self_attn.v_proj.weight";
-const NORM: &str = "model.layers.0.input_layernorm.weight";
-const EMBED: &str = "model.embed_tokens.weight";
-const HEAD: &str = "lm_head.weight";
-const Q_A: &str = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
-const Q_B: &str = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight";
+pub(super) const NORM: &str = "model.layers.0.input_layernorm.weight";
+pub(super) const EMBED: &str = "model.embed_tokens.weight";
+pub(super) const HEAD: &str = "lm_head.weight";
+pub(super) const Q_A: &str = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
+pub(super) const Q_B: &str = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight";
 const V_A: &str = "base_model.model.model.layers.0.self_attn.v_proj.lora_A.weight";
 const V_B: &str = "base_model.model.model.layers.0.self_attn.v_proj.lora_B.weight";
-const EMBED_A: &str = "base_model.model.model.embed_tokens.lora_embedding_A";
-const EMBED_B: &str = "base_model.model.model.embed_tokens.lora_embedding_B";
-const WHOLE_HEAD: &str = "base_model.model.lm_head.weight";
+pub(super) const EMBED_A: &str = "base_model.model.model.embed_tokens.lora_embedding_A";
+pub(super) const EMBED_B: &str = "base_model.model.model.embed_tokens.lora_embedding_B";
+pub(super) const WHOLE_HEAD: &str = "base_model.model.lm_head.weight";
 
-fn llama() -> Json {
+pub(super) fn llama() -> Json {
     json!({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8})
 }
 
@@ -147,7 +147,8 @@ fn layers_embeddings_and_whole_tensors_are_merged() {
             (WHOLE_HEAD, &[20, 8]),
         ],
         &llama(),
-        &json!({"peft_type": "LORA", "lora_alpha": 6, "r": 3, "alpha_pattern": {"v_proj": 2}, "use_rslora": true}),
+        &json!({"peft_type": "LORA", "lora_alpha": 6, "r": 3, "alpha_pattern": {"v_proj": 2},
+            "rank_pattern": {"v_proj": 4, "embed_tokens": 2}, "use_rslora": true}),
     );
     let merged = pair.merged().unwrap();
     assert!(merged.warnings.is_empty(), "{:?}", merged.warnings);
@@ -202,8 +203,8 @@ fn an_adapter_of_another_model_is_refused() {
     let (error, hints) = refused(&[(EMBED, &[20, 8])], &[(WHOLE_HEAD, &[20, 8])]);
     assert_eq!(error, format!("the base model has no tensor `{HEAD}`, which the adapter changes"));
     assert!(hints[0].starts_with("a model that shares its embeddings"), "{hints:?}");
-    let (error, _) = refused(&[(HEAD, &[20, 8])], &[(WHOLE_HEAD, &[21, 8])]);
-    assert_eq!(error, format!("tensor `{HEAD}`: shape [20, 8], but the adapter has [21, 8]"));
+    let (error, _) = refused(&[(HEAD, &[20, 8])], &[(WHOLE_HEAD, &[20, 9])]);
+    assert_eq!(error, format!("tensor `{HEAD}`: shape [20, 8], but the adapter has [20, 9]"));
     let magnitude = "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector";
     let (error, _) = refused(&[(Q, &[8, 8])], &[q[0], q[1], (magnitude, &[8])]);
     assert_eq!(error, format!("tensor `{magnitude}`: a vector of magnitudes (DoRA)"));

@@ -1,6 +1,6 @@
 //! Every part of a request changes the keys that are written.
 
-use gguf_foundry::gguf::Metadata;
+use gguf_foundry::gguf::{Metadata, OtherFiles};
 use gguf_foundry::tokenizer::{
     Mode, ModeRequest, RankCode, SpecialToken, Template, TokenizerError, TokenizerRequest, build,
 };
@@ -54,13 +54,17 @@ fn changes() -> Vec<(&'static str, TokenizerRequest)> {
         pre: _,
         before: _,
         after: _,
+        // Keys of conversions: see `sources::roles`.
+        by_hand: _,
         // These two concern single modes: see `modes`.
         architecture: _,
         mistral_format: _,
         limits,
+        others: _,
     } = TokenizerRequest::default();
     let base = || TokenizerRequest::of(&[Mode::Bpe]);
     let eos = |token: u32| vec![("eos".to_owned(), SpecialToken::Id(token))];
+    let others = OtherFiles { dir: "nowhere".into(), names: vec!["tokenizer.json".to_owned()] };
     let limits = gguf_foundry::core::limits::Limits { text_file_bytes: 1, ..limits };
     vec![
         ("modes", TokenizerRequest::of(&[Mode::None])),
@@ -77,6 +81,7 @@ fn changes() -> Vec<(&'static str, TokenizerRequest)> {
         ("before", TokenizerRequest { before: one_key("tokenizer.ggml.add_bos_token"), ..base() }),
         ("after", TokenizerRequest { after: one_key("tokenizer.ggml.add_bos_token"), ..base() }),
         ("limits", TokenizerRequest { limits, ..base() }),
+        ("others", TokenizerRequest { others: Some(others), ..base() }),
     ]
 }
 

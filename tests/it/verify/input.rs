@@ -81,8 +81,15 @@ fn what_the_engine_does_not_know_is_said_and_the_rest_judged() {
     unknown.write(dir.path(), "base.gguf");
     let (code, out, err) = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]);
     let found = report(&out);
+    assert_eq!((code, found["verdict"].as_str()), (3, Some("fail")), "{out}{err}");
+    assert!(has_finding(&found, "error", "tokenizer", "`of-tomorrow`: llama.cpp knows no such"), "{out}");
+
+    let mut without = base.clone();
+    without.metadata.set("tokenizer.ggml.model", "none");
+    without.write(dir.path(), "base.gguf");
+    let (code, out, err) = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]);
+    let found = report(&out);
     assert_eq!((code, found["verdict"].as_str()), (4, Some("partial")), "{out}{err}");
-    assert!(has_finding(&found, "unchecked", "tokenizer", ""), "{out}");
     assert!(has_finding(&found, "unchecked", "perplexity", "1 of 2 prompts are text"), "{out}");
     assert_eq!(found["perplexity"]["tokens"], 3, "ids need no tokenizer");
 

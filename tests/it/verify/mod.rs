@@ -8,6 +8,7 @@ mod heads;
 mod imatrix;
 mod imatrix_parts;
 mod input;
+mod keys;
 mod logit_file;
 mod masked;
 mod memory;

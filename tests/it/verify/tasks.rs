@@ -100,6 +100,86 @@ fn files_that_are_no_tasks_are_refused_by_place() {
     }
 }
 
+/// A file in the binary form: questions, and answers with their labels.
+fn binary(tasks: &[(&str, &[(&str, i32)])]) -> Vec<u8> {
+    let string = |text: &str| [&(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
+    let body = |(question, answers): &(&str, &[(&str, i32)])| {
+        let texts: Vec<u8> = answers.iter().flat_map(|(text, _)| string(text)).collect();
+        let labels: Vec<u8> = answers.iter().flat_map(|(_, label)| label.to_le_bytes()).collect();
+        let n = (answers.len() as u32).to_le_bytes();
+        [&string(question)[..], &n, &texts, &labels, &0u32.to_le_bytes()].concat()
+    };
+    let bodies: Vec<Vec<u8>> = tasks.iter().map(body).collect();
+    let mut out = (tasks.len() as u32).to_le_bytes().to_vec();
+    let mut offset = 4 + 4 * tasks.len();
+    for body in &bodies {
+        out.extend((offset as u32).to_le_bytes());
+        offset += body.len();
+    }
+    out.extend(bodies.concat());
+    out
+}
+
+#[test]
+fn tasks_that_cannot_be_scored_are_named_and_not_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    Tiny::new().write(dir.path(), "base.gguf");
+    let run = |option: &str, content: &[u8]| {
+        fs_err::write(dir.path().join("tasks"), content).unwrap();
+        let (code, out, err) = gguf_verify(&["base.gguf", option, "tasks", "--json"], dir.path());
+        (code, serde_json::from_str(&out).unwrap_or(Value::Null), err)
+    };
+    // Nothing else is in the file: there is no figure.
+    for (tasks, why) in [
+        (&[("Which?", &[(" a", 0), (" b", 0)][..])][..], "no answer is marked as right"),
+        (&[("Which?", &[(" a", 1), (" b", 1)])], "every answer is marked as right"),
+        (&[("Which?", &[(" a", 1)])], "it has one answer"),
+        (&[("Which?", &[(" a", 1), (" a", 0)])], "answers 0 and 1 are the same text"),
+        (&[("Which?", &[(" ", 0), (" a", 1)])], "answer 0 is empty"),
+    ] {
+        let (code, _, err) = run("--multiple-choice", &binary(tasks));
+        assert_eq!(code, 1, "{err}");
+        assert!(err.contains("task 0 (`Which?`): ") && err.contains(why), "{err}");
+    }
+    let (code, report, err) = run(
+        "--multiple-choice",
+        &binary(&[("Sound?", &[(" yes", 1), (" no", 0)]), ("Which?", &[(" a", 0), (" b", 2)])]),
+    );
+    assert_eq!(code, 4, "{err}");
+    let tasks = &report["tasks"][0];
+    assert_eq!((&tasks["tasks"], &tasks["tasks_in_file"]), (&1.into(), &2.into()), "{report}");
+    assert_eq!(tasks["left_out"][0]["task"], 1);
+    let findings = report["findings"].as_array().unwrap();
+    let found = findings.iter().find(|f| f["check"] == "tasks").unwrap_or_else(|| panic!("{report}"));
+    assert_eq!(found["severity"], "warning");
+    let message = found["message"].as_str().unwrap();
+    assert!(
+        message.contains("1 of 2 tasks cannot be scored") && message.contains("task 1 (`Which?`)"),
+        "{message}"
+    );
+
+    for (option, text, why) in [
+        ("--hellaswag", "C\n0\na\nb\n\nd\n", "task 0 (`C`): answer 2 is empty"),
+        (
+            "--hellaswag",
+            "C\n\na\nb\nc\nd\n",
+            "tasks: line 2: expected the index of the right ending, 0 to 3, found ``",
+        ),
+        ("--hellaswag", "C\n0,1\na\nb\nc\nd\n", "0 to 3, found `0,1`"),
+        ("--winogrande", "0,A _ b.,x,x,1\n", "task 0 (`A _ b.`): both words are the same"),
+        ("--winogrande", "0,A _ b.,x,,1\n", "task 0 (`A _ b.`): word 2 is empty"),
+        (
+            "--winogrande",
+            "0,A _ b.,x,y,\n",
+            "tasks: line 1: expected 1 or 2, the number of the right word, found `0,A _ b.,x,y,`",
+        ),
+    ] {
+        let (code, _, err) = run(option, text.as_bytes());
+        assert_eq!(code, 1, "{text}: {err}");
+        assert!(err.contains(why), "{text}: {err}");
+    }
+}
+
 #[test]
 fn options_that_nothing_would_act_on_are_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,0 +1,318 @@
+//! Names of a checkpoint that a card would know without something in front of them, or with it.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use indexmap::IndexMap;
+use serde_json::{Map, Value as Json};
+
+use crate::arch::detect;
+use crate::arch::heads::HeadRule;
+use crate::arch::kinds::kinds;
+use crate::arch::leftover::is_of_training;
+use crate::arch::load::Registry;
+use crate::arch::mapping::DropReason;
+use crate::arch::matching::{Asked, Matcher, kind_of};
+use crate::arch::names::{SUFFIXES, shared_rewrite};
+use crate::arch::resolve::{Inputs, ResolveOptions, chosen};
+use crate::arch::schema::{Card, CardKind};
+use crate::arch::similar::lenient_scope;
+use crate::core::WeightMeta;
+
+/// Kinds of names that are looked at: more than any model has.
+const MAX_KINDS: usize = 1000;
+/// Parts that may stand in front of a model's names, and words that are tried inside them.
+const MAX_PARTS: usize = 4;
+const MAX_WORDS: usize = 8;
+/// Prefixes of a card's names that are tried in front of names.
+const MAX_ADDED: usize = 3;
+
+/// What the names of a checkpoint must become for its card to know them all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlainNames {
+    /// New names by old ones; those that stay are not listed.
+    names: HashMap<String, String>,
+    change: Change,
+    /// What was done, for the user.
+    pub warning: String,
+}
+
+impl PlainNames {
+    /// The name that takes the place of one.
+    #[must_use]
+    pub fn name(&self, stored: &str) -> String {
+        self.names.get(stored).map_or(stored, String::as_str).to_owned()
+    }
+
+    /// The name that takes the place of that of a stored tensor, of which weights were put together.
+    #[must_use]
+    pub fn member(&self, stored: &str) -> String {
+        self.change.apply(stored, !stored.starts_with(&self.change.before))
+    }
+}
+
+/// One way to change names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Change {
+    /// What names begin with, taken off.
+    off: String,
+    /// A part inside names, taken out.
+    word: Option<String>,
+    /// What is put before the names that the card does not know.
+    before: String,
+}
+
+impl Change {
+    fn apply(&self, name: &str, is_unknown: bool) -> String {
+        let mut name = name.strip_prefix(self.off.as_str()).unwrap_or(name).to_owned();
+        if let Some(word) = &self.word {
+            let parts: Vec<&str> = name.split('.').filter(|part| part != word).collect();
+            name = parts.join(".");
+        }
+        if is_unknown { format!("{}{name}", self.before) } else { name }
+    }
+
+    fn warning(&self, changed: &[(&str, String)], n_all: usize) -> String {
+        let Some((old, new)) = changed.first() else { return String::new() };
+        let which = if changed.len() == n_all {
+            "all names".to_owned()
+        } else {
+            format!("the names of {} of {n_all} tensors", changed.len())
+        };
+        let what = match (self.off.is_empty(), &self.word, self.before.is_empty()) {
+            (false, _, true) => format!("{which} begin with `{}`, which is left out", self.off),
+            (true, Some(word), true) => format!("`{word}.` is left out of {which}"),
+            (true, None, false) => format!("{which} lack `{}`, which is put before them", self.before),
+            _ => format!("{which} begin otherwise than the model's"),
+        };
+        format!("{what}: `{old}` is read as `{new}`")
+    }
+}
+
+/// Finds what to do with the names of a text model for its card to know them all; `None` if it knows them as they are, or
+/// nothing simple helps.
+#[must_use]
+pub fn plain_names(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOptions) -> Option<PlainNames> {
+    if registry.kind() != CardKind::Text || options.mistral_format {
+        return None;
+    }
+    let config = detect::with_text_config(inputs.config);
+    let class = detect::class_of(&config).ok()?;
+    let mut kinds = kinds(inputs.weights);
+    kinds.truncate(MAX_KINDS);
+    let few: Vec<&WeightMeta> = kinds.values().filter_map(|kind| inputs.weights.get(kind.first)).collect();
+    // Weights may all be averages (`ema.`), and are the model then.
+    let is_left = |meta: &&WeightMeta| is_of_training(&meta.name, &class);
+    let few: Vec<&WeightMeta> =
+        if few.iter().all(is_left) { few } else { few.into_iter().filter(|meta| !is_left(meta)).collect() };
+    let search = Search { registry, inputs, options, config: &config, class: &class, few: &few };
+    let (card, is_known) = search.known(&|name| name.to_owned())?;
+    let unknown: Vec<&str> =
+        few.iter().zip(&is_known).filter(|(_, known)| !**known).map(|(meta, _)| meta.name.as_str()).collect();
+    if unknown.is_empty() {
+        return None;
+    }
+    let unknown_kinds: HashSet<String> = unknown.iter().map(|name| kind_of(name)).collect();
+    let is_unknown = |name: &str| unknown_kinds.contains(&kind_of(name));
+    let change = changes(&unknown).into_iter().find_map(|change| {
+        let fits = |change: &Change| {
+            let found = search.known(&|name| change.apply(name, is_unknown(name)));
+            found.is_some_and(|(_, known)| known.iter().all(|known| *known))
+        };
+        let rest: Vec<String> = unknown.iter().map(|name| change.apply(name, false)).collect();
+        let added = added(card, &rest).into_iter().map(|before| Change { before, ..change.clone() });
+        std::iter::once(change.clone()).chain(added).find(|change| fits(change))
+    })?;
+    let mut seen = HashSet::with_capacity(inputs.weights.len());
+    let mut changed: Vec<(&str, String)> = Vec::new();
+    for meta in inputs.weights {
+        let new = change.apply(&meta.name, is_unknown(&meta.name));
+        if !seen.insert(new.clone()) {
+            return None;
+        }
+        if new != meta.name {
+            changed.push((&meta.name, new));
+        }
+    }
+    let warning = change.warning(&changed, inputs.weights.len());
+    let names = changed.into_iter().map(|(old, new)| (old.to_owned(), new)).collect();
+    Some(PlainNames { names, change, warning })
+}
+
+/// A checkpoint, to ask cards about its names.
+struct Search<'a> {
+    registry: &'a Registry,
+    inputs: &'a Inputs<'a>,
+    options: &'a ResolveOptions,
+    config: &'a Map<String, Json>,
+    class: &'a str,
+    /// One weight of each kind.
+    few: &'a [&'a WeightMeta],
+}
+
+impl<'a> Search<'a> {
+    /// The card of the class, and which names it knows once they are changed; `None` without a card, or where it knows none.
+    fn known(&self, change: &dyn Fn(&str) -> String) -> Option<(&'a Card, Vec<bool>)> {
+        let few: Vec<WeightMeta> =
+            self.few.iter().map(|meta| WeightMeta { name: change(&meta.name), ..(*meta).clone() }).collect();
+        if few.iter().any(|meta| meta.name.is_empty()) {
+            return None;
+        }
+        let inputs = Inputs { weights: &few, stored: &[], values: None, ..*self.inputs };
+        let card = chosen(self.registry, self.class, self.config, &inputs, *self.options).ok()?;
+        let scope = lenient_scope(card, self.class, self.config, &inputs);
+        let matcher = Matcher::lenient(card, &scope);
+        let heads = HeadRule::of(card, self.options.heads, &scope).ok();
+        let is_known = |meta: &WeightMeta| {
+            let Ok(name) = matcher.rewritten(shared_rewrite(&meta.name)) else { return false };
+            let is_ignored = |asked| matches!(matcher.ignored(&meta.name, &name, asked), Ok(Some(_)));
+            matches!(matcher.entry_of(&meta.name, &name), Ok(Some(_)))
+                || heads.as_ref().is_some_and(|heads| heads.left_out(&name) == Some(DropReason::DraftHead))
+                || is_ignored(Asked::AfterEntries)
+        };
+        Some((card, few.iter().map(is_known).collect()))
+    }
+}
+
+/// Ways to change names that a card does not know: nothing, what all begin with taken off, a part of all taken out.
+fn changes(unknown: &[&str]) -> Vec<Change> {
+    let mut changes = vec![Change::default()];
+    let Some((first, rest)) = unknown.split_first() else { return changes };
+    let parts: Vec<&str> = first.split('.').collect();
+    for n in 1..parts.len().min(MAX_PARTS + 1) {
+        let off = parts[..n].join(".") + ".";
+        if !rest.iter().all(|name| name.starts_with(&off)) {
+            break;
+        }
+        changes.push(Change { off, ..Change::default() });
+    }
+    let is_in_all = |word: &&str| rest.iter().all(|name| name.split('.').any(|part| part == *word));
+    let words = parts[..parts.len() - 1].iter().filter(|part| part.parse::<u64>().is_err()).copied();
+    let words = words.filter(is_in_all).take(MAX_WORDS);
+    changes.extend(words.map(|word| Change { word: Some(word.to_owned()), ..Change::default() }));
+    changes
+}
+
+/// Prefixes that make names of a card of these, those of most names first.
+fn added(card: &Card, names: &[String]) -> Vec<String> {
+    let patterns: Vec<String> = card
+        .entries
+        .iter()
+        .flat_map(|entry| &entry.patterns)
+        .map(|pattern| {
+            ["{bid}", "{eid}", "{xid}"]
+                .iter()
+                .fold(pattern.text().to_owned(), |text, own| text.replace(own, "#"))
+        })
+        .collect();
+    let mut votes: IndexMap<String, usize> = IndexMap::new();
+    for name in names {
+        let kind = kind_of(name);
+        let bare = SUFFIXES.into_iter().find_map(|suffix| kind.strip_suffix(suffix)).unwrap_or(&kind);
+        let prefixes: BTreeSet<&str> = patterns
+            .iter()
+            .flat_map(|pattern| [pattern.strip_suffix(bare), pattern.strip_suffix(kind.as_str())])
+            .flatten()
+            .filter(|prefix| prefix.ends_with('.') && !prefix.contains('#'))
+            .collect();
+        for prefix in prefixes {
+            *votes.entry(prefix.to_owned()).or_default() += 1;
+        }
+    }
+    let mut votes: Vec<(String, usize)> = votes.into_iter().collect();
+    votes.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    votes.into_iter().take(MAX_ADDED).map(|vote| vote.0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{ElementType, Shape};
+
+    const MODEL: [&str; 11] = [
+        "model.embed_tokens.weight",
+        "model.layers.0.input_layernorm.weight",
+        "model.layers.0.mlp.down_proj.weight",
+        "model.layers.0.mlp.gate_proj.weight",
+        "model.layers.0.mlp.up_proj.weight",
+        "model.layers.0.post_attention_layernorm.weight",
+        "model.layers.0.self_attn.k_proj.weight",
+        "model.layers.0.self_attn.o_proj.weight",
+        "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.0.self_attn.v_proj.weight",
+        "model.norm.weight",
+    ];
+
+    fn found(names: &[String]) -> Option<(Vec<String>, String)> {
+        let config = serde_json::json!({
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 4,
+            "num_attention_heads": 1, "intermediate_size": 4, "max_position_embeddings": 8, "rms_norm_eps": 1e-5,
+        });
+        let Json::Object(config) = config else { panic!("an object") };
+        let meta = |name: &String| WeightMeta {
+            name: name.clone(),
+            shape: Shape::new(vec![4, 4]).unwrap(),
+            ty: ElementType::F32,
+        };
+        let weights: Vec<WeightMeta> = names.iter().map(meta).collect();
+        let inputs = Inputs::of_headers(&config, &weights);
+        let plain = plain_names(&Registry::embedded().unwrap(), &inputs, &ResolveOptions::default())?;
+        Some((names.iter().map(|name| plain.name(name)).collect(), plain.warning))
+    }
+
+    #[test]
+    fn what_stands_before_all_names_is_taken_off() {
+        for prefix in
+            ["policy.", "llm.", "ema.", "actor.module.", "pretrained_model.", "transformer.", "model."]
+        {
+            let stored: Vec<String> = MODEL.iter().map(|name| format!("{prefix}{name}")).collect();
+            let (names, warning) = found(&stored).unwrap();
+            assert_eq!(names, MODEL, "{prefix}");
+            assert!(
+                warning.starts_with(&format!("all names begin with `{prefix}`, which is left out: ")),
+                "{warning}"
+            );
+        }
+        // Whatever a training left beside the model has no part in it.
+        let mut stored: Vec<String> = MODEL.iter().map(|name| format!("policy.{name}")).collect();
+        stored.push("v_head.summary.weight".to_owned());
+        assert_eq!(found(&stored).unwrap().0[..11], MODEL);
+    }
+
+    #[test]
+    fn what_lacks_before_names_is_added() {
+        let stored: Vec<String> = MODEL.iter().map(|name| name.replacen("model.", "", 1)).collect();
+        let (names, warning) = found(&stored).unwrap();
+        assert_eq!(names, MODEL);
+        assert!(warning.starts_with("all names lack `model.`, which is put before them: "), "{warning}");
+        let mut stored = stored;
+        stored.push("lm_head.weight".to_owned());
+        let (names, warning) = found(&stored).unwrap();
+        assert_eq!(names.last().unwrap(), "lm_head.weight");
+        assert!(warning.starts_with("the names of 11 of 12 tensors lack `model.`"), "{warning}");
+    }
+
+    #[test]
+    fn words_inside_names_are_taken_out() {
+        let stored: Vec<String> =
+            MODEL.iter().map(|name| name.replacen("_proj.", "_proj.base_layer.", 1)).collect();
+        let (names, warning) = found(&stored).unwrap();
+        assert_eq!(names, MODEL);
+        assert!(
+            warning.starts_with("`base_layer.` is left out of the names of 7 of 11 tensors: "),
+            "{warning}"
+        );
+    }
+
+    #[test]
+    fn names_that_are_known_or_beyond_help_stay() {
+        let of = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        assert_eq!(found(&of(&MODEL)), None);
+        let mut stored = of(&MODEL);
+        stored.push("model.layers.0.mlp.probe.weight".to_owned());
+        assert_eq!(found(&stored), None);
+        // Two of each: which counts would be a guess.
+        let mut stored = of(&MODEL);
+        stored.extend(MODEL.iter().map(|name| format!("policy.{name}")));
+        assert_eq!(found(&stored), None);
+    }
+}

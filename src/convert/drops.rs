@@ -1,0 +1,91 @@
+//! Tensors that are left out because the user names them: `--drop`.
+
+use std::sync::Arc;
+
+use regex::Regex;
+
+use crate::checkpoint::Selected;
+use crate::convert::left_out::first_names;
+use crate::core::WeightSource;
+
+/// The patterns of a run, with the names that each has found.
+pub(super) struct Drops<'a>(Vec<(&'a Regex, Vec<String>)>);
+
+impl<'a> Drops<'a> {
+    pub(super) fn of(patterns: &'a [Regex]) -> Self {
+        Self(patterns.iter().map(|pattern| (pattern, Vec::new())).collect())
+    }
+
+    /// The source without the weights whose names match.
+    pub(super) fn apply(&mut self, source: Box<dyn WeightSource + Send>) -> Box<dyn WeightSource + Send> {
+        let mut any = false;
+        for (pattern, found) in &mut self.0 {
+            let names = source.weights().iter().map(|meta| &meta.name).filter(|name| pattern.is_match(name));
+            let before = found.len();
+            found.extend(names.cloned());
+            any |= found.len() > before;
+        }
+        if !any {
+            return source;
+        }
+        let keeps = |name: &str| !self.0.iter().any(|(pattern, _)| pattern.is_match(name));
+        Box::new(Selected::only(Arc::from(source), keeps))
+    }
+
+    /// What each pattern has done.
+    pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
+        self.0.iter().map(|(pattern, found)| {
+            let names: Vec<&str> = found.iter().map(String::as_str).collect();
+            match names.len() {
+                0 => format!("`--drop {pattern}` matches no tensor of the checkpoint"),
+                1 => format!("`--drop {pattern}` leaves out 1 tensor: {}", first_names(&names)),
+                n => format!("`--drop {pattern}` leaves out {n} tensors: {}", first_names(&names)),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{ElementType, Shape, SourceError, WeightMeta};
+
+    struct Named(Vec<WeightMeta>);
+
+    impl WeightSource for Named {
+        fn weights(&self) -> &[WeightMeta] {
+            &self.0
+        }
+
+        fn read_elems(&self, weight: usize, _: u64, out: &mut [u8]) -> Result<(), SourceError> {
+            out.fill(weight as u8);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_matches_is_gone_and_counted() {
+        let meta = |name: &str| WeightMeta {
+            name: name.to_owned(),
+            shape: Shape::new(vec![1]).unwrap(),
+            ty: ElementType::U8,
+        };
+        let source = || Box::new(Named(["a", "v.1", "v.2", "v.3", "v.4", "b"].map(meta).to_vec()));
+        let patterns = ["^v", "x", "1$"].map(|text| Regex::new(text).unwrap());
+        let mut drops = Drops::of(&patterns);
+        let left = drops.apply(source());
+        let names: Vec<&str> = left.weights().iter().map(|meta| meta.name.as_str()).collect();
+        assert_eq!(names, ["a", "b"]);
+        let mut out = [0];
+        left.read_elems(1, 0, &mut out).unwrap();
+        assert_eq!(out, [5]);
+        assert_eq!(
+            drops.warnings().collect::<Vec<_>>(),
+            [
+                "`--drop ^v` leaves out 4 tensors: `v.1`, `v.2`, `v.3`, …",
+                "`--drop x` matches no tensor of the checkpoint",
+                "`--drop 1$` leaves out 1 tensor: `v.1`",
+            ]
+        );
+    }
+}

@@ -1,0 +1,67 @@
+//! A checkpoint whose names need one change for its card to know them.
+
+use std::sync::Arc;
+
+use crate::arch::{self, Inputs, Mapping, PlainNames, ResolveOptions};
+use crate::checkpoint::Selected;
+use crate::convert::beside::Beside;
+use crate::convert::conversion::{Scope, map, registry};
+use crate::convert::{ConvertError, ConvertOptions, ModelSource};
+use crate::core::WeightSource;
+
+/// Applies the card to a checkpoint; where its names do not fit, to the checkpoint under the names that do, which the
+/// source then has. Returns warnings as well.
+///
+/// # Errors
+/// As [`map`].
+pub(super) fn map_by(
+    source: &mut ModelSource,
+    options: &ConvertOptions,
+    scope: Scope,
+) -> Result<(Mapping, Vec<String>), ConvertError> {
+    let mut warnings = source.warnings.clone();
+    let error = match map(source, source.metas(), options, scope, &mut warnings) {
+        Ok(mapping) => return Ok((mapping, warnings)),
+        Err(error) => error,
+    };
+    // A name that fits is never changed: a search pays only where there would be an error.
+    let (ConvertError::Arch(_), Some((weights, names))) = (&error, renamed(source, options)) else {
+        return Err(error);
+    };
+    // Cards ask for tensors of the files, too.
+    for stored in &mut source.stored {
+        stored.name = names.member(&stored.name);
+    }
+    if let Some(quantization) = &mut source.quantization {
+        let old = source.weights.as_deref().map_or(&[][..], |weights| weights.weights());
+        for (old, new) in old.iter().zip(weights.weights()).filter(|(old, new)| old.name != new.name) {
+            if let Some(encoding) = quantization.encodings.remove(&old.name) {
+                quantization.encodings.insert(new.name.clone(), encoding);
+            }
+        }
+    }
+    source.weights = Some(weights);
+    let mut warnings = source.warnings.clone();
+    warnings.push(names.warning);
+    let mapping = map(source, source.metas(), options, scope, &mut warnings)?;
+    Ok((mapping, warnings))
+}
+
+/// The weights under names that the card knows, and these names.
+fn renamed(
+    source: &ModelSource,
+    options: &ConvertOptions,
+) -> Option<(Arc<dyn WeightSource + Send>, PlainNames)> {
+    let weights = source.weights.clone()?;
+    let registry = registry(options).ok()?;
+    let beside = Beside::read(&source.dir, &mut Vec::new()).ok()?;
+    let inputs: Inputs<'_> = beside.inputs(source, weights.weights());
+    let arch_options = ResolveOptions {
+        mistral_format: source.dir.is_mistral_format(),
+        heads: options.heads,
+        ..ResolveOptions::default()
+    };
+    let names = arch::plain_names(&registry, &inputs, &arch_options)?;
+    let renamed = Selected::renamed(weights, |name| names.name(name));
+    Some((Arc::new(renamed), names))
+}

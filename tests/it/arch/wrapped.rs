@@ -1,0 +1,209 @@
+//! What a training leaves in the names of a checkpoint and beside its model: every card's cases, with it and without.
+
+use gguf_foundry::arch::OutType;
+use gguf_foundry::convert::{Conversion, ConvertError};
+use gguf_foundry::core::{Hint, TensorSource};
+use rayon::prelude::*;
+use serde_json::{Value as Json, json};
+
+use super::fixture::{self, CardFixture};
+use super::{digits, keys};
+
+/// Tensors and keys of a plan, and what is odd about the checkpoint.
+type Planned = (Vec<Json>, Vec<Json>, Vec<String>);
+
+fn planned(case: &CardFixture) -> Result<Planned, ConvertError> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model");
+    fs_err::create_dir(&path).unwrap();
+    case.write(&path);
+    let conversion = case.plan(&path, OutType::F16)?;
+    Ok((tensors(&conversion), keys(conversion.metadata()), conversion.warnings().to_vec()))
+}
+
+fn tensors(conversion: &Conversion) -> Vec<Json> {
+    let rows = conversion.tensors().iter().enumerate();
+    let rows =
+        rows.map(|(at, meta)| json!([meta.name, meta.shape.dims(), meta.ty.name(), digits(conversion, at)]));
+    let mut rows: Vec<Json> = rows.collect();
+    // A prefix may change the order by name, and with it that of the file.
+    rows.sort_by_key(ToString::to_string);
+    rows
+}
+
+/// The cases in Hugging Face's format.
+fn all_cases() -> Vec<CardFixture> {
+    fixture::all().into_iter().filter(|case| !case.is_mistral()).collect()
+}
+
+/// Those of text models.
+fn cases() -> Vec<CardFixture> {
+    all_cases().into_iter().filter(|case| !case.is_mmproj()).collect()
+}
+
+/// Checks that a change of every case yields the same tensors and keys, and one more warning that has a text.
+fn check_all(
+    cases: &[CardFixture],
+    change: impl Fn(&CardFixture) -> Option<(CardFixture, String)> + Sync,
+) -> usize {
+    let complaint = |case: &CardFixture| {
+        let (changed, warning) = change(case)?;
+        let plain = planned(case).unwrap();
+        let complaint = match planned(&changed) {
+            Err(error) => format!("{error}"),
+            Ok(found) if found.0 != plain.0 => "other tensors".to_owned(),
+            Ok(found) if found.1 != plain.1 => "other keys".to_owned(),
+            Ok(found) if found.2.len() != plain.2.len() + 1 => format!("warnings {:?}", found.2),
+            Ok(found) if !found.2.iter().any(|text| text.contains(&warning)) => {
+                format!("no `{warning}`: {:?}", found.2)
+            }
+            Ok(_) => return Some(None),
+        };
+        Some(Some(format!("{}: {complaint}", case.at)))
+    };
+    let found: Vec<Option<String>> = cases.par_iter().filter_map(complaint).collect();
+    let wrong: Vec<&String> = found.iter().flatten().collect();
+    assert!(wrong.is_empty(), "{} of {}: {wrong:#?}", wrong.len(), found.len());
+    found.len()
+}
+
+#[test]
+fn wrappers_before_all_names_change_nothing() {
+    for prefix in [
+        "module.",
+        "_orig_mod.",
+        "_fsdp_wrapped_module.",
+        "_forward_module.",
+        "base_model.model.",
+        "module._orig_mod.",
+        "_orig_mod.base_model.model.",
+    ] {
+        let change = |case: &CardFixture| {
+            let changed = case.renamed(|name| format!("{prefix}{name}"));
+            Some((changed, format!("all names begin with `{prefix}`, which is left out")))
+        };
+        assert!(check_all(&all_cases(), change) > 100);
+    }
+}
+
+#[test]
+fn wrappers_inside_names_change_nothing() {
+    for word in ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"] {
+        let change = |case: &CardFixture| {
+            let inside = |name: &str| match name.find(".0.") {
+                Some(at) => format!("{}.{word}{}", &name[..at + 2], &name[at + 2..]),
+                None => name.to_owned(),
+            };
+            let changed = case.renamed(inside);
+            case.has_name(|name| name.contains(".0.")).then(|| (changed, format!("`{word}` of wrappers")))
+        };
+        assert!(check_all(&all_cases(), change) > 100);
+    }
+}
+
+#[test]
+fn unknown_wrappers_are_found_by_what_the_card_knows() {
+    for prefix in ["policy.", "student.net."] {
+        let change = |case: &CardFixture| {
+            let changed = case.renamed(|name| format!("{prefix}{name}"));
+            Some((changed, format!("`{prefix}`")))
+        };
+        assert!(check_all(&cases(), change) > 100);
+    }
+}
+
+#[test]
+fn what_a_training_left_beside_a_model_is_left_out() {
+    let left = [
+        "v_head.summary.weight",
+        "v_head.summary.bias",
+        "value_head.weight",
+        "optimizer.state.0.exp_avg",
+        "ema_model.norm.weight",
+    ];
+    let change = |case: &CardFixture| {
+        let changed = left.iter().fold(case.renamed(str::to_owned), |case, name| case.with(name, &[1, 4]));
+        Some((changed, "5 tensors that a training left beside the model are left out: ".to_owned()))
+    };
+    assert!(check_all(&cases(), change) > 100);
+}
+
+#[test]
+fn what_is_no_part_of_the_model_is_refused_with_a_pattern_that_leaves_it_out() {
+    let case = cases().into_iter().find(|case| case.at == "llama/plain.json").unwrap();
+    let plain = planned(&case).unwrap();
+    for (names, pattern) in [
+        (&["probe.weight"][..], r"^probe\.weight$"),
+        (&["probe.a.weight", "probe.b.bias"], r"^probe\."),
+        (&["model.layers.0.adapterish.a", "model.layers.1.adapterish.b"], r"(^|\.)adapterish(\.|$)"),
+    ] {
+        let changed = names.iter().fold(case.renamed(str::to_owned), |case, name| case.with(name, &[4, 4]));
+        let error = planned(&changed).unwrap_err();
+        let hints = error.hints().join("\n");
+        assert!(hints.contains(&format!("`--drop '{pattern}'` leaves them out")), "{error}\n{hints}");
+        let found = planned(&changed.dropping(pattern)).unwrap();
+        assert_eq!((&found.0, &found.1), (&plain.0, &plain.1), "{pattern}");
+        assert!(
+            found.2.iter().any(|text| text.contains(&format!("`--drop {pattern}` leaves out"))),
+            "{:?}",
+            found.2
+        );
+    }
+    // What the model needs is missed as ever, and a pattern that finds nothing says so.
+    let error = planned(&case.renamed(str::to_owned).dropping("q_proj")).unwrap_err();
+    assert!(
+        error.to_string().starts_with("the checkpoint lacks `model.layers.0.self_attn.q_proj.weight`"),
+        "{error}"
+    );
+    let found = planned(&case.renamed(str::to_owned).dropping("nothing")).unwrap();
+    assert!(
+        found.2.contains(&"`--drop nothing` matches no tensor of the checkpoint".to_owned()),
+        "{:?}",
+        found.2
+    );
+}
+
+#[test]
+fn adapters_that_were_never_merged_are_refused() {
+    let case = cases().into_iter().find(|case| case.at == "llama/plain.json").unwrap();
+    let q = "model.layers.0.self_attn.q_proj";
+    let changed = case
+        .renamed(|name| {
+            if name.contains("q_proj") {
+                name.replace("q_proj.", "q_proj.base_layer.")
+            } else {
+                name.to_owned()
+            }
+        })
+        .with(&format!("{q}.lora_A.default.weight"), &[4, 64])
+        .with(&format!("{q}.lora_B.default.weight"), &[64, 4]);
+    for changed in [changed.renamed(|name| format!("base_model.model.{name}")), changed] {
+        let error = planned(&changed).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("of the checkpoint's tensors belong to an adapter that is not merged: "),
+            "{error}"
+        );
+        assert!(error.hints()[0].contains("merge_and_unload()"));
+    }
+    // Without matrices PEFT's word is a wrapper's like any other.
+    let plain = planned(&case).unwrap();
+    let changed = case.renamed(|name| name.replace("_proj.", "_proj.base_layer."));
+    let found = planned(&changed).unwrap();
+    assert_eq!(found.0, plain.0);
+    assert!(found.2.iter().any(|text| text.starts_with("`base_layer.` is left out of ")), "{:?}", found.2);
+}
+
+#[test]
+fn names_of_the_inner_model_alone_are_completed() {
+    let change = |case: &CardFixture| {
+        let inner = |name: &str| name.strip_prefix("model.").unwrap_or(name).to_owned();
+        let is_plain =
+            ["llama/plain.json", "qwen2/", "olmo2/", "starcoder2/"].iter().any(|at| case.at.starts_with(at));
+        let has_prefix = case.has_name(|name| name.starts_with("model."));
+        (is_plain && has_prefix)
+            .then(|| (case.renamed(inner), "lack `model.`, which is put before them: ".to_owned()))
+    };
+    assert!(check_all(&cases(), change) > 1);
+}

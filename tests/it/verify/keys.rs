@@ -1,0 +1,219 @@
+//! Types and lengths of keys: what llama.cpp refuses to load fails, with a baseline and without, and what converters write
+//! passes.
+
+use std::path::{Path, PathBuf};
+
+use gguf_foundry::core::GgmlType;
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::gguf::{Array, Metadata, Value};
+use gguf_foundry::verify::{Severity, StructureOptions, check_structure};
+use serde_json::{Value as Json, json};
+
+use super::gguf_verify;
+use super::metadata::{Ones, value};
+use super::tiny::Tiny;
+use crate::goldens::{Goldens, conformance_tests};
+use crate::support::{fixture, report_cases};
+
+/// Keys of the bundled model, with values that llama.cpp does not take, and what is said.
+fn faults() -> Vec<(&'static str, Value, &'static str)> {
+    let five = vec![2i32; 5];
+    vec![
+        (
+            "llama.attention.head_count_kv",
+            five.clone().into(),
+            "has 5 entries, not 4: `llama.block_count` is 4",
+        ),
+        ("llama.attention.head_count_kv", vec![2i32; 3].into(), "has 3 entries, not 4"),
+        ("llama.attention.head_count_kv", vec![2u64; 4].into(), "is of type u32 or arr[u32], not arr[u64]"),
+        ("llama.attention.head_count", vec![4i32; 3].into(), "has 3 entries, not 4"),
+        ("llama.feed_forward_length", five.into(), "has 5 entries, not 4"),
+        ("llama.attention.sliding_window_pattern", vec![true; 3].into(), "has 3 entries, not 4"),
+        ("llama.rope.dimension_sections", vec![8i32; 3].into(), "has 3 entries, not 4"),
+        ("llama.context_length", vec![2048u32; 4].into(), "is of type u32, not arr[u32]"),
+        ("llama.block_count", 4u64.into(), "is of type u32, not u64"),
+        ("llama.block_count", 4i32.into(), "is of type u32, not i32"),
+        ("llama.attention.layer_norm_rms_epsilon", Value::F64(1e-5), "is of type f32, not f64"),
+        ("llama.rope.freq_base", 10000u32.into(), "is of type f32, not u32"),
+        ("general.file_type", 1u64.into(), "is of type u32, not u64"),
+        ("tokenizer.ggml.bos_token_id", 0i32.into(), "is of type u32, not i32"),
+        ("tokenizer.ggml.add_bos_token", Value::U8(1), "is of type bool, not u8"),
+        ("tokenizer.ggml.token_type", vec![1u32; 512].into(), "is of type arr[i32], not arr[u32]"),
+    ]
+}
+
+/// Errors of the check, of a report.
+fn errors(report: &Json) -> Vec<String> {
+    let findings = report["findings"].as_array().unwrap().iter();
+    let errors = findings.filter(|f| f["check"] == "keys" && f["severity"] == "error");
+    errors.map(|f| f["message"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn what_llama_cpp_does_not_load_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Tiny::new();
+    base.write(dir.path(), "base.gguf");
+    for (key, value, said) in faults() {
+        let mut damaged = base.clone();
+        damaged.metadata.set(key, value);
+        damaged.write(dir.path(), "damaged.gguf");
+        for more in [&[][..], &["--baseline", "base.gguf"]] {
+            let args = [&["damaged.gguf", "--structure-only", "--json"], more].concat();
+            let (code, out, err) = gguf_verify(&args, dir.path());
+            let report: Json = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{err}"));
+            let errors = errors(&report);
+            assert_eq!((code, errors.len()), (3, 1), "{key} {more:?}: {out}");
+            assert!(errors[0].starts_with(&format!("key `{key}` {said}")), "{errors:?}");
+        }
+    }
+}
+
+#[test]
+fn missing_keys_fail() {
+    let dir = tempfile::tempdir().unwrap();
+    for key in ["context_length", "embedding_length", "block_count"] {
+        let mut damaged = Tiny::new();
+        damaged.metadata.remove(&format!("llama.{key}"));
+        damaged.write(dir.path(), "damaged.gguf");
+        let (code, out, _) = gguf_verify(&["damaged.gguf", "--structure-only"], dir.path());
+        assert_eq!(code, 3, "{out}");
+        assert!(out.contains(&format!("key `llama.{key}` is missing")), "{out}");
+    }
+}
+
+#[test]
+fn notes_of_another_type_are_warned_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut odd = Tiny::new();
+    odd.metadata.set("general.license", Value::U8(5));
+    odd.metadata.set("of.another.program", Value::U8(5));
+    odd.metadata.set("quantize.imatrix.entries_count", 224i32);
+    odd.write(dir.path(), "odd.gguf");
+    let (code, out, _) = gguf_verify(&["odd.gguf", "--structure-only"], dir.path());
+    assert_eq!(code, 4, "{out}");
+    assert!(out.contains("warning keys: key `general.license` is of type str, not u8"), "{out}");
+    assert!(!out.contains("entries_count"), "{out}");
+}
+
+#[test]
+fn an_edit_keeps_types_and_lengths() {
+    let dir = tempfile::tempdir().unwrap();
+    Tiny::new().write(dir.path(), "base.gguf");
+    let set = |assignment: &str, more: &[&str]| {
+        let args = [&["set", "base.gguf", assignment, "-o", "set.gguf"][..], more].concat();
+        let program = assert_cmd::Command::cargo_bin("gguf-inspect");
+        let output = program.unwrap().args(args).current_dir(dir.path()).output().unwrap();
+        let err = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code().unwrap(), err, dir.path().join("set.gguf").exists())
+    };
+    for (assignment, said) in [
+        ("llama.attention.head_count_kv=arr[u32]:[2,2,2,2,2]", "has 5 entries, not 4"),
+        ("llama.attention.head_count_kv=arr[u32]:[2,2,2]", "has 3 entries, not 4"),
+        ("llama.rope.dimension_sections=arr[i32]:[1,2,3]", "has 3 entries, not 4"),
+        ("llama.context_length=arr[u32]:[1,2,3,4]", "is of type u32, not arr[u32]"),
+        ("llama.block_count=u64:4", "is of type u32, not u64"),
+    ] {
+        let (code, err, written) = set(assignment, &[]);
+        assert_eq!((code, written), (1, false), "{assignment}: {err}");
+        assert!(err.contains(said), "{assignment}: {err}");
+    }
+    let (code, err, _) = set("llama.attention.head_count_kv=arr[i32]:[2,2,2,2]", &[]);
+    assert_eq!(code, 0, "{err}");
+    let (code, err, _) = set("llama.attention.head_count_kv=arr[u32]:[2,2,2,2,2]", &["--force"]);
+    assert_eq!(code, 0, "{err}");
+}
+
+/// Messages about the keys of a file without tensors.
+fn messages(metadata: &Metadata) -> Vec<String> {
+    let options = StructureOptions { level: gguf_foundry::core::simd::SimdLevel::detect() };
+    let findings = check_structure(&Ones(Vec::new()), metadata, &options, &Silent).unwrap();
+    let is_about = |check: &str| ["keys", "required-keys"].contains(&check);
+    let about = findings.into_iter().filter(|f| is_about(f.check) || f.severity == Severity::Error);
+    about.map(|f| format!("{}: {}", f.check, f.message)).collect()
+}
+
+/// Keys as a peer's record has them; of long arrays only the length is there.
+fn keys(record: &Json) -> Metadata {
+    let mut metadata = Metadata::new();
+    for row in record.as_array().unwrap() {
+        let (key, kind) = (row[0].as_str().unwrap(), row[1].as_str().unwrap());
+        let value = match (row[2]["length"].as_u64(), kind) {
+            (None, _) => value(kind, &row[2]),
+            (Some(n), "arr[string]") => {
+                Value::Array(Array::String((0..n).map(|at| format!("t{at}").into_bytes()).collect()))
+            }
+            (Some(n), kind) => value(
+                kind,
+                &json!(vec![if kind == "arr[bool]" { json!(true) } else { json!(1) }; n as usize]),
+            ),
+        };
+        metadata.set(key, value);
+    }
+    metadata
+}
+
+/// Records of converted files below a folder.
+fn records(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs_err::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() {
+            records(&path, found);
+        } else if name.starts_with("expect-") && name.ends_with(".json") {
+            found.push(path);
+        }
+    }
+}
+
+conformance_tests!(keys_that_converters_write_pass);
+fn keys_that_converters_write_pass(corpus: &Goldens) {
+    let mut n_cases = 0;
+    for folder in ["arch", "mmproj", "lora"] {
+        let mut found = Vec::new();
+        records(&corpus.join(folder), &mut found);
+        for path in found {
+            let json: Json = serde_json::from_slice(&fs_err::read(&path).unwrap()).unwrap();
+            // Of a split file the first part has the keys.
+            let record = json.get("kv").or_else(|| json["parts"].get(0).and_then(|part| part.get("kv")));
+            let Some(record) = record else { continue };
+            let messages = messages(&keys(record));
+            assert!(messages.is_empty(), "{}: {messages:?}", path.display());
+            n_cases += 1;
+        }
+    }
+    assert!(n_cases > 10, "{n_cases}");
+    report_cases("verify: keys of converted files", n_cases);
+}
+
+#[test]
+fn keys_of_every_card_pass() {
+    let mut n_cases = 0;
+    for folder in fs_err::read_dir(fixture("cards")).unwrap() {
+        for file in fs_err::read_dir(folder.unwrap().path()).unwrap() {
+            let json: Json =
+                serde_json::from_slice(&fs_err::read(file.as_ref().unwrap().path()).unwrap()).unwrap();
+            for (_, expect) in json["expect"].as_object().into_iter().flatten() {
+                if expect["kv"].is_null() {
+                    continue;
+                }
+                let metadata = keys(&expect["kv"]);
+                let found = messages(&metadata);
+                // These records leave out what is the same for all cards.
+                let others = found.iter().filter(|message| !message.starts_with("required-keys: "));
+                assert_eq!(others.count(), 0, "{}: {found:?}", file.as_ref().unwrap().path().display());
+                n_cases += 1;
+            }
+        }
+    }
+    assert!(n_cases > 100, "{n_cases}");
+}
+
+#[test]
+fn a_quantized_file_keeps_its_verdict() {
+    let dir = tempfile::tempdir().unwrap();
+    Tiny::new().quantized(GgmlType::Q8_0).write(dir.path(), "q8_0.gguf");
+    let (code, out, _) = gguf_verify(&["q8_0.gguf", "--structure-only"], dir.path());
+    assert_eq!(code, 4, "{out}");
+    assert!(!out.contains("keys"), "{out}");
+}
