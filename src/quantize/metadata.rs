@@ -5,9 +5,8 @@ use std::path::Path;
 use crate::gguf::Imatrix;
 use crate::gguf::split::merged_metadata;
 use crate::gguf::{Array, Metadata, Value};
+use crate::quantize::FileType;
 use crate::quantize::options::{MAX_OVERRIDE_BYTES, Override};
-use crate::quantize::prune::PrunedLayers;
-use crate::quantize::{FileType, QuantizeError};
 
 /// Number that says which generation of block types a file uses.
 const QUANTIZATION_VERSION: u32 = 2;
@@ -22,8 +21,6 @@ pub(crate) struct Changes<'a> {
     pub overrides: &'a [Override],
     /// The importance matrix that is used, if it has entries.
     pub imatrix: Option<&'a Imatrix>,
-    /// Layers that are left out.
-    pub pruned: Option<&'a PrunedLayers<'a>>,
     /// Number of layers after pruning.
     pub n_layers: Option<u32>,
 }
@@ -33,10 +30,7 @@ pub(crate) struct Changes<'a> {
 /// # Exactness
 /// ref: a key that is set moves to the end; strings and keys end at a NUL; strings about the importance matrix
 /// are cut at 127 bytes, if need be within a character.
-///
-/// # Errors
-/// A key that would be set to a value of another type.
-pub(crate) fn output_metadata(source: &Metadata, changes: &Changes<'_>) -> Result<Metadata, QuantizeError> {
+pub(crate) fn output_metadata(source: &Metadata, changes: &Changes<'_>) -> Metadata {
     let mut out = Metadata::new();
     for (key, value) in source.iter() {
         put(&mut out, key.split('\0').next().unwrap_or_default(), without_nul(value));
@@ -44,11 +38,8 @@ pub(crate) fn output_metadata(source: &Metadata, changes: &Changes<'_>) -> Resul
     put(&mut out, "general.quantization_version", Value::U32(QUANTIZATION_VERSION));
     put(&mut out, FILE_TYPE, Value::U32(changes.file_type));
     out = merged_metadata(&out);
-    if let Some(pruned) = changes.pruned {
-        pruned.apply(&mut out);
-    }
     for item in changes.overrides {
-        put(&mut out, &item.key, item.value_in(source)?);
+        put(&mut out, &item.key, item.file_value());
     }
     if let Some(imatrix) = changes.imatrix {
         if imatrix.path() != Path::new("") {
@@ -66,7 +57,7 @@ pub(crate) fn output_metadata(source: &Metadata, changes: &Changes<'_>) -> Resul
         let architecture = source.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
         put(&mut out, &format!("{architecture}.block_count"), Value::U32(n_layers));
     }
-    Ok(out)
+    out
 }
 
 /// `general.file_type` of a source that is copied: its own, else a guess.
@@ -129,9 +120,8 @@ mod tests {
         source.set("split.tensors.count", 7i32);
         source.set("general.name", "a\0b");
         let overrides = [Override::parse("general.architecture=str:llama").unwrap()];
-        let changes =
-            Changes { file_type: 15, overrides: &overrides, imatrix: None, pruned: None, n_layers: Some(3) };
-        let out = output_metadata(&source, &changes).unwrap();
+        let changes = Changes { file_type: 15, overrides: &overrides, imatrix: None, n_layers: Some(3) };
+        let out = output_metadata(&source, &changes);
         assert_eq!(
             keys(&out),
             [

@@ -18,9 +18,8 @@ mod classes;
 mod fixture;
 mod invert;
 mod modalities;
-mod runtime_keys;
 mod switches;
-mod tied;
+mod runtime_keys;
 mod wrapped;
 
 use crate::support::{common_keys, fixture, in_json, root, sha256};

@@ -58,7 +58,6 @@ mod refused;
 mod remote;
 mod sets;
 mod shares;
-mod sources;
 mod support;
 mod tokenizer;
 mod torch;

@@ -72,12 +72,8 @@ impl TorchFiles {
     }
 
     fn open(dir: &ModelDir, set: &FileSet) -> Result<Self, CheckpointError> {
-        let mut files = Self {
-            files: Vec::new(),
-            weights: Vec::new(),
-            places: Vec::new(),
-            warnings: set.warnings().to_vec(),
-        };
+        let mut files =
+            Self { files: Vec::new(), weights: Vec::new(), places: Vec::new(), warnings: Vec::new() };
         for name in set.names() {
             files.add(dir, name, dir.limits())?;
         }

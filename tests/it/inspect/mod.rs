@@ -3,7 +3,6 @@
 mod checkpoint;
 mod dump;
 mod edit;
-mod foreign;
 mod get;
 mod json;
 mod look;
