@@ -21,6 +21,7 @@ mod python_literal;
 mod rank_code;
 mod rebuild;
 pub(crate) mod reference;
+mod roles;
 pub(crate) mod sentencepiece;
 pub(crate) mod special;
 
@@ -92,6 +93,7 @@ pub fn build(directory: &Path, request: &TokenizerRequest) -> Result<Built, Toke
                 }
                 special::write_last(&request.last, &mut rows);
                 warnings.append(&mut own_warnings);
+                settle(&files, hf.as_ref(), request, &mut rows, &mut warnings)?;
                 return Ok(Built { rows, mode: mode.mode, warnings });
             }
             Ok(Attempt::Absent(reason)) => tried.push((mode.mode, reason)),
@@ -141,7 +143,25 @@ pub fn build_given(
     extend(&mut rows, &mode.after);
     extend(&mut rows, &request.after);
     special::write_last(&request.last, &mut rows);
+    settle(&directory, None, request, &mut rows, &mut warnings)?;
     Ok(Built { rows, mode: mode.mode, warnings })
+}
+
+/// Holds the keys of a vocabulary against all files that say something of its roles and templates.
+fn settle(
+    directory: &Directory<'_>,
+    hf: Option<&HfJson>,
+    request: &TokenizerRequest,
+    rows: &mut Metadata,
+    warnings: &mut Vec<TokenizerWarning>,
+) -> Result<(), TokenizerError> {
+    if !rows.contains("tokenizer.ggml.tokens") {
+        return Ok(());
+    }
+    if request.template == Template::Files {
+        chat_template::settle(directory, rows, warnings)?;
+    }
+    roles::settle(directory, hf, request, rows, warnings)
 }
 
 fn extend(rows: &mut Metadata, more: &Metadata) {

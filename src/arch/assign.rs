@@ -25,6 +25,8 @@ const MAX_RANK: usize = 4;
 pub(super) struct Assigned {
     pub(super) outputs: Vec<OutputSpec>,
     pub(super) dropped: Vec<Dropped>,
+    /// Weights that are the model's head by their names.
+    pub(super) heads: Vec<usize>,
 }
 
 /// One emission of an entry: its sources by part number.
@@ -44,6 +46,7 @@ struct UnitKey {
 }
 
 mod emit;
+mod tied;
 
 struct Assigner<'a> {
     card: &'a Card,
@@ -53,6 +56,8 @@ struct Assigner<'a> {
     heads: &'a HeadRule<'a>,
     /// Nothing is missed, and nothing added.
     is_part: bool,
+    /// Nothing says that embedding and head are one.
+    is_untied: bool,
     /// Names after rewriting, by weight.
     names: Vec<String>,
     units: IndexMap<UnitKey, Unit>,
@@ -65,10 +70,12 @@ pub(super) fn assign(
     scope: &Scope<'_>,
     heads: &HeadRule<'_>,
     is_part: bool,
+    is_untied: bool,
 ) -> Result<Assigned, ArchError> {
     let matcher = Matcher::new(card, scope)?;
     let (names, units, dropped) = (Vec::with_capacity(weights.len()), IndexMap::new(), Vec::new());
-    let mut assigner = Assigner { card, weights, scope, matcher, heads, is_part, names, units, dropped };
+    let mut assigner =
+        Assigner { card, weights, scope, matcher, heads, is_part, is_untied, names, units, dropped };
     assigner.match_all()?;
     if !heads.expects_model() && !assigner.names.iter().any(|name| heads.is_head(name)) {
         return Err(ArchError::NoHeads);
@@ -77,7 +84,8 @@ pub(super) fn assign(
     if !is_part {
         assigner.check_complete(&outputs)?;
     }
-    Ok(Assigned { outputs, dropped: assigner.dropped })
+    let heads = if is_part { Vec::new() } else { assigner.stored_heads()? };
+    Ok(Assigned { outputs, dropped: assigner.dropped, heads })
 }
 
 impl Assigner<'_> {
@@ -140,11 +148,16 @@ impl Assigner<'_> {
     fn match_all(&mut self) -> Result<(), ArchError> {
         let mut leftovers = Vec::new();
         let limits = self.block_limits()?;
+        let tied = self.tied_head()?;
         for weight in 0..self.weights.len() {
             let name = names::shared_rewrite(&self.weights[weight].name);
             let is_multimodal =
                 self.card.kind == CardKind::Text && !self.card.keep_multimodal && names::is_multimodal(&name);
-            let name = if is_multimodal { name } else { self.matcher.rewritten(name)? };
+            let name = match &tied {
+                Some((head, embedding)) if *head == weight => embedding.clone(),
+                _ if is_multimodal => name,
+                _ => self.matcher.rewritten(name)?,
+            };
             let tensor = &self.weights[weight].name;
             let dropped =
                 if is_multimodal { Some(DropReason::OtherModality) } else { self.dropped(tensor, &name)? };

@@ -131,6 +131,20 @@ fn with_part_defaults(card: &Card, config: Config, scope: &Scope<'_>) -> Result<
     Ok(config)
 }
 
+/// Keys whose null has a meaning of its own for transformers' classes. Any other null counts as absent.
+const NULLABLE: &[&str] = &[
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "layer_types",
+    "n_group",
+    "pad_token_id",
+    "q_lora_rank",
+    "rope_scaling",
+    "sliding_window",
+    "sliding_window_pattern",
+    "topk_group",
+];
+
 fn with_defaults(card: &Card, mut config: Config, scope: &Scope<'_>) -> Result<Config, ArchError> {
     let Some(model_type) = config.get("model_type").and_then(Json::as_str).map(str::to_owned) else {
         return Ok(config);
@@ -145,7 +159,8 @@ fn with_defaults(card: &Card, mut config: Config, scope: &Scope<'_>) -> Result<C
             None => &default.value,
             Some(Json::Null) => match &default.null {
                 Some(null) => null,
-                None => continue,
+                None if NULLABLE.contains(&key.as_str()) => continue,
+                None => &default.value,
             },
             Some(Json::String(text)) if default.auto && text == "auto" => &default.value,
             Some(_) => continue,

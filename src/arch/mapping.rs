@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::arch::carried::Lost;
 use crate::arch::ops::Op;
 use crate::arch::schema::{Card, Phase};
+use crate::arch::tied::Tie;
 use crate::arch::types::{OutType, TypeRule};
 use crate::core::{GgmlType, Shape};
 use crate::gguf::{Metadata, TokenizerRequest};
@@ -36,6 +37,8 @@ pub struct Mapping {
     pub read: Vec<String>,
     /// Values of the configuration that the file does not say.
     pub lost: Vec<Lost>,
+    /// Embedding and head, where they are stored otherwise than the configuration says.
+    pub tie: Option<Tie>,
 }
 
 /// One tensor of the GGUF file.

@@ -23,6 +23,7 @@ use crate::arch::runtime_keys;
 use crate::arch::schema::{Card, CardKind, Row};
 use crate::arch::similar::{Similarity, similar};
 use crate::arch::target::{self, Target};
+use crate::arch::tied;
 use crate::arch::types::OutType;
 use crate::arch::values::{CountTokens, Values};
 use crate::core::{WeightMeta, WeightSource};
@@ -162,12 +163,15 @@ pub fn resolve(
         return Err(ArchError::Option { option, card: card.name(), why });
     }
     let heads = HeadRule::of(card, options.heads, &scope)?;
-    let (mut outputs, mut dropped) = (Vec::new(), Vec::new());
+    let (mut outputs, mut dropped, mut stored_heads) = (Vec::new(), Vec::new(), Vec::new());
     if !options.metadata_only {
         for generate in card.generate.iter().filter(|_| !options.is_part) {
             outputs.extend(generated::generated(card, generate, &scope)?);
         }
-        let assigned: Assigned = assign::assign(card, inputs.weights, &scope, &heads, options.is_part)?;
+        let is_untied = tied::said(inputs.config, &scope.config) != Some(true);
+        let assigned: Assigned =
+            assign::assign(card, inputs.weights, &scope, &heads, options.is_part, is_untied)?;
+        stored_heads = assigned.heads;
         outputs.extend(assigned.outputs);
         fuse::fuse(card, options.fuse, &mut outputs)?;
         outputs.sort_by_key(|output: &OutputSpec| output.phase);
@@ -186,10 +190,12 @@ pub fn resolve(
         tokenizer: TokenizerRequest::default(),
         read: scope.values.read(),
         lost: Vec::new(),
+        tie: None,
     };
     if options.is_part {
         return Ok(mapping);
     }
+    let said = tied::said(inputs.config, &scope.config);
 
     // Metadata sees changes of the configuration that tensors must not see, so it comes second.
     hparams::set_for_metadata(card, &mut scope)?;
@@ -205,6 +211,9 @@ pub fn resolve(
     mapping.tokenizer = tokenizer(card, &scope)?;
     mapping.read = scope.values.read();
     if card.kind == CardKind::Text {
+        // What is read here changes no plan.
+        let made = (mapping.outputs.as_slice(), mapping.dropped.as_slice());
+        mapping.tie = tied::check((card, &mapping.class), said, &scope, inputs.weights, made, &stored_heads)?;
         let cards = registry.cards().iter();
         let rivals: Vec<&Card> = cards.filter(|rival| rival.classes.contains(&mapping.class)).collect();
         mapping.lost = carried::lost(card, &rivals, &config, scope, options.annotate)?;

@@ -8,6 +8,7 @@ use std::path::{Component, Path};
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::config::{self, ModelDir};
 use crate::core::WeightMeta;
+use crate::core::text::escape;
 
 /// How the files of a form are named.
 #[derive(Clone, Debug)]
@@ -39,30 +40,61 @@ pub(super) struct FileSet {
     names: Vec<String>,
     /// Pairs of tensor and file, in the order of the index.
     index: Option<Vec<(String, String)>>,
+    /// Files of the same form that are not taken.
+    warnings: Vec<String>,
 }
 
 impl FileSet {
-    /// The files that the index names; without an index the single file; without that all files of the pattern. `None`
-    /// if there is none.
+    /// The single file, unless the index names it among others; else the files that the index names; without an index
+    /// all files of the pattern. `None` if there is none.
+    ///
+    /// A single file beside an index or shards of another save counts alone, as for transformers, with a warning.
     ///
     /// # Errors
     /// [`CheckpointError`]: a broken index, a file that is missing or lies outside the directory, too many files.
     pub(super) fn find(dir: &ModelDir, naming: &Naming) -> Result<Option<Self>, CheckpointError> {
-        let index = read_index(dir, &naming.index)?;
+        let has_single = dir.file(&naming.single).is_some();
+        let index = match read_index(dir, &naming.index) {
+            // What is wrong with an index that does not count is no matter.
+            Err(error) if has_single && !matches!(error, CheckpointError::Io(_)) => Some(Vec::new()),
+            index => index?,
+        };
+        let is_named = |index: &Vec<(String, String)>| index.iter().any(|entry| entry.1 == naming.single);
+        let (index, stale) = match index {
+            Some(index) if has_single && !is_named(&index) => (None, true),
+            index => (index, false),
+        };
         let names = match &index {
             Some(index) => index_shards(dir, &naming.index, index)?,
             None => shards_without_index(dir, naming)?,
         };
+        let mut others: Vec<String> = Vec::new();
+        if stale {
+            others.push(naming.index.to_string());
+        }
+        if !names.is_empty() {
+            let is_shard = |name: &String| {
+                counted(name, naming.suffix).is_some_and(|(stem, _)| stem == naming.prefix)
+                    && !names.contains(name)
+            };
+            others.extend(dir.file_names()?.into_iter().filter(is_shard));
+        }
+        let warnings = second_set(&names, &others).into_iter().collect();
         if names.len() > dir.limits().n_parts {
             let (n_shards, limit) = (names.len(), dir.limits().n_parts);
             return Err(CheckpointError::TooManyShards { path: dir.path().to_owned(), n_shards, limit });
         }
-        Ok((index.is_some() || !names.is_empty()).then_some(Self { names, index }))
+        Ok((index.is_some() || !names.is_empty()).then_some(Self { names, index, warnings }))
+    }
+
+    /// Files of the same form that are not taken.
+    pub(super) fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     /// Files that were chosen otherwise; there is no index.
     pub(super) fn of(names: Vec<String>) -> Self {
-        Self { names, index: None }
+        Self { names, index: None, warnings: Vec::new() }
     }
 
     /// The names.
@@ -97,6 +129,30 @@ impl FileSet {
             None => Ok(()),
         }
     }
+}
+
+/// The warning of a folder in which a second set of weights lies.
+fn second_set(taken: &[String], others: &[String]) -> Option<String> {
+    let listed = |names: &[String]| {
+        let quoted: Vec<String> = names.iter().take(3).map(|name| format!("`{}`", escape(name))).collect();
+        match names.len() {
+            n @ 4.. => format!("{} and {} more", quoted.join(", "), n - 3),
+            _ => quoted.join(" and "),
+        }
+    };
+    if taken.is_empty() || others.is_empty() {
+        return None;
+    }
+    Some(format!(
+        "two sets of weights: {} taken, as by transformers, and {} left out; move the set that does not belong to the model out \
+         of the directory",
+        are(&listed(taken), taken.len()),
+        are(&listed(others), others.len())
+    ))
+}
+
+fn are(names: &str, n: usize) -> String {
+    format!("{names} {}", if n == 1 { "is" } else { "are" })
 }
 
 fn check_index<'a>(

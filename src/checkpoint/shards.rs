@@ -31,6 +31,7 @@ pub(super) struct SafetensorsShards {
     shards: Vec<Shard>,
     weights: Vec<WeightMeta>,
     places: Vec<Place>,
+    warnings: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -67,7 +68,8 @@ impl SafetensorsShards {
         let Some(files) = FileSet::find(dir, &naming)? else { return Ok(None) };
         let limits = *dir.limits();
         let dir = dir.clone();
-        let mut set = Self { dir, naming, shards: Vec::new(), weights: Vec::new(), places: Vec::new() };
+        let mut set = Self::empty(dir, naming);
+        set.warnings.extend_from_slice(files.warnings());
         for name in files.names() {
             set.add_shard(name.clone(), &limits)?;
         }
@@ -82,7 +84,7 @@ impl SafetensorsShards {
     pub(super) fn single(dir: &ModelDir, name: &str) -> Result<Self, CheckpointError> {
         let (dir, naming) = (dir.clone(), naming(MODEL));
         let limits = *dir.limits();
-        let mut set = Self { dir, naming, shards: Vec::new(), weights: Vec::new(), places: Vec::new() };
+        let mut set = Self::empty(dir, naming);
         set.add_shard(name.to_owned(), &limits)?;
         Ok(set)
     }
@@ -98,6 +100,11 @@ impl SafetensorsShards {
         all.sort_by_key(|(place, _)| (place.offset, place.n_bytes > 0));
         (set.places, set.weights) = all.into_iter().unzip();
         Ok(set)
+    }
+
+    fn empty(dir: ModelDir, naming: Naming) -> Self {
+        let (shards, weights, places, warnings) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { dir, naming, shards, weights, places, warnings }
     }
 
     fn add_shard(&mut self, name: String, limits: &Limits) -> Result<(), CheckpointError> {
@@ -140,6 +147,10 @@ impl Container for SafetensorsShards {
 
     fn part_of(&self, weight: usize) -> &str {
         &self.shards[self.places[weight].shard].name
+    }
+
+    fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 }
 

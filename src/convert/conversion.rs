@@ -128,6 +128,7 @@ impl Conversion {
             let unread = UnreadBiases::of(&mapping.card.gguf, &mapping.outputs);
             warnings.extend(unread.map(|biases| biases.to_string()));
         }
+        warnings.extend(mapping.tie.as_ref().map(ToString::to_string));
 
         let recipes = mapping.outputs.iter().map(|output| views::recipe(output, weights));
         let recipes = recipes.collect::<Result<Vec<_>, _>>()?;
@@ -158,6 +159,7 @@ impl Conversion {
 
         let extra = tensor_extra(&tensors, &parts);
         let mut metadata = metadata(&mapping, &general, &extra, &built.rows, options);
+        warnings.extend(no_context_length(&mapping, &metadata));
         let fits = parts.iter().filter_map(|part| part.fit.as_ref());
         let counts_as = codes::counts_as(options.codes, mapping.file_type, &tensors, fits);
         let is_given = options.set.iter().any(|(key, _)| key == FILE_TYPE);
@@ -415,6 +417,18 @@ fn tensor_extra(tensors: &[TensorMeta], parts: &[Part]) -> Metadata {
         extra.set("general.tensor_extra.prec_a4", Value::Array(Array::Bool(values)));
     }
     extra
+}
+
+/// The warning of a file without a length of the context, which llama.cpp does not load.
+fn no_context_length(mapping: &Mapping, metadata: &Metadata) -> Option<String> {
+    let key = format!("{}.context_length", mapping.card.gguf);
+    if mapping.card.kind != CardKind::Text || metadata.contains(&key) {
+        return None;
+    }
+    Some(format!(
+        "config.json has no length of the context (`max_position_embeddings`), and llama.cpp loads no file without `{key}`: \
+         `--set {key}=u32:LENGTH` sets it"
+    ))
 }
 
 /// All keys in file order: architecture, early rows, type, `general.*`, hyper-parameters and annotations, what there is

@@ -74,5 +74,6 @@ fn request(asked: &TokenizerRequest, options: &ConvertOptions) -> Result<Tokeniz
     }
     request.pre.clone_from(&options.pre);
     request.limits = options.limits;
+    request.by_hand = options.set.iter().map(|(key, _)| key.clone()).collect();
     Ok(request)
 }

@@ -227,6 +227,8 @@ pub struct TokenizerRequest {
     pub before: Metadata,
     /// Keys after the vocabulary.
     pub after: Metadata,
+    /// Keys that are set by hand: what the files say of them does not count.
+    pub by_hand: Vec<String>,
     /// `general.architecture`: the few vocabularies that differ by it, and a key that begins with it.
     pub architecture: String,
     /// The checkpoint is in Mistral's own format.

@@ -2,10 +2,17 @@
 
 use serde_json::Value as Json;
 
-use crate::gguf::Metadata;
+use crate::gguf::{Metadata, Value};
 
 use super::files::{CONFIG, Directory};
 use super::{TokenizerError, TokenizerWarning};
+
+const JINJA: &str = "chat_template.jinja";
+/// Files that hold templates, the one that counts first: transformers lets the file win over the configuration, and
+/// looks into the processor's files for models of several modalities.
+const SOURCES: [&str; 4] = [JINJA, CONFIG, "chat_template.json", "processor_config.json"];
+/// The name of the template that counts where no other is asked for.
+const DEFAULT: &str = "default";
 
 /// The templates of a tokenizer.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -20,8 +27,8 @@ pub(crate) enum ChatTemplates {
 }
 
 impl ChatTemplates {
-    /// Finds the templates: the member `chat_template` of the configuration if it is there (even as null), else
-    /// `chat_template.jinja` with `additional_chat_templates/`, else `chat_template.json`.
+    /// Finds the templates. Of files that hold different ones the first of [`SOURCES`] counts, as for transformers, with a
+    /// warning. Files that agree complete one another.
     ///
     /// # Errors
     /// I/O errors, malformed JSON, text that is not UTF-8.
@@ -30,27 +37,48 @@ impl ChatTemplates {
         config: &Json,
         warnings: &mut Vec<TokenizerWarning>,
     ) -> Result<Self, TokenizerError> {
-        if let Some(member) = config.get("chat_template") {
-            return Ok(Self::from_json(member, CONFIG, warnings));
-        }
-        if let Some(default) = directory.text("chat_template.jinja")? {
-            let mut others = additional(directory)?;
-            if others.is_empty() {
-                return Ok(Self::One(default));
-            }
-            others.insert(0, ("default".to_owned(), default));
-            return Ok(Self::Many(others));
-        }
-        let file = directory.tree("chat_template.json")?;
-        let member = file.get("chat_template").unwrap_or(&Json::Null);
-        Ok(Self::from_json(member, "chat_template.json", warnings))
+        Ok(Self::find(directory, config, warnings)?.map_or(Self::None, |found| found.templates))
     }
 
-    fn from_json(member: &Json, file: &'static str, warnings: &mut Vec<TokenizerWarning>) -> Self {
-        Self::of(member).unwrap_or_else(|| {
-            warnings.push(TokenizerWarning::BadChatTemplate { file });
-            Self::None
-        })
+    fn find(
+        directory: &Directory<'_>,
+        config: &Json,
+        warnings: &mut Vec<TokenizerWarning>,
+    ) -> Result<Option<Found>, TokenizerError> {
+        let mut taken: Option<Found> = None;
+        for file in SOURCES {
+            let templates = match file {
+                JINJA => of_files(directory, warnings)?,
+                CONFIG => Self::of_member(config, file, warnings),
+                _ => Self::of_member(&directory.lenient_tree(file)?, file, warnings),
+            };
+            let found = Found { file, templates };
+            match &mut taken {
+                _ if found.templates == Self::None => {}
+                None => taken = Some(found),
+                Some(first) if first.agrees_with(&found) => first.complete(found),
+                Some(first) => warnings.push(TokenizerWarning::ChatTemplatesDiffer {
+                    taken: first.file,
+                    n_taken: first.templates.n_bytes(),
+                    other: found.file,
+                    n_other: found.templates.n_bytes(),
+                }),
+            }
+        }
+        Ok(taken)
+    }
+
+    /// What the member `chat_template` of a file says; null and an empty text say nothing.
+    fn of_member(json: &Json, file: &'static str, warnings: &mut Vec<TokenizerWarning>) -> Self {
+        let member = json.get("chat_template").unwrap_or(&Json::Null);
+        match Self::of(member) {
+            Some(Self::One(text)) if text.is_empty() => Self::None,
+            Some(templates) => templates,
+            None => {
+                warnings.push(TokenizerWarning::BadChatTemplate { file });
+                Self::None
+            }
+        }
     }
 
     /// What a member `chat_template` says; `None` if it is neither a text nor a list of names and texts.
@@ -71,6 +99,26 @@ impl ChatTemplates {
         })
     }
 
+    /// Names and texts; the name of a single template is `default`.
+    fn named(&self) -> Vec<(&str, &str)> {
+        match self {
+            Self::None => Vec::new(),
+            Self::One(text) => vec![(DEFAULT, text)],
+            Self::Many(choices) => {
+                choices.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect()
+            }
+        }
+    }
+
+    /// The text that counts where no other is asked for.
+    fn default_text(&self) -> Option<&str> {
+        self.named().into_iter().find(|choice| choice.0 == DEFAULT).map(|choice| choice.1)
+    }
+
+    fn n_bytes(&self) -> usize {
+        self.named().iter().map(|choice| choice.1.len()).sum()
+    }
+
     /// Writes the keys: named templates in their order, then the sorted list of names, then the plain one. An empty
     /// text is not written. (The reference lists the names in the random order of a set.)
     pub(crate) fn write(&self, out: &mut Metadata) {
@@ -85,7 +133,7 @@ impl ChatTemplates {
                         name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
                     match name.as_str() {
                         "" => {}
-                        "default" => plain = Some(text),
+                        DEFAULT => plain = Some(text),
                         _ => {
                             if !text.is_empty() {
                                 out.set(format!("tokenizer.chat_template.{name}"), text.as_str());
@@ -107,7 +155,65 @@ impl ChatTemplates {
     }
 }
 
-/// `additional_chat_templates/*.jinja`, sorted by name.
+/// Templates with the file that holds them.
+struct Found {
+    file: &'static str,
+    templates: ChatTemplates,
+}
+
+impl Found {
+    /// Whether no template of one name has two texts. Jinja ignores the line feed at the end of a template.
+    fn agrees_with(&self, other: &Self) -> bool {
+        let own = self.templates.named();
+        let plain = |text: &str| text.strip_suffix('\n').unwrap_or(text).to_owned();
+        other.templates.named().iter().all(|(name, text)| {
+            own.iter().all(|(own_name, own_text)| own_name != name || plain(own_text) == plain(text))
+        })
+    }
+
+    /// Takes the templates of a file that agrees. Where both have one it is as the tokenizer's configuration spells it,
+    /// as in files of the reference.
+    fn complete(&mut self, other: Self) {
+        let (first, second) = if other.file == CONFIG {
+            (&other.templates, &self.templates)
+        } else {
+            (&self.templates, &other.templates)
+        };
+        let mut all: Vec<(String, String)> = Vec::new();
+        for (name, text) in first.named().into_iter().chain(second.named()) {
+            if !all.iter().any(|known| known.0 == name) {
+                all.push((name.to_owned(), text.to_owned()));
+            }
+        }
+        self.templates = match all.as_slice() {
+            [(name, text)] if name == DEFAULT => ChatTemplates::One(text.clone()),
+            _ => ChatTemplates::Many(all),
+        };
+    }
+}
+
+/// `chat_template.jinja` with `additional_chat_templates/*.jinja`, sorted by name.
+fn of_files(
+    directory: &Directory<'_>,
+    warnings: &mut Vec<TokenizerWarning>,
+) -> Result<ChatTemplates, TokenizerError> {
+    let default = directory.text(JINJA)?.filter(|text| {
+        if text.is_empty() {
+            warnings.push(TokenizerWarning::EmptyChatTemplate { file: JINJA });
+        }
+        !text.is_empty()
+    });
+    let mut others = additional(directory)?;
+    Ok(match default {
+        None if others.is_empty() => ChatTemplates::None,
+        Some(default) if others.is_empty() => ChatTemplates::One(default),
+        default => {
+            others.splice(0..0, default.map(|text| (DEFAULT.to_owned(), text)));
+            ChatTemplates::Many(others)
+        }
+    })
+}
+
 fn additional(directory: &Directory<'_>) -> Result<Vec<(String, String)>, TokenizerError> {
     const FOLDER: &str = "additional_chat_templates";
     let folder = directory.join(FOLDER);
@@ -126,6 +232,60 @@ fn additional(directory: &Directory<'_>) -> Result<Vec<(String, String)>, Tokeni
     }
     templates.sort_unstable();
     Ok(templates)
+}
+
+/// Tells of templates that did not get into the keys of a vocabulary, and of a model for conversations without any.
+///
+/// # Errors
+/// I/O errors, malformed JSON, text that is not UTF-8.
+pub(super) fn settle(
+    directory: &Directory<'_>,
+    rows: &Metadata,
+    warnings: &mut Vec<TokenizerWarning>,
+) -> Result<(), TokenizerError> {
+    let config = directory.lenient_tree(CONFIG)?;
+    let written = rows.get("tokenizer.chat_template").and_then(Value::as_str);
+    let found = ChatTemplates::find(directory, &config, &mut Vec::new())?;
+    match (found, written) {
+        (Some(found), _) => match found.templates.default_text() {
+            Some(text) if written == Some(text) => {}
+            Some(_) => warnings.push(TokenizerWarning::ChatTemplateNotWritten { file: found.file }),
+            None if written.is_none() => {
+                warnings.push(TokenizerWarning::NoDefaultTemplate { file: found.file });
+            }
+            None => {}
+        },
+        // Said already, of a vocabulary in Mistral's own format.
+        (None, None)
+            if warnings.iter().any(|told| matches!(told, TokenizerWarning::NoMistralTemplate { .. })) => {}
+        (None, None) => {
+            let name = conversational_name(directory)?;
+            warnings.extend(name.map(|name| TokenizerWarning::NoChatTemplate { name }));
+        }
+        (None, Some(_)) => {}
+    }
+    Ok(())
+}
+
+/// The name of a model that writes text, if the name says that it is for conversations.
+fn conversational_name(directory: &Directory<'_>) -> Result<Option<String>, TokenizerError> {
+    const CLASSES: [&str; 3] = ["ForCausalLM", "ForConditionalGeneration", "LMHeadModel"];
+    const WORDS: [&str; 3] = ["instruct", "chat", "it"];
+    let config = directory.lenient_tree("config.json")?;
+    let class = config.get("architectures").and_then(|classes| classes.get(0)?.as_str()).unwrap_or_default();
+    // What sentence-transformers saves is asked with instructions and answers with vectors.
+    let is_embedding = directory.join("modules.json").is_file();
+    if is_embedding || !CLASSES.iter().any(|end| class.ends_with(end)) {
+        return Ok(None);
+    }
+    let own = directory.path().file_name().map(|name| name.to_string_lossy().into_owned());
+    let origin = config.get("_name_or_path").and_then(Json::as_str);
+    let origin = origin.and_then(|name| name.rsplit('/').next()).map(str::to_owned);
+    let is_meant = |name: &String| {
+        let mut words = name.split(|c: char| !c.is_ascii_alphanumeric());
+        words.any(|word| WORDS.iter().any(|known| word.eq_ignore_ascii_case(known)))
+    };
+    Ok([own, origin].into_iter().flatten().find(is_meant))
 }
 
 #[cfg(test)]
@@ -184,9 +344,17 @@ mod tests {
             read(json!({"x": 1}), &mut warnings),
             ChatTemplates::Many(vec![pair("default", "main"), pair("a", "a"), pair("b", "b")])
         );
-        assert_eq!(read(json!({"chat_template": null}), &mut warnings), ChatTemplates::None);
+        let of_files = ChatTemplates::Many(vec![pair("default", "main"), pair("a", "a"), pair("b", "b")]);
+        assert_eq!(read(json!({"chat_template": null}), &mut warnings), of_files);
+        assert_eq!(read(json!({"chat_template": "main\n"}), &mut warnings).default_text(), Some("main\n"));
         assert!(warnings.is_empty());
-        assert_eq!(read(json!({"chat_template": 5}), &mut warnings), ChatTemplates::None);
+        assert_eq!(read(json!({"chat_template": 5}), &mut warnings), of_files);
         assert_eq!(warnings.len(), 1);
+        let list = json!({"chat_template": [{"name": "default", "template": "main"}, {"name": "a", "template": "x"}]});
+        assert_eq!(read(list, &mut warnings), of_files);
+        assert_eq!(warnings.len(), 2);
+        let all = read(json!({"chat_template": [{"name": "c", "template": "c"}]}), &mut warnings);
+        assert_eq!(all.named().len(), 4);
+        assert_eq!(warnings.len(), 2);
     }
 }

@@ -34,7 +34,8 @@ use self::plamo::Plamo;
 use self::rwkv::Rwkv;
 use self::spm::Spm;
 use self::unigram::Unigram;
-use self::vocab::{Vocab, VocabModel};
+use self::vocab::VocabModel;
+pub(super) use self::vocab::{Vocab, ends_generation};
 use self::wordpiece::WordPiece;
 
 /// Whether the keys of two files describe the same vocabulary, merges apart, defaults filled in. `None` if neither can

@@ -50,9 +50,6 @@ pub enum TokenizerError {
     /// An id without a token where every id needs one.
     #[error("{}: id {id} has no token, the vocabulary has {size}", path.display())]
     MissingId { path: PathBuf, id: u64, size: u64 },
-    /// A special token id below zero.
-    #[error("{}: `{key}` is {found}, a token id cannot be negative", path.display())]
-    NegativeId { path: PathBuf, key: String, found: i64 },
     /// A token id that is no number.
     #[error("{}: `{key}`: `{}` is no token id", path.display(), escape(found))]
     BadId { path: PathBuf, key: &'static str, found: String },
@@ -62,8 +59,8 @@ pub enum TokenizerError {
     /// A merge that is not two tokens.
     #[error("{}: `model.merges[{rank}]`: `{}` is not two tokens with a blank between", path.display(), escape(merge))]
     MalformedMerge { path: PathBuf, rank: usize, merge: String },
-    /// A special token that the card names is not in the vocabulary.
-    #[error("{}: the card sets `{role}` to `{}`, which is not among the added tokens", path.display(), escape(token))]
+    /// A special token that an architecture has is not in the vocabulary.
+    #[error("{}: `{role}` is `{}` in models of this architecture, which is not in the vocabulary", path.display(), escape(token))]
     UnknownSpecial { path: PathBuf, role: String, token: String },
     /// The pre-tokenizer has no name in llama.cpp.
     #[error("{}: unknown pre-tokenizer\n  found:   {}\n  nearest: `{nearest}`: {}", path.display(), escape(found), escape(nearest_steps))]
@@ -133,6 +130,15 @@ pub enum TokenizerError {
 /// One line for each mode that did not fit.
 fn reasons(tried: &[(Mode, String)]) -> String {
     tried.iter().fold(String::new(), |lines, (mode, why)| lines + &format!("\n  {mode}: {}", escape(why)))
+}
+
+/// A count and up to three texts of tokens.
+fn listed(tokens: &[String]) -> String {
+    let names: Vec<String> = tokens.iter().take(3).map(|token| format!("`{}`", escape(token))).collect();
+    match tokens.len() {
+        n @ 4.. => format!("{n} tokens ({}, …)", names.join(", ")),
+        _ => names.join(", "),
+    }
 }
 
 impl TokenizerError {
@@ -216,6 +222,71 @@ pub enum TokenizerWarning {
     /// A special id is out of range and left out.
     #[error("special token `{role}`: id {id} is beyond the vocabulary of {size} tokens, left out")]
     SpecialOutOfRange { role: String, id: u64, size: u64 },
+    /// Values for a role that are no token of the vocabulary.
+    #[error("{values}: {outcome}")]
+    RoleWithoutToken { values: String, outcome: String },
+    /// Files give a role to different tokens.
+    #[error("files disagree about special tokens; written are: {}", roles.join("; "))]
+    RolesDiffer { roles: Vec<String> },
+    /// No file names an end token.
+    #[error(
+        "no end token: `eos_token` of tokenizer_config.json and `eos_token_id` of config.json and generation_config.json \
+         name none, so {consequence}; `--set tokenizer.ggml.eos_token_id=u32:ID` sets one"
+    )]
+    NoEndToken { consequence: String },
+    /// Tokens at which only the original ends a text.
+    #[error(
+        "{file}: `eos_token_id` also has {tokens}, where transformers ends a text and llama.cpp does not; \
+         `--set tokenizer.ggml.eot_token_id=u32:ID` adds one"
+    )]
+    FurtherEnds { file: &'static str, tokens: String },
+    /// A token that is not there is to be added to texts.
+    #[error(
+        "`{flag}` would be true, and no file names a token for `{key}`{}: written as false",
+        default.as_ref().map(|token| format!(" (llama.cpp would take {token})")).unwrap_or_default()
+    )]
+    AddsNoToken { flag: String, key: &'static str, default: Option<String> },
+    /// The tokenizer's configuration says otherwise whether a token is added.
+    #[error(
+        "{file}: `{name}` is {}, but by tokenizer.json or the kind of vocabulary `{flag}` is {written}, as llama.cpp's converter \
+         writes it; `--set {flag}=bool:{}` follows {file}, as transformers 5 does",
+        !written,
+        !written
+    )]
+    FlagsDiffer { file: &'static str, name: String, flag: String, written: bool },
+    /// Two files hold different chat templates.
+    #[error(
+        "{taken} ({n_taken} bytes) and {other} ({n_other} bytes) hold different chat templates: that of {taken} is written, as \
+         transformers takes it"
+    )]
+    ChatTemplatesDiffer { taken: &'static str, n_taken: usize, other: &'static str, n_other: usize },
+    /// A template's file without text.
+    #[error("{file} is empty, left out")]
+    EmptyChatTemplate { file: &'static str },
+    /// A chat template that vocabularies of this kind do not get.
+    #[error("{file}: the chat template is not written, `--chat-template FILE` takes one")]
+    ChatTemplateNotWritten { file: &'static str },
+    /// No template has the name that counts where nothing else is asked for.
+    #[error(
+        "{file}: no chat template is named `default`, so llama.cpp takes ChatML; `--chat-template FILE` takes one"
+    )]
+    NoDefaultTemplate { file: &'static str },
+    /// A model that is for conversations by its name has no template.
+    #[error(
+        "no chat template in chat_template.jinja, tokenizer_config.json or chat_template.json, though `{}` is a model for \
+         conversations by its name: llama.cpp takes ChatML; `--chat-template FILE` takes one",
+        escape(name)
+    )]
+    NoChatTemplate { name: String },
+    /// Tokens that the tokenizer's configuration adds and the embedding has no rows for.
+    #[error(
+        "tokenizer_config.json: {} of `added_tokens_decoder` {} not in tokenizer.json, and the vocabulary of {size} tokens has no \
+         row for {}: left out",
+        listed(tokens),
+        if tokens.len() == 1 { "is" } else { "are" },
+        if tokens.len() == 1 { "it" } else { "them" }
+    )]
+    AddedTokensWithoutRow { tokens: Vec<String>, size: u64 },
     /// A token id is out of range and left out.
     #[error(
         "{file}: token `{}` with id {id} is beyond the vocabulary of {size} tokens, left out",

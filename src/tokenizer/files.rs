@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 
+use crate::checkpoint::json;
 use crate::core::{input, limits::Limits};
 use crate::gguf::OtherFiles;
 
@@ -105,11 +106,27 @@ impl<'a> Directory<'a> {
             .map_err(|source| TokenizerError::Json { path: self.join(name), source })
     }
 
-    /// A JSON file as a tree; null if there is no such file.
+    /// A JSON file as a tree; null if there is no such file, or one that is malformed or not UTF-8.
+    ///
+    /// # Errors
+    /// I/O errors, a file above the cap.
+    pub fn lenient_tree(&self, name: &str) -> Result<Json, TokenizerError> {
+        match self.tree(name) {
+            Err(TokenizerError::Json { .. } | TokenizerError::NotUtf8 { .. }) => Ok(Json::Null),
+            found => found,
+        }
+    }
+
+    /// A JSON file as a tree; null if there is no such file. Python's `NaN` and `Infinity` are read: configurations have
+    /// them.
     ///
     /// # Errors
     /// As [`Directory::json`].
     pub fn tree(&self, name: &str) -> Result<Json, TokenizerError> {
-        Ok(self.json(name)?.unwrap_or(Json::Null))
+        let Some(bytes) = self.bytes(name)? else { return Ok(Json::Null) };
+        serde_json::from_slice(&bytes).or_else(|source| {
+            let with_literals = json::parse(&bytes, self.limits.depth).ok();
+            with_literals.ok_or_else(|| TokenizerError::Json { path: self.join(name), source })
+        })
     }
 }

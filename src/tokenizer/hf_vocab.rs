@@ -79,6 +79,17 @@ pub(crate) struct Added {
     pub token: AddedToken,
 }
 
+/// Where a token comes to lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Placed {
+    /// It has this id.
+    At(u64),
+    /// There is no id for it.
+    Nowhere,
+    /// It was added before, or has no text.
+    Known,
+}
+
 /// All tokens of a `tokenizer.json`.
 #[derive(Clone, Debug)]
 pub(crate) struct HfVocabulary<'a> {
@@ -96,11 +107,15 @@ pub(crate) struct HfVocabulary<'a> {
 impl<'a> HfVocabulary<'a> {
     /// Puts the vocabulary together.
     ///
+    /// Tokens that only the configuration names get no id from `size` on, the rows of the embedding: nothing encodes to
+    /// them. (transformers adds them behind the last row.)
+    ///
     /// # Errors
     /// I/O errors, malformed JSON, a model that has no table of ids, an id of `added_tokens_decoder` that is no number.
     pub(crate) fn new(
         directory: &Directory<'_>,
         hf: &'a HfJson,
+        size: Option<u64>,
         warnings: &mut Vec<TokenizerWarning>,
     ) -> Result<Self, TokenizerError> {
         let mut vocabulary = Self::of_file(hf, directory.join(FILE), warnings)?;
@@ -121,11 +136,24 @@ impl<'a> HfVocabulary<'a> {
             decoder.push((id, token));
         }
         decoder.sort_by_key(|entry| entry.0);
-        for (_, token) in decoder {
-            vocabulary.add(token);
+        let mut without_row = Vec::new();
+        for (stated, token) in decoder {
+            let content = token.content.clone();
+            match vocabulary.add_within(token, size) {
+                Placed::At(used) if used != stated => {
+                    warnings.push(TokenizerWarning::AddedTokenMoved { token: content, stated, used });
+                }
+                // A token that has a role is named by its role.
+                Placed::Nowhere if !vocabulary.is_special(&content) => without_row.push(content),
+                Placed::At(_) | Placed::Nowhere | Placed::Known => {}
+            }
         }
         for content in vocabulary.special.clone() {
-            vocabulary.add(AddedToken { id: 0, content, special: true, normalized: Some(false) });
+            let token = AddedToken { id: 0, content, special: true, normalized: Some(false) };
+            vocabulary.add_within(token, size);
+        }
+        if let Some(size) = size.filter(|_| !without_row.is_empty()) {
+            warnings.push(TokenizerWarning::AddedTokensWithoutRow { tokens: without_row, size });
         }
         Ok(vocabulary)
     }
@@ -162,19 +190,31 @@ impl<'a> HfVocabulary<'a> {
 
     /// Adds a token unless its text is added already; returns the id it has now.
     fn add(&mut self, token: AddedToken) -> Option<u64> {
+        match self.add_within(token, None) {
+            Placed::At(id) => Some(id),
+            Placed::Nowhere | Placed::Known => None,
+        }
+    }
+
+    /// Adds a token unless its text is added already, or its id would be `size` or more.
+    fn add_within(&mut self, token: AddedToken, size: Option<u64>) -> Placed {
         if token.content.is_empty() || self.added_ids.contains_key(&token.content) {
-            return None;
+            return Placed::Known;
         }
         let n_base = self.base.len() as u64;
         let id = match (self.by_text.get(token.content.as_str()), self.last_added) {
-            (Some(&id), _) => id,
-            (None, Some(last)) if last >= n_base => last.checked_add(1)?,
-            (None, _) => n_base,
+            (Some(&id), _) => Some(id),
+            (None, Some(last)) if last >= n_base => last.checked_add(1),
+            (None, _) => Some(n_base),
+        };
+        let is_known = self.by_text.contains_key(token.content.as_str());
+        let Some(id) = id.filter(|&id| is_known || size.is_none_or(|size| id < size)) else {
+            return Placed::Nowhere;
         };
         self.last_added = self.last_added.max(Some(id));
         self.added_ids.insert(token.content.clone(), id);
         self.added.push(Added { id, token });
-        Some(id)
+        Placed::At(id)
     }
 
     /// The id of a token, added or not.

@@ -18,7 +18,7 @@ mod xlmr;
 use crate::gguf::Metadata;
 
 use super::chat_template::ChatTemplates;
-use super::emit::TokenList;
+use super::emit::{TokenList, n_tokens};
 use super::files::Directory;
 use super::given::GivenVocabulary;
 use super::hf_json::HfJson;
@@ -42,15 +42,6 @@ pub(super) enum Attempt {
     Done,
     /// Its files are not there, or are another mode's.
     Absent(String),
-}
-
-/// Which ids a special token may have; others are left out with a warning.
-#[derive(Clone, Copy)]
-enum Ids {
-    /// Those of the tokens.
-    OfTokens,
-    /// All: the reference does not look.
-    Any,
 }
 
 /// Tries one mode.
@@ -91,12 +82,14 @@ pub(super) fn run_given(
 }
 
 impl Context<'_> {
+    /// Rows of the embedding, if they are known.
+    fn size(&self) -> Option<u64> {
+        self.request.size.map(|size| n_tokens(self.request, size))
+    }
+
     /// The special tokens as files and card name them.
-    fn special(&mut self, tokens: &TokenList, ids: Ids) -> Result<SpecialTokens, TokenizerError> {
-        let n_tokens = match ids {
-            Ids::OfTokens => Some(tokens.len()),
-            Ids::Any => None,
-        };
+    fn special(&mut self, tokens: &TokenList) -> Result<SpecialTokens, TokenizerError> {
+        let n_tokens = tokens.len();
         let roles = self.request.types.as_deref();
         let mut special = SpecialTokens::read(&self.directory, self.hf, n_tokens, roles, self.warnings)?;
         for (role, value) in &self.mode.special {

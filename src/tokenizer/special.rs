@@ -11,7 +11,7 @@ use crate::gguf::{Array, FILE_ROLES, Metadata, SpecialToken, Value};
 
 use super::chat_template::ChatTemplates;
 use super::files::{CONFIG, Directory};
-use super::hf_json::{FILE as HF_JSON, HfJson};
+use super::hf_json::HfJson;
 use super::{TokenizerError, TokenizerWarning};
 
 /// Roles that have a key of their own; others are known but not written.
@@ -25,6 +25,11 @@ const ID_KEYS: [(&str, &str); 8] = [
     ("eot", "tokenizer.ggml.eot_token_id"),
     ("eom", "tokenizer.ggml.eom_token_id"),
 ];
+
+/// The key that holds the id of a role.
+pub(super) fn id_key(role: &str) -> Option<&'static str> {
+    ID_KEYS.iter().find(|row| row.0 == role).map(|row| row.1)
+}
 
 /// Roles that have a flag: the token is added to text.
 const FLAG_KEYS: [(&str, &str); 3] = [
@@ -46,19 +51,19 @@ pub(crate) struct SpecialTokens {
     pub lowercase: Option<bool>,
     /// Accents are taken off.
     pub strip_accents: Option<bool>,
-    n_tokens: Option<u64>,
+    n_tokens: u64,
 }
 
 impl SpecialTokens {
-    /// Reads the files. Ids from `n_tokens` on are left out with a warning, if it is given; `roles` replaces the
-    /// list of roles.
+    /// Reads the files. Ids from `n_tokens` on, and numbers below zero, are as if they were not there: [`super::roles`]
+    /// names them. `roles` replaces the list of roles.
     ///
     /// # Errors
-    /// I/O errors, malformed JSON, a negative id.
+    /// I/O errors, malformed JSON.
     pub(crate) fn read(
         directory: &Directory<'_>,
         hf: Option<&HfJson>,
-        n_tokens: Option<u64>,
+        n_tokens: u64,
         roles: Option<&[String]>,
         warnings: &mut Vec<TokenizerWarning>,
     ) -> Result<Self, TokenizerError> {
@@ -72,10 +77,8 @@ impl SpecialTokens {
             special.read_normalizer(&hf.normalizer, 0);
             special.read_post_processor(&hf.post_processor, &mut config, &mut roles);
         }
-        if truthy(&config) {
-            special.chat = ChatTemplates::read(directory, &config, warnings)?;
-            special.read_config(directory, &config, hf, &roles, warnings)?;
-        }
+        special.chat = ChatTemplates::read(directory, &config, warnings)?;
+        special.read_config(&config, hf, &roles);
         let model = directory.tree("config.json")?;
         for role in &roles {
             let key = format!("{role}_token_id");
@@ -83,7 +86,7 @@ impl SpecialTokens {
                 Some(Json::Null) | None => model.get("text_config").and_then(|text| text.get(&key)),
                 found => found,
             };
-            special.set_json(directory, role, id, "config.json", warnings)?;
+            special.set_json(role, id);
         }
         Ok(special)
     }
@@ -232,14 +235,7 @@ impl SpecialTokens {
         }
     }
 
-    fn read_config(
-        &mut self,
-        directory: &Directory<'_>,
-        config: &Json,
-        hf: Option<&HfJson>,
-        roles: &[String],
-        warnings: &mut Vec<TokenizerWarning>,
-    ) -> Result<(), TokenizerError> {
+    fn read_config(&mut self, config: &Json, hf: Option<&HfJson>, roles: &[String]) {
         for role in roles {
             if let Some(add) = config.get(format!("add_{role}_token")).and_then(Json::as_bool) {
                 self.add_default(role, add);
@@ -247,47 +243,28 @@ impl SpecialTokens {
             let Some(text) = config.get(format!("{role}_token")).and_then(token_text) else { continue };
             let added = hf.map_or(&[][..], |hf| hf.added_tokens.as_slice());
             if let Some(token) = added.iter().find(|token| token.content == text) {
-                let id = Json::from(token.id);
-                self.set_json(directory, role, Some(&id), HF_JSON, warnings)?;
+                self.set_json(role, Some(&Json::from(token.id)));
             }
         }
-        Ok(())
     }
 
-    fn set_json(
-        &mut self,
-        directory: &Directory<'_>,
-        role: &str,
-        id: Option<&Json>,
-        file: &str,
-        warnings: &mut Vec<TokenizerWarning>,
-    ) -> Result<(), TokenizerError> {
+    fn set_json(&mut self, role: &str, id: Option<&Json>) {
         // A list of end tokens, or nothing, is no single id.
-        if let Some(Json::Number(number)) = id {
-            match (number.as_u64(), number.as_i64()) {
-                (Some(id), _) => self.set(role, id, warnings),
-                (None, Some(found)) => {
-                    let key = format!("{role}_token_id");
-                    return Err(TokenizerError::NegativeId { path: directory.join(file), key, found });
-                }
-                (None, None) => {}
-            }
+        if let Some(id) = id.and_then(Json::as_u64).filter(|&id| id < self.n_tokens)
+            && self.id(role).is_none()
+        {
+            self.ids.push((role.to_owned(), id));
         }
-        Ok(())
     }
 
-    /// Gives a role its id unless it has one.
+    /// Gives a role the id that an architecture has for it, unless it has one.
     pub(crate) fn set(&mut self, role: &str, id: u64, warnings: &mut Vec<TokenizerWarning>) {
-        match self.n_tokens {
-            Some(size) if id >= size => {
-                let role = role.to_owned();
-                warnings.push(TokenizerWarning::SpecialOutOfRange { role, id, size });
-            }
-            _ => {
-                if self.id(role).is_none() {
-                    self.ids.push((role.to_owned(), id));
-                }
-            }
+        let size = self.n_tokens;
+        if id >= size {
+            let role = role.to_owned();
+            warnings.push(TokenizerWarning::SpecialOutOfRange { role, id, size });
+        } else if self.id(role).is_none() {
+            self.ids.push((role.to_owned(), id));
         }
     }
 
@@ -401,7 +378,7 @@ mod tests {
         }
         let directory = Directory::new(dir.path(), Limits::default());
         let hf = HfJson::read(&directory).unwrap();
-        SpecialTokens::read(&directory, hf.as_ref(), Some(100), None, &mut Vec::new()).unwrap()
+        SpecialTokens::read(&directory, hf.as_ref(), 100, None, &mut Vec::new()).unwrap()
     }
 
     fn template(single: &[&str]) -> Json {
@@ -453,16 +430,5 @@ mod tests {
             ("tokenizer_config.json", json!({"bos_token": "<s>", "add_eos_token": true})),
         ]);
         assert_eq!(special.add, [("bos".to_owned(), true), ("eos".to_owned(), false)]);
-    }
-
-    #[test]
-    fn a_negative_id_is_an_error_that_names_it() {
-        let dir = tempfile::tempdir().unwrap();
-        fs_err::write(dir.path().join("config.json"), r#"{"eos_token_id": -1}"#).unwrap();
-        let directory = Directory::new(dir.path(), Limits::default());
-        let error = SpecialTokens::read(&directory, None, None, None, &mut Vec::new()).unwrap_err();
-        assert!(
-            error.to_string().ends_with("config.json: `eos_token_id` is -1, a token id cannot be negative")
-        );
     }
 }

@@ -21,6 +21,7 @@ mod modalities;
 mod switches;
 mod runtime_keys;
 mod wrapped;
+mod tied;
 
 use crate::support::{common_keys, fixture, in_json, root, sha256};
 use fixture::CardFixture;

@@ -58,6 +58,7 @@ mod refused;
 mod remote;
 mod sets;
 mod shares;
+mod sources;
 mod support;
 mod tokenizer;
 mod torch;

@@ -72,8 +72,12 @@ impl TorchFiles {
     }
 
     fn open(dir: &ModelDir, set: &FileSet) -> Result<Self, CheckpointError> {
-        let mut files =
-            Self { files: Vec::new(), weights: Vec::new(), places: Vec::new(), warnings: Vec::new() };
+        let mut files = Self {
+            files: Vec::new(),
+            weights: Vec::new(),
+            places: Vec::new(),
+            warnings: set.warnings().to_vec(),
+        };
         for name in set.names() {
             files.add(dir, name, dir.limits())?;
         }

@@ -77,6 +77,11 @@ const ENDS: [&str; 23] = [
     "<|fim_pad|>",
 ];
 
+/// Whether the runtime ends a text at a token by its text alone.
+pub(crate) fn ends_generation(token: &[u8]) -> bool {
+    ENDS.iter().any(|end| end.as_bytes() == token)
+}
+
 /// Texts of control tokens of code models, with the keys that name their ids: looked for where no key does.
 const FILL_IN: [(&[&str], &[&str]); 6] = [
     (
@@ -395,6 +400,22 @@ impl Vocab {
     /// What a token is.
     pub(crate) fn kind(&self, id: u32) -> TokenType {
         self.kinds.get(id as usize).copied().unwrap_or(TokenType::Unused)
+    }
+
+    /// Whether texts of this kind of vocabulary get no token around them, whatever the keys say.
+    pub(crate) fn is_bare(&self) -> bool {
+        matches!(self.model, VocabModel::Rwkv | VocabModel::Plamo)
+    }
+
+    /// Whether the runtime takes a number as begin and end token that means something else in most vocabularies, where no
+    /// key names one.
+    pub(crate) fn has_arbitrary_defaults(&self) -> bool {
+        self.model == VocabModel::Bpe
+    }
+
+    /// Whether models with this kind of vocabulary write no text.
+    pub(crate) fn is_of_encoder(&self) -> bool {
+        self.model == VocabModel::WordPiece
     }
 
     /// Id of a text; the last one if several tokens have it.

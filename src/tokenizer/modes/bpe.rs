@@ -9,7 +9,7 @@ use super::super::hf_json::{AddedToken, FILE, HfJson, Merge};
 use super::super::hf_vocab::HfVocabulary;
 use super::super::special::token_text;
 use super::super::{Mode, TokenizerError, TokenizerWarning, pretokenizer};
-use super::{Attempt, Context, Ids, byte_fallback};
+use super::{Attempt, Context, byte_fallback};
 
 /// Writes the keys of a byte-level BPE vocabulary.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
@@ -26,7 +26,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     }
     let path = context.directory.join(FILE);
     hf.bpe_vocab(path.clone())?;
-    let vocabulary = HfVocabulary::new(&context.directory, hf, context.warnings)?;
+    let vocabulary = HfVocabulary::new(&context.directory, hf, context.size(), context.warnings)?;
     vocabulary.each_merge(hf, &context.directory, |_| ())?;
     let mut tokens = list(context, hf, &vocabulary)?;
     tokens.retype(context.request);
@@ -53,7 +53,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         }
     };
     let merges = merges(context, hf)?;
-    let special = context.special(&tokens, Ids::Any)?;
+    let special = context.special(&tokens)?;
     tokens.write(if whitespace { "whitespace" } else { "gpt2" }, &pre, context.out);
     if merges.is_empty() {
         context.warnings.push(TokenizerWarning::NoMerges { file: FILE });

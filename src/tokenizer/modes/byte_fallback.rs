@@ -14,7 +14,7 @@ use super::super::emit::{TokenList, TokenType, is_byte_token, n_tokens};
 use super::super::hf_json::{FILE, HfJson};
 use super::super::hf_vocab::HfVocabulary;
 use super::spm::{ADDED_SCORE, PAD_SCORE};
-use super::{Attempt, Context, Ids};
+use super::{Attempt, Context};
 
 const ADD_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
 
@@ -25,7 +25,7 @@ pub(super) fn run_llama_hf(context: &mut Context<'_>) -> Result<Attempt, Tokeniz
         return Ok(Attempt::Absent(format!("{FILE} is not BPE with byte fallback")));
     }
     let path = context.directory.join(FILE);
-    let vocabulary = HfVocabulary::new(&context.directory, hf, context.warnings)?;
+    let vocabulary = HfVocabulary::new(&context.directory, hf, context.size(), context.warnings)?;
     let scores = Scores::new(context, hf, &vocabulary)?;
     let by_id = dense(context, &vocabulary)?;
     let added: HashMap<&str, bool> =
@@ -53,7 +53,7 @@ pub(super) fn run_llama_hf(context: &mut Context<'_>) -> Result<Attempt, Tokeniz
 pub(super) fn run_xverse(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
     let Some(hf) = context.hf else { return Ok(Attempt::Absent(format!("{FILE} is missing"))) };
     let path = context.directory.join(FILE);
-    let vocabulary = HfVocabulary::new(&context.directory, hf, context.warnings)?;
+    let vocabulary = HfVocabulary::new(&context.directory, hf, context.size(), context.warnings)?;
     let scores = Scores::new(context, hf, &vocabulary)?;
     let by_id = dense(context, &vocabulary)?;
     let size = n_tokens(context.request, by_id.len() as u64);
@@ -82,7 +82,7 @@ pub(super) fn run_xverse(context: &mut Context<'_>) -> Result<Attempt, Tokenizer
 
 /// Writes tokens and special tokens, and that no blank is put in front where the normalizer puts none.
 fn finish(context: &mut Context<'_>, hf: &HfJson, tokens: TokenList) -> Result<Attempt, TokenizerError> {
-    let special = context.special(&tokens, Ids::OfTokens)?;
+    let special = context.special(&tokens)?;
     tokens.write("llama", "default", context.out);
     if !prepends_blank(&hf.normalizer) && !prepends_blank(&hf.pre_tokenizer) {
         context.out.set(ADD_SPACE_PREFIX, false);

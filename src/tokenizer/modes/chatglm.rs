@@ -7,7 +7,7 @@ use super::super::TokenizerError;
 use super::super::emit::{TokenList, TokenType, n_tokens};
 use super::super::files::CONFIG;
 use super::super::sentencepiece::{BPE, UNIGRAM, first_of};
-use super::{Attempt, Context, Ids, spm, unigram};
+use super::{Attempt, Context, spm, unigram};
 
 /// Special tokens of the second and third generation, in the order of their ids behind the pieces.
 const SPECIAL: [&str; 5] = ["[MASK]", "[gMASK]", "[sMASK]", "sop", "eop"];
@@ -50,7 +50,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         set(&path, &mut tokens, "special", id, token.as_bytes(), 0.0, TokenType::Control)?;
     }
     tokens.retype(context.request);
-    let special = context.special(&tokens, Ids::OfTokens)?;
+    let special = context.special(&tokens)?;
     tokens.write("llama", "chatglm-spm", context.out);
     special.write(context.out);
     Ok(Attempt::Done)
@@ -88,7 +88,7 @@ pub(super) fn run_first(context: &mut Context<'_>) -> Result<Attempt, TokenizerE
         set(&path, &mut tokens, "model", images.saturating_add(at), piece.piece(), piece.score(), kind)?;
     }
     tokens.retype(context.request);
-    let special = context.special(&tokens, Ids::OfTokens)?;
+    let special = context.special(&tokens)?;
     unigram::write(context, tokens, &model, &special);
     Ok(Attempt::Done)
 }

@@ -5,7 +5,7 @@ use super::super::emit::{TokenList, TokenType, is_byte_token, n_tokens};
 use super::super::hf_json::FILE;
 use super::super::hf_vocab::HfVocabulary;
 use super::spm::{ADDED_SCORE, PAD_SCORE};
-use super::{Attempt, Context, Ids, bpe, byte_fallback};
+use super::{Attempt, Context, bpe, byte_fallback};
 
 /// Parts of a conversation that a program must see in the model's output.
 const VISIBLE: [&str; 7] = [
@@ -28,7 +28,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     if !hf.is_byte_fallback() {
         return Ok(Attempt::Absent(format!("{FILE} is not BPE with byte fallback")));
     }
-    let vocabulary = HfVocabulary::new(&context.directory, hf, context.warnings)?;
+    let vocabulary = HfVocabulary::new(&context.directory, hf, context.size(), context.warnings)?;
     vocabulary.each_merge(hf, &context.directory, |_| ())?;
     let n_base = vocabulary.base.len();
     let mut tokens = TokenList { scores: Some(Vec::new()), ..TokenList::default() };
@@ -47,7 +47,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     let size = n_tokens(context.request, tokens.len());
     tokens.pad(&path, size, Some(PAD_SCORE))?;
     let merges = bpe::merges(context, hf)?;
-    let special = context.special(&tokens, Ids::Any)?;
+    let special = context.special(&tokens)?;
     tokens.write_model("gemma4", context.out);
     if !merges.is_empty() {
         context.out.set("tokenizer.ggml.merges", merges);

@@ -9,7 +9,7 @@ use super::super::hf_json::FILE;
 use super::super::hf_vocab::HfVocabulary;
 use super::super::special::token_text;
 use super::super::{TokenizerError, pretokenizer};
-use super::{Attempt, Context, Ids, bpe};
+use super::{Attempt, Context, bpe};
 
 /// Letters in the order in which words count through them.
 const LETTERS: [char; 4] = ['A', 'T', 'C', 'G'];
@@ -89,7 +89,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         }
     };
     let merges = bpe::merges(context, hf)?;
-    let special = context.special(&tokens, Ids::Any)?;
+    let special = context.special(&tokens)?;
     tokens.write("hybriddna", &pre, context.out);
     if !merges.is_empty() {
         context.out.set("tokenizer.ggml.merges", merges);

@@ -11,7 +11,7 @@ use super::super::merges::{Ranked, merges};
 use super::super::rank_code::CodeFacts;
 use super::super::{TokenizerError, TokenizerWarning, pretokenizer};
 use super::spm::PAD_SCORE;
-use super::{Attempt, Context, Ids, wordpiece};
+use super::{Attempt, Context, wordpiece};
 
 /// Texts that SentencePiece vocabularies use for control tokens.
 const CONTROL: [&str; 15] = [
@@ -62,7 +62,7 @@ fn pieces(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> Resu
     }
     append(given, &mut tokens);
     tokens.retype(context.request);
-    let special = context.special(&tokens, Ids::OfTokens)?;
+    let special = context.special(&tokens)?;
     let is_unigram = given.kind == GivenKind::Unigram;
     let pre =
         context.request.pre.as_deref().map(pretokenizer::accept).transpose()?.or_else(|| given.pre.clone());
@@ -133,7 +133,7 @@ fn byte_level(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> 
     if found.n_unexplained > 0 {
         context.warnings.push(TokenizerWarning::TokensWithoutMerge { n: found.n_unexplained });
     }
-    let special = context.special(&tokens, Ids::OfTokens)?;
+    let special = context.special(&tokens)?;
     tokens.write("gpt2", &pre, context.out);
     context.out.set("tokenizer.ggml.merges", found.merges);
     special.write(context.out);
@@ -154,7 +154,7 @@ fn word_piece(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> 
     wordpiece::respell(&mut tokens);
     tokens.retype(context.request);
     let pre = context.request.pre.as_deref().map(pretokenizer::accept).transpose()?;
-    let special = context.special(&tokens, Ids::OfTokens)?;
+    let special = context.special(&tokens)?;
     tokens.write("bert", pre.as_deref().unwrap_or("jina-v2-en"), context.out);
     special.write(context.out);
     Ok(())

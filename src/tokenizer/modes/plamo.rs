@@ -57,14 +57,9 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     let config = context.directory.tree(CONFIG)?;
     let mut ids = Vec::new();
     for (role, key) in ROLES {
-        let Some(text) = config.get(role).and_then(token_text) else { continue };
-        let id = tokens.id(text).and_then(|id| u32::try_from(id).ok());
-        let id = id.ok_or_else(|| TokenizerError::NotAToken {
-            path: context.directory.join(CONFIG),
-            key: role,
-            token: text.to_owned(),
-        })?;
-        ids.push((key, id));
+        let id = config.get(role).and_then(token_text).and_then(|text| tokens.id(text));
+        // A text that no token has is named where the roles are settled.
+        ids.extend(id.and_then(|id| u32::try_from(id).ok()).map(|id| (key, id)));
     }
     tokens.write("plamo2", "default", context.out);
     for (key, id) in ids {

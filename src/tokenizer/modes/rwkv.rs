@@ -5,7 +5,7 @@ use super::super::chat_template::ChatTemplates;
 use super::super::emit::{MAX_TOKENS, TokenList, TokenType, n_tokens};
 use super::super::python_literal;
 use super::super::special::SpecialTokens;
-use super::{Attempt, Context, Ids};
+use super::{Attempt, Context};
 use crate::gguf::Template;
 
 const FILE: &str = "rwkv_vocab_v20230424.txt";
@@ -49,7 +49,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     }
     tokens.pad(&path, size, None)?;
     tokens.retype(context.request);
-    let mut special = context.special(&tokens, Ids::Any)?;
+    let mut special = context.special(&tokens)?;
     special.set("eot", END_OF_TURN, context.warnings);
     special.force("bos", 0);
     special.force("eos", 0);

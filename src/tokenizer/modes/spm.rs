@@ -9,7 +9,7 @@ use super::super::files::CONFIG;
 use super::super::hf_json;
 use super::super::sentencepiece::{ModelProto, Piece, PieceKind, first_of};
 use super::super::{Mode, TokenizerError, TokenizerWarning};
-use super::{Attempt, Context, Ids};
+use super::{Attempt, Context};
 
 /// Score of a row without a token.
 pub(super) const PAD_SCORE: f32 = -10000.0;
@@ -48,7 +48,7 @@ pub(super) fn write(
     }
     tokens.retype(context.request);
     let config = context.directory.tree(CONFIG)?;
-    let mut special = context.special(&tokens, Ids::OfTokens)?;
+    let mut special = context.special(&tokens)?;
     if mode == Mode::SpmInternlm3 {
         let added = config.get("added_tokens_decoder").and_then(Json::as_object);
         chat_end = added.into_iter().flatten().find_map(|(id, token)| {

@@ -14,7 +14,7 @@ use super::super::files::CONFIG;
 use super::super::rank_code::CodeFacts;
 use super::super::special::token_text;
 use super::super::{TokenizerError, pretokenizer};
-use super::{Attempt, Context, Ids};
+use super::{Attempt, Context};
 
 /// Bytes that a token may have. Those of released vocabularies stay below 256.
 pub(super) const MAX_TOKEN_BYTES: usize = 512;
@@ -54,7 +54,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         set(&path, &mut tokens, "special", *id, text, TokenType::Control)?;
     }
     tokens.retype(context.request);
-    let mut special = context.special(&tokens, Ids::Any)?;
+    let mut special = context.special(&tokens)?;
     if let Some(end_of_text) = code.end_of_text.and_then(|text| tokens.id(text)) {
         if special.ids.is_empty() {
             special.set("bos", end_of_text, context.warnings);

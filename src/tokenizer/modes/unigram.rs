@@ -6,7 +6,7 @@ use super::super::TokenizerError;
 use super::super::emit::TokenList;
 use super::super::sentencepiece::{BPE, ModelProto, UNIGRAM, first_of};
 use super::super::special::SpecialTokens;
-use super::{Attempt, Context, Ids, spm};
+use super::{Attempt, Context, spm};
 
 /// Writes the keys of a unigram vocabulary. A model file of the BPE kind goes the way of `spm`.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
@@ -24,7 +24,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     let mut tokens = spm::pieces(context, &path, &model)?;
     spm::set_added_tokens(context, &mut tokens)?;
     tokens.retype(context.request);
-    let special = context.special(&tokens, Ids::OfTokens)?;
+    let special = context.special(&tokens)?;
     write(context, tokens, &model, &special);
     Ok(Attempt::Done)
 }

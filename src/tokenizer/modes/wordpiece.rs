@@ -7,7 +7,7 @@ use super::super::files::{CONFIG, Directory};
 use super::super::hf_json::{FILE, HfJson, VocabTable};
 use super::super::hf_vocab::HfVocabulary;
 use super::super::{TokenizerError, pretokenizer};
-use super::{Attempt, Context, Ids, bpe};
+use super::{Attempt, Context, bpe};
 
 /// The older file: one token a line, the line is the id.
 const VOCAB: &str = "vocab.txt";
@@ -35,7 +35,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         let kind = hf.model.kind.as_deref().unwrap_or("of an unnamed kind");
         return Ok(Attempt::Absent(format!("{FILE} is {kind}, not WordPiece")));
     }
-    let vocabulary = HfVocabulary::new(&context.directory, hf, context.warnings)?;
+    let vocabulary = HfVocabulary::new(&context.directory, hf, context.size(), context.warnings)?;
     let mut tokens = bpe::list(context, hf, &vocabulary)?;
     let pre = match &context.request.pre {
         Some(name) => pretokenizer::accept(name)?,
@@ -51,7 +51,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     };
     respell(&mut tokens);
     tokens.retype(context.request);
-    let special = context.special(&tokens, Ids::OfTokens)?;
+    let special = context.special(&tokens)?;
     tokens.write("bert", &pre, context.out);
     special.write(context.out);
     Ok(Attempt::Done)

@@ -12,7 +12,7 @@ use super::super::hf_vocab::special_texts;
 use super::super::sentencepiece::{ModelProto, UNIGRAM, first_of};
 use super::spm::{PAD_SCORE, token_type};
 use super::tiktoken::base64;
-use super::{Attempt, Context, Ids};
+use super::{Attempt, Context};
 
 const TOKEN_TYPE_COUNT: &str = "tokenizer.ggml.token_type_count";
 /// The tokens that fairseq puts in front, in place of the model's own three.
@@ -53,7 +53,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         (None, None) => return Ok(Attempt::Absent(format!("{} or {FILE} is missing", names.join(" or ")))),
     };
     tokens.retype(context.request);
-    let special = context.special(&tokens, Ids::OfTokens)?;
+    let special = context.special(&tokens)?;
     // The number of segments stands behind the tokens here, not before them.
     let n_segments = context.out.remove(TOKEN_TYPE_COUNT);
     tokens.write("t5", "default", context.out);

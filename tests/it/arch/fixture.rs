@@ -81,6 +81,18 @@ impl CardFixture {
         self.content["expect"].as_object().unwrap()
     }
 
+    /// The case with the embedding stored under the head's name alone, and said to be the head.
+    pub(super) fn with_head_alone(&self, embedding: &str, head: &str) -> Self {
+        let mut content = self.content.clone();
+        let tensors = content["tensors"].as_array_mut().unwrap();
+        tensors.retain(|row| row[0] != head);
+        for row in tensors.iter_mut().filter(|row| row[0] == embedding) {
+            row[0] = head.into();
+        }
+        content["config"]["tie_word_embeddings"] = true.into();
+        Self { at: format!("{} with the head alone", self.at), arch: self.arch.clone(), content }
+    }
+
     /// Writes the checkpoint.
     pub(super) fn write(&self, dir: &Path) {
         let is_mistral = self.content["options"]["mistral_format"] == true;

@@ -56,7 +56,7 @@ gguf       = "qwen3next"
 classes    = ["DraftTestForCausalLM"]
 examples   = ["a/b"]
 mtp_export = true
-metadata   = [["block_count", "block_count"], ["nextn_predict_layers", "n_heads", "n_heads > 0"]]
+metadata   = [["block_count", "block_count"], ["context_length", "64"], ["nextn_predict_layers", "n_heads", "n_heads > 0"]]
 
 [let]
 n_heads     = "if(opt.no_mtp, 0, count('mtp.layers.'))"

@@ -54,6 +54,8 @@ fn changes() -> Vec<(&'static str, TokenizerRequest)> {
         pre: _,
         before: _,
         after: _,
+        // Keys of conversions: see `sources::roles`.
+        by_hand: _,
         // These two concern single modes: see `modes`.
         architecture: _,
         mistral_format: _,

@@ -1,0 +1,65 @@
+//! Models that store one matrix for embedding and head, under the head's name alone.
+
+use crate::arch::assign::Assigner;
+use crate::arch::error::ArchError;
+use crate::arch::names::{self, Captures};
+use crate::arch::schema::Entry;
+use crate::arch::tied::{EMBEDDING, HEAD, USUAL_HEAD, is_named};
+
+impl Assigner<'_> {
+    /// The head that is stored in place of the embedding, and the embedding's name. Of two names that share their data
+    /// one is saved, and transformers takes either for both.
+    pub(super) fn tied_head(&self) -> Result<Option<(usize, String)>, ArchError> {
+        let is_needed = self.card.outputs.iter().any(|output| is_named(output.text(), EMBEDDING));
+        if self.is_part || !self.heads.expects_model() || !is_needed || self.is_untied {
+            return Ok(None);
+        }
+        let names = self.rewritten()?;
+        let mut embedding = None;
+        for entry in self.entries_of(EMBEDDING) {
+            for pattern in &entry.patterns {
+                let name = full_name(entry, pattern.text());
+                if names.contains(&name) || names.iter().any(|name| name == pattern.text()) {
+                    return Ok(None);
+                }
+                let is_free = pattern.placeholders().next().is_none() && embedding.is_none();
+                if is_free && self.holds(entry.name(), entry.when.as_ref(), Captures::default())? {
+                    embedding = Some(name);
+                }
+            }
+        }
+        Ok(self.heads_of(&names).first().copied().zip(embedding))
+    }
+
+    /// The weights that are the model's head by their names.
+    pub(super) fn stored_heads(&self) -> Result<Vec<usize>, ArchError> {
+        Ok(self.heads_of(&self.rewritten()?))
+    }
+
+    fn heads_of(&self, names: &[String]) -> Vec<usize> {
+        let heads = self
+            .entries_of(HEAD)
+            .flat_map(|entry| entry.patterns.iter().map(|pattern| full_name(entry, pattern.text())));
+        let heads: Vec<String> = heads.chain([USUAL_HEAD.to_owned()]).collect();
+        (0..names.len()).filter(|&weight| heads.contains(&names[weight])).collect()
+    }
+
+    /// Names as the card has them.
+    fn rewritten(&self) -> Result<Vec<String>, ArchError> {
+        let names = self.weights.iter().map(|weight| names::shared_rewrite(&weight.name));
+        names.map(|name| self.matcher.rewritten(name)).collect()
+    }
+
+    /// Entries that yield a tensor of the file.
+    fn entries_of<'e>(&'e self, tensor: &'e str) -> impl Iterator<Item = &'e Entry> {
+        self.card
+            .entries
+            .iter()
+            .filter(move |entry| entry.targets.iter().any(|target| is_named(target.name.text(), tensor)))
+    }
+}
+
+/// A source's name with the ending that its weight has.
+fn full_name(entry: &Entry, pattern: &str) -> String {
+    if entry.exact { pattern.to_owned() } else { format!("{pattern}.weight") }
+}

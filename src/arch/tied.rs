@@ -1,0 +1,178 @@
+//! Embedding and head of a model: what the configuration says of them, and what the checkpoint stores.
+
+use std::fmt;
+
+use serde_json::{Map, Value as Json};
+
+use crate::arch::error::ArchError;
+use crate::arch::eval::Scope;
+use crate::arch::mapping::{Content, Dropped, OutputSpec};
+use crate::arch::schema::Card;
+use crate::core::WeightMeta;
+use crate::core::text::escape;
+
+/// The tensor of the file that turns ids into vectors.
+pub(super) const EMBEDDING: &str = "token_embd";
+/// The tensor of the file that turns vectors into scores of ids.
+pub(super) const HEAD: &str = "output";
+/// The head's name where an architecture has no place for it because it is always tied.
+pub(super) const USUAL_HEAD: &str = "lm_head.weight";
+const WEIGHT: &str = ".weight";
+
+/// Model types whose class in transformers 5.24 ties embedding and head where the configuration does not say. Its files leave
+/// the key out there.
+const TIED_BY_DEFAULT: &[&str] = &[
+    "bloom",
+    "cohere",
+    "cohere2",
+    "cohere2_moe",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "falcon",
+    "falcon_mamba",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma3_text",
+    "gemma3n",
+    "gemma3n_text",
+    "gemma4",
+    "gemma4_text",
+    "gemma4_unified",
+    "gemma4_unified_text",
+    "gpt2",
+    "gpt_bigcode",
+    "granite_swa",
+    "hunyuan_vl",
+    "hunyuan_vl_text",
+    "lfm2",
+    "lfm2_moe",
+    "mamba",
+    "minicpm3",
+    "mpt",
+    "paddleocr_vl",
+    "paddleocr_vl_text",
+    "smollm3",
+    "starcoder2",
+];
+
+/// Embedding and head that are stored otherwise than the configuration says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tie {
+    /// They are said to be the same, and hold different numbers.
+    Differ {
+        /// The embedding.
+        embedding: String,
+        /// The head.
+        head: String,
+        /// Whether the head is written.
+        is_written: bool,
+    },
+    /// They are said to be different, and there is no head.
+    NoHead {
+        /// The embedding.
+        embedding: String,
+    },
+}
+
+impl fmt::Display for Tie {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Differ { embedding, head, is_written: true } => write!(
+                f,
+                "embedding and head are one by `tie_word_embeddings` of config.json, or its default, but `{}` and `{}` hold \
+                 different numbers: both are written, as transformers 5 takes them; `false` in config.json says the same",
+                escape(embedding),
+                escape(head)
+            ),
+            Self::Differ { embedding, head, is_written: false } => write!(
+                f,
+                "embedding and head are one by `tie_word_embeddings` of config.json, or its default, but `{0}` and `{1}` hold \
+                 different numbers: `{1}` is left out, where transformers 5 takes both",
+                escape(embedding),
+                escape(head)
+            ),
+            Self::NoHead { embedding } => write!(
+                f,
+                "`tie_word_embeddings` of config.json is false, but no head (`lm_head.weight`) is stored: the runtime takes `{}` \
+                 in its place",
+                escape(embedding)
+            ),
+        }
+    }
+}
+
+/// Whether a tensor of the file, or the target of an entry, is of this name.
+pub(super) fn is_named(target: &str, tensor: &str) -> bool {
+    target.strip_suffix(WEIGHT).unwrap_or(target) == tensor
+}
+
+/// Whether embedding and head are one: by `config.json`, by its text part, or by the default of its class, where that is
+/// so. `None` where nothing tells.
+pub(super) fn said(config: &Map<String, Json>, text: &Map<String, Json>) -> Option<bool> {
+    let maps = [config, text];
+    let explicit = maps.iter().find_map(|map| map.get("tie_word_embeddings").and_then(Json::as_bool));
+    let mut types = maps.iter().filter_map(|map| map.get("model_type").and_then(Json::as_str));
+    explicit.or_else(|| types.any(|own| TIED_BY_DEFAULT.contains(&own)).then_some(true))
+}
+
+/// Holds outputs against what the configuration says. `is_head` tells whether a weight is the head by its name.
+///
+/// # Errors
+/// The weights could not be read.
+pub(super) fn check(
+    (card, class): (&Card, &str),
+    said: Option<bool>,
+    scope: &Scope<'_>,
+    weights: &[WeightMeta],
+    (outputs, dropped): (&[OutputSpec], &[Dropped]),
+    heads: &[usize],
+) -> Result<Option<Tie>, ArchError> {
+    let source = |tensor: &str| {
+        let output = outputs.iter().find(|output| is_named(&output.name, tensor))?;
+        match &output.content {
+            Content::Sources(assembly) => match assembly.sources.as_slice() {
+                [one] => Some(one.weight),
+                _ => None,
+            },
+            _ => None,
+        }
+    };
+    let name = |weight: usize| weights.get(weight).map(|weight| weight.name.clone()).unwrap_or_default();
+    let Some(embedding) = source(EMBEDDING) else { return Ok(None) };
+    let written = source(HEAD);
+    let left_out = || dropped.iter().map(|dropped| dropped.weight).find(|weight| heads.contains(weight));
+    Ok(match written.or_else(left_out) {
+        _ if heads.contains(&embedding) => None,
+        Some(head) if said == Some(true) && head != embedding => {
+            let (embedding, head) = (name(embedding), name(head));
+            let is_same = match scope.values.are_equal(&embedding, &head) {
+                // Codes of a quantized checkpoint: nothing is known of them.
+                Err(ArchError::ElementType { .. }) => true,
+                found => found?,
+            };
+            (!is_same).then_some(Tie::Differ { embedding, head, is_written: written.is_some() })
+        }
+        None if said == Some(false)
+            && writes_text(class)
+            && has_place_for_head(card)
+            && !outputs.iter().any(is_head) =>
+        {
+            Some(Tie::NoHead { embedding: name(embedding) })
+        }
+        _ => None,
+    })
+}
+
+fn is_head(output: &OutputSpec) -> bool {
+    is_named(&output.name, HEAD)
+}
+
+fn has_place_for_head(card: &Card) -> bool {
+    let mut targets = card.entries.iter().flat_map(|entry| &entry.targets);
+    targets.any(|target| is_named(target.name.text(), HEAD))
+}
+
+fn writes_text(class: &str) -> bool {
+    ["ForCausalLM", "ForConditionalGeneration", "LMHeadModel"].iter().any(|end| class.ends_with(end))
+}

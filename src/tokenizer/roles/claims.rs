@@ -1,0 +1,131 @@
+//! The files that give a role to a token, and the tokens that they name.
+
+use serde_json::Value as Json;
+
+use crate::core::text::escape;
+use crate::tokenizer::TokenizerError;
+use crate::tokenizer::encode::Vocab;
+use crate::tokenizer::files::{CONFIG, Directory};
+use crate::tokenizer::hf_json::HfJson;
+use crate::tokenizer::special::token_text;
+
+const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
+pub(super) const GENERATION_CONFIG: &str = "generation_config.json";
+pub(super) const MODEL_CONFIG: &str = "config.json";
+
+/// The files that name roles, as far as they are there.
+pub(super) struct Sources {
+    pub(super) tokenizer: Json,
+    special_map: Json,
+    model: Json,
+    generation: Json,
+}
+
+/// What one file says of one role.
+#[derive(Debug, PartialEq)]
+pub(super) struct Claim {
+    /// The file.
+    pub(super) file: &'static str,
+    /// The key in it.
+    pub(super) key: String,
+    /// Tokens of the vocabulary, in the order of the file.
+    pub(super) ids: Vec<u32>,
+    /// Values that are no token of the vocabulary, as JSON, with the reason.
+    pub(super) rejected: Vec<(String, Rejection)>,
+}
+
+/// Why a value names no token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rejection {
+    /// A text that no token has.
+    NoSuchText,
+    /// A number below zero.
+    Negative,
+    /// A number that the vocabulary does not reach.
+    Beyond,
+    /// Neither a number nor a list of numbers.
+    Kind,
+}
+
+impl Sources {
+    /// Reads the files. One that is malformed says nothing: whoever needs it refuses it.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub(super) fn read(directory: &Directory<'_>) -> Result<Self, TokenizerError> {
+        let tokenizer = directory.lenient_tree(CONFIG)?;
+        // A configuration that lists its added tokens is complete.
+        let has_decoder = tokenizer.get("added_tokens_decoder").is_some();
+        let special_map =
+            if has_decoder { Json::Null } else { directory.lenient_tree(SPECIAL_TOKENS_MAP)? };
+        let (model, generation) =
+            (directory.lenient_tree(MODEL_CONFIG)?, directory.lenient_tree(GENERATION_CONFIG)?);
+        Ok(Self { tokenizer, special_map, model, generation })
+    }
+
+    /// What the files say of a role, the file that counts most for the keys first: the tokenizer's, the model's, that of
+    /// generation. `null` says nothing.
+    pub(super) fn claims(&self, role: &str, vocab: &Vocab, hf: Option<&HfJson>) -> Vec<Claim> {
+        let (text_key, id_key) = (format!("{role}_token"), format!("{role}_token_id"));
+        let mut claims = Vec::new();
+        for (file, json) in [(CONFIG, &self.tokenizer), (SPECIAL_TOKENS_MAP, &self.special_map)] {
+            let Some(text) = json.get(&text_key).and_then(token_text) else { continue };
+            let mut claim = Claim::new(file, &text_key);
+            match id_of(text, vocab, hf) {
+                Some(id) => claim.ids.push(id),
+                None => claim.rejected.push((format!("`{}`", escape(text)), Rejection::NoSuchText)),
+            }
+            claims.push(claim);
+        }
+        let model = said(&self.model, &id_key)
+            .or_else(|| self.model.get("text_config").and_then(|text| said(text, &id_key)));
+        for (file, found) in [(MODEL_CONFIG, model), (GENERATION_CONFIG, said(&self.generation, &id_key))] {
+            let Some(found) = found else { continue };
+            let mut claim = Claim::new(file, &id_key);
+            let one = std::slice::from_ref(found);
+            for value in found.as_array().map_or(one, Vec::as_slice) {
+                claim.take(value, vocab);
+            }
+            claims.push(claim);
+        }
+        claims
+    }
+}
+
+impl Claim {
+    fn new(file: &'static str, key: &str) -> Self {
+        Self { file, key: key.to_owned(), ids: Vec::new(), rejected: Vec::new() }
+    }
+
+    fn take(&mut self, value: &Json, vocab: &Vocab) {
+        let whole = value.as_f64().filter(|number| number.fract() == 0.0);
+        let rejection = match (value.as_u64(), whole) {
+            (None, None) => Rejection::Kind,
+            (None, Some(number)) if number < 0.0 => Rejection::Negative,
+            (id, number) => {
+                // A number in floating point that is a token's is below 2^24.
+                let id = id.unwrap_or_else(|| number.unwrap_or(f64::MAX) as u64);
+                match u32::try_from(id).ok().filter(|&id| (id as usize) < vocab.len()) {
+                    Some(id) => return self.ids.push(id),
+                    None => Rejection::Beyond,
+                }
+            }
+        };
+        let found = value.to_string();
+        self.rejected.push((format!("`{}`", escape(&found)), rejection));
+    }
+}
+
+/// A value that is there and says something.
+fn said<'a>(json: &'a Json, key: &str) -> Option<&'a Json> {
+    json.get(key).filter(|value| !value.is_null())
+}
+
+/// The token of a text: as it is written in the file, or as `tokenizer.json` numbers it.
+fn id_of(text: &str, vocab: &Vocab, hf: Option<&HfJson>) -> Option<u32> {
+    let of_file = || {
+        let token = hf?.added_tokens.iter().find(|token| token.content == text)?;
+        u32::try_from(token.id).ok().filter(|&id| (id as usize) < vocab.len())
+    };
+    vocab.id(text.as_bytes()).or_else(of_file).or_else(|| vocab.id(text.replace('\u{2581}', " ").as_bytes()))
+}
