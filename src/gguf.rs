@@ -9,10 +9,12 @@ mod assign;
 mod endian;
 mod error;
 mod file_type;
+mod foreign;
 mod header;
 mod imatrix;
 pub(crate) mod key_faults;
 pub(crate) mod keys;
+mod other_file;
 mod plan;
 mod reader;
 mod share;
@@ -27,6 +29,7 @@ pub use endian::{swap_blocks, to_order};
 pub use error::{GgufError, HeaderError, Item};
 pub use file_type::FileType;
 pub(crate) use file_type::id_of_blocks;
+pub use foreign::Declared;
 pub use header::{
     ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Header, MAX_DIMS, MAX_NAME_BYTES, Strictness, parse_header,
 };
@@ -35,6 +38,8 @@ pub use imatrix::{
     ImatrixSums, StoredImatrix, UnfinishedRun, combine_imatrix_parts, merge_imatrices,
 };
 pub use key_faults::KeyFault;
+pub use other_file::OtherFile;
+pub(crate) use plan::Entry;
 pub use plan::{FilePlan, LayoutOptions, PlanError, PlannedTensor};
 pub use reader::{GgufFile, OpenOptions, Part, TensorPlace};
 pub(crate) use share::{PartsGap, each_once, listed};
@@ -44,5 +49,5 @@ pub use value::{Array, Metadata, Value, ValueType};
 pub use vocabulary::{
     FILE_ROLES, Mode, ModeRequest, OtherFiles, RankCode, SpecialToken, Template, TokenizerRequest,
 };
-pub(crate) use writer::output_kind;
 pub use writer::{PlannedFile, WriteError, WriteOptions, WriteReport, plan_files, write_gguf};
+pub(crate) use writer::{output_kind, write_files};

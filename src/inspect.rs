@@ -17,10 +17,13 @@ pub use checkpoint::{
 };
 pub use diff::{DataDiff, Diff, DiffError, KeyDiff, TensorDiff, diff};
 pub use dump::{DumpOptions, data_begin, dump_json};
+pub(crate) use edit::objections_to;
 pub use edit::{Change, Edit, EditError, EditPlan, Objection};
 pub use hash::{Hashes, hash};
 pub use order::{plan_in_order, write_in_order};
 pub use parts::{merge, plan_split, split_file};
 pub use show::{typed_json, value_json, value_plain, value_text, value_type_name};
-pub use summary::{FileSummary, Listing, TypeShare, endian_name, summary, summary_json, warnings};
+pub use summary::{
+    FileSummary, Listing, TensorLine, TypeShare, endian_name, listed, summary, summary_json, warnings,
+};
 pub use template::{NamedTemplate, chat_templates, read_templates};

@@ -5,10 +5,10 @@
 //! | `options` | what is asked for, beside the file type |
 //! | `class` `model` | what names and metadata say about tensors and model |
 //! | `mixture` | llama.cpp's rules: which roles get more or fewer bits |
-//! | `choice` | the type of each tensor: options, mixture, what fits its columns |
+//! | `choice` `idle` | the type of each tensor: options, mixture, what fits its columns; options without effect |
 //! | `allocate` | types chosen so that the file has a given size |
 //! | `nominal` | what a file type comes to on a well-known model |
-//! | `imatrix` `coverage` | importance of columns, and what it leaves open |
+//! | `importance` `coverage` | importance of columns, and what it leaves open |
 //! | `prune` `metadata` `plan` `summary` | the whole output, before the first weight is read |
 //! | `execute` | the plan as a source of quantized rows, and writing it |
 
@@ -18,6 +18,8 @@ mod class;
 mod coverage;
 mod error;
 mod execute;
+mod idle;
+mod importance;
 mod metadata;
 mod mixture;
 mod model;
@@ -34,8 +36,9 @@ pub use allocate::{
 };
 pub use choice::{Choice, ChoiceError, Reason, choose_types};
 pub use class::{TensorClass, file_order, is_quantizable, layer_of};
-pub use coverage::{Coverage, UnseenExperts};
+pub use coverage::{Coverage, StandIn, UnseenExperts};
 pub use error::{QuantizeError, RowError};
+pub use idle::IdleOption;
 pub use model::ModelFacts;
 pub use nominal::{Nominal, nominal};
 pub use options::{

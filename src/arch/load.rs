@@ -75,6 +75,15 @@ impl Registry {
         Ok(read.get_or_init(|| registry).clone())
     }
 
+    /// True for the architecture of a model of text that a card of this program makes.
+    #[must_use]
+    pub fn knows(gguf: &str) -> bool {
+        // A card's file has the name of its architecture; variants may have others.
+        let is_variant =
+            || Self::embedded().is_ok_and(|registry| registry.cards.iter().any(|card| card.gguf == gguf));
+        TEXT.iter().any(|(stem, _)| *stem == gguf) || is_variant()
+    }
+
     /// A registry of the given cards: file stem and text.
     ///
     /// # Errors

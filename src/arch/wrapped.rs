@@ -10,6 +10,7 @@ use crate::arch::heads::HeadRule;
 use crate::arch::kinds::kinds;
 use crate::arch::leftover::is_of_training;
 use crate::arch::load::Registry;
+use crate::arch::mapping::DropReason;
 use crate::arch::matching::{Asked, Matcher, kind_of};
 use crate::arch::names::{SUFFIXES, shared_rewrite};
 use crate::arch::resolve::{Inputs, ResolveOptions, chosen};
@@ -165,7 +166,7 @@ impl<'a> Search<'a> {
             let Ok(name) = matcher.rewritten(shared_rewrite(&meta.name)) else { return false };
             let is_ignored = |asked| matches!(matcher.ignored(&meta.name, &name, asked), Ok(Some(_)));
             matches!(matcher.entry_of(&meta.name, &name), Ok(Some(_)))
-                || heads.as_ref().is_some_and(|heads| heads.left_out(&name).is_some())
+                || heads.as_ref().is_some_and(|heads| heads.left_out(&name) == Some(DropReason::DraftHead))
                 || is_ignored(Asked::AfterEntries)
         };
         Some((card, few.iter().map(is_known).collect()))

@@ -3,12 +3,14 @@
 mod checkpoint;
 mod describe;
 mod diff;
+mod drop;
 mod dump;
 mod edit;
 mod get;
 mod hash;
 mod merge;
 mod remove;
+mod rename;
 mod set;
 mod split;
 mod template;
@@ -86,6 +88,17 @@ enum Command {
     /// Refused without --force: keys that every reader needs, and keys without which the model could not be run or would
     /// compute something else.
     Remove(remove::RemoveArgs),
+    /// Give tensors other names; the file is replaced when the new one is complete
+    ///
+    /// Refused without --force: names with which a model that could be run could not be run any more.
+    Rename(rename::RenameArgs),
+    /// Leave tensors out; the file is replaced when the new one is complete
+    ///
+    /// For files that hold more than one model, such as the bundles of Ollama, whose text model and vision tower are one
+    /// file: `gguf-inspect drop FILE '^(v|mm)\\.' -o text.gguf`.
+    ///
+    /// Refused without --force: tensors without which a model that could be run could not be run any more.
+    Drop(drop::DropArgs),
     /// Print the chat template, or set it
     ///
     /// The text is printed as it is, without a line feed of ours behind it: what --set reads.
@@ -139,6 +152,8 @@ impl Command {
             Self::Get(args) => args.run(session)?,
             Self::Set(args) => args.run(session)?,
             Self::Remove(args) => args.run(session)?,
+            Self::Rename(args) => args.run(session)?,
+            Self::Drop(args) => args.run(session)?,
             Self::Template(args) => args.run(session)?,
             Self::Diff(args) => return args.run(session),
             Self::Dump(args) => args.run(session)?,

@@ -5,6 +5,7 @@ mod checkpoint;
 mod keep;
 pub(crate) mod options;
 pub(crate) mod outlook;
+pub(crate) mod overrides;
 pub(crate) mod report;
 mod sized;
 pub(crate) mod stats;
@@ -233,8 +234,9 @@ impl Quantize {
         options.keep_split = self.keep_split;
         let file = GgufFile::open(&job.input)?;
         self.guard(session, job, &file)?;
-        let imatrix = self.options.open_imatrix()?;
+        let imatrix = self.options.open_imatrix(session)?;
         let input = Input::file(&file);
+        overrides::check(&input, &options)?;
         // With a text types are chosen when it has been read.
         let allocation = if self.calibrate.is_given() {
             None

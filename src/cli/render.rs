@@ -10,6 +10,7 @@ use std::io::{self, Write};
 
 use crate::core::Hint;
 use crate::core::ranged::shown;
+use crate::core::text::escape;
 
 pub(crate) use screen::{Screen, Style, styled};
 pub(crate) use table::{Align, Cell, Table};
@@ -74,6 +75,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::calibrate::StatisticsError,
         crate::calibrate::WorkError,
         crate::checkpoint::CheckpointError,
+        crate::cli::quantize::overrides::RefusedOverrides,
         crate::convert::ConvertError,
         crate::convert::ToHfError,
         crate::core::output::GuardError,
@@ -95,6 +97,18 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::verify::VerifyError,
     }
     Vec::new()
+}
+
+/// Names in a message: three of them and how many more there are, or all.
+#[must_use]
+pub(crate) fn named(names: &[String], all: bool) -> String {
+    let n_shown = if all { names.len() } else { names.len().min(3) };
+    let listed: Vec<_> = names[..n_shown].iter().map(|name| format!("`{}`", escape(name))).collect();
+    let listed = listed.join(", ");
+    match names.len() - n_shown {
+        0 => listed,
+        more => format!("{listed} and {more} more (-v lists all)"),
+    }
 }
 
 /// A number with thin groups of three digits: `12 345 678`.

@@ -126,8 +126,10 @@ pub struct ToHfReport {
     pub n_tensors: usize,
     /// Bytes of all weights.
     pub n_bytes: u64,
-    /// What the checkpoint cannot carry: keys, and tensors that are computed anew.
+    /// Keys that a checkpoint has no place for.
     pub lost: Vec<String>,
+    /// Tensors of the checkpoint that are computed back and rounded on the way.
+    pub rounded: Vec<String>,
     /// What else is not as one would expect.
     pub warnings: Vec<String>,
 }
@@ -270,15 +272,14 @@ pub fn gguf_to_hf(
         sync: options.sync,
     };
     let paths = write_checkpoint(directory, &weights, &files, &write, progress)?;
-    let rounded =
-        inexact.iter().map(|tensor| format!("`{tensor}` comes back through arithmetic that rounds"));
     Ok(ToHfReport {
         class,
         ty,
         paths,
         n_tensors: weights.weights().len() + dense.len(),
         n_bytes: weights.n_bytes(),
-        lost: rounded.chain(tokenizer.lost).collect(),
+        rounded: inexact,
+        lost: tokenizer.lost,
         warnings: tokenizer.warnings,
     })
 }

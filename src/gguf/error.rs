@@ -7,8 +7,8 @@ use crate::core::bytes::Truncated;
 use crate::core::mmap::LockError;
 use crate::core::text::{escape, escape_bytes};
 use crate::core::{GgmlType, Hint};
-use crate::gguf::ValueType;
 use crate::gguf::split_id::SPLIT_ID;
+use crate::gguf::{OtherFile, ValueType};
 
 /// The part of a header that an error is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,6 +118,12 @@ pub enum HeaderError {
     /// A number that is not a tensor type.
     #[error("offset {offset}: tensor `{}`: type {found} does not exist", escape(tensor))]
     TensorType { offset: u64, tensor: String, found: i32 },
+    /// A tensor type of another program.
+    #[error(
+        "offset {offset}: tensor `{}`: type {found} is {name} of {program}, not of llama.cpp",
+        escape(tensor)
+    )]
+    ForeignType { offset: u64, tensor: String, found: u32, name: &'static str, program: &'static str },
     /// A tensor type that was removed from the format.
     #[error(
         "offset {offset}: tensor `{}`: type {found} (`{name}`) was removed from the format",
@@ -188,6 +194,9 @@ pub enum GgufError {
         path.display()
     )]
     LockUnmapped { path: PathBuf, file_bytes: u64 },
+    /// The file is something else, or a piece.
+    #[error("{}: not a GGUF file: {what}", path.display())]
+    OtherFile { path: PathBuf, what: OtherFile },
     /// The bytes break a rule of the format.
     #[error("{}: {error}", path.display())]
     Header { path: PathBuf, error: HeaderError },
@@ -231,8 +240,8 @@ fn set_id(id: Option<&str>) -> String {
 impl Hint for GgufError {
     fn hints(&self) -> Vec<String> {
         let text = match self {
+            Self::OtherFile { what, .. } => return vec![what.hint()],
             Self::Header { error: HeaderError::Magic { found }, .. } => match found.as_slice() {
-                b"vers" => "this looks like a Git LFS pointer: fetch the file itself with `git lfs pull`",
                 b"ggml" | b"lmgg" | b"ggjt" | b"tjgg" | b"ggmf" | b"fmgg" => {
                     "this is a model of the time before GGUF: convert the original checkpoint again"
                 }
@@ -252,6 +261,18 @@ impl Hint for GgufError {
             }
             Self::Header { error: HeaderError::DataEnd { .. } | HeaderError::DataStart { .. }, .. } => {
                 "the file is probably an incomplete download"
+            }
+            Self::Header { error: HeaderError::ForeignType { program, .. }, .. } => {
+                return vec![format!(
+                    "only {program} reads these blocks; `gguf-inspect` shows and edits the metadata. To have another type, \
+                     quantize the original checkpoint"
+                )];
+            }
+            Self::Header {
+                error: HeaderError::TensorNameLength { .. } | HeaderError::Rank { .. }, ..
+            } => {
+                "llama.cpp does not load such a file; `gguf-inspect` shows it, and `gguf-inspect rename` and `drop` change \
+                  its list of tensors"
             }
             Self::Header { error: HeaderError::TensorTypeRemoved { .. }, .. } => {
                 "quantize the model again to a type of today; repacking now happens when the model is loaded"

@@ -1,11 +1,12 @@
 //! The header of a GGUF file: a pure function from untrusted bytes to facts.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use crate::core::bytes::{Cursor, Endian, Truncated};
 use crate::core::limits::Limits;
 use crate::core::{GgmlType, Shape, TensorMeta};
 use crate::gguf::error::{HeaderError, Item};
+use crate::gguf::foreign::{Declared, foreign_type};
 use crate::gguf::{Array, Metadata, Value, ValueType};
 
 /// The key that sets the alignment of tensor data.
@@ -16,6 +17,8 @@ pub const DEFAULT_ALIGNMENT: u64 = 32;
 pub const MAX_NAME_BYTES: u64 = 63;
 /// Most dimensions of a tensor.
 pub const MAX_DIMS: u32 = 4;
+/// Most dimensions of a tensor of another program.
+const MAX_FOREIGN_DIMS: u32 = 8;
 
 /// How to take what the format forbids and llama.cpp lets pass: tensors with a dimension of zero or without a name,
 /// bools other than 0 and 1.
@@ -26,6 +29,9 @@ pub enum Strictness {
     LlamaCpp,
     /// Refuse the file.
     Format,
+    /// As `LlamaCpp`; and take tensors that llama.cpp's format does not cover as bytes, with what the file says of them in
+    /// [`Header::declared`].
+    Foreign,
 }
 
 /// Everything that the bytes before the tensor data say.
@@ -51,6 +57,8 @@ pub struct Header {
     pub data_end: u64,
     /// What [`Strictness::LlamaCpp`] let pass (at most the first 100).
     pub tolerated: Vec<HeaderError>,
+    /// Tensors that are taken as bytes ([`Strictness::Foreign`]), by index.
+    pub declared: BTreeMap<usize, Declared>,
 }
 
 impl Header {
@@ -127,12 +135,39 @@ impl<'a> Parser<'a> {
             metadata.set(key, value);
         }
 
-        let mut tensors = Vec::new();
-        let mut rel_offsets = Vec::new();
+        let mut tensors: Vec<TensorMeta> = Vec::new();
+        let mut rel_offsets: Vec<u64> = Vec::new();
         let mut names = HashSet::new();
+        let mut declared = BTreeMap::new();
         let mut next = 0u64;
         for index in 0..n_tensors {
-            let (meta, rel_offset) = self.tensor(index, &mut names, next, alignment)?;
+            let open = tensors.len().checked_sub(1).filter(|last| declared.contains_key(last));
+            let at = self.cursor.offset();
+            let (meta, rel_offset) =
+                match self.tensor(index, &mut names, (next, open.is_some()), alignment)? {
+                    Entry::Known(meta, rel_offset) => (meta, rel_offset),
+                    Entry::Foreign(name, found, rel_offset) => {
+                        if rel_offset < next {
+                            let (tensor, expected) = (name, next);
+                            return Err(HeaderError::Overlap {
+                                offset: at,
+                                tensor,
+                                found: rel_offset,
+                                expected,
+                            });
+                        }
+                        declared.insert(tensors.len(), found);
+                        (bytes_of(at, name, 0)?, rel_offset)
+                    }
+                };
+            if let Some(last) = open {
+                // Where a foreign tensor ends is told by the beginning of the next one.
+                let name = std::mem::take(&mut tensors[last].name);
+                tensors[last] = bytes_of(at, name, rel_offset - rel_offsets[last])?;
+            }
+            if open.is_some() || declared.contains_key(&tensors.len()) {
+                next = rel_offset;
+            }
             let n_bytes = meta.n_bytes().unwrap_or(u64::MAX);
             next = next
                 .checked_add(n_bytes)
@@ -152,6 +187,17 @@ impl<'a> Parser<'a> {
             if tensors.is_empty() { header_bytes } else { header_bytes.next_multiple_of(alignment) };
         if data_offset > file_bytes {
             return Err(HeaderError::DataStart { offset: header_bytes, data_offset, file_bytes });
+        }
+        if let Some(last) = tensors.len().checked_sub(1).filter(|last| declared.contains_key(last)) {
+            let left = file_bytes - data_offset;
+            let n_bytes = left.checked_sub(rel_offsets[last]).ok_or_else(|| HeaderError::DataEnd {
+                offset: data_offset.saturating_add(rel_offsets[last]),
+                tensor: tensors[last].name.clone(),
+                n_bytes: 0,
+                file_bytes,
+            })?;
+            let name = std::mem::take(&mut tensors[last].name);
+            tensors[last] = bytes_of(header_bytes, name, n_bytes)?;
         }
         let mut offsets = Vec::with_capacity(tensors.len());
         let mut data_end = data_offset;
@@ -177,6 +223,7 @@ impl<'a> Parser<'a> {
             data_offset,
             data_end,
             tolerated,
+            declared,
         })
     }
 
@@ -222,7 +269,7 @@ impl<'a> Parser<'a> {
     fn tolerate(&mut self, error: HeaderError) -> Result<(), HeaderError> {
         match self.strictness {
             Strictness::Format => Err(error),
-            Strictness::LlamaCpp => {
+            Strictness::LlamaCpp | Strictness::Foreign => {
                 if self.tolerated.len() < 100 {
                     self.tolerated.push(error);
                 }
@@ -331,26 +378,47 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// Reads one tensor entry. `expected` is where its data must begin, relative to the start of all data.
+    /// Reads one tensor entry. `expected` is where its data must begin, relative to the start of all data, or (`true`) not
+    /// before.
     fn tensor(
         &mut self,
         index: u64,
         names: &mut HashSet<String>,
-        expected: u64,
+        (expected, is_least): (u64, bool),
         alignment: u64,
-    ) -> Result<(TensorMeta, u64), HeaderError> {
+    ) -> Result<Entry, HeaderError> {
         let name = self.tensor_name(index, names)?;
-        let shape = self.shape(&name)?;
+        let is_long = name.len() as u64 > MAX_NAME_BYTES;
+        let dims = self.dims(&name)?;
         let tensor = || name.clone();
         let item = || Item::Tensor(name.clone());
 
         let offset = self.cursor.offset();
         let id = self.cursor.u32().during(item)?;
-        let ty = GgmlType::from_id(id).ok_or_else(|| match GgmlType::removed_name(id) {
-            Some(removed) => {
-                HeaderError::TensorTypeRemoved { offset, tensor: tensor(), found: id, name: removed }
-            }
-            None => HeaderError::TensorType { offset, tensor: tensor(), found: id as i32 },
+        let known =
+            GgmlType::from_id(id).ok_or_else(|| match (foreign_type(id), GgmlType::removed_name(id)) {
+                (Some((name, program)), _) => {
+                    let name = name.unwrap_or("a type");
+                    HeaderError::ForeignType { offset, tensor: tensor(), found: id, name, program }
+                }
+                (None, Some(removed)) => {
+                    HeaderError::TensorTypeRemoved { offset, tensor: tensor(), found: id, name: removed }
+                }
+                (None, None) => HeaderError::TensorType { offset, tensor: tensor(), found: id as i32 },
+            });
+        let rank_offset = offset.saturating_sub(8 * dims.len() as u64 + 4);
+        let outermost_first: Vec<u64> = dims.iter().rev().copied().collect();
+        let is_foreign = self.strictness == Strictness::Foreign
+            && (known.is_err() || is_long || dims.len() > MAX_DIMS as usize);
+        if is_foreign {
+            let found = self.rel_offset(&name, alignment)?;
+            return Ok(Entry::Foreign(name, Declared { dims: outermost_first, type_id: id }, found));
+        }
+        let ty = known?;
+        let shape = Shape::new(outermost_first).ok_or_else(|| HeaderError::Elements {
+            offset: rank_offset,
+            tensor: tensor(),
+            dims,
         })?;
         let n_cols = shape.n_cols();
         if !n_cols.is_multiple_of(ty.block_elems() as u64) {
@@ -363,26 +431,33 @@ impl<'a> Parser<'a> {
         }
 
         let offset = self.cursor.offset();
-        let found = self.cursor.u64().during(item)?;
-        if !found.is_multiple_of(alignment) {
-            return Err(HeaderError::Unaligned { offset, tensor: tensor(), found, alignment });
-        }
+        let found = self.rel_offset(&name, alignment)?;
         match found.cmp(&expected) {
             std::cmp::Ordering::Less => {
                 Err(HeaderError::Overlap { offset, tensor: tensor(), found, expected })
             }
-            std::cmp::Ordering::Greater => {
+            std::cmp::Ordering::Greater if !is_least => {
                 Err(HeaderError::Gap { offset, tensor: tensor(), found, expected })
             }
-            std::cmp::Ordering::Equal => Ok((meta, found)),
+            _ => Ok(Entry::Known(meta, found)),
         }
+    }
+
+    /// Reads where a tensor's data begin, relative to the start of all data.
+    fn rel_offset(&mut self, name: &str, alignment: u64) -> Result<u64, HeaderError> {
+        let offset = self.cursor.offset();
+        let found = self.cursor.u64().during(|| Item::Tensor(name.to_owned()))?;
+        if !found.is_multiple_of(alignment) {
+            return Err(HeaderError::Unaligned { offset, tensor: name.to_owned(), found, alignment });
+        }
+        Ok(found)
     }
 
     fn tensor_name(&mut self, index: u64, names: &mut HashSet<String>) -> Result<String, HeaderError> {
         let offset = self.cursor.offset();
         let bytes = self.string(|| Item::TensorName(index))?;
         let found = bytes.len() as u64;
-        if found > MAX_NAME_BYTES {
+        if found > MAX_NAME_BYTES && self.strictness != Strictness::Foreign {
             return Err(HeaderError::TensorNameLength { offset, index, found, most: MAX_NAME_BYTES });
         }
         let name = String::from_utf8(bytes.to_vec()).map_err(|error| HeaderError::TensorNameNotUtf8 {
@@ -399,19 +474,15 @@ impl<'a> Parser<'a> {
         Ok(name)
     }
 
-    /// Reads rank and dimensions; the file has them innermost first.
-    fn shape(&mut self, name: &str) -> Result<Shape, HeaderError> {
+    /// Reads rank and dimensions, innermost first as the file has them.
+    fn dims(&mut self, name: &str) -> Result<Vec<u64>, HeaderError> {
         let tensor = || name.to_owned();
         let item = || Item::Tensor(name.to_owned());
         let rank_offset = self.cursor.offset();
         let rank = self.cursor.u32().during(item)?;
-        if rank > MAX_DIMS {
-            return Err(HeaderError::Rank {
-                offset: rank_offset,
-                tensor: tensor(),
-                found: rank,
-                most: MAX_DIMS,
-            });
+        let most = if self.strictness == Strictness::Foreign { MAX_FOREIGN_DIMS } else { MAX_DIMS };
+        if rank > most {
+            return Err(HeaderError::Rank { offset: rank_offset, tensor: tensor(), found: rank, most });
         }
         let mut dims = Vec::with_capacity(rank as usize);
         for dim in 0..rank as usize {
@@ -425,12 +496,22 @@ impl<'a> Parser<'a> {
             }
             dims.push(size);
         }
-        let outermost_first = dims.iter().rev().copied().collect();
-        Shape::new(outermost_first).ok_or_else(|| HeaderError::Elements {
-            offset: rank_offset,
-            tensor: tensor(),
-            dims,
-        })
+        Ok(dims)
+    }
+}
+
+/// One entry of the list of tensors.
+enum Entry {
+    Known(TensorMeta, u64),
+    /// A tensor that is taken as bytes: its name, what the file says of it, where its data begin.
+    Foreign(String, Declared, u64),
+}
+
+/// Bytes of which nothing more is known.
+fn bytes_of(offset: u64, name: String, n_bytes: u64) -> Result<TensorMeta, HeaderError> {
+    match Shape::new(vec![n_bytes]) {
+        Some(shape) => Ok(TensorMeta { name, shape, ty: GgmlType::I8 }),
+        None => Err(HeaderError::Elements { offset, tensor: name, dims: vec![n_bytes] }),
     }
 }
 

@@ -8,7 +8,7 @@ mod read;
 mod unfinished;
 mod write;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 pub use error::ImatrixError;
@@ -172,19 +172,38 @@ pub struct ImatrixEntry {
 pub struct Imatrix {
     path: PathBuf,
     entries: BTreeMap<String, ImatrixEntry>,
+    /// Names of entries that were left out on purpose.
+    withheld: BTreeSet<String>,
     dataset: Option<Vec<u8>>,
     n_chunks: i64,
 }
 
 impl Imatrix {
-    /// Keeps the entries whose names contain one of these.
-    pub fn include(&mut self, parts: &[String]) {
-        self.entries.retain(|name, _| parts.iter().any(|part| name.contains(part.as_str())));
+    /// Keeps the entries whose names contain one of these; returns those of them that no name contains.
+    pub fn include(&mut self, parts: &[String]) -> Vec<String> {
+        self.withhold(|name| !parts.iter().any(|part| name.contains(part.as_str())), parts)
     }
 
-    /// Drops the entries whose names contain one of these.
-    pub fn exclude(&mut self, parts: &[String]) {
-        self.entries.retain(|name, _| !parts.iter().any(|part| name.contains(part.as_str())));
+    /// Drops the entries whose names contain one of these; returns those of them that no name contains.
+    pub fn exclude(&mut self, parts: &[String]) -> Vec<String> {
+        self.withhold(|name| parts.iter().any(|part| name.contains(part.as_str())), parts)
+    }
+
+    fn withhold(&mut self, is_withheld: impl Fn(&str) -> bool, parts: &[String]) -> Vec<String> {
+        let names = || self.entries.keys();
+        let is_idle = |part: &&String| !names().any(|name| name.contains(part.as_str()));
+        let idle = parts.iter().filter(is_idle).cloned().collect();
+        let withheld: Vec<String> = names().filter(|name| is_withheld(name)).cloned().collect();
+        for name in withheld {
+            self.entries.remove(&name);
+            self.withheld.insert(name);
+        }
+        idle
+    }
+
+    /// True for a tensor whose entry was left out on purpose.
+    pub(crate) fn is_withheld(&self, tensor: &str) -> bool {
+        self.withheld.contains(tensor)
     }
 
     /// What a run has summed up and nobody has written: its path is empty.
@@ -198,6 +217,7 @@ impl Imatrix {
         };
         let imatrix = Self {
             path: PathBuf::new(),
+            withheld: BTreeSet::new(),
             entries: sums.tensors.iter().map(|(name, columns)| (name.clone(), entry(columns))).collect(),
             dataset: sums.datasets.first().cloned(),
             n_chunks: i64::try_from(sums.n_chunks).unwrap_or(i64::MAX),

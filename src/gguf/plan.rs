@@ -53,6 +53,16 @@ pub struct FilePlan {
     pub file_bytes: u64,
 }
 
+/// What the list of tensors says of one of them, and the bytes of its data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    /// Outermost first.
+    pub(crate) dims: Vec<u64>,
+    pub(crate) type_id: u32,
+    pub(crate) n_bytes: u64,
+}
+
 /// Why a file with this content cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
@@ -99,6 +109,24 @@ impl FilePlan {
         tensors: &[TensorMeta],
         options: &LayoutOptions,
     ) -> Result<Self, PlanError> {
+        let entry = |tensor: &TensorMeta| {
+            let n_bytes = check_tensor(tensor)?;
+            let dims = tensor.shape.dims().to_vec();
+            Ok(Entry { name: tensor.name.clone(), dims, type_id: tensor.ty.id(), n_bytes })
+        };
+        let entries = tensors.iter().map(entry).collect::<Result<Vec<_>, _>>()?;
+        Self::of_entries(metadata, &entries, options)
+    }
+
+    /// Plans a file whose tensors need not be of llama.cpp's types and limits.
+    ///
+    /// # Errors
+    /// As [`FilePlan::new`].
+    pub(crate) fn of_entries(
+        metadata: &Metadata,
+        tensors: &[Entry],
+        options: &LayoutOptions,
+    ) -> Result<Self, PlanError> {
         if !matches!(options.version, 2 | 3) {
             return Err(PlanError::Version { found: options.version });
         }
@@ -122,16 +150,16 @@ impl FilePlan {
         let mut rel_offsets = Vec::with_capacity(tensors.len());
         let mut next = 0u64;
         for tensor in tensors {
-            let n_bytes = check_tensor(tensor)?;
+            let n_bytes = tensor.n_bytes;
             if !names.insert(&tensor.name) {
                 return Err(PlanError::TensorTwice { tensor: tensor.name.clone() });
             }
             out.string(tensor.name.as_bytes());
-            out.u32(tensor.shape.rank() as u32);
-            for &dim in tensor.shape.dims().iter().rev() {
+            out.u32(tensor.dims.len() as u32);
+            for &dim in tensor.dims.iter().rev() {
                 out.u64(dim);
             }
-            out.u32(tensor.ty.id());
+            out.u32(tensor.type_id);
             out.u64(next);
             rel_offsets.push((next, n_bytes));
             next = next

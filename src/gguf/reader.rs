@@ -15,7 +15,7 @@ use crate::gguf::header::{Header, Strictness, parse_head, parse_header};
 use crate::gguf::plan::LayoutOptions;
 use crate::gguf::split::{self, SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS};
 use crate::gguf::split_id::{SPLIT_ID, split_id};
-use crate::gguf::{Metadata, Value};
+use crate::gguf::{Declared, Entry, Metadata, OtherFile, Value};
 
 /// From this size on a read announces itself, so that the system fetches ahead instead of page by page.
 const ANNOUNCED_BYTES: u64 = 256 << 10;
@@ -129,6 +129,15 @@ impl GgufFile {
     /// I/O errors, headers that break the format, parts that do not fit together; each names the file.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
         Self::open_with(path, &OpenOptions::default())
+    }
+
+    /// Opens a file that may be another program's: what llama.cpp's format does not cover is taken as bytes, and
+    /// [`GgufFile::declared`] has what the file says of it.
+    ///
+    /// # Errors
+    /// As [`GgufFile::open`].
+    pub fn open_foreign(path: &Path) -> Result<Self, GgufError> {
+        Self::open_with(path, &OpenOptions { strictness: Strictness::Foreign, ..OpenOptions::default() })
     }
 
     /// Opens a model.
@@ -248,6 +257,34 @@ impl GgufFile {
         self.index.get(name).copied()
     }
 
+    /// What the file says of a tensor that llama.cpp's format does not cover and that is taken as bytes
+    /// ([`Strictness::Foreign`]); `None` for all others.
+    #[must_use]
+    pub fn declared(&self, tensor: usize) -> Option<&Declared> {
+        let part = &self.parts[self.places.get(tensor)?.part];
+        part.header.declared.get(&(tensor - part.first_tensor))
+    }
+
+    /// The entry of a tensor in the list of tensors.
+    pub(crate) fn entry(&self, tensor: usize) -> Entry {
+        let meta = &self.tensors[tensor];
+        let n_bytes = self.places[tensor].n_bytes;
+        match self.declared(tensor) {
+            Some(declared) => Entry {
+                name: meta.name.clone(),
+                dims: declared.dims.clone(),
+                type_id: declared.type_id,
+                n_bytes,
+            },
+            None => Entry {
+                name: meta.name.clone(),
+                dims: meta.shape.dims().to_vec(),
+                type_id: meta.ty.id(),
+                n_bytes,
+            },
+        }
+    }
+
     /// Where a tensor's data are.
     ///
     /// # Panics
@@ -353,7 +390,7 @@ fn open_part(path: &Path, options: &OpenOptions) -> Result<Part, GgufError> {
     }
     let mut map = MappedFile::open(path)?;
     let header = parse_header(&map, &options.limits, options.strictness)
-        .map_err(|error| GgufError::Header { path: path.to_owned(), error })?;
+        .map_err(|error| refused(path, error, &map, 0))?;
     if options.lock {
         map.lock()?;
     }
@@ -371,8 +408,24 @@ fn open_for_reading(path: &Path, file_bytes: u64, options: &OpenOptions) -> Resu
             Ok(header) => return Ok(Part { map, file: Some(file), file_bytes, header, first_tensor: 0 }),
             // The header may go on after the head.
             Err(_) if beyond > 0 => head_bytes = head_bytes.saturating_mul(4),
-            Err(error) => return Err(GgufError::Header { path: path.to_owned(), error }),
+            Err(error) => return Err(refused(path, error, &map, beyond)),
         }
+    }
+}
+
+/// The error for a file whose header was refused: what it is, if it is something else than a GGUF file.
+fn refused(path: &Path, error: HeaderError, bytes: &[u8], n_beyond: u64) -> GgufError {
+    let what = match error {
+        HeaderError::Magic { .. } => OtherFile::of(path, bytes, n_beyond),
+        HeaderError::Truncated { .. } | HeaderError::DataStart { .. } | HeaderError::DataEnd { .. } => {
+            OtherFile::piece(path)
+        }
+        _ => None,
+    };
+    let path = path.to_owned();
+    match what {
+        Some(what) => GgufError::OtherFile { path, what },
+        None => GgufError::Header { path, error },
     }
 }
 

@@ -178,6 +178,17 @@ impl Array {
         self.len() == 0
     }
 
+    /// The elements whose index is wanted, in their order.
+    #[must_use]
+    pub(crate) fn filtered(&self, mut is_wanted: impl FnMut(usize) -> bool) -> Self {
+        let mut filtered = self.clone();
+        for_each_array!(&mut filtered, v => {
+            let mut index = 0..;
+            v.retain(|_| index.next().is_some_and(&mut is_wanted));
+        });
+        filtered
+    }
+
     /// Type of the elements.
     #[must_use]
     pub fn element_type(&self) -> ValueType {

@@ -3,22 +3,24 @@
 mod apply;
 mod error;
 mod objection;
+mod tensors;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::core::TensorSource;
 use crate::core::output::{EditLock, OutputKind};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
+use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::split::{SPLIT_COUNT, SPLIT_NO, part_suffix};
 use crate::gguf::{
-    Assignment, GgufError, GgufFile, Metadata, OpenOptions, Value, WriteOptions, WriteReport, output_kind,
-    plan_files, write_gguf,
+    Assignment, GgufError, GgufFile, Metadata, OpenOptions, Strictness, Value, WriteOptions, WriteReport,
+    output_kind, write_files,
 };
 use crate::inspect::template::PLAIN;
 use apply::{role_key, role_names};
 use objection::Case;
+use tensors::EditedTensors;
 
 pub use error::EditError;
 pub use objection::Objection;
@@ -28,7 +30,7 @@ const WAIT: Duration = Duration::from_secs(30);
 const QUIET: Duration = Duration::from_secs(1);
 
 /// A wish.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Edit {
     /// Set a key: in place where it is there, at the end where it is not. The type is the one that is named, else that
     /// of the value before, else that of the well-known key.
@@ -42,6 +44,15 @@ pub enum Edit {
         /// The text, as it stands in the vocabulary.
         token: String,
     },
+    /// Give a tensor another name.
+    Rename {
+        /// Its name.
+        from: String,
+        /// The name that it gets.
+        to: String,
+    },
+    /// Leave out the tensors in whose names the expression is found.
+    Drop(regex::Regex),
     /// Put these chat templates, as [`crate::inspect::read_templates`] gives them, in the place of all that there are.
     Templates(Metadata),
 }
@@ -95,13 +106,39 @@ impl Edit {
         Ok(Self::Special { key: role_key(role).ok_or_else(unknown)?, token: token.to_owned() })
     }
 
-    /// The key that says where it belongs.
-    fn key(&self) -> &str {
+    /// Reads `OLD=NEW`.
+    ///
+    /// # Errors
+    /// [`EditError::RenameForm`].
+    pub fn rename(text: &str) -> Result<Self, EditError> {
+        let form = || EditError::RenameForm { text: text.to_owned() };
+        let (from, to) =
+            text.split_once('=').filter(|(from, to)| !from.is_empty() && !to.is_empty()).ok_or_else(form)?;
+        Ok(Self::Rename { from: from.to_owned(), to: to.to_owned() })
+    }
+
+    /// Reads the expression of [`Edit::Drop`].
+    ///
+    /// # Errors
+    /// [`EditError::Pattern`].
+    pub fn drop(pattern: &str) -> Result<Self, EditError> {
+        let bad = |error| EditError::Pattern { pattern: pattern.to_owned(), error: Box::new(error) };
+        regex::Regex::new(pattern).map(Self::Drop).map_err(bad)
+    }
+
+    /// True for a change of the list of tensors.
+    fn is_of_tensors(&self) -> bool {
+        matches!(self, Self::Rename { .. } | Self::Drop(_))
+    }
+
+    /// The key that says where it belongs; `None` for a change of tensors.
+    fn key(&self) -> Option<&str> {
         match self {
-            Self::Set(assignment) => &assignment.key,
-            Self::Remove(key) => key,
-            Self::Special { key, .. } => key,
-            Self::Templates(_) => PLAIN,
+            Self::Set(assignment) => Some(&assignment.key),
+            Self::Remove(key) => Some(key),
+            Self::Special { key, .. } => Some(key),
+            Self::Templates(_) => Some(PLAIN),
+            Self::Rename { .. } | Self::Drop(_) => None,
         }
     }
 }
@@ -123,6 +160,7 @@ pub struct EditPlan {
     file: GgufFile,
     metadata: Metadata,
     changes: Vec<Change>,
+    tensors: EditedTensors,
     objections: Vec<Objection>,
     target: PathBuf,
     file_bytes: u64,
@@ -157,21 +195,25 @@ impl EditPlan {
         let before = file.metadata();
         let mut metadata = before.clone();
         let mut keys = Vec::new();
+        let mut edited = EditedTensors::of(&file);
         for edit in edits {
             keys.extend(edit.apply(&mut metadata, file.path(), progress)?);
+            edited.apply(edit, &file)?;
         }
         let changes = changes(before, &metadata, &keys);
         // Without the other parts the model as a whole cannot be judged; its keys can.
-        let whole = GgufFile::open(file.path()).ok();
+        let whole = GgufFile::open_foreign(file.path()).ok();
         let tensors = whole.as_ref().map(TensorSource::tensors);
         let inputs = whole.as_ref().map_or_else(|| file.paths(), GgufFile::paths);
-        let objections = Case { before, after: &metadata, tensors, changes: &changes }.objections();
+        let tensors_after = if edited.changes().is_empty() { tensors } else { Some(edited.metas()) };
+        let case = Case { before, after: &metadata, tensors, tensors_after, changes: &changes };
+        let objections = case.objections();
         // A link is edited where it leads, not replaced by a file.
         let target = output.unwrap_or(file.path());
         let target = fs_err::canonicalize(target).unwrap_or_else(|_| target.to_owned());
-        let planned = plan_files(&target, &metadata, file.tensors(), &file.layout(), None)?;
-        let file_bytes = planned.iter().map(|file| file.plan.file_bytes).sum();
-        Ok(Self { file, metadata, changes, objections, target, file_bytes, lock, inputs })
+        let planned = edited.plan(&target, &metadata, &file)?;
+        let file_bytes = planned.plan.file_bytes;
+        Ok(Self { file, metadata, changes, tensors: edited, objections, target, file_bytes, lock, inputs })
     }
 
     /// What the output will be.
@@ -197,8 +239,8 @@ impl EditPlan {
     pub fn report(&self) -> WriteReport {
         WriteReport {
             paths: vec![self.target.clone()],
-            tensors: 0..self.file.tensors().len(),
-            tensor_bytes: self.file.tensor_bytes(),
+            tensors: 0..self.tensors.metas().len(),
+            tensor_bytes: self.tensors.n_bytes(&self.file),
             file_bytes: self.file_bytes,
             missing: Vec::new(),
             resumed_at: 0,
@@ -210,6 +252,12 @@ impl EditPlan {
     #[must_use]
     pub fn changes(&self) -> &[Change] {
         &self.changes
+    }
+
+    /// The tensors that get another name, or (`None`) are left out.
+    #[must_use]
+    pub fn tensor_changes(&self) -> &[(String, Option<String>)] {
+        self.tensors.changes()
     }
 
     /// What speaks against it.
@@ -260,13 +308,32 @@ impl EditPlan {
                 return Err(EditError::Changed { path: lock.path().to_owned() });
             }
         }
-        let report = write_gguf(&self.target, &self.metadata, &self.file, &options, progress)?;
+        let planned = self.tensors.plan(&self.target, &self.metadata, &self.file)?;
+        let source = self.tensors.source(&self.file);
+        let kind = (self.kind(), None);
+        let report = write_files(&self.target, vec![planned], kind, &source, &options, progress)?;
         if let Ok(permissions) = permissions {
             // Whoever could not read the old file should not read the new one. Not our file: then not our choice.
             let _ = fs_err::set_permissions(&self.target, permissions);
         }
         Ok(report)
     }
+}
+
+/// What speaks against a model's keys having these values, its tensors staying as they are.
+pub(crate) fn objections_to(
+    before: &Metadata,
+    values: &[(String, Value)],
+    tensors: &[TensorMeta],
+) -> Vec<Objection> {
+    let mut after = before.clone();
+    for (key, value) in values {
+        after.set(key.as_str(), value.clone());
+    }
+    let keys: Vec<String> = values.iter().map(|(key, _)| key.clone()).collect();
+    let changes = changes(before, &after, &keys);
+    let tensors = Some(tensors);
+    Case { before, after: &after, tensors, tensors_after: tensors, changes: &changes }.objections()
 }
 
 /// What differs, each key once.
@@ -286,7 +353,10 @@ fn home_of(input: &Path, output: Option<&Path>, edits: &[Edit]) -> Result<GgufFi
     let file = open_alone(input)?;
     let number = |key| file.metadata().get(key).and_then(Value::as_u64);
     let (part, n_parts) = (number(SPLIT_NO).unwrap_or(0), number(SPLIT_COUNT).unwrap_or(0));
-    let foreign = edits.iter().map(Edit::key).find(|key| !file.metadata().contains(key));
+    if n_parts > 1 && edits.iter().any(Edit::is_of_tensors) {
+        return Err(EditError::OfParts { path: input.to_owned() });
+    }
+    let foreign = edits.iter().filter_map(Edit::key).find(|key| !file.metadata().contains(key));
     let (Some(key), true) = (foreign, part > 0 && n_parts > 1) else { return Ok(file) };
     let Some(home) = first_part(input, part.saturating_add(1), n_parts) else {
         // The other parts cannot be found; opening them together says why.
@@ -330,5 +400,6 @@ fn first_part(path: &Path, part: u64, n_parts: u64) -> Option<PathBuf> {
 }
 
 fn open_alone(input: &Path) -> Result<GgufFile, GgufError> {
-    GgufFile::open_with(input, &OpenOptions { join_parts: false, ..OpenOptions::default() })
+    let strictness = Strictness::Foreign;
+    GgufFile::open_with(input, &OpenOptions { join_parts: false, strictness, ..OpenOptions::default() })
 }

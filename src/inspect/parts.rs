@@ -1,6 +1,6 @@
 //! A file cut into parts, and parts joined.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::core::TensorSource;
 use crate::core::progress::Progress;
@@ -34,20 +34,27 @@ pub fn split_file(
     Ok(write_gguf(output, &metadata, file, &options, progress)?)
 }
 
-/// Joins the parts of a split model, given any of them. The `split.*` keys are gone afterwards, so merging what was
-/// split gives the original bytes.
+/// Joins the parts of a split model, given any of them, or several of the same model. The `split.*` keys are gone afterwards,
+/// so merging what was split gives the original bytes.
 ///
 /// # Errors
 /// [`EditError`]; then no output has appeared.
 pub fn merge(
-    input: &Path,
+    parts: &[PathBuf],
     output: &Path,
     options: &WriteOptions,
     progress: &dyn Progress,
 ) -> Result<WriteReport, EditError> {
-    let file = GgufFile::open(input)?;
+    let no_part = |path: &Path| EditError::NotAPart { path: path.to_owned() };
+    let Some(first) = parts.first() else { return Err(no_part(Path::new(""))) };
+    let file = GgufFile::open(first)?;
     if !file.metadata().contains(SPLIT_COUNT) {
-        return Err(EditError::NotAPart { path: input.to_owned() });
+        return Err(no_part(first));
+    }
+    let of_model: Vec<_> = file.paths().iter().filter_map(|path| fs_err::canonicalize(path).ok()).collect();
+    let is_other = |path: &&PathBuf| !fs_err::canonicalize(path).is_ok_and(|path| of_model.contains(&path));
+    if let Some(other) = parts[1..].iter().find(is_other) {
+        return Err(EditError::OtherModel { path: other.clone(), first: first.clone() });
     }
     let options = WriteOptions { layout: file.layout(), inputs: file.paths(), ..options.clone() };
     let metadata = merged_metadata(file.metadata());

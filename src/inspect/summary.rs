@@ -8,10 +8,12 @@ use crate::gguf::{GgufFile, Value};
 use crate::inspect::show::{value_json, value_type_name};
 
 /// How much of a model one tensor type holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TypeShare {
-    /// The type.
-    pub ty: GgmlType,
+    /// Number of the type.
+    pub type_id: u32,
+    /// Name of the type; with its number where it is another program's.
+    pub name: String,
     /// Number of tensors.
     pub n_tensors: usize,
     /// Number of elements.
@@ -45,25 +47,74 @@ impl FileSummary {
 #[must_use]
 pub fn summary(file: &GgufFile) -> FileSummary {
     let mut types: Vec<TypeShare> = Vec::new();
-    for (index, tensor) in file.tensors().iter().enumerate() {
-        let n_bytes = file.place(index).n_bytes;
-        let n_elems = tensor.shape.n_elems();
-        match types.iter_mut().find(|share| share.ty == tensor.ty) {
+    for tensor in listed(file) {
+        let TensorLine { n_elems, n_bytes, .. } = tensor;
+        match types.iter_mut().find(|share| share.type_id == tensor.type_id) {
             Some(share) => {
                 share.n_tensors += 1;
-                share.n_elems += n_elems;
+                share.n_elems = share.n_elems.saturating_add(n_elems);
                 share.n_bytes += n_bytes;
             }
-            None => types.push(TypeShare { ty: tensor.ty, n_tensors: 1, n_elems, n_bytes }),
+            None => {
+                let (type_id, name) = (tensor.type_id, tensor.type_name);
+                types.push(TypeShare { type_id, name, n_tensors: 1, n_elems, n_bytes });
+            }
         }
     }
-    types.sort_by_key(|share| (std::cmp::Reverse(share.n_bytes), share.ty));
+    types.sort_by_key(|share| (std::cmp::Reverse(share.n_bytes), share.type_id));
     FileSummary {
         architecture: file.metadata().get("general.architecture").and_then(Value::as_str).map(str::to_owned),
-        n_elems: types.iter().map(|share| share.n_elems).sum(),
+        n_elems: types.iter().fold(0, |sum: u64, share| sum.saturating_add(share.n_elems)),
         tensor_bytes: types.iter().map(|share| share.n_bytes).sum(),
         types,
     }
+}
+
+/// What the list of tensors says of one of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorLine {
+    /// Its name.
+    pub name: String,
+    /// Number of its type.
+    pub type_id: u32,
+    /// Name of its type; with its number where it is another program's.
+    pub type_name: String,
+    /// Dimensions, outermost first.
+    pub dims: Vec<u64>,
+    /// Number of elements.
+    pub n_elems: u64,
+    /// Bytes of its data; of another program's up to the next tensor.
+    pub n_bytes: u64,
+    /// Index of the file that it is in.
+    pub part: usize,
+    /// Absolute offset of its data in that file.
+    pub offset: u64,
+}
+
+/// The tensors of a file, as it lists them.
+pub fn listed(file: &GgufFile) -> impl Iterator<Item = TensorLine> + '_ {
+    file.tensors().iter().enumerate().map(|(index, tensor)| {
+        let place = file.place(index);
+        let (type_id, type_name, dims, n_elems) = match file.declared(index) {
+            Some(declared) => {
+                (declared.type_id, declared.type_name(), declared.dims.clone(), declared.n_elems())
+            }
+            None => {
+                (tensor.ty.id(), tensor.ty.to_string(), tensor.shape.dims().to_vec(), tensor.shape.n_elems())
+            }
+        };
+        let name = tensor.name.clone();
+        TensorLine {
+            name,
+            type_id,
+            type_name,
+            dims,
+            n_elems,
+            n_bytes: place.n_bytes,
+            part: place.part,
+            offset: place.offset,
+        }
+    })
 }
 
 /// How much of a file is listed.
@@ -95,19 +146,15 @@ pub fn summary_json(file: &GgufFile, listing: Listing) -> Json {
             entry
         })
         .collect();
-    let tensors: Vec<_> = file
-        .tensors()
-        .iter()
-        .enumerate()
-        .map(|(index, tensor)| {
-            let place = file.place(index);
+    let tensors: Vec<_> = listed(file)
+        .map(|tensor| {
             json!({
                 "name": tensor.name,
-                "type": tensor.ty.name(),
-                "shape": tensor.shape.dims(),
-                "bytes": place.n_bytes,
-                "part": place.part,
-                "offset": place.offset,
+                "type": tensor.type_name,
+                "shape": tensor.dims,
+                "bytes": tensor.n_bytes,
+                "part": tensor.part,
+                "offset": tensor.offset,
             })
         })
         .collect();
@@ -129,7 +176,7 @@ pub fn summary_json(file: &GgufFile, listing: Listing) -> Json {
         .iter()
         .map(|share| {
             json!({
-                "type": share.ty.name(),
+                "type": share.name,
                 "tensors": share.n_tensors,
                 "elements": share.n_elems,
                 "bytes": share.n_bytes,
@@ -162,11 +209,32 @@ pub fn summary_json(file: &GgufFile, listing: Listing) -> Json {
 pub fn warnings(file: &GgufFile) -> Vec<String> {
     let mut out: Vec<_> =
         file.tolerated().map(|(path, error)| format!("{}: {error}", path.display())).collect();
+    out.extend(foreign(file));
     for part in file.parts().iter().filter(|part| part.trailing_bytes() > 0) {
         let n = part.trailing_bytes();
         out.push(format!("{}: {n} bytes after the last tensor", part.path().display()));
     }
     out
+}
+
+/// What llama.cpp does not load in a file, and whose it is.
+fn foreign(file: &GgufFile) -> Option<String> {
+    let found: Vec<_> = (0..file.tensors().len()).filter_map(|tensor| file.declared(tensor)).collect();
+    let of_types: Vec<_> =
+        found.iter().filter(|declared| GgmlType::from_id(declared.type_id).is_none()).collect();
+    let reason = match of_types.first() {
+        Some(declared) => match declared.program() {
+            Some(program) => {
+                format!("{}, a type of {program}: only {program} reads its blocks", declared.type_name())
+            }
+            None => format!("{}, which no program known here has", declared.type_name()),
+        },
+        None if found.is_empty() => return None,
+        None => "names or dimensions beyond llama.cpp's limits".to_owned(),
+    };
+    let n = if of_types.is_empty() { found.len() } else { of_types.len() };
+    let tensors = if n == 1 { "1 tensor".to_owned() } else { format!("{n} tensors") };
+    Some(format!("llama.cpp does not load this file: {tensors} with {reason}"))
 }
 
 /// `little` or `big`.

@@ -1,6 +1,8 @@
 //! How much of a model an importance matrix covers.
 
-use crate::gguf::ImatrixEntry;
+use crate::core::TensorMeta;
+use crate::quantize::importance::Importance;
+use crate::quantize::plan::n_matrices;
 
 /// Experts of one tensor that no token of the calibration text reached; all their columns weigh the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +15,15 @@ pub struct UnseenExperts {
     pub of: usize,
 }
 
+/// A tensor that uses the importance of another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StandIn {
+    /// The tensor.
+    pub tensor: String,
+    /// The (first) entry whose importance it uses.
+    pub entry: String,
+}
+
 /// What an importance matrix leaves open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
@@ -21,7 +32,11 @@ pub struct Coverage {
     /// Tensors whose type uses importance weights, but that have none. Embeddings and the output are not listed:
     /// they are hardly ever measured.
     pub missing: Vec<String>,
-    /// Tensors with experts that were never seen.
+    /// Tensors that use the importance of another one, which has the same input.
+    pub stand_ins: Vec<StandIn>,
+    /// Matrices whose columns all weigh the same, because the importance of all of them is zero.
+    pub level: Vec<String>,
+    /// Tensors with experts that were never seen, or whose importance is zero throughout.
     pub unseen: Vec<UnseenExperts>,
     /// Tensors with groups of columns that have no importance at all, which their type therefore writes as zeros (or
     /// nearly).
@@ -37,13 +52,18 @@ impl Coverage {
         self.missing.is_empty() && self.unseen.is_empty() && self.foreign.is_empty()
     }
 
-    /// Counts a tensor that uses this entry.
-    pub(crate) fn add(&mut self, tensor: &str, entry: &ImatrixEntry) {
+    /// Counts a tensor that uses this importance.
+    pub(crate) fn add(&mut self, tensor: &TensorMeta, importance: &Importance<'_>) {
         self.n_covered += 1;
-        let unseen = |(expert, &count): (usize, &i64)| (count <= 0).then_some(expert);
-        let experts: Vec<_> = entry.counts.iter().enumerate().filter_map(unseen).collect();
-        if !experts.is_empty() {
-            self.unseen.push(UnseenExperts { tensor: tensor.to_owned(), experts, of: entry.counts.len() });
+        let name = || tensor.name.clone();
+        if let [entry, ..] = importance.stand_in.as_slice() {
+            self.stand_ins.push(StandIn { tensor: name(), entry: entry.clone() });
+        }
+        let of = usize::try_from(n_matrices(tensor)).unwrap_or(usize::MAX);
+        match importance.unseen.as_slice() {
+            [] => {}
+            _ if of == 1 => self.level.push(name()),
+            experts => self.unseen.push(UnseenExperts { tensor: name(), experts: experts.to_vec(), of }),
         }
     }
 }

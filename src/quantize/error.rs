@@ -23,6 +23,18 @@ pub enum QuantizeError {
     /// Matrices that change a model, and no model.
     #[error("the file is an adapter (`general.type`), not a model")]
     Adapter,
+    /// A layer to prune that the model does not have.
+    #[error("layer {layer} cannot be pruned: the model has {}", layers(*n_layers))]
+    NoLayer { layer: u32, n_layers: u32 },
+    /// Nothing would be left.
+    #[error("all {n_layers} layers of the model would be pruned")]
+    AllLayers { n_layers: u32 },
+    /// A key by which layers cannot be renumbered.
+    #[error("layers cannot be pruned: key `{}` names layers by number", escape(key))]
+    LayersByNumber { key: String },
+    /// A key that is set to a value of another type than it has.
+    #[error("key `{}` is of type {expected}, `{}` is not", escape(key), escape(given))]
+    OverrideType { key: String, expected: String, given: String },
     /// A tensor without elements.
     #[error("tensor `{}`: shape {shape} has no elements", escape(tensor))]
     NoElements { tensor: String, shape: Shape },
@@ -39,12 +51,12 @@ pub enum QuantizeError {
     /// The source is quantized already.
     #[error("tensor `{}`: already quantized ({from}); requantizing to {to} is not allowed", escape(tensor))]
     Requantize { tensor: String, from: GgmlType, to: GgmlType },
-    /// A type that needs importance data has none.
-    #[error("tensor `{}`: {ty} needs an importance matrix, none given", escape(tensor))]
-    NoImatrix { tensor: String, ty: GgmlType },
-    /// A type that needs importance data has none, though there is a matrix.
-    #[error("tensor `{}`: {ty} needs importance data, the importance matrix has none for it", escape(tensor))]
-    NotCovered { tensor: String, ty: GgmlType },
+    /// Types that need importance data, and there is no importance matrix.
+    #[error("{} an importance matrix, none given{}", needs(tensors), more(tensors))]
+    NoImatrix { tensors: Vec<(String, GgmlType)> },
+    /// Types that need importance data, which the importance matrix does not have.
+    #[error("{} importance data, the importance matrix has none for it{}", needs(tensors), more(tensors))]
+    NotCovered { tensors: Vec<(String, GgmlType)> },
     /// Tensors without importance data, where the policy forbids it.
     #[error("tensor `{}`: no importance data, nor for {n_more} more", escape(tensor))]
     Coverage { tensor: String, n_more: usize },
@@ -54,6 +66,25 @@ pub enum QuantizeError {
         escape(tensor)
     )]
     Experts { tensor: String, n_experts: usize, of: usize },
+}
+
+fn layers(n: u32) -> String {
+    n.checked_sub(1).map_or_else(|| "no layers".to_owned(), |last| format!("layers 0 to {last}"))
+}
+
+/// The first of the tensors that need something.
+fn needs(tensors: &[(String, GgmlType)]) -> String {
+    tensors.first().map(|(tensor, ty)| format!("tensor `{}`: {ty} needs", escape(tensor))).unwrap_or_default()
+}
+
+/// The others: up to two by name.
+fn more(tensors: &[(String, GgmlType)]) -> String {
+    let Some(others @ [_, ..]) = tensors.get(1..) else { return String::new() };
+    let named: Vec<_> =
+        others.iter().take(2).map(|(tensor, ty)| format!("`{}` ({ty})", escape(tensor))).collect();
+    let rest = others.len() - named.len();
+    let rest = if rest == 0 { String::new() } else { format!(" and {rest} more") };
+    format!("; the same for {}{rest}", named.join(", "))
 }
 
 impl Hint for QuantizeError {
@@ -77,9 +108,14 @@ impl Hint for QuantizeError {
                 "give one with --imatrix".to_owned(),
                 "choose a type that does without, such as Q2_K, IQ3_S or IQ4_XS".to_owned(),
             ],
-            Self::NotCovered { tensor, .. } => {
-                vec![format!("give it another type: `--tensor-type {}=q4_k`", escape(tensor))]
-            }
+            Self::NotCovered { tensors } => match tensors.as_slice() {
+                [(tensor, _)] => {
+                    vec![format!("give it another type: `--tensor-type {}=q4_k`", escape(tensor))]
+                }
+                _ => {
+                    vec!["measure the importance matrix of this very model: `gguf-verify imatrix`".to_owned()]
+                }
+            },
             Self::Coverage { .. } | Self::Experts { .. } => vec![
                 "measure the importance matrix on more text".to_owned(),
                 "accept it with `--coverage warn`".to_owned(),

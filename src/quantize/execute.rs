@@ -106,7 +106,8 @@ impl QuantizePlan<'_> {
             dequantize(source.ty, self.simd, bytes, floats).map_err(|error| at(target, error.into()))?;
             let is_ordinary = self.check_input(tensor, row, n_cols, floats)?;
             let matrix = usize::try_from(row / rows_per_matrix).unwrap_or(usize::MAX);
-            let weights = step.weights.map(|weights| &weights[matrix * n_cols..(matrix + 1) * n_cols]);
+            let weights =
+                step.weights.as_deref().map(|weights| &weights[matrix * n_cols..(matrix + 1) * n_cols]);
             let batch = Batch { ty: target.ty, n_cols, floats, weights };
             self.quantize_batch(tensor, row, &batch, is_ordinary, out)?;
         }

@@ -5,8 +5,9 @@ use std::path::Path;
 use crate::gguf::Imatrix;
 use crate::gguf::split::merged_metadata;
 use crate::gguf::{Array, Metadata, Value};
-use crate::quantize::FileType;
 use crate::quantize::options::{MAX_OVERRIDE_BYTES, Override};
+use crate::quantize::prune::PrunedLayers;
+use crate::quantize::{FileType, QuantizeError};
 
 /// Number that says which generation of block types a file uses.
 const QUANTIZATION_VERSION: u32 = 2;
@@ -21,6 +22,8 @@ pub(crate) struct Changes<'a> {
     pub overrides: &'a [Override],
     /// The importance matrix that is used, if it has entries.
     pub imatrix: Option<&'a Imatrix>,
+    /// Layers that are left out.
+    pub pruned: Option<&'a PrunedLayers<'a>>,
     /// Number of layers after pruning.
     pub n_layers: Option<u32>,
 }
@@ -30,7 +33,10 @@ pub(crate) struct Changes<'a> {
 /// # Exactness
 /// ref: a key that is set moves to the end; strings and keys end at a NUL; strings about the importance matrix
 /// are cut at 127 bytes, if need be within a character.
-pub(crate) fn output_metadata(source: &Metadata, changes: &Changes<'_>) -> Metadata {
+///
+/// # Errors
+/// A key that would be set to a value of another type.
+pub(crate) fn output_metadata(source: &Metadata, changes: &Changes<'_>) -> Result<Metadata, QuantizeError> {
     let mut out = Metadata::new();
     for (key, value) in source.iter() {
         put(&mut out, key.split('\0').next().unwrap_or_default(), without_nul(value));
@@ -38,8 +44,11 @@ pub(crate) fn output_metadata(source: &Metadata, changes: &Changes<'_>) -> Metad
     put(&mut out, "general.quantization_version", Value::U32(QUANTIZATION_VERSION));
     put(&mut out, FILE_TYPE, Value::U32(changes.file_type));
     out = merged_metadata(&out);
+    if let Some(pruned) = changes.pruned {
+        pruned.apply(&mut out);
+    }
     for item in changes.overrides {
-        put(&mut out, &item.key, item.file_value());
+        put(&mut out, &item.key, item.value_in(source)?);
     }
     if let Some(imatrix) = changes.imatrix {
         if imatrix.path() != Path::new("") {
@@ -57,7 +66,7 @@ pub(crate) fn output_metadata(source: &Metadata, changes: &Changes<'_>) -> Metad
         let architecture = source.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
         put(&mut out, &format!("{architecture}.block_count"), Value::U32(n_layers));
     }
-    out
+    Ok(out)
 }
 
 /// `general.file_type` of a source that is copied: its own, else a guess.
@@ -120,8 +129,9 @@ mod tests {
         source.set("split.tensors.count", 7i32);
         source.set("general.name", "a\0b");
         let overrides = [Override::parse("general.architecture=str:llama").unwrap()];
-        let changes = Changes { file_type: 15, overrides: &overrides, imatrix: None, n_layers: Some(3) };
-        let out = output_metadata(&source, &changes);
+        let changes =
+            Changes { file_type: 15, overrides: &overrides, imatrix: None, pruned: None, n_layers: Some(3) };
+        let out = output_metadata(&source, &changes).unwrap();
         assert_eq!(
             keys(&out),
             [

@@ -5,8 +5,9 @@ use std::fmt;
 
 use crate::core::similar::{did_you_mean, meant};
 use crate::core::{GgmlType, Hint, simd::SimdLevel, text::escape};
-use crate::gguf::Value;
-use crate::quantize::FileType;
+use crate::gguf::keys::key_info;
+use crate::gguf::{Metadata, Value, ValueType};
+use crate::quantize::{FileType, QuantizeError};
 
 /// Everything that decides about the output beside the source and the importance matrix.
 #[derive(Clone, Debug)]
@@ -236,7 +237,7 @@ impl Override {
         Ok(Self { key: key.to_owned(), value })
     }
 
-    /// The value as the file stores it.
+    /// The value as llama-quantize stores it.
     ///
     /// # Exactness
     /// ref: whole numbers lose their sign and all but their low 32 bits.
@@ -248,6 +249,58 @@ impl Override {
             OverrideValue::Bool(value) => Value::Bool(*value),
             OverrideValue::Str(value) => Value::String(value.clone().into_bytes()),
         }
+    }
+
+    /// The value in the type that the key has in this file, or has by its meaning; of a key that nobody knows as
+    /// llama-quantize stores it.
+    ///
+    /// # Errors
+    /// [`QuantizeError::OverrideType`]: the value is none of that type.
+    pub fn value_in(&self, metadata: &Metadata) -> Result<Value, QuantizeError> {
+        let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
+        let before = metadata.get(&self.key).map(Value::value_type);
+        let Some(own) = key_info(&self.key, arch) else { return Ok(self.file_value()) };
+        let wrong = |expected: String| QuantizeError::OverrideType {
+            key: self.key.clone(),
+            expected,
+            given: self.to_string(),
+        };
+        if own.is_array {
+            return Err(wrong(format!("array of {}", own.value_type)));
+        }
+        let before = before.filter(|&ty| ty != ValueType::Array);
+        let in_type = |ty| self.value_of_type(ty);
+        let value = before.and_then(in_type).or_else(|| in_type(own.value_type));
+        value.ok_or_else(|| wrong(own.value_type.to_string()))
+    }
+
+    /// The same number in a type that holds it, or the same text or truth value.
+    fn value_of_type(&self, ty: ValueType) -> Option<Value> {
+        let int = || match self.value {
+            OverrideValue::Int(value) => Some(value),
+            _ => None,
+        };
+        let float = || match self.value {
+            OverrideValue::Int(value) => Some(value as f64),
+            OverrideValue::Float(value) => Some(value),
+            _ => None,
+        };
+        Some(match ty {
+            ValueType::U8 => Value::U8(int()?.try_into().ok()?),
+            ValueType::I8 => Value::I8(int()?.try_into().ok()?),
+            ValueType::U16 => Value::U16(int()?.try_into().ok()?),
+            ValueType::I16 => Value::I16(int()?.try_into().ok()?),
+            ValueType::U32 => Value::U32(int()?.try_into().ok()?),
+            ValueType::I32 => Value::I32(int()?.try_into().ok()?),
+            ValueType::U64 => Value::U64(int()?.try_into().ok()?),
+            ValueType::I64 => Value::I64(int()?),
+            ValueType::F32 => Value::F32(Some(float()? as f32).filter(|value| value.is_finite())?),
+            ValueType::F64 => Value::F64(float()?),
+            ValueType::Bool | ValueType::String => {
+                Some(self.file_value()).filter(|value| value.value_type() == ty)?
+            }
+            ValueType::Array => return None,
+        })
     }
 }
 

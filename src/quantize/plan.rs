@@ -1,20 +1,25 @@
 //! The plan of a quantization: all about the output that is known before the first weight is read.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Mutex;
 
+use crate::arch::Registry;
+use crate::core::text::escape;
 use crate::core::{Content, GgmlType, ImatrixNeed, SourceError, TensorMeta, TensorSource, simd::SimdLevel};
 use crate::gguf::{GgufFile, Metadata, Value};
 use crate::gguf::{Imatrix, ImatrixError};
 use crate::quant::{SmallRows, can_quantize, has_lost_groups};
 use crate::quantize::class::file_order;
 use crate::quantize::coverage::Coverage;
+use crate::quantize::idle::idle_options;
+use crate::quantize::importance::{Lookup, lookup};
 use crate::quantize::metadata::{Changes, file_type_id, output_metadata};
-use crate::quantize::prune::Pruned;
+use crate::quantize::prune::{Pruned, PrunedLayers};
 use crate::quantize::{
-    Choice, CoveragePolicy, FileType, ModelFacts, QuantizeError, QuantizeOptions, Reason, TensorClass,
-    TensorTypeRule, choose_types,
+    Choice, CoveragePolicy, FileType, IdleOption, ModelFacts, QuantizeError, QuantizeOptions, Reason,
+    TensorClass, choose_types,
 };
 
 /// What is to be quantized: tensors with their metadata, from a file or from a conversion that has not been written.
@@ -67,7 +72,7 @@ pub struct Step<'a> {
     /// Its type, and why.
     pub choice: Choice,
     /// Importance weights, matrix after matrix; `None` if there are none or the type ignores them.
-    pub weights: Option<&'a [f32]>,
+    pub weights: Option<Cow<'a, [f32]>>,
 }
 
 /// A planned quantization, and at the same time the [`TensorSource`] of its result: rows are quantized when they
@@ -89,7 +94,8 @@ pub struct QuantizePlan<'a> {
     pub(crate) small_rows: Mutex<BTreeMap<usize, SmallRows>>,
     coverage: Coverage,
     obstacles: Vec<QuantizeError>,
-    unmatched_rules: Vec<String>,
+    idle_options: Vec<IdleOption>,
+    warnings: Vec<String>,
 }
 
 impl<'a> QuantizePlan<'a> {
@@ -153,6 +159,7 @@ impl<'a> QuantizePlan<'a> {
         });
         let facts = ModelFacts::new(input.metadata, &options.overrides, found);
 
+        let layers = PrunedLayers::new(&options.prune_layers, input.metadata, found)?;
         let mut pruned = Pruned::new(&options.prune_layers);
         let mut kept: Vec<(usize, TensorMeta)> = Vec::with_capacity(order.len());
         for index in order {
@@ -172,22 +179,50 @@ impl<'a> QuantizePlan<'a> {
 
         let (sources, mut tensors): (Vec<_>, Vec<_>) = kept.into_iter().unzip();
         let choices = choose_types(&facts, &tensors, options, has_imatrix)?;
+        let mut idle_options = idle_options(options, &tensors, &choices);
         let mut steps = Vec::with_capacity(choices.len());
-        let mut builder = Builder { options, imatrix, coverage: Coverage::default(), obstacles: Vec::new() };
+        let mut builder = Builder {
+            options,
+            imatrix,
+            coverage: Coverage::default(),
+            obstacles: Vec::new(),
+            needy: Vec::new(),
+            stand_ins: BTreeSet::new(),
+        };
         for ((source, tensor), choice) in sources.into_iter().zip(&mut tensors).zip(choices) {
             steps.push(builder.step(source, &found[source], tensor, choice)?);
             tensor.ty = choice.ty;
         }
+        builder.refuse_needy();
         builder.check_coverage(found)?;
+        if imatrix.is_some() && builder.coverage.n_covered == 0 && builder.coverage.missing.is_empty() {
+            let why = "no tensor gets a type that uses importance".to_owned();
+            idle_options.push(IdleOption { option: "--imatrix".to_owned(), why });
+        }
 
-        let matches_any = |rule: &&TensorTypeRule| tensors.iter().any(|tensor| rule.matches(&tensor.name));
-        let unmatched = options.tensor_types.iter().filter(|rule| !matches_any(rule));
-        let unmatched_rules = unmatched.map(|rule| rule.pattern.clone()).collect();
-
-        let changes = Changes { file_type, overrides: &options.overrides, imatrix, n_layers };
+        let pruned = layers.as_ref();
+        let mut warnings = Vec::new();
+        let lost = pruned.map(|pruned| pruned.lost_patterns(input.metadata)).unwrap_or_default();
+        if !lost.is_empty() {
+            warnings.push(format!(
+                "layers behind the pruned ones move up, and no longer fit a pattern that the file keeps: {}",
+                lost.join("; ")
+            ));
+        }
+        if !is_known(&facts.architecture) {
+            let which = match facts.architecture.as_str() {
+                "" => "the file names no architecture".to_owned(),
+                arch => format!("architecture `{}` is not a known language model", escape(arch)),
+            };
+            warnings.push(format!(
+                "{which}: its first and last layers are quantized like all others; `--tensor-type REGEX=f16` keeps \
+                 some as floats, which image models need"
+            ));
+        }
+        let changes = Changes { file_type, overrides: &options.overrides, imatrix, pruned, n_layers };
         Ok(Self {
             source: input.source,
-            metadata: output_metadata(input.metadata, &changes),
+            metadata: output_metadata(input.metadata, &changes)?,
             contents: tensors.iter().map(|_| Content::default()).collect(),
             small_rows: Mutex::default(),
             solved: None,
@@ -199,7 +234,8 @@ impl<'a> QuantizePlan<'a> {
             allow_nonfinite: options.allow_nonfinite,
             coverage: builder.coverage,
             obstacles: builder.obstacles,
-            unmatched_rules,
+            idle_options,
+            warnings,
         })
     }
 
@@ -269,10 +305,16 @@ impl<'a> QuantizePlan<'a> {
         &self.obstacles
     }
 
-    /// Expressions of rules for single tensors that no tensor's name matches, in the order they were given.
+    /// Options that change nothing, rules for single tensors first.
     #[must_use]
-    pub fn unmatched_rules(&self) -> &[String] {
-        &self.unmatched_rules
+    pub fn idle_options(&self) -> &[IdleOption] {
+        &self.idle_options
+    }
+
+    /// What is odd about the output but does not stop the run.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     /// Number of tensors whose type was replaced because of their columns.
@@ -280,6 +322,11 @@ impl<'a> QuantizePlan<'a> {
     pub fn n_fallbacks(&self) -> usize {
         self.steps.iter().filter(|step| matches!(step.choice.reason, Reason::Fallback { .. })).count()
     }
+}
+
+/// True for architectures whose first and last layers have the names that mixtures know, and for towers.
+fn is_known(architecture: &str) -> bool {
+    architecture == "clip" || Registry::knows(architecture)
 }
 
 /// Ranges of tensors by part; parts are numbered without gaps, one that lost all its tensors is empty.
@@ -301,6 +348,10 @@ struct Builder<'a, 'o> {
     imatrix: Option<&'a Imatrix>,
     coverage: Coverage,
     obstacles: Vec<QuantizeError>,
+    /// Tensors whose types need importance data and have none.
+    needy: Vec<(String, GgmlType)>,
+    /// Entries that were taken for tensors of other names.
+    stand_ins: BTreeSet<String>,
 }
 
 impl<'a> Builder<'a, '_> {
@@ -328,55 +379,72 @@ impl<'a> Builder<'a, '_> {
         }
         step.weights = self.weights(found, choice)?;
         if step.weights.is_none() && choice.needs_imatrix {
-            self.obstacles.push(match self.imatrix {
-                None => QuantizeError::NoImatrix { tensor: name(), ty: choice.ty },
-                Some(_) => QuantizeError::NotCovered { tensor: name(), ty: choice.ty },
-            });
+            self.needy.push((tensor.name.clone(), choice.ty));
         }
         Ok(step)
     }
 
     /// The importance weights for a tensor. Sizes are checked for types that ignore them too: a matrix of another
     /// model is an error in any case.
-    fn weights(&mut self, found: &TensorMeta, choice: Choice) -> Result<Option<&'a [f32]>, QuantizeError> {
+    fn weights(
+        &mut self,
+        found: &TensorMeta,
+        choice: Choice,
+    ) -> Result<Option<Cow<'a, [f32]>>, QuantizeError> {
         let Some(imatrix) = self.imatrix else { return Ok(None) };
         let is_used = choice.ty.info().imatrix != ImatrixNeed::Ignored;
         let is_measured = !matches!(choice.class, TensorClass::TokenEmbd | TensorClass::Output);
-        let Some(entry) = imatrix.get(&found.name) else {
-            if is_used && is_measured {
-                self.coverage.missing.push(found.name.clone());
-            }
-            return Ok(None);
-        };
-        let expected = found.shape.n_cols().saturating_mul(n_matrices(found));
-        if entry.weights.len() as u64 == expected {
-            if is_used {
-                self.coverage.add(&found.name, entry);
-                if has_lost_groups(choice.ty, &entry.weights) {
+        match lookup(imatrix, found) {
+            Lookup::Found(importance) => {
+                self.stand_ins.extend(importance.stand_in.iter().cloned());
+                if !is_used {
+                    return Ok(None);
+                }
+                self.coverage.add(found, &importance);
+                if has_lost_groups(choice.ty, &importance.weights) {
                     self.coverage.lost.push(found.name.clone());
                 }
+                Ok(Some(importance.weights))
             }
-            return Ok(Some(entry.weights.as_slice()).filter(|_| is_used));
+            Lookup::Absent => {
+                if is_used && is_measured {
+                    self.coverage.missing.push(found.name.clone());
+                }
+                Ok(None)
+            }
+            // ref: for the embeddings, a matrix that does not fit is as good as none.
+            Lookup::OtherSize(_) if choice.class == TensorClass::TokenEmbd => {
+                self.coverage.missing.push(found.name.clone());
+                Ok(None)
+            }
+            Lookup::OtherSize(n) => Err(ImatrixError::Size {
+                path: imatrix.path().to_owned(),
+                tensor: found.name.clone(),
+                expected: found.shape.n_cols().saturating_mul(n_matrices(found)),
+                found: n,
+            }
+            .into()),
         }
-        // ref: for the embeddings, a matrix that does not fit is as good as none.
-        if choice.class == TensorClass::TokenEmbd {
-            self.coverage.missing.push(found.name.clone());
-            return Ok(None);
+    }
+
+    /// One obstacle for all tensors whose types need importance data and have none.
+    fn refuse_needy(&mut self) {
+        if self.needy.is_empty() {
+            return;
         }
-        Err(ImatrixError::Size {
-            path: imatrix.path().to_owned(),
-            tensor: found.name.clone(),
-            expected,
-            found: entry.weights.len(),
-        }
-        .into())
+        let tensors = std::mem::take(&mut self.needy);
+        self.obstacles.push(match self.imatrix {
+            None => QuantizeError::NoImatrix { tensors },
+            Some(_) => QuantizeError::NotCovered { tensors },
+        });
     }
 
     fn check_coverage(&mut self, found: &[TensorMeta]) -> Result<(), QuantizeError> {
         let Some(imatrix) = self.imatrix else { return Ok(()) };
         imatrix.check_finite()?;
         let names: std::collections::HashSet<_> = found.iter().map(|tensor| tensor.name.as_str()).collect();
-        let foreign = imatrix.entries().map(|(name, _)| name).filter(|name| !names.contains(name));
+        let is_foreign = |name: &&str| !names.contains(name) && !self.stand_ins.contains(*name);
+        let foreign = imatrix.entries().map(|(name, _)| name).filter(is_foreign);
         self.coverage.foreign = foreign.map(str::to_owned).collect();
         if let [example, ..] = self.coverage.foreign.as_slice()
             && self.coverage.foreign.len() == imatrix.entries().len()

@@ -1,6 +1,12 @@
-//! Leaving out layers: the names of those that stay.
+//! Leaving out layers: the names of those that stay, and the metadata that counts or lists layers.
 
 use std::collections::{BTreeMap, BTreeSet};
+
+use crate::arch::GraphFeatures;
+use crate::arch::graph::{MixerRule, RopeOn, WindowPattern};
+use crate::core::TensorMeta;
+use crate::gguf::{Array, Metadata, Value};
+use crate::quantize::QuantizeError;
 
 /// New names for the tensors of a model without some layers.
 ///
@@ -39,6 +45,168 @@ impl<'a> Pruned<'a> {
     pub(crate) fn n_layers(&self) -> Option<u32> {
         (!self.layers.is_empty()).then_some(self.next)
     }
+}
+
+/// Keys of an architecture that count layers from the first one on.
+const FROM_THE_FIRST: [&str; 4] =
+    ["leading_dense_block_count", "n_deepstack_layers", "hash_layer_count", "decoder_block_count"];
+/// Keys of an architecture that count layers from the last one back.
+const FROM_THE_LAST: [&str; 2] = ["nextn_predict_layers", "attention.shared_kv_layers"];
+/// Arrays of an architecture that do not go by layers, whatever their length.
+const NOT_BY_LAYER: [&str; 5] = [
+    "rope.dimension_sections",
+    "target_layers",
+    "classifier.output_labels",
+    "adapters.token_ids_activate",
+    "adapters.token_ids_substitute",
+];
+/// Arrays of an architecture that name layers by number.
+const NAMES_LAYERS: &str = "ple.layers";
+/// Keys of an architecture that say that every n-th layer is different.
+const PERIODS: [&str; 5] = [
+    "full_attention_interval",
+    "interleave_moe_layer_step",
+    "moe_every_n_layers",
+    "attention.sliding_window_pattern",
+    "rescale_every_n_layers",
+];
+
+/// The layers of a model that lose some of them.
+pub(crate) struct PrunedLayers<'a> {
+    layers: &'a BTreeSet<u32>,
+    arch: &'a str,
+    n_before: u32,
+}
+
+impl<'a> PrunedLayers<'a> {
+    /// The layers of a model, counted by its metadata, else by its tensors.
+    ///
+    /// # Errors
+    /// A layer that the model does not have; all of them pruned.
+    pub(crate) fn new(
+        layers: &'a BTreeSet<u32>,
+        metadata: &'a Metadata,
+        tensors: &[TensorMeta],
+    ) -> Result<Option<Self>, QuantizeError> {
+        let Some(&last) = layers.last() else { return Ok(None) };
+        let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
+        let count = |name: &str| {
+            let value = metadata.get(&format!("{arch}.{name}"))?.as_u64()?;
+            u32::try_from(value).ok()
+        };
+        let by_name = || {
+            let numbers = tensors.iter().filter_map(|tensor| Some(split_at_layer(&tensor.name)?.1));
+            numbers.max().map_or(0, |last| last.saturating_add(1))
+        };
+        let n_before =
+            count("block_count").unwrap_or_else(by_name).max(count("decoder_block_count").unwrap_or(0));
+        if last >= n_before {
+            return Err(QuantizeError::NoLayer { layer: last, n_layers: n_before });
+        }
+        if layers.len() as u64 >= u64::from(n_before) {
+            return Err(QuantizeError::AllLayers { n_layers: n_before });
+        }
+        if metadata.contains(&format!("{arch}.{NAMES_LAYERS}")) {
+            return Err(QuantizeError::LayersByNumber { key: format!("{arch}.{NAMES_LAYERS}") });
+        }
+        Ok(Some(Self { layers, arch, n_before }))
+    }
+
+    fn n_below(&self, layer: u64) -> u64 {
+        self.layers.iter().filter(|&&pruned| u64::from(pruned) < layer).count() as u64
+    }
+
+    /// Takes the pruned layers out of arrays with one entry a layer, and off the counts of layers. (The number of all
+    /// layers is not among them.)
+    pub(crate) fn apply(&self, metadata: &mut Metadata) {
+        let of_arch = |key: &str| Some(key.strip_prefix(self.arch)?.strip_prefix('.')?.to_owned());
+        let n_heads =
+            metadata.get(&format!("{}.nextn_predict_layers", self.arch)).and_then(Value::as_u64).unwrap_or(0);
+        let n_before = u64::from(self.n_before);
+        let changes: Vec<(String, Value)> = metadata
+            .iter()
+            .filter_map(|(key, value)| {
+                let name = of_arch(key)?;
+                let name = name.as_str();
+                let value = match value {
+                    Value::Array(array) if !NOT_BY_LAYER.contains(&name) => {
+                        // Some lists leave the draft heads behind the model's own layers out.
+                        let n = array.len() as u64;
+                        let is_by_layer = n == n_before || (n_heads > 0 && n + n_heads == n_before);
+                        Value::Array(is_by_layer.then(|| self.filtered(array))?)
+                    }
+                    value if FROM_THE_FIRST.contains(&name) => {
+                        let n = value.as_u64()?;
+                        number_like(value, n - self.n_below(n))?
+                    }
+                    value if FROM_THE_LAST.contains(&name) => {
+                        let n = value.as_u64()?.min(n_before);
+                        let n_pruned = self.layers.len() as u64 - self.n_below(n_before - n);
+                        number_like(value, n - n_pruned)?
+                    }
+                    _ => return None,
+                };
+                Some((key.to_owned(), value))
+            })
+            .collect();
+        for (key, value) in changes {
+            metadata.set(key, value);
+        }
+    }
+
+    fn filtered(&self, array: &Array) -> Array {
+        let stays = |index: usize| !u32::try_from(index).is_ok_and(|index| self.layers.contains(&index));
+        array.filtered(stays)
+    }
+
+    /// What the file cannot say any more: a pattern of every n-th layer in which the layers that move up count differently.
+    pub(crate) fn lost_patterns(&self, metadata: &Metadata) -> Vec<String> {
+        let said = |name: &str| metadata.get(&format!("{}.{name}", self.arch));
+        let mut periods: Vec<(String, u64)> = PERIODS
+            .iter()
+            .filter_map(|name| Some((format!("key `{}.{name}`", self.arch), said(name)?.as_u64()?)))
+            .collect();
+        if let Some(features) = GraphFeatures::of(self.arch) {
+            let mut implied = |what: &str, period: u32| {
+                periods.push((format!("{what} of architecture `{}`", self.arch), u64::from(period)));
+            };
+            if let MixerRule::Every { every, .. } = features.mixer
+                && said("full_attention_interval").is_none()
+            {
+                implied("the order of kinds of layers", every);
+            }
+            let has_windows = said("attention.sliding_window").is_some();
+            match features.window_pattern {
+                Some(WindowPattern::DenseLast(n) | WindowPattern::DenseFirst { dense_first: n })
+                    if has_windows && said("attention.sliding_window_pattern").is_none() =>
+                {
+                    implied("the order of layers with a window", n);
+                }
+                _ => {}
+            }
+            if let RopeOn::SkipEvery(n) | RopeOn::SkipFirstOf(n) = features.rope_on {
+                implied("the order of layers without rotation", n);
+            }
+        }
+        periods.retain(|(_, period)| *period > 1 && self.moves_within(*period));
+        periods.into_iter().map(|(what, period)| format!("{what}: every {period}")).collect()
+    }
+
+    /// True if a layer that stays has another place in its period afterwards.
+    fn moves_within(&self, period: u64) -> bool {
+        let mut stay = (0..u64::from(self.n_before)).filter(|&layer| !self.layers.contains(&(layer as u32)));
+        stay.any(|layer| self.n_below(layer) % period != 0)
+    }
+}
+
+/// A number in the type of another.
+fn number_like(like: &Value, number: u64) -> Option<Value> {
+    Some(match like {
+        Value::U64(_) => Value::U64(number),
+        Value::I32(_) => Value::I32(i32::try_from(number).ok()?),
+        Value::I64(_) => Value::I64(i64::try_from(number).ok()?),
+        _ => Value::U32(u32::try_from(number).ok()?),
+    })
 }
 
 /// Cuts a name around the number of the first `blk.N.` in it.
@@ -88,5 +256,74 @@ mod tests {
         assert_eq!(names[0].as_deref(), Some("blk.x"));
         assert_eq!((names[1].as_deref(), names[2].as_deref()), (None, Some("v.blk.0.a")));
         assert_eq!((names[3].as_deref(), n_layers), (Some("blk.99999999999.a"), Some(1)));
+    }
+
+    fn model(arch: &str, keys: &[(&str, Value)]) -> Metadata {
+        let mut metadata = Metadata::new();
+        metadata.set("general.architecture", arch);
+        for (key, value) in keys {
+            metadata.set(format!("{arch}.{key}"), value.clone());
+        }
+        metadata
+    }
+
+    #[test]
+    fn lists_and_counts_of_layers_follow() {
+        let keys = [
+            ("block_count", Value::U32(6)),
+            ("nextn_predict_layers", Value::U32(1)),
+            ("leading_dense_block_count", Value::U32(2)),
+            ("attention.head_count_kv", Value::from(vec![0i32, 1, 2, 3, 4, 5])),
+            ("feed_forward_length", Value::from(vec![10u32, 11, 12, 13, 14])),
+            ("rope.dimension_sections", Value::from(vec![1i32, 2, 3, 4])),
+            ("attention.head_count", Value::U32(8)),
+        ];
+        let metadata = model("deepseek2", &keys);
+        let pruned: BTreeSet<u32> = [1, 3].into();
+        let pruned = PrunedLayers::new(&pruned, &metadata, &[]).unwrap().unwrap();
+        let mut after = metadata.clone();
+        pruned.apply(&mut after);
+        let get = |name: &str| after.get(&format!("deepseek2.{name}")).cloned();
+        assert_eq!(get("attention.head_count_kv"), Some(Value::from(vec![0i32, 2, 4, 5])));
+        assert_eq!(get("feed_forward_length"), Some(Value::from(vec![10u32, 12, 14])));
+        assert_eq!(get("leading_dense_block_count"), Some(Value::U32(1)));
+        assert_eq!(get("nextn_predict_layers"), Some(Value::U32(1)));
+        assert_eq!(get("rope.dimension_sections"), Some(Value::from(vec![1i32, 2, 3, 4])));
+        assert_eq!(get("attention.head_count"), Some(Value::U32(8)));
+        let head: BTreeSet<u32> = [5].into();
+        let mut after = metadata.clone();
+        PrunedLayers::new(&head, &metadata, &[]).unwrap().unwrap().apply(&mut after);
+        assert_eq!(after.get("deepseek2.nextn_predict_layers"), Some(&Value::U32(0)));
+    }
+
+    #[test]
+    fn layers_that_are_not_there_are_refused() {
+        let metadata = model("llama", &[("block_count", Value::U32(3))]);
+        let error = |layers: &[u32]| {
+            let layers = layers.iter().copied().collect();
+            PrunedLayers::new(&layers, &metadata, &[]).err().map(|error| error.to_string())
+        };
+        assert_eq!(error(&[1]), None);
+        assert_eq!(error(&[]), None);
+        assert_eq!(error(&[1, 3]).unwrap(), "layer 3 cannot be pruned: the model has layers 0 to 2");
+        assert_eq!(error(&[0, 1, 2]).unwrap(), "all 3 layers of the model would be pruned");
+    }
+
+    #[test]
+    fn patterns_that_no_longer_hold_are_found() {
+        let lost = |arch: &str, keys: &[(&str, Value)], layers: &[u32]| {
+            let metadata = model(arch, keys);
+            let layers = layers.iter().copied().collect();
+            PrunedLayers::new(&layers, &metadata, &[]).unwrap().unwrap().lost_patterns(&metadata).len()
+        };
+        let n_layers = ("block_count", Value::U32(12));
+        let interval = ("full_attention_interval", Value::U32(4));
+        assert_eq!(lost("qwen3next", &[n_layers.clone(), interval.clone()], &[2]), 1);
+        assert_eq!(lost("qwen3next", &[n_layers.clone(), interval.clone()], &[4, 5, 6, 7]), 0);
+        assert_eq!(lost("qwen3next", &[n_layers.clone(), interval], &[10, 11]), 0);
+        let window = ("attention.sliding_window", Value::U32(512));
+        assert_eq!(lost("gemma2", &[n_layers.clone(), window.clone()], &[3]), 1);
+        assert_eq!(lost("gemma2", &[n_layers.clone(), window], &[3, 4]), 1);
+        assert_eq!(lost("llama", &[n_layers], &[3]), 0);
     }
 }

@@ -18,10 +18,10 @@ mod classes;
 mod fixture;
 mod invert;
 mod modalities;
-mod switches;
 mod runtime_keys;
-mod wrapped;
+mod switches;
 mod tied;
+mod wrapped;
 
 use crate::support::{common_keys, fixture, in_json, root, sha256};
 use fixture::CardFixture;

@@ -15,7 +15,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("arch", &["core", "gguf", "checkpoint"]),
     ("views", &["core", "arch", "quant"]),
     ("convert", &["core", "checkpoint", "arch", "dequant", "views", "tokenizer", "quant", "gguf"]),
-    ("quantize", &["core", "gguf", "quant"]),
+    ("quantize", &["core", "gguf", "quant", "arch"]),
     ("engine", &["core", "gguf", "quant", "tokenizer", "arch"]),
     ("verify", &["core", "convert", "engine", "arch", "tokenizer", "checkpoint", "gguf", "quant"]),
     ("inspect", &["core", "convert", "engine", "arch", "tokenizer", "checkpoint", "gguf", "quant"]),

@@ -6,7 +6,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
-use crate::cli::render::{duration, plural};
+use crate::cli::render::{duration, named, plural};
 use crate::cli::{Exit, Session};
 use crate::convert::{ConvertOptions, ToHfOptions, gguf_to_hf, registry};
 use crate::core::ElementType;
@@ -65,15 +65,23 @@ impl Gguf2hf {
         for warning in &report.warnings {
             log::warn!("{}", escape(warning));
         }
-        for lost in &report.lost {
-            log::warn!("not carried over: {}", escape(lost));
-        }
+        let all = session.common.verbose > 0;
+        let warn = |n: usize, noun: &str, what: &str, names: &[String]| {
+            if n > 0 {
+                log::warn!("{} {what}: {}", plural(n as u64, noun), named(names, all));
+            }
+        };
+        let (rounded, lost) = (&report.rounded, &report.lost);
+        warn(rounded.len(), "tensor", "computed back, with the rounding that the conversion had", rounded);
+        warn(lost.len(), "key", "without a place in a checkpoint, left out", lost);
+        let came_back = |tensor: &String| format!("`{tensor}` comes back through arithmetic that rounds");
+        let lost: Vec<_> = rounded.iter().map(came_back).chain(lost.iter().cloned()).collect();
         let seconds = started.elapsed().as_secs_f64();
         if session.common.json {
             let paths: Vec<_> = report.paths.iter().map(|path| path.display().to_string()).collect();
             session.print_json(&json!({
                 "files": paths, "class": report.class, "type": report.ty.name(), "tensors": report.n_tensors,
-                "tensor_bytes": report.n_bytes, "lost": report.lost, "warnings": report.warnings, "seconds": seconds,
+                "tensor_bytes": report.n_bytes, "lost": lost, "warnings": report.warnings, "seconds": seconds,
             }))?;
         } else if !session.common.quiet {
             session.print(|out| {

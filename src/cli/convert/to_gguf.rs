@@ -14,8 +14,8 @@ use regex::Regex;
 use crate::cli::guard::Guard;
 use crate::cli::quantize::calibrate::{self, CalibrateArgs};
 use crate::cli::quantize::options::QuantizeArgs;
-use crate::cli::quantize::report;
 use crate::cli::quantize::target::TargetArgs;
+use crate::cli::quantize::{overrides, report};
 use crate::cli::share::ShareArgs;
 use crate::cli::stored::Stored;
 use crate::cli::{Session, UsageError, templates};
@@ -442,7 +442,7 @@ impl Run<'_> {
             guard.write("the output", &target, OutputKind::Model)?;
         }
         let mut options = args.quantize.to_options(file_type, session.common.simd)?;
-        let imatrix = args.quantize.open_imatrix()?;
+        let imatrix = args.quantize.open_imatrix(session)?;
         if let Some(ty) = keep {
             // What the quantization would bring to the type of the checkpoint's integers keeps them.
             let names = self.names_of_type(conversion, ty, (&options, imatrix.as_ref()))?;
@@ -450,6 +450,7 @@ impl Run<'_> {
         }
         let conversion = &*conversion;
         let input = Input::new(conversion, conversion.metadata());
+        overrides::check(&input, &options)?;
         let may_hint = !args.requantize && !session.common.quiet;
         if args.calibrate.is_given() {
             return self.calibrate(conversion, (&input, &options), (&target, &write));

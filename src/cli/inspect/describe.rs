@@ -27,7 +27,7 @@ pub(super) struct Describe {
 
 impl Describe {
     pub(super) fn run(&self, path: &Path, session: &Session) -> anyhow::Result<Exit> {
-        let file = GgufFile::open(path)?;
+        let file = GgufFile::open_foreign(path)?;
         for warning in inspect::warnings(&file) {
             session.progress.warn(&warning);
         }
@@ -59,7 +59,7 @@ impl Describe {
         let totals = inspect::summary(file);
         let shares = totals.types.iter();
         let rows =
-            shares.map(|share| (share.ty.to_string(), share.n_tensors as u64, share.n_elems, share.n_bytes));
+            shares.map(|share| (share.name.clone(), share.n_tensors as u64, share.n_elems, share.n_bytes));
         type_table(rows).print(out)?;
         writeln!(out, "\n{}", total_line(&totals, file.tensors().len()))
     }
@@ -102,16 +102,16 @@ fn tensors(file: &GgufFile) -> Table {
     let has_parts = file.parts().len() > 1;
     heads.extend(has_parts.then_some(("part", Align::Right)));
     let mut table = Table::new(&heads);
-    for (index, tensor) in file.tensors().iter().enumerate() {
-        let place = file.place(index);
+    for tensor in inspect::listed(file) {
+        let dims: Vec<_> = tensor.dims.iter().map(u64::to_string).collect();
         let row = [
             escape(&tensor.name).into_owned(),
-            tensor.ty.to_string(),
-            tensor.shape.to_string(),
-            count(place.n_bytes),
-            count(place.offset),
+            tensor.type_name,
+            format!("[{}]", dims.join(", ")),
+            count(tensor.n_bytes),
+            count(tensor.offset),
         ];
-        table.row(row.into_iter().chain(has_parts.then(|| (place.part + 1).to_string())));
+        table.row(row.into_iter().chain(has_parts.then(|| (tensor.part + 1).to_string())));
     }
     table
 }

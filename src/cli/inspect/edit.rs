@@ -1,4 +1,4 @@
-//! What `set` and `remove` share: their options, and how a change is shown.
+//! What `set`, `remove`, `rename` and `drop` share: their options, and how a change is shown.
 
 use std::path::{Path, PathBuf};
 
@@ -85,6 +85,7 @@ impl EditArgs {
             let mut document = written::json(report);
             document["dry_run"] = self.dry_run.into();
             document["changes"] = plan.changes().iter().map(change_json).collect();
+            document["tensor_changes"] = plan.tensor_changes().iter().map(tensor_change_json).collect();
             document["objections"] = plan.objections().iter().map(ToString::to_string).collect();
             return session.print_json(&document);
         }
@@ -92,9 +93,10 @@ impl EditArgs {
             return Ok(());
         }
         session.print(|out| {
-            match plan.changes() {
-                [] => writeln!(out, "no key changes")?,
-                changes => table(changes).print(out)?,
+            match (plan.changes(), plan.tensor_changes()) {
+                ([], []) => writeln!(out, "no key changes")?,
+                ([], tensors) => tensor_table(tensors).print(out)?,
+                (changes, _) => table(changes).print(out)?,
             }
             writeln!(out)?;
             written::lines(report).iter().try_for_each(|line| writeln!(out, "{line}"))?;
@@ -134,6 +136,20 @@ fn table(changes: &[Change]) -> Table {
         ]);
     }
     table
+}
+
+/// Old and new names, a tensor a row.
+fn tensor_table(changes: &[(String, Option<String>)]) -> Table {
+    let mut table = Table::new(&[("tensor", Align::Fill), ("", Align::Left), ("new name", Align::Fill)]);
+    for (before, after) in changes {
+        let after = after.as_ref().map_or_else(|| "(left out)".to_owned(), |name| escape(name).into_owned());
+        table.row([escape(before).into_owned(), "→".to_owned(), after]);
+    }
+    table
+}
+
+fn tensor_change_json((before, after): &(String, Option<String>)) -> Json {
+    json!({ "before": before, "after": after })
 }
 
 fn types(before: Option<&Value>, after: Option<&Value>) -> String {

@@ -21,7 +21,7 @@ pub(super) struct GetArgs {
 
 impl GetArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let file = GgufFile::open(&self.file)?;
+        let file = GgufFile::open_foreign(&self.file)?;
         let no_key = || EditError::NoKey { path: self.file.clone(), key: self.key.clone() };
         let value = file.metadata().get(&self.key).ok_or_else(no_key)?;
         if session.common.json {

@@ -42,7 +42,7 @@ impl TemplateArgs {
     }
 
     fn show(&self, session: &Session) -> anyhow::Result<()> {
-        let file = GgufFile::open(&self.file)?;
+        let file = GgufFile::open_foreign(&self.file)?;
         let templates = chat_templates(file.metadata());
         let names: Vec<_> = templates.iter().map(|template| escape(template.name)).collect();
         let path = self.file.display().to_string();

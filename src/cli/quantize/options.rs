@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
-use crate::cli::UsageError;
+use crate::cli::{Session, UsageError};
 use crate::core::GgmlType;
+use crate::core::progress::Progress;
 use crate::core::simd::SimdLevel;
+use crate::core::text::escape;
 use crate::gguf::Imatrix;
 use crate::quantize::{
     CoveragePolicy, FileType, OptionError, Override, QuantizeOptions, TensorTypeRule, parse_ggml_type,
@@ -126,13 +128,30 @@ impl QuantizeArgs {
     ///
     /// # Errors
     /// Those of [`Imatrix::open`].
-    pub(crate) fn open_imatrix(&self) -> anyhow::Result<Option<Imatrix>> {
-        let Some(path) = &self.imatrix else { return Ok(None) };
+    pub(crate) fn open_imatrix(&self, session: &Session) -> anyhow::Result<Option<Imatrix>> {
+        let warn = |option: &str, names: Vec<String>, why: &str| {
+            if !names.is_empty() {
+                let names: Vec<_> = names.iter().map(|name| format!("`{option} {}`", escape(name))).collect();
+                session.progress.warn(&format!("without effect, {why}: {}", names.join(", ")));
+            }
+        };
+        let Some(path) = &self.imatrix else {
+            let why = "there is no --imatrix";
+            warn("--include-weights", self.include_weights.clone(), why);
+            warn("--exclude-weights", self.exclude_weights.clone(), why);
+            return Ok(None);
+        };
         let mut imatrix = Imatrix::open(path)?;
+        let why = "no entry of the importance matrix has such a name";
         if !self.include_weights.is_empty() {
-            imatrix.include(&self.include_weights);
+            warn("--include-weights", imatrix.include(&self.include_weights), why);
         }
-        imatrix.exclude(&self.exclude_weights);
+        warn("--exclude-weights", imatrix.exclude(&self.exclude_weights), why);
+        if imatrix.is_empty() {
+            session
+                .progress
+                .warn("no entry of the importance matrix is left: quantizing goes without importance");
+        }
         Ok(Some(imatrix))
     }
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::cli::Session;
 use crate::cli::quantize::calibrate::About;
 use crate::cli::quantize::outlook::Forecast;
-use crate::cli::render::{Align, Table, count, duration, plural};
+use crate::cli::render::{Align, Table, count, duration, named, plural};
 use crate::core::progress::Progress;
 use crate::core::text::{bytes, escape};
 use crate::core::{TensorMeta, TensorSource};
@@ -37,24 +37,41 @@ pub(crate) fn warn(session: &Session, policy: CoveragePolicy, plan: &QuantizePla
             list(&mut fallbacks.into_iter(), n_fallbacks)
         ));
     }
-    let unmatched = plan.unmatched_rules();
-    if !unmatched.is_empty() {
-        let mut patterns = unmatched.iter().map(|pattern| format!("`{}`", escape(pattern)));
-        warn(format!(
-            "--tensor-type: {} no tensor: {}",
-            if unmatched.len() == 1 { "an expression matches" } else { "expressions match" },
-            list(&mut patterns, unmatched.len())
-        ));
+    for text in plan.warnings() {
+        warn(text.clone());
+    }
+    let idle = plan.idle_options();
+    if !idle.is_empty() {
+        let mut shown = idle.iter().map(|idle| format!("`{}` ({})", idle.option, idle.why));
+        let n = plural(idle.len() as u64, "option");
+        warn(format!("{n} without effect: {}", list(&mut shown, idle.len())));
     }
     let coverage = plan.coverage();
     if policy == CoveragePolicy::Ignore {
         return;
     }
-    let names =
-        |names: &[String]| list(&mut names.iter().map(|name| format!("`{}`", escape(name))), names.len());
+    let names = |names: &[String]| named(names, session.common.verbose > 0);
     if !coverage.missing.is_empty() {
         let n = plural(coverage.missing.len() as u64, "tensor");
         warn(format!("{n} without importance data: {}", names(&coverage.missing)));
+    }
+    if !coverage.stand_ins.is_empty() {
+        let mut pairs = coverage
+            .stand_ins
+            .iter()
+            .map(|pair| format!("`{}` of `{}`", escape(&pair.tensor), escape(&pair.entry)));
+        let n = plural(coverage.stand_ins.len() as u64, "tensor");
+        warn(format!(
+            "{n} with the importance of another that has the same input: {}",
+            list(&mut pairs, coverage.stand_ins.len())
+        ));
+    }
+    if !coverage.level.is_empty() {
+        let n = plural(coverage.level.len() as u64, "tensor");
+        let which = names(&coverage.level);
+        warn(format!(
+            "{n} whose importance is zero throughout, quantized with equal weights instead: {which}"
+        ));
     }
     if !coverage.unseen.is_empty() {
         let mut tensors = coverage

@@ -64,6 +64,7 @@ pub(super) fn combine(
     guard.write("-o", output, OutputKind::Imatrix)?;
     let CombinedImatrix { sums, nll } = combine_imatrix_parts(files)?;
     let target = Target { path: output, legacy, sync: !session.common.no_sync, inputs: files.to_vec() };
+    target.warn_of_name(session);
     let size = target.write(&sums)?;
     report_sums(output, (&sums, Perplexity::of_nll(nll.iter().copied())), size, None, session)?;
     Ok(Exit::Done)

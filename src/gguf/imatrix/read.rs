@@ -1,6 +1,6 @@
 //! Reading either format.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::core::bytes::{Cursor, Endian};
@@ -10,7 +10,7 @@ use crate::gguf::imatrix::{
     CHUNK_COUNT, CHUNK_SIZE, COUNTS, ColumnSums, DATASETS, Imatrix, ImatrixEntry, ImatrixError,
     ImatrixFormat, SUMS, StoredEntry, StoredImatrix, UnfinishedRun, check_values,
 };
-use crate::gguf::{Array, GgufFile, Value};
+use crate::gguf::{Array, GgufError, GgufFile, OtherFile, Value};
 
 impl Imatrix {
     /// Reads a file of either format: GGUF if it says so, else the older one.
@@ -47,7 +47,7 @@ impl Imatrix {
             (name, entry)
         };
         let entries = entries.into_iter().map(weights).collect();
-        Ok(Self { dataset: datasets.into_iter().next(), entries, n_chunks, path })
+        Ok(Self { dataset: datasets.into_iter().next(), entries, withheld: BTreeSet::new(), n_chunks, path })
     }
 }
 
@@ -128,6 +128,9 @@ impl StoredImatrix {
     /// f32, little-endian.
     fn open_legacy(path: &Path) -> Result<Self, ImatrixError> {
         let bytes = input::read(path)?;
+        if let Some(what) = OtherFile::of(path, &bytes, 0) {
+            return Err(GgufError::OtherFile { path: path.to_owned(), what }.into());
+        }
         let mut cursor = Cursor::new(&bytes, Endian::Little);
         let bad = |offset, what| ImatrixError::Legacy { path: path.to_owned(), offset, what };
         let number = |cursor: &mut Cursor<'_>, what| cursor.i32().map_err(|error| bad(error.offset, what));

@@ -39,6 +39,7 @@ impl Edit {
                 assign(&Assignment { key: (*key).to_owned(), ty: None, text }, metadata)
             }
             Self::Templates(templates) => Ok(replace_templates(templates, metadata)),
+            Self::Rename { .. } | Self::Drop(_) => Ok(Vec::new()),
         }
     }
 }

@@ -63,6 +63,27 @@ pub enum EditError {
     /// Another program wrote to the file, or put another one in its place, after it was read.
     #[error("{}: changed by another program since it was read; nothing was written", path.display())]
     Changed { path: PathBuf },
+    /// A new name for a tensor that is not of the form `OLD=NEW`.
+    #[error("`{}`: `OLD=NEW` expected, two names of a tensor", escape(text))]
+    RenameForm { text: String },
+    /// Not a regular expression.
+    #[error("bad expression `{}`: {error}", escape(pattern))]
+    Pattern { pattern: String, error: Box<regex::Error> },
+    /// A tensor that is not there.
+    #[error("{}: no tensor `{}`", path.display(), escape(tensor))]
+    NoTensor { path: PathBuf, tensor: String, nearest: Option<String> },
+    /// A name that another tensor has.
+    #[error("{}: there is a tensor `{}` already", path.display(), escape(tensor))]
+    TensorTwice { path: PathBuf, tensor: String },
+    /// An expression that leaves nothing out.
+    #[error("{}: no tensor has a name in which `{}` is found", path.display(), escape(pattern))]
+    NoMatch { path: PathBuf, pattern: String },
+    /// A change of the tensors of one part.
+    #[error("{}: one part of several; their tensors are counted in all of them", path.display())]
+    OfParts { path: PathBuf },
+    /// A part of another model among the parts to join.
+    #[error("{}: not a part of the same model as {}", path.display(), first.display())]
+    OtherModel { path: PathBuf, first: PathBuf },
     /// A file to merge that is whole.
     #[error("{}: not a part of a split file", path.display())]
     NotAPart { path: PathBuf },
@@ -77,7 +98,11 @@ impl EditError {
     #[must_use]
     pub fn is_usage(&self) -> bool {
         match self {
-            Self::Assign(_) | Self::SpecialForm { .. } | Self::Role { .. } => true,
+            Self::Assign(_)
+            | Self::SpecialForm { .. }
+            | Self::Role { .. }
+            | Self::RenameForm { .. }
+            | Self::Pattern { .. } => true,
             Self::Open(_)
             | Self::Write(_)
             | Self::ValueFile { .. }
@@ -92,6 +117,11 @@ impl EditError {
             | Self::Refused { .. }
             | Self::Lock(_)
             | Self::Changed { .. }
+            | Self::NoTensor { .. }
+            | Self::TensorTwice { .. }
+            | Self::NoMatch { .. }
+            | Self::OfParts { .. }
+            | Self::OtherModel { .. }
             | Self::NotAPart { .. } => false,
         }
     }
@@ -110,8 +140,17 @@ impl Hint for EditError {
             | Self::TemplateFile { .. }
             | Self::TemplateJson { .. }
             | Self::TemplateUtf8 { .. }
+            | Self::RenameForm { .. }
+            | Self::Pattern { .. }
+            | Self::TensorTwice { .. }
             | Self::NotAPart { .. }
             | Self::Lock(_) => return Vec::new(),
+            Self::NoTensor { nearest: Some(nearest), .. } => format!("did you mean `{}`?", escape(nearest)),
+            Self::NoTensor { nearest: None, .. } | Self::NoMatch { .. } => {
+                "list the tensors with `gguf-inspect FILE`".to_owned()
+            }
+            Self::OfParts { .. } => "join the parts first: `gguf-inspect merge PART -o FILE`".to_owned(),
+            Self::OtherModel { .. } => "give the output with `-o`".to_owned(),
             Self::NoToken { nearest: Some(nearest), .. } => {
                 format!("the nearest is `{}`", escape(nearest))
             }

@@ -51,6 +51,9 @@ pub enum Objection {
     /// Text could be read before and could not afterwards.
     #[error("the tokenizer could not be read any more: {why}")]
     Tokenizer { why: String },
+    /// Nothing but metadata would be left.
+    #[error("no tensor would be left")]
+    NoTensors,
     /// A chat template that is none.
     #[error("chat template `{}`: {why}", escape(name))]
     Template { name: String, why: String },
@@ -62,6 +65,8 @@ pub(super) struct Case<'a> {
     pub(super) after: &'a Metadata,
     /// The tensors of all parts; `None` where not all parts are there.
     pub(super) tensors: Option<&'a [TensorMeta]>,
+    /// The tensors after the change.
+    pub(super) tensors_after: Option<&'a [TensorMeta]>,
     pub(super) changes: &'a [Change],
 }
 
@@ -74,6 +79,11 @@ impl Case<'_> {
         }
         found.extend(self.new_faults().map(Objection::Key));
         found.extend(self.tokens_beyond());
+        if self.tensors.is_some_and(|tensors| !tensors.is_empty())
+            && self.tensors_after.is_some_and(<[_]>::is_empty)
+        {
+            found.push(Objection::NoTensors);
+        }
         // The reason is told once: a key that is needed is named above.
         if found.is_empty() {
             found.extend(self.graph_lost());
@@ -116,7 +126,7 @@ impl Case<'_> {
         }
         let mut without = self.before.clone();
         without.remove(&key);
-        let why = match (self.graph(self.before)?.ok()?, self.graph(&without)?) {
+        let why = match (graph(self.before, self.tensors)?.ok()?, graph(&without, self.tensors)?) {
             (_, Err(error)) => error,
             (before, Ok(after)) if before != after => {
                 "without it the model computes something else".to_owned()
@@ -145,25 +155,25 @@ impl Case<'_> {
     }
 
     fn graph_lost(&self) -> Option<Objection> {
-        self.graph(self.before)?.ok()?;
-        self.graph(self.after)?.err().map(|why| Objection::Model { why })
+        graph(self.before, self.tensors)?.ok()?;
+        graph(self.after, self.tensors_after)?.err().map(|why| Objection::Model { why })
     }
 
     fn tokenizer_lost(&self) -> Option<Objection> {
         Encoder::from_metadata(self.before).ok()?;
         Encoder::from_metadata(self.after).err().map(|error| Objection::Tokenizer { why: error.to_string() })
     }
+}
 
-    /// What the engine makes of the model; `None` where the tensors are not known.
-    fn graph(&self, metadata: &Metadata) -> Option<Result<GraphPlan, String>> {
-        let tensors = self.tensors?;
-        let arch = architecture(metadata);
-        let Some(features) = GraphFeatures::of(arch) else {
-            return Some(Err(format!("architecture `{}` has no card", escape(arch))));
-        };
-        let plan = GraphPlan::new(&features, metadata, tensors);
-        Some(plan.map_err(|error: EngineError| error.to_string()))
-    }
+/// What the engine makes of the model; `None` where the tensors are not known.
+fn graph(metadata: &Metadata, tensors: Option<&[TensorMeta]>) -> Option<Result<GraphPlan, String>> {
+    let tensors = tensors?;
+    let arch = architecture(metadata);
+    let Some(features) = GraphFeatures::of(arch) else {
+        return Some(Err(format!("architecture `{}` has no card", escape(arch))));
+    };
+    let plan = GraphPlan::new(&features, metadata, tensors);
+    Some(plan.map_err(|error: EngineError| error.to_string()))
 }
 
 fn architecture(metadata: &Metadata) -> &str {

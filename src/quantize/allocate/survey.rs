@@ -1,5 +1,7 @@
 //! Which tensors are there to be chosen for, which types they may have, what these cost; and the choice for a size.
 
+use std::borrow::Cow;
+
 use rayon::prelude::*;
 
 use crate::core::progress::Progress;
@@ -15,7 +17,7 @@ use crate::quantize::allocate::{
     AllocateError, Allocation, ChosenType, SIZE_TOLERANCE, SizeTarget, StandardMix,
 };
 use crate::quantize::choice::{fit_columns, needs_imatrix};
-use crate::quantize::plan::n_matrices;
+use crate::quantize::importance::{Lookup, lookup};
 use crate::quantize::{
     ChoiceError, Input, ModelFacts, QuantizeError, QuantizeOptions, QuantizePlan, Reason, TensorClass,
 };
@@ -130,7 +132,7 @@ impl<'a> Survey<'a> {
                 continue;
             }
             let before = &found[step.source];
-            let has_weights = imatrix.is_some_and(|imatrix| imatrix.get(&before.name).is_some());
+            let has_weights = imatrix.is_some_and(|imatrix| lookup(imatrix, before) != Lookup::Absent);
             let types = fitting(types, tensor, class, has_weights, asked.quantize.no_fallback)?;
             if before.ty.is_quantized() && !options.allow_requantize {
                 let to = types.first().copied().unwrap_or(before.ty);
@@ -203,11 +205,11 @@ impl<'a> Survey<'a> {
     }
 
     /// Importance of the columns of a tensor, where it fits.
-    fn weights(&self, tensor: &OpenTensor) -> Option<&'a [f32]> {
-        let meta = &self.input.source.tensors()[tensor.source];
-        let entry = self.imatrix?.get(&meta.name)?;
-        let expected = meta.shape.n_cols().saturating_mul(n_matrices(meta));
-        Some(entry.weights.as_slice()).filter(|weights| weights.len() as u64 == expected)
+    fn weights(&self, tensor: &OpenTensor) -> Option<Cow<'a, [f32]>> {
+        match lookup(self.imatrix?, &self.input.source.tensors()[tensor.source]) {
+            Lookup::Found(importance) => Some(importance.weights),
+            Lookup::OtherSize(_) | Lookup::Absent => None,
+        }
     }
 
     /// Errors of a tensor for its types, and those that standard mixes may give it.
@@ -224,8 +226,8 @@ impl<'a> Survey<'a> {
             }
         }
         types.retain(is_useful);
-        Sampled { source: self.input.source, tensor: tensor.source, weights, level: self.options.simd }
-            .errors(&types)
+        let (source, weights) = (self.input.source, weights.as_deref());
+        Sampled { source, tensor: tensor.source, weights, level: self.options.simd }.errors(&types)
     }
 
     /// A plan with one type for each tensor to choose for.

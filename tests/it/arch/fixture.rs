@@ -38,7 +38,7 @@ impl CardFixture {
         let mut content = self.content.clone();
         change(&mut content);
         let is_changed = content != self.content;
-        is_changed.then(|| Self { at: self.at.clone(), arch: self.arch.clone(), content })
+        is_changed.then(|| Self { at: self.at.clone(), arch: self.arch.clone(), content, drop: self.drop.clone() })
     }
 
     /// Whether it is of towers.
@@ -90,7 +90,7 @@ impl CardFixture {
             row[0] = head.into();
         }
         content["config"]["tie_word_embeddings"] = true.into();
-        Self { at: format!("{} with the head alone", self.at), arch: self.arch.clone(), content }
+        Self { at: format!("{} with the head alone", self.at), arch: self.arch.clone(), content, drop: self.drop.clone() }
     }
 
     /// Writes the checkpoint.

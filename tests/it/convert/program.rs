@@ -102,7 +102,10 @@ fn an_expression_that_matches_no_tensor_is_named() {
     let (code, _, err) = run(dir.path(), &[&args[..], &rules].concat());
     assert_eq!(code, 0, "{err}");
     assert!(
-        err.contains("warning: --tensor-type: expressions match no tensor: `no_such`, `nor_this`\n"),
+        err.contains(
+            "warning: 2 options without effect: `--tensor-type no_such=q8_0` (no tensor has such a name), \
+             `--tensor-type nor_this=f16` (no tensor has such a name)\n"
+        ),
         "{err}"
     );
     let file = GgufFile::open(&dir.path().join("out.gguf")).unwrap();

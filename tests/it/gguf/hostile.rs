@@ -182,17 +182,14 @@ fn unknown_types() {
     refused(&key(b"k", u32::MAX).u64(0), "offset 33: key `k`: value type -1 does not exist");
     refused(&one_tensor(&[4], 43), "offset 45: tensor `w`: type 43 does not exist");
     refused(&one_tensor(&[4], u32::MAX), "offset 45: tensor `w`: type -1 does not exist");
-    for (id, name) in [
-        (4, "Q4_2"),
-        (5, "Q4_3"),
-        (31, "Q4_0_4_4"),
-        (32, "Q4_0_4_8"),
-        (33, "Q4_0_8_8"),
-        (36, "IQ4_NL_4_4"),
-        (37, "IQ4_NL_4_8"),
-        (38, "IQ4_NL_8_8"),
-    ] {
+    for (id, name) in [(4, "Q4_2"), (5, "Q4_3"), (31, "Q4_0_4_4"), (32, "Q4_0_4_8"), (33, "Q4_0_8_8")] {
         let message = format!("offset 45: tensor `w`: type {id} (`{name}`) was removed from the format");
+        refused(&one_tensor(&[256], id), &message);
+    }
+    for (id, what) in
+        [(36, "I2_S of BitNet"), (139, "IQ4_K of ik_llama.cpp"), (337, "IQ2_K_R4 of ik_llama.cpp")]
+    {
+        let message = format!("offset 45: tensor `w`: type {id} is {what}, not of llama.cpp");
         refused(&one_tensor(&[256], id), &message);
     }
 }
@@ -329,8 +326,13 @@ fn the_file_is_named_and_a_way_out_is_given() {
         (error.to_string().replace(&format!("{}", path.display()), "model.gguf"), error.hints())
     };
     let (message, hints) = open(b"version https://git-lfs.github.com/spec/v1\n");
-    assert_eq!(message, "model.gguf: offset 0: magic `GGUF` expected, found `vers`");
-    assert_eq!(hints, ["this looks like a Git LFS pointer: fetch the file itself with `git lfs pull`"]);
+    assert_eq!(message, "model.gguf: not a GGUF file: a Git LFS pointer");
+    assert_eq!(hints, ["fetch the file itself with `git lfs pull`"]);
+    let (message, hints) = open(&[0; 100_000]);
+    assert_eq!(message, "model.gguf: not a GGUF file: nothing but zeros");
+    assert_eq!(hints, ["the download or the copy failed: fetch the file again"]);
+    let (message, _) = open(b"<!DOCTYPE html><html><body>Please sign in</body></html>\n");
+    assert_eq!(message, "model.gguf: not a GGUF file: a web page (HTML)");
     let (message, hints) = open(&one_tensor(&[17], F32).0);
     assert_eq!(
         message,

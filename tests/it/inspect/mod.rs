@@ -3,6 +3,7 @@
 mod checkpoint;
 mod dump;
 mod edit;
+mod foreign;
 mod get;
 mod json;
 mod look;

@@ -236,8 +236,8 @@ fn types_that_need_an_importance_matrix() {
         "tensor `blk.0.attn_q.weight`: Q2_K needs an importance matrix, none given"
     );
     let dir = tempfile::tempdir().unwrap();
-    let partial = imatrix(dir.path(), &[("blk.0.attn_k.weight", &[1.0; 256])]);
-    let two = Floats::new(&[(QUERY, &[4, 256], 1.0), ("blk.0.attn_k.weight", &[4, 256], 1.0)]);
+    let partial = imatrix(dir.path(), &[("blk.0.ffn_up.weight", &[1.0; 256])]);
+    let two = Floats::new(&[(QUERY, &[4, 256], 1.0), ("blk.0.ffn_up.weight", &[4, 256], 1.0)]);
     assert_eq!(
         plan_error(&two, &options, Some(&partial)).to_string(),
         "tensor `blk.0.attn_q.weight`: Q2_K needs importance data, the importance matrix has none for it"
@@ -245,7 +245,12 @@ fn types_that_need_an_importance_matrix() {
     // A draft tells the same without stopping.
     let metadata = metadata();
     let draft = QuantizePlan::draft(&Input::new(&two, &metadata), &options, None).unwrap();
-    assert_eq!(draft.obstacles().len(), 2);
+    assert_eq!(
+        draft.obstacles()[0].to_string(),
+        "tensor `blk.0.attn_q.weight`: Q2_K needs an importance matrix, none given; the same for \
+         `blk.0.ffn_up.weight` (Q2_K)"
+    );
+    assert_eq!(draft.obstacles().len(), 1);
 
     options = QuantizeOptions::new(FileType::Q4KM);
     let plan = QuantizePlan::new(&Input::new(&two, &metadata), &options, Some(&partial)).unwrap();

@@ -6,6 +6,7 @@ mod checkpoint;
 mod files;
 mod kept;
 mod one_pass;
+mod options;
 pub mod program;
 mod recipes;
 mod stats;

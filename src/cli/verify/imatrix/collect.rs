@@ -89,6 +89,7 @@ impl CollectArgs {
             self.prompts.iter().chain(&self.in_file).cloned().chain(opened.inputs()).collect();
         let prompts = PromptFiles::read(&self.prompts, self.plain_text)?;
         let target = Target { path: output, legacy: self.legacy, sync: !session.common.no_sync, inputs };
+        target.warn_of_name(session);
         let work = |model: &Model<'_>| self.collect(model, &prompts, target, guard, session);
         let (collected, size) = opened.with(None, work)?;
         report(output, &collected, size, self.part, session)?;

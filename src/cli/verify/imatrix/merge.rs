@@ -69,6 +69,7 @@ impl MergeArgs {
             sync: !session.common.no_sync,
             inputs: self.files.clone(),
         };
+        target.warn_of_name(session);
         let size = target.write(&merged)?;
         let coverage = expert_coverage(&merged);
         if let Some(text) = coverage::warning(&coverage) {

@@ -19,6 +19,17 @@ pub(super) struct Target<'a> {
 }
 
 impl Target<'_> {
+    /// Warns of a name that says the older format for a file that is GGUF.
+    pub(super) fn warn_of_name(&self, session: &Session) {
+        if !self.legacy && self.path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("dat")) {
+            let path = self.path.display().to_string();
+            session.progress.warn(&format!(
+                "{}: the file is GGUF, whatever its name says; programs that read `.dat` files need --legacy",
+                escape(&path)
+            ));
+        }
+    }
+
     fn options(&self) -> WriteOptions {
         WriteOptions { sync: self.sync, inputs: self.inputs.clone(), ..WriteOptions::default() }
     }

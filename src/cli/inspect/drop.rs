@@ -1,0 +1,29 @@
+//! `gguf-inspect drop`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::cli::Session;
+use crate::cli::inspect::edit::{EditArgs, usage};
+use crate::inspect::Edit;
+
+/// Arguments of `drop`.
+#[derive(Debug, Args)]
+pub(super) struct DropArgs {
+    /// File
+    file: PathBuf,
+    /// Expression; a tensor goes if it is found in its name. `^v\\.` finds names that begin with `v.`
+    #[arg(required = true, value_name = "REGEX")]
+    patterns: Vec<String>,
+    #[command(flatten)]
+    edit: EditArgs,
+}
+
+impl DropArgs {
+    pub(super) fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let edits = self.patterns.iter().map(|pattern| Edit::drop(pattern));
+        let edits = edits.collect::<Result<Vec<_>, _>>().map_err(usage)?;
+        self.edit.run(&self.file, &edits, &[], session)
+    }
+}

@@ -1,0 +1,37 @@
+//! Keys that are set by a quantization: the rules of `gguf-inspect set` hold for them too.
+
+use crate::core::Hint;
+use crate::inspect::{Objection, objections_to};
+use crate::quantize::{Input, QuantizeError, QuantizeOptions};
+
+/// Keys that may not have the values that `--override-kv` gives them.
+#[derive(Debug, thiserror::Error)]
+#[error("--override-kv: {}", all(.0))]
+pub(crate) struct RefusedOverrides(Vec<Objection>);
+
+fn all(objections: &[Objection]) -> String {
+    objections.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+impl Hint for RefusedOverrides {
+    fn hints(&self) -> Vec<String> {
+        vec!["`gguf-inspect set FILE KEY=VALUE --force` writes it into a file that is finished".to_owned()]
+    }
+}
+
+/// Checks the keys that are set.
+///
+/// # Errors
+/// A value of another type than the key has, or one with which the model could not be read or run any more.
+pub(crate) fn check(input: &Input<'_>, options: &QuantizeOptions) -> anyhow::Result<()> {
+    let value = |item: &crate::quantize::Override| Ok((item.key.clone(), item.value_in(input.metadata)?));
+    let values: Result<Vec<_>, QuantizeError> = options.overrides.iter().map(value).collect();
+    let values = values?;
+    if values.is_empty() {
+        return Ok(());
+    }
+    match objections_to(input.metadata, &values, input.source.tensors()) {
+        objections if objections.is_empty() => Ok(()),
+        objections => Err(RefusedOverrides(objections).into()),
+    }
+}

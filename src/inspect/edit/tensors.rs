@@ -1,0 +1,131 @@
+//! The list of tensors of an edited file: some with other names, some left out.
+
+use std::path::Path;
+
+use crate::core::similar::nearest;
+use crate::core::{SourceError, TensorMeta, TensorSource};
+use crate::gguf::{FilePlan, GgufFile, Metadata, PlannedFile, WriteError};
+use crate::inspect::{Edit, EditError};
+
+/// The tensors that an edited file has.
+#[derive(Clone, Debug)]
+pub(super) struct EditedTensors {
+    /// Their names and types, in the order of the file.
+    metas: Vec<TensorMeta>,
+    /// The tensors of the input that they are.
+    places: Vec<usize>,
+    changes: Vec<(String, Option<String>)>,
+}
+
+impl EditedTensors {
+    /// All tensors of a file.
+    pub(super) fn of(file: &GgufFile) -> Self {
+        let metas = file.tensors().to_vec();
+        Self { places: (0..metas.len()).collect(), metas, changes: Vec::new() }
+    }
+
+    /// Their names and types.
+    pub(super) fn metas(&self) -> &[TensorMeta] {
+        &self.metas
+    }
+
+    /// Old names with the new ones; none for tensors that are left out.
+    pub(super) fn changes(&self) -> &[(String, Option<String>)] {
+        &self.changes
+    }
+
+    /// Bytes of all tensors.
+    pub(super) fn n_bytes(&self, file: &GgufFile) -> u64 {
+        self.places.iter().map(|&tensor| file.place(tensor).n_bytes).sum()
+    }
+
+    /// Does what an edit says of tensors.
+    ///
+    /// # Errors
+    /// A name that no tensor has, or that another one has already; an expression that is found in none.
+    pub(super) fn apply(&mut self, edit: &Edit, file: &GgufFile) -> Result<(), EditError> {
+        let path = || file.path().to_owned();
+        match edit {
+            Edit::Rename { from, to } => {
+                let Some(at) = self.metas.iter().position(|meta| meta.name == *from) else {
+                    let names = self.metas.iter().map(|meta| meta.name.as_str());
+                    let near = nearest(from, names).map(str::to_owned);
+                    return Err(EditError::NoTensor { path: path(), tensor: from.clone(), nearest: near });
+                };
+                if self.metas.iter().any(|meta| meta.name == *to) {
+                    return Err(EditError::TensorTwice { path: path(), tensor: to.clone() });
+                }
+                self.metas[at].name.clone_from(to);
+                self.changes.push((from.clone(), Some(to.clone())));
+            }
+            Edit::Drop(pattern) => {
+                let n_before = self.metas.len();
+                for at in (0..n_before)
+                    .rev()
+                    .filter(|&at| pattern.is_match(&self.metas[at].name))
+                    .collect::<Vec<_>>()
+                {
+                    self.places.remove(at);
+                    self.changes.push((self.metas.remove(at).name, None));
+                }
+                let n_dropped = n_before - self.metas.len();
+                if n_dropped == 0 {
+                    return Err(EditError::NoMatch { path: path(), pattern: pattern.as_str().to_owned() });
+                }
+                let first = self.changes.len() - n_dropped;
+                self.changes[first..].reverse();
+            }
+            Edit::Set(_) | Edit::Remove(_) | Edit::Special { .. } | Edit::Templates(_) => {}
+        }
+        Ok(())
+    }
+
+    /// The file that has them.
+    ///
+    /// # Errors
+    /// Content that the format cannot hold.
+    pub(super) fn plan(
+        &self,
+        target: &Path,
+        metadata: &Metadata,
+        file: &GgufFile,
+    ) -> Result<PlannedFile, WriteError> {
+        let entry = |(meta, &tensor): (&TensorMeta, &usize)| {
+            let mut entry = file.entry(tensor);
+            entry.name.clone_from(&meta.name);
+            entry
+        };
+        let entries: Vec<_> = self.metas.iter().zip(&self.places).map(entry).collect();
+        let plan = FilePlan::of_entries(metadata, &entries, &file.layout())
+            .map_err(|error| WriteError::Plan { path: target.to_owned(), error })?;
+        Ok(PlannedFile { path: target.to_owned(), tensors: 0..entries.len(), plan, id_offset: None })
+    }
+
+    /// Their data, from the file.
+    pub(super) fn source<'a>(&'a self, file: &'a GgufFile) -> impl TensorSource + 'a {
+        Selected { edited: self, file }
+    }
+}
+
+struct Selected<'a> {
+    edited: &'a EditedTensors,
+    file: &'a GgufFile,
+}
+
+impl TensorSource for Selected<'_> {
+    fn tensors(&self) -> &[TensorMeta] {
+        &self.edited.metas
+    }
+
+    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        self.file.read_rows(self.edited.places[tensor], first_row, out)
+    }
+
+    fn borrow_rows(&self, tensor: usize, first_row: u64, n_rows: u64) -> Option<&[u8]> {
+        self.file.borrow_rows(self.edited.places[tensor], first_row, n_rows)
+    }
+
+    fn release_rows(&self, tensor: usize, first_row: u64, n_rows: u64) {
+        self.file.release_rows(self.edited.places[tensor], first_row, n_rows);
+    }
+}
