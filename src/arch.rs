@@ -20,6 +20,7 @@
 //! | `kinds` `similar` | a checkpoint without a card: which ones it resembles |
 //! | `graph` | what a reference engine must know of the architecture |
 
+mod absent;
 mod assign;
 mod attributes;
 mod carried;
@@ -38,6 +39,7 @@ mod heads;
 mod hparams;
 mod invert;
 mod kinds;
+mod lack;
 mod leftover;
 mod load;
 mod mapping;
@@ -53,6 +55,7 @@ mod schema;
 mod similar;
 mod target;
 mod tied;
+mod towers;
 mod types;
 mod values;
 mod wrapped;
@@ -73,6 +76,7 @@ pub use heads::Heads;
 #[cfg(test)]
 pub(crate) use hparams::derived_keys;
 pub use invert::{Inverse, invert};
+pub use lack::Lack;
 pub use load::{ClassRow, Registry};
 pub use mapping::{
     Assembly, Content, DropReason, Dropped, JoinKind, Mapping, OutputSpec, RopeFreqsLlama3, Source, Step,
@@ -84,6 +88,7 @@ pub use schema::{Card, CardKind, EntryType, Phase, TokenizerFrom};
 pub use similar::{Similarity, similar};
 pub use target::{Target, target_config};
 pub use tied::Tie;
+pub use towers::{TowerFile, TowerGaps, block_number, tower_gaps};
 pub use types::{OutType, TypeRule};
 pub use values::{CountTokens, TokenCounts};
 pub use wrapped::{PlainNames, plain_names};

@@ -23,6 +23,7 @@ mod options;
 mod plain_names;
 mod pooling;
 mod rerank;
+mod short_tower;
 mod shown;
 mod source;
 mod target;

@@ -13,7 +13,7 @@ use crate::arch::leftover;
 use crate::arch::mapping::{DropReason, Dropped, OutputSpec};
 use crate::arch::matching::{Asked, Match, Matcher};
 use crate::arch::names::{self, Captures, Placeholder, SUFFIXES};
-use crate::arch::schema::{Card, CardKind, Domain, EntryType, Generate, Join, Phase};
+use crate::arch::schema::{Card, CardKind, Domain, EntryType, Generate, Join, Optional, Phase};
 use crate::core::WeightMeta;
 
 /// How many missing tensors an error lists at most.
@@ -47,6 +47,8 @@ struct UnitKey {
 
 mod emit;
 mod tied;
+mod tower;
+mod whole;
 
 struct Assigner<'a> {
     card: &'a Card,
@@ -82,6 +84,9 @@ pub(super) fn assign(
     }
     let outputs = assigner.outputs()?;
     if !is_part {
+        if card.kind == CardKind::Mmproj {
+            assigner.check_tower(&outputs)?;
+        }
         assigner.check_complete(&outputs)?;
     }
     let heads = if is_part { Vec::new() } else { assigner.stored_heads()? };
@@ -127,10 +132,11 @@ impl Assigner<'_> {
     /// Why a weight that no entry knows may be left out.
     fn unknown(&self, tensor: &str, name: &str) -> Result<Option<DropReason>, ArchError> {
         let card = self.card;
-        if card.kind == CardKind::Mmproj
-            && (names::is_of_text_model(tensor) || !names::is_of_parts(name, &card.parts))
-        {
-            return Ok(Some(DropReason::TextModel));
+        if card.kind == CardKind::Mmproj {
+            let is_text = names::is_of_text_model(tensor);
+            if is_text || !(names::is_of_parts(name, &card.parts) || names::is_of_tower(name)) {
+                return Ok(Some(DropReason::TextModel));
+            }
         }
         let ignored = self.matcher.ignored(tensor, name, Asked::AfterEntries)?;
         let of_training = || leftover::is_of_training(name, self.class()).then_some(DropReason::Training);
@@ -322,7 +328,10 @@ impl Assigner<'_> {
             let Some(pattern) = entry.patterns.first() else { continue };
             let other =
                 |placeholder: &Placeholder| *placeholder != Placeholder::Bid && Some(*placeholder) != by;
-            if entry.optional || entry.bid.is_some() || pattern.placeholders().any(|p| other(&p)) {
+            if entry.optional == Optional::Anywhere
+                || entry.bid.is_some()
+                || pattern.placeholders().any(|p| other(&p))
+            {
                 continue;
             }
             let limit = limits.get(&entry.domain).copied().unwrap_or(u64::MAX).min(n_weights);
@@ -356,6 +365,14 @@ impl Assigner<'_> {
                 if !present.contains(name.as_str()) && note(self.source_of(&name)) {
                     full = true;
                     break 'outputs;
+                }
+            }
+        }
+        if self.card.kind == CardKind::Text && !full {
+            for target in self.halves(&present) {
+                if note(self.source_of(&target)) {
+                    full = true;
+                    break;
                 }
             }
         }

@@ -74,7 +74,9 @@ fn dropped_keys(card: &Card) -> Result<(), CardProblem> {
 /// Keys of an entry that something acts on.
 fn effects(entry: &Entry) -> Result<(), CardProblem> {
     let wrong = |key, why| Err(CardProblem::WithoutEffect { at: format!("`{}`", entry.name()), key, why });
-    if entry.n.is_some() && entry.join.is_none() {
+    let is_numbered =
+        |entry: &Entry| entry.bid.is_some() || entry.patterns.iter().any(|p| p.has(Placeholder::Xid));
+    if entry.n.is_some() && entry.join.is_none() && !is_numbered(entry) {
         return wrong("n", "it counts parts that are joined");
     }
     if !entry.also.is_empty() && entry.targets.len() > 1 {

@@ -84,6 +84,36 @@ pub fn tower_class_of(config: &Map<String, Json>) -> Result<String, ArchError> {
     })
 }
 
+/// The same, or the model's own class, where the cards know that one only.
+pub(super) fn claimed_tower_class_of(
+    registry: &Registry,
+    config: &Map<String, Json>,
+) -> Result<String, ArchError> {
+    let class = tower_class_of(config)?;
+    let is_claimed =
+        |class: &str| registry.cards().iter().any(|card| card.classes.iter().any(|own| own == class));
+    match first_class(config) {
+        Some(outer) if !is_claimed(&class) && is_claimed(outer) => Ok(outer.to_owned()),
+        _ => Ok(class),
+    }
+}
+
+/// True if some key of a configuration is of a vision or audio part.
+pub(super) fn describes_tower(config: &Map<String, Json>) -> bool {
+    const WORDS: [&str; 9] = [
+        "vision",
+        "visual",
+        "image",
+        "audio",
+        "speech",
+        "sound",
+        "encoder_config",
+        "whisper",
+        "thinker_config",
+    ];
+    config.iter().any(|(key, value)| !value.is_null() && WORDS.iter().any(|word| key.contains(word)))
+}
+
 /// The class of the towers in Mistral's own format, as llama.cpp's converter names it.
 pub(super) const MISTRAL_TOWER: &str = "PixtralModel";
 

@@ -3,6 +3,7 @@
 use crate::arch::eval::EvalError;
 use crate::arch::expr::ParseError;
 use crate::arch::graph::GraphProblem;
+use crate::arch::lack::Lack;
 use crate::arch::names::PatternError;
 use crate::arch::ops::OpError;
 use crate::arch::similar::Similarity;
@@ -78,6 +79,9 @@ pub enum ArchError {
         /// The key.
         key: &'static str,
     },
+    /// Something that the folder of the checkpoint does not have.
+    #[error(transparent)]
+    Lack(#[from] Lack),
     /// A rope type nobody knows here.
     #[error("config.json: unknown rope type `{}`", escape(found))]
     RopeType {
@@ -454,7 +458,8 @@ fn first_few(names: &[(String, Option<String>)]) -> String {
     first_few_names(&names.iter().take(9).map(|name| name.0.clone()).collect::<Vec<_>>())
 }
 
-fn first_few_names(names: &[String]) -> String {
+/// The first of several names, in backticks.
+pub(super) fn first_few_names(names: &[String]) -> String {
     let shown: Vec<String> = names.iter().take(8).map(|name| format!("`{}`", escape(name))).collect();
     let more = if names.len() > 8 { ", …" } else { "" };
     format!("{}{more}", shown.join(", "))
@@ -505,6 +510,7 @@ impl Hint for ArchError {
             Self::Missing { .. } | Self::Stack { .. } => {
                 vec!["check that all shards of the checkpoint are there".to_owned()]
             }
+            Self::Lack(lack) => lack.hints(),
             Self::TwoEntries { .. } => {
                 vec!["take one of them out in a card of your own: `\"NAME\" = false`, with `--card FILE`".to_owned()]
             }

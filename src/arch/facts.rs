@@ -12,7 +12,7 @@ use crate::arch::load::Registry;
 use crate::arch::names::{Pattern, Placeholder};
 use crate::arch::ops::OpSpec;
 use crate::arch::roots::ROOTS;
-use crate::arch::schema::{Card, CardKind, DefaultValue, Entry, Join, Row};
+use crate::arch::schema::{Card, CardKind, DefaultValue, Entry, Join, Optional, Row};
 use crate::arch::target;
 use crate::gguf::keys::ANNOTATION_PREFIX;
 
@@ -265,7 +265,7 @@ fn tensor(entry: &Entry) -> TensorFacts {
         ops: ops_of(entry),
         joined: entry.join.map(join_name),
         is_conditional: entry.when.is_some(),
-        is_optional: entry.optional,
+        is_optional: entry.optional != Optional::Never,
     }
 }
 

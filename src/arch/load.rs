@@ -35,6 +35,8 @@ pub struct Registry {
     kind: CardKind,
     tables: Arc<IndexMap<String, Table>>,
     cards: Arc<Vec<Card>>,
+    /// Cards of the user are among them.
+    has_given: bool,
 }
 
 /// A model class and the card that converts it.
@@ -111,7 +113,8 @@ impl Registry {
                 _ => tables.insert(stem.to_owned(), table),
             };
         }
-        let mut registry = Self { kind, tables: Arc::new(tables), cards: Arc::default() };
+        let has_given = matches!(checks, Checks::Due);
+        let mut registry = Self { kind, tables: Arc::new(tables), cards: Arc::default(), has_given };
         let tables: Vec<_> = registry.tables.iter().collect();
         let expanded: Vec<_> =
             tables.par_iter().map(|(name, table)| registry.expand(name, table, checks)).collect();
@@ -140,6 +143,7 @@ impl Registry {
     /// # Errors
     /// [`ArchError::Card`]: the same checks as for embedded cards.
     pub fn add(&mut self, name: &str, text: &str) -> Result<(), ArchError> {
+        self.has_given = true;
         let table = parse(name, text)?;
         let added = self.expand(name, &table, Checks::Due)?;
         let base = added.first().map_or(name, |card| card.base()).to_owned();
@@ -151,6 +155,12 @@ impl Registry {
         Arc::make_mut(&mut self.tables).insert(base, table);
         cards.extend(added);
         self.check_classes()
+    }
+
+    /// True if cards of the user are among them.
+    #[must_use]
+    pub(super) fn has_given(&self) -> bool {
+        self.has_given
     }
 
     /// What the cards make.

@@ -6,8 +6,8 @@ use crate::arch::error::ArchError;
 use crate::arch::eval::Scope;
 use crate::arch::expr::Expr;
 use crate::arch::mapping::DropReason;
-use crate::arch::names::{BOUNDS, Captures, Pattern, SUFFIXES};
-use crate::arch::schema::{Card, Entry, Ignore, RewriteStep};
+use crate::arch::names::{self, BOUNDS, Captures, Pattern, SUFFIXES};
+use crate::arch::schema::{Card, CardKind, Entry, Ignore, RewriteStep};
 
 /// A match of a name with an entry.
 pub(super) struct Match {
@@ -83,8 +83,37 @@ impl<'a> Matcher<'a> {
         self.scope.count(expr, captures, &[]).map_err(|source| eval_error(self.card, at, source))
     }
 
-    /// The card's own rewriting of a name.
-    pub(super) fn rewritten(&self, mut name: String) -> Result<String, ArchError> {
+    /// A name after the card's own rewriting. Names of towers come in layouts that differ by a level alone; of those, the
+    /// one counts that the card knows.
+    pub(super) fn rewritten(&self, name: String) -> Result<String, ArchError> {
+        if self.card.kind == CardKind::Text {
+            return self.stepped(name);
+        }
+        let own = self.stepped(name.clone())?;
+        if self.knows(&own) {
+            return Ok(own);
+        }
+        for other in layouts(&name) {
+            let other = self.stepped(other)?;
+            if self.knows(&other) {
+                return Ok(other);
+            }
+        }
+        Ok(layouts(&own).into_iter().find(|other| self.knows(other)).unwrap_or(own))
+    }
+
+    /// True if a part of the card's towers has this name, whatever its conditions say.
+    fn knows(&self, name: &str) -> bool {
+        names::is_of_parts(name, &self.card.parts)
+            && (self
+                .candidates(name)
+                .into_iter()
+                .any(|at| match_entry(&self.card.entries[at], name).is_some())
+                || self.card.ignore.iter().any(|ignore| ignore.pattern.matches(name).is_some()))
+    }
+
+    /// A name after the steps of rewriting.
+    fn stepped(&self, mut name: String) -> Result<String, ArchError> {
         for step in &self.steps {
             name = match step {
                 RewriteStep::Strip(text) => name.replace(text.as_str(), ""),
@@ -188,6 +217,27 @@ impl<'a> Matcher<'a> {
 
 fn eval_error(card: &Card, at: &str, source: crate::arch::eval::EvalError) -> ArchError {
     ArchError::Eval { card: card.name(), at: format!("`{at}`"), source }
+}
+
+/// The same name with and without the levels that one version of a model's code has and another has not: `model.` in front of
+/// all, `vision_model.` within a tower.
+fn layouts(name: &str) -> Vec<String> {
+    const TOWER: &str = "vision_tower.";
+    const LEVEL: &str = "vision_model.";
+    let level = if name.contains(LEVEL) {
+        name.replacen(LEVEL, "", 1)
+    } else {
+        name.replacen(TOWER, "vision_tower.vision_model.", 1)
+    };
+    let toggled = |name: &str| match name.strip_prefix("model.") {
+        Some(rest) => rest.to_owned(),
+        None => format!("model.{name}"),
+    };
+    let mut layouts = vec![toggled(name)];
+    if level != name {
+        layouts.extend([toggled(&level), level]);
+    }
+    layouts
 }
 
 /// A name without its numbers: those parts between points that are decimal numbers become `#`.

@@ -21,6 +21,7 @@ const TABLES: &[&str] = &[
     "inverse",
     "let",
     "names",
+    "required",
     "tensors",
     "tokenizer",
 ];
@@ -28,7 +29,7 @@ const TABLES: &[&str] = &[
 const DEEP_TABLES: &[&str] = &["aliases", "defaults", "tables"];
 /// Tables in which `false` removes the parent's entry; elsewhere it is a value.
 const REMOVABLE: &[&str] =
-    &["assumes", "audio_blocks", "blocks", "ignore", "inverse", "tensors", "aliases", "tables"];
+    &["assumes", "audio_blocks", "blocks", "ignore", "inverse", "required", "tensors", "aliases", "tables"];
 
 /// A child (or variant) laid over its parent.
 ///

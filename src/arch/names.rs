@@ -331,6 +331,44 @@ pub(super) fn is_of_text_model(name: &str) -> bool {
     name.contains("language_model.")
 }
 
+/// True for tensors that say by a word of their names that they belong to a tower, or to what joins it to the text model.
+#[must_use]
+pub(super) fn is_of_tower(name: &str) -> bool {
+    const WORDS: [&str; 27] = [
+        "vision",
+        "visual",
+        "image_newline",
+        "view_sep",
+        "siglip",
+        "sam_model",
+        "patch_embed",
+        "patch_conv",
+        "patch_merge",
+        "projector",
+        "mm_proj",
+        "multi_modal",
+        "multimodal",
+        "mlp_ar.",
+        "aligner",
+        "connector",
+        "resampler",
+        "perceive",
+        "qformer",
+        "audio",
+        "speech",
+        "sound_",
+        "whisper",
+        "conformer",
+        "vit.",
+        "vpm.",
+        "merger.",
+    ];
+    let name = name.to_ascii_lowercase();
+    let rest = name.strip_prefix("model.").unwrap_or(&name);
+    // Text models have experts for images in their layers.
+    !rest.starts_with("layers.") && WORDS.iter().any(|word| rest.contains(word))
+}
+
 /// True for tensors of the parts that make a tower; without parts all are.
 #[must_use]
 pub(super) fn is_of_parts(name: &str, parts: &[String]) -> bool {
@@ -449,6 +487,10 @@ mod tests {
 
     #[test]
     fn names_of_other_modalities_and_buffers_are_known() {
+        assert!(is_of_tower("mm_projector.0.weight") && is_of_tower("model.Vision_Tower.x"));
+        assert!(
+            !is_of_tower("model.layers.0.mlp.vision_mlp.up_proj.weight") && !is_of_tower("lm_head.weight")
+        );
         assert!(is_multimodal("vision_tower.vision_model.embeddings.weight"));
         assert!(is_multimodal("mlp1.0.weight") && !is_multimodal("model.layers.0.mlp.up_proj.weight"));
         assert!(is_recomputed("model.layers.0.self_attn.rotary_emb.inv_freq"));

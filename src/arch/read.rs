@@ -9,7 +9,9 @@ use crate::arch::fuse::Fusion;
 use crate::arch::graph::GraphFeatures;
 use crate::arch::heads::SHARED_WITH_HEADS;
 use crate::arch::names::{Pattern, Placeholder, Stars, nearest};
-use crate::arch::schema::{CLIP, Card, CardKind, EACH_BLOCK, Ignore, InverseRule, Rewrite, RewriteStep, Row};
+use crate::arch::schema::{
+    CLIP, Card, CardKind, EACH_BLOCK, Ignore, InverseRule, Required, Rewrite, RewriteStep, Row,
+};
 
 mod assumes;
 mod defaults;
@@ -40,6 +42,7 @@ const CARD_KEYS: &[&str] = &[
     "abstract",
     "annotate",
     "assumes",
+    "biases",
     "classes",
     "companions",
     "examples",
@@ -68,6 +71,7 @@ const CARD_KEYS: &[&str] = &[
     "audio_blocks",
     "ignore",
     "outputs",
+    "required",
     "generate",
     "tokenizer",
     "variant",
@@ -225,7 +229,7 @@ pub(super) fn card(table: &Table, stem: &str, variant: Option<&str>) -> Read<Car
     let multimodal = top.text("multimodal")?.unwrap_or_else(|| "drop".to_owned());
     let (kind, gguf) = kind_of(&top)?;
     if kind == CardKind::Text {
-        of_towers_only(&top, &["parts", "audio_blocks"])?;
+        of_towers_only(&top, &["biases", "parts", "audio_blocks", "required"])?;
     }
     let (rewrite, sections) = match table.get("names") {
         Some(names) => names_of(&Fields::new(names, "[names]", NAMES_KEYS)?, kind)?,
@@ -279,6 +283,7 @@ pub(super) fn card(table: &Table, stem: &str, variant: Option<&str>) -> Read<Car
         entries: entries(&top, &sections)?,
         ignore: ignore(&top)?,
         outputs: outputs(&top, kind)?,
+        required: required(&top)?,
         companions: companions(&top)?,
         generate: top.list("generate")?.iter().map(generate).collect::<Read<_>>()?,
         tokenizer: table.get("tokenizer").map(tokenizer).transpose()?.unwrap_or_default(),
@@ -474,6 +479,33 @@ fn aliases(top: &Fields<'_>) -> Read<IndexMap<String, IndexMap<String, String>>>
         let table = table.as_table().ok_or_else(|| kind(&at, "a table", table))?;
         let names = table.iter().map(|(key, value)| Ok((key.clone(), text(value, &at)?)));
         all.insert(model_type.clone(), names.collect::<Read<_>>()?);
+    }
+    Ok(all)
+}
+
+/// `[required]`: targets, each with `true`, the condition under which it must exist, or a table of that and of the target
+/// that it goes `with`; and `biases`: targets that have one wherever they have a weight.
+fn required(top: &Fields<'_>) -> Read<Vec<Required>> {
+    let mut all = Vec::new();
+    for (name, value) in top.tables("required")? {
+        let at = format!("[required] `{name}`");
+        let (with, when) = match value {
+            Toml::Boolean(true) => (None, None),
+            Toml::String(_) => (None, Some(expr(value, &at)?)),
+            Toml::Table(table) => {
+                let fields = Fields::of(table, &at, &["with", "when"])?;
+                let with = fields.text("with")?;
+                (with.map(|with| pattern(&with, &at, Stars::Refused)).transpose()?, fields.expr("when")?)
+            }
+            other => return Err(kind(&at, "true, a condition or a table", other)),
+        };
+        all.push(Required { target: pattern(name, &at, Stars::Refused)?, with, when });
+    }
+    let at = "`biases`";
+    for stem in top.texts("biases")? {
+        let target = pattern(&format!("{stem}.bias"), at, Stars::Refused)?;
+        let with = Some(pattern(&format!("{stem}.weight"), at, Stars::Refused)?);
+        all.push(Required { target, with, when: None });
     }
     Ok(all)
 }

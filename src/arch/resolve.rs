@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value as Json, json};
 
+use crate::arch::absent;
 use crate::arch::assign::{self, Assigned};
 use crate::arch::carried;
 use crate::arch::detect;
@@ -15,6 +16,7 @@ use crate::arch::fuse::{self, Fuse};
 use crate::arch::generated;
 use crate::arch::heads::{HeadRule, Heads};
 use crate::arch::hparams;
+use crate::arch::lack::Lack;
 use crate::arch::load::Registry;
 use crate::arch::mapping::{Mapping, OutputSpec};
 use crate::arch::matching::Matcher;
@@ -135,12 +137,21 @@ pub fn resolve(
     inputs: &Inputs<'_>,
     options: &ResolveOptions,
 ) -> Result<Mapping, ArchError> {
+    let mapping = resolved(registry, inputs, options);
+    mapping.map_err(|error| absent::in_files(error, registry, inputs, options.mistral_format))
+}
+
+fn resolved(
+    registry: &Registry,
+    inputs: &Inputs<'_>,
+    options: &ResolveOptions,
+) -> Result<Mapping, ArchError> {
     let config = detect::with_text_config(inputs.config);
     let class = match (registry.kind(), options.mistral_format) {
         (CardKind::Text, true) => detect::mistral_class(&config).to_owned(),
         (CardKind::Text, false) => detect::class_of(&config)?,
         (CardKind::Mmproj, true) => detect::MISTRAL_TOWER.to_owned(),
-        (CardKind::Mmproj, false) => detect::tower_class_of(&config)?,
+        (CardKind::Mmproj, false) => detect::claimed_tower_class_of(registry, &config)?,
     };
     let card = chosen(registry, &class, &config, inputs, *options)?;
     let file_type = file_type(card, &class, &config, inputs, *options)?;
@@ -241,6 +252,9 @@ pub(super) fn chosen<'r>(
         });
     card.map_err(|error| match (error, unfit.take()) {
         (ArchError::AmbiguousClass { n_true: 0, .. }, Some(unfit)) => unfit,
+        (ArchError::NoTower { class, .. }, _) if !detect::describes_tower(config) => {
+            Lack::TextOnly { class }.into()
+        }
         (error, _) => resembling(error, registry, config, inputs),
     })
 }
@@ -361,7 +375,7 @@ pub(super) fn scope<'a>(
     if let Some(target) = &inputs.target {
         scope.roots.extend([target.root()]);
     }
-    if !card.rewrite.is_empty() {
+    if !card.rewrite.is_empty() || card.kind == CardKind::Mmproj {
         let mut renamed = HashMap::new();
         let matcher = Matcher::new(card, &scope)?;
         for &name in &originals {

@@ -87,6 +87,8 @@ pub struct Card {
     pub ignore: Vec<Ignore>,
     /// Targets that must exist.
     pub outputs: Vec<Pattern>,
+    /// Targets that a tower's file must have besides those of its entries: biases, and parts that a number tells apart.
+    pub required: Vec<Required>,
     /// Tensors beside which the runtime reads a factor: targets without block and ending.
     pub companions: Vec<String>,
     /// Tensors without a source.
@@ -235,8 +237,8 @@ pub struct Entry {
     pub repeat: Option<Expr>,
     /// Applies only if this holds.
     pub when: Option<Expr>,
-    /// Need not be in every block.
-    pub optional: bool,
+    /// In which blocks it may be missing.
+    pub optional: Optional,
     /// Type rule.
     pub ty: EntryType,
     /// When it is written.
@@ -255,6 +257,18 @@ impl Entry {
     pub fn name(&self) -> &str {
         self.patterns.first().map_or("", Pattern::text)
     }
+}
+
+/// Where a tensor may be missing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Optional {
+    /// In no block.
+    #[default]
+    Never,
+    /// In all blocks together: a part that models of the class have or have not.
+    Everywhere,
+    /// In any block.
+    Anywhere,
 }
 
 /// The blocks that an entry's `{bid}` counts.
@@ -337,6 +351,17 @@ pub enum Phase {
     Normal,
     /// After everything.
     Last,
+}
+
+/// A target that must exist.
+#[derive(Clone, Debug)]
+pub struct Required {
+    /// Its name; one with `{bid}` must exist in every block.
+    pub target: Pattern,
+    /// It must exist wherever this target does, with the same numbers.
+    pub with: Option<Pattern>,
+    /// Only if this holds.
+    pub when: Option<Expr>,
 }
 
 /// Tensors that are left out.

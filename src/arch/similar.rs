@@ -12,7 +12,7 @@ use crate::arch::kinds::{Kind, block_prefix, kinds};
 use crate::arch::load::Registry;
 use crate::arch::matching::{Asked, Matcher};
 use crate::arch::resolve::{Inputs, ResolveOptions, scope};
-use crate::arch::schema::Card;
+use crate::arch::schema::{Card, Optional};
 use crate::core::WeightMeta;
 
 /// Kinds of tensors that are compared: more than any model has, fewer than a hostile one may name.
@@ -181,7 +181,14 @@ fn match_names(
             found.is_some() || matches!(matcher.ignored(&name, &name, Asked::AfterEntries), Ok(Some(_)))
         });
         let n_known = n_known.count();
-        (n_known, card.entries.iter().enumerate().filter(|(n, e)| !e.optional && !used.contains(n)).count())
+        (
+            n_known,
+            card.entries
+                .iter()
+                .enumerate()
+                .filter(|(n, e)| e.optional == Optional::Never && !used.contains(n))
+                .count(),
+        )
     };
     let (plain, n_idle) = count(None);
     let rename = prefix.and_then(|from| rename_of(from, card_prefix(card)?));

@@ -53,7 +53,8 @@ impl Beside {
     }
 }
 
-/// How images and sounds are prepared: files over one another, each with its named member over itself.
+/// How images and sounds are prepared: files over one another, each with its named member over itself. A key that is null is
+/// absent.
 ///
 /// # Exactness
 /// Equals the constructor of `MmprojModel` in llama.cpp 0.5.0.
@@ -63,8 +64,7 @@ fn merged(files: [(Option<Map<String, Json>>, &str); 2]) -> Option<Map<String, J
         let Some(file) = file else { continue };
         let inner = file.get(member).and_then(Json::as_object).cloned();
         let all = all.get_or_insert_default();
-        all.extend(file);
-        all.extend(inner.unwrap_or_default());
+        all.extend(file.into_iter().chain(inner.unwrap_or_default()).filter(|(_, value)| !value.is_null()));
     }
     all
 }

@@ -15,7 +15,7 @@ use crate::convert::naming::ParameterCounts;
 use crate::convert::target::OpenTarget;
 use crate::convert::unread_biases::UnreadBiases;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
-use crate::convert::{plain_names, rerank, token_counts, vocabulary};
+use crate::convert::{plain_names, rerank, short_tower, token_counts, vocabulary};
 use crate::core::{
     Content, GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource, input,
 };
@@ -122,6 +122,7 @@ impl Conversion {
             map(&source, weights, &options, Scope::Keys, &mut Vec::new()).is_ok()
         };
         warnings.extend(of_training(&mapping, weights));
+        warnings.extend(short_tower::warning(&mapping));
         warnings.extend(OtherModalities::of(&mapping, weights, has_tower).map(|parts| parts.to_string()));
 
         if options.kind == CardKind::Text {

@@ -97,6 +97,7 @@ const CHECKS: &[&str] = &[
     "tasks",
     "tokenizer",
     "tokenizer-parity",
+    "towers",
     "trace",
     "trailing-bytes",
     "weights",

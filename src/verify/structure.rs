@@ -43,7 +43,7 @@ pub fn check_structure(
     let mut findings = Vec::new();
     let is_adapter = adapter::is_one(metadata);
     if towers::is_towers(metadata) {
-        findings.extend(towers::check(metadata));
+        findings.extend(towers::check(metadata, source.tensors()));
     } else if is_adapter {
         // An adapter has no vocabulary: it is its base's.
         findings.extend(keys::missing(metadata, &adapter::REQUIRED));

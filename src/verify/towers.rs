@@ -1,7 +1,13 @@
 //! Files of vision and audio towers (`--mmproj`): what can be judged of them without running them.
 
+use crate::arch::{TowerFile, block_number, tower_gaps};
+use crate::core::TensorMeta;
 use crate::gguf::{Metadata, Value};
 use crate::verify::{Aspect, Finding, Report};
+
+/// The check of the tensors.
+const TENSORS: &str = "towers";
+const TOWERS: [&str; 2] = ["vision", "audio"];
 
 /// `general.architecture` of such files.
 const CLIP: &str = "clip";
@@ -16,12 +22,25 @@ pub(super) fn is_towers(metadata: &Metadata) -> bool {
     metadata.get("general.architecture").and_then(Value::as_str) == Some(CLIP)
 }
 
-/// The keys that a runtime cannot do without.
-pub(super) fn check(metadata: &Metadata) -> Vec<Finding> {
-    let has = |tower: &str| {
-        metadata.get(&format!("clip.has_{tower}_encoder")).and_then(Value::as_bool) == Some(true)
-    };
-    let towers: Vec<&str> = ["vision", "audio"].into_iter().filter(|tower| has(tower)).collect();
+/// The keys and tensors that a runtime cannot do without.
+pub(super) fn check(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding> {
+    let mut findings = check_keys(metadata);
+    if tensors.is_empty() {
+        findings.push(Finding::error(TENSORS, "the file has no tensors"));
+        return findings;
+    }
+    if findings.is_empty() {
+        findings.extend(check_tensors(metadata, tensors));
+    }
+    findings
+}
+
+fn has(metadata: &Metadata, tower: &str) -> bool {
+    metadata.get(&format!("clip.has_{tower}_encoder")).and_then(Value::as_bool) == Some(true)
+}
+
+fn check_keys(metadata: &Metadata) -> Vec<Finding> {
+    let towers: Vec<&str> = TOWERS.into_iter().filter(|tower| has(metadata, tower)).collect();
     let mut missing: Vec<String> = Vec::new();
     if towers.is_empty() {
         missing.push("clip.has_vision_encoder` or `clip.has_audio_encoder".to_owned());
@@ -47,6 +66,53 @@ pub(super) fn leave_out(report: &mut Report) {
     }
 }
 
+/// The tensors of each block, and of the projector.
+fn check_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding> {
+    let mut projectors = Vec::new();
+    let mut blocks = [None; 2];
+    for (tower, n_blocks) in TOWERS.into_iter().zip(&mut blocks).filter(|(tower, _)| has(metadata, tower)) {
+        let own = metadata.get(&format!("clip.{tower}.projector_type"));
+        projectors.extend(own.or_else(|| metadata.get("clip.projector_type")).and_then(Value::as_str));
+        *n_blocks =
+            Some(metadata.get(&format!("clip.{tower}.block_count")).and_then(Value::as_u64).unwrap_or(0));
+    }
+    projectors.dedup();
+    let names = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    let file = TowerFile { names, vision: blocks[0], audio: blocks[1] };
+    let Some(gaps) = tower_gaps(&projectors, &file) else {
+        let what =
+            format!("what a tower with the projector `{}` needs is not known", projectors.join("`, `"));
+        return vec![Finding::unchecked(TENSORS, what)];
+    };
+    let mut findings: Vec<Finding> = gaps
+        .missing
+        .iter()
+        .map(|name| {
+            Finding::error(TENSORS, format!("tensor `{name}` is missing, which a tower of this kind needs"))
+        })
+        .collect();
+    for ((tower, head), n_blocks) in TOWERS.into_iter().zip(["v.blk.", "a.blk."]).zip(blocks) {
+        let Some(n_blocks) = n_blocks else { continue };
+        let key = format!("clip.{tower}.block_count");
+        let mut found: Vec<(u64, &str)> = tensors
+            .iter()
+            .filter_map(|tensor| Some((block_number(&tensor.name, head)?, tensor.name.as_str())))
+            .collect();
+        found.sort_unstable();
+        if let Some((_, name)) = found.last().filter(|(last, _)| *last >= n_blocks) {
+            findings.push(Finding::error(TENSORS, format!("`{key}` is {n_blocks}, and there is `{name}`")));
+        }
+        let n_found = found.last().map_or(0, |(last, _)| last + 1);
+        if gaps.may_be_short && gaps.missing.is_empty() && n_found < n_blocks {
+            let message = format!(
+                "`{key}` is {n_blocks}, and the file has {n_found} of {n_blocks} blocks: no runtime loads it"
+            );
+            findings.push(Finding::warning(TENSORS, message));
+        }
+    }
+    findings
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,16 +122,16 @@ mod tests {
         let mut metadata = Metadata::new();
         metadata.set("general.architecture", CLIP);
         assert!(is_towers(&metadata));
-        assert_eq!(check(&metadata).len(), 1);
+        assert_eq!(check_keys(&metadata).len(), 1);
         metadata.set("clip.has_audio_encoder", true);
-        assert_eq!(check(&metadata).len(), SIZES.len() + 1);
+        assert_eq!(check_keys(&metadata).len(), SIZES.len() + 1);
         metadata.set("clip.audio.projector_type", "qwen2a");
         for key in SIZES {
             metadata.set(format!("clip.audio.{key}"), 1u32);
         }
-        assert!(check(&metadata).is_empty());
+        assert!(check_keys(&metadata).is_empty());
         metadata.set("clip.has_vision_encoder", true);
-        let missing = check(&metadata);
+        let missing = check_keys(&metadata);
         assert_eq!(missing.len(), SIZES.len() + OF_IMAGES.len() + 1, "{missing:?}");
     }
 }

@@ -277,7 +277,8 @@ fn what_does_not_fit_is_refused_by_name() {
         ),
         (
             refusal(|c| add(c, "model.layers.0.block_sparse_moe.experts.1.w1.weight", &[96, 64])),
-            "card `llama`, `model.layers.{bid}.block_sparse_moe.experts.{eid}.w1`: `num_local_experts` is not in the configuration",
+            "config.json: `num_local_experts` is missing\n\
+             hint: add it to config.json, or take the file from the model that this one was made of",
         ),
         (
             refusal(|c| {
@@ -308,6 +309,11 @@ fn what_does_not_fit_is_refused_by_name() {
             refusal(|c| c["config"]["rope_scaling"] = json!({"rope_type": "spiral", "factor": 2})),
             "config.json: unknown rope type `spiral`\n\
              hint: known rope types: default, linear, yarn, su, longrope, dynamic, llama3, mrope, proportional, xdrope, none",
+        ),
+        (
+            refusal(|c| c["config"]["rope_scaling"] = json!({"rope_type": "yarn", "factor": 2})),
+            "config.json: `rope_scaling.original_max_position_embeddings` is missing\n\
+             hint: add it to config.json, or take the file from the model that this one was made of",
         ),
         (refusal(|c| c["config"]["vocab_size"] = json!(-1)), "`llama.vocab_size`: -1 is not a u32"),
         (

@@ -62,4 +62,5 @@ mod sources;
 mod support;
 mod tokenizer;
 mod torch;
+mod towers;
 mod verify;

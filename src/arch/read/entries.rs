@@ -6,7 +6,7 @@ use super::{AUDIO_BLOCK, BLOCK, Fields, Read, choice, expr, kind, pattern};
 use crate::arch::error::CardProblem;
 use crate::arch::names::{Pattern, Placeholder, Stars};
 use crate::arch::ops::{Form, OpKind, OpSpec, Param};
-use crate::arch::schema::{CardKind, Domain, Entry, EntryType, Join, Phase, Target};
+use crate::arch::schema::{CardKind, Domain, Entry, EntryType, Join, Optional, Phase, Target};
 
 /// A table of entries: what stands in front of its sources and targets, and which blocks it counts.
 #[derive(Clone, Debug)]
@@ -150,7 +150,7 @@ fn entry(name: &str, value: &Toml, at: &str, section: &Section) -> Read<Entry> {
         bid: fields.expr("bid")?,
         repeat: fields.expr("repeat")?,
         when: fields.expr("when")?,
-        optional: fields.bool("optional")?,
+        optional: optional(&fields)?,
         ty: chosen("type")?.map_or(Ok(EntryType::Auto), |name| choice(at, "type", &name, &types))?,
         phase: chosen("phase")?.map_or(Ok(Phase::Normal), |name| choice(at, "phase", &name, &phases))?,
         drop_duplicates: chosen("duplicates")?
@@ -158,6 +158,15 @@ fn entry(name: &str, value: &Toml, at: &str, section: &Section) -> Read<Entry> {
         sole: fields.text("duplicates")?.is_some_and(|name| name == "error"),
         untyped_bid: fields.bool("untyped_bid")?,
     })
+}
+
+/// `true` for what may be missing in any block, `"everywhere"` for what is in all blocks or in none.
+fn optional(fields: &Fields<'_>) -> Read<Optional> {
+    let at = fields.at("optional");
+    match fields.table.get("optional") {
+        Some(Toml::String(word)) => choice(&at, "choice", word, &[("everywhere", Optional::Everywhere)]),
+        _ => Ok(if fields.bool("optional")? { Optional::Anywhere } else { Optional::Never }),
+    }
 }
 
 fn join(fields: &Fields<'_>, has_with: bool) -> Read<Option<Join>> {

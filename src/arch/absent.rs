@@ -1,0 +1,122 @@
+//! What an expression of a card lacks, in the words of the user's files.
+
+use serde_json::{Map, Value as Json};
+
+use crate::arch::error::ArchError;
+use crate::arch::eval::EvalError;
+use crate::arch::expr::{Expr, Function, Step};
+use crate::arch::lack::Lack;
+use crate::arch::load::Registry;
+use crate::arch::resolve::Inputs;
+use crate::arch::schema::Card;
+
+/// An error about a value that is not there, as one about the file and its key. Authors of cards see where in the card it is.
+pub(super) fn in_files(
+    error: ArchError,
+    registry: &Registry,
+    inputs: &Inputs<'_>,
+    is_mistral: bool,
+) -> ArchError {
+    let (name, at, source) = match error {
+        ArchError::Eval { card, at, source } if !registry.has_given() => (card, at, source),
+        error => return error,
+    };
+    let config = if is_mistral { "params.json" } else { "config.json" };
+    lack(&name, &at, source, registry, inputs, config).into()
+}
+
+fn lack(
+    name: &str,
+    at: &str,
+    source: EvalError,
+    registry: &Registry,
+    inputs: &Inputs<'_>,
+    config: &'static str,
+) -> Lack {
+    let path = match source {
+        EvalError::Absent(path) => path,
+        source => {
+            let key = at.rsplit('`').nth(1).unwrap_or(at).to_owned();
+            return Lack::NoValue { file: config, key, source };
+        }
+    };
+    let Some((root, key)) = path.split_once('.') else {
+        return Lack::KeyMissing { file: config, key: path };
+    };
+    match root {
+        "preprocessor" if inputs.preprocessor.is_none() => {
+            Lack::FileMissing { file: "preprocessor_config.json", key: key.to_owned() }
+        }
+        "preprocessor" => Lack::KeyMissing { file: "preprocessor_config.json", key: key.to_owned() },
+        "generation" => Lack::KeyMissing { file: "generation_config.json", key: key.to_owned() },
+        "tokenizer_config" => Lack::KeyMissing { file: "tokenizer_config.json", key: key.to_owned() },
+        "rope" | "rope_full" | "rope_swa" => {
+            let part = ["rope_parameters", "rope_scaling"]
+                .into_iter()
+                .find(|part| inputs.config.contains_key(*part));
+            Lack::KeyMissing { file: config, key: format!("{}.{key}", part.unwrap_or("rope_scaling")) }
+        }
+        "vocab" => Lack::KeyMissing { file: "tokenizer.json", key: key.to_owned() },
+        "raw" => Lack::KeyMissing { file: config, key: key.to_owned() },
+        root => {
+            let card = registry.cards().iter().find(|card| card.name() == name);
+            let root =
+                card.and_then(|card| defined(card, root, inputs.config)).unwrap_or_else(|| root.to_owned());
+            Lack::KeyMissing { file: config, key: format!("{root}.{key}") }
+        }
+    }
+}
+
+/// The key of the configuration that a definition of the card stands for.
+fn defined(card: &Card, name: &str, config: &Map<String, Json>) -> Option<String> {
+    let text = |expr: &Expr| match expr {
+        Expr::Path(path) if path.steps.iter().all(|step| matches!(step, Step::Field(_))) => {
+            Some(path.to_string())
+        }
+        _ => None,
+    };
+    match card.lets.get(name)? {
+        Expr::Call(Function::First, keys) => {
+            let keys: Vec<String> = keys.iter().filter_map(text).collect();
+            let is_there =
+                |key: &&String| key.split('.').next().is_some_and(|root| config.contains_key(root));
+            keys.iter().find(is_there).or(keys.last()).cloned()
+        }
+        expr => text(expr),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::arch::{CardKind, ResolveOptions, resolve};
+
+    #[test]
+    fn what_is_missing_is_a_file_or_its_key() {
+        let registry = Registry::embedded_of(CardKind::Mmproj).unwrap();
+        let config = |vision: Json| {
+            let config = json!({
+                "architectures": ["Gemma3ForConditionalGeneration"],
+                "text_config": {"hidden_size": 8},
+                "vision_config": vision,
+            });
+            config.as_object().cloned().unwrap()
+        };
+        let options = ResolveOptions { metadata_only: true, ..ResolveOptions::default() };
+        let message = |config: &Map<String, Json>, preprocessor: Option<&Map<String, Json>>| {
+            let inputs = Inputs { preprocessor, ..Inputs::of_headers(config, &[]) };
+            resolve(&registry, &inputs, &options).unwrap_err().to_string()
+        };
+        let whole = config(json!({"model_type": "siglip_vision_model"}));
+        assert_eq!(
+            message(&whole, None),
+            "preprocessor_config.json is missing: the tower's file needs its `image_mean`"
+        );
+        let empty = Map::new();
+        assert_eq!(message(&whole, Some(&empty)), "preprocessor_config.json: `image_mean` is missing");
+        let bare = config(json!({"image_size": 8, "num_hidden_layers": 1, "model_type": "other"}));
+        assert_eq!(message(&bare, Some(&empty)), "config.json: `vision_config.patch_size` is missing");
+    }
+}

@@ -1,0 +1,183 @@
+//! A tower of a checkpoint: complete, or refused by the names that the checkpoint would have.
+
+use super::{Assigner, MAX_MISSING};
+use crate::arch::error::ArchError;
+use crate::arch::expr::Expr;
+use crate::arch::lack::Lack;
+use crate::arch::mapping::{DropReason, OutputSpec};
+use crate::arch::names::{self, Captures, Placeholder, SUFFIXES};
+use crate::arch::schema::{Domain, Entry};
+use crate::arch::towers::{self, TowerFile, WEIGHT};
+
+impl Assigner<'_> {
+    /// # Errors
+    /// [`Lack::NoTower`], [`Lack::TowerIncomplete`].
+    pub(super) fn check_tower(&self, outputs: &[OutputSpec]) -> Result<(), ArchError> {
+        if outputs.is_empty() || !self.has_parts() {
+            let nearest = self.card.parts.first().and_then(|part| self.stranger(part));
+            return Err(Lack::NoTower { parts: self.card.parts.clone(), nearest }.into());
+        }
+        let blocks = |name: &str, domain| -> Result<Option<u64>, ArchError> {
+            let has = self.card.lets.get(name);
+            if has.is_some() && !self.holds(name, has, Captures::default())? {
+                return Ok(None);
+            }
+            self.block_limit(domain).map(Some)
+        };
+        let file = TowerFile {
+            names: outputs.iter().map(|output| output.name.as_str()).collect(),
+            vision: blocks("has_vision", Domain::Blocks)?,
+            audio: blocks("has_audio", Domain::AudioBlocks)?,
+        };
+        let holds = |at: &str, when: Option<&Expr>, captures: Captures| -> Result<Option<bool>, ArchError> {
+            self.holds(at, when, captures).map(Some)
+        };
+        let missing = towers::missing(self.card, &file, &holds)?;
+        let mut missing: Vec<String> = missing.iter().map(|target| self.stored_name(target)).collect();
+        for name in self.missing_parts(&file)? {
+            if !missing.contains(&name) {
+                missing.push(name);
+            }
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let more = missing.len() > MAX_MISSING;
+        missing.truncate(MAX_MISSING);
+        let nearest = missing.first().and_then(|name| self.stranger(name));
+        Err(Lack::TowerIncomplete { names: missing, more, nearest }.into())
+    }
+
+    /// True if some tensor is of the towers, and not of the text model.
+    fn has_parts(&self) -> bool {
+        self.weights.iter().zip(&self.names).any(|(weight, name)| {
+            names::is_of_parts(name, &self.card.parts) && !names::is_of_text_model(&weight.name)
+        })
+    }
+
+    /// Of entries that say how many parts there are: the first part that no entry yields.
+    fn missing_parts(&self, file: &TowerFile<'_>) -> Result<Vec<String>, ArchError> {
+        let mut missing = Vec::new();
+        for entry in &self.card.entries {
+            let (Some(n), None, Some(pattern)) = (&entry.n, entry.join, entry.patterns.first()) else {
+                continue;
+            };
+            let placeholder = if pattern.has(Placeholder::Xid) { Placeholder::Xid } else { Placeholder::Bid };
+            // Of more parts than tensors one has none.
+            let n = self.count(entry.name(), n, Captures::default())?.min(self.weights.len() as u64 + 1);
+            for number in 0..n {
+                let captures = Captures::default().with(placeholder, Some(number));
+                let bid = match &entry.bid {
+                    Some(bid) => Some(self.count(entry.name(), bid, captures)?),
+                    None => captures.bid,
+                };
+                let target = entry.targets.first();
+                let target = target.and_then(|to| to.name.render(captures.with(Placeholder::Bid, bid)));
+                if target.is_some_and(|target| !file.has_weight(&target)) {
+                    let name = pattern.render(captures).unwrap_or_default();
+                    missing.push(self.as_stored(if entry.exact { name } else { name + WEIGHT }));
+                    break;
+                }
+            }
+        }
+        Ok(missing)
+    }
+
+    /// The checkpoint's name of a target. Where several entries yield it, the one counts whose neighbours the checkpoint has.
+    fn stored_name(&self, target: &str) -> String {
+        let suffix = SUFFIXES.iter().chain(&names::BOUNDS).find(|suffix| target.ends_with(**suffix)).copied();
+        let mut best: Option<(usize, String)> = None;
+        for entry in &self.card.entries {
+            let Some(pattern) = entry.patterns.first() else { continue };
+            for to in &entry.targets {
+                let whole = to.name.matches(target).map(|captures| (captures, ""));
+                let bare = || {
+                    let suffix = suffix?;
+                    let captures = to.name.matches(target.strip_suffix(suffix)?)?;
+                    Some((captures, if entry.exact { "" } else { suffix }))
+                };
+                let Some((captures, suffix)) = whole.or_else(bare) else { continue };
+                let captures = self.in_source(entry, captures);
+                let Some(name) = pattern.render(captures) else { continue };
+                let head = pattern.text().split('{').next().unwrap_or("");
+                let head = head.rsplit_once('.').map_or("", |parts| parts.0);
+                let n_like = self.names.iter().filter(|name| name.starts_with(head)).count();
+                if best.as_ref().is_none_or(|(most, _)| n_like > *most) {
+                    best = Some((n_like, name + suffix));
+                }
+            }
+        }
+        best.map_or_else(|| target.to_owned(), |(_, name)| self.as_stored(name))
+    }
+
+    /// The numbers of a source whose target has these.
+    fn in_source(&self, entry: &Entry, captures: Captures) -> Captures {
+        let Some(bid) = &entry.bid else { return captures };
+        let placeholder = match entry.patterns.first() {
+            Some(pattern) if pattern.has(Placeholder::Xid) => Placeholder::Xid,
+            _ => Placeholder::Bid,
+        };
+        let sources = (0..=self.weights.len() as u64).map(|n| Captures::default().with(placeholder, Some(n)));
+        let mut found = sources.take_while(|source| self.count(entry.name(), bid, *source).is_ok());
+        let is_its = |source: &Captures| self.count(entry.name(), bid, *source).ok() == captures.bid;
+        found.find(is_its).unwrap_or(captures)
+    }
+
+    /// A name as the checkpoint would have it: what rewriting made of the names next to it, undone.
+    fn as_stored(&self, name: String) -> String {
+        let mut best: Option<(usize, String)> = None;
+        for (weight, rewritten) in self.weights.iter().zip(&self.names) {
+            let (stored_head, head) = differing(&weight.name, rewritten);
+            if let Some(rest) = name.strip_prefix(head)
+                && names::is_of_parts(rewritten, &self.card.parts)
+            {
+                let n_same = name.bytes().zip(rewritten.bytes()).take_while(|(a, b)| a == b).count();
+                if best.as_ref().is_none_or(|(most, _)| n_same > *most) {
+                    best = Some((n_same, format!("{stored_head}{rest}")));
+                }
+            }
+        }
+        best.map_or(name, |(_, stored)| stored)
+    }
+
+    /// The tensor nearest in name among those that are of no part of the towers and do not say that they are the text model's.
+    fn stranger(&self, name: &str) -> Option<String> {
+        let dropped = self.dropped.iter().filter(|dropped| dropped.why == DropReason::TextModel);
+        let names = dropped.map(|dropped| self.weights[dropped.weight].name.as_str());
+        names::nearest(name, names.filter(|name| !names::is_of_text_model(name))).map(str::to_owned)
+    }
+}
+
+/// What two names start with before the part that they end in alike.
+fn differing<'n>(stored: &'n str, rewritten: &'n str) -> (&'n str, &'n str) {
+    let same = stored.bytes().rev().zip(rewritten.bytes().rev()).take_while(|(a, b)| a == b).count();
+    let (stored_len, rewritten_len) = (stored.len() - same, rewritten.len() - same);
+    // Whole parts only: up to the first point of what is alike, unless one name is all of the other's end.
+    let rest = stored.get(stored_len..).unwrap_or("");
+    let skipped = match rest.find('.') {
+        Some(at) if stored_len > 0 && rewritten_len > 0 => at + 1,
+        _ => 0,
+    };
+    (stored.get(..stored_len + skipped).unwrap_or(""), rewritten.get(..rewritten_len + skipped).unwrap_or(""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_rewriting_changed_is_found() {
+        for (stored, rewritten, heads) in [
+            ("vision_tower.a.b", "model.vision_tower.a.b", ("", "model.")),
+            ("model.visual.a.b", "visual.a.b", ("model.", "")),
+            (
+                "audio_encoder.whisper.layers.0.a",
+                "audio_tower.layers.0.a",
+                ("audio_encoder.whisper.", "audio_tower."),
+            ),
+            ("a.b", "a.b", ("", "")),
+        ] {
+            assert_eq!(differing(stored, rewritten), heads, "{stored}");
+        }
+    }
+}
