@@ -16,6 +16,7 @@
 //! | `resolve` `matching` `assign` `types` `mapping` | a card applied to a checkpoint |
 //! | `attributes` `carried` | what configuration classes know, and which of it reaches the file |
 //! | `invert` | the same, backwards |
+//! | `shapes` | the shapes of tensors by the keys of their file |
 //! | `facts` | what a card reads and writes |
 //! | `kinds` `similar` | a checkpoint without a card: which ones it resembles |
 //! | `graph` | what a reference engine must know of the architecture |
@@ -42,22 +43,28 @@ mod kinds;
 mod lack;
 mod leftover;
 mod load;
+mod long_rope;
 mod mapping;
 mod matching;
 mod merge;
+mod model_types;
 mod names;
 mod ops;
+mod origins;
 mod read;
+mod resaved;
 mod resolve;
 mod roots;
 mod runtime_keys;
 mod schema;
+mod shapes;
 mod similar;
 mod target;
 mod tied;
 mod towers;
 mod types;
 mod values;
+mod warning;
 mod wrapped;
 
 pub(crate) mod graph;
@@ -83,12 +90,15 @@ pub use mapping::{
 };
 pub use names::{Pattern, PatternError, Stars};
 pub use ops::{MathOp, Op, OpError, WholeOp};
+pub use origins::{Origin, Origins};
 pub use resolve::{Inputs, Pooling, Rerank, ResolveOptions, resolve};
 pub use schema::{Card, CardKind, EntryType, Phase, TokenizerFrom};
+pub use shapes::{EMBEDDING, ShapeCheck, WrongShape, check_shapes, embeds_all_tokens};
 pub use similar::{Similarity, similar};
 pub use target::{Target, target_config};
 pub use tied::Tie;
 pub use towers::{TowerFile, TowerGaps, block_number, tower_gaps};
 pub use types::{OutType, TypeRule};
 pub use values::{CountTokens, TokenCounts};
+pub use warning::ArchWarning;
 pub use wrapped::{PlainNames, plain_names};

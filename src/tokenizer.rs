@@ -4,6 +4,7 @@
 //! says arrives evaluated, as a [`TokenizerRequest`]. [`build_given`] is the same for a container that carries its own
 //! vocabulary. [`to_hf`] is the way back. [`Encoder`] turns text into ids by these keys.
 
+mod by_content;
 mod byte_alphabet;
 pub(crate) mod chat_template;
 pub(crate) mod emit;
@@ -32,7 +33,7 @@ pub(crate) use encode::read_alike;
 pub use encode::{EncodeError, Encoder};
 pub use error::{TokenizerError, TokenizerWarning};
 pub use given::{GivenKind, GivenToken, GivenVocabulary};
-pub use hf_json::HfJson;
+pub use hf_json::{HfJson, HfKind};
 pub(crate) use pretokenizer::is_pre_tokenizer;
 pub use rebuild::{HfTokenizerFiles, special_ids, to_hf};
 pub use reference::{REFERENCE_JOB, reference_job};
@@ -68,9 +69,14 @@ pub fn build(directory: &Path, request: &TokenizerRequest) -> Result<Built, Toke
     let files = Directory::new(directory, request.limits).with_others(request.others.as_ref());
     let mut tried = Vec::new();
     let mut warnings = Vec::new();
-    let needs_files = request.modes.iter().any(|mode| mode.mode != Mode::None);
+    let needs_files = request.modes.is_empty() || request.modes.iter().any(|mode| mode.mode != Mode::None);
     let hf = if needs_files { HfJson::read(&files)? } else { None };
-    for (at, mode) in request.modes.iter().enumerate() {
+    let by_content = by_content::modes(&files, hf.as_ref(), request)?;
+    // A vocabulary that comes with the converter is for those who have no files at all.
+    let (builtin, asked): (Vec<_>, Vec<_>) =
+        request.modes.iter().partition(|asked| asked.mode == Mode::Builtin);
+    let modes: Vec<&ModeRequest> = asked.into_iter().chain(&by_content).chain(builtin).collect();
+    for (at, &mode) in modes.iter().enumerate() {
         let mut rows = Metadata::new();
         let plain = !matches!(mode.mode, Mode::None | Mode::Mistral);
         if plain {
@@ -102,13 +108,18 @@ pub fn build(directory: &Path, request: &TokenizerRequest) -> Result<Built, Toke
                 error @ (TokenizerError::SentencePiece { .. }
                 | TokenizerError::NoPieces { .. }
                 | TokenizerError::JsonModel { .. }),
-            ) if at + 1 < request.modes.len() => {
+            ) if at + 1 < modes.len() => {
                 let reason = error.to_string();
                 warnings.push(TokenizerWarning::ModePassedOver { mode: mode.mode, reason: reason.clone() });
                 tried.push((mode.mode, reason));
             }
             Err(error) => return Err(error),
         }
+    }
+    if let Some(hf) = hf.as_ref().filter(|hf| hf.kind().is_none()) {
+        let (path, expected) = (files.join(hf_json::FILE), "BPE, Unigram or WordPiece");
+        let found = hf.model.kind.clone().unwrap_or_else(|| "missing".to_owned());
+        return Err(TokenizerError::JsonModel { path, found, expected });
     }
     Err(TokenizerError::NothingFits { path: directory.to_owned(), tried })
 }

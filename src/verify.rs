@@ -35,6 +35,7 @@ mod round_trip;
 mod routing;
 mod running;
 mod samples;
+mod shapes;
 mod side_by_side;
 mod statistics;
 mod structure;

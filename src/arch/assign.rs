@@ -82,6 +82,11 @@ pub(super) fn assign(
     if !heads.expects_model() && !assigner.names.iter().any(|name| heads.is_head(name)) {
         return Err(ArchError::NoHeads);
     }
+    if assigner.units.is_empty()
+        && assigner.dropped.iter().any(|dropped| dropped.why == DropReason::DraftHead)
+    {
+        return Err(ArchError::OnlyHeads);
+    }
     let outputs = assigner.outputs()?;
     if !is_part {
         if card.kind == CardKind::Mmproj {

@@ -14,8 +14,10 @@ use crate::arch::error::ArchError;
 use crate::arch::eval::{Root, Scope};
 use crate::arch::generated;
 use crate::arch::hparams;
+use crate::arch::long_rope;
 use crate::arch::mapping::OutputSpec;
 use crate::arch::resolve::configure;
+use crate::arch::runtime_keys;
 use crate::arch::schema::Card;
 use crate::core::text::escape;
 use crate::gguf::Metadata;
@@ -85,6 +87,7 @@ struct Said {
     generated: Vec<OutputSpec>,
     early: Metadata,
     metadata: Metadata,
+    long_rope: Option<Map<String, Json>>,
 }
 
 /// What another value of an attribute would change.
@@ -147,11 +150,14 @@ fn said(card: &Card, config: &Config, scope: &mut Scope<'_>) -> Result<(Said, Me
     let (mut early, mut metadata) = (Metadata::new(), Metadata::new());
     hparams::apply_rows(card, "early", &card.early, scope, &mut early)?;
     hparams::apply_rows(card, "metadata", &card.metadata, scope, &mut metadata)?;
+    runtime_keys::add(card, scope, &early, &mut metadata);
     for (key, _) in READ_BY_ONE.iter().filter(|row| row.1 != card.gguf) {
         metadata.remove(&format!("{}.{key}", card.gguf));
     }
     let annotations = hparams::annotations(card, scope)?;
-    Ok((Said { generated: generated.into_iter().flatten().collect(), early, metadata }, annotations))
+    let generated = generated.into_iter().flatten().collect();
+    let long_rope = long_rope::parameters(scope);
+    Ok((Said { generated, early, metadata, long_rope }, annotations))
 }
 
 impl Judge<'_, '_> {

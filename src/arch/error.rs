@@ -245,6 +245,9 @@ pub enum ArchError {
     /// Draft heads were asked for, and there are none.
     #[error("`--mtp`: the checkpoint has no draft heads: no tensor of a block after the model's own")]
     NoHeads,
+    /// Draft heads were to be left out, and there is nothing else.
+    #[error("`--no-mtp`: the checkpoint holds nothing but a draft head")]
+    OnlyHeads,
     /// An operation that cannot be undone.
     #[error("tensor `{}`: `{op}` cannot be undone", escape(tensor))]
     NoInverse {
@@ -537,6 +540,7 @@ impl Hint for ArchError {
             | Self::UnknownArch { .. }
             | Self::Option { .. }
             | Self::NoHeads
+            | Self::OnlyHeads
             | Self::NoInverse { .. }
             | Self::Shape { .. } => Vec::new(),
         }

@@ -66,6 +66,13 @@ fn walk(card: &Card, visit: &mut dyn FnMut(&Expr)) {
     debug_assert!(walked.is_ok(), "nothing is refused here");
 }
 
+/// Whether an expression of the card names a key of the configuration.
+pub(super) fn mentions(card: &Card, key: &str) -> bool {
+    let mut found = false;
+    walk(card, &mut |expr| found |= matches!(expr, Expr::Path(path) if path.root == key));
+    found
+}
+
 /// A definition that is named like the key that it reads: inside, the name means the key.
 fn is_same_name(card: &Card, name: &str) -> bool {
     let mut found = false;

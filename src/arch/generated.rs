@@ -102,7 +102,8 @@ fn count(card: &Card, name: &str, expr: &Expr, scope: &Scope<'_>) -> Result<u64,
     found.ok_or_else(|| ArchError::Shape { target: name.to_owned(), shape: format!("[{dim} / 2]") })
 }
 
-fn output(name: &str, dims: Vec<u64>, content: Content) -> Result<OutputSpec, ArchError> {
+/// A tensor of these dimensions behind all others.
+pub(super) fn output(name: &str, dims: Vec<u64>, content: Content) -> Result<OutputSpec, ArchError> {
     let shown = format!("{dims:?}");
     let fits = !dims.is_empty() && !dims.contains(&0) && dims.len() <= 4;
     let shape = Shape::new(dims).filter(|_| fits);

@@ -1,12 +1,19 @@
 //! Draft heads: the blocks behind those of the model, which predict further tokens. `--no-mtp` leaves them out,
 //! `--mtp` writes them alone.
+//!
+//! A configuration may count heads that are not stored: transformers saves none of them and leaves the count as it was.
+//! A card then sees a configuration that counts none, and so it does under `--no-mtp`.
+
+use serde_json::{Map, Value as Json};
 
 use crate::arch::error::ArchError;
 use crate::arch::eval::Scope;
 use crate::arch::expr::Expr;
+use crate::arch::facts;
 use crate::arch::mapping::DropReason;
-use crate::arch::names::{Captures, block_of};
-use crate::arch::schema::Card;
+use crate::arch::names::{self, Captures, block_of};
+use crate::arch::schema::{Card, CardKind};
+use crate::arch::warning::ArchWarning;
 
 /// What becomes of the draft heads of a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,6 +45,72 @@ pub(super) const SHARED_WITH_HEADS: [&str; 3] =
 
 /// The blocks of the model itself, whatever a card counts.
 const OWN_BLOCKS: &str = "first(n_layers, num_hidden_layers, n_layer, num_layers)";
+/// The same keys, in order.
+const OWN_COUNTS: [&str; 4] = ["n_layers", "num_hidden_layers", "n_layer", "num_layers"];
+
+/// Keys of `config.json` that count draft heads.
+const COUNTS: [&str; 8] = [
+    "num_nextn_predict_layers",
+    "mtp_num_hidden_layers",
+    "num_mtp_layers",
+    "mtp_num_layers",
+    "num_mtp_modules",
+    "num_nextn_layers",
+    "n_mtp_layers",
+    "num_mtp_heads",
+];
+
+/// The first key that counts heads, and how many.
+fn counted(config: &Map<String, Json>) -> Option<(&'static str, u64)> {
+    COUNTS.into_iter().find_map(|key| {
+        let n = config.get(key).and_then(Json::as_u64).filter(|&n| n > 0)?;
+        Some((key, n))
+    })
+}
+
+/// The number of the model's own blocks, if the configuration says it.
+fn own_blocks(config: &Map<String, Json>) -> Option<u64> {
+    OWN_COUNTS.into_iter().find_map(|key| config.get(key).and_then(Json::as_u64))
+}
+
+/// Whether a checkpoint stores a tensor of a draft head.
+fn is_stored(config: &Map<String, Json>, tensors: &mut dyn Iterator<Item = &str>) -> bool {
+    let first_block = own_blocks(config).unwrap_or(u64::MAX);
+    let mut names = tensors.filter(|name| !names::is_multimodal(name));
+    names.any(|name| is_of_head(&names::shared_rewrite(name), first_block))
+}
+
+/// True for the name of a tensor of a head: by the name, or by its block.
+fn is_of_head(name: &str, first_block: u64) -> bool {
+    let own = name.strip_prefix("model.").unwrap_or(name);
+    own.starts_with("mtp.")
+        || own.starts_with("mtp_")
+        || block_of(name).is_some_and(|block| block >= first_block)
+}
+
+/// Takes the count of heads out of a configuration that the file is to be without, and says so where nobody asked for it.
+/// `tensors` are all names of the checkpoint; none where the configuration alone is looked at.
+pub(super) fn settle(
+    card: &Card,
+    heads: Heads,
+    config: &mut Map<String, Json>,
+    tensors: &mut dyn Iterator<Item = &str>,
+) -> Option<ArchWarning> {
+    let (key, n) = counted(config).filter(|_| card.kind == CardKind::Text)?;
+    let mut tensors = tensors.peekable();
+    match heads {
+        Heads::Alone => return None,
+        Heads::Dropped => {}
+        Heads::Kept if tensors.peek().is_none() || is_stored(config, &mut tensors) => return None,
+        Heads::Kept => {}
+    }
+    let warning = ArchWarning::HeadsNotStored { key, n, first_block: own_blocks(config) };
+    let is_told = heads == Heads::Kept && COUNTS.iter().any(|key| facts::mentions(card, key));
+    for key in COUNTS {
+        config.remove(key);
+    }
+    is_told.then_some(warning)
+}
 
 /// Which tensors belong to draft heads.
 pub(super) struct HeadRule<'c> {
@@ -52,11 +125,23 @@ impl<'c> HeadRule<'c> {
     /// The rule for a card and a configuration.
     ///
     /// # Errors
-    /// The card takes neither `--mtp` nor `--no-mtp`; the configuration does not say how many blocks there are.
-    pub(super) fn of(card: &'c Card, heads: Heads, scope: &Scope<'_>) -> Result<Self, ArchError> {
+    /// The model has no heads that could be left out, or none that could be written alone; the configuration does not say
+    /// how many blocks there are. `config` is that of the checkpoint, with all heads that it counts.
+    pub(super) fn of(
+        card: &'c Card,
+        heads: Heads,
+        config: &Map<String, Json>,
+        scope: &Scope<'_>,
+    ) -> Result<Self, ArchError> {
         let mut rule = Self { heads, shared: &card.mtp_keep, first_block: u64::MAX };
         let Some(option) = heads.option() else { return Ok(rule) };
-        if !card.mtp_export {
+        let text = config.get("text_config").and_then(Json::as_object);
+        let can_lack = || {
+            let is_counted = [Some(config), text].into_iter().flatten().any(|part| counted(part).is_some());
+            card.kind == CardKind::Text
+                && (is_counted || is_stored(&scope.config, &mut scope.tensors.iter().copied()))
+        };
+        if !card.mtp_export && (heads == Heads::Alone || !can_lack()) {
             let why = "its models are written as a whole";
             return Err(ArchError::Option { option, card: card.name(), why });
         }
@@ -90,8 +175,51 @@ impl<'c> HeadRule<'c> {
 
     /// Whether a name is one of a head, and not of the model or of what both share.
     pub(super) fn is_head(&self, name: &str) -> bool {
-        name.starts_with("mtp.")
-            || name.starts_with("model.mtp.")
-            || block_of(name).is_some_and(|block| block >= self.first_block)
+        is_of_head(name, self.first_block)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn object(json: Json) -> Map<String, Json> {
+        json.as_object().cloned().unwrap_or_default()
+    }
+
+    #[test]
+    fn heads_are_known_by_name_or_block() {
+        let config = object(json!({"num_hidden_layers": 3}));
+        let is_stored = |name: &str| is_stored(&config, &mut [name].into_iter());
+        for name in [
+            "mtp.fc.weight",
+            "model.mtp.layers.0.x",
+            "model.mtp_block.0.x",
+            "model.layers.3.eh_proj.weight",
+            "model.language_model.layers.4.x",
+        ] {
+            assert!(is_stored(name), "{name}");
+        }
+        for name in ["model.layers.2.x", "visual.blocks.7.x", "model.visual.blocks.7.x", "lm_head.weight"] {
+            assert!(!is_stored(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_count_without_tensors_is_none() {
+        let registry = crate::arch::Registry::embedded().unwrap();
+        let card = registry.by_gguf("glm4moe").unwrap();
+        let settled = |heads, names: &[&'static str]| {
+            let mut config = object(json!({"num_hidden_layers": 3, "num_nextn_predict_layers": 1}));
+            let warning = settle(card, heads, &mut config, &mut names.iter().copied());
+            (config.contains_key("num_nextn_predict_layers"), warning.is_some())
+        };
+        let (model, head) = ("model.layers.0.x", "model.layers.3.x");
+        assert_eq!(settled(Heads::Kept, &[model]), (false, true));
+        assert_eq!(settled(Heads::Kept, &[model, head]), (true, false));
+        assert_eq!(settled(Heads::Kept, &[]), (true, false));
+        assert_eq!(settled(Heads::Dropped, &[model, head]), (false, false));
+        assert_eq!(settled(Heads::Alone, &[model]), (true, false));
     }
 }

@@ -9,6 +9,7 @@ use crate::arch::error::ArchError;
 use crate::arch::eval::{Root, Scope};
 use crate::arch::names::Captures;
 use crate::arch::read;
+use crate::arch::resaved;
 use crate::arch::schema::{Card, CardKind, DefaultValue, Row};
 use crate::gguf::keys::{ANNOTATION_PREFIX, KeyInfo, annotation_info, key_info, key_type};
 use crate::gguf::{Array, Metadata, Value, ValueType};
@@ -97,6 +98,10 @@ pub(super) fn complete(card: &Card, config: &Config, scope: &Scope<'_>) -> Resul
     let mut config = config.clone();
     if card.kind == CardKind::Mmproj {
         return with_part_defaults(card, config, scope);
+    }
+    resaved::complete(&mut config);
+    if let Some(Json::Object(text)) = config.get_mut("text_config") {
+        resaved::complete(text);
     }
     if !card.raw_config {
         config = with_defaults(card, config, scope)?;

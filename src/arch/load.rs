@@ -17,6 +17,11 @@ use crate::arch::schema::{Card, CardKind};
 const TEXT: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/cards.rs"));
 const MMPROJ: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/mmproj.rs"));
 
+/// Whether a card of this program makes files of an architecture.
+pub(super) fn is_embedded(arch: &str) -> bool {
+    TEXT.iter().any(|(stem, _)| *stem == arch)
+}
+
 /// Generations of cards that extend one another.
 const MAX_GENERATIONS: usize = 6;
 

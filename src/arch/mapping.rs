@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use crate::arch::carried::Lost;
 use crate::arch::ops::Op;
+use crate::arch::origins::Origins;
 use crate::arch::schema::{Card, Phase};
 use crate::arch::tied::Tie;
 use crate::arch::types::{OutType, TypeRule};
+use crate::arch::warning::ArchWarning;
 use crate::core::{GgmlType, Shape};
 use crate::gguf::{Metadata, TokenizerRequest};
 
@@ -29,6 +31,8 @@ pub struct Mapping {
     pub early: Metadata,
     /// Hyper-parameters, `general.file_type` among them, in file order.
     pub metadata: Metadata,
+    /// Where the values of keys come from; under `tokenizer.ggml.tokens`, the number of tokens.
+    pub origins: Origins,
     /// Keys `gguf_foundry.*`, if they were asked for.
     pub annotations: Metadata,
     /// What to make of the tokenizer files, as the card says it.
@@ -39,6 +43,8 @@ pub struct Mapping {
     pub lost: Vec<Lost>,
     /// Embedding and head, where they are stored otherwise than the configuration says.
     pub tie: Option<Tie>,
+    /// What is odd about the checkpoint.
+    pub warnings: Vec<ArchWarning>,
 }
 
 /// One tensor of the GGUF file.

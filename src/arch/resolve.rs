@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::sync::LazyLock;
 
 use serde_json::{Map, Value as Json, json};
 
@@ -14,23 +15,30 @@ use crate::arch::eval::{Root, Scope};
 use crate::arch::expr::{Expr, Step};
 use crate::arch::fuse::{self, Fuse};
 use crate::arch::generated;
-use crate::arch::heads::{HeadRule, Heads};
+use crate::arch::heads::{self, HeadRule, Heads};
 use crate::arch::hparams;
 use crate::arch::lack::Lack;
 use crate::arch::load::Registry;
+use crate::arch::long_rope;
 use crate::arch::mapping::{Mapping, OutputSpec};
 use crate::arch::matching::Matcher;
+use crate::arch::model_types;
 use crate::arch::names::{self, Captures, shared_rewrite};
+use crate::arch::origins::{self, Origins};
 use crate::arch::runtime_keys;
 use crate::arch::schema::{Card, CardKind, Row};
+use crate::arch::shapes;
 use crate::arch::similar::{Similarity, similar};
 use crate::arch::target::{self, Target};
 use crate::arch::tied;
 use crate::arch::types::OutType;
 use crate::arch::values::{CountTokens, Values};
+use crate::arch::warning::ArchWarning;
 use crate::core::{WeightMeta, WeightSource};
 use crate::gguf::{Metadata, ModeRequest, TokenizerRequest};
 
+/// The key of the list of tokens.
+const TOKENS: &str = "tokenizer.ggml.tokens";
 /// The key of `[tokenizer] token_type_count`.
 const TOKEN_TYPE_COUNT: &str = "tokenizer.ggml.token_type_count";
 
@@ -147,15 +155,16 @@ fn resolved(
     options: &ResolveOptions,
 ) -> Result<Mapping, ArchError> {
     let config = detect::with_text_config(inputs.config);
-    let class = match (registry.kind(), options.mistral_format) {
-        (CardKind::Text, true) => detect::mistral_class(&config).to_owned(),
-        (CardKind::Text, false) => detect::class_of(&config)?,
-        (CardKind::Mmproj, true) => detect::MISTRAL_TOWER.to_owned(),
-        (CardKind::Mmproj, false) => detect::claimed_tower_class_of(registry, &config)?,
+    let named = match (registry.kind(), options.mistral_format) {
+        (CardKind::Text, true) => Ok(detect::mistral_class(&config).to_owned()),
+        (CardKind::Text, false) => detect::class_of(&config),
+        (CardKind::Mmproj, true) => Ok(detect::MISTRAL_TOWER.to_owned()),
+        (CardKind::Mmproj, false) => detect::claimed_tower_class_of(registry, &config),
     };
+    let (class, doubt) = model_types::recognized(registry, named, &config)?;
     let card = chosen(registry, &class, &config, inputs, *options)?;
     let file_type = file_type(card, &class, &config, inputs, *options)?;
-    let mut scope = scope(card, &class, &config, inputs, *options, file_type.id())?;
+    let (mut scope, unstored) = scope_of(card, &class, &config, inputs, *options, file_type.id())?;
     for (condition, message) in &card.require {
         if !eval(card, "`require`", &scope, condition)?.truth() {
             return Err(ArchError::Required { message: message.clone() });
@@ -173,7 +182,8 @@ fn resolved(
         let (option, why) = ("--target-model-dir", "its models need nothing of another");
         return Err(ArchError::Option { option, card: card.name(), why });
     }
-    let heads = HeadRule::of(card, options.heads, &scope)?;
+    let warnings = doubt.into_iter().chain(unstored).collect();
+    let heads = HeadRule::of(card, options.heads, &config, &scope)?;
     let (mut outputs, mut dropped, mut stored_heads) = (Vec::new(), Vec::new(), Vec::new());
     if !options.metadata_only {
         for generate in card.generate.iter().filter(|_| !options.is_part) {
@@ -188,6 +198,9 @@ fn resolved(
         outputs.sort_by_key(|output: &OutputSpec| output.phase);
         dropped = assigned.dropped;
     }
+    if let Some(rows) = unsaid_tokens(card, &config, &outputs) {
+        scope.config.insert("vocab_size".to_owned(), rows.into());
+    }
 
     let mut mapping = Mapping {
         class,
@@ -197,11 +210,13 @@ fn resolved(
         dropped,
         early: Metadata::new(),
         metadata: Metadata::new(),
+        origins: Origins::new(),
         annotations: Metadata::new(),
         tokenizer: TokenizerRequest::default(),
         read: scope.values.read(),
         lost: Vec::new(),
         tie: None,
+        warnings,
     };
     if options.is_part {
         return Ok(mapping);
@@ -213,6 +228,7 @@ fn resolved(
     hparams::apply_rows(card, "early", &card.early, &scope, &mut mapping.early)?;
     hparams::apply_rows(card, "metadata", &card.metadata, &scope, &mut mapping.metadata)?;
     runtime_keys::add(card, &scope, &mapping.early, &mut mapping.metadata);
+    long_rope::complete(card, &scope, options.metadata_only, &mut mapping)?;
     if options.annotate {
         mapping.annotations = hparams::annotations(card, &scope)?;
     }
@@ -220,6 +236,9 @@ fn resolved(
         scope.look_at_files_of(target);
     }
     mapping.tokenizer = tokenizer(card, &scope)?;
+    mapping.origins = origins::of_rows(card, &scope, &config);
+    let size = card.tokenizer.size.as_ref().unwrap_or(default_size());
+    mapping.origins.insert(TOKENS.to_owned(), origins::of_expr(card, size, &scope, &config));
     mapping.read = scope.values.read();
     if card.kind == CardKind::Text {
         // What is read here changes no plan.
@@ -327,6 +346,18 @@ pub(super) fn scope<'a>(
     options: ResolveOptions,
     file_type: u32,
 ) -> Result<Scope<'a>, ArchError> {
+    scope_of(card, class, config, inputs, options, file_type).map(|made| made.0)
+}
+
+/// The same, with what is odd about the configuration.
+fn scope_of<'a>(
+    card: &'a Card,
+    class: &str,
+    config: &Map<String, Json>,
+    inputs: &Inputs<'a>,
+    options: ResolveOptions,
+    file_type: u32,
+) -> Result<(Scope<'a>, Option<ArchWarning>), ArchError> {
     let map = |map: Option<&'a Map<String, Json>>| map.map_or(Root::Value(json!({})), Root::Map);
     let mut scope = Scope {
         config: Map::new(),
@@ -372,6 +403,7 @@ pub(super) fn scope<'a>(
         }
     }
     configure(card, config, &mut scope)?;
+    let unstored = heads::settle(card, options.heads, &mut scope.config, &mut originals.iter().copied());
     if let Some(target) = &inputs.target {
         scope.roots.extend([target.root()]);
     }
@@ -386,7 +418,7 @@ pub(super) fn scope<'a>(
         }
         scope.renamed.extend(renamed);
     }
-    Ok(scope)
+    Ok((scope, unstored))
 }
 
 /// Puts a configuration into a scope: completed, with the card's changes, and its rope beside it.
@@ -418,11 +450,28 @@ pub(super) fn configure(
     Ok(())
 }
 
+/// The rows of an embedding whose configuration does not say how many tokens there are: the default of the model's class is
+/// the number of another model.
+fn unsaid_tokens(card: &Card, config: &Map<String, Json>, outputs: &[OutputSpec]) -> Option<u64> {
+    let text = config.get("text_config").and_then(Json::as_object);
+    let is_said = |part: &Map<String, Json>| part.get("vocab_size").is_some_and(|size| !size.is_null());
+    if card.kind != CardKind::Text || is_said(config) || text.is_some_and(is_said) {
+        return None;
+    }
+    let embedding = outputs.iter().find(|output| output.name == shapes::EMBEDDING);
+    embedding.filter(|_| shapes::embeds_all_tokens(&card.gguf))?.shape.dims().first().copied()
+}
+
+/// The number of tokens where a card says no other.
+fn default_size() -> &'static Expr {
+    static SIZE: LazyLock<Expr> = LazyLock::new(|| Expr::parse("vocab_size?").unwrap_or(Expr::Null));
+    &SIZE
+}
+
 /// The card's `[tokenizer]` table with its expressions evaluated.
 fn tokenizer(card: &Card, scope: &Scope<'_>) -> Result<TokenizerRequest, ArchError> {
     let spec = &card.tokenizer;
-    let default_size = Expr::parse("vocab_size?").unwrap_or(Expr::Null);
-    let size = eval(card, "[tokenizer] `size`", scope, spec.size.as_ref().unwrap_or(&default_size))?;
+    let size = eval(card, "[tokenizer] `size`", scope, spec.size.as_ref().unwrap_or(default_size()))?;
     let option = Expr::parse("opt.mistral_format").unwrap_or(Expr::Null);
     let mistral_format = scope
         .holds(Some(&option), Captures::default())

@@ -161,7 +161,7 @@ impl<'a> Search<'a> {
         let card = chosen(self.registry, self.class, self.config, &inputs, *self.options).ok()?;
         let scope = lenient_scope(card, self.class, self.config, &inputs);
         let matcher = Matcher::lenient(card, &scope);
-        let heads = HeadRule::of(card, self.options.heads, &scope).ok();
+        let heads = HeadRule::of(card, self.options.heads, self.config, &scope).ok();
         let is_known = |meta: &WeightMeta| {
             let Ok(name) = matcher.rewritten(shared_rewrite(&meta.name)) else { return false };
             let is_ignored = |asked| matches!(matcher.ignored(&meta.name, &name, asked), Ok(Some(_)));

@@ -14,8 +14,8 @@ use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, g
 use crate::convert::naming::ParameterCounts;
 use crate::convert::target::OpenTarget;
 use crate::convert::unread_biases::UnreadBiases;
-use crate::convert::{ConvertError, ConvertOptions, ModelSource};
-use crate::convert::{plain_names, rerank, short_tower, token_counts, vocabulary};
+use crate::convert::{ConvertError, ConvertOptions, ModelSource, SizesError};
+use crate::convert::{plain_names, rerank, short_tower, token_counts, token_rows, vocabulary};
 use crate::core::{
     Content, GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource, input,
 };
@@ -113,8 +113,9 @@ impl Conversion {
     ) -> Result<Self, ConvertError> {
         let scope = if options.vocab_only { Scope::Keys } else { Scope::KeysAndTensors };
         let mut source = source;
-        let (mapping, mut warnings) = plain_names::map_by(&mut source, options, scope)?;
+        let (mut mapping, mut warnings) = plain_names::map_by(&mut source, options, scope)?;
         let (dir, weights) = (&source.dir, source.metas());
+        warnings.extend(token_rows::settle(&mut mapping, weights));
 
         warnings.extend(mapping.lost.iter().map(|lost| format!("config.json: {lost}")));
         let has_tower = || {
@@ -161,6 +162,14 @@ impl Conversion {
         let extra = tensor_extra(&tensors, &parts);
         let mut metadata = metadata(&mapping, &general, &extra, &built.rows, options);
         warnings.extend(no_context_length(&mapping, &metadata));
+        if mapping.card.kind == CardKind::Text {
+            let names = |tensor: usize| {
+                let indices = parts.get(tensor).map(|part| part.recipe.weights()).unwrap_or_default();
+                let names = indices.into_iter().filter_map(|at| Some(weights.get(at)?.name.clone()));
+                names.collect()
+            };
+            SizesError::check(&mapping, &metadata, &tensors, &names, &options.set)?;
+        }
         let fits = parts.iter().filter_map(|part| part.fit.as_ref());
         let counts_as = codes::counts_as(options.codes, mapping.file_type, &tensors, fits);
         let is_given = options.set.iter().any(|(key, _)| key == FILE_TYPE);
@@ -348,7 +357,9 @@ pub fn map(
         annotate: options.annotate,
         is_part: scope == Scope::Part,
     };
-    Ok(arch::resolve(&registry, &inputs, &arch_options)?)
+    let mapping = arch::resolve(&registry, &inputs, &arch_options)?;
+    warnings.extend(mapping.warnings.iter().map(ToString::to_string));
+    Ok(mapping)
 }
 
 /// The embedded cards, and the one given by hand.

@@ -4,7 +4,7 @@ use crate::arch::ArchError;
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::pickle::PickleError;
 use crate::checkpoint::torch::TorchError;
-use crate::convert::AdapterError;
+use crate::convert::{AdapterError, SizesError};
 use crate::core::text::escape;
 use crate::core::{Hint, SourceError};
 use crate::dequant::{DequantError, LoraError};
@@ -68,6 +68,9 @@ pub enum ConvertError {
     /// Matrices of an adapter that do not fit.
     #[error(transparent)]
     Lora(Box<LoraError>),
+    /// Sizes of the configuration that contradict the weights.
+    #[error(transparent)]
+    Sizes(#[from] Box<SizesError>),
     /// An architecture that no card has.
     #[error("{}: no architecture card for `{}`", path.display(), escape(arch))]
     UnknownArch {
@@ -134,6 +137,7 @@ impl ConvertError {
             | Self::Adapter { .. }
             | Self::Peft(_)
             | Self::Lora(_)
+            | Self::Sizes(_)
             | Self::Io(_) => false,
         }
     }
@@ -147,6 +151,7 @@ impl Hint for ConvertError {
             Self::Tokenizer(error) => error.hints(),
             Self::Dequant(error) => error.hints(),
             Self::Peft(error) => error.hints(),
+            Self::Sizes(error) => error.hints(),
             Self::Adapters { .. } => {
                 vec!["`--merge-adapters` merges a LoRA adapter into the weights".to_owned()]
             }

@@ -2,7 +2,7 @@
 
 use crate::arch::{CardKind, Mapping};
 use crate::convert::target::OpenTarget;
-use crate::convert::{ConvertError, ConvertOptions, ModelSource, Vocabulary};
+use crate::convert::{ConvertError, ConvertOptions, ModelSource, Vocabulary, token_rows};
 use crate::gguf::Metadata;
 use crate::tokenizer::{self, Built, Mode, Template, TokenizerRequest};
 
@@ -32,11 +32,15 @@ pub(super) fn build(
     let mut request = request(asked, options)?;
     request.mistral_format = dir.is_mistral_format();
     request.others = dir.others().cloned();
-    Ok(match &source.vocabulary {
+    let mut built = match &source.vocabulary {
         Vocabulary::Given(given) if options.tokenizer => tokenizer::build_given(path, given, &request)?,
         Vocabulary::Absent => tokenizer::build(path, &TokenizerRequest::of(&[Mode::None]))?,
         Vocabulary::Given(_) | Vocabulary::Files => tokenizer::build(path, &request)?,
-    })
+    };
+    if let Some(rows) = token_rows::rows(mapping) {
+        token_rows::fill(&mut built.rows, rows);
+    }
+    Ok(built)
 }
 
 /// Ways to read a vocabulary where no card says which.

@@ -180,7 +180,8 @@ impl Hint for TokenizerError {
                     .to_owned(),
                 no_tokenizer,
             ],
-            Self::NothingFits { tried, .. } if tried.iter().all(|(mode, _)| *mode == Mode::Mistral) => vec![
+            Self::NothingFits { tried, .. }
+                if !tried.is_empty() && tried.iter().all(|(mode, _)| *mode == Mode::Mistral) => vec![
                 "put tekken.json or tokenizer.model.v* of the original model beside params.json".to_owned(),
                 no_tokenizer,
             ],

@@ -130,3 +130,20 @@ impl<'a> Directory<'a> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_python_are_read() {
+        let files = [
+            ("a.json".to_owned(), b"{\"time_step_limit\": [0.0, Infinity], \"eos_token_id\": 2}".to_vec()),
+            ("b.json".to_owned(), b"{\"a\": 1".to_vec()),
+        ];
+        let directory = Directory::in_memory(Path::new("d"), Limits::default(), &files);
+        assert_eq!(directory.tree("a.json").unwrap()["eos_token_id"], 2);
+        assert!(directory.tree("b.json").unwrap_err().to_string().starts_with("d/b.json: EOF while parsing"));
+        assert_eq!(directory.tree("c.json").unwrap(), Json::Null);
+    }
+}

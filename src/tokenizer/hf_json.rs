@@ -163,6 +163,19 @@ pub struct Model {
     pub unk_id: Option<u64>,
 }
 
+/// How a model cuts text into tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HfKind {
+    /// BPE over letters that stand for bytes (GPT-2).
+    ByteLevel,
+    /// BPE over text, with byte tokens for what it lacks (Llama 2).
+    ByteFallback,
+    /// Pieces by likelihood (T5).
+    Unigram,
+    /// Longest pieces of words (BERT).
+    WordPiece,
+}
+
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -255,6 +268,19 @@ impl HfJson {
         self.model.kind.as_deref() == Some("BPE")
             && self.model.byte_fallback == Some(true)
             && self.decoder_kind() == Some("Sequence")
+    }
+
+    /// The way in which the file's model cuts text; `None` for one that GGUF has no kind for.
+    #[must_use]
+    pub fn kind(&self) -> Option<HfKind> {
+        match (self.model.kind.as_deref(), &self.model.vocab) {
+            _ if self.is_byte_fallback() => Some(HfKind::ByteFallback),
+            // Files before version 0.8 of the library do not name their kind.
+            (Some("BPE") | None, VocabTable::Ids(_)) => Some(HfKind::ByteLevel),
+            (Some("Unigram"), VocabTable::Scores(_)) => Some(HfKind::Unigram),
+            (Some("WordPiece"), VocabTable::Ids(_)) => Some(HfKind::WordPiece),
+            _ => None,
+        }
     }
 
     /// True if merges are passed over for pieces that are tokens.

@@ -93,6 +93,7 @@ const CHECKS: &[&str] = &[
     "prompts",
     "required-keys",
     "round-trip",
+    "shapes",
     "source-tokenizer",
     "tasks",
     "tokenizer",

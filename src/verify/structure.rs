@@ -10,7 +10,7 @@ use crate::core::{GgmlType, TensorMeta, TensorSource};
 use crate::engine::EngineError;
 use crate::gguf::{GgufFile, Metadata};
 use crate::quant::{dequantize, first_non_finite, validate_blocks};
-use crate::verify::{Finding, VerifyError, adapter, keys, numbers, towers, vocabulary};
+use crate::verify::{Finding, VerifyError, adapter, keys, numbers, shapes, towers, vocabulary};
 
 /// Bytes of a tensor checked at a time.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -60,7 +60,10 @@ pub fn check_structure(
     let checked = check_tensors(source, options.level, progress);
     progress.end();
     findings.extend(checked?);
-    findings.extend(vocabulary::check(metadata, source.tensors()));
+    findings.extend(vocabulary::check(metadata));
+    if !is_adapter && !towers::is_towers(metadata) {
+        findings.extend(shapes::check(metadata, source.tensors()));
+    }
     if is_adapter {
         findings.extend(adapter::check(metadata, source.tensors()));
     }

@@ -1,4 +1,4 @@
-//! The tokenizer's keys: consistent in themselves and with the embedding.
+//! The tokenizer's keys: consistent in themselves. Whether the embedding has a row for each token, [`super::shapes`] says.
 
 use std::collections::{HashMap, HashSet};
 
@@ -46,7 +46,7 @@ pub(super) fn leave_out(report: &mut Report) {
 }
 
 /// Checks the keys of the tokenizer.
-pub(super) fn check(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding> {
+pub(super) fn check(metadata: &Metadata) -> Vec<Finding> {
     let mut findings = Vec::new();
     let model = metadata.get("tokenizer.ggml.model").and_then(Value::as_str).unwrap_or("none");
     if matches!(model, "none" | "no_vocab") {
@@ -61,11 +61,6 @@ pub(super) fn check(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding>
         return findings;
     };
     findings.extend(check_equal(tokens));
-    let rows = tensors.iter().find(|meta| meta.name == "token_embd.weight").map(|meta| meta.shape.n_rows());
-    if let Some(rows) = rows.filter(|&rows| rows < tokens.len() as u64) {
-        let message = format!("{} tokens, but the embedding has {rows} rows", tokens.len());
-        findings.push(Finding::error(CHECK, message));
-    }
     for key in ["tokenizer.ggml.scores", "tokenizer.ggml.token_type"] {
         let found = metadata.get(key).and_then(Value::as_array).map(Array::len);
         if let Some(found) = found.filter(|&found| found != tokens.len()) {
@@ -196,8 +191,8 @@ mod tests {
 
     #[test]
     fn whole_merges_pass_and_truncated_ones_do_not() {
-        assert!(check(&vocabulary(&["a b", "ab c"]), &[]).is_empty());
-        let findings = check(&vocabulary(&["a b"]), &[]);
+        assert!(check(&vocabulary(&["a b", "ab c"])).is_empty());
+        let findings = check(&vocabulary(&["a b"]));
         assert!(
             findings[0].message.contains("1 of 2 tokens are made by no merge, first `abc`"),
             "{findings:?}"
@@ -210,7 +205,7 @@ mod tests {
         metadata.set("tokenizer.ggml.add_bos_token", true);
         metadata.set("tokenizer.ggml.eos_token_id", 6u32);
         metadata.remove("tokenizer.ggml.bos_token_id");
-        let messages: Vec<String> = check(&metadata, &[]).into_iter().map(|f| f.message).collect();
+        let messages: Vec<String> = check(&metadata).into_iter().map(|f| f.message).collect();
         assert!(messages[0].contains("eos_token_id`: 6 is not a token"), "{messages:?}");
         assert!(messages[1].contains("no BOS id"), "{messages:?}");
     }
@@ -221,7 +216,7 @@ mod tests {
             let mut metadata = vocabulary(&["a b", "ab c"]);
             change(&mut metadata);
             let show = |f: Finding| format!("{}: {}", f.severity.name(), f.message);
-            check(&metadata, &[]).into_iter().map(show).collect::<Vec<_>>()
+            check(&metadata).into_iter().map(show).collect::<Vec<_>>()
         };
         let strings = |items: &[&str]| {
             Value::Array(Array::String(items.iter().map(|s| s.as_bytes().to_vec()).collect()))

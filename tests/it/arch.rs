@@ -15,12 +15,17 @@ use serde_json::{Value as Json, json};
 
 mod came_from;
 mod classes;
+mod draft_heads;
 mod fixture;
 mod invert;
+mod long_rope;
 mod modalities;
+mod resaved;
 mod runtime_keys;
+mod sizes;
 mod switches;
 mod tied;
+mod vocabularies;
 mod wrapped;
 
 use crate::support::{common_keys, fixture, in_json, root, sha256};
@@ -249,9 +254,12 @@ fn what_does_not_fit_is_refused_by_name() {
              hint: write a first card with `gguf-convert draft DIR > my.toml`, convert with `--card my.toml`",
         ),
         (
-            refusal(|c| c["config"]["architectures"] = json!([])),
+            refusal(|c| {
+                c["config"]["architectures"] = json!([]);
+                c["config"]["model_type"] = json!("mine");
+            }),
             "config.json: `architectures` names no model class\n\
-             hint: `model_type` is `llama`; add the class it belongs to as `architectures`",
+             hint: `model_type` is `mine`; add the class it belongs to as `architectures`",
         ),
         (
             refusal(|c| rename(c, q, "model.layers.1.self_attn.qproj.weight")),

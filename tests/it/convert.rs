@@ -4,6 +4,7 @@ mod bad_input;
 mod exceptions;
 mod options;
 mod program;
+mod sizes;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -20,6 +20,8 @@ pub(super) fn complete(tensors: &[Tensor], config: &mut Map<String, Json>, warni
     let pair_dims = if is_glm { 4 } else { 2 };
     let head_dim = shape(&["rotary_emb.inv_freq"]).and_then(|table| table.n_elems().checked_mul(pair_dims));
     let heads = hidden.zip(head_dim).and_then(|(hidden, dim)| (dim > 0).then(|| hidden / dim));
+    let keys = shape(&["self_attn.k_proj.weight"]).map(Shape::n_rows);
+    let kv_heads = keys.zip(head_dim).and_then(|(keys, dim)| (dim > 0).then(|| keys / dim));
     let (layers_key, inner_key) =
         if is_glm { ("num_layers", "inner_hidden_size") } else { ("num_hidden_layers", "intermediate_size") };
     let mut added = Vec::new();
@@ -29,6 +31,7 @@ pub(super) fn complete(tensors: &[Tensor], config: &mut Map<String, Json>, warni
         (layers_key, layers),
         (inner_key, inner),
         ("num_attention_heads", heads),
+        ("num_key_value_heads", kv_heads),
     ] {
         if let Some(value) = value.filter(|_| !config.contains_key(key)) {
             config.insert(key.to_owned(), value.into());

@@ -5,7 +5,7 @@ use serde_json::Value as Json;
 use super::super::emit::{MAX_TOKENS, TokenList, TokenType, looks_special, n_tokens};
 use super::super::files::CONFIG;
 use super::super::hf_decoder::HfDecoder;
-use super::super::hf_json::{AddedToken, FILE, HfJson, Merge};
+use super::super::hf_json::{AddedToken, FILE, HfJson, HfKind, Merge};
 use super::super::hf_vocab::HfVocabulary;
 use super::super::special::token_text;
 use super::super::{Mode, TokenizerError, TokenizerWarning, pretokenizer};
@@ -25,6 +25,10 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         return Ok(Attempt::Absent(format!("{FILE} splits text by other rules than `Whitespace`")));
     }
     let path = context.directory.join(FILE);
+    if matches!(hf.kind(), Some(HfKind::Unigram | HfKind::WordPiece)) {
+        let kind = hf.model.kind.as_deref().unwrap_or_default();
+        return Ok(Attempt::Absent(format!("{FILE} is {kind}, not BPE")));
+    }
     hf.bpe_vocab(path.clone())?;
     let vocabulary = HfVocabulary::new(&context.directory, hf, context.size(), context.warnings)?;
     vocabulary.each_merge(hf, &context.directory, |_| ())?;

@@ -11,9 +11,9 @@ use serde_json::Value as Json;
 
 use super::super::TokenizerError;
 use super::super::emit::{TokenList, TokenType, is_byte_token, n_tokens};
-use super::super::hf_json::{FILE, HfJson};
+use super::super::hf_json::{FILE, HfJson, HfKind};
 use super::super::hf_vocab::HfVocabulary;
-use super::spm::{ADDED_SCORE, PAD_SCORE};
+use super::spm::{self, ADDED_SCORE, PAD_SCORE};
 use super::{Attempt, Context};
 
 const ADD_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
@@ -52,6 +52,11 @@ pub(super) fn run_llama_hf(context: &mut Context<'_>) -> Result<Attempt, Tokeniz
 /// Writes the keys for XVERSE.
 pub(super) fn run_xverse(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
     let Some(hf) = context.hf else { return Ok(Attempt::Absent(format!("{FILE} is missing"))) };
+    if matches!(hf.kind(), Some(HfKind::Unigram | HfKind::WordPiece))
+        || hf.decoder_kind() == Some("ByteLevel")
+    {
+        return Ok(Attempt::Absent(format!("{FILE} is not BPE over text")));
+    }
     let path = context.directory.join(FILE);
     let vocabulary = HfVocabulary::new(&context.directory, hf, context.size(), context.warnings)?;
     let scores = Scores::new(context, hf, &vocabulary)?;
@@ -82,7 +87,10 @@ pub(super) fn run_xverse(context: &mut Context<'_>) -> Result<Attempt, Tokenizer
 
 /// Writes tokens and special tokens, and that no blank is put in front where the normalizer puts none.
 fn finish(context: &mut Context<'_>, hf: &HfJson, tokens: TokenList) -> Result<Attempt, TokenizerError> {
-    let special = context.special(&tokens)?;
+    let mut special = context.special(&tokens)?;
+    if let Some(id) = spm::chat_end(context, &tokens) {
+        special.force("eos", id);
+    }
     tokens.write("llama", "default", context.out);
     if !prepends_blank(&hf.normalizer) && !prepends_blank(&hf.pre_tokenizer) {
         context.out.set(ADD_SPACE_PREFIX, false);
@@ -121,7 +129,7 @@ pub(super) fn dense<'v>(
 }
 
 /// True if a step of a normalizer or pre-tokenizer puts a blank (`▁`) in front of the text.
-fn prepends_blank(step: &Json) -> bool {
+pub(super) fn prepends_blank(step: &Json) -> bool {
     let parts = ["normalizers", "pretokenizers"].iter().find_map(|key| step.get(key)?.as_array());
     match step.get("type").and_then(Json::as_str) {
         Some("Prepend") => step.get("prepend").and_then(Json::as_str) == Some("\u{2581}"),

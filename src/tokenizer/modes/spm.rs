@@ -75,6 +75,14 @@ pub(super) fn write(
     Ok(())
 }
 
+/// The token that ends a turn of InternLM's chat models, where the card's mode takes it for the end of text; for the same
+/// vocabulary from another file.
+pub(super) fn chat_end(context: &Context<'_>, tokens: &TokenList) -> Option<u64> {
+    let ends = |mode| matches!(mode, Mode::SpmInternlm2 | Mode::SpmInternlm3);
+    let is_internlm = context.request.modes.iter().any(|asked| ends(asked.mode));
+    tokens.id(CHAT_END).filter(|_| is_internlm)
+}
+
 /// The pieces of the model, padded to the size that is asked for. Pieces beyond it are left out with a warning.
 pub(super) fn pieces(
     context: &mut Context<'_>,

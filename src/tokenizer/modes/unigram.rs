@@ -1,19 +1,35 @@
-//! SentencePiece models of the unigram kind (T5): `tokenizer.model` or `spiece.model`.
+//! Unigram models of SentencePiece (T5): `tokenizer.model`, `spiece.model`, or what `tokenizer.json` says of them.
+
+use serde_json::Value as Json;
 
 use crate::gguf::{Array, Value};
 
 use super::super::TokenizerError;
-use super::super::emit::TokenList;
+use super::super::emit::{MAX_TOKENS, TokenList, TokenType, is_byte_token, n_tokens};
+use super::super::files::CONFIG;
+use super::super::hf_json::{FILE, HfJson, HfKind, VocabTable};
+use super::super::hf_vocab::special_texts;
 use super::super::sentencepiece::{BPE, ModelProto, UNIGRAM, first_of};
 use super::super::special::SpecialTokens;
-use super::{Attempt, Context, spm};
+use super::spm::PAD_SCORE;
+use super::{Attempt, Context, byte_fallback, spm, xlmr};
+
+/// How text is prepared before it is cut.
+struct Preparation {
+    prefix: bool,
+    remove_blanks: bool,
+    charsmap: Vec<u8>,
+}
 
 /// Writes the keys of a unigram vocabulary. A model file of the BPE kind goes the way of `spm`.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
     let own: Vec<&str> = context.mode.files.iter().map(String::as_str).collect();
     let names = if own.is_empty() { vec!["tokenizer.model", "spiece.model"] } else { own };
     let Some((name, model)) = first_of(&context.directory, &names)? else {
-        return Ok(Attempt::Absent(format!("{} is missing", names.join(" or "))));
+        return match context.hf.filter(|hf| hf.kind() == Some(HfKind::Unigram)) {
+            Some(hf) => run_json(context, hf),
+            None => Ok(Attempt::Absent(format!("{} is missing", names.join(" or ")))),
+        };
     };
     let path = context.directory.join(name);
     match model.model_type() {
@@ -36,12 +52,102 @@ pub(super) fn write(
     model: &ModelProto,
     special: &SpecialTokens,
 ) {
-    tokens.write("t5", "default", context.out);
     let normalizer = model.normalizer();
-    context.out.set("tokenizer.ggml.add_space_prefix", normalizer.add_dummy_prefix());
-    context.out.set("tokenizer.ggml.remove_extra_whitespaces", normalizer.remove_extra_whitespaces());
-    if let Some(charsmap) = normalizer.precompiled_charsmap.filter(|map| !map.is_empty()) {
-        context.out.set("tokenizer.ggml.precompiled_charsmap", Value::Array(Array::U8(charsmap)));
+    let preparation = Preparation {
+        prefix: normalizer.add_dummy_prefix(),
+        remove_blanks: normalizer.remove_extra_whitespaces(),
+        charsmap: normalizer.precompiled_charsmap.unwrap_or_default(),
+    };
+    write_prepared(context, tokens, preparation, special);
+}
+
+fn write_prepared(
+    context: &mut Context<'_>,
+    tokens: TokenList,
+    preparation: Preparation,
+    special: &SpecialTokens,
+) {
+    tokens.write("t5", "default", context.out);
+    context.out.set("tokenizer.ggml.add_space_prefix", preparation.prefix);
+    context.out.set("tokenizer.ggml.remove_extra_whitespaces", preparation.remove_blanks);
+    if !preparation.charsmap.is_empty() {
+        let charsmap = Value::Array(Array::U8(preparation.charsmap));
+        context.out.set("tokenizer.ggml.precompiled_charsmap", charsmap);
     }
     special.write(context.out);
+}
+
+/// Writes the keys of a `tokenizer.json` of this kind.
+fn run_json(context: &mut Context<'_>, hf: &HfJson) -> Result<Attempt, TokenizerError> {
+    let mut tokens = of_json(context, hf)?;
+    tokens.retype(context.request);
+    let special = context.special(&tokens)?;
+    let preparation = Preparation {
+        prefix: byte_fallback::prepends_blank(&hf.pre_tokenizer)
+            || byte_fallback::prepends_blank(&hf.normalizer),
+        remove_blanks: removes_blanks(&hf.normalizer) || removes_blanks(&hf.pre_tokenizer),
+        charsmap: xlmr::charsmap(context, hf)?,
+    };
+    write_prepared(context, tokens, preparation, &special);
+    Ok(Attempt::Done)
+}
+
+/// The pieces, then the added tokens by their ids, then padding.
+fn of_json(context: &mut Context<'_>, hf: &HfJson) -> Result<TokenList, TokenizerError> {
+    let path = context.directory.join(FILE);
+    let VocabTable::Scores(pieces) = &hf.model.vocab else {
+        let problem = "a Unigram model has a list of tokens with scores";
+        return Err(TokenizerError::Member { path, member: "model.vocab", problem });
+    };
+    let config = context.directory.tree(CONFIG)?;
+    let specials = special_texts(&context.directory, &config)?;
+    let is_special = |text: &str| specials.iter().any(|special| special == text);
+    let own = hf.added_tokens.iter().map(|token| token.id.saturating_add(1)).max().unwrap_or(0);
+    let own = own.max(pieces.len() as u64);
+    let size = n_tokens(context.request, own).max(own);
+    if size > MAX_TOKENS {
+        return Err(TokenizerError::TooManyTokens { path, size, limit: MAX_TOKENS });
+    }
+    let mut list = TokenList { scores: Some(Vec::new()), ..TokenList::default() };
+    for (id, (text, score)) in (0u64..).zip(pieces) {
+        let kind = match text {
+            _ if hf.model.unk_id == Some(id) => TokenType::Unknown,
+            text if is_byte_token(text) => TokenType::Byte,
+            text if is_special(text) => TokenType::Control,
+            _ => TokenType::Normal,
+        };
+        list.push(text.as_str(), *score as f32, kind);
+    }
+    list.pad(&path, size, Some(PAD_SCORE))?;
+    for token in &hf.added_tokens {
+        let text = token.content.as_str();
+        let is_piece = usize::try_from(token.id).ok().and_then(|at| pieces.get(at));
+        let score = is_piece.map_or(0.0, |piece| piece.1 as f32);
+        let kind = match token {
+            _ if hf.model.unk_id == Some(token.id) => TokenType::Unknown,
+            token if token.special || is_special(text) => TokenType::Control,
+            _ => TokenType::UserDefined,
+        };
+        // All ids of added tokens are below the size.
+        let _ = list.set(token.id, text, score, kind);
+    }
+    Ok(list)
+}
+
+/// True if a step of a normalizer or pre-tokenizer makes one blank of several.
+fn removes_blanks(step: &Json) -> bool {
+    let parts = ["normalizers", "pretokenizers"].iter().find_map(|key| step.get(key)?.as_array());
+    match step.get("type").and_then(Json::as_str) {
+        Some("WhitespaceSplit") => true,
+        Some("Replace") => {
+            let pattern = step.get("pattern").and_then(|pattern| pattern.get("Regex")?.as_str());
+            pattern == Some(" {2,}")
+        }
+        // A sequence holds steps, not sequences.
+        Some("Sequence") => parts
+            .into_iter()
+            .flatten()
+            .any(|part| part.get("type").and_then(Json::as_str) != Some("Sequence") && removes_blanks(part)),
+        _ => false,
+    }
 }

@@ -142,13 +142,7 @@ fn of_json(context: &Context<'_>, hf: &HfJson) -> Result<(TokenList, Preparation
     }
     list.pad(&path, size, Some(PAD_SCORE))?;
     let flag = |name: &str| config.get(name).and_then(Json::as_bool).unwrap_or(false);
-    let charsmap = charsmap(&hf.normalizer).map(|text| base64(text.as_bytes()));
-    let problem = "not base64";
-    let charsmap = charsmap.unwrap_or_else(|| Some(Vec::new())).ok_or(TokenizerError::Member {
-        path,
-        member: "normalizer.precompiled_charsmap",
-        problem,
-    })?;
+    let charsmap = charsmap(context, hf)?;
     let preparation = Preparation {
         prefix: flag("add_prefix_space"),
         remove_blanks: flag("clean_up_tokenization_spaces"),
@@ -157,8 +151,18 @@ fn of_json(context: &Context<'_>, hf: &HfJson) -> Result<(TokenList, Preparation
     Ok((list, preparation))
 }
 
+/// The map of characters of a `tokenizer.json`; empty if it has none.
+pub(super) fn charsmap(context: &Context<'_>, hf: &HfJson) -> Result<Vec<u8>, TokenizerError> {
+    let path = context.directory.join(FILE);
+    let Some(text) = charsmap_text(&hf.normalizer).filter(|text| !text.is_empty()) else {
+        return Ok(Vec::new());
+    };
+    let (member, problem) = ("normalizer.precompiled_charsmap", "not base64");
+    base64(text.as_bytes()).ok_or(TokenizerError::Member { path, member, problem })
+}
+
 /// The map of characters of a normalizer, or of a step of it.
-fn charsmap(normalizer: &Json) -> Option<&str> {
+fn charsmap_text(normalizer: &Json) -> Option<&str> {
     let own = normalizer.get("precompiled_charsmap").and_then(Json::as_str);
     let steps = normalizer.get("normalizers").and_then(Json::as_array);
     own.or_else(|| steps.into_iter().flatten().find_map(|step| step.get("precompiled_charsmap")?.as_str()))

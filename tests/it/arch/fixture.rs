@@ -35,10 +35,20 @@ pub(super) fn all() -> Vec<CardFixture> {
 impl CardFixture {
     /// The same with another content; `None` if nothing changes.
     pub(super) fn changed(&self, change: impl FnOnce(&mut Json)) -> Option<Self> {
-        let mut content = self.content.clone();
-        change(&mut content);
-        let is_changed = content != self.content;
-        is_changed.then(|| Self { at: self.at.clone(), arch: self.arch.clone(), content, drop: self.drop.clone() })
+        let changed = self.edited(change);
+        (changed.content != self.content).then_some(changed)
+    }
+
+    /// The same case with other content.
+    pub(super) fn edited(&self, edit: impl FnOnce(&mut Json)) -> Self {
+        let (at, arch, mut content) = (self.at.clone(), self.arch.clone(), self.content.clone());
+        edit(&mut content);
+        Self { at, arch, content, drop: self.drop.clone() }
+    }
+
+    /// Configuration, tensors and options.
+    pub(super) fn content(&self) -> &Json {
+        &self.content
     }
 
     /// Whether it is of towers.
@@ -90,7 +100,12 @@ impl CardFixture {
             row[0] = head.into();
         }
         content["config"]["tie_word_embeddings"] = true.into();
-        Self { at: format!("{} with the head alone", self.at), arch: self.arch.clone(), content, drop: self.drop.clone() }
+        Self {
+            at: format!("{} with the head alone", self.at),
+            arch: self.arch.clone(),
+            content,
+            drop: self.drop.clone(),
+        }
     }
 
     /// Writes the checkpoint.

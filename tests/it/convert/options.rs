@@ -77,7 +77,16 @@ rewrite = [["shift", "mtp.layers.", "model.layers.", "num_hidden_layers"]]
 "#;
 
 fn draft_checkpoint(dir: &Path) {
-    write_config(dir, &json!({"architectures": ["DraftTestForCausalLM"], "num_hidden_layers": 2}));
+    write_config(
+        dir,
+        &json!({
+            "architectures": ["DraftTestForCausalLM"],
+            "num_hidden_layers": 2,
+            "hidden_size": H,
+            "num_attention_heads": 1,
+            "head_dim": H / 2,
+        }),
+    );
     fs_err::write(dir.join("card.toml"), HEADS).unwrap();
     write_weights(
         &dir.join("model.safetensors"),

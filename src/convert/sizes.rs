@@ -1,0 +1,166 @@
+//! The sizes of a configuration against the weights: nothing is planned whose tensors have other shapes than the file's
+//! keys say, since no runtime loads such a file.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::arch::{Mapping, WrongShape, check_shapes};
+use crate::core::text::escape;
+use crate::core::{Hint, TensorMeta};
+use crate::gguf::{Metadata, Value};
+
+/// Tensors that a message names.
+const MAX_EXAMPLES: usize = 3;
+/// Keys that a hint names.
+const MAX_KEYS: usize = 2;
+
+/// Weights whose shapes contradict the configuration, or need what it does not say.
+#[derive(Debug, thiserror::Error)]
+pub struct SizesError {
+    problem: Problem,
+    /// The first of them.
+    examples: Vec<Contradiction>,
+    /// How many there are.
+    n: usize,
+    /// Keys that explain the most of them.
+    keys: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Problem {
+    /// The configuration says something else.
+    Contradicts,
+    /// It does not say a size that the file needs.
+    Lacks,
+}
+
+/// One of them.
+#[derive(Debug)]
+struct Contradiction {
+    /// The tensor of the file.
+    output: String,
+    /// Names of the weights that it is made of.
+    sources: Vec<String>,
+    found: String,
+    /// The shape by the keys, or the key that is missing, in words.
+    expected: String,
+    /// The keys that the expectation follows from, with their values.
+    origins: Vec<String>,
+}
+
+impl SizesError {
+    /// Compares what is planned with the keys. `sources` names the weights of a tensor, `set` has the keys that were set
+    /// by hand.
+    ///
+    /// # Errors
+    /// Shapes that contradict the keys.
+    pub(super) fn check(
+        mapping: &Mapping,
+        metadata: &Metadata,
+        tensors: &[TensorMeta],
+        sources: &dyn Fn(usize) -> Vec<String>,
+        set: &[(String, Value)],
+    ) -> Result<(), Box<Self>> {
+        let check = check_shapes(metadata, tensors);
+        let (problem, found) = match (check.wrong.is_empty(), check.unsaid.is_empty()) {
+            (false, _) => (Problem::Contradicts, check.wrong.iter().map(Found::of_wrong).collect::<Vec<_>>()),
+            (true, false) => (Problem::Lacks, check.unsaid.iter().map(Found::of_unsaid).collect()),
+            (true, true) => return Ok(()),
+        };
+        let is_set = |key: &str| set.iter().any(|(set, _)| set == key);
+        let explained = |found: &Found| -> Vec<(String, String)> {
+            let of_key = |(key, value): &(String, String)| match mapping.origins.get(key) {
+                Some(origins) if !is_set(key) && !origins.is_empty() => {
+                    origins.iter().map(|origin| (origin.key.clone(), origin.to_string())).collect()
+                }
+                _ => vec![(key.clone(), format!("`{}`{value}", escape(key)))],
+            };
+            let mut all: Vec<(String, String)> = found.keys.iter().flat_map(of_key).collect();
+            all.sort();
+            all.dedup();
+            all
+        };
+        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+        for (key, _) in found.iter().flat_map(explained) {
+            *counts.entry(key).or_default() += 1;
+        }
+        let most = counts.values().copied().max().unwrap_or(0);
+        let keys = counts.into_iter().filter(|(_, n)| *n == most).map(|(key, _)| key).collect();
+        let example = |found: &Found| {
+            let tensor = tensors.get(found.tensor)?;
+            Some(Contradiction {
+                output: tensor.name.clone(),
+                sources: sources(found.tensor),
+                found: tensor.shape.to_string(),
+                expected: found.expected.clone(),
+                origins: explained(found).into_iter().map(|(_, origin)| origin).collect(),
+            })
+        };
+        let examples = found.iter().take(MAX_EXAMPLES).filter_map(example).collect();
+        Err(Box::new(Self { problem, examples, n: found.len(), keys }))
+    }
+}
+
+/// A tensor of which something is to be said.
+struct Found {
+    tensor: usize,
+    expected: String,
+    /// Keys of the file, with their values.
+    keys: Vec<(String, String)>,
+}
+
+impl Found {
+    fn of_wrong(wrong: &WrongShape) -> Self {
+        let keys = wrong.keys.iter().map(|(key, value)| (key.clone(), format!(" = {value}")));
+        Self { tensor: wrong.tensor, expected: format!(", {} by", wrong.expected()), keys: keys.collect() }
+    }
+
+    fn of_unsaid((tensor, key): &(usize, String)) -> Self {
+        let keys = vec![(key.clone(), " is missing".to_owned())];
+        Self { tensor: *tensor, expected: format!(" and needs `{}`:", escape(key)), keys }
+    }
+}
+
+impl fmt::Display for Contradiction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}`", escape(&self.output))?;
+        match self.sources.as_slice() {
+            [] => {}
+            [one] => write!(f, " (`{}`)", escape(one))?,
+            [first, rest @ ..] => write!(f, " (`{}` and {} more)", escape(first), rest.len())?,
+        }
+        write!(f, " is {}{} {}", self.found, self.expected, self.origins.join(", "))
+    }
+}
+
+impl fmt::Display for SizesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = if self.n == 1 { "" } else { "s" };
+        match self.problem {
+            Problem::Contradicts => {
+                write!(f, "the shape{s} of {} tensor{s} and config.json contradict each other: ", self.n)?;
+            }
+            Problem::Lacks => write!(f, "config.json lacks sizes that {} tensor{s} have: ", self.n)?,
+        }
+        let examples: Vec<String> = self.examples.iter().map(ToString::to_string).collect();
+        f.write_str(&examples.join("; "))?;
+        match self.n - self.examples.len() {
+            0 => Ok(()),
+            more => write!(f, "; and {more} more"),
+        }
+    }
+}
+
+impl Hint for SizesError {
+    fn hints(&self) -> Vec<String> {
+        let keys: Vec<String> =
+            self.keys.iter().take(MAX_KEYS).map(|key| format!("`{}`", escape(key))).collect();
+        match keys.is_empty() {
+            true => vec!["take the config.json that was saved with these weights".to_owned()],
+            false => vec![format!(
+                "set {} in config.json to the size that the weights have, or take the config.json that was saved with these weights",
+                keys.join(" or ")
+            )],
+        }
+    }
+}
