@@ -185,7 +185,7 @@ mod tests {
         let rope = rope.as_object().unwrap();
         assert_eq!(factors(rope, "long_factor", Some(4)).unwrap(), [1.0, 2.5]);
         let error = factors(rope, "long_factor", Some(8)).unwrap_err().to_string();
-        assert_eq!(error, "rope: `long_factor` has 2 factors, 8 rotated dimensions need 4");
+        assert_eq!(error, "config.json: rope: `long_factor` has 2 factors, 8 rotated dimensions need 4");
         assert!(factors(rope, "short_factor", None).is_err());
     }
 }

@@ -198,7 +198,6 @@ const CLASSES: &[(&str, &str)] = &[
     ("paddleocr_vl", "PaddleOCRVLForConditionalGeneration"),
     ("phi", "PhiForCausalLM"),
     ("phi3", "Phi3ForCausalLM"),
-    ("pocket_tts", "PocketTTSModel"),
     ("qwen2", "Qwen2ForCausalLM"),
     ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
     ("qwen2_audio", "Qwen2AudioForConditionalGeneration"),

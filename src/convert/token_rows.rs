@@ -28,6 +28,7 @@ pub(super) fn settle(mapping: &mut Mapping, weights: &[WeightMeta]) -> Option<St
     if mapping.metadata.get(&key).and_then(Value::as_u64).is_some_and(|size| size != rows) {
         mapping.metadata.set(key, u32::try_from(rows).ok()?);
     }
+    mapping.tokenizer.rows = Some(rows);
     let asked = mapping.tokenizer.size.replace(rows);
     mapping.tokenizer.pad_multiple = None;
     let origin = mapping.origins.get(TOKENS)?.iter().find(|origin| origin.stated.is_some())?;

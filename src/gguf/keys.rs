@@ -114,6 +114,10 @@ pub(crate) fn annotation_row(key: &str) -> Option<&'static KeyInfo> {
     annotation_info(key.strip_prefix(ANNOTATION_PREFIX)?)
 }
 
+/// Keys of an architecture that change nothing about what a model computes: what tensors say, too, and what belongs to other
+/// parts of a file.
+pub(crate) const WITHOUT_EFFECT: &[&str] = &["context_length", "vocab_size"];
+
 /// All well-known keys.
 pub(crate) static KEYS: &[KeyInfo] = &[
     // What the file is.

@@ -417,10 +417,8 @@ fn open_for_reading(path: &Path, file_bytes: u64, options: &OpenOptions) -> Resu
 fn refused(path: &Path, error: HeaderError, bytes: &[u8], n_beyond: u64) -> GgufError {
     let what = match error {
         HeaderError::Magic { .. } => OtherFile::of(path, bytes, n_beyond),
-        HeaderError::Truncated { .. } | HeaderError::DataStart { .. } | HeaderError::DataEnd { .. } => {
-            OtherFile::piece(path)
-        }
-        _ => None,
+        // The first piece begins as it should and ends anywhere.
+        _ => OtherFile::piece(path),
     };
     let path = path.to_owned();
     match what {

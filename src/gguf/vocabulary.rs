@@ -207,6 +207,8 @@ pub struct TokenizerRequest {
     pub modes: Vec<ModeRequest>,
     /// Tokens to write (the rows of the embedding); the files' own count without it.
     pub size: Option<u64>,
+    /// Rows of the embedding, where the weights are known: no token can have an id beyond.
+    pub rows: Option<u64>,
     /// The number of tokens is rounded up to a multiple of this.
     pub pad_multiple: Option<u64>,
     /// Special tokens by role that win over the files.

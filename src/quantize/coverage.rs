@@ -15,12 +15,12 @@ pub struct UnseenExperts {
     pub of: usize,
 }
 
-/// A tensor that uses the importance of another one.
+/// A tensor and another one with the same input, whose importance it uses or could use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StandIn {
     /// The tensor.
     pub tensor: String,
-    /// The (first) entry whose importance it uses.
+    /// The (first) entry of the other.
     pub entry: String,
 }
 
@@ -32,6 +32,8 @@ pub struct Coverage {
     /// Tensors whose type uses importance weights, but that have none. Embeddings and the output are not listed:
     /// they are hardly ever measured.
     pub missing: Vec<String>,
+    /// Tensors among the missing ones for which another one, with the same input, has an entry.
+    pub elsewhere: Vec<StandIn>,
     /// Tensors that use the importance of another one, which has the same input.
     pub stand_ins: Vec<StandIn>,
     /// Matrices whose columns all weigh the same, because the importance of all of them is zero.

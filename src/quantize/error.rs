@@ -5,7 +5,7 @@ use crate::core::{GgmlType, Hint, Shape};
 use crate::gguf::ImatrixError;
 use crate::gguf::WriteError;
 use crate::quant::{BlockError, BlockFlaw, QuantError};
-use crate::quantize::ChoiceError;
+use crate::quantize::{ChoiceError, StandIn};
 
 /// What stands in the way of a plan, or stopped its run.
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +56,7 @@ pub enum QuantizeError {
     NoImatrix { tensors: Vec<(String, GgmlType)> },
     /// Types that need importance data, which the importance matrix does not have.
     #[error("{} importance data, the importance matrix has none for it{}", needs(tensors), more(tensors))]
-    NotCovered { tensors: Vec<(String, GgmlType)> },
+    NotCovered { tensors: Vec<(String, GgmlType)>, elsewhere: Option<StandIn> },
     /// Tensors without importance data, where the policy forbids it.
     #[error("tensor `{}`: no importance data, nor for {n_more} more", escape(tensor))]
     Coverage { tensor: String, n_more: usize },
@@ -108,7 +108,12 @@ impl Hint for QuantizeError {
                 "give one with --imatrix".to_owned(),
                 "choose a type that does without, such as Q2_K, IQ3_S or IQ4_XS".to_owned(),
             ],
-            Self::NotCovered { tensors } => match tensors.as_slice() {
+            Self::NotCovered { elsewhere: Some(pair), .. } => vec![format!(
+                "`{}` has the same input as `{}`, and importance: --share-importance takes it",
+                escape(&pair.entry),
+                escape(&pair.tensor)
+            )],
+            Self::NotCovered { tensors, .. } => match tensors.as_slice() {
                 [(tensor, _)] => {
                     vec![format!("give it another type: `--tensor-type {}=q4_k`", escape(tensor))]
                 }

@@ -40,12 +40,14 @@ pub(crate) enum Lookup<'a> {
     Found(Importance<'a>),
     /// An entry of this many values, which are not one for each column.
     OtherSize(usize),
+    /// Nothing; but this entry is of a tensor with the same input.
+    Elsewhere(String),
     /// Nothing.
     Absent,
 }
 
-/// The importance of a tensor.
-pub(crate) fn lookup<'a>(imatrix: &'a Imatrix, tensor: &TensorMeta) -> Lookup<'a> {
+/// The importance of a tensor. With `shared` that of another tensor with the same input will do.
+pub(crate) fn lookup<'a>(imatrix: &'a Imatrix, tensor: &TensorMeta, shared: bool) -> Lookup<'a> {
     let n_cols = usize::try_from(tensor.shape.n_cols()).unwrap_or(usize::MAX);
     let n = usize::try_from(n_matrices(tensor)).unwrap_or(usize::MAX);
     let expected = n_cols.saturating_mul(n);
@@ -60,8 +62,11 @@ pub(crate) fn lookup<'a>(imatrix: &'a Imatrix, tensor: &TensorMeta) -> Lookup<'a
     if imatrix.is_withheld(&tensor.name) {
         return Lookup::Absent;
     }
-    let found = stand_in(imatrix, &tensor.name, n_cols, n);
-    found.map_or(Lookup::Absent, |(weights, from)| Lookup::Found(leveled(weights, n_cols, Vec::new(), from)))
+    match stand_in(imatrix, &tensor.name, n_cols, n) {
+        Some((weights, from)) if shared => Lookup::Found(leveled(weights, n_cols, Vec::new(), from)),
+        Some((_, from)) => from.into_iter().next().map_or(Lookup::Absent, Lookup::Elsewhere),
+        None => Lookup::Absent,
+    }
 }
 
 /// Gives the matrices whose importance is zero throughout the same weight for each column.
@@ -174,7 +179,7 @@ mod tests {
         name: &str,
         dims: &[u64],
     ) -> Option<(Vec<f32>, Vec<String>, Vec<usize>)> {
-        match lookup(&imatrix(entries), &tensor(name, dims)) {
+        match lookup(&imatrix(entries), &tensor(name, dims), true) {
             Lookup::Found(found) => Some((found.weights.into_owned(), found.stand_in, found.unseen)),
             _ => None,
         }
@@ -204,6 +209,10 @@ mod tests {
         ] {
             assert!(found(&[(entry, &[5.0, 6.0])], wanted, &[7, 2]).is_some(), "{wanted}");
         }
+        // Unless that is asked for, only the entry is told.
+        let elsewhere =
+            lookup(&imatrix(&[(&own, &[5.0, 6.0])]), &tensor("blk.3.attn_k.weight", &[7, 2]), false);
+        assert_eq!(elsewhere, Lookup::Elsewhere(own.clone()));
         // Another input, another layer, another side of the model, another width.
         for (entry, wanted) in [
             ("blk.3.attn_q.weight", "blk.3.attn_output.weight"),
@@ -243,7 +252,7 @@ mod tests {
         let mut without = imatrix(&entries);
         assert!(without.exclude(&["attn_q".to_owned()]).is_empty());
         assert_eq!(without.exclude(&["no_such".to_owned()]), ["no_such"]);
-        assert_eq!(lookup(&without, &tensor("blk.0.attn_q.weight", &[7, 2])), Lookup::Absent);
-        assert!(matches!(lookup(&without, &tensor("blk.0.attn_v.weight", &[7, 2])), Lookup::Found(_)));
+        assert_eq!(lookup(&without, &tensor("blk.0.attn_q.weight", &[7, 2]), true), Lookup::Absent);
+        assert!(matches!(lookup(&without, &tensor("blk.0.attn_v.weight", &[7, 2]), true), Lookup::Found(_)));
     }
 }

@@ -39,6 +39,8 @@ pub struct QuantizeOptions {
     pub allow_nonfinite: bool,
     /// What to do about tensors that the importance matrix does not cover.
     pub coverage: CoveragePolicy,
+    /// A tensor without importance data takes those of another that is multiplied with the same input.
+    pub share_importance: bool,
     /// Vector instructions to use; the bytes are the same for all.
     pub simd: SimdLevel,
 }
@@ -61,6 +63,7 @@ impl QuantizeOptions {
             overrides: Vec::new(),
             allow_nonfinite: false,
             coverage: CoveragePolicy::default(),
+            share_importance: false,
             simd: SimdLevel::detect(),
         }
     }

@@ -12,7 +12,7 @@ use crate::gguf::{GgufFile, Metadata, Value};
 use crate::gguf::{Imatrix, ImatrixError};
 use crate::quant::{SmallRows, can_quantize, has_lost_groups};
 use crate::quantize::class::file_order;
-use crate::quantize::coverage::Coverage;
+use crate::quantize::coverage::{Coverage, StandIn};
 use crate::quantize::idle::idle_options;
 use crate::quantize::importance::{Lookup, lookup};
 use crate::quantize::metadata::{Changes, file_type_id, output_metadata};
@@ -394,7 +394,7 @@ impl<'a> Builder<'a, '_> {
         let Some(imatrix) = self.imatrix else { return Ok(None) };
         let is_used = choice.ty.info().imatrix != ImatrixNeed::Ignored;
         let is_measured = !matches!(choice.class, TensorClass::TokenEmbd | TensorClass::Output);
-        match lookup(imatrix, found) {
+        match lookup(imatrix, found, self.options.share_importance) {
             Lookup::Found(importance) => {
                 self.stand_ins.extend(importance.stand_in.iter().cloned());
                 if !is_used {
@@ -406,9 +406,12 @@ impl<'a> Builder<'a, '_> {
                 }
                 Ok(Some(importance.weights))
             }
-            Lookup::Absent => {
+            missing @ (Lookup::Absent | Lookup::Elsewhere(_)) => {
                 if is_used && is_measured {
                     self.coverage.missing.push(found.name.clone());
+                    if let Lookup::Elsewhere(entry) = missing {
+                        self.coverage.elsewhere.push(StandIn { tensor: found.name.clone(), entry });
+                    }
                 }
                 Ok(None)
             }
@@ -435,7 +438,11 @@ impl<'a> Builder<'a, '_> {
         let tensors = std::mem::take(&mut self.needy);
         self.obstacles.push(match self.imatrix {
             None => QuantizeError::NoImatrix { tensors },
-            Some(_) => QuantizeError::NotCovered { tensors },
+            Some(_) => {
+                let is_needy = |pair: &&StandIn| tensors.iter().any(|(tensor, _)| *tensor == pair.tensor);
+                let elsewhere = self.coverage.elsewhere.iter().find(is_needy).cloned();
+                QuantizeError::NotCovered { tensors, elsewhere }
+            }
         });
     }
 

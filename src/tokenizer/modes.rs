@@ -83,8 +83,8 @@ pub(super) fn run_given(
 
 impl Context<'_> {
     /// Rows of the embedding, if they are known.
-    fn size(&self) -> Option<u64> {
-        self.request.size.map(|size| n_tokens(self.request, size))
+    fn n_rows(&self) -> Option<u64> {
+        self.request.rows
     }
 
     /// The special tokens as files and card name them.

@@ -140,6 +140,7 @@ const CARD: Rows = &[
     ("abstract", "", "abstract = true"),
     ("kind", "", "kind = \"mmproj\""),
     ("parts", "", "parts = [\"model.\"]"),
+    ("assumes", "", "assumes.hidden_act = \"silu gelu\""),
     ("biases", "", "biases = [\"output\"]"),
     ("required", "", "required.\"output.bias\" = true"),
     ("audio_blocks", "", "audio_blocks.\"x\" = \"y\""),

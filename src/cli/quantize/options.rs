@@ -30,6 +30,10 @@ pub(crate) struct QuantizeArgs {
     /// Do not use the importance matrix for tensors whose name contains this; repeatable
     #[arg(long, value_name = "NAME")]
     pub exclude_weights: Vec<String>,
+    /// Let a tensor without importance data take those of another with the same input: queries, keys and values; gate and
+    /// up; experts as one stack or one by one
+    #[arg(long, requires = "imatrix")]
+    pub share_importance: bool,
     /// What to do about tensors and experts without importance data: ignore, warn, tensors (stop if a tensor has
     /// none), error (stop also if an expert was never seen)
     #[arg(long, value_name = "POLICY", default_value = "warn", value_parser = coverage)]
@@ -107,6 +111,7 @@ impl QuantizeArgs {
         }
         options.allow_nonfinite = self.allow_nonfinite;
         options.coverage = self.coverage;
+        options.share_importance = self.share_importance;
         options.simd = simd;
         Ok(options)
     }

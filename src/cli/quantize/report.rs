@@ -53,7 +53,15 @@ pub(crate) fn warn(session: &Session, policy: CoveragePolicy, plan: &QuantizePla
     let names = |names: &[String]| named(names, session.common.verbose > 0);
     if !coverage.missing.is_empty() {
         let n = plural(coverage.missing.len() as u64, "tensor");
-        warn(format!("{n} without importance data: {}", names(&coverage.missing)));
+        let more = match coverage.elsewhere.first() {
+            Some(pair) => format!(
+                " (`{}` has the same input as `{}`: --share-importance takes its importance)",
+                escape(&pair.entry),
+                escape(&pair.tensor)
+            ),
+            None => String::new(),
+        };
+        warn(format!("{n} without importance data: {}{more}", names(&coverage.missing)));
     }
     if !coverage.stand_ins.is_empty() {
         let mut pairs = coverage

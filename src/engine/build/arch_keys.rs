@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use crate::engine::EngineError;
+use crate::gguf::keys::WITHOUT_EFFECT;
 use crate::gguf::{Array, Metadata, Value};
 
 /// Keys `<arch>.<name>` of a file.
@@ -166,11 +167,8 @@ impl<'a> ArchKeys<'a> {
     }
 }
 
-/// Names of keys that change nothing about the graph: what tensors say, too, and what belongs to other parts of a file.
-const NO_EFFECT: &[&str] = &["context_length", "vocab_size"];
-
 fn is_about_something_else(name: &str) -> bool {
-    NO_EFFECT.contains(&name)
+    WITHOUT_EFFECT.contains(&name)
 }
 
 /// The number of a layer: an element of an array, or a value for all.

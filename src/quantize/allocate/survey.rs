@@ -132,7 +132,12 @@ impl<'a> Survey<'a> {
                 continue;
             }
             let before = &found[step.source];
-            let has_weights = imatrix.is_some_and(|imatrix| lookup(imatrix, before) != Lookup::Absent);
+            let has_weights = imatrix.is_some_and(|imatrix| {
+                matches!(
+                    lookup(imatrix, before, options.share_importance),
+                    Lookup::Found(_) | Lookup::OtherSize(_)
+                )
+            });
             let types = fitting(types, tensor, class, has_weights, asked.quantize.no_fallback)?;
             if before.ty.is_quantized() && !options.allow_requantize {
                 let to = types.first().copied().unwrap_or(before.ty);
@@ -206,9 +211,10 @@ impl<'a> Survey<'a> {
 
     /// Importance of the columns of a tensor, where it fits.
     fn weights(&self, tensor: &OpenTensor) -> Option<Cow<'a, [f32]>> {
-        match lookup(self.imatrix?, &self.input.source.tensors()[tensor.source]) {
+        let shared = self.options.share_importance;
+        match lookup(self.imatrix?, &self.input.source.tensors()[tensor.source], shared) {
             Lookup::Found(importance) => Some(importance.weights),
-            Lookup::OtherSize(_) | Lookup::Absent => None,
+            Lookup::OtherSize(_) | Lookup::Elsewhere(_) | Lookup::Absent => None,
         }
     }
 

@@ -25,7 +25,7 @@ pub(super) fn run_llama_hf(context: &mut Context<'_>) -> Result<Attempt, Tokeniz
         return Ok(Attempt::Absent(format!("{FILE} is not BPE with byte fallback")));
     }
     let path = context.directory.join(FILE);
-    let vocabulary = HfVocabulary::new(&context.directory, hf, context.size(), context.warnings)?;
+    let vocabulary = HfVocabulary::new(&context.directory, hf, context.n_rows(), context.warnings)?;
     let scores = Scores::new(context, hf, &vocabulary)?;
     let by_id = dense(context, &vocabulary)?;
     let added: HashMap<&str, bool> =
@@ -58,7 +58,7 @@ pub(super) fn run_xverse(context: &mut Context<'_>) -> Result<Attempt, Tokenizer
         return Ok(Attempt::Absent(format!("{FILE} is not BPE over text")));
     }
     let path = context.directory.join(FILE);
-    let vocabulary = HfVocabulary::new(&context.directory, hf, context.size(), context.warnings)?;
+    let vocabulary = HfVocabulary::new(&context.directory, hf, context.n_rows(), context.warnings)?;
     let scores = Scores::new(context, hf, &vocabulary)?;
     let by_id = dense(context, &vocabulary)?;
     let size = n_tokens(context.request, by_id.len() as u64);

@@ -29,6 +29,11 @@ fn split(regex: &str) -> Json {
     json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false})
 }
 
+/// The warnings, without that of Llama 3.1's further end tokens, which is about another subject.
+fn but_for_ends(built: &Built) -> Vec<&TokenizerWarning> {
+    built.warnings.iter().filter(|warning| !matches!(warning, TokenizerWarning::FurtherEnds { .. })).collect()
+}
+
 fn pre(built: &Built) -> &str {
     built.rows.get("tokenizer.ggml.pre").and_then(Value::as_str).unwrap()
 }
@@ -40,7 +45,7 @@ fn llama_3_without_a_begin_token_stays_llama_bpe(corpus: &Goldens) {
     // file says that it must not.
     assert_eq!(pre(&built), "llama-bpe");
     assert_eq!(built.rows.get("tokenizer.ggml.add_bos_token"), Some(&Value::Bool(false)));
-    assert_eq!(built.warnings, []);
+    assert_eq!(but_for_ends(&built), [] as [&TokenizerWarning; 0]);
     report_cases("llama 3 without begin token", 1);
 }
 
@@ -60,7 +65,7 @@ fn a_fine_tune_with_more_tokens_is_recognized(corpus: &Goldens) {
         };
         assert_eq!(pre(&built), expected, "{name}");
         let moved = |warning: &TokenizerWarning| matches!(warning, TokenizerWarning::AddedTokenMoved { .. });
-        assert!(built.warnings.iter().all(moved), "{name}: {:?}", built.warnings);
+        assert!(but_for_ends(&built).into_iter().all(moved), "{name}: {:?}", built.warnings);
         n_cases += 1;
     }
     report_cases("fine-tunes", n_cases);
@@ -78,7 +83,7 @@ fn a_hash_that_contradicts_the_structure_is_a_warning(corpus: &Goldens) {
     let built = edited(corpus, "llama3_1", edit).unwrap();
     assert_eq!(pre(&built), "minicpm5");
     let (chosen, hashed) = ("minicpm5".to_owned(), "llama-bpe".to_owned());
-    assert_eq!(built.warnings, [TokenizerWarning::HashContradicts { chosen, hashed }]);
+    assert_eq!(but_for_ends(&built), [&TokenizerWarning::HashContradicts { chosen, hashed }]);
     report_cases("contradicting hash", 1);
 }
 

@@ -56,6 +56,7 @@ fn changes() -> Vec<(&'static str, TokenizerRequest)> {
         after: _,
         // Keys of conversions: see `sources::roles`.
         by_hand: _,
+        rows: _,
         // These two concern single modes: see `modes`.
         architecture: _,
         mistral_format: _,

@@ -40,6 +40,8 @@ pub(super) fn value(kind: &str, json: &Json) -> Value {
         let ints = || items.iter().map(|item| item.as_i64().unwrap() as i32).collect();
         return Value::Array(match element {
             "int32" => Array::I32(ints()),
+            "uint64" => Array::U64(items.iter().map(|item| item.as_u64().unwrap()).collect()),
+            "uint32" => Array::U32(items.iter().map(|item| item.as_u64().unwrap() as u32).collect()),
             "float32" => Array::F32(items.iter().map(|item| item.as_f64().unwrap() as f32).collect()),
             "bool" => Array::Bool(items.iter().map(|item| item.as_bool().unwrap()).collect()),
             "string" => Array::String(items.iter().map(|i| i.as_str().unwrap().into()).collect()),
@@ -50,6 +52,9 @@ pub(super) fn value(kind: &str, json: &Json) -> Value {
         "string" => Value::from(json.as_str().unwrap()),
         "uint32" => Value::U32(json.as_u64().unwrap() as u32),
         "int32" => Value::I32(json.as_i64().unwrap() as i32),
+        "uint16" => Value::U16(json.as_u64().unwrap() as u16),
+        "uint8" => Value::U8(json.as_u64().unwrap() as u8),
+        "uint64" => Value::U64(json.as_u64().unwrap()),
         "float32" => Value::F32(json.as_f64().unwrap() as f32),
         "bool" => Value::Bool(json.as_bool().unwrap()),
         other => panic!("{other}"),
