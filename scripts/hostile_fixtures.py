@@ -35,6 +35,7 @@ def add(file, *runs):
 
 def gguf_rules():
     look, check = "gguf-inspect FILE", "gguf-verify FILE --structure-only"
+    use = "gguf-inspect hash FILE"  # files of other programs are shown, and no more
     one = lambda dims, ty, data=bytes(64), name=b"w": gguf(infos=[info(name, dims, ty, 0)], data=data)
     key = lambda *keys: gguf(keys=keys)
     raw = lambda name, content, *runs: write(f"gguf_{name}.gguf", content, *(runs or (look,)))
@@ -68,8 +69,8 @@ def gguf_rules():
     raw("alignment_3", key(kv("general.alignment", "u32", 3)))
     raw("alignment_of_a_gigabyte", gguf(keys=[kv("general.alignment", "u32", 1 << 30)], infos=[info("w", [4], 0, 0)], data=bytes(16)), look, check)
     raw("alignment_is_text", key(kv("general.alignment", "str", "32")))
-    raw("dims_5", one([1] * 5, 0))
-    raw("dims_a_lot", gguf(infos=[s("w") + struct.pack("<I", 0xFFFFFFFF)]))
+    raw("dims_5", one([1] * 5, 0), use)
+    raw("dims_a_lot", gguf(infos=[s("w") + struct.pack("<I", 0xFFFFFFFF)]), use)
     raw("dim_negative", one([(1 << 64) - 1], 0))
     raw("dim_0", one([0, 5], 0))
     raw("dims_product_wraps", one([1 << 33, 1 << 33], 24), look, check)
@@ -83,9 +84,9 @@ def gguf_rules():
     raw("data_unaligned", gguf(infos=[info("w", [4], 0, 4)], data=bytes(64)))
     raw("data_overlaps", gguf(infos=[info("a", [8], 0, 0), info("b", [8], 0, 0)], data=bytes(64)))
     raw("data_gap", gguf(infos=[info("a", [8], 0, 0), info("b", [8], 0, 64)], data=bytes(96)))
-    raw("type_unknown", one([4], 99))
-    raw("type_removed", one([32], 4))
-    raw("type_negative", one([4], 0xFFFFFFFF))
+    raw("type_unknown", one([4], 99), use)
+    raw("type_removed", one([32], 4), use)
+    raw("type_negative", one([4], 0xFFFFFFFF), use)
     raw("rows_of_half_blocks", one([33], 8))
     raw("name_too_long", one([4], 0, name=b"n" * 64))
     raw("name_empty", one([4], 0, name=b""), look, check)

@@ -69,7 +69,7 @@ mod wrapped;
 
 pub(crate) mod graph;
 
-pub use carried::{Lost, has_effect};
+pub use carried::Lost;
 pub use datum::Datum;
 pub use detect::{class_of, tower_class_of, with_text_config};
 pub use draft::{AddedEntry, Draft, Unmatched, UnreadKey, draft};

@@ -131,7 +131,18 @@ impl Assigner<'_> {
         if names::is_recomputed(name) {
             return Ok(Some(DropReason::Recomputed));
         }
+        // Rules about a model's own tensors, zeros that it has no place for among them, are not about what a training left.
+        if self.is_of_training(tensor, name) && self.matcher.entry_of(tensor, name)?.is_none() {
+            return Ok(None);
+        }
         Ok(self.matcher.ignored(tensor, name, Asked::BeforeEntries)?.or_else(|| self.heads.left_out(name)))
+    }
+
+    /// Whether a training left this beside the model, by the name in the checkpoint or that after rewriting, which may have
+    /// `model.` before it.
+    fn is_of_training(&self, tensor: &str, name: &str) -> bool {
+        let class = self.class();
+        leftover::is_of_training(tensor, class) || leftover::is_of_training(name, class)
     }
 
     /// Why a weight that no entry knows may be left out.
@@ -144,7 +155,7 @@ impl Assigner<'_> {
             }
         }
         let ignored = self.matcher.ignored(tensor, name, Asked::AfterEntries)?;
-        let of_training = || leftover::is_of_training(name, self.class()).then_some(DropReason::Training);
+        let of_training = || self.is_of_training(tensor, name).then_some(DropReason::Training);
         let buffer = || leftover::is_buffer(name).then_some(DropReason::Recomputed);
         Ok(ignored.or_else(of_training).or_else(buffer))
     }

@@ -13,7 +13,8 @@ const TABLE: &str = include_str!("attributes.json");
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Attributes {
-    attributes: BTreeMap<String, Json>,
+    #[serde(rename = "attributes")]
+    defaults: BTreeMap<String, Json>,
     #[serde(default)]
     filled: Vec<String>,
     #[serde(default)]
@@ -56,12 +57,12 @@ impl Attributes {
 
     /// The names of the attributes, sorted.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        self.attributes.keys().map(String::as_str)
+        self.defaults.keys().map(String::as_str)
     }
 
     /// The default of an attribute that the class knows.
     pub(super) fn default_of(&self, name: &str) -> Option<AttributeDefault> {
-        let value = self.attributes.get(name)?;
+        let value = self.defaults.get(name)?;
         Some(match (value.get("derived"), value.get("period").and_then(Json::as_array)) {
             (Some(_), _) => AttributeDefault::Derived,
             (None, Some(beginning)) => AttributeDefault::Period(beginning.clone()),
@@ -95,7 +96,7 @@ mod tests {
         assert_eq!(TYPES.len() + 1, table.len());
         assert!(TABLE.len() < 400 << 10);
         for (name, row) in TYPES.iter() {
-            assert!(!row.attributes.is_empty() || row.text.is_some(), "{name}");
+            assert!(!row.defaults.is_empty() || row.text.is_some(), "{name}");
         }
     }
 

@@ -29,7 +29,6 @@ mod rope;
 mod same;
 
 use assumed::Assumption;
-pub use effects::has_effect;
 use same::same;
 
 /// Longest text of a value in a message, in bytes.
@@ -37,6 +36,9 @@ const MAX_TEXT: usize = 2000;
 /// Keys that are written as the reference writes them, and the one architecture whose graph reads them.
 const READ_BY_ONE: [(&str, &str); 2] =
     [("rope.scaling.yarn_attn_factor", "grok"), ("rope.scaling.yarn_ext_factor", "grok")];
+
+/// Architectures of draft models: what their configurations say is in part about the model that they draft for.
+const DRAFTS: [&str; 2] = ["dflash", "eagle3"];
 
 type Config = Map<String, Json>;
 
@@ -126,6 +128,9 @@ pub(super) fn lost<'a>(
     scope: Scope<'a>,
     annotate: bool,
 ) -> Result<Vec<Lost>, ArchError> {
+    if DRAFTS.contains(&card.gguf.as_str()) {
+        return Ok(Vec::new());
+    }
     let mut scope = scope;
     let (said, annotations) = said(card, config, &mut scope)?;
     let attributes = Attributes::of_text(config);
@@ -290,6 +295,14 @@ impl Judge<'_, '_> {
 
     /// True unless other attributes take the effect from this one.
     fn acts(&self, name: &str, value: &Json) -> bool {
+        // Where neither the file nor the runtime has a window, all layers see everything.
+        let is_full = |layer: &Json| layer == "full_attention";
+        if name == "layer_types"
+            && !self.has_window()
+            && value.as_array().is_some_and(|layers| layers.iter().all(is_full))
+        {
+            return false;
+        }
         effects::acts(name, value, &|name| self.effective(name))
     }
 }

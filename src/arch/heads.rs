@@ -100,9 +100,8 @@ pub(super) fn settle(
     let mut tensors = tensors.peekable();
     match heads {
         Heads::Alone => return None,
-        Heads::Dropped => {}
         Heads::Kept if tensors.peek().is_none() || is_stored(config, &mut tensors) => return None,
-        Heads::Kept => {}
+        Heads::Dropped | Heads::Kept => {}
     }
     let warning = ArchWarning::HeadsNotStored { key, n, first_block: own_blocks(config) };
     let is_told = heads == Heads::Kept && COUNTS.iter().any(|key| facts::mentions(card, key));
@@ -184,13 +183,13 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn object(json: Json) -> Map<String, Json> {
+    fn object(json: &Json) -> Map<String, Json> {
         json.as_object().cloned().unwrap_or_default()
     }
 
     #[test]
     fn heads_are_known_by_name_or_block() {
-        let config = object(json!({"num_hidden_layers": 3}));
+        let config = object(&json!({"num_hidden_layers": 3}));
         let is_stored = |name: &str| is_stored(&config, &mut [name].into_iter());
         for name in [
             "mtp.fc.weight",
@@ -211,7 +210,7 @@ mod tests {
         let registry = crate::arch::Registry::embedded().unwrap();
         let card = registry.by_gguf("glm4moe").unwrap();
         let settled = |heads, names: &[&'static str]| {
-            let mut config = object(json!({"num_hidden_layers": 3, "num_nextn_predict_layers": 1}));
+            let mut config = object(&json!({"num_hidden_layers": 3, "num_nextn_predict_layers": 1}));
             let warning = settle(card, heads, &mut config, &mut names.iter().copied());
             (config.contains_key("num_nextn_predict_layers"), warning.is_some())
         };

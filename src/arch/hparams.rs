@@ -266,6 +266,22 @@ pub(super) fn full_key(key: &str, arch: &str) -> Option<String> {
     key_type(key, arch).map(|_| key.to_owned())
 }
 
+/// Whether a row of a card may write a key of its files.
+pub(super) fn has_row(card: &Card, key: &str) -> bool {
+    has_own_row(card, key)
+        || (card.metadata.contains(&Row::Base) && base_rows().iter().any(|row| is_of(row, key, &card.gguf)))
+}
+
+/// The same without the rows that most cards share.
+pub(super) fn has_own_row(card: &Card, key: &str) -> bool {
+    card.early.iter().chain(&card.metadata).any(|row| is_of(row, key, &card.gguf))
+}
+
+/// Whether a row of files of this architecture is a key's.
+fn is_of(row: &Row, wanted: &str, arch: &str) -> bool {
+    matches!(row, Row::Key { key, .. } if full_key(key, arch).is_some_and(|full| full == wanted))
+}
+
 /// The keys that `["include", "base"]` may write.
 pub(super) fn base_keys() -> impl Iterator<Item = &'static str> {
     BASE.iter().map(|row| row.0)

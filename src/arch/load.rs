@@ -9,6 +9,7 @@ use toml::{Table, Value as Toml};
 
 use crate::arch::check;
 use crate::arch::error::{ArchError, CardProblem, ParentProblem};
+use crate::arch::hparams;
 use crate::arch::merge::merge;
 use crate::arch::read;
 use crate::arch::schema::{Card, CardKind};
@@ -89,6 +90,14 @@ impl Registry {
         let is_variant =
             || Self::embedded().is_ok_and(|registry| registry.cards.iter().any(|card| card.gguf == gguf));
         TEXT.iter().any(|(stem, _)| *stem == gguf) || is_variant()
+    }
+
+    /// Whether a card of an architecture has a row of its own for a key of its files: its graph was described with the
+    /// key in view.
+    pub(crate) fn describes(arch: &str, key: &str) -> bool {
+        Self::embedded().is_ok_and(|registry| {
+            registry.cards.iter().any(|card| card.gguf == arch && hparams::has_own_row(card, key))
+        })
     }
 
     /// A registry of the given cards: file stem and text.

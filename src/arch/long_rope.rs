@@ -65,9 +65,10 @@ pub(super) fn complete(
         return Ok(());
     }
     // Cards with lists of their own write the keys that go with them, too.
-    let by_card = match keys_only {
-        true => card.generate.iter().any(|rule| rule.to.text() == LISTS[0].0),
-        false => mapping.outputs.iter().any(|output| output.name == LISTS[0].0),
+    let by_card = if keys_only {
+        card.generate.iter().any(|rule| rule.to.text() == LISTS[0].0)
+    } else {
+        mapping.outputs.iter().any(|output| output.name == LISTS[0].0)
     };
     if by_card {
         return Ok(());

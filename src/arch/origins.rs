@@ -54,7 +54,7 @@ pub(super) fn of_rows(card: &Card, scope: &Scope<'_>, config: &Map<String, Json>
     let mut origins = Origins::new();
     let rows = card.metadata.iter().flat_map(|row| match row {
         Row::Base => hparams::base_rows(),
-        row => std::slice::from_ref(row),
+        row @ Row::Key { .. } => std::slice::from_ref(row),
     });
     for row in rows {
         let Row::Key { key, value, .. } = row else { continue };

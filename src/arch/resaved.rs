@@ -64,7 +64,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn completed(config: Json) -> Json {
+    fn completed(config: &Json) -> Json {
         let mut config = config.as_object().cloned().unwrap_or_default();
         complete(&mut config);
         Json::Object(config)
@@ -72,16 +72,17 @@ mod tests {
 
     #[test]
     fn rope_keys_come_back() {
-        let config = completed(json!({"rope_parameters": {"rope_theta": 7.0, "partial_rotary_factor": 0.5}}));
+        let config =
+            completed(&json!({"rope_parameters": {"rope_theta": 7.0, "partial_rotary_factor": 0.5}}));
         assert_eq!((&config["rope_theta"], &config["rotary_pct"]), (&json!(7.0), &json!(0.5)));
-        let config = completed(json!({"rope_theta": 5.0, "rope_parameters": {"rope_theta": 7.0}}));
+        let config = completed(&json!({"rope_theta": 5.0, "rope_parameters": {"rope_theta": 7.0}}));
         assert_eq!(config["rope_theta"], json!(5.0));
         assert_eq!(config.get("rotary_pct"), None);
     }
 
     #[test]
     fn kinds_of_layers_have_their_own() {
-        let config = completed(json!({"rope_parameters": {
+        let config = completed(&json!({"rope_parameters": {
             "main": {"rope_theta": 7.0, "partial_rotary_factor": 0.25}, "compress": {"rope_theta": 9.0},
         }}));
         assert_eq!(config["rope_theta"], json!(7.0));
@@ -93,10 +94,10 @@ mod tests {
     #[test]
     fn dense_layers_are_counted() {
         assert_eq!(
-            completed(json!({"mlp_layer_types": ["dense", "sparse"]}))["first_k_dense_replace"],
+            completed(&json!({"mlp_layer_types": ["dense", "sparse"]}))["first_k_dense_replace"],
             json!(1)
         );
         let both = json!({"mlp_layer_types": ["dense", "sparse"], "first_k_dense_replace": 3});
-        assert_eq!(completed(both)["first_k_dense_replace"], json!(3));
+        assert_eq!(completed(&both)["first_k_dense_replace"], json!(3));
     }
 }

@@ -6,6 +6,7 @@ use serde_json::Value as Json;
 use crate::arch::expr::Expr;
 use crate::arch::fuse::Fusion;
 use crate::arch::graph::GraphFeatures;
+use crate::arch::hparams;
 use crate::arch::names::{Pattern, Placeholder};
 use crate::arch::ops::OpSpec;
 use crate::gguf::{Mode, RankCode, SpecialToken, Template};
@@ -122,6 +123,11 @@ impl Card {
             CardKind::Text => &self.gguf,
             CardKind::Mmproj => &self.stem,
         }
+    }
+
+    /// Whether one of its rows may write a key of its files.
+    pub(crate) fn may_write(&self, key: &str) -> bool {
+        hparams::has_row(self, key)
     }
 }
 

@@ -77,6 +77,9 @@ impl fmt::Display for WrongShape {
     }
 }
 
+/// A tensor's index, what its rule says of its dimensions, and how many of the first of them a stack has.
+type Judged<'a> = (usize, &'a Vec<Expr>, usize);
+
 /// Compares the shapes of tensors with the keys of their file. Nothing is known of architectures without a card in this
 /// program.
 #[must_use]
@@ -87,7 +90,7 @@ pub fn check_shapes(metadata: &Metadata, tensors: &[TensorMeta]) -> ShapeCheck {
     };
     let rules = Rules::of(arch);
     let mut file = File::new(arch, metadata, &rules, tensors);
-    let mut by_block: BTreeMap<Option<u64>, Vec<(usize, &Vec<Expr>, usize)>> = BTreeMap::new();
+    let mut by_block: BTreeMap<Option<u64>, Vec<Judged<'_>>> = BTreeMap::new();
     let mut check = ShapeCheck::default();
     for (at, tensor) in tensors.iter().enumerate() {
         let (template, bid) = rules::template(&tensor.name);

@@ -12,7 +12,7 @@ use crate::arch::leftover::is_of_training;
 use crate::arch::load::Registry;
 use crate::arch::mapping::DropReason;
 use crate::arch::matching::{Asked, Matcher, kind_of};
-use crate::arch::names::{SUFFIXES, shared_rewrite};
+use crate::arch::names::{SUFFIXES, is_multimodal, shared_rewrite};
 use crate::arch::resolve::{Inputs, ResolveOptions, chosen};
 use crate::arch::schema::{Card, CardKind};
 use crate::arch::similar::lenient_scope;
@@ -105,22 +105,27 @@ pub fn plain_names(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOp
     let few: Vec<&WeightMeta> =
         if few.iter().all(is_left) { few } else { few.into_iter().filter(|meta| !is_left(meta)).collect() };
     let search = Search { registry, inputs, options, config: &config, class: &class, few: &few };
-    let (card, is_known) = search.known(&|name| name.to_owned())?;
-    let unknown: Vec<&str> =
-        few.iter().zip(&is_known).filter(|(_, known)| !**known).map(|(meta, _)| meta.name.as_str()).collect();
+    let (card, fits) = search.fits(&|name| name.to_owned())?;
+    let unknown = few.iter().zip(&fits).filter(|(_, fit)| **fit == Fit::Unknown);
+    let unknown: Vec<&str> = unknown.map(|(meta, _)| meta.name.as_str()).collect();
     if unknown.is_empty() {
         return None;
     }
     let unknown_kinds: HashSet<String> = unknown.iter().map(|name| kind_of(name)).collect();
     let is_unknown = |name: &str| unknown_kinds.contains(&kind_of(name));
     let change = changes(&unknown).into_iter().find_map(|change| {
-        let fits = |change: &Change| {
-            let found = search.known(&|name| change.apply(name, is_unknown(name)));
-            found.is_some_and(|(_, known)| known.iter().all(|known| *known))
+        let helps = |change: &Change| {
+            let Some((_, now)) = search.fits(&|name| change.apply(name, is_unknown(name))) else {
+                return false;
+            };
+            // That all of them may be left out is no sign of a name that is right.
+            let mut before_and_now = fits.iter().zip(&now);
+            now.iter().all(|fit| *fit != Fit::Unknown)
+                && before_and_now.any(|(before, now)| (*before, *now) == (Fit::Unknown, Fit::Known))
         };
         let rest: Vec<String> = unknown.iter().map(|name| change.apply(name, false)).collect();
         let added = added(card, &rest).into_iter().map(|before| Change { before, ..change.clone() });
-        std::iter::once(change.clone()).chain(added).find(|change| fits(change))
+        std::iter::once(change.clone()).chain(added).find(|change| helps(change))
     })?;
     let mut seen = HashSet::with_capacity(inputs.weights.len());
     let mut changed: Vec<(&str, String)> = Vec::new();
@@ -138,6 +143,16 @@ pub fn plain_names(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOp
     Some(PlainNames { names, change, warning })
 }
 
+/// What a card says of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fit {
+    /// It is one of the card's own.
+    Known,
+    /// It is left out, by a rule about other modalities or one that asks for a condition.
+    LeftOut,
+    Unknown,
+}
+
 /// A checkpoint, to ask cards about its names.
 struct Search<'a> {
     registry: &'a Registry,
@@ -150,8 +165,8 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// The card of the class, and which names it knows once they are changed; `None` without a card, or where it knows none.
-    fn known(&self, change: &dyn Fn(&str) -> String) -> Option<(&'a Card, Vec<bool>)> {
+    /// The card of the class, and what it says of each name once they are changed; `None` without a card.
+    fn fits(&self, change: &dyn Fn(&str) -> String) -> Option<(&'a Card, Vec<Fit>)> {
         let few: Vec<WeightMeta> =
             self.few.iter().map(|meta| WeightMeta { name: change(&meta.name), ..(*meta).clone() }).collect();
         if few.iter().any(|meta| meta.name.is_empty()) {
@@ -162,14 +177,32 @@ impl<'a> Search<'a> {
         let scope = lenient_scope(card, self.class, self.config, &inputs);
         let matcher = Matcher::lenient(card, &scope);
         let heads = HeadRule::of(card, self.options.heads, self.config, &scope).ok();
-        let is_known = |meta: &WeightMeta| {
-            let Ok(name) = matcher.rewritten(shared_rewrite(&meta.name)) else { return false };
-            let is_ignored = |asked| matches!(matcher.ignored(&meta.name, &name, asked), Ok(Some(_)));
-            matches!(matcher.entry_of(&meta.name, &name), Ok(Some(_)))
-                || heads.as_ref().is_some_and(|heads| heads.left_out(&name) == Some(DropReason::DraftHead))
-                || is_ignored(Asked::AfterEntries)
+        // Rules that look at the content have none to look at here.
+        let is_left_out = |name: &str| {
+            let rules = card.ignore.iter().filter(|rule| !rule.require_zero && rule.drop_if_equal.is_none());
+            rules.filter_map(|rule| Some((rule, rule.pattern.matches(name)?))).any(|(rule, captures)| {
+                matches!(matcher.holds(rule.pattern.text(), rule.when.as_ref(), captures), Ok(true))
+            })
         };
-        Some((card, few.iter().map(is_known).collect()))
+        let fit = |meta: &WeightMeta| {
+            let name = shared_rewrite(&meta.name);
+            if !card.keep_multimodal && is_multimodal(&name) {
+                return Fit::LeftOut;
+            }
+            let Ok(name) = matcher.rewritten(name) else { return Fit::Unknown };
+            let is_ignored = |asked| matches!(matcher.ignored(&meta.name, &name, asked), Ok(Some(_)));
+            let is_known = matches!(matcher.entry_of(&meta.name, &name), Ok(Some(_)))
+                || heads.as_ref().is_some_and(|heads| heads.left_out(&name) == Some(DropReason::DraftHead))
+                || is_ignored(Asked::AfterEntries);
+            if is_known {
+                Fit::Known
+            } else if is_left_out(&name) {
+                Fit::LeftOut
+            } else {
+                Fit::Unknown
+            }
+        };
+        Some((card, few.iter().map(fit).collect()))
     }
 }
 
@@ -276,6 +309,10 @@ mod tests {
         let mut stored: Vec<String> = MODEL.iter().map(|name| format!("policy.{name}")).collect();
         stored.push("v_head.summary.weight".to_owned());
         assert_eq!(found(&stored).unwrap().0[..11], MODEL);
+        // Nor has what is of another modality, which is known by what its name begins with.
+        stored.push("policy.resampler.query".to_owned());
+        let (names, _) = found(&stored).unwrap();
+        assert_eq!((&names[..11], names[12].as_str()), (&MODEL.map(str::to_owned)[..], "resampler.query"));
     }
 
     #[test]

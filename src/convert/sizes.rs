@@ -22,8 +22,10 @@ pub struct SizesError {
     examples: Vec<Contradiction>,
     /// How many there are.
     n: usize,
-    /// Keys that explain the most of them.
+    /// Keys of the configuration that explain the most of them.
     keys: Vec<String>,
+    /// Keys of the file among them that were set by hand.
+    by_hand: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,8 +51,8 @@ struct Contradiction {
 }
 
 impl SizesError {
-    /// Compares what is planned with the keys. `sources` names the weights of a tensor, `set` has the keys that were set
-    /// by hand.
+    /// Compares what is planned with the keys; what needs a key that the card does not write is not judged. `sources` names
+    /// the weights of a tensor, `set` has the keys that were set by hand.
     ///
     /// # Errors
     /// Shapes that contradict the keys.
@@ -61,7 +63,9 @@ impl SizesError {
         sources: &dyn Fn(usize) -> Vec<String>,
         set: &[(String, Value)],
     ) -> Result<(), Box<Self>> {
-        let check = check_shapes(metadata, tensors);
+        let mut check = check_shapes(metadata, tensors);
+        // No configuration makes up for a row that a card does not have: that is its author's choice.
+        check.unsaid.retain(|(_, key)| mapping.card.may_write(key));
         let (problem, found) = match (check.wrong.is_empty(), check.unsaid.is_empty()) {
             (false, _) => (Problem::Contradicts, check.wrong.iter().map(Found::of_wrong).collect::<Vec<_>>()),
             (true, false) => (Problem::Lacks, check.unsaid.iter().map(Found::of_unsaid).collect()),
@@ -81,9 +85,15 @@ impl SizesError {
             all
         };
         let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-        for (key, _) in found.iter().flat_map(explained) {
+        let is_of_file = |key: &str| found.iter().any(|found| found.keys.iter().any(|(own, _)| own == key));
+        for (key, _) in found.iter().flat_map(explained).filter(|(key, _)| !is_of_file(key)) {
             *counts.entry(key).or_default() += 1;
         }
+        let by_hand =
+            found.iter().flat_map(|found| &found.keys).map(|(key, _)| key).filter(|key| is_set(key));
+        let mut by_hand: Vec<String> = by_hand.cloned().collect();
+        by_hand.sort();
+        by_hand.dedup();
         let most = counts.values().copied().max().unwrap_or(0);
         let keys = counts.into_iter().filter(|(_, n)| *n == most).map(|(key, _)| key).collect();
         let example = |found: &Found| {
@@ -97,7 +107,7 @@ impl SizesError {
             })
         };
         let examples = found.iter().take(MAX_EXAMPLES).filter_map(example).collect();
-        Err(Box::new(Self { problem, examples, n: found.len(), keys }))
+        Err(Box::new(Self { problem, examples, n: found.len(), keys, by_hand }))
     }
 }
 
@@ -153,14 +163,21 @@ impl fmt::Display for SizesError {
 
 impl Hint for SizesError {
     fn hints(&self) -> Vec<String> {
-        let keys: Vec<String> =
-            self.keys.iter().take(MAX_KEYS).map(|key| format!("`{}`", escape(key))).collect();
-        match keys.is_empty() {
-            true => vec!["take the config.json that was saved with these weights".to_owned()],
-            false => vec![format!(
+        let shown = |keys: &[String]| -> Vec<String> {
+            keys.iter().take(MAX_KEYS).map(|key| format!("`{}`", escape(key))).collect()
+        };
+        let (keys, by_hand) = (shown(&self.keys), shown(&self.by_hand));
+        if !by_hand.is_empty() {
+            let keys = by_hand.join(" and ");
+            return vec![format!("leave out {keys}, set by hand, or give the size that the weights have")];
+        }
+        if keys.is_empty() {
+            vec!["take the config.json that was saved with these weights".to_owned()]
+        } else {
+            vec![format!(
                 "set {} in config.json to the size that the weights have, or take the config.json that was saved with these weights",
                 keys.join(" or ")
-            )],
+            )]
         }
     }
 }

@@ -7,6 +7,7 @@ use crate::core::bytes::Truncated;
 use crate::core::mmap::LockError;
 use crate::core::text::{escape, escape_bytes};
 use crate::core::{GgmlType, Hint};
+use crate::gguf::foreign::foreign_type;
 use crate::gguf::split_id::SPLIT_ID;
 use crate::gguf::{OtherFile, ValueType};
 
@@ -119,11 +120,8 @@ pub enum HeaderError {
     #[error("offset {offset}: tensor `{}`: type {found} does not exist", escape(tensor))]
     TensorType { offset: u64, tensor: String, found: i32 },
     /// A tensor type of another program.
-    #[error(
-        "offset {offset}: tensor `{}`: type {found} is {name} of {program}, not of llama.cpp",
-        escape(tensor)
-    )]
-    ForeignType { offset: u64, tensor: String, found: u32, name: &'static str, program: &'static str },
+    #[error("offset {offset}: tensor `{}`: type {found} is {}, not of llama.cpp", escape(tensor), foreign(*found))]
+    ForeignType { offset: u64, tensor: String, found: u32 },
     /// A tensor type that was removed from the format.
     #[error(
         "offset {offset}: tensor `{}`: type {found} (`{name}`) was removed from the format",
@@ -175,6 +173,12 @@ pub enum HeaderError {
         escape(tensor)
     )]
     DataEnd { offset: u64, tensor: String, n_bytes: u64, file_bytes: u64 },
+}
+
+/// Name and program of a type that is not llama.cpp's.
+fn foreign(id: u32) -> String {
+    foreign_type(id)
+        .map_or_else(String::new, |(name, program)| format!("{} of {program}", name.unwrap_or("a type")))
 }
 
 /// Why a GGUF file, or a set of parts, was refused.
@@ -262,7 +266,8 @@ impl Hint for GgufError {
             Self::Header { error: HeaderError::DataEnd { .. } | HeaderError::DataStart { .. }, .. } => {
                 "the file is probably an incomplete download"
             }
-            Self::Header { error: HeaderError::ForeignType { program, .. }, .. } => {
+            Self::Header { error: HeaderError::ForeignType { found, .. }, .. } => {
+                let program = foreign_type(*found).map_or("its program", |row| row.1);
                 return vec![format!(
                     "only {program} reads these blocks; `gguf-inspect` shows and edits the metadata. To have another type, \
                      quantize the original checkpoint"

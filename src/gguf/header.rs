@@ -397,10 +397,7 @@ impl<'a> Parser<'a> {
         let id = self.cursor.u32().during(item)?;
         let known =
             GgmlType::from_id(id).ok_or_else(|| match (foreign_type(id), GgmlType::removed_name(id)) {
-                (Some((name, program)), _) => {
-                    let name = name.unwrap_or("a type");
-                    HeaderError::ForeignType { offset, tensor: tensor(), found: id, name, program }
-                }
+                (Some(_), _) => HeaderError::ForeignType { offset, tensor: tensor(), found: id },
                 (None, Some(removed)) => {
                     HeaderError::TensorTypeRemoved { offset, tensor: tensor(), found: id, name: removed }
                 }

@@ -115,7 +115,7 @@ impl FilePlan {
             Ok(Entry { name: tensor.name.clone(), dims, type_id: tensor.ty.id(), n_bytes })
         };
         let entries = tensors.iter().map(entry).collect::<Result<Vec<_>, _>>()?;
-        Self::of_entries(metadata, &entries, options)
+        Self::of_entries(metadata, &entries, *options)
     }
 
     /// Plans a file whose tensors need not be of llama.cpp's types and limits.
@@ -125,7 +125,7 @@ impl FilePlan {
     pub(crate) fn of_entries(
         metadata: &Metadata,
         tensors: &[Entry],
-        options: &LayoutOptions,
+        options: LayoutOptions,
     ) -> Result<Self, PlanError> {
         if !matches!(options.version, 2 | 3) {
             return Err(PlanError::Version { found: options.version });

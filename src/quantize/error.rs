@@ -56,7 +56,7 @@ pub enum QuantizeError {
     NoImatrix { tensors: Vec<(String, GgmlType)> },
     /// Types that need importance data, which the importance matrix does not have.
     #[error("{} importance data, the importance matrix has none for it{}", needs(tensors), more(tensors))]
-    NotCovered { tensors: Vec<(String, GgmlType)>, elsewhere: Option<StandIn> },
+    NotCovered { tensors: Vec<(String, GgmlType)>, elsewhere: Option<Box<StandIn>> },
     /// Tensors without importance data, where the policy forbids it.
     #[error("tensor `{}`: no importance data, nor for {n_more} more", escape(tensor))]
     Coverage { tensor: String, n_more: usize },

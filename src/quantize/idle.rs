@@ -78,7 +78,7 @@ impl Output<'_> {
         let Some((example, choice)) = matched.first() else {
             return Some("no tensor has such a name".to_owned());
         };
-        if matched.iter().any(|(_, choice)| is_obeyed(choice, rule.ty)) {
+        if matched.iter().any(|(_, choice)| is_obeyed(**choice, rule.ty)) {
             return None;
         }
         Some(self.no_mixture().unwrap_or_else(|| {
@@ -102,7 +102,7 @@ impl Output<'_> {
     /// The reason why no tensor of a class got this type.
     fn idle_class(&self, class: TensorClass, ty: GgmlType, absent: &str) -> Option<String> {
         let of_class = || self.rows().filter(|(_, choice)| choice.class == class);
-        if of_class().any(|(_, choice)| is_obeyed(choice, ty)) {
+        if of_class().any(|(_, choice)| is_obeyed(*choice, ty)) {
             return None;
         }
         Some(match of_class().next() {
@@ -117,7 +117,7 @@ impl Output<'_> {
 }
 
 /// True if a tensor got the type that was asked for, or the one that its columns allow in its place.
-fn is_obeyed(choice: &Choice, ty: GgmlType) -> bool {
+fn is_obeyed(choice: Choice, ty: GgmlType) -> bool {
     choice.ty == ty || matches!(choice.reason, Reason::Fallback { wanted } if wanted == ty)
 }
 

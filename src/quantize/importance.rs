@@ -70,12 +70,12 @@ pub(crate) fn lookup<'a>(imatrix: &'a Imatrix, tensor: &TensorMeta, shared: bool
 }
 
 /// Gives the matrices whose importance is zero throughout the same weight for each column.
-fn leveled<'a>(
-    mut weights: Cow<'a, [f32]>,
+fn leveled(
+    mut weights: Cow<'_, [f32]>,
     n_cols: usize,
     mut unseen: Vec<usize>,
     stand_in: Vec<String>,
-) -> Importance<'a> {
+) -> Importance<'_> {
     let is_zero = |matrix: &[f32]| matrix.iter().all(|&weight| weight == 0.0);
     let zero: Vec<usize> =
         (0..).zip(weights.chunks(n_cols.max(1))).filter(|row| is_zero(row.1)).map(|row| row.0).collect();
@@ -210,8 +210,8 @@ mod tests {
             assert!(found(&[(entry, &[5.0, 6.0])], wanted, &[7, 2]).is_some(), "{wanted}");
         }
         // Unless that is asked for, only the entry is told.
-        let elsewhere =
-            lookup(&imatrix(&[(&own, &[5.0, 6.0])]), &tensor("blk.3.attn_k.weight", &[7, 2]), false);
+        let matrix = imatrix(&[(&own, &[5.0, 6.0])]);
+        let elsewhere = lookup(&matrix, &tensor("blk.3.attn_k.weight", &[7, 2]), false);
         assert_eq!(elsewhere, Lookup::Elsewhere(own.clone()));
         // Another input, another layer, another side of the model, another width.
         for (entry, wanted) in [

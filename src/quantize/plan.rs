@@ -440,7 +440,7 @@ impl<'a> Builder<'a, '_> {
             None => QuantizeError::NoImatrix { tensors },
             Some(_) => {
                 let is_needy = |pair: &&StandIn| tensors.iter().any(|(tensor, _)| *tensor == pair.tensor);
-                let elsewhere = self.coverage.elsewhere.iter().find(is_needy).cloned();
+                let elsewhere = self.coverage.elsewhere.iter().find(is_needy).cloned().map(Box::new);
                 QuantizeError::NotCovered { tensors, elsewhere }
             }
         });

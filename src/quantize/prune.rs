@@ -195,7 +195,7 @@ impl<'a> PrunedLayers<'a> {
     /// True if a layer that stays has another place in its period afterwards.
     fn moves_within(&self, period: u64) -> bool {
         let mut stay = (0..u64::from(self.n_before)).filter(|&layer| !self.layers.contains(&(layer as u32)));
-        stay.any(|layer| self.n_below(layer) % period != 0)
+        stay.any(|layer| !self.n_below(layer).is_multiple_of(period))
     }
 }
 

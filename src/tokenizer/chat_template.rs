@@ -56,7 +56,7 @@ impl ChatTemplates {
             match &mut taken {
                 _ if found.templates == Self::None => {}
                 None => taken = Some(found),
-                Some(first) if first.agrees_with(&found) => first.complete(found),
+                Some(first) if first.agrees_with(&found) => first.complete(&found),
                 Some(first) => warnings.push(TokenizerWarning::ChatTemplatesDiffer {
                     taken: first.file,
                     n_taken: first.templates.n_bytes(),
@@ -173,7 +173,7 @@ impl Found {
 
     /// Takes the templates of a file that agrees. Where both have one it is as the tokenizer's configuration spells it,
     /// as in files of the reference.
-    fn complete(&mut self, other: Self) {
+    fn complete(&mut self, other: &Self) {
         let (first, second) = if other.file == CONFIG {
             (&other.templates, &self.templates)
         } else {

@@ -18,7 +18,7 @@ mod xlmr;
 use crate::gguf::Metadata;
 
 use super::chat_template::ChatTemplates;
-use super::emit::{TokenList, n_tokens};
+use super::emit::TokenList;
 use super::files::Directory;
 use super::given::GivenVocabulary;
 use super::hf_json::HfJson;

@@ -50,7 +50,7 @@ pub(super) fn settle(
         {
             rows.set(key, id);
         }
-        let roles = Role { role, claims: &claims, vocab: &vocab, rows };
+        let roles = Role { name: role, claims: &claims, vocab: &vocab, rows };
         warnings.extend(roles.rejected(key));
         if !is_prescribed(role) {
             differing.extend(roles.differing(key));
@@ -80,8 +80,11 @@ fn next_source(role: &str, claims: &[Claim], vocab: &Vocab, has_hf: bool) -> Opt
         claim.ids.iter().copied().find(|&id| vocab.kind(id) != TokenType::Unused)
     };
     if !NEEDED.contains(&role) {
-        // ref: other vocabularies than those of `tokenizer.json` have these roles from `config.json` alone
-        return of(Some(MODEL_CONFIG)).or_else(|| of(None).filter(|_| has_hf));
+        // ref: other vocabularies than those of `tokenizer.json` have these roles from `config.json` alone, and a token of
+        // tokenizer_config.json that the peer did not find stays without a key.
+        let first = claims.iter().find(|claim| ![GENERATION_CONFIG, MODEL_CONFIG].contains(&claim.file));
+        let is_fillable = has_hf && first.is_some_and(|claim| claim.file != CONFIG);
+        return of(Some(MODEL_CONFIG)).or_else(|| of(None).filter(|_| is_fillable));
     }
     let default = if role == "bos" { vocab.bos } else { vocab.eos };
     let is_default = |id: u32| default == Some(id) && is_meant(id, vocab);
@@ -96,7 +99,7 @@ fn is_meant(default: u32, vocab: &Vocab) -> bool {
 
 /// One role as the files and the keys have it.
 struct Role<'a> {
-    role: &'a str,
+    name: &'a str,
     claims: &'a [Claim],
     vocab: &'a Vocab,
     rows: &'a Metadata,
@@ -165,7 +168,7 @@ impl Role<'_> {
             return None;
         }
         let token = self.token(written);
-        Some(format!("`{}` is {token} {source}, not {}", self.role, others.join(", not ")))
+        Some(format!("`{}` is {token} {source}, not {}", self.name, others.join(", not ")))
     }
 
     fn tokens(&self, ids: &[u32]) -> String {
@@ -174,7 +177,7 @@ impl Role<'_> {
 
     /// Whether another key than that of `eos` makes the runtime end at a token.
     fn is_further_end(&self, id: u32) -> bool {
-        self.role == "eos" && MORE_ENDS.iter().any(|key| self.written(key) == Some(id))
+        self.name == "eos" && MORE_ENDS.iter().any(|key| self.written(key) == Some(id))
     }
 
     /// A model without an end token.
@@ -208,7 +211,7 @@ impl Role<'_> {
         };
         let ids: Vec<u32> = claim.ids.iter().filter(is_unknown).copied().collect();
         let tokens = self.tokens(&ids);
-        (!ids.is_empty()).then(|| TokenizerWarning::FurtherEnds { file: claim.file, tokens })
+        (!ids.is_empty()).then_some(TokenizerWarning::FurtherEnds { file: claim.file, tokens })
     }
 }
 

@@ -10,6 +10,7 @@ mod hparams;
 mod same;
 mod vocabulary;
 
+pub(super) use hparams::leaves_results_open;
 pub(super) use vocabulary::tokenizer;
 
 use crate::engine::GraphPlan;

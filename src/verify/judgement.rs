@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::engine::GraphPlan;
 use crate::engine::plan::ModelKind;
 use crate::gguf::{FileType, Value};
+use crate::verify::baseline_keys::leaves_results_open;
 use crate::verify::cost::Cost;
 use crate::verify::healthy::{TwinRun, cost_of};
 use crate::verify::{
@@ -115,12 +116,13 @@ fn judge_sample(report: &mut Report, perplexity: &Perplexity, limits: &[LimitLin
 }
 
 /// True if more text would not change what is said of a file beside its baseline: its weights are, byte for byte, what their
-/// types make of the baseline's, or its divergence keeps its limit by several errors, and every limit of the reader's with it.
+/// types make of the baseline's, and it lacks no number that changes results for which GGUF has no key; or its divergence keeps its limit by several errors, and every limit of the reader's with it.
 fn is_decided(report: &Report, n: usize, limits: &[LimitLine]) -> bool {
     if report.divergence.is_none() {
         return false;
     }
-    let is_reproduced = report.weights.as_ref().is_some_and(WeightReport::is_reproduced);
+    let is_reproduced = report.weights.as_ref().is_some_and(WeightReport::is_reproduced)
+        && !report.findings.iter().any(leaves_results_open);
     let paired = limits.iter().find(|line| line.figure == Figure::Kld);
     let mut own = limits.iter().filter(|line| line.is_own && line.figure != Figure::Ppl);
     let is_kept = |line: &LimitLine| line.is_kept_by(PAIRED_ERRORS);

@@ -20,7 +20,7 @@ pub(super) fn check(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<Findi
     message.extend(named);
     match others.len().saturating_sub(MAX_EXAMPLES - 1) {
         0 => {}
-        more => message.push_str(&format!("; and {more} more")),
+        more => message.push_str(&["; and ", &more.to_string(), " more"].concat()),
     }
     Some(Finding::error(CHECK, message).of(&first.name))
 }

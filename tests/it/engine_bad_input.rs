@@ -37,6 +37,7 @@ const OPTIONAL_KEYS: Exceptions = &[
             "attn_logit_softcapping",
             "embedding_length_per_layer_input",
             "embedding_scale",
+            "expert_count",
             "expert_group_count",
             "expert_group_used_count",
             "expert_weights_norm",

@@ -9,7 +9,7 @@ use crate::support::root;
 const ARROWS: &[(&str, &[&str])] = &[
     ("remote", &["core"]),
     ("gguf", &["core"]),
-    ("checkpoint", &["core"]),
+    ("checkpoint", &["core", "gguf"]),
     ("dequant", &["core", "checkpoint", "quant"]),
     ("tokenizer", &["core", "gguf", "checkpoint"]),
     ("arch", &["core", "gguf", "checkpoint"]),

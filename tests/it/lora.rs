@@ -24,6 +24,8 @@ const OUTTYPES: [&str; 4] = ["f32", "f16", "bf16", "q8_0"];
 const N_CASES: usize = 48;
 /// The reference turns the matrices of layers that are stored turned, so that they no longer fit.
 const TURNED: &str = "gpt2_conv1d";
+/// Cases that the reference refuses and that are sound, and how many tensors they become: names as in PEFT's memory.
+const CONVERTED: [(&str, usize); 1] = [("llama_default_name", 8)];
 
 pub use merge::write_tiny_adapter;
 
@@ -137,9 +139,15 @@ fn every_adapter_has_the_bytes_of_the_reference(corpus: &Goldens) {
         .flat_map(|case| {
             if !load(&case.join("case.json"))["expect_error"].is_null() {
                 n_refused.fetch_add(1, Ordering::Relaxed);
-                return plan(case, "f32", false)
-                    .is_ok()
-                    .then(|| vec![format!("{}: converts", case.display())]);
+                let sound = CONVERTED.iter().find(|(name, _)| case.ends_with(name));
+                let wrong = match (plan(case, "f32", false), sound) {
+                    (Ok(found), Some((_, n_tensors))) if found.tensors().len() == *n_tensors => None,
+                    (Ok(found), Some(_)) => Some(format!("{} tensors", found.tensors().len())),
+                    (Ok(_), None) => Some("converts".to_owned()),
+                    (Err(error), Some(_)) => Some(error.to_string()),
+                    (Err(_), None) => None,
+                };
+                return wrong.map(|wrong| vec![format!("{}: {wrong}", case.display())]);
             }
             let of_type = |outtype: &&str| {
                 n_files.fetch_add(1, Ordering::Relaxed);
@@ -171,11 +179,6 @@ fn what_has_no_place_in_an_adapter_is_refused_with_a_way_out() {
             merge,
         ),
         ("llama_bias", format!("tensor `{layer}.q_proj.bias`: a bias"), merge),
-        (
-            "llama_default_name",
-            format!("tensor `{layer}.q_proj.lora_A.default.weight`: a matrix with the adapter's name in its own"),
-            "save the adapter with PEFT's `save_pretrained`: names end in `.lora_A.weight` and `.lora_B.weight`",
-        ),
         (
             "llama_dora",
             format!("tensor `{layer}.q_proj.lora_magnitude_vector`: a vector of magnitudes (DoRA)"),

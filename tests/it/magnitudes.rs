@@ -94,7 +94,11 @@ fn a_row_too_large_for_its_type_is_an_error_that_names_it() {
     }
     let (code, err) =
         quantize(dir.path(), &["in.gguf", "out.gguf", "q6_k", "--tensor-type", "ffn_down=bf16"]);
-    assert_eq!((code, err.contains("warning")), (0, false), "{err}");
+    // That nobody knows the architecture is said in any case.
+    let is_warning = |line: &str| {
+        line.contains("warning") && !line.contains("architecture `nobody` is not a known language model")
+    };
+    assert_eq!((code, err.lines().any(is_warning)), (0, false), "{err}");
 }
 
 #[test]

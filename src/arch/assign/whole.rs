@@ -1,7 +1,7 @@
 //! What no block of a text model has one half of, and no model is without: a kind of tensor that is missing in every block
 //! leaves no gap that other blocks show.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::Assigner;
 use crate::arch::names::{Captures, Pattern};
@@ -62,7 +62,8 @@ impl Assigner<'_> {
     /// The targets that the tensors there cannot do without: of a kind that several blocks lack, the first.
     pub(super) fn halves(&self, present: &HashSet<&str>) -> Vec<String> {
         let mut missing: BTreeMap<(String, &str), (u64, String)> = BTreeMap::new();
-        for name in present {
+        let present_in_order: BTreeSet<&str> = present.iter().copied().collect();
+        for name in present_in_order {
             let Some((head, bid, part)) = of_block(name) else { continue };
             for (_, others) in TOGETHER.iter().filter(|(own, _)| *own == part) {
                 let target = |other: &str| format!("{head}{bid}.{other}");
@@ -81,7 +82,7 @@ impl Assigner<'_> {
                     continue;
                 };
                 let name = target(first);
-                let found = (bid, if name.ends_with(".bias") { name } else { name + WEIGHT });
+                let found = (bid, if name.strip_suffix(".bias").is_some() { name } else { name + WEIGHT });
                 let least = missing.entry((head.to_owned(), first)).or_insert_with(|| found.clone());
                 if found < *least {
                     *least = found;

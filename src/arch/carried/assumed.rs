@@ -49,7 +49,9 @@ impl Judge<'_, '_> {
             }
         };
         let Some(graph) = &self.card.graph else { return Ok(all) };
-        ACTIVATIONS.iter().for_each(|name| add(name, activation(graph.ffn).into(), false));
+        for name in ACTIVATIONS {
+            add(name, activation(graph.ffn).into(), false);
+        }
         add(MIXER.0, MIXER.1.into(), false);
         if graph.mask == MaskKind::Full {
             add("use_bidirectional_attention", true.into(), false);
@@ -61,7 +63,9 @@ impl Judge<'_, '_> {
             add("layer_types", layers, false);
         }
         if let (NormTopk::Always(is_normed), true) = (graph.norm_topk, self.has_experts()) {
-            NORM_TOPK.iter().for_each(|name| add(name, is_normed.into(), false));
+            for name in NORM_TOPK {
+                add(name, is_normed.into(), false);
+            }
         }
         // Without the key a cap or a window of the runtime's own is in force.
         for (name, value) in own_numbers(graph) {
@@ -72,7 +76,26 @@ impl Judge<'_, '_> {
         Ok(all)
     }
 
-    fn count(&self, key: &str) -> Option<u64> {
+    /// True if the runtime gives any layer a window.
+    pub(super) fn has_window(&self) -> bool {
+        let Some(graph) = &self.card.graph else { return true };
+        match graph.window {
+            WindowKind::None => false,
+            WindowKind::Chunked => true,
+            WindowKind::Sliding | WindowKind::Symmetric => {
+                graph.window_size.is_some()
+                    || self.count("attention.sliding_window").is_some_and(|size| size > 0)
+            }
+        }
+    }
+
+    /// The size of a head, as far as keys say it.
+    pub(super) fn head_size(&self) -> Option<u64> {
+        let width = || self.count("embedding_length")?.checked_div(self.count("attention.head_count")?);
+        self.count("attention.key_length").or_else(width)
+    }
+
+    pub(super) fn count(&self, key: &str) -> Option<u64> {
         self.said.metadata.get(&format!("{}.{key}", self.card.gguf)).and_then(Value::as_u64)
     }
 
@@ -83,12 +106,15 @@ impl Judge<'_, '_> {
     /// The number by whose root the runtime divides scores.
     fn score_divisor(&self, scale: &AttnScale) -> Option<u64> {
         let width = || self.count("embedding_length")?.checked_div(self.count("attention.head_count")?);
-        let head = || self.count("attention.key_length").or_else(width);
         match scale {
-            AttnScale::Dk => head(),
+            AttnScale::Dk => self.head_size(),
             AttnScale::EmbdOverHeadsAt(depths) => {
                 let n_layers = self.count("block_count")?;
-                if depths.iter().any(|&depth| u64::from(depth) == n_layers) { width() } else { head() }
+                if depths.iter().any(|&depth| u64::from(depth) == n_layers) {
+                    width()
+                } else {
+                    self.head_size()
+                }
             }
             _ => None,
         }

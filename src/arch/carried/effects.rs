@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-use crate::arch::carried::same::number;
+use crate::arch::carried::same::{number, same};
 
 /// Attributes that nothing needs to carry, by reason.
 const NO_EFFECT: &[&[&str]] = &[
@@ -65,6 +65,7 @@ const NO_EFFECT: &[&[&str]] = &[
         "lm_head_bias",
         "mamba_conv_bias",
         "mamba_proj_bias",
+        "mamba_rms_norm",
         "mlp_bias",
         "mlp_only_layers",
         "norm_bias",
@@ -91,8 +92,11 @@ const NO_EFFECT: &[&[&str]] = &[
         "intermediate_size",
         "intermediate_size_mlp",
         "laurel_rank",
+        "mamba_n_heads",
         "moe_intermediate_size",
         "n_inner",
+        "num_heads",
+        "num_hidden_layers",
         "num_key_value_heads",
         "num_kv_heads",
         "o_lora_rank",
@@ -101,6 +105,7 @@ const NO_EFFECT: &[&[&str]] = &[
         "shared_expert_intermediate_size",
         "shared_experts_intermediate_size",
         "shared_intermediate_size",
+        "time_step_rank",
         "type_vocab_size",
     ],
     // What other attributes become in the class.
@@ -114,7 +119,7 @@ const NO_EFFECT: &[&[&str]] = &[
         "summary_use_proj",
     ],
     // Draft heads, which are files or layers of their own.
-    &["mtp_layer_types", "mtp_layers_block_type", "mtp_mlp_layer_types"],
+    &["mtp_layer_types", "mtp_layers_block_type", "mtp_mlp_layer_types", "num_nextn_predict_layers"],
     // How far the model was trained, not how it computes.
     &["max_position_embeddings", "max_seq_len", "model_max_length", "n_positions"],
     // Images and sounds.
@@ -133,11 +138,10 @@ const ENDINGS: [&str; 5] = ["_dropout", "_dropout_prob", "_pdrop", "_token_id", 
 
 /// True unless nothing needs to carry an attribute of a configuration: what is about training, how code runs, other parts of
 /// a model, and what tensors say.
-#[must_use]
-pub fn has_effect(name: &str) -> bool {
+pub(super) fn has_effect(name: &str) -> bool {
     let is_ending = |ending: &&str| name.ends_with(*ending) || name == ending.trim_start_matches('_');
     !NO_EFFECT.iter().any(|names| names.contains(&name))
-        && !ENDINGS.iter().any(|ending| is_ending(&ending))
+        && !ENDINGS.iter().any(is_ending)
         && !name.starts_with("dropout")
 }
 
@@ -181,10 +185,21 @@ pub(super) fn acts(name: &str, value: &Json, effective: Effective<'_>) -> bool {
         "sliding_window" | "max_window_layers" if is_on(effective, "use_sliding_window") == Some(false) => {
             false
         }
+        // The older name of the window wins, and a pattern of one layer is none with a window.
+        "sliding_window"
+            if of("sliding_window_size").is_some()
+                || (of("sliding_window_pattern") == Some(1.0) && effective("layer_types").is_none()) =>
+        {
+            false
+        }
         // A window over everything is none.
         "sliding_window" => {
             let longest = of("max_position_embeddings");
             number(value).is_none_or(|window| longest.is_none_or(|longest| window < longest))
+        }
+        // Two names of one number.
+        "num_experts_per_token" => {
+            effective("num_experts_per_tok").is_none_or(|experts| !same(&experts, value))
         }
         // One group of experts is all of them.
         "topk_group" => of("n_group") > Some(1.0),

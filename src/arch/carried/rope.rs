@@ -173,7 +173,8 @@ impl Judge<'_, '_> {
         };
         // Runtimes round the ends of the ramp, unless they know better of an architecture.
         let is_usual = member == "truncate" && value == true;
-        if value.is_null() || is_usual || same(&value, absent) {
+        let is_said = member == "partial_rotary_factor" && self.is_said_part(&value);
+        if value.is_null() || is_usual || is_said || same(&value, absent) {
             return;
         }
         let other = if absent.is_null() { other_than(&value) } else { absent.clone() };
@@ -200,6 +201,13 @@ impl Judge<'_, '_> {
         self.lose(place, value, None, effect);
     }
 
+    /// True if as many values of a head are rotated as the file says: without the key it is all of them.
+    fn is_said_part(&self, part: &Json) -> bool {
+        let (Some(part), Some(head)) = (number(part), self.head_size()) else { return false };
+        let rotated = self.count("rope.dimension_count").unwrap_or(head);
+        (part * head as f64).floor() == rotated as f64
+    }
+
     /// Judges a number that is outside a description, under whichever of its names.
     fn outside(&mut self, names: &[&str], member: &str) {
         let Some(name) = names.iter().find(|name| self.given(name).is_some_and(|value| !value.is_null()))
@@ -207,6 +215,9 @@ impl Judge<'_, '_> {
             return;
         };
         let Some(value) = self.given(name).cloned() else { return };
+        if member == "partial_rotary_factor" && self.is_said_part(&value) {
+            return;
+        }
         let absent = self.default_member(None, member);
         let absent = absent.or_else(|| (member == "rope_theta").then(|| 10000.0.into()));
         let Some(absent) = absent.filter(|absent| !same(absent, &value)) else { return };

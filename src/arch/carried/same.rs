@@ -8,7 +8,7 @@ use crate::checkpoint::json;
 const TOLERANCE: f64 = 1e-6;
 /// Activations by their names; those of one row are one but for rounding.
 const ACTIVATIONS: [&[&str]; 3] = [
-    &["silu", "swish"],
+    &["silu", "swiglu", "swish"],
     &[
         "gelu",
         "gelu_accurate",
@@ -22,12 +22,18 @@ const ACTIVATIONS: [&[&str]; 3] = [
     &["relu2", "relu_squared", "squared_relu"],
 ];
 
-/// A number, also one in quotes.
+/// A number, also one in quotes, and the period of a pattern of layers like `LLLG`.
 pub(super) fn number(value: &Json) -> Option<f64> {
     match value {
-        Json::String(text) => text.trim().parse().ok(),
+        Json::String(text) => text.trim().parse().ok().or_else(|| period(text)),
         other => json::as_f64(other),
     }
+}
+
+/// The length of a text of local layers and one global layer behind them.
+fn period(text: &str) -> Option<f64> {
+    let local = text.strip_suffix('G')?;
+    local.bytes().all(|letter| letter == b'L').then_some(text.len() as f64)
 }
 
 /// True if two values mean the same.
@@ -70,6 +76,10 @@ mod tests {
             (json!(true), json!(1), true),
             (json!(false), json!(true), false),
             (json!("silu"), json!("swish"), true),
+            (json!("swiglu"), json!("silu"), true),
+            (json!("LLLG"), json!(4), true),
+            (json!("LLG"), json!(4), false),
+            (json!("LGLG"), json!(4), false),
             (json!("gelu"), json!("gelu_new"), true),
             (json!("gelu"), json!("relu"), false),
             (json!("quick_gelu"), json!("gelu"), false),

@@ -7,6 +7,7 @@ use super::tensors::blocks;
 use crate::arch::datum::Datum;
 use crate::arch::error::ArchError;
 use crate::arch::eval::Scope;
+use crate::arch::graph::YarnMu;
 use crate::arch::mapping::RopeFreqsLlama3;
 use crate::arch::names::Captures;
 use crate::arch::schema::{Card, EACH_BLOCK};
@@ -37,12 +38,17 @@ const BASE: &[(&str, &str)] = &[
 const LONG_FACTORS: &str = "rope_factors_long.weight";
 const SHORT_FACTORS: &str = "rope_factors_short.weight";
 
+/// A factor of yarn as the configuration has it.
+const YARN_FACTOR: &str = "rope.scaling.yarn_attn_factor";
+/// Factors of yarn nearer to each other than this are the same.
+const FACTOR_TOLERANCE: f64 = 1e-6;
+
 /// Members of `rope_scaling` and the metadata keys they come back from, after the type.
 const ROPE_SCALING: &[(&str, &str)] = &[
     ("factor", "rope.scaling.factor"),
     ("original_max_position_embeddings", "rope.scaling.original_context_length"),
     ("extrapolation_factor", "rope.scaling.yarn_ext_factor"),
-    ("attention_factor", "rope.scaling.yarn_attn_factor"),
+    ("attention_factor", YARN_FACTOR),
     ("beta_fast", "rope.scaling.yarn_beta_fast"),
     ("beta_slow", "rope.scaling.yarn_beta_slow"),
 ];
@@ -92,7 +98,8 @@ pub(super) fn rebuilt(
         // The vocabulary's default says no more than a file without the key.
         _ => card.graph.as_ref().and_then(|graph| (!graph.yarn_truncate).then_some(false)),
     };
-    if let Some(scaling) = rope_scaling(scope, truncate, rope_freqs) {
+    let factor_name = yarn_factor_name(card, scope);
+    if let Some(scaling) = rope_scaling(scope, truncate, factor_name, rope_freqs) {
         if scaling.get("long_factor").is_some() {
             let first = scope.kv("rope.scaling.original_context_length");
             if !first.is_null() {
@@ -164,9 +171,32 @@ pub(super) fn set_member(config: &mut Map<String, Json>, path: &str, value: Opti
     }
 }
 
+/// Yarn's usual factor of sine and cosine.
+fn usual_magnitude(factor: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
+}
+
+/// The name in the configuration of the number in `rope.scaling.yarn_attn_factor`. Models compute with `attention_factor`,
+/// and its key for the runtime is another, absent where the factor is the usual one; a number without either is an
+/// `attn_factor`, which nothing reads.
+fn yarn_factor_name(card: &Card, scope: &Scope<'_>) -> &'static str {
+    const READ: &str = "attention_factor";
+    let keys = [YARN_FACTOR, "rope.scaling.factor", "rope.scaling.attn_factor"];
+    let has_key = card.graph.as_ref().is_some_and(|graph| graph.yarn_mu == YarnMu::None);
+    match keys.map(|key| scope.kv(key).as_float()) {
+        [Some(said), Some(factor), None]
+            if has_key && (said / usual_magnitude(factor) - 1.0).abs() > FACTOR_TOLERANCE =>
+        {
+            "attn_factor"
+        }
+        _ => READ,
+    }
+}
+
 fn rope_scaling(
     scope: &Scope<'_>,
     truncate: Option<bool>,
+    factor_name: &str,
     rope_freqs: Option<&RopeFreqsLlama3>,
 ) -> Option<Json> {
     if let Some(params) = rope_freqs {
@@ -209,8 +239,7 @@ fn rope_scaling(
     // The key holds the quotient of the configuration's factor and the usual one.
     let numbers = ["rope.scaling.attn_factor", "rope.scaling.factor"].map(|key| scope.kv(key).as_float());
     if let (Some(ratio), Some(factor), "yarn") = (numbers[0], numbers[1], kind) {
-        let usual = if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
-        scaling.insert("attention_factor".to_owned(), json!(ratio * usual));
+        scaling.insert("attention_factor".to_owned(), json!(ratio * usual_magnitude(factor)));
     }
     // GGUF has no key for it: an annotation or the model's graph says it.
     if kind == "yarn" && truncate == Some(false) {
@@ -219,7 +248,8 @@ fn rope_scaling(
     for (key, gguf) in ROPE_SCALING {
         let value = scope.kv(gguf);
         if !value.is_null() {
-            scaling.insert((*key).to_owned(), value.to_json());
+            let key = if *gguf == YARN_FACTOR { factor_name } else { *key };
+            scaling.insert(key.to_owned(), value.to_json());
         }
     }
     Some(Json::Object(scaling))

@@ -247,7 +247,7 @@ const DEFAULTS: Rows = &[
     (
         "null",
         "defaults.c.rms_norm_eps = { value = 1.0 }",
-        "defaults.c.rms_norm_eps = { value = 1.0, null = true }",
+        "defaults.c.rms_norm_eps = { value = 1.0, null = \"2.0\" }",
     ),
     (
         "auto",

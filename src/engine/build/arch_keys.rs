@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
+use crate::arch::Registry;
 use crate::engine::EngineError;
 use crate::gguf::keys::WITHOUT_EFFECT;
 use crate::gguf::{Array, Metadata, Value};
@@ -32,7 +33,8 @@ impl<'a> ArchKeys<'a> {
         self.metadata.get(&format!("gguf_foundry.{name}")).or_else(|| self.metadata.get(&self.key(name)))
     }
 
-    /// Keys of the architecture that no part of the graph has asked for, except those that say nothing about it.
+    /// Keys of the architecture that no part of the graph has asked for, except those that say nothing about it, and those
+    /// that files of the architecture have by its card: there the graph, or the tensors, say the same.
     pub(super) fn unread(&self) -> Vec<&'a str> {
         let read = self.read.borrow();
         let prefix = format!("{}.", self.arch);
@@ -40,6 +42,7 @@ impl<'a> ArchKeys<'a> {
         let is_unread = |key: &&str| {
             key.strip_prefix(&prefix)
                 .is_some_and(|name| !read.contains(name) && !is_about_something_else(name))
+                && !Registry::describes(self.arch, key)
         };
         keys.filter(is_unread).collect()
     }

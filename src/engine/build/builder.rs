@@ -87,9 +87,8 @@ impl Builder<'_> {
     pub(super) fn formula(&self) -> NormFormula {
         match self.features.norm {
             NormKind::RmsByKey if self.keys.nonzero(RMS_EPS).ok().flatten().is_some() => NormFormula::Rms,
-            NormKind::RmsByKey => NormFormula::Layer,
             NormKind::Rms | NormKind::RmsFree => NormFormula::Rms,
-            NormKind::Layer | NormKind::LayerFree => NormFormula::Layer,
+            NormKind::RmsByKey | NormKind::Layer | NormKind::LayerFree => NormFormula::Layer,
         }
     }
 

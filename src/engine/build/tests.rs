@@ -69,6 +69,27 @@ fn rotating(plan: &GraphPlan) -> Vec<bool> {
 }
 
 #[test]
+fn keys_that_nobody_reads_are_named_unless_the_card_writes_them() {
+    let (metadata, tensors) = model();
+    let of = |arch: &str, key: &str| {
+        let mut own = Metadata::new();
+        for (key, value) in metadata.iter() {
+            let key = key.strip_prefix("x.").map_or_else(|| key.to_owned(), |key| format!("{arch}.{key}"));
+            own.set(key, value.clone());
+        }
+        own.set("general.architecture", arch);
+        own.set(format!("{arch}.{key}"), "y");
+        plan("", &own, &tensors).unwrap().warnings
+    };
+    let none: [String; 0] = [];
+    assert_eq!(of("xverse", "tensor_data_layout"), none);
+    for (arch, key) in [("x", "tensor_data_layout"), ("xverse", "strange")] {
+        let text = format!("`{arch}.{key}`: not known to the graph, so the figures are without");
+        assert_eq!(of(arch, key), [text]);
+    }
+}
+
+#[test]
 fn a_gate_goes_with_gated_activations_only() {
     let (metadata, mut tensors) = model();
     let gated = plan("ffn = 'reglu'", &metadata, &tensors).unwrap();

@@ -96,7 +96,7 @@ impl EditedTensors {
             entry
         };
         let entries: Vec<_> = self.metas.iter().zip(&self.places).map(entry).collect();
-        let plan = FilePlan::of_entries(metadata, &entries, &file.layout())
+        let plan = FilePlan::of_entries(metadata, &entries, file.layout())
             .map_err(|error| WriteError::Plan { path: target.to_owned(), error })?;
         Ok(PlannedFile { path: target.to_owned(), tensors: 0..entries.len(), plan, id_offset: None })
     }

@@ -67,12 +67,19 @@ impl CardFixture {
         for row in content["tensors"].as_array_mut().unwrap() {
             row[0] = rename(row[0].as_str().unwrap()).into();
         }
+        if let Some(listed) = listed_names(&mut content) {
+            let renamed = listed.iter().map(|(name, file)| (rename(name), file.clone()));
+            *listed = renamed.collect();
+        }
         Self { at: self.at.clone(), arch: self.arch.clone(), content, drop: self.drop.clone() }
     }
 
     /// The same with another tensor.
     pub(super) fn with(mut self, name: &str, dims: &[u64]) -> Self {
         self.content["tensors"].as_array_mut().unwrap().push(json!([name, "BF16", dims]));
+        if let Some(listed) = listed_names(&mut self.content) {
+            listed.insert(name.to_owned(), "model.safetensors".into());
+        }
         self
     }
 
@@ -159,6 +166,11 @@ impl CardFixture {
         options.target_model_dir = target(dir);
         Conversion::plan(back, &options)
     }
+}
+
+/// The tensors by the index of a case that has one.
+fn listed_names(content: &mut Json) -> Option<&mut Map<String, Json>> {
+    content.pointer_mut("/files/model.safetensors.index.json/weight_map")?.as_object_mut()
 }
 
 /// How many tokens the model has that a draft is for.

@@ -105,6 +105,9 @@ fn a_token_beyond_the_rows_is_refused_by_name() {
 fn a_key_set_by_hand_is_named_as_it_is() {
     let mut options = ConvertOptions::default();
     options.set.push(("llama.feed_forward_length".to_owned(), Value::U32(99)));
-    let error = Conversion::plan(&fixture("tiny-llama"), &options).unwrap_err().to_string();
+    let error = Conversion::plan(&fixture("tiny-llama"), &options).unwrap_err();
+    let hint = "leave out `llama.feed_forward_length`, set by hand, or give the size that the weights have";
+    assert_eq!(error.hints(), [hint]);
+    let error = error.to_string();
     assert!(error.contains("is [256, 768], [256, 99] by `llama.feed_forward_length` = 99"), "{error}");
 }

@@ -328,7 +328,7 @@ fn the_file_is_named_and_a_way_out_is_given() {
     let (message, hints) = open(b"version https://git-lfs.github.com/spec/v1\n");
     assert_eq!(message, "model.gguf: not a GGUF file: a Git LFS pointer");
     assert_eq!(hints, ["fetch the file itself with `git lfs pull`"]);
-    let (message, hints) = open(&[0; 100_000]);
+    let (message, hints) = open(&vec![0; 100_000]);
     assert_eq!(message, "model.gguf: not a GGUF file: nothing but zeros");
     assert_eq!(hints, ["the download or the copy failed: fetch the file again"]);
     let (message, _) = open(b"<!DOCTYPE html><html><body>Please sign in</body></html>\n");

@@ -351,6 +351,18 @@ pub(super) const WAYS: &[Way] = &[
         outputs: MODEL,
     },
     Way {
+        command: "gguf-inspect rename",
+        args: "rename base.gguf token_embd.weight=x --force",
+        positional: &["file"],
+        outputs: MODEL,
+    },
+    Way {
+        command: "gguf-inspect drop",
+        args: "drop base.gguf ^token_embd --force",
+        positional: &["file"],
+        outputs: MODEL,
+    },
+    Way {
         command: "gguf-inspect template",
         args: "template s-00001-of-00002.gguf --set chat.jinja",
         positional: &["file"],
@@ -365,7 +377,7 @@ pub(super) const WAYS: &[Way] = &[
     Way {
         command: "gguf-inspect merge",
         args: "merge s-00001-of-00002.gguf",
-        positional: &["file"],
+        positional: &["files"],
         outputs: MODEL,
     },
 ];

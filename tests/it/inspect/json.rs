@@ -164,6 +164,8 @@ fn what_inspect_prints_is_documented() {
                 (0, &["set", "model.gguf", "general.name=x", "a.b=u8:1", "-o", "set.gguf"]),
                 (0, &["set", "model.gguf", "llama.block_count=u8:1", "--force", "--dry-run"]),
                 (0, &["remove", "set.gguf", "a.b"]),
+                (0, &["rename", "set.gguf", "ramp=slope", "--force"]),
+                (0, &["drop", "set.gguf", "slope", "--force", "-o", "less.gguf"]),
                 (0, &["template", "set.gguf", "--set", "chat.jinja"]),
             ],
         ),
@@ -374,9 +376,9 @@ fn what_verify_prints_is_documented() {
 
     let mut one = documented.table("`gguf-verify`");
     one.object("", &run(4, &["tiny.gguf"]));
-    one.object("", &run(4, &["q.gguf", "--baseline", "tiny.gguf"]));
+    one.object("", &run(0, &["q.gguf", "--baseline", "tiny.gguf"]));
     // Of two files.
-    one.object("", &run(4, &["q.gguf", "--baseline", "tiny.gguf", "--prompts", prompts.to_str().unwrap()]));
+    one.object("", &run(0, &["q.gguf", "--baseline", "tiny.gguf", "--prompts", prompts.to_str().unwrap()]));
     // With a finding: a model says nothing of itself.
     one.object("", &run(4, &["tiny.gguf", "--baseline", "tiny.gguf"]));
     // Rows of which the codes mean nothing.
@@ -398,8 +400,13 @@ fn what_verify_prints_is_documented() {
     let tasks = fixture("tasks/winogrande.csv");
     let tasks = ["q.gguf", "--winogrande", tasks.to_str().unwrap(), "--tasks", "3"];
     one.object("", &json(&bench, "gguf-verify", 4, &tasks));
+    // With a task that has nothing to choose from.
+    let flawed =
+        "0,Anna saw _ there.,Maria,Maria,1\n1,Anna gave Maria a present and _ thanked her.,Anna,Maria,2\n";
+    fs_err::write(bench.path("flawed.csv"), flawed).unwrap();
+    one.object("", &json(&bench, "gguf-verify", 4, &["q.gguf", "--winogrande", "flawed.csv"]));
     let mut each = documented.table("`gguf-verify --per-token FILE`");
-    run(4, &["q.gguf", "--baseline", "tiny.gguf", "--per-token", "each.jsonl"]);
+    run(0, &["q.gguf", "--baseline", "tiny.gguf", "--per-token", "each.jsonl"]);
     for line in fs_err::read_to_string(bench.path("each.jsonl")).unwrap().lines() {
         each.object("", &serde_json::from_str(line).unwrap());
     }

@@ -46,6 +46,7 @@ fn built(dir: &Path, modes: &[Mode]) -> Result<(Metadata, Vec<String>), String> 
     let request = TokenizerRequest {
         modes: modes.iter().map(mode).collect(),
         size: config["vocab_size"].as_u64(),
+        rows: config["vocab_size"].as_u64(),
         ..TokenizerRequest::default()
     };
     let built = build(dir, &request).map_err(|error| error.to_string())?;
@@ -178,11 +179,9 @@ fn is_default(rows: &Metadata, role: &str) -> bool {
     let model = rows.get("tokenizer.ggml.model").and_then(Value::as_str).unwrap();
     match (model, role) {
         // No text of these kinds begins with a token of its own.
-        ("bert" | "t5" | "gemma4", "bos") => true,
+        ("bert" | "t5" | "gemma4" | "llama" | "plamo2", "bos") => true,
         // Encoders write nothing.
-        ("bert", "eos") => true,
-        ("llama" | "plamo2" | "t5", "eos") => true,
-        ("llama" | "plamo2", "bos") => true,
+        (kind, "eos") => matches!(kind, "bert" | "llama" | "plamo2" | "t5"),
         // Texts begin with it only where a key says so.
         ("gpt2" | "whitespace", "bos") => rows.get(ADD_BOS).and_then(Value::as_bool) != Some(true),
         _ => false,

@@ -61,6 +61,14 @@ pub(super) fn value(kind: &str, json: &Json) -> Value {
     }
 }
 
+/// Cases with a key that is another one than llama.cpp's converter writes.
+const OWN_KEYS: &[(&str, &str)] = &[
+    ("cohere2/zero_biases", "rope.dimension_count"),
+    ("deepseek/gqa_tied_yarn", "rope.scaling.type"),
+    ("llama/rope_yarn", "rope.scaling.attn_factor"),
+    ("olmo2/olmo3", "rope.scaling.attn_factor"),
+];
+
 /// A card's case: the checkpoint, and the keys and tensors of the file that llama.cpp's converter made of it.
 struct Case {
     name: String,
@@ -299,7 +307,10 @@ fn files_of_llama_cpp_equal_their_checkpoints() {
             // Made of tensors' values, which are others here.
             let is_of_values = finding.message.starts_with("`xielu.")
                 || (case.arch() == "talkie" && finding.message.starts_with("`logit_scale`"));
-            assert!(is_known || is_of_values, "{}: {finding:?}", case.name);
+            // Written otherwise here, each in docs/differences.md.
+            let is_own =
+                OWN_KEYS.iter().any(|(name, key)| case.name == *name && finding.message.contains(key));
+            assert!(is_known || is_of_values || is_own, "{}: {finding:?}", case.name);
         }
     }
     assert!(n_cases > 20, "{n_cases}");
