@@ -117,7 +117,12 @@ fn no_change_of_a_source_is_settled_in_silence() {
                 json!("text"),
                 json!([]),
             ]);
+            // These two have no key where the peer does not find their token.
+            let is_judged = text_key != "unk_token" && text_key != "pad_token";
             for value in [json!(ABSENT), Json::Null, json!("<|no such token|>"), json!(other_text)] {
+                if !is_judged {
+                    continue;
+                }
                 changes.push(("tokenizer_config.json", text_key.clone(), value));
             }
             for (file, key, value) in changes {
