@@ -88,7 +88,7 @@ def gguf_rules():
     raw("type_removed", one([32], 4), use)
     raw("type_negative", one([4], 0xFFFFFFFF), use)
     raw("rows_of_half_blocks", one([33], 8))
-    raw("name_too_long", one([4], 0, name=b"n" * 64))
+    raw("name_too_long", one([4], 0, name=b"n" * 64), use)
     raw("name_empty", one([4], 0, name=b""), look, check)
     raw("name_not_utf8", one([4], 0, name=b"\xfe"))
     raw("name_twice", gguf(infos=[info("w", [4], 0, 0), info("w", [4], 0, 32)], data=bytes(64)))
