@@ -51,6 +51,7 @@ mod model_types;
 mod names;
 mod ops;
 mod origins;
+mod plain_names;
 mod read;
 mod resaved;
 mod resolve;
@@ -65,7 +66,6 @@ mod towers;
 mod types;
 mod values;
 mod warning;
-mod wrapped;
 
 pub(crate) mod graph;
 
@@ -91,14 +91,14 @@ pub use mapping::{
 pub use names::{Pattern, PatternError, Stars};
 pub use ops::{MathOp, Op, OpError, WholeOp};
 pub use origins::{Origin, Origins};
-pub use resolve::{Inputs, Pooling, Rerank, ResolveOptions, resolve};
+pub use plain_names::{PlainNames, plain_names};
+pub use resolve::{Inputs, Pooling, Rerank, ResolveOptions, embedding_rows, resolve};
 pub use schema::{Card, CardKind, EntryType, Phase, TokenizerFrom};
 pub use shapes::{EMBEDDING, ShapeCheck, WrongShape, check_shapes, embeds_all_tokens};
 pub use similar::{Similarity, similar};
 pub use target::{Target, target_config};
 pub use tied::Tie;
-pub use towers::{TowerFile, TowerGaps, block_number, tower_gaps};
+pub use towers::{TowerFile, TowerGaps, block_count, block_number, tower_gaps};
 pub use types::{OutType, TypeRule};
 pub use values::{CountTokens, TokenCounts};
 pub use warning::ArchWarning;
-pub use wrapped::{PlainNames, plain_names};

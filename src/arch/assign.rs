@@ -58,7 +58,7 @@ struct Assigner<'a> {
     heads: &'a HeadRule<'a>,
     /// Nothing is missed, and nothing added.
     is_part: bool,
-    /// Nothing says that embedding and head are one.
+    /// Neither the configuration nor the model type ties embedding and head.
     is_untied: bool,
     /// Names after rewriting, by weight.
     names: Vec<String>,
@@ -94,7 +94,7 @@ pub(super) fn assign(
         }
         assigner.check_complete(&outputs)?;
     }
-    let heads = if is_part { Vec::new() } else { assigner.stored_heads()? };
+    let heads = if is_part || card.kind != CardKind::Text { Vec::new() } else { assigner.stored_heads()? };
     Ok(Assigned { outputs, dropped: assigner.dropped, heads })
 }
 
@@ -385,7 +385,8 @@ impl Assigner<'_> {
             }
         }
         if self.card.kind == CardKind::Text && !full {
-            for target in self.halves(&present) {
+            for target in self.missing_partners(&present).into_iter().chain(self.missing_last_norm(&present))
+            {
                 if note(self.source_of(&target)) {
                     full = true;
                     break;

@@ -19,6 +19,7 @@ use crate::arch::mapping::OutputSpec;
 use crate::arch::resolve::configure;
 use crate::arch::runtime_keys;
 use crate::arch::schema::Card;
+use crate::arch::target;
 use crate::core::text::escape;
 use crate::gguf::Metadata;
 
@@ -36,9 +37,6 @@ const MAX_TEXT: usize = 2000;
 /// Keys that are written as the reference writes them, and the one architecture whose graph reads them.
 const READ_BY_ONE: [(&str, &str); 2] =
     [("rope.scaling.yarn_attn_factor", "grok"), ("rope.scaling.yarn_ext_factor", "grok")];
-
-/// Architectures of draft models: what their configurations say is in part about the model that they draft for.
-const DRAFTS: [&str; 2] = ["dflash", "eagle3"];
 
 type Config = Map<String, Json>;
 
@@ -60,10 +58,10 @@ pub struct Lost {
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (key, value) = (escape(&self.key), text(&self.value));
-        write!(f, "`{key}` = {value} is lost: no key or tensor of a `{}` file says it", self.gguf)?;
+        write!(f, "`{key}` = {value} is lost: a `{}` file has no key or tensor for it", self.gguf)?;
         match &self.assumed {
-            Some(assumed) => write!(f, ", and what runs it computes as with {}", text(assumed))?,
-            None => f.write_str(", and what runs it computes without")?,
+            Some(assumed) => write!(f, ", and runtimes compute with {}", text(assumed))?,
+            None => f.write_str(", and runtimes ignore it")?,
         }
         if self.can_be_annotated {
             f.write_str(" (`--annotate` keeps it for `gguf-verify`)")?;
@@ -128,7 +126,8 @@ pub(super) fn lost<'a>(
     scope: Scope<'a>,
     annotate: bool,
 ) -> Result<Vec<Lost>, ArchError> {
-    if DRAFTS.contains(&card.gguf.as_str()) {
+    // What the configuration of a draft says is in part about the model that it drafts for.
+    if target::is_used_by(card) {
         return Ok(Vec::new());
     }
     let mut scope = scope;

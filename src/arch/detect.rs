@@ -84,7 +84,7 @@ pub fn tower_class_of(config: &Map<String, Json>) -> Result<String, ArchError> {
     })
 }
 
-/// The same, or the model's own class, where the cards know that one only.
+/// The class of the towers; the class of the whole model where a card lists that one and none lists the former.
 pub(super) fn claimed_tower_class_of(
     registry: &Registry,
     config: &Map<String, Json>,

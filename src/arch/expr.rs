@@ -55,6 +55,17 @@ pub struct Path {
     pub optional: bool,
 }
 
+impl Path {
+    /// The key of the configuration that it reads: `raw.NAME` is the same key before anything is filled in.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        match self.steps.first() {
+            Some(Step::Field(field)) if self.root == "raw" => field,
+            _ => &self.root,
+        }
+    }
+}
+
 /// One step of a path.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {

@@ -22,16 +22,12 @@ pub(super) fn config_keys(card: &Card) -> BTreeSet<String> {
     let mut keys = BTreeSet::new();
     let mut add = |expr: &Expr| {
         if let Expr::Path(path) = expr {
-            // `raw.NAME` is the same key before anything is filled in.
-            let name = match path.steps.first() {
-                Some(Step::Field(field)) if path.root == "raw" => field,
-                _ => &path.root,
-            };
+            let name = path.key();
             let is_own = card.lets.contains_key(name) && !is_same_name(card, name);
             let is_dim = name.strip_prefix('d').is_some_and(|n| n.parse::<u8>().is_ok());
             let is_number = Placeholder::from_name(name).is_some() || is_dim;
-            if !is_own && !is_number && !ROOTS.contains(&name.as_str()) {
-                keys.insert(name.clone());
+            if !is_own && !is_number && !ROOTS.contains(&name) {
+                keys.insert(name.to_owned());
             }
         }
     };

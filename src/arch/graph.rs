@@ -166,6 +166,25 @@ pub enum WindowPattern {
     },
 }
 
+impl WindowPattern {
+    /// True if a layer has the window. A period of 0 windows all layers.
+    pub fn is_windowed(self, layer: usize) -> bool {
+        match self {
+            Self::DenseLast(n) => n == 0 || layer % (n as usize) < n as usize - 1,
+            Self::DenseFirst { dense_first: n } => n == 0 || !layer.is_multiple_of(n as usize),
+        }
+    }
+
+    /// The same rule with another period.
+    #[must_use]
+    pub fn with_period(self, n: u32) -> Self {
+        match self {
+            Self::DenseLast(_) => Self::DenseLast(n),
+            Self::DenseFirst { .. } => Self::DenseFirst { dense_first: n },
+        }
+    }
+}
+
 /// Base of the rotation on windowed layers.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]

@@ -43,9 +43,7 @@ impl Heads {
 pub(super) const SHARED_WITH_HEADS: [&str; 3] =
     ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"];
 
-/// The blocks of the model itself, whatever a card counts.
-const OWN_BLOCKS: &str = "first(n_layers, num_hidden_layers, n_layer, num_layers)";
-/// The same keys, in order.
+/// Keys of `config.json` that count the blocks of the model itself, whatever a card counts; the first that is there counts.
 const OWN_COUNTS: [&str; 4] = ["n_layers", "num_hidden_layers", "n_layer", "num_layers"];
 
 /// Keys of `config.json` that count draft heads.
@@ -144,7 +142,7 @@ impl<'c> HeadRule<'c> {
             let why = "its models are written as a whole";
             return Err(ArchError::Option { option, card: card.name(), why });
         }
-        let own = Expr::parse(OWN_BLOCKS).unwrap_or(Expr::Null);
+        let own = Expr::parse(&format!("first({})", OWN_COUNTS.join(", "))).unwrap_or(Expr::Null);
         let failed = |source| ArchError::Eval { card: card.name(), at: format!("`{option}`"), source };
         rule.first_block = scope.count(&own, Captures::default(), &[]).map_err(failed)?;
         Ok(rule)

@@ -7,6 +7,7 @@ use serde_json::{Map, Value as Json};
 use crate::arch::datum::Datum;
 use crate::arch::error::ArchError;
 use crate::arch::eval::{Root, Scope};
+use crate::arch::expr::Expr;
 use crate::arch::names::Captures;
 use crate::arch::read;
 use crate::arch::resaved;
@@ -69,6 +70,12 @@ const BASE: &[(&str, &str, &str)] = &[
 
 /// Members of a configuration that describe towers.
 const TOWER_PARTS: [&str; 2] = ["audio_config", "vision_config"];
+
+/// Keys of the base of rotations outside a description, the first that is there counts.
+pub(super) const ROPE_BASES: [&str; 5] =
+    ["global_rope_theta", "rope_global_theta", "rope_theta_global", "rope_theta", "rotary_emb_base"];
+/// Keys of the rotated part of a head outside a description, likewise.
+pub(super) const ROPE_PARTS: [&str; 3] = ["partial_rotary_factor", "rope_pct", "rope_percent"];
 
 /// Keys of `config.json` from which [`rope`] makes its description.
 pub(super) const ROPE_KEYS: &[&str] = &[
@@ -224,12 +231,10 @@ pub(super) fn rope(config: &Config) -> Config {
             rope.insert(key.to_owned(), value);
         }
     };
-    let theta =
-        ["global_rope_theta", "rope_global_theta", "rope_theta_global", "rope_theta", "rotary_emb_base"];
-    fill("rope_theta", first(&theta));
+    fill("rope_theta", first(&ROPE_BASES));
     let own_type = config.get(given).and_then(|rope| rope.get("type")).filter(|own| !own.is_null()).cloned();
     fill("rope_type", own_type);
-    fill("partial_rotary_factor", first(&["partial_rotary_factor", "rope_pct", "rope_percent"]));
+    fill("partial_rotary_factor", first(&ROPE_PARTS));
     fill("original_max_position_embeddings", first(&["original_max_position_embeddings"]));
     rope
 }
@@ -266,18 +271,18 @@ pub(super) fn full_key(key: &str, arch: &str) -> Option<String> {
     key_type(key, arch).map(|_| key.to_owned())
 }
 
-/// Whether a row of a card may write a key of its files.
+/// True if a row of the card may write a key of its files.
 pub(super) fn has_row(card: &Card, key: &str) -> bool {
     has_own_row(card, key)
         || (card.metadata.contains(&Row::Base) && base_rows().iter().any(|row| is_of(row, key, &card.gguf)))
 }
 
-/// The same without the rows that most cards share.
+/// As [`has_row`], without the rows of `["include", "base"]`.
 pub(super) fn has_own_row(card: &Card, key: &str) -> bool {
     card.early.iter().chain(&card.metadata).any(|row| is_of(row, key, &card.gguf))
 }
 
-/// Whether a row of files of this architecture is a key's.
+/// True if the row writes this key in files of the architecture.
 fn is_of(row: &Row, wanted: &str, arch: &str) -> bool {
     matches!(row, Row::Key { key, .. } if full_key(key, arch).is_some_and(|full| full == wanted))
 }
@@ -311,15 +316,26 @@ pub(crate) fn derived_keys(card: &Card) -> Vec<String> {
 
 /// The changes of the configuration that metadata sees and tensors do not.
 pub(super) fn set_for_metadata(card: &Card, scope: &mut Scope<'_>) -> Result<(), ArchError> {
-    for (key, value) in &card.metadata_set {
-        let at = || "`metadata_set`".to_owned();
-        let failed = |source| ArchError::Eval { card: card.name(), at: at(), source };
+    change(card, "`metadata_set`", &card.metadata_set, &card.metadata_drop, scope)
+}
+
+/// Changes the configuration of a scope: sets what is not null, and takes keys out. `section` names the table of `set` in
+/// errors.
+pub(super) fn change(
+    card: &Card,
+    section: &str,
+    set: &[(String, Expr)],
+    drop: &[String],
+    scope: &mut Scope<'_>,
+) -> Result<(), ArchError> {
+    for (key, value) in set {
+        let failed = |source| ArchError::Eval { card: card.name(), at: section.to_owned(), source };
         let value = scope.eval(value, Captures::default()).map_err(failed)?;
         if !value.is_null() {
             scope.config.insert(key.clone(), value.to_json());
         }
     }
-    for key in &card.metadata_drop {
+    for key in drop {
         scope.config.remove(key);
     }
     Ok(())

@@ -25,7 +25,7 @@ pub enum Lack {
         key: String,
     },
     /// Values of the configuration of which nothing can be computed.
-    #[error("{file}: its values give none for `{}`: {source}", escape(key))]
+    #[error("{file}: no value for `{}` can be computed: {source}", escape(key))]
     NoValue {
         /// The file.
         file: &'static str,

@@ -1,5 +1,7 @@
 //! Tensors that no entry of a card knows: what a training left behind, and how to name the others.
 
+use std::collections::HashSet;
+
 use regex::escape;
 
 use crate::arch::matching::kind_of;
@@ -82,9 +84,14 @@ pub(super) fn is_unmerged(name: &str) -> bool {
     name.split('.').any(|part| UNMERGED.contains(&part))
 }
 
-/// A regular expression that finds these names among all names of a checkpoint, and no other.
+/// A regular expression that finds these names among all names of a checkpoint, and no other. `None` for names with a
+/// quote: a hint gives the expression to a shell between single quotes.
 pub(super) fn pattern(names: &[&str], all: &[&str]) -> Option<String> {
-    let others: Vec<&str> = all.iter().filter(|name| !names.contains(name)).copied().collect();
+    if names.iter().any(|name| name.contains('\'')) {
+        return None;
+    }
+    let own: HashSet<&str> = names.iter().copied().collect();
+    let others: Vec<&str> = all.iter().copied().filter(|name| !own.contains(name)).collect();
     let (first, rest) = names.split_first()?;
     let parts: Vec<&str> = first.split('.').collect();
     // What all begin with, up to a point; a single name is named whole.
@@ -178,5 +185,6 @@ mod tests {
             }
         }
         assert_eq!(pattern(&["a.1", "b.2", "c.3", "d.4", "e.5"], &[]), None);
+        assert_eq!(pattern(&["x'; ls; '"], &["x'; ls; '", "a.w"]), None);
     }
 }

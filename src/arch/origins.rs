@@ -6,7 +6,7 @@ use std::fmt;
 use serde_json::{Map, Value as Json};
 
 use crate::arch::eval::Scope;
-use crate::arch::expr::{Expr, Path, Step};
+use crate::arch::expr::{Expr, Path};
 use crate::arch::hparams;
 use crate::arch::roots::ROOTS;
 use crate::arch::schema::{Card, Row};
@@ -102,19 +102,15 @@ fn collect(card: &Card, expr: &Expr, open: &mut Vec<String>, names: &mut Vec<Str
         }
     });
     for path in paths {
-        let name = match path.steps.first() {
-            Some(Step::Field(field)) if path.root == "raw" => field,
-            _ => &path.root,
-        };
+        let name = path.key();
         match card.lets.get(name) {
-            Some(definition) if !open.contains(name) => {
-                open.push(name.clone());
+            Some(definition) if !open.iter().any(|open| open == name) => {
+                open.push(name.to_owned());
                 collect(card, definition, open, names);
                 open.pop();
             }
-            _ if ROOTS.contains(&name.as_str()) => {}
-            _ if names.contains(name) => {}
-            _ => names.push(name.clone()),
+            _ if ROOTS.contains(&name) || names.iter().any(|known| known == name) => {}
+            _ => names.push(name.to_owned()),
         }
     }
 }

@@ -184,12 +184,13 @@ fn resolved(
     }
     let warnings = doubt.into_iter().chain(unstored).collect();
     let heads = HeadRule::of(card, options.heads, &config, &scope)?;
+    let said = tied::said(inputs.config, &scope.config);
     let (mut outputs, mut dropped, mut stored_heads) = (Vec::new(), Vec::new(), Vec::new());
     if !options.metadata_only {
         for generate in card.generate.iter().filter(|_| !options.is_part) {
             outputs.extend(generated::generated(card, generate, &scope)?);
         }
-        let is_untied = tied::said(inputs.config, &scope.config) != Some(true);
+        let is_untied = said != Some(true);
         let assigned: Assigned =
             assign::assign(card, inputs.weights, &scope, &heads, options.is_part, is_untied)?;
         stored_heads = assigned.heads;
@@ -221,7 +222,6 @@ fn resolved(
     if options.is_part {
         return Ok(mapping);
     }
-    let said = tied::said(inputs.config, &scope.config);
 
     // Metadata sees changes of the configuration that tensors must not see, so it comes second.
     hparams::set_for_metadata(card, &mut scope)?;
@@ -349,7 +349,7 @@ pub(super) fn scope<'a>(
     scope_of(card, class, config, inputs, options, file_type).map(|made| made.0)
 }
 
-/// The same, with what is odd about the configuration.
+/// Builds the scope of [`scope`], and returns the warning about draft heads that are counted and not stored.
 fn scope_of<'a>(
     card: &'a Card,
     class: &str,
@@ -432,15 +432,7 @@ pub(super) fn configure(
     if let Some(Json::Object(layer)) = scope.config.get("transformer_layer_config").cloned() {
         scope.config.extend(layer);
     }
-    for (key, value) in &card.set {
-        let value = eval(card, "`set`", scope, value)?;
-        if !value.is_null() {
-            scope.config.insert(key.clone(), value.to_json());
-        }
-    }
-    for key in &card.drop_config {
-        scope.config.remove(key);
-    }
+    hparams::change(card, "`set`", &card.set, &card.drop_config, scope)?;
     // Towers have positions of their own: what the text model does with its rope is its card's.
     if card.kind == CardKind::Text {
         let rope = hparams::rope_roots(&scope.config)?;
@@ -450,16 +442,20 @@ pub(super) fn configure(
     Ok(())
 }
 
+/// The rows of the embedding, where a row is for each token of the file.
+#[must_use]
+pub fn embedding_rows(card: &Card, outputs: &[OutputSpec]) -> Option<u64> {
+    let has_all = card.kind == CardKind::Text && shapes::embeds_all_tokens(&card.gguf);
+    let embedding = outputs.iter().find(|output| output.name == shapes::EMBEDDING).filter(|_| has_all)?;
+    embedding.shape.dims().first().copied()
+}
+
 /// The rows of an embedding whose configuration does not say how many tokens there are: the default of the model's class is
 /// the number of another model.
 fn unsaid_tokens(card: &Card, config: &Map<String, Json>, outputs: &[OutputSpec]) -> Option<u64> {
     let text = config.get("text_config").and_then(Json::as_object);
     let is_said = |part: &Map<String, Json>| part.get("vocab_size").is_some_and(|size| !size.is_null());
-    if card.kind != CardKind::Text || is_said(config) || text.is_some_and(is_said) {
-        return None;
-    }
-    let embedding = outputs.iter().find(|output| output.name == shapes::EMBEDDING);
-    embedding.filter(|_| shapes::embeds_all_tokens(&card.gguf))?.shape.dims().first().copied()
+    if is_said(config) || text.is_some_and(is_said) { None } else { embedding_rows(card, outputs) }
 }
 
 /// The number of tokens where a card says no other.

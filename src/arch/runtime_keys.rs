@@ -11,6 +11,7 @@ use serde_json::{Map, Value as Json};
 use crate::arch::eval::{Root, Scope};
 use crate::arch::graph::{GraphFeatures, Positions, WindowKind, WindowPattern, YarnMu};
 use crate::arch::schema::{Card, CardKind};
+use crate::arch::shapes::MAX_BLOCKS;
 use crate::gguf::{Array, Metadata, Value};
 
 /// Base of rotations where a file names none.
@@ -179,7 +180,7 @@ fn yarn_magnitude(rope: &Map<String, Json>, factor: f64) -> f64 {
     }
 }
 
-/// The same as the runtime computes it; `None` where it scales the scores by it, too.
+/// The factor of cos and sin under yarn that the runtime computes; `None` where it also scales the scores by it.
 fn runtime_magnitude(factor: f64, graph: &GraphFeatures, keys: &Keys<'_>) -> Option<f64> {
     let mu = keys.number("rope.scaling.yarn_log_multiplier").filter(|&mu| mu != 0.0);
     match (graph.yarn_mu, mu) {
@@ -199,18 +200,14 @@ fn window_layers(config: &Map<String, Json>, graph: &GraphFeatures, keys: &mut K
     if graph.window_size.is_none() && keys.number("attention.sliding_window").is_none_or(|size| size == 0.0) {
         return;
     }
-    let Some(n_layers) = keys.number("block_count").map(|count| count as usize) else { return };
-    let rule = match (keys.get(KEY), rule) {
-        (Some(Value::Array(_)), _) => return,
-        (Some(period), WindowPattern::DenseLast(_)) => WindowPattern::DenseLast(period_of(period)),
-        (Some(period), WindowPattern::DenseFirst { .. }) => {
-            WindowPattern::DenseFirst { dense_first: period_of(period) }
-        }
-        (None, rule) => rule,
-    };
-    let by_rule = |layer: usize| match rule {
-        WindowPattern::DenseLast(n) => n == 0 || layer % (n as usize) < n as usize - 1,
-        WindowPattern::DenseFirst { dense_first: n } => n == 0 || !layer.is_multiple_of(n as usize),
+    // A number of layers that no file has is judged elsewhere: it must not become memory here.
+    let n_layers =
+        keys.number("block_count").map(|count| count as usize).filter(|&count| count <= MAX_BLOCKS);
+    let Some(n_layers) = n_layers else { return };
+    let rule = match keys.get(KEY) {
+        Some(Value::Array(_)) => return,
+        Some(period) => rule.with_period(period_of(period)),
+        None => rule,
     };
     // Draft heads are behind the layers that the configuration speaks of, and see everything.
     let drafts = keys.number("nextn_predict_layers").map_or(0, |count| count as usize);
@@ -220,7 +217,7 @@ fn window_layers(config: &Map<String, Json>, graph: &GraphFeatures, keys: &mut K
     };
     let listed = listed(config).or_else(periodic);
     let Some(mut windowed) = listed.filter(|layers| layers.len() <= n_layers) else { return };
-    if windowed.iter().enumerate().any(|(layer, &windowed)| windowed != by_rule(layer)) {
+    if windowed.iter().enumerate().any(|(layer, &windowed)| windowed != rule.is_windowed(layer)) {
         windowed.resize(n_layers, false);
         keys.set(KEY, Value::Array(Array::Bool(windowed)));
     }
@@ -240,4 +237,30 @@ fn listed(config: &Map<String, Json>) -> Option<Vec<bool>> {
 fn periodic(config: &Map<String, Json>, n_layers: usize) -> Option<Vec<bool>> {
     let period = PERIODS.iter().find_map(|name| count(config, name)).filter(|&period| period > 0)?;
     Some((1..=n_layers).map(|layer| !layer.is_multiple_of(period as usize)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::arch::{Inputs, Registry, ResolveOptions, resolve};
+
+    #[test]
+    fn a_number_of_layers_that_no_file_has_makes_no_list() {
+        let registry = Registry::embedded().unwrap();
+        let pattern = |n_layers: u64| {
+            let config = json!({
+                "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": 8,
+                "intermediate_size": 16, "num_hidden_layers": n_layers, "num_attention_heads": 2,
+                "num_key_value_heads": 1, "head_dim": 4, "vocab_size": 4, "sliding_window": 4,
+                "sliding_window_pattern": 3,
+            });
+            let inputs = Inputs::of_headers(config.as_object().unwrap(), &[]);
+            let options = ResolveOptions { metadata_only: true, ..ResolveOptions::default() };
+            let mapping = resolve(&registry, &inputs, &options).unwrap();
+            mapping.metadata.get("gemma3.attention.sliding_window_pattern").cloned()
+        };
+        assert_eq!(pattern(4), Some(vec![true, true, false, true].into()));
+        assert_eq!(pattern(u64::from(u32::MAX)), None);
+    }
 }

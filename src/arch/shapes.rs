@@ -23,8 +23,8 @@ use rules::Rules;
 
 /// The root of expressions that is the number of tokens.
 const TOKENS: &str = "tokens";
-/// Blocks of a file that are looked at: no model has as many.
-const MAX_BLOCKS: usize = 4096;
+/// Most blocks that are looked at: no model has as many.
+pub(super) const MAX_BLOCKS: usize = 4096;
 /// Longest list that counts as a whole in a block for which it has no element.
 const MAX_LIST: usize = 64;
 /// Parts of a key's name: longer ones are no keys that a rule names.
@@ -40,9 +40,7 @@ pub struct ShapeCheck {
     pub wrong: Vec<WrongShape>,
     /// Tensors whose shape needs a key that the file lacks: index and key, in file order.
     pub unsaid: Vec<(usize, String)>,
-    /// Tensors all of whose dimensions follow from keys.
-    pub n_judged: usize,
-    /// Names of those of which at least one dimension does not.
+    /// Names of the tensors of which at least one dimension does not follow from keys.
     pub not_judged: Vec<String>,
 }
 
@@ -72,8 +70,12 @@ impl WrongShape {
 
 impl fmt::Display for WrongShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, expected {}", self.found, self.expected())?;
+        if self.keys.is_empty() {
+            return Ok(());
+        }
         let keys: Vec<String> = self.keys.iter().map(|(key, value)| format!("`{key}` = {value}")).collect();
-        write!(f, "{}, {} by {}", self.found, self.expected(), keys.join(", "))
+        write!(f, " by {}", keys.join(", "))
     }
 }
 
@@ -99,7 +101,11 @@ pub fn check_shapes(metadata: &Metadata, tensors: &[TensorMeta]) -> ShapeCheck {
             None => check.not_judged.push(tensor.name.clone()),
         }
     }
-    for (bid, tensors_of_block) in by_block.into_iter().take(MAX_BLOCKS) {
+    for (n_before, (bid, tensors_of_block)) in by_block.into_iter().enumerate() {
+        if n_before >= MAX_BLOCKS {
+            check.not_judged.extend(tensors_of_block.iter().map(|(at, ..)| tensors[*at].name.clone()));
+            continue;
+        }
         file.enter(bid);
         for (at, dims, n) in tensors_of_block {
             let tensor = &tensors[at];
@@ -114,9 +120,7 @@ pub fn check_shapes(metadata: &Metadata, tensors: &[TensorMeta]) -> ShapeCheck {
             let expected: Vec<Option<u64>> = expected.collect();
             let (found, expected) = aligned(tensor.shape.dims(), expected);
             let is_wrong = |axis: usize| expected[axis].is_some_and(|dim| found[axis] != dim);
-            if expected.iter().all(Option::is_some) {
-                check.n_judged += 1;
-            } else {
+            if expected.iter().any(Option::is_none) {
                 check.not_judged.push(tensor.name.clone());
             }
             let wrong: Vec<usize> = (0..expected.len()).filter(|&axis| is_wrong(axis)).collect();

@@ -50,10 +50,9 @@ impl<'a> Scope<'a> {
     }
 }
 
-/// Whether a card reads anything of a target.
+/// True if a card reads anything of a target.
 pub(super) fn is_used_by(card: &Card) -> bool {
-    let mut is_used = card.tokenizer.from.is_some();
-    let found = std::cell::Cell::new(false);
+    let found = std::cell::Cell::new(card.tokenizer.from.is_some());
     let _ = each_expr(card, &|_, expr| {
         expr.walk(&mut |expr| {
             if matches!(expr, Expr::Path(path) if path.root == ROOT) {
@@ -62,6 +61,5 @@ pub(super) fn is_used_by(card: &Card) -> bool {
         });
         Ok(())
     });
-    is_used |= found.get();
-    is_used
+    found.get()
 }

@@ -8,6 +8,7 @@ use crate::arch::error::ArchError;
 use crate::arch::eval::Scope;
 use crate::arch::mapping::{Content, Dropped, OutputSpec};
 use crate::arch::schema::Card;
+use crate::arch::towers::WEIGHT;
 use crate::core::WeightMeta;
 use crate::core::text::escape;
 
@@ -17,7 +18,6 @@ pub(super) const EMBEDDING: &str = "token_embd";
 pub(super) const HEAD: &str = "output";
 /// The head's name where an architecture has no place for it because it is always tied.
 pub(super) const USUAL_HEAD: &str = "lm_head.weight";
-const WEIGHT: &str = ".weight";
 
 /// Model types whose class in transformers 5.24 ties embedding and head where the configuration does not say. Its files leave
 /// the key out there.
@@ -116,7 +116,8 @@ pub(super) fn said(config: &Map<String, Json>, text: &Map<String, Json>) -> Opti
     explicit.or_else(|| types.any(|own| TIED_BY_DEFAULT.contains(&own)).then_some(true))
 }
 
-/// Holds outputs against what the configuration says. `is_head` tells whether a weight is the head by its name.
+/// Compares the stored embedding and head with what the configuration says of them. `heads` are the weights whose names are
+/// those of a head.
 ///
 /// # Errors
 /// The weights could not be read.

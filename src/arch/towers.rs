@@ -268,12 +268,17 @@ fn counts_blocks(card: &Card) -> bool {
 
 /// The file with the blocks that it has, not those that it says.
 fn shortened<'n>(file: &TowerFile<'n>) -> TowerFile<'n> {
-    let n_found =
-        file.names.iter().filter_map(|name| block_number(name, "v.blk.")).max().map_or(0, |last| last + 1);
+    let n_found = block_count(file.names.iter().copied(), "v.blk.");
     TowerFile { vision: file.vision.map(|said| said.min(n_found)), ..file.clone() }
 }
 
-/// The block of a tensor of the tower whose blocks start so.
+/// The number of blocks by the highest number in names that start with `head`.
+pub fn block_count<'n>(names: impl IntoIterator<Item = &'n str>, head: &str) -> u64 {
+    let numbers = names.into_iter().filter_map(|name| block_number(name, head));
+    numbers.max().map_or(0, |last| last.saturating_add(1))
+}
+
+/// The block in a name that starts with `head`.
 #[must_use]
 pub fn block_number(name: &str, head: &str) -> Option<u64> {
     name.strip_prefix(head)?.split('.').next()?.parse().ok()

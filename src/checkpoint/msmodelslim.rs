@@ -52,9 +52,7 @@ impl Description {
         let version = object.get("version").and_then(Value::as_str).map(ToOwned::to_owned);
         Ok(Some(Self { file_name, version, labels }))
     }
-}
 
-impl Description {
     /// Gives labels the names that their tensors go by: pairs of a stored name and that.
     pub fn rename<'a>(&mut self, renamed: impl Iterator<Item = (&'a str, &'a str)>) {
         for (stored, own) in renamed {

@@ -100,6 +100,9 @@ fn unwrap_once(names: &mut [String], owner: Owner, found: &mut Vec<&'static str>
 
 /// A name without a word between its points, if it has the word and something else.
 fn without_word(name: &str, word: &str) -> Option<String> {
+    if !name.contains(word) {
+        return None;
+    }
     let rest: Vec<&str> = name.split('.').filter(|part| *part != word).collect();
     let rest = rest.join(".");
     (rest.len() < name.len() && !rest.is_empty()).then_some(rest)

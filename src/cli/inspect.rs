@@ -95,7 +95,7 @@ enum Command {
     /// Leave tensors out; the file is replaced when the new one is complete
     ///
     /// For files that hold more than one model, such as the bundles of Ollama, whose text model and vision tower are one
-    /// file: `gguf-inspect drop FILE '^(v|mm)\\.' -o text.gguf`.
+    /// file: `gguf-inspect drop FILE '^(v|mm)\.' -o text.gguf`.
     ///
     /// Refused without --force: tensors without which a model that could be run could not be run any more.
     Drop(drop::DropArgs),

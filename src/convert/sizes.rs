@@ -46,7 +46,7 @@ struct Contradiction {
     found: String,
     /// The shape by the keys, or the key that is missing, in words.
     expected: String,
-    /// The keys that the expectation follows from, with their values.
+    /// The keys that the expectation follows from, with their values; none where it is the same in all models.
     origins: Vec<String>,
 }
 
@@ -122,7 +122,9 @@ struct Found {
 impl Found {
     fn of_wrong(wrong: &WrongShape) -> Self {
         let keys = wrong.keys.iter().map(|(key, value)| (key.clone(), format!(" = {value}")));
-        Self { tensor: wrong.tensor, expected: format!(", {} by", wrong.expected()), keys: keys.collect() }
+        let by = if wrong.keys.is_empty() { "" } else { " by" };
+        let expected = format!(", expected {}{by}", wrong.expected());
+        Self { tensor: wrong.tensor, expected, keys: keys.collect() }
     }
 
     fn of_unsaid((tensor, key): &(usize, String)) -> Self {
@@ -139,7 +141,8 @@ impl fmt::Display for Contradiction {
             [one] => write!(f, " (`{}`)", escape(one))?,
             [first, rest @ ..] => write!(f, " (`{}` and {} more)", escape(first), rest.len())?,
         }
-        write!(f, " is {}{} {}", self.found, self.expected, self.origins.join(", "))
+        write!(f, " is {}{}", self.found, self.expected)?;
+        if self.origins.is_empty() { Ok(()) } else { write!(f, " {}", self.origins.join(", ")) }
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) enum Origin {
 
 impl Origin {
     /// The source and the tensor in it, for a weight that is one as it is; else what decodes it.
-    fn place<'a>(
+    pub(super) fn place<'a>(
         &'a self,
         below: &'a dyn WeightSource,
     ) -> Result<(&'a dyn WeightSource, usize), &'a dyn CodedWeight> {

@@ -174,11 +174,11 @@ impl Operand {
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
-        let (below, index) = match &self.origin {
-            Origin::Coded(coded) => return coded.decode(below, rows, cols, out),
-            Origin::Plain(index) => (below, *index),
-            Origin::Beside(source, index) => (Below { source: &**source, level: below.level }, *index),
+        let (source, index) = match self.origin.place(below.source) {
+            Ok(found) => found,
+            Err(coded) => return coded.decode(below, rows, cols, out),
         };
+        let below = Below { source, level: below.level };
         let width = (cols.end - cols.start) as usize;
         for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
             let first = row * self.n_cols;
@@ -193,23 +193,18 @@ impl Operand {
         }
         Ok(())
     }
-}
 
-impl Operand {
     pub(super) fn expect(&self, below: Below<'_>) {
-        match &self.origin {
-            Origin::Coded(coded) => coded.expect(below),
-            Origin::Plain(index) => below.source.expect(*index),
-            Origin::Beside(source, index) => source.expect(*index),
+        match self.origin.place(below.source) {
+            Ok((source, index)) => source.expect(index),
+            Err(coded) => coded.expect(below),
         }
     }
 
     pub(super) fn release(&self, below: Below<'_>, shape: &Shape, elems: Range<u64>) {
-        let n = elems.end - elems.start;
-        match &self.origin {
-            Origin::Coded(coded) => coded.release(below, shape, elems),
-            Origin::Plain(index) => below.source.release_elems(*index, elems.start, n),
-            Origin::Beside(source, index) => source.release_elems(*index, elems.start, n),
+        match self.origin.place(below.source) {
+            Ok((source, index)) => source.release_elems(index, elems.start, elems.end - elems.start),
+            Err(coded) => coded.release(below, shape, elems),
         }
     }
 }

@@ -145,8 +145,8 @@ impl<'a> Parser<'a> {
             let at = self.cursor.offset();
             let (meta, rel_offset) =
                 match self.tensor(index, &mut names, (next, open.is_some()), alignment)? {
-                    Entry::Known(meta, rel_offset) => (meta, rel_offset),
-                    Entry::Foreign(name, found, rel_offset) => {
+                    ListedTensor::Known(meta, rel_offset) => (meta, rel_offset),
+                    ListedTensor::Foreign(name, found, rel_offset) => {
                         if rel_offset < next {
                             let (tensor, expected) = (name, next);
                             return Err(HeaderError::Overlap {
@@ -386,7 +386,7 @@ impl<'a> Parser<'a> {
         names: &mut HashSet<String>,
         (expected, is_least): (u64, bool),
         alignment: u64,
-    ) -> Result<Entry, HeaderError> {
+    ) -> Result<ListedTensor, HeaderError> {
         let name = self.tensor_name(index, names)?;
         let is_long = name.len() as u64 > MAX_NAME_BYTES;
         let dims = self.dims(&name)?;
@@ -409,7 +409,7 @@ impl<'a> Parser<'a> {
             && (known.is_err() || is_long || dims.len() > MAX_DIMS as usize);
         if is_foreign {
             let found = self.rel_offset(&name, alignment)?;
-            return Ok(Entry::Foreign(name, Declared { dims: outermost_first, type_id: id }, found));
+            return Ok(ListedTensor::Foreign(name, Declared { dims: outermost_first, type_id: id }, found));
         }
         let ty = known?;
         let shape = Shape::new(outermost_first).ok_or_else(|| HeaderError::Elements {
@@ -436,7 +436,7 @@ impl<'a> Parser<'a> {
             std::cmp::Ordering::Greater if !is_least => {
                 Err(HeaderError::Gap { offset, tensor: tensor(), found, expected })
             }
-            _ => Ok(Entry::Known(meta, found)),
+            _ => Ok(ListedTensor::Known(meta, found)),
         }
     }
 
@@ -497,10 +497,10 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// One entry of the list of tensors.
-enum Entry {
+/// A tensor of the list, and where its data begin.
+enum ListedTensor {
     Known(TensorMeta, u64),
-    /// A tensor that is taken as bytes: its name, what the file says of it, where its data begin.
+    /// A tensor that is taken as bytes: its name, and what the file says of it.
     Foreign(String, Declared, u64),
 }
 

@@ -13,7 +13,7 @@ use crate::gguf::{AssignType, Metadata, Value, ValueType};
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum KeyFault {
     /// A value of another type.
-    #[error("key `{}` is of type {expected}, not {found}", escape(key))]
+    #[error("key `{}` must be of type {expected}, not {found}", escape(key))]
     Type { key: String, expected: String, found: String },
     /// An array of another length.
     #[error("key `{}` has {found} {}, not {expected}{why}", escape(key), entries(*found))]
@@ -234,7 +234,7 @@ mod tests {
                 match fault(&key, value(ty, n)) {
                     None => kept += 1,
                     Some(message) => {
-                        assert!(message.starts_with(&format!("key `{key}` is of type ")), "{message}");
+                        assert!(message.starts_with(&format!("key `{key}` must be of type ")), "{message}");
                         assert!(message.ends_with(&format!(", not {ty}")), "{message}");
                         refused += 1;
                     }
@@ -309,7 +309,7 @@ mod tests {
             ("general.tags", false),
         ];
         assert_eq!(fatal, expected);
-        assert_eq!(faults[0].to_string(), "key `llama.block_count` is of type u32, not u64");
+        assert_eq!(faults[0].to_string(), "key `llama.block_count` must be of type u32, not u64");
         let widths: Vec<bool> = faults.iter().map(KeyFault::is_of_width).collect();
         assert_eq!(widths, [true, false, true, false]);
     }

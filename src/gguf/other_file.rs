@@ -7,6 +7,8 @@ use std::path::Path;
 const HEAD_BYTES: usize = 1 << 20;
 /// Bytes of a text that decide that it is one.
 const TEXT_BYTES: usize = 128;
+/// Most pieces that a command to join them names.
+const MAX_PIECES: u32 = 99;
 
 /// What a file is that is no GGUF file, or not a whole one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,7 +112,8 @@ fn pieces(name: &str) -> Option<(String, String)> {
     {
         let width = number.len();
         let (_, n): (u32, u32) = (number.parse().ok()?, count.parse().ok()?);
-        let names: Vec<_> = (1..=n.min(99)).map(|n| format!("{stem}.part{n:0width$}of{count}")).collect();
+        let numbers = (n <= MAX_PIECES).then_some(1..=n)?;
+        let names: Vec<_> = numbers.map(|n| format!("{stem}.part{n:0width$}of{count}")).collect();
         return Some((stem.to_owned(), names.join(" ")));
     }
     // `m.gguf.00`, `m.gguf.part-aa`, `m.gguf-split-a`: the names sort in their order.
@@ -160,6 +163,7 @@ mod tests {
             join("m.gguf.part02of03"),
             "cat m.gguf.part01of03 m.gguf.part02of03 m.gguf.part03of03 > m.gguf"
         );
+        assert_eq!(join("m.gguf.part001of120"), "");
         assert_eq!(join("m.gguf.001"), "cat m.gguf.* > m.gguf");
         assert_eq!(join("m.gguf-split-a"), "cat m.gguf-split-* > m.gguf");
         assert_eq!(join("m.gguf.part-aa"), "cat m.gguf.part-* > m.gguf");

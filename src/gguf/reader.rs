@@ -418,7 +418,12 @@ fn refused(path: &Path, error: HeaderError, bytes: &[u8], n_beyond: u64) -> Gguf
     let what = match error {
         HeaderError::Magic { .. } => OtherFile::of(path, bytes, n_beyond),
         // The first piece begins as it should and ends anywhere.
-        _ => OtherFile::piece(path),
+        HeaderError::Truncated { .. }
+        | HeaderError::Count { .. }
+        | HeaderError::ArrayLength { .. }
+        | HeaderError::DataStart { .. }
+        | HeaderError::DataEnd { .. } => OtherFile::piece(path),
+        _ => None,
     };
     let path = path.to_owned();
     match what {

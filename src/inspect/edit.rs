@@ -320,8 +320,8 @@ impl EditPlan {
     }
 }
 
-/// What speaks against a model's keys having these values, its tensors staying as they are.
-pub(crate) fn objections_to(
+/// Lists the objections to new `values` of a model's keys, its `tensors` staying as they are.
+pub fn objections_to(
     before: &Metadata,
     values: &[(String, Value)],
     tensors: &[TensorMeta],

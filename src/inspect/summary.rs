@@ -4,7 +4,7 @@ use serde_json::{Value as Json, json};
 
 use crate::core::bytes::Endian;
 use crate::core::{GgmlType, TensorSource};
-use crate::gguf::{GgufFile, Value};
+use crate::gguf::{Declared, Entry, GgufFile, Value};
 use crate::inspect::show::{value_json, value_type_name};
 
 /// How much of a model one tensor type holds.
@@ -93,24 +93,18 @@ pub struct TensorLine {
 
 /// The tensors of a file, as it lists them.
 pub fn listed(file: &GgufFile) -> impl Iterator<Item = TensorLine> + '_ {
-    file.tensors().iter().enumerate().map(|(index, tensor)| {
-        let place = file.place(index);
-        let (type_id, type_name, dims, n_elems) = match file.declared(index) {
-            Some(declared) => {
-                (declared.type_id, declared.type_name(), declared.dims.clone(), declared.n_elems())
-            }
-            None => {
-                (tensor.ty.id(), tensor.ty.to_string(), tensor.shape.dims().to_vec(), tensor.shape.n_elems())
-            }
-        };
-        let name = tensor.name.clone();
+    (0..file.tensors().len()).map(|index| {
+        let Entry { name, dims, type_id, n_bytes } = file.entry(index);
+        let declared = Declared { dims, type_id };
+        let (type_name, n_elems) = (declared.type_name(), declared.n_elems());
+        let (dims, place) = (declared.dims, file.place(index));
         TensorLine {
             name,
             type_id,
             type_name,
             dims,
             n_elems,
-            n_bytes: place.n_bytes,
+            n_bytes,
             part: place.part,
             offset: place.offset,
         }

@@ -64,13 +64,11 @@ impl Output<'_> {
 
     /// The reason why the file type has no mixture that an option could change.
     fn no_mixture(&self) -> Option<String> {
-        match self.options.file_type.base() {
-            _ if self.options.file_type == FileType::Copy => {
-                Some("every tensor is copied as it is".to_owned())
-            }
-            Some(base) if !base.is_quantized() => Some(format!("every matrix becomes {base}")),
-            _ => None,
+        if self.options.file_type == FileType::Copy {
+            return Some("every tensor is copied as it is".to_owned());
         }
+        let plain = self.options.file_type.base().filter(|base| !base.is_quantized())?;
+        Some(format!("every matrix becomes {plain}"))
     }
 
     fn idle_rule(&self, rule: &TensorTypeRule) -> Option<String> {
@@ -81,13 +79,7 @@ impl Output<'_> {
         if matched.iter().any(|(_, choice)| is_obeyed(**choice, rule.ty)) {
             return None;
         }
-        Some(self.no_mixture().unwrap_or_else(|| {
-            let name = escape(&example.name);
-            match choice.reason {
-                Reason::Kept => format!("`{name}` stays {}", choice.ty),
-                _ => format!("another option decides about `{name}`"),
-            }
-        }))
+        Some(self.no_mixture().unwrap_or_else(|| decided_otherwise(example, **choice)))
     }
 
     fn idle_output_type(&self, ty: GgmlType) -> Option<String> {
@@ -107,12 +99,23 @@ impl Output<'_> {
         }
         Some(match of_class().next() {
             None => absent.to_owned(),
-            Some((tensor, choice)) => self.no_mixture().unwrap_or_else(|| match choice.reason {
-                Reason::Kept => format!("`{}` stays {}", escape(&tensor.name), choice.ty),
-                _ if class == TensorClass::TokenEmbd && !self.has(TensorClass::Output) => absent.to_owned(),
-                _ => format!("another option decides about `{}`", escape(&tensor.name)),
+            Some((tensor, choice)) => self.no_mixture().unwrap_or_else(|| {
+                let is_head = class == TensorClass::TokenEmbd && !self.has(TensorClass::Output);
+                if is_head && !matches!(choice.reason, Reason::Kept) {
+                    absent.to_owned()
+                } else {
+                    decided_otherwise(tensor, *choice)
+                }
             }),
         })
+    }
+}
+
+/// The reason why a tensor did not get the type of an option.
+fn decided_otherwise(tensor: &TensorMeta, choice: Choice) -> String {
+    match choice.reason {
+        Reason::Kept => format!("`{}` stays {}", escape(&tensor.name), choice.ty),
+        _ => format!("another option decides about `{}`", escape(&tensor.name)),
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::arch::GraphFeatures;
 use crate::arch::graph::{MixerRule, RopeOn, WindowPattern};
 use crate::core::TensorMeta;
+use crate::gguf::keys::{Count, annotation_row, key_info};
 use crate::gguf::{Array, Metadata, Value};
 use crate::quantize::QuantizeError;
 
@@ -52,14 +53,8 @@ const FROM_THE_FIRST: [&str; 4] =
     ["leading_dense_block_count", "n_deepstack_layers", "hash_layer_count", "decoder_block_count"];
 /// Keys of an architecture that count layers from the last one back.
 const FROM_THE_LAST: [&str; 2] = ["nextn_predict_layers", "attention.shared_kv_layers"];
-/// Arrays of an architecture that do not go by layers, whatever their length.
-const NOT_BY_LAYER: [&str; 5] = [
-    "rope.dimension_sections",
-    "target_layers",
-    "classifier.output_labels",
-    "adapters.token_ids_activate",
-    "adapters.token_ids_substitute",
-];
+/// Arrays of an architecture of any length that have no entry for each layer.
+const NOT_BY_LAYER: [&str; 2] = ["target_layers", "classifier.output_labels"];
 /// Arrays of an architecture that name layers by number.
 const NAMES_LAYERS: &str = "ple.layers";
 /// Keys of an architecture that say that every n-th layer is different.
@@ -119,22 +114,22 @@ impl<'a> PrunedLayers<'a> {
     /// Takes the pruned layers out of arrays with one entry a layer, and off the counts of layers. (The number of all
     /// layers is not among them.)
     pub(crate) fn apply(&self, metadata: &mut Metadata) {
-        let of_arch = |key: &str| Some(key.strip_prefix(self.arch)?.strip_prefix('.')?.to_owned());
         let n_heads =
             metadata.get(&format!("{}.nextn_predict_layers", self.arch)).and_then(Value::as_u64).unwrap_or(0);
         let n_before = u64::from(self.n_before);
         let changes: Vec<(String, Value)> = metadata
             .iter()
             .filter_map(|(key, value)| {
-                let name = of_arch(key)?;
-                let name = name.as_str();
+                let name = key.strip_prefix(self.arch).and_then(|rest| rest.strip_prefix('.'));
+                if let Value::Array(array) = value {
+                    // Some lists leave the draft heads behind the model's own layers out.
+                    let n = array.len() as u64;
+                    let fits = n == n_before || (n_heads > 0 && n_before.checked_sub(n_heads) == Some(n));
+                    let is_by_layer = fits && self.may_go_by_layer(key, name);
+                    return is_by_layer.then(|| (key.to_owned(), Value::Array(self.filtered(array))));
+                }
+                let name = name?;
                 let value = match value {
-                    Value::Array(array) if !NOT_BY_LAYER.contains(&name) => {
-                        // Some lists leave the draft heads behind the model's own layers out.
-                        let n = array.len() as u64;
-                        let is_by_layer = n == n_before || (n_heads > 0 && n + n_heads == n_before);
-                        Value::Array(is_by_layer.then(|| self.filtered(array))?)
-                    }
                     value if FROM_THE_FIRST.contains(&name) => {
                         let n = value.as_u64()?;
                         number_like(value, n - self.n_below(n))?
@@ -151,6 +146,16 @@ impl<'a> PrunedLayers<'a> {
             .collect();
         for (key, value) in changes {
             metadata.set(key, value);
+        }
+    }
+
+    /// True for arrays that have an entry for each layer where they are as long as there are layers. `name` is the key
+    /// without the architecture, of its keys.
+    fn may_go_by_layer(&self, key: &str, name: Option<&str>) -> bool {
+        match key_info(key, self.arch).or_else(|| annotation_row(key)).map(|row| row.count) {
+            Some(Count::PerBlock | Count::PerOwnBlock) => true,
+            Some(Count::Any) | None => name.is_some_and(|name| !NOT_BY_LAYER.contains(&name)),
+            Some(Count::One | Count::Exactly(_) | Count::AtLeast(_) | Count::AsIn(_)) => false,
         }
     }
 
@@ -294,6 +299,40 @@ mod tests {
         let mut after = metadata.clone();
         PrunedLayers::new(&head, &metadata, &[]).unwrap().unwrap().apply(&mut after);
         assert_eq!(after.get("deepseek2.nextn_predict_layers"), Some(&Value::U32(0)));
+    }
+
+    #[test]
+    fn lists_of_layers_outside_the_architecture_follow() {
+        let pattern = "gguf_foundry.attention.sliding_window_pattern";
+        let mut metadata = model(
+            "apertus",
+            &[("block_count", Value::U32(3)), ("rope.dimension_sections", Value::from(vec![1i32, 2, 3]))],
+        );
+        metadata.set("xielu.alpha_p", Value::from(vec![0.5f32, 1.5, 2.5]));
+        metadata.set(pattern, Value::from(vec![true, false, true]));
+        metadata.set("tokenizer.ggml.scores", Value::from(vec![0.0f32, 1.0, 2.0]));
+        let pruned: BTreeSet<u32> = [1].into();
+        let mut after = metadata.clone();
+        PrunedLayers::new(&pruned, &metadata, &[]).unwrap().unwrap().apply(&mut after);
+        assert_eq!(after.get("xielu.alpha_p"), Some(&Value::from(vec![0.5f32, 2.5])));
+        assert_eq!(after.get(pattern), Some(&Value::from(vec![true, true])));
+        for key in ["tokenizer.ggml.scores", "apertus.rope.dimension_sections"] {
+            assert_eq!(after.get(key), metadata.get(key), "{key}");
+        }
+    }
+
+    #[test]
+    fn a_number_of_draft_heads_that_no_file_has_is_no_panic() {
+        let keys = [
+            ("block_count", Value::U32(3)),
+            ("nextn_predict_layers", Value::U64(u64::MAX)),
+            ("feed_forward_length", Value::from(vec![10u32, 11])),
+        ];
+        let metadata = model("deepseek2", &keys);
+        let pruned: BTreeSet<u32> = [1].into();
+        let mut after = metadata.clone();
+        PrunedLayers::new(&pruned, &metadata, &[]).unwrap().unwrap().apply(&mut after);
+        assert_eq!(after.get("deepseek2.feed_forward_length"), Some(&Value::from(vec![10u32, 11])));
     }
 
     #[test]

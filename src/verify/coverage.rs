@@ -110,7 +110,7 @@ impl Coverage {
                 Aspect::Metadata => "the keys were not compared with the baseline's",
                 Aspect::Weights => "the weights were not compared with the baseline's",
                 Aspect::Divergence | Aspect::Embeddings | Aspect::Masked => {
-                    "no text was run beside the baseline"
+                    "no text was run through both models"
                 }
                 _ => continue,
             };

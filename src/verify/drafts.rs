@@ -1,14 +1,13 @@
 //! Files of draft heads alone (`--mtp`): blocks behind a model's own, which are run with that model only.
 
+use crate::arch::block_number;
 use crate::core::TensorMeta;
 use crate::core::text::escape;
 use crate::gguf::{Metadata, Value};
 use crate::verify::{Aspect, Finding, Report};
 
-/// The number of a block, from a tensor's name.
-fn block(name: &str) -> Option<u64> {
-    name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
-}
+/// How the names of a text model's blocks start.
+const BLOCKS: &str = "blk.";
 
 /// Blocks of the model itself, in a file that says that it has draft heads.
 fn own_blocks(metadata: &Metadata) -> Option<u64> {
@@ -20,13 +19,13 @@ fn own_blocks(metadata: &Metadata) -> Option<u64> {
 
 /// True for a tensor of a block of the model itself.
 pub(super) fn is_of_model(metadata: &Metadata, meta: &TensorMeta) -> bool {
-    block(&meta.name).zip(own_blocks(metadata)).is_some_and(|(block, own)| block < own)
+    block_number(&meta.name, BLOCKS).zip(own_blocks(metadata)).is_some_and(|(block, own)| block < own)
 }
 
 /// True for a file that has blocks of draft heads and none of the model.
 pub(super) fn are_alone(metadata: &Metadata, tensors: &[TensorMeta]) -> bool {
     let Some(own) = own_blocks(metadata) else { return false };
-    let mut blocks = tensors.iter().filter_map(|meta| block(&meta.name)).peekable();
+    let mut blocks = tensors.iter().filter_map(|meta| block_number(&meta.name, BLOCKS)).peekable();
     blocks.peek().is_some() && blocks.all(|block| block >= own)
 }
 

@@ -115,8 +115,9 @@ fn judge_sample(report: &mut Report, perplexity: &Perplexity, limits: &[LimitLin
     }
 }
 
-/// True if more text would not change what is said of a file beside its baseline: its weights are, byte for byte, what their
-/// types make of the baseline's, and it lacks no number that changes results for which GGUF has no key; or its divergence keeps its limit by several errors, and every limit of the reader's with it.
+/// True if more text would not change the verdict. Either every tensor is byte for byte what its type makes of the
+/// baseline's, and the file lacks no number that changes results because GGUF has no key for it; or the divergence keeps its
+/// limit, and all limits that were set, by [`PAIRED_ERRORS`] standard errors.
 fn is_decided(report: &Report, n: usize, limits: &[LimitLine]) -> bool {
     if report.divergence.is_none() {
         return false;

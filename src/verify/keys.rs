@@ -35,7 +35,7 @@ pub(super) fn check(metadata: &Metadata) -> Vec<Finding> {
     const CHECK: &str = "keys";
     let finding = |fault: KeyFault| match fault {
         fault if !fault.is_fatal() => Finding::warning(CHECK, fault.to_string()),
-        KeyFault::Type { .. } => Finding::error(CHECK, format!("{fault}: llama.cpp reads no other")),
+        KeyFault::Type { .. } => Finding::error(CHECK, format!("{fault}: llama.cpp refuses the file")),
         KeyFault::Length { .. } => Finding::error(CHECK, fault.to_string()),
     };
     // Older quantizers wrote the numbers of their notes as signed ones.

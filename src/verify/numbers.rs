@@ -1,4 +1,4 @@
-//! Numbers of a model that do not fit one another: what llama.cpp ends at when it reads them, whatever the architecture.
+//! Numbers in the keys that contradict one another: llama.cpp stops with an error, whatever the architecture.
 
 use crate::core::text::escape;
 use crate::gguf::{Metadata, Value};

@@ -1,7 +1,8 @@
 //! Files of vision and audio towers (`--mmproj`): what can be judged of them without running them.
 
-use crate::arch::{TowerFile, block_number, tower_gaps};
+use crate::arch::{TowerFile, block_count, block_number, tower_gaps};
 use crate::core::TensorMeta;
+use crate::core::text::escape;
 use crate::gguf::{Metadata, Value};
 use crate::verify::{Aspect, Finding, Report};
 
@@ -80,8 +81,10 @@ fn check_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding> {
     let names = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
     let file = TowerFile { names, vision: blocks[0], audio: blocks[1] };
     let Some(gaps) = tower_gaps(&projectors, &file) else {
-        let what =
-            format!("what a tower with the projector `{}` needs is not known", projectors.join("`, `"));
+        let what = format!(
+            "what a tower with the projector `{}` needs is not known",
+            escape(&projectors.join("`, `"))
+        );
         return vec![Finding::unchecked(TENSORS, what)];
     };
     let mut findings: Vec<Finding> = gaps
@@ -94,15 +97,12 @@ fn check_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding> {
     for ((tower, head), n_blocks) in TOWERS.into_iter().zip(["v.blk.", "a.blk."]).zip(blocks) {
         let Some(n_blocks) = n_blocks else { continue };
         let key = format!("clip.{tower}.block_count");
-        let mut found: Vec<(u64, &str)> = tensors
-            .iter()
-            .filter_map(|tensor| Some((block_number(&tensor.name, head)?, tensor.name.as_str())))
-            .collect();
-        found.sort_unstable();
-        if let Some((_, name)) = found.last().filter(|(last, _)| *last >= n_blocks) {
-            findings.push(Finding::error(TENSORS, format!("`{key}` is {n_blocks}, and there is `{name}`")));
+        let beyond = |name: &&str| block_number(name, head).is_some_and(|block| block >= n_blocks);
+        if let Some(name) = file.names.iter().copied().find(beyond) {
+            let message = format!("`{key}` is {n_blocks}, and there is `{}`", escape(name));
+            findings.push(Finding::error(TENSORS, message));
         }
-        let n_found = found.last().map_or(0, |(last, _)| last + 1);
+        let n_found = block_count(file.names.iter().copied(), head);
         if gaps.may_be_short && gaps.missing.is_empty() && n_found < n_blocks {
             let message = format!(
                 "`{key}` is {n_blocks}, and the file has {n_found} of {n_blocks} blocks: no runtime loads it"
@@ -116,6 +116,29 @@ fn check_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_and_texts_of_strangers() {
+        let mut metadata = Metadata::new();
+        metadata.set("general.architecture", CLIP);
+        metadata.set("clip.has_vision_encoder", true);
+        metadata.set("clip.projector_type", "gemma3");
+        metadata.set("clip.vision.block_count", 1u32);
+        let tensor = |name: &str| TensorMeta {
+            name: name.to_owned(),
+            shape: crate::core::Shape::new(vec![4]).unwrap(),
+            ty: crate::core::GgmlType::F32,
+        };
+        let found = check_tensors(&metadata, &[tensor("v.blk.18446744073709551615.\u{1b}x")]);
+        let message = found.iter().find(|finding| finding.message.contains("and there is")).unwrap();
+        assert!(!message.message.contains('\u{1b}'), "{message:?}");
+        metadata.set("clip.projector_type", "\u{1b}[31m");
+        let found = check_tensors(&metadata, &[tensor("v.blk.0.x")]);
+        assert!(
+            found[0].message.contains("is not known") && !found[0].message.contains('\u{1b}'),
+            "{found:?}"
+        );
+    }
 
     #[test]
     fn a_tower_says_its_sizes_and_its_projector() {

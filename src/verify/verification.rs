@@ -215,7 +215,8 @@ pub(super) fn examine(
     if let Some(baseline) = baseline {
         report.has_baseline();
         report.extend(baseline_keys::compare(model, baseline.metadata));
-        report.judged(Aspect::Metadata, format!("{} keys beside the baseline's", model.metadata.len()));
+        report
+            .judged(Aspect::Metadata, format!("{} keys, compared with the baseline's", model.metadata.len()));
         if !options.structure_only {
             weights(&mut report)?;
         }

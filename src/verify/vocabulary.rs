@@ -1,4 +1,4 @@
-//! The tokenizer's keys: consistent in themselves. Whether the embedding has a row for each token, [`super::shapes`] says.
+//! Tests whether the keys of the tokenizer agree with one another. [`super::shapes`] compares them with the embedding's rows.
 
 use std::collections::{HashMap, HashSet};
 

@@ -20,13 +20,13 @@ mod fixture;
 mod invert;
 mod long_rope;
 mod modalities;
+mod plain_names;
 mod resaved;
 mod runtime_keys;
 mod sizes;
 mod switches;
 mod tied;
 mod vocabularies;
-mod wrapped;
 
 use crate::support::{common_keys, fixture, in_json, root, sha256};
 use fixture::CardFixture;

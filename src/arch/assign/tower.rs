@@ -5,7 +5,7 @@ use crate::arch::error::ArchError;
 use crate::arch::expr::Expr;
 use crate::arch::lack::Lack;
 use crate::arch::mapping::{DropReason, OutputSpec};
-use crate::arch::names::{self, Captures, Placeholder, SUFFIXES};
+use crate::arch::names::{self, Captures, Pattern, Placeholder, SUFFIXES};
 use crate::arch::schema::{Domain, Entry};
 use crate::arch::towers::{self, TowerFile, WEIGHT};
 
@@ -32,7 +32,9 @@ impl Assigner<'_> {
         let holds = |at: &str, when: Option<&Expr>, captures: Captures| -> Result<Option<bool>, ArchError> {
             self.holds(at, when, captures).map(Some)
         };
-        let missing = towers::missing(self.card, &file, &holds)?;
+        let mut missing = towers::missing(self.card, &file, &holds)?;
+        // More are not shown, and looking for their stored names takes time.
+        missing.truncate(MAX_MISSING + 1);
         let mut missing: Vec<String> = missing.iter().map(|target| self.stored_name(target)).collect();
         for name in self.missing_parts(&file)? {
             if !missing.contains(&name) {
@@ -62,7 +64,7 @@ impl Assigner<'_> {
             let (Some(n), None, Some(pattern)) = (&entry.n, entry.join, entry.patterns.first()) else {
                 continue;
             };
-            let placeholder = if pattern.has(Placeholder::Xid) { Placeholder::Xid } else { Placeholder::Bid };
+            let placeholder = number_of(pattern);
             // Of more parts than tensors one has none.
             let n = self.count(entry.name(), n, Captures::default())?.min(self.weights.len() as u64 + 1);
             for number in 0..n {
@@ -113,14 +115,12 @@ impl Assigner<'_> {
     /// The numbers of a source whose target has these.
     fn in_source(&self, entry: &Entry, captures: Captures) -> Captures {
         let Some(bid) = &entry.bid else { return captures };
-        let placeholder = match entry.patterns.first() {
-            Some(pattern) if pattern.has(Placeholder::Xid) => Placeholder::Xid,
-            _ => Placeholder::Bid,
-        };
+        let placeholder = entry.patterns.first().map_or(Placeholder::Bid, number_of);
         let sources = (0..=self.weights.len() as u64).map(|n| Captures::default().with(placeholder, Some(n)));
-        let mut found = sources.take_while(|source| self.count(entry.name(), bid, *source).is_ok());
-        let is_its = |source: &Captures| self.count(entry.name(), bid, *source).ok() == captures.bid;
-        found.find(is_its).unwrap_or(captures)
+        let mut numbered =
+            sources.map_while(|source| Some((source, self.count(entry.name(), bid, source).ok()?)));
+        let its = numbered.find(|(_, number)| Some(*number) == captures.bid);
+        its.map_or(captures, |(source, _)| source)
     }
 
     /// A name as the checkpoint would have it: what rewriting made of the names next to it, undone.
@@ -146,6 +146,11 @@ impl Assigner<'_> {
         let names = dropped.map(|dropped| self.weights[dropped.weight].name.as_str());
         names::nearest(name, names.filter(|name| !names::is_of_text_model(name))).map(str::to_owned)
     }
+}
+
+/// The placeholder that numbers the sources of a pattern.
+fn number_of(pattern: &Pattern) -> Placeholder {
+    if pattern.has(Placeholder::Xid) { Placeholder::Xid } else { Placeholder::Bid }
 }
 
 /// What two names start with before the part that they end in alike.

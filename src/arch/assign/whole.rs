@@ -1,14 +1,16 @@
-//! What no block of a text model has one half of, and no model is without: a kind of tensor that is missing in every block
-//! leaves no gap that other blocks show.
+//! Tensors of a text model that occur together, such as `ffn_up` and `ffn_down`, and the norm after its last block. A kind of
+//! tensor that every block lacks leaves no gap between blocks: it is missed because its partner is there.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::Assigner;
 use crate::arch::names::{Captures, Pattern};
 use crate::arch::schema::{Entry, Optional};
+use crate::arch::tied::is_named;
+use crate::arch::towers::WEIGHT;
 
-/// Tensors of a block, without `.weight`, and those of which it must have one, too. A part that the card does not have, or
-/// that may be missing in any block, is not asked for.
+/// A tensor of a block, without `.weight`, and alternatives of which the block must have at least one. An alternative that no
+/// entry of the card yields is not asked for; where one of them is optional or conditional, none is.
 const TOGETHER: &[(&str, &[&str])] = &[
     ("ffn_up", &["ffn_down"]),
     ("ffn_down", &["ffn_up"]),
@@ -56,11 +58,10 @@ const TOGETHER: &[(&str, &[&str])] = &[
 ];
 /// The norm behind the last block of a decoder.
 const LAST_NORM: &str = "output_norm";
-const WEIGHT: &str = ".weight";
 
 impl Assigner<'_> {
-    /// The targets that the tensors there cannot do without: of a kind that several blocks lack, the first.
-    pub(super) fn halves(&self, present: &HashSet<&str>) -> Vec<String> {
+    /// The targets that are missing though their partners are there: of each kind, that of the first block.
+    pub(super) fn missing_partners(&self, present: &HashSet<&str>) -> Vec<String> {
         let mut missing: BTreeMap<(String, &str), (u64, String)> = BTreeMap::new();
         let present_in_order: BTreeSet<&str> = present.iter().copied().collect();
         for name in present_in_order {
@@ -82,36 +83,35 @@ impl Assigner<'_> {
                     continue;
                 };
                 let name = target(first);
-                let found = (bid, if name.strip_suffix(".bias").is_some() { name } else { name + WEIGHT });
+                let is_bias = name.rsplit('.').next() == Some("bias");
+                let found = (bid, if is_bias { name } else { name + WEIGHT });
                 let least = missing.entry((head.to_owned(), first)).or_insert_with(|| found.clone());
                 if found < *least {
                     *least = found;
                 }
             }
         }
-        let mut targets: Vec<String> = missing.into_values().map(|(_, target)| target).collect();
-        let is_its = |entry: &&Entry| {
-            let mut names = entry.targets.iter().map(|target| target.name.text());
-            names.any(|name| name.strip_suffix(WEIGHT).unwrap_or(name) == LAST_NORM)
-        };
+        missing.into_values().map(|(_, target)| target).collect()
+    }
+
+    /// The norm after the last block, where it is missing and every model of the card has one.
+    pub(super) fn missing_last_norm(&self, present: &HashSet<&str>) -> Option<String> {
+        let is_its =
+            |entry: &&Entry| entry.targets.iter().any(|target| is_named(target.name.text(), LAST_NORM));
         let mut norms = self.card.entries.iter().filter(is_its).peekable();
         let is_due = norms.peek().is_some()
             && norms.all(|entry| entry.optional == Optional::Never && entry.when.is_none())
             && self.heads.expects_model();
         let norm = format!("{LAST_NORM}{WEIGHT}");
-        if is_due && !present.contains(norm.as_str()) {
-            targets.push(norm);
-        }
-        targets
+        (is_due && !present.contains(norm.as_str())).then_some(norm)
     }
 
-    /// Whether all entries that yield a target are due in every block; `None` if none yields it.
+    /// True if all entries that yield a target are due in every block; `None` if none yields it.
     fn source_entry(&self, target: &str, bid: u64) -> Option<bool> {
         let captures = Captures { bid: Some(bid), ..Captures::default() };
         let stem = target.strip_suffix(".bias").unwrap_or(target);
         let is_its = |name: &Pattern| {
-            name.render(captures)
-                .is_some_and(|name| name == target || name.strip_suffix(WEIGHT).unwrap_or(&name) == stem)
+            name.render(captures).is_some_and(|name| name == target || is_named(&name, stem))
         };
         let entries = self.card.entries.iter();
         let mut its =

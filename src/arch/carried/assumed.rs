@@ -127,14 +127,13 @@ impl Judge<'_, '_> {
             WindowKind::Chunked => "chunked_attention",
             WindowKind::Sliding | WindowKind::Symmetric => "sliding_attention",
         };
-        let (period, full) = match graph.window_pattern? {
-            WindowPattern::DenseLast(period @ 2..) => (period as usize, period as usize - 1),
-            WindowPattern::DenseFirst { dense_first: period @ 2.. } => (period as usize, 0),
-            WindowPattern::DenseLast(_) | WindowPattern::DenseFirst { .. } => return None,
+        let rule = graph.window_pattern?;
+        let (WindowPattern::DenseLast(2..) | WindowPattern::DenseFirst { dense_first: 2.. }) = rule else {
+            return None;
         };
         let given = self.given("layer_types")?.as_array()?;
         let is_usual = |layer: &Json| layer == windowed || layer == "full_attention";
-        let layer = |at: usize| if at % period == full { "full_attention" } else { windowed };
+        let layer = |at: usize| if rule.is_windowed(at) { windowed } else { "full_attention" };
         given.iter().all(is_usual).then(|| (0..given.len()).map(layer).collect())
     }
 }

@@ -6,14 +6,12 @@ use crate::arch::attributes::AttributeDefault;
 use crate::arch::carried::same::{number, same};
 use crate::arch::carried::{Config, Effect, Judge};
 use crate::arch::graph::Positions;
+use crate::arch::hparams::{ROPE_BASES, ROPE_PARTS};
 
 /// Members that hold a description.
 const DESCRIPTIONS: [&str; 2] = ["rope_parameters", "rope_scaling"];
-/// The base, outside a description.
-const BASES: [&str; 5] =
-    ["global_rope_theta", "rope_global_theta", "rope_theta", "rope_theta_global", "rotary_emb_base"];
-/// The rotated part of a head, outside a description.
-const PARTS: [&str; 4] = ["partial_rotary_factor", "rope_pct", "rope_percent", "rotary_pct"];
+/// The rotated part of a head, outside a description; the last is of single cards.
+const PARTS: [&str; 4] = [ROPE_PARTS[0], ROPE_PARTS[1], ROPE_PARTS[2], "rotary_pct"];
 /// Types without a scaling, or with one that other members describe.
 const PLAIN: [&str; 5] = ["default", "mrope", "none", "proportional", "xdrope"];
 
@@ -43,7 +41,7 @@ fn members(rope_type: &str) -> &'static [(&'static str, &'static str)] {
 /// True for attributes that are judged here.
 pub(super) fn is_judged(name: &str) -> bool {
     DESCRIPTIONS.iter().any(|description| name.split('.').next() == Some(description))
-        || BASES.contains(&name)
+        || ROPE_BASES.contains(&name)
         || PARTS.contains(&name)
 }
 
@@ -64,7 +62,7 @@ impl Judge<'_, '_> {
         let has = |name: &str| ways.iter().any(|way| self.at(way).is_some_and(|map| map.contains_key(name)));
         let (has_base, has_part) = (has("rope_theta"), has("partial_rotary_factor"));
         if !has_base {
-            self.outside(&BASES, "rope_theta");
+            self.outside(&ROPE_BASES, "rope_theta");
         }
         if !has_part {
             self.outside(&PARTS, "partial_rotary_factor");

@@ -160,7 +160,7 @@ fn open_baseline(
     common: &Common,
     lock: bool,
 ) -> anyhow::Result<OpenedModel> {
-    OpenedModel::open_beside(models, path, common, lock)
+    OpenedModel::open_baseline(models, path, common, lock)
         .map_err(|error| anyhow::anyhow!("baseline: {}", crate::cli::render::error_line(&error)))
 }
 

@@ -106,14 +106,14 @@ impl OpenedModel {
         Self::open_as(ShownOptions::default(), path, common, lock)
     }
 
-    /// Opens what models are compared with; a checkpoint as what the first of them says that it is.
-    pub(super) fn open_beside(
+    /// Opens the baseline of models. A checkpoint is converted with the options that the first of them shows in its keys.
+    pub(super) fn open_baseline(
         models: &[PathBuf],
         path: &Path,
         common: &Common,
         lock: bool,
     ) -> anyhow::Result<Self> {
-        let first = models.first().and_then(|model| GgufFile::open(model).ok());
+        let first = models.first().filter(|_| path.is_dir()).and_then(|model| GgufFile::open(model).ok());
         let shown = first.map_or_else(ShownOptions::default, |file| ShownOptions::by_keys(file.metadata()));
         Self::open_as(shown, path, common, lock)
     }

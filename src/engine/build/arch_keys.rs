@@ -41,7 +41,7 @@ impl<'a> ArchKeys<'a> {
         let keys = self.metadata.iter().map(|(key, _)| key);
         let is_unread = |key: &&str| {
             key.strip_prefix(&prefix)
-                .is_some_and(|name| !read.contains(name) && !is_about_something_else(name))
+                .is_some_and(|name| !read.contains(name) && !WITHOUT_EFFECT.contains(&name))
                 && !Registry::describes(self.arch, key)
         };
         keys.filter(is_unread).collect()
@@ -168,10 +168,6 @@ impl<'a> ArchKeys<'a> {
     pub(super) fn unknown(&self, name: &str, expected: &'static str, found: &str) -> EngineError {
         EngineError::BadKey { key: self.key(name), expected, found: found.to_owned() }
     }
-}
-
-fn is_about_something_else(name: &str) -> bool {
-    WITHOUT_EFFECT.contains(&name)
 }
 
 /// The number of a layer: an element of an array, or a value for all.

@@ -194,21 +194,17 @@ impl Builder<'_> {
             let expected = if is_full { "true with this window" } else { "false with this window" };
             return Err(self.keys.unknown("attention.causal", expected, &(!is_full).to_string()));
         }
-        let every = |n: usize| n == 0 || layer % n < n - 1;
         let pattern_key = "attention.sliding_window_pattern";
         let windowed = match (self.keys.get(pattern_key), self.features.window_pattern) {
             (Some(value), _) if value.as_array().is_some() => {
                 self.keys.layer_flag(pattern_key, layer)?.unwrap_or(false)
             }
-            (Some(_), Some(WindowPattern::DenseFirst { .. })) => {
-                let n = self.keys.count(pattern_key)?.unwrap_or(0);
-                n == 0 || !layer.is_multiple_of(n)
+            (Some(_), rule) => {
+                let period = self.keys.count(pattern_key)?.unwrap_or(0);
+                let rule = rule.unwrap_or(WindowPattern::DenseLast(0));
+                rule.with_period(u32::try_from(period).unwrap_or(u32::MAX)).is_windowed(layer)
             }
-            (Some(_), _) => every(self.keys.count(pattern_key)?.unwrap_or(0)),
-            (None, Some(WindowPattern::DenseLast(n))) => every(n as usize),
-            (None, Some(WindowPattern::DenseFirst { dense_first: n })) => {
-                n == 0 || !layer.is_multiple_of(n as usize)
-            }
+            (None, Some(rule)) => rule.is_windowed(layer),
             (None, None) => true,
         };
         Ok(if windowed { window } else { global })

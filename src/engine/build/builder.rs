@@ -310,15 +310,14 @@ impl Builder<'_> {
     /// Warns of keys of the architecture that no part of the plan has read.
     fn name_unread(&mut self) {
         let unread = self.keys.unread();
-        if let Some((shown, others)) = unread.split_at_checked(unread.len().min(MAX_UNREAD))
-            && !shown.is_empty()
-        {
-            let names = shown.iter().map(|key| format!("`{}`", escape(key))).collect::<Vec<_>>().join(", ");
-            let others =
-                if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
-            self.warnings
-                .push(format!("{names}{others}: not known to the graph, so the figures are without"));
+        if unread.is_empty() {
+            return;
         }
+        let (shown, others) = unread.split_at(unread.len().min(MAX_UNREAD));
+        let names = shown.iter().map(|key| format!("`{}`", escape(key))).collect::<Vec<_>>().join(", ");
+        let others = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
+        let what = "this program does not evaluate them, the figures are computed without";
+        self.warnings.push(format!("{names}{others}: {what}"));
     }
 
     /// Refuses tensors that no part of the plan has claimed, except those that the card leaves aside and those of layers

@@ -84,7 +84,8 @@ fn keys_that_nobody_reads_are_named_unless_the_card_writes_them() {
     let none: [String; 0] = [];
     assert_eq!(of("xverse", "tensor_data_layout"), none);
     for (arch, key) in [("x", "tensor_data_layout"), ("xverse", "strange")] {
-        let text = format!("`{arch}.{key}`: not known to the graph, so the figures are without");
+        let text =
+            format!("`{arch}.{key}`: this program does not evaluate them, the figures are computed without");
         assert_eq!(of(arch, key), [text]);
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::core::Hint;
 use crate::core::output::EditLockError;
 use crate::core::text::escape;
-use crate::gguf::{AssignError, GgufError, WriteError};
+use crate::gguf::{AssignError, GgufError, MAX_NAME_BYTES, WriteError};
 use crate::inspect::edit::Objection;
 
 /// Why an edit was not made.
@@ -75,11 +75,14 @@ pub enum EditError {
     /// A name that another tensor has.
     #[error("{}: there is a tensor `{}` already", path.display(), escape(tensor))]
     TensorTwice { path: PathBuf, tensor: String },
+    /// A name that no reader takes.
+    #[error("{}: tensor name `{}` has {} bytes, at most {MAX_NAME_BYTES} are allowed", path.display(), escape(tensor), tensor.len())]
+    NameLength { path: PathBuf, tensor: String },
     /// An expression that leaves nothing out.
     #[error("{}: no tensor has a name in which `{}` is found", path.display(), escape(pattern))]
     NoMatch { path: PathBuf, pattern: String },
     /// A change of the tensors of one part.
-    #[error("{}: one part of several; their tensors are counted in all of them", path.display())]
+    #[error("{}: one part of a split model: tensors are renamed and dropped in the joined file only", path.display())]
     OfParts { path: PathBuf },
     /// A part of another model among the parts to join.
     #[error("{}: not a part of the same model as {}", path.display(), first.display())]
@@ -119,6 +122,7 @@ impl EditError {
             | Self::Changed { .. }
             | Self::NoTensor { .. }
             | Self::TensorTwice { .. }
+            | Self::NameLength { .. }
             | Self::NoMatch { .. }
             | Self::OfParts { .. }
             | Self::OtherModel { .. }
@@ -143,6 +147,8 @@ impl Hint for EditError {
             | Self::RenameForm { .. }
             | Self::Pattern { .. }
             | Self::TensorTwice { .. }
+            | Self::NameLength { .. }
+            | Self::OtherModel { .. }
             | Self::NotAPart { .. }
             | Self::Lock(_) => return Vec::new(),
             Self::NoTensor { nearest: Some(nearest), .. } => format!("did you mean `{}`?", escape(nearest)),
@@ -150,7 +156,6 @@ impl Hint for EditError {
                 "list the tensors with `gguf-inspect FILE`".to_owned()
             }
             Self::OfParts { .. } => "join the parts first: `gguf-inspect merge PART -o FILE`".to_owned(),
-            Self::OtherModel { .. } => "give the output with `-o`".to_owned(),
             Self::NoToken { nearest: Some(nearest), .. } => {
                 format!("the nearest is `{}`", escape(nearest))
             }

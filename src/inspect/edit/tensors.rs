@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::core::similar::nearest;
 use crate::core::{SourceError, TensorMeta, TensorSource};
-use crate::gguf::{FilePlan, GgufFile, Metadata, PlannedFile, WriteError};
+use crate::gguf::{FilePlan, GgufFile, MAX_NAME_BYTES, Metadata, PlannedFile, WriteError};
 use crate::inspect::{Edit, EditError};
 
 /// The tensors that an edited file has.
@@ -52,6 +52,9 @@ impl EditedTensors {
                     let near = nearest(from, names).map(str::to_owned);
                     return Err(EditError::NoTensor { path: path(), tensor: from.clone(), nearest: near });
                 };
+                if to.len() as u64 > MAX_NAME_BYTES {
+                    return Err(EditError::NameLength { path: path(), tensor: to.clone() });
+                }
                 if self.metas.iter().any(|meta| meta.name == *to) {
                     return Err(EditError::TensorTwice { path: path(), tensor: to.clone() });
                 }

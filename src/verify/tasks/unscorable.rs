@@ -43,7 +43,7 @@ impl Choice {
     pub(super) fn flaw(&self) -> Option<String> {
         let n_right = self.is_right.iter().filter(|&&right| right).count();
         if self.answers.len() < 2 {
-            return Some("there is nothing to choose from: it has one answer".to_owned());
+            return Some("it has fewer than two answers".to_owned());
         }
         if n_right == 0 {
             return Some("no answer is marked as right".to_owned());
@@ -124,7 +124,7 @@ mod tests {
         let flaw = |answers: &[(&str, bool)]| choice(answers).flaw().unwrap_or_default();
         assert_eq!(flaw(&[("a", true), ("b", false)]), "");
         assert_eq!(flaw(&[("a", true), ("b", true), ("c", false)]), "");
-        assert_eq!(flaw(&[("a", true)]), "there is nothing to choose from: it has one answer");
+        assert_eq!(flaw(&[("a", true)]), "it has fewer than two answers");
         assert_eq!(flaw(&[("a", false), ("b", false)]), "no answer is marked as right");
         assert_eq!(flaw(&[("a", true), ("b", true)]), "every answer is marked as right");
         assert_eq!(flaw(&[("a", true), (" ", false)]), "answer 1 is empty");

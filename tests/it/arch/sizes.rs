@@ -204,7 +204,7 @@ fn the_shapes_of_nearly_all_tensors_follow_from_keys() {
         let plan = case.plan(dir.path(), OutType::F16).unwrap_or_else(|error| panic!("{}: {error}", case.at));
         let check = check_shapes(plan.metadata(), plan.tensors());
         assert_eq!(check.wrong, [], "{}", case.at);
-        n_judged += check.n_judged;
+        n_judged += plan.tensors().len() - check.not_judged.len();
         for name in check.not_judged {
             *rest.entry(format!("{} {name}", case.arch)).or_default() += 1;
         }

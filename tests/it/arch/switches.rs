@@ -147,8 +147,8 @@ fn an_annotation_holds_what_the_engine_can_compute() {
     assert_eq!(
         conversion.warnings(),
         [
-            "config.json: `scale_attn_weights` = false is lost: no key or tensor of a `gpt2` file says it, and what runs it \
-          computes as with true (`--annotate` keeps it for `gguf-verify`)"
+            "config.json: `scale_attn_weights` = false is lost: a `gpt2` file has no key or tensor for it, and runtimes \
+          compute with true (`--annotate` keeps it for `gguf-verify`)"
         ]
     );
     let annotated = plan(changed.dir.path(), true).unwrap();
@@ -171,17 +171,17 @@ fn healthy_checkpoints_lose_nothing() {
 /// What is lost in cases of the cards: their configurations are of no released model and say what the runtime does not compute.
 const LOST_IN_CARDS: &[&str] = &[
     // The class has squared ReLU and the graph of `bitnet` a gate with SiLU.
-    "bitnet/names_of_transformers.json: `hidden_act` = \"relu2\" is lost: no key or tensor of a `bitnet` file says it, and what runs it computes as with \"silu\"",
+    "bitnet/names_of_transformers.json: `hidden_act` = \"relu2\" is lost: a `bitnet` file has no key or tensor for it, and runtimes compute with \"silu\"",
     // It names a norm and not its place, for which the class has the other one.
-    "falcon-h1/normed.json: `mamba_norm_before_gate` = true is lost: no key or tensor of a `falcon-h1` file says it, and what runs it computes as with false",
+    "falcon-h1/normed.json: `mamba_norm_before_gate` = true is lost: a `falcon-h1` file has no key or tensor for it, and runtimes compute with false",
     // Heads of 16 and the class's divisor, which is for heads of 256.
-    "gemma-embedding/pooled.json: `query_pre_attn_scalar` = 256 is lost: no key or tensor of a `gemma-embedding` file says it, and what runs it computes as with 16",
-    "gemma3/cut_vocabulary.json: `query_pre_attn_scalar` = 256 is lost: no key or tensor of a `gemma3` file says it, and what runs it computes as with 16",
-    "gemma3/no_window_rope_parameters.json: `query_pre_attn_scalar` = 256 is lost: no key or tensor of a `gemma3` file says it, and what runs it computes as with 16",
+    "gemma-embedding/pooled.json: `query_pre_attn_scalar` = 256 is lost: a `gemma-embedding` file has no key or tensor for it, and runtimes compute with 16",
+    "gemma3/cut_vocabulary.json: `query_pre_attn_scalar` = 256 is lost: a `gemma3` file has no key or tensor for it, and runtimes compute with 16",
+    "gemma3/no_window_rope_parameters.json: `query_pre_attn_scalar` = 256 is lost: a `gemma3` file has no key or tensor for it, and runtimes compute with 16",
     // The runtime reads no window for `llama`.
-    "llama/mistral_window.json: `sliding_window` = 32 is lost: no key or tensor of a `llama` file says it, and what runs it computes as with 4096 (`--annotate` keeps it for `gguf-verify`)",
+    "llama/mistral_window.json: `sliding_window` = 32 is lost: a `llama` file has no key or tensor for it, and runtimes compute with 4096 (`--annotate` keeps it for `gguf-verify`)",
     // The runtime has MiniCPM 3's multipliers in its code.
-    "minicpm3/longrope.json: `dim_model_base` = 32 is lost: no key or tensor of a `minicpm3` file says it, and what runs it computes as with 256",
+    "minicpm3/longrope.json: `dim_model_base` = 32 is lost: a `minicpm3` file has no key or tensor for it, and runtimes compute with 256",
 ];
 
 fn every_switch_is_carried_or_named(goldens: &Goldens) {

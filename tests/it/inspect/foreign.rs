@@ -162,8 +162,10 @@ fn foreign_lists_that_lie_are_refused() {
 fn names_that_clash_are_refused_and_nothing_changes() {
     let bench = Bench::new().with_tiny();
     let before = fs_err::read(bench.path("tiny.gguf")).unwrap();
+    let long = format!("output_norm.weight={}", "n".repeat(64));
     for (args, code, said) in [
         (vec!["rename", "tiny.gguf", "no.such=x"], 1, "no tensor `no.such`"),
+        (vec!["rename", "tiny.gguf", &long, "--force"], 1, "has 64 bytes, at most 63 are allowed"),
         (vec!["rename", "tiny.gguf", "blk.0.ffn_up.weight=blk.0.ffn_down.weight"], 1, "already"),
         (vec!["rename", "tiny.gguf", "blk.0.ffn_up.weight"], 2, "`OLD=NEW` expected"),
         (vec!["rename", "tiny.gguf", "blk.0.ffn_up.weight=x"], 1, "could not be run any more"),

@@ -147,7 +147,7 @@ fn other_types_of_well_known_keys_are_refused() {
     let bench = Bench::new();
     let args = ["set", "model.gguf", "llama.block_count=u64:2"];
     let line = refused(&bench, &args);
-    assert_eq!(line, "error: model.gguf: key `llama.block_count` is of type u32, not u64");
+    assert_eq!(line, "error: model.gguf: key `llama.block_count` must be of type u32, not u64");
     forced(&bench, &args);
     assert_eq!(bench.value("model.gguf", "llama.block_count"), Some(Value::U64(2)));
     // Back to the type that it has to have.
@@ -157,7 +157,7 @@ fn other_types_of_well_known_keys_are_refused() {
     assert_eq!(bench.run(&["set", "model.gguf", "my.key=u8:1"]).0, 0);
     assert_eq!(bench.run(&["set", "model.gguf", "my.key=str:x"]).0, 0);
     let line = refused(&bench, &["set", "model.gguf", "general.author=u8:1", "general.license=bool:true"]);
-    assert!(line.contains("`general.author` is of type str, not u8; key `general.license`"), "{line}");
+    assert!(line.contains("`general.author` must be of type str, not u8; key `general.license`"), "{line}");
 }
 
 #[test]

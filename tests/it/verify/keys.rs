@@ -25,20 +25,24 @@ fn faults() -> Vec<(&'static str, Value, &'static str)> {
             "has 5 entries, not 4: `llama.block_count` is 4",
         ),
         ("llama.attention.head_count_kv", vec![2i32; 3].into(), "has 3 entries, not 4"),
-        ("llama.attention.head_count_kv", vec![2u64; 4].into(), "is of type u32 or arr[u32], not arr[u64]"),
+        (
+            "llama.attention.head_count_kv",
+            vec![2u64; 4].into(),
+            "must be of type u32 or arr[u32], not arr[u64]",
+        ),
         ("llama.attention.head_count", vec![4i32; 3].into(), "has 3 entries, not 4"),
         ("llama.feed_forward_length", five.into(), "has 5 entries, not 4"),
         ("llama.attention.sliding_window_pattern", vec![true; 3].into(), "has 3 entries, not 4"),
         ("llama.rope.dimension_sections", vec![8i32; 3].into(), "has 3 entries, not 4"),
-        ("llama.context_length", vec![2048u32; 4].into(), "is of type u32, not arr[u32]"),
-        ("llama.block_count", 4u64.into(), "is of type u32, not u64"),
-        ("llama.block_count", 4i32.into(), "is of type u32, not i32"),
-        ("llama.attention.layer_norm_rms_epsilon", Value::F64(1e-5), "is of type f32, not f64"),
-        ("llama.rope.freq_base", 10000u32.into(), "is of type f32, not u32"),
-        ("general.file_type", 1u64.into(), "is of type u32, not u64"),
-        ("tokenizer.ggml.bos_token_id", 0i32.into(), "is of type u32, not i32"),
-        ("tokenizer.ggml.add_bos_token", Value::U8(1), "is of type bool, not u8"),
-        ("tokenizer.ggml.token_type", vec![1u32; 512].into(), "is of type arr[i32], not arr[u32]"),
+        ("llama.context_length", vec![2048u32; 4].into(), "must be of type u32, not arr[u32]"),
+        ("llama.block_count", 4u64.into(), "must be of type u32, not u64"),
+        ("llama.block_count", 4i32.into(), "must be of type u32, not i32"),
+        ("llama.attention.layer_norm_rms_epsilon", Value::F64(1e-5), "must be of type f32, not f64"),
+        ("llama.rope.freq_base", 10000u32.into(), "must be of type f32, not u32"),
+        ("general.file_type", 1u64.into(), "must be of type u32, not u64"),
+        ("tokenizer.ggml.bos_token_id", 0i32.into(), "must be of type u32, not i32"),
+        ("tokenizer.ggml.add_bos_token", Value::U8(1), "must be of type bool, not u8"),
+        ("tokenizer.ggml.token_type", vec![1u32; 512].into(), "must be of type arr[i32], not arr[u32]"),
     ]
 }
 
@@ -92,7 +96,7 @@ fn notes_of_another_type_are_warned_of() {
     odd.write(dir.path(), "odd.gguf");
     let (code, out, _) = gguf_verify(&["odd.gguf", "--structure-only"], dir.path());
     assert_eq!(code, 4, "{out}");
-    assert!(out.contains("keys: key `general.license` is of type str, not u8"), "{out}");
+    assert!(out.contains("keys: key `general.license` must be of type str, not u8"), "{out}");
     assert!(!out.contains("entries_count"), "{out}");
 }
 
@@ -111,8 +115,8 @@ fn an_edit_keeps_types_and_lengths() {
         ("llama.attention.head_count_kv=arr[u32]:[2,2,2,2,2]", "has 5 entries, not 4"),
         ("llama.attention.head_count_kv=arr[u32]:[2,2,2]", "has 3 entries, not 4"),
         ("llama.rope.dimension_sections=arr[i32]:[1,2,3]", "has 3 entries, not 4"),
-        ("llama.context_length=arr[u32]:[1,2,3,4]", "is of type u32, not arr[u32]"),
-        ("llama.block_count=u64:4", "is of type u32, not u64"),
+        ("llama.context_length=arr[u32]:[1,2,3,4]", "must be of type u32, not arr[u32]"),
+        ("llama.block_count=u64:4", "must be of type u32, not u64"),
     ] {
         let (code, err, written) = set(assignment, &[]);
         assert_eq!((code, written), (1, false), "{assignment}: {err}");

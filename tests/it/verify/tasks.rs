@@ -133,7 +133,7 @@ fn tasks_that_cannot_be_scored_are_named_and_not_counted() {
     for (tasks, why) in [
         (&[("Which?", &[(" a", 0), (" b", 0)][..])][..], "no answer is marked as right"),
         (&[("Which?", &[(" a", 1), (" b", 1)])], "every answer is marked as right"),
-        (&[("Which?", &[(" a", 1)])], "it has one answer"),
+        (&[("Which?", &[(" a", 1)])], "it has fewer than two answers"),
         (&[("Which?", &[(" a", 1), (" a", 0)])], "answers 0 and 1 are the same text"),
         (&[("Which?", &[(" ", 0), (" a", 1)])], "answer 0 is empty"),
     ] {

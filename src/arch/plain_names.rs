@@ -1,4 +1,5 @@
-//! Names of a checkpoint that a card would know without something in front of them, or with it.
+//! Finds one change of all names of a checkpoint (something in front taken off or added, a word taken out) after which the
+//! card knows every tensor.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -12,6 +13,7 @@ use crate::arch::leftover::is_of_training;
 use crate::arch::load::Registry;
 use crate::arch::mapping::DropReason;
 use crate::arch::matching::{Asked, Matcher, kind_of};
+use crate::arch::model_types;
 use crate::arch::names::{SUFFIXES, is_multimodal, shared_rewrite};
 use crate::arch::resolve::{Inputs, ResolveOptions, chosen};
 use crate::arch::schema::{Card, CardKind};
@@ -96,7 +98,7 @@ pub fn plain_names(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOp
         return None;
     }
     let config = detect::with_text_config(inputs.config);
-    let class = detect::class_of(&config).ok()?;
+    let (class, _) = model_types::recognized(registry, detect::class_of(&config), &config).ok()?;
     let mut kinds = kinds(inputs.weights);
     kinds.truncate(MAX_KINDS);
     let few: Vec<&WeightMeta> = kinds.values().filter_map(|kind| inputs.weights.get(kind.first)).collect();
@@ -276,8 +278,12 @@ mod tests {
     ];
 
     fn found(names: &[String]) -> Option<(Vec<String>, String)> {
+        found_as("LlamaForCausalLM", names)
+    }
+
+    fn found_as(class: &str, names: &[String]) -> Option<(Vec<String>, String)> {
         let config = serde_json::json!({
-            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 4,
+            "architectures": [class], "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 4,
             "num_attention_heads": 1, "intermediate_size": 4, "max_position_embeddings": 8, "rms_norm_eps": 1e-5,
         });
         let Json::Object(config) = config else { panic!("an object") };
@@ -313,6 +319,14 @@ mod tests {
         stored.push("policy.resampler.query".to_owned());
         let (names, _) = found(&stored).unwrap();
         assert_eq!((&names[..11], names[12].as_str()), (&MODEL.map(str::to_owned)[..], "resampler.query"));
+    }
+
+    #[test]
+    fn wrapped_classes_have_plain_names() {
+        let stored: Vec<String> = MODEL.iter().map(|name| format!("policy.{name}")).collect();
+        for class in ["FSDPLlamaForCausalLM", "LlamaForCausalLMWithValueHead", "PeftModelForCausalLM"] {
+            assert_eq!(found_as(class, &stored).unwrap().0, MODEL, "{class}");
+        }
     }
 
     #[test]
