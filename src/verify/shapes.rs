@@ -68,9 +68,9 @@ mod tests {
         assert_eq!(finding.tensor.as_deref(), Some("output.weight"));
         assert_eq!(
             finding.message,
-            "shape [90, 64], [100, 64] by `llama.vocab_size` = 100; `blk.0.attn_k.weight` [16, 64], [32, 64] by \
+            "shape [90, 64], expected [100, 64] by `llama.vocab_size` = 100; `blk.0.attn_k.weight` [16, 64], expected [32, 64] by \
              `llama.attention.head_count` = 4, `llama.attention.head_count_kv` = 2, `llama.embedding_length` = 64; \
-             `blk.0.ffn_up.weight` [128, 64], [96, 64] by `llama.feed_forward_length` = 96; and 1 more"
+             `blk.0.ffn_up.weight` [128, 64], expected [96, 64] by `llama.feed_forward_length` = 96; and 1 more"
         );
     }
 

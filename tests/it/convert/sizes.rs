@@ -47,16 +47,16 @@ fn a_contradiction_names_tensors_shapes_and_keys() {
     assert_eq!(
         refusal("intermediate_size", json!(1536)),
         "the shapes of 12 tensors and config.json contradict each other: `blk.0.ffn_down.weight` \
-         (`model.layers.0.mlp.down_proj.weight`) is [256, 768], [256, 1536] by `intermediate_size` = 1536; \
-         `blk.0.ffn_gate.weight` (`model.layers.0.mlp.gate_proj.weight`) is [768, 256], [1536, 256] by \
-         `intermediate_size` = 1536; `blk.0.ffn_up.weight` (`model.layers.0.mlp.up_proj.weight`) is [768, 256], \
+         (`model.layers.0.mlp.down_proj.weight`) is [256, 768], expected [256, 1536] by `intermediate_size` = 1536; \
+         `blk.0.ffn_gate.weight` (`model.layers.0.mlp.gate_proj.weight`) is [768, 256], expected [1536, 256] by \
+         `intermediate_size` = 1536; `blk.0.ffn_up.weight` (`model.layers.0.mlp.up_proj.weight`) is [768, 256], expected \
          [1536, 256] by `intermediate_size` = 1536; and 9 more\n\
          hint: set `intermediate_size` in config.json to the size that the weights have, or take the config.json that was saved with these weights"
     );
     let heads = refusal("num_key_value_heads", Json::Null);
     assert!(
         heads.contains(
-            "`blk.0.attn_k.weight` (`model.layers.0.self_attn.k_proj.weight`) is [128, 256], [256, 256] by \
+            "`blk.0.attn_k.weight` (`model.layers.0.self_attn.k_proj.weight`) is [128, 256], expected [256, 256] by \
              `head_dim` = 64, `num_key_value_heads` = null (counts as 4)"
         ),
         "{heads}"
@@ -109,5 +109,5 @@ fn a_key_set_by_hand_is_named_as_it_is() {
     let hint = "leave out `llama.feed_forward_length`, set by hand, or give the size that the weights have";
     assert_eq!(error.hints(), [hint]);
     let error = error.to_string();
-    assert!(error.contains("is [256, 768], [256, 99] by `llama.feed_forward_length` = 99"), "{error}");
+    assert!(error.contains("is [256, 768], expected [256, 99] by `llama.feed_forward_length` = 99"), "{error}");
 }
