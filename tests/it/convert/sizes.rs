@@ -109,5 +109,8 @@ fn a_key_set_by_hand_is_named_as_it_is() {
     let hint = "leave out `llama.feed_forward_length`, set by hand, or give the size that the weights have";
     assert_eq!(error.hints(), [hint]);
     let error = error.to_string();
-    assert!(error.contains("is [256, 768], expected [256, 99] by `llama.feed_forward_length` = 99"), "{error}");
+    assert!(
+        error.contains("is [256, 768], expected [256, 99] by `llama.feed_forward_length` = 99"),
+        "{error}"
+    );
 }
