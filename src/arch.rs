@@ -49,6 +49,7 @@ mod matching;
 mod merge;
 mod model_types;
 mod names;
+mod needs;
 mod ops;
 mod origins;
 mod plain_names;
@@ -89,6 +90,7 @@ pub use mapping::{
     Assembly, Content, DropReason, Dropped, JoinKind, Mapping, OutputSpec, RopeFreqsLlama3, Source, Step,
 };
 pub use names::{Pattern, PatternError, Stars};
+pub use needs::{MissingTensors, missing_tensors};
 pub use ops::{MathOp, Op, OpError, WholeOp};
 pub use origins::{Origin, Origins};
 pub use plain_names::{PlainNames, plain_names};

@@ -10,6 +10,7 @@ pub(crate) mod naming;
 mod beside;
 mod codes;
 mod companions;
+mod computable;
 mod conversion;
 mod draft;
 mod drops;

@@ -45,7 +45,10 @@ SHARED = ("modeling_rope_utils.py", "masking_utils.py", "modeling_layers.py")
 def card_classes(converters):
     classes, types = set(), set()
     for path in sorted(converters.glob("*.toml")):
-        card = tomllib.loads(path.read_text())
+        text = path.read_text()
+        # Of several text models of one class.
+        types.update(re.findall(r"""model_type\??\s*==\s*'(\w+)'""", text))
+        card = tomllib.loads(text)
         for table in [card, *card.get("variant", {}).values()]:
             classes.update(table.get("classes", []))
             types.update(table.get("model_types", []))

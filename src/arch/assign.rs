@@ -48,7 +48,6 @@ struct UnitKey {
 mod emit;
 mod tied;
 mod tower;
-mod whole;
 
 struct Assigner<'a> {
     card: &'a Card,
@@ -378,18 +377,9 @@ impl Assigner<'_> {
             for bid in blocks {
                 let captures = Captures { bid: Some(bid), ..Captures::default() };
                 let name = output.render(captures).unwrap_or_default();
-                if !present.contains(name.as_str()) && note(self.source_of(&name)) {
+                if !present.contains(name.as_str()) && note(self.card.source_of(&name)) {
                     full = true;
                     break 'outputs;
-                }
-            }
-        }
-        if self.card.kind == CardKind::Text && !full {
-            for target in self.missing_partners(&present).into_iter().chain(self.missing_last_norm(&present))
-            {
-                if note(self.source_of(&target)) {
-                    full = true;
-                    break;
                 }
             }
         }
@@ -398,20 +388,5 @@ impl Assigner<'_> {
         }
         missing.truncate(MAX_MISSING);
         Err(ArchError::Missing { names: missing, more: full })
-    }
-
-    /// The checkpoint's name of a target, where an entry of the card yields it; else the target itself.
-    fn source_of(&self, target: &str) -> String {
-        let found = self.card.entries.iter().find_map(|entry| {
-            let pattern = entry.patterns.first()?;
-            entry.targets.iter().find_map(|to| {
-                if to.name.is_complete() {
-                    return pattern.render(to.name.matches(target)?);
-                }
-                let suffix = SUFFIXES.into_iter().find(|suffix| target.ends_with(suffix))?;
-                Some(pattern.render(to.name.matches(target.strip_suffix(suffix)?)?)? + suffix)
-            })
-        });
-        found.unwrap_or_else(|| target.to_owned())
     }
 }

@@ -23,11 +23,13 @@ use crate::arch::target;
 use crate::core::text::escape;
 use crate::gguf::Metadata;
 
+mod absent;
 mod assumed;
 mod effects;
 mod mentioned;
 mod rope;
 mod same;
+mod switched_off;
 
 use assumed::Assumption;
 use same::same;
@@ -53,11 +55,20 @@ pub struct Lost {
     pub gguf: String,
     /// An annotation can hold it.
     pub can_be_annotated: bool,
+    /// The configuration leaves it out, and the value is the class's.
+    pub is_absent: bool,
 }
 
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (key, value) = (escape(&self.key), text(&self.value));
+        if self.is_absent {
+            return write!(
+                f,
+                "`{key}` is absent: transformers takes {value}, and the file says something else; with `\"{key}\": {value}` in \
+                 config.json it says so, too"
+            );
+        }
         write!(f, "`{key}` = {value} is lost: a `{}` file has no key or tensor for it", self.gguf)?;
         match &self.assumed {
             Some(assumed) => write!(f, ", and runtimes compute with {}", text(assumed))?,
@@ -115,7 +126,8 @@ struct Judge<'j, 'a> {
     lost: Vec<Lost>,
 }
 
-/// The values of a configuration that the plan of a card loses. `rivals` are the cards of the same class.
+/// The values of a configuration that the plan of a card loses. `rivals` are the cards of the same class, `outputs` what is
+/// written.
 ///
 /// # Errors
 /// [`ArchError`]: an expression of the card has no value.
@@ -124,6 +136,7 @@ pub(super) fn lost<'a>(
     rivals: &[&Card],
     config: &Config,
     scope: Scope<'a>,
+    outputs: &[OutputSpec],
     annotate: bool,
 ) -> Result<Vec<Lost>, ArchError> {
     // What the configuration of a draft says is in part about the model that it drafts for.
@@ -139,7 +152,9 @@ pub(super) fn lost<'a>(
     let assumptions = judge.assumptions()?;
     judge.compare(&assumptions);
     judge.attributes(&assumptions);
+    judge.switched_off(outputs);
     judge.rope();
+    judge.absent();
     Ok(judge.lost)
 }
 
@@ -236,7 +251,13 @@ impl Judge<'_, '_> {
             Effect::None => false,
         };
         let gguf = self.card.gguf.clone();
-        self.lost.push(Lost { key: key.to_owned(), value, assumed, gguf, can_be_annotated });
+        let key = key.to_owned();
+        self.lost.push(Lost { key, value, assumed, gguf, can_be_annotated, is_absent: false });
+    }
+
+    /// As [`Judge::lose`], for what neither a key nor an annotation says.
+    fn lose_anyway(&mut self, key: &str, value: Json, assumed: Json) {
+        self.lose(key, value, Some(assumed), Effect::None);
     }
 
     /// Values against what the runtime computes in any case.

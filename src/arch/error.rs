@@ -503,7 +503,10 @@ impl Hint for ArchError {
                 });
                 let way = "add entries or ignore rules in a card of your own with `--card FILE`; `gguf-convert draft` writes one";
                 let drop = drop.as_ref().map(|pattern| {
-                    format!("if they are no part of the model, `--drop '{}'` leaves them out", escape(pattern))
+                    format!(
+                        "if they are no part of the model, `--drop '{}'` of gguf-convert leaves them out",
+                        escape(pattern)
+                    )
                 });
                 near.chain(drop).chain([way.to_owned()]).collect()
             }

@@ -277,6 +277,24 @@ pub(super) fn has_row(card: &Card, key: &str) -> bool {
         || (card.metadata.contains(&Row::Base) && base_rows().iter().any(|row| is_of(row, key, &card.gguf)))
 }
 
+/// The first name of the configuration in the row of a card that writes a key.
+pub(super) fn name_in_row(card: &Card, key: &str) -> Option<String> {
+    let own = card.early.iter().chain(&card.metadata);
+    let base = base_rows().iter().filter(|_| card.metadata.contains(&Row::Base));
+    own.chain(base).filter(|row| is_of(row, key, &card.gguf)).find_map(|row| {
+        let Row::Key { value, .. } = row else { return None };
+        let mut found = None;
+        value.walk(&mut |expr| {
+            if let (Expr::Path(path), None) = (expr, &found)
+                && !card.lets.contains_key(&path.root)
+            {
+                found = Some(path.to_string());
+            }
+        });
+        found
+    })
+}
+
 /// As [`has_row`], without the rows of `["include", "base"]`.
 pub(super) fn has_own_row(card: &Card, key: &str) -> bool {
     card.early.iter().chain(&card.metadata).any(|row| is_of(row, key, &card.gguf))

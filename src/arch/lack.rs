@@ -1,5 +1,8 @@
 //! What the folder of a checkpoint does not have and a conversion needs.
 
+use serde_json::{Map, Value as Json};
+
+use crate::arch::attributes::{AttributeDefault, Attributes};
 use crate::arch::error::first_few_names;
 use crate::arch::eval::EvalError;
 use crate::core::Hint;
@@ -15,6 +18,8 @@ pub enum Lack {
         file: &'static str,
         /// The key; points lead into objects.
         key: String,
+        /// What transformers takes where it is absent.
+        class_value: Option<Json>,
     },
     /// A file that the conversion needs.
     #[error("{file} is missing: the tower's file needs its `{}`", escape(key))]
@@ -63,9 +68,26 @@ pub enum Lack {
     },
 }
 
+impl Lack {
+    /// A key that `config.json`, or what stands for it, lacks.
+    pub(crate) fn of_config(file: &'static str, key: String, config: &Map<String, Json>) -> Self {
+        let class_value = Attributes::of_text(config).and_then(|attributes| attributes.default_of(&key));
+        let class_value = match class_value {
+            Some(AttributeDefault::Value(value)) if !value.is_null() => Some(value),
+            _ => None,
+        };
+        Self::KeyMissing { file, key, class_value }
+    }
+}
+
 impl Hint for Lack {
     fn hints(&self) -> Vec<String> {
         match self {
+            Self::KeyMissing { file, key, class_value: Some(value) } => vec![format!(
+                "add `\"{}\": {}` to {file}: transformers takes it where the key is absent",
+                escape(key),
+                escape(&value.to_string())
+            )],
             Self::KeyMissing { file, .. } => {
                 vec![format!("add it to {file}, or take the file from the model that this one was made of")]
             }

@@ -246,7 +246,7 @@ fn resolved(
         mapping.tie = tied::check((card, &mapping.class), said, &scope, inputs.weights, made, &stored_heads)?;
         let cards = registry.cards().iter();
         let rivals: Vec<&Card> = cards.filter(|rival| rival.classes.contains(&mapping.class)).collect();
-        mapping.lost = carried::lost(card, &rivals, &config, scope, options.annotate)?;
+        mapping.lost = carried::lost(card, &rivals, &config, scope, &mapping.outputs, options.annotate)?;
     }
     Ok(mapping)
 }

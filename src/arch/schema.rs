@@ -7,7 +7,7 @@ use crate::arch::expr::Expr;
 use crate::arch::fuse::Fusion;
 use crate::arch::graph::GraphFeatures;
 use crate::arch::hparams;
-use crate::arch::names::{Pattern, Placeholder};
+use crate::arch::names::{Pattern, Placeholder, SUFFIXES};
 use crate::arch::ops::OpSpec;
 use crate::gguf::{Mode, RankCode, SpecialToken, Template};
 
@@ -128,6 +128,26 @@ impl Card {
     /// Whether one of its rows may write a key of its files.
     pub(crate) fn may_write(&self, key: &str) -> bool {
         hparams::has_row(self, key)
+    }
+
+    /// The first name of the configuration of which a key of its files is made.
+    pub(crate) fn name_in_row(&self, key: &str) -> Option<String> {
+        hparams::name_in_row(self, key)
+    }
+
+    /// The checkpoint's name of a tensor of the file, where an entry yields it; else the tensor's own.
+    pub(crate) fn source_of(&self, target: &str) -> String {
+        let found = self.entries.iter().find_map(|entry| {
+            let pattern = entry.patterns.first()?;
+            entry.targets.iter().find_map(|to| {
+                if to.name.is_complete() {
+                    return pattern.render(to.name.matches(target)?);
+                }
+                let suffix = SUFFIXES.into_iter().find(|suffix| target.ends_with(suffix))?;
+                Some(pattern.render(to.name.matches(target.strip_suffix(suffix)?)?)? + suffix)
+            })
+        });
+        found.unwrap_or_else(|| target.to_owned())
     }
 }
 

@@ -9,6 +9,7 @@ use crate::arch::{
 };
 use crate::convert::beside::Beside;
 use crate::convert::codes::{self, Choice, Fit, FloatReason, FloatRole, KeptRole, PackingsOf};
+use crate::convert::computable::Planned;
 use crate::convert::left_out::{OtherModalities, of_training};
 use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::convert::naming::ParameterCounts;
@@ -169,6 +170,11 @@ impl Conversion {
                 names.collect()
             };
             SizesError::check(&mapping, &metadata, &tensors, &names, &options.set)?;
+            // A card of somebody's own may be of another runtime.
+            if scope == Scope::KeysAndTensors && options.heads != Heads::Alone && options.card.is_none() {
+                let (card, config) = (&mapping.card, dir.config());
+                warnings.extend(Planned { card, config, metadata: &metadata, tensors: &tensors }.check()?);
+            }
         }
         let fits = parts.iter().filter_map(|part| part.fit.as_ref());
         let counts_as = codes::counts_as(options.codes, mapping.file_type, &tensors, fits);

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use crate::arch::missing_tensors;
 use crate::core::progress::Progress;
 use crate::core::text::{escape, escape_bytes};
 use crate::engine::plan::ModelKind;
@@ -325,6 +326,8 @@ fn compare_all_weights(
 
 /// The graph, if there is one that can be run.
 fn check_graph(model: &Model<'_>, report: &mut Report) -> Result<Option<GraphPlan>, VerifyError> {
+    let missing = missing_tensors(model.metadata, model.source.tensors());
+    report.extend(missing.iter().map(|missing| Finding::error("graph", missing.to_string())));
     match model.plan() {
         Ok(plan) => {
             report.extend(plan.warnings.iter().map(|warning| Finding::warning("graph", warning)));
@@ -335,6 +338,11 @@ fn check_graph(model: &Model<'_>, report: &mut Report) -> Result<Option<GraphPla
             Ok(None)
         }
         Err(error @ (EngineError::Source(_) | EngineError::Cancelled)) => Err(error.into()),
+        Err(EngineError::MissingTensor { tensor })
+            if missing.is_some_and(|missing| missing.names.contains(&tensor)) =>
+        {
+            Ok(None)
+        }
         Err(error) => {
             report.add(Finding::error("graph", error.to_string()));
             Ok(None)

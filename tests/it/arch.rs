@@ -19,6 +19,7 @@ mod draft_heads;
 mod fixture;
 mod invert;
 mod long_rope;
+mod missing_kinds;
 mod modalities;
 mod plain_names;
 mod resaved;
@@ -298,7 +299,7 @@ fn what_does_not_fit_is_refused_by_name() {
             refusal(|c| rename(c, q, "model.layers.1.self_attn.qproj.weight")),
             "1 of the checkpoint's tensors is unknown to card `llama`: `model.layers.1.self_attn.qproj.weight`\n\
              hint: `model.layers.1.self_attn.qproj.weight` is nearest to `model.layers.1.self_attn.q_proj.weight`\n\
-             hint: if they are no part of the model, `--drop '^model\\.layers\\.[0-9]+\\.self_attn\\.qproj\\.weight$'` leaves them out\n\
+             hint: if they are no part of the model, `--drop '^model\\.layers\\.[0-9]+\\.self_attn\\.qproj\\.weight$'` of gguf-convert leaves them out\n\
              hint: add entries or ignore rules in a card of your own with `--card FILE`; `gguf-convert draft` writes one",
         ),
         (

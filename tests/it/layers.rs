@@ -14,9 +14,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("tokenizer", &["core", "gguf", "checkpoint"]),
     ("arch", &["core", "gguf", "checkpoint"]),
     ("views", &["core", "arch", "quant"]),
-    ("convert", &["core", "checkpoint", "arch", "dequant", "views", "tokenizer", "quant", "gguf"]),
-    ("quantize", &["core", "gguf", "quant", "arch"]),
     ("engine", &["core", "gguf", "quant", "tokenizer", "arch"]),
+    ("convert", &["core", "checkpoint", "arch", "dequant", "views", "tokenizer", "quant", "gguf", "engine"]),
+    ("quantize", &["core", "gguf", "quant", "arch"]),
     ("verify", &["core", "convert", "engine", "arch", "tokenizer", "checkpoint", "gguf", "quant"]),
     ("inspect", &["core", "convert", "engine", "arch", "tokenizer", "checkpoint", "gguf", "quant"]),
     (

@@ -13,7 +13,7 @@ const DESCRIPTIONS: [&str; 2] = ["rope_parameters", "rope_scaling"];
 /// The rotated part of a head, outside a description; the last is of single cards.
 const PARTS: [&str; 4] = [ROPE_PARTS[0], ROPE_PARTS[1], ROPE_PARTS[2], "rotary_pct"];
 /// Types without a scaling, or with one that other members describe.
-const PLAIN: [&str; 5] = ["default", "mrope", "none", "proportional", "xdrope"];
+const PLAIN: [&str; 4] = ["default", "mrope", "none", "xdrope"];
 
 /// Members that act under a type, with the values that absent ones have; null leaves it to other members.
 fn members(rope_type: &str) -> &'static [(&'static str, &'static str)] {
@@ -59,14 +59,20 @@ impl Judge<'_, '_> {
         for way in &ways {
             self.described(way);
         }
-        let has = |name: &str| ways.iter().any(|way| self.at(way).is_some_and(|map| map.contains_key(name)));
-        let (has_base, has_part) = (has("rope_theta"), has("partial_rotary_factor"));
+        let (has_base, has_part) =
+            (self.is_described("rope_theta"), self.is_described("partial_rotary_factor"));
         if !has_base {
             self.outside(&ROPE_BASES, "rope_theta");
         }
         if !has_part {
             self.outside(&PARTS, "partial_rotary_factor");
         }
+    }
+
+    /// True if a description has a member.
+    pub(super) fn is_described(&self, member: &str) -> bool {
+        let mut ways = self.descriptions().into_iter();
+        ways.any(|way| self.at(&way).is_some_and(|description| description.contains_key(member)))
     }
 
     /// All descriptions: one, or one for each kind of layer.
@@ -105,7 +111,7 @@ impl Judge<'_, '_> {
     }
 
     /// What the class takes for a member of a description.
-    fn default_member(&self, kind: Option<&str>, member: &str) -> Option<Json> {
+    pub(super) fn default_member(&self, kind: Option<&str>, member: &str) -> Option<Json> {
         let names = [kind, None, Some("full_attention")].into_iter().map(|kind| match kind {
             Some(kind) => format!("rope_parameters.{kind}.{member}"),
             None => format!("rope_parameters.{member}"),
@@ -161,7 +167,15 @@ impl Judge<'_, '_> {
         let trained = description.get("original_max_position_embeddings").and_then(number);
         let longest = self.effective("max_position_embeddings").as_ref().and_then(number);
         let is_within = trained.is_none() || trained >= longest;
-        PLAIN.contains(&rope_type) || (rope_type == "dynamic" && is_within)
+        // All of a head's pairs turn.
+        let is_whole =
+            description.get("partial_rotary_factor").and_then(number).is_none_or(|part| part == 1.0);
+        match rope_type {
+            "dynamic" => is_within,
+            // Divisors for each pair say it.
+            "proportional" => is_whole || !self.said.generated.is_empty(),
+            other => PLAIN.contains(&other),
+        }
     }
 
     /// Judges one member against what an absent one means.
@@ -203,7 +217,9 @@ impl Judge<'_, '_> {
     fn is_said_part(&self, part: &Json) -> bool {
         let (Some(part), Some(head)) = (number(part), self.head_size()) else { return false };
         let rotated = self.count("rope.dimension_count").unwrap_or(head);
-        (part * head as f64).floor() == rotated as f64
+        // The part of latent attention's heads that turns has a size of its own.
+        let is_own = self.effective("qk_rope_head_dim").is_some_and(|own| own == rotated);
+        is_own || (part * head as f64).floor() == rotated as f64
     }
 
     /// Judges a number that is outside a description, under whichever of its names.

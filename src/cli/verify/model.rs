@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::arch::OutType;
+use regex::Regex;
+
 use crate::arch::graph::GraphFeatures;
+use crate::arch::{ArchError, OutType};
 use crate::cli::Common;
 use crate::convert::{Conversion, ConvertError, ConvertOptions, ShownOptions};
 use crate::core::isolated::installed;
@@ -39,8 +41,25 @@ fn plan_checkpoint(path: &Path, shown: ShownOptions, common: &Common) -> Result<
         Err(ConvertError::Tokenizer(TokenizerError::NothingFits { .. })) => {
             Conversion::plan(path, &ConvertOptions { tokenizer: false, ..options })
         }
+        Err(ConvertError::Arch(error @ ArchError::Leftover { .. })) => plan_without(path, &options, error),
         planned => planned,
     }
+}
+
+/// A checkpoint with tensors that its architecture does not have: a file of it was made with `--drop`, so it is compared
+/// without them.
+fn plan_without(path: &Path, options: &ConvertOptions, error: ArchError) -> Result<Conversion, ConvertError> {
+    let ArchError::Leftover { card, names, drop: Some(pattern) } = &error else { return Err(error.into()) };
+    let Ok(pattern) = Regex::new(pattern) else { return Err(error.into()) };
+    let planned = Conversion::plan(path, &ConvertOptions { drop: vec![pattern], ..options.clone() })?;
+    let (n, s) = (names.len(), if names.len() == 1 { "" } else { "s" });
+    let first = names.first().map(|(name, _)| escape(name).to_string()).unwrap_or_default();
+    log::warn!(
+        "{}: {n} tensor{s} of the checkpoint that `{card}` does not have, first `{first}`: compared without, as a file is \
+         that was made with `--drop`",
+        escape(&path.display().to_string())
+    );
+    Ok(planned)
 }
 
 /// What belongs to a model beside its tensors, made of its keys.

@@ -1,6 +1,7 @@
 //! What speaks against a change: a file that nothing would read any more, or that would mean another model.
 
 use crate::arch::graph::GraphFeatures;
+use crate::arch::missing_tensors;
 use crate::core::TensorMeta;
 use crate::core::text::escape;
 use crate::engine::{EngineError, GraphPlan};
@@ -155,6 +156,11 @@ impl Case<'_> {
     }
 
     fn graph_lost(&self) -> Option<Objection> {
+        if missing_tensors(self.before, self.tensors?).is_none()
+            && let Some(missing) = missing_tensors(self.after, self.tensors_after?)
+        {
+            return Some(Objection::Model { why: missing.to_string() });
+        }
         graph(self.before, self.tensors)?.ok()?;
         graph(self.after, self.tensors_after)?.err().map(|why| Objection::Model { why })
     }

@@ -140,7 +140,10 @@ fn what_is_no_part_of_the_model_is_refused_with_a_pattern_that_leaves_it_out() {
         let changed = names.iter().fold(case.renamed(str::to_owned), |case, name| case.with(name, &[4, 4]));
         let error = planned(&changed).unwrap_err();
         let hints = error.hints().join("\n");
-        assert!(hints.contains(&format!("`--drop '{pattern}'` leaves them out")), "{error}\n{hints}");
+        assert!(
+            hints.contains(&format!("`--drop '{pattern}'` of gguf-convert leaves them out")),
+            "{error}\n{hints}"
+        );
         let found = planned(&changed.dropping(pattern)).unwrap();
         assert_eq!((&found.0, &found.1), (&plain.0, &plain.1), "{pattern}");
         assert!(

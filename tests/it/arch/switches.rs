@@ -139,6 +139,24 @@ fn what_no_key_and_no_tensor_says_is_named() {
     }
 }
 
+/// A case of the corpora without its weights' biases has none to be left on.
+#[test]
+fn what_is_switched_off_and_stored_is_named() {
+    let lost = |at: &str, changes: Json| Changed::of(&case(at), &changes).lost(false);
+    let of = |key: &str| vec![(key.to_owned(), json!(false))];
+    assert_eq!(lost("starcoder2/plain.json", json!({ "use_bias": false })), of("use_bias"));
+    assert_eq!(lost("starcoder2/plain.json", json!({ "use_bias": true })), []);
+    assert_eq!(lost("mamba/mamba.json", json!({ "use_conv_bias": false })), of("use_conv_bias"));
+    assert_eq!(lost("llama/plain.json", json!({ "attention_bias": false, "mlp_bias": false })), []);
+    // Half of a head's pairs turn, at frequencies of the whole head.
+    let proportional = json!({ "rope_type": "proportional", "partial_rotary_factor": 0.5 });
+    let named = vec![("rope_parameters.rope_type".to_owned(), json!("proportional"))];
+    for at in ["llama/plain.json", "qwen3/plain.json"] {
+        let changes = json!({ "rope_scaling": null, "rope_parameters": proportional });
+        assert_eq!(lost(at, changes), named, "{at}");
+    }
+}
+
 #[test]
 fn an_annotation_holds_what_the_engine_can_compute() {
     let changed = Changed::of(&case("gpt2/gpt2.json"), &json!({ "scale_attn_weights": false }));
@@ -172,16 +190,44 @@ fn healthy_checkpoints_lose_nothing() {
 const LOST_IN_CARDS: &[&str] = &[
     // The class has squared ReLU and the graph of `bitnet` a gate with SiLU.
     "bitnet/names_of_transformers.json: `hidden_act` = \"relu2\" is lost: a `bitnet` file has no key or tensor for it, and runtimes compute with \"silu\"",
+    // The class normalizes, and the runtime does not without the key.
+    "cohere2moe/shared_mtp.json: `norm_topk_prob` is absent: transformers takes true, and the file says something else; with `\"norm_topk_prob\": true` in config.json it says so, too",
     // It names a norm and not its place, for which the class has the other one.
     "falcon-h1/normed.json: `mamba_norm_before_gate` = true is lost: a `falcon-h1` file has no key or tensor for it, and runtimes compute with false",
     // Heads of 16 and the class's divisor, which is for heads of 256.
     "gemma-embedding/pooled.json: `query_pre_attn_scalar` = 256 is lost: a `gemma-embedding` file has no key or tensor for it, and runtimes compute with 16",
     "gemma3/cut_vocabulary.json: `query_pre_attn_scalar` = 256 is lost: a `gemma3` file has no key or tensor for it, and runtimes compute with 16",
     "gemma3/no_window_rope_parameters.json: `query_pre_attn_scalar` = 256 is lost: a `gemma3` file has no key or tensor for it, and runtimes compute with 16",
+    // They have biases and norms that their configurations leave off.
+    "glm4moe/further_block_alone.json: `attention_bias` = false is lost: a `glm4moe` file has no key or tensor for it, and runtimes compute with true",
+    "glm4moe/further_block_alone.json: `use_qk_norm` = false is lost: a `glm4moe` file has no key or tensor for it, and runtimes compute with true",
+    "glm4moe/further_block_defaults.json: `attention_bias` = false is lost: a `glm4moe` file has no key or tensor for it, and runtimes compute with true",
+    "glm4moe/further_block_defaults.json: `use_qk_norm` = false is lost: a `glm4moe` file has no key or tensor for it, and runtimes compute with true",
+    "glm4moe/no_further_block.json: `attention_bias` = false is lost: a `glm4moe` file has no key or tensor for it, and runtimes compute with true",
+    "glm4moe/no_further_block.json: `use_qk_norm` = false is lost: a `glm4moe` file has no key or tensor for it, and runtimes compute with true",
+    // They leave out what the class has and released configurations say.
+    "glm5-next/mtp_tied.json: `swiglu_limit` is absent: transformers takes 10.0, and the file says something else; with `\"swiglu_limit\": 10.0` in config.json it says so, too",
+    "glm5-next/no_mtp.json: `swiglu_limit` is absent: transformers takes 10.0, and the file says something else; with `\"swiglu_limit\": 10.0` in config.json it says so, too",
+    // As `glm4moe`.
+    "hunyuan-dense/defaults_unpadded.json: `attention_bias` = false is lost: a `hunyuan-dense` file has no key or tensor for it, and runtimes compute with true",
+    // As `glm5-next`.
+    "hy_v3/further_block.json: `router_scaling_factor` is absent: transformers takes 2.826, and the file says something else; with `\"router_scaling_factor\": 2.826` in config.json it says so, too",
+    "hy_v3/no_further_block.json: `router_scaling_factor` is absent: transformers takes 2.826, and the file says something else; with `\"router_scaling_factor\": 2.826` in config.json it says so, too",
     // The runtime reads no window for `llama`.
     "llama/mistral_window.json: `sliding_window` = 32 is lost: a `llama` file has no key or tensor for it, and runtimes compute with 4096 (`--annotate` keeps it for `gguf-verify`)",
     // The runtime has MiniCPM 3's multipliers in its code.
     "minicpm3/longrope.json: `dim_model_base` = 32 is lost: a `minicpm3` file has no key or tensor for it, and runtimes compute with 256",
+    // Releases of transformers have different bases where none is said.
+    "olmo2/olmo3.json: `rope_theta` is absent: transformers takes 500000.0, and the file says something else; with `\"rope_theta\": 500000.0` in config.json it says so, too",
+    // As `glm4moe`.
+    "phimoe/longrope.json: `attention_bias` = false is lost: a `phimoe` file has no key or tensor for it, and runtimes compute with true",
+    // As `olmo2`.
+    "qwen3vl/defaults.json: `rope_theta` is absent: transformers takes 500000.0, and the file says something else; with `\"rope_theta\": 500000.0` in config.json it says so, too",
+    "qwen3vl/rerank.json: `rope_theta` is absent: transformers takes 500000.0, and the file says something else; with `\"rope_theta\": 500000.0` in config.json it says so, too",
+    "qwen3vl/rerank_tied.json: `rope_theta` is absent: transformers takes 500000.0, and the file says something else; with `\"rope_theta\": 500000.0` in config.json it says so, too",
+    "qwen3vlmoe/packed.json: `rope_theta` is absent: transformers takes 500000.0, and the file says something else; with `\"rope_theta\": 500000.0` in config.json it says so, too",
+    // It has the norm of a second stream, which the runtime goes by.
+    "stablelm/qk_norm.json: `use_parallel_residual` = true is lost: a `stablelm` file has no key or tensor for it, and runtimes compute with false",
 ];
 
 fn every_switch_is_carried_or_named(goldens: &Goldens) {

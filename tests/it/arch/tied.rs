@@ -13,6 +13,7 @@ const OTHERS: &[&str] = &[
     "glm4moe/further_block_alone.json",
     "minimax-01/minimax_text_01.json",
     "qwen3next/further_block_alone.json",
+    "qwen3vl/rerank.json",
     "t5/with_lm_head.json",
 ];
 

@@ -227,7 +227,7 @@ fn tensors_left_out_by_name_are_told_and_bad_patterns_are_usage() {
     );
     let (code, err) = convert(at, &["-o", "out.gguf"]);
     assert_eq!(code, 1, "{err}");
-    assert!(err.contains(r"`--drop '^probe\.'` leaves them out"), "{err}");
+    assert!(err.contains(r"`--drop '^probe\.'` of gguf-convert leaves them out"), "{err}");
     assert!(!at.join("out.gguf").exists());
     let (code, err) = convert(at, &["-o", "out.gguf", "--drop", r"^probe\.", "--drop", "nothing"]);
     assert_eq!(code, 0, "{err}");

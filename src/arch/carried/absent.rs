@@ -1,0 +1,66 @@
+//! Attributes that a configuration leaves out and for which its class has another value than the card takes.
+
+use serde_json::Value as Json;
+
+use crate::arch::attributes::AttributeDefault;
+use crate::arch::carried::{Effect, Judge, Lost, effects, rope};
+use crate::arch::hparams::{ROPE_BASES, ROPE_PARTS};
+
+/// What tensors say, what stands under other names in older configurations, and what runtimes assume as the class does.
+const NOT_ASKED: [&str; 5] =
+    ["attention_chunk_size", "head_dim", "hidden_size", "layer_norm_eps", "num_attention_heads"];
+
+impl Judge<'_, '_> {
+    /// Judges what is not said, rotations as well.
+    pub(super) fn absent(&mut self) {
+        let Some(attributes) = self.attributes else { return };
+        for name in attributes.names() {
+            if NOT_ASKED.contains(&name)
+                || rope::is_judged(name)
+                || !effects::has_effect(name)
+                || self.mentioned.contains(name)
+            {
+                continue;
+            }
+            if self.given(name).is_none() {
+                let default = match attributes.default_of(name) {
+                    Some(AttributeDefault::Value(default)) => Some(default),
+                    _ => None,
+                };
+                self.absent_value(name, default);
+            }
+        }
+        for (name, names) in [("rope_theta", &ROPE_BASES[..]), ("partial_rotary_factor", &ROPE_PARTS[..])] {
+            let is_said = names.iter().any(|name| self.given(name).is_some() || self.is_described(name));
+            if !is_said {
+                // Where a file names no base, runtimes take this one.
+                let default = self.default_member(None, name).filter(|default| *default != 10000.0);
+                self.absent_value(name, default);
+            }
+        }
+    }
+
+    fn absent_value(&mut self, name: &str, default: Option<Json>) {
+        let Some(default) = default.filter(|default| !default.is_null()) else { return };
+        let part = self.config.get("text_config").filter(|part| part.is_object()).map(|_| "text_config");
+        let mut changed = self.config.clone();
+        let target = match part {
+            Some(part) => changed.get_mut(part).and_then(Json::as_object_mut),
+            None => Some(&mut changed),
+        };
+        let Some(target) = target else { return };
+        target.insert(name.to_owned(), default.clone());
+        if self.acts(name, &default) && self.effect(&changed) == Effect::OnFile {
+            let gguf = self.card.gguf.clone();
+            let (key, assumed) = (name.to_owned(), None);
+            self.lost.push(Lost {
+                key,
+                value: default,
+                assumed,
+                gguf,
+                can_be_annotated: false,
+                is_absent: true,
+            });
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Parts that a configuration switches off although the checkpoint has their tensors: the file has them, too, and a runtime
+//! computes with what is there, where transformers passes over it.
+
+use crate::arch::carried::Judge;
+use crate::arch::mapping::OutputSpec;
+
+/// Attributes, and endings of the names in the file of what they switch on; the first is enough.
+const SWITCHES: &[(&[&str], &[&str])] = &[
+    (
+        &["attention_bias", "qkv_bias", "use_qkv_bias"],
+        &["attn_qkv.bias", "attn_q.bias", "attn_k.bias", "attn_v.bias"],
+    ),
+    (&["enable_moe_block"], &["ffn_down_exps.weight"]),
+    (&["lm_head_bias"], &["output.bias"]),
+    (&["mamba_conv_bias", "use_conv_bias"], &["ssm_conv1d.bias"]),
+    (&["mlp_bias"], &["ffn_up.bias", "ffn_down.bias"]),
+    (&["qk_layernorm", "use_qk_norm"], &["attn_q_norm.weight"]),
+    (&["use_bias"], &["attn_qkv.bias", "attn_q.bias", "ffn_up.bias"]),
+    (&["use_expert_bias"], &["exp_probs_b.bias"]),
+];
+
+impl Judge<'_, '_> {
+    /// Judges the switches that the class has and the configuration leaves off.
+    pub(super) fn switched_off(&mut self, outputs: &[OutputSpec]) {
+        for (names, parts) in SWITCHES {
+            let is_part = |output: &OutputSpec| {
+                parts
+                    .iter()
+                    .any(|part| output.name.rsplit_once(part).is_some_and(|(head, _)| head.ends_with('.')))
+            };
+            if !outputs.iter().any(is_part) {
+                continue;
+            }
+            for name in *names {
+                let is_known = self.attributes.is_some_and(|known| known.default_of(name).is_some());
+                if is_known && self.effective(name).is_some_and(|value| value == false) {
+                    self.lose_anyway(name, false.into(), true.into());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! The tensors without which llama.cpp loads no file of an architecture: one statement for the converter, which compares a
+//! plan with it, and for the verdict on a file that exists.
+//!
+//! The statement is `needs.json`, which `scripts/peers/needed_tensors.py` makes from the loader itself. Architectures
+//! that it does not name are not judged.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::LazyLock;
+
+use crate::core::TensorMeta;
+use crate::core::text::escape;
+use crate::gguf::{Metadata, Value};
+
+const TABLE: &str = include_str!("needs.json");
+/// What a row has in place of a block's number.
+const EACH_BLOCK: &str = "blk.N.";
+const BLOCK: &str = "blk.";
+
+/// Something that a file has to have.
+struct Need {
+    /// The tensor, or what follows the number in its name, if it is of a block.
+    name: &'static str,
+    /// What precedes the number.
+    start: Option<&'static str>,
+    /// The tensor, of the same block, in whose presence it is needed; empty where it always is.
+    beside: &'static str,
+}
+
+static NEEDS: LazyLock<BTreeMap<&'static str, Vec<Need>>> = LazyLock::new(|| {
+    // It parses: a test looks at it.
+    let table: BTreeMap<&str, BTreeMap<&str, &str>> = serde_json::from_str(TABLE).unwrap_or_default();
+    let mut needs: BTreeMap<&str, Vec<Need>> = BTreeMap::new();
+    for (kind, rows) in table {
+        let (start, name) = match kind.split_once(EACH_BLOCK) {
+            Some((start, name)) => (Some(start), name),
+            None => (None, kind),
+        };
+        for (beside, archs) in rows {
+            for arch in archs.split(' ') {
+                needs.entry(arch).or_default().push(Need { name, start, beside });
+            }
+        }
+    }
+    needs
+});
+
+/// Names that a message has.
+const MAX_EXAMPLES: usize = 3;
+
+/// Tensors that a file lacks and llama.cpp's loader asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingTensors {
+    /// The architecture.
+    pub arch: String,
+    /// Their names: those of whole files first, then by block. At least one.
+    pub names: Vec<String>,
+}
+
+impl fmt::Display for MissingTensors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = self.names.iter().take(MAX_EXAMPLES).map(|name| format!("`{}`", escape(name)));
+        let named = named.collect::<Vec<_>>().join(", ");
+        write!(f, "llama.cpp loads no file of `{}` without {named}", escape(&self.arch))?;
+        match self.names.len().saturating_sub(MAX_EXAMPLES) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more that are missing"),
+        }
+    }
+}
+
+/// Looks for what a model's file lacks. Adapters have no tensors of their base, and a file that begins behind the first
+/// block has draft heads alone: nothing is known of either.
+#[must_use]
+pub fn missing_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<MissingTensors> {
+    let word = |key| metadata.get(key).and_then(Value::as_str).unwrap_or_default();
+    let arch = word("general.architecture");
+    let needs = NEEDS.get(arch).filter(|_| word("general.type") != "adapter")?;
+    let names: BTreeSet<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    let blocks = blocks(&names);
+    let begins = |start: &str| blocks.get(start).is_some_and(|blocks| blocks.contains(&0));
+    if tensors.is_empty() || !blocks.is_empty() && !blocks.keys().any(|start| begins(start)) {
+        return None;
+    }
+    let mut missing = BTreeSet::new();
+    for need in needs {
+        let mut ask = |block: Option<u64>| {
+            let name = |part: &str| match (need.start, block) {
+                (Some(start), Some(block)) => format!("{start}{BLOCK}{block}.{part}"),
+                _ => part.to_owned(),
+            };
+            let is_due = need.beside.is_empty() || names.contains(name(need.beside).as_str());
+            let needed = name(need.name);
+            if is_due && !names.contains(needed.as_str()) {
+                missing.insert((block, needed));
+            }
+        };
+        match need.start {
+            Some(start) => blocks.get(start).into_iter().flatten().for_each(|block| ask(Some(*block))),
+            None => ask(None),
+        }
+    }
+    let names: Vec<String> = missing.into_iter().map(|(_, name)| name).collect();
+    (!names.is_empty()).then(|| MissingTensors { arch: arch.to_owned(), names })
+}
+
+/// The numbers of the blocks of which there is a tensor, by what precedes them in names.
+fn blocks<'n>(names: &BTreeSet<&'n str>) -> BTreeMap<&'n str, BTreeSet<u64>> {
+    let mut blocks: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
+    for name in names {
+        let Some((start, rest)) = name.split_once(BLOCK) else { continue };
+        let number = rest.split_once('.').and_then(|(number, _)| number.parse().ok());
+        if let Some(number) = number {
+            blocks.entry(start).or_default().insert(number);
+        }
+    }
+    blocks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::load;
+    use crate::core::{GgmlType, Shape};
+
+    fn missing(arch: &str, names: &[&str]) -> Vec<String> {
+        let mut metadata = Metadata::new();
+        metadata.set("general.architecture", arch);
+        let tensor = |name: &&str| TensorMeta {
+            name: (*name).to_owned(),
+            shape: Shape::new(vec![1]).unwrap(),
+            ty: GgmlType::F32,
+        };
+        let missing = missing_tensors(&metadata, &names.iter().map(tensor).collect::<Vec<_>>());
+        missing.map_or_else(Vec::new, |missing| missing.names)
+    }
+
+    #[test]
+    fn the_whole_table_is_read() {
+        let table: BTreeMap<String, BTreeMap<String, String>> = serde_json::from_str(TABLE).unwrap();
+        let rows: usize =
+            table.values().flat_map(BTreeMap::values).map(|archs| archs.split(' ').count()).sum();
+        assert_eq!(NEEDS.values().map(Vec::len).sum::<usize>(), rows);
+        for arch in NEEDS.keys() {
+            assert!(load::is_embedded(arch), "{arch}");
+        }
+    }
+
+    #[test]
+    fn what_one_block_of_several_lacks_is_missed() {
+        let whole = [
+            "token_embd.weight",
+            "output_norm.weight",
+            "output.weight",
+            "blk.0.attn_norm.weight",
+            "blk.0.ffn_norm.weight",
+            "blk.0.attn_q.weight",
+            "blk.0.attn_k.weight",
+            "blk.0.attn_v.weight",
+            "blk.0.attn_q_norm.weight",
+            "blk.0.attn_k_norm.weight",
+            "blk.0.attn_output.weight",
+            "blk.0.ffn_gate.weight",
+            "blk.0.ffn_up.weight",
+            "blk.0.ffn_down.weight",
+        ];
+        assert_eq!(missing("qwen3", &whole), [""; 0]);
+        let second: Vec<String> = whole[3..].iter().map(|name| name.replace("blk.0", "blk.1")).collect();
+        let both: Vec<&str> = whole.iter().copied().chain(second.iter().map(String::as_str)).collect();
+        assert_eq!(missing("qwen3", &both), [""; 0]);
+        for gone in
+            ["attn_norm", "attn_q_norm", "attn_k_norm", "attn_v", "attn_output", "ffn_gate", "ffn_down"]
+        {
+            let gone = format!("blk.1.{gone}.weight");
+            let rest: Vec<&str> = both.iter().copied().filter(|name| *name != gone).collect();
+            assert_eq!(missing("qwen3", &rest), [gone]);
+        }
+        let rest: Vec<&str> = both.iter().copied().filter(|name| !name.contains("ffn_gate")).collect();
+        assert_eq!(missing("qwen3", &rest), ["blk.0.ffn_gate.weight", "blk.1.ffn_gate.weight"]);
+        assert_eq!(missing("qwen3", &both[1..]), ["token_embd.weight"]);
+    }
+
+    #[test]
+    fn a_tensor_of_some_blocks_is_asked_for_in_those() {
+        let is_due = |names: &[&str]| missing("lfm2", names).contains(&"blk.1.attn_q_norm.weight".to_owned());
+        assert!(is_due(&["blk.0.shortconv.conv.weight", "blk.1.attn_q.weight"]));
+        assert!(!is_due(&["blk.0.attn_q.weight", "blk.1.shortconv.conv.weight"]));
+    }
+
+    #[test]
+    fn the_message_names_three() {
+        let names = ["a", "b", "c", "d", "e"].map(str::to_owned);
+        let of =
+            |n: usize| MissingTensors { arch: "llama".to_owned(), names: names[..n].to_vec() }.to_string();
+        assert_eq!(of(2), "llama.cpp loads no file of `llama` without `a`, `b`");
+        assert_eq!(
+            of(5),
+            "llama.cpp loads no file of `llama` without `a`, `b`, `c` and 2 more that are missing"
+        );
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_judged() {
+        assert_eq!(missing("of somebody's own", &["blk.0.x.weight"]), [""; 0]);
+        assert_eq!(missing("qwen3", &[]), [""; 0]);
+        assert_eq!(missing("qwen3", &["blk.7.nextn.eh_proj.weight"]), [""; 0]);
+    }
+}
