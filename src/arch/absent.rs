@@ -47,32 +47,22 @@ fn lack(
         "preprocessor" if inputs.preprocessor.is_none() => {
             Lack::FileMissing { file: "preprocessor_config.json", key: key.to_owned() }
         }
-        "preprocessor" => {
-            Lack::KeyMissing { file: "preprocessor_config.json", key: key.to_owned(), class_value: None }
-        }
-        "generation" => {
-            Lack::KeyMissing { file: "generation_config.json", key: key.to_owned(), class_value: None }
-        }
-        "tokenizer_config" => {
-            Lack::KeyMissing { file: "tokenizer_config.json", key: key.to_owned(), class_value: None }
-        }
+        "preprocessor" => Lack::of_file("preprocessor_config.json", key.to_owned()),
+        "generation" => Lack::of_file("generation_config.json", key.to_owned()),
+        "tokenizer_config" => Lack::of_file("tokenizer_config.json", key.to_owned()),
         "rope" | "rope_full" | "rope_swa" => {
             let part = ["rope_parameters", "rope_scaling"]
                 .into_iter()
                 .find(|part| inputs.config.contains_key(*part));
-            Lack::KeyMissing {
-                file: config,
-                key: format!("{}.{key}", part.unwrap_or("rope_scaling")),
-                class_value: None,
-            }
+            Lack::of_file(config, format!("{}.{key}", part.unwrap_or("rope_scaling")))
         }
-        "vocab" => Lack::KeyMissing { file: "tokenizer.json", key: key.to_owned(), class_value: None },
+        "vocab" => Lack::of_file("tokenizer.json", key.to_owned()),
         "raw" => Lack::of_config(config, key.to_owned(), inputs.config),
         root => {
             let card = registry.cards().iter().find(|card| card.name() == name);
             let root =
                 card.and_then(|card| defined(card, root, inputs.config)).unwrap_or_else(|| root.to_owned());
-            Lack::KeyMissing { file: config, key: format!("{root}.{key}"), class_value: None }
+            Lack::of_file(config, format!("{root}.{key}"))
         }
     }
 }

@@ -69,6 +69,11 @@ pub enum Lack {
 }
 
 impl Lack {
+    /// A key that one of the files lacks.
+    pub(super) fn of_file(file: &'static str, key: String) -> Self {
+        Self::KeyMissing { file, key, class_value: None }
+    }
+
     /// A key that `config.json`, or what stands for it, lacks.
     pub(crate) fn of_config(file: &'static str, key: String, config: &Map<String, Json>) -> Self {
         let class_value = Attributes::of_text(config).and_then(|attributes| attributes.default_of(&key));

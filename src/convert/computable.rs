@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value as Json};
 
-use crate::arch::{ArchError, Card, Lack, MissingTensors, missing_tensors};
+use crate::arch::{ArchError, Card, Lack, missing_tensors};
 use crate::core::text::escape;
 use crate::core::{Hint, TensorMeta};
 use crate::engine::{EngineError, GraphPlan};
@@ -27,18 +27,18 @@ impl Planned<'_> {
     /// # Errors
     /// [`ArchError::Missing`] with the checkpoint's names of the tensors that the file would lack.
     pub(super) fn check(&self) -> Result<Option<String>, ArchError> {
-        let mut missing = missing_tensors(self.metadata, self.tensors);
-        if let Some(found) =
-            missing.as_mut().filter(|found| found.names.len() > 1 || !self.is_tied_head(found))
-        {
-            found.names.retain(|name| name != HEAD || !self.says_tied());
-            let mut names: Vec<String> = Vec::new();
-            for name in found.names.iter().take(MAX_MISSING).map(|target| self.card.source_of(target)) {
-                if !names.contains(&name) {
-                    names.push(name);
-                }
+        let missing = missing_tensors(self.metadata, self.tensors);
+        let names = missing.as_ref().map_or(&[][..], |missing| &missing.names[..]);
+        let is_tied_head = |name: &str| name == HEAD && self.says_tied();
+        let mut sources: Vec<String> = Vec::new();
+        for name in names.iter().filter(|name| !is_tied_head(name)).take(MAX_MISSING) {
+            let source = self.card.source_of(name);
+            if !sources.contains(&source) {
+                sources.push(source);
             }
-            return Err(ArchError::Missing { names, more: found.names.len() > MAX_MISSING });
+        }
+        if !sources.is_empty() {
+            return Err(ArchError::Missing { names: sources, more: names.len() > MAX_MISSING });
         }
         if let Some(head) = missing {
             return Ok(Some(format!("{head}, and by config.json the embedding is the head")));
@@ -46,16 +46,14 @@ impl Planned<'_> {
         self.graph()
     }
 
+    /// Whether the configuration says that embedding and head are one.
     fn says_tied(&self) -> bool {
         let text = self.config.get("text_config").and_then(Json::as_object);
         let mut parts = [Some(self.config), text].into_iter().flatten();
         parts.any(|part| part.get("tie_word_embeddings").is_some_and(|tied| tied == true))
     }
 
-    fn is_tied_head(&self, missing: &MissingTensors) -> bool {
-        missing.names == [HEAD] && self.says_tied()
-    }
-
+    /// As [`Planned::check`], by the engine's graph.
     fn graph(&self) -> Result<Option<String>, ArchError> {
         let Some(features) = &self.card.graph else { return Ok(None) };
         let Err(error) = GraphPlan::new(features, self.metadata, self.tensors) else { return Ok(None) };

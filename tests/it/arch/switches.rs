@@ -139,7 +139,7 @@ fn what_no_key_and_no_tensor_says_is_named() {
     }
 }
 
-/// A case of the corpora without its weights' biases has none to be left on.
+/// Biases that are stored although the configuration has none, and rotations that no key says.
 #[test]
 fn what_is_switched_off_and_stored_is_named() {
     let lost = |at: &str, changes: Json| Changed::of(&case(at), &changes).lost(false);
