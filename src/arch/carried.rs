@@ -23,10 +23,10 @@ use crate::arch::target;
 use crate::core::text::escape;
 use crate::gguf::Metadata;
 
-mod absent;
 mod assumed;
 mod effects;
 mod mentioned;
+mod omitted;
 mod rope;
 mod same;
 mod switched_off;
@@ -154,7 +154,7 @@ pub(super) fn lost<'a>(
     judge.attributes(&assumptions);
     judge.switched_off(outputs);
     judge.rope();
-    judge.absent();
+    judge.omitted();
     Ok(judge.lost)
 }
 
@@ -263,7 +263,7 @@ impl Judge<'_, '_> {
     /// Values against what the runtime computes in any case.
     fn compare(&mut self, assumptions: &[Assumption]) {
         for assumption in assumptions {
-            let Some(value) = self.effective(&assumption.name) else { continue };
+            let Some(value) = self.taken(&assumption.name) else { continue };
             let Some(first) = assumption.values.first() else { continue };
             if assumption.values.iter().any(|assumed| same(assumed, &value)) {
                 continue;

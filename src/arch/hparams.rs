@@ -205,9 +205,10 @@ fn evaluate_default(
 /// One description of rotary embedding from the many that configurations have.
 ///
 /// # Exactness
-/// Equals the constructor of `TextModel` in llama.cpp 0.5.0.
+/// Equals the constructor of `TextModel` in llama.cpp 0.5.0, but a null is absent.
 pub(super) fn rope(config: &Config) -> Config {
-    let given = if config.contains_key("rope_parameters") { "rope_parameters" } else { "rope_scaling" };
+    let is_given = |name: &str| config.get(name).is_some_and(|value| !value.is_null());
+    let given = if is_given("rope_parameters") { "rope_parameters" } else { "rope_scaling" };
     let mut rope = config.get(given).and_then(Json::as_object).cloned().unwrap_or_default();
     if rope.contains_key("full_attention") || rope.contains_key("sliding_attention") {
         return rope;

@@ -2,7 +2,8 @@
 
 use serde_json::Value as Json;
 
-use crate::arch::carried::Judge;
+use crate::arch::attributes::AttributeDefault;
+use crate::arch::carried::{Judge, effects};
 use crate::arch::error::ArchError;
 use crate::arch::graph::{
     AttnScale, Cap, FfnKind, GraphFeatures, MaskKind, NormTopk, WindowKind, WindowPattern,
@@ -120,6 +121,24 @@ impl Judge<'_, '_> {
         }
     }
 
+    /// The value given, or what the class makes of the other attributes.
+    pub(super) fn taken(&self, name: &str) -> Option<Json> {
+        let by_class = || if name == "layer_types" { self.layers_of_class() } else { None };
+        self.effective(name).or_else(by_class)
+    }
+
+    /// The kinds of the layers where the configuration has no rule for them.
+    fn layers_of_class(&self) -> Option<Json> {
+        if effects::rules_of("layer_types").iter().any(|name| self.given(name).is_some()) {
+            return None;
+        }
+        let Some(AttributeDefault::Period(beginning)) = self.attributes?.default_of("layer_types") else {
+            return None;
+        };
+        let n_layers = usize::try_from(self.count("block_count")?).ok()?;
+        Some(beginning.iter().cycle().take(n_layers).cloned().collect())
+    }
+
     /// The layers that have the window where no key says it, if the configuration lists them by the usual words.
     fn windowed_layers(&self, graph: &GraphFeatures) -> Option<Json> {
         let windowed = match graph.window {
@@ -131,7 +150,8 @@ impl Judge<'_, '_> {
         let (WindowPattern::DenseLast(2..) | WindowPattern::DenseFirst { dense_first: 2.. }) = rule else {
             return None;
         };
-        let given = self.given("layer_types")?.as_array()?;
+        let layer_types = self.taken("layer_types")?;
+        let given = layer_types.as_array()?;
         let is_usual = |layer: &Json| layer == windowed || layer == "full_attention";
         let layer = |at: usize| if rule.is_windowed(at) { windowed } else { "full_attention" };
         given.iter().all(is_usual).then(|| (0..given.len()).map(layer).collect())

@@ -162,6 +162,11 @@ const LISTS: [(&str, &[&str]); 2] = [
     ("no_rope_layers", &["no_rope_layer_interval"]),
 ];
 
+/// The rules that make a list by layer.
+pub(super) fn rules_of(list: &str) -> &'static [&'static str] {
+    LISTS.iter().find(|row| row.0 == list).map_or(&[], |row| row.1)
+}
+
 fn is_on(effective: Effective<'_>, name: &str) -> Option<bool> {
     effective(name).map(|value| value.as_bool() == Some(true))
 }

@@ -67,6 +67,42 @@ impl Judge<'_, '_> {
         if !has_part {
             self.outside(&PARTS, "partial_rotary_factor");
         }
+        self.other_bases();
+        if let (false, Some(way)) = (has_part, ways.first()) {
+            self.whole_heads(way);
+        }
+    }
+
+    /// Judges bases under other names than the one that counts: transformers' classes choose by their own name.
+    fn other_bases(&mut self) {
+        let bases: Vec<(&str, Json)> = ROPE_BASES
+            .into_iter()
+            .filter_map(|name| Some((name, self.given(name)?.clone())))
+            .filter(|(_, base)| !base.is_null())
+            .collect();
+        let Some(((_, taken), others)) = bases.split_first() else { return };
+        for (name, base) in others.iter().filter(|(_, base)| !same(base, taken)) {
+            self.lose_anyway(name, base.clone(), taken.clone());
+        }
+    }
+
+    /// Judges files whose heads turn in part although the description says no part: the class then turns whole heads,
+    /// unless it has a part of its own.
+    fn whole_heads(&mut self, way: &Way) {
+        let has_own = PARTS.iter().chain(&["rotary_dim"]).any(|name| self.given(name).is_some());
+        let has_default = self.default_member(None, "partial_rotary_factor").is_some();
+        if self.attributes.is_some() && !has_own && !has_default && self.turns_in_part() {
+            self.lose_absent(&place(way, "partial_rotary_factor"), 1.0.into());
+        }
+    }
+
+    /// True if the file says that less than whole heads turn; the heads of latent attention have a part of their own that
+    /// does.
+    fn turns_in_part(&self) -> bool {
+        let (Some(rotated), Some(head)) = (self.count("rope.dimension_count"), self.head_size()) else {
+            return false;
+        };
+        rotated < head && self.effective("qk_rope_head_dim").is_none()
     }
 
     /// True if a description has a member.
@@ -112,10 +148,13 @@ impl Judge<'_, '_> {
 
     /// What the class takes for a member of a description.
     pub(super) fn default_member(&self, kind: Option<&str>, member: &str) -> Option<Json> {
-        let names = [kind, None, Some("full_attention")].into_iter().map(|kind| match kind {
-            Some(kind) => format!("rope_parameters.{kind}.{member}"),
-            None => format!("rope_parameters.{member}"),
-        });
+        let names =
+            [kind, None, Some("full_attention"), Some("indexed_attention")].into_iter().map(
+                |kind| match kind {
+                    Some(kind) => format!("rope_parameters.{kind}.{member}"),
+                    None => format!("rope_parameters.{member}"),
+                },
+            );
         let attributes = self.attributes?;
         names.into_iter().find_map(|name| match attributes.default_of(&name)? {
             AttributeDefault::Value(value) => Some(value),
@@ -126,10 +165,7 @@ impl Judge<'_, '_> {
     fn described(&mut self, way: &Way) {
         let Some(description) = self.at(way).cloned() else { return };
         let kind = way.last().map(String::as_str).filter(|name| !DESCRIPTIONS.contains(name));
-        let place = |member: &str| {
-            let way = way.iter().skip_while(|name| *name == "text_config").map(String::as_str);
-            way.chain([member]).collect::<Vec<_>>().join(".")
-        };
+        let place = |member: &str| place(way, member);
         let type_name = ["rope_type", "type"]
             .into_iter()
             .find(|name| description.get(*name).is_some_and(Json::is_string));
@@ -157,7 +193,8 @@ impl Judge<'_, '_> {
         self.magnitudes(way, &place("mscale"), &rope_type);
         let base = self.default_member(kind, "rope_theta").unwrap_or_else(|| 10000.0.into());
         self.member(way, &place("rope_theta"), "rope_theta", &base);
-        if let Some(part) = self.default_member(kind, "partial_rotary_factor") {
+        let part = self.default_member(kind, "partial_rotary_factor");
+        if let Some(part) = part.or_else(|| self.turns_in_part().then_some(Json::Null)) {
             self.member(way, &place("partial_rotary_factor"), "partial_rotary_factor", &part);
         }
     }
@@ -239,6 +276,12 @@ impl Judge<'_, '_> {
         let effect = self.effect(&changed);
         self.lose(name, value, Some(absent), effect);
     }
+}
+
+/// The name of a member of a description, points for what it lies in.
+fn place(way: &Way, member: &str) -> String {
+    let way = way.iter().skip_while(|name| *name == "text_config").map(String::as_str);
+    way.chain([member]).collect::<Vec<_>>().join(".")
 }
 
 /// Another value of the same kind.

@@ -38,5 +38,19 @@ impl Judge<'_, '_> {
                 }
             }
         }
+        self.values_of_keys(outputs);
+    }
+
+    /// Judges layers that see everything and take their keys for values although values of their own are stored.
+    fn values_of_keys(&mut self, outputs: &[OutputSpec]) {
+        const NAME: &str = "attention_k_eq_v";
+        let is_on = self.given(NAME).is_some_and(|value| *value == true);
+        let Some(layer_types) = self.effective("layer_types").filter(|_| is_on) else { return };
+        let has_values =
+            |layer: usize| outputs.iter().any(|output| output.name == format!("blk.{layer}.attn_v.weight"));
+        let mut layers = layer_types.as_array().into_iter().flatten().enumerate();
+        if layers.any(|(layer, kind)| kind == "full_attention" && has_values(layer)) {
+            self.lose_anyway(NAME, true.into(), false.into());
+        }
     }
 }

@@ -122,6 +122,24 @@ fn what_no_key_and_no_tensor_says_is_named() {
             vec![("rope_scaling.rope_type", json!("llama3"))],
         ),
         ("qwen3/plain.json", json!({ "rope_scaling": yarn }), vec![]),
+        // Whole heads turn, by a description that says no part, where the file has half of them.
+        (
+            "glm4moe/solar_open_small.json",
+            json!({ "rope_parameters": null, "rope_scaling": { "rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0 } }),
+            vec![("rope_scaling.partial_rotary_factor", json!(1.0))],
+        ),
+        (
+            "minimax-m2/minimax_m2_small.json",
+            json!({ "rope_parameters": { "rope_theta": 5000000.0, "partial_rotary_factor": 1.0 } }),
+            vec![("rope_parameters.partial_rotary_factor", json!(1.0))],
+        ),
+        // Two bases: classes choose by their own name.
+        (
+            "gptneox/gpt_neox.json",
+            json!({ "rope_theta": 10000, "rotary_emb_base": 20000 }),
+            vec![("rotary_emb_base", json!(20000))],
+        ),
+        ("gptneox/gpt_neox.json", json!({ "rope_theta": 10000, "rotary_emb_base": 10000.0 }), vec![]),
         // What is about training, what tensors say, what is not of the class.
         (
             "llama/plain.json",
@@ -148,12 +166,38 @@ fn what_is_switched_off_and_stored_is_named() {
     assert_eq!(lost("starcoder2/plain.json", json!({ "use_bias": true })), []);
     assert_eq!(lost("mamba/mamba.json", json!({ "use_conv_bias": false })), of("use_conv_bias"));
     assert_eq!(lost("llama/plain.json", json!({ "attention_bias": false, "mlp_bias": false })), []);
+    let changes = json!({ "text_config.attention_k_eq_v": true });
+    let named = vec![("attention_k_eq_v".to_owned(), json!(true))];
+    assert_eq!(lost("gemma4/gemma4_unified.json", changes), named);
+    assert_eq!(lost("gemma4/gemma4_moe.json", json!({ "attention_k_eq_v": true })), []);
     // Half of a head's pairs turn, at frequencies of the whole head.
     let proportional = json!({ "rope_type": "proportional", "partial_rotary_factor": 0.5 });
     let named = vec![("rope_parameters.rope_type".to_owned(), json!("proportional"))];
     for at in ["llama/plain.json", "qwen3/plain.json"] {
         let changes = json!({ "rope_scaling": null, "rope_parameters": proportional });
         assert_eq!(lost(at, changes), named, "{at}");
+    }
+}
+
+/// Keys that are left out, for which the class has another value than the file.
+#[test]
+fn what_is_left_out_is_named() {
+    for (at, key, of_class) in [
+        // As long as the context, but layers with a window turn, and the others do not.
+        ("afmoe/afmoe.json", "sliding_window", json!(1024)),
+        // Every layer sees everything, and the runtime has windows.
+        (
+            "laguna/laguna.json",
+            "layer_types",
+            json!(["full_attention", "full_attention", "full_attention", "full_attention"]),
+        ),
+    ] {
+        let changed = Changed::of(&case(at), &json!({}));
+        let path = changed.dir.path().join("config.json");
+        let mut config = load(&path);
+        assert!(config.as_object_mut().unwrap().remove(key).is_some(), "{at}");
+        fs_err::write(&path, config.to_string()).unwrap();
+        assert_eq!(changed.lost(false), [(key.to_owned(), of_class)], "{at}");
     }
 }
 

@@ -12,7 +12,7 @@ const NOT_ASKED: [&str; 5] =
 
 impl Judge<'_, '_> {
     /// Judges what is not said, rotations as well.
-    pub(super) fn absent(&mut self) {
+    pub(super) fn omitted(&mut self) {
         let Some(attributes) = self.attributes else { return };
         for name in attributes.names() {
             if NOT_ASKED.contains(&name)
@@ -27,7 +27,7 @@ impl Judge<'_, '_> {
                     Some(AttributeDefault::Value(default)) => Some(default),
                     _ => None,
                 };
-                self.absent_value(name, default);
+                self.omitted_value(name, default);
             }
         }
         for (name, names) in [("rope_theta", &ROPE_BASES[..]), ("partial_rotary_factor", &ROPE_PARTS[..])] {
@@ -35,12 +35,12 @@ impl Judge<'_, '_> {
             if !is_said {
                 // Where a file names no base, runtimes take this one.
                 let default = self.default_member(None, name).filter(|default| *default != 10000.0);
-                self.absent_value(name, default);
+                self.omitted_value(name, default);
             }
         }
     }
 
-    fn absent_value(&mut self, name: &str, default: Option<Json>) {
+    fn omitted_value(&mut self, name: &str, default: Option<Json>) {
         let Some(default) = default.filter(|default| !default.is_null()) else { return };
         let part = self.config.get("text_config").filter(|part| part.is_object()).map(|_| "text_config");
         let mut changed = self.config.clone();
@@ -50,17 +50,21 @@ impl Judge<'_, '_> {
         };
         let Some(target) = target else { return };
         target.insert(name.to_owned(), default.clone());
-        if self.acts(name, &default) && self.effect(&changed) == Effect::OnFile {
-            let gguf = self.card.gguf.clone();
-            let (key, assumed) = (name.to_owned(), None);
-            self.lost.push(Lost {
-                key,
-                value: default,
-                assumed,
-                gguf,
-                can_be_annotated: false,
-                is_absent: true,
-            });
+        // A window as long as the context hides nothing, but layers that have one may turn by other angles.
+        let acts = self.acts(name, &default) || (name == "sliding_window" && self.names_windowed_layers());
+        if acts && self.effect(&changed) == Effect::OnFile {
+            self.lose_absent(name, default);
         }
+    }
+
+    /// Notes a key that is left out, and what transformers takes for it.
+    pub(super) fn lose_absent(&mut self, key: &str, value: Json) {
+        let (key, gguf) = (key.to_owned(), self.card.gguf.clone());
+        self.lost.push(Lost { key, value, assumed: None, gguf, can_be_annotated: false, is_absent: true });
+    }
+
+    fn names_windowed_layers(&self) -> bool {
+        let layer_types = self.given("layer_types").and_then(Json::as_array);
+        layer_types.is_some_and(|layers| layers.iter().any(|layer| layer == "sliding_attention"))
     }
 }
