@@ -81,6 +81,11 @@ impl fmt::Display for Lost {
     }
 }
 
+/// A list by layer that repeats its beginning.
+fn repeated(beginning: &[Json], n_layers: usize) -> Json {
+    beginning.iter().cycle().take(n_layers).cloned().collect()
+}
+
 /// A value as JSON, cut where it is long.
 fn text(value: &Json) -> String {
     let mut text = escape(&value.to_string()).to_string();
@@ -305,10 +310,7 @@ impl Judge<'_, '_> {
         let of_others = effects::derived(name, &|name| self.effective(name));
         match self.attributes?.default_of(name)? {
             AttributeDefault::Value(default) => of_others.or(Some(default)),
-            AttributeDefault::Period(beginning) => {
-                let n_layers = value.as_array()?.len();
-                Some(Json::Array(beginning.iter().cycle().take(n_layers).cloned().collect()))
-            }
+            AttributeDefault::Period(beginning) => Some(repeated(&beginning, value.as_array()?.len())),
             AttributeDefault::Derived => of_others,
         }
     }

@@ -3,7 +3,7 @@
 use serde_json::Value as Json;
 
 use crate::arch::attributes::AttributeDefault;
-use crate::arch::carried::{Judge, effects};
+use crate::arch::carried::{Judge, effects, repeated};
 use crate::arch::error::ArchError;
 use crate::arch::graph::{
     AttnScale, Cap, FfnKind, GraphFeatures, MaskKind, NormTopk, WindowKind, WindowPattern,
@@ -136,7 +136,7 @@ impl Judge<'_, '_> {
             return None;
         };
         let n_layers = usize::try_from(self.count("block_count")?).ok()?;
-        Some(beginning.iter().cycle().take(n_layers).cloned().collect())
+        Some(repeated(&beginning, n_layers))
     }
 
     /// The layers that have the window where no key says it, if the configuration lists them by the usual words.

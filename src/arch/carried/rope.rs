@@ -10,6 +10,8 @@ use crate::arch::hparams::{ROPE_BASES, ROPE_PARTS};
 
 /// Members that hold a description.
 const DESCRIPTIONS: [&str; 2] = ["rope_parameters", "rope_scaling"];
+/// Kinds of layers that see the whole context, as classes name them.
+const FULL_KINDS: [&str; 2] = ["full_attention", "indexed_attention"];
 /// The rotated part of a head, outside a description; the last is of single cards.
 const PARTS: [&str; 4] = [ROPE_PARTS[0], ROPE_PARTS[1], ROPE_PARTS[2], "rotary_pct"];
 /// Types without a scaling, or with one that other members describe.
@@ -148,15 +150,11 @@ impl Judge<'_, '_> {
 
     /// What the class takes for a member of a description.
     pub(super) fn default_member(&self, kind: Option<&str>, member: &str) -> Option<Json> {
-        let names =
-            [kind, None, Some("full_attention"), Some("indexed_attention")].into_iter().map(
-                |kind| match kind {
-                    Some(kind) => format!("rope_parameters.{kind}.{member}"),
-                    None => format!("rope_parameters.{member}"),
-                },
-            );
+        let of_kind = |kind: &str| format!("rope_parameters.{kind}.{member}");
+        let names = kind.map(of_kind).into_iter().chain([format!("rope_parameters.{member}")]);
+        let mut names = names.chain(FULL_KINDS.map(of_kind));
         let attributes = self.attributes?;
-        names.into_iter().find_map(|name| match attributes.default_of(&name)? {
+        names.find_map(|name| match attributes.default_of(&name)? {
             AttributeDefault::Value(value) => Some(value),
             AttributeDefault::Period(_) | AttributeDefault::Derived => None,
         })

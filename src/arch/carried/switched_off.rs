@@ -41,7 +41,7 @@ impl Judge<'_, '_> {
         self.values_of_keys(outputs);
     }
 
-    /// Judges layers that see everything and take their keys for values although values of their own are stored.
+    /// Judges layers that see the whole context and take their keys for values although the checkpoint has values of their own.
     fn values_of_keys(&mut self, outputs: &[OutputSpec]) {
         const NAME: &str = "attention_k_eq_v";
         let is_on = self.given(NAME).is_some_and(|value| *value == true);
