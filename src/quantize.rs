@@ -27,6 +27,7 @@ mod nominal;
 mod options;
 mod plan;
 mod prune;
+mod recipe;
 mod summary;
 
 pub use crate::gguf::FileType;
@@ -47,4 +48,5 @@ pub use options::{
 };
 pub(crate) use plan::n_matrices;
 pub use plan::{Input, QuantizePlan, SolvedRows, Step};
+pub use recipe::Recipe;
 pub use summary::{Sizes, Summary};

@@ -3,6 +3,7 @@
 //! [`verify`] runs the checks in that order and returns a [`Verification`]: a [`Report`] with a [`Verdict`], and every position that was computed.
 
 mod adapter;
+mod answer;
 mod answers;
 mod baseline_keys;
 mod chat;
@@ -20,6 +21,7 @@ mod imatrix;
 mod judgement;
 mod keys;
 mod known;
+mod label;
 mod logit_file;
 mod logits;
 mod masked;
@@ -30,6 +32,7 @@ mod origin;
 mod parts;
 mod perplexity;
 mod prompts;
+mod quality;
 mod report;
 mod round_trip;
 mod routing;
@@ -62,6 +65,7 @@ pub use imatrix::{
     TensorStatistics, expert_coverage, imatrix_statistics,
 };
 pub(crate) use imatrix::{ExactColumns, Fingerprint, SumCollector};
+pub use label::{FileLabel, Label};
 pub use logit_file::read::LogitFile;
 pub use logit_file::write::LogitWriter;
 pub use logit_file::{LogitFileError, LogitFileSize};
@@ -75,6 +79,7 @@ pub use perplexity::{Estimate, Perplexity};
 pub use prompts::{
     Prompt, PromptFile, PromptFileReport, PromptForm, PromptPlace, PromptSource, read_prompts,
 };
+pub use quality::{Quality, UnknownQuality};
 pub use report::{Finding, HealthyCost, PromptReport, Report, Severity, Verdict};
 pub use routing::{LayerRouting, RoutingReport};
 pub(crate) use side_by_side::divergence_on;

@@ -18,6 +18,9 @@ use crate::verify::{Divergence, HealthyCost, Model, Position, VerifyError, Windo
 /// Tokens that are run: enough to know a cost within some ten per cent, which the limits' margin swallows.
 const TOKENS: usize = 4096;
 
+/// Name of the run that measures what a file's types cost, in progress lines.
+pub(super) const COST_STAGE: &str = "running a reference copy in the file's types";
+
 /// A baseline as a healthy file would have it, decoded: all tensors are F32.
 pub(super) struct HealthyTwin<'a> {
     baseline: &'a dyn TensorSource,
@@ -86,7 +89,7 @@ struct CostStage<'a>(&'a dyn Progress);
 
 impl Progress for CostStage<'_> {
     fn begin(&self, _: &str, total_bytes: u64) {
-        self.0.begin("running what a healthy file would be", total_bytes);
+        self.0.begin(COST_STAGE, total_bytes);
     }
 
     fn advance(&self, n_bytes: u64) {

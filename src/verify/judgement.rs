@@ -5,12 +5,9 @@ use serde::{Deserialize, Serialize};
 use crate::engine::GraphPlan;
 use crate::engine::plan::ModelKind;
 use crate::gguf::{FileType, Value};
-use crate::verify::baseline_keys::leaves_results_open;
 use crate::verify::cost::Cost;
 use crate::verify::healthy::{TwinRun, cost_of};
-use crate::verify::{
-    Aspect, Figure, Finding, HealthyCost, LimitLine, Model, Perplexity, Report, WeightReport,
-};
+use crate::verify::{Aspect, Figure, Finding, HealthyCost, LimitLine, Model, Perplexity, Report};
 
 /// Fewer scored tokens, and a standard error above this share of the perplexity, say nothing about a file.
 const LEAST_TOKENS: usize = 1000;
@@ -115,19 +112,16 @@ fn judge_sample(report: &mut Report, perplexity: &Perplexity, limits: &[LimitLin
     }
 }
 
-/// True if more text would not change the verdict. Either every tensor is byte for byte what its type makes of the
-/// baseline's, and the file lacks no number that changes results because GGUF has no key for it; or the divergence keeps its
-/// limit, and all limits that were set, by [`PAIRED_ERRORS`] standard errors.
+/// True if more text would not change the verdict: every tensor is byte for byte what its type makes of the baseline's, or the
+/// divergence keeps its limit, and all limits that were set, by [`PAIRED_ERRORS`] standard errors.
 fn is_decided(report: &Report, n: usize, limits: &[LimitLine]) -> bool {
     if report.divergence.is_none() {
         return false;
     }
-    let is_reproduced = report.weights.as_ref().is_some_and(WeightReport::is_reproduced)
-        && !report.findings.iter().any(leaves_results_open);
     let paired = limits.iter().find(|line| line.figure == Figure::Kld);
     let mut own = limits.iter().filter(|line| line.is_own && line.figure != Figure::Ppl);
     let is_kept = |line: &LimitLine| line.is_kept_by(PAIRED_ERRORS);
-    is_reproduced || (n >= LEAST_PAIRED && paired.is_some_and(is_kept) && own.all(is_kept))
+    report.is_reproduced() || (n >= LEAST_PAIRED && paired.is_some_and(is_kept) && own.all(is_kept))
 }
 
 /// A limit that is missed, in a line: the figure, the limit, and where it comes from.

@@ -166,6 +166,7 @@ impl Begun {
         let checks = Checks {
             arch: self.report.arch.clone(),
             bits_per_weight: self.report.bits_per_weight,
+            label: self.report.label.clone(),
             findings: stored(&self.report.findings),
             at_weights: self.at_weights,
             at_limits: self.at_limits,

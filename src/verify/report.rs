@@ -3,9 +3,11 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::verify::baseline_keys::leaves_results_open;
 use crate::verify::{
-    Aspect, Cost, Coverage, Distribution, Divergence, EmbeddingReport, Estimate, Figure, LimitLine,
-    MaskedReport, Perplexity, PromptFileReport, RoutingReport, TaskReport, Thresholds, WeightReport,
+    Aspect, Cost, Coverage, Distribution, Divergence, EmbeddingReport, Estimate, Figure, FileLabel,
+    LimitLine, MaskedReport, Perplexity, PromptFileReport, Quality, RoutingReport, TaskReport, Thresholds,
+    WeightReport,
 };
 
 /// How bad a finding is.
@@ -84,10 +86,12 @@ const CHECKS: &[&str] = &[
     "header",
     "hparams",
     "keys",
+    "label",
     "layout",
     "limits",
     "masked",
     "metadata",
+    "min-quality",
     "non-finite",
     "perplexity",
     "prompts",
@@ -163,6 +167,8 @@ pub struct Report {
     pub coverage: Coverage,
     /// `general.architecture`.
     pub arch: Option<String>,
+    /// What the file is called and what it is, of files whose types follow llama.cpp's mixtures.
+    pub label: Option<FileLabel>,
     /// Bits per weight over all tensors, if they could be read.
     pub bits_per_weight: Option<f64>,
     /// The tensors against the baseline's, if there is one.
@@ -206,6 +212,7 @@ impl Report {
             findings: Vec::new(),
             coverage: Coverage::default(),
             arch,
+            label: None,
             bits_per_weight,
             weights: None,
             perplexity: None,
@@ -230,6 +237,9 @@ impl Report {
     pub fn unreadable(reason: impl Into<String>) -> Self {
         let mut report = Self::new(None, None, Thresholds::default());
         report.add(Finding::error("header", reason));
+        for aspect in Aspect::ALL {
+            report.not_judged(aspect, "the file could not be read", "a file that can be read");
+        }
         report
     }
 
@@ -294,8 +304,25 @@ impl Report {
         self.settle();
     }
 
+    /// Notes the weights beside the baseline's, with what is wrong with them; the verdict follows.
+    pub(super) fn set_weights(&mut self, weights: WeightReport) {
+        self.findings.extend(weights.findings.iter().cloned());
+        self.coverage.judged(Aspect::Weights, weights.summary());
+        self.weights = Some(weights);
+        self.settle();
+    }
+
+    /// True if every tensor is, byte for byte, what its type makes of the baseline's, and the file lacks no number that changes
+    /// results because GGUF has no key for it: then no text can say more.
+    pub(super) fn is_reproduced(&self) -> bool {
+        self.weights.as_ref().is_some_and(WeightReport::is_reproduced)
+            && !self.findings.iter().any(leaves_results_open)
+    }
+
     /// An error fails; a pass has to be earned.
     fn settle(&mut self) {
+        let needs_figures = !self.is_reproduced() || !self.thresholds.is_empty();
+        self.coverage.need_figures(needs_figures);
         let has_own_limit = self.limits.iter().any(|line| line.is_own);
         self.verdict = match self.findings.iter().map(|finding| finding.severity).max() {
             Some(Severity::Error) => Verdict::Fail,
@@ -325,6 +352,9 @@ impl Report {
         });
         let mut report = json!({
             "verdict": self.verdict.name(),
+            "quality": self.quality().map(Quality::word),
+            "answer": self.answer(),
+            "recipe": self.label.as_ref().map(|label| &label.recipe),
             "architecture": self.arch,
             "bits_per_weight": self.bits_per_weight,
             "perplexity": self.perplexity.as_ref().map(ppl),

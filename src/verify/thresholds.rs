@@ -1,6 +1,6 @@
 //! The limits that a file must keep.
 
-use crate::verify::{Divergence, Perplexity};
+use crate::verify::{Divergence, Perplexity, Quality};
 
 /// Limits that a file must keep; `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -27,6 +27,8 @@ pub struct Thresholds {
     pub max_masked_kld: Option<f64>,
     /// Share of masked tokens with the same most likely prediction.
     pub min_masked_top1: Option<f64>,
+    /// Quality of the predictions.
+    pub min_quality: Option<Quality>,
 }
 
 /// A figure that a limit may be set on.
@@ -216,6 +218,7 @@ impl Thresholds {
             max_pseudo_ppl: self.max_pseudo_ppl.or(other.max_pseudo_ppl),
             max_masked_kld: self.max_masked_kld.or(other.max_masked_kld),
             min_masked_top1: self.min_masked_top1.or(other.min_masked_top1),
+            min_quality: self.min_quality.or(other.min_quality),
         }
     }
 

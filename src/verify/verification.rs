@@ -14,9 +14,11 @@ use crate::verify::embeddings;
 use crate::verify::healthy::{TwinRun, evenly, run_twin};
 use crate::verify::judgement::{Judged, healthy_cost, judge_figures};
 use crate::verify::known;
+use crate::verify::label;
 use crate::verify::masked;
 use crate::verify::measure::{self, LogitFiles, Onlookers, measure_with};
 use crate::verify::prompts::file_reports;
+use crate::verify::quality;
 use crate::verify::round_trip::check_round_trip;
 use crate::verify::routing::watch::RouteTally;
 use crate::verify::structure::{check_layout, check_structure};
@@ -91,6 +93,20 @@ pub fn verify(
 pub fn verify_with(
     model: &Model<'_>,
     baseline: Option<&Model<'_>>,
+    prompts: &[PromptSource],
+    options: &VerifyOptions<'_>,
+    extras: &Extras<'_>,
+    progress: &dyn Progress,
+    observer: Option<&dyn Observer>,
+) -> Result<Verification, VerifyError> {
+    let mut verification = run_checks((model, baseline), prompts, options, extras, progress, observer)?;
+    quality::judge(&mut verification.report);
+    Ok(verification)
+}
+
+/// All checks, as far as they can be carried out.
+fn run_checks(
+    (model, baseline): (&Model<'_>, Option<&Model<'_>>),
     prompts: &[PromptSource],
     options: &VerifyOptions<'_>,
     extras: &Extras<'_>,
@@ -188,10 +204,18 @@ pub(super) fn examine(
     weights: impl FnOnce(&mut Report) -> Result<(), VerifyError>,
 ) -> Result<Examined, VerifyError> {
     let mut report = Report::new(model.arch(), Some(model.bits_per_weight()), options.thresholds);
+    if baseline.is_some() {
+        report.has_baseline();
+    }
     report.extend(model.file.map(check_layout).unwrap_or_default());
     let structure = StructureOptions { level: options.engine.level };
     report.extend(check_structure(model.source, model.metadata, &structure, progress)?);
     report.judged(Aspect::Structure, format!("{} tensors, block by block", model.source.tensors().len()));
+    if let Some(file) = model.file {
+        let (found, wrong) = label::check(model.metadata, model.source.tensors(), Some(file.path()));
+        report.label = found;
+        report.extend(wrong);
+    }
     if adapter::is_one(model.metadata) {
         adapter::leave_out(&mut report);
         return Ok(Examined { report, ready: None });
@@ -214,7 +238,6 @@ pub(super) fn examine(
         report.add(Finding::warning("hparams", lost));
     }
     if let Some(baseline) = baseline {
-        report.has_baseline();
         report.extend(baseline_keys::compare(model, baseline.metadata));
         report
             .judged(Aspect::Metadata, format!("{} keys, compared with the baseline's", model.metadata.len()));
@@ -222,9 +245,7 @@ pub(super) fn examine(
             weights(&mut report)?;
         }
     }
-    if !options.weights_only {
-        check_tokenizer(model, prompts, &mut report);
-    }
+    check_tokenizer(model, prompts, &mut report);
     let stop = report
         .findings
         .iter()
@@ -318,9 +339,7 @@ fn compare_all_weights(
 ) -> Result<(), VerifyError> {
     let EngineOptions { level, memory_bytes, .. } = options.engine;
     let weights = compare_weights(model, baseline, &WeightOptions { level, memory_bytes }, progress)?;
-    report.extend(weights.findings.iter().cloned());
-    report.judged(Aspect::Weights, weights.summary());
-    report.weights = Some(weights);
+    report.set_weights(weights);
     Ok(())
 }
 
@@ -457,8 +476,8 @@ pub(super) fn longer_than_trained(plan: &GraphPlan, n_tokens: usize, what: &str)
 }
 
 /// Errors of these checks leave the figures meaningful: they show how much an error costs.
-const MEASURED_ALL_THE_SAME: [&str; 6] =
-    ["all-zero", "hparams", "round-trip", "source-tokenizer", "tokenizer-parity", "weights"];
+const MEASURED_ALL_THE_SAME: [&str; 7] =
+    ["all-zero", "hparams", "label", "round-trip", "source-tokenizer", "tokenizer-parity", "weights"];
 
 /// The first prompt that the baseline's tokenizer reads as other tokens.
 fn compare_ids(encoded: &[Prompt], prompts: &[PromptSource], baseline: &Model<'_>) -> Option<Finding> {

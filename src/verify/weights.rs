@@ -279,8 +279,10 @@ fn judge(pair: &Pair<'_>, comparison: &Comparison<'_>, seen: &Seen) -> TensorWei
 fn coded_flaw(tensor: &TensorWeights, seen: &Seen, limits: &Limits) -> Option<String> {
     let own_error = seen.own.relative_error().max(limits.nominal);
     let scale = (seen.own.slope() / seen.file.slope()).abs().ln().abs();
-    let does =
-        format!("relative error {:.4}, {:.1} times what {} does here", tensor.error, tensor.ratio, tensor.ty);
+    let does = format!(
+        "relative error {:.4}, {:.1} times that of a fresh {} quantization",
+        tensor.error, tensor.ratio, tensor.ty
+    );
     if Limits::is_bad_tensor(tensor.error, tensor.ratio) {
         return Some(does);
     }
@@ -291,14 +293,15 @@ fn coded_flaw(tensor: &TensorWeights, seen: &Seen, limits: &Limits) -> Option<St
     }
     if seen.bad_rows.count > 0 {
         let row = seen.bad_rows.first.first().map_or(0, |row| row.row);
-        return Some(format!("{} rows beyond what {} does, the first {row}", seen.bad_rows.count, tensor.ty));
+        let (n, ty) = (seen.bad_rows.count, tensor.ty);
+        return Some(format!("{n} rows with a larger error than {ty} explains, the first {row}"));
     }
     if seen.bad_blocks.count > 0 {
         let block = seen.bad_blocks.first.first();
         let (row, at) = block.map_or((0, 0), |block| (block.row, block.block));
         let count = seen.bad_blocks.count;
         return Some(format!(
-            "{count} of {} blocks beyond what {} does, the first in row {row}, block {at}",
+            "{count} of {} blocks with a larger error than {} explains, the first in row {row}, block {at}",
             seen.n_blocks, tensor.ty
         ));
     }

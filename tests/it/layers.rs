@@ -17,7 +17,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("engine", &["core", "gguf", "quant", "tokenizer", "arch"]),
     ("convert", &["core", "checkpoint", "arch", "dequant", "views", "tokenizer", "quant", "gguf", "engine"]),
     ("quantize", &["core", "gguf", "quant", "arch"]),
-    ("verify", &["core", "convert", "engine", "arch", "tokenizer", "checkpoint", "gguf", "quant"]),
+    (
+        "verify",
+        &["core", "convert", "quantize", "engine", "arch", "tokenizer", "checkpoint", "gguf", "quant"],
+    ),
     ("inspect", &["core", "convert", "engine", "arch", "tokenizer", "checkpoint", "gguf", "quant"]),
     (
         "calibrate",

@@ -9,7 +9,7 @@ use crate::calibrate::{StatisticsPart, combine_statistics};
 use crate::cli::quantize::stats::folder_bytes;
 use crate::cli::render::{count, plural};
 use crate::cli::verify::judge::FigureLimits;
-use crate::cli::verify::report::{ModelReport, PromptRows};
+use crate::cli::verify::report::{Detail, ModelReport};
 use crate::cli::verify::{imatrix, report};
 use crate::cli::{Exit, Session, UsageError};
 use crate::core::text::{bytes, escape};
@@ -99,13 +99,8 @@ impl CombineArgs {
         let parts =
             self.parts.iter().map(|path| VerificationPart::open(path)).collect::<Result<Vec<_>, _>>()?;
         let has_baseline = parts.iter().any(VerificationPart::has_baseline);
-        let against = [
-            ("--max-ppl-increase", self.limits.max_ppl_increase),
-            ("--max-kld", self.limits.max_kld),
-            ("--max-kld-99", self.limits.max_kld_99),
-            ("--min-top1", self.limits.min_top1),
-        ];
-        if let Some((name, _)) = against.iter().find(|(_, limit)| limit.is_some() && !has_baseline) {
+        let against = self.limits.against_baseline();
+        if let Some((name, _)) = against.iter().find(|(_, is_given)| *is_given && !has_baseline) {
             let message =
                 format!("`{name}` compares with a baseline: the parts were run without `--baseline`");
             return Err(UsageError(message).into());
@@ -123,8 +118,8 @@ impl CombineArgs {
         if session.common.json {
             session.print_json(&report::to_json(&entries))?;
         } else {
-            let rows = if session.common.verbose > 0 { PromptRows::All } else { PromptRows::Few };
-            session.print(|out| report::print(&entries, out, rows))?;
+            let detail = if session.common.verbose > 0 { Detail::Full } else { Detail::Brief };
+            session.print(|out| report::print(&entries, out, detail))?;
         }
         Ok(match report::verdict(&entries) {
             Verdict::Pass => Exit::Done,
@@ -137,15 +132,9 @@ impl CombineArgs {
     /// Refuses options of a verdict.
     fn without_limits(&self) -> anyhow::Result<()> {
         let limits = self.limits;
-        let is_given = [
-            ("--accept-partial", self.accept_partial),
-            ("--max-ppl", limits.max_ppl.is_some()),
-            ("--max-ppl-increase", limits.max_ppl_increase.is_some()),
-            ("--max-kld", limits.max_kld.is_some()),
-            ("--max-kld-99", limits.max_kld_99.is_some()),
-            ("--min-top1", limits.min_top1.is_some()),
-        ];
-        if let Some((name, _)) = is_given.into_iter().find(|(_, is_given)| *is_given) {
+        let is_given = [("--accept-partial", self.accept_partial), ("--max-ppl", limits.max_ppl.is_some())];
+        let mut is_given = is_given.into_iter().chain(limits.against_baseline());
+        if let Some((name, _)) = is_given.find(|(_, is_given)| *is_given) {
             return Err(UsageError(format!(
                 "`{name}` is about a verdict, and these are no parts of a verification"
             ))

@@ -13,7 +13,7 @@ use crate::cli::verify::model::OpenedModel;
 use crate::cli::verify::page::{Details, Reports};
 use crate::cli::verify::per_token::PerTokenFile;
 use crate::cli::verify::prompt_files::PromptFiles;
-use crate::cli::verify::report::{ModelReport, PromptRows};
+use crate::cli::verify::report::{Detail, ModelReport};
 use crate::cli::verify::tasks::TaskArgs;
 use crate::cli::verify::trace::Trace;
 use crate::cli::verify::{CutArgs, engine_options, report};
@@ -25,8 +25,9 @@ use crate::engine::Observer;
 use crate::gguf::{GgufError, Share};
 use crate::tokenizer::Encoder;
 use crate::verify::{
-    Extras, Finding, LogitFile, LogitFileSize, Model, OriginTokenizer, Position, Prompt, Report, Rows,
-    SaveLogits, Span, TaskSet, Thresholds, Verdict, Verification, VerifyError, VerifyOptions, verify_with,
+    Extras, Finding, LogitFile, LogitFileSize, Model, OriginTokenizer, Position, Prompt, Quality, Report,
+    Rows, SaveLogits, Span, TaskSet, Thresholds, Verdict, Verification, VerifyError, VerifyOptions,
+    verify_with,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -55,12 +56,35 @@ pub(super) struct FigureLimits {
     /// Lowest share of tokens with the same first choice [default: likewise]
     #[arg(long, value_name = "SHARE", value_parser = crate::cli::share)]
     pub(super) min_top1: Option<f64>,
+    /// Lowest quality that passes: near-lossless (mean KLD up to 0.005, same first choice from 95 %), very-good (0.02, 90 %),
+    /// good (0.06, 85 %), fair (0.2, 75 %)
+    #[arg(long, value_name = "WORD")]
+    pub(super) min_quality: Option<Quality>,
 }
 
 impl FigureLimits {
+    /// The limits that compare with a baseline, by name, and whether each is given.
+    pub(super) fn against_baseline(&self) -> [(&'static str, bool); 5] {
+        [
+            ("--max-ppl-increase", self.max_ppl_increase.is_some()),
+            ("--max-kld", self.max_kld.is_some()),
+            ("--max-kld-99", self.max_kld_99.is_some()),
+            ("--min-top1", self.min_top1.is_some()),
+            ("--min-quality", self.min_quality.is_some()),
+        ]
+    }
+
     pub(super) fn thresholds(self) -> Thresholds {
-        let Self { max_ppl, max_ppl_increase, max_kld, max_kld_99, min_top1 } = self;
-        Thresholds { max_ppl, max_ppl_increase, max_kld, max_kld_99, min_top1, ..Thresholds::default() }
+        let Self { max_ppl, max_ppl_increase, max_kld, max_kld_99, min_top1, min_quality } = self;
+        Thresholds {
+            max_ppl,
+            max_ppl_increase,
+            max_kld,
+            max_kld_99,
+            min_top1,
+            min_quality,
+            ..Thresholds::default()
+        }
     }
 }
 
@@ -112,7 +136,7 @@ pub(super) struct VerifyArgs {
         requires = "baseline",
         conflicts_with_all = ["structure_only", "prompts", "source", "per_token", "save_baseline", "trace",
             "hellaswag", "winogrande", "multiple_choice", "score", "ctx", "chunks", "stride",
-            "max_ppl", "max_ppl_increase", "max_kld", "max_kld_99", "min_top1", "min_cosine",
+            "max_ppl", "max_ppl_increase", "max_kld", "max_kld_99", "min_top1", "min_quality", "min_cosine",
             "min_worst_cosine", "max_score_error", "max_pseudo_ppl", "max_masked_kld", "min_masked_top1"]
     )]
     weights_only: bool,
@@ -231,8 +255,8 @@ impl VerifyArgs {
         if session.common.json {
             session.print_json(&report::to_json(&entries))?;
         } else {
-            let rows = if session.common.verbose > 0 { PromptRows::All } else { PromptRows::Few };
-            session.print(|out| report::print(&entries, out, rows))?;
+            let detail = if session.common.verbose > 0 { Detail::Full } else { Detail::Brief };
+            session.print(|out| report::print(&entries, out, detail))?;
         }
         Ok(self.exit(report::verdict(&entries)))
     }
@@ -317,19 +341,15 @@ impl VerifyArgs {
                 "`--save-baseline` keeps the second half of each chunk: no `--stride`, no `--score all`";
             return refuse(message.to_owned());
         }
-        let against = [
-            ("--max-ppl-increase", self.figures.max_ppl_increase),
-            ("--max-kld", self.figures.max_kld),
-            ("--max-kld-99", self.figures.max_kld_99),
-            ("--min-top1", self.figures.min_top1),
-            ("--min-cosine", self.min_cosine),
-            ("--min-worst-cosine", self.min_worst_cosine),
-            ("--max-score-error", self.max_score_error),
-            ("--max-masked-kld", self.max_masked_kld),
-            ("--min-masked-top1", self.min_masked_top1),
+        let own = [
+            ("--min-cosine", self.min_cosine.is_some()),
+            ("--min-worst-cosine", self.min_worst_cosine.is_some()),
+            ("--max-score-error", self.max_score_error.is_some()),
+            ("--max-masked-kld", self.max_masked_kld.is_some()),
+            ("--min-masked-top1", self.min_masked_top1.is_some()),
         ];
-        if let Some((name, _)) = against.iter().find(|(_, limit)| limit.is_some() && self.baseline.is_none())
-        {
+        let mut against = self.figures.against_baseline().into_iter().chain(own);
+        if let Some((name, _)) = against.find(|(_, is_given)| *is_given && self.baseline.is_none()) {
             return refuse(format!("`{name}` compares with a baseline: give `--baseline REF`"));
         }
         let Some(file) = logits else { return Ok(()) };

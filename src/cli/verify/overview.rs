@@ -42,16 +42,36 @@ pub(super) fn table(entries: &[ModelReport]) -> Table {
     let heads = [("file", Align::Left), ("type", Align::Left)].into_iter().chain(heads);
     let heads: Vec<(&str, Align)> = heads.chain([("verdict", Align::Left)]).collect();
     let mut table = Table::new(&heads);
-    for entry in entries {
-        let file = entry.path.file_name().map(|name| name.to_string_lossy().into_owned());
-        let name = file.unwrap_or_else(|| entry.path.display().to_string());
+    let names: Vec<String> = entries.iter().map(name).collect();
+    let names = if is_narrow { without_common_start(&names) } else { names };
+    for (entry, name) in entries.iter().zip(&names) {
         let file_type = entry.file_type.as_deref().unwrap_or_default();
-        let mut row = vec![escape(&name).into_owned(), escape(file_type).into_owned()];
+        let mut row = vec![escape(name).into_owned(), escape(file_type).into_owned()];
         row.extend(columns.iter().map(|column| (column.cell)(entry)));
         let verdict = Cell::styled(style(entry.report.verdict), entry.report.verdict.name());
         table.row(row.into_iter().map(Cell::from).chain([verdict]));
     }
     table
+}
+
+/// Name of a file without its folder.
+fn name(entry: &ModelReport) -> String {
+    let file = entry.path.file_name().map(|name| name.to_string_lossy().into_owned());
+    file.unwrap_or_else(|| entry.path.display().to_string())
+}
+
+/// Names of which a long common start is left out: what tells them apart stays (`…Q6_K.gguf`).
+fn without_common_start(names: &[String]) -> Vec<String> {
+    /// What is not worth leaving out.
+    const SHORT: usize = 8;
+    let Some(first) = names.first() else { return Vec::new() };
+    let is_common =
+        |end: usize| first.get(..end).is_some_and(|start| names.iter().all(|name| name.starts_with(start)));
+    let breaks = first.match_indices(['-', '_', '.', ' ']).map(|(at, sep)| at + sep.len());
+    match breaks.filter(|&end| end > SHORT && is_common(end)).last() {
+        Some(end) => names.iter().map(|name| format!("…{}", name.get(end..).unwrap_or(name))).collect(),
+        None => names.to_vec(),
+    }
 }
 
 fn columns(entries: &[ModelReport]) -> Vec<Column<'_>> {
@@ -63,22 +83,30 @@ fn columns(entries: &[ModelReport]) -> Vec<Column<'_>> {
         .spare(),
     ];
     let is_encoder = |entry: &ModelReport| entry.report.embeddings.is_some();
+    let has_divergence = entries.iter().any(|entry| entry.report.divergence.is_some());
     if !entries.iter().any(is_encoder) || entries.iter().any(|entry| entry.report.perplexity.is_some()) {
-        columns.push(Column::new("perplexity", |entry| {
+        let perplexity = Column::new("perplexity", |entry| {
             entry.report.perplexity.as_ref().map(|p| format!("{:.4}", p.value)).unwrap_or_default()
-        }));
+        });
+        columns.push(if has_divergence { perplexity.spare() } else { perplexity });
     }
-    if entries.iter().any(|entry| entry.report.divergence.is_some()) {
+    if has_divergence {
         columns.extend([
             Column::against("Δ ppl", |d| format!("{:+.2} %", 100.0 * d.delta_ln_ppl.value.exp_m1())),
             Column::against("KLD", |d| format!("{:.6}", d.mean.value)),
             Column::new("limit", |entry| {
                 let line = entry.report.limits.iter().find(|line| line.figure == Figure::Kld);
                 line.map(|line| Figure::Kld.show(line.limit)).unwrap_or_default()
-            }),
+            })
+            .spare(),
             Column::against("99 % KLD", |d| format!("{:.6}", d.p99)).spare(),
             Column::against("same", |d| format!("{:.2} %", 100.0 * d.top1_agreement)),
         ]);
+    }
+    if entries.iter().any(|entry| entry.report.quality().is_some()) {
+        columns.push(Column::new("quality", |entry| {
+            entry.report.quality().map(|quality| quality.name().to_owned()).unwrap_or_default()
+        }));
     }
     columns.extend(vectors(entries));
     // Every model answers the same tasks, unless it could not be run.
@@ -109,4 +137,28 @@ fn vectors<'a>(entries: &[ModelReport]) -> Vec<Column<'a>> {
     known
         .map(|(head, shown)| Column::new(head, move |entry| cell(entry, shown).unwrap_or_default()))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_keep_what_tells_them_apart() {
+        let names = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            without_common_start(&names)
+        };
+        let long = names(&["Very-Long-Model-Name-Q6_K.gguf", "Very-Long-Model-Name-Q2_K.gguf"]);
+        assert_eq!(long, ["…Q6_K.gguf", "…Q2_K.gguf"]);
+        assert_eq!(names(&["a-Q6_K.gguf", "a-Q2_K.gguf"]), ["a-Q6_K.gguf", "a-Q2_K.gguf"]);
+        assert_eq!(
+            names(&["one-long-name.gguf", "other-long-name.gguf"]),
+            ["one-long-name.gguf", "other-long-name.gguf"]
+        );
+        assert_eq!(
+            names(&["日本語のモデル-Q6_K.gguf", "日本語のモデル-Q2_K.gguf"]),
+            ["…Q6_K.gguf", "…Q2_K.gguf"]
+        );
+    }
 }

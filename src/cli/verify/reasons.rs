@@ -1,8 +1,10 @@
-//! The first lines of a report: the verdict, and in a line each why.
+//! The lines of a report in words: the answer first, why the verdict is not a plain pass, and the verdict itself.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use crate::cli::render::{Style, styled};
+use crate::cli::verify::report::Detail;
 use crate::core::text::escape;
 use crate::verify::{Finding, NotJudged, Report, Severity, Verdict};
 
@@ -34,62 +36,93 @@ fn open_lines(report: &Report) -> Vec<String> {
     }
     let lines = |(aspects, open): (Vec<&str>, NotJudged)| {
         let names = aspects.join(", ");
-        [format!("{:<9} {names}: {}", "unjudged", open.reason), format!("{:<9} needs {}", "", open.remedy)]
+        [format!("{:<9} {names}: {}", "unchecked", open.reason), format!("{:<9} needs {}", "", open.remedy)]
     };
     groups.into_iter().flat_map(lines).collect()
 }
 
+/// Lines of one check where not all are wanted.
+const SHOWN: usize = 5;
+
+/// The findings of one severity, a line each; in brief no more than [`SHOWN`] of a check.
+fn lines_of(report: &Report, severity: Severity, detail: Detail) -> Vec<String> {
+    let own = || report.findings.iter().filter(|finding| finding.severity == severity);
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut lines = Vec::new();
+    for finding in own() {
+        let n = counts.entry(finding.check).or_default();
+        *n += 1;
+        let all = own().filter(|other| other.check == finding.check).count();
+        if detail == Detail::Full || *n < SHOWN || all == SHOWN {
+            lines.push(finding_line(finding));
+        } else if *n == SHOWN {
+            let more = all + 1 - SHOWN;
+            lines.push(format!("{:<9} {}: {more} more; `-v` lists them", severity.name(), finding.check));
+        }
+    }
+    lines
+}
+
 /// Why the verdict is not a plain pass, the gravest first.
-pub(super) fn reasons(report: &Report) -> Vec<String> {
-    let of = |severity| report.findings.iter().filter(move |finding| finding.severity == severity);
-    let errors = of(Severity::Error).map(finding_line);
-    let unchecked = of(Severity::Unchecked).map(finding_line);
+pub(super) fn reasons(report: &Report, detail: Detail) -> Vec<String> {
+    let unchecked = lines_of(report, Severity::Unchecked, detail);
     match report.verdict {
         Verdict::Pass => Vec::new(),
-        Verdict::Partial => open_lines(report).into_iter().chain(unchecked).collect(),
-        Verdict::Fail => errors.chain(unchecked).collect(),
+        Verdict::Partial => [open_lines(report), unchecked].concat(),
+        Verdict::Fail => [lines_of(report, Severity::Error, detail), unchecked].concat(),
     }
 }
 
-/// What is worth knowing beside the reasons: what was judged, what was not, warnings.
-pub(super) fn notes(report: &Report) -> Vec<String> {
-    let judged = report.coverage.answered();
-    let judged = judged.map(|judged| format!("{:<9} {}: {}", "judged", judged.aspect.name(), judged.by));
+/// What was checked, and by what; beside a pass or a fail also what was not.
+pub(super) fn checked(report: &Report) -> Vec<String> {
+    let checked = report.coverage.answered();
+    let checked =
+        checked.map(|checked| format!("{:<9} {}: {}", "checked", checked.aspect.name(), checked.by));
     // Of a partial verdict the open questions are the reasons.
     let open = if report.verdict == Verdict::Partial { Vec::new() } else { open_lines(report) };
-    let warnings = report.findings.iter().filter(|finding| finding.severity == Severity::Warning);
-    judged.chain(open).chain(warnings.map(finding_line)).collect()
+    checked.chain(open).collect()
 }
 
-/// Prints the verdict and its reasons.
-pub(super) fn print(report: &Report, out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "verdict       {}", styled(style(report.verdict), report.verdict.name()))?;
-    for line in reasons(report) {
+/// What is worth knowing and changes no verdict.
+pub(super) fn warnings(report: &Report, detail: Detail) -> Vec<String> {
+    lines_of(report, Severity::Warning, detail)
+}
+
+/// Prints the answer in words, each half on a line of its own, and why the verdict is no pass.
+pub(super) fn print(report: &Report, detail: Detail, out: &mut dyn Write) -> io::Result<()> {
+    let answer = report.answer();
+    writeln!(out, "{}", answer.replace(". Quality:", ".\nQuality:"))?;
+    for line in reasons(report, detail) {
         writeln!(out, "  {line}")?;
     }
     Ok(())
 }
 
-/// Prints the reasons of several files: what is said of all of them once, then what is said of each.
+/// Prints the verdict: the last line, which is still on the screen when all is said.
+pub(super) fn print_verdict(verdict: Verdict, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "verdict       {}", styled(style(verdict), verdict.name()))
+}
+
+/// Prints the reasons of several files: what is said of each, then what is said of all of them once.
 pub(super) fn print_all<'r>(
     reports: impl Iterator<Item = (String, &'r Report)> + Clone,
+    detail: Detail,
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let mut shared: Vec<String> =
-        reports.clone().next().map(|(_, report)| reasons(report)).unwrap_or_default();
+        reports.clone().next().map(|(_, report)| reasons(report, detail)).unwrap_or_default();
     for (_, report) in reports.clone() {
-        let own = reasons(report);
+        let own = reasons(report, detail);
         shared.retain(|line| own.contains(line));
+    }
+    for (name, report) in reports {
+        let own = reasons(report, detail).into_iter().filter(|line| !shared.contains(line));
+        for line in own.chain(warnings(report, detail)) {
+            writeln!(out, "{name}: {line}")?;
+        }
     }
     for line in &shared {
         writeln!(out, "all files: {line}")?;
-    }
-    for (name, report) in reports {
-        let warnings = report.findings.iter().filter(|finding| finding.severity == Severity::Warning);
-        let own = reasons(report).into_iter().filter(|line| !shared.contains(line));
-        for line in own.chain(warnings.map(finding_line)) {
-            writeln!(out, "{name}: {line}")?;
-        }
     }
     Ok(())
 }

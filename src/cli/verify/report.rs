@@ -10,17 +10,17 @@ use crate::cli::verify::page::Details;
 use crate::cli::verify::reasons;
 use crate::cli::verify::{experts, file_rows, overview, statistics, tasks};
 use crate::core::text::escape;
-use crate::verify::{EmbeddingReport, Figure, MaskedReport, Report, Verdict, WeightOutcome, WeightReport};
+use crate::verify::{
+    Divergence, EmbeddingReport, Figure, MaskedReport, Report, Verdict, WeightOutcome, WeightReport,
+};
 
-/// Prompts up to which each is shown by itself.
-const MAX_PROMPTS: usize = 16;
-
-/// How many prompts are shown, each in a row of its own.
+/// How much is shown of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PromptRows {
-    /// All if there are few, else none.
-    Few,
-    All,
+pub(super) enum Detail {
+    /// The answer, the figures that decide, and warnings.
+    Brief,
+    /// Also each prompt, all quantiles, the tokens that differ most, and what was checked.
+    Full,
 }
 
 /// A file and its verdict.
@@ -51,24 +51,25 @@ impl ModelReport {
         Json::Object(map)
     }
 
-    fn print(&self, out: &mut dyn Write, rows: PromptRows) -> std::io::Result<()> {
+    fn print(&self, out: &mut dyn Write, detail: Detail) -> std::io::Result<()> {
         let report = &self.report;
-        reasons::print(report, out)?;
+        let has_details = detail == Detail::Full;
+        reasons::print(report, detail, out)?;
+        if let Some(label) = &report.label {
+            let bits = report.bits_per_weight.map(|bits| format!(", {bits:.2} bits per weight"));
+            writeln!(out, "types         {}{}", label.recipe, bits.unwrap_or_default())?;
+        }
         if let Some(weights) = &report.weights {
-            print_weights(weights, out)?;
+            print_weights(weights, has_details, out)?;
         }
         if let Some(p) = &report.perplexity {
             let limit = self.limit(Figure::Ppl);
             writeln!(out, "perplexity    {:.4} ± {:.4} over {} tokens{limit}", p.value, p.stderr, p.tokens)?;
         }
-        if let Some(bits) = report.bits_per_byte {
+        if let Some(bits) = report.bits_per_byte.filter(|_| has_details) {
             writeln!(out, "bits per byte {bits:.4}")?;
         }
-        let limit = match rows {
-            PromptRows::Few => MAX_PROMPTS,
-            PromptRows::All => usize::MAX,
-        };
-        if (2..=limit).contains(&report.prompts.len()) {
+        if has_details && report.prompts.len() > 1 {
             prompts(report).print(out)?;
         }
         if let Some(table) = file_rows::table(std::slice::from_ref(self)) {
@@ -78,27 +79,7 @@ impl ModelReport {
             tasks::print(answered, out)?;
         }
         if let Some(d) = &report.divergence {
-            let mean = &d.mean;
-            let limit = self.limit(Figure::Kld);
-            writeln!(out, "divergence    mean {:.6} ± {:.6}{limit}", mean.value, mean.stderr)?;
-            writeln!(out, "              99 % {:.6}{}", d.p99, self.limit(Figure::Kld99))?;
-            writeln!(out, "              median {:.6}, 99.9 % {:.6}, max {:.6}", d.median, d.p999, d.max)?;
-            statistics::print(d, &self.limit(Figure::Top1), out)?;
-            let delta = &d.delta_ln_ppl;
-            writeln!(
-                out,
-                "Δ ln(PPL)     {:.6} ± {:.6} (baseline {:.4}){}",
-                delta.value,
-                delta.stderr,
-                d.baseline_ppl,
-                self.limit(Figure::PplIncrease)
-            )?;
-            if rows == PromptRows::All {
-                statistics::print_all(d, out)?;
-            }
-            for (worst, context) in d.worst.iter().zip(report.contexts.iter()) {
-                writeln!(out, "  {:.4} prompt {} token {}: …{context}", worst.kld, worst.prompt, worst.at)?;
-            }
+            self.print_divergence(d, has_details, out)?;
         }
         if let Some(embeddings) = &report.embeddings {
             self.print_embeddings(embeddings, out)?;
@@ -111,11 +92,42 @@ impl ModelReport {
         if let Some(routing) = &report.routing {
             experts::print(routing, out)?;
         }
-        if let Some(speed) = report.tokens_per_second {
+        if let Some(speed) = report.tokens_per_second.filter(|_| has_details) {
             writeln!(out, "speed         {speed:.0} tokens/s")?;
         }
-        for line in reasons::notes(report) {
+        let checked = if has_details { reasons::checked(report) } else { Vec::new() };
+        for line in checked.into_iter().chain(reasons::warnings(report, detail)) {
             writeln!(out, "{line}")?;
+        }
+        reasons::print_verdict(report.verdict, out)
+    }
+
+    fn print_divergence(
+        &self,
+        d: &Divergence,
+        has_details: bool,
+        out: &mut dyn Write,
+    ) -> std::io::Result<()> {
+        let (mean, delta) = (&d.mean, &d.delta_ln_ppl);
+        writeln!(out, "mean KLD      {:.6} ± {:.6}{}", mean.value, mean.stderr, self.limit(Figure::Kld))?;
+        writeln!(out, "99 % KLD      {:.6}{}", d.p99, self.limit(Figure::Kld99))?;
+        if has_details {
+            writeln!(out, "              median {:.6}, 99.9 % {:.6}, max {:.6}", d.median, d.p999, d.max)?;
+        }
+        statistics::print(d, &self.limit(Figure::Top1), has_details, out)?;
+        writeln!(
+            out,
+            "Δ ln(PPL)     {:.6} ± {:.6} (baseline {:.4}){}",
+            delta.value,
+            delta.stderr,
+            d.baseline_ppl,
+            self.limit(Figure::PplIncrease)
+        )?;
+        if has_details {
+            statistics::print_all(d, out)?;
+            for (worst, context) in d.worst.iter().zip(self.report.contexts.iter()) {
+                writeln!(out, "  {:.4} prompt {} token {}: …{context}", worst.kld, worst.prompt, worst.at)?;
+            }
         }
         Ok(())
     }
@@ -167,11 +179,11 @@ impl ModelReport {
     }
 }
 
-/// How many tensors are reproduced; the worst of the others with what they are off by.
-fn print_weights(weights: &WeightReport, out: &mut dyn Write) -> std::io::Result<()> {
+/// How many tensors are as they should be; in detail, the worst of the others with what they are off by.
+fn print_weights(weights: &WeightReport, has_details: bool, out: &mut dyn Write) -> std::io::Result<()> {
     const WORST: usize = 5;
     writeln!(out, "weights       {}", weights.summary())?;
-    if weights.with(WeightOutcome::Damaged).next().is_none() {
+    if !has_details || weights.with(WeightOutcome::Damaged).next().is_none() {
         return Ok(());
     }
     for tensor in weights.worst(WORST) {
@@ -219,21 +231,19 @@ pub(super) fn to_json(entries: &[ModelReport]) -> Json {
 }
 
 /// One report in full; of several the findings, then a row each.
-pub(super) fn print(entries: &[ModelReport], out: &mut dyn Write, rows: PromptRows) -> std::io::Result<()> {
+pub(super) fn print(entries: &[ModelReport], out: &mut dyn Write, detail: Detail) -> std::io::Result<()> {
     if let [entry] = entries {
-        return entry.print(out, rows);
+        return entry.print(out, detail);
     }
     let named = entries.iter().map(|entry| {
         let name = entry.path.display().to_string();
         (escape(&name).into_owned(), &entry.report)
     });
-    reasons::print_all(named, out)?;
-    overview::table(entries).print(out)?;
-    match file_rows::table(entries) {
-        Some(table) => {
-            writeln!(out)?;
-            table.print(out)
-        }
-        None => Ok(()),
+    reasons::print_all(named, detail, out)?;
+    if let Some(table) = file_rows::table(entries) {
+        table.print(out)?;
+        writeln!(out)?;
     }
+    overview::table(entries).print(out)?;
+    reasons::print_verdict(verdict(entries), out)
 }

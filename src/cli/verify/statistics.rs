@@ -5,11 +5,19 @@ use std::io::Write;
 use crate::cli::render::{Align, Table};
 use crate::verify::{Divergence, Statistics};
 
-/// The figures beside mean and quantiles; `limit` stands behind the share of same choices.
-pub(super) fn print(d: &Divergence, limit: &str, out: &mut dyn Write) -> std::io::Result<()> {
+/// The share of same choices with its `limit`; in detail, the other figures beside mean and quantiles.
+pub(super) fn print(
+    d: &Divergence,
+    limit: &str,
+    has_details: bool,
+    out: &mut dyn Write,
+) -> std::io::Result<()> {
     let Statistics { mean_dp, rms_dp, same_top, ppl_ratio, ln_ppl_correlation, .. } = &d.statistics;
     let percent = |share: f64| 100.0 * share;
     writeln!(out, "same choice   {:.3} ± {:.3} %{limit}", percent(same_top.value), percent(same_top.stderr))?;
+    if !has_details {
+        return Ok(());
+    }
     writeln!(out, "mean Δp       {:.3} ± {:.3} %", percent(mean_dp.value), percent(mean_dp.stderr))?;
     writeln!(out, "rms Δp        {:.3} ± {:.3} %", percent(rms_dp.value), percent(rms_dp.stderr))?;
     let correlation = match ln_ppl_correlation {

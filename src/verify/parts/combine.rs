@@ -11,9 +11,10 @@ use crate::verify::judgement::{healthy_cost, judge_figures};
 use crate::verify::parts::facts::{Checks, Facts, RunFacts, StoredFinding, TwinFacts, findings};
 use crate::verify::parts::{PartError, PartLabel, VerificationPart};
 use crate::verify::prompts::file_reports;
+use crate::verify::quality;
 use crate::verify::routing::watch::RouteCounts;
 use crate::verify::verification::fill;
-use crate::verify::{Aspect, Finding, Position, PromptFile, Report, Thresholds, WeightReport, WorstToken};
+use crate::verify::{FileLabel, Finding, Position, PromptFile, Report, Thresholds, WeightReport, WorstToken};
 
 /// What all parts of a verification say together.
 #[derive(Clone, Debug)]
@@ -61,6 +62,7 @@ pub fn combine_parts(
     if label.is_own_baseline {
         report.own_baseline();
     }
+    quality::judge(&mut report);
     Ok(CombinedVerification { report, positions, label })
 }
 
@@ -143,6 +145,7 @@ fn checked(parts: &[VerificationPart], thresholds: Thresholds) -> Result<Report,
     let Some(facts) = parts.first().map(|part| &part.facts) else { return Err(PartError::Nothing) };
     let checks = &facts.checks;
     let mut report = Report::new(checks.arch.clone(), checks.bits_per_weight, thresholds);
+    report.label = checks.label.clone().map(FileLabel::escaped);
     let mut found = read(&paths, &checks.findings)?;
     let late = found.split_off(checks.at_limits.min(found.len()));
     let behind = found.split_off(checks.at_weights.min(found.len()));
@@ -155,9 +158,7 @@ fn checked(parts: &[VerificationPart], thresholds: Thresholds) -> Result<Report,
         };
         let shares = parts.iter().map(share).collect::<Result<Vec<_>, PartError>>()?;
         let weights = WeightReport::joined(shares);
-        report.extend(weights.findings.iter().cloned());
-        report.judged(Aspect::Weights, weights.summary());
-        report.weights = Some(weights);
+        report.set_weights(weights);
     }
     report.extend(behind);
     if let Some(run) = &facts.run {

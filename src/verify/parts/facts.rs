@@ -8,8 +8,8 @@ use crate::verify::judgement::Judged;
 use crate::verify::report::check_named;
 use crate::verify::routing::watch::RouteCounts;
 use crate::verify::{
-    Cost, Coverage, Finding, Model, PromptSource, Scoring, Severity, TensorWeights, VerifyError, Window,
-    exact,
+    Cost, Coverage, FileLabel, Finding, Model, PromptSource, Scoring, Severity, TensorWeights, VerifyError,
+    Window, exact,
 };
 
 /// What all parts of a verification have in common, each as a digest.
@@ -110,6 +110,7 @@ pub(super) struct Checks {
     pub(super) arch: Option<String>,
     #[serde(with = "exact::double_if_any")]
     pub(super) bits_per_weight: Option<f64>,
+    pub(super) label: Option<FileLabel>,
     pub(super) findings: Vec<StoredFinding>,
     /// Where those of the weights come in.
     pub(super) at_weights: usize,

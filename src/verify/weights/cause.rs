@@ -156,6 +156,27 @@ impl Cause {
     }
 }
 
+impl Cause {
+    /// What several tensors with this kind of cause have in common.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Holds { .. } => "values of other tensors",
+            Self::RotaryOrder { halves: true, .. } => "the permutation for rotary positions is missing",
+            Self::RotaryOrder { halves: false, .. } => "the permutation for rotary positions is one too many",
+            Self::RowsShifted { .. } => "rows shifted",
+            Self::RowsMoved { .. } => "rows permuted",
+            Self::Scaled { .. } => "values multiplied",
+            Self::RowsScaled { .. } => "rows multiplied",
+            Self::ColumnsScaled { .. } => "columns multiplied",
+            Self::Transposed => "rows and columns exchanged",
+            Self::ElementsShifted { .. } => "values shifted",
+            Self::Blocks { .. } => "damaged blocks",
+            Self::RoundedThrough { .. } => "values rounded to a narrower type on their way",
+            Self::Unrelated => "values that have nothing to do with the baseline's",
+        }
+    }
+}
+
 fn list<T>(items: &[T], count: u64, show: impl Fn(&T) -> String) -> String {
     const SHOWN: usize = 4;
     let text: Vec<String> = items.iter().take(SHOWN).map(show).collect();

@@ -1,6 +1,6 @@
 //! The comparison in sentences: findings, and the line of the summary.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use crate::verify::Finding;
@@ -10,6 +10,12 @@ use crate::verify::weights::{Cause, TensorWeights, WeightOutcome, WeightReport};
 const CHECK: &str = "weights";
 /// Damaged tensors that have a finding of their own.
 const SHOWN: usize = 24;
+/// Share of the damaged tensors without a cause of their own from which they have one in common.
+const ALIKE: f64 = 0.9;
+/// Share of the matrices that must differ for the file to be made from something else.
+const MOST: f64 = 0.6;
+/// Relative error from which nothing is in common: that of values that are independent is 1.4.
+const UNRELATED: f64 = 0.9;
 /// Tensors of a layer that must hold those of one other layer for the layers to be called exchanged.
 const SAME_LAYER: usize = 3;
 
@@ -39,11 +45,18 @@ impl WeightReport {
         worst
     }
 
-    /// One line: how many tensors are reproduced, within what their types do, or damaged.
+    /// One line: how many tensors are identical to a fresh quantization, how many have the error expected of their types, how
+    /// many are damaged.
     #[must_use]
     pub fn summary(&self) -> String {
         let count = |outcome| self.with(outcome).count();
-        let mut line = format!("{} of {} reproduced", count(WeightOutcome::Reproduced), self.tensors.len());
+        let is_coded = |tensor: &TensorWeights| tensor.ty.is_quantized();
+        let what = match self.tensors.iter().any(is_coded) {
+            true => "a fresh quantization",
+            false => "the baseline",
+        };
+        let (n, all) = (count(WeightOutcome::Reproduced), self.tensors.len());
+        let mut line = format!("{n} of {all} identical to {what}");
         let within = count(WeightOutcome::Within);
         if within > 0 {
             let mut types: Vec<&str> =
@@ -54,9 +67,8 @@ impl WeightReport {
                 [one] => one,
                 _ => "their types",
             };
-            let does = if matches!(types.as_slice(), [_]) { "does" } else { "do" };
             let worst = self.with(WeightOutcome::Within).map(|tensor| tensor.ratio).fold(0.0, f64::max);
-            let _ = write!(line, ", {within} within what {what} {does} (worst {worst:.2})");
+            let _ = write!(line, ", {within} with the error expected of {what} (largest {worst:.2} times)");
         }
         for (outcome, word) in [(WeightOutcome::Damaged, "damaged"), (WeightOutcome::Unjudged, "not judged")]
         {
@@ -91,7 +103,12 @@ impl WeightReport {
             let from = tensor.layer.and_then(|layer| Some((layer, layers.get(&layer)?.0)));
             from.is_some_and(|(_, from)| held_layer(tensor) == Some(from))
         };
-        let damaged: Vec<_> = self.with(WeightOutcome::Damaged).filter(|tensor| !is_told(tensor)).collect();
+        let mut damaged: Vec<_> =
+            self.with(WeightOutcome::Damaged).filter(|tensor| !is_told(tensor)).collect();
+        // Matrices before vectors, whose few values say less; the largest error first.
+        let size = |tensor: &TensorWeights| if tensor.error.is_nan() { f64::INFINITY } else { tensor.error };
+        damaged.sort_by(|a, b| is_matrix(b).cmp(&is_matrix(a)).then_with(|| size(b).total_cmp(&size(a))));
+        findings.extend(self.diagnosis(&damaged));
         for tensor in damaged.iter().take(SHOWN) {
             let mut message = tensor.message.clone().unwrap_or_default();
             if let Some(cause) = &tensor.cause {
@@ -115,6 +132,53 @@ impl WeightReport {
         self.findings.extend(findings);
     }
 
+    /// What many damaged tensors have in common.
+    fn diagnosis(&self, damaged: &[&TensorWeights]) -> Option<Finding> {
+        let broken = |tensor: &&&TensorWeights| !matches!(tensor.cause, Some(Cause::RoundedThrough { .. }));
+        let damaged: Vec<&TensorWeights> = damaged.iter().filter(broken).copied().collect();
+        let n_matrices = self.tensors.iter().filter(|tensor| is_matrix(tensor)).count();
+        let matrices: Vec<&&TensorWeights> = damaged.iter().filter(|tensor| is_matrix(tensor)).collect();
+        let is_most = matrices.len() >= SAME_LAYER && matrices.len() as f64 >= MOST * n_matrices as f64;
+        let kinds: BTreeSet<&str> =
+            damaged.iter().map(|tensor| tensor.cause.as_ref().map_or("", Cause::name)).collect();
+        // A fine-tune moves every value a little: no cause is found, or blocks that stick out.
+        let is_vague = |tensor: &&TensorWeights| {
+            matches!(tensor.cause, None | Some(Cause::Blocks { .. } | Cause::Unrelated))
+        };
+        let is_alike =
+            damaged.iter().filter(|tensor| is_vague(tensor)).count() as f64 >= ALIKE * damaged.len() as f64;
+        let errors = || matrices.iter().map(|tensor| tensor.error);
+        let (least, largest) = (errors().fold(f64::INFINITY, f64::min), errors().fold(0.0, f64::max));
+        let n = matrices.len();
+        if is_most && is_alike && least > UNRELATED {
+            let message = format!(
+                "another model of the same shape: {n} of {n_matrices} matrices have nothing in common with the baseline's"
+            );
+            return Some(Finding::error(CHECK, message));
+        }
+        if is_most && is_alike {
+            let message = format!(
+                "not made from this baseline: {n} of {n_matrices} matrices differ alike (relative errors {least:.3} to \
+                 {largest:.3}): a fine-tune, or another version of the model"
+            );
+            return Some(Finding::error(CHECK, message));
+        }
+        let layers: BTreeSet<Option<usize>> = damaged.iter().map(|tensor| tensor.layer).collect();
+        let all: BTreeSet<Option<usize>> = self.tensors.iter().map(|tensor| tensor.layer).collect();
+        let (n, only) = (damaged.len(), layers.first().copied().flatten());
+        match (layers.len(), only) {
+            (1, Some(layer)) if n >= SAME_LAYER && all.len() > 2 => {
+                let message = format!("only tensors of layer {layer} are wrong, {n} of them");
+                Some(Finding::error(CHECK, message))
+            }
+            _ if n > SAME_LAYER && kinds.len() == 1 && !kinds.contains("") => {
+                let kind = damaged.first().and_then(|tensor| tensor.cause.as_ref()).map_or("", Cause::kind);
+                Some(Finding::error(CHECK, format!("{kind} in {n} tensors")))
+            }
+            _ => None,
+        }
+    }
+
     /// Layers of which several tensors hold those of one other layer: which, and how many.
     fn exchanged_layers(&self) -> BTreeMap<usize, (usize, usize)> {
         let mut counts: BTreeMap<(usize, usize), usize> = BTreeMap::new();
@@ -126,6 +190,11 @@ impl WeightReport {
         let several = counts.into_iter().filter(|(_, n)| *n >= SAME_LAYER);
         several.map(|((layer, from), n)| (layer, (from, n))).collect()
     }
+}
+
+/// True for what is multiplied with activations; false for norms, biases and other vectors.
+fn is_matrix(tensor: &TensorWeights) -> bool {
+    tensor.shape.n_rows() > 1
 }
 
 /// The layer whose tensor of the same role a tensor holds.
