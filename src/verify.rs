@@ -82,6 +82,7 @@ pub use prompts::{
 pub use quality::{Quality, UnknownQuality};
 pub use report::{Finding, HealthyCost, PromptReport, Report, Severity, Verdict};
 pub use routing::{LayerRouting, RoutingReport};
+pub use samples::BUILTIN_TEXT;
 pub(crate) use side_by_side::divergence_on;
 pub use statistics::{Distribution, Statistics};
 pub use structure::{StructureOptions, check_structure};

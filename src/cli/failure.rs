@@ -10,7 +10,7 @@ use crate::core::ranged;
 
 /// Why a run failed, and the code it ends with.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Failure {
+pub(crate) struct Failure {
     exit: Exit,
     message: String,
     hints: Vec<String>,
@@ -18,7 +18,7 @@ pub(super) struct Failure {
 
 impl Failure {
     /// What an error means. `None` where nothing failed: the reader of our output had enough and closed the pipe.
-    pub(super) fn of(error: &anyhow::Error) -> Option<Self> {
+    pub(crate) fn of(error: &anyhow::Error) -> Option<Self> {
         if error.chain().any(is_closed_pipe) {
             return None;
         }
@@ -43,6 +43,14 @@ impl Failure {
         })
     }
 
+    /// The same with the input's name in front, where the message does not have it; an interrupt is of no input.
+    pub(crate) fn about(self, name: &str) -> Self {
+        if self.exit == Exit::Interrupted || self.message.contains(name) {
+            return self;
+        }
+        Self { message: format!("{name}: {}", self.message), ..self }
+    }
+
     /// A panic. Its hook has printed where.
     pub(super) fn defect() -> Self {
         let message = "internal error: this is a defect of the program".to_owned();
@@ -64,7 +72,7 @@ impl Failure {
     }
 
     /// Tells it, and says with which code the program ends.
-    pub(super) fn tell(&self, as_json: bool) -> Exit {
+    pub(crate) fn tell(&self, as_json: bool) -> Exit {
         render::failure(&self.message, &self.hints);
         if as_json {
             self.print_json();

@@ -148,6 +148,9 @@ fn twin_positions(
     let Some(twin) = HealthyTwin::new(model.source.tensors(), baseline.source, options.level) else {
         return Ok(None);
     };
+    if let Some(positions) = baseline.recall.and_then(|recall| recall.twin(&twin.types, windows)) {
+        return Ok(Some(positions));
+    }
     let plan = Model { source: &twin, ..*baseline }.plan().map_err(VerifyError::Baseline)?;
     let engine = Engine::new(plan, &twin, options).map_err(VerifyError::Baseline)?;
     let reference = Baseline { engine: reference, recall: baseline.recall };
@@ -157,6 +160,9 @@ fn twin_positions(
             VerifyError::Engine(error) => VerifyError::Baseline(error),
             other => other,
         })?;
+    if let Some(recall) = baseline.recall {
+        recall.keep_twin(&twin.types, windows, &positions);
+    }
     Ok(Some(positions))
 }
 

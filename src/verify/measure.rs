@@ -2,6 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use crate::core::GgmlType;
 use crate::core::progress::Progress;
 use crate::engine::{Engine, Hidden, Observer, TokenChunk, TokenDivergence, TokenScore};
 use crate::verify::logit_file::read::LogitFile;
@@ -41,6 +42,15 @@ pub struct Position {
 #[derive(Debug, Default)]
 pub struct Recall {
     groups: Mutex<Vec<Recalled>>,
+    twins: Mutex<Vec<RecalledTwin>>,
+}
+
+/// What the baseline in the types of a file said: files of the same types need it once.
+#[derive(Debug)]
+struct RecalledTwin {
+    types: Vec<Option<GgmlType>>,
+    windows: Vec<Window>,
+    positions: Vec<Position>,
 }
 
 /// A group's chunks and what a baseline said of them.
@@ -78,6 +88,20 @@ impl Recall {
 
     fn most(baseline: &Engine<'_>) -> u64 {
         baseline.options().memory_bytes / Self::SHARE
+    }
+
+    /// What the baseline in these types said over these windows, if it was run.
+    pub(super) fn twin(&self, types: &[Option<GgmlType>], windows: &[Window]) -> Option<Vec<Position>> {
+        let twins = self.twins.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = twins.iter().find(|twin| twin.types == types && twin.windows == windows)?;
+        Some(found.positions.clone())
+    }
+
+    /// Keeps what the baseline in these types said.
+    pub(super) fn keep_twin(&self, types: &[Option<GgmlType>], windows: &[Window], positions: &[Position]) {
+        let twin =
+            RecalledTwin { types: types.to_vec(), windows: windows.to_vec(), positions: positions.to_vec() };
+        self.twins.lock().unwrap_or_else(PoisonError::into_inner).push(twin);
     }
 
     fn knows(&self, chunks: &[TokenChunk]) -> bool {

@@ -1,4 +1,9 @@
-//! Texts on which tokenizers differ, for the checks that need no prompt.
+//! Texts that come with the program: those on which tokenizers differ, for the checks that need no prompt, and one to score
+//! where nobody gives another.
+
+/// Some 1,500 tokens in the public domain: novels, speeches, verses in nine languages, and code. Enough to see whether a model
+/// predicts text at all, or beside a baseline what the same text costs; too little and too mixed to rank models by.
+pub const BUILTIN_TEXT: &str = include_str!("builtin.txt");
 
 /// Short texts, each with something that a splitter, a normalizer or a vocabulary can get wrong.
 pub(super) const SAMPLES: &[&str] = &[

@@ -114,9 +114,10 @@ impl CombineArgs {
             report: combined.report,
             details: None,
             inputs: Vec::new(),
+            next: None,
         }];
         if session.common.json {
-            session.print_json(&report::to_json(&entries))?;
+            session.print_json(&report::to_json(&entries, &[]))?;
         } else {
             let detail = if session.common.verbose > 0 { Detail::Full } else { Detail::Brief };
             session.print(|out| report::print(&entries, out, detail))?;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 
+use crate::cli::failure::Failure;
 use crate::cli::guard::Guard;
 use crate::cli::remote::{Directory, RemoteArgs};
 use crate::cli::verify::model::OpenedModel;
@@ -17,12 +18,12 @@ use crate::cli::verify::report::{Detail, ModelReport};
 use crate::cli::verify::tasks::TaskArgs;
 use crate::cli::verify::trace::Trace;
 use crate::cli::verify::{CutArgs, engine_options, report};
-use crate::cli::{Common, Exit, Session, UsageError};
+use crate::cli::{Common, Exit, Session, UsageError, is_interrupted};
 use crate::core::output::{Destination, OutputKind, same_file};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::engine::Observer;
-use crate::gguf::{GgufError, Share};
+use crate::gguf::{GgufError, Metadata, Share, Value};
 use crate::tokenizer::Encoder;
 use crate::verify::{
     Extras, Finding, LogitFile, LogitFileSize, Model, OriginTokenizer, Position, Prompt, Quality, Report,
@@ -233,7 +234,12 @@ impl VerifyArgs {
         let mut read = self.inputs(baseline.as_ref());
         read.iter().try_for_each(|(role, path)| guard.read(role, path))?;
         let origin = self.origin()?;
-        let prompts = PromptFiles::read(&self.prompts, self.plain_text)?;
+        let prompts = if self.takes_builtin_text(!tasks.is_empty(), logits.is_some()) {
+            PromptFiles::builtin()
+        } else {
+            PromptFiles::read(&self.prompts, self.plain_text)?
+        };
+        self.check_models()?;
         let job = Job {
             baseline: baseline.as_ref(),
             origin: origin.as_ref(),
@@ -244,21 +250,70 @@ impl VerifyArgs {
             session,
         };
         let mut outputs = Outputs::begin(self)?;
-        let mut entries = Vec::new();
+        let (mut entries, mut failures) = (Vec::new(), Vec::new());
         for path in &self.models {
-            let mut model = self.verify(path, &job, &mut outputs, &mut guard)?;
-            read.extend(model.inputs.drain(..).map(|path| ("model", path)));
-            entries.push(model);
+            match self.verify(path, &job, &mut outputs, &mut guard) {
+                Ok(mut model) => {
+                    read.extend(model.inputs.drain(..).map(|path| ("model", path)));
+                    entries.push(model);
+                }
+                Err(error) => {
+                    failures.push((path.clone(), error));
+                    if is_interrupted() {
+                        break;
+                    }
+                }
+            }
+        }
+        // What was found of other files is shown whatever became of the rest.
+        if let Some(at) = (0..failures.len()).next().filter(|_| entries.is_empty()) {
+            return Err(failures.swap_remove(at).1);
         }
         outputs.commit(session)?;
         reports.write(&entries, named, &read, session)?;
+        self.show(&entries, &failures, session)
+    }
+
+    /// Shows the files that were judged, then those that could not be; says with which code the program ends.
+    fn show(
+        &self,
+        entries: &[ModelReport],
+        failures: &[(PathBuf, anyhow::Error)],
+        session: &Session,
+    ) -> anyhow::Result<Exit> {
         if session.common.json {
-            session.print_json(&report::to_json(&entries))?;
+            session.print_json(&report::to_json(entries, failures))?;
         } else {
             let detail = if session.common.verbose > 0 { Detail::Full } else { Detail::Brief };
-            session.print(|out| report::print(&entries, out, detail))?;
+            session.print(|out| report::print(entries, out, detail))?;
         }
-        Ok(self.exit(report::verdict(&entries)))
+        let n_left = self.models.len() - entries.len() - failures.len();
+        if n_left > 0 {
+            let (n, all) = (entries.len(), self.models.len());
+            session.note(&format!("{n} of {all} files were judged, as shown; give the others again"));
+        }
+        let failed = failures.iter().filter_map(|(path, error)| {
+            let name = path.display().to_string();
+            Failure::of(error).map(|failure| failure.about(&escape(&name)).tell(false))
+        });
+        let exits: Vec<Exit> = failed.collect();
+        Ok(exits.into_iter().next().unwrap_or_else(|| self.exit(report::verdict(entries))))
+    }
+
+    /// True where nothing says what to run: the text that comes with the program is.
+    fn takes_builtin_text(&self, has_tasks: bool, has_logits: bool) -> bool {
+        let is_given = !self.prompts.is_empty() || has_tasks || has_logits;
+        !(is_given || self.structure_only || self.weights_only)
+    }
+
+    /// Opens every model once, so that a mistake in the last name is told before the first is judged.
+    fn check_models(&self) -> anyhow::Result<()> {
+        for path in &self.models {
+            if fs_err::metadata(path)?.is_file() {
+                fs_err::File::open(path)?;
+            }
+        }
+        Ok(())
     }
 
     /// Holds what is written against what is read, as far as the arguments tell; a checkpoint may have files elsewhere.
@@ -308,11 +363,6 @@ impl VerifyArgs {
     fn check_use(&self, has_tasks: bool, logits: Option<&LogitFile>) -> Result<(), UsageError> {
         let refuse = |message: String| Err(UsageError(message));
         let has_text = !self.prompts.is_empty() || logits.is_some();
-        if !(has_text || has_tasks || self.structure_only || self.weights_only) {
-            let message =
-                "give `--prompts FILE`, tasks, `--structure-only`, or with a baseline `--weights-only`";
-            return refuse(message.to_owned());
-        }
         if self.weights_only && logits.is_some() {
             return refuse("`--weights-only` needs a baseline with weights, not a logit file".to_owned());
         }
@@ -415,6 +465,7 @@ impl VerifyArgs {
                         report,
                         details: None,
                         inputs,
+                        next: None,
                     });
                 }
             },
@@ -454,7 +505,24 @@ impl VerifyArgs {
         }
         let (size_bytes, file_type) = (opened.size_bytes(), opened.file_type());
         let inputs = opened.inputs();
-        Ok(ModelReport { path: path.to_owned(), size_bytes, file_type, report, details, inputs })
+        let next = self.with_baseline(path, opened.metadata());
+        Ok(ModelReport { path: path.to_owned(), size_bytes, file_type, report, details, inputs, next })
+    }
+
+    /// The command that judges a file for which no baseline was given: beside its checkpoint, at its address where the file
+    /// names it.
+    fn with_baseline(&self, path: &Path, metadata: &Metadata) -> Option<String> {
+        if self.baseline.is_some() || self.structure_only || path.is_dir() {
+            return None;
+        }
+        let hub = ["general.source.repo_url", "general.repo_url"].into_iter().find_map(|key| {
+            metadata.get(key).and_then(Value::as_str)?.strip_prefix("https://huggingface.co/")
+        });
+        let baseline = match hub {
+            Some(name) => format!("{} --cache DIR", escape(name)),
+            None => "DIRECTORY_OF_ITS_CHECKPOINT".to_owned(),
+        };
+        Some(format!("gguf-verify {} --baseline {baseline}", escape(&path.to_string_lossy())))
     }
 
     fn options<'p>(&self, prompts: &'p PromptFiles, session: &Session) -> VerifyOptions<'p> {

@@ -105,7 +105,7 @@ impl Reports {
                 Format::Html => html::render(&page)?,
                 Format::Markdown => markdown::render(&page)?,
                 Format::Json => {
-                    let mut document = report::to_json(entries);
+                    let mut document = report::to_json(entries, &[]);
                     if let Some(map) = document.as_object_mut() {
                         map.insert("run".to_owned(), json!(page.run));
                     }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::core::text::escape;
-use crate::verify::{PromptFile, PromptForm, PromptSource, VerifyError, read_prompts};
+use crate::verify::{BUILTIN_TEXT, PromptFile, PromptForm, PromptSource, VerifyError, read_prompts};
 
 /// Prompts in the order of their files.
 pub(super) struct PromptFiles {
@@ -22,6 +22,11 @@ impl PromptFiles {
             files.push(PromptFile { path: path.clone(), prompts: first..sources.len() });
         }
         Ok(Self { files, sources })
+    }
+
+    /// The text that comes with the program, in the place of files.
+    pub(super) fn builtin() -> Self {
+        Self { files: Vec::new(), sources: vec![PromptSource::Text(BUILTIN_TEXT.to_owned())] }
     }
 
     pub(super) fn sources(&self) -> &[PromptSource] {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::cli::render::{Align, Table};
+use crate::cli::render::{Align, Table, error_line};
 use crate::cli::verify::page::Details;
 use crate::cli::verify::reasons;
 use crate::cli::verify::{experts, file_rows, overview, statistics, tasks};
@@ -37,6 +37,8 @@ pub(super) struct ModelReport {
     pub(super) details: Option<Details>,
     /// Files that were read for it.
     pub(super) inputs: Vec<PathBuf>,
+    /// The command that would judge what was left open for want of a baseline.
+    pub(super) next: Option<String>,
 }
 
 impl ModelReport {
@@ -98,6 +100,9 @@ impl ModelReport {
         let checked = if has_details { reasons::checked(report) } else { Vec::new() };
         for line in checked.into_iter().chain(reasons::warnings(report, detail)) {
             writeln!(out, "{line}")?;
+        }
+        if let Some(next) = self.next.as_ref().filter(|_| report.verdict == Verdict::Partial) {
+            writeln!(out, "to judge it   {next}")?;
         }
         reasons::print_verdict(report.verdict, out)
     }
@@ -219,15 +224,22 @@ pub(super) fn verdict(entries: &[ModelReport]) -> Verdict {
     entries.iter().map(|entry| entry.report.verdict).max().unwrap_or(Verdict::Pass)
 }
 
-/// One report as it is; several under `models`, with the worst verdict.
-pub(super) fn to_json(entries: &[ModelReport]) -> Json {
-    match entries {
-        [entry] => entry.to_json(),
-        _ => json!({
-            "verdict": verdict(entries).name(),
-            "models": entries.iter().map(ModelReport::to_json).collect::<Vec<_>>(),
-        }),
+/// One report as it is; several under `models`, with the worst verdict, and the files that could not be judged under `failed`.
+pub(super) fn to_json(entries: &[ModelReport], failures: &[(PathBuf, anyhow::Error)]) -> Json {
+    if let ([entry], []) = (entries, failures) {
+        return entry.to_json();
     }
+    let mut document = json!({
+        "verdict": verdict(entries).name(),
+        "models": entries.iter().map(ModelReport::to_json).collect::<Vec<_>>(),
+    });
+    if !failures.is_empty() {
+        let failed = failures
+            .iter()
+            .map(|(path, error)| json!({ "file": path.display().to_string(), "error": error_line(error) }));
+        document["failed"] = failed.collect();
+    }
+    document
 }
 
 /// One report in full; of several the findings, then a row each.

@@ -68,10 +68,14 @@ impl Comparison<'_> {
             both.seen.unjudged = Some(format!("the baseline's values: {error}"));
             return Ok(both);
         }
+        let mut detour = Detour { n_left: PATIENCE, flat };
         let row_bytes = coded.len() / usize::try_from(n).unwrap_or(1).max(1);
         let rows = coded.chunks(row_bytes.max(1)).zip(own.chunks(row_bytes.max(1)));
         for (at, ((coded, own), reference)) in rows.zip(reference.chunks(n_cols.max(1))).enumerate() {
-            let row = Row { number: first + at as u64, coded, own, reference };
+            let mut row = Row { number: first + at as u64, coded, own, by_detour: Vec::new(), reference };
+            if ty.is_quantized() && coded != own {
+                row.by_detour = detour.take(self, &row);
+            }
             buffers.own_row.resize(n_cols, 0.0);
             buffers.row.resize(n_cols, 0.0);
             self.coded.decode(own, &mut buffers.own_row)?;
@@ -97,7 +101,9 @@ impl Comparison<'_> {
         let encoded = row.coded.chunks(n_bytes).zip(row.own.chunks(n_bytes));
         for (at, (((values, own), reference), (coded, own_coded))) in decoded.zip(encoded).enumerate() {
             let own_sums = Sums::of(own, reference);
-            let is_equal = coded == own_coded;
+            let block = at * n_bytes..(at + 1) * n_bytes;
+            let is_same = |other: &Vec<u8>| other.get(block.clone()) == Some(coded);
+            let is_equal = coded == own_coded || row.by_detour.iter().any(is_same);
             let sums = if is_equal { own_sums } else { Sums::of(values, reference) };
             file_row.add(&sums);
             own_row.add(&own_sums);
@@ -126,7 +132,8 @@ impl Comparison<'_> {
         }
         if row.coded != row.own {
             let granted = self.limits.granted(own_row.errors, file_row.reference, 0.0);
-            seen.bad_rows_of(row.number, &file_row, &own_row, granted, &self.limits);
+            let agree = |factor: f64| stretches_agree(factor, values, own, row.reference);
+            seen.bad_rows_of(row.number, (&file_row, &own_row), granted, &self.limits, agree);
         }
     }
 
@@ -168,7 +175,14 @@ impl Comparison<'_> {
 
 impl Seen {
     /// Marks a row that is farther off than it may be, or scaled.
-    fn bad_rows_of(&mut self, row: u64, file: &Sums, own: &Sums, granted: f64, limits: &Limits) {
+    fn bad_rows_of(
+        &mut self,
+        row: u64,
+        (file, own): (&Sums, &Sums),
+        granted: f64,
+        limits: &Limits,
+        agree: impl Fn(f64) -> bool,
+    ) {
         let (error, ratio) = (file.relative_error(), ratio(file.errors, granted));
         let own_error = own.relative_error();
         let factor = own.slope() / file.slope();
@@ -177,7 +191,8 @@ impl Seen {
         let is_scaled = limits.shows_row_scales()
             && factor > 0.0
             && factor.ln().abs() > Limits::row_scale(own_error)
-            && shape.powi(2) * file.reference <= 2.25 * granted.max(own.errors);
+            && shape.powi(2) * file.reference <= 2.25 * granted.max(own.errors)
+            && agree(factor);
         if limits.is_bad_row(error, ratio) || is_scaled {
             self.bad_rows.mark(BadRow { row, error, ratio, factor: is_scaled.then_some(factor) });
         }
@@ -191,7 +206,75 @@ struct Row<'a> {
     number: u64,
     coded: &'a [u8],
     own: &'a [u8],
+    /// What our quantizer makes of the row after it was rounded to F16, and to BF16; empty where that explains nothing.
+    by_detour: Vec<Vec<u8>>,
     reference: &'a [f32],
+}
+
+/// Rows of a chunk that are looked at for a detour and show none before no more are.
+const PATIENCE: u32 = 4;
+
+/// Quantization of values that a file of F16 or BF16 held in between: a near tie of F32 becomes an exact one there, and a block
+/// takes another scale.
+struct Detour<'a> {
+    /// Rows without a result until it is given up.
+    n_left: u32,
+    flat: Option<&'a [f32]>,
+}
+
+impl Detour<'_> {
+    /// The row's codes by way of each type, if some of its blocks are explained by them.
+    fn take(&mut self, comparison: &Comparison<'_>, row: &Row<'_>) -> Vec<Vec<u8>> {
+        let ty = comparison.coded.meta().ty;
+        let from = comparison.reference.meta().ty;
+        if self.n_left == 0 || from.is_quantized() {
+            return Vec::new();
+        }
+        let codes = |through: GgmlType| {
+            let values: Vec<f32> = row.reference.iter().map(|&x| round_to(through, x)).collect();
+            let mut codes = vec![0; row.coded.len()];
+            let is_finite = first_non_finite(&values).is_none();
+            let done = is_finite
+                && quantize_rows(ty, comparison.coded.level, values.len(), &values, self.flat, &mut codes)
+                    .is_ok();
+            done.then_some(codes)
+        };
+        let types = [GgmlType::F16, GgmlType::Bf16].into_iter().filter(|&through| through != from);
+        let all: Vec<Vec<u8>> = types.filter_map(codes).collect();
+        let n_bytes = ty.block_bytes();
+        let blocks = || row.coded.chunks(n_bytes).zip(row.own.chunks(n_bytes)).enumerate();
+        let is_explained = |codes: &Vec<u8>| {
+            blocks().any(|(at, (coded, own))| {
+                coded != own && codes.get(at * n_bytes..(at + 1) * n_bytes) == Some(coded)
+            })
+        };
+        if all.iter().any(is_explained) {
+            self.n_left = PATIENCE;
+            return all;
+        }
+        self.n_left -= 1;
+        Vec::new()
+    }
+}
+
+/// Values of a row of which the scale is looked at by itself.
+const STRETCH: usize = 32;
+/// Share of the stretches that must have the row's scale. Rows that were multiplied have 0.75 and more, in every type and with
+/// importance that varies by e^3; those that only such importance moved have half.
+const AGREEING: f64 = 0.7;
+
+/// True if a row is multiplied by `factor` all along. An importance matrix that cares for a few columns moves the scale of the
+/// blocks where these are, and with them that of the row; the others stay.
+fn stretches_agree(factor: f64, values: &[f32], own: &[f32], reference: &[f32]) -> bool {
+    let expected = factor.ln();
+    let stretches = values.chunks(STRETCH).zip(own.chunks(STRETCH)).zip(reference.chunks(STRETCH));
+    let (mut n, mut n_agreeing) = (0.0, 0.0);
+    for ((values, own), reference) in stretches {
+        let found = (Sums::of(own, reference).slope() / Sums::of(values, reference).slope()).ln();
+        n += 1.0;
+        n_agreeing += f64::from(u8::from((found - expected).abs() <= 0.5 * expected.abs()));
+    }
+    n_agreeing >= AGREEING * n
 }
 
 /// Whether values are the reference with another scale.

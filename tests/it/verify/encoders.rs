@@ -143,7 +143,7 @@ fn of_a_diffusion_model_the_divergence_is_judged_and_the_perplexity_is_not() {
     let features = GraphFeatures::from_toml(&graph.parse().unwrap()).unwrap();
     let base = Tiny::new();
     let report = judged(&base.quantized(GgmlType::Q8_0), Some(&base), &features, 40, Thresholds::default());
-    assert_eq!(report.verdict, Verdict::Partial, "{report:?}");
+    assert_eq!(report.verdict, Verdict::Pass, "its weights are those of a fresh quantization: {report:?}");
     assert!(errors(&report).is_empty(), "{report:?}");
     let answered: Vec<Aspect> = report.coverage.answered().map(|judged| judged.aspect).collect();
     assert!(answered.contains(&Aspect::Divergence) && !answered.contains(&Aspect::Perplexity));

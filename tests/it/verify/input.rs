@@ -214,7 +214,8 @@ fn several_files_end_in_one_table() {
 
     let (code, out, _) = gguf_verify(&args, dir.path());
     assert_eq!(code, 3, "{out}");
-    let rows: Vec<&str> = out.lines().rev().take(4).collect();
+    assert_eq!(out.lines().last(), Some("verdict       fail"));
+    let rows: Vec<&str> = out.lines().rev().skip(1).take(4).collect();
     assert!(rows[3].starts_with("file ") && rows[3].ends_with("verdict"), "{out}");
     assert!(rows[2].starts_with("q8_0.gguf ") && rows[2].ends_with("pass"), "{out}");
     assert!(rows[1].starts_with("broken.gguf ") && rows[1].ends_with("fail"), "{out}");
@@ -239,4 +240,51 @@ fn several_files_end_in_one_table() {
     for name in ["perplexity", "kld", "worst", "baseline_ppl"] {
         assert_eq!(report(&out)[name], models[1][name], "{name}");
     }
+}
+
+#[test]
+fn what_was_judged_is_shown_although_another_file_cannot_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Tiny::new();
+    base.write(dir.path(), "base.gguf");
+    base.quantized(GgmlType::Q8_0).write(dir.path(), "q8_0.gguf");
+    // A name that is not there is told before anything is run.
+    let rest = ["--baseline", "base.gguf", "--weights-only"];
+    let (code, out, err) = gguf_verify(&[&["q8_0.gguf", "typo.gguf"], &rest[..]].concat(), dir.path());
+    assert!(code == 1 && out.is_empty() && err.contains("typo.gguf"), "{code} {out}{err}");
+    // A folder that is no checkpoint is found out later; the file before and the one behind keep their results.
+    fs_err::create_dir(dir.path().join("empty")).unwrap();
+    let files = ["q8_0.gguf", "empty", "base.gguf"];
+    let (code, out, err) = gguf_verify(&[&files[..], &rest].concat(), dir.path());
+    assert!(code == 1 && err.contains("empty"), "{code} {out}{err}");
+    assert!(out.contains("q8_0.gguf") && out.lines().any(|line| line.ends_with("pass")), "{out}{err}");
+    let (_, out, _) = gguf_verify(&[&files[..], &rest, &["--json"]].concat(), dir.path());
+    let found = report(&out);
+    assert_eq!(found["models"].as_array().unwrap().len(), 2, "{found}");
+    assert_eq!(found["failed"][0]["file"], "empty", "{found}");
+}
+
+#[test]
+fn a_file_alone_is_scored_on_the_text_that_comes_with_the_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Tiny::new();
+    base.write(dir.path(), "base.gguf");
+    base.quantized(GgmlType::Q4_0).write(dir.path(), "q4_0.gguf");
+    let (code, out, err) = gguf_verify(&["q4_0.gguf", "--json"], dir.path());
+    let found = report(&out);
+    assert_eq!(code, 4, "{out}{err}");
+    assert!(found["perplexity"]["tokens"].as_u64().unwrap() >= 1000, "{found}");
+    assert_eq!(found["quality"], Value::Null);
+    let (_, out, _) = gguf_verify(&["q4_0.gguf"], dir.path());
+    assert!(out.contains("to judge it   gguf-verify q4_0.gguf --baseline "), "{out}");
+    // Beside a baseline it is enough to judge by.
+    let (code, out, err) =
+        gguf_verify(&["q4_0.gguf", "--baseline", "base.gguf", "--min-quality", "fair"], dir.path());
+    assert_eq!(code, 0, "{out}{err}");
+    assert!(out.lines().nth(1).unwrap().starts_with("Quality: "), "{out}");
+    let too_good = ["q4_0.gguf", "--baseline", "base.gguf", "--min-quality", "near-lossless"];
+    let (code, out, _) = gguf_verify(&too_good, dir.path());
+    assert!(code == 3 && out.contains("min-quality: the quality is "), "{code} {out}");
+    let (code, _, err) = gguf_verify(&["q4_0.gguf", "--min-quality", "good"], dir.path());
+    assert!(code == 2 && err.contains("give `--baseline REF`"), "{err}");
 }

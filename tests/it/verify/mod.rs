@@ -9,6 +9,7 @@ mod imatrix;
 mod imatrix_parts;
 mod input;
 mod keys;
+mod labels;
 mod logit_file;
 mod masked;
 mod memory;

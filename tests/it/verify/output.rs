@@ -124,7 +124,7 @@ fn a_verdict_is_coloured_where_colours_are_wanted() {
         let cut = ["--ctx", "256", "--chunks", "20", "--prompts", prompts.to_str().unwrap()];
         let args = [&["base.gguf", "--max-ppl", "1e9"][..], &cut].concat();
         let output = command.args(args).current_dir(dir.path()).output().unwrap();
-        String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned()
+        String::from_utf8_lossy(&output.stdout).lines().last().unwrap_or_default().to_owned()
     };
     assert_eq!(run(("CLICOLOR_FORCE", "1")), "verdict       \u{1b}[1;32mpass\u{1b}[0m");
     assert_eq!(run(("NO_COLOR", "1")), "verdict       pass");

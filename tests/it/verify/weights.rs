@@ -148,7 +148,7 @@ fn healthy_files_of_every_type_pass_and_plain_ones_are_reproduced() {
             let outcomes: Vec<_> = report.tensors.iter().map(|tensor| tensor.outcome).collect();
             if !weighted {
                 assert!(outcomes.iter().all(|o| *o == WeightOutcome::Reproduced), "{ty}: {outcomes:?}");
-                assert!(report.summary().starts_with("10 of 10 reproduced"), "{}", report.summary());
+                assert!(report.summary().starts_with("10 of 10 identical to "), "{}", report.summary());
             }
             let worst = report.worst(1).first().map_or(1.0, |tensor| tensor.ratio);
             println!("{ty} {weighted}: worst {worst:.3}");
@@ -156,6 +156,84 @@ fn healthy_files_of_every_type_pass_and_plain_ones_are_reproduced() {
         n_types += 1;
     }
     assert!(n_types >= 27, "{n_types}");
+}
+
+/// A model of F32, as no checkpoint of 16 bits holds it, with near ties: the two largest values of a block differ by less than
+/// F16 tells, and have other signs.
+fn fine() -> Tiny {
+    let mut base = small();
+    let mut random = Random(0x2545_f491_4f6c_dd1d);
+    for name in [K, Q, OUT] {
+        let mut values = base.values(name);
+        for (at, block) in values.chunks_mut(32).enumerate() {
+            for x in block.iter_mut() {
+                *x *= 1.0 + (random.next() % 4096) as f32 * 1e-6;
+            }
+            let largest = block.iter().fold(0f32, |m, x| m.max(x.abs())) * 1.01;
+            if at % 5 == 0 && largest > 0.0 {
+                block[3] = -largest;
+                block[20] = largest * (1.0 + 1e-5);
+                for x in block.iter_mut().skip(5).step_by(4) {
+                    *x = largest * 0.98;
+                }
+            }
+        }
+        base.set_values(name, &values);
+    }
+    base
+}
+
+#[test]
+fn a_file_of_16_bits_on_the_way_is_no_damage_and_hides_none() {
+    let base = fine();
+    let mut n_ties = 0;
+    for through in [GgmlType::F16, GgmlType::Bf16] {
+        let between = floats(&base, through);
+        for ty in GgmlType::all().filter(|ty| can_quantize(*ty) && ty.is_quantized()) {
+            for weighted in [false, true] {
+                let made = quantized(&between, ty, weighted);
+                let report = compare(&made, &base);
+                assert!(report.findings.is_empty(), "{ty} by {through}, {weighted}: {:?}", report.findings);
+                let is_same = |tensor: &TensorWeights| tensor.outcome == WeightOutcome::Reproduced;
+                let matrices = report.tensors.iter().filter(|tensor| tensor.ty.is_quantized());
+                assert!(weighted || matrices.clone().all(is_same), "{ty} by {through}");
+            }
+            let direct = quantized(&base, ty, false);
+            let made = quantized(&between, ty, false);
+            n_ties += usize::from(direct.bytes[direct.index(K)] != made.bytes[made.index(K)]);
+        }
+        for ty in TYPES {
+            let mut broken = quantized(&between, ty, false);
+            randomize(&mut broken, K, std::iter::once(7));
+            found("a block behind a detour", &broken, &base, &[K], &|_| true);
+        }
+    }
+    assert!(n_ties > 20, "the detour changed {n_ties} tensors only: this proves nothing");
+}
+
+#[test]
+fn importance_that_cares_for_few_columns_is_no_scale() {
+    let base = small();
+    for ty in GgmlType::all().filter(|ty| can_quantize(*ty) && ty.is_quantized()) {
+        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        let mut made = base.clone();
+        for name in [K, Q, OUT] {
+            let at = made.index(name);
+            let n_cols = made.metas[at].shape.n_cols() as usize;
+            let values = base.values(name);
+            let normal = |random: &mut Random| {
+                (0..12).map(|_| (random.next() >> 40) as f32 / (1u32 << 24) as f32).sum::<f32>() - 6.0
+            };
+            let weights: Vec<f32> = (0..n_cols).map(|_| (3.0 * normal(&mut random)).exp()).collect();
+            made.metas[at].ty = ty;
+            made.bytes[at] = vec![0; made.metas[at].n_bytes().unwrap() as usize];
+            let bytes = &mut made.bytes[at];
+            quantize_rows(ty, SimdLevel::detect(), n_cols, &values, Some(&weights), bytes).unwrap();
+        }
+        let report = compare(&made, &base);
+        let scaled = |tensor: &&TensorWeights| matches!(tensor.cause, Some(Cause::RowsScaled { .. }));
+        assert_eq!(report.tensors.iter().filter(scaled).count(), 0, "{ty}: {:?}", report.findings);
+    }
 }
 
 #[test]
@@ -384,7 +462,12 @@ fn floats_are_equal_after_rounding() {
         (GgmlType::F32, GgmlType::F32),
     ] {
         let report = compare(&floats(&base, file), &floats(&base, baseline));
-        assert_eq!(report.summary(), "10 of 10 reproduced", "{file} {baseline}: {:?}", report.findings);
+        assert_eq!(
+            report.summary(),
+            "10 of 10 identical to the baseline",
+            "{file} {baseline}: {:?}",
+            report.findings
+        );
     }
     let report = compare(&floats(&base, GgmlType::F16), &floats(&base, GgmlType::Bf16));
     assert!(report.findings.is_empty(), "both are rounded: {:?}", report.findings);
@@ -525,10 +608,10 @@ fn the_program_compares_weights_alone() {
     base.quantized(GgmlType::Q4K).write(dir.path(), "q4_k.gguf");
     let args = ["q4_k.gguf", "--baseline", "base.gguf", "--weights-only"];
     let (code, out, err) = gguf_verify(&args, dir.path());
-    assert_eq!(code, 4, "nothing was run: {out}{err}");
-    assert!(out.contains("weights       38 of 38 reproduced\n"), "{out}");
-    let (code, _, _) = gguf_verify(&[&args[..], &["--accept-partial"]].concat(), dir.path());
-    assert_eq!(code, 0);
+    assert_eq!(code, 0, "text says no more than identical weights: {out}{err}");
+    assert!(out.starts_with("Intact: every weight is what Q4_K"), "{out}");
+    assert!(out.ends_with("verdict       pass\n"), "{out}");
+    assert!(out.contains("weights       38 of 38 identical to a fresh quantization\n"), "{out}");
     let (_, out, _) = gguf_verify(&[&args[..], &["--json"]].concat(), dir.path());
     let report: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(report["weights"]["reproduced"], 38);
@@ -546,7 +629,7 @@ fn the_program_compares_weights_alone() {
         gguf_verify(&["unknown.gguf", "--baseline", "base.gguf", "--weights-only"], dir.path());
     assert_eq!(code, 3, "{out}");
     assert!(out.contains("error     weights: `blk.1.attn_k.weight`"), "{out}");
-    assert!(out.contains("37 of 38 reproduced, 1 damaged"), "{out}");
+    assert!(out.contains("37 of 38 identical to a fresh quantization, 1 damaged"), "{out}");
 
     for more in [
         &["--structure-only"][..],

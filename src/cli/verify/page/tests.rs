@@ -88,6 +88,7 @@ fn measured(path: &str, file_type: &str, size_bytes: u64, kld: f64) -> ModelRepo
             worst: vec![worst(" time")],
         }),
         inputs: Vec::new(),
+        next: None,
     }
 }
 
@@ -99,6 +100,7 @@ fn unreadable(path: &str) -> ModelReport {
         report: Report::unreadable("cut.gguf: at 7 of 24 bytes the header ends"),
         details: None,
         inputs: Vec::new(),
+        next: None,
     }
 }
 

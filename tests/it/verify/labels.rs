@@ -1,0 +1,107 @@
+//! What a file is called against what it is.
+
+use std::path::Path;
+
+use gguf_foundry::core::GgmlType;
+use gguf_foundry::gguf::{FileType, Value};
+use serde_json::Value as Json;
+
+use super::gguf_verify;
+use super::tiny::Tiny;
+
+/// Quantizes the bundled model to a file of this name.
+fn quantize(dir: &Path, file_type: &str, name: &str) {
+    let mut command = assert_cmd::Command::cargo_bin("gguf-quantize").unwrap();
+    let args = ["base.gguf", name, "--type", file_type, "--quiet"];
+    let output = command.args(args).current_dir(dir).output().unwrap();
+    assert!(output.status.success(), "{file_type}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Gives a file another `general.file_type`.
+fn label(dir: &Path, name: &str, file_type: FileType) {
+    let mut command = assert_cmd::Command::cargo_bin("gguf-inspect").unwrap();
+    let key = format!("general.file_type={}", file_type.id());
+    let output = command.args(["set", name, &key]).current_dir(dir).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn labels(dir: &Path, name: &str) -> (Json, Vec<String>) {
+    let (_, out, err) = gguf_verify(&[name, "--structure-only", "--json"], dir);
+    let report: Json = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{err}"));
+    let findings = report["findings"].as_array().unwrap().iter();
+    let own = findings.filter(|finding| finding["check"] == "label" && finding["severity"] == "error");
+    let messages = own.map(|finding| finding["message"].as_str().unwrap().to_owned()).collect();
+    (report.clone(), messages)
+}
+
+/// Types that need no importance matrix, none of which gives the bundled model the tensors of another.
+const TYPES: [&str; 17] = [
+    "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1",
+    "Q4_0", "IQ4_NL", "Q3_K_L", "Q3_K_M", "Q2_K",
+];
+
+#[test]
+fn every_false_label_is_found_in_the_key_and_in_the_name_and_no_true_one() {
+    let dir = tempfile::tempdir().unwrap();
+    Tiny::new().write(dir.path(), "base.gguf");
+    let mut n_false = 0;
+    for (at, ty) in TYPES.into_iter().enumerate() {
+        let name = format!("model-{ty}.gguf");
+        quantize(dir.path(), ty, &name);
+        let (report, messages) = labels(dir.path(), &name);
+        assert!(messages.is_empty(), "{name}: {messages:?}");
+        assert!(report["recipe"].as_str().unwrap().starts_with(ty), "{name}: {}", report["recipe"]);
+        let other = TYPES[(at + 5) % TYPES.len()];
+        let renamed = format!("other.{}.gguf", other.to_lowercase());
+        fs_err::rename(dir.path().join(&name), dir.path().join(&renamed)).unwrap();
+        let (_, messages) = labels(dir.path(), &renamed);
+        assert!(
+            messages.len() == 1 && messages[0].contains(&format!("says {other}, ")),
+            "{renamed}: {messages:?}"
+        );
+        label(dir.path(), &renamed, FileType::parse(other).unwrap());
+        let (_, messages) = labels(dir.path(), &renamed);
+        assert_eq!(messages.len(), 2, "{ty} as {other}: {messages:?}");
+        assert!(messages[0].starts_with(&format!("labelled {other} (")), "{messages:?}");
+        assert!(messages[0].contains(&format!("the tensors are {ty}")), "{messages:?}");
+        fs_err::remove_file(dir.path().join(&renamed)).unwrap();
+        n_false += 2;
+    }
+    assert_eq!(n_false, 34);
+}
+
+#[test]
+fn names_of_other_peoples_mixtures_are_no_contradiction() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut tiny = Tiny::new().quantized(GgmlType::Q4K);
+    tiny.metadata.set("general.file_type", Value::U32(FileType::Q4KM.id()));
+    for name in [
+        "model-UD-Q4_K_XL.gguf",
+        "model-Q4_K_L.gguf",
+        "model.i1-Q4_K_M.gguf",
+        "F16-to-Q4_K_M.gguf",
+        "model.gguf",
+    ] {
+        tiny.write(dir.path(), name);
+        let (_, messages) = labels(dir.path(), name);
+        assert!(messages.is_empty(), "{name}: {messages:?}");
+    }
+    for name in ["model-Q8_0.gguf", "model-UD-Q8_0_XL.gguf", "model-bf16.gguf"] {
+        tiny.write(dir.path(), name);
+        let (_, messages) = labels(dir.path(), name);
+        assert_eq!(messages.len(), 1, "{name}");
+    }
+}
+
+#[test]
+fn a_false_label_fails_in_words() {
+    let dir = tempfile::tempdir().unwrap();
+    Tiny::new().write(dir.path(), "base.gguf");
+    quantize(dir.path(), "q2_k", "model-Q8_0.gguf");
+    label(dir.path(), "model-Q8_0.gguf", FileType::Q8_0);
+    let (code, out, _) =
+        gguf_verify(&["model-Q8_0.gguf", "--baseline", "base.gguf", "--weights-only"], dir.path());
+    assert_eq!(code, 3, "{out}");
+    assert!(out.starts_with("Not intact: 2 errors in its label."), "{out}");
+    assert!(out.contains("`gguf-inspect set FILE general.file_type=10` makes it say so"), "{out}");
+}
