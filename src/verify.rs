@@ -52,7 +52,7 @@ mod weights;
 mod windows;
 
 pub(crate) use answers::cut_sources;
-pub use chat::{ChatError, ChatRenderer, ChatTemplate, IsolatedChat, NoTemplate};
+pub use chat::{Chat, ChatError, ChatRenderer, ChatTemplate, IsolatedChat, NoTemplate};
 pub use cost::Cost;
 pub use coverage::{Aspect, Coverage, Judged, NotJudged};
 pub use divergence::{Divergence, WorstToken};

@@ -5,6 +5,14 @@ use crate::gguf::Metadata;
 use crate::inspect::chat_templates;
 use crate::verify::{ChatError, ChatRenderer, ChatTemplate, IsolatedChat};
 
+/// What writes out chats by a file's templates: in a child of this program, where programs do so.
+pub(crate) fn renderer(metadata: &Metadata) -> Box<dyn ChatRenderer> {
+    match installed() {
+        Some(isolation) => Box::new(IsolatedChat::of(metadata, isolation)),
+        None => Box::new(ChatTemplate::of(metadata)),
+    }
+}
+
 /// What is wrong with the templates among these keys: their names, and why they are none. A template is a stranger's program: it is
 /// parsed in a child of this one, where programs do so.
 pub(super) fn faults(metadata: &Metadata) -> Vec<(String, String)> {
@@ -18,10 +26,6 @@ pub(super) fn faults(metadata: &Metadata) -> Vec<(String, String)> {
 }
 
 fn fault(metadata: &Metadata) -> Option<String> {
-    let checked = match installed() {
-        Some(isolation) => IsolatedChat::of(metadata, isolation).check(),
-        None => ChatTemplate::of(metadata).check(),
-    };
-    let error = checked.err().filter(ChatError::is_finding)?.to_string();
+    let error = renderer(metadata).check().err().filter(ChatError::is_finding)?.to_string();
     Some(error.strip_prefix("chat template: ").unwrap_or(&error).to_owned())
 }

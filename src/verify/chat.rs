@@ -7,7 +7,10 @@
 //! runs where it is called and can use up memory, time and stack; [`IsolatedChat`] runs the same in a child with limits
 //! of the system's, for whoever has a program that plays the child.
 
+mod builtin;
+mod check;
 mod isolated;
+mod names;
 
 use std::fmt::Write as _;
 use std::io;
@@ -22,7 +25,12 @@ use crate::core::isolated::IsolatedError;
 use crate::core::text::escape;
 use crate::gguf::{Array, Metadata, Value};
 
+pub use builtin::Chat;
+pub(super) use check::check_templates;
 pub use isolated::IsolatedChat;
+
+/// The key of the template for all chats; others have a name behind it.
+const KEY: &str = "tokenizer.chat_template";
 
 /// Bytes of a template.
 const MAX_TEMPLATE_BYTES: usize = 1 << 20;
@@ -82,11 +90,19 @@ pub trait ChatRenderer {
     /// No template, or one that cannot be parsed.
     fn check(&self) -> Result<(), ChatError>;
 
-    /// Writes out a chat: a list of messages, without the prompt for an answer, without tools and documents.
+    /// Writes out a chat with its tools, by the template that it names.
+    ///
+    /// # Errors
+    /// A chat that the template refuses or fails on, limits that it breaks.
+    fn render_chat(&self, chat: &Chat) -> Result<String, ChatError>;
+
+    /// Writes out messages, without the prompt for an answer, without tools and documents.
     ///
     /// # Errors
     /// Messages that the template refuses or fails on, limits that it breaks.
-    fn render(&self, messages: &Json) -> Result<String, ChatError>;
+    fn render(&self, messages: &Json) -> Result<String, ChatError> {
+        self.render_chat(&Chat::of(messages.clone()))
+    }
 }
 
 /// What could not be opened fails with every chat.
@@ -95,8 +111,8 @@ impl<R: ChatRenderer> ChatRenderer for Result<R, ChatError> {
         self.as_ref().map_err(Clone::clone)?.check()
     }
 
-    fn render(&self, messages: &Json) -> Result<String, ChatError> {
-        self.as_ref().map_err(Clone::clone)?.render(messages)
+    fn render_chat(&self, chat: &Chat) -> Result<String, ChatError> {
+        self.as_ref().map_err(Clone::clone)?.render_chat(chat)
     }
 }
 
@@ -109,7 +125,7 @@ impl ChatRenderer for NoTemplate {
         Err(ChatError::Missing)
     }
 
-    fn render(&self, _: &Json) -> Result<String, ChatError> {
+    fn render_chat(&self, _: &Chat) -> Result<String, ChatError> {
         Err(ChatError::Missing)
     }
 }
@@ -126,15 +142,21 @@ const TOKENS: [(&str, &str); 5] = [
 /// What a file says of its template.
 struct TemplateSource<'a> {
     source: &'a str,
+    /// Templates with a name.
+    named: Vec<(&'a str, &'a str)>,
     tokens: Vec<(&'static str, String)>,
 }
 
 impl<'a> TemplateSource<'a> {
     fn of(metadata: &'a Metadata) -> Result<Self, ChatError> {
-        let source =
-            metadata.get("tokenizer.chat_template").and_then(Value::as_str).ok_or(ChatError::Missing)?;
-        if source.len() > MAX_TEMPLATE_BYTES {
-            return Err(ChatError::TooLong { bytes: source.len(), limit: MAX_TEMPLATE_BYTES });
+        let source = metadata.get(KEY).and_then(Value::as_str).ok_or(ChatError::Missing)?;
+        let named = metadata
+            .iter()
+            .filter_map(|(key, value)| Some((key.strip_prefix(KEY)?.strip_prefix('.')?, value.as_str()?)));
+        let named: Vec<(&str, &str)> = named.collect();
+        let bytes = named.iter().map(|(_, source)| source.len()).chain([source.len()]).max().unwrap_or(0);
+        if bytes > MAX_TEMPLATE_BYTES {
+            return Err(ChatError::TooLong { bytes, limit: MAX_TEMPLATE_BYTES });
         }
         let vocabulary = match metadata.get("tokenizer.ggml.tokens").and_then(Value::as_array) {
             Some(Array::String(tokens)) => tokens.as_slice(),
@@ -145,7 +167,7 @@ impl<'a> TemplateSource<'a> {
             String::from_utf8(vocabulary.get(usize::try_from(id).ok()?)?.clone()).ok()
         };
         let tokens = TOKENS.into_iter().filter_map(|(name, key)| Some((name, token(key)?)));
-        Ok(Self { source, tokens: tokens.collect() })
+        Ok(Self { source, named, tokens: tokens.collect() })
     }
 }
 
@@ -156,6 +178,8 @@ impl<'a> TemplateSource<'a> {
 pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
+    /// Templates with a name; parsed where they are used.
+    named: Vec<(String, String)>,
     /// `bos_token` and its like.
     tokens: Vec<(&'static str, String)>,
 }
@@ -166,8 +190,15 @@ impl ChatTemplate {
     /// # Errors
     /// No template, or one that cannot be parsed.
     pub fn of(metadata: &Metadata) -> Result<Self, ChatError> {
-        let TemplateSource { source, tokens } = TemplateSource::of(metadata)?;
-        Self::new(source, tokens)
+        let TemplateSource { source, named, tokens } = TemplateSource::of(metadata)?;
+        let named = named.into_iter().map(|(name, source)| (name.to_owned(), source.to_owned()));
+        Ok(Self::new(source, tokens)?.with_named(named.collect()))
+    }
+
+    /// The same with templates that have a name.
+    fn with_named(self, named: Vec<(String, String)>) -> Self {
+        let prepared = named.into_iter().map(|(name, source)| (name, without_generation(&source)));
+        Self { named: prepared.collect(), ..self }
     }
 
     /// A template with the special tokens that it may name.
@@ -192,16 +223,21 @@ impl ChatTemplate {
             Err(Error::new(ErrorKind::InvalidOperation, RAISED).with_source(Raised(message)))
         });
         environment.add_function("strftime_now", |format: String| strftime(&format));
-        let template = Self { environment, source: without_generation(source), tokens };
+        let source = without_generation(source);
+        let template = Self { environment, source, named: Vec::new(), tokens };
         template.environment.template_from_str(&template.source).map_err(syntax)?;
         Ok(template)
     }
 
-    /// Writes out a chat: a list of messages, without the prompt for an answer, without tools and documents.
+    /// Writes out messages, without the prompt for an answer, without tools and documents.
     ///
     /// # Errors
     /// Messages that the template refuses or fails on, steps or output beyond the limits.
     pub fn render(&self, messages: &Json) -> Result<String, ChatError> {
+        ChatRenderer::render(self, messages)
+    }
+
+    fn write(&self, chat: &Chat) -> Result<String, ChatError> {
         let failed = |error: &Error| {
             let line = error.line().unwrap_or(0);
             match raised(error) {
@@ -209,12 +245,21 @@ impl ChatTemplate {
                 None => ChatError::Failed { line, reason: reason(error) },
             }
         };
-        let template = self.environment.template_from_str(&self.source).map_err(|error| failed(&error))?;
+        let source = match &chat.template {
+            None => &self.source,
+            Some(name) => {
+                let named = self.named.iter().find(|(own, _)| own == name);
+                &named.ok_or(ChatError::Missing)?.1
+            }
+        };
+        let syntax =
+            |error: Error| ChatError::Syntax { line: error.line().unwrap_or(0), reason: reason(&error) };
+        let template = self.environment.template_from_str(source).map_err(syntax)?;
         let mut context: Vec<(&str, Jinja)> = vec![
-            ("messages", Jinja::from(Serde(messages))),
-            ("tools", Jinja::from(())),
+            ("messages", Jinja::from(Serde(&chat.messages))),
+            ("tools", Jinja::from(Serde(&chat.tools))),
             ("documents", Jinja::from(())),
-            ("add_generation_prompt", Jinja::from(false)),
+            ("add_generation_prompt", Jinja::from(chat.add_generation_prompt)),
         ];
         context.extend(self.tokens.iter().map(|(name, text)| (*name, Jinja::from(text))));
         let mut out = Bounded { bytes: Vec::new(), is_full: false };
@@ -237,8 +282,8 @@ impl ChatRenderer for ChatTemplate {
         Ok(())
     }
 
-    fn render(&self, messages: &Json) -> Result<String, ChatError> {
-        Self::render(self, messages)
+    fn render_chat(&self, chat: &Chat) -> Result<String, ChatError> {
+        self.write(chat)
     }
 }
 

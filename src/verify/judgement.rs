@@ -7,7 +7,10 @@ use crate::engine::plan::ModelKind;
 use crate::gguf::{FileType, Value};
 use crate::verify::cost::Cost;
 use crate::verify::healthy::{TwinRun, cost_of};
-use crate::verify::{Aspect, Figure, Finding, HealthyCost, LimitLine, Model, Perplexity, Report};
+use crate::verify::samples::is_builtin;
+use crate::verify::{
+    Aspect, Divergence, Figure, Finding, HealthyCost, LimitLine, Model, Perplexity, PromptSource, Report,
+};
 
 /// Fewer scored tokens, and a standard error above this share of the perplexity, say nothing about a file.
 const LEAST_TOKENS: usize = 1000;
@@ -26,16 +29,19 @@ pub(super) struct Judged {
     pub(super) is_likelihood: bool,
     /// What the file is, by its own word: `Q4_K_M`.
     pub(super) file_type: String,
+    /// Whether nobody gave a text, and that of the program is run: a model may know nothing of its languages.
+    pub(super) has_builtin_text: bool,
 }
 
 impl Judged {
-    pub(super) fn of(model: &Model<'_>, plan: &GraphPlan) -> Self {
+    pub(super) fn of(model: &Model<'_>, plan: &GraphPlan, prompts: &[PromptSource]) -> Self {
         let id = model.metadata.get("general.file_type").and_then(Value::as_u64);
         let named = id.and_then(|id| u32::try_from(id).ok()).and_then(FileType::from_id);
         Self {
             n_vocab: plan.n_vocab,
             is_likelihood: plan.kind == ModelKind::Decoder,
             file_type: named.map_or_else(|| "its types".to_owned(), |found| found.name().to_owned()),
+            has_builtin_text: is_builtin(prompts),
         }
     }
 }
@@ -56,15 +62,14 @@ pub(super) fn healthy_cost(typical: Cost, twin: TwinRun, report: &mut Report) ->
 
 /// Judges the figures: by their number, by chance, and by the limits.
 pub(super) fn judge_figures(report: &mut Report, model: &Judged) {
-    let &Judged { n_vocab, is_likelihood, .. } = model;
+    let &Judged { n_vocab, is_likelihood, has_builtin_text, .. } = model;
     let Some(perplexity) = report.perplexity else { return };
     // Two standard errors off: a few tokens prove nothing.
     let low = perplexity.value - 2.0 * perplexity.stderr;
     let is_chance = is_likelihood && perplexity.tokens > 1 && low > n_vocab as f64;
     if !perplexity.value.is_finite() || is_chance {
-        let message =
-            format!("perplexity {:.1}: guessing among {n_vocab} tokens does better", perplexity.value);
-        report.add(Finding::error("worse-than-chance", message));
+        let finding = worse_than_chance(&perplexity, n_vocab, has_builtin_text, report.divergence.as_ref());
+        report.add(finding);
     }
     let defaults = report.healthy.map(|healthy| healthy.cost.limits()).unwrap_or_default();
     let mut limits = report.thresholds.lines(&defaults, &perplexity, report.divergence.as_ref());
@@ -78,7 +83,37 @@ pub(super) fn judge_figures(report: &mut Report, model: &Judged) {
         .collect();
     report.extend(missed);
     judge_sample(report, &perplexity, &limits, is_likelihood);
+    if has_builtin_text && report.divergence.is_none() {
+        const OWN: &str = "`--prompts` with text that the model is made for, and `--baseline`";
+        report.not_judged(Aspect::Perplexity, "only the text that comes with the program was run", OWN);
+    }
     report.set_limits(limits);
+}
+
+/// Predictions that are worse than guessing. The file is at fault, unless its baseline does no better, or the text is one that
+/// nobody chose for this model.
+fn worse_than_chance(
+    perplexity: &Perplexity,
+    n_vocab: usize,
+    has_builtin_text: bool,
+    divergence: Option<&Divergence>,
+) -> Finding {
+    const CHECK: &str = "worse-than-chance";
+    let value = perplexity.value;
+    let message = format!("perplexity {value:.1}: guessing among {n_vocab} tokens does better");
+    if value.is_finite() && divergence.is_some_and(|d| d.baseline_ppl > n_vocab as f64) {
+        return Finding::warning(
+            CHECK,
+            format!("{message}, as it does of the baseline: no text for this model"),
+        );
+    }
+    if value.is_finite() && has_builtin_text && divergence.is_none() {
+        return Finding::warning(
+            CHECK,
+            format!("{message}; give text that the model is made for: `--prompts FILE`"),
+        );
+    }
+    Finding::error(CHECK, message)
 }
 
 /// Whether enough text was run for its figures to say something.
@@ -141,7 +176,7 @@ fn reason(line: &LimitLine, model: &Judged, healthy: Option<HealthyCost>) -> Str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verify::{Divergence, Estimate, Statistics, Thresholds};
+    use crate::verify::{Estimate, Statistics, Thresholds};
 
     fn report(kld: (f64, f64), own: Thresholds) -> Report {
         let mut report = Report::new(Some("llama".to_owned()), None, own);

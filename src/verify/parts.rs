@@ -227,7 +227,7 @@ fn run(
     };
     let facts = RunFacts {
         plan: RunPlan {
-            judged: Judged::of(model, engine.plan()),
+            judged: Judged::of(model, engine.plan(), sources),
             has_masks: engine.plan().masked.is_some(),
             typical: Cost::typical(model.source.tensors()),
             is_compared: reference.is_some(),

@@ -1,9 +1,16 @@
 //! Texts that come with the program: those on which tokenizers differ, for the checks that need no prompt, and one to score
 //! where nobody gives another.
 
+use crate::verify::PromptSource;
+
 /// Some 1,500 tokens in the public domain: novels, speeches, verses in nine languages, and code. Enough to see whether a model
 /// predicts text at all, or beside a baseline what the same text costs; too little and too mixed to rank models by.
 pub const BUILTIN_TEXT: &str = include_str!("builtin.txt");
+
+/// True for prompts that are nothing but the text that comes with the program.
+pub(super) fn is_builtin(prompts: &[PromptSource]) -> bool {
+    matches!(prompts, [PromptSource::Text(text)] if text == BUILTIN_TEXT)
+}
 
 /// Short texts, each with something that a splitter, a normalizer or a vocabulary can get wrong.
 pub(super) const SAMPLES: &[&str] = &[

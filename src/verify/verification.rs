@@ -9,6 +9,7 @@ use crate::engine::plan::ModelKind;
 use crate::engine::{Engine, EngineError, EngineOptions, GraphPlan, Observer};
 use crate::gguf::Value;
 use crate::verify::answers::cut_sources;
+use crate::verify::chat::check_templates;
 use crate::verify::cost::Cost;
 use crate::verify::embeddings;
 use crate::verify::healthy::{TwinRun, evenly, run_twin};
@@ -27,9 +28,9 @@ use crate::verify::towers;
 use crate::verify::windows::{Cut, Scoring, Window, cut};
 use crate::verify::{Aspect, adapter, baseline_keys, drafts, vocabulary};
 use crate::verify::{
-    ChatError, Divergence, Extras, Finding, LogitWriter, Model, Perplexity, Position, Prompt, PromptFile,
-    PromptReport, PromptSource, Report, SaveLogits, Severity, StructureOptions, TaskReport, TaskSet,
-    Thresholds, VerifyError, WeightOptions, WorstToken, compare_weights,
+    Divergence, Extras, Finding, LogitWriter, Model, Perplexity, Position, Prompt, PromptFile, PromptReport,
+    PromptSource, Report, SaveLogits, Severity, StructureOptions, TaskReport, TaskSet, Thresholds,
+    VerifyError, WeightOptions, WorstToken, compare_weights,
 };
 
 /// What to verify, and how.
@@ -175,7 +176,7 @@ fn run_checks(
         };
         report.healthy = Some(healthy_cost(Cost::typical(model.source.tensors()), twin, &mut report));
     }
-    judge_figures(&mut report, &Judged::of(model, engine.plan()));
+    judge_figures(&mut report, &Judged::of(model, engine.plan(), prompts));
     if engine.plan().kind == ModelKind::Diffusion {
         let texts = masked::texts_of_windows(&windows, &encoded);
         let other = baseline.zip(reference.as_ref());
@@ -371,11 +372,7 @@ fn check_graph(model: &Model<'_>, report: &mut Report) -> Result<Option<GraphPla
 
 /// The chat template, the round trip of texts, and the tokenizer that the model was made with.
 fn check_tokenizer(model: &Model<'_>, prompts: &[PromptSource], report: &mut Report) {
-    match model.template.check() {
-        Ok(()) | Err(ChatError::Missing) => {}
-        Err(error) if error.is_finding() => report.add(Finding::warning("chat-template", error.to_string())),
-        Err(error) => report.add(Finding::unchecked("chat-template", error.to_string())),
-    }
+    report.extend(check_templates(model.metadata, model.template));
     let is_towers = towers::is_towers(model.metadata);
     let has_vocabulary =
         !is_towers && model.metadata.get("tokenizer.ggml.model").and_then(Value::as_str) != Some("none");
@@ -476,8 +473,16 @@ pub(super) fn longer_than_trained(plan: &GraphPlan, n_tokens: usize, what: &str)
 }
 
 /// Errors of these checks leave the figures meaningful: they show how much an error costs.
-const MEASURED_ALL_THE_SAME: [&str; 7] =
-    ["all-zero", "hparams", "label", "round-trip", "source-tokenizer", "tokenizer-parity", "weights"];
+const MEASURED_ALL_THE_SAME: [&str; 8] = [
+    "all-zero",
+    "chat-template",
+    "hparams",
+    "label",
+    "round-trip",
+    "source-tokenizer",
+    "tokenizer-parity",
+    "weights",
+];
 
 /// The first prompt that the baseline's tokenizer reads as other tokens.
 fn compare_ids(encoded: &[Prompt], prompts: &[PromptSource], baseline: &Model<'_>) -> Option<Finding> {

@@ -1,17 +1,19 @@
 //! `gguf-inspect template`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
-use serde_json::{Map, json};
+use serde_json::{Map, Value as Json, json};
 
 use crate::cli::inspect::edit::EditArgs;
 use crate::cli::inspect::get::print_bytes;
+use crate::cli::templates::renderer;
 use crate::cli::{Session, UsageError};
 use crate::core::text::{escape, escape_bytes};
 use crate::gguf::{GgufFile, Value};
 use crate::inspect::{Edit, chat_templates, read_templates, value_json};
+use crate::verify::Chat;
 
 /// Arguments of `template`.
 #[derive(Debug, Args)]
@@ -25,6 +27,10 @@ pub(super) struct TemplateArgs {
     /// or several under `chat_template`
     #[arg(long, value_name = "PATH")]
     set: Option<PathBuf>,
+    /// Print a chat as the template writes it: a built-in one (`user`, `turns`, `tools`), or a JSON file: the messages, or an object
+    /// with `messages`, `tools` and `add_generation_prompt` [default: true]
+    #[arg(long, value_name = "CHAT", conflicts_with = "set")]
+    render: Option<PathBuf>,
     #[command(flatten)]
     edit: EditArgs,
 }
@@ -38,7 +44,25 @@ impl TemplateArgs {
         if self.edit.is_given() {
             bail!(UsageError("`--output`, `--dry-run` and `--force` go with `--set`".to_owned()));
         }
-        self.show(session)
+        match &self.render {
+            Some(chat) => self.render(chat, session),
+            None => self.show(session),
+        }
+    }
+
+    /// Prints a chat as the template writes it.
+    fn render(&self, chat: &Path, session: &Session) -> anyhow::Result<()> {
+        let file = GgufFile::open_foreign(&self.file)?;
+        let chat = chat.to_str().and_then(Chat::builtin).map_or_else(|| read_chat(chat), Ok)?;
+        let template = self.name.clone().filter(|name| name != "default");
+        let text = renderer(file.metadata()).render_chat(&Chat { template, ..chat }).map_err(|error| {
+            let path = self.file.display().to_string();
+            anyhow::anyhow!("{}: {error}", escape(&path))
+        })?;
+        if session.common.json {
+            return session.print_json(&json!({ "text": text }));
+        }
+        print_bytes(text.as_bytes(), session)
     }
 
     fn show(&self, session: &Session) -> anyhow::Result<()> {
@@ -70,4 +94,32 @@ impl TemplateArgs {
         }
         print_bytes(template.text, session)
     }
+}
+
+/// Bytes of a file with a chat.
+const MAX_CHAT_BYTES: u64 = 16 << 20;
+
+/// Reads a chat: a list of messages, or an object with `messages`.
+fn read_chat(path: &Path) -> anyhow::Result<Chat> {
+    let name = path.display().to_string();
+    let name = escape(&name);
+    let n_bytes = fs_err::metadata(path)?.len();
+    if n_bytes > MAX_CHAT_BYTES {
+        bail!("{name}: {n_bytes} bytes: expected a chat of at most {MAX_CHAT_BYTES}");
+    }
+    let chat: Json =
+        serde_json::from_slice(&fs_err::read(path)?).with_context(|| format!("{name}: no JSON"))?;
+    let (messages, tools, prompt) = match chat {
+        Json::Array(_) => (chat, Json::Null, None),
+        Json::Object(mut chat) => {
+            let take = |chat: &mut Map<String, Json>, key: &str| chat.remove(key).unwrap_or_default();
+            let prompt = chat.get("add_generation_prompt").and_then(Json::as_bool);
+            (take(&mut chat, "messages"), take(&mut chat, "tools"), prompt)
+        }
+        _ => (Json::Null, Json::Null, None),
+    };
+    if !messages.is_array() {
+        bail!("{name}: no chat: expected a list of messages, or an object with `messages`");
+    }
+    Ok(Chat { tools, add_generation_prompt: prompt.unwrap_or(true), ..Chat::of(messages) })
 }

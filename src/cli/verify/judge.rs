@@ -234,11 +234,7 @@ impl VerifyArgs {
         let mut read = self.inputs(baseline.as_ref());
         read.iter().try_for_each(|(role, path)| guard.read(role, path))?;
         let origin = self.origin()?;
-        let prompts = if self.takes_builtin_text(!tasks.is_empty(), logits.is_some()) {
-            PromptFiles::builtin()
-        } else {
-            PromptFiles::read(&self.prompts, self.plain_text)?
-        };
+        let prompts = self.text(!tasks.is_empty(), logits.is_some())?;
         self.check_models()?;
         let job = Job {
             baseline: baseline.as_ref(),
@@ -300,10 +296,13 @@ impl VerifyArgs {
         Ok(exits.into_iter().next().unwrap_or_else(|| self.exit(report::verdict(entries))))
     }
 
-    /// True where nothing says what to run: the text that comes with the program is.
-    fn takes_builtin_text(&self, has_tasks: bool, has_logits: bool) -> bool {
+    /// The text to run; that which comes with the program where nothing says what to run.
+    fn text(&self, has_tasks: bool, has_logits: bool) -> Result<PromptFiles, VerifyError> {
         let is_given = !self.prompts.is_empty() || has_tasks || has_logits;
-        !(is_given || self.structure_only || self.weights_only)
+        if is_given || self.structure_only || self.weights_only {
+            return PromptFiles::read(&self.prompts, self.plain_text);
+        }
+        Ok(PromptFiles::builtin())
     }
 
     /// Opens every model once, so that a mistake in the last name is told before the first is judged.
@@ -527,6 +526,8 @@ impl VerifyArgs {
 
     fn options<'p>(&self, prompts: &'p PromptFiles, session: &Session) -> VerifyOptions<'p> {
         let span = match self.score {
+            // Of a short text every token counts.
+            Score::Half if prompts.is_builtin() => Span::All,
             Score::Half => Span::SecondHalf,
             Score::All => Span::All,
         };

@@ -7,13 +7,13 @@ use regex::Regex;
 use crate::arch::graph::GraphFeatures;
 use crate::arch::{ArchError, OutType};
 use crate::cli::Common;
+use crate::cli::templates::renderer;
 use crate::convert::{Conversion, ConvertError, ConvertOptions, ShownOptions};
-use crate::core::isolated::installed;
 use crate::core::text::escape;
 use crate::core::{Hint, TensorSource};
 use crate::gguf::{FileType, GgufFile, Metadata, OpenOptions, Value};
 use crate::tokenizer::{Encoder, TokenizerError};
-use crate::verify::{ChatRenderer, ChatTemplate, IsolatedChat, Model, OriginTokenizer, Recall};
+use crate::verify::{Model, OriginTokenizer, Recall};
 
 /// Where a model comes from.
 enum ModelOrigin {
@@ -87,11 +87,7 @@ impl ModelParts {
         file: Option<&GgufFile>,
         work: impl FnOnce(&Model<'_>) -> R,
     ) -> R {
-        // In a child of this program, as programs say that they do it.
-        let template: Box<dyn ChatRenderer> = match installed() {
-            Some(isolation) => Box::new(IsolatedChat::of(metadata, isolation)),
-            None => Box::new(ChatTemplate::of(metadata)),
-        };
+        let template = renderer(metadata);
         work(&Model {
             source,
             metadata,

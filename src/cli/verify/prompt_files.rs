@@ -29,6 +29,11 @@ impl PromptFiles {
         Self { files: Vec::new(), sources: vec![PromptSource::Text(BUILTIN_TEXT.to_owned())] }
     }
 
+    /// True for the text that comes with the program.
+    pub(super) fn is_builtin(&self) -> bool {
+        self.files.is_empty() && !self.sources.is_empty()
+    }
+
     pub(super) fn sources(&self) -> &[PromptSource] {
         &self.sources
     }

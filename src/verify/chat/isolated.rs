@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Value as Json, json};
 
-use super::{ChatError, ChatRenderer, ChatTemplate, MAX_OUTPUT_BYTES, TOKENS, TemplateSource};
+use super::{Chat, ChatError, ChatRenderer, ChatTemplate, MAX_OUTPUT_BYTES, TOKENS, TemplateSource};
 use crate::core::isolated::{Bounds, IsolatedError, Isolation, Worker};
 use crate::gguf::Metadata;
 
@@ -26,20 +26,26 @@ impl IsolatedChat {
     /// # Errors
     /// No template, or one that is too long.
     pub fn of(metadata: &Metadata, isolation: &Isolation) -> Result<Self, ChatError> {
-        let TemplateSource { source, tokens } = TemplateSource::of(metadata)?;
-        let setup = json!({ "source": source, "tokens": tokens });
+        let TemplateSource { source, named, tokens } = TemplateSource::of(metadata)?;
+        let setup = json!({ "source": source, "named": named, "tokens": tokens });
         let bounds = Bounds { reply_bytes: MAX_OUTPUT_BYTES, ..Bounds::default() };
         let worker = Worker::new(isolation, Self::JOB, setup.to_string().into_bytes(), bounds);
         Ok(Self { worker: Mutex::new(worker) })
     }
 
-    /// The child's answers: to the setup nothing, to messages their text.
+    /// The child's answers: to the setup nothing, to a chat its text.
     pub fn job() -> impl FnMut(&[u8]) -> Result<Vec<u8>, Vec<u8>> {
         let mut template: Option<ChatTemplate> = None;
         move |request| match &template {
             Some(template) => {
-                let messages: Json = serde_json::from_slice(request).map_err(|_| b"messages".to_vec())?;
-                template.render(&messages).map(String::into_bytes).map_err(|error| written(&error))
+                let mut chat: Json = serde_json::from_slice(request).map_err(|_| b"chat".to_vec())?;
+                let chat = Chat {
+                    messages: chat["messages"].take(),
+                    tools: chat["tools"].take(),
+                    add_generation_prompt: chat["add_generation_prompt"].as_bool().unwrap_or(false),
+                    template: chat["template"].as_str().map(str::to_owned),
+                };
+                template.render_chat(&chat).map(String::into_bytes).map_err(|error| written(&error))
             }
             None => {
                 let setup: Json = serde_json::from_slice(request).map_err(|_| b"setup".to_vec())?;
@@ -50,8 +56,10 @@ impl IsolatedChat {
                     Some((name, text(&pair[1])))
                 });
                 let source = text(&setup["source"]);
-                template =
-                    Some(ChatTemplate::new(&source, tokens.collect()).map_err(|error| written(&error))?);
+                let named = setup["named"].as_array().into_iter().flatten();
+                let named = named.map(|pair| (text(&pair[0]), text(&pair[1]))).collect();
+                let made = ChatTemplate::new(&source, tokens.collect()).map_err(|error| written(&error))?;
+                template = Some(made.with_named(named));
                 Ok(Vec::new())
             }
         }
@@ -74,8 +82,12 @@ impl ChatRenderer for IsolatedChat {
         self.run(|worker| worker.start().map(Option::unwrap_or_default)).map(|_| ())
     }
 
-    fn render(&self, messages: &Json) -> Result<String, ChatError> {
-        let text = self.run(|worker| worker.ask(messages.to_string().as_bytes()))?;
+    fn render_chat(&self, chat: &Chat) -> Result<String, ChatError> {
+        let request = json!({
+            "messages": chat.messages, "tools": chat.tools, "template": chat.template,
+            "add_generation_prompt": chat.add_generation_prompt,
+        });
+        let text = self.run(|worker| worker.ask(request.to_string().as_bytes()))?;
         String::from_utf8(text).map_err(|_| ChatError::Isolated(IsolatedError::Garbage))
     }
 }
@@ -87,6 +99,7 @@ fn written(error: &ChatError) -> Vec<u8> {
         ChatError::Refused { reason } => ("refused", 0, reason.clone()),
         ChatError::Failed { line, reason } => ("failed", *line, reason.clone()),
         ChatError::Output { .. } => ("output", 0, String::new()),
+        ChatError::Missing => ("missing", 0, String::new()),
         other => ("failed", 0, other.to_string()),
     };
     json!([kind, line, reason]).to_string().into_bytes()
@@ -101,6 +114,7 @@ fn read(bytes: &[u8]) -> ChatError {
         Some("syntax") => ChatError::Syntax { line, reason },
         Some("refused") => ChatError::Refused { reason },
         Some("failed") => ChatError::Failed { line, reason },
+        Some("missing") => ChatError::Missing,
         Some("output") => ChatError::Output { limit: MAX_OUTPUT_BYTES },
         _ => ChatError::Isolated(IsolatedError::Garbage),
     }
@@ -130,7 +144,8 @@ mod tests {
         assert!(job(br#"{"source": "{% if %}", "tokens": []}"#).is_err());
         let setup = br#"{"source": "{{ bos_token }}{{ messages[0] }}", "tokens": [["bos_token", "<s>"]]}"#;
         assert_eq!(job(setup), Ok(Vec::new()));
-        assert_eq!(job(b"[\"a\"]"), Ok(b"<s>a".to_vec()));
-        assert_eq!(job(b"[\"b\"]"), Ok(b"<s>b".to_vec()));
+        assert_eq!(job(b"{\"messages\": [\"a\"]}"), Ok(b"<s>a".to_vec()));
+        assert_eq!(job(b"{\"messages\": [\"b\"]}"), Ok(b"<s>b".to_vec()));
+        assert!(job(b"{\"messages\": [\"b\"], \"template\": \"rag\"}").is_err());
     }
 }

@@ -172,3 +172,30 @@ fn a_token_that_is_not_there_is_told_with_the_nearest() {
     let (code, _, err) = bench.run(&["set", "model.gguf", "--special", "bos=a"]);
     assert_eq!((code, err.as_str()), (1, "error: model.gguf: no vocabulary\n"));
 }
+
+#[test]
+fn a_chat_is_printed_as_the_template_writes_it() {
+    let bench = Bench::new();
+    let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if tools %}[{{ tools[0].function.name }}]\
+                  {% endif %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    fs_err::write(bench.path("chat.jinja"), source).unwrap();
+    bench.json(&["template", "model.gguf", "--set", "chat.jinja", "-o", "new.gguf"], 0);
+    let render = |chat: &str| bench.run(&["template", "new.gguf", "--render", chat]);
+    assert_eq!(render("user").1, "<user>What is the capital of France?<assistant>");
+    assert!(render("turns").1.starts_with("<system>You are a helpful assistant."), "{}", render("turns").1);
+    assert!(render("tools").1.ends_with("Thank you![get_weather]<assistant>"), "{}", render("tools").1);
+    fs_err::write(bench.path("list.json"), r#"[{"role": "user", "content": "a"}]"#).unwrap();
+    assert_eq!(render("list.json").1, "<user>a<assistant>");
+    let object = r#"{"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": false}"#;
+    fs_err::write(bench.path("object.json"), object).unwrap();
+    assert_eq!(render("object.json").1, "<user>a");
+    for (text, expected) in
+        [("{}", "no chat: expected a list of messages"), ("x", "no JSON"), ("3", "no chat")]
+    {
+        fs_err::write(bench.path("bad.json"), text).unwrap();
+        let (code, out, err) = render("bad.json");
+        assert!(code == 1 && out.is_empty() && err.contains(expected), "{text}: {err}");
+    }
+    let (code, _, err) = bench.run(&["template", "new.gguf", "--render", "user", "--name", "rag"]);
+    assert!(code == 1 && err.contains("is missing"), "{err}");
+}

@@ -129,3 +129,98 @@ fn a_panic_of_the_library_fails_the_chat_alone() {
     }
     assert_eq!(render("{{ [1, 2][::-1] | list }}").unwrap(), "[2, 1]");
 }
+
+/// The findings about the templates of a model with these, by the program.
+fn found(templates: &[(&str, &str)]) -> (Option<i32>, Vec<String>) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut tiny = super::tiny::Tiny::new();
+    for (key, source) in templates {
+        tiny.metadata.set(*key, *source);
+    }
+    tiny.write(dir.path(), "model.gguf");
+    let (code, out, err) = super::gguf_verify(&["model.gguf", "--structure-only", "--json"], dir.path());
+    let report: Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{err}"));
+    let own =
+        report["findings"].as_array().unwrap().iter().filter(|finding| finding["check"] == "chat-template");
+    let line = |finding: &Value| {
+        format!("{}: {}", finding["severity"].as_str().unwrap(), finding["message"].as_str().unwrap())
+    };
+    (Some(code), own.map(line).collect())
+}
+
+const KEY: &str = "tokenizer.chat_template";
+const PLAIN: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+
+#[test]
+fn templates_are_rendered_without_prompts_and_what_nothing_knows_is_found_in_any_branch() {
+    for (source, expected) in [
+        ("{{ messages[0].content | shout }}", "error: line 1: no filter is named `shout`"),
+        ("{% if false %}{{ x | shout }}{% endif %}", "error: line 1: no filter is named `shout`"),
+        (
+            "{% if tools %}\n{{ tools.loud() }}{% endif %}{{ messages[0].content }}",
+            "error: line 2: no method is named `loud`",
+        ),
+        ("{{ messages[0].content.loud() }}", "error: line 1: no method is named `loud`"),
+        (
+            "{% if x is odder %}{% endif %}{{ messages[0].content }}",
+            "error: line 1: no test is named `odder`",
+        ),
+        ("{{ today() }}", "error: line 1: no function is named `today`"),
+        ("{{ raise_exception('never') }}", "error: no chat is rendered, not a single question"),
+        ("{{ messages[0].content.x.y.z }}", "error: chat template: line 1: "),
+        (
+            "{% if messages | length > 1 %}{{ messages[0].content.x.y.z }}{% endif %}",
+            "warning: chat template: line 1: ",
+        ),
+        (
+            "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+            "error: chat template: line 1: ",
+        ),
+    ] {
+        let (code, lines) = found(&[(KEY, source)]);
+        assert!(lines.len() == 1 && lines[0].starts_with(expected), "{source}: {lines:?}");
+        assert_eq!(code, Some(if expected.starts_with("error") { 3 } else { 4 }), "{source}");
+    }
+}
+
+#[test]
+fn healthy_templates_and_refusals_are_no_findings() {
+    let no_system =
+        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}";
+    let needs_system =
+        "{% if messages[0].role != 'system' %}{{ raise_exception('begin with system') }}{% endif %}";
+    let no_tools = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}";
+    for source in [PLAIN, no_system, needs_system, no_tools] {
+        assert_eq!(found(&[(KEY, source)]).1, [""; 0], "{source}");
+    }
+    for entry in fs_err::read_dir(fixture("chat/templates")).unwrap() {
+        let source = fs_err::read_to_string(entry.unwrap().path()).unwrap();
+        assert_eq!(found(&[(KEY, &source)]).1, [""; 0], "{source}");
+    }
+}
+
+#[test]
+fn templates_with_a_name_are_rendered_too() {
+    let named = "tokenizer.chat_template.tool_use";
+    assert_eq!(found(&[(KEY, PLAIN), (named, PLAIN)]).1, [""; 0]);
+    let (_, lines) = found(&[(KEY, PLAIN), (named, "{{ tools.a.b.c }}")]);
+    assert!(
+        lines.len() == 1 && lines[0].starts_with("error: template `tool_use`: chat template: line 1"),
+        "{lines:?}"
+    );
+    let (_, lines) = found(&[(KEY, PLAIN), (named, "{% if %}")]);
+    assert!(lines.len() == 1 && lines[0].starts_with("error: template `tool_use`: "), "{lines:?}");
+}
+
+conformance_tests!(templates_of_released_models_are_found_healthy);
+fn templates_of_released_models_are_found_healthy(corpus: &Goldens) {
+    let expected = read("chat/expected.json");
+    let mut n_cases = 0;
+    for name in expected["corpus"].as_object().unwrap().keys() {
+        let Some(path) = corpus.find(format!("vocab/{name}/hf/tokenizer_config.json")) else { continue };
+        let config: Value = serde_json::from_str(&fs_err::read_to_string(path).unwrap()).unwrap();
+        assert_eq!(found(&[(KEY, config["chat_template"].as_str().unwrap())]).1, [""; 0], "{name}");
+        n_cases += 1;
+    }
+    report_cases("verify: healthy chat templates", n_cases);
+}

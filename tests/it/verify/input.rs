@@ -193,8 +193,8 @@ fn chats_are_written_out_by_the_file() {
     base.metadata.set("tokenizer.chat_template", "{% if %}");
     base.write(dir.path(), "base.gguf");
     let (code, out, _) = text("{\"tokens\": [0, 342, 278]}");
-    assert_eq!(code, 4, "{out}");
-    assert!(has_finding(&report(&out), "warning", "chat-template", "line 1"), "{out}");
+    assert_eq!(code, 3, "{out}");
+    assert!(has_finding(&report(&out), "error", "chat-template", "line 1"), "{out}");
 }
 
 #[test]

@@ -188,7 +188,7 @@ fn a_file_of_16_bits_on_the_way_is_no_damage_and_hides_none() {
     let base = fine();
     let mut n_ties = 0;
     for through in [GgmlType::F16, GgmlType::Bf16] {
-        let between = floats(&base, through);
+        let between = decoded(&floats(&base, through));
         for ty in GgmlType::all().filter(|ty| can_quantize(*ty) && ty.is_quantized()) {
             for weighted in [false, true] {
                 let made = quantized(&between, ty, weighted);

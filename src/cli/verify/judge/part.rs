@@ -8,7 +8,6 @@ use crate::cli::guard::Guard;
 use crate::cli::render::plural;
 use crate::cli::verify::judge::{VerifyArgs, open_baseline};
 use crate::cli::verify::model::OpenedModel;
-use crate::cli::verify::prompt_files::PromptFiles;
 use crate::cli::{Exit, Session, UsageError};
 use crate::core::output::same_file;
 use crate::core::progress::Progress;
@@ -56,6 +55,7 @@ impl VerifyArgs {
             (figures.max_kld.is_some(), "--max-kld", LIMIT),
             (figures.max_kld_99.is_some(), "--max-kld-99", LIMIT),
             (figures.min_top1.is_some(), "--min-top1", LIMIT),
+            (figures.min_quality.is_some(), "--min-quality", LIMIT),
         ];
         let others = [
             ("--min-cosine", self.min_cosine),
@@ -95,7 +95,7 @@ impl VerifyArgs {
         let inputs = self.inputs(baseline.as_ref());
         inputs.iter().try_for_each(|(role, path)| guard.read(role, path))?;
         let origin = self.origin()?;
-        let prompts = PromptFiles::read(&self.prompts, self.plain_text)?;
+        let prompts = self.text(false, false)?;
         let opened = OpenedModel::open_with(path, common, self.mlock)?;
         guard.read_all("a model", opened.inputs())?;
         let alike = self.converted_like(&opened, baseline.as_ref(), session);

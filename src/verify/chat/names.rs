@@ -1,0 +1,256 @@
+//! Names in a template that nothing knows: filters, tests, functions and methods, also in branches that no chat reaches.
+//!
+//! Python's Jinja refuses a template with an unknown filter or test before it runs it, the interpreter here when it gets
+//! there; functions and methods both find out late. So the tags are read word by word.
+
+use std::collections::BTreeSet;
+
+/// What a word in a tag is used as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    Filter,
+    Test,
+    Function,
+    Method,
+}
+
+impl Use {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Filter => "filter",
+            Self::Test => "test",
+            Self::Function => "function",
+            Self::Method => "method",
+        }
+    }
+}
+
+/// A name that nothing knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Unknown {
+    pub(super) used_as: Use,
+    pub(super) name: String,
+    /// From 1.
+    pub(super) line: usize,
+}
+
+/// Filters of Jinja, and those that the interpreter here has besides.
+const FILTERS: &str = "abs attr batch capitalize center chain count d default dictsort e escape filesizeformat first float \
+    forceescape format groupby indent int items join keys last length lines list lower lstrip map max min pluralize pprint \
+    random reject rejectattr replace reverse round rstrip safe select selectattr slice sort split string striptags sum \
+    title tojson trim truncate unique upper urlencode urlize values wordcount wordwrap xmlattr zip bool";
+const TESTS: &str = "boolean callable containing defined divisibleby endingwith eq equalto escaped even false filter float ge \
+    greaterthan gt in integer iterable le lessthan lower lt mapping ne none None number odd safe sameas sequence startingwith \
+    string test true undefined upper True False";
+const FUNCTIONS: &str =
+    "caller cycler debug dict joiner lipsum loop namespace raise_exception range strftime_now super";
+/// Methods of Python's text, lists, dictionaries, sets, numbers and dates, and of Jinja's own objects.
+const METHODS: &str = "add append as_integer_ratio bit_count bit_length capitalize casefold center changed clear conjugate copy \
+    count cycle decode difference discard encode endswith expandtabs extend find format format_map fromkeys get hex index \
+    insert intersection isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric isoformat isprintable isspace \
+    istitle isupper is_integer items join keys ljust lower lstrip maketrans next partition pop popitem remove removeprefix \
+    removesuffix replace reset reverse rfind rindex rjust rpartition rsplit rstrip setdefault sort split splitlines startswith \
+    strftime strip swapcase title to_bytes translate union update upper values zfill";
+/// Words behind which a parenthesis groups.
+const KEYWORDS: &str = "and as block break call continue do elif else extends filter for from if ignore import in include is \
+    macro not or recursive set unless with without autoescape print";
+
+/// A word or a sign of a tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Token<'a> {
+    Word(&'a str),
+    Sign(char),
+    /// The beginning of a tag.
+    Tag,
+}
+
+/// The names that nothing knows, in the order of the template; each once for each use.
+pub(super) fn unknown(source: &str) -> Vec<Unknown> {
+    let tokens = tokens(source);
+    let own = defined(&tokens);
+    let mut found: Vec<Unknown> = Vec::new();
+    for (at, &(token, line)) in tokens.iter().enumerate() {
+        let Token::Word(word) = token else { continue };
+        let before = |n: usize| at.checked_sub(n).and_then(|at| tokens.get(at)).map(|(token, _)| *token);
+        let is_called = tokens.get(at + 1).is_some_and(|(token, _)| *token == Token::Sign('('));
+        let is = |n: usize, text: &str| before(n) == Some(Token::Word(text));
+        let (used_as, known) = match before(1) {
+            Some(Token::Sign('|')) => (Use::Filter, FILTERS),
+            _ if is(1, "filter") && before(2) == Some(Token::Tag) => (Use::Filter, FILTERS),
+            _ if word != "not" && (is(1, "is") || (is(1, "not") && is(2, "is"))) => (Use::Test, TESTS),
+            Some(Token::Sign('.')) if is_called => (Use::Method, METHODS),
+            Some(Token::Sign('.')) => continue,
+            _ if is_called && !is_in(word, KEYWORDS) => (Use::Function, FUNCTIONS),
+            _ => continue,
+        };
+        let is_own = matches!(used_as, Use::Function | Use::Method) && own.contains(word);
+        let is_told = found.iter().any(|other| other.used_as == used_as && other.name == word);
+        if !(is_own || is_told || is_in(word, known)) {
+            found.push(Unknown { used_as, name: word.to_owned(), line });
+        }
+    }
+    found
+}
+
+fn is_in(word: &str, list: &str) -> bool {
+    list.split_ascii_whitespace().any(|known| known == word)
+}
+
+/// Names that the template gives a value: macros, variables, attributes, targets of loops and imports.
+fn defined<'a>(tokens: &[(Token<'a>, usize)]) -> BTreeSet<&'a str> {
+    let mut own = BTreeSet::new();
+    // Between the words that begin a definition and the sign that ends its names.
+    let mut is_target = false;
+    for (at, &(token, _)) in tokens.iter().enumerate() {
+        match token {
+            Token::Word("macro" | "set" | "for" | "import" | "as" | "with" | "call" | "block") => {
+                is_target = true
+            }
+            Token::Word("in") | Token::Tag => is_target = false,
+            Token::Sign('(') if at >= 2 && tokens[at - 2].0 == Token::Word("macro") => {}
+            Token::Sign('=') => is_target = false,
+            Token::Word(word) if is_target => {
+                own.insert(word);
+            }
+            _ => {}
+        }
+    }
+    own
+}
+
+/// The words and signs of all tags, with their lines. Text, comments, strings and raw blocks have none.
+fn tokens(source: &str) -> Vec<(Token<'_>, usize)> {
+    let bytes = source.as_bytes();
+    let (mut found, mut at, mut line) = (Vec::new(), 0, 1);
+    while let Some(start) = find(source, at, "{") {
+        line += lines(bytes, at, start);
+        at = start + 1;
+        match bytes.get(at) {
+            Some(b'#') => {
+                let end = find(source, at, "#}").unwrap_or(source.len());
+                line += lines(bytes, at, end);
+                at = end;
+            }
+            Some(&open @ (b'{' | b'%')) => {
+                let first = found.len();
+                found.push((Token::Tag, line));
+                let end = tag(source, at + 1, if open == b'{' { b'}' } else { b'%' }, &mut line, &mut found);
+                at = end;
+                let is_raw = open == b'%'
+                    && found.get(first + 1).is_some_and(|(token, _)| *token == Token::Word("raw"));
+                if is_raw {
+                    let end = find(source, at, "endraw").unwrap_or(source.len());
+                    line += lines(bytes, at, end);
+                    at = end;
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+fn find(source: &str, from: usize, what: &str) -> Option<usize> {
+    source.get(from..)?.find(what).map(|at| from + at)
+}
+
+fn lines(bytes: &[u8], from: usize, to: usize) -> usize {
+    bytes.get(from..to).unwrap_or_default().iter().filter(|&&byte| byte == b'\n').count()
+}
+
+/// Reads one tag from behind its mark; returns where it ends.
+fn tag<'a>(
+    source: &'a str,
+    from: usize,
+    close: u8,
+    line: &mut usize,
+    found: &mut Vec<(Token<'a>, usize)>,
+) -> usize {
+    let bytes = source.as_bytes();
+    let (mut at, mut depth) = (from, 0usize);
+    while let Some(&byte) = bytes.get(at) {
+        let next = bytes.get(at + 1);
+        match byte {
+            b'\'' | b'"' => {
+                let end = string_end(bytes, at);
+                *line += lines(bytes, at, end);
+                at = end;
+                continue;
+            }
+            _ if byte == close && next == Some(&b'}') && depth == 0 => return at + 2,
+            b'{' => depth += 1,
+            b'}' => depth = depth.saturating_sub(1),
+            b'\n' => *line += 1,
+            _ if byte.is_ascii_alphabetic() || byte == b'_' => {
+                let rest = bytes.get(at..).unwrap_or_default();
+                let n = rest.iter().take_while(|byte| byte.is_ascii_alphanumeric() || **byte == b'_').count();
+                found.push((Token::Word(source.get(at..at + n).unwrap_or_default()), *line));
+                at += n;
+                continue;
+            }
+            // `==` and its like set nothing.
+            b'=' | b'!' | b'<' | b'>' if next == Some(&b'=') => at += 1,
+            _ if byte.is_ascii_punctuation() => found.push((Token::Sign(char::from(byte)), *line)),
+            _ => {}
+        }
+        at += 1;
+    }
+    bytes.len()
+}
+
+/// Where a string ends that begins at `from`: behind its quote.
+fn string_end(bytes: &[u8], from: usize) -> usize {
+    let quote = bytes.get(from);
+    let mut at = from + 1;
+    while let Some(byte) = bytes.get(at) {
+        match byte {
+            b'\\' => at += 2,
+            byte if Some(byte) == quote => return at + 1,
+            _ => at += 1,
+        }
+    }
+    bytes.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(source: &str) -> Vec<String> {
+        let show = |found: Unknown| format!("{} {} {}", found.used_as.name(), found.name, found.line);
+        unknown(source).into_iter().map(show).collect()
+    }
+
+    #[test]
+    fn names_that_nothing_knows_are_found_in_any_branch() {
+        assert_eq!(found("a\n{% if x %}\n{{ y | shout }}{% endif %}"), ["filter shout 3"]);
+        assert_eq!(found("{% if x is not odder %}{% endif %}"), ["test odder 1"]);
+        assert_eq!(found("{% if x is loud and (y) %}{% endif %}"), ["test loud 1"]);
+        assert_eq!(found("{{ '%}' }}{{ m.content.shout() }}"), ["method shout 1"]);
+        assert_eq!(found("{{ now() }}{{ now() }}"), ["function now 1"]);
+        assert_eq!(found("{% filter loud %}x{% endfilter %}"), ["filter loud 1"]);
+    }
+
+    #[test]
+    fn what_is_known_or_defined_is_not_found() {
+        for source in [
+            "{{ m.content | trim | upper }}{{ m.content.strip().split('x')[0] }}{{ ns.a }}",
+            "{% macro f(a) %}{{ a }}{% endmacro %}{{ f(1) }}{% set g = f %}{{ g(2) }}",
+            "{# x | shout #}{% raw %}{{ x | shout }}{% endraw %}text | shout",
+            "{{ 'a | shout' }}{{ \"x() \\\" y()\" }}{{ {'a': {'b': 1}} | tojson }}{{ x | length }}",
+            "{% if (x) and (y) or not (z) %}{% elif (x) %}{% endif %}{% for (a, b) in c.items() %}{% endfor %}",
+            "{%- if x is defined and x is not none and x is string -%}{%- endif -%}{{ x == f | length }}",
+            "{% set ns = namespace(f=1) %}{% set ns.h = f %}{{ ns.h() }}{{ raise_exception('x') }}{{ strftime_now('%Y') }}",
+            "{% set x = y is mapping %}{% if loop.index0 is divisibleby(2) %}{% endif %}{{ loop(x) }}",
+        ] {
+            assert_eq!(found(source), [""; 0], "{source}");
+        }
+    }
+
+    #[test]
+    fn broken_tags_end_somewhere() {
+        for source in ["{{", "{% 'x", "{#", "{{ \"\\", "{", "{%raw", "{% raw %}{{ x", "{{ a |"] {
+            assert_eq!(found(source), [""; 0], "{source}");
+        }
+    }
+}
