@@ -7,6 +7,7 @@ mod completions;
 pub mod convert;
 mod failure;
 pub(crate) mod guard;
+mod help;
 pub mod inspect;
 mod isolated;
 mod limits;
@@ -27,6 +28,7 @@ mod templates;
 mod threads;
 pub mod verify;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
@@ -105,7 +107,7 @@ pub struct UsageError(pub String);
 #[command(next_help_heading = "Common options")]
 pub struct Common {
     /// Number of threads [default: all cores]
-    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(short, long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
     /// Memory budget, with K, M or G (powers of 1024) [default: 128M; verify: half of what is free]
     #[arg(long, global = true, value_name = "SIZE", value_parser = size)]
@@ -189,6 +191,12 @@ pub trait Tool: clap::Parser {
     /// The common options.
     fn common(&self) -> &Common;
 
+    /// The arguments, the program's name first, as the parser takes them: what they leave out is added.
+    #[must_use]
+    fn arguments(arguments: Vec<OsString>) -> Vec<OsString> {
+        arguments
+    }
+
     /// Does the work.
     ///
     /// # Errors
@@ -262,7 +270,7 @@ pub fn run<T: Tool>() -> ExitCode {
         return exit.into();
     }
     isolated::install();
-    let tool = match T::try_parse() {
+    let tool = match parse::<T>() {
         Ok(tool) => tool,
         Err(error) => return failure::refuse(&error).into(),
     };
@@ -285,6 +293,13 @@ pub fn run<T: Tool>() -> ExitCode {
         Err(_) => Some(Failure::defect()),
     };
     failure.map_or(Exit::Done, |failure| failure.tell(session.common.json)).into()
+}
+
+/// The program from its arguments.
+fn parse<T: Tool>() -> Result<T, clap::Error> {
+    let mut command = help::with_pages(T::command());
+    let matches = command.try_get_matches_from_mut(T::arguments(std::env::args_os().collect()))?;
+    T::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
 fn set_up(session: &Session) {

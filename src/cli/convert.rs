@@ -11,6 +11,9 @@ mod merge_lora;
 mod msmodelslim2gguf;
 pub(in crate::cli) mod to_gguf;
 
+use std::ffi::OsString;
+use std::path::Path;
+
 use clap::{Parser, Subcommand};
 
 use crate::cli::completions::Completions;
@@ -76,9 +79,45 @@ enum Command {
     Completions(Completions),
 }
 
+/// The command for an input that is given without one; none for what is no input at all.
+fn meant(input: &Path) -> Option<&'static str> {
+    let has = |name: &str| input.join(name).is_file();
+    let is_suffix = |suffix: &str| input.extension().is_some_and(|own| own.eq_ignore_ascii_case(suffix));
+    let is_address = || input.to_str().is_some_and(|text| text.contains('/') && !text.ends_with(".gguf"));
+    if input.is_dir() {
+        let is_quantized = fs_err::read_dir(input)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .any(|entry| entry.file_name().to_string_lossy().starts_with("quant_model_description"));
+        return Some(match () {
+            () if is_quantized => "msmodelslim2gguf",
+            () if has("adapter_config.json") && !has("config.json") => "lora2gguf",
+            () => "hf2gguf",
+        });
+    }
+    match () {
+        () if is_suffix("flm") => Some("flm2gguf"),
+        () if is_suffix("gguf") && input.is_file() => Some("gguf2hf"),
+        () => is_address().then_some("hf2gguf"),
+    }
+}
+
 impl Tool for Convert {
     fn common(&self) -> &Common {
         &self.common
+    }
+
+    /// `gguf-convert DIR` alone means the command that fits what DIR is.
+    fn arguments(mut arguments: Vec<OsString>) -> Vec<OsString> {
+        let Some(first) = arguments.get(1) else { return arguments };
+        let is_command = |name: &str| command().get_subcommands().any(|sub| sub.get_name() == name);
+        let is_known =
+            first.to_str().is_some_and(|text| text.starts_with('-') || text == "help" || is_command(text));
+        if !is_known && let Some(name) = meant(Path::new(first)) {
+            arguments.insert(1, name.into());
+        }
+        arguments
     }
 
     fn run(&self, session: &Session) -> anyhow::Result<Exit> {

@@ -17,6 +17,8 @@ mod statistics;
 mod tasks;
 mod trace;
 
+use std::ffi::OsString;
+
 use clap::{Args, Parser, Subcommand};
 
 use crate::cli::completions::Completions;
@@ -67,7 +69,7 @@ const DEFAULT_CTX: usize = 512;
 #[derive(Clone, Copy, Debug, Args)]
 struct CutArgs {
     /// Tokens of a chunk [default: 512]
-    #[arg(long, value_name = "N")]
+    #[arg(short, long, alias = "ctx-size", value_name = "N")]
     ctx: Option<usize>,
     /// Chunks at most
     #[arg(long, value_name = "N")]
@@ -88,9 +90,41 @@ pub(crate) fn command() -> clap::Command {
     <Cli as clap::CommandFactory>::command()
 }
 
+/// The arguments with every `-m FILE` as a model, in front of the options.
+fn models_first(arguments: Vec<OsString>) -> Vec<OsString> {
+    let (mut models, mut rest) = (Vec::new(), Vec::new());
+    let mut given = arguments.into_iter();
+    while let Some(argument) = given.next() {
+        let text = argument.to_str().unwrap_or_default();
+        if text == "--" {
+            rest.push(argument);
+            rest.extend(given);
+            break;
+        } else if text == "-m" || text == "--model" {
+            match given.next() {
+                Some(model) => models.push(model),
+                None => rest.push(argument),
+            }
+        } else if let Some(model) = text.strip_prefix("--model=") {
+            models.push(model.into());
+        } else {
+            rest.push(argument);
+        }
+    }
+    let is_command = rest.get(1).is_some_and(|word| ["imatrix", "logits"].iter().any(|name| word == name));
+    let at = if is_command { 2 } else { 1 }.min(rest.len());
+    rest.splice(at..at, models);
+    rest
+}
+
 impl Tool for Cli {
     fn common(&self) -> &Common {
         &self.common
+    }
+
+    /// llama.cpp's tools name the model by an option, `-m`; here it comes first.
+    fn arguments(arguments: Vec<OsString>) -> Vec<OsString> {
+        models_first(arguments)
     }
 
     fn run(&self, session: &Session) -> anyhow::Result<Exit> {
@@ -132,5 +166,25 @@ impl CutArgs {
             span,
             rows,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_by_option_come_first() {
+        let first = |line: &str| {
+            let words = line.split(' ').map(OsString::from).collect();
+            let moved: Vec<String> =
+                models_first(words).into_iter().map(|word| word.to_string_lossy().into_owned()).collect();
+            moved.join(" ")
+        };
+        assert_eq!(first("verify -f a.txt -m b.gguf -c 512"), "verify b.gguf -f a.txt -c 512");
+        assert_eq!(first("verify imatrix -f a.txt --model b.gguf"), "verify imatrix b.gguf -f a.txt");
+        assert_eq!(first("verify --model=b.gguf c.gguf"), "verify b.gguf c.gguf");
+        assert_eq!(first("verify x -- -m y"), "verify x -- -m y");
+        assert_eq!(first("verify -m"), "verify -m");
     }
 }

@@ -95,7 +95,7 @@ pub(super) struct VerifyArgs {
     #[arg(required = true, value_name = "MODEL")]
     models: Vec<PathBuf>,
     /// Text (one document), or JSON: an array, or a prompt a line (a text, or text, tokens, prompt + completion, messages); several files share the chunks
-    #[arg(long, value_name = "FILE", num_args = 1..)]
+    #[arg(short = 'f', long, alias = "file", value_name = "FILE", num_args = 1..)]
     prompts: Vec<PathBuf>,
     /// Read each prompt file as one text, whatever it looks like
     #[arg(long, requires = "prompts")]

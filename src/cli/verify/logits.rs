@@ -19,7 +19,7 @@ pub(super) struct LogitsArgs {
     /// GGUF file
     model: PathBuf,
     /// Prompts
-    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    #[arg(short = 'f', long, alias = "file", value_name = "FILE", num_args = 1.., required = true)]
     prompts: Vec<PathBuf>,
     /// Read each prompt file as one text, whatever it looks like
     #[arg(long)]

@@ -27,7 +27,7 @@ pub(super) struct CollectArgs {
     #[arg(required = true)]
     model: Option<PathBuf>,
     /// Text to collect from; several files share the chunks
-    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    #[arg(short = 'f', long, alias = "file", value_name = "FILE", num_args = 1.., required = true)]
     prompts: Vec<PathBuf>,
     /// Read each prompt file as one text, whatever it looks like
     #[arg(long)]
