@@ -5,6 +5,7 @@
 
 mod completions;
 pub mod convert;
+pub(crate) mod default_name;
 mod failure;
 pub(crate) mod guard;
 pub mod inspect;

@@ -11,6 +11,7 @@ use std::time::Instant;
 use clap::Args;
 use regex::Regex;
 
+use crate::cli::default_name::Unnamed;
 use crate::cli::guard::Guard;
 use crate::cli::quantize::calibrate::{self, CalibrateArgs};
 use crate::cli::quantize::options::QuantizeArgs;
@@ -311,6 +312,11 @@ impl ToGguf {
         job_target(path, &conversion.default_file_name(encoding), encoding)
     }
 
+    /// Whether the user named the file, not its directory alone.
+    fn names_its_output(&self) -> bool {
+        self.share.into.is_some() || self.output.as_deref().is_some_and(|path| !path.is_dir())
+    }
+
     fn write_options(&self, session: &Session, conversion: &Conversion) -> WriteOptions {
         WriteOptions {
             layout: LayoutOptions {
@@ -377,6 +383,20 @@ impl Run<'_> {
         Ok(guard)
     }
 
+    /// Holds one file of the output against what is read, and against what is there under its default name.
+    fn guard_output(
+        &self,
+        guard: &mut Guard<'_>,
+        path: &Path,
+        conversion: &Conversion,
+    ) -> anyhow::Result<()> {
+        guard.write("the output", path, OutputKind::Model)?;
+        if self.args.names_its_output() {
+            return Ok(());
+        }
+        guard.unnamed(path, Unnamed { metadata: conversion.metadata(), source: conversion })
+    }
+
     /// As the converter itself writes it.
     fn convert(&self, conversion: &Conversion, encoding: String, stored: Stored<'_>) -> anyhow::Result<()> {
         let Self { args, session, .. } = self;
@@ -393,7 +413,7 @@ impl Run<'_> {
         let mut guard = self.guard(conversion)?;
         for file in job.files()? {
             let path = if args.share.into.is_some() { &job.target } else { &file.path };
-            guard.write("the output", path, OutputKind::Model)?;
+            self.guard_output(&mut guard, path, conversion)?;
         }
         if args.dry_run {
             return job
@@ -437,9 +457,9 @@ impl Run<'_> {
         let write = args.write_options(session, conversion);
         let mut guard = self.guard(conversion)?;
         if let Some(path) = args.share.file(&target) {
-            guard.write("the output", &path, OutputKind::Model)?;
+            self.guard_output(&mut guard, &path, conversion)?;
         } else if write.split.is_none() {
-            guard.write("the output", &target, OutputKind::Model)?;
+            self.guard_output(&mut guard, &target, conversion)?;
         }
         let mut options = args.quantize.to_options(file_type, session.common.simd)?;
         let imatrix = args.quantize.open_imatrix(session)?;
