@@ -246,6 +246,7 @@ impl Quantize {
         let allocation = if self.calibrate.is_given() {
             None
         } else {
+            self.target.announce(session, self.dry_run);
             self.target.allocate(session, &input, &options, imatrix.as_ref())?
         };
         if let Some(allocation) = &allocation {
@@ -319,6 +320,17 @@ impl Tool for Quantize {
         &self.common
     }
 
+    fn after_interrupt(&self) -> Option<String> {
+        match &self.command {
+            Some(_) => None,
+            None if self.dry_run => None,
+            None if self.calibrate.is_given() => self.calibrate.after_interrupt(),
+            // Several files cannot be gone on with.
+            None if self.keep_split => Some("nothing was kept".to_owned()),
+            None => Some(self.share.after_interrupt()),
+        }
+    }
+
     fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         match &self.command {
             Some(Command::Stats(args)) => return args.run(session),
@@ -359,6 +371,23 @@ mod tests {
         let found = job(&["--pure", "--type", "copy", "in.gguf"]).unwrap();
         assert_eq!(found.output, Path::new("in-COPY.gguf"));
         assert_eq!(job(&["in.gguf", "f16", "0"]).unwrap().threads, None);
+    }
+
+    #[test]
+    fn a_run_that_was_stopped_says_how_to_go_on() {
+        let rest = |args: &[&str]| {
+            Quantize::try_parse_from([&["gguf-quantize", "a.gguf", "q4_0"], args].concat())
+                .unwrap()
+                .after_interrupt()
+                .unwrap_or_default()
+        };
+        assert!(rest(&[]).starts_with("nothing was kept: with `--resume`"));
+        assert!(rest(&["--resume"]).starts_with("what was written is kept"));
+        assert!(rest(&["--calibrate", "t.txt"]).starts_with("nothing was kept: with `--work-dir DIR`"));
+        assert_eq!(rest(&["--keep-split"]), "nothing was kept");
+        // The folder has been named already.
+        assert_eq!(rest(&["--calibrate", "t.txt", "--work-dir", "w"]), "");
+        assert_eq!(rest(&["--dry-run"]), "");
     }
 
     #[test]

@@ -272,6 +272,19 @@ impl ToGguf {
         Ok(())
     }
 
+    /// What is kept of a run that was stopped.
+    pub(super) fn after_interrupt(&self) -> Option<String> {
+        if self.dry_run {
+            return None;
+        }
+        if self.calibrate.is_given() {
+            return self.calibrate.after_interrupt();
+        }
+        // Several files cannot be gone on with.
+        let is_set = self.is_split() && self.share.part.is_none();
+        Some(if is_set { "nothing was kept".to_owned() } else { self.share.after_interrupt() })
+    }
+
     /// Whether the model is to be run.
     pub(super) fn is_calibrated(&self) -> bool {
         self.calibrate.is_given()
@@ -475,6 +488,7 @@ impl Run<'_> {
         if args.calibrate.is_given() {
             return self.calibrate(conversion, (&input, &options), (&target, &write));
         }
+        args.size.announce(session, args.dry_run);
         let allocation = args.size.allocate(session, &input, &options, imatrix.as_ref())?;
         if let Some(allocation) = &allocation {
             options = allocation.options.clone();
